@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// What this machine has, which backends there are, and which one a problem would get, with every row's reason.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "mla/kv_layout.h"
+#include "mla/status.h"
+#include "mla/types.h"
+
+namespace mla {
+
+/// The part of an operation's parameters that decides which backend can run it.
+struct Problem {
+  Op op = Op::kDecode;
+  Device device = {};
+  DType q_dtype = DType::kBF16;            ///< queries (attention), rows (append, gather), states (merge_states)
+  CacheFormat cache = CacheFormat::kBF16;  ///< decode, append, gather
+  int64_t num_heads = 128;
+  int64_t d_qk = 576;
+  int64_t d_v = 512;
+
+  friend bool operator==(const Problem&, const Problem&) = default;
+};
+
+/// One row of an operation's table, judged for one problem.
+struct BackendVerdict {
+  std::string name = {};  ///< "cpu_avx512_bf16", "reference", ...
+  bool usable = false;
+  std::string reason = {};  ///< why it is (not) usable
+};
+
+/// The whole table of `problem.op`, best first, and the row that would run.
+struct Explanation {
+  std::string selected = {};  ///< empty if no row can run the problem, or the forced one cannot
+  std::string error = {};     ///< why `selected` is empty
+  std::vector<BackendVerdict> rows = {};
+};
+
+/// Judges every row. `force` names a row ("cpu_avx2") or a family ("cpu"); empty or "auto" means the environment
+/// variable MLA_BACKEND, and if that is unset, the first usable row.
+Explanation explain(const Problem& problem, std::string_view force = {});
+
+/// One instruction-set level the CPU backend has code for.
+struct IsaLevel {
+  std::string name = {};    ///< "avx512_bf16", "avx512", "avx2", "portable"
+  bool cpu_has = false;     ///< the processor reports every instruction set of the level
+  bool os_allows = false;   ///< the operating system saves its registers
+  bool built = false;       ///< this build holds code for it
+  std::string detail = {};  ///< what is missing, or the instruction sets
+};
+
+struct MachineInfo {
+  std::string cpu = {};                ///< the processor's name
+  int32_t threads = 1;                 ///< threads this process may run on
+  std::vector<IsaLevel> isa = {};      ///< best first
+  std::vector<std::string> gpus = {};  ///< empty without a usable driver
+};
+
+/// What was detected, once per process.
+const MachineInfo& machine_info();
+
+/// "0.1.0"
+std::string_view version();
+
+/// Names of all rows of an operation's table, best first.
+std::vector<std::string> backend_names(Op op);
+
+}  // namespace mla

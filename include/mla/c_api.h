@@ -1,0 +1,266 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The library for C and for bindings: the C++ API of mla.h behind opaque handles and plain structs, as C11.
+ *
+ * - Every function that can fail returns an mla_code; on failure mla_last_error() tells what was wrong, and neither
+ *   outputs nor `out` parameters have been written.
+ * - Tensors are pointers to mla_tensor, whose layout is that of DLPack's DLTensor: cast and pass one. A null pointer
+ *   means "not given". Element types are DLPack's codes.
+ * - Parameter structs begin with their size; fill them with their _init function first. Fields that later versions add
+ *   are zero for older callers. What fields mean, and their shapes, is said in mla/params.h.
+ * - A context may be used by several threads; its calls wait for one another. A plan may not be run by two threads at
+ *   once. No function throws, prints or ends the process. */
+#ifndef MLA_C_API_H_
+#define MLA_C_API_H_
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum mla_code {
+  MLA_OK = 0,
+  MLA_INVALID_ARGUMENT = 1,    /* a field is wrong; the message names it */
+  MLA_UNSUPPORTED = 2,         /* no backend (or not the forced one) can run the problem */
+  MLA_WORKSPACE_TOO_SMALL = 3, /* the message says how many bytes are needed */
+  MLA_INTERNAL = 4             /* out of memory or out of threads, or a bug in the library */
+} mla_code;
+
+typedef enum mla_op { MLA_DECODE = 0, MLA_PREFILL = 1, MLA_MERGE_STATES = 2, MLA_APPEND = 3, MLA_GATHER = 4 } mla_op;
+
+/* Values for the `format` of a cache. */
+typedef enum mla_cache_format {
+  MLA_CACHE_BF16 = 0,
+  MLA_CACHE_F16 = 1,
+  MLA_CACHE_FP8 = 2,
+  MLA_CACHE_FP8_DS_MLA = 3,
+  MLA_CACHE_FP8_DSV4 = 4
+} mla_cache_format;
+
+/* Values for `lse_base`. */
+typedef enum mla_lse_base { MLA_LSE_BASE_E = 0, MLA_LSE_BASE_2 = 1 } mla_lse_base;
+
+/* Element type codes that the library knows, with the bits they come in (DLPack's DLDataTypeCode). */
+typedef enum mla_dtype_code {
+  MLA_DTYPE_INT = 0,    /* 32, 64 */
+  MLA_DTYPE_UINT = 1,   /* 8 */
+  MLA_DTYPE_FLOAT = 2,  /* 16, 32 */
+  MLA_DTYPE_BFLOAT = 4, /* 16 */
+  MLA_DTYPE_E4M3FN = 10 /* 8 */
+} mla_dtype_code;
+
+/* Values for `device_type` (DLPack's DLDeviceType). */
+typedef enum mla_device_type { MLA_DEVICE_CPU = 1, MLA_DEVICE_CUDA = 2 } mla_device_type;
+
+typedef struct mla_device {
+  int32_t device_type;
+  int32_t device_id;
+} mla_device;
+
+typedef struct mla_dtype {
+  uint8_t code;
+  uint8_t bits;
+  uint16_t lanes; /* 1 */
+} mla_dtype;
+
+/* A strided tensor; byte for byte DLPack's DLTensor. */
+typedef struct mla_tensor {
+  void* data;
+  mla_device device;
+  int32_t ndim;
+  mla_dtype dtype;
+  int64_t* shape;
+  int64_t* strides;     /* in elements; null = row-major */
+  uint64_t byte_offset; /* of the first element from `data` */
+} mla_tensor;
+
+typedef struct mla_context mla_context;
+typedef struct mla_plan mla_plan;
+
+typedef struct mla_context_options {
+  size_t struct_size;
+  int32_t num_threads;     /* the calling thread among them; 0 = as many as the process may use */
+  int32_t num_affinity;    /* 0 = not pinned, else num_threads */
+  const int32_t* affinity; /* processor of each worker; entry 0 is ignored */
+  const char* backend;     /* a row or family to force; null = the environment's MLA_BACKEND, else the best */
+} mla_context_options;
+
+/* Either `kv`, or `ckv` and `kpe`. */
+typedef struct mla_kv_cache {
+  int32_t format;        /* mla_cache_format */
+  int32_t reserved;      /* 0 */
+  const mla_tensor* kv;  /* [num_pages, page_size, kv_lora_rank + qk_rope_head_dim] */
+  const mla_tensor* ckv; /* [num_pages, page_size, kv_lora_rank] */
+  const mla_tensor* kpe; /* [num_pages, page_size, qk_rope_head_dim] */
+} mla_kv_cache;
+
+/* Either `block_table`, or `kv_indptr` and `kv_indices`. */
+typedef struct mla_page_table {
+  const mla_tensor* kv_indptr;   /* [B+1] int32 */
+  const mla_tensor* kv_indices;  /* [kv_indptr[B]] or more, int32 */
+  const mla_tensor* block_table; /* [B, max_pages] int32 */
+  const mla_tensor* kv_len;      /* [B] int32 */
+} mla_page_table;
+
+typedef struct mla_decode_params {
+  size_t struct_size;
+  const mla_tensor* q;      /* [T, H, d_qk]; or */
+  const mla_tensor* q_nope; /* [T, H, kv_lora_rank] and */
+  const mla_tensor* q_pe;   /* [T, H, qk_rope_head_dim] */
+  mla_kv_cache cache;
+  mla_page_table pages;
+  const mla_tensor* qo_indptr; /* [B+1] int32; null = T / B queries each */
+  int32_t causal;
+  float sm_scale;
+  int32_t lse_base; /* mla_lse_base */
+  int32_t batch_invariant;
+  const mla_tensor* o;   /* out [T, H, kv_lora_rank] */
+  const mla_tensor* lse; /* out [T, H] f32, optional */
+} mla_decode_params;
+
+typedef struct mla_prefill_params {
+  size_t struct_size;
+  const mla_tensor* q;         /* [T, H, d_qk] */
+  const mla_tensor* k;         /* [S, H, d_qk] */
+  const mla_tensor* v;         /* [S, H, d_v] */
+  const mla_tensor* qo_indptr; /* [B+1] int32 */
+  const mla_tensor* kv_indptr; /* [B+1] int32 */
+  int32_t causal;
+  float sm_scale;
+  int32_t lse_base; /* mla_lse_base */
+  int32_t batch_invariant;
+  const mla_tensor* o;   /* out [T, H, d_v] */
+  const mla_tensor* lse; /* out [T, H] f32, optional */
+} mla_prefill_params;
+
+typedef struct mla_merge_states_params {
+  size_t struct_size;
+  const mla_tensor* partial_o;   /* [N, T, H, d_v] */
+  const mla_tensor* partial_lse; /* [N, T, H] f32 */
+  int32_t lse_base;              /* mla_lse_base */
+  int32_t in_place;
+  const mla_tensor* o;   /* out [T, H, d_v] */
+  const mla_tensor* lse; /* out [T, H] f32, optional unless in_place */
+} mla_merge_states_params;
+
+typedef struct mla_append_params {
+  size_t struct_size;
+  const mla_tensor* kv;           /* [T, kv_lora_rank + qk_rope_head_dim]; or */
+  const mla_tensor* ckv;          /* [T, kv_lora_rank] and */
+  const mla_tensor* kpe;          /* [T, qk_rope_head_dim] */
+  const mla_tensor* slot_mapping; /* [T] int64 */
+  mla_kv_cache cache;             /* out */
+} mla_append_params;
+
+typedef struct mla_gather_params {
+  size_t struct_size;
+  mla_kv_cache cache;
+  mla_page_table pages;
+  const mla_tensor* token_start; /* [B] int32; null = 0 everywhere */
+  const mla_tensor* out_indptr;  /* [B+1] int32 */
+  const mla_tensor* out_kv;      /* out [S, kv_lora_rank + qk_rope_head_dim]; or */
+  const mla_tensor* out_ckv;     /* out [S, kv_lora_rank] and */
+  const mla_tensor* out_kpe;     /* out [S, qk_rope_head_dim] */
+} mla_gather_params;
+
+/* What decides which backend can run an operation. */
+typedef struct mla_problem {
+  size_t struct_size;
+  int32_t op; /* mla_op */
+  mla_device device;
+  mla_dtype q_dtype;
+  int32_t cache_format; /* mla_cache_format */
+  int64_t num_heads;
+  int64_t d_qk;
+  int64_t d_v;
+} mla_problem;
+
+/* The defaults of each struct: everything zero or null, causal set, and for mla_problem the shapes of DeepSeek-V3. */
+#define MLA_DEFINE_INIT_(type)           \
+  static inline type type##_init(void) { \
+    type value;                          \
+    memset(&value, 0, sizeof value);     \
+    value.struct_size = sizeof value;    \
+    return value;                        \
+  }
+#define MLA_DEFINE_CAUSAL_INIT_(type)    \
+  static inline type type##_init(void) { \
+    type value;                          \
+    memset(&value, 0, sizeof value);     \
+    value.struct_size = sizeof value;    \
+    value.causal = 1;                    \
+    return value;                        \
+  }
+MLA_DEFINE_INIT_(mla_context_options)
+MLA_DEFINE_CAUSAL_INIT_(mla_decode_params)
+MLA_DEFINE_CAUSAL_INIT_(mla_prefill_params)
+MLA_DEFINE_INIT_(mla_merge_states_params)
+MLA_DEFINE_INIT_(mla_append_params)
+MLA_DEFINE_INIT_(mla_gather_params)
+#undef MLA_DEFINE_INIT_
+#undef MLA_DEFINE_CAUSAL_INIT_
+
+static inline mla_problem mla_problem_init(void) {
+  mla_problem value;
+  memset(&value, 0, sizeof value);
+  value.struct_size = sizeof value;
+  value.device.device_type = MLA_DEVICE_CPU;
+  value.q_dtype.code = MLA_DTYPE_BFLOAT;
+  value.q_dtype.bits = 16;
+  value.q_dtype.lanes = 1;
+  value.num_heads = 128;
+  value.d_qk = 576;
+  value.d_v = 512;
+  return value;
+}
+
+/* "0.1.0" */
+const char* mla_version(void);
+
+/* What was wrong with the last call on this thread that failed; "" if none did. Valid until the next failure. */
+const char* mla_last_error(void);
+
+/* Starts the workers. `options` may be null. The caller destroys the context, after its plans' last run. */
+int mla_context_create(const mla_context_options* options, mla_context** out);
+void mla_context_destroy(mla_context* context);
+/* Workers of a context; 0 for a null pointer. */
+int32_t mla_context_num_threads(const mla_context* context);
+
+/* Bytes of workspace that plan and run need. Data pointers may still be null, except those of lengths. */
+int mla_decode_workspace_size(const mla_context* context, const mla_decode_params* params, size_t* out);
+int mla_prefill_workspace_size(const mla_context* context, const mla_prefill_params* params, size_t* out);
+
+/* Plans a batch into the workspace, which must outlive the plan. The caller destroys the plan. */
+int mla_decode_plan(const mla_context* context, const mla_decode_params* params, void* workspace, size_t workspace_size,
+                    mla_plan** out);
+int mla_prefill_plan(const mla_context* context, const mla_prefill_params* params, void* workspace,
+                     size_t workspace_size, mla_plan** out);
+void mla_plan_destroy(mla_plan* plan);
+/* The backend that will run, and the plan in words; "" for a null pointer. Valid as long as the plan. */
+const char* mla_plan_backend(const mla_plan* plan);
+const char* mla_plan_describe(const mla_plan* plan);
+
+/* Runs a planned batch: shapes and lengths must be those of the plan, all else may have changed. */
+int mla_decode_run(const mla_context* context, const mla_plan* plan, const mla_decode_params* params);
+int mla_prefill_run(const mla_context* context, const mla_plan* plan, const mla_prefill_params* params);
+
+int mla_merge_states_run(const mla_context* context, const mla_merge_states_params* params);
+int mla_append_run(const mla_context* context, const mla_append_params* params);
+int mla_gather_run(const mla_context* context, const mla_gather_params* params);
+
+/* Number of backends of an operation, and the name of one, best first. Names live as long as the process. */
+int mla_backend_count(int32_t op, size_t* out);
+int mla_backend_name(int32_t op, size_t index, const char** out);
+
+/* Writes one line per backend, "<name>: yes|no, <reason>", and a last line "selected: <name>" or "selected: none,
+ * <reason>". `force` may be null. `*length` (may be null) receives the length of the whole text without its end; at
+ * most capacity - 1 characters of it and a terminating zero are written to `text` (may be null if capacity is 0). */
+int mla_explain(const mla_problem* problem, const char* force, char* text, size_t capacity, size_t* length);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* MLA_C_API_H_ */

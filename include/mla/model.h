@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention shapes of published models, by preset name or from a Hugging Face config.json.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "mla/status.h"
+
+namespace mla {
+
+struct ModelConfig {
+  std::string name;
+  int32_t num_attention_heads = 0;
+  int32_t num_hidden_layers = 0;
+  int32_t kv_lora_rank = 0;
+  int32_t qk_nope_head_dim = 0;
+  int32_t qk_rope_head_dim = 0;
+  int32_t v_head_dim = 0;
+  int32_t index_topk = 0;  ///< 0 = dense
+  double rope_theta = 10000.0;
+
+  int32_t d_qk() const { return kv_lora_rank + qk_rope_head_dim; }              ///< absorbed
+  int32_t prefill_d_qk() const { return qk_nope_head_dim + qk_rope_head_dim; }  ///< up-projected
+  float sm_scale() const;  ///< 1/sqrt(qk_nope_head_dim + qk_rope_head_dim)
+};
+
+/// All presets.
+std::span<const ModelConfig> model_presets();
+
+/// A preset by name ("deepseek-v3"), or the config.json at a path. The error names what is missing.
+Result<ModelConfig> load_model(std::string_view name_or_path);
+
+/// Reads the text of a config.json. `source` names it in errors.
+Result<ModelConfig> parse_model_config(std::string_view json, std::string_view source);
+
+}  // namespace mla

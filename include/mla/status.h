@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// The library's error type: a code and one sentence that names the field, what was expected and what was given.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <utility>
+
+namespace mla {
+
+enum class StatusCode : int {
+  kOk = 0,
+  kInvalidArgument = 1,    ///< a field is wrong; the message names it
+  kUnsupported = 2,        ///< no backend (or not the forced one) can run the problem; the message says why
+  kWorkspaceTooSmall = 3,  ///< the message says how many bytes are needed
+  kInternal = 4,           ///< a bug in the library
+};
+
+/// Success, or what was wrong. Messages read "<operation>: <field>: expected <this>, got <that>".
+class [[nodiscard]] Status {
+ public:
+  Status() = default;
+  Status(StatusCode code, std::string message) : code_(code), message_(std::move(message)) {}
+
+  bool ok() const { return code_ == StatusCode::kOk; }
+  StatusCode code() const { return code_; }
+  const std::string& message() const { return message_; }
+
+ private:
+  StatusCode code_ = StatusCode::kOk;
+  std::string message_;
+};
+
+/// A value, or the status that says why there is none.
+template <class T>
+class [[nodiscard]] Result {
+ public:
+  Result(T value) : value_(std::move(value)) {}
+  Result(Status status) : status_(std::move(status)) {}
+
+  bool ok() const { return value_.has_value(); }
+  const Status& status() const { return status_; }
+  T& value() & { return *value_; }
+  const T& value() const& { return *value_; }
+  T&& value() && { return *std::move(value_); }
+  T* operator->() { return &*value_; }
+  const T* operator->() const { return &*value_; }
+  T& operator*() & { return *value_; }
+  const T& operator*() const& { return *value_; }
+
+ private:
+  std::optional<T> value_;
+  Status status_;
+};
+
+}  // namespace mla

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// Element types, devices and the strided tensor view that every operation takes.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <string_view>
+
+namespace mla {
+
+/// Element type of a tensor. `kNone` marks a tensor that was not given.
+enum class DType : uint8_t { kNone, kF32, kF16, kBF16, kE4M3, kU8, kI32, kI64 };
+
+/// Device kinds; the values are DLPack's (`DLDeviceType`).
+enum class DeviceType : int32_t { kCpu = 1, kCuda = 2 };
+
+struct Device {
+  DeviceType type = DeviceType::kCpu;
+  int32_t index = 0;
+  friend bool operator==(const Device&, const Device&) = default;
+};
+
+/// The attention operations and cache tools of the library.
+enum class Op : uint8_t { kDecode, kPrefill, kMergeStates, kAppend, kGather };
+
+/// Base of the logarithm in which `lse` is written. Partial states that are merged must agree.
+enum class LseBase : uint8_t { kE, kTwo };
+
+/// "f32", "bf16", ...; "none" for kNone.
+std::string_view name(DType dtype);
+/// "decode", "prefill", "merge_states", "append", "gather".
+std::string_view name(Op op);
+/// "cpu", "cuda".
+std::string_view name(DeviceType type);
+
+/// Bytes of one element; 0 for kNone.
+constexpr size_t size_of(DType dtype) {
+  switch (dtype) {
+    case DType::kNone: return 0;
+    case DType::kE4M3:
+    case DType::kU8: return 1;
+    case DType::kF16:
+    case DType::kBF16: return 2;
+    case DType::kF32:
+    case DType::kI32: return 4;
+    case DType::kI64: return 8;
+  }
+  return 0;
+}
+
+inline constexpr int kMaxDims = 5;
+
+/// A strided view of memory the caller owns, in the manner of DLPack. The library never keeps one past the call.
+/// Strides are in elements, int64. `const_cast` is the view's, not yours: inputs are only read.
+struct TensorView {
+  void* data = nullptr;
+  DType dtype = DType::kNone;
+  Device device = {};
+  int32_t ndim = 0;
+  std::array<int64_t, kMaxDims> shape = {};
+  std::array<int64_t, kMaxDims> stride = {};
+
+  /// False for a default-constructed view: an optional tensor that was not given.
+  constexpr bool given() const { return dtype != DType::kNone; }
+  constexpr int64_t numel() const {
+    int64_t n = 1;
+    for (int i = 0; i < ndim; ++i) n *= shape[static_cast<size_t>(i)];
+    return n;
+  }
+};
+
+/// A row-major view of `data`. At most kMaxDims extents are taken.
+inline TensorView contiguous(const void* data, DType dtype, std::initializer_list<int64_t> shape, Device device = {}) {
+  TensorView view{.data = const_cast<void*>(data), .dtype = dtype, .device = device};
+  for (int64_t extent : shape)
+    if (view.ndim < kMaxDims) view.shape[static_cast<size_t>(view.ndim++)] = extent;
+  int64_t stride = 1;
+  for (int i = view.ndim - 1; i >= 0; --i) {
+    view.stride[static_cast<size_t>(i)] = stride;
+    stride *= view.shape[static_cast<size_t>(i)];
+  }
+  return view;
+}
+
+}  // namespace mla

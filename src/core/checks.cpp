@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/checks.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+
+namespace mla::core {
+namespace {
+
+constexpr DType kAllDTypes[] = {DType::kBF16, DType::kF16, DType::kF32, DType::kE4M3,
+                                DType::kU8,   DType::kI32, DType::kI64};
+
+std::string dtypes_text(DTypes dtypes) {
+  std::string text;
+  DTypes left = dtypes;
+  for (DType dtype : kAllDTypes) {
+    const DTypes bit = set_of({dtype});
+    if ((dtypes & bit) == 0) continue;
+    left &= ~bit;
+    if (!text.empty()) text += left != 0 ? ", " : " or ";
+    text += name(dtype);
+  }
+  return text;
+}
+
+std::string dtype_text(DType dtype) {
+  const std::string_view known = name(dtype);
+  return known == "unknown" ? fmt::format("unknown element type {}", static_cast<unsigned>(dtype)) : std::string(known);
+}
+
+std::string device_text(Device device) {
+  const std::string_view known = name(device.type);
+  if (known == "unknown") return fmt::format("unknown device type {}", static_cast<int32_t>(device.type));
+  return fmt::format("{}:{}", known, device.index);
+}
+
+std::string dims_text(std::initializer_list<Dim> dims) {
+  std::string text = "[";
+  for (const Dim& dim : dims) {
+    if (text.size() > 1) text += ", ";
+    text += dim.name;
+    if (*dim.extent != kUnbound) text += fmt::format(" = {}", *dim.extent);
+  }
+  return text + "]";
+}
+
+int64_t extent(const TensorView& view, int32_t dim) { return view.shape[static_cast<size_t>(dim)]; }
+int64_t stride(const TensorView& view, int32_t dim) { return view.stride[static_cast<size_t>(dim)]; }
+
+bool is_empty(const TensorView& view) {
+  for (int32_t d = 0; d < view.ndim; ++d)
+    if (extent(view, d) == 0) return true;
+  return false;
+}
+
+/// Whether every element's byte offset, and the number of elements, fit int64.
+bool addressable(const TensorView& view) {
+  int64_t span = 1;
+  int64_t count = 1;
+  for (int32_t d = 0; d < view.ndim; ++d) {
+    int64_t reach = 0;
+    if (stride(view, d) == INT64_MIN) return false;
+    const int64_t step = stride(view, d) < 0 ? -stride(view, d) : stride(view, d);
+    if (__builtin_mul_overflow(extent(view, d) - 1, step, &reach) || __builtin_add_overflow(span, reach, &span) ||
+        __builtin_mul_overflow(count, extent(view, d), &count))
+      return false;
+  }
+  int64_t bytes = 0;
+  return !__builtin_mul_overflow(span, static_cast<int64_t>(size_of(view.dtype)), &bytes) &&
+         !__builtin_mul_overflow(count, static_cast<int64_t>(size_of(view.dtype)), &bytes);
+}
+
+/// The first dimension whose stride lets two elements share memory, or -1. Sufficient, not necessary: from the
+/// smallest stride up, each must step over everything below it.
+int32_t overlapping_dim(const TensorView& view) {
+  std::array<int32_t, kMaxDims> order{};
+  int32_t count = 0;
+  for (int32_t d = 0; d < view.ndim; ++d) {
+    if (extent(view, d) <= 1) continue;
+    int32_t at = count++;
+    for (; at > 0 && std::abs(stride(view, order[static_cast<size_t>(at - 1)])) >= std::abs(stride(view, d)); --at)
+      order[static_cast<size_t>(at)] = order[static_cast<size_t>(at - 1)];
+    order[static_cast<size_t>(at)] = d;
+  }
+  int64_t covered = 1;
+  for (int32_t i = 0; i < count; ++i) {
+    const int32_t d = order[static_cast<size_t>(i)];
+    const int64_t step = std::abs(stride(view, d));
+    if (step < covered) return d;
+    covered += (extent(view, d) - 1) * step;
+  }
+  return -1;
+}
+
+}  // namespace
+
+std::string shape_text(const TensorView& view) {
+  std::string text = "[";
+  for (int32_t d = 0; d < view.ndim; ++d) {
+    if (d > 0) text += ", ";
+    text += fmt::to_string(extent(view, d));
+  }
+  return text + "]";
+}
+
+bool Checks::record(std::string_view field, fmt::string_view text, fmt::format_args args) {
+  if (ok())
+    status_ =
+        Status(StatusCode::kInvalidArgument, fmt::format("{}: {}: {}", name(op_), field, fmt::vformat(text, args)));
+  return false;
+}
+
+bool Checks::tensor(std::string_view field, const TensorView& view, DTypes dtypes, std::initializer_list<Dim> dims,
+                    Role role) {
+  return ok() && element_type(field, view, dtypes) && extents(field, view, dims) && place(field, view) &&
+         layout(field, view, role, false) && pointer(field, view, full());
+}
+
+bool Checks::lengths(std::string_view field, const TensorView& view, Dim dim) {
+  return ok() && element_type(field, view, kI32Only) && extents(field, view, {dim}) && place(field, view) &&
+         layout(field, view, Role::kInput, false) && pointer(field, view, true);
+}
+
+bool Checks::strided(std::string_view field, const TensorView& view, DTypes dtypes, std::initializer_list<Dim> dims,
+                     Role role) {
+  return ok() && element_type(field, view, dtypes) && extents(field, view, dims) && place(field, view) &&
+         layout(field, view, role, true) && pointer(field, view, full());
+}
+
+bool Checks::absent(std::string_view field, const TensorView& view, std::string_view because) {
+  return require(!view.given(), field, "expected none {}, got a tensor", because);
+}
+
+bool Checks::element_type(std::string_view field, const TensorView& view, DTypes dtypes) {
+  if (!view.given()) return fail(field, "expected a tensor, got none");
+  const auto code = static_cast<unsigned>(view.dtype);
+  if (code < 32U && (dtypes >> code & 1U) != 0) return true;
+  return fail(field, "expected {}, got {}", dtypes_text(dtypes), dtype_text(view.dtype));
+}
+
+bool Checks::extents(std::string_view field, const TensorView& view, std::initializer_list<Dim> dims) {
+  if (view.ndim < 0 || view.ndim > kMaxDims)
+    return fail(field, "expected shape {}, got {} dimensions", dims_text(dims), view.ndim);
+  bool match = view.ndim == static_cast<int32_t>(dims.size());
+  int32_t d = 0;
+  for (const Dim& dim : dims) {
+    if (!match) break;
+    const int64_t given = extent(view, d++);
+    match = given >= 0 && (*dim.extent == kUnbound || *dim.extent == given);
+  }
+  if (!match) return fail(field, "expected shape {}, got {}", dims_text(dims), shape_text(view));
+  d = 0;
+  for (const Dim& dim : dims) *dim.extent = extent(view, d++);
+  return true;
+}
+
+bool Checks::place(std::string_view field, const TensorView& view) {
+  if (!device_known_) {
+    device_known_ = true;
+    device_ = view.device;
+    device_field_ = field;
+  }
+  if (view.device == device_) return true;
+  return fail(field, "expected on {}, where {} is, got {}", device_text(device_), device_field_,
+              device_text(view.device));
+}
+
+bool Checks::layout(std::string_view field, const TensorView& view, Role role, bool any_inner_stride) {
+  if (is_empty(view)) return true;
+  const int32_t inner = view.ndim - 1;
+  if (!any_inner_stride && inner >= 0 && extent(view, inner) > 1 && stride(view, inner) != 1)
+    return fail(field, "expected stride 1 in the innermost dimension, got {}", stride(view, inner));
+  if (!addressable(view)) return fail(field, "expected offsets that fit 64 bits, got shape {}", shape_text(view));
+  if (role == Role::kInput) return true;
+  const int32_t overlap = overlapping_dim(view);
+  if (overlap < 0) return true;
+  return fail(field, "expected an output whose elements do not overlap, got shape {} with stride {} in dimension {}",
+              shape_text(view), stride(view, overlap), overlap);
+}
+
+bool Checks::pointer(std::string_view field, const TensorView& view, bool data_needed) {
+  if (data_needed && view.data == nullptr && !is_empty(view)) return fail(field, "expected data, got a null pointer");
+  const size_t alignment = size_of(view.dtype);
+  if (reinterpret_cast<uintptr_t>(view.data) % alignment == 0) return true;
+  return fail(field, "expected an address that is a multiple of {} bytes, got one that is {} bytes past", alignment,
+              reinterpret_cast<uintptr_t>(view.data) % alignment);
+}
+
+bool Checks::at_least(std::string_view field, int64_t value, int64_t least) {
+  return require(value >= least, field, "expected at least {}, got {}", least, value);
+}
+
+bool Checks::at_most(std::string_view field, int64_t value, int64_t most) {
+  return require(value <= most, field, "expected at most {}, got {}", most, value);
+}
+
+bool Checks::fits_int32(std::string_view field, int64_t value) { return at_most(field, value, INT32_MAX); }
+
+bool Checks::sm_scale(float value) {
+  return require(std::isfinite(value) && value > 0.0F, "sm_scale", "expected a finite number above 0, got {}", value);
+}
+
+bool Checks::lse_base(LseBase base) {
+  return require(base == LseBase::kE || base == LseBase::kTwo, "lse_base", "expected kE or kTwo, got {}",
+                 static_cast<unsigned>(base));
+}
+
+}  // namespace mla::core

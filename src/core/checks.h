@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// The vocabulary of validation: each check names the field, what was expected and what was given. The first failure
+// sticks, checks after it do nothing, and no check that passes allocates.
+#pragma once
+
+#include <fmt/core.h>
+
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "mla/status.h"
+#include "mla/types.h"
+
+namespace mla::core {
+
+/// An extent that the first tensor to have it decides and all later ones must repeat.
+inline constexpr int64_t kUnbound = -1;
+
+/// A named dimension. `*extent` is bound by the check if it is kUnbound.
+struct Dim {
+  const char* name;
+  int64_t* extent;
+};
+
+enum class Role : uint8_t { kInput, kOutput };
+
+/// Element types as a set.
+using DTypes = uint32_t;
+constexpr DTypes set_of(std::initializer_list<DType> dtypes) {
+  DTypes set = 0;
+  for (DType dtype : dtypes) set |= 1U << (static_cast<unsigned>(dtype) & 31U);  // callers' values may be anything
+  return set;
+}
+inline constexpr DTypes kFloats = set_of({DType::kBF16, DType::kF16, DType::kF32});
+inline constexpr DTypes kF32Only = set_of({DType::kF32});
+inline constexpr DTypes kI32Only = set_of({DType::kI32});
+inline constexpr DTypes kI64Only = set_of({DType::kI64});
+
+/// What a caller wants to know: `plan` looks at shapes and lengths only, so that it may be called before the data
+/// exists; `run` looks at everything.
+enum class Scope : uint8_t { kShapesAndLengths, kAll };
+
+class Checks {
+ public:
+  Checks(Op op, Scope scope) : op_(op), scope_(scope) {}
+
+  bool ok() const { return status_.ok(); }
+  Status take() { return std::move(status_); }
+  /// Whether all tensors so far live where this code can read them.
+  bool on_cpu() const { return !device_known_ || device_.type == DeviceType::kCpu; }
+  Device device() const { return device_; }
+  bool full() const { return scope_ == Scope::kAll; }
+
+  /// Records "<op>: <field>: <text>". Always false, to be returned.
+  template <class... A>
+  bool fail(std::string_view field, fmt::format_string<A...> text, A&&... a) {
+    return record(field, text, fmt::make_format_args(a...));
+  }
+  template <class... A>
+  bool require(bool condition, std::string_view field, fmt::format_string<A...> text, A&&... a) {
+    return ok() && (condition || fail(field, text, std::forward<A>(a)...));
+  }
+
+  /// A tensor that must be given: element type, dimensions, device, layout, and its pointer where data is needed.
+  /// `lengths` marks the tensors whose contents `plan` reads.
+  bool tensor(std::string_view field, const TensorView& view, DTypes dtypes, std::initializer_list<Dim> dims,
+              Role role = Role::kInput);
+  /// As `tensor`, for the rank-1 lists whose contents are read even by `plan`.
+  bool lengths(std::string_view field, const TensorView& view, Dim dim);
+  /// As `tensor`, for tensors whose innermost stride may be anything (lse).
+  bool strided(std::string_view field, const TensorView& view, DTypes dtypes, std::initializer_list<Dim> dims,
+               Role role = Role::kInput);
+  /// A tensor that this form of the parameters does not use.
+  bool absent(std::string_view field, const TensorView& view, std::string_view because);
+
+  bool at_least(std::string_view field, int64_t value, int64_t least);
+  bool at_most(std::string_view field, int64_t value, int64_t most);
+  /// `value` fits the int32 of the backends' arguments.
+  bool fits_int32(std::string_view field, int64_t value);
+  bool sm_scale(float value);
+  bool lse_base(LseBase base);
+
+ private:
+  bool record(std::string_view field, fmt::string_view text, fmt::format_args args);
+  bool element_type(std::string_view field, const TensorView& view, DTypes dtypes);
+  bool extents(std::string_view field, const TensorView& view, std::initializer_list<Dim> dims);
+  bool place(std::string_view field, const TensorView& view);
+  bool layout(std::string_view field, const TensorView& view, Role role, bool any_inner_stride);
+  bool pointer(std::string_view field, const TensorView& view, bool data_needed);
+
+  Op op_;
+  Scope scope_;
+  Status status_;
+  bool device_known_ = false;
+  Device device_;
+  std::string_view device_field_;
+};
+
+/// An optional tensor, or one without data and strides if it was not given (whatever its other fields hold).
+inline TensorView if_given(const TensorView& view) { return view.given() ? view : TensorView{}; }
+
+/// "[2, 16, 576]"
+std::string shape_text(const TensorView& view);
+
+}  // namespace mla::core

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "mla/model.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <exception>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+namespace mla {
+namespace {
+
+using Json = nlohmann::json;
+
+/// The shape that DeepSeek V2, V3 and Kimi share; they differ in heads, layers, topk and rotary base.
+ModelConfig deepseek_shape(const char* name, int32_t num_attention_heads, int32_t num_hidden_layers, int32_t index_topk,
+                           double rope_theta) {
+  return {.name = name,
+          .num_attention_heads = num_attention_heads,
+          .num_hidden_layers = num_hidden_layers,
+          .kv_lora_rank = 512,
+          .qk_nope_head_dim = 128,
+          .qk_rope_head_dim = 64,
+          .v_head_dim = 128,
+          .index_topk = index_topk,
+          .rope_theta = rope_theta};
+}
+
+Status invalid(std::string_view source, std::string_view what) {
+  return {StatusCode::kInvalidArgument, fmt::format("{}: {}", source, what)};
+}
+
+/// One JSON value, shortened to what fits an error message.
+std::string excerpt(const Json& value) {
+  if (value.is_structured()) return value.type_name();  // dump() recurses, and nesting is the file's choice
+  constexpr size_t kLongest = 40;
+  std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
+  if (text.size() > kLongest) text = text.substr(0, kLongest) + "...";
+  return text;
+}
+
+/// Reads an integer of at least `least`; `fallback` stands in for a missing or null field, if there is one.
+std::optional<Status> read_int(const Json& object, std::string_view source, const char* field, int32_t least,
+                               std::optional<int32_t> fallback, int32_t& value) {
+  const auto at = object.find(field);
+  if (at == object.end() || at->is_null()) {
+    if (!fallback) return invalid(source, fmt::format("{}: expected an integer, got none", field));
+    value = *fallback;
+    return std::nullopt;
+  }
+  constexpr int32_t kMost = 1 << 20;  // far above any model, far below what could overflow a product of two
+  const bool integer = at->is_number_integer();
+  const bool in_range =
+      integer &&
+      (at->is_number_unsigned() ? at->get<uint64_t>() <= static_cast<uint64_t>(kMost) && at->get<int64_t>() >= least
+                                : at->get<int64_t>() >= least && at->get<int64_t>() <= kMost);
+  if (!in_range)
+    return invalid(source,
+                   fmt::format("{}: expected an integer from {} to {}, got {}", field, least, kMost, excerpt(*at)));
+  value = at->get<int32_t>();
+  return std::nullopt;
+}
+
+/// rope_theta stands at the top or, in newer files, inside rope_parameters.
+std::optional<Status> read_rope_theta(const Json& object, std::string_view source, double& value) {
+  auto at = object.find("rope_theta");
+  const auto nested = object.find("rope_parameters");
+  if ((at == object.end() || at->is_null()) && nested != object.end() && nested->is_object()) {
+    at = nested->find("rope_theta");
+    if (at == nested->end()) return std::nullopt;
+  } else if (at == object.end()) {
+    return std::nullopt;
+  }
+  if (at->is_null()) return std::nullopt;
+  if (!at->is_number() || !std::isfinite(at->get<double>()) || at->get<double>() <= 0.0)
+    return invalid(source, fmt::format("rope_theta: expected a number above 0, got {}", excerpt(*at)));
+  value = at->get<double>();
+  return std::nullopt;
+}
+
+bool read_file(const std::string& path, std::string& text) {
+  try {
+    std::ifstream file(path, std::ios::binary);
+    text.assign(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+    return file.is_open();
+  } catch (const std::ios_base::failure&) {  // a directory opens, but cannot be read
+    return false;
+  }
+}
+
+Result<ModelConfig> read_config(const Json& root, std::string_view source) {
+  if (!root.is_object()) return invalid(source, fmt::format("expected a JSON object, got {}", root.type_name()));
+  const Json* object = &root;
+  const auto text = root.find("text_config");  // multimodal models keep the language model there
+  if (!root.contains("kv_lora_rank") && text != root.end() && text->is_object()) object = &*text;
+  const auto rank = object->find("kv_lora_rank");
+  if (rank == object->end() || rank->is_null()) return invalid(source, "not an MLA model (no kv_lora_rank)");
+
+  ModelConfig config;
+  const auto type = object->find("model_type");
+  config.name = type != object->end() && type->is_string() ? type->get<std::string>() : std::string(source);
+  struct Field {
+    const char* name;
+    int32_t* value;
+    int32_t least;
+    std::optional<int32_t> fallback;
+  };
+  const Field fields[] = {{"kv_lora_rank", &config.kv_lora_rank, 1, std::nullopt},
+                          {"num_attention_heads", &config.num_attention_heads, 1, std::nullopt},
+                          {"num_hidden_layers", &config.num_hidden_layers, 1, std::nullopt},
+                          {"qk_nope_head_dim", &config.qk_nope_head_dim, 1, std::nullopt},
+                          {"qk_rope_head_dim", &config.qk_rope_head_dim, 0, std::nullopt},
+                          {"v_head_dim", &config.v_head_dim, 1, std::nullopt},
+                          {"index_topk", &config.index_topk, 1, 0}};
+  for (const Field& field : fields)
+    if (auto error = read_int(*object, source, field.name, field.least, field.fallback, *field.value))
+      return *std::move(error);
+  if (auto error = read_rope_theta(*object, source, config.rope_theta)) return *std::move(error);
+  return config;
+}
+
+}  // namespace
+
+float ModelConfig::sm_scale() const { return 1.0F / std::sqrt(static_cast<float>(prefill_d_qk())); }
+
+std::span<const ModelConfig> model_presets() {
+  // Values from the config.json that each model was published with.
+  static const std::array presets = {
+      deepseek_shape("deepseek-v2-lite", 16, 27, 0, 10000.0),
+      deepseek_shape("deepseek-v2", 128, 60, 0, 10000.0),
+      deepseek_shape("deepseek-v3", 128, 61, 0, 10000.0),
+      deepseek_shape("deepseek-r1", 128, 61, 0, 10000.0),
+      deepseek_shape("deepseek-v3.2", 128, 61, 2048, 10000.0),
+      deepseek_shape("kimi-k2", 64, 61, 0, 50000.0),
+      deepseek_shape("kimi-k2.5", 64, 61, 0, 50000.0),
+      ModelConfig{.name = "glm-5",
+                  .num_attention_heads = 64,
+                  .num_hidden_layers = 78,
+                  .kv_lora_rank = 512,
+                  .qk_nope_head_dim = 192,
+                  .qk_rope_head_dim = 64,
+                  .v_head_dim = 256,
+                  .index_topk = 2048,
+                  .rope_theta = 1000000.0},
+  };
+  return presets;
+}
+
+Result<ModelConfig> load_model(std::string_view name_or_path) try {
+  std::string known;
+  for (const ModelConfig& preset : model_presets()) {
+    if (preset.name == name_or_path) return preset;
+    known += (known.empty() ? "" : ", ") + preset.name;
+  }
+  std::string text;
+  if (!read_file(std::string(name_or_path), text))
+    return Status(
+        StatusCode::kInvalidArgument,
+        fmt::format("model: expected a preset ({}) or the path of a config.json, got \"{}\"", known, name_or_path));
+  return parse_model_config(text, name_or_path);
+} catch (const std::exception&) {
+  return Status(StatusCode::kInternal, "out of memory");
+}
+
+Result<ModelConfig> parse_model_config(std::string_view json, std::string_view source) try {
+  try {
+    return read_config(Json::parse(json), source);
+  } catch (const Json::parse_error& error) {
+    return invalid(source, fmt::format("not JSON (at byte {})", error.byte));
+  } catch (const Json::exception&) {  // a number no double can hold
+    return invalid(source, "not JSON (a number is out of range)");
+  }
+} catch (const std::exception&) {
+  return Status(StatusCode::kInternal, "out of memory");
+}
+
+}  // namespace mla

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "mla/types.h"
+
+namespace mla {
+
+std::string_view name(DType dtype) {
+  switch (dtype) {
+    case DType::kNone: return "none";
+    case DType::kF32: return "f32";
+    case DType::kF16: return "f16";
+    case DType::kBF16: return "bf16";
+    case DType::kE4M3: return "e4m3";
+    case DType::kU8: return "u8";
+    case DType::kI32: return "i32";
+    case DType::kI64: return "i64";
+  }
+  return "unknown";
+}
+
+std::string_view name(Op op) {
+  switch (op) {
+    case Op::kDecode: return "decode";
+    case Op::kPrefill: return "prefill";
+    case Op::kMergeStates: return "merge_states";
+    case Op::kAppend: return "append";
+    case Op::kGather: return "gather";
+  }
+  return "unknown";
+}
+
+std::string_view name(DeviceType type) {
+  switch (type) {
+    case DeviceType::kCpu: return "cpu";
+    case DeviceType::kCuda: return "cuda";
+  }
+  return "unknown";
+}
+
+}  // namespace mla

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu/attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace mla::cpu {
+namespace {
+
+constexpr float kLowest = -std::numeric_limits<float>::infinity();
+
+int32_t round_up(int32_t a, int32_t b) { return (a + b - 1) / b * b; }
+
+}  // namespace
+
+TileShape TileShape::choose(const TileKernels& kernels, int32_t d_qk, int32_t d_v) {
+  // Two slabs of pairs (2 x 12 KiB) or one of floats (24 KiB) stay in L1 while the rows pass by.
+  constexpr int32_t kKeyBlock = 96;
+  // Queries, probabilities and outputs of all rows share a 1 MiB L2 with the keys; more rows read the keys less often.
+  constexpr int64_t kRowBytes = 448 << 10;
+  constexpr int32_t kMostRows = 256;
+  const int64_t bytes_per_row = int64_t{4} * ((d_qk + kKeyBlock) / kernels.pack + d_v);
+  int32_t rows = kMostRows;
+  while (rows > kMaxLanes && rows * bytes_per_row > kRowBytes) rows /= 2;
+  return {.max_rows = rows, .key_block = kKeyBlock, .d_qk = d_qk, .d_v = d_v};
+}
+
+size_t Tiles::bytes(const TileKernels& kernels, const TileShape& shape) {
+  Carver counter(nullptr);
+  Tiles(kernels, shape, nullptr).carve(counter);
+  return counter.used();
+}
+
+Tiles::Tiles(const TileKernels& kernels, const TileShape& shape, std::byte* memory)
+    : kernels_(kernels), shape_(shape) {
+  if (memory == nullptr) return;
+  Carver carver(memory);
+  carve(carver);
+}
+
+void Tiles::carve(Carver& carver) {
+  const int64_t rows = shape_.max_rows;
+  const int64_t keys = shape_.key_block;
+  const int64_t d_qk = round_up(shape_.d_qk, kSlab);  // key memory is cut into slabs where keys are converted
+  q_ = carver.take<uint32_t>(rows * shape_.d_qk / kernels_.pack);
+  s_ = carver.take<float>(kRowVectors * kernels_.lanes * (keys + kKeyTile));
+  p_ = carver.take<uint32_t>(rows * keys / kernels_.pack);
+  keys_ = carver.take<uint32_t>(keys * d_qk / kernels_.pack);
+  values_ = carver.take<uint32_t>(keys / kernels_.pack * (kernels_.pack == 2 ? 2 * kSlab : shape_.d_v));
+  o_ = carver.take<float>(rows * shape_.d_v);
+  m_ = carver.take<float>(rows);
+  l_ = carver.take<float>(rows);
+  alpha_ = carver.take<float>(rows);
+  visible_ = carver.take<int32_t>(rows);
+  limit_ = carver.take<int32_t>(kMaxLanes);
+  key_steps_ = carver.take<int32_t>(rows);
+  row_lists_ = carver.take<const void*>((kLoaderRowLists + kMaxSegments) * (2 * keys + kKeyTile));
+}
+
+void Tiles::begin(int32_t num_rows) {
+  num_rows_ = num_rows;
+  num_groups_ = (num_rows + kernels_.lanes - 1) / kernels_.lanes;
+  first_ = true;
+  const int32_t padded = num_groups_ * kernels_.lanes;
+  for (int32_t row = 0; row < padded; ++row) {
+    m_[row] = kLowest;
+    l_[row] = 0.0F;
+  }
+  for (int32_t row = num_rows; row < padded; ++row) {
+    kernels_.pack_query(nullptr, DType::kNone, shape_.d_qk, lane_of(row), query(row, 0));
+    visible_[row] = 0;
+  }
+}
+
+uint32_t* Tiles::query(int32_t row, int32_t step) {
+  const int32_t steps = shape_.d_qk / kernels_.pack;
+  return q_ + (static_cast<int64_t>(row / kernels_.lanes) * steps + step) * kernels_.lanes;
+}
+
+void Tiles::score_groups(const KeyBlock& block, int32_t first_key, float scale_log2) {
+  const int32_t lanes = kernels_.lanes;
+  const int64_t q_stride = static_cast<int64_t>(shape_.d_qk / kernels_.pack) * lanes;
+  const int64_t s_stride = static_cast<int64_t>(shape_.key_block + kKeyTile) * lanes;
+  const int64_t p_stride = static_cast<int64_t>(shape_.key_block / kernels_.pack) * lanes;
+  for (int32_t g = 0; g < num_groups_; g += kRowVectors) {
+    const int32_t end = std::min(num_groups_, g + kRowVectors);
+    int32_t most = 0;
+    int32_t least[kRowVectors];
+    int32_t keys[kRowVectors];
+    for (int32_t i = g; i < end; ++i) {
+      const auto [low, high] = std::minmax_element(visible_ + i * lanes, visible_ + (i + 1) * lanes);
+      least[i - g] = *low - first_key;
+      keys[i - g] = std::clamp(*high - first_key, 0, block.num_keys);
+      most = std::max(most, keys[i - g]);
+    }
+    if (most > 0)
+      kernels_.scores(q_ + g * q_stride, q_stride, end - g, block.segments, block.num_segments,
+                      g == 0 ? block.prefetch : Prefetch{}, most, s_, s_stride);
+    for (int32_t i = g; i < end; ++i) {
+      const int32_t n = round_up(keys[i - g], kernels_.pack);
+      key_steps_[i] = n / kernels_.pack;
+      if (n == 0) {
+        std::fill_n(alpha_ + i * lanes, lanes, 1.0F);
+        continue;
+      }
+      const bool masked = least[i - g] < n;
+      if (masked)
+        for (int32_t lane = 0; lane < lanes; ++lane) limit_[lane] = visible_[i * lanes + lane] - first_key;
+      kernels_.softmax(s_ + (i - g) * s_stride, n, masked ? limit_ : nullptr, scale_log2, m_ + i * lanes,
+                       l_ + i * lanes, alpha_ + i * lanes, p_ + i * p_stride);
+    }
+  }
+}
+
+void Tiles::attend(const KeyBlock& block, int32_t first_key, float scale_log2) {
+  score_groups(block, first_key, scale_log2);
+  const int64_t p_stride = static_cast<int64_t>(shape_.key_block / kernels_.pack) * kernels_.lanes;
+  const int32_t num_slabs = shape_.d_v / kSlab;
+  SlabSource source{.rows = block.value_rows, .num_keys = block.num_keys};
+  const bool packing = block.value_rows != nullptr;
+  if (packing) kernels_.pack_slab(source, values_);
+  for (int32_t slab = 0; slab < num_slabs; ++slab) {
+    const uint32_t* values = packing ? values_ + slab % 2 * slab_stride() : block.value_slabs + slab * slab_stride();
+    source.channel = (slab + 1) * kSlab;
+    kernels_.accumulate(p_, p_stride, values, key_steps_, num_rows_, alpha_, first_,
+                        o_ + static_cast<int64_t>(slab) * shape_.max_rows * kSlab,
+                        packing && slab + 1 < num_slabs ? &source : nullptr, values_ + (slab + 1) % 2 * slab_stride());
+  }
+  first_ = false;
+}
+
+float Tiles::finish(int32_t row, void* o, DType o_dtype) const {
+  if (first_ || l_[row] == 0.0F) {  // saw no key
+    const std::byte zero[sizeof(float)] = {};
+    auto* out = static_cast<std::byte*>(o);
+    for (int64_t i = 0; i < shape_.d_v; ++i, out += size_of(o_dtype)) std::copy_n(zero, size_of(o_dtype), out);
+    return kLowest;
+  }
+  kernels_.store_row(o_ + static_cast<int64_t>(row) * kSlab, static_cast<int64_t>(shape_.max_rows) * kSlab,
+                     shape_.d_v, 1.0F / l_[row], o, o_dtype);
+  return m_[row] + std::log2(l_[row]);
+}
+
+void Tiles::add_key_slab(const SlabSource& source, KeyBlock& block) {
+  uint32_t* slab = keys_ + block.num_segments * slab_stride();
+  kernels_.pack_slab(source, slab);
+  const void** list = this->rows(kLoaderRowLists + block.num_segments);
+  for (int32_t key = 0; key < block.num_keys; ++key) list[key] = slab + static_cast<int64_t>(key) * kSlab;
+  pad_rows(list, block.num_keys, block.num_keys);
+  block.segments[block.num_segments++] = {.rows = list, .steps = source.width};
+}
+
+void pad_rows(const void** rows, int32_t num_rows, int32_t length) {
+  const int32_t end = round_up(std::max(num_rows, length), kKeyTile);
+  for (int32_t row = num_rows; row < end; ++row) rows[row] = rows[num_rows - 1];
+}
+
+}  // namespace mla::cpu

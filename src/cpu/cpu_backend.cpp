@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu/cpu_backend.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "cpu/attention.h"
+#include "cpu/isa.h"
+#include "mla/backend.h"
+
+namespace mla::cpu {
+namespace {
+
+using dispatch::Verdict;
+
+// Instruction sets, best first; the rows of every table stand in this order.
+constexpr std::string_view kLevels[] = {"avx512_bf16", "avx512", "avx2", "portable"};
+constexpr std::string_view kRowNames[] = {"cpu_avx512_bf16", "cpu_avx512", "cpu_avx2", "cpu_portable"};
+
+constexpr int64_t kMaxHeadDim = 1024;
+
+/// The kernels of a level. Only called where `built` says so and the machine has the level.
+template <size_t kLevel>
+const KernelSet& kernel_set() {
+#if MLA_CPU_X86
+  static const KernelSet set = [] {
+    if constexpr (kLevel == 0) return KernelSet{tile_kernels_avx512_bf16_pairs(), tile_kernels_avx512()};
+    if constexpr (kLevel == 1) return KernelSet{nullptr, tile_kernels_avx512()};
+    if constexpr (kLevel == 2) return KernelSet{nullptr, tile_kernels_avx2()};
+    if constexpr (kLevel == 3) return KernelSet{nullptr, tile_kernels_portable()};
+  }();
+#else
+  static const KernelSet set{nullptr, tile_kernels_portable()};
+#endif
+  return set;
+}
+
+Verdict no(std::string reason) { return {.usable = false, .reason = std::move(reason)}; }
+
+/// What is missing for the level on this machine, or nothing.
+std::string missing(size_t level) {
+  if (!built(kLevels[level])) return fmt::format("this build has no {} code", kLevels[level]);
+  const auto& isa = machine_info().isa;
+  const auto it = std::find_if(isa.begin(), isa.end(), [&](const IsaLevel& i) { return i.name == kLevels[level]; });
+  if (it == isa.end() || !it->cpu_has) return fmt::format("this processor has no {}", kLevels[level]);
+  if (!it->os_allows) return fmt::format("the operating system does not enable {}", kLevels[level]);
+  return {};
+}
+
+bool is_16_bit(CacheFormat format) { return format == CacheFormat::kBF16 || format == CacheFormat::kF16; }
+
+bool is_float(DType dtype) { return dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32; }
+
+/// What every level refuses alike; empty if nothing.
+std::string refusal(const Problem& problem) {
+  if (problem.device.type != DeviceType::kCpu)
+    return fmt::format("tensors are on {}, not on the CPU", name(problem.device.type));
+  if (!is_float(problem.q_dtype)) return fmt::format("takes bf16, f16 and f32, not {}", name(problem.q_dtype));
+  const bool cached = problem.op == Op::kDecode || problem.op == Op::kAppend || problem.op == Op::kGather;
+  if (cached && !is_16_bit(problem.cache)) return fmt::format("no {} cache yet", name(problem.cache));
+  if (problem.op == Op::kMergeStates && problem.d_v % kMaxLanes != 0)
+    return fmt::format("d_v must be a multiple of {}, not {}", kMaxLanes, problem.d_v);
+  if (problem.op != Op::kDecode && problem.op != Op::kPrefill) return {};
+  if (problem.d_v % kSlab != 0 || problem.d_v < kSlab || problem.d_v > kMaxHeadDim)
+    return fmt::format("d_v must be a multiple of {} up to {}, not {}", kSlab, kMaxHeadDim, problem.d_v);
+  const int64_t multiple = 2 * kStepChunk;
+  if (problem.d_qk % multiple != 0 || problem.d_qk < multiple || problem.d_qk > kMaxHeadDim + kSlab)
+    return fmt::format("d_qk must be a multiple of {} up to {}, not {}", multiple, kMaxHeadDim + kSlab, problem.d_qk);
+  if (problem.op == Op::kDecode && problem.d_qk < problem.d_v)
+    return fmt::format("d_qk must be at least d_v, {}, not {}", problem.d_v, problem.d_qk);
+  return {};
+}
+
+template <size_t kLevel>
+Verdict verdict(const Problem& problem) {
+  if (std::string reason = refusal(problem); !reason.empty()) return no(std::move(reason));
+  if (std::string reason = missing(kLevel); !reason.empty()) return no(std::move(reason));
+  const bool attention = problem.op == Op::kDecode || problem.op == Op::kPrefill;
+  if (!attention) return {.usable = true, .reason = fmt::format("{} rows", kLevels[kLevel])};
+  const bool bf16 = problem.q_dtype == DType::kBF16 &&
+                    (problem.op == Op::kPrefill || problem.cache == CacheFormat::kBF16);
+  const bool pairs = kLevel == 0 && bf16;
+  return {.usable = true, .reason = pairs ? "multiplies bf16 pairs, sums in f32" : "converts to f32 and multiplies in f32"};
+}
+
+template <class Args, auto kWorkspaceSize, auto kPlan, auto kRun>
+struct PlannedRows {
+  template <size_t kLevel>
+  static constexpr dispatch::PlannedImplementation<Args> row() {
+    return {
+        .name = kRowNames[kLevel],
+        .verdict = verdict<kLevel>,
+        .workspace_size = [](const Args& args, int32_t threads) { return kWorkspaceSize(kernel_set<kLevel>(), args, threads); },
+        .plan = [](const Args& args, int32_t threads, std::span<std::byte> workspace) {
+          return kPlan(kernel_set<kLevel>(), args, threads, workspace);
+        },
+        .run = [](const Args& args, core::ThreadPool& pool, std::span<std::byte> workspace) {
+          kRun(kernel_set<kLevel>(), args, pool, workspace);
+        }};
+  }
+  static constexpr std::array rows = {row<0>(), row<1>(), row<2>(), row<3>()};
+};
+
+template <class Args, auto kRun>
+struct DirectRows {
+  template <size_t kLevel>
+  static constexpr dispatch::DirectImplementation<Args> row() {
+    return {.name = kRowNames[kLevel], .verdict = verdict<kLevel>, .run = [](const Args& args, core::ThreadPool& pool) {
+              kRun(kernel_set<kLevel>(), args, pool);
+            }};
+  }
+  static constexpr std::array rows = {row<0>(), row<1>(), row<2>(), row<3>()};
+};
+
+}  // namespace
+
+bool built(std::string_view level) {
+#if MLA_CPU_X86
+  return std::find(std::begin(kLevels), std::end(kLevels), level) != std::end(kLevels);
+#else
+  return level == "portable";
+#endif
+}
+
+std::span<const dispatch::PlannedImplementation<core::DecodeArgs>> decode_rows() {
+  return PlannedRows<core::DecodeArgs, decode_workspace_size, plan_decode, run_decode>::rows;
+}
+std::span<const dispatch::PlannedImplementation<core::PrefillArgs>> prefill_rows() {
+  return PlannedRows<core::PrefillArgs, prefill_workspace_size, plan_prefill, run_prefill>::rows;
+}
+std::span<const dispatch::DirectImplementation<core::MergeStatesArgs>> merge_states_rows() {
+  return DirectRows<core::MergeStatesArgs, run_merge_states>::rows;
+}
+std::span<const dispatch::DirectImplementation<core::AppendArgs>> append_rows() {
+  return DirectRows<core::AppendArgs, run_append>::rows;
+}
+std::span<const dispatch::DirectImplementation<core::GatherArgs>> gather_rows() {
+  return DirectRows<core::GatherArgs, run_gather>::rows;
+}
+
+}  // namespace mla::cpu

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// A schedule as it lies in the workspace, and the loop in which the workers take their tasks from it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "cpu/attention.h"
+#include "plan/schedule.h"
+
+namespace mla::cpu {
+
+class TaskList {
+ public:
+  /// Room that the workspace has; kept in it, so that `run` finds what `plan` laid out.
+  struct Capacity {
+    int32_t tasks = 0;
+    int32_t partials = 0;
+  };
+
+  TaskList(Carver& carver, const Capacity& capacity);
+
+  /// The capacity of the list at the start of a workspace.
+  static Capacity stored_capacity(const std::byte* workspace);
+
+  /// Copies a schedule that fits the capacity, and describes it.
+  dispatch::PlanSummary store(const plan::Schedule& schedule, const TileShape& shape);
+
+  int32_t num_partials() const { return header_->num_partials; }
+
+  /// Calls f(task, worker) for every task. Which worker gets which task varies; what a task computes does not.
+  template <class F>
+  void for_each(core::ThreadPool& pool, const F& f) const {
+    header_->next_group.store(0, std::memory_order_relaxed);
+    pool.run(
+        [&](int32_t worker) {
+          for (;;) {
+            const int32_t group = header_->next_group.fetch_add(1, std::memory_order_relaxed);
+            if (group >= header_->num_groups) return;
+            for (int32_t i = group_begin_[group]; i < group_begin_[group + 1]; ++i) f(tasks_[i], worker);
+          }
+        },
+        header_->num_groups);
+  }
+
+ private:
+  struct Header {
+    Capacity capacity;
+    int32_t num_tasks, num_groups, num_partials;
+    alignas(64) std::atomic<int32_t> next_group;
+  };
+
+  Header* header_;
+  plan::Task* tasks_;
+  int32_t* group_begin_;
+  Capacity capacity_;
+};
+
+/// Turns n partial lse values (base 2, `stride` apart) into the weights with which their outputs are summed, in place,
+/// and returns the merged lse. All -inf: weights 0, lse -inf.
+float merge_weights(float* lse, int64_t stride, int32_t n);
+
+}  // namespace mla::cpu

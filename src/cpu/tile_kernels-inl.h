@@ -1,0 +1,481 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one source of all tile kernels. A translation unit per instruction set includes it once, compiled with that
+// set's flags, after defining MLA_CPU_ISA (a namespace) and MLA_CPU_BF16_PAIRS (0 or 1). Everything has internal
+// linkage, so that no function compiled for a newer processor is ever picked by the linker for an older one.
+//
+// Register tiles (docs/kernels/cpu.md): scores kScoreVectors x kKeyTile, accumulate kRowTile x kValueVectors.
+#include <hwy/highway.h>
+
+#include <cstring>
+
+#include "cpu/tile_kernels.h"
+#include "mla/numeric.h"
+
+#define MLA_UNROLL _Pragma("GCC unroll 32")
+
+namespace mla::cpu::MLA_CPU_ISA {
+namespace {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+using Floats = hn::CappedTag<float, kMaxLanes>;
+using Words = hn::RebindToUnsigned<Floats>;
+using Ints = hn::RebindToSigned<Floats>;
+using FloatVec = hn::Vec<Floats>;
+using WordVec = hn::Vec<Words>;
+
+constexpr Floats kFloats;
+constexpr Words kWords;
+constexpr Ints kInts;
+constexpr int32_t kLanes = static_cast<int32_t>(hn::MaxLanes(Floats()));
+
+// Registers: AVX-512 has 32, the others 16. Two row vectors' accumulators would not fit 16.
+constexpr bool kManyRegisters = kLanes == 16;
+constexpr int32_t kScoreVectors = kManyRegisters ? kRowVectors : 1;
+constexpr int32_t kValueVectors = kManyRegisters ? 4 : 2;
+constexpr int32_t kRowTile = HWY_MIN(4, kLanes);  // a tile's rows lie in one group
+
+template <class T>
+HWY_INLINE T load_unaligned(const void* from) {
+  T value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
+// ---- the multiply: what one step is ----
+
+#if MLA_CPU_BF16_PAIRS
+constexpr int32_t kPack = 2;
+using Operand = WordVec;
+HWY_INLINE Operand load_operand(const uint32_t* from) { return hn::LoadU(kWords, from); }
+HWY_INLINE Operand broadcast(const void* from) { return hn::Set(kWords, load_unaligned<uint32_t>(from)); }
+HWY_INLINE FloatVec multiply_add(Operand a, Operand b, FloatVec sum) {
+  return FloatVec{_mm512_dpbf16_ps(sum.raw, reinterpret_cast<__m512bh>(a.raw), reinterpret_cast<__m512bh>(b.raw))};
+}
+#else
+constexpr int32_t kPack = 1;
+using Operand = FloatVec;
+HWY_INLINE Operand load_operand(const uint32_t* from) { return hn::BitCast(kFloats, hn::LoadU(kWords, from)); }
+HWY_INLINE Operand broadcast(const void* from) { return hn::Set(kFloats, load_unaligned<float>(from)); }
+HWY_INLINE FloatVec multiply_add(Operand a, Operand b, FloatVec sum) { return hn::MulAdd(a, b, sum); }
+#endif
+
+// ---- conversions ----
+
+HWY_INLINE WordVec round_to_bf16(FloatVec x) {  // ties to even, NaN stays NaN; result in the low half of each lane
+  const WordVec bits = hn::BitCast(kWords, x);
+  const WordVec odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(kWords, 1U));
+  const WordVec rounded = hn::ShiftRight<16>(bits + hn::Set(kWords, 0x7FFFU) + odd);
+  return hn::IfThenElse(hn::RebindMask(kWords, hn::IsNaN(x)), hn::Set(kWords, 0x7FC0U), rounded);
+}
+
+HWY_INLINE FloatVec load_as_f32(const void* from, DType dtype) {
+  const hn::Rebind<uint16_t, Floats> halves;
+  switch (dtype) {
+    case DType::kBF16: {
+      const auto bits = hn::LoadU(halves, static_cast<const uint16_t*>(from));
+      return hn::BitCast(kFloats, hn::ShiftLeft<16>(hn::PromoteTo(kWords, bits)));
+    }
+    case DType::kF16: {
+#if defined(__F16C__) || HWY_ARCH_ARM_A64
+      const hn::Rebind<hwy::float16_t, Floats> f16;
+      return hn::PromoteTo(kFloats, hn::BitCast(f16, hn::LoadU(halves, static_cast<const uint16_t*>(from))));
+#else
+      float values[kLanes];
+      for (int32_t i = 0; i < kLanes; ++i) values[i] = f16_to_f32(static_cast<const uint16_t*>(from)[i]);
+      return hn::LoadU(kFloats, values);
+#endif
+    }
+    default: return hn::LoadU(kFloats, static_cast<const float*>(from));
+  }
+}
+
+HWY_INLINE void store_from_f32(FloatVec x, void* to, DType dtype) {
+  const hn::Rebind<uint16_t, Floats> halves;
+  switch (dtype) {
+    case DType::kBF16:
+      hn::StoreU(hn::DemoteTo(halves, hn::BitCast(kInts, round_to_bf16(x))), halves, static_cast<uint16_t*>(to));
+      return;
+    case DType::kF16: {
+#if defined(__F16C__) || HWY_ARCH_ARM_A64
+      const hn::Rebind<hwy::float16_t, Floats> f16;
+      hn::StoreU(hn::BitCast(halves, hn::DemoteTo(f16, x)), halves, static_cast<uint16_t*>(to));
+#else
+      float values[kLanes];
+      hn::StoreU(x, kFloats, values);
+      for (int32_t i = 0; i < kLanes; ++i) static_cast<uint16_t*>(to)[i] = f32_to_f16(values[i]);
+#endif
+      return;
+    }
+    default: hn::StoreU(x, kFloats, static_cast<float*>(to)); return;
+  }
+}
+
+HWY_INLINE const void* advance(const void* base, DType dtype, int64_t elements) {
+  return static_cast<const char*>(base) + elements * static_cast<int64_t>(size_of(dtype));
+}
+HWY_INLINE void* advance(void* base, DType dtype, int64_t elements) {
+  return static_cast<char*>(base) + elements * static_cast<int64_t>(size_of(dtype));
+}
+
+void convert(const void* src, DType src_dtype, void* dst, DType dst_dtype, int64_t d) {
+  int64_t i = 0;
+  for (; i + kLanes <= d; i += kLanes)
+    store_from_f32(load_as_f32(advance(src, src_dtype, i), src_dtype), advance(dst, dst_dtype, i), dst_dtype);
+  if (i == d) return;
+  alignas(64) unsigned char from[kLanes * sizeof(float)] = {};
+  alignas(64) unsigned char to[kLanes * sizeof(float)];
+  std::memcpy(from, advance(src, src_dtype, i), static_cast<size_t>(d - i) * size_of(src_dtype));
+  store_from_f32(load_as_f32(from, src_dtype), to, dst_dtype);
+  std::memcpy(advance(dst, dst_dtype, i), to, static_cast<size_t>(d - i) * size_of(dst_dtype));
+}
+
+// ---- queries ----
+
+void pack_query(const void* row, DType dtype, int32_t d, int32_t lane, uint32_t* q) {
+  uint32_t* out = q + lane;
+  const int32_t steps = d / kPack;
+  if (row == nullptr) {
+    for (int32_t t = 0; t < steps; ++t) out[static_cast<int64_t>(t) * kLanes] = 0;
+#if MLA_CPU_BF16_PAIRS
+  } else {
+    static_cast<void>(dtype);  // the pairs table gets bf16 queries only
+    for (int32_t t = 0; t < steps; ++t)
+      out[static_cast<int64_t>(t) * kLanes] = load_unaligned<uint32_t>(static_cast<const uint16_t*>(row) + 2 * t);
+  }
+#else
+  } else {
+    uint32_t values[kLanes];
+    for (int32_t t = 0; t < steps; t += kLanes) {
+      hn::StoreU(hn::BitCast(kWords, load_as_f32(advance(row, dtype, t), dtype)), kWords, values);
+      for (int32_t i = 0; i < kLanes; ++i) out[static_cast<int64_t>(t + i) * kLanes] = values[i];
+    }
+  }
+#endif
+}
+
+// ---- scores ----
+
+/// Prefetches the lines that belong to one key tile, a few at each call.
+class TilePrefetcher {
+ public:
+  TilePrefetcher(const Prefetch& prefetch, int32_t key, int32_t chunks)
+      : prefetch_(prefetch), key_(key), total_(prefetch.lines[0] + prefetch.lines[1]),
+        per_call_((total_ + chunks - 1) / chunks) {}
+
+  HWY_INLINE void step() {
+    constexpr int kIntoL2 = 2;  // a tile's rows and queries already fill L1
+    for (int32_t end = HWY_MIN(line_ + per_call_, total_); line_ < end; ++line_) {
+      const int32_t list = line_ < prefetch_.lines[0] ? 0 : 1;
+      const int64_t byte = int64_t{64} * (list == 0 ? line_ : line_ - prefetch_.lines[0]);
+      const void* const* rows = prefetch_.rows[list] + key_;
+      MLA_UNROLL for (int32_t j = 0; j < kKeyTile; ++j)
+        __builtin_prefetch(static_cast<const char*>(rows[j]) + byte, 0, kIntoL2);
+    }
+  }
+
+ private:
+  const Prefetch& prefetch_;
+  int32_t key_, total_, per_call_, line_ = 0;
+};
+
+template <int32_t kRows>
+HWY_INLINE void score_tile(const uint32_t* q, int64_t q_group_stride, const Segment* segments, int32_t num_segments,
+                           TilePrefetcher prefetcher, int32_t key, float* s, int64_t s_group_stride) {
+  FloatVec sum[kRows][kKeyTile];
+  MLA_UNROLL for (int32_t r = 0; r < kRows; ++r)
+    MLA_UNROLL for (int32_t j = 0; j < kKeyTile; ++j) sum[r][j] = hn::Zero(kFloats);
+
+  for (int32_t i = 0; i < num_segments; ++i) {
+    const void* const* rows = segments[i].rows + key;
+    const int64_t steps = segments[i].steps;
+    const uint32_t* end[kKeyTile];  // counting up to 0 from -steps leaves one index register for all keys
+    MLA_UNROLL for (int32_t j = 0; j < kKeyTile; ++j) end[j] = static_cast<const uint32_t*>(rows[j]) + steps;
+    for (int64_t chunk = -steps; chunk < 0; chunk += kStepChunk) {
+      prefetcher.step();
+      for (int64_t t = chunk; t < chunk + kStepChunk; ++t) {
+        Operand queries[kRows];
+        MLA_UNROLL for (int32_t r = 0; r < kRows; ++r) queries[r] = load_operand(q + r * q_group_stride);
+        q += kLanes;
+        MLA_UNROLL for (int32_t j = 0; j < kKeyTile; ++j) {
+          const Operand k = broadcast(end[j] + t);
+          MLA_UNROLL for (int32_t r = 0; r < kRows; ++r) sum[r][j] = multiply_add(queries[r], k, sum[r][j]);
+        }
+      }
+    }
+  }
+  MLA_UNROLL for (int32_t r = 0; r < kRows; ++r)
+    MLA_UNROLL for (int32_t j = 0; j < kKeyTile; ++j)
+      hn::StoreU(sum[r][j], kFloats, s + r * s_group_stride + static_cast<int64_t>(key + j) * kLanes);
+}
+
+void scores(const uint32_t* q, int64_t q_group_stride, int32_t num_groups, const Segment* segments,
+            int32_t num_segments, const Prefetch& prefetch, int32_t num_keys, float* s, int64_t s_group_stride) {
+  const Prefetch nothing;
+  int32_t chunks = 0;
+  for (int32_t i = 0; i < num_segments; ++i) chunks += segments[i].steps / kStepChunk;
+  for (int32_t key = 0; key < num_keys; key += kKeyTile) {
+    for (int32_t g = 0; g < num_groups;) {
+      const TilePrefetcher prefetcher(g == 0 ? prefetch : nothing, key, chunks);
+      const uint32_t* queries = q + g * q_group_stride;
+      float* out = s + g * s_group_stride;
+      if (num_groups - g >= kScoreVectors) {
+        score_tile<kScoreVectors>(queries, q_group_stride, segments, num_segments, prefetcher, key, out,
+                                  s_group_stride);
+        g += kScoreVectors;
+      } else {
+        score_tile<1>(queries, q_group_stride, segments, num_segments, prefetcher, key, out, s_group_stride);
+        g += 1;
+      }
+    }
+  }
+}
+
+// ---- softmax ----
+
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3  // targets count down: AVX3 and better
+constexpr float kExponentFloor = -200.0F;
+HWY_INLINE FloatVec times_power_of_two(FloatVec y, FloatVec n) { return FloatVec{_mm512_scalef_ps(y.raw, n.raw)}; }
+#else
+constexpr float kExponentFloor = -127.0F;  // its exponent field is 0: the factor is 0
+HWY_INLINE FloatVec times_power_of_two(FloatVec y, FloatVec n) {
+  return y * hn::BitCast(kFloats, hn::ShiftLeft<23>(hn::ConvertTo(kInts, n) + hn::Set(kInts, 127)));
+}
+#endif
+
+/// The larger of `least` and x; a NaN in x survives.
+HWY_INLINE FloatVec at_least(FloatVec least, FloatVec x) {
+#if HWY_TARGET == HWY_SCALAR
+  return hn::IfThenElse(x < least, least, x);
+#else
+  return hn::Max(least, x);  // x86 returns the second operand if either is NaN, Arm the NaN
+#endif
+}
+
+/// 2^x for x <= 0 with a relative error below 2^-22; exactly 1 for 0, exactly 0 for -inf; NaN stays NaN.
+HWY_INLINE FloatVec exp2_nonpositive(FloatVec x) {
+  x = at_least(hn::Set(kFloats, kExponentFloor), x);
+  const FloatVec n = hn::Round(x);
+  const FloatVec f = x - n;  // in [-0.5, 0.5]; coefficients: minimax for 2^f among those with p(0) = 1
+  FloatVec y = hn::Set(kFloats, 1.32647272e-3F);
+  y = hn::MulAdd(y, f, hn::Set(kFloats, 9.67151269e-3F));
+  y = hn::MulAdd(y, f, hn::Set(kFloats, 5.55073374e-2F));
+  y = hn::MulAdd(y, f, hn::Set(kFloats, 2.40222421e-1F));
+  y = hn::MulAdd(y, f, hn::Set(kFloats, 6.93146978e-1F));
+  y = hn::MulAdd(y, f, hn::Set(kFloats, 1.0F));
+  return times_power_of_two(y, n);
+}
+
+/// Two neighbouring keys' probabilities as one step.
+HWY_INLINE void store_probability(const FloatVec* pair, uint32_t* p) {
+#if MLA_CPU_BF16_PAIRS
+  const WordVec half = hn::Set(kWords, 0x8000U);  // p >= 0 and finite: adding half a unit rounds to nearest
+  const WordVec low = hn::ShiftRight<16>(hn::BitCast(kWords, pair[0]) + half);
+  const WordVec high = hn::And(hn::BitCast(kWords, pair[1]) + half, hn::Set(kWords, 0xFFFF0000U));
+  hn::StoreU(hn::Or(low, high), kWords, p);
+#else
+  hn::StoreU(hn::BitCast(kWords, pair[0]), kWords, p);
+#endif
+}
+
+template <bool kMasked>
+HWY_INLINE FloatVec load_score(const float* s, int32_t key, hn::Vec<Ints> limit) {
+  const FloatVec score = hn::LoadU(kFloats, s + static_cast<int64_t>(key) * kLanes);
+  if constexpr (!kMasked) return score;
+  const auto visible = hn::RebindMask(kFloats, hn::Lt(hn::Set(kInts, key), limit));
+  return hn::IfThenElse(visible, score, hn::Set(kFloats, -HUGE_VALF));
+}
+
+template <bool kMasked>
+HWY_INLINE void softmax_block(const float* s, int32_t num_keys, const int32_t* limits, float scale_log2, float* m,
+                              float* l, float* alpha, uint32_t* p) {
+  const FloatVec lowest = hn::Set(kFloats, -HUGE_VALF);
+  const FloatVec scale = hn::Set(kFloats, scale_log2);
+  const auto limit = kMasked ? hn::LoadU(kInts, limits) : hn::Zero(kInts);
+  FloatVec top[kPack];
+  MLA_UNROLL for (int32_t i = 0; i < kPack; ++i) top[i] = lowest;
+  for (int32_t key = 0; key < num_keys; key += kPack)
+    MLA_UNROLL for (int32_t i = 0; i < kPack; ++i) top[i] = hn::Max(top[i], load_score<kMasked>(s, key + i, limit));
+
+  const FloatVec old_m = hn::LoadU(kFloats, m);
+  const FloatVec new_m = hn::Max(old_m, hn::Max(top[0], top[kPack - 1]) * scale);
+  const FloatVec base = hn::IfThenElse(hn::Eq(new_m, lowest), hn::Zero(kFloats), new_m);  // -inf - -inf would be NaN
+  const FloatVec rescale = exp2_nonpositive(old_m - base);
+  hn::StoreU(new_m, kFloats, m);
+  hn::StoreU(rescale, kFloats, alpha);
+
+  FloatVec sum[kPack];
+  MLA_UNROLL for (int32_t i = 0; i < kPack; ++i) sum[i] = hn::Zero(kFloats);
+  for (int32_t key = 0; key < num_keys; key += kPack) {
+    FloatVec e[kPack];
+    MLA_UNROLL for (int32_t i = 0; i < kPack; ++i) {
+      e[i] = exp2_nonpositive(hn::MulSub(load_score<kMasked>(s, key + i, limit), scale, base));
+      sum[i] = sum[i] + e[i];
+    }
+    store_probability(e, p + static_cast<int64_t>(key / kPack) * kLanes);
+  }
+  const FloatVec total = kPack == 2 ? sum[0] + sum[kPack - 1] : sum[0];
+  hn::StoreU(hn::MulAdd(hn::LoadU(kFloats, l), rescale, total), kFloats, l);
+}
+
+void softmax(const float* s, int32_t num_keys, const int32_t* limit, float scale_log2, float* m, float* l,
+             float* alpha, uint32_t* p) {
+  if (limit != nullptr) {
+    softmax_block<true>(s, num_keys, limit, scale_log2, m, l, alpha, p);
+  } else {
+    softmax_block<false>(s, num_keys, limit, scale_log2, m, l, alpha, p);
+  }
+}
+
+// ---- values ----
+
+#if MLA_CPU_BF16_PAIRS
+/// Packs a slab bit by bit: one call of `step` interleaves 32 channels of two keys.
+class SlabPacker {
+ public:
+  SlabPacker(const SlabSource& source, uint32_t* v)
+      : source_(source), v_(v), end_((source.num_keys + 1) / 2 * (source.width / 32)) {}
+
+  bool done() const { return unit_ == end_; }
+  int32_t remaining() const { return end_ - unit_; }
+
+  HWY_INLINE void step() {
+    alignas(64) static constexpr uint16_t kLow[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+                                                      8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+    const __m512i low = _mm512_load_si512(kLow);
+    const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+    const bool last = 2 * pair_ + 1 == source_.num_keys;  // without a partner: zeros
+    const auto* even = static_cast<const uint16_t*>(source_.rows[2 * pair_]) + source_.channel + half_;
+    const auto* odd = static_cast<const uint16_t*>(source_.rows[2 * pair_ + (last ? 0 : 1)]) + source_.channel + half_;
+    const __m512i a = _mm512_loadu_si512(even);
+    const __m512i b = _mm512_maskz_loadu_epi16(last ? 0U : ~0U, odd);
+    uint32_t* out = v_ + static_cast<int64_t>(pair_) * kSlab + half_;
+    _mm512_storeu_si512(out, _mm512_permutex2var_epi16(a, low, b));
+    _mm512_storeu_si512(out + 16, _mm512_permutex2var_epi16(a, high, b));
+    ++unit_;
+    half_ += 32;
+    if (half_ == source_.width) {
+      half_ = 0;
+      ++pair_;
+    }
+  }
+
+ private:
+  const SlabSource source_;
+  uint32_t* v_;
+  int32_t end_, unit_ = 0, pair_ = 0, half_ = 0;
+};
+
+void pack_slab(const SlabSource& source, uint32_t* v) {
+  for (SlabPacker packer(source, v); !packer.done();) packer.step();
+}
+#else
+template <DType kDtype>
+HWY_INLINE void convert_slab(const SlabSource& source, uint32_t* v) {
+  for (int32_t key = 0; key < source.num_keys; ++key, v += kSlab) {
+    const void* row = advance(source.rows[key], kDtype, source.channel);
+    for (int32_t c = 0; c < source.width; c += kLanes)
+      hn::StoreU(hn::BitCast(kWords, load_as_f32(advance(row, kDtype, c), kDtype)), kWords, v + c);
+  }
+}
+
+void pack_slab(const SlabSource& source, uint32_t* v) {
+  switch (source.dtype) {
+    case DType::kBF16: return convert_slab<DType::kBF16>(source, v);
+    case DType::kF16: return convert_slab<DType::kF16>(source, v);
+    default: return convert_slab<DType::kF32>(source, v);
+  }
+}
+#endif
+
+// ---- output ----
+
+/// Beside each step of keys, `between` does a bit of other work.
+template <class Between>
+HWY_INLINE void accumulate_tile(const uint32_t* p, const uint32_t* v, int32_t key_steps, const float* alpha,
+                                bool first, float* o, const Between& between) {
+  FloatVec sum[kRowTile][kValueVectors];
+  MLA_UNROLL for (int32_t r = 0; r < kRowTile; ++r) {
+    const FloatVec scale = hn::Set(kFloats, alpha[r]);
+    MLA_UNROLL for (int32_t c = 0; c < kValueVectors; ++c)
+      sum[r][c] = first ? hn::Zero(kFloats) : scale * hn::LoadU(kFloats, o + r * kSlab + c * kLanes);
+  }
+  for (int32_t t = 0; t < key_steps; ++t, p += kLanes, v += kSlab) {
+    Operand values[kValueVectors];
+    MLA_UNROLL for (int32_t c = 0; c < kValueVectors; ++c) values[c] = load_operand(v + c * kLanes);
+    MLA_UNROLL for (int32_t r = 0; r < kRowTile; ++r) {
+      const Operand probability = broadcast(p + r);
+      MLA_UNROLL for (int32_t c = 0; c < kValueVectors; ++c)
+        sum[r][c] = multiply_add(probability, values[c], sum[r][c]);
+    }
+    between();
+  }
+  MLA_UNROLL for (int32_t r = 0; r < kRowTile; ++r)
+    MLA_UNROLL for (int32_t c = 0; c < kValueVectors; ++c)
+      hn::StoreU(sum[r][c], kFloats, o + r * kSlab + c * kLanes);
+}
+
+void accumulate(const uint32_t* p, int64_t p_group_stride, const uint32_t* v, const int32_t* key_steps,
+                int32_t num_rows, const float* alpha, bool first, float* o, const SlabSource* next,
+                uint32_t* next_v) {
+  const auto nothing = [] {};
+#if MLA_CPU_BF16_PAIRS
+  SlabPacker packer(next != nullptr ? *next : SlabSource{}, next_v);
+#else
+  static_cast<void>(next);
+  static_cast<void>(next_v);
+#endif
+  for (int32_t c = 0; c < kSlab; c += kValueVectors * kLanes)
+    for (int32_t row = 0; row < num_rows; row += kRowTile) {
+      const int32_t group = row / kLanes;
+      const uint32_t* p_row = p + group * p_group_stride + row % kLanes;
+      float* o_row = o + static_cast<int64_t>(row) * kSlab + c;
+#if MLA_CPU_BF16_PAIRS
+      if (packer.remaining() >= key_steps[group]) {
+        accumulate_tile(p_row, v + c, key_steps[group], alpha + row, first, o_row, [&] { packer.step(); });
+        continue;
+      }
+#endif
+      accumulate_tile(p_row, v + c, key_steps[group], alpha + row, first, o_row, nothing);
+    }
+#if MLA_CPU_BF16_PAIRS
+  while (!packer.done()) packer.step();
+#endif
+}
+
+void store_row(const float* o, int64_t o_slab_stride, int32_t d_v, float factor, void* dst, DType dtype) {
+  const FloatVec scale = hn::Set(kFloats, factor);
+  for (int32_t slab = 0; slab < d_v / kSlab; ++slab, o += o_slab_stride)
+    for (int32_t i = 0; i < kSlab; i += kLanes)
+      store_from_f32(hn::LoadU(kFloats, o + i) * scale, advance(dst, dtype, slab * kSlab + i), dtype);
+}
+
+void weighted_sum(const void* src, int64_t src_stride, DType src_dtype, int32_t n, const float* weight,
+                  int64_t weight_stride, int32_t d, const float* init, void* dst, DType dst_dtype) {
+  for (int32_t i = 0; i < d; i += kLanes) {
+    FloatVec sum = init != nullptr ? hn::LoadU(kFloats, init + i) : hn::Zero(kFloats);
+    for (int32_t state = 0; state < n; ++state) {
+      const float w = weight[state * weight_stride];
+      if (w == 0.0F) continue;  // a state that saw no key may hold anything
+      const void* row = advance(src, src_dtype, state * src_stride + i);
+      sum = hn::MulAdd(hn::Set(kFloats, w), load_as_f32(row, src_dtype), sum);
+    }
+    store_from_f32(sum, advance(dst, dst_dtype, i), dst_dtype);
+  }
+}
+
+constexpr TileKernels kTable = {
+    .lanes = kLanes,
+    .pack = kPack,
+    .pack_query = pack_query,
+    .scores = scores,
+    .softmax = softmax,
+    .pack_slab = pack_slab,
+    .accumulate = accumulate,
+    .store_row = store_row,
+    .weighted_sum = weighted_sum,
+    .convert = convert,
+};
+
+}  // namespace
+}  // namespace mla::cpu::MLA_CPU_ISA

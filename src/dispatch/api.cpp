@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+// workspace_size, plan and run: validate, select, hand over.
+#include <fmt/format.h>
+
+#include <array>
+#include <cstdint>
+#include <memory>
+
+#include "core/validate.h"
+#include "dispatch/context.h"
+#include "dispatch/guard.h"
+
+namespace mla {
+namespace {
+
+using core::Scope;
+
+constexpr size_t kWorkspaceAlignment = 64;
+
+// Each operation's types and what it tells of its arguments.
+
+template <class Params>
+struct Operation;
+
+template <>
+struct Operation<DecodeParams> {
+  using Args = core::DecodeArgs;
+  using Row = dispatch::DecodeRow;
+  static constexpr Op kOp = Op::kDecode;
+  static constexpr std::array kShapeNames = {"batch_size",   "num_tokens", "num_heads",      "d_qk",
+                                             "d_v",          "q.dtype",    "o.dtype",        "page_size",
+                                             "cache.format", "causal",     "batch_invariant"};
+
+  static std::array<int64_t, kShapeNames.size()> shape(const Args& a) {
+    return {a.batch_size,
+            a.num_tokens,
+            a.num_heads,
+            a.d_qk,
+            a.d_v,
+            static_cast<int64_t>(a.q_dtype),
+            static_cast<int64_t>(a.o_dtype),
+            a.cache.page_size,
+            static_cast<int64_t>(a.cache.format),
+            static_cast<int64_t>(a.causal),
+            static_cast<int64_t>(a.batch_invariant)};
+  }
+  static int32_t q_len(const Args& a, int32_t request) { return a.queries.len(request); }
+  static int32_t kv_len(const Args& a, int32_t request) { return a.pages.kv_len[request]; }
+  static Problem problem(const Args& a, Device device) {
+    return {kOp, device, a.q_dtype, a.cache.format, a.num_heads, a.d_qk, a.d_v};
+  }
+};
+
+template <>
+struct Operation<PrefillParams> {
+  using Args = core::PrefillArgs;
+  using Row = dispatch::PrefillRow;
+  static constexpr Op kOp = Op::kPrefill;
+  static constexpr std::array kShapeNames = {"batch_size", "num_tokens", "num_keys", "num_heads", "d_qk",
+                                             "d_v",        "q.dtype",    "o.dtype",  "causal",    "batch_invariant"};
+
+  static std::array<int64_t, kShapeNames.size()> shape(const Args& a) {
+    return {a.batch_size,
+            a.num_tokens,
+            a.num_keys,
+            a.num_heads,
+            a.d_qk,
+            a.d_v,
+            static_cast<int64_t>(a.dtype),
+            static_cast<int64_t>(a.o_dtype),
+            static_cast<int64_t>(a.causal),
+            static_cast<int64_t>(a.batch_invariant)};
+  }
+  static int32_t q_len(const Args& a, int32_t b) { return a.qo_indptr[b + 1] - a.qo_indptr[b]; }
+  static int32_t kv_len(const Args& a, int32_t b) { return a.kv_indptr[b + 1] - a.kv_indptr[b]; }
+  static Problem problem(const Args& a, Device device) {
+    return {kOp, device, a.dtype, CacheFormat::kBF16, a.num_heads, a.d_qk, a.d_v};
+  }
+};
+
+Problem problem_of(const core::MergeStatesArgs& a, Device device) {
+  return {Op::kMergeStates, device, a.partial_dtype, CacheFormat::kBF16, a.num_heads, a.d_v, a.d_v};
+}
+Problem problem_of(const core::AppendArgs& a, Device device) {
+  return {Op::kAppend, device, a.dtype, a.cache.format, 1, a.cache.d_ckv + a.cache.d_kpe, a.cache.d_ckv};
+}
+Problem problem_of(const core::GatherArgs& a, Device device) {
+  return {Op::kGather, device, a.out_dtype, a.cache.format, 1, a.cache.d_ckv + a.cache.d_kpe, a.cache.d_ckv};
+}
+
+Status no_context(Op op) {
+  return {StatusCode::kInvalidArgument,
+          fmt::format("{}: context: expected a live context, got one moved from", name(op))};
+}
+
+/// Quantized formats have no arguments yet: the verdicts say why no row (or not the forced one) reads them.
+template <class Row>
+Status refuse_quantized(const Context& context, Op op, const KvCache& cache) {
+  if (kv_layout(cache.format).scale_kind == ScaleKind::kNone) return {};
+  Status error;
+  dispatch::select(dispatch::table<Row>(), {.op = op, .cache = cache.format}, context.backend(), error);
+  return error;
+}
+
+template <class Params>
+Status refuse_quantized(const Context& context, const Params& params) {
+  if constexpr (requires { params.cache; })
+    return refuse_quantized<typename Operation<Params>::Row>(context, Operation<Params>::kOp, params.cache);
+  else
+    return {};
+}
+
+/// Validated parameters and, for planning, the row that will run them.
+template <class Params>
+struct Prepared {
+  typename Operation<Params>::Args args;
+  Device device;
+  const typename Operation<Params>::Row* row = nullptr;
+  size_t workspace_bytes = 0;  // of the row, aligned
+};
+
+template <class Params>
+Status prepare(const Context& context, const Params& params, Prepared<Params>& prepared) {
+  using O = Operation<Params>;
+  if (!context.valid()) return no_context(O::kOp);
+  if (Status status = refuse_quantized(context, params); !status.ok()) return status;
+  Status status = core::validate(params, Scope::kShapesAndLengths, prepared.args, prepared.device);
+  if (!status.ok()) return status;
+  prepared.row = dispatch::select(dispatch::table<typename O::Row>(), O::problem(prepared.args, prepared.device),
+                                  context.backend(), status);
+  if (prepared.row == nullptr) return status;
+  if (prepared.args.num_tokens > 0)
+    prepared.workspace_bytes = prepared.row->workspace_size(prepared.args, context.num_threads());
+  return {};
+}
+
+/// What the caller must bring so that an aligned block fits, wherever the buffer starts.
+size_t with_slack(size_t bytes) { return bytes == 0 ? 0 : bytes + kWorkspaceAlignment; }
+
+template <class Params>
+Result<size_t> size_for(const Context& context, const Params& params) {
+  return dispatch::guarded([&]() -> Result<size_t> {
+    Prepared<Params> prepared;
+    if (Status status = prepare(context, params, prepared); !status.ok()) return status;
+    return with_slack(prepared.workspace_bytes);
+  });
+}
+
+template <class Params>
+Result<Plan> make_plan(const Context& context, const Params& params, std::span<std::byte> workspace) {
+  using O = Operation<Params>;
+  return dispatch::guarded([&]() -> Result<Plan> {
+    Prepared<Params> prepared;
+    if (Status status = prepare(context, params, prepared); !status.ok()) return status;
+    const size_t needed = with_slack(prepared.workspace_bytes);
+    if (workspace.size() < needed)
+      return Status(StatusCode::kWorkspaceTooSmall, fmt::format("{}: workspace: expected at least {} bytes, got {}",
+                                                                name(O::kOp), needed, workspace.size()));
+    if (workspace.data() == nullptr && needed > 0)
+      return Status(StatusCode::kInvalidArgument,
+                    fmt::format("{}: workspace: expected data, got a null pointer", name(O::kOp)));
+    auto impl = std::make_unique<Plan::Impl>();
+    impl->row = prepared.row;
+    impl->num_threads = context.num_threads();
+    const auto shape = O::shape(prepared.args);
+    impl->shape.assign(shape.begin(), shape.end());
+    for (int32_t b = 0; b < prepared.args.batch_size; ++b) {
+      impl->q_len.push_back(O::q_len(prepared.args, b));
+      impl->kv_len.push_back(O::kv_len(prepared.args, b));
+    }
+    void* start = workspace.data();
+    size_t space = workspace.size();
+    if (prepared.workspace_bytes > 0 &&
+        std::align(kWorkspaceAlignment, prepared.workspace_bytes, start, space) != nullptr)
+      impl->workspace = {static_cast<std::byte*>(start), prepared.workspace_bytes};
+    if (prepared.args.num_tokens > 0)
+      impl->summary = prepared.row->plan(prepared.args, impl->num_threads, impl->workspace);
+    else
+      impl->summary.text = "no query tokens: nothing to do";
+    return Plan(std::move(impl));
+  });
+}
+
+/// Whether `args` are what was planned. The first difference is named.
+template <class Params>
+Status check_planned(const Plan::Impl& plan, const typename Operation<Params>::Args& args) {
+  using O = Operation<Params>;
+  const auto differs = [](std::string_view field, int64_t planned, int64_t given, const std::string& where) {
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("{}: {}: expected {} as planned, got {}{}", name(O::kOp), field, planned, given, where));
+  };
+  const auto shape = O::shape(args);
+  for (size_t i = 0; i < shape.size(); ++i)
+    if (shape[i] != plan.shape[i]) return differs(O::kShapeNames[i], plan.shape[i], shape[i], "");
+  for (int32_t b = 0; b < args.batch_size; ++b) {
+    const auto at = static_cast<size_t>(b);
+    if (O::q_len(args, b) != plan.q_len[at])
+      return differs("q_len", plan.q_len[at], O::q_len(args, b), fmt::format(" for request {}", b));
+    if (O::kv_len(args, b) != plan.kv_len[at])
+      return differs("kv_len", plan.kv_len[at], O::kv_len(args, b), fmt::format(" for request {}", b));
+  }
+  return {};
+}
+
+template <class Params>
+Status run_planned(const Context& context, const Plan& plan, const Params& params) {
+  using O = Operation<Params>;
+  return dispatch::guarded([&]() -> Status {
+    const auto wrong_plan = [](std::string_view expected, std::string_view given) {
+      return Status(StatusCode::kInvalidArgument,
+                    fmt::format("{}: plan: expected {}, got {}", name(O::kOp), expected, given));
+    };
+    if (!context.valid()) return no_context(O::kOp);
+    if (!plan.valid()) return wrong_plan("one that plan() made", "an empty one");
+    const Plan::Impl& planned = plan.impl();
+    const auto* row = std::get_if<const typename O::Row*>(&planned.row);
+    if (row == nullptr) return wrong_plan(fmt::format("one for {}", name(O::kOp)), "one for another operation");
+    if (planned.num_threads != context.num_threads())
+      return wrong_plan(fmt::format("one for a context of {} threads", context.num_threads()),
+                        fmt::format("one for {}", planned.num_threads));
+    if (Status status = refuse_quantized(context, params); !status.ok()) return status;
+    typename O::Args args;
+    Device device;
+    Status status = core::validate(params, Scope::kAll, args, device);
+    if (!status.ok()) return status;
+    if (device.type != DeviceType::kCpu) return wrong_plan("tensors on the cpu, as planned", "another device");
+    status = check_planned<Params>(planned, args);
+    if (status.ok() && args.num_tokens > 0) (*row)->run(args, context.impl().pool, planned.workspace);
+    return status;
+  });
+}
+
+/// An operation without a plan. `rows` of the outputs: nothing runs if there are none.
+template <class Args, class Row, class Params>
+Status run_direct(const Context& context, Op op, dispatch::SelectionCache<Row> Context::Impl::*cache,
+                  int64_t Args::*rows, const Params& params) {
+  return dispatch::guarded([&]() -> Status {
+    if (!context.valid()) return no_context(op);
+    if constexpr (requires { params.cache; })
+      if (Status status = refuse_quantized<Row>(context, op, params.cache); !status.ok()) return status;
+    Args args;
+    Device device;
+    Status status = core::validate(params, args, device);
+    if (!status.ok()) return status;
+    const Row* row = (context.impl().*cache).find_or_select(problem_of(args, device), context.backend(), status);
+    if (row == nullptr) return status;
+    if (args.*rows > 0) row->run(args, context.impl().pool);
+    return {};
+  });
+}
+
+}  // namespace
+
+Result<size_t> workspace_size(const Context& context, const DecodeParams& params) { return size_for(context, params); }
+Result<size_t> workspace_size(const Context& context, const PrefillParams& params) { return size_for(context, params); }
+
+Result<Plan> plan(const Context& context, const DecodeParams& params, std::span<std::byte> workspace) {
+  return make_plan(context, params, workspace);
+}
+Result<Plan> plan(const Context& context, const PrefillParams& params, std::span<std::byte> workspace) {
+  return make_plan(context, params, workspace);
+}
+
+Status run(const Context& context, const Plan& plan, const DecodeParams& params) {
+  return run_planned(context, plan, params);
+}
+Status run(const Context& context, const Plan& plan, const PrefillParams& params) {
+  return run_planned(context, plan, params);
+}
+
+Status run(const Context& context, const MergeStatesParams& params) {
+  return run_direct(context, Op::kMergeStates, &Context::Impl::merge_states, &core::MergeStatesArgs::num_tokens,
+                    params);
+}
+Status run(const Context& context, const AppendParams& params) {
+  return run_direct(context, Op::kAppend, &Context::Impl::append, &core::AppendArgs::num_tokens, params);
+}
+Status run(const Context& context, const GatherParams& params) {
+  return run_direct(context, Op::kGather, &Context::Impl::gather, &core::GatherArgs::num_rows, params);
+}
+
+}  // namespace mla

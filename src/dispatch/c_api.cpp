@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+// The C ABI over the C++ API.
+#include "mla/c_api.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "dispatch/c_tensors.h"
+#include "dispatch/guard.h"
+#include "mla/mla.h"
+
+struct mla_context {
+  mla::Context context;
+};
+
+struct mla_plan {
+  mla::Plan plan;
+  std::string backend;
+  std::string description;
+};
+
+namespace {
+
+using mla::Op;
+using mla::Result;
+using mla::Status;
+using mla::StatusCode;
+using mla::dispatch::guarded;
+using mla::dispatch::TensorReader;
+
+thread_local std::string last_error;
+
+/// The status as the ABI returns it.
+int report(const Status& status) noexcept {
+  if (status.ok()) return MLA_OK;
+  try {
+    last_error = status.message();
+  } catch (...) {
+    last_error.clear();
+  }
+  return static_cast<int>(status.code());
+}
+
+Status null_pointer(std::string_view where, std::string_view field) {
+  return {StatusCode::kInvalidArgument, fmt::format("{}: {}: expected a pointer, got null", where, field)};
+}
+
+/// Copies a caller's struct, of its version's size, into this version's: absent fields are zero, unknown ones must be.
+template <class T>
+Status read_struct(std::string_view where, const T* given, T& params) {
+  if (given == nullptr) return null_pointer(where, "params");
+  const size_t size = given->struct_size;
+  const auto* bytes = reinterpret_cast<const unsigned char*>(given);
+  // The first version of every struct is this one; a later version adds fields and keeps this floor.
+  constexpr size_t kFirstVersion = sizeof(T);
+  constexpr size_t kLargest = 4096;
+  if (size < kFirstVersion || size > kLargest)
+    return {StatusCode::kInvalidArgument,
+            fmt::format("{}: struct_size: expected {} to {} bytes, got {}", where, kFirstVersion, kLargest, size)};
+  if (std::any_of(bytes + sizeof(T), bytes + size, [](unsigned char byte) { return byte != 0; }))
+    return {
+        StatusCode::kInvalidArgument,
+        fmt::format("{}: struct_size: expected only zeros after the {} bytes this version knows", where, sizeof(T))};
+  std::memcpy(&params, given, sizeof(T));
+  return {};
+}
+
+/// Reads the struct and its tensors, then calls f(context, params). The path of every operation.
+template <class CParams, class F>
+int call(Op op, const mla_context* context, const CParams* given, F&& f) {
+  return report(guarded([&]() -> Status {
+    if (context == nullptr) return null_pointer(mla::name(op), "context");
+    CParams copy;
+    if (Status status = read_struct(mla::name(op), given, copy); !status.ok()) return status;
+    TensorReader reader(op);
+    const auto params = mla::dispatch::read(copy, reader);
+    if (!reader.status().ok()) return reader.status();
+    return f(context->context, params);
+  }));
+}
+
+template <class CParams>
+int workspace_size_of(Op op, const mla_context* context, const CParams* given, size_t* out) {
+  return call(op, context, given, [&](const mla::Context& c, const auto& params) -> Status {
+    if (out == nullptr) return null_pointer(mla::name(op), "out");
+    const Result<size_t> size = mla::workspace_size(c, params);
+    if (size.ok()) *out = *size;
+    return size.status();
+  });
+}
+
+template <class CParams>
+int make_plan(Op op, const mla_context* context, const CParams* given, void* workspace, size_t workspace_size,
+              mla_plan** out) {
+  return call(op, context, given, [&](const mla::Context& c, const auto& params) -> Status {
+    if (out == nullptr) return null_pointer(mla::name(op), "out");
+    Result<mla::Plan> plan = mla::plan(c, params, {static_cast<std::byte*>(workspace), workspace_size});
+    if (!plan.ok()) return plan.status();
+    std::string backend(plan->backend());
+    std::string description = plan->describe();
+    *out = new mla_plan{std::move(*plan), std::move(backend), std::move(description)};
+    return {};
+  });
+}
+
+template <class CParams>
+int run_plan(Op op, const mla_context* context, const mla_plan* plan, const CParams* given) {
+  return call(op, context, given, [&](const mla::Context& c, const auto& params) -> Status {
+    if (plan == nullptr) return null_pointer(mla::name(op), "plan");
+    return mla::run(c, plan->plan, params);
+  });
+}
+
+template <class CParams>
+int run_direct(Op op, const mla_context* context, const CParams* given) {
+  return call(op, context, given, [](const mla::Context& c, const auto& params) { return mla::run(c, params); });
+}
+
+constexpr Op kOps[] = {Op::kDecode, Op::kPrefill, Op::kMergeStates, Op::kAppend, Op::kGather};
+
+Status check_op(std::string_view where, int32_t op) {
+  if (op >= 0 && op < static_cast<int32_t>(std::size(kOps))) return {};
+  return {StatusCode::kInvalidArgument,
+          fmt::format("{}: op: expected 0 to {}, got {}", where, std::size(kOps) - 1, op)};
+}
+
+/// Names with the life of the process.
+const std::vector<std::string>& names_of(int32_t op) {
+  static const auto names = [] {
+    std::vector<std::vector<std::string>> all;
+    for (Op each : kOps) all.push_back(mla::backend_names(each));
+    return all;
+  }();
+  return names[static_cast<size_t>(op)];
+}
+
+Result<mla::Problem> read_problem(const mla_problem* given) {
+  mla_problem problem;
+  if (Status status = read_struct("explain", given, problem); !status.ok()) return status;
+  if (Status status = check_op("explain", problem.op); !status.ok()) return status;
+  const int32_t formats = static_cast<int32_t>(std::size(mla::kAllCacheFormats));
+  if (problem.cache_format < 0 || problem.cache_format >= formats)
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("explain: cache_format: expected 0 to {}, got {}", formats - 1, problem.cache_format));
+  return mla::Problem{.op = static_cast<Op>(problem.op),
+                      .device = {static_cast<mla::DeviceType>(problem.device.device_type), problem.device.device_id},
+                      .q_dtype = mla::dispatch::dtype_of(problem.q_dtype),
+                      .cache = static_cast<mla::CacheFormat>(problem.cache_format),
+                      .num_heads = problem.num_heads,
+                      .d_qk = problem.d_qk,
+                      .d_v = problem.d_v};
+}
+
+std::string explanation_text(const mla::Explanation& explanation) {
+  std::string text;
+  for (const mla::BackendVerdict& row : explanation.rows)
+    text += fmt::format("{}: {}, {}\n", row.name, row.usable ? "yes" : "no", row.reason);
+  text += explanation.selected.empty() ? fmt::format("selected: none, {}\n", explanation.error)
+                                       : fmt::format("selected: {}\n", explanation.selected);
+  return text;
+}
+
+}  // namespace
+
+extern "C" {
+
+const char* mla_version(void) { return mla::version().data(); }
+
+const char* mla_last_error(void) { return last_error.c_str(); }
+
+int mla_context_create(const mla_context_options* options, mla_context** out) {
+  return report(guarded([&]() -> Status {
+    if (out == nullptr) return null_pointer("context", "out");
+    mla::ContextOptions wanted;
+    if (options != nullptr) {
+      mla_context_options copy;
+      if (Status status = read_struct("context", options, copy); !status.ok()) return status;
+      if (copy.num_affinity < 0 || (copy.num_affinity > 0 && copy.affinity == nullptr))
+        return {StatusCode::kInvalidArgument,
+                fmt::format("context: affinity: expected num_affinity processors, got {} at a {} pointer",
+                            copy.num_affinity, copy.affinity == nullptr ? "null" : "valid")};
+      wanted.num_threads = copy.num_threads;
+      wanted.affinity.assign(copy.affinity, copy.affinity + copy.num_affinity);
+      if (copy.backend != nullptr) wanted.backend = copy.backend;
+    }
+    Result<mla::Context> context = mla::Context::create(wanted);
+    if (!context.ok()) return context.status();
+    *out = new mla_context{std::move(*context)};
+    return {};
+  }));
+}
+
+void mla_context_destroy(mla_context* context) { delete context; }
+
+int32_t mla_context_num_threads(const mla_context* context) {
+  return context != nullptr ? context->context.num_threads() : 0;
+}
+
+int mla_decode_workspace_size(const mla_context* context, const mla_decode_params* params, size_t* out) {
+  return workspace_size_of(Op::kDecode, context, params, out);
+}
+int mla_prefill_workspace_size(const mla_context* context, const mla_prefill_params* params, size_t* out) {
+  return workspace_size_of(Op::kPrefill, context, params, out);
+}
+
+int mla_decode_plan(const mla_context* context, const mla_decode_params* params, void* workspace, size_t workspace_size,
+                    mla_plan** out) {
+  return make_plan(Op::kDecode, context, params, workspace, workspace_size, out);
+}
+int mla_prefill_plan(const mla_context* context, const mla_prefill_params* params, void* workspace,
+                     size_t workspace_size, mla_plan** out) {
+  return make_plan(Op::kPrefill, context, params, workspace, workspace_size, out);
+}
+
+void mla_plan_destroy(mla_plan* plan) { delete plan; }
+const char* mla_plan_backend(const mla_plan* plan) { return plan != nullptr ? plan->backend.c_str() : ""; }
+const char* mla_plan_describe(const mla_plan* plan) { return plan != nullptr ? plan->description.c_str() : ""; }
+
+int mla_decode_run(const mla_context* context, const mla_plan* plan, const mla_decode_params* params) {
+  return run_plan(Op::kDecode, context, plan, params);
+}
+int mla_prefill_run(const mla_context* context, const mla_plan* plan, const mla_prefill_params* params) {
+  return run_plan(Op::kPrefill, context, plan, params);
+}
+
+int mla_merge_states_run(const mla_context* context, const mla_merge_states_params* params) {
+  return run_direct(Op::kMergeStates, context, params);
+}
+int mla_append_run(const mla_context* context, const mla_append_params* params) {
+  return run_direct(Op::kAppend, context, params);
+}
+int mla_gather_run(const mla_context* context, const mla_gather_params* params) {
+  return run_direct(Op::kGather, context, params);
+}
+
+int mla_backend_count(int32_t op, size_t* out) {
+  return report(guarded([&]() -> Status {
+    if (out == nullptr) return null_pointer("backend_count", "out");
+    if (Status status = check_op("backend_count", op); !status.ok()) return status;
+    *out = names_of(op).size();
+    return {};
+  }));
+}
+
+int mla_backend_name(int32_t op, size_t index, const char** out) {
+  return report(guarded([&]() -> Status {
+    if (out == nullptr) return null_pointer("backend_name", "out");
+    if (Status status = check_op("backend_name", op); !status.ok()) return status;
+    const std::vector<std::string>& names = names_of(op);
+    if (index >= names.size())
+      return {StatusCode::kInvalidArgument,
+              fmt::format("backend_name: index: expected less than {}, got {}", names.size(), index)};
+    *out = names[index].c_str();
+    return {};
+  }));
+}
+
+int mla_explain(const mla_problem* problem, const char* force, char* text, size_t capacity, size_t* length) {
+  return report(guarded([&]() -> Status {
+    if (text == nullptr && capacity > 0) return null_pointer("explain", "text");
+    const Result<mla::Problem> wanted = read_problem(problem);
+    if (!wanted.ok()) return wanted.status();
+    const std::string all = explanation_text(mla::explain(*wanted, force != nullptr ? force : ""));
+    if (length != nullptr) *length = all.size();
+    if (capacity > 0) text[all.copy(text, capacity - 1)] = '\0';
+    return {};
+  }));
+}
+
+}  // extern "C"

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// Context and Plan as objects.
+#include "dispatch/context.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <system_error>
+#include <type_traits>
+
+#include "dispatch/guard.h"
+
+namespace mla {
+namespace {
+
+constexpr int32_t kMostThreads = 1024;
+
+Status invalid(std::string_view field, std::string text) {
+  return {StatusCode::kInvalidArgument, fmt::format("context: {}: {}", field, text)};
+}
+
+/// Whether `force` names a row or family of any operation.
+bool known_backend(std::string_view force) {
+  for (Op op : {Op::kDecode, Op::kPrefill, Op::kMergeStates, Op::kAppend, Op::kGather})
+    for (const std::string& name : backend_names(op))
+      if (dispatch::covers(force, name)) return true;
+  return false;
+}
+
+}  // namespace
+
+Result<Context> Context::create(const ContextOptions& options) {
+  return dispatch::guarded([&]() -> Result<Context> {
+    const int32_t num_threads = options.num_threads == 0 ? machine_info().threads : options.num_threads;
+    if (num_threads < 0 || num_threads > kMostThreads)
+      return invalid("num_threads", fmt::format("expected 0 to {}, got {}", kMostThreads, num_threads));
+    if (!options.affinity.empty() && options.affinity.size() != static_cast<size_t>(num_threads))
+      return invalid("affinity", fmt::format("expected {} entries, one for each thread, got {}", num_threads,
+                                             options.affinity.size()));
+    std::string force(dispatch::forced_backend(options.backend));
+    if (!known_backend(force))
+      return invalid("backend", fmt::format("expected one of {}, a family such as cpu, or auto, got \"{}\"",
+                                            fmt::join(backend_names(Op::kDecode), ", "), force));
+    try {
+      return Context(std::make_unique<Impl>(num_threads, options.affinity, std::move(force)));
+    } catch (const std::system_error& error) {
+      return Status(StatusCode::kInternal,
+                    fmt::format("context: cannot start {} threads: {}", num_threads, error.what()));
+    } catch (const core::PinningError& error) {
+      return invalid("affinity", fmt::format("expected processors this process may use, got {} for worker {}",
+                                             error.processor, error.worker));
+    }
+  });
+}
+
+Context::Context(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Context::Context(Context&&) noexcept = default;
+Context& Context::operator=(Context&&) noexcept = default;
+Context::~Context() = default;
+
+bool Context::valid() const { return impl_ != nullptr; }
+int32_t Context::num_threads() const { return impl_ != nullptr ? impl_->pool.size() : 0; }
+const std::string& Context::backend() const {
+  static const std::string none;
+  return impl_ != nullptr ? impl_->backend : none;
+}
+
+Plan::Plan() = default;
+Plan::Plan(Plan&&) noexcept = default;
+Plan& Plan::operator=(Plan&&) noexcept = default;
+Plan::~Plan() = default;
+Plan::Plan(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+bool Plan::valid() const { return impl_ != nullptr; }
+std::string_view Plan::backend() const {
+  if (impl_ == nullptr) return {};
+  return std::visit([](const auto* row) { return row->name; }, impl_->row);
+}
+std::string Plan::describe() const { return impl_ != nullptr ? impl_->summary.text : std::string(); }
+size_t Plan::num_tasks() const { return impl_ != nullptr ? impl_->summary.num_tasks : 0; }
+size_t Plan::num_splits() const { return impl_ != nullptr ? impl_->summary.num_splits : 0; }
+
+}  // namespace mla

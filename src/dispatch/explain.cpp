@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <exception>
+
+#include "dispatch/select.h"
+#include "dispatch/tables.h"
+
+namespace mla {
+namespace dispatch {
+
+Status unknown_backend(Op op, std::string_view force, std::span<const std::string_view> names) {
+  return {StatusCode::kInvalidArgument,
+          fmt::format("{}: backend: expected one of {}, a family such as cpu, or auto, got \"{}\"", name(op),
+                      fmt::join(names, ", "), force)};
+}
+
+Status unusable(Op op, std::string_view force, std::span<const BackendVerdict> refused) {
+  std::string text = force.empty() ? fmt::format("{}: no backend can run this", name(op))
+                                   : fmt::format("{}: backend: \"{}\" cannot run this", name(op), force);
+  for (const BackendVerdict& row : refused)
+    text += fmt::format("{} {}: {}", &row == refused.data() ? ":" : ";", row.name, row.reason);
+  return {StatusCode::kUnsupported, std::move(text)};
+}
+
+}  // namespace dispatch
+
+namespace {
+
+/// Calls f with the table of an operation.
+template <class F>
+auto with_table(Op op, F&& f) {
+  using namespace dispatch;  // NOLINT(google-build-using-namespace): one line of row types
+  switch (op) {
+    case Op::kPrefill: return f(table<PrefillRow>());
+    case Op::kMergeStates: return f(table<MergeStatesRow>());
+    case Op::kAppend: return f(table<AppendRow>());
+    case Op::kGather: return f(table<GatherRow>());
+    case Op::kDecode: break;
+  }
+  return f(table<DecodeRow>());
+}
+
+}  // namespace
+
+Explanation explain(const Problem& problem, std::string_view force) try {
+  return with_table(problem.op, [&](auto rows) {
+    Explanation result;
+    for (const auto& row : rows) {
+      dispatch::Verdict verdict = row.verdict(problem);
+      result.rows.push_back({std::string(row.name), verdict.usable, std::move(verdict.reason)});
+    }
+    Status error;
+    if (const auto* row = dispatch::select(rows, problem, dispatch::forced_backend(force), error))
+      result.selected = row->name;
+    else
+      result.error = error.message();
+    return result;
+  });
+} catch (const std::exception&) {
+  return {.selected = {}, .error = "out of memory", .rows = {}};
+}
+
+std::vector<std::string> backend_names(Op op) try {
+  return with_table(op, [](auto rows) {
+    std::vector<std::string> names;
+    for (const auto& row : rows) names.emplace_back(row.name);
+    return names;
+  });
+} catch (const std::exception&) {
+  return {};
+}
+
+}  // namespace mla

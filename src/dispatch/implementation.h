@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// A row of an operation's table: what a backend provides.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "core/args.h"
+#include "core/thread_pool.h"
+#include "mla/backend.h"
+
+namespace mla::dispatch {
+
+/// "Can you run this?": yes, or why not. Selection asks the same function.
+struct Verdict {
+  bool usable = false;
+  std::string reason;
+};
+
+/// What a plan says of itself.
+struct PlanSummary {
+  size_t num_tasks = 0;
+  size_t num_splits = 0;
+  std::string text;
+};
+
+/// A backend's implementation of a planned operation (decode, prefill). `workspace` is 64-byte aligned and at least
+/// workspace_size(args, num_threads) long; `plan` writes the work list into it and `run` reads it there. `run` gets
+/// arguments of the same shapes and lengths as `plan` did.
+template <class Args>
+struct PlannedImplementation {
+  std::string_view name;
+  Verdict (*verdict)(const Problem& problem);
+  size_t (*workspace_size)(const Args& args, int32_t num_threads);
+  PlanSummary (*plan)(const Args& args, int32_t num_threads, std::span<std::byte> workspace);
+  void (*run)(const Args& args, core::ThreadPool& pool, std::span<std::byte> workspace);
+};
+
+/// A backend's implementation of an operation that needs no plan (merge_states, append, gather).
+template <class Args>
+struct DirectImplementation {
+  std::string_view name;
+  Verdict (*verdict)(const Problem& problem);
+  void (*run)(const Args& args, core::ThreadPool& pool);
+};
+
+}  // namespace mla::dispatch

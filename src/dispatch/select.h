@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Selection: the first row that the caller admits and that can run the problem. `explain` prints what this asked.
+#pragma once
+
+#include <cstdlib>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "dispatch/implementation.h"
+#include "mla/status.h"
+
+namespace mla::dispatch {
+
+/// Whether a forced name covers a row: "" and "auto" cover all, "cpu_avx2" one row, "cpu" a family.
+inline bool covers(std::string_view force, std::string_view row) {
+  if (force.empty() || force == "auto" || force == row) return true;
+  return row.size() > force.size() && row.starts_with(force) && row[force.size()] == '_';
+}
+
+/// The rows of a table that a forced name admits. The name of a row means that row, even if it also begins others
+/// ("cpu_avx512" and "cpu_avx512_bf16").
+template <class Row>
+class Admitted {
+ public:
+  Admitted(std::span<const Row> rows, std::string_view force) : force_(force) {
+    for (const Row& row : rows) exact_ = exact_ || row.name == force;
+  }
+  bool operator()(const Row& row) const { return exact_ ? row.name == force_ : covers(force_, row.name); }
+
+ private:
+  std::string_view force_;
+  bool exact_ = false;
+};
+
+/// What is forced: the caller's choice, else MLA_BACKEND, else "".
+inline std::string_view forced_backend(std::string_view asked) {
+  if (asked.empty() || asked == "auto") {
+    const char* from_environment = std::getenv("MLA_BACKEND");
+    asked = from_environment != nullptr ? from_environment : "";
+  }
+  return asked == "auto" ? std::string_view() : asked;
+}
+
+/// "decode: backend: expected one of cpu_avx2, reference, got foo"
+Status unknown_backend(Op op, std::string_view force, std::span<const std::string_view> names);
+/// "decode: no backend can run this: cpu_avx2: <reason>; reference: <reason>"
+Status unusable(Op op, std::string_view force, std::span<const BackendVerdict> refused);
+
+/// The row that runs `problem`, or null with the reasons in `error`. Success allocates nothing beyond what the
+/// verdicts of the rows before it do.
+template <class Row>
+const Row* select(std::span<const Row> rows, const Problem& problem, std::string_view force, Status& error) {
+  const Admitted<Row> admitted(rows, force);
+  for (const Row& row : rows)
+    if (admitted(row) && row.verdict(problem).usable) return &row;
+
+  std::vector<std::string_view> names;
+  std::vector<BackendVerdict> refused;
+  for (const Row& row : rows) {
+    names.push_back(row.name);
+    if (admitted(row)) refused.push_back({std::string(row.name), false, row.verdict(problem).reason});
+  }
+  error = refused.empty() ? unknown_backend(problem.op, force, names) : unusable(problem.op, force, refused);
+  return nullptr;
+}
+
+}  // namespace mla::dispatch

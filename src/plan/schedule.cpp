@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plan/schedule.h"
+
+#include <algorithm>
+#include <functional>
+#include <queue>
+
+namespace mla::plan {
+namespace {
+
+constexpr int32_t kMinSplitKeys = 32;
+constexpr int32_t kFineAlignment = 16;
+
+int32_t ceil_div(int32_t a, int32_t b) { return (a + b - 1) / b; }
+int32_t round_up(int32_t a, int32_t b) { return ceil_div(a, b) * b; }
+
+int32_t num_row_groups(const CostModel& cost, int32_t num_rows) { return ceil_div(num_rows, cost.group_rows); }
+
+/// Keys per split when a unit is cut into about `num_splits`.
+int32_t split_keys(int32_t num_keys, int32_t num_splits, int32_t key_block) {
+  const int32_t keys = ceil_div(num_keys, num_splits);
+  const int32_t alignment = keys >= 4 * key_block ? key_block : kFineAlignment;
+  return std::max(kMinSplitKeys, round_up(keys, alignment));
+}
+
+/// Adds the unit's tasks and their costs, cut every `keys_per_split` keys.
+void add_tasks(const Unit& unit, int32_t keys_per_split, const CostModel& cost, Schedule& schedule,
+               std::vector<double>& costs) {
+  const int32_t num_splits = std::max(1, ceil_div(unit.num_keys, keys_per_split));
+  const int32_t slot = num_splits > 1 ? schedule.num_partials : -1;
+  for (int32_t i = 0; i < num_splits; ++i) {
+    const int32_t begin = i * keys_per_split;
+    const int32_t end = std::min(unit.num_keys, begin + keys_per_split);
+    schedule.tasks.push_back({.request = unit.request, .head = unit.head, .row_begin = unit.row_begin,
+                              .row_count = unit.row_count, .kv_begin = begin, .kv_end = end, .split_idx = i,
+                              .num_splits = num_splits, .partial_slot = slot});
+    const double split_cost = num_splits > 1 ? cost.per_split_group * num_row_groups(cost, unit.row_count) : 0.0;
+    costs.push_back(task_cost(cost, unit.row_count, end - begin) + split_cost);
+  }
+  if (num_splits > 1) schedule.num_partials += num_splits;
+}
+
+/// Longest first; equal ones in the order of requests, so that neighbours share what they read.
+void order_tasks(Schedule& schedule, std::vector<double>& costs) {
+  std::vector<int32_t> order(costs.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
+  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+    return costs[static_cast<size_t>(a)] > costs[static_cast<size_t>(b)];
+  });
+  std::vector<Task> tasks;
+  std::vector<double> sorted;
+  tasks.reserve(order.size());
+  sorted.reserve(order.size());
+  for (int32_t i : order) {
+    tasks.push_back(schedule.tasks[static_cast<size_t>(i)]);
+    sorted.push_back(costs[static_cast<size_t>(i)]);
+  }
+  schedule.tasks = std::move(tasks);
+  costs = std::move(sorted);
+}
+
+/// Small neighbours form one group, so that taking it from the shared counter costs nothing beside the work.
+void group_tasks(Schedule& schedule, const std::vector<double>& costs, int32_t num_workers) {
+  constexpr double kGroupsPerWorker = 64;
+  const double least = schedule.total_cost / (num_workers * kGroupsPerWorker);
+  schedule.group_begin.assign(1, 0);
+  double sum = 0.0;
+  for (size_t i = 0; i < costs.size(); ++i) {
+    sum += costs[i];
+    if (sum < least && i + 1 < costs.size()) continue;
+    schedule.group_begin.push_back(static_cast<int32_t>(i + 1));
+    sum = 0.0;
+  }
+}
+
+/// The schedule in which no task costs much more than `largest_task` (0: nothing is split).
+Schedule schedule_with_limit(std::span<const Unit> units, const SplitOptions& options, double largest_task) {
+  Schedule schedule;
+  std::vector<double> costs;
+  schedule.tasks.reserve(units.size());
+  costs.reserve(units.size());
+  for (const Unit& unit : units) {
+    int32_t keys = std::max(1, unit.num_keys);
+    if (options.split && options.batch_invariant) {
+      keys = split_keys(keys, invariant_num_splits(keys), options.key_block);
+    } else if (largest_task > 0.0) {
+      const double whole = task_cost(options.cost, unit.row_count, unit.num_keys);
+      const auto num_splits = static_cast<int32_t>(std::min(1024.0, whole / largest_task + 0.5));
+      if (num_splits > 1) keys = split_keys(keys, num_splits, options.key_block);
+    }
+    add_tasks(unit, keys, options.cost, schedule, costs);
+  }
+  order_tasks(schedule, costs);
+  for (double cost : costs) schedule.total_cost += cost;
+  schedule.makespan = simulate(costs, options.num_workers);
+  group_tasks(schedule, costs, options.num_workers);
+  return schedule;
+}
+
+}  // namespace
+
+int32_t invariant_num_splits(int32_t num_keys) {
+  return std::clamp(num_keys / kInvariantSplitKeys, 1, kInvariantMaxSplits);
+}
+
+double task_cost(const CostModel& cost, int32_t num_rows, int32_t num_keys) {
+  const int32_t groups = num_row_groups(cost, num_rows);
+  return (groups + cost.per_key) * num_keys + cost.per_task_group * groups;
+}
+
+double simulate(std::span<const double> costs, int32_t num_workers) {
+  std::priority_queue<double, std::vector<double>, std::greater<>> free_at;
+  for (int32_t i = 0; i < num_workers; ++i) free_at.push(0.0);
+  double last = 0.0;
+  for (double cost : costs) {
+    const double end = free_at.top() + cost;
+    free_at.pop();
+    free_at.push(end);
+    last = std::max(last, end);
+  }
+  return last;
+}
+
+int32_t even_block_rows(int32_t num_rows, int32_t max_rows, int32_t group_rows) {
+  const int32_t blocks = std::max(1, ceil_div(num_rows, max_rows));
+  return std::min(max_rows, round_up(ceil_div(num_rows, blocks), group_rows));
+}
+
+Schedule make_schedule(std::span<const Unit> units, const SplitOptions& options) {
+  Schedule best = schedule_with_limit(units, options, 0.0);
+  if (!options.split || options.batch_invariant || options.num_workers == 1) return best;
+
+  // Finer splits balance better and cost more to merge: take the first limit that the simulation likes best by 1 %.
+  constexpr double kTasksPerWorker[] = {1, 2, 4, 8};
+  constexpr double kWorthwhile = 0.99;
+  const double share = best.total_cost / options.num_workers;
+  for (double tasks : kTasksPerWorker) {
+    Schedule finer = schedule_with_limit(units, options, share / tasks);
+    if (finer.num_partials > kMaxPartialsPerWorker * options.num_workers) break;
+    if (finer.makespan < kWorthwhile * best.makespan) best = std::move(finer);
+  }
+  return best;
+}
+
+}  // namespace mla::plan

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a batch is cut into tasks and the tasks are ordered for the workers. Pure functions: the same lengths and the
+// same number of workers give the same schedule.
+//
+// A *unit* is a block of query rows of one request (decode: rows = queries x heads) over all its keys. A unit that
+// would keep one worker busy while the others wait is split along its keys; its partial states are merged in order.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace mla::plan {
+
+/// Rows [row_begin, row_begin + row_count) of a request (of one head, in prefill) with keys [kv_begin, kv_end).
+struct Task {
+  int32_t request = 0;
+  int32_t head = 0;  // prefill only
+  int32_t row_begin = 0, row_count = 0;
+  int32_t kv_begin = 0, kv_end = 0;
+  int32_t split_idx = 0, num_splits = 1;
+  int32_t partial_slot = -1;  // first partial state of the unit, which owns num_splits consecutive ones; -1: not split
+};
+
+/// What a row block costs, in units of (row group x key): see docs/kernels/cpu.md for where the numbers come from.
+struct CostModel {
+  int32_t group_rows = 16;      // rows computed together
+  double per_key = 1.5;         // loading and packing a key, whatever the rows
+  double per_task_group = 32;   // packing queries and writing outputs, per row group
+  double per_split_group = 4;   // writing and merging one partial state, per row group
+};
+
+/// A unit before it is split.
+struct Unit {
+  int32_t request = 0;
+  int32_t head = 0;
+  int32_t row_begin = 0, row_count = 0;
+  int32_t num_keys = 0;  // keys its last row sees
+};
+
+struct SplitOptions {
+  int32_t num_workers = 1;
+  int32_t key_block = 64;        // splits longer than this fall on its multiples
+  bool split = true;             // false: units stay whole
+  bool batch_invariant = false;  // split by the unit's own length alone, whatever the batch and the workers
+  CostModel cost = {};
+};
+
+/// Tasks in the order in which workers take them, cut into groups: a worker takes a whole group at a time.
+struct Schedule {
+  std::vector<Task> tasks;
+  std::vector<int32_t> group_begin;  // [num_groups + 1] into tasks
+  int32_t num_partials = 0;          // partial states of row blocks
+  double makespan = 0.0;             // predicted, in the cost model's units
+  double total_cost = 0.0;
+
+  int32_t num_groups() const { return static_cast<int32_t>(group_begin.size()) - 1; }
+};
+
+/// More partial states than this times the workers never arise, unless batch_invariant is set.
+inline constexpr int32_t kMaxPartialsPerWorker = 16;
+/// Keys per split under batch_invariant, until kInvariantMaxSplits of them no longer suffice.
+inline constexpr int32_t kInvariantSplitKeys = 2048;
+inline constexpr int32_t kInvariantMaxSplits = 8;
+
+/// Into how many splits batch_invariant cuts a unit with this many keys.
+int32_t invariant_num_splits(int32_t num_keys);
+
+/// Cost of `num_rows` rows over `num_keys` keys as one task.
+double task_cost(const CostModel& cost, int32_t num_rows, int32_t num_keys);
+
+/// Splits `units` and orders the tasks.
+Schedule make_schedule(std::span<const Unit> units, const SplitOptions& options);
+
+/// Time until `num_workers` have taken all of `costs` in order, each worker taking the next as it becomes free.
+double simulate(std::span<const double> costs, int32_t num_workers);
+
+/// Blocks of at most `max_rows` rows, as even as multiples of `group_rows` allow.
+int32_t even_block_rows(int32_t num_rows, int32_t max_rows, int32_t group_rows);
+
+}  // namespace mla::plan
