@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// mla_tensor against the DLPack header itself: callers cast DLTensor* to it.
+#include <dlpack/dlpack.h>
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <type_traits>
+
+#include "mla/c_api.h"
+#include "mla/mla.h"
+
+namespace {
+
+template <class Ours, class Theirs>
+constexpr bool same_size_and_alignment = sizeof(Ours) == sizeof(Theirs) && alignof(Ours) == alignof(Theirs);
+
+TEST(Layout, TensorIsDlpacks) {
+  EXPECT_TRUE((same_size_and_alignment<mla_tensor, DLTensor>));
+  EXPECT_TRUE((same_size_and_alignment<mla_device, DLDevice>));
+  EXPECT_TRUE((same_size_and_alignment<mla_dtype, DLDataType>));
+  EXPECT_EQ(offsetof(mla_tensor, data), offsetof(DLTensor, data));
+  EXPECT_EQ(offsetof(mla_tensor, device), offsetof(DLTensor, device));
+  EXPECT_EQ(offsetof(mla_tensor, ndim), offsetof(DLTensor, ndim));
+  EXPECT_EQ(offsetof(mla_tensor, dtype), offsetof(DLTensor, dtype));
+  EXPECT_EQ(offsetof(mla_tensor, shape), offsetof(DLTensor, shape));
+  EXPECT_EQ(offsetof(mla_tensor, strides), offsetof(DLTensor, strides));
+  EXPECT_EQ(offsetof(mla_tensor, byte_offset), offsetof(DLTensor, byte_offset));
+  EXPECT_EQ(offsetof(mla_device, device_type), offsetof(DLDevice, device_type));
+  EXPECT_EQ(offsetof(mla_device, device_id), offsetof(DLDevice, device_id));
+  EXPECT_EQ(offsetof(mla_dtype, bits), offsetof(DLDataType, bits));
+  EXPECT_EQ(offsetof(mla_dtype, lanes), offsetof(DLDataType, lanes));
+}
+
+TEST(Layout, CodesAreDlpacks) {
+  EXPECT_EQ(static_cast<int>(MLA_DTYPE_INT), static_cast<int>(kDLInt));
+  EXPECT_EQ(static_cast<int>(MLA_DTYPE_UINT), static_cast<int>(kDLUInt));
+  EXPECT_EQ(static_cast<int>(MLA_DTYPE_FLOAT), static_cast<int>(kDLFloat));
+  EXPECT_EQ(static_cast<int>(MLA_DTYPE_BFLOAT), static_cast<int>(kDLBfloat));
+  EXPECT_EQ(static_cast<int>(MLA_DEVICE_CPU), static_cast<int>(kDLCPU));
+  EXPECT_EQ(static_cast<int>(MLA_DEVICE_CUDA), static_cast<int>(kDLCUDA));
+}
+
+TEST(Layout, EnumerationsAreThoseOfTheCppApi) {
+  EXPECT_EQ(static_cast<int>(MLA_INVALID_ARGUMENT), static_cast<int>(mla::StatusCode::kInvalidArgument));
+  EXPECT_EQ(static_cast<int>(MLA_UNSUPPORTED), static_cast<int>(mla::StatusCode::kUnsupported));
+  EXPECT_EQ(static_cast<int>(MLA_WORKSPACE_TOO_SMALL), static_cast<int>(mla::StatusCode::kWorkspaceTooSmall));
+  EXPECT_EQ(static_cast<int>(MLA_INTERNAL), static_cast<int>(mla::StatusCode::kInternal));
+  EXPECT_EQ(static_cast<int>(MLA_DECODE), static_cast<int>(mla::Op::kDecode));
+  EXPECT_EQ(static_cast<int>(MLA_PREFILL), static_cast<int>(mla::Op::kPrefill));
+  EXPECT_EQ(static_cast<int>(MLA_MERGE_STATES), static_cast<int>(mla::Op::kMergeStates));
+  EXPECT_EQ(static_cast<int>(MLA_APPEND), static_cast<int>(mla::Op::kAppend));
+  EXPECT_EQ(static_cast<int>(MLA_GATHER), static_cast<int>(mla::Op::kGather));
+  EXPECT_EQ(static_cast<int>(MLA_CACHE_F16), static_cast<int>(mla::CacheFormat::kF16));
+  EXPECT_EQ(static_cast<int>(MLA_CACHE_FP8), static_cast<int>(mla::CacheFormat::kFP8));
+  EXPECT_EQ(static_cast<int>(MLA_CACHE_FP8_DS_MLA), static_cast<int>(mla::CacheFormat::kFP8DsMla));
+  EXPECT_EQ(static_cast<int>(MLA_CACHE_FP8_DSV4), static_cast<int>(mla::CacheFormat::kFP8DsV4));
+  EXPECT_EQ(static_cast<int>(MLA_LSE_BASE_2), static_cast<int>(mla::LseBase::kTwo));
+}
+
+TEST(Layout, StructsAreFitForC) {
+  EXPECT_TRUE(std::is_standard_layout_v<mla_decode_params>);
+  EXPECT_TRUE(std::is_trivially_copyable_v<mla_gather_params>);
+  EXPECT_EQ(offsetof(mla_decode_params, struct_size), 0U);
+  EXPECT_EQ(offsetof(mla_problem, struct_size), 0U);
+}
+
+}  // namespace

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// The cache formats against the numbers of their published descriptions, and the scalar conversions.
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "mla/kv_layout.h"
+#include "mla/numeric.h"
+#include "mla/types.h"
+
+namespace mla {
+namespace {
+
+TEST(KvLayout, RowsHaveTheirPublishedSizes) {
+  EXPECT_EQ(row_bytes(CacheFormat::kBF16, 576), 1152);
+  EXPECT_EQ(row_bytes(CacheFormat::kF16, 576), 1152);
+  EXPECT_EQ(row_bytes(CacheFormat::kFP8, 576), 576);
+  EXPECT_EQ(row_bytes(CacheFormat::kFP8DsMla, 576), 656);
+  EXPECT_EQ(row_bytes(CacheFormat::kFP8DsV4, 512), 576);
+}
+
+TEST(KvLayout, PartsOfARowFollowOneAnother) {
+  constexpr KvLayout inline_scales = kv_layout(CacheFormat::kFP8DsMla);
+  EXPECT_EQ(inline_scales.scale_offset, inline_scales.nope_dim * inline_scales.element_bytes);
+  EXPECT_EQ(inline_scales.rope_offset, inline_scales.scale_offset + inline_scales.scale_bytes_per_token);
+  EXPECT_EQ(inline_scales.row_bytes,
+            inline_scales.rope_offset + inline_scales.rope_dim * inline_scales.rope_element_bytes);
+  EXPECT_EQ(inline_scales.scale_bytes_per_token, inline_scales.nope_dim / inline_scales.channels_per_scale * 4);
+  constexpr KvLayout footer = kv_layout(CacheFormat::kFP8DsV4);
+  EXPECT_EQ(footer.rope_offset, footer.nope_dim * footer.element_bytes);
+  EXPECT_EQ(footer.row_bytes, footer.rope_offset + footer.rope_dim * footer.rope_element_bytes);
+  EXPECT_EQ(footer.scale_bytes_per_token, footer.nope_dim / footer.channels_per_scale + 1);  // and a pad byte
+}
+
+TEST(KvLayout, FooterPagesAreThoseOfDeepSeekV4) {
+  EXPECT_EQ(page_bytes(CacheFormat::kFP8DsV4, 512, 256, true), 149760);
+  EXPECT_EQ(page_bytes(CacheFormat::kFP8DsV4, 512, 64, true), 37440);
+  EXPECT_EQ(page_bytes(CacheFormat::kFP8DsV4, 512, 2, false), 2 * 584);
+  EXPECT_EQ(footer_scale_offset(kv_layout(CacheFormat::kFP8DsV4), 64, 0), 64 * 576);
+  EXPECT_EQ(footer_scale_offset(kv_layout(CacheFormat::kFP8DsV4), 64, 63), 64 * 576 + 63 * 8);
+  EXPECT_EQ(page_bytes(CacheFormat::kBF16, 576, 64, true), 64 * 1152);
+}
+
+TEST(KvLayout, NamesParseBack) {
+  for (CacheFormat format : kAllCacheFormats) EXPECT_EQ(parse_cache_format(name(format)), format);
+  EXPECT_EQ(parse_cache_format("fp4"), std::nullopt);
+  EXPECT_EQ(name(CacheFormat{99}), "");
+}
+
+TEST(Types, ContiguousViewsAreRowMajor) {
+  const TensorView view = contiguous(nullptr, DType::kF32, {2, 3, 4});
+  EXPECT_EQ(view.ndim, 3);
+  EXPECT_EQ(view.numel(), 24);
+  EXPECT_EQ(view.stride[0], 12);
+  EXPECT_EQ(view.stride[2], 1);
+  EXPECT_EQ(contiguous(nullptr, DType::kF32, {1, 1, 1, 1, 1, 1}).ndim, kMaxDims);
+  EXPECT_TRUE(view.given());
+  EXPECT_FALSE(TensorView{}.given());
+}
+
+TEST(Numeric, EveryNarrowValueSurvivesTheWayThroughF32) {
+  for (uint32_t bits = 0; bits < 0x10000U; ++bits) {
+    const auto narrow = static_cast<uint16_t>(bits);
+    if (std::isnan(bf16_to_f32(narrow)))
+      EXPECT_TRUE(std::isnan(bf16_to_f32(f32_to_bf16(bf16_to_f32(narrow))))) << bits;
+    else
+      ASSERT_EQ(f32_to_bf16(bf16_to_f32(narrow)), narrow);
+    if (std::isnan(f16_to_f32(narrow)))
+      EXPECT_TRUE(std::isnan(f16_to_f32(f32_to_f16(f16_to_f32(narrow))))) << bits;
+    else
+      ASSERT_EQ(f32_to_f16(f16_to_f32(narrow)), narrow);
+  }
+}
+
+/// Between two neighbours the nearer one is taken, in the middle the even one.
+template <class Narrow, class Widen>
+void expect_nearest_even(uint16_t last, Narrow narrow, Widen widen) {
+  for (uint16_t low = 0; low < last; ++low) {
+    const float a = widen(low);
+    const float b = widen(static_cast<uint16_t>(low + 1));
+    const float middle = static_cast<float>((static_cast<double>(a) + b) / 2);
+    ASSERT_EQ(narrow(middle), low % 2 == 0 ? low : low + 1) << low;
+    ASSERT_EQ(narrow(std::nextafter(middle, a)), low) << low;
+    ASSERT_EQ(narrow(std::nextafter(middle, b)), low + 1) << low;
+    ASSERT_EQ(narrow(-middle), (low % 2 == 0 ? low : low + 1) | 0x8000) << low;
+  }
+}
+
+TEST(Numeric, RoundsToNearestEven) {
+  expect_nearest_even(0x7BFF, f32_to_f16, f16_to_f32);
+  // From 1 to 8 in bf16: every mantissa and both parities of the exponent.
+  for (uint16_t low = 0x3F80; low < 0x4100; ++low) {
+    const float middle = (bf16_to_f32(low) + bf16_to_f32(static_cast<uint16_t>(low + 1))) / 2;
+    EXPECT_EQ(f32_to_bf16(middle), low % 2 == 0 ? low : low + 1);
+    EXPECT_EQ(f32_to_bf16(std::nextafter(middle, 0.0F)), low);
+  }
+}
+
+TEST(Numeric, ExtremesAndSpecialValues) {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(f32_to_f16(65504.0F), 0x7BFF);
+  EXPECT_EQ(f32_to_f16(65519.996F), 0x7BFF);
+  EXPECT_EQ(f32_to_f16(65520.0F), 0x7C00);
+  EXPECT_EQ(f32_to_f16(-kInf), 0xFC00);
+  EXPECT_EQ(f32_to_f16(0x1p-25F), 0);
+  EXPECT_EQ(f32_to_f16(-0.0F), 0x8000);
+  EXPECT_EQ(f32_to_bf16(kInf), 0x7F80);
+  EXPECT_EQ(f32_to_bf16(std::numeric_limits<float>::max()), 0x7F80);
+  EXPECT_EQ(f16_to_f32(0x0001), 0x1p-24F);
+  EXPECT_TRUE(std::isnan(f16_to_f32(f32_to_f16(std::numeric_limits<float>::quiet_NaN()))));
+  // A NaN whose payload sits in the lower half only must not become infinity.
+  EXPECT_TRUE(std::isnan(bf16_to_f32(f32_to_bf16(std::bit_cast<float>(0x7F800001U)))));
+}
+
+}  // namespace
+}  // namespace mla

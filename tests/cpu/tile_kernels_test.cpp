@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every verb of every instruction set this machine has, against plain loops in double.
+#include "cpu/tile_kernels.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cpu/isa.h"
+#include "mla/backend.h"
+#include "mla/numeric.h"
+
+namespace mla::cpu {
+namespace {
+
+struct Table {
+  const char* name;
+  const char* level;
+  const TileKernels* (*get)();
+};
+
+const Table kTables[] = {
+    {"portable", "portable", tile_kernels_portable},
+#if defined(__x86_64__)
+    {"avx2", "avx2", tile_kernels_avx2},
+    {"avx512", "avx512", tile_kernels_avx512},
+    {"avx512_bf16_pairs", "avx512_bf16", tile_kernels_avx512_bf16_pairs},
+#endif
+};
+
+class TileKernelsTest : public testing::TestWithParam<Table> {
+ protected:
+  void SetUp() override {
+    const auto& isa = machine_info().isa;
+    const bool usable = std::any_of(isa.begin(), isa.end(), [](const IsaLevel& level) {
+      return level.name == GetParam().level && level.cpu_has && level.os_allows && level.built;
+    });
+    if (!usable) GTEST_SKIP() << "this machine has no " << GetParam().level;
+    kernels_ = GetParam().get();
+  }
+
+  /// d values as the table's elements: bf16 for pairs, f32 otherwise.
+  DType element() const { return kernels_->pack == 2 ? DType::kBF16 : DType::kF32; }
+  std::vector<float> random_values(size_t count, float scale = 1.0F) {
+    std::normal_distribution<float> normal(0.0F, scale);
+    std::vector<float> values(count);
+    for (float& value : values) value = bf16_to_f32(f32_to_bf16(normal(random_)));  // exact in either element type
+    return values;
+  }
+  std::vector<std::byte> stored(const std::vector<float>& values) const {
+    std::vector<std::byte> bytes(values.size() * size_of(element()));
+    for (size_t i = 0; i < values.size(); ++i) {
+      const uint16_t half = f32_to_bf16(values[i]);
+      if (kernels_->pack == 2) {
+        std::memcpy(&bytes[2 * i], &half, 2);
+      } else {
+        std::memcpy(&bytes[4 * i], &values[i], 4);
+      }
+    }
+    return bytes;
+  }
+  int64_t lane_words(int64_t rows, int64_t steps) const {
+    const int64_t groups = (rows + kernels_->lanes - 1) / kernels_->lanes;
+    return groups * steps * kernels_->lanes;
+  }
+
+  const TileKernels* kernels_ = nullptr;
+  std::mt19937 random_{42};
+};
+
+TEST_P(TileKernelsTest, ScoresAreDotProducts) {
+  const int32_t lanes = kernels_->lanes;
+  for (int32_t groups : {1, 2, 3})
+    for (int32_t num_keys : {1, 7, 8, 21}) {
+      const int32_t widths[] = {64, 32};
+      const int32_t d = 96;
+      const int32_t rows = groups * lanes;
+      const auto q = random_values(static_cast<size_t>(rows * d));
+      const auto k = random_values(static_cast<size_t>(num_keys * d));
+      const auto q_bytes = stored(q);
+      const auto k_bytes = stored(k);
+      const auto element_bytes = size_of(element());
+      std::vector<uint32_t> packed(static_cast<size_t>(lane_words(rows, d / kernels_->pack)));
+      for (int32_t row = 0; row < rows; ++row)
+        kernels_->pack_query(&q_bytes[static_cast<size_t>(row * d) * element_bytes], element(), d, row % lanes,
+                             &packed[static_cast<size_t>(row / lanes * d / kernels_->pack * lanes)]);
+      const int32_t padded = (num_keys + kKeyTile - 1) / kKeyTile * kKeyTile;
+      std::vector<std::vector<const void*>> lists(2, std::vector<const void*>(static_cast<size_t>(padded)));
+      Segment segments[2];
+      size_t offset = 0;
+      for (size_t i = 0; i < 2; ++i) {
+        for (int32_t key = 0; key < padded; ++key)
+          lists[i][static_cast<size_t>(key)] =
+              &k_bytes[(static_cast<size_t>(std::min(key, num_keys - 1) * d) + offset) * element_bytes];
+        segments[i] = {.rows = lists[i].data(), .steps = widths[i] / kernels_->pack, .next_begin = 0,
+                       .next_stride = 64, .next_rows = i == 0 ? lists[i].data() : nullptr};
+        offset += static_cast<size_t>(widths[i]);
+      }
+      const int64_t stride = static_cast<int64_t>(padded) * lanes;
+      std::vector<float> s(static_cast<size_t>(groups * stride));
+      kernels_->scores(packed.data(), static_cast<int64_t>(d / kernels_->pack) * lanes, groups, segments, 2, num_keys,
+                       s.data(), stride);
+      for (int32_t row = 0; row < rows; ++row)
+        for (int32_t key = 0; key < num_keys; ++key) {
+          double expected = 0.0;
+          for (int32_t i = 0; i < d; ++i)
+            expected += double{q[static_cast<size_t>(row * d + i)]} * double{k[static_cast<size_t>(key * d + i)]};
+          const float got = s[static_cast<size_t>(row / lanes * stride + key * lanes + row % lanes)];
+          ASSERT_NEAR(got, expected, 1e-4) << groups << " groups, row " << row << ", key " << key;
+        }
+    }
+}
+
+TEST_P(TileKernelsTest, SoftmaxIsOnline) {
+  const auto lanes = static_cast<size_t>(kernels_->lanes);
+  constexpr int32_t kKeys = 48;
+  constexpr float kScale = 0.3F;
+  for (bool masked : {false, true}) {
+    std::vector<float> m(lanes, -std::numeric_limits<float>::infinity());
+    std::vector<float> l(lanes, 0.0F);
+    std::vector<double> top(lanes, -std::numeric_limits<double>::infinity());
+    std::vector<double> sum(lanes, 0.0);
+    for (int block = 0; block < 3; ++block) {
+      const auto s = random_values(kKeys * lanes, 20.0F);
+      std::vector<int32_t> limit(lanes);
+      for (size_t lane = 0; lane < lanes; ++lane)
+        limit[lane] = masked ? static_cast<int32_t>(random_() % (kKeys + 4)) - 2 : kKeys;
+      if (masked) limit[0] = -5;  // a row that never sees a key
+      std::vector<float> alpha(lanes);
+      std::vector<uint32_t> p(kKeys / static_cast<size_t>(kernels_->pack) * lanes);
+      kernels_->softmax(s.data(), kKeys, masked ? limit.data() : nullptr, kScale, m.data(), l.data(), alpha.data(),
+                        p.data());
+      for (size_t lane = 0; lane < lanes; ++lane) {
+        const double old_top = top[lane];
+        for (int32_t key = 0; key < limit[lane] && key < kKeys; ++key)
+          top[lane] = std::max(top[lane], double{s[static_cast<size_t>(key) * lanes + lane]} * kScale);
+        const double base = std::isinf(top[lane]) ? 0.0 : top[lane];
+        const double expected_alpha = std::exp2(old_top - base);
+        EXPECT_NEAR(alpha[lane], expected_alpha, 1e-6 * expected_alpha + 1e-30);
+        sum[lane] *= expected_alpha;
+        for (int32_t key = 0; key < kKeys; ++key) {
+          const double score = double{s[static_cast<size_t>(key) * lanes + lane]} * kScale;
+          const double expected = key < limit[lane] ? std::exp2(score - base) : 0.0;
+          sum[lane] += expected;
+          const uint32_t word = p[static_cast<size_t>(key / kernels_->pack) * lanes + lane];
+          const float got = kernels_->pack == 2
+                                ? bf16_to_f32(static_cast<uint16_t>(key % 2 == 0 ? word & 0xFFFFU : word >> 16))
+                                : std::bit_cast<float>(word);
+          ASSERT_NEAR(got, expected, expected * (kernels_->pack == 2 ? 4e-3 : 3e-6) + 1e-37) << lane << ' ' << key;
+          if (expected == 0.0) {
+            ASSERT_EQ(got, 0.0F);
+          }
+        }
+        EXPECT_NEAR(l[lane], sum[lane], 2e-6 * sum[lane]);
+        if (std::isinf(top[lane])) {
+          EXPECT_EQ(m[lane], -std::numeric_limits<float>::infinity());
+        }
+      }
+    }
+    if (masked) {
+      EXPECT_EQ(l[0], 0.0F);
+    }
+  }
+}
+
+TEST_P(TileKernelsTest, SoftmaxKeepsNaN) {
+  const auto lanes = static_cast<size_t>(kernels_->lanes);
+  std::vector<float> s(8 * lanes, 1.0F);
+  s[3 * lanes] = std::numeric_limits<float>::quiet_NaN();  // key 3 of row 0
+  std::vector<float> m(lanes, -std::numeric_limits<float>::infinity());
+  std::vector<float> l(lanes, 0.0F);
+  std::vector<float> alpha(lanes);
+  std::vector<uint32_t> p(8 * lanes);
+  kernels_->softmax(s.data(), 8, nullptr, 1.0F, m.data(), l.data(), alpha.data(), p.data());
+  EXPECT_TRUE(std::isnan(l[0]));
+  for (size_t lane = 1; lane < lanes; ++lane) EXPECT_FLOAT_EQ(l[lane], 8.0F);
+}
+
+TEST_P(TileKernelsTest, AccumulateIsProbabilitiesTimesValues) {
+  const int32_t lanes = kernels_->lanes;
+  const int32_t pack = kernels_->pack;
+  for (int32_t rows : {1, 4, 15, 2 * lanes})
+    for (int32_t num_keys : {1, 5, 32}) {
+      const int32_t steps = (num_keys + pack - 1) / pack;
+      const int32_t groups = (rows + lanes - 1) / lanes;
+      const auto values = random_values(static_cast<size_t>(num_keys * 2 * kSlab));
+      const auto bytes = stored(values);
+      std::vector<const void*> list(static_cast<size_t>(num_keys));
+      for (size_t key = 0; key < list.size(); ++key) list[key] = &bytes[key * 2 * kSlab * size_of(element())];
+      std::vector<uint32_t> slabs[2] = {std::vector<uint32_t>(static_cast<size_t>(steps * kSlab), 0xFFFFFFFFU),
+                                        std::vector<uint32_t>(static_cast<size_t>(steps * kSlab), 0xFFFFFFFFU)};
+      const auto source = [&](int32_t slab) {
+        return SlabSource{.rows = list.data(), .dtype = element(), .num_keys = num_keys, .channel = slab * kSlab};
+      };
+      const SlabSource second = source(1);
+      kernels_->pack_slab(source(0), slabs[0].data());
+      if (pack == 1) kernels_->pack_slab(second, slabs[1].data());
+
+      std::vector<uint32_t> p(static_cast<size_t>(groups * steps * lanes), 0U);
+      std::vector<float> probability(static_cast<size_t>(rows * num_keys));
+      std::uniform_real_distribution<float> uniform(0.0F, 1.0F);
+      for (int32_t row = 0; row < rows; ++row)
+        for (int32_t key = 0; key < num_keys; ++key) {
+          const uint16_t half = f32_to_bf16(uniform(random_));
+          probability[static_cast<size_t>(row * num_keys + key)] = bf16_to_f32(half);
+          uint32_t& word = p[static_cast<size_t>((row / lanes * steps + key / pack) * lanes + row % lanes)];
+          word |= pack == 1 ? uint32_t{half} << 16 : uint32_t{half} << (16 * (key % 2));
+        }
+      const std::vector<int32_t> key_steps(static_cast<size_t>(groups), steps);
+      const auto padded = static_cast<size_t>(groups * lanes);
+      const std::vector<float> alpha(padded, 0.5F);
+      std::vector<float> o(padded * kSlab, std::numeric_limits<float>::quiet_NaN());
+      const int64_t p_stride = static_cast<int64_t>(steps) * lanes;
+      kernels_->accumulate(p.data(), p_stride, slabs[0].data(), key_steps.data(), rows, alpha.data(), true, o.data(),
+                           pack == 2 ? &second : nullptr, slabs[1].data());
+      kernels_->accumulate(p.data(), p_stride, slabs[1].data(), key_steps.data(), rows, alpha.data(), false, o.data(),
+                           nullptr, nullptr);
+      for (int32_t row = 0; row < rows; ++row)
+        for (int32_t c = 0; c < kSlab; ++c) {
+          double expected = 0.0;
+          for (int32_t key = 0; key < num_keys; ++key) {
+            const double weight = probability[static_cast<size_t>(row * num_keys + key)];
+            const size_t at = static_cast<size_t>(key * 2 * kSlab + c);
+            expected += weight * (0.5 * double{values[at]} + double{values[at + kSlab]});
+          }
+          ASSERT_NEAR(o[static_cast<size_t>(row * kSlab + c)], expected, 1e-4) << rows << ' ' << num_keys;
+        }
+    }
+}
+
+TEST_P(TileKernelsTest, StoreRowScalesAndRounds) {
+  constexpr int32_t kWidth = 2 * kSlab;
+  const auto values = random_values(kWidth);
+  for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    std::vector<std::byte> out(kWidth * size_of(dtype));
+    kernels_->store_row(values.data(), kSlab, kWidth, 3.0F, out.data(), dtype);
+    for (size_t i = 0; i < kWidth; ++i) {
+      uint32_t got = 0;
+      std::memcpy(&got, &out[i * size_of(dtype)], dtype == DType::kF32 ? 4 : 2);
+      const float exact = values[i] * 3.0F;
+      const uint32_t narrow = dtype == DType::kBF16 ? f32_to_bf16(exact) : f32_to_f16(exact);
+      EXPECT_EQ(got, dtype == DType::kF32 ? std::bit_cast<uint32_t>(exact) : narrow);
+    }
+  }
+}
+
+TEST_P(TileKernelsTest, WeightedSumSkipsRowsOfWeightZero) {
+  constexpr size_t kWidth = 48;
+  auto rows = random_values(3 * kWidth);
+  for (size_t i = 0; i < kWidth; ++i) rows[kWidth + i] = std::numeric_limits<float>::quiet_NaN();
+  const float weight[] = {0.25F, -1.0F, 0.0F, -1.0F, 0.5F};  // stride 2
+  const std::vector<float> init(kWidth, 1.0F);
+  std::vector<float> out(kWidth);
+  kernels_->weighted_sum(rows.data(), kWidth, DType::kF32, 3, weight, 2, kWidth, init.data(), out.data(), DType::kF32);
+  for (size_t i = 0; i < kWidth; ++i)
+    EXPECT_NEAR(out[i], 1.0F + 0.25F * rows[i] + 0.5F * rows[2 * kWidth + i], 1e-6);
+}
+
+TEST_P(TileKernelsTest, ConvertsEveryNarrowCode) {
+  std::vector<uint16_t> codes(65536);
+  std::iota(codes.begin(), codes.end(), uint16_t{0});
+  for (DType dtype : {DType::kBF16, DType::kF16}) {
+    const auto widen = [&](uint16_t code) { return dtype == DType::kBF16 ? bf16_to_f32(code) : f16_to_f32(code); };
+    std::vector<float> wide(codes.size());
+    std::vector<uint16_t> back(codes.size());
+    kernels_->convert(codes.data(), dtype, wide.data(), DType::kF32, static_cast<int64_t>(codes.size()));
+    kernels_->convert(wide.data(), DType::kF32, back.data(), dtype, static_cast<int64_t>(codes.size()));
+    for (size_t i = 0; i < codes.size(); ++i) {
+      const float expected = widen(codes[i]);
+      if (std::isnan(expected)) {
+        EXPECT_TRUE(std::isnan(wide[i])) << i;
+        EXPECT_TRUE(std::isnan(widen(back[i]))) << i;
+      } else {
+        EXPECT_EQ(std::bit_cast<uint32_t>(wide[i]), std::bit_cast<uint32_t>(expected)) << i;
+        EXPECT_EQ(back[i], codes[i]);
+      }
+    }
+  }
+}
+
+TEST_P(TileKernelsTest, RoundsFloatsLikeTheScalarConversions) {
+  std::vector<float> values;
+  for (int i = 0; i < 100003; ++i) values.push_back(std::bit_cast<float>(static_cast<uint32_t>(random_())));  // odd tail
+  for (float special : {0.0F, -0.0F, 65504.0F, 65519.9F, 65520.0F, 1e-8F, 5.96e-8F, 3.3e38F})
+    values.push_back(special);
+  std::vector<uint16_t> out(values.size());
+  for (DType dtype : {DType::kBF16, DType::kF16}) {
+    kernels_->convert(values.data(), DType::kF32, out.data(), dtype, static_cast<int64_t>(values.size()));
+    for (size_t i = 0; i < values.size(); ++i) {
+      const bool bf16 = dtype == DType::kBF16;
+      if (std::isnan(values[i])) {
+        EXPECT_TRUE(std::isnan(bf16 ? bf16_to_f32(out[i]) : f16_to_f32(out[i])));
+      } else {
+        EXPECT_EQ(out[i], bf16 ? f32_to_bf16(values[i]) : f32_to_f16(values[i])) << values[i];
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Isa, TileKernelsTest, testing::ValuesIn(kTables),
+                         [](const auto& table) { return std::string(table.param.name); });
+
+}  // namespace
+}  // namespace mla::cpu

@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+// Context, plan and run as objects: what they check of one another, and that run allocates nothing.
+#include <gmock/gmock.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+#include "core/problems.h"
+
+namespace {
+
+std::atomic<size_t> allocations{0};
+
+void* counted(size_t bytes) {
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  if (void* p = std::malloc(bytes == 0 ? 1 : bytes)) return p;
+  throw std::bad_alloc();
+}
+void* counted(size_t bytes, size_t alignment) {
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  if (void* p = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment)) return p;
+  throw std::bad_alloc();
+}
+
+}  // namespace
+
+void* operator new(size_t bytes) { return counted(bytes); }
+void* operator new[](size_t bytes) { return counted(bytes); }
+void* operator new(size_t bytes, std::align_val_t alignment) { return counted(bytes, static_cast<size_t>(alignment)); }
+void* operator new[](size_t bytes, std::align_val_t alignment) {
+  return counted(bytes, static_cast<size_t>(alignment));
+}
+void operator delete(void* p) noexcept { std::free(p); }
+void operator delete[](void* p) noexcept { std::free(p); }
+void operator delete(void* p, size_t) noexcept { std::free(p); }
+void operator delete[](void* p, size_t) noexcept { std::free(p); }
+void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
+void operator delete[](void* p, std::align_val_t) noexcept { std::free(p); }
+void operator delete(void* p, size_t, std::align_val_t) noexcept { std::free(p); }
+void operator delete[](void* p, size_t, std::align_val_t) noexcept { std::free(p); }
+
+namespace mla::test {
+namespace {
+
+Context context_of(int32_t threads, std::string backend = "cpu") {
+  return Context::create({.num_threads = threads, .backend = std::move(backend)}).value();
+}
+
+/// A decode whose shapes the fast kernels take: one request of `kv_len` tokens, 16 heads, 576/512.
+struct RealDecode {
+  static constexpr int64_t kRealPages = 4, kRealPageSize = 64;
+  std::vector<uint16_t> q = std::vector<uint16_t>(16 * 576, 0x3C00),
+                        cache = std::vector<uint16_t>(4 * 64 * 576, 0x3C00),
+                        o = std::vector<uint16_t>(16 * 512, kSentinel);
+  std::vector<int32_t> kv_len = {200}, table = {3, 2, 1, 0};
+  DecodeParams params;
+  RealDecode() {
+    params = {.q = of(q, {1, 16, 576}),
+              .cache = {.kv = of(cache, {kRealPages, kRealPageSize, 576})},
+              .pages = {.block_table = contiguous(table.data(), DType::kI32, {1, 4}), .kv_len = of(kv_len)},
+              .sm_scale = 0.07F,
+              .o = of(o, {1, 16, 512})};
+  }
+};
+
+TEST(CreateContext, RefusesBadOptions) {
+  const auto message = [](const ContextOptions& options) { return Context::create(options).status().message(); };
+  EXPECT_EQ(message({.num_threads = -1}), "context: num_threads: expected 0 to 1024, got -1");
+  EXPECT_EQ(message({.num_threads = 1025}), "context: num_threads: expected 0 to 1024, got 1025");
+  EXPECT_EQ(message({.num_threads = 2, .affinity = {0}}),
+            "context: affinity: expected 2 entries, one for each thread, got 1");
+  EXPECT_EQ(message({.num_threads = 2, .affinity = {0, 1023}}),
+            "context: affinity: expected processors this process may use, got 1023 for worker 1");
+  EXPECT_THAT(message({.backend = "cuda"}),
+              testing::AllOf(testing::StartsWith("context: backend: expected one of cpu_"),
+                             testing::EndsWith("reference, a family such as cpu, or auto, got \"cuda\"")));
+  EXPECT_EQ(Context::create({.backend = "cuda"}).status().code(), StatusCode::kInvalidArgument);
+}
+
+TEST(CreateContext, TakesTheThreadsOfTheProcess) {
+  EXPECT_EQ(Context::create()->num_threads(), machine_info().threads);
+  EXPECT_EQ(context_of(3).num_threads(), 3);
+}
+
+TEST(Workspace, TooSmallOrNullIsAnError) {
+  const Context context = context_of(2);
+  RealDecode p;
+  const size_t size = workspace_size(context, p.params).value();
+  ASSERT_GT(size, 64U);
+  std::vector<std::byte> workspace(size);
+  const Status small = plan(context, p.params, std::span(workspace).first(size - 1)).status();
+  EXPECT_EQ(small.code(), StatusCode::kWorkspaceTooSmall);
+  EXPECT_EQ(small.message(),
+            "decode: workspace: expected at least " + std::to_string(size) + " bytes, got " + std::to_string(size - 1));
+  EXPECT_EQ(plan(context, p.params, {}).status().code(), StatusCode::kWorkspaceTooSmall);
+  EXPECT_EQ(plan(context, p.params, {static_cast<std::byte*>(nullptr), size}).status().message(),
+            "decode: workspace: expected data, got a null pointer");
+}
+
+TEST(Workspace, AnyAlignmentDoesAndNothingOutsideIsWritten) {
+  const Context context = context_of(2);
+  RealDecode expected;
+  std::vector<std::byte> aligned(workspace_size(context, expected.params).value());
+  const Plan first = plan(context, expected.params, aligned).value();
+  ASSERT_TRUE(run(context, first, expected.params).ok());
+  for (size_t offset : {1U, 7U, 33U, 63U}) {
+    RealDecode p;
+    std::vector<std::byte> buffer(aligned.size() + 128, std::byte{0xAB});
+    const auto workspace = std::span(buffer).subspan(offset, aligned.size());
+    const Plan planned = plan(context, p.params, workspace).value();
+    ASSERT_TRUE(run(context, planned, p.params).ok());
+    EXPECT_EQ(p.o, expected.o);
+    for (size_t i = 0; i < buffer.size(); ++i) {
+      if (i >= offset && i < offset + aligned.size()) continue;
+      ASSERT_EQ(buffer[i], std::byte{0xAB}) << i;
+    }
+  }
+}
+
+TEST(Plan, RunsOnWhatExplainSelects) {
+  RealDecode p;
+  const Problem problem{.num_heads = 16, .d_qk = 576, .d_v = 512};
+  std::vector<std::string> forced = backend_names(Op::kDecode);
+  forced.insert(forced.end(), {"auto", "cpu"});
+  for (const std::string& force : forced) {
+    SCOPED_TRACE(force);
+    const Context context = context_of(2, force);
+    const Explanation explanation = explain(problem, force);
+    const Result<size_t> size = workspace_size(context, p.params);
+    ASSERT_EQ(size.ok(), !explanation.selected.empty()) << size.status().message();
+    if (!size.ok()) {
+      EXPECT_EQ(size.status().code(), StatusCode::kUnsupported);
+      EXPECT_EQ(size.status().message(), explanation.error);
+      continue;
+    }
+    std::vector<std::byte> workspace(*size);
+    EXPECT_EQ(plan(context, p.params, workspace)->backend(), explanation.selected);
+  }
+}
+
+TEST(RunPlanned, RefusesWhatWasNotPlanned) {
+  const Context context = reference_context();
+  const struct {
+    const char* name;
+    std::function<void(Decode&)> changes;
+    std::string message;
+  } cases[] = {
+      {"kv_len", [](Decode& p) { p.kv_len[1] = 8; }, "decode: kv_len: expected 9 as planned, got 8 for request 1"},
+      {"q_len", [](Decode& p) { p.qo_indptr[1] = 2; }, "decode: q_len: expected 1 as planned, got 2 for request 0"},
+      {"causal", [](Decode& p) { p.params.causal = false; }, "decode: causal: expected 1 as planned, got 0"},
+      {"batch_invariant", [](Decode& p) { p.params.batch_invariant = true; },
+       "decode: batch_invariant: expected 0 as planned, got 1"},
+      {"heads",
+       [](Decode& p) {
+         for (TensorView* view : {&p.params.q, &p.params.o, &p.params.lse}) set_extent(*view, 1, 1);
+         set_stride(p.params.lse, 1, 1);
+       },
+       "decode: num_heads: expected 2 as planned, got 1"},
+      {"tokens",
+       [](Decode& p) {
+         for (TensorView* view : {&p.params.q, &p.params.o, &p.params.lse}) set_extent(*view, 0, 2);
+         p.qo_indptr = {0, 1, 2};
+       },
+       "decode: num_tokens: expected 3 as planned, got 2"},
+      {"page size",
+       [](Decode& p) {
+         p.params.cache.kv = of(p.cache.data, {4, 8, kCkv + kKpe});
+         p.block_table = {0, 1, 1, 2, 3, 0};
+       },
+       "decode: page_size: expected 4 as planned, got 8"},
+  };
+  for (const auto& change : cases) {
+    SCOPED_TRACE(change.name);
+    Decode p;
+    const Plan planned = plan(context, p.params, {}).value();
+    change.changes(p);
+    const Status status = run(context, planned, p.params);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ(status.message(), change.message);
+    EXPECT_TRUE(p.untouched());
+  }
+}
+
+TEST(RunPlanned, DataScalePagesAndStridesMayChange) {
+  const Context context = reference_context();
+  Decode p;
+  const Plan planned = plan(context, p.params, {}).value();
+  p.use_csr();  // the same lengths, told otherwise
+  p.params.sm_scale = 1.0F;
+  p.params.lse = {};
+  set_stride(p.params.q, 0, 0);
+  std::vector<uint16_t> o(p.o.size(), 0);
+  p.params.o.data = o.data();
+  EXPECT_EQ(run(context, planned, p.params).message(), "");
+  EXPECT_TRUE(p.untouched());
+}
+
+TEST(RunPlanned, RefusesForeignAndEmptyPlans) {
+  const Context context = reference_context();
+  Decode decode;
+  Prefill prefill;
+  const Plan of_decode = plan(context, decode.params, {}).value();
+  EXPECT_EQ(run(context, of_decode, prefill.params).message(),
+            "prefill: plan: expected one for prefill, got one for another operation");
+  EXPECT_EQ(run(context, Plan(), decode.params).message(),
+            "decode: plan: expected one that plan() made, got an empty one");
+  const Context wider = context_of(3, "reference");
+  EXPECT_EQ(run(wider, of_decode, decode.params).message(),
+            "decode: plan: expected one for a context of 3 threads, got one for 1");
+  EXPECT_TRUE(decode.untouched());
+  EXPECT_TRUE(prefill.untouched());
+}
+
+TEST(RunPlanned, MovedFromObjectsAreErrorsNotCrashes) {
+  Context context = reference_context();
+  Decode p;
+  MergeStates merge;
+  Plan planned = plan(context, p.params, {}).value();
+  EXPECT_EQ(planned.backend(), "reference");
+  EXPECT_EQ(planned.num_tasks(), 1U);
+  EXPECT_EQ(planned.num_splits(), 0U);
+  EXPECT_FALSE(planned.describe().empty());
+  const Plan kept = std::move(planned);
+  EXPECT_FALSE(planned.valid());
+  EXPECT_EQ(planned.backend(), "");
+  EXPECT_EQ(planned.describe(), "");
+  EXPECT_EQ(planned.num_tasks() + planned.num_splits(), 0U);
+  const Context moved = std::move(context);
+  EXPECT_FALSE(context.valid());
+  EXPECT_EQ(context.num_threads(), 0);
+  EXPECT_EQ(context.backend(), "");
+  for (const std::string& message :
+       {run(context, kept, p.params).message(), workspace_size(context, p.params).status().message()})
+    EXPECT_EQ(message, "decode: context: expected a live context, got one moved from");
+  EXPECT_EQ(run(context, merge.params).message(), "merge_states: context: expected a live context, got one moved from");
+  EXPECT_TRUE(run(moved, kept, p.params).ok());
+}
+
+TEST(Run, AllocatesNothing) {
+  const Context context = context_of(2);
+  RealDecode p;
+  p.params.q.dtype = DType::kBF16;
+  std::vector<std::byte> workspace(workspace_size(context, p.params).value());
+  const Plan planned = plan(context, p.params, workspace).value();
+  std::vector<float> partial_o(2 * 16 * 512), partial_lse(2 * 16), merged(16 * 512);
+  const MergeStatesParams merge{.partial_o = contiguous(partial_o.data(), DType::kF32, {2, 1, 16, 512}),
+                                .partial_lse = contiguous(partial_lse.data(), DType::kF32, {2, 1, 16}),
+                                .o = contiguous(merged.data(), DType::kF32, {1, 16, 512})};
+  std::vector<uint16_t> rows(576);
+  const std::vector<int64_t> slots = {77};
+  const AppendParams append{
+      .kv = of(rows, {1, 576}), .slot_mapping = contiguous(slots.data(), DType::kI64, {1}), .cache = p.params.cache};
+  std::vector<uint16_t> gathered(200 * 576);
+  std::vector<int32_t> out_indptr = {0, 200};
+  const GatherParams gather{.cache = p.params.cache,
+                            .pages = p.params.pages,
+                            .out_indptr = of(out_indptr),
+                            .out_kv = of(gathered, {200, 576})};
+  const auto run_all = [&] {
+    return run(context, planned, p.params).ok() && run(context, merge).ok() && run(context, append).ok() &&
+           run(context, gather).ok();
+  };
+  ASSERT_TRUE(run_all());  // the first call of a kind selects
+  const size_t before = allocations.load();
+  bool ok = true;
+  for (int round = 0; round < 10; ++round) ok = run_all() && ok;
+  EXPECT_EQ(allocations.load(), before);
+  EXPECT_TRUE(ok);
+}
+
+TEST(Run, PrefillAllocatesNothing) {
+  const Context context = context_of(2);
+  std::vector<uint16_t> q(40 * 2 * 192, 0x3C00), k(90 * 2 * 192, 0x3C00), v(90 * 2 * 128, 0x3C00), o(40 * 2 * 128);
+  std::vector<int32_t> qo_indptr = {0, 40}, kv_indptr = {0, 90};
+  const PrefillParams params{.q = of(q, {40, 2, 192}),
+                             .k = of(k, {90, 2, 192}),
+                             .v = of(v, {90, 2, 128}),
+                             .qo_indptr = of(qo_indptr),
+                             .kv_indptr = of(kv_indptr),
+                             .sm_scale = 0.07F,
+                             .o = of(o, {40, 2, 128})};
+  std::vector<std::byte> workspace(workspace_size(context, params).value());
+  const Plan planned = plan(context, params, workspace).value();
+  const size_t before = allocations.load();
+  const bool ok = run(context, planned, params).ok();
+  EXPECT_EQ(allocations.load(), before);
+  EXPECT_TRUE(ok);
+}
+
+}  // namespace
+}  // namespace mla::test

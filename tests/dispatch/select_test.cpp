@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dispatch/select.h"
+
+#include <gmock/gmock.h>
+
+#include <cstdlib>
+
+#include "dispatch/tables.h"
+#include "mla/mla.h"
+
+namespace mla {
+namespace {
+
+using dispatch::covers;
+using testing::AllOf;
+using testing::HasSubstr;
+
+constexpr Op kOps[] = {Op::kDecode, Op::kPrefill, Op::kMergeStates, Op::kAppend, Op::kGather};
+
+/// Sets MLA_BACKEND for a scope.
+class BackendVariable {
+ public:
+  explicit BackendVariable(const char* value) {
+    if (const char* old = std::getenv("MLA_BACKEND")) before_ = old;
+    value != nullptr ? setenv("MLA_BACKEND", value, 1) : unsetenv("MLA_BACKEND");
+  }
+  ~BackendVariable() { before_.empty() ? unsetenv("MLA_BACKEND") : setenv("MLA_BACKEND", before_.c_str(), 1); }
+
+ private:
+  std::string before_;
+};
+
+struct FakeRow {
+  std::string_view name;
+  dispatch::Verdict (*verdict)(const Problem&);
+};
+
+dispatch::Verdict yes(const Problem&) { return {true, "always"}; }
+dispatch::Verdict no(const Problem&) { return {false, "never"}; }
+dispatch::Verdict few_heads(const Problem& p) {
+  return p.num_heads <= 16 ? dispatch::Verdict{true, "few heads"} : dispatch::Verdict{false, "takes 16 heads"};
+}
+
+constexpr FakeRow kRows[] = {{"cpu_best", no}, {"cpu_good", few_heads}, {"cpuid", yes}, {"reference", yes}};
+constexpr FakeRow kPrefixRows[] = {{"cpu_avx512_bf16", yes}, {"cpu_avx512", yes}};
+
+std::string chosen(const Problem& problem, std::string_view force, std::string* error = nullptr) {
+  Status status;
+  const FakeRow* row = dispatch::select(std::span<const FakeRow>(kRows), problem, force, status);
+  EXPECT_EQ(row != nullptr, status.ok());
+  if (error != nullptr) *error = status.message();
+  return row != nullptr ? std::string(row->name) : std::string();
+}
+
+TEST(Covers, RowsFamiliesAndAll) {
+  for (const char* all : {"", "auto"}) EXPECT_TRUE(covers(all, "cpu_avx2"));
+  EXPECT_TRUE(covers("cpu_avx2", "cpu_avx2"));
+  EXPECT_TRUE(covers("cpu", "cpu_avx2"));
+  EXPECT_TRUE(covers("cpu", "cpu"));
+  EXPECT_TRUE(covers("cpu_avx512", "cpu_avx512_bf16"));
+  EXPECT_FALSE(covers("cpu_avx512_bf16", "cpu_avx512"));
+  EXPECT_FALSE(covers("cpu", "cpuid"));
+  EXPECT_FALSE(covers("cp", "cpu_avx2"));
+  EXPECT_FALSE(covers("cpu_", "cpu_avx2"));
+  EXPECT_FALSE(covers("CPU", "cpu_avx2"));
+}
+
+TEST(Select, TakesTheFirstThatCan) {
+  EXPECT_EQ(chosen({.num_heads = 16}, ""), "cpu_good");
+  EXPECT_EQ(chosen({.num_heads = 17}, ""), "cpuid");
+  EXPECT_EQ(chosen({.num_heads = 16}, "cpu"), "cpu_good");
+  EXPECT_EQ(chosen({.num_heads = 17}, "reference"), "reference");
+}
+
+TEST(Select, TheNameOfARowIsNotAFamily) {
+  Status status;
+  EXPECT_EQ(dispatch::select(std::span<const FakeRow>(kPrefixRows), {}, "cpu_avx512", status)->name, "cpu_avx512");
+  EXPECT_EQ(dispatch::select(std::span<const FakeRow>(kPrefixRows), {}, "cpu", status)->name, "cpu_avx512_bf16");
+}
+
+TEST(Select, ForcingIsNeverAFallback) {
+  std::string error;
+  EXPECT_EQ(chosen({.num_heads = 16}, "cpu_best", &error), "");
+  EXPECT_EQ(error, "decode: backend: \"cpu_best\" cannot run this: cpu_best: never");
+  EXPECT_EQ(chosen({.op = Op::kPrefill, .num_heads = 17}, "cpu", &error), "");
+  EXPECT_EQ(error, "prefill: backend: \"cpu\" cannot run this: cpu_best: never; cpu_good: takes 16 heads");
+  EXPECT_EQ(chosen({}, "gpu", &error), "");
+  EXPECT_EQ(error,
+            "decode: backend: expected one of cpu_best, cpu_good, cpuid, reference, a family such as cpu, or auto, "
+            "got \"gpu\"");
+}
+
+TEST(Tables, ReferenceIsTheLastRowOfEveryOperation) {
+  for (Op op : kOps) {
+    const std::vector<std::string> names = backend_names(op);
+    ASSERT_FALSE(names.empty());
+    EXPECT_EQ(names.back(), "reference") << name(op);
+    EXPECT_EQ(std::count(names.begin(), names.end(), "reference"), 1);
+  }
+  EXPECT_THAT(backend_names(Op::kDecode),
+              testing::ElementsAre("cpu_avx512_bf16", "cpu_avx512", "cpu_avx2", "cpu_portable", "reference"));
+}
+
+TEST(Explain, AgreesWithTheVerdicts) {
+  const BackendVariable unset(nullptr);
+  for (Op op : kOps) {
+    for (DType q_dtype : {DType::kBF16, DType::kF16, DType::kF32, DType::kE4M3}) {
+      for (CacheFormat cache : kAllCacheFormats) {
+        for (int64_t d_v : {512, 256, 5000, 0}) {
+          const Problem problem{.op = op, .q_dtype = q_dtype, .cache = cache, .num_heads = 16, .d_qk = 576, .d_v = d_v};
+          const Explanation explanation = explain(problem);
+          std::string first;
+          for (const BackendVerdict& row : explanation.rows) {
+            EXPECT_FALSE(row.reason.empty()) << row.name;
+            if (row.usable && first.empty()) first = row.name;
+            // Forcing a row works exactly if its verdict says so, and repeats its reason otherwise.
+            const Explanation forced = explain(problem, row.name);
+            if (row.usable) {
+              EXPECT_EQ(forced.selected, row.name);
+            } else {
+              EXPECT_EQ(forced.selected, "");
+              EXPECT_THAT(forced.error, HasSubstr(row.reason));
+            }
+          }
+          EXPECT_EQ(explanation.selected, first);
+          EXPECT_EQ(explanation.error.empty(), !first.empty());
+        }
+      }
+    }
+  }
+}
+
+TEST(Explain, OtherDevicesHaveNoBackend) {
+  const BackendVariable unset(nullptr);
+  const Explanation explanation = explain({.device = {DeviceType::kCuda, 0}});
+  EXPECT_EQ(explanation.selected, "");
+  EXPECT_THAT(explanation.error,
+              AllOf(HasSubstr("no backend can run this"), HasSubstr("reference: computes on the cpu only")));
+}
+
+TEST(Environment, ForcesUnlessTheCallerDoes) {
+  {
+    const BackendVariable set("reference");
+    EXPECT_EQ(explain({}).selected, "reference");
+    EXPECT_EQ(explain({}, "auto").selected, "reference");
+    EXPECT_EQ(explain({}, "cpu_portable").selected, "cpu_portable");
+    EXPECT_EQ(Context::create()->backend(), "reference");
+    EXPECT_EQ(Context::create({.backend = "cpu"})->backend(), "cpu");
+  }
+  {
+    const BackendVariable set("auto");
+    EXPECT_EQ(Context::create()->backend(), "");
+    EXPECT_EQ(explain({}).selected, explain({}, "cpu").selected);
+  }
+  {
+    const BackendVariable set("nonsense");
+    EXPECT_THAT(explain({}).error, HasSubstr("got \"nonsense\""));
+    EXPECT_THAT(Context::create().status().message(), AllOf(HasSubstr("context: backend: expected one of "),
+                                                            HasSubstr("reference"), HasSubstr("got \"nonsense\"")));
+  }
+}
+
+}  // namespace
+}  // namespace mla

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// One problem through the public API, against the reference.
+#pragma once
+
+#include <string>
+
+#include "kit/cases.h"
+#include "kit/compare.h"
+#include "kit/specs.h"
+#include "mla/plan.h"
+
+namespace mla::kit {
+
+struct Outcome {
+  bool ok = false;
+  std::string op;
+  std::string backend;  ///< the row that ran
+  std::string spec;     ///< describe(spec): enough to repeat the case
+  std::string failure;  ///< empty if ok; else what was wrong: a status, an error too large, a stray write
+  Error error;
+  Tolerance tolerance;
+
+  /// "decode on cpu_avx2: <failure> [<spec>]"
+  std::string line() const;
+};
+
+/// Makes the problem, sizes and plans it with a workspace full of 0xFF, runs it, runs the reference, compares, and
+/// looks for writes outside o, lse and the workspace. append and gather must equal the reference bit for bit.
+Outcome check(const Context& context, const DecodeSpec& spec);
+Outcome check(const Context& context, const PrefillSpec& spec);
+Outcome check(const Context& context, const MergeSpec& spec);
+Outcome check(const Context& context, const AppendSpec& spec);
+Outcome check(const Context& context, const GatherSpec& spec);
+
+/// What the reference says: dense, row-major, o before rounding to a narrow type.
+struct Expected {
+  std::vector<double> o;    ///< [T, H, d_v]
+  std::vector<double> lse;  ///< [T, H]
+};
+Result<Expected> expected_of(const DecodeCase& problem);
+Result<Expected> expected_of(const PrefillCase& problem);
+Result<Expected> expected_of(const MergeCase& problem);
+
+/// The same checks of a problem that was run by the caller: outputs against the reference, guards and gaps.
+Outcome check_outputs(const DecodeCase& problem, const Expected& expected, std::string_view backend);
+Outcome check_outputs(const PrefillCase& problem, const Expected& expected, std::string_view backend);
+Outcome check_outputs(const MergeCase& problem, const Expected& expected, std::string_view backend);
+
+/// workspace_size, plan, run. The workspace lies between guard zones and starts as 0xFF bytes.
+struct PlannedRun {
+  Buffer workspace;
+  Plan plan;
+};
+Result<PlannedRun> plan_and_run(const Context& context, const DecodeCase& problem);
+Result<PlannedRun> plan_and_run(const Context& context, const PrefillCase& problem);
+
+}  // namespace mla::kit

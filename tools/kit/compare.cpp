@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+// The error model. u is the unit roundoff: 2^-24 for f32, 2^-11 for f16, 2^-8 for bf16. All errors of o are relative to
+// the largest |o| of their row, because one row's elements are sums over the same weights.
+//
+// 1. Rounding the output: u(o) of the element itself, so at most u(o) of the row's largest.
+// 2. A score is a sum of d_qk products in f32, then scaled. A blocked sum is off by a few u(f32) of the sum of
+//    magnitudes; for random data that sum is about sqrt(d_qk) * score_std after scaling. Scaling, subtraction of the
+//    maximum and exp round numbers of the size of the largest score, about 5 score_std, a few times. A score that is
+//    off by e changes its weight, and so lse, by e relatively. exp itself may be a polynomial, good to 2^-21.
+// 3. Sums over n keys in f32, in any order: the errors of the additions are independent, so about sqrt(n) u(f32).
+// 4. bf16 dot products multiply weights P that were rounded to bf16: each is off by at most u(bf16), independently, so
+// o
+//    is off by about u(bf16) / sqrt(6) * rms(row) and, over a row of hundreds of channels, by about 0.6 u(bf16) of its
+//    largest element. With only two or three keys the errors do not average: then at most u(bf16) * sum p |v|, which is
+//    1.5 u(bf16) of the largest element where opposite values cancel. lse is summed from unrounded weights.
+#include "kit/compare.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <sstream>
+
+namespace mla::kit {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+double unit_roundoff(DType dtype) {
+  switch (dtype) {
+    case DType::kBF16: return 0x1p-8;
+    case DType::kF16: return 0x1p-11;
+    default: return 0x1p-24;
+  }
+}
+
+bool same_special(double a, double b) {
+  if (std::isfinite(a) && std::isfinite(b)) return true;
+  return (std::isnan(a) && std::isnan(b)) || a == b;
+}
+
+struct AttentionShape {
+  double d_qk, score_std, max_kv_len;
+  LseBase lse_base;
+  DType o_dtype;
+};
+
+Tolerance attention_tolerance(const AttentionShape& shape, Precision precision) {
+  const double u = unit_roundoff(DType::kF32);
+  const double score = u * (4 * std::sqrt(shape.d_qk) * shape.score_std + 4 * 5 * shape.score_std) + 0x1p-21;  // 2
+  const double sums = u * (4 + 2 * std::sqrt(shape.max_kv_len));                                               // 3
+  const double weights = precision == Precision::kBF16Dot ? 1.5 * unit_roundoff(DType::kBF16) : 0;             // 4
+  const double output = unit_roundoff(shape.o_dtype);                                                          // 1
+  const double lse_magnitude = 5 * shape.score_std + std::log(std::max(shape.max_kv_len, 1.0));
+  const double lse = score + sums + 2 * u * lse_magnitude;
+  return {.max_rel = output + weights + score + sums,
+          .cosine_distance = output * output + weights * weights + (score + sums) * (score + sums) + 1e-13,
+          .max_lse = shape.lse_base == LseBase::kTwo ? lse / std::log(2.0) : lse};
+}
+
+double longest(const std::vector<int32_t>& lengths) {
+  return lengths.empty() ? 0 : static_cast<double>(*std::max_element(lengths.begin(), lengths.end()));
+}
+
+bool has_bf16_dot(std::string_view backend) { return backend.find("bf16") != std::string_view::npos; }
+
+void compare_row(Error& error, std::span<const double> row, std::span<const double> reference, double scale,
+                 int64_t index) {
+  for (size_t c = 0; c < row.size(); ++c) {
+    if (!same_special(row[c], reference[c])) {
+      if (error.special_equal) error.worst_row = index;
+      error.special_equal = false;
+    }
+    if (!std::isfinite(row[c]) || !std::isfinite(reference[c])) continue;
+    const double distance = std::abs(row[c] - reference[c]);
+    error.max_abs = std::max(error.max_abs, distance);
+    const double relative = distance == 0 ? 0 : scale == 0 ? kInfinity : distance / scale;
+    if (relative > error.max_rel) {
+      error.max_rel = relative;
+      if (error.special_equal) error.worst_row = index;
+    }
+  }
+}
+
+}  // namespace
+
+Error compare(std::span<const double> o, std::span<const double> reference, int64_t d_v, std::span<const double> lse,
+              std::span<const double> reference_lse, std::span<const double> row_scale) {
+  Error error;
+  const auto width = static_cast<size_t>(d_v);
+  const size_t rows = width == 0 ? 0 : reference.size() / width;
+  if (o.size() != reference.size() || lse.size() != reference_lse.size()) {
+    error.special_equal = false;
+    error.max_rel = kInfinity;
+    return error;
+  }
+  double dot = 0, square_o = 0, square_reference = 0;
+  for (size_t r = 0; r < rows; ++r) {
+    const auto row = o.subspan(r * width, width), expected = reference.subspan(r * width, width);
+    double scale = row_scale.empty() ? 0 : row_scale[r];
+    for (size_t c = 0; c < width; ++c) {
+      if (row_scale.empty() && std::isfinite(expected[c])) scale = std::max(scale, std::abs(expected[c]));
+      if (!std::isfinite(row[c]) || !std::isfinite(expected[c])) continue;
+      dot += row[c] * expected[c];
+      square_o += row[c] * row[c];
+      square_reference += expected[c] * expected[c];
+    }
+    compare_row(error, row, expected, scale, static_cast<int64_t>(r));
+  }
+  if (square_o != square_reference || dot != square_o)
+    error.cosine_distance = square_o == 0 || square_reference == 0
+                                ? 1
+                                : std::max(0.0, 1 - dot / std::sqrt(square_o) / std::sqrt(square_reference));
+  for (size_t r = 0; r < lse.size(); ++r) {
+    if (!same_special(lse[r], reference_lse[r])) {
+      if (error.special_equal) error.worst_row = static_cast<int64_t>(r);
+      error.special_equal = false;
+    } else if (std::isfinite(lse[r])) {
+      error.max_lse = std::max(error.max_lse, std::abs(lse[r] - reference_lse[r]));
+    }
+  }
+  return error;
+}
+
+std::string judge(const Error& error, const Tolerance& tolerance) {
+  std::ostringstream out;
+  if (!error.special_equal)
+    out << "inf or NaN stand elsewhere than in the reference, first in row " << error.worst_row;
+  else if (!(error.max_rel <= tolerance.max_rel))
+    out << "o is off by " << error.max_rel << " of its row's largest element in row " << error.worst_row
+        << ", expected at most " << tolerance.max_rel;
+  else if (!(error.cosine_distance <= tolerance.cosine_distance))
+    out << "cosine distance " << error.cosine_distance << ", expected at most " << tolerance.cosine_distance;
+  else if (!(error.max_lse <= tolerance.max_lse))
+    out << "lse is off by " << error.max_lse << ", expected at most " << tolerance.max_lse;
+  return out.str();
+}
+
+Precision precision_of(std::string_view backend, const DecodeSpec& spec) {
+  return has_bf16_dot(backend) && spec.q_dtype == DType::kBF16 && spec.cache.format == CacheFormat::kBF16
+             ? Precision::kBF16Dot
+             : Precision::kF32;
+}
+
+Precision precision_of(std::string_view backend, const PrefillSpec& spec) {
+  return has_bf16_dot(backend) && spec.dtype == DType::kBF16 ? Precision::kBF16Dot : Precision::kF32;
+}
+
+Tolerance tolerance_of(const DecodeSpec& spec, Precision precision) {
+  return attention_tolerance({.d_qk = static_cast<double>(spec.cache.d_qk),
+                              .score_std = static_cast<double>(spec.score_std),
+                              .max_kv_len = longest(spec.kv_len),
+                              .lse_base = spec.lse_base,
+                              .o_dtype = spec.o_dtype},
+                             precision);
+}
+
+Tolerance tolerance_of(const PrefillSpec& spec, Precision precision) {
+  return attention_tolerance({.d_qk = static_cast<double>(spec.d_qk),
+                              .score_std = static_cast<double>(spec.score_std),
+                              .max_kv_len = longest(spec.kv_len),
+                              .lse_base = spec.lse_base,
+                              .o_dtype = spec.o_dtype},
+                             precision);
+}
+
+Tolerance tolerance_of(const MergeSpec& spec) {
+  // Rounding the output, and f32 sums of num_states weights whose exponents are of the size of lse.
+  const double u = unit_roundoff(DType::kF32);
+  const double magnitude = 5.0 * static_cast<double>(spec.lse_std) + std::log(spec.num_states + 1.0);
+  const double weights = u * (2.0 * spec.num_states + 4 * magnitude) + 0x1p-21;
+  const double output = unit_roundoff(spec.o_dtype);
+  return {.max_rel = output + weights,
+          .cosine_distance = output * output + weights * weights + 1e-13,
+          .max_lse = 2 * weights};
+}
+
+}  // namespace mla::kit

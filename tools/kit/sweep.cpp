@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kit/sweep.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <variant>
+
+namespace mla::kit {
+namespace {
+
+constexpr size_t kFailuresKept = 100;
+constexpr uint64_t kCases = 120;  // of every operation and format
+constexpr uint64_t kQuickCases = 12;
+
+using AnySpec = std::variant<DecodeSpec, PrefillSpec, MergeSpec, AppendSpec, GatherSpec>;
+
+struct Job {
+  AnySpec spec;
+  std::string backend;
+};
+
+constexpr Op kAllOps[] = {Op::kDecode, Op::kPrefill, Op::kMergeStates, Op::kAppend, Op::kGather};
+
+AnySpec random_spec(Op op, DType dtype, uint64_t seed) {
+  const CacheFormat format = dtype == DType::kF16 ? CacheFormat::kF16 : CacheFormat::kBF16;
+  switch (op) {
+    case Op::kDecode: return random_decode_spec(seed, format);
+    case Op::kPrefill: return random_prefill_spec(seed, dtype);
+    case Op::kMergeStates: return random_merge_spec(seed, dtype);
+    case Op::kAppend: return random_append_spec(seed, format);
+    case Op::kGather: return random_gather_spec(seed, format);
+  }
+  return DecodeSpec{};
+}
+
+/// The formats of a sweep; f32 is no cache format, but one of queries and states.
+std::vector<DType> dtypes_of(Op op, const std::optional<CacheFormat>& cache) {
+  if (cache.has_value()) return {*cache == CacheFormat::kF16 ? DType::kF16 : DType::kBF16};
+  if (op == Op::kPrefill || op == Op::kMergeStates) return {DType::kBF16, DType::kF16, DType::kF32};
+  return {DType::kBF16, DType::kF16};
+}
+
+/// A row's own name means that row alone, even where it begins another's ("cpu_avx512", "cpu_avx512_bf16").
+bool matches(const std::string& row, const std::string& filter, const std::vector<std::string>& rows) {
+  if (filter.empty() || filter == "auto" || row == filter) return true;
+  return std::find(rows.begin(), rows.end(), filter) == rows.end() && row.starts_with(filter + "_");
+}
+
+std::string all_names() {
+  std::set<std::string> names;
+  for (Op op : kAllOps)
+    for (const std::string& row : backend_names(op)) names.insert(row);
+  std::string text;
+  for (const std::string& row : names) text.append(text.empty() ? "" : ", ").append(row);
+  return text;
+}
+
+Status options_status(const SweepOptions& options) {
+  if (options.cache.has_value() && *options.cache != CacheFormat::kBF16 && *options.cache != CacheFormat::kF16)
+    return {StatusCode::kUnsupported, "check: cache: expected bf16 or f16, got " + std::string(name(*options.cache))};
+  for (Op op : kAllOps) {
+    const std::vector<std::string> rows = backend_names(op);
+    for (const std::string& row : rows)
+      if (matches(row, options.backend, rows)) return {};
+  }
+  return {StatusCode::kInvalidArgument,
+          "check: backend: expected a row or family of " + all_names() + ", got " + options.backend};
+}
+
+}  // namespace
+
+std::vector<std::string> usable_backends(const Problem& problem) {
+  std::vector<std::string> names;
+  for (const BackendVerdict& row : explain(problem, "auto").rows)
+    if (row.usable) names.push_back(row.name);
+  return names;
+}
+
+Result<SweepResult> sweep(const SweepOptions& options, const SweepProgress& progress) {
+  if (Status status = options_status(options); !status.ok()) return status;
+
+  SweepResult result;
+  std::vector<Job> jobs;
+  std::string last_reason;
+  for (Op op : kAllOps) {
+    if (options.op.has_value() && *options.op != op) continue;
+    const std::vector<std::string> rows = backend_names(op);
+    for (DType dtype : dtypes_of(op, options.cache)) {
+      for (uint64_t i = 0; i < (options.quick ? kQuickCases : kCases); ++i) {
+        const AnySpec spec = random_spec(op, dtype, options.seed + i);
+        const Problem problem = std::visit([](const auto& s) { return problem_of(s); }, spec);
+        for (const BackendVerdict& row : explain(problem, "auto").rows) {
+          if (!matches(row.name, options.backend, rows)) continue;
+          if (row.usable) {
+            jobs.push_back({.spec = spec, .backend = row.name});
+          } else {
+            last_reason = row.name + ": " + row.reason;
+            if (i == 0) ++result.skipped_rows;
+          }
+        }
+      }
+    }
+  }
+  if (jobs.empty())
+    return Status(StatusCode::kUnsupported, "check: backend: expected a row that this machine can run, got " +
+                                                (last_reason.empty() ? options.backend : last_reason));
+
+  std::map<std::string, Context> contexts;
+  for (const Job& job : jobs) {
+    auto found = contexts.find(job.backend);
+    if (found == contexts.end()) {
+      Result<Context> made =
+          Context::create({.num_threads = options.num_threads, .affinity = {}, .backend = job.backend});
+      if (!made.ok()) return made.status();
+      found = contexts.emplace(job.backend, std::move(made).value()).first;
+    }
+    const Outcome outcome = std::visit([&](const auto& spec) { return check(found->second, spec); }, job.spec);
+    ++result.cases;
+    if (!outcome.ok) {
+      ++result.failed;
+      if (result.failures.size() < kFailuresKept) result.failures.push_back(outcome);
+    }
+    if (progress && !progress(result.cases, static_cast<int64_t>(jobs.size()), outcome)) break;
+  }
+  return result;
+}
+
+}  // namespace mla::kit

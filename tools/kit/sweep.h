@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// Many random problems over operations, formats and backends.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kit/check.h"
+#include "mla/backend.h"
+
+namespace mla::kit {
+
+struct SweepOptions {
+  std::optional<Op> op;              ///< all, if not given
+  std::string backend;               ///< a row or a family ("cpu"); empty = every usable row
+  std::optional<CacheFormat> cache;  ///< every computable format, if not given; for prefill and merge_states the dtype
+  bool quick = false;                ///< a tenth of the cases
+  uint64_t seed = 1;
+  int32_t num_threads = 0;  ///< as ContextOptions
+};
+
+struct SweepResult {
+  int64_t cases = 0;
+  int64_t failed = 0;
+  int64_t skipped_rows = 0;       ///< rows of a table that this machine cannot run
+  std::vector<Outcome> failures;  ///< the first 100
+};
+
+/// Called after every case; return false to stop early.
+using SweepProgress = std::function<bool(int64_t done, int64_t total, const Outcome& last)>;
+
+/// The error is of the options: an unknown backend, a format no backend computes yet, no usable row.
+Result<SweepResult> sweep(const SweepOptions& options, const SweepProgress& progress = {});
+
+/// Rows of an operation's table that can run `problem`, best first.
+std::vector<std::string> usable_backends(const Problem& problem);
+
+}  // namespace mla::kit
