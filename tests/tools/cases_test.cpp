@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "mla/bench/cases.h"
+
+#include <fstream>
+#include <numeric>
+
+#include "expect_usage_error.h"
+#include "mla/bench/workload.h"
+
+namespace mla::bench {
+namespace {
+
+using cli::expect_usage_error;
+
+Settings flags(const std::map<std::string, std::string>& values) {
+  Settings settings;
+  for (const auto& [key, text] : values) settings[key] = Setting{.text = text, .where = "--" + key};
+  return settings;
+}
+
+TEST(Expand, MakesEveryCombinationInOrder) {
+  const auto groups = expand(flags({{"heads", "16,128"}, {"kv_len", "1k:4k:*2"}, {"cache", "bf16,f16"}}));
+  ASSERT_EQ(groups.size(), 12U);
+  EXPECT_EQ(groups[0].cases[0].cache, CacheFormat::kBF16);
+  EXPECT_EQ(groups[0].cases[0].heads, 16);
+  EXPECT_EQ(groups[1].cases[0].total_kv(), 2048);
+  EXPECT_EQ(groups[11].cases[0].cache, CacheFormat::kF16);
+  EXPECT_EQ(groups[11].cases[0].q_dtype, DType::kF16);
+  EXPECT_EQ(groups[11].cases[0].heads, 128);
+  EXPECT_EQ(groups[11].cases[0].total_kv(), 4096);
+}
+
+TEST(Expand, TakesDefaultsFromTheOperationAndTheModel) {
+  const Case decode = expand(flags({{"model", "deepseek-v2-lite"}}))[0].cases[0];
+  EXPECT_EQ(decode.heads, 16);
+  EXPECT_EQ(decode.d_qk, 576);
+  EXPECT_EQ(decode.d_v, 512);
+  EXPECT_EQ(decode.requests, std::vector<Request>(1, Request{1, 4096}));
+  const Case prefill = expand(flags({{"op", "prefill"}, {"model", "deepseek-v3"}, {"kv_len", "256"}}))[0].cases[0];
+  EXPECT_EQ(prefill.d_qk, 192);
+  EXPECT_EQ(prefill.d_v, 128);
+  EXPECT_EQ(prefill.requests, std::vector<Request>(1, Request{256, 256}));
+  EXPECT_EQ(expand(flags({{"op", "merge_states"}}))[0].cases[0].q_dtype, DType::kF32);
+  EXPECT_EQ(expand(flags({{"head_dims", "320/256"}}))[0].cases[0].d_v, 256);
+}
+
+TEST(Expand, GroupsTheComparedKey) {
+  const auto groups = expand(flags({{"heads", "16,128"}, {"page_size", "64,1"}, {"compare", "page_size"}}));
+  ASSERT_EQ(groups.size(), 2U);
+  for (const CaseGroup& group : groups) {
+    ASSERT_EQ(group.cases.size(), 2U);
+    EXPECT_EQ(group.cases[0].page_size, 64);
+    EXPECT_EQ(group.cases[1].page_size, 1);
+    EXPECT_EQ(group.cases[0].heads, group.cases[1].heads);
+  }
+  expect_usage_error([] { expand(flags({{"compare", "page_size"}})); }, {"--compare", "page_size"});
+}
+
+TEST(Expand, RefusesByName) {
+  expect_usage_error([] { expand(flags({{"heads", "0"}})); }, {"--heads", "at least 1"});
+  expect_usage_error([] { expand(flags({{"head_dims", "576"}})); }, {"--head_dims", "d_qk/d_v"});
+  expect_usage_error([] { expand(flags({{"causal", "yes"}})); }, {"--causal", "true or false", "yes"});
+  expect_usage_error([] { expand(flags({{"model", "no-such-model"}})); }, {"--model", "no-such-model", "deepseek-v3"});
+  expect_usage_error([] { expand(flags({{"backend", "cpu_avx3"}})); }, {"--backend", "cpu_avx2"});
+  expect_usage_error([] { expand(flags({{"batch_spec", "8q1s4k"}, {"kv_len", "4k"}})); }, {"--kv_len", "--batch_spec"});
+  expect_usage_error([] { expand(flags({{"clip", "4k"}})); }, {"--clip", "trace"});
+  expect_usage_error([] { expand(flags({{"heads", "1:200"}, {"kv_len", "1:200"}})); }, {"more than", "cases"});
+}
+
+class Trace : public testing::Test {
+ protected:
+  std::string write(const std::string& text) {
+    const std::string path = testing::TempDir() + "mla_lengths.jsonl";
+    std::ofstream(path) << text;
+    return path;
+  }
+};
+
+TEST_F(Trace, GivesRaggedAndEqualLengthsOfOneTotal) {
+  const std::string path = write("{\"input_length\": 10}\n\n{\"input_length\": 7000}\n{\"input_length\": 3}\n");
+  const auto groups = expand(flags({{"trace", path}, {"batch", "3"}, {"clip", "1k"}}));
+  ASSERT_EQ(groups.size(), 1U);
+  ASSERT_EQ(groups[0].cases.size(), 2U);
+  const Case& equal = groups[0].cases[0];
+  const Case& ragged = groups[0].cases[1];
+  EXPECT_EQ(ragged.requests, (std::vector<Request>{{1, 10}, {1, 1024}, {1, 3}}));
+  EXPECT_EQ(equal.requests, (std::vector<Request>{{1, 346}, {1, 346}, {1, 345}}));
+  EXPECT_EQ(equal.total_kv(), ragged.total_kv());
+  EXPECT_TRUE(ragged.ragged());
+}
+
+TEST_F(Trace, NamesTheBadLine) {
+  const auto read = [](const std::string& path) { read_trace_lengths("--trace", path, 2, 100); };
+  expect_usage_error([&] { read(write("{\"input_length\": 1}\nnot json\n")); }, {"--trace", ":2:", "JSON"});
+  expect_usage_error([&] { read(write("{\"input_length\": 1}\n{\"x\": 1}\n")); }, {":2:", "input_length"});
+  expect_usage_error([&] { read(write("{\"input_length\": -1}\n")); }, {":1:", "input_length"});
+  expect_usage_error([&] { read(write("{\"input_length\": 5}\n")); }, {"at least 2 requests", "got 1"});
+  expect_usage_error([&] { read("/no/such/file"); }, {"--trace", "/no/such/file"});
+}
+
+TEST(Memory, CountsTheCacheAndRefusesTooMuch) {
+  const Case one = expand(flags({{"batch", "32"}, {"kv_len", "32k"}, {"heads", "16"}}))[0].cases[0];
+  EXPECT_GE(memory_needed(one), int64_t{32} * 32768 * 1152);
+  EXPECT_LE(memory_needed(one), int64_t{32} * 32768 * 1152 + (2 << 20));
+  const Case huge = expand(flags({{"batch", "1024"}, {"kv_len", "100m"}}))[0].cases[0];
+  expect_usage_error([&] { check_memory({huge}); }, {"memory", "available"});
+}
+
+}  // namespace
+}  // namespace mla::bench

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+// The command line's contract: exit statuses, streams, keys and types of the JSON, one-line errors.
+#include <gmock/gmock.h>
+
+#include <algorithm>
+
+#include "run_mla.h"
+
+namespace mla::cli {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+using testing::StartsWith;
+
+// Status 2, nothing on standard output, one line "mla: ..." that holds all `parts`.
+void expect_refusal(const std::string& arguments, const std::vector<std::string>& parts) {
+  const Ran ran = run_mla(arguments);
+  EXPECT_EQ(ran.status, 2) << arguments;
+  EXPECT_EQ(ran.out, "") << arguments;
+  EXPECT_THAT(ran.err, StartsWith("mla: ")) << arguments;
+  EXPECT_EQ(std::count(ran.err.begin(), ran.err.end(), '\n'), 1) << arguments << "\n" << ran.err;
+  for (const std::string& part : parts) EXPECT_THAT(ran.err, HasSubstr(part)) << arguments;
+}
+
+TEST(Cli, HelpOfEveryCommandShowsExamples) {
+  EXPECT_EQ(run_mla("--help").status, 0);
+  for (const char* command : {"info", "explain", "run", "check", "bench", "replay"}) {
+    const Ran ran = run_mla(std::string(command) + " --help");
+    EXPECT_EQ(ran.status, 0) << command;
+    EXPECT_THAT(ran.out, HasSubstr("Examples:")) << command;
+    EXPECT_THAT(ran.out, HasSubstr("--json")) << command;
+  }
+}
+
+TEST(Cli, VersionIsTheLibrarys) {
+  const Ran ran = run_mla("--version");
+  EXPECT_EQ(ran.status, 0);
+  EXPECT_EQ(ran.out, json_of("info --json")["version"].get<std::string>() + "\n");
+}
+
+TEST(Cli, NoCommandPrintsHelpAndFails) {
+  const Ran ran = run_mla("");
+  EXPECT_EQ(ran.status, 2);
+  EXPECT_EQ(ran.out, "");
+  EXPECT_THAT(ran.err, HasSubstr("Usage: mla"));
+}
+
+TEST(Cli, BadArgumentsAreOneLineAndStatusTwo) {
+  expect_refusal("frobnicate", {"unknown command 'frobnicate'", "info", "bench"});
+  expect_refusal("info --frobnicate", {"--frobnicate"});
+  expect_refusal("explain --op", {"--op"});
+  expect_refusal("explain --op dekode", {"--op", "decode", "gather", "dekode"});
+  expect_refusal("explain --cache int4", {"--cache", "bf16", "int4"});
+  expect_refusal("explain --q-dtype e4m3", {"--q-dtype", "bf16, f16, f32"});
+  expect_refusal("explain --model no-such-model", {"no-such-model", "deepseek-v3"});
+  expect_refusal("explain --model /no/such/config.json", {"/no/such/config.json"});
+  expect_refusal("explain --backend cpu_avx3", {"cpu_avx3", "cpu_avx2", "reference"});
+  expect_refusal("explain --heads none", {"--heads", "none"});
+  expect_refusal("explain --head-dims 576", {"--head-dims", "576/512"});
+  expect_refusal("explain --device tpu", {"--device", "tpu"});
+  expect_refusal("check --op frob", {"--op", "frob"});
+  expect_refusal("check --seed -1", {"--seed"});
+  expect_refusal("check --backend frob", {"frob"});
+  expect_refusal("check --cache fp8 --op decode", {"fp8"});
+  expect_refusal("run --heads 16,32", {"one value", "mla bench"});
+  expect_refusal("run --cache fp8 --kv-len 64", {"fp8"});
+  expect_refusal("info --json=/no/such/folder/out.json", {"/no/such/folder/out.json"});
+}
+
+TEST(CliInfo, TextNamesThePartsOfTheMachine) {
+  const Ran ran = run_mla("info");
+  EXPECT_EQ(ran.status, 0);
+  EXPECT_EQ(ran.err, "");
+  for (const char* part : {"libmla", "cpu", "threads", "gpu", "avx2", "portable", "reference", "usable"})
+    EXPECT_THAT(ran.out, HasSubstr(part));
+}
+
+TEST(CliInfo, JsonHasTheContractsKeys) {
+  const json info = json_of("info --json");
+  EXPECT_TRUE(info["version"].is_string());
+  EXPECT_TRUE(info["cpu"].is_string());
+  ASSERT_TRUE(info["devices"].is_array());
+  EXPECT_EQ(info["devices"][0]["type"], "cpu");
+  ASSERT_TRUE(info["backends"].is_array());
+  bool reference = false;
+  for (const json& backend : info["backends"]) {
+    EXPECT_TRUE(backend["name"].is_string());
+    EXPECT_TRUE(backend["usable"].is_boolean());
+    EXPECT_TRUE(backend["reason"].is_string());
+    reference = reference || (backend["name"] == "reference" && backend["usable"] == true);
+  }
+  EXPECT_TRUE(reference);
+}
+
+TEST(CliInfo, JsonGoesToTheFileAndTextToStandardError) {
+  const std::string path = testing::TempDir() + "mla_info.json";
+  const Ran ran = run_mla("info --json=" + path);
+  EXPECT_EQ(ran.status, 0);
+  EXPECT_EQ(ran.out, "");
+  EXPECT_THAT(ran.err, HasSubstr("libmla"));
+  EXPECT_TRUE(json::parse(read_text(path)).contains("backends"));
+}
+
+TEST(CliInfo, MarkdownIsOneTablePerOperation) {
+  const Ran ran = run_mla("info --markdown");
+  EXPECT_EQ(ran.status, 0);
+  for (const char* op : {"**decode**", "**prefill**", "**merge_states**", "**append**", "**gather**"})
+    EXPECT_THAT(ran.out, HasSubstr(op));
+  EXPECT_THAT(ran.out, HasSubstr("`reference`"));
+  EXPECT_THAT(ran.out, HasSubstr("`fp8_ds_mla`"));
+  expect_refusal("info --markdown --json", {"--json"});
+}
+
+TEST(CliExplain, JsonListsEveryRowAndTheChoice) {
+  const json explained = json_of("explain --op decode --model deepseek-v3 --cache bf16 --json");
+  ASSERT_TRUE(explained["selected"].is_string());
+  const std::string selected = explained["selected"];
+  bool first_usable = true;
+  for (const json& row : explained["rows"]) {
+    EXPECT_TRUE(row["backend"].is_string());
+    EXPECT_TRUE(row["reason"].is_string());
+    ASSERT_TRUE(row["usable"].is_boolean());
+    if (row["usable"] == true && first_usable) {
+      EXPECT_EQ(row["backend"], selected);
+      first_usable = false;
+    }
+  }
+  EXPECT_FALSE(first_usable);
+}
+
+TEST(CliExplain, ForcesByFlagAndByEnvironment) {
+  EXPECT_EQ(json_of("explain --backend reference --json")["selected"], "reference");
+  const Ran ran = run_mla("explain --json", "MLA_BACKEND=reference");
+  EXPECT_EQ(json::parse(ran.out)["selected"], "reference");
+}
+
+TEST(CliExplain, ForcedBackendThatCannotRunFailsWithTheReason) {
+  const Ran ran = run_mla("explain --cache fp8 --backend cpu --json");
+  EXPECT_EQ(ran.status, 2);
+  EXPECT_THAT(ran.err, HasSubstr("mla: "));
+  EXPECT_THAT(ran.err, HasSubstr("fp8"));
+  EXPECT_TRUE(json::parse(ran.out)["selected"].is_null());
+}
+
+TEST(CliExplain, EveryOperationHasARow) {
+  for (const char* op : {"decode", "prefill", "merge_states", "append", "gather"})
+    EXPECT_TRUE(json_of(std::string("explain --json --op ") + op)["selected"].is_string()) << op;
+}
+
+TEST(CliRun, EveryOperationIsCorrect) {
+  for (const char* op : {"decode", "prefill", "merge_states", "append", "gather"}) {
+    const json ran = json_of(std::string("run --heads 4 --kv-len 70 --batch 2 --min-time 0.01 --json --op ") + op);
+    EXPECT_EQ(ran["op"], op);
+    EXPECT_TRUE(ran["error"].is_number()) << op;
+    EXPECT_EQ(ran["error_text"], "") << op;
+    EXPECT_GT(ran["median_us"].get<double>(), 0.0) << op;
+  }
+  EXPECT_THAT(run_mla("run --heads 4 --kv-len 70 --min-time 0.01").out, HasSubstr("GFLOP/s"));
+}
+
+TEST(CliCheck, JsonCountsTheCases) {
+  const json checked = json_of("check --quick --op merge_states --seed 3 --json");
+  EXPECT_GT(checked["cases"].get<int64_t>(), 0);
+  EXPECT_EQ(checked["failed"], 0);
+  EXPECT_TRUE(checked["failures"].is_array());
+  EXPECT_EQ(checked["seed"], 3);
+}
+
+}  // namespace
+}  // namespace mla::cli

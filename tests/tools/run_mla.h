@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs the built `mla` as a user would.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+
+namespace mla::cli {
+
+struct Ran {
+  int status = -1;
+  std::string out, err;
+};
+
+inline std::string read_text(const std::string& path) {
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+/// `arguments` are shell words; `environment` is put in front, such as "MLA_BACKEND=reference".
+inline Ran run_mla(const std::string& arguments, const std::string& environment = "") {
+  const std::string base = testing::TempDir() + "mla_cli_" + std::to_string(getpid());
+  const std::string command =
+      "env -u MLA_BACKEND " + environment + " " MLA_BINARY " " + arguments + " >" + base + ".out 2>" + base + ".err";
+  const int status = std::system(command.c_str());
+  Ran ran{.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1,
+          .out = read_text(base + ".out"),
+          .err = read_text(base + ".err")};
+  std::remove((base + ".out").c_str());
+  std::remove((base + ".err").c_str());
+  return ran;
+}
+
+/// Standard output of a successful command, as JSON.
+inline nlohmann::json json_of(const std::string& arguments, int expected_status = 0) {
+  const Ran ran = run_mla(arguments);
+  EXPECT_EQ(ran.status, expected_status) << arguments << "\n" << ran.err;
+  nlohmann::json document = nlohmann::json::parse(ran.out, nullptr, false);
+  EXPECT_FALSE(document.is_discarded()) << arguments << "\n" << ran.out;
+  return document;
+}
+
+}  // namespace mla::cli

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "mla/bench/cases.h"
+
+#include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "mla/backend.h"
+#include "mla/model.h"
+#include "mla/text.h"
+#include "mla/values.h"
+
+namespace mla::bench {
+namespace {
+
+using cli::UsageError;
+
+constexpr int64_t kMaxLength = int64_t{1} << 30;
+constexpr size_t kMaxCases = 10000;
+
+// One value of every key.
+using Choice = std::map<std::string_view, Setting, std::less<>>;
+
+const Setting* find(const Choice& choice, std::string_view key) {
+  const auto it = choice.find(key);
+  return it == choice.end() ? nullptr : &it->second;
+}
+
+int64_t int_of(const Choice& choice, std::string_view key, int64_t fallback, int64_t min, int64_t max) {
+  const Setting* setting = find(choice, key);
+  return setting == nullptr ? fallback : cli::parse_int(setting->where, setting->text, min, max);
+}
+
+bool bool_of(const Choice& choice, std::string_view key, bool fallback) {
+  const Setting* setting = find(choice, key);
+  if (setting == nullptr) return fallback;
+  if (setting->text == "true") return true;
+  if (setting->text == "false") return false;
+  throw UsageError("{}: expected true or false, got '{}'", setting->where, setting->text);
+}
+
+void set_head_dims(const Choice& choice, const ModelConfig* model, Case& result) {
+  const bool prefill = result.op == Op::kPrefill;
+  result.d_qk = prefill ? 192 : 576;
+  result.d_v = prefill ? 128 : 512;
+  if (model != nullptr) {
+    result.d_qk = prefill ? model->prefill_d_qk() : model->d_qk();
+    result.d_v = prefill ? model->v_head_dim : model->kv_lora_rank;
+  }
+  const Setting* dims = find(choice, "head_dims");
+  if (dims == nullptr) return;
+  const size_t slash = dims->text.find('/');
+  if (slash == std::string::npos)
+    throw UsageError("{}: expected d_qk/d_v such as 576/512, got '{}'", dims->where, dims->text);
+  result.d_qk = cli::parse_int(dims->where, dims->text.substr(0, slash), 1, 65536);
+  result.d_v = cli::parse_int(dims->where, dims->text.substr(slash + 1), 1, 65536);
+}
+
+void set_uniform_lengths(const Choice& choice, Case& result) {
+  const int64_t batch = int_of(choice, "batch", 1, 1, 65536);
+  const int64_t kv_len = int_of(choice, "kv_len", 4096, 0, kMaxLength);
+  const int64_t default_q_len = result.op == Op::kPrefill ? std::max<int64_t>(kv_len, 1) : 1;
+  const int64_t q_len = int_of(choice, "q_len", default_q_len, 1, kMaxLength);
+  result.lengths = "uniform";
+  result.requests.assign(static_cast<size_t>(batch), Request{.q_len = q_len, .kv_len = kv_len});
+}
+
+// Ragged lengths of a trace, and equal ones of the same total to compare with.
+std::vector<Case> trace_cases(const Choice& choice, const Setting& trace, const Case& prototype) {
+  for (std::string_view key : {"kv_len", "batch_spec"})
+    if (const Setting* other = find(choice, key); other != nullptr)
+      throw UsageError("{}: the lengths come from a trace already ({})", other->where, trace.where);
+  const int64_t count = int_of(choice, "batch", 64, 1, 65536);
+  const int64_t clip = int_of(choice, "clip", 16384, 1, kMaxLength);
+  const int64_t q_len = int_of(choice, "q_len", 1, 1, kMaxLength);
+  const std::vector<int64_t> kv_len = read_trace_lengths(trace.where, trace.text, count, clip);
+  const auto q_len_for = [&](int64_t kv) {
+    return prototype.op == Op::kPrefill && find(choice, "q_len") == nullptr ? kv : q_len;
+  };
+  const int64_t total = std::accumulate(kv_len.begin(), kv_len.end(), int64_t{0});
+  Case equal = prototype, ragged = prototype;
+  equal.lengths = "equal";
+  ragged.lengths = "trace";
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t share = total / count + (i < total % count ? 1 : 0);
+    equal.requests.push_back({.q_len = q_len_for(share), .kv_len = share});
+    const int64_t own = kv_len[static_cast<size_t>(i)];
+    ragged.requests.push_back({.q_len = q_len_for(own), .kv_len = own});
+  }
+  return {std::move(equal), std::move(ragged)};
+}
+
+std::vector<Case> make_cases(const Choice& choice, std::string_view label) {
+  Case result;
+  result.label = label;
+  if (const Setting* op = find(choice, "op")) result.op = cli::parse_op(op->where, op->text);
+  std::optional<ModelConfig> model;
+  if (const Setting* setting = find(choice, "model")) {
+    Result<ModelConfig> loaded = load_model(setting->text);
+    if (!loaded.ok()) throw UsageError("{}: {}", setting->where, loaded.status().message());
+    model = std::move(loaded).value();
+    result.heads = model->num_attention_heads;
+    result.sm_scale = model->sm_scale();
+  }
+  set_head_dims(choice, model ? &*model : nullptr, result);
+  if (const Setting* cache = find(choice, "cache")) result.cache = cli::parse_cache(cache->where, cache->text);
+  // Queries are of the cache's type where that is a type of queries; partial states are f32.
+  result.q_dtype = result.cache == CacheFormat::kF16 ? DType::kF16 : DType::kBF16;
+  if (result.op == Op::kMergeStates) result.q_dtype = DType::kF32;
+  if (const Setting* q = find(choice, "q_dtype")) result.q_dtype = cli::parse_float_dtype(q->where, q->text);
+  result.heads = int_of(choice, "heads", result.heads, 1, 65536);
+  result.page_size = int_of(choice, "page_size", 64, 1, 1 << 20);
+  result.states = int_of(choice, "states", 2, 1, 65536);
+  result.causal = bool_of(choice, "causal", true);
+  result.batch_invariant = bool_of(choice, "batch_invariant", false);
+  result.threads = static_cast<int32_t>(int_of(choice, "threads", machine_info().threads, 1, 4096));
+  if (const Setting* backend = find(choice, "backend")) {
+    cli::check_backend_name(backend->where, backend->text);
+    if (backend->text != "auto") result.backend = backend->text;
+  }
+  if (const Setting* trace = find(choice, "trace")) return trace_cases(choice, *trace, result);
+  if (const Setting* clip = find(choice, "clip"))
+    throw UsageError("{}: only lengths of a trace are clipped, and none was given", clip->where);
+  if (const Setting* spec = find(choice, "batch_spec")) {
+    for (std::string_view key : {"batch", "q_len", "kv_len"})
+      if (const Setting* other = find(choice, key); other != nullptr)
+        throw UsageError("{}: a batch specification was given too ({})", other->where, spec->where);
+    result.lengths = spec->text;
+    result.requests = parse_batch_spec(spec->where, spec->text);
+  } else {
+    set_uniform_lengths(choice, result);
+  }
+  return {std::move(result)};
+}
+
+bool is_int_list(std::string_view key) {
+  constexpr std::string_view kIntKeys[] = {"heads",     "batch",  "q_len", "kv_len",
+                                           "page_size", "states", "clip",  "threads"};
+  return std::find(std::begin(kIntKeys), std::end(kIntKeys), key) != std::end(kIntKeys);
+}
+
+std::vector<std::string> values_of(std::string_view key, const Setting& setting) {
+  if (!is_int_list(key)) return cli::split_list(setting.where, setting.text);
+  std::vector<std::string> values;
+  for (int64_t value : cli::parse_int_list(setting.where, setting.text, 0)) values.push_back(std::to_string(value));
+  return values;
+}
+
+}  // namespace
+
+int64_t Case::total_queries() const {
+  return std::accumulate(requests.begin(), requests.end(), int64_t{0},
+                         [](int64_t sum, const Request& request) { return sum + request.q_len; });
+}
+
+int64_t Case::total_kv() const {
+  return std::accumulate(requests.begin(), requests.end(), int64_t{0},
+                         [](int64_t sum, const Request& request) { return sum + request.kv_len; });
+}
+
+bool Case::ragged() const {
+  return std::any_of(requests.begin(), requests.end(), [&](const Request& r) { return r != requests.front(); });
+}
+
+const std::vector<SettingKey>& setting_keys() {
+  static const std::vector<SettingKey> keys = {
+      {"op", "decode, prefill, merge_states, append, gather"},
+      {"model", "Preset or config.json: heads and head dims"},
+      {"head_dims", "d_qk/d_v, such as 576/512 (decode) or 192/128 (prefill)"},
+      {"cache", "Cache formats; for prefill the type of q, k and v"},
+      {"q_dtype", "Type of queries, of rows (append, gather) or of partial states"},
+      {"heads", "Query heads"},
+      {"batch", "Requests"},
+      {"q_len", "Query tokens of each request (prefill: all of kv-len)"},
+      {"kv_len", "Tokens of each request"},
+      {"batch_spec", "Batches such as 8q1s4k or 2q2k_32q1s1k"},
+      {"trace", "Take kv lengths from a trace, and compare with equal lengths of the same total"},
+      {"clip", "Longest length taken from the trace (16k)"},
+      {"page_size", "Tokens of a cache page"},
+      {"states", "Partial states (merge_states)"},
+      {"causal", "true, false"},
+      {"batch_invariant", "true, false"},
+      {"threads", "Threads of the kernels and the ceilings"},
+      {"backend", "Rows or families to force; auto"},
+  };
+  return keys;
+}
+
+std::vector<CaseGroup> expand(const Settings& settings, const Target& target, std::string_view label) {
+  std::string_view compare;
+  if (const auto it = settings.find("compare"); it != settings.end()) {
+    compare = it->second.text;
+    if (settings.find(compare) == settings.end())
+      throw UsageError("{}: expected a key that is given too, got '{}'", it->second.where, compare);
+  }
+  // An odometer over the keys; the compared key turns fastest, so that its values lie side by side.
+  struct Wheel {
+    std::string_view key;
+    const Setting* setting;
+    std::vector<std::string> values;
+    size_t position = 0;
+  };
+  std::vector<Wheel> wheels;
+  size_t total = 1;
+  for (const SettingKey& entry : setting_keys()) {
+    const auto it = settings.find(entry.key);
+    if (it == settings.end()) continue;
+    wheels.push_back({.key = entry.key, .setting = &it->second, .values = values_of(entry.key, it->second)});
+    total *= wheels.back().values.size();
+    if (total > kMaxCases) throw UsageError("{}: more than {} cases", it->second.where, kMaxCases);
+  }
+  std::stable_partition(wheels.begin(), wheels.end(), [&](const Wheel& wheel) { return wheel.key != compare; });
+
+  std::vector<CaseGroup> groups;
+  for (size_t n = 0; n < total; ++n) {
+    Choice choice;
+    for (const Wheel& wheel : wheels)
+      choice[wheel.key] = {.text = wheel.values[wheel.position], .where = wheel.setting->where};
+    const bool joins = !compare.empty() && wheels.back().position > 0;
+    if (!joins) groups.push_back({.target = target, .cases = {}});
+    for (Case& one : make_cases(choice, label)) groups.back().cases.push_back(std::move(one));
+    for (size_t i = wheels.size(); i-- > 0;) {
+      if (++wheels[i].position < wheels[i].values.size()) break;
+      wheels[i].position = 0;
+    }
+  }
+  return groups;
+}
+
+std::vector<int64_t> read_trace_lengths(std::string_view where, const std::string& path, int64_t count, int64_t clip) {
+  std::ifstream file(path);
+  if (!file) throw UsageError("{}: cannot open '{}'", where, path);
+  std::vector<int64_t> lengths;
+  int64_t number = 0;
+  for (std::string line; static_cast<int64_t>(lengths.size()) < count && std::getline(file, line);) {
+    ++number;
+    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+    const auto object = nlohmann::json::parse(line, nullptr, false);
+    if (object.is_discarded() || !object.is_object())
+      throw UsageError("{}: {}:{}: expected a JSON object", where, path, number);
+    const auto field = object.find("input_length");
+    if (field == object.end() || !field->is_number_integer() || field->get<int64_t>() < 1)
+      throw UsageError("{}: {}:{}: input_length: expected an integer of at least 1", where, path, number);
+    lengths.push_back(std::min(field->get<int64_t>(), clip));
+  }
+  if (static_cast<int64_t>(lengths.size()) < count)
+    throw UsageError("{}: {}: expected at least {} requests, got {}", where, path, count, lengths.size());
+  return lengths;
+}
+
+}  // namespace mla::bench

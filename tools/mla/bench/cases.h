@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// What to measure: from lists and ranges of settings to single cases.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "mla/bench/batch_spec.h"
+#include "mla/kv_layout.h"
+#include "mla/types.h"
+
+namespace mla::bench {
+
+/// What a case must reach to meet its target.
+struct Target {
+  std::optional<double> min_share;  ///< of the ceiling
+  std::optional<double> max_us;     ///< median time
+  std::optional<double> min_ratio;  ///< share of the ceiling against that of the group's first case
+  bool given() const { return min_share || max_us || min_ratio; }
+};
+
+/// One problem with everything that decides its speed.
+struct Case {
+  std::string label;  ///< of the case file, or empty
+  Op op = Op::kDecode;
+  CacheFormat cache = CacheFormat::kBF16;
+  DType q_dtype = DType::kBF16;  ///< queries; rows of append and gather; states of merge_states
+  int64_t heads = 128;
+  int64_t d_qk = 576, d_v = 512;
+  float sm_scale = 0.0F;  ///< 0 = 1 / sqrt(width of an up-projected key)
+  int64_t page_size = 64;
+  int64_t states = 2;  ///< merge_states only
+  bool causal = true;
+  bool batch_invariant = false;
+  int32_t threads = 1;
+  std::string backend;  ///< forced row or family; empty = auto
+  std::string lengths;  ///< "uniform", or where the lengths come from: "trace", "equal", or a batch specification
+  std::vector<Request> requests;
+
+  int64_t total_queries() const;
+  int64_t total_kv() const;
+  bool ragged() const;
+};
+
+/// Cases that are measured in turns. With more than one, the first is the baseline of the others.
+struct CaseGroup {
+  Target target;
+  std::vector<Case> cases;
+};
+
+/// One setting: a value, a list or a range as text, and where it stands ("--kv-len", "targets.yaml:12: kv_len").
+struct Setting {
+  std::string text;
+  std::string where;
+};
+
+/// By key: op, model, head_dims, cache, q_dtype, heads, batch, q_len, kv_len, batch_spec, trace, clip, page_size,
+/// states, causal, batch_invariant, threads, backend, compare.
+using Settings = std::map<std::string, Setting, std::less<>>;
+
+/// All keys, with a line of help each, in the order of the help text.
+struct SettingKey {
+  std::string_view key, help;
+};
+const std::vector<SettingKey>& setting_keys();
+
+/// Every combination of the listed values. `compare` names the key whose values form one group. Throws UsageError.
+std::vector<CaseGroup> expand(const Settings& settings, const Target& target = {}, std::string_view label = {});
+
+/// The cases of a YAML file; `flags` win over what the file says. Throws UsageError with the line.
+std::vector<CaseGroup> load_case_file(const std::string& path, const Settings& flags);
+
+/// Input lengths of the first `count` requests of a trace (one JSON object a line), at most `clip` each.
+std::vector<int64_t> read_trace_lengths(std::string_view where, const std::string& path, int64_t count, int64_t clip);
+
+}  // namespace mla::bench

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "mla/bench/ceilings.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <numeric>
+#include <thread>
+
+namespace mla::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_between(Clock::time_point begin, Clock::time_point end) {
+  return std::chrono::duration<double>(end - begin).count();
+}
+
+constexpr size_t kMiB = 1024 * 1024;
+constexpr size_t kReadStep = 256 * 1024;  // between two looks at the clock
+
+}  // namespace
+
+std::string_view name(Ceiling ceiling) {
+  switch (ceiling) {
+    case Ceiling::kBf16: return "bf16";
+    case Ceiling::kF32: return "f32";
+    case Ceiling::kF32Avx2: return "f32_avx2";
+    case Ceiling::kDram: return "dram";
+    case Ceiling::kL3: return "l3";
+  }
+  return "";
+}
+
+struct Team::State {
+  int32_t threads = 1;
+  std::mutex mutex;
+  std::condition_variable wake, done;
+  const std::function<void(int32_t)>* job = nullptr;
+  uint64_t generation = 0;
+  int32_t running = 0;
+  bool stop = false;
+  std::atomic<int32_t> arrived{0};
+  std::atomic<uint32_t> phase{0};
+  std::vector<std::thread> workers;
+
+  void work(int32_t worker) {
+    uint64_t seen = 0;
+    while (true) {
+      std::unique_lock lock(mutex);
+      wake.wait(lock, [&] { return stop || generation != seen; });
+      if (stop) return;
+      seen = generation;
+      const auto* current = job;
+      lock.unlock();
+      (*current)(worker);
+      lock.lock();
+      if (--running == 0) done.notify_one();
+    }
+  }
+};
+
+Team::Team(int32_t threads) : state_(std::make_unique<State>()) {
+  state_->threads = std::max(threads, 1);
+  for (int32_t worker = 1; worker < state_->threads; ++worker)
+    state_->workers.emplace_back([state = state_.get(), worker] { state->work(worker); });
+}
+
+Team::~Team() {
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->stop = true;
+  }
+  state_->wake.notify_all();
+  for (std::thread& worker : state_->workers) worker.join();
+}
+
+int32_t Team::size() const { return state_->threads; }
+
+void Team::run(const std::function<void(int32_t)>& job) {
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->job = &job;
+    state_->running = state_->threads - 1;
+    ++state_->generation;
+  }
+  state_->wake.notify_all();
+  job(0);
+  std::unique_lock lock(state_->mutex);
+  state_->done.wait(lock, [&] { return state_->running == 0; });
+}
+
+void Team::barrier() {
+  const uint32_t phase = state_->phase.load(std::memory_order_acquire);
+  if (state_->arrived.fetch_add(1, std::memory_order_acq_rel) == state_->threads - 1) {
+    state_->arrived.store(0, std::memory_order_relaxed);
+    state_->phase.store(phase + 1, std::memory_order_release);
+    return;
+  }
+  // More threads than processors must not spin for a whole time slice.
+  for (int spin = 0; state_->phase.load(std::memory_order_acquire) == phase; ++spin)
+    if (spin > 4096) std::this_thread::yield();
+}
+
+CeilingMeter::CeilingMeter(int32_t threads) : team_(threads), position_(static_cast<size_t>(team_.size()), 0) {}
+
+double CeilingMeter::sample_flops(double (*kernel)(int64_t), double seconds) {
+  std::vector<double> rate(static_cast<size_t>(threads()));
+  team_.run([&](int32_t worker) {
+    team_.barrier();
+    const auto begin = Clock::now();
+    auto now = begin;
+    double flops = 0.0;
+    do {
+      flops += kernel(2000);  // about 10 us
+      now = Clock::now();
+    } while (seconds_between(begin, now) < seconds);
+    rate[static_cast<size_t>(worker)] = flops / seconds_between(begin, now);
+  });
+  return std::accumulate(rate.begin(), rate.end(), 0.0) * 1e-9;
+}
+
+double CeilingMeter::sample_reads(const Buffer& buffer, bool shared, double seconds) {
+  std::vector<double> rate(static_cast<size_t>(threads()));
+  const auto read = ceiling_kernels().read;
+  const size_t count = static_cast<size_t>(threads());
+  team_.run([&](int32_t worker) {
+    const auto index = static_cast<size_t>(worker);
+    // Threads that share a cache walk all of the buffer, each from its own place, so that no private cache holds it.
+    const size_t slice = (shared ? buffer.size() : buffer.size() / count) / kReadStep * kReadStep;
+    const std::byte* base = shared ? buffer.data() : buffer.data() + index * slice;
+    size_t position = shared ? slice / count * index / kReadStep * kReadStep : position_[index];
+    if (shared) read(base, slice);
+    team_.barrier();
+    const auto begin = Clock::now();
+    auto now = begin;
+    double bytes = 0.0;
+    do {
+      read(base + position, kReadStep);
+      position = position + kReadStep < slice ? position + kReadStep : 0;
+      bytes += static_cast<double>(kReadStep);
+      now = Clock::now();
+    } while (seconds_between(begin, now) < seconds);
+    if (!shared) position_[index] = position;
+    rate[index] = bytes / seconds_between(begin, now);
+  });
+  return std::accumulate(rate.begin(), rate.end(), 0.0) * 1e-9;
+}
+
+const Buffer& CeilingMeter::dram_buffer() {
+  if (dram_.size() != 0) return dram_;
+  size_t bytes = std::max<size_t>(512 * kMiB, 8 * static_cast<size_t>(l3_cache_size()));
+  if (const int64_t available = available_memory(); available > 0)
+    bytes = std::min(bytes, static_cast<size_t>(available) / 4);
+  bytes = std::max(bytes, kReadStep * static_cast<size_t>(threads()));
+  dram_ = Buffer(bytes, true);
+  std::memset(dram_.data(), 1, dram_.size());
+  return dram_;
+}
+
+double CeilingMeter::sample(Ceiling ceiling, double seconds) {
+  const CeilingKernels& kernels = ceiling_kernels();
+  if (!warm_) {
+    warm_ = true;
+    sample_flops(kernels.bf16, 0.1);
+  }
+  double value = 0.0;
+  switch (ceiling) {
+    case Ceiling::kBf16: value = sample_flops(kernels.bf16, seconds); break;
+    case Ceiling::kF32: value = sample_flops(kernels.f32, seconds); break;
+    case Ceiling::kF32Avx2: value = sample_flops(kernels.f32_avx2, seconds); break;
+    case Ceiling::kDram: value = sample_reads(dram_buffer(), false, seconds); break;
+    case Ceiling::kL3:
+      if (l3_.size() == 0) {
+        // A quarter of the cache: the rest may be busy with other tenants.
+        const auto l3 = static_cast<size_t>(l3_cache_size());
+        l3_ = Buffer(std::clamp(l3 / 4 / kMiB * kMiB, 4 * kMiB, 16 * kMiB), true);
+        std::memset(l3_.data(), 1, l3_.size());
+      }
+      value = sample_reads(l3_, true, seconds);
+      break;
+  }
+  samples_[ceiling].push_back(value);
+  return value;
+}
+
+double CeilingMeter::median(Ceiling ceiling) {
+  if (samples_[ceiling].empty())
+    for (int i = 0; i < 5; ++i) sample(ceiling);
+  return median_of(samples_[ceiling]);
+}
+
+std::vector<double> CeilingMeter::copy_seconds(void* destination, const void* source, size_t bytes,
+                                               int32_t repetitions) {
+  std::vector<double> seconds(static_cast<size_t>(repetitions));
+  const size_t count = static_cast<size_t>(threads());
+  const size_t share = (bytes / count + 63) / 64 * 64;
+  team_.run([&](int32_t worker) {
+    const size_t begin = std::min(bytes, share * static_cast<size_t>(worker));
+    const size_t length = static_cast<size_t>(worker) + 1 == count ? bytes - begin : std::min(share, bytes - begin);
+    for (double& time : seconds) {
+      team_.barrier();
+      const auto start = Clock::now();
+      std::memcpy(static_cast<std::byte*>(destination) + begin, static_cast<const std::byte*>(source) + begin, length);
+      team_.barrier();
+      if (worker == 0) time = seconds_between(start, Clock::now());
+    }
+  });
+  return seconds;
+}
+
+void CeilingMeter::flush_caches() {
+  const Buffer& buffer = dram_buffer();
+  const size_t bytes = std::min(buffer.size(), std::max<size_t>(4 * static_cast<size_t>(l3_cache_size()), 64 * kMiB));
+  const size_t share = bytes / static_cast<size_t>(threads()) / kReadStep * kReadStep;
+  team_.run(
+      [&](int32_t worker) { ceiling_kernels().read(buffer.data() + share * static_cast<size_t>(worker), share); });
+}
+
+double median_of(std::vector<double> values) {
+  if (values.empty()) return 0.0;
+  std::sort(values.begin(), values.end());
+  const size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : 0.5 * (values[middle - 1] + values[middle]);
+}
+
+double quantile_of(std::vector<double> values, double share) {
+  if (values.empty()) return 0.0;
+  std::sort(values.begin(), values.end());
+  const auto rank = static_cast<size_t>(share * static_cast<double>(values.size()));
+  return values[std::min(rank, values.size() - 1)];
+}
+
+}  // namespace mla::bench

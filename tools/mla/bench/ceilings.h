@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// What this machine can do at best, measured in the same process and with the same number of threads as the kernels.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "mla/bench/memory.h"
+
+namespace mla::bench {
+
+enum class Ceiling : uint8_t {
+  kBf16,     ///< bf16 dot product into f32 registers, GFLOP/s; without that instruction the f32 figure
+  kF32,      ///< f32 FMA of the widest instruction set, GFLOP/s
+  kF32Avx2,  ///< f32 FMA of AVX2, GFLOP/s; without AVX2 the f32 figure
+  kDram,     ///< reading a buffer much larger than the caches, GB/s (10^9 bytes)
+  kL3,       ///< reading a buffer that fits the last-level cache, GB/s
+};
+
+inline constexpr Ceiling kAllCeilings[] = {Ceiling::kBf16, Ceiling::kF32, Ceiling::kF32Avx2, Ceiling::kDram,
+                                           Ceiling::kL3};
+
+std::string_view name(Ceiling ceiling);
+
+/// Threads that start a job together; the calling thread is worker 0, as in a mla::Context.
+class Team {
+ public:
+  explicit Team(int32_t threads);
+  ~Team();
+  Team(const Team&) = delete;
+  Team& operator=(const Team&) = delete;
+
+  int32_t size() const;
+  /// Calls job(worker) once on each worker and returns when all are done.
+  void run(const std::function<void(int32_t)>& job);
+  /// All workers meet here, called from inside a job.
+  void barrier();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// Takes short samples of the ceilings. Samples of one kind are kept: on a machine shared with others the median of
+/// many, taken between the kernels, is the fair figure.
+class CeilingMeter {
+ public:
+  explicit CeilingMeter(int32_t threads);
+
+  int32_t threads() const { return team_.size(); }
+  /// Runs one sample of about `seconds`; the sum of the threads' rates. The first call warms the processor up.
+  double sample(Ceiling ceiling, double seconds = 0.02);
+  /// The median of all samples so far; takes five if there is none.
+  double median(Ceiling ceiling);
+  /// Seconds of each of `repetitions` copies of `bytes`, split evenly over the threads.
+  std::vector<double> copy_seconds(void* destination, const void* source, size_t bytes, int32_t repetitions);
+  /// Pushes everything else out of the caches.
+  void flush_caches();
+
+ private:
+  double sample_flops(double (*kernel)(int64_t), double seconds);
+  double sample_reads(const Buffer& buffer, bool shared, double seconds);
+  const Buffer& dram_buffer();
+
+  Team team_;
+  bool warm_ = false;
+  Buffer dram_, l3_;
+  std::vector<size_t> position_;  // where each worker's walk through the DRAM buffer goes on
+  std::map<Ceiling, std::vector<double>> samples_;
+};
+
+/// The middle of the values (the mean of the two middle ones); 0 of none.
+double median_of(std::vector<double> values);
+/// The value below which `share` of the values lie (nearest rank); 0 of none.
+double quantile_of(std::vector<double> values, double share);
+
+/// Loops that do nothing but arithmetic in registers. Each returns the floating-point operations it did, about
+/// `iterations` times a few hundred.
+struct CeilingKernels {
+  double (*bf16)(int64_t iterations);
+  double (*f32)(int64_t iterations);
+  double (*f32_avx2)(int64_t iterations);
+  /// Reads [data, data + bytes), bytes a multiple of 512.
+  void (*read)(const std::byte* data, size_t bytes);
+  std::string_view bf16_name, f32_name;  ///< the instructions, for people
+};
+
+/// The loops for the processor this runs on.
+const CeilingKernels& ceiling_kernels();
+
+}  // namespace mla::bench

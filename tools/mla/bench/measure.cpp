@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "mla/bench/measure.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "mla/bench/refcheck.h"
+#include "mla/text.h"
+
+namespace mla::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kRounds = 5;
+
+// What the share of a case is taken of; empty means a copy of the same bytes.
+std::optional<Ceiling> ceiling_of(const Workload& workload) {
+  const Case& one = workload.description();
+  const std::string& backend = workload.backend();
+  switch (one.op) {
+    case Op::kAppend:
+    case Op::kGather: return std::nullopt;
+    case Op::kMergeStates:
+      return workload.work().bytes * 2 <= static_cast<double>(l3_cache_size()) ? Ceiling::kL3 : Ceiling::kDram;
+    case Op::kDecode:
+    case Op::kPrefill: break;
+  }
+  const bool bf16_operands = one.q_dtype == DType::kBF16 && (one.op == Op::kPrefill || one.cache == CacheFormat::kBF16);
+  if (bf16_operands && backend.find("bf16") != std::string::npos) return Ceiling::kBf16;
+  return backend.find("avx2") != std::string::npos ? Ceiling::kF32Avx2 : Ceiling::kF32;
+}
+
+// One case while it is being measured.
+struct Subject {
+  std::unique_ptr<Workload> workload;
+  CeilingMeter* meter = nullptr;
+  std::optional<Ceiling> ceiling;
+  std::vector<double> seconds;          // of the runs
+  std::vector<double> ceiling_samples;  // GFLOP/s or GB/s
+};
+
+void sample_ceiling(Subject& subject) {
+  if (subject.ceiling) {
+    subject.ceiling_samples.push_back(subject.meter->sample(*subject.ceiling));
+    return;
+  }
+  const Workload::CopyPair copy = subject.workload->copy_pair();
+  if (copy.bytes == 0) return;
+  const double once = median_of(subject.meter->copy_seconds(copy.destination, copy.source, copy.bytes, 3));
+  const auto repetitions = static_cast<int32_t>(std::clamp(0.02 / std::max(once, 1e-7), 3.0, 1000.0));
+  const double seconds = median_of(subject.meter->copy_seconds(copy.destination, copy.source, copy.bytes, repetitions));
+  subject.ceiling_samples.push_back(2.0 * static_cast<double>(copy.bytes) / seconds * 1e-9);
+}
+
+void run_slice(Subject& subject, const MeasureOptions& options) {
+  const auto begin = Clock::now();
+  const double slice = options.min_time / kRounds;
+  // The first run after a sample finds other data in the caches and sleeping threads; a long one does not care.
+  if (!options.cold && (subject.seconds.empty() || subject.seconds.back() < slice)) subject.workload->run();
+  do {
+    if (options.cold) subject.meter->flush_caches();
+    const auto start = Clock::now();
+    subject.workload->run();
+    subject.seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
+  } while (std::chrono::duration<double>(Clock::now() - begin).count() < slice &&
+           static_cast<int64_t>(subject.seconds.size()) < options.max_runs);
+}
+
+Subject prepare(const Case& one, Meters& meters, const MeasureOptions& options) {
+  Subject subject;
+  subject.workload = std::make_unique<Workload>(one, options.seed);
+  subject.meter = &meters.of(subject.workload->context().num_threads());
+  subject.ceiling = ceiling_of(*subject.workload);
+  return subject;
+}
+
+Measurement summarize(const Subject& subject) {
+  Measurement result;
+  result.description = subject.workload->description();
+  result.backend = subject.workload->backend();
+  result.plan = subject.workload->plan_text();
+  result.runs = static_cast<int64_t>(subject.seconds.size());
+  result.median_s = median_of(subject.seconds);
+  result.p10_s = quantile_of(subject.seconds, 0.1);
+  result.p90_s = quantile_of(subject.seconds, 0.9);
+  const double seconds = std::max(result.median_s, 1e-9);
+  result.gflops = subject.workload->work().flops / seconds * 1e-9;
+  result.gbps = subject.workload->work().bytes / seconds * 1e-9;
+  result.ceiling_kind = subject.ceiling ? name(*subject.ceiling) : "memcpy";
+  result.ceiling = median_of(subject.ceiling_samples);
+  const bool arithmetic = subject.workload->work().flops > 0.0;
+  if (result.ceiling > 0.0) result.ceiling_share = (arithmetic ? result.gflops : result.gbps) / result.ceiling;
+  return result;
+}
+
+void judge_target(const Target& target, bool baseline, Measurement& result) {
+  std::string text;
+  bool met = true;
+  const auto demand = [&](std::string_view format, bool reached) {
+    text += (text.empty() ? "" : ", ") + std::string(format);
+    met = met && reached;
+  };
+  if (target.min_share)
+    demand("share >= " + cli::human_percent(*target.min_share), result.ceiling_share >= *target.min_share);
+  if (target.max_us) demand(fmt::format("<= {:g} us", *target.max_us), result.median_s * 1e6 <= *target.max_us);
+  if (target.min_ratio && !baseline)
+    demand("ratio >= " + cli::human_percent(*target.min_ratio), result.ratio.value_or(0.0) >= *target.min_ratio);
+  result.target = text;
+  if (!text.empty()) result.met = met;
+}
+
+}  // namespace
+
+CeilingMeter& Meters::of(int32_t threads) {
+  auto& meter = meters_[threads];
+  if (!meter) meter = std::make_unique<CeilingMeter>(threads);
+  return *meter;
+}
+
+std::vector<Measurement> measure(const CaseGroup& group, Meters& meters, const MeasureOptions& options,
+                                 const std::function<void(const std::string&)>& progress) {
+  check_memory(group.cases);
+  std::vector<Subject> subjects;
+  for (const Case& one : group.cases) {
+    progress("preparing");
+    subjects.push_back(prepare(one, meters, options));
+  }
+  std::vector<RefcheckResult> checks(subjects.size());
+  for (size_t i = 0; options.refcheck && i < subjects.size(); ++i) {
+    progress("reference");
+    checks[i] = refcheck(*subjects[i].workload);
+  }
+  progress("measuring");
+  for (int round = 0; round < kRounds; ++round)
+    for (Subject& subject : subjects) {
+      // A copy shares its memory with the kernel's output, so it comes before the runs, never after the last one.
+      sample_ceiling(subject);
+      run_slice(subject, options);
+      if (subject.ceiling) sample_ceiling(subject);
+    }
+  std::vector<Measurement> results;
+  for (size_t i = 0; i < subjects.size(); ++i) {
+    Measurement result = summarize(subjects[i]);
+    if (options.refcheck) {
+      result.error = checks[i].error;
+      result.error_text = checks[i].failure;
+    }
+    if (i > 0 && results.front().ceiling_share > 0.0)
+      result.ratio = result.ceiling_share / results.front().ceiling_share;
+    judge_target(group.target, i == 0, result);
+    results.push_back(std::move(result));
+  }
+  return results;
+}
+
+}  // namespace mla::bench

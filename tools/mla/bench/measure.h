@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// Times workloads between samples of the ceilings.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "mla/bench/cases.h"
+#include "mla/bench/ceilings.h"
+#include "mla/bench/workload.h"
+
+namespace mla::bench {
+
+struct MeasureOptions {
+  double min_time = 0.3;      ///< seconds of kernel runs for each case
+  int64_t max_runs = 100000;  ///< of each case
+  bool cold = false;          ///< flush the caches before every run
+  bool refcheck = false;
+  uint64_t seed = 1;
+};
+
+struct Measurement {
+  Case description;
+  std::string backend;
+  std::string plan;
+  int64_t runs = 0;
+  double median_s = 0, p10_s = 0, p90_s = 0;
+  double gflops = 0, gbps = 0;
+  std::string ceiling_kind;  ///< "bf16", "f32", "f32_avx2", "dram", "l3", "memcpy"
+  double ceiling = 0;        ///< GFLOP/s or GB/s, the median of the samples taken around the runs
+  double ceiling_share = 0;
+  std::optional<double> error;  ///< against the reference
+  std::string error_text;       ///< why the error is too large; empty if it is not
+  std::optional<double> ratio;  ///< share against that of the group's first case
+  std::string target;           ///< "share >= 90.0 %"; empty without one
+  std::optional<bool> met;
+};
+
+/// One meter per thread count, so that ceilings and kernels always use the same number.
+class Meters {
+ public:
+  CeilingMeter& of(int32_t threads);
+
+ private:
+  std::map<int32_t, std::unique_ptr<CeilingMeter>> meters_;
+};
+
+/// Measures the cases of a group in turns: in each of a few rounds a sample of the ceiling, then a slice of each
+/// case's runs. `progress` is told what is going on.
+std::vector<Measurement> measure(const CaseGroup& group, Meters& meters, const MeasureOptions& options,
+                                 const std::function<void(const std::string&)>& progress);
+
+}  // namespace mla::bench

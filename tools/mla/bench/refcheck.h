@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// Outputs of a workload against the reference: all of them where that is cheap, else a sample of requests, queries
+// and heads.
+#pragma once
+
+#include <string>
+
+#include "mla/bench/workload.h"
+
+namespace mla::bench {
+
+struct RefcheckResult {
+  double error = 0;     ///< largest |o - reference| relative to the row's largest |reference|; 0 where bits must agree
+  std::string failure;  ///< empty if the error is within the tolerance of the kit
+  int64_t rows = 0;     ///< rows compared
+};
+
+/// The workload must have run, and nothing may have touched its outputs since. Throws UsageError if the reference
+/// refuses the problem.
+RefcheckResult refcheck(const Workload& workload);
+
+}  // namespace mla::bench

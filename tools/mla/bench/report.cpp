@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "mla/bench/report.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+
+#include "mla/backend.h"
+
+namespace mla::bench {
+namespace {
+
+using cli::Json;
+
+// What the caches or tensors of a case are made of.
+std::string_view data_format(const Case& one) {
+  return one.op == Op::kPrefill || one.op == Op::kMergeStates ? name(one.q_dtype) : name(one.cache);
+}
+
+int64_t mean_of(int64_t total, size_t count) {
+  return count == 0 ? 0 : (total + static_cast<int64_t>(count) / 2) / static_cast<int64_t>(count);
+}
+
+int64_t q_len_of(const Case& one) {
+  int64_t longest = 0;
+  for (const Request& request : one.requests) longest = std::max(longest, request.q_len);
+  return longest;
+}
+
+std::string kv_text(const Case& one) {
+  return (one.ragged() ? "~" : "") + std::to_string(mean_of(one.total_kv(), one.requests.size()));
+}
+
+std::string lengths_text(const Case& one) { return one.lengths == "uniform" ? "" : one.lengths; }
+
+// Microseconds to the nanosecond: what the clock resolves.
+double microseconds(double seconds) { return std::round(seconds * 1e9) / 1e3; }
+
+}  // namespace
+
+Json machine_json() {
+  const MachineInfo& machine = machine_info();
+  Json isa = Json::array();
+  for (const IsaLevel& level : machine.isa)
+    if (level.cpu_has && level.os_allows && level.built) isa.push_back(level.name);
+  return {{"cpu", machine.cpu},
+          {"threads", machine.threads},
+          {"isa", isa},
+          {"gpus", machine.gpus},
+          {"bf16_instruction", ceiling_kernels().bf16_name},
+          {"f32_instruction", ceiling_kernels().f32_name}};
+}
+
+Json ceilings_json(CeilingMeter& meter) {
+  return {{"bf16_gflops", meter.median(Ceiling::kBf16)},        {"f32_gflops", meter.median(Ceiling::kF32)},
+          {"dram_gbps", meter.median(Ceiling::kDram)},          {"l3_gbps", meter.median(Ceiling::kL3)},
+          {"f32_avx2_gflops", meter.median(Ceiling::kF32Avx2)}, {"threads", meter.threads()}};
+}
+
+void print_ceilings(CeilingMeter& meter, std::FILE* file) {
+  fmt::print(file,
+             "ceilings, {} thread{}: bf16 {:.0f} GFLOP/s ({}), f32 {:.0f} GFLOP/s ({}), DRAM read {:.1f} GB/s, "
+             "L3 read {:.1f} GB/s\n",
+             meter.threads(), meter.threads() == 1 ? "" : "s", meter.median(Ceiling::kBf16),
+             ceiling_kernels().bf16_name, meter.median(Ceiling::kF32), ceiling_kernels().f32_name,
+             meter.median(Ceiling::kDram), meter.median(Ceiling::kL3));
+}
+
+Json result_json(const Measurement& m) {
+  const Case& one = m.description;
+  Json json = {{"op", name(one.op)},
+               {"backend", m.backend},
+               {"device", "cpu"},
+               {"cache", data_format(one)},
+               {"batch", one.requests.size()},
+               {"q_len", q_len_of(one)},
+               {"kv_len", mean_of(one.total_kv(), one.requests.size())},
+               {"heads", one.heads},
+               {"page_size", one.page_size},
+               {"topk", 0},
+               {"threads", one.threads},
+               {"median_us", microseconds(m.median_s)},
+               {"p10_us", microseconds(m.p10_s)},
+               {"p90_us", microseconds(m.p90_s)},
+               {"gflops", m.gflops},
+               {"gbps", m.gbps},
+               {"ceiling_share", m.ceiling_share},
+               {"error", nullptr}};
+  if (m.error) json["error"] = *m.error;
+  json["error_text"] = m.error_text;
+  json["label"] = one.label;
+  json["lengths"] = one.lengths;
+  json["kv_total"] = one.total_kv();
+  json["q_dtype"] = name(one.q_dtype);
+  json["d_qk"] = one.d_qk;
+  json["d_v"] = one.d_v;
+  json["causal"] = one.causal;
+  json["batch_invariant"] = one.batch_invariant;
+  json["states"] = one.op == Op::kMergeStates ? one.states : 0;
+  json["runs"] = m.runs;
+  json["ceiling_kind"] = m.ceiling_kind;
+  json["ceiling"] = m.ceiling;
+  json["ratio"] = m.ratio ? Json(*m.ratio) : Json(nullptr);
+  json["target"] = m.target.empty() ? Json(nullptr) : Json(m.target);
+  json["met"] = m.met ? Json(*m.met) : Json(nullptr);
+  return json;
+}
+
+void print_table(const std::vector<Measurement>& results, std::FILE* file) {
+  const auto any = [&](auto&& predicate) { return std::any_of(results.begin(), results.end(), predicate); };
+  const bool labels = any([](const Measurement& m) { return !m.description.label.empty(); });
+  const bool lengths = any([](const Measurement& m) { return !lengths_text(m.description).empty(); });
+  const bool errors = any([](const Measurement& m) { return m.error.has_value(); });
+  const bool ratios = any([](const Measurement& m) { return m.ratio.has_value(); });
+  const bool targets = any([](const Measurement& m) { return !m.target.empty(); });
+  std::vector<std::string> header;
+  if (labels) header.push_back("case");
+  header.insert(header.end(), {"op", "backend", "cache"});
+  if (lengths) header.push_back("lengths");
+  const size_t left = header.size();
+  header.insert(header.end(), {"heads", "batch", "q_len", "kv_len", "page", "thr", "median", "p10", "p90", "GFLOP/s",
+                               "GB/s", "share", "of"});
+  if (ratios) header.push_back("ratio");
+  if (errors) header.push_back("error");
+  if (targets) header.insert(header.end(), {"target", "met"});
+  cli::Table table(header, left);
+  for (const Measurement& m : results) {
+    const Case& one = m.description;
+    std::vector<std::string> row;
+    if (labels) row.push_back(one.label);
+    row.insert(row.end(), {std::string(name(one.op)), m.backend, std::string(data_format(one))});
+    if (lengths) row.push_back(lengths_text(one));
+    const bool paged = one.op != Op::kPrefill && one.op != Op::kMergeStates;
+    row.insert(row.end(), {std::to_string(one.heads), std::to_string(one.requests.size()),
+                           std::to_string(q_len_of(one)), kv_text(one), paged ? std::to_string(one.page_size) : "-",
+                           std::to_string(one.threads), cli::human_seconds(m.median_s), cli::human_seconds(m.p10_s),
+                           cli::human_seconds(m.p90_s), m.gflops > 0 ? fmt::format("{:.1f}", m.gflops) : "-",
+                           fmt::format("{:.1f}", m.gbps), cli::human_percent(m.ceiling_share), m.ceiling_kind});
+    if (ratios) row.push_back(m.ratio ? cli::human_percent(*m.ratio) : "");
+    if (errors) row.push_back(m.error ? fmt::format("{:.1e}{}", *m.error, m.error_text.empty() ? "" : " BAD") : "");
+    if (targets) row.insert(row.end(), {m.target, m.met ? (*m.met ? "yes" : "NO") : ""});
+    table.add_row(std::move(row));
+  }
+  table.print(file);
+}
+
+void write_csv(const std::vector<Measurement>& results, const std::string& path) {
+  std::FILE* file = path == "-" ? stdout : std::fopen(path.c_str(), "w");
+  if (file == nullptr) throw cli::UsageError("--csv: cannot open '{}': {}", path, std::strerror(errno));
+  std::vector<std::string> header;
+  const Json keys = result_json(Measurement{});
+  for (const auto& item : keys.items()) header.push_back(item.key());
+  cli::Table table(header);
+  for (const Measurement& m : results) {
+    std::vector<std::string> row;
+    const Json json = result_json(m);
+    for (const Json& value : json)
+      row.push_back(value.is_string() ? value.get<std::string>() : value.is_null() ? "" : value.dump());
+    table.add_row(std::move(row));
+  }
+  table.print_csv(file);
+  const bool ok = std::fflush(file) == 0 && std::ferror(file) == 0;
+  if (file != stdout) std::fclose(file);
+  if (!ok) throw cli::UsageError("--csv: cannot write '{}'", path);
+}
+
+}  // namespace mla::bench

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// `mla check`: random problems over every operation, format and backend, against the reference.
+#include <memory>
+#include <string>
+
+#include "kit/sweep.h"
+#include "mla/command.h"
+#include "mla/output.h"
+#include "mla/values.h"
+
+namespace mla::cli {
+namespace {
+
+constexpr int64_t kMaxPrinted = 20;
+
+struct Options {
+  std::string op, backend, cache, seed = "1", threads;
+  bool quick = false;
+  Output output;
+};
+
+kit::SweepOptions sweep_options(const Options& options) {
+  kit::SweepOptions sweep;
+  if (!options.op.empty()) sweep.op = parse_op("--op", options.op);
+  check_backend_name("--backend", options.backend);
+  if (options.backend != "auto") sweep.backend = options.backend;
+  if (!options.cache.empty()) sweep.cache = parse_cache("--cache", options.cache);
+  sweep.quick = options.quick;
+  sweep.seed = static_cast<uint64_t>(parse_int("--seed", options.seed, 0));
+  if (!options.threads.empty())
+    sweep.num_threads = static_cast<int32_t>(parse_int("--threads", options.threads, 1, 4096));
+  return sweep;
+}
+
+int check(const Options& options) {
+  const kit::SweepOptions sweep = sweep_options(options);
+  const Output& out = options.output;
+  out.check_target();
+  Progress progress("checking");
+  int64_t failed = 0;
+  const Result<kit::SweepResult> result = kit::sweep(sweep, [&](int64_t done, int64_t total, const kit::Outcome& last) {
+    if (!last.ok) {
+      progress.clear();
+      if (++failed <= kMaxPrinted) fmt::print(stderr, "FAILED {}\n", last.line());
+      if (failed == kMaxPrinted + 1) fmt::print(stderr, "... more failures; --json lists the first hundred\n");
+    }
+    progress.update(done, total, fmt::format("{} failed  {} on {}", failed, last.op, last.backend));
+    return true;
+  });
+  progress.clear();
+  if (!result.ok()) throw UsageError("{}", result.status().message());
+
+  Json failures = Json::array();
+  for (const kit::Outcome& outcome : result->failures)
+    failures.push_back({{"op", outcome.op},
+                        {"backend", outcome.backend},
+                        {"spec", outcome.spec},
+                        {"failure", outcome.failure},
+                        {"error", outcome.error.max_rel},
+                        {"tolerance", outcome.tolerance.max_rel}});
+  out.print("{} cases, {} failed", result->cases, result->failed);
+  if (result->skipped_rows > 0) out.print(" ({} backend rows cannot run on this machine)", result->skipped_rows);
+  out.print("; seed {}\n", sweep.seed);
+  out.write_json({{"cases", result->cases},
+                  {"failed", result->failed},
+                  {"failures", failures},
+                  {"skipped_rows", result->skipped_rows},
+                  {"seed", sweep.seed}});
+  return result->failed == 0 ? 0 : 1;
+}
+
+}  // namespace
+
+Action add_check(CLI::App& app) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand("check", "Correctness sweep against the float64 reference");
+  command->add_option("--op", options->op, "One operation: decode, prefill, merge_states, append, gather");
+  command->add_option("--backend", options->backend, "One row or family; else every usable row");
+  command->add_option("--cache", options->cache, "One format; for prefill and merge_states the data type");
+  command->add_flag("--quick", options->quick, "A tenth of the cases");
+  command->add_option("--seed", options->seed, "Seed of the random problems")->capture_default_str();
+  command->add_option("--threads", options->threads, "Threads; else all of the process");
+  options->output.add_option(*command);
+  command->footer(
+      "Examples:\n  mla check --quick\n  mla check --op decode --backend cpu_avx2 --cache f16 --seed 7\n"
+      "\nExit status: 0 all cases pass, 1 some fail, 2 unusable input.");
+  return [options] { return check(*options); };
+}
+
+}  // namespace mla::cli

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// `mla explain`: which backend a problem gets, and why not the others.
+#include <memory>
+#include <string>
+
+#include "mla/backend.h"
+#include "mla/command.h"
+#include "mla/model.h"
+#include "mla/output.h"
+#include "mla/values.h"
+
+namespace mla::cli {
+namespace {
+
+struct Options {
+  std::string op = "decode", model, cache = "bf16", q_dtype, heads, head_dims, device = "cpu", backend;
+  Output output;
+};
+
+void set_head_dims(const std::string& text, Problem& problem) {
+  const size_t slash = text.find('/');
+  if (slash == std::string::npos) throw UsageError("--head-dims: expected d_qk/d_v such as 576/512, got '{}'", text);
+  problem.d_qk = parse_int("--head-dims", text.substr(0, slash), 1, 65536);
+  problem.d_v = parse_int("--head-dims", text.substr(slash + 1), 1, 65536);
+}
+
+Problem problem_of(const Options& options) {
+  Problem problem;
+  problem.op = parse_op("--op", options.op);
+  problem.device = parse_device("--device", options.device);
+  problem.cache = parse_cache("--cache", options.cache);
+  const bool prefill = problem.op == Op::kPrefill;
+  if (prefill) {
+    problem.d_qk = 192;
+    problem.d_v = 128;
+  }
+  if (!options.model.empty()) {
+    const Result<ModelConfig> model = load_model(options.model);
+    if (!model.ok()) throw UsageError("--model: {}", model.status().message());
+    problem.num_heads = model->num_attention_heads;
+    problem.d_qk = prefill ? model->prefill_d_qk() : model->d_qk();
+    problem.d_v = prefill ? model->v_head_dim : model->kv_lora_rank;
+  }
+  problem.q_dtype = problem.cache == CacheFormat::kF16 ? DType::kF16 : DType::kBF16;
+  if (problem.op == Op::kMergeStates) problem.q_dtype = DType::kF32;
+  if (!options.q_dtype.empty()) problem.q_dtype = parse_float_dtype("--q-dtype", options.q_dtype);
+  if (!options.heads.empty()) problem.num_heads = parse_int("--heads", options.heads, 1, 65536);
+  if (!options.head_dims.empty()) set_head_dims(options.head_dims, problem);
+  return problem;
+}
+
+int explain_problem(const Options& options) {
+  options.output.check_target();
+  const Problem problem = problem_of(options);
+  check_backend_name("--backend", options.backend);
+  const Explanation explanation = explain(problem, options.backend);
+
+  options.output.print("{}: cache {}, queries {}, {} heads, head dims {}/{}, device {}\n\n", name(problem.op),
+                       name(problem.cache), name(problem.q_dtype), problem.num_heads, problem.d_qk, problem.d_v,
+                       device_name(problem.device));
+  Table table({"backend", "usable", "reason"}, 3);
+  Json rows = Json::array();
+  for (const BackendVerdict& row : explanation.rows) {
+    table.add_row({(row.name == explanation.selected ? "> " : "  ") + row.name, row.usable ? "yes" : "no", row.reason});
+    rows.push_back({{"backend", row.name}, {"usable", row.usable}, {"reason", row.reason}});
+  }
+  table.print(options.output.text());
+  const bool found = !explanation.selected.empty();
+  if (found) options.output.print("\nselected: {}\n", explanation.selected);
+  options.output.write_json({{"selected", found ? Json(explanation.selected) : Json(nullptr)},
+                             {"error", found ? Json(nullptr) : Json(explanation.error)},
+                             {"op", name(problem.op)},
+                             {"device", device_name(problem.device)},
+                             {"rows", rows}});
+  if (!found) throw UsageError("{}", explanation.error);
+  return 0;
+}
+
+}  // namespace
+
+Action add_explain(CLI::App& app) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand("explain", "Every backend's verdict on a problem, and the one it gets");
+  command->add_option("--op", options->op, "decode, prefill, merge_states, append, gather")->capture_default_str();
+  command->add_option("--model", options->model, "Preset or config.json: heads and head dims");
+  command->add_option("--cache", options->cache, "bf16, f16, fp8, fp8_ds_mla, fp8_dsv4")->capture_default_str();
+  command->add_option("--q-dtype", options->q_dtype, "Queries, rows or states: bf16, f16, f32");
+  command->add_option("--heads", options->heads, "Query heads");
+  command->add_option("--head-dims", options->head_dims, "d_qk/d_v, such as 576/512");
+  command->add_option("--device", options->device, "cpu or cuda:0")->capture_default_str();
+  command->add_option("--backend", options->backend, "Row or family to force (else MLA_BACKEND, else the best)");
+  options->output.add_option(*command);
+  command->footer(
+      "Examples:\n  mla explain --op decode --model deepseek-v3 --cache bf16\n"
+      "  mla explain --op prefill --q-dtype f16 --backend cpu_avx2\n"
+      "\nExit status: 0 a backend was found, 2 none can run the problem, or not the forced one.");
+  return [options] { return explain_problem(*options); };
+}
+
+}  // namespace mla::cli

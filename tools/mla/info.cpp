@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// `mla info`: the machine, the backends, and the support matrix.
+#include <cstdio>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "mla/backend.h"
+#include "mla/command.h"
+#include "mla/output.h"
+#include "mla/values.h"
+
+namespace mla::cli {
+namespace {
+
+struct Options {
+  bool markdown = false;
+  Output output;
+};
+
+std::string yes_no(bool value) { return value ? "yes" : "no"; }
+
+void print_machine(const Output& out) {
+  const MachineInfo& machine = machine_info();
+  out.print("libmla {}\ncpu      {}\nthreads  {}\n", version(), machine.cpu, machine.threads);
+  if (machine.gpus.empty()) out.print("gpus     none\n");
+  for (const std::string& gpu : machine.gpus) out.print("gpu      {}\n", gpu);
+  out.print("\n");
+  Table isa({"instruction set", "cpu has", "OS allows", "built", "detail"}, 5);
+  for (const IsaLevel& level : machine.isa)
+    isa.add_row({level.name, yes_no(level.cpu_has), yes_no(level.os_allows), yes_no(level.built), level.detail});
+  isa.print(out.text());
+}
+
+int print_info(const Options& options) {
+  const Output& out = options.output;
+  out.check_target();
+  const MachineInfo& machine = machine_info();
+  // The default problem is the typical decode: DeepSeek-V3 with a bf16 cache.
+  const Problem problem;
+  const Explanation explanation = explain(problem);
+  print_machine(out);
+  out.print("\nbackends, for decode of {} heads, {}/{}, bf16 cache:\n\n", problem.num_heads, problem.d_qk, problem.d_v);
+  Table table({"backend", "usable", "reason"}, 3);
+  Json backends = Json::array();
+  for (const BackendVerdict& row : explanation.rows) {
+    table.add_row({(row.name == explanation.selected ? "> " : "  ") + row.name, yes_no(row.usable), row.reason});
+    backends.push_back({{"name", row.name}, {"usable", row.usable}, {"reason", row.reason}});
+  }
+  table.print(out.text());
+  if (explanation.selected.empty()) out.print("\n{}\n", explanation.error);
+
+  Json devices = Json::array();
+  devices.push_back({{"type", "cpu"}, {"index", 0}, {"name", machine.cpu}});
+  for (size_t i = 0; i < machine.gpus.size(); ++i)
+    devices.push_back({{"type", "cuda"}, {"index", i}, {"name", machine.gpus[i]}});
+  Json isa = Json::array();
+  for (const IsaLevel& level : machine.isa)
+    isa.push_back({{"name", level.name},
+                   {"cpu_has", level.cpu_has},
+                   {"os_allows", level.os_allows},
+                   {"built", level.built},
+                   {"detail", level.detail}});
+  out.write_json({{"version", version()},
+                  {"cpu", machine.cpu},
+                  {"threads", machine.threads},
+                  {"isa", isa},
+                  {"devices", devices},
+                  {"backends", backends}});
+  return 0;
+}
+
+using HeadDims = std::pair<int64_t, int64_t>;
+constexpr HeadDims kDecodeDims[] = {{576, 512}, {512, 512}, {320, 256}};
+constexpr HeadDims kPrefillDims[] = {{192, 128}, {128, 128}};
+constexpr HeadDims kMergeDims[] = {{512, 512}, {128, 128}};
+constexpr DType kFloatTypes[] = {DType::kBF16, DType::kF16, DType::kF32};
+
+bool is_paged(Op op) { return op == Op::kDecode || op == Op::kAppend || op == Op::kGather; }
+
+std::span<const HeadDims> head_dims_of(Op op) {
+  if (is_paged(op)) return kDecodeDims;
+  return op == Op::kPrefill ? std::span<const HeadDims>(kPrefillDims) : kMergeDims;
+}
+
+std::string text_of(Op op, HeadDims dims) {
+  return op == Op::kMergeStates ? std::to_string(dims.second) : fmt::format("{}/{}", dims.first, dims.second);
+}
+
+// For every row of the table the types of queries (rows, states) that it takes; "-" for none.
+std::vector<std::string> cells_of(Problem problem, const std::vector<std::string>& row_names) {
+  std::vector<std::string> cells(row_names.size());
+  for (DType dtype : kFloatTypes) {
+    problem.q_dtype = dtype;
+    const Explanation explanation = explain(problem);
+    for (size_t i = 0; i < cells.size(); ++i)
+      for (const BackendVerdict& row : explanation.rows)
+        if (row.name == row_names[i] && row.usable)
+          cells[i] += (cells[i].empty() ? "" : " ") + std::string(name(dtype));
+  }
+  for (std::string& cell : cells)
+    if (cell.empty()) cell = "-";
+  return cells;
+}
+
+// Lines of one operation and format; head dims that all rows judge alike share a line.
+struct MatrixLine {
+  std::string head_dims;
+  std::vector<std::string> cells;
+};
+
+std::vector<MatrixLine> lines_of(Op op, CacheFormat cache, const std::vector<std::string>& row_names) {
+  std::vector<MatrixLine> lines;
+  for (const HeadDims& dims : head_dims_of(op)) {
+    std::vector<std::string> cells =
+        cells_of({.op = op, .cache = cache, .d_qk = dims.first, .d_v = dims.second}, row_names);
+    if (!lines.empty() && lines.back().cells == cells)
+      lines.back().head_dims += ", " + text_of(op, dims);
+    else
+      lines.push_back({.head_dims = text_of(op, dims), .cells = std::move(cells)});
+  }
+  return lines;
+}
+
+// Why a row runs nothing here: its verdict on a problem that every row knows.
+std::string reason_of(Op op, const std::string& row_name) {
+  const HeadDims dims = head_dims_of(op).front();
+  for (const BackendVerdict& row : explain({.op = op, .d_qk = dims.first, .d_v = dims.second}).rows)
+    if (row.name == row_name) return row.reason;
+  return {};
+}
+
+void print_operation(Op op, std::FILE* file) {
+  const std::vector<std::string> row_names = backend_names(op);
+  std::vector<std::string> header = {"cache", "head dims"};
+  if (!is_paged(op)) header.erase(header.begin());
+  for (const std::string& row : row_names) header.push_back("`" + row + "`");
+  Table table(header, header.size());
+  std::vector<std::string> missing;
+  std::vector<bool> used(row_names.size(), false);
+  const size_t formats = is_paged(op) ? std::size(kAllCacheFormats) : 1;
+  for (size_t format = 0; format < formats; ++format) {
+    const CacheFormat cache = kAllCacheFormats[format];
+    for (const MatrixLine& line : lines_of(op, cache, row_names)) {
+      bool any = false;
+      for (size_t i = 0; i < row_names.size(); ++i) {
+        const bool runs = line.cells[i] != "-";
+        used[i] = used[i] || runs;
+        any = any || runs;
+      }
+      std::vector<std::string> cells = {line.head_dims};
+      if (is_paged(op)) cells.insert(cells.begin(), fmt::format("`{}`", name(cache)));
+      cells.insert(cells.end(), line.cells.begin(), line.cells.end());
+      if (any)
+        table.add_row(std::move(cells));
+      else
+        missing.push_back((is_paged(op) ? fmt::format("`{}` ", name(cache)) : "") + line.head_dims);
+    }
+  }
+  fmt::print(file, "**{}**\n\n", name(op));
+  table.print_markdown(file);
+  fmt::print(file, "\n");
+  for (size_t i = 0; i < row_names.size(); ++i)
+    if (!used[i]) fmt::print(file, "`{}` cannot run here: {}.\n\n", row_names[i], reason_of(op, row_names[i]));
+  if (!missing.empty()) fmt::print(file, "No backend yet: {}.\n\n", fmt::join(missing, ", "));
+}
+
+int print_matrix(const Output& out) {
+  out.print(
+      "Judged by `explain` on: {}. Cells name the types of queries (prefill: of q, k and v; append and gather: of "
+      "rows; merge_states: of states); any number of heads, any page size.\n\n",
+      machine_info().cpu);
+  for (Op op : kAllOps) print_operation(op, out.text());
+  return 0;
+}
+
+}  // namespace
+
+Action add_info(CLI::App& app) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand("info", "Version, processor, instruction sets, GPUs and backends");
+  CLI::Option* markdown = command->add_flag("--markdown", options->markdown, "Print the support matrix of the README");
+  options->output.add_option(*command);
+  markdown->excludes("--json");
+  command->footer("Examples:\n  mla info\n  mla info --json\n  mla info --markdown");
+  return [options] { return options->markdown ? print_matrix(options->output) : print_info(*options); };
+}
+
+}  // namespace mla::cli

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// Error and number texts of the command line. Apart from output.h, whose headers are slow to compile.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace mla::cli {
+
+/// Unusable input. `main` prints "mla: <message>" on one line of standard error and exits with 2.
+class UsageError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+  template <class... Args>
+  explicit UsageError(fmt::format_string<Args...> format, Args&&... args) requires(sizeof...(Args) > 0)
+      : std::runtime_error(fmt::format(format, std::forward<Args>(args)...)) {}
+};
+
+/// "1.5 GiB", "640 B".
+std::string human_bytes(double bytes);
+/// "31.2 us", "4.50 ms", "1.25 s", "3 min 07 s".
+std::string human_seconds(double seconds);
+/// "950", "12.3 k", "4.56 M".
+std::string human_count(double count);
+/// "93.1 %".
+std::string human_percent(double share);
+
+}  // namespace mla::cli

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "mla/values.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "mla/backend.h"
+#include "mla/text.h"
+
+namespace mla::cli {
+namespace {
+
+constexpr size_t kMaxListLength = 10000;
+
+[[noreturn]] void fail(std::string_view option, std::string_view expected, std::string_view got) {
+  throw UsageError("{}: expected {}, got '{}'", option, expected, got);
+}
+
+// False if the text is no integer or does not fit.
+bool read_int(std::string_view text, int64_t& value) {
+  int64_t unit = 1;
+  if (!text.empty() && (text.back() == 'k' || text.back() == 'K')) unit = 1024;
+  if (!text.empty() && (text.back() == 'm' || text.back() == 'M')) unit = 1024 * 1024;
+  if (unit != 1) text.remove_suffix(1);
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || text.empty()) return false;
+  return !__builtin_mul_overflow(value, unit, &value);
+}
+
+std::vector<std::string_view> split(std::string_view text, char separator) {
+  std::vector<std::string_view> parts;
+  while (true) {
+    const size_t end = text.find(separator);
+    parts.push_back(text.substr(0, end));
+    if (end == std::string_view::npos) return parts;
+    text.remove_prefix(end + 1);
+  }
+}
+
+void append_range(std::string_view option, std::string_view item, int64_t min, int64_t max,
+                  std::vector<int64_t>& values) {
+  const std::vector<std::string_view> parts = split(item, ':');
+  if (parts.size() > 3) fail(option, "a range first:last:step", item);
+  const int64_t first = parse_int(option, parts[0], min, max);
+  const int64_t last = parse_int(option, parts[1], min, max);
+  std::string_view step = parts.size() == 3 ? parts[2] : "+1";
+  const bool multiply = !step.empty() && step.front() == '*';
+  if (!step.empty() && (step.front() == '*' || step.front() == '+')) step.remove_prefix(1);
+  int64_t by = 0;
+  if (!read_int(step, by) || by < (multiply ? 2 : 1)) fail(option, "a step like *2 or +16 in a range", item);
+  if (last < first) fail(option, "a range that does not run backwards", item);
+  if (multiply && first == 0) fail(option, "a first value above 0 in a multiplied range", item);
+  for (int64_t value = first; value <= last;) {
+    if (values.size() >= kMaxListLength) throw UsageError("{}: the range '{}' has too many values", option, item);
+    values.push_back(value);
+    if (multiply ? __builtin_mul_overflow(value, by, &value) : __builtin_add_overflow(value, by, &value)) break;
+  }
+}
+
+std::string cache_names() {
+  std::string names;
+  for (CacheFormat format : kAllCacheFormats) names += (names.empty() ? "" : ", ") + std::string(name(format));
+  return names;
+}
+
+}  // namespace
+
+int64_t parse_int(std::string_view option, std::string_view text, int64_t min, int64_t max) {
+  int64_t value = 0;
+  if (!read_int(text, value)) fail(option, "an integer such as 4096 or 4k", text);
+  if (value < min) throw UsageError("{}: expected at least {}, got {}", option, min, text);
+  if (value > max) throw UsageError("{}: expected at most {}, got {}", option, max, text);
+  return value;
+}
+
+std::vector<std::string> split_list(std::string_view option, std::string_view text) {
+  std::vector<std::string> items;
+  for (std::string_view item : split(text, ',')) {
+    if (item.empty()) fail(option, "a list separated by commas", text);
+    items.emplace_back(item);
+  }
+  return items;
+}
+
+std::vector<int64_t> parse_int_list(std::string_view option, std::string_view text, int64_t min, int64_t max) {
+  std::vector<int64_t> values;
+  for (const std::string& item : split_list(option, text)) {
+    if (item.find(':') == std::string::npos)
+      values.push_back(parse_int(option, item, min, max));
+    else
+      append_range(option, item, min, max, values);
+  }
+  return values;
+}
+
+Op parse_op(std::string_view option, std::string_view text) {
+  for (Op op : kAllOps)
+    if (name(op) == text) return op;
+  fail(option, "one of decode, prefill, merge_states, append, gather", text);
+}
+
+CacheFormat parse_cache(std::string_view option, std::string_view text) {
+  if (const auto format = parse_cache_format(text)) return *format;
+  fail(option, "one of " + cache_names(), text);
+}
+
+DType parse_float_dtype(std::string_view option, std::string_view text) {
+  for (DType dtype : {DType::kBF16, DType::kF16, DType::kF32})
+    if (name(dtype) == text) return dtype;
+  fail(option, "one of bf16, f16, f32", text);
+}
+
+Device parse_device(std::string_view option, std::string_view text) {
+  for (DeviceType type : {DeviceType::kCpu, DeviceType::kCuda}) {
+    const std::string_view prefix = name(type);
+    if (text == prefix) return {.type = type, .index = 0};
+    if (text.size() <= prefix.size() + 1 || !text.starts_with(prefix) || text[prefix.size()] != ':') continue;
+    int64_t index = 0;
+    if (read_int(text.substr(prefix.size() + 1), index) && index >= 0 && index < 1024)
+      return {.type = type, .index = static_cast<int32_t>(index)};
+  }
+  fail(option, "a device such as cpu or cuda:0", text);
+}
+
+std::string device_name(Device device) {
+  if (device.type == DeviceType::kCpu) return "cpu";
+  return fmt::format("{}:{}", name(device.type), device.index);
+}
+
+void check_backend_name(std::string_view option, const std::string& backend) {
+  if (backend.empty() || backend == "auto") return;
+  std::vector<std::string> names;
+  for (Op op : kAllOps)
+    for (std::string& row : backend_names(op))
+      if (std::find(names.begin(), names.end(), row) == names.end()) names.push_back(std::move(row));
+  for (const std::string& row : names)
+    if (row == backend || row.starts_with(backend + "_")) return;
+  throw UsageError("{}: unknown backend '{}'; expected auto, a family such as cpu, or one of {}", option, backend,
+                   fmt::join(names, ", "));
+}
+
+}  // namespace mla::cli

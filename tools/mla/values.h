@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// Option values: integers with a k suffix, lists, ranges, and the library's names. Every error is a UsageError that
+// names the option, what it takes and what it got.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "mla/kv_layout.h"
+#include "mla/types.h"
+
+namespace mla::cli {
+
+/// "4096", "4k" (x 1024), "1m" (x 1024^2). Between `min` and `max`.
+int64_t parse_int(std::string_view option, std::string_view text, int64_t min, int64_t max = INT64_MAX);
+
+/// A list of integers and ranges, separated by commas: "16,128", "1k:8k:*2" (doubling), "1:9:+2" or "1:9:2", "1:4"
+/// (steps of one). Ends are inclusive.
+std::vector<int64_t> parse_int_list(std::string_view option, std::string_view text, int64_t min,
+                                    int64_t max = INT64_MAX);
+
+/// The items of a list separated by commas; empty items are errors.
+std::vector<std::string> split_list(std::string_view option, std::string_view text);
+
+Op parse_op(std::string_view option, std::string_view text);
+CacheFormat parse_cache(std::string_view option, std::string_view text);
+/// A floating-point element type: bf16, f16 or f32.
+DType parse_float_dtype(std::string_view option, std::string_view text);
+/// "cpu", "cuda" or "cuda:1".
+Device parse_device(std::string_view option, std::string_view text);
+std::string device_name(Device device);
+
+/// "auto" and the empty text pass; otherwise a row of some operation's table or a family of rows ("cpu").
+void check_backend_name(std::string_view option, const std::string& name);
+
+/// All operations, in the order of the tables in the documentation.
+inline constexpr Op kAllOps[] = {Op::kDecode, Op::kPrefill, Op::kMergeStates, Op::kAppend, Op::kGather};
+
+}  // namespace mla::cli
