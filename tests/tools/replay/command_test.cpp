@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+// The replay as users run it: the program, its exit status, its JSON.
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace {
+
+using nlohmann::json;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+struct Outcome {
+  int status = -1;  // exit status, or -signal
+  std::string out, err;
+};
+
+std::string read_file(const std::filesystem::path& path) {
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
+class ReplayCommand : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = std::filesystem::temp_directory_path() / fmt::format("mla_replay_{}", getpid());
+    std::filesystem::create_directories(folder_);
+    write("config.json",
+          R"({"num_attention_heads": 4, "num_hidden_layers": 1, "kv_lora_rank": 256, "qk_nope_head_dim": 128,
+              "qk_rope_head_dim": 64, "v_head_dim": 128, "rope_theta": 10000})");
+    // Eleven pages of prompt in common; request 3 has a prefix of its own.
+    write("trace.jsonl",
+          "{\"timestamp\": 0, \"input_length\": 1300, \"output_length\": 6, \"hash_ids\": [1, 2, 3]}\n"
+          "{\"timestamp\": 1, \"input_length\": 1100, \"output_length\": 4, \"hash_ids\": [1, 2, 4]}\n"
+          "{\"timestamp\": 90000, \"input_length\": 40, \"output_length\": 1, \"hash_ids\": [5]}\n");
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+  void write(const std::string& name, const std::string& text) const { std::ofstream(folder_ / name) << text; }
+
+  pid_t start(const std::vector<std::string>& arguments) const {
+    std::vector<std::string> words = {MLA_PROGRAM, "replay"};
+    words.insert(words.end(), arguments.begin(), arguments.end());
+    const pid_t pid = fork();
+    if (pid != 0) return pid;
+    std::vector<char*> argv;
+    for (std::string& word : words) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    const int out = open(path("out").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    const int err = open(path("err").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    dup2(out, STDOUT_FILENO);
+    dup2(err, STDERR_FILENO);
+    execv(argv[0], argv.data());
+    _exit(127);
+  }
+  Outcome finish(pid_t pid) const {
+    int status = 0;
+    waitpid(pid, &status, 0);
+    return {.status = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status),
+            .out = read_file(path("out")),
+            .err = read_file(path("err"))};
+  }
+  Outcome run(const std::vector<std::string>& arguments) const { return finish(start(arguments)); }
+  // The small trace through the small model; what the test says goes before the defaults.
+  Outcome run_small(const std::vector<std::string>& arguments) const {
+    std::vector<std::string> all = {path("trace.jsonl"), "--model", path("config.json"), "--json",
+                                    "--chunk",           "600",     "--check-every",     "1"};
+    all.insert(all.end(), arguments.begin(), arguments.end());
+    for (const auto& [option, value] : {std::pair("--threads", "2"), std::pair("--pool-tokens", "8k")})
+      if (std::find(all.begin(), all.end(), option) == all.end()) all.insert(all.end(), {option, value});
+    return run(all);
+  }
+
+  std::filesystem::path folder_;
+};
+
+TEST_F(ReplayCommand, ReportsWhatTheContractPromises) {
+  const Outcome outcome = run_small({"--timeline", path("timeline.json")});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  const json report = json::parse(outcome.out);
+  EXPECT_EQ(report["requests"], 3);
+  EXPECT_EQ(report["total_requests"], 3);
+  EXPECT_EQ(report["interrupted"], false);
+  EXPECT_EQ(report["prefix_hit_tokens"], 1024);
+  EXPECT_EQ(report["prefill_tokens"], 1300 + 1100 + 40 - 1024);
+  EXPECT_EQ(report["decode_tokens"], 6 + 4 + 1);
+  EXPECT_NEAR(report["prefix_hit_share"].get<double>(), 1024.0 / 2440.0, 1e-12);
+  EXPECT_GT(report["checks"], 5);
+  EXPECT_GT(report["worst_error"], 0.0);
+  EXPECT_LT(report["worst_error"], report["tolerance"]);
+  EXPECT_THAT(report["failures"], ::testing::IsEmpty());
+  for (const char* key : {"ttft_ms", "tpot_ms"})
+    for (const char* share : {"p50", "p90", "p99"}) EXPECT_GT(report[key][share], 0.0) << key << " " << share;
+  // The third request arrives when the others are long done; its wait is not their 90 seconds.
+  EXPECT_LT(report["ttft_ms"]["p99"], 60000.0);
+  EXPECT_GT(report["gflops"], 0.0);
+  EXPECT_GT(report["ceiling_share"], 0.0);
+  EXPECT_LT(report["serving_seconds"], report["wall_seconds"]);
+  for (const char* phase :
+       {"append", "gather", "up_projection", "prefill_attention", "merge", "decode_projection", "decode_attention"})
+    EXPECT_GT(report["phase_seconds"][phase], 0.0) << phase;
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("time to first token"), HasSubstr("worst relative error")));
+
+  const json timeline = json::parse(read_file(path("timeline.json")));
+  int64_t steps = 0, requests = 0;
+  for (const json& event : timeline["traceEvents"]) {
+    steps += event["name"] == "step" ? 1 : 0;
+    requests += event["name"] == "decode" ? 1 : 0;
+  }
+  EXPECT_EQ(steps, report["steps"]);
+  EXPECT_EQ(requests, 3);
+}
+
+TEST_F(ReplayCommand, EveryCacheAndBackendAgreesWithItself) {
+  for (const char* cache : {"bf16", "f16"})
+    for (const char* backend : {"auto", "reference"}) {
+      const Outcome outcome = run_small({"--cache", cache, "--backend", backend, "--requests", "2"});
+      ASSERT_EQ(outcome.status, 0) << cache << " " << backend << "\n" << outcome.err;
+      const json report = json::parse(outcome.out);
+      EXPECT_LT(report["worst_error"], report["tolerance"]) << cache << " " << backend;
+      EXPECT_EQ(report["requests"], 2);
+    }
+}
+
+TEST_F(ReplayCommand, CountsDoNotDependOnThreadsPagesOrTime) {
+  json first;
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"--seed", "7"}, {"--threads", "1"}, {"--page-size", "1"}, {"--page-size", "512"}}) {
+    const Outcome outcome = run_small(arguments);
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    const json report = json::parse(outcome.out);
+    if (first.is_null()) first = report;
+    for (const char* key : {"requests", "prefill_tokens", "decode_tokens", "prefix_hit_tokens"})
+      EXPECT_EQ(report[key], first[key]) << key << " with " << arguments[0] << " " << arguments[1];
+    EXPECT_LT(report["worst_error"], report["tolerance"]);
+  }
+}
+
+TEST_F(ReplayCommand, PagesThatDoNotDivideBlocksShareNothing) {
+  const Outcome outcome = run_small({"--page-size", "48", "--as-fast-as-possible"});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_EQ(json::parse(outcome.out)["prefix_hit_share"], 0.0);
+  EXPECT_THAT(outcome.err, HasSubstr("no prefix is shared"));
+}
+
+TEST_F(ReplayCommand, ASmallPoolDelaysButLosesNobody) {
+  // Room for one of the two long requests at a time.
+  const Outcome outcome = run_small({"--pool-tokens", "1344", "--as-fast-as-possible"});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  const json report = json::parse(outcome.out);
+  EXPECT_EQ(report["requests"], 3);
+  EXPECT_EQ(report["decode_tokens"], 11);
+}
+
+TEST_F(ReplayCommand, BadInputIsOneClearError) {
+  const auto expect_error = [&](const std::vector<std::string>& arguments, const std::string& text) {
+    const Outcome outcome = run(arguments);
+    EXPECT_NE(outcome.status, 0) << text;
+    EXPECT_GT(outcome.status, 0) << "ended by a signal: " << text;
+    EXPECT_NE(outcome.status, 130) << text;
+    EXPECT_THAT(outcome.err, HasSubstr(text));
+    EXPECT_EQ(outcome.out, "");
+  };
+  write("bad.jsonl",
+        "{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 5, \"hash_ids\": [1]}\n{\"timestamp\": 0}\n");
+  write("dense.json", R"({"num_attention_heads": 4, "hidden_size": 64})");
+  const std::string trace = path("trace.jsonl"), config = path("config.json");
+  expect_error({path("missing.jsonl")}, "missing.jsonl: cannot open");
+  expect_error({path("bad.jsonl")}, "bad.jsonl:2: input_length: expected");
+  expect_error({trace, "--model", path("dense.json")}, "dense.json");
+  expect_error({trace, "--model", "no-such-model"}, "no-such-model");
+  expect_error({trace, "--model", config, "--pool-tokens", "1024"}, "request of line 1");
+  expect_error({trace, "--cache", "fp8"}, "--cache: expected bf16 or f16");
+  expect_error({trace, "--cache", "float"}, "--cache");
+  expect_error({trace, "--layers", "2"}, "--layers");
+  expect_error({trace, "--chunk", "0"}, "--chunk");
+  expect_error({trace, "--requests", "-1"}, "--requests");
+  expect_error({trace, "--backend", "no-such-backend"}, "no-such-backend");
+  expect_error({trace, "--model", config, "--timeline", "/nonexistent/t.json"}, "--timeline: cannot open");
+  expect_error({trace, "--model", config, "--chunk", "1m", "--max-batch", "64k", "--pool-tokens", "1024m"}, "memory");
+  expect_error({}, "trace");
+}
+
+TEST_F(ReplayCommand, CtrlCReportsWhatWasDone) {
+  const pid_t pid = start({MLA_SAMPLE_TRACE, "--threads", "2", "--chunk", "512", "--check-every", "0",
+                           "--json=" + path("report.json"), "--timeline", path("timeline.json")});
+  // The first steps are done when the timeline's first block is on disk; the whole trace takes far longer.
+  std::error_code missing;
+  for (int i = 0; i < 1200; ++i) {
+    const auto size = std::filesystem::file_size(path("timeline.json"), missing);
+    if (!missing && size > 0) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  const auto asked = std::chrono::steady_clock::now();
+  ASSERT_EQ(kill(pid, SIGINT), 0);
+  const Outcome outcome = finish(pid);
+  EXPECT_LT(std::chrono::steady_clock::now() - asked, std::chrono::seconds(30));
+  EXPECT_EQ(outcome.status, 130) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("INTERRUPTED"));
+  const json report = json::parse(read_file(path("report.json")));
+  EXPECT_EQ(report["interrupted"], true);
+  EXPECT_LT(report["requests"], 300);
+  EXPECT_EQ(report["total_requests"], 300);
+  EXPECT_TRUE(report["worst_error"].is_null());
+  EXPECT_TRUE(json::accept(read_file(path("timeline.json"))));
+}
+
+}  // namespace

@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+// `mla replay`: options, the loop over steps, and what becomes of Ctrl-C.
+#include "mla/command.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "mla/bench/ceilings.h"
+#include "mla/mla.h"
+#include "mla/output.h"
+#include "mla/replay/engine.h"
+#include "mla/replay/report.h"
+#include "mla/replay/scheduler.h"
+#include "mla/replay/timeline.h"
+#include "mla/replay/trace.h"
+#include "mla/values.h"
+
+namespace mla::cli {
+namespace replay {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kExitInterrupted = 130;  // as a shell reports a program that SIGINT ended
+constexpr int64_t kMaxTokens = int64_t{1} << 30;
+
+std::atomic<bool> stop_requested = false;
+static_assert(std::atomic<bool>::is_always_lock_free, "the signal handler writes it");
+
+// Turns the first Ctrl-C into a request to stop; a second one ends the program at once.
+class InterruptGuard {
+ public:
+  InterruptGuard() {
+    stop_requested = false;
+    struct sigaction action = {};
+    action.sa_handler = [](int) { stop_requested = true; };
+    action.sa_flags = static_cast<int>(SA_RESETHAND | SA_RESTART);
+    sigaction(SIGINT, &action, &previous_);
+  }
+  ~InterruptGuard() { sigaction(SIGINT, &previous_, nullptr); }
+  InterruptGuard(const InterruptGuard&) = delete;
+  InterruptGuard& operator=(const InterruptGuard&) = delete;
+
+ private:
+  struct sigaction previous_ = {};
+};
+
+struct Options {
+  std::string trace;
+  std::string model = "deepseek-v2-lite";
+  std::string cache = "bf16", backend, timeline;
+  std::string requests = "0", layers = "1", page_size = "64", pool_tokens = "256k", chunk = "4k", max_batch = "64";
+  std::string threads = "0", seed = "1", check_every = "16";
+  double pool_gb = 0.0;
+  bool as_fast_as_possible = false;
+  Output output;
+};
+
+template <class T>
+T value_or_usage_error(Result<T> result) {
+  if (!result.ok()) throw UsageError(result.status().message());
+  return std::move(result).value();
+}
+
+Context make_context(int32_t threads, const std::string& backend) {
+  ContextOptions options;
+  options.num_threads = threads;
+  options.backend = backend == "auto" ? "" : backend;
+  return value_or_usage_error(Context::create(options));
+}
+
+// A short rate sample now and then: on a machine that others use too, the ceiling moves.
+class CeilingSampler {
+ public:
+  CeilingSampler(int32_t threads, bool prefill_bf16, bool decode_bf16)
+      : meter_(threads), prefill_(kind(prefill_bf16)), decode_(kind(decode_bf16)) {
+    sample();
+  }
+  void sample_if_due() {
+    if (Clock::now() - last_ >= std::chrono::seconds(2)) sample();
+  }
+  Ceilings medians() { return {.prefill_gflops = meter_.median(prefill_), .decode_gflops = meter_.median(decode_)}; }
+
+ private:
+  static bench::Ceiling kind(bool bf16) { return bf16 ? bench::Ceiling::kBf16 : bench::Ceiling::kF32; }
+  void sample() {
+    meter_.sample(prefill_);
+    if (decode_ != prefill_) meter_.sample(decode_);
+    last_ = Clock::now();
+  }
+  bench::CeilingMeter meter_;
+  bench::Ceiling prefill_, decode_;
+  Clock::time_point last_;
+};
+
+// The bar on a terminal; elsewhere a line now and then.
+class ProgressLines {
+ public:
+  ProgressLines() : progress_("replay"), terminal_(is_terminal(stderr)), next_(Clock::now() + kPeriod) {}
+
+  void update(const Scheduler& scheduler, int64_t total_tokens, double now_ms) {
+    const auto now = Clock::now();
+    if (!terminal_ && now < next_) return;
+    if (now >= next_) next_ = now + kPeriod;
+    int64_t done = 0;
+    for (const Sequence& sequence : scheduler.sequences())
+      done += std::min(sequence.num_computed, sequence.request->input_length) + sequence.num_output;
+    const auto note = fmt::format("{} running, {} waiting, {} finished", scheduler.num_running(),
+                                  scheduler.num_queued(now_ms), scheduler.num_finished());
+    if (terminal_)
+      progress_.update(done, total_tokens, note);
+    else
+      fmt::print(stderr, "replay: {} of {} tokens, {}\n", done, total_tokens, note);
+  }
+  void clear() { progress_.clear(); }
+
+ private:
+  static constexpr std::chrono::seconds kPeriod{10};
+  Progress progress_;
+  bool terminal_;
+  Clock::time_point next_;
+};
+
+struct Setup {
+  EngineOptions engine;
+  SchedulerOptions scheduler;
+  int32_t threads = 0;
+  int64_t max_requests = 0;
+};
+
+int32_t int_option(const char* option, const std::string& text, int64_t min, int64_t max) {
+  return static_cast<int32_t>(parse_int(option, text, min, max));
+}
+
+Setup make_setup(const Options& options) {
+  Setup setup;
+  LayerOptions& layer = setup.engine.layer;
+  layer.model = value_or_usage_error(load_model(options.model));
+  if (layer.model.qk_rope_head_dim % 2 != 0)
+    throw UsageError("--model: expected an even qk_rope_head_dim, got {}", layer.model.qk_rope_head_dim);
+  layer.cache = parse_cache("--cache", options.cache);
+  if (layer.cache != CacheFormat::kBF16 && layer.cache != CacheFormat::kF16)
+    throw UsageError("--cache: expected bf16 or f16, got {}", options.cache);
+  parse_int("--layers", options.layers, 1, 1);
+  layer.page_size = int_option("--page-size", options.page_size, 1, 1 << 20);
+  int64_t pool_tokens = parse_int("--pool-tokens", options.pool_tokens, 1, kMaxTokens);
+  const int64_t page = page_bytes(layer.cache, layer.model.d_qk(), layer.page_size, false);
+  if (options.pool_gb > 0.0)
+    pool_tokens =
+        std::min(kMaxTokens, static_cast<int64_t>(options.pool_gb * 1e9 / static_cast<double>(page)) * layer.page_size);
+  layer.num_pages = static_cast<int32_t>(pool_tokens / layer.page_size);
+  layer.chunk = int_option("--chunk", options.chunk, 1, 1 << 20);
+  layer.dtype = Projector::activation_dtype();
+  setup.engine.max_batch = int_option("--max-batch", options.max_batch, 1, 1 << 16);
+  setup.engine.check_every = parse_int("--check-every", options.check_every, 0);
+  setup.engine.seed = static_cast<uint64_t>(parse_int("--seed", options.seed, 0));
+  setup.threads = int_option("--threads", options.threads, 0, 4096);
+  setup.max_requests = parse_int("--requests", options.requests, 0);
+  setup.scheduler = {.page_size = layer.page_size,
+                     .num_pages = layer.num_pages,
+                     .chunk = layer.chunk,
+                     .max_batch = setup.engine.max_batch,
+                     .as_fast_as_possible = options.as_fast_as_possible};
+  return setup;
+}
+
+// Refuses before anything is allocated what could only fail later.
+void check_setup(const Setup& setup, std::span<const Request> requests) {
+  if (const Status status = Scheduler::check(requests, setup.scheduler); !status.ok())
+    throw UsageError("{}; raise --pool-tokens", status.message());
+  const int64_t needed = Engine::memory_needed(setup.engine), available = bench::available_memory();
+  if (available > 0 && needed > available)
+    throw UsageError("replay: expected at most {} of memory, need {}; lower --pool-tokens, --chunk or --max-batch",
+                     human_bytes(static_cast<double>(available)), human_bytes(static_cast<double>(needed)));
+}
+
+std::string selected_backend(Op op, const LayerOptions& layer, const std::string& force) {
+  const ModelConfig& model = layer.model;
+  const bool decode = op == Op::kDecode;
+  const Problem problem{.op = op,
+                        .q_dtype = layer.dtype,
+                        .cache = layer.cache,
+                        .num_heads = model.num_attention_heads,
+                        .d_qk = decode ? model.d_qk() : model.prefill_d_qk(),
+                        .d_v = decode ? model.kv_lora_rank : model.v_head_dim};
+  const Explanation explanation = explain(problem, force);
+  if (explanation.selected.empty()) throw UsageError(explanation.error);
+  return explanation.selected;
+}
+
+// Steps until every request is finished or the user has had enough. Returns the number of steps.
+int64_t run_steps(Engine& engine, Scheduler& scheduler, std::span<const Request> requests, CeilingSampler& ceilings,
+                  Timeline* timeline) {
+  int64_t total_tokens = 0;
+  for (const Request& request : requests) total_tokens += int64_t{request.input_length} + request.output_length;
+  ProgressLines progress;
+  int64_t steps = 0;
+  Recorder& recorder = engine.recorder();
+  while (!scheduler.done() && !stop_requested) {
+    const double now_ms = recorder.serving_seconds() * 1e3;
+    const Step step = scheduler.next(now_ms);
+    if (step.empty()) {
+      // Nobody has work: the clock jumps to the next arrival, and a little further should rounding fall short of it.
+      recorder.skip(std::max(scheduler.next_arrival_ms() - now_ms, 1e-6) / 1e3);
+      continue;
+    }
+    recorder.clear_events();
+    if (const Status status = engine.run(step, scheduler.sequences()); !status.ok())
+      throw std::runtime_error(status.message());
+    if (engine.was_cut_short()) break;
+    const double end_ms = recorder.serving_seconds() * 1e3;
+    scheduler.complete(step, end_ms);
+    if (timeline != nullptr) timeline->add_step(steps, step, now_ms, end_ms, recorder.events());
+    ++steps;
+    ceilings.sample_if_due();
+    progress.update(scheduler, total_tokens, end_ms);
+  }
+  progress.clear();
+  return steps;
+}
+
+int run_replay(const Options& options) {
+  const auto start = Clock::now();
+  Setup setup = make_setup(options);
+  const auto requests = value_or_usage_error(read_trace(options.trace, setup.max_requests));
+  setup.engine.max_batch = static_cast<int32_t>(std::min<int64_t>(setup.engine.max_batch, std::ssize(requests)));
+  check_setup(setup, requests);
+  if (kBlockTokens % setup.scheduler.page_size != 0)
+    fmt::print(stderr, "mla: pages of {} tokens do not divide the trace's blocks of {}: no prefix is shared\n",
+               setup.scheduler.page_size, kBlockTokens);
+
+  const LayerOptions& layer = setup.engine.layer;
+  check_backend_name("--backend", options.backend);
+  Report report;
+  report.model = layer.model.name;
+  report.cache = std::string(name(layer.cache));
+  report.prefill_backend = selected_backend(Op::kPrefill, layer, options.backend);
+  report.decode_backend = selected_backend(Op::kDecode, layer, options.backend);
+  const std::unique_ptr<Timeline> timeline =
+      options.timeline.empty() ? nullptr : std::make_unique<Timeline>(options.timeline);
+  const Context context = make_context(setup.threads, options.backend);
+  const Context reference = make_context(1, "reference");
+  report.threads = context.num_threads();
+
+  const InterruptGuard guard;
+  Scheduler scheduler(requests, setup.scheduler);
+  Engine engine(setup.engine, context, reference, stop_requested);
+  const bool bf16 = layer.dtype == DType::kBF16;
+  CeilingSampler ceilings(context.num_threads(), bf16, bf16 && layer.cache == CacheFormat::kBF16);
+  report.steps = run_steps(engine, scheduler, requests, ceilings, timeline.get());
+
+  report.interrupted = !scheduler.done();
+  report.wall_seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  report.collect(scheduler, engine.recorder(), engine.checker(), ceilings.medians());
+  if (timeline != nullptr) timeline->finish(scheduler.sequences(), engine.recorder().serving_seconds() * 1e3);
+  report.print(options.output);
+  options.output.write_json(report.to_json());
+  if (engine.checker().failed()) return 1;
+  return report.interrupted ? kExitInterrupted : 0;
+}
+
+}  // namespace
+}  // namespace replay
+
+Action add_replay(CLI::App& app) {
+  auto options = std::make_shared<replay::Options>();
+  CLI::App* command = app.add_subcommand("replay", "Serve a request trace through one attention layer");
+  command->footer(
+      "Examples:\n"
+      "  mla replay data/mooncake_conversation_sample.jsonl --requests 16\n"
+      "  mla replay trace.jsonl --model deepseek-v3 --chunk 2k --timeline replay.json\n"
+      "  mla replay trace.jsonl --requests 4 --as-fast-as-possible --json=result.json\n"
+      "Exit status: 0 done, 1 a checked result is wrong, 2 unusable input, 130 interrupted (the report covers what was "
+      "done).");
+  command->add_option("trace", options->trace, "Request trace, one JSON object a line (format: data/README.md)")
+      ->required();
+  command->add_option("--model", options->model, "Preset or path of a config.json")->capture_default_str();
+  command->add_option("--requests", options->requests, "Replay the first N lines; 0 = all")->capture_default_str();
+  command->add_option("--layers", options->layers, "Layers that are computed; only 1")->capture_default_str();
+  command->add_option("--cache", options->cache, "Cache format: bf16 or f16")->capture_default_str();
+  command->add_option("--page-size", options->page_size, "Tokens of a page; prefixes are shared if it divides 512")
+      ->capture_default_str();
+  CLI::Option* pool_tokens =
+      command->add_option("--pool-tokens", options->pool_tokens, "Tokens that the cache holds")->capture_default_str();
+  command->add_option("--pool-gb", options->pool_gb, "Size of the cache in GB (10^9 bytes)")
+      ->check(CLI::Range(1e-6, 1e6))
+      ->excludes(pool_tokens);
+  command->add_option("--chunk", options->chunk, "Prompt tokens computed per step")->capture_default_str();
+  command->add_option("--max-batch", options->max_batch, "Requests that run at once")->capture_default_str();
+  command->add_option("--threads", options->threads, "Threads; 0 = all that the process may use")
+      ->capture_default_str();
+  command->add_option("--backend", options->backend, "Backend or family to force");
+  command->add_option("--seed", options->seed, "Seed of weights and activations")->capture_default_str();
+  command->add_option("--check-every", options->check_every, "Steps between two checked samples; 0 = no checks")
+      ->capture_default_str();
+  command->add_flag("--as-fast-as-possible", options->as_fast_as_possible,
+                    "All requests arrive at once instead of at their times");
+  command->add_option("--timeline", options->timeline, "Write a Chrome trace to FILE");
+  options->output.add_option(*command);
+  return [options] { return replay::run_replay(*options); };
+}
+
+}  // namespace mla::cli

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "mla/replay/generator.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "mla/numeric.h"
+
+namespace mla::cli::replay {
+namespace {
+
+constexpr int32_t kMaxSinkChannels = 32;  // the first ones
+constexpr int32_t kOutlierEvery = 64;     // one outlier channel in as many
+constexpr float kOutlierGain = 5.0F;
+constexpr float kSinkGain = 0.05F;       // the sink channels of ordinary tokens, and all others of token 0
+constexpr float kSinkScore = 9.0F;       // of token 0, scaled: a fifth to a half of the weight at usual lengths
+constexpr float kSinkValueGain = 0.03F;  // the sink's value is nearly nothing, as in trained models
+
+// What a random stream is for, so that no two streams of a token coincide.
+enum Stream : uint64_t { kLatent = 1, kQuery = 2, kWeightK = 3, kWeightV = 4, kAnswer = 5, kPrompt = 6 };
+
+uint64_t mix(uint64_t a, uint64_t b) {
+  uint64_t x = a ^ (b + 0x9E3779B97F4A7C15U + (a << 6) + (a >> 2));
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9U;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBU;
+  return x ^ (x >> 31);
+}
+
+// Nearly normal numbers of variance 1: the sum of four random bytes. A hash of the index, so the loop vectorizes.
+void fill_normal(uint64_t seed, float* to, int64_t count) {
+  const auto low = static_cast<uint32_t>(seed);
+  const auto high = static_cast<uint32_t>(seed >> 32);
+  constexpr float kScale = 1.0F / 147.8F;  // sqrt(4 * (256^2 - 1) / 12)
+  for (int64_t i = 0; i < count; ++i) {
+    uint32_t x = (static_cast<uint32_t>(i) * 0x9E3779B9U + low) ^ high;
+    x = (x ^ (x >> 16)) * 0x7FEB352DU;
+    x = (x ^ (x >> 15)) * 0x846CA68BU;
+    x ^= x >> 16;
+    const uint32_t pairs = (x & 0x00FF00FFU) + ((x >> 8) & 0x00FF00FFU);
+    const auto sum = static_cast<int32_t>((pairs & 0xFFFFU) + (pairs >> 16));
+    to[i] = static_cast<float>(sum - 510) * kScale;
+  }
+}
+
+float sum_of_squares(const float* values, int64_t count) {
+  float sum = 0.0F;
+  for (int64_t i = 0; i < count; ++i) sum += values[i] * values[i];
+  return sum;
+}
+
+// Reused from call to call: the generator competes with the kernels for time.
+float* scratch(size_t count) {
+  thread_local std::vector<float> buffer;
+  if (buffer.size() < count) buffer.resize(count);
+  return buffer.data();
+}
+
+}  // namespace
+
+Generator::Generator(const ModelConfig& model, uint64_t seed, DType dtype)
+    : model_(model), seed_(mix(seed, 0)), dtype_(dtype) {
+  const int64_t heads = model.num_attention_heads, rank = model.kv_lora_rank, nope = model.qk_nope_head_dim;
+  channel_gain_.assign(static_cast<size_t>(rank), 1.0F);
+  for (int64_t c = kOutlierEvery - 1; c < rank; c += kOutlierEvery)
+    channel_gain_[static_cast<size_t>(c)] = kOutlierGain;
+  sink_channels_ = std::min<int32_t>(kMaxSinkChannels, model.kv_lora_rank / 2);
+  std::fill_n(channel_gain_.begin(), sink_channels_, kSinkGain);
+
+  // Variance 1 / kv_lora_rank keeps k_nope at the latents' root mean square of 1.
+  w_uk_.resize(static_cast<size_t>(heads * nope * rank));
+  fill_normal(mix(seed_, kWeightK), w_uk_.data(), heads * nope * rank);
+  for (float& w : w_uk_) w /= std::sqrt(static_cast<float>(rank));
+
+  // Token 0's key without noise is a row sum over the sink channels; the query looks along it.
+  const float sink_value = std::sqrt(static_cast<float>(rank) / static_cast<float>(sink_channels_));
+  sink_query_.resize(static_cast<size_t>(heads * nope));
+  for (int64_t h = 0; h < heads; ++h) {
+    float* direction = sink_query_.data() + h * nope;
+    for (int64_t d = 0; d < nope; ++d)
+      direction[d] = sink_value * std::accumulate(w_uk_.begin() + (h * nope + d) * rank,
+                                                  w_uk_.begin() + (h * nope + d) * rank + sink_channels_, 0.0F);
+    const float gain = kSinkScore / (sum_of_squares(direction, nope) * model.sm_scale());
+    for (int64_t d = 0; d < nope; ++d) direction[d] *= gain;
+  }
+  for (int32_t i = 0; i < model.qk_rope_head_dim / 2; ++i)
+    frequency_.push_back(std::pow(model.rope_theta, -2.0 * i / model.qk_rope_head_dim));
+}
+
+Weights Generator::weights() const {
+  const int64_t heads = model_.num_attention_heads, rank = model_.kv_lora_rank, v = model_.v_head_dim;
+  std::vector<float> w_uv(static_cast<size_t>(heads * v * rank));
+  fill_normal(mix(seed_, kWeightV), w_uv.data(), heads * v * rank);
+  for (float& w : w_uv) w /= std::sqrt(static_cast<float>(rank));
+  for (int64_t row = 0; row < heads * v; ++row)
+    for (int64_t c = 0; c < sink_channels_; ++c) w_uv[static_cast<size_t>(row * rank + c)] *= kSinkValueGain;
+
+  Weights weights{.w_uk = std::vector<std::byte>(w_uk_.size() * size_of(dtype_)),
+                  .w_uv = std::vector<std::byte>(w_uv.size() * size_of(dtype_))};
+  store(w_uk_.data(), std::ssize(w_uk_), weights.w_uk.data());
+  store(w_uv.data(), std::ssize(w_uv), weights.w_uv.data());
+  return weights;
+}
+
+std::vector<uint64_t> Generator::token_seeds(const Request& request, int64_t index, int32_t start,
+                                             int32_t count) const {
+  std::vector<uint64_t> seeds;
+  seeds.reserve(static_cast<size_t>(count));
+  uint64_t chain = mix(seed_, kPrompt);
+  int32_t chained = 0;  // blocks in `chain`
+  const uint64_t answer = mix(mix(seed_, kAnswer), static_cast<uint64_t>(index));
+  for (int32_t position = start; position < start + count; ++position) {
+    if (position >= request.input_length) {
+      seeds.push_back(mix(answer, static_cast<uint64_t>(position)));
+      continue;
+    }
+    while (chained <= position / kBlockTokens)
+      chain = mix(chain, static_cast<uint64_t>(request.hash_ids[static_cast<size_t>(chained++)]));
+    seeds.push_back(mix(chain, static_cast<uint64_t>(position % kBlockTokens)));
+  }
+  return seeds;
+}
+
+void Generator::store(const float* values, int64_t count, void* to) const {
+  if (dtype_ == DType::kF32) {
+    std::memcpy(to, values, static_cast<size_t>(count) * sizeof(float));
+    return;
+  }
+  auto* out = static_cast<uint16_t*>(to);
+  for (int64_t i = 0; i < count; ++i) out[i] = f32_to_bf16(values[i]);
+}
+
+// DeepSeek's pairing: channels 2i and 2i + 1 turn together.
+void Generator::rotate(float* channels, int32_t heads, int32_t position) const {
+  const int32_t dim = model_.qk_rope_head_dim;
+  for (int32_t i = 0; i < dim / 2; ++i) {
+    const double angle = position * frequency_[static_cast<size_t>(i)];
+    const auto c = static_cast<float>(std::cos(angle));
+    const auto s = static_cast<float>(std::sin(angle));
+    for (int32_t h = 0; h < heads; ++h) {
+      float* pair = channels + int64_t{h} * dim + 2 * i;
+      const float x = pair[0], y = pair[1];
+      pair[0] = x * c - y * s;
+      pair[1] = x * s + y * c;
+    }
+  }
+}
+
+void Generator::latent(uint64_t token_seed, int32_t position, void* row) const {
+  const int32_t rank = model_.kv_lora_rank, rope = model_.qk_rope_head_dim;
+  float* values = scratch(static_cast<size_t>(rank + rope));
+  fill_normal(mix(token_seed, kLatent), values, rank + rope);
+  for (int32_t c = 0; c < rank; ++c) values[c] *= channel_gain_[static_cast<size_t>(c)];
+  if (position == 0) {
+    for (int32_t c = 0; c < rank; ++c) values[c] = c < sink_channels_ ? 1.0F : values[c] * kSinkGain;
+  }
+  const float inverse_rms = std::sqrt(static_cast<float>(rank) / sum_of_squares(values, rank));
+  for (int32_t c = 0; c < rank; ++c) values[c] *= inverse_rms;
+  rotate(values + rank, 1, position);
+  store(values, rank + rope, row);
+}
+
+void Generator::query(uint64_t token_seed, int32_t position, const QueryRow& row) const {
+  const int64_t heads = model_.num_attention_heads, nope = model_.qk_nope_head_dim, rope = model_.qk_rope_head_dim;
+  float* q_nope = scratch(static_cast<size_t>(heads * (nope + rope)));
+  float* q_pe = q_nope + heads * nope;
+  fill_normal(mix(token_seed, kQuery), q_nope, heads * (nope + rope));
+  for (int64_t i = 0; i < heads * nope; ++i) q_nope[i] += sink_query_[static_cast<size_t>(i)];
+  rotate(q_pe, static_cast<int32_t>(heads), position);
+  const auto bytes = static_cast<int64_t>(size_of(dtype_));
+  for (int64_t h = 0; h < heads; ++h) {
+    store(q_nope + h * nope, nope, static_cast<std::byte*>(row.q_nope) + h * row.q_nope_stride_head * bytes);
+    if (rope > 0) store(q_pe + h * rope, rope, static_cast<std::byte*>(row.q_pe) + h * row.q_pe_stride_head * bytes);
+  }
+}
+
+}  // namespace mla::cli::replay

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// Seeded stand-ins for what the rest of the model would compute: latents, queries and the two up-projections. A token
+// is a function of the seed, of the prompt up to its block and of its position, so that equal prefixes are equal.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "mla/model.h"
+#include "mla/replay/trace.h"
+#include "mla/types.h"
+
+namespace mla::cli::replay {
+
+/// W_UK [H, qk_nope_head_dim, kv_lora_rank] and W_UV [H, v_head_dim, kv_lora_rank], in the activations' dtype.
+struct Weights {
+  std::vector<std::byte> w_uk, w_uv;
+};
+
+/// Where the query of one token goes; heads are `*_stride_head` elements apart.
+struct QueryRow {
+  void* q_nope = nullptr;  ///< [H, qk_nope_head_dim]
+  int64_t q_nope_stride_head = 0;
+  void* q_pe = nullptr;  ///< [H, qk_rope_head_dim], unused if that is 0
+  int64_t q_pe_stride_head = 0;
+};
+
+class Generator {
+ public:
+  /// `dtype`: bf16 or f32, of everything that is written.
+  Generator(const ModelConfig& model, uint64_t seed, DType dtype);
+
+  Weights weights() const;
+
+  /// Seeds of the tokens `start` .. `start + count` of a request. Answer tokens depend on the request's `index`.
+  std::vector<uint64_t> token_seeds(const Request& request, int64_t index, int32_t start, int32_t count) const;
+
+  /// Latent row [ckv | kpe] of one token. ckv has root mean square 1, a few outlier channels, and at position 0 nearly
+  /// all of its energy in a few channels, at which every query looks: the attention sink. kpe is rotated by position.
+  void latent(uint64_t token_seed, int32_t position, void* row) const;
+  /// Query of one token, q_pe rotated by position.
+  void query(uint64_t token_seed, int32_t position, const QueryRow& row) const;
+
+ private:
+  void rotate(float* channels, int32_t heads, int32_t position) const;
+  void store(const float* values, int64_t count, void* to) const;
+
+  ModelConfig model_;
+  uint64_t seed_;
+  DType dtype_;
+  int32_t sink_channels_ = 0;        // the first channels, which token 0 owns
+  std::vector<float> channel_gain_;  // [kv_lora_rank]
+  std::vector<float> w_uk_;          // [H, qk_nope_head_dim, kv_lora_rank]
+  std::vector<float> sink_query_;    // [H, qk_nope_head_dim], added to every query
+  std::vector<double> frequency_;    // [qk_rope_head_dim / 2], radians per position
+};
+
+}  // namespace mla::cli::replay

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// The pages of the cache and how many users each has. Knows nothing of what they hold.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace mla::cli::replay {
+
+class PagePool {
+ public:
+  explicit PagePool(int32_t num_pages);
+
+  int32_t num_pages() const { return static_cast<int32_t>(ref_count_.size()); }
+  int32_t num_free() const { return static_cast<int32_t>(free_.size()); }
+  int32_t ref_count(int32_t page) const { return ref_count_[static_cast<size_t>(page)]; }
+
+  /// Appends `count` pages with one user each to `pages`; false, and nothing taken, if fewer are free.
+  bool allocate(int32_t count, std::vector<int32_t>& pages);
+  /// One more user of a page that has some.
+  void retain(int32_t page);
+  /// One user less; without users the page is free.
+  void release(int32_t page);
+
+ private:
+  std::vector<int32_t> ref_count_;
+  std::vector<int32_t> free_;
+};
+
+}  // namespace mla::cli::replay

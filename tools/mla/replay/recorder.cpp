@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "mla/replay/recorder.h"
+
+namespace mla::cli::replay {
+
+std::string_view name(Phase phase) {
+  switch (phase) {
+    case Phase::kAppend: return "append";
+    case Phase::kGather: return "gather";
+    case Phase::kUpProjection: return "up_projection";
+    case Phase::kPrefillAttention: return "prefill_attention";
+    case Phase::kMerge: return "merge";
+    case Phase::kDecodeProjection: return "decode_projection";
+    case Phase::kDecodeAttention: return "decode_attention";
+    case Phase::kPlan: return "plan";
+    case Phase::kGenerate: return "generate";
+    case Phase::kCheck: return "check";
+  }
+  return "unknown";
+}
+
+void Recorder::book(Phase phase, double seconds) {
+  seconds_[static_cast<size_t>(phase)] += seconds;
+  if (!is_serving(phase)) return;
+  events_.push_back({.phase = phase, .start = serving_seconds_, .duration = seconds});
+  serving_seconds_ += seconds;
+}
+
+}  // namespace mla::cli::replay

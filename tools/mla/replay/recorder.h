@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where the time of a step goes.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace mla::cli::replay {
+
+enum class Phase : uint8_t {
+  kAppend,
+  kGather,
+  kUpProjection,  ///< latents to keys and values
+  kPrefillAttention,
+  kMerge,
+  kDecodeProjection,  ///< queries into the latent space, outputs out of it
+  kDecodeAttention,
+  kPlan,      ///< page tables, workspaces, plans
+  kGenerate,  ///< random activations: not part of serving
+  kCheck,     ///< comparison of results: not part of serving
+};
+
+inline constexpr Phase kAllPhases[] = {
+    Phase::kAppend,           Phase::kGather,          Phase::kUpProjection, Phase::kPrefillAttention, Phase::kMerge,
+    Phase::kDecodeProjection, Phase::kDecodeAttention, Phase::kPlan,         Phase::kGenerate,         Phase::kCheck};
+inline constexpr size_t kNumPhases = std::size(kAllPhases);
+
+/// "append", "gather", "up_projection", ...
+std::string_view name(Phase phase);
+/// Whether the phase belongs to serving the requests: only these move the replay's clock.
+constexpr bool is_serving(Phase phase) { return phase != Phase::kGenerate && phase != Phase::kCheck; }
+
+/// Adds up seconds by phase, floating-point operations of attention, and the serving phases of the current step.
+class Recorder {
+ public:
+  struct Event {
+    Phase phase;
+    double start, duration;  // seconds on the serving clock
+  };
+
+  /// Calls `f` and books its time.
+  template <class F>
+  auto time(Phase phase, F&& f) {
+    const Span span(*this, phase);
+    return std::forward<F>(f)();
+  }
+
+  void add_prefill_flops(double flops) { prefill_flops_ += flops; }
+  void add_decode_flops(double flops) { decode_flops_ += flops; }
+  void add_projection_flops(double flops) { projection_flops_ += flops; }
+  /// Moves the serving clock over a time in which nobody had work.
+  void skip(double seconds) { serving_seconds_ += seconds; }
+  void clear_events() { events_.clear(); }
+
+  double seconds(Phase phase) const { return seconds_[static_cast<size_t>(phase)]; }
+  /// The serving clock: all serving phases, and what was skipped.
+  double serving_seconds() const { return serving_seconds_; }
+  double prefill_flops() const { return prefill_flops_; }
+  double decode_flops() const { return decode_flops_; }
+  double projection_flops() const { return projection_flops_; }
+  const std::vector<Event>& events() const { return events_; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Span {
+    Span(Recorder& owner, Phase timed) : recorder(owner), phase(timed), start(Clock::now()) {}
+    Span(const Span&) = delete;
+    Span& operator=(const Span&) = delete;
+    ~Span() { recorder.book(phase, std::chrono::duration<double>(Clock::now() - start).count()); }
+    Recorder& recorder;
+    Phase phase;
+    Clock::time_point start;
+  };
+  void book(Phase phase, double seconds);
+
+  std::array<double, kNumPhases> seconds_ = {};
+  double serving_seconds_ = 0.0;
+  double prefill_flops_ = 0.0, decode_flops_ = 0.0, projection_flops_ = 0.0;
+  std::vector<Event> events_;
+};
+
+}  // namespace mla::cli::replay

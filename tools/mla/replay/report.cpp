@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "mla/replay/report.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace mla::cli::replay {
+namespace {
+
+double rate(double amount, double seconds) { return seconds > 0.0 ? amount / seconds : 0.0; }
+
+Json percentiles_json(const std::optional<Percentiles>& p) {
+  const double none = std::nan("");  // null in the document
+  return {{"p50", p ? p->p50 : none}, {"p90", p ? p->p90 : none}, {"p99", p ? p->p99 : none}};
+}
+
+void add_percentiles(Table& table, const char* label, const std::optional<Percentiles>& p) {
+  if (!p) return table.add_row({label, "-", "-", "-"});
+  table.add_row({label, human_seconds(p->p50 / 1e3), human_seconds(p->p90 / 1e3), human_seconds(p->p99 / 1e3)});
+}
+
+}  // namespace
+
+std::optional<Percentiles> percentiles(std::vector<double> samples) {
+  if (samples.empty()) return std::nullopt;
+  std::sort(samples.begin(), samples.end());
+  const auto at = [&](double share) {
+    const double place = share * static_cast<double>(samples.size() - 1);
+    const auto low = static_cast<size_t>(place);
+    const size_t high = std::min(low + 1, samples.size() - 1);
+    return samples[low] + (place - static_cast<double>(low)) * (samples[high] - samples[low]);
+  };
+  return Percentiles{at(0.5), at(0.9), at(0.99)};
+}
+
+void Report::collect(const Scheduler& scheduler, const Recorder& recorder, const Checker& checker,
+                     const Ceilings& best) {
+  ceilings = best;
+  std::vector<double> first, per_token;
+  total_requests = std::ssize(scheduler.sequences());
+  requests = scheduler.num_finished();
+  evicted_blocks = scheduler.prefix_cache().num_evicted_blocks();
+  for (const Sequence& sequence : scheduler.sequences()) {
+    if (sequence.state == SequenceState::kWaiting) continue;
+    const int64_t in_prompt = std::min(sequence.num_computed, sequence.request->input_length);
+    input_tokens += in_prompt;
+    hit_tokens += sequence.num_hit;
+    prefill_tokens += in_prompt - sequence.num_hit;
+    decode_tokens += sequence.num_output;
+    decode_rows += std::max(sequence.num_output - 1, 0);
+    if (!std::isnan(sequence.first_token_ms)) first.push_back(sequence.first_token_ms - sequence.arrival_ms);
+    if (sequence.state == SequenceState::kFinished && sequence.num_output > 1)
+      per_token.push_back((sequence.finished_ms - sequence.first_token_ms) / (sequence.num_output - 1));
+  }
+  ttft_ms = percentiles(std::move(first));
+  tpot_ms = percentiles(std::move(per_token));
+
+  const auto seconds = [&](Phase phase) { return recorder.seconds(phase); };
+  for (Phase phase : kAllPhases) {
+    phase_seconds.emplace_back(phase, seconds(phase));
+    if (is_serving(phase)) serving_seconds += seconds(phase);
+  }
+  const double prefill_attention = seconds(Phase::kPrefillAttention),
+               decode_attention = seconds(Phase::kDecodeAttention);
+  const double attention = prefill_attention + decode_attention;
+  prefill_tokens_per_s =
+      rate(static_cast<double>(prefill_tokens),
+           prefill_attention + seconds(Phase::kGather) + seconds(Phase::kUpProjection) + seconds(Phase::kMerge));
+  decode_tokens_per_s = rate(static_cast<double>(decode_rows), decode_attention + seconds(Phase::kDecodeProjection));
+  prefill_gflops = rate(recorder.prefill_flops() / 1e9, prefill_attention);
+  decode_gflops = rate(recorder.decode_flops() / 1e9, decode_attention);
+  projection_gflops = rate(recorder.projection_flops() / 1e9, seconds(Phase::kUpProjection));
+  gflops = rate((recorder.prefill_flops() + recorder.decode_flops()) / 1e9, attention);
+  // Prefill and decode may have different ceilings: the time that the ceilings would take over the time taken.
+  ceiling_share = rate(rate(recorder.prefill_flops() / 1e9, best.prefill_gflops) +
+                           rate(recorder.decode_flops() / 1e9, best.decode_gflops),
+                       attention);
+
+  checks = checker.num_checks();
+  worst_prefill_decode = checker.worst_prefill_decode();
+  worst_reference = checker.worst_reference();
+  worst_error = std::max(worst_prefill_decode, worst_reference);
+  failures = checker.failures();
+}
+
+Json Report::to_json() const {
+  Json phases = Json::object();
+  for (const auto& [phase, seconds] : phase_seconds) phases[std::string(name(phase))] = seconds;
+  const double none = std::nan("");
+  return {{"requests", requests},
+          {"total_requests", total_requests},
+          {"interrupted", interrupted},
+          {"model", model},
+          {"cache", cache},
+          {"backends", {{"prefill", prefill_backend}, {"decode", decode_backend}}},
+          {"threads", threads},
+          {"input_tokens", input_tokens},
+          {"prefill_tokens", prefill_tokens},
+          {"prefix_hit_tokens", hit_tokens},
+          {"prefix_hit_share", rate(static_cast<double>(hit_tokens), static_cast<double>(input_tokens))},
+          {"evicted_blocks", evicted_blocks},
+          {"decode_tokens", decode_tokens},
+          {"steps", steps},
+          {"checks", checks},
+          {"tolerance", kTolerance},
+          {"worst_error", checks > 0 ? worst_error : none},
+          {"worst_error_prefill_decode", checks > 0 ? worst_prefill_decode : none},
+          {"worst_error_reference", checks > 0 ? worst_reference : none},
+          {"failures", failures},
+          {"ttft_ms", percentiles_json(ttft_ms)},
+          {"tpot_ms", percentiles_json(tpot_ms)},
+          {"prefill_tokens_per_s", prefill_tokens_per_s},
+          {"decode_tokens_per_s", decode_tokens_per_s},
+          {"phase_seconds", phases},
+          {"serving_seconds", serving_seconds},
+          {"wall_seconds", wall_seconds},
+          {"gflops", gflops},
+          {"prefill_gflops", prefill_gflops},
+          {"decode_gflops", decode_gflops},
+          {"up_projection_gflops", projection_gflops},
+          {"ceilings", {{"prefill_gflops", ceilings.prefill_gflops}, {"decode_gflops", ceilings.decode_gflops}}},
+          {"ceiling_share", ceiling_share}};
+}
+
+void Report::print(const Output& output) const {
+  std::FILE* out = output.text();
+  output.print("\n{}{}, one layer, {} cache, {} threads, prefill on {}, decode on {}\n\n",
+               interrupted ? "INTERRUPTED: " : "", model, cache, threads, prefill_backend, decode_backend);
+  Table counts({"", "value", "rate"});
+  counts.add_row({"requests finished", fmt::format("{} of {}", requests, total_requests), ""});
+  counts.add_row({"prompt tokens computed", fmt::format("{}", prefill_tokens),
+                  fmt::format("{:.0f} tokens/s", prefill_tokens_per_s)});
+  counts.add_row({"prompt tokens from the prefix cache", fmt::format("{}", hit_tokens),
+                  human_percent(rate(static_cast<double>(hit_tokens), static_cast<double>(input_tokens)))});
+  counts.add_row(
+      {"answer tokens", fmt::format("{}", decode_tokens), fmt::format("{:.0f} tokens/s", decode_tokens_per_s)});
+  counts.add_row({"steps", fmt::format("{}", steps), ""});
+  counts.print(out);
+
+  output.print("\n");
+  Table latency({"", "p50", "p90", "p99"});
+  add_percentiles(latency, "time to first token", ttft_ms);
+  add_percentiles(latency, "time per output token", tpot_ms);
+  latency.print(out);
+
+  output.print("\n");
+  Table breakdown({"where the time went", "seconds", "share"});
+  for (const auto& [phase, seconds] : phase_seconds) {
+    std::string label(name(phase));
+    std::replace(label.begin(), label.end(), '_', ' ');
+    breakdown.add_row({label, fmt::format("{:.3f}", seconds),
+                       is_serving(phase) ? human_percent(rate(seconds, serving_seconds)) : "not serving"});
+  }
+  breakdown.add_row({"serving", fmt::format("{:.3f}", serving_seconds), ""});
+  breakdown.add_row({"wall clock", fmt::format("{:.3f}", wall_seconds), ""});
+  breakdown.print(out);
+
+  output.print("\n");
+  Table speed({"speed", "GFLOP/s", "ceiling", "share"});
+  const auto add_speed = [&](const char* label, double achieved, double ceiling, double share) {
+    speed.add_row({label, fmt::format("{:.1f}", achieved), ceiling > 0 ? fmt::format("{:.1f}", ceiling) : "",
+                   human_percent(share)});
+  };
+  add_speed("prefill attention", prefill_gflops, ceilings.prefill_gflops,
+            rate(prefill_gflops, ceilings.prefill_gflops));
+  add_speed("decode attention", decode_gflops, ceilings.decode_gflops, rate(decode_gflops, ceilings.decode_gflops));
+  add_speed("all attention", gflops, 0.0, ceiling_share);
+  add_speed("up projection (oneDNN)", projection_gflops, ceilings.prefill_gflops,
+            rate(projection_gflops, ceilings.prefill_gflops));
+  speed.print(out);
+
+  if (checks == 0) return output.print("\nnothing was checked\n");
+  output.print(
+      "\nworst relative error of {} checked tokens: {:.2e} prefill against decode, {:.2e} against the reference "
+      "(accepted: {:.2e})\n",
+      checks, worst_prefill_decode, worst_reference, kTolerance);
+  for (const std::string& failure : failures) output.print("FAILED: {}\n", failure);
+}
+
+}  // namespace mla::cli::replay

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a replay comes to, for people and as the JSON of docs/replay.md.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "mla/output.h"
+#include "mla/replay/checker.h"
+#include "mla/replay/recorder.h"
+#include "mla/replay/scheduler.h"
+
+namespace mla::cli::replay {
+
+struct Percentiles {
+  double p50, p90, p99;
+};
+
+/// Linear interpolation between the sorted samples; nothing of none.
+std::optional<Percentiles> percentiles(std::vector<double> samples);
+
+/// Best rates of the machine for the two kinds of attention, GFLOP/s.
+struct Ceilings {
+  double prefill_gflops = 0.0;
+  double decode_gflops = 0.0;
+};
+
+struct Report {
+  std::string model, cache, prefill_backend, decode_backend;
+  int32_t threads = 1;
+  bool interrupted = false;
+  int64_t total_requests = 0, requests = 0;
+  int64_t input_tokens = 0, prefill_tokens = 0, hit_tokens = 0, decode_tokens = 0, decode_rows = 0, steps = 0;
+  int64_t evicted_blocks = 0;
+  std::optional<Percentiles> ttft_ms, tpot_ms;
+  std::vector<std::pair<Phase, double>> phase_seconds;
+  double serving_seconds = 0.0;  ///< work only, no idle time
+  double wall_seconds = 0.0;
+  double prefill_tokens_per_s = 0.0, decode_tokens_per_s = 0.0;
+  double gflops = 0.0, prefill_gflops = 0.0, decode_gflops = 0.0, projection_gflops = 0.0;
+  double ceiling_share = 0.0;
+  Ceilings ceilings;
+  int64_t checks = 0;
+  double worst_error = 0.0, worst_prefill_decode = 0.0, worst_reference = 0.0;
+  std::vector<std::string> failures;
+
+  /// Adds up what the scheduler, the recorder and the checker know.
+  void collect(const Scheduler& scheduler, const Recorder& recorder, const Checker& checker, const Ceilings& best);
+  Json to_json() const;
+  void print(const Output& output) const;
+};
+
+}  // namespace mla::cli::replay

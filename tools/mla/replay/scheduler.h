@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// Continuous batching: decides what each step computes. Pure bookkeeping; time is what the caller says it is.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "mla/replay/page_pool.h"
+#include "mla/replay/prefix_cache.h"
+#include "mla/replay/trace.h"
+#include "mla/status.h"
+
+namespace mla::cli::replay {
+
+struct SchedulerOptions {
+  int32_t page_size = 64;
+  int32_t num_pages = 0;
+  int32_t chunk = 4096;              ///< prompt tokens computed per step
+  int32_t max_batch = 64;            ///< requests that run at once
+  bool as_fast_as_possible = false;  ///< every request has arrived at time 0
+};
+
+enum class SequenceState : uint8_t { kWaiting, kPrefill, kDecode, kFinished };
+
+/// One request on its way. Times are milliseconds, NaN until they are known.
+struct Sequence {
+  const Request* request = nullptr;
+  SequenceState state = SequenceState::kWaiting;
+  int32_t num_hit = 0;       ///< prompt tokens found in the prefix cache
+  int32_t num_computed = 0;  ///< tokens in the cache
+  int32_t num_output = 0;    ///< answer tokens so far
+  std::vector<int32_t> pages;
+  std::vector<PrefixCache::NodeId> chain;
+  double arrival_ms = 0.0;
+  double admitted_ms = std::numeric_limits<double>::quiet_NaN();
+  double first_token_ms = std::numeric_limits<double>::quiet_NaN();
+  double finished_ms = std::numeric_limits<double>::quiet_NaN();
+};
+
+/// Tokens `start` .. `start + count` of a prompt, computed in one step.
+struct PrefillPiece {
+  int32_t sequence = 0;
+  int32_t start = 0;
+  int32_t count = 0;
+};
+
+/// What one step computes: pieces of prompts, and one token of each of `decode`'s sequences.
+struct Step {
+  std::vector<PrefillPiece> prefill;
+  std::vector<int32_t> decode;
+  bool empty() const { return prefill.empty() && decode.empty(); }
+};
+
+class Scheduler {
+ public:
+  /// `requests` must be sorted by arrival and outlive the scheduler.
+  Scheduler(std::span<const Request> requests, const SchedulerOptions& options);
+
+  /// Refuses options out of range, and a request that the whole pool could not hold.
+  static Status check(std::span<const Request> requests, const SchedulerOptions& options);
+
+  /// What to compute at time `now_ms`. Empty while nobody runs and nobody has arrived. The step must be completed
+  /// before the next one is asked for.
+  Step next(double now_ms);
+  /// Takes note that a step is done.
+  void complete(const Step& step, double now_ms);
+
+  bool done() const { return num_finished_ == std::ssize(sequences_); }
+  /// When the next waiting request arrives; infinity if none waits.
+  double next_arrival_ms() const;
+  int64_t num_finished() const { return num_finished_; }
+  int64_t num_running() const { return std::ssize(running_); }
+  /// Requests that have arrived and wait for pages or a place.
+  int64_t num_queued(double now_ms) const;
+  std::span<const Sequence> sequences() const { return sequences_; }
+  const PagePool& pool() const { return pool_; }
+  const PrefixCache& prefix_cache() const { return cache_; }
+
+ private:
+  bool admit(int32_t index, double now_ms);
+  void publish_blocks(Sequence& sequence);
+  void finish(Sequence& sequence, double now_ms);
+
+  SchedulerOptions options_;
+  bool share_;  // a block must be a whole number of pages
+  PagePool pool_;
+  PrefixCache cache_;
+  std::vector<Sequence> sequences_;
+  std::vector<int32_t> running_;  // in order of admission
+  size_t next_waiting_ = 0;
+  int64_t num_finished_ = 0;
+};
+
+}  // namespace mla::cli::replay
