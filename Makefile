@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+# A thin front of the CMake presets. CMAKE_ARGS goes to every configuration: make test CMAKE_ARGS=-DMLA_WERROR=ON
+.DEFAULT_GOAL := help
+.PHONY: help build demo test lint format coverage asan tsan matrix clean
+
+JOBS ?= $(shell nproc)
+CMAKE_ARGS ?=
+TRACE ?= data/mooncake_conversation_sample.jsonl
+
+configure = cmake --preset $(1) $(CMAKE_ARGS)
+build = cmake --build --preset $(1) --parallel $(JOBS)
+
+help: ## Show this list
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
+
+build: ## Set up, build the library and the command line (Release)
+	scripts/setup.sh build
+	$(call configure,default) -DMLA_BUILD_TESTS=OFF
+	$(call build,default)
+
+demo: build ## Set up, build, replay 16 real requests through one layer of DeepSeek-V2-Lite
+	build/default/bin/mla replay $(TRACE) --model deepseek-v2-lite --requests 16 --as-fast-as-possible
+
+test: ## Set up, build, run all tests
+	scripts/setup.sh test
+	$(call configure,default) -DMLA_BUILD_TESTS=ON
+	$(call build,default)
+	ctest --preset default
+
+lint: ## clang-format, clang-tidy and the layering check
+	scripts/setup.sh lint
+	$(call configure,default) -DMLA_BUILD_TESTS=ON
+	scripts/lint.sh build/default
+
+format: ## Format all sources with clang-format 14
+	scripts/setup.sh lint
+	find include src tools tests examples -name '*.h' -o -name '*.cpp' -o -name '*.c' | xargs clang-format-14 -i
+
+coverage: ## Line coverage of src/core, src/plan, src/dispatch and src/cpu; each at least 90 %
+	scripts/setup.sh coverage
+	$(call configure,coverage)
+	$(call build,coverage)
+	scripts/coverage.sh build/coverage
+
+asan: ## All tests under the address and undefined-behaviour sanitizers
+	scripts/setup.sh test
+	$(call configure,asan)
+	$(call build,asan)
+	ctest --preset asan
+
+tsan: ## The tests of the label "threads" under the thread sanitizer
+	scripts/setup.sh test
+	$(call configure,tsan)
+	$(call build,tsan) --target tests_threads
+	ctest --preset tsan -L '^threads$$'
+
+matrix: build ## Refresh README's support matrix and first example
+	scripts/readme.py --write example matrix --mla build/default/bin/mla
+
+clean: ## Remove all build folders
+	rm -rf build

@@ -1,0 +1,167 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Checks that dependencies point down only and that what may stand in one place stands nowhere else.
+
+    check_layering.py [ROOT]       prints every violation; exit status 1 if there is one
+    check_layering.py --self-test  plants one violation of every rule in a tree of its own and expects each to be caught
+
+The rules are those of docs/design.md, "Where a line goes".
+"""
+
+import pathlib
+import re
+import sys
+import tempfile
+
+SOURCE_SUFFIXES = {".h", ".hpp", ".cpp", ".c", ".cc", ".cu", ".cuh"}
+SPDX_SUFFIXES = SOURCE_SUFFIXES | {".py", ".sh", ".cmake", ".yml"}
+SPDX_NAMES = {"CMakeLists.txt", "Makefile", "run", ".clang-format", ".clang-tidy"}
+SKIPPED_FOLDERS = {".git", "build", "out", "__pycache__"}
+
+# Which folders of the project a folder's files may include, as prefixes of the include path; the longest entry that
+# contains the file decides. Folders that are not listed (the tests) may include everything.
+MAY_INCLUDE = {
+    "include": ("mla/",),
+    "src/core": ("mla/", "core/"),
+    "src/plan": ("mla/", "core/", "plan/"),
+    "src/reference": ("mla/", "core/", "reference/"),
+    "src/cpu": ("mla/", "core/", "plan/", "dispatch/implementation.h", "cpu/"),
+    "src/dispatch": ("mla/", "core/", "plan/", "dispatch/", "reference/reference.h", "cpu/cpu_backend.h", "cpu/isa.h"),
+    "tools/kit": ("mla/", "kit/"),
+    "tools/mla": ("mla/", "kit/"),
+    "examples": ("mla/",),
+}
+PROJECT_PREFIXES = ("mla/", "core/", "plan/", "dispatch/", "reference/", "cpu/", "cuda/", "emulator/", "kit/")
+
+INTRINSICS = re.compile(r"^(\w*intrin\.h|arm_neon\.h|arm_sve\.h|arm_acle\.h|x86gprintrin\.h|hwy/.*)$")
+# The kernels, the ceilings they are measured against, and the detection, which executes xgetbv.
+INTRINSICS_PLACES = ("src/cpu/", "tools/mla/bench/", "src/dispatch/machine.cpp")
+CUDA = re.compile(r"^(cuda\w*\.h|cuda/(std|pipeline|barrier).*|cooperative_groups.*|nvrtc.*|cublas.*|cute/.*|cutlass/.*)")
+TORCH = re.compile(r"^(torch|ATen|c10)/")
+ASM = re.compile(r"\b(asm|__asm__|__asm)\b\s*(volatile|__volatile__|goto|inline)?\s*\(")
+LAYOUT_NUMBER = re.compile(r"(?<![\w.])(656|584|576)(?![\w.])")
+LAYOUT_FREE_FOLDERS = ("src/cpu/", "src/cuda/", "src/reference/", "src/plan/", "src/dispatch/")
+INCLUDED_ONCE = re.compile(r"^#(pragma once|ifndef MLA_\w+_H_?)$", re.MULTILINE)  # C headers keep to standard C
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
+
+
+def without_comments_and_strings(text):
+    """Blanks comments and literals, keeping the line structure."""
+    pattern = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'(?!\d)', re.DOTALL)
+    digits = re.compile(r"(?<=\d)'(?=\d)")
+    return pattern.sub(lambda match: re.sub(r"[^\n]", " ", match.group()), digits.sub("", text))
+
+
+def allowed_includes(path):
+    folders = [folder for folder in MAY_INCLUDE if path.startswith(folder + "/")]
+    return MAY_INCLUDE[max(folders, key=len)] if folders else None
+
+
+def check_include(path, header, quoted):
+    if CUDA.match(header) and not path.startswith("src/cuda/"):
+        yield f"CUDA header <{header}> outside src/cuda"
+    if TORCH.match(header):
+        yield f"torch header <{header}>"
+    if INTRINSICS.match(header) and not path.startswith(INTRINSICS_PLACES):
+        yield f"instruction-set header <{header}> outside {' and '.join(INTRINSICS_PLACES)}"
+    allowed = allowed_includes(path)
+    if allowed is None:
+        return
+    if quoted and header.startswith(".."):
+        yield f'include path "{header}" is not relative to include/, src/ or tools/'
+    if header.startswith(PROJECT_PREFIXES) and not header.startswith(allowed):
+        yield f'may not include "{header}" (only {", ".join(allowed)})'
+
+
+def check_source(path, text):
+    code = without_comments_and_strings(text)
+    for number, line in enumerate(text.splitlines(), 1):
+        match = INCLUDE.match(line)
+        if match:
+            for message in check_include(path, match.group(2), match.group(1) == '"'):
+                yield number, message
+    for number, line in enumerate(code.splitlines(), 1):
+        if ASM.search(line) and not path.startswith("src/cuda/ptx/"):
+            yield number, "inline assembly outside src/cuda/ptx"
+        if path.startswith(LAYOUT_FREE_FOLDERS):
+            constant = LAYOUT_NUMBER.search(line)
+            if constant:
+                yield number, f"the cache layout's number {constant.group()} belongs in include/mla/kv_layout.h"
+    # A "-inl.h" is the body of several translation units, included once in each.
+    if path.endswith((".h", ".hpp", ".cuh")) and not path.endswith("-inl.h") and not INCLUDED_ONCE.search(code):
+        yield 1, "header without #pragma once"
+
+
+def check_tree(root):
+    violations = []
+    for file in sorted(root.rglob("*")):
+        relative = file.relative_to(root)
+        hidden = relative.parts[0].startswith("build-")
+        if not file.is_file() or hidden or SKIPPED_FOLDERS.intersection(relative.parts):
+            continue
+        if file.suffix not in SPDX_SUFFIXES and file.name not in SPDX_NAMES:
+            continue
+        path = relative.as_posix()
+        text = file.read_text(encoding="utf-8")
+        head = text.splitlines()[:2]
+        if not any("SPDX-License-Identifier: Apache-2.0" in line for line in head):
+            violations.append(f"{path}:1: no SPDX-License-Identifier line at the top")
+        if file.suffix in SOURCE_SUFFIXES:
+            violations += [f"{path}:{number}: {message}" for number, message in check_source(path, text)]
+    return violations
+
+
+SPDX = "// SPDX-License-Identifier: Apache-2.0\n"
+PLANTED = {
+    "include/mla/a.h": (SPDX + "#pragma once\n#include \"core/args.h\"\n", 'may not include "core/args.h"'),
+    "include/mla/b.h": (SPDX + "#pragma once\n#include <cuda_runtime.h>\n", "CUDA header <cuda_runtime.h>"),
+    "include/mla/c.h": (SPDX + "int x;\n", "header without #pragma once"),
+    "src/core/a.cpp": (SPDX + "#include \"cpu/cpu_backend.h\"\n", 'may not include "cpu/cpu_backend.h"'),
+    "src/core/b.cpp": (SPDX + "#include <immintrin.h>\n", "instruction-set header <immintrin.h>"),
+    "src/core/c.cpp": (SPDX + "#include \"../cpu/x.h\"\n", "is not relative to"),
+    "src/plan/a.cpp": (SPDX + "#include \"dispatch/table.h\"\n", 'may not include "dispatch/table.h"'),
+    "src/reference/a.cpp": (SPDX + "#include \"plan/plan.h\"\n", 'may not include "plan/plan.h"'),
+    "src/cpu/a.cpp": (SPDX + "#include \"cuda/x.h\"\n", 'may not include "cuda/x.h"'),
+    "src/cpu/b.cpp": (SPDX + "int bytes = 656 * 2;\n", "number 656"),
+    "src/cpu/c.cpp": (SPDX + "void f() { asm volatile(\"nop\"); }\n", "inline assembly"),
+    "src/cuda/tile/a.cuh": (SPDX + "#pragma once\n#include <torch/torch.h>\n", "torch header"),
+    "tools/mla/a.cpp": (SPDX + "#include \"core/validate.h\"\n", 'may not include "core/validate.h"'),
+    "tools/mla/b.cpp": (SPDX + "#include <hwy/highway.h>\n", "instruction-set header <hwy/highway.h>"),
+    "tests/a.cpp": ("int x;\n", "no SPDX-License-Identifier"),
+}
+INNOCENT = {
+    "src/cpu/fine.cpp": SPDX + "#include <immintrin.h>\n#include \"core/args.h\"\n// 656 bytes, asm(\"x\")\n"
+                               "const char* s = \"656 asm()\"; int n = 1'656; int w = 5760;\n",
+    "tools/mla/bench/ceilings.cpp": SPDX + "#include <immintrin.h>\n#include \"kit/kit.h\"\n",
+    "src/cuda/ptx/fine.cuh": SPDX + "#pragma once\n#include <cuda_fp16.h>\nvoid f() { asm volatile(\"nop\"); }\n",
+}
+
+
+def self_test():
+    with tempfile.TemporaryDirectory() as folder:
+        root = pathlib.Path(folder)
+        for path, text in [*((p, t) for p, (t, _) in PLANTED.items()), *INNOCENT.items()]:
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_text(text, encoding="utf-8")
+        found = check_tree(root)
+    failures = [f"not caught: {path}: {message}" for path, (_, message) in PLANTED.items()
+                if not any(line.startswith(path + ":") and message in line for line in found)]
+    failures += [f"wrongly reported: {line}" for line in found if line.split(":")[0] not in PLANTED]
+    failures += [f"reported twice: {path}" for path in PLANTED
+                 if sum(line.startswith(path + ":") for line in found) > 1]
+    return failures
+
+
+def main(arguments):
+    if arguments == ["--self-test"]:
+        violations = self_test()
+    else:
+        root = pathlib.Path(arguments[0]) if arguments else pathlib.Path(__file__).parent.parent
+        violations = check_tree(root.resolve())
+    for line in violations:
+        print(line)
+    return 1 if violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

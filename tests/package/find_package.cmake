@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+# cmake -DBUILD= -DEXAMPLE= -DSCRATCH= -DCXX_COMPILER= -P find_package.cmake
+cmake_policy(VERSION 3.25)
+
+function(run)
+  execute_process(COMMAND ${ARGN} RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE output)
+  if(NOT status EQUAL 0)
+    list(JOIN ARGN " " command)
+    message(FATAL_ERROR "${command}\nexit status ${status}\n${output}")
+  endif()
+  set(output "${output}" PARENT_SCOPE)
+endfunction()
+
+file(REMOVE_RECURSE ${SCRATCH})
+run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${SCRATCH}/prefix)
+
+# The user of the library has none of its build-time dependencies.
+run(${CMAKE_COMMAND} -G Ninja -S ${EXAMPLE} -B ${SCRATCH}/build -DCMAKE_PREFIX_PATH=${SCRATCH}/prefix
+    -DCMAKE_CXX_COMPILER=${CXX_COMPILER} -DCMAKE_BUILD_TYPE=Release "${FLAGS}"
+    -DCMAKE_DISABLE_FIND_PACKAGE_fmt=ON -DCMAKE_DISABLE_FIND_PACKAGE_nlohmann_json=ON)
+file(STRINGS ${SCRATCH}/build/CMakeCache.txt found REGEX "^libmla_DIR:")
+if(NOT found MATCHES "${SCRATCH}/prefix")
+  message(FATAL_ERROR "expected the package of ${SCRATCH}/prefix, got ${found}")
+endif()
+run(${CMAKE_COMMAND} --build ${SCRATCH}/build)
+
+# Every cached row holds 0.5; the score is 576 * 0.125 * 0.5 / sqrt(192), and log(100) tokens share it.
+run(${SCRATCH}/build/decode)
+if(NOT output MATCHES "o = 0\\.500, lse = 7\\.203")
+  message(FATAL_ERROR "expected 'o = 0.500, lse = 7.203', got: ${output}")
+endif()
+
+# A version this package cannot serve is refused.
+file(WRITE ${SCRATCH}/newer/CMakeLists.txt
+     "cmake_minimum_required(VERSION 3.25)\nproject(newer LANGUAGES CXX)\nfind_package(libmla 99 REQUIRED)\n")
+execute_process(COMMAND ${CMAKE_COMMAND} -G Ninja -S ${SCRATCH}/newer -B ${SCRATCH}/newer/build
+                        -DCMAKE_PREFIX_PATH=${SCRATCH}/prefix -DCMAKE_CXX_COMPILER=${CXX_COMPILER}
+                RESULT_VARIABLE status OUTPUT_QUIET ERROR_VARIABLE output)
+if(status EQUAL 0 OR NOT output MATCHES "requested version \"99\"")
+  message(FATAL_ERROR "expected find_package(libmla 99) to be refused, got status ${status}: ${output}")
+endif()
