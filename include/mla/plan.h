@@ -86,8 +86,7 @@ Result<Plan> plan(const Context& context, const PrefillParams& params, std::span
 Status run(const Context& context, const Plan& plan, const DecodeParams& params);
 Status run(const Context& context, const Plan& plan, const PrefillParams& params);
 
-/// Operations that need neither plan nor workspace. The first call of a kind (types and widths) may allocate while it
-/// selects a backend; later ones do not.
+/// Operations that need neither plan nor workspace.
 Status run(const Context& context, const MergeStatesParams& params);
 Status run(const Context& context, const AppendParams& params);
 Status run(const Context& context, const GatherParams& params);

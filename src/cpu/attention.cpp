@@ -32,8 +32,7 @@ size_t Tiles::bytes(const TileKernels& kernels, const TileShape& shape) {
   return counter.used();
 }
 
-Tiles::Tiles(const TileKernels& kernels, const TileShape& shape, std::byte* memory)
-    : kernels_(kernels), shape_(shape) {
+Tiles::Tiles(const TileKernels& kernels, const TileShape& shape, std::byte* memory) : kernels_(kernels), shape_(shape) {
   if (memory == nullptr) return;
   Carver carver(memory);
   carve(carver);
@@ -43,6 +42,7 @@ void Tiles::carve(Carver& carver) {
   const int64_t rows = shape_.max_rows;
   const int64_t keys = shape_.key_block;
   const int64_t d_qk = round_up(shape_.d_qk, kSlab);  // key memory is cut into slabs where keys are converted
+  query_rows_ = carver.take<const void*>(2 * rows);
   q_ = carver.take<uint32_t>(rows * shape_.d_qk / kernels_.pack);
   s_ = carver.take<float>(kRowVectors * kernels_.lanes * (keys + kKeyTile));
   p_ = carver.take<uint32_t>(rows * keys / kernels_.pack);
@@ -63,52 +63,64 @@ void Tiles::begin(int32_t num_rows) {
   num_groups_ = (num_rows + kernels_.lanes - 1) / kernels_.lanes;
   first_ = true;
   const int32_t padded = num_groups_ * kernels_.lanes;
-  for (int32_t row = 0; row < padded; ++row) {
-    m_[row] = kLowest;
-    l_[row] = 0.0F;
-  }
-  for (int32_t row = num_rows; row < padded; ++row) {
-    kernels_.pack_query(nullptr, DType::kNone, shape_.d_qk, lane_of(row), query(row, 0));
-    visible_[row] = 0;
+  std::fill_n(m_, padded, kLowest);
+  std::fill_n(l_, padded, 0.0F);
+  for (int32_t row = num_rows; row < padded; ++row) set_row(row, nullptr, nullptr, 0);
+}
+
+void Tiles::pack_queries(DType dtype, int32_t first_width) {
+  const int64_t steps = shape_.d_qk / kernels_.pack;
+  const int64_t first_steps = first_width / kernels_.pack;
+  for (int32_t g = 0; g < num_groups_; ++g) {
+    const void** rows = query_rows_ + g * kernels_.lanes;
+    uint32_t* q = q_ + g * steps * kernels_.lanes;
+    kernels_.pack_queries(rows, dtype, first_width, q);
+    if (first_width < shape_.d_qk)
+      kernels_.pack_queries(rows + shape_.max_rows, dtype, shape_.d_qk - first_width, q + first_steps * kernels_.lanes);
   }
 }
 
-uint32_t* Tiles::query(int32_t row, int32_t step) {
-  const int32_t steps = shape_.d_qk / kernels_.pack;
-  return q_ + (static_cast<int64_t>(row / kernels_.lanes) * steps + step) * kernels_.lanes;
+/// Scores of `count` neighbouring groups, each with as many of the block's keys as its rows see.
+void Tiles::score(const KeyBlock& block, const Prefetch& prefetch, int32_t group, const int32_t* keys, int32_t count) {
+  const int64_t q_stride = static_cast<int64_t>(shape_.d_qk / kernels_.pack) * kernels_.lanes;
+  const int64_t s_stride = static_cast<int64_t>(shape_.key_block + kKeyTile) * kernels_.lanes;
+  const int32_t common = round_up(*std::min_element(keys, keys + count), kKeyTile);
+  kernels_.scores(q_ + group * q_stride, q_stride, count, block.segments, block.num_segments, prefetch, 0, common, s_,
+                  s_stride);
+  for (int32_t i = 0; i < count; ++i)
+    if (keys[i] > common)
+      kernels_.scores(q_ + (group + i) * q_stride, q_stride, 1, block.segments, block.num_segments, Prefetch{}, common,
+                      keys[i], s_ + i * s_stride, s_stride);
 }
 
 void Tiles::score_groups(const KeyBlock& block, int32_t first_key, float scale_log2) {
   const int32_t lanes = kernels_.lanes;
-  const int64_t q_stride = static_cast<int64_t>(shape_.d_qk / kernels_.pack) * lanes;
   const int64_t s_stride = static_cast<int64_t>(shape_.key_block + kKeyTile) * lanes;
   const int64_t p_stride = static_cast<int64_t>(shape_.key_block / kernels_.pack) * lanes;
   for (int32_t g = 0; g < num_groups_; g += kRowVectors) {
-    const int32_t end = std::min(num_groups_, g + kRowVectors);
-    int32_t most = 0;
+    const int32_t count = std::min(kRowVectors, num_groups_ - g);
     int32_t least[kRowVectors];
     int32_t keys[kRowVectors];
-    for (int32_t i = g; i < end; ++i) {
-      const auto [low, high] = std::minmax_element(visible_ + i * lanes, visible_ + (i + 1) * lanes);
-      least[i - g] = *low - first_key;
-      keys[i - g] = std::clamp(*high - first_key, 0, block.num_keys);
-      most = std::max(most, keys[i - g]);
+    for (int32_t i = 0; i < count; ++i) {
+      const int32_t* visible = visible_ + (g + i) * lanes;
+      const auto [low, high] = std::minmax_element(visible, visible + lanes);
+      least[i] = *low - first_key;
+      keys[i] = std::clamp(*high - first_key, 0, block.num_keys);
     }
-    if (most > 0)
-      kernels_.scores(q_ + g * q_stride, q_stride, end - g, block.segments, block.num_segments,
-                      g == 0 ? block.prefetch : Prefetch{}, most, s_, s_stride);
-    for (int32_t i = g; i < end; ++i) {
-      const int32_t n = round_up(keys[i - g], kernels_.pack);
-      key_steps_[i] = n / kernels_.pack;
+    score(block, g == 0 ? block.prefetch : Prefetch{}, g, keys, count);
+    for (int32_t i = 0; i < count; ++i) {
+      const int32_t row = (g + i) * lanes;
+      const int32_t n = round_up(keys[i], kernels_.pack);
+      key_steps_[g + i] = n / kernels_.pack;
       if (n == 0) {
-        std::fill_n(alpha_ + i * lanes, lanes, 1.0F);
+        std::fill_n(alpha_ + row, lanes, 1.0F);
         continue;
       }
-      const bool masked = least[i - g] < n;
+      const bool masked = least[i] < n;
       if (masked)
-        for (int32_t lane = 0; lane < lanes; ++lane) limit_[lane] = visible_[i * lanes + lane] - first_key;
-      kernels_.softmax(s_ + (i - g) * s_stride, n, masked ? limit_ : nullptr, scale_log2, m_ + i * lanes,
-                       l_ + i * lanes, alpha_ + i * lanes, p_ + i * p_stride);
+        for (int32_t lane = 0; lane < lanes; ++lane) limit_[lane] = visible_[row + lane] - first_key;
+      kernels_.softmax(s_ + i * s_stride, n, masked ? limit_ : nullptr, scale_log2, m_ + row, l_ + row, alpha_ + row,
+                       p_ + (g + i) * p_stride);
     }
   }
 }
@@ -137,8 +149,8 @@ float Tiles::finish(int32_t row, void* o, DType o_dtype) const {
     for (int64_t i = 0; i < shape_.d_v; ++i, out += size_of(o_dtype)) std::copy_n(zero, size_of(o_dtype), out);
     return kLowest;
   }
-  kernels_.store_row(o_ + static_cast<int64_t>(row) * kSlab, static_cast<int64_t>(shape_.max_rows) * kSlab,
-                     shape_.d_v, 1.0F / l_[row], o, o_dtype);
+  kernels_.store_row(o_ + static_cast<int64_t>(row) * kSlab, static_cast<int64_t>(shape_.max_rows) * kSlab, shape_.d_v,
+                     1.0F / l_[row], o, o_dtype);
   return m_[row] + std::log2(l_[row]);
 }
 

@@ -59,13 +59,16 @@ class Tiles {
   static size_t bytes(const TileKernels& kernels, const TileShape& shape);
   Tiles(const TileKernels& kernels, const TileShape& shape, std::byte* memory);
 
-  /// Starts a block of rows: no key seen. Unused lanes of the last group are zeroed, so that they cannot trap.
+  /// Starts a block of rows: no key seen.
   void begin(int32_t num_rows);
-  /// Where query row `row` goes, from step `step` on: pass to pack_query with lane_of(row).
-  uint32_t* query(int32_t row, int32_t step);
-  int32_t lane_of(int32_t row) const { return row % kernels_.lanes; }
-  /// The row sees the first `keys` keys of the request.
-  void set_visible(int32_t row, int32_t keys) { visible_[row] = keys; }
+  /// A row's query, in one or two parts, and how many keys of the request it sees.
+  void set_row(int32_t row, const void* first_part, const void* second_part, int32_t visible) {
+    query_rows_[row] = first_part;
+    query_rows_[shape_.max_rows + row] = second_part;
+    visible_[row] = visible;
+  }
+  /// Packs the queries of all rows: parts of `first_width` and d_qk - first_width channels.
+  void pack_queries(DType dtype, int32_t first_width);
 
   /// Attends to keys first_key ... first_key + block.num_keys - 1.
   void attend(const KeyBlock& block, int32_t first_key, float scale_log2);
@@ -89,11 +92,13 @@ class Tiles {
  private:
   void carve(Carver& carver);
   void score_groups(const KeyBlock& block, int32_t first_key, float scale_log2);
+  void score(const KeyBlock& block, const Prefetch& prefetch, int32_t group, const int32_t* keys, int32_t count);
 
   const TileKernels& kernels_;
   TileShape shape_;
   int32_t num_rows_ = 0, num_groups_ = 0;
   bool first_ = true;
+  const void** query_rows_ = nullptr;  // [2][max_rows]
   uint32_t* q_ = nullptr;
   float* s_ = nullptr;
   uint32_t* p_ = nullptr;

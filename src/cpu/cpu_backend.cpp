@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/cpu_backend.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 
@@ -37,15 +35,15 @@ const KernelSet& kernel_set() {
   return set;
 }
 
-Verdict no(std::string reason) { return {.usable = false, .reason = std::move(reason)}; }
+using dispatch::Reason;
 
 /// What is missing for the level on this machine, or nothing.
-std::string missing(size_t level) {
-  if (!built(kLevels[level])) return fmt::format("this build has no {} code", kLevels[level]);
+Reason missing(size_t level) {
+  if (!built(kLevels[level])) return Reason::format("this build has no {} code", kLevels[level]);
   const auto& isa = machine_info().isa;
   const auto it = std::find_if(isa.begin(), isa.end(), [&](const IsaLevel& i) { return i.name == kLevels[level]; });
-  if (it == isa.end() || !it->cpu_has) return fmt::format("this processor has no {}", kLevels[level]);
-  if (!it->os_allows) return fmt::format("the operating system does not enable {}", kLevels[level]);
+  if (it == isa.end() || !it->cpu_has) return Reason::format("this processor has no {}", kLevels[level]);
+  if (!it->os_allows) return Reason::format("the operating system does not enable {}", kLevels[level]);
   return {};
 }
 
@@ -54,35 +52,37 @@ bool is_16_bit(CacheFormat format) { return format == CacheFormat::kBF16 || form
 bool is_float(DType dtype) { return dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32; }
 
 /// What every level refuses alike; empty if nothing.
-std::string refusal(const Problem& problem) {
+Reason refusal(const Problem& problem) {
   if (problem.device.type != DeviceType::kCpu)
-    return fmt::format("tensors are on {}, not on the CPU", name(problem.device.type));
-  if (!is_float(problem.q_dtype)) return fmt::format("takes bf16, f16 and f32, not {}", name(problem.q_dtype));
+    return Reason::format("tensors are on {}, not on the CPU", name(problem.device.type));
+  if (!is_float(problem.q_dtype)) return Reason::format("takes bf16, f16 and f32, not {}", name(problem.q_dtype));
   const bool cached = problem.op == Op::kDecode || problem.op == Op::kAppend || problem.op == Op::kGather;
-  if (cached && !is_16_bit(problem.cache)) return fmt::format("no {} cache yet", name(problem.cache));
+  if (cached && !is_16_bit(problem.cache)) return Reason::format("no {} cache yet", name(problem.cache));
   if (problem.op == Op::kMergeStates && problem.d_v % kMaxLanes != 0)
-    return fmt::format("d_v must be a multiple of {}, not {}", kMaxLanes, problem.d_v);
+    return Reason::format("d_v must be a multiple of {}, not {}", kMaxLanes, problem.d_v);
   if (problem.op != Op::kDecode && problem.op != Op::kPrefill) return {};
   if (problem.d_v % kSlab != 0 || problem.d_v < kSlab || problem.d_v > kMaxHeadDim)
-    return fmt::format("d_v must be a multiple of {} up to {}, not {}", kSlab, kMaxHeadDim, problem.d_v);
+    return Reason::format("d_v must be a multiple of {} up to {}, not {}", kSlab, kMaxHeadDim, problem.d_v);
   const int64_t multiple = 2 * kStepChunk;
   if (problem.d_qk % multiple != 0 || problem.d_qk < multiple || problem.d_qk > kMaxHeadDim + kSlab)
-    return fmt::format("d_qk must be a multiple of {} up to {}, not {}", multiple, kMaxHeadDim + kSlab, problem.d_qk);
+    return Reason::format("d_qk must be a multiple of {} up to {}, not {}", multiple, kMaxHeadDim + kSlab,
+                          problem.d_qk);
   if (problem.op == Op::kDecode && problem.d_qk < problem.d_v)
-    return fmt::format("d_qk must be at least d_v, {}, not {}", problem.d_v, problem.d_qk);
+    return Reason::format("d_qk must be at least d_v, {}, not {}", problem.d_v, problem.d_qk);
   return {};
 }
 
 template <size_t kLevel>
 Verdict verdict(const Problem& problem) {
-  if (std::string reason = refusal(problem); !reason.empty()) return no(std::move(reason));
-  if (std::string reason = missing(kLevel); !reason.empty()) return no(std::move(reason));
+  for (const Reason& reason : {refusal(problem), missing(kLevel)})
+    if (!reason.empty()) return {.usable = false, .reason = reason};
   const bool attention = problem.op == Op::kDecode || problem.op == Op::kPrefill;
-  if (!attention) return {.usable = true, .reason = fmt::format("{} rows", kLevels[kLevel])};
-  const bool bf16 = problem.q_dtype == DType::kBF16 &&
-                    (problem.op == Op::kPrefill || problem.cache == CacheFormat::kBF16);
+  if (!attention) return {.usable = true, .reason = "row by row"};
+  const bool bf16 =
+      problem.q_dtype == DType::kBF16 && (problem.op == Op::kPrefill || problem.cache == CacheFormat::kBF16);
   const bool pairs = kLevel == 0 && bf16;
-  return {.usable = true, .reason = pairs ? "multiplies bf16 pairs, sums in f32" : "converts to f32 and multiplies in f32"};
+  return {.usable = true,
+          .reason = pairs ? "multiplies bf16 pairs, sums in f32" : "converts to f32 and multiplies in f32"};
 }
 
 template <class Args, auto kWorkspaceSize, auto kPlan, auto kRun>
@@ -92,13 +92,12 @@ struct PlannedRows {
     return {
         .name = kRowNames[kLevel],
         .verdict = verdict<kLevel>,
-        .workspace_size = [](const Args& args, int32_t threads) { return kWorkspaceSize(kernel_set<kLevel>(), args, threads); },
-        .plan = [](const Args& args, int32_t threads, std::span<std::byte> workspace) {
-          return kPlan(kernel_set<kLevel>(), args, threads, workspace);
-        },
-        .run = [](const Args& args, core::ThreadPool& pool, std::span<std::byte> workspace) {
-          kRun(kernel_set<kLevel>(), args, pool, workspace);
-        }};
+        .workspace_size = [](const Args& args,
+                             int32_t threads) { return kWorkspaceSize(kernel_set<kLevel>(), args, threads); },
+        .plan = [](const Args& args, int32_t threads,
+                   std::span<std::byte> workspace) { return kPlan(kernel_set<kLevel>(), args, threads, workspace); },
+        .run = [](const Args& args, core::ThreadPool& pool,
+                  std::span<std::byte> workspace) { kRun(kernel_set<kLevel>(), args, pool, workspace); }};
   }
   static constexpr std::array rows = {row<0>(), row<1>(), row<2>(), row<3>()};
 };

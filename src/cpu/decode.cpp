@@ -15,43 +15,35 @@
 namespace mla::cpu {
 namespace {
 
-DType cache_dtype(const core::Cache& cache) {
-  return cache.format == CacheFormat::kF16 ? DType::kF16 : DType::kBF16;
-}
+DType cache_dtype(const core::Cache& cache) { return cache.format == CacheFormat::kF16 ? DType::kF16 : DType::kBF16; }
 
 const TileKernels& kernels_for(const KernelSet& set, const core::DecodeArgs& args) {
   return set.pick(args.q_dtype, cache_dtype(args.cache));
 }
 
-/// Keys that row `row` of request `request` sees.
-int32_t visible_keys(const core::DecodeArgs& args, int32_t request, int32_t row) {
-  const int32_t kv_len = args.pages.kv_len[request];
-  if (!args.causal) return kv_len;
-  const int32_t token = row / args.num_heads;
-  return std::clamp(kv_len - args.queries.len(request) + token + 1, 0, kv_len);
+plan::Sequence sequence_of(const core::DecodeArgs& args, int32_t request) {
+  return {.request = request,
+          .head = 0,
+          .q_len = args.queries.len(request),
+          .rows_per_token = args.num_heads,
+          .kv_len = args.pages.kv_len[request],
+          .causal = args.causal};
 }
 
-std::vector<plan::Unit> units_of(const core::DecodeArgs& args, const TileKernels& kernels, const TileShape& shape) {
-  std::vector<plan::Unit> units;
-  for (int32_t request = 0; request < args.batch_size; ++request) {
-    const int32_t num_rows = args.queries.len(request) * args.num_heads;
-    const int32_t block = plan::even_block_rows(num_rows, shape.max_rows, kernels.lanes);
-    for (int32_t row = 0; row < num_rows; row += block) {
-      const int32_t count = std::min(block, num_rows - row);
-      units.push_back({.request = request, .head = 0, .row_begin = row, .row_count = count,
-                       .num_keys = visible_keys(args, request, row + count - 1)});
-    }
-  }
-  return units;
+plan::SplitOptions split_options(const core::DecodeArgs& args, const TileKernels& kernels, const TileShape& shape,
+                                 int32_t num_threads) {
+  plan::SplitOptions options{.num_workers = num_threads,
+                             .max_rows = shape.max_rows,
+                             .key_block = shape.key_block,
+                             .batch_invariant = args.batch_invariant};
+  options.cost.group_rows = kernels.lanes;
+  return options;
 }
 
-plan::Schedule schedule_of(const core::DecodeArgs& args, const TileKernels& kernels, const TileShape& shape,
-                           int32_t num_threads) {
-  plan::CostModel cost;
-  cost.group_rows = kernels.lanes;
-  return plan::make_schedule(units_of(args, kernels, shape),
-                             {.num_workers = num_threads, .key_block = shape.key_block,
-                              .batch_invariant = args.batch_invariant, .cost = cost});
+plan::Schedule schedule_of(const core::DecodeArgs& args, const plan::SplitOptions& options) {
+  std::vector<plan::Sequence> sequences;
+  for (int32_t request = 0; request < args.batch_size; ++request) sequences.push_back(sequence_of(args, request));
+  return plan::make_schedule(sequences, options);
 }
 
 /// Everything `run` finds in the workspace.
@@ -75,110 +67,103 @@ struct Layout {
 };
 
 /// Room for any lengths of these shapes; batch_invariant splits by length, so there the lengths decide.
-TaskList::Capacity capacity_of(const core::DecodeArgs& args, const TileKernels& kernels, const TileShape& shape,
-                               int32_t num_threads) {
+TaskList::Capacity capacity_of(const core::DecodeArgs& args, const plan::SplitOptions& options) {
   if (args.batch_invariant) {
-    const plan::Schedule schedule = schedule_of(args, kernels, shape, num_threads);
+    const plan::Schedule schedule = schedule_of(args, options);
     return {.tasks = static_cast<int32_t>(schedule.tasks.size()), .partials = schedule.num_partials};
   }
-  const auto units = static_cast<int32_t>(args.num_tokens * args.num_heads / shape.max_rows + args.batch_size);
-  const int32_t partials = num_threads > 1 ? plan::kMaxPartialsPerWorker * num_threads : 0;
-  return {.tasks = units + partials, .partials = partials};
+  const int64_t tasks = plan::max_tasks(args.num_tokens * args.num_heads, args.batch_size, options);
+  return {.tasks = static_cast<int32_t>(tasks),
+          .partials = options.num_workers > 1 ? plan::kMaxPartialsPerWorker * options.num_workers : 0};
 }
 
-/// Fills row lists with the keys [begin, begin + count) of a request; past `kv_end` the last key stands in.
-class PagedRows {
- public:
-  PagedRows(const core::DecodeArgs& args, int32_t request)
-      : cache_(args.cache), pages_(args.pages.of(request)), element_(size_of(cache_dtype(args.cache))) {
-    if (cache_.d_kpe > 0) return;
-    cache_.kpe = cache_.ckv;  // "NoPE": a list that nobody reads, but may not point nowhere
-    cache_.kpe_stride_page = cache_.kpe_stride_token = 0;
-  }
+/// Addresses of a request's rows in one tensor of the cache.
+struct PagedRows {
+  const char* base;
+  int64_t page_stride, row_stride;  // bytes
+  const int32_t* pages;
+  int32_t page_size;
 
-  void fill(int32_t begin, int32_t count, const void** ckv, const void** kpe) const {
-    const int32_t page_size = cache_.page_size;
-    const int64_t ckv_step = cache_.ckv_stride_token * static_cast<int64_t>(element_);
-    const int64_t kpe_step = cache_.kpe_stride_token * static_cast<int64_t>(element_);
+  /// Keys [begin, begin + count) into `rows`.
+  void fill(int32_t begin, int32_t count, const void** rows) const {
     int32_t page = begin / page_size;
     int32_t slot = begin % page_size;
     for (int32_t key = 0; key < count; ++page, slot = 0) {
-      const int64_t number = pages_[page];
-      const auto* c = at(cache_.ckv, number * cache_.ckv_stride_page + slot * cache_.ckv_stride_token);
-      const auto* r = at(cache_.kpe, number * cache_.kpe_stride_page + slot * cache_.kpe_stride_token);
+      const char* row = base + pages[page] * page_stride + slot * row_stride;
       const int32_t end = std::min(count, key + page_size - slot);
-      for (; key < end; ++key, c += ckv_step, r += kpe_step) {
-        ckv[key] = c;
-        kpe[key] = r;
-      }
+      for (; key < end; ++key, row += row_stride) rows[key] = row;
     }
   }
-
- private:
-  const char* at(const void* base, int64_t element) const {
-    return static_cast<const char*>(base) + element * static_cast<int64_t>(element_);
-  }
-
-  core::Cache cache_;
-  const int32_t* pages_;
-  size_t element_;
 };
 
-/// Makes key blocks of a paged cache. Pairs: the cache's rows as they lie. Floats: rows converted into slabs. Either way
-/// the rows that come next are prefetched, since the hardware cannot follow a page table.
+/// Makes key blocks of a paged cache. Pairs: the cache's rows as they lie. Floats: rows converted into slabs. Either
+/// way the rows that come next are prefetched, since the hardware cannot follow a page table.
 class PagedLoader {
  public:
   PagedLoader(const core::DecodeArgs& args, int32_t request, Tiles& tiles)
-      : args_(args), rows_(args, request), tiles_(tiles), in_place_(tiles.kernels().pack == 2) {}
+      : tiles_(tiles), in_place_(tiles.kernels().pack == 2), dtype_(cache_dtype(args.cache)) {
+    const core::Cache& cache = args.cache;
+    const bool one_tensor = cache.kpe == static_cast<const uint16_t*>(cache.ckv) + cache.d_ckv &&
+                            cache.kpe_stride_page == cache.ckv_stride_page &&
+                            cache.kpe_stride_token == cache.ckv_stride_token;
+    const auto part = [&](const void* base, int64_t page_stride, int64_t row_stride) {
+      const auto element = static_cast<int64_t>(size_of(dtype_));
+      return PagedRows{.base = static_cast<const char*>(base),
+                       .page_stride = page_stride * element,
+                       .row_stride = row_stride * element,
+                       .pages = args.pages.of(request),
+                       .page_size = args.pages.page_size};
+    };
+    parts_[0] = part(cache.ckv, cache.ckv_stride_page, cache.ckv_stride_token);
+    widths_[0] = one_tensor ? args.d_qk : cache.d_ckv;
+    if (one_tensor || cache.d_kpe == 0) return;
+    parts_[1] = part(cache.kpe, cache.kpe_stride_page, cache.kpe_stride_token);
+    widths_[1] = cache.d_kpe;
+    num_parts_ = 2;
+  }
 
   /// Keys [begin, begin + count) of a task whose keys end at `end`.
   void load(int32_t begin, int32_t count, int32_t end, KeyBlock& block) {
-    const void** ckv = tiles_.rows(0);
-    const void** kpe = tiles_.rows(1);
-    const core::Cache& cache = args_.cache;
-    const bool one_row = cache.kpe == static_cast<const uint16_t*>(cache.ckv) + cache.d_ckv &&
-                         cache.kpe_stride_page == cache.ckv_stride_page &&
-                         cache.kpe_stride_token == cache.ckv_stride_token;
     const int32_t ahead = in_place_ ? kTilesAhead * kKeyTile : tiles_.shape().key_block;
     const int32_t listed = std::min(count + ahead, end - begin);
-    rows_.fill(begin, listed, ckv, kpe);
-    pad_rows(ckv, listed, count + ahead);
-    pad_rows(kpe, listed, count + ahead);
     block.num_keys = count;
     block.num_segments = 0;
-    const auto lines = [](int32_t width) { return (width * 2 + 63) / 64; };
-    block.prefetch = {.rows = {ckv + ahead, kpe + ahead},
-                      .lines = {lines(one_row ? args_.d_qk : cache.d_ckv), one_row ? 0 : lines(cache.d_kpe)}};
-    if (in_place_) {
-      block.value_rows = ckv;
-      block.segments[block.num_segments++] = {.rows = ckv, .steps = (one_row ? args_.d_qk : cache.d_ckv) / 2};
-      if (!one_row && cache.d_kpe > 0) block.segments[block.num_segments++] = {.rows = kpe, .steps = cache.d_kpe / 2};
-    } else {
-      convert_rows(ckv, kpe, block);
+    block.prefetch = {};
+    for (int32_t i = 0; i < num_parts_; ++i) {
+      const void** rows = tiles_.rows(i);
+      parts_[i].fill(begin, listed, rows);
+      pad_rows(rows, listed, count + ahead);
+      block.prefetch.rows[i] = rows + ahead;
+      block.prefetch.lines[i] = static_cast<int32_t>((widths_[i] * static_cast<int64_t>(size_of(dtype_)) + 63) / 64);
+      if (in_place_) {
+        block.segments[block.num_segments++] = {.rows = rows, .steps = widths_[i] / 2};
+      } else {
+        convert(rows, widths_[i], block);
+      }
     }
+    block.value_rows = in_place_ ? tiles_.rows(0) : nullptr;
+    block.value_slabs = tiles_.keys();
   }
 
  private:
   static constexpr int32_t kTilesAhead = 4;
 
-  void convert_rows(const void** ckv, const void** kpe, KeyBlock& block) {
-    block.value_rows = nullptr;
-    block.value_slabs = tiles_.keys();
-    add_slabs(ckv, args_.cache.d_ckv, block);
-    add_slabs(kpe, args_.cache.d_kpe, block);
-  }
-
-  void add_slabs(const void** rows, int32_t width, KeyBlock& block) {
+  void convert(const void** rows, int32_t width, KeyBlock& block) {
     for (int32_t channel = 0; channel < width; channel += kSlab)
-      tiles_.add_key_slab({.rows = rows, .dtype = cache_dtype(args_.cache), .num_keys = block.num_keys,
-                           .channel = channel, .width = std::min(kSlab, width - channel)},
+      tiles_.add_key_slab({.rows = rows,
+                           .dtype = dtype_,
+                           .num_keys = block.num_keys,
+                           .channel = channel,
+                           .width = std::min(kSlab, width - channel)},
                           block);
   }
 
-  const core::DecodeArgs& args_;
-  PagedRows rows_;
   Tiles& tiles_;
   bool in_place_;
+  DType dtype_;
+  PagedRows parts_[2] = {};  // ckv, or whole rows; kpe
+  int32_t widths_[2] = {0, 0};
+  int32_t num_parts_ = 1;
 };
 
 class DecodeRun {
@@ -201,9 +186,10 @@ class DecodeRun {
       return;
     }
     const int64_t first = static_cast<int64_t>(task.partial_slot + task.split_idx) * shape_.max_rows;
+    kernels_.prefetch_for_write(layout_.partial_o + first * shape_.d_v,
+                                static_cast<int64_t>(task.row_count) * shape_.d_v * 4);
     for (int32_t row = 0; row < task.row_count; ++row)
-      layout_.partial_lse[first + row] =
-          tiles.finish(row, layout_.partial_o + (first + row) * shape_.d_v, DType::kF32);
+      layout_.partial_lse[first + row] = tiles.finish(row, layout_.partial_o + (first + row) * shape_.d_v, DType::kF32);
     // Whoever finishes a unit's last split merges it: the release of each split is acquired here.
     if (layout_.merged_splits[task.partial_slot].fetch_add(1, std::memory_order_acq_rel) + 1 == task.num_splits)
       merge(task);
@@ -214,29 +200,26 @@ class DecodeRun {
     tiles.begin(task.row_count);
     const auto element = static_cast<int64_t>(size_of(args_.q_dtype));
     const int32_t first_token = args_.queries.begin(task.request);
+    const plan::Sequence sequence = sequence_of(args_, task.request);
     for (int32_t i = 0; i < task.row_count; ++i) {
       const int32_t row = task.row_begin + i;
       const int64_t token = first_token + row / args_.num_heads;
       const int64_t head = row % args_.num_heads;
       const auto* nope = static_cast<const char*>(args_.q_nope) +
                          (token * args_.q_nope_stride_token + head * args_.q_nope_stride_head) * element;
-      kernels_.pack_query(nope, args_.q_dtype, args_.cache.d_ckv, tiles.lane_of(i), tiles.query(i, 0));
-      if (args_.cache.d_kpe > 0) {
-        const auto* pe = static_cast<const char*>(args_.q_pe) +
-                         (token * args_.q_pe_stride_token + head * args_.q_pe_stride_head) * element;
-        kernels_.pack_query(pe, args_.q_dtype, args_.cache.d_kpe, tiles.lane_of(i),
-                            tiles.query(i, args_.cache.d_ckv / kernels_.pack));
-      }
-      tiles.set_visible(i, std::min(visible_keys(args_, task.request, row), task.kv_end));
+      const auto* pe = static_cast<const char*>(args_.q_pe) +
+                       (token * args_.q_pe_stride_token + head * args_.q_pe_stride_head) * element;
+      tiles.set_row(i, nope, pe, std::min(plan::visible_keys(sequence, row), task.kv_end));
     }
+    tiles.pack_queries(args_.q_dtype, args_.cache.d_ckv);
   }
 
   void* output(const plan::Task& task, int32_t i) const {
     const int32_t row = task.row_begin + i;
     const int64_t token = args_.queries.begin(task.request) + row / args_.num_heads;
     const int64_t head = row % args_.num_heads;
-    return static_cast<char*>(args_.o) + (token * args_.o_stride_token + head * args_.o_stride_head) *
-                                             static_cast<int64_t>(size_of(args_.o_dtype));
+    return static_cast<char*>(args_.o) +
+           (token * args_.o_stride_token + head * args_.o_stride_head) * static_cast<int64_t>(size_of(args_.o_dtype));
   }
 
   void write_lse(const plan::Task& task, int32_t i, float lse_log2) const {
@@ -272,7 +255,8 @@ size_t decode_workspace_size(const KernelSet& set, const core::DecodeArgs& args,
   const TileKernels& kernels = kernels_for(set, args);
   const TileShape shape = TileShape::choose(kernels, args.d_qk, args.d_v);
   Carver carver(nullptr);
-  const Layout layout(carver, kernels, shape, capacity_of(args, kernels, shape, num_threads), num_threads);
+  const plan::SplitOptions options = split_options(args, kernels, shape, num_threads);
+  const Layout layout(carver, kernels, shape, capacity_of(args, options), num_threads);
   return carver.used();
 }
 
@@ -280,10 +264,10 @@ dispatch::PlanSummary plan_decode(const KernelSet& set, const core::DecodeArgs& 
                                   std::span<std::byte> workspace) {
   const TileKernels& kernels = kernels_for(set, args);
   const TileShape shape = TileShape::choose(kernels, args.d_qk, args.d_v);
-  const plan::Schedule schedule = schedule_of(args, kernels, shape, num_threads);
+  const plan::SplitOptions options = split_options(args, kernels, shape, num_threads);
   Carver carver(workspace.data());
-  Layout layout(carver, kernels, shape, capacity_of(args, kernels, shape, num_threads), num_threads);
-  return layout.tasks.store(schedule, shape);
+  Layout layout(carver, kernels, shape, capacity_of(args, options), num_threads);
+  return layout.tasks.store(schedule_of(args, options), shape);
 }
 
 void run_decode(const KernelSet& set, const core::DecodeArgs& args, core::ThreadPool& pool,
@@ -292,8 +276,7 @@ void run_decode(const KernelSet& set, const core::DecodeArgs& args, core::Thread
   const TileShape shape = TileShape::choose(kernels, args.d_qk, args.d_v);
   Carver carver(workspace.data());
   const Layout layout(carver, kernels, shape, TaskList::stored_capacity(workspace.data()), pool.size());
-  for (int32_t i = 0; i < layout.tasks.num_partials(); ++i)
-    layout.merged_splits[i].store(0, std::memory_order_relaxed);
+  for (int32_t i = 0; i < layout.tasks.num_partials(); ++i) layout.merged_splits[i].store(0, std::memory_order_relaxed);
   const DecodeRun run(args, kernels, shape, layout);
   layout.tasks.for_each(pool, [&](const plan::Task& task, int32_t worker) {
     Tiles tiles(kernels, shape, layout.tiles + static_cast<size_t>(worker) * layout.tile_bytes);

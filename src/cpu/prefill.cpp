@@ -16,29 +16,31 @@ const TileKernels& kernels_for(const KernelSet& set, const core::PrefillArgs& ar
   return set.pick(args.dtype, args.dtype);
 }
 
-int32_t visible_keys(const core::PrefillArgs& args, int32_t request, int32_t row) {
-  const int32_t kv_len = args.kv_indptr[request + 1] - args.kv_indptr[request];
-  const int32_t q_len = args.qo_indptr[request + 1] - args.qo_indptr[request];
-  return args.causal ? std::clamp(kv_len - q_len + row + 1, 0, kv_len) : kv_len;
+plan::Sequence sequence_of(const core::PrefillArgs& args, int32_t request, int32_t head) {
+  return {.request = request,
+          .head = head,
+          .q_len = args.qo_indptr[request + 1] - args.qo_indptr[request],
+          .rows_per_token = 1,
+          .kv_len = args.kv_indptr[request + 1] - args.kv_indptr[request],
+          .causal = args.causal};
 }
 
-plan::Schedule schedule_of(const core::PrefillArgs& args, const TileKernels& kernels, const TileShape& shape,
-                           int32_t num_threads) {
-  std::vector<plan::Unit> units;
-  for (int32_t request = 0; request < args.batch_size; ++request) {
-    const int32_t num_rows = args.qo_indptr[request + 1] - args.qo_indptr[request];
-    const int32_t block = plan::even_block_rows(num_rows, shape.max_rows, kernels.lanes);
-    for (int32_t head = 0; head < args.num_heads; ++head)
-      for (int32_t row = 0; row < num_rows; row += block) {
-        const int32_t count = std::min(block, num_rows - row);
-        units.push_back({.request = request, .head = head, .row_begin = row, .row_count = count,
-                         .num_keys = visible_keys(args, request, row + count - 1)});
-      }
-  }
-  plan::CostModel cost;
-  cost.group_rows = kernels.lanes;
-  return plan::make_schedule(units, {.num_workers = num_threads, .key_block = shape.key_block, .split = false,
-                                     .batch_invariant = args.batch_invariant, .cost = cost});
+plan::SplitOptions split_options(const core::PrefillArgs& args, const TileKernels& kernels, const TileShape& shape,
+                                 int32_t num_threads) {
+  plan::SplitOptions options{.num_workers = num_threads,
+                             .max_rows = shape.max_rows,
+                             .key_block = shape.key_block,
+                             .split_keys = false,
+                             .batch_invariant = args.batch_invariant};
+  options.cost.group_rows = kernels.lanes;
+  return options;
+}
+
+plan::Schedule schedule_of(const core::PrefillArgs& args, const plan::SplitOptions& options) {
+  std::vector<plan::Sequence> sequences;
+  for (int32_t request = 0; request < args.batch_size; ++request)
+    for (int32_t head = 0; head < args.num_heads; ++head) sequences.push_back(sequence_of(args, request, head));
+  return plan::make_schedule(sequences, options);
 }
 
 struct Layout {
@@ -53,9 +55,10 @@ struct Layout {
   }
 };
 
-TaskList::Capacity capacity_of(const core::PrefillArgs& args, const TileShape& shape) {
-  const int64_t blocks = args.num_tokens / shape.max_rows + args.batch_size;
-  return {.tasks = static_cast<int32_t>(blocks * args.num_heads), .partials = 0};
+TaskList::Capacity capacity_of(const core::PrefillArgs& args, const plan::SplitOptions& options) {
+  const int64_t heads = args.num_heads;
+  return {.tasks = static_cast<int32_t>(plan::max_tasks(args.num_tokens * heads, args.batch_size * heads, options)),
+          .partials = 0};
 }
 
 class PrefillRun {
@@ -65,12 +68,13 @@ class PrefillRun {
 
   void run(const plan::Task& task, Tiles& tiles) const {
     const int64_t first_token = args_.qo_indptr[task.request] + task.row_begin;
+    const plan::Sequence sequence = sequence_of(args_, task.request, task.head);
     tiles.begin(task.row_count);
     for (int32_t row = 0; row < task.row_count; ++row) {
       const char* q = element(args_.q, (first_token + row) * args_.q_stride_token + task.head * args_.q_stride_head);
-      kernels_.pack_query(q, args_.dtype, args_.d_qk, tiles.lane_of(row), tiles.query(row, 0));
-      tiles.set_visible(row, visible_keys(args_, task.request, task.row_begin + row));
+      tiles.set_row(row, q, nullptr, plan::visible_keys(sequence, task.row_begin + row));
     }
+    tiles.pack_queries(args_.dtype, args_.d_qk);
     const float scale_log2 = args_.sm_scale * std::numbers::log2e_v<float>;
     KeyBlock block;
     for (int32_t key = task.kv_begin; key < task.kv_end; key += shape_.key_block) {
@@ -89,7 +93,9 @@ class PrefillRun {
   }
 
  private:
-  const char* element(const void* base, int64_t index) const { return static_cast<const char*>(base) + index * element_; }
+  const char* element(const void* base, int64_t index) const {
+    return static_cast<const char*>(base) + index * element_;
+  }
 
   void load(const plan::Task& task, int32_t begin, int32_t count, Tiles& tiles, KeyBlock& block) const {
     const void** k = tiles.rows(0);
@@ -108,11 +114,15 @@ class PrefillRun {
     block.prefetch = {.rows = {k + shape_.key_block, v + shape_.key_block},
                       .lines = {lines(args_.d_qk), lines(args_.d_v)}};
     if (kernels_.pack == 2) {
-      copy_keys(k, tiles, block);
+      if (rows_collide()) copy_keys(k, tiles, count);
+      block.segments[block.num_segments++] = {.rows = k, .steps = args_.d_qk / 2};
       block.value_rows = v;
     } else {
       for (int32_t channel = 0; channel < args_.d_qk; channel += kSlab)
-        tiles.add_key_slab({.rows = k, .dtype = args_.dtype, .num_keys = count, .channel = channel,
+        tiles.add_key_slab({.rows = k,
+                            .dtype = args_.dtype,
+                            .num_keys = count,
+                            .channel = channel,
                             .width = std::min(kSlab, args_.d_qk - channel)},
                            block);
       for (int32_t slab = 0; slab < args_.d_v / kSlab; ++slab)
@@ -123,16 +133,17 @@ class PrefillRun {
     }
   }
 
-  /// Keys of one head lie a whole token apart, often a multiple of 4 KiB, where they would evict one another from L1:
-  /// the block is made contiguous once for all its rows.
-  void copy_keys(const void** rows, Tiles& tiles, KeyBlock& block) const {
+  /// Rows a multiple of a page apart share their cache sets and would evict one another: such a block is copied once
+  /// for all its query rows.
+  bool rows_collide() const { return args_.k_stride_token * element_ % 4096 == 0; }
+
+  void copy_keys(const void** rows, Tiles& tiles, int32_t num_keys) const {
     const size_t bytes = static_cast<size_t>(args_.d_qk * element_);
     auto* copy = reinterpret_cast<std::byte*>(tiles.keys());
-    for (int32_t key = 0; key < block.num_keys; ++key, copy += bytes) {
+    for (int32_t key = 0; key < num_keys; ++key, copy += bytes) {
       std::memcpy(copy, rows[key], bytes);
       rows[key] = copy;
     }
-    block.segments[block.num_segments++] = {.rows = rows, .steps = args_.d_qk / 2};
   }
 
   const core::PrefillArgs& args_;
@@ -147,7 +158,8 @@ size_t prefill_workspace_size(const KernelSet& set, const core::PrefillArgs& arg
   const TileKernels& kernels = kernels_for(set, args);
   const TileShape shape = TileShape::choose(kernels, args.d_qk, args.d_v);
   Carver carver(nullptr);
-  const Layout layout(carver, kernels, shape, capacity_of(args, shape), num_threads);
+  const plan::SplitOptions options = split_options(args, kernels, shape, num_threads);
+  const Layout layout(carver, kernels, shape, capacity_of(args, options), num_threads);
   return carver.used();
 }
 
@@ -156,8 +168,9 @@ dispatch::PlanSummary plan_prefill(const KernelSet& set, const core::PrefillArgs
   const TileKernels& kernels = kernels_for(set, args);
   const TileShape shape = TileShape::choose(kernels, args.d_qk, args.d_v);
   Carver carver(workspace.data());
-  Layout layout(carver, kernels, shape, capacity_of(args, shape), num_threads);
-  return layout.tasks.store(schedule_of(args, kernels, shape, num_threads), shape);
+  const plan::SplitOptions options = split_options(args, kernels, shape, num_threads);
+  Layout layout(carver, kernels, shape, capacity_of(args, options), num_threads);
+  return layout.tasks.store(schedule_of(args, options), shape);
 }
 
 void run_prefill(const KernelSet& set, const core::PrefillArgs& args, core::ThreadPool& pool,

@@ -27,13 +27,34 @@ const char* at(const void* base, int64_t element, DType dtype) {
   return static_cast<const char*>(base) + element * static_cast<int64_t>(size_of(dtype));
 }
 
-void copy_row(const TileKernels& kernels, const void* src, DType src_dtype, void* dst, DType dst_dtype, int32_t d) {
-  if (src_dtype == dst_dtype) {
-    std::memcpy(dst, src, static_cast<size_t>(d) * size_of(dst_dtype));
-  } else {
-    kernels.convert(src, src_dtype, dst, dst_dtype, d);
+/// Copies rows of one operation, converting where the types differ. Copies larger than any cache level they could stay
+/// in go past the caches: stores into them would first read every line.
+class RowCopier {
+ public:
+  RowCopier(const TileKernels& kernels, DType src, DType dst, int64_t total_bytes)
+      : kernels_(kernels), src_(src), dst_(dst), streaming_(src == dst && total_bytes >= kStreamBytes) {}
+
+  void copy(const void* src, void* dst, int32_t d) const {
+    const int64_t bytes = d * static_cast<int64_t>(size_of(dst_));
+    if (streaming_) {
+      kernels_.stream(src, dst, bytes);
+    } else if (src_ == dst_) {
+      std::memcpy(dst, src, static_cast<size_t>(bytes));
+    } else {
+      kernels_.convert(src, src_, dst, dst_, d);
+    }
   }
-}
+  void finish() const {
+    if (streaming_) kernels_.finish_streams();
+  }
+
+ private:
+  static constexpr int64_t kStreamBytes = 16 << 20;
+
+  const TileKernels& kernels_;
+  DType src_, dst_;
+  bool streaming_;
+};
 
 DType element_type(CacheFormat format) { return format == CacheFormat::kF16 ? DType::kF16 : DType::kBF16; }
 
@@ -60,8 +81,8 @@ struct MergedRow {
 void merge_row(const TileKernels& kernels, const core::MergeStatesArgs& args, int64_t token, int64_t head) {
   constexpr int32_t kStates = 64;     // weighed at a time
   constexpr int32_t kChannels = 512;  // summed at a time
-  const char* partial = at(args.partial_o, token * args.partial_o_stride_token + head * args.partial_o_stride_head,
-                           args.partial_dtype);
+  const char* partial =
+      at(args.partial_o, token * args.partial_o_stride_token + head * args.partial_o_stride_head, args.partial_dtype);
   char* o = at(args.o, token * args.o_stride_token + head * args.o_stride_head, args.o_dtype);
   float* lse = args.lse != nullptr ? args.lse + token * args.lse_stride_token + head * args.lse_stride_head : nullptr;
   MergedRow row{.lse = args.partial_lse + token * args.partial_lse_stride_token + head * args.partial_lse_stride_head,
@@ -98,7 +119,7 @@ CacheRow cache_row(const core::Cache& cache, int64_t page, int64_t slot, DType d
           rope ? at(cache.kpe, page * cache.kpe_stride_page + slot * cache.kpe_stride_token, dtype) : nullptr};
 }
 
-void gather_rows(const TileKernels& kernels, const core::GatherArgs& args, int64_t begin, int64_t end) {
+void gather_rows(const RowCopier& copier, const core::GatherArgs& args, int64_t begin, int64_t end) {
   const DType dtype = element_type(args.cache.format);
   const int32_t page_size = args.pages.page_size;
   const auto* bound = std::upper_bound(args.out_indptr, args.out_indptr + args.batch_size + 1, begin);
@@ -109,27 +130,25 @@ void gather_rows(const TileKernels& kernels, const core::GatherArgs& args, int64
     int64_t token = (args.token_start != nullptr ? args.token_start[request] : 0) + row - args.out_indptr[request];
     for (; row < request_end; ++row, ++token) {
       const CacheRow from = cache_row(args.cache, pages[token / page_size], token % page_size, dtype);
-      copy_row(kernels, from.ckv, dtype, at(args.out_ckv, row * args.out_ckv_stride_token, args.out_dtype),
-               args.out_dtype, args.cache.d_ckv);
+      copier.copy(from.ckv, at(args.out_ckv, row * args.out_ckv_stride_token, args.out_dtype), args.cache.d_ckv);
       if (args.cache.d_kpe > 0)
-        copy_row(kernels, from.kpe, dtype, at(args.out_kpe, row * args.out_kpe_stride_token, args.out_dtype),
-                 args.out_dtype, args.cache.d_kpe);
+        copier.copy(from.kpe, at(args.out_kpe, row * args.out_kpe_stride_token, args.out_dtype), args.cache.d_kpe);
     }
   }
+  copier.finish();
 }
 
-void append_rows(const TileKernels& kernels, const core::AppendArgs& args, int64_t begin, int64_t end) {
+void append_rows(const RowCopier& copier, const core::AppendArgs& args, int64_t begin, int64_t end) {
   const DType dtype = element_type(args.cache.format);
   for (int64_t token = begin; token < end; ++token) {
     const int64_t slot = args.slot_mapping[token];
     if (slot < 0) continue;
     const CacheRow to = cache_row(args.cache, slot / args.cache.page_size, slot % args.cache.page_size, dtype);
-    copy_row(kernels, at(args.ckv, token * args.ckv_stride_token, args.dtype), args.dtype, to.ckv, dtype,
-             args.cache.d_ckv);
+    copier.copy(at(args.ckv, token * args.ckv_stride_token, args.dtype), to.ckv, args.cache.d_ckv);
     if (args.cache.d_kpe > 0)
-      copy_row(kernels, at(args.kpe, token * args.kpe_stride_token, args.dtype), args.dtype, to.kpe, dtype,
-               args.cache.d_kpe);
+      copier.copy(at(args.kpe, token * args.kpe_stride_token, args.dtype), to.kpe, args.cache.d_kpe);
   }
+  copier.finish();
 }
 
 }  // namespace
@@ -145,14 +164,16 @@ void run_merge_states(const KernelSet& set, const core::MergeStatesArgs& args, c
 
 void run_append(const KernelSet& set, const core::AppendArgs& args, core::ThreadPool& pool) {
   const int64_t width = args.cache.d_ckv + args.cache.d_kpe;
-  share(pool, args.num_tokens, args.num_tokens * width * static_cast<int64_t>(size_of(args.dtype)),
-        [&](int64_t begin, int64_t end) { append_rows(*set.floats, args, begin, end); });
+  const int64_t bytes = args.num_tokens * width * static_cast<int64_t>(size_of(args.dtype));
+  const RowCopier copier(*set.floats, args.dtype, element_type(args.cache.format), bytes);
+  share(pool, args.num_tokens, bytes, [&](int64_t begin, int64_t end) { append_rows(copier, args, begin, end); });
 }
 
 void run_gather(const KernelSet& set, const core::GatherArgs& args, core::ThreadPool& pool) {
   const int64_t width = args.cache.d_ckv + args.cache.d_kpe;
-  share(pool, args.num_rows, args.num_rows * width * static_cast<int64_t>(size_of(args.out_dtype)),
-        [&](int64_t begin, int64_t end) { gather_rows(*set.floats, args, begin, end); });
+  const int64_t bytes = args.num_rows * width * static_cast<int64_t>(size_of(args.out_dtype));
+  const RowCopier copier(*set.floats, element_type(args.cache.format), args.out_dtype, bytes);
+  share(pool, args.num_rows, bytes, [&](int64_t begin, int64_t end) { gather_rows(copier, args, begin, end); });
 }
 
 }  // namespace mla::cpu

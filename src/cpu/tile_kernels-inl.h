@@ -4,6 +4,7 @@
 // linkage, so that no function compiled for a newer processor is ever picked by the linker for an older one.
 //
 // Register tiles (docs/kernels/cpu.md): scores kScoreVectors x kKeyTile, accumulate kRowTile x kValueVectors.
+#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include <cstring>
@@ -132,26 +133,53 @@ void convert(const void* src, DType src_dtype, void* dst, DType dst_dtype, int64
 
 // ---- queries ----
 
-void pack_query(const void* row, DType dtype, int32_t d, int32_t lane, uint32_t* q) {
-  uint32_t* out = q + lane;
-  const int32_t steps = d / kPack;
-  if (row == nullptr) {
-    for (int32_t t = 0; t < steps; ++t) out[static_cast<int64_t>(t) * kLanes] = 0;
-#if MLA_CPU_BF16_PAIRS
-  } else {
-    static_cast<void>(dtype);  // the pairs table gets bf16 queries only
-    for (int32_t t = 0; t < steps; ++t)
-      out[static_cast<int64_t>(t) * kLanes] = load_unaligned<uint32_t>(static_cast<const uint16_t*>(row) + 2 * t);
-  }
-#else
-  } else {
-    uint32_t values[kLanes];
-    for (int32_t t = 0; t < steps; t += kLanes) {
-      hn::StoreU(hn::BitCast(kWords, load_as_f32(advance(row, dtype, t), dtype)), kWords, values);
-      for (int32_t i = 0; i < kLanes; ++i) out[static_cast<int64_t>(t + i) * kLanes] = values[i];
+/// Turns kLanes rows of as many words into columns.
+HWY_INLINE void transpose(WordVec* rows) {
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+  alignas(64) static constexpr uint32_t kLane[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const __m512i lane = _mm512_load_si512(kLane);
+  MLA_UNROLL for (int32_t bit = 1; bit < kLanes; bit *= 2) {  // swap the off-diagonal blocks of each size
+    const __mmask16 high = _mm512_test_epi32_mask(lane, _mm512_set1_epi32(bit));
+    const __m512i step = _mm512_set1_epi32(bit);
+    const __m512i from_low = _mm512_mask_add_epi32(lane, high, _mm512_sub_epi32(lane, step), _mm512_set1_epi32(kLanes));
+    const __m512i from_high =
+        _mm512_mask_add_epi32(_mm512_add_epi32(lane, step), high, lane, _mm512_set1_epi32(kLanes));
+    MLA_UNROLL for (int32_t i = 0; i < kLanes; ++i) {
+      if ((i & bit) != 0) continue;
+      const __m512i a = rows[i].raw;
+      const __m512i b = rows[i | bit].raw;
+      rows[i].raw = _mm512_permutex2var_epi32(a, from_low, b);
+      rows[i | bit].raw = _mm512_permutex2var_epi32(a, from_high, b);
     }
   }
+#else
+  uint32_t words[kLanes][kLanes];
+  for (int32_t i = 0; i < kLanes; ++i) hn::StoreU(rows[i], kWords, words[i]);
+  for (int32_t i = 0; i < kLanes; ++i)
+    for (int32_t j = 0; j < i; ++j) {
+      const uint32_t word = words[i][j];
+      words[i][j] = words[j][i];
+      words[j][i] = word;
+    }
+  for (int32_t i = 0; i < kLanes; ++i) rows[i] = hn::LoadU(kWords, words[i]);
 #endif
+}
+
+void pack_queries(const void* const* rows, DType dtype, int32_t d, uint32_t* q) {
+  for (int32_t t = 0; t < d / kPack; t += kLanes) {
+    WordVec words[kLanes];
+    for (int32_t lane = 0; lane < kLanes; ++lane) {
+      words[lane] = hn::Zero(kWords);
+      if (rows[lane] == nullptr) continue;
+#if MLA_CPU_BF16_PAIRS
+      words[lane] = hn::LoadU(kWords, static_cast<const uint32_t*>(advance(rows[lane], dtype, kPack * t)));
+#else
+      words[lane] = hn::BitCast(kWords, load_as_f32(advance(rows[lane], dtype, t), dtype));
+#endif
+    }
+    transpose(words);
+    for (int32_t i = 0; i < kLanes; ++i) hn::StoreU(words[i], kWords, q + static_cast<int64_t>(t + i) * kLanes);
+  }
 }
 
 // ---- scores ----
@@ -160,7 +188,9 @@ void pack_query(const void* row, DType dtype, int32_t d, int32_t lane, uint32_t*
 class TilePrefetcher {
  public:
   TilePrefetcher(const Prefetch& prefetch, int32_t key, int32_t chunks)
-      : prefetch_(prefetch), key_(key), total_(prefetch.lines[0] + prefetch.lines[1]),
+      : prefetch_(prefetch),
+        key_(key),
+        total_(prefetch.lines[0] + prefetch.lines[1]),
         per_call_((total_ + chunks - 1) / chunks) {}
 
   HWY_INLINE void step() {
@@ -170,7 +200,7 @@ class TilePrefetcher {
       const int64_t byte = int64_t{64} * (list == 0 ? line_ : line_ - prefetch_.lines[0]);
       const void* const* rows = prefetch_.rows[list] + key_;
       MLA_UNROLL for (int32_t j = 0; j < kKeyTile; ++j)
-        __builtin_prefetch(static_cast<const char*>(rows[j]) + byte, 0, kIntoL2);
+          __builtin_prefetch(static_cast<const char*>(rows[j]) + byte, 0, kIntoL2);
     }
   }
 
@@ -183,8 +213,8 @@ template <int32_t kRows>
 HWY_INLINE void score_tile(const uint32_t* q, int64_t q_group_stride, const Segment* segments, int32_t num_segments,
                            TilePrefetcher prefetcher, int32_t key, float* s, int64_t s_group_stride) {
   FloatVec sum[kRows][kKeyTile];
-  MLA_UNROLL for (int32_t r = 0; r < kRows; ++r)
-    MLA_UNROLL for (int32_t j = 0; j < kKeyTile; ++j) sum[r][j] = hn::Zero(kFloats);
+  MLA_UNROLL for (int32_t r = 0; r < kRows; ++r) MLA_UNROLL for (int32_t j = 0; j < kKeyTile; ++j) sum[r][j] =
+      hn::Zero(kFloats);
 
   for (int32_t i = 0; i < num_segments; ++i) {
     const void* const* rows = segments[i].rows + key;
@@ -204,17 +234,17 @@ HWY_INLINE void score_tile(const uint32_t* q, int64_t q_group_stride, const Segm
       }
     }
   }
-  MLA_UNROLL for (int32_t r = 0; r < kRows; ++r)
-    MLA_UNROLL for (int32_t j = 0; j < kKeyTile; ++j)
+  MLA_UNROLL for (int32_t r = 0; r < kRows; ++r) MLA_UNROLL for (int32_t j = 0; j < kKeyTile; ++j)
       hn::StoreU(sum[r][j], kFloats, s + r * s_group_stride + static_cast<int64_t>(key + j) * kLanes);
 }
 
 void scores(const uint32_t* q, int64_t q_group_stride, int32_t num_groups, const Segment* segments,
-            int32_t num_segments, const Prefetch& prefetch, int32_t num_keys, float* s, int64_t s_group_stride) {
+            int32_t num_segments, const Prefetch& prefetch, int32_t key_begin, int32_t key_end, float* s,
+            int64_t s_group_stride) {
   const Prefetch nothing;
   int32_t chunks = 0;
   for (int32_t i = 0; i < num_segments; ++i) chunks += segments[i].steps / kStepChunk;
-  for (int32_t key = 0; key < num_keys; key += kKeyTile) {
+  for (int32_t key = key_begin; key < key_end; key += kKeyTile) {
     for (int32_t g = 0; g < num_groups;) {
       const TilePrefetcher prefetcher(g == 0 ? prefetch : nothing, key, chunks);
       const uint32_t* queries = q + g * q_group_stride;
@@ -233,37 +263,38 @@ void scores(const uint32_t* q, int64_t q_group_stride, int32_t num_groups, const
 
 // ---- softmax ----
 
-#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3  // targets count down: AVX3 and better
-constexpr float kExponentFloor = -200.0F;
-HWY_INLINE FloatVec times_power_of_two(FloatVec y, FloatVec n) { return FloatVec{_mm512_scalef_ps(y.raw, n.raw)}; }
-#else
-constexpr float kExponentFloor = -127.0F;  // its exponent field is 0: the factor is 0
-HWY_INLINE FloatVec times_power_of_two(FloatVec y, FloatVec n) {
-  return y * hn::BitCast(kFloats, hn::ShiftLeft<23>(hn::ConvertTo(kInts, n) + hn::Set(kInts, 127)));
-}
-#endif
-
 /// The larger of `least` and x; a NaN in x survives.
 HWY_INLINE FloatVec at_least(FloatVec least, FloatVec x) {
 #if HWY_TARGET == HWY_SCALAR
   return hn::IfThenElse(x < least, least, x);
 #else
-  return hn::Max(least, x);  // x86 returns the second operand if either is NaN, Arm the NaN
+  return hn::Max(least, x);                // x86 returns the second operand if either is NaN, Arm the NaN
 #endif
 }
+
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3  // targets count down: AVX3 and better
+constexpr float kExponentFloor = -200.0F;
+HWY_INLINE FloatVec fraction(FloatVec x) { return FloatVec{_mm512_reduce_ps(x.raw, 0x09)}; }  // x - floor(x)
+HWY_INLINE FloatVec times_exp2_floor(FloatVec y, FloatVec x) { return FloatVec{_mm512_scalef_ps(y.raw, x.raw)}; }
+#else
+constexpr float kExponentFloor = -127.0F;  // its exponent field is 0: the factor is 0
+HWY_INLINE FloatVec fraction(FloatVec x) { return x - hn::Floor(x); }
+HWY_INLINE FloatVec times_exp2_floor(FloatVec y, FloatVec x) {
+  return y * hn::BitCast(kFloats, hn::ShiftLeft<23>(hn::ConvertTo(kInts, hn::Floor(x)) + hn::Set(kInts, 127)));
+}
+#endif
 
 /// 2^x for x <= 0 with a relative error below 2^-22; exactly 1 for 0, exactly 0 for -inf; NaN stays NaN.
 HWY_INLINE FloatVec exp2_nonpositive(FloatVec x) {
   x = at_least(hn::Set(kFloats, kExponentFloor), x);
-  const FloatVec n = hn::Round(x);
-  const FloatVec f = x - n;  // in [-0.5, 0.5]; coefficients: minimax for 2^f among those with p(0) = 1
-  FloatVec y = hn::Set(kFloats, 1.32647272e-3F);
-  y = hn::MulAdd(y, f, hn::Set(kFloats, 9.67151269e-3F));
-  y = hn::MulAdd(y, f, hn::Set(kFloats, 5.55073374e-2F));
-  y = hn::MulAdd(y, f, hn::Set(kFloats, 2.40222421e-1F));
-  y = hn::MulAdd(y, f, hn::Set(kFloats, 6.93146978e-1F));
+  const FloatVec f = fraction(x);  // coefficients: minimax for 2^f on [0, 1) among those with p(0) = 1
+  FloatVec y = hn::Set(kFloats, 1.86713021e-3F);
+  y = hn::MulAdd(y, f, hn::Set(kFloats, 9.01703002e-3F));
+  y = hn::MulAdd(y, f, hn::Set(kFloats, 5.57999133e-2F));
+  y = hn::MulAdd(y, f, hn::Set(kFloats, 2.4016445e-1F));
+  y = hn::MulAdd(y, f, hn::Set(kFloats, 6.93151312e-1F));
   y = hn::MulAdd(y, f, hn::Set(kFloats, 1.0F));
-  return times_power_of_two(y, n);
+  return times_exp2_floor(y, x);
 }
 
 /// Two neighbouring keys' probabilities as one step.
@@ -318,8 +349,8 @@ HWY_INLINE void softmax_block(const float* s, int32_t num_keys, const int32_t* l
   hn::StoreU(hn::MulAdd(hn::LoadU(kFloats, l), rescale, total), kFloats, l);
 }
 
-void softmax(const float* s, int32_t num_keys, const int32_t* limit, float scale_log2, float* m, float* l,
-             float* alpha, uint32_t* p) {
+void softmax(const float* s, int32_t num_keys, const int32_t* limit, float scale_log2, float* m, float* l, float* alpha,
+             uint32_t* p) {
   if (limit != nullptr) {
     softmax_block<true>(s, num_keys, limit, scale_log2, m, l, alpha, p);
   } else {
@@ -392,32 +423,30 @@ void pack_slab(const SlabSource& source, uint32_t* v) {
 
 /// Beside each step of keys, `between` does a bit of other work.
 template <class Between>
-HWY_INLINE void accumulate_tile(const uint32_t* p, const uint32_t* v, int32_t key_steps, const float* alpha,
-                                bool first, float* o, const Between& between) {
+HWY_INLINE void accumulate_tile(const uint32_t* p, const uint32_t* v, int32_t key_steps, const float* alpha, bool first,
+                                float* o, const Between& between) {
   FloatVec sum[kRowTile][kValueVectors];
   MLA_UNROLL for (int32_t r = 0; r < kRowTile; ++r) {
     const FloatVec scale = hn::Set(kFloats, alpha[r]);
-    MLA_UNROLL for (int32_t c = 0; c < kValueVectors; ++c)
-      sum[r][c] = first ? hn::Zero(kFloats) : scale * hn::LoadU(kFloats, o + r * kSlab + c * kLanes);
+    MLA_UNROLL for (int32_t c = 0; c < kValueVectors; ++c) sum[r][c] =
+        first ? hn::Zero(kFloats) : scale * hn::LoadU(kFloats, o + r * kSlab + c * kLanes);
   }
   for (int32_t t = 0; t < key_steps; ++t, p += kLanes, v += kSlab) {
     Operand values[kValueVectors];
     MLA_UNROLL for (int32_t c = 0; c < kValueVectors; ++c) values[c] = load_operand(v + c * kLanes);
     MLA_UNROLL for (int32_t r = 0; r < kRowTile; ++r) {
       const Operand probability = broadcast(p + r);
-      MLA_UNROLL for (int32_t c = 0; c < kValueVectors; ++c)
-        sum[r][c] = multiply_add(probability, values[c], sum[r][c]);
+      MLA_UNROLL for (int32_t c = 0; c < kValueVectors; ++c) sum[r][c] =
+          multiply_add(probability, values[c], sum[r][c]);
     }
     between();
   }
-  MLA_UNROLL for (int32_t r = 0; r < kRowTile; ++r)
-    MLA_UNROLL for (int32_t c = 0; c < kValueVectors; ++c)
+  MLA_UNROLL for (int32_t r = 0; r < kRowTile; ++r) MLA_UNROLL for (int32_t c = 0; c < kValueVectors; ++c)
       hn::StoreU(sum[r][c], kFloats, o + r * kSlab + c * kLanes);
 }
 
 void accumulate(const uint32_t* p, int64_t p_group_stride, const uint32_t* v, const int32_t* key_steps,
-                int32_t num_rows, const float* alpha, bool first, float* o, const SlabSource* next,
-                uint32_t* next_v) {
+                int32_t num_rows, const float* alpha, bool first, float* o, const SlabSource* next, uint32_t* next_v) {
   const auto nothing = [] {};
 #if MLA_CPU_BF16_PAIRS
   SlabPacker packer(next != nullptr ? *next : SlabSource{}, next_v);
@@ -464,16 +493,38 @@ void weighted_sum(const void* src, int64_t src_stride, DType src_dtype, int32_t 
   }
 }
 
+void stream(const void* src, void* dst, int64_t bytes) {
+  constexpr int64_t kVectorBytes = kLanes * sizeof(uint32_t);
+  const auto* from = static_cast<const char*>(src);
+  auto* to = static_cast<char*>(dst);
+  int64_t i = 0;
+  if (reinterpret_cast<uintptr_t>(to) % kVectorBytes == 0)
+    for (; i + kVectorBytes <= bytes; i += kVectorBytes) {
+      const WordVec words = hn::LoadU(kWords, reinterpret_cast<const uint32_t*>(from + i));
+      hn::Stream(words, kWords, reinterpret_cast<uint32_t*>(to + i));
+    }
+  std::memcpy(to + i, from + i, static_cast<size_t>(bytes - i));
+}
+
+void finish_streams() { hwy::FlushStream(); }
+
+void prefetch_for_write(const void* begin, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(begin) + i, 1, 3);
+}
+
 constexpr TileKernels kTable = {
     .lanes = kLanes,
     .pack = kPack,
-    .pack_query = pack_query,
+    .pack_queries = pack_queries,
     .scores = scores,
     .softmax = softmax,
     .pack_slab = pack_slab,
     .accumulate = accumulate,
     .store_row = store_row,
     .weighted_sum = weighted_sum,
+    .stream = stream,
+    .finish_streams = finish_streams,
+    .prefetch_for_write = prefetch_for_write,
     .convert = convert,
 };
 

@@ -19,11 +19,11 @@
 
 namespace mla::cpu {
 
-inline constexpr int32_t kSlab = 64;         // value channels that one pass of `accumulate` keeps in L1
-inline constexpr int32_t kMaxLanes = 16;     // of the widest table
-inline constexpr int32_t kStepChunk = 16;    // steps of every segment come in multiples of this: one cache line
-inline constexpr int32_t kKeyTile = 8;       // keys whose scores one tile computes; row lists are padded to it
-inline constexpr int32_t kRowVectors = 2;    // groups whose scores are best computed together
+inline constexpr int32_t kSlab = 64;       // value channels that one pass of `accumulate` keeps in L1
+inline constexpr int32_t kMaxLanes = 16;   // of the widest table
+inline constexpr int32_t kStepChunk = 16;  // steps of every segment come in multiples of this: one cache line
+inline constexpr int32_t kKeyTile = 8;     // keys whose scores one tile computes; row lists are padded to it
+inline constexpr int32_t kRowVectors = 2;  // groups whose scores are best computed together
 
 /// A run of steps of every key: rows[key] points at the first. Rows need no alignment; the list fills whole key tiles.
 struct Segment {
@@ -31,8 +31,8 @@ struct Segment {
   int32_t steps = 0;
 };
 
-/// Rows to bring into L2 while keys are scored: beside key `key`, `lines` cache lines of rows[key] of both lists, spread
-/// over the steps. Lists as long as those of the segments.
+/// Rows to bring into L2 while keys are scored: beside key `key`, `lines` cache lines of rows[key] of both lists,
+/// spread over the steps. Lists as long as those of the segments.
 struct Prefetch {
   const void* const* rows[2] = {nullptr, nullptr};
   int32_t lines[2] = {0, 0};
@@ -52,12 +52,14 @@ struct TileKernels {
   int32_t lanes;  // rows per group
   int32_t pack;   // elements per step: 2 (bf16 pairs) or 1 (f32)
 
-  /// One query row, `d` elements of `dtype`, into lane `lane` of q from step `step` on. A null `row` writes zeros.
-  void (*pack_query)(const void* row, DType dtype, int32_t d, int32_t lane, uint32_t* q);
+  /// One group of query rows, `d` elements of `dtype` each, into q. A null row gives zeros.
+  void (*pack_queries)(const void* const* rows, DType dtype, int32_t d, uint32_t* q);
 
-  /// Scores of `num_groups` groups of rows with `num_keys` keys (rounded up to kKeyTile in s).
+  /// Scores of `num_groups` groups of rows with keys [key_begin, key_end); key_begin is a multiple of kKeyTile, key_end
+  /// is rounded up to one.
   void (*scores)(const uint32_t* q, int64_t q_group_stride, int32_t num_groups, const Segment* segments,
-                 int32_t num_segments, const Prefetch& prefetch, int32_t num_keys, float* s, int64_t s_group_stride);
+                 int32_t num_segments, const Prefetch& prefetch, int32_t key_begin, int32_t key_end, float* s,
+                 int64_t s_group_stride);
 
   /// Online softmax of one group over one block, base 2. Row r sees key j iff j < limit[r]; a null limit masks nothing.
   /// m, l [lanes]: running maximum (of score * scale_log2) and sum. alpha [lanes]: out, what o must be multiplied by.
@@ -68,9 +70,9 @@ struct TileKernels {
   /// Packs a slab.
   void (*pack_slab)(const SlabSource& source, uint32_t* v);
 
-  /// One slab of o = alpha * o + p . v for num_rows rows; rows up to the end of the last group may be written. Group g sums its
-  /// first key_steps[g] steps. `first`: o is not read. Meanwhile `next` (may be null; pack 2 only) is packed into
-  /// next_v: the shuffles and stores hide behind the multiplies.
+  /// One slab of o = alpha * o + p . v for num_rows rows; rows up to the end of the last group may be written. Group g
+  /// sums its first key_steps[g] steps. `first`: o is not read. Meanwhile `next` (may be null; pack 2 only) is packed
+  /// into next_v: the shuffles and stores hide behind the multiplies.
   void (*accumulate)(const uint32_t* p, int64_t p_group_stride, const uint32_t* v, const int32_t* key_steps,
                      int32_t num_rows, const float* alpha, bool first, float* o, const SlabSource* next,
                      uint32_t* next_v);
@@ -82,6 +84,13 @@ struct TileKernels {
   /// is a multiple of kMaxLanes. A row of weight 0 is not read; a null init is 0; dst may be init.
   void (*weighted_sum)(const void* src, int64_t src_stride, DType src_dtype, int32_t n, const float* weight,
                        int64_t weight_stride, int32_t d, const float* init, void* dst, DType dst_dtype);
+
+  /// Copies past the caches, where dst is aligned to a vector; finish_streams before another thread may read it.
+  void (*stream)(const void* src, void* dst, int64_t bytes);
+  void (*finish_streams)();
+
+  /// Asks for exclusive ownership of the cache lines of a buffer that another processor read last.
+  void (*prefetch_for_write)(const void* begin, int64_t bytes);
 
   /// Converts d elements.
   void (*convert)(const void* src, DType src_dtype, void* dst, DType dst_dtype, int64_t d);

@@ -48,8 +48,8 @@ Explanation explain(const Problem& problem, std::string_view force) try {
   return with_table(problem.op, [&](auto rows) {
     Explanation result;
     for (const auto& row : rows) {
-      dispatch::Verdict verdict = row.verdict(problem);
-      result.rows.push_back({std::string(row.name), verdict.usable, std::move(verdict.reason)});
+      const dispatch::Verdict verdict = row.verdict(problem);
+      result.rows.push_back({std::string(row.name), verdict.usable, verdict.reason.str()});
     }
     Status error;
     if (const auto* row = dispatch::select(rows, problem, dispatch::forced_backend(force), error))

@@ -2,11 +2,16 @@
 // A row of an operation's table: what a backend provides.
 #pragma once
 
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "core/args.h"
 #include "core/thread_pool.h"
@@ -14,10 +19,32 @@
 
 namespace mla::dispatch {
 
+/// One sentence in place: verdicts are asked for in `run`, where nothing may be allocated. What does not fit is cut.
+class Reason {
+ public:
+  Reason() = default;
+  Reason(const char* text) : Reason(format("{}", text)) {}  // NOLINT(google-explicit-constructor): it is a string
+
+  template <class... Args>
+  static Reason format(fmt::format_string<Args...> text, Args&&... args) {
+    Reason reason;
+    const auto result = fmt::format_to_n(reason.text_.data(), reason.text_.size(), text, std::forward<Args>(args)...);
+    reason.size_ = std::min(result.size, reason.text_.size());
+    return reason;
+  }
+
+  bool empty() const { return size_ == 0; }
+  std::string str() const { return {text_.data(), size_}; }
+
+ private:
+  std::array<char, 160> text_ = {};
+  size_t size_ = 0;
+};
+
 /// "Can you run this?": yes, or why not. Selection asks the same function.
 struct Verdict {
   bool usable = false;
-  std::string reason;
+  Reason reason;
 };
 
 /// What a plan says of itself.

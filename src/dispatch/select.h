@@ -47,8 +47,7 @@ Status unknown_backend(Op op, std::string_view force, std::span<const std::strin
 /// "decode: no backend can run this: cpu_avx2: <reason>; reference: <reason>"
 Status unusable(Op op, std::string_view force, std::span<const BackendVerdict> refused);
 
-/// The row that runs `problem`, or null with the reasons in `error`. Success allocates nothing beyond what the
-/// verdicts of the rows before it do.
+/// The row that runs `problem`, or null with the reasons in `error`. Success allocates nothing.
 template <class Row>
 const Row* select(std::span<const Row> rows, const Problem& problem, std::string_view force, Status& error) {
   const Admitted<Row> admitted(rows, force);
@@ -59,7 +58,7 @@ const Row* select(std::span<const Row> rows, const Problem& problem, std::string
   std::vector<BackendVerdict> refused;
   for (const Row& row : rows) {
     names.push_back(row.name);
-    if (admitted(row)) refused.push_back({std::string(row.name), false, row.verdict(problem).reason});
+    if (admitted(row)) refused.push_back({std::string(row.name), false, row.verdict(problem).reason.str()});
   }
   error = refused.empty() ? unknown_backend(problem.op, force, names) : unusable(problem.op, force, refused);
   return nullptr;

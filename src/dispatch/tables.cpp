@@ -16,13 +16,13 @@ Verdict reference_verdict(const Problem& problem) {
   if (problem.device.type != DeviceType::kCpu) return {false, "computes on the cpu only"};
   const bool has_cache = problem.op == Op::kDecode || problem.op == Op::kAppend || problem.op == Op::kGather;
   if (has_cache && problem.cache != CacheFormat::kBF16 && problem.cache != CacheFormat::kF16)
-    return {false, fmt::format("computes with bf16 and f16 caches only, not {}", name(problem.cache))};
+    return {false, Reason::format("computes with bf16 and f16 caches only, not {}", name(problem.cache))};
   if (problem.q_dtype != DType::kBF16 && problem.q_dtype != DType::kF16 && problem.q_dtype != DType::kF32)
-    return {false, fmt::format("takes bf16, f16 and f32 only, not {}", name(problem.q_dtype))};
-  if (problem.num_heads < 1) return {false, fmt::format("needs at least 1 head, not {}", problem.num_heads)};
+    return {false, Reason::format("takes bf16, f16 and f32 only, not {}", name(problem.q_dtype))};
+  if (problem.num_heads < 1) return {false, Reason::format("needs at least 1 head, not {}", problem.num_heads)};
   for (int64_t width : {problem.d_qk, problem.d_v})
     if (width < 1 || width > kWidest)
-      return {false, fmt::format("takes head dims from 1 to {}, not {}", kWidest, width)};
+      return {false, Reason::format("takes head dims from 1 to {}, not {}", kWidest, width)};
   return {true, "float64 oracle"};
 }
 

@@ -17,11 +17,19 @@ int32_t round_up(int32_t a, int32_t b) { return ceil_div(a, b) * b; }
 int32_t num_row_groups(const CostModel& cost, int32_t num_rows) { return ceil_div(num_rows, cost.group_rows); }
 
 /// Keys per split when a unit is cut into about `num_splits`.
-int32_t split_keys(int32_t num_keys, int32_t num_splits, int32_t key_block) {
+int32_t split_length(int32_t num_keys, int32_t num_splits, int32_t key_block) {
   const int32_t keys = ceil_div(num_keys, num_splits);
   const int32_t alignment = keys >= 4 * key_block ? key_block : kFineAlignment;
   return std::max(kMinSplitKeys, round_up(keys, alignment));
 }
+
+/// A block of rows of a sequence over all the keys that its last row sees.
+struct Unit {
+  const Sequence& sequence;
+  int32_t row_begin;
+  int32_t row_count;
+  int32_t num_keys;
+};
 
 /// Adds the unit's tasks and their costs, cut every `keys_per_split` keys.
 void add_tasks(const Unit& unit, int32_t keys_per_split, const CostModel& cost, Schedule& schedule,
@@ -31,9 +39,15 @@ void add_tasks(const Unit& unit, int32_t keys_per_split, const CostModel& cost, 
   for (int32_t i = 0; i < num_splits; ++i) {
     const int32_t begin = i * keys_per_split;
     const int32_t end = std::min(unit.num_keys, begin + keys_per_split);
-    schedule.tasks.push_back({.request = unit.request, .head = unit.head, .row_begin = unit.row_begin,
-                              .row_count = unit.row_count, .kv_begin = begin, .kv_end = end, .split_idx = i,
-                              .num_splits = num_splits, .partial_slot = slot});
+    schedule.tasks.push_back({.request = unit.sequence.request,
+                              .head = unit.sequence.head,
+                              .row_begin = unit.row_begin,
+                              .row_count = unit.row_count,
+                              .kv_begin = begin,
+                              .kv_end = end,
+                              .split_idx = i,
+                              .num_splits = num_splits,
+                              .partial_slot = slot});
     const double split_cost = num_splits > 1 ? cost.per_split_group * num_row_groups(cost, unit.row_count) : 0.0;
     costs.push_back(task_cost(cost, unit.row_count, end - begin) + split_cost);
   }
@@ -44,9 +58,8 @@ void add_tasks(const Unit& unit, int32_t keys_per_split, const CostModel& cost, 
 void order_tasks(Schedule& schedule, std::vector<double>& costs) {
   std::vector<int32_t> order(costs.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
-  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
-    return costs[static_cast<size_t>(a)] > costs[static_cast<size_t>(b)];
-  });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int32_t a, int32_t b) { return costs[static_cast<size_t>(a)] > costs[static_cast<size_t>(b)]; });
   std::vector<Task> tasks;
   std::vector<double> sorted;
   tasks.reserve(order.size());
@@ -73,22 +86,33 @@ void group_tasks(Schedule& schedule, const std::vector<double>& costs, int32_t n
   }
 }
 
-/// The schedule in which no task costs much more than `largest_task` (0: nothing is split).
-Schedule schedule_with_limit(std::span<const Unit> units, const SplitOptions& options, double largest_task) {
+/// How finely a batch is cut: blocks of at most `max_rows` rows, tasks that cost little more than `largest_task` (0:
+/// nothing is split).
+struct Cut {
+  int32_t max_rows;
+  double largest_task;
+};
+
+Schedule schedule_with_cut(std::span<const Sequence> sequences, const SplitOptions& options, const Cut& cut) {
   Schedule schedule;
   std::vector<double> costs;
-  schedule.tasks.reserve(units.size());
-  costs.reserve(units.size());
-  for (const Unit& unit : units) {
-    int32_t keys = std::max(1, unit.num_keys);
-    if (options.split && options.batch_invariant) {
-      keys = split_keys(keys, invariant_num_splits(keys), options.key_block);
-    } else if (largest_task > 0.0) {
-      const double whole = task_cost(options.cost, unit.row_count, unit.num_keys);
-      const auto num_splits = static_cast<int32_t>(std::min(1024.0, whole / largest_task + 0.5));
-      if (num_splits > 1) keys = split_keys(keys, num_splits, options.key_block);
+  schedule.tasks.reserve(sequences.size());
+  costs.reserve(sequences.size());
+  for (const Sequence& sequence : sequences) {
+    const int32_t block = even_block_rows(sequence.num_rows(), cut.max_rows, options.cost.group_rows);
+    for (int32_t row = 0; row < sequence.num_rows(); row += block) {
+      const int32_t count = std::min(block, sequence.num_rows() - row);
+      const Unit unit{sequence, row, count, visible_keys(sequence, row + count - 1)};
+      int32_t keys = std::max(1, unit.num_keys);
+      if (options.split_keys && options.batch_invariant) {
+        keys = split_length(keys, invariant_num_splits(keys), options.key_block);
+      } else if (options.split_keys && cut.largest_task > 0.0) {
+        const double whole = task_cost(options.cost, unit.row_count, unit.num_keys);
+        const auto num_splits = static_cast<int32_t>(std::min(1024.0, whole / cut.largest_task + 0.5));
+        if (num_splits > 1) keys = split_length(keys, num_splits, options.key_block);
+      }
+      add_tasks(unit, keys, options.cost, schedule, costs);
     }
-    add_tasks(unit, keys, options.cost, schedule, costs);
   }
   order_tasks(schedule, costs);
   for (double cost : costs) schedule.total_cost += cost;
@@ -126,19 +150,35 @@ int32_t even_block_rows(int32_t num_rows, int32_t max_rows, int32_t group_rows) 
   return std::min(max_rows, round_up(ceil_div(num_rows, blocks), group_rows));
 }
 
-Schedule make_schedule(std::span<const Unit> units, const SplitOptions& options) {
-  Schedule best = schedule_with_limit(units, options, 0.0);
-  if (!options.split || options.batch_invariant || options.num_workers == 1) return best;
+int32_t visible_keys(const Sequence& sequence, int32_t row) {
+  if (!sequence.causal) return sequence.kv_len;
+  const int32_t token = row / sequence.rows_per_token;
+  return std::clamp(sequence.kv_len - sequence.q_len + token + 1, 0, sequence.kv_len);
+}
 
-  // Finer splits balance better and cost more to merge: take the first limit that the simulation likes best by 1 %.
-  constexpr double kTasksPerWorker[] = {1, 2, 4, 8};
+int64_t max_tasks(int64_t num_rows, int64_t num_sequences, const SplitOptions& options) {
+  const int32_t least_rows = std::min(options.max_rows, kMinBlockGroups * options.cost.group_rows);
+  return num_rows / least_rows + num_sequences + int64_t{kMaxPartialsPerWorker} * options.num_workers;
+}
+
+Schedule make_schedule(std::span<const Sequence> sequences, const SplitOptions& options) {
+  Schedule best = schedule_with_cut(sequences, options, {options.max_rows, 0.0});
+  if (options.batch_invariant || options.num_workers == 1) return best;
+
+  // Finer cuts balance better and cost more: take the first that the simulation likes better by 1 %, until little is
+  // left to gain.
+  constexpr double kTasksPerWorker[] = {0, 1, 2, 4, 8};
   constexpr double kWorthwhile = 0.99;
   const double share = best.total_cost / options.num_workers;
-  for (double tasks : kTasksPerWorker) {
-    Schedule finer = schedule_with_limit(units, options, share / tasks);
-    if (finer.num_partials > kMaxPartialsPerWorker * options.num_workers) break;
-    if (finer.makespan < kWorthwhile * best.makespan) best = std::move(finer);
-  }
+  const int32_t least_rows = kMinBlockGroups * options.cost.group_rows;
+  for (int32_t rows = options.max_rows; rows >= std::min(least_rows, options.max_rows); rows /= 2)
+    for (double tasks : kTasksPerWorker) {
+      if (best.makespan * kWorthwhile <= share) return best;
+      if (tasks > 0 && !options.split_keys) break;
+      Schedule finer = schedule_with_cut(sequences, options, {rows, tasks > 0 ? share / tasks : 0.0});
+      if (finer.num_partials > kMaxPartialsPerWorker * options.num_workers) break;
+      if (finer.makespan < kWorthwhile * best.makespan) best = std::move(finer);
+    }
   return best;
 }
 

@@ -2,8 +2,8 @@
 // How a batch is cut into tasks and the tasks are ordered for the workers. Pure functions: the same lengths and the
 // same number of workers give the same schedule.
 //
-// A *unit* is a block of query rows of one request (decode: rows = queries x heads) over all its keys. A unit that
-// would keep one worker busy while the others wait is split along its keys; its partial states are merged in order.
+// A *unit* is a block of query rows of one sequence over all the keys it sees. Where units leave workers idle, rows are
+// cut into smaller blocks, and units split along their keys, their partial states merged in order.
 #pragma once
 
 #include <cstddef>
@@ -23,27 +23,35 @@ struct Task {
   int32_t partial_slot = -1;  // first partial state of the unit, which owns num_splits consecutive ones; -1: not split
 };
 
-/// What a row block costs, in units of (row group x key): see docs/kernels/cpu.md for where the numbers come from.
-struct CostModel {
-  int32_t group_rows = 16;      // rows computed together
-  double per_key = 1.5;         // loading and packing a key, whatever the rows
-  double per_task_group = 32;   // packing queries and writing outputs, per row group
-  double per_split_group = 4;   // writing and merging one partial state, per row group
+/// Query rows that attend to the same keys: a request (decode: rows = queries x heads) or one head of it (prefill).
+struct Sequence {
+  int32_t request = 0;
+  int32_t head = 0;            // prefill only
+  int32_t q_len = 0;           // query tokens
+  int32_t rows_per_token = 1;  // decode: heads
+  int32_t kv_len = 0;
+  bool causal = true;
+
+  int32_t num_rows() const { return q_len * rows_per_token; }
 };
 
-/// A unit before it is split.
-struct Unit {
-  int32_t request = 0;
-  int32_t head = 0;
-  int32_t row_begin = 0, row_count = 0;
-  int32_t num_keys = 0;  // keys its last row sees
+/// Keys that a row of the sequence sees, bottom-right aligned.
+int32_t visible_keys(const Sequence& sequence, int32_t row);
+
+/// What a task costs, in units of (row group x key): docs/kernels/cpu.md says where the numbers come from.
+struct CostModel {
+  int32_t group_rows = 16;      // rows computed together
+  double per_key = 0.08;        // loading a key, whatever the rows
+  double per_task_group = 20;   // packing queries and writing outputs, per row group
+  double per_split_group = 30;  // handing one partial state to another processor and merging it, per row group
 };
 
 struct SplitOptions {
   int32_t num_workers = 1;
-  int32_t key_block = 64;        // splits longer than this fall on its multiples
-  bool split = true;             // false: units stay whole
-  bool batch_invariant = false;  // split by the unit's own length alone, whatever the batch and the workers
+  int32_t max_rows = 128;        // of a unit
+  int32_t key_block = 64;        // splits longer than a few of these fall on their multiples
+  bool split_keys = true;        // false: a unit is one task
+  bool batch_invariant = false;  // cut by the sequence's own lengths alone, whatever the batch and the workers
   CostModel cost = {};
 };
 
@@ -60,6 +68,8 @@ struct Schedule {
 
 /// More partial states than this times the workers never arise, unless batch_invariant is set.
 inline constexpr int32_t kMaxPartialsPerWorker = 16;
+/// Row blocks are not cut below this many row groups to balance a batch.
+inline constexpr int32_t kMinBlockGroups = 2;
 /// Keys per split under batch_invariant, until kInvariantMaxSplits of them no longer suffice.
 inline constexpr int32_t kInvariantSplitKeys = 2048;
 inline constexpr int32_t kInvariantMaxSplits = 8;
@@ -70,8 +80,11 @@ int32_t invariant_num_splits(int32_t num_keys);
 /// Cost of `num_rows` rows over `num_keys` keys as one task.
 double task_cost(const CostModel& cost, int32_t num_rows, int32_t num_keys);
 
-/// Splits `units` and orders the tasks.
-Schedule make_schedule(std::span<const Unit> units, const SplitOptions& options);
+/// Cuts the sequences into tasks and orders them.
+Schedule make_schedule(std::span<const Sequence> sequences, const SplitOptions& options);
+
+/// No schedule has more tasks than this, split or not, for `num_rows` rows in `num_sequences` sequences.
+int64_t max_tasks(int64_t num_rows, int64_t num_sequences, const SplitOptions& options);
 
 /// Time until `num_workers` have taken all of `costs` in order, each worker taking the next as it becomes free.
 double simulate(std::span<const double> costs, int32_t num_workers);

@@ -14,9 +14,10 @@ namespace {
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
 TEST(TaskList, HandsEveryTaskToOneWorkerAndCanRunAgain) {
-  std::vector<plan::Unit> units;
-  for (int32_t i = 0; i < 300; ++i) units.push_back({.request = i, .row_count = 1 + i % 20, .num_keys = 10 * i});
-  const plan::Schedule schedule = plan::make_schedule(units, {.num_workers = 3, .key_block = 96});
+  std::vector<plan::Sequence> sequences;
+  for (int32_t i = 0; i < 300; ++i)
+    sequences.push_back({.request = i, .q_len = 1, .rows_per_token = 1 + i % 20, .kv_len = 10 * i});
+  const plan::Schedule schedule = plan::make_schedule(sequences, {.num_workers = 3, .key_block = 96});
   const TaskList::Capacity capacity{.tasks = 400, .partials = 48};
   Carver counter(nullptr);
   const TaskList counted(counter, capacity);

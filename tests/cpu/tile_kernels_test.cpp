@@ -89,9 +89,13 @@ TEST_P(TileKernelsTest, ScoresAreDotProducts) {
       const auto k_bytes = stored(k);
       const auto element_bytes = size_of(element());
       std::vector<uint32_t> packed(static_cast<size_t>(lane_words(rows, d / kernels_->pack)));
-      for (int32_t row = 0; row < rows; ++row)
-        kernels_->pack_query(&q_bytes[static_cast<size_t>(row * d) * element_bytes], element(), d, row % lanes,
-                             &packed[static_cast<size_t>(row / lanes * d / kernels_->pack * lanes)]);
+      for (int32_t group = 0; group < groups; ++group) {
+        std::vector<const void*> group_rows;
+        for (int32_t row = group * lanes; row < (group + 1) * lanes; ++row)
+          group_rows.push_back(&q_bytes[static_cast<size_t>(row * d) * element_bytes]);
+        kernels_->pack_queries(group_rows.data(), element(), d,
+                               &packed[static_cast<size_t>(group * d / kernels_->pack * lanes)]);
+      }
       const int32_t padded = (num_keys + kKeyTile - 1) / kKeyTile * kKeyTile;
       std::vector<std::vector<const void*>> lists(2, std::vector<const void*>(static_cast<size_t>(padded)));
       Segment segments[2];
@@ -100,14 +104,16 @@ TEST_P(TileKernelsTest, ScoresAreDotProducts) {
         for (int32_t key = 0; key < padded; ++key)
           lists[i][static_cast<size_t>(key)] =
               &k_bytes[(static_cast<size_t>(std::min(key, num_keys - 1) * d) + offset) * element_bytes];
-        segments[i] = {.rows = lists[i].data(), .steps = widths[i] / kernels_->pack, .next_begin = 0,
-                       .next_stride = 64, .next_rows = i == 0 ? lists[i].data() : nullptr};
+        segments[i] = {.rows = lists[i].data(), .steps = widths[i] / kernels_->pack};
         offset += static_cast<size_t>(widths[i]);
       }
       const int64_t stride = static_cast<int64_t>(padded) * lanes;
       std::vector<float> s(static_cast<size_t>(groups * stride));
-      kernels_->scores(packed.data(), static_cast<int64_t>(d / kernels_->pack) * lanes, groups, segments, 2, num_keys,
-                       s.data(), stride);
+      const Prefetch prefetch{.rows = {lists[0].data(), lists[1].data()}, .lines = {3, 1}};
+      const int32_t middle = num_keys > kKeyTile ? kKeyTile : 0;  // in two calls
+      const int64_t q_stride = static_cast<int64_t>(d / kernels_->pack) * lanes;
+      kernels_->scores(packed.data(), q_stride, groups, segments, 2, prefetch, 0, middle, s.data(), stride);
+      kernels_->scores(packed.data(), q_stride, groups, segments, 2, prefetch, middle, num_keys, s.data(), stride);
       for (int32_t row = 0; row < rows; ++row)
         for (int32_t key = 0; key < num_keys; ++key) {
           double expected = 0.0;
@@ -117,6 +123,15 @@ TEST_P(TileKernelsTest, ScoresAreDotProducts) {
           ASSERT_NEAR(got, expected, 1e-4) << groups << " groups, row " << row << ", key " << key;
         }
     }
+}
+
+TEST_P(TileKernelsTest, MissingQueriesAreZero) {
+  const int32_t lanes = kernels_->lanes;
+  constexpr int32_t kWidth = 64;
+  const std::vector<const void*> rows(static_cast<size_t>(lanes), nullptr);
+  std::vector<uint32_t> packed(static_cast<size_t>(kWidth / kernels_->pack * lanes), 0xFFFFFFFFU);
+  kernels_->pack_queries(rows.data(), element(), kWidth, packed.data());
+  for (uint32_t word : packed) EXPECT_EQ(word, 0U);
 }
 
 TEST_P(TileKernelsTest, SoftmaxIsOnline) {
@@ -260,8 +275,7 @@ TEST_P(TileKernelsTest, WeightedSumSkipsRowsOfWeightZero) {
   const std::vector<float> init(kWidth, 1.0F);
   std::vector<float> out(kWidth);
   kernels_->weighted_sum(rows.data(), kWidth, DType::kF32, 3, weight, 2, kWidth, init.data(), out.data(), DType::kF32);
-  for (size_t i = 0; i < kWidth; ++i)
-    EXPECT_NEAR(out[i], 1.0F + 0.25F * rows[i] + 0.5F * rows[2 * kWidth + i], 1e-6);
+  for (size_t i = 0; i < kWidth; ++i) EXPECT_NEAR(out[i], 1.0F + 0.25F * rows[i] + 0.5F * rows[2 * kWidth + i], 1e-6);
 }
 
 TEST_P(TileKernelsTest, ConvertsEveryNarrowCode) {
@@ -288,9 +302,9 @@ TEST_P(TileKernelsTest, ConvertsEveryNarrowCode) {
 
 TEST_P(TileKernelsTest, RoundsFloatsLikeTheScalarConversions) {
   std::vector<float> values;
-  for (int i = 0; i < 100003; ++i) values.push_back(std::bit_cast<float>(static_cast<uint32_t>(random_())));  // odd tail
-  for (float special : {0.0F, -0.0F, 65504.0F, 65519.9F, 65520.0F, 1e-8F, 5.96e-8F, 3.3e38F})
-    values.push_back(special);
+  for (int i = 0; i < 100003; ++i)
+    values.push_back(std::bit_cast<float>(static_cast<uint32_t>(random_())));  // odd tail
+  for (float special : {0.0F, -0.0F, 65504.0F, 65519.9F, 65520.0F, 1e-8F, 5.96e-8F, 3.3e38F}) values.push_back(special);
   std::vector<uint16_t> out(values.size());
   for (DType dtype : {DType::kBF16, DType::kF16}) {
     kernels_->convert(values.data(), DType::kF32, out.data(), dtype, static_cast<int64_t>(values.size()));

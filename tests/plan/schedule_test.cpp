@@ -11,44 +11,51 @@
 namespace mla::plan {
 namespace {
 
-std::vector<Unit> ragged_units(uint32_t seed, int32_t count, int32_t longest) {
+std::vector<Sequence> ragged_sequences(uint32_t seed, int32_t count, int32_t longest) {
   std::mt19937 random(seed);
-  std::vector<Unit> units;
-  for (int32_t i = 0; i < count; ++i) {
-    const auto keys = static_cast<int32_t>(random() % static_cast<uint32_t>(longest + 1));
-    const auto rows = static_cast<int32_t>(1 + random() % 128);
-    units.push_back({.request = i, .head = 0, .row_begin = 0, .row_count = rows, .num_keys = keys});
-  }
-  return units;
+  const auto below = [&](int32_t bound) { return static_cast<int32_t>(random() % static_cast<uint32_t>(bound)); };
+  std::vector<Sequence> sequences;
+  for (int32_t i = 0; i < count; ++i)
+    sequences.push_back({.request = i,
+                         .q_len = below(5),
+                         .rows_per_token = 1 + below(128),
+                         .kv_len = below(longest + 1),
+                         .causal = below(2) == 0});
+  return sequences;
 }
 
-/// Every key of every unit in exactly one task; splits numbered in key order; partial slots disjoint.
-void expect_complete(const std::vector<Unit>& units, const Schedule& schedule) {
-  std::map<std::tuple<int32_t, int32_t, int32_t>, std::vector<Task>> by_unit;
-  for (const Task& task : schedule.tasks) by_unit[{task.request, task.head, task.row_begin}].push_back(task);
-  ASSERT_EQ(by_unit.size(), units.size());
+/// Every visible key of every row in exactly one task; splits numbered in key order; partial slots disjoint.
+void expect_complete(const std::vector<Sequence>& sequences, const Schedule& schedule, const SplitOptions& options) {
+  std::map<int32_t, std::map<int32_t, std::vector<Task>>> blocks;  // by request and first row
+  for (const Task& task : schedule.tasks) blocks[task.request][task.row_begin].push_back(task);
   std::vector<int> slot_uses(static_cast<size_t>(schedule.num_partials), 0);
-  for (const Unit& unit : units) {
-    auto& tasks = by_unit[{unit.request, unit.head, unit.row_begin}];
-    std::sort(tasks.begin(), tasks.end(), [](const Task& a, const Task& b) { return a.split_idx < b.split_idx; });
-    int32_t next_key = 0;
-    for (size_t i = 0; i < tasks.size(); ++i) {
-      const Task& task = tasks[i];
-      EXPECT_EQ(task.split_idx, static_cast<int32_t>(i));
-      EXPECT_EQ(task.num_splits, static_cast<int32_t>(tasks.size()));
-      EXPECT_EQ(task.row_count, unit.row_count);
-      EXPECT_EQ(task.kv_begin, next_key);
-      EXPECT_TRUE(task.kv_end > task.kv_begin || unit.num_keys == 0);
-      next_key = task.kv_end;
-      if (task.num_splits == 1) {
-        EXPECT_EQ(task.partial_slot, -1);
-      } else {
-        ASSERT_GE(task.partial_slot, 0);
-        ASSERT_LT(task.partial_slot + task.split_idx, schedule.num_partials);
-        ++slot_uses[static_cast<size_t>(task.partial_slot + task.split_idx)];
+  for (const Sequence& sequence : sequences) {
+    int32_t next_row = 0;
+    for (auto& [row, tasks] : blocks[sequence.request]) {
+      EXPECT_EQ(row, next_row);
+      next_row = row + tasks[0].row_count;
+      EXPECT_LE(tasks[0].row_count, options.max_rows);
+      std::sort(tasks.begin(), tasks.end(), [](const Task& a, const Task& b) { return a.split_idx < b.split_idx; });
+      int32_t next_key = 0;
+      for (size_t i = 0; i < tasks.size(); ++i) {
+        const Task& task = tasks[i];
+        EXPECT_EQ(task.split_idx, static_cast<int32_t>(i));
+        EXPECT_EQ(task.num_splits, static_cast<int32_t>(tasks.size()));
+        EXPECT_EQ(task.row_count, tasks[0].row_count);
+        EXPECT_EQ(task.kv_begin, next_key);
+        EXPECT_TRUE(task.kv_end > task.kv_begin || tasks.size() == 1);
+        next_key = task.kv_end;
+        if (task.num_splits == 1) {
+          EXPECT_EQ(task.partial_slot, -1);
+        } else {
+          ASSERT_GE(task.partial_slot, 0);
+          ASSERT_LT(task.partial_slot + task.split_idx, schedule.num_partials);
+          ++slot_uses[static_cast<size_t>(task.partial_slot + task.split_idx)];
+        }
       }
+      EXPECT_EQ(next_key, visible_keys(sequence, next_row - 1));
     }
-    EXPECT_EQ(next_key, unit.num_keys);
+    EXPECT_EQ(next_row, sequence.num_rows());
   }
   for (int uses : slot_uses) EXPECT_EQ(uses, 1);
   ASSERT_FALSE(schedule.group_begin.empty());
@@ -57,27 +64,35 @@ void expect_complete(const std::vector<Unit>& units, const Schedule& schedule) {
   EXPECT_TRUE(std::is_sorted(schedule.group_begin.begin(), schedule.group_begin.end()));
 }
 
+/// One query token of `rows` heads that sees `keys` keys.
+Sequence one_token(int32_t request, int32_t rows, int32_t keys) {
+  return {.request = request, .q_len = 1, .rows_per_token = rows, .kv_len = keys};
+}
+
 TEST(Schedule, CoversEveryKeyOnceWhateverTheBatch) {
   for (uint32_t seed = 0; seed < 200; ++seed) {
     SCOPED_TRACE(seed);
-    const auto units = ragged_units(seed, 1 + static_cast<int32_t>(seed % 40), seed % 3 == 0 ? 50 : 40000);
+    const auto sequences = ragged_sequences(seed, 1 + static_cast<int32_t>(seed % 40), seed % 3 == 0 ? 50 : 40000);
     for (bool invariant : {false, true}) {
-      const SplitOptions options{.num_workers = 1 + static_cast<int32_t>(seed % 9), .key_block = 96,
-                                 .batch_invariant = invariant};
-      const Schedule schedule = make_schedule(units, options);
-      expect_complete(units, schedule);
-      if (!invariant) {
-        EXPECT_LE(schedule.num_partials, kMaxPartialsPerWorker * options.num_workers);
-      }
+      const SplitOptions options{
+          .num_workers = 1 + static_cast<int32_t>(seed % 9), .key_block = 96, .batch_invariant = invariant};
+      const Schedule schedule = make_schedule(sequences, options);
+      expect_complete(sequences, schedule, options);
+      if (invariant) continue;
+      EXPECT_LE(schedule.num_partials, kMaxPartialsPerWorker * options.num_workers);
+      int64_t rows = 0;
+      for (const Sequence& sequence : sequences) rows += sequence.num_rows();
+      EXPECT_LE(static_cast<int64_t>(schedule.tasks.size()),
+                max_tasks(rows, static_cast<int64_t>(sequences.size()), options));
     }
   }
 }
 
 TEST(Schedule, IsDeterministic) {
-  const auto units = ragged_units(7, 50, 30000);
+  const auto sequences = ragged_sequences(7, 50, 30000);
   const SplitOptions options{.num_workers = 6, .key_block = 96};
-  const Schedule a = make_schedule(units, options);
-  const Schedule b = make_schedule(units, options);
+  const Schedule a = make_schedule(sequences, options);
+  const Schedule b = make_schedule(sequences, options);
   ASSERT_EQ(a.tasks.size(), b.tasks.size());
   for (size_t i = 0; i < a.tasks.size(); ++i) {
     EXPECT_EQ(a.tasks[i].request, b.tasks[i].request);
@@ -88,69 +103,89 @@ TEST(Schedule, IsDeterministic) {
 }
 
 TEST(Schedule, SplitsALoneLongRequestOverAllWorkers) {
-  const Unit unit{.request = 0, .row_count = 16, .num_keys = 32768};
+  const Sequence sequence = one_token(0, 16, 32768);
   for (int32_t workers : {2, 3, 8, 32}) {
-    const Schedule schedule = make_schedule(std::span(&unit, 1), {.num_workers = workers, .key_block = 96});
+    const Schedule schedule = make_schedule(std::span(&sequence, 1), {.num_workers = workers, .key_block = 96});
     EXPECT_GE(static_cast<int32_t>(schedule.tasks.size()), workers);
-    EXPECT_LE(schedule.makespan, 1.15 * schedule.total_cost / workers) << workers << " workers";
+    EXPECT_LE(schedule.makespan, 1.2 * schedule.total_cost / workers) << workers << " workers";
   }
 }
 
-TEST(Schedule, LeavesAnEvenBatchWhole) {
-  std::vector<Unit> units;
-  for (int32_t i = 0; i < 32; ++i) units.push_back({.request = i, .row_count = 128, .num_keys = 4096});
-  const Schedule schedule = make_schedule(units, {.num_workers = 2, .key_block = 96});
+TEST(Schedule, CutsRowsRatherThanKeysWhereThatBalances) {
+  const Sequence sequence = one_token(0, 128, 4096);
+  const Schedule schedule = make_schedule(std::span(&sequence, 1), {.num_workers = 2, .key_block = 96});
   EXPECT_EQ(schedule.num_partials, 0);
-  EXPECT_EQ(schedule.tasks.size(), units.size());
+  ASSERT_EQ(schedule.tasks.size(), 2U);
+  EXPECT_EQ(schedule.tasks[0].row_count, 64);
+}
+
+TEST(Schedule, LeavesAnEvenBatchWhole) {
+  std::vector<Sequence> sequences;
+  for (int32_t i = 0; i < 32; ++i) sequences.push_back(one_token(i, 128, 4096));
+  const Schedule schedule = make_schedule(sequences, {.num_workers = 2, .key_block = 96});
+  EXPECT_EQ(schedule.num_partials, 0);
+  EXPECT_EQ(schedule.tasks.size(), sequences.size());
 }
 
 TEST(Schedule, KeepsRaggedBatchesBalanced) {
   for (uint32_t seed = 0; seed < 50; ++seed) {
-    const auto units = ragged_units(seed, 64, 16384);
+    const auto sequences = ragged_sequences(seed, 64, 16384);
     for (int32_t workers : {2, 4, 16}) {
-      const Schedule schedule = make_schedule(units, {.num_workers = workers, .key_block = 96});
+      const Schedule schedule = make_schedule(sequences, {.num_workers = workers, .key_block = 96});
       EXPECT_LE(schedule.makespan, 1.1 * schedule.total_cost / workers) << "seed " << seed << ", " << workers;
     }
   }
 }
 
 TEST(Schedule, GroupsShortRequests) {
-  std::vector<Unit> units;
-  for (int32_t i = 0; i < 1024; ++i) units.push_back({.request = i, .row_count = 16, .num_keys = 1 + i % 7});
-  const Schedule schedule = make_schedule(units, {.num_workers = 2, .key_block = 96});
-  EXPECT_EQ(schedule.tasks.size(), units.size());
+  std::vector<Sequence> sequences;
+  for (int32_t i = 0; i < 1024; ++i) sequences.push_back(one_token(i, 16, 1 + i % 7));
+  const Schedule schedule = make_schedule(sequences, {.num_workers = 2, .key_block = 96});
+  EXPECT_EQ(schedule.tasks.size(), sequences.size());
   EXPECT_LE(schedule.num_groups(), 130);
   EXPECT_GE(schedule.num_groups(), 64);
 }
 
-TEST(Schedule, InvariantSplitDependsOnTheUnitAlone) {
-  const Unit probe{.request = 0, .row_count = 64, .num_keys = 9999};
-  const auto splits_of_probe = [&](std::vector<Unit> others, int32_t workers) {
+TEST(Schedule, InvariantCutsDependOnTheSequenceAlone) {
+  const Sequence probe{.request = 0, .q_len = 3, .rows_per_token = 64, .kv_len = 9999};
+  const auto cuts_of_probe = [&](std::vector<Sequence> others, int32_t workers) {
     others.insert(others.begin(), probe);
-    const Schedule schedule =
-        make_schedule(others, {.num_workers = workers, .key_block = 96, .batch_invariant = true});
-    std::vector<std::pair<int32_t, int32_t>> ranges;
+    const Schedule schedule = make_schedule(others, {.num_workers = workers, .key_block = 96, .batch_invariant = true});
+    std::vector<std::tuple<int32_t, int32_t, int32_t>> cuts;
     for (const Task& task : schedule.tasks)
-      if (task.request == 0) ranges.emplace_back(task.kv_begin, task.kv_end);
-    std::sort(ranges.begin(), ranges.end());
-    return ranges;
+      if (task.request == 0) cuts.emplace_back(task.row_begin, task.kv_begin, task.kv_end);
+    std::sort(cuts.begin(), cuts.end());
+    return cuts;
   };
-  const auto alone = splits_of_probe({}, 1);
-  EXPECT_GT(alone.size(), 1U);
-  auto others = ragged_units(3, 40, 60000);
-  for (Unit& unit : others) ++unit.request;
-  EXPECT_EQ(splits_of_probe(others, 1), alone);
-  EXPECT_EQ(splits_of_probe(others, 7), alone);
-  EXPECT_EQ(splits_of_probe({}, 64), alone);
+  const auto alone = cuts_of_probe({}, 1);
+  EXPECT_GT(alone.size(), 2U);
+  auto others = ragged_sequences(3, 40, 60000);
+  for (Sequence& sequence : others) ++sequence.request;
+  EXPECT_EQ(cuts_of_probe(others, 1), alone);
+  EXPECT_EQ(cuts_of_probe(others, 7), alone);
+  EXPECT_EQ(cuts_of_probe({}, 64), alone);
 }
 
-TEST(Schedule, NeverSplitsWhereToldNotTo) {
-  const Unit unit{.request = 0, .row_count = 128, .num_keys = 100000};
+TEST(Schedule, NeverSplitsKeysWhereToldNotTo) {
+  const Sequence sequence = one_token(0, 32, 100000);
   for (bool invariant : {false, true}) {
-    const Schedule schedule = make_schedule(
-        std::span(&unit, 1), {.num_workers = 8, .key_block = 96, .split = false, .batch_invariant = invariant});
+    const Schedule schedule =
+        make_schedule(std::span(&sequence, 1),
+                      {.num_workers = 8, .key_block = 96, .split_keys = false, .batch_invariant = invariant});
     EXPECT_EQ(schedule.tasks.size(), 1U);
   }
+}
+
+TEST(VisibleKeys, AreBottomRightAligned) {
+  const Sequence causal{.request = 0, .q_len = 3, .rows_per_token = 2, .kv_len = 10};
+  EXPECT_EQ(visible_keys(causal, 0), 8);
+  EXPECT_EQ(visible_keys(causal, 1), 8);
+  EXPECT_EQ(visible_keys(causal, 5), 10);
+  const Sequence more_queries_than_keys{.request = 0, .q_len = 5, .rows_per_token = 1, .kv_len = 2};
+  EXPECT_EQ(visible_keys(more_queries_than_keys, 2), 0);
+  EXPECT_EQ(visible_keys(more_queries_than_keys, 3), 1);
+  const Sequence full{.request = 0, .q_len = 5, .rows_per_token = 1, .kv_len = 2, .causal = false};
+  EXPECT_EQ(visible_keys(full, 0), 2);
 }
 
 TEST(Schedule, EmptyBatchHasNoGroups) {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kit/buffer.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -74,6 +76,17 @@ Buffer copy_of(std::span<const T> values) {
   return buffer;
 }
 
+/// Transparent huge pages for the inside of a large range, so that timings of random rows are not those of the TLB. A
+/// refusal only costs speed.
+void advise_huge_pages([[maybe_unused]] std::byte* memory, [[maybe_unused]] size_t size) {
+#ifdef MADV_HUGEPAGE
+  constexpr uintptr_t kHugePage = uintptr_t{2} << 20;
+  const auto begin = (reinterpret_cast<uintptr_t>(memory) + kHugePage - 1) / kHugePage * kHugePage;
+  const auto end = (reinterpret_cast<uintptr_t>(memory) + size) / kHugePage * kHugePage;
+  if (begin < end) static_cast<void>(madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE));
+#endif
+}
+
 }  // namespace
 
 void Buffer::Free::operator()(std::byte* memory) const { ::operator delete (memory, std::align_val_t{kAlignment}); }
@@ -83,6 +96,7 @@ Buffer::Buffer(size_t size, size_t misalign)
           static_cast<std::byte*>(::operator new (2 * kGuardBytes + size + kAlignment, std::align_val_t{kAlignment}))),
       data_(memory_.get() + kGuardBytes + misalign),
       size_(size) {
+  advise_huge_pages(data_, size_);
   std::memset(memory_.get(), kGuardByte, static_cast<size_t>(data_ - memory_.get()));
   std::memset(data_ + size_, kGuardByte, kGuardBytes);
 }
