@@ -21,7 +21,7 @@ const TileKernels& kernels_for(const KernelSet& set, const core::DecodeArgs& arg
   return set.pick(args.q_dtype, cache_dtype(args.cache));
 }
 
-plan::Sequence sequence_of(const core::DecodeArgs& args, int32_t request) {
+schedule::Sequence sequence_of(const core::DecodeArgs& args, int32_t request) {
   return {.request = request,
           .head = 0,
           .q_len = args.queries.len(request),
@@ -30,9 +30,9 @@ plan::Sequence sequence_of(const core::DecodeArgs& args, int32_t request) {
           .causal = args.causal};
 }
 
-plan::SplitOptions split_options(const core::DecodeArgs& args, const TileKernels& kernels, const TileShape& shape,
+schedule::SplitOptions split_options(const core::DecodeArgs& args, const TileKernels& kernels, const TileShape& shape,
                                  int32_t num_threads) {
-  plan::SplitOptions options{.num_workers = num_threads,
+  schedule::SplitOptions options{.num_workers = num_threads,
                              .max_rows = shape.max_rows,
                              .key_block = shape.key_block,
                              .batch_invariant = args.batch_invariant};
@@ -40,10 +40,10 @@ plan::SplitOptions split_options(const core::DecodeArgs& args, const TileKernels
   return options;
 }
 
-plan::Schedule schedule_of(const core::DecodeArgs& args, const plan::SplitOptions& options) {
-  std::vector<plan::Sequence> sequences;
+schedule::Schedule schedule_of(const core::DecodeArgs& args, const schedule::SplitOptions& options) {
+  std::vector<schedule::Sequence> sequences;
   for (int32_t request = 0; request < args.batch_size; ++request) sequences.push_back(sequence_of(args, request));
-  return plan::make_schedule(sequences, options);
+  return schedule::make_schedule(sequences, options);
 }
 
 /// Everything `run` finds in the workspace.
@@ -67,14 +67,14 @@ struct Layout {
 };
 
 /// Room for any lengths of these shapes; batch_invariant splits by length, so there the lengths decide.
-TaskList::Capacity capacity_of(const core::DecodeArgs& args, const plan::SplitOptions& options) {
+TaskList::Capacity capacity_of(const core::DecodeArgs& args, const schedule::SplitOptions& options) {
   if (args.batch_invariant) {
-    const plan::Schedule schedule = schedule_of(args, options);
+    const schedule::Schedule schedule = schedule_of(args, options);
     return {.tasks = static_cast<int32_t>(schedule.tasks.size()), .partials = schedule.num_partials};
   }
-  const int64_t tasks = plan::max_tasks(args.num_tokens * args.num_heads, args.batch_size, options);
+  const int64_t tasks = schedule::max_tasks(args.num_tokens * args.num_heads, args.batch_size, options);
   return {.tasks = static_cast<int32_t>(tasks),
-          .partials = options.num_workers > 1 ? plan::kMaxPartialsPerWorker * options.num_workers : 0};
+          .partials = options.num_workers > 1 ? schedule::kMaxPartialsPerWorker * options.num_workers : 0};
 }
 
 /// Addresses of a request's rows in one tensor of the cache.
@@ -103,7 +103,7 @@ class PagedLoader {
   PagedLoader(const core::DecodeArgs& args, int32_t request, Tiles& tiles)
       : tiles_(tiles), in_place_(tiles.kernels().pack == 2), dtype_(cache_dtype(args.cache)) {
     const core::Cache& cache = args.cache;
-    const bool one_tensor = cache.kpe == static_cast<const uint16_t*>(cache.ckv) + cache.d_ckv &&
+    const bool one_tensor = cache.ckv != nullptr && cache.kpe == static_cast<const uint16_t*>(cache.ckv) + cache.d_ckv &&
                             cache.kpe_stride_page == cache.ckv_stride_page &&
                             cache.kpe_stride_token == cache.ckv_stride_token;
     const auto part = [&](const void* base, int64_t page_stride, int64_t row_stride) {
@@ -171,7 +171,7 @@ class DecodeRun {
   DecodeRun(const core::DecodeArgs& args, const TileKernels& kernels, const TileShape& shape, const Layout& layout)
       : args_(args), kernels_(kernels), shape_(shape), layout_(layout) {}
 
-  void run(const plan::Task& task, Tiles& tiles) const {
+  void run(const schedule::Task& task, Tiles& tiles) const {
     pack_rows(task, tiles);
     const float scale_log2 = args_.sm_scale * std::numbers::log2e_v<float>;
     PagedLoader loader(args_, task.request, tiles);
@@ -196,11 +196,11 @@ class DecodeRun {
   }
 
  private:
-  void pack_rows(const plan::Task& task, Tiles& tiles) const {
+  void pack_rows(const schedule::Task& task, Tiles& tiles) const {
     tiles.begin(task.row_count);
     const auto element = static_cast<int64_t>(size_of(args_.q_dtype));
     const int32_t first_token = args_.queries.begin(task.request);
-    const plan::Sequence sequence = sequence_of(args_, task.request);
+    const schedule::Sequence sequence = sequence_of(args_, task.request);
     for (int32_t i = 0; i < task.row_count; ++i) {
       const int32_t row = task.row_begin + i;
       const int64_t token = first_token + row / args_.num_heads;
@@ -209,12 +209,12 @@ class DecodeRun {
                          (token * args_.q_nope_stride_token + head * args_.q_nope_stride_head) * element;
       const auto* pe = static_cast<const char*>(args_.q_pe) +
                        (token * args_.q_pe_stride_token + head * args_.q_pe_stride_head) * element;
-      tiles.set_row(i, nope, pe, std::min(plan::visible_keys(sequence, row), task.kv_end));
+      tiles.set_row(i, nope, pe, std::min(schedule::visible_keys(sequence, row), task.kv_end));
     }
     tiles.pack_queries(args_.q_dtype, args_.cache.d_ckv);
   }
 
-  void* output(const plan::Task& task, int32_t i) const {
+  void* output(const schedule::Task& task, int32_t i) const {
     const int32_t row = task.row_begin + i;
     const int64_t token = args_.queries.begin(task.request) + row / args_.num_heads;
     const int64_t head = row % args_.num_heads;
@@ -222,7 +222,7 @@ class DecodeRun {
            (token * args_.o_stride_token + head * args_.o_stride_head) * static_cast<int64_t>(size_of(args_.o_dtype));
   }
 
-  void write_lse(const plan::Task& task, int32_t i, float lse_log2) const {
+  void write_lse(const schedule::Task& task, int32_t i, float lse_log2) const {
     if (args_.lse == nullptr) return;
     const int32_t row = task.row_begin + i;
     const int64_t token = args_.queries.begin(task.request) + row / args_.num_heads;
@@ -231,7 +231,7 @@ class DecodeRun {
         args_.lse_base == LseBase::kE ? lse_log2 * std::numbers::ln2_v<float> : lse_log2;
   }
 
-  void merge(const plan::Task& task) const {
+  void merge(const schedule::Task& task) const {
     const int64_t first = static_cast<int64_t>(task.partial_slot) * shape_.max_rows;
     float* weight = layout_.partial_lse + first;  // of row i and split n, [n * max_rows + i], becomes the weight
     for (int32_t i = 0; i < task.row_count; ++i) {
@@ -255,7 +255,7 @@ size_t decode_workspace_size(const KernelSet& set, const core::DecodeArgs& args,
   const TileKernels& kernels = kernels_for(set, args);
   const TileShape shape = TileShape::choose(kernels, args.d_qk, args.d_v);
   Carver carver(nullptr);
-  const plan::SplitOptions options = split_options(args, kernels, shape, num_threads);
+  const schedule::SplitOptions options = split_options(args, kernels, shape, num_threads);
   const Layout layout(carver, kernels, shape, capacity_of(args, options), num_threads);
   return carver.used();
 }
@@ -264,7 +264,7 @@ dispatch::PlanSummary plan_decode(const KernelSet& set, const core::DecodeArgs& 
                                   std::span<std::byte> workspace) {
   const TileKernels& kernels = kernels_for(set, args);
   const TileShape shape = TileShape::choose(kernels, args.d_qk, args.d_v);
-  const plan::SplitOptions options = split_options(args, kernels, shape, num_threads);
+  const schedule::SplitOptions options = split_options(args, kernels, shape, num_threads);
   Carver carver(workspace.data());
   Layout layout(carver, kernels, shape, capacity_of(args, options), num_threads);
   return layout.tasks.store(schedule_of(args, options), shape);
@@ -278,7 +278,7 @@ void run_decode(const KernelSet& set, const core::DecodeArgs& args, core::Thread
   const Layout layout(carver, kernels, shape, TaskList::stored_capacity(workspace.data()), pool.size());
   for (int32_t i = 0; i < layout.tasks.num_partials(); ++i) layout.merged_splits[i].store(0, std::memory_order_relaxed);
   const DecodeRun run(args, kernels, shape, layout);
-  layout.tasks.for_each(pool, [&](const plan::Task& task, int32_t worker) {
+  layout.tasks.for_each(pool, [&](const schedule::Task& task, int32_t worker) {
     Tiles tiles(kernels, shape, layout.tiles + static_cast<size_t>(worker) * layout.tile_bytes);
     run.run(task, tiles);
   });

@@ -16,7 +16,7 @@ const TileKernels& kernels_for(const KernelSet& set, const core::PrefillArgs& ar
   return set.pick(args.dtype, args.dtype);
 }
 
-plan::Sequence sequence_of(const core::PrefillArgs& args, int32_t request, int32_t head) {
+schedule::Sequence sequence_of(const core::PrefillArgs& args, int32_t request, int32_t head) {
   return {.request = request,
           .head = head,
           .q_len = args.qo_indptr[request + 1] - args.qo_indptr[request],
@@ -25,9 +25,9 @@ plan::Sequence sequence_of(const core::PrefillArgs& args, int32_t request, int32
           .causal = args.causal};
 }
 
-plan::SplitOptions split_options(const core::PrefillArgs& args, const TileKernels& kernels, const TileShape& shape,
+schedule::SplitOptions split_options(const core::PrefillArgs& args, const TileKernels& kernels, const TileShape& shape,
                                  int32_t num_threads) {
-  plan::SplitOptions options{.num_workers = num_threads,
+  schedule::SplitOptions options{.num_workers = num_threads,
                              .max_rows = shape.max_rows,
                              .key_block = shape.key_block,
                              .split_keys = false,
@@ -36,11 +36,11 @@ plan::SplitOptions split_options(const core::PrefillArgs& args, const TileKernel
   return options;
 }
 
-plan::Schedule schedule_of(const core::PrefillArgs& args, const plan::SplitOptions& options) {
-  std::vector<plan::Sequence> sequences;
+schedule::Schedule schedule_of(const core::PrefillArgs& args, const schedule::SplitOptions& options) {
+  std::vector<schedule::Sequence> sequences;
   for (int32_t request = 0; request < args.batch_size; ++request)
     for (int32_t head = 0; head < args.num_heads; ++head) sequences.push_back(sequence_of(args, request, head));
-  return plan::make_schedule(sequences, options);
+  return schedule::make_schedule(sequences, options);
 }
 
 struct Layout {
@@ -55,9 +55,9 @@ struct Layout {
   }
 };
 
-TaskList::Capacity capacity_of(const core::PrefillArgs& args, const plan::SplitOptions& options) {
+TaskList::Capacity capacity_of(const core::PrefillArgs& args, const schedule::SplitOptions& options) {
   const int64_t heads = args.num_heads;
-  return {.tasks = static_cast<int32_t>(plan::max_tasks(args.num_tokens * heads, args.batch_size * heads, options)),
+  return {.tasks = static_cast<int32_t>(schedule::max_tasks(args.num_tokens * heads, args.batch_size * heads, options)),
           .partials = 0};
 }
 
@@ -66,13 +66,13 @@ class PrefillRun {
   PrefillRun(const core::PrefillArgs& args, const TileKernels& kernels, const TileShape& shape)
       : args_(args), kernels_(kernels), shape_(shape), element_(static_cast<int64_t>(size_of(args.dtype))) {}
 
-  void run(const plan::Task& task, Tiles& tiles) const {
+  void run(const schedule::Task& task, Tiles& tiles) const {
     const int64_t first_token = args_.qo_indptr[task.request] + task.row_begin;
-    const plan::Sequence sequence = sequence_of(args_, task.request, task.head);
+    const schedule::Sequence sequence = sequence_of(args_, task.request, task.head);
     tiles.begin(task.row_count);
     for (int32_t row = 0; row < task.row_count; ++row) {
       const char* q = element(args_.q, (first_token + row) * args_.q_stride_token + task.head * args_.q_stride_head);
-      tiles.set_row(row, q, nullptr, plan::visible_keys(sequence, task.row_begin + row));
+      tiles.set_row(row, q, nullptr, schedule::visible_keys(sequence, task.row_begin + row));
     }
     tiles.pack_queries(args_.dtype, args_.d_qk);
     const float scale_log2 = args_.sm_scale * std::numbers::log2e_v<float>;
@@ -97,7 +97,7 @@ class PrefillRun {
     return static_cast<const char*>(base) + index * element_;
   }
 
-  void load(const plan::Task& task, int32_t begin, int32_t count, Tiles& tiles, KeyBlock& block) const {
+  void load(const schedule::Task& task, int32_t begin, int32_t count, Tiles& tiles, KeyBlock& block) const {
     const void** k = tiles.rows(0);
     const void** v = tiles.rows(1);
     const int64_t first = args_.kv_indptr[task.request] + begin;
@@ -158,7 +158,7 @@ size_t prefill_workspace_size(const KernelSet& set, const core::PrefillArgs& arg
   const TileKernels& kernels = kernels_for(set, args);
   const TileShape shape = TileShape::choose(kernels, args.d_qk, args.d_v);
   Carver carver(nullptr);
-  const plan::SplitOptions options = split_options(args, kernels, shape, num_threads);
+  const schedule::SplitOptions options = split_options(args, kernels, shape, num_threads);
   const Layout layout(carver, kernels, shape, capacity_of(args, options), num_threads);
   return carver.used();
 }
@@ -168,7 +168,7 @@ dispatch::PlanSummary plan_prefill(const KernelSet& set, const core::PrefillArgs
   const TileKernels& kernels = kernels_for(set, args);
   const TileShape shape = TileShape::choose(kernels, args.d_qk, args.d_v);
   Carver carver(workspace.data());
-  const plan::SplitOptions options = split_options(args, kernels, shape, num_threads);
+  const schedule::SplitOptions options = split_options(args, kernels, shape, num_threads);
   Layout layout(carver, kernels, shape, capacity_of(args, options), num_threads);
   return layout.tasks.store(schedule_of(args, options), shape);
 }
@@ -180,7 +180,7 @@ void run_prefill(const KernelSet& set, const core::PrefillArgs& args, core::Thre
   Carver carver(workspace.data());
   const Layout layout(carver, kernels, shape, TaskList::stored_capacity(workspace.data()), pool.size());
   const PrefillRun run(args, kernels, shape);
-  layout.tasks.for_each(pool, [&](const plan::Task& task, int32_t worker) {
+  layout.tasks.for_each(pool, [&](const schedule::Task& task, int32_t worker) {
     Tiles tiles(kernels, shape, layout.tiles + static_cast<size_t>(worker) * layout.tile_bytes);
     run.run(task, tiles);
   });

@@ -7,6 +7,7 @@
 #include <numbers>
 
 #include "cpu/attention.h"
+#include "cpu/task_list.h"
 
 namespace mla::cpu {
 namespace {
@@ -69,12 +70,13 @@ struct MergedRow {
     return merged == -std::numeric_limits<float>::infinity() ? 0.0F : std::exp2(value * to_log2 - merged);
   }
   void add_all(int32_t n, const float* own) {
-    float top = own != nullptr ? *own * to_log2 : -std::numeric_limits<float>::infinity();
-    for (int32_t i = 0; i < n; ++i) top = std::max(top, lse[i * stride] * to_log2);
-    if (top == -std::numeric_limits<float>::infinity()) return;
-    float sum = own != nullptr ? std::exp2(*own * to_log2 - top) : 0.0F;
-    for (int32_t i = 0; i < n; ++i) sum += std::exp2(lse[i * stride] * to_log2 - top);
-    merged = top + std::log2(sum);
+    LogSum sum;
+    if (own != nullptr) sum.see(*own * to_log2);
+    for (int32_t i = 0; i < n; ++i) sum.see(lse[i * stride] * to_log2);
+    if (sum.empty()) return;
+    if (own != nullptr) sum.add(*own * to_log2);
+    for (int32_t i = 0; i < n; ++i) sum.add(lse[i * stride] * to_log2);
+    merged = sum.value();
   }
 };
 

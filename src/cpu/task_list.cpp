@@ -5,14 +5,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <new>
 
 namespace mla::cpu {
 
 TaskList::TaskList(Carver& carver, const Capacity& capacity)
     : header_(carver.take<Header>(1)),
-      tasks_(carver.take<plan::Task>(capacity.tasks)),
+      tasks_(carver.take<schedule::Task>(capacity.tasks)),
       group_begin_(carver.take<int32_t>(capacity.tasks + 1)),
       capacity_(capacity) {}
 
@@ -20,7 +19,7 @@ TaskList::Capacity TaskList::stored_capacity(const std::byte* workspace) {
   return reinterpret_cast<const Header*>(workspace)->capacity;
 }
 
-dispatch::PlanSummary TaskList::store(const plan::Schedule& schedule, const TileShape& shape) {
+dispatch::PlanSummary TaskList::store(const schedule::Schedule& schedule, const TileShape& shape) {
   new (header_) Header{.capacity = capacity_,
                        .num_tasks = static_cast<int32_t>(schedule.tasks.size()),
                        .num_groups = schedule.num_groups(),
@@ -36,17 +35,12 @@ dispatch::PlanSummary TaskList::store(const plan::Schedule& schedule, const Tile
 }
 
 float merge_weights(float* lse, int64_t stride, int32_t n) {
-  constexpr float kLowest = -std::numeric_limits<float>::infinity();
-  float top = kLowest;
-  for (int32_t i = 0; i < n; ++i) top = std::max(top, lse[i * stride]);
-  if (top == kLowest) {
-    for (int32_t i = 0; i < n; ++i) lse[i * stride] = 0.0F;
-    return kLowest;
-  }
-  float sum = 0.0F;
-  for (int32_t i = 0; i < n; ++i) sum += std::exp2(lse[i * stride] - top);
-  const float merged = top + std::log2(sum);
-  for (int32_t i = 0; i < n; ++i) lse[i * stride] = std::exp2(lse[i * stride] - merged);
+  LogSum sum;
+  for (int32_t i = 0; i < n; ++i) sum.see(lse[i * stride]);
+  if (!sum.empty())
+    for (int32_t i = 0; i < n; ++i) sum.add(lse[i * stride]);
+  const float merged = sum.value();
+  for (int32_t i = 0; i < n; ++i) lse[i * stride] = sum.empty() ? 0.0F : std::exp2(lse[i * stride] - merged);
   return merged;
 }
 

@@ -5,13 +5,13 @@
 #include <functional>
 #include <queue>
 
-namespace mla::plan {
+namespace mla::schedule {
 namespace {
 
 constexpr int32_t kMinSplitKeys = 32;
 constexpr int32_t kFineAlignment = 16;
 
-int32_t ceil_div(int32_t a, int32_t b) { return (a + b - 1) / b; }
+int32_t ceil_div(int32_t a, int32_t b) { return a / b + (a % b != 0 ? 1 : 0); }
 int32_t round_up(int32_t a, int32_t b) { return ceil_div(a, b) * b; }
 
 int32_t num_row_groups(const CostModel& cost, int32_t num_rows) { return ceil_div(num_rows, cost.group_rows); }
@@ -157,7 +157,7 @@ int32_t visible_keys(const Sequence& sequence, int32_t row) {
 }
 
 int64_t max_tasks(int64_t num_rows, int64_t num_sequences, const SplitOptions& options) {
-  const int32_t least_rows = std::min(options.max_rows, kMinBlockGroups * options.cost.group_rows);
+  const int32_t least_rows = std::min(options.max_rows, kMinBlockRows);
   return num_rows / least_rows + num_sequences + int64_t{kMaxPartialsPerWorker} * options.num_workers;
 }
 
@@ -170,8 +170,7 @@ Schedule make_schedule(std::span<const Sequence> sequences, const SplitOptions& 
   constexpr double kTasksPerWorker[] = {0, 1, 2, 4, 8};
   constexpr double kWorthwhile = 0.99;
   const double share = best.total_cost / options.num_workers;
-  const int32_t least_rows = kMinBlockGroups * options.cost.group_rows;
-  for (int32_t rows = options.max_rows; rows >= std::min(least_rows, options.max_rows); rows /= 2)
+  for (int32_t rows = options.max_rows; rows >= std::min(kMinBlockRows, options.max_rows); rows /= 2)
     for (double tasks : kTasksPerWorker) {
       if (best.makespan * kWorthwhile <= share) return best;
       if (tasks > 0 && !options.split_keys) break;
@@ -182,4 +181,4 @@ Schedule make_schedule(std::span<const Sequence> sequences, const SplitOptions& 
   return best;
 }
 
-}  // namespace mla::plan
+}  // namespace mla::schedule

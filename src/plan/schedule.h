@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-namespace mla::plan {
+namespace mla::schedule {
 
 /// Rows [row_begin, row_begin + row_count) of a request (of one head, in prefill) with keys [kv_begin, kv_end).
 struct Task {
@@ -68,8 +68,8 @@ struct Schedule {
 
 /// More partial states than this times the workers never arise, unless batch_invariant is set.
 inline constexpr int32_t kMaxPartialsPerWorker = 16;
-/// Row blocks are not cut below this many row groups to balance a batch.
-inline constexpr int32_t kMinBlockGroups = 2;
+/// Row blocks are not cut below this to balance a batch.
+inline constexpr int32_t kMinBlockRows = 32;
 /// Keys per split under batch_invariant, until kInvariantMaxSplits of them no longer suffice.
 inline constexpr int32_t kInvariantSplitKeys = 2048;
 inline constexpr int32_t kInvariantMaxSplits = 8;
@@ -92,4 +92,4 @@ double simulate(std::span<const double> costs, int32_t num_workers);
 /// Blocks of at most `max_rows` rows, as even as multiples of `group_rows` allow.
 int32_t even_block_rows(int32_t num_rows, int32_t max_rows, int32_t group_rows);
 
-}  // namespace mla::plan
+}  // namespace mla::schedule

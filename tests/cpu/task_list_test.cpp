@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cmath>
 #include <limits>
+#include <utility>
 #include <vector>
 
 namespace mla::cpu {
@@ -14,10 +15,10 @@ namespace {
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
 TEST(TaskList, HandsEveryTaskToOneWorkerAndCanRunAgain) {
-  std::vector<plan::Sequence> sequences;
+  std::vector<schedule::Sequence> sequences;
   for (int32_t i = 0; i < 300; ++i)
     sequences.push_back({.request = i, .q_len = 1, .rows_per_token = 1 + i % 20, .kv_len = 10 * i});
-  const plan::Schedule schedule = plan::make_schedule(sequences, {.num_workers = 3, .key_block = 96});
+  const schedule::Schedule schedule = schedule::make_schedule(sequences, {.num_workers = 3, .key_block = 96});
   const TaskList::Capacity capacity{.tasks = 400, .partials = 48};
   Carver counter(nullptr);
   const TaskList counted(counter, capacity);
@@ -32,7 +33,7 @@ TEST(TaskList, HandsEveryTaskToOneWorkerAndCanRunAgain) {
   core::ThreadPool pool(3, {});
   for (int round = 0; round < 20; ++round) {
     std::vector<std::atomic<int>> seen(300);
-    list.for_each(pool, [&](const plan::Task& task, int32_t worker) {
+    list.for_each(pool, [&](const schedule::Task& task, int32_t worker) {
       EXPECT_LT(worker, 3);
       if (task.split_idx == 0) ++seen[static_cast<size_t>(task.request)];
     });
@@ -55,6 +56,15 @@ TEST(MergeWeights, OfStatesThatSawNothingAreZero) {
   EXPECT_EQ(merge_weights(lse, 1, 2), kLowest);
   EXPECT_EQ(lse[0], 0.0F);
   EXPECT_EQ(lse[1], 0.0F);
+}
+
+TEST(MergeWeights, KeepNaN) {
+  constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+  for (auto [a, b] : {std::pair{kNaN, kNaN}, std::pair{kNaN, 1.0F}, std::pair{1.0F, kNaN}, std::pair{kLowest, kNaN}}) {
+    float lse[] = {a, b};
+    EXPECT_TRUE(std::isnan(merge_weights(lse, 1, 2)));
+    EXPECT_TRUE(std::isnan(lse[0]));
+  }
 }
 
 TEST(MergeWeights, SurvivesHugeValues) {

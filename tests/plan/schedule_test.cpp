@@ -8,7 +8,7 @@
 #include <random>
 #include <tuple>
 
-namespace mla::plan {
+namespace mla::schedule {
 namespace {
 
 std::vector<Sequence> ragged_sequences(uint32_t seed, int32_t count, int32_t longest) {
@@ -188,6 +188,14 @@ TEST(VisibleKeys, AreBottomRightAligned) {
   EXPECT_EQ(visible_keys(full, 0), 2);
 }
 
+TEST(Schedule, HoldsForTheLongestSequences) {
+  const Sequence sequence = one_token(0, 16, 1 << 30);
+  for (int32_t workers : {1, 2, 64}) {
+    const SplitOptions options{.num_workers = workers, .key_block = 96};
+    expect_complete({sequence}, make_schedule(std::span(&sequence, 1), options), options);
+  }
+}
+
 TEST(Schedule, EmptyBatchHasNoGroups) {
   const Schedule schedule = make_schedule({}, {.num_workers = 4, .key_block = 96});
   EXPECT_TRUE(schedule.tasks.empty());
@@ -223,4 +231,4 @@ TEST(InvariantSplits, GrowWithLengthUpToABound) {
 }
 
 }  // namespace
-}  // namespace mla::plan
+}  // namespace mla::schedule
