@@ -2,7 +2,9 @@
 #include "cpu/attention.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 namespace mla::cpu {
@@ -55,6 +57,10 @@ void Tiles::carve(Carver& carver) {
   visible_ = carver.take<int32_t>(rows);
   limit_ = carver.take<int32_t>(kMaxLanes);
   key_steps_ = carver.take<int32_t>(rows);
+  aside_keys_ = carver.take<int32_t>(keys);
+  aside_rows_ = carver.take<const void*>(keys);
+  aside_values_ = carver.take<float>(keys * kSlab);
+  zero_row_ = carver.take<uint16_t>(shape_.d_v);
   row_lists_ = carver.take<const void*>((kLoaderRowLists + kMaxSegments) * (2 * keys + kKeyTile));
 }
 
@@ -125,19 +131,82 @@ void Tiles::score_groups(const KeyBlock& block, int32_t first_key, float scale_l
   }
 }
 
+// A key that some rows do not see has probability 0 there, but 0 * NaN is NaN: values that are not finite are taken out
+// of the product and added to the rows that do see them. Costs a look at the keys around the causal diagonal.
+
+/// Finds the keys of the block that not all rows see and whose values are not all finite; returns how many.
+int32_t Tiles::set_aside(const KeyBlock& block, int32_t first_key) {
+  int32_t count = 0;
+  for (int32_t key = std::max(0, least_visible_ - first_key); key < block.num_keys; ++key) {
+    bool finite = true;
+    if (block.value_rows != nullptr) {
+      finite = kernels_.finite(block.value_rows[key], DType::kBF16, shape_.d_v);
+    } else {
+      for (int32_t slab = 0; finite && slab < shape_.d_v / kSlab; ++slab)
+        finite = kernels_.finite(block.value_slabs + slab * slab_stride() + int64_t{key} * kSlab, DType::kF32, kSlab);
+    }
+    if (finite) continue;
+    aside_keys_[count] = key;
+    if (block.value_rows != nullptr) {
+      aside_rows_[count] = block.value_rows[key];
+      std::fill_n(zero_row_, shape_.d_v, uint16_t{0});
+      block.value_rows[key] = zero_row_;
+    }
+    ++count;
+  }
+  return count;
+}
+
+/// Keeps the set-aside keys' values of a slab, and clears them where they lie packed already.
+void Tiles::take_out(const KeyBlock& block, int32_t slab, int32_t count) {
+  for (int32_t i = 0; i < count; ++i) {
+    float* values = aside_values_ + int64_t{i} * kSlab;
+    if (block.value_rows != nullptr) {
+      kernels_.convert(static_cast<const uint16_t*>(aside_rows_[i]) + slab * kSlab, DType::kBF16, values, DType::kF32,
+                       kSlab);
+    } else {
+      uint32_t* packed = block.value_slabs + slab * slab_stride() + int64_t{aside_keys_[i]} * kSlab;
+      std::memcpy(values, packed, kSlab * sizeof(float));
+      std::fill_n(packed, kSlab, 0U);
+    }
+  }
+}
+
+/// Adds the set-aside keys to the slab's rows that see them.
+void Tiles::put_back(int32_t first_key, int32_t slab, int32_t count) {
+  for (int32_t i = 0; i < count; ++i)
+    for (int32_t row = 0; row < num_rows_; ++row) {
+      if (visible_[row] <= first_key + aside_keys_[i]) continue;
+      const float weight = probability(row, aside_keys_[i]);
+      float* o = o_ + (int64_t{slab} * shape_.max_rows + row) * kSlab;
+      for (int32_t c = 0; c < kSlab; ++c) o[c] += weight * aside_values_[int64_t{i} * kSlab + c];
+    }
+}
+
+float Tiles::probability(int32_t row, int32_t key) const {
+  const int32_t lanes = kernels_.lanes;
+  const int32_t steps = shape_.key_block / kernels_.pack;
+  const uint32_t word = p_[(int64_t{row / lanes} * steps + key / kernels_.pack) * lanes + row % lanes];
+  if (kernels_.pack == 1) return std::bit_cast<float>(word);
+  return std::bit_cast<float>(key % 2 == 0 ? word << 16 : word & 0xFFFF0000U);
+}
+
 void Tiles::attend(const KeyBlock& block, int32_t first_key, float scale_log2) {
   score_groups(block, first_key, scale_log2);
   const int64_t p_stride = static_cast<int64_t>(shape_.key_block / kernels_.pack) * kernels_.lanes;
   const int32_t num_slabs = shape_.d_v / kSlab;
+  const int32_t aside = set_aside(block, first_key);
   SlabSource source{.rows = block.value_rows, .num_keys = block.num_keys};
   const bool packing = block.value_rows != nullptr;
   if (packing) kernels_.pack_slab(source, values_);
   for (int32_t slab = 0; slab < num_slabs; ++slab) {
+    take_out(block, slab, aside);
     const uint32_t* values = packing ? values_ + slab % 2 * slab_stride() : block.value_slabs + slab * slab_stride();
     source.channel = (slab + 1) * kSlab;
     kernels_.accumulate(p_, p_stride, values, key_steps_, num_rows_, alpha_, first_,
                         o_ + static_cast<int64_t>(slab) * shape_.max_rows * kSlab,
                         packing && slab + 1 < num_slabs ? &source : nullptr, values_ + (slab + 1) % 2 * slab_stride());
+    put_back(first_key, slab, aside);
   }
   first_ = false;
 }

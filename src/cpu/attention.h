@@ -3,6 +3,7 @@
 // what the rows mean is the caller's business.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -48,9 +49,9 @@ struct KeyBlock {
   int32_t num_keys = 0;
   int32_t num_segments = 0;
   Segment segments[kMaxSegments];
-  Prefetch prefetch;                        // what the next block needs
-  const void* const* value_rows = nullptr;  // pack 2: rows of bf16 values, packed one slab at a time; or
-  const uint32_t* value_slabs = nullptr;    // slabs that are packed already, key_block * kSlab steps apart
+  Prefetch prefetch;                  // what the next block needs
+  const void** value_rows = nullptr;  // pack 2: rows of bf16 values, packed one slab at a time; or
+  uint32_t* value_slabs = nullptr;    // slabs that are packed already, key_block * kSlab steps apart
 };
 
 /// One worker's tiles, in its part of the workspace.
@@ -66,6 +67,7 @@ class Tiles {
     query_rows_[row] = first_part;
     query_rows_[shape_.max_rows + row] = second_part;
     visible_[row] = visible;
+    least_visible_ = row == 0 ? visible : std::min(least_visible_, visible);
   }
   /// Packs the queries of all rows: parts of `first_width` and d_qk - first_width channels.
   void pack_queries(DType dtype, int32_t first_width);
@@ -92,11 +94,16 @@ class Tiles {
  private:
   void carve(Carver& carver);
   void score_groups(const KeyBlock& block, int32_t first_key, float scale_log2);
+  int32_t set_aside(const KeyBlock& block, int32_t first_key);
+  void take_out(const KeyBlock& block, int32_t slab, int32_t count);
+  void put_back(int32_t first_key, int32_t slab, int32_t count);
+  float probability(int32_t row, int32_t key) const;
   void score(const KeyBlock& block, const Prefetch& prefetch, int32_t group, const int32_t* keys, int32_t count);
 
   const TileKernels& kernels_;
   TileShape shape_;
   int32_t num_rows_ = 0, num_groups_ = 0;
+  int32_t least_visible_ = 0;  // keys that every row sees
   bool first_ = true;
   const void** query_rows_ = nullptr;  // [2][max_rows]
   uint32_t* q_ = nullptr;
@@ -112,6 +119,10 @@ class Tiles {
   int32_t* limit_ = nullptr;
   int32_t* key_steps_ = nullptr;
   const void** row_lists_ = nullptr;
+  int32_t* aside_keys_ = nullptr;      // [key_block] keys of the block whose values are not all finite,
+  const void** aside_rows_ = nullptr;  // [key_block] their rows (pack 2)
+  float* aside_values_ = nullptr;      // [key_block][kSlab] and one slab of them
+  uint16_t* zero_row_ = nullptr;       // [d_v], stands in for them
 };
 
 /// Repeats the last of a list's num_rows rows until it has `length` entries, and on until they fill whole key tiles.

@@ -31,11 +31,11 @@ schedule::Sequence sequence_of(const core::DecodeArgs& args, int32_t request) {
 }
 
 schedule::SplitOptions split_options(const core::DecodeArgs& args, const TileKernels& kernels, const TileShape& shape,
-                                 int32_t num_threads) {
+                                     int32_t num_threads) {
   schedule::SplitOptions options{.num_workers = num_threads,
-                             .max_rows = shape.max_rows,
-                             .key_block = shape.key_block,
-                             .batch_invariant = args.batch_invariant};
+                                 .max_rows = shape.max_rows,
+                                 .key_block = shape.key_block,
+                                 .batch_invariant = args.batch_invariant};
   options.cost.group_rows = kernels.lanes;
   return options;
 }
@@ -103,9 +103,9 @@ class PagedLoader {
   PagedLoader(const core::DecodeArgs& args, int32_t request, Tiles& tiles)
       : tiles_(tiles), in_place_(tiles.kernels().pack == 2), dtype_(cache_dtype(args.cache)) {
     const core::Cache& cache = args.cache;
-    const bool one_tensor = cache.ckv != nullptr && cache.kpe == static_cast<const uint16_t*>(cache.ckv) + cache.d_ckv &&
-                            cache.kpe_stride_page == cache.ckv_stride_page &&
-                            cache.kpe_stride_token == cache.ckv_stride_token;
+    const bool one_tensor =
+        cache.ckv != nullptr && cache.kpe == static_cast<const uint16_t*>(cache.ckv) + cache.d_ckv &&
+        cache.kpe_stride_page == cache.ckv_stride_page && cache.kpe_stride_token == cache.ckv_stride_token;
     const auto part = [&](const void* base, int64_t page_stride, int64_t row_stride) {
       const auto element = static_cast<int64_t>(size_of(dtype_));
       return PagedRows{.base = static_cast<const char*>(base),

@@ -26,12 +26,12 @@ schedule::Sequence sequence_of(const core::PrefillArgs& args, int32_t request, i
 }
 
 schedule::SplitOptions split_options(const core::PrefillArgs& args, const TileKernels& kernels, const TileShape& shape,
-                                 int32_t num_threads) {
+                                     int32_t num_threads) {
   schedule::SplitOptions options{.num_workers = num_threads,
-                             .max_rows = shape.max_rows,
-                             .key_block = shape.key_block,
-                             .split_keys = false,
-                             .batch_invariant = args.batch_invariant};
+                                 .max_rows = shape.max_rows,
+                                 .key_block = shape.key_block,
+                                 .split_keys = false,
+                                 .batch_invariant = args.batch_invariant};
   options.cost.group_rows = kernels.lanes;
   return options;
 }

@@ -472,6 +472,13 @@ void accumulate(const uint32_t* p, int64_t p_group_stride, const uint32_t* v, co
 #endif
 }
 
+bool finite(const void* row, DType dtype, int32_t d) {
+  FloatVec sum = hn::Zero(kFloats);  // becomes NaN where 0 * x is not 0
+  for (int32_t i = 0; i < d; i += kLanes)
+    sum = hn::MulAdd(load_as_f32(advance(row, dtype, i), dtype), hn::Zero(kFloats), sum);
+  return hn::AllFalse(kFloats, hn::IsNaN(sum));
+}
+
 void store_row(const float* o, int64_t o_slab_stride, int32_t d_v, float factor, void* dst, DType dtype) {
   const FloatVec scale = hn::Set(kFloats, factor);
   for (int32_t slab = 0; slab < d_v / kSlab; ++slab, o += o_slab_stride)
@@ -520,6 +527,7 @@ constexpr TileKernels kTable = {
     .softmax = softmax,
     .pack_slab = pack_slab,
     .accumulate = accumulate,
+    .finite = finite,
     .store_row = store_row,
     .weighted_sum = weighted_sum,
     .stream = stream,

@@ -77,6 +77,9 @@ struct TileKernels {
                      int32_t num_rows, const float* alpha, bool first, float* o, const SlabSource* next,
                      uint32_t* next_v);
 
+  /// Whether all `d` elements (a multiple of kMaxLanes) are finite.
+  bool (*finite)(const void* row, DType dtype, int32_t d);
+
   /// One row of o times `factor` into `dst`, d_v elements of `dtype`.
   void (*store_row)(const float* o, int64_t o_slab_stride, int32_t d_v, float factor, void* dst, DType dtype);
 

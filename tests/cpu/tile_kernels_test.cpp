@@ -251,6 +251,20 @@ TEST_P(TileKernelsTest, AccumulateIsProbabilitiesTimesValues) {
     }
 }
 
+TEST_P(TileKernelsTest, FindsWhatIsNotFinite) {
+  constexpr size_t kWidth = 64;
+  for (float bad : {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
+                    std::numeric_limits<float>::quiet_NaN()})
+    for (size_t at = 0; at <= kWidth; ++at) {  // kWidth: nowhere
+      auto values = random_values(kWidth, 1e30F);
+      std::vector<uint16_t> narrow;
+      if (at < kWidth) values[at] = bad;
+      for (float value : values) narrow.push_back(f32_to_bf16(value));
+      EXPECT_EQ(kernels_->finite(values.data(), DType::kF32, kWidth), at == kWidth);
+      EXPECT_EQ(kernels_->finite(narrow.data(), DType::kBF16, kWidth), at == kWidth);
+    }
+}
+
 TEST_P(TileKernelsTest, StoreRowScalesAndRounds) {
   constexpr int32_t kWidth = 2 * kSlab;
   const auto values = random_values(kWidth);

@@ -55,6 +55,26 @@ TEST_P(DecodeContract, RowsWithoutVisibleKeyAreZeroAndMinusInfinity) {
   EXPECT_EQ(empty, (3 + 5 + 1) * heads);
 }
 
+TEST_P(DecodeContract, KeysThatAQueryDoesNotSeeMayBeNaN) {
+  // 0 * NaN is NaN: masking the probability of a future key is not enough.
+  for (CacheFormat format : {CacheFormat::kBF16, CacheFormat::kF16})
+    for (int32_t heads : {8, 12, 16})
+      for (int32_t kv_len : {2, 66, 67, 97}) {
+        DecodeSpec spec;
+        spec.q_len = {3};
+        spec.kv_len = {kv_len};
+        spec.num_heads = heads;
+        spec.cache.format = format;
+        const DecodeCase problem(spec);
+        const int32_t last = kv_len - 1, page_size = spec.cache.page_size;
+        const int32_t page = problem.memory.pages_of[0][static_cast<size_t>(last / page_size)];
+        auto* row = problem.memory.kv.as<uint16_t>() + problem.memory.ckv_offset(page, last % page_size);
+        std::fill_n(row, 512, uint16_t{0x7FFF});
+        MLA_EXPECT_OK(kit::plan_and_run(context(), problem));
+        expect_outputs(problem);
+      }
+}
+
 TEST_P(DecodeContract, PaddedBatchWithStaleBlockTables) {
   // Graph capture pads: requests of length 0 whose rows of the table are garbage; once hung for q_len > 1.
   for (int32_t q_len : {1, 2, 4}) {

@@ -2,6 +2,7 @@
 // Prefill against the reference, and what it promises beyond numbers.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "backend_test.h"
@@ -14,6 +15,27 @@ using kit::PrefillSpec;
 
 class PrefillTest : public BackendTest<Op::kPrefill> {};
 MLA_FOR_EVERY_ROW(PrefillTest, Op::kPrefill);
+
+TEST_P(PrefillTest, KeysThatAQueryDoesNotSeeMayBeInfiniteOrNaN) {
+  for (DType dtype : {DType::kBF16, DType::kF16})
+    for (int32_t tokens : {2, 16, 67, 130})
+      for (uint16_t value :
+           {uint16_t{0x7FFF}, uint16_t{0xFFFF}, static_cast<uint16_t>(dtype == DType::kBF16 ? 0x7F80 : 0x7C00)}) {
+        PrefillSpec spec;
+        spec.dtype = spec.o_dtype = dtype;
+        spec.q_len = spec.kv_len = {tokens};
+        spec.num_heads = 2;
+        const PrefillCase problem(spec);
+        auto* v = problem.v.as<uint16_t>();
+        std::fill_n(v + (static_cast<int64_t>(tokens) - 1) * 2 * 128, 128, value);         // head 0 of the last token
+        std::fill_n(v + (static_cast<int64_t>(tokens / 2) * 2 + 1) * 128 + 70, 1, value);  // one channel of head 1
+        MLA_EXPECT_OK(kit::plan_and_run(context(), problem));
+        const Result<kit::Expected> expected = kit::expected_of(problem);
+        ASSERT_TRUE(expected.ok());
+        const kit::Outcome outcome = kit::check_outputs(problem, *expected, GetParam());
+        EXPECT_TRUE(outcome.ok) << outcome.line();
+      }
+}
 
 TEST_P(PrefillTest, HeadDimsAndTypes) {
   for (int32_t d_qk : {192, 128})
