@@ -42,6 +42,7 @@ schedule::SplitOptions split_options(const core::DecodeArgs& args, const TileKer
 
 schedule::Schedule schedule_of(const core::DecodeArgs& args, const schedule::SplitOptions& options) {
   std::vector<schedule::Sequence> sequences;
+  sequences.reserve(static_cast<size_t>(args.batch_size));
   for (int32_t request = 0; request < args.batch_size; ++request) sequences.push_back(sequence_of(args, request));
   return schedule::make_schedule(sequences, options);
 }

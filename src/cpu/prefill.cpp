@@ -38,6 +38,7 @@ schedule::SplitOptions split_options(const core::PrefillArgs& args, const TileKe
 
 schedule::Schedule schedule_of(const core::PrefillArgs& args, const schedule::SplitOptions& options) {
   std::vector<schedule::Sequence> sequences;
+  sequences.reserve(static_cast<size_t>(args.batch_size) * static_cast<size_t>(args.num_heads));
   for (int32_t request = 0; request < args.batch_size; ++request)
     for (int32_t head = 0; head < args.num_heads; ++head) sequences.push_back(sequence_of(args, request, head));
   return schedule::make_schedule(sequences, options);
