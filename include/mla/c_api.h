@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The library for C and for bindings: the C++ API of mla.h behind opaque handles and plain structs, as C11.
  *
- * - Every function that can fail returns an mla_code; on failure mla_last_error() tells what was wrong, and neither
- *   outputs nor `out` parameters have been written.
+ * - Every function that can fail returns an mla_code; on failure mla_last_error() tells what was wrong. `out`
+ *   parameters have not been written then, nor have outputs if an argument was wrong.
  * - Tensors are pointers to mla_tensor, whose layout is that of DLPack's DLTensor: cast and pass one. A null pointer
  *   means "not given". Element types are DLPack's codes.
  * - Parameter structs begin with their size; fill them with their _init function first. Fields that later versions add
  *   are zero for older callers. What fields mean, and their shapes, is said in mla/params.h.
- * - A context may be used by several threads; its calls wait for one another. A plan may not be run by two threads at
+ * - A context may be used by several threads; its calls wait for one another. A plan may not be run on two contexts at
  *   once. No function throws, prints or ends the process. */
 #ifndef MLA_C_API_H_
 #define MLA_C_API_H_
@@ -232,7 +232,8 @@ int32_t mla_context_num_threads(const mla_context* context);
 int mla_decode_workspace_size(const mla_context* context, const mla_decode_params* params, size_t* out);
 int mla_prefill_workspace_size(const mla_context* context, const mla_prefill_params* params, size_t* out);
 
-/* Plans a batch into the workspace, which must outlive the plan. The caller destroys the plan. */
+/* Plans a batch into the workspace, which belongs to the plan from then on and must outlive it: planning again from
+ * the same address, or overwriting its start, makes running the earlier plan an error. The caller destroys the plan. */
 int mla_decode_plan(const mla_context* context, const mla_decode_params* params, void* workspace, size_t workspace_size,
                     mla_plan** out);
 int mla_prefill_plan(const mla_context* context, const mla_prefill_params* params, void* workspace,

@@ -30,7 +30,7 @@ struct ModelConfig {
 /// All presets.
 std::span<const ModelConfig> model_presets();
 
-/// A preset by name ("deepseek-v3"), or the config.json at a path. The error names what is missing.
+/// A preset by name ("deepseek-v3", in any case), or the config.json at a path. The error names what is missing.
 Result<ModelConfig> load_model(std::string_view name_or_path);
 
 /// Reads the text of a config.json. `source` names it in errors.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // One plain struct per operation. T = query tokens of the batch, B = requests, H = heads, S = key tokens.
-// A view left default-constructed is "not given". The innermost dimension of every tensor is contiguous (stride 1);
-// all other strides are free. Integers are int32 unless said.
+// A view left default-constructed is "not given". The innermost dimension of every tensor is contiguous (stride 1),
+// but for lse and partial_lse; all other strides are free. Integers are int32 unless said. A request has at most 2^30
+// keys, a page at most 2^30 tokens, and T * H (in prefill also B * H) is at most 2^31 - 1.
 #pragma once
 
 #include "mla/kv_layout.h"
@@ -29,7 +30,8 @@ struct PageTable {
 
 /// Dense decode in the absorbed form: o = softmax(sm_scale * (q_nope . ckv + q_pe . kpe)) . ckv, one KV head.
 /// Query i of a request with q_len queries sees key j iff j <= kv_len - q_len + i (causal), or every key.
-/// A query without a visible key gets o = 0 and lse = -inf.
+/// A query without a visible key gets o = 0 and lse = -inf. What lies past kv_len is never read, and a NaN in a key that
+/// a query does not see never reaches it.
 struct DecodeParams {
   TensorView q = {};       ///< [T, H, d_qk]; or
   TensorView q_nope = {};  ///< [T, H, kv_lora_rank] and
@@ -38,7 +40,8 @@ struct DecodeParams {
   PageTable pages = {};
   TensorView qo_indptr = {};  ///< [B+1], first query of each request; not given: T / B queries each
   bool causal = true;
-  float sm_scale = 0.0F;  ///< scale before absorption, 1/sqrt(qk_nope_head_dim + qk_rope_head_dim); must be > 0
+  /// Scale before absorption, 1/sqrt(qk_nope_head_dim + qk_rope_head_dim); above 0, and sm_scale * log2(e) finite.
+  float sm_scale = 0.0F;
   LseBase lse_base = LseBase::kE;
   bool batch_invariant = false;  ///< the bits of a request do not depend on the other requests of the batch
   TensorView o = {};             ///< out [T, H, d_v = kv_lora_rank], the query's dtype or f32
@@ -46,7 +49,7 @@ struct DecodeParams {
 };
 
 /// Ragged prefill in the up-projected form. Query i of a request sees key j iff j <= kv_len - q_len + i (causal), or
-/// every key of the request.
+/// every key of the request. A NaN in a key or value that a query does not see never reaches it.
 struct PrefillParams {
   TensorView q = {};          ///< [T, H, d_qk]; bf16, f16 or f32
   TensorView k = {};          ///< [S, H, d_qk], the query's dtype
@@ -54,7 +57,7 @@ struct PrefillParams {
   TensorView qo_indptr = {};  ///< [B+1], first query of each request
   TensorView kv_indptr = {};  ///< [B+1], first key of each request
   bool causal = true;
-  float sm_scale = 0.0F;  ///< must be > 0
+  float sm_scale = 0.0F;  ///< above 0, and sm_scale * log2(e) finite
   LseBase lse_base = LseBase::kE;
   bool batch_invariant = false;
   TensorView o = {};    ///< out [T, H, d_v], the query's dtype or f32

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How an operation runs: workspace_size -> plan -> run. The caller owns every buffer; `run` neither allocates nor
-// prints. Arguments are checked before anything is written: a call that returns an error has left the outputs alone.
+// prints. Arguments are checked before anything is written: a call that finds them wrong has left the outputs alone.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,8 @@ struct ContextOptions {
   /// Workers, the calling thread among them; 0 = as many as the process may use.
   int32_t num_threads = 0;
   /// Processor of each worker: empty = not pinned, else num_threads entries. The first is ignored: the calling thread
-  /// is worker 0 and stays where it is.
+  /// is worker 0 and stays where it is. Workers that are not pinned inherit the processors that the thread which
+  /// creates the context may use at that moment.
   std::vector<int32_t> affinity = {};
   /// A row or family to force; empty = MLA_BACKEND as it is now, else the best.
   std::string backend = {};
@@ -27,7 +28,8 @@ struct ContextOptions {
 
 class Plan;
 
-/// Owns the threads. Calls on one context are serialized; several contexts may be used at once.
+/// Owns the threads. Calls on one context are serialized: from several threads, one `plan` writes or one `run` computes
+/// at a time, and the others wait. Several contexts may be used at once, with a workspace each.
 class Context {
  public:
   static Result<Context> create(const ContextOptions& options = {});
@@ -48,7 +50,10 @@ class Context {
 };
 
 /// The decisions for one batch: backend, split of every request over the workers, place of everything in the
-/// workspace. It refers to the caller's workspace, which must outlive it and must not be shared by runs that overlap.
+/// workspace. From `plan` on the caller's workspace belongs to the plan and must outlive it. Planning again from the
+/// same address gives it to the new plan: running the earlier one is an error from then on. So is running a plan whose
+/// workspace begins with other bytes than `plan` wrote. Other writes into the workspace go unnoticed and are undefined,
+/// as are runs of one plan on two contexts at once.
 class Plan {
  public:
   Plan();
@@ -70,9 +75,14 @@ class Plan {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Bytes of workspace (any alignment) that `plan` and `run` need for these shapes and lengths. It grows with the
-/// threads and the number of splits; it does not grow with kv_len, except under batch_invariant, where the split of a
-/// request is a function of its own kv_len.
+/// Bytes of workspace (any alignment) that `plan` and `run` need for these shapes and lengths; 0 for backends that need
+/// none. It grows with
+/// - the threads: the tiles of each (at most 1.2 MiB), and in decode, if there are several, room for 16 partial
+///   states each of 4 * R * (d_v + 1) bytes, R being the rows (queries x heads) of a block, at most 256;
+/// - the blocks of query rows, 40 bytes each: at most T * H / 16 + B (prefill: + B * H) of them.
+/// It does not grow with kv_len, except in decode under batch_invariant, where the split of a request is a function of
+/// its own lengths. The room for partial states is then, instead, the sum over the row blocks of every request that is
+/// split of min(keys / 2048, 8) * 4 * R * (d_v + 1) bytes, keys being those that the block sees.
 Result<size_t> workspace_size(const Context& context, const DecodeParams& params);
 Result<size_t> workspace_size(const Context& context, const PrefillParams& params);
 
@@ -82,7 +92,7 @@ Result<Plan> plan(const Context& context, const DecodeParams& params, std::span<
 Result<Plan> plan(const Context& context, const PrefillParams& params, std::span<std::byte> workspace);
 
 /// Runs a planned batch. Shapes and lengths must be those of the plan; data, page numbers, sm_scale, strides and the
-/// output pointers may have changed since.
+/// output pointers may have changed since. A context that forces a backend runs only plans of that backend.
 Status run(const Context& context, const Plan& plan, const DecodeParams& params);
 Status run(const Context& context, const Plan& plan, const PrefillParams& params);
 

@@ -2,6 +2,7 @@
 // The library's error type: a code and one sentence that names the field, what was expected and what was given.
 #pragma once
 
+#include <cassert>
 #include <optional>
 #include <string>
 #include <utility>
@@ -31,7 +32,8 @@ class [[nodiscard]] Status {
   std::string message_;
 };
 
-/// A value, or the status that says why there is none.
+/// A value, or the status that says why there is none. Asking for the value when ok() is false is undefined; builds
+/// with assertions end the program there.
 template <class T>
 class [[nodiscard]] Result {
  public:
@@ -40,15 +42,21 @@ class [[nodiscard]] Result {
 
   bool ok() const { return value_.has_value(); }
   const Status& status() const { return status_; }
-  T& value() & { return *value_; }
-  const T& value() const& { return *value_; }
-  T&& value() && { return *std::move(value_); }
-  T* operator->() { return &*value_; }
-  const T* operator->() const { return &*value_; }
-  T& operator*() & { return *value_; }
-  const T& operator*() const& { return *value_; }
+  T& value() & { return checked(value_); }
+  const T& value() const& { return checked(value_); }
+  T&& value() && { return std::move(checked(value_)); }
+  T* operator->() { return &checked(value_); }
+  const T* operator->() const { return &checked(value_); }
+  T& operator*() & { return checked(value_); }
+  const T& operator*() const& { return checked(value_); }
 
  private:
+  template <class Optional>
+  static auto& checked(Optional& value) {
+    assert(value.has_value());
+    return *value;
+  }
+
   std::optional<T> value_;
   Status status_;
 };

@@ -36,6 +36,8 @@ bool check_kv_len(Checks& check, const Pages& pages, int64_t max_pages) {
     const int64_t capacity = std::min<int64_t>(held, INT32_MAX) * pages.page_size;
     if (pages.kv_len[b] < 0)
       return check.fail("kv_len", "expected at least 0, got {} for request {}", pages.kv_len[b], b);
+    if (pages.kv_len[b] > kMaxKvLen)
+      return check.fail("kv_len", "expected at most {}, got {} for request {}", kMaxKvLen, pages.kv_len[b], b);
     if (pages.kv_len[b] > capacity)
       return check.fail("kv_len", "expected at most {} ({} pages of {}), got {} for request {}", capacity, held,
                         pages.page_size, pages.kv_len[b], b);
@@ -46,7 +48,10 @@ bool check_kv_len(Checks& check, const Pages& pages, int64_t max_pages) {
 }  // namespace
 
 bool RowWidths::settle(Checks& check, std::string_view field) {
-  if (!check.ok()) return false;
+  // Each alone first: a tensor without tokens may be of any width, and the sum must not overflow.
+  if (!check.fits_int32("kv_lora_rank", ckv) || !check.fits_int32("qk_rope_head_dim", kpe) ||
+      !check.fits_int32("d_qk", total))
+    return false;
   if (ckv != kUnbound && kpe != kUnbound) {
     if (total == kUnbound) total = ckv + kpe;
     return total == ckv + kpe ||
@@ -123,7 +128,7 @@ bool check_cache(Checks& check, const KvCache& cache, Role role, RowWidths& widt
   return check.ok() && check_format(check, cache.format) &&
          check_rows(check, cache_rows(cache), set_of({element_type(cache.format)}),
                     {{"num_pages", &num_pages}, {"page_size", &page_size}}, role, widths) &&
-         check.at_least("page_size", page_size, 1) && check.fits_int32("page_size", page_size);
+         check.at_least("page_size", page_size, 1) && check.at_most("page_size", page_size, kMaxKvLen);
 }
 
 Cache make_cache(const KvCache& cache, const RowWidths& widths, int64_t num_pages, int64_t page_size) {

@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <numbers>
 
 namespace mla::core {
 namespace {
@@ -130,10 +131,6 @@ bool Checks::strided(std::string_view field, const TensorView& view, DTypes dtyp
          layout(field, view, role, true) && pointer(field, view, full());
 }
 
-bool Checks::absent(std::string_view field, const TensorView& view, std::string_view because) {
-  return require(!view.given(), field, "expected none {}, got a tensor", because);
-}
-
 bool Checks::element_type(std::string_view field, const TensorView& view, DTypes dtypes) {
   if (!view.given()) return fail(field, "expected a tensor, got none");
   const auto code = static_cast<unsigned>(view.dtype);
@@ -200,7 +197,10 @@ bool Checks::at_most(std::string_view field, int64_t value, int64_t most) {
 bool Checks::fits_int32(std::string_view field, int64_t value) { return at_most(field, value, INT32_MAX); }
 
 bool Checks::sm_scale(float value) {
-  return require(std::isfinite(value) && value > 0.0F, "sm_scale", "expected a finite number above 0, got {}", value);
+  // Backends work in base 2: they scale by the product.
+  return require(std::isfinite(value) && value > 0.0F, "sm_scale", "expected a finite number above 0, got {}", value) &&
+         require(std::isfinite(value * std::numbers::log2e_v<float>), "sm_scale",
+                 "expected a number whose product with log2(e) is finite in f32, got {}", value);
 }
 
 bool Checks::lse_base(LseBase base) {

@@ -19,6 +19,9 @@ namespace mla::core {
 /// An extent that the first tensor to have it decides and all later ones must repeat.
 inline constexpr int64_t kUnbound = -1;
 
+/// Keys of a request, and tokens of a page: backends count both in int32 and round them up to whole blocks.
+inline constexpr int64_t kMaxKvLen = int64_t{1} << 30;
+
 /// A named dimension. `*extent` is bound by the check if it is kUnbound.
 struct Dim {
   const char* name;
@@ -73,8 +76,6 @@ class Checks {
   /// As `tensor`, for tensors whose innermost stride may be anything (lse).
   bool strided(std::string_view field, const TensorView& view, DTypes dtypes, std::initializer_list<Dim> dims,
                Role role = Role::kInput);
-  /// A tensor that this form of the parameters does not use.
-  bool absent(std::string_view field, const TensorView& view, std::string_view because);
 
   bool at_least(std::string_view field, int64_t value, int64_t least);
   bool at_most(std::string_view field, int64_t value, int64_t most);

@@ -3,14 +3,18 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cmath>
 #include <cstdint>
 #include <exception>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <system_error>
 
 namespace mla {
 namespace {
@@ -83,14 +87,18 @@ std::optional<Status> read_rope_theta(const Json& object, std::string_view sourc
   return std::nullopt;
 }
 
-bool read_file(const std::string& path, std::string& text) {
-  try {
-    std::ifstream file(path, std::ios::binary);
-    text.assign(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
-    return file.is_open();
-  } catch (const std::ios_base::failure&) {  // a directory opens, but cannot be read
-    return false;
-  }
+/// The text of a file, or the operating system's reason why not.
+std::optional<std::string> read_file(const std::string& path, std::string& text) {
+  errno = 0;
+  std::ifstream file(path, std::ios::binary);
+  if (file.is_open()) text.assign(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+  if (file.is_open() && !file.bad()) return std::nullopt;
+  return std::system_category().message(errno != 0 ? errno : EIO);
+}
+
+bool equal_but_for_case(std::string_view a, std::string_view b) {
+  const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; };
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [&](char x, char y) { return lower(x) == lower(y); });
 }
 
 Result<ModelConfig> read_config(const Json& root, std::string_view source) {
@@ -154,14 +162,19 @@ std::span<const ModelConfig> model_presets() {
 Result<ModelConfig> load_model(std::string_view name_or_path) try {
   std::string known;
   for (const ModelConfig& preset : model_presets()) {
-    if (preset.name == name_or_path) return preset;
+    if (equal_but_for_case(preset.name, name_or_path)) return preset;
     known += (known.empty() ? "" : ", ") + preset.name;
   }
+  const std::filesystem::path path(name_or_path);
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored))
+    return Status(StatusCode::kInvalidArgument, fmt::format("model: {} is a directory; did you mean {}?", name_or_path,
+                                                            (path / "config.json").string()));
   std::string text;
-  if (!read_file(std::string(name_or_path), text))
-    return Status(
-        StatusCode::kInvalidArgument,
-        fmt::format("model: expected a preset ({}) or the path of a config.json, got \"{}\"", known, name_or_path));
+  if (const auto reason = read_file(path.string(), text))
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("model: expected a preset ({}) or the path of a config.json, got \"{}\" ({})", known,
+                              name_or_path, *reason));
   return parse_model_config(text, name_or_path);
 } catch (const std::exception&) {
   return Status(StatusCode::kInternal, "out of memory");

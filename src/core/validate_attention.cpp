@@ -15,6 +15,20 @@ bool check_batch(Checks& check, int64_t num_tokens, int64_t num_heads) {
          check.fits_int32("num_heads", num_heads);
 }
 
+/// Backends count the rows of an attention batch, and the sequences of a prefill, in int32.
+bool check_rows_of_batch(Checks& check, std::string_view field, int64_t count, int64_t num_heads) {
+  return check.require(count * num_heads <= INT32_MAX, field, "expected at most {} with {} heads, got {}",
+                       INT32_MAX / num_heads, num_heads, count);
+}
+
+/// Keys of every request of a prefill.
+bool check_key_ranges(Checks& check, const int32_t* kv_indptr, int64_t batch_size) {
+  for (int64_t b = 0; b < batch_size; ++b)
+    if (const int32_t count = kv_indptr[b + 1] - kv_indptr[b]; count > kMaxKvLen)
+      return check.fail("kv_indptr", "expected at most {} keys, got {} for request {}", kMaxKvLen, count, b);
+  return true;
+}
+
 bool check_queries(Checks& check, const TensorView& qo_indptr, int64_t batch_size, int64_t num_tokens,
                    QueryRanges& queries) {
   if (qo_indptr.given()) {
@@ -55,7 +69,7 @@ Status validate(const DecodeParams& params, Scope scope, DecodeArgs& args, Devic
                    .kpe = params.q_pe};
   const bool shapes =
       check_rows(check, q, kFloats, {{"T", &num_tokens}, {"H", &num_heads}}, Role::kInput, widths) &&
-      check_batch(check, num_tokens, num_heads) &&
+      check_batch(check, num_tokens, num_heads) && check_rows_of_batch(check, "num_tokens", num_tokens, num_heads) &&
       check.tensor("o", params.o, set_of({q.first().dtype, DType::kF32}),
                    {{"T", &num_tokens}, {"H", &num_heads}, {"kv_lora_rank", &widths.ckv}}, Role::kOutput) &&
       widths.settle(check, "o") && check_lse(check, params.lse, num_tokens, num_heads) &&
@@ -111,7 +125,7 @@ Status validate(const PrefillParams& params, Scope scope, PrefillArgs& args, Dev
   const DTypes of_q = set_of({params.q.dtype});
   const bool shapes =
       check.tensor("q", params.q, kFloats, {{"T", &num_tokens}, {"H", &num_heads}, {"d_qk", &d_qk}}) &&
-      check_batch(check, num_tokens, num_heads) &&
+      check_batch(check, num_tokens, num_heads) && check_rows_of_batch(check, "num_tokens", num_tokens, num_heads) &&
       check.tensor("k", params.k, of_q, {{"S", &num_keys}, {"H", &num_heads}, {"d_qk", &d_qk}}) &&
       check.tensor("v", params.v, of_q, {{"S", &num_keys}, {"H", &num_heads}, {"d_v", &d_v}}) &&
       check.tensor("o", params.o, set_of({params.q.dtype, DType::kF32}),
@@ -124,10 +138,12 @@ Status validate(const PrefillParams& params, Scope scope, PrefillArgs& args, Dev
       check.lengths("kv_indptr", params.kv_indptr, {"B + 1", &indptr_extent});
   if (!shapes) return check.take();
   const int64_t batch_size = indptr_extent - 1;
+  if (!check_rows_of_batch(check, "batch_size", batch_size, num_heads)) return check.take();
   const auto* qo_indptr = static_cast<const int32_t*>(params.qo_indptr.data);
   const auto* kv_indptr = static_cast<const int32_t*>(params.kv_indptr.data);
   if (check.on_cpu() && (!check_indptr(check, "qo_indptr", qo_indptr, batch_size, "query tokens", num_tokens) ||
-                         !check_indptr(check, "kv_indptr", kv_indptr, batch_size, "key tokens", num_keys)))
+                         !check_indptr(check, "kv_indptr", kv_indptr, batch_size, "key tokens", num_keys) ||
+                         !check_key_ranges(check, kv_indptr, batch_size)))
     return check.take();
 
   const TensorView lse = if_given(params.lse);

@@ -74,11 +74,20 @@ void Tiles::begin(int32_t num_rows) {
   for (int32_t row = num_rows; row < padded; ++row) set_row(row, nullptr, nullptr, 0);
 }
 
+/// Rows of one head lie far apart: the hardware does not see the next group coming.
+void Tiles::prefetch_queries(const void* const* rows, int32_t bytes) const {
+  for (int32_t lane = 0; lane < kernels_.lanes; ++lane)
+    for (int32_t i = 0; rows[lane] != nullptr && i < bytes; i += 64)
+      __builtin_prefetch(static_cast<const char*>(rows[lane]) + i);
+}
+
 void Tiles::pack_queries(DType dtype, int32_t first_width) {
   const int64_t steps = shape_.d_qk / kernels_.pack;
   const int64_t first_steps = first_width / kernels_.pack;
   for (int32_t g = 0; g < num_groups_; ++g) {
     const void** rows = query_rows_ + g * kernels_.lanes;
+    if (g + 1 < num_groups_)
+      prefetch_queries(rows + kernels_.lanes, static_cast<int32_t>(size_of(dtype)) * first_width);
     uint32_t* q = q_ + g * steps * kernels_.lanes;
     kernels_.pack_queries(rows, dtype, first_width, q);
     if (first_width < shape_.d_qk)

@@ -94,6 +94,7 @@ class Tiles {
  private:
   void carve(Carver& carver);
   void score_groups(const KeyBlock& block, int32_t first_key, float scale_log2);
+  void prefetch_queries(const void* const* rows, int32_t bytes) const;
   int32_t set_aside(const KeyBlock& block, int32_t first_key);
   void take_out(const KeyBlock& block, int32_t slab, int32_t count);
   void put_back(int32_t first_key, int32_t slab, int32_t count);

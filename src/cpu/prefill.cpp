@@ -83,10 +83,11 @@ class PrefillRun {
       tiles.attend(block, key, scale_log2);
     }
     for (int32_t row = 0; row < task.row_count; ++row) {
+      if (row + kRowsAhead < task.row_count)
+        kernels_.prefetch_for_write(output(task, row + kRowsAhead),
+                                    args_.d_v * static_cast<int64_t>(size_of(args_.o_dtype)));
+      const float lse = tiles.finish(row, output(task, row), args_.o_dtype);
       const int64_t token = first_token + row;
-      auto* o = static_cast<char*>(args_.o) + (token * args_.o_stride_token + task.head * args_.o_stride_head) *
-                                                  static_cast<int64_t>(size_of(args_.o_dtype));
-      const float lse = tiles.finish(row, o, args_.o_dtype);
       if (args_.lse != nullptr)
         args_.lse[token * args_.lse_stride_token + task.head * args_.lse_stride_head] =
             args_.lse_base == LseBase::kE ? lse * std::numbers::ln2_v<float> : lse;
@@ -94,6 +95,13 @@ class PrefillRun {
   }
 
  private:
+  static constexpr int32_t kRowsAhead = 8;  // outputs of one head lie far apart too
+
+  void* output(const schedule::Task& task, int32_t row) const {
+    const int64_t token = args_.qo_indptr[task.request] + task.row_begin + row;
+    return static_cast<char*>(args_.o) + (token * args_.o_stride_token + task.head * args_.o_stride_head) *
+                                             static_cast<int64_t>(size_of(args_.o_dtype));
+  }
   const char* element(const void* base, int64_t index) const {
     return static_cast<const char*>(base) + index * element_;
   }

@@ -3,8 +3,11 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <atomic>
 #include <cstdint>
+#include <cstring>
 #include <memory>
+#include <mutex>
 
 #include "core/validate.h"
 #include "dispatch/context.h"
@@ -16,6 +19,8 @@ namespace {
 using core::Scope;
 
 constexpr size_t kWorkspaceAlignment = 64;
+/// In front of the backend's part of a workspace: the id of the plan that owns it.
+constexpr size_t kStampBytes = kWorkspaceAlignment;
 
 // Each operation's types and what it tells of its arguments.
 
@@ -98,7 +103,7 @@ template <class Row>
 Status refuse_quantized(const Context& context, Op op, const KvCache& cache) {
   if (kv_layout(cache.format).scale_kind == ScaleKind::kNone) return {};
   Status error;
-  dispatch::select(dispatch::table<Row>(), {.op = op, .cache = cache.format}, context.backend(), error);
+  dispatch::select(dispatch::table<Row>(), {.op = op, .cache = cache.format}, context.impl().forced(), error);
   return error;
 }
 
@@ -127,22 +132,45 @@ Status prepare(const Context& context, const Params& params, Prepared<Params>& p
   Status status = core::validate(params, Scope::kShapesAndLengths, prepared.args, prepared.device);
   if (!status.ok()) return status;
   prepared.row = dispatch::select(dispatch::table<typename O::Row>(), O::problem(prepared.args, prepared.device),
-                                  context.backend(), status);
+                                  context.impl().forced(), status);
   if (prepared.row == nullptr) return status;
   if (prepared.args.num_tokens > 0)
     prepared.workspace_bytes = prepared.row->workspace_size(prepared.args, context.num_threads());
   return {};
 }
 
-/// What the caller must bring so that an aligned block fits, wherever the buffer starts.
-size_t with_slack(size_t bytes) { return bytes == 0 ? 0 : bytes + kWorkspaceAlignment; }
+/// What the caller must bring so that the stamp and the backend's part fit, wherever the buffer starts.
+size_t caller_bytes(size_t backend_bytes) {
+  return backend_bytes == 0 ? 0 : kStampBytes + backend_bytes + kWorkspaceAlignment;
+}
+
+/// An id that no other plan of the process has, and that memory is unlikely to hold by chance.
+uint64_t next_plan_id() {
+  static std::atomic<uint64_t> next{0x9E37'79B9'7F4A'7C15};
+  return next.fetch_add(1, std::memory_order_relaxed);
+}
+
+/// Divides a workspace that is large enough into stamp and backend's part, and makes it the plan's.
+void claim(std::span<std::byte> workspace, size_t backend_bytes, Plan::Impl& plan) {
+  if (backend_bytes == 0) return;
+  void* start = workspace.data();
+  size_t space = workspace.size();
+  plan.stamp = static_cast<std::byte*>(std::align(kWorkspaceAlignment, kStampBytes + backend_bytes, start, space));
+  plan.workspace = {plan.stamp + kStampBytes, backend_bytes};
+  std::memcpy(plan.stamp, &plan.id, sizeof plan.id);
+}
+
+/// Whether the workspace still holds what the plan wrote there.
+bool owns_workspace(const Plan::Impl& plan) {
+  return plan.stamp == nullptr || std::memcmp(plan.stamp, &plan.id, sizeof plan.id) == 0;
+}
 
 template <class Params>
 Result<size_t> size_for(const Context& context, const Params& params) {
   return dispatch::guarded([&]() -> Result<size_t> {
     Prepared<Params> prepared;
     if (Status status = prepare(context, params, prepared); !status.ok()) return status;
-    return with_slack(prepared.workspace_bytes);
+    return caller_bytes(prepared.workspace_bytes);
   });
 }
 
@@ -152,7 +180,7 @@ Result<Plan> make_plan(const Context& context, const Params& params, std::span<s
   return dispatch::guarded([&]() -> Result<Plan> {
     Prepared<Params> prepared;
     if (Status status = prepare(context, params, prepared); !status.ok()) return status;
-    const size_t needed = with_slack(prepared.workspace_bytes);
+    const size_t needed = caller_bytes(prepared.workspace_bytes);
     if (workspace.size() < needed)
       return Status(StatusCode::kWorkspaceTooSmall, fmt::format("{}: workspace: expected at least {} bytes, got {}",
                                                                 name(O::kOp), needed, workspace.size()));
@@ -161,6 +189,7 @@ Result<Plan> make_plan(const Context& context, const Params& params, std::span<s
                     fmt::format("{}: workspace: expected data, got a null pointer", name(O::kOp)));
     auto impl = std::make_unique<Plan::Impl>();
     impl->row = prepared.row;
+    impl->id = next_plan_id();
     impl->num_threads = context.num_threads();
     const auto shape = O::shape(prepared.args);
     impl->shape.assign(shape.begin(), shape.end());
@@ -168,11 +197,8 @@ Result<Plan> make_plan(const Context& context, const Params& params, std::span<s
       impl->q_len.push_back(O::q_len(prepared.args, b));
       impl->kv_len.push_back(O::kv_len(prepared.args, b));
     }
-    void* start = workspace.data();
-    size_t space = workspace.size();
-    if (prepared.workspace_bytes > 0 &&
-        std::align(kWorkspaceAlignment, prepared.workspace_bytes, start, space) != nullptr)
-      impl->workspace = {static_cast<std::byte*>(start), prepared.workspace_bytes};
+    const std::lock_guard lock(context.impl().mutex);
+    claim(workspace, prepared.workspace_bytes, *impl);
     if (prepared.args.num_tokens > 0)
       impl->summary = prepared.row->plan(prepared.args, impl->num_threads, impl->workspace);
     else
@@ -218,6 +244,10 @@ Status run_planned(const Context& context, const Plan& plan, const Params& param
     if (planned.num_threads != context.num_threads())
       return wrong_plan(fmt::format("one for a context of {} threads", context.num_threads()),
                         fmt::format("one for {}", planned.num_threads));
+    const dispatch::Forced forced = context.impl().forced();
+    if (!dispatch::Admitted(dispatch::table<typename O::Row>(), forced.backend)(**row))
+      return wrong_plan(fmt::format("one for {} ({} of the context)", forced.backend, forced.source),
+                        fmt::format("one for {}", (*row)->name));
     if (Status status = refuse_quantized(context, params); !status.ok()) return status;
     typename O::Args args;
     Device device;
@@ -225,15 +255,22 @@ Status run_planned(const Context& context, const Plan& plan, const Params& param
     if (!status.ok()) return status;
     if (device.type != DeviceType::kCpu) return wrong_plan("tensors on the cpu, as planned", "another device");
     status = check_planned<Params>(planned, args);
-    if (status.ok() && args.num_tokens > 0) (*row)->run(args, context.impl().pool, planned.workspace);
-    return status;
+    if (!status.ok()) return status;
+    const std::lock_guard lock(context.impl().mutex);
+    if (!owns_workspace(planned))
+      return {
+          StatusCode::kInvalidArgument,
+          fmt::format("{}: workspace: expected the one this plan was written to, got one that another plan or write "
+                      "has overwritten",
+                      name(O::kOp))};
+    if (args.num_tokens > 0) (*row)->run(args, context.impl().pool, planned.workspace);
+    return {};
   });
 }
 
 /// An operation without a plan. `rows` of the outputs: nothing runs if there are none.
-template <class Args, class Row, class Params>
-Status run_direct(const Context& context, Op op, dispatch::SelectionCache<Row> Context::Impl::*cache,
-                  int64_t Args::*rows, const Params& params) {
+template <class Row, class Args, class Params>
+Status run_direct(const Context& context, Op op, int64_t Args::*rows, const Params& params) {
   return dispatch::guarded([&]() -> Status {
     if (!context.valid()) return no_context(op);
     if constexpr (requires { params.cache; })
@@ -242,9 +279,12 @@ Status run_direct(const Context& context, Op op, dispatch::SelectionCache<Row> C
     Device device;
     Status status = core::validate(params, args, device);
     if (!status.ok()) return status;
-    const Row* row = (context.impl().*cache).find_or_select(problem_of(args, device), context.backend(), status);
+    const Row* row =
+        dispatch::select(dispatch::table<Row>(), problem_of(args, device), context.impl().forced(), status);
     if (row == nullptr) return status;
-    if (args.*rows > 0) row->run(args, context.impl().pool);
+    if (args.*rows == 0) return {};
+    const std::lock_guard lock(context.impl().mutex);
+    row->run(args, context.impl().pool);
     return {};
   });
 }
@@ -269,14 +309,13 @@ Status run(const Context& context, const Plan& plan, const PrefillParams& params
 }
 
 Status run(const Context& context, const MergeStatesParams& params) {
-  return run_direct(context, Op::kMergeStates, &Context::Impl::merge_states, &core::MergeStatesArgs::num_tokens,
-                    params);
+  return run_direct<dispatch::MergeStatesRow>(context, Op::kMergeStates, &core::MergeStatesArgs::num_tokens, params);
 }
 Status run(const Context& context, const AppendParams& params) {
-  return run_direct(context, Op::kAppend, &Context::Impl::append, &core::AppendArgs::num_tokens, params);
+  return run_direct<dispatch::AppendRow>(context, Op::kAppend, &core::AppendArgs::num_tokens, params);
 }
 Status run(const Context& context, const GatherParams& params) {
-  return run_direct(context, Op::kGather, &Context::Impl::gather, &core::GatherArgs::num_rows, params);
+  return run_direct<dispatch::GatherRow>(context, Op::kGather, &core::GatherArgs::num_rows, params);
 }
 
 }  // namespace mla

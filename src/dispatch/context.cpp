@@ -19,6 +19,16 @@ Status invalid(std::string_view field, std::string text) {
   return {StatusCode::kInvalidArgument, fmt::format("context: {}: {}", field, text)};
 }
 
+/// Builds what is built once per process, so that no `run` has to.
+void build_tables() {
+  machine_info();
+  dispatch::table<dispatch::DecodeRow>();
+  dispatch::table<dispatch::PrefillRow>();
+  dispatch::table<dispatch::MergeStatesRow>();
+  dispatch::table<dispatch::AppendRow>();
+  dispatch::table<dispatch::GatherRow>();
+}
+
 /// Whether `force` names a row or family of any operation.
 bool known_backend(std::string_view force) {
   for (Op op : {Op::kDecode, Op::kPrefill, Op::kMergeStates, Op::kAppend, Op::kGather})
@@ -31,18 +41,19 @@ bool known_backend(std::string_view force) {
 
 Result<Context> Context::create(const ContextOptions& options) {
   return dispatch::guarded([&]() -> Result<Context> {
+    build_tables();
     const int32_t num_threads = options.num_threads == 0 ? machine_info().threads : options.num_threads;
     if (num_threads < 0 || num_threads > kMostThreads)
       return invalid("num_threads", fmt::format("expected 0 to {}, got {}", kMostThreads, num_threads));
     if (!options.affinity.empty() && options.affinity.size() != static_cast<size_t>(num_threads))
       return invalid("affinity", fmt::format("expected {} entries, one for each thread, got {}", num_threads,
                                              options.affinity.size()));
-    std::string force(dispatch::forced_backend(options.backend));
-    if (!known_backend(force))
-      return invalid("backend", fmt::format("expected one of {}, a family such as cpu, or auto, got \"{}\"",
-                                            fmt::join(backend_names(Op::kDecode), ", "), force));
+    const dispatch::Forced force = dispatch::forced_backend(options.backend);
+    if (!known_backend(force.backend))
+      return invalid(force.source, fmt::format("expected one of {}, a family such as cpu, or auto, got \"{}\"",
+                                               fmt::join(backend_names(Op::kDecode), ", "), force.backend));
     try {
-      return Context(std::make_unique<Impl>(num_threads, options.affinity, std::move(force)));
+      return Context(std::make_unique<Impl>(num_threads, options.affinity, force));
     } catch (const std::system_error& error) {
       return Status(StatusCode::kInternal,
                     fmt::format("context: cannot start {} threads: {}", num_threads, error.what()));

@@ -2,12 +2,13 @@
 // What a context and a plan hold.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
 #include <span>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -17,43 +18,17 @@
 #include "mla/plan.h"
 
 namespace mla {
-namespace dispatch {
-
-/// The last few selections of an operation without a plan: its `run` must not allocate, and the verdicts of rows that
-/// cannot run a problem do.
-template <class Row>
-class SelectionCache {
- public:
-  const Row* find_or_select(const Problem& problem, std::string_view force, Status& error) {
-    const std::lock_guard lock(mutex_);
-    for (const Entry& entry : entries_)
-      if (entry.row != nullptr && entry.problem == problem) return entry.row;
-    const Row* row = select(table<Row>(), problem, force, error);
-    if (row != nullptr) entries_[next_++ % entries_.size()] = {problem, row};
-    return row;
-  }
-
- private:
-  struct Entry {
-    Problem problem;
-    const Row* row = nullptr;
-  };
-  std::mutex mutex_;
-  std::array<Entry, 8> entries_;
-  size_t next_ = 0;
-};
-
-}  // namespace dispatch
 
 struct Context::Impl {
-  Impl(int32_t num_threads, std::span<const int32_t> affinity, std::string forced)
-      : pool(num_threads, affinity), backend(std::move(forced)) {}
+  Impl(int32_t num_threads, std::span<const int32_t> affinity, const dispatch::Forced& forced)
+      : pool(num_threads, affinity), backend(forced.backend), source(forced.source) {}
+
+  dispatch::Forced forced() const { return {.backend = backend, .source = source}; }
 
   core::ThreadPool pool;
+  std::mutex mutex;  // held while a backend computes or writes a workspace: it keeps counters there, and in the pool
   const std::string backend;
-  dispatch::SelectionCache<dispatch::MergeStatesRow> merge_states;
-  dispatch::SelectionCache<dispatch::AppendRow> append;
-  dispatch::SelectionCache<dispatch::GatherRow> gather;
+  const std::string_view source;  // a literal
 };
 
 struct Plan::Impl {
@@ -62,7 +37,9 @@ struct Plan::Impl {
   std::vector<int64_t> shape;  // what `run` must find again, and
   std::vector<int32_t> q_len;  // the lengths of every request
   std::vector<int32_t> kv_len;
-  std::span<std::byte> workspace;  // aligned part of the caller's
+  uint64_t id = 0;                 // never that of another plan of the process
+  std::byte* stamp = nullptr;      // where `run` must find the id again; null without a workspace
+  std::span<std::byte> workspace;  // the backend's part of the caller's, aligned
   dispatch::PlanSummary summary;
 };
 

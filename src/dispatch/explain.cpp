@@ -10,15 +10,16 @@
 namespace mla {
 namespace dispatch {
 
-Status unknown_backend(Op op, std::string_view force, std::span<const std::string_view> names) {
+Status unknown_backend(Op op, const Forced& force, std::span<const std::string_view> names) {
   return {StatusCode::kInvalidArgument,
-          fmt::format("{}: backend: expected one of {}, a family such as cpu, or auto, got \"{}\"", name(op),
-                      fmt::join(names, ", "), force)};
+          fmt::format("{}: {}: expected one of {}, a family such as cpu, or auto, got \"{}\"", name(op), force.source,
+                      fmt::join(names, ", "), force.backend)};
 }
 
-Status unusable(Op op, std::string_view force, std::span<const BackendVerdict> refused) {
-  std::string text = force.empty() ? fmt::format("{}: no backend can run this", name(op))
-                                   : fmt::format("{}: backend: \"{}\" cannot run this", name(op), force);
+Status unusable(Op op, const Forced& force, std::span<const BackendVerdict> refused) {
+  std::string text = force.backend.empty()
+                         ? fmt::format("{}: no backend can run this", name(op))
+                         : fmt::format("{}: {}: \"{}\" cannot run this", name(op), force.source, force.backend);
   for (const BackendVerdict& row : refused)
     text += fmt::format("{} {}: {}", &row == refused.data() ? ":" : ";", row.name, row.reason);
   return {StatusCode::kUnsupported, std::move(text)};

@@ -33,24 +33,31 @@ class Admitted {
   bool exact_ = false;
 };
 
-/// What is forced: the caller's choice, else MLA_BACKEND, else "".
-inline std::string_view forced_backend(std::string_view asked) {
+/// A row or family that is forced ("" = none), and where that was said: errors name it.
+struct Forced {
+  std::string_view backend = {};
+  std::string_view source = "backend";
+};
+
+/// What is forced: the caller's choice, else MLA_BACKEND, else nothing.
+inline Forced forced_backend(std::string_view asked) {
+  Forced forced{.backend = asked};
   if (asked.empty() || asked == "auto") {
     const char* from_environment = std::getenv("MLA_BACKEND");
-    asked = from_environment != nullptr ? from_environment : "";
+    forced = {.backend = from_environment != nullptr ? from_environment : "", .source = "MLA_BACKEND"};
   }
-  return asked == "auto" ? std::string_view() : asked;
+  return forced.backend.empty() || forced.backend == "auto" ? Forced{} : forced;
 }
 
 /// "decode: backend: expected one of cpu_avx2, reference, got foo"
-Status unknown_backend(Op op, std::string_view force, std::span<const std::string_view> names);
+Status unknown_backend(Op op, const Forced& force, std::span<const std::string_view> names);
 /// "decode: no backend can run this: cpu_avx2: <reason>; reference: <reason>"
-Status unusable(Op op, std::string_view force, std::span<const BackendVerdict> refused);
+Status unusable(Op op, const Forced& force, std::span<const BackendVerdict> refused);
 
 /// The row that runs `problem`, or null with the reasons in `error`. Success allocates nothing.
 template <class Row>
-const Row* select(std::span<const Row> rows, const Problem& problem, std::string_view force, Status& error) {
-  const Admitted<Row> admitted(rows, force);
+const Row* select(std::span<const Row> rows, const Problem& problem, const Forced& force, Status& error) {
+  const Admitted<Row> admitted(rows, force.backend);
   for (const Row& row : rows)
     if (admitted(row) && row.verdict(problem).usable) return &row;
 

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <set>
 #include <string>
@@ -129,12 +130,28 @@ TEST(LoadModel, ReadsAFileAndNamesItInErrors) {
 }
 
 TEST(LoadModel, RefusesWhatIsNeitherPresetNorFile) {
-  for (const std::string& wrong : {std::string("deepseek-v9"), std::string(), testing::TempDir()}) {
+  for (const std::string& wrong : {std::string("deepseek-v9"), std::string(), testing::TempDir() + "none.json"}) {
     const Status status = load_model(wrong).status();
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
     EXPECT_THAT(status.message(), testing::StartsWith("model: expected a preset (deepseek-v2-lite, "));
-    EXPECT_THAT(status.message(), testing::EndsWith("or the path of a config.json, got \"" + wrong + "\""));
+    EXPECT_THAT(status.message(),
+                testing::EndsWith("or the path of a config.json, got \"" + wrong + "\" (No such file or directory)"));
   }
+}
+
+TEST(LoadModel, PointsFromADirectoryToItsConfig) {
+  const std::string path = testing::TempDir() + "mla_model_test_directory";
+  std::filesystem::create_directory(path);
+  const Status status = load_model(path).status();
+  std::filesystem::remove(path);
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(status.message(), "model: " + path + " is a directory; did you mean " + path + "/config.json?");
+}
+
+TEST(LoadModel, TakesPresetsInAnyCase) {
+  EXPECT_EQ(load_model("DeepSeek-V3")->name, "deepseek-v3");
+  EXPECT_EQ(load_model("KIMI-K2.5")->name, "kimi-k2.5");
+  EXPECT_FALSE(load_model("deepseek-v").ok());
 }
 
 }  // namespace

@@ -30,6 +30,35 @@ TEST(ValidatePrefill, RefusesBadInput) {
          for (TensorView* view : {&p.params.q, &p.params.k, &p.params.v, &p.params.o}) set_extent(*view, 1, 0);
        },
        "prefill: num_heads: expected at least 1, got 0"},
+      {"more rows than int32 counts",
+       [](Prefill& p) {
+         for (TensorView* view : {&p.params.q, &p.params.k, &p.params.v, &p.params.o}) {
+           set_extent(*view, 0, 1 << 16);
+           set_extent(*view, 1, 1 << 15);
+         }
+       },
+       "prefill: num_tokens: expected at most 65535 with 32768 heads, got 65536"},
+      {"more sequences than int32 counts",
+       [](Prefill& p) {
+         for (TensorView* view : {&p.params.q, &p.params.k, &p.params.v, &p.params.o}) {
+           set_extent(*view, 0, 0);
+           set_extent(*view, 1, 1 << 15);
+         }
+         p.params.lse = {};
+         for (TensorView* view : {&p.params.qo_indptr, &p.params.kv_indptr}) set_extent(*view, 0, (1 << 16) + 1);
+       },
+       "prefill: batch_size: expected at most 65535 with 32768 heads, got 65536"},
+      {"more keys than a request may have",
+       [](Prefill& p) {
+         for (TensorView* view : {&p.params.k, &p.params.v}) {
+           set_extent(*view, 0, INT32_MAX);
+           set_stride(*view, 0, 0);
+         }
+         p.kv_indptr[2] = INT32_MAX;
+       },
+       "prefill: kv_indptr: expected at most 1073741824 keys, got 2147483645 for request 1"},
+      {"scale infinite in base 2", [](Prefill& p) { p.params.sm_scale = 3e38F; },
+       "prefill: sm_scale: expected a number whose product with log2(e) is finite in f32, got 3e+38"},
       {"no channels",
        [](Prefill& p) {
          set_extent(p.params.q, 2, 0);

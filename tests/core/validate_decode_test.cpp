@@ -119,6 +119,55 @@ TEST(ValidateDecode, RefusesWrongCaches) {
   });
 }
 
+TEST(ValidateDecode, RefusesWhatInt32CannotCount) {
+  expect_refused(Cases{
+      {"rows",
+       [](Decode& p) {
+         for (TensorView* view : {&p.params.q, &p.params.o, &p.params.lse}) {
+           *view = contiguous(view->data, view->dtype, {1 << 16, 1 << 15, 12});
+           if (view == &p.params.lse) view->ndim = 2;
+         }
+         set_extent(p.params.o, 2, kCkv);
+       },
+       "decode: num_tokens: expected at most 65535 with 32768 heads, got 65536"},
+      {"page size",
+       [](Decode& p) {
+         set_extent(p.params.cache.kv, 1, (int64_t{1} << 30) + 1);
+         set_stride(p.params.cache.kv, 1, 0);
+       },
+       "decode: page_size: expected at most 1073741824, got 1073741825"},
+      {"keys of a request",
+       [](Decode& p) {
+         set_extent(p.params.cache.kv, 1, int64_t{1} << 30);
+         set_stride(p.params.cache.kv, 1, 0);
+         p.kv_len[1] = (1 << 30) + 1;
+       },
+       "decode: kv_len: expected at most 1073741824, got 1073741825 for request 1"},
+  });
+}
+
+TEST(ValidateDecode, WidthsOfEmptyTensorsCannotOverflow) {
+  const auto widths = [](int64_t ckv, int64_t kpe) {
+    return [ckv, kpe](Decode& p) {
+      p.params.q = {};
+      p.params.q_nope = of(p.q, {0, kHeads, ckv});
+      p.params.q_pe = of(p.q, {0, kHeads, kpe});
+    };
+  };
+  expect_refused(Cases{
+      {"both", widths(INT64_MAX, INT64_MAX),
+       "decode: kv_lora_rank: expected at most 2147483647, got 9223372036854775807"},
+      {"q_pe", widths(kCkv, INT64_MAX),
+       "decode: qk_rope_head_dim: expected at most 2147483647, got 9223372036854775807"},
+      {"sum",
+       [widths](Decode& p) {
+         widths(INT32_MAX, 1)(p);
+         p.params.o = of(p.o, {0, kHeads, INT32_MAX});
+       },
+       "decode: d_qk: expected at most 2147483647, got 2147483648"},
+  });
+}
+
 TEST(ValidateDecode, RefusesWrongStridesPointersAndDevices) {
   expect_refused(Cases{
       {"innermost stride", [](Decode& p) { set_stride(p.params.q, 2, 2); },
@@ -165,6 +214,8 @@ TEST(ValidateDecode, RefusesWrongScalars) {
       {"infinite", with_scale(INFINITY), "decode: sm_scale: expected a finite number above 0, got inf"},
       {"zero", with_scale(0.0F), "decode: sm_scale: expected a finite number above 0, got 0"},
       {"negative", with_scale(-0.5F), "decode: sm_scale: expected a finite number above 0, got -0.5"},
+      {"infinite in base 2", with_scale(3e38F),
+       "decode: sm_scale: expected a number whose product with log2(e) is finite in f32, got 3e+38"},
       {"unknown base", [](Decode& p) { p.params.lse_base = static_cast<LseBase>(9); },
        "decode: lse_base: expected kE or kTwo, got 9"},
   });

@@ -14,6 +14,7 @@ namespace {
 using dispatch::covers;
 using testing::AllOf;
 using testing::HasSubstr;
+using testing::StartsWith;
 
 constexpr Op kOps[] = {Op::kDecode, Op::kPrefill, Op::kMergeStates, Op::kAppend, Op::kGather};
 
@@ -46,7 +47,7 @@ constexpr FakeRow kPrefixRows[] = {{"cpu_avx512_bf16", yes}, {"cpu_avx512", yes}
 
 std::string chosen(const Problem& problem, std::string_view force, std::string* error = nullptr) {
   Status status;
-  const FakeRow* row = dispatch::select(std::span<const FakeRow>(kRows), problem, force, status);
+  const FakeRow* row = dispatch::select(std::span<const FakeRow>(kRows), problem, {.backend = force}, status);
   EXPECT_EQ(row != nullptr, status.ok());
   if (error != nullptr) *error = status.message();
   return row != nullptr ? std::string(row->name) : std::string();
@@ -74,8 +75,8 @@ TEST(Select, TakesTheFirstThatCan) {
 
 TEST(Select, TheNameOfARowIsNotAFamily) {
   Status status;
-  EXPECT_EQ(dispatch::select(std::span<const FakeRow>(kPrefixRows), {}, "cpu_avx512", status)->name, "cpu_avx512");
-  EXPECT_EQ(dispatch::select(std::span<const FakeRow>(kPrefixRows), {}, "cpu", status)->name, "cpu_avx512_bf16");
+  EXPECT_EQ(dispatch::select(std::span<const FakeRow>(kPrefixRows), {}, {"cpu_avx512"}, status)->name, "cpu_avx512");
+  EXPECT_EQ(dispatch::select(std::span<const FakeRow>(kPrefixRows), {}, {"cpu"}, status)->name, "cpu_avx512_bf16");
 }
 
 TEST(Select, ForcingIsNeverAFallback) {
@@ -148,14 +149,26 @@ TEST(Environment, ForcesUnlessTheCallerDoes) {
     EXPECT_EQ(Context::create({.backend = "cpu"})->backend(), "cpu");
   }
   {
+    const BackendVariable set("reference");
+    const Context context = Context::create().value();  // remembers where it heard of the backend
+    const BackendVariable unset(nullptr);
+    std::vector<float> partial(5000), lse(1);
+    const MergeStatesParams merge{.partial_o = contiguous(partial.data(), DType::kF32, {1, 1, 1, 5000}),
+                                  .partial_lse = contiguous(lse.data(), DType::kF32, {1, 1, 1}),
+                                  .o = contiguous(partial.data(), DType::kF32, {1, 1, 5000})};
+    EXPECT_THAT(run(context, merge).message(), StartsWith("merge_states: MLA_BACKEND: \"reference\" cannot run this"));
+  }
+  {
     const BackendVariable set("auto");
     EXPECT_EQ(Context::create()->backend(), "");
     EXPECT_EQ(explain({}).selected, explain({}, "cpu").selected);
   }
   {
     const BackendVariable set("nonsense");
-    EXPECT_THAT(explain({}).error, HasSubstr("got \"nonsense\""));
-    EXPECT_THAT(Context::create().status().message(), AllOf(HasSubstr("context: backend: expected one of "),
+    EXPECT_THAT(explain({}).error,
+                AllOf(StartsWith("decode: MLA_BACKEND: expected one of cpu_"), HasSubstr("got \"nonsense\"")));
+    EXPECT_THAT(explain({}, "wrong").error, StartsWith("decode: backend: expected one of "));
+    EXPECT_THAT(Context::create().status().message(), AllOf(StartsWith("context: MLA_BACKEND: expected one of "),
                                                             HasSubstr("reference"), HasSubstr("got \"nonsense\"")));
   }
 }

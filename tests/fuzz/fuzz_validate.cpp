@@ -149,6 +149,9 @@ void run_planned(const Context& context, const Params& params) {
   expect_status(planned.status());
   if (!planned.ok()) std::abort();  // the same checks
   expect_status(run(context, *planned, params));
+  const Result<Plan> second = plan(context, params, workspace);
+  if (!second.ok()) std::abort();
+  if (*size > 0 && run(context, *planned, params).ok()) std::abort();  // its workspace is the second plan's
 }
 
 void fuzz_decode(FuzzedDataProvider& input, const Context& context, Tensors& tensors) {
