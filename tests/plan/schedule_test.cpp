@@ -50,7 +50,8 @@ void expect_complete(const std::vector<Sequence>& sequences, const Schedule& sch
         } else {
           ASSERT_GE(task.partial_slot, 0);
           ASSERT_LT(task.partial_slot + task.split_idx, schedule.num_partials);
-          ++slot_uses[static_cast<size_t>(task.partial_slot + task.split_idx)];
+          const int32_t slot = task.partial_slot + task.split_idx;
+          ++slot_uses[static_cast<size_t>(slot)];
         }
       }
       EXPECT_EQ(next_key, visible_keys(sequence, next_row - 1));

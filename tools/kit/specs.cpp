@@ -80,7 +80,8 @@ double visible_pairs(const Spec& spec) {
       continue;
     }
     const int64_t with_keys = std::min(q_len, kv_len);  // the last of them sees all keys, each before it one less
-    pairs += static_cast<double>(with_keys * kv_len - with_keys * (with_keys - 1) / 2);
+    const int64_t unseen = with_keys * (with_keys - 1) / 2;
+    pairs += static_cast<double>(with_keys * kv_len - unseen);
   }
   return pairs;
 }
