@@ -12,6 +12,7 @@
 namespace {
 
 template <class Ours, class Theirs>
+// NOLINTNEXTLINE(misc-redundant-expression): the types differ where it is used
 constexpr bool same_size_and_alignment = sizeof(Ours) == sizeof(Theirs) && alignof(Ours) == alignof(Theirs);
 
 TEST(Layout, TensorIsDlpacks) {

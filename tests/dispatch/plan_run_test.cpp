@@ -271,12 +271,12 @@ TEST(RunPlanned, MovedFromObjectsAreErrorsNotCrashes) {
   EXPECT_EQ(planned.num_splits(), 0U);
   EXPECT_FALSE(planned.describe().empty());
   const Plan kept = std::move(planned);
-  EXPECT_FALSE(planned.valid());
+  EXPECT_FALSE(planned.valid());  // NOLINT(bugprone-use-after-move): what a moved-from plan says
   EXPECT_EQ(planned.backend(), "");
   EXPECT_EQ(planned.describe(), "");
   EXPECT_EQ(planned.num_tasks() + planned.num_splits(), 0U);
   const Context moved = std::move(context);
-  EXPECT_FALSE(context.valid());
+  EXPECT_FALSE(context.valid());  // NOLINT(bugprone-use-after-move)
   EXPECT_EQ(context.num_threads(), 0);
   EXPECT_EQ(context.backend(), "");
   for (const std::string& message :

@@ -28,10 +28,11 @@ void count() {
 
 #ifdef MLA_COUNTS_ALLOCATIONS
 extern "C" {
-void* __libc_malloc(size_t size);                      // NOLINT(bugprone-reserved-identifier)
-void* __libc_calloc(size_t count, size_t size);        // NOLINT(bugprone-reserved-identifier)
-void* __libc_realloc(void* memory, size_t size);       // NOLINT(bugprone-reserved-identifier)
-void* __libc_memalign(size_t alignment, size_t size);  // NOLINT(bugprone-reserved-identifier)
+void* __libc_malloc(size_t size);                 // NOLINT(bugprone-reserved-identifier,readability-identifier-naming)
+void* __libc_calloc(size_t count, size_t size);   // NOLINT(bugprone-reserved-identifier,readability-identifier-naming)
+void* __libc_realloc(void* memory, size_t size);  // NOLINT(bugprone-reserved-identifier,readability-identifier-naming)
+void* __libc_memalign(size_t alignment,
+                      size_t size);  // NOLINT(bugprone-reserved-identifier,readability-identifier-naming)
 
 void* malloc(size_t size) {
   count();
