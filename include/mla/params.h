@@ -30,8 +30,8 @@ struct PageTable {
 
 /// Dense decode in the absorbed form: o = softmax(sm_scale * (q_nope . ckv + q_pe . kpe)) . ckv, one KV head.
 /// Query i of a request with q_len queries sees key j iff j <= kv_len - q_len + i (causal), or every key.
-/// A query without a visible key gets o = 0 and lse = -inf. What lies past kv_len is never read, and a NaN in a key that
-/// a query does not see never reaches it.
+/// A query without a visible key gets o = 0 and lse = -inf. What lies past kv_len is never read, and a NaN in a key
+/// that a query does not see never reaches it.
 struct DecodeParams {
   TensorView q = {};       ///< [T, H, d_qk]; or
   TensorView q_nope = {};  ///< [T, H, kv_lora_rank] and

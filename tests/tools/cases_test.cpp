@@ -70,14 +70,14 @@ TEST(Expand, RefusesByName) {
 class Trace : public testing::Test {
  protected:
   std::string write(const std::string& text) {
-    const std::string path = testing::TempDir() + "mla_lengths.jsonl";
+    std::string path = testing::TempDir() + "mla_lengths.jsonl";
     std::ofstream(path) << text;
     return path;
   }
 };
 
 TEST_F(Trace, GivesRaggedAndEqualLengthsOfOneTotal) {
-  const std::string path = write("{\"input_length\": 10}\n\n{\"input_length\": 7000}\n{\"input_length\": 3}\n");
+  std::string path = write("{\"input_length\": 10}\n\n{\"input_length\": 7000}\n{\"input_length\": 3}\n");
   const auto groups = expand(flags({{"trace", path}, {"batch", "3"}, {"clip", "1k"}}));
   ASSERT_EQ(groups.size(), 1U);
   ASSERT_EQ(groups[0].cases.size(), 2U);

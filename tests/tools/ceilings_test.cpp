@@ -3,8 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <thread>
 
 namespace mla::bench {
 namespace {
@@ -35,6 +37,15 @@ TEST(CeilingMeter, EveryCeilingIsPlausible) {
     EXPECT_GT(meter.sample(ceiling, 0.002), 0.01) << name(ceiling);
     EXPECT_LT(meter.median(ceiling), 1e6) << name(ceiling);
   }
+}
+
+// Threads in turns on the same processors do no more than threads at once.
+TEST(CeilingMeter, MoreThreadsThanProcessorsAreNotFaster) {
+  const auto processors = static_cast<int32_t>(std::max(std::thread::hardware_concurrency(), 1U));
+  CeilingMeter all(processors), many(4 * processors);
+  double best = 0.0;
+  for (int i = 0; i < 5; ++i) best = std::max(best, all.sample(Ceiling::kF32));
+  EXPECT_LT(many.median(Ceiling::kF32), 1.5 * best);
 }
 
 TEST(CeilingMeter, CopiesEveryByte) {

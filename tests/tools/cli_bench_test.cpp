@@ -19,6 +19,7 @@ void expect_result(const json& result) {
     EXPECT_TRUE(result[key].is_number_integer()) << key;
   for (const char* key : {"median_us", "p10_us", "p90_us", "gflops", "gbps", "ceiling_share"})
     EXPECT_TRUE(result[key].is_number()) << key;
+  EXPECT_EQ(result["noisy"], result["ceiling_share"].get<double>() > 1.02);
   EXPECT_TRUE(result.contains("error"));
   EXPECT_EQ(result["topk"], 0);
   EXPECT_GT(result["median_us"].get<double>(), 0.0);
@@ -63,6 +64,41 @@ TEST(CliBench, TakesBatchSpecificationsAndTraces) {
   ASSERT_EQ(trace["results"].size(), 2U);
   EXPECT_EQ(trace["results"][0]["kv_total"], trace["results"][1]["kv_total"]);
   EXPECT_TRUE(trace["results"][1]["ratio"].is_number());
+}
+
+TEST(CliBench, RatioIsOfRates) {
+  const json bench = json_of(std::string("bench --backend reference,cpu --compare backend --kv-len 64 --json") + kFast);
+  const json& results = bench["results"];
+  ASSERT_EQ(results.size(), 2U);
+  EXPECT_NEAR(results[1]["ratio"].get<double>(),
+              results[1]["gflops"].get<double>() / results[0]["gflops"].get<double>(), 1e-9);
+}
+
+TEST(CliBench, NoKeysNoShare) {
+  const json bench = json_of(std::string("bench --kv-len 0 --json") + kFast);
+  EXPECT_EQ(bench["results"][0]["gflops"], 0.0);
+  EXPECT_TRUE(bench["results"][0]["ceiling_share"].is_null());
+  EXPECT_EQ(bench["results"][0]["noisy"], false);
+}
+
+TEST(CliBench, ListsCasesAsATable) {
+  const Ran ran = run_mla("bench --list --op decode,append --kv-len 100");
+  EXPECT_EQ(ran.status, 0) << ran.err;
+  for (const char* part : {"kv_len", "memory", "append", "100", "2 cases"}) EXPECT_THAT(ran.out, HasSubstr(part));
+}
+
+TEST(CliBench, CtrlCKeepsWhatIsDone) {
+  const std::string path = testing::TempDir() + "mla_bench_stopped.json";
+  std::remove(path.c_str());
+  // 200 cases of half a second each; the first is done after a few of them at the latest.
+  const int status = std::system(("env -u MLA_BACKEND timeout -s INT 5 " MLA_BINARY
+                                  " bench --kv-len 1:200 --heads 1 --min-time 0.5 --json=" +
+                                  path + " 2>/dev/null; exit $?")
+                                     .c_str());
+  EXPECT_NE(WEXITSTATUS(status), 0);
+  const json bench = json::parse(read_text(path));
+  EXPECT_EQ(bench["interrupted"], true);
+  EXPECT_LT(bench["results"].size(), 200U);
 }
 
 TEST(CliBench, TableAndCsv) {

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <filesystem>
 
 #include "run_mla.h"
 
@@ -63,9 +64,65 @@ TEST(Cli, BadArgumentsAreOneLineAndStatusTwo) {
   expect_refusal("check --seed -1", {"--seed"});
   expect_refusal("check --backend frob", {"frob"});
   expect_refusal("check --cache fp8 --op decode", {"fp8"});
-  expect_refusal("run --heads 16,32", {"one value", "mla bench"});
+  expect_refusal("run --heads 16,32", {"--heads", "one value", "16,32", "mla bench"});
+  expect_refusal("run --trace x.jsonl", {"--trace"});
+  expect_refusal("run --min-time 0", {"--min-time: expected seconds above 0, got 0"});
+  expect_refusal("run --min-time nan", {"--min-time: expected seconds above 0, got nan"});
+  expect_refusal("run --seed -1", {"--seed", "at least 0"});
+  expect_refusal("run --states 3", {"--states", "merge_states", "decode"});
+  expect_refusal("run --op prefill --cache f16", {"--cache", "prefill", "--q-dtype"});
+  expect_refusal("explain --op merge_states --cache bf16", {"--cache", "merge_states", "--q-dtype"});
+  expect_refusal("explain --model /no/such/folder/x.json", {"--model: cannot open", "No such file"});
+  expect_refusal("explain --model no-such-model", {"--model: expected a preset"});
+  expect_refusal("--frobnicate info", {"'--frobnicate'"});
+  expect_refusal("info --json out.json", {"out.json", "--json=out.json"});
   expect_refusal("run --cache fp8 --kv-len 64", {"fp8"});
   expect_refusal("info --json=/no/such/folder/out.json", {"/no/such/folder/out.json"});
+}
+
+TEST(Cli, StreamsThatCannotBeWrittenAreNoCrashAndNoSuccess) {
+  const std::string path = testing::TempDir() + "mla_closed.json";
+  EXPECT_EQ(status_of("info --json=" + path, ">/dev/null 2>&-"), 0);
+  EXPECT_TRUE(json::accept(read_text(path)));
+  for (const char* redirection : {"2>&-", "2>/dev/full"}) {
+    EXPECT_EQ(status_of("explain --op dekode", redirection), 2) << redirection;
+    EXPECT_EQ(status_of("info --json", std::string(">/dev/null ") + redirection), 0) << redirection;
+  }
+  for (const char* redirection : {">&- 2>/dev/null", ">/dev/full 2>/dev/null"})
+    for (const char* command : {"info", "info --json", "--help"})
+      EXPECT_EQ(status_of(command, redirection), 2) << command << " " << redirection;
+}
+
+TEST(Cli, ARefusedCommandLeavesNoFile) {
+  const std::string path = testing::TempDir() + "mla_refused.json";
+  std::remove(path.c_str());
+  expect_refusal("bench --kv-len 8:4 --json=" + path, {"--kv-len"});
+  expect_refusal("run --batch 1024 --kv-len 100m --json=" + path, {"memory"});
+  EXPECT_FALSE(std::ifstream(path).good());
+}
+
+TEST(CliInfo, SaysThatMlaBackendForcesWhatIsNotThere) {
+  const Ran ran = run_mla("info --json", "MLA_BACKEND=foo");
+  EXPECT_EQ(ran.status, 2);
+  EXPECT_THAT(ran.err, HasSubstr("mla: "));
+  EXPECT_THAT(json::parse(ran.out)["error"].get<std::string>(), HasSubstr("foo"));
+  EXPECT_TRUE(json_of("info --json")["error"].is_null());
+}
+
+TEST(CliExplain, DescribesOnlyWhatTheOperationHas) {
+  EXPECT_THAT(run_mla("explain --op prefill").out, testing::Not(HasSubstr("cache")));
+  EXPECT_THAT(run_mla("explain --op append").out, testing::Not(HasSubstr("heads,")));
+  EXPECT_THAT(run_mla("explain --backend reference").out, testing::Not(HasSubstr("note:")));
+  EXPECT_THAT(run_mla("explain --head-dims 37/5").out, HasSubstr("only the float64 reference"));
+}
+
+TEST(CliExplain, TakesTheFolderOfAConfig) {
+  const std::string folder = testing::TempDir() + "mla_model_folder";
+  std::filesystem::create_directories(folder);
+  std::ofstream(folder + "/config.json")
+      << R"({"num_attention_heads": 24, "num_hidden_layers": 1, "kv_lora_rank": 256, "qk_nope_head_dim": 128,
+             "qk_rope_head_dim": 64, "v_head_dim": 128})";
+  EXPECT_THAT(run_mla("explain --model " + folder).out, HasSubstr("24 heads, head dims 320/256"));
 }
 
 TEST(CliInfo, TextNamesThePartsOfTheMachine) {
@@ -165,6 +222,15 @@ TEST(CliCheck, JsonCountsTheCases) {
   EXPECT_EQ(checked["failed"], 0);
   EXPECT_TRUE(checked["failures"].is_array());
   EXPECT_EQ(checked["seed"], 3);
+  EXPECT_GT(checked["seconds"], 0.0);
+  int64_t cases = 0;
+  for (const json& row : checked["backends"]) {
+    EXPECT_EQ(row["op"], "merge_states");
+    EXPECT_EQ(row["failed"], 0);
+    cases += row["cases"].get<int64_t>();
+  }
+  EXPECT_EQ(checked["cases"], cases);
+  EXPECT_EQ(run_mla("check --quick --op merge_states", "MLA_BACKEND=foo").status, 0);
 }
 
 }  // namespace

@@ -114,7 +114,7 @@ TEST(Measure, JudgesTargetsAndRatios) {
     EXPECT_GT(m.runs, 0);
     EXPECT_LE(m.p10_s, m.median_s);
     EXPECT_LE(m.median_s, m.p90_s);
-    EXPECT_NEAR(m.ceiling_share, m.gflops / m.ceiling, 1e-9);
+    EXPECT_NEAR(m.ceiling_share.value_or(0.0), m.gflops / m.ceiling, 1e-9);
     ASSERT_TRUE(m.error.has_value());
     EXPECT_EQ(m.error_text, "");
   }

@@ -41,6 +41,14 @@ inline Ran run_mla(const std::string& arguments, const std::string& environment 
   return ran;
 }
 
+/// The exit status with the streams as `redirections` say, such as "2>&-"; -1 if a signal ended it.
+inline int status_of(const std::string& arguments, const std::string& redirections) {
+  const std::string command = "env -u MLA_BACKEND " MLA_BINARY " " + arguments + " " + redirections;
+  // A shell reports a signal as 128 + its number.
+  const int status = std::system(command.c_str());
+  return WIFEXITED(status) && WEXITSTATUS(status) < 128 ? WEXITSTATUS(status) : -1;
+}
+
 /// Standard output of a successful command, as JSON.
 inline nlohmann::json json_of(const std::string& arguments, int expected_status = 0) {
   const Ran ran = run_mla(arguments);

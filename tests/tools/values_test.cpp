@@ -62,6 +62,19 @@ TEST(ParseDevice, TakesAnIndex) {
     expect_usage_error([&] { parse_device("--device", text); }, {"--device", "cuda:0"});
 }
 
+TEST(ParsePositive, NamesTheOptionAndTheUnit) {
+  EXPECT_EQ(parse_positive("--min-time", "seconds", "0.25"), 0.25);
+  for (const char* text : {"0", "-1", "nan", "", "1s", "1e999"})
+    expect_usage_error([&] { parse_positive("--min-time", "seconds", text); },
+                       {"--min-time: expected seconds above 0, got"});
+  expect_usage_error([&] { parse_positive("--min-time", "seconds", "inf"); }, {"--min-time: expected at most"});
+}
+
+TEST(Counted, KnowsOneAndMany) {
+  EXPECT_EQ(counted(1, "case"), "1 case");
+  EXPECT_EQ(counted(0, "case"), "0 cases");
+}
+
 TEST(CheckBackendName, KnowsRowsAndFamilies) {
   for (const char* name : {"", "auto", "cpu", "cpu_avx2", "reference"}) check_backend_name("--backend", name);
   for (const char* name : {"cp", "cpu_", "cuda", "cpu_avx3"})

@@ -10,7 +10,9 @@
 #include "mla/bench/report.h"
 #include "mla/bench_options.h"
 #include "mla/command.h"
+#include "mla/interrupt.h"
 #include "mla/output.h"
+#include "mla/values.h"
 
 namespace mla::cli {
 namespace {
@@ -18,7 +20,9 @@ namespace {
 struct Options {
   std::string file, compare, csv;
   bench::SettingFlags flags;
+  bench::MeasureFlags measure_flags{"0.3"};
   bench::MeasureOptions measure;
+  std::string max_runs = "100000";
   bool strict = false, list = false;
   Output output;
 };
@@ -33,60 +37,70 @@ std::vector<bench::CaseGroup> groups_of(const Options& options) {
   return options.file.empty() ? bench::expand(settings) : bench::load_case_file(options.file, settings);
 }
 
+// What is wrong or was missed, for people; the exit status.
 int summarize(const std::vector<bench::Measurement>& results, const Options& options) {
   int64_t met = 0, missed = 0, wrong = 0;
   for (const bench::Measurement& m : results) {
     if (m.met) ++(*m.met ? met : missed);
     if (m.error_text.empty()) continue;
     ++wrong;
-    fmt::print(stderr, "WRONG {} on {}: {}\n", name(m.description.op), m.backend, m.error_text);
+    print_to(stderr, "WRONG {} on {}: {}\n", name(m.description.op), m.backend, m.error_text);
   }
-  if (met + missed > 0) options.output.print("\ntargets: {} met, {} missed\n", met, missed);
+  if (met + missed > 0)
+    options.output.print("\n{}: {} met, {} missed\n", met + missed == 1 ? "target" : "targets", met, missed);
   return wrong > 0 || (options.strict && missed > 0) ? 1 : 0;
 }
 
-int list_cases(const std::vector<bench::CaseGroup>& groups, const Output& out) {
-  size_t count = 0;
-  for (const bench::CaseGroup& group : groups)
-    for (const bench::Case& one : group.cases) {
-      out.print("{} {} cache={} heads={} batch={} kv={} page_size={} threads={} backend={} memory={}\n", one.label,
-                name(one.op), name(one.cache), one.heads, one.requests.size(), one.total_kv(), one.page_size,
-                one.threads, one.backend.empty() ? "auto" : one.backend,
-                human_bytes(static_cast<double>(bench::memory_needed(one))));
-      ++count;
-    }
-  out.print("{} cases\n", count);
-  return 0;
-}
+// Ctrl-C in the middle of a case.
+struct Interrupted {};
 
-int run_bench(const Options& options) {
-  if (!(options.measure.min_time > 0.0)) throw UsageError("--min-time: expected seconds above 0");
-  const std::vector<bench::CaseGroup> groups = groups_of(options);
-  if (options.list) return list_cases(groups, options.output);
-  options.output.check_target();
-  if (!options.csv.empty()) check_writable("--csv", options.csv);
+// Until all are measured or the user has had enough; what is done of a group that was cut short is lost.
+std::vector<bench::Measurement> measure_all(const std::vector<bench::CaseGroup>& groups, bench::Meters& meters,
+                                            const bench::MeasureOptions& measure) {
   size_t total = 0;
   for (const bench::CaseGroup& group : groups) total += group.cases.size();
-
-  const Output& out = options.output;
-  bench::Meters meters;
-  bench::CeilingMeter& main_meter = meters.of(groups.front().cases.front().threads);
   std::vector<bench::Measurement> results;
   Progress progress("bench");
-  for (const bench::CaseGroup& group : groups) {
-    const auto note = [&](const std::string& what) {
-      progress.update(static_cast<int64_t>(results.size()), static_cast<int64_t>(total),
-                      fmt::format("{} {}", group.cases.front().label, what));
-    };
-    for (bench::Measurement& m : bench::measure(group, meters, options.measure, note)) results.push_back(std::move(m));
+  try {
+    for (const bench::CaseGroup& group : groups) {
+      const bench::Case& first = group.cases.front();
+      const auto note = [&](const std::string& what) {
+        if (stop_requested) throw Interrupted();
+        progress.update(static_cast<int64_t>(results.size()), static_cast<int64_t>(total),
+                        fmt::format("{} {}", first.label.empty() ? name(first.op) : first.label, what));
+      };
+      for (bench::Measurement& m : bench::measure(group, meters, measure, note)) {
+        progress.clear();
+        results.push_back(std::move(m));
+        print_to(stderr, "[{}/{}] {}\n", results.size(), total, bench::summary_line(results.back()));
+      }
+    }
+  } catch (const Interrupted&) {
+    progress.clear();
+    print_to(stderr, "INTERRUPTED: {} of {} measured\n", results.size(), counted(static_cast<int64_t>(total), "case"));
   }
-  progress.clear();
-  bench::print_ceilings(main_meter, out.text());
-  out.print("\n");
-  bench::print_table(results, out.text());
-  const int status = summarize(results, options);
-  if (!options.csv.empty()) bench::write_csv(results, options.csv);
+  return results;
+}
 
+int run_bench(Options& options) {
+  options.measure_flags.apply(options.measure);
+  options.measure.max_runs = parse_int("--max-runs", options.max_runs, 1);
+  const std::vector<bench::CaseGroup> groups = groups_of(options);
+  const Output& out = options.output;
+  if (options.list) {
+    bench::print_cases(groups, out.text());
+    return 0;
+  }
+  out.check_target();
+  if (!options.csv.empty()) check_writable("--csv", options.csv);
+
+  const InterruptGuard guard;
+  bench::Meters meters;
+  bench::CeilingMeter& main_meter = meters.of(groups.front().cases.front().threads);
+  const std::vector<bench::Measurement> results = measure_all(groups, meters, options.measure);
+  const bool interrupted = stop_requested;
+
+  if (!options.csv.empty()) bench::write_csv(results, options.csv);
   Json rows = Json::array();
   for (const bench::Measurement& m : results) rows.push_back(bench::result_json(m));
   out.write_json(
@@ -94,9 +108,14 @@ int run_bench(const Options& options) {
        {"machine", bench::machine_json()},
        {"settings",
         {{"min_time_s", options.measure.min_time}, {"cold", options.measure.cold}, {"seed", options.measure.seed}}},
+       {"interrupted", interrupted},
        {"ceilings", bench::ceilings_json(main_meter)},
        {"results", rows}});
-  return status;
+  bench::print_ceilings(main_meter, out.text());
+  out.print("\n");
+  bench::print_table(results, out.text());
+  const int status = summarize(results, options);
+  return interrupted ? kExitInterrupted : status;
 }
 
 }  // namespace
@@ -107,13 +126,10 @@ Action add_bench(CLI::App& app) {
   command->add_option("cases", options->file, "YAML file of cases; flags win over what it says");
   options->flags.add_options(*command);
   command->add_option("--compare", options->compare, "Measure the values of this option in turns, against the first");
-  command->add_option("--min-time", options->measure.min_time, "Seconds of runs for each case")->capture_default_str();
-  command->add_option("--max-runs", options->measure.max_runs, "Runs of each case at most")
-      ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+  options->measure_flags.add_options(*command);
+  command->add_option("--max-runs", options->max_runs, "Runs of each case at most")->capture_default_str();
   command->add_flag("--cold", options->measure.cold, "Flush the caches before every run (default: same buffers, warm)");
   command->add_flag("--refcheck", options->measure.refcheck, "Compare with the reference (large cases: a sample)");
-  command->add_option("--seed", options->measure.seed, "Seed of the random data")->capture_default_str();
   command->add_option("--csv", options->csv, "Write comma-separated values to FILE")->option_text("FILE");
   command->add_flag("--strict", options->strict, "Exit with 1 if a target of the case file is missed");
   command->add_flag("--list", options->list, "Print the cases, measure nothing");
@@ -128,7 +144,8 @@ Action add_bench(CLI::App& app) {
       "  mla bench --trace data/mooncake_conversation_sample.jsonl --batch 64 --clip 16k --heads 16\n"
       "  mla bench --page-size 64,1 --compare page-size --refcheck\n"
       "  mla bench bench/targets.yaml --json=targets.json\n"
-      "\nExit status: 0 success, 1 a reference check failed (or, with --strict, a target), 2 unusable input.");
+      "\nExit status: 0 success, 1 a reference check failed (or, with --strict, a target), 2 unusable input,\n"
+      "130 interrupted (the table and the files hold the cases that were done).");
   return [options] { return run_bench(*options); };
 }
 

@@ -1,22 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-// The options that describe cases, shared by `mla run` and `mla bench`.
+// The options that describe cases and how to measure them, shared by `mla run` and `mla bench`.
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <initializer_list>
 #include <map>
 #include <string>
 #include <string_view>
 
 #include "mla/bench/cases.h"
+#include "mla/bench/measure.h"
+#include "mla/values.h"
 
 namespace mla::bench {
 
 /// One option "--kv-len" for every key "kv_len".
 class SettingFlags {
  public:
-  void add_options(CLI::App& command) {
+  void add_options(CLI::App& command, std::initializer_list<std::string_view> without = {}) {
     for (const SettingKey& entry : setting_keys())
-      command.add_option(flag_of(entry.key), values_[entry.key], std::string(entry.help))->option_text(" ");
+      if (std::find(without.begin(), without.end(), entry.key) == without.end())
+        command.add_option(flag_of(entry.key), values_[entry.key], std::string(entry.help))->option_text(" ");
   }
 
   /// The options that were given.
@@ -35,6 +40,24 @@ class SettingFlags {
   }
 
   std::map<std::string_view, std::string> values_;
+};
+
+/// --min-time and --seed.
+class MeasureFlags {
+ public:
+  explicit MeasureFlags(std::string min_time) : min_time_(std::move(min_time)) {}
+
+  void add_options(CLI::App& command) {
+    command.add_option("--min-time", min_time_, "Seconds of runs for each case")->capture_default_str();
+    command.add_option("--seed", seed_, "Seed of the random data")->capture_default_str();
+  }
+  void apply(MeasureOptions& options) const {
+    options.min_time = cli::parse_positive("--min-time", "seconds", min_time_);
+    options.seed = static_cast<uint64_t>(cli::parse_int("--seed", seed_, 0));
+  }
+
+ private:
+  std::string min_time_, seed_ = "1";
 };
 
 }  // namespace mla::bench

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // `mla check`: random problems over every operation, format and backend, against the reference.
+#include <chrono>
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "kit/sweep.h"
 #include "mla/command.h"
@@ -28,7 +31,7 @@ kit::SweepOptions sweep_options(const Options& options) {
   sweep.quick = options.quick;
   sweep.seed = static_cast<uint64_t>(parse_int("--seed", options.seed, 0));
   if (!options.threads.empty())
-    sweep.num_threads = static_cast<int32_t>(parse_int("--threads", options.threads, 1, 4096));
+    sweep.num_threads = static_cast<int32_t>(parse_int("--threads", options.threads, 0, 4096));
   return sweep;
 }
 
@@ -37,12 +40,20 @@ int check(const Options& options) {
   const Output& out = options.output;
   out.check_target();
   Progress progress("checking");
+  const auto start = std::chrono::steady_clock::now();
   int64_t failed = 0;
+  struct Tally {
+    int64_t cases = 0, failed = 0;
+  };
+  std::map<std::pair<std::string, std::string>, Tally> tallies;
   const Result<kit::SweepResult> result = kit::sweep(sweep, [&](int64_t done, int64_t total, const kit::Outcome& last) {
+    Tally& tally = tallies[{last.op, last.backend}];
+    ++tally.cases;
     if (!last.ok) {
+      ++tally.failed;
       progress.clear();
-      if (++failed <= kMaxPrinted) fmt::print(stderr, "FAILED {}\n", last.line());
-      if (failed == kMaxPrinted + 1) fmt::print(stderr, "... more failures; --json lists the first hundred\n");
+      if (++failed <= kMaxPrinted) print_to(stderr, "FAILED {}\n", last.line());
+      if (failed == kMaxPrinted + 1) print_to(stderr, "... more failures; --json lists the first hundred\n");
     }
     progress.update(done, total, fmt::format("{} failed  {} on {}", failed, last.op, last.backend));
     return true;
@@ -58,14 +69,27 @@ int check(const Options& options) {
                         {"failure", outcome.failure},
                         {"error", outcome.error.max_rel},
                         {"tolerance", outcome.tolerance.max_rel}});
-  out.print("{} cases, {} failed", result->cases, result->failed);
-  if (result->skipped_rows > 0) out.print(" ({} backend rows cannot run on this machine)", result->skipped_rows);
-  out.print("; seed {}\n", sweep.seed);
+  Table table({"op", "backend", "cases", "failed"}, 2);
+  Json backends = Json::array();
+  for (const auto& [key, tally] : tallies) {
+    const auto& [op, backend] = key;
+    table.add_row({op, backend, std::to_string(tally.cases), std::to_string(tally.failed)});
+    backends.push_back({{"op", op}, {"backend", backend}, {"cases", tally.cases}, {"failed", tally.failed}});
+  }
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   out.write_json({{"cases", result->cases},
                   {"failed", result->failed},
                   {"failures", failures},
+                  {"backends", backends},
                   {"skipped_rows", result->skipped_rows},
+                  {"seconds", seconds},
                   {"seed", sweep.seed}});
+  table.print(out.text());
+  out.print("\n{}, {} failed, in {}; seed {}\n", counted(result->cases, "case"), result->failed, human_seconds(seconds),
+            sweep.seed);
+  if (result->skipped_rows > 0)
+    out.print("skipped: {} that cannot run on this machine (mla info says why)\n",
+              counted(result->skipped_rows, "backend row"));
   return result->failed == 0 ? 0 : 1;
 }
 
@@ -75,11 +99,12 @@ Action add_check(CLI::App& app) {
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("check", "Correctness sweep against the float64 reference");
   command->add_option("--op", options->op, "One operation: decode, prefill, merge_states, append, gather");
-  command->add_option("--backend", options->backend, "One row or family; else every usable row");
+  command->add_option("--backend", options->backend,
+                      "One row or family; else every usable row, whatever MLA_BACKEND says");
   command->add_option("--cache", options->cache, "One format; for prefill and merge_states the data type");
   command->add_flag("--quick", options->quick, "A tenth of the cases");
   command->add_option("--seed", options->seed, "Seed of the random problems")->capture_default_str();
-  command->add_option("--threads", options->threads, "Threads; else all of the process");
+  command->add_option("--threads", options->threads, "Threads; 0 = all that the process may use (default)");
   options->output.add_option(*command);
   command->footer(
       "Examples:\n  mla check --quick\n  mla check --op decode --backend cpu_avx2 --cache f16 --seed 7\n"

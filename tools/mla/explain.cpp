@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // `mla explain`: which backend a problem gets, and why not the others.
+#include <algorithm>
 #include <memory>
 #include <string>
 
@@ -13,7 +14,7 @@ namespace mla::cli {
 namespace {
 
 struct Options {
-  std::string op = "decode", model, cache = "bf16", q_dtype, heads, head_dims, device = "cpu", backend;
+  std::string op = "decode", model, cache, q_dtype, heads, head_dims, device = "cpu", backend;
   Output output;
 };
 
@@ -28,18 +29,19 @@ Problem problem_of(const Options& options) {
   Problem problem;
   problem.op = parse_op("--op", options.op);
   problem.device = parse_device("--device", options.device);
-  problem.cache = parse_cache("--cache", options.cache);
+  if (!options.cache.empty() && !has_cache(problem.op))
+    throw UsageError("--cache: {} works on no cache; its element type is --q-dtype", name(problem.op));
+  if (!options.cache.empty()) problem.cache = parse_cache("--cache", options.cache);
   const bool prefill = problem.op == Op::kPrefill;
   if (prefill) {
     problem.d_qk = 192;
     problem.d_v = 128;
   }
   if (!options.model.empty()) {
-    const Result<ModelConfig> model = load_model(options.model);
-    if (!model.ok()) throw UsageError("--model: {}", model.status().message());
-    problem.num_heads = model->num_attention_heads;
-    problem.d_qk = prefill ? model->prefill_d_qk() : model->d_qk();
-    problem.d_v = prefill ? model->v_head_dim : model->kv_lora_rank;
+    const ModelConfig model = parse_model("--model", options.model);
+    problem.num_heads = model.num_attention_heads;
+    problem.d_qk = prefill ? model.prefill_d_qk() : model.d_qk();
+    problem.d_v = prefill ? model.v_head_dim : model.kv_lora_rank;
   }
   problem.q_dtype = problem.cache == CacheFormat::kF16 ? DType::kF16 : DType::kBF16;
   if (problem.op == Op::kMergeStates) problem.q_dtype = DType::kF32;
@@ -49,29 +51,49 @@ Problem problem_of(const Options& options) {
   return problem;
 }
 
+// Only what the operation has.
+std::string describe(const Problem& problem) {
+  const std::string_view type = name(problem.q_dtype);
+  switch (problem.op) {
+    case Op::kDecode:
+      return fmt::format("cache {}, queries {}, {} heads, head dims {}/{}", name(problem.cache), type,
+                         problem.num_heads, problem.d_qk, problem.d_v);
+    case Op::kPrefill:
+      return fmt::format("q, k and v {}, {} heads, head dims {}/{}", type, problem.num_heads, problem.d_qk,
+                         problem.d_v);
+    case Op::kMergeStates: return fmt::format("states {}, {} heads, d_v {}", type, problem.num_heads, problem.d_v);
+    case Op::kAppend:
+    case Op::kGather:
+      return fmt::format("cache {}, rows {}, head dims {}/{}", name(problem.cache), type, problem.d_qk, problem.d_v);
+  }
+  return {};
+}
+
 int explain_problem(const Options& options) {
   options.output.check_target();
   const Problem problem = problem_of(options);
   check_backend_name("--backend", options.backend);
   const Explanation explanation = explain(problem, options.backend);
 
-  options.output.print("{}: cache {}, queries {}, {} heads, head dims {}/{}, device {}\n\n", name(problem.op),
-                       name(problem.cache), name(problem.q_dtype), problem.num_heads, problem.d_qk, problem.d_v,
-                       device_name(problem.device));
   Table table({"backend", "usable", "reason"}, 3);
   Json rows = Json::array();
   for (const BackendVerdict& row : explanation.rows) {
     table.add_row({(row.name == explanation.selected ? "> " : "  ") + row.name, row.usable ? "yes" : "no", row.reason});
     rows.push_back({{"backend", row.name}, {"usable", row.usable}, {"reason", row.reason}});
   }
-  table.print(options.output.text());
   const bool found = !explanation.selected.empty();
-  if (found) options.output.print("\nselected: {}\n", explanation.selected);
   options.output.write_json({{"selected", found ? Json(explanation.selected) : Json(nullptr)},
                              {"error", found ? Json(nullptr) : Json(explanation.error)},
                              {"op", name(problem.op)},
                              {"device", device_name(problem.device)},
                              {"rows", rows}});
+  options.output.print("{}: {}, device {}\n\n", name(problem.op), describe(problem), device_name(problem.device));
+  table.print(options.output.text());
+  if (found) options.output.print("\nselected: {}\n", explanation.selected);
+  const bool only_reference = std::none_of(explanation.rows.begin(), explanation.rows.end(),
+                                           [](const auto& row) { return row.usable && row.name != "reference"; });
+  if (found && only_reference)
+    options.output.print("note: only the float64 reference can run this: expect it to be slow\n");
   if (!found) throw UsageError("{}", explanation.error);
   return 0;
 }
@@ -82,9 +104,10 @@ Action add_explain(CLI::App& app) {
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("explain", "Every backend's verdict on a problem, and the one it gets");
   command->add_option("--op", options->op, "decode, prefill, merge_states, append, gather")->capture_default_str();
-  command->add_option("--model", options->model, "Preset or config.json: heads and head dims");
-  command->add_option("--cache", options->cache, "bf16, f16, fp8, fp8_ds_mla, fp8_dsv4")->capture_default_str();
-  command->add_option("--q-dtype", options->q_dtype, "Queries, rows or states: bf16, f16, f32");
+  command->add_option("--model", options->model, "Preset, config.json or its folder: heads and head dims");
+  command->add_option("--cache", options->cache,
+                      "bf16 (default), f16, fp8, fp8_ds_mla, fp8_dsv4; not for prefill and merge_states");
+  command->add_option("--q-dtype", options->q_dtype, "Queries; q, k and v of prefill; rows; states: bf16, f16, f32");
   command->add_option("--heads", options->heads, "Query heads");
   command->add_option("--head-dims", options->head_dims, "d_qk/d_v, such as 576/512");
   command->add_option("--device", options->device, "cpu or cuda:0")->capture_default_str();

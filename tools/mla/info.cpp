@@ -41,16 +41,12 @@ int print_info(const Options& options) {
   // The default problem is the typical decode: DeepSeek-V3 with a bf16 cache.
   const Problem problem;
   const Explanation explanation = explain(problem);
-  print_machine(out);
-  out.print("\nbackends, for decode of {} heads, {}/{}, bf16 cache:\n\n", problem.num_heads, problem.d_qk, problem.d_v);
   Table table({"backend", "usable", "reason"}, 3);
   Json backends = Json::array();
   for (const BackendVerdict& row : explanation.rows) {
     table.add_row({(row.name == explanation.selected ? "> " : "  ") + row.name, yes_no(row.usable), row.reason});
     backends.push_back({{"name", row.name}, {"usable", row.usable}, {"reason", row.reason}});
   }
-  table.print(out.text());
-  if (explanation.selected.empty()) out.print("\n{}\n", explanation.error);
 
   Json devices = Json::array();
   devices.push_back({{"type", "cpu"}, {"index", 0}, {"name", machine.cpu}});
@@ -68,7 +64,13 @@ int print_info(const Options& options) {
                   {"threads", machine.threads},
                   {"isa", isa},
                   {"devices", devices},
-                  {"backends", backends}});
+                  {"backends", backends},
+                  {"error", explanation.selected.empty() ? Json(explanation.error) : Json(nullptr)}});
+  print_machine(out);
+  out.print("\nbackends, for decode of {} heads, {}/{}, bf16 cache:\n\n", problem.num_heads, problem.d_qk, problem.d_v);
+  table.print(out.text());
+  // MLA_BACKEND forces what is not there or cannot run.
+  if (explanation.selected.empty()) throw UsageError("{}", explanation.error);
   return 0;
 }
 
@@ -159,12 +161,12 @@ void print_operation(Op op, std::FILE* file) {
         missing.push_back((is_paged(op) ? fmt::format("`{}` ", name(cache)) : "") + line.head_dims);
     }
   }
-  fmt::print(file, "**{}**\n\n", name(op));
+  print_to(file, "**{}**\n\n", name(op));
   table.print_markdown(file);
-  fmt::print(file, "\n");
+  print_to(file, "\n");
   for (size_t i = 0; i < row_names.size(); ++i)
-    if (!used[i]) fmt::print(file, "`{}` cannot run here: {}.\n\n", row_names[i], reason_of(op, row_names[i]));
-  if (!missing.empty()) fmt::print(file, "No backend yet: {}.\n\n", fmt::join(missing, ", "));
+    if (!used[i]) print_to(file, "`{}` cannot run here: {}.\n\n", row_names[i], reason_of(op, row_names[i]));
+  if (!missing.empty()) print_to(file, "No backend yet: {}.\n\n", fmt::join(missing, ", "));
 }
 
 int print_matrix(const Output& out) {
@@ -184,7 +186,9 @@ Action add_info(CLI::App& app) {
   CLI::Option* markdown = command->add_flag("--markdown", options->markdown, "Print the support matrix of the README");
   options->output.add_option(*command);
   markdown->excludes("--json");
-  command->footer("Examples:\n  mla info\n  mla info --json\n  mla info --markdown");
+  command->footer(
+      "Examples:\n  mla info\n  mla info --json\n  mla info --markdown\n"
+      "\nExit status: 0 success, 2 MLA_BACKEND forces a backend that cannot run (or unusable input).");
   return [options] { return options->markdown ? print_matrix(options->output) : print_info(*options); };
 }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "mla/output.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -62,9 +64,22 @@ void Output::write_json(const Json& document) const {
 
 void check_writable(std::string_view option, const std::string& path) {
   if (path == "-") return;
-  std::FILE* file = std::fopen(path.c_str(), "a");
-  if (file == nullptr) throw UsageError("{}: cannot open '{}': {}", option, path, std::strerror(errno));
-  std::fclose(file);
+  const int created = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  if (created >= 0) {
+    close(created);
+    unlink(path.c_str());
+    return;
+  }
+  int error = errno;
+  if (error == EEXIST) {
+    struct stat info = {};
+    error = 0;
+    if (stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode))
+      error = EISDIR;
+    else if (access(path.c_str(), W_OK) != 0)
+      error = errno;
+  }
+  if (error != 0) throw UsageError("{}: cannot open '{}': {}", option, path, std::strerror(error));
 }
 
 void Table::add_row(std::vector<std::string> cells) {
@@ -83,31 +98,31 @@ void Table::print(std::FILE* file) const {
     for (size_t column = 0; column < row.size(); ++column)
       line += (column > 0 ? "  " : "") + padded(row[column], width[column], column < left_columns_);
     line.erase(line.find_last_not_of(' ') + 1);
-    fmt::print(file, "{}\n", line);
+    print_to(file, "{}\n", line);
   };
   print_row(header_);
   size_t total = 2 * (header_.empty() ? 0 : header_.size() - 1);
   for (size_t w : width) total += w;
-  fmt::print(file, "{}\n", std::string(total, '-'));
+  print_to(file, "{}\n", std::string(total, '-'));
   for (const auto& row : rows_) print_row(row);
 }
 
 void Table::print_csv(std::FILE* file) const {
   const auto print_row = [&](const std::vector<std::string>& row) {
     for (size_t column = 0; column < row.size(); ++column)
-      fmt::print(file, "{}{}", column > 0 ? "," : "", csv_cell(row[column]));
-    fmt::print(file, "\n");
+      print_to(file, "{}{}", column > 0 ? "," : "", csv_cell(row[column]));
+    print_to(file, "\n");
   };
   print_row(header_);
   for (const auto& row : rows_) print_row(row);
 }
 
 void Table::print_markdown(std::FILE* file) const {
-  fmt::print(file, "| {} |\n|", fmt::join(header_, " | "));
+  print_to(file, "| {} |\n|", fmt::join(header_, " | "));
   for (size_t column = 0; column < header_.size(); ++column)
-    fmt::print(file, "{}|", column < left_columns_ ? "---" : "---:");
-  fmt::print(file, "\n");
-  for (const auto& row : rows_) fmt::print(file, "| {} |\n", fmt::join(row, " | "));
+    print_to(file, "{}|", column < left_columns_ ? "---" : "---:");
+  print_to(file, "\n");
+  for (const auto& row : rows_) print_to(file, "| {} |\n", fmt::join(row, " | "));
 }
 
 bool is_terminal(std::FILE* file) { return isatty(fileno(file)) == 1; }
@@ -126,15 +141,15 @@ void Progress::update(int64_t done, int64_t total, std::string_view note) {
   const double share = total > 0 ? std::clamp(static_cast<double>(done) / static_cast<double>(total), 0.0, 1.0) : 0.0;
   const int filled = static_cast<int>(share * kBarWidth);
   const double elapsed = std::chrono::duration<double>(now - start_).count();
-  fmt::print(stderr, "\r\x1b[K{} [{}{}] {}/{}  {}", label_, std::string(static_cast<size_t>(filled), '#'),
-             std::string(static_cast<size_t>(kBarWidth - filled), '.'), done, total, human_seconds(elapsed));
-  if (!note.empty()) fmt::print(stderr, "  {}", note);
+  print_to(stderr, "\r\x1b[K{} [{}{}] {}/{}  {}", label_, std::string(static_cast<size_t>(filled), '#'),
+           std::string(static_cast<size_t>(kBarWidth - filled), '.'), done, total, human_seconds(elapsed));
+  if (!note.empty()) print_to(stderr, "  {}", note);
   std::fflush(stderr);
 }
 
 void Progress::clear() {
   if (!shown_) return;
-  fmt::print(stderr, "\r\x1b[K");
+  print_to(stderr, "\r\x1b[K");
   std::fflush(stderr);
   shown_ = false;
 }

@@ -34,7 +34,7 @@ class Output {
 
   template <class... Args>
   void print(fmt::format_string<Args...> format, Args&&... args) const {
-    fmt::print(text(), format, std::forward<Args>(args)...);
+    print_to(text(), format, std::forward<Args>(args)...);
   }
 
   /// Writes the document, indented, with a final newline; nothing without --json. Numbers that JSON lacks (NaN,
@@ -47,7 +47,7 @@ class Output {
   std::string json_target_;
 };
 
-/// Throws UsageError if `path` cannot be opened for writing; creates it if it is not there. "-" passes.
+/// Throws UsageError if `path` cannot be written; leaves no file that was not there. "-" passes.
 void check_writable(std::string_view option, const std::string& path);
 
 /// A table in aligned columns: the first `left_columns` columns are aligned to the left, numbers to the right.

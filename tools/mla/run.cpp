@@ -16,42 +16,66 @@ namespace {
 
 struct Options {
   bench::SettingFlags flags;
-  bench::MeasureOptions measure;
+  bench::MeasureFlags measure{"0.2"};
   Output output;
 };
 
+// Only what the operation has.
 std::string describe(const bench::Case& one) {
-  return fmt::format(
-      "{}: {} request{}, {} query token{}, {} keys in all, {} heads, head dims {}/{}, cache {}, queries {}",
-      name(one.op), one.requests.size(), one.requests.size() == 1 ? "" : "s", one.total_queries(),
-      one.total_queries() == 1 ? "" : "s", one.total_kv(), one.heads, one.d_qk, one.d_v, name(one.cache),
-      name(one.q_dtype));
+  const std::string requests = counted(static_cast<int64_t>(one.requests.size()), "request");
+  const std::string queries = counted(one.total_queries(), "query token");
+  const std::string_view type = name(one.q_dtype);
+  switch (one.op) {
+    case Op::kDecode:
+      return fmt::format("{}, {}, {} in all, {}, head dims {}/{}, cache {}, queries {}", requests, queries,
+                         counted(one.total_kv(), "key"), counted(one.heads, "head"), one.d_qk, one.d_v, name(one.cache),
+                         type);
+    case Op::kPrefill:
+      return fmt::format("{}, {}, {} in all, {}, head dims {}/{}, q, k and v {}", requests, queries,
+                         counted(one.total_kv(), "key"), counted(one.heads, "head"), one.d_qk, one.d_v, type);
+    case Op::kMergeStates:
+      return fmt::format("{} of {}, {}, d_v {}, states {}", counted(one.states, "state"), queries,
+                         counted(one.heads, "head"), one.d_v, type);
+    case Op::kAppend:
+    case Op::kGather:
+      return fmt::format("{}, {} in all, head dims {}/{}, cache {}, rows {}", requests,
+                         counted(one.total_kv(), "token"), one.d_qk, one.d_v, name(one.cache), type);
+  }
+  return {};
 }
 
 int run_one(const Options& options) {
   options.output.check_target();
-  const std::vector<bench::CaseGroup> groups = bench::expand(options.flags.settings());
-  if (groups.size() != 1 || groups.front().cases.size() != 1)
-    throw UsageError("run: expected one value for each option; `mla bench` takes lists");
+  bench::MeasureOptions measure;
+  measure.refcheck = true;
+  options.measure.apply(measure);
+  const bench::Settings settings = options.flags.settings();
+  for (const auto& [key, setting] : settings)
+    if (bench::count_values(key, setting) != 1)
+      throw UsageError("{}: expected one value, got '{}'; `mla bench` takes lists", setting.where, setting.text);
+  const std::vector<bench::CaseGroup> groups = bench::expand(settings);
   bench::Meters meters;
-  const bench::Measurement m =
-      bench::measure(groups.front(), meters, options.measure, [](const std::string&) {}).front();
+  const bench::Measurement m = bench::measure(groups.front(), meters, measure, [](const std::string&) {}).front();
 
   const Output& out = options.output;
-  out.print("{}\n", describe(m.description));
-  out.print("backend  {}, {} thread{}\n", m.backend, m.description.threads, m.description.threads == 1 ? "" : "s");
-  if (!m.plan.empty()) out.print("plan     {}\n", m.plan);
-  out.print("error    {:.3e}{}\n", m.error.value_or(0.0),
-            m.error_text.empty() ? " (within tolerance)" : "  TOO LARGE: " + m.error_text);
-  out.print("time     {} (p10 {}, p90 {}, {} runs)\n", human_seconds(m.median_s), human_seconds(m.p10_s),
-            human_seconds(m.p90_s), m.runs);
-  if (m.gflops > 0.0) out.print("compute  {:.1f} GFLOP/s\n", m.gflops);
-  out.print("memory   {:.1f} GB/s\n", m.gbps);
-  out.print("share    {} of the {} ceiling ({:.1f} {})\n", human_percent(m.ceiling_share), m.ceiling_kind, m.ceiling,
-            m.gflops > 0.0 ? "GFLOP/s" : "GB/s");
   Json document = {{"version", version()}, {"machine", bench::machine_json()}};
   document.update(bench::result_json(m));
   out.write_json(document);
+  out.print("{}: {}\n", name(m.description.op), describe(m.description));
+  out.print("backend  {}, {}\n", m.backend, counted(m.description.threads, "thread"));
+  if (!m.plan.empty()) out.print("plan     {}\n", m.plan);
+  out.print("error    {:.3e}{}\n", m.error.value_or(0.0),
+            m.error_text.empty() ? " (within tolerance)" : "  TOO LARGE: " + m.error_text);
+  out.print("time     {} (p10 {}, p90 {}, {})\n", human_seconds(m.median_s), human_seconds(m.p10_s),
+            human_seconds(m.p90_s), counted(m.runs, "run"));
+  if (m.gflops > 0.0) out.print("compute  {:.1f} GFLOP/s\n", m.gflops);
+  out.print("memory   {:.1f} GB/s\n", m.gbps);
+  if (m.ceiling_share)
+    out.print("share    {} of the {} ceiling ({:.1f} {}){}\n", human_percent(*m.ceiling_share), m.ceiling_kind,
+              m.ceiling, m.gflops > 0.0 ? "GFLOP/s" : "GB/s",
+              m.noisy() ? fmt::format("; {}", bench::kNoisyRemark) : "");
+  else
+    out.print("share    -\n");
   return m.error_text.empty() ? 0 : 1;
 }
 
@@ -59,14 +83,9 @@ int run_one(const Options& options) {
 
 Action add_run(CLI::App& app) {
   auto options = std::make_shared<Options>();
-  options->measure.refcheck = true;
-  options->measure.min_time = 0.2;
   CLI::App* command = app.add_subcommand("run", "One operation on random data, checked against the reference");
-  options->flags.add_options(*command);
-  command->add_option("--min-time", options->measure.min_time, "Seconds of runs")
-      ->capture_default_str()
-      ->check(CLI::PositiveNumber);
-  command->add_option("--seed", options->measure.seed, "Seed of the random data")->capture_default_str();
+  options->flags.add_options(*command, {"trace", "clip"});
+  options->measure.add_options(*command);
   options->output.add_option(*command);
   command->footer(
       "Large problems are compared with the reference on a sample of requests, queries and heads.\n\n"

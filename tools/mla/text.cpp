@@ -2,10 +2,15 @@
 #include "mla/text.h"
 
 #include <cmath>
-#include <cstdint>
 #include <iterator>
 
 namespace mla::cli {
+
+void write_text(std::FILE* file, std::string_view text) { std::fwrite(text.data(), 1, text.size(), file); }
+
+std::string counted(int64_t count, std::string_view singular) {
+  return fmt::format("{} {}{}", count, singular, count == 1 ? "" : "s");
+}
 
 std::string human_bytes(double bytes) {
   constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};

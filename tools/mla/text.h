@@ -4,8 +4,11 @@
 
 #include <fmt/format.h>
 
+#include <cstdint>
+#include <cstdio>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 
 namespace mla::cli {
@@ -18,6 +21,18 @@ class UsageError : public std::runtime_error {
   explicit UsageError(fmt::format_string<Args...> format, Args&&... args) requires(sizeof...(Args) > 0)
       : std::runtime_error(fmt::format(format, std::forward<Args>(args)...)) {}
 };
+
+/// Writes to a stream that may be closed or full: a message that cannot be shown must not end the work. The stream
+/// keeps its error mark; whoever needs the text to arrive looks at that.
+void write_text(std::FILE* file, std::string_view text);
+
+template <class... Args>
+void print_to(std::FILE* file, fmt::format_string<Args...> format, Args&&... args) {
+  write_text(file, fmt::format(format, std::forward<Args>(args)...));
+}
+
+/// "1 case", "2 cases".
+std::string counted(int64_t count, std::string_view singular);
 
 /// "1.5 GiB", "640 B".
 std::string human_bytes(double bytes);

@@ -1,8 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "mla/values.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
 
 #include "mla/backend.h"
 #include "mla/text.h"
@@ -72,6 +78,32 @@ int64_t parse_int(std::string_view option, std::string_view text, int64_t min, i
   if (value > max) throw UsageError("{}: expected at most {}, got {}", option, max, text);
   return value;
 }
+
+double parse_positive(std::string_view option, std::string_view unit, std::string_view text, double max) {
+  double value = 0.0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool number = error == std::errc() && end == text.data() + text.size() && !std::isnan(value);
+  if (!number || !(value > 0.0)) throw UsageError("{}: expected {} above 0, got {}", option, unit, text);
+  if (value > max) throw UsageError("{}: expected at most {:g} {}, got {}", option, max, unit, text);
+  return value;
+}
+
+ModelConfig parse_model(std::string_view option, const std::string& text) {
+  std::string path = text;
+  std::error_code ignored;
+  if (std::filesystem::is_directory(text, ignored)) path = (std::filesystem::path(text) / "config.json").string();
+  const bool is_path = path != text || text.find('/') != std::string::npos || text.ends_with(".json");
+  if (is_path && access(path.c_str(), R_OK) != 0)
+    throw UsageError("{}: cannot open '{}': {}", option, path, std::strerror(errno));
+  Result<ModelConfig> model = load_model(path);
+  if (model.ok()) return std::move(model).value();
+  std::string_view message = model.status().message();
+  if (constexpr std::string_view kPrefix = "model: "; message.starts_with(kPrefix))
+    message.remove_prefix(kPrefix.size());
+  throw UsageError("{}: {}", option, message);
+}
+
+bool has_cache(Op op) { return op != Op::kPrefill && op != Op::kMergeStates; }
 
 std::vector<std::string> split_list(std::string_view option, std::string_view text) {
   std::vector<std::string> items;

@@ -9,12 +9,22 @@
 #include <vector>
 
 #include "mla/kv_layout.h"
+#include "mla/model.h"
 #include "mla/types.h"
 
 namespace mla::cli {
 
 /// "4096", "4k" (x 1024), "1m" (x 1024^2). Between `min` and `max`.
 int64_t parse_int(std::string_view option, std::string_view text, int64_t min, int64_t max = INT64_MAX);
+
+/// A number above 0 and at most `max`; `unit` says of what: "--min-time: expected seconds above 0, got 0".
+double parse_positive(std::string_view option, std::string_view unit, std::string_view text, double max = 1e6);
+
+/// The model of a preset, of a config.json, or of a folder that holds one.
+ModelConfig parse_model(std::string_view option, const std::string& text);
+
+/// False for prefill and merge_states: what they work on has an element type, no cache format.
+bool has_cache(Op op);
 
 /// A list of integers and ranges, separated by commas: "16,128", "1k:8k:*2" (doubling), "1:9:+2" or "1:9:2", "1:4"
 /// (steps of one). Ends are inclusive.

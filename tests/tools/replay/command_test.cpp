@@ -194,6 +194,9 @@ TEST_F(ReplayCommand, BadInputIsOneClearError) {
   expect_error({trace, "--backend", "no-such-backend"}, "no-such-backend");
   expect_error({trace, "--model", config, "--timeline", "/nonexistent/t.json"}, "--timeline: cannot open");
   expect_error({trace, "--model", config, "--chunk", "1m", "--max-batch", "64k", "--pool-tokens", "1024m"}, "memory");
+  expect_error({trace, "--json=/nonexistent/x.json"}, "--json: cannot open");
+  expect_error({trace, "--pool-gb", "0"}, "--pool-gb: expected GB above 0, got 0");
+  expect_error({trace, "--layers", "2"}, "one attention layer");
   expect_error({}, "trace");
 }
 

@@ -3,6 +3,8 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -135,7 +137,7 @@ std::vector<CaseGroup> load_case_file(const std::string& path, const Settings& f
   std::error_code error;
   if (std::filesystem::is_directory(path, error)) throw UsageError("{}: expected a file, got a directory", path);
   std::ifstream file(path);
-  if (!file) throw UsageError("cannot open the case file '{}'", path);
+  if (!file) throw UsageError("cannot open the case file '{}': {}", path, std::strerror(errno));
   std::stringstream text;
   text << file.rdbuf();
   try {

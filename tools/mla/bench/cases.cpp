@@ -2,6 +2,8 @@
 #include "mla/bench/cases.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -97,14 +99,18 @@ std::vector<Case> make_cases(const Choice& choice, std::string_view label) {
   if (const Setting* op = find(choice, "op")) result.op = cli::parse_op(op->where, op->text);
   std::optional<ModelConfig> model;
   if (const Setting* setting = find(choice, "model")) {
-    Result<ModelConfig> loaded = load_model(setting->text);
-    if (!loaded.ok()) throw UsageError("{}: {}", setting->where, loaded.status().message());
-    model = std::move(loaded).value();
+    model = cli::parse_model(setting->where, setting->text);
     result.heads = model->num_attention_heads;
     result.sm_scale = model->sm_scale();
   }
   set_head_dims(choice, model ? &*model : nullptr, result);
-  if (const Setting* cache = find(choice, "cache")) result.cache = cli::parse_cache(cache->where, cache->text);
+  // What works on no cache ignores the format: it may stand there for other operations of the same list or file.
+  if (const Setting* cache = find(choice, "cache")) {
+    const CacheFormat format = cli::parse_cache(cache->where, cache->text);
+    if (cli::has_cache(result.op)) result.cache = format;
+  }
+  if (const Setting* states = find(choice, "states"); states != nullptr && result.op != Op::kMergeStates)
+    throw UsageError("{}: only merge_states takes partial states, the operation is {}", states->where, name(result.op));
   // Queries are of the cache's type where that is a type of queries; partial states are f32.
   result.q_dtype = result.cache == CacheFormat::kF16 ? DType::kF16 : DType::kBF16;
   if (result.op == Op::kMergeStates) result.q_dtype = DType::kF32;
@@ -114,7 +120,8 @@ std::vector<Case> make_cases(const Choice& choice, std::string_view label) {
   result.states = int_of(choice, "states", 2, 1, 65536);
   result.causal = bool_of(choice, "causal", true);
   result.batch_invariant = bool_of(choice, "batch_invariant", false);
-  result.threads = static_cast<int32_t>(int_of(choice, "threads", machine_info().threads, 1, 4096));
+  result.threads = static_cast<int32_t>(int_of(choice, "threads", 0, 0, 4096));
+  if (result.threads == 0) result.threads = machine_info().threads;
   if (const Setting* backend = find(choice, "backend")) {
     cli::check_backend_name(backend->where, backend->text);
     if (backend->text != "auto") result.backend = backend->text;
@@ -147,6 +154,16 @@ std::vector<std::string> values_of(std::string_view key, const Setting& setting)
   return values;
 }
 
+// A command line that asks for cache formats where no operation has a cache is a mistake.
+void check_cache_flag(const Settings& settings) {
+  const auto cache = settings.find("cache"), op = settings.find("op");
+  if (cache == settings.end() || op == settings.end() || !cache->second.where.starts_with("--")) return;
+  const std::vector<std::string> ops = values_of("op", op->second);
+  if (std::none_of(ops.begin(), ops.end(),
+                   [&](const std::string& one) { return cli::has_cache(cli::parse_op(op->second.where, one)); }))
+    throw UsageError("{}: {} works on no cache; its element type is --q-dtype", cache->second.where, ops.front());
+}
+
 }  // namespace
 
 int64_t Case::total_queries() const {
@@ -166,10 +183,10 @@ bool Case::ragged() const {
 const std::vector<SettingKey>& setting_keys() {
   static const std::vector<SettingKey> keys = {
       {"op", "decode, prefill, merge_states, append, gather"},
-      {"model", "Preset or config.json: heads and head dims"},
+      {"model", "Preset, config.json or its folder: heads and head dims"},
       {"head_dims", "d_qk/d_v, such as 576/512 (decode) or 192/128 (prefill)"},
-      {"cache", "Cache formats; for prefill the type of q, k and v"},
-      {"q_dtype", "Type of queries, of rows (append, gather) or of partial states"},
+      {"cache", "Cache formats (decode, append, gather)"},
+      {"q_dtype", "Type of queries, of q, k and v (prefill), of rows (append, gather) or of partial states"},
       {"heads", "Query heads"},
       {"batch", "Requests"},
       {"q_len", "Query tokens of each request (prefill: all of kv-len)"},
@@ -178,16 +195,19 @@ const std::vector<SettingKey>& setting_keys() {
       {"trace", "Take kv lengths from a trace, and compare with equal lengths of the same total"},
       {"clip", "Longest length taken from the trace (16k)"},
       {"page_size", "Tokens of a cache page"},
-      {"states", "Partial states (merge_states)"},
+      {"states", "Partial states (only merge_states)"},
       {"causal", "true, false"},
       {"batch_invariant", "true, false"},
-      {"threads", "Threads of the kernels and the ceilings"},
+      {"threads", "Threads of the kernels and the ceilings; 0 = all that the process may use"},
       {"backend", "Rows or families to force; auto"},
   };
   return keys;
 }
 
+size_t count_values(std::string_view key, const Setting& setting) { return values_of(key, setting).size(); }
+
 std::vector<CaseGroup> expand(const Settings& settings, const Target& target, std::string_view label) {
+  check_cache_flag(settings);
   std::string_view compare;
   if (const auto it = settings.find("compare"); it != settings.end()) {
     compare = it->second.text;
@@ -230,7 +250,7 @@ std::vector<CaseGroup> expand(const Settings& settings, const Target& target, st
 
 std::vector<int64_t> read_trace_lengths(std::string_view where, const std::string& path, int64_t count, int64_t clip) {
   std::ifstream file(path);
-  if (!file) throw UsageError("{}: cannot open '{}'", where, path);
+  if (!file) throw UsageError("{}: cannot open '{}': {}", where, path, std::strerror(errno));
   std::vector<int64_t> lengths;
   int64_t number = 0;
   for (std::string line; static_cast<int64_t>(lengths.size()) < count && std::getline(file, line);) {

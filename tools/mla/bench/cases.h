@@ -19,7 +19,7 @@ namespace mla::bench {
 struct Target {
   std::optional<double> min_share;  ///< of the ceiling
   std::optional<double> max_us;     ///< median time
-  std::optional<double> min_ratio;  ///< share of the ceiling against that of the group's first case
+  std::optional<double> min_ratio;  ///< rate against that of the group's first case
   bool given() const { return min_share || max_us || min_ratio; }
 };
 
@@ -67,6 +67,9 @@ struct SettingKey {
   std::string_view key, help;
 };
 const std::vector<SettingKey>& setting_keys();
+
+/// The number of values that a setting lists. Throws UsageError.
+size_t count_values(std::string_view key, const Setting& setting);
 
 /// Every combination of the listed values. `compare` names the key whose values form one group. Throws UsageError.
 std::vector<CaseGroup> expand(const Settings& settings, const Target& target = {}, std::string_view label = {});

@@ -4,10 +4,11 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <condition_variable>
 #include <cstring>
+#include <limits>
 #include <mutex>
-#include <numeric>
 #include <thread>
 
 namespace mla::bench {
@@ -20,7 +21,25 @@ double seconds_between(Clock::time_point begin, Clock::time_point end) {
 }
 
 constexpr size_t kMiB = 1024 * 1024;
-constexpr size_t kReadStep = 256 * 1024;  // between two looks at the clock
+constexpr size_t kReadStep = 256 * 1024;
+constexpr double kChunkSeconds = 150e-6;  // long against a barrier, short against a scheduler's time slice
+
+struct Chunk {
+  Clock::time_point start, end;
+  double work = 0;
+};
+
+// How many of these steps take a chunk's time; the fastest of five counts, for the others may have been preempted.
+template <class Step>
+int64_t steps_per_chunk(const Step& step) {
+  double fastest = kChunkSeconds;
+  for (int i = 0; i < 5; ++i) {
+    const auto start = Clock::now();
+    step();
+    fastest = std::min(fastest, seconds_between(start, Clock::now()));
+  }
+  return static_cast<int64_t>(std::ceil(kChunkSeconds / std::max(fastest, 1e-7)));
+}
 
 }  // namespace
 
@@ -105,49 +124,67 @@ void Team::barrier() {
     if (spin > 4096) std::this_thread::yield();
 }
 
-CeilingMeter::CeilingMeter(int32_t threads) : team_(threads), position_(static_cast<size_t>(team_.size()), 0) {}
+CeilingMeter::CeilingMeter(int32_t threads)
+    : team_(threads), position_(static_cast<size_t>(team_.size()), 0), l3_position_(position_) {}
+
+// `chunk` returns the work it did. A start and an end of each worker, not of worker 0 alone: with more threads than
+// processors it may wake up when the others are half through.
+double CeilingMeter::sample_chunks(double seconds, const std::function<double(int32_t)>& chunk) {
+  std::vector<std::vector<Chunk>> chunks(static_cast<size_t>(threads()));
+  std::atomic<size_t> last{std::numeric_limits<size_t>::max()};
+  team_.run([&](int32_t worker) {
+    std::vector<Chunk>& own = chunks[static_cast<size_t>(worker)];
+    own.reserve(1024);
+    const auto begin = Clock::now();
+    for (size_t i = 0; i <= last.load(); ++i) {
+      team_.barrier();
+      const auto start = Clock::now();
+      const double work = chunk(worker);
+      own.push_back({.start = start, .end = Clock::now(), .work = work});
+      // Known to all before the barrier of the next chunk, which therefore is the last.
+      if (worker == 0 && last.load() > i + 1 && seconds_between(begin, own.back().end) >= seconds) last.store(i + 1);
+    }
+  });
+  std::vector<double> rates;
+  for (size_t i = 0; i < chunks.front().size(); ++i) {
+    Chunk all = chunks.front()[i];
+    for (size_t worker = 1; worker < chunks.size(); ++worker) {
+      all.start = std::min(all.start, chunks[worker][i].start);
+      all.end = std::max(all.end, chunks[worker][i].end);
+      all.work += chunks[worker][i].work;
+    }
+    rates.push_back(all.work / std::max(seconds_between(all.start, all.end), 1e-9));
+  }
+  return quantile_of(std::move(rates), 0.9);
+}
 
 double CeilingMeter::sample_flops(double (*kernel)(int64_t), double seconds) {
-  std::vector<double> rate(static_cast<size_t>(threads()));
-  team_.run([&](int32_t worker) {
-    team_.barrier();
-    const auto begin = Clock::now();
-    auto now = begin;
-    double flops = 0.0;
-    do {
-      flops += kernel(2000);  // about 10 us
-      now = Clock::now();
-    } while (seconds_between(begin, now) < seconds);
-    rate[static_cast<size_t>(worker)] = flops / seconds_between(begin, now);
-  });
-  return std::accumulate(rate.begin(), rate.end(), 0.0) * 1e-9;
+  constexpr int64_t kStep = 1000;
+  const int64_t iterations = kStep * steps_per_chunk([&] { kernel(kStep); });
+  return 1e-9 * sample_chunks(seconds, [&](int32_t) { return kernel(iterations); });
 }
 
 double CeilingMeter::sample_reads(const Buffer& buffer, bool shared, double seconds) {
-  std::vector<double> rate(static_cast<size_t>(threads()));
   const auto read = ceiling_kernels().read;
   const size_t count = static_cast<size_t>(threads());
-  team_.run([&](int32_t worker) {
-    const auto index = static_cast<size_t>(worker);
-    // Threads that share a cache walk all of the buffer, each from its own place, so that no private cache holds it.
-    const size_t slice = (shared ? buffer.size() : buffer.size() / count) / kReadStep * kReadStep;
-    const std::byte* base = shared ? buffer.data() : buffer.data() + index * slice;
-    size_t position = shared ? slice / count * index / kReadStep * kReadStep : position_[index];
-    if (shared) read(base, slice);
-    team_.barrier();
-    const auto begin = Clock::now();
-    auto now = begin;
-    double bytes = 0.0;
-    do {
-      read(base + position, kReadStep);
-      position = position + kReadStep < slice ? position + kReadStep : 0;
-      bytes += static_cast<double>(kReadStep);
-      now = Clock::now();
-    } while (seconds_between(begin, now) < seconds);
-    if (!shared) position_[index] = position;
-    rate[index] = bytes / seconds_between(begin, now);
-  });
-  return std::accumulate(rate.begin(), rate.end(), 0.0) * 1e-9;
+  // Threads that share a cache walk all of the buffer, each from its own place, so that no private cache holds it.
+  const size_t slice = (shared ? buffer.size() : buffer.size() / count) / kReadStep * kReadStep;
+  if (shared) {
+    team_.run([&](int32_t) { read(buffer.data(), slice); });
+    for (size_t worker = 0; worker < count; ++worker)
+      l3_position_[worker] = slice / count * worker / kReadStep * kReadStep;
+  }
+  std::vector<size_t>& positions = shared ? l3_position_ : position_;
+  const auto step = [&](size_t worker) {
+    size_t& position = positions[worker];
+    read(buffer.data() + (shared ? 0 : worker * slice) + position, kReadStep);
+    position = position + kReadStep < slice ? position + kReadStep : 0;
+  };
+  const int64_t steps = steps_per_chunk([&] { step(0); });
+  return 1e-9 * sample_chunks(seconds, [&](int32_t worker) {
+           for (int64_t i = 0; i < steps; ++i) step(static_cast<size_t>(worker));
+           return static_cast<double>(steps) * static_cast<double>(kReadStep);
+         });
 }
 
 const Buffer& CeilingMeter::dram_buffer() {
@@ -195,20 +232,28 @@ double CeilingMeter::median(Ceiling ceiling) {
 
 std::vector<double> CeilingMeter::copy_seconds(void* destination, const void* source, size_t bytes,
                                                int32_t repetitions) {
-  std::vector<double> seconds(static_cast<size_t>(repetitions));
   const size_t count = static_cast<size_t>(threads());
+  std::vector<std::vector<Chunk>> copies(count, std::vector<Chunk>(static_cast<size_t>(repetitions)));
   const size_t share = (bytes / count + 63) / 64 * 64;
   team_.run([&](int32_t worker) {
     const size_t begin = std::min(bytes, share * static_cast<size_t>(worker));
     const size_t length = static_cast<size_t>(worker) + 1 == count ? bytes - begin : std::min(share, bytes - begin);
-    for (double& time : seconds) {
+    for (Chunk& copy : copies[static_cast<size_t>(worker)]) {
       team_.barrier();
-      const auto start = Clock::now();
+      copy.start = Clock::now();
       std::memcpy(static_cast<std::byte*>(destination) + begin, static_cast<const std::byte*>(source) + begin, length);
-      team_.barrier();
-      if (worker == 0) time = seconds_between(start, Clock::now());
+      copy.end = Clock::now();
     }
   });
+  std::vector<double> seconds;
+  for (size_t i = 0; i < static_cast<size_t>(repetitions); ++i) {
+    Chunk all = copies.front()[i];
+    for (const std::vector<Chunk>& own : copies) {
+      all.start = std::min(all.start, own[i].start);
+      all.end = std::max(all.end, own[i].end);
+    }
+    seconds.push_back(seconds_between(all.start, all.end));
+  }
   return seconds;
 }
 

@@ -46,14 +46,16 @@ class Team {
   std::unique_ptr<State> state_;
 };
 
-/// Takes short samples of the ceilings. Samples of one kind are kept: on a machine shared with others the median of
-/// many, taken between the kernels, is the fair figure.
+/// Takes short samples of the ceilings, each of many chunks of a fraction of a millisecond: one that was preempted does
+/// not lower the sample. Samples of one kind are kept: on a machine shared with others the median of many, taken
+/// between the kernels, is the fair figure.
 class CeilingMeter {
  public:
   explicit CeilingMeter(int32_t threads);
 
   int32_t threads() const { return team_.size(); }
-  /// Runs one sample of about `seconds`; the sum of the threads' rates. The first call warms the processor up.
+  /// Runs one sample of about `seconds`: what all threads did in a chunk, over the time from the first one's start to
+  /// the last one's end; the rate that nine of ten chunks do not exceed. The first call warms the processor up.
   double sample(Ceiling ceiling, double seconds = 0.02);
   /// The median of all samples so far; takes five if there is none.
   double median(Ceiling ceiling);
@@ -63,6 +65,7 @@ class CeilingMeter {
   void flush_caches();
 
  private:
+  double sample_chunks(double seconds, const std::function<double(int32_t worker)>& chunk);
   double sample_flops(double (*kernel)(int64_t), double seconds);
   double sample_reads(const Buffer& buffer, bool shared, double seconds);
   const Buffer& dram_buffer();
@@ -70,7 +73,8 @@ class CeilingMeter {
   Team team_;
   bool warm_ = false;
   Buffer dram_, l3_;
-  std::vector<size_t> position_;  // where each worker's walk through the DRAM buffer goes on
+  std::vector<size_t> position_;     // where each worker's walk through the DRAM buffer goes on
+  std::vector<size_t> l3_position_;  // the same for the buffer that fits the cache
   std::map<Ceiling, std::vector<double>> samples_;
 };
 

@@ -32,14 +32,17 @@ struct Measurement {
   int64_t runs = 0;
   double median_s = 0, p10_s = 0, p90_s = 0;
   double gflops = 0, gbps = 0;
-  std::string ceiling_kind;  ///< "bf16", "f32", "f32_avx2", "dram", "l3", "memcpy"
-  double ceiling = 0;        ///< GFLOP/s or GB/s, the median of the samples taken around the runs
-  double ceiling_share = 0;
-  std::optional<double> error;  ///< against the reference
-  std::string error_text;       ///< why the error is too large; empty if it is not
-  std::optional<double> ratio;  ///< share against that of the group's first case
+  std::string ceiling_kind;             ///< "bf16", "f32", "f32_avx2", "dram", "l3", "memcpy"
+  double ceiling = 0;                   ///< GFLOP/s or GB/s, of the samples taken around the runs
+  std::optional<double> ceiling_share;  ///< none without a ceiling, or without arithmetic to compare with it
+  std::optional<double> error;          ///< against the reference
+  std::string error_text;               ///< why the error is too large; empty if it is not
+  std::optional<double> ratio;  ///< rate (gflops, without arithmetic gbps) against that of the group's first case
   std::string target;           ///< "share >= 90.0 %"; empty without one
   std::optional<bool> met;
+
+  /// More than the machine can do, give or take the clock: something disturbed the samples of the ceiling.
+  bool noisy() const { return ceiling_share.value_or(0.0) > 1.02; }
 };
 
 /// One meter per thread count, so that ceilings and kernels always use the same number.
@@ -52,7 +55,7 @@ class Meters {
 };
 
 /// Measures the cases of a group in turns: in each of a few rounds a sample of the ceiling, then a slice of each
-/// case's runs. `progress` is told what is going on.
+/// case's runs. `progress` is told what is going on; what it throws ends the measurement.
 std::vector<Measurement> measure(const CaseGroup& group, Meters& meters, const MeasureOptions& options,
                                  const std::function<void(const std::string&)>& progress);
 

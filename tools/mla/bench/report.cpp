@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "mla/backend.h"
+#include "mla/values.h"
 
 namespace mla::bench {
 namespace {
@@ -59,12 +60,12 @@ Json ceilings_json(CeilingMeter& meter) {
 }
 
 void print_ceilings(CeilingMeter& meter, std::FILE* file) {
-  fmt::print(file,
-             "ceilings, {} thread{}: bf16 {:.0f} GFLOP/s ({}), f32 {:.0f} GFLOP/s ({}), DRAM read {:.1f} GB/s, "
-             "L3 read {:.1f} GB/s\n",
-             meter.threads(), meter.threads() == 1 ? "" : "s", meter.median(Ceiling::kBf16),
-             ceiling_kernels().bf16_name, meter.median(Ceiling::kF32), ceiling_kernels().f32_name,
-             meter.median(Ceiling::kDram), meter.median(Ceiling::kL3));
+  cli::print_to(file,
+                "ceilings, {} thread{}: bf16 {:.0f} GFLOP/s ({}), f32 {:.0f} GFLOP/s ({}), DRAM read {:.1f} GB/s, "
+                "L3 read {:.1f} GB/s\n",
+                meter.threads(), meter.threads() == 1 ? "" : "s", meter.median(Ceiling::kBf16),
+                ceiling_kernels().bf16_name, meter.median(Ceiling::kF32), ceiling_kernels().f32_name,
+                meter.median(Ceiling::kDram), meter.median(Ceiling::kL3));
 }
 
 Json result_json(const Measurement& m) {
@@ -85,7 +86,7 @@ Json result_json(const Measurement& m) {
                {"p90_us", microseconds(m.p90_s)},
                {"gflops", m.gflops},
                {"gbps", m.gbps},
-               {"ceiling_share", m.ceiling_share},
+               {"ceiling_share", m.ceiling_share ? Json(*m.ceiling_share) : Json(nullptr)},
                {"error", nullptr}};
   if (m.error) json["error"] = *m.error;
   json["error_text"] = m.error_text;
@@ -101,10 +102,41 @@ Json result_json(const Measurement& m) {
   json["runs"] = m.runs;
   json["ceiling_kind"] = m.ceiling_kind;
   json["ceiling"] = m.ceiling;
+  json["noisy"] = m.noisy();
   json["ratio"] = m.ratio ? Json(*m.ratio) : Json(nullptr);
   json["target"] = m.target.empty() ? Json(nullptr) : Json(m.target);
   json["met"] = m.met ? Json(*m.met) : Json(nullptr);
   return json;
+}
+
+std::string share_text(const Measurement& m) {
+  return m.ceiling_share ? cli::human_percent(*m.ceiling_share) + (m.noisy() ? "*" : "") : "-";
+}
+
+std::string summary_line(const Measurement& m) {
+  const Case& one = m.description;
+  return fmt::format("{}{} on {}: {} heads, batch {}, q_len {}, kv_len {}: {}, {} of {}{}",
+                     one.label.empty() ? "" : one.label + ": ", name(one.op), m.backend, one.heads, one.requests.size(),
+                     q_len_of(one), kv_text(one), cli::human_seconds(m.median_s), share_text(m), m.ceiling_kind,
+                     m.error_text.empty() ? "" : ", WRONG");
+}
+
+void print_cases(const std::vector<CaseGroup>& groups, std::FILE* file) {
+  cli::Table table(
+      {"case", "op", "cache", "lengths", "backend", "heads", "batch", "q_len", "kv_len", "page", "threads", "memory"},
+      5);
+  int64_t count = 0;
+  for (const CaseGroup& group : groups)
+    for (const Case& one : group.cases) {
+      table.add_row({one.label.empty() ? "-" : one.label, std::string(name(one.op)), std::string(data_format(one)),
+                     one.lengths, one.backend.empty() ? "auto" : one.backend, std::to_string(one.heads),
+                     std::to_string(one.requests.size()), std::to_string(q_len_of(one)), kv_text(one),
+                     cli::has_cache(one.op) ? std::to_string(one.page_size) : "-", std::to_string(one.threads),
+                     cli::human_bytes(static_cast<double>(memory_needed(one)))});
+      ++count;
+    }
+  table.print(file);
+  cli::print_to(file, "{}\n", cli::counted(count, "case"));
 }
 
 void print_table(const std::vector<Measurement>& results, std::FILE* file) {
@@ -136,13 +168,14 @@ void print_table(const std::vector<Measurement>& results, std::FILE* file) {
                            std::to_string(q_len_of(one)), kv_text(one), paged ? std::to_string(one.page_size) : "-",
                            std::to_string(one.threads), cli::human_seconds(m.median_s), cli::human_seconds(m.p10_s),
                            cli::human_seconds(m.p90_s), m.gflops > 0 ? fmt::format("{:.1f}", m.gflops) : "-",
-                           fmt::format("{:.1f}", m.gbps), cli::human_percent(m.ceiling_share), m.ceiling_kind});
+                           fmt::format("{:.1f}", m.gbps), share_text(m), m.ceiling_kind});
     if (ratios) row.push_back(m.ratio ? cli::human_percent(*m.ratio) : "");
     if (errors) row.push_back(m.error ? fmt::format("{:.1e}{}", *m.error, m.error_text.empty() ? "" : " BAD") : "");
     if (targets) row.insert(row.end(), {m.target, m.met ? (*m.met ? "yes" : "NO") : ""});
     table.add_row(std::move(row));
   }
   table.print(file);
+  if (any([](const Measurement& m) { return m.noisy(); })) cli::print_to(file, "* {}\n", kNoisyRemark);
 }
 
 void write_csv(const std::vector<Measurement>& results, const std::string& path) {
@@ -160,8 +193,8 @@ void write_csv(const std::vector<Measurement>& results, const std::string& path)
     table.add_row(std::move(row));
   }
   table.print_csv(file);
-  const bool ok = std::fflush(file) == 0 && std::ferror(file) == 0;
-  if (file != stdout) std::fclose(file);
+  bool ok = std::fflush(file) == 0 && std::ferror(file) == 0;
+  if (file != stdout) ok = std::fclose(file) == 0 && ok;
   if (!ok) throw cli::UsageError("--csv: cannot write '{}'", path);
 }
 

@@ -20,7 +20,18 @@ void print_ceilings(CeilingMeter& meter, std::FILE* file);
 
 cli::Json result_json(const Measurement& measurement);
 
+/// "84.5 %", with a mark if it is noisy; "-" of none.
+std::string share_text(const Measurement& measurement);
+
+/// One line: what was measured, how long it takes and its share.
+std::string summary_line(const Measurement& measurement);
+
+/// The cases with what they need.
+void print_cases(const std::vector<CaseGroup>& groups, std::FILE* file);
+
 void print_table(const std::vector<Measurement>& results, std::FILE* file);
+
+inline constexpr const char* kNoisyRemark = "noisy: the ceiling was disturbed";
 
 /// One line per measurement, the columns of the JSON.
 void write_csv(const std::vector<Measurement>& results, const std::string& path);

@@ -7,12 +7,12 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <csignal>
 #include <memory>
 #include <optional>
 #include <string>
 
 #include "mla/bench/ceilings.h"
+#include "mla/interrupt.h"
 #include "mla/mla.h"
 #include "mla/output.h"
 #include "mla/replay/engine.h"
@@ -28,37 +28,14 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kExitInterrupted = 130;  // as a shell reports a program that SIGINT ended
 constexpr int64_t kMaxTokens = int64_t{1} << 30;
-
-std::atomic<bool> stop_requested = false;
-static_assert(std::atomic<bool>::is_always_lock_free, "the signal handler writes it");
-
-// Turns the first Ctrl-C into a request to stop; a second one ends the program at once.
-class InterruptGuard {
- public:
-  InterruptGuard() {
-    stop_requested = false;
-    struct sigaction action = {};
-    action.sa_handler = [](int) { stop_requested = true; };
-    action.sa_flags = static_cast<int>(SA_RESETHAND | SA_RESTART);
-    sigaction(SIGINT, &action, &previous_);
-  }
-  ~InterruptGuard() { sigaction(SIGINT, &previous_, nullptr); }
-  InterruptGuard(const InterruptGuard&) = delete;
-  InterruptGuard& operator=(const InterruptGuard&) = delete;
-
- private:
-  struct sigaction previous_ = {};
-};
 
 struct Options {
   std::string trace;
   std::string model = "deepseek-v2-lite";
   std::string cache = "bf16", backend, timeline;
   std::string requests = "0", layers = "1", page_size = "64", pool_tokens = "256k", chunk = "4k", max_batch = "64";
-  std::string threads = "0", seed = "1", check_every = "16";
-  double pool_gb = 0.0;
+  std::string threads = "0", seed = "1", check_every = "16", pool_gb;
   bool as_fast_as_possible = false;
   Output output;
 };
@@ -117,7 +94,7 @@ class ProgressLines {
     if (terminal_)
       progress_.update(done, total_tokens, note);
     else
-      fmt::print(stderr, "replay: {} of {} tokens, {}\n", done, total_tokens, note);
+      print_to(stderr, "replay: {} of {} tokens, {}\n", done, total_tokens, note);
   }
   void clear() { progress_.clear(); }
 
@@ -142,19 +119,21 @@ int32_t int_option(const char* option, const std::string& text, int64_t min, int
 Setup make_setup(const Options& options) {
   Setup setup;
   LayerOptions& layer = setup.engine.layer;
-  layer.model = value_or_usage_error(load_model(options.model));
+  layer.model = parse_model("--model", options.model);
   if (layer.model.qk_rope_head_dim % 2 != 0)
     throw UsageError("--model: expected an even qk_rope_head_dim, got {}", layer.model.qk_rope_head_dim);
   layer.cache = parse_cache("--cache", options.cache);
   if (layer.cache != CacheFormat::kBF16 && layer.cache != CacheFormat::kF16)
     throw UsageError("--cache: expected bf16 or f16, got {}", options.cache);
-  parse_int("--layers", options.layers, 1, 1);
+  if (parse_int("--layers", options.layers, 1) != 1)
+    throw UsageError("--layers: expected 1 (a replay computes one attention layer), got {}", options.layers);
   layer.page_size = int_option("--page-size", options.page_size, 1, 1 << 20);
   int64_t pool_tokens = parse_int("--pool-tokens", options.pool_tokens, 1, kMaxTokens);
   const int64_t page = page_bytes(layer.cache, layer.model.d_qk(), layer.page_size, false);
-  if (options.pool_gb > 0.0)
-    pool_tokens =
-        std::min(kMaxTokens, static_cast<int64_t>(options.pool_gb * 1e9 / static_cast<double>(page)) * layer.page_size);
+  if (!options.pool_gb.empty()) {
+    const double bytes = parse_positive("--pool-gb", "GB", options.pool_gb) * 1e9;
+    pool_tokens = std::min(kMaxTokens, static_cast<int64_t>(bytes / static_cast<double>(page)) * layer.page_size);
+  }
   layer.num_pages = static_cast<int32_t>(pool_tokens / layer.page_size);
   layer.chunk = int_option("--chunk", options.chunk, 1, 1 << 20);
   layer.dtype = Projector::activation_dtype();
@@ -228,23 +207,26 @@ int64_t run_steps(Engine& engine, Scheduler& scheduler, std::span<const Request>
 
 int run_replay(const Options& options) {
   const auto start = Clock::now();
+  options.output.check_target();
+  if (!options.timeline.empty()) check_writable("--timeline", options.timeline);
+  check_backend_name("--backend", options.backend);
   Setup setup = make_setup(options);
   const auto requests = value_or_usage_error(read_trace(options.trace, setup.max_requests));
   setup.engine.max_batch = static_cast<int32_t>(std::min<int64_t>(setup.engine.max_batch, std::ssize(requests)));
   check_setup(setup, requests);
+  if (std::ssize(requests) < setup.max_requests)
+    print_to(stderr, "mla: --requests {}: the trace has only {}\n", setup.max_requests,
+             counted(std::ssize(requests), "request"));
   if (kBlockTokens % setup.scheduler.page_size != 0)
-    fmt::print(stderr, "mla: pages of {} tokens do not divide the trace's blocks of {}: no prefix is shared\n",
-               setup.scheduler.page_size, kBlockTokens);
+    print_to(stderr, "mla: pages of {} tokens do not divide the trace's blocks of {}: no prefix is shared\n",
+             setup.scheduler.page_size, kBlockTokens);
 
   const LayerOptions& layer = setup.engine.layer;
-  check_backend_name("--backend", options.backend);
   Report report;
   report.model = layer.model.name;
   report.cache = std::string(name(layer.cache));
   report.prefill_backend = selected_backend(Op::kPrefill, layer, options.backend);
   report.decode_backend = selected_backend(Op::kDecode, layer, options.backend);
-  const std::unique_ptr<Timeline> timeline =
-      options.timeline.empty() ? nullptr : std::make_unique<Timeline>(options.timeline);
   const Context context = make_context(setup.threads, options.backend);
   const Context reference = make_context(1, "reference");
   report.threads = context.num_threads();
@@ -254,14 +236,16 @@ int run_replay(const Options& options) {
   Engine engine(setup.engine, context, reference, stop_requested);
   const bool bf16 = layer.dtype == DType::kBF16;
   CeilingSampler ceilings(context.num_threads(), bf16, bf16 && layer.cache == CacheFormat::kBF16);
+  const std::unique_ptr<Timeline> timeline =
+      options.timeline.empty() ? nullptr : std::make_unique<Timeline>(options.timeline);
   report.steps = run_steps(engine, scheduler, requests, ceilings, timeline.get());
 
   report.interrupted = !scheduler.done();
   report.wall_seconds = std::chrono::duration<double>(Clock::now() - start).count();
   report.collect(scheduler, engine.recorder(), engine.checker(), ceilings.medians());
   if (timeline != nullptr) timeline->finish(scheduler.sequences(), engine.recorder().serving_seconds() * 1e3);
-  report.print(options.output);
   options.output.write_json(report.to_json());
+  report.print(options.output);
   if (engine.checker().failed()) return 1;
   return report.interrupted ? kExitInterrupted : 0;
 }
@@ -281,7 +265,7 @@ Action add_replay(CLI::App& app) {
       "done).");
   command->add_option("trace", options->trace, "Request trace, one JSON object a line (format: data/README.md)")
       ->required();
-  command->add_option("--model", options->model, "Preset or path of a config.json")->capture_default_str();
+  command->add_option("--model", options->model, "Preset, config.json or its folder")->capture_default_str();
   command->add_option("--requests", options->requests, "Replay the first N lines; 0 = all")->capture_default_str();
   command->add_option("--layers", options->layers, "Layers that are computed; only 1")->capture_default_str();
   command->add_option("--cache", options->cache, "Cache format: bf16 or f16")->capture_default_str();
@@ -289,9 +273,7 @@ Action add_replay(CLI::App& app) {
       ->capture_default_str();
   CLI::Option* pool_tokens =
       command->add_option("--pool-tokens", options->pool_tokens, "Tokens that the cache holds")->capture_default_str();
-  command->add_option("--pool-gb", options->pool_gb, "Size of the cache in GB (10^9 bytes)")
-      ->check(CLI::Range(1e-6, 1e6))
-      ->excludes(pool_tokens);
+  command->add_option("--pool-gb", options->pool_gb, "Size of the cache in GB (10^9 bytes)")->excludes(pool_tokens);
   command->add_option("--chunk", options->chunk, "Prompt tokens computed per step")->capture_default_str();
   command->add_option("--max-batch", options->max_batch, "Requests that run at once")->capture_default_str();
   command->add_option("--threads", options->threads, "Threads; 0 = all that the process may use")

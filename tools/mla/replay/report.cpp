@@ -119,13 +119,14 @@ Json Report::to_json() const {
           {"decode_gflops", decode_gflops},
           {"up_projection_gflops", projection_gflops},
           {"ceilings", {{"prefill_gflops", ceilings.prefill_gflops}, {"decode_gflops", ceilings.decode_gflops}}},
-          {"ceiling_share", ceiling_share}};
+          {"ceiling_share", ceiling_share},
+          {"noisy", noisy()}};
 }
 
 void Report::print(const Output& output) const {
   std::FILE* out = output.text();
-  output.print("\n{}{}, one layer, {} cache, {} threads, prefill on {}, decode on {}\n\n",
-               interrupted ? "INTERRUPTED: " : "", model, cache, threads, prefill_backend, decode_backend);
+  output.print("\n{}{}, one layer, {} cache, {}, prefill on {}, decode on {}\n\n", interrupted ? "INTERRUPTED: " : "",
+               model, cache, counted(threads, "thread"), prefill_backend, decode_backend);
   Table counts({"", "value", "rate"});
   counts.add_row({"requests finished", fmt::format("{} of {}", requests, total_requests), ""});
   counts.add_row({"prompt tokens computed", fmt::format("{}", prefill_tokens),
@@ -168,6 +169,7 @@ void Report::print(const Output& output) const {
   add_speed("up projection (oneDNN)", projection_gflops, ceilings.prefill_gflops,
             rate(projection_gflops, ceilings.prefill_gflops));
   speed.print(out);
+  if (noisy()) output.print("noisy: the ceiling was disturbed\n");
 
   if (checks == 0) return output.print("\nnothing was checked\n");
   output.print(

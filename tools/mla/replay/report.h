@@ -46,6 +46,8 @@ struct Report {
   double worst_error = 0.0, worst_prefill_decode = 0.0, worst_reference = 0.0;
   std::vector<std::string> failures;
 
+  /// Attention faster than the machine can be: something disturbed the samples of the ceilings.
+  bool noisy() const { return ceiling_share > 1.02; }
   /// Adds up what the scheduler, the recorder and the checker know.
   void collect(const Scheduler& scheduler, const Recorder& recorder, const Checker& checker, const Ceilings& best);
   Json to_json() const;

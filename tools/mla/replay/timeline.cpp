@@ -19,7 +19,7 @@ constexpr int64_t kStepThread = 1, kPhaseThread = 2, kFirstRequestThread = 100;
 
 Timeline::Timeline(const std::string& path) : path_(path), file_(std::fopen(path.c_str(), "w")) {
   if (file_ == nullptr) throw UsageError("--timeline: cannot open '{}': {}", path, std::strerror(errno));
-  fmt::print(file_, "{{\"displayTimeUnit\":\"ms\",\"traceEvents\":[");
+  print_to(file_, "{{\"displayTimeUnit\":\"ms\",\"traceEvents\":[");
   thread_name(kStepThread, "steps");
   thread_name(kPhaseThread, "phases");
 }
@@ -29,14 +29,14 @@ Timeline::~Timeline() {
 }
 
 void Timeline::thread_name(int64_t thread, const std::string& what) {
-  fmt::print(file_, R"({}{{"ph":"M","pid":1,"tid":{},"name":"thread_name","args":{{"name":"{}"}}}})",
-             first_ ? "\n" : ",\n", thread, what);
+  print_to(file_, R"({}{{"ph":"M","pid":1,"tid":{},"name":"thread_name","args":{{"name":"{}"}}}})",
+           first_ ? "\n" : ",\n", thread, what);
   first_ = false;
 }
 
 void Timeline::event(const char* what, int64_t thread, double start_ms, double end_ms, const std::string& arguments) {
-  fmt::print(file_, R"(,{}{{"ph":"X","pid":1,"tid":{},"name":"{}","ts":{:.3f},"dur":{:.3f},"args":{{{}}}}})", '\n',
-             thread, what, start_ms * 1e3, (end_ms - start_ms) * 1e3, arguments);
+  print_to(file_, R"(,{}{{"ph":"X","pid":1,"tid":{},"name":"{}","ts":{:.3f},"dur":{:.3f},"args":{{{}}}}})", '\n',
+           thread, what, start_ms * 1e3, (end_ms - start_ms) * 1e3, arguments);
 }
 
 void Timeline::add_step(int64_t index, const Step& step, double start_ms, double end_ms,
@@ -63,7 +63,7 @@ void Timeline::finish(std::span<const Sequence> sequences, double now_ms) {
       event("decode", thread, sequence.first_token_ms, until(sequence.finished_ms),
             fmt::format(R"("output_tokens":{})", sequence.num_output));
   }
-  fmt::print(file_, "\n]}}\n");
+  print_to(file_, "\n]}}\n");
   const bool failed = std::ferror(file_) != 0;
   const bool closed = std::fclose(std::exchange(file_, nullptr)) == 0;
   if (failed || !closed) throw UsageError("--timeline: cannot write '{}'", path_);
