@@ -29,7 +29,7 @@ dispatch::PlanSummary TaskList::store(const schedule::Schedule& schedule, const 
   std::copy(schedule.group_begin.begin(), schedule.group_begin.end(), group_begin_);
   return {.num_tasks = schedule.tasks.size(),
           .num_splits = static_cast<size_t>(schedule.num_partials),
-          .text = fmt::format("{} tasks in {} groups, {} partial states; at most {} rows and {} keys a tile",
+          .text = fmt::format("{} task(s) in {} group(s), {} partial state(s); at most {} rows and {} keys a tile",
                               schedule.tasks.size(), schedule.num_groups(), schedule.num_partials, shape.max_rows,
                               shape.key_block)};
 }
