@@ -65,21 +65,22 @@ struct TensorView {
   /// False for a default-constructed view: an optional tensor that was not given.
   constexpr bool given() const { return dtype != DType::kNone; }
   constexpr int64_t numel() const {
-    int64_t n = 1;
-    for (int i = 0; i < ndim; ++i) n *= shape[static_cast<size_t>(i)];
-    return n;
+    uint64_t n = 1;
+    for (int i = 0; i < ndim; ++i) n *= static_cast<uint64_t>(shape[static_cast<size_t>(i)]);
+    return static_cast<int64_t>(n);
   }
 };
 
-/// A row-major view of `data`. At most kMaxDims extents are taken.
+/// A row-major view of `data`. At most kMaxDims extents are taken. Extents whose product does not fit int64 wrap
+/// around; the operations refuse them.
 inline TensorView contiguous(const void* data, DType dtype, std::initializer_list<int64_t> shape, Device device = {}) {
   TensorView view{.data = const_cast<void*>(data), .dtype = dtype, .device = device};
   for (int64_t extent : shape)
     if (view.ndim < kMaxDims) view.shape[static_cast<size_t>(view.ndim++)] = extent;
-  int64_t stride = 1;
+  uint64_t stride = 1;
   for (int i = view.ndim - 1; i >= 0; --i) {
-    view.stride[static_cast<size_t>(i)] = stride;
-    stride *= view.shape[static_cast<size_t>(i)];
+    view.stride[static_cast<size_t>(i)] = static_cast<int64_t>(stride);
+    stride *= static_cast<uint64_t>(view.shape[static_cast<size_t>(i)]);
   }
   return view;
 }

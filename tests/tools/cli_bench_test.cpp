@@ -90,8 +90,9 @@ TEST(CliBench, ListsCasesAsATable) {
 TEST(CliBench, CtrlCKeepsWhatIsDone) {
   const std::string path = testing::TempDir() + "mla_bench_stopped.json";
   std::remove(path.c_str());
-  // 200 cases of half a second each; the first is done after a few of them at the latest.
-  const int status = std::system(("env -u MLA_BACKEND timeout -s INT 5 " MLA_BINARY
+  // 200 cases of half a second each. --foreground: without it the program gets the signal twice, and a second one
+  // kills.
+  const int status = std::system(("env -u MLA_BACKEND timeout --foreground -s INT 5 " MLA_BINARY
                                   " bench --kv-len 1:200 --heads 1 --min-time 0.5 --json=" +
                                   path + " 2>/dev/null; exit $?")
                                      .c_str());
