@@ -48,7 +48,7 @@ void Tiles::carve(Carver& carver) {
   q_ = carver.take<uint32_t>(rows * shape_.d_qk / kernels_.pack);
   s_ = carver.take<float>(kRowVectors * kernels_.lanes * (keys + kKeyTile));
   p_ = carver.take<uint32_t>(rows * keys / kernels_.pack);
-  keys_ = carver.take<uint32_t>(keys * d_qk / kernels_.pack);
+  keys_ = carver.take<uint32_t>(keys * d_qk * (kernels_.pack == 2 ? 2 : 1) / kernels_.pack);
   values_ = carver.take<uint32_t>(keys / kernels_.pack * (kernels_.pack == 2 ? 2 * kSlab : shape_.d_v));
   o_ = carver.take<float>(rows * shape_.d_v);
   m_ = carver.take<float>(rows);
@@ -68,6 +68,7 @@ void Tiles::begin(int32_t num_rows) {
   num_rows_ = num_rows;
   num_groups_ = (num_rows + kernels_.lanes - 1) / kernels_.lanes;
   first_ = true;
+  packed_ahead_ = false;
   const int32_t padded = num_groups_ * kernels_.lanes;
   std::fill_n(m_, padded, kLowest);
   std::fill_n(l_, padded, 0.0F);
@@ -200,23 +201,39 @@ float Tiles::probability(int32_t row, int32_t key) const {
   return std::bit_cast<float>(key % 2 == 0 ? word << 16 : word & 0xFFFF0000U);
 }
 
+/// What to do beside the multiplies of one slab: pack the block's next slab, or begin with the next block.
+Background Tiles::prepare(const KeyBlock& block, int32_t next_slab) const {
+  uint32_t* v = values_ + (value_buffer_ ^ 1) * slab_stride();
+  if (next_slab < shape_.d_v / kSlab)
+    return {.slab = {.rows = block.value_rows,
+                     .num_keys = block.num_keys,
+                     .channel = int64_t{next_slab} * kSlab,
+                     .far = block.values_far},
+            .v = v};
+  if (block.next_value_rows == nullptr) return {};
+  return {.slab = {.rows = block.next_value_rows, .num_keys = block.next_num_keys, .far = block.values_far},
+          .v = v,
+          .copy = block.next_keys};
+}
+
 void Tiles::attend(const KeyBlock& block, int32_t first_key, float scale_log2) {
   score_groups(block, first_key, scale_log2);
   const int64_t p_stride = static_cast<int64_t>(shape_.key_block / kernels_.pack) * kernels_.lanes;
-  const int32_t num_slabs = shape_.d_v / kSlab;
-  const int32_t aside = set_aside(block, first_key);
-  SlabSource source{.rows = block.value_rows, .num_keys = block.num_keys};
   const bool packing = block.value_rows != nullptr;
-  if (packing) kernels_.pack_slab(source, values_);
-  for (int32_t slab = 0; slab < num_slabs; ++slab) {
+  const int32_t aside = set_aside(block, first_key);
+  if (packing && (!packed_ahead_ || aside > 0))
+    kernels_.pack_slab({.rows = block.value_rows, .num_keys = block.num_keys}, values_ + value_buffer_ * slab_stride());
+  for (int32_t slab = 0; slab < shape_.d_v / kSlab; ++slab) {
     take_out(block, slab, aside);
-    const uint32_t* values = packing ? values_ + slab % 2 * slab_stride() : block.value_slabs + slab * slab_stride();
-    source.channel = (slab + 1) * kSlab;
+    const uint32_t* values =
+        packing ? values_ + value_buffer_ * slab_stride() : block.value_slabs + slab * slab_stride();
     kernels_.accumulate(p_, p_stride, values, key_steps_, num_rows_, alpha_, first_,
                         o_ + static_cast<int64_t>(slab) * shape_.max_rows * kSlab,
-                        packing && slab + 1 < num_slabs ? &source : nullptr, values_ + (slab + 1) % 2 * slab_stride());
+                        packing ? prepare(block, slab + 1) : Background{});
     put_back(first_key, slab, aside);
+    value_buffer_ ^= 1;
   }
+  packed_ahead_ = block.next_value_rows != nullptr;
   first_ = false;
 }
 

@@ -42,7 +42,7 @@ struct TileShape {
   static TileShape choose(const TileKernels& kernels, int32_t d_qk, int32_t d_v);
 };
 
-inline constexpr int32_t kMaxSegments = 20;
+inline constexpr int32_t kMaxSegments = 40;
 
 /// One block of keys, ready to be multiplied.
 struct KeyBlock {
@@ -52,6 +52,11 @@ struct KeyBlock {
   Prefetch prefetch;                  // what the next block needs
   const void** value_rows = nullptr;  // pack 2: rows of bf16 values, packed one slab at a time; or
   uint32_t* value_slabs = nullptr;    // slabs that are packed already, key_block * kSlab steps apart
+  bool values_far = false;            // the scores did not read them
+  // pack 2, where another block follows: what to get ready for it while this one is multiplied.
+  int32_t next_num_keys = 0;
+  const void* const* next_value_rows = nullptr;
+  RowCopy next_keys = {};
 };
 
 /// One worker's tiles, in its part of the workspace.
@@ -82,9 +87,11 @@ class Tiles {
   void add_key_slab(const SlabSource& source, KeyBlock& block);
 
   // For loaders: row lists (2 * key_block + kKeyTile entries) and key memory (key_block rows of d_qk elements).
+  // Pairs have two key memories, so that one block can be copied while another is in use.
   const void** rows(int32_t list) { return row_lists_ + list * (2 * shape_.key_block + kKeyTile); }
-  uint32_t* keys() { return keys_; }
+  uint32_t* keys(int32_t memory = 0) { return keys_ + memory * key_words(); }
   uint32_t* value_slabs() { return values_; }
+  int64_t key_words() const { return static_cast<int64_t>(shape_.key_block) * shape_.d_qk / kernels_.pack; }
   int64_t slab_stride() const { return static_cast<int64_t>(shape_.key_block / kernels_.pack) * kSlab; }
   const TileKernels& kernels() const { return kernels_; }
   const TileShape& shape() const { return shape_; }
@@ -96,6 +103,7 @@ class Tiles {
   void score_groups(const KeyBlock& block, int32_t first_key, float scale_log2);
   void prefetch_queries(const void* const* rows, int32_t bytes) const;
   int32_t set_aside(const KeyBlock& block, int32_t first_key);
+  Background prepare(const KeyBlock& block, int32_t next_slab) const;
   void take_out(const KeyBlock& block, int32_t slab, int32_t count);
   void put_back(int32_t first_key, int32_t slab, int32_t count);
   float probability(int32_t row, int32_t key) const;
@@ -106,6 +114,8 @@ class Tiles {
   int32_t num_rows_ = 0, num_groups_ = 0;
   int32_t least_visible_ = 0;  // keys that every row sees
   bool first_ = true;
+  bool packed_ahead_ = false;          // the first slab of the next block's values lies in
+  int32_t value_buffer_ = 0;           // this one of two buffers
   const void** query_rows_ = nullptr;  // [2][max_rows]
   uint32_t* q_ = nullptr;
   float* s_ = nullptr;

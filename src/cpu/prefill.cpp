@@ -62,6 +62,117 @@ TaskList::Capacity capacity_of(const core::PrefillArgs& args, const schedule::Sp
           .partials = 0};
 }
 
+/// Makes key blocks of one head. The rows of a head lie far apart: pairs multiply a copy of the keys, made beside the
+/// multiplies of the block before, since rows that share cache sets evict one another; floats convert them into slabs.
+class HeadLoader {
+ public:
+  HeadLoader(const core::PrefillArgs& args, const schedule::Task& task, Tiles& tiles)
+      : tiles_(tiles),
+        key_block_(tiles.shape().key_block),
+        dtype_(args.dtype),
+        d_qk_(args.d_qk),
+        d_v_(args.d_v),
+        k_(rows_of(args.k, args.k_stride_token, args.k_stride_head, args, task)),
+        v_(rows_of(args.v, args.v_stride_token, args.v_stride_head, args, task)),
+        end_(task.kv_end) {
+    list(task.kv_begin, 0);
+    if (tiles_.kernels().pack == 2) tiles_.kernels().copy_rows(copy_of(tiles_.rows(0), count_at(task.kv_begin)));
+  }
+
+  /// The block that begins at key `begin`; blocks must be asked for in order.
+  void load(int32_t begin, KeyBlock& block) {
+    const void** k = tiles_.rows(0);
+    const void** v = tiles_.rows(1);
+    if (begin > listed_) {  // what came next is now the block
+      std::copy_n(k + key_block_, key_block_, k);
+      std::copy_n(v + key_block_, key_block_, v);
+      listed_ = begin;
+    }
+    const int32_t count = count_at(begin);
+    const int32_t next_count = count_at(begin + count);
+    if (next_count > 0) {
+      list(begin + count, key_block_);
+    } else {
+      pad_rows(k, count, 2 * key_block_);
+      pad_rows(v, count, 2 * key_block_);
+    }
+    block = KeyBlock();
+    block.num_keys = count;
+    block.prefetch = {.rows = {k + key_block_, v + key_block_}, .lines = {lines(d_qk_), lines(d_v_)}};
+    if (tiles_.kernels().pack == 1) return convert(block);
+    block.value_rows = v;
+    block.values_far = true;
+    point_at_copy(k, count);
+    block.segments[block.num_segments++] = {.rows = k, .steps = d_qk_ / 2};
+    if (next_count == 0) return;
+    memory_ ^= 1;
+    block.next_num_keys = next_count;
+    block.next_value_rows = v + key_block_;
+    block.next_keys = copy_of(k + key_block_, next_count);
+  }
+
+ private:
+  struct Rows {
+    const char* first;  // of the request and head
+    int64_t stride;     // bytes
+  };
+
+  static Rows rows_of(const void* base, int64_t stride_token, int64_t stride_head, const core::PrefillArgs& args,
+                      const schedule::Task& task) {
+    const auto element = static_cast<int64_t>(size_of(args.dtype));
+    const int64_t first = args.kv_indptr[task.request] * stride_token + task.head * stride_head;
+    return {.first = static_cast<const char*>(base) + first * element, .stride = stride_token * element};
+  }
+
+  int32_t count_at(int32_t key) const { return std::min(key_block_, end_ - key); }
+  int32_t lines(int32_t width) const {
+    return static_cast<int32_t>((width * static_cast<int64_t>(size_of(dtype_)) + 63) / 64);
+  }
+  RowCopy copy_of(const void* const* rows, int32_t count) const {
+    return {.rows = rows, .num_rows = count, .lines = lines(d_qk_), .to = tiles_.keys(memory_)};
+  }
+
+  /// Lists the block at key `begin` from entry `entry` of both lists on.
+  void list(int32_t begin, int32_t entry) {
+    const int32_t count = count_at(begin);
+    for (const auto& [rows, list] : {std::pair(&k_, tiles_.rows(0)), std::pair(&v_, tiles_.rows(1))}) {
+      const char* row = rows->first + begin * rows->stride;
+      for (int32_t i = 0; i < count; ++i, row += rows->stride) list[entry + i] = row;
+      pad_rows(list + entry, count, key_block_);
+    }
+  }
+
+  void point_at_copy(const void** k, int32_t count) const {
+    const auto* row = reinterpret_cast<const std::byte*>(tiles_.keys(memory_));
+    for (int32_t key = 0; key < count; ++key, row += int64_t{lines(d_qk_)} * 64) k[key] = row;
+    pad_rows(k, count, count);
+  }
+
+  void convert(KeyBlock& block) const {
+    for (int32_t channel = 0; channel < d_qk_; channel += kSlab)
+      tiles_.add_key_slab({.rows = tiles_.rows(0),
+                           .dtype = dtype_,
+                           .num_keys = block.num_keys,
+                           .channel = channel,
+                           .width = std::min(kSlab, d_qk_ - channel)},
+                          block);
+    for (int32_t slab = 0; slab < d_v_ / kSlab; ++slab)
+      tiles_.kernels().pack_slab(
+          {.rows = tiles_.rows(1), .dtype = dtype_, .num_keys = block.num_keys, .channel = int64_t{slab} * kSlab},
+          tiles_.value_slabs() + slab * tiles_.slab_stride());
+    block.value_slabs = tiles_.value_slabs();
+  }
+
+  Tiles& tiles_;
+  int32_t key_block_;
+  DType dtype_;
+  int32_t d_qk_, d_v_;
+  Rows k_, v_;
+  int32_t end_;
+  int32_t listed_ = 0;  // first key of the lists
+  int32_t memory_ = 0;  // which key memory the next copy fills
+};
+
 class PrefillRun {
  public:
   PrefillRun(const core::PrefillArgs& args, const TileKernels& kernels, const TileShape& shape)
@@ -77,9 +188,10 @@ class PrefillRun {
     }
     tiles.pack_queries(args_.dtype, args_.d_qk);
     const float scale_log2 = args_.sm_scale * std::numbers::log2e_v<float>;
+    HeadLoader loader(args_, task, tiles);
     KeyBlock block;
     for (int32_t key = task.kv_begin; key < task.kv_end; key += shape_.key_block) {
-      load(task, key, std::min(shape_.key_block, task.kv_end - key), tiles, block);
+      loader.load(key, block);
       tiles.attend(block, key, scale_log2);
     }
     for (int32_t row = 0; row < task.row_count; ++row) {
@@ -104,55 +216,6 @@ class PrefillRun {
   }
   const char* element(const void* base, int64_t index) const {
     return static_cast<const char*>(base) + index * element_;
-  }
-
-  void load(const schedule::Task& task, int32_t begin, int32_t count, Tiles& tiles, KeyBlock& block) const {
-    const void** k = tiles.rows(0);
-    const void** v = tiles.rows(1);
-    const int64_t first = args_.kv_indptr[task.request] + begin;
-    const int32_t listed = std::min(count + shape_.key_block, task.kv_end - begin);
-    for (int32_t key = 0; key < listed; ++key) {
-      k[key] = element(args_.k, (first + key) * args_.k_stride_token + task.head * args_.k_stride_head);
-      v[key] = element(args_.v, (first + key) * args_.v_stride_token + task.head * args_.v_stride_head);
-    }
-    pad_rows(k, listed, count + shape_.key_block);
-    pad_rows(v, listed, count + shape_.key_block);
-    block.num_keys = count;
-    block.num_segments = 0;
-    const auto lines = [&](int32_t width) { return static_cast<int32_t>((width * element_ + 63) / 64); };
-    block.prefetch = {.rows = {k + shape_.key_block, v + shape_.key_block},
-                      .lines = {lines(args_.d_qk), lines(args_.d_v)}};
-    if (kernels_.pack == 2) {
-      if (rows_collide()) copy_keys(k, tiles, count);
-      block.segments[block.num_segments++] = {.rows = k, .steps = args_.d_qk / 2};
-      block.value_rows = v;
-    } else {
-      for (int32_t channel = 0; channel < args_.d_qk; channel += kSlab)
-        tiles.add_key_slab({.rows = k,
-                            .dtype = args_.dtype,
-                            .num_keys = count,
-                            .channel = channel,
-                            .width = std::min(kSlab, args_.d_qk - channel)},
-                           block);
-      for (int32_t slab = 0; slab < args_.d_v / kSlab; ++slab)
-        kernels_.pack_slab({.rows = v, .dtype = args_.dtype, .num_keys = count, .channel = slab * kSlab},
-                           tiles.value_slabs() + slab * tiles.slab_stride());
-      block.value_rows = nullptr;
-      block.value_slabs = tiles.value_slabs();
-    }
-  }
-
-  /// Rows a multiple of a page apart share their cache sets and would evict one another: such a block is copied once
-  /// for all its query rows.
-  bool rows_collide() const { return args_.k_stride_token * element_ % 4096 == 0; }
-
-  void copy_keys(const void** rows, Tiles& tiles, int32_t num_keys) const {
-    const size_t bytes = static_cast<size_t>(args_.d_qk * element_);
-    auto* copy = reinterpret_cast<std::byte*>(tiles.keys());
-    for (int32_t key = 0; key < num_keys; ++key, copy += bytes) {
-      std::memcpy(copy, rows[key], bytes);
-      rows[key] = copy;
-    }
   }
 
   const core::PrefillArgs& args_;

@@ -33,8 +33,8 @@ constexpr int32_t kLanes = static_cast<int32_t>(hn::MaxLanes(Floats()));
 // Registers: AVX-512 has 32, the others 16. Two row vectors' accumulators would not fit 16.
 constexpr bool kManyRegisters = kLanes == 16;
 constexpr int32_t kScoreVectors = kManyRegisters ? kRowVectors : 1;
-constexpr int32_t kValueVectors = kManyRegisters ? 4 : 2;
-constexpr int32_t kRowTile = HWY_MIN(4, kLanes);  // a tile's rows lie in one group
+constexpr int32_t kValueVectors = 2;
+constexpr int32_t kRowTile = HWY_MIN(kManyRegisters ? 8 : 4, kLanes);  // a tile's rows lie in one group
 
 template <class T>
 HWY_INLINE T load_unaligned(const void* from) {
@@ -263,21 +263,23 @@ void scores(const uint32_t* q, int64_t q_group_stride, int32_t num_groups, const
 
 // ---- softmax ----
 
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3                    // targets count down: AVX3 and better
+HWY_INLINE FloatVec exponent_floor(FloatVec x) { return x; }  // scalef takes any
+HWY_INLINE FloatVec fraction(FloatVec x) { return FloatVec{_mm512_reduce_ps(x.raw, 0x09)}; }  // x - floor(x), inf: 0
+HWY_INLINE FloatVec times_exp2_floor(FloatVec y, FloatVec x) { return FloatVec{_mm512_scalef_ps(y.raw, x.raw)}; }
+#else
 /// The larger of `least` and x; a NaN in x survives.
 HWY_INLINE FloatVec at_least(FloatVec least, FloatVec x) {
 #if HWY_TARGET == HWY_SCALAR
   return hn::IfThenElse(x < least, least, x);
 #else
-  return hn::Max(least, x);                // x86 returns the second operand if either is NaN, Arm the NaN
+  return hn::Max(least, x);  // x86 returns the second operand if either is NaN, Arm the NaN
 #endif
 }
 
-#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3  // targets count down: AVX3 and better
-constexpr float kExponentFloor = -200.0F;
-HWY_INLINE FloatVec fraction(FloatVec x) { return FloatVec{_mm512_reduce_ps(x.raw, 0x09)}; }  // x - floor(x)
-HWY_INLINE FloatVec times_exp2_floor(FloatVec y, FloatVec x) { return FloatVec{_mm512_scalef_ps(y.raw, x.raw)}; }
-#else
-constexpr float kExponentFloor = -127.0F;  // its exponent field is 0: the factor is 0
+HWY_INLINE FloatVec exponent_floor(FloatVec x) {
+  return at_least(hn::Set(kFloats, -127.0F), x);  // its exponent field is 0: the factor is 0
+}
 HWY_INLINE FloatVec fraction(FloatVec x) { return x - hn::Floor(x); }
 HWY_INLINE FloatVec times_exp2_floor(FloatVec y, FloatVec x) {
   return y * hn::BitCast(kFloats, hn::ShiftLeft<23>(hn::ConvertTo(kInts, hn::Floor(x)) + hn::Set(kInts, 127)));
@@ -286,7 +288,7 @@ HWY_INLINE FloatVec times_exp2_floor(FloatVec y, FloatVec x) {
 
 /// 2^x for x <= 0 with a relative error below 2^-22; exactly 1 for 0, exactly 0 for -inf; NaN stays NaN.
 HWY_INLINE FloatVec exp2_nonpositive(FloatVec x) {
-  x = at_least(hn::Set(kFloats, kExponentFloor), x);
+  x = exponent_floor(x);
   const FloatVec f = fraction(x);  // coefficients: minimax for 2^f on [0, 1) among those with p(0) = 1
   FloatVec y = hn::Set(kFloats, 1.86713021e-3F);
   y = hn::MulAdd(y, f, hn::Set(kFloats, 9.01703002e-3F));
@@ -365,9 +367,11 @@ void softmax(const float* s, int32_t num_keys, const int32_t* limit, float scale
 class SlabPacker {
  public:
   SlabPacker(const SlabSource& source, uint32_t* v)
-      : source_(source), v_(v), end_((source.num_keys + 1) / 2 * (source.width / 32)) {}
+      : source_(source),
+        v_(v),
+        end_((source.num_keys + 1) / 2 * (source.width / 32)),
+        prefetch_end_(source.far ? source.num_keys - kRowsAhead : 0) {}
 
-  bool done() const { return unit_ == end_; }
   int32_t remaining() const { return end_ - unit_; }
 
   HWY_INLINE void step() {
@@ -375,6 +379,11 @@ class SlabPacker {
                                                       8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
     const __m512i low = _mm512_load_si512(kLow);
     const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+    if (2 * pair_ + 1 < prefetch_end_) {
+      __builtin_prefetch(static_cast<const uint16_t*>(source_.rows[2 * pair_ + kRowsAhead]) + source_.channel + half_);
+      __builtin_prefetch(static_cast<const uint16_t*>(source_.rows[2 * pair_ + kRowsAhead + 1]) + source_.channel +
+                         half_);
+    }
     const bool last = 2 * pair_ + 1 == source_.num_keys;  // without a partner: zeros
     const auto* even = static_cast<const uint16_t*>(source_.rows[2 * pair_]) + source_.channel + half_;
     const auto* odd = static_cast<const uint16_t*>(source_.rows[2 * pair_ + (last ? 0 : 1)]) + source_.channel + half_;
@@ -392,13 +401,16 @@ class SlabPacker {
   }
 
  private:
+  static constexpr int32_t kRowsAhead = 24;
+
   const SlabSource source_;
   uint32_t* v_;
-  int32_t end_, unit_ = 0, pair_ = 0, half_ = 0;
+  int32_t end_, prefetch_end_;
+  int32_t unit_ = 0, pair_ = 0, half_ = 0;
 };
 
 void pack_slab(const SlabSource& source, uint32_t* v) {
-  for (SlabPacker packer(source, v); !packer.done();) packer.step();
+  for (SlabPacker packer(source, v); packer.remaining() > 0;) packer.step();
 }
 #else
 template <DType kDtype>
@@ -426,10 +438,15 @@ template <class Between>
 HWY_INLINE void accumulate_tile(const uint32_t* p, const uint32_t* v, int32_t key_steps, const float* alpha, bool first,
                                 float* o, const Between& between) {
   FloatVec sum[kRowTile][kValueVectors];
-  MLA_UNROLL for (int32_t r = 0; r < kRowTile; ++r) {
-    const FloatVec scale = hn::Set(kFloats, alpha[r]);
-    MLA_UNROLL for (int32_t c = 0; c < kValueVectors; ++c) sum[r][c] =
-        first ? hn::Zero(kFloats) : scale * hn::LoadU(kFloats, o + r * kSlab + c * kLanes);
+  bool rescaled = false;  // seldom after the first few blocks: the maximum stays
+  MLA_UNROLL for (int32_t r = 0; r < kRowTile; ++r) rescaled |= alpha[r] != 1.0F;
+  MLA_UNROLL for (int32_t r = 0; r < kRowTile; ++r) MLA_UNROLL for (int32_t c = 0; c < kValueVectors; ++c) sum[r][c] =
+      first ? hn::Zero(kFloats) : hn::LoadU(kFloats, o + r * kSlab + c * kLanes);
+  if (rescaled && !first) {
+    MLA_UNROLL for (int32_t r = 0; r < kRowTile; ++r) {
+      const FloatVec scale = hn::Set(kFloats, alpha[r]);
+      MLA_UNROLL for (int32_t c = 0; c < kValueVectors; ++c) sum[r][c] = scale * sum[r][c];
+    }
   }
   for (int32_t t = 0; t < key_steps; ++t, p += kLanes, v += kSlab) {
     Operand values[kValueVectors];
@@ -445,38 +462,92 @@ HWY_INLINE void accumulate_tile(const uint32_t* p, const uint32_t* v, int32_t ke
       hn::StoreU(sum[r][c], kFloats, o + r * kSlab + c * kLanes);
 }
 
+/// Copies rows bit by bit: one call of `step` copies 64 bytes.
+class RowCopier {
+ public:
+  explicit RowCopier(const RowCopy& copy)
+      : copy_(copy), to_(static_cast<uint32_t*>(copy.to)), remaining_(copy.num_rows * copy.lines) {}
+
+  int32_t remaining() const { return remaining_; }
+
+  HWY_INLINE void step() {
+    const auto* from = static_cast<const uint32_t*>(copy_.rows[row_]) + line_ * kLineWords;
+    const int32_t ahead = HWY_MIN(row_ + kRowsAhead, copy_.num_rows - 1);
+    __builtin_prefetch(static_cast<const uint32_t*>(copy_.rows[ahead]) + line_ * kLineWords);
+    for (int32_t i = 0; i < kLineWords; i += kLanes) hn::StoreU(hn::LoadU(kWords, from + i), kWords, to_ + i);
+    to_ += kLineWords;
+    --remaining_;
+    if (++line_ == copy_.lines) {
+      line_ = 0;
+      ++row_;
+    }
+  }
+
+ private:
+  static constexpr int32_t kLineWords = 16;
+  static constexpr int32_t kRowsAhead = 8;
+
+  const RowCopy copy_;
+  uint32_t* to_;
+  int32_t remaining_, row_ = 0, line_ = 0;
+};
+
+void copy_rows(const RowCopy& copy) {
+  for (RowCopier copier(copy); copier.remaining() > 0;) copier.step();
+}
+
 void accumulate(const uint32_t* p, int64_t p_group_stride, const uint32_t* v, const int32_t* key_steps,
-                int32_t num_rows, const float* alpha, bool first, float* o, const SlabSource* next, uint32_t* next_v) {
-  const auto nothing = [] {};
+                int32_t num_rows, const float* alpha, bool first, float* o, const Background& background) {
 #if MLA_CPU_BF16_PAIRS
-  SlabPacker packer(next != nullptr ? *next : SlabSource{}, next_v);
+  SlabPacker packer(background.v != nullptr ? background.slab : SlabSource{}, background.v);
+  RowCopier copier(background.copy);
 #else
-  static_cast<void>(next);
-  static_cast<void>(next_v);
+  static_cast<void>(background);
 #endif
   for (int32_t c = 0; c < kSlab; c += kValueVectors * kLanes)
     for (int32_t row = 0; row < num_rows; row += kRowTile) {
       const int32_t group = row / kLanes;
+      const int32_t steps = key_steps[group];
+      if (steps == 0 && !first) continue;
       const uint32_t* p_row = p + group * p_group_stride + row % kLanes;
       float* o_row = o + static_cast<int64_t>(row) * kSlab + c;
 #if MLA_CPU_BF16_PAIRS
-      if (packer.remaining() >= key_steps[group]) {
-        accumulate_tile(p_row, v + c, key_steps[group], alpha + row, first, o_row, [&] { packer.step(); });
+      if (packer.remaining() >= steps) {
+        accumulate_tile(p_row, v + c, steps, alpha + row, first, o_row, [&] { packer.step(); });
+        continue;
+      }
+      if (copier.remaining() >= steps) {
+        accumulate_tile(p_row, v + c, steps, alpha + row, first, o_row, [&] { copier.step(); });
         continue;
       }
 #endif
-      accumulate_tile(p_row, v + c, key_steps[group], alpha + row, first, o_row, nothing);
+      accumulate_tile(p_row, v + c, steps, alpha + row, first, o_row, [] {});
     }
 #if MLA_CPU_BF16_PAIRS
-  while (!packer.done()) packer.step();
+  while (packer.remaining() > 0) packer.step();
+  while (copier.remaining() > 0) copier.step();
 #endif
 }
 
+/// Whether no exponent field of `bytes` bytes is full.
+template <class Tag>
+HWY_INLINE bool exponents_below(Tag words, hn::TFromD<Tag> exponent, const void* row, int64_t bytes) {
+  const auto field = hn::Set(words, exponent);
+  auto top = hn::Zero(words);
+  const auto* from = static_cast<const hn::TFromD<Tag>*>(row);
+  const auto count = bytes / static_cast<int64_t>(sizeof exponent);
+  for (int64_t i = 0; i < count; i += static_cast<int64_t>(hn::Lanes(words)))
+    top = hn::Max(top, hn::And(hn::LoadU(words, from + i), field));
+  return hn::AllTrue(words, hn::Lt(top, field));
+}
+
 bool finite(const void* row, DType dtype, int32_t d) {
-  FloatVec sum = hn::Zero(kFloats);  // becomes NaN where 0 * x is not 0
-  for (int32_t i = 0; i < d; i += kLanes)
-    sum = hn::MulAdd(load_as_f32(advance(row, dtype, i), dtype), hn::Zero(kFloats), sum);
-  return hn::AllFalse(kFloats, hn::IsNaN(sum));
+  const hn::CappedTag<uint16_t, 2 * kMaxLanes> halves;
+  switch (dtype) {
+    case DType::kBF16: return exponents_below(halves, uint16_t{0x7F80}, row, int64_t{d} * 2);
+    case DType::kF16: return exponents_below(halves, uint16_t{0x7C00}, row, int64_t{d} * 2);
+    default: return exponents_below(kWords, 0x7F800000U, row, int64_t{d} * 4);
+  }
 }
 
 void store_row(const float* o, int64_t o_slab_stride, int32_t d_v, float factor, void* dst, DType dtype) {
@@ -526,6 +597,7 @@ constexpr TileKernels kTable = {
     .scores = scores,
     .softmax = softmax,
     .pack_slab = pack_slab,
+    .copy_rows = copy_rows,
     .accumulate = accumulate,
     .finite = finite,
     .store_row = store_row,

@@ -19,7 +19,7 @@
 
 namespace mla::cpu {
 
-inline constexpr int32_t kSlab = 64;       // value channels that one pass of `accumulate` keeps in L1
+inline constexpr int32_t kSlab = 32;       // value channels that one pass of `accumulate` keeps in L1
 inline constexpr int32_t kMaxLanes = 16;   // of the widest table
 inline constexpr int32_t kStepChunk = 16;  // steps of every segment come in multiples of this: one cache line
 inline constexpr int32_t kKeyTile = 8;     // keys whose scores one tile computes; row lists are padded to it
@@ -46,6 +46,22 @@ struct SlabSource {
   int32_t num_keys = 0;
   int64_t channel = 0;
   int32_t width = kSlab;
+  bool far = false;  // the rows are not in the caches' first level: prefetch them (pack 2)
+};
+
+/// num_rows rows of `lines` times 64 bytes, to be laid one after another.
+struct RowCopy {
+  const void* const* rows = nullptr;
+  int32_t num_rows = 0;
+  int32_t lines = 0;
+  void* to = nullptr;
+};
+
+/// Work for the next slab or block that hides behind the multiplies of `accumulate`; pack 2 only.
+struct Background {
+  SlabSource slab = {};  // to be packed into v, if v is given
+  uint32_t* v = nullptr;
+  RowCopy copy = {};
 };
 
 struct TileKernels {
@@ -70,14 +86,16 @@ struct TileKernels {
   /// Packs a slab.
   void (*pack_slab)(const SlabSource& source, uint32_t* v);
 
-  /// One slab of o = alpha * o + p . v for num_rows rows; rows up to the end of the last group may be written. Group g
-  /// sums its first key_steps[g] steps. `first`: o is not read. Meanwhile `next` (may be null; pack 2 only) is packed
-  /// into next_v: the shuffles and stores hide behind the multiplies.
-  void (*accumulate)(const uint32_t* p, int64_t p_group_stride, const uint32_t* v, const int32_t* key_steps,
-                     int32_t num_rows, const float* alpha, bool first, float* o, const SlabSource* next,
-                     uint32_t* next_v);
+  /// Copies rows.
+  void (*copy_rows)(const RowCopy& copy);
 
-  /// Whether all `d` elements (a multiple of kMaxLanes) are finite.
+  /// One slab of o = alpha * o + p . v for num_rows rows; rows up to the end of the last group may be written. Group g
+  /// sums its first key_steps[g] steps; where these are 0, alpha is 1. `first`: o is not read. Meanwhile `background`
+  /// is done: its loads, shuffles and stores hide behind the multiplies.
+  void (*accumulate)(const uint32_t* p, int64_t p_group_stride, const uint32_t* v, const int32_t* key_steps,
+                     int32_t num_rows, const float* alpha, bool first, float* o, const Background& background);
+
+  /// Whether all `d` elements (a multiple of 2 * kMaxLanes) are finite.
   bool (*finite)(const void* row, DType dtype, int32_t d);
 
   /// One row of o times `factor` into `dst`, d_v elements of `dtype`.

@@ -213,7 +213,8 @@ TEST_P(TileKernelsTest, AccumulateIsProbabilitiesTimesValues) {
       std::vector<uint32_t> slabs[2] = {std::vector<uint32_t>(static_cast<size_t>(steps * kSlab), 0xFFFFFFFFU),
                                         std::vector<uint32_t>(static_cast<size_t>(steps * kSlab), 0xFFFFFFFFU)};
       const auto source = [&](int32_t slab) {
-        return SlabSource{.rows = list.data(), .dtype = element(), .num_keys = num_keys, .channel = slab * kSlab};
+        return SlabSource{
+            .rows = list.data(), .dtype = element(), .num_keys = num_keys, .channel = slab * kSlab, .far = true};
       };
       const SlabSource second = source(1);
       kernels_->pack_slab(source(0), slabs[0].data());
@@ -234,10 +235,18 @@ TEST_P(TileKernelsTest, AccumulateIsProbabilitiesTimesValues) {
       const std::vector<float> alpha(padded, 0.5F);
       std::vector<float> o(padded * kSlab, std::numeric_limits<float>::quiet_NaN());
       const int64_t p_stride = static_cast<int64_t>(steps) * lanes;
+      Background background;
+      std::vector<std::byte> copy(list.size() * 64);
+      if (pack == 2)
+        background = {.slab = second,
+                      .v = slabs[1].data(),
+                      .copy = {.rows = list.data(), .num_rows = num_keys, .lines = 1, .to = copy.data()}};
       kernels_->accumulate(p.data(), p_stride, slabs[0].data(), key_steps.data(), rows, alpha.data(), true, o.data(),
-                           pack == 2 ? &second : nullptr, slabs[1].data());
+                           background);
       kernels_->accumulate(p.data(), p_stride, slabs[1].data(), key_steps.data(), rows, alpha.data(), false, o.data(),
-                           nullptr, nullptr);
+                           {});
+      for (size_t key = 0; pack == 2 && key < list.size(); ++key)
+        ASSERT_EQ(std::memcmp(&copy[key * 64], list[key], 64), 0) << rows << ' ' << num_keys;
       for (int32_t row = 0; row < rows; ++row)
         for (int32_t c = 0; c < kSlab; ++c) {
           double expected = 0.0;
