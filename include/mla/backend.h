@@ -53,11 +53,18 @@ struct IsaLevel {
   std::string detail = {};  ///< what is missing, or the instruction sets
 };
 
+/// A GPU as its driver lists it.
+struct GpuInfo {
+  std::string name = {};          ///< "NVIDIA H200"
+  std::string bus_location = {};  ///< "0000:19:00.0"
+  std::string uuid = {};          ///< "GPU-...", empty if the driver does not know it yet
+};
+
 struct MachineInfo {
-  std::string cpu = {};                ///< the processor's name
-  int32_t threads = 1;                 ///< threads this process may run on
-  std::vector<IsaLevel> isa = {};      ///< best first
-  std::vector<std::string> gpus = {};  ///< empty without a usable driver
+  std::string cpu = {};            ///< the processor's name
+  int32_t threads = 1;             ///< threads this process may run on
+  std::vector<IsaLevel> isa = {};  ///< best first
+  std::vector<GpuInfo> gpus = {};  ///< by bus location; empty without a driver
 };
 
 /// What was detected, once per process.

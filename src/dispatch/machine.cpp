@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cpu/isa.h"
+#include "dispatch/gpus.h"
 #include "mla/backend.h"
 
 #if defined(__x86_64__)
@@ -149,7 +150,10 @@ int32_t usable_threads() {
 }  // namespace
 
 const MachineInfo& machine_info() {
-  static const MachineInfo info{.cpu = processor_name(), .threads = usable_threads(), .isa = detect_isa(), .gpus = {}};
+  static const MachineInfo info{.cpu = processor_name(),
+                                .threads = usable_threads(),
+                                .isa = detect_isa(),
+                                .gpus = dispatch::nvidia_gpus(dispatch::kNvidiaGpus)};
   return info;
 }
 

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gmock/gmock.h>
+#include <unistd.h>
 
+#include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <string>
 #include <thread>
 
+#include "dispatch/gpus.h"
 #include "mla/mla.h"
 
 namespace mla {
@@ -47,6 +51,76 @@ TEST(MachineInfo, AgreesWithTheKernel) {
     const IsaLevel& level = machine_info().isa[expected.level];
     EXPECT_EQ(level.cpu_has && level.os_allows, all) << level.name << ": " << level.detail;
   }
+}
+
+/// A folder of its own, empty, gone with the object.
+class Folder {
+ public:
+  Folder() { std::filesystem::create_directories(path_); }
+  ~Folder() { std::filesystem::remove_all(path_); }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+
+  const std::filesystem::path& path() const { return path_; }
+  void add_gpu(const std::string& bus_location, const std::string& information) const {
+    std::filesystem::create_directories(path_ / bus_location);
+    std::ofstream(path_ / bus_location / "information") << information;
+  }
+
+ private:
+  std::filesystem::path path_ = testing::TempDir() + "mla_gpus_" + std::to_string(getpid());
+};
+
+/// As driver 580 writes it.
+std::string information(const std::string& model, const std::string& uuid, const std::string& bus_location,
+                        const std::string& excluded) {
+  return "Model: \t\t " + model + "\nIRQ:   \t\t 41\nGPU UUID: \t " + uuid +
+         "\nVideo BIOS: \t 96.00.a5.00.1a\nBus Type: \t PCIe\nDMA Size: \t 52 bits\nBus Location: \t " + bus_location +
+         "\nDevice Minor: \t 0\nGPU Firmware: \t 580.159.04\nGPU Excluded:\t " + excluded + "\n";
+}
+
+TEST(NvidiaGpus, AreReadByBusLocation) {
+  const Folder folder;
+  folder.add_gpu("0000:3b:00.0", information("NVIDIA L4", "GPU-" + std::string(8, '?'), "0000:3b:00.0", "No"));
+  folder.add_gpu("0000:19:00.0", information("NVIDIA H200", "GPU-f3241ad2-15ec", "0000:19:00.0", "No"));
+  folder.add_gpu("0000:5d:00.0", information("NVIDIA T4", "GPU-1", "0000:5d:00.0", "Yes"));
+  const std::vector<GpuInfo> gpus = dispatch::nvidia_gpus(folder.path());
+  ASSERT_EQ(gpus.size(), 2U);
+  EXPECT_EQ(gpus[0].name, "NVIDIA H200");
+  EXPECT_EQ(gpus[0].bus_location, "0000:19:00.0");
+  EXPECT_EQ(gpus[0].uuid, "GPU-f3241ad2-15ec");
+  EXPECT_EQ(gpus[1].name, "NVIDIA L4");
+  EXPECT_EQ(gpus[1].bus_location, "0000:3b:00.0");
+  EXPECT_EQ(gpus[1].uuid, "");
+}
+
+TEST(NvidiaGpus, NoneWhereThereIsNoDriver) {
+  const Folder folder;
+  EXPECT_TRUE(dispatch::nvidia_gpus(folder.path()).empty());
+  EXPECT_TRUE(dispatch::nvidia_gpus(folder.path() / "missing").empty());
+  std::ofstream(folder.path() / "file") << "text";
+  EXPECT_TRUE(dispatch::nvidia_gpus(folder.path()).empty());
+  EXPECT_TRUE(dispatch::nvidia_gpus(folder.path() / "file").empty());
+}
+
+TEST(NvidiaGpus, OtherTextIsPassedOver) {
+  const Folder folder;
+  folder.add_gpu("0000:01:00.0", "");
+  folder.add_gpu("0000:02:00.0", "Model:\nno colon\n\n: \n");
+  folder.add_gpu("0000:03:00.0", std::string("\0\xFF: \n\n", 5) + "IRQ: 4\n");
+  folder.add_gpu("0000:04:00.0", "Model: NVIDIA H200\r\nGPU UUID");
+  std::filesystem::create_directories(folder.path() / "0000:05:00.0" / "information");
+  const std::vector<GpuInfo> gpus = dispatch::nvidia_gpus(folder.path());
+  ASSERT_EQ(gpus.size(), 1U);
+  EXPECT_EQ(gpus[0].name, "NVIDIA H200");
+  EXPECT_EQ(gpus[0].bus_location, "0000:04:00.0");  // of the folder
+  EXPECT_EQ(gpus[0].uuid, "");
+}
+
+TEST(MachineInfo, ListsTheGpusOfTheDriver) {
+  const std::vector<GpuInfo> gpus = dispatch::nvidia_gpus(dispatch::kNvidiaGpus);
+  ASSERT_EQ(machine_info().gpus.size(), gpus.size());
+  for (size_t i = 0; i < gpus.size(); ++i) EXPECT_EQ(machine_info().gpus[i].bus_location, gpus[i].bus_location);
 }
 
 TEST(Version, IsThatOfTheProject) {

@@ -67,6 +67,22 @@ TEST(Judge, NamesWhatIsTooLarge) {
   EXPECT_NE(kit::judge(error, tolerance).find("cosine"), std::string::npos);
 }
 
+TEST(CountSkipped, GroupsByRowAndReason) {
+  std::vector<kit::Skipped> skipped;
+  for (const BackendVerdict& row : std::vector<BackendVerdict>{{.name = "a", .usable = false, .reason = "old"},
+                                                               {.name = "b", .usable = false, .reason = "old"},
+                                                               {.name = "a", .usable = false, .reason = "odd"},
+                                                               {.name = "a", .usable = false, .reason = "old"}})
+    kit::count_skipped(row, skipped);
+  ASSERT_EQ(skipped.size(), 3U);
+  const kit::Skipped expected[] = {{"a", "old", 2}, {"b", "old", 1}, {"a", "odd", 1}};
+  for (size_t i = 0; i < skipped.size(); ++i) {
+    EXPECT_EQ(skipped[i].backend, expected[i].backend);
+    EXPECT_EQ(skipped[i].reason, expected[i].reason);
+    EXPECT_EQ(skipped[i].cases, expected[i].cases);
+  }
+}
+
 /// A decode run by the reference, then damaged.
 class Damage : public testing::Test {
  protected:

@@ -87,6 +87,27 @@ TEST(CliBench, ListsCasesAsATable) {
   for (const char* part : {"kv_len", "memory", "append", "100", "2 cases"}) EXPECT_THAT(ran.out, HasSubstr(part));
 }
 
+TEST(CliBench, ListsCasesAsJson) {
+  const json listed = json_of("bench --list --json --op decode,append --kv-len 100,200 --threads 3 --compare kv-len");
+  EXPECT_TRUE(listed["version"].is_string());
+  ASSERT_EQ(listed["cases"].size(), 4U);
+  const char* ops[] = {"decode", "decode", "append", "append"};
+  for (size_t i = 0; i < 4; ++i) {
+    const json& one = listed["cases"][i];
+    EXPECT_EQ(one["op"], ops[i]);
+    EXPECT_EQ(one["backend"], "auto");
+    EXPECT_EQ(one["kv_len"], i % 2 == 0 ? 100 : 200);
+    EXPECT_EQ(one["threads"], 3);
+    EXPECT_EQ(one["group"], i / 2);
+    EXPECT_GT(one["memory_bytes"].get<int64_t>(), 100 * 576 * 2);
+    EXPECT_FALSE(one.contains("median_us"));
+  }
+  // Every key of a case is one of a result, but for the two of the list.
+  json result = json_of(std::string("bench --kv-len 64 --json") + kFast)["results"][0];
+  for (const auto& item : listed["cases"][0].items())
+    EXPECT_TRUE(result.contains(item.key()) || item.key() == "group" || item.key() == "memory_bytes") << item.key();
+}
+
 TEST(CliBench, CtrlCKeepsWhatIsDone) {
   const std::string path = testing::TempDir() + "mla_bench_stopped.json";
   std::remove(path.c_str());

@@ -223,13 +223,22 @@ TEST(CliCheck, JsonCountsTheCases) {
   EXPECT_TRUE(checked["failures"].is_array());
   EXPECT_EQ(checked["seed"], 3);
   EXPECT_GT(checked["seconds"], 0.0);
-  int64_t cases = 0;
+  int64_t cases = 0, of_one_row = 0;
   for (const json& row : checked["backends"]) {
     EXPECT_EQ(row["op"], "merge_states");
     EXPECT_EQ(row["failed"], 0);
     cases += row["cases"].get<int64_t>();
+    if (row["backend"] == "reference") of_one_row = row["cases"].get<int64_t>();
   }
   EXPECT_EQ(checked["cases"], cases);
+  ASSERT_TRUE(checked["skipped"].is_array());
+  for (const json& entry : checked["skipped"]) {
+    EXPECT_TRUE(entry["backend"].is_string());
+    EXPECT_TRUE(entry["reason"].is_string());
+    cases += entry["count"].get<int64_t>();
+  }
+  const auto rows = static_cast<int64_t>(json_of("explain --op merge_states --json")["rows"].size());
+  EXPECT_EQ(cases, rows * of_one_row);
   EXPECT_EQ(run_mla("check --quick --op merge_states", "MLA_BACKEND=foo").status, 0);
 }
 

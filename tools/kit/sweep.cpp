@@ -70,6 +70,16 @@ Status options_status(const SweepOptions& options) {
 
 }  // namespace
 
+void count_skipped(const BackendVerdict& row, std::vector<Skipped>& skipped) {
+  const auto found = std::find_if(skipped.begin(), skipped.end(), [&](const Skipped& known) {
+    return known.backend == row.name && known.reason == row.reason;
+  });
+  if (found != skipped.end())
+    ++found->cases;
+  else
+    skipped.push_back({.backend = row.name, .reason = row.reason, .cases = 1});
+}
+
 std::vector<std::string> usable_backends(const Problem& problem) {
   std::vector<std::string> names;
   for (const BackendVerdict& row : explain(problem, "auto").rows)
@@ -82,7 +92,6 @@ Result<SweepResult> sweep(const SweepOptions& options, const SweepProgress& prog
 
   SweepResult result;
   std::vector<Job> jobs;
-  std::string last_reason;
   for (Op op : kAllOps) {
     if (options.op.has_value() && *options.op != op) continue;
     const std::vector<std::string> rows = backend_names(op);
@@ -92,19 +101,19 @@ Result<SweepResult> sweep(const SweepOptions& options, const SweepProgress& prog
         const Problem problem = std::visit([](const auto& s) { return problem_of(s); }, spec);
         for (const BackendVerdict& row : explain(problem, "auto").rows) {
           if (!matches(row.name, options.backend, rows)) continue;
-          if (row.usable) {
+          if (row.usable)
             jobs.push_back({.spec = spec, .backend = row.name});
-          } else {
-            last_reason = row.name + ": " + row.reason;
-            if (i == 0) ++result.skipped_rows;
-          }
+          else
+            count_skipped(row, result.skipped);
         }
       }
     }
   }
   if (jobs.empty())
-    return Status(StatusCode::kUnsupported, "check: backend: expected a row that this machine can run, got " +
-                                                (last_reason.empty() ? options.backend : last_reason));
+    return Status(StatusCode::kUnsupported,
+                  "check: backend: expected a row that this machine can run, got " +
+                      (result.skipped.empty() ? options.backend
+                                              : result.skipped.back().backend + ": " + result.skipped.back().reason));
 
   std::map<std::string, Context> contexts;
   for (const Job& job : jobs) {

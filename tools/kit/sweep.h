@@ -22,11 +22,18 @@ struct SweepOptions {
   int32_t num_threads = 0;  ///< as ContextOptions
 };
 
+/// Cases that a row would not take.
+struct Skipped {
+  std::string backend;
+  std::string reason;  ///< the row's verdict
+  int64_t cases = 0;
+};
+
 struct SweepResult {
   int64_t cases = 0;
   int64_t failed = 0;
-  int64_t skipped_rows = 0;       ///< rows of a table that this machine cannot run
   std::vector<Outcome> failures;  ///< the first 100
+  std::vector<Skipped> skipped;   ///< one entry for every reason of every row
 };
 
 /// Called after every case; return false to stop early.
@@ -34,6 +41,9 @@ using SweepProgress = std::function<bool(int64_t done, int64_t total, const Outc
 
 /// The error is of the options: an unknown backend, a format no backend computes yet, no usable row.
 Result<SweepResult> sweep(const SweepOptions& options, const SweepProgress& progress = {});
+
+/// Adds a case that `row` would not take.
+void count_skipped(const BackendVerdict& row, std::vector<Skipped>& skipped);
 
 /// Rows of an operation's table that can run `problem`, best first.
 std::vector<std::string> usable_backends(const Problem& problem);

@@ -87,11 +87,12 @@ int run_bench(Options& options) {
   options.measure.max_runs = parse_int("--max-runs", options.max_runs, 1);
   const std::vector<bench::CaseGroup> groups = groups_of(options);
   const Output& out = options.output;
+  out.check_target();
   if (options.list) {
+    out.write_json({{"version", version()}, {"cases", bench::cases_json(groups)}});
     bench::print_cases(groups, out.text());
     return 0;
   }
-  out.check_target();
   if (!options.csv.empty()) check_writable("--csv", options.csv);
 
   const InterruptGuard guard;

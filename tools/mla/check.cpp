@@ -76,20 +76,27 @@ int check(const Options& options) {
     table.add_row({op, backend, std::to_string(tally.cases), std::to_string(tally.failed)});
     backends.push_back({{"op", op}, {"backend", backend}, {"cases", tally.cases}, {"failed", tally.failed}});
   }
+  Table skipped_table({"backend", "reason", "cases"}, 2);
+  Json skipped = Json::array();
+  for (const kit::Skipped& entry : result->skipped) {
+    skipped_table.add_row({entry.backend, entry.reason, std::to_string(entry.cases)});
+    skipped.push_back({{"backend", entry.backend}, {"reason", entry.reason}, {"count", entry.cases}});
+  }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   out.write_json({{"cases", result->cases},
                   {"failed", result->failed},
                   {"failures", failures},
                   {"backends", backends},
-                  {"skipped_rows", result->skipped_rows},
+                  {"skipped", skipped},
                   {"seconds", seconds},
                   {"seed", sweep.seed}});
   table.print(out.text());
   out.print("\n{}, {} failed, in {}; seed {}\n", counted(result->cases, "case"), result->failed, human_seconds(seconds),
             sweep.seed);
-  if (result->skipped_rows > 0)
-    out.print("skipped: {} that cannot run on this machine (mla info says why)\n",
-              counted(result->skipped_rows, "backend row"));
+  if (!skipped.empty()) {
+    out.print("\nskipped:\n\n");
+    skipped_table.print(out.text());
+  }
   return result->failed == 0 ? 0 : 1;
 }
 

@@ -9,6 +9,7 @@
 
 #include "mla/backend.h"
 #include "mla/command.h"
+#include "mla/devices.h"
 #include "mla/output.h"
 #include "mla/values.h"
 
@@ -26,7 +27,7 @@ void print_machine(const Output& out) {
   const MachineInfo& machine = machine_info();
   out.print("libmla {}\ncpu      {}\nthreads  {}\n", version(), machine.cpu, machine.threads);
   if (machine.gpus.empty()) out.print("gpus     none\n");
-  for (const std::string& gpu : machine.gpus) out.print("gpu      {}\n", gpu);
+  for (const GpuInfo& gpu : machine.gpus) out.print("gpu      {}\n", gpu_text(gpu));
   out.print("\n");
   Table isa({"instruction set", "cpu has", "OS allows", "built", "detail"}, 5);
   for (const IsaLevel& level : machine.isa)
@@ -48,10 +49,6 @@ int print_info(const Options& options) {
     backends.push_back({{"name", row.name}, {"usable", row.usable}, {"reason", row.reason}});
   }
 
-  Json devices = Json::array();
-  devices.push_back({{"type", "cpu"}, {"index", 0}, {"name", machine.cpu}});
-  for (size_t i = 0; i < machine.gpus.size(); ++i)
-    devices.push_back({{"type", "cuda"}, {"index", i}, {"name", machine.gpus[i]}});
   Json isa = Json::array();
   for (const IsaLevel& level : machine.isa)
     isa.push_back({{"name", level.name},
@@ -63,7 +60,7 @@ int print_info(const Options& options) {
                   {"cpu", machine.cpu},
                   {"threads", machine.threads},
                   {"isa", isa},
-                  {"devices", devices},
+                  {"devices", devices_json(machine)},
                   {"backends", backends},
                   {"error", explanation.selected.empty() ? Json(explanation.error) : Json(nullptr)}});
   print_machine(out);

@@ -35,6 +35,36 @@ std::string kv_text(const Case& one) {
 
 std::string lengths_text(const Case& one) { return one.lengths == "uniform" ? "" : one.lengths; }
 
+std::string backend_text(const Case& one) { return one.backend.empty() ? "auto" : one.backend; }
+
+// What a listed case and a result begin with.
+Json shape_json(const Case& one, const std::string& backend) {
+  return {{"op", name(one.op)},
+          {"backend", backend},
+          {"device", "cpu"},
+          {"cache", data_format(one)},
+          {"batch", one.requests.size()},
+          {"q_len", q_len_of(one)},
+          {"kv_len", mean_of(one.total_kv(), one.requests.size())},
+          {"heads", one.heads},
+          {"page_size", one.page_size},
+          {"topk", 0},
+          {"threads", one.threads}};
+}
+
+// The rest of a case.
+void add_details(const Case& one, Json& json) {
+  json["label"] = one.label;
+  json["lengths"] = one.lengths;
+  json["kv_total"] = one.total_kv();
+  json["q_dtype"] = name(one.q_dtype);
+  json["d_qk"] = one.d_qk;
+  json["d_v"] = one.d_v;
+  json["causal"] = one.causal;
+  json["batch_invariant"] = one.batch_invariant;
+  json["states"] = one.op == Op::kMergeStates ? one.states : 0;
+}
+
 // Microseconds to the nanosecond: what the clock resolves.
 double microseconds(double seconds) { return std::round(seconds * 1e9) / 1e3; }
 
@@ -45,10 +75,12 @@ Json machine_json() {
   Json isa = Json::array();
   for (const IsaLevel& level : machine.isa)
     if (level.cpu_has && level.os_allows && level.built) isa.push_back(level.name);
+  Json gpus = Json::array();
+  for (const GpuInfo& gpu : machine.gpus) gpus.push_back(gpu.name);
   return {{"cpu", machine.cpu},
           {"threads", machine.threads},
           {"isa", isa},
-          {"gpus", machine.gpus},
+          {"gpus", gpus},
           {"bf16_instruction", ceiling_kernels().bf16_name},
           {"f32_instruction", ceiling_kernels().f32_name}};
 }
@@ -70,35 +102,16 @@ void print_ceilings(CeilingMeter& meter, std::FILE* file) {
 
 Json result_json(const Measurement& m) {
   const Case& one = m.description;
-  Json json = {{"op", name(one.op)},
-               {"backend", m.backend},
-               {"device", "cpu"},
-               {"cache", data_format(one)},
-               {"batch", one.requests.size()},
-               {"q_len", q_len_of(one)},
-               {"kv_len", mean_of(one.total_kv(), one.requests.size())},
-               {"heads", one.heads},
-               {"page_size", one.page_size},
-               {"topk", 0},
-               {"threads", one.threads},
-               {"median_us", microseconds(m.median_s)},
-               {"p10_us", microseconds(m.p10_s)},
-               {"p90_us", microseconds(m.p90_s)},
-               {"gflops", m.gflops},
-               {"gbps", m.gbps},
-               {"ceiling_share", m.ceiling_share ? Json(*m.ceiling_share) : Json(nullptr)},
-               {"error", nullptr}};
-  if (m.error) json["error"] = *m.error;
+  Json json = shape_json(one, m.backend);
+  json["median_us"] = microseconds(m.median_s);
+  json["p10_us"] = microseconds(m.p10_s);
+  json["p90_us"] = microseconds(m.p90_s);
+  json["gflops"] = m.gflops;
+  json["gbps"] = m.gbps;
+  json["ceiling_share"] = m.ceiling_share ? Json(*m.ceiling_share) : Json(nullptr);
+  json["error"] = m.error ? Json(*m.error) : Json(nullptr);
   json["error_text"] = m.error_text;
-  json["label"] = one.label;
-  json["lengths"] = one.lengths;
-  json["kv_total"] = one.total_kv();
-  json["q_dtype"] = name(one.q_dtype);
-  json["d_qk"] = one.d_qk;
-  json["d_v"] = one.d_v;
-  json["causal"] = one.causal;
-  json["batch_invariant"] = one.batch_invariant;
-  json["states"] = one.op == Op::kMergeStates ? one.states : 0;
+  add_details(one, json);
   json["runs"] = m.runs;
   json["ceiling_kind"] = m.ceiling_kind;
   json["ceiling"] = m.ceiling;
@@ -121,6 +134,19 @@ std::string summary_line(const Measurement& m) {
                      m.error_text.empty() ? "" : ", WRONG");
 }
 
+Json cases_json(const std::vector<CaseGroup>& groups) {
+  Json cases = Json::array();
+  for (size_t i = 0; i < groups.size(); ++i)
+    for (const Case& one : groups[i].cases) {
+      Json json = shape_json(one, backend_text(one));
+      add_details(one, json);
+      json["group"] = i;
+      json["memory_bytes"] = memory_needed(one);
+      cases.push_back(std::move(json));
+    }
+  return cases;
+}
+
 void print_cases(const std::vector<CaseGroup>& groups, std::FILE* file) {
   cli::Table table(
       {"case", "op", "cache", "lengths", "backend", "heads", "batch", "q_len", "kv_len", "page", "threads", "memory"},
@@ -129,8 +155,8 @@ void print_cases(const std::vector<CaseGroup>& groups, std::FILE* file) {
   for (const CaseGroup& group : groups)
     for (const Case& one : group.cases) {
       table.add_row({one.label.empty() ? "-" : one.label, std::string(name(one.op)), std::string(data_format(one)),
-                     one.lengths, one.backend.empty() ? "auto" : one.backend, std::to_string(one.heads),
-                     std::to_string(one.requests.size()), std::to_string(q_len_of(one)), kv_text(one),
+                     one.lengths, backend_text(one), std::to_string(one.heads), std::to_string(one.requests.size()),
+                     std::to_string(q_len_of(one)), kv_text(one),
                      cli::has_cache(one.op) ? std::to_string(one.page_size) : "-", std::to_string(one.threads),
                      cli::human_bytes(static_cast<double>(memory_needed(one)))});
       ++count;

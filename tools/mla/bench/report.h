@@ -26,7 +26,8 @@ std::string share_text(const Measurement& measurement);
 /// One line: what was measured, how long it takes and its share.
 std::string summary_line(const Measurement& measurement);
 
-/// The cases with what they need.
+/// The cases with what they need, measured or not.
+cli::Json cases_json(const std::vector<CaseGroup>& groups);
 void print_cases(const std::vector<CaseGroup>& groups, std::FILE* file);
 
 void print_table(const std::vector<Measurement>& results, std::FILE* file);
