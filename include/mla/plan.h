@@ -75,8 +75,8 @@ class Plan {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Bytes of workspace (any alignment) that `plan` and `run` need for these shapes and lengths; 0 for backends that need
-/// none. It grows with
+/// Bytes of workspace (any alignment) that `plan` and `run` need for these shapes and lengths; 0 if there is no query.
+/// The reference takes 520 * (d_qk + d_v) + 128 bytes for any batch. Other backends' grows with
 /// - the threads: the tiles of each (at most 1.2 MiB), and in decode, if there are several, room for 16 partial
 ///   states each of 4 * R * (d_v + 1) bytes, R being the rows (queries x heads) of a block, at most 256;
 /// - the blocks of query rows, 40 bytes each: at most T * H / 16 + B (prefill: + B * H) of them.

@@ -26,15 +26,15 @@ Verdict reference_verdict(const Problem& problem) {
   return {true, "float64 oracle"};
 }
 
-template <class Args, void (*compute)(const Args&)>
+template <class Args, void (*compute)(const Args&, std::span<std::byte>)>
 constexpr PlannedImplementation<Args> planned_reference() {
   return {.name = "reference",
           .verdict = reference_verdict,
-          .workspace_size = [](const Args&, int32_t) { return size_t{0}; },
+          .workspace_size = [](const Args& args, int32_t) { return reference::workspace_size(args); },
           .plan = [](const Args&, int32_t, std::span<std::byte>) -> PlanSummary {
             return {.num_tasks = 1, .num_splits = 0, .text = "the whole batch on one thread, in float64"};
           },
-          .run = [](const Args& args, core::ThreadPool&, std::span<std::byte>) { compute(args); }};
+          .run = [](const Args& args, core::ThreadPool&, std::span<std::byte> workspace) { compute(args, workspace); }};
 }
 
 template <class Args, void (*compute)(const Args&)>

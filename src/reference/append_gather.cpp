@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows into the cache and out of it.
+#include <algorithm>
+#include <array>
 #include <cstring>
-#include <vector>
 
 #include "reference/reference.h"
 #include "reference/scalar.h"
@@ -19,9 +20,13 @@ void copy_row(const void* source, DType source_dtype, int64_t source_offset, int
                 static_cast<const std::byte*>(source) + source_offset * size, static_cast<size_t>(n * size));
     return;
   }
-  std::vector<double> row(static_cast<size_t>(n));
-  load_row(source, source_dtype, source_offset, n, row.data());
-  store_row(row.data(), target_dtype, target_offset, n, target);
+  constexpr int32_t kChunk = 256;
+  std::array<double, kChunk> values;
+  for (int32_t i = 0; i < n; i += kChunk) {
+    const int32_t count = std::min(kChunk, n - i);
+    load_row(source, source_dtype, source_offset + i, count, values.data());
+    store_row(values.data(), target_dtype, target_offset + i, count, target);
+  }
 }
 
 }  // namespace

@@ -1,35 +1,65 @@
 // SPDX-License-Identifier: Apache-2.0
 // The attention formula itself, for a block of query rows that share keys and values:
-//   s[r][j] = sm_scale * q[r] . k[j]      for j < visible[r]
-//   lse[r]  = log(sum_j exp(s[r][j]))
-//   o[r]    = sum_j exp(s[r][j] - lse[r]) v[j]
-// Causal masks are bottom-right aligned, so the keys a row sees are always a prefix.
+//   s[r][j] = sm_scale * q[r] . k[j]                      for j < visible[r]
+//   m[r]    = max_j s[r][j]
+//   lse[r]  = m[r] + log(sum_j exp(s[r][j] - m[r]))
+//   o[r]    = sum_j exp(s[r][j] - m[r]) v[j] / sum_j exp(s[r][j] - m[r])
+// Causal masks are bottom-right aligned, so the keys a row sees are always a prefix. The keys are walked twice, for m
+// and for the sums: no memory grows with their number.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <numbers>
-#include <vector>
+#include <span>
 
 #include "mla/types.h"
 
 namespace mla::reference {
 
-/// Rows computed together: each key is converted once per block, and the scores of a block fit in memory.
+/// Rows computed together: each key is converted once per block and walk.
 inline constexpr int64_t kRowsPerBlock = 64;
 
+/// The elements lie in the caller's workspace.
 struct RowBlock {
+  int64_t rows = 0;
   int32_t d_qk = 0, d_v = 0;
   double sm_scale = 0;
   LseBase lse_base = LseBase::kE;
-  std::vector<double> q;         // [rows, d_qk]
-  std::vector<int64_t> visible;  // [rows], keys 0 .. visible - 1 are seen; <= 0: none
-  std::vector<double> o;         // [rows, d_v]
-  std::vector<double> lse;       // [rows]
+  double* q = nullptr;                              // [rows, d_qk]
+  double* o = nullptr;                              // [rows, d_v]
+  double* key = nullptr;                            // [d_qk]
+  double* value = nullptr;                          // [d_v]
+  std::array<int64_t, kRowsPerBlock> visible = {};  // keys 0 .. visible - 1 are seen; <= 0: none
+  std::array<double, kRowsPerBlock> lse = {};
+
+  double* q_row(int64_t r) const { return q + r * d_qk; }
+  double* o_row(int64_t r) const { return o + r * d_v; }
 };
+
+/// Bytes of workspace that a block takes.
+inline size_t block_bytes(int32_t d_qk, int32_t d_v) {
+  return static_cast<size_t>(kRowsPerBlock + 1) * static_cast<size_t>(d_qk + d_v) * sizeof(double);
+}
+
+/// A block of kRowsPerBlock rows for the problem of `args` in a workspace of block_bytes.
+template <class Args>
+RowBlock make_block(const Args& args, std::span<std::byte> workspace) {
+  RowBlock block;
+  block.d_qk = args.d_qk;
+  block.d_v = args.d_v;
+  block.sm_scale = static_cast<double>(args.sm_scale);
+  block.lse_base = args.lse_base;
+  block.q = reinterpret_cast<double*>(workspace.data());
+  block.o = block.q_row(kRowsPerBlock);
+  block.key = block.o_row(kRowsPerBlock);
+  block.value = block.key + args.d_qk;
+  return block;
+}
 
 /// Keys that query `query` of `q_len` sees.
 inline int64_t visible_keys(bool causal, int64_t query, int64_t q_len, int64_t kv_len) {
@@ -53,49 +83,47 @@ inline void add_scaled(double weight, const double* __restrict x, int32_t n, dou
   for (int32_t i = 0; i < n; ++i) y[i] += weight * x[i];
 }
 
-/// Turns scores[0 .. n) into weights and returns their lse, natural. Without a weight all are 0 and lse is -inf.
-inline double softmax(double* scores, int64_t n) {
-  double max = -std::numeric_limits<double>::infinity();
-  for (int64_t j = 0; j < n; ++j) max = std::max(max, scores[j]);
-  if (!std::isfinite(max)) max = 0;  // no key, or none that weighs anything: exp(-inf) is 0 as it should be
-  double sum = 0;
-  for (int64_t j = 0; j < n; ++j) sum += scores[j] = std::exp(scores[j] - max);
-  if (sum == 0) return -std::numeric_limits<double>::infinity();
-  for (int64_t j = 0; j < n; ++j) scores[j] /= sum;
-  return max + std::log(sum);
-}
+/// What is subtracted from scores before exp: their maximum, unless that is infinite. Then exp(-inf) is 0 and
+/// exp(+inf) infinite as they should be.
+inline double finite_or_zero(double max) { return std::isfinite(max) ? max : 0; }
 
 /// Fills block.o and block.lse. `load_key(j, out)` writes the d_qk, `load_value(j, out)` the d_v elements of key j;
 /// neither is called for keys that no row of the block sees.
 template <class LoadKey, class LoadValue>
 void attend(RowBlock& block, const LoadKey& load_key, const LoadValue& load_value) {
-  const size_t rows = block.visible.size();
-  const auto d_qk = static_cast<size_t>(block.d_qk), d_v = static_cast<size_t>(block.d_v);
-  const int64_t num_keys = std::max<int64_t>(0, *std::max_element(block.visible.begin(), block.visible.end()));
-  const auto score_stride = static_cast<size_t>(num_keys);
-  std::vector<double> scores(rows * score_stride);  // [rows, num_keys]
-  std::vector<double> row(std::max(d_qk, d_v));
+  const int64_t num_keys = *std::max_element(block.visible.begin(), block.visible.begin() + block.rows);
+  std::array<double, kRowsPerBlock> max, sum = {};
+  max.fill(-std::numeric_limits<double>::infinity());
+  std::fill_n(block.o, block.rows * block.d_v, 0.0);
+  const auto for_rows_that_see = [&](int64_t j, const auto& f) {
+    for (int64_t r = 0; r < block.rows; ++r)
+      if (j < block.visible[static_cast<size_t>(r)])
+        f(static_cast<size_t>(r), block.sm_scale * dot(block.q_row(r), block.key, block.d_qk));
+  };
 
   for (int64_t j = 0; j < num_keys; ++j) {
-    load_key(j, row.data());
-    for (size_t r = 0; r < rows; ++r)
-      if (j < block.visible[r])
-        scores[r * score_stride + static_cast<size_t>(j)] =
-            block.sm_scale * dot(&block.q[r * d_qk], row.data(), block.d_qk);
+    load_key(j, block.key);
+    for_rows_that_see(j, [&](size_t r, double score) { max[r] = std::max(max[r], score); });
+  }
+  for (double& value : max) value = finite_or_zero(value);
+
+  for (int64_t j = 0; j < num_keys; ++j) {
+    load_key(j, block.key);
+    load_value(j, block.value);
+    for_rows_that_see(j, [&](size_t r, double score) {
+      const double weight = std::exp(score - max[r]);
+      sum[r] += weight;
+      add_scaled(weight, block.value, block.d_v, block.o_row(static_cast<int64_t>(r)));
+    });
   }
 
-  block.lse.resize(rows);
-  for (size_t r = 0; r < rows; ++r) {
-    block.lse[r] = softmax(scores.data() + r * score_stride, block.visible[r]);
+  for (int64_t row = 0; row < block.rows; ++row) {
+    const auto r = static_cast<size_t>(row);
+    double* o = block.o_row(row);
+    // Without a weight o is 0 already, or what visible NaN values made of it.
+    for (int32_t c = 0; c < block.d_v && sum[r] != 0; ++c) o[c] /= sum[r];
+    block.lse[r] = max[r] + std::log(sum[r]);
     if (block.lse_base == LseBase::kTwo) block.lse[r] *= std::numbers::log2e;
-  }
-
-  block.o.assign(rows * d_v, 0.0);
-  for (int64_t j = 0; j < num_keys; ++j) {
-    load_value(j, row.data());
-    for (size_t r = 0; r < rows; ++r)
-      if (j < block.visible[r])
-        add_scaled(scores[r * score_stride + static_cast<size_t>(j)], row.data(), block.d_v, &block.o[r * d_v]);
   }
 }
 

@@ -6,7 +6,10 @@
 
 namespace mla::reference {
 
-void decode(const core::DecodeArgs& args) {
+size_t workspace_size(const core::DecodeArgs& args) { return block_bytes(args.d_qk, args.d_v); }
+
+void decode(const core::DecodeArgs& args, std::span<std::byte> workspace) {
+  RowBlock block = make_block(args, workspace);
   const core::Cache& cache = args.cache;
   const DType kv_dtype = cache_dtype(cache.format);
 
@@ -27,26 +30,17 @@ void decode(const core::DecodeArgs& args) {
     // The rows of a request are its queries times the heads.
     const int64_t num_rows = q_len * args.num_heads;
     for (int64_t first = 0; first < num_rows; first += kRowsPerBlock) {
-      const int64_t rows = std::min(kRowsPerBlock, num_rows - first);
-      RowBlock block{.d_qk = args.d_qk,
-                     .d_v = args.d_v,
-                     .sm_scale = static_cast<double>(args.sm_scale),
-                     .lse_base = args.lse_base,
-                     .q = {},
-                     .visible = {},
-                     .o = {},
-                     .lse = {}};
-      block.q.resize(static_cast<size_t>(rows) * static_cast<size_t>(args.d_qk));
-      for (int64_t r = 0; r < rows; ++r) {
+      block.rows = std::min(kRowsPerBlock, num_rows - first);
+      for (int64_t r = 0; r < block.rows; ++r) {
         const int64_t query = (first + r) / args.num_heads, head = (first + r) % args.num_heads;
         const int64_t token = q_begin + query;
-        double* q = &block.q[static_cast<size_t>(r) * static_cast<size_t>(args.d_qk)];
+        double* q = block.q_row(r);
         load_row(args.q_nope, args.q_dtype, token * args.q_nope_stride_token + head * args.q_nope_stride_head,
                  cache.d_ckv, q);
         if (cache.d_kpe > 0)
           load_row(args.q_pe, args.q_dtype, token * args.q_pe_stride_token + head * args.q_pe_stride_head, cache.d_kpe,
                    q + cache.d_ckv);
-        block.visible.push_back(visible_keys(args.causal, query, q_len, kv_len));
+        block.visible[static_cast<size_t>(r)] = visible_keys(args.causal, query, q_len, kv_len);
       }
 
       attend(
@@ -57,10 +51,10 @@ void decode(const core::DecodeArgs& args) {
           },
           [&](int64_t j, double* value) { load_ckv(j, args.d_v, value); });
 
-      for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t r = 0; r < block.rows; ++r) {
         const int64_t token = q_begin + (first + r) / args.num_heads, head = (first + r) % args.num_heads;
-        store_row(&block.o[static_cast<size_t>(r) * static_cast<size_t>(args.d_v)], args.o_dtype,
-                  token * args.o_stride_token + head * args.o_stride_head, args.d_v, args.o);
+        store_row(block.o_row(r), args.o_dtype, token * args.o_stride_token + head * args.o_stride_head, args.d_v,
+                  args.o);
         if (args.lse != nullptr)
           args.lse[token * args.lse_stride_token + head * args.lse_stride_head] =
               static_cast<float>(block.lse[static_cast<size_t>(r)]);

@@ -7,25 +7,16 @@
 namespace mla::reference {
 namespace {
 
-void prefill_head(const core::PrefillArgs& args, int32_t request, int64_t head) {
+void prefill_head(const core::PrefillArgs& args, int32_t request, int64_t head, RowBlock& block) {
   const int64_t q_begin = args.qo_indptr[request], q_len = args.qo_indptr[request + 1] - q_begin;
   const int64_t kv_begin = args.kv_indptr[request], kv_len = args.kv_indptr[request + 1] - kv_begin;
 
   for (int64_t first = 0; first < q_len; first += kRowsPerBlock) {
-    const int64_t rows = std::min(kRowsPerBlock, q_len - first);
-    RowBlock block{.d_qk = args.d_qk,
-                   .d_v = args.d_v,
-                   .sm_scale = static_cast<double>(args.sm_scale),
-                   .lse_base = args.lse_base,
-                   .q = {},
-                   .visible = {},
-                   .o = {},
-                   .lse = {}};
-    block.q.resize(static_cast<size_t>(rows) * static_cast<size_t>(args.d_qk));
-    for (int64_t r = 0; r < rows; ++r) {
+    block.rows = std::min(kRowsPerBlock, q_len - first);
+    for (int64_t r = 0; r < block.rows; ++r) {
       load_row(args.q, args.dtype, (q_begin + first + r) * args.q_stride_token + head * args.q_stride_head, args.d_qk,
-               &block.q[static_cast<size_t>(r) * static_cast<size_t>(args.d_qk)]);
-      block.visible.push_back(visible_keys(args.causal, first + r, q_len, kv_len));
+               block.q_row(r));
+      block.visible[static_cast<size_t>(r)] = visible_keys(args.causal, first + r, q_len, kv_len);
     }
 
     attend(
@@ -39,10 +30,10 @@ void prefill_head(const core::PrefillArgs& args, int32_t request, int64_t head) 
                    value);
         });
 
-    for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t r = 0; r < block.rows; ++r) {
       const int64_t token = q_begin + first + r;
-      store_row(&block.o[static_cast<size_t>(r) * static_cast<size_t>(args.d_v)], args.o_dtype,
-                token * args.o_stride_token + head * args.o_stride_head, args.d_v, args.o);
+      store_row(block.o_row(r), args.o_dtype, token * args.o_stride_token + head * args.o_stride_head, args.d_v,
+                args.o);
       if (args.lse != nullptr)
         args.lse[token * args.lse_stride_token + head * args.lse_stride_head] =
             static_cast<float>(block.lse[static_cast<size_t>(r)]);
@@ -52,9 +43,12 @@ void prefill_head(const core::PrefillArgs& args, int32_t request, int64_t head) 
 
 }  // namespace
 
-void prefill(const core::PrefillArgs& args) {
+size_t workspace_size(const core::PrefillArgs& args) { return block_bytes(args.d_qk, args.d_v); }
+
+void prefill(const core::PrefillArgs& args, std::span<std::byte> workspace) {
+  RowBlock block = make_block(args, workspace);
   for (int32_t request = 0; request < args.batch_size; ++request)
-    for (int64_t head = 0; head < args.num_heads; ++head) prefill_head(args, request, head);
+    for (int64_t head = 0; head < args.num_heads; ++head) prefill_head(args, request, head, block);
 }
 
 }  // namespace mla::reference

@@ -4,8 +4,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -15,12 +18,19 @@ namespace mla::test {
 
 inline constexpr int64_t kPages = 8, kPageSize = 4, kHeads = 2, kCkv = 8, kKpe = 4;
 inline constexpr uint16_t kSentinel = 0x5A5A;
+inline constexpr size_t kWorkspaceBytes = 1 << 16;  // enough for the reference's plan of any problem below
 
 inline TensorView of(std::vector<uint16_t>& data, std::initializer_list<int64_t> shape, DType dtype = DType::kBF16) {
   return contiguous(data.data(), dtype, shape);
 }
 inline TensorView of(std::vector<int32_t>& data) {
   return contiguous(data.data(), DType::kI32, {static_cast<int64_t>(data.size())});
+}
+
+inline bool all_sentinels(std::initializer_list<const std::vector<uint16_t>*> outputs) {
+  return std::all_of(outputs.begin(), outputs.end(), [](const std::vector<uint16_t>* out) {
+    return std::count(out->begin(), out->end(), kSentinel) == static_cast<int64_t>(out->size());
+  });
 }
 
 /// A cache of one tensor, or of two.
@@ -42,6 +52,7 @@ struct Decode {
   std::vector<int32_t> block_table = {0, 1, INT32_MAX, 2, 3, 4};
   std::vector<int32_t> kv_indptr = {0, 2, 5}, kv_indices = {0, 1, 2, 3, 4, -7};
   CacheBuffers cache;
+  std::vector<std::byte> workspace = std::vector<std::byte>(kWorkspaceBytes);
   DecodeParams params;
 
   Decode() {
@@ -65,12 +76,7 @@ struct Decode {
     params.q_pe = of(q, {3, kHeads, kKpe});
     params.cache = cache.parts();
   }
-  bool untouched() const {
-    for (const auto* out : {&o, &lse})
-      for (uint16_t x : *out)
-        if (x != kSentinel) return false;
-    return true;
-  }
+  bool untouched() const { return all_sentinels({&o, &lse}); }
 };
 
 /// Two requests of 1 and 2 queries over 2 and 3 keys.
@@ -80,6 +86,7 @@ struct Prefill {
                         o = std::vector<uint16_t>(3 * kHeads * 4, kSentinel),
                         lse = std::vector<uint16_t>(3 * kHeads * 2, kSentinel);
   std::vector<int32_t> qo_indptr = {0, 1, 3}, kv_indptr = {0, 2, 5};
+  std::vector<std::byte> workspace = std::vector<std::byte>(kWorkspaceBytes);
   PrefillParams params;
 
   Prefill() {
@@ -92,12 +99,7 @@ struct Prefill {
               .o = of(o, {3, kHeads, 4}),
               .lse = contiguous(lse.data(), DType::kF32, {3, kHeads})};
   }
-  bool untouched() const {
-    for (const auto* out : {&o, &lse})
-      for (uint16_t x : *out)
-        if (x != kSentinel) return false;
-    return true;
-  }
+  bool untouched() const { return all_sentinels({&o, &lse}); }
 };
 
 struct MergeStates {
@@ -113,12 +115,7 @@ struct MergeStates {
               .o = of(o, {3, kHeads, 4}),
               .lse = contiguous(lse.data(), DType::kF32, {3, kHeads})};
   }
-  bool untouched() const {
-    for (const auto* out : {&o, &lse})
-      for (uint16_t x : *out)
-        if (x != kSentinel) return false;
-    return true;
-  }
+  bool untouched() const { return all_sentinels({&o, &lse}); }
 };
 
 struct Append {
@@ -132,12 +129,7 @@ struct Append {
               .slot_mapping = contiguous(slots.data(), DType::kI64, {3}),
               .cache = cache.whole()};
   }
-  bool untouched() const {
-    for (const auto* out : {&cache.data, &cache.ckv, &cache.kpe})
-      for (uint16_t x : *out)
-        if (x != kSentinel) return false;
-    return true;
-  }
+  bool untouched() const { return all_sentinels({&cache.data, &cache.ckv, &cache.kpe}); }
 };
 
 /// Tokens 1..4 of a request of 5 and 6..8 of a request of 9.
@@ -155,11 +147,7 @@ struct Gather {
               .out_indptr = of(out_indptr),
               .out_kv = of(out, {7, kCkv + kKpe})};
   }
-  bool untouched() const {
-    for (uint16_t x : out)
-      if (x != kSentinel) return false;
-    return true;
-  }
+  bool untouched() const { return all_sentinels({&out}); }
 };
 
 /// One way to break a problem, and the whole message that must come of it.
@@ -186,7 +174,7 @@ void expect_refused(const std::vector<BadCase<Problem>>& cases) {
   for (const BadCase<Problem>& bad : cases) {
     SCOPED_TRACE(bad.name);
     Problem valid;
-    const Result<Plan> good_plan = plan(context, valid.params, {});
+    const Result<Plan> good_plan = plan(context, valid.params, valid.workspace);
     ASSERT_TRUE(good_plan.ok()) << good_plan.status().message();
     Problem problem;
     bad.breaks(problem);
@@ -195,7 +183,7 @@ void expect_refused(const std::vector<BadCase<Problem>>& cases) {
     EXPECT_EQ(ran.message(), bad.message);
     EXPECT_TRUE(problem.untouched());
     const Result<size_t> size = workspace_size(context, problem.params);
-    const Result<Plan> planned = plan(context, problem.params, {});
+    const Result<Plan> planned = plan(context, problem.params, problem.workspace);
     EXPECT_EQ(size.ok(), !bad.seen_by_plan) << size.status().message();
     EXPECT_EQ(planned.ok(), !bad.seen_by_plan) << planned.status().message();
     if (bad.seen_by_plan) {

@@ -295,7 +295,7 @@ TEST(ValidateDecode, QuantizedFormatsAreRefusedByTheVerdicts) {
   const Context context = reference_context();
   for (CacheFormat format : {CacheFormat::kFP8, CacheFormat::kFP8DsMla, CacheFormat::kFP8DsV4}) {
     Decode problem;
-    const Result<Plan> planned = plan(context, problem.params, {});
+    const Result<Plan> planned = plan(context, problem.params, problem.workspace);
     problem.params.cache.format = format;
     const Status ran = run(context, *planned, problem.params);
     EXPECT_EQ(ran.code(), StatusCode::kUnsupported);
@@ -318,7 +318,7 @@ TEST(ValidateDecode, DevicesWithoutBackendAreRefused) {
   EXPECT_EQ(size.status().code(), StatusCode::kUnsupported);
   EXPECT_THAT(size.status().message(), testing::HasSubstr("reference: computes on the cpu only"));
   Decode on_cpu;
-  const Result<Plan> planned = plan(context, on_cpu.params, {});
+  const Result<Plan> planned = plan(context, on_cpu.params, on_cpu.workspace);
   EXPECT_EQ(run(context, *planned, problem.params).message(),
             "decode: plan: expected tensors on the cpu, as planned, got another device");
 }

@@ -109,6 +109,16 @@ TEST(Workspace, TooSmallOrNullIsAnError) {
             "decode: workspace: expected data, got a null pointer");
 }
 
+TEST(Workspace, OfTheReferenceDependsOnTheHeadDimsOnly) {
+  const Context context = reference_context();
+  Decode decode;
+  EXPECT_EQ(workspace_size(context, decode.params).value(), 520U * (kCkv + kKpe + kCkv) + 128);
+  decode.kv_len = {1, 12};
+  EXPECT_EQ(workspace_size(context, decode.params).value(), 520U * (kCkv + kKpe + kCkv) + 128);
+  const Prefill prefill;
+  EXPECT_EQ(workspace_size(context, prefill.params).value(), 520U * (6 + 4) + 128);
+}
+
 TEST(Workspace, AnyAlignmentDoesAndNothingOutsideIsWritten) {
   const Context context = context_of(2);
   RealDecode expected;
@@ -208,7 +218,7 @@ TEST(RunPlanned, RefusesWhatWasNotPlanned) {
   for (const auto& change : cases) {
     SCOPED_TRACE(change.name);
     Decode p;
-    const Plan planned = plan(context, p.params, {}).value();
+    const Plan planned = plan(context, p.params, p.workspace).value();
     change.changes(p);
     const Status status = run(context, planned, p.params);
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
@@ -220,7 +230,7 @@ TEST(RunPlanned, RefusesWhatWasNotPlanned) {
 TEST(RunPlanned, DataScalePagesAndStridesMayChange) {
   const Context context = reference_context();
   Decode p;
-  const Plan planned = plan(context, p.params, {}).value();
+  const Plan planned = plan(context, p.params, p.workspace).value();
   p.use_csr();  // the same lengths, told otherwise
   p.params.sm_scale = 1.0F;
   p.params.lse = {};
@@ -235,7 +245,7 @@ TEST(RunPlanned, RefusesForeignAndEmptyPlans) {
   const Context context = reference_context();
   Decode decode;
   Prefill prefill;
-  const Plan of_decode = plan(context, decode.params, {}).value();
+  const Plan of_decode = plan(context, decode.params, decode.workspace).value();
   EXPECT_EQ(run(context, of_decode, prefill.params).message(),
             "prefill: plan: expected one for prefill, got one for another operation");
   EXPECT_EQ(run(context, Plan(), decode.params).message(),
@@ -250,7 +260,8 @@ TEST(RunPlanned, RefusesForeignAndEmptyPlans) {
 TEST(RunPlanned, AForcedBackendRefusesPlansOfOthers) {
   const Context reference = context_of(2, "reference"), portable = context_of(2, "cpu_portable");
   RealDecode p;
-  const Plan of_reference = plan(reference, p.params, {}).value();
+  std::vector<std::byte> scratch(workspace_size(reference, p.params).value());
+  const Plan of_reference = plan(reference, p.params, scratch).value();
   std::vector<std::byte> workspace(workspace_size(portable, p.params).value());
   const Plan of_portable = plan(portable, p.params, workspace).value();
   EXPECT_EQ(run(portable, of_reference, p.params).message(),
@@ -265,7 +276,7 @@ TEST(RunPlanned, MovedFromObjectsAreErrorsNotCrashes) {
   Context context = reference_context();
   Decode p;
   MergeStates merge;
-  Plan planned = plan(context, p.params, {}).value();
+  Plan planned = plan(context, p.params, p.workspace).value();
   EXPECT_EQ(planned.backend(), "reference");
   EXPECT_EQ(planned.num_tasks(), 1U);
   EXPECT_EQ(planned.num_splits(), 0U);

@@ -73,13 +73,6 @@ inline bool all_bytes_are(const kit::Buffer& buffer, uint8_t value) {
                      [value](std::byte byte) { return byte == std::byte{value}; });
 }
 
-/// Fails unless the call succeeded.
-#define MLA_EXPECT_OK(call)                                     \
-  do {                                                          \
-    const auto& mla_result_ = (call);                           \
-    EXPECT_TRUE(mla::ok(mla_result_)) << mla::why(mla_result_); \
-  } while (false)
-
 inline bool ok(const Status& status) { return status.ok(); }
 inline std::string why(const Status& status) { return status.message(); }
 template <class T>
@@ -89,6 +82,62 @@ bool ok(const Result<T>& result) {
 template <class T>
 std::string why(const Result<T>& result) {
   return result.status().message();
+}
+
+/// Fails unless the call succeeded.
+#define MLA_EXPECT_OK(call)                                     \
+  do {                                                          \
+    const auto& mla_result_ = (call);                           \
+    EXPECT_TRUE(mla::ok(mla_result_)) << mla::why(mla_result_); \
+  } while (false)
+
+/// workspace_size, plan and run as a caller would, in a workspace full of `start` bytes; the first status that is not
+/// ok.
+template <class Params>
+Status planned_run(const Context& context, const Params& params, uint8_t start = 0xFF) {
+  const Result<size_t> size = workspace_size(context, params);
+  if (!size.ok()) return size.status();
+  const kit::Buffer workspace(*size);
+  workspace.fill(start);
+  Result<Plan> made = plan(context, params, workspace.bytes());
+  if (!made.ok()) return made.status();
+  const Status status = run(context, *made, params);
+  EXPECT_TRUE(workspace.guards_intact());
+  return status;
+}
+
+/// Runs the problem whole, then as two partial states, which must merge to the same. `narrow(part, params)` leaves of
+/// the whole's params the keys that part 0 or 1 sees. o must be f32.
+template <class Case, class Narrow>
+void expect_parts_merge(const Context& context, const std::string& row, const Case& problem, const Narrow& narrow) {
+  MLA_EXPECT_OK(kit::plan_and_run(context, problem));
+  const auto params = problem.params();
+  const std::vector<double> whole = kit::to_dense(params.o), lse = kit::to_dense(params.lse);
+  const int64_t tokens = params.o.shape[0], heads = params.o.shape[1], d_v = params.o.shape[2];
+  const auto rows = static_cast<size_t>(tokens * heads), elements = whole.size();
+
+  std::vector<float> partial_o(2 * elements), partial_lse(2 * rows), merged(elements), merged_lse(rows);
+  for (size_t part = 0; part < 2; ++part) {
+    auto of_part = params;
+    narrow(part, of_part);
+    of_part.o = contiguous(&partial_o[part * elements], DType::kF32, {tokens, heads, d_v});
+    of_part.lse = contiguous(&partial_lse[part * rows], DType::kF32, {tokens, heads});
+    MLA_EXPECT_OK(planned_run(context, of_part));
+  }
+  MergeStatesParams merge;
+  merge.partial_o = contiguous(partial_o.data(), DType::kF32, {2, tokens, heads, d_v});
+  merge.partial_lse = contiguous(partial_lse.data(), DType::kF32, {2, tokens, heads});
+  merge.lse_base = params.lse_base;
+  merge.o = contiguous(merged.data(), DType::kF32, {tokens, heads, d_v});
+  merge.lse = contiguous(merged_lse.data(), DType::kF32, {tokens, heads});
+  MLA_EXPECT_OK(run(context, merge));
+
+  const kit::Error error = kit::compare(kit::to_dense(merge.o), whole, d_v, kit::to_dense(merge.lse), lse);
+  kit::Tolerance tolerance = kit::tolerance_of(problem.spec, kit::precision_of(row, problem.spec));
+  tolerance.max_rel *= 2;  // both sides have their own error
+  tolerance.cosine_distance *= 4;
+  tolerance.max_lse *= 2;
+  EXPECT_EQ(kit::judge(error, tolerance), "");
 }
 
 #define MLA_FOR_EVERY_ROW(Suite, op)                                               \

@@ -123,17 +123,6 @@ struct DecodeSlice {
   DecodeParams params;
 };
 
-template <class Params>
-void run_params(const Context& context, const Params& params) {
-  const Result<size_t> size = workspace_size(context, params);
-  MLA_EXPECT_OK(size);
-  const kit::Buffer workspace(*size);
-  workspace.fill(0xFF);
-  Result<Plan> made = plan(context, params, workspace.bytes());
-  MLA_EXPECT_OK(made);
-  MLA_EXPECT_OK(run(context, *made, params));
-}
-
 TEST_P(DecodeBits, BatchInvariantWhateverTheOtherRequestsAndThreads) {
   DecodeSpec spec;
   spec.kv_len = {9000, 1, 64, 700, 0, 4096, 130, 33};
@@ -143,7 +132,7 @@ TEST_P(DecodeBits, BatchInvariantWhateverTheOtherRequestsAndThreads) {
   spec.cache.block_table = true;
   spec.o_dtype = DType::kF32;
   const DecodeCase problem(spec);
-  run_params(context(), problem.params());
+  MLA_EXPECT_OK(planned_run(context(), problem.params()));
   const std::vector<std::byte> o = bits_of(problem.o), lse = bits_of(problem.lse);
   const size_t batch = spec.kv_len.size();
   for (int32_t threads : {1, 2, 3, 8}) {
@@ -151,7 +140,7 @@ TEST_P(DecodeBits, BatchInvariantWhateverTheOtherRequestsAndThreads) {
     for (size_t size : {size_t{1}, size_t{2}, size_t{3}, batch}) {
       problem.reset_outputs();
       for (size_t first = 0; first < batch; first += size)
-        run_params(other, DecodeSlice(problem, first, std::min(size, batch - first)).params);
+        MLA_EXPECT_OK(planned_run(other, DecodeSlice(problem, first, std::min(size, batch - first)).params));
       EXPECT_EQ(bits_of(problem.o), o) << threads << " threads, " << size << " requests at once";
       EXPECT_EQ(bits_of(problem.lse), lse) << threads << " threads, " << size << " requests at once";
     }
@@ -223,14 +212,14 @@ TEST_P(PrefillBits, BatchInvariantWhateverTheOtherRequestsAndThreads) {
   spec.kv_len = {70, 3000, 5, 260, 64};
   spec.batch_invariant = true;
   const PrefillCase problem(spec);
-  run_params(context(), problem.params());
+  MLA_EXPECT_OK(planned_run(context(), problem.params()));
   const std::vector<std::byte> o = bits_of(problem.o), lse = bits_of(problem.lse);
   for (int32_t threads : {1, 2, 3, 8}) {
     const Context other = make_context(threads);
     for (size_t size : {size_t{1}, size_t{2}, size_t{5}}) {
       problem.reset_outputs();
       for (size_t first = 0; first < 5; first += size)
-        run_params(other, PrefillSlice(problem, first, std::min(size, 5 - first)).params);
+        MLA_EXPECT_OK(planned_run(other, PrefillSlice(problem, first, std::min(size, 5 - first)).params));
       EXPECT_EQ(bits_of(problem.o), o) << threads << " threads, " << size << " requests at once";
       EXPECT_EQ(bits_of(problem.lse), lse) << threads << " threads, " << size << " requests at once";
     }

@@ -151,15 +151,7 @@ TEST_P(DecodeContract, SplitScratchIsNeverReadBeforeItIsWritten) {
   std::vector<std::byte> first;
   for (uint8_t start : {uint8_t{0xFF}, uint8_t{0x00}, uint8_t{0x7F}}) {
     problem.reset_outputs();
-    const DecodeParams params = problem.params();
-    const Result<size_t> size = workspace_size(other, params);
-    MLA_EXPECT_OK(size);
-    const kit::Buffer workspace(*size);
-    workspace.fill(start);
-    Result<Plan> made = plan(other, params, workspace.bytes());
-    MLA_EXPECT_OK(made);
-    MLA_EXPECT_OK(run(other, *made, params));
-    EXPECT_TRUE(workspace.guards_intact());
+    MLA_EXPECT_OK(planned_run(other, problem.params(), start));
     if (first.empty()) first = bits_of(problem.o);
     EXPECT_EQ(bits_of(problem.o), first) << static_cast<int>(start);
   }
@@ -333,38 +325,12 @@ TEST_P(DecodeContract, PartialsOfTwoHalvesMergeToTheWhole) {
     spec.lse_base = base;
     spec.cache.block_table = true;
     const DecodeCase problem(spec);
-    MLA_EXPECT_OK(kit::plan_and_run(context(), problem));
-    const std::vector<double> whole = kit::to_dense(problem.params().o), lse = kit::to_dense(problem.params().lse);
-
-    std::vector<float> partial_o(2 * 16 * 512), partial_lse(2 * 16), merged(16 * 512), merged_lse(16);
     const int32_t half_len = 128;
-    for (size_t half = 0; half < 2; ++half) {
-      DecodeParams params = problem.params();
+    expect_parts_merge(context(), GetParam(), problem, [&](size_t half, DecodeParams& params) {
       params.pages.block_table.data = static_cast<int32_t*>(params.pages.block_table.data) + 2 * half;
       params.pages.block_table.shape[1] = 2;
       params.pages.kv_len = contiguous(&half_len, DType::kI32, {1});
-      params.o = contiguous(&partial_o[half * 16 * 512], DType::kF32, {1, 16, 512});
-      params.lse = contiguous(&partial_lse[half * 16], DType::kF32, {1, 16});
-      const Result<size_t> size = workspace_size(context(), params);
-      MLA_EXPECT_OK(size);
-      const kit::Buffer workspace(*size);
-      Result<Plan> made = plan(context(), params, workspace.bytes());
-      MLA_EXPECT_OK(made);
-      MLA_EXPECT_OK(run(context(), *made, params));
-    }
-    MergeStatesParams merge;
-    merge.partial_o = contiguous(partial_o.data(), DType::kF32, {2, 1, 16, 512});
-    merge.partial_lse = contiguous(partial_lse.data(), DType::kF32, {2, 1, 16});
-    merge.lse_base = base;
-    merge.o = contiguous(merged.data(), DType::kF32, {1, 16, 512});
-    merge.lse = contiguous(merged_lse.data(), DType::kF32, {1, 16});
-    MLA_EXPECT_OK(run(context(), merge));
-    const kit::Error error = kit::compare(kit::to_dense(merge.o), whole, 512, kit::to_dense(merge.lse), lse);
-    kit::Tolerance tolerance = kit::tolerance_of(spec, kit::precision_of(GetParam(), spec));
-    tolerance.max_rel *= 2;  // both sides have their own error
-    tolerance.cosine_distance *= 4;
-    tolerance.max_lse *= 2;
-    EXPECT_EQ(kit::judge(error, tolerance), "");
+    });
   }
 }
 

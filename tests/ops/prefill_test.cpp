@@ -209,42 +209,16 @@ TEST_P(PrefillTest, ChunkedPrefillMergesToTheWhole) {
     spec.o_dtype = DType::kF32;
     spec.lse_base = base;
     const PrefillCase problem(spec);
-    MLA_EXPECT_OK(kit::plan_and_run(context(), problem));
-    const std::vector<double> whole = kit::to_dense(problem.params().o), lse = kit::to_dense(problem.params().lse);
-
-    std::vector<float> partial_o(2 * 60 * 4 * 128), partial_lse(2 * 60 * 4), merged(60 * 4 * 128), merged_lse(60 * 4);
-    for (size_t part = 0; part < 2; ++part) {
-      const int32_t first = part == 0 ? 0 : 140, count = part == 0 ? 140 : 60;
-      const int32_t kv_indptr[] = {0, count};
-      PrefillParams params = problem.params();
+    const int32_t kv_indptrs[][2] = {{0, 140}, {0, 60}};
+    expect_parts_merge(context(), GetParam(), problem, [&](size_t part, PrefillParams& params) {
+      const int64_t first = part == 0 ? 0 : 140;
       for (TensorView* view : {&params.k, &params.v}) {
         view->data = static_cast<uint16_t*>(view->data) + first * view->stride[0];
-        view->shape[0] = count;
+        view->shape[0] = kv_indptrs[part][1];
       }
-      params.kv_indptr = contiguous(kv_indptr, DType::kI32, {2});
+      params.kv_indptr = contiguous(kv_indptrs[part], DType::kI32, {2});
       params.causal = part == 1;
-      params.o = contiguous(&partial_o[part * 60 * 4 * 128], DType::kF32, {60, 4, 128});
-      params.lse = contiguous(&partial_lse[part * 60 * 4], DType::kF32, {60, 4});
-      const Result<size_t> size = workspace_size(context(), params);
-      MLA_EXPECT_OK(size);
-      const kit::Buffer workspace(*size);
-      Result<Plan> made = plan(context(), params, workspace.bytes());
-      MLA_EXPECT_OK(made);
-      MLA_EXPECT_OK(run(context(), *made, params));
-    }
-    MergeStatesParams merge;
-    merge.partial_o = contiguous(partial_o.data(), DType::kF32, {2, 60, 4, 128});
-    merge.partial_lse = contiguous(partial_lse.data(), DType::kF32, {2, 60, 4});
-    merge.lse_base = base;
-    merge.o = contiguous(merged.data(), DType::kF32, {60, 4, 128});
-    merge.lse = contiguous(merged_lse.data(), DType::kF32, {60, 4});
-    MLA_EXPECT_OK(run(context(), merge));
-    const kit::Error error = kit::compare(kit::to_dense(merge.o), whole, 128, kit::to_dense(merge.lse), lse);
-    kit::Tolerance tolerance = kit::tolerance_of(spec, kit::precision_of(GetParam(), spec));
-    tolerance.max_rel *= 2;  // both sides have their own error
-    tolerance.cosine_distance *= 4;
-    tolerance.max_lse *= 2;
-    EXPECT_EQ(kit::judge(error, tolerance), "");
+    });
   }
 }
 

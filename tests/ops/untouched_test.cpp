@@ -22,17 +22,6 @@ struct Mistake {
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-/// workspace_size, plan and run as a caller would; the first status that is not ok.
-template <class Params>
-Status planned_run(const Context& context, const Params& params) {
-  const Result<size_t> size = workspace_size(context, params);
-  if (!size.ok()) return size.status();
-  const kit::Buffer workspace(*size);
-  Result<Plan> made = plan(context, params, workspace.bytes());
-  if (!made.ok()) return made.status();
-  return run(context, *made, params);
-}
-
 void expect_names(const Status& status, std::string_view op, const char* field) {
   EXPECT_FALSE(status.ok()) << field;
   EXPECT_TRUE(status.message().starts_with(op)) << field << ": " << status.message();
@@ -127,7 +116,7 @@ TEST_P(DecodeUntouched, WorkspaceTooSmall) {
   const kit::DecodeCase problem(spec);
   const Result<size_t> size = workspace_size(context(), problem.params());
   MLA_EXPECT_OK(size);
-  if (*size == 0) GTEST_SKIP() << "this row needs no workspace";
+  ASSERT_GT(*size, 0U);
   const kit::Buffer workspace(*size);
   workspace.fill(0xEE);
   const Result<Plan> made = plan(context(), problem.params(), workspace.bytes().first(*size - 1));

@@ -3,8 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstddef>
 #include <limits>
 #include <random>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "mla/numeric.h"
@@ -21,6 +24,55 @@ std::vector<uint16_t> bf16(const std::vector<float>& values) {
   std::vector<uint16_t> bits;
   for (float value : values) bits.push_back(f32_to_bf16(value));
   return bits;
+}
+
+/// Runs `compute` (decode, prefill) in a workspace of the size it asks for.
+template <class Args>
+void run_in_workspace(const Args& args, void (*compute)(const Args&, std::span<std::byte>)) {
+  std::vector<double> workspace(workspace_size(args) / sizeof(double));
+  compute(args, std::as_writable_bytes(std::span(workspace)));
+}
+
+/// f32 outputs o [T, H, d_v] and lse [T, H] without gaps.
+template <class Args>
+void set_outputs(Args& args, std::vector<float>& o, std::vector<float>& lse) {
+  args.o_dtype = DType::kF32;
+  args.o = o.data();
+  args.o_stride_token = args.num_heads * args.d_v;
+  args.o_stride_head = args.d_v;
+  args.lse = lse.data();
+  args.lse_stride_token = args.num_heads;
+  args.lse_stride_head = 1;
+}
+
+/// One request's f32 queries [T, H, d_ckv + d_kpe] with the strides given, and a cache [pages, page_size, d_ckv +
+/// d_kpe].
+core::DecodeArgs decode_args(const float* q, int64_t q_stride_token, int64_t q_stride_head, CacheFormat format,
+                             std::vector<uint16_t>& kv, int32_t page_size, int32_t d_ckv, int32_t d_kpe) {
+  const int32_t d_qk = d_ckv + d_kpe;
+  core::DecodeArgs args;
+  args.batch_size = 1;
+  args.d_qk = d_qk;
+  args.d_v = d_ckv;
+  args.q_dtype = DType::kF32;
+  args.q_nope = q;
+  args.q_pe = d_kpe > 0 ? q + d_ckv : nullptr;
+  args.q_nope_stride_token = args.q_pe_stride_token = q_stride_token;
+  args.q_nope_stride_head = args.q_pe_stride_head = q_stride_head;
+  args.cache = {.format = format,
+                .num_pages = static_cast<int64_t>(kv.size()) / (page_size * d_qk),
+                .page_size = page_size,
+                .d_ckv = d_ckv,
+                .d_kpe = d_kpe,
+                .ckv = kv.data(),
+                .ckv_stride_page = page_size * d_qk,
+                .ckv_stride_token = d_qk,
+                .kpe = kv.data() + d_ckv,
+                .kpe_stride_page = page_size * d_qk,
+                .kpe_stride_token = d_qk};
+  args.pages.page_size = page_size;
+  args.pages.batch_size = 1;
+  return args;
 }
 
 /// One request, one head, f32 queries and outputs, bf16 cache [pages, page_size, d_ckv + d_kpe].
@@ -40,29 +92,9 @@ struct SmallDecode {
     const int32_t d_qk = d_ckv + d_kpe;
     o.assign(static_cast<size_t>(q_len * d_ckv), kNan);
     lse.assign(static_cast<size_t>(q_len), kNan);
-    core::DecodeArgs args;
-    args.batch_size = 1;
+    core::DecodeArgs args = decode_args(q.data(), d_qk, d_qk, CacheFormat::kBF16, kv, page_size, d_ckv, d_kpe);
     args.num_tokens = q_len;
     args.num_heads = 1;
-    args.d_qk = d_qk;
-    args.d_v = d_ckv;
-    args.q_dtype = args.o_dtype = DType::kF32;
-    args.q_nope = q.data();
-    args.q_pe = d_kpe > 0 ? q.data() + d_ckv : nullptr;
-    args.q_nope_stride_token = args.q_nope_stride_head = args.q_pe_stride_token = args.q_pe_stride_head = d_qk;
-    args.cache = {.format = CacheFormat::kBF16,
-                  .num_pages = static_cast<int64_t>(kv.size()) / (page_size * d_qk),
-                  .page_size = page_size,
-                  .d_ckv = d_ckv,
-                  .d_kpe = d_kpe,
-                  .ckv = kv.data(),
-                  .ckv_stride_page = page_size * d_qk,
-                  .ckv_stride_token = d_qk,
-                  .kpe = kv.data() + d_ckv,
-                  .kpe_stride_page = page_size * d_qk,
-                  .kpe_stride_token = d_qk};
-    args.pages.page_size = page_size;
-    args.pages.batch_size = 1;
     args.pages.table = table.data();
     args.pages.table_stride_request = static_cast<int64_t>(table.size());
     args.pages.kv_len = &kv_len;
@@ -70,11 +102,8 @@ struct SmallDecode {
     args.causal = causal;
     args.sm_scale = sm_scale;
     args.lse_base = lse_base;
-    args.o = o.data();
-    args.o_stride_token = args.o_stride_head = d_ckv;
-    args.lse = lse.data();
-    args.lse_stride_token = args.lse_stride_head = 1;
-    decode(args);
+    set_outputs(args, o, lse);
+    run_in_workspace(args, decode);
   }
 };
 
@@ -158,6 +187,9 @@ TEST(ReferenceDecode, HugeScoresDoNotOverflow) {
 struct Rows {
   int64_t heads, width, gap;
   std::vector<float> values;
+
+  Rows(int64_t heads_in, int64_t width_in, std::vector<float> values_in)
+      : heads(heads_in), width(width_in), gap(0), values(std::move(values_in)) {}
   Rows(int64_t tokens, int64_t heads_in, int64_t width_in, int64_t gap_in, std::mt19937& random)
       : heads(heads_in), width(width_in), gap(gap_in) {
     std::normal_distribution<float> normal;
@@ -170,6 +202,30 @@ struct Rows {
     return static_cast<double>(values[static_cast<size_t>(token * stride_token() + head * stride_head() + c)]);
   }
 };
+
+core::PrefillArgs prefill_args(const Rows& q, const Rows& k, const Rows& v, const std::vector<int32_t>& qo_indptr,
+                               const std::vector<int32_t>& kv_indptr) {
+  core::PrefillArgs args;
+  args.batch_size = static_cast<int32_t>(qo_indptr.size()) - 1;
+  args.num_tokens = qo_indptr.back();
+  args.num_keys = kv_indptr.back();
+  args.num_heads = static_cast<int32_t>(q.heads);
+  args.d_qk = static_cast<int32_t>(q.width);
+  args.d_v = static_cast<int32_t>(v.width);
+  args.dtype = DType::kF32;
+  args.q = q.values.data();
+  args.q_stride_token = q.stride_token();
+  args.q_stride_head = q.stride_head();
+  args.k = k.values.data();
+  args.k_stride_token = k.stride_token();
+  args.k_stride_head = k.stride_head();
+  args.v = v.values.data();
+  args.v_stride_token = v.stride_token();
+  args.v_stride_head = v.stride_head();
+  args.qo_indptr = qo_indptr.data();
+  args.kv_indptr = kv_indptr.data();
+  return args;
+}
 
 /// The textbook formula, one output element at a time, without subtracting a maximum.
 template <class Score, class Value>
@@ -191,34 +247,11 @@ TEST(ReferencePrefill, EqualsTheTextbookFormula) {
   Rows q(10, heads, d_qk, 2, random), k(12, heads, d_qk, 0, random), v(12, heads, d_v, 4, random);
   for (bool causal : {true, false}) {
     std::vector<float> o(10 * heads * d_v, kNan), lse(10 * heads, kNan);
-    core::PrefillArgs args;
-    args.batch_size = 4;
-    args.num_tokens = 10;
-    args.num_keys = 12;
-    args.num_heads = heads;
-    args.d_qk = d_qk;
-    args.d_v = d_v;
-    args.dtype = args.o_dtype = DType::kF32;
-    args.q = q.values.data();
-    args.q_stride_token = q.stride_token();
-    args.q_stride_head = q.stride_head();
-    args.k = k.values.data();
-    args.k_stride_token = k.stride_token();
-    args.k_stride_head = k.stride_head();
-    args.v = v.values.data();
-    args.v_stride_token = v.stride_token();
-    args.v_stride_head = v.stride_head();
-    args.qo_indptr = qo_indptr.data();
-    args.kv_indptr = kv_indptr.data();
+    core::PrefillArgs args = prefill_args(q, k, v, qo_indptr, kv_indptr);
     args.causal = causal;
     args.sm_scale = 0.25F;
-    args.o = o.data();
-    args.o_stride_token = heads * d_v;
-    args.o_stride_head = d_v;
-    args.lse = lse.data();
-    args.lse_stride_token = heads;
-    args.lse_stride_head = 1;
-    prefill(args);
+    set_outputs(args, o, lse);
+    run_in_workspace(args, prefill);
 
     for (size_t b = 0; b < 4; ++b) {
       const int64_t q_len = qo_indptr[b + 1] - qo_indptr[b], kv_len = kv_indptr[b + 1] - kv_indptr[b];
@@ -272,98 +305,39 @@ TEST(ReferenceDecode, EqualsPrefillOfTheSameKeysForEveryHead) {
   }
   std::vector<float> o(kQ * kHeads * kDckv), lse(kQ * kHeads), expected_o(o), expected_lse(lse);
 
-  core::DecodeArgs args;
-  args.batch_size = 1;
+  core::DecodeArgs args =
+      decode_args(q.values.data(), q.stride_token(), q.stride_head(), CacheFormat::kF16, cache, kPage, kDckv, kDkpe);
   args.num_tokens = kQ;
   args.num_heads = kHeads;
-  args.d_qk = kDqk;
-  args.d_v = kDckv;
-  args.q_dtype = args.o_dtype = DType::kF32;
-  args.q_nope = q.values.data();
-  args.q_pe = q.values.data() + kDckv;
-  args.q_nope_stride_token = args.q_pe_stride_token = q.stride_token();
-  args.q_nope_stride_head = args.q_pe_stride_head = q.stride_head();
-  args.cache = {.format = CacheFormat::kF16,
-                .num_pages = 4,
-                .page_size = kPage,
-                .d_ckv = kDckv,
-                .d_kpe = kDkpe,
-                .ckv = cache.data(),
-                .ckv_stride_page = kPage * kDqk,
-                .ckv_stride_token = kDqk,
-                .kpe = cache.data() + kDckv,
-                .kpe_stride_page = kPage * kDqk,
-                .kpe_stride_token = kDqk};
   const int32_t pages_indptr[] = {0, 3};
-  args.pages = {.page_size = kPage,
-                .batch_size = 1,
-                .table = pages.data(),
-                .kv_indptr = pages_indptr,
-                .table_stride_request = 0,
-                .kv_len = &kv_len};
+  args.pages.table = pages.data();
+  args.pages.kv_indptr = pages_indptr;
+  args.pages.kv_len = &kv_len;
   args.queries.indptr = qo_indptr.data();
   args.sm_scale = 0.5F;
-  args.o = o.data();
-  args.o_stride_token = kHeads * kDckv;
-  args.o_stride_head = kDckv;
-  args.lse = lse.data();
-  args.lse_stride_token = kHeads;
-  args.lse_stride_head = 1;
-  decode(args);
+  set_outputs(args, o, lse);
+  run_in_workspace(args, decode);
 
-  core::PrefillArgs other;
-  other.batch_size = 1;
-  other.num_tokens = kQ;
-  other.num_keys = kv_len;
-  other.num_heads = kHeads;
-  other.d_qk = kDqk;
-  other.d_v = kDckv;
-  other.dtype = other.o_dtype = DType::kF32;
-  other.q = q.values.data();
-  other.q_stride_token = q.stride_token();
-  other.q_stride_head = q.stride_head();
-  other.k = k.data();
-  other.k_stride_token = kHeads * kDqk;
-  other.k_stride_head = kDqk;
-  other.v = v.data();
-  other.v_stride_token = kHeads * kDckv;
-  other.v_stride_head = kDckv;
-  other.qo_indptr = qo_indptr.data();
-  other.kv_indptr = kv_indptr.data();
+  const Rows keys(kHeads, kDqk, k), values(kHeads, kDckv, v);
+  core::PrefillArgs other = prefill_args(q, keys, values, qo_indptr, kv_indptr);
   other.sm_scale = 0.5F;
-  other.o = expected_o.data();
-  other.o_stride_token = kHeads * kDckv;
-  other.o_stride_head = kDckv;
-  other.lse = expected_lse.data();
-  other.lse_stride_token = kHeads;
-  other.lse_stride_head = 1;
-  prefill(other);
+  set_outputs(other, expected_o, expected_lse);
+  run_in_workspace(other, prefill);
   EXPECT_EQ(o, expected_o);
   EXPECT_EQ(lse, expected_lse);
 }
 
 TEST(ReferencePrefill, RoundsTheOutputOnce) {
   // The mean of 1 + 2^-8 and 1 + 2^-8 + 2^-23 needs 25 bits; through f32 it would become a tie and round down to 1.
-  const std::vector<float> q = {0}, k = {0, 0}, v = {1 + 0x1p-8F, 1 + 0x1p-8F + 0x1p-23F};
-  const int32_t qo_indptr[] = {0, 1}, kv_indptr[] = {0, 2};
+  const Rows q(1, 1, {0}), k(1, 1, {0, 0}), v(1, 1, {1 + 0x1p-8F, 1 + 0x1p-8F + 0x1p-23F});
+  const std::vector<int32_t> qo_indptr = {0, 1}, kv_indptr = {0, 2};
   uint16_t o = 0;
-  core::PrefillArgs args;
-  args.batch_size = 1;
-  args.num_tokens = 1;
-  args.num_keys = 2;
-  args.num_heads = args.d_qk = args.d_v = 1;
-  args.dtype = DType::kF32;
-  args.o_dtype = DType::kBF16;
-  args.q = q.data();
-  args.k = k.data();
-  args.v = v.data();
-  args.q_stride_token = args.q_stride_head = args.k_stride_token = args.k_stride_head = 1;
-  args.v_stride_token = args.v_stride_head = args.o_stride_token = args.o_stride_head = 1;
-  args.qo_indptr = qo_indptr;
-  args.kv_indptr = kv_indptr;
+  core::PrefillArgs args = prefill_args(q, k, v, qo_indptr, kv_indptr);
   args.sm_scale = 1;
+  args.o_dtype = DType::kBF16;
+  args.o_stride_token = args.o_stride_head = 1;
   args.o = &o;
-  prefill(args);
+  run_in_workspace(args, prefill);
   EXPECT_EQ(bf16_to_f32(o), 1 + 0x1p-7F);
 }
 

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 #include <sstream>
+#include <string_view>
+#include <utility>
 
 #include "kit/paged_memory.h"
 
@@ -34,39 +36,68 @@ std::string text(const std::vector<int32_t>& values) {
   return list += ']';
 }
 
-/// Collects "name=value"; `knob` leaves out what is at its default.
+/// "name=value" of a spec's fields; `knob` leaves out what is at its default.
+template <class Spec>
 class Line {
  public:
+  explicit Line(const Spec& spec) : spec_(spec) {}
+
   template <class T>
-  Line& always(const char* knob_name, const T& value) {
-    if (!line_.empty()) line_ += ' ';
-    line_.append(knob_name).append("=").append(text(value));
-    return *this;
+  Line& always(const char* name, T Spec::*field) {
+    return append(std::string(name).append("=").append(text(spec_.*field)));
   }
   template <class T>
-  Line& knob(const char* knob_name, const T& value, const T& usual) {
-    return value == usual ? *this : always(knob_name, value);
+  Line& knob(const char* name, T Spec::*field) {
+    return spec_.*field == usual_.*field ? *this : always(name, field);
+  }
+  Line& append(std::string_view part) {
+    if (!line_.empty()) line_ += ' ';
+    line_ += part;
+    return *this;
   }
   std::string take() { return std::move(line_); }
 
  private:
+  const Spec& spec_;
+  const Spec usual_ = {};
   std::string line_;
 };
 
-void add_cache(Line& line, const CacheSpec& spec) {
-  const CacheSpec usual;
-  line.always("cache", spec.format)
-      .always("d_qk", spec.d_qk)
-      .always("d_v", spec.d_v)
-      .always("page_size", spec.page_size)
-      .knob("two_tensors", spec.two_tensors, usual.two_tensors)
-      .knob("block_table", spec.block_table, usual.block_table)
-      .knob("garbage_table_tail", spec.garbage_table_tail, usual.garbage_table_tail)
-      .knob("shuffled_pages", spec.shuffled_pages, usual.shuffled_pages)
-      .knob("unowned_pages", spec.unowned_pages, usual.unowned_pages)
-      .knob("page_stride_extra", spec.page_stride_extra, usual.page_stride_extra)
-      .knob("token_stride_extra", spec.token_stride_extra, usual.token_stride_extra)
-      .knob("poison", spec.poison, usual.poison);
+std::string describe(const CacheSpec& spec) {
+  return Line(spec)
+      .always("cache", &CacheSpec::format)
+      .always("d_qk", &CacheSpec::d_qk)
+      .always("d_v", &CacheSpec::d_v)
+      .always("page_size", &CacheSpec::page_size)
+      .knob("two_tensors", &CacheSpec::two_tensors)
+      .knob("block_table", &CacheSpec::block_table)
+      .knob("garbage_table_tail", &CacheSpec::garbage_table_tail)
+      .knob("shuffled_pages", &CacheSpec::shuffled_pages)
+      .knob("unowned_pages", &CacheSpec::unowned_pages)
+      .knob("page_stride_extra", &CacheSpec::page_stride_extra)
+      .knob("token_stride_extra", &CacheSpec::token_stride_extra)
+      .knob("poison", &CacheSpec::poison)
+      .take();
+}
+
+/// What decode and prefill have in common, beyond the shape.
+template <class Spec>
+std::string describe_attention(const Spec& spec) {
+  return Line(spec)
+      .always("o_dtype", &Spec::o_dtype)
+      .knob("causal", &Spec::causal)
+      .knob("want_lse", &Spec::want_lse)
+      .knob("lse_base", &Spec::lse_base)
+      .knob("batch_invariant", &Spec::batch_invariant)
+      .knob("sm_scale", &Spec::sm_scale)
+      .knob("score_std", &Spec::score_std)
+      .knob("q_head_extra", &Spec::q_head_extra)
+      .knob("q_token_extra", &Spec::q_token_extra)
+      .knob("o_head_extra", &Spec::o_head_extra)
+      .knob("o_token_extra", &Spec::o_token_extra)
+      .knob("lse_token_extra", &Spec::lse_token_extra)
+      .knob("workspace_misalign", &Spec::workspace_misalign)
+      .take();
 }
 
 /// Query-key pairs that see each other, of one head.
@@ -112,110 +143,88 @@ float PrefillSpec::effective_sm_scale() const {
 }
 
 std::string describe(const DecodeSpec& spec) {
-  const DecodeSpec usual;
-  Line line;
-  line.always("seed", spec.seed)
-      .always("q_len", spec.q_len)
-      .always("kv_len", spec.kv_len)
-      .always("num_heads", spec.num_heads);
-  add_cache(line, spec.cache);
-  return line.always("q_dtype", spec.q_dtype)
-      .always("o_dtype", spec.o_dtype)
-      .knob("split_q", spec.split_q, usual.split_q)
-      .knob("omit_qo_indptr", spec.omit_qo_indptr, usual.omit_qo_indptr)
-      .knob("causal", spec.causal, usual.causal)
-      .knob("want_lse", spec.want_lse, usual.want_lse)
-      .knob("lse_base", spec.lse_base, usual.lse_base)
-      .knob("batch_invariant", spec.batch_invariant, usual.batch_invariant)
-      .knob("sm_scale", spec.sm_scale, usual.sm_scale)
-      .knob("score_std", spec.score_std, usual.score_std)
-      .knob("q_head_extra", spec.q_head_extra, usual.q_head_extra)
-      .knob("q_token_extra", spec.q_token_extra, usual.q_token_extra)
-      .knob("o_head_extra", spec.o_head_extra, usual.o_head_extra)
-      .knob("o_token_extra", spec.o_token_extra, usual.o_token_extra)
-      .knob("lse_token_extra", spec.lse_token_extra, usual.lse_token_extra)
-      .knob("workspace_misalign", spec.workspace_misalign, usual.workspace_misalign)
+  using Spec = DecodeSpec;
+  return Line(spec)
+      .always("seed", &Spec::seed)
+      .always("q_len", &Spec::q_len)
+      .always("kv_len", &Spec::kv_len)
+      .always("num_heads", &Spec::num_heads)
+      .append(describe(spec.cache))
+      .always("q_dtype", &Spec::q_dtype)
+      .append(describe_attention(spec))
+      .knob("split_q", &Spec::split_q)
+      .knob("omit_qo_indptr", &Spec::omit_qo_indptr)
       .take();
 }
 
 std::string describe(const PrefillSpec& spec) {
-  const PrefillSpec usual;
-  return Line()
-      .always("seed", spec.seed)
-      .always("q_len", spec.q_len)
-      .always("kv_len", spec.kv_len)
-      .always("num_heads", spec.num_heads)
-      .always("d_qk", spec.d_qk)
-      .always("d_v", spec.d_v)
-      .always("dtype", spec.dtype)
-      .always("o_dtype", spec.o_dtype)
-      .knob("causal", spec.causal, usual.causal)
-      .knob("want_lse", spec.want_lse, usual.want_lse)
-      .knob("lse_base", spec.lse_base, usual.lse_base)
-      .knob("batch_invariant", spec.batch_invariant, usual.batch_invariant)
-      .knob("sm_scale", spec.sm_scale, usual.sm_scale)
-      .knob("score_std", spec.score_std, usual.score_std)
-      .knob("q_head_extra", spec.q_head_extra, usual.q_head_extra)
-      .knob("q_token_extra", spec.q_token_extra, usual.q_token_extra)
-      .knob("k_head_extra", spec.k_head_extra, usual.k_head_extra)
-      .knob("k_token_extra", spec.k_token_extra, usual.k_token_extra)
-      .knob("v_head_extra", spec.v_head_extra, usual.v_head_extra)
-      .knob("v_token_extra", spec.v_token_extra, usual.v_token_extra)
-      .knob("o_head_extra", spec.o_head_extra, usual.o_head_extra)
-      .knob("o_token_extra", spec.o_token_extra, usual.o_token_extra)
-      .knob("lse_token_extra", spec.lse_token_extra, usual.lse_token_extra)
-      .knob("poison", spec.poison, usual.poison)
-      .knob("workspace_misalign", spec.workspace_misalign, usual.workspace_misalign)
+  using Spec = PrefillSpec;
+  return Line(spec)
+      .always("seed", &Spec::seed)
+      .always("q_len", &Spec::q_len)
+      .always("kv_len", &Spec::kv_len)
+      .always("num_heads", &Spec::num_heads)
+      .always("d_qk", &Spec::d_qk)
+      .always("d_v", &Spec::d_v)
+      .always("dtype", &Spec::dtype)
+      .append(describe_attention(spec))
+      .knob("k_head_extra", &Spec::k_head_extra)
+      .knob("k_token_extra", &Spec::k_token_extra)
+      .knob("v_head_extra", &Spec::v_head_extra)
+      .knob("v_token_extra", &Spec::v_token_extra)
+      .knob("poison", &Spec::poison)
       .take();
 }
 
 std::string describe(const MergeSpec& spec) {
-  const MergeSpec usual;
-  return Line()
-      .always("seed", spec.seed)
-      .always("num_states", spec.num_states)
-      .always("num_tokens", spec.num_tokens)
-      .always("num_heads", spec.num_heads)
-      .always("d_v", spec.d_v)
-      .always("partial_dtype", spec.partial_dtype)
-      .always("o_dtype", spec.o_dtype)
-      .knob("lse_base", spec.lse_base, usual.lse_base)
-      .knob("in_place", spec.in_place, usual.in_place)
-      .knob("want_lse", spec.want_lse, usual.want_lse)
-      .knob("empty_share", spec.empty_share, usual.empty_share)
-      .knob("lse_std", spec.lse_std, usual.lse_std)
-      .knob("partial_state_extra", spec.partial_state_extra, usual.partial_state_extra)
-      .knob("partial_token_extra", spec.partial_token_extra, usual.partial_token_extra)
-      .knob("partial_head_extra", spec.partial_head_extra, usual.partial_head_extra)
-      .knob("o_token_extra", spec.o_token_extra, usual.o_token_extra)
-      .knob("o_head_extra", spec.o_head_extra, usual.o_head_extra)
+  using Spec = MergeSpec;
+  return Line(spec)
+      .always("seed", &Spec::seed)
+      .always("num_states", &Spec::num_states)
+      .always("num_tokens", &Spec::num_tokens)
+      .always("num_heads", &Spec::num_heads)
+      .always("d_v", &Spec::d_v)
+      .always("partial_dtype", &Spec::partial_dtype)
+      .always("o_dtype", &Spec::o_dtype)
+      .knob("lse_base", &Spec::lse_base)
+      .knob("in_place", &Spec::in_place)
+      .knob("want_lse", &Spec::want_lse)
+      .knob("empty_share", &Spec::empty_share)
+      .knob("lse_std", &Spec::lse_std)
+      .knob("partial_state_extra", &Spec::partial_state_extra)
+      .knob("partial_token_extra", &Spec::partial_token_extra)
+      .knob("partial_head_extra", &Spec::partial_head_extra)
+      .knob("o_token_extra", &Spec::o_token_extra)
+      .knob("o_head_extra", &Spec::o_head_extra)
       .take();
 }
 
 std::string describe(const AppendSpec& spec) {
-  const AppendSpec usual;
-  Line line;
-  line.always("seed", spec.seed).always("num_tokens", spec.num_tokens).always("num_pages", spec.num_pages);
-  add_cache(line, spec.cache);
-  return line.always("dtype", spec.dtype)
-      .knob("split_rows", spec.split_rows, usual.split_rows)
-      .knob("skip_share", spec.skip_share, usual.skip_share)
-      .knob("row_extra", spec.row_extra, usual.row_extra)
+  using Spec = AppendSpec;
+  return Line(spec)
+      .always("seed", &Spec::seed)
+      .always("num_tokens", &Spec::num_tokens)
+      .always("num_pages", &Spec::num_pages)
+      .append(describe(spec.cache))
+      .always("dtype", &Spec::dtype)
+      .knob("split_rows", &Spec::split_rows)
+      .knob("skip_share", &Spec::skip_share)
+      .knob("row_extra", &Spec::row_extra)
       .take();
 }
 
 std::string describe(const GatherSpec& spec) {
-  const GatherSpec usual;
-  Line line;
-  line.always("seed", spec.seed)
-      .always("kv_len", spec.kv_len)
-      .always("token_start", spec.token_start)
-      .always("count", spec.count);
-  add_cache(line, spec.cache);
-  return line.always("out_dtype", spec.out_dtype)
-      .knob("omit_token_start", spec.omit_token_start, usual.omit_token_start)
-      .knob("split_out", spec.split_out, usual.split_out)
-      .knob("row_extra", spec.row_extra, usual.row_extra)
+  using Spec = GatherSpec;
+  return Line(spec)
+      .always("seed", &Spec::seed)
+      .always("kv_len", &Spec::kv_len)
+      .always("token_start", &Spec::token_start)
+      .always("count", &Spec::count)
+      .append(describe(spec.cache))
+      .always("out_dtype", &Spec::out_dtype)
+      .knob("omit_token_start", &Spec::omit_token_start)
+      .knob("split_out", &Spec::split_out)
+      .knob("row_extra", &Spec::row_extra)
       .take();
 }
 
