@@ -17,10 +17,14 @@ namespace mla {
 struct Problem {
   Op op = Op::kDecode;
   Device device = {};
-  DType q_dtype = DType::kBF16;            ///< queries (attention), rows (append, gather), states (merge_states)
-  CacheFormat cache = CacheFormat::kBF16;  ///< decode, append, gather
+  /// Queries (attention, indexer), rows (append, append_rope, append_indexer, gather), states (merge_states). Others:
+  /// as it is.
+  DType q_dtype = DType::kBF16;
+  /// Operations on a latent cache; of the first pool in decode_sparse, of the destination in copy_pages.
+  /// prefill_sparse: bf16 or f16, as its rows.
+  CacheFormat cache = CacheFormat::kBF16;
   int64_t num_heads = 128;
-  int64_t d_qk = 576;
+  int64_t d_qk = 576;  ///< also the width of a cache's rows, and of the indexer's keys (128)
   int64_t d_v = 512;
 
   friend bool operator==(const Problem&, const Problem&) = default;

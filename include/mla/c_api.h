@@ -28,7 +28,23 @@ typedef enum mla_code {
   MLA_INTERNAL = 4             /* out of memory or out of threads, or a bug in the library */
 } mla_code;
 
-typedef enum mla_op { MLA_DECODE = 0, MLA_PREFILL = 1, MLA_MERGE_STATES = 2, MLA_APPEND = 3, MLA_GATHER = 4 } mla_op;
+typedef enum mla_op {
+  MLA_DECODE = 0,
+  MLA_PREFILL = 1,
+  MLA_MERGE_STATES = 2,
+  MLA_APPEND = 3,
+  MLA_GATHER = 4,
+  MLA_DECODE_SPARSE = 5,
+  MLA_PREFILL_SPARSE = 6,
+  MLA_APPEND_ROPE = 7,
+  MLA_COPY_PAGES = 8,
+  MLA_BLOCK_TABLE_TO_CSR = 9,
+  MLA_PHYSICAL_SLOTS = 10,
+  MLA_APPEND_INDEXER = 11,
+  MLA_INDEXER_LOGITS = 12,
+  MLA_TOP_K = 13,
+  MLA_INDEXER_TOP_K = 14
+} mla_op;
 
 /* Values for the `format` of a cache. */
 typedef enum mla_cache_format {
@@ -87,14 +103,22 @@ typedef struct mla_context_options {
   const char* backend;     /* a row or family to force; null = the environment's MLA_BACKEND, else the best */
 } mla_context_options;
 
-/* Either `kv`, or `ckv` and `kpe`. */
+/* Either `kv`, or in bf16, f16 and fp8 `ckv` and `kpe`. A `scales` beside it belongs to it. */
 typedef struct mla_kv_cache {
   int32_t format;        /* mla_cache_format */
-  int32_t reserved;      /* 0 */
-  const mla_tensor* kv;  /* [num_pages, page_size, kv_lora_rank + qk_rope_head_dim] */
+  int32_t page_size;     /* fp8_dsv4: tokens of a page; else 0 */
+  const mla_tensor* kv;  /* [num_pages, page_size, kv_lora_rank + qk_rope_head_dim]; fp8_ds_mla: uint8 [num_pages,
+                            page_size, 656]; fp8_dsv4: uint8 [num_pages, page bytes or more] */
   const mla_tensor* ckv; /* [num_pages, page_size, kv_lora_rank] */
   const mla_tensor* kpe; /* [num_pages, page_size, qk_rope_head_dim] */
 } mla_kv_cache;
+
+typedef struct mla_cache_scales {
+  const mla_tensor* ckv_scale; /* fp8: [1] f32, or [num_pages, page_size, 4] f32 */
+  const mla_tensor* kpe_scale; /* fp8: [1] f32; null = that of ckv */
+  int32_t any_scales;          /* writers choose powers of two if 0, any numbers if 1 */
+  int32_t reserved;            /* 0 */
+} mla_cache_scales;
 
 /* Either `block_table`, or `kv_indptr` and `kv_indices`. */
 typedef struct mla_page_table {
@@ -103,6 +127,24 @@ typedef struct mla_page_table {
   const mla_tensor* block_table; /* [B, max_pages] int32 */
   const mla_tensor* kv_len;      /* [B] int32 */
 } mla_page_table;
+
+/* All zero: none. */
+typedef struct mla_attention_options {
+  const mla_tensor* attn_sink;    /* [H] f32 */
+  const mla_tensor* alibi_slopes; /* [H] f32 */
+  float logits_soft_cap;
+  int32_t has_window;  /* 1: window_left counts */
+  int32_t window_left; /* keys that a query sees before its own */
+  int32_t reserved;    /* 0 */
+} mla_attention_options;
+
+/* This rank's share of every request. All zero: the whole. */
+typedef struct mla_context_parallel {
+  int32_t rank;
+  int32_t world;      /* 0 = 1 */
+  int32_t interleave; /* 0 = 1 */
+  int32_t reserved;   /* 0 */
+} mla_context_parallel;
 
 typedef struct mla_decode_params {
   size_t struct_size;
@@ -116,9 +158,43 @@ typedef struct mla_decode_params {
   float sm_scale;
   int32_t lse_base; /* mla_lse_base */
   int32_t batch_invariant;
-  const mla_tensor* o;   /* out [T, H, kv_lora_rank] */
-  const mla_tensor* lse; /* out [T, H] f32, optional */
+  const mla_tensor* o;       /* out [T, H, d_v] */
+  const mla_tensor* lse;     /* out [T, H] f32, optional */
+  const mla_tensor* q_scale; /* [1] f32, with e4m3 queries */
+  mla_cache_scales scales;
+  const mla_tensor* tree_mask;    /* uint8 [T, q_len_max or more]; or */
+  const mla_tensor* tree_parents; /* [T] int32 */
+  mla_attention_options options;
+  mla_context_parallel context_parallel;
+  const mla_tensor* o_scale; /* [1] f32, with e4m3 outputs */
 } mla_decode_params;
+
+/* One pool of latent rows and the rows that each query attends to. */
+typedef struct mla_sparse_pool {
+  mla_kv_cache cache;
+  mla_cache_scales scales;
+  const mla_tensor* indices;     /* [T, topk] int32, physical slots */
+  const mla_tensor* topk_length; /* [T] or [B] int32, optional */
+} mla_sparse_pool;
+
+typedef struct mla_decode_sparse_params {
+  size_t struct_size;
+  const mla_tensor* q;       /* [T, H, d_qk]; or */
+  const mla_tensor* q_nope;  /* [T, H, kv_lora_rank] and */
+  const mla_tensor* q_pe;    /* [T, H, qk_rope_head_dim] */
+  const mla_tensor* q_scale; /* [1] f32, with e4m3 queries */
+  mla_sparse_pool pool;
+  mla_sparse_pool extra_pool;  /* optional: all null */
+  const mla_tensor* qo_indptr; /* [B+1] int32, only with topk_length [B]; null = T / B queries each */
+  mla_attention_options options;
+  float sm_scale;
+  int32_t lse_base; /* mla_lse_base */
+  int32_t batch_invariant;
+  int32_t reserved;          /* 0 */
+  const mla_tensor* o;       /* out [T, H, d_v] */
+  const mla_tensor* o_scale; /* [1] f32, with e4m3 outputs */
+  const mla_tensor* lse;     /* out [T, H] f32, optional */
+} mla_decode_sparse_params;
 
 typedef struct mla_prefill_params {
   size_t struct_size;
@@ -133,7 +209,24 @@ typedef struct mla_prefill_params {
   int32_t batch_invariant;
   const mla_tensor* o;   /* out [T, H, d_v] */
   const mla_tensor* lse; /* out [T, H] f32, optional */
+  mla_attention_options options;
 } mla_prefill_params;
+
+typedef struct mla_prefill_sparse_params {
+  size_t struct_size;
+  const mla_tensor* q;           /* [T, H, d_qk] */
+  const mla_tensor* kv;          /* [S, d_qk] */
+  const mla_tensor* indices;     /* [T, topk] int32, rows of kv */
+  const mla_tensor* topk_length; /* [T] int32, optional */
+  mla_attention_options options;
+  float sm_scale;
+  int32_t lse_base; /* mla_lse_base */
+  int32_t batch_invariant;
+  int32_t reserved;             /* 0 */
+  const mla_tensor* o;          /* out [T, H, d_v] */
+  const mla_tensor* max_logits; /* out [T, H] f32, optional */
+  const mla_tensor* lse;        /* out [T, H] f32, optional */
+} mla_prefill_sparse_params;
 
 typedef struct mla_merge_states_params {
   size_t struct_size;
@@ -152,7 +245,35 @@ typedef struct mla_append_params {
   const mla_tensor* kpe;          /* [T, qk_rope_head_dim] */
   const mla_tensor* slot_mapping; /* [T] int64 */
   mla_kv_cache cache;             /* out */
+  mla_cache_scales scales;        /* ckv_scale: out if it is not [1] */
 } mla_append_params;
+
+typedef struct mla_append_rope_params {
+  size_t struct_size;
+  const mla_tensor* q_nope;       /* [T, H, kv_lora_rank]; null with q_pe and q_out: keys only */
+  const mla_tensor* q_pe;         /* [T, H, qk_rope_head_dim] */
+  const mla_tensor* q_out;        /* out [T, H, kv_lora_rank + qk_rope_head_dim] */
+  const mla_tensor* q_scale;      /* [1] f32, with an e4m3 q_out */
+  const mla_tensor* ckv;          /* [T, kv_lora_rank] */
+  const mla_tensor* kpe;          /* [T, qk_rope_head_dim] */
+  const mla_tensor* cos_sin;      /* [max_positions, qk_rope_head_dim] f32 */
+  const mla_tensor* positions;    /* [T] int64 */
+  int32_t interleaved;            /* 1 after _init */
+  int32_t reserved;               /* 0 */
+  const mla_tensor* slot_mapping; /* [T] int64 */
+  mla_kv_cache cache;             /* out */
+  mla_cache_scales scales;        /* as in append */
+} mla_append_rope_params;
+
+typedef struct mla_copy_pages_params {
+  size_t struct_size;
+  mla_kv_cache from;
+  mla_cache_scales from_scales;
+  const mla_tensor* from_pages; /* [N] int32 */
+  mla_kv_cache to;              /* out */
+  mla_cache_scales to_scales;   /* as in append */
+  const mla_tensor* to_pages;   /* [M] int32, all different */
+} mla_copy_pages_params;
 
 typedef struct mla_gather_params {
   size_t struct_size;
@@ -163,7 +284,81 @@ typedef struct mla_gather_params {
   const mla_tensor* out_kv;      /* out [S, kv_lora_rank + qk_rope_head_dim]; or */
   const mla_tensor* out_ckv;     /* out [S, kv_lora_rank] and */
   const mla_tensor* out_kpe;     /* out [S, qk_rope_head_dim] */
+  mla_cache_scales scales;
 } mla_gather_params;
+
+typedef struct mla_block_table_to_csr_params {
+  size_t struct_size;
+  const mla_tensor* block_table; /* [B, max_pages] int32 */
+  const mla_tensor* kv_len;      /* [B] int32 */
+  int32_t page_size;
+  int32_t reserved;             /* 0 */
+  const mla_tensor* kv_indptr;  /* out [B+1] int32 */
+  const mla_tensor* kv_indices; /* out int32, room for every page in use */
+} mla_block_table_to_csr_params;
+
+typedef struct mla_physical_slots_params {
+  size_t struct_size;
+  const mla_tensor* indices;     /* [T, topk] int32 */
+  const mla_tensor* topk_length; /* [T] int32, optional */
+  const mla_tensor* qo_indptr;   /* [B+1] int32; null = T / B queries each */
+  mla_page_table pages;
+  int32_t page_size;
+  int32_t compact;
+  mla_context_parallel context_parallel;
+  const mla_tensor* slots;       /* out [T, topk] int32; may be `indices` */
+  const mla_tensor* valid_count; /* out [T] int32, optional */
+} mla_physical_slots_params;
+
+typedef struct mla_indexer_cache {
+  const mla_tensor* kv; /* uint8 [num_pages, page_size * 132 or more] */
+  int32_t page_size;
+  int32_t reserved; /* 0 */
+} mla_indexer_cache;
+
+typedef struct mla_append_indexer_params {
+  size_t struct_size;
+  const mla_tensor* k;            /* [T, 128] */
+  const mla_tensor* slot_mapping; /* [T] int64 */
+  int32_t any_scales;             /* powers of two if 0, any numbers if 1 */
+  int32_t reserved;               /* 0 */
+  mla_indexer_cache cache;        /* out */
+} mla_append_indexer_params;
+
+typedef struct mla_indexer_logits_params {
+  size_t struct_size;
+  const mla_tensor* q;       /* [T, H, 128] */
+  const mla_tensor* weights; /* [T, H] f32 */
+  mla_indexer_cache cache;
+  mla_page_table pages;
+  const mla_tensor* qo_indptr; /* [B+1] int32; null = T / B queries each */
+  int32_t causal;              /* 1 after _init */
+  int32_t reserved;            /* 0 */
+  const mla_tensor* logits;    /* out [T, N] f32, N at least the largest kv_len */
+} mla_indexer_logits_params;
+
+typedef struct mla_top_k_params {
+  size_t struct_size;
+  const mla_tensor* logits;  /* [T, N] f32 */
+  const mla_tensor* lengths; /* [T] int32, optional */
+  const mla_tensor* indices; /* out [T, k] int32 */
+} mla_top_k_params;
+
+/* From the indexer's query to physical slots. */
+typedef struct mla_indexer_top_k_params {
+  size_t struct_size;
+  const mla_tensor* q;       /* [T, H, 128] */
+  const mla_tensor* weights; /* [T, H] f32 */
+  mla_indexer_cache cache;
+  mla_page_table indexer_pages;
+  const mla_tensor* qo_indptr; /* [B+1] int32; null = T / B queries each */
+  int32_t causal;              /* 1 after _init */
+  int32_t page_size;           /* of the latent cache, as `pages` */
+  mla_page_table pages;
+  const mla_tensor* logits;      /* scratch [T, N] f32, N at least the largest kv_len */
+  const mla_tensor* slots;       /* out [T, topk] int32 */
+  const mla_tensor* valid_count; /* out [T] int32, optional */
+} mla_indexer_top_k_params;
 
 /* What decides which backend can run an operation. */
 typedef struct mla_problem {
@@ -177,7 +372,8 @@ typedef struct mla_problem {
   int64_t d_v;
 } mla_problem;
 
-/* The defaults of each struct: everything zero or null, causal set, and for mla_problem the shapes of DeepSeek-V3. */
+/* The defaults of each struct: everything zero or null, causal and interleaved set, and for mla_problem the shapes of
+ * DeepSeek-V3. */
 #define MLA_DEFINE_INIT_(type)           \
   static inline type type##_init(void) { \
     type value;                          \
@@ -185,22 +381,32 @@ typedef struct mla_problem {
     value.struct_size = sizeof value;    \
     return value;                        \
   }
-#define MLA_DEFINE_CAUSAL_INIT_(type)    \
-  static inline type type##_init(void) { \
-    type value;                          \
-    memset(&value, 0, sizeof value);     \
-    value.struct_size = sizeof value;    \
-    value.causal = 1;                    \
-    return value;                        \
+#define MLA_DEFINE_INIT_WITH_(type, field) \
+  static inline type type##_init(void) {   \
+    type value;                            \
+    memset(&value, 0, sizeof value);       \
+    value.struct_size = sizeof value;      \
+    value.field = 1;                       \
+    return value;                          \
   }
 MLA_DEFINE_INIT_(mla_context_options)
-MLA_DEFINE_CAUSAL_INIT_(mla_decode_params)
-MLA_DEFINE_CAUSAL_INIT_(mla_prefill_params)
+MLA_DEFINE_INIT_WITH_(mla_decode_params, causal)
+MLA_DEFINE_INIT_WITH_(mla_prefill_params, causal)
+MLA_DEFINE_INIT_(mla_decode_sparse_params)
+MLA_DEFINE_INIT_(mla_prefill_sparse_params)
 MLA_DEFINE_INIT_(mla_merge_states_params)
 MLA_DEFINE_INIT_(mla_append_params)
+MLA_DEFINE_INIT_WITH_(mla_append_rope_params, interleaved)
 MLA_DEFINE_INIT_(mla_gather_params)
+MLA_DEFINE_INIT_(mla_copy_pages_params)
+MLA_DEFINE_INIT_(mla_block_table_to_csr_params)
+MLA_DEFINE_INIT_(mla_physical_slots_params)
+MLA_DEFINE_INIT_(mla_append_indexer_params)
+MLA_DEFINE_INIT_WITH_(mla_indexer_logits_params, causal)
+MLA_DEFINE_INIT_(mla_top_k_params)
+MLA_DEFINE_INIT_WITH_(mla_indexer_top_k_params, causal)
 #undef MLA_DEFINE_INIT_
-#undef MLA_DEFINE_CAUSAL_INIT_
+#undef MLA_DEFINE_INIT_WITH_
 
 static inline mla_problem mla_problem_init(void) {
   mla_problem value;
@@ -231,6 +437,8 @@ int32_t mla_context_num_threads(const mla_context* context);
 /* Bytes of workspace that plan and run need. Data pointers may still be null, except those of lengths. */
 int mla_decode_workspace_size(const mla_context* context, const mla_decode_params* params, size_t* out);
 int mla_prefill_workspace_size(const mla_context* context, const mla_prefill_params* params, size_t* out);
+int mla_decode_sparse_workspace_size(const mla_context* context, const mla_decode_sparse_params* params, size_t* out);
+int mla_prefill_sparse_workspace_size(const mla_context* context, const mla_prefill_sparse_params* params, size_t* out);
 
 /* Plans a batch into the workspace, which belongs to the plan from then on and must outlive it: planning again from
  * the same address, or overwriting its start, makes running the earlier plan an error. The caller destroys the plan. */
@@ -238,18 +446,33 @@ int mla_decode_plan(const mla_context* context, const mla_decode_params* params,
                     mla_plan** out);
 int mla_prefill_plan(const mla_context* context, const mla_prefill_params* params, void* workspace,
                      size_t workspace_size, mla_plan** out);
+int mla_decode_sparse_plan(const mla_context* context, const mla_decode_sparse_params* params, void* workspace,
+                           size_t workspace_size, mla_plan** out);
+int mla_prefill_sparse_plan(const mla_context* context, const mla_prefill_sparse_params* params, void* workspace,
+                            size_t workspace_size, mla_plan** out);
 void mla_plan_destroy(mla_plan* plan);
 /* The backend that will run, and the plan in words; "" for a null pointer. Valid as long as the plan. */
 const char* mla_plan_backend(const mla_plan* plan);
 const char* mla_plan_describe(const mla_plan* plan);
 
-/* Runs a planned batch: shapes and lengths must be those of the plan, all else may have changed. */
+/* Runs a planned batch: shapes and lengths must be those of the plan, and what run in mla/plan.h names beside them; all
+ * else may have changed. */
 int mla_decode_run(const mla_context* context, const mla_plan* plan, const mla_decode_params* params);
 int mla_prefill_run(const mla_context* context, const mla_plan* plan, const mla_prefill_params* params);
+int mla_decode_sparse_run(const mla_context* context, const mla_plan* plan, const mla_decode_sparse_params* params);
+int mla_prefill_sparse_run(const mla_context* context, const mla_plan* plan, const mla_prefill_sparse_params* params);
 
 int mla_merge_states_run(const mla_context* context, const mla_merge_states_params* params);
 int mla_append_run(const mla_context* context, const mla_append_params* params);
 int mla_gather_run(const mla_context* context, const mla_gather_params* params);
+int mla_append_rope_run(const mla_context* context, const mla_append_rope_params* params);
+int mla_copy_pages_run(const mla_context* context, const mla_copy_pages_params* params);
+int mla_block_table_to_csr_run(const mla_context* context, const mla_block_table_to_csr_params* params);
+int mla_physical_slots_run(const mla_context* context, const mla_physical_slots_params* params);
+int mla_append_indexer_run(const mla_context* context, const mla_append_indexer_params* params);
+int mla_indexer_logits_run(const mla_context* context, const mla_indexer_logits_params* params);
+int mla_top_k_run(const mla_context* context, const mla_top_k_params* params);
+int mla_indexer_top_k_run(const mla_context* context, const mla_indexer_top_k_params* params);
 
 /* Number of backends of an operation, and the name of one, best first. Names live as long as the process. */
 int mla_backend_count(int32_t op, size_t* out);

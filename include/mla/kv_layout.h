@@ -17,6 +17,9 @@ inline constexpr CacheFormat kAllCacheFormats[] = {CacheFormat::kBF16, CacheForm
 /// How the scale factors of a format are stored.
 enum class ScaleKind : uint8_t { kNone, kPerTensorF32, kInlineF32, kFooterUE8M0 };
 
+/// Whether the scales are UE8M0 bytes; else they are f32.
+constexpr bool is_ue8m0(ScaleKind kind) { return kind == ScaleKind::kFooterUE8M0; }
+
 /// Where the parts of one token lie. Offsets count from the token's row (`row_bytes` apart) unless they say otherwise.
 /// `nope` are the latent channels, `rope` the rotary ones.
 struct KvLayout {
@@ -132,6 +135,20 @@ constexpr int64_t page_bytes(CacheFormat format, int64_t d_qk, int64_t page_size
   if (layout.scale_kind == ScaleKind::kFooterUE8M0) bytes += page_size * layout.scale_bytes_per_token;
   if (padded) bytes = (bytes + layout.page_alignment - 1) / layout.page_alignment * layout.page_alignment;
   return bytes;
+}
+
+/// The paged cache of the sparse-attention indexer: a page holds page_size keys of e4m3, then page_size f32 scales.
+struct IndexerLayout {
+  int32_t head_dim;     ///< channels of a key
+  int32_t key_bytes;    ///< of a token's key; token t's lies at t * key_bytes
+  int32_t scale_bytes;  ///< of a token's scale; token t's lies at page_size * key_bytes + t * scale_bytes
+};
+
+inline constexpr IndexerLayout kIndexerLayout = {.head_dim = 128, .key_bytes = 128, .scale_bytes = 4};
+
+/// Bytes of a page of the indexer's cache.
+constexpr int64_t indexer_page_bytes(int64_t page_size) {
+  return page_size * (kIndexerLayout.key_bytes + kIndexerLayout.scale_bytes);
 }
 
 }  // namespace mla

@@ -19,10 +19,15 @@ struct ModelConfig {
   int32_t qk_nope_head_dim = 0;
   int32_t qk_rope_head_dim = 0;
   int32_t v_head_dim = 0;
-  int32_t index_topk = 0;  ///< 0 = dense
+  int32_t index_topk = 0;      ///< 0 = dense
+  int32_t sliding_window = 0;  ///< tokens that every query sees beside compressed ones (DeepSeek V4); 0 = no window
+  /// DeepSeek V4: rows are cached as they are attended to, without a projection; kv_lora_rank is their non-rotary part,
+  /// and the value is the whole row.
+  bool value_is_row = false;
   double rope_theta = 10000.0;
 
   int32_t d_qk() const { return kv_lora_rank + qk_rope_head_dim; }              ///< absorbed
+  int32_t d_v() const { return value_is_row ? d_qk() : kv_lora_rank; }          ///< absorbed
   int32_t prefill_d_qk() const { return qk_nope_head_dim + qk_rope_head_dim; }  ///< up-projected
   float sm_scale() const;  ///< 1/sqrt(qk_nope_head_dim + qk_rope_head_dim)
 };

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scalar conversions of the narrow float types; round to nearest, ties to even. NaN stays NaN.
+// Scalar conversions of the narrow float types, round to nearest, ties to even, NaN stays NaN; and the scale factors of
+// quantized caches.
 #pragma once
 
 #include <bit>
@@ -38,5 +39,62 @@ constexpr uint16_t f32_to_f16(float value) {
   const uint32_t rounded = magnitude - 0x38000000U + 0xFFFU + ((magnitude >> 13) & 1U);
   return static_cast<uint16_t>(sign | (rounded >> 13));
 }
+
+/// Largest magnitude of e4m3 (OCP "E4M3FN": no infinity, 0x7F and 0xFF are NaN).
+inline constexpr float kE4M3Max = 448.0F;
+
+constexpr float e4m3_to_f32(uint8_t code) {
+  const uint32_t sign = static_cast<uint32_t>(code & 0x80U) << 24;
+  const uint32_t exponent = (code >> 3) & 0xFU;
+  const uint32_t mantissa = code & 0x7U;
+  if ((code & 0x7FU) == 0x7FU) return std::bit_cast<float>(sign | 0x7FC00000U);
+  if (exponent != 0) return std::bit_cast<float>(sign | ((exponent + 120U) << 23) | (mantissa << 20));
+  const float magnitude = static_cast<float>(mantissa) * 0x1p-9F;  // zero and subnormals, exact
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(magnitude) | sign);
+}
+
+/// Saturates: what rounds beyond 448, infinities too, becomes 448.
+constexpr uint8_t f32_to_e4m3(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const auto sign = static_cast<uint8_t>((bits >> 24) & 0x80U);
+  const uint32_t magnitude = bits & 0x7FFFFFFFU;
+  if (magnitude > 0x7F800000U) return static_cast<uint8_t>(sign | 0x7FU);
+  if (magnitude >= 0x43E00000U) return static_cast<uint8_t>(sign | 0x7EU);
+  if (magnitude < 0x3C800000U) {  // below 2^-6, subnormal: adding 2^14 aligns units of 2^-9
+    const float shifted = std::bit_cast<float>(magnitude) + 0x1p14F;
+    return static_cast<uint8_t>(sign | (std::bit_cast<uint32_t>(shifted) - 0x46800000U));
+  }
+  const uint32_t rounded = magnitude - 0x3C000000U + 0x7FFFFU + ((magnitude >> 20) & 1U);
+  return static_cast<uint8_t>(sign | (rounded >> 20));
+}
+
+/// UE8M0 scale: 2^(code - 127); 0 decodes to 0, 255 to NaN.
+constexpr float ue8m0_to_f32(uint8_t code) {
+  if (code == 0xFFU) return std::bit_cast<float>(0x7FC00000U);
+  return std::bit_cast<float>(static_cast<uint32_t>(code) << 23);
+}
+
+/// Smallest magnitude that a scale is made for; a group of zeros gets the scale of this.
+inline constexpr float kLeastAmax = 1e-4F;
+
+/// The scale of a group whose largest finite magnitude is `amax`: max(amax, 1e-4) / 448.
+constexpr float e4m3_scale(float amax) { return (amax < kLeastAmax ? kLeastAmax : amax) / kE4M3Max; }
+
+/// The same rounded up to a power of two: 2^ceil(log2(max(amax, 1e-4) / 448)).
+constexpr float e4m3_power_of_two_scale(float amax) {
+  const uint32_t bits = std::bit_cast<uint32_t>(e4m3_scale(amax));
+  return std::bit_cast<float>((bits + 0x7FFFFFU) & 0x7F800000U);
+}
+
+/// A power of two from 2^-126 to 2^127 as UE8M0.
+constexpr uint8_t f32_to_ue8m0(float power_of_two) {
+  return static_cast<uint8_t>(std::bit_cast<uint32_t>(power_of_two) >> 23);
+}
+
+/// What a quantized cache holds for `value`: the quotient is rounded to f32 first, as every packer does.
+constexpr uint8_t quantize_e4m3(float value, float scale) { return f32_to_e4m3(value / scale); }
+
+/// What a quantized cache says: the product rounded to bf16.
+constexpr uint16_t dequantize_e4m3(uint8_t code, float scale) { return f32_to_bf16(e4m3_to_f32(code) * scale); }
 
 }  // namespace mla

@@ -1,22 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
 // One plain struct per operation. T = query tokens of the batch, B = requests, H = heads, S = key tokens.
 // A view left default-constructed is "not given". The innermost dimension of every tensor is contiguous (stride 1),
-// but for lse and partial_lse; all other strides are free. Integers are int32 unless said. A request has at most 2^30
-// keys, a page at most 2^30 tokens, and T * H (in prefill also B * H) is at most 2^31 - 1.
+// but for lse, partial_lse and max_logits; all other strides are free. Integers are int32 unless said. Scales are f32,
+// finite and above 0. A request has at most 2^30 keys, a page at most 2^30 tokens, and T * H (in prefill also B * H) is
+// at most 2^31 - 1.
 #pragma once
 
+#include "mla/context_parallel.h"
 #include "mla/kv_layout.h"
 #include "mla/types.h"
 
 namespace mla {
 
-/// A paged latent cache: either `kv`, one row [ckv | kpe] per token, or `ckv` and `kpe` as two tensors with their own
-/// page and token strides. `kpe` is not given when qk_rope_head_dim is 0 ("NoPE").
+/// A paged latent cache.
+/// - bf16, f16, fp8: either `kv`, one row [ckv | kpe] per token, or `ckv` and `kpe` as two tensors with their own page
+///   and token strides; of bf16, f16 or e4m3 elements. `kpe` is not given when qk_rope_head_dim is 0 ("NoPE").
+/// - fp8_ds_mla, fp8_dsv4: `kv` as bytes (u8), laid out as kv_layout.h says.
+/// A quantized element means e4m3 times its scale, rounded to bf16.
 struct KvCache {
   CacheFormat format = CacheFormat::kBF16;
-  TensorView kv = {};   ///< [num_pages, page_size, kv_lora_rank + qk_rope_head_dim]
+  /// [num_pages, page_size, kv_lora_rank + qk_rope_head_dim]; fp8_ds_mla: [num_pages, page_size, row bytes];
+  /// fp8_dsv4: [num_pages, page bytes or more]. Bytes lie at an even address, with even strides.
+  TensorView kv = {};
   TensorView ckv = {};  ///< [num_pages, page_size, kv_lora_rank]
   TensorView kpe = {};  ///< [num_pages, page_size, qk_rope_head_dim]
+  /// fp8: [1], or [num_pages, page_size, 4] with one scale for each quarter of a token's ckv. Writers take a scale [1]
+  /// as it is, and choose and write the scales of the second form (some tensor must say where kpe begins in a row).
+  TensorView ckv_scale = {};
+  TensorView kpe_scale = {};  ///< fp8: [1]; not given: that of ckv, which must then be [1]
+  int32_t page_size = 0;      ///< fp8_dsv4: tokens of a page, which the shape does not say; else 0
+  /// Writers of fp8_ds_mla, and of fp8 with quarter scales: scales rounded up to powers of two (V3.2), or not (GLM).
+  bool power_of_two_scales = true;
 };
 
 /// Which pages hold which tokens: either CSR (`kv_indptr`, `kv_indices`) or a padded `block_table`. Entries past the
@@ -28,24 +42,75 @@ struct PageTable {
   TensorView kv_len = {};       ///< [B], tokens of each request, those of the queries included; 0 is legal
 };
 
-/// Dense decode in the absorbed form: o = softmax(sm_scale * (q_nope . ckv + q_pe . kpe)) . ckv, one KV head.
-/// Query i of a request with q_len queries sees key j iff j <= kv_len - q_len + i (causal), or every key.
-/// A query without a visible key gets o = 0 and lse = -inf. What lies past kv_len is never read, and a NaN in a key
-/// that a query does not see never reaches it.
+/// What attention operations have in common beyond the formula. Positions are the request's global ones.
+struct AttentionOptions {
+  /// [H] f32, natural-log logits: o is multiplied by exp(lse) / (exp(lse) + exp(sink)); lse excludes the sink. -inf
+  /// changes nothing, +inf gives o = 0.
+  TensorView attn_sink = {};
+  /// A query sees its own position and this many before it; -1: all.
+  int32_t window_left = -1;
+  float logits_soft_cap = 0.0F;  ///< scores become cap * tanh(score / cap), sm_scale included; 0: as they are
+  TensorView alibi_slopes = {};  ///< [H] f32: score += slope * (position of the key - position of the query)
+};
+
+/// Dense decode in the absorbed form: o = softmax(sm_scale * (q_nope . ckv + q_pe . kpe)) . ckv, one KV head (in
+/// fp8_dsv4 the value is the whole row, rotary part included). Query i of a request with q_len queries sees key j iff
+/// j <= kv_len - q_len + i (causal), or every key. A query without a visible key gets o = 0 and lse = -inf. What lies
+/// past kv_len is never read, and a NaN in a key that a query does not see never reaches it.
 struct DecodeParams {
-  TensorView q = {};       ///< [T, H, d_qk]; or
-  TensorView q_nope = {};  ///< [T, H, kv_lora_rank] and
-  TensorView q_pe = {};    ///< [T, H, qk_rope_head_dim] (not given when qk_rope_head_dim is 0); bf16, f16 or f32
+  TensorView q = {};        ///< [T, H, d_qk]; or
+  TensorView q_nope = {};   ///< [T, H, kv_lora_rank] and
+  TensorView q_pe = {};     ///< [T, H, qk_rope_head_dim] (not given when that is 0); bf16, f16, f32 or e4m3
+  TensorView q_scale = {};  ///< [1] f32, with e4m3 queries: what a stored query must be multiplied by
   KvCache cache = {};
   PageTable pages = {};
   TensorView qo_indptr = {};  ///< [B+1], first query of each request; not given: T / B queries each
   bool causal = true;
+  /// Speculative drafts: the last q_len tokens of a request form a tree, and query i sees of them those that its row
+  /// names; all earlier keys are visible. At most one of the two is given, with `causal` set.
+  TensorView tree_mask = {};     ///< u8 [T, q_len_max or more]: not 0 where query t sees its request's draft j
+  TensorView tree_parents = {};  ///< [T]: the draft's parent as an index among its request's drafts, below its own; -1
+                                 ///< for a root. A query sees itself and its ancestors.
+  AttentionOptions options = {};
+  /// This rank's share of every request. kv_len stays global; cache and page table hold the local tokens only.
+  ContextParallel context_parallel = {};
   /// Scale before absorption, 1/sqrt(qk_nope_head_dim + qk_rope_head_dim); above 0, and sm_scale * log2(e) finite.
   float sm_scale = 0.0F;
   LseBase lse_base = LseBase::kE;
   bool batch_invariant = false;  ///< the bits of a request do not depend on the other requests of the batch
-  TensorView o = {};             ///< out [T, H, d_v = kv_lora_rank], the query's dtype or f32
-  TensorView lse = {};           ///< out [T, H] f32, optional
+  TensorView o = {};        ///< out [T, H, d_v]: the query's dtype (bf16 for e4m3 queries), f32, or e4m3 with o_scale
+  TensorView o_scale = {};  ///< [1] f32, with e4m3 outputs: o is divided by it
+  TensorView lse = {};      ///< out [T, H] f32, optional
+};
+
+/// One pool of latent rows and the rows that each query attends to.
+struct SparsePool {
+  KvCache cache = {};
+  /// [T, topk], topk >= 1: physical slots, page * page_size + offset. A negative one, or one beyond the pool, is
+  /// skipped wherever it stands, and never dereferenced. A slot counts as often as it stands.
+  TensorView indices = {};
+  /// [T], or [B] with one length for all queries of a request: entries from it on are skipped. Below 0 counts as 0,
+  /// above topk as topk. Not given: topk.
+  TensorView topk_length = {};
+};
+
+/// Sparse decode in the absorbed form: the queries of decode over the rows that `indices` name, in one or two pools
+/// under one softmax. Of the options, window_left and alibi_slopes have no meaning here and are refused.
+struct DecodeSparseParams {
+  TensorView q = {};        ///< [T, H, d_qk]; or
+  TensorView q_nope = {};   ///< [T, H, kv_lora_rank] and
+  TensorView q_pe = {};     ///< [T, H, qk_rope_head_dim]; bf16, f16, f32 or e4m3
+  TensorView q_scale = {};  ///< [1] f32, with e4m3 queries
+  SparsePool pool = {};
+  SparsePool extra_pool = {};  ///< optional (indices not given); a cache of its own, of the same row widths
+  TensorView qo_indptr = {};   ///< [B+1], only with topk_length [B]; not given: T / B queries each
+  AttentionOptions options = {};
+  float sm_scale = 0.0F;
+  LseBase lse_base = LseBase::kE;
+  bool batch_invariant = false;
+  TensorView o = {};        ///< out [T, H, d_v], as in decode
+  TensorView o_scale = {};  ///< [1] f32, with e4m3 outputs
+  TensorView lse = {};      ///< out [T, H] f32, optional
 };
 
 /// Ragged prefill in the up-projected form. Query i of a request sees key j iff j <= kv_len - q_len + i (causal), or
@@ -57,11 +122,28 @@ struct PrefillParams {
   TensorView qo_indptr = {};  ///< [B+1], first query of each request
   TensorView kv_indptr = {};  ///< [B+1], first key of each request
   bool causal = true;
+  AttentionOptions options = {};
   float sm_scale = 0.0F;  ///< above 0, and sm_scale * log2(e) finite
   LseBase lse_base = LseBase::kE;
   bool batch_invariant = false;
   TensorView o = {};    ///< out [T, H, d_v], the query's dtype or f32
   TensorView lse = {};  ///< out [T, H] f32, optional
+};
+
+/// Sparse prefill in the absorbed form over one dense tensor of rows, whose first d_v channels are the value. Options
+/// as in decode_sparse.
+struct PrefillSparseParams {
+  TensorView q = {};            ///< [T, H, d_qk]; bf16, f16 or f32
+  TensorView kv = {};           ///< [S, d_qk]; bf16 or f16
+  TensorView indices = {};      ///< [T, topk]: rows of kv; negative or >= S: skipped
+  TensorView topk_length = {};  ///< [T], optional
+  AttentionOptions options = {};
+  float sm_scale = 0.0F;
+  LseBase lse_base = LseBase::kE;
+  bool batch_invariant = false;
+  TensorView o = {};           ///< out [T, H, d_v], the query's dtype or f32
+  TensorView max_logits = {};  ///< out [T, H] f32, optional: the largest score, sm_scale included; -inf without a key
+  TensorView lse = {};         ///< out [T, H] f32, optional
 };
 
 /// Merges N partial attention states into one: lse = log(sum_n exp(lse_n)), o = sum_n exp(lse_n - lse) o_n.
@@ -76,7 +158,8 @@ struct MergeStatesParams {
 };
 
 /// Writes token t's latent row into cache slot slot_mapping[t] = page * page_size + offset; a negative slot skips it.
-/// Two tokens of one call must not name the same slot.
+/// Two tokens of one call must not name the same slot. Quantized formats: a group's scale is made of its largest finite
+/// magnitude (numeric.h), infinities saturate, NaN stays NaN.
 struct AppendParams {
   TensorView kv = {};            ///< [T, kv_lora_rank + qk_rope_head_dim]; or
   TensorView ckv = {};           ///< [T, kv_lora_rank] and
@@ -85,8 +168,25 @@ struct AppendParams {
   KvCache cache = {};            ///< out
 };
 
-/// Copies tokens token_start[b] .. token_start[b] + (out_indptr[b+1] - out_indptr[b]) of every request b into rows
-/// out_indptr[b] ... of a dense workspace.
+/// Rotates the rotary parts of queries and keys, quantizes, and appends the keys: append with RoPE in one pass.
+/// Rotation by the angles a_i of the token's position: (x, y) -> (x cos a_i - y sin a_i, x sin a_i + y cos a_i), in
+/// f32. Results are rounded once, to the output's type.
+struct AppendRopeParams {
+  TensorView q_nope = {};     ///< [T, H, kv_lora_rank], optional with q_pe: only keys are written then
+  TensorView q_pe = {};       ///< [T, H, qk_rope_head_dim], the dtype of q_nope; bf16, f16 or f32
+  TensorView q_out = {};      ///< out [T, H, kv_lora_rank + qk_rope_head_dim]: bf16, f16, f32, or e4m3 with q_scale
+  TensorView q_scale = {};    ///< [1] f32: e4m3 queries are divided by it
+  TensorView ckv = {};        ///< [T, kv_lora_rank]; bf16, f16 or f32
+  TensorView kpe = {};        ///< [T, qk_rope_head_dim], not yet rotated, the dtype of ckv
+  TensorView cos_sin = {};    ///< [max_positions, qk_rope_head_dim] f32: cosines of all angles, then sines (YaRN's too)
+  TensorView positions = {};  ///< [T] int64, from 0 to max_positions - 1
+  bool interleaved = true;    ///< pairs are channels (2i, 2i + 1), as DeepSeek's; else (i, i + qk_rope_head_dim / 2)
+  TensorView slot_mapping = {};  ///< [T] int64; a negative slot writes no key, the query still
+  KvCache cache = {};            ///< out
+};
+
+/// Copies a range of every request into a dense workspace, dequantized: tokens token_start[b] ... token_start[b] +
+/// (out_indptr[b+1] - out_indptr[b]) - 1 go to rows out_indptr[b] ...
 struct GatherParams {
   KvCache cache = {};
   PageTable pages = {};
@@ -95,6 +195,85 @@ struct GatherParams {
   TensorView out_kv = {};       ///< out [S, kv_lora_rank + qk_rope_head_dim]; or
   TensorView out_ckv = {};      ///< out [S, kv_lora_rank] and
   TensorView out_kpe = {};      ///< out [S, qk_rope_head_dim]; bf16, f16 or f32
+};
+
+/// Copies whole pages from one cache into another, token by token in order: the tokens of pages from_pages[0],
+/// from_pages[1], ... fill pages to_pages[0], to_pages[1], ... Formats and page sizes may differ, so this also
+/// quantizes, dequantizes, and splits 256-token footer pages into 64-token ones. Rows of equal formats are copied bit
+/// for bit. Whether pages repeat in `to_pages`, or overlap those that are read, is not checked.
+struct CopyPagesParams {
+  KvCache from = {};
+  TensorView from_pages = {};  ///< [N], pages of `from`
+  KvCache to = {};             ///< out; of the same row widths; must not overlap the pages that are read
+  TensorView to_pages = {};    ///< [M], pages of `to`, all different; M * its page size = N * that of `from`
+};
+
+/// Turns a padded block table into CSR.
+struct BlockTableToCsrParams {
+  TensorView block_table = {};  ///< [B, max_pages]
+  TensorView kv_len = {};       ///< [B]
+  int32_t page_size = 0;
+  TensorView kv_indptr = {};   ///< out [B+1]
+  TensorView kv_indices = {};  ///< out [at least the sum of ceil(kv_len / page_size)]
+};
+
+/// Turns request-local token indices into physical slots. -1, what lies beyond topk_length, and what is not below
+/// kv_len become -1.
+struct PhysicalSlotsParams {
+  TensorView indices = {};      ///< [T, topk]: tokens of the query's request
+  TensorView topk_length = {};  ///< [T], optional
+  TensorView qo_indptr = {};    ///< [B+1]; not given: T / B queries each
+  PageTable pages = {};
+  int32_t page_size = 0;
+  /// Tokens of other ranks become -1, and the rank's own are looked up by their local index. kv_len stays global.
+  ContextParallel context_parallel = {};
+  bool compact = false;         ///< the valid slots of a row move to its front, in order, and -1 fills the rest
+  TensorView slots = {};        ///< out [T, topk]; may be `indices`
+  TensorView valid_count = {};  ///< out [T], optional: valid slots of each row
+};
+
+/// The paged cache of the indexer: bytes as kIndexerLayout says.
+struct IndexerCache {
+  TensorView kv = {};  ///< u8 [num_pages, indexer_page_bytes(page_size) or more]
+  int32_t page_size = 0;
+};
+
+/// Quantizes one indexer key per token, 128 channels with one scale, into slot slot_mapping[t]; negative: skipped.
+struct AppendIndexerParams {
+  TensorView k = {};             ///< [T, 128]; bf16, f16 or f32
+  TensorView slot_mapping = {};  ///< [T] int64
+  bool power_of_two_scales = true;
+  IndexerCache cache = {};  ///< out
+};
+
+/// logits[t][j] = sum_h weights[t][h] * max(0, q[t][h] . k[j]) * scale[j], in f32, as in DeepSeek V3.2; scales of the
+/// queries belong into the weights. Keys that query t does not see (causal as in decode, kv_len) get -inf.
+struct IndexerLogitsParams {
+  TensorView q = {};        ///< [T, H, 128]; e4m3, bf16, f16 or f32
+  TensorView weights = {};  ///< [T, H] f32
+  IndexerCache cache = {};
+  PageTable pages = {};
+  TensorView qo_indptr = {};  ///< [B+1]; not given: T / B queries each
+  bool causal = true;
+  TensorView logits = {};  ///< out [T, N] f32, N at least the largest kv_len
+};
+
+/// The indices of the k largest logits of every row, ascending. Of equal ones the lower index wins; NaN counts as less
+/// than -inf. Rows shorter than k end in -1.
+struct TopKParams {
+  TensorView logits = {};   ///< [T, N] f32
+  TensorView lengths = {};  ///< [T]: the first lengths[t] <= N logits count; not given: all
+  TensorView indices = {};  ///< out [T, k], k >= 1
+};
+
+/// From the indexer's query to the slots that sparse attention takes: indexer_logits, top_k and physical_slots. Keys
+/// that a query does not see are never selected.
+struct IndexerTopKParams {
+  IndexerLogitsParams indexer = {};  ///< its `logits` are scratch here, -inf where a key is not seen
+  PageTable pages = {};              ///< of the latent cache; kv_len as in indexer.pages
+  int32_t page_size = 0;             ///< of the latent cache
+  TensorView slots = {};             ///< out [T, topk], -1 behind the valid ones
+  TensorView valid_count = {};       ///< out [T], optional
 };
 
 }  // namespace mla

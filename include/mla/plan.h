@@ -85,20 +85,36 @@ class Plan {
 /// split of min(keys / 2048, 8) * 4 * R * (d_v + 1) bytes, keys being those that the block sees.
 Result<size_t> workspace_size(const Context& context, const DecodeParams& params);
 Result<size_t> workspace_size(const Context& context, const PrefillParams& params);
+Result<size_t> workspace_size(const Context& context, const DecodeSparseParams& params);
+Result<size_t> workspace_size(const Context& context, const PrefillSparseParams& params);
 
 /// Plans a batch. Reads shapes and lengths (qo_indptr, kv_len, kv_indptr), not the page numbers nor the data, whose
 /// pointers may still be null. The same holds for workspace_size.
 Result<Plan> plan(const Context& context, const DecodeParams& params, std::span<std::byte> workspace);
 Result<Plan> plan(const Context& context, const PrefillParams& params, std::span<std::byte> workspace);
+Result<Plan> plan(const Context& context, const DecodeSparseParams& params, std::span<std::byte> workspace);
+Result<Plan> plan(const Context& context, const PrefillSparseParams& params, std::span<std::byte> workspace);
 
-/// Runs a planned batch. Shapes and lengths must be those of the plan; data, page numbers, sm_scale, strides and the
-/// output pointers may have changed since. A context that forces a backend runs only plans of that backend.
+/// Runs a planned batch. Shapes and lengths must be those of the plan, and so must be causal, window_left, the presence
+/// of a draft tree, context_parallel and batch_invariant; data, page numbers, indices, topk_length, sm_scale, the other
+/// options, strides and the output pointers may have changed since. A context that forces a backend runs only plans of
+/// that backend.
 Status run(const Context& context, const Plan& plan, const DecodeParams& params);
 Status run(const Context& context, const Plan& plan, const PrefillParams& params);
+Status run(const Context& context, const Plan& plan, const DecodeSparseParams& params);
+Status run(const Context& context, const Plan& plan, const PrefillSparseParams& params);
 
 /// Operations that need neither plan nor workspace.
 Status run(const Context& context, const MergeStatesParams& params);
 Status run(const Context& context, const AppendParams& params);
 Status run(const Context& context, const GatherParams& params);
+Status run(const Context& context, const AppendRopeParams& params);
+Status run(const Context& context, const CopyPagesParams& params);
+Status run(const Context& context, const BlockTableToCsrParams& params);
+Status run(const Context& context, const PhysicalSlotsParams& params);
+Status run(const Context& context, const AppendIndexerParams& params);
+Status run(const Context& context, const IndexerLogitsParams& params);
+Status run(const Context& context, const TopKParams& params);
+Status run(const Context& context, const IndexerTopKParams& params);
 
 }  // namespace mla

@@ -23,14 +23,36 @@ struct Device {
 };
 
 /// The attention operations and cache tools of the library.
-enum class Op : uint8_t { kDecode, kPrefill, kMergeStates, kAppend, kGather };
+enum class Op : uint8_t {
+  kDecode,
+  kPrefill,
+  kMergeStates,
+  kAppend,
+  kGather,
+  kDecodeSparse,
+  kPrefillSparse,
+  kAppendRope,
+  kCopyPages,
+  kBlockTableToCsr,
+  kPhysicalSlots,
+  kAppendIndexer,
+  kIndexerLogits,
+  kTopK,
+  kIndexerTopK
+};
+
+inline constexpr Op kAllOps[] = {
+    Op::kDecode,        Op::kPrefill,       Op::kMergeStates,   Op::kAppend,    Op::kGather,
+    Op::kDecodeSparse,  Op::kPrefillSparse, Op::kAppendRope,    Op::kCopyPages, Op::kBlockTableToCsr,
+    Op::kPhysicalSlots, Op::kAppendIndexer, Op::kIndexerLogits, Op::kTopK,      Op::kIndexerTopK};
 
 /// Base of the logarithm in which `lse` is written. Partial states that are merged must agree.
 enum class LseBase : uint8_t { kE, kTwo };
 
 /// "f32", "bf16", ...; "none" for kNone.
 std::string_view name(DType dtype);
-/// "decode", "prefill", "merge_states", "append", "gather".
+/// "decode", "prefill", "merge_states", "append", "gather", "decode_sparse", "prefill_sparse", "append_rope",
+/// "copy_pages", "block_table_to_csr", "physical_slots", "append_indexer", "indexer_logits", "top_k", "indexer_top_k".
 std::string_view name(Op op);
 /// "cpu", "cuda".
 std::string_view name(DeviceType type);

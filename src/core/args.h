@@ -4,8 +4,11 @@
 // stride is always 1. Produced by src/core/validate.h only.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 
+#include "mla/context_parallel.h"
 #include "mla/kv_layout.h"
 #include "mla/types.h"
 
@@ -35,17 +38,39 @@ struct Pages {
   }
 };
 
-/// The two parts of a cache's rows. For a cache of one tensor both point into it.
+/// One part of every token's row: strides in bytes.
+struct Plane {
+  std::byte* base = nullptr;
+  int64_t stride_page = 0, stride_token = 0;
+
+  std::byte* row(int64_t page, int64_t offset) const { return base + page * stride_page + offset * stride_token; }
+};
+
+/// The parts of a cache's rows, whatever the format. For a cache of one tensor all point into it.
 struct Cache {
   CacheFormat format = CacheFormat::kBF16;
+  KvLayout layout = kv_layout(format);  // what kernels go by
   int64_t num_pages = 0;
   int32_t page_size = 1;
-  int32_t d_ckv = 0;    // kv_lora_rank
-  int32_t d_kpe = 0;    // qk_rope_head_dim, may be 0
-  void* ckv = nullptr;  // [num_pages, page_size, d_ckv]
-  int64_t ckv_stride_page = 0, ckv_stride_token = 0;
-  void* kpe = nullptr;  // [num_pages, page_size, d_kpe]
-  int64_t kpe_stride_page = 0, kpe_stride_token = 0;
+  int32_t d_ckv = 0;  // kv_lora_rank; fp8_dsv4: the quantized channels
+  int32_t d_kpe = 0;  // qk_rope_head_dim, may be 0
+  Plane ckv = {};     // d_ckv elements: bf16, f16, or e4m3
+  Plane kpe = {};     // d_kpe elements: as ckv in bf16, f16 and fp8, bf16 in the packed formats; no base if d_kpe is 0
+  Plane scales = {};  // num_scales values for ckv: f32 (fp8, fp8_ds_mla) or UE8M0 bytes (fp8_dsv4); strides 0 if shared
+  int32_t num_scales = 0;            // 0: not quantized; else each covers d_ckv / num_scales channels
+  const float* kpe_scale = nullptr;  // fp8 with a kpe
+  bool writes_scales = false;        // writers choose the scales: all quantized forms but fp8 with one scale
+  bool power_of_two_scales = true;   // what they choose (fp8_dsv4: always)
+
+  int64_t num_slots() const { return num_pages * page_size; }
+};
+
+/// AttentionOptions; pointers are null where there is nothing to do.
+struct Options {
+  const float* attn_sink = nullptr;     // [H]
+  int32_t window_left = -1;             // -1: all
+  float logits_soft_cap = 0.0F;         // 0: none
+  const float* alibi_slopes = nullptr;  // [H]
 };
 
 struct DecodeArgs {
@@ -55,22 +80,79 @@ struct DecodeArgs {
   int32_t d_qk = 0;        // d_ckv + d_kpe
   int32_t d_v = 0;
   DType q_dtype = DType::kBF16;
-  const void* q_nope = nullptr;  // [T, H, d_ckv]
+  const float* q_scale = nullptr;  // [1], for e4m3
+  const void* q_nope = nullptr;    // [T, H, d_ckv]
   int64_t q_nope_stride_token = 0, q_nope_stride_head = 0;
   const void* q_pe = nullptr;  // [T, H, d_kpe], null if d_kpe is 0
   int64_t q_pe_stride_token = 0, q_pe_stride_head = 0;
-  Cache cache;
-  Pages pages;
-  QueryRanges queries;
+  Cache cache = {};
+  Pages pages = {};
+  QueryRanges queries = {};
   bool causal = true;
+  const uint8_t* tree_mask = nullptr;  // [T, q_len of the request], or null
+  int64_t tree_mask_stride_token = 0;
+  const int32_t* tree_parents = nullptr;  // [T], or null
+  Options options = {};
+  ContextParallel context_parallel = {};
   bool batch_invariant = false;
   float sm_scale = 0.0F;
   LseBase lse_base = LseBase::kE;
   DType o_dtype = DType::kBF16;
-  void* o = nullptr;  // [T, H, d_v]
+  const float* o_scale = nullptr;  // [1], for e4m3
+  void* o = nullptr;               // [T, H, d_v]
   int64_t o_stride_token = 0, o_stride_head = 0;
   float* lse = nullptr;  // [T, H], may be null
   int64_t lse_stride_token = 0, lse_stride_head = 0;
+};
+
+struct PoolArgs {
+  Cache cache = {};
+  const int32_t* indices = nullptr;  // [T, topk]
+  int64_t indices_stride_token = 0;
+  int32_t topk = 0;
+  const int32_t* topk_length = nullptr;  // [T] or [B], or null
+  bool length_per_request = false;
+};
+
+/// decode_sparse, and prefill_sparse as one page of S tokens.
+struct DecodeSparseArgs {
+  int64_t num_tokens = 0;  // T
+  int32_t num_heads = 0;
+  int32_t d_qk = 0, d_v = 0;
+  DType q_dtype = DType::kBF16;
+  const float* q_scale = nullptr;
+  const void* q_nope = nullptr;  // [T, H, d_ckv]
+  int64_t q_nope_stride_token = 0, q_nope_stride_head = 0;
+  const void* q_pe = nullptr;  // [T, H, d_kpe], null if d_kpe is 0
+  int64_t q_pe_stride_token = 0, q_pe_stride_head = 0;
+  int32_t num_pools = 1;
+  PoolArgs pools[2] = {};
+  int32_t batch_size = 0;    // with length_per_request
+  QueryRanges queries = {};  // with length_per_request
+  Options options = {};
+  bool batch_invariant = false;
+  float sm_scale = 0.0F;
+  LseBase lse_base = LseBase::kE;
+  DType o_dtype = DType::kBF16;
+  const float* o_scale = nullptr;
+  void* o = nullptr;  // [T, H, d_v]
+  int64_t o_stride_token = 0, o_stride_head = 0;
+  float* max_logits = nullptr;  // [T, H], may be null; prefill_sparse
+  int64_t max_logits_stride_token = 0, max_logits_stride_head = 0;
+  float* lse = nullptr;  // [T, H], may be null
+  int64_t lse_stride_token = 0, lse_stride_head = 0;
+
+  /// Entries of the token's row of indices that count, 0 ... topk.
+  int32_t topk_length(int32_t pool, int64_t token) const {
+    const PoolArgs& p = pools[pool];
+    if (p.topk_length == nullptr) return p.topk;
+    return std::clamp(p.topk_length[p.length_per_request ? request_of(token) : token], 0, p.topk);
+  }
+  int64_t request_of(int64_t token) const {
+    if (queries.indptr == nullptr) return token / queries.uniform_len;
+    const int32_t* end = queries.indptr + batch_size + 1;
+    return std::upper_bound(queries.indptr, end, static_cast<int32_t>(token)) - queries.indptr - 1;
+  }
 };
 
 struct PrefillArgs {
@@ -89,6 +171,7 @@ struct PrefillArgs {
   const int32_t* qo_indptr = nullptr;  // [B+1]
   const int32_t* kv_indptr = nullptr;  // [B+1]
   bool causal = true;
+  Options options = {};
   bool batch_invariant = false;
   float sm_scale = 0.0F;
   LseBase lse_base = LseBase::kE;
@@ -126,14 +209,137 @@ struct AppendArgs {
   const void* kpe = nullptr;  // [T, d_kpe], null if d_kpe is 0
   int64_t kpe_stride_token = 0;
   const int64_t* slot_mapping = nullptr;  // [T]
-  Cache cache;
+  Cache cache = {};
+};
+
+struct AppendRopeArgs {
+  int64_t num_tokens = 0;
+  int32_t num_heads = 0;         // 0: keys only
+  DType q_dtype = DType::kBF16;  // of q_nope and q_pe
+  const void* q_nope = nullptr;  // [T, H, d_ckv]
+  int64_t q_nope_stride_token = 0, q_nope_stride_head = 0;
+  const void* q_pe = nullptr;  // [T, H, d_kpe]
+  int64_t q_pe_stride_token = 0, q_pe_stride_head = 0;
+  DType q_out_dtype = DType::kBF16;
+  void* q_out = nullptr;  // [T, H, d_ckv + d_kpe]
+  int64_t q_out_stride_token = 0, q_out_stride_head = 0;
+  const float* q_scale = nullptr;  // [1], for e4m3
+  DType dtype = DType::kBF16;      // of ckv and kpe
+  const void* ckv = nullptr;       // [T, d_ckv]
+  int64_t ckv_stride_token = 0;
+  const void* kpe = nullptr;  // [T, d_kpe]
+  int64_t kpe_stride_token = 0;
+  const float* cos_sin = nullptr;  // [max_positions, d_kpe]
+  int64_t cos_sin_stride_position = 0;
+  const int64_t* positions = nullptr;  // [T]
+  bool interleaved = true;
+  const int64_t* slot_mapping = nullptr;  // [T]
+  Cache cache = {};
+};
+
+struct CopyPagesArgs {
+  Cache from = {}, to = {};
+  int64_t num_from = 0, num_to = 0;
+  const int32_t* from_pages = nullptr;  // [num_from]
+  const int32_t* to_pages = nullptr;    // [num_to]
+
+  int64_t num_tokens() const { return num_from * from.page_size; }
+};
+
+struct BlockTableToCsrArgs {
+  int32_t batch_size = 0;
+  int32_t page_size = 1;
+  const int32_t* block_table = nullptr;  // [B, max_pages]
+  int64_t block_table_stride_request = 0;
+  const int32_t* kv_len = nullptr;  // [B]
+  int32_t* kv_indptr = nullptr;     // [B+1]
+  int32_t* kv_indices = nullptr;
+};
+
+struct PhysicalSlotsArgs {
+  int64_t num_tokens = 0;  // T
+  int32_t topk = 0;
+  const int32_t* indices = nullptr;  // [T, topk]
+  int64_t indices_stride_token = 0;
+  const int32_t* topk_length = nullptr;  // [T], or null
+  QueryRanges queries = {};
+  Pages pages = {};
+  ContextParallel context_parallel = {};
+  bool compact = false;
+  int32_t* slots = nullptr;  // [T, topk]
+  int64_t slots_stride_token = 0;
+  int32_t* valid_count = nullptr;  // [T], may be null
+};
+
+struct IndexerPages {
+  std::byte* base = nullptr;
+  int64_t stride_page = 0;  // bytes
+  int64_t num_pages = 0;
+  int32_t page_size = 1;
+
+  std::byte* key(int64_t page, int64_t offset) const {
+    return base + page * stride_page + offset * kIndexerLayout.key_bytes;
+  }
+  /// Not necessarily aligned.
+  std::byte* scale(int64_t page, int64_t offset) const {
+    return base + page * stride_page + page_size * int64_t{kIndexerLayout.key_bytes} +
+           offset * kIndexerLayout.scale_bytes;
+  }
+};
+
+struct AppendIndexerArgs {
+  int64_t num_tokens = 0;
+  DType dtype = DType::kBF16;
+  const void* k = nullptr;  // [T, 128]
+  int64_t k_stride_token = 0;
+  const int64_t* slot_mapping = nullptr;  // [T]
+  bool power_of_two_scales = true;
+  IndexerPages cache = {};
+};
+
+struct IndexerLogitsArgs {
+  int32_t batch_size = 0;
+  int64_t num_tokens = 0;  // T
+  int32_t num_heads = 0;
+  DType q_dtype = DType::kE4M3;
+  const void* q = nullptr;  // [T, H, 128]
+  int64_t q_stride_token = 0, q_stride_head = 0;
+  const float* weights = nullptr;  // [T, H]
+  int64_t weights_stride_token = 0;
+  IndexerPages cache = {};
+  Pages pages = {};
+  QueryRanges queries = {};
+  bool causal = true;
+  int64_t max_kv_len = 0;   // N
+  float* logits = nullptr;  // [T, N]
+  int64_t logits_stride_token = 0;
+};
+
+struct TopKArgs {
+  int64_t num_tokens = 0;  // T
+  int64_t num_logits = 0;  // N
+  const float* logits = nullptr;
+  int64_t logits_stride_token = 0;
+  const int32_t* lengths = nullptr;  // [T], or null
+  int32_t k = 0;
+  int32_t* indices = nullptr;  // [T, k]
+  int64_t indices_stride_token = 0;
+};
+
+/// The three steps, sharing the queries and kv_len; `top_k` writes into `slots.slots`, where `slots` finds its indices.
+struct IndexerTopKArgs {
+  IndexerLogitsArgs indexer;
+  TopKArgs top_k;
+  PhysicalSlotsArgs slots;
+
+  int64_t num_tokens() const { return indexer.num_tokens; }
 };
 
 struct GatherArgs {
   int32_t batch_size = 0;
   int64_t num_rows = 0;  // S = out_indptr[B]
-  Cache cache;
-  Pages pages;
+  Cache cache = {};
+  Pages pages = {};
   const int32_t* token_start = nullptr;  // [B], or null for 0
   const int32_t* out_indptr = nullptr;   // [B+1]
   DType out_dtype = DType::kBF16;

@@ -1,23 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/cache_checks.h"
 
-#include <algorithm>
-#include <array>
-
-#include "core/list_checks.h"
+#include <cstddef>
+#include <utility>
 
 namespace mla::core {
 namespace {
 
-constexpr DType element_type(CacheFormat format) { return format == CacheFormat::kF16 ? DType::kF16 : DType::kBF16; }
-
-bool check_format(Checks& check, CacheFormat format) {
-  if (format == CacheFormat::kBF16 || format == CacheFormat::kF16) return check.ok();
-  const std::string_view known = name(format);
-  if (known.empty())
-    return check.fail("cache.format", "expected a cache format, got unknown value {}", static_cast<unsigned>(format));
-  return check.fail("cache.format", "expected bf16 or f16, got {}", known);
+constexpr DType element_type(CacheFormat format) {
+  switch (format) {
+    case CacheFormat::kF16: return DType::kF16;
+    case CacheFormat::kFP8: return DType::kE4M3;
+    default: return DType::kBF16;
+  }
 }
+
+/// Whether the rows are bytes that kv_layout.h maps.
+bool is_packed(CacheFormat format) { return kv_layout(format).row_bytes != 0; }
 
 /// `outer` with the width appended.
 bool check_part(Checks& check, std::string_view field, const TensorView& view, DTypes dtypes,
@@ -29,23 +28,27 @@ bool check_part(Checks& check, std::string_view field, const TensorView& view, D
   }
 }
 
-/// kv_len of every request against what its part of the table can hold.
-bool check_kv_len(Checks& check, const Pages& pages, int64_t max_pages) {
-  for (int32_t b = 0; b < pages.batch_size; ++b) {
-    const int64_t held = pages.kv_indptr != nullptr ? pages.kv_indptr[b + 1] - pages.kv_indptr[b] : max_pages;
-    const int64_t capacity = std::min<int64_t>(held, INT32_MAX) * pages.page_size;
-    if (pages.kv_len[b] < 0)
-      return check.fail("kv_len", "expected at least 0, got {} for request {}", pages.kv_len[b], b);
-    if (pages.kv_len[b] > kMaxKvLen)
-      return check.fail("kv_len", "expected at most {}, got {} for request {}", kMaxKvLen, pages.kv_len[b], b);
-    if (pages.kv_len[b] > capacity)
-      return check.fail("kv_len", "expected at most {} ({} pages of {}), got {} for request {}", capacity, held,
-                        pages.page_size, pages.kv_len[b], b);
-  }
+}  // namespace
+
+bool RowWidths::begin(Checks& check, std::string_view part, CacheFormat format) {
+  const Checks::Within within(check, part);
+  const KvLayout layout = kv_layout(format);
+  if (!check.require(!layout.name.empty(), "format", "expected a cache format, got unknown value {}",
+                     static_cast<unsigned>(format)))
+    return false;
+  if (layout.row_bytes == 0) return true;
+  const auto fits = [](int64_t width, int64_t fixed) { return width == kUnbound || width == fixed; };
+  if (!fits(total, layout.nope_dim + layout.rope_dim))
+    return check.fail("format", "expected rows of {} channels, got {} with {}", total, layout.name,
+                      layout.nope_dim + layout.rope_dim);
+  if (!fits(ckv, layout.nope_dim) || !fits(kpe, layout.rope_dim))
+    return check.fail("format", "expected rows of kv_lora_rank {} and qk_rope_head_dim {}, got {} with {} and {}", ckv,
+                      kpe, layout.name, layout.nope_dim, layout.rope_dim);
+  ckv = layout.nope_dim;
+  kpe = layout.rope_dim;
+  total = ckv + kpe;
   return true;
 }
-
-}  // namespace
 
 bool RowWidths::settle(Checks& check, std::string_view field) {
   // Each alone first: a tensor without tokens may be of any width, and the sum must not overflow.
@@ -67,6 +70,7 @@ bool RowWidths::settle(Checks& check, std::string_view field) {
 bool RowWidths::finish(Checks& check) {
   if (!check.ok()) return false;
   if (ckv == kUnbound) {
+    divided = false;
     ckv = total;
     kpe = 0;
   }
@@ -114,77 +118,175 @@ RowPointers point_to_rows(const RowForms& rows, const RowWidths& widths) {
   return at;
 }
 
+namespace {
+
 RowForms cache_rows(const KvCache& cache) {
-  return {.whole_name = "cache.kv",
-          .ckv_name = "cache.ckv",
-          .kpe_name = "cache.kpe",
-          .whole = cache.kv,
-          .ckv = cache.ckv,
-          .kpe = cache.kpe};
+  return {
+      .whole_name = "kv", .ckv_name = "ckv", .kpe_name = "kpe", .whole = cache.kv, .ckv = cache.ckv, .kpe = cache.kpe};
 }
 
-bool check_cache(Checks& check, const KvCache& cache, Role role, RowWidths& widths, int64_t& num_pages,
-                 int64_t& page_size) {
-  return check.ok() && check_format(check, cache.format) &&
-         check_rows(check, cache_rows(cache), set_of({element_type(cache.format)}),
-                    {{"num_pages", &num_pages}, {"page_size", &page_size}}, role, widths) &&
-         check.at_least("page_size", page_size, 1) && check.at_most("page_size", page_size, kMaxKvLen);
-}
-
-Cache make_cache(const KvCache& cache, const RowWidths& widths, int64_t num_pages, int64_t page_size) {
-  const RowPointers rows = point_to_rows(cache_rows(cache), widths);
-  return {.format = cache.format,
-          .num_pages = num_pages,
-          .page_size = static_cast<int32_t>(page_size),
-          .d_ckv = static_cast<int32_t>(widths.ckv),
-          .d_kpe = static_cast<int32_t>(widths.kpe),
-          .ckv = rows.ckv,
-          .ckv_stride_page = rows.ckv_stride[0],
-          .ckv_stride_token = rows.ckv_stride[1],
-          .kpe = rows.kpe,
-          .kpe_stride_page = rows.kpe_stride[0],
-          .kpe_stride_token = rows.kpe_stride[1]};
-}
-
-bool check_page_table(Checks& check, const PageTable& table, int64_t page_size, int64_t& batch_size, Pages& pages) {
-  if (!check.lengths("kv_len", table.kv_len, {"B", &batch_size}) || !check.fits_int32("batch_size", batch_size))
-    return false;
-  const bool csr = table.kv_indptr.given() || table.kv_indices.given();
-  if (csr && table.block_table.given())
-    return check.fail("block_table", "expected either block_table or kv_indptr and kv_indices, got both");
-  if (!csr && !table.block_table.given())
-    return check.fail("block_table", "expected block_table, or kv_indptr and kv_indices, got none");
-
-  pages.page_size = static_cast<int32_t>(page_size);
-  pages.batch_size = static_cast<int32_t>(batch_size);
-  pages.kv_len = static_cast<const int32_t*>(table.kv_len.data);
-  int64_t max_pages = kUnbound;
-  if (csr) {
-    int64_t indptr_extent = batch_size + 1;
-    if (!check.lengths("kv_indptr", table.kv_indptr, {"B + 1", &indptr_extent}) ||
-        !check.tensor("kv_indices", table.kv_indices, kI32Only, {{"num_indices", &max_pages}}))
-      return false;
-    pages.table = static_cast<const int32_t*>(table.kv_indices.data);
-    pages.kv_indptr = static_cast<const int32_t*>(table.kv_indptr.data);
-    if (check.on_cpu() &&
-        !check_indptr(check, "kv_indptr", pages.kv_indptr, batch_size, "entries of kv_indices", max_pages, false))
-      return false;
-  } else {
-    if (!check.tensor("block_table", table.block_table, kI32Only, {{"B", &batch_size}, {"max_pages", &max_pages}}))
-      return false;
-    pages.table = static_cast<const int32_t*>(table.block_table.data);
-    pages.table_stride_request = table.block_table.stride[0];
-  }
-  return !check.on_cpu() || check_kv_len(check, pages, max_pages);
-}
-
-bool check_used_pages(Checks& check, const Pages& pages, int64_t num_pages) {
-  const std::string_view field = pages.kv_indptr != nullptr ? "kv_indices" : "block_table";
-  for (int32_t b = 0; b < pages.batch_size; ++b) {
-    const int64_t used = (int64_t{pages.kv_len[b]} + pages.page_size - 1) / pages.page_size;
-    if (used > 0 && !check_pages(check, field, pages.of(b), 0, used, num_pages, b)) return false;
+/// bf16 channels inside bytes: wherever a row starts, it must be even.
+bool check_even(Checks& check, const TensorView& kv) {
+  if (reinterpret_cast<uintptr_t>(kv.data) % 2 != 0)
+    return check.fail("kv", "expected an address that is a multiple of 2 bytes, got an odd one");
+  for (int32_t d = 0; d < kv.ndim - 1; ++d) {
+    const auto at = static_cast<size_t>(d);
+    if (kv.shape[at] > 1 && kv.stride[at] % 2 != 0)
+      return check.fail("kv", "expected strides that are multiples of 2 bytes, got {} in dimension {}", kv.stride[at],
+                        d);
   }
   return check.ok();
+}
+
+bool check_packed_rows(Checks& check, const KvCache& cache, Role role, CacheShape& shape) {
+  const KvLayout layout = kv_layout(cache.format);
+  for (const auto& [field, view] : {std::pair("ckv", &cache.ckv), std::pair("kpe", &cache.kpe)})
+    if (view->given()) return check.fail(field, "expected kv alone in {}, got a tensor", layout.name);
+  if (layout.scale_kind == ScaleKind::kFooterUE8M0) {
+    if (!check_page_size(check, cache.page_size)) return false;
+    if (shape.page_size == kUnbound) shape.page_size = cache.page_size;
+    return check_byte_pages(check, cache.kv, page_bytes(cache.format, 0, cache.page_size, false), cache.page_size, role,
+                            shape.num_pages) &&
+           check_even(check, cache.kv);
+  }
+  int64_t row_bytes = layout.row_bytes;
+  return check.tensor("kv", cache.kv, kU8Only,
+                      {{"num_pages", &shape.num_pages}, {"page_size", &shape.page_size}, {"row bytes", &row_bytes}},
+                      role) &&
+         check_page_size(check, shape.page_size) && check_even(check, cache.kv);
+}
+
+/// The scales of fp8: of the tensor, or of every quarter of a token's ckv.
+bool check_fp8_scales(Checks& check, const KvCache& cache, Role role, const RowWidths& widths,
+                      const CacheShape& shape) {
+  const bool of_quarters = cache.ckv_scale.given() && cache.ckv_scale.ndim == 3;
+  if (of_quarters) {
+    int64_t num_pages = shape.num_pages;
+    int64_t page_size = shape.page_size;
+    int64_t quarters = 4;
+    if (!check.tensor("ckv_scale", cache.ckv_scale, kF32Only,
+                      {{"num_pages", &num_pages}, {"page_size", &page_size}, {"", &quarters}}, role))
+      return false;
+    if (!widths.divided)
+      return check.fail("ckv_scale", "expected shape [1], since no tensor says where kpe begins in a row of {}, got {}",
+                        widths.total, shape_text(cache.ckv_scale));
+    if (widths.ckv % quarters != 0)
+      return check.fail("ckv_scale", "expected shape [1], since kv_lora_rank {} is not a multiple of 4, got {}",
+                        widths.ckv, shape_text(cache.ckv_scale));
+  } else if (!check.scale("ckv_scale", cache.ckv_scale)) {
+    return false;
+  }
+  if (!cache.kpe_scale.given()) {
+    if (of_quarters && widths.kpe > 0)
+      return check.fail("kpe_scale", "expected a tensor, since ckv_scale has shape {}, got none",
+                        shape_text(cache.ckv_scale));
+    return true;
+  }
+  return check.require(widths.divided, "kpe_scale",
+                       "expected none, since no tensor says where kpe begins in a row of {}, got a tensor",
+                       widths.total) &&
+         check.require(widths.kpe > 0, "kpe_scale", "expected none, since qk_rope_head_dim is 0, got a tensor") &&
+         check.scale("kpe_scale", cache.kpe_scale);
+}
+
+Plane offset(Plane plane, int64_t bytes) {
+  if (plane.base != nullptr) plane.base += bytes;
+  return plane;
+}
+
+/// A packed cache's planes.
+void point_to_packed(const KvCache& cache, Cache& result) {
+  const KvLayout layout = kv_layout(cache.format);
+  const bool footer = layout.scale_kind == ScaleKind::kFooterUE8M0;
+  result.ckv = {.base = static_cast<std::byte*>(cache.kv.data),
+                .stride_page = cache.kv.stride[0],
+                .stride_token = footer ? layout.row_bytes : cache.kv.stride[1]};
+  result.kpe = offset(result.ckv, layout.rope_offset);
+  result.scales =
+      offset(result.ckv, footer ? footer_scale_offset(layout, result.page_size, 0) : int64_t{layout.scale_offset});
+  if (footer) result.scales.stride_token = layout.scale_bytes_per_token;
+  result.num_scales = layout.nope_dim / layout.channels_per_scale;
+  result.writes_scales = true;
+  result.power_of_two_scales = footer || cache.power_of_two_scales;
+}
+
+void point_to_scales(const KvCache& cache, Cache& result) {
+  const TensorView& scale = cache.ckv_scale;
+  const bool of_quarters = scale.ndim == 3;
+  result.scales.base = static_cast<std::byte*>(scale.data);
+  if (of_quarters) {
+    const auto element = static_cast<int64_t>(sizeof(float));
+    result.scales.stride_page = scale.stride[0] * element;
+    result.scales.stride_token = scale.stride[1] * element;
+  }
+  result.num_scales = of_quarters ? 4 : 1;
+  result.writes_scales = of_quarters;
+  result.power_of_two_scales = cache.power_of_two_scales;
+  if (result.d_kpe > 0)
+    result.kpe_scale = static_cast<const float*>(cache.kpe_scale.given() ? cache.kpe_scale.data : scale.data);
+}
+
+}  // namespace
+
+bool check_page_size(Checks& check, int64_t page_size) {
+  return check.at_least("page_size", page_size, 1) && check.at_most("page_size", page_size, kMaxKvLen);
+}
+
+bool check_byte_pages(Checks& check, const TensorView& kv, int64_t needed, int64_t page_size, Role role,
+                      int64_t& num_pages) {
+  int64_t bytes = kUnbound;
+  return check.tensor("kv", kv, kU8Only, {{"num_pages", &num_pages}, {"page bytes", &bytes}}, role) &&
+         check.require(bytes >= needed, "kv", "expected pages of at least {} bytes ({} tokens), got {}", needed,
+                       page_size, bytes) &&
+         check.require(num_pages <= 1 || kv.stride[0] >= needed, "kv",
+                       "expected a page stride of at least {} bytes ({} tokens), got {}", needed, page_size,
+                       kv.stride[0]);
+}
+
+bool check_cache(Checks& check, std::string_view part, const KvCache& cache, Role role, RowWidths& widths,
+                 CacheShape& shape) {
+  if (!check.ok() || !widths.begin(check, part, cache.format)) return false;
+  const Checks::Within within(check, part);
+  if (is_packed(cache.format)
+          ? !check_packed_rows(check, cache, role, shape)
+          : !check_rows(check, cache_rows(cache), set_of({element_type(cache.format)}),
+                        {{"num_pages", &shape.num_pages}, {"page_size", &shape.page_size}}, role, widths) ||
+                !check_page_size(check, shape.page_size))
+    return false;
+  return check.require(cache.page_size == 0 || cache.page_size == shape.page_size, "page_size",
+                       "expected 0 or {}, as the shape says, got {}", shape.page_size, cache.page_size);
+}
+
+bool finish_cache(Checks& check, std::string_view part, const KvCache& cache, Role role, const RowWidths& widths,
+                  const CacheShape& shape, Cache& result) {
+  if (!check.ok()) return false;
+  const Checks::Within within(check, part);
+  result = {.format = cache.format,
+            .num_pages = shape.num_pages,
+            .page_size = static_cast<int32_t>(shape.page_size),
+            .d_ckv = static_cast<int32_t>(widths.ckv),
+            .d_kpe = static_cast<int32_t>(widths.kpe)};
+  const bool fp8 = cache.format == CacheFormat::kFP8;
+  if (!fp8)
+    for (const auto& [field, view] :
+         {std::pair("ckv_scale", &cache.ckv_scale), std::pair("kpe_scale", &cache.kpe_scale)})
+      if (view->given()) return check.fail(field, "expected none for {}, got a tensor", name(cache.format));
+  if (is_packed(cache.format)) {
+    point_to_packed(cache, result);
+    return true;
+  }
+  if (fp8 && !check_fp8_scales(check, cache, role, widths, shape)) return false;
+  const RowForms forms = cache_rows(cache);
+  const RowPointers rows = point_to_rows(forms, widths);
+  const auto element = static_cast<int64_t>(size_of(forms.first().dtype));
+  const auto plane = [&](void* base, const int64_t* stride) {
+    return Plane{
+        .base = static_cast<std::byte*>(base), .stride_page = stride[0] * element, .stride_token = stride[1] * element};
+  };
+  result.ckv = plane(rows.ckv, rows.ckv_stride);
+  result.kpe = plane(rows.kpe, rows.kpe_stride);
+  if (fp8) point_to_scales(cache, result);
+  return true;
 }
 
 }  // namespace mla::core

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks shared by the operations on a paged latent cache: its tensors, its page table, rows given whole or in two.
+// Checks shared by the operations on a paged latent cache: its tensors and scales, and rows given whole or in two.
 #pragma once
 
 #include <cstdint>
@@ -16,12 +16,21 @@ struct RowWidths {
   int64_t ckv = kUnbound;    // kv_lora_rank
   int64_t kpe = kUnbound;    // qk_rope_head_dim
   int64_t total = kUnbound;  // their sum
+  bool divided = true;       // false once `finish` found nothing that says where kpe begins
 
+  /// Binds the widths that a format fixes; fails for a value that is no format.
+  bool begin(Checks& check, std::string_view part, CacheFormat format);
   /// Derives what can be derived; fails, naming `field`, if the three disagree.
   bool settle(Checks& check, std::string_view field);
   /// Once every tensor has spoken: undivided rows count as ckv. Checks that the widths are usable.
   bool finish(Checks& check);
 };
+
+/// Width of a value: the latent channels, or in fp8_dsv4 the whole row.
+inline Dim value_dim(CacheFormat format, RowWidths& widths) {
+  if (format == CacheFormat::kFP8DsV4) return {"d_v", &widths.total};
+  return {"kv_lora_rank", &widths.ckv};
+}
 
 /// A row tensor that may be given whole (`whole`) or as `ckv` and `kpe`.
 struct RowForms {
@@ -47,17 +56,25 @@ struct RowPointers {
 };
 RowPointers point_to_rows(const RowForms& rows, const RowWidths& widths);
 
-RowForms cache_rows(const KvCache& cache);
+struct CacheShape {
+  int64_t num_pages = kUnbound;
+  int64_t page_size = kUnbound;
 
-/// Format, shapes and layout of a cache; binds `num_pages` and `page_size`.
-bool check_cache(Checks& check, const KvCache& cache, Role role, RowWidths& widths, int64_t& num_pages,
-                 int64_t& page_size);
-Cache make_cache(const KvCache& cache, const RowWidths& widths, int64_t num_pages, int64_t page_size);
+  int64_t num_slots() const { return num_pages * page_size; }
+};
 
-/// Shapes and lengths of a page table; binds `batch_size`. Page numbers are not looked at.
-bool check_page_table(Checks& check, const PageTable& table, int64_t page_size, int64_t& batch_size, Pages& pages);
+/// The cache `part` of the parameters: format, shape and layout of its rows; binds `shape`.
+bool check_cache(Checks& check, std::string_view part, const KvCache& cache, Role role, RowWidths& widths,
+                 CacheShape& shape);
+/// The rest, once the widths are finished: its scales. Then the cache as backends see it.
+bool finish_cache(Checks& check, std::string_view part, const KvCache& cache, Role role, const RowWidths& widths,
+                  const CacheShape& shape, Cache& result);
 
-/// The page numbers that hold tokens 0 .. kv_len of every request.
-bool check_used_pages(Checks& check, const Pages& pages, int64_t num_pages);
+/// Pages of bytes, of `needed` each at least; binds `num_pages`.
+bool check_byte_pages(Checks& check, const TensorView& kv, int64_t needed, int64_t page_size, Role role,
+                      int64_t& num_pages);
+
+/// Tokens of a page.
+bool check_page_size(Checks& check, int64_t page_size);
 
 }  // namespace mla::core

@@ -43,7 +43,7 @@ std::string dims_text(std::initializer_list<Dim> dims) {
   for (const Dim& dim : dims) {
     if (text.size() > 1) text += ", ";
     text += dim.name;
-    if (*dim.extent != kUnbound) text += fmt::format(" = {}", *dim.extent);
+    if (*dim.extent != kUnbound) text += fmt::format("{}{}", dim.name[0] != '\0' ? " = " : "", *dim.extent);
   }
   return text + "]";
 }
@@ -107,10 +107,16 @@ std::string shape_text(const TensorView& view) {
   return text + "]";
 }
 
+std::string FieldPath::text(std::string_view field) const {
+  std::string text;
+  for (int i = 0; i < depth_; ++i) text += fmt::format("{}.", parts_[static_cast<size_t>(i)]);
+  return text += field;
+}
+
 bool Checks::record(std::string_view field, fmt::string_view text, fmt::format_args args) {
   if (ok())
-    status_ =
-        Status(StatusCode::kInvalidArgument, fmt::format("{}: {}: {}", name(op_), field, fmt::vformat(text, args)));
+    status_ = Status(StatusCode::kInvalidArgument,
+                     fmt::format("{}: {}: {}", name(op_), path_.text(field), fmt::vformat(text, args)));
   return false;
 }
 
@@ -158,10 +164,11 @@ bool Checks::place(std::string_view field, const TensorView& view) {
   if (!device_known_) {
     device_known_ = true;
     device_ = view.device;
+    device_path_ = path_;
     device_field_ = field;
   }
   if (view.device == device_) return true;
-  return fail(field, "expected on {}, where {} is, got {}", device_text(device_), device_field_,
+  return fail(field, "expected on {}, where {} is, got {}", device_text(device_), device_path_.text(device_field_),
               device_text(view.device));
 }
 
@@ -195,6 +202,18 @@ bool Checks::at_most(std::string_view field, int64_t value, int64_t most) {
 }
 
 bool Checks::fits_int32(std::string_view field, int64_t value) { return at_most(field, value, INT32_MAX); }
+
+bool Checks::scale(std::string_view field, const TensorView& view) {
+  int64_t one = 1;
+  if (!tensor(field, view, kF32Only, {{"", &one}})) return false;
+  if (!reads_data()) return true;
+  const float value = *static_cast<const float*>(view.data);
+  return require(std::isfinite(value) && value > 0.0F, field, "expected a finite number above 0, got {}", value);
+}
+
+bool Checks::absent(std::string_view field, const TensorView& view, std::string_view why) {
+  return require(!view.given(), field, "expected none, since {}, got a tensor", why);
+}
 
 bool Checks::sm_scale(float value) {
   // Backends work in base 2: they scale by the product.

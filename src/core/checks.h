@@ -5,6 +5,7 @@
 
 #include <fmt/core.h>
 
+#include <array>
 #include <cstdint>
 #include <initializer_list>
 #include <string>
@@ -22,7 +23,7 @@ inline constexpr int64_t kUnbound = -1;
 /// Keys of a request, and tokens of a page: backends count both in int32 and round them up to whole blocks.
 inline constexpr int64_t kMaxKvLen = int64_t{1} << 30;
 
-/// A named dimension. `*extent` is bound by the check if it is kUnbound.
+/// A named dimension ("" for a fixed one). `*extent` is bound by the check if it is kUnbound.
 struct Dim {
   const char* name;
   int64_t* extent;
@@ -38,9 +39,24 @@ constexpr DTypes set_of(std::initializer_list<DType> dtypes) {
   return set;
 }
 inline constexpr DTypes kFloats = set_of({DType::kBF16, DType::kF16, DType::kF32});
+inline constexpr DTypes kFloatsAndE4M3 = kFloats | set_of({DType::kE4M3});
 inline constexpr DTypes kF32Only = set_of({DType::kF32});
 inline constexpr DTypes kI32Only = set_of({DType::kI32});
 inline constexpr DTypes kI64Only = set_of({DType::kI64});
+inline constexpr DTypes kU8Only = set_of({DType::kU8});
+
+/// Where a field stands: the parts of the parameters around it, outermost first.
+class FieldPath {
+ public:
+  void enter(std::string_view part) { parts_[static_cast<size_t>(depth_++)] = part; }
+  void leave() { --depth_; }
+  /// "pool.cache.kv"
+  std::string text(std::string_view field) const;
+
+ private:
+  std::array<std::string_view, 3> parts_;  // as deep as parameters are nested
+  int depth_ = 0;
+};
 
 /// What a caller wants to know: `plan` looks at shapes and lengths only, so that it may be called before the data
 /// exists; `run` looks at everything.
@@ -50,12 +66,26 @@ class Checks {
  public:
   Checks(Op op, Scope scope) : op_(op), scope_(scope) {}
 
+  /// While it lives, fields belong to a part of the parameters.
+  class Within {
+   public:
+    Within(Checks& check, std::string_view part) : check_(check) { check_.path_.enter(part); }
+    ~Within() { check_.path_.leave(); }
+    Within(const Within&) = delete;
+    Within& operator=(const Within&) = delete;
+
+   private:
+    Checks& check_;
+  };
+
   bool ok() const { return status_.ok(); }
   Status take() { return std::move(status_); }
   /// Whether all tensors so far live where this code can read them.
   bool on_cpu() const { return !device_known_ || device_.type == DeviceType::kCpu; }
   Device device() const { return device_; }
   bool full() const { return scope_ == Scope::kAll; }
+  /// Whether the contents of tensors that `plan` does not read may be read.
+  bool reads_data() const { return ok() && full() && on_cpu(); }
 
   /// Records "<op>: <field>: <text>". Always false, to be returned.
   template <class... A>
@@ -81,6 +111,10 @@ class Checks {
   bool at_most(std::string_view field, int64_t value, int64_t most);
   /// `value` fits the int32 of the backends' arguments.
   bool fits_int32(std::string_view field, int64_t value);
+  /// A tensor [1] of f32 whose value is finite and above 0.
+  bool scale(std::string_view field, const TensorView& view);
+  /// A tensor that must not be given: "expected none, since <why>, got a tensor".
+  bool absent(std::string_view field, const TensorView& view, std::string_view why);
   bool sm_scale(float value);
   bool lse_base(LseBase base);
 
@@ -95,8 +129,10 @@ class Checks {
   Op op_;
   Scope scope_;
   Status status_;
+  FieldPath path_;
   bool device_known_ = false;
   Device device_;
+  FieldPath device_path_;
   std::string_view device_field_;
 };
 

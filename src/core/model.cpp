@@ -155,6 +155,16 @@ std::span<const ModelConfig> model_presets() {
                   .v_head_dim = 256,
                   .index_topk = 2048,
                   .rope_theta = 1000000.0},
+      ModelConfig{.name = "deepseek-v4-flash",
+                  .num_attention_heads = 64,
+                  .num_hidden_layers = 43,
+                  .kv_lora_rank = 448,
+                  .qk_nope_head_dim = 448,
+                  .qk_rope_head_dim = 64,
+                  .v_head_dim = 512,
+                  .index_topk = 512,
+                  .sliding_window = 128,
+                  .value_is_row = true},
   };
   return presets;
 }

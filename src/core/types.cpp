@@ -24,6 +24,16 @@ std::string_view name(Op op) {
     case Op::kMergeStates: return "merge_states";
     case Op::kAppend: return "append";
     case Op::kGather: return "gather";
+    case Op::kDecodeSparse: return "decode_sparse";
+    case Op::kPrefillSparse: return "prefill_sparse";
+    case Op::kAppendRope: return "append_rope";
+    case Op::kCopyPages: return "copy_pages";
+    case Op::kBlockTableToCsr: return "block_table_to_csr";
+    case Op::kPhysicalSlots: return "physical_slots";
+    case Op::kAppendIndexer: return "append_indexer";
+    case Op::kIndexerLogits: return "indexer_logits";
+    case Op::kTopK: return "top_k";
+    case Op::kIndexerTopK: return "indexer_top_k";
   }
   return "unknown";
 }

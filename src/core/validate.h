@@ -16,5 +16,15 @@ Status validate(const PrefillParams& params, Scope scope, PrefillArgs& args, Dev
 Status validate(const MergeStatesParams& params, MergeStatesArgs& args, Device& device);
 Status validate(const AppendParams& params, AppendArgs& args, Device& device);
 Status validate(const GatherParams& params, GatherArgs& args, Device& device);
+Status validate(const DecodeSparseParams& params, Scope scope, DecodeSparseArgs& args, Device& device);
+Status validate(const PrefillSparseParams& params, Scope scope, DecodeSparseArgs& args, Device& device);
+Status validate(const AppendRopeParams& params, AppendRopeArgs& args, Device& device);
+Status validate(const CopyPagesParams& params, CopyPagesArgs& args, Device& device);
+Status validate(const BlockTableToCsrParams& params, BlockTableToCsrArgs& args, Device& device);
+Status validate(const PhysicalSlotsParams& params, PhysicalSlotsArgs& args, Device& device);
+Status validate(const AppendIndexerParams& params, AppendIndexerArgs& args, Device& device);
+Status validate(const IndexerLogitsParams& params, IndexerLogitsArgs& args, Device& device);
+Status validate(const TopKParams& params, TopKArgs& args, Device& device);
+Status validate(const IndexerTopKParams& params, IndexerTopKArgs& args, Device& device);
 
 }  // namespace mla::core

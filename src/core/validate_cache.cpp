@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// append and gather.
+// append, append_rope, gather and copy_pages.
 #include <cstdint>
 
-#include "core/cache_checks.h"
+#include "core/batch_checks.h"
 #include "core/list_checks.h"
 #include "core/validate.h"
 
@@ -27,37 +27,78 @@ bool check_ranges(Checks& check, const GatherArgs& args) {
   return check.ok();
 }
 
+bool check_slot_mapping(Checks& check, const TensorView& slots, int64_t num_tokens, const CacheShape& shape) {
+  return check.tensor("slot_mapping", slots, kI64Only, {{"T", &num_tokens}}) &&
+         (!check.on_cpu() ||
+          check_slots(check, "slot_mapping", static_cast<const int64_t*>(slots.data), num_tokens, shape.num_slots()));
+}
+
+/// Queries, all three tensors or none.
+bool check_rope_queries(Checks& check, const AppendRopeParams& params, BatchShape& batch, RowWidths& widths) {
+  if (!params.q_nope.given())
+    return check.absent("q_pe", params.q_pe, "q_nope is not given") &&
+           check.absent("q_out", params.q_out, "q_nope is not given") &&
+           check.absent("q_scale", params.q_scale, "q_nope is not given");
+  return check.tensor("q_nope", params.q_nope, kFloats,
+                      {{"T", &batch.num_tokens}, {"H", &batch.num_heads}, {"kv_lora_rank", &widths.ckv}}) &&
+         check.tensor("q_pe", params.q_pe, set_of({params.q_nope.dtype}),
+                      {{"T", &batch.num_tokens}, {"H", &batch.num_heads}, {"qk_rope_head_dim", &widths.kpe}}) &&
+         widths.settle(check, "q_pe") && check_batch_and_rows(check, batch) &&
+         check.tensor("q_out", params.q_out, kFloatsAndE4M3,
+                      {{"T", &batch.num_tokens}, {"H", &batch.num_heads}, {"d_qk", &widths.total}}, Role::kOutput) &&
+         check_scale_of(check, "q_scale", params.q_scale, "q_out", params.q_out.dtype);
+}
+
+bool check_positions(Checks& check, const TensorView& positions, int64_t num_tokens, int64_t max_positions) {
+  if (!check.tensor("positions", positions, kI64Only, {{"T", &num_tokens}})) return false;
+  if (!check.on_cpu()) return true;
+  const auto* values = static_cast<const int64_t*>(positions.data);
+  for (int64_t t = 0; t < num_tokens; ++t)
+    if (values[t] < 0 || values[t] >= max_positions)
+      return check.fail("positions", "expected 0 to {} (the rows of cos_sin), got {} for token {}", max_positions - 1,
+                        values[t], t);
+  return true;
+}
+
+/// A list of whole pages to copy.
+bool check_page_list(Checks& check, std::string_view field, const TensorView& pages, Dim count, int64_t num_pages) {
+  if (!check.tensor(field, pages, kI32Only, {count}) || !check.fits_int32(field, *count.extent)) return false;
+  const auto* values = static_cast<const int32_t*>(pages.data);
+  if (!check.on_cpu() || all_below(values, *count.extent, num_pages)) return true;
+  int64_t i = 0;
+  while (values[i] >= 0 && values[i] < num_pages) ++i;
+  return check.fail(field, "expected page numbers from 0 to {}, got {} as entry {}", num_pages - 1, values[i], i);
+}
+
 }  // namespace
 
 Status validate(const AppendParams& params, AppendArgs& args, Device& device) {
   Checks check(Op::kAppend, Scope::kAll);
   RowWidths widths;
   int64_t num_tokens = kUnbound;
-  int64_t num_pages = kUnbound;
-  int64_t page_size = kUnbound;
+  CacheShape shape;
+  args = {};
   const RowForms rows{.whole_name = "kv",
                       .ckv_name = "ckv",
                       .kpe_name = "kpe",
                       .whole = params.kv,
                       .ckv = params.ckv,
                       .kpe = params.kpe};
-  if (!check_rows(check, rows, kFloats, {{"T", &num_tokens}}, Role::kInput, widths) ||
-      !check_cache(check, params.cache, Role::kOutput, widths, num_pages, page_size) || !widths.finish(check) ||
-      !check.tensor("slot_mapping", params.slot_mapping, kI64Only, {{"T", &num_tokens}}))
-    return check.take();
-  const auto* slots = static_cast<const int64_t*>(params.slot_mapping.data);
-  if (check.on_cpu() && !check_slots(check, "slot_mapping", slots, num_tokens, num_pages * page_size))
+  if (!widths.begin(check, "cache", params.cache.format) ||
+      !check_rows(check, rows, kFloats, {{"T", &num_tokens}}, Role::kInput, widths) ||
+      !check_cache(check, "cache", params.cache, Role::kOutput, widths, shape) || !widths.finish(check) ||
+      !finish_cache(check, "cache", params.cache, Role::kOutput, widths, shape, args.cache) ||
+      !check_slot_mapping(check, params.slot_mapping, num_tokens, shape))
     return check.take();
 
   const RowPointers at = point_to_rows(rows, widths);
-  args = {.num_tokens = num_tokens,
-          .dtype = rows.first().dtype,
-          .ckv = at.ckv,
-          .ckv_stride_token = at.ckv_stride[0],
-          .kpe = at.kpe,
-          .kpe_stride_token = at.kpe_stride[0],
-          .slot_mapping = slots,
-          .cache = make_cache(params.cache, widths, num_pages, page_size)};
+  args.num_tokens = num_tokens;
+  args.dtype = rows.first().dtype;
+  args.ckv = at.ckv;
+  args.ckv_stride_token = at.ckv_stride[0];
+  args.kpe = at.kpe;
+  args.kpe_stride_token = at.kpe_stride[0];
+  args.slot_mapping = static_cast<const int64_t*>(params.slot_mapping.data);
   device = check.device();
   return check.take();
 }
@@ -67,18 +108,18 @@ Status validate(const GatherParams& params, GatherArgs& args, Device& device) {
   RowWidths widths;
   int64_t batch_size = kUnbound;
   int64_t num_rows = kUnbound;
-  int64_t num_pages = kUnbound;
-  int64_t page_size = kUnbound;
-  Pages pages;
+  CacheShape shape;
+  args = {};
   const RowForms out{.whole_name = "out_kv",
                      .ckv_name = "out_ckv",
                      .kpe_name = "out_kpe",
                      .whole = params.out_kv,
                      .ckv = params.out_ckv,
                      .kpe = params.out_kpe};
-  if (!check_cache(check, params.cache, Role::kInput, widths, num_pages, page_size) ||
+  if (!check_cache(check, "cache", params.cache, Role::kInput, widths, shape) ||
       !check_rows(check, out, kFloats, {{"S", &num_rows}}, Role::kOutput, widths) || !widths.finish(check) ||
-      !check_page_table(check, params.pages, page_size, batch_size, pages))
+      !finish_cache(check, "cache", params.cache, Role::kInput, widths, shape, args.cache) ||
+      !check_page_table(check, params.pages, shape.page_size, {}, batch_size, args.pages))
     return check.take();
   int64_t indptr_extent = batch_size + 1;
   if (params.token_start.given() && !check.lengths("token_start", params.token_start, {"B", &batch_size}))
@@ -86,19 +127,95 @@ Status validate(const GatherParams& params, GatherArgs& args, Device& device) {
   if (!check.lengths("out_indptr", params.out_indptr, {"B + 1", &indptr_extent})) return check.take();
 
   const RowPointers at = point_to_rows(out, widths);
-  args = {.batch_size = static_cast<int32_t>(batch_size),
-          .num_rows = num_rows,
-          .cache = make_cache(params.cache, widths, num_pages, page_size),
-          .pages = pages,
-          .token_start = static_cast<const int32_t*>(if_given(params.token_start).data),
-          .out_indptr = static_cast<const int32_t*>(params.out_indptr.data),
-          .out_dtype = out.first().dtype,
-          .out_ckv = at.ckv,
-          .out_ckv_stride_token = at.ckv_stride[0],
-          .out_kpe = at.kpe,
-          .out_kpe_stride_token = at.kpe_stride[0]};
+  args.batch_size = static_cast<int32_t>(batch_size);
+  args.num_rows = num_rows;
+  args.token_start = static_cast<const int32_t*>(if_given(params.token_start).data);
+  args.out_indptr = static_cast<const int32_t*>(params.out_indptr.data);
+  args.out_dtype = out.first().dtype;
+  args.out_ckv = at.ckv;
+  args.out_ckv_stride_token = at.ckv_stride[0];
+  args.out_kpe = at.kpe;
+  args.out_kpe_stride_token = at.kpe_stride[0];
   if (check.on_cpu() && check_indptr(check, "out_indptr", args.out_indptr, batch_size, "rows of the output", num_rows))
     check_ranges(check, args);
+  device = check.device();
+  return check.take();
+}
+
+Status validate(const AppendRopeParams& params, AppendRopeArgs& args, Device& device) {
+  Checks check(Op::kAppendRope, Scope::kAll);
+  RowWidths widths;
+  BatchShape batch;
+  CacheShape shape;
+  int64_t max_positions = kUnbound;
+  args = {};
+  const bool shapes =
+      widths.begin(check, "cache", params.cache.format) && check_rope_queries(check, params, batch, widths) &&
+      check.tensor("ckv", params.ckv, kFloats, {{"T", &batch.num_tokens}, {"kv_lora_rank", &widths.ckv}}) &&
+      check.tensor("kpe", params.kpe, set_of({params.ckv.dtype}),
+                   {{"T", &batch.num_tokens}, {"qk_rope_head_dim", &widths.kpe}}) &&
+      widths.settle(check, "kpe") && check.at_least("qk_rope_head_dim", widths.kpe, 2) &&
+      check.require(widths.kpe % 2 == 0, "qk_rope_head_dim", "expected an even number, got {}", widths.kpe) &&
+      check.tensor("cos_sin", params.cos_sin, kF32Only,
+                   {{"max_positions", &max_positions}, {"qk_rope_head_dim", &widths.kpe}}) &&
+      check_cache(check, "cache", params.cache, Role::kOutput, widths, shape) && widths.finish(check) &&
+      finish_cache(check, "cache", params.cache, Role::kOutput, widths, shape, args.cache) &&
+      check_positions(check, params.positions, batch.num_tokens, max_positions) &&
+      check_slot_mapping(check, params.slot_mapping, batch.num_tokens, shape);
+  if (!shapes) return check.take();
+
+  args.num_tokens = batch.num_tokens;
+  if (params.q_nope.given()) {
+    args.num_heads = static_cast<int32_t>(batch.num_heads);
+    args.q_dtype = params.q_nope.dtype;
+    args.q_nope = params.q_nope.data;
+    args.q_nope_stride_token = params.q_nope.stride[0];
+    args.q_nope_stride_head = params.q_nope.stride[1];
+    args.q_pe = params.q_pe.data;
+    args.q_pe_stride_token = params.q_pe.stride[0];
+    args.q_pe_stride_head = params.q_pe.stride[1];
+    args.q_out_dtype = params.q_out.dtype;
+    args.q_out = params.q_out.data;
+    args.q_out_stride_token = params.q_out.stride[0];
+    args.q_out_stride_head = params.q_out.stride[1];
+    args.q_scale = static_cast<const float*>(if_given(params.q_scale).data);
+  }
+  args.dtype = params.ckv.dtype;
+  args.ckv = params.ckv.data;
+  args.ckv_stride_token = params.ckv.stride[0];
+  args.kpe = params.kpe.data;
+  args.kpe_stride_token = params.kpe.stride[0];
+  args.cos_sin = static_cast<const float*>(params.cos_sin.data);
+  args.cos_sin_stride_position = params.cos_sin.stride[0];
+  args.positions = static_cast<const int64_t*>(params.positions.data);
+  args.interleaved = params.interleaved;
+  args.slot_mapping = static_cast<const int64_t*>(params.slot_mapping.data);
+  device = check.device();
+  return check.take();
+}
+
+Status validate(const CopyPagesParams& params, CopyPagesArgs& args, Device& device) {
+  Checks check(Op::kCopyPages, Scope::kAll);
+  RowWidths widths;
+  CacheShape from;
+  CacheShape to;
+  int64_t num_from = kUnbound;
+  int64_t num_to = kUnbound;
+  args = {};
+  const bool shapes = check_cache(check, "from", params.from, Role::kInput, widths, from) &&
+                      check_cache(check, "to", params.to, Role::kOutput, widths, to) && widths.finish(check) &&
+                      finish_cache(check, "from", params.from, Role::kInput, widths, from, args.from) &&
+                      finish_cache(check, "to", params.to, Role::kOutput, widths, to, args.to) &&
+                      check_page_list(check, "from_pages", params.from_pages, {"N", &num_from}, from.num_pages) &&
+                      check_page_list(check, "to_pages", params.to_pages, {"M", &num_to}, to.num_pages) &&
+                      check.require(num_to * to.page_size == num_from * from.page_size, "to_pages",
+                                    "expected pages for {} tokens ({} pages of {}), got {} pages of {}",
+                                    num_from * from.page_size, num_from, from.page_size, num_to, to.page_size);
+  if (!shapes) return check.take();
+  args.num_from = num_from;
+  args.num_to = num_to;
+  args.from_pages = static_cast<const int32_t*>(params.from_pages.data);
+  args.to_pages = static_cast<const int32_t*>(params.to_pages.data);
   device = check.device();
   return check.take();
 }

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numbers>
 
 namespace mla::cpu {
 namespace {
@@ -48,13 +49,19 @@ void Tiles::carve(Carver& carver) {
   q_ = carver.take<uint32_t>(rows * shape_.d_qk / kernels_.pack);
   s_ = carver.take<float>(kRowVectors * kernels_.lanes * (keys + kKeyTile));
   p_ = carver.take<uint32_t>(rows * keys / kernels_.pack);
-  keys_ = carver.take<uint32_t>(keys * d_qk * (kernels_.pack == 2 ? 2 : 1) / kernels_.pack);
+  keys_ = carver.take<uint32_t>(keys * d_qk / kernels_.pack);
   values_ = carver.take<uint32_t>(keys / kernels_.pack * (kernels_.pack == 2 ? 2 * kSlab : shape_.d_v));
   o_ = carver.take<float>(rows * shape_.d_v);
   m_ = carver.take<float>(rows);
   l_ = carver.take<float>(rows);
   alpha_ = carver.take<float>(rows);
+  visible_begin_ = carver.take<int32_t>(rows);
   visible_ = carver.take<int32_t>(rows);
+  slope_ = carver.take<float>(rows);
+  position_ = carver.take<int32_t>(rows);
+  key_position_ = carver.take<int32_t>(keys);
+  decoded_rows_ = carver.take<uint16_t>(shape_.decoded_rows ? keys * d_qk : 0);
+  decoded_queries_ = carver.take<uint16_t>(shape_.decoded_queries ? rows * d_qk : 0);
   limit_ = carver.take<int32_t>(kMaxLanes);
   key_steps_ = carver.take<int32_t>(rows);
   aside_keys_ = carver.take<int32_t>(keys);
@@ -72,7 +79,10 @@ void Tiles::begin(int32_t num_rows) {
   const int32_t padded = num_groups_ * kernels_.lanes;
   std::fill_n(m_, padded, kLowest);
   std::fill_n(l_, padded, 0.0F);
-  for (int32_t row = num_rows; row < padded; ++row) set_row(row, nullptr, nullptr, 0);
+  for (int32_t row = num_rows; row < padded; ++row) {
+    set_row(row, nullptr, nullptr, {});
+    set_bias(row, 0.0F, 0);
+  }
 }
 
 /// Rows of one head lie far apart: the hardware does not see the next group coming.
@@ -82,7 +92,24 @@ void Tiles::prefetch_queries(const void* const* rows, int32_t bytes) const {
       __builtin_prefetch(static_cast<const char*>(rows[lane]) + i);
 }
 
+/// Replaces e4m3 rows by copies in bf16.
+void Tiles::decode_queries(int32_t first_width) {
+  uint16_t* to = decoded_queries_;
+  for (int32_t row = 0; row < num_rows_; ++row)
+    for (int32_t part = 0; part < 2; ++part) {
+      const int32_t width = part == 0 ? first_width : shape_.d_qk - first_width;
+      const void*& from = query_rows_[part * shape_.max_rows + row];
+      if (width > 0) kernels_.decode_row(from, width, 1.0F, to);
+      from = to;
+      to += width;
+    }
+}
+
 void Tiles::pack_queries(DType dtype, int32_t first_width) {
+  if (dtype == DType::kE4M3) {
+    decode_queries(first_width);
+    dtype = DType::kBF16;
+  }
   const int64_t steps = shape_.d_qk / kernels_.pack;
   const int64_t first_steps = first_width / kernels_.pack;
   for (int32_t g = 0; g < num_groups_; ++g) {
@@ -109,7 +136,29 @@ void Tiles::score(const KeyBlock& block, const Prefetch& prefetch, int32_t group
                       keys[i], s_ + i * s_stride, s_stride);
 }
 
-void Tiles::score_groups(const KeyBlock& block, int32_t first_key, float scale_log2) {
+bool Tiles::sees(int32_t row, int32_t key, const HiddenKeys* hidden) const {
+  return key >= visible_begin_[row] && key < visible_[row] &&
+         (hidden == nullptr || key < hidden->first() || !hidden->hidden(row, key));
+}
+
+/// Takes keys before a row's range, and those hidden in it, out of a group's scores.
+void Tiles::hide(int32_t first_row, int32_t first_key, int32_t num_keys, const HiddenKeys* hidden, float* s) const {
+  for (int32_t lane = 0; lane < kernels_.lanes; ++lane) {
+    const int32_t row = first_row + lane;
+    for (int32_t key = 0; key < std::min(num_keys, visible_begin_[row] - first_key); ++key)
+      s[key * kernels_.lanes + lane] = kLowest;
+    if (hidden == nullptr || row >= num_rows_) continue;
+    for (int32_t key = std::max(0, hidden->first() - first_key); key < num_keys; ++key)
+      if (hidden->hidden(row, first_key + key)) s[key * kernels_.lanes + lane] = kLowest;
+  }
+}
+
+void Tiles::score_groups(const KeyBlock& block, int32_t first_key, const Scoring& scoring) {
+  const float scale_log2 = (scoring.plain() ? scoring.scale : 1.0F) * std::numbers::log2e_v<float>;
+  const bool hiding =
+      first_key < most_begin_ || (scoring.hidden != nullptr && first_key + block.num_keys > scoring.hidden->first());
+  for (int32_t key = 0; scoring.biased && key < block.num_keys; ++key)
+    key_position_[key] = static_cast<int32_t>(global_position(scoring.share, first_key + key));
   const int32_t lanes = kernels_.lanes;
   const int64_t s_stride = static_cast<int64_t>(shape_.key_block + kKeyTile) * lanes;
   const int64_t p_stride = static_cast<int64_t>(shape_.key_block / kernels_.pack) * lanes;
@@ -120,7 +169,7 @@ void Tiles::score_groups(const KeyBlock& block, int32_t first_key, float scale_l
     for (int32_t i = 0; i < count; ++i) {
       const int32_t* visible = visible_ + (g + i) * lanes;
       const auto [low, high] = std::minmax_element(visible, visible + lanes);
-      least[i] = *low - first_key;
+      least[i] = std::min(*low - first_key, block.num_keys);
       keys[i] = std::clamp(*high - first_key, 0, block.num_keys);
     }
     score(block, g == 0 ? block.prefetch : Prefetch{}, g, keys, count);
@@ -132,10 +181,16 @@ void Tiles::score_groups(const KeyBlock& block, int32_t first_key, float scale_l
         std::fill_n(alpha_ + row, lanes, 1.0F);
         continue;
       }
+      float* s = s_ + i * s_stride;
+      if (!scoring.plain())
+        kernels_.shape_scores(s, n, scoring.scale, scoring.soft_cap, scoring.biased ? slope_ + row : nullptr,
+                              position_ + row, key_position_);
+      if (hiding) hide(row, first_key, n, scoring.hidden, s);
       const bool masked = least[i] < n;
       if (masked)
-        for (int32_t lane = 0; lane < lanes; ++lane) limit_[lane] = visible_[row + lane] - first_key;
-      kernels_.softmax(s_ + i * s_stride, n, masked ? limit_ : nullptr, scale_log2, m_ + row, l_ + row, alpha_ + row,
+        for (int32_t lane = 0; lane < lanes; ++lane)
+          limit_[lane] = std::min(visible_[row + lane] - first_key, block.num_keys);
+      kernels_.softmax(s, n, masked ? limit_ : nullptr, scale_log2, m_ + row, l_ + row, alpha_ + row,
                        p_ + (g + i) * p_stride);
     }
   }
@@ -145,9 +200,11 @@ void Tiles::score_groups(const KeyBlock& block, int32_t first_key, float scale_l
 // of the product and added to the rows that do see them. Costs a look at the keys around the causal diagonal.
 
 /// Finds the keys of the block that not all rows see and whose values are not all finite; returns how many.
-int32_t Tiles::set_aside(const KeyBlock& block, int32_t first_key) {
+int32_t Tiles::set_aside(const KeyBlock& block, int32_t first_key, const HiddenKeys* hidden) {
+  const int32_t all_see_before = std::min(least_visible_, hidden != nullptr ? hidden->first() : least_visible_);
   int32_t count = 0;
-  for (int32_t key = std::max(0, least_visible_ - first_key); key < block.num_keys; ++key) {
+  for (int32_t key = 0; key < block.num_keys; ++key) {
+    if (first_key + key >= most_begin_ && first_key + key < all_see_before) continue;
     bool finite = true;
     if (block.value_rows != nullptr) {
       finite = kernels_.finite(block.value_rows[key], DType::kBF16, shape_.d_v);
@@ -183,10 +240,10 @@ void Tiles::take_out(const KeyBlock& block, int32_t slab, int32_t count) {
 }
 
 /// Adds the set-aside keys to the slab's rows that see them.
-void Tiles::put_back(int32_t first_key, int32_t slab, int32_t count) {
+void Tiles::put_back(int32_t first_key, int32_t slab, int32_t count, const HiddenKeys* hidden) {
   for (int32_t i = 0; i < count; ++i)
     for (int32_t row = 0; row < num_rows_; ++row) {
-      if (visible_[row] <= first_key + aside_keys_[i]) continue;
+      if (!sees(row, first_key + aside_keys_[i], hidden)) continue;
       const float weight = probability(row, aside_keys_[i]);
       float* o = o_ + (int64_t{slab} * shape_.max_rows + row) * kSlab;
       for (int32_t c = 0; c < kSlab; ++c) o[c] += weight * aside_values_[int64_t{i} * kSlab + c];
@@ -216,11 +273,11 @@ Background Tiles::prepare(const KeyBlock& block, int32_t next_slab) const {
           .copy = block.next_keys};
 }
 
-void Tiles::attend(const KeyBlock& block, int32_t first_key, float scale_log2) {
-  score_groups(block, first_key, scale_log2);
+void Tiles::attend(const KeyBlock& block, int32_t first_key, const Scoring& scoring) {
+  score_groups(block, first_key, scoring);
   const int64_t p_stride = static_cast<int64_t>(shape_.key_block / kernels_.pack) * kernels_.lanes;
   const bool packing = block.value_rows != nullptr;
-  const int32_t aside = set_aside(block, first_key);
+  const int32_t aside = set_aside(block, first_key, scoring.hidden);
   if (packing && (!packed_ahead_ || aside > 0))
     kernels_.pack_slab({.rows = block.value_rows, .num_keys = block.num_keys}, values_ + value_buffer_ * slab_stride());
   for (int32_t slab = 0; slab < shape_.d_v / kSlab; ++slab) {
@@ -230,23 +287,22 @@ void Tiles::attend(const KeyBlock& block, int32_t first_key, float scale_log2) {
     kernels_.accumulate(p_, p_stride, values, key_steps_, num_rows_, alpha_, first_,
                         o_ + static_cast<int64_t>(slab) * shape_.max_rows * kSlab,
                         packing ? prepare(block, slab + 1) : Background{});
-    put_back(first_key, slab, aside);
+    put_back(first_key, slab, aside, scoring.hidden);
     value_buffer_ ^= 1;
   }
   packed_ahead_ = block.next_value_rows != nullptr;
   first_ = false;
 }
 
-float Tiles::finish(int32_t row, void* o, DType o_dtype) const {
-  if (first_ || l_[row] == 0.0F) {  // saw no key
-    const std::byte zero[sizeof(float)] = {};
-    auto* out = static_cast<std::byte*>(o);
-    for (int64_t i = 0; i < shape_.d_v; ++i, out += size_of(o_dtype)) std::copy_n(zero, size_of(o_dtype), out);
-    return kLowest;
+float Tiles::lse(int32_t row) const { return saw_none(row) ? kLowest : m_[row] + std::log2(l_[row]); }
+
+void Tiles::store(int32_t row, float factor, void* o, DType o_dtype) const {
+  if (saw_none(row)) {
+    std::memset(o, 0, static_cast<size_t>(shape_.d_v) * size_of(o_dtype));
+    return;
   }
   kernels_.store_row(o_ + static_cast<int64_t>(row) * kSlab, static_cast<int64_t>(shape_.max_rows) * kSlab, shape_.d_v,
-                     1.0F / l_[row], o, o_dtype);
-  return m_[row] + std::log2(l_[row]);
+                     factor / l_[row], o, o_dtype);
 }
 
 void Tiles::add_key_slab(const SlabSource& source, KeyBlock& block) {

@@ -6,37 +6,20 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <span>
 
-#include "core/args.h"
+#include "cpu/carver.h"
 #include "cpu/tile_kernels.h"
-#include "dispatch/implementation.h"
+#include "plan/schedule.h"
 
 namespace mla::cpu {
-
-/// Hands out 64-byte aligned pieces of a buffer; with a null base it only counts.
-class Carver {
- public:
-  explicit Carver(std::byte* base) : base_(base) {}
-
-  template <class T>
-  T* take(int64_t count) {
-    auto* piece = base_ != nullptr ? reinterpret_cast<T*>(base_ + used_) : nullptr;
-    used_ += (static_cast<size_t>(count) * sizeof(T) + 63) / 64 * 64;
-    return piece;
-  }
-  size_t used() const { return used_; }
-
- private:
-  std::byte* base_;
-  size_t used_ = 0;
-};
 
 /// Sizes of the tiles that one worker holds.
 struct TileShape {
   int32_t max_rows = 0;   // query rows of a task, a multiple of lanes
   int32_t key_block = 0;  // keys loaded and scored together
   int32_t d_qk = 0, d_v = 0;
+  bool decoded_rows = false;     // room for a block of keys in bf16, for formats that need decoding
+  bool decoded_queries = false;  // room for the queries in bf16
 
   /// Rows and keys by head widths: the working set (docs/kernels/cpu.md) must stay inside a 1 MiB L2.
   static TileShape choose(const TileKernels& kernels, int32_t d_qk, int32_t d_v);
@@ -53,10 +36,39 @@ struct KeyBlock {
   const void** value_rows = nullptr;  // pack 2: rows of bf16 values, packed one slab at a time; or
   uint32_t* value_slabs = nullptr;    // slabs that are packed already, key_block * kSlab steps apart
   bool values_far = false;            // the scores did not read them
-  // pack 2, where another block follows: what to get ready for it while this one is multiplied.
+  // pack 2, where another block follows: what to get ready for it while this one's values are multiplied. Its keys may
+  // overwrite this one's.
   int32_t next_num_keys = 0;
   const void* const* next_value_rows = nullptr;
   RowCopy next_keys = {};
+};
+
+/// Keys that a row does not see although they lie in its range.
+class HiddenKeys {
+ public:
+  explicit HiddenKeys(int32_t first) : first_(first) {}
+  HiddenKeys(const HiddenKeys&) = delete;
+  HiddenKeys& operator=(const HiddenKeys&) = delete;
+
+  int32_t first() const { return first_; }  // all earlier ones are seen
+  virtual bool hidden(int32_t row, int32_t key) const = 0;
+
+ protected:
+  ~HiddenKeys() = default;
+
+ private:
+  int32_t first_;
+};
+
+/// How dot products become scores: cap * tanh(scale * dot / cap) + slope of the row * (key's - query's position).
+struct Scoring {
+  float scale = 1.0F;
+  float soft_cap = 0.0F;       // 0: none
+  bool biased = false;         // rows have slopes
+  ContextParallel share = {};  // says the keys' positions
+  const HiddenKeys* hidden = nullptr;
+
+  bool plain() const { return soft_cap == 0.0F && !biased; }
 };
 
 /// One worker's tiles, in its part of the workspace.
@@ -67,52 +79,67 @@ class Tiles {
 
   /// Starts a block of rows: no key seen.
   void begin(int32_t num_rows);
-  /// A row's query, in one or two parts, and how many keys of the request it sees.
-  void set_row(int32_t row, const void* first_part, const void* second_part, int32_t visible) {
+  /// A row's query, in one or two parts, and the keys of the request that it sees.
+  void set_row(int32_t row, const void* first_part, const void* second_part, schedule::KeyRange visible) {
     query_rows_[row] = first_part;
     query_rows_[shape_.max_rows + row] = second_part;
-    visible_[row] = visible;
-    least_visible_ = row == 0 ? visible : std::min(least_visible_, visible);
+    visible_begin_[row] = visible.begin;
+    visible_[row] = visible.end;
+    least_visible_ = row == 0 ? visible.end : std::min(least_visible_, visible.end);
+    most_begin_ = row == 0 ? visible.begin : std::max(most_begin_, visible.begin);
+  }
+  /// A row's slope and position, for a biased Scoring.
+  void set_bias(int32_t row, float slope, int32_t position) {
+    slope_[row] = slope;
+    position_[row] = position;
   }
   /// Packs the queries of all rows: parts of `first_width` and d_qk - first_width channels.
   void pack_queries(DType dtype, int32_t first_width);
 
   /// Attends to keys first_key ... first_key + block.num_keys - 1.
-  void attend(const KeyBlock& block, int32_t first_key, float scale_log2);
+  void attend(const KeyBlock& block, int32_t first_key, const Scoring& scoring);
 
-  /// Writes row `row` of the output and returns its lse in base 2 (-inf: it saw no key, and o is 0).
-  float finish(int32_t row, void* o, DType o_dtype) const;
+  /// A row's lse, base 2; -inf: it saw no key.
+  float lse(int32_t row) const;
+  /// A row's largest score, base 2.
+  float largest_score(int32_t row) const { return m_[row]; }
+  /// Writes `factor` times a row of the output; 0 if it saw no key.
+  void store(int32_t row, float factor, void* o, DType o_dtype) const;
 
   /// Packs a slab into key memory and appends the segment that reads it.
   void add_key_slab(const SlabSource& source, KeyBlock& block);
 
   // For loaders: row lists (2 * key_block + kKeyTile entries) and key memory (key_block rows of d_qk elements).
-  // Pairs have two key memories, so that one block can be copied while another is in use.
   const void** rows(int32_t list) { return row_lists_ + list * (2 * shape_.key_block + kKeyTile); }
-  uint32_t* keys(int32_t memory = 0) { return keys_ + memory * key_words(); }
+  uint32_t* keys() { return keys_; }
   uint32_t* value_slabs() { return values_; }
-  int64_t key_words() const { return static_cast<int64_t>(shape_.key_block) * shape_.d_qk / kernels_.pack; }
+  uint16_t* decoded_rows() { return decoded_rows_; }  // [key_block][d_qk]
   int64_t slab_stride() const { return static_cast<int64_t>(shape_.key_block / kernels_.pack) * kSlab; }
   const TileKernels& kernels() const { return kernels_; }
   const TileShape& shape() const { return shape_; }
 
-  static constexpr int32_t kLoaderRowLists = 2;  // lists 0 and 1 are the loader's, the others add_key_slab's
+  static constexpr int32_t kLoaderRowLists = 4;  // lists 0 ... 3 are the loader's, the others add_key_slab's
 
  private:
   void carve(Carver& carver);
-  void score_groups(const KeyBlock& block, int32_t first_key, float scale_log2);
+  bool saw_none(int32_t row) const { return first_ || l_[row] == 0.0F; }
+  void score_groups(const KeyBlock& block, int32_t first_key, const Scoring& scoring);
+  void decode_queries(int32_t first_width);
+  void hide(int32_t first_row, int32_t first_key, int32_t num_keys, const HiddenKeys* hidden, float* s) const;
+  bool sees(int32_t row, int32_t key, const HiddenKeys* hidden) const;
   void prefetch_queries(const void* const* rows, int32_t bytes) const;
-  int32_t set_aside(const KeyBlock& block, int32_t first_key);
+  int32_t set_aside(const KeyBlock& block, int32_t first_key, const HiddenKeys* hidden);
   Background prepare(const KeyBlock& block, int32_t next_slab) const;
   void take_out(const KeyBlock& block, int32_t slab, int32_t count);
-  void put_back(int32_t first_key, int32_t slab, int32_t count);
+  void put_back(int32_t first_key, int32_t slab, int32_t count, const HiddenKeys* hidden);
   float probability(int32_t row, int32_t key) const;
   void score(const KeyBlock& block, const Prefetch& prefetch, int32_t group, const int32_t* keys, int32_t count);
 
   const TileKernels& kernels_;
   TileShape shape_;
   int32_t num_rows_ = 0, num_groups_ = 0;
-  int32_t least_visible_ = 0;  // keys that every row sees
+  int32_t least_visible_ = 0;  // keys from here on some row does not see,
+  int32_t most_begin_ = 0;     // nor those before here
   bool first_ = true;
   bool packed_ahead_ = false;          // the first slab of the next block's values lies in
   int32_t value_buffer_ = 0;           // this one of two buffers
@@ -126,7 +153,13 @@ class Tiles {
   float* m_ = nullptr;
   float* l_ = nullptr;
   float* alpha_ = nullptr;
-  int32_t* visible_ = nullptr;
+  int32_t* visible_begin_ = nullptr;
+  int32_t* visible_ = nullptr;  // end of a row's range
+  float* slope_ = nullptr;
+  int32_t* position_ = nullptr;
+  int32_t* key_position_ = nullptr;
+  uint16_t* decoded_rows_ = nullptr;
+  uint16_t* decoded_queries_ = nullptr;
   int32_t* limit_ = nullptr;
   int32_t* key_steps_ = nullptr;
   const void** row_lists_ = nullptr;
@@ -138,31 +171,5 @@ class Tiles {
 
 /// Repeats the last of a list's num_rows rows until it has `length` entries, and on until they fill whole key tiles.
 void pad_rows(const void** rows, int32_t num_rows, int32_t length);
-
-/// The rows of the tables of decode and prefill for one instruction set.
-struct KernelSet {
-  const TileKernels* pairs;  // for bf16 times bf16; null where the machine has no such instruction
-  const TileKernels* floats;
-
-  const TileKernels& pick(DType a, DType b) const {
-    return pairs != nullptr && a == DType::kBF16 && b == DType::kBF16 ? *pairs : *floats;
-  }
-};
-
-size_t decode_workspace_size(const KernelSet& set, const core::DecodeArgs& args, int32_t num_threads);
-dispatch::PlanSummary plan_decode(const KernelSet& set, const core::DecodeArgs& args, int32_t num_threads,
-                                  std::span<std::byte> workspace);
-void run_decode(const KernelSet& set, const core::DecodeArgs& args, core::ThreadPool& pool,
-                std::span<std::byte> workspace);
-
-size_t prefill_workspace_size(const KernelSet& set, const core::PrefillArgs& args, int32_t num_threads);
-dispatch::PlanSummary plan_prefill(const KernelSet& set, const core::PrefillArgs& args, int32_t num_threads,
-                                   std::span<std::byte> workspace);
-void run_prefill(const KernelSet& set, const core::PrefillArgs& args, core::ThreadPool& pool,
-                 std::span<std::byte> workspace);
-
-void run_merge_states(const KernelSet& set, const core::MergeStatesArgs& args, core::ThreadPool& pool);
-void run_append(const KernelSet& set, const core::AppendArgs& args, core::ThreadPool& pool);
-void run_gather(const KernelSet& set, const core::GatherArgs& args, core::ThreadPool& pool);
 
 }  // namespace mla::cpu

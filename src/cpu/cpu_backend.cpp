@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <array>
 
-#include "cpu/attention.h"
 #include "cpu/isa.h"
+#include "cpu/operations.h"
 #include "mla/backend.h"
 
 namespace mla::cpu {
@@ -19,18 +19,22 @@ constexpr std::string_view kRowNames[] = {"cpu_avx512_bf16", "cpu_avx512", "cpu_
 
 constexpr int64_t kMaxHeadDim = 1024;
 
+KernelSet floats_only(const TileKernels* tiles, const RowKernels* rows) { return {nullptr, tiles, rows, rows}; }
+
 /// The kernels of a level. Only called where `built` says so and the machine has the level.
 template <size_t kLevel>
 const KernelSet& kernel_set() {
 #if MLA_CPU_X86
   static const KernelSet set = [] {
-    if constexpr (kLevel == 0) return KernelSet{tile_kernels_avx512_bf16_pairs(), tile_kernels_avx512()};
-    if constexpr (kLevel == 1) return KernelSet{nullptr, tile_kernels_avx512()};
-    if constexpr (kLevel == 2) return KernelSet{nullptr, tile_kernels_avx2()};
-    if constexpr (kLevel == 3) return KernelSet{nullptr, tile_kernels_portable()};
+    if constexpr (kLevel == 0)
+      return KernelSet{tile_kernels_avx512_bf16_pairs(), tile_kernels_avx512(), row_kernels_avx512_bf16(),
+                       row_kernels_avx512()};
+    if constexpr (kLevel == 1) return floats_only(tile_kernels_avx512(), row_kernels_avx512());
+    if constexpr (kLevel == 2) return floats_only(tile_kernels_avx2(), row_kernels_avx2());
+    if constexpr (kLevel == 3) return floats_only(tile_kernels_portable(), row_kernels_portable());
   }();
 #else
-  static const KernelSet set{nullptr, tile_kernels_portable()};
+  static const KernelSet set = floats_only(tile_kernels_portable(), row_kernels_portable());
 #endif
   return set;
 }
@@ -47,27 +51,32 @@ Reason missing(size_t level) {
   return {};
 }
 
-bool is_16_bit(CacheFormat format) { return format == CacheFormat::kBF16 || format == CacheFormat::kF16; }
-
 bool is_float(DType dtype) { return dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32; }
+
+/// Attention in the absorbed form, over a latent cache.
+bool is_absorbed(Op op) { return op == Op::kDecode || op == Op::kDecodeSparse || op == Op::kPrefillSparse; }
 
 /// What every level refuses alike; empty if nothing.
 Reason refusal(const Problem& problem) {
   if (problem.device.type != DeviceType::kCpu)
     return Reason::format("tensors are on {}, not on the CPU", name(problem.device.type));
-  if (!is_float(problem.q_dtype)) return Reason::format("takes bf16, f16 and f32, not {}", name(problem.q_dtype));
-  const bool cached = problem.op == Op::kDecode || problem.op == Op::kAppend || problem.op == Op::kGather;
-  if (cached && !is_16_bit(problem.cache)) return Reason::format("no {} cache yet", name(problem.cache));
+  const bool absorbed = is_absorbed(problem.op);
+  const bool indexer = problem.op == Op::kIndexerLogits || problem.op == Op::kIndexerTopK;
+  if (!is_float(problem.q_dtype) && !((absorbed || indexer) && problem.q_dtype == DType::kE4M3))
+    return Reason::format("takes bf16, f16 and f32{}, not {}", absorbed || indexer ? " and e4m3" : "",
+                          name(problem.q_dtype));
+  if (problem.op == Op::kCopyPages && problem.d_qk > kMaxCopiedWidth)
+    return Reason::format("takes rows of at most {} channels, not {}", kMaxCopiedWidth, problem.d_qk);
   if (problem.op == Op::kMergeStates && problem.d_v % kMaxLanes != 0)
     return Reason::format("d_v must be a multiple of {}, not {}", kMaxLanes, problem.d_v);
-  if (problem.op != Op::kDecode && problem.op != Op::kPrefill) return {};
+  if (!absorbed && problem.op != Op::kPrefill) return {};
   if (problem.d_v % kSlab != 0 || problem.d_v < kSlab || problem.d_v > kMaxHeadDim)
     return Reason::format("d_v must be a multiple of {} up to {}, not {}", kSlab, kMaxHeadDim, problem.d_v);
   const int64_t multiple = 2 * kStepChunk;
   if (problem.d_qk % multiple != 0 || problem.d_qk < multiple || problem.d_qk > kMaxHeadDim + kSlab)
     return Reason::format("d_qk must be a multiple of {} up to {}, not {}", multiple, kMaxHeadDim + kSlab,
                           problem.d_qk);
-  if (problem.op == Op::kDecode && problem.d_qk < problem.d_v)
+  if (absorbed && problem.d_qk < problem.d_v)
     return Reason::format("d_qk must be at least d_v, {}, not {}", problem.d_v, problem.d_qk);
   return {};
 }
@@ -76,11 +85,12 @@ template <size_t kLevel>
 Verdict verdict(const Problem& problem) {
   for (const Reason& reason : {refusal(problem), missing(kLevel)})
     if (!reason.empty()) return {.usable = false, .reason = reason};
-  const bool attention = problem.op == Op::kDecode || problem.op == Op::kPrefill;
-  if (!attention) return {.usable = true, .reason = "row by row"};
-  const bool bf16 =
-      problem.q_dtype == DType::kBF16 && (problem.op == Op::kPrefill || problem.cache == CacheFormat::kBF16);
-  const bool pairs = kLevel == 0 && bf16;
+  const bool absorbed = is_absorbed(problem.op);
+  const bool indexer = problem.op == Op::kIndexerLogits || problem.op == Op::kIndexerTopK;
+  if (!absorbed && !indexer && problem.op != Op::kPrefill) return {.usable = true, .reason = "row by row"};
+  const bool bf16_keys = problem.op == Op::kPrefill || indexer || problem.cache != CacheFormat::kF16;
+  const bool bf16_queries = problem.q_dtype == DType::kBF16 || problem.q_dtype == DType::kE4M3;
+  const bool pairs = kLevel == 0 && bf16_queries && bf16_keys;
   return {.usable = true,
           .reason = pairs ? "multiplies bf16 pairs, sums in f32" : "converts to f32 and multiplies in f32"};
 }
@@ -137,6 +147,34 @@ std::span<const dispatch::DirectImplementation<core::AppendArgs>> append_rows() 
 }
 std::span<const dispatch::DirectImplementation<core::GatherArgs>> gather_rows() {
   return DirectRows<core::GatherArgs, run_gather>::rows;
+}
+
+std::span<const dispatch::PlannedImplementation<core::DecodeSparseArgs>> decode_sparse_rows() {
+  return PlannedRows<core::DecodeSparseArgs, decode_sparse_workspace_size, plan_decode_sparse, run_decode_sparse>::rows;
+}
+std::span<const dispatch::DirectImplementation<core::AppendRopeArgs>> append_rope_rows() {
+  return DirectRows<core::AppendRopeArgs, run_append_rope>::rows;
+}
+std::span<const dispatch::DirectImplementation<core::CopyPagesArgs>> copy_pages_rows() {
+  return DirectRows<core::CopyPagesArgs, run_copy_pages>::rows;
+}
+std::span<const dispatch::DirectImplementation<core::BlockTableToCsrArgs>> block_table_to_csr_rows() {
+  return DirectRows<core::BlockTableToCsrArgs, run_block_table_to_csr>::rows;
+}
+std::span<const dispatch::DirectImplementation<core::PhysicalSlotsArgs>> physical_slots_rows() {
+  return DirectRows<core::PhysicalSlotsArgs, run_physical_slots>::rows;
+}
+std::span<const dispatch::DirectImplementation<core::AppendIndexerArgs>> append_indexer_rows() {
+  return DirectRows<core::AppendIndexerArgs, run_append_indexer>::rows;
+}
+std::span<const dispatch::DirectImplementation<core::IndexerLogitsArgs>> indexer_logits_rows() {
+  return DirectRows<core::IndexerLogitsArgs, run_indexer_logits>::rows;
+}
+std::span<const dispatch::DirectImplementation<core::TopKArgs>> top_k_rows() {
+  return DirectRows<core::TopKArgs, run_top_k>::rows;
+}
+std::span<const dispatch::DirectImplementation<core::IndexerTopKArgs>> indexer_top_k_rows() {
+  return DirectRows<core::IndexerTopKArgs, run_indexer_top_k>::rows;
 }
 
 }  // namespace mla::cpu

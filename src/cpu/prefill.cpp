@@ -5,16 +5,12 @@
 #include <numbers>
 #include <vector>
 
-#include "cpu/attention.h"
-#include "cpu/task_list.h"
-#include "plan/schedule.h"
+#include "cpu/attention_plan.h"
+#include "cpu/lse.h"
+#include "cpu/operations.h"
 
 namespace mla::cpu {
 namespace {
-
-const TileKernels& kernels_for(const KernelSet& set, const core::PrefillArgs& args) {
-  return set.pick(args.dtype, args.dtype);
-}
 
 schedule::Sequence sequence_of(const core::PrefillArgs& args, int32_t request, int32_t head) {
   return {.request = request,
@@ -22,44 +18,29 @@ schedule::Sequence sequence_of(const core::PrefillArgs& args, int32_t request, i
           .q_len = args.qo_indptr[request + 1] - args.qo_indptr[request],
           .rows_per_token = 1,
           .kv_len = args.kv_indptr[request + 1] - args.kv_indptr[request],
-          .causal = args.causal};
+          .causal = args.causal,
+          .window_left = args.options.window_left};
 }
 
-schedule::SplitOptions split_options(const core::PrefillArgs& args, const TileKernels& kernels, const TileShape& shape,
-                                     int32_t num_threads) {
-  schedule::SplitOptions options{.num_workers = num_threads,
-                                 .max_rows = shape.max_rows,
-                                 .key_block = shape.key_block,
-                                 .split_keys = false,
-                                 .batch_invariant = args.batch_invariant};
-  options.cost.group_rows = kernels.lanes;
-  return options;
+AttentionSetup setup_of(const KernelSet& set, const core::PrefillArgs& args, int32_t num_threads) {
+  const TileKernels& kernels = set.pick(args.dtype, args.dtype);
+  const TileShape shape = TileShape::choose(kernels, args.d_qk, args.d_v);
+  schedule::SplitOptions options = split_options(kernels, shape, num_threads, args.batch_invariant);
+  options.split_keys = false;
+  return {.kernels = kernels, .shape = shape, .options = options};
 }
 
-schedule::Schedule schedule_of(const core::PrefillArgs& args, const schedule::SplitOptions& options) {
+std::vector<schedule::Sequence> sequences_of(const core::PrefillArgs& args) {
   std::vector<schedule::Sequence> sequences;
   sequences.reserve(static_cast<size_t>(args.batch_size) * static_cast<size_t>(args.num_heads));
   for (int32_t request = 0; request < args.batch_size; ++request)
     for (int32_t head = 0; head < args.num_heads; ++head) sequences.push_back(sequence_of(args, request, head));
-  return schedule::make_schedule(sequences, options);
+  return sequences;
 }
 
-struct Layout {
-  TaskList tasks;
-  std::byte* tiles = nullptr;  // [workers][tile_bytes]
-  size_t tile_bytes = 0;
-
-  Layout(Carver& carver, const TileKernels& kernels, const TileShape& shape, const TaskList::Capacity& capacity,
-         int32_t num_threads)
-      : tasks(carver, capacity), tile_bytes((Tiles::bytes(kernels, shape) + 63) / 64 * 64) {
-    tiles = carver.take<std::byte>(static_cast<int64_t>(tile_bytes) * num_threads);
-  }
-};
-
-TaskList::Capacity capacity_of(const core::PrefillArgs& args, const schedule::SplitOptions& options) {
+TaskList::Capacity capacity_of(const AttentionSetup& setup, const core::PrefillArgs& args) {
   const int64_t heads = args.num_heads;
-  return {.tasks = static_cast<int32_t>(schedule::max_tasks(args.num_tokens * heads, args.batch_size * heads, options)),
-          .partials = 0};
+  return capacity_of(setup, args.num_tokens * heads, args.batch_size * heads, [&] { return sequences_of(args); });
 }
 
 /// Makes key blocks of one head. The rows of a head lie far apart: pairs multiply a copy of the keys, made beside the
@@ -74,7 +55,9 @@ class HeadLoader {
         d_v_(args.d_v),
         k_(rows_of(args.k, args.k_stride_token, args.k_stride_head, args, task)),
         v_(rows_of(args.v, args.v_stride_token, args.v_stride_head, args, task)),
-        end_(task.kv_end) {
+        end_(task.kv_end),
+        listed_(task.kv_begin) {
+    if (task.kv_begin >= task.kv_end) return;
     list(task.kv_begin, 0);
     if (tiles_.kernels().pack == 2) tiles_.kernels().copy_rows(copy_of(tiles_.rows(0), count_at(task.kv_begin)));
   }
@@ -105,7 +88,6 @@ class HeadLoader {
     point_at_copy(k, count);
     block.segments[block.num_segments++] = {.rows = k, .steps = d_qk_ / 2};
     if (next_count == 0) return;
-    memory_ ^= 1;
     block.next_num_keys = next_count;
     block.next_value_rows = v + key_block_;
     block.next_keys = copy_of(k + key_block_, next_count);
@@ -129,7 +111,7 @@ class HeadLoader {
     return static_cast<int32_t>((width * static_cast<int64_t>(size_of(dtype_)) + 63) / 64);
   }
   RowCopy copy_of(const void* const* rows, int32_t count) const {
-    return {.rows = rows, .num_rows = count, .lines = lines(d_qk_), .to = tiles_.keys(memory_)};
+    return {.rows = rows, .num_rows = count, .lines = lines(d_qk_), .to = tiles_.keys()};
   }
 
   /// Lists the block at key `begin` from entry `entry` of both lists on.
@@ -143,7 +125,7 @@ class HeadLoader {
   }
 
   void point_at_copy(const void** k, int32_t count) const {
-    const auto* row = reinterpret_cast<const std::byte*>(tiles_.keys(memory_));
+    const auto* row = reinterpret_cast<const std::byte*>(tiles_.keys());
     for (int32_t key = 0; key < count; ++key, row += int64_t{lines(d_qk_)} * 64) k[key] = row;
     pad_rows(k, count, count);
   }
@@ -169,8 +151,7 @@ class HeadLoader {
   int32_t d_qk_, d_v_;
   Rows k_, v_;
   int32_t end_;
-  int32_t listed_ = 0;  // first key of the lists
-  int32_t memory_ = 0;  // which key memory the next copy fills
+  int32_t listed_;  // first key of the lists
 };
 
 class PrefillRun {
@@ -181,24 +162,29 @@ class PrefillRun {
   void run(const schedule::Task& task, Tiles& tiles) const {
     const int64_t first_token = args_.qo_indptr[task.request] + task.row_begin;
     const schedule::Sequence sequence = sequence_of(args_, task.request, task.head);
+    const core::Options& options = args_.options;
+    const Scoring scoring{
+        .scale = args_.sm_scale, .soft_cap = options.logits_soft_cap, .biased = options.alibi_slopes != nullptr};
     tiles.begin(task.row_count);
     for (int32_t row = 0; row < task.row_count; ++row) {
       const char* q = element(args_.q, (first_token + row) * args_.q_stride_token + task.head * args_.q_stride_head);
       tiles.set_row(row, q, nullptr, schedule::visible_keys(sequence, task.row_begin + row));
+      if (scoring.biased)
+        tiles.set_bias(row, options.alibi_slopes[task.head], schedule::query_position(sequence, task.row_begin + row));
     }
     tiles.pack_queries(args_.dtype, args_.d_qk);
-    const float scale_log2 = args_.sm_scale * std::numbers::log2e_v<float>;
     HeadLoader loader(args_, task, tiles);
     KeyBlock block;
     for (int32_t key = task.kv_begin; key < task.kv_end; key += shape_.key_block) {
       loader.load(key, block);
-      tiles.attend(block, key, scale_log2);
+      tiles.attend(block, key, scoring);
     }
     for (int32_t row = 0; row < task.row_count; ++row) {
       if (row + kRowsAhead < task.row_count)
         kernels_.prefetch_for_write(output(task, row + kRowsAhead),
                                     args_.d_v * static_cast<int64_t>(size_of(args_.o_dtype)));
-      const float lse = tiles.finish(row, output(task, row), args_.o_dtype);
+      const float lse = tiles.lse(row);
+      tiles.store(row, sink_factor(options.attn_sink, task.head, lse), output(task, row), args_.o_dtype);
       const int64_t token = first_token + row;
       if (args_.lse != nullptr)
         args_.lse[token * args_.lse_stride_token + task.head * args_.lse_stride_head] =
@@ -227,35 +213,22 @@ class PrefillRun {
 }  // namespace
 
 size_t prefill_workspace_size(const KernelSet& set, const core::PrefillArgs& args, int32_t num_threads) {
-  const TileKernels& kernels = kernels_for(set, args);
-  const TileShape shape = TileShape::choose(kernels, args.d_qk, args.d_v);
-  Carver carver(nullptr);
-  const schedule::SplitOptions options = split_options(args, kernels, shape, num_threads);
-  const Layout layout(carver, kernels, shape, capacity_of(args, options), num_threads);
-  return carver.used();
+  const AttentionSetup setup = setup_of(set, args, num_threads);
+  return attention_workspace_size(setup, capacity_of(setup, args));
 }
 
 dispatch::PlanSummary plan_prefill(const KernelSet& set, const core::PrefillArgs& args, int32_t num_threads,
                                    std::span<std::byte> workspace) {
-  const TileKernels& kernels = kernels_for(set, args);
-  const TileShape shape = TileShape::choose(kernels, args.d_qk, args.d_v);
-  Carver carver(workspace.data());
-  const schedule::SplitOptions options = split_options(args, kernels, shape, num_threads);
-  Layout layout(carver, kernels, shape, capacity_of(args, options), num_threads);
-  return layout.tasks.store(schedule_of(args, options), shape);
+  const AttentionSetup setup = setup_of(set, args, num_threads);
+  return plan_attention(setup, capacity_of(setup, args), sequences_of(args), workspace);
 }
 
 void run_prefill(const KernelSet& set, const core::PrefillArgs& args, core::ThreadPool& pool,
                  std::span<std::byte> workspace) {
-  const TileKernels& kernels = kernels_for(set, args);
-  const TileShape shape = TileShape::choose(kernels, args.d_qk, args.d_v);
-  Carver carver(workspace.data());
-  const Layout layout(carver, kernels, shape, TaskList::stored_capacity(workspace.data()), pool.size());
-  const PrefillRun run(args, kernels, shape);
-  layout.tasks.for_each(pool, [&](const schedule::Task& task, int32_t worker) {
-    Tiles tiles(kernels, shape, layout.tiles + static_cast<size_t>(worker) * layout.tile_bytes);
-    run.run(task, tiles);
-  });
+  const AttentionSetup setup = setup_of(set, args, pool.size());
+  const PrefillRun run(args, setup.kernels, setup.shape);
+  run_attention(setup, pool, workspace,
+                [&](const schedule::Task& task, Tiles& tiles, const AttentionLayout&) { run.run(task, tiles); });
 }
 
 }  // namespace mla::cpu

@@ -34,14 +34,4 @@ dispatch::PlanSummary TaskList::store(const schedule::Schedule& schedule, const 
                               shape.key_block)};
 }
 
-float merge_weights(float* lse, int64_t stride, int32_t n) {
-  LogSum sum;
-  for (int32_t i = 0; i < n; ++i) sum.see(lse[i * stride]);
-  if (!sum.empty())
-    for (int32_t i = 0; i < n; ++i) sum.add(lse[i * stride]);
-  const float merged = sum.value();
-  for (int32_t i = 0; i < n; ++i) lse[i * stride] = sum.empty() ? 0.0F : std::exp2(lse[i * stride] - merged);
-  return merged;
-}
-
 }  // namespace mla::cpu

@@ -3,11 +3,12 @@
 #pragma once
 
 #include <atomic>
-#include <cmath>
 #include <cstdint>
-#include <limits>
 
+#include "core/thread_pool.h"
 #include "cpu/attention.h"
+#include "dispatch/implementation.h"
+#include "cpu/lse.h"
 #include "plan/schedule.h"
 
 namespace mla::cpu {
@@ -56,24 +57,6 @@ class TaskList {
   schedule::Task* tasks_;
   int32_t* group_begin_;
   Capacity capacity_;
-};
-
-/// Turns n partial lse values (base 2, `stride` apart) into the weights with which their outputs are summed, in place,
-/// and returns the merged lse. All -inf: weights 0, lse -inf.
-float merge_weights(float* lse, int64_t stride, int32_t n);
-
-/// log2(2^a + 2^b + ...) of values added one by one. NaN in, NaN out; nothing but -inf gives -inf.
-class LogSum {
- public:
-  /// The largest value must be known before the sum: feed all to `see`, then all to `add`.
-  void see(float value) { top_ = value > top_ || std::isnan(value) ? value : top_; }
-  void add(float value) { sum_ += std::exp2(value - top_); }
-  bool empty() const { return top_ == -std::numeric_limits<float>::infinity(); }
-  float value() const { return empty() ? top_ : top_ + std::log2(sum_); }
-
- private:
-  float top_ = -std::numeric_limits<float>::infinity();
-  float sum_ = 0.0F;
 };
 
 }  // namespace mla::cpu

@@ -5,119 +5,21 @@
 //
 // Register tiles (docs/kernels/cpu.md): scores kScoreVectors x kKeyTile, accumulate kRowTile x kValueVectors.
 #include <hwy/cache_control.h>
-#include <hwy/highway.h>
 
 #include <cstring>
 
+#include "cpu/e4m3-inl.h"
 #include "cpu/tile_kernels.h"
-#include "mla/numeric.h"
-
-#define MLA_UNROLL _Pragma("GCC unroll 32")
+#include "cpu/vectors-inl.h"
 
 namespace mla::cpu::MLA_CPU_ISA {
 namespace {
-
-namespace hn = hwy::HWY_NAMESPACE;
-
-using Floats = hn::CappedTag<float, kMaxLanes>;
-using Words = hn::RebindToUnsigned<Floats>;
-using Ints = hn::RebindToSigned<Floats>;
-using FloatVec = hn::Vec<Floats>;
-using WordVec = hn::Vec<Words>;
-
-constexpr Floats kFloats;
-constexpr Words kWords;
-constexpr Ints kInts;
-constexpr int32_t kLanes = static_cast<int32_t>(hn::MaxLanes(Floats()));
 
 // Registers: AVX-512 has 32, the others 16. Two row vectors' accumulators would not fit 16.
 constexpr bool kManyRegisters = kLanes == 16;
 constexpr int32_t kScoreVectors = kManyRegisters ? kRowVectors : 1;
 constexpr int32_t kValueVectors = 2;
 constexpr int32_t kRowTile = HWY_MIN(kManyRegisters ? 8 : 4, kLanes);  // a tile's rows lie in one group
-
-template <class T>
-HWY_INLINE T load_unaligned(const void* from) {
-  T value;
-  std::memcpy(&value, from, sizeof value);
-  return value;
-}
-
-// ---- the multiply: what one step is ----
-
-#if MLA_CPU_BF16_PAIRS
-constexpr int32_t kPack = 2;
-using Operand = WordVec;
-HWY_INLINE Operand load_operand(const uint32_t* from) { return hn::LoadU(kWords, from); }
-HWY_INLINE Operand broadcast(const void* from) { return hn::Set(kWords, load_unaligned<uint32_t>(from)); }
-HWY_INLINE FloatVec multiply_add(Operand a, Operand b, FloatVec sum) {
-  return FloatVec{_mm512_dpbf16_ps(sum.raw, reinterpret_cast<__m512bh>(a.raw), reinterpret_cast<__m512bh>(b.raw))};
-}
-#else
-constexpr int32_t kPack = 1;
-using Operand = FloatVec;
-HWY_INLINE Operand load_operand(const uint32_t* from) { return hn::BitCast(kFloats, hn::LoadU(kWords, from)); }
-HWY_INLINE Operand broadcast(const void* from) { return hn::Set(kFloats, load_unaligned<float>(from)); }
-HWY_INLINE FloatVec multiply_add(Operand a, Operand b, FloatVec sum) { return hn::MulAdd(a, b, sum); }
-#endif
-
-// ---- conversions ----
-
-HWY_INLINE WordVec round_to_bf16(FloatVec x) {  // ties to even, NaN stays NaN; result in the low half of each lane
-  const WordVec bits = hn::BitCast(kWords, x);
-  const WordVec odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(kWords, 1U));
-  const WordVec rounded = hn::ShiftRight<16>(bits + hn::Set(kWords, 0x7FFFU) + odd);
-  return hn::IfThenElse(hn::RebindMask(kWords, hn::IsNaN(x)), hn::Set(kWords, 0x7FC0U), rounded);
-}
-
-HWY_INLINE FloatVec load_as_f32(const void* from, DType dtype) {
-  const hn::Rebind<uint16_t, Floats> halves;
-  switch (dtype) {
-    case DType::kBF16: {
-      const auto bits = hn::LoadU(halves, static_cast<const uint16_t*>(from));
-      return hn::BitCast(kFloats, hn::ShiftLeft<16>(hn::PromoteTo(kWords, bits)));
-    }
-    case DType::kF16: {
-#if defined(__F16C__) || HWY_ARCH_ARM_A64
-      const hn::Rebind<hwy::float16_t, Floats> f16;
-      return hn::PromoteTo(kFloats, hn::BitCast(f16, hn::LoadU(halves, static_cast<const uint16_t*>(from))));
-#else
-      float values[kLanes];
-      for (int32_t i = 0; i < kLanes; ++i) values[i] = f16_to_f32(static_cast<const uint16_t*>(from)[i]);
-      return hn::LoadU(kFloats, values);
-#endif
-    }
-    default: return hn::LoadU(kFloats, static_cast<const float*>(from));
-  }
-}
-
-HWY_INLINE void store_from_f32(FloatVec x, void* to, DType dtype) {
-  const hn::Rebind<uint16_t, Floats> halves;
-  switch (dtype) {
-    case DType::kBF16:
-      hn::StoreU(hn::DemoteTo(halves, hn::BitCast(kInts, round_to_bf16(x))), halves, static_cast<uint16_t*>(to));
-      return;
-    case DType::kF16: {
-#if defined(__F16C__) || HWY_ARCH_ARM_A64
-      const hn::Rebind<hwy::float16_t, Floats> f16;
-      hn::StoreU(hn::BitCast(halves, hn::DemoteTo(f16, x)), halves, static_cast<uint16_t*>(to));
-#else
-      float values[kLanes];
-      hn::StoreU(x, kFloats, values);
-      for (int32_t i = 0; i < kLanes; ++i) static_cast<uint16_t*>(to)[i] = f32_to_f16(values[i]);
-#endif
-      return;
-    }
-    default: hn::StoreU(x, kFloats, static_cast<float*>(to)); return;
-  }
-}
-
-HWY_INLINE const void* advance(const void* base, DType dtype, int64_t elements) {
-  return static_cast<const char*>(base) + elements * static_cast<int64_t>(size_of(dtype));
-}
-HWY_INLINE void* advance(void* base, DType dtype, int64_t elements) {
-  return static_cast<char*>(base) + elements * static_cast<int64_t>(size_of(dtype));
-}
 
 void convert(const void* src, DType src_dtype, void* dst, DType dst_dtype, int64_t d) {
   int64_t i = 0;
@@ -132,38 +34,6 @@ void convert(const void* src, DType src_dtype, void* dst, DType dst_dtype, int64
 }
 
 // ---- queries ----
-
-/// Turns kLanes rows of as many words into columns.
-HWY_INLINE void transpose(WordVec* rows) {
-#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
-  alignas(64) static constexpr uint32_t kLane[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  const __m512i lane = _mm512_load_si512(kLane);
-  MLA_UNROLL for (int32_t bit = 1; bit < kLanes; bit *= 2) {  // swap the off-diagonal blocks of each size
-    const __mmask16 high = _mm512_test_epi32_mask(lane, _mm512_set1_epi32(bit));
-    const __m512i step = _mm512_set1_epi32(bit);
-    const __m512i from_low = _mm512_mask_add_epi32(lane, high, _mm512_sub_epi32(lane, step), _mm512_set1_epi32(kLanes));
-    const __m512i from_high =
-        _mm512_mask_add_epi32(_mm512_add_epi32(lane, step), high, lane, _mm512_set1_epi32(kLanes));
-    MLA_UNROLL for (int32_t i = 0; i < kLanes; ++i) {
-      if ((i & bit) != 0) continue;
-      const __m512i a = rows[i].raw;
-      const __m512i b = rows[i | bit].raw;
-      rows[i].raw = _mm512_permutex2var_epi32(a, from_low, b);
-      rows[i | bit].raw = _mm512_permutex2var_epi32(a, from_high, b);
-    }
-  }
-#else
-  uint32_t words[kLanes][kLanes];
-  for (int32_t i = 0; i < kLanes; ++i) hn::StoreU(rows[i], kWords, words[i]);
-  for (int32_t i = 0; i < kLanes; ++i)
-    for (int32_t j = 0; j < i; ++j) {
-      const uint32_t word = words[i][j];
-      words[i][j] = words[j][i];
-      words[j][i] = word;
-    }
-  for (int32_t i = 0; i < kLanes; ++i) rows[i] = hn::LoadU(kWords, words[i]);
-#endif
-}
 
 void pack_queries(const void* const* rows, DType dtype, int32_t d, uint32_t* q) {
   for (int32_t t = 0; t < d / kPack; t += kLanes) {
@@ -297,6 +167,29 @@ HWY_INLINE FloatVec exp2_nonpositive(FloatVec x) {
   y = hn::MulAdd(y, f, hn::Set(kFloats, 6.93151312e-1F));
   y = hn::MulAdd(y, f, hn::Set(kFloats, 1.0F));
   return times_exp2_floor(y, x);
+}
+
+/// tanh with an absolute error below 2^-21.
+HWY_INLINE FloatVec tanh(FloatVec x) {
+  const FloatVec e = exp2_nonpositive(hn::Abs(x) * hn::Set(kFloats, -2.88539008F));  // -2 log2(e)
+  const FloatVec one = hn::Set(kFloats, 1.0F);
+  return hn::CopySign((one - e) / (one + e), x);
+}
+
+void shape_scores(float* s, int32_t num_keys, float scale, float cap, const float* slope, const int32_t* query_position,
+                  const int32_t* key_position) {
+  const bool capped = cap != 0.0F;
+  const FloatVec before = hn::Set(kFloats, capped ? scale / cap : scale);
+  const FloatVec after = hn::Set(kFloats, cap);
+  const FloatVec slopes = slope != nullptr ? hn::LoadU(kFloats, slope) : hn::Zero(kFloats);
+  const auto positions = hn::LoadU(kInts, query_position);
+  for (int32_t key = 0; key < num_keys; ++key, s += kLanes) {
+    FloatVec x = hn::LoadU(kFloats, s) * before;
+    if (capped) x = tanh(x) * after;
+    if (slope != nullptr)
+      x = hn::MulAdd(slopes, hn::ConvertTo(kFloats, hn::Set(kInts, key_position[key]) - positions), x);
+    hn::StoreU(x, kFloats, s);
+  }
 }
 
 /// Two neighbouring keys' probabilities as one step.
@@ -550,11 +443,22 @@ bool finite(const void* row, DType dtype, int32_t d) {
   }
 }
 
+void decode_row(const void* codes, int32_t d, float scale, uint16_t* to) {
+  const Dequantizer dequantize(scale);
+  dequantize(static_cast<const uint8_t*>(codes), d, to);
+}
+
+/// As store_from_f32, for e4m3 too.
+HWY_INLINE void store_output(FloatVec x, void* to, DType dtype) {
+  if (dtype != DType::kE4M3) return store_from_f32(x, to, dtype);
+  store_codes(f32_to_e4m3(x), static_cast<uint8_t*>(to));
+}
+
 void store_row(const float* o, int64_t o_slab_stride, int32_t d_v, float factor, void* dst, DType dtype) {
   const FloatVec scale = hn::Set(kFloats, factor);
   for (int32_t slab = 0; slab < d_v / kSlab; ++slab, o += o_slab_stride)
     for (int32_t i = 0; i < kSlab; i += kLanes)
-      store_from_f32(hn::LoadU(kFloats, o + i) * scale, advance(dst, dtype, slab * kSlab + i), dtype);
+      store_output(hn::LoadU(kFloats, o + i) * scale, advance(dst, dtype, slab * kSlab + i), dtype);
 }
 
 void weighted_sum(const void* src, int64_t src_stride, DType src_dtype, int32_t n, const float* weight,
@@ -567,7 +471,7 @@ void weighted_sum(const void* src, int64_t src_stride, DType src_dtype, int32_t 
       const void* row = advance(src, src_dtype, state * src_stride + i);
       sum = hn::MulAdd(hn::Set(kFloats, w), load_as_f32(row, src_dtype), sum);
     }
-    store_from_f32(sum, advance(dst, dst_dtype, i), dst_dtype);
+    store_output(sum, advance(dst, dst_dtype, i), dst_dtype);
   }
 }
 
@@ -595,10 +499,12 @@ constexpr TileKernels kTable = {
     .pack = kPack,
     .pack_queries = pack_queries,
     .scores = scores,
+    .shape_scores = shape_scores,
     .softmax = softmax,
     .pack_slab = pack_slab,
     .copy_rows = copy_rows,
     .accumulate = accumulate,
+    .decode_row = decode_row,
     .finite = finite,
     .store_row = store_row,
     .weighted_sum = weighted_sum,

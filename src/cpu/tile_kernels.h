@@ -77,6 +77,11 @@ struct TileKernels {
                  int32_t num_segments, const Prefetch& prefetch, int32_t key_begin, int32_t key_end, float* s,
                  int64_t s_group_stride);
 
+  /// s = cap * tanh(scale * s / cap) + slope[r] * (key_position[j] - query_position[r]) for num_keys keys of one group;
+  /// no tanh if cap is 0, no slopes if null.
+  void (*shape_scores)(float* s, int32_t num_keys, float scale, float cap, const float* slope,
+                       const int32_t* query_position, const int32_t* key_position);
+
   /// Online softmax of one group over one block, base 2. Row r sees key j iff j < limit[r]; a null limit masks nothing.
   /// m, l [lanes]: running maximum (of score * scale_log2) and sum. alpha [lanes]: out, what o must be multiplied by.
   /// num_keys is a multiple of `pack`.
@@ -94,6 +99,9 @@ struct TileKernels {
   /// is done: its loads, shuffles and stores hide behind the multiplies.
   void (*accumulate)(const uint32_t* p, int64_t p_group_stride, const uint32_t* v, const int32_t* key_steps,
                      int32_t num_rows, const float* alpha, bool first, float* o, const Background& background);
+
+  /// d e4m3 codes times `scale`, rounded to bf16.
+  void (*decode_row)(const void* codes, int32_t d, float scale, uint16_t* to);
 
   /// Whether all `d` elements (a multiple of 2 * kMaxLanes) are finite.
   bool (*finite)(const void* row, DType dtype, int32_t d);

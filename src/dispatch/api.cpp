@@ -2,6 +2,7 @@
 // workspace_size, plan and run: validate, select, hand over.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -32,9 +33,22 @@ struct Operation<DecodeParams> {
   using Args = core::DecodeArgs;
   using Row = dispatch::DecodeRow;
   static constexpr Op kOp = Op::kDecode;
-  static constexpr std::array kShapeNames = {"batch_size",   "num_tokens", "num_heads",      "d_qk",
-                                             "d_v",          "q.dtype",    "o.dtype",        "page_size",
-                                             "cache.format", "causal",     "batch_invariant"};
+  static constexpr std::array kShapeNames = {"batch_size",
+                                             "num_tokens",
+                                             "num_heads",
+                                             "d_qk",
+                                             "d_v",
+                                             "q.dtype",
+                                             "o.dtype",
+                                             "page_size",
+                                             "cache.format",
+                                             "causal",
+                                             "tree_mask or tree_parents",
+                                             "options.window_left",
+                                             "context_parallel.rank",
+                                             "context_parallel.world",
+                                             "context_parallel.interleave",
+                                             "batch_invariant"};
 
   static std::array<int64_t, kShapeNames.size()> shape(const Args& a) {
     return {a.batch_size,
@@ -47,6 +61,11 @@ struct Operation<DecodeParams> {
             a.cache.page_size,
             static_cast<int64_t>(a.cache.format),
             static_cast<int64_t>(a.causal),
+            static_cast<int64_t>(a.tree_mask != nullptr || a.tree_parents != nullptr),
+            a.options.window_left,
+            a.context_parallel.rank,
+            a.context_parallel.world,
+            a.context_parallel.interleave,
             static_cast<int64_t>(a.batch_invariant)};
   }
   static int32_t q_len(const Args& a, int32_t request) { return a.queries.len(request); }
@@ -61,8 +80,9 @@ struct Operation<PrefillParams> {
   using Args = core::PrefillArgs;
   using Row = dispatch::PrefillRow;
   static constexpr Op kOp = Op::kPrefill;
-  static constexpr std::array kShapeNames = {"batch_size", "num_tokens", "num_keys", "num_heads", "d_qk",
-                                             "d_v",        "q.dtype",    "o.dtype",  "causal",    "batch_invariant"};
+  static constexpr std::array kShapeNames = {
+      "batch_size", "num_tokens", "num_keys", "num_heads",           "d_qk",           "d_v",
+      "q.dtype",    "o.dtype",    "causal",   "options.window_left", "batch_invariant"};
 
   static std::array<int64_t, kShapeNames.size()> shape(const Args& a) {
     return {a.batch_size,
@@ -74,6 +94,7 @@ struct Operation<PrefillParams> {
             static_cast<int64_t>(a.dtype),
             static_cast<int64_t>(a.o_dtype),
             static_cast<int64_t>(a.causal),
+            a.options.window_left,
             static_cast<int64_t>(a.batch_invariant)};
   }
   static int32_t q_len(const Args& a, int32_t b) { return a.qo_indptr[b + 1] - a.qo_indptr[b]; }
@@ -83,36 +104,113 @@ struct Operation<PrefillParams> {
   }
 };
 
+/// Both sparse operations; they need no lengths.
+template <Op op>
+struct SparseOperation {
+  using Args = core::DecodeSparseArgs;
+  using Row = dispatch::DecodeSparseRow;
+  static constexpr Op kOp = op;
+  static constexpr std::array kShapeNames = {"num_tokens",
+                                             "num_heads",
+                                             "d_qk",
+                                             "d_v",
+                                             "q.dtype",
+                                             "o.dtype",
+                                             "number of pools",
+                                             "topk",
+                                             "cache.format",
+                                             "extra_pool: topk",
+                                             "extra_pool.cache.format",
+                                             "batch_invariant"};
+
+  static std::array<int64_t, kShapeNames.size()> shape(const Args& a) {
+    return {a.num_tokens,
+            a.num_heads,
+            a.d_qk,
+            a.d_v,
+            static_cast<int64_t>(a.q_dtype),
+            static_cast<int64_t>(a.o_dtype),
+            a.num_pools,
+            a.pools[0].topk,
+            static_cast<int64_t>(a.pools[0].cache.format),
+            a.pools[1].topk,
+            static_cast<int64_t>(a.pools[1].cache.format),
+            static_cast<int64_t>(a.batch_invariant)};
+  }
+  static Problem problem(const Args& a, Device device) {
+    return {kOp, device, a.q_dtype, a.pools[0].cache.format, a.num_heads, a.d_qk, a.d_v};
+  }
+};
+
+template <>
+struct Operation<DecodeSparseParams> : SparseOperation<Op::kDecodeSparse> {};
+template <>
+struct Operation<PrefillSparseParams> : SparseOperation<Op::kPrefillSparse> {};
+
+/// Whether a plan depends on the lengths of the requests.
+template <class O>
+constexpr bool kHasLengths = requires(const typename O::Args& args) {
+  O::kv_len(args, 0);
+};
+
 Problem problem_of(const core::MergeStatesArgs& a, Device device) {
   return {Op::kMergeStates, device, a.partial_dtype, CacheFormat::kBF16, a.num_heads, a.d_v, a.d_v};
 }
+/// Rows of `dtype` to or from a cache.
+Problem cache_problem(Op op, Device device, DType dtype, const core::Cache& cache, int64_t num_heads = 1) {
+  return {op, device, dtype, cache.format, num_heads, cache.d_ckv + cache.d_kpe, cache.d_ckv};
+}
 Problem problem_of(const core::AppendArgs& a, Device device) {
-  return {Op::kAppend, device, a.dtype, a.cache.format, 1, a.cache.d_ckv + a.cache.d_kpe, a.cache.d_ckv};
+  return cache_problem(Op::kAppend, device, a.dtype, a.cache);
+}
+Problem problem_of(const core::AppendRopeArgs& a, Device device) {
+  return cache_problem(Op::kAppendRope, device, a.dtype, a.cache, std::max(a.num_heads, 1));
 }
 Problem problem_of(const core::GatherArgs& a, Device device) {
-  return {Op::kGather, device, a.out_dtype, a.cache.format, 1, a.cache.d_ckv + a.cache.d_kpe, a.cache.d_ckv};
+  return cache_problem(Op::kGather, device, a.out_dtype, a.cache);
+}
+Problem problem_of(const core::CopyPagesArgs& a, Device device) {
+  return cache_problem(Op::kCopyPages, device, DType::kBF16, a.to);
+}
+Problem problem_of(const core::BlockTableToCsrArgs&, Device device) {
+  return {.op = Op::kBlockTableToCsr, .device = device};
+}
+Problem problem_of(const core::PhysicalSlotsArgs&, Device device) {
+  return {.op = Op::kPhysicalSlots, .device = device};
+}
+/// Keys of the indexer are as wide as its layout says.
+Problem indexer_problem(Op op, Device device, DType dtype, int64_t num_heads) {
+  return {op, device, dtype, CacheFormat::kBF16, num_heads, kIndexerLayout.head_dim, kIndexerLayout.head_dim};
+}
+Problem problem_of(const core::AppendIndexerArgs& a, Device device) {
+  return indexer_problem(Op::kAppendIndexer, device, a.dtype, 1);
+}
+Problem problem_of(const core::IndexerLogitsArgs& a, Device device) {
+  return indexer_problem(Op::kIndexerLogits, device, a.q_dtype, a.num_heads);
+}
+Problem problem_of(const core::TopKArgs&, Device device) {
+  return {.op = Op::kTopK, .device = device, .q_dtype = DType::kF32};
+}
+Problem problem_of(const core::IndexerTopKArgs& a, Device device) {
+  return indexer_problem(Op::kIndexerTopK, device, a.indexer.q_dtype, a.indexer.num_heads);
+}
+
+/// Whether a direct operation writes nothing.
+template <class Args>
+bool nothing_to_do(const Args& args) {
+  if constexpr (requires { args.num_rows == 0; })
+    return args.num_rows == 0;
+  else if constexpr (requires { args.num_tokens == 0; })
+    return args.num_tokens == 0;
+  else if constexpr (requires { args.num_tokens() == 0; })
+    return args.num_tokens() == 0;
+  else
+    return false;  // block_table_to_csr: kv_indptr of no request still has its 0
 }
 
 Status no_context(Op op) {
   return {StatusCode::kInvalidArgument,
           fmt::format("{}: context: expected a live context, got one moved from", name(op))};
-}
-
-/// Quantized formats have no arguments yet: the verdicts say why no row (or not the forced one) reads them.
-template <class Row>
-Status refuse_quantized(const Context& context, Op op, const KvCache& cache) {
-  if (kv_layout(cache.format).scale_kind == ScaleKind::kNone) return {};
-  Status error;
-  dispatch::select(dispatch::table<Row>(), {.op = op, .cache = cache.format}, context.impl().forced(), error);
-  return error;
-}
-
-template <class Params>
-Status refuse_quantized(const Context& context, const Params& params) {
-  if constexpr (requires { params.cache; })
-    return refuse_quantized<typename Operation<Params>::Row>(context, Operation<Params>::kOp, params.cache);
-  else
-    return {};
 }
 
 /// Validated parameters and, for planning, the row that will run them.
@@ -128,7 +226,6 @@ template <class Params>
 Status prepare(const Context& context, const Params& params, Prepared<Params>& prepared) {
   using O = Operation<Params>;
   if (!context.valid()) return no_context(O::kOp);
-  if (Status status = refuse_quantized(context, params); !status.ok()) return status;
   Status status = core::validate(params, Scope::kShapesAndLengths, prepared.args, prepared.device);
   if (!status.ok()) return status;
   prepared.row = dispatch::select(dispatch::table<typename O::Row>(), O::problem(prepared.args, prepared.device),
@@ -188,15 +285,17 @@ Result<Plan> make_plan(const Context& context, const Params& params, std::span<s
       return Status(StatusCode::kInvalidArgument,
                     fmt::format("{}: workspace: expected data, got a null pointer", name(O::kOp)));
     auto impl = std::make_unique<Plan::Impl>();
+    impl->op = O::kOp;
     impl->row = prepared.row;
     impl->id = next_plan_id();
     impl->num_threads = context.num_threads();
     const auto shape = O::shape(prepared.args);
     impl->shape.assign(shape.begin(), shape.end());
-    for (int32_t b = 0; b < prepared.args.batch_size; ++b) {
-      impl->q_len.push_back(O::q_len(prepared.args, b));
-      impl->kv_len.push_back(O::kv_len(prepared.args, b));
-    }
+    if constexpr (kHasLengths<O>)
+      for (int32_t b = 0; b < prepared.args.batch_size; ++b) {
+        impl->q_len.push_back(O::q_len(prepared.args, b));
+        impl->kv_len.push_back(O::kv_len(prepared.args, b));
+      }
     const std::lock_guard lock(context.impl().mutex);
     claim(workspace, prepared.workspace_bytes, *impl);
     if (prepared.args.num_tokens > 0)
@@ -218,13 +317,14 @@ Status check_planned(const Plan::Impl& plan, const typename Operation<Params>::A
   const auto shape = O::shape(args);
   for (size_t i = 0; i < shape.size(); ++i)
     if (shape[i] != plan.shape[i]) return differs(O::kShapeNames[i], plan.shape[i], shape[i], "");
-  for (int32_t b = 0; b < args.batch_size; ++b) {
-    const auto at = static_cast<size_t>(b);
-    if (O::q_len(args, b) != plan.q_len[at])
-      return differs("q_len", plan.q_len[at], O::q_len(args, b), fmt::format(" for request {}", b));
-    if (O::kv_len(args, b) != plan.kv_len[at])
-      return differs("kv_len", plan.kv_len[at], O::kv_len(args, b), fmt::format(" for request {}", b));
-  }
+  if constexpr (kHasLengths<O>)
+    for (int32_t b = 0; b < args.batch_size; ++b) {
+      const auto at = static_cast<size_t>(b);
+      if (O::q_len(args, b) != plan.q_len[at])
+        return differs("q_len", plan.q_len[at], O::q_len(args, b), fmt::format(" for request {}", b));
+      if (O::kv_len(args, b) != plan.kv_len[at])
+        return differs("kv_len", plan.kv_len[at], O::kv_len(args, b), fmt::format(" for request {}", b));
+    }
   return {};
 }
 
@@ -240,7 +340,8 @@ Status run_planned(const Context& context, const Plan& plan, const Params& param
     if (!plan.valid()) return wrong_plan("one that plan() made", "an empty one");
     const Plan::Impl& planned = plan.impl();
     const auto* row = std::get_if<const typename O::Row*>(&planned.row);
-    if (row == nullptr) return wrong_plan(fmt::format("one for {}", name(O::kOp)), "one for another operation");
+    if (planned.op != O::kOp || row == nullptr)
+      return wrong_plan(fmt::format("one for {}", name(O::kOp)), fmt::format("one for {}", name(planned.op)));
     if (planned.num_threads != context.num_threads())
       return wrong_plan(fmt::format("one for a context of {} threads", context.num_threads()),
                         fmt::format("one for {}", planned.num_threads));
@@ -248,7 +349,6 @@ Status run_planned(const Context& context, const Plan& plan, const Params& param
     if (!dispatch::Admitted(dispatch::table<typename O::Row>(), forced.backend)(**row))
       return wrong_plan(fmt::format("one for {} ({} of the context)", forced.backend, forced.source),
                         fmt::format("one for {}", (*row)->name));
-    if (Status status = refuse_quantized(context, params); !status.ok()) return status;
     typename O::Args args;
     Device device;
     Status status = core::validate(params, Scope::kAll, args, device);
@@ -268,13 +368,11 @@ Status run_planned(const Context& context, const Plan& plan, const Params& param
   });
 }
 
-/// An operation without a plan. `rows` of the outputs: nothing runs if there are none.
+/// An operation without a plan.
 template <class Row, class Args, class Params>
-Status run_direct(const Context& context, Op op, int64_t Args::*rows, const Params& params) {
+Status run_direct(const Context& context, Op op, const Params& params) {
   return dispatch::guarded([&]() -> Status {
     if (!context.valid()) return no_context(op);
-    if constexpr (requires { params.cache; })
-      if (Status status = refuse_quantized<Row>(context, op, params.cache); !status.ok()) return status;
     Args args;
     Device device;
     Status status = core::validate(params, args, device);
@@ -282,7 +380,7 @@ Status run_direct(const Context& context, Op op, int64_t Args::*rows, const Para
     const Row* row =
         dispatch::select(dispatch::table<Row>(), problem_of(args, device), context.impl().forced(), status);
     if (row == nullptr) return status;
-    if (args.*rows == 0) return {};
+    if (nothing_to_do(args)) return {};
     const std::lock_guard lock(context.impl().mutex);
     row->run(args, context.impl().pool);
     return {};
@@ -293,11 +391,23 @@ Status run_direct(const Context& context, Op op, int64_t Args::*rows, const Para
 
 Result<size_t> workspace_size(const Context& context, const DecodeParams& params) { return size_for(context, params); }
 Result<size_t> workspace_size(const Context& context, const PrefillParams& params) { return size_for(context, params); }
+Result<size_t> workspace_size(const Context& context, const DecodeSparseParams& params) {
+  return size_for(context, params);
+}
+Result<size_t> workspace_size(const Context& context, const PrefillSparseParams& params) {
+  return size_for(context, params);
+}
 
 Result<Plan> plan(const Context& context, const DecodeParams& params, std::span<std::byte> workspace) {
   return make_plan(context, params, workspace);
 }
 Result<Plan> plan(const Context& context, const PrefillParams& params, std::span<std::byte> workspace) {
+  return make_plan(context, params, workspace);
+}
+Result<Plan> plan(const Context& context, const DecodeSparseParams& params, std::span<std::byte> workspace) {
+  return make_plan(context, params, workspace);
+}
+Result<Plan> plan(const Context& context, const PrefillSparseParams& params, std::span<std::byte> workspace) {
   return make_plan(context, params, workspace);
 }
 
@@ -307,15 +417,45 @@ Status run(const Context& context, const Plan& plan, const DecodeParams& params)
 Status run(const Context& context, const Plan& plan, const PrefillParams& params) {
   return run_planned(context, plan, params);
 }
+Status run(const Context& context, const Plan& plan, const DecodeSparseParams& params) {
+  return run_planned(context, plan, params);
+}
+Status run(const Context& context, const Plan& plan, const PrefillSparseParams& params) {
+  return run_planned(context, plan, params);
+}
 
 Status run(const Context& context, const MergeStatesParams& params) {
-  return run_direct<dispatch::MergeStatesRow>(context, Op::kMergeStates, &core::MergeStatesArgs::num_tokens, params);
+  return run_direct<dispatch::MergeStatesRow, core::MergeStatesArgs>(context, Op::kMergeStates, params);
 }
 Status run(const Context& context, const AppendParams& params) {
-  return run_direct<dispatch::AppendRow>(context, Op::kAppend, &core::AppendArgs::num_tokens, params);
+  return run_direct<dispatch::AppendRow, core::AppendArgs>(context, Op::kAppend, params);
 }
 Status run(const Context& context, const GatherParams& params) {
-  return run_direct<dispatch::GatherRow>(context, Op::kGather, &core::GatherArgs::num_rows, params);
+  return run_direct<dispatch::GatherRow, core::GatherArgs>(context, Op::kGather, params);
+}
+Status run(const Context& context, const AppendRopeParams& params) {
+  return run_direct<dispatch::AppendRopeRow, core::AppendRopeArgs>(context, Op::kAppendRope, params);
+}
+Status run(const Context& context, const CopyPagesParams& params) {
+  return run_direct<dispatch::CopyPagesRow, core::CopyPagesArgs>(context, Op::kCopyPages, params);
+}
+Status run(const Context& context, const BlockTableToCsrParams& params) {
+  return run_direct<dispatch::BlockTableToCsrRow, core::BlockTableToCsrArgs>(context, Op::kBlockTableToCsr, params);
+}
+Status run(const Context& context, const PhysicalSlotsParams& params) {
+  return run_direct<dispatch::PhysicalSlotsRow, core::PhysicalSlotsArgs>(context, Op::kPhysicalSlots, params);
+}
+Status run(const Context& context, const AppendIndexerParams& params) {
+  return run_direct<dispatch::AppendIndexerRow, core::AppendIndexerArgs>(context, Op::kAppendIndexer, params);
+}
+Status run(const Context& context, const IndexerLogitsParams& params) {
+  return run_direct<dispatch::IndexerLogitsRow, core::IndexerLogitsArgs>(context, Op::kIndexerLogits, params);
+}
+Status run(const Context& context, const TopKParams& params) {
+  return run_direct<dispatch::TopKRow, core::TopKArgs>(context, Op::kTopK, params);
+}
+Status run(const Context& context, const IndexerTopKParams& params) {
+  return run_direct<dispatch::IndexerTopKRow, core::IndexerTopKArgs>(context, Op::kIndexerTopK, params);
 }
 
 }  // namespace mla

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -49,23 +50,34 @@ Status null_pointer(std::string_view where, std::string_view field) {
   return {StatusCode::kInvalidArgument, fmt::format("{}: {}: expected a pointer, got null", where, field)};
 }
 
+/// Bytes of a struct as its first version had it.
+template <class T>
+constexpr size_t kFirstVersion = sizeof(T);
+template <>
+constexpr size_t kFirstVersion<mla_decode_params> = offsetof(mla_decode_params, q_scale);
+template <>
+constexpr size_t kFirstVersion<mla_prefill_params> = offsetof(mla_prefill_params, options);
+template <>
+constexpr size_t kFirstVersion<mla_append_params> = offsetof(mla_append_params, scales);
+template <>
+constexpr size_t kFirstVersion<mla_gather_params> = offsetof(mla_gather_params, scales);
+
 /// Copies a caller's struct, of its version's size, into this version's: absent fields are zero, unknown ones must be.
 template <class T>
 Status read_struct(std::string_view where, const T* given, T& params) {
   if (given == nullptr) return null_pointer(where, "params");
   const size_t size = given->struct_size;
   const auto* bytes = reinterpret_cast<const unsigned char*>(given);
-  // The first version of every struct is this one; a later version adds fields and keeps this floor.
-  constexpr size_t kFirstVersion = sizeof(T);
   constexpr size_t kLargest = 4096;
-  if (size < kFirstVersion || size > kLargest)
+  if (size < kFirstVersion<T> || size > kLargest)
     return {StatusCode::kInvalidArgument,
-            fmt::format("{}: struct_size: expected {} to {} bytes, got {}", where, kFirstVersion, kLargest, size)};
-  if (std::any_of(bytes + sizeof(T), bytes + size, [](unsigned char byte) { return byte != 0; }))
+            fmt::format("{}: struct_size: expected {} to {} bytes, got {}", where, kFirstVersion<T>, kLargest, size)};
+  if (size > sizeof(T) && std::any_of(bytes + sizeof(T), bytes + size, [](unsigned char byte) { return byte != 0; }))
     return {
         StatusCode::kInvalidArgument,
         fmt::format("{}: struct_size: expected only zeros after the {} bytes this version knows", where, sizeof(T))};
-  std::memcpy(&params, given, sizeof(T));
+  std::memset(&params, 0, sizeof(T));
+  std::memcpy(&params, given, std::min(size, sizeof(T)));
   return {};
 }
 
@@ -120,19 +132,17 @@ int run_direct(Op op, const mla_context* context, const CParams* given) {
   return call(op, context, given, [](const mla::Context& c, const auto& params) { return mla::run(c, params); });
 }
 
-constexpr Op kOps[] = {Op::kDecode, Op::kPrefill, Op::kMergeStates, Op::kAppend, Op::kGather};
-
 Status check_op(std::string_view where, int32_t op) {
-  if (op >= 0 && op < static_cast<int32_t>(std::size(kOps))) return {};
+  if (op >= 0 && op < static_cast<int32_t>(std::size(mla::kAllOps))) return {};
   return {StatusCode::kInvalidArgument,
-          fmt::format("{}: op: expected 0 to {}, got {}", where, std::size(kOps) - 1, op)};
+          fmt::format("{}: op: expected 0 to {}, got {}", where, std::size(mla::kAllOps) - 1, op)};
 }
 
 /// Names with the life of the process.
 const std::vector<std::string>& names_of(int32_t op) {
   static const auto names = [] {
     std::vector<std::vector<std::string>> all;
-    for (Op each : kOps) all.push_back(mla::backend_names(each));
+    for (Op each : mla::kAllOps) all.push_back(mla::backend_names(each));
     return all;
   }();
   return names[static_cast<size_t>(op)];
@@ -207,6 +217,14 @@ int mla_prefill_workspace_size(const mla_context* context, const mla_prefill_par
   return workspace_size_of(Op::kPrefill, context, params, out);
 }
 
+int mla_decode_sparse_workspace_size(const mla_context* context, const mla_decode_sparse_params* params, size_t* out) {
+  return workspace_size_of(Op::kDecodeSparse, context, params, out);
+}
+int mla_prefill_sparse_workspace_size(const mla_context* context, const mla_prefill_sparse_params* params,
+                                      size_t* out) {
+  return workspace_size_of(Op::kPrefillSparse, context, params, out);
+}
+
 int mla_decode_plan(const mla_context* context, const mla_decode_params* params, void* workspace, size_t workspace_size,
                     mla_plan** out) {
   return make_plan(Op::kDecode, context, params, workspace, workspace_size, out);
@@ -214,6 +232,15 @@ int mla_decode_plan(const mla_context* context, const mla_decode_params* params,
 int mla_prefill_plan(const mla_context* context, const mla_prefill_params* params, void* workspace,
                      size_t workspace_size, mla_plan** out) {
   return make_plan(Op::kPrefill, context, params, workspace, workspace_size, out);
+}
+
+int mla_decode_sparse_plan(const mla_context* context, const mla_decode_sparse_params* params, void* workspace,
+                           size_t workspace_size, mla_plan** out) {
+  return make_plan(Op::kDecodeSparse, context, params, workspace, workspace_size, out);
+}
+int mla_prefill_sparse_plan(const mla_context* context, const mla_prefill_sparse_params* params, void* workspace,
+                            size_t workspace_size, mla_plan** out) {
+  return make_plan(Op::kPrefillSparse, context, params, workspace, workspace_size, out);
 }
 
 void mla_plan_destroy(mla_plan* plan) { delete plan; }
@@ -227,6 +254,13 @@ int mla_prefill_run(const mla_context* context, const mla_plan* plan, const mla_
   return run_plan(Op::kPrefill, context, plan, params);
 }
 
+int mla_decode_sparse_run(const mla_context* context, const mla_plan* plan, const mla_decode_sparse_params* params) {
+  return run_plan(Op::kDecodeSparse, context, plan, params);
+}
+int mla_prefill_sparse_run(const mla_context* context, const mla_plan* plan, const mla_prefill_sparse_params* params) {
+  return run_plan(Op::kPrefillSparse, context, plan, params);
+}
+
 int mla_merge_states_run(const mla_context* context, const mla_merge_states_params* params) {
   return run_direct(Op::kMergeStates, context, params);
 }
@@ -235,6 +269,31 @@ int mla_append_run(const mla_context* context, const mla_append_params* params) 
 }
 int mla_gather_run(const mla_context* context, const mla_gather_params* params) {
   return run_direct(Op::kGather, context, params);
+}
+
+int mla_append_rope_run(const mla_context* context, const mla_append_rope_params* params) {
+  return run_direct(Op::kAppendRope, context, params);
+}
+int mla_copy_pages_run(const mla_context* context, const mla_copy_pages_params* params) {
+  return run_direct(Op::kCopyPages, context, params);
+}
+int mla_block_table_to_csr_run(const mla_context* context, const mla_block_table_to_csr_params* params) {
+  return run_direct(Op::kBlockTableToCsr, context, params);
+}
+int mla_physical_slots_run(const mla_context* context, const mla_physical_slots_params* params) {
+  return run_direct(Op::kPhysicalSlots, context, params);
+}
+int mla_append_indexer_run(const mla_context* context, const mla_append_indexer_params* params) {
+  return run_direct(Op::kAppendIndexer, context, params);
+}
+int mla_indexer_logits_run(const mla_context* context, const mla_indexer_logits_params* params) {
+  return run_direct(Op::kIndexerLogits, context, params);
+}
+int mla_top_k_run(const mla_context* context, const mla_top_k_params* params) {
+  return run_direct(Op::kTopK, context, params);
+}
+int mla_indexer_top_k_run(const mla_context* context, const mla_indexer_top_k_params* params) {
+  return run_direct(Op::kIndexerTopK, context, params);
 }
 
 int mla_backend_count(int32_t op, size_t* out) {

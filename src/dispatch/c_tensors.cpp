@@ -38,23 +38,26 @@ DType dtype_of(mla_dtype dtype) {
   }
 }
 
-void TensorReader::fail(const char* field, std::string text) {
-  if (status_.ok()) status_ = {StatusCode::kInvalidArgument, fmt::format("{}: {}: {}", name(op_), field, text)};
+void TensorReader::fail(const char* part, const char* field, std::string text) {
+  if (status_.ok())
+    status_ = {StatusCode::kInvalidArgument,
+               fmt::format("{}: {}{}{}: {}", name(op_), part, part[0] != '\0' ? "." : "", field, text)};
 }
 
-TensorView TensorReader::read(const char* field, const mla_tensor* tensor) {
+TensorView TensorReader::read(const char* part, const char* field, const mla_tensor* tensor) {
   if (tensor == nullptr) return {};
   TensorView view{.data = tensor->data,
                   .dtype = dtype_of(tensor->dtype),
                   .device = {static_cast<DeviceType>(tensor->device.device_type), tensor->device.device_id},
                   .ndim = tensor->ndim};
   if (!view.given()) {
-    fail(field, fmt::format("expected an element type of mla_dtype_code, got code {}, {} bits, {} lanes",
-                            tensor->dtype.code, tensor->dtype.bits, tensor->dtype.lanes));
+    fail(part, field,
+         fmt::format("expected an element type of mla_dtype_code, got code {}, {} bits, {} lanes", tensor->dtype.code,
+                     tensor->dtype.bits, tensor->dtype.lanes));
     return {};
   }
   if (tensor->ndim > 0 && tensor->shape == nullptr) {
-    fail(field, fmt::format("expected a shape of {} extents, got a null pointer", tensor->ndim));
+    fail(part, field, fmt::format("expected a shape of {} extents, got a null pointer", tensor->ndim));
     return {};
   }
   const int32_t ndim = std::clamp(tensor->ndim, 0, kMaxDims);  // validation refuses any other number
@@ -67,38 +70,83 @@ TensorView TensorReader::read(const char* field, const mla_tensor* tensor) {
   return view;
 }
 
-KvCache TensorReader::read(const mla_kv_cache& cache) {
-  if (cache.reserved != 0) fail("cache.reserved", fmt::format("expected 0, got {}", cache.reserved));
+KvCache TensorReader::read(const char* part, const mla_kv_cache& cache, const mla_cache_scales& scales) {
+  zero(part, "reserved", scales.reserved);
   return {.format = cache_format(cache.format),
-          .kv = read("cache.kv", cache.kv),
-          .ckv = read("cache.ckv", cache.ckv),
-          .kpe = read("cache.kpe", cache.kpe)};
+          .kv = read(part, "kv", cache.kv),
+          .ckv = read(part, "ckv", cache.ckv),
+          .kpe = read(part, "kpe", cache.kpe),
+          .ckv_scale = read(part, "ckv_scale", scales.ckv_scale),
+          .kpe_scale = read(part, "kpe_scale", scales.kpe_scale),
+          .page_size = cache.page_size,
+          .power_of_two_scales = !flag(part, "any_scales", scales.any_scales)};
 }
 
-PageTable TensorReader::read(const mla_page_table& pages) {
-  return {.kv_indptr = read("kv_indptr", pages.kv_indptr),
-          .kv_indices = read("kv_indices", pages.kv_indices),
-          .block_table = read("block_table", pages.block_table),
-          .kv_len = read("kv_len", pages.kv_len)};
+PageTable TensorReader::read(const char* part, const mla_page_table& pages) {
+  return {.kv_indptr = read(part, "kv_indptr", pages.kv_indptr),
+          .kv_indices = read(part, "kv_indices", pages.kv_indices),
+          .block_table = read(part, "block_table", pages.block_table),
+          .kv_len = read(part, "kv_len", pages.kv_len)};
 }
 
-bool TensorReader::flag(const char* field, int32_t value) {
-  if (value != 0 && value != 1) fail(field, fmt::format("expected 0 or 1, got {}", value));
+IndexerCache TensorReader::read(const char* part, const mla_indexer_cache& cache) {
+  zero(part, "reserved", cache.reserved);
+  return {.kv = read(part, "kv", cache.kv), .page_size = cache.page_size};
+}
+
+AttentionOptions TensorReader::read(const mla_attention_options& options) {
+  zero("options", "reserved", options.reserved);
+  const bool window = flag("options", "has_window", options.has_window);
+  if (!window) zero("options", "window_left", options.window_left);
+  if (window && options.window_left < 0)
+    fail("options", "window_left", fmt::format("expected at least 0, got {}", options.window_left));
+  return {.attn_sink = read("options", "attn_sink", options.attn_sink),
+          .window_left = window ? options.window_left : -1,
+          .logits_soft_cap = options.logits_soft_cap,
+          .alibi_slopes = read("options", "alibi_slopes", options.alibi_slopes)};
+}
+
+ContextParallel TensorReader::read(const mla_context_parallel& share) {
+  zero("context_parallel", "reserved", share.reserved);
+  return {.rank = share.rank,
+          .world = share.world == 0 ? 1 : share.world,
+          .interleave = share.interleave == 0 ? 1 : share.interleave};
+}
+
+SparsePool TensorReader::read(const char* part, const mla_sparse_pool& pool) {
+  const std::string cache = fmt::format("{}.cache", part);
+  return {.cache = read(cache.c_str(), pool.cache, pool.scales),
+          .indices = read(part, "indices", pool.indices),
+          .topk_length = read(part, "topk_length", pool.topk_length)};
+}
+
+bool TensorReader::flag(const char* part, const char* field, int32_t value) {
+  if (value != 0 && value != 1) fail(part, field, fmt::format("expected 0 or 1, got {}", value));
   return value == 1;
+}
+
+void TensorReader::zero(const char* part, const char* field, int32_t value) {
+  if (value != 0) fail(part, field, fmt::format("expected 0, got {}", value));
 }
 
 DecodeParams read(const mla_decode_params& params, TensorReader& reader) {
   return {.q = reader.read("q", params.q),
           .q_nope = reader.read("q_nope", params.q_nope),
           .q_pe = reader.read("q_pe", params.q_pe),
-          .cache = reader.read(params.cache),
-          .pages = reader.read(params.pages),
+          .q_scale = reader.read("q_scale", params.q_scale),
+          .cache = reader.read("cache", params.cache, params.scales),
+          .pages = reader.read("", params.pages),
           .qo_indptr = reader.read("qo_indptr", params.qo_indptr),
           .causal = reader.flag("causal", params.causal),
+          .tree_mask = reader.read("tree_mask", params.tree_mask),
+          .tree_parents = reader.read("tree_parents", params.tree_parents),
+          .options = reader.read(params.options),
+          .context_parallel = reader.read(params.context_parallel),
           .sm_scale = params.sm_scale,
           .lse_base = reader.lse_base(params.lse_base),
           .batch_invariant = reader.flag("batch_invariant", params.batch_invariant),
           .o = reader.read("o", params.o),
+          .o_scale = reader.read("o_scale", params.o_scale),
           .lse = reader.read("lse", params.lse)};
 }
 
@@ -109,6 +157,7 @@ PrefillParams read(const mla_prefill_params& params, TensorReader& reader) {
           .qo_indptr = reader.read("qo_indptr", params.qo_indptr),
           .kv_indptr = reader.read("kv_indptr", params.kv_indptr),
           .causal = reader.flag("causal", params.causal),
+          .options = reader.read(params.options),
           .sm_scale = params.sm_scale,
           .lse_base = reader.lse_base(params.lse_base),
           .batch_invariant = reader.flag("batch_invariant", params.batch_invariant),
@@ -130,17 +179,132 @@ AppendParams read(const mla_append_params& params, TensorReader& reader) {
           .ckv = reader.read("ckv", params.ckv),
           .kpe = reader.read("kpe", params.kpe),
           .slot_mapping = reader.read("slot_mapping", params.slot_mapping),
-          .cache = reader.read(params.cache)};
+          .cache = reader.read("cache", params.cache, params.scales)};
 }
 
 GatherParams read(const mla_gather_params& params, TensorReader& reader) {
-  return {.cache = reader.read(params.cache),
-          .pages = reader.read(params.pages),
+  return {.cache = reader.read("cache", params.cache, params.scales),
+          .pages = reader.read("", params.pages),
           .token_start = reader.read("token_start", params.token_start),
           .out_indptr = reader.read("out_indptr", params.out_indptr),
           .out_kv = reader.read("out_kv", params.out_kv),
           .out_ckv = reader.read("out_ckv", params.out_ckv),
           .out_kpe = reader.read("out_kpe", params.out_kpe)};
+}
+
+DecodeSparseParams read(const mla_decode_sparse_params& params, TensorReader& reader) {
+  reader.zero("", "reserved", params.reserved);
+  return {.q = reader.read("q", params.q),
+          .q_nope = reader.read("q_nope", params.q_nope),
+          .q_pe = reader.read("q_pe", params.q_pe),
+          .q_scale = reader.read("q_scale", params.q_scale),
+          .pool = reader.read("pool", params.pool),
+          .extra_pool = reader.read("extra_pool", params.extra_pool),
+          .qo_indptr = reader.read("qo_indptr", params.qo_indptr),
+          .options = reader.read(params.options),
+          .sm_scale = params.sm_scale,
+          .lse_base = reader.lse_base(params.lse_base),
+          .batch_invariant = reader.flag("batch_invariant", params.batch_invariant),
+          .o = reader.read("o", params.o),
+          .o_scale = reader.read("o_scale", params.o_scale),
+          .lse = reader.read("lse", params.lse)};
+}
+
+PrefillSparseParams read(const mla_prefill_sparse_params& params, TensorReader& reader) {
+  reader.zero("", "reserved", params.reserved);
+  return {.q = reader.read("q", params.q),
+          .kv = reader.read("kv", params.kv),
+          .indices = reader.read("indices", params.indices),
+          .topk_length = reader.read("topk_length", params.topk_length),
+          .options = reader.read(params.options),
+          .sm_scale = params.sm_scale,
+          .lse_base = reader.lse_base(params.lse_base),
+          .batch_invariant = reader.flag("batch_invariant", params.batch_invariant),
+          .o = reader.read("o", params.o),
+          .max_logits = reader.read("max_logits", params.max_logits),
+          .lse = reader.read("lse", params.lse)};
+}
+
+AppendRopeParams read(const mla_append_rope_params& params, TensorReader& reader) {
+  reader.zero("", "reserved", params.reserved);
+  return {.q_nope = reader.read("q_nope", params.q_nope),
+          .q_pe = reader.read("q_pe", params.q_pe),
+          .q_out = reader.read("q_out", params.q_out),
+          .q_scale = reader.read("q_scale", params.q_scale),
+          .ckv = reader.read("ckv", params.ckv),
+          .kpe = reader.read("kpe", params.kpe),
+          .cos_sin = reader.read("cos_sin", params.cos_sin),
+          .positions = reader.read("positions", params.positions),
+          .interleaved = reader.flag("interleaved", params.interleaved),
+          .slot_mapping = reader.read("slot_mapping", params.slot_mapping),
+          .cache = reader.read("cache", params.cache, params.scales)};
+}
+
+CopyPagesParams read(const mla_copy_pages_params& params, TensorReader& reader) {
+  return {.from = reader.read("from", params.from, params.from_scales),
+          .from_pages = reader.read("from_pages", params.from_pages),
+          .to = reader.read("to", params.to, params.to_scales),
+          .to_pages = reader.read("to_pages", params.to_pages)};
+}
+
+BlockTableToCsrParams read(const mla_block_table_to_csr_params& params, TensorReader& reader) {
+  reader.zero("", "reserved", params.reserved);
+  return {.block_table = reader.read("block_table", params.block_table),
+          .kv_len = reader.read("kv_len", params.kv_len),
+          .page_size = params.page_size,
+          .kv_indptr = reader.read("kv_indptr", params.kv_indptr),
+          .kv_indices = reader.read("kv_indices", params.kv_indices)};
+}
+
+PhysicalSlotsParams read(const mla_physical_slots_params& params, TensorReader& reader) {
+  return {.indices = reader.read("indices", params.indices),
+          .topk_length = reader.read("topk_length", params.topk_length),
+          .qo_indptr = reader.read("qo_indptr", params.qo_indptr),
+          .pages = reader.read("", params.pages),
+          .page_size = params.page_size,
+          .context_parallel = reader.read(params.context_parallel),
+          .compact = reader.flag("compact", params.compact),
+          .slots = reader.read("slots", params.slots),
+          .valid_count = reader.read("valid_count", params.valid_count)};
+}
+
+AppendIndexerParams read(const mla_append_indexer_params& params, TensorReader& reader) {
+  reader.zero("", "reserved", params.reserved);
+  return {.k = reader.read("k", params.k),
+          .slot_mapping = reader.read("slot_mapping", params.slot_mapping),
+          .power_of_two_scales = !reader.flag("any_scales", params.any_scales),
+          .cache = reader.read("cache", params.cache)};
+}
+
+IndexerLogitsParams read(const mla_indexer_logits_params& params, TensorReader& reader) {
+  reader.zero("", "reserved", params.reserved);
+  return {.q = reader.read("q", params.q),
+          .weights = reader.read("weights", params.weights),
+          .cache = reader.read("cache", params.cache),
+          .pages = reader.read("", params.pages),
+          .qo_indptr = reader.read("qo_indptr", params.qo_indptr),
+          .causal = reader.flag("causal", params.causal),
+          .logits = reader.read("logits", params.logits)};
+}
+
+TopKParams read(const mla_top_k_params& params, TensorReader& reader) {
+  return {.logits = reader.read("logits", params.logits),
+          .lengths = reader.read("lengths", params.lengths),
+          .indices = reader.read("indices", params.indices)};
+}
+
+IndexerTopKParams read(const mla_indexer_top_k_params& params, TensorReader& reader) {
+  return {.indexer = {.q = reader.read("indexer", "q", params.q),
+                      .weights = reader.read("indexer", "weights", params.weights),
+                      .cache = reader.read("indexer.cache", params.cache),
+                      .pages = reader.read("indexer", params.indexer_pages),
+                      .qo_indptr = reader.read("indexer", "qo_indptr", params.qo_indptr),
+                      .causal = reader.flag("indexer", "causal", params.causal),
+                      .logits = reader.read("indexer", "logits", params.logits)},
+          .pages = reader.read("", params.pages),
+          .page_size = params.page_size,
+          .slots = reader.read("slots", params.slots),
+          .valid_count = reader.read("valid_count", params.valid_count)};
 }
 
 }  // namespace mla::dispatch

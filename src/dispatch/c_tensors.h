@@ -2,28 +2,38 @@
 // From the C ABI's structs to the C++ API's.
 #pragma once
 
+#include <string>
+
 #include "mla/c_api.h"
 #include "mla/params.h"
 #include "mla/status.h"
 
 namespace mla::dispatch {
 
-/// Converts tensors one by one; the first that cannot be converted is kept as `status`.
+/// Converts tensors one by one; the first that cannot be converted is kept as `status`. `part` is where the fields of a
+/// nested struct stand ("cache"); "" for the params themselves.
 class TensorReader {
  public:
   explicit TensorReader(Op op) : op_(op) {}
 
-  TensorView read(const char* field, const mla_tensor* tensor);
-  KvCache read(const mla_kv_cache& cache);
-  PageTable read(const mla_page_table& pages);
-  bool flag(const char* field, int32_t value);
+  TensorView read(const char* field, const mla_tensor* tensor) { return read("", field, tensor); }
+  TensorView read(const char* part, const char* field, const mla_tensor* tensor);
+  KvCache read(const char* part, const mla_kv_cache& cache, const mla_cache_scales& scales);
+  PageTable read(const char* part, const mla_page_table& pages);
+  IndexerCache read(const char* part, const mla_indexer_cache& cache);
+  AttentionOptions read(const mla_attention_options& options);
+  ContextParallel read(const mla_context_parallel& share);
+  SparsePool read(const char* part, const mla_sparse_pool& pool);
+  bool flag(const char* field, int32_t value) { return flag("", field, value); }
+  bool flag(const char* part, const char* field, int32_t value);
+  void zero(const char* part, const char* field, int32_t value);
   LseBase lse_base(int32_t value) const {
     return value >= 0 && value < 256 ? static_cast<LseBase>(value) : LseBase{255};
   }
   const Status& status() const { return status_; }
 
  private:
-  void fail(const char* field, std::string text);
+  void fail(const char* part, const char* field, std::string text);
 
   Op op_;
   Status status_;
@@ -37,5 +47,15 @@ PrefillParams read(const mla_prefill_params& params, TensorReader& reader);
 MergeStatesParams read(const mla_merge_states_params& params, TensorReader& reader);
 AppendParams read(const mla_append_params& params, TensorReader& reader);
 GatherParams read(const mla_gather_params& params, TensorReader& reader);
+DecodeSparseParams read(const mla_decode_sparse_params& params, TensorReader& reader);
+PrefillSparseParams read(const mla_prefill_sparse_params& params, TensorReader& reader);
+AppendRopeParams read(const mla_append_rope_params& params, TensorReader& reader);
+CopyPagesParams read(const mla_copy_pages_params& params, TensorReader& reader);
+BlockTableToCsrParams read(const mla_block_table_to_csr_params& params, TensorReader& reader);
+PhysicalSlotsParams read(const mla_physical_slots_params& params, TensorReader& reader);
+AppendIndexerParams read(const mla_append_indexer_params& params, TensorReader& reader);
+IndexerLogitsParams read(const mla_indexer_logits_params& params, TensorReader& reader);
+TopKParams read(const mla_top_k_params& params, TensorReader& reader);
+IndexerTopKParams read(const mla_indexer_top_k_params& params, TensorReader& reader);
 
 }  // namespace mla::dispatch

@@ -22,16 +22,12 @@ Status invalid(std::string_view field, std::string text) {
 /// Builds what is built once per process, so that no `run` has to.
 void build_tables() {
   machine_info();
-  dispatch::table<dispatch::DecodeRow>();
-  dispatch::table<dispatch::PrefillRow>();
-  dispatch::table<dispatch::MergeStatesRow>();
-  dispatch::table<dispatch::AppendRow>();
-  dispatch::table<dispatch::GatherRow>();
+  for (Op op : kAllOps) backend_names(op);
 }
 
 /// Whether `force` names a row or family of any operation.
 bool known_backend(std::string_view force) {
-  for (Op op : {Op::kDecode, Op::kPrefill, Op::kMergeStates, Op::kAppend, Op::kGather})
+  for (Op op : kAllOps)
     for (const std::string& name : backend_names(op))
       if (dispatch::covers(force, name)) return true;
   return false;

@@ -32,7 +32,8 @@ struct Context::Impl {
 };
 
 struct Plan::Impl {
-  std::variant<const dispatch::DecodeRow*, const dispatch::PrefillRow*> row;
+  Op op = Op::kDecode;
+  std::variant<const dispatch::DecodeRow*, const dispatch::PrefillRow*, const dispatch::DecodeSparseRow*> row;
   int32_t num_threads = 1;
   std::vector<int64_t> shape;  // what `run` must find again, and
   std::vector<int32_t> q_len;  // the lengths of every request

@@ -38,6 +38,16 @@ auto with_table(Op op, F&& f) {
     case Op::kMergeStates: return f(table<MergeStatesRow>());
     case Op::kAppend: return f(table<AppendRow>());
     case Op::kGather: return f(table<GatherRow>());
+    case Op::kDecodeSparse:
+    case Op::kPrefillSparse: return f(table<DecodeSparseRow>());
+    case Op::kAppendRope: return f(table<AppendRopeRow>());
+    case Op::kCopyPages: return f(table<CopyPagesRow>());
+    case Op::kBlockTableToCsr: return f(table<BlockTableToCsrRow>());
+    case Op::kPhysicalSlots: return f(table<PhysicalSlotsRow>());
+    case Op::kAppendIndexer: return f(table<AppendIndexerRow>());
+    case Op::kIndexerLogits: return f(table<IndexerLogitsRow>());
+    case Op::kTopK: return f(table<TopKRow>());
+    case Op::kIndexerTopK: return f(table<IndexerTopKRow>());
     case Op::kDecode: break;
   }
   return f(table<DecodeRow>());

@@ -54,7 +54,7 @@ struct PlanSummary {
   std::string text;
 };
 
-/// A backend's implementation of a planned operation (decode, prefill). `workspace` is 64-byte aligned and at least
+/// A backend's implementation of a planned operation (attention). `workspace` is 64-byte aligned and at least
 /// workspace_size(args, num_threads) long; `plan` writes the work list into it and `run` reads it there. `run` gets
 /// arguments of the same shapes and lengths as `plan` did.
 template <class Args>
@@ -66,7 +66,7 @@ struct PlannedImplementation {
   void (*run)(const Args& args, core::ThreadPool& pool, std::span<std::byte> workspace);
 };
 
-/// A backend's implementation of an operation that needs no plan (merge_states, append, gather).
+/// A backend's implementation of an operation that needs no plan (all others).
 template <class Args>
 struct DirectImplementation {
   std::string_view name;

@@ -11,14 +11,16 @@
 namespace mla::dispatch {
 namespace {
 
+bool is_float(DType dtype) { return dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32; }
+
 Verdict reference_verdict(const Problem& problem) {
   constexpr int64_t kWidest = 4096;
   if (problem.device.type != DeviceType::kCpu) return {false, "computes on the cpu only"};
-  const bool has_cache = problem.op == Op::kDecode || problem.op == Op::kAppend || problem.op == Op::kGather;
-  if (has_cache && problem.cache != CacheFormat::kBF16 && problem.cache != CacheFormat::kF16)
-    return {false, Reason::format("computes with bf16 and f16 caches only, not {}", name(problem.cache))};
-  if (problem.q_dtype != DType::kBF16 && problem.q_dtype != DType::kF16 && problem.q_dtype != DType::kF32)
-    return {false, Reason::format("takes bf16, f16 and f32 only, not {}", name(problem.q_dtype))};
+  const bool takes_e4m3 = problem.op == Op::kDecode || problem.op == Op::kDecodeSparse ||
+                          problem.op == Op::kIndexerLogits || problem.op == Op::kIndexerTopK;
+  if (problem.q_dtype == DType::kE4M3 ? !takes_e4m3 : !is_float(problem.q_dtype))
+    return {false, Reason::format("takes bf16, f16{} f32{} only, not {}", takes_e4m3 ? "," : " and",
+                                  takes_e4m3 ? " and e4m3" : "", name(problem.q_dtype))};
   if (problem.num_heads < 1) return {false, Reason::format("needs at least 1 head, not {}", problem.num_heads)};
   for (int64_t width : {problem.d_qk, problem.d_v})
     if (width < 1 || width > kWidest)
@@ -81,6 +83,67 @@ std::span<const AppendRow> table() {
 template <>
 std::span<const GatherRow> table() {
   static const auto rows = join(cpu::gather_rows(), direct_reference<core::GatherArgs, reference::gather>());
+  return rows;
+}
+
+template <>
+std::span<const DecodeSparseRow> table() {
+  static const auto rows =
+      join(cpu::decode_sparse_rows(), planned_reference<core::DecodeSparseArgs, reference::decode_sparse>());
+  return rows;
+}
+
+template <>
+std::span<const AppendRopeRow> table() {
+  static const auto rows =
+      join(cpu::append_rope_rows(), direct_reference<core::AppendRopeArgs, reference::append_rope>());
+  return rows;
+}
+
+template <>
+std::span<const CopyPagesRow> table() {
+  static const auto rows = join(cpu::copy_pages_rows(), direct_reference<core::CopyPagesArgs, reference::copy_pages>());
+  return rows;
+}
+
+template <>
+std::span<const BlockTableToCsrRow> table() {
+  static const auto rows = join(cpu::block_table_to_csr_rows(),
+                                direct_reference<core::BlockTableToCsrArgs, reference::block_table_to_csr>());
+  return rows;
+}
+
+template <>
+std::span<const PhysicalSlotsRow> table() {
+  static const auto rows =
+      join(cpu::physical_slots_rows(), direct_reference<core::PhysicalSlotsArgs, reference::physical_slots>());
+  return rows;
+}
+
+template <>
+std::span<const AppendIndexerRow> table() {
+  static const auto rows =
+      join(cpu::append_indexer_rows(), direct_reference<core::AppendIndexerArgs, reference::append_indexer>());
+  return rows;
+}
+
+template <>
+std::span<const IndexerLogitsRow> table() {
+  static const auto rows =
+      join(cpu::indexer_logits_rows(), direct_reference<core::IndexerLogitsArgs, reference::indexer_logits>());
+  return rows;
+}
+
+template <>
+std::span<const TopKRow> table() {
+  static const auto rows = join(cpu::top_k_rows(), direct_reference<core::TopKArgs, reference::top_k>());
+  return rows;
+}
+
+template <>
+std::span<const IndexerTopKRow> table() {
+  static const auto rows =
+      join(cpu::indexer_top_k_rows(), direct_reference<core::IndexerTopKArgs, reference::indexer_top_k>());
   return rows;
 }
 

@@ -23,22 +23,22 @@ int32_t split_length(int32_t num_keys, int32_t num_splits, int32_t key_block) {
   return std::max(kMinSplitKeys, round_up(keys, alignment));
 }
 
-/// A block of rows of a sequence over all the keys that its last row sees.
+/// A block of rows of a sequence over all the keys that any of them sees.
 struct Unit {
   const Sequence& sequence;
   int32_t row_begin;
   int32_t row_count;
-  int32_t num_keys;
+  KeyRange keys;
 };
 
 /// Adds the unit's tasks and their costs, cut every `keys_per_split` keys.
 void add_tasks(const Unit& unit, int32_t keys_per_split, const CostModel& cost, Schedule& schedule,
                std::vector<double>& costs) {
-  const int32_t num_splits = std::max(1, ceil_div(unit.num_keys, keys_per_split));
+  const int32_t num_splits = std::max(1, ceil_div(unit.keys.count(), keys_per_split));
   const int32_t slot = num_splits > 1 ? schedule.num_partials : -1;
   for (int32_t i = 0; i < num_splits; ++i) {
-    const int32_t begin = i * keys_per_split;
-    const int32_t end = std::min(unit.num_keys, begin + keys_per_split);
+    const int32_t begin = unit.keys.begin + i * keys_per_split;
+    const int32_t end = std::min(unit.keys.end, begin + keys_per_split);
     schedule.tasks.push_back({.request = unit.sequence.request,
                               .head = unit.sequence.head,
                               .row_begin = unit.row_begin,
@@ -102,12 +102,14 @@ Schedule schedule_with_cut(std::span<const Sequence> sequences, const SplitOptio
     const int32_t block = even_block_rows(sequence.num_rows(), cut.max_rows, options.cost.group_rows);
     for (int32_t row = 0; row < sequence.num_rows(); row += block) {
       const int32_t count = std::min(block, sequence.num_rows() - row);
-      const Unit unit{sequence, row, count, visible_keys(sequence, row + count - 1)};
-      int32_t keys = std::max(1, unit.num_keys);
+      const KeyRange range{.begin = visible_keys(sequence, row).begin,
+                           .end = visible_keys(sequence, row + count - 1).end};
+      const Unit unit{sequence, row, count, {range.begin, range.begin + range.count()}};
+      int32_t keys = std::max(1, range.count());
       if (options.split_keys && options.batch_invariant) {
         keys = split_length(keys, invariant_num_splits(keys), options.key_block);
       } else if (options.split_keys && cut.largest_task > 0.0) {
-        const double whole = task_cost(options.cost, unit.row_count, unit.num_keys);
+        const double whole = task_cost(options.cost, unit.row_count, range.count());
         const auto num_splits = static_cast<int32_t>(std::min(1024.0, whole / cut.largest_task + 0.5));
         if (num_splits > 1) keys = split_length(keys, num_splits, options.key_block);
       }
@@ -150,10 +152,17 @@ int32_t even_block_rows(int32_t num_rows, int32_t max_rows, int32_t group_rows) 
   return std::min(max_rows, round_up(ceil_div(num_rows, blocks), group_rows));
 }
 
-int32_t visible_keys(const Sequence& sequence, int32_t row) {
-  if (!sequence.causal) return sequence.kv_len;
-  const int32_t token = row / sequence.rows_per_token;
-  return std::clamp(sequence.kv_len - sequence.q_len + token + 1, 0, sequence.kv_len);
+int32_t query_position(const Sequence& sequence, int32_t row) {
+  return sequence.kv_len - sequence.q_len + row / sequence.rows_per_token;
+}
+
+KeyRange visible_keys(const Sequence& sequence, int32_t row) {
+  const int64_t position = query_position(sequence, row);
+  const int64_t end = sequence.causal ? std::clamp<int64_t>(position + 1, 0, sequence.kv_len) : sequence.kv_len;
+  const int64_t begin =
+      sequence.window_left < 0 ? 0 : std::clamp<int64_t>(position - sequence.window_left, 0, sequence.kv_len);
+  return {static_cast<int32_t>(local_length(sequence.share, begin)),
+          static_cast<int32_t>(local_length(sequence.share, end))};
 }
 
 int64_t max_tasks(int64_t num_rows, int64_t num_sequences, const SplitOptions& options) {

@@ -11,6 +11,8 @@
 #include <span>
 #include <vector>
 
+#include "mla/context_parallel.h"
+
 namespace mla::schedule {
 
 /// Rows [row_begin, row_begin + row_count) of a request (of one head, in prefill) with keys [kv_begin, kv_end).
@@ -31,12 +33,24 @@ struct Sequence {
   int32_t rows_per_token = 1;  // decode: heads
   int32_t kv_len = 0;
   bool causal = true;
+  int32_t window_left = -1;    // keys before the query's own position; -1: all
+  ContextParallel share = {};  // kv_len counts the tokens of all ranks, keys are those of this one
 
   int32_t num_rows() const { return q_len * rows_per_token; }
 };
 
-/// Keys that a row of the sequence sees, bottom-right aligned.
-int32_t visible_keys(const Sequence& sequence, int32_t row);
+/// Keys [begin, end).
+struct KeyRange {
+  int32_t begin = 0, end = 0;
+
+  int32_t count() const { return end > begin ? end - begin : 0; }
+};
+
+/// Position of a row's query in its request, bottom-right aligned.
+int32_t query_position(const Sequence& sequence, int32_t row);
+
+/// Keys that a row of the sequence sees.
+KeyRange visible_keys(const Sequence& sequence, int32_t row);
 
 /// What a task costs, in units of (row group x key): docs/kernels/cpu.md says where the numbers come from.
 struct CostModel {

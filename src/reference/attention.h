@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The attention formula itself, for a block of query rows that share keys and values:
-//   s[r][j] = sm_scale * q[r] . k[j]                      for j < visible[r]
+// The attention formula itself, for a block of query rows that share keys and values. Over the keys j that row r sees:
+//   s[r][j] = sm_scale * q_scale * q[r] . k[j]
+//             then cap * tanh(s / cap), then + slope * (position of the key - position of the query)
 //   m[r]    = max_j s[r][j]
 //   lse[r]  = m[r] + log(sum_j exp(s[r][j] - m[r]))
 //   o[r]    = sum_j exp(s[r][j] - m[r]) v[j] / sum_j exp(s[r][j] - m[r])
-// Causal masks are bottom-right aligned, so the keys a row sees are always a prefix. The keys are walked twice, for m
-// and for the sums: no memory grows with their number.
+//             then * exp(lse[r]) / (exp(lse[r]) + exp(sink)), then / o_scale
+// The keys are walked twice, for m and for the sums: no memory grows with their number.
 #pragma once
 
 #include <algorithm>
@@ -17,25 +18,34 @@
 #include <numbers>
 #include <span>
 
+#include "core/args.h"
 #include "mla/types.h"
+#include "reference/scalar.h"
 
 namespace mla::reference {
 
 /// Rows computed together: each key is converted once per block and walk.
 inline constexpr int64_t kRowsPerBlock = 64;
 
+/// One query of one head.
+struct QueryRow {
+  int64_t token = 0, head = 0;
+  int64_t index = 0;     // of the query in its request
+  int64_t position = 0;  // in its request
+};
+
 /// The elements lie in the caller's workspace.
 struct RowBlock {
   int64_t rows = 0;
   int32_t d_qk = 0, d_v = 0;
-  double sm_scale = 0;
-  LseBase lse_base = LseBase::kE;
-  double* q = nullptr;                              // [rows, d_qk]
-  double* o = nullptr;                              // [rows, d_v]
-  double* key = nullptr;                            // [d_qk]
-  double* value = nullptr;                          // [d_v]
-  std::array<int64_t, kRowsPerBlock> visible = {};  // keys 0 .. visible - 1 are seen; <= 0: none
-  std::array<double, kRowsPerBlock> lse = {};
+  double scale = 0;  // sm_scale * q_scale
+  core::Options options = {};
+  double* q = nullptr;      // [rows, d_qk]
+  double* o = nullptr;      // [rows, d_v]
+  double* key = nullptr;    // [d_qk]
+  double* value = nullptr;  // [d_v]
+  std::array<QueryRow, kRowsPerBlock> row = {};
+  std::array<double, kRowsPerBlock> max = {}, lse = {};
 
   double* q_row(int64_t r) const { return q + r * d_qk; }
   double* o_row(int64_t r) const { return o + r * d_v; }
@@ -52,18 +62,15 @@ RowBlock make_block(const Args& args, std::span<std::byte> workspace) {
   RowBlock block;
   block.d_qk = args.d_qk;
   block.d_v = args.d_v;
-  block.sm_scale = static_cast<double>(args.sm_scale);
-  block.lse_base = args.lse_base;
+  block.scale = static_cast<double>(args.sm_scale);
+  if constexpr (requires { args.q_scale; })
+    if (args.q_scale != nullptr) block.scale *= static_cast<double>(*args.q_scale);
+  block.options = args.options;
   block.q = reinterpret_cast<double*>(workspace.data());
   block.o = block.q_row(kRowsPerBlock);
   block.key = block.o_row(kRowsPerBlock);
   block.value = block.key + args.d_qk;
   return block;
-}
-
-/// Keys that query `query` of `q_len` sees.
-inline int64_t visible_keys(bool causal, int64_t query, int64_t q_len, int64_t kv_len) {
-  return causal ? std::max<int64_t>(kv_len - q_len + query + 1, 0) : kv_len;
 }
 
 /// a . b. Eight partial sums, because one is a chain of dependent additions that no compiler may reorder.
@@ -87,44 +94,115 @@ inline void add_scaled(double weight, const double* __restrict x, int32_t n, dou
 /// exp(+inf) infinite as they should be.
 inline double finite_or_zero(double max) { return std::isfinite(max) ? max : 0; }
 
-/// Fills block.o and block.lse. `load_key(j, out)` writes the d_qk, `load_value(j, out)` the d_v elements of key j;
-/// neither is called for keys that no row of the block sees.
-template <class LoadKey, class LoadValue>
-void attend(RowBlock& block, const LoadKey& load_key, const LoadValue& load_value) {
-  const int64_t num_keys = *std::max_element(block.visible.begin(), block.visible.begin() + block.rows);
-  std::array<double, kRowsPerBlock> max, sum = {};
-  max.fill(-std::numeric_limits<double>::infinity());
+/// s[r][j] for the key that block.key holds.
+inline double score(const RowBlock& block, int64_t r, int64_t key_position) {
+  const QueryRow& row = block.row[static_cast<size_t>(r)];
+  double s = block.scale * dot(block.q_row(r), block.key, block.d_qk);
+  const auto cap = static_cast<double>(block.options.logits_soft_cap);
+  if (cap > 0) s = cap * std::tanh(s / cap);
+  if (block.options.alibi_slopes != nullptr)
+    s += static_cast<double>(block.options.alibi_slopes[row.head]) * static_cast<double>(key_position - row.position);
+  return s;
+}
+
+/// Calls use(r, s[r][j]) for every key j that row r sees. `keys` says what there is to see:
+/// - count(): keys 0 ... count - 1, and position(j) of each in its request;
+/// - sees(row, j): whether a QueryRow sees key j;
+/// - load(j, block): fills block.key and block.value; not called for keys that no row of the block sees.
+template <class Keys, class Use>
+void for_each_score(RowBlock& block, const Keys& keys, const Use& use) {
+  for (int64_t j = 0; j < keys.count(); ++j) {
+    bool loaded = false;
+    for (int64_t r = 0; r < block.rows; ++r) {
+      if (!keys.sees(block.row[static_cast<size_t>(r)], j)) continue;
+      if (!loaded) keys.load(j, block);
+      loaded = true;
+      use(static_cast<size_t>(r), score(block, r, keys.position(j)));
+    }
+  }
+}
+
+/// Fills block.max and block.lse (natural), and block.o before sink and o_scale.
+template <class Keys>
+void attend(RowBlock& block, const Keys& keys) {
+  block.max.fill(-std::numeric_limits<double>::infinity());
   std::fill_n(block.o, block.rows * block.d_v, 0.0);
-  const auto for_rows_that_see = [&](int64_t j, const auto& f) {
-    for (int64_t r = 0; r < block.rows; ++r)
-      if (j < block.visible[static_cast<size_t>(r)])
-        f(static_cast<size_t>(r), block.sm_scale * dot(block.q_row(r), block.key, block.d_qk));
-  };
+  for_each_score(block, keys, [&](size_t r, double s) {
+    if (!std::isnan(block.max[r]) && !(s <= block.max[r])) block.max[r] = s;  // NaN stays
+  });
 
-  for (int64_t j = 0; j < num_keys; ++j) {
-    load_key(j, block.key);
-    for_rows_that_see(j, [&](size_t r, double score) { max[r] = std::max(max[r], score); });
-  }
-  for (double& value : max) value = finite_or_zero(value);
+  std::array<double, kRowsPerBlock> sum = {};
+  for_each_score(block, keys, [&](size_t r, double s) {
+    const double weight = std::exp(s - finite_or_zero(block.max[r]));
+    sum[r] += weight;
+    add_scaled(weight, block.value, block.d_v, block.o_row(static_cast<int64_t>(r)));
+  });
 
-  for (int64_t j = 0; j < num_keys; ++j) {
-    load_key(j, block.key);
-    load_value(j, block.value);
-    for_rows_that_see(j, [&](size_t r, double score) {
-      const double weight = std::exp(score - max[r]);
-      sum[r] += weight;
-      add_scaled(weight, block.value, block.d_v, block.o_row(static_cast<int64_t>(r)));
-    });
-  }
-
-  for (int64_t row = 0; row < block.rows; ++row) {
-    const auto r = static_cast<size_t>(row);
-    double* o = block.o_row(row);
+  for (size_t r = 0; r < static_cast<size_t>(block.rows); ++r) {
+    double* o = block.o_row(static_cast<int64_t>(r));
     // Without a weight o is 0 already, or what visible NaN values made of it.
     for (int32_t c = 0; c < block.d_v && sum[r] != 0; ++c) o[c] /= sum[r];
-    block.lse[r] = max[r] + std::log(sum[r]);
-    if (block.lse_base == LseBase::kTwo) block.lse[r] *= std::numbers::log2e;
+    block.lse[r] = finite_or_zero(block.max[r]) + std::log(sum[r]);
   }
+}
+
+/// exp(lse) / (exp(lse) + exp(sink))
+inline double sink_factor(double lse, double sink) {
+  if (sink == -std::numeric_limits<double>::infinity()) return 1;
+  return 1 / (1 + std::exp(sink - lse));
+}
+
+/// Writes a computed row to the outputs of `args`.
+template <class Args>
+void store_outputs(RowBlock& block, int64_t r, const Args& args) {
+  const QueryRow& row = block.row[static_cast<size_t>(r)];
+  const double lse = block.lse[static_cast<size_t>(r)];
+  double factor = 1;
+  if (args.options.attn_sink != nullptr)
+    factor = sink_factor(lse, static_cast<double>(args.options.attn_sink[row.head]));
+  if constexpr (requires { args.o_scale; })
+    if (args.o_scale != nullptr) factor /= static_cast<double>(*args.o_scale);
+  double* o = block.o_row(r);
+  for (int32_t c = 0; c < args.d_v; ++c) o[c] *= factor;
+  store_row(o, args.o_dtype, row.token * args.o_stride_token + row.head * args.o_stride_head, args.d_v, args.o);
+  if (args.lse != nullptr)
+    args.lse[row.token * args.lse_stride_token + row.head * args.lse_stride_head] =
+        static_cast<float>(args.lse_base == LseBase::kTwo ? lse * std::numbers::log2e : lse);
+  if constexpr (requires { args.max_logits; })
+    if (args.max_logits != nullptr)
+      args.max_logits[row.token * args.max_logits_stride_token + row.head * args.max_logits_stride_head] =
+          static_cast<float>(block.max[static_cast<size_t>(r)]);
+}
+
+/// Computes `num_rows` rows that share keys, block by block: `row_at(i)` names row i, `load_q(row, out)` fetches its
+/// query.
+template <class Args, class Keys, class RowAt, class LoadQ>
+void attend_rows(RowBlock& block, const Args& args, const Keys& keys, int64_t num_rows, const RowAt& row_at,
+                 const LoadQ& load_q) {
+  for (int64_t first = 0; first < num_rows; first += kRowsPerBlock) {
+    block.rows = std::min(kRowsPerBlock, num_rows - first);
+    for (int64_t r = 0; r < block.rows; ++r) {
+      const QueryRow& row = block.row[static_cast<size_t>(r)] = row_at(first + r);
+      load_q(row, block.q_row(r));
+    }
+    attend(block, keys);
+    for (int64_t r = 0; r < block.rows; ++r) store_outputs(block, r, args);
+  }
+}
+
+/// Whether causality and the window let a query see a key.
+inline bool in_sight(const core::Options& options, bool causal, int64_t query_position, int64_t key_position) {
+  if (causal && key_position > query_position) return false;
+  return options.window_left < 0 || key_position >= query_position - options.window_left;
+}
+
+/// The query of a row in the absorbed form, [q_nope | q_pe].
+template <class Args>
+void load_absorbed_query(const Args& args, int32_t d_ckv, const QueryRow& row, double* out) {
+  const int64_t nope = row.token * args.q_nope_stride_token + row.head * args.q_nope_stride_head;
+  const int64_t pe = row.token * args.q_pe_stride_token + row.head * args.q_pe_stride_head;
+  load_row(args.q_nope, args.q_dtype, nope, d_ckv, out);
+  if (args.q_pe != nullptr) load_row(args.q_pe, args.q_dtype, pe, args.d_qk - d_ckv, out + d_ckv);
 }
 
 }  // namespace mla::reference

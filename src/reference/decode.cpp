@@ -1,65 +1,65 @@
 // SPDX-License-Identifier: Apache-2.0
-// Absorbed decode: one KV head, key [ckv | kpe], value ckv, rows found through the page table.
+// Absorbed decode: one KV head, key [ckv | kpe], the value its first d_v channels, rows found through the page table.
 #include "reference/attention.h"
+#include "reference/cache_rows.h"
 #include "reference/reference.h"
-#include "reference/scalar.h"
 
 namespace mla::reference {
+namespace {
+
+/// The rank's keys of one request.
+struct DecodeKeys {
+  const core::DecodeArgs& args;
+  int32_t request;
+
+  int64_t kv_len() const { return args.pages.kv_len[request]; }
+  int64_t q_len() const { return args.queries.len(request); }
+  int64_t count() const { return local_length(args.context_parallel, kv_len()); }
+  int64_t position(int64_t j) const { return global_position(args.context_parallel, j); }
+
+  bool sees(const QueryRow& row, int64_t j) const {
+    const int64_t draft = position(j) - (kv_len() - q_len());
+    const bool in_tree = draft >= 0 && (args.tree_mask != nullptr || args.tree_parents != nullptr);
+    if (!in_sight(args.options, args.causal && !in_tree, row.position, position(j))) return false;
+    if (!in_tree) return true;
+    if (args.tree_mask != nullptr) return args.tree_mask[row.token * args.tree_mask_stride_token + draft] != 0;
+    return is_ancestor(draft, row);
+  }
+
+  /// Counting the row's own draft.
+  bool is_ancestor(int64_t draft, const QueryRow& row) const {
+    const int32_t* parents = args.tree_parents + row.token - row.index;
+    int64_t i = row.index;
+    while (i > draft) i = parents[i];
+    return i == draft;
+  }
+
+  void load(int64_t j, RowBlock& block) const {
+    const int32_t page = args.pages.of(request)[j / args.pages.page_size];
+    read_row({args.cache, page, j % args.pages.page_size}, block.key);
+    std::copy_n(block.key, args.d_v, block.value);
+  }
+};
+
+}  // namespace
 
 size_t workspace_size(const core::DecodeArgs& args) { return block_bytes(args.d_qk, args.d_v); }
 
 void decode(const core::DecodeArgs& args, std::span<std::byte> workspace) {
   RowBlock block = make_block(args, workspace);
-  const core::Cache& cache = args.cache;
-  const DType kv_dtype = cache_dtype(cache.format);
-
   for (int32_t request = 0; request < args.batch_size; ++request) {
-    const int32_t* pages = args.pages.of(request);
-    const int64_t kv_len = args.pages.kv_len[request];
-    const int64_t q_begin = args.queries.begin(request), q_len = args.queries.len(request);
-
-    const auto load_ckv = [&](int64_t j, int32_t n, double* out) {
-      const int64_t page = pages[j / args.pages.page_size], slot = j % args.pages.page_size;
-      load_row(cache.ckv, kv_dtype, page * cache.ckv_stride_page + slot * cache.ckv_stride_token, n, out);
-    };
-    const auto load_kpe = [&](int64_t j, double* out) {
-      const int64_t page = pages[j / args.pages.page_size], slot = j % args.pages.page_size;
-      load_row(cache.kpe, kv_dtype, page * cache.kpe_stride_page + slot * cache.kpe_stride_token, cache.d_kpe, out);
-    };
-
-    // The rows of a request are its queries times the heads.
-    const int64_t num_rows = q_len * args.num_heads;
-    for (int64_t first = 0; first < num_rows; first += kRowsPerBlock) {
-      block.rows = std::min(kRowsPerBlock, num_rows - first);
-      for (int64_t r = 0; r < block.rows; ++r) {
-        const int64_t query = (first + r) / args.num_heads, head = (first + r) % args.num_heads;
-        const int64_t token = q_begin + query;
-        double* q = block.q_row(r);
-        load_row(args.q_nope, args.q_dtype, token * args.q_nope_stride_token + head * args.q_nope_stride_head,
-                 cache.d_ckv, q);
-        if (cache.d_kpe > 0)
-          load_row(args.q_pe, args.q_dtype, token * args.q_pe_stride_token + head * args.q_pe_stride_head, cache.d_kpe,
-                   q + cache.d_ckv);
-        block.visible[static_cast<size_t>(r)] = visible_keys(args.causal, query, q_len, kv_len);
-      }
-
-      attend(
-          block,
-          [&](int64_t j, double* key) {
-            load_ckv(j, cache.d_ckv, key);
-            if (cache.d_kpe > 0) load_kpe(j, key + cache.d_ckv);
-          },
-          [&](int64_t j, double* value) { load_ckv(j, args.d_v, value); });
-
-      for (int64_t r = 0; r < block.rows; ++r) {
-        const int64_t token = q_begin + (first + r) / args.num_heads, head = (first + r) % args.num_heads;
-        store_row(block.o_row(r), args.o_dtype, token * args.o_stride_token + head * args.o_stride_head, args.d_v,
-                  args.o);
-        if (args.lse != nullptr)
-          args.lse[token * args.lse_stride_token + head * args.lse_stride_head] =
-              static_cast<float>(block.lse[static_cast<size_t>(r)]);
-      }
-    }
+    const DecodeKeys keys{args, request};
+    const int64_t q_begin = args.queries.begin(request), heads = args.num_heads;
+    attend_rows(
+        block, args, keys, keys.q_len() * heads,
+        [&](int64_t i) -> QueryRow {
+          const int64_t query = i / heads;
+          return {.token = q_begin + query,
+                  .head = i % heads,
+                  .index = query,
+                  .position = keys.kv_len() - keys.q_len() + query};
+        },
+        [&](const QueryRow& row, double* q) { load_absorbed_query(args, args.cache.d_ckv, row, q); });
   }
 }
 

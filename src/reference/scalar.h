@@ -1,15 +1,49 @@
 // SPDX-License-Identifier: Apache-2.0
-// Elements of every float type to and from double: loads are exact, stores round once.
+// Elements of every float type, at any address, to float and to double: loads are exact, stores round once.
 #pragma once
 
 #include <bit>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 
-#include "mla/kv_layout.h"
 #include "mla/numeric.h"
 #include "mla/types.h"
 
 namespace mla::reference {
+
+template <class T>
+T read_as(const std::byte* at) {
+  T value;
+  std::memcpy(&value, at, sizeof(value));
+  return value;
+}
+
+template <class T>
+void write_as(std::byte* at, T value) {
+  std::memcpy(at, &value, sizeof(value));
+}
+
+/// Element `i`, an e4m3 one without its scale.
+inline float load(const void* data, DType dtype, int64_t i) {
+  const std::byte* at = static_cast<const std::byte*>(data) + i * static_cast<int64_t>(size_of(dtype));
+  switch (dtype) {
+    case DType::kBF16: return bf16_to_f32(read_as<uint16_t>(at));
+    case DType::kF16: return f16_to_f32(read_as<uint16_t>(at));
+    case DType::kE4M3: return e4m3_to_f32(read_as<uint8_t>(at));
+    default: return read_as<float>(at);
+  }
+}
+
+inline void store(float value, DType dtype, int64_t i, void* data) {
+  std::byte* at = static_cast<std::byte*>(data) + i * static_cast<int64_t>(size_of(dtype));
+  switch (dtype) {
+    case DType::kBF16: return write_as(at, f32_to_bf16(value));
+    case DType::kF16: return write_as(at, f32_to_f16(value));
+    case DType::kE4M3: return write_as(at, f32_to_e4m3(value));
+    default: return write_as(at, value);
+  }
+}
 
 /// `value` in f32, the last bit set if anything was lost ("round to odd"): rounding the result to a type with at least
 /// two fewer bits is then the same as rounding `value` itself.
@@ -24,33 +58,12 @@ inline float to_f32_odd(double value) {
 
 /// Elements [0, n) of a row that starts `offset` elements into `data`.
 inline void load_row(const void* data, DType dtype, int64_t offset, int32_t n, double* out) {
-  if (dtype == DType::kF32) {
-    const float* row = static_cast<const float*>(data) + offset;
-    for (int32_t i = 0; i < n; ++i) out[i] = static_cast<double>(row[i]);
-    return;
-  }
-  const uint16_t* row = static_cast<const uint16_t*>(data) + offset;
-  if (dtype == DType::kBF16) {
-    for (int32_t i = 0; i < n; ++i) out[i] = static_cast<double>(bf16_to_f32(row[i]));
-  } else {
-    for (int32_t i = 0; i < n; ++i) out[i] = static_cast<double>(f16_to_f32(row[i]));
-  }
+  for (int32_t i = 0; i < n; ++i) out[i] = static_cast<double>(load(data, dtype, offset + i));
 }
 
 inline void store_row(const double* values, DType dtype, int64_t offset, int32_t n, void* data) {
-  if (dtype == DType::kF32) {
-    float* row = static_cast<float*>(data) + offset;
-    for (int32_t i = 0; i < n; ++i) row[i] = static_cast<float>(values[i]);
-    return;
-  }
-  uint16_t* row = static_cast<uint16_t*>(data) + offset;
-  for (int32_t i = 0; i < n; ++i) {
-    const float odd = to_f32_odd(values[i]);
-    row[i] = dtype == DType::kBF16 ? f32_to_bf16(odd) : f32_to_f16(odd);
-  }
+  for (int32_t i = 0; i < n; ++i)
+    store(dtype == DType::kF32 ? static_cast<float>(values[i]) : to_f32_odd(values[i]), dtype, offset + i, data);
 }
-
-/// The element type of a cache that is not quantized.
-inline DType cache_dtype(CacheFormat format) { return format == CacheFormat::kF16 ? DType::kF16 : DType::kBF16; }
 
 }  // namespace mla::reference

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstddef>
+#include <iterator>
 #include <type_traits>
 
 #include "mla/c_api.h"
@@ -51,11 +52,36 @@ TEST(Layout, EnumerationsAreThoseOfTheCppApi) {
   EXPECT_EQ(static_cast<int>(MLA_MERGE_STATES), static_cast<int>(mla::Op::kMergeStates));
   EXPECT_EQ(static_cast<int>(MLA_APPEND), static_cast<int>(mla::Op::kAppend));
   EXPECT_EQ(static_cast<int>(MLA_GATHER), static_cast<int>(mla::Op::kGather));
+  EXPECT_EQ(static_cast<int>(MLA_DECODE_SPARSE), static_cast<int>(mla::Op::kDecodeSparse));
+  EXPECT_EQ(static_cast<int>(MLA_PREFILL_SPARSE), static_cast<int>(mla::Op::kPrefillSparse));
+  EXPECT_EQ(static_cast<int>(MLA_APPEND_ROPE), static_cast<int>(mla::Op::kAppendRope));
+  EXPECT_EQ(static_cast<int>(MLA_COPY_PAGES), static_cast<int>(mla::Op::kCopyPages));
+  EXPECT_EQ(static_cast<int>(MLA_BLOCK_TABLE_TO_CSR), static_cast<int>(mla::Op::kBlockTableToCsr));
+  EXPECT_EQ(static_cast<int>(MLA_PHYSICAL_SLOTS), static_cast<int>(mla::Op::kPhysicalSlots));
+  EXPECT_EQ(static_cast<int>(MLA_APPEND_INDEXER), static_cast<int>(mla::Op::kAppendIndexer));
+  EXPECT_EQ(static_cast<int>(MLA_INDEXER_LOGITS), static_cast<int>(mla::Op::kIndexerLogits));
+  EXPECT_EQ(static_cast<int>(MLA_TOP_K), static_cast<int>(mla::Op::kTopK));
+  EXPECT_EQ(static_cast<int>(MLA_INDEXER_TOP_K), static_cast<int>(mla::Op::kIndexerTopK));
+  EXPECT_EQ(std::size(mla::kAllOps), static_cast<size_t>(MLA_INDEXER_TOP_K) + 1);
   EXPECT_EQ(static_cast<int>(MLA_CACHE_F16), static_cast<int>(mla::CacheFormat::kF16));
   EXPECT_EQ(static_cast<int>(MLA_CACHE_FP8), static_cast<int>(mla::CacheFormat::kFP8));
   EXPECT_EQ(static_cast<int>(MLA_CACHE_FP8_DS_MLA), static_cast<int>(mla::CacheFormat::kFP8DsMla));
   EXPECT_EQ(static_cast<int>(MLA_CACHE_FP8_DSV4), static_cast<int>(mla::CacheFormat::kFP8DsV4));
   EXPECT_EQ(static_cast<int>(MLA_LSE_BASE_2), static_cast<int>(mla::LseBase::kTwo));
+}
+
+TEST(Layout, OlderCallersFindTheirFieldsWhereTheyWere) {
+  // As the first release had them; fields since are appended.
+  EXPECT_EQ(sizeof(mla_kv_cache), 32U);
+  EXPECT_EQ(offsetof(mla_kv_cache, kv), 8U);
+  EXPECT_EQ(offsetof(mla_decode_params, cache), 32U);
+  EXPECT_EQ(offsetof(mla_decode_params, pages), 64U);
+  EXPECT_EQ(offsetof(mla_decode_params, qo_indptr), 96U);
+  EXPECT_EQ(offsetof(mla_decode_params, lse), 128U);
+  EXPECT_EQ(offsetof(mla_decode_params, q_scale), 136U);
+  EXPECT_EQ(offsetof(mla_prefill_params, options), 80U);
+  EXPECT_EQ(offsetof(mla_append_params, scales), 72U);
+  EXPECT_EQ(offsetof(mla_gather_params, scales), 112U);
 }
 
 TEST(Layout, StructsAreFitForC) {

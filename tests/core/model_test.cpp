@@ -110,7 +110,8 @@ TEST(LoadModel, KnowsEveryPreset) {
     const Result<ModelConfig> model = load_model(preset.name);
     ASSERT_TRUE(model.ok()) << preset.name;
     EXPECT_EQ(model->num_attention_heads, preset.num_attention_heads);
-    EXPECT_EQ(model->d_qk(), 576) << preset.name;
+    EXPECT_EQ(model->d_qk(), preset.value_is_row ? 512 : 576) << preset.name;
+    EXPECT_EQ(model->d_v(), 512) << preset.name;
   }
   EXPECT_THAT(names, testing::IsSupersetOf(
                          {"deepseek-v2-lite", "deepseek-v3", "deepseek-r1", "deepseek-v3.2", "kimi-k2", "glm-5"}));
@@ -118,6 +119,8 @@ TEST(LoadModel, KnowsEveryPreset) {
   EXPECT_EQ(load_model("deepseek-v2-lite")->num_hidden_layers, 27);
   EXPECT_EQ(load_model("deepseek-v3.2")->index_topk, 2048);
   EXPECT_EQ(load_model("glm-5")->prefill_d_qk(), 256);
+  EXPECT_EQ(load_model("deepseek-v4-flash")->sliding_window, 128);
+  EXPECT_FLOAT_EQ(load_model("deepseek-v4-flash")->sm_scale(), 1.0F / std::sqrt(512.0F));
 }
 
 TEST(LoadModel, ReadsAFileAndNamesItInErrors) {

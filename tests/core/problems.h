@@ -18,7 +18,7 @@ namespace mla::test {
 
 inline constexpr int64_t kPages = 8, kPageSize = 4, kHeads = 2, kCkv = 8, kKpe = 4;
 inline constexpr uint16_t kSentinel = 0x5A5A;
-inline constexpr size_t kWorkspaceBytes = 1 << 16;  // enough for the reference's plan of any problem below
+inline constexpr size_t kWorkspaceBytes = 1 << 20;  // enough for the reference's plan of any problem below
 
 inline TensorView of(std::vector<uint16_t>& data, std::initializer_list<int64_t> shape, DType dtype = DType::kBF16) {
   return contiguous(data.data(), dtype, shape);

@@ -26,9 +26,9 @@ TEST(ValidateDecode, RefusesWrongTypesAndShapes) {
        },
        "decode: q: expected either q or q_nope and q_pe, got both"},
       {"integer query", [](Decode& p) { p.params.q.dtype = DType::kI32; },
-       "decode: q: expected bf16, f16 or f32, got i32"},
+       "decode: q: expected bf16, f16, f32 or e4m3, got i32"},
       {"unknown element type", [](Decode& p) { p.params.q.dtype = static_cast<DType>(200); },
-       "decode: q: expected bf16, f16 or f32, got unknown element type 200"},
+       "decode: q: expected bf16, f16, f32 or e4m3, got unknown element type 200"},
       {"two dimensions",
        [](Decode& p) {
          p.params.q = of(p.q, {6, kCkv + kKpe});
@@ -54,7 +54,7 @@ TEST(ValidateDecode, RefusesWrongTypesAndShapes) {
       {"o of width 0", [](Decode& p) { set_extent(p.params.o, 2, 0); },
        "decode: kv_lora_rank: expected at least 1, got 0"},
       {"o of another type", [](Decode& p) { p.params.o.dtype = DType::kF16; },
-       "decode: o: expected bf16 or f32, got f16"},
+       "decode: o: expected bf16, f32 or e4m3, got f16"},
       {"no o", [](Decode& p) { p.params.o = {}; }, "decode: o: expected a tensor, got none"},
       {"lse of another shape", [](Decode& p) { set_extent(p.params.lse, 0, 2); },
        "decode: lse: expected shape [T = 3, H = 2], got [2, 2]"},
@@ -92,10 +92,9 @@ TEST(ValidateDecode, RefusesWrongTypesAndShapes) {
 
 TEST(ValidateDecode, RefusesWrongCaches) {
   expect_refused(Cases{
-      {"no cache", [](Decode& p) { p.params.cache = {}; },
-       "decode: cache.kv: expected cache.kv, or cache.ckv and cache.kpe, got none"},
+      {"no cache", [](Decode& p) { p.params.cache = {}; }, "decode: cache.kv: expected kv, or ckv and kpe, got none"},
       {"both forms", [](Decode& p) { p.params.cache.ckv = p.cache.parts().ckv; },
-       "decode: cache.kv: expected either cache.kv or cache.ckv and cache.kpe, got both"},
+       "decode: cache.kv: expected either kv or ckv and kpe, got both"},
       {"unknown format", [](Decode& p) { p.params.cache.format = static_cast<CacheFormat>(77); },
        "decode: cache.format: expected a cache format, got unknown value 77"},
       {"type not of the format", [](Decode& p) { p.params.cache.format = CacheFormat::kF16; },
@@ -115,7 +114,7 @@ TEST(ValidateDecode, RefusesWrongCaches) {
        },
        "decode: cache.kpe: expected shape [num_pages = 8, page_size = 4, qk_rope_head_dim = 4], got [7, 4, 4]"},
       {"pages without slots", [](Decode& p) { set_extent(p.params.cache.kv, 1, 0); },
-       "decode: page_size: expected at least 1, got 0"},
+       "decode: cache.page_size: expected at least 1, got 0"},
   });
 }
 
@@ -135,7 +134,7 @@ TEST(ValidateDecode, RefusesWhatInt32CannotCount) {
          set_extent(p.params.cache.kv, 1, (int64_t{1} << 30) + 1);
          set_stride(p.params.cache.kv, 1, 0);
        },
-       "decode: page_size: expected at most 1073741824, got 1073741825"},
+       "decode: cache.page_size: expected at most 1073741824, got 1073741825"},
       {"keys of a request",
        [](Decode& p) {
          set_extent(p.params.cache.kv, 1, int64_t{1} << 30);
@@ -291,20 +290,6 @@ TEST(ValidateDecode, RefusesWrongLists) {
   });
 }
 
-TEST(ValidateDecode, QuantizedFormatsAreRefusedByTheVerdicts) {
-  const Context context = reference_context();
-  for (CacheFormat format : {CacheFormat::kFP8, CacheFormat::kFP8DsMla, CacheFormat::kFP8DsV4}) {
-    Decode problem;
-    const Result<Plan> planned = plan(context, problem.params, problem.workspace);
-    problem.params.cache.format = format;
-    const Status ran = run(context, *planned, problem.params);
-    EXPECT_EQ(ran.code(), StatusCode::kUnsupported);
-    EXPECT_THAT(ran.message(), testing::HasSubstr(std::string("caches only, not ") + std::string(name(format))));
-    EXPECT_EQ(workspace_size(context, problem.params).status().code(), StatusCode::kUnsupported);
-    EXPECT_TRUE(problem.untouched());
-  }
-}
-
 TEST(ValidateDecode, DevicesWithoutBackendAreRefused) {
   const Context context = reference_context();
   Decode problem;
@@ -330,8 +315,8 @@ TEST(ValidateDecode, AcceptsEveryFormAndFoldsIt) {
   EXPECT_EQ(whole.d_qk, 12);
   EXPECT_EQ(whole.d_v, 8);
   EXPECT_EQ(whole.q_pe, p.q.data() + 8);
-  EXPECT_EQ(whole.cache.kpe, p.cache.data.data() + 8);
-  EXPECT_EQ(whole.cache.kpe_stride_page, 48);
+  EXPECT_EQ(whole.cache.kpe.base, reinterpret_cast<std::byte*>(p.cache.data.data() + 8));
+  EXPECT_EQ(whole.cache.kpe.stride_page, 96);
   EXPECT_EQ(whole.queries.len(1), 2);
   EXPECT_EQ(whole.pages.of(1), p.block_table.data() + 3);
 
@@ -341,7 +326,7 @@ TEST(ValidateDecode, AcceptsEveryFormAndFoldsIt) {
   ASSERT_TRUE(validate_decode(p.params, parts).ok());
   EXPECT_EQ(parts.d_qk, 12);
   EXPECT_EQ(parts.q_pe_stride_head, 4);
-  EXPECT_EQ(parts.cache.kpe, p.cache.kpe.data());
+  EXPECT_EQ(parts.cache.kpe.base, reinterpret_cast<std::byte*>(p.cache.kpe.data()));
   EXPECT_EQ(parts.pages.of(1), p.kv_indices.data() + 2);
 }
 
@@ -376,7 +361,7 @@ TEST(ValidateDecode, AcceptsLegalOddities) {
     EXPECT_EQ(validate_decode(p.params, args).message(), "");
     EXPECT_EQ(args.d_qk, 8);
     EXPECT_EQ(args.q_pe, nullptr);
-    EXPECT_EQ(args.cache.kpe, nullptr);
+    EXPECT_EQ(args.cache.kpe.base, nullptr);
   }
   {
     Decode p;  // padded page stride
@@ -384,7 +369,7 @@ TEST(ValidateDecode, AcceptsLegalOddities) {
     set_stride(p.params.cache.kv, 0, 96);
     p.block_table = {0, 1, -1, 2, 3, 0};
     EXPECT_EQ(validate_decode(p.params, args).message(), "");
-    EXPECT_EQ(args.cache.ckv_stride_page, 96);
+    EXPECT_EQ(args.cache.ckv.stride_page, 192);
   }
 }
 

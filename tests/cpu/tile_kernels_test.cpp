@@ -260,6 +260,54 @@ TEST_P(TileKernelsTest, AccumulateIsProbabilitiesTimesValues) {
     }
 }
 
+TEST_P(TileKernelsTest, ScoresTakeTheirShape) {
+  const auto lanes = static_cast<size_t>(kernels_->lanes);
+  constexpr int32_t kKeys = 10;
+  constexpr float kScale = 0.25F;
+  std::vector<float> slope(lanes);
+  std::vector<int32_t> query_position(lanes);
+  std::vector<int32_t> key_position(kKeys);
+  for (size_t lane = 0; lane < lanes; ++lane) {
+    slope[lane] = 0.01F * static_cast<float>(lane);
+    query_position[lane] = 1000000000 - static_cast<int32_t>(lane);
+  }
+  for (size_t key = 0; key < kKeys; ++key) key_position[key] = 999999000 + 7 * static_cast<int32_t>(key);
+  for (float cap : {0.0F, 30.0F})
+    for (bool biased : {false, true}) {
+      auto s = random_values(kKeys * lanes, 200.0F);
+      s[0] = 0.0F;
+      const auto before = s;
+      kernels_->shape_scores(s.data(), kKeys, kScale, cap, biased ? slope.data() : nullptr, query_position.data(),
+                             key_position.data());
+      for (size_t i = 0; i < s.size(); ++i) {
+        double expected = double{before[i]} * kScale;
+        if (cap != 0.0F) expected = cap * std::tanh(expected / cap);
+        if (biased) expected += double{slope[i % lanes]} * (key_position[i / lanes] - query_position[i % lanes]);
+        ASSERT_NEAR(s[i], expected, 2e-5) << i << ' ' << cap << ' ' << biased;
+      }
+    }
+}
+
+TEST_P(TileKernelsTest, DecodesEveryCodeAtEveryScale) {
+  std::vector<uint8_t> codes(256 + 3);  // odd tail
+  for (size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<uint8_t>(i * 37);
+  std::vector<uint8_t> finite(codes);
+  for (uint8_t& code : finite) code = (code & 0x7FU) == 0x7FU ? 0 : code;
+  for (const auto& row : {codes, finite})
+    for (float scale :
+         {0x1p-127F, 0x1p-126F, 0x1p-100F, 2.2321429e-7F, 0.0371F, 1.0F, 1.7F, 0x1p100F, 0x1p119F, 3e38F}) {
+      std::vector<uint16_t> out(row.size());
+      kernels_->decode_row(row.data(), static_cast<int32_t>(row.size()), scale, out.data());
+      for (size_t i = 0; i < row.size(); ++i) {
+        const uint16_t expected = dequantize_e4m3(row[i], scale);
+        if (std::isnan(bf16_to_f32(expected)))
+          ASSERT_TRUE(std::isnan(bf16_to_f32(out[i])));
+        else
+          ASSERT_EQ(out[i], expected) << static_cast<int>(row[i]) << " * " << scale;
+      }
+    }
+}
+
 TEST_P(TileKernelsTest, FindsWhatIsNotFinite) {
   constexpr size_t kWidth = 64;
   for (float bad : {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
@@ -290,6 +338,21 @@ TEST_P(TileKernelsTest, StoreRowScalesAndRounds) {
   }
 }
 
+TEST_P(TileKernelsTest, StoresE4M3) {
+  auto values = random_values(kSlab, 200.0F);
+  values[0] = 449.0F;
+  values[1] = std::numeric_limits<float>::quiet_NaN();
+  std::vector<uint8_t> out(kSlab);
+  std::vector<uint8_t> summed(kSlab);
+  const float weight = 2.0F;
+  kernels_->store_row(values.data(), kSlab, kSlab, 2.0F, out.data(), DType::kE4M3);
+  kernels_->weighted_sum(values.data(), 0, DType::kF32, 1, &weight, 1, kSlab, nullptr, summed.data(), DType::kE4M3);
+  for (size_t i = 0; i < kSlab; ++i) {
+    EXPECT_EQ(out[i] & 0x7F, f32_to_e4m3(2.0F * values[i]) & 0x7F) << values[i];
+    EXPECT_EQ(out[i], summed[i]);
+  }
+}
+
 TEST_P(TileKernelsTest, WeightedSumSkipsRowsOfWeightZero) {
   constexpr size_t kWidth = 48;
   auto rows = random_values(3 * kWidth);
@@ -299,6 +362,19 @@ TEST_P(TileKernelsTest, WeightedSumSkipsRowsOfWeightZero) {
   std::vector<float> out(kWidth);
   kernels_->weighted_sum(rows.data(), kWidth, DType::kF32, 3, weight, 2, kWidth, init.data(), out.data(), DType::kF32);
   for (size_t i = 0; i < kWidth; ++i) EXPECT_NEAR(out[i], 1.0F + 0.25F * rows[i] + 0.5F * rows[2 * kWidth + i], 1e-6);
+}
+
+TEST_P(TileKernelsTest, StreamCopiesAnySizeAndAlignment) {
+  std::vector<uint8_t> from(400);
+  for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<uint8_t>(1 + i % 250);
+  for (size_t offset : {0U, 1U, 32U})
+    for (size_t size : {0U, 1U, 63U, 64U, 100U, 257U}) {
+      alignas(64) uint8_t to[400] = {};
+      kernels_->stream(from.data() + 3, to + offset, static_cast<int64_t>(size));
+      kernels_->finish_streams();
+      EXPECT_EQ(std::memcmp(to + offset, from.data() + 3, size), 0) << offset << ' ' << size;
+      EXPECT_EQ(std::count(to, to + 400, uint8_t{0}), static_cast<std::ptrdiff_t>(400 - size)) << offset << ' ' << size;
+    }
 }
 
 TEST_P(TileKernelsTest, ConvertsEveryNarrowCode) {

@@ -7,7 +7,9 @@
 #include <cstdlib>
 #include <new>
 
-#include "core/problems.h"
+#include "core/index_problems.h"
+#include "core/sparse_problems.h"
+#include "core/writer_problems.h"
 
 namespace {
 
@@ -208,6 +210,16 @@ TEST(RunPlanned, RefusesWhatWasNotPlanned) {
          p.qo_indptr = {0, 1, 2};
        },
        "decode: num_tokens: expected 3 as planned, got 2"},
+      {"window", [](Decode& p) { p.params.options.window_left = 3; },
+       "decode: options.window_left: expected -1 as planned, got 3"},
+      {"tree", [](Decode& p) { p.params.tree_parents = of(p.kv_indptr); },
+       "decode: tree_mask or tree_parents: expected 0 as planned, got 1"},
+      {"rank", [](Decode& p) { p.params.context_parallel = {.rank = 1, .world = 2}; },
+       "decode: context_parallel.rank: expected 0 as planned, got 1"},
+      {"world", [](Decode& p) { p.params.context_parallel.world = 2; },
+       "decode: context_parallel.world: expected 1 as planned, got 2"},
+      {"interleave", [](Decode& p) { p.params.context_parallel.interleave = 64; },
+       "decode: context_parallel.interleave: expected 1 as planned, got 64"},
       {"page size",
        [](Decode& p) {
          p.params.cache.kv = of(p.cache.data, {4, 8, kCkv + kKpe});
@@ -219,12 +231,64 @@ TEST(RunPlanned, RefusesWhatWasNotPlanned) {
     SCOPED_TRACE(change.name);
     Decode p;
     const Plan planned = plan(context, p.params, p.workspace).value();
+    p.kv_indptr = {-1, -1, 0};  // as parents
     change.changes(p);
     const Status status = run(context, planned, p.params);
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
     EXPECT_EQ(status.message(), change.message);
     EXPECT_TRUE(p.untouched());
   }
+}
+
+TEST(RunPlanned, RefusesSparseBatchesOfOtherShapes) {
+  const Context context = reference_context();
+  const struct {
+    const char* name;
+    std::function<void(DecodeSparse&)> changes;
+    std::string message;
+  } cases[] = {
+      {"topk",
+       [](DecodeSparse& p) {
+         p.params.pool.indices = contiguous(p.indices.data(), DType::kI32, {4, 3});
+       },
+       "decode_sparse: topk: expected 4 as planned, got 3"},
+      {"second pool", [](DecodeSparse& p) { p.use_extra_pool(); },
+       "decode_sparse: number of pools: expected 1 as planned, got 2"},
+      {"format",
+       [](DecodeSparse& p) {
+         p.params.q = of(p.q, {4, kHeads, 512});
+         p.params.pool.cache = p.quantized.dsv4();
+       },
+       "decode_sparse: d_qk: expected 576 as planned, got 512"},
+      {"queries",
+       [](DecodeSparse& p) {
+         p.params.q.dtype = DType::kF16;
+         p.params.o.dtype = DType::kF16;
+       },
+       "decode_sparse: q.dtype: expected 3 as planned, got 2"},
+      {"batch_invariant", [](DecodeSparse& p) { p.params.batch_invariant = true; },
+       "decode_sparse: batch_invariant: expected 0 as planned, got 1"},
+  };
+  for (const auto& change : cases) {
+    SCOPED_TRACE(change.name);
+    DecodeSparse p;
+    const Plan planned = plan(context, p.params, p.workspace).value();
+    change.changes(p);
+    EXPECT_EQ(run(context, planned, p.params).message(), change.message);
+    EXPECT_TRUE(p.untouched());
+  }
+}
+
+TEST(RunPlanned, SparseLengthsAndOptionsMayChange) {
+  const Context context = reference_context();
+  DecodeSparse p;
+  const Plan planned = plan(context, p.params, p.workspace).value();
+  p.lengths = {0, 0, 0, 0};
+  p.params.options = {.attn_sink = {}, .window_left = -1, .logits_soft_cap = 5.0F, .alibi_slopes = {}};
+  p.use_per_request();
+  p.params.qo_indptr = of(p.qo_indptr);
+  EXPECT_EQ(run(context, planned, p.params).message(), "");
+  EXPECT_EQ(p.o, std::vector<uint16_t>(p.o.size(), 0));  // no key counts
 }
 
 TEST(RunPlanned, DataScalePagesAndStridesMayChange) {
@@ -245,9 +309,16 @@ TEST(RunPlanned, RefusesForeignAndEmptyPlans) {
   const Context context = reference_context();
   Decode decode;
   Prefill prefill;
+  DecodeSparse decode_sparse;
+  PrefillSparse prefill_sparse;
   const Plan of_decode = plan(context, decode.params, decode.workspace).value();
   EXPECT_EQ(run(context, of_decode, prefill.params).message(),
-            "prefill: plan: expected one for prefill, got one for another operation");
+            "prefill: plan: expected one for prefill, got one for decode");
+  // Two operations with the same arguments and table.
+  const Plan of_prefill_sparse = plan(context, prefill_sparse.params, prefill_sparse.workspace).value();
+  EXPECT_EQ(run(context, of_prefill_sparse, decode_sparse.params).message(),
+            "decode_sparse: plan: expected one for decode_sparse, got one for prefill_sparse");
+  EXPECT_TRUE(decode_sparse.untouched());
   EXPECT_EQ(run(context, Plan(), decode.params).message(),
             "decode: plan: expected one that plan() made, got an empty one");
   const Context wider = context_of(3, "reference");
@@ -326,6 +397,50 @@ TEST(Run, AllocatesNothing) {
   for (int round = 0; round < 10; ++round) ok = run_all() && ok;
   EXPECT_EQ(allocations.load(), before);
   EXPECT_TRUE(ok);
+}
+
+/// `run` of a valid problem, twice: the second time nothing may be allocated.
+template <class Problem>
+void expect_no_allocation(const char* name, Problem problem) {
+  SCOPED_TRACE(name);
+  const Context context = context_of(2, "auto");
+  EXPECT_EQ(run(context, problem.params).message(), "");
+  const size_t before = allocations.load();
+  const bool ok = run(context, problem.params).ok();
+  EXPECT_EQ(allocations.load(), before);
+  EXPECT_TRUE(ok);
+}
+
+TEST(Run, OperationsWithoutAPlanAllocateNothing) {
+  expect_no_allocation("append", QuantizingAppend());
+  expect_no_allocation("append_rope", AppendRope());
+  expect_no_allocation("copy_pages", CopyPages());
+  expect_no_allocation("block_table_to_csr", BlockTableToCsr());
+  expect_no_allocation("physical_slots", PhysicalSlots());
+  expect_no_allocation("append_indexer", AppendIndexer());
+  expect_no_allocation("indexer_logits", IndexerLogits());
+  expect_no_allocation("top_k", TopK());
+  expect_no_allocation("indexer_top_k", IndexerTopK());
+}
+
+/// The same for a planned operation.
+template <class Problem>
+void expect_planned_run_without_allocation(const char* name, Problem problem) {
+  SCOPED_TRACE(name);
+  const Context context = context_of(2, "auto");
+  std::vector<std::byte> workspace(workspace_size(context, problem.params).value());
+  const Plan planned = plan(context, problem.params, workspace).value();
+  const size_t before = allocations.load();
+  const bool ok = run(context, planned, problem.params).ok();
+  EXPECT_EQ(allocations.load(), before);
+  EXPECT_TRUE(ok);
+}
+
+TEST(Run, SparseAndQuantizedAttentionAllocateNothing) {
+  expect_planned_run_without_allocation("decode_sparse", DecodeSparse());
+  expect_planned_run_without_allocation("prefill_sparse", PrefillSparse());
+  expect_planned_run_without_allocation("decode, fp8_ds_mla", WideDecode());
+  expect_planned_run_without_allocation("decode, fp8", Fp8Decode());
 }
 
 TEST(Run, PrefillAllocatesNothing) {

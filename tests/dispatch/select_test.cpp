@@ -16,8 +16,6 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::StartsWith;
 
-constexpr Op kOps[] = {Op::kDecode, Op::kPrefill, Op::kMergeStates, Op::kAppend, Op::kGather};
-
 /// Sets MLA_BACKEND for a scope.
 class BackendVariable {
  public:
@@ -92,7 +90,7 @@ TEST(Select, ForcingIsNeverAFallback) {
 }
 
 TEST(Tables, ReferenceIsTheLastRowOfEveryOperation) {
-  for (Op op : kOps) {
+  for (Op op : kAllOps) {
     const std::vector<std::string> names = backend_names(op);
     ASSERT_FALSE(names.empty());
     EXPECT_EQ(names.back(), "reference") << name(op);
@@ -102,9 +100,29 @@ TEST(Tables, ReferenceIsTheLastRowOfEveryOperation) {
               testing::ElementsAre("cpu_avx512_bf16", "cpu_avx512", "cpu_avx2", "cpu_portable", "reference"));
 }
 
+TEST(Tables, TheReferenceTakesEveryFormatAndType) {
+  for (Op op : kAllOps) {
+    SCOPED_TRACE(name(op));
+    const bool e4m3 =
+        op == Op::kDecode || op == Op::kDecodeSparse || op == Op::kIndexerLogits || op == Op::kIndexerTopK;
+    for (CacheFormat cache : kAllCacheFormats) {
+      const int64_t d_qk = cache == CacheFormat::kFP8DsV4 ? 512 : 576;
+      for (DType q_dtype : {DType::kBF16, DType::kF16, DType::kF32})
+        EXPECT_EQ(explain({.op = op, .q_dtype = q_dtype, .cache = cache, .d_qk = d_qk}, "reference").error, "");
+      const Explanation narrow =
+          explain({.op = op, .q_dtype = DType::kE4M3, .cache = cache, .d_qk = d_qk}, "reference");
+      EXPECT_EQ(narrow.selected, e4m3 ? "reference" : "");
+      if (!e4m3) {
+        EXPECT_THAT(narrow.error, HasSubstr("reference: takes bf16, f16 and f32 only, not e4m3"));
+      }
+    }
+    EXPECT_THAT(explain({.op = op, .q_dtype = DType::kI32}, "reference").error, HasSubstr("not i32"));
+  }
+}
+
 TEST(Explain, AgreesWithTheVerdicts) {
   const BackendVariable unset(nullptr);
-  for (Op op : kOps) {
+  for (Op op : kAllOps) {
     for (DType q_dtype : {DType::kBF16, DType::kF16, DType::kF32, DType::kE4M3}) {
       for (CacheFormat cache : kAllCacheFormats) {
         for (int64_t d_v : {512, 256, 5000, 0}) {

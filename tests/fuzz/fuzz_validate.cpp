@@ -7,7 +7,9 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <deque>
+#include <iterator>
 #include <limits>
 #include <vector>
 
@@ -34,9 +36,13 @@ class Tensors {
     view.data = buffers_.back().data();
     return view;
   }
-  TensorView make(const std::vector<int32_t>& values) {
-    TensorView view = make(DType::kI32, {static_cast<int64_t>(values.size())});
-    for (size_t i = 0; i < values.size(); ++i) static_cast<int32_t*>(view.data)[i] = values[i];
+  TensorView make(const std::vector<int32_t>& values) { return make_list(DType::kI32, values); }
+
+  /// A list [N].
+  template <class T>
+  TensorView make_list(DType dtype, const std::vector<T>& values) {
+    TensorView view = make(dtype, {static_cast<int64_t>(values.size())});
+    std::memcpy(view.data, values.data(), values.size() * sizeof(T));
     return view;
   }
 
@@ -100,9 +106,56 @@ void expect_status(const Status& status) {
   if (!status.ok() && (status.message().empty() || status.code() == StatusCode::kInternal)) std::abort();
 }
 
-KvCache make_cache(Tensors& tensors, bool whole) {
-  if (whole) return {.kv = tensors.make(DType::kBF16, {8, 4, 12})};
-  return {.ckv = tensors.make(DType::kBF16, {8, 4, 8}), .kpe = tensors.make(DType::kBF16, {8, 4, 4})};
+/// Widths of rows and values.
+struct Widths {
+  int64_t nope, rope, value;
+};
+
+Widths widths_of(CacheFormat format) {
+  const KvLayout layout = kv_layout(format);
+  if (layout.row_bytes == 0) return {8, 4, 8};
+  const bool whole_row = format == CacheFormat::kFP8DsV4;
+  return {layout.nope_dim, layout.rope_dim, layout.nope_dim + (whole_row ? layout.rope_dim : 0)};
+}
+
+CacheFormat any_format(FuzzedDataProvider& input) {
+  return kAllCacheFormats[input.ConsumeIntegralInRange<size_t>(0, std::size(kAllCacheFormats) - 1)];
+}
+
+float any_scale(FuzzedDataProvider& input) {
+  constexpr float kScales[] = {0.25F, 0.25F, 0.25F, 0.0F, -1.0F, INFINITY, NAN, 1e-30F, 1e30F};
+  return input.PickValueInArray(kScales);
+}
+
+TensorView make_scale(FuzzedDataProvider& input, Tensors& tensors) {
+  return tensors.make_list(DType::kF32, std::vector<float>{any_scale(input)});
+}
+
+/// Eight pages of four tokens.
+KvCache make_cache(FuzzedDataProvider& input, Tensors& tensors, CacheFormat format) {
+  KvCache cache{.format = format, .power_of_two_scales = input.ConsumeBool()};
+  if (format == CacheFormat::kFP8DsV4) {
+    cache.page_size = input.ConsumeIntegralInRange<int>(0, 7) != 0 ? 4 : static_cast<int32_t>(any_integer(input));
+    cache.kv = tensors.make(DType::kU8, {8, page_bytes(format, 0, 4, input.ConsumeBool())});
+    return cache;
+  }
+  if (format == CacheFormat::kFP8DsMla) {
+    cache.kv = tensors.make(DType::kU8, {8, 4, 656});
+    return cache;
+  }
+  const bool fp8 = format == CacheFormat::kFP8;
+  const DType dtype = fp8 ? DType::kE4M3 : format == CacheFormat::kF16 ? DType::kF16 : DType::kBF16;
+  if (input.ConsumeBool()) {
+    cache.kv = tensors.make(dtype, {8, 4, 12});
+  } else {
+    cache.ckv = tensors.make(dtype, {8, 4, 8});
+    cache.kpe = tensors.make(dtype, {8, 4, 4});
+  }
+  if (!fp8) return cache;
+  const bool quarters = input.ConsumeBool();
+  cache.ckv_scale = quarters ? tensors.make(DType::kF32, {8, 4, 4}) : make_scale(input, tensors);
+  if (quarters || input.ConsumeBool()) cache.kpe_scale = make_scale(input, tensors);
+  return cache;
 }
 
 PageTable make_pages(Tensors& tensors, bool csr) {
@@ -119,7 +172,9 @@ PageTable make_pages(Tensors& tensors, bool csr) {
   return pages;
 }
 
-std::vector<TensorView*> views_of(KvCache& cache) { return {&cache.kv, &cache.ckv, &cache.kpe}; }
+std::vector<TensorView*> views_of(KvCache& cache) {
+  return {&cache.kv, &cache.ckv, &cache.kpe, &cache.ckv_scale, &cache.kpe_scale};
+}
 std::vector<TensorView*> views_of(PageTable& pages) {
   return {&pages.kv_indptr, &pages.kv_indices, &pages.block_table, &pages.kv_len};
 }
@@ -132,11 +187,6 @@ std::vector<TensorView*> operator+(std::vector<TensorView*> a, const std::vector
 void break_some(FuzzedDataProvider& input, Tensors& tensors, const std::vector<TensorView*>& views) {
   for (int i = input.ConsumeIntegralInRange<int>(0, 4); i > 0; --i) tensors.break_one(input, views);
   for (TensorView* view : views) tensors.confine(*view);
-}
-
-float any_scale(FuzzedDataProvider& input) {
-  constexpr float kScales[] = {0.25F, 0.25F, 0.25F, 0.0F, -1.0F, INFINITY, NAN, 1e-30F, 1e30F};
-  return input.PickValueInArray(kScales);
 }
 
 template <class Params>
@@ -154,31 +204,112 @@ void run_planned(const Context& context, const Params& params) {
   if (*size > 0 && run(context, *planned, params).ok()) std::abort();  // its workspace is the second plan's
 }
 
+/// Options that suit some operations and not others.
+AttentionOptions any_options(FuzzedDataProvider& input, Tensors& tensors) {
+  AttentionOptions options;
+  constexpr float kCaps[] = {0.0F, 0.0F, 30.0F, -1.0F, NAN};
+  constexpr int32_t kWindows[] = {-1, -1, 0, 3, -2, INT32_MAX};
+  if (input.ConsumeBool()) options.attn_sink = tensors.make(DType::kF32, {2});
+  if (input.ConsumeBool()) options.logits_soft_cap = input.PickValueInArray(kCaps);
+  if (input.ConsumeBool()) options.window_left = input.PickValueInArray(kWindows);
+  if (input.ConsumeBool()) options.alibi_slopes = tensors.make(DType::kF32, {2});
+  return options;
+}
+
+std::vector<TensorView*> views_of(AttentionOptions& options) { return {&options.attn_sink, &options.alibi_slopes}; }
+
+ContextParallel any_share(FuzzedDataProvider& input) {
+  if (input.ConsumeBool()) return {};
+  const auto small = [&] { return input.ConsumeIntegralInRange<int32_t>(-1, 5); };
+  return {.rank = small(), .world = small(), .interleave = input.ConsumeBool() ? small() : INT32_MAX};
+}
+
+/// Queries in one of their forms, three or four of two heads; an output to match, mostly.
+template <class Params>
+void make_queries(FuzzedDataProvider& input, Tensors& tensors, int64_t num_tokens, Widths widths, Params& p) {
+  constexpr DType kTypes[] = {DType::kBF16, DType::kF32, DType::kE4M3};
+  const DType dtype = input.PickValueInArray(kTypes);
+  if (input.ConsumeBool()) {
+    p.q = tensors.make(dtype, {num_tokens, 2, widths.nope + widths.rope});
+  } else {
+    p.q_nope = tensors.make(dtype, {num_tokens, 2, widths.nope});
+    p.q_pe = tensors.make(dtype, {num_tokens, 2, widths.rope});
+  }
+  if (dtype == DType::kE4M3) p.q_scale = make_scale(input, tensors);
+  const bool narrow = input.ConsumeBool();
+  p.o = tensors.make(narrow ? DType::kE4M3 : DType::kF32, {num_tokens, 2, widths.value});
+  if (narrow) p.o_scale = make_scale(input, tensors);
+  if (input.ConsumeBool()) p.lse = tensors.make(DType::kF32, {num_tokens, 2});
+}
+
+template <class Params>
+std::vector<TensorView*> views_of_queries(Params& p) {
+  return {&p.q, &p.q_nope, &p.q_pe, &p.q_scale, &p.qo_indptr, &p.o, &p.o_scale, &p.lse};
+}
+
+/// A cache broadcast over huge pages is legal and takes as long as it is large.
+bool is_huge(const KvCache& cache) {
+  return (cache.kv.given() ? cache.kv : cache.ckv).shape[1] > 4096 || cache.page_size > 4096;
+}
+
 void fuzz_decode(FuzzedDataProvider& input, const Context& context, Tensors& tensors) {
   DecodeParams p;
-  if (input.ConsumeBool()) {
-    p.q = tensors.make(DType::kBF16, {3, 2, 12});
-  } else {
-    p.q_nope = tensors.make(DType::kF32, {3, 2, 8});
-    p.q_pe = tensors.make(DType::kF32, {3, 2, 4});
-  }
-  p.cache = make_cache(tensors, input.ConsumeBool());
+  const CacheFormat format = any_format(input);
+  make_queries(input, tensors, 3, widths_of(format), p);
+  p.cache = make_cache(input, tensors, format);
   p.pages = make_pages(tensors, input.ConsumeBool());
   if (input.ConsumeBool()) p.qo_indptr = tensors.make({0, 1, 3});
   p.causal = input.ConsumeBool();
+  if (input.ConsumeIntegralInRange<int>(0, 3) == 0) p.tree_mask = tensors.make(DType::kU8, {3, 2});
+  if (input.ConsumeIntegralInRange<int>(0, 3) == 0) p.tree_parents = tensors.make({-1, -1, 0});
+  p.options = any_options(input, tensors);
+  p.context_parallel = any_share(input);
   p.sm_scale = any_scale(input);
   p.lse_base = static_cast<LseBase>(input.ConsumeIntegralInRange<int>(0, 2));
   p.batch_invariant = input.ConsumeBool();
-  constexpr int kFormats[] = {0, 0, 0, 0, 1, 2, 3, 4, 5};
-  p.cache.format = static_cast<CacheFormat>(input.PickValueInArray(kFormats));
-  p.o = tensors.make(DType::kF32, {3, 2, 8});
+  if (input.ConsumeIntegralInRange<int>(0, 15) == 0)
+    p.cache.format = static_cast<CacheFormat>(input.ConsumeIntegralInRange<int>(0, 6));
+  break_some(input, tensors,
+             std::vector<TensorView*>{&p.tree_mask, &p.tree_parents} + views_of_queries(p) + views_of(p.cache) +
+                 views_of(p.pages) + views_of(p.options));
+  if (!is_huge(p.cache)) run_planned(context, p);
+}
+
+void fuzz_decode_sparse(FuzzedDataProvider& input, const Context& context, Tensors& tensors) {
+  DecodeSparseParams p;
+  const CacheFormat format = any_format(input);
+  make_queries(input, tensors, 4, widths_of(format), p);
+  p.pool = {.cache = make_cache(input, tensors, format), .indices = tensors.make(DType::kI32, {4, 5})};
+  if (input.ConsumeBool()) p.pool.topk_length = tensors.make({1, 5, 9, -1});
+  if (input.ConsumeBool()) {
+    const CacheFormat extra = input.ConsumeBool() ? format : any_format(input);
+    p.extra_pool = {.cache = make_cache(input, tensors, extra), .indices = tensors.make(DType::kI32, {4, 2})};
+    if (input.ConsumeBool()) p.extra_pool.topk_length = tensors.make({1, 2});
+  }
+  if (input.ConsumeBool()) p.qo_indptr = tensors.make({0, 3, 4});
+  p.options = any_options(input, tensors);
+  p.sm_scale = any_scale(input);
+  p.batch_invariant = input.ConsumeBool();
+  break_some(
+      input, tensors,
+      std::vector<TensorView*>{&p.pool.indices, &p.pool.topk_length, &p.extra_pool.indices, &p.extra_pool.topk_length} +
+          views_of_queries(p) + views_of(p.pool.cache) + views_of(p.extra_pool.cache) + views_of(p.options));
+  if (!is_huge(p.pool.cache) && !is_huge(p.extra_pool.cache)) run_planned(context, p);
+}
+
+void fuzz_prefill_sparse(FuzzedDataProvider& input, const Context& context, Tensors& tensors) {
+  PrefillSparseParams p{.q = tensors.make(DType::kBF16, {3, 2, 12}),
+                        .kv = tensors.make(DType::kBF16, {7, 12}),
+                        .indices = tensors.make(DType::kI32, {3, 5})};
+  if (input.ConsumeBool()) p.topk_length = tensors.make({5, 0, 77});
+  p.options = any_options(input, tensors);
+  p.sm_scale = any_scale(input);
+  p.o = tensors.make(DType::kBF16, {3, 2, 8});
+  if (input.ConsumeBool()) p.max_logits = tensors.make(DType::kF32, {3, 2});
   if (input.ConsumeBool()) p.lse = tensors.make(DType::kF32, {3, 2});
   break_some(input, tensors,
-             std::vector<TensorView*>{&p.q, &p.q_nope, &p.q_pe, &p.qo_indptr, &p.o, &p.lse} + views_of(p.cache) +
-                 views_of(p.pages));
-  // A cache broadcast over huge pages is legal and takes as long as it is large.
-  const TensorView& rows = p.cache.kv.given() ? p.cache.kv : p.cache.ckv;
-  if (rows.shape[1] > 4096) return;
+             std::vector<TensorView*>{&p.q, &p.kv, &p.indices, &p.topk_length, &p.o, &p.max_logits, &p.lse} +
+                 views_of(p.options));
   run_planned(context, p);
 }
 
@@ -189,11 +320,14 @@ void fuzz_prefill(FuzzedDataProvider& input, const Context& context, Tensors& te
                   .qo_indptr = tensors.make({0, 1, 3}),
                   .kv_indptr = tensors.make({0, 2, 5}),
                   .causal = input.ConsumeBool(),
+                  .options = any_options(input, tensors),
                   .sm_scale = any_scale(input),
                   .batch_invariant = input.ConsumeBool(),
                   .o = tensors.make(DType::kBF16, {3, 2, 8})};
   if (input.ConsumeBool()) p.lse = tensors.make(DType::kF32, {3, 2});
-  break_some(input, tensors, {&p.q, &p.k, &p.v, &p.qo_indptr, &p.kv_indptr, &p.o, &p.lse});
+  break_some(
+      input, tensors,
+      std::vector<TensorView*>{&p.q, &p.k, &p.v, &p.qo_indptr, &p.kv_indptr, &p.o, &p.lse} + views_of(p.options));
   if (p.k.shape[0] > 4096) return;
   run_planned(context, p);
 }
@@ -210,32 +344,142 @@ void fuzz_merge_states(FuzzedDataProvider& input, const Context& context, Tensor
 }
 
 void fuzz_append(FuzzedDataProvider& input, const Context& context, Tensors& tensors) {
-  AppendParams p{.cache = make_cache(tensors, input.ConsumeBool())};
+  const CacheFormat format = any_format(input);
+  const Widths widths = widths_of(format);
+  AppendParams p{.cache = make_cache(input, tensors, format)};
   if (input.ConsumeBool()) {
-    p.kv = tensors.make(DType::kF32, {3, 12});
+    p.kv = tensors.make(DType::kF32, {3, widths.nope + widths.rope});
   } else {
-    p.ckv = tensors.make(DType::kBF16, {3, 8});
-    p.kpe = tensors.make(DType::kBF16, {3, 4});
+    p.ckv = tensors.make(DType::kBF16, {3, widths.nope});
+    p.kpe = tensors.make(DType::kBF16, {3, widths.rope});
   }
   p.slot_mapping = tensors.make(DType::kI64, {3});
   break_some(input, tensors, std::vector<TensorView*>{&p.kv, &p.ckv, &p.kpe, &p.slot_mapping} + views_of(p.cache));
   expect_status(run(context, p));
 }
 
+void fuzz_append_rope(FuzzedDataProvider& input, const Context& context, Tensors& tensors) {
+  const CacheFormat format = any_format(input);
+  const Widths widths = widths_of(format);
+  AppendRopeParams p{.ckv = tensors.make(DType::kF32, {3, widths.nope}),
+                     .kpe = tensors.make(DType::kF32, {3, widths.rope}),
+                     .cos_sin = tensors.make(DType::kF32, {5, widths.rope}),
+                     .positions = tensors.make_list(DType::kI64, std::vector<int64_t>{0, 4, 2}),
+                     .interleaved = input.ConsumeBool(),
+                     .slot_mapping = tensors.make_list(DType::kI64, std::vector<int64_t>{31, -1, 0}),
+                     .cache = make_cache(input, tensors, format)};
+  if (input.ConsumeBool()) {
+    const bool narrow = input.ConsumeBool();
+    p.q_nope = tensors.make(DType::kBF16, {3, 2, widths.nope});
+    p.q_pe = tensors.make(DType::kBF16, {3, 2, widths.rope});
+    p.q_out = tensors.make(narrow ? DType::kE4M3 : DType::kBF16, {3, 2, widths.nope + widths.rope});
+    if (narrow) p.q_scale = make_scale(input, tensors);
+  }
+  break_some(input, tensors,
+             std::vector<TensorView*>{&p.q_nope, &p.q_pe, &p.q_out, &p.q_scale, &p.ckv, &p.kpe, &p.cos_sin,
+                                      &p.positions, &p.slot_mapping} +
+                 views_of(p.cache));
+  expect_status(run(context, p));
+}
+
 void fuzz_gather(FuzzedDataProvider& input, const Context& context, Tensors& tensors) {
-  GatherParams p{.cache = make_cache(tensors, input.ConsumeBool()),
+  const CacheFormat format = any_format(input);
+  const Widths widths = widths_of(format);
+  GatherParams p{.cache = make_cache(input, tensors, format),
                  .pages = make_pages(tensors, input.ConsumeBool()),
                  .out_indptr = tensors.make({0, 4, 7})};
   if (input.ConsumeBool()) p.token_start = tensors.make({1, 6});
   if (input.ConsumeBool()) {
-    p.out_kv = tensors.make(DType::kF16, {7, 12});
+    p.out_kv = tensors.make(DType::kF16, {7, widths.nope + widths.rope});
   } else {
-    p.out_ckv = tensors.make(DType::kBF16, {7, 8});
-    p.out_kpe = tensors.make(DType::kBF16, {7, 4});
+    p.out_ckv = tensors.make(DType::kBF16, {7, widths.nope});
+    p.out_kpe = tensors.make(DType::kBF16, {7, widths.rope});
   }
   break_some(input, tensors,
              std::vector<TensorView*>{&p.token_start, &p.out_indptr, &p.out_kv, &p.out_ckv, &p.out_kpe} +
                  views_of(p.cache) + views_of(p.pages));
+  expect_status(run(context, p));
+}
+
+void fuzz_copy_pages(FuzzedDataProvider& input, const Context& context, Tensors& tensors) {
+  const CacheFormat format = any_format(input);
+  CopyPagesParams p{.from = make_cache(input, tensors, format),
+                    .from_pages = tensors.make({7, 0, 3}),
+                    .to = make_cache(input, tensors, input.ConsumeBool() ? format : any_format(input)),
+                    .to_pages = tensors.make({1, 2, 5})};
+  break_some(input, tensors, std::vector<TensorView*>{&p.from_pages, &p.to_pages} + views_of(p.from) + views_of(p.to));
+  if (!is_huge(p.from) && !is_huge(p.to)) expect_status(run(context, p));
+}
+
+int32_t any_page_size(FuzzedDataProvider& input) {
+  return input.ConsumeIntegralInRange<int>(0, 3) != 0 ? 4 : static_cast<int32_t>(any_integer(input));
+}
+
+void fuzz_index_tools(FuzzedDataProvider& input, const Context& context, Tensors& tensors) {
+  if (input.ConsumeBool()) {
+    const PageTable pages = make_pages(tensors, false);
+    BlockTableToCsrParams p{.block_table = pages.block_table,
+                            .kv_len = pages.kv_len,
+                            .page_size = any_page_size(input),
+                            .kv_indptr = tensors.make({0, 0, 0}),
+                            .kv_indices = tensors.make({0, 0, 0, 0, 0})};
+    break_some(input, tensors, {&p.block_table, &p.kv_len, &p.kv_indptr, &p.kv_indices});
+    expect_status(run(context, p));
+    return;
+  }
+  PhysicalSlotsParams p{.indices = tensors.make(DType::kI32, {3, 4}),
+                        .pages = make_pages(tensors, input.ConsumeBool()),
+                        .page_size = any_page_size(input),
+                        .context_parallel = any_share(input),
+                        .compact = input.ConsumeBool()};
+  p.slots = input.ConsumeBool() ? p.indices : tensors.make(DType::kI32, {3, 4});
+  if (input.ConsumeBool()) p.topk_length = tensors.make({3, -1, 9});
+  if (input.ConsumeBool()) p.qo_indptr = tensors.make({0, 1, 3});
+  if (input.ConsumeBool()) p.valid_count = tensors.make({0, 0, 0});
+  break_some(
+      input, tensors,
+      std::vector<TensorView*>{&p.indices, &p.topk_length, &p.qo_indptr, &p.slots, &p.valid_count} + views_of(p.pages));
+  expect_status(run(context, p));
+}
+
+IndexerCache make_indexer_cache(FuzzedDataProvider& input, Tensors& tensors) {
+  return {.kv = tensors.make(DType::kU8, {8, indexer_page_bytes(4)}), .page_size = any_page_size(input)};
+}
+
+void fuzz_indexer(FuzzedDataProvider& input, const Context& context, Tensors& tensors) {
+  if (input.ConsumeBool()) {
+    AppendIndexerParams p{.k = tensors.make(DType::kBF16, {3, 128}),
+                          .slot_mapping = tensors.make_list(DType::kI64, std::vector<int64_t>{31, -1, 0}),
+                          .power_of_two_scales = input.ConsumeBool(),
+                          .cache = make_indexer_cache(input, tensors)};
+    break_some(input, tensors, {&p.k, &p.slot_mapping, &p.cache.kv});
+    expect_status(run(context, p));
+    return;
+  }
+  IndexerTopKParams p{.indexer = {.q = tensors.make(DType::kE4M3, {3, 2, 128}),
+                                  .weights = tensors.make(DType::kF32, {3, 2}),
+                                  .cache = make_indexer_cache(input, tensors),
+                                  .pages = make_pages(tensors, input.ConsumeBool()),
+                                  .causal = input.ConsumeBool(),
+                                  .logits = tensors.make(DType::kF32, {3, 9})},
+                      .pages = make_pages(tensors, input.ConsumeBool()),
+                      .page_size = any_page_size(input),
+                      .slots = tensors.make(DType::kI32, {3, 4})};
+  IndexerLogitsParams& indexer = p.indexer;
+  if (input.ConsumeBool()) indexer.qo_indptr = tensors.make({0, 1, 3});
+  if (input.ConsumeBool()) p.valid_count = tensors.make({0, 0, 0});
+  break_some(input, tensors,
+             std::vector<TensorView*>{&indexer.q, &indexer.weights, &indexer.cache.kv, &indexer.qo_indptr,
+                                      &indexer.logits, &p.slots, &p.valid_count} +
+                 views_of(indexer.pages) + views_of(p.pages));
+  expect_status(input.ConsumeBool() ? run(context, indexer) : run(context, p));
+}
+
+void fuzz_top_k(FuzzedDataProvider& input, const Context& context, Tensors& tensors) {
+  TopKParams p{.logits = tensors.make(DType::kF32, {3, 9}), .indices = tensors.make(DType::kI32, {3, 4})};
+  for (int i = 0; i < 27; ++i) static_cast<float*>(p.logits.data)[i] = any_scale(input);
+  if (input.ConsumeBool()) p.lengths = tensors.make({0, 9, 3});
+  break_some(input, tensors, {&p.logits, &p.lengths, &p.indices});
   expect_status(run(context, p));
 }
 
@@ -247,12 +491,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   FuzzedDataProvider input(data, size);
   const Context& context = input.ConsumeBool() ? reference : best;
   Tensors tensors;
-  switch (input.ConsumeIntegralInRange<int>(0, 4)) {
-    case 0: fuzz_decode(input, context, tensors); break;
-    case 1: fuzz_prefill(input, context, tensors); break;
-    case 2: fuzz_merge_states(input, context, tensors); break;
-    case 3: fuzz_append(input, context, tensors); break;
-    default: fuzz_gather(input, context, tensors);
-  }
+  constexpr void (*kOperations[])(FuzzedDataProvider&, const Context&, Tensors&) = {
+      fuzz_decode,        fuzz_prefill,        fuzz_merge_states, fuzz_append,      fuzz_gather,  fuzz_append_rope,
+      fuzz_decode_sparse, fuzz_prefill_sparse, fuzz_copy_pages,   fuzz_index_tools, fuzz_indexer, fuzz_top_k};
+  input.PickValueInArray(kOperations)(input, context, tensors);
   return 0;
 }

@@ -23,13 +23,13 @@ MLA_FOR_EVERY_ROW(GatherTest, Op::kGather);
 constexpr DType kFloats[] = {DType::kBF16, DType::kF16, DType::kF32};
 
 TEST_P(AppendTest, FormsAndTypes) {
-  for (CacheFormat format : {CacheFormat::kBF16, CacheFormat::kF16})
+  for (CacheFormat format : kAllCacheFormats)
     for (DType dtype : kFloats)
       for (int form = 0; form < 4; ++form) {
         AppendSpec spec;
-        spec.cache.format = format;
+        spec.cache = kit::usual_cache(format);
         spec.dtype = dtype;
-        spec.cache.two_tensors = (form & 1) != 0;
+        spec.cache.two_tensors = (form & 1) != 0 && !spec.cache.packed();
         spec.split_rows = (form & 2) != 0;
         expect_ok(spec);
       }
@@ -65,6 +65,16 @@ TEST_P(AppendTest, NegativeSlotsSkip) {
   EXPECT_TRUE(all_bytes_are(problem.memory.kv, kit::kUntouched));
 }
 
+TEST_P(AppendTest, MoreBytesThanTheCachesHold) {
+  for (DType dtype : kFloats) {
+    AppendSpec spec;
+    spec.num_tokens = 15000;  // above 16 MiB
+    spec.num_pages = 240;
+    spec.dtype = dtype;
+    expect_ok(spec);
+  }
+}
+
 TEST_P(AppendTest, NoTokens) {
   AppendSpec spec;
   spec.num_tokens = 0;
@@ -73,18 +83,18 @@ TEST_P(AppendTest, NoTokens) {
 
 TEST_P(AppendTest, RandomProblems) {
   constexpr uint64_t kFirstSeed = 6000;
-  for (uint64_t seed = kFirstSeed; seed < kFirstSeed + 60; ++seed)
-    for (CacheFormat format : {CacheFormat::kBF16, CacheFormat::kF16}) expect_ok(kit::random_append_spec(seed, format));
+  for (uint64_t seed = kFirstSeed; seed < kFirstSeed + 40; ++seed)
+    for (CacheFormat format : kAllCacheFormats) expect_ok(kit::random_append_spec(seed, format));
 }
 
 TEST_P(GatherTest, FormsAndTypes) {
-  for (CacheFormat format : {CacheFormat::kBF16, CacheFormat::kF16})
+  for (CacheFormat format : kAllCacheFormats)
     for (DType dtype : kFloats)
       for (int form = 0; form < 8; ++form) {
         GatherSpec spec;
-        spec.cache.format = format;
+        spec.cache = kit::usual_cache(format);
         spec.out_dtype = dtype;
-        spec.cache.two_tensors = (form & 1) != 0;
+        spec.cache.two_tensors = (form & 1) != 0 && !spec.cache.packed();
         spec.split_out = (form & 2) != 0;
         spec.cache.block_table = (form & 4) != 0;
         spec.kv_len = {200, 3, 64};
@@ -108,6 +118,17 @@ TEST_P(GatherTest, RangesAroundPageEdges) {
       }
 }
 
+TEST_P(GatherTest, MoreBytesThanTheCachesHold) {
+  for (DType dtype : kFloats) {
+    GatherSpec spec;
+    spec.out_dtype = dtype;
+    spec.kv_len = {15000};  // above 16 MiB
+    spec.token_start = {3};
+    spec.count = {14990};
+    expect_ok(spec);
+  }
+}
+
 TEST_P(GatherTest, WholeRequestsWithoutTokenStart) {
   GatherSpec spec;
   spec.omit_token_start = true;
@@ -119,8 +140,8 @@ TEST_P(GatherTest, WholeRequestsWithoutTokenStart) {
 
 TEST_P(GatherTest, RandomProblems) {
   constexpr uint64_t kFirstSeed = 7000;
-  for (uint64_t seed = kFirstSeed; seed < kFirstSeed + 60; ++seed)
-    for (CacheFormat format : {CacheFormat::kBF16, CacheFormat::kF16}) expect_ok(kit::random_gather_spec(seed, format));
+  for (uint64_t seed = kFirstSeed; seed < kFirstSeed + 40; ++seed)
+    for (CacheFormat format : kAllCacheFormats) expect_ok(kit::random_gather_spec(seed, format));
 }
 
 /// Appends random rows at the slots of a request and gathers the request back: the same bits.

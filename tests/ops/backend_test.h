@@ -22,6 +22,16 @@ inline Problem usual_problem(Op op) {
     case Op::kMergeStates: return kit::problem_of(kit::MergeSpec{});
     case Op::kAppend: return kit::problem_of(kit::AppendSpec{});
     case Op::kGather: return kit::problem_of(kit::GatherSpec{});
+    case Op::kDecodeSparse: return kit::problem_of(kit::DecodeSparseSpec{});
+    case Op::kPrefillSparse: return kit::problem_of(kit::PrefillSparseSpec{});
+    case Op::kAppendRope: return kit::problem_of(kit::AppendRopeSpec{});
+    case Op::kCopyPages: return kit::problem_of(kit::CopyPagesSpec{});
+    case Op::kBlockTableToCsr: return kit::problem_of(kit::BlockTableToCsrSpec{});
+    case Op::kPhysicalSlots: return kit::problem_of(kit::PhysicalSlotsSpec{});
+    case Op::kAppendIndexer: return kit::problem_of(kit::AppendIndexerSpec{});
+    case Op::kIndexerLogits: return kit::problem_of(kit::IndexerLogitsSpec{});
+    case Op::kTopK: return kit::problem_of(kit::TopKSpec{});
+    case Op::kIndexerTopK: return kit::problem_of(kit::IndexerTopKSpec{});
   }
   return {};
 }
@@ -101,7 +111,7 @@ Status planned_run(const Context& context, const Params& params, uint8_t start =
   workspace.fill(start);
   Result<Plan> made = plan(context, params, workspace.bytes());
   if (!made.ok()) return made.status();
-  const Status status = run(context, *made, params);
+  Status status = run(context, *made, params);
   EXPECT_TRUE(workspace.guards_intact());
   return status;
 }

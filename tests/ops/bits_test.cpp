@@ -2,6 +2,7 @@
 // Determinism: what must leave every bit of the result as it was.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "backend_test.h"
@@ -223,6 +224,114 @@ TEST_P(PrefillBits, BatchInvariantWhateverTheOtherRequestsAndThreads) {
       EXPECT_EQ(bits_of(problem.o), o) << threads << " threads, " << size << " requests at once";
       EXPECT_EQ(bits_of(problem.lse), lse) << threads << " threads, " << size << " requests at once";
     }
+  }
+}
+
+// Operations of every format: the same inputs twice, on other contexts, in other memory.
+
+TEST_P(DecodeBits, EveryFormatAndItsStrides) {
+  for (CacheFormat format : kAllCacheFormats) {
+    DecodeSpec spec = ragged_decode();
+    spec.cache = kit::usual_cache(format);
+    spec.options.attn_sink = true;
+    const std::vector<double> first = results(context(), DecodeCase(spec));
+    EXPECT_EQ(results(context(), DecodeCase(spec)), first) << name(format);
+    spec.cache.page_stride_extra = 1000;
+    spec.cache.shuffled_pages = false;
+    spec.cache.padded_pages = format == CacheFormat::kFP8DsV4;
+    spec.split_q = true;
+    EXPECT_EQ(results(context(), DecodeCase(spec)), first) << name(format);
+  }
+}
+
+class SparseBits : public BackendTest<Op::kDecodeSparse> {};
+MLA_FOR_EVERY_ROW(SparseBits, Op::kDecodeSparse);
+
+kit::DecodeSparseSpec ragged_sparse(CacheFormat format) {
+  kit::DecodeSparseSpec spec;
+  spec.pool.cache = kit::usual_cache(format);
+  spec.pool.topk = 300;
+  spec.pool.topk_length = kit::LengthForm::kPerToken;
+  spec.extra_pool = spec.pool;
+  spec.extra_pool->topk = 40;
+  spec.q_len = {1, 3, 2, 1, 1, 1, 1};
+  spec.o_dtype = DType::kF32;
+  return spec;
+}
+
+TEST_P(SparseBits, SameInputsSamePlanTwiceAndOtherStrides) {
+  for (CacheFormat format : kAllCacheFormats) {
+    kit::DecodeSparseSpec spec = ragged_sparse(format);
+    const std::vector<double> first = results(context(), kit::DecodeSparseCase(spec));
+    EXPECT_EQ(results(context(), kit::DecodeSparseCase(spec)), first) << name(format);
+    spec.pool.row_extra = 5;
+    spec.pool.cache.page_stride_extra = 1000;
+    spec.q_head_extra = spec.o_head_extra = 8;
+    EXPECT_EQ(results(context(), kit::DecodeSparseCase(spec)), first) << name(format);
+  }
+}
+
+/// Query tokens [first, first + count) of a sparse problem as a call of their own.
+DecodeSparseParams slice(const DecodeSparseParams& whole, int64_t first, int64_t count) {
+  DecodeSparseParams part = whole;
+  for (TensorView* view : {&part.q, &part.o, &part.lse, &part.pool.indices, &part.pool.topk_length,
+                           &part.extra_pool.indices, &part.extra_pool.topk_length}) {
+    view->data =
+        static_cast<std::byte*>(view->data) + static_cast<size_t>(first * view->stride[0]) * size_of(view->dtype);
+    view->shape[0] = count;
+  }
+  return part;
+}
+
+TEST_P(SparseBits, BatchInvariantWhateverTheOtherTokensAndThreads) {
+  for (CacheFormat format : {CacheFormat::kBF16, CacheFormat::kFP8DsMla, CacheFormat::kFP8DsV4}) {
+    kit::DecodeSparseSpec spec = ragged_sparse(format);
+    spec.batch_invariant = true;
+    spec.pool.topk = 3000;
+    const kit::DecodeSparseCase problem(spec);
+    const DecodeSparseParams params = problem.params();
+    MLA_EXPECT_OK(planned_run(context(), params));
+    const std::vector<std::byte> o = bits_of(problem.o), lse = bits_of(problem.lse);
+    for (int32_t threads : {1, 3, 8}) {
+      const Context other = make_context(threads);
+      for (int64_t size : {int64_t{1}, int64_t{3}, problem.num_tokens}) {
+        problem.reset_outputs();
+        for (int64_t first = 0; first < problem.num_tokens; first += size)
+          MLA_EXPECT_OK(planned_run(other, slice(params, first, std::min(size, problem.num_tokens - first))));
+        EXPECT_EQ(bits_of(problem.o), o) << threads << " threads, " << size << " tokens at once, " << name(format);
+        EXPECT_EQ(bits_of(problem.lse), lse) << threads << " threads, " << size << " tokens at once, " << name(format);
+      }
+    }
+  }
+}
+
+class PrefillSparseBits : public BackendTest<Op::kPrefillSparse> {};
+MLA_FOR_EVERY_ROW(PrefillSparseBits, Op::kPrefillSparse);
+
+TEST_P(PrefillSparseBits, SameInputsTwiceAndOtherStrides) {
+  kit::PrefillSparseSpec spec;
+  spec.topk = 300;
+  spec.o_dtype = DType::kF32;
+  const std::vector<double> first = results(context(), kit::PrefillSparseCase(spec));
+  EXPECT_EQ(results(context(), kit::PrefillSparseCase(spec)), first);
+  spec.kv_extra = spec.row_extra = spec.q_head_extra = spec.o_token_extra = 8;
+  EXPECT_EQ(results(context(), kit::PrefillSparseCase(spec)), first);
+}
+
+class IndexerBits : public BackendTest<Op::kIndexerLogits> {};
+MLA_FOR_EVERY_ROW(IndexerBits, Op::kIndexerLogits);
+
+TEST_P(IndexerBits, TokensAloneAndOnAnyNumberOfThreads) {
+  kit::IndexerLogitsSpec spec;
+  spec.kv_len = {700, 33, 64, 5};
+  const kit::IndexerLogitsCase problem(spec);
+  const IndexerLogitsParams params = problem.params();
+  MLA_EXPECT_OK(run(context(), params));
+  const std::vector<double> logits = kit::to_dense(params.logits);
+  for (int32_t threads : {1, 3, 8}) {
+    problem.reset_outputs();
+    MLA_EXPECT_OK(run(make_context(threads), params));
+    EXPECT_EQ(kit::to_dense(params.logits), logits) << threads;
   }
 }
 

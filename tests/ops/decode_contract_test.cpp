@@ -189,6 +189,35 @@ TEST_P(DecodeContract, PageStrideLargerThanThePage) {
   }
 }
 
+TEST_P(DecodeContract, TwoTensorsMayStartLikeOne) {
+  // kpe begins where the first row of ckv ends, but its rows lie further apart.
+  constexpr int64_t kPageStride = 32 * 1152, kCkvStride = 1152, kKpeStride = 1184;
+  DecodeSpec spec;
+  spec.kv_len = {40, 17};
+  spec.cache.page_size = 16;
+  spec.cache.two_tensors = true;
+  const DecodeCase problem(spec);
+  MLA_EXPECT_OK(kit::plan_and_run(context(), problem));
+  const std::vector<std::byte> before = bits_of(problem.o);
+  DecodeParams params = problem.params();
+  const kit::Buffer memory(static_cast<size_t>(params.cache.ckv.shape[0] * kPageStride) * 2);
+  const auto move = [&](TensorView& part, int64_t first, int64_t row_stride) {
+    auto* to = memory.as<uint16_t>() + first;
+    for (int64_t page = 0; page < part.shape[0]; ++page)
+      for (int64_t slot = 0; slot < part.shape[1]; ++slot)
+        std::copy_n(static_cast<const uint16_t*>(part.data) + page * part.stride[0] + slot * part.stride[1],
+                    part.shape[2], to + page * kPageStride + slot * row_stride);
+    part.data = to;
+    part.stride[0] = kPageStride;
+    part.stride[1] = row_stride;
+  };
+  move(params.cache.ckv, 0, kCkvStride);
+  move(params.cache.kpe, 512, kKpeStride);
+  problem.reset_outputs();
+  MLA_EXPECT_OK(planned_run(context(), params));
+  EXPECT_EQ(bits_of(problem.o), before);
+}
+
 TEST_P(DecodeContract, SmScaleMayChangeAfterThePlan) {
   DecodeSpec spec;
   spec.kv_len = {700, 30};

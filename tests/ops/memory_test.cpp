@@ -2,75 +2,19 @@
 // Where kernels may look: pages that nobody owns and the memory behind every tensor are protected, so that a read is a
 // crash; and pages lie further than 2^32 elements apart.
 #include <gtest/gtest.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include <cstring>
 #include <memory>
 #include <vector>
 
 #include "backend_test.h"
+#include "fenced_memory.h"
 
 namespace mla {
 namespace {
 
 using kit::DecodeCase;
 using kit::DecodeSpec;
-
-size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
-
-/// Memory whose last byte stands right before a page that must not be touched.
-class FencedMemory {
- public:
-  explicit FencedMemory(size_t size) {
-    const auto unit = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-    mapped_ = round_up(size, unit) + unit;
-    void* memory = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED) return;
-    start_ = static_cast<std::byte*>(memory);
-    if (mprotect(start_ + mapped_ - unit, unit, PROT_NONE) != 0) return;
-    data_ = start_ + mapped_ - unit - size;
-  }
-  ~FencedMemory() {
-    if (start_ != nullptr) munmap(start_, mapped_);
-  }
-  FencedMemory(const FencedMemory&) = delete;
-  FencedMemory& operator=(const FencedMemory&) = delete;
-
-  std::byte* data() const { return data_; }
-
- private:
-  std::byte* start_ = nullptr;
-  std::byte* data_ = nullptr;
-  size_t mapped_ = 0;
-};
-
-/// A copy of `buffer` that ends at a fence; the view's data moves with it.
-void fence(TensorView& view, const kit::Buffer& buffer, std::vector<std::unique_ptr<FencedMemory>>& fences) {
-  if (!view.given()) return;
-  const auto& memory = fences.emplace_back(std::make_unique<FencedMemory>(buffer.size()));
-  ASSERT_NE(memory->data(), nullptr);
-  std::memcpy(memory->data(), buffer.data(), buffer.size());
-  view.data = memory->data() + (static_cast<std::byte*>(view.data) - buffer.data());
-}
-
-/// Makes every unowned page unreadable. Cache pages are whole memory pages; the pool ends at a fence, so it is aligned.
-void protect_unowned(const TensorView& kv, const kit::PagedMemory& memory) {
-  const size_t bytes = static_cast<size_t>(kv.stride[0]) * size_of(kv.dtype);
-  ASSERT_EQ(bytes % static_cast<size_t>(sysconf(_SC_PAGESIZE)), 0U);
-  for (int32_t page : memory.unowned)
-    ASSERT_EQ(mprotect(static_cast<std::byte*>(kv.data) + static_cast<size_t>(page) * bytes, bytes, PROT_NONE), 0);
-}
-
-template <class Params>
-void run_params(const Context& context, const Params& params) {
-  const Result<size_t> size = workspace_size(context, params);
-  MLA_EXPECT_OK(size);
-  FencedMemory workspace(*size);
-  Result<Plan> made = plan(context, params, {workspace.data(), *size});
-  MLA_EXPECT_OK(made);
-  MLA_EXPECT_OK(run(context, *made, params));
-}
 
 class DecodeMemory : public BackendTest<Op::kDecode> {};
 MLA_FOR_EVERY_ROW(DecodeMemory, Op::kDecode);
@@ -110,7 +54,7 @@ TEST_P(DecodeMemory, ReadsOwnedPagesAndNothingBehindAnyTensor) {
 }
 
 /// A pool of more than 2^32 elements, of which only the pages in use take memory.
-struct SparsePool {
+struct FarPool {
   static constexpr int64_t kPageElements = int64_t{64} * 576;
   static constexpr int64_t kNumPages = (int64_t{1} << 32) / kPageElements + 1000;
   FencedMemory memory{static_cast<size_t>(kNumPages * kPageElements) * 2};
@@ -120,12 +64,12 @@ struct SparsePool {
 };
 
 // Beyond 2^32 elements, just beyond 2^31 elements, just beyond 2^31 bytes, and the first.
-const std::vector<int32_t> kFarPages = {static_cast<int32_t>(SparsePool::kNumPages - 1),
-                                        static_cast<int32_t>((int64_t{1} << 31) / SparsePool::kPageElements + 1),
-                                        static_cast<int32_t>((int64_t{1} << 30) / SparsePool::kPageElements + 1), 0};
+const std::vector<int32_t> kFarPages = {static_cast<int32_t>(FarPool::kNumPages - 1),
+                                        static_cast<int32_t>((int64_t{1} << 31) / FarPool::kPageElements + 1),
+                                        static_cast<int32_t>((int64_t{1} << 30) / FarPool::kPageElements + 1), 0};
 
 TEST_P(DecodeMemory, PageOffsetsBeyond32Bits) {
-  const SparsePool pool;
+  const FarPool pool;
   if (pool.memory.data() == nullptr) GTEST_SKIP() << "the system does not map 8 GiB without reserving them";
   DecodeSpec spec;
   spec.kv_len = {250};
@@ -135,14 +79,127 @@ TEST_P(DecodeMemory, PageOffsetsBeyond32Bits) {
   const std::vector<std::byte> near = bits_of(problem.o);
   for (size_t i = 0; i < kFarPages.size(); ++i)
     std::memcpy(pool.page(kFarPages[i]),
-                problem.memory.kv.as<uint16_t>() + problem.memory.pages_of[0][i] * SparsePool::kPageElements,
-                SparsePool::kPageElements * 2);
+                problem.memory.kv.as<uint16_t>() + problem.memory.pages_of[0][i] * FarPool::kPageElements,
+                FarPool::kPageElements * 2);
   DecodeParams params = problem.params();
   params.cache.kv = pool.view();
   params.pages.kv_indices.data = const_cast<int32_t*>(kFarPages.data());
   params.pages.kv_indices.shape[0] = 4;
   const int32_t kv_indptr[] = {0, 4};
   params.pages.kv_indptr = contiguous(kv_indptr, DType::kI32, {2});
+  problem.reset_outputs();
+  run_params(context(), params);
+  EXPECT_EQ(bits_of(problem.o), near);
+}
+
+/// A cache of the format whose pages begin at memory pages.
+kit::CacheSpec fenced_cache(CacheFormat format) {
+  kit::CacheSpec cache = kit::usual_cache(format);
+  const DType dtype = cache.packed() ? DType::kU8 : format == CacheFormat::kFP8 ? DType::kE4M3 : DType::kBF16;
+  cache.page_stride_extra = to_memory_pages(page_bytes(format, cache.d_qk, cache.page_size, false), dtype);
+  cache.unowned_pages = 5;
+  return cache;
+}
+
+TEST_P(DecodeMemory, EveryFormatWithUnownedPagesUnmapped) {
+  for (CacheFormat format : kAllCacheFormats)
+    for (bool ranks : {false, true}) {
+      DecodeSpec spec;
+      spec.cache = fenced_cache(format);
+      spec.q_len = {2};
+      spec.kv_len = {129, 64, 1, 320, 0};
+      if (ranks) spec.context_parallel = {.rank = 1, .world = 3, .interleave = 16};
+      const DecodeCase problem(spec);
+      std::vector<std::unique_ptr<FencedMemory>> fences;
+      DecodeParams params = problem.params();
+      fence(params.cache.kv, problem.memory.kv, fences);
+      fence(params.q, problem.q, fences);
+      protect_unowned(params.cache.kv, problem.memory);
+      run_params(context(), params);
+      const Result<kit::Expected> expected = kit::expected_of(problem);
+      MLA_EXPECT_OK(expected);
+      const kit::Outcome outcome = kit::check_outputs(problem, *expected, GetParam());
+      EXPECT_TRUE(outcome.ok) << outcome.line();
+    }
+}
+
+class DecodeSparseMemory : public BackendTest<Op::kDecodeSparse> {};
+MLA_FOR_EVERY_ROW(DecodeSparseMemory, Op::kDecodeSparse);
+
+TEST_P(DecodeSparseMemory, IndicesThatDoNotCountAreNeverDereferenced) {
+  // Wild numbers between the valid ones, and behind the length slots of pages that are not mapped.
+  for (CacheFormat format : kAllCacheFormats)
+    for (bool two_pools : {false, true})
+      for (kit::LengthForm length : {kit::LengthForm::kPerToken, kit::LengthForm::kPerRequest}) {
+        kit::DecodeSparseSpec spec;
+        spec.pool.cache = fenced_cache(format);
+        spec.pool.num_tokens = 130;
+        spec.pool.topk = 100;
+        spec.pool.topk_length = length;
+        spec.pool.invalid_share = 0.4;
+        spec.pool.empty_share = 0.2;
+        if (two_pools) spec.extra_pool = spec.pool;
+        spec.q_len = {2, 1, 3, 4};
+        const kit::DecodeSparseCase problem(spec);
+        std::vector<std::unique_ptr<FencedMemory>> fences;
+        DecodeSparseParams params = problem.params();
+        fence(params.pool.cache.kv, problem.pool.memory.kv, fences);
+        fence(params.pool.indices, problem.pool.indices, fences);
+        protect_unowned(params.pool.cache.kv, problem.pool.memory);
+        if (two_pools) {
+          fence(params.extra_pool.cache.kv, problem.extra_pool->memory.kv, fences);
+          protect_unowned(params.extra_pool.cache.kv, problem.extra_pool->memory);
+        }
+        run_params(context(), params);
+        const Result<kit::Expected> expected = kit::expected_of(problem);
+        MLA_EXPECT_OK(expected);
+        const kit::Outcome outcome = kit::check_outputs(problem, *expected, GetParam());
+        EXPECT_TRUE(outcome.ok) << outcome.line();
+      }
+}
+
+TEST_P(DecodeSparseMemory, TheLastRowOfThePoolIsTheLastThatIsRead) {
+  for (CacheFormat format : kAllCacheFormats)
+    for (int32_t page_size : {1, 3}) {
+      kit::DecodeSparseSpec spec;
+      spec.pool.cache = kit::usual_cache(format);
+      spec.pool.cache.page_size = page_size;
+      spec.pool.cache.unowned_pages = 0;
+      spec.pool.num_tokens = 33;
+      spec.pool.topk = 200;
+      const kit::DecodeSparseCase problem(spec);
+      std::vector<std::unique_ptr<FencedMemory>> fences;
+      DecodeSparseParams params = problem.params();
+      fence(params.pool.cache.kv, problem.pool.memory.kv, fences);
+      run_params(context(), params);
+      const Result<kit::Expected> expected = kit::expected_of(problem);
+      MLA_EXPECT_OK(expected);
+      const kit::Outcome outcome = kit::check_outputs(problem, *expected, GetParam());
+      EXPECT_TRUE(outcome.ok) << outcome.line();
+    }
+}
+
+TEST_P(DecodeSparseMemory, SlotsBeyond32Bits) {
+  const FarPool pool;
+  if (pool.memory.data() == nullptr) GTEST_SKIP() << "the system does not map 8 GiB without reserving them";
+  kit::DecodeSparseSpec spec;
+  spec.q_len = {1, 1};
+  spec.pool.cache.poison = false;
+  spec.pool.cache.shuffled_pages = false;
+  spec.pool.num_tokens = 256;
+  spec.pool.invalid_share = 0;
+  const kit::DecodeSparseCase problem(spec);
+  MLA_EXPECT_OK(kit::plan_and_run(context(), problem));
+  const std::vector<std::byte> near = bits_of(problem.o);
+  auto* indices = problem.pool.indices.as<int32_t>();
+  for (size_t i = 0; i < kFarPages.size(); ++i)
+    std::memcpy(pool.page(kFarPages[i]),
+                problem.pool.memory.kv.as<uint16_t>() + static_cast<int64_t>(i) * FarPool::kPageElements,
+                FarPool::kPageElements * 2);
+  for (int64_t i = 0; i < 2 * 64; ++i)
+    indices[i] = kFarPages[static_cast<size_t>(indices[i] / 64)] * 64 + indices[i] % 64;
+  DecodeSparseParams params = problem.params();
+  params.pool.cache.kv = pool.view();
   problem.reset_outputs();
   run_params(context(), params);
   EXPECT_EQ(bits_of(problem.o), near);
@@ -174,11 +231,52 @@ TEST_P(GatherMemory, ReadsOwnedPagesAndNothingBehindAnyTensor) {
   }
 }
 
+TEST_P(GatherMemory, EveryFormatWithUnownedPagesUnmapped) {
+  for (CacheFormat format : kAllCacheFormats)
+    for (bool block_table : {false, true}) {
+      kit::GatherSpec spec;
+      spec.cache = fenced_cache(format);
+      spec.cache.block_table = block_table;
+      spec.kv_len = {129, 64, 320};
+      spec.token_start = {1, 0, 200};
+      spec.count = {128, 64, 7};
+      const kit::GatherCase problem(spec);
+      std::vector<std::unique_ptr<FencedMemory>> fences;
+      GatherParams params = problem.params();
+      fence(params.cache.kv, problem.memory.kv, fences);
+      protect_unowned(params.cache.kv, problem.memory);
+      MLA_EXPECT_OK(run(context(), params));
+      const kit::Outcome outcome = kit::check_outputs(problem, GetParam());
+      EXPECT_TRUE(outcome.ok) << outcome.line();
+    }
+}
+
+class IndexerMemoryTest : public BackendTest<Op::kIndexerLogits> {};
+MLA_FOR_EVERY_ROW(IndexerMemoryTest, Op::kIndexerLogits);
+
+TEST_P(IndexerMemoryTest, UnownedPagesUnmapped) {
+  kit::IndexerLogitsSpec spec;
+  spec.page_stride_extra = to_memory_pages(indexer_page_bytes(spec.page_size), DType::kU8);
+  spec.unowned_pages = 5;
+  spec.q_len = {2};
+  spec.kv_len = {129, 64, 1, 320, 0};
+  const kit::IndexerLogitsCase problem(spec);
+  std::vector<std::unique_ptr<FencedMemory>> fences;
+  IndexerLogitsParams params = problem.params();
+  fence(params.cache.kv, problem.memory.kv, fences);
+  fence(params.q, problem.q, fences);
+  fence(params.weights, problem.weights, fences);
+  protect_unowned(params.cache.kv, problem.table);
+  MLA_EXPECT_OK(run(context(), params));
+  const kit::Outcome outcome = kit::check_outputs(problem, GetParam());
+  EXPECT_TRUE(outcome.ok) << outcome.line();
+}
+
 class AppendMemory : public BackendTest<Op::kAppend> {};
 MLA_FOR_EVERY_ROW(AppendMemory, Op::kAppend);
 
 TEST_P(AppendMemory, AppendAndGatherBeyond32Bits) {
-  const SparsePool pool;
+  const FarPool pool;
   if (pool.memory.data() == nullptr) GTEST_SKIP() << "the system does not map 8 GiB without reserving them";
   const kit::Buffer rows(256 * 576 * 2), back(256 * 576 * 2);
   kit::fill_normal(rows.data(), DType::kBF16, 0, int64_t{256} * 576, 3);
@@ -191,8 +289,8 @@ TEST_P(AppendMemory, AppendAndGatherBeyond32Bits) {
   append.cache.kv = pool.view();
   MLA_EXPECT_OK(run(context(), append));
   for (size_t i = 0; i < kFarPages.size(); ++i)
-    EXPECT_EQ(std::memcmp(pool.page(kFarPages[i]), rows.as<uint16_t>() + i * SparsePool::kPageElements,
-                          SparsePool::kPageElements * 2),
+    EXPECT_EQ(std::memcmp(pool.page(kFarPages[i]), rows.as<uint16_t>() + i * FarPool::kPageElements,
+                          FarPool::kPageElements * 2),
               0)
         << kFarPages[i];
 

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
+#include <iterator>
 
 #include "backend_test.h"
 
@@ -28,11 +29,12 @@ void count() {
 
 #ifdef MLA_COUNTS_ALLOCATIONS
 extern "C" {
-void* __libc_malloc(size_t size);                 // NOLINT(bugprone-reserved-identifier,readability-identifier-naming)
-void* __libc_calloc(size_t count, size_t size);   // NOLINT(bugprone-reserved-identifier,readability-identifier-naming)
-void* __libc_realloc(void* memory, size_t size);  // NOLINT(bugprone-reserved-identifier,readability-identifier-naming)
-void* __libc_memalign(size_t alignment,
-                      size_t size);  // NOLINT(bugprone-reserved-identifier,readability-identifier-naming)
+// NOLINTBEGIN(bugprone-reserved-identifier,readability-identifier-naming)
+void* __libc_malloc(size_t size);
+void* __libc_calloc(size_t count, size_t size);
+void* __libc_realloc(void* memory, size_t size);
+void* __libc_memalign(size_t alignment, size_t size);
+// NOLINTEND(bugprone-reserved-identifier,readability-identifier-naming)
 
 void* malloc(size_t size) {
   count();
@@ -102,7 +104,7 @@ MLA_FOR_EVERY_ROW(DecodeNoAllocation, Op::kDecode);
 
 TEST_P(DecodeNoAllocation, Run) {
   for (uint64_t seed = 1; seed <= 20; ++seed) {
-    const kit::DecodeCase problem(kit::random_decode_spec(seed, CacheFormat::kBF16));
+    const kit::DecodeCase problem(kit::random_decode_spec(seed, kAllCacheFormats[seed % std::size(kAllCacheFormats)]));
     const DecodeParams params = problem.params();
     const Result<kit::PlannedRun> done = kit::plan_and_run(context(), problem);
     MLA_EXPECT_OK(done);
@@ -142,7 +144,33 @@ TEST_P(PrefillNoAllocation, Run) {
   }
 }
 
-/// merge_states, append, gather
+class DecodeSparseNoAllocation : public NoAllocation<Op::kDecodeSparse> {};
+MLA_FOR_EVERY_ROW(DecodeSparseNoAllocation, Op::kDecodeSparse);
+class PrefillSparseNoAllocation : public NoAllocation<Op::kPrefillSparse> {};
+MLA_FOR_EVERY_ROW(PrefillSparseNoAllocation, Op::kPrefillSparse);
+
+template <class Case>
+void expect_no_allocation(const Context& context, const Case& problem) {
+  const auto params = problem.params();
+  const Result<kit::PlannedRun> done = kit::plan_and_run(context, problem);
+  MLA_EXPECT_OK(done);
+  bool ran = false;
+  EXPECT_EQ(allocations_of([&] { ran = run(context, done->plan, params).ok(); }), 0) << describe(problem.spec);
+  EXPECT_TRUE(ran);
+}
+
+TEST_P(DecodeSparseNoAllocation, Run) {
+  for (uint64_t seed = 1; seed <= 20; ++seed)
+    expect_no_allocation(context(), kit::DecodeSparseCase(kit::random_decode_sparse_spec(
+                                        seed, kAllCacheFormats[seed % std::size(kAllCacheFormats)])));
+}
+
+TEST_P(PrefillSparseNoAllocation, Run) {
+  for (uint64_t seed = 1; seed <= 20; ++seed)
+    expect_no_allocation(context(), kit::PrefillSparseCase(kit::random_prefill_sparse_spec(seed, DType::kBF16)));
+}
+
+/// Operations without a plan.
 template <class Case, class Spec>
 int64_t direct_allocations(const Context& context, const Spec& spec) {
   const Case problem(spec);
@@ -166,7 +194,8 @@ MLA_FOR_EVERY_ROW(AppendNoAllocation, Op::kAppend);
 
 TEST_P(AppendNoAllocation, Run) {
   for (uint64_t seed = 1; seed <= 20; ++seed)
-    EXPECT_EQ(direct_allocations<kit::AppendCase>(context(), kit::random_append_spec(seed, CacheFormat::kBF16)), 0);
+    for (CacheFormat format : kAllCacheFormats)
+      EXPECT_EQ(direct_allocations<kit::AppendCase>(context(), kit::random_append_spec(seed, format)), 0);
 }
 
 class GatherNoAllocation : public NoAllocation<Op::kGather> {};
@@ -174,8 +203,30 @@ MLA_FOR_EVERY_ROW(GatherNoAllocation, Op::kGather);
 
 TEST_P(GatherNoAllocation, Run) {
   for (uint64_t seed = 1; seed <= 20; ++seed)
-    EXPECT_EQ(direct_allocations<kit::GatherCase>(context(), kit::random_gather_spec(seed, CacheFormat::kBF16)), 0);
+    for (CacheFormat format : kAllCacheFormats)
+      EXPECT_EQ(direct_allocations<kit::GatherCase>(context(), kit::random_gather_spec(seed, format)), 0);
 }
+
+#define MLA_DIRECT_NO_ALLOCATION(Name, op, make_spec)                                  \
+  class Name##NoAllocation : public NoAllocation<op> {};                               \
+  MLA_FOR_EVERY_ROW(Name##NoAllocation, op);                                           \
+  TEST_P(Name##NoAllocation, Run) {                                                    \
+    for (uint64_t seed = 1; seed <= 20; ++seed) {                                      \
+      const CacheFormat format = kAllCacheFormats[seed % std::size(kAllCacheFormats)]; \
+      static_cast<void>(format);                                                       \
+      EXPECT_EQ(direct_allocations<kit::Name##Case>(context(), make_spec), 0);         \
+    }                                                                                  \
+  }                                                                                    \
+  static_assert(true)
+
+MLA_DIRECT_NO_ALLOCATION(AppendRope, Op::kAppendRope, kit::random_append_rope_spec(seed, format));
+MLA_DIRECT_NO_ALLOCATION(CopyPages, Op::kCopyPages, kit::random_copy_pages_spec(seed, format));
+MLA_DIRECT_NO_ALLOCATION(BlockTableToCsr, Op::kBlockTableToCsr, kit::random_block_table_to_csr_spec(seed));
+MLA_DIRECT_NO_ALLOCATION(PhysicalSlots, Op::kPhysicalSlots, kit::random_physical_slots_spec(seed));
+MLA_DIRECT_NO_ALLOCATION(AppendIndexer, Op::kAppendIndexer, kit::random_append_indexer_spec(seed));
+MLA_DIRECT_NO_ALLOCATION(IndexerLogits, Op::kIndexerLogits, kit::random_indexer_logits_spec(seed));
+MLA_DIRECT_NO_ALLOCATION(TopK, Op::kTopK, kit::random_top_k_spec(seed));
+MLA_DIRECT_NO_ALLOCATION(IndexerTopK, Op::kIndexerTopK, kit::random_indexer_top_k_spec(seed));
 
 }  // namespace
 }  // namespace mla

@@ -18,7 +18,7 @@ MLA_FOR_EVERY_ROW(PrefillTest, Op::kPrefill);
 
 TEST_P(PrefillTest, KeysThatAQueryDoesNotSeeMayBeInfiniteOrNaN) {
   for (DType dtype : {DType::kBF16, DType::kF16})
-    for (int32_t tokens : {2, 16, 67, 130})
+    for (int32_t tokens : {1, 2, 16, 67, 130})
       for (uint16_t value :
            {uint16_t{0x7FFF}, uint16_t{0xFFFF}, static_cast<uint16_t>(dtype == DType::kBF16 ? 0x7F80 : 0x7C00)}) {
         PrefillSpec spec;
@@ -27,7 +27,9 @@ TEST_P(PrefillTest, KeysThatAQueryDoesNotSeeMayBeInfiniteOrNaN) {
         spec.num_heads = 2;
         const PrefillCase problem(spec);
         auto* v = problem.v.as<uint16_t>();
-        std::fill_n(v + (static_cast<int64_t>(tokens) - 1) * 2 * 128, 128, value);         // head 0 of the last token
+        const int64_t last = tokens - 1;
+        std::fill_n(v + last * 2 * 128, 128, value);  // head 0 of the last token, and of the one before
+        if (last > 0) std::fill_n(v + (last - 1) * 2 * 128, 128, static_cast<uint16_t>(value ^ 0x8000U));
         std::fill_n(v + (static_cast<int64_t>(tokens / 2) * 2 + 1) * 128 + 70, 1, value);  // one channel of head 1
         MLA_EXPECT_OK(kit::plan_and_run(context(), problem));
         const Result<kit::Expected> expected = kit::expected_of(problem);
@@ -60,6 +62,14 @@ TEST_P(PrefillTest, HeadCounts) {
     spec.q_len = spec.kv_len = {33};
     expect_ok(spec);
   }
+}
+
+TEST_P(PrefillTest, ManyHeadsOfShortRequests) {  // far more tasks than rows would need
+  PrefillSpec spec;
+  spec.num_heads = 128;
+  spec.q_len = {1, 2, 1};
+  spec.kv_len = {1, 2, 9};
+  expect_ok(spec);
 }
 
 TEST_P(PrefillTest, Lengths) {

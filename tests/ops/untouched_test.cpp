@@ -2,38 +2,16 @@
 // Whatever is wrong with a call: an error that names the field, and every output byte as it was.
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <functional>
-#include <limits>
-#include <string>
 #include <vector>
 
 #include "backend_test.h"
+#include "mistakes.h"
 
 namespace mla {
 namespace {
 
-template <class Params>
-struct Mistake {
-  const char* field;  ///< what the message must name
-  std::function<void(Params&)> make;
-};
-
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-void expect_names(const Status& status, std::string_view op, const char* field) {
-  EXPECT_FALSE(status.ok()) << field;
-  EXPECT_TRUE(status.message().starts_with(op)) << field << ": " << status.message();
-  EXPECT_NE(status.message().find(field), std::string::npos) << field << ": " << status.message();
-}
-
 class DecodeUntouched : public BackendTest<Op::kDecode> {};
 MLA_FOR_EVERY_ROW(DecodeUntouched, Op::kDecode);
-
-const int32_t kDecreasing[] = {0, 2, 1};
-const int32_t kTooLong[] = {64 * 64, 70};
-const int32_t kNegative[] = {-1, 70};
 
 const std::vector<Mistake<DecodeParams>> kDecodeMistakes = {
     {"sm_scale", [](DecodeParams& p) { p.sm_scale = kNan; }},

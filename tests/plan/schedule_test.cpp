@@ -15,12 +15,16 @@ std::vector<Sequence> ragged_sequences(uint32_t seed, int32_t count, int32_t lon
   std::mt19937 random(seed);
   const auto below = [&](int32_t bound) { return static_cast<int32_t>(random() % static_cast<uint32_t>(bound)); };
   std::vector<Sequence> sequences;
-  for (int32_t i = 0; i < count; ++i)
+  for (int32_t i = 0; i < count; ++i) {
     sequences.push_back({.request = i,
                          .q_len = below(5),
                          .rows_per_token = 1 + below(128),
                          .kv_len = below(longest + 1),
-                         .causal = below(2) == 0});
+                         .causal = below(2) == 0,
+                         .window_left = below(3) == 0 ? below(longest + 1) : -1,
+                         .share = {.rank = below(2), .world = 2 + below(2), .interleave = 1 + below(5)}});
+    if (below(2) == 0) sequences.back().share = {};
+  }
   return sequences;
 }
 
@@ -36,7 +40,8 @@ void expect_complete(const std::vector<Sequence>& sequences, const Schedule& sch
       next_row = row + tasks[0].row_count;
       EXPECT_LE(tasks[0].row_count, options.max_rows);
       std::sort(tasks.begin(), tasks.end(), [](const Task& a, const Task& b) { return a.split_idx < b.split_idx; });
-      int32_t next_key = 0;
+      const int32_t first_key = visible_keys(sequence, row).begin;
+      int32_t next_key = first_key;
       for (size_t i = 0; i < tasks.size(); ++i) {
         const Task& task = tasks[i];
         EXPECT_EQ(task.split_idx, static_cast<int32_t>(i));
@@ -54,7 +59,7 @@ void expect_complete(const std::vector<Sequence>& sequences, const Schedule& sch
           ++slot_uses[static_cast<size_t>(slot)];
         }
       }
-      EXPECT_EQ(next_key, visible_keys(sequence, next_row - 1));
+      EXPECT_EQ(next_key, std::max(first_key, visible_keys(sequence, next_row - 1).end));
     }
     EXPECT_EQ(next_row, sequence.num_rows());
   }
@@ -138,6 +143,16 @@ TEST(Schedule, KeepsRaggedBatchesBalanced) {
   }
 }
 
+TEST(Schedule, TakesLongTasksFirst) {
+  std::vector<Sequence> sequences;
+  for (int32_t i = 0; i < 20; ++i) sequences.push_back(one_token(i, 16, 100 * (1 + i * 7 % 20)));
+  const Schedule schedule = make_schedule(sequences, {.num_workers = 2, .key_block = 96});
+  for (size_t i = 1; i < schedule.tasks.size(); ++i) {
+    const Task &before = schedule.tasks[i - 1], &task = schedule.tasks[i];
+    EXPECT_GE(before.kv_end - before.kv_begin, task.kv_end - task.kv_begin) << i;
+  }
+}
+
 TEST(Schedule, GroupsShortRequests) {
   std::vector<Sequence> sequences;
   for (int32_t i = 0; i < 1024; ++i) sequences.push_back(one_token(i, 16, 1 + i % 7));
@@ -179,14 +194,33 @@ TEST(Schedule, NeverSplitsKeysWhereToldNotTo) {
 
 TEST(VisibleKeys, AreBottomRightAligned) {
   const Sequence causal{.request = 0, .q_len = 3, .rows_per_token = 2, .kv_len = 10};
-  EXPECT_EQ(visible_keys(causal, 0), 8);
-  EXPECT_EQ(visible_keys(causal, 1), 8);
-  EXPECT_EQ(visible_keys(causal, 5), 10);
+  EXPECT_EQ(visible_keys(causal, 0).end, 8);
+  EXPECT_EQ(visible_keys(causal, 1).end, 8);
+  EXPECT_EQ(visible_keys(causal, 5).end, 10);
   const Sequence more_queries_than_keys{.request = 0, .q_len = 5, .rows_per_token = 1, .kv_len = 2};
-  EXPECT_EQ(visible_keys(more_queries_than_keys, 2), 0);
-  EXPECT_EQ(visible_keys(more_queries_than_keys, 3), 1);
+  EXPECT_EQ(visible_keys(more_queries_than_keys, 2).end, 0);
+  EXPECT_EQ(visible_keys(more_queries_than_keys, 3).end, 1);
   const Sequence full{.request = 0, .q_len = 5, .rows_per_token = 1, .kv_len = 2, .causal = false};
-  EXPECT_EQ(visible_keys(full, 0), 2);
+  EXPECT_EQ(visible_keys(full, 0).end, 2);
+}
+
+TEST(Schedule, WindowsAndSharesNarrowWhatARowSees) {
+  const Sequence window{.request = 0, .q_len = 2, .rows_per_token = 1, .kv_len = 10, .window_left = 3};
+  EXPECT_EQ(visible_keys(window, 0).begin, 5);
+  EXPECT_EQ(visible_keys(window, 0).end, 9);
+  EXPECT_EQ(visible_keys(window, 1).begin, 6);
+  const Sequence wide{.request = 0, .q_len = 2, .rows_per_token = 1, .kv_len = 10, .window_left = INT32_MAX};
+  EXPECT_EQ(visible_keys(wide, 0).begin, 0);
+  // Rank 1 of 2 with runs of 2 owns tokens 2, 3, 6, 7 of 10.
+  const Sequence share{.request = 0,
+                       .q_len = 2,
+                       .rows_per_token = 1,
+                       .kv_len = 10,
+                       .window_left = 6,
+                       .share = {.rank = 1, .world = 2, .interleave = 2}};
+  EXPECT_EQ(visible_keys(share, 0).begin, 0);  // sees 2 ... 8
+  EXPECT_EQ(visible_keys(share, 0).end, 4);
+  EXPECT_EQ(visible_keys(share, 1).begin, 1);  // sees 3 ... 9
 }
 
 TEST(Schedule, HoldsForTheLongestSequences) {

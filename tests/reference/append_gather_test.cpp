@@ -22,12 +22,8 @@ struct TwoTensorCache {
             .page_size = 2,
             .d_ckv = 2,
             .d_kpe = 1,
-            .ckv = ckv.data(),
-            .ckv_stride_page = 9,
-            .ckv_stride_token = 3,
-            .kpe = kpe.data(),
-            .kpe_stride_page = 5,
-            .kpe_stride_token = 2};
+            .ckv = {.base = reinterpret_cast<std::byte*>(ckv.data()), .stride_page = 18, .stride_token = 6},
+            .kpe = {.base = reinterpret_cast<std::byte*>(kpe.data()), .stride_page = 10, .stride_token = 4}};
   }
 };
 

@@ -67,7 +67,7 @@ TEST_F(CaseFile, RefusesWhatIsNoFile) {
 }
 
 TEST(ShippedCases, AllLoad) {
-  for (const char* file : {"decode", "prefill", "cache", "targets"}) {
+  for (const char* file : {"decode", "prefill", "cache", "sparse", "formats", "targets"}) {
     const std::string path = std::string(MLA_SOURCE_DIR "/bench/") + file + ".yaml";
     EXPECT_FALSE(load_case_file(path, {}).empty()) << path;
   }
@@ -80,7 +80,7 @@ TEST(ShippedCases, EveryTargetCaseHasATarget) {
     ratios += group.target.min_ratio.has_value() ? 1U : 0U;
     for (const Case& one : group.cases) EXPECT_EQ(one.threads, 2) << one.label;
   }
-  EXPECT_EQ(ratios, 3U);  // page size with 16 and with 128 heads, ragged lengths
+  EXPECT_EQ(ratios, 4U);  // page size with 16 and with 128 heads, ragged lengths, top-k
 }
 
 }  // namespace

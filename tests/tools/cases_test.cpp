@@ -44,6 +44,43 @@ TEST(Expand, TakesDefaultsFromTheOperationAndTheModel) {
   EXPECT_EQ(expand(flags({{"head_dims", "320/256"}}))[0].cases[0].d_v, 256);
 }
 
+TEST(Expand, KnowsTheUsualShapesOfEveryOperation) {
+  const Case v4 = expand(flags({{"op", "decode_sparse"}, {"model", "deepseek-v4-flash"}}))[0].cases[0];
+  EXPECT_EQ(v4.cache, CacheFormat::kFP8DsV4);
+  EXPECT_EQ(v4.heads, 64);
+  EXPECT_EQ(v4.d_qk, 512);
+  EXPECT_EQ(v4.d_v, 512);
+  EXPECT_EQ(v4.topk, 512);
+  EXPECT_EQ(v4.total_kv(), 65536);
+  const Case indexer = expand(flags({{"op", "indexer_logits"}}))[0].cases[0];
+  EXPECT_EQ(indexer.q_dtype, DType::kE4M3);
+  EXPECT_EQ(indexer.heads, 64);
+  EXPECT_EQ(expand(flags({{"op", "top_k"}}))[0].cases[0].topk, 2048);
+  EXPECT_EQ(expand(flags({{"cache", "fp8_dsv4"}}))[0].cases[0].d_qk, 512);
+  const Case copy = expand(flags({{"op", "copy_pages"}, {"cache", "fp8"}, {"page_size", "256"}}))[0].cases[0];
+  EXPECT_EQ(copy.to_cache, CacheFormat::kFP8);
+  EXPECT_EQ(copy.to_page_size, 256);
+  EXPECT_EQ(expand(flags({{"window", "-1"}}))[0].cases[0].window, -1);
+  for (Op op : kAllOps) EXPECT_GT(memory_needed(expand(flags({{"op", std::string(name(op))}}))[0].cases[0]), 0);
+}
+
+TEST(Expand, RefusesKeysThatWouldChangeNothing) {
+  const auto refuse = [](const std::string& op, const std::string& key, const std::string& value) {
+    expect_usage_error([&] { expand(flags({{"op", op}, {key, value}})); }, {"--" + key, op});
+  };
+  refuse("decode", "topk", "5");
+  refuse("decode", "pool_tokens", "5");
+  refuse("decode_sparse", "window", "5");
+  refuse("decode_sparse", "alibi", "true");
+  refuse("decode_sparse", "kv_len", "5");
+  refuse("decode_sparse", "causal", "false");
+  refuse("prefill", "tree", "mask");
+  refuse("prefill", "dcp", "2");
+  refuse("append", "sink", "true");
+  refuse("append", "to_cache", "fp8");
+  refuse("top_k", "scales", "f32");
+}
+
 TEST(Expand, GroupsTheComparedKey) {
   const auto groups = expand(flags({{"heads", "16,128"}, {"page_size", "64,1"}, {"compare", "page_size"}}));
   ASSERT_EQ(groups.size(), 2U);

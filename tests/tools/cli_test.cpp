@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 
+#include "mla/types.h"
 #include "run_mla.h"
 
 namespace mla::cli {
@@ -26,7 +28,7 @@ void expect_refusal(const std::string& arguments, const std::vector<std::string>
 
 TEST(Cli, HelpOfEveryCommandShowsExamples) {
   EXPECT_EQ(run_mla("--help").status, 0);
-  for (const char* command : {"info", "explain", "run", "check", "bench", "replay"}) {
+  for (const char* command : {"info", "explain", "run", "check", "bench", "replay", "quant-report"}) {
     const Ran ran = run_mla(std::string(command) + " --help");
     EXPECT_EQ(ran.status, 0) << command;
     EXPECT_THAT(ran.out, HasSubstr("Examples:")) << command;
@@ -53,7 +55,9 @@ TEST(Cli, BadArgumentsAreOneLineAndStatusTwo) {
   expect_refusal("explain --op", {"--op"});
   expect_refusal("explain --op dekode", {"--op", "decode", "gather", "dekode"});
   expect_refusal("explain --cache int4", {"--cache", "bf16", "int4"});
-  expect_refusal("explain --q-dtype e4m3", {"--q-dtype", "bf16, f16, f32"});
+  expect_refusal("explain --q-dtype i32", {"--q-dtype", "bf16, f16, f32, e4m3", "i32"});
+  expect_refusal("explain --topk 5", {"--topk"});
+  expect_refusal("explain --op top_k --cache fp8", {"--cache", "top_k"});
   expect_refusal("explain --model no-such-model", {"no-such-model", "deepseek-v3"});
   expect_refusal("explain --model /no/such/config.json", {"/no/such/config.json"});
   expect_refusal("explain --backend cpu_avx3", {"cpu_avx3", "cpu_avx2", "reference"});
@@ -63,20 +67,35 @@ TEST(Cli, BadArgumentsAreOneLineAndStatusTwo) {
   expect_refusal("check --op frob", {"--op", "frob"});
   expect_refusal("check --seed -1", {"--seed"});
   expect_refusal("check --backend frob", {"frob"});
-  expect_refusal("check --cache fp8 --op decode", {"fp8"});
+  expect_refusal("check --cache int4 --op decode", {"--cache", "int4"});
+  expect_refusal("check --cases -1", {"--cases", "at least 0"});
   expect_refusal("run --heads 16,32", {"--heads", "one value", "16,32", "mla bench"});
   expect_refusal("run --trace x.jsonl", {"--trace"});
   expect_refusal("run --min-time 0", {"--min-time: expected seconds above 0, got 0"});
   expect_refusal("run --min-time nan", {"--min-time: expected seconds above 0, got nan"});
   expect_refusal("run --seed -1", {"--seed", "at least 0"});
-  expect_refusal("run --states 3", {"--states", "merge_states", "decode"});
+  expect_refusal("run --states 3", {"--states", "decode"});
   expect_refusal("run --op prefill --cache f16", {"--cache", "prefill", "--q-dtype"});
   expect_refusal("explain --op merge_states --cache bf16", {"--cache", "merge_states", "--q-dtype"});
   expect_refusal("explain --model /no/such/folder/x.json", {"--model: cannot open", "No such file"});
   expect_refusal("explain --model no-such-model", {"--model: expected a preset"});
   expect_refusal("--frobnicate info", {"'--frobnicate'"});
   expect_refusal("info --json out.json", {"out.json", "--json=out.json"});
-  expect_refusal("run --cache fp8 --kv-len 64", {"fp8"});
+  expect_refusal("run --cache fp8_ds_mla --head-dims 512/512 --kv-len 64", {"fp8_ds_mla", "576", "512"});
+  expect_refusal("run --cache fp8_dsv4 --head-dims 576/512 --kv-len 64", {"fp8_dsv4", "512", "576"});
+  expect_refusal("run --op prefill_sparse --cache fp8 --kv-len 64", {"prefill_sparse", "bf16 or f16", "fp8"});
+  expect_refusal("run --op append --q-dtype e4m3", {"--q-dtype", "e4m3"});
+  expect_refusal("run --topk 7", {"--topk", "decode"});
+  expect_refusal("run --op decode_sparse --kv-len 7", {"--kv-len", "pool_tokens"});
+  expect_refusal("run --op decode_sparse --window 7", {"--window", "decode_sparse"});
+  expect_refusal("run --op prefill --dcp 2", {"--dcp", "prefill"});
+  expect_refusal("run --cache bf16 --scales per-slot", {"--scales", "fp8", "bf16"});
+  expect_refusal("run --scales pow3", {"--scales", "pow2, f32, per-slot", "pow3"});
+  expect_refusal("run --tree oak", {"--tree", "none, mask, parents", "oak"});
+  expect_refusal("run --soft-cap 0", {"--soft-cap", "above 0"});
+  expect_refusal("quant-report --queries 9 --kv-len 8", {"--queries", "at most --kv-len = 8", "9"});
+  expect_refusal("quant-report --heads 0", {"--heads", "at least 1"});
+  expect_refusal("quant-report --backend cpu_avx3", {"--backend", "cpu_avx3"});
   expect_refusal("info --json=/no/such/folder/out.json", {"/no/such/folder/out.json"});
 }
 
@@ -162,8 +181,8 @@ TEST(CliInfo, JsonGoesToTheFileAndTextToStandardError) {
 TEST(CliInfo, MarkdownIsOneTablePerOperation) {
   const Ran ran = run_mla("info --markdown");
   EXPECT_EQ(ran.status, 0);
-  for (const char* op : {"**decode**", "**prefill**", "**merge_states**", "**append**", "**gather**"})
-    EXPECT_THAT(ran.out, HasSubstr(op));
+  for (Op op : kAllOps) EXPECT_THAT(ran.out, HasSubstr("**" + std::string(name(op)) + "**"));
+  EXPECT_THAT(ran.out, testing::Not(HasSubstr("No backend")));
   EXPECT_THAT(ran.out, HasSubstr("`reference`"));
   EXPECT_THAT(ran.out, HasSubstr("`fp8_ds_mla`"));
   expect_refusal("info --markdown --json", {"--json"});
@@ -193,27 +212,96 @@ TEST(CliExplain, ForcesByFlagAndByEnvironment) {
 }
 
 TEST(CliExplain, ForcedBackendThatCannotRunFailsWithTheReason) {
-  const Ran ran = run_mla("explain --cache fp8 --backend cpu --json");
+  const Ran ran = run_mla("explain --head-dims 37/5 --backend cpu --json");
   EXPECT_EQ(ran.status, 2);
   EXPECT_THAT(ran.err, HasSubstr("mla: "));
-  EXPECT_THAT(ran.err, HasSubstr("fp8"));
+  EXPECT_THAT(ran.err, HasSubstr("cannot run this"));
   EXPECT_TRUE(json::parse(ran.out)["selected"].is_null());
 }
 
 TEST(CliExplain, EveryOperationHasARow) {
-  for (const char* op : {"decode", "prefill", "merge_states", "append", "gather"})
-    EXPECT_TRUE(json_of(std::string("explain --json --op ") + op)["selected"].is_string()) << op;
+  for (Op op : kAllOps)
+    EXPECT_TRUE(json_of("explain --json --op " + std::string(name(op)))["selected"].is_string()) << name(op);
+  EXPECT_THAT(run_mla("explain --op decode_sparse --model deepseek-v4-flash").out,
+              HasSubstr("cache fp8_dsv4, queries bf16, 64 heads, head dims 512/512"));
 }
 
 TEST(CliRun, EveryOperationIsCorrect) {
-  for (const char* op : {"decode", "prefill", "merge_states", "append", "gather"}) {
-    const json ran = json_of(std::string("run --heads 4 --kv-len 70 --batch 2 --min-time 0.01 --json --op ") + op);
-    EXPECT_EQ(ran["op"], op);
-    EXPECT_TRUE(ran["error"].is_number()) << op;
-    EXPECT_EQ(ran["error_text"], "") << op;
-    EXPECT_GT(ran["median_us"].get<double>(), 0.0) << op;
+  for (Op op : kAllOps) {
+    const std::string length = op == Op::kDecodeSparse ? "--pool-tokens 70" : "--kv-len 70";
+    const json ran =
+        json_of("run --heads 4 --batch 2 --min-time 0.01 --json " + length + " --op " + std::string(name(op)));
+    EXPECT_EQ(ran["op"], name(op));
+    EXPECT_TRUE(ran["error"].is_number()) << name(op);
+    EXPECT_EQ(ran["error_text"], "") << name(op);
+    EXPECT_GT(ran["median_us"].get<double>(), 0.0) << name(op);
   }
   EXPECT_THAT(run_mla("run --heads 4 --kv-len 70 --min-time 0.01").out, HasSubstr("GFLOP/s"));
+}
+
+TEST(CliRun, EveryFormatAndOptionIsCorrect) {
+  for (const char* options :
+       {"--cache fp8", "--cache fp8 --scales per-slot --q-dtype e4m3", "--cache fp8_ds_mla --scales f32 --sink true",
+        "--cache fp8_dsv4 --window 20 --soft-cap 30", "--q-len 4 --tree mask --alibi true", "--q-len 4 --tree parents",
+        "--q-len 3 --dcp 3", "--op decode_sparse --cache fp8_ds_mla --topk 20 --pool-tokens 100",
+        "--op decode_sparse --cache fp8_dsv4 --topk 20 --page-size 16 --extra-topk 9 --extra-page-size 4 --sink true "
+        "--pool-tokens 100",
+        "--op copy_pages --cache fp8_dsv4 --page-size 32 --to-page-size 8",
+        "--op copy_pages --cache bf16 --to-cache fp8_ds_mla", "--op append_rope --cache fp8_ds_mla"}) {
+    const std::string length = std::string_view(options).find("sparse") == std::string_view::npos ? " --kv-len 70" : "";
+    const json ran = json_of("run --heads 4 --min-time 0.01 --json " + std::string(options) + length);
+    EXPECT_EQ(ran["error_text"], "") << options;
+  }
+  const json sparse = json_of(
+      "run --op decode_sparse --heads 4 --cache fp8_dsv4 --topk 20 --extra-topk 9 --min-time "
+      "0.01 --pool-tokens 100 --json");
+  EXPECT_EQ(sparse["topk"], 29);
+  EXPECT_EQ(sparse["extra_topk"], 9);
+  EXPECT_EQ(sparse["kv_len"], 100);
+  EXPECT_EQ(sparse["d_qk"], 512);
+  const json top_k = json_of("run --op top_k --kv-len 1000 --topk 20 --min-time 0.01 --json");
+  EXPECT_GT(top_k["ratio"].get<double>(), 0.0);
+}
+
+TEST(CliQuantReport, OrdersTheFormatsByWhatTheyKeep) {
+  const json report = json_of("quant-report --heads 4 --kv-len 600 --json");
+  EXPECT_TRUE(report["version"].is_string());
+  EXPECT_EQ(report["heads"], 4);
+  EXPECT_EQ(report["kv_len"], 600);
+  std::map<std::string, json> by_name;
+  for (const json& format : report["formats"]) {
+    for (const char* key : {"cache", "scales", "backend"}) EXPECT_TRUE(format[key].is_string()) << key;
+    for (const char* key : {"bytes_per_token", "d_qk", "d_v"}) EXPECT_TRUE(format[key].is_number_integer()) << key;
+    EXPECT_LE(format["output_error_rms"], format["output_error_worst"]);
+    EXPECT_LE(format["lse_error_rms"], format["lse_error_worst"]);
+    const std::string name = format["cache"].get<std::string>() + " " + format["scales"].get<std::string>();
+    if (name == "bf16 -") {
+      EXPECT_EQ(format["output_error_worst"], 0.0);
+      EXPECT_EQ(format["bytes_per_token"], 2 * format["d_qk"].get<int64_t>());
+    }
+    by_name[name] = format;
+  }
+  const std::map<std::string, int64_t> bytes = {{"f16 -", 1152},
+                                                {"fp8 one, f32", 576},
+                                                {"fp8 4 per token, f32", 592},
+                                                {"fp8_ds_mla 4 per token, powers of two", 656},
+                                                {"fp8_ds_mla 4 per token, f32", 656},
+                                                {"fp8_dsv4 7 per token, powers of two", 584}};
+  for (const auto& [name, count] : bytes) {
+    ASSERT_TRUE(by_name.contains(name)) << name;
+    EXPECT_EQ(by_name[name]["bytes_per_token"], count) << name;
+  }
+  // Three bits of mantissa round by at most 1/16; the softmax adds up its own share of that.
+  for (const auto& [name, count] : bytes) {
+    if (name == "f16 -") {
+      EXPECT_LT(by_name[name]["output_error_worst"], 1e-5) << "f16 holds bf16 rows of this size exactly";
+      continue;
+    }
+    EXPECT_GT(by_name[name]["output_error_rms"], 1e-3) << name;
+    EXPECT_LT(by_name[name]["output_error_rms"], 0.1) << name;
+    EXPECT_GT(by_name[name]["lse_error_rms"], 1e-5) << name;
+  }
+  EXPECT_THAT(run_mla("quant-report --heads 1 --kv-len 1 --queries 1").out, HasSubstr("bytes/token"));
 }
 
 TEST(CliCheck, JsonCountsTheCases) {

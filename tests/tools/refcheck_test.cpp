@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "mla/bench/refcheck.h"
 
-#include <cstring>
+#include <type_traits>
+#include <variant>
 
 #include "expect_usage_error.h"
 #include "mla/bench/measure.h"
@@ -14,12 +15,15 @@ Case small_case(Op op) {
   one.op = op;
   one.heads = 4;
   one.page_size = 16;
+  one.to_page_size = 8;
+  one.topk = 24;
   one.threads = 2;
   if (op == Op::kPrefill) {
     one.d_qk = 192;
     one.d_v = 128;
   }
   if (op == Op::kMergeStates) one.q_dtype = DType::kF32;
+  if (op == Op::kIndexerLogits || op == Op::kIndexerTopK) one.q_dtype = DType::kE4M3;
   one.requests = {{3, 40}, {1, 1}, {5, 200}};
   if (op == Op::kPrefill) one.requests = {{40, 40}, {1, 1}, {50, 200}};
   return one;
@@ -29,23 +33,32 @@ Case small_case(Op op) {
 Case large_case(Op op) {
   Case one = small_case(op);
   one.heads = 40;
+  one.sink = true;
+  one.topk = 2000;
   one.requests = {{1, 3000}, {4, 2500}, {1, 17}};
   if (op == Op::kPrefill) one.requests = {{300, 400}, {16, 17}};
   return one;
 }
 
-const TensorView& output_of(const Workload& workload, TensorView& storage) {
-  const Workload::Problem& problem = workload.problem();
-  if (const auto* decode = std::get_if<kit::DecodeCase>(&problem)) storage = decode->params().o;
-  if (const auto* prefill = std::get_if<kit::PrefillCase>(&problem)) storage = prefill->params().o;
-  if (const auto* merge = std::get_if<kit::MergeCase>(&problem)) storage = merge->params().o;
-  if (const auto* append = std::get_if<kit::AppendCase>(&problem)) storage = append->params().cache.kv;
-  if (const auto* gather = std::get_if<kit::GatherCase>(&problem)) storage = gather->params().out_kv;
-  return storage;
+// Bytes that every operation writes.
+kit::Buffer* first_output(const Workload& workload) {
+  return std::visit(
+      [](const auto& problem) -> kit::Buffer* {
+        using KitCase = std::decay_t<decltype(problem)>;
+        if constexpr (std::is_same_v<KitCase, std::monostate>) return nullptr;
+        if constexpr (std::is_same_v<KitCase, kit::IndexerTopKCase>)
+          return const_cast<kit::Buffer*>(&problem.slots);  // its logits are scratch
+        else if constexpr (requires { problem.outputs(); })
+          for (const kit::Buffer* buffer : problem.outputs())
+            if (buffer->size() > 0) return const_cast<kit::Buffer*>(buffer);
+        if constexpr (requires { problem.o; }) return const_cast<kit::Buffer*>(&problem.o);
+        return nullptr;
+      },
+      workload.problem());
 }
 
 TEST(Refcheck, AcceptsEveryOperation) {
-  for (Op op : {Op::kDecode, Op::kPrefill, Op::kMergeStates, Op::kAppend, Op::kGather}) {
+  for (Op op : kAllOps) {
     const Workload workload(small_case(op), 1);
     const RefcheckResult result = refcheck(workload);
     EXPECT_EQ(result.failure, "") << name(op);
@@ -53,22 +66,43 @@ TEST(Refcheck, AcceptsEveryOperation) {
   }
 }
 
+TEST(Refcheck, AcceptsEveryFormat) {
+  for (Op op : {Op::kDecode, Op::kDecodeSparse, Op::kAppend, Op::kGather, Op::kAppendRope, Op::kCopyPages})
+    for (CacheFormat format : kAllCacheFormats)
+      for (Scales scales : {Scales::kPowersOfTwo, Scales::kF32, Scales::kPerSlot}) {
+        if (scales == Scales::kPerSlot && format != CacheFormat::kFP8) continue;
+        Case one = small_case(op);
+        one.cache = one.to_cache = format;
+        one.scales = scales;
+        if (format == CacheFormat::kFP8DsV4) one.d_qk = 512;
+        const Workload workload(one, 1);
+        EXPECT_EQ(refcheck(workload).failure, "") << name(op) << " " << name(format);
+      }
+}
+
 TEST(Refcheck, AcceptsSamplesOfLargeProblems) {
-  for (Op op : {Op::kDecode, Op::kPrefill}) {
+  for (Op op : {Op::kDecode, Op::kPrefill, Op::kDecodeSparse, Op::kPrefillSparse}) {
     const Workload workload(large_case(op), 1);
     const RefcheckResult result = refcheck(workload);
     EXPECT_EQ(result.failure, "") << name(op);
     EXPECT_GT(result.rows, 0) << name(op);
   }
+  for (kit::Tree tree : {kit::Tree::kMask, kit::Tree::kParents}) {
+    Case one = large_case(Op::kDecode);
+    one.tree = tree;
+    one.alibi = true;
+    one.requests = {{8, 4000}};
+    EXPECT_EQ(refcheck(Workload(one, 1)).failure, "");
+  }
 }
 
 TEST(Refcheck, SeesWrongOutputs) {
-  for (Op op : {Op::kDecode, Op::kPrefill, Op::kMergeStates, Op::kAppend, Op::kGather}) {
+  for (Op op : kAllOps) {
     for (const Case& one : {small_case(op), large_case(op)}) {
       const Workload workload(one, 1);
-      TensorView storage;
-      const TensorView& o = output_of(workload, storage);
-      std::memset(o.data, 0x3F, static_cast<size_t>(o.numel()) * size_of(o.dtype));
+      kit::Buffer* const output = first_output(workload);
+      ASSERT_NE(output, nullptr) << name(op);
+      output->fill(0x3F);
       const RefcheckResult result = refcheck(workload);
       EXPECT_NE(result.failure, "") << name(op);
       EXPECT_GT(result.error, 0.01) << name(op);
@@ -78,8 +112,9 @@ TEST(Refcheck, SeesWrongOutputs) {
 
 TEST(Workload, RefusesWhatNoBackendCanRun) {
   Case one = small_case(Op::kDecode);
-  one.cache = CacheFormat::kFP8;
-  cli::expect_usage_error([&] { Workload(one, 1); }, {"fp8"});
+  one.cache = CacheFormat::kFP8DsMla;
+  one.d_qk = 512;
+  cli::expect_usage_error([&] { Workload(one, 1); }, {"fp8_ds_mla", "576", "512"});
   one = small_case(Op::kDecode);
   one.d_v = 600;
   cli::expect_usage_error([&] { Workload(one, 1); }, {"576/600"});
@@ -89,9 +124,28 @@ TEST(Workload, CountsVisiblePairsOnly) {
   const Workload decode(small_case(Op::kDecode), 1);
   // Causal: 38 + 39 + 40, 1, and 196 + ... + 200 keys.
   EXPECT_DOUBLE_EQ(decode.work().flops, 2.0 * 4 * (117 + 1 + 990) * (576 + 512));
+  const Workload sparse(small_case(Op::kDecodeSparse), 1);
+  EXPECT_DOUBLE_EQ(sparse.work().flops, 2.0 * 4 * 9 * 24 * (576 + 512));
   const Workload append(small_case(Op::kAppend), 1);
   EXPECT_EQ(append.work().flops, 0.0);
   EXPECT_EQ(append.copy_pair().bytes, 241U * 1152U);
+  EXPECT_EQ(decode.copy_pair().bytes, 0U);
+  EXPECT_GT(Workload(small_case(Op::kCopyPages), 1).copy_pair().bytes, 200U * 1152U);
+}
+
+TEST(Measure, TopKIsComparedWithNthElement) {
+  CaseGroup group;
+  group.cases = {small_case(Op::kTopK)};
+  group.cases[0].requests = {{4, 20000}};
+  group.target = {.min_share = {}, .max_us = {}, .min_ratio = 1e-6};
+  Meters meters;
+  MeasureOptions options;
+  options.min_time = 0.01;
+  options.max_runs = 10;
+  const auto results = measure(group, meters, options, [](const std::string&) {});
+  ASSERT_TRUE(results[0].ratio.has_value());
+  EXPECT_GT(*results[0].ratio, 0.0);
+  EXPECT_EQ(results[0].met, true);
 }
 
 TEST(Measure, JudgesTargetsAndRatios) {

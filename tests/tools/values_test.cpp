@@ -51,6 +51,7 @@ TEST(ParseNames, ListTheChoices) {
   EXPECT_EQ(parse_float_dtype("--q-dtype", "f16"), DType::kF16);
   expect_usage_error([] { parse_op("--op", "dekode"); }, {"--op", "decode", "merge_states", "dekode"});
   expect_usage_error([] { parse_cache("--cache", "int4"); }, {"--cache", "bf16", "fp8_dsv4", "int4"});
+  EXPECT_EQ(parse_float_dtype("--q-dtype", "e4m3", true), DType::kE4M3);
   expect_usage_error([] { parse_float_dtype("--q-dtype", "e4m3"); }, {"--q-dtype", "bf16, f16, f32"});
 }
 

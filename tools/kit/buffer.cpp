@@ -58,6 +58,11 @@ void copy_normal(void* data, DType dtype, int64_t offset, int64_t n, size_t from
     for (int64_t i = 0; i < n; ++i) out[i] = table[i] * std;
     return;
   }
+  if (dtype == DType::kE4M3) {
+    uint8_t* out = static_cast<uint8_t*>(data) + offset;
+    for (int64_t i = 0; i < n; ++i) out[i] = f32_to_e4m3(table[i] * std);
+    return;
+  }
   uint16_t* out = static_cast<uint16_t*>(data) + offset;
   if (std == 1.0F) {
     const auto& narrow = dtype == DType::kBF16 ? narrow_table<f32_to_bf16>() : narrow_table<f32_to_f16>();
@@ -113,6 +118,7 @@ bool Buffer::guards_intact() const {
 
 Buffer to_buffer(std::span<const int32_t> values) { return copy_of(values); }
 Buffer to_buffer(std::span<const int64_t> values) { return copy_of(values); }
+Buffer to_buffer(std::span<const float> values) { return copy_of(values); }
 
 uint64_t Random::next() {
   state_ += 0x9E3779B97F4A7C15U;
@@ -141,13 +147,28 @@ void fill_normal(void* data, DType dtype, int64_t offset, int64_t n, uint64_t ke
   }
 }
 
+void store_element(void* data, DType dtype, int64_t index, float value) {
+  switch (dtype) {
+    case DType::kF32: static_cast<float*>(data)[index] = value; break;
+    case DType::kBF16: static_cast<uint16_t*>(data)[index] = f32_to_bf16(value); break;
+    case DType::kF16: static_cast<uint16_t*>(data)[index] = f32_to_f16(value); break;
+    case DType::kE4M3: static_cast<uint8_t*>(data)[index] = f32_to_e4m3(value); break;
+    default: break;
+  }
+}
+
 double load_element(const void* data, DType dtype, int64_t index) {
   switch (dtype) {
     case DType::kF32: return static_cast<double>(static_cast<const float*>(data)[index]);
     case DType::kBF16: return static_cast<double>(bf16_to_f32(static_cast<const uint16_t*>(data)[index]));
     case DType::kF16: return static_cast<double>(f16_to_f32(static_cast<const uint16_t*>(data)[index]));
-    default: return std::nan("");
+    case DType::kE4M3: return static_cast<double>(e4m3_to_f32(static_cast<const uint8_t*>(data)[index]));
+    case DType::kU8: return static_cast<double>(static_cast<const uint8_t*>(data)[index]);
+    case DType::kI32: return static_cast<double>(static_cast<const int32_t*>(data)[index]);
+    case DType::kI64: return static_cast<double>(static_cast<const int64_t*>(data)[index]);
+    case DType::kNone: break;
   }
+  return std::nan("");
 }
 
 namespace {

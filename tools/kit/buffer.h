@@ -42,6 +42,7 @@ class Buffer {
 /// A buffer that holds `values`.
 Buffer to_buffer(std::span<const int32_t> values);
 Buffer to_buffer(std::span<const int64_t> values);
+Buffer to_buffer(std::span<const float> values);
 
 /// Repeatable random numbers (splitmix64): the same on every machine and standard library.
 class Random {
@@ -64,12 +65,15 @@ class Random {
 /// A hash of up to four numbers, to seed things that must not depend on the order in which they are made.
 uint64_t mix(uint64_t a, uint64_t b = 0, uint64_t c = 0, uint64_t d = 0);
 
-/// Writes n values of about N(0, std^2) to element `offset` of `data`. The values are a function of `key` alone; they
-/// come from a table of a million, so filling runs at the speed of a copy where std is 1.
+/// Writes n values of about N(0, std^2), of any float type, to element `offset` of `data`. The values are a function of
+/// `key` alone; they come from a table of a million, so filling runs at the speed of a copy where std is 1.
 void fill_normal(void* data, DType dtype, int64_t offset, int64_t n, uint64_t key, float std = 1.0F);
 
 /// Every float type reads a run of these bytes as NaN.
 inline constexpr uint8_t kNanByte = 0xFF;
+
+/// Rounds `value` to element `index` of `data`, of a float type.
+void store_element(void* data, DType dtype, int64_t index, float value);
 
 /// Element `index` of `data`, exactly.
 double load_element(const void* data, DType dtype, int64_t index);

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <vector>
 
 #include "kit/buffer.h"
@@ -11,45 +13,102 @@
 
 namespace mla::kit {
 
-/// A paged cache with its page table.
-struct PagedMemory {
-  Buffer kv, ckv, kpe;  ///< kv, or ckv and kpe
+/// A page table.
+struct TableMemory {
   Buffer kv_indptr, table, kv_len;
-  KvCache cache;
   PageTable pages;
+  int32_t page_size = 0;
+  int64_t num_pages = 0;
   std::vector<std::vector<int32_t>> pages_of;  ///< page numbers that each request needs
   std::vector<int32_t> unowned;                ///< page numbers that none needs
 
-  int32_t d_ckv = 0;
+  /// Slot of a request's (local) token.
+  int64_t slot_of(size_t request, int64_t token) const;
+};
 
-  /// Row (page, slot) of the latent and of the rotary part, in elements from the start of their buffers.
+/// A paged cache with its page table.
+struct PagedMemory : TableMemory {
+  Buffer kv, ckv, kpe;  ///< kv, or ckv and kpe
+  Buffer ckv_scale, kpe_scale;
+  KvCache cache;
+  int32_t d_ckv = 0, d_kpe = 0;
+
+  /// Row (page, slot) of the latent and of the rotary part, in elements from the start of their buffers; not for packed
+  /// formats.
   int64_t ckv_offset(int64_t page, int64_t slot) const;
   int64_t kpe_offset(int64_t page, int64_t slot) const;
+  /// Bytes of a row's parts, of any format; no scales where a row has none of its own.
+  struct Row {
+    std::byte* ckv;
+    std::byte* kpe;
+    std::byte* scales;
+  };
+  Row row(int64_t page, int64_t slot) const;
+  /// Quantizes d_ckv + d_kpe values into a row, as writers do. Writes the row's own scales.
+  void write_row(int64_t page, int64_t slot, std::span<const float> values) const;
+  /// The row as the format means it, dequantized.
+  std::vector<float> read_row(int64_t page, int64_t slot) const;
+  /// What writers write: the rows, and scales if they choose them.
+  std::vector<const Buffer*> written() const;
 };
 
 /// Outputs start as bytes 0xA5, so that an element that was not written, or a gap that was, shows.
 inline constexpr uint8_t kUntouched = 0xA5;
 
-struct DecodeCase {
+/// What every attention problem owns beside its keys.
+struct AttentionMemory {
+  Buffer q, q_nope, q_pe, q_scale;  ///< q, or q_nope and q_pe
+  Buffer attn_sink, alibi_slopes;
+  Buffer o, o_scale, lse;
+};
+
+struct DecodeCase : AttentionMemory {
   explicit DecodeCase(const DecodeSpec& spec);
-  /// Views of the buffers below.
+  /// Views of the buffers.
   DecodeParams params() const;
   void reset_outputs() const;
 
   DecodeSpec spec;
   int64_t num_tokens = 0;
-  Buffer q, q_nope, q_pe, qo_indptr, o, lse;
+  Buffer qo_indptr, tree_mask, tree_parents;
   PagedMemory memory;
 };
 
-struct PrefillCase {
+/// A pool of decode_sparse.
+struct SparseMemory {
+  PagedMemory memory;  ///< without a page table; the pool's tokens are those of its one request
+  Buffer indices, topk_length;
+};
+
+struct DecodeSparseCase : AttentionMemory {
+  explicit DecodeSparseCase(const DecodeSparseSpec& spec);
+  DecodeSparseParams params() const;
+  void reset_outputs() const;
+
+  DecodeSparseSpec spec;
+  int64_t num_tokens = 0;
+  Buffer qo_indptr;
+  SparseMemory pool;
+  std::optional<SparseMemory> extra_pool;
+};
+
+struct PrefillCase : AttentionMemory {
   explicit PrefillCase(const PrefillSpec& spec);
   PrefillParams params() const;
   void reset_outputs() const;
 
   PrefillSpec spec;
   int64_t num_tokens = 0, num_keys = 0;
-  Buffer q, k, v, qo_indptr, kv_indptr, o, lse;
+  Buffer k, v, qo_indptr, kv_indptr;
+};
+
+struct PrefillSparseCase : AttentionMemory {
+  explicit PrefillSparseCase(const PrefillSparseSpec& spec);
+  PrefillSparseParams params() const;
+  void reset_outputs() const;
+
+  PrefillSparseSpec spec;
+  Buffer kv, indices, topk_length, max_logits;  ///< kv has a few NaN rows behind the last
 };
 
 struct MergeCase {
@@ -62,25 +121,133 @@ struct MergeCase {
   Buffer partial_o, partial_lse, o, lse;
 };
 
+// The cases below also say which buffers they write.
+
 struct AppendCase {
   explicit AppendCase(const AppendSpec& spec);
   AppendParams params() const;
   void reset_outputs() const;
+  std::vector<const Buffer*> outputs() const { return memory.written(); }
 
   AppendSpec spec;
   Buffer rows, ckv_rows, kpe_rows, slot_mapping;
   PagedMemory memory;  ///< the output; without a page table
 };
 
+struct AppendRopeCase {
+  explicit AppendRopeCase(const AppendRopeSpec& spec);
+  AppendRopeParams params() const;
+  void reset_outputs() const;
+  std::vector<const Buffer*> outputs() const;
+
+  AppendRopeSpec spec;
+  Buffer q_nope, q_pe, q_out, q_scale, ckv_rows, kpe_rows, cos_sin, positions, slot_mapping;
+  PagedMemory memory;
+};
+
 struct GatherCase {
   explicit GatherCase(const GatherSpec& spec);
   GatherParams params() const;
   void reset_outputs() const;
+  std::vector<const Buffer*> outputs() const { return {&out_kv, &out_ckv, &out_kpe}; }
 
   GatherSpec spec;
   int64_t num_rows = 0;
   PagedMemory memory;
   Buffer token_start, out_indptr, out_kv, out_ckv, out_kpe;
+};
+
+struct CopyPagesCase {
+  explicit CopyPagesCase(const CopyPagesSpec& spec);
+  CopyPagesParams params() const;
+  void reset_outputs() const;
+  std::vector<const Buffer*> outputs() const { return to.written(); }
+
+  CopyPagesSpec spec;
+  PagedMemory from, to;
+  Buffer from_pages, to_pages;
+};
+
+struct BlockTableToCsrCase {
+  explicit BlockTableToCsrCase(const BlockTableToCsrSpec& spec);
+  BlockTableToCsrParams params() const;
+  void reset_outputs() const;
+  std::vector<const Buffer*> outputs() const { return {&kv_indptr, &kv_indices}; }
+
+  BlockTableToCsrSpec spec;
+  int64_t max_pages = 0;
+  Buffer block_table, kv_len, kv_indptr, kv_indices;
+};
+
+struct PhysicalSlotsCase {
+  explicit PhysicalSlotsCase(const PhysicalSlotsSpec& spec);
+  PhysicalSlotsParams params() const;
+  /// In place, this writes the indices.
+  void reset_outputs() const;
+  std::vector<const Buffer*> outputs() const { return {&slots, &valid_count}; }
+
+  PhysicalSlotsSpec spec;
+  int64_t num_tokens = 0;
+  std::vector<int32_t> index_values;  ///< dense
+  Buffer indices, topk_length, qo_indptr, slots, valid_count;
+  TableMemory table;
+};
+
+/// The indexer's pages.
+struct IndexerMemory {
+  Buffer kv;
+  IndexerCache cache;
+
+  std::byte* key(int64_t page, int64_t slot) const;
+  std::byte* scale(int64_t page, int64_t slot) const;  ///< f32, of any alignment
+};
+
+struct AppendIndexerCase {
+  explicit AppendIndexerCase(const AppendIndexerSpec& spec);
+  AppendIndexerParams params() const;
+  void reset_outputs() const;
+  std::vector<const Buffer*> outputs() const { return {&memory.kv}; }
+
+  AppendIndexerSpec spec;
+  Buffer rows, slot_mapping;
+  IndexerMemory memory;
+};
+
+struct IndexerLogitsCase {
+  explicit IndexerLogitsCase(const IndexerLogitsSpec& spec);
+  IndexerLogitsParams params() const;
+  void reset_outputs() const;
+  std::vector<const Buffer*> outputs() const { return {&logits}; }
+  /// What the errors of row t's logits are measured by: sum_h |weight| |q| times the largest |k| of its request.
+  std::vector<double> row_scales() const;
+
+  IndexerLogitsSpec spec;
+  int64_t num_tokens = 0, num_columns = 0;
+  Buffer q, weights, qo_indptr, logits;
+  IndexerMemory memory;
+  TableMemory table;
+};
+
+struct TopKCase {
+  explicit TopKCase(const TopKSpec& spec);
+  TopKParams params() const;
+  void reset_outputs() const;
+  std::vector<const Buffer*> outputs() const { return {&indices}; }
+
+  TopKSpec spec;
+  Buffer logits, lengths, indices;
+};
+
+struct IndexerTopKCase {
+  explicit IndexerTopKCase(const IndexerTopKSpec& spec);
+  IndexerTopKParams params() const;
+  void reset_outputs() const;
+  std::vector<const Buffer*> outputs() const { return {&indexer.logits, &slots, &valid_count}; }
+
+  IndexerTopKSpec spec;
+  IndexerLogitsCase indexer;
+  TableMemory table;  ///< of the latent cache
+  Buffer slots, valid_count;
 };
 
 }  // namespace mla::kit

@@ -5,36 +5,13 @@
 #include <cmath>
 #include <cstring>
 #include <numbers>
+#include <utility>
 
-#include "mla/backend.h"
+#include "kit/check_parts.h"
+#include "mla/numeric.h"
 
 namespace mla::kit {
 namespace {
-
-Result<Context> reference_context() {
-  return Context::create({.num_threads = 1, .affinity = {}, .backend = "reference"});
-}
-
-std::string row_of(const Context& context, const Problem& problem) {
-  return explain(problem, context.backend()).selected;
-}
-
-template <class Spec>
-Outcome outcome_of(const Spec& spec, std::string_view backend) {
-  return {.ok = false,
-          .op = std::string(name(problem_of(spec).op)),
-          .backend = std::string(backend),
-          .spec = describe(spec),
-          .failure = {},
-          .error = {},
-          .tolerance = {}};
-}
-
-Outcome failed(Outcome outcome, std::string failure) {
-  outcome.ok = false;
-  outcome.failure = std::move(failure);
-  return outcome;
-}
 
 /// A dense f32 output of `shape`, big enough to be a view of `buffer`.
 TensorView dense_f32(Buffer& buffer, const TensorView& like) {
@@ -81,12 +58,30 @@ Result<Expected> attention_expected(const Case& problem) {
   Result<Context> context = reference_context();
   if (!context.ok()) return context.status();
   auto params = problem.params();
-  Buffer o, lse;
+  Buffer o, lse, max_logits;
   params.o = dense_f32(o, params.o);
+  if constexpr (requires { params.o_scale; }) params.o_scale = {};
   params.lse = dense_lse(lse, params.o);
+  constexpr bool kHasMaxLogits = requires { params.max_logits; };
+  if constexpr (kHasMaxLogits) params.max_logits = dense_lse(max_logits, params.o);
   Result<PlannedRun> done = planned(*context, params, 0);
   if (!done.ok()) return done.status();
-  return Expected{.o = to_dense(params.o), .lse = to_dense(params.lse)};
+  Expected expected = {.o = to_dense(params.o), .lse = to_dense(params.lse), .max_logits = {}};
+  if constexpr (kHasMaxLogits) expected.max_logits = to_dense(params.max_logits);
+  return expected;
+}
+
+/// The largest |reference| of every row, and not less than least_row_scale.
+std::vector<double> row_scales(const Expected& expected, int64_t d_v, DType o_dtype) {
+  const auto width = static_cast<size_t>(d_v);
+  std::vector<double> scales;
+  for (size_t row = 0; width != 0 && row < expected.o.size(); row += width) {
+    double largest = 0;
+    for (size_t c = row; c < row + width; ++c)
+      if (std::isfinite(expected.o[c])) largest = std::max(largest, std::abs(expected.o[c]));
+    scales.push_back(largest == 0 ? 0 : std::max(largest, least_row_scale(o_dtype)));
+  }
+  return scales;
 }
 
 template <class Case>
@@ -96,6 +91,11 @@ std::string stray_writes(const Case& problem) {
   if (!problem.lse.guards_intact()) return "wrote outside lse";
   if (!gaps_hold(problem.o, params.o, kUntouched)) return "wrote into the gaps of o";
   if (params.lse.given() && !gaps_hold(problem.lse, params.lse, kUntouched)) return "wrote into the gaps of lse";
+  if constexpr (requires { problem.max_logits; }) {
+    if (!problem.max_logits.guards_intact()) return "wrote outside max_logits";
+    if (params.max_logits.given() && !gaps_hold(problem.max_logits, params.max_logits, kUntouched))
+      return "wrote into the gaps of max_logits";
+  }
   return {};
 }
 
@@ -107,11 +107,51 @@ Outcome compare_outputs(const Case& problem, const Expected& expected, Outcome o
   const std::vector<double> lse = params.lse.given() ? to_dense(params.lse) : std::vector<double>{};
   outcome.error = compare(o, expected.o, params.o.shape[2], lse,
                           lse.empty() ? std::span<const double>{} : std::span<const double>(expected.lse), row_scale);
+  if constexpr (requires { params.max_logits; }) {
+    if (params.max_logits.given()) {
+      const Error of_logits = compare({}, {}, 0, to_dense(params.max_logits), expected.max_logits);
+      outcome.error.max_logits = of_logits.max_lse;
+      outcome.error.special_equal = outcome.error.special_equal && of_logits.special_equal;
+    }
+  }
   std::string failure = stray_writes(problem);
   if (failure.empty()) failure = judge(outcome.error, outcome.tolerance);
   outcome.ok = failure.empty();
   outcome.failure = std::move(failure);
   return outcome;
+}
+
+/// e4m3 outputs: their codes by what the tolerance allows, then lse and stray writes as ever.
+template <class Case>
+Outcome compare_codes(const Case& problem, const Expected& expected, Outcome outcome) {
+  const auto params = problem.params();
+  const int64_t d_v = params.o.shape[2];
+  const std::vector<double> values = to_dense(params.o);
+  std::vector<uint8_t> codes;
+  for (double value : values) codes.push_back(f32_to_e4m3(static_cast<float>(value)));
+  const double o_scale = static_cast<double>(*static_cast<const float*>(params.o_scale.data));
+  const std::string wrong = judge_codes(codes, expected.o, d_v, o_scale, outcome.tolerance.max_rel);
+  const double max_rel = std::exchange(outcome.tolerance.max_rel, 1e30);
+  const double cosine_distance = std::exchange(outcome.tolerance.cosine_distance, 2);
+  const std::vector<double> ones(expected.lse.size(), 1.0);
+  Expected of_codes = expected;  // o by its codes alone
+  of_codes.o = values;
+  outcome = compare_outputs(problem, of_codes, std::move(outcome), ones);
+  outcome.tolerance.max_rel = max_rel;
+  outcome.tolerance.cosine_distance = cosine_distance;
+  return outcome.ok && !wrong.empty() ? failed(outcome, wrong) : outcome;
+}
+
+template <class Case>
+Outcome check_attention(const Case& problem, const Expected& expected, std::string_view backend) {
+  const auto& spec = problem.spec;
+  Outcome outcome = outcome_of(spec, backend);
+  outcome.tolerance = tolerance_of(spec, precision_of(backend, spec));
+  if constexpr (requires { spec.o_scale; }) {
+    if (spec.o_dtype == DType::kE4M3) return compare_codes(problem, expected, std::move(outcome));
+  }
+  const std::vector<double> scales = row_scales(expected, problem.params().o.shape[2], spec.o_dtype);
+  return compare_outputs(problem, expected, std::move(outcome), scales);
 }
 
 /// Sum of the states' weights times the largest element of each: what a merged row is made of before it cancels.
@@ -150,51 +190,36 @@ Outcome check_planned(const Context& context, const Spec& spec) {
   return check_outputs(problem, *expected, done->plan.backend());
 }
 
-std::vector<std::byte> bytes_of(std::span<const Buffer* const> buffers) {
-  std::vector<std::byte> bytes;
-  for (const Buffer* buffer : buffers) bytes.insert(bytes.end(), buffer->bytes().begin(), buffer->bytes().end());
-  return bytes;
-}
-
-/// Runs an operation that moves bytes on the reference and on `context`; all bytes must be equal.
-template <class Case, class Spec>
-Outcome check_moved(const Context& context, const Spec& spec, const Case& problem,
-                    std::span<const Buffer* const> outputs) {
-  const Outcome outcome = outcome_of(spec, row_of(context, problem_of(spec)));
-  const Result<Context> reference = reference_context();
-  if (!reference.ok()) return failed(outcome, "reference: " + reference.status().message());
-  if (const Status status = run(*reference, problem.params()); !status.ok())
-    return failed(outcome, "reference: " + status.message());
-  const std::vector<std::byte> expected = bytes_of(outputs);
-  problem.reset_outputs();
-  if (const Status status = run(context, problem.params()); !status.ok()) return failed(outcome, status.message());
-  for (const Buffer* buffer : outputs)
-    if (!buffer->guards_intact()) return failed(outcome, "wrote outside the output");
-  const std::vector<std::byte> given = bytes_of(outputs);
-  const auto [at, expected_at] = std::mismatch(given.begin(), given.end(), expected.begin());
-  if (at != given.end())
-    return failed(outcome, "byte " + std::to_string(at - given.begin()) + " of the output is " +
-                               std::to_string(std::to_integer<int>(*at)) + ", expected " +
-                               std::to_string(std::to_integer<int>(*expected_at)));
-  Outcome good = outcome;
-  good.ok = true;
-  return good;
-}
-
 }  // namespace
 
 std::string Outcome::line() const { return op + " on " + backend + ": " + (ok ? "ok" : failure) + " [" + spec + "]"; }
 
-Result<PlannedRun> plan_and_run(const Context& context, const DecodeCase& problem) {
+namespace {
+
+template <class Case>
+Result<PlannedRun> plan_and_run_case(const Context& context, const Case& problem) {
   return planned(context, problem.params(), static_cast<size_t>(problem.spec.workspace_misalign));
 }
 
+}  // namespace
+
+Result<PlannedRun> plan_and_run(const Context& context, const DecodeCase& problem) {
+  return plan_and_run_case(context, problem);
+}
+Result<PlannedRun> plan_and_run(const Context& context, const DecodeSparseCase& problem) {
+  return plan_and_run_case(context, problem);
+}
 Result<PlannedRun> plan_and_run(const Context& context, const PrefillCase& problem) {
-  return planned(context, problem.params(), static_cast<size_t>(problem.spec.workspace_misalign));
+  return plan_and_run_case(context, problem);
+}
+Result<PlannedRun> plan_and_run(const Context& context, const PrefillSparseCase& problem) {
+  return plan_and_run_case(context, problem);
 }
 
 Result<Expected> expected_of(const DecodeCase& problem) { return attention_expected(problem); }
+Result<Expected> expected_of(const DecodeSparseCase& problem) { return attention_expected(problem); }
 Result<Expected> expected_of(const PrefillCase& problem) { return attention_expected(problem); }
+Result<Expected> expected_of(const PrefillSparseCase& problem) { return attention_expected(problem); }
 
 Result<Expected> expected_of(const MergeCase& problem) {
   const Result<Context> context = reference_context();
@@ -211,19 +236,20 @@ Result<Expected> expected_of(const MergeCase& problem) {
   }
   const Status status = run(*context, params);
   if (!status.ok()) return status;
-  return Expected{.o = to_dense(params.o), .lse = to_dense(params.lse)};
+  return Expected{.o = to_dense(params.o), .lse = to_dense(params.lse), .max_logits = {}};
 }
 
 Outcome check_outputs(const DecodeCase& problem, const Expected& expected, std::string_view backend) {
-  Outcome outcome = outcome_of(problem.spec, backend);
-  outcome.tolerance = tolerance_of(problem.spec, precision_of(backend, problem.spec));
-  return compare_outputs(problem, expected, std::move(outcome));
+  return check_attention(problem, expected, backend);
 }
-
+Outcome check_outputs(const DecodeSparseCase& problem, const Expected& expected, std::string_view backend) {
+  return check_attention(problem, expected, backend);
+}
 Outcome check_outputs(const PrefillCase& problem, const Expected& expected, std::string_view backend) {
-  Outcome outcome = outcome_of(problem.spec, backend);
-  outcome.tolerance = tolerance_of(problem.spec, precision_of(backend, problem.spec));
-  return compare_outputs(problem, expected, std::move(outcome));
+  return check_attention(problem, expected, backend);
+}
+Outcome check_outputs(const PrefillSparseCase& problem, const Expected& expected, std::string_view backend) {
+  return check_attention(problem, expected, backend);
 }
 
 Outcome check_outputs(const MergeCase& problem, const Expected& expected, std::string_view backend) {
@@ -236,7 +262,13 @@ Outcome check_outputs(const MergeCase& problem, const Expected& expected, std::s
 }
 
 Outcome check(const Context& context, const DecodeSpec& spec) { return check_planned<DecodeCase>(context, spec); }
+Outcome check(const Context& context, const DecodeSparseSpec& spec) {
+  return check_planned<DecodeSparseCase>(context, spec);
+}
 Outcome check(const Context& context, const PrefillSpec& spec) { return check_planned<PrefillCase>(context, spec); }
+Outcome check(const Context& context, const PrefillSparseSpec& spec) {
+  return check_planned<PrefillSparseCase>(context, spec);
+}
 
 Outcome check(const Context& context, const MergeSpec& spec) {
   const std::string backend = row_of(context, problem_of(spec));
@@ -247,18 +279,6 @@ Outcome check(const Context& context, const MergeSpec& spec) {
   if (const Status status = run(context, problem.params()); !status.ok())
     return failed(outcome_of(spec, backend), status.message());
   return check_outputs(problem, *expected, backend);
-}
-
-Outcome check(const Context& context, const AppendSpec& spec) {
-  const AppendCase problem(spec);
-  const Buffer* outputs[] = {&problem.memory.kv, &problem.memory.ckv, &problem.memory.kpe};
-  return check_moved(context, spec, problem, outputs);
-}
-
-Outcome check(const Context& context, const GatherSpec& spec) {
-  const GatherCase problem(spec);
-  const Buffer* outputs[] = {&problem.out_kv, &problem.out_ckv, &problem.out_kpe};
-  return check_moved(context, spec, problem, outputs);
 }
 
 }  // namespace mla::kit

@@ -25,26 +25,55 @@ struct Outcome {
 };
 
 /// Makes the problem, sizes and plans it with a workspace full of 0xFF, runs it, runs the reference, compares, and
-/// looks for writes outside o, lse and the workspace. append and gather must equal the reference bit for bit.
+/// looks for writes outside the outputs and the workspace. What moves, packs or indexes must equal the reference byte
+/// for byte; indexer_logits is compared within f32's errors, and indexer_top_k may choose among logits that are that
+/// close.
 Outcome check(const Context& context, const DecodeSpec& spec);
+Outcome check(const Context& context, const DecodeSparseSpec& spec);
 Outcome check(const Context& context, const PrefillSpec& spec);
+Outcome check(const Context& context, const PrefillSparseSpec& spec);
 Outcome check(const Context& context, const MergeSpec& spec);
 Outcome check(const Context& context, const AppendSpec& spec);
+Outcome check(const Context& context, const AppendRopeSpec& spec);
 Outcome check(const Context& context, const GatherSpec& spec);
+Outcome check(const Context& context, const CopyPagesSpec& spec);
+Outcome check(const Context& context, const BlockTableToCsrSpec& spec);
+Outcome check(const Context& context, const PhysicalSlotsSpec& spec);
+Outcome check(const Context& context, const AppendIndexerSpec& spec);
+Outcome check(const Context& context, const IndexerLogitsSpec& spec);
+Outcome check(const Context& context, const TopKSpec& spec);
+Outcome check(const Context& context, const IndexerTopKSpec& spec);
 
 /// What the reference says: dense, row-major, o before rounding to a narrow type.
 struct Expected {
-  std::vector<double> o;    ///< [T, H, d_v]
-  std::vector<double> lse;  ///< [T, H]
+  std::vector<double> o;           ///< [T, H, d_v]
+  std::vector<double> lse;         ///< [T, H]
+  std::vector<double> max_logits;  ///< [T, H], of prefill_sparse
 };
 Result<Expected> expected_of(const DecodeCase& problem);
+Result<Expected> expected_of(const DecodeSparseCase& problem);
 Result<Expected> expected_of(const PrefillCase& problem);
+Result<Expected> expected_of(const PrefillSparseCase& problem);
 Result<Expected> expected_of(const MergeCase& problem);
 
 /// The same checks of a problem that was run by the caller: outputs against the reference, guards and gaps.
 Outcome check_outputs(const DecodeCase& problem, const Expected& expected, std::string_view backend);
+Outcome check_outputs(const DecodeSparseCase& problem, const Expected& expected, std::string_view backend);
 Outcome check_outputs(const PrefillCase& problem, const Expected& expected, std::string_view backend);
+Outcome check_outputs(const PrefillSparseCase& problem, const Expected& expected, std::string_view backend);
 Outcome check_outputs(const MergeCase& problem, const Expected& expected, std::string_view backend);
+
+/// The same for operations without a plan. The reference runs in place of the caller's outputs, which are put back.
+Outcome check_outputs(const AppendCase& problem, std::string_view backend);
+Outcome check_outputs(const AppendRopeCase& problem, std::string_view backend);
+Outcome check_outputs(const GatherCase& problem, std::string_view backend);
+Outcome check_outputs(const CopyPagesCase& problem, std::string_view backend);
+Outcome check_outputs(const BlockTableToCsrCase& problem, std::string_view backend);
+Outcome check_outputs(const PhysicalSlotsCase& problem, std::string_view backend);
+Outcome check_outputs(const AppendIndexerCase& problem, std::string_view backend);
+Outcome check_outputs(const IndexerLogitsCase& problem, std::string_view backend);
+Outcome check_outputs(const TopKCase& problem, std::string_view backend);
+Outcome check_outputs(const IndexerTopKCase& problem, std::string_view backend);
 
 /// workspace_size, plan, run. The workspace lies between guard zones and starts as 0xFF bytes.
 struct PlannedRun {
@@ -52,6 +81,8 @@ struct PlannedRun {
   Plan plan;
 };
 Result<PlannedRun> plan_and_run(const Context& context, const DecodeCase& problem);
+Result<PlannedRun> plan_and_run(const Context& context, const DecodeSparseCase& problem);
 Result<PlannedRun> plan_and_run(const Context& context, const PrefillCase& problem);
+Result<PlannedRun> plan_and_run(const Context& context, const PrefillSparseCase& problem);
 
 }  // namespace mla::kit

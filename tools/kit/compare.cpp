@@ -8,17 +8,25 @@
 //    maximum and exp round numbers of the size of the largest score, about 5 score_std, a few times. A score that is
 //    off by e changes its weight, and so lse, by e relatively. exp itself may be a polynomial, good to 2^-21.
 // 3. Sums over n keys in f32, in any order: the errors of the additions are independent, so about sqrt(n) u(f32).
+//    Repetitions of one key are the exception: equal additions err alike, by a quarter of u(f32) each.
 // 4. bf16 dot products multiply weights P that were rounded to bf16: each is off by at most u(bf16), independently, so
 // o
 //    is off by about u(bf16) / sqrt(6) * rms(row) and, over a row of hundreds of channels, by about 0.6 u(bf16) of its
 //    largest element. With only two or three keys the errors do not average: then at most u(bf16) * sum p |v|, which is
 //    1.5 u(bf16) of the largest element where opposite values cancel. lse is summed from unrounded weights.
+// 5. A soft cap's tanh is good to a few u(f32) of its bound, so a score to that of the cap. ALiBi adds a bias that is
+//    rounded with the score: at most that of the keys near the query or, where a rank's or a window's keys all lie
+//    elsewhere, of the nearest one.
+// 6. A sink multiplies a row by a function of its lse, so lse's error becomes o's.
+// Quantized keys are exact in bf16, and so are e4m3 queries: they are multiplied as bf16 operands.
 #include "kit/compare.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <sstream>
+
+#include "mla/numeric.h"
 
 namespace mla::kit {
 namespace {
@@ -29,6 +37,7 @@ double unit_roundoff(DType dtype) {
   switch (dtype) {
     case DType::kBF16: return 0x1p-8;
     case DType::kF16: return 0x1p-11;
+    case DType::kE4M3: return 0;  // judge_codes knows
     default: return 0x1p-24;
   }
 }
@@ -39,22 +48,26 @@ bool same_special(double a, double b) {
 }
 
 struct AttentionShape {
-  double d_qk, score_std, max_kv_len;
-  LseBase lse_base;
-  DType o_dtype;
+  double d_qk, max_kv_len;
+  double bias = 0;         // largest that matters
+  double repetitions = 0;  // of one key
 };
 
-Tolerance attention_tolerance(const AttentionShape& shape, Precision precision) {
-  const double u = unit_roundoff(DType::kF32);
-  const double score = u * (4 * std::sqrt(shape.d_qk) * shape.score_std + 4 * 5 * shape.score_std) + 0x1p-21;  // 2
-  const double sums = u * (4 + 2 * std::sqrt(shape.max_kv_len));                                               // 3
-  const double weights = precision == Precision::kBF16Dot ? 1.5 * unit_roundoff(DType::kBF16) : 0;             // 4
-  const double output = unit_roundoff(shape.o_dtype);                                                          // 1
-  const double lse_magnitude = 5 * shape.score_std + std::log(std::max(shape.max_kv_len, 1.0));
+Tolerance attention_tolerance(const AttentionSpec& spec, const AttentionShape& shape, Precision precision) {
+  const double u = unit_roundoff(DType::kF32), score_std = static_cast<double>(spec.score_std);
+  const double options = u * (4 * static_cast<double>(spec.options.logits_soft_cap) + 4 * shape.bias);       // 5
+  const double score = u * (4 * std::sqrt(shape.d_qk) * score_std + 4 * 5 * score_std) + 0x1p-21 + options;  // 2
+  const double sums = u * (4 + 2 * std::sqrt(shape.max_kv_len) + shape.repetitions / 4);                     // 3
+  const double weights = precision == Precision::kBF16Dot ? 1.5 * unit_roundoff(DType::kBF16) : 0;           // 4
+  const double output = unit_roundoff(spec.o_dtype);                                                         // 1
+  const double lse_magnitude = 5 * score_std + std::log(std::max(shape.max_kv_len, 1.0)) + shape.bias;
   const double lse = score + sums + 2 * u * lse_magnitude;
-  return {.max_rel = output + weights + score + sums,
-          .cosine_distance = output * output + weights * weights + (score + sums) * (score + sums) + 1e-13,
-          .max_lse = shape.lse_base == LseBase::kTwo ? lse / std::log(2.0) : lse};
+  const double sink = spec.options.attn_sink ? lse : 0;  // 6
+  const double rest = score + sums + sink;
+  return {.max_rel = output + weights + rest,
+          .cosine_distance = output * output + weights * weights + rest * rest + 1e-13,
+          .max_lse = spec.lse_base == LseBase::kTwo ? lse / std::log(2.0) : lse,
+          .max_logits = score + 2 * u * 5 * score_std};
 }
 
 double longest(const std::vector<int32_t>& lengths) {
@@ -121,6 +134,40 @@ Error compare(std::span<const double> o, std::span<const double> reference, int6
   return error;
 }
 
+namespace {
+
+/// Codes in the order of their values, both zeros alike.
+int code_order(uint8_t code) {
+  const int magnitude = code & 0x7F;
+  return (code & 0x80) != 0 ? -magnitude : magnitude;
+}
+
+}  // namespace
+
+std::string judge_codes(std::span<const uint8_t> codes, std::span<const double> reference, int64_t d_v, double o_scale,
+                        double max_rel) {
+  const auto width = static_cast<size_t>(d_v);
+  for (size_t row = 0; row < codes.size(); row += width) {
+    double largest = 0;
+    for (size_t c = row; c < row + width; ++c)
+      if (std::isfinite(reference[c])) largest = std::max(largest, std::abs(reference[c]));
+    for (size_t c = row; c < row + width; ++c) {
+      const double off = max_rel * largest + 2 * unit_roundoff(DType::kF32) * std::abs(reference[c]);
+      const uint8_t low = f32_to_e4m3(static_cast<float>((reference[c] - off) / o_scale));
+      const uint8_t high = f32_to_e4m3(static_cast<float>((reference[c] + off) / o_scale));
+      const bool good = std::isnan(reference[c])
+                            ? (codes[c] & 0x7F) == 0x7F
+                            : code_order(codes[c]) >= code_order(low) && code_order(codes[c]) <= code_order(high);
+      if (good) continue;
+      std::ostringstream out;
+      out << "o has code " << int{codes[c]} << " at channel " << c - row << " of row " << row / width << ", expected "
+          << int{low} << " to " << int{high};
+      return out.str();
+    }
+  }
+  return {};
+}
+
 std::string judge(const Error& error, const Tolerance& tolerance) {
   std::ostringstream out;
   if (!error.special_equal)
@@ -132,35 +179,86 @@ std::string judge(const Error& error, const Tolerance& tolerance) {
     out << "cosine distance " << error.cosine_distance << ", expected at most " << tolerance.cosine_distance;
   else if (!(error.max_lse <= tolerance.max_lse))
     out << "lse is off by " << error.max_lse << ", expected at most " << tolerance.max_lse;
+  else if (!(error.max_logits <= tolerance.max_logits))
+    out << "max_logits is off by " << error.max_logits << ", expected at most " << tolerance.max_logits;
   return out.str();
 }
 
+double least_row_scale(DType o_dtype) { return o_dtype == DType::kF16 ? 0x1p-14 : 0x1p-100; }
+
+namespace {
+
+/// Queries and keys that bf16 holds exactly.
+Precision precision_for(std::string_view backend, DType q_dtype, CacheFormat cache) {
+  const bool exact = (q_dtype == DType::kBF16 || q_dtype == DType::kE4M3) && cache != CacheFormat::kF16;
+  return has_bf16_dot(backend) && exact ? Precision::kBF16Dot : Precision::kF32;
+}
+
+/// Bias of the keys that count, with slopes of at most 1: they lie among the drafts and the nearest keys of a rank.
+double bias_of(const OptionsSpec& options, const std::vector<int32_t>& q_len, const ContextParallel& share) {
+  if (!options.alibi_slopes) return 0;
+  return longest(q_len) + static_cast<double>(share.world) * share.interleave + 20;
+}
+
+}  // namespace
+
 Precision precision_of(std::string_view backend, const DecodeSpec& spec) {
-  return has_bf16_dot(backend) && spec.q_dtype == DType::kBF16 && spec.cache.format == CacheFormat::kBF16
-             ? Precision::kBF16Dot
-             : Precision::kF32;
+  return precision_for(backend, spec.q_dtype, spec.cache.format);
+}
+
+Precision precision_of(std::string_view backend, const DecodeSparseSpec& spec) {
+  const Precision first = precision_for(backend, spec.q_dtype, spec.pool.cache.format);
+  return spec.extra_pool.has_value() && first == Precision::kF32
+             ? precision_for(backend, spec.q_dtype, spec.extra_pool->cache.format)
+             : first;
 }
 
 Precision precision_of(std::string_view backend, const PrefillSpec& spec) {
-  return has_bf16_dot(backend) && spec.dtype == DType::kBF16 ? Precision::kBF16Dot : Precision::kF32;
+  return precision_for(backend, spec.dtype, CacheFormat::kBF16);
+}
+
+Precision precision_of(std::string_view backend, const PrefillSparseSpec& spec) {
+  return precision_for(backend, spec.q_dtype, spec.kv_dtype == DType::kF16 ? CacheFormat::kF16 : CacheFormat::kBF16);
 }
 
 Tolerance tolerance_of(const DecodeSpec& spec, Precision precision) {
-  return attention_tolerance({.d_qk = static_cast<double>(spec.cache.d_qk),
-                              .score_std = static_cast<double>(spec.score_std),
+  return attention_tolerance(spec,
+                             {.d_qk = static_cast<double>(spec.cache.d_qk),
                               .max_kv_len = longest(spec.kv_len),
-                              .lse_base = spec.lse_base,
-                              .o_dtype = spec.o_dtype},
+                              .bias = bias_of(spec.options, spec.q_len, spec.context_parallel)},
                              precision);
 }
 
+Tolerance tolerance_of(const DecodeSparseSpec& spec, Precision precision) {
+  AttentionShape shape = {.d_qk = static_cast<double>(spec.pool.cache.d_qk),
+                          .max_kv_len = static_cast<double>(spec.pool.topk),
+                          .repetitions = spec.pool.duplicate_share * spec.pool.topk};
+  if (spec.extra_pool.has_value()) {
+    shape.max_kv_len += spec.extra_pool->topk;
+    shape.repetitions += spec.extra_pool->duplicate_share * spec.extra_pool->topk;
+  }
+  return attention_tolerance(spec, shape, precision);
+}
+
 Tolerance tolerance_of(const PrefillSpec& spec, Precision precision) {
-  return attention_tolerance({.d_qk = static_cast<double>(spec.d_qk),
-                              .score_std = static_cast<double>(spec.score_std),
+  return attention_tolerance(spec,
+                             {.d_qk = static_cast<double>(spec.d_qk),
                               .max_kv_len = longest(spec.kv_len),
-                              .lse_base = spec.lse_base,
-                              .o_dtype = spec.o_dtype},
+                              .bias = bias_of(spec.options, spec.q_len, {})},
                              precision);
+}
+
+Tolerance tolerance_of(const PrefillSparseSpec& spec, Precision precision) {
+  return attention_tolerance(spec,
+                             {.d_qk = static_cast<double>(spec.d_qk),
+                              .max_kv_len = static_cast<double>(spec.topk),
+                              .repetitions = spec.duplicate_share * spec.topk},
+                             precision);
+}
+
+double tolerance_of(const IndexerLogitsSpec& spec) {
+  // A dot product in f32 is off by a few u of |q| |k|, the sum over heads by about sqrt(H) u.
+  return unit_roundoff(DType::kF32) * (8 + 2 * std::sqrt(static_cast<double>(spec.num_heads)));
 }
 
 Tolerance tolerance_of(const MergeSpec& spec) {

@@ -2,13 +2,25 @@
 #include "kit/paged_memory.h"
 
 #include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
 #include <numeric>
+
+#include "mla/numeric.h"
 
 namespace mla::kit {
 namespace {
 
 constexpr int32_t kGarbagePage = 2147483647;
-constexpr int32_t kGarbageEntries = 2;
+constexpr size_t kGarbageEntries = 2;
+constexpr int64_t kUnevenGroup = 64;  // channels
+
+// Scales of fp8 tensors: 448 times them is about the largest value of a row. No powers of two, so that products round.
+constexpr float kTensorScale = 0.018F;
+constexpr float kKpeScale = 0.013F;
+
+bool quantized(CacheFormat format) { return kv_layout(format).scale_kind != ScaleKind::kNone; }
 
 TensorView pages_view(const Buffer& buffer, DType dtype, const CacheSpec& spec, int64_t num_pages, int64_t width) {
   TensorView view = contiguous(buffer.data(), dtype, {num_pages, spec.page_size, width});
@@ -22,36 +34,108 @@ Buffer pages_buffer(DType dtype, const CacheSpec& spec, int64_t num_pages, int64
   return Buffer(static_cast<size_t>(num_pages * page) * size_of(dtype));
 }
 
-void allocate(PagedMemory& memory, const CacheSpec& spec, int64_t num_pages) {
+void allocate_rows(PagedMemory& memory, const CacheSpec& spec) {
   const DType dtype = dtype_of(spec.format);
-  memory.cache.format = spec.format;
-  if (spec.two_tensors) {
-    memory.ckv = pages_buffer(dtype, spec, num_pages, spec.d_v);
-    memory.cache.ckv = pages_view(memory.ckv, dtype, spec, num_pages, spec.d_v);
-    if (spec.d_qk > spec.d_v) {
-      memory.kpe = pages_buffer(dtype, spec, num_pages, spec.d_qk - spec.d_v);
-      memory.cache.kpe = pages_view(memory.kpe, dtype, spec, num_pages, spec.d_qk - spec.d_v);
-    }
+  const auto make = [&](Buffer& buffer, int64_t width) {
+    buffer = pages_buffer(dtype, spec, memory.num_pages, width);
+    return pages_view(buffer, dtype, spec, memory.num_pages, width);
+  };
+  if (kv_layout(spec.format).scale_kind == ScaleKind::kFooterUE8M0) {
+    const int64_t bytes = page_bytes(spec.format, spec.d_qk, spec.page_size, spec.padded_pages);
+    const int64_t stride = bytes + spec.page_stride_extra;
+    memory.kv = Buffer(static_cast<size_t>(memory.num_pages * stride));
+    memory.cache.kv = contiguous(memory.kv.data(), dtype, {memory.num_pages, bytes});
+    memory.cache.kv.stride[0] = stride;
+    memory.cache.page_size = spec.page_size;
+  } else if (spec.packed()) {
+    memory.cache.kv = make(memory.kv, row_bytes(spec.format, spec.d_qk));
+  } else if (spec.two_tensors) {
+    memory.cache.ckv = make(memory.ckv, spec.d_ckv());
+    if (spec.d_kpe() > 0) memory.cache.kpe = make(memory.kpe, spec.d_kpe());
   } else {
-    memory.kv = pages_buffer(dtype, spec, num_pages, spec.d_qk);
-    memory.cache.kv = pages_view(memory.kv, dtype, spec, num_pages, spec.d_qk);
+    memory.cache.kv = make(memory.kv, spec.d_qk);
   }
+}
+
+void allocate_scales(PagedMemory& memory, const CacheSpec& spec) {
+  if (kv_layout(spec.format).scale_kind != ScaleKind::kPerTensorF32) return;
+  if (spec.token_scales) {
+    memory.ckv_scale = Buffer(static_cast<size_t>(memory.num_pages * spec.page_size * kTokenScales) * sizeof(float));
+    memory.cache.ckv_scale =
+        contiguous(memory.ckv_scale.data(), DType::kF32, {memory.num_pages, spec.page_size, kTokenScales});
+  } else {
+    memory.ckv_scale = to_buffer(std::array{kTensorScale});
+    memory.cache.ckv_scale = contiguous(memory.ckv_scale.data(), DType::kF32, {1});
+  }
+  if (spec.d_kpe() > 0 && (spec.own_kpe_scale || spec.token_scales)) {
+    memory.kpe_scale = to_buffer(std::array{kKpeScale});
+    memory.cache.kpe_scale = contiguous(memory.kpe_scale.data(), DType::kF32, {1});
+  }
+}
+
+void allocate(PagedMemory& memory, const CacheSpec& spec) {
+  memory.page_size = spec.page_size;
+  memory.d_ckv = spec.d_ckv();
+  memory.d_kpe = spec.d_kpe();
+  memory.cache.format = spec.format;
+  memory.cache.power_of_two_scales = spec.power_of_two_scales;
+  allocate_rows(memory, spec);
+  allocate_scales(memory, spec);
   if (spec.poison)
-    for (const Buffer* buffer : {&memory.kv, &memory.ckv, &memory.kpe}) buffer->fill(kNanByte);
+    for (const Buffer* buffer : memory.written()) buffer->fill(kNanByte);
 }
 
-void fill_row(PagedMemory& memory, const CacheSpec& spec, int64_t page, int64_t slot, uint64_t key) {
+float scale_of(const TensorView& scale) { return *static_cast<const float*>(scale.data); }
+
+float kpe_scale_of(const KvCache& cache) {
+  return scale_of(cache.kpe_scale.given() ? cache.kpe_scale : cache.ckv_scale);
+}
+
+/// How many scales of its own a row has.
+int32_t row_scales(const PagedMemory& memory) {
+  const KvLayout layout = kv_layout(memory.cache.format);
+  if (layout.channels_per_scale != 0) return layout.nope_dim / layout.channels_per_scale;
+  return memory.cache.ckv_scale.ndim == 3 ? kTokenScales : 0;
+}
+
+/// Chooses a group's scale as a writer does, and stores it.
+float make_scale(const PagedMemory& memory, std::byte* scales, int32_t group, std::span<const float> values) {
+  float amax = 0;
+  for (float value : values)
+    if (std::isfinite(value)) amax = std::max(amax, std::abs(value));
+  const bool footer = kv_layout(memory.cache.format).scale_kind == ScaleKind::kFooterUE8M0;
+  const float scale = footer || memory.cache.power_of_two_scales ? e4m3_power_of_two_scale(amax) : e4m3_scale(amax);
+  if (footer)
+    scales[group] = std::byte{f32_to_ue8m0(scale)};
+  else
+    std::memcpy(scales + group * static_cast<int64_t>(sizeof scale), &scale, sizeof scale);
+  return scale;
+}
+
+float load_scale(const PagedMemory& memory, const std::byte* scales, int32_t group) {
+  if (kv_layout(memory.cache.format).scale_kind == ScaleKind::kFooterUE8M0)
+    return ue8m0_to_f32(std::to_integer<uint8_t>(scales[group]));
+  float scale = 0;
+  std::memcpy(&scale, scales + group * static_cast<int64_t>(sizeof scale), sizeof scale);
+  return scale;
+}
+
+void fill_row(const PagedMemory& memory, const CacheSpec& spec, int64_t page, int64_t slot, uint64_t key) {
+  if (quantized(spec.format) || spec.uneven_rows) {
+    std::vector<float> values(static_cast<size_t>(spec.d_qk));
+    fill_row_values(values, key);
+    memory.write_row(page, slot, values);
+    return;
+  }
   const DType dtype = dtype_of(spec.format);
-  const int64_t d_kpe = spec.d_qk - spec.d_v;
-  Buffer& ckv = spec.two_tensors ? memory.ckv : memory.kv;
-  Buffer& kpe = spec.two_tensors ? memory.kpe : memory.kv;
-  fill_normal(ckv.data(), dtype, memory.ckv_offset(page, slot), spec.d_v, mix(key, 1));
-  if (d_kpe > 0) fill_normal(kpe.data(), dtype, memory.kpe_offset(page, slot), d_kpe, mix(key, 2));
+  const PagedMemory::Row row = memory.row(page, slot);
+  fill_normal(row.ckv, dtype, 0, memory.d_ckv, mix(key, 1));
+  if (memory.d_kpe > 0) fill_normal(row.kpe, dtype, 0, memory.d_kpe, mix(key, 2));
 }
 
-void make_table(PagedMemory& memory, const CacheSpec& spec, std::span<const int32_t> kv_len) {
+void place_table(TableMemory& memory, const TableSpec& spec, std::span<const int32_t> kv_len) {
   const auto batch_size = static_cast<int64_t>(kv_len.size());
-  const size_t tail = spec.garbage_table_tail ? kGarbageEntries : 0;
+  const size_t tail = spec.garbage_tail ? kGarbageEntries : 0;
   std::vector<int32_t> table;
   if (spec.block_table) {
     size_t max_pages = 0;
@@ -80,9 +164,31 @@ void make_table(PagedMemory& memory, const CacheSpec& spec, std::span<const int3
   memory.pages.kv_len = contiguous(memory.kv_len.data(), DType::kI32, {batch_size});
 }
 
+TableSpec table_spec(const CacheSpec& spec, const ContextParallel& share) {
+  return {.page_size = spec.page_size,
+          .block_table = spec.block_table,
+          .garbage_tail = spec.garbage_table_tail,
+          .shuffled = spec.shuffled_pages,
+          .unowned_pages = spec.unowned_pages,
+          .context_parallel = share};
+}
+
 }  // namespace
 
-DType dtype_of(CacheFormat format) { return format == CacheFormat::kF16 ? DType::kF16 : DType::kBF16; }
+DType dtype_of(CacheFormat format) {
+  switch (format) {
+    case CacheFormat::kBF16: return DType::kBF16;
+    case CacheFormat::kF16: return DType::kF16;
+    case CacheFormat::kFP8: return DType::kE4M3;
+    case CacheFormat::kFP8DsMla:
+    case CacheFormat::kFP8DsV4: break;
+  }
+  return DType::kU8;
+}
+
+int64_t TableMemory::slot_of(size_t request, int64_t token) const {
+  return int64_t{pages_of[request][static_cast<size_t>(token / page_size)]} * page_size + token % page_size;
+}
 
 int64_t PagedMemory::ckv_offset(int64_t page, int64_t slot) const {
   const TensorView& view = cache.kv.given() ? cache.kv : cache.ckv;
@@ -95,42 +201,183 @@ int64_t PagedMemory::kpe_offset(int64_t page, int64_t slot) const {
   return page * view.stride[0] + slot * view.stride[1] + behind_ckv;
 }
 
-PagedMemory make_paged(const CacheSpec& spec, std::span<const int32_t> kv_len, uint64_t seed) {
-  PagedMemory memory;
-  memory.d_ckv = spec.d_v;
-  int64_t num_pages = spec.unowned_pages;
-  for (int32_t len : kv_len) num_pages += (len + spec.page_size - 1) / spec.page_size;
-  allocate(memory, spec, num_pages);
+PagedMemory::Row PagedMemory::row(int64_t page, int64_t slot) const {
+  const KvLayout layout = kv_layout(cache.format);
+  if (layout.scale_kind == ScaleKind::kFooterUE8M0) {
+    std::byte* const at = kv.data() + page * cache.kv.stride[0];
+    std::byte* const base = at + slot * layout.row_bytes;
+    return {.ckv = base, .kpe = base + layout.rope_offset, .scales = at + footer_scale_offset(layout, page_size, slot)};
+  }
+  if (layout.row_bytes != 0) {
+    std::byte* const base = kv.data() + ckv_offset(page, slot);
+    return {.ckv = base, .kpe = base + layout.rope_offset, .scales = base + layout.scale_offset};
+  }
+  const auto element = static_cast<int64_t>(layout.element_bytes);
+  Row row = {.ckv = (cache.kv.given() ? kv : ckv).data() + ckv_offset(page, slot) * element,
+             .kpe = nullptr,
+             .scales = nullptr};
+  if (d_kpe > 0) row.kpe = (cache.kv.given() ? kv : kpe).data() + kpe_offset(page, slot) * element;
+  if (cache.ckv_scale.ndim == 3)
+    row.scales = ckv_scale.data() + (page * cache.ckv_scale.stride[0] + slot * cache.ckv_scale.stride[1]) *
+                                        static_cast<int64_t>(sizeof(float));
+  return row;
+}
 
-  std::vector<int32_t> order(static_cast<size_t>(num_pages));
+void PagedMemory::write_row(int64_t page, int64_t slot, std::span<const float> values) const {
+  const Row to = row(page, slot);
+  const auto latent = values.first(static_cast<size_t>(d_ckv)), rope = values.subspan(static_cast<size_t>(d_ckv));
+  const KvLayout layout = kv_layout(cache.format);
+  const bool fp8 = layout.scale_kind == ScaleKind::kPerTensorF32;
+  const DType narrow = cache.format == CacheFormat::kF16 ? DType::kF16 : DType::kBF16;
+  for (size_t c = 0; c < rope.size(); ++c) {
+    if (fp8)
+      to.kpe[c] = std::byte{quantize_e4m3(rope[c], kpe_scale_of(cache))};
+    else
+      store_element(to.kpe, narrow, static_cast<int64_t>(c), rope[c]);
+  }
+  if (!quantized(cache.format)) {
+    for (size_t c = 0; c < latent.size(); ++c) store_element(to.ckv, narrow, static_cast<int64_t>(c), latent[c]);
+    return;
+  }
+  const int32_t scales = row_scales(*this);
+  const size_t width = scales == 0 ? latent.size() : latent.size() / static_cast<size_t>(scales);
+  for (size_t c = 0; c < latent.size(); c += width) {
+    const auto group = latent.subspan(c, width);
+    const float scale =
+        scales == 0 ? scale_of(cache.ckv_scale) : make_scale(*this, to.scales, static_cast<int32_t>(c / width), group);
+    for (size_t i = 0; i < width; ++i) to.ckv[c + i] = std::byte{quantize_e4m3(group[i], scale)};
+  }
+  if (layout.scale_kind == ScaleKind::kFooterUE8M0)
+    std::fill(to.scales + scales, to.scales + layout.scale_bytes_per_token, std::byte{0});
+}
+
+std::vector<float> PagedMemory::read_row(int64_t page, int64_t slot) const {
+  const Row from = row(page, slot);
+  const bool fp8 = kv_layout(cache.format).scale_kind == ScaleKind::kPerTensorF32;
+  const DType narrow = cache.format == CacheFormat::kF16 ? DType::kF16 : DType::kBF16;
+  const auto dequantized = [](std::byte code, float scale) {
+    return bf16_to_f32(dequantize_e4m3(std::to_integer<uint8_t>(code), scale));
+  };
+  std::vector<float> values;
+  const int32_t scales = row_scales(*this);
+  for (int32_t c = 0; c < d_ckv; ++c) {
+    if (!quantized(cache.format))
+      values.push_back(static_cast<float>(load_element(from.ckv, narrow, c)));
+    else if (scales == 0)
+      values.push_back(dequantized(from.ckv[c], scale_of(cache.ckv_scale)));
+    else
+      values.push_back(dequantized(from.ckv[c], load_scale(*this, from.scales, c / (d_ckv / scales))));
+  }
+  for (int32_t c = 0; c < d_kpe; ++c)
+    values.push_back(fp8 ? dequantized(from.kpe[c], kpe_scale_of(cache))
+                         : static_cast<float>(load_element(from.kpe, narrow, c)));
+  return values;
+}
+
+std::vector<const Buffer*> PagedMemory::written() const {
+  std::vector<const Buffer*> buffers = {&kv, &ckv, &kpe};
+  if (cache.ckv_scale.ndim == 3) buffers.push_back(&ckv_scale);
+  return buffers;
+}
+
+TableMemory make_table(const TableSpec& spec, std::span<const int32_t> kv_len, uint64_t seed) {
+  TableMemory memory;
+  memory.page_size = spec.page_size;
+  std::vector<size_t> needed;
+  for (int32_t len : kv_len) {
+    const int64_t local = local_length(spec.context_parallel, len);
+    needed.push_back(static_cast<size_t>((local + spec.page_size - 1) / spec.page_size));
+  }
+  memory.num_pages = std::accumulate(needed.begin(), needed.end(), int64_t{spec.unowned_pages});
+
+  std::vector<int32_t> order(static_cast<size_t>(memory.num_pages));
   std::iota(order.begin(), order.end(), 0);
-  if (spec.shuffled_pages) {
+  if (spec.shuffled) {
     Random random(mix(seed, 0x9A6E));
     for (size_t i = order.size(); i > 1; --i)
       std::swap(order[i - 1], order[static_cast<size_t>(random.integer(0, static_cast<int64_t>(i) - 1))]);
   }
-
-  size_t next = 0;
-  for (size_t request = 0; request < kv_len.size(); ++request) {
-    const int32_t len = kv_len[request];
-    const auto needed = static_cast<size_t>((len + spec.page_size - 1) / spec.page_size);
-    auto& pages = memory.pages_of.emplace_back(order.begin() + static_cast<std::ptrdiff_t>(next),
-                                               order.begin() + static_cast<std::ptrdiff_t>(next + needed));
-    next += needed;
-    for (int32_t token = 0; token < len; ++token)
-      fill_row(memory, spec, pages[static_cast<size_t>(token / spec.page_size)], token % spec.page_size,
-               mix(seed, request, static_cast<uint64_t>(token)));
+  auto next = order.begin();
+  for (size_t count : needed) {
+    const auto end = next + static_cast<std::ptrdiff_t>(count);
+    memory.pages_of.emplace_back(next, end);
+    next = end;
   }
-  memory.unowned.assign(order.begin() + static_cast<std::ptrdiff_t>(next), order.end());
-  make_table(memory, spec, kv_len);
+  memory.unowned.assign(next, order.end());
+  place_table(memory, spec, kv_len);
+  return memory;
+}
+
+void fill_row_values(std::span<float> values, uint64_t key) {
+  constexpr std::array<float, 4> kMagnitudes = {0.1F, 0.5F, 1.0F, 1.6F};  // mean square about 1
+  for (int64_t c = 0; c < std::ssize(values); c += kUnevenGroup) {
+    const uint64_t group = mix(key, static_cast<uint64_t>(c));
+    fill_normal(values.data(), DType::kF32, c, std::min(kUnevenGroup, std::ssize(values) - c), group,
+                kMagnitudes[group % kMagnitudes.size()]);
+  }
+}
+
+PagedMemory make_paged(const CacheSpec& spec, std::span<const int32_t> kv_len, uint64_t seed,
+                       const ContextParallel& context_parallel) {
+  PagedMemory memory;
+  static_cast<TableMemory&>(memory) = make_table(table_spec(spec, context_parallel), kv_len, seed);
+  allocate(memory, spec);
+  for (size_t request = 0; request < kv_len.size(); ++request) {
+    const int64_t tokens = local_length(context_parallel, kv_len[request]);
+    for (int64_t token = 0; token < tokens; ++token) {
+      const auto position = static_cast<uint64_t>(global_position(context_parallel, token));
+      fill_row(memory, spec, memory.pages_of[request][static_cast<size_t>(token / spec.page_size)],
+               token % spec.page_size, mix(seed, request, position));
+    }
+  }
   return memory;
 }
 
 PagedMemory make_pool(const CacheSpec& spec, int64_t num_pages) {
   PagedMemory memory;
-  memory.d_ckv = spec.d_v;
-  allocate(memory, spec, num_pages);
+  memory.num_pages = num_pages;
+  allocate(memory, spec);
   return memory;
+}
+
+std::byte* IndexerMemory::key(int64_t page, int64_t slot) const {
+  return kv.data() + page * cache.kv.stride[0] + slot * kIndexerLayout.key_bytes;
+}
+
+std::byte* IndexerMemory::scale(int64_t page, int64_t slot) const {
+  return key(page, cache.page_size) + slot * kIndexerLayout.scale_bytes;
+}
+
+IndexerMemory make_indexer_pool(int32_t page_size, int64_t num_pages, int64_t page_stride_extra, bool poison) {
+  IndexerMemory memory;
+  const int64_t bytes = indexer_page_bytes(page_size), stride = bytes + page_stride_extra;
+  memory.kv = Buffer(static_cast<size_t>(num_pages * stride));
+  if (poison) memory.kv.fill(kNanByte);
+  memory.cache.kv = contiguous(memory.kv.data(), DType::kU8, {num_pages, bytes});
+  memory.cache.kv.stride[0] = stride;
+  memory.cache.page_size = page_size;
+  return memory;
+}
+
+void write_indexer_key(const IndexerMemory& memory, int64_t page, int64_t slot, std::span<const float> key) {
+  float amax = 0;
+  for (float value : key) amax = std::max(amax, std::abs(value));
+  const float scale = e4m3_power_of_two_scale(amax);
+  for (size_t c = 0; c < key.size(); ++c) memory.key(page, slot)[c] = std::byte{quantize_e4m3(key[c], scale)};
+  std::memcpy(memory.scale(page, slot), &scale, sizeof scale);
+}
+
+Buffer make_slot_mapping(int64_t num_tokens, int64_t num_slots, double skip_share, uint64_t seed) {
+  Random random(seed);
+  std::vector<int64_t> slots(static_cast<size_t>(num_slots));
+  std::iota(slots.begin(), slots.end(), 0);
+  for (int64_t i = 0; i < num_tokens; ++i) {
+    auto& slot = slots[static_cast<size_t>(i)];
+    std::swap(slot, slots[static_cast<size_t>(random.integer(i, num_slots - 1))]);
+    if (random.chance(skip_share)) slot = -random.integer(1, 3);
+  }
+  slots.resize(static_cast<size_t>(num_tokens));
+  return to_buffer(slots);
 }
 
 }  // namespace mla::kit

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,33 +16,49 @@ namespace mla::kit {
 struct CacheSpec {
   CacheFormat format = CacheFormat::kBF16;
   int32_t d_qk = 576;
-  int32_t d_v = 512;  ///< kv_lora_rank; d_qk - d_v is qk_rope_head_dim, may be 0
+  int32_t d_v = 512;  ///< width of the value: kv_lora_rank; in fp8_dsv4 the whole row
   int32_t page_size = 64;
-  bool two_tensors = false;        ///< ckv and kpe apart
+  bool two_tensors = false;        ///< ckv and kpe apart; bf16, f16 and fp8
   bool block_table = false;        ///< else CSR
   bool garbage_table_tail = true;  ///< entries past the last needed page exist and are 2147483647
   bool shuffled_pages = true;
   int32_t unowned_pages = 2;       ///< pages of the pool that belong to nobody
-  int64_t page_stride_extra = 0;   ///< elements between pages, beyond the page
-  int64_t token_stride_extra = 0;  ///< elements between the rows of a page
+  int64_t page_stride_extra = 0;   ///< elements (packed formats: bytes) between pages, beyond the page
+  int64_t token_stride_extra = 0;  ///< the same between the rows of a page; not in fp8_dsv4
   bool poison = true;              ///< NaN in unowned pages, rows past kv_len and gaps; else left uninitialized
+  bool token_scales = false;       ///< fp8: four f32 scales for every token's ckv, else one for the tensor
+  bool own_kpe_scale = false;  ///< fp8: kpe has a scale of its own (always with token_scales). Both need a tensor that
+                               ///< says where kpe begins: two_tensors, or rows in two parts
+  bool power_of_two_scales = true;  ///< what writers of fp8_ds_mla and of token_scales choose
+  bool padded_pages = false;        ///< fp8_dsv4: pages padded to the format's alignment
+  bool uneven_rows = false;         ///< groups of 64 channels differ in magnitude; quantized formats always
+
+  int32_t d_ckv() const;  ///< kv_lora_rank; fp8_dsv4: the quantized channels
+  int32_t d_kpe() const { return d_qk - d_ckv(); }
+  bool packed() const { return kv_layout(format).row_bytes != 0; }
 };
 
-/// Requests b has q_len[b] queries (the last of) kv_len[b] tokens; both vectors have B entries, or q_len one for all.
-struct DecodeSpec {
-  std::vector<int32_t> q_len = {1};
-  std::vector<int32_t> kv_len = {128};
+/// The head dims of a format: 576/512, fp8_dsv4 512/512.
+CacheSpec usual_cache(CacheFormat format);
+
+/// AttentionOptions: what is drawn, and how.
+struct OptionsSpec {
+  bool attn_sink = false;
+  bool infinite_sinks = false;  ///< a third of the sinks is -inf, a third +inf
+  int32_t window_left = -1;
+  float logits_soft_cap = 0.0F;
+  bool alibi_slopes = false;  ///< 2^(-8 (h + 1) / H), as usual
+};
+
+/// What all attention problems have in common.
+struct AttentionSpec {
   int32_t num_heads = 16;
-  CacheSpec cache;
-  DType q_dtype = DType::kBF16;
-  DType o_dtype = DType::kBF16;  ///< q_dtype or f32
-  bool split_q = false;          ///< q_nope and q_pe instead of q
-  bool omit_qo_indptr = false;   ///< legal if all q_len are equal
-  bool causal = true;
+  DType o_dtype = DType::kBF16;
+  OptionsSpec options = {};
   bool want_lse = true;
   LseBase lse_base = LseBase::kE;
   bool batch_invariant = false;
-  float sm_scale = 0.0F;     ///< 0 = 1 / sqrt(128 + qk_rope_head_dim)
+  float sm_scale = 0.0F;     ///< 0: what the shape usually has
   float score_std = 2.0F;    ///< spread of the scores; 40 makes them large and the softmax one-hot
   int64_t q_head_extra = 0;  ///< elements between the heads of q (q_nope, q_pe), beyond the row
   int64_t q_token_extra = 0;
@@ -50,37 +67,95 @@ struct DecodeSpec {
   int64_t lse_token_extra = 0;
   int32_t workspace_misalign = 0;  ///< bytes, less than 64
   uint64_t seed = 1;
+};
+
+/// The queries and outputs of decode and decode_sparse. o_dtype: q_dtype (bf16 for e4m3), f32, or e4m3.
+struct AbsorbedSpec : AttentionSpec {
+  DType q_dtype = DType::kBF16;
+  float q_scale = 0.0F;         ///< of e4m3 queries; 0: a sixteenth of their spread
+  float o_scale = 0.01F;        ///< of e4m3 outputs
+  bool split_q = false;         ///< q_nope and q_pe instead of q
+  bool omit_qo_indptr = false;  ///< legal if all q_len are equal
+};
+
+/// How the drafts of a request see each other.
+enum class Tree : uint8_t { kNone, kMask, kParents };
+
+/// Request b has q_len[b] queries (the last of) kv_len[b] tokens; both vectors have B entries, or q_len one for all.
+struct DecodeSpec : AbsorbedSpec {
+  std::vector<int32_t> q_len = {1};
+  std::vector<int32_t> kv_len = {128};
+  CacheSpec cache = {};
+  bool causal = true;
+  Tree tree = Tree::kNone;  ///< random masks, future drafts among them; or random parents
+  ContextParallel context_parallel = {};
 
   int32_t batch_size() const { return static_cast<int32_t>(kv_len.size()); }
   int32_t q_len_of(size_t request) const { return q_len.size() == 1 ? q_len[0] : q_len[request]; }
+  float effective_sm_scale() const;  ///< 1 / sqrt(128 + qk_rope_head_dim) by default
+};
+
+/// How topk_length comes.
+enum class LengthForm : uint8_t { kNone, kPerToken, kPerRequest };
+
+/// A pool of rows and the indices into it. What lies beyond topk_length is garbage: NaN rows and wild numbers.
+struct SparsePoolSpec {
+  CacheSpec cache = {};       ///< block_table and garbage_table_tail have no meaning
+  int32_t num_tokens = 1000;  ///< rows that the pool holds
+  int32_t topk = 64;
+  LengthForm topk_length = LengthForm::kNone;  ///< random from -1 to topk + 1
+  double invalid_share = 0.1;                  ///< share of -1, 2147483647 and the like among the indices that count
+  double duplicate_share = 0.1;                ///< share of repetitions of the row's first index
+  double empty_share = 0.0;                    ///< share of query tokens whose indices are all invalid
+  int64_t row_extra = 0;                       ///< elements between the rows of indices
+};
+
+struct DecodeSparseSpec : AbsorbedSpec {
+  std::vector<int32_t> q_len = {1, 1, 1, 1};  ///< [B]
+  SparsePoolSpec pool = {};
+  std::optional<SparsePoolSpec> extra_pool = {};
+
+  int32_t batch_size() const { return static_cast<int32_t>(q_len.size()); }
+  int64_t num_tokens() const;
+  /// qo_indptr is given where a length per request needs it.
+  bool per_request() const;
   float effective_sm_scale() const;
 };
 
-struct PrefillSpec {
+/// o_dtype: dtype or f32.
+struct PrefillSpec : AttentionSpec {
   std::vector<int32_t> q_len = {128};
   std::vector<int32_t> kv_len = {128};
-  int32_t num_heads = 16;
   int32_t d_qk = 192;
   int32_t d_v = 128;
   DType dtype = DType::kBF16;
-  DType o_dtype = DType::kBF16;  ///< dtype or f32
   bool causal = true;
-  bool want_lse = true;
-  LseBase lse_base = LseBase::kE;
-  bool batch_invariant = false;
-  float sm_scale = 0.0F;  ///< 0 = 1 / sqrt(d_qk)
-  float score_std = 2.0F;
-  int64_t q_head_extra = 0, q_token_extra = 0;
   int64_t k_head_extra = 0, k_token_extra = 0;
   int64_t v_head_extra = 0, v_token_extra = 0;
-  int64_t o_head_extra = 0, o_token_extra = 0;
-  int64_t lse_token_extra = 0;
   bool poison = true;  ///< NaN in the gaps
-  int32_t workspace_misalign = 0;
-  uint64_t seed = 1;
 
   int32_t batch_size() const { return static_cast<int32_t>(kv_len.size()); }
   int32_t q_len_of(size_t request) const { return q_len.size() == 1 ? q_len[0] : q_len[request]; }
+  float effective_sm_scale() const;  ///< 1 / sqrt(d_qk) by default
+};
+
+/// o_dtype: q_dtype or f32.
+struct PrefillSparseSpec : AttentionSpec {
+  int32_t num_tokens = 16;
+  int32_t num_keys = 500;
+  int32_t d_qk = 576;
+  int32_t d_v = 512;
+  DType q_dtype = DType::kBF16;
+  DType kv_dtype = DType::kBF16;
+  int32_t topk = 64;
+  bool topk_length = false;  ///< random from -1 to topk + 1, for every token
+  double invalid_share = 0.1;
+  double duplicate_share = 0.1;
+  double empty_share = 0.0;
+  int64_t kv_extra = 0;   ///< elements between the rows of kv
+  int64_t row_extra = 0;  ///< between the rows of indices
+  bool want_max_logits = true;
+
   float effective_sm_scale() const;
 };
 
@@ -104,11 +179,30 @@ struct MergeSpec {
 struct AppendSpec {
   int32_t num_tokens = 64;
   int32_t num_pages = 8;  ///< must hold the tokens
-  CacheSpec cache;        ///< block_table, garbage_table_tail, shuffled_pages and unowned_pages have no meaning
+  CacheSpec cache = {};   ///< block_table, garbage_table_tail, shuffled_pages and unowned_pages have no meaning
   DType dtype = DType::kBF16;
-  bool split_rows = false;  ///< ckv and kpe instead of kv
-  double skip_share = 0.1;  ///< share of negative slots
-  int64_t row_extra = 0;    ///< elements between source rows
+  bool split_rows = false;     ///< ckv and kpe instead of kv
+  double skip_share = 0.1;     ///< share of negative slots
+  double special_share = 0.0;  ///< share of rows that hold zeros, infinities, NaN, huge and tiny values
+  int64_t row_extra = 0;       ///< elements between source rows
+  uint64_t seed = 1;
+};
+
+struct AppendRopeSpec {
+  int32_t num_tokens = 32;
+  int32_t num_heads = 4;  ///< 0: keys only
+  int32_t num_pages = 8;
+  CacheSpec cache = {};
+  DType q_dtype = DType::kBF16;
+  DType q_out_dtype = DType::kBF16;
+  float q_scale = 0.05F;  ///< of e4m3 q_out
+  DType dtype = DType::kBF16;
+  bool interleaved = true;
+  int32_t max_positions = 4096;
+  double skip_share = 0.1;
+  int64_t q_head_extra = 0, q_token_extra = 0, q_out_head_extra = 0, q_out_token_extra = 0;
+  int64_t row_extra = 0;  ///< between the rows of ckv, and of kpe
+  int64_t cos_sin_extra = 0;
   uint64_t seed = 1;
 };
 
@@ -117,7 +211,7 @@ struct GatherSpec {
   std::vector<int32_t> token_start = {0};  ///< [B]
   std::vector<int32_t> count = {128};      ///< [B], tokens to gather; token_start + count <= kv_len
   bool omit_token_start = false;           ///< legal if all are 0
-  CacheSpec cache;
+  CacheSpec cache = {};
   DType out_dtype = DType::kBF16;
   bool split_out = false;  ///< out_ckv and out_kpe instead of out_kv
   int64_t row_extra = 0;   ///< elements between output rows
@@ -126,38 +220,171 @@ struct GatherSpec {
   int32_t batch_size() const { return static_cast<int32_t>(kv_len.size()); }
 };
 
+/// `num_tokens` fill whole pages of both caches, which are of equal head dims.
+struct CopyPagesSpec {
+  int32_t num_tokens = 256;
+  CacheSpec from = {};
+  CacheSpec to = {};
+  uint64_t seed = 1;
+};
+
+struct BlockTableToCsrSpec {
+  std::vector<int32_t> kv_len = {128, 0, 77};
+  int32_t page_size = 64;
+  int32_t garbage_columns = 2;  ///< columns beyond the longest request's pages
+  int64_t row_extra = 0;        ///< elements between the rows of the table
+  uint64_t seed = 1;
+
+  int32_t batch_size() const { return static_cast<int32_t>(kv_len.size()); }
+};
+
+struct PhysicalSlotsSpec {
+  std::vector<int32_t> q_len = {1};  ///< as DecodeSpec's
+  std::vector<int32_t> kv_len = {300};
+  int32_t topk = 64;
+  bool topk_length = false;  ///< random from -1 to topk + 1, for every token
+  int32_t page_size = 64;
+  bool block_table = false;
+  bool omit_qo_indptr = false;
+  ContextParallel context_parallel = {};
+  bool compact = false;
+  bool in_place = false;  ///< slots are written over the indices
+  bool want_valid_count = true;
+  double invalid_share = 0.2;  ///< -1 inside the row, and tokens that the request does not have
+  int64_t row_extra = 0;
+  uint64_t seed = 1;
+
+  int32_t batch_size() const { return static_cast<int32_t>(kv_len.size()); }
+  int32_t q_len_of(size_t request) const { return q_len.size() == 1 ? q_len[0] : q_len[request]; }
+};
+
+struct AppendIndexerSpec {
+  int32_t num_tokens = 64;
+  int32_t num_pages = 8;
+  int32_t page_size = 64;
+  int64_t page_stride_extra = 0;  ///< bytes
+  DType dtype = DType::kBF16;
+  bool power_of_two_scales = true;
+  double skip_share = 0.1;
+  double special_share = 0.0;  ///< as AppendSpec's
+  int64_t row_extra = 0;
+  uint64_t seed = 1;
+};
+
+struct IndexerLogitsSpec {
+  std::vector<int32_t> q_len = {1};  ///< as DecodeSpec's
+  std::vector<int32_t> kv_len = {300};
+  int32_t num_heads = 64;
+  DType q_dtype = DType::kE4M3;
+  int32_t page_size = 64;
+  bool block_table = false;
+  bool omit_qo_indptr = false;
+  bool causal = true;
+  int32_t unowned_pages = 2;
+  int64_t page_stride_extra = 0;  ///< bytes
+  int64_t q_head_extra = 0, q_token_extra = 0;
+  int64_t logits_columns = 0;  ///< columns beyond the largest kv_len
+  int64_t logits_extra = 0;    ///< elements between the rows of the logits
+  bool poison = true;
+  uint64_t seed = 1;
+
+  int32_t batch_size() const { return static_cast<int32_t>(kv_len.size()); }
+  int32_t q_len_of(size_t request) const { return q_len.size() == 1 ? q_len[0] : q_len[request]; }
+};
+
+struct TopKSpec {
+  int32_t num_tokens = 8;
+  int32_t num_logits = 1000;
+  int32_t k = 64;
+  bool lengths = false;  ///< random, 0 and num_logits among them
+  int32_t levels = 0;    ///< logits take this many values, so that many are equal; 0: all that f32 has
+  double nan_share = 0.0;
+  double infinite_share = 0.0;  ///< half of them -inf
+  int64_t logits_extra = 0, indices_extra = 0;
+  uint64_t seed = 1;
+};
+
+struct IndexerTopKSpec {
+  IndexerLogitsSpec indexer = {};
+  int32_t topk = 64;
+  int32_t page_size = 64;  ///< of the latent cache
+  bool want_valid_count = true;
+  int64_t slots_extra = 0;  ///< elements between the rows of slots
+};
+
 /// One line with every knob that is not at its default, the seed included.
 std::string describe(const DecodeSpec& spec);
+std::string describe(const DecodeSparseSpec& spec);
 std::string describe(const PrefillSpec& spec);
+std::string describe(const PrefillSparseSpec& spec);
 std::string describe(const MergeSpec& spec);
 std::string describe(const AppendSpec& spec);
+std::string describe(const AppendRopeSpec& spec);
 std::string describe(const GatherSpec& spec);
+std::string describe(const CopyPagesSpec& spec);
+std::string describe(const BlockTableToCsrSpec& spec);
+std::string describe(const PhysicalSlotsSpec& spec);
+std::string describe(const AppendIndexerSpec& spec);
+std::string describe(const IndexerLogitsSpec& spec);
+std::string describe(const TopKSpec& spec);
+std::string describe(const IndexerTopKSpec& spec);
 
 /// What `explain` judges.
 Problem problem_of(const DecodeSpec& spec);
+Problem problem_of(const DecodeSparseSpec& spec);
 Problem problem_of(const PrefillSpec& spec);
+Problem problem_of(const PrefillSparseSpec& spec);
 Problem problem_of(const MergeSpec& spec);
 Problem problem_of(const AppendSpec& spec);
+Problem problem_of(const AppendRopeSpec& spec);
 Problem problem_of(const GatherSpec& spec);
+Problem problem_of(const CopyPagesSpec& spec);
+Problem problem_of(const BlockTableToCsrSpec& spec);
+Problem problem_of(const PhysicalSlotsSpec& spec);
+Problem problem_of(const AppendIndexerSpec& spec);
+Problem problem_of(const IndexerLogitsSpec& spec);
+Problem problem_of(const TopKSpec& spec);
+Problem problem_of(const IndexerTopKSpec& spec);
 
 /// What a perfect kernel does: 2 flops for every multiply-add of a visible key; bytes of inputs read once and outputs
-/// written once (merge, append and gather: no flops counted).
+/// written once (no flops where only bytes move). Of trees, random lengths and shares what is to be expected.
 struct Work {
   double flops = 0;
   double bytes = 0;
 };
 Work work_of(const DecodeSpec& spec);
+Work work_of(const DecodeSparseSpec& spec);
 Work work_of(const PrefillSpec& spec);
+Work work_of(const PrefillSparseSpec& spec);
 Work work_of(const MergeSpec& spec);
 Work work_of(const AppendSpec& spec);
+Work work_of(const AppendRopeSpec& spec);
 Work work_of(const GatherSpec& spec);
+Work work_of(const CopyPagesSpec& spec);
+Work work_of(const BlockTableToCsrSpec& spec);
+Work work_of(const PhysicalSlotsSpec& spec);
+Work work_of(const AppendIndexerSpec& spec);
+Work work_of(const IndexerLogitsSpec& spec);
+Work work_of(const TopKSpec& spec);
+Work work_of(const IndexerTopKSpec& spec);
 
-/// Small random problems over every knob and the shapes that users run; the same seed gives the same spec. `format`
-/// (decode, append, gather; for prefill and merge_states the data type of that name) is the cache's.
+/// Small random problems over every knob and the shapes that users run; the same seed gives the same spec. `format` is
+/// the cache's (decode_sparse: the first pool's; copy_pages: where tokens come from); prefill and merge_states have a
+/// data type instead, and the index tools neither.
 DecodeSpec random_decode_spec(uint64_t seed, CacheFormat format);
+DecodeSparseSpec random_decode_sparse_spec(uint64_t seed, CacheFormat format);
 PrefillSpec random_prefill_spec(uint64_t seed, DType dtype);
+PrefillSparseSpec random_prefill_sparse_spec(uint64_t seed, DType kv_dtype);
 MergeSpec random_merge_spec(uint64_t seed, DType partial_dtype);
 AppendSpec random_append_spec(uint64_t seed, CacheFormat format);
+AppendRopeSpec random_append_rope_spec(uint64_t seed, CacheFormat format);
 GatherSpec random_gather_spec(uint64_t seed, CacheFormat format);
+CopyPagesSpec random_copy_pages_spec(uint64_t seed, CacheFormat from);
+BlockTableToCsrSpec random_block_table_to_csr_spec(uint64_t seed);
+PhysicalSlotsSpec random_physical_slots_spec(uint64_t seed);
+AppendIndexerSpec random_append_indexer_spec(uint64_t seed);
+IndexerLogitsSpec random_indexer_logits_spec(uint64_t seed);
+TopKSpec random_top_k_spec(uint64_t seed);
+IndexerTopKSpec random_indexer_top_k_spec(uint64_t seed);
 
 }  // namespace mla::kit

@@ -10,35 +10,69 @@ namespace mla::kit {
 namespace {
 
 constexpr size_t kFailuresKept = 100;
-constexpr uint64_t kCases = 120;  // of every operation and format
-constexpr uint64_t kQuickCases = 12;
+constexpr int64_t kCases = 120;  // of every operation and format
+constexpr int64_t kQuickCases = 12;
 
-using AnySpec = std::variant<DecodeSpec, PrefillSpec, MergeSpec, AppendSpec, GatherSpec>;
+using AnySpec = std::variant<DecodeSpec, DecodeSparseSpec, PrefillSpec, PrefillSparseSpec, MergeSpec, AppendSpec,
+                             AppendRopeSpec, GatherSpec, CopyPagesSpec, BlockTableToCsrSpec, PhysicalSlotsSpec,
+                             AppendIndexerSpec, IndexerLogitsSpec, TopKSpec, IndexerTopKSpec>;
 
 struct Job {
   AnySpec spec;
   std::string backend;
 };
 
-constexpr Op kAllOps[] = {Op::kDecode, Op::kPrefill, Op::kMergeStates, Op::kAppend, Op::kGather};
+/// What an operation's cases vary besides their seed: a cache format, a data type, or nothing.
+using Variety = std::variant<std::monostate, CacheFormat, DType>;
 
-AnySpec random_spec(Op op, DType dtype, uint64_t seed) {
-  const CacheFormat format = dtype == DType::kF16 ? CacheFormat::kF16 : CacheFormat::kBF16;
+AnySpec random_spec(Op op, Variety variety, uint64_t seed) {
+  const CacheFormat* const format = std::get_if<CacheFormat>(&variety);
+  const CacheFormat cache = format != nullptr ? *format : CacheFormat::kBF16;
+  const DType* const type = std::get_if<DType>(&variety);
+  const DType dtype = type != nullptr ? *type : DType::kBF16;
   switch (op) {
-    case Op::kDecode: return random_decode_spec(seed, format);
+    case Op::kDecode: return random_decode_spec(seed, cache);
+    case Op::kDecodeSparse: return random_decode_sparse_spec(seed, cache);
     case Op::kPrefill: return random_prefill_spec(seed, dtype);
+    case Op::kPrefillSparse: return random_prefill_sparse_spec(seed, dtype);
     case Op::kMergeStates: return random_merge_spec(seed, dtype);
-    case Op::kAppend: return random_append_spec(seed, format);
-    case Op::kGather: return random_gather_spec(seed, format);
+    case Op::kAppend: return random_append_spec(seed, cache);
+    case Op::kAppendRope: return random_append_rope_spec(seed, cache);
+    case Op::kGather: return random_gather_spec(seed, cache);
+    case Op::kCopyPages: return random_copy_pages_spec(seed, cache);
+    case Op::kBlockTableToCsr: return random_block_table_to_csr_spec(seed);
+    case Op::kPhysicalSlots: return random_physical_slots_spec(seed);
+    case Op::kAppendIndexer: return random_append_indexer_spec(seed);
+    case Op::kIndexerLogits: return random_indexer_logits_spec(seed);
+    case Op::kTopK: return random_top_k_spec(seed);
+    case Op::kIndexerTopK: return random_indexer_top_k_spec(seed);
   }
   return DecodeSpec{};
 }
 
-/// The formats of a sweep; f32 is no cache format, but one of queries and states.
-std::vector<DType> dtypes_of(Op op, const std::optional<CacheFormat>& cache) {
-  if (cache.has_value()) return {*cache == CacheFormat::kF16 ? DType::kF16 : DType::kBF16};
-  if (op == Op::kPrefill || op == Op::kMergeStates) return {DType::kBF16, DType::kF16, DType::kF32};
-  return {DType::kBF16, DType::kF16};
+std::vector<Variety> dtypes_of(Op op, const std::optional<CacheFormat>& cache) {
+  if (cache == CacheFormat::kBF16) return {DType::kBF16};
+  if (cache == CacheFormat::kF16) return {DType::kF16};
+  if (cache.has_value()) return {};
+  if (op == Op::kPrefillSparse) return {DType::kBF16, DType::kF16};
+  return {DType::kBF16, DType::kF16, DType::kF32};
+}
+
+std::vector<Variety> varieties_of(Op op, const std::optional<CacheFormat>& cache) {
+  switch (op) {
+    case Op::kPrefill:
+    case Op::kPrefillSparse:
+    case Op::kMergeStates: return dtypes_of(op, cache);
+    case Op::kBlockTableToCsr:
+    case Op::kPhysicalSlots:
+    case Op::kAppendIndexer:
+    case Op::kIndexerLogits:
+    case Op::kTopK:
+    case Op::kIndexerTopK: return cache.has_value() ? std::vector<Variety>{} : std::vector<Variety>{std::monostate{}};
+    default: break;
+  }
+  if (cache.has_value()) return {*cache};
+  return {std::begin(kAllCacheFormats), std::end(kAllCacheFormats)};
 }
 
 /// A row's own name means that row alone, even where it begins another's ("cpu_avx512", "cpu_avx512_bf16").
@@ -56,9 +90,15 @@ std::string all_names() {
   return text;
 }
 
+int64_t cases_of(const SweepOptions& options) {
+  if (options.cases != 0) return options.cases;
+  return options.quick ? kQuickCases : kCases;
+}
+
 Status options_status(const SweepOptions& options) {
-  if (options.cache.has_value() && *options.cache != CacheFormat::kBF16 && *options.cache != CacheFormat::kF16)
-    return {StatusCode::kUnsupported, "check: cache: expected bf16 or f16, got " + std::string(name(*options.cache))};
+  if (options.op.has_value() && varieties_of(*options.op, options.cache).empty())
+    return {StatusCode::kInvalidArgument, "check: cache: expected a format that " + std::string(name(*options.op)) +
+                                              " takes, got " + std::string(name(*options.cache))};
   for (Op op : kAllOps) {
     const std::vector<std::string> rows = backend_names(op);
     for (const std::string& row : rows)
@@ -95,9 +135,9 @@ Result<SweepResult> sweep(const SweepOptions& options, const SweepProgress& prog
   for (Op op : kAllOps) {
     if (options.op.has_value() && *options.op != op) continue;
     const std::vector<std::string> rows = backend_names(op);
-    for (DType dtype : dtypes_of(op, options.cache)) {
-      for (uint64_t i = 0; i < (options.quick ? kQuickCases : kCases); ++i) {
-        const AnySpec spec = random_spec(op, dtype, options.seed + i);
+    for (const Variety& variety : varieties_of(op, options.cache)) {
+      for (int64_t i = 0; i < cases_of(options); ++i) {
+        const AnySpec spec = random_spec(op, variety, options.seed + static_cast<uint64_t>(i));
         const Problem problem = std::visit([](const auto& s) { return problem_of(s); }, spec);
         for (const BackendVerdict& row : explain(problem, "auto").rows) {
           if (!matches(row.name, options.backend, rows)) continue;

@@ -14,10 +14,13 @@
 namespace mla::kit {
 
 struct SweepOptions {
-  std::optional<Op> op;              ///< all, if not given
-  std::string backend;               ///< a row or a family ("cpu"); empty = every usable row
-  std::optional<CacheFormat> cache;  ///< every computable format, if not given; for prefill and merge_states the dtype
-  bool quick = false;                ///< a tenth of the cases
+  std::optional<Op> op;  ///< all, if not given
+  std::string backend;   ///< a row or a family ("cpu"); empty = every usable row
+  /// Every format, if not given. Prefill and merge_states take a data type instead, bf16 or f16: they and the index
+  /// tools, which have no format at all, are left out where the format is another.
+  std::optional<CacheFormat> cache;
+  bool quick = false;  ///< a tenth of the cases
+  int64_t cases = 0;   ///< of every operation and format; 0: 120, or 12 if quick
   uint64_t seed = 1;
   int32_t num_threads = 0;  ///< as ContextOptions
 };

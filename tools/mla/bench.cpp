@@ -137,12 +137,15 @@ Action add_bench(CLI::App& app) {
   options->output.add_option(*command);
   command->footer(
       "Lists and ranges: --heads 16,128  --kv-len 1k:8k:*2  --batch 1:9:+4; k is 1024.\n"
-      "Shares are of the ceiling that bounds the kernel: the bf16 peak (bf16 operands on a row with a bf16 dot\n"
-      "product), the f32 peak (all other attention), a copy of the same bytes (append, gather), DRAM or L3 reads\n"
-      "(merge_states).\n\n"
+      "Shares are of the ceiling that bounds the kernel: the bf16 peak (bf16 or quantized operands on a row with a\n"
+      "bf16 dot product), the f32 peak (all other attention), a copy of the bytes read and written (cache tools), "
+      "DRAM\n"
+      "or L3 reads (merge_states, index tools). The ratio of top_k is that of std::nth_element's time to its own.\n\n"
       "Examples:\n  mla bench --op decode --heads 16,128 --kv-len 4096,32768 --cache bf16,f16\n"
       "  mla bench --batch-spec 8q1s4k,2q2k_32q1s1k --model deepseek-v2-lite\n"
       "  mla bench --trace data/mooncake_conversation_sample.jsonl --batch 64 --clip 16k --heads 16\n"
+      "  mla bench --op decode_sparse --cache fp8_ds_mla --batch 16 --topk 2048 --heads 16,128\n"
+      "  mla bench --op copy_pages --cache fp8_dsv4 --page-size 256 --to-page-size 64 --kv-len 32k\n"
       "  mla bench --page-size 64,1 --compare page-size --refcheck\n"
       "  mla bench bench/targets.yaml --json=targets.json\n"
       "\nExit status: 0 success, 1 a reference check failed (or, with --strict, a target), 2 unusable input,\n"

@@ -17,7 +17,7 @@ namespace {
 constexpr int64_t kMaxPrinted = 20;
 
 struct Options {
-  std::string op, backend, cache, seed = "1", threads;
+  std::string op, backend, cache, seed = "1", threads, cases = "0";
   bool quick = false;
   Output output;
 };
@@ -29,6 +29,7 @@ kit::SweepOptions sweep_options(const Options& options) {
   if (options.backend != "auto") sweep.backend = options.backend;
   if (!options.cache.empty()) sweep.cache = parse_cache("--cache", options.cache);
   sweep.quick = options.quick;
+  sweep.cases = parse_int("--cases", options.cases, 0, 1 << 24);
   sweep.seed = static_cast<uint64_t>(parse_int("--seed", options.seed, 0));
   if (!options.threads.empty())
     sweep.num_threads = static_cast<int32_t>(parse_int("--threads", options.threads, 0, 4096));
@@ -105,16 +106,19 @@ int check(const Options& options) {
 Action add_check(CLI::App& app) {
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("check", "Correctness sweep against the float64 reference");
-  command->add_option("--op", options->op, "One operation: decode, prefill, merge_states, append, gather");
+  command->add_option("--op", options->op, "One operation: " + op_names());
   command->add_option("--backend", options->backend,
                       "One row or family; else every usable row, whatever MLA_BACKEND says");
-  command->add_option("--cache", options->cache, "One format; for prefill and merge_states the data type");
+  command->add_option("--cache", options->cache, "One format; for prefill and merge_states the data type bf16 or f16");
   command->add_flag("--quick", options->quick, "A tenth of the cases");
+  command->add_option("--cases", options->cases, "Cases of every operation and format; 0 = 120, 12 with --quick")
+      ->capture_default_str();
   command->add_option("--seed", options->seed, "Seed of the random problems")->capture_default_str();
   command->add_option("--threads", options->threads, "Threads; 0 = all that the process may use (default)");
   options->output.add_option(*command);
   command->footer(
-      "Examples:\n  mla check --quick\n  mla check --op decode --backend cpu_avx2 --cache f16 --seed 7\n"
+      "Examples:\n  mla check --quick\n  mla check --cases 2000 --seed 7\n  mla check --op decode --backend cpu_avx2 "
+      "--cache f16 --seed 7\n"
       "\nExit status: 0 all cases pass, 1 some fail, 2 unusable input.");
   return [options] { return check(*options); };
 }

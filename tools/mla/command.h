@@ -16,5 +16,6 @@ Action add_run(CLI::App& app);
 Action add_check(CLI::App& app);
 Action add_bench(CLI::App& app);
 Action add_replay(CLI::App& app);
+Action add_quant_report(CLI::App& app);
 
 }  // namespace mla::cli

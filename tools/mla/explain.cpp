@@ -2,6 +2,7 @@
 // `mla explain`: which backend a problem gets, and why not the others.
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "mla/backend.h"
@@ -25,27 +26,43 @@ void set_head_dims(const std::string& text, Problem& problem) {
   problem.d_v = parse_int("--head-dims", text.substr(slash + 1), 1, 65536);
 }
 
+bool is_indexer(Op op) { return op == Op::kAppendIndexer || op == Op::kIndexerLogits || op == Op::kIndexerTopK; }
+
+// Types and sizes that an operation usually has.
+void set_defaults(const ModelConfig* model, Problem& problem) {
+  const Op op = problem.op;
+  problem.q_dtype = problem.cache == CacheFormat::kF16 ? DType::kF16 : DType::kBF16;
+  if (op == Op::kMergeStates || op == Op::kTopK) problem.q_dtype = DType::kF32;
+  if (op == Op::kIndexerLogits || op == Op::kIndexerTopK) problem.q_dtype = DType::kE4M3;
+  if (problem.cache == CacheFormat::kFP8DsV4) problem.d_qk = 512;
+  if (op == Op::kPrefill) {
+    problem.d_qk = 192;
+    problem.d_v = 128;
+  }
+  if (model != nullptr) {
+    problem.num_heads = model->num_attention_heads;
+    problem.d_qk = op == Op::kPrefill ? model->prefill_d_qk() : model->d_qk();
+    problem.d_v = op == Op::kPrefill ? model->v_head_dim : model->d_v();
+  }
+  if (is_indexer(op)) {
+    problem.num_heads = 64;
+    problem.d_qk = problem.d_v = kIndexerLayout.head_dim;
+  }
+}
+
 Problem problem_of(const Options& options) {
   Problem problem;
   problem.op = parse_op("--op", options.op);
   problem.device = parse_device("--device", options.device);
   if (!options.cache.empty() && !has_cache(problem.op))
-    throw UsageError("--cache: {} works on no cache; its element type is --q-dtype", name(problem.op));
+    throw UsageError("--cache: {} works on no cache of a format; its element type is --q-dtype", name(problem.op));
+  std::optional<ModelConfig> model;
+  if (!options.model.empty()) model = parse_model("--model", options.model);
+  if (model && model->value_is_row && has_cache(problem.op) && problem.op != Op::kPrefillSparse)
+    problem.cache = CacheFormat::kFP8DsV4;
   if (!options.cache.empty()) problem.cache = parse_cache("--cache", options.cache);
-  const bool prefill = problem.op == Op::kPrefill;
-  if (prefill) {
-    problem.d_qk = 192;
-    problem.d_v = 128;
-  }
-  if (!options.model.empty()) {
-    const ModelConfig model = parse_model("--model", options.model);
-    problem.num_heads = model.num_attention_heads;
-    problem.d_qk = prefill ? model.prefill_d_qk() : model.d_qk();
-    problem.d_v = prefill ? model.v_head_dim : model.kv_lora_rank;
-  }
-  problem.q_dtype = problem.cache == CacheFormat::kF16 ? DType::kF16 : DType::kBF16;
-  if (problem.op == Op::kMergeStates) problem.q_dtype = DType::kF32;
-  if (!options.q_dtype.empty()) problem.q_dtype = parse_float_dtype("--q-dtype", options.q_dtype);
+  set_defaults(model ? &*model : nullptr, problem);
+  if (!options.q_dtype.empty()) problem.q_dtype = parse_float_dtype("--q-dtype", options.q_dtype, true);
   if (!options.heads.empty()) problem.num_heads = parse_int("--heads", options.heads, 1, 65536);
   if (!options.head_dims.empty()) set_head_dims(options.head_dims, problem);
   return problem;
@@ -56,15 +73,30 @@ std::string describe(const Problem& problem) {
   const std::string_view type = name(problem.q_dtype);
   switch (problem.op) {
     case Op::kDecode:
+    case Op::kDecodeSparse:
       return fmt::format("cache {}, queries {}, {} heads, head dims {}/{}", name(problem.cache), type,
                          problem.num_heads, problem.d_qk, problem.d_v);
     case Op::kPrefill:
       return fmt::format("q, k and v {}, {} heads, head dims {}/{}", type, problem.num_heads, problem.d_qk,
                          problem.d_v);
+    case Op::kPrefillSparse:
+      return fmt::format("keys {}, queries {}, {} heads, head dims {}/{}", name(problem.cache), type, problem.num_heads,
+                         problem.d_qk, problem.d_v);
     case Op::kMergeStates: return fmt::format("states {}, {} heads, d_v {}", type, problem.num_heads, problem.d_v);
     case Op::kAppend:
     case Op::kGather:
       return fmt::format("cache {}, rows {}, head dims {}/{}", name(problem.cache), type, problem.d_qk, problem.d_v);
+    case Op::kAppendRope:
+      return fmt::format("cache {}, rows {}, {} heads, head dims {}/{}", name(problem.cache), type, problem.num_heads,
+                         problem.d_qk, problem.d_v);
+    case Op::kCopyPages:
+      return fmt::format("to cache {}, head dims {}/{}", name(problem.cache), problem.d_qk, problem.d_v);
+    case Op::kBlockTableToCsr: return "any page size";
+    case Op::kPhysicalSlots: return "any page size, any number of indices";
+    case Op::kAppendIndexer: return fmt::format("rows {}", type);
+    case Op::kIndexerLogits:
+    case Op::kIndexerTopK: return fmt::format("queries {}, {} heads", type, problem.num_heads);
+    case Op::kTopK: return "any number of f32 logits";
   }
   return {};
 }
@@ -103,11 +135,12 @@ int explain_problem(const Options& options) {
 Action add_explain(CLI::App& app) {
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("explain", "Every backend's verdict on a problem, and the one it gets");
-  command->add_option("--op", options->op, "decode, prefill, merge_states, append, gather")->capture_default_str();
+  command->add_option("--op", options->op, "An operation: " + op_names())->capture_default_str();
   command->add_option("--model", options->model, "Preset, config.json or its folder: heads and head dims");
   command->add_option("--cache", options->cache,
-                      "bf16 (default), f16, fp8, fp8_ds_mla, fp8_dsv4; not for prefill and merge_states");
-  command->add_option("--q-dtype", options->q_dtype, "Queries; q, k and v of prefill; rows; states: bf16, f16, f32");
+                      "bf16 (default), f16, fp8, fp8_ds_mla, fp8_dsv4; of operations on a cache");
+  command->add_option("--q-dtype", options->q_dtype,
+                      "Queries; q, k and v of prefill; rows; states: bf16, f16, f32, e4m3");
   command->add_option("--heads", options->heads, "Query heads");
   command->add_option("--head-dims", options->head_dims, "d_qk/d_v, such as 576/512");
   command->add_option("--device", options->device, "cpu or cuda:0")->capture_default_str();
@@ -115,6 +148,7 @@ Action add_explain(CLI::App& app) {
   options->output.add_option(*command);
   command->footer(
       "Examples:\n  mla explain --op decode --model deepseek-v3 --cache bf16\n"
+      "  mla explain --op decode_sparse --model deepseek-v4-flash\n"
       "  mla explain --op prefill --q-dtype f16 --backend cpu_avx2\n"
       "\nExit status: 0 a backend was found, 2 none can run the problem, or not the forced one.");
   return [options] { return explain_problem(*options); };

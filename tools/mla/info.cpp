@@ -72,32 +72,70 @@ int print_info(const Options& options) {
 }
 
 using HeadDims = std::pair<int64_t, int64_t>;
-constexpr HeadDims kDecodeDims[] = {{576, 512}, {512, 512}, {320, 256}};
+constexpr HeadDims kLatentDims[] = {{576, 512}, {512, 512}, {320, 256}};
+constexpr HeadDims kPackedDims[] = {{576, 512}, {512, 512}};  // fp8_ds_mla, fp8_dsv4
 constexpr HeadDims kPrefillDims[] = {{192, 128}, {128, 128}};
 constexpr HeadDims kMergeDims[] = {{512, 512}, {128, 128}};
-constexpr DType kFloatTypes[] = {DType::kBF16, DType::kF16, DType::kF32};
+constexpr HeadDims kIndexerDims[] = {{kIndexerLayout.head_dim, kIndexerLayout.head_dim}};
+constexpr HeadDims kAnyDims[] = {{512, 512}};  // index tools have none
 
-bool is_paged(Op op) { return op == Op::kDecode || op == Op::kAppend || op == Op::kGather; }
-
-std::span<const HeadDims> head_dims_of(Op op) {
-  if (is_paged(op)) return kDecodeDims;
-  return op == Op::kPrefill ? std::span<const HeadDims>(kPrefillDims) : kMergeDims;
+std::span<const HeadDims> head_dims_of(Op op, CacheFormat cache) {
+  if (has_cache(op)) {
+    if (kv_layout(cache).nope_dim == 0) return kLatentDims;
+    return std::span(kPackedDims).subspan(cache == CacheFormat::kFP8DsMla ? 0 : 1, 1);
+  }
+  switch (op) {
+    case Op::kPrefill: return kPrefillDims;
+    case Op::kMergeStates: return kMergeDims;
+    case Op::kAppendIndexer:
+    case Op::kIndexerLogits:
+    case Op::kIndexerTopK: return kIndexerDims;
+    default: return kAnyDims;
+  }
 }
 
+// Formats that stand in the table of an operation; one line without a format for those that have none.
+std::span<const CacheFormat> formats_of(Op op) {
+  const std::span<const CacheFormat> all = kAllCacheFormats;
+  if (!has_cache(op)) return all.first(1);
+  return op == Op::kPrefillSparse ? all.first(2) : all;
+}
+
+// Types of what goes in beside the cache; none where there is nothing to choose.
+std::span<const DType> types_of(Op op) {
+  static constexpr DType kTypes[] = {DType::kE4M3, DType::kBF16, DType::kF16, DType::kF32};
+  const std::span<const DType> all = kTypes;
+  switch (op) {
+    case Op::kDecode:
+    case Op::kDecodeSparse:
+    case Op::kIndexerLogits:
+    case Op::kIndexerTopK: return all.first(4);
+    case Op::kCopyPages:
+    case Op::kBlockTableToCsr:
+    case Op::kPhysicalSlots: return all.subspan(1, 1);  // a formality: there is nothing beside
+    case Op::kTopK: return all.subspan(3, 1);
+    default: return all.subspan(1, 3);
+  }
+}
+
+bool has_head_dims(Op op) { return has_cache(op) || op == Op::kPrefill || op == Op::kMergeStates; }
+
 std::string text_of(Op op, HeadDims dims) {
+  if (!has_head_dims(op)) return {};
   return op == Op::kMergeStates ? std::to_string(dims.second) : fmt::format("{}/{}", dims.first, dims.second);
 }
 
-// For every row of the table the types of queries (rows, states) that it takes; "-" for none.
+// For every row of the table the types that it takes, "yes" where there is one, "-" for none.
 std::vector<std::string> cells_of(Problem problem, const std::vector<std::string>& row_names) {
   std::vector<std::string> cells(row_names.size());
-  for (DType dtype : kFloatTypes) {
+  const std::span<const DType> types = types_of(problem.op);
+  for (DType dtype : types) {
     problem.q_dtype = dtype;
     const Explanation explanation = explain(problem);
     for (size_t i = 0; i < cells.size(); ++i)
       for (const BackendVerdict& row : explanation.rows)
         if (row.name == row_names[i] && row.usable)
-          cells[i] += (cells[i].empty() ? "" : " ") + std::string(name(dtype));
+          cells[i] += (cells[i].empty() ? "" : " ") + (types.size() == 1 ? "yes" : std::string(name(dtype)));
   }
   for (std::string& cell : cells)
     if (cell.empty()) cell = "-";
@@ -112,7 +150,7 @@ struct MatrixLine {
 
 std::vector<MatrixLine> lines_of(Op op, CacheFormat cache, const std::vector<std::string>& row_names) {
   std::vector<MatrixLine> lines;
-  for (const HeadDims& dims : head_dims_of(op)) {
+  for (const HeadDims& dims : head_dims_of(op, cache)) {
     std::vector<std::string> cells =
         cells_of({.op = op, .cache = cache, .d_qk = dims.first, .d_v = dims.second}, row_names);
     if (!lines.empty() && lines.back().cells == cells)
@@ -125,23 +163,24 @@ std::vector<MatrixLine> lines_of(Op op, CacheFormat cache, const std::vector<std
 
 // Why a row runs nothing here: its verdict on a problem that every row knows.
 std::string reason_of(Op op, const std::string& row_name) {
-  const HeadDims dims = head_dims_of(op).front();
-  for (const BackendVerdict& row : explain({.op = op, .d_qk = dims.first, .d_v = dims.second}).rows)
+  const HeadDims dims = head_dims_of(op, CacheFormat::kBF16).front();
+  const Problem problem{.op = op, .q_dtype = types_of(op).front(), .d_qk = dims.first, .d_v = dims.second};
+  for (const BackendVerdict& row : explain(problem).rows)
     if (row.name == row_name) return row.reason;
   return {};
 }
 
 void print_operation(Op op, std::FILE* file) {
   const std::vector<std::string> row_names = backend_names(op);
-  std::vector<std::string> header = {"cache", "head dims"};
-  if (!is_paged(op)) header.erase(header.begin());
+  const bool cached = has_cache(op), dims = has_head_dims(op);
+  std::vector<std::string> header;
+  if (cached) header.push_back(op == Op::kPrefillSparse ? "keys" : "cache");
+  if (dims) header.push_back("head dims");
   for (const std::string& row : row_names) header.push_back("`" + row + "`");
   Table table(header, header.size());
   std::vector<std::string> missing;
   std::vector<bool> used(row_names.size(), false);
-  const size_t formats = is_paged(op) ? std::size(kAllCacheFormats) : 1;
-  for (size_t format = 0; format < formats; ++format) {
-    const CacheFormat cache = kAllCacheFormats[format];
+  for (CacheFormat cache : formats_of(op)) {
     for (const MatrixLine& line : lines_of(op, cache, row_names)) {
       bool any = false;
       for (size_t i = 0; i < row_names.size(); ++i) {
@@ -149,13 +188,14 @@ void print_operation(Op op, std::FILE* file) {
         used[i] = used[i] || runs;
         any = any || runs;
       }
-      std::vector<std::string> cells = {line.head_dims};
-      if (is_paged(op)) cells.insert(cells.begin(), fmt::format("`{}`", name(cache)));
+      std::vector<std::string> cells;
+      if (cached) cells.push_back(fmt::format("`{}`", name(cache)));
+      if (dims) cells.push_back(line.head_dims);
       cells.insert(cells.end(), line.cells.begin(), line.cells.end());
       if (any)
         table.add_row(std::move(cells));
       else
-        missing.push_back((is_paged(op) ? fmt::format("`{}` ", name(cache)) : "") + line.head_dims);
+        missing.push_back((cached ? fmt::format("`{}` ", name(cache)) : "") + line.head_dims);
     }
   }
   print_to(file, "**{}**\n\n", name(op));
@@ -163,13 +203,14 @@ void print_operation(Op op, std::FILE* file) {
   print_to(file, "\n");
   for (size_t i = 0; i < row_names.size(); ++i)
     if (!used[i]) print_to(file, "`{}` cannot run here: {}.\n\n", row_names[i], reason_of(op, row_names[i]));
-  if (!missing.empty()) print_to(file, "No backend yet: {}.\n\n", fmt::join(missing, ", "));
+  if (!missing.empty()) print_to(file, "No backend: {}.\n\n", fmt::join(missing, ", "));
 }
 
 int print_matrix(const Output& out) {
   out.print(
-      "Judged by `explain` on: {}. Cells name the types of queries (prefill: of q, k and v; append and gather: of "
-      "rows; merge_states: of states); any number of heads, any page size.\n\n",
+      "Judged by `explain` on: {}. Cells name the types of queries (prefill: of q, k and v; cache tools: of rows; "
+      "merge_states: of states), or say yes where there is no choice; any number of heads, any page size. copy_pages "
+      "takes any format and writes the one that is named.\n\n",
       machine_info().cpu);
   for (Op op : kAllOps) print_operation(op, out.text());
   return 0;

@@ -53,7 +53,7 @@ int run(int argc, char** argv) {
   std::vector<std::pair<CLI::App*, mla::cli::Action>> commands;
   for (auto* add : {mla::cli::add_info, mla::cli::add_explain, mla::cli::add_run,
 #ifdef MLA_HAVE_REPLAY
-                    mla::cli::add_replay,
+                    mla::cli::add_replay, mla::cli::add_quant_report,
 #endif
                     mla::cli::add_check, mla::cli::add_bench}) {
     mla::cli::Action action = add(app);

@@ -36,6 +36,33 @@ std::string describe(const bench::Case& one) {
     case Op::kMergeStates:
       return fmt::format("{} of {}, {}, d_v {}, states {}", counted(one.states, "state"), queries,
                          counted(one.heads, "head"), one.d_v, type);
+    case Op::kDecodeSparse:
+      return fmt::format("{}, {} keys of a pool of {}{}, {}, head dims {}/{}, cache {}, queries {}", queries, one.topk,
+                         one.requests.front().kv_len,
+                         one.extra_topk > 0 ? fmt::format(" and {} of a second one", one.extra_topk) : "",
+                         counted(one.heads, "head"), one.d_qk, one.d_v, name(one.cache), type);
+    case Op::kPrefillSparse:
+      return fmt::format("{}, {} of {}, {}, head dims {}/{}, keys {}, queries {}", queries, one.topk,
+                         counted(one.total_kv(), "key"), counted(one.heads, "head"), one.d_qk, one.d_v, name(one.cache),
+                         type);
+    case Op::kAppendRope:
+      return fmt::format("{}, {}, head dims {}/{}, cache {}, rows {}", counted(one.total_kv(), "token"),
+                         counted(one.heads, "query head"), one.d_qk, one.d_v, name(one.cache), type);
+    case Op::kCopyPages:
+      return fmt::format("{}, head dims {}/{}, {} in pages of {} to {} in pages of {}",
+                         counted(one.total_kv(), "token"), one.d_qk, one.d_v, name(one.cache), one.page_size,
+                         name(one.to_cache), one.to_page_size);
+    case Op::kBlockTableToCsr:
+      return fmt::format("{}, {} in all, pages of {}", requests, counted(one.total_kv(), "token"), one.page_size);
+    case Op::kPhysicalSlots: return fmt::format("{}, {} indices each, pages of {}", queries, one.topk, one.page_size);
+    case Op::kAppendIndexer: return fmt::format("{}, rows {}", counted(one.total_kv(), "token"), type);
+    case Op::kIndexerLogits:
+      return fmt::format("{}, {}, {} in all, {}, queries {}", requests, queries, counted(one.total_kv(), "key"),
+                         counted(one.heads, "head"), type);
+    case Op::kTopK: return fmt::format("{}, {} of {} logits", queries, one.topk, one.requests.front().kv_len);
+    case Op::kIndexerTopK:
+      return fmt::format("{}, {}, {} of {} in all, {}, queries {}", requests, queries, one.topk,
+                         counted(one.total_kv(), "key"), counted(one.heads, "head"), type);
     case Op::kAppend:
     case Op::kGather:
       return fmt::format("{}, {} in all, head dims {}/{}, cache {}, rows {}", requests,
@@ -76,6 +103,7 @@ int run_one(const Options& options) {
               m.noisy() ? fmt::format("; {}", bench::kNoisyRemark) : "");
   else
     out.print("share    -\n");
+  if (m.ratio) out.print("speed    {:.2f} times std::nth_element on the same rows and threads\n", *m.ratio);
   return m.error_text.empty() ? 0 : 1;
 }
 
@@ -92,6 +120,8 @@ Action add_run(CLI::App& app) {
       "Examples:\n  mla run --op decode --model deepseek-v3 --kv-len 4k --batch 4\n"
       "  mla run --op prefill --heads 16 --kv-len 1k --backend cpu_avx2\n"
       "  mla run --op decode --batch-spec 8q1s4k_2q4s1k\n"
+      "  mla run --op decode_sparse --cache fp8_dsv4 --heads 64 --topk 128 --page-size 256 --extra-topk 512 --sink "
+      "true\n"
       "\nExit status: 0 success, 1 the result is wrong, 2 unusable input.");
   return [options] { return run_one(*options); };
 }

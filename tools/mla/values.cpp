@@ -103,7 +103,29 @@ ModelConfig parse_model(std::string_view option, const std::string& text) {
   throw UsageError("{}: {}", option, message);
 }
 
-bool has_cache(Op op) { return op != Op::kPrefill && op != Op::kMergeStates; }
+bool has_cache(Op op) {
+  return op == Op::kDecode || op == Op::kDecodeSparse || op == Op::kPrefillSparse || op == Op::kAppend ||
+         op == Op::kAppendRope || op == Op::kGather || op == Op::kCopyPages;
+}
+
+bool has_pages(Op op) {
+  return op != Op::kPrefill && op != Op::kPrefillSparse && op != Op::kMergeStates && op != Op::kTopK;
+}
+
+bool is_attention(Op op) {
+  return op == Op::kDecode || op == Op::kDecodeSparse || op == Op::kPrefill || op == Op::kPrefillSparse;
+}
+
+bool has_heads(Op op) {
+  return is_attention(op) || op == Op::kMergeStates || op == Op::kAppendRope || op == Op::kIndexerLogits ||
+         op == Op::kIndexerTopK;
+}
+
+std::string op_names() {
+  std::string names;
+  for (Op op : kAllOps) names += (names.empty() ? "" : ", ") + std::string(name(op));
+  return names;
+}
 
 std::vector<std::string> split_list(std::string_view option, std::string_view text) {
   std::vector<std::string> items;
@@ -128,7 +150,7 @@ std::vector<int64_t> parse_int_list(std::string_view option, std::string_view te
 Op parse_op(std::string_view option, std::string_view text) {
   for (Op op : kAllOps)
     if (name(op) == text) return op;
-  fail(option, "one of decode, prefill, merge_states, append, gather", text);
+  fail(option, "one of " + op_names(), text);
 }
 
 CacheFormat parse_cache(std::string_view option, std::string_view text) {
@@ -136,10 +158,11 @@ CacheFormat parse_cache(std::string_view option, std::string_view text) {
   fail(option, "one of " + cache_names(), text);
 }
 
-DType parse_float_dtype(std::string_view option, std::string_view text) {
+DType parse_float_dtype(std::string_view option, std::string_view text, bool allow_e4m3) {
   for (DType dtype : {DType::kBF16, DType::kF16, DType::kF32})
     if (name(dtype) == text) return dtype;
-  fail(option, "one of bf16, f16, f32", text);
+  if (allow_e4m3 && name(DType::kE4M3) == text) return DType::kE4M3;
+  fail(option, allow_e4m3 ? "one of bf16, f16, f32, e4m3" : "one of bf16, f16, f32", text);
 }
 
 Device parse_device(std::string_view option, std::string_view text) {

@@ -23,8 +23,17 @@ double parse_positive(std::string_view option, std::string_view unit, std::strin
 /// The model of a preset, of a config.json, or of a folder that holds one.
 ModelConfig parse_model(std::string_view option, const std::string& text);
 
-/// False for prefill and merge_states: what they work on has an element type, no cache format.
+/// Whether the operation works on a cache of a format (prefill_sparse: on rows of bf16 or f16); the others' tensors
+/// have an element type alone.
 bool has_cache(Op op);
+/// Whether the operation works on pages: those with a cache, the indexer's, and the index tools.
+bool has_pages(Op op);
+/// Attention over paged or gathered latent rows, as d_qk/d_v such as 576/512.
+bool is_attention(Op op);
+/// Whether the operation has query heads.
+bool has_heads(Op op);
+/// "decode, prefill, ..."
+std::string op_names();
 
 /// A list of integers and ranges, separated by commas: "16,128", "1k:8k:*2" (doubling), "1:9:+2" or "1:9:2", "1:4"
 /// (steps of one). Ends are inclusive.
@@ -36,16 +45,13 @@ std::vector<std::string> split_list(std::string_view option, std::string_view te
 
 Op parse_op(std::string_view option, std::string_view text);
 CacheFormat parse_cache(std::string_view option, std::string_view text);
-/// A floating-point element type: bf16, f16 or f32.
-DType parse_float_dtype(std::string_view option, std::string_view text);
+/// A floating-point element type: bf16, f16 or f32, and e4m3 where queries may be quantized.
+DType parse_float_dtype(std::string_view option, std::string_view text, bool allow_e4m3 = false);
 /// "cpu", "cuda" or "cuda:1".
 Device parse_device(std::string_view option, std::string_view text);
 std::string device_name(Device device);
 
 /// "auto" and the empty text pass; otherwise a row of some operation's table or a family of rows ("cpu").
 void check_backend_name(std::string_view option, const std::string& name);
-
-/// All operations, in the order of the tables in the documentation.
-inline constexpr Op kAllOps[] = {Op::kDecode, Op::kPrefill, Op::kMergeStates, Op::kAppend, Op::kGather};
 
 }  // namespace mla::cli

@@ -33,8 +33,12 @@ TEST(Checker, AcceptsWhatIsRightAndNamesWhatIsWrong) {
   Team team(1);
   Projector projector(model, generator.weights(), dtype, team);
   const std::atomic<bool> stop = false;
-  const LayerOptions options{
-      .model = model, .cache = CacheFormat::kBF16, .page_size = 4, .num_pages = 3, .chunk = 4, .dtype = dtype};
+  LayerOptions options;
+  options.model = model;
+  options.page_size = 4;
+  options.num_pages = 3;
+  options.chunk = 4;
+  options.dtype = dtype;
   Layer layer(options, context, projector, stop);
   Checker checker(layer, context, reference, projector);
 
@@ -66,16 +70,93 @@ TEST(Checker, AcceptsWhatIsRightAndNamesWhatIsWrong) {
                                .q_pe_stride_head = d_qk,
                                .out = out.data()};
   ASSERT_TRUE(checker.check_prefill(sample).ok());
-  EXPECT_FALSE(checker.failed()) << checker.failures()[0];
-  EXPECT_GT(checker.worst_prefill_decode(), 0.0);
-  EXPECT_LT(checker.worst_reference(), kTolerance);
+  EXPECT_FALSE(checker.log().failed()) << checker.log().failures[0];
+  EXPECT_GT(checker.log().worst_other_way, 0.0);
+  EXPECT_LT(checker.log().worst_reference, kTolerance);
 
   out[130] += 1.0F;
   ASSERT_TRUE(checker.check_prefill(sample).ok());
-  ASSERT_EQ(checker.failures().size(), 1U);
-  EXPECT_EQ(checker.failures()[0].find("line 1, token 9, head 1, prefill: expected an error of at most 0.0156"), 0U);
-  EXPECT_GT(checker.worst_prefill_decode(), kTolerance);
-  EXPECT_EQ(checker.num_checks(), 2);
+  ASSERT_EQ(checker.log().failures.size(), 1U);
+  EXPECT_EQ(checker.log().failures[0].find("line 1, token 9, head 1, prefill: expected an error of at most 0.0156"),
+            0U);
+  EXPECT_GT(checker.log().worst_other_way, kTolerance);
+  EXPECT_EQ(checker.log().num_checks, 2);
+}
+
+TEST(Selection, AcceptsTheLargestAndNamesWhatIsWrong) {
+  const std::vector<float> logits = {0.5F, -1.0F, 3.0F, 2.0F, 2.0F, -7.0F};
+  const auto judge = [&](std::vector<int32_t> positions, int32_t topk) {
+    return judge_selection(logits, positions, topk);
+  };
+  EXPECT_EQ(judge({2, 3}, 2), "");
+  EXPECT_EQ(judge({2, 4}, 2), "") << "equal logits may change places";
+  EXPECT_EQ(judge({0, 1, 2, 3, 4, 5}, 10), "");
+  EXPECT_EQ(judge_selection({}, {}, 4), "");
+  EXPECT_NE(judge({2, 0}, 2).find("key 0 was selected, whose logit 0.5"), std::string::npos);
+  EXPECT_NE(judge({2, 2}, 2).find("twice"), std::string::npos);
+  EXPECT_NE(judge({2}, 2).find("expected 2 selected keys of 6, got 1"), std::string::npos);
+  EXPECT_NE(judge({2, -1}, 2).find("none of the request's"), std::string::npos);
+  EXPECT_NE(judge({2, 6}, 2).find("none of the request's"), std::string::npos);
+}
+
+TEST(Selection, FindsThePositionsOfSlots) {
+  const std::vector<int32_t> pages = {7, 2}, slots = {28, 31, 9, 4, -1, 30};
+  EXPECT_EQ(positions_of(slots, pages, 4), (std::vector<int32_t>{0, 3, 5, -1}));
+}
+
+// A cache whose ranks, drafts and formats the layer has to keep apart: decode of every kind must agree with what a
+// plain bf16 cache on one rank gives.
+TEST(Layer, RanksAgreeWithOne) {
+  ModelConfig model;
+  model.num_attention_heads = 2;
+  model.kv_lora_rank = 256;
+  model.qk_nope_head_dim = 128;
+  model.qk_rope_head_dim = 64;
+  model.v_head_dim = 128;
+  constexpr int32_t kTokens = 41, kQueries = 3;
+  const DType dtype = Projector::activation_dtype();
+  const auto bytes = static_cast<int64_t>(size_of(dtype));
+  const Context context = make_context("");
+  const Generator generator(model, 1, dtype);
+  Team team(1);
+  Projector projector(model, generator.weights(), dtype, team);
+  const std::atomic<bool> stop = false;
+  std::vector<std::byte> latents(static_cast<size_t>(kTokens * model.d_qk() * bytes));
+  for (int32_t t = 0; t < kTokens; ++t)
+    generator.latent(static_cast<uint64_t>(t) * 71, t, latents.data() + t * model.d_qk() * bytes);
+  std::vector<std::byte> q(static_cast<size_t>(kQueries * 2 * model.d_qk() * bytes));
+  for (int32_t t = 0; t < kQueries * 2; ++t)
+    generator.latent(static_cast<uint64_t>(t) * 93 + 5, t + 1, q.data() + t * model.d_qk() * bytes);
+  TensorView q_nope = contiguous(q.data(), dtype, {kQueries, 2, model.d_qk()}), q_pe = q_nope;
+  q_nope.shape[2] = model.kv_lora_rank;
+  q_pe.shape[2] = model.qk_rope_head_dim;
+  q_pe.data = q.data() + model.kv_lora_rank * bytes;
+
+  std::vector<float> expected;
+  for (int32_t world : {1, 2, 5}) {
+    LayerOptions options;
+    options.model = model;
+    options.page_size = 4;
+    options.num_pages = 20;
+    options.chunk = 50;
+    options.dtype = dtype;
+    options.world = world;
+    Layer layer(options, context, projector, stop);
+    std::vector<int32_t> pages;
+    for (int32_t page = 0; page * options.page_tokens() < kTokens; ++page) pages.push_back(19 - page);
+    std::vector<int64_t> slots;
+    for (int32_t t = 0; t < kTokens; ++t)
+      slots.push_back(int64_t{pages[static_cast<size_t>(t / options.page_tokens())]} * options.page_tokens() +
+                      t % options.page_tokens());
+    ASSERT_TRUE(layer.append(latents.data(), slots, nullptr).ok());
+    const TokenRange last{.pages = pages, .start = kTokens - kQueries, .count = kQueries};
+    std::vector<float> o(kQueries * 2 * 256);
+    const Status status = layer.decode(context, q_nope, q_pe, std::span(&last, 1),
+                                       contiguous(o.data(), DType::kF32, {kQueries, 2, 256}), nullptr);
+    ASSERT_TRUE(status.ok()) << status.message();
+    if (expected.empty()) expected = o;
+    EXPECT_LT(relative_error(o.data(), expected.data(), std::ssize(o)), kTolerance) << world;
+  }
 }
 
 }  // namespace

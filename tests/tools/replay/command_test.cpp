@@ -2,6 +2,7 @@
 // The replay as users run it: the program, its exit status, its JSON.
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -16,6 +17,7 @@
 #include <sstream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -79,10 +81,11 @@ class ReplayCommand : public ::testing::Test {
   Outcome run(const std::vector<std::string>& arguments) const { return finish(start(arguments)); }
   // The small trace through the small model; what the test says goes before the defaults.
   Outcome run_small(const std::vector<std::string>& arguments) const {
-    std::vector<std::string> all = {path("trace.jsonl"), "--model", path("config.json"), "--json",
-                                    "--chunk",           "600",     "--check-every",     "1"};
+    std::vector<std::string> all = {path("trace.jsonl"), "--json", "--chunk", "600", "--check-every", "1"};
     all.insert(all.end(), arguments.begin(), arguments.end());
-    for (const auto& [option, value] : {std::pair("--threads", "2"), std::pair("--pool-tokens", "8k")})
+    const std::pair<std::string, std::string> defaults[] = {
+        {"--threads", "2"}, {"--pool-tokens", "8k"}, {"--model", path("config.json")}};
+    for (const auto& [option, value] : defaults)
       if (std::find(all.begin(), all.end(), option) == all.end()) all.insert(all.end(), {option, value});
     return run(all);
   }
@@ -119,16 +122,62 @@ TEST_F(ReplayCommand, ReportsWhatTheContractPromises) {
 
   const json timeline = json::parse(read_file(path("timeline.json")));
   int64_t steps = 0, requests = 0;
+  std::vector<double> first_token, per_token;  // milliseconds
+  double arrival = 0;
   for (const json& event : timeline["traceEvents"]) {
     steps += event["name"] == "step" ? 1 : 0;
-    requests += event["name"] == "decode" ? 1 : 0;
+    if (event["name"] == "wait") arrival = event["ts"];
+    if (event["name"] == "prefill")
+      first_token.push_back((event["ts"].get<double>() + event["dur"].get<double>() - arrival) / 1e3);
+    if (event["name"] != "decode") continue;
+    ++requests;
+    const int32_t tokens = event["args"]["output_tokens"];
+    if (tokens > 1) per_token.push_back(event["dur"].get<double>() / 1e3 / (tokens - 1));
   }
   EXPECT_EQ(steps, report["steps"]);
   EXPECT_EQ(requests, 3);
+  ASSERT_EQ(first_token.size(), 3U);
+  ASSERT_EQ(per_token.size(), 2U);
+  std::sort(first_token.begin(), first_token.end());
+  EXPECT_NEAR(report["ttft_ms"]["p50"], first_token[1], 1e-3);
+  EXPECT_NEAR(report["ttft_ms"]["p90"], first_token[1] + 0.8 * (first_token[2] - first_token[1]), 1e-3);
+  EXPECT_NEAR(report["tpot_ms"]["p50"], (per_token[0] + per_token[1]) / 2, 1e-3);
+}
+
+TEST_F(ReplayCommand, RatesAreWorkOverTime) {
+  const Outcome outcome = run_small({});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  const json report = json::parse(outcome.out);
+  const auto number = [&](const char* key) { return report[key].get<double>(); };
+  const auto seconds = [&](const char* phase) { return report["phase_seconds"][phase].get<double>(); };
+  const double prefill = seconds("prefill_attention"), decode = seconds("decode_attention");
+  // Queries times the keys they see, by request: all of 1300, 76 behind 1024 shared tokens, all of 40.
+  const double prefill_gflop = (1300 * 1301 + 76 * (1025 + 1100) + 40 * 41) / 2.0 * 4 * 2e-9 * (192 + 128);
+  const double decode_gflop = (5 * 1303 + 3 * 1102) * 4 * 2e-9 * (320 + 256);
+  EXPECT_NEAR(number("prefill_gflops") * prefill, prefill_gflop, 1e-9 * prefill_gflop);
+  EXPECT_NEAR(number("decode_gflops") * decode, decode_gflop, 1e-9 * decode_gflop);
+  EXPECT_NEAR(number("gflops") * (prefill + decode), prefill_gflop + decode_gflop, 1e-9 * prefill_gflop);
+  const double at_ceilings = prefill_gflop / report["ceilings"]["prefill_gflops"].get<double>() +
+                             decode_gflop / report["ceilings"]["decode_gflops"].get<double>();
+  EXPECT_NEAR(number("ceiling_share"), at_ceilings / (prefill + decode), 1e-9);
+  EXPECT_NEAR(
+      number("prefill_tokens_per_s") * (prefill + seconds("gather") + seconds("up_projection") + seconds("merge")),
+      number("prefill_tokens"), 1e-6);
+  EXPECT_NEAR(number("decode_tokens_per_s") * (decode + seconds("decode_projection")), 5 + 3, 1e-6);
+}
+
+TEST_F(ReplayCommand, ChecksEveryPieceOfAStep) {
+  std::string trace;
+  for (int i = 0; i < 30; ++i)
+    trace += fmt::format("{{\"timestamp\": 0, \"input_length\": 130, \"output_length\": 2, \"hash_ids\": [{}]}}\n", i);
+  write("trace.jsonl", trace);
+  const Outcome outcome = run_small({});  // four or five requests a step, another one checked in each
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_GT(json::parse(outcome.out)["checks"], 6);
 }
 
 TEST_F(ReplayCommand, EveryCacheAndBackendAgreesWithItself) {
-  for (const char* cache : {"bf16", "f16"})
+  for (const char* cache : {"bf16", "f16", "fp8"})
     for (const char* backend : {"auto", "reference"}) {
       const Outcome outcome = run_small({"--cache", cache, "--backend", backend, "--requests", "2"});
       ASSERT_EQ(outcome.status, 0) << cache << " " << backend << "\n" << outcome.err;
@@ -136,6 +185,65 @@ TEST_F(ReplayCommand, EveryCacheAndBackendAgreesWithItself) {
       EXPECT_LT(report["worst_error"], report["tolerance"]) << cache << " " << backend;
       EXPECT_EQ(report["requests"], 2);
     }
+}
+
+// Formats, ranks, drafts and sparsity, alone and together: every sampled token agrees with the two other ways.
+TEST_F(ReplayCommand, EveryWayOfDecodingAgreesWithItself) {
+  write("sparse.json",
+        R"({"num_attention_heads": 4, "num_hidden_layers": 1, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64, "v_head_dim": 128, "rope_theta": 10000, "index_topk": 200})");
+  for (const std::vector<std::string>& options :
+       {std::vector<std::string>{"--cache", "fp8_ds_mla"},
+        {"--dcp", "2"},
+        {"--dcp", "4", "--page-size", "16", "--cache", "fp8_ds_mla", "--mtp", "2"},
+        {"--mtp", "3", "--cache", "fp8"},
+        {"--sparse"},
+        {"--sparse", "--cache", "fp8_ds_mla", "--mtp", "1"}}) {
+    std::vector<std::string> arguments = {"--model", path("sparse.json")};
+    arguments.insert(arguments.end(), options.begin(), options.end());
+    const Outcome outcome = run_small(arguments);
+    const std::string what = fmt::format("{}", fmt::join(options, " "));
+    ASSERT_EQ(outcome.status, 0) << what << "\n" << outcome.err;
+    const json report = json::parse(outcome.out);
+    EXPECT_EQ(report["requests"], 3) << what;
+    EXPECT_EQ(report["decode_tokens"], 11) << what;
+    EXPECT_EQ(report["prefix_hit_tokens"], 1024) << what;
+    EXPECT_GT(report["worst_error_reference"], 0.0) << what;
+    EXPECT_LT(report["worst_error"], report["tolerance"]) << what;
+    const bool sparse = options[0] == "--sparse";
+    EXPECT_EQ(report["sparse"], sparse) << what;
+    EXPECT_EQ(report["phase_seconds"]["decode_indexer"].get<double>() > 0.0, sparse) << what;
+    EXPECT_EQ(report["phase_seconds"]["decode_merge"].get<double>() > 0.0, report["dcp"] > 1) << what;
+    EXPECT_EQ(report["draft_tokens"].get<int64_t>() > 0, report["mtp"] > 0) << what;
+    EXPECT_LE(report["accepted_drafts"], report["draft_tokens"]) << what;
+  }
+}
+
+TEST_F(ReplayCommand, V4ServesItsThreeKindsOfLayers) {
+  write("short.jsonl",
+        "{\"timestamp\": 0, \"input_length\": 530, \"output_length\": 6, \"hash_ids\": [1, 2]}\n"
+        "{\"timestamp\": 1, \"input_length\": 520, \"output_length\": 4, \"hash_ids\": [1, 3]}\n"
+        "{\"timestamp\": 2, \"input_length\": 2, \"output_length\": 3, \"hash_ids\": [5]}\n");
+  for (const std::vector<std::string>& options :
+       {std::vector<std::string>{}, {"--cache", "bf16", "--mtp", "2"}, {"--cache", "fp8", "--page-size", "128"}}) {
+    std::vector<std::string> arguments = {
+        path("short.jsonl"), "--model", "deepseek-v4-flash", "--sparse", "--json",        "--chunk", "130",
+        "--check-every",     "1",       "--threads",         "2",        "--pool-tokens", "4k"};
+    arguments.insert(arguments.end(), options.begin(), options.end());
+    const Outcome outcome = run(arguments);
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    const json report = json::parse(outcome.out);
+    EXPECT_EQ(report["cache"], options.empty() ? "fp8_dsv4" : options[1]);
+    EXPECT_EQ(report["requests"], 3);
+    EXPECT_EQ(report["prefix_hit_tokens"], 512);
+    EXPECT_EQ(report["decode_tokens"], 13);
+    EXPECT_GE(report["checks"], 6);
+    EXPECT_GT(report["worst_error_prefill_decode"], 0.0);
+    EXPECT_LT(report["worst_error"], report["tolerance"]);
+    for (const char* phase : {"compress", "prefill_indexer", "prefill_attention", "decode_indexer", "decode_attention"})
+      EXPECT_GT(report["phase_seconds"][phase], 0.0) << phase;
+    EXPECT_THAT(outcome.err, HasSubstr("three sparse layers"));
+  }
 }
 
 TEST_F(ReplayCommand, CountsDoNotDependOnThreadsPagesOrTime) {
@@ -186,7 +294,15 @@ TEST_F(ReplayCommand, BadInputIsOneClearError) {
   expect_error({trace, "--model", path("dense.json")}, "dense.json");
   expect_error({trace, "--model", "no-such-model"}, "no-such-model");
   expect_error({trace, "--model", config, "--pool-tokens", "1024"}, "request of line 1");
-  expect_error({trace, "--cache", "fp8"}, "--cache: expected bf16 or f16");
+  expect_error({trace, "--model", config, "--cache", "fp8_ds_mla"}, "--cache: fp8_ds_mla holds rows of 512 + 64");
+  expect_error({trace, "--cache", "fp8_dsv4"}, "--cache: fp8_dsv4 holds rows of 448 + 64");
+  expect_error({trace, "--sparse"}, "--sparse: expected a model with index_topk");
+  expect_error({trace, "--model", "deepseek-v3.2", "--sparse", "--dcp", "2"}, "--dcp: sparse attention runs on one");
+  expect_error({trace, "--model", "deepseek-v4-flash"}, "expected --sparse");
+  expect_error({trace, "--model", "deepseek-v4-flash", "--sparse", "--page-size", "64"},
+               "--page-size: expected a mult");
+  expect_error({trace, "--mtp", "-1"}, "--mtp");
+  expect_error({trace, "--dcp", "0"}, "--dcp: expected");
   expect_error({trace, "--cache", "float"}, "--cache");
   expect_error({trace, "--layers", "2"}, "--layers");
   expect_error({trace, "--chunk", "0"}, "--chunk");

@@ -6,6 +6,8 @@
 
 #include <cmath>
 
+#include "mla/numeric.h"
+
 namespace mla::cli::replay {
 namespace {
 
@@ -132,6 +134,44 @@ TEST(Generator, TokenZeroIsAnAttentionSink) {
   EXPECT_NEAR(sink_sum / kTokens, 9.0, 2.0);
   EXPECT_NEAR(sum / kTokens, 0.0, 1.0);
   EXPECT_LT(std::sqrt(squares / kTokens), 3.0);
+}
+
+TEST(Generator, WithoutProjectionsQueriesLookAtTokenZeroDirectly) {
+  ModelConfig model = *load_model("deepseek-v4-flash");
+  model.num_attention_heads = 2;
+  const Generator generator(model, 1, DType::kF32);
+  EXPECT_TRUE(generator.weights().w_uk.empty());
+  std::vector<float> q(2 * 512), sink(512), other(512);
+  generator.latent(5, 0, sink.data());
+  double sink_sum = 0.0, other_sum = 0.0;
+  for (uint64_t token = 1; token <= 50; ++token) {
+    generator.query(token * 31, 100,
+                    {.q_nope = q.data(), .q_nope_stride_head = 512, .q_pe = q.data() + 448, .q_pe_stride_head = 512});
+    generator.latent(token * 77, 7, other.data());
+    for (size_t c = 0; c < 448; ++c) {
+      sink_sum += double{q[c]} * sink[c] * model.sm_scale();
+      other_sum += double{q[c]} * other[c] * model.sm_scale();
+    }
+  }
+  EXPECT_NEAR(sink_sum / 50, 9.0, 2.0);
+  EXPECT_NEAR(other_sum / 50, 0.0, 1.0);
+}
+
+TEST(Generator, IndexerQueriesBelongToTheToken) {
+  const Generator generator(test_model(), 1, DType::kBF16);
+  constexpr int32_t kHeads = 4;
+  std::vector<uint8_t> a(kHeads * 128), b(kHeads * 128);
+  std::vector<float> weights_a(kHeads), weights_b(kHeads);
+  generator.indexer_query(7, kHeads, a.data(), weights_a.data());
+  generator.indexer_query(7, kHeads, b.data(), weights_b.data());
+  EXPECT_EQ(a, b);
+  EXPECT_EQ(weights_a, weights_b);
+  generator.indexer_query(8, kHeads, b.data(), weights_b.data());
+  EXPECT_NE(a, b);
+  double squares = 0.0;
+  for (uint8_t code : a) squares += double{e4m3_to_f32(code)} * e4m3_to_f32(code);
+  EXPECT_NEAR(squares / static_cast<double>(a.size()), 1.0, 0.2);
+  EXPECT_EQ(generator.attn_sink().size(), static_cast<size_t>(test_model().num_attention_heads));
 }
 
 TEST(Generator, Bf16IsTheRoundedF32) {

@@ -56,13 +56,40 @@ TEST(Scheduler, ChunksPromptsAndDecodesBesideThem) {
   ASSERT_THAT(step.prefill, SizeIs(1));
   EXPECT_EQ(step.prefill[0].start, 50);
   EXPECT_EQ(step.prefill[0].count, 150);
-  EXPECT_THAT(step.decode, ::testing::ElementsAre(0));
+  ASSERT_THAT(step.decode, SizeIs(1));
+  EXPECT_EQ(step.decode[0].sequence, 0);
+  EXPECT_EQ(step.decode[0].count, 1);
+  EXPECT_EQ(step.decode[0].accepted, 1);
   scheduler.complete(step, 20);
   run_all(scheduler, 20);
   EXPECT_EQ(scheduler.sequences()[0].num_output, 3);
   EXPECT_EQ(scheduler.sequences()[0].num_computed, 102);  // the last answer token is not fed back
   EXPECT_EQ(scheduler.sequences()[1].num_output, 2);
   EXPECT_EQ(scheduler.pool().num_free(), 100);
+}
+
+TEST(Scheduler, DraftsShortenAnswersAndSomeAreWrong) {
+  std::vector<Request> requests;
+  for (int64_t line = 1; line <= 20; ++line) requests.push_back(make_request(line, 0, 10, 101));
+  SchedulerOptions options{.page_size = 16, .num_pages = 200, .chunk = 1000, .max_batch = 20};
+  Scheduler plain(requests, options);
+  options.drafts = 1;
+  options.seed = 3;
+  Scheduler drafting(requests, options), again(requests, options);
+  const double plain_ms = run_all(plain), drafting_ms = run_all(drafting);
+  EXPECT_EQ(run_all(again), drafting_ms);
+  EXPECT_LT(drafting_ms, plain_ms);
+  int64_t drafts = 0, accepted = 0;
+  for (const Sequence& sequence : drafting.sequences()) {
+    EXPECT_EQ(sequence.num_output, 101);
+    EXPECT_EQ(sequence.num_computed, 110);  // the last answer token is not fed back
+    drafts += sequence.num_drafts;
+    accepted += sequence.num_accepted;
+  }
+  EXPECT_NEAR(static_cast<double>(accepted) / static_cast<double>(drafts), kDraftAcceptance, 0.06);
+  EXPECT_EQ(plain.sequences()[0].num_drafts, 0);
+  options.drafts = -1;
+  EXPECT_THAT(Scheduler::check(requests, options).message(), HasSubstr("drafts"));
 }
 
 TEST(Scheduler, WaitsForArrivals) {
@@ -138,12 +165,12 @@ TEST(Scheduler, ARequestWithoutAnswerEndsWithItsPrompt) {
 }
 
 TEST(SchedulerCheck, NamesTheRequestThatNeverFits) {
-  const std::vector<Request> requests = {make_request(1, 0, 10, 1), make_request(2, 0, 100, 30)};
-  SchedulerOptions options{.page_size = 16, .num_pages = 9, .chunk = 4, .max_batch = 1};
-  EXPECT_TRUE(Scheduler::check(requests, options).ok());  // 129 tokens: the last of the answer needs no place
-  options.num_pages = 8;
+  const std::vector<Request> requests = {make_request(1, 0, 10, 1), make_request(2, 0, 100, 29)};
+  SchedulerOptions options{.page_size = 16, .num_pages = 8, .chunk = 4, .max_batch = 1};
+  EXPECT_TRUE(Scheduler::check(requests, options).ok());  // 128 tokens: the last of the answer needs no place
+  options.num_pages = 7;
   EXPECT_EQ(Scheduler::check(requests, options).message(),
-            "pool: expected at least 9 pages of 16 tokens for the request of line 2 (input 100, output 30), got 8");
+            "pool: expected at least 8 pages of 16 tokens for the request of line 2 (input 100, output 29), got 7");
   options.num_pages = 0;
   EXPECT_THAT(Scheduler::check(requests, options).message(), HasSubstr("pool: expected at least one page"));
   options = {.page_size = 0, .num_pages = 9, .chunk = 4, .max_batch = 1};
@@ -177,7 +204,10 @@ TEST_P(RandomReplay, LosesNothingAndNeverRewritesSharedPages) {
   const SchedulerOptions options{.page_size = page_size,
                                  .num_pages = (3020 + page_size - 1) / page_size + pick(0, 4000 / page_size + 1),
                                  .chunk = pick(1, 2000),
-                                 .max_batch = pick(1, 10)};
+                                 .max_batch = pick(1, 10),
+                                 .drafts = pick(0, 1) * pick(1, 5),
+                                 .seed = GetParam()};
+  const std::vector<int64_t> kWrongDraft = {-1};
   ASSERT_TRUE(Scheduler::check(requests, options).ok());
   Scheduler scheduler(requests, options);
 
@@ -218,9 +248,16 @@ TEST_P(RandomReplay, LosesNothingAndNeverRewritesSharedPages) {
     }
     EXPECT_LE(tokens, options.chunk);
     EXPECT_LE(scheduler.num_running(), options.max_batch);
-    for (int32_t index : step.decode) {
-      const Sequence& sequence = scheduler.sequences()[static_cast<size_t>(index)];
-      write(sequence, sequence.num_computed);
+    for (const DecodePiece& piece : step.decode) {
+      const Sequence& sequence = scheduler.sequences()[static_cast<size_t>(piece.sequence)];
+      EXPECT_LE(piece.count, options.drafts + 1);
+      EXPECT_GE(piece.accepted, 1);
+      EXPECT_LE(piece.accepted, piece.count);
+      EXPECT_LE(sequence.num_output + piece.count, sequence.request->output_length);
+      for (int32_t i = 0; i < piece.count; ++i) {
+        write(sequence, sequence.num_computed + i);
+        if (i >= piece.accepted) cache[slot(sequence, sequence.num_computed + i)] = kWrongDraft;
+      }
     }
     // Everything that attention would read is what the request means. Every step would be slow, so now and then.
     if (step_index % 16 == 0) {
@@ -229,9 +266,9 @@ TEST_P(RandomReplay, LosesNothingAndNeverRewritesSharedPages) {
         for (int32_t position = 0; position < piece.start + piece.count; ++position)
           ASSERT_EQ(cache[slot(sequence, position)], content(*sequence.request, position));
       }
-      for (int32_t index : step.decode) {
-        const Sequence& sequence = scheduler.sequences()[static_cast<size_t>(index)];
-        for (int32_t position = 0; position <= sequence.num_computed; ++position)
+      for (const DecodePiece& piece : step.decode) {
+        const Sequence& sequence = scheduler.sequences()[static_cast<size_t>(piece.sequence)];
+        for (int32_t position = 0; position < sequence.num_computed + piece.accepted; ++position)
           ASSERT_EQ(cache[slot(sequence, position)], content(*sequence.request, position));
       }
     }

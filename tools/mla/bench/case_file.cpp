@@ -122,7 +122,7 @@ std::vector<CaseGroup> read_cases(const YAML::Node& root, const std::string& pat
     entry.settings.insert(defaults.begin(), defaults.end());
     for (const auto& flag : flags) entry.settings[flag.first] = flag.second;
     for (CaseGroup& group : expand(entry.settings, entry.target, entry.label)) {
-      if (entry.target.min_ratio && group.cases.size() < 2)
+      if (entry.target.min_ratio && group.cases.size() < 2 && group.cases.front().op != Op::kTopK)
         throw UsageError("{}: target: ratio: nothing to compare with; give `compare` or `trace`",
                          at(path, node.Mark()));
       groups.push_back(std::move(group));

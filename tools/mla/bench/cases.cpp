@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
@@ -44,11 +45,11 @@ bool bool_of(const Choice& choice, std::string_view key, bool fallback) {
 
 void set_head_dims(const Choice& choice, const ModelConfig* model, Case& result) {
   const bool prefill = result.op == Op::kPrefill;
-  result.d_qk = prefill ? 192 : 576;
+  result.d_qk = prefill ? 192 : result.cache == CacheFormat::kFP8DsV4 ? 512 : 576;
   result.d_v = prefill ? 128 : 512;
   if (model != nullptr) {
     result.d_qk = prefill ? model->prefill_d_qk() : model->d_qk();
-    result.d_v = prefill ? model->v_head_dim : model->kv_lora_rank;
+    result.d_v = prefill ? model->v_head_dim : model->d_v();
   }
   const Setting* dims = find(choice, "head_dims");
   if (dims == nullptr) return;
@@ -59,10 +60,96 @@ void set_head_dims(const Choice& choice, const ModelConfig* model, Case& result)
   result.d_v = cli::parse_int(dims->where, dims->text.substr(slash + 1), 1, 65536);
 }
 
+bool is_indexer(Op op) { return op == Op::kIndexerLogits || op == Op::kIndexerTopK; }
+bool takes_topk(Op op) {
+  return op == Op::kDecodeSparse || op == Op::kPrefillSparse || op == Op::kPhysicalSlots || op == Op::kTopK ||
+         op == Op::kIndexerTopK;
+}
+
+// Operations that each key means something to; a case file's defaults may hold keys that others ignore.
+struct KeyUse {
+  std::string_view key;
+  bool (*used)(Op op);
+};
+constexpr KeyUse kKeyUses[] = {
+    {"states", [](Op op) { return op == Op::kMergeStates; }},
+    {"topk", takes_topk},
+    {"extra_topk", [](Op op) { return op == Op::kDecodeSparse; }},
+    {"extra_page_size", [](Op op) { return op == Op::kDecodeSparse; }},
+    {"pool_tokens", [](Op op) { return op == Op::kDecodeSparse; }},
+    {"to_cache", [](Op op) { return op == Op::kCopyPages; }},
+    {"to_page_size", [](Op op) { return op == Op::kCopyPages; }},
+    {"scales", [](Op op) { return cli::has_cache(op) || op == Op::kAppendIndexer; }},
+    {"sink", cli::is_attention},
+    {"soft_cap", cli::is_attention},
+    {"window", [](Op op) { return op == Op::kDecode || op == Op::kPrefill; }},
+    {"alibi", [](Op op) { return op == Op::kDecode || op == Op::kPrefill; }},
+    {"tree", [](Op op) { return op == Op::kDecode; }},
+    {"dcp", [](Op op) { return op == Op::kDecode; }},
+};
+
+// Keys that would change nothing are mistakes.
+void check_uses(const Choice& choice, Op op) {
+  for (const KeyUse& use : kKeyUses)
+    if (const Setting* setting = find(choice, use.key); setting != nullptr && !use.used(op))
+      throw UsageError("{}: has no meaning for {}", setting->where, name(op));
+  if (op == Op::kDecodeSparse)
+    for (std::string_view key : {"kv_len", "trace", "causal"})
+      if (const Setting* setting = find(choice, key); setting != nullptr)
+        throw UsageError("{}: has no meaning for decode_sparse, whose keys are topk of pool_tokens", setting->where);
+}
+
+template <class T>
+T one_of(const Choice& choice, std::string_view key, T fallback,
+         std::initializer_list<std::pair<std::string_view, T>> values) {
+  const Setting* setting = find(choice, key);
+  if (setting == nullptr) return fallback;
+  std::string names;
+  for (const auto& [text, value] : values) {
+    if (setting->text == text) return value;
+    names += (names.empty() ? "" : ", ") + std::string(text);
+  }
+  throw UsageError("{}: expected one of {}, got '{}'", setting->where, names, setting->text);
+}
+
+// Keys, pools and scales.
+void set_sparse(const Choice& choice, const ModelConfig* model, Case& result) {
+  if (!takes_topk(result.op)) return;
+  const int64_t usual = model != nullptr && model->index_topk > 0 ? model->index_topk : 2048;
+  result.topk = int_of(choice, "topk", usual, 1, 1 << 20);
+  result.extra_topk = int_of(choice, "extra_topk", 0, 0, 1 << 20);
+  result.extra_page_size = int_of(choice, "extra_page_size", 64, 1, 1 << 20);
+}
+
+void set_options(const Choice& choice, Case& result) {
+  result.to_cache = result.cache;
+  if (const Setting* to = find(choice, "to_cache")) result.to_cache = cli::parse_cache(to->where, to->text);
+  result.to_page_size = int_of(choice, "to_page_size", result.page_size, 1, 1 << 20);
+  result.scales =
+      one_of<Scales>(choice, "scales", Scales::kPowersOfTwo,
+                     {{"pow2", Scales::kPowersOfTwo}, {"f32", Scales::kF32}, {"per-slot", Scales::kPerSlot}});
+  if (result.scales == Scales::kPerSlot && result.cache != CacheFormat::kFP8)
+    throw UsageError("{}: per-slot scales are those of a cache of fp8, got {}", find(choice, "scales")->where,
+                     name(result.cache));
+  result.sink = bool_of(choice, "sink", false);
+  result.alibi = bool_of(choice, "alibi", false);
+  result.window = int_of(choice, "window", -1, -1, kMaxLength);
+  if (const Setting* cap = find(choice, "soft_cap"))
+    result.soft_cap = cli::parse_positive(cap->where, "a cap", cap->text);
+  result.tree =
+      one_of<kit::Tree>(choice, "tree", kit::Tree::kNone,
+                        {{"none", kit::Tree::kNone}, {"mask", kit::Tree::kMask}, {"parents", kit::Tree::kParents}});
+  result.dcp = int_of(choice, "dcp", 1, 1, 1024);
+}
+
 void set_uniform_lengths(const Choice& choice, Case& result) {
   const int64_t batch = int_of(choice, "batch", 1, 1, 65536);
-  const int64_t kv_len = int_of(choice, "kv_len", 4096, 0, kMaxLength);
-  const int64_t default_q_len = result.op == Op::kPrefill ? std::max<int64_t>(kv_len, 1) : 1;
+  const bool sparse = result.op == Op::kDecodeSparse;
+  const int64_t kv_len =
+      sparse ? int_of(choice, "pool_tokens", 65536, 1, kMaxLength) : int_of(choice, "kv_len", 4096, 0, kMaxLength);
+  const int64_t default_q_len = result.op == Op::kPrefill         ? std::max<int64_t>(kv_len, 1)
+                                : result.op == Op::kPrefillSparse ? 128
+                                                                  : 1;
   const int64_t q_len = int_of(choice, "q_len", default_q_len, 1, kMaxLength);
   result.lengths = "uniform";
   result.requests.assign(static_cast<size_t>(batch), Request{.q_len = q_len, .kv_len = kv_len});
@@ -103,21 +190,30 @@ std::vector<Case> make_cases(const Choice& choice, std::string_view label) {
     result.heads = model->num_attention_heads;
     result.sm_scale = model->sm_scale();
   }
-  set_head_dims(choice, model ? &*model : nullptr, result);
+  check_uses(choice, result.op);
   // What works on no cache ignores the format: it may stand there for other operations of the same list or file.
   if (const Setting* cache = find(choice, "cache")) {
     const CacheFormat format = cli::parse_cache(cache->where, cache->text);
     if (cli::has_cache(result.op)) result.cache = format;
+  } else if (model && model->value_is_row && cli::has_cache(result.op) && result.op != Op::kPrefillSparse) {
+    result.cache = CacheFormat::kFP8DsV4;
   }
-  if (const Setting* states = find(choice, "states"); states != nullptr && result.op != Op::kMergeStates)
-    throw UsageError("{}: only merge_states takes partial states, the operation is {}", states->where, name(result.op));
-  // Queries are of the cache's type where that is a type of queries; partial states are f32.
+  set_head_dims(choice, model ? &*model : nullptr, result);
+  // Queries are of the cache's type where that is a type of queries; partial states are f32, the indexer's queries
+  // e4m3.
   result.q_dtype = result.cache == CacheFormat::kF16 ? DType::kF16 : DType::kBF16;
   if (result.op == Op::kMergeStates) result.q_dtype = DType::kF32;
-  if (const Setting* q = find(choice, "q_dtype")) result.q_dtype = cli::parse_float_dtype(q->where, q->text);
+  if (is_indexer(result.op)) {
+    result.q_dtype = DType::kE4M3;
+    if (!model) result.heads = 64;
+  }
+  const bool quantized = result.op == Op::kDecode || result.op == Op::kDecodeSparse || is_indexer(result.op);
+  if (const Setting* q = find(choice, "q_dtype")) result.q_dtype = cli::parse_float_dtype(q->where, q->text, quantized);
   result.heads = int_of(choice, "heads", result.heads, 1, 65536);
   result.page_size = int_of(choice, "page_size", 64, 1, 1 << 20);
   result.states = int_of(choice, "states", 2, 1, 65536);
+  set_sparse(choice, model ? &*model : nullptr, result);
+  set_options(choice, result);
   result.causal = bool_of(choice, "causal", true);
   result.batch_invariant = bool_of(choice, "batch_invariant", false);
   result.threads = static_cast<int32_t>(int_of(choice, "threads", 0, 0, 4096));
@@ -142,8 +238,9 @@ std::vector<Case> make_cases(const Choice& choice, std::string_view label) {
 }
 
 bool is_int_list(std::string_view key) {
-  constexpr std::string_view kIntKeys[] = {"heads",     "batch",  "q_len", "kv_len",
-                                           "page_size", "states", "clip",  "threads"};
+  constexpr std::string_view kIntKeys[] = {"heads",       "batch", "q_len",           "kv_len",      "page_size",
+                                           "states",      "topk",  "extra_topk",      "clip",        "threads",
+                                           "pool_tokens", "dcp",   "extra_page_size", "to_page_size"};
   return std::find(std::begin(kIntKeys), std::end(kIntKeys), key) != std::end(kIntKeys);
 }
 
@@ -182,19 +279,32 @@ bool Case::ragged() const {
 
 const std::vector<SettingKey>& setting_keys() {
   static const std::vector<SettingKey> keys = {
-      {"op", "decode, prefill, merge_states, append, gather"},
-      {"model", "Preset, config.json or its folder: heads and head dims"},
+      {"op", "An operation: decode, decode_sparse, append, ... (mla info --markdown lists them)"},
+      {"model", "Preset, config.json or its folder: heads, head dims, topk"},
       {"head_dims", "d_qk/d_v, such as 576/512 (decode) or 192/128 (prefill)"},
-      {"cache", "Cache formats (decode, append, gather)"},
-      {"q_dtype", "Type of queries, of q, k and v (prefill), of rows (append, gather) or of partial states"},
+      {"cache", "Cache formats: bf16, f16, fp8, fp8_ds_mla, fp8_dsv4"},
+      {"scales", "fp8: pow2 and f32 one scale, per-slot four per token; fp8_ds_mla: pow2 or f32"},
+      {"q_dtype", "Type of queries (also e4m3), of q, k and v (prefill), of rows (cache tools) or of partial states"},
       {"heads", "Query heads"},
       {"batch", "Requests"},
       {"q_len", "Query tokens of each request (prefill: all of kv-len)"},
-      {"kv_len", "Tokens of each request"},
+      {"kv_len", "Tokens of each request (prefill_sparse: keys; top_k: logits)"},
       {"batch_spec", "Batches such as 8q1s4k or 2q2k_32q1s1k"},
       {"trace", "Take kv lengths from a trace, and compare with equal lengths of the same total"},
       {"clip", "Longest length taken from the trace (16k)"},
       {"page_size", "Tokens of a cache page"},
+      {"topk", "Indices of each query, or logits to select (2048, or the model's)"},
+      {"pool_tokens", "Tokens of the pool that the indices point into (decode_sparse; 64k)"},
+      {"extra_topk", "Indices of each query into a second pool (decode_sparse)"},
+      {"extra_page_size", "Tokens of a page of the second pool"},
+      {"to_cache", "Format that pages are copied into (copy_pages)"},
+      {"to_page_size", "Tokens of a page that is copied into"},
+      {"sink", "Attention sinks: true, false"},
+      {"window", "Tokens before its own that a query sees; -1 all"},
+      {"soft_cap", "Cap of the logits"},
+      {"alibi", "ALiBi slopes: true, false"},
+      {"tree", "Draft tree of the last q-len tokens: none, mask, parents"},
+      {"dcp", "Ranks that share the tokens; measured is the first one's part"},
       {"states", "Partial states (only merge_states)"},
       {"causal", "true, false"},
       {"batch_invariant", "true, false"},

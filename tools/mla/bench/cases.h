@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "kit/specs.h"
 #include "mla/bench/batch_spec.h"
 #include "mla/kv_layout.h"
 #include "mla/types.h"
@@ -19,21 +20,37 @@ namespace mla::bench {
 struct Target {
   std::optional<double> min_share;  ///< of the ceiling
   std::optional<double> max_us;     ///< median time
-  std::optional<double> min_ratio;  ///< rate against that of the group's first case
+  std::optional<double>
+      min_ratio;  ///< rate against the baseline: std::nth_element (top_k), else the group's first case
   bool given() const { return min_share || max_us || min_ratio; }
 };
 
-/// One problem with everything that decides its speed.
+/// Which scales a quantized cache has where its format leaves a choice: fp8 one for all or four per token ("per-slot"),
+/// fp8_ds_mla rounded to powers of two or not.
+enum class Scales : uint8_t { kPowersOfTwo, kF32, kPerSlot };
+
+/// One problem with everything that decides its speed. In decode_sparse a request's kv_len is the tokens of the pool.
 struct Case {
   std::string label;  ///< of the case file, or empty
   Op op = Op::kDecode;
   CacheFormat cache = CacheFormat::kBF16;
-  DType q_dtype = DType::kBF16;  ///< queries; rows of append and gather; states of merge_states
+  DType q_dtype = DType::kBF16;  ///< queries; rows of the cache tools; states of merge_states
   int64_t heads = 128;
   int64_t d_qk = 576, d_v = 512;
   float sm_scale = 0.0F;  ///< 0 = 1 / sqrt(width of an up-projected key)
   int64_t page_size = 64;
-  int64_t states = 2;  ///< merge_states only
+  int64_t states = 2;      ///< merge_states only
+  int64_t topk = 0;        ///< indices of each query (sparse attention, physical_slots), selected logits (top_k)
+  int64_t extra_topk = 0;  ///< decode_sparse: indices into a second pool; 0 = none
+  int64_t extra_page_size = 64;
+  CacheFormat to_cache = CacheFormat::kBF16;  ///< copy_pages: what is written
+  int64_t to_page_size = 64;
+  Scales scales = Scales::kPowersOfTwo;
+  bool sink = false, alibi = false;
+  int64_t window = -1;
+  double soft_cap = 0.0;
+  kit::Tree tree = kit::Tree::kNone;
+  int64_t dcp = 1;  ///< ranks that share the tokens; the case is rank 0's work
   bool causal = true;
   bool batch_invariant = false;
   int32_t threads = 1;
@@ -58,8 +75,7 @@ struct Setting {
   std::string where;
 };
 
-/// By key: op, model, head_dims, cache, q_dtype, heads, batch, q_len, kv_len, batch_spec, trace, clip, page_size,
-/// states, causal, batch_invariant, threads, backend, compare.
+/// By key: those of setting_keys(), and compare.
 using Settings = std::map<std::string, Setting, std::less<>>;
 
 /// All keys, with a line of help each, in the order of the help text.

@@ -257,6 +257,21 @@ std::vector<double> CeilingMeter::copy_seconds(void* destination, const void* so
   return seconds;
 }
 
+double CeilingMeter::nth_element_seconds(const float* values, int64_t rows, int64_t columns, int64_t stride,
+                                         int64_t k) {
+  std::vector<double> busy(static_cast<size_t>(threads()), 0.0);
+  team_.run([&](int32_t worker) {
+    std::vector<float> row(static_cast<size_t>(columns));
+    for (int64_t i = worker; i < rows; i += threads()) {
+      std::copy_n(values + i * stride, columns, row.begin());
+      const auto start = Clock::now();
+      std::nth_element(row.begin(), row.begin() + std::min(k, columns) - 1, row.end(), std::greater<>());
+      busy[static_cast<size_t>(worker)] += seconds_between(start, Clock::now());
+    }
+  });
+  return *std::max_element(busy.begin(), busy.end());
+}
+
 void CeilingMeter::flush_caches() {
   const Buffer& buffer = dram_buffer();
   const size_t bytes = std::min(buffer.size(), std::max<size_t>(4 * static_cast<size_t>(l3_cache_size()), 64 * kMiB));

@@ -61,6 +61,9 @@ class CeilingMeter {
   double median(Ceiling ceiling);
   /// Seconds of each of `repetitions` copies of `bytes`, split evenly over the threads.
   std::vector<double> copy_seconds(void* destination, const void* source, size_t bytes, int32_t repetitions);
+  /// Seconds that std::nth_element takes for the k largest of every row of [rows, columns], the rows dealt out over the
+  /// threads; it works on copies, which are made beside the clock.
+  double nth_element_seconds(const float* values, int64_t rows, int64_t columns, int64_t stride, int64_t k);
   /// Pushes everything else out of the caches.
   void flush_caches();
 

@@ -37,8 +37,10 @@ struct Measurement {
   std::optional<double> ceiling_share;  ///< none without a ceiling, or without arithmetic to compare with it
   std::optional<double> error;          ///< against the reference
   std::string error_text;               ///< why the error is too large; empty if it is not
-  std::optional<double> ratio;  ///< rate (gflops, without arithmetic gbps) against that of the group's first case
-  std::string target;           ///< "share >= 90.0 %"; empty without one
+  /// Rate (gflops, without arithmetic gbps) against that of the group's first case; top_k against std::nth_element of
+  /// the same rows.
+  std::optional<double> ratio;
+  std::string target;  ///< "share >= 90.0 %"; empty without one
   std::optional<bool> met;
 
   /// More than the machine can do, give or take the clock: something disturbed the samples of the ceiling.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <set>
+#include <type_traits>
 #include <utility>
 
 #include "kit/check.h"
@@ -82,6 +83,18 @@ struct HeadSample {
   }
 };
 
+// The sinks (or slopes) of some heads alone; nothing of nothing.
+struct PerHead {
+  kit::Buffer values;
+  TensorView view;
+
+  PerHead(const TensorView& all, int64_t count, int64_t step) : values(static_cast<size_t>(count) * sizeof(float)) {
+    if (!all.given()) return;
+    for (int64_t i = 0; i < count; ++i) values.as<float>()[i] = static_cast<const float*>(all.data)[i * step];
+    view = contiguous(values.data(), DType::kF32, {count});
+  }
+};
+
 template <class Params>
 void run_planned(const Context& context, const Params& params) {
   const Result<size_t> size = workspace_size(context, params);
@@ -126,7 +139,9 @@ void check_decode(const Workload& workload, const kit::DecodeCase& problem, Refc
   const auto* offsets = static_cast<const int32_t*>(all.qo_indptr.data);
   for (size_t request : sampled_requests(one.requests)) {
     const OneRequest pages(all.pages, request);
-    const int64_t queries = std::min(kQueriesPerSample, one.requests[request].q_len);
+    // A draft tree is one of all of a request's queries.
+    const int64_t q_len = one.requests[request].q_len;
+    const int64_t queries = one.tree == kit::Tree::kNone ? std::min(kQueriesPerSample, q_len) : q_len;
     const int64_t first = offsets[request + 1] - queries;  // the last queries: their limits count from the end
     const HeadSample heads(one.heads, 2.0 * static_cast<double>(queries * one.requests[request].kv_len) *
                                           static_cast<double>(one.d_qk + one.d_v));
@@ -139,7 +154,61 @@ void check_decode(const Workload& workload, const kit::DecodeCase& problem, Refc
     params.lse = part(all.lse);
     params.qo_indptr = {};
     params.pages = pages.pages;
+    if (all.tree_mask.given()) params.tree_mask = slice(all.tree_mask, 0, first, queries);
+    if (all.tree_parents.given()) params.tree_parents = slice(all.tree_parents, 0, first, queries);
+    const PerHead sinks(all.options.attn_sink, heads.count, heads.step);
+    const PerHead slopes(all.options.alibi_slopes, heads.count, heads.step);
+    params.options.attn_sink = sinks.view;
+    params.options.alibi_slopes = slopes.view;
     check_attention(context, params, tolerance, fmt::format("request {}", request), result);
+  }
+}
+
+// Query tokens spread over all, a few heads of each.
+void check_decode_sparse(const Workload& workload, const kit::DecodeSparseCase& problem, RefcheckResult& result) {
+  const Context context = reference_context();
+  const Case& one = workload.description();
+  const kit::Tolerance tolerance = kit::tolerance_of(problem.spec, kit::precision_of(workload.backend(), problem.spec));
+  const DecodeSparseParams all = problem.params();
+  const int64_t tokens = all.o.shape[0], count = std::min(tokens, kQueriesPerSample);
+  const HeadSample heads(one.heads, 2.0 * static_cast<double>(count * (one.topk + one.extra_topk)) *
+                                        static_cast<double>(one.d_qk + one.d_v));
+  for (int64_t first : std::set<int64_t>{0, (tokens - count) / 2, tokens - count}) {
+    const auto rows = [&](const TensorView& view) { return slice(view, 0, first, count); };
+    const auto part = [&](const TensorView& view) { return slice(rows(view), 1, 0, heads.count, heads.step); };
+    DecodeSparseParams params = all;
+    params.q = part(all.q);
+    params.o = part(all.o);
+    params.lse = part(all.lse);
+    params.pool.indices = rows(all.pool.indices);
+    if (all.extra_pool.indices.given()) params.extra_pool.indices = rows(all.extra_pool.indices);
+    params.qo_indptr = {};
+    const PerHead sinks(all.options.attn_sink, heads.count, heads.step);
+    params.options.attn_sink = sinks.view;
+    check_attention(context, params, tolerance, fmt::format("token {}", first), result);
+  }
+}
+
+void check_prefill_sparse(const Workload& workload, const kit::PrefillSparseCase& problem, RefcheckResult& result) {
+  const Context context = reference_context();
+  const Case& one = workload.description();
+  const kit::Tolerance tolerance = kit::tolerance_of(problem.spec, kit::precision_of(workload.backend(), problem.spec));
+  const PrefillSparseParams all = problem.params();
+  const int64_t tokens = all.o.shape[0], count = std::min(tokens, kQueriesPerSample);
+  const HeadSample heads(one.heads,
+                         2.0 * static_cast<double>(count * one.topk) * static_cast<double>(one.d_qk + one.d_v));
+  for (int64_t first : std::set<int64_t>{0, (tokens - count) / 2, tokens - count}) {
+    const auto rows = [&](const TensorView& view) { return slice(view, 0, first, count); };
+    const auto part = [&](const TensorView& view) { return slice(rows(view), 1, 0, heads.count, heads.step); };
+    PrefillSparseParams params = all;
+    params.q = part(all.q);
+    params.o = part(all.o);
+    params.lse = part(all.lse);
+    params.max_logits = {};
+    params.indices = rows(all.indices);
+    const PerHead sinks(all.options.attn_sink, heads.count, heads.step);
+    params.options.attn_sink = sinks.view;
+    check_attention(context, params, tolerance, fmt::format("token {}", first), result);
   }
 }
 
@@ -170,6 +239,10 @@ void check_prefill(const Workload& workload, const kit::PrefillCase& problem, Re
       params.k = part(all.k, kv_offsets[request], keys);
       params.v = part(all.v, kv_offsets[request], keys);
       params.qo_indptr = contiguous(own_q, DType::kI32, {2});
+      const PerHead sinks(all.options.attn_sink, heads.count, heads.step);
+      const PerHead slopes(all.options.alibi_slopes, heads.count, heads.step);
+      params.options.attn_sink = sinks.view;
+      params.options.alibi_slopes = slopes.view;
       params.kv_indptr = contiguous(own_kv, DType::kI32, {2});
       check_attention(context, params, tolerance, fmt::format("request {}, query {}", request, last - queries), result);
     }
@@ -190,71 +263,6 @@ void check_merge(const kit::MergeCase& problem, RefcheckResult& result) {
   }
 }
 
-// Rows must be equal bit for bit.
-void compare_rows(const TensorView& got, int64_t got_row, const TensorView& expected, int64_t expected_row,
-                  const std::string& what, RefcheckResult& result) {
-  const auto row = [](const TensorView& view, int64_t index) {
-    return static_cast<const std::byte*>(view.data) +
-           index * view.stride[0] * static_cast<int64_t>(size_of(view.dtype));
-  };
-  ++result.rows;
-  const size_t bytes = static_cast<size_t>(expected.shape[1]) * size_of(expected.dtype);
-  if (std::memcmp(row(got, got_row), row(expected, expected_row), bytes) == 0 || !result.failure.empty()) return;
-  result.failure = what + ": the row differs from the reference";
-  result.error = 1.0;
-}
-
-// First, middle and last places of `count` rows among `total`.
-std::set<int64_t> sampled_starts(int64_t total, int64_t count) { return {0, (total - count) / 2, total - count}; }
-
-void check_append(const kit::AppendCase& problem, RefcheckResult& result) {
-  const Context context = reference_context();
-  const AppendParams all = problem.params();
-  const int64_t tokens = all.kv.shape[0], count = std::min(tokens, kRowsPerSample), width = all.kv.shape[1];
-  const TensorView& pool = all.cache.kv;
-  const auto* slots = problem.slot_mapping.as<int64_t>();
-  const TensorView rows = contiguous(pool.data, pool.dtype, {pool.shape[0] * pool.shape[1], width});
-  std::vector<int64_t> own_slots;
-  for (int64_t i = 0; i < count; ++i) own_slots.push_back(i);
-  const kit::Buffer own(static_cast<size_t>(count * width) * size_of(pool.dtype));
-  for (int64_t first : sampled_starts(tokens, count)) {
-    AppendParams params = all;
-    params.kv = slice(all.kv, 0, first, count);
-    params.slot_mapping = contiguous(own_slots.data(), DType::kI64, {count});
-    params.cache.kv = contiguous(own.data(), pool.dtype, {count, 1, width});
-    require(run(context, params));
-    const TensorView expected = contiguous(own.data(), pool.dtype, {count, width});
-    for (int64_t i = 0; i < count; ++i)
-      compare_rows(rows, slots[first + i], expected, i, fmt::format("token {}", first + i), result);
-  }
-}
-
-void check_gather(const Workload& workload, const kit::GatherCase& problem, RefcheckResult& result) {
-  const Context context = reference_context();
-  const Case& one = workload.description();
-  const GatherParams all = problem.params();
-  const auto* offsets = static_cast<const int32_t*>(all.out_indptr.data);
-  const int64_t width = all.out_kv.shape[1];
-  for (size_t request : sampled_requests(one.requests)) {
-    const OneRequest pages(all.pages, request);
-    const int64_t kv_len = one.requests[request].kv_len, count = std::min(kv_len, kRowsPerSample);
-    const kit::Buffer own(static_cast<size_t>(std::max<int64_t>(count, 1) * width) * size_of(all.out_kv.dtype));
-    const TensorView expected = contiguous(own.data(), all.out_kv.dtype, {count, width});
-    for (int64_t first : sampled_starts(kv_len, count)) {
-      const int32_t own_start[] = {static_cast<int32_t>(first)}, own_indptr[] = {0, static_cast<int32_t>(count)};
-      GatherParams params = all;
-      params.pages = pages.pages;
-      params.token_start = contiguous(own_start, DType::kI32, {1});
-      params.out_indptr = contiguous(own_indptr, DType::kI32, {2});
-      params.out_kv = expected;
-      require(run(context, params));
-      for (int64_t i = 0; i < count; ++i)
-        compare_rows(all.out_kv, offsets[request] + first + i, expected, i,
-                     fmt::format("request {}, token {}", request, first + i), result);
-    }
-  }
-}
-
 // Everything, by the checks of the kit.
 template <class KitCase>
 RefcheckResult check_whole(const Workload& workload, const KitCase& problem) {
@@ -265,24 +273,41 @@ RefcheckResult check_whole(const Workload& workload, const KitCase& problem) {
   return {.error = outcome.error.max_rel, .failure = outcome.failure, .rows = o.shape[0] * o.shape[1]};
 }
 
+// What moves, packs or indexes, by the checks of the kit.
+template <class KitCase>
+RefcheckResult check_direct(const Workload& workload, const KitCase& problem) {
+  const kit::Outcome outcome = kit::check_outputs(problem, workload.backend());
+  const bool differs = !outcome.failure.empty() && outcome.error.max_rel == 0.0;
+  return {.error = differs ? 1.0 : outcome.error.max_rel,
+          .failure = outcome.failure,
+          .rows = std::max(workload.description().total_queries(), workload.description().total_kv())};
+}
+
 }  // namespace
 
 RefcheckResult refcheck(const Workload& workload) {
-  RefcheckResult result;
-  const Workload::Problem& problem = workload.problem();
   const bool whole = workload.work().flops <= kWholeFlops;
-  if (const auto* decode = std::get_if<kit::DecodeCase>(&problem)) {
-    if (whole) return check_whole(workload, *decode);
-    check_decode(workload, *decode, result);
-  }
-  if (const auto* prefill = std::get_if<kit::PrefillCase>(&problem)) {
-    if (whole) return check_whole(workload, *prefill);
-    check_prefill(workload, *prefill, result);
-  }
-  if (const auto* merge = std::get_if<kit::MergeCase>(&problem)) check_merge(*merge, result);
-  if (const auto* append = std::get_if<kit::AppendCase>(&problem)) check_append(*append, result);
-  if (const auto* gather = std::get_if<kit::GatherCase>(&problem)) check_gather(workload, *gather, result);
-  return result;
+  return std::visit(
+      [&](const auto& problem) -> RefcheckResult {
+        using KitCase = std::decay_t<decltype(problem)>;
+        RefcheckResult result;
+        if constexpr (std::is_same_v<KitCase, std::monostate>) {
+          return result;
+        } else if constexpr (std::is_same_v<KitCase, kit::MergeCase>) {
+          check_merge(problem, result);
+        } else if constexpr (requires { kit::check_outputs(problem, std::string_view()); }) {
+          return check_direct(workload, problem);
+        } else {
+          if (whole) return check_whole(workload, problem);
+          if constexpr (std::is_same_v<KitCase, kit::DecodeCase>) check_decode(workload, problem, result);
+          if constexpr (std::is_same_v<KitCase, kit::DecodeSparseCase>) check_decode_sparse(workload, problem, result);
+          if constexpr (std::is_same_v<KitCase, kit::PrefillCase>) check_prefill(workload, problem, result);
+          if constexpr (std::is_same_v<KitCase, kit::PrefillSparseCase>)
+            check_prefill_sparse(workload, problem, result);
+        }
+        return result;
+      },
+      workload.problem());
 }
 
 }  // namespace mla::bench

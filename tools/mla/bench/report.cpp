@@ -15,8 +15,51 @@ namespace {
 using cli::Json;
 
 // What the caches or tensors of a case are made of.
-std::string_view data_format(const Case& one) {
-  return one.op == Op::kPrefill || one.op == Op::kMergeStates ? name(one.q_dtype) : name(one.cache);
+std::string data_format(const Case& one) {
+  switch (one.op) {
+    case Op::kAppendIndexer:
+    case Op::kIndexerLogits:
+    case Op::kIndexerTopK: return "indexer";
+    case Op::kTopK: return "f32";
+    case Op::kBlockTableToCsr:
+    case Op::kPhysicalSlots: return "i32";
+    default: return std::string(cli::has_cache(one.op) ? name(one.cache) : name(one.q_dtype));
+  }
+}
+
+std::string_view name(Scales scales) {
+  switch (scales) {
+    case Scales::kPowersOfTwo: return "pow2";
+    case Scales::kF32: return "f32";
+    case Scales::kPerSlot: return "per-slot";
+  }
+  return {};
+}
+
+std::string_view name(kit::Tree tree) {
+  return tree == kit::Tree::kNone ? "none" : tree == kit::Tree::kMask ? "mask" : "parents";
+}
+
+// Indices of a query, in all pools.
+int64_t indices_of(const Case& one) { return one.topk + one.extra_topk; }
+
+// What makes a case other than the usual one of its shape, for people.
+std::string variant_text(const Case& one) {
+  std::string text;
+  const auto add = [&](const std::string& part) { text += (text.empty() ? "" : ", ") + part; };
+  const bool chosen = one.scales == Scales::kPerSlot || (one.scales == Scales::kF32 && one.cache != CacheFormat::kFP8);
+  if (chosen) add(fmt::format("{} scales", name(one.scales)));
+  if (one.op == Op::kCopyPages) add(fmt::format("to {}, pages of {}", name(one.to_cache), one.to_page_size));
+  if (one.extra_topk > 0)
+    add(fmt::format("{} + {} keys, second pages of {}", one.topk, one.extra_topk, one.extra_page_size));
+  if (one.q_dtype == DType::kE4M3 && one.op != Op::kIndexerLogits && one.op != Op::kIndexerTopK) add("e4m3 queries");
+  if (one.sink) add("sink");
+  if (one.window >= 0) add(fmt::format("window {}", one.window));
+  if (one.soft_cap > 0.0) add(fmt::format("cap {:g}", one.soft_cap));
+  if (one.alibi) add("alibi");
+  if (one.tree != kit::Tree::kNone) add(fmt::format("tree {}", name(one.tree)));
+  if (one.dcp > 1) add(fmt::format("rank 0 of {}", one.dcp));
+  return text;
 }
 
 int64_t mean_of(int64_t total, size_t count) {
@@ -35,6 +78,10 @@ std::string kv_text(const Case& one) {
 
 std::string lengths_text(const Case& one) { return one.lengths == "uniform" ? "" : one.lengths; }
 
+std::string topk_text(const Case& one) { return indices_of(one) > 0 ? std::to_string(indices_of(one)) : "-"; }
+std::string heads_text(const Case& one) { return cli::has_heads(one.op) ? std::to_string(one.heads) : "-"; }
+std::string page_text(const Case& one) { return cli::has_pages(one.op) ? std::to_string(one.page_size) : "-"; }
+
 std::string backend_text(const Case& one) { return one.backend.empty() ? "auto" : one.backend; }
 
 // What a listed case and a result begin with.
@@ -48,7 +95,7 @@ Json shape_json(const Case& one, const std::string& backend) {
           {"kv_len", mean_of(one.total_kv(), one.requests.size())},
           {"heads", one.heads},
           {"page_size", one.page_size},
-          {"topk", 0},
+          {"topk", indices_of(one)},
           {"threads", one.threads}};
 }
 
@@ -63,6 +110,18 @@ void add_details(const Case& one, Json& json) {
   json["causal"] = one.causal;
   json["batch_invariant"] = one.batch_invariant;
   json["states"] = one.op == Op::kMergeStates ? one.states : 0;
+  const bool two_pools = one.extra_topk > 0, copies = one.op == Op::kCopyPages;
+  json["scales"] = name(one.scales);
+  json["extra_topk"] = one.extra_topk;
+  json["extra_page_size"] = two_pools ? one.extra_page_size : 0;
+  json["to_cache"] = copies ? Json(name(one.to_cache)) : Json(nullptr);
+  json["to_page_size"] = copies ? one.to_page_size : 0;
+  json["sink"] = one.sink;
+  json["window"] = one.window;
+  json["soft_cap"] = one.soft_cap;
+  json["alibi"] = one.alibi;
+  json["tree"] = name(one.tree);
+  json["dcp"] = one.dcp;
 }
 
 // Microseconds to the nanosecond: what the clock resolves.
@@ -148,16 +207,16 @@ Json cases_json(const std::vector<CaseGroup>& groups) {
 }
 
 void print_cases(const std::vector<CaseGroup>& groups, std::FILE* file) {
-  cli::Table table(
-      {"case", "op", "cache", "lengths", "backend", "heads", "batch", "q_len", "kv_len", "page", "threads", "memory"},
-      5);
+  cli::Table table({"case", "op", "cache", "variant", "lengths", "backend", "heads", "batch", "q_len", "kv_len", "topk",
+                    "page", "threads", "memory"},
+                   6);
   int64_t count = 0;
   for (const CaseGroup& group : groups)
     for (const Case& one : group.cases) {
-      table.add_row({one.label.empty() ? "-" : one.label, std::string(name(one.op)), std::string(data_format(one)),
-                     one.lengths, backend_text(one), std::to_string(one.heads), std::to_string(one.requests.size()),
-                     std::to_string(q_len_of(one)), kv_text(one),
-                     cli::has_cache(one.op) ? std::to_string(one.page_size) : "-", std::to_string(one.threads),
+      table.add_row({one.label.empty() ? "-" : one.label, std::string(name(one.op)), data_format(one),
+                     variant_text(one), one.lengths, backend_text(one), heads_text(one),
+                     std::to_string(one.requests.size()), std::to_string(q_len_of(one)), kv_text(one), topk_text(one),
+                     page_text(one), std::to_string(one.threads),
                      cli::human_bytes(static_cast<double>(memory_needed(one)))});
       ++count;
     }
@@ -169,16 +228,20 @@ void print_table(const std::vector<Measurement>& results, std::FILE* file) {
   const auto any = [&](auto&& predicate) { return std::any_of(results.begin(), results.end(), predicate); };
   const bool labels = any([](const Measurement& m) { return !m.description.label.empty(); });
   const bool lengths = any([](const Measurement& m) { return !lengths_text(m.description).empty(); });
+  const bool variants = any([](const Measurement& m) { return !variant_text(m.description).empty(); });
+  const bool topk = any([](const Measurement& m) { return indices_of(m.description) > 0; });
   const bool errors = any([](const Measurement& m) { return m.error.has_value(); });
   const bool ratios = any([](const Measurement& m) { return m.ratio.has_value(); });
   const bool targets = any([](const Measurement& m) { return !m.target.empty(); });
   std::vector<std::string> header;
   if (labels) header.push_back("case");
   header.insert(header.end(), {"op", "backend", "cache"});
+  if (variants) header.push_back("variant");
   if (lengths) header.push_back("lengths");
   const size_t left = header.size();
-  header.insert(header.end(), {"heads", "batch", "q_len", "kv_len", "page", "thr", "median", "p10", "p90", "GFLOP/s",
-                               "GB/s", "share", "of"});
+  header.insert(header.end(), {"heads", "batch", "q_len", "kv_len"});
+  if (topk) header.push_back("topk");
+  header.insert(header.end(), {"page", "thr", "median", "p10", "p90", "GFLOP/s", "GB/s", "share", "of"});
   if (ratios) header.push_back("ratio");
   if (errors) header.push_back("error");
   if (targets) header.insert(header.end(), {"target", "met"});
@@ -187,14 +250,16 @@ void print_table(const std::vector<Measurement>& results, std::FILE* file) {
     const Case& one = m.description;
     std::vector<std::string> row;
     if (labels) row.push_back(one.label);
-    row.insert(row.end(), {std::string(name(one.op)), m.backend, std::string(data_format(one))});
+    row.insert(row.end(), {std::string(name(one.op)), m.backend, data_format(one)});
+    if (variants) row.push_back(variant_text(one));
     if (lengths) row.push_back(lengths_text(one));
-    const bool paged = one.op != Op::kPrefill && one.op != Op::kMergeStates;
-    row.insert(row.end(), {std::to_string(one.heads), std::to_string(one.requests.size()),
-                           std::to_string(q_len_of(one)), kv_text(one), paged ? std::to_string(one.page_size) : "-",
-                           std::to_string(one.threads), cli::human_seconds(m.median_s), cli::human_seconds(m.p10_s),
-                           cli::human_seconds(m.p90_s), m.gflops > 0 ? fmt::format("{:.1f}", m.gflops) : "-",
-                           fmt::format("{:.1f}", m.gbps), share_text(m), m.ceiling_kind});
+    row.insert(row.end(),
+               {heads_text(one), std::to_string(one.requests.size()), std::to_string(q_len_of(one)), kv_text(one)});
+    if (topk) row.push_back(topk_text(one));
+    row.insert(row.end(), {page_text(one), std::to_string(one.threads), cli::human_seconds(m.median_s),
+                           cli::human_seconds(m.p10_s), cli::human_seconds(m.p90_s),
+                           m.gflops > 0 ? fmt::format("{:.1f}", m.gflops) : "-", fmt::format("{:.1f}", m.gbps),
+                           share_text(m), m.ceiling_kind});
     if (ratios) row.push_back(m.ratio ? cli::human_percent(*m.ratio) : "");
     if (errors) row.push_back(m.error ? fmt::format("{:.1e}{}", *m.error, m.error_text.empty() ? "" : " BAD") : "");
     if (targets) row.insert(row.end(), {m.target, m.met ? (*m.met ? "yes" : "NO") : ""});

@@ -2,12 +2,13 @@
 #include "mla/bench/workload.h"
 
 #include <algorithm>
-#include <limits>
+#include <initializer_list>
 #include <numeric>
 
 #include "kit/buffer.h"
 #include "mla/backend.h"
 #include "mla/bench/memory.h"
+#include "mla/bench/specs.h"
 #include "mla/text.h"
 
 namespace mla::bench {
@@ -17,106 +18,9 @@ using cli::UsageError;
 
 [[noreturn]] void refuse(const Status& status) { throw UsageError("{}", status.message()); }
 
-int32_t narrow(int64_t value, const char* what) {
-  if (value < 0 || value > std::numeric_limits<int32_t>::max())
-    throw UsageError("{}: expected at most {}, got {}", what, std::numeric_limits<int32_t>::max(), value);
-  return static_cast<int32_t>(value);
-}
-
-std::vector<int32_t> q_lens(const Case& one) {
-  std::vector<int32_t> lens;
-  for (const Request& request : one.requests) lens.push_back(narrow(request.q_len, "q_len"));
-  return lens;
-}
-
-std::vector<int32_t> kv_lens(const Case& one) {
-  std::vector<int32_t> lens;
-  for (const Request& request : one.requests) lens.push_back(narrow(request.kv_len, "kv_len"));
-  return lens;
-}
-
-kit::CacheSpec cache_spec(const Case& one) {
-  return {.format = one.cache,
-          .d_qk = narrow(one.d_qk, "d_qk"),
-          .d_v = narrow(one.d_v, "d_v"),
-          .page_size = narrow(one.page_size, "page_size"),
-          .garbage_table_tail = false,
-          .unowned_pages = 0,
-          .poison = false};
-}
-
-kit::DecodeSpec decode_spec(const Case& one, uint64_t seed) {
-  kit::DecodeSpec spec;
-  spec.q_len = q_lens(one);
-  spec.kv_len = kv_lens(one);
-  spec.num_heads = narrow(one.heads, "heads");
-  spec.cache = cache_spec(one);
-  spec.q_dtype = spec.o_dtype = one.q_dtype;
-  spec.causal = one.causal;
-  spec.batch_invariant = one.batch_invariant;
-  spec.sm_scale = one.sm_scale;
-  spec.seed = seed;
-  return spec;
-}
-
-kit::PrefillSpec prefill_spec(const Case& one, uint64_t seed) {
-  kit::PrefillSpec spec;
-  spec.q_len = q_lens(one);
-  spec.kv_len = kv_lens(one);
-  spec.num_heads = narrow(one.heads, "heads");
-  spec.d_qk = narrow(one.d_qk, "d_qk");
-  spec.d_v = narrow(one.d_v, "d_v");
-  spec.dtype = spec.o_dtype = one.q_dtype;
-  spec.causal = one.causal;
-  spec.batch_invariant = one.batch_invariant;
-  spec.sm_scale = one.sm_scale;
-  spec.poison = false;
-  spec.seed = seed;
-  return spec;
-}
-
-kit::MergeSpec merge_spec(const Case& one, uint64_t seed) {
-  kit::MergeSpec spec;
-  spec.num_states = narrow(one.states, "states");
-  spec.num_tokens = narrow(one.total_queries(), "query tokens");
-  spec.num_heads = narrow(one.heads, "heads");
-  spec.d_v = narrow(one.d_v, "d_v");
-  spec.partial_dtype = spec.o_dtype = one.q_dtype;
-  spec.empty_share = 0.0;
-  spec.seed = seed;
-  return spec;
-}
-
-int64_t pages_needed(const Case& one) {
-  int64_t pages = 0;
-  for (const Request& request : one.requests) pages += (request.kv_len + one.page_size - 1) / one.page_size;
-  return pages;
-}
-
-kit::AppendSpec append_spec(const Case& one, uint64_t seed) {
-  kit::AppendSpec spec;
-  spec.num_tokens = narrow(one.total_kv(), "kv_len of all requests");
-  spec.num_pages = narrow(std::max<int64_t>(pages_needed(one), 1), "pages");
-  spec.cache = cache_spec(one);
-  spec.dtype = one.q_dtype;
-  spec.skip_share = 0.0;
-  spec.seed = seed;
-  return spec;
-}
-
-kit::GatherSpec gather_spec(const Case& one, uint64_t seed) {
-  kit::GatherSpec spec;
-  spec.kv_len = spec.count = kv_lens(one);
-  spec.token_start.assign(spec.kv_len.size(), 0);
-  spec.cache = cache_spec(one);
-  spec.out_dtype = one.q_dtype;
-  spec.seed = seed;
-  return spec;
-}
-
 // Engines fill a page from its first slot to its last; only the order of the pages is arbitrary.
 std::vector<int64_t> slots_in_page_order(const Case& one, uint64_t seed) {
-  std::vector<int64_t> order(static_cast<size_t>(std::max<int64_t>(pages_needed(one), 1)));
+  std::vector<int64_t> order(static_cast<size_t>(pages_needed(one)));
   std::iota(order.begin(), order.end(), 0);
   kit::Random random(seed);
   for (size_t i = order.size(); i > 1; --i)
@@ -133,29 +37,54 @@ std::vector<int64_t> slots_in_page_order(const Case& one, uint64_t seed) {
   return slots;
 }
 
-bool computable(CacheFormat format) { return format == CacheFormat::kBF16 || format == CacheFormat::kF16; }
-
-}  // namespace
-
-int64_t memory_needed(const Case& one) {
+// Tensors of a case in bytes, as doubles: they may be absurdly large.
+double bytes_of(const Case& one) {
   const auto q_bytes = static_cast<double>(size_of(one.q_dtype));
   const auto tokens = static_cast<double>(one.total_queries()), kv = static_cast<double>(one.total_kv());
   const auto heads = static_cast<double>(one.heads), width = static_cast<double>(one.d_qk + one.d_v);
-  const double pool = static_cast<double>(pages_needed(one)) *
-                      static_cast<double>(page_bytes(one.cache, one.d_qk, one.page_size, false));
-  const double rows = kv * static_cast<double>(one.d_qk) * q_bytes;
-  double bytes = 0.0;
+  const auto pool_of = [&](CacheFormat format, double pages, int64_t page_size) {
+    return pages * static_cast<double>(page_bytes(format, one.d_qk, page_size, true));
+  };
+  const auto pages = static_cast<double>(pages_needed(one)), page_size = static_cast<double>(one.page_size);
+  const double pool = pool_of(one.cache, pages, one.page_size), rows = kv * static_cast<double>(one.d_qk) * q_bytes;
+  const double queries = tokens * heads * width * std::max(q_bytes, 2.0);
+  const double indexer = pages * static_cast<double>(indexer_page_bytes(one.page_size));
+  const auto topk = static_cast<double>(one.topk);
+  double longest = 0.0;
+  for (const Request& request : one.requests) longest = std::max(longest, static_cast<double>(request.kv_len));
   switch (one.op) {
-    case Op::kDecode: bytes = pool + tokens * heads * width * q_bytes; break;
-    case Op::kPrefill: bytes = (tokens + kv) * heads * width * q_bytes; break;
+    case Op::kDecode: return pool / static_cast<double>(one.dcp) + queries;
+    case Op::kDecodeSparse: {
+      const double extra = one.extra_topk > 0 ? pool_of(one.cache, longest / static_cast<double>(one.extra_page_size),
+                                                        one.extra_page_size)
+                                              : 0.0;
+      return pool_of(one.cache, longest / page_size + 1, one.page_size) + extra + queries +
+             tokens * (topk + static_cast<double>(one.extra_topk)) * 4;
+    }
+    case Op::kPrefill: return (tokens + kv) * heads * width * q_bytes;
+    case Op::kPrefillSparse: return kv * static_cast<double>(one.d_qk) * 2 + queries + tokens * topk * 4;
     case Op::kMergeStates:
-      bytes = (static_cast<double>(one.states) + 1.0) * tokens * heads * (static_cast<double>(one.d_v) * q_bytes + 4);
-      break;
-    case Op::kAppend: bytes = pool + rows + 16.0 * static_cast<double>(pages_needed(one) * one.page_size); break;
-    case Op::kGather: bytes = pool + rows; break;
+      return (static_cast<double>(one.states) + 1.0) * tokens * heads * (static_cast<double>(one.d_v) * q_bytes + 4);
+    case Op::kAppend: return pool + rows + 16.0 * pages * page_size;
+    case Op::kAppendRope:
+      return pool + rows + 16.0 * pages * page_size + 2 * kv * heads * static_cast<double>(one.d_qk) * q_bytes;
+    case Op::kGather: return pool + rows;
+    case Op::kCopyPages:
+      return pool + pool_of(one.to_cache, kv / static_cast<double>(one.to_page_size) + 1, one.to_page_size);
+    case Op::kBlockTableToCsr: return 8.0 * pages;
+    case Op::kPhysicalSlots: return tokens * topk * 8 + 4.0 * pages;
+    case Op::kAppendIndexer: return indexer + kv * kIndexerLayout.head_dim * q_bytes + 16.0 * pages * page_size;
+    case Op::kIndexerLogits:
+    case Op::kIndexerTopK:
+      return indexer + tokens * (heads * (kIndexerLayout.head_dim * q_bytes + 4) + longest * 4 + topk * 4);
+    case Op::kTopK: return tokens * (longest + topk) * 4;
   }
-  return static_cast<int64_t>(std::min(bytes, 9e18));
+  return 0.0;
 }
+
+}  // namespace
+
+int64_t memory_needed(const Case& one) { return static_cast<int64_t>(std::min(bytes_of(one), 9e18)); }
 
 void check_memory(const std::vector<Case>& cases) {
   double needed = 0.0;
@@ -168,11 +97,6 @@ void check_memory(const std::vector<Case>& cases) {
 }
 
 Workload::Workload(const Case& one, uint64_t seed) : case_(one) {
-  if (one.op != Op::kPrefill && one.op != Op::kMergeStates && one.d_v > one.d_qk)
-    throw UsageError("head dims {}/{}: expected d_v at most d_qk", one.d_qk, one.d_v);
-  const bool cached = one.op == Op::kDecode || one.op == Op::kAppend || one.op == Op::kGather;
-  if (cached && !computable(one.cache))
-    throw UsageError("cache format {}: no backend computes with it yet", name(one.cache));
   Result<Context> context = Context::create({.num_threads = one.threads, .affinity = {}, .backend = one.backend});
   if (!context.ok()) refuse(context.status());
   context_ = std::make_unique<Context>(std::move(context).value());
@@ -205,18 +129,27 @@ KitCase& Workload::make(const Spec& spec) {
 }
 
 void Workload::make_problem(uint64_t seed) {
+  // Written in place: the run holds a view of this memory.
+  const auto order_slots = [&](const auto& problem) {
+    const std::vector<int64_t> slots = slots_in_page_order(case_, seed);
+    std::copy(slots.begin(), slots.end(), problem.slot_mapping.template as<int64_t>());
+  };
   switch (case_.op) {
     case Op::kDecode: make<kit::DecodeCase>(decode_spec(case_, seed)); break;
+    case Op::kDecodeSparse: make<kit::DecodeSparseCase>(decode_sparse_spec(case_, seed)); break;
     case Op::kPrefill: make<kit::PrefillCase>(prefill_spec(case_, seed)); break;
+    case Op::kPrefillSparse: make<kit::PrefillSparseCase>(prefill_sparse_spec(case_, seed)); break;
     case Op::kMergeStates: make<kit::MergeCase>(merge_spec(case_, seed)); break;
-    case Op::kAppend: {
-      // Written in place: the run holds a view of this memory.
-      auto& append = make<kit::AppendCase>(append_spec(case_, seed));
-      const std::vector<int64_t> slots = slots_in_page_order(case_, seed);
-      std::copy(slots.begin(), slots.end(), append.slot_mapping.as<int64_t>());
-      break;
-    }
+    case Op::kAppend: order_slots(make<kit::AppendCase>(append_spec(case_, seed))); break;
+    case Op::kAppendRope: order_slots(make<kit::AppendRopeCase>(append_rope_spec(case_, seed))); break;
     case Op::kGather: make<kit::GatherCase>(gather_spec(case_, seed)); break;
+    case Op::kCopyPages: make<kit::CopyPagesCase>(copy_pages_spec(case_, seed)); break;
+    case Op::kBlockTableToCsr: make<kit::BlockTableToCsrCase>(block_table_to_csr_spec(case_, seed)); break;
+    case Op::kPhysicalSlots: make<kit::PhysicalSlotsCase>(physical_slots_spec(case_, seed)); break;
+    case Op::kAppendIndexer: order_slots(make<kit::AppendIndexerCase>(append_indexer_spec(case_, seed))); break;
+    case Op::kIndexerLogits: make<kit::IndexerLogitsCase>(indexer_logits_spec(case_, seed)); break;
+    case Op::kTopK: make<kit::TopKCase>(top_k_spec(case_, seed)); break;
+    case Op::kIndexerTopK: make<kit::IndexerTopKCase>(indexer_top_k_spec(case_, seed)); break;
   }
 }
 
@@ -226,14 +159,28 @@ void Workload::run() {
 }
 
 Workload::CopyPair Workload::copy_pair() const {
+  // The largest of what is read, and of what is written.
+  const auto largest = [](std::initializer_list<const kit::Buffer*> buffers) {
+    return *std::max_element(buffers.begin(), buffers.end(),
+                             [](const kit::Buffer* a, const kit::Buffer* b) { return a->size() < b->size(); });
+  };
   const kit::Buffer* source = nullptr;
   const kit::Buffer* destination = nullptr;
   if (const auto* append = std::get_if<kit::AppendCase>(&problem_)) {
-    source = &append->rows;
-    destination = &append->memory.kv;
+    source = largest({&append->rows, &append->ckv_rows});
+    destination = largest({&append->memory.kv, &append->memory.ckv});
+  } else if (const auto* rope = std::get_if<kit::AppendRopeCase>(&problem_)) {
+    source = largest({&rope->q_nope, &rope->ckv_rows});
+    destination = largest({&rope->q_out, &rope->memory.kv, &rope->memory.ckv});
   } else if (const auto* gather = std::get_if<kit::GatherCase>(&problem_)) {
-    source = &gather->memory.kv;
-    destination = &gather->out_kv;
+    source = largest({&gather->memory.kv, &gather->memory.ckv});
+    destination = largest({&gather->out_kv, &gather->out_ckv});
+  } else if (const auto* copy = std::get_if<kit::CopyPagesCase>(&problem_)) {
+    source = largest({&copy->from.kv, &copy->from.ckv});
+    destination = largest({&copy->to.kv, &copy->to.ckv});
+  } else if (const auto* indexer = std::get_if<kit::AppendIndexerCase>(&problem_)) {
+    source = &indexer->rows;
+    destination = &indexer->memory.kv;
   } else {
     return {};
   }

@@ -40,8 +40,8 @@ class Workload {
   /// Runs the operation once. Throws UsageError if the library refuses.
   void run();
 
-  /// Memory for a copy of the same bytes, for append and gather: the real source and destination. A copy between them
-  /// leaves the outputs wrong until the next run.
+  /// Memory to copy for what only moves bytes: the real source and destination, as much as both hold. A copy between
+  /// them leaves the outputs wrong until the next run. Empty for all other operations.
   struct CopyPair {
     void* destination = nullptr;
     const void* source = nullptr;
@@ -49,8 +49,10 @@ class Workload {
   };
   CopyPair copy_pair() const;
 
-  using Problem =
-      std::variant<std::monostate, kit::DecodeCase, kit::PrefillCase, kit::MergeCase, kit::AppendCase, kit::GatherCase>;
+  using Problem = std::variant<std::monostate, kit::DecodeCase, kit::DecodeSparseCase, kit::PrefillCase,
+                               kit::PrefillSparseCase, kit::MergeCase, kit::AppendCase, kit::AppendRopeCase,
+                               kit::GatherCase, kit::CopyPagesCase, kit::BlockTableToCsrCase, kit::PhysicalSlotsCase,
+                               kit::AppendIndexerCase, kit::IndexerLogitsCase, kit::TopKCase, kit::IndexerTopKCase>;
   const Problem& problem() const { return problem_; }
 
  private:

@@ -6,14 +6,15 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
+#include <functional>
+#include <set>
+#include <unordered_map>
 
 #include "mla/numeric.h"
 
 namespace mla::cli::replay {
 namespace {
 
-constexpr size_t kMaxFailures = 10;
 // Up-projecting a long context again for every head would cost more than the step that is checked.
 constexpr int32_t kCheckedHeads = 4;
 constexpr int32_t kReferenceHeads = 1;
@@ -28,16 +29,40 @@ std::vector<float> to_f32(const void* values, DType dtype, int64_t count) {
 
 }  // namespace
 
-double relative_error(const float* a, const float* b, int64_t count) {
-  double difference = 0.0, norm = 0.0;
-  for (int64_t i = 0; i < count; ++i) {
-    const double x = a[i], y = b[i];
-    difference += (x - y) * (x - y);
-    norm += y * y;
+std::vector<int32_t> positions_of(std::span<const int32_t> slots, std::span<const int32_t> pages, int32_t page_size) {
+  std::unordered_map<int32_t, int32_t> index_of;
+  for (size_t i = 0; i < pages.size(); ++i) index_of.emplace(pages[i], static_cast<int32_t>(i));
+  std::vector<int32_t> positions;
+  for (int32_t slot : slots) {
+    if (slot < 0) break;
+    const auto at = index_of.find(slot / page_size);
+    positions.push_back(at == index_of.end() ? -1 : at->second * page_size + slot % page_size);
   }
-  if (!std::isfinite(difference) || !std::isfinite(norm)) return std::numeric_limits<double>::infinity();
-  if (difference == 0.0) return 0.0;
-  return std::sqrt(difference / norm);
+  return positions;
+}
+
+std::string judge_selection(std::span<const float> logits, std::span<const int32_t> positions, int32_t topk) {
+  const size_t expected = std::min(logits.size(), static_cast<size_t>(topk));
+  if (positions.size() != expected)
+    return fmt::format("expected {} selected keys of {}, got {}", expected, logits.size(), positions.size());
+  if (expected == 0) return {};
+  std::vector<float> sorted(logits.begin(), logits.end());
+  std::nth_element(sorted.begin(), sorted.begin() + static_cast<std::ptrdiff_t>(expected - 1), sorted.end(),
+                   std::greater<>());
+  const float last = sorted[expected - 1];
+  float largest = 0.0F;
+  for (float logit : logits) largest = std::max(largest, std::abs(logit));
+  const float slack = 1e-4F * largest;
+  std::set<int32_t> seen;
+  for (int32_t position : positions) {
+    if (position < 0 || position >= std::ssize(logits)) return "a selected key is none of the request's";
+    if (!seen.insert(position).second) return fmt::format("key {} was selected twice", position);
+    const float logit = logits[static_cast<size_t>(position)];
+    if (!(logit >= last - slack))
+      return fmt::format("key {} was selected, whose logit {:.6g} is below the last of the largest {}, {:.6g}",
+                         position, logit, expected, last);
+  }
+  return {};
 }
 
 Checker::Checker(Layer& layer, const Context& context, const Context& reference, Projector& projector)
@@ -68,29 +93,25 @@ TensorView Checker::q_pe(const Sample& sample) const {
   return view;
 }
 
-void Checker::note(double error, double& worst, const std::string& what, const char* against) {
-  worst = std::max(worst, error);
-  if (error <= kTolerance || failures_.size() >= kMaxFailures) return;
-  failures_.push_back(
-      fmt::format("{}: expected an error of at most {:.4f} against {}, got {:.4g}", what, kTolerance, against, error));
-}
-
 // The oracle is slow, so one head must do; which one changes from check to check.
 Status Checker::compare_with_reference(const Sample& sample, const void* absorbed, const void* o) {
   const LayerOptions& options = layer_.options();
   const int64_t heads = options.model.num_attention_heads, rank = options.model.kv_lora_rank;
-  const int64_t head = num_checks_ % heads;
+  const int64_t head = log_.num_checks % heads;
   std::vector<float> expected(static_cast<size_t>(rank));
   TensorView pe = q_pe(sample);
   if (pe.given()) pe = slice(pe, 1, head, kReferenceHeads);
-  Status status =
-      layer_.decode(reference_, slice(latent_row(absorbed), 1, head, kReferenceHeads), pe, std::span(&sample.token, 1),
-                    contiguous(expected.data(), DType::kF32, {1, kReferenceHeads, rank}), nullptr);
+  const TensorView q_nope = slice(latent_row(absorbed), 1, head, kReferenceHeads);
+  const TensorView out = contiguous(expected.data(), DType::kF32, {1, kReferenceHeads, rank});
+  Status status = sample.slots != nullptr
+                      ? layer_.decode_slots(reference_, q_nope, pe,
+                                            contiguous(sample.slots, DType::kI32, {1, options.topk}), out, nullptr)
+                      : layer_.decode(reference_, q_nope, pe, std::span(&sample.token, 1), out, nullptr);
   if (!status.ok()) return status;
   const auto got = to_f32(static_cast<const std::byte*>(o) + head * rank * static_cast<int64_t>(size_of(options.dtype)),
                           options.dtype, rank);
-  note(relative_error(got.data(), expected.data(), rank), worst_reference_,
-       fmt::format("{}, head {}", sample.what, head), "the reference");
+  log_.note(relative_error(got.data(), expected.data(), rank), log_.worst_reference,
+            fmt::format("{}, head {}", sample.what, head), "the reference");
   return {};
 }
 
@@ -108,21 +129,41 @@ Status Checker::check_prefill(const Sample& sample) {
                                 latent_row(o_.data()), nullptr);
   if (!status.ok()) return status;
   projector_.output(o_.data(), 1, out_.as<float>());
-  ++num_checks_;
+  ++log_.num_checks;
   for (int64_t h = 0; h < heads; ++h)
-    note(relative_error(sample.out + h * v_dim, out_.as<float>() + h * v_dim, v_dim), worst_prefill_decode_,
-         fmt::format("{}, head {}, prefill", sample.what, h), "absorbed decode");
+    log_.note(relative_error(sample.out + h * v_dim, out_.as<float>() + h * v_dim, v_dim), log_.worst_other_way,
+              fmt::format("{}, head {}, prefill", sample.what, h), "absorbed decode");
   return compare_with_reference(sample, absorbed_.data(), o_.data());
 }
 
 Status Checker::check_decode(const Sample& sample, const void* absorbed, const void* o) {
+  ++log_.num_checks;
+  const int32_t visible = sample.token.start + 1;
+  if (sample.slots != nullptr)
+    if (Status status = check_selection(sample); !status.ok()) return status;
+  if (sample.slots == nullptr || visible <= layer_.options().topk)
+    if (Status status = compare_with_prefill(sample); !status.ok() || layer_.was_cut_short()) return status;
+  return compare_with_reference(sample, absorbed, o);
+}
+
+Status Checker::check_selection(const Sample& sample) {
+  const LayerOptions& options = layer_.options();
+  const auto logits = layer_.indexer_logits(reference_, sample.indexer, sample.token);
+  if (!logits.ok()) return logits.status();
+  const std::span slots(sample.slots, static_cast<size_t>(options.topk));
+  const std::string wrong =
+      judge_selection(*logits, positions_of(slots, sample.token.pages, options.page_size), options.topk);
+  if (!wrong.empty()) log_.fail(fmt::format("{}: {}", sample.what, wrong));
+  return {};
+}
+
+Status Checker::compare_with_prefill(const Sample& sample) {
   const LayerOptions& options = layer_.options();
   const ModelConfig& model = options.model;
   const int64_t all = model.num_attention_heads, nope = model.qk_nope_head_dim, rope = model.qk_rope_head_dim;
   const int64_t d_qk = model.prefill_d_qk(), v_dim = model.v_head_dim;
   const auto bytes = static_cast<int64_t>(size_of(options.dtype));
-  ++num_checks_;
-  const Heads heads{.begin = static_cast<int32_t>(num_checks_ % (all - std::min<int64_t>(all, kCheckedHeads) + 1)),
+  const Heads heads{.begin = static_cast<int32_t>(log_.num_checks % (all - std::min<int64_t>(all, kCheckedHeads) + 1)),
                     .count = static_cast<int32_t>(std::min<int64_t>(all, kCheckedHeads))};
   for (int64_t i = 0; i < heads.count; ++i) {
     const int64_t h = heads.begin + i;
@@ -140,10 +181,10 @@ Status Checker::check_decode(const Sample& sample, const void* absorbed, const v
                      contiguous(lse_.data(), DType::kF32, {1, heads.count}), nullptr);
   if (!status.ok() || layer_.was_cut_short()) return status;
   for (int64_t i = 0; i < heads.count; ++i)
-    note(relative_error(sample.out + (heads.begin + i) * v_dim, out_.as<float>() + i * v_dim, v_dim),
-         worst_prefill_decode_, fmt::format("{}, head {}, decode", sample.what, heads.begin + i),
-         "up-projected prefill");
-  return compare_with_reference(sample, absorbed, o);
+    log_.note(relative_error(sample.out + (heads.begin + i) * v_dim, out_.as<float>() + i * v_dim, v_dim),
+              log_.worst_other_way, fmt::format("{}, head {}, decode", sample.what, heads.begin + i),
+              "up-projected prefill");
+  return {};
 }
 
 }  // namespace mla::cli::replay

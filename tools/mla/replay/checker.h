@@ -3,23 +3,15 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "mla/replay/check_log.h"
 #include "mla/replay/layer.h"
 #include "mla/replay/projector.h"
 
 namespace mla::cli::replay {
-
-/// Largest relative error that is accepted: the l2 norm of the difference of one head's output over the norm of the
-/// output. A rounding to bf16 is a relative error u of at most 2^-8. The two ways differ in about six of them: keys
-/// against absorbed queries (whose scores have a standard deviation near 1), values against latent outputs, and each
-/// side's probabilities. They are independent, so 4u leaves a wide margin (near 1.2u is usual), while an output made of
-/// the wrong tokens is off by about 1.
-inline constexpr double kTolerance = 0x1p-6;
-
-/// ||a - b|| / ||b|| over `count` values; infinity if a value is not finite.
-double relative_error(const float* a, const float* b, int64_t count);
 
 class Checker {
  public:
@@ -36,24 +28,23 @@ class Checker {
     const void* q_pe = nullptr;
     int64_t q_pe_stride_head = 0;
     const float* out = nullptr;
+    IndexerQueries indexer = {};     ///< sparse decode: the token's queries and
+    const int32_t* slots = nullptr;  ///< the slots that it got, [topk]
   };
 
   /// Compares a token that prefill computed with absorbed decode, and that with the reference.
   Status check_prefill(const Sample& sample);
   /// Compares a token that decode computed with up-projected prefill, and with the reference. `absorbed` and `o`, both
-  /// [H, kv_lora_rank], are what decode got and gave.
+  /// [H, kv_lora_rank], are what decode got and gave. Sparse decode is compared with prefill only where it saw every
+  /// key; which keys it got is judged by the reference's indexer.
   Status check_decode(const Sample& sample, const void* absorbed, const void* o);
 
-  int64_t num_checks() const { return num_checks_; }
-  double worst_prefill_decode() const { return worst_prefill_decode_; }
-  double worst_reference() const { return worst_reference_; }
-  /// One sentence for each comparison beyond the tolerance; at most ten are kept.
-  const std::vector<std::string>& failures() const { return failures_; }
-  bool failed() const { return !failures_.empty(); }
+  const CheckLog& log() const { return log_; }
 
  private:
   Status compare_with_reference(const Sample& sample, const void* absorbed, const void* o);
-  void note(double error, double& worst, const std::string& what, const char* against);
+  Status compare_with_prefill(const Sample& sample);
+  Status check_selection(const Sample& sample);
   TensorView latent_row(const void* row) const;
   TensorView q_pe(const Sample& sample) const;
 
@@ -62,9 +53,15 @@ class Checker {
   const Context& reference_;
   Projector& projector_;
   bench::Buffer q_nope_, absorbed_, o_, out_, q_, lse_;
-  int64_t num_checks_ = 0;
-  double worst_prefill_decode_ = 0.0, worst_reference_ = 0.0;
-  std::vector<std::string> failures_;
+  CheckLog log_;
 };
+
+/// Judges a selection of the largest of `logits` (of every visible key, by position): `positions` hold those that were
+/// chosen. Empty, or what is wrong with it. A logit may be computed in another order: near the last place they may
+/// differ.
+std::string judge_selection(std::span<const float> logits, std::span<const int32_t> positions, int32_t topk);
+
+/// Positions of the slots of one request in front of the first -1; -1 for one that the request does not own.
+std::vector<int32_t> positions_of(std::span<const int32_t> slots, std::span<const int32_t> pages, int32_t page_size);
 
 }  // namespace mla::cli::replay

@@ -16,6 +16,7 @@
 #include "mla/mla.h"
 #include "mla/output.h"
 #include "mla/replay/engine.h"
+#include "mla/replay/pooled_layer.h"
 #include "mla/replay/report.h"
 #include "mla/replay/scheduler.h"
 #include "mla/replay/timeline.h"
@@ -33,10 +34,10 @@ constexpr int64_t kMaxTokens = int64_t{1} << 30;
 struct Options {
   std::string trace;
   std::string model = "deepseek-v2-lite";
-  std::string cache = "bf16", backend, timeline;
-  std::string requests = "0", layers = "1", page_size = "64", pool_tokens = "256k", chunk = "4k", max_batch = "64";
-  std::string threads = "0", seed = "1", check_every = "16", pool_gb;
-  bool as_fast_as_possible = false;
+  std::string cache, backend, timeline;
+  std::string requests = "0", layers = "1", page_size, pool_tokens = "256k", chunk = "4k", max_batch = "64";
+  std::string threads = "0", seed = "1", check_every = "16", pool_gb, mtp = "0", dcp = "1";
+  bool as_fast_as_possible = false, sparse = false;
   Output output;
 };
 
@@ -116,37 +117,73 @@ int32_t int_option(const char* option, const std::string& text, int64_t min, int
   return static_cast<int32_t>(parse_int(option, text, min, max));
 }
 
+// What the model can be replayed with.
+void check_layer(const Options& options, const LayerOptions& layer) {
+  const ModelConfig& model = layer.model;
+  if (model.qk_rope_head_dim % 2 != 0)
+    throw UsageError("--model: expected an even qk_rope_head_dim, got {}", model.qk_rope_head_dim);
+  const KvLayout layout = kv_layout(layer.cache);
+  if (layout.nope_dim != 0 && (model.kv_lora_rank != layout.nope_dim || model.qk_rope_head_dim != layout.rope_dim))
+    throw UsageError("--cache: {} holds rows of {} + {} channels, those of {} have {} + {}", layout.name,
+                     layout.nope_dim, layout.rope_dim, model.name, model.kv_lora_rank, model.qk_rope_head_dim);
+  if (options.sparse && model.index_topk == 0)
+    throw UsageError("--sparse: expected a model with index_topk, such as deepseek-v3.2; {} attends to every key",
+                     model.name);
+  if (options.sparse && layer.world > 1)
+    throw UsageError("--dcp: sparse attention runs on one rank here, got {}", layer.world);
+  if (options.sparse && model.kv_lora_rank < kIndexerLayout.head_dim)
+    throw UsageError("--sparse: expected a kv_lora_rank of at least {}, got {}", kIndexerLayout.head_dim,
+                     model.kv_lora_rank);
+  if (!model.value_is_row) return;
+  if (!options.sparse) throw UsageError("--model: the layers of {} are sparse; expected --sparse too", model.name);
+  if (layer.page_size % kLargestRatio != 0)
+    throw UsageError("--page-size: expected a multiple of {}, the tokens of a compressed row of {}, got {}",
+                     kLargestRatio, model.name, layer.page_size);
+}
+
+LayerOptions make_layer(const Options& options) {
+  LayerOptions layer;
+  layer.model = parse_model("--model", options.model);
+  const bool pooled = layer.model.value_is_row;
+  layer.cache = options.cache.empty() ? (pooled ? CacheFormat::kFP8DsV4 : CacheFormat::kBF16)
+                                      : parse_cache("--cache", options.cache);
+  if (parse_int("--layers", options.layers, 1) != 1)
+    throw UsageError("--layers: expected 1 (a replay computes one attention layer), got {}", options.layers);
+  const std::string page_size = options.page_size.empty() ? (pooled ? "256" : "64") : options.page_size;
+  layer.page_size = int_option("--page-size", page_size, 1, 1 << 20);
+  layer.world = int_option("--dcp", options.dcp, 1, 1024);
+  layer.chunk = int_option("--chunk", options.chunk, 1, 1 << 20);
+  layer.dtype = Projector::activation_dtype();
+  if (options.sparse) layer.topk = layer.model.index_topk;
+  check_layer(options, layer);
+  return layer;
+}
+
 Setup make_setup(const Options& options) {
   Setup setup;
   LayerOptions& layer = setup.engine.layer;
-  layer.model = parse_model("--model", options.model);
-  if (layer.model.qk_rope_head_dim % 2 != 0)
-    throw UsageError("--model: expected an even qk_rope_head_dim, got {}", layer.model.qk_rope_head_dim);
-  layer.cache = parse_cache("--cache", options.cache);
-  if (layer.cache != CacheFormat::kBF16 && layer.cache != CacheFormat::kF16)
-    throw UsageError("--cache: expected bf16 or f16, got {}", options.cache);
-  if (parse_int("--layers", options.layers, 1) != 1)
-    throw UsageError("--layers: expected 1 (a replay computes one attention layer), got {}", options.layers);
-  layer.page_size = int_option("--page-size", options.page_size, 1, 1 << 20);
+  layer = make_layer(options);
   int64_t pool_tokens = parse_int("--pool-tokens", options.pool_tokens, 1, kMaxTokens);
-  const int64_t page = page_bytes(layer.cache, layer.model.d_qk(), layer.page_size, false);
   if (!options.pool_gb.empty()) {
     const double bytes = parse_positive("--pool-gb", "GB", options.pool_gb) * 1e9;
-    pool_tokens = std::min(kMaxTokens, static_cast<int64_t>(bytes / static_cast<double>(page)) * layer.page_size);
+    layer.num_pages = 1;
+    const int64_t page = layer.model.value_is_row ? PooledLayer::cache_bytes(layer) : Layer::cache_bytes(layer);
+    pool_tokens = std::min(kMaxTokens, static_cast<int64_t>(bytes / static_cast<double>(page)) * layer.page_tokens());
   }
-  layer.num_pages = static_cast<int32_t>(pool_tokens / layer.page_size);
-  layer.chunk = int_option("--chunk", options.chunk, 1, 1 << 20);
-  layer.dtype = Projector::activation_dtype();
+  layer.num_pages = static_cast<int32_t>(pool_tokens / layer.page_tokens());
   setup.engine.max_batch = int_option("--max-batch", options.max_batch, 1, 1 << 16);
+  setup.engine.drafts = int_option("--mtp", options.mtp, 0, 64);
   setup.engine.check_every = parse_int("--check-every", options.check_every, 0);
   setup.engine.seed = static_cast<uint64_t>(parse_int("--seed", options.seed, 0));
   setup.threads = int_option("--threads", options.threads, 0, 4096);
   setup.max_requests = parse_int("--requests", options.requests, 0);
-  setup.scheduler = {.page_size = layer.page_size,
+  setup.scheduler = {.page_size = layer.page_tokens(),
                      .num_pages = layer.num_pages,
                      .chunk = layer.chunk,
                      .max_batch = setup.engine.max_batch,
-                     .as_fast_as_possible = options.as_fast_as_possible};
+                     .as_fast_as_possible = options.as_fast_as_possible,
+                     .drafts = setup.engine.drafts,
+                     .seed = setup.engine.seed};
   return setup;
 }
 
@@ -154,7 +191,7 @@ Setup make_setup(const Options& options) {
 void check_setup(const Setup& setup, std::span<const Request> requests) {
   if (const Status status = Scheduler::check(requests, setup.scheduler); !status.ok())
     throw UsageError("{}; raise --pool-tokens", status.message());
-  const int64_t needed = Engine::memory_needed(setup.engine), available = bench::available_memory();
+  const int64_t needed = memory_needed(setup.engine), available = bench::available_memory();
   if (available > 0 && needed > available)
     throw UsageError("replay: expected at most {} of memory, need {}; lower --pool-tokens, --chunk or --max-batch",
                      human_bytes(static_cast<double>(available)), human_bytes(static_cast<double>(needed)));
@@ -162,16 +199,40 @@ void check_setup(const Setup& setup, std::span<const Request> requests) {
 
 std::string selected_backend(Op op, const LayerOptions& layer, const std::string& force) {
   const ModelConfig& model = layer.model;
-  const bool decode = op == Op::kDecode;
+  const bool up_projected = op == Op::kPrefill;
   const Problem problem{.op = op,
                         .q_dtype = layer.dtype,
                         .cache = layer.cache,
                         .num_heads = model.num_attention_heads,
-                        .d_qk = decode ? model.d_qk() : model.prefill_d_qk(),
-                        .d_v = decode ? model.kv_lora_rank : model.v_head_dim};
+                        .d_qk = up_projected ? model.prefill_d_qk() : model.d_qk(),
+                        .d_v = up_projected ? model.v_head_dim : model.d_v()};
   const Explanation explanation = explain(problem, force);
   if (explanation.selected.empty()) throw UsageError(explanation.error);
   return explanation.selected;
+}
+
+// What the report says before anything ran.
+Report make_report(const Setup& setup, const std::string& backend) {
+  const LayerOptions& layer = setup.engine.layer;
+  const bool pooled = layer.model.value_is_row;
+  Report report;
+  report.model = layer.model.name;
+  report.cache = std::string(name(layer.cache));
+  report.sparse = layer.topk > 0;
+  report.drafts = setup.engine.drafts;
+  report.ranks = layer.world;
+  if (pooled) {
+    report.layers = "three sparse layers (window, C4, C128)";
+    report.other_way = "decode_sparse against prefill_sparse";
+  } else if (report.sparse) {
+    report.layers = fmt::format("one layer, decode over {} keys", layer.topk);
+  }
+  if (report.drafts > 0) report.layers += fmt::format(", {} per answer token", counted(report.drafts, "draft"));
+  if (report.ranks > 1) report.layers += fmt::format(", {} ranks", report.ranks);
+  const Op decode = report.sparse ? Op::kDecodeSparse : Op::kDecode;
+  report.prefill_backend = selected_backend(pooled ? decode : Op::kPrefill, layer, backend);
+  report.decode_backend = selected_backend(decode, layer, backend);
+  return report;
 }
 
 // Steps until every request is finished or the user has had enough. Returns the number of steps.
@@ -222,31 +283,28 @@ int run_replay(const Options& options) {
              setup.scheduler.page_size, kBlockTokens);
 
   const LayerOptions& layer = setup.engine.layer;
-  Report report;
-  report.model = layer.model.name;
-  report.cache = std::string(name(layer.cache));
-  report.prefill_backend = selected_backend(Op::kPrefill, layer, options.backend);
-  report.decode_backend = selected_backend(Op::kDecode, layer, options.backend);
+  Report report = make_report(setup, options.backend);
   const Context context = make_context(setup.threads, options.backend);
   const Context reference = make_context(1, "reference");
   report.threads = context.num_threads();
 
   const InterruptGuard guard;
   Scheduler scheduler(requests, setup.scheduler);
-  Engine engine(setup.engine, context, reference, stop_requested);
+  const std::unique_ptr<Engine> engine = make_engine(setup.engine, context, reference, stop_requested);
   const bool bf16 = layer.dtype == DType::kBF16;
-  CeilingSampler ceilings(context.num_threads(), bf16, bf16 && layer.cache == CacheFormat::kBF16);
+  // Quantized elements are bf16 once they are read.
+  CeilingSampler ceilings(context.num_threads(), bf16, bf16 && layer.cache != CacheFormat::kF16);
   const std::unique_ptr<Timeline> timeline =
       options.timeline.empty() ? nullptr : std::make_unique<Timeline>(options.timeline);
-  report.steps = run_steps(engine, scheduler, requests, ceilings, timeline.get());
+  report.steps = run_steps(*engine, scheduler, requests, ceilings, timeline.get());
 
   report.interrupted = !scheduler.done();
   report.wall_seconds = std::chrono::duration<double>(Clock::now() - start).count();
-  report.collect(scheduler, engine.recorder(), engine.checker(), ceilings.medians());
-  if (timeline != nullptr) timeline->finish(scheduler.sequences(), engine.recorder().serving_seconds() * 1e3);
+  report.collect(scheduler, engine->recorder(), engine->checks(), ceilings.medians());
+  if (timeline != nullptr) timeline->finish(scheduler.sequences(), engine->recorder().serving_seconds() * 1e3);
   options.output.write_json(report.to_json());
   report.print(options.output);
-  if (engine.checker().failed()) return 1;
+  if (engine->checks().failed()) return 1;
   return report.interrupted ? kExitInterrupted : 0;
 }
 
@@ -260,7 +318,9 @@ Action add_replay(CLI::App& app) {
       "Examples:\n"
       "  mla replay data/mooncake_conversation_sample.jsonl --requests 16\n"
       "  mla replay trace.jsonl --model deepseek-v3 --chunk 2k --timeline replay.json\n"
-      "  mla replay trace.jsonl --requests 4 --as-fast-as-possible --json=result.json\n"
+      "  mla replay trace.jsonl --model deepseek-v3.2 --sparse --cache fp8_ds_mla --mtp 1 --requests 2\n"
+      "  mla replay trace.jsonl --model deepseek-v4-flash --sparse --requests 2\n"
+      "  mla replay trace.jsonl --cache fp8 --dcp 4 --requests 4 --as-fast-as-possible --json=result.json\n"
       "Exit status: 0 done, 1 a checked result is wrong, 2 unusable input, 130 interrupted (the report covers what was "
       "done).");
   command->add_option("trace", options->trace, "Request trace, one JSON object a line (format: data/README.md)")
@@ -268,9 +328,15 @@ Action add_replay(CLI::App& app) {
   command->add_option("--model", options->model, "Preset, config.json or its folder")->capture_default_str();
   command->add_option("--requests", options->requests, "Replay the first N lines; 0 = all")->capture_default_str();
   command->add_option("--layers", options->layers, "Layers that are computed; only 1")->capture_default_str();
-  command->add_option("--cache", options->cache, "Cache format: bf16 or f16")->capture_default_str();
-  command->add_option("--page-size", options->page_size, "Tokens of a page; prefixes are shared if it divides 512")
+  command->add_option("--cache", options->cache, "Cache format (default bf16; deepseek-v4-flash: fp8_dsv4)");
+  command->add_flag("--sparse", options->sparse,
+                    "Sparse attention: indexer and decode_sparse (deepseek-v3.2, glm-5, deepseek-v4-flash)");
+  command->add_option("--mtp", options->mtp, "Drafts computed beside each answer token (speculative decoding)")
       ->capture_default_str();
+  command->add_option("--dcp", options->dcp, "Ranks that share each request's tokens (decode context parallelism)")
+      ->capture_default_str();
+  command->add_option("--page-size", options->page_size,
+                      "Tokens of a page (64; deepseek-v4-flash: 256); prefixes are shared if it divides 512");
   CLI::Option* pool_tokens =
       command->add_option("--pool-tokens", options->pool_tokens, "Tokens that the cache holds")->capture_default_str();
   command->add_option("--pool-gb", options->pool_gb, "Size of the cache in GB (10^9 bytes)")->excludes(pool_tokens);

@@ -1,190 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "mla/replay/engine.h"
 
-#include <fmt/format.h>
-
-#include <algorithm>
+#include "mla/replay/latent_engine.h"
+#include "mla/replay/pooled_engine.h"
 
 namespace mla::cli::replay {
-namespace {
 
-constexpr int64_t kTokensPerTask = 16;  // of the generator
-
-bench::Buffer rows_buffer(int64_t rows, int64_t row_elements, size_t element_bytes) {
-  return {static_cast<size_t>(rows * row_elements) * element_bytes, /*huge_pages=*/true};
+std::unique_ptr<Engine> make_engine(const EngineOptions& options, const Context& context, const Context& reference,
+                                    const std::atomic<bool>& stop) {
+  if (options.layer.model.value_is_row) return std::make_unique<PooledEngine>(options, context, reference, stop);
+  return std::make_unique<LatentEngine>(options, context, reference, stop);
 }
 
-std::byte* element(const bench::Buffer& buffer, int64_t index, size_t element_bytes) {
-  return buffer.data() + index * static_cast<int64_t>(element_bytes);
-}
-
-}  // namespace
-
-Engine::Engine(const EngineOptions& options, const Context& context, const Context& reference,
-               const std::atomic<bool>& stop)
-    : options_(options),
-      team_(context.num_threads()),
-      generator_(options.layer.model, options.seed, options.layer.dtype),
-      projector_(options.layer.model, generator_.weights(), options.layer.dtype, team_),
-      layer_(options.layer, context, projector_, stop),
-      checker_(layer_, context, reference, projector_) {
-  const ModelConfig& model = options.layer.model;
-  const size_t bytes = size_of(options.layer.dtype);
-  const int64_t heads = model.num_attention_heads, chunk = options.layer.chunk;
-  const int64_t batch = Projector::padded_rows(options.max_batch);
-  latents_ = rows_buffer(chunk + batch, model.d_qk(), bytes);
-  q_ = rows_buffer(chunk, heads * model.prefill_d_qk(), bytes);
-  o_ = rows_buffer(chunk, heads * model.v_head_dim, sizeof(float));
-  lse_ = rows_buffer(chunk, heads, sizeof(float));
-  q_nope_ = rows_buffer(batch, heads * model.qk_nope_head_dim, bytes);
-  q_pe_ = rows_buffer(batch, heads * std::max(model.qk_rope_head_dim, 1), bytes);
-  absorbed_ = rows_buffer(batch, heads * model.kv_lora_rank, bytes);
-  o_latent_ = rows_buffer(batch, heads * model.kv_lora_rank, bytes);
-  out_ = rows_buffer(batch, heads * model.v_head_dim, sizeof(float));
-}
-
-int64_t Engine::memory_needed(const EngineOptions& options) {
-  const LayerOptions& layer = options.layer;
-  const ModelConfig& model = layer.model;
-  const auto bytes = static_cast<int64_t>(size_of(layer.dtype));
-  const int64_t heads = model.num_attention_heads, qk = model.prefill_d_qk(), v = model.v_head_dim;
-  const int64_t cache = layer.num_pages * page_bytes(layer.cache, model.d_qk(), layer.page_size, false);
-  const int64_t per_prompt_token = 2 * model.d_qk() * bytes + heads * ((2 * qk + v) * bytes + 2 * v * 4 + 8);
-  const int64_t per_request = model.d_qk() * bytes + heads * ((qk + 2 * model.kv_lora_rank) * bytes + v * 4);
-  const int64_t weights = heads * (model.qk_nope_head_dim + v) * model.kv_lora_rank * (bytes + 4);
-  return cache + Projector::padded_rows(layer.chunk) * per_prompt_token +
-         Projector::padded_rows(options.max_batch) * per_request + weights;
-}
-
-// Seeds, places and query rows of a sequence's next tokens; the caller decides where the queries go.
-void Engine::add_tokens(const Sequence& sequence, int32_t start, int32_t count) {
-  const auto seeds = generator_.token_seeds(*sequence.request, sequence.request->line, start, count);
-  for (int32_t i = 0; i < count; ++i) {
-    const int32_t position = start + i, page_size = options_.layer.page_size;
-    const int64_t page = sequence.pages[static_cast<size_t>(position / page_size)];
-    jobs_.push_back({.seed = seeds[static_cast<size_t>(i)], .position = position, .query = {}});
-    slots_.push_back(page * page_size + position % page_size);
-  }
-}
-
-void Engine::generate(const Step& step, std::span<const Sequence> sequences) {
-  jobs_.clear();
-  slots_.clear();
-  prefill_.clear();
-  decode_.clear();
-  const ModelConfig& model = options_.layer.model;
-  const size_t bytes = size_of(options_.layer.dtype);
-  const int64_t heads = model.num_attention_heads, nope = model.qk_nope_head_dim, rope = model.qk_rope_head_dim;
-  for (const PrefillPiece& piece : step.prefill) {
-    const Sequence& sequence = sequences[static_cast<size_t>(piece.sequence)];
-    prefill_.push_back({.pages = sequence.pages, .start = piece.start, .count = piece.count});
-    add_tokens(sequence, piece.start, piece.count);
-  }
-  const int64_t d_qk = nope + rope, prefill_rows = std::ssize(jobs_);
-  for (int64_t row = 0; row < prefill_rows; ++row)
-    jobs_[static_cast<size_t>(row)].query = {.q_nope = element(q_, row * heads * d_qk, bytes),
-                                             .q_nope_stride_head = d_qk,
-                                             .q_pe = element(q_, row * heads * d_qk + nope, bytes),
-                                             .q_pe_stride_head = d_qk};
-  for (int32_t index : step.decode) {
-    const Sequence& sequence = sequences[static_cast<size_t>(index)];
-    const int64_t row = std::ssize(decode_);
-    decode_.push_back({.pages = sequence.pages, .start = sequence.num_computed, .count = 1});
-    add_tokens(sequence, sequence.num_computed, 1);
-    jobs_.back().query = {.q_nope = element(q_nope_, row * heads * nope, bytes),
-                          .q_nope_stride_head = nope,
-                          .q_pe = element(q_pe_, row * heads * rope, bytes),
-                          .q_pe_stride_head = rope};
-  }
-  const int64_t count = std::ssize(jobs_);
-  team_.run((count + kTokensPerTask - 1) / kTokensPerTask, [&](int64_t task, int32_t) {
-    for (int64_t i = task * kTokensPerTask; i < std::min(count, (task + 1) * kTokensPerTask); ++i) {
-      const TokenJob& job = jobs_[static_cast<size_t>(i)];
-      generator_.latent(job.seed, job.position, element(latents_, i * model.d_qk(), bytes));
-      generator_.query(job.seed, job.position, job.query);
-    }
-  });
-}
-
-Status Engine::run_prefill() {
-  if (prefill_.empty()) return {};
-  const ModelConfig& model = options_.layer.model;
-  const int64_t heads = model.num_attention_heads, rows = std::ssize(jobs_) - std::ssize(decode_);
-  return layer_.prefill(contiguous(q_.data(), options_.layer.dtype, {rows, heads, model.prefill_d_qk()}), prefill_,
-                        {.begin = 0, .count = model.num_attention_heads},
-                        contiguous(o_.data(), DType::kF32, {rows, heads, model.v_head_dim}),
-                        contiguous(lse_.data(), DType::kF32, {rows, heads}), &recorder_);
-}
-
-Status Engine::run_decode() {
-  if (decode_.empty()) return {};
-  const ModelConfig& model = options_.layer.model;
-  const DType dtype = options_.layer.dtype;
-  const int64_t heads = model.num_attention_heads, rows = std::ssize(decode_), rank = model.kv_lora_rank;
-  recorder_.time(Phase::kDecodeProjection, [&] { projector_.absorb(q_nope_.data(), rows, absorbed_.data()); });
-  TensorView q_pe;
-  if (model.qk_rope_head_dim > 0) q_pe = contiguous(q_pe_.data(), dtype, {rows, heads, model.qk_rope_head_dim});
-  Status status = layer_.decode(layer_.context(), contiguous(absorbed_.data(), dtype, {rows, heads, rank}), q_pe,
-                                decode_, contiguous(o_latent_.data(), dtype, {rows, heads, rank}), &recorder_);
-  if (!status.ok()) return status;
-  recorder_.time(Phase::kDecodeProjection, [&] { projector_.output(o_latent_.data(), rows, out_.as<float>()); });
-  return {};
-}
-
-Status Engine::run(const Step& step, std::span<const Sequence> sequences) {
-  recorder_.time(Phase::kGenerate, [&] { generate(step, sequences); });
-  if (Status status = layer_.append(latents_.data(), slots_, &recorder_); !status.ok()) return status;
-  if (Status status = run_prefill(); !status.ok()) return status;
-  cut_short_ = layer_.was_cut_short();
-  if (cut_short_) return {};
-  if (Status status = run_decode(); !status.ok()) return status;
-  return recorder_.time(Phase::kCheck, [&] { return check(step, sequences); });
-}
-
-Status Engine::check(const Step& step, std::span<const Sequence> sequences) {
-  if (options_.check_every == 0) return {};
-  if (!step.prefill.empty() && prefill_steps_++ % options_.check_every == 0)
-    if (Status status = check_prefill(step, sequences); !status.ok()) return status;
-  if (!step.decode.empty() && decode_steps_++ % options_.check_every == 0) return check_decode(step, sequences);
-  return {};
-}
-
-// One token of one piece, a different place in each check.
-Status Engine::check_prefill(const Step& step, std::span<const Sequence> sequences) {
-  const ModelConfig& model = options_.layer.model;
-  const int64_t n = checker_.num_checks();
-  const auto which = static_cast<size_t>(n % std::ssize(step.prefill));
-  const TokenRange& piece = prefill_[which];
-  const auto offset = static_cast<int32_t>((n * 7919 + piece.count - 1) % piece.count);
-  int64_t row = offset;
-  for (size_t i = 0; i < which; ++i) row += prefill_[i].count;
-  const QueryRow& query = jobs_[static_cast<size_t>(row)].query;
-  const Sequence& sequence = sequences[static_cast<size_t>(step.prefill[which].sequence)];
-  return checker_.check_prefill({.what = fmt::format("line {}, token {}", sequence.request->line, piece.start + offset),
-                                 .token = {.pages = piece.pages, .start = piece.start + offset, .count = 1},
-                                 .q_nope = query.q_nope,
-                                 .q_nope_stride_head = query.q_nope_stride_head,
-                                 .q_pe = query.q_pe,
-                                 .q_pe_stride_head = query.q_pe_stride_head,
-                                 .out = o_.as<float>() + row * model.num_attention_heads * model.v_head_dim});
-}
-
-Status Engine::check_decode(const Step& step, std::span<const Sequence> sequences) {
-  const ModelConfig& model = options_.layer.model;
-  const int64_t row = checker_.num_checks() % std::ssize(step.decode);
-  const TokenRange& token = decode_[static_cast<size_t>(row)];
-  const QueryRow& query = jobs_[jobs_.size() - decode_.size() + static_cast<size_t>(row)].query;
-  const Sequence& sequence = sequences[static_cast<size_t>(step.decode[static_cast<size_t>(row)])];
-  const int64_t latent_row = row * model.num_attention_heads * model.kv_lora_rank;
-  const size_t bytes = size_of(options_.layer.dtype);
-  return checker_.check_decode({.what = fmt::format("line {}, token {}", sequence.request->line, token.start),
-                                .token = token,
-                                .q_nope = query.q_nope,
-                                .q_nope_stride_head = query.q_nope_stride_head,
-                                .q_pe = query.q_pe,
-                                .q_pe_stride_head = query.q_pe_stride_head,
-                                .out = out_.as<float>() + row * model.num_attention_heads * model.v_head_dim},
-                               element(absorbed_, latent_row, bytes), element(o_latent_, latent_row, bytes));
+int64_t memory_needed(const EngineOptions& options) {
+  return options.layer.model.value_is_row ? PooledEngine::memory_needed(options) : LatentEngine::memory_needed(options);
 }
 
 }  // namespace mla::cli::replay

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "mla/kv_layout.h"
 #include "mla/numeric.h"
 
 namespace mla::cli::replay {
@@ -15,11 +16,21 @@ constexpr int32_t kMaxSinkChannels = 32;  // the first ones
 constexpr int32_t kOutlierEvery = 64;     // one outlier channel in as many
 constexpr float kOutlierGain = 5.0F;
 constexpr float kSinkGain = 0.05F;       // the sink channels of ordinary tokens, and all others of token 0
+constexpr float kSinkSpread = 5.0F;      // of the sink channels, times their gain: equal ones would round all one way
 constexpr float kSinkScore = 9.0F;       // of token 0, scaled: a fifth to a half of the weight at usual lengths
 constexpr float kSinkValueGain = 0.03F;  // the sink's value is nearly nothing, as in trained models
 
 // What a random stream is for, so that no two streams of a token coincide.
-enum Stream : uint64_t { kLatent = 1, kQuery = 2, kWeightK = 3, kWeightV = 4, kAnswer = 5, kPrompt = 6 };
+enum Stream : uint64_t {
+  kLatent = 1,
+  kQuery = 2,
+  kWeightK = 3,
+  kWeightV = 4,
+  kAnswer = 5,
+  kPrompt = 6,
+  kIndexer = 7,
+  kAttnSink = 8
+};
 
 uint64_t mix(uint64_t a, uint64_t b) {
   uint64_t x = a ^ (b + 0x9E3779B97F4A7C15U + (a << 6) + (a >> 2));
@@ -68,27 +79,38 @@ Generator::Generator(const ModelConfig& model, uint64_t seed, DType dtype)
   sink_channels_ = std::min<int32_t>(kMaxSinkChannels, model.kv_lora_rank / 2);
   std::fill_n(channel_gain_.begin(), sink_channels_, kSinkGain);
 
-  // Variance 1 / kv_lora_rank keeps k_nope at the latents' root mean square of 1.
-  w_uk_.resize(static_cast<size_t>(heads * nope * rank));
-  fill_normal(mix(seed_, kWeightK), w_uk_.data(), heads * nope * rank);
-  for (float& w : w_uk_) w /= std::sqrt(static_cast<float>(rank));
-
-  // Token 0's key without noise is a row sum over the sink channels; the query looks along it.
-  const float sink_value = std::sqrt(static_cast<float>(rank) / static_cast<float>(sink_channels_));
-  sink_query_.resize(static_cast<size_t>(heads * nope));
-  for (int64_t h = 0; h < heads; ++h) {
-    float* direction = sink_query_.data() + h * nope;
-    for (int64_t d = 0; d < nope; ++d)
-      direction[d] = sink_value * std::accumulate(w_uk_.begin() + (h * nope + d) * rank,
-                                                  w_uk_.begin() + (h * nope + d) * rank + sink_channels_, 0.0F);
-    const float gain = kSinkScore / (sum_of_squares(direction, nope) * model.sm_scale());
-    for (int64_t d = 0; d < nope; ++d) direction[d] *= gain;
+  if (!model.value_is_row) {
+    // Variance 1 / kv_lora_rank keeps k_nope at the latents' root mean square of 1.
+    w_uk_.resize(static_cast<size_t>(heads * nope * rank));
+    fill_normal(mix(seed_, kWeightK), w_uk_.data(), heads * nope * rank);
+    for (float& w : w_uk_) w /= std::sqrt(static_cast<float>(rank));
   }
+  make_sink_query();
   for (int32_t i = 0; i < model.qk_rope_head_dim / 2; ++i)
     frequency_.push_back(std::pow(model.rope_theta, -2.0 * i / model.qk_rope_head_dim));
 }
 
+// Token 0's key without noise is a row sum of W_UK over the sink channels, or those channels themselves without
+// projections; the query looks along it.
+void Generator::make_sink_query() {
+  const int64_t heads = model_.num_attention_heads, rank = model_.kv_lora_rank, nope = model_.qk_nope_head_dim;
+  const float sink_value = std::sqrt(static_cast<float>(rank) / static_cast<float>(sink_channels_));
+  sink_query_.resize(static_cast<size_t>(heads * nope));
+  for (int64_t h = 0; h < heads; ++h) {
+    float* direction = sink_query_.data() + h * nope;
+    for (int64_t d = 0; d < nope; ++d) {
+      const auto row = w_uk_.begin() + (w_uk_.empty() ? 0 : (h * nope + d) * rank);
+      const float along =
+          w_uk_.empty() ? (d < sink_channels_ ? 1.0F : 0.0F) : std::accumulate(row, row + sink_channels_, 0.0F);
+      direction[d] = sink_value * along;
+    }
+    const float gain = kSinkScore / (sum_of_squares(direction, nope) * model_.sm_scale());
+    for (int64_t d = 0; d < nope; ++d) direction[d] *= gain;
+  }
+}
+
 Weights Generator::weights() const {
+  if (w_uk_.empty()) return {};
   const int64_t heads = model_.num_attention_heads, rank = model_.kv_lora_rank, v = model_.v_head_dim;
   std::vector<float> w_uv(static_cast<size_t>(heads * v * rank));
   fill_normal(mix(seed_, kWeightV), w_uv.data(), heads * v * rank);
@@ -153,7 +175,8 @@ void Generator::latent(uint64_t token_seed, int32_t position, void* row) const {
   fill_normal(mix(token_seed, kLatent), values, rank + rope);
   for (int32_t c = 0; c < rank; ++c) values[c] *= channel_gain_[static_cast<size_t>(c)];
   if (position == 0) {
-    for (int32_t c = 0; c < rank; ++c) values[c] = c < sink_channels_ ? 1.0F : values[c] * kSinkGain;
+    for (int32_t c = 0; c < rank; ++c)
+      values[c] = c < sink_channels_ ? 1.0F + values[c] * kSinkSpread : values[c] * kSinkGain;
   }
   const float inverse_rms = std::sqrt(static_cast<float>(rank) / sum_of_squares(values, rank));
   for (int32_t c = 0; c < rank; ++c) values[c] *= inverse_rms;
@@ -173,6 +196,21 @@ void Generator::query(uint64_t token_seed, int32_t position, const QueryRow& row
     store(q_nope + h * nope, nope, static_cast<std::byte*>(row.q_nope) + h * row.q_nope_stride_head * bytes);
     if (rope > 0) store(q_pe + h * rope, rope, static_cast<std::byte*>(row.q_pe) + h * row.q_pe_stride_head * bytes);
   }
+}
+
+void Generator::indexer_query(uint64_t token_seed, int32_t heads, void* q, float* weights) const {
+  const int64_t count = int64_t{heads} * kIndexerLayout.head_dim;
+  float* values = scratch(static_cast<size_t>(count + heads));
+  fill_normal(mix(token_seed, kIndexer), values, count + heads);
+  auto* codes = static_cast<uint8_t*>(q);
+  for (int64_t i = 0; i < count; ++i) codes[i] = f32_to_e4m3(values[i]);
+  std::copy_n(values + count, heads, weights);
+}
+
+std::vector<float> Generator::attn_sink() const {
+  std::vector<float> sink(static_cast<size_t>(model_.num_attention_heads));
+  fill_normal(mix(seed_, kAttnSink), sink.data(), std::ssize(sink));
+  return sink;
 }
 
 }  // namespace mla::cli::replay

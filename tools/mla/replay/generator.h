@@ -12,7 +12,8 @@
 
 namespace mla::cli::replay {
 
-/// W_UK [H, qk_nope_head_dim, kv_lora_rank] and W_UV [H, v_head_dim, kv_lora_rank], in the activations' dtype.
+/// W_UK [H, qk_nope_head_dim, kv_lora_rank] and W_UV [H, v_head_dim, kv_lora_rank], in the activations' dtype; empty
+/// for a model without projections (value_is_row).
 struct Weights {
   std::vector<std::byte> w_uk, w_uv;
 };
@@ -38,10 +39,16 @@ class Generator {
   /// Latent row [ckv | kpe] of one token. ckv has root mean square 1, a few outlier channels, and at position 0 nearly
   /// all of its energy in a few channels, at which every query looks: the attention sink. kpe is rotated by position.
   void latent(uint64_t token_seed, int32_t position, void* row) const;
-  /// Query of one token, q_pe rotated by position.
+  /// Query of one token, q_pe rotated by position. Without projections q_nope is compared with ckv as it is.
   void query(uint64_t token_seed, int32_t position, const QueryRow& row) const;
 
+  /// The sparse indexer's query of one token, e4m3 [heads, kIndexerLayout.head_dim], and its weights [heads] f32.
+  void indexer_query(uint64_t token_seed, int32_t heads, void* q, float* weights) const;
+  /// Learned sink logits, one per head.
+  std::vector<float> attn_sink() const;
+
  private:
+  void make_sink_query();
   void rotate(float* channels, int32_t heads, int32_t position) const;
   void store(const float* values, int64_t count, void* to) const;
 
@@ -50,7 +57,7 @@ class Generator {
   DType dtype_;
   int32_t sink_channels_ = 0;        // the first channels, which token 0 owns
   std::vector<float> channel_gain_;  // [kv_lora_rank]
-  std::vector<float> w_uk_;          // [H, qk_nope_head_dim, kv_lora_rank]
+  std::vector<float> w_uk_;          // [H, qk_nope_head_dim, kv_lora_rank], empty without projections
   std::vector<float> sink_query_;    // [H, qk_nope_head_dim], added to every query
   std::vector<double> frequency_;    // [qk_rope_head_dim / 2], radians per position
 };

@@ -17,8 +17,6 @@ TensorView ints(const std::vector<int32_t>& values) {
   return contiguous(values.data(), DType::kI32, {std::ssize(values)});
 }
 
-DType cache_dtype(CacheFormat format) { return format == CacheFormat::kF16 ? DType::kF16 : DType::kBF16; }
-
 // Keys that the queries of one request see, added up.
 double visible_pairs(int64_t queries, int64_t keys, bool causal) {
   const auto q = static_cast<double>(queries), k = static_cast<double>(keys);
@@ -34,68 +32,125 @@ TensorView slice(TensorView view, int32_t dim, int64_t begin, int64_t count) {
   return view;
 }
 
+TensorView indexer_keys(const TensorView& rows, int64_t kv_lora_rank) {
+  constexpr int64_t kWidth = kIndexerLayout.head_dim;
+  return slice(rows, 1, kv_lora_rank - kWidth, kWidth);
+}
+
 Layer::Layer(const LayerOptions& options, const Context& context, Projector& projector, const std::atomic<bool>& stop)
     : options_(options), context_(context), projector_(projector), stop_(stop) {
   const ModelConfig& model = options.model;
   const auto bytes = static_cast<int64_t>(size_of(options.dtype));
   const int64_t rows = Projector::padded_rows(options.chunk), heads = model.num_attention_heads;
   const auto buffer = [](int64_t size) { return bench::Buffer(static_cast<size_t>(size), /*huge_pages=*/true); };
-  cache_memory_ = buffer(options.num_pages * page_bytes(options.cache, model.d_qk(), options.page_size, false));
+  for (int32_t rank = 0; rank < options.world; ++rank)
+    caches_.emplace_back(options.cache, model.d_qk(), model.kv_lora_rank, options.page_size, options.num_pages);
+  if (options.topk > 0) indexer_ = IndexerPool(options.page_size, options.num_pages);
   latents_ = buffer(rows * model.d_qk() * bytes);
   keys_ = buffer(rows * heads * model.prefill_d_qk() * bytes);
   values_ = buffer(rows * heads * model.v_head_dim * bytes);
   partial_o_ = buffer(int64_t{options.chunk} * heads * model.v_head_dim * 4);
   partial_lse_ = buffer(int64_t{options.chunk} * heads * 4);
+}
 
-  const DType dtype = cache_dtype(options.cache);
-  const TensorView rows_view =
-      contiguous(cache_memory_.data(), dtype, {options.num_pages, options.page_size, model.d_qk()});
-  cache_.format = options.cache;
-  cache_.kv = rows_view;
+int64_t Layer::cache_bytes(const LayerOptions& options) {
+  const int64_t page = page_bytes(options.cache, options.model.d_qk(), options.page_size, true);
+  const int64_t indexer = options.topk > 0 ? indexer_page_bytes(options.page_size) : 0;
+  return options.num_pages * (page * options.world + indexer);
 }
 
 Status Layer::append(const void* latents, std::span<const int64_t> slots, Recorder* recorder) {
-  const int64_t count = std::ssize(slots);
+  const int64_t count = std::ssize(slots), page_tokens = options_.page_tokens();
   AppendParams params;
   params.kv = contiguous(latents, options_.dtype, {count, options_.model.d_qk()});
-  params.slot_mapping = contiguous(slots.data(), DType::kI64, {count});
-  params.cache = cache_;
-  return timed(recorder, Phase::kAppend, [&] { return run(context_, params); });
+  for (int32_t rank = 0; rank < options_.world; ++rank) {
+    const ContextParallel own = share(rank);
+    rank_slots_.clear();
+    for (int64_t slot : slots) {
+      const int64_t page = slot / page_tokens, place = slot % page_tokens;
+      rank_slots_.push_back(owns(own, place) ? page * options_.page_size + local_length(own, place) : -1);
+    }
+    params.slot_mapping = contiguous(rank_slots_.data(), DType::kI64, {count});
+    params.cache = caches_[static_cast<size_t>(rank)].cache();
+    Status status = timed(recorder, Phase::kAppend, [&] { return run(context_, params); });
+    if (!status.ok()) return status;
+  }
+  if (options_.topk == 0) return {};
+  AppendIndexerParams indexer;
+  indexer.k = indexer_keys(params.kv, options_.model.kv_lora_rank);
+  indexer.slot_mapping = params.slot_mapping;
+  indexer.cache = indexer_.cache();
+  return timed(recorder, Phase::kAppend, [&] { return run(context_, indexer); });
 }
 
-PageTable Layer::page_table(std::span<const TokenRange> ranges) {
+// The page tables of one rank. kv_len of context-parallel calls is that of the whole request, that of others what the
+// rank holds.
+PageTable Layer::page_table(std::span<const TokenRange> ranges, const ContextParallel& own, Lengths lengths) {
   table_indptr_.assign(1, 0);
   table_.clear();
   lengths_.clear();
   for (const TokenRange& range : ranges) {
     const int32_t length = range.start + range.count;
-    const int32_t pages = (length + options_.page_size - 1) / options_.page_size;
+    const auto local = static_cast<int32_t>(local_length(own, length));
+    const int32_t pages = (local + options_.page_size - 1) / options_.page_size;
     table_.insert(table_.end(), range.pages.begin(), range.pages.begin() + pages);
     table_indptr_.push_back(static_cast<int32_t>(table_.size()));
-    lengths_.push_back(length);
+    lengths_.push_back(lengths == Lengths::kGlobal ? length : local);
   }
   return {.kv_indptr = ints(table_indptr_), .kv_indices = ints(table_), .block_table = {}, .kv_len = ints(lengths_)};
 }
 
-// Keys and values of token ranges, one behind the other, into keys_ and values_.
-Status Layer::load_keys(std::span<const TokenRange> ranges, Heads heads, Recorder* recorder) {
+void Layer::set_query_ranges(std::span<const TokenRange> ranges) {
+  qo_indptr_.assign(1, 0);
+  for (const TokenRange& range : ranges) qo_indptr_.push_back(qo_indptr_.back() + range.count);
+}
+
+// One rank's rows of token ranges into `out`, in order.
+Status Layer::gather(std::span<const TokenRange> ranges, const ContextParallel& own, const TensorView& out,
+                     Recorder* recorder) {
   GatherParams params;
   timed(recorder, Phase::kPlan, [&] {
     out_indptr_.assign(1, 0);
     starts_.clear();
     for (const TokenRange& range : ranges) {
-      out_indptr_.push_back(out_indptr_.back() + range.count);
-      starts_.push_back(range.start);
+      const int64_t first = local_length(own, range.start);
+      starts_.push_back(static_cast<int32_t>(first));
+      out_indptr_.push_back(out_indptr_.back() +
+                            static_cast<int32_t>(local_length(own, range.start + range.count) - first));
     }
-    params.cache = cache_;
-    params.pages = page_table(ranges);
+    params.cache = caches_[static_cast<size_t>(own.rank)].cache();
+    params.pages = page_table(ranges, own, Lengths::kLocal);
     params.token_start = ints(starts_);
     params.out_indptr = ints(out_indptr_);
-    params.out_kv = contiguous(latents_.data(), options_.dtype, {out_indptr_.back(), options_.model.d_qk()});
+    params.out_kv = out;
+    params.out_kv.shape[0] = out_indptr_.back();
   });
-  const int64_t rows = out_indptr_.back();
-  if (Status status = timed(recorder, Phase::kGather, [&] { return run(context_, params); }); !status.ok())
-    return status;
+  if (out_indptr_.back() == 0) return {};
+  return timed(recorder, Phase::kGather, [&] { return run(context_, params); });
+}
+
+// Keys and values of token ranges, one behind the other, into keys_ and values_. With several ranks the tokens of each
+// stand between those of the others.
+Status Layer::load_keys(std::span<const TokenRange> ranges, Heads heads, Recorder* recorder) {
+  int64_t rows = 0;
+  for (const TokenRange& range : ranges) rows += range.count;
+  const TensorView all = contiguous(latents_.data(), options_.dtype, {rows, options_.model.d_qk()});
+  if (options_.world == 1) {
+    if (Status status = gather(ranges, {}, all, recorder); !status.ok()) return status;
+  } else {
+    int64_t first_row = 0;
+    for (const TokenRange& range : ranges) {
+      for (int32_t rank = 0; rank < options_.world; ++rank) {
+        const ContextParallel own = share(rank);
+        const int64_t skipped = global_position(own, local_length(own, range.start)) - range.start;
+        if (skipped >= range.count) continue;
+        TensorView out = slice(all, 0, first_row + skipped, range.count - skipped);
+        out.stride[0] *= options_.world;
+        if (Status status = gather(std::span(&range, 1), own, out, recorder); !status.ok()) return status;
+      }
+      first_row += range.count;
+    }
+  }
   timed(recorder, Phase::kUpProjection,
         [&] { projector_.keys_values(latents_.data(), rows, heads, keys_.data(), values_.data()); });
   if (recorder != nullptr)
@@ -177,13 +232,94 @@ Status Layer::merge_context(const TensorView& q, const TokenRange& context, Head
 Status Layer::decode(const Context& context, const TensorView& q_nope, const TensorView& q_pe,
                      std::span<const TokenRange> requests, const TensorView& o, Recorder* recorder) {
   DecodeParams params;
+  params.q_nope = q_nope;
+  params.q_pe = q_pe;
+  params.sm_scale = options_.model.sm_scale();
+  params.o = o;
+  set_query_ranges(requests);
+  params.qo_indptr = ints(qo_indptr_);
+  Status status = options_.world == 1 ? decode_rank(context, 0, params, requests, recorder)
+                                      : decode_ranks(context, params, requests, recorder);
+  if (recorder != nullptr) {
+    double pairs = 0.0;
+    for (const TokenRange& range : requests) pairs += visible_pairs(range.count, range.start + range.count, true);
+    const auto heads = static_cast<double>(q_nope.shape[1]);
+    recorder->add_decode_flops(2.0 * pairs * heads * (options_.model.d_qk() + options_.model.kv_lora_rank));
+  }
+  return status;
+}
+
+Status Layer::decode_rank(const Context& context, int32_t rank, DecodeParams params,
+                          std::span<const TokenRange> requests, Recorder* recorder) {
   const auto planned = timed(recorder, Phase::kPlan, [&]() -> Result<Plan> {
-    params.q_nope = q_nope;
-    params.q_pe = q_pe;
-    params.cache = cache_;
-    params.pages = page_table(requests);
-    params.sm_scale = options_.model.sm_scale();
-    params.o = o;
+    params.cache = caches_[static_cast<size_t>(rank)].cache();
+    params.context_parallel = share(rank);
+    params.pages = page_table(requests, params.context_parallel, Lengths::kGlobal);
+    const auto bytes = workspace_size(context, params);
+    if (!bytes.ok()) return bytes.status();
+    return plan(context, params, workspace_.reserve(*bytes));
+  });
+  if (!planned.ok()) return planned.status();
+  return timed(recorder, Phase::kDecodeAttention, [&] { return run(context, *planned, params); });
+}
+
+Status Layer::decode_ranks(const Context& context, DecodeParams params, std::span<const TokenRange> requests,
+                           Recorder* recorder) {
+  const int64_t world = options_.world, tokens = params.o.shape[0], heads = params.o.shape[1], d_v = params.o.shape[2];
+  rank_o_.resize(static_cast<size_t>(world * tokens * heads * d_v));
+  rank_lse_.resize(static_cast<size_t>(world * tokens * heads));
+  MergeStatesParams merge;
+  merge.partial_o = contiguous(rank_o_.data(), DType::kF32, {world, tokens, heads, d_v});
+  merge.partial_lse = contiguous(rank_lse_.data(), DType::kF32, {world, tokens, heads});
+  merge.o = params.o;
+  for (int32_t rank = 0; rank < options_.world; ++rank) {
+    params.o = contiguous(rank_o_.data() + rank * tokens * heads * d_v, DType::kF32, {tokens, heads, d_v});
+    params.lse = contiguous(rank_lse_.data() + rank * tokens * heads, DType::kF32, {tokens, heads});
+    if (Status status = decode_rank(context, rank, params, requests, recorder); !status.ok()) return status;
+  }
+  return timed(recorder, Phase::kDecodeMerge, [&] { return run(context, merge); });
+}
+
+IndexerLogitsParams Layer::indexer_params(const IndexerQueries& queries, std::span<const TokenRange> ranges,
+                                          std::vector<float>& logits) {
+  set_query_ranges(ranges);
+  const int64_t tokens = qo_indptr_.back();
+  IndexerLogitsParams params;
+  params.q = contiguous(queries.q, DType::kE4M3, {tokens, kIndexerHeads, kIndexerLayout.head_dim});
+  params.weights = contiguous(queries.weights, DType::kF32, {tokens, kIndexerHeads});
+  params.cache = indexer_.cache();
+  params.pages = page_table(ranges, {}, Lengths::kGlobal);
+  params.qo_indptr = ints(qo_indptr_);
+  const int64_t longest = *std::max_element(lengths_.begin(), lengths_.end());
+  logits.resize(static_cast<size_t>(tokens * longest));
+  params.logits = contiguous(logits.data(), DType::kF32, {tokens, longest});
+  return params;
+}
+
+Result<TensorView> Layer::select(const IndexerQueries& queries, std::span<const TokenRange> requests,
+                                 Recorder* recorder) {
+  IndexerTopKParams params;
+  timed(recorder, Phase::kPlan, [&] {
+    params.indexer = indexer_params(queries, requests, logits_);
+    params.pages = params.indexer.pages;
+    params.page_size = options_.page_size;
+    slots_.resize(static_cast<size_t>(qo_indptr_.back()) * static_cast<size_t>(options_.topk));
+    params.slots = contiguous(slots_.data(), DType::kI32, {qo_indptr_.back(), options_.topk});
+  });
+  Status status = timed(recorder, Phase::kDecodeIndexer, [&] { return run(context_, params); });
+  if (!status.ok()) return status;
+  return params.slots;
+}
+
+Status Layer::decode_slots(const Context& context, const TensorView& q_nope, const TensorView& q_pe,
+                           const TensorView& slots, const TensorView& o, Recorder* recorder) {
+  DecodeSparseParams params;
+  params.q_nope = q_nope;
+  params.q_pe = q_pe;
+  params.pool = {.cache = caches_.front().cache(), .indices = slots, .topk_length = {}};
+  params.sm_scale = options_.model.sm_scale();
+  params.o = o;
+  const auto planned = timed(recorder, Phase::kPlan, [&]() -> Result<Plan> {
     const auto bytes = workspace_size(context, params);
     if (!bytes.ok()) return bytes.status();
     return plan(context, params, workspace_.reserve(*bytes));
@@ -191,11 +327,22 @@ Status Layer::decode(const Context& context, const TensorView& q_nope, const Ten
   if (!planned.ok()) return planned.status();
   Status status = timed(recorder, Phase::kDecodeAttention, [&] { return run(context, *planned, params); });
   if (recorder != nullptr) {
-    const double keys = std::accumulate(lengths_.begin(), lengths_.end(), 0.0);
+    const auto* first = static_cast<const int32_t*>(slots.data);
+    const auto keys = std::count_if(first, first + slots.numel(), [](int32_t slot) { return slot >= 0; });
     const auto heads = static_cast<double>(q_nope.shape[1]);
-    recorder->add_decode_flops(2.0 * keys * heads * (options_.model.d_qk() + options_.model.kv_lora_rank));
+    recorder->add_decode_flops(2.0 * static_cast<double>(keys) * heads *
+                               (options_.model.d_qk() + options_.model.kv_lora_rank));
   }
   return status;
+}
+
+Result<std::vector<float>> Layer::indexer_logits(const Context& context, const IndexerQueries& query,
+                                                 const TokenRange& token) {
+  std::vector<float> logits;
+  const IndexerLogitsParams params = indexer_params(query, std::span(&token, 1), logits);
+  Status status = run(context, params);
+  if (!status.ok()) return status;
+  return logits;
 }
 
 }  // namespace mla::cli::replay

@@ -9,6 +9,7 @@
 
 #include "mla/bench/memory.h"
 #include "mla/mla.h"
+#include "mla/replay/cache_pool.h"
 #include "mla/replay/projector.h"
 #include "mla/replay/recorder.h"
 
@@ -24,10 +25,21 @@ struct TokenRange {
 struct LayerOptions {
   ModelConfig model;
   CacheFormat cache = CacheFormat::kBF16;
-  int32_t page_size = 64;
+  int32_t page_size = 64;  ///< of one rank's cache
   int32_t num_pages = 0;
   int32_t chunk = 4096;        ///< most prompt tokens of one call, and most keys that are up-projected at once
   DType dtype = DType::kBF16;  ///< of the activations
+  int32_t world = 1;           ///< ranks that share every request's tokens, each with a cache of its own
+  int32_t topk = 0;            ///< keys that sparse decode takes; 0 = dense
+
+  /// Tokens behind one page number: page_size on every rank.
+  int32_t page_tokens() const { return page_size * world; }
+};
+
+/// Queries of the sparse indexer: e4m3 [T, kIndexerHeads, 128], and their weights [T, kIndexerHeads].
+struct IndexerQueries {
+  const void* q = nullptr;
+  const float* weights = nullptr;
 };
 
 /// Memory that the library plans in; grows to the largest need.
@@ -49,9 +61,12 @@ class Layer {
 
   const LayerOptions& options() const { return options_; }
   const Context& context() const { return context_; }
-  const KvCache& cache() const { return cache_; }
 
-  /// Writes latent rows [T, d_qk] into the cache's slots [T].
+  /// Bytes of the caches of all ranks.
+  static int64_t cache_bytes(const LayerOptions& options);
+
+  /// Writes latent rows [T, d_qk] into slots [T]: page * page_tokens + place in the page. Each rank gets its own
+  /// tokens.
   Status append(const void* latents, std::span<const int64_t> slots, Recorder* recorder);
 
   /// Chunked prefill of new tokens, T in all: q and o (f32) are [T, heads.count, d] views of the heads `heads`, lse
@@ -60,33 +75,61 @@ class Layer {
   Status prefill(const TensorView& q, std::span<const TokenRange> fresh, Heads heads, const TensorView& o,
                  const TensorView& lse, Recorder* recorder);
 
-  /// Absorbed decode of one token per request (each range's only one) on `context`; the views hold [B, heads, d].
+  /// Absorbed decode of the ranges' tokens, each request's last ones, on `context`; the views hold [T, heads, d]. With
+  /// several ranks each computes over its own keys, and the states are merged.
   Status decode(const Context& context, const TensorView& q_nope, const TensorView& q_pe,
                 std::span<const TokenRange> requests, const TensorView& o, Recorder* recorder);
+
+  /// The slots of the keys that each of the ranges' tokens attends to, [T, topk], -1 behind the last; until the next
+  /// call.
+  Result<TensorView> select(const IndexerQueries& queries, std::span<const TokenRange> requests, Recorder* recorder);
+  /// Absorbed decode over the slots [T, topk], on `context`.
+  Status decode_slots(const Context& context, const TensorView& q_nope, const TensorView& q_pe, const TensorView& slots,
+                      const TensorView& o, Recorder* recorder);
+  /// What the indexer says of every key that a token (the range's only one) sees, on `context`.
+  Result<std::vector<float>> indexer_logits(const Context& context, const IndexerQueries& query,
+                                            const TokenRange& token);
 
   bool was_cut_short() const { return cut_short_; }
 
  private:
-  PageTable page_table(std::span<const TokenRange> ranges);
+  ContextParallel share(int32_t rank) const { return {.rank = rank, .world = options_.world, .interleave = 1}; }
+  enum class Lengths : uint8_t { kGlobal, kLocal };
+  PageTable page_table(std::span<const TokenRange> ranges, const ContextParallel& share, Lengths lengths);
+  void set_query_ranges(std::span<const TokenRange> ranges);
+  IndexerLogitsParams indexer_params(const IndexerQueries& queries, std::span<const TokenRange> ranges,
+                                     std::vector<float>& logits);
+  Status gather(std::span<const TokenRange> ranges, const ContextParallel& share, const TensorView& out,
+                Recorder* recorder);
   Status load_keys(std::span<const TokenRange> ranges, Heads heads, Recorder* recorder);
   Status attend(const TensorView& q, std::span<const int32_t> qo_indptr, std::span<const int32_t> kv_indptr,
                 Heads heads, bool causal, const TensorView& o, const TensorView& lse, Recorder* recorder);
-
   Status merge_context(const TensorView& q, const TokenRange& context, Heads heads, const TensorView& o,
                        const TensorView& lse, Recorder* recorder);
+  Status decode_rank(const Context& context, int32_t rank, DecodeParams params, std::span<const TokenRange> requests,
+                     Recorder* recorder);
+  Status decode_ranks(const Context& context, DecodeParams params, std::span<const TokenRange> requests,
+                      Recorder* recorder);
 
   LayerOptions options_;
   const Context& context_;
   Projector& projector_;
   const std::atomic<bool>& stop_;
   bool cut_short_ = false;
-  bench::Buffer cache_memory_, latents_, keys_, values_, partial_o_, partial_lse_;
-  KvCache cache_;
+  std::vector<CachePool> caches_;  // one per rank
+  IndexerPool indexer_;
+  bench::Buffer latents_, keys_, values_, partial_o_, partial_lse_;
   Workspace workspace_;
-  std::vector<int32_t> table_indptr_, table_, lengths_, starts_, out_indptr_;  // tables of the current call, reused
+  // Of the current call, reused.
+  std::vector<int32_t> table_indptr_, table_, lengths_, starts_, out_indptr_, qo_indptr_, slots_;
+  std::vector<int64_t> rank_slots_;
+  std::vector<float> rank_o_, rank_lse_, logits_;
 };
 
 /// `view` restricted to `count` entries of dimension `dim`, beginning with `begin`.
 TensorView slice(TensorView view, int32_t dim, int64_t begin, int64_t count);
+
+/// Where the indexer's key of a row stands in: its last channels in front of the rotary ones.
+TensorView indexer_keys(const TensorView& rows, int64_t kv_lora_rank);
 
 }  // namespace mla::cli::replay

@@ -10,6 +10,10 @@ std::string_view name(Phase phase) {
     case Phase::kUpProjection: return "up_projection";
     case Phase::kPrefillAttention: return "prefill_attention";
     case Phase::kMerge: return "merge";
+    case Phase::kPrefillIndexer: return "prefill_indexer";
+    case Phase::kDecodeIndexer: return "decode_indexer";
+    case Phase::kDecodeMerge: return "decode_merge";
+    case Phase::kCompress: return "compress";
     case Phase::kDecodeProjection: return "decode_projection";
     case Phase::kDecodeAttention: return "decode_attention";
     case Phase::kPlan: return "plan";

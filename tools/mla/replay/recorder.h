@@ -13,20 +13,28 @@ namespace mla::cli::replay {
 
 enum class Phase : uint8_t {
   kAppend,
+  kCompress,  ///< DeepSeek V4: pooled rows of finished groups of tokens
   kGather,
   kUpProjection,  ///< latents to keys and values
+  kPrefillIndexer,
   kPrefillAttention,
   kMerge,
   kDecodeProjection,  ///< queries into the latent space, outputs out of it
+  kDecodeIndexer,     ///< which keys sparse attention takes
   kDecodeAttention,
-  kPlan,      ///< page tables, workspaces, plans
-  kGenerate,  ///< random activations: not part of serving
-  kCheck,     ///< comparison of results: not part of serving
+  kDecodeMerge,  ///< of the ranks' states
+  kPlan,         ///< page tables, workspaces, plans
+  kGenerate,     ///< random activations: not part of serving
+  kCheck,        ///< comparison of results: not part of serving
 };
 
-inline constexpr Phase kAllPhases[] = {
-    Phase::kAppend,           Phase::kGather,          Phase::kUpProjection, Phase::kPrefillAttention, Phase::kMerge,
-    Phase::kDecodeProjection, Phase::kDecodeAttention, Phase::kPlan,         Phase::kGenerate,         Phase::kCheck};
+inline constexpr Phase kAllPhases[] = {Phase::kAppend,         Phase::kCompress,
+                                       Phase::kGather,         Phase::kUpProjection,
+                                       Phase::kPrefillIndexer, Phase::kPrefillAttention,
+                                       Phase::kMerge,          Phase::kDecodeProjection,
+                                       Phase::kDecodeIndexer,  Phase::kDecodeAttention,
+                                       Phase::kDecodeMerge,    Phase::kPlan,
+                                       Phase::kGenerate,       Phase::kCheck};
 inline constexpr size_t kNumPhases = std::size(kAllPhases);
 
 /// "append", "gather", "up_projection", ...

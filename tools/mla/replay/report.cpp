@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
+#include <numeric>
 
 namespace mla::cli::replay {
 namespace {
@@ -33,8 +35,7 @@ std::optional<Percentiles> percentiles(std::vector<double> samples) {
   return Percentiles{at(0.5), at(0.9), at(0.99)};
 }
 
-void Report::collect(const Scheduler& scheduler, const Recorder& recorder, const Checker& checker,
-                     const Ceilings& best) {
+void Report::collect(const Scheduler& scheduler, const Recorder& recorder, const CheckLog& log, const Ceilings& best) {
   ceilings = best;
   std::vector<double> first, per_token;
   total_requests = std::ssize(scheduler.sequences());
@@ -48,6 +49,8 @@ void Report::collect(const Scheduler& scheduler, const Recorder& recorder, const
     prefill_tokens += in_prompt - sequence.num_hit;
     decode_tokens += sequence.num_output;
     decode_rows += std::max(sequence.num_output - 1, 0);
+    draft_tokens += sequence.num_drafts;
+    accepted_drafts += sequence.num_accepted;
     if (!std::isnan(sequence.first_token_ms)) first.push_back(sequence.first_token_ms - sequence.arrival_ms);
     if (sequence.state == SequenceState::kFinished && sequence.num_output > 1)
       per_token.push_back((sequence.finished_ms - sequence.first_token_ms) / (sequence.num_output - 1));
@@ -63,10 +66,16 @@ void Report::collect(const Scheduler& scheduler, const Recorder& recorder, const
   const double prefill_attention = seconds(Phase::kPrefillAttention),
                decode_attention = seconds(Phase::kDecodeAttention);
   const double attention = prefill_attention + decode_attention;
-  prefill_tokens_per_s =
-      rate(static_cast<double>(prefill_tokens),
-           prefill_attention + seconds(Phase::kGather) + seconds(Phase::kUpProjection) + seconds(Phase::kMerge));
-  decode_tokens_per_s = rate(static_cast<double>(decode_rows), decode_attention + seconds(Phase::kDecodeProjection));
+  const auto add_up = [&](std::initializer_list<Phase> phases) {
+    return std::accumulate(phases.begin(), phases.end(), 0.0,
+                           [&](double sum, Phase phase) { return sum + seconds(phase); });
+  };
+  prefill_tokens_per_s = rate(static_cast<double>(prefill_tokens),
+                              add_up({Phase::kCompress, Phase::kGather, Phase::kUpProjection, Phase::kPrefillIndexer,
+                                      Phase::kPrefillAttention, Phase::kMerge}));
+  decode_tokens_per_s =
+      rate(static_cast<double>(decode_rows),
+           add_up({Phase::kDecodeProjection, Phase::kDecodeIndexer, Phase::kDecodeAttention, Phase::kDecodeMerge}));
   prefill_gflops = rate(recorder.prefill_flops() / 1e9, prefill_attention);
   decode_gflops = rate(recorder.decode_flops() / 1e9, decode_attention);
   projection_gflops = rate(recorder.projection_flops() / 1e9, seconds(Phase::kUpProjection));
@@ -76,11 +85,11 @@ void Report::collect(const Scheduler& scheduler, const Recorder& recorder, const
                            rate(recorder.decode_flops() / 1e9, best.decode_gflops),
                        attention);
 
-  checks = checker.num_checks();
-  worst_prefill_decode = checker.worst_prefill_decode();
-  worst_reference = checker.worst_reference();
+  checks = log.num_checks;
+  worst_prefill_decode = log.worst_other_way;
+  worst_reference = log.worst_reference;
   worst_error = std::max(worst_prefill_decode, worst_reference);
-  failures = checker.failures();
+  failures = log.failures;
 }
 
 Json Report::to_json() const {
@@ -94,12 +103,17 @@ Json Report::to_json() const {
           {"cache", cache},
           {"backends", {{"prefill", prefill_backend}, {"decode", decode_backend}}},
           {"threads", threads},
+          {"sparse", sparse},
+          {"mtp", drafts},
+          {"dcp", ranks},
           {"input_tokens", input_tokens},
           {"prefill_tokens", prefill_tokens},
           {"prefix_hit_tokens", hit_tokens},
           {"prefix_hit_share", rate(static_cast<double>(hit_tokens), static_cast<double>(input_tokens))},
           {"evicted_blocks", evicted_blocks},
           {"decode_tokens", decode_tokens},
+          {"draft_tokens", draft_tokens},
+          {"accepted_drafts", accepted_drafts},
           {"steps", steps},
           {"checks", checks},
           {"tolerance", kTolerance},
@@ -125,8 +139,8 @@ Json Report::to_json() const {
 
 void Report::print(const Output& output) const {
   std::FILE* out = output.text();
-  output.print("\n{}{}, one layer, {} cache, {}, prefill on {}, decode on {}\n\n", interrupted ? "INTERRUPTED: " : "",
-               model, cache, counted(threads, "thread"), prefill_backend, decode_backend);
+  output.print("\n{}{}, {}, {} cache, {}, prefill on {}, decode on {}\n\n", interrupted ? "INTERRUPTED: " : "", model,
+               layers, cache, counted(threads, "thread"), prefill_backend, decode_backend);
   Table counts({"", "value", "rate"});
   counts.add_row({"requests finished", fmt::format("{} of {}", requests, total_requests), ""});
   counts.add_row({"prompt tokens computed", fmt::format("{}", prefill_tokens),
@@ -135,6 +149,9 @@ void Report::print(const Output& output) const {
                   human_percent(rate(static_cast<double>(hit_tokens), static_cast<double>(input_tokens)))});
   counts.add_row(
       {"answer tokens", fmt::format("{}", decode_tokens), fmt::format("{:.0f} tokens/s", decode_tokens_per_s)});
+  if (drafts > 0)
+    counts.add_row({"drafts accepted", fmt::format("{} of {}", accepted_drafts, draft_tokens),
+                    human_percent(rate(static_cast<double>(accepted_drafts), static_cast<double>(draft_tokens)))});
   counts.add_row({"steps", fmt::format("{}", steps), ""});
   counts.print(out);
 
@@ -147,6 +164,7 @@ void Report::print(const Output& output) const {
   output.print("\n");
   Table breakdown({"where the time went", "seconds", "share"});
   for (const auto& [phase, seconds] : phase_seconds) {
+    if (seconds == 0.0) continue;
     std::string label(name(phase));
     std::replace(label.begin(), label.end(), '_', ' ');
     breakdown.add_row({label, fmt::format("{:.3f}", seconds),
@@ -166,16 +184,17 @@ void Report::print(const Output& output) const {
             rate(prefill_gflops, ceilings.prefill_gflops));
   add_speed("decode attention", decode_gflops, ceilings.decode_gflops, rate(decode_gflops, ceilings.decode_gflops));
   add_speed("all attention", gflops, 0.0, ceiling_share);
-  add_speed("up projection (oneDNN)", projection_gflops, ceilings.prefill_gflops,
-            rate(projection_gflops, ceilings.prefill_gflops));
+  if (projection_gflops > 0.0)
+    add_speed("up projection (oneDNN)", projection_gflops, ceilings.prefill_gflops,
+              rate(projection_gflops, ceilings.prefill_gflops));
   speed.print(out);
   if (noisy()) output.print("noisy: the ceiling was disturbed\n");
 
   if (checks == 0) return output.print("\nnothing was checked\n");
   output.print(
-      "\nworst relative error of {} checked tokens: {:.2e} prefill against decode, {:.2e} against the reference "
-      "(accepted: {:.2e})\n",
-      checks, worst_prefill_decode, worst_reference, kTolerance);
+      "\nworst relative error of {} checked tokens: {:.2e} {}, {:.2e} against the reference (accepted: "
+      "{:.2e})\n",
+      checks, worst_prefill_decode, other_way, worst_reference, kTolerance);
   for (const std::string& failure : failures) output.print("FAILED: {}\n", failure);
 }
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "mla/output.h"
-#include "mla/replay/checker.h"
+#include "mla/replay/check_log.h"
 #include "mla/replay/recorder.h"
 #include "mla/replay/scheduler.h"
 
@@ -29,11 +29,16 @@ struct Ceilings {
 
 struct Report {
   std::string model, cache, prefill_backend, decode_backend;
+  std::string layers = "one layer";                  ///< for people
+  std::string other_way = "prefill against decode";  ///< the second way in which tokens are computed, for people
+  int32_t drafts = 0, ranks = 1;
+  bool sparse = false;
   int32_t threads = 1;
   bool interrupted = false;
   int64_t total_requests = 0, requests = 0;
   int64_t input_tokens = 0, prefill_tokens = 0, hit_tokens = 0, decode_tokens = 0, decode_rows = 0, steps = 0;
   int64_t evicted_blocks = 0;
+  int64_t draft_tokens = 0, accepted_drafts = 0;
   std::optional<Percentiles> ttft_ms, tpot_ms;
   std::vector<std::pair<Phase, double>> phase_seconds;
   double serving_seconds = 0.0;  ///< work only, no idle time
@@ -49,7 +54,7 @@ struct Report {
   /// Attention faster than the machine can be: something disturbed the samples of the ceilings.
   bool noisy() const { return ceiling_share > 1.02; }
   /// Adds up what the scheduler, the recorder and the checker know.
-  void collect(const Scheduler& scheduler, const Recorder& recorder, const Checker& checker, const Ceilings& best);
+  void collect(const Scheduler& scheduler, const Recorder& recorder, const CheckLog& log, const Ceilings& best);
   Json to_json() const;
   void print(const Output& output) const;
 };

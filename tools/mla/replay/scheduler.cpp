@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <random>
 
 namespace mla::cli::replay {
 namespace {
@@ -39,6 +40,7 @@ Status Scheduler::check(std::span<const Request> requests, const SchedulerOption
   if (options.page_size < 1) return bad(fmt::format("page_size: expected at least 1, got {}", options.page_size));
   if (options.num_pages < 1) return bad(fmt::format("pool: expected at least one page, got {}", options.num_pages));
   if (options.chunk < 1) return bad(fmt::format("chunk: expected at least 1, got {}", options.chunk));
+  if (options.drafts < 0) return bad(fmt::format("drafts: expected at least 0, got {}", options.drafts));
   if (options.max_batch < 1) return bad(fmt::format("max_batch: expected at least 1, got {}", options.max_batch));
   for (const Request& request : requests) {
     const int64_t needed = pages_needed(request, options.page_size);
@@ -79,6 +81,19 @@ bool Scheduler::admit(int32_t index, double now_ms) {
   return true;
 }
 
+// No more tokens than the request still wants. Which drafts are right depends on the request and the place alone.
+DecodePiece Scheduler::next_answer(int32_t index) const {
+  const Sequence& sequence = sequences_[static_cast<size_t>(index)];
+  DecodePiece piece{.sequence = index,
+                    .count = std::min(options_.drafts + 1, sequence.request->output_length - sequence.num_output),
+                    .accepted = 1};
+  std::mt19937_64 random(options_.seed ^ (static_cast<uint64_t>(index) << 32) ^
+                         static_cast<uint64_t>(sequence.num_computed));
+  constexpr double kRange = 18446744073709551616.0;  // 2^64
+  while (piece.accepted < piece.count && static_cast<double>(random()) < kDraftAcceptance * kRange) ++piece.accepted;
+  return piece;
+}
+
 Step Scheduler::next(double now_ms) {
   Step step;
   int32_t budget = options_.chunk;
@@ -90,7 +105,7 @@ Step Scheduler::next(double now_ms) {
   };
   for (int32_t index : running_) {
     if (sequences_[static_cast<size_t>(index)].state == SequenceState::kDecode)
-      step.decode.push_back(index);
+      step.decode.push_back(next_answer(index));
     else if (budget > 0)
       add_piece(index);
   }
@@ -139,10 +154,12 @@ void Scheduler::complete(const Step& step, double now_ms) {
     sequence.first_token_ms = now_ms;
     sequence.num_output = std::min(sequence.request->output_length, 1);
   }
-  for (int32_t index : step.decode) {
-    Sequence& sequence = sequences_[static_cast<size_t>(index)];
-    ++sequence.num_computed;
-    ++sequence.num_output;
+  for (const DecodePiece& piece : step.decode) {
+    Sequence& sequence = sequences_[static_cast<size_t>(piece.sequence)];
+    sequence.num_computed += piece.accepted;
+    sequence.num_output += piece.accepted;
+    sequence.num_drafts += piece.count - 1;
+    sequence.num_accepted += piece.accepted - 1;
   }
   std::erase_if(running_, [&](int32_t index) {
     Sequence& sequence = sequences_[static_cast<size_t>(index)];

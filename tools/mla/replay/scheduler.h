@@ -20,7 +20,12 @@ struct SchedulerOptions {
   int32_t chunk = 4096;              ///< prompt tokens computed per step
   int32_t max_batch = 64;            ///< requests that run at once
   bool as_fast_as_possible = false;  ///< every request has arrived at time 0
+  int32_t drafts = 0;                ///< speculative tokens that are computed beside each answer token
+  uint64_t seed = 0;                 ///< of which drafts are accepted
 };
+
+/// How often a draft is right if those before it are: about what multi-token prediction reaches.
+inline constexpr double kDraftAcceptance = 0.7;
 
 enum class SequenceState : uint8_t { kWaiting, kPrefill, kDecode, kFinished };
 
@@ -33,6 +38,8 @@ struct Sequence {
   int32_t num_output = 0;    ///< answer tokens so far
   std::vector<int32_t> pages;
   std::vector<PrefixCache::NodeId> chain;
+  int32_t num_drafts = 0;    ///< drafts that were computed
+  int32_t num_accepted = 0;  ///< drafts that were right
   double arrival_ms = 0.0;
   double admitted_ms = std::numeric_limits<double>::quiet_NaN();
   double first_token_ms = std::numeric_limits<double>::quiet_NaN();
@@ -46,10 +53,18 @@ struct PrefillPiece {
   int32_t count = 0;
 };
 
-/// What one step computes: pieces of prompts, and one token of each of `decode`'s sequences.
+/// The next `count` tokens of an answer, the first of them certain, the others drafts; `accepted` of them stay, and the
+/// next step writes over the rest.
+struct DecodePiece {
+  int32_t sequence = 0;
+  int32_t count = 1;
+  int32_t accepted = 1;
+};
+
+/// What one step computes: pieces of prompts and of answers.
 struct Step {
   std::vector<PrefillPiece> prefill;
-  std::vector<int32_t> decode;
+  std::vector<DecodePiece> decode;
   bool empty() const { return prefill.empty() && decode.empty(); }
 };
 
@@ -80,6 +95,7 @@ class Scheduler {
 
  private:
   bool admit(int32_t index, double now_ms);
+  DecodePiece next_answer(int32_t index) const;
   void publish_blocks(Sequence& sequence);
   void finish(Sequence& sequence, double now_ms);
 

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// block_table_to_csr, physical_slots and top_k.
+#include <cstdint>
+
+#include "core/batch_checks.h"
+#include "core/index_checks.h"
+#include "core/validate.h"
+
+namespace mla::core {
+
+bool check_slot_pages(Checks& check, const Pages& pages, const ContextParallel& share) {
+  return !check.reads_data() || check_used_pages(check, pages, share, (int64_t{INT32_MAX} + 1) / pages.page_size);
+}
+
+Status validate(const BlockTableToCsrParams& params, BlockTableToCsrArgs& args, Device& device) {
+  Checks check(Op::kBlockTableToCsr, Scope::kAll);
+  int64_t batch_size = kUnbound;
+  int64_t room = kUnbound;
+  Pages pages;
+  args = {};
+  const PageTable table{.block_table = params.block_table, .kv_len = params.kv_len};
+  if (!check_page_size(check, params.page_size) ||
+      !check_page_table(check, table, params.page_size, {}, batch_size, pages))
+    return check.take();
+  int64_t indptr_extent = batch_size + 1;
+  if (!check.tensor("kv_indptr", params.kv_indptr, kI32Only, {{"B + 1", &indptr_extent}}, Role::kOutput) ||
+      !check.tensor("kv_indices", params.kv_indices, kI32Only, {{"num_indices", &room}}, Role::kOutput))
+    return check.take();
+  if (check.on_cpu()) {
+    int64_t needed = 0;
+    for (int64_t b = 0; b < batch_size; ++b)
+      needed += (int64_t{pages.kv_len[b]} + pages.page_size - 1) / pages.page_size;
+    if (!check.fits_int32("number of pages", needed) ||
+        !check.require(room >= needed, "kv_indices", "expected room for {} pages, got {}", needed, room))
+      return check.take();
+  }
+  args = {.batch_size = pages.batch_size,
+          .page_size = pages.page_size,
+          .block_table = pages.table,
+          .block_table_stride_request = pages.table_stride_request,
+          .kv_len = pages.kv_len,
+          .kv_indptr = static_cast<int32_t*>(params.kv_indptr.data),
+          .kv_indices = static_cast<int32_t*>(params.kv_indices.data)};
+  device = check.device();
+  return check.take();
+}
+
+Status validate(const PhysicalSlotsParams& params, PhysicalSlotsArgs& args, Device& device) {
+  Checks check(Op::kPhysicalSlots, Scope::kAll);
+  int64_t num_tokens = kUnbound;
+  int64_t topk = kUnbound;
+  int64_t batch_size = kUnbound;
+  args = {};
+  const bool shapes =
+      check.tensor("indices", params.indices, kI32Only, {{"T", &num_tokens}, {"topk", &topk}}) &&
+      check.fits_int32("num_tokens", num_tokens) && check.at_least("topk", topk, 1) && check.fits_int32("topk", topk) &&
+      (!params.topk_length.given() ||
+       check.tensor("topk_length", params.topk_length, kI32Only, {{"T", &num_tokens}})) &&
+      check_page_size(check, params.page_size) && check_context_parallel(check, params.context_parallel) &&
+      check_page_table(check, params.pages, params.page_size, params.context_parallel, batch_size, args.pages) &&
+      check_queries(check, params.qo_indptr, batch_size, num_tokens, args.queries) &&
+      check_slot_pages(check, args.pages, params.context_parallel) &&
+      check.tensor("slots", params.slots, kI32Only, {{"T", &num_tokens}, {"topk", &topk}}, Role::kOutput) &&
+      check_valid_count(check, params.valid_count, num_tokens);
+  if (!shapes) return check.take();
+  args.num_tokens = num_tokens;
+  args.topk = static_cast<int32_t>(topk);
+  args.indices = static_cast<const int32_t*>(params.indices.data);
+  args.indices_stride_token = params.indices.stride[0];
+  args.topk_length = static_cast<const int32_t*>(if_given(params.topk_length).data);
+  args.context_parallel = params.context_parallel;
+  args.compact = params.compact;
+  args.slots = static_cast<int32_t*>(params.slots.data);
+  args.slots_stride_token = params.slots.stride[0];
+  args.valid_count = static_cast<int32_t*>(if_given(params.valid_count).data);
+  device = check.device();
+  return check.take();
+}
+
+bool check_valid_count(Checks& check, const TensorView& valid_count, int64_t num_tokens) {
+  return !valid_count.given() ||
+         check.tensor("valid_count", valid_count, kI32Only, {{"T", &num_tokens}}, Role::kOutput);
+}
+
+Status validate(const TopKParams& params, TopKArgs& args, Device& device) {
+  Checks check(Op::kTopK, Scope::kAll);
+  int64_t num_tokens = kUnbound;
+  int64_t num_logits = kUnbound;
+  int64_t k = kUnbound;
+  args = {};
+  const bool shapes =
+      check.tensor("logits", params.logits, kF32Only, {{"T", &num_tokens}, {"N", &num_logits}}) &&
+      check.fits_int32("num_logits", num_logits) &&
+      (!params.lengths.given() || check.tensor("lengths", params.lengths, kI32Only, {{"T", &num_tokens}})) &&
+      check.tensor("indices", params.indices, kI32Only, {{"T", &num_tokens}, {"k", &k}}, Role::kOutput) &&
+      check.at_least("k", k, 1) && check.fits_int32("k", k);
+  if (!shapes) return check.take();
+  args = {.num_tokens = num_tokens,
+          .num_logits = num_logits,
+          .logits = static_cast<const float*>(params.logits.data),
+          .logits_stride_token = params.logits.stride[0],
+          .lengths = static_cast<const int32_t*>(if_given(params.lengths).data),
+          .k = static_cast<int32_t>(k),
+          .indices = static_cast<int32_t*>(params.indices.data),
+          .indices_stride_token = params.indices.stride[0]};
+  if (check.on_cpu() && args.lengths != nullptr)
+    for (int64_t t = 0; t < num_tokens; ++t)
+      if (args.lengths[t] < 0 || args.lengths[t] > num_logits) {
+        check.fail("lengths", "expected 0 to {} (the logits of a row), got {} for token {}", num_logits,
+                   args.lengths[t], t);
+        break;
+      }
+  device = check.device();
+  return check.take();
+}
+
+}  // namespace mla::core

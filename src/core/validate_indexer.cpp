@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+// append_indexer, indexer_logits and indexer_top_k.
+#include <cstdint>
+
+#include "core/batch_checks.h"
+#include "core/index_checks.h"
+#include "core/list_checks.h"
+#include "core/validate.h"
+
+namespace mla::core {
+namespace {
+
+bool check_indexer_cache(Checks& check, const IndexerCache& cache, Role role, IndexerPages& pages) {
+  const Checks::Within within(check, "cache");
+  int64_t num_pages = kUnbound;
+  if (!check_page_size(check, cache.page_size) ||
+      !check_byte_pages(check, cache.kv, indexer_page_bytes(cache.page_size), cache.page_size, role, num_pages))
+    return false;
+  pages = {.base = static_cast<std::byte*>(cache.kv.data),
+           .stride_page = cache.kv.stride[0],
+           .num_pages = num_pages,
+           .page_size = cache.page_size};
+  return true;
+}
+
+/// What indexer_logits and indexer_top_k share: all of it.
+bool check_indexer(Checks& check, const IndexerLogitsParams& params, IndexerLogitsArgs& args) {
+  BatchShape batch;
+  int64_t head_dim = kIndexerLayout.head_dim;
+  int64_t batch_size = kUnbound;
+  int64_t width = kUnbound;
+  const bool shapes =
+      check.tensor("q", params.q, kFloatsAndE4M3,
+                   {{"T", &batch.num_tokens}, {"H", &batch.num_heads}, {"", &head_dim}}) &&
+      check_batch_and_rows(check, batch) &&
+      check.tensor("weights", params.weights, kF32Only, {{"T", &batch.num_tokens}, {"H", &batch.num_heads}}) &&
+      check_indexer_cache(check, params.cache, Role::kInput, args.cache) &&
+      check_page_table(check, params.pages, args.cache.page_size, {}, batch_size, args.pages) &&
+      check_queries(check, params.qo_indptr, batch_size, batch.num_tokens, args.queries) &&
+      check.tensor("logits", params.logits, kF32Only, {{"T", &batch.num_tokens}, {"N", &width}}, Role::kOutput) &&
+      check.fits_int32("num_logits", width);
+  if (!shapes) return false;
+  if (check.on_cpu()) {
+    for (int64_t b = 0; b < batch_size; ++b)
+      if (args.pages.kv_len[b] > width)
+        return check.fail("logits", "expected rows of at least kv_len = {}, got {} for request {}",
+                          args.pages.kv_len[b], width, b);
+    if (!check_used_pages(check, args.pages, {}, args.cache.num_pages)) return false;
+  }
+  args.batch_size = static_cast<int32_t>(batch_size);
+  args.num_tokens = batch.num_tokens;
+  args.num_heads = static_cast<int32_t>(batch.num_heads);
+  args.q_dtype = params.q.dtype;
+  args.q = params.q.data;
+  args.q_stride_token = params.q.stride[0];
+  args.q_stride_head = params.q.stride[1];
+  args.weights = static_cast<const float*>(params.weights.data);
+  args.weights_stride_token = params.weights.stride[0];
+  args.causal = params.causal;
+  args.max_kv_len = width;
+  args.logits = static_cast<float*>(params.logits.data);
+  args.logits_stride_token = params.logits.stride[0];
+  return true;
+}
+
+/// The latent cache holds as many tokens of each request as the indexer's.
+bool check_same_lengths(Checks& check, const Pages& indexer, const Pages& latent) {
+  if (!check.require(indexer.batch_size == latent.batch_size, "kv_len",
+                     "expected {} requests, as in indexer.kv_len, got {}", indexer.batch_size, latent.batch_size))
+    return false;
+  if (!check.on_cpu()) return true;
+  for (int32_t b = 0; b < latent.batch_size; ++b)
+    if (latent.kv_len[b] != indexer.kv_len[b])
+      return check.fail("kv_len", "expected {} as in indexer.kv_len, got {} for request {}", indexer.kv_len[b],
+                        latent.kv_len[b], b);
+  return true;
+}
+
+}  // namespace
+
+Status validate(const AppendIndexerParams& params, AppendIndexerArgs& args, Device& device) {
+  Checks check(Op::kAppendIndexer, Scope::kAll);
+  int64_t num_tokens = kUnbound;
+  int64_t head_dim = kIndexerLayout.head_dim;
+  args = {};
+  if (!check.tensor("k", params.k, kFloats, {{"T", &num_tokens}, {"", &head_dim}}) ||
+      !check_indexer_cache(check, params.cache, Role::kOutput, args.cache) ||
+      !check.tensor("slot_mapping", params.slot_mapping, kI64Only, {{"T", &num_tokens}}))
+    return check.take();
+  args.num_tokens = num_tokens;
+  args.dtype = params.k.dtype;
+  args.k = params.k.data;
+  args.k_stride_token = params.k.stride[0];
+  args.slot_mapping = static_cast<const int64_t*>(params.slot_mapping.data);
+  args.power_of_two_scales = params.power_of_two_scales;
+  if (check.on_cpu())
+    check_slots(check, "slot_mapping", args.slot_mapping, num_tokens, args.cache.num_pages * args.cache.page_size);
+  device = check.device();
+  return check.take();
+}
+
+Status validate(const IndexerLogitsParams& params, IndexerLogitsArgs& args, Device& device) {
+  Checks check(Op::kIndexerLogits, Scope::kAll);
+  args = {};
+  check_indexer(check, params, args);
+  device = check.device();
+  return check.take();
+}
+
+Status validate(const IndexerTopKParams& params, IndexerTopKArgs& args, Device& device) {
+  Checks check(Op::kIndexerTopK, Scope::kAll);
+  int64_t batch_size = kUnbound;
+  int64_t topk = kUnbound;
+  args = {};
+  {
+    const Checks::Within within(check, "indexer");
+    if (!check_indexer(check, params.indexer, args.indexer)) return check.take();
+  }
+  PhysicalSlotsArgs& slots = args.slots;
+  int64_t num_tokens = args.indexer.num_tokens;
+  const bool shapes =
+      check_page_size(check, params.page_size) &&
+      check_page_table(check, params.pages, params.page_size, {}, batch_size, slots.pages) &&
+      check_same_lengths(check, args.indexer.pages, slots.pages) && check_slot_pages(check, slots.pages, {}) &&
+      check.tensor("slots", params.slots, kI32Only, {{"T", &num_tokens}, {"topk", &topk}}, Role::kOutput) &&
+      check.at_least("topk", topk, 1) && check.fits_int32("topk", topk) &&
+      check_valid_count(check, params.valid_count, num_tokens);
+  if (!shapes) return check.take();
+
+  slots.num_tokens = num_tokens;
+  slots.topk = static_cast<int32_t>(topk);
+  slots.slots = static_cast<int32_t*>(params.slots.data);
+  slots.slots_stride_token = params.slots.stride[0];
+  slots.indices = slots.slots;
+  slots.indices_stride_token = slots.slots_stride_token;
+  slots.queries = args.indexer.queries;
+  slots.valid_count = static_cast<int32_t*>(if_given(params.valid_count).data);
+  args.top_k = {.num_tokens = num_tokens,
+                .num_logits = args.indexer.max_kv_len,
+                .logits = args.indexer.logits,
+                .logits_stride_token = args.indexer.logits_stride_token,
+                .k = slots.topk,
+                .indices = slots.slots,
+                .indices_stride_token = slots.slots_stride_token};
+  device = check.device();
+  return check.take();
+}
+
+}  // namespace mla::core

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// A token's row in a cache of any format, read and written. Writers and readers of caches go through these classes;
+// what a format is they take from core::Cache.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/args.h"
+#include "cpu/operations.h"
+
+namespace mla::cpu {
+
+/// Copies elements from type to type. Rows of operations larger than any cache level they could stay in go past the
+/// caches: stores into them would first read every line.
+class ElementCopier {
+ public:
+  ElementCopier(const KernelSet& set, DType src, DType dst, int64_t total_bytes)
+      : kernels_(*set.floats), rows_(*set.rows), src_(src), dst_(dst), streaming_(src == dst && streams(total_bytes)) {}
+
+  void copy(const void* src, void* dst, int64_t n) const;
+  /// Before another thread may read what was copied.
+  void finish() const;
+
+  static bool streams(int64_t total_bytes) { return total_bytes >= kStreamBytes; }
+
+ private:
+  static constexpr int64_t kStreamBytes = 16 << 20;
+
+  const TileKernels& kernels_;
+  const RowKernels& rows_;
+  DType src_, dst_;
+  bool streaming_;
+};
+
+/// The type of the latent part's elements, and of the rotary part's.
+DType ckv_type(const core::Cache& cache);
+DType kpe_type(const core::Cache& cache);
+/// Bytes that a token's row takes, its scales included.
+int64_t token_bytes(const core::Cache& cache);
+
+/// How many rows ahead memory is asked for: further than the hardware sees, whose prefetchers stop at 4 KiB and at
+/// pages.
+inline constexpr int64_t kRowsAhead = 4;
+
+/// Asks for memory that will be read soon.
+inline void prefetch_for_read(const void* begin, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(begin) + i);
+}
+
+/// Rows of floats into a cache, quantized as its format asks.
+class CacheWriter {
+ public:
+  CacheWriter(const KernelSet& set, const core::Cache& cache, DType ckv, DType kpe, int64_t total_bytes)
+      : kernels_(*set.rows),
+        tiles_(*set.floats),
+        cache_(cache),
+        ckv_source_(ckv),
+        kpe_source_(kpe),
+        ckv_(set, ckv, ckv_type(cache), total_bytes),
+        kpe_(set, kpe, kpe_type(cache), cache.num_scales > 0 ? 0 : total_bytes) {}
+
+  /// Asks for a row that will be written soon.
+  void prefetch(int64_t page, int64_t offset) const;
+  void write_ckv(const void* source, int64_t page, int64_t offset) const;
+  /// Channels first ... first + n - 1 of the rotary part.
+  void write_kpe(const void* source, int64_t page, int64_t offset, int32_t first, int32_t n) const;
+  void finish() const {
+    ckv_.finish();
+    kpe_.finish();
+  }
+
+ private:
+  void write_scales(const float* scales, int32_t first, int32_t n, std::byte* to) const;
+
+  const RowKernels& kernels_;
+  const TileKernels& tiles_;
+  const core::Cache& cache_;
+  DType ckv_source_, kpe_source_;
+  ElementCopier ckv_, kpe_;
+};
+
+/// Rows of a cache as floats, dequantized.
+class CacheReader {
+ public:
+  CacheReader(const KernelSet& set, const core::Cache& cache, DType out, int64_t total_bytes)
+      : kernels_(*set.rows),
+        cache_(cache),
+        out_(out),
+        ckv_(set, ckv_type(cache), out, total_bytes),
+        kpe_(set, kpe_type(cache), out, total_bytes),
+        staged_(set, out, out, total_bytes),
+        streaming_(ElementCopier::streams(total_bytes)) {}
+
+  /// Asks for a row that will be read soon.
+  void prefetch(int64_t page, int64_t offset) const;
+  void read_ckv(int64_t page, int64_t offset, void* out) const;
+  void read_kpe(int64_t page, int64_t offset, void* out) const;
+  void finish() const {
+    ckv_.finish();
+    kpe_.finish();
+    staged_.finish();
+  }
+
+ private:
+  void dequantize(const uint8_t* codes, const float* scales, int32_t num_groups, int64_t group, void* out) const;
+
+  const RowKernels& kernels_;
+  const core::Cache& cache_;
+  DType out_;
+  ElementCopier ckv_, kpe_, staged_;
+  bool streaming_;
+};
+
+}  // namespace mla::cpu

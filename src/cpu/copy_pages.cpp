@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+// Pages from cache to cache. Bound by memory.
+#include <algorithm>
+#include <cstring>
+
+#include "cpu/cache_rows.h"
+#include "cpu/operations.h"
+#include "cpu/share.h"
+
+namespace mla::cpu {
+namespace {
+
+constexpr int32_t kChannels = kMaxCopiedWidth;
+
+float first_scale(const core::Cache& cache) { return *reinterpret_cast<const float*>(cache.scales.base); }
+
+/// Whether the same bytes mean the same: then they are copied.
+bool same_ckv_code(const core::Cache& from, const core::Cache& to) {
+  if (from.format != to.format || from.num_scales != to.num_scales) return false;
+  if (from.num_scales == 0) return true;
+  if (!from.writes_scales) return first_scale(from) == first_scale(to);
+  return from.power_of_two_scales == to.power_of_two_scales;
+}
+
+bool same_kpe_code(const core::Cache& from, const core::Cache& to) {
+  if (from.d_kpe == 0) return true;
+  const DType type = kpe_type(from);
+  return type == kpe_type(to) && (type != DType::kE4M3 || *from.kpe_scale == *to.kpe_scale);
+}
+
+/// One plane of both caches, to be copied byte by byte: `bytes` of each token. Where tokens lie side by side in both,
+/// runs of them are copied at once.
+struct PlaneCopy {
+  const core::Plane* from;
+  const core::Plane* to;
+  int64_t bytes;
+
+  bool contiguous() const { return from->stride_token == bytes && to->stride_token == bytes; }
+
+  template <class Copy>
+  void run(const core::CopyPagesArgs& args, int64_t begin, int64_t end, const Copy& copy) const {
+    for (int64_t token = begin; token < end;) {
+      const int64_t from_offset = token % args.from.page_size, to_offset = token % args.to.page_size;
+      const int64_t together =
+          contiguous() ? std::min({end - token, args.from.page_size - from_offset, args.to.page_size - to_offset})
+                       : int64_t{1};
+      copy(from->row(args.from_pages[token / args.from.page_size], from_offset),
+           to->row(args.to_pages[token / args.to.page_size], to_offset), together * bytes);
+      token += together;
+    }
+  }
+};
+
+class PageCopier {
+ public:
+  PageCopier(const KernelSet& set, const core::CopyPagesArgs& args, int64_t bytes)
+      : args_(args),
+        between_(args.from.format == CacheFormat::kF16 ? DType::kF16 : DType::kBF16),
+        reader_(set, args.from, between_, copies_straight() ? bytes : 0),
+        writer_(set, args.to, between_, between_, bytes),
+        bytes_(set, DType::kU8, DType::kU8, bytes),
+        copies_ckv_(same_ckv_code(args.from, args.to)),
+        copies_kpe_(same_kpe_code(args.from, args.to)) {
+    if (copies_ckv_) {
+      const int64_t element = static_cast<int64_t>(size_of(ckv_type(args.from)));
+      add({&args.from.ckv, &args.to.ckv, args.from.d_ckv * element});
+    }
+    if (copies_kpe_ && args.from.d_kpe > 0) {
+      const int64_t element = static_cast<int64_t>(size_of(kpe_type(args.from)));
+      add({&args.from.kpe, &args.to.kpe, args.from.d_kpe * element});
+    }
+    if (copies_ckv_ && args.to.writes_scales) {
+      const int64_t padded = args.from.layout.scale_bytes_per_token;
+      add({&args.from.scales, &args.to.scales,
+           padded > 0 ? padded : args.from.num_scales * static_cast<int64_t>(sizeof(float))});
+    }
+  }
+
+  void share_of_tokens(int64_t begin, int64_t end) const {
+    for (int32_t i = 0; i < num_planes_; ++i)
+      planes_[i].run(args_, begin, end, [&](const void* from, void* to, int64_t n) { bytes_.copy(from, to, n); });
+    if (!copies_ckv_ || !copies_kpe_)
+      for (int64_t token = begin; token < end; ++token) {
+        if (token + kRowsAhead < end) prefetch(token + kRowsAhead);
+        convert(token);
+      }
+    bytes_.finish();
+    reader_.finish();
+    writer_.finish();
+  }
+
+ private:
+  /// Planes that follow one another inside every row are one.
+  void add(const PlaneCopy& plane) {
+    if (num_planes_ > 0) {
+      PlaneCopy& last = planes_[num_planes_ - 1];
+      const auto follows = [&](const core::Plane& a, const core::Plane& b) {
+        return a.base + last.bytes == b.base && a.stride_page == b.stride_page && a.stride_token == b.stride_token;
+      };
+      if (follows(*last.from, *plane.from) && follows(*last.to, *plane.to)) {
+        last.bytes += plane.bytes;
+        return;
+      }
+    }
+    planes_[num_planes_++] = plane;
+  }
+
+  /// Whether what is read goes to its place, not into a buffer.
+  bool copies_straight() const { return ckv_type(args_.to) == between_; }
+
+  struct Place {
+    int64_t page, offset;
+  };
+  Place source(int64_t token) const {
+    return {args_.from_pages[token / args_.from.page_size], token % args_.from.page_size};
+  }
+  Place target(int64_t token) const { return {args_.to_pages[token / args_.to.page_size], token % args_.to.page_size}; }
+
+  void prefetch(int64_t token) const {
+    const Place from = source(token), to = target(token);
+    reader_.prefetch(from.page, from.offset);
+    writer_.prefetch(to.page, to.offset);
+  }
+
+  /// By way of a buffer, unless what is read or what is written is the type between them as it lies.
+  void convert(int64_t token) const {
+    alignas(64) uint16_t values[kChannels];
+    const Place from = source(token), to = target(token);
+    if (!copies_ckv_) {
+      const bool reads = ckv_type(args_.from) != between_, writes = ckv_type(args_.to) != between_;
+      void* row = writes ? values : static_cast<void*>(args_.to.ckv.row(to.page, to.offset));
+      if (reads) reader_.read_ckv(from.page, from.offset, row);
+      if (writes) writer_.write_ckv(reads ? row : args_.from.ckv.row(from.page, from.offset), to.page, to.offset);
+    }
+    if (!copies_kpe_) {
+      reader_.read_kpe(from.page, from.offset, values);
+      writer_.write_kpe(values, to.page, to.offset, 0, args_.from.d_kpe);
+    }
+  }
+
+  const core::CopyPagesArgs& args_;
+  DType between_;  // holds every value of `from`
+  CacheReader reader_;
+  CacheWriter writer_;
+  ElementCopier bytes_;
+  bool copies_ckv_, copies_kpe_;
+  PlaneCopy planes_[3] = {};
+  int32_t num_planes_ = 0;
+};
+
+}  // namespace
+
+void run_copy_pages(const KernelSet& set, const core::CopyPagesArgs& args, core::ThreadPool& pool) {
+  if (args.num_tokens() == 0) return;
+  const int64_t bytes = args.num_tokens() * std::max(token_bytes(args.from), token_bytes(args.to));
+  const PageCopier copier(set, args, bytes);
+  share(pool, args.num_tokens(), bytes, [&](int64_t begin, int64_t end) { copier.share_of_tokens(begin, end); });
+}
+
+}  // namespace mla::cpu

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu/key_stream.h"
+
+#include <cstring>
+
+#include "mla/numeric.h"
+
+namespace mla::cpu {
+
+KeyStream::KeyStream(const core::Cache& cache, Tiles& tiles)
+    : cache_(cache),
+      tiles_(tiles),
+      dtype_(cache.format == CacheFormat::kF16 ? DType::kF16 : DType::kBF16),
+      decodes_(cache.num_scales > 0),
+      in_place_(!decodes_ && tiles.kernels().pack == 2),
+      ahead_(in_place_ ? kTilesAhead * kKeyTile : tiles.shape().key_block) {
+  const KvLayout& layout = cache.layout;
+  planes_[0] = cache.ckv;
+  bytes_[0] = cache.d_ckv * layout.element_bytes;
+  const auto attach = [&](const core::Plane& plane, int32_t bytes) {
+    const Part part = add_part(plane);
+    if (part.list >= 0) bytes_[part.list] = bytes;
+    constexpr int64_t kNear = 4096;  // what lies further away is another tensor
+    if (part.list < 0 && part.shared == nullptr && part.distance >= 0 && part.distance < kNear)
+      bytes_[0] = std::max(bytes_[0], static_cast<int32_t>(part.distance) + bytes);
+    return part;
+  };
+  if (cache.d_kpe > 0) kpe_ = attach(cache.kpe, cache.d_kpe * layout.rope_element_bytes);
+  if (decodes_) scales_ = attach(cache.scales, cache.num_scales * (is_ue8m0(layout.scale_kind) ? 1 : 4));
+}
+
+KeyStream::Part KeyStream::add_part(const core::Plane& plane) {
+  const core::Plane& first = planes_[0];
+  const int64_t distance = plane.base - first.base;
+  const bool together = plane.stride_page == first.stride_page && plane.stride_token == first.stride_token;
+  // Rows that are not decoded are multiplied in one piece or in two.
+  if (together && (decodes_ || distance == bytes_[0])) return {.distance = distance};
+  if (plane.stride_page == 0 && plane.stride_token == 0) return {.shared = plane.base};
+  planes_[num_lists_] = plane;
+  return {.list = num_lists_++};
+}
+
+const std::byte* KeyStream::find(const Part& part, int32_t key) const {
+  if (part.shared != nullptr) return part.shared;
+  return static_cast<const std::byte*>(tiles_.rows(std::max(part.list, 0))[key]) + part.distance;
+}
+
+void KeyStream::enter(int32_t entry, int64_t page, int64_t offset, int32_t count) {
+  for (int32_t i = 0; i < num_lists_; ++i) {
+    const void** rows = tiles_.rows(i) + entry;
+    const std::byte* row = planes_[i].row(page, offset);
+    for (int32_t key = 0; key < count; ++key, row += planes_[i].stride_token) rows[key] = row;
+  }
+}
+
+/// Forgets the first rows of the lists.
+void KeyStream::drop(int32_t count) {
+  listed_ -= std::min(count, listed_);
+  for (int32_t i = 0; i < num_lists_; ++i) {
+    const void** rows = tiles_.rows(i);
+    std::copy_n(rows + count, listed_, rows);
+  }
+}
+
+void KeyStream::make_block(KeyBlock& block) {
+  const int32_t count = std::min(listed_, tiles_.shape().key_block);
+  block = KeyBlock();
+  block.num_keys = count;
+  for (int32_t i = 0; i < num_lists_; ++i) pad_rows(tiles_.rows(i), listed_, count + ahead_);
+  for (int32_t i = 0; i < std::min<int32_t>(num_lists_, 2); ++i) {
+    block.prefetch.rows[i] = tiles_.rows(i) + ahead_;
+    block.prefetch.lines[i] = (bytes_[i] + 63) / 64;
+  }
+  const bool one_part = decodes_ || kpe_.list < 0;
+  const int32_t width = one_part ? tiles_.shape().d_qk : cache_.d_ckv;
+  const int32_t list = decodes_ ? kDecodedList : 0;
+  if (decodes_) decode(count);
+  if (tiles_.kernels().pack == 2) {
+    block.segments[block.num_segments++] = {.rows = tiles_.rows(list), .steps = width / 2};
+    if (!one_part) block.segments[block.num_segments++] = {.rows = tiles_.rows(kpe_.list), .steps = cache_.d_kpe / 2};
+    block.value_rows = tiles_.rows(list);
+  } else {
+    convert(list, dtype_, width, block);
+    if (!one_part) convert(kpe_.list, dtype_, cache_.d_kpe, block);
+    block.value_slabs = tiles_.keys();
+  }
+}
+
+float KeyStream::scale(const std::byte* scales, int32_t group) const {
+  if (is_ue8m0(cache_.layout.scale_kind)) return ue8m0_to_f32(static_cast<uint8_t>(scales[group]));
+  float value;
+  std::memcpy(&value, scales + group * sizeof value, sizeof value);
+  return value;
+}
+
+/// Decodes the block's rows to bf16.
+void KeyStream::decode(int32_t count) {
+  const TileKernels& kernels = tiles_.kernels();
+  const int32_t group = cache_.d_ckv / cache_.num_scales;
+  auto* row = kernels.pack == 2 ? reinterpret_cast<uint16_t*>(tiles_.keys()) : tiles_.decoded_rows();
+  const void** decoded = tiles_.rows(kDecodedList);
+  for (int32_t key = 0; key < count; ++key, row += tiles_.shape().d_qk) {
+    decoded[key] = row;
+    const auto* codes = static_cast<const std::byte*>(tiles_.rows(0)[key]);
+    const std::byte* scales = find(scales_, key);
+    for (int32_t i = 0; i < cache_.num_scales; ++i)
+      kernels.decode_row(codes + i * group, group, scale(scales, i), row + i * group);
+    if (cache_.d_kpe == 0) continue;
+    const std::byte* kpe = find(kpe_, key);
+    if (cache_.kpe_scale != nullptr)
+      kernels.decode_row(kpe, cache_.d_kpe, *cache_.kpe_scale, row + cache_.d_ckv);
+    else
+      std::memcpy(row + cache_.d_ckv, kpe, static_cast<size_t>(cache_.d_kpe) * sizeof *row);
+  }
+  pad_rows(decoded, count, count);
+}
+
+/// Adds slabs of `width` channels of the listed rows.
+void KeyStream::convert(int32_t list, DType dtype, int32_t width, KeyBlock& block) {
+  for (int32_t channel = 0; channel < width; channel += kSlab)
+    tiles_.add_key_slab({.rows = tiles_.rows(list),
+                         .dtype = dtype,
+                         .num_keys = block.num_keys,
+                         .channel = channel,
+                         .width = std::min(kSlab, width - channel)},
+                        block);
+}
+
+}  // namespace mla::cpu

@@ -1,0 +1,500 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one source of all row kernels, included as tile_kernels-inl.h is.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "cpu/e4m3-inl.h"
+#include "cpu/row_kernels.h"
+#include "cpu/vectors-inl.h"
+
+namespace mla::cpu::MLA_CPU_ISA {
+namespace {
+
+void copy(const void* src, void* dst, int64_t bytes) {
+  const auto* from = static_cast<const char*>(src);
+  auto* to = static_cast<char*>(dst);
+  constexpr int64_t kVectorBytes = kLanes * sizeof(uint32_t);
+  int64_t i = 0;
+  for (; i + kVectorBytes <= bytes; i += kVectorBytes)
+    hn::StoreU(hn::LoadU(kWords, reinterpret_cast<const uint32_t*>(from + i)), kWords,
+               reinterpret_cast<uint32_t*>(to + i));
+  if (i < bytes) std::memcpy(to + i, from + i, static_cast<size_t>(bytes - i));
+}
+
+// ---- codes ----
+
+/// bf16 into a wider or another type.
+HWY_INLINE void widen(const uint16_t* values, int64_t n, void* dst, DType dtype) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    store_from_f32(load_as_f32(values + i, DType::kBF16), advance(dst, dtype, i), dtype);
+  for (; i < n; ++i) {
+    const float value = bf16_to_f32(values[i]);
+    const uint16_t half = f32_to_f16(value);
+    std::memcpy(advance(dst, dtype, i), dtype == DType::kF16 ? static_cast<const void*>(&half) : &value,
+                size_of(dtype));
+  }
+}
+
+void dequantize(const uint8_t* codes, const float* scales, int32_t num_groups, int64_t group, void* dst, DType dtype) {
+  constexpr int64_t kChunk = 256;
+  alignas(64) uint16_t values[kChunk];
+  for (int32_t g = 0; g < num_groups; ++g, codes += group, dst = advance(dst, dtype, group)) {
+    const Dequantizer dequantizer(scales[g]);
+    if (dtype == DType::kBF16) {
+      dequantizer(codes, group, static_cast<uint16_t*>(dst));
+      continue;
+    }
+    for (int64_t i = 0; i < group; i += kChunk) {
+      const int64_t count = std::min(kChunk, group - i);
+      dequantizer(codes + i, count, values);
+      widen(values, count, advance(dst, dtype, i), dtype);
+    }
+  }
+}
+
+/// Calls f(vector, count, i) for vectors of floats from i on, the last one filled up with zeros.
+template <class F>
+HWY_INLINE void for_each_vector(const void* src, DType dtype, int64_t n, const F& f) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) f(load_as_f32(advance(src, dtype, i), dtype), i, int64_t{kLanes});
+  if (kLanes == 1 || i == n) return;
+  alignas(64) unsigned char rest[kLanes * sizeof(float)] = {};
+  std::memcpy(rest, advance(src, dtype, i), static_cast<size_t>(n - i) * size_of(dtype));
+  f(load_as_f32(rest, dtype), i, n - i);
+}
+
+/// Whether dividing by `scale` is multiplying by its reciprocal, to the last bit that a code can show.
+HWY_INLINE bool has_exact_reciprocal(float scale) {
+  uint32_t bits;
+  std::memcpy(&bits, &scale, sizeof bits);
+  return (bits & 0x7FFFFFU) == 0 && scale >= 0x1p-100F && scale <= 0x1p100F;
+}
+
+template <class Divide>
+HWY_INLINE void quantize_vectors(const void* src, DType dtype, int64_t n, uint8_t* codes, const Divide& divide) {
+  for_each_vector(src, dtype, n, [&](FloatVec x, int64_t i, int64_t count) {
+    const WordVec quotient = f32_to_e4m3(divide(x));
+    if (count == kLanes) return store_codes(quotient, codes + i);
+    uint8_t rest[kLanes];
+    store_codes(quotient, rest);
+    std::memcpy(codes + i, rest, static_cast<size_t>(count));
+  });
+}
+
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+/// f32_to_e4m3 of the quotients of 32 bf16 magnitudes, without their limit of 0x7E; in words.
+HWY_INLINE __m512i divide_words(__m512i magnitudes, __m512 divisor) {
+  const auto rounded = [&](__m512i bits) {
+    const __m512 quotient = _mm512_min_ps(_mm512_div_ps(_mm512_castsi512_ps(bits), divisor), _mm512_set1_ps(480.0F));
+    const __m512i exponent = _mm512_max_epu32(
+        _mm512_and_si512(_mm512_castps_si512(quotient), _mm512_set1_epi32(0x7F800000)), _mm512_set1_epi32(121 << 23));
+    const __m512 big = _mm512_castsi512_ps(_mm512_add_epi32(exponent, _mm512_set1_epi32(20 << 23)));
+    const __m512i sum = _mm512_castps_si512(_mm512_add_ps(quotient, big));  // see f32_to_e4m3
+    return _mm512_add_epi32(sum, _mm512_srli_epi32(sum, 20));
+  };
+  const __m512i even = rounded(_mm512_slli_epi32(magnitudes, 16));
+  const __m512i odd = rounded(_mm512_and_si512(magnitudes, _mm512_set1_epi32(-0x10000)));
+  const __m512i codes = _mm512_mask_blend_epi16(0xAAAAAAAAU, even, _mm512_slli_epi32(odd, 16));
+  return _mm512_sub_epi16(codes, _mm512_set1_epi16(141 << 3));
+}
+
+/// f32_to_e4m3 of 32 bf16 magnitudes divided by a power of two, of which `bias` is (its exponent + 120) << 7; without
+/// their limit of 0x7E; in words.
+HWY_INLINE __m512i quantize_words(__m512i magnitudes, __m512i bias) {
+  const __m512i one = _mm512_set1_epi16(1);
+  const __m512i quotients = _mm512_sub_epi16(magnitudes, bias);  // the code, and 4 bits more
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi16(quotients, 4), one);
+  const __m512i codes = _mm512_srai_epi16(_mm512_add_epi16(_mm512_add_epi16(quotients, _mm512_set1_epi16(7)), odd), 4);
+  const __mmask32 subnormal = _mm512_cmplt_epi16_mask(quotients, _mm512_set1_epi16(0x80));
+  if (HWY_LIKELY(subnormal == 0)) return codes;
+  const __m512i mantissa =
+      _mm512_or_si512(_mm512_and_si512(magnitudes, _mm512_set1_epi16(0x7F)), _mm512_set1_epi16(0x80));
+  const __m512i shift =
+      _mm512_min_epi16(_mm512_sub_epi16(_mm512_set1_epi16(5), _mm512_srai_epi16(quotients, 7)), _mm512_set1_epi16(14));
+  const __m512i half = _mm512_sllv_epi16(one, _mm512_sub_epi16(shift, one));
+  const __m512i odd_unit = _mm512_and_si512(_mm512_srlv_epi16(mantissa, shift), one);
+  const __m512i rounded = _mm512_add_epi16(mantissa, _mm512_add_epi16(_mm512_sub_epi16(half, one), odd_unit));
+  return _mm512_mask_srlv_epi16(codes, subnormal, rounded, shift);
+}
+
+/// 64 bf16 at a time, `quotients` making words of codes of their magnitudes; the rest is the caller's. Returns how
+/// many.
+template <class Quotients>
+HWY_INLINE int64_t quantize_bf16(const uint16_t* src, int64_t n, uint8_t* codes, const Quotients& quotients) {
+  const __m512i unsign = _mm512_set1_epi16(0x7FFF);
+  const __m512i in_order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);  // packs work on 128 bits at a time
+  int64_t i = 0;
+  for (; i + 64 <= n; i += 64) {
+    const __m512i low = _mm512_loadu_si512(src + i);
+    const __m512i high = _mm512_loadu_si512(src + i + 32);
+    const __m512i low_magnitudes = _mm512_and_si512(low, unsign);
+    const __m512i high_magnitudes = _mm512_and_si512(high, unsign);
+    __m512i bytes = _mm512_packus_epi16(quotients(low_magnitudes), quotients(high_magnitudes));
+    bytes = _mm512_min_epu8(bytes, _mm512_set1_epi8(0x7E));
+    constexpr int kOrIfThird = 0xF8;  // a | (b & c)
+    bytes = _mm512_ternarylogic_epi32(bytes, _mm512_packs_epi16(low, high), _mm512_set1_epi8(-0x80), kOrIfThird);
+    bytes = _mm512_permutexvar_epi64(in_order, bytes);
+    const auto above = [&](__m512i bound) {
+      return _mm512_kunpackd(_mm512_cmpgt_epi16_mask(high_magnitudes, bound),
+                             _mm512_cmpgt_epi16_mask(low_magnitudes, bound));
+    };
+    const __mmask64 special = above(_mm512_set1_epi16(0x7F7F));  // infinities may be as little as 256 scales
+    if (HWY_UNLIKELY(special != 0)) {
+      const __mmask64 nan = above(_mm512_set1_epi16(0x7F80));
+      const __m512i sign = _mm512_and_si512(bytes, _mm512_set1_epi8(-0x80));
+      bytes = _mm512_mask_blend_epi8(special, bytes, _mm512_or_si512(sign, _mm512_set1_epi8(0x7E)));
+      bytes = _mm512_mask_blend_epi8(nan, bytes, _mm512_or_si512(sign, _mm512_set1_epi8(0x7F)));
+    }
+    _mm512_storeu_si512(codes + i, bytes);
+  }
+  return i;
+}
+#endif
+
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+/// quantize_bf16 with the scale 2^(exponent - 127).
+HWY_INLINE int64_t shift_bf16(const uint16_t* src, int64_t n, int32_t exponent, uint8_t* codes) {
+  const __m512i bias = _mm512_set1_epi16(static_cast<int16_t>((exponent - 7) * 128));
+  return quantize_bf16(src, n, codes, [&](__m512i magnitudes) { return quantize_words(magnitudes, bias); });
+}
+
+/// The bits of the largest finite magnitude of n bf16, a multiple of 32: they order as integers.
+HWY_INLINE uint32_t finite_amax_bits(const uint16_t* src, int64_t n) {
+  const __m512i largest = _mm512_set1_epi16(0x7F7F);
+  __m512i top = _mm512_setzero_si512();
+  for (int64_t i = 0; i < n; i += 32) {
+    const __m512i magnitude = _mm512_and_si512(_mm512_loadu_si512(src + i), _mm512_set1_epi16(0x7FFF));
+    top = _mm512_mask_max_epi16(top, _mm512_cmple_epi16_mask(magnitude, largest), top, magnitude);
+  }
+  const __m256i half = _mm256_max_epi16(_mm512_castsi512_si256(top), _mm512_extracti64x4_epi64(top, 1));
+  const __m128i quarter = _mm_max_epi16(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+  const __m128i least = _mm_minpos_epu16(_mm_xor_si128(quarter, _mm_set1_epi16(-1)));
+  return 0xFFFFU ^ static_cast<uint32_t>(_mm_extract_epi16(least, 0));
+}
+
+/// The biased exponent of e4m3_power_of_two_scale of a bf16: its own less 8, one more if its mantissa is above that of
+/// 448, 1.75; at least that of 1e-4.
+HWY_INLINE int32_t scale_exponent(uint32_t amax_bits) {
+  constexpr int32_t kLeast = static_cast<int32_t>(std::bit_cast<uint32_t>(e4m3_power_of_two_scale(0.0F)) >> 23);
+  return HWY_MAX(static_cast<int32_t>((amax_bits + 31U) >> 7) - 8, kLeast);
+}
+#endif
+
+/// The multiples of 64 of n bf16. Returns how many these are.
+HWY_INLINE int64_t quantize_most(const void* src, DType dtype, float scale, int64_t n, uint8_t* codes) {
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+  if (dtype != DType::kBF16) return 0;
+  const auto* from = static_cast<const uint16_t*>(src);
+  if (!has_exact_reciprocal(scale))
+    return quantize_bf16(from, n, codes,
+                         [&](__m512i magnitudes) { return divide_words(magnitudes, _mm512_set1_ps(scale)); });
+  uint32_t bits;
+  std::memcpy(&bits, &scale, sizeof bits);
+  return shift_bf16(from, n, static_cast<int32_t>(bits >> 23), codes);
+#else
+  static_cast<void>(src), static_cast<void>(dtype), static_cast<void>(scale), static_cast<void>(n);
+  static_cast<void>(codes);
+  return 0;
+#endif
+}
+
+HWY_INLINE void quantize_inline(const void* src, DType dtype, float scale, int64_t n, uint8_t* codes) {
+  const int64_t done = quantize_most(src, dtype, scale, n, codes);
+  if (done == n) return;
+  src = advance(src, dtype, done);
+  if (has_exact_reciprocal(scale)) {
+    const FloatVec reciprocal = hn::Set(kFloats, 1.0F / scale);
+    quantize_vectors(src, dtype, n - done, codes + done, [&](FloatVec x) { return x * reciprocal; });
+  } else {
+    const FloatVec divisor = hn::Set(kFloats, scale);
+    quantize_vectors(src, dtype, n - done, codes + done, [&](FloatVec x) { return x / divisor; });
+  }
+}
+
+void quantize(const void* src, DType dtype, float scale, int64_t n, uint8_t* codes) {
+  quantize_inline(src, dtype, scale, n, codes);
+}
+
+HWY_INLINE float finite_amax(const void* src, DType dtype, int64_t n) {
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+  if (dtype == DType::kBF16 && n % 32 == 0)
+    return bf16_to_f32(static_cast<uint16_t>(finite_amax_bits(static_cast<const uint16_t*>(src), n)));
+#endif
+  const FloatVec infinity = hn::Set(kFloats, HUGE_VALF);
+  FloatVec top = hn::Zero(kFloats);
+  for_each_vector(src, dtype, n, [&](FloatVec x, int64_t, int64_t) {
+    const FloatVec magnitude = hn::Abs(x);
+    top = hn::Max(top, hn::IfThenElseZero(hn::Lt(magnitude, infinity), magnitude));
+  });
+  return hn::GetLane(hn::MaxOfLanes(kFloats, top));
+}
+
+void quantize_groups(const void* src, DType dtype, int32_t num_groups, int32_t group, bool power_of_two, float* scales,
+                     uint8_t* codes) {
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+  if (dtype == DType::kBF16 && power_of_two && group % 64 == 0) {
+    const auto* from = static_cast<const uint16_t*>(src);
+    for (int32_t i = 0; i < num_groups; ++i, from += group, codes += group) {
+      const int32_t exponent = scale_exponent(finite_amax_bits(from, group));
+      const uint32_t bits = static_cast<uint32_t>(exponent) << 23;
+      std::memcpy(scales + i, &bits, sizeof bits);
+      shift_bf16(from, group, exponent, codes);
+    }
+    return;
+  }
+#endif
+  for (int32_t i = 0; i < num_groups; ++i) {
+    const float amax = finite_amax(advance(src, dtype, int64_t{i} * group), dtype, group);
+    scales[i] = power_of_two ? e4m3_power_of_two_scale(amax) : e4m3_scale(amax);
+  }
+  for (int32_t i = 0; i < num_groups; ++i)
+    quantize_inline(advance(src, dtype, int64_t{i} * group), dtype, scales[i], group, codes + int64_t{i} * group);
+}
+
+// ---- rotation ----
+
+HWY_INLINE float scalar_as_f32(const void* src, DType dtype, int64_t i) {
+  switch (dtype) {
+    case DType::kBF16: return bf16_to_f32(load_unaligned<uint16_t>(advance(src, dtype, i)));
+    case DType::kF16: return f16_to_f32(load_unaligned<uint16_t>(advance(src, dtype, i)));
+    default: return load_unaligned<float>(advance(src, dtype, i));
+  }
+}
+
+/// Products and sums are rounded apart: the build forbids to fuse them.
+void rotate(const void* x, const void* second, DType dtype, const float* own, const float* partner, int32_t n,
+            float* out) {
+  if (second == nullptr) {
+    int32_t i = 0;
+#if HWY_TARGET != HWY_SCALAR
+    for (; i + kLanes <= 2 * n; i += kLanes) {
+      const FloatVec channels = load_as_f32(advance(x, dtype, i), dtype);
+      hn::StoreU(channels * hn::LoadU(kFloats, own + i) + hn::Shuffle2301(channels) * hn::LoadU(kFloats, partner + i),
+                 kFloats, out + i);
+    }
+#endif
+    for (; i < 2 * n; ++i) out[i] = scalar_as_f32(x, dtype, i) * own[i] + scalar_as_f32(x, dtype, i ^ 1) * partner[i];
+    return;
+  }
+  int32_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const FloatVec a = load_as_f32(advance(x, dtype, i), dtype);
+    const FloatVec b = load_as_f32(advance(second, dtype, i), dtype);
+    hn::StoreU(a * hn::LoadU(kFloats, own + i) + b * hn::LoadU(kFloats, partner + i), kFloats, out + i);
+    hn::StoreU(b * hn::LoadU(kFloats, own + n + i) + a * hn::LoadU(kFloats, partner + n + i), kFloats, out + n + i);
+  }
+  for (; i < n; ++i) {
+    const float a = scalar_as_f32(x, dtype, i);
+    const float b = scalar_as_f32(second, dtype, i);
+    out[i] = a * own[i] + b * partner[i];
+    out[n + i] = b * own[n + i] + a * partner[n + i];
+  }
+}
+
+// ---- indexer ----
+
+constexpr int32_t kHeadDim = kIndexerLayout.head_dim;
+constexpr int32_t kHeadSteps = kHeadDim / kPack;
+constexpr int32_t kGroupWords = kHeadSteps * kLanes;       // of one group of packed queries
+constexpr int32_t kGroupsTogether = kLanes == 16 ? 2 : 1;  // whose products with 8 keys fill the registers
+constexpr int32_t kKeysTogether = 8;
+
+/// A row of kHeadDim elements as steps: bf16 pairs or f32.
+HWY_INLINE void load_steps(const void* row, DType dtype, [[maybe_unused]] const Dequantizer& unscaled,
+                           uint32_t* steps) {
+#if MLA_CPU_BF16_PAIRS
+  if (dtype == DType::kE4M3)
+    unscaled(static_cast<const uint8_t*>(row), kHeadDim, reinterpret_cast<uint16_t*>(steps));
+  else
+    std::memcpy(steps, row, kHeadDim * sizeof(uint16_t));
+#else
+  for (int32_t i = 0; i < kHeadSteps; i += kLanes) {
+    const FloatVec values = dtype == DType::kE4M3 ? e4m3_to_f32(static_cast<const uint8_t*>(row) + i)
+                                                  : load_as_f32(advance(row, dtype, i), dtype);
+    hn::StoreU(hn::BitCast(kWords, values), kWords, steps + i);
+  }
+#endif
+}
+
+void pack_indexer_queries(const void* q, DType dtype, int64_t head_stride, int32_t num_heads, uint32_t* packed) {
+  const Dequantizer unscaled(1.0F);
+  for (int32_t group = 0; group * kLanes < num_heads; ++group, packed += kGroupWords) {
+    alignas(64) uint32_t rows[kLanes][kHeadSteps] = {};
+    for (int32_t lane = 0; lane < kLanes && group * kLanes + lane < num_heads; ++lane)
+      load_steps(advance(q, dtype, (group * kLanes + lane) * head_stride), dtype, unscaled, rows[lane]);
+    for (int32_t step = 0; step < kHeadSteps; step += kLanes) {
+      WordVec words[kLanes];
+      for (int32_t lane = 0; lane < kLanes; ++lane) words[lane] = hn::LoadU(kWords, rows[lane] + step);
+      transpose(words);
+      for (int32_t i = 0; i < kLanes; ++i) hn::StoreU(words[i], kWords, packed + (step + i) * kLanes);
+    }
+  }
+}
+
+/// NaN stays.
+HWY_INLINE FloatVec positive_part(FloatVec x) { return hn::IfThenZeroElse(hn::Lt(x, hn::Zero(kFloats)), x); }
+
+/// Adds to sums[j], by lanes, what kGroups groups of heads make of kKeysTogether keys.
+template <int32_t kGroups>
+HWY_INLINE void indexer_tile(const uint32_t* q, const float* weights, const uint32_t* keys, FloatVec* sums) {
+  FloatVec dots[kGroups][kKeysTogether];
+  MLA_UNROLL for (int32_t g = 0; g < kGroups; ++g) MLA_UNROLL for (int32_t j = 0; j < kKeysTogether; ++j) dots[g][j] =
+      hn::Zero(kFloats);
+  for (int32_t step = 0; step < kHeadSteps; ++step) {
+    Operand queries[kGroups];
+    MLA_UNROLL for (int32_t g = 0; g < kGroups; ++g) queries[g] = load_operand(q + g * kGroupWords + step * kLanes);
+    MLA_UNROLL for (int32_t j = 0; j < kKeysTogether; ++j) {
+      const Operand key = broadcast(keys + j * kHeadSteps + step);
+      MLA_UNROLL for (int32_t g = 0; g < kGroups; ++g) dots[g][j] = multiply_add(queries[g], key, dots[g][j]);
+    }
+  }
+  MLA_UNROLL for (int32_t g = 0; g < kGroups; ++g) {
+    const FloatVec weight = hn::LoadU(kFloats, weights + g * kLanes);
+    MLA_UNROLL for (int32_t j = 0; j < kKeysTogether; ++j) sums[j] =
+        hn::MulAdd(weight, positive_part(dots[g][j]), sums[j]);
+  }
+}
+
+void indexer_sums(const uint32_t* packed, int32_t num_heads, const float* weights, const uint8_t* keys,
+                  int32_t num_keys, bool add, float* sums) {
+  alignas(64) uint32_t steps[kIndexerKeys * kHeadSteps];
+  const Dequantizer unscaled(1.0F);
+  for (int32_t j = 0; j < num_keys; ++j)
+    load_steps(keys + j * int64_t{kHeadDim}, DType::kE4M3, unscaled, steps + j * kHeadSteps);
+  const int32_t padded = (num_keys + kKeysTogether - 1) / kKeysTogether * kKeysTogether;
+  std::fill(steps + num_keys * kHeadSteps, steps + padded * kHeadSteps, 0U);
+  for (int32_t first = 0; first < num_keys; first += kKeysTogether) {
+    FloatVec by_lane[kKeysTogether];
+    MLA_UNROLL for (int32_t j = 0; j < kKeysTogether; ++j) by_lane[j] = hn::Zero(kFloats);
+    const int32_t num_groups = (num_heads + kLanes - 1) / kLanes;
+    int32_t g = 0;
+    for (; g + kGroupsTogether <= num_groups; g += kGroupsTogether)
+      indexer_tile<kGroupsTogether>(packed + g * kGroupWords, weights + g * kLanes, steps + first * kHeadSteps,
+                                    by_lane);
+    for (; g < num_groups; ++g)
+      indexer_tile<1>(packed + g * kGroupWords, weights + g * kLanes, steps + first * kHeadSteps, by_lane);
+    for (int32_t j = 0; j < kKeysTogether && first + j < num_keys; ++j) {
+      const float sum = hn::GetLane(hn::SumOfLanes(kFloats, by_lane[j]));
+      sums[first + j] = add ? sums[first + j] + sum : sum;
+    }
+  }
+}
+
+// ---- top-k ----
+
+/// As RankRange says.
+HWY_INLINE WordVec rank_of(FloatVec logits) {
+  WordVec bits = hn::BitCast(kWords, logits);
+  const WordVec sign = hn::Set(kWords, 0x80000000U);
+  bits = hn::IfThenZeroElse(hn::Eq(bits, sign), bits);  // -0
+  const WordVec negative = hn::BitCast(kWords, hn::ShiftRight<31>(hn::BitCast(kInts, bits)));
+  const WordVec rank = hn::Xor(bits, hn::Or(negative, sign));
+  return hn::IfThenZeroElse(hn::RebindMask(kWords, hn::IsNaN(logits)), rank);
+}
+
+/// Lanes of a <= b, unsigned.
+HWY_INLINE auto not_above(WordVec a, WordVec b) { return hn::Eq(hn::Max(a, b), b); }
+
+/// Calls f(ranks, lanes that exist, i) for vectors of logits.
+template <class F>
+HWY_INLINE void for_each_rank(const float* logits, int64_t n, const F& f) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) f(rank_of(hn::LoadU(kFloats, logits + i)), int64_t{kLanes}, i);
+  if (kLanes == 1 || i == n) return;
+  alignas(64) float rest[kLanes] = {};
+  std::copy(logits + i, logits + n, rest);
+  f(rank_of(hn::Load(kFloats, rest)), n - i, i);
+}
+
+/// The lanes of `mask`, moved to the front.
+template <class Tag, class Vec, class Mask>
+HWY_INLINE Vec compress(Tag tag, Vec values, Mask mask) {
+#if HWY_TARGET == HWY_EMU128 || HWY_TARGET == HWY_SCALAR  // there Compress needs Highway's library
+  alignas(64) hn::TFromD<Tag> value[kLanes];
+  alignas(64) hn::TFromD<Tag> chosen[kLanes];
+  hn::Store(values, tag, value);
+  hn::Store(hn::VecFromMask(tag, mask), tag, chosen);
+  int32_t count = 0;
+  for (int32_t lane = 0; lane < kLanes; ++lane)
+    if (chosen[lane] != 0) value[count++] = value[lane];
+  return hn::Load(tag, value);
+#else
+  static_cast<void>(tag);
+  return hn::Compress(values, mask);
+#endif
+}
+
+void count_ranks(const float* logits, int64_t n, const RankRange& range, int32_t shift, uint32_t* counts) {
+  constexpr int64_t kChunk = 512;
+  alignas(64) uint32_t ranks[kChunk + kLanes];
+  const WordVec first = hn::Set(kWords, range.first);
+  const WordVec last = hn::Set(kWords, range.last);
+  const bool all = range.first == 0 && range.last == UINT32_MAX;
+  for (int64_t begin = 0; begin < n; begin += kChunk) {
+    size_t count = 0;
+    for_each_rank(logits + begin, std::min(kChunk, n - begin), [&](WordVec rank, int64_t lanes, int64_t) {
+      const auto exists = hn::FirstN(kWords, static_cast<size_t>(lanes));
+      const auto inside = hn::And(exists, hn::And(not_above(first, rank), not_above(rank, last)));
+      hn::StoreU(all ? rank : compress(kWords, rank, inside), kWords, ranks + count);
+      count += all ? static_cast<size_t>(lanes) : hn::CountTrue(kWords, inside);
+    });
+    for (size_t i = 0; i < count; ++i) ++counts[(ranks[i] >> shift) % kMaxDigits];
+  }
+}
+
+int64_t select_ranks(const float* logits, int64_t n, uint32_t rank, int64_t ties, int64_t room, int32_t* indices) {
+  const WordVec bound = hn::Set(kWords, rank);
+  const auto lane = hn::Iota(kInts, 0);
+  int64_t taken = 0;
+  for_each_rank(logits, n, [&](WordVec ranks, int64_t lanes, int64_t i) {
+    const auto exists = hn::FirstN(kWords, static_cast<size_t>(lanes));
+    auto take = hn::And(exists, hn::Not(not_above(ranks, bound)));
+    const auto tied = hn::And(exists, hn::Eq(ranks, bound));
+    if (ties > 0 && !hn::AllFalse(kWords, tied)) {
+      const auto count = static_cast<int64_t>(hn::CountTrue(kWords, tied));
+      if (count <= ties) {
+        take = hn::Or(take, tied);
+        ties -= count;
+      } else {  // the lowest of them
+        alignas(64) uint32_t chosen[kLanes];
+        hn::Store(hn::VecFromMask(kWords, tied), kWords, chosen);
+        for (uint32_t& one : chosen)
+          if (one != 0 && ties-- <= 0) one = 0;
+        ties = 0;
+        take = hn::Or(take, hn::MaskFromVec(hn::Load(kWords, chosen)));
+      }
+    }
+    const auto count = static_cast<int64_t>(hn::CountTrue(kWords, take));
+    if (count == 0) return;
+    const auto index = compress(kInts, lane + hn::Set(kInts, static_cast<int32_t>(i)), hn::RebindMask(kInts, take));
+    if (taken + kLanes <= room) {
+      hn::StoreU(index, kInts, indices + taken);
+    } else {
+      alignas(64) int32_t some[kLanes];
+      hn::Store(index, kInts, some);
+      std::copy_n(some, std::min(count, room - taken), indices + taken);
+    }
+    taken += count;
+  });
+  return taken;
+}
+
+constexpr RowKernels kRowTable = {
+    .copy = copy,
+    .dequantize = dequantize,
+    .quantize = quantize,
+    .finite_amax = finite_amax,
+    .quantize_groups = quantize_groups,
+    .rotate = rotate,
+    .pack_indexer_queries = pack_indexer_queries,
+    .multiplies_pairs = kPack == 2,
+    .indexer_sums = indexer_sums,
+    .count_ranks = count_ranks,
+    .select_ranks = select_ranks,
+};
+
+}  // namespace
+}  // namespace mla::cpu::MLA_CPU_ISA

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// Vectors of one instruction set, and what all kernels do with them: the multiply, conversions, a transposition. As
+// tile_kernels-inl.h: included in a translation unit per instruction set, everything with internal linkage.
+#pragma once
+
+#include <hwy/highway.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "cpu/tile_kernels.h"
+#include "mla/numeric.h"
+
+#define MLA_UNROLL _Pragma("GCC unroll 32")
+
+namespace mla::cpu::MLA_CPU_ISA {
+namespace {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+using Floats = hn::CappedTag<float, kMaxLanes>;
+using Words = hn::RebindToUnsigned<Floats>;
+using Ints = hn::RebindToSigned<Floats>;
+using FloatVec = hn::Vec<Floats>;
+using WordVec = hn::Vec<Words>;
+
+constexpr Floats kFloats;
+constexpr Words kWords;
+constexpr Ints kInts;
+constexpr int32_t kLanes = static_cast<int32_t>(hn::MaxLanes(Floats()));
+
+template <class T>
+HWY_INLINE T load_unaligned(const void* from) {
+  T value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
+// ---- the multiply: what one step is ----
+
+#if MLA_CPU_BF16_PAIRS
+constexpr int32_t kPack = 2;
+using Operand = WordVec;
+HWY_INLINE Operand load_operand(const uint32_t* from) { return hn::LoadU(kWords, from); }
+HWY_INLINE Operand broadcast(const void* from) { return hn::Set(kWords, load_unaligned<uint32_t>(from)); }
+HWY_INLINE FloatVec multiply_add(Operand a, Operand b, FloatVec sum) {
+  return FloatVec{_mm512_dpbf16_ps(sum.raw, reinterpret_cast<__m512bh>(a.raw), reinterpret_cast<__m512bh>(b.raw))};
+}
+#else
+constexpr int32_t kPack = 1;
+using Operand = FloatVec;
+HWY_INLINE Operand load_operand(const uint32_t* from) { return hn::BitCast(kFloats, hn::LoadU(kWords, from)); }
+HWY_INLINE Operand broadcast(const void* from) { return hn::Set(kFloats, load_unaligned<float>(from)); }
+HWY_INLINE FloatVec multiply_add(Operand a, Operand b, FloatVec sum) { return hn::MulAdd(a, b, sum); }
+#endif
+
+// ---- conversions ----
+
+/// Ties to even, NaN stays NaN; result in the low half of each lane.
+HWY_INLINE WordVec round_to_bf16(FloatVec x) {
+  const WordVec bits = hn::BitCast(kWords, x);
+  const WordVec odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(kWords, 1U));
+  const WordVec rounded = hn::ShiftRight<16>(bits + hn::Set(kWords, 0x7FFFU) + odd);
+  const WordVec quiet = hn::Or(hn::ShiftRight<16>(bits), hn::Set(kWords, 0x40U));
+  return hn::IfThenElse(hn::RebindMask(kWords, hn::IsNaN(x)), quiet, rounded);
+}
+
+HWY_INLINE FloatVec load_as_f32(const void* from, DType dtype) {
+  const hn::Rebind<uint16_t, Floats> halves;
+  switch (dtype) {
+    case DType::kBF16: {
+      const auto bits = hn::LoadU(halves, static_cast<const uint16_t*>(from));
+      return hn::BitCast(kFloats, hn::ShiftLeft<16>(hn::PromoteTo(kWords, bits)));
+    }
+    case DType::kF16: {
+#if defined(__F16C__) || HWY_ARCH_ARM_A64
+      const hn::Rebind<hwy::float16_t, Floats> f16;
+      return hn::PromoteTo(kFloats, hn::BitCast(f16, hn::LoadU(halves, static_cast<const uint16_t*>(from))));
+#else
+      float values[kLanes];
+      for (int32_t i = 0; i < kLanes; ++i) values[i] = f16_to_f32(static_cast<const uint16_t*>(from)[i]);
+      return hn::LoadU(kFloats, values);
+#endif
+    }
+    default: return hn::LoadU(kFloats, static_cast<const float*>(from));
+  }
+}
+
+HWY_INLINE void store_from_f32(FloatVec x, void* to, DType dtype) {
+  const hn::Rebind<uint16_t, Floats> halves;
+  switch (dtype) {
+    case DType::kBF16:
+      hn::StoreU(hn::DemoteTo(halves, hn::BitCast(kInts, round_to_bf16(x))), halves, static_cast<uint16_t*>(to));
+      return;
+    case DType::kF16: {
+#if defined(__F16C__) || HWY_ARCH_ARM_A64
+      const hn::Rebind<hwy::float16_t, Floats> f16;
+      hn::StoreU(hn::BitCast(halves, hn::DemoteTo(f16, x)), halves, static_cast<uint16_t*>(to));
+#else
+      float values[kLanes];
+      hn::StoreU(x, kFloats, values);
+      for (int32_t i = 0; i < kLanes; ++i) static_cast<uint16_t*>(to)[i] = f32_to_f16(values[i]);
+#endif
+      return;
+    }
+    default: hn::StoreU(x, kFloats, static_cast<float*>(to)); return;
+  }
+}
+
+HWY_INLINE const void* advance(const void* base, DType dtype, int64_t elements) {
+  return static_cast<const char*>(base) + elements * static_cast<int64_t>(size_of(dtype));
+}
+HWY_INLINE void* advance(void* base, DType dtype, int64_t elements) {
+  return static_cast<char*>(base) + elements * static_cast<int64_t>(size_of(dtype));
+}
+
+// ---- transposition ----
+
+/// Turns kLanes rows of as many words into columns.
+HWY_INLINE void transpose(WordVec* rows) {
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+  alignas(64) static constexpr uint32_t kLane[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const __m512i lane = _mm512_load_si512(kLane);
+  MLA_UNROLL for (int32_t bit = 1; bit < kLanes; bit *= 2) {  // swap the off-diagonal blocks of each size
+    const __mmask16 high = _mm512_test_epi32_mask(lane, _mm512_set1_epi32(bit));
+    const __m512i step = _mm512_set1_epi32(bit);
+    const __m512i from_low = _mm512_mask_add_epi32(lane, high, _mm512_sub_epi32(lane, step), _mm512_set1_epi32(kLanes));
+    const __m512i from_high =
+        _mm512_mask_add_epi32(_mm512_add_epi32(lane, step), high, lane, _mm512_set1_epi32(kLanes));
+    MLA_UNROLL for (int32_t i = 0; i < kLanes; ++i) {
+      if ((i & bit) != 0) continue;
+      const __m512i a = rows[i].raw;
+      const __m512i b = rows[i | bit].raw;
+      rows[i].raw = _mm512_permutex2var_epi32(a, from_low, b);
+      rows[i | bit].raw = _mm512_permutex2var_epi32(a, from_high, b);
+    }
+  }
+#else
+  uint32_t words[kLanes][kLanes];
+  for (int32_t i = 0; i < kLanes; ++i) hn::StoreU(rows[i], kWords, words[i]);
+  for (int32_t i = 0; i < kLanes; ++i)
+    for (int32_t j = 0; j < i; ++j) {
+      const uint32_t word = words[i][j];
+      words[i][j] = words[j][i];
+      words[j][i] = word;
+    }
+  for (int32_t i = 0; i < kLanes; ++i) rows[i] = hn::LoadU(kWords, words[i]);
+#endif
+}
+
+}  // namespace
+}  // namespace mla::cpu::MLA_CPU_ISA

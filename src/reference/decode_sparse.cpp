@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sparse attention in the absorbed form: every query names its own keys, in one or two pools.
+#include "reference/attention.h"
+#include "reference/cache_rows.h"
+#include "reference/reference.h"
+
+namespace mla::reference {
+namespace {
+
+/// What one token's rows of indices name, one pool after the other. Visible is what exists: masks are the caller's.
+struct SparseKeys {
+  const core::DecodeSparseArgs& args;
+  int64_t token;
+  int64_t first_length = args.topk_length(0, token);  // entries of pools[0]
+  int64_t second_length = args.num_pools > 1 ? args.topk_length(1, token) : 0;
+
+  int64_t count() const { return first_length + second_length; }
+  static int64_t position(int64_t) { return 0; }
+
+  const core::PoolArgs& pool_of(int64_t j) const { return args.pools[j < first_length ? 0 : 1]; }
+  int64_t slot(int64_t j) const {
+    const int64_t entry = j < first_length ? j : j - first_length;
+    return pool_of(j).indices[token * pool_of(j).indices_stride_token + entry];
+  }
+
+  bool sees(const QueryRow&, int64_t j) const { return slot(j) >= 0 && slot(j) < pool_of(j).cache.num_slots(); }
+
+  void load(int64_t j, RowBlock& block) const {
+    read_row(CacheRow::at_slot(pool_of(j).cache, slot(j)), block.key);
+    std::copy_n(block.key, args.d_v, block.value);
+  }
+};
+
+}  // namespace
+
+size_t workspace_size(const core::DecodeSparseArgs& args) { return block_bytes(args.d_qk, args.d_v); }
+
+void decode_sparse(const core::DecodeSparseArgs& args, std::span<std::byte> workspace) {
+  RowBlock block = make_block(args, workspace);
+  for (int64_t token = 0; token < args.num_tokens; ++token)
+    attend_rows(
+        block, args, SparseKeys{args, token}, args.num_heads,
+        [&](int64_t i) -> QueryRow { return {.token = token, .head = i}; },
+        [&](const QueryRow& row, double* q) { load_absorbed_query(args, args.pools[0].cache.d_ckv, row, q); });
+}
+
+}  // namespace mla::reference

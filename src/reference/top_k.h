@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+namespace mla::reference {
+
+/// Writes the indices of the `k` largest of `n` logits, ascending, then -1. Of equal ones the lower index wins; NaN is
+/// less than -inf. Needs no memory.
+void select_top_k(const float* logits, int64_t n, int32_t k, int32_t* indices);
+
+}  // namespace mla::reference

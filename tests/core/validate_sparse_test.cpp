@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/validate.h"
+#include "sparse_problems.h"
+
+namespace mla::test {
+namespace {
+
+using Cases = std::vector<BadCase<DecodeSparse>>;
+
+core::DecodeSparseArgs accepted(const DecodeSparseParams& params) {
+  core::DecodeSparseArgs args;
+  Device device;
+  EXPECT_EQ(core::validate(params, core::Scope::kAll, args, device).message(), "");
+  return args;
+}
+
+TEST(ValidateDecodeSparse, RefusesBadInput) {
+  expect_refused(Cases{
+      {"no indices", [](DecodeSparse& p) { p.params.pool.indices = {}; },
+       "decode_sparse: pool.indices: expected a tensor, got none"},
+      {"indices in i64", [](DecodeSparse& p) { p.params.pool.indices.dtype = DType::kI64; },
+       "decode_sparse: pool.indices: expected i32, got i64"},
+      {"indices of other tokens", [](DecodeSparse& p) { set_extent(p.params.pool.indices, 0, 3); },
+       "decode_sparse: pool.indices: expected shape [T = 4, topk], got [3, 4]"},
+      {"topk of 0", [](DecodeSparse& p) { set_extent(p.params.pool.indices, 1, 0); },
+       "decode_sparse: pool.topk: expected at least 1, got 0"},
+      {"lengths of neither", [](DecodeSparse& p) { set_extent(p.params.pool.topk_length, 0, 3); },
+       "decode_sparse: qo_indptr: expected a tensor, since 4 query tokens are not a multiple of 3 requests, got none"},
+      {"lengths of neither, with qo_indptr",
+       [](DecodeSparse& p) {
+         set_extent(p.params.pool.topk_length, 0, 3);
+         p.params.qo_indptr = of(p.qo_indptr);
+       },
+       "decode_sparse: pool.topk_length: expected shape [T = 4] or [B = 2], got [3]"},
+      {"requests that differ",
+       [](DecodeSparse& p) {
+         p.use_per_request();
+         p.use_extra_pool();
+         p.params.extra_pool.topk_length = contiguous(p.lengths.data(), DType::kI32, {1});
+       },
+       "decode_sparse: extra_pool.topk_length: expected shape [T = 4] or [B = 2], got [1]"},
+      {"qo_indptr for nothing", [](DecodeSparse& p) { p.params.qo_indptr = of(p.qo_indptr); },
+       "decode_sparse: qo_indptr: expected none, since no topk_length has shape [B], got a tensor"},
+      {"qo_indptr not to T",
+       [](DecodeSparse& p) {
+         p.use_per_request();
+         p.params.qo_indptr = of(p.qo_indptr);
+         p.qo_indptr[2] = 3;
+       },
+       "decode_sparse: qo_indptr: expected exactly 4 (query tokens) as the last entry, got 3"},
+      {"sink of the wrong length", [](DecodeSparse& p) { set_extent(p.params.options.attn_sink, 0, 1); },
+       "decode_sparse: options.attn_sink: expected shape [H = 2], got [1]"},
+      {"window", [](DecodeSparse& p) { p.params.options.window_left = 128; },
+       "decode_sparse: options.window_left: expected -1, since keys named by indices have no positions, got 128"},
+      {"slopes", [](DecodeSparse& p) { p.params.options.alibi_slopes = p.params.options.attn_sink; },
+       "decode_sparse: options.alibi_slopes: expected none, since keys named by indices have no positions, got a "
+       "tensor"},
+      {"two pools of different width",
+       [](DecodeSparse& p) {
+         p.use_extra_pool();
+         p.params.extra_pool.cache = p.rows.whole();
+       },
+       "decode_sparse: extra_pool.cache.kv: expected shape [num_pages, page_size, d_qk = 576], got [8, 4, 12]"},
+      {"two pools of different values",
+       [](DecodeSparse& p) {
+         p.use_extra_pool();
+         p.params.extra_pool.cache = p.extra_quantized.dsv4();
+       },
+       "decode_sparse: extra_pool.cache.format: expected fp8_dsv4 in both pools or in none, got fp8_dsv4 beside "
+       "fp8_ds_mla"},
+      {"packed pool beside rows of another width",
+       [](DecodeSparse& p) {
+         p.use_extra_pool();
+         p.params.pool.cache = p.rows.whole();
+         p.params.q = of(p.q, {4, kHeads, kCkv + kKpe});
+         p.params.o = of(p.o, {4, kHeads, kCkv});
+       },
+       "decode_sparse: extra_pool.cache.format: expected rows of 12 channels, got fp8_ds_mla with 576"},
+      {"unknown format in the second pool",
+       [](DecodeSparse& p) {
+         p.use_extra_pool();
+         p.params.extra_pool.cache.format = static_cast<CacheFormat>(9);
+       },
+       "decode_sparse: extra_pool.cache.format: expected a cache format, got unknown value 9"},
+      {"a second pool without indices", [](DecodeSparse& p) { p.params.extra_pool.cache = p.extra_quantized.ds_mla(); },
+       "decode_sparse: extra_pool.cache.kv: expected none, since extra_pool.indices are not given, got a tensor"},
+      {"lengths of no pool", [](DecodeSparse& p) { p.params.extra_pool.topk_length = of(p.lengths); },
+       "decode_sparse: extra_pool.topk_length: expected none, since extra_pool.indices are not given, got a tensor"},
+      {"footer page too small",
+       [](DecodeSparse& p) {
+         p.params.q = of(p.q, {4, kHeads, 512});
+         p.params.pool.cache = p.quantized.dsv4();
+         set_extent(p.params.pool.cache.kv, 1, 2304);
+       },
+       "decode_sparse: pool.cache.kv: expected pages of at least 2336 bytes (4 tokens), got 2304"},
+      {"e4m3 queries without a scale", [](DecodeSparse& p) { p.params.q.dtype = DType::kE4M3; },
+       "decode_sparse: q_scale: expected a tensor, since q is e4m3, got none"},
+      {"no scale", [](DecodeSparse& p) { p.params.sm_scale = 0.0F; },
+       "decode_sparse: sm_scale: expected a finite number above 0, got 0"},
+      {"null indices", [](DecodeSparse& p) { p.params.pool.indices.data = nullptr; },
+       "decode_sparse: pool.indices: expected data, got a null pointer", false},
+      {"on another device",
+       [](DecodeSparse& p) {
+         p.params.pool.cache.kv.device = {DeviceType::kCuda, 0};
+       },
+       "decode_sparse: pool.cache.kv: expected on cpu:0, where q is, got cuda:0"},
+  });
+}
+
+TEST(ValidateDecodeSparse, LengthsAreClamped) {
+  DecodeSparse p;
+  const core::DecodeSparseArgs args = accepted(p.params);
+  EXPECT_EQ(args.topk_length(0, 0), kTopk);
+  EXPECT_EQ(args.topk_length(0, 1), 0);
+  EXPECT_EQ(args.topk_length(0, 2), 3);
+  EXPECT_EQ(args.topk_length(0, 3), 0);
+}
+
+TEST(ValidateDecodeSparse, LengthsOfRequests) {
+  DecodeSparse p;
+  p.lengths = {1, 3, 2, 2};
+  p.use_per_request();
+  core::DecodeSparseArgs args = accepted(p.params);  // two queries each
+  EXPECT_EQ(args.topk_length(0, 1), 1);
+  EXPECT_EQ(args.topk_length(0, 2), 3);
+  p.params.qo_indptr = of(p.qo_indptr);
+  args = accepted(p.params);  // one query, and three
+  EXPECT_EQ(args.topk_length(0, 0), 1);
+  EXPECT_EQ(args.topk_length(0, 1), 3);
+  EXPECT_EQ(args.topk_length(0, 3), 3);
+  p.use_extra_pool();
+  p.params.extra_pool.topk_length = of(p.lengths);  // of queries, beside those of requests
+  args = accepted(p.params);
+  EXPECT_TRUE(args.pools[0].length_per_request);
+  EXPECT_FALSE(args.pools[1].length_per_request);
+  EXPECT_EQ(args.topk_length(1, 1), 2);
+}
+
+TEST(ValidateDecodeSparse, TwoPoolsOfTheirOwn) {
+  DecodeSparse p;
+  p.use_extra_pool();
+  p.params.q = of(p.q, {4, kHeads, 512});
+  p.params.pool.cache = p.quantized.dsv4();
+  p.params.extra_pool.cache = p.extra_quantized.dsv4();
+  p.params.extra_pool.cache.kv = of(p.extra_quantized.bytes, {3, 2 * 584}, DType::kU8);
+  p.params.extra_pool.cache.page_size = 2;
+  const core::DecodeSparseArgs args = accepted(p.params);
+  EXPECT_EQ(args.num_pools, 2);
+  EXPECT_EQ(args.d_qk, 512);
+  EXPECT_EQ(args.d_v, 512);
+  EXPECT_EQ(args.pools[0].cache.page_size, 4);
+  EXPECT_EQ(args.pools[1].cache.page_size, 2);
+  EXPECT_EQ(args.pools[1].cache.num_slots(), 6);
+  EXPECT_EQ(args.pools[1].topk, 2);
+  EXPECT_EQ(args.topk_length(1, 3), 2);
+  EXPECT_EQ(args.options.attn_sink, p.per_head.data());
+}
+
+TEST(ValidatePrefillSparse, RefusesBadInput) {
+  expect_refused(std::vector<BadCase<PrefillSparse>>{
+      {"e4m3 queries", [](PrefillSparse& p) { p.params.q.dtype = DType::kE4M3; },
+       "prefill_sparse: q: expected bf16, f16 or f32, got e4m3"},
+      {"rows of another width",
+       [](PrefillSparse& p) {
+         p.params.kv = of(p.kv, {6, 5});
+       },
+       "prefill_sparse: kv: expected shape [S, d_qk = 6], got [6, 5]"},
+      {"f32 rows", [](PrefillSparse& p) { p.params.kv.dtype = DType::kF32; },
+       "prefill_sparse: kv: expected bf16 or f16, got f32"},
+      {"values wider than rows",
+       [](PrefillSparse& p) {
+         p.params.o = of(p.q, {3, kHeads, 7});
+       },
+       "prefill_sparse: o: expected d_v of at most d_qk = 6, got 7"},
+      {"values of width 0", [](PrefillSparse& p) { set_extent(p.params.o, 2, 0); },
+       "prefill_sparse: d_v: expected at least 1, got 0"},
+      {"e4m3 output", [](PrefillSparse& p) { p.params.o.dtype = DType::kE4M3; },
+       "prefill_sparse: o: expected bf16 or f32, got e4m3"},
+      {"lengths of requests", [](PrefillSparse& p) { set_extent(p.params.topk_length, 0, 1); },
+       "prefill_sparse: topk_length: expected shape [T = 3], got [1]"},
+      {"max_logits of other heads", [](PrefillSparse& p) { set_extent(p.params.max_logits, 1, 1); },
+       "prefill_sparse: max_logits: expected shape [T = 3, H = 2], got [3, 1]"},
+      {"topk of 0", [](PrefillSparse& p) { set_extent(p.params.indices, 1, 0); },
+       "prefill_sparse: topk: expected at least 1, got 0"},
+      {"window", [](PrefillSparse& p) { p.params.options.window_left = 0; },
+       "prefill_sparse: options.window_left: expected -1, since keys named by indices have no positions, got 0"},
+      {"null rows", [](PrefillSparse& p) { p.params.kv.data = nullptr; },
+       "prefill_sparse: kv: expected data, got a null pointer", false},
+  });
+}
+
+TEST(ValidatePrefillSparse, RowsAreOnePage) {
+  PrefillSparse p;
+  core::DecodeSparseArgs args;
+  Device device;
+  ASSERT_EQ(core::validate(p.params, core::Scope::kAll, args, device).message(), "");
+  const core::Cache& cache = args.pools[0].cache;
+  EXPECT_EQ(cache.num_pages, 1);
+  EXPECT_EQ(cache.page_size, 5);
+  EXPECT_EQ(cache.d_ckv, 4);
+  EXPECT_EQ(cache.d_kpe, 2);
+  EXPECT_EQ(cache.kpe.base - cache.ckv.base, 8);
+  EXPECT_EQ(cache.kpe.stride_token, 12);
+  EXPECT_EQ(args.d_qk, 6);
+  EXPECT_EQ(args.d_v, 4);
+  EXPECT_EQ(args.topk_length(0, 2), 2);
+  EXPECT_EQ(args.max_logits, reinterpret_cast<float*>(p.max_logits.data()));
+
+  p.params.kv = of(p.kv, {0, 6}, DType::kF16);
+  p.params.o = of(p.o, {3, kHeads, 6});
+  ASSERT_EQ(core::validate(p.params, core::Scope::kAll, args, device).message(), "");
+  EXPECT_EQ(cache.num_slots(), 0);
+  EXPECT_EQ(cache.format, CacheFormat::kF16);
+  EXPECT_EQ(cache.d_kpe, 0);
+  EXPECT_EQ(args.q_pe, nullptr);
+}
+
+}  // namespace
+}  // namespace mla::test

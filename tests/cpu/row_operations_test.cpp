@@ -1,0 +1,705 @@
+// SPDX-License-Identifier: Apache-2.0
+// The row operations of every instruction set this machine has, against the reference: the same bytes in caches, gaps
+// included, and the same indices.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cpu/isa.h"
+#include "cpu/operations.h"
+#include "mla/backend.h"
+#include "mla/numeric.h"
+#include "reference/reference.h"
+
+namespace mla::cpu {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+struct Level {
+  const char* name;
+  KernelSet (*get)();
+};
+
+const Level kLevels[] = {
+    {"portable",
+     [] {
+       return KernelSet{nullptr, tile_kernels_portable(), row_kernels_portable(), row_kernels_portable()};
+     }},
+#if defined(__x86_64__)
+    {"avx2",
+     [] {
+       return KernelSet{nullptr, tile_kernels_avx2(), row_kernels_avx2(), row_kernels_avx2()};
+     }},
+    {"avx512",
+     [] {
+       return KernelSet{nullptr, tile_kernels_avx512(), row_kernels_avx512(), row_kernels_avx512()};
+     }},
+    {"avx512_bf16",
+     [] {
+       return KernelSet{tile_kernels_avx512_bf16_pairs(), tile_kernels_avx512(), row_kernels_avx512_bf16(),
+                        row_kernels_avx512()};
+     }},
+#endif
+};
+
+/// A form of cache; widths 0 are the format's own.
+struct Form {
+  const char* name;
+  CacheFormat format;
+  int32_t d_ckv, d_kpe;
+  int32_t num_scales = 0;
+  bool power_of_two = true;
+};
+
+constexpr Form kForms[] = {
+    {"bf16", CacheFormat::kBF16, 512, 64},
+    {"bf16_odd", CacheFormat::kBF16, 37, 6},
+    {"bf16_nope", CacheFormat::kBF16, 320, 0},
+    {"f16", CacheFormat::kF16, 512, 64},
+    {"fp8", CacheFormat::kFP8, 512, 64, 1},
+    {"fp8_odd", CacheFormat::kFP8, 37, 6, 1},
+    {"fp8_quarters", CacheFormat::kFP8, 512, 64, 4},
+    {"fp8_odd_quarters", CacheFormat::kFP8, 52, 6, 4, false},
+    {"fp8_ds_mla", CacheFormat::kFP8DsMla, 512, 64, 4},
+    {"fp8_ds_mla_any_scale", CacheFormat::kFP8DsMla, 512, 64, 4, false},
+    {"fp8_dsv4", CacheFormat::kFP8DsV4, 448, 64, 7},
+};
+
+/// A cache of its own, every byte of it set.
+class TestCache {
+ public:
+  TestCache(const Form& form, int64_t num_pages, int32_t page_size, float scale = 0.37F) : scales_{scale, 0.11F} {
+    const KvLayout layout = kv_layout(form.format);
+    const int64_t d_qk = form.d_ckv + form.d_kpe;
+    const int64_t row = row_bytes(form.format, d_qk) + (layout.row_bytes == 0 ? 6 : 0);  // a gap, and no alignment
+    const bool footer = layout.scale_kind == ScaleKind::kFooterUE8M0;
+    const int64_t page = (footer ? page_bytes(form.format, d_qk, page_size, true) : page_size * row) + 64;
+    bytes_.assign(static_cast<size_t>(num_pages * page), std::byte{0xA5});
+    quarters_.assign(static_cast<size_t>(num_pages * page_size * 4), 0.25F);
+    cache_ = {.format = form.format,
+              .num_pages = num_pages,
+              .page_size = page_size,
+              .d_ckv = form.d_ckv,
+              .d_kpe = form.d_kpe,
+              .ckv = {bytes_.data(), page, row},
+              .num_scales = form.num_scales,
+              .power_of_two_scales = form.power_of_two};
+    if (form.d_kpe > 0)
+      cache_.kpe = {bytes_.data() + (layout.row_bytes != 0 ? layout.rope_offset : form.d_ckv * layout.element_bytes),
+                    page, row};
+    cache_.writes_scales = form.num_scales > 1;
+    if (layout.scale_kind == ScaleKind::kInlineF32) cache_.scales = {bytes_.data() + layout.scale_offset, page, row};
+    if (footer)
+      cache_.scales = {bytes_.data() + footer_scale_offset(layout, page_size, 0), page, layout.scale_bytes_per_token};
+    if (form.format == CacheFormat::kFP8) {
+      cache_.kpe_scale = scales_ + 1;
+      if (form.num_scales == 1)
+        cache_.scales = {reinterpret_cast<std::byte*>(scales_), 0, 0};
+      else
+        cache_.scales = {reinterpret_cast<std::byte*>(quarters_.data()), page_size * 16, 16};
+    }
+  }
+  TestCache(const TestCache&) = delete;
+  TestCache& operator=(const TestCache&) = delete;
+
+  const core::Cache& get() const { return cache_; }
+  friend bool operator==(const TestCache& a, const TestCache& b) {
+    return a.bytes_ == b.bytes_ && a.quarters_ == b.quarters_;
+  }
+
+ private:
+  float scales_[2];
+  std::vector<std::byte> bytes_;
+  std::vector<float> quarters_;
+  core::Cache cache_;
+};
+
+class RowOperationsTest : public testing::TestWithParam<Level> {
+ protected:
+  void SetUp() override {
+    const auto& isa = machine_info().isa;
+    const bool usable = std::any_of(isa.begin(), isa.end(), [](const IsaLevel& level) {
+      return level.name == GetParam().name && level.cpu_has && level.os_allows && level.built;
+    });
+    if (!usable) GTEST_SKIP() << "this machine has no " << GetParam().name;
+    set_ = GetParam().get();
+  }
+
+  /// Numbers of many magnitudes; with `special` also zeros, infinities and NaN.
+  std::vector<std::byte> random_rows(int64_t count, DType dtype, bool special) {
+    std::normal_distribution<float> normal(0.0F, 1.0F);
+    std::vector<std::byte> stored(static_cast<size_t>(count) * size_of(dtype));
+    for (int64_t i = 0; i < count; ++i) {
+      float value = normal(random_) * std::exp2(std::floor(normal(random_) * 3.0F));
+      if (special && i % 97 == 13) value = kInfinity;
+      if (special && i % 89 == 7) value = -kInfinity;
+      if (special && i % 83 == 5) value = std::nanf("");
+      if (special && i % 7 == 3) value = 0.0F;
+      store(value, dtype, i, stored.data());
+    }
+    return stored;
+  }
+
+  static void store(float value, DType dtype, int64_t i, std::byte* to) {
+    const uint16_t half = dtype == DType::kBF16 ? f32_to_bf16(value) : f32_to_f16(value);
+    const uint8_t code = f32_to_e4m3(value);
+    const void* from = &half;
+    if (dtype == DType::kF32) from = &value;
+    if (dtype == DType::kE4M3) from = &code;
+    std::memcpy(to + i * static_cast<int64_t>(size_of(dtype)), from, size_of(dtype));
+  }
+
+  /// Some slots of a cache, in no order, every fifth one -1.
+  std::vector<int64_t> random_slots(int64_t num_slots) {
+    std::vector<int64_t> slots(static_cast<size_t>(num_slots));
+    std::iota(slots.begin(), slots.end(), 0);
+    std::shuffle(slots.begin(), slots.end(), random_);
+    for (size_t i = 0; i < slots.size(); i += 5) slots[i] = -1;
+    return slots;
+  }
+
+  KernelSet set_ = {};
+  core::ThreadPool pool_{2, {}};
+  std::mt19937 random_{1};
+};
+
+TEST_P(RowOperationsTest, AppendWritesTheBytesOfTheReference) {
+  for (const Form& form : kForms)
+    for (DType dtype : {DType::kBF16, DType::kF16, DType::kF32})
+      for (bool special : {false, true}) {
+        TestCache expected(form, 5, 16), actual(form, 5, 16);
+        const std::vector<int64_t> slots = random_slots(80);
+        const auto rows = random_rows(80 * (form.d_ckv + form.d_kpe), dtype, special);
+        core::AppendArgs args = {.num_tokens = 80,
+                                 .dtype = dtype,
+                                 .ckv = rows.data(),
+                                 .ckv_stride_token = form.d_ckv + form.d_kpe,
+                                 .kpe = rows.data() + static_cast<size_t>(form.d_ckv) * size_of(dtype),
+                                 .kpe_stride_token = form.d_ckv + form.d_kpe,
+                                 .slot_mapping = slots.data(),
+                                 .cache = expected.get()};
+        reference::append(args);
+        args.cache = actual.get();
+        run_append(set_, args, pool_);
+        EXPECT_TRUE(expected == actual) << form.name << " from " << name(dtype) << " special " << special;
+      }
+}
+
+/// Fills a cache with random rows by the reference.
+void fill(const core::Cache& cache, const std::vector<std::byte>& rows, DType dtype) {
+  std::vector<int64_t> slots(static_cast<size_t>(cache.num_slots()));
+  std::iota(slots.begin(), slots.end(), 0);
+  const int64_t width = cache.d_ckv + cache.d_kpe;
+  reference::append({.num_tokens = cache.num_slots(),
+                     .dtype = dtype,
+                     .ckv = rows.data(),
+                     .ckv_stride_token = width,
+                     .kpe = rows.data() + static_cast<size_t>(cache.d_ckv) * size_of(dtype),
+                     .kpe_stride_token = width,
+                     .slot_mapping = slots.data(),
+                     .cache = cache});
+}
+
+TEST_P(RowOperationsTest, GatherDequantizesAsTheReference) {
+  for (const Form& form : kForms)
+    for (DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+      TestCache cache(form, 6, 16);
+      fill(cache.get(), random_rows(96 * (form.d_ckv + form.d_kpe), DType::kF32, false), DType::kF32);
+      const std::vector<int32_t> table = {4, 2, 0, 5, 1, 3}, kv_indptr = {0, 3, 3, 6}, kv_len = {40, 0, 48};
+      const std::vector<int32_t> start = {3, 0, 1}, out_indptr = {0, 30, 30, 77};
+      const int64_t width = form.d_ckv + form.d_kpe + 3;
+      std::vector<std::byte> expected(static_cast<size_t>(77 * width) * size_of(dtype), std::byte{0x5A});
+      std::vector<std::byte> actual = expected;
+      core::GatherArgs args = {.batch_size = 3,
+                               .num_rows = 77,
+                               .cache = cache.get(),
+                               .pages = {.page_size = 16,
+                                         .batch_size = 3,
+                                         .table = table.data(),
+                                         .kv_indptr = kv_indptr.data(),
+                                         .kv_len = kv_len.data()},
+                               .token_start = start.data(),
+                               .out_indptr = out_indptr.data(),
+                               .out_dtype = dtype,
+                               .out_ckv_stride_token = width,
+                               .out_kpe_stride_token = width};
+      const auto run = [&](std::vector<std::byte>& out, const auto& gather) {
+        args.out_ckv = out.data();
+        args.out_kpe = out.data() + static_cast<size_t>(form.d_ckv) * size_of(dtype);
+        gather();
+      };
+      run(expected, [&] { reference::gather(args); });
+      run(actual, [&] { run_gather(set_, args, pool_); });
+      EXPECT_EQ(expected, actual) << form.name << " to " << name(dtype);
+    }
+}
+
+/// Large enough that rows go past the caches.
+TEST_P(RowOperationsTest, LargeCopiesAreTheSame) {
+  constexpr int64_t kTokens = 15360;
+  for (size_t f : {size_t{0}, size_t{8}}) {
+    const Form& form = kForms[f];
+    TestCache expected(form, kTokens / 64, 64), actual(form, kTokens / 64, 64);
+    const auto rows = random_rows(kTokens * 576, DType::kBF16, false);
+    const std::vector<int64_t> slots = random_slots(kTokens);
+    core::AppendArgs append = {.num_tokens = kTokens,
+                               .dtype = DType::kBF16,
+                               .ckv = rows.data(),
+                               .ckv_stride_token = 576,
+                               .kpe = rows.data() + 1024,
+                               .kpe_stride_token = 576,
+                               .slot_mapping = slots.data(),
+                               .cache = expected.get()};
+    reference::append(append);
+    append.cache = actual.get();
+    run_append(set_, append, pool_);
+    EXPECT_TRUE(expected == actual) << form.name;
+
+    std::vector<int32_t> table(kTokens / 64);
+    std::iota(table.rbegin(), table.rend(), 0);
+    const std::vector<int32_t> kv_indptr = {0, kTokens / 64}, kv_len = {kTokens}, out_indptr = {0, kTokens};
+    std::vector<uint16_t> outs[2];
+    for (int i = 0; i < 2; ++i) {
+      outs[i].resize(static_cast<size_t>(kTokens) * 576);
+      const core::GatherArgs gather = {.batch_size = 1,
+                                       .num_rows = kTokens,
+                                       .cache = expected.get(),
+                                       .pages = {.page_size = 64,
+                                                 .batch_size = 1,
+                                                 .table = table.data(),
+                                                 .kv_indptr = kv_indptr.data(),
+                                                 .kv_len = kv_len.data()},
+                                       .out_indptr = out_indptr.data(),
+                                       .out_ckv = outs[i].data(),
+                                       .out_ckv_stride_token = 576,
+                                       .out_kpe = outs[i].data() + 512,
+                                       .out_kpe_stride_token = 576};
+      if (i == 0)
+        reference::gather(gather);
+      else
+        run_gather(set_, gather, pool_);
+    }
+    EXPECT_EQ(outs[0], outs[1]) << form.name;
+  }
+}
+
+bool same_widths(const Form& a, const Form& b) { return a.d_ckv == b.d_ckv && a.d_kpe == b.d_kpe; }
+
+TEST_P(RowOperationsTest, CopyPagesBetweenAllFormsOfEqualWidths) {
+  for (const Form& from_form : kForms)
+    for (const Form& to_form : kForms) {
+      if (!same_widths(from_form, to_form)) continue;
+      for (float scale : {0.37F, 0.5F})
+        for (int32_t to_page : {4, 16, 32}) {
+          TestCache from(from_form, 8, 16);
+          fill(from.get(), random_rows(128 * (from_form.d_ckv + from_form.d_kpe), DType::kF32, false), DType::kF32);
+          TestCache expected(to_form, 160 / to_page, to_page, scale), actual(to_form, 160 / to_page, to_page, scale);
+          const std::vector<int32_t> from_pages = {6, 0, 3, 7};
+          std::vector<int32_t> to_pages(static_cast<size_t>(64 / to_page));
+          for (size_t i = 0; i < to_pages.size(); ++i)
+            to_pages[i] = static_cast<int32_t>(2 * (to_pages.size() - 1 - i));
+          core::CopyPagesArgs args = {.from = from.get(),
+                                      .to = expected.get(),
+                                      .num_from = 4,
+                                      .num_to = static_cast<int64_t>(to_pages.size()),
+                                      .from_pages = from_pages.data(),
+                                      .to_pages = to_pages.data()};
+          reference::copy_pages(args);
+          args.to = actual.get();
+          run_copy_pages(set_, args, pool_);
+          EXPECT_TRUE(expected == actual) << from_form.name << " to " << to_form.name << ", pages of " << to_page;
+        }
+    }
+}
+
+TEST_P(RowOperationsTest, AppendRopeRotatesAsTheReference) {
+  constexpr int64_t kTokens = 20;
+  constexpr int32_t kHeads = 3;
+  for (const Form& form : kForms)
+    for (DType dtype : {DType::kBF16, DType::kF16, DType::kF32})
+      for (DType out_dtype : {DType::kBF16, DType::kF16, DType::kF32, DType::kE4M3})
+        for (bool interleaved : {false, true}) {
+          if (form.d_kpe == 0) continue;
+          TestCache expected(form, 3, 16), actual(form, 3, 16);
+          const int32_t width = form.d_ckv + form.d_kpe;
+          const auto keys = random_rows(kTokens * width, dtype, false);
+          const auto queries = random_rows(kTokens * kHeads * width, dtype, false);
+          const auto cos_sin = random_rows(50 * form.d_kpe, DType::kF32, false);
+          std::vector<int64_t> positions(kTokens);
+          for (size_t i = 0; i < positions.size(); ++i) positions[i] = static_cast<int64_t>(i * 7 % 50);
+          const std::vector<int64_t> slots = random_slots(40);
+          const float q_scale = 0.3F;
+          std::vector<std::byte> q_expected(static_cast<size_t>(kTokens * kHeads * width) * size_of(out_dtype));
+          std::vector<std::byte> q_actual = q_expected;
+          core::AppendRopeArgs args = {.num_tokens = kTokens,
+                                       .num_heads = kHeads,
+                                       .q_dtype = dtype,
+                                       .q_nope = queries.data(),
+                                       .q_nope_stride_token = kHeads * width,
+                                       .q_nope_stride_head = width,
+                                       .q_pe = queries.data() + static_cast<size_t>(form.d_ckv) * size_of(dtype),
+                                       .q_pe_stride_token = kHeads * width,
+                                       .q_pe_stride_head = width,
+                                       .q_out_dtype = out_dtype,
+                                       .q_out = q_expected.data(),
+                                       .q_out_stride_token = kHeads * width,
+                                       .q_out_stride_head = width,
+                                       .q_scale = &q_scale,
+                                       .dtype = dtype,
+                                       .ckv = keys.data(),
+                                       .ckv_stride_token = width,
+                                       .kpe = keys.data() + static_cast<size_t>(form.d_ckv) * size_of(dtype),
+                                       .kpe_stride_token = width,
+                                       .cos_sin = reinterpret_cast<const float*>(cos_sin.data()),
+                                       .cos_sin_stride_position = form.d_kpe,
+                                       .positions = positions.data(),
+                                       .interleaved = interleaved,
+                                       .slot_mapping = slots.data(),
+                                       .cache = expected.get()};
+          reference::append_rope(args);
+          args.cache = actual.get();
+          args.q_out = q_actual.data();
+          run_append_rope(set_, args, pool_);
+          EXPECT_TRUE(expected == actual) << form.name << " " << name(dtype) << " " << interleaved;
+          EXPECT_EQ(q_expected, q_actual) << form.name << " " << name(dtype) << " to " << name(out_dtype);
+        }
+}
+
+/// More angles than are turned at a time.
+TEST_P(RowOperationsTest, AppendRopeTakesWideRotaryParts) {
+  for (bool interleaved : {false, true}) {
+    const Form form = {"wide", CacheFormat::kBF16, 8, 700};
+    TestCache expected(form, 1, 4), actual(form, 1, 4);
+    const auto keys = random_rows(4 * 708, DType::kBF16, false);
+    const auto cos_sin = random_rows(4 * 700, DType::kF32, false);
+    const std::vector<int64_t> positions = {3, 2, 0, 1}, slots = {0, 2, 3, 1};
+    core::AppendRopeArgs args = {.num_tokens = 4,
+                                 .dtype = DType::kBF16,
+                                 .ckv = keys.data(),
+                                 .ckv_stride_token = 708,
+                                 .kpe = keys.data() + 16,
+                                 .kpe_stride_token = 708,
+                                 .cos_sin = reinterpret_cast<const float*>(cos_sin.data()),
+                                 .cos_sin_stride_position = 700,
+                                 .positions = positions.data(),
+                                 .interleaved = interleaved,
+                                 .slot_mapping = slots.data(),
+                                 .cache = expected.get()};
+    reference::append_rope(args);
+    args.cache = actual.get();
+    run_append_rope(set_, args, pool_);
+    EXPECT_TRUE(expected == actual) << interleaved;
+  }
+}
+
+TEST_P(RowOperationsTest, BlockTablesBecomeCsr) {
+  std::vector<int32_t> table(7 * 10);
+  std::iota(table.begin(), table.end(), 100);
+  const std::vector<int32_t> kv_len = {0, 1, 16, 17, 160, 0, 31};
+  std::vector<int32_t> indptr[2], indices[2];
+  for (size_t i = 0; i < 2; ++i) {
+    indptr[i].assign(8, -7);
+    indices[i].assign(20, -7);
+    const core::BlockTableToCsrArgs args = {.batch_size = 7,
+                                            .page_size = 16,
+                                            .block_table = table.data(),
+                                            .block_table_stride_request = 10,
+                                            .kv_len = kv_len.data(),
+                                            .kv_indptr = indptr[i].data(),
+                                            .kv_indices = indices[i].data()};
+    if (i == 0)
+      reference::block_table_to_csr(args);
+    else
+      run_block_table_to_csr(set_, args, pool_);
+  }
+  EXPECT_EQ(indptr[0], indptr[1]);
+  EXPECT_EQ(indices[0], indices[1]);
+  EXPECT_EQ(indices[1].back(), -7);
+}
+
+TEST_P(RowOperationsTest, PhysicalSlotsAsTheReference) {
+  constexpr int32_t kTopk = 40;
+  const std::vector<int32_t> kv_len = {30, 0, 100}, qo_indptr = {0, 2, 3, 7};
+  std::vector<int32_t> table(3 * 16);
+  std::iota(table.begin(), table.end(), 9);
+  std::uniform_int_distribution<int32_t> any(-3, 120);
+  std::vector<int32_t> indices(7 * kTopk);
+  for (int32_t& index : indices) index = any(random_);
+  indices[5] = INT32_MIN;
+  indices[6] = INT32_MAX;
+  const std::vector<int32_t> lengths = {40, 0, 40, 7, -5, 99, 40};
+  for (bool compact : {false, true})
+    for (bool in_place : {false, true})
+      for (const ContextParallel& share :
+           {ContextParallel{0, 1, 1}, ContextParallel{1, 3, 1}, ContextParallel{0, 2, 4}}) {
+        std::vector<int32_t> slots[2], counts[2];
+        for (size_t i = 0; i < 2; ++i) {
+          slots[i] = indices;
+          counts[i].assign(7, -9);
+          core::PhysicalSlotsArgs args = {.num_tokens = 7,
+                                          .topk = kTopk,
+                                          .indices = in_place ? slots[i].data() : indices.data(),
+                                          .indices_stride_token = kTopk,
+                                          .topk_length = lengths.data(),
+                                          .queries = {.indptr = qo_indptr.data()},
+                                          .pages = {.page_size = 8,
+                                                    .batch_size = 3,
+                                                    .table = table.data(),
+                                                    .table_stride_request = 16,
+                                                    .kv_len = kv_len.data()},
+                                          .context_parallel = share,
+                                          .compact = compact,
+                                          .slots = slots[i].data(),
+                                          .slots_stride_token = kTopk,
+                                          .valid_count = counts[i].data()};
+          if (i == 0)
+            reference::physical_slots(args);
+          else
+            run_physical_slots(set_, args, pool_);
+        }
+        EXPECT_EQ(slots[0], slots[1]) << compact << in_place << share.world;
+        EXPECT_EQ(counts[0], counts[1]);
+      }
+}
+
+/// An indexer's cache with random keys.
+struct TestIndexer {
+  TestIndexer(int64_t num_pages, int32_t page_size)
+      : bytes(static_cast<size_t>(num_pages * (indexer_page_bytes(page_size) + 6)), std::byte{0xA5}),
+        pages{bytes.data(), indexer_page_bytes(page_size) + 6, num_pages, page_size} {}
+  std::vector<std::byte> bytes;
+  core::IndexerPages pages;
+};
+
+TEST_P(RowOperationsTest, AppendIndexerWritesTheBytesOfTheReference) {
+  for (DType dtype : {DType::kBF16, DType::kF16, DType::kF32})
+    for (bool power_of_two : {false, true})
+      for (bool special : {false, true}) {
+        TestIndexer expected(5, 16), actual(5, 16);
+        const auto keys = random_rows(80 * 130, dtype, special);
+        const std::vector<int64_t> slots = random_slots(80);
+        core::AppendIndexerArgs args = {.num_tokens = 80,
+                                        .dtype = dtype,
+                                        .k = keys.data(),
+                                        .k_stride_token = 130,
+                                        .slot_mapping = slots.data(),
+                                        .power_of_two_scales = power_of_two,
+                                        .cache = expected.pages};
+        reference::append_indexer(args);
+        args.cache = actual.pages;
+        run_append_indexer(set_, args, pool_);
+        EXPECT_EQ(expected.bytes, actual.bytes) << name(dtype) << power_of_two << special;
+      }
+}
+
+struct IndexerCase {
+  int32_t num_heads;
+  DType q_dtype;
+  int32_t page_size;
+  bool causal;
+};
+
+/// Queries, weights and keys of a ragged batch.
+struct IndexerProblem {
+  std::vector<int32_t> kv_len = {3, 0, 150, 77, 1}, qo_indptr = {0, 2, 3, 7, 8, 12}, table;
+  TestIndexer cache;
+  std::vector<std::byte> q;
+  std::vector<float> weights, logits;
+  core::IndexerLogitsArgs args;
+
+  IndexerProblem(const IndexerCase& c, int32_t num_pages) : cache(num_pages, c.page_size) {}
+};
+
+TEST_P(RowOperationsTest, IndexerLogitsAndSelectionAsTheReference) {
+  for (const IndexerCase& c : {IndexerCase{64, DType::kE4M3, 64, true}, IndexerCase{64, DType::kBF16, 16, false},
+                               IndexerCase{64, DType::kF16, 64, true}, IndexerCase{5, DType::kF32, 1, true},
+                               IndexerCase{1, DType::kE4M3, 256, true}, IndexerCase{130, DType::kBF16, 64, true},
+                               IndexerCase{32, DType::kE4M3, 64, true}}) {
+    const int32_t max_pages = 160 / c.page_size + 1;
+    IndexerProblem p(c, 5 * max_pages);
+    p.table.resize(static_cast<size_t>(5 * max_pages));
+    std::iota(p.table.begin(), p.table.end(), 0);
+    std::shuffle(p.table.begin(), p.table.end(), random_);
+    std::vector<int64_t> slots(static_cast<size_t>(5 * max_pages * c.page_size));
+    std::iota(slots.begin(), slots.end(), 0);
+    const auto keys = random_rows(static_cast<int64_t>(slots.size()) * 128, DType::kF32, false);
+    reference::append_indexer({.num_tokens = static_cast<int64_t>(slots.size()),
+                               .dtype = DType::kF32,
+                               .k = keys.data(),
+                               .k_stride_token = 128,
+                               .slot_mapping = slots.data(),
+                               .power_of_two_scales = false,
+                               .cache = p.cache.pages});
+    p.q = random_rows(12 * c.num_heads * 128, c.q_dtype, false);
+    const auto weights = random_rows(12 * c.num_heads, DType::kF32, false);
+    constexpr int64_t kWidth = 155;
+    std::vector<float> expected(12 * kWidth, 7.0F), actual(12 * kWidth, 7.0F);
+    core::IndexerLogitsArgs args = {.batch_size = 5,
+                                    .num_tokens = 12,
+                                    .num_heads = c.num_heads,
+                                    .q_dtype = c.q_dtype,
+                                    .q = p.q.data(),
+                                    .q_stride_token = c.num_heads * 128,
+                                    .q_stride_head = 128,
+                                    .weights = reinterpret_cast<const float*>(weights.data()),
+                                    .weights_stride_token = c.num_heads,
+                                    .cache = p.cache.pages,
+                                    .pages = {.page_size = c.page_size,
+                                              .batch_size = 5,
+                                              .table = p.table.data(),
+                                              .table_stride_request = max_pages,
+                                              .kv_len = p.kv_len.data()},
+                                    .queries = {.indptr = p.qo_indptr.data()},
+                                    .causal = c.causal,
+                                    .max_kv_len = kWidth - 2,
+                                    .logits = expected.data(),
+                                    .logits_stride_token = kWidth};
+    reference::indexer_logits(args);
+    args.logits = actual.data();
+    run_indexer_logits(set_, args, pool_);
+    float largest = 0.0F;
+    for (float logit : expected)
+      if (std::isfinite(logit)) largest = std::max(largest, std::fabs(logit));
+    for (size_t i = 0; i < expected.size(); ++i) {
+      if (!std::isfinite(expected[i]))
+        ASSERT_EQ(actual[i], expected[i]);
+      else
+        ASSERT_NEAR(actual[i], expected[i], 2e-5F * largest) << i;
+    }
+
+    // The whole way, on logits of this backend: the selection is then exact.
+    std::vector<int32_t> selected(12 * 20), expected_slots(12 * 20), counts(12), expected_counts(12);
+    core::IndexerTopKArgs all = {.indexer = args,
+                                 .top_k = {.num_tokens = 12,
+                                           .num_logits = args.max_kv_len,
+                                           .logits = actual.data(),
+                                           .logits_stride_token = kWidth,
+                                           .k = 20,
+                                           .indices = selected.data(),
+                                           .indices_stride_token = 20},
+                                 .slots = {.num_tokens = 12,
+                                           .topk = 20,
+                                           .indices = selected.data(),
+                                           .indices_stride_token = 20,
+                                           .queries = args.queries,
+                                           .pages = args.pages,
+                                           .slots = selected.data(),
+                                           .slots_stride_token = 20,
+                                           .valid_count = counts.data()}};
+    run_indexer_top_k(set_, all, pool_);
+    std::vector<int32_t> lengths(12);
+    for (int32_t b = 0; b < 5; ++b)
+      for (int32_t i = 0; i < args.queries.len(b); ++i)
+        lengths[static_cast<size_t>(args.queries.begin(b) + i)] =
+            c.causal ? std::max(0, p.kv_len[static_cast<size_t>(b)] - args.queries.len(b) + i + 1)
+                     : p.kv_len[static_cast<size_t>(b)];
+    core::TopKArgs top_k = all.top_k;
+    top_k.lengths = lengths.data();
+    top_k.indices = expected_slots.data();
+    reference::top_k(top_k);
+    core::PhysicalSlotsArgs expected_args = all.slots;
+    expected_args.indices = expected_args.slots = expected_slots.data();
+    expected_args.valid_count = expected_counts.data();
+    reference::physical_slots(expected_args);
+    EXPECT_EQ(selected, expected_slots);
+    EXPECT_EQ(counts, expected_counts);
+  }
+}
+
+/// A NaN in a key reaches that key's logit only.
+TEST_P(RowOperationsTest, IndexerKeepsNaNWhereItIs) {
+  TestIndexer cache(1, 64);
+  std::fill(cache.bytes.begin(), cache.bytes.end(), std::byte{0x38});
+  const float one = 1.0F;
+  for (int64_t j = 0; j < 64; ++j) std::memcpy(cache.pages.scale(0, j), &one, sizeof one);
+  *cache.pages.key(0, 5) = std::byte{0x7F};
+  *cache.pages.key(0, 40) = std::byte{0xFF};  // not visible
+  const std::vector<uint8_t> q(3 * 128, 0x38);
+  const std::vector<float> weights = {1.0F, -2.0F, 4.0F};
+  const std::vector<int32_t> kv_len = {40}, table = {0};
+  std::vector<float> logits(64);
+  run_indexer_logits(set_,
+                     {.batch_size = 1,
+                      .num_tokens = 1,
+                      .num_heads = 3,
+                      .q_dtype = DType::kE4M3,
+                      .q = q.data(),
+                      .q_stride_token = 3 * 128,
+                      .q_stride_head = 128,
+                      .weights = weights.data(),
+                      .weights_stride_token = 3,
+                      .cache = cache.pages,
+                      .pages = {.page_size = 64, .batch_size = 1, .table = table.data(), .kv_len = kv_len.data()},
+                      .max_kv_len = 64,
+                      .logits = logits.data(),
+                      .logits_stride_token = 64},
+                     pool_);
+  for (size_t j = 0; j < 64; ++j) {
+    if (j == 5)
+      EXPECT_TRUE(std::isnan(logits[j]));
+    else
+      EXPECT_EQ(logits[j], j < 40 ? 3.0F * 128.0F : -kInfinity);
+  }
+}
+
+std::vector<float> row_of_kind(int kind, int64_t n, std::mt19937& random) {
+  std::normal_distribution<float> normal(0.0F, 1.0F);
+  std::vector<float> logits(static_cast<size_t>(n));
+  for (size_t i = 0; i < logits.size(); ++i) {
+    const float x = normal(random);
+    switch (kind) {
+      case 0: logits[i] = x; break;
+      case 1: logits[i] = std::floor(x * 2.0F); break;                            // many ties
+      case 2: logits[i] = 1.0F; break;                                            // nothing else
+      case 3: logits[i] = i % 3 == 0 ? 0.0F : -0.0F; break;                       // one value
+      case 4: logits[i] = i % 5 == 0 ? std::nanf("") : -kInfinity; break;         // NaN lowest
+      case 5: logits[i] = 1.0F + static_cast<float>(i % 1000) * 0x1p-23F; break;  // the last bits decide
+      case 6: logits[i] = x * 1e-40F; break;                                      // subnormal
+      default: logits[i] = i % 11 == 0 ? kInfinity : (i % 7 == 0 ? -std::nanf("") : x * 1e30F); break;
+    }
+  }
+  return logits;
+}
+
+TEST_P(RowOperationsTest, TopKAsTheReference) {
+  for (int kind = 0; kind < 8; ++kind)
+    for (int64_t n : {1, 15, 100, 5000}) {
+      constexpr int64_t kRows = 3;
+      std::vector<float> logits;
+      for (int64_t row = 0; row < kRows; ++row) {
+        const auto one = row_of_kind(kind, n, random_);
+        logits.insert(logits.end(), one.begin(), one.end());
+      }
+      const std::vector<int32_t> lengths = {static_cast<int32_t>(n), static_cast<int32_t>(n / 2), 0};
+      for (int32_t k : {1, 7, 64, 2048})
+        for (bool ragged : {false, true}) {
+          std::vector<int32_t> expected(static_cast<size_t>(kRows * (k + 5)), -77), actual = expected;
+          core::TopKArgs args = {.num_tokens = kRows,
+                                 .num_logits = n,
+                                 .logits = logits.data(),
+                                 .logits_stride_token = n,
+                                 .lengths = ragged ? lengths.data() : nullptr,
+                                 .k = k,
+                                 .indices = expected.data(),
+                                 .indices_stride_token = k + 5};
+          reference::top_k(args);
+          args.indices = actual.data();
+          run_top_k(set_, args, pool_);
+          ASSERT_EQ(expected, actual) << "kind " << kind << " n " << n << " k " << k;
+        }
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Levels, RowOperationsTest, testing::ValuesIn(kLevels),
+                         [](const auto& test) { return std::string(test.param.name); });
+
+}  // namespace
+}  // namespace mla::cpu

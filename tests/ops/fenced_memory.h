@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory that ends at a page nobody may touch, and pools whose unowned pages are protected.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "backend_test.h"
+
+namespace mla {
+
+inline size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+/// Memory whose last byte stands right before a page that must not be touched.
+class FencedMemory {
+ public:
+  explicit FencedMemory(size_t size) {
+    const auto unit = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    mapped_ = round_up(size, unit) + unit;
+    void* memory = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) return;
+    start_ = static_cast<std::byte*>(memory);
+    if (mprotect(start_ + mapped_ - unit, unit, PROT_NONE) != 0) return;
+    data_ = start_ + mapped_ - unit - size;
+  }
+  ~FencedMemory() {
+    if (start_ != nullptr) munmap(start_, mapped_);
+  }
+  FencedMemory(const FencedMemory&) = delete;
+  FencedMemory& operator=(const FencedMemory&) = delete;
+
+  std::byte* data() const { return data_; }
+
+ private:
+  std::byte* start_ = nullptr;
+  std::byte* data_ = nullptr;
+  size_t mapped_ = 0;
+};
+
+/// A copy of `buffer` that ends at a fence; the view's data moves with it.
+inline void fence(TensorView& view, const kit::Buffer& buffer, std::vector<std::unique_ptr<FencedMemory>>& fences) {
+  if (!view.given()) return;
+  const auto& memory = fences.emplace_back(std::make_unique<FencedMemory>(buffer.size()));
+  ASSERT_NE(memory->data(), nullptr);
+  std::memcpy(memory->data(), buffer.data(), buffer.size());
+  view.data = memory->data() + (static_cast<std::byte*>(view.data) - buffer.data());
+}
+
+/// Makes every unowned page unreadable. Cache pages are whole memory pages; the pool ends at a fence, so it is aligned.
+inline void protect_unowned(const TensorView& kv, const kit::TableMemory& memory) {
+  const size_t bytes = static_cast<size_t>(kv.stride[0]) * size_of(kv.dtype);
+  ASSERT_EQ(bytes % static_cast<size_t>(sysconf(_SC_PAGESIZE)), 0U);
+  for (int32_t page : memory.unowned)
+    ASSERT_EQ(mprotect(static_cast<std::byte*>(kv.data) + static_cast<size_t>(page) * bytes, bytes, PROT_NONE), 0);
+}
+
+template <class Params>
+void run_params(const Context& context, const Params& params) {
+  const Result<size_t> size = workspace_size(context, params);
+  MLA_EXPECT_OK(size);
+  FencedMemory workspace(*size);
+  Result<Plan> made = plan(context, params, {workspace.data(), *size});
+  MLA_EXPECT_OK(made);
+  MLA_EXPECT_OK(run(context, *made, params));
+}
+
+/// Elements to add to a page of `bytes` bytes so that pages begin at memory pages.
+inline int64_t to_memory_pages(int64_t bytes, DType dtype) {
+  const auto unit = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  return (static_cast<int64_t>(round_up(static_cast<size_t>(bytes), unit)) - bytes) /
+         static_cast<int64_t>(size_of(dtype));
+}
+
+}  // namespace mla

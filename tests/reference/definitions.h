@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// The quantized types as their specification words them, in doubles: what mla/numeric.h and the packers are compared
+// with.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+namespace mla::reference {
+
+/// 1 sign, 4 exponent bits of bias 7, 3 mantissa bits; no infinity, NaN is all ones.
+inline double e4m3_by_definition(int code) {
+  const int exponent = (code >> 3) & 15, mantissa = code & 7;
+  const double magnitude = exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
+  return code < 128 ? magnitude : -magnitude;
+}
+
+/// The code of the nearest value, of two the even one; the largest for what lies beyond, NaN for NaN.
+inline uint8_t encode_by_definition(float value) {
+  static const auto values = [] {
+    std::array<double, 127> of_codes = {};
+    for (size_t code = 0; code < of_codes.size(); ++code) of_codes[code] = e4m3_by_definition(static_cast<int>(code));
+    return of_codes;
+  }();
+  const int sign = std::signbit(value) ? 128 : 0;
+  if (std::isnan(value)) return static_cast<uint8_t>(sign | 127);
+  const double magnitude = std::fabs(static_cast<double>(value));
+  const auto above = std::lower_bound(values.begin(), values.end(), magnitude);
+  if (above == values.end()) return static_cast<uint8_t>(sign | 126);
+  auto code = static_cast<int>(above - values.begin());
+  if (code > 0) {
+    const double to_below = magnitude - *(above - 1), to_above = *above - magnitude;
+    if (to_below < to_above || (to_below == to_above && code % 2 == 1)) --code;
+  }
+  return static_cast<uint8_t>(sign | code);
+}
+
+/// 2^ceil(log2(max(amax, 1e-4) / 448)), exact.
+inline double power_of_two_by_definition(float amax) {
+  int exponent = 0;
+  const double fraction = std::frexp(static_cast<double>(std::max(amax, 1e-4F)) / 448.0, &exponent);
+  return std::ldexp(1.0, fraction == 0.5 ? exponent - 1 : exponent);
+}
+
+}  // namespace mla::reference

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+// Caches of every format in memory, with a packer and an unpacker of their own, written from the specification's byte
+// table.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <ostream>
+#include <vector>
+
+#include "core/args.h"
+#include "definitions.h"
+#include "mla/numeric.h"
+
+namespace mla::reference {
+
+/// A format with the choices that it leaves.
+struct Variant {
+  CacheFormat format;
+  int32_t d_ckv, d_kpe;
+  int32_t num_scales = 0;  // of a token; fp8: 1 for the whole tensor, or 4
+  bool power_of_two = false;
+  float scale = 0, kpe_scale = 0;  // fp8: of the tensor, and of kpe
+
+  friend std::ostream& operator<<(std::ostream& out, const Variant& v) {
+    return out << name(v.format) << ' ' << v.d_ckv << '+' << v.d_kpe << " scales " << v.num_scales << ' '
+               << v.power_of_two;
+  }
+};
+
+inline std::vector<Variant> all_variants() {
+  return {{.format = CacheFormat::kBF16, .d_ckv = 512, .d_kpe = 64},
+          {.format = CacheFormat::kF16, .d_ckv = 512, .d_kpe = 64},
+          {.format = CacheFormat::kBF16, .d_ckv = 448, .d_kpe = 64},
+          {.format = CacheFormat::kBF16, .d_ckv = 12, .d_kpe = 0},
+          {.format = CacheFormat::kFP8, .d_ckv = 512, .d_kpe = 64, .num_scales = 1, .scale = 0.05F, .kpe_scale = 0.25F},
+          {.format = CacheFormat::kFP8, .d_ckv = 448, .d_kpe = 64, .num_scales = 1, .scale = 0.05F, .kpe_scale = 0.25F},
+          {.format = CacheFormat::kFP8, .d_ckv = 12, .d_kpe = 0, .num_scales = 1, .scale = 0.5F},
+          {.format = CacheFormat::kFP8, .d_ckv = 512, .d_kpe = 64, .num_scales = 4, .kpe_scale = 0.3F},
+          {.format = CacheFormat::kFP8, .d_ckv = 12, .d_kpe = 0, .num_scales = 4, .power_of_two = true},
+          {.format = CacheFormat::kFP8DsMla, .d_ckv = 512, .d_kpe = 64, .num_scales = 4, .power_of_two = true},
+          {.format = CacheFormat::kFP8DsMla, .d_ckv = 512, .d_kpe = 64, .num_scales = 4},
+          {.format = CacheFormat::kFP8DsV4, .d_ckv = 448, .d_kpe = 64, .num_scales = 7, .power_of_two = true}};
+}
+
+/// Every byte that belongs to no row, and every row not yet written, holds kFill.
+class TestCache {
+ public:
+  static constexpr uint8_t kFill = 0xA5;
+
+  TestCache(const Variant& variant, int64_t num_pages, int32_t page_size)
+      : v(variant), num_pages_(num_pages), page_size_(page_size) {
+    bytes.assign(static_cast<size_t>(num_pages * page_stride()), kFill);
+    if (v.format == CacheFormat::kFP8) scales.assign(v.num_scales == 1 ? 1 : scale_at(num_pages, 0), v.scale);
+  }
+
+  core::Cache view() {
+    core::Cache cache = {.format = v.format,
+                         .num_pages = num_pages_,
+                         .page_size = page_size_,
+                         .d_ckv = v.d_ckv,
+                         .d_kpe = v.d_kpe,
+                         .ckv = {data(), page_stride(), row_stride()},
+                         .kpe = {v.d_kpe > 0 ? data() + kpe_offset() : nullptr, page_stride(), row_stride()},
+                         .num_scales = v.num_scales,
+                         .writes_scales = v.num_scales > 1,
+                         .power_of_two_scales = v.power_of_two};
+    if (v.format == CacheFormat::kFP8) {
+      const int64_t token = v.num_scales == 1 ? 0 : 16;
+      cache.scales = {reinterpret_cast<std::byte*>(scales.data()), token == 0 ? 0 : page_size_ * token + 4, token};
+      cache.kpe_scale = v.d_kpe > 0 ? &v.kpe_scale : nullptr;
+    } else if (v.format == CacheFormat::kFP8DsMla) {
+      cache.scales = {data() + 512, page_stride(), row_stride()};
+    } else if (v.format == CacheFormat::kFP8DsV4) {
+      cache.scales = {data() + page_size_ * int64_t{576}, page_stride(), 8};
+    }
+    return cache;
+  }
+
+  /// Writes [ckv | kpe] into the slot.
+  void pack(int64_t slot, const std::vector<float>& row) {
+    const int64_t page = slot / page_size_, offset = slot % page_size_;
+    uint8_t* at = bytes.data() + page * page_stride() + offset * row_stride();
+    const int32_t d_qk = v.d_ckv + v.d_kpe;
+    for (int32_t c = 0; c < d_qk; ++c) {
+      const float value = row[static_cast<size_t>(c)];
+      const bool nope = c < v.d_ckv;
+      if (v.format == CacheFormat::kBF16 || v.format == CacheFormat::kF16) {
+        put(at + 2 * c, v.format == CacheFormat::kF16 ? f32_to_f16(value) : f32_to_bf16(value));
+      } else if (v.format == CacheFormat::kFP8 && !nope) {
+        at[c] = encode_by_definition(value / v.kpe_scale);
+      } else if (!nope) {
+        put(at + kpe_offset() + 2 * (c - v.d_ckv), f32_to_bf16(value));
+      } else {
+        const int32_t group = v.d_ckv / v.num_scales;
+        if (c % group == 0 && v.num_scales > 1)
+          put_scale(page, offset, c / group, chosen_scale(&row[static_cast<size_t>(c)], group));
+        at[c] = encode_by_definition(value / scale(page, offset, c / group));
+      }
+    }
+    if (v.format == CacheFormat::kFP8DsV4) bytes[footer_at(page, offset) + 7] = 0;
+  }
+
+  /// The dequantized row.
+  std::vector<float> unpack(int64_t slot) const {
+    const int64_t page = slot / page_size_, offset = slot % page_size_;
+    const uint8_t* at = bytes.data() + page * page_stride() + offset * row_stride();
+    std::vector<float> row;
+    for (int32_t c = 0; c < v.d_ckv + v.d_kpe; ++c) {
+      const bool nope = c < v.d_ckv;
+      if (v.format == CacheFormat::kBF16 || v.format == CacheFormat::kF16) {
+        const auto bits = get<uint16_t>(at + 2 * c);
+        row.push_back(v.format == CacheFormat::kF16 ? f16_to_f32(bits) : bf16_to_f32(bits));
+      } else if (v.format != CacheFormat::kFP8 && !nope) {
+        row.push_back(bf16_to_f32(get<uint16_t>(at + kpe_offset() + 2 * (c - v.d_ckv))));
+      } else {
+        const float factor = nope ? scale(page, offset, c / (v.d_ckv / v.num_scales)) : v.kpe_scale;
+        const double code = (at[c] & 127) == 127 ? std::nan("") : e4m3_by_definition(at[c]);
+        row.push_back(bf16_to_f32(f32_to_bf16(static_cast<float>(code) * factor)));
+      }
+    }
+    return row;
+  }
+
+  int64_t num_slots() const { return num_pages_ * page_size_; }
+
+  const Variant v;
+  std::vector<uint8_t> bytes;
+  std::vector<float> scales;  // fp8
+
+ private:
+  std::byte* data() { return reinterpret_cast<std::byte*>(bytes.data()); }
+  bool packed() const { return v.format == CacheFormat::kFP8DsMla || v.format == CacheFormat::kFP8DsV4; }
+
+  int64_t row_stride() const {
+    if (v.format == CacheFormat::kFP8DsMla) return 656;
+    if (v.format == CacheFormat::kFP8DsV4) return 576;
+    return (v.d_ckv + v.d_kpe) * (v.format == CacheFormat::kFP8 ? 1 : 2) + 6;
+  }
+  /// With a gap that leaves every second page of the packed formats at an odd multiple of 2.
+  int64_t page_stride() const { return page_size_ * (row_stride() + (v.format == CacheFormat::kFP8DsV4 ? 8 : 0)) + 10; }
+  int64_t kpe_offset() const {
+    if (v.format == CacheFormat::kFP8DsMla) return 528;
+    if (v.format == CacheFormat::kFP8DsV4) return 448;
+    return v.d_ckv * (v.format == CacheFormat::kFP8 ? 1 : 2);
+  }
+  /// Element in `scales`; a page of them ends in a gap of one.
+  size_t scale_at(int64_t page, int64_t offset) const {
+    return v.num_scales == 1 ? 0 : static_cast<size_t>(page * (page_size_ * 4 + 1) + offset * 4);
+  }
+  size_t inline_at(int64_t page, int64_t offset) const {
+    return static_cast<size_t>(page * page_stride() + offset * 656 + 512);
+  }
+  size_t footer_at(int64_t page, int64_t offset) const {
+    return static_cast<size_t>(page * page_stride() + page_size_ * 576 + offset * 8);
+  }
+
+  float chosen_scale(const float* group, int32_t n) const {
+    float amax = 0;
+    for (int32_t c = 0; c < n; ++c)
+      if (!std::isnan(group[c]) && !std::isinf(group[c])) amax = std::fmax(amax, std::fabs(group[c]));
+    if (v.power_of_two) return static_cast<float>(power_of_two_by_definition(amax));
+    return std::fmax(amax, 1e-4F) / 448.0F;
+  }
+  void put_scale(int64_t page, int64_t offset, int32_t group, float value) {
+    const auto g = static_cast<size_t>(group);
+    if (v.format == CacheFormat::kFP8) scales[scale_at(page, offset) + g] = value;
+    if (v.format == CacheFormat::kFP8DsMla) put(&bytes[inline_at(page, offset) + 4 * g], value);
+    if (v.format == CacheFormat::kFP8DsV4)
+      bytes[footer_at(page, offset) + g] = static_cast<uint8_t>(std::ilogb(value) + 127);
+  }
+  float scale(int64_t page, int64_t offset, int32_t group) const {
+    const auto g = static_cast<size_t>(group);
+    if (v.format == CacheFormat::kFP8) return scales[scale_at(page, offset) + (v.num_scales == 1 ? 0 : g)];
+    if (v.format == CacheFormat::kFP8DsMla) return get<float>(&bytes[inline_at(page, offset) + 4 * g]);
+    const int code = bytes[footer_at(page, offset) + g];
+    if (code == 255) return std::nanf("");
+    return code == 0 ? 0.0F : std::ldexp(1.0F, code - 127);
+  }
+
+  template <class T>
+  static T get(const uint8_t* at) {
+    T value;
+    std::memcpy(&value, at, sizeof(value));
+    return value;
+  }
+  template <class T>
+  static void put(uint8_t* at, T value) {
+    std::memcpy(at, &value, sizeof(value));
+  }
+
+  int64_t num_pages_;
+  int32_t page_size_;
+};
+
+}  // namespace mla::reference

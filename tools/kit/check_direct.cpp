@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checks of the operations without a plan.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <set>
+#include <vector>
+
+#include "kit/check_parts.h"
+
+namespace mla::kit {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+Bytes bytes_of(const std::vector<const Buffer*>& buffers) {
+  Bytes bytes;
+  for (const Buffer* buffer : buffers) bytes.insert(bytes.end(), buffer->bytes().begin(), buffer->bytes().end());
+  return bytes;
+}
+
+void put_back(const Bytes& bytes, const std::vector<const Buffer*>& buffers) {
+  size_t at = 0;
+  for (const Buffer* buffer : buffers) {
+    if (buffer->size() != 0) std::memcpy(buffer->data(), bytes.data() + at, buffer->size());
+    at += buffer->size();
+  }
+}
+
+/// Runs the reference over the outputs. `judge_it(given)` says what is wrong with the caller's results, whose bytes
+/// `given` holds while the reference's stand in the case's buffers.
+template <class Case, class Judge>
+Outcome check_against_reference(const Case& problem, std::string_view backend, const Judge& judge_it) {
+  const Outcome outcome = outcome_of(problem.spec, backend);
+  const std::vector<const Buffer*> outputs = problem.outputs();
+  for (const Buffer* buffer : outputs)
+    if (!buffer->guards_intact()) return failed(outcome, "wrote outside the output");
+  const Result<Context> reference = reference_context();
+  if (!reference.ok()) return failed(outcome, "reference: " + reference.status().message());
+  const Bytes given = bytes_of(outputs);
+  problem.reset_outputs();
+  const Status status = run(*reference, problem.params());
+  std::string failure = status.ok() ? judge_it(given) : "reference: " + status.message();
+  put_back(given, outputs);
+  Outcome judged = failed(outcome, std::move(failure));
+  judged.ok = judged.failure.empty();
+  return judged;
+}
+
+/// Byte for byte.
+template <class Case>
+Outcome check_bytes(const Case& problem, std::string_view backend) {
+  return check_against_reference(problem, backend, [&](const Bytes& given) -> std::string {
+    const Bytes expected = bytes_of(problem.outputs());
+    const auto [at, expected_at] = std::mismatch(given.begin(), given.end(), expected.begin());
+    if (at == given.end()) return {};
+    return "byte " + std::to_string(at - given.begin()) + " of the output is " +
+           std::to_string(std::to_integer<int>(*at)) + ", expected " +
+           std::to_string(std::to_integer<int>(*expected_at));
+  });
+}
+
+bool close(double value, double reference, double most) {
+  if (!std::isfinite(value) || !std::isfinite(reference))
+    return value == reference || (std::isnan(value) && std::isnan(reference));
+  return std::abs(value - reference) <= most;
+}
+
+/// Logits of the reference stand in `expected`, those of the backend in `given`.
+std::string judge_logits(const IndexerLogitsCase& problem, const TensorView& given, const TensorView& expected) {
+  const std::vector<double> scales = problem.row_scales(), got = to_dense(given), want = to_dense(expected);
+  const auto width = static_cast<size_t>(given.shape[1]);
+  const double tolerance = tolerance_of(problem.spec);
+  for (size_t t = 0; t < scales.size(); ++t)
+    for (size_t j = 0; j < width; ++j)
+      if (!close(got[t * width + j], want[t * width + j], tolerance * scales[t]))
+        return "logit of token " + std::to_string(t) + " and key " + std::to_string(j) + " is " +
+               std::to_string(got[t * width + j]) + ", expected " + std::to_string(want[t * width + j]) + " within " +
+               std::to_string(tolerance * scales[t]);
+  return {};
+}
+
+/// A copy of the case's first output, seen through its view.
+TensorView moved(TensorView view, const Buffer& to) {
+  view.data = to.data();
+  return view;
+}
+
+/// The tokens behind one row of slots, and what is wrong with it: 2 tokens for one slot, holes, unknown slots.
+std::string judge_slots(const IndexerTopKCase& problem, size_t request, const int32_t* slots, const float* logits,
+                        int64_t visible, double most_off) {
+  const int64_t topk = problem.spec.topk, valid = std::min(topk, visible);
+  std::vector<float> sorted(logits, logits + visible);
+  std::sort(sorted.begin(), sorted.end(), std::greater<>());
+  const double least = valid == 0 ? 0 : static_cast<double>(sorted[static_cast<size_t>(valid - 1)]);
+  std::set<int64_t> tokens;
+  for (int64_t i = 0; i < topk; ++i) {
+    if (i >= valid) {
+      if (slots[i] != -1) return "slot " + std::to_string(i) + " is not -1 behind the valid ones";
+      continue;
+    }
+    const auto& pages = problem.table.pages_of[request];
+    const auto page = std::find(pages.begin(), pages.end(), slots[i] < 0 ? -1 : slots[i] / problem.spec.page_size);
+    if (page == pages.end()) return "slot " + std::to_string(slots[i]) + " is none of its request's";
+    const int64_t token = (page - pages.begin()) * problem.spec.page_size + slots[i] % problem.spec.page_size;
+    if (token >= visible) return "slot " + std::to_string(slots[i]) + " is not visible";
+    if (!tokens.insert(token).second) return "slot " + std::to_string(slots[i]) + " stands twice";
+    if (static_cast<double>(logits[token]) < least - most_off)
+      return "token " + std::to_string(token) + " has logit " + std::to_string(logits[token]) + ", below the k-th, " +
+             std::to_string(least);
+  }
+  return {};
+}
+
+std::string judge_indexer_top_k(const IndexerTopKCase& problem, const Bytes& given) {
+  const IndexerLogitsSpec& spec = problem.spec.indexer;
+  const auto* given_slots =
+      reinterpret_cast<const int32_t*>(given.data() + problem.indexer.logits.size());  // by outputs()
+  const auto* given_count =
+      reinterpret_cast<const int32_t*>(given.data() + problem.indexer.logits.size() + problem.slots.size());
+  const std::vector<double> scales = problem.indexer.row_scales();
+  const IndexerTopKParams params = problem.params();
+  const double tolerance = 2 * tolerance_of(spec);  // both logits that are compared may be off
+  int64_t t = 0;
+  for (size_t request = 0; request < spec.kv_len.size(); ++request) {
+    for (int32_t i = 0; i < spec.q_len_of(request); ++i, ++t) {
+      const int64_t kv_len = spec.kv_len[request];
+      const int64_t visible =
+          spec.causal ? std::clamp<int64_t>(kv_len - spec.q_len_of(request) + i + 1, 0, kv_len) : kv_len;
+      const float* logits = problem.indexer.logits.as<float>() + t * params.indexer.logits.stride[0];
+      const std::string failure = judge_slots(problem, request, given_slots + t * params.slots.stride[0], logits,
+                                              visible, tolerance * scales[static_cast<size_t>(t)]);
+      if (!failure.empty()) return "token " + std::to_string(t) + ": " + failure;
+      const int64_t valid = std::min<int64_t>(visible, problem.spec.topk);
+      if (problem.spec.want_valid_count && given_count[t] != valid)
+        return "valid_count of token " + std::to_string(t) + " is " + std::to_string(given_count[t]) + ", expected " +
+               std::to_string(valid);
+    }
+  }
+  return {};
+}
+
+template <class Case, class Spec>
+Outcome check_direct(const Context& context, const Spec& spec) {
+  const std::string backend = row_of(context, problem_of(spec));
+  const Case problem(spec);
+  if (const Status status = run(context, problem.params()); !status.ok())
+    return failed(outcome_of(spec, backend), status.message());
+  return check_outputs(problem, backend);
+}
+
+}  // namespace
+
+Outcome check_outputs(const AppendCase& problem, std::string_view backend) { return check_bytes(problem, backend); }
+Outcome check_outputs(const AppendRopeCase& problem, std::string_view backend) { return check_bytes(problem, backend); }
+Outcome check_outputs(const GatherCase& problem, std::string_view backend) { return check_bytes(problem, backend); }
+Outcome check_outputs(const CopyPagesCase& problem, std::string_view backend) { return check_bytes(problem, backend); }
+Outcome check_outputs(const BlockTableToCsrCase& problem, std::string_view backend) {
+  return check_bytes(problem, backend);
+}
+Outcome check_outputs(const PhysicalSlotsCase& problem, std::string_view backend) {
+  return check_bytes(problem, backend);
+}
+Outcome check_outputs(const AppendIndexerCase& problem, std::string_view backend) {
+  return check_bytes(problem, backend);
+}
+Outcome check_outputs(const TopKCase& problem, std::string_view backend) { return check_bytes(problem, backend); }
+
+Outcome check_outputs(const IndexerLogitsCase& problem, std::string_view backend) {
+  return check_against_reference(problem, backend, [&](const Bytes& given) -> std::string {
+    const Buffer copy(given.size());
+    put_back(given, {&copy});
+    const TensorView expected = problem.params().logits;
+    if (!gaps_hold(copy, moved(expected, copy), kUntouched)) return "wrote into the gaps of logits";
+    return judge_logits(problem, moved(expected, copy), expected);
+  });
+}
+
+Outcome check_outputs(const IndexerTopKCase& problem, std::string_view backend) {
+  return check_against_reference(problem, backend, [&](const Bytes& given) -> std::string {
+    const Buffer slots(problem.slots.size());
+    std::memcpy(slots.data(), given.data() + problem.indexer.logits.size(), slots.size());
+    if (!gaps_hold(slots, moved(problem.params().slots, slots), kUntouched)) return "wrote into the gaps of slots";
+    return judge_indexer_top_k(problem, given);
+  });
+}
+
+Outcome check(const Context& context, const AppendSpec& spec) { return check_direct<AppendCase>(context, spec); }
+Outcome check(const Context& context, const AppendRopeSpec& spec) {
+  return check_direct<AppendRopeCase>(context, spec);
+}
+Outcome check(const Context& context, const GatherSpec& spec) { return check_direct<GatherCase>(context, spec); }
+Outcome check(const Context& context, const CopyPagesSpec& spec) { return check_direct<CopyPagesCase>(context, spec); }
+Outcome check(const Context& context, const BlockTableToCsrSpec& spec) {
+  return check_direct<BlockTableToCsrCase>(context, spec);
+}
+Outcome check(const Context& context, const PhysicalSlotsSpec& spec) {
+  return check_direct<PhysicalSlotsCase>(context, spec);
+}
+Outcome check(const Context& context, const AppendIndexerSpec& spec) {
+  return check_direct<AppendIndexerCase>(context, spec);
+}
+Outcome check(const Context& context, const IndexerLogitsSpec& spec) {
+  return check_direct<IndexerLogitsCase>(context, spec);
+}
+Outcome check(const Context& context, const TopKSpec& spec) { return check_direct<TopKCase>(context, spec); }
+Outcome check(const Context& context, const IndexerTopKSpec& spec) {
+  return check_direct<IndexerTopKCase>(context, spec);
+}
+
+}  // namespace mla::kit

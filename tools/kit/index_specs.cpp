@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "kit/spec_line.h"
+#include "kit/specs.h"
+
+namespace mla::kit {
+
+std::string describe(const BlockTableToCsrSpec& spec) {
+  using Spec = BlockTableToCsrSpec;
+  return Line(spec)
+      .always("seed", &Spec::seed)
+      .always("kv_len", &Spec::kv_len)
+      .always("page_size", &Spec::page_size)
+      .knob("garbage_columns", &Spec::garbage_columns)
+      .knob("row_extra", &Spec::row_extra)
+      .take();
+}
+
+std::string describe(const PhysicalSlotsSpec& spec) {
+  using Spec = PhysicalSlotsSpec;
+  return Line(spec)
+      .always("seed", &Spec::seed)
+      .always("q_len", &Spec::q_len)
+      .always("kv_len", &Spec::kv_len)
+      .always("topk", &Spec::topk)
+      .always("page_size", &Spec::page_size)
+      .knob("topk_length", &Spec::topk_length)
+      .knob("block_table", &Spec::block_table)
+      .knob("omit_qo_indptr", &Spec::omit_qo_indptr)
+      .knob("context_parallel", &Spec::context_parallel)
+      .knob("compact", &Spec::compact)
+      .knob("in_place", &Spec::in_place)
+      .knob("want_valid_count", &Spec::want_valid_count)
+      .knob("invalid_share", &Spec::invalid_share)
+      .knob("row_extra", &Spec::row_extra)
+      .take();
+}
+
+std::string describe(const AppendIndexerSpec& spec) {
+  using Spec = AppendIndexerSpec;
+  return Line(spec)
+      .always("seed", &Spec::seed)
+      .always("num_tokens", &Spec::num_tokens)
+      .always("num_pages", &Spec::num_pages)
+      .always("page_size", &Spec::page_size)
+      .always("dtype", &Spec::dtype)
+      .knob("page_stride_extra", &Spec::page_stride_extra)
+      .knob("power_of_two_scales", &Spec::power_of_two_scales)
+      .knob("skip_share", &Spec::skip_share)
+      .knob("special_share", &Spec::special_share)
+      .knob("row_extra", &Spec::row_extra)
+      .take();
+}
+
+std::string describe(const IndexerLogitsSpec& spec) {
+  using Spec = IndexerLogitsSpec;
+  return Line(spec)
+      .always("seed", &Spec::seed)
+      .always("q_len", &Spec::q_len)
+      .always("kv_len", &Spec::kv_len)
+      .always("num_heads", &Spec::num_heads)
+      .always("q_dtype", &Spec::q_dtype)
+      .always("page_size", &Spec::page_size)
+      .knob("block_table", &Spec::block_table)
+      .knob("omit_qo_indptr", &Spec::omit_qo_indptr)
+      .knob("causal", &Spec::causal)
+      .knob("unowned_pages", &Spec::unowned_pages)
+      .knob("page_stride_extra", &Spec::page_stride_extra)
+      .knob("q_head_extra", &Spec::q_head_extra)
+      .knob("q_token_extra", &Spec::q_token_extra)
+      .knob("logits_columns", &Spec::logits_columns)
+      .knob("logits_extra", &Spec::logits_extra)
+      .knob("poison", &Spec::poison)
+      .take();
+}
+
+std::string describe(const TopKSpec& spec) {
+  using Spec = TopKSpec;
+  return Line(spec)
+      .always("seed", &Spec::seed)
+      .always("num_tokens", &Spec::num_tokens)
+      .always("num_logits", &Spec::num_logits)
+      .always("k", &Spec::k)
+      .knob("lengths", &Spec::lengths)
+      .knob("levels", &Spec::levels)
+      .knob("nan_share", &Spec::nan_share)
+      .knob("infinite_share", &Spec::infinite_share)
+      .knob("logits_extra", &Spec::logits_extra)
+      .knob("indices_extra", &Spec::indices_extra)
+      .take();
+}
+
+std::string describe(const IndexerTopKSpec& spec) {
+  using Spec = IndexerTopKSpec;
+  return Line(spec)
+      .append(describe(spec.indexer))
+      .always("topk", &Spec::topk)
+      .always("latent_page_size", &Spec::page_size)
+      .knob("want_valid_count", &Spec::want_valid_count)
+      .knob("slots_extra", &Spec::slots_extra)
+      .take();
+}
+
+namespace {
+
+/// What `explain` judges of an operation on the indexer's keys.
+Problem indexer_problem(Op op, DType dtype, int64_t num_heads) {
+  return {.op = op,
+          .device = {},
+          .q_dtype = dtype,
+          .cache = {},
+          .num_heads = num_heads,
+          .d_qk = kIndexerLayout.head_dim,
+          .d_v = kIndexerLayout.head_dim};
+}
+
+constexpr double kIndexerRow = kIndexerLayout.key_bytes + kIndexerLayout.scale_bytes;
+
+}  // namespace
+
+Problem problem_of(const BlockTableToCsrSpec& /*spec*/) { return {.op = Op::kBlockTableToCsr}; }
+Problem problem_of(const PhysicalSlotsSpec& /*spec*/) { return {.op = Op::kPhysicalSlots}; }
+Problem problem_of(const AppendIndexerSpec& spec) { return indexer_problem(Op::kAppendIndexer, spec.dtype, 1); }
+Problem problem_of(const IndexerLogitsSpec& spec) {
+  return indexer_problem(Op::kIndexerLogits, spec.q_dtype, spec.num_heads);
+}
+Problem problem_of(const TopKSpec& /*spec*/) { return {.op = Op::kTopK, .device = {}, .q_dtype = DType::kF32}; }
+Problem problem_of(const IndexerTopKSpec& spec) {
+  return indexer_problem(Op::kIndexerTopK, spec.indexer.q_dtype, spec.indexer.num_heads);
+}
+
+Work work_of(const BlockTableToCsrSpec& spec) {
+  double pages = 0;
+  for (int32_t kv_len : spec.kv_len) pages += (kv_len + spec.page_size - 1) / spec.page_size;
+  return {.flops = 0, .bytes = pages * 8 + spec.batch_size() * 8.0};
+}
+
+Work work_of(const PhysicalSlotsSpec& spec) {
+  return {.flops = 0, .bytes = static_cast<double>(total_queries(spec)) * spec.topk * 8};
+}
+
+Work work_of(const AppendIndexerSpec& spec) {
+  const double row = kIndexerLayout.head_dim * bytes_of(spec.dtype) + kIndexerRow;
+  return {.flops = 0, .bytes = spec.num_tokens * (1 - spec.skip_share) * row + spec.num_tokens * 8.0};
+}
+
+Work work_of(const IndexerLogitsSpec& spec) {
+  const auto tokens = static_cast<double>(total_queries(spec));
+  const double longest = spec.kv_len.empty() ? 0 : *std::max_element(spec.kv_len.begin(), spec.kv_len.end());
+  return {.flops = 2 * visible_pairs(spec, spec.causal) * spec.num_heads * kIndexerLayout.head_dim,
+          .bytes = total(spec.kv_len) * kIndexerRow +
+                   tokens * spec.num_heads * (kIndexerLayout.head_dim * bytes_of(spec.q_dtype) + 4) +
+                   tokens * (longest + static_cast<double>(spec.logits_columns)) * 4};
+}
+
+Work work_of(const TopKSpec& spec) {
+  const double share = spec.lengths ? 0.5 : 1.0;
+  return {.flops = 0, .bytes = spec.num_tokens * (spec.num_logits * share + spec.k) * 4.0};
+}
+
+Work work_of(const IndexerTopKSpec& spec) {
+  Work work = work_of(spec.indexer);
+  work.bytes += static_cast<double>(total_queries(spec.indexer)) * spec.topk * 4;
+  return work;
+}
+
+}  // namespace mla::kit

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// What random specs of several operations draw alike.
+#pragma once
+
+#include <array>
+#include <span>
+#include <vector>
+
+#include "kit/buffer.h"
+#include "kit/specs.h"
+
+namespace mla::kit {
+
+// Multiply-adds of one case: the reference needs about a second for 10^9.
+inline constexpr int64_t kUsualWork = 10'000'000;
+inline constexpr int64_t kLargeWork = 60'000'000;
+inline constexpr int64_t kMaxRows = 4096;  // query rows (tokens times heads) of one case
+
+template <class T, size_t N>
+T pick(Random& random, const std::array<T, N>& values) {
+  return random.pick(std::span<const T>(values));
+}
+
+/// 0 more often than not, else a small number of elements, odd ones among them.
+int64_t random_extra(Random& random);
+int32_t random_heads(Random& random);
+int32_t random_batch(Random& random);
+int32_t random_page_size(Random& random);
+int32_t random_kv_len(Random& random, int32_t page_size);
+CacheSpec random_cache(Random& random, CacheFormat format);
+/// Scales of its parts need to know where a row is divided: the tensors say so where nothing else does.
+void divide(CacheSpec& cache);
+ContextParallel random_context_parallel(Random& random);
+/// bf16, f16 or f32.
+DType random_float(Random& random);
+
+/// Shortens the longest sequences until the work fits; `cost` per query-key pair and head.
+void limit_work(std::vector<int32_t>& kv_len, const std::vector<int32_t>& q_len, int64_t heads, int64_t cost,
+                int64_t limit);
+
+/// Draws the requests of a batch: q_len one for all (`omit_qo_indptr` sometimes) or ragged, and kv_len.
+struct Batch {
+  std::vector<int32_t> q_len, kv_len;
+  bool omit_qo_indptr = false;
+};
+Batch random_requests(Random& random, int32_t num_heads, int32_t page_size);
+
+}  // namespace mla::kit

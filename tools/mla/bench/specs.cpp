@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "mla/bench/specs.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "mla/text.h"
+
+namespace mla::bench {
+namespace {
+
+using cli::UsageError;
+
+int32_t narrow(int64_t value, const char* what) {
+  if (value < 0 || value > std::numeric_limits<int32_t>::max())
+    throw UsageError("{}: expected at most {}, got {}", what, std::numeric_limits<int32_t>::max(), value);
+  return static_cast<int32_t>(value);
+}
+
+std::vector<int32_t> q_lens(const Case& one) {
+  std::vector<int32_t> lens;
+  for (const Request& request : one.requests) lens.push_back(narrow(request.q_len, "q_len"));
+  return lens;
+}
+
+std::vector<int32_t> kv_lens(const Case& one) {
+  std::vector<int32_t> lens;
+  for (const Request& request : one.requests) lens.push_back(narrow(request.kv_len, "kv_len"));
+  return lens;
+}
+
+kit::CacheSpec cache_spec(const Case& one, CacheFormat format, int64_t page_size) {
+  kit::CacheSpec spec;
+  spec.format = format;
+  spec.d_qk = narrow(one.d_qk, "d_qk");
+  spec.d_v = narrow(one.d_v, "d_v");
+  spec.page_size = narrow(page_size, "page_size");
+  spec.garbage_table_tail = false;
+  spec.unowned_pages = 0;
+  spec.poison = false;
+  spec.token_scales = format == CacheFormat::kFP8 && one.scales == Scales::kPerSlot;
+  spec.power_of_two_scales = one.scales != Scales::kF32;
+  spec.padded_pages = format == CacheFormat::kFP8DsV4;
+  const KvLayout layout = kv_layout(format);
+  if (layout.nope_dim != 0 && spec.d_qk != layout.nope_dim + layout.rope_dim)
+    throw UsageError("cache format {}: expected d_qk = {} ({} + {}), got {}", layout.name,
+                     layout.nope_dim + layout.rope_dim, layout.nope_dim, layout.rope_dim, spec.d_qk);
+  if (spec.d_v > spec.d_qk) throw UsageError("head dims {}/{}: expected d_v at most d_qk", spec.d_qk, spec.d_v);
+  return spec;
+}
+
+kit::CacheSpec cache_spec(const Case& one) { return cache_spec(one, one.cache, one.page_size); }
+
+void set_attention(const Case& one, uint64_t seed, kit::AttentionSpec& spec) {
+  spec.num_heads = narrow(one.heads, "heads");
+  spec.o_dtype = one.q_dtype == DType::kE4M3 ? DType::kBF16 : one.q_dtype;
+  spec.options.attn_sink = one.sink;
+  spec.options.window_left = narrow(one.window + 1, "window") - 1;
+  spec.options.logits_soft_cap = static_cast<float>(one.soft_cap);
+  spec.options.alibi_slopes = one.alibi;
+  spec.batch_invariant = one.batch_invariant;
+  spec.sm_scale = one.sm_scale;
+  spec.seed = seed;
+}
+
+kit::SparsePoolSpec pool_spec(const Case& one, int64_t topk, int64_t page_size) {
+  kit::SparsePoolSpec spec;
+  spec.cache = cache_spec(one, one.cache, page_size);
+  spec.num_tokens = 1;
+  for (const Request& request : one.requests)
+    spec.num_tokens = std::max(spec.num_tokens, narrow(request.kv_len, "pool_tokens"));
+  spec.topk = narrow(topk, "topk");
+  spec.invalid_share = spec.duplicate_share = 0.0;
+  return spec;
+}
+
+}  // namespace
+
+int64_t pages_needed(const Case& one) {
+  int64_t pages = 0;
+  for (const Request& request : one.requests) pages += (request.kv_len + one.page_size - 1) / one.page_size;
+  return std::max<int64_t>(pages, 1);
+}
+
+kit::DecodeSpec decode_spec(const Case& one, uint64_t seed) {
+  kit::DecodeSpec spec;
+  set_attention(one, seed, spec);
+  spec.q_len = q_lens(one);
+  spec.kv_len = kv_lens(one);
+  spec.cache = cache_spec(one);
+  spec.q_dtype = one.q_dtype;
+  spec.causal = one.causal;
+  spec.tree = one.tree;
+  spec.context_parallel.world = narrow(one.dcp, "dcp");
+  return spec;
+}
+
+kit::DecodeSparseSpec decode_sparse_spec(const Case& one, uint64_t seed) {
+  kit::DecodeSparseSpec spec;
+  set_attention(one, seed, spec);
+  spec.q_len = q_lens(one);
+  spec.q_dtype = one.q_dtype;
+  spec.pool = pool_spec(one, one.topk, one.page_size);
+  if (one.extra_topk > 0) spec.extra_pool = pool_spec(one, one.extra_topk, one.extra_page_size);
+  return spec;
+}
+
+kit::PrefillSpec prefill_spec(const Case& one, uint64_t seed) {
+  kit::PrefillSpec spec;
+  set_attention(one, seed, spec);
+  spec.q_len = q_lens(one);
+  spec.kv_len = kv_lens(one);
+  spec.d_qk = narrow(one.d_qk, "d_qk");
+  spec.d_v = narrow(one.d_v, "d_v");
+  spec.dtype = one.q_dtype;
+  spec.causal = one.causal;
+  spec.poison = false;
+  return spec;
+}
+
+kit::PrefillSparseSpec prefill_sparse_spec(const Case& one, uint64_t seed) {
+  if (one.cache != CacheFormat::kBF16 && one.cache != CacheFormat::kF16)
+    throw UsageError("prefill_sparse: expected keys of bf16 or f16, got {}", name(one.cache));
+  kit::PrefillSparseSpec spec;
+  set_attention(one, seed, spec);
+  spec.num_tokens = narrow(one.total_queries(), "query tokens");
+  spec.num_keys = narrow(std::max<int64_t>(one.total_kv(), 1), "kv_len of all requests");
+  spec.d_qk = narrow(one.d_qk, "d_qk");
+  spec.d_v = narrow(one.d_v, "d_v");
+  spec.q_dtype = one.q_dtype;
+  spec.kv_dtype = one.cache == CacheFormat::kF16 ? DType::kF16 : DType::kBF16;
+  spec.topk = narrow(one.topk, "topk");
+  spec.invalid_share = spec.duplicate_share = 0.0;
+  return spec;
+}
+
+kit::MergeSpec merge_spec(const Case& one, uint64_t seed) {
+  kit::MergeSpec spec;
+  spec.num_states = narrow(one.states, "states");
+  spec.num_tokens = narrow(one.total_queries(), "query tokens");
+  spec.num_heads = narrow(one.heads, "heads");
+  spec.d_v = narrow(one.d_v, "d_v");
+  spec.partial_dtype = spec.o_dtype = one.q_dtype;
+  spec.empty_share = 0.0;
+  spec.seed = seed;
+  return spec;
+}
+
+kit::AppendSpec append_spec(const Case& one, uint64_t seed) {
+  kit::AppendSpec spec;
+  spec.num_tokens = narrow(one.total_kv(), "kv_len of all requests");
+  spec.num_pages = narrow(pages_needed(one), "pages");
+  spec.cache = cache_spec(one);
+  spec.dtype = one.q_dtype;
+  // Four scales for a token's ckv need to know which part that is.
+  spec.split_rows = spec.cache.token_scales;
+  spec.cache.two_tensors = spec.cache.token_scales;
+  spec.skip_share = 0.0;
+  spec.seed = seed;
+  return spec;
+}
+
+kit::AppendRopeSpec append_rope_spec(const Case& one, uint64_t seed) {
+  kit::AppendRopeSpec spec;
+  spec.num_tokens = narrow(one.total_kv(), "kv_len of all requests");
+  spec.num_heads = narrow(one.heads, "heads");
+  spec.num_pages = narrow(pages_needed(one), "pages");
+  spec.cache = cache_spec(one);
+  spec.cache.two_tensors = spec.cache.token_scales;
+  spec.q_dtype = spec.dtype = spec.q_out_dtype = one.q_dtype;
+  spec.skip_share = 0.0;
+  spec.seed = seed;
+  return spec;
+}
+
+kit::GatherSpec gather_spec(const Case& one, uint64_t seed) {
+  kit::GatherSpec spec;
+  spec.kv_len = spec.count = kv_lens(one);
+  spec.token_start.assign(spec.kv_len.size(), 0);
+  spec.cache = cache_spec(one);
+  spec.cache.two_tensors = spec.split_out = spec.cache.token_scales;
+  spec.out_dtype = one.q_dtype;
+  spec.seed = seed;
+  return spec;
+}
+
+kit::CopyPagesSpec copy_pages_spec(const Case& one, uint64_t seed) {
+  kit::CopyPagesSpec spec;
+  spec.from = cache_spec(one);
+  spec.to = cache_spec(one, one.to_cache, one.to_page_size);
+  if (spec.from.token_scales || spec.to.token_scales) spec.from.two_tensors = spec.to.two_tensors = true;
+  const int64_t whole = std::lcm(one.page_size, one.to_page_size);
+  spec.num_tokens = narrow(std::max<int64_t>(one.total_kv() / whole, 1) * whole, "kv_len of all requests");
+  spec.seed = seed;
+  return spec;
+}
+
+kit::BlockTableToCsrSpec block_table_to_csr_spec(const Case& one, uint64_t seed) {
+  kit::BlockTableToCsrSpec spec;
+  spec.kv_len = kv_lens(one);
+  spec.page_size = narrow(one.page_size, "page_size");
+  spec.garbage_columns = 0;
+  spec.seed = seed;
+  return spec;
+}
+
+kit::PhysicalSlotsSpec physical_slots_spec(const Case& one, uint64_t seed) {
+  kit::PhysicalSlotsSpec spec;
+  spec.q_len = q_lens(one);
+  spec.kv_len = kv_lens(one);
+  spec.topk = narrow(one.topk, "topk");
+  spec.page_size = narrow(one.page_size, "page_size");
+  spec.invalid_share = 0.0;
+  spec.seed = seed;
+  return spec;
+}
+
+kit::AppendIndexerSpec append_indexer_spec(const Case& one, uint64_t seed) {
+  kit::AppendIndexerSpec spec;
+  spec.num_tokens = narrow(one.total_kv(), "kv_len of all requests");
+  spec.num_pages = narrow(pages_needed(one), "pages");
+  spec.page_size = narrow(one.page_size, "page_size");
+  spec.dtype = one.q_dtype;
+  spec.power_of_two_scales = one.scales != Scales::kF32;
+  spec.skip_share = 0.0;
+  spec.seed = seed;
+  return spec;
+}
+
+kit::IndexerLogitsSpec indexer_logits_spec(const Case& one, uint64_t seed) {
+  kit::IndexerLogitsSpec spec;
+  spec.q_len = q_lens(one);
+  spec.kv_len = kv_lens(one);
+  spec.num_heads = narrow(one.heads, "heads");
+  spec.q_dtype = one.q_dtype;
+  spec.page_size = narrow(one.page_size, "page_size");
+  spec.causal = one.causal;
+  spec.unowned_pages = 0;
+  spec.poison = false;
+  spec.seed = seed;
+  return spec;
+}
+
+kit::TopKSpec top_k_spec(const Case& one, uint64_t seed) {
+  kit::TopKSpec spec;
+  spec.num_tokens = narrow(one.total_queries(), "query tokens");
+  spec.num_logits = 1;
+  for (const Request& request : one.requests)
+    spec.num_logits = std::max(spec.num_logits, narrow(request.kv_len, "kv_len"));
+  spec.k = narrow(one.topk, "topk");
+  spec.seed = seed;
+  return spec;
+}
+
+kit::IndexerTopKSpec indexer_top_k_spec(const Case& one, uint64_t seed) {
+  kit::IndexerTopKSpec spec;
+  spec.indexer = indexer_logits_spec(one, seed);
+  spec.topk = narrow(one.topk, "topk");
+  spec.page_size = spec.indexer.page_size;
+  return spec;
+}
+
+}  // namespace mla::bench

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// DeepSeek V4: every token attends through decode_sparse, in one layer of each kind. The layers share their rows.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "mla/bench/memory.h"
+#include "mla/replay/engine.h"
+#include "mla/replay/generator.h"
+#include "mla/replay/pooled_layer.h"
+#include "mla/replay/team.h"
+
+namespace mla::cli::replay {
+
+class PooledEngine : public Engine {
+ public:
+  PooledEngine(const EngineOptions& options, const Context& context, const Context& reference,
+               const std::atomic<bool>& stop);
+
+  static int64_t memory_needed(const EngineOptions& options);
+
+  Status run(const Step& step, std::span<const Sequence> sequences) override;
+  bool was_cut_short() const override { return cut_short_; }
+  Recorder& recorder() override { return recorder_; }
+  const CheckLog& checks() const override { return log_; }
+
+ private:
+  struct Token {
+    uint64_t seed;
+    int64_t line;
+    TokenPlace place;
+  };
+  /// A token to check, and the layer in which.
+  struct Sample {
+    int64_t token;
+    LayerKind kind;
+  };
+  void add_tokens(const Sequence& sequence, int32_t start, int32_t count, int32_t accepted);
+  void plan_step(const Step& step, std::span<const Sequence> sequences);
+  void generate_latents();
+  void generate_queries(int64_t first, int64_t count);
+  std::optional<Sample> pick(int64_t first, int64_t count, int64_t& steps);
+  Status attend(int64_t first, int64_t count, Phase phase, int64_t& steps);
+  Status attend_slice(int64_t first, int64_t count, Phase phase, const std::optional<Sample>& sample);
+  Status check(const Sample& sample, int64_t first);
+  Status check_selection(const Sample& sample, int64_t row, const std::string& what, std::vector<int32_t>& positions);
+  Status check_pooled_row(const Sample& sample, const std::string& what);
+
+  EngineOptions options_;
+  const Context& context_;
+  const Context& reference_;
+  const std::atomic<bool>& stop_;
+  Recorder recorder_;
+  Team team_;
+  Generator generator_;
+  PooledLayer layer_;
+  CheckLog log_;
+  bool cut_short_ = false;
+  int64_t prefill_steps_ = 0, decode_steps_ = 0;
+
+  bench::Buffer latents_;                      // [chunk + decode_rows, d_qk]
+  bench::Buffer q_, o_;                        // [slice, H, d]
+  bench::Buffer indexer_q_, indexer_weights_;  // [slice, kIndexerHeads, ...]
+  std::vector<Token> tokens_;                  // prefill's, then decode's
+  std::vector<int64_t> slots_;
+  std::vector<TokenRange> ranges_;
+  int64_t num_prefill_ = 0;
+};
+
+}  // namespace mla::cli::replay

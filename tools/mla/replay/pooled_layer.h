@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// DeepSeek V4's three kinds of attention layers over shared pools: every token's row in a window pool, and one row for
+// every 4 and for every 128 tokens in two compressed pools. A page number stands for the same tokens in all of them.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "mla/mla.h"
+#include "mla/replay/cache_pool.h"
+#include "mla/replay/layer.h"
+#include "mla/replay/recorder.h"
+
+namespace mla::cli::replay {
+
+/// What a layer attends to beside the sliding window.
+enum class LayerKind : uint8_t {
+  kWindow,  ///< nothing
+  kC4,      ///< the topk of the rows of 4 tokens that the indexer likes best
+  kC128,    ///< all rows of 128 tokens
+};
+inline constexpr LayerKind kAllLayerKinds[] = {LayerKind::kWindow, LayerKind::kC4, LayerKind::kC128};
+
+/// "window", "c4", "c128"
+std::string_view name(LayerKind kind);
+
+/// Tokens behind one row of the pool that the kind attends to; 1 for the window's.
+constexpr int32_t ratio_of(LayerKind kind) { return kind == LayerKind::kC4 ? 4 : kind == LayerKind::kC128 ? 128 : 1; }
+
+/// A page of tokens must hold whole rows of all pools.
+inline constexpr int32_t kLargestRatio = 128;
+
+/// One token that attends: its request's pages, and its position.
+struct TokenPlace {
+  std::span<const int32_t> pages;
+  int32_t position = 0;
+
+  /// Compressed rows of a kind's pool that it sees: those of groups that ended.
+  int32_t visible(LayerKind kind) const { return (position + 1) / ratio_of(kind); }
+};
+
+/// Errors are the library's. A recorder that is null records nothing.
+class PooledLayer {
+ public:
+  /// Of the options: model, cache, page_size (tokens), num_pages, dtype. attn_sink: one logit per head.
+  PooledLayer(const LayerOptions& options, const Context& context, std::vector<float> attn_sink);
+
+  static int64_t cache_bytes(const LayerOptions& options);
+
+  /// Writes rows [T, d_qk] into the window pool's slots [T].
+  Status append(const void* latents, std::span<const int64_t> slots, Recorder* recorder);
+  /// Fills the compressed rows of all groups that end inside the ranges: the mean of the group's rows as the window
+  /// pool holds them.
+  Status compress(std::span<const TokenRange> ranges, Recorder* recorder);
+
+  /// Chooses what each token attends to in a layer of the kind; attend() uses it until the next call.
+  Status select(LayerKind kind, std::span<const TokenPlace> tokens, const IndexerQueries& queries, Phase phase,
+                Recorder* recorder);
+  /// Attention of the chosen tokens `first` ...; q and o [T, heads, d] are those of the heads from `first_head` on.
+  Status attend(const Context& context, const TensorView& q, int64_t first, int32_t first_head, const TensorView& o,
+                Phase phase, Recorder* recorder);
+  /// The slots of the second pool that the token got, up to the first -1.
+  std::span<const int32_t> selected(int64_t token) const;
+
+  /// The same attention of one token computed another way: its keys are gathered, those of `positions` from the second
+  /// pool, and attended to by prefill_sparse. o: [1, H, d_v] f32.
+  Status attend_gathered(LayerKind kind, const TokenPlace& token, std::span<const int32_t> positions,
+                         const TensorView& q, const TensorView& o);
+  /// What the indexer says of every compressed row that the token sees, on `context`.
+  Result<std::vector<float>> indexer_logits(const Context& context, const TokenPlace& token,
+                                            const IndexerQueries& query);
+  /// Rows `start` ... of a request from a kind's pool (the window's: tokens), as f32 [count, d_qk].
+  Result<std::vector<float>> rows(LayerKind pool, std::span<const int32_t> pages, int32_t start, int32_t count);
+
+  const LayerOptions& options() const { return options_; }
+  int32_t rows_per_page(LayerKind kind) const { return options_.page_size / ratio_of(kind); }
+
+ private:
+  const CachePool& pool(LayerKind kind) const { return pools_[static_cast<size_t>(kind)]; }
+  Status gather(LayerKind kind, std::span<const TokenRange> row_ranges, const TensorView& out, Recorder* recorder);
+  Status compress(LayerKind kind, std::span<const TokenRange> ranges, Recorder* recorder);
+  void select_window(std::span<const TokenPlace> tokens);
+  void select_all(LayerKind kind, std::span<const TokenPlace> tokens);
+  IndexerLogitsParams indexer_params(std::span<const TokenPlace> tokens, const IndexerQueries& queries,
+                                     std::vector<float>& logits);
+
+  LayerOptions options_;
+  const Context& context_;
+  std::vector<float> attn_sink_;
+  CachePool pools_[3];  // by kind
+  IndexerPool indexer_;
+  Workspace workspace_;
+  // The selection.
+  LayerKind kind_ = LayerKind::kWindow;
+  int32_t window_width_ = 0, extra_width_ = 0;
+  std::vector<int32_t> window_, window_length_, extra_, extra_length_;
+  // Of the current call, reused.
+  std::vector<int32_t> indptr_, table_, lengths_, starts_, out_indptr_;
+  std::vector<int64_t> group_slots_;
+  std::vector<float> logits_, group_rows_, pooled_;
+};
+
+}  // namespace mla::cli::replay
