@@ -7,8 +7,8 @@
 
 #include "core/thread_pool.h"
 #include "cpu/attention.h"
-#include "dispatch/implementation.h"
 #include "cpu/lse.h"
+#include "dispatch/implementation.h"
 #include "plan/schedule.h"
 
 namespace mla::cpu {

@@ -15,9 +15,10 @@
 namespace mla::cpu::MLA_CPU_ISA {
 namespace {
 
-// Registers: AVX-512 has 32, the others 16. Two row vectors' accumulators would not fit 16.
+// Registers: AVX-512 has 32, the others 16.
 constexpr bool kManyRegisters = kLanes == 16;
-constexpr int32_t kScoreVectors = kManyRegisters ? kRowVectors : 1;
+constexpr int32_t kScoreVectors = kRowVectors;
+constexpr int32_t kScoreKeys = kManyRegisters ? kKeyTile : kKeyTile / 2;  // of a register tile
 constexpr int32_t kValueVectors = 2;
 constexpr int32_t kRowTile = HWY_MIN(kManyRegisters ? 8 : 4, kLanes);  // a tile's rows lie in one group
 
@@ -54,6 +55,8 @@ void pack_queries(const void* const* rows, DType dtype, int32_t d, uint32_t* q) 
 
 // ---- scores ----
 
+constexpr int32_t round_up(int32_t a, int32_t b) { return (a + b - 1) / b * b; }
+
 /// Prefetches the lines that belong to one key tile, a few at each call.
 class TilePrefetcher {
  public:
@@ -82,29 +85,29 @@ class TilePrefetcher {
 template <int32_t kRows>
 HWY_INLINE void score_tile(const uint32_t* q, int64_t q_group_stride, const Segment* segments, int32_t num_segments,
                            TilePrefetcher prefetcher, int32_t key, float* s, int64_t s_group_stride) {
-  FloatVec sum[kRows][kKeyTile];
-  MLA_UNROLL for (int32_t r = 0; r < kRows; ++r) MLA_UNROLL for (int32_t j = 0; j < kKeyTile; ++j) sum[r][j] =
+  FloatVec sum[kRows][kScoreKeys];
+  MLA_UNROLL for (int32_t r = 0; r < kRows; ++r) MLA_UNROLL for (int32_t j = 0; j < kScoreKeys; ++j) sum[r][j] =
       hn::Zero(kFloats);
 
   for (int32_t i = 0; i < num_segments; ++i) {
     const void* const* rows = segments[i].rows + key;
     const int64_t steps = segments[i].steps;
-    const uint32_t* end[kKeyTile];  // counting up to 0 from -steps leaves one index register for all keys
-    MLA_UNROLL for (int32_t j = 0; j < kKeyTile; ++j) end[j] = static_cast<const uint32_t*>(rows[j]) + steps;
+    const uint32_t* end[kScoreKeys];  // counting up to 0 from -steps leaves one index register for all keys
+    MLA_UNROLL for (int32_t j = 0; j < kScoreKeys; ++j) end[j] = static_cast<const uint32_t*>(rows[j]) + steps;
     for (int64_t chunk = -steps; chunk < 0; chunk += kStepChunk) {
       prefetcher.step();
       for (int64_t t = chunk; t < chunk + kStepChunk; ++t) {
         Operand queries[kRows];
         MLA_UNROLL for (int32_t r = 0; r < kRows; ++r) queries[r] = load_operand(q + r * q_group_stride);
         q += kLanes;
-        MLA_UNROLL for (int32_t j = 0; j < kKeyTile; ++j) {
+        MLA_UNROLL for (int32_t j = 0; j < kScoreKeys; ++j) {
           const Operand k = broadcast(end[j] + t);
           MLA_UNROLL for (int32_t r = 0; r < kRows; ++r) sum[r][j] = multiply_add(queries[r], k, sum[r][j]);
         }
       }
     }
   }
-  MLA_UNROLL for (int32_t r = 0; r < kRows; ++r) MLA_UNROLL for (int32_t j = 0; j < kKeyTile; ++j)
+  MLA_UNROLL for (int32_t r = 0; r < kRows; ++r) MLA_UNROLL for (int32_t j = 0; j < kScoreKeys; ++j)
       hn::StoreU(sum[r][j], kFloats, s + r * s_group_stride + static_cast<int64_t>(key + j) * kLanes);
 }
 
@@ -114,9 +117,9 @@ void scores(const uint32_t* q, int64_t q_group_stride, int32_t num_groups, const
   const Prefetch nothing;
   int32_t chunks = 0;
   for (int32_t i = 0; i < num_segments; ++i) chunks += segments[i].steps / kStepChunk;
-  for (int32_t key = key_begin; key < key_end; key += kKeyTile) {
+  for (int32_t key = key_begin; key < round_up(key_end, kKeyTile); key += kScoreKeys) {
     for (int32_t g = 0; g < num_groups;) {
-      const TilePrefetcher prefetcher(g == 0 ? prefetch : nothing, key, chunks);
+      const TilePrefetcher prefetcher(g == 0 && key % kKeyTile == 0 ? prefetch : nothing, key, chunks);
       const uint32_t* queries = q + g * q_group_stride;
       float* out = s + g * s_group_stride;
       if (num_groups - g >= kScoreVectors) {

@@ -57,7 +57,7 @@ struct CostModel {
   int32_t group_rows = 16;      // rows computed together
   double per_key = 0.08;        // loading a key, whatever the rows
   double per_task_group = 20;   // packing queries and writing outputs, per row group
-  double per_split_group = 30;  // handing one partial state to another processor and merging it, per row group
+  double per_split_group = 75;  // handing one partial state to another processor and merging it, per row group
 };
 
 struct SplitOptions {
