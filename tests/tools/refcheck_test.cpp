@@ -121,16 +121,22 @@ TEST(Workload, RefusesWhatNoBackendCanRun) {
 }
 
 TEST(Workload, CountsVisiblePairsOnly) {
-  const Workload decode(small_case(Op::kDecode), 1);
+  Workload decode(small_case(Op::kDecode), 1);
   // Causal: 38 + 39 + 40, 1, and 196 + ... + 200 keys.
   EXPECT_DOUBLE_EQ(decode.work().flops, 2.0 * 4 * (117 + 1 + 990) * (576 + 512));
   const Workload sparse(small_case(Op::kDecodeSparse), 1);
   EXPECT_DOUBLE_EQ(sparse.work().flops, 2.0 * 4 * 9 * 24 * (576 + 512));
-  const Workload append(small_case(Op::kAppend), 1);
+  Workload append(small_case(Op::kAppend), 1);
   EXPECT_EQ(append.work().flops, 0.0);
-  EXPECT_EQ(append.copy_pair().bytes, 241U * 1152U);
+  EXPECT_EQ(append.copy_pair().bytes, append.work().bytes / 2);
+  EXPECT_GE(append.work().bytes, 2 * 241 * 1152);
+  Case quantizing = small_case(Op::kAppend);
+  quantizing.cache = CacheFormat::kFP8;
+  Workload narrower(quantizing, 1);  // neither the rows nor the cache alone is half of what is moved
+  EXPECT_EQ(narrower.copy_pair().bytes, std::floor(narrower.work().bytes / 2));
+  EXPECT_GE(narrower.work().bytes, 241 * (1152 + 576));
   EXPECT_EQ(decode.copy_pair().bytes, 0U);
-  EXPECT_GT(Workload(small_case(Op::kCopyPages), 1).copy_pair().bytes, 200U * 1152U);
+  EXPECT_GT(Workload(small_case(Op::kCopyPages), 1).copy_pair().bytes, 200U * 576U);
 }
 
 TEST(Measure, TopKIsComparedWithNthElement) {

@@ -158,7 +158,7 @@ void Workload::run() {
   if (!status.ok()) refuse(status);
 }
 
-Workload::CopyPair Workload::copy_pair() const {
+Workload::CopyPair Workload::copy_pair() {
   // The largest of what is read, and of what is written.
   const auto largest = [](std::initializer_list<const kit::Buffer*> buffers) {
     return *std::max_element(buffers.begin(), buffers.end(),
@@ -184,9 +184,15 @@ Workload::CopyPair Workload::copy_pair() const {
   } else {
     return {};
   }
-  return {.destination = destination->data(),
-          .source = source->data(),
-          .bytes = std::min(source->size(), destination->size())};
+  const auto bytes = static_cast<size_t>(work_.bytes / 2);
+  if (std::min(source->size(), destination->size()) >= bytes)
+    return {.destination = destination->data(), .source = source->data(), .bytes = bytes};
+  // As many bytes read and written as the operation's, in as much memory.
+  if (copy_memory_.size() == 0) {
+    copy_memory_ = kit::Buffer(2 * bytes);
+    copy_memory_.fill(0);
+  }
+  return {.destination = copy_memory_.data() + bytes, .source = copy_memory_.data(), .bytes = bytes};
 }
 
 }  // namespace mla::bench

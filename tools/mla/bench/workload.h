@@ -47,7 +47,7 @@ class Workload {
     const void* source = nullptr;
     size_t bytes = 0;
   };
-  CopyPair copy_pair() const;
+  CopyPair copy_pair();
 
   using Problem = std::variant<std::monostate, kit::DecodeCase, kit::DecodeSparseCase, kit::PrefillCase,
                                kit::PrefillSparseCase, kit::MergeCase, kit::AppendCase, kit::AppendRopeCase,
@@ -63,7 +63,7 @@ class Workload {
   Case case_;
   std::unique_ptr<Context> context_;
   Problem problem_;
-  kit::Buffer workspace_;
+  kit::Buffer workspace_, copy_memory_;
   Plan plan_;
   std::function<Status()> run_;
   std::string backend_, plan_text_;

@@ -12,7 +12,7 @@ namespace mla::cli {
 struct QuantOptions {
   int32_t heads = 16;
   int32_t kv_len = 4096;
-  int32_t queries = 4;  ///< the last tokens of the request; at most kv_len
+  int32_t queries = 4;   ///< the last tokens of the request; at most kv_len
   int32_t requests = 8;  ///< each with an attention sink of its own, whose rounding all of its queries see
   uint64_t seed = 1;
   std::string backend;  ///< row or family, empty = the best
