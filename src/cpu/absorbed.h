@@ -31,9 +31,9 @@ struct Absorbed {
   int64_t max_logits_stride_token = 0, max_logits_stride_head = 0;
 
   template <class Args>
-  Absorbed(const Args& args, int32_t d_ckv_)
+  Absorbed(const Args& args, int32_t kv_lora_rank)
       : num_heads(args.num_heads),
-        d_ckv(d_ckv_),
+        d_ckv(kv_lora_rank),
         d_v(args.d_v),
         q_dtype(args.q_dtype),
         q_nope(static_cast<const char*>(args.q_nope)),

@@ -65,6 +65,7 @@ Reason refusal(const Problem& problem) {
   if (!is_float(problem.q_dtype) && !((absorbed || indexer) && problem.q_dtype == DType::kE4M3))
     return Reason::format("takes bf16, f16 and f32{}, not {}", absorbed || indexer ? " and e4m3" : "",
                           name(problem.q_dtype));
+  if (const Reason reason = dispatch::width_refusal(problem); !reason.empty()) return reason;
   if (problem.op == Op::kCopyPages && problem.d_qk > kMaxCopiedWidth)
     return Reason::format("takes rows of at most {} channels, not {}", kMaxCopiedWidth, problem.d_qk);
   if (problem.op == Op::kMergeStates && problem.d_v % kMaxLanes != 0)

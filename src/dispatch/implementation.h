@@ -41,6 +41,16 @@ class Reason {
   size_t size_ = 0;
 };
 
+/// Formats that fix the widths of their rows have no others, whoever computes; empty if there is nothing to refuse.
+inline Reason width_refusal(const Problem& problem) {
+  const KvLayout layout = kv_layout(problem.cache);
+  const int32_t width = layout.nope_dim + layout.rope_dim;
+  const bool cached = problem.op == Op::kDecode || problem.op == Op::kDecodeSparse || problem.op == Op::kAppend ||
+                      problem.op == Op::kAppendRope || problem.op == Op::kGather || problem.op == Op::kCopyPages;
+  if (!cached || width == 0 || problem.d_qk == width) return {};
+  return Reason::format("rows of {} have {} channels, not {}", name(problem.cache), width, problem.d_qk);
+}
+
 /// "Can you run this?": yes, or why not. Selection asks the same function.
 struct Verdict {
   bool usable = false;

@@ -100,6 +100,17 @@ TEST(Tables, ReferenceIsTheLastRowOfEveryOperation) {
               testing::ElementsAre("cpu_avx512_bf16", "cpu_avx512", "cpu_avx2", "cpu_portable", "reference"));
 }
 
+TEST(Tables, EveryRowRefusesWidthsThatAFormatDoesNotHave) {
+  for (Op op : {Op::kDecode, Op::kDecodeSparse, Op::kAppend, Op::kAppendRope, Op::kGather, Op::kCopyPages})
+    for (const BackendVerdict& row :
+         explain({.op = op, .cache = CacheFormat::kFP8DsV4, .d_qk = 576, .d_v = 512}).rows) {
+      EXPECT_FALSE(row.usable) << name(op) << ' ' << row.name;
+      if (row.name == "reference") {
+        EXPECT_EQ(row.reason, "rows of fp8_dsv4 have 512 channels, not 576") << name(op);
+      }
+    }
+}
+
 TEST(Tables, TheReferenceTakesEveryFormatAndType) {
   for (Op op : kAllOps) {
     SCOPED_TRACE(name(op));
