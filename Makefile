@@ -7,7 +7,11 @@ JOBS ?= $(shell nproc)
 CMAKE_ARGS ?=
 TRACE ?= data/mooncake_conversation_sample.jsonl
 
-configure = cmake --preset $(1) $(CMAKE_ARGS)
+# GPU code: AUTO (where nvcc is), ON or OFF. It takes minutes to compile: the demo has it only where a GPU is.
+CUDA ?= AUTO
+gpu = $(or $(wildcard /proc/driver/nvidia/version),$(shell command -v nvidia-smi))
+
+configure = cmake --preset $(1) $(2) $(CMAKE_ARGS)
 build = cmake --build --preset $(1) --parallel $(JOBS)
 
 help: ## Show this list
@@ -15,26 +19,27 @@ help: ## Show this list
 
 build: ## Set up, build the library and the command line (Release)
 	scripts/setup.sh build
-	$(call configure,default) -DMLA_BUILD_TESTS=OFF
+	$(call configure,default,-DMLA_CUDA=$(CUDA) -DMLA_BUILD_TESTS=OFF)
 	$(call build,default)
 
+demo: CUDA := $(if $(gpu),AUTO,OFF)
 demo: build ## Set up, build, replay 16 real requests through one layer of DeepSeek-V2-Lite
 	build/default/bin/mla replay $(TRACE) --model deepseek-v2-lite --requests 16 --as-fast-as-possible
 
 test: ## Set up, build, run all tests
 	scripts/setup.sh test
-	$(call configure,default) -DMLA_BUILD_TESTS=ON
+	$(call configure,default,-DMLA_CUDA=$(CUDA) -DMLA_BUILD_TESTS=ON)
 	$(call build,default)
 	ctest --preset default
 
 lint: ## clang-format, clang-tidy and the layering check
 	scripts/setup.sh lint
-	$(call configure,default) -DMLA_BUILD_TESTS=ON
+	$(call configure,default,-DMLA_CUDA=$(CUDA) -DMLA_BUILD_TESTS=ON)
 	scripts/lint.sh build/default
 
 format: ## Format all sources with clang-format 14
 	scripts/setup.sh lint
-	find include src tools tests examples -name '*.h' -o -name '*.cpp' -o -name '*.c' | xargs clang-format-14 -i
+	find include src tools tests examples -name '*.h' -o -name '*.cpp' -o -name '*.c' -o -name '*.cu' -o -name '*.cuh' | xargs clang-format-14 -i
 
 coverage: ## Line coverage of src/core, src/plan, src/dispatch and src/cpu; each at least 90 %
 	scripts/setup.sh coverage

@@ -18,6 +18,9 @@ SPDX_SUFFIXES = SOURCE_SUFFIXES | {".py", ".sh", ".cmake", ".yml"}
 SPDX_NAMES = {"CMakeLists.txt", "Makefile", "run", ".clang-format", ".clang-tidy"}
 SKIPPED_FOLDERS = {".git", "build", "out", "__pycache__"}
 
+# What the host side of a kernel and its callers agree on.
+KERNEL_BORDER = ("cuda/queue.h", "cuda/launch.h", "cuda/operations.h", "cuda/portable_operations.h", "cuda/ceilings.h",
+                 "cuda/portable_ceilings.h")
 # Which folders of the project a folder's files may include, as prefixes of the include path; the longest entry that
 # contains the file decides. Folders that are not listed (the tests) may include everything.
 MAY_INCLUDE = {
@@ -26,7 +29,17 @@ MAY_INCLUDE = {
     "src/plan": ("mla/", "core/", "plan/"),
     "src/reference": ("mla/", "core/", "reference/"),
     "src/cpu": ("mla/", "core/", "plan/", "dispatch/implementation.h", "cpu/"),
-    "src/dispatch": ("mla/", "core/", "plan/", "dispatch/", "reference/reference.h", "cpu/cpu_backend.h", "cpu/isa.h"),
+    "src/dispatch": ("mla/", "core/", "plan/", "dispatch/", "reference/reference.h", "cpu/cpu_backend.h", "cpu/isa.h",
+                     "cuda/operations.h", "cuda/queue.h", "cuda/ceilings.h", "cuda/runtime/"),
+    "src/emulator": ("mla/", "core/", "emulator/"),
+    "src/cuda": ("mla/", "core/", *KERNEL_BORDER, "cuda/ptx/"),
+    "src/cuda/ptx": ("mla/", "cuda/ptx/", "emulator/device.h"),
+    "src/cuda/tile": ("mla/", "core/args.h", "cuda/ptx/", "cuda/tile/"),
+    "src/cuda/common": ("mla/", "core/args.h", *KERNEL_BORDER, "cuda/ptx/", "cuda/tile/", "cuda/common/"),
+    "src/cuda/portable": ("mla/", "core/args.h", *KERNEL_BORDER, "cuda/ptx/", "cuda/tile/", "cuda/common/",
+                          "cuda/portable/"),
+    "src/cuda/runtime": ("mla/", "core/", "cuda/queue.h", "cuda/operations.h", "cuda/ceilings.h", "cuda/runtime/",
+                         "cuda/built_archs.h", "emulator/emulator.h"),
     "tools/kit": ("mla/", "kit/"),
     "tools/mla": ("mla/", "kit/"),
     "examples": ("mla/",),
@@ -37,6 +50,10 @@ INTRINSICS = re.compile(r"^(\w*intrin\.h|arm_neon\.h|arm_sve\.h|arm_acle\.h|x86g
 # The kernels, the ceilings they are measured against, and the detection, which executes xgetbv.
 INTRINSICS_PLACES = ("src/cpu/", "tools/mla/bench/", "src/dispatch/machine.cpp")
 CUDA = re.compile(r"^(cuda\w*\.h|cuda/(std|pipeline|barrier).*|cooperative_groups.*|nvrtc.*|cublas.*|cute/.*|cutlass/.*)")
+CUDA_PLACES = ("src/cuda/ptx/", "src/cuda/runtime/")
+# What only nvcc knows. Kernels are compiled for the emulator too, and reach the machine through the wrappers of ptx.
+CUDA_ONLY = re.compile(r"\b(threadIdx|blockIdx|blockDim|gridDim|warpSize|atomic[A-Z]\w*|__(?!builtin_|restrict)\w+)\b")
+KERNEL_PLACES = ("src/cuda/tile/", "src/cuda/common/", "src/cuda/portable/")
 TORCH = re.compile(r"^(torch|ATen|c10)/")
 ASM = re.compile(r"\b(asm|__asm__|__asm)\b\s*(volatile|__volatile__|goto|inline)?\s*\(")
 LAYOUT_NUMBER = re.compile(r"(?<![\w.])(656|584|576)(?![\w.])")
@@ -58,8 +75,8 @@ def allowed_includes(path):
 
 
 def check_include(path, header, quoted):
-    if CUDA.match(header) and not path.startswith("src/cuda/"):
-        yield f"CUDA header <{header}> outside src/cuda"
+    if CUDA.match(header) and not path.startswith(CUDA_PLACES):
+        yield f"CUDA header <{header}> outside {' and '.join(CUDA_PLACES)}"
     if TORCH.match(header):
         yield f"torch header <{header}>"
     if INTRINSICS.match(header) and not path.startswith(INTRINSICS_PLACES):
@@ -83,6 +100,10 @@ def check_source(path, text):
     for number, line in enumerate(code.splitlines(), 1):
         if ASM.search(line) and not path.startswith("src/cuda/ptx/"):
             yield number, "inline assembly outside src/cuda/ptx"
+        if path.startswith(KERNEL_PLACES):
+            builtin = CUDA_ONLY.search(line)
+            if builtin:
+                yield number, f"{builtin.group()} in a kernel: nvcc alone knows it, src/cuda/ptx wraps it"
         if path.startswith(LAYOUT_FREE_FOLDERS):
             constant = LAYOUT_NUMBER.search(line)
             if constant:
@@ -125,6 +146,19 @@ PLANTED = {
     "src/cpu/b.cpp": (SPDX + "int bytes = 656 * 2;\n", "number 656"),
     "src/cpu/c.cpp": (SPDX + "void f() { asm volatile(\"nop\"); }\n", "inline assembly"),
     "src/cuda/tile/a.cuh": (SPDX + "#pragma once\n#include <torch/torch.h>\n", "torch header"),
+    "src/cuda/tile/b.cuh": (SPDX + "#pragma once\n#include \"cuda/common/a.cuh\"\n", 'may not include "cuda/common/a.cuh"'),
+    "src/cuda/tile/c.cuh": (SPDX + "#pragma once\n#include <cuda_fp16.h>\n", "CUDA header <cuda_fp16.h>"),
+    "src/cuda/common/a.cu": (SPDX + "int x = threadIdx.x;\n", "threadIdx in a kernel"),
+    "src/cuda/common/b.cu": (SPDX + "void f() { __syncthreads(); }\n", "__syncthreads in a kernel"),
+    "src/cuda/common/c.cu": (SPDX + "#include \"cuda/portable/a.cuh\"\n", 'may not include "cuda/portable/a.cuh"'),
+    "src/cuda/portable/a.cu": (SPDX + "#include \"emulator/device.h\"\n", 'may not include "emulator/device.h"'),
+    "src/cuda/portable/b.cu": (SPDX + "void f() { atomicAdd(p, 1); }\n", "atomicAdd in a kernel"),
+    "src/cuda/portable/c.cuh": (SPDX + "#pragma once\n#include \"cuda/runtime/code.h\"\n",
+                                'may not include "cuda/runtime/code.h"'),
+    "src/cuda/ptx/a.h": (SPDX + "#pragma once\n#include \"cuda/tile/a.cuh\"\n", 'may not include "cuda/tile/a.cuh"'),
+    "src/cuda/runtime/a.cpp": (SPDX + "#include \"cuda/common/plan.h\"\n", 'may not include "cuda/common/plan.h"'),
+    "src/emulator/a.cpp": (SPDX + "#include \"cuda/queue.h\"\n", 'may not include "cuda/queue.h"'),
+    "src/dispatch/a.cpp": (SPDX + "#include \"cuda/ptx/ptx.h\"\n", 'may not include "cuda/ptx/ptx.h"'),
     "tools/mla/a.cpp": (SPDX + "#include \"core/validate.h\"\n", 'may not include "core/validate.h"'),
     "tools/mla/b.cpp": (SPDX + "#include <hwy/highway.h>\n", "instruction-set header <hwy/highway.h>"),
     "tests/a.cpp": ("int x;\n", "no SPDX-License-Identifier"),
@@ -133,6 +167,9 @@ INNOCENT = {
     "src/cpu/fine.cpp": SPDX + "#include <immintrin.h>\n#include \"core/args.h\"\n// 656 bytes, asm(\"x\")\n"
                                "const char* s = \"656 asm()\"; int n = 1'656; int w = 5760;\n",
     "tools/mla/bench/ceilings.cpp": SPDX + "#include <immintrin.h>\n#include \"kit/kit.h\"\n",
+    "src/cuda/runtime/fine.cpp": SPDX + "#include <cuda_runtime_api.h>\n#include \"emulator/emulator.h\"\n",
+    "src/cuda/common/fine.cu": SPDX + "#include \"cuda/launch.h\"\n// threadIdx\nint f(int* __restrict__ p) { "
+                               "return __builtin_clz(*p); }\n",
     "src/cuda/ptx/fine.cuh": SPDX + "#pragma once\n#include <cuda_fp16.h>\nvoid f() { asm volatile(\"nop\"); }\n",
 }
 

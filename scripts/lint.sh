@@ -10,13 +10,14 @@ echo '== layering'
 scripts/check_layering.py || status=1
 
 echo '== clang-format'
-sources=$(find include src tools tests examples -name '*.h' -o -name '*.cpp' -o -name '*.c' | sort)
+sources=$(find include src tools tests examples -name '*.h' -o -name '*.cpp' -o -name '*.c' -o -name '*.cu' -o -name '*.cuh' | sort)
 # shellcheck disable=SC2086 # the project's paths have no spaces
 clang-format-14 --dry-run --Werror $sources || status=1
 
 echo '== clang-tidy'
-# The files that the build compiles: fuzzers and example have builds of their own.
-sed -n 's/^ *"file": "\(.*\)",*$/\1/p' "$build/compile_commands.json" | sort -u |
+# The files that the host's compiler compiles, kernels for the emulator among them: fuzzers and example have builds of
+# their own.
+sed -n 's/^ *"file": "\(.*\)",*$/\1/p' "$build/compile_commands.json" | grep -v '\.cu$' | sort -u |
   xargs -P "$(nproc)" -n 1 clang-tidy-14 -p "$build" --quiet 2>/dev/null || status=1
 
 exit $status

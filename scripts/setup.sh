@@ -3,7 +3,7 @@
 # Installs the Debian packages that the named groups need and this machine lacks: scripts/setup.sh [build|test|lint|coverage]...
 set -eu
 
-build='g++ cmake ninja-build libfmt-dev libcli11-dev nlohmann-json3-dev libyaml-cpp-dev libdnnl-dev libhwy-dev'
+build='g++ cmake ninja-build libfmt-dev libcli11-dev nlohmann-json3-dev libyaml-cpp-dev libdnnl-dev libhwy-dev libboost-context-dev'
 test='libgtest-dev libgmock-dev libdlpack-dev clang-14 libclang-rt-14-dev python3 libopenmpi-dev openmpi-bin'
 lint='clang-format-14 clang-tidy-14 python3'
 coverage='gcovr'

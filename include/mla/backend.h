@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -26,6 +27,12 @@ struct Problem {
   int64_t num_heads = 128;
   int64_t d_qk = 576;  ///< also the width of a cache's rows, and of the indexer's keys (128)
   int64_t d_v = 512;
+  /// Tensors on a GPU: its architecture, 80 for sm80, whether or not this machine has one; 0 = that of `device`.
+  int32_t gpu_arch = 0;
+  /// The GPU is an emulated one (ContextOptions::device), whose memory is the host's.
+  bool emulated = false;
+  /// decode_sparse with a second pool: its format.
+  std::optional<CacheFormat> extra_cache = {};
 
   friend bool operator==(const Problem&, const Problem&) = default;
 };
@@ -45,7 +52,8 @@ struct Explanation {
 };
 
 /// Judges every row. `force` names a row ("cpu_avx2") or a family ("cpu"); empty or "auto" means the environment
-/// variable MLA_BACKEND, and if that is unset, the first usable row.
+/// variable MLA_BACKEND, and if that is unset, the first usable row. MLA_EMULATE is not looked at: `problem` says what
+/// is emulated.
 Explanation explain(const Problem& problem, std::string_view force = {});
 
 /// One instruction-set level the CPU backend has code for.
@@ -57,22 +65,35 @@ struct IsaLevel {
   std::string detail = {};  ///< what is missing, or the instruction sets
 };
 
-/// A GPU as its driver lists it.
+/// A GPU as its driver lists it. What stands below `uuid` is 0 if the driver's library could not be asked.
 struct GpuInfo {
-  std::string name = {};          ///< "NVIDIA H200"
-  std::string bus_location = {};  ///< "0000:19:00.0"
-  std::string uuid = {};          ///< "GPU-...", empty if the driver does not know it yet
+  std::string name = {};               ///< "NVIDIA H200"
+  std::string bus_location = {};       ///< "0000:19:00.0"
+  std::string uuid = {};               ///< "GPU-...", empty if the driver does not know it yet
+  int32_t index = -1;                  ///< N of "cuda:N"; -1 if this process cannot use it
+  int32_t arch = 0;                    ///< 90 for compute capability 9.0
+  int32_t num_sms = 0;                 ///< multiprocessors
+  int64_t memory_bytes = 0;            ///< of the device
+  int32_t shared_bytes_per_block = 0;  ///< most that a block may ask for
+  int64_t l2_bytes = 0;                ///< second-level cache
 };
 
 struct MachineInfo {
-  std::string cpu = {};            ///< the processor's name
-  int32_t threads = 1;             ///< threads this process may run on
-  std::vector<IsaLevel> isa = {};  ///< best first
-  std::vector<GpuInfo> gpus = {};  ///< by bus location; empty without a driver
+  std::string cpu = {};                 ///< the processor's name
+  int32_t threads = 1;                  ///< threads this process may run on
+  std::vector<IsaLevel> isa = {};       ///< best first
+  std::vector<GpuInfo> gpus = {};       ///< by bus location; empty without a driver
+  std::string cuda = {};                ///< why no GPU can be used ("no NVIDIA driver"), empty if one can
+  int32_t cuda_driver = 0;              ///< CUDA version that the driver supports, 13000 for 13.0; 0 without a driver
+  int32_t cuda_runtime = 0;             ///< CUDA version of this build; 0 if it has no GPU code
+  std::vector<int32_t> gpu_archs = {};  ///< architectures that this build has code for
+  std::vector<int32_t> emulated_archs = {};  ///< architectures that this build can emulate
 };
 
-/// What was detected, once per process.
+/// What was detected, once per process. Loads the GPUs' driver if there is one.
 const MachineInfo& machine_info();
+/// Its `isa`, without a look at GPUs: a process that has not touched the driver yet may still fork and use GPUs there.
+const std::vector<IsaLevel>& isa_levels();
 
 /// "0.1.0"
 std::string_view version();

@@ -7,6 +7,7 @@
  *   means "not given". Element types are DLPack's codes.
  * - Parameter structs begin with their size; fill them with their _init function first. Fields that later versions add
  *   are zero for older callers. What fields mean, and their shapes, is said in mla/params.h.
+ * - On a GPU, calls put kernels into the params' `stream` and return; mla/plan.h says what they check.
  * - A context may be used by several threads; its calls wait for one another. A plan may not be run on two contexts at
  *   once. No function throws, prints or ends the process. */
 #ifndef MLA_C_API_H_
@@ -101,6 +102,7 @@ typedef struct mla_context_options {
   int32_t num_affinity;    /* 0 = not pinned, else num_threads */
   const int32_t* affinity; /* processor of each worker; entry 0 is ignored */
   const char* backend;     /* a row or family to force; null = the environment's MLA_BACKEND, else the best */
+  const char* device;      /* "cpu", "cuda:1", "emulated:sm120"; null = MLA_EMULATE, else where the tensors are */
 } mla_context_options;
 
 /* Either `kv`, or in bf16, f16 and fp8 `ckv` and `kpe`. A `scales` beside it belongs to it. */
@@ -167,6 +169,7 @@ typedef struct mla_decode_params {
   mla_attention_options options;
   mla_context_parallel context_parallel;
   const mla_tensor* o_scale; /* [1] f32, with e4m3 outputs */
+  void* stream;              /* cudaStream_t; null = the default stream. Ignored on the CPU */
 } mla_decode_params;
 
 /* One pool of latent rows and the rows that each query attends to. */
@@ -194,6 +197,7 @@ typedef struct mla_decode_sparse_params {
   const mla_tensor* o;       /* out [T, H, d_v] */
   const mla_tensor* o_scale; /* [1] f32, with e4m3 outputs */
   const mla_tensor* lse;     /* out [T, H] f32, optional */
+  void* stream;              /* cudaStream_t; null = the default stream. Ignored on the CPU */
 } mla_decode_sparse_params;
 
 typedef struct mla_prefill_params {
@@ -210,6 +214,7 @@ typedef struct mla_prefill_params {
   const mla_tensor* o;   /* out [T, H, d_v] */
   const mla_tensor* lse; /* out [T, H] f32, optional */
   mla_attention_options options;
+  void* stream; /* cudaStream_t; null = the default stream. Ignored on the CPU */
 } mla_prefill_params;
 
 typedef struct mla_prefill_sparse_params {
@@ -226,6 +231,7 @@ typedef struct mla_prefill_sparse_params {
   const mla_tensor* o;          /* out [T, H, d_v] */
   const mla_tensor* max_logits; /* out [T, H] f32, optional */
   const mla_tensor* lse;        /* out [T, H] f32, optional */
+  void* stream;                 /* cudaStream_t; null = the default stream. Ignored on the CPU */
 } mla_prefill_sparse_params;
 
 typedef struct mla_merge_states_params {
@@ -236,6 +242,7 @@ typedef struct mla_merge_states_params {
   int32_t in_place;
   const mla_tensor* o;   /* out [T, H, d_v] */
   const mla_tensor* lse; /* out [T, H] f32, optional unless in_place */
+  void* stream;          /* cudaStream_t; null = the default stream. Ignored on the CPU */
 } mla_merge_states_params;
 
 typedef struct mla_append_params {
@@ -246,6 +253,7 @@ typedef struct mla_append_params {
   const mla_tensor* slot_mapping; /* [T] int64 */
   mla_kv_cache cache;             /* out */
   mla_cache_scales scales;        /* ckv_scale: out if it is not [1] */
+  void* stream;                   /* cudaStream_t; null = the default stream. Ignored on the CPU */
 } mla_append_params;
 
 typedef struct mla_append_rope_params {
@@ -263,6 +271,7 @@ typedef struct mla_append_rope_params {
   const mla_tensor* slot_mapping; /* [T] int64 */
   mla_kv_cache cache;             /* out */
   mla_cache_scales scales;        /* as in append */
+  void* stream;                   /* cudaStream_t; null = the default stream. Ignored on the CPU */
 } mla_append_rope_params;
 
 typedef struct mla_copy_pages_params {
@@ -273,6 +282,7 @@ typedef struct mla_copy_pages_params {
   mla_kv_cache to;              /* out */
   mla_cache_scales to_scales;   /* as in append */
   const mla_tensor* to_pages;   /* [M] int32, all different */
+  void* stream;                 /* cudaStream_t; null = the default stream. Ignored on the CPU */
 } mla_copy_pages_params;
 
 typedef struct mla_gather_params {
@@ -285,6 +295,7 @@ typedef struct mla_gather_params {
   const mla_tensor* out_ckv;     /* out [S, kv_lora_rank] and */
   const mla_tensor* out_kpe;     /* out [S, qk_rope_head_dim] */
   mla_cache_scales scales;
+  void* stream; /* cudaStream_t; null = the default stream. Ignored on the CPU */
 } mla_gather_params;
 
 typedef struct mla_block_table_to_csr_params {
@@ -295,6 +306,7 @@ typedef struct mla_block_table_to_csr_params {
   int32_t reserved;             /* 0 */
   const mla_tensor* kv_indptr;  /* out [B+1] int32 */
   const mla_tensor* kv_indices; /* out int32, room for every page in use */
+  void* stream;                 /* cudaStream_t; null = the default stream. Ignored on the CPU */
 } mla_block_table_to_csr_params;
 
 typedef struct mla_physical_slots_params {
@@ -308,6 +320,7 @@ typedef struct mla_physical_slots_params {
   mla_context_parallel context_parallel;
   const mla_tensor* slots;       /* out [T, topk] int32; may be `indices` */
   const mla_tensor* valid_count; /* out [T] int32, optional */
+  void* stream;                  /* cudaStream_t; null = the default stream. Ignored on the CPU */
 } mla_physical_slots_params;
 
 typedef struct mla_indexer_cache {
@@ -323,6 +336,7 @@ typedef struct mla_append_indexer_params {
   int32_t any_scales;             /* powers of two if 0, any numbers if 1 */
   int32_t reserved;               /* 0 */
   mla_indexer_cache cache;        /* out */
+  void* stream;                   /* cudaStream_t; null = the default stream. Ignored on the CPU */
 } mla_append_indexer_params;
 
 typedef struct mla_indexer_logits_params {
@@ -335,6 +349,7 @@ typedef struct mla_indexer_logits_params {
   int32_t causal;              /* 1 after _init */
   int32_t reserved;            /* 0 */
   const mla_tensor* logits;    /* out [T, N] f32, N at least the largest kv_len */
+  void* stream;                /* cudaStream_t; null = the default stream. Ignored on the CPU */
 } mla_indexer_logits_params;
 
 typedef struct mla_top_k_params {
@@ -342,6 +357,7 @@ typedef struct mla_top_k_params {
   const mla_tensor* logits;  /* [T, N] f32 */
   const mla_tensor* lengths; /* [T] int32, optional */
   const mla_tensor* indices; /* out [T, k] int32 */
+  void* stream;              /* cudaStream_t; null = the default stream. Ignored on the CPU */
 } mla_top_k_params;
 
 /* From the indexer's query to physical slots. */
@@ -358,6 +374,7 @@ typedef struct mla_indexer_top_k_params {
   const mla_tensor* logits;      /* scratch [T, N] f32, N at least the largest kv_len */
   const mla_tensor* slots;       /* out [T, topk] int32 */
   const mla_tensor* valid_count; /* out [T] int32, optional */
+  void* stream;                  /* cudaStream_t; null = the default stream. Ignored on the CPU */
 } mla_indexer_top_k_params;
 
 /* What decides which backend can run an operation. */
@@ -370,6 +387,8 @@ typedef struct mla_problem {
   int64_t num_heads;
   int64_t d_qk;
   int64_t d_v;
+  int32_t gpu_arch; /* 80 for sm80, on this machine or not; 0 = that of `device` */
+  int32_t emulated; /* the GPU is an emulated one */
 } mla_problem;
 
 /* The defaults of each struct: everything zero or null, causal and interleaved set, and for mla_problem the shapes of

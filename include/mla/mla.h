@@ -4,6 +4,7 @@
 
 #include "mla/backend.h"           // IWYU pragma: export
 #include "mla/context_parallel.h"  // IWYU pragma: export
+#include "mla/device.h"            // IWYU pragma: export
 #include "mla/kv_layout.h"         // IWYU pragma: export
 #include "mla/model.h"             // IWYU pragma: export
 #include "mla/numeric.h"           // IWYU pragma: export

@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // How an operation runs: workspace_size -> plan -> run. The caller owns every buffer; `run` neither allocates nor
 // prints. Arguments are checked before anything is written: a call that finds them wrong has left the outputs alone.
+//
+// Tensors on a GPU: `plan` and `run` put kernels into the stream and return; they neither wait nor look at what lies in
+// the GPU's memory, so a CUDA graph may capture them. Lengths, page numbers, indices and scales are therefore not
+// checked (shapes, strides and element types are), and a workspace is memory of the GPU, large enough for any lengths
+// that fit the shapes. A plan is a kernel of its own: after kv_len or qo_indptr changed in place, enqueue it again, or
+// replay a graph that holds it.
 #pragma once
 
 #include <cstddef>
@@ -24,6 +30,12 @@ struct ContextOptions {
   std::vector<int32_t> affinity = {};
   /// A row or family to force; empty = MLA_BACKEND as it is now, else the best.
   std::string backend = {};
+  /// Where the context computes:
+  /// - "cpu", "cuda:1" ("cuda" is "cuda:0"): there; tensors elsewhere are an error;
+  /// - "emulated:sm120" (sm80, sm86, sm89, sm90, sm100): the kernels of that GPU on the context's threads, in the
+  ///   emulator. All tensors, on the CPU or said to be on a GPU, are host memory that stands for the GPU's;
+  /// - empty: as MLA_EMULATE says ("sm120"), if it is set now; else each call where its tensors are.
+  std::string device = {};
 };
 
 class Plan;
@@ -39,6 +51,7 @@ class Context {
 
   int32_t num_threads() const;
   const std::string& backend() const;  ///< the forced backend, or empty
+  const std::string& device() const;   ///< "cpu", "cuda:0", "emulated:sm90", or empty: where the tensors are
   bool valid() const;                  ///< false once moved from; every call with such a context is an error
 
   struct Impl;
@@ -53,7 +66,7 @@ class Context {
 /// workspace. From `plan` on the caller's workspace belongs to the plan and must outlive it. Planning again from the
 /// same address gives it to the new plan: running the earlier one is an error from then on. So is running a plan whose
 /// workspace begins with other bytes than `plan` wrote. Other writes into the workspace go unnoticed and are undefined,
-/// as are runs of one plan on two contexts at once.
+/// as are runs of one plan on two contexts at once. On a GPU both go unnoticed: order the stream accordingly.
 class Plan {
  public:
   Plan();
@@ -83,6 +96,7 @@ class Plan {
 /// It does not grow with kv_len, except in decode under batch_invariant, where the split of a request is a function of
 /// its own lengths. The room for partial states is then, instead, the sum over the row blocks of every request that is
 /// split of min(keys / 2048, 8) * 4 * R * (d_v + 1) bytes, keys being those that the block sees.
+/// On a GPU it depends on shapes and on the GPU alone.
 Result<size_t> workspace_size(const Context& context, const DecodeParams& params);
 Result<size_t> workspace_size(const Context& context, const PrefillParams& params);
 Result<size_t> workspace_size(const Context& context, const DecodeSparseParams& params);
@@ -90,31 +104,35 @@ Result<size_t> workspace_size(const Context& context, const PrefillSparseParams&
 
 /// Plans a batch. Reads shapes and lengths (qo_indptr, kv_len, kv_indptr), not the page numbers nor the data, whose
 /// pointers may still be null. The same holds for workspace_size.
-Result<Plan> plan(const Context& context, const DecodeParams& params, std::span<std::byte> workspace);
-Result<Plan> plan(const Context& context, const PrefillParams& params, std::span<std::byte> workspace);
-Result<Plan> plan(const Context& context, const DecodeSparseParams& params, std::span<std::byte> workspace);
-Result<Plan> plan(const Context& context, const PrefillSparseParams& params, std::span<std::byte> workspace);
+Result<Plan> plan(const Context& context, const DecodeParams& params, std::span<std::byte> workspace,
+                  Stream stream = {});
+Result<Plan> plan(const Context& context, const PrefillParams& params, std::span<std::byte> workspace,
+                  Stream stream = {});
+Result<Plan> plan(const Context& context, const DecodeSparseParams& params, std::span<std::byte> workspace,
+                  Stream stream = {});
+Result<Plan> plan(const Context& context, const PrefillSparseParams& params, std::span<std::byte> workspace,
+                  Stream stream = {});
 
 /// Runs a planned batch. Shapes and lengths must be those of the plan, and so must be causal, window_left, the presence
 /// of a draft tree, context_parallel and batch_invariant; data, page numbers, indices, topk_length, sm_scale, the other
 /// options, strides and the output pointers may have changed since. A context that forces a backend runs only plans of
 /// that backend.
-Status run(const Context& context, const Plan& plan, const DecodeParams& params);
-Status run(const Context& context, const Plan& plan, const PrefillParams& params);
-Status run(const Context& context, const Plan& plan, const DecodeSparseParams& params);
-Status run(const Context& context, const Plan& plan, const PrefillSparseParams& params);
+Status run(const Context& context, const Plan& plan, const DecodeParams& params, Stream stream = {});
+Status run(const Context& context, const Plan& plan, const PrefillParams& params, Stream stream = {});
+Status run(const Context& context, const Plan& plan, const DecodeSparseParams& params, Stream stream = {});
+Status run(const Context& context, const Plan& plan, const PrefillSparseParams& params, Stream stream = {});
 
 /// Operations that need neither plan nor workspace.
-Status run(const Context& context, const MergeStatesParams& params);
-Status run(const Context& context, const AppendParams& params);
-Status run(const Context& context, const GatherParams& params);
-Status run(const Context& context, const AppendRopeParams& params);
-Status run(const Context& context, const CopyPagesParams& params);
-Status run(const Context& context, const BlockTableToCsrParams& params);
-Status run(const Context& context, const PhysicalSlotsParams& params);
-Status run(const Context& context, const AppendIndexerParams& params);
-Status run(const Context& context, const IndexerLogitsParams& params);
-Status run(const Context& context, const TopKParams& params);
-Status run(const Context& context, const IndexerTopKParams& params);
+Status run(const Context& context, const MergeStatesParams& params, Stream stream = {});
+Status run(const Context& context, const AppendParams& params, Stream stream = {});
+Status run(const Context& context, const GatherParams& params, Stream stream = {});
+Status run(const Context& context, const AppendRopeParams& params, Stream stream = {});
+Status run(const Context& context, const CopyPagesParams& params, Stream stream = {});
+Status run(const Context& context, const BlockTableToCsrParams& params, Stream stream = {});
+Status run(const Context& context, const PhysicalSlotsParams& params, Stream stream = {});
+Status run(const Context& context, const AppendIndexerParams& params, Stream stream = {});
+Status run(const Context& context, const IndexerLogitsParams& params, Stream stream = {});
+Status run(const Context& context, const TopKParams& params, Stream stream = {});
+Status run(const Context& context, const IndexerTopKParams& params, Stream stream = {});
 
 }  // namespace mla

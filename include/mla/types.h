@@ -22,6 +22,12 @@ struct Device {
   friend bool operator==(const Device&, const Device&) = default;
 };
 
+/// Where the work of a GPU is put in order: a `cudaStream_t`, or a stream of mla/device.h; null is the default stream.
+/// Operations on the CPU ignore it.
+struct Stream {
+  void* handle = nullptr;
+};
+
 /// The attention operations and cache tools of the library.
 enum class Op : uint8_t {
   kDecode,

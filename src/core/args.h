@@ -19,8 +19,10 @@ struct QueryRanges {
   const int32_t* indptr = nullptr;  // [B+1], or null
   int32_t uniform_len = 1;          // queries per request if indptr is null
 
-  int32_t begin(int32_t request) const { return indptr != nullptr ? indptr[request] : request * uniform_len; }
-  int32_t len(int32_t request) const { return indptr != nullptr ? indptr[request + 1] - indptr[request] : uniform_len; }
+  constexpr int32_t begin(int32_t request) const { return indptr != nullptr ? indptr[request] : request * uniform_len; }
+  constexpr int32_t len(int32_t request) const {
+    return indptr != nullptr ? indptr[request + 1] - indptr[request] : uniform_len;
+  }
 };
 
 /// Page numbers of each request: CSR or block table.
@@ -33,7 +35,7 @@ struct Pages {
   const int32_t* kv_len = nullptr;     // [B]
 
   /// Page numbers of a request; only the first ceil(kv_len / page_size) may be read.
-  const int32_t* of(int32_t request) const {
+  constexpr const int32_t* of(int32_t request) const {
     return kv_indptr != nullptr ? table + kv_indptr[request] : table + request * table_stride_request;
   }
 };
@@ -43,7 +45,9 @@ struct Plane {
   std::byte* base = nullptr;
   int64_t stride_page = 0, stride_token = 0;
 
-  std::byte* row(int64_t page, int64_t offset) const { return base + page * stride_page + offset * stride_token; }
+  constexpr std::byte* row(int64_t page, int64_t offset) const {
+    return base + page * stride_page + offset * stride_token;
+  }
 };
 
 /// The parts of a cache's rows, whatever the format. For a cache of one tensor all point into it.
@@ -62,7 +66,7 @@ struct Cache {
   bool writes_scales = false;        // writers choose the scales: all quantized forms but fp8 with one scale
   bool power_of_two_scales = true;   // what they choose (fp8_dsv4: always)
 
-  int64_t num_slots() const { return num_pages * page_size; }
+  constexpr int64_t num_slots() const { return num_pages * page_size; }
 };
 
 /// AttentionOptions; pointers are null where there is nothing to do.
@@ -143,12 +147,12 @@ struct DecodeSparseArgs {
   int64_t lse_stride_token = 0, lse_stride_head = 0;
 
   /// Entries of the token's row of indices that count, 0 ... topk.
-  int32_t topk_length(int32_t pool, int64_t token) const {
+  constexpr int32_t topk_length(int32_t pool, int64_t token) const {
     const PoolArgs& p = pools[pool];
     if (p.topk_length == nullptr) return p.topk;
     return std::clamp(p.topk_length[p.length_per_request ? request_of(token) : token], 0, p.topk);
   }
-  int64_t request_of(int64_t token) const {
+  constexpr int64_t request_of(int64_t token) const {
     if (queries.indptr == nullptr) return token / queries.uniform_len;
     const int32_t* end = queries.indptr + batch_size + 1;
     return std::upper_bound(queries.indptr, end, static_cast<int32_t>(token)) - queries.indptr - 1;
@@ -243,7 +247,7 @@ struct CopyPagesArgs {
   const int32_t* from_pages = nullptr;  // [num_from]
   const int32_t* to_pages = nullptr;    // [num_to]
 
-  int64_t num_tokens() const { return num_from * from.page_size; }
+  constexpr int64_t num_tokens() const { return num_from * from.page_size; }
 };
 
 struct BlockTableToCsrArgs {
@@ -277,11 +281,11 @@ struct IndexerPages {
   int64_t num_pages = 0;
   int32_t page_size = 1;
 
-  std::byte* key(int64_t page, int64_t offset) const {
+  constexpr std::byte* key(int64_t page, int64_t offset) const {
     return base + page * stride_page + offset * kIndexerLayout.key_bytes;
   }
   /// Not necessarily aligned.
-  std::byte* scale(int64_t page, int64_t offset) const {
+  constexpr std::byte* scale(int64_t page, int64_t offset) const {
     return base + page * stride_page + page_size * int64_t{kIndexerLayout.key_bytes} +
            offset * kIndexerLayout.scale_bytes;
   }
@@ -332,7 +336,7 @@ struct IndexerTopKArgs {
   TopKArgs top_k;
   PhysicalSlotsArgs slots;
 
-  int64_t num_tokens() const { return indexer.num_tokens; }
+  constexpr int64_t num_tokens() const { return indexer.num_tokens; }
 };
 
 struct GatherArgs {

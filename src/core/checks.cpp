@@ -161,6 +161,9 @@ bool Checks::extents(std::string_view field, const TensorView& view, std::initia
 }
 
 bool Checks::place(std::string_view field, const TensorView& view) {
+  const bool known = view.device.type == DeviceType::kCpu || view.device.type == DeviceType::kCuda;
+  if (memory_ == Memory::kEmulated)
+    return require(known, field, "expected on cpu or cuda, got {}", device_text(view.device));
   if (!device_known_) {
     device_known_ = true;
     device_ = view.device;

@@ -62,9 +62,13 @@ class FieldPath {
 /// exists; `run` looks at everything.
 enum class Scope : uint8_t { kShapesAndLengths, kAll };
 
+/// Whose memory the tensors are in: their devices', or, whatever they say, that of an emulated GPU. What a GPU's memory
+/// holds is not looked at, emulated or not.
+enum class Memory : uint8_t { kOfTensors, kEmulated };
+
 class Checks {
  public:
-  Checks(Op op, Scope scope) : op_(op), scope_(scope) {}
+  Checks(Op op, Scope scope, Memory memory = Memory::kOfTensors) : op_(op), scope_(scope), memory_(memory) {}
 
   /// While it lives, fields belong to a part of the parameters.
   class Within {
@@ -81,8 +85,8 @@ class Checks {
   bool ok() const { return status_.ok(); }
   Status take() { return std::move(status_); }
   /// Whether all tensors so far live where this code can read them.
-  bool on_cpu() const { return !device_known_ || device_.type == DeviceType::kCpu; }
-  Device device() const { return device_; }
+  bool on_cpu() const { return memory_ == Memory::kOfTensors && (!device_known_ || device_.type == DeviceType::kCpu); }
+  Device device() const { return memory_ == Memory::kEmulated ? Device{DeviceType::kCuda, 0} : device_; }
   bool full() const { return scope_ == Scope::kAll; }
   /// Whether the contents of tensors that `plan` does not read may be read.
   bool reads_data() const { return ok() && full() && on_cpu(); }
@@ -128,6 +132,7 @@ class Checks {
 
   Op op_;
   Scope scope_;
+  Memory memory_;
   Status status_;
   FieldPath path_;
   bool device_known_ = false;

@@ -11,20 +11,32 @@
 namespace mla::core {
 
 /// On success `args` is complete and `device` is where all tensors live. Lists are only read if that is the CPU.
-Status validate(const DecodeParams& params, Scope scope, DecodeArgs& args, Device& device);
-Status validate(const PrefillParams& params, Scope scope, PrefillArgs& args, Device& device);
-Status validate(const MergeStatesParams& params, MergeStatesArgs& args, Device& device);
-Status validate(const AppendParams& params, AppendArgs& args, Device& device);
-Status validate(const GatherParams& params, GatherArgs& args, Device& device);
-Status validate(const DecodeSparseParams& params, Scope scope, DecodeSparseArgs& args, Device& device);
-Status validate(const PrefillSparseParams& params, Scope scope, DecodeSparseArgs& args, Device& device);
-Status validate(const AppendRopeParams& params, AppendRopeArgs& args, Device& device);
-Status validate(const CopyPagesParams& params, CopyPagesArgs& args, Device& device);
-Status validate(const BlockTableToCsrParams& params, BlockTableToCsrArgs& args, Device& device);
-Status validate(const PhysicalSlotsParams& params, PhysicalSlotsArgs& args, Device& device);
-Status validate(const AppendIndexerParams& params, AppendIndexerArgs& args, Device& device);
-Status validate(const IndexerLogitsParams& params, IndexerLogitsArgs& args, Device& device);
-Status validate(const TopKParams& params, TopKArgs& args, Device& device);
-Status validate(const IndexerTopKParams& params, IndexerTopKArgs& args, Device& device);
+/// With Memory::kEmulated it is an emulated GPU, whatever the tensors say.
+Status validate(const DecodeParams& params, Scope scope, DecodeArgs& args, Device& device,
+                Memory memory = Memory::kOfTensors);
+Status validate(const PrefillParams& params, Scope scope, PrefillArgs& args, Device& device,
+                Memory memory = Memory::kOfTensors);
+Status validate(const MergeStatesParams& params, MergeStatesArgs& args, Device& device,
+                Memory memory = Memory::kOfTensors);
+Status validate(const AppendParams& params, AppendArgs& args, Device& device, Memory memory = Memory::kOfTensors);
+Status validate(const GatherParams& params, GatherArgs& args, Device& device, Memory memory = Memory::kOfTensors);
+Status validate(const DecodeSparseParams& params, Scope scope, DecodeSparseArgs& args, Device& device,
+                Memory memory = Memory::kOfTensors);
+Status validate(const PrefillSparseParams& params, Scope scope, DecodeSparseArgs& args, Device& device,
+                Memory memory = Memory::kOfTensors);
+Status validate(const AppendRopeParams& params, AppendRopeArgs& args, Device& device,
+                Memory memory = Memory::kOfTensors);
+Status validate(const CopyPagesParams& params, CopyPagesArgs& args, Device& device, Memory memory = Memory::kOfTensors);
+Status validate(const BlockTableToCsrParams& params, BlockTableToCsrArgs& args, Device& device,
+                Memory memory = Memory::kOfTensors);
+Status validate(const PhysicalSlotsParams& params, PhysicalSlotsArgs& args, Device& device,
+                Memory memory = Memory::kOfTensors);
+Status validate(const AppendIndexerParams& params, AppendIndexerArgs& args, Device& device,
+                Memory memory = Memory::kOfTensors);
+Status validate(const IndexerLogitsParams& params, IndexerLogitsArgs& args, Device& device,
+                Memory memory = Memory::kOfTensors);
+Status validate(const TopKParams& params, TopKArgs& args, Device& device, Memory memory = Memory::kOfTensors);
+Status validate(const IndexerTopKParams& params, IndexerTopKArgs& args, Device& device,
+                Memory memory = Memory::kOfTensors);
 
 }  // namespace mla::core

@@ -19,8 +19,8 @@ bool check_key_ranges(Checks& check, const int32_t* kv_indptr, int64_t batch_siz
 
 }  // namespace
 
-Status validate(const PrefillParams& params, Scope scope, PrefillArgs& args, Device& device) {
-  Checks check(Op::kPrefill, scope);
+Status validate(const PrefillParams& params, Scope scope, PrefillArgs& args, Device& device, Memory memory) {
+  Checks check(Op::kPrefill, scope, memory);
   BatchShape batch;
   int64_t num_keys = kUnbound;
   int64_t d_qk = kUnbound;
@@ -87,8 +87,8 @@ Status validate(const PrefillParams& params, Scope scope, PrefillArgs& args, Dev
   return check.take();
 }
 
-Status validate(const MergeStatesParams& params, MergeStatesArgs& args, Device& device) {
-  Checks check(Op::kMergeStates, Scope::kAll);
+Status validate(const MergeStatesParams& params, MergeStatesArgs& args, Device& device, Memory memory) {
+  Checks check(Op::kMergeStates, Scope::kAll, memory);
   int64_t num_states = kUnbound;
   BatchShape batch;
   int64_t d_v = kUnbound;

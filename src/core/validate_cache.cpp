@@ -72,8 +72,8 @@ bool check_page_list(Checks& check, std::string_view field, const TensorView& pa
 
 }  // namespace
 
-Status validate(const AppendParams& params, AppendArgs& args, Device& device) {
-  Checks check(Op::kAppend, Scope::kAll);
+Status validate(const AppendParams& params, AppendArgs& args, Device& device, Memory memory) {
+  Checks check(Op::kAppend, Scope::kAll, memory);
   RowWidths widths;
   int64_t num_tokens = kUnbound;
   CacheShape shape;
@@ -103,8 +103,8 @@ Status validate(const AppendParams& params, AppendArgs& args, Device& device) {
   return check.take();
 }
 
-Status validate(const GatherParams& params, GatherArgs& args, Device& device) {
-  Checks check(Op::kGather, Scope::kAll);
+Status validate(const GatherParams& params, GatherArgs& args, Device& device, Memory memory) {
+  Checks check(Op::kGather, Scope::kAll, memory);
   RowWidths widths;
   int64_t batch_size = kUnbound;
   int64_t num_rows = kUnbound;
@@ -142,8 +142,8 @@ Status validate(const GatherParams& params, GatherArgs& args, Device& device) {
   return check.take();
 }
 
-Status validate(const AppendRopeParams& params, AppendRopeArgs& args, Device& device) {
-  Checks check(Op::kAppendRope, Scope::kAll);
+Status validate(const AppendRopeParams& params, AppendRopeArgs& args, Device& device, Memory memory) {
+  Checks check(Op::kAppendRope, Scope::kAll, memory);
   RowWidths widths;
   BatchShape batch;
   CacheShape shape;
@@ -194,8 +194,8 @@ Status validate(const AppendRopeParams& params, AppendRopeArgs& args, Device& de
   return check.take();
 }
 
-Status validate(const CopyPagesParams& params, CopyPagesArgs& args, Device& device) {
-  Checks check(Op::kCopyPages, Scope::kAll);
+Status validate(const CopyPagesParams& params, CopyPagesArgs& args, Device& device, Memory memory) {
+  Checks check(Op::kCopyPages, Scope::kAll, memory);
   RowWidths widths;
   CacheShape from;
   CacheShape to;

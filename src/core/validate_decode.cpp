@@ -52,8 +52,8 @@ bool check_tree(Checks& check, const DecodeParams& params, DecodeArgs& args) {
 
 }  // namespace
 
-Status validate(const DecodeParams& params, Scope scope, DecodeArgs& args, Device& device) {
-  Checks check(Op::kDecode, scope);
+Status validate(const DecodeParams& params, Scope scope, DecodeArgs& args, Device& device, Memory memory) {
+  Checks check(Op::kDecode, scope, memory);
   RowWidths widths;
   BatchShape batch;
   CacheShape shape;

@@ -12,8 +12,8 @@ bool check_slot_pages(Checks& check, const Pages& pages, const ContextParallel& 
   return !check.reads_data() || check_used_pages(check, pages, share, (int64_t{INT32_MAX} + 1) / pages.page_size);
 }
 
-Status validate(const BlockTableToCsrParams& params, BlockTableToCsrArgs& args, Device& device) {
-  Checks check(Op::kBlockTableToCsr, Scope::kAll);
+Status validate(const BlockTableToCsrParams& params, BlockTableToCsrArgs& args, Device& device, Memory memory) {
+  Checks check(Op::kBlockTableToCsr, Scope::kAll, memory);
   int64_t batch_size = kUnbound;
   int64_t room = kUnbound;
   Pages pages;
@@ -45,8 +45,8 @@ Status validate(const BlockTableToCsrParams& params, BlockTableToCsrArgs& args, 
   return check.take();
 }
 
-Status validate(const PhysicalSlotsParams& params, PhysicalSlotsArgs& args, Device& device) {
-  Checks check(Op::kPhysicalSlots, Scope::kAll);
+Status validate(const PhysicalSlotsParams& params, PhysicalSlotsArgs& args, Device& device, Memory memory) {
+  Checks check(Op::kPhysicalSlots, Scope::kAll, memory);
   int64_t num_tokens = kUnbound;
   int64_t topk = kUnbound;
   int64_t batch_size = kUnbound;
@@ -82,8 +82,8 @@ bool check_valid_count(Checks& check, const TensorView& valid_count, int64_t num
          check.tensor("valid_count", valid_count, kI32Only, {{"T", &num_tokens}}, Role::kOutput);
 }
 
-Status validate(const TopKParams& params, TopKArgs& args, Device& device) {
-  Checks check(Op::kTopK, Scope::kAll);
+Status validate(const TopKParams& params, TopKArgs& args, Device& device, Memory memory) {
+  Checks check(Op::kTopK, Scope::kAll, memory);
   int64_t num_tokens = kUnbound;
   int64_t num_logits = kUnbound;
   int64_t k = kUnbound;

@@ -78,8 +78,8 @@ bool check_same_lengths(Checks& check, const Pages& indexer, const Pages& latent
 
 }  // namespace
 
-Status validate(const AppendIndexerParams& params, AppendIndexerArgs& args, Device& device) {
-  Checks check(Op::kAppendIndexer, Scope::kAll);
+Status validate(const AppendIndexerParams& params, AppendIndexerArgs& args, Device& device, Memory memory) {
+  Checks check(Op::kAppendIndexer, Scope::kAll, memory);
   int64_t num_tokens = kUnbound;
   int64_t head_dim = kIndexerLayout.head_dim;
   args = {};
@@ -99,16 +99,16 @@ Status validate(const AppendIndexerParams& params, AppendIndexerArgs& args, Devi
   return check.take();
 }
 
-Status validate(const IndexerLogitsParams& params, IndexerLogitsArgs& args, Device& device) {
-  Checks check(Op::kIndexerLogits, Scope::kAll);
+Status validate(const IndexerLogitsParams& params, IndexerLogitsArgs& args, Device& device, Memory memory) {
+  Checks check(Op::kIndexerLogits, Scope::kAll, memory);
   args = {};
   check_indexer(check, params, args);
   device = check.device();
   return check.take();
 }
 
-Status validate(const IndexerTopKParams& params, IndexerTopKArgs& args, Device& device) {
-  Checks check(Op::kIndexerTopK, Scope::kAll);
+Status validate(const IndexerTopKParams& params, IndexerTopKArgs& args, Device& device, Memory memory) {
+  Checks check(Op::kIndexerTopK, Scope::kAll, memory);
   int64_t batch_size = kUnbound;
   int64_t topk = kUnbound;
   args = {};

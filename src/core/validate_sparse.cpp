@@ -109,8 +109,8 @@ bool check_no_pool(Checks& check, const SparsePool& pool) {
 
 }  // namespace
 
-Status validate(const DecodeSparseParams& params, Scope scope, DecodeSparseArgs& args, Device& device) {
-  Checks check(Op::kDecodeSparse, scope);
+Status validate(const DecodeSparseParams& params, Scope scope, DecodeSparseArgs& args, Device& device, Memory memory) {
+  Checks check(Op::kDecodeSparse, scope, memory);
   RowWidths widths;
   BatchShape batch;
   CacheShape shape;
@@ -165,8 +165,8 @@ Status validate(const DecodeSparseParams& params, Scope scope, DecodeSparseArgs&
   return check.take();
 }
 
-Status validate(const PrefillSparseParams& params, Scope scope, DecodeSparseArgs& args, Device& device) {
-  Checks check(Op::kPrefillSparse, scope);
+Status validate(const PrefillSparseParams& params, Scope scope, DecodeSparseArgs& args, Device& device, Memory memory) {
+  Checks check(Op::kPrefillSparse, scope, memory);
   RowWidths widths;
   BatchShape batch;
   int64_t num_keys = kUnbound;

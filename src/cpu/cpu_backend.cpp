@@ -11,6 +11,7 @@
 namespace mla::cpu {
 namespace {
 
+using dispatch::Executor;
 using dispatch::Verdict;
 
 // Instruction sets, best first; the rows of every table stand in this order.
@@ -44,7 +45,7 @@ using dispatch::Reason;
 /// What is missing for the level on this machine, or nothing.
 Reason missing(size_t level) {
   if (!built(kLevels[level])) return Reason::format("this build has no {} code", kLevels[level]);
-  const auto& isa = machine_info().isa;
+  const auto& isa = isa_levels();
   const auto it = std::find_if(isa.begin(), isa.end(), [&](const IsaLevel& i) { return i.name == kLevels[level]; });
   if (it == isa.end() || !it->cpu_has) return Reason::format("this processor has no {}", kLevels[level]);
   if (!it->os_allows) return Reason::format("the operating system does not enable {}", kLevels[level]);
@@ -100,15 +101,21 @@ template <class Args, auto kWorkspaceSize, auto kPlan, auto kRun>
 struct PlannedRows {
   template <size_t kLevel>
   static constexpr dispatch::PlannedImplementation<Args> row() {
-    return {
-        .name = kRowNames[kLevel],
-        .verdict = verdict<kLevel>,
-        .workspace_size = [](const Args& args,
-                             int32_t threads) { return kWorkspaceSize(kernel_set<kLevel>(), args, threads); },
-        .plan = [](const Args& args, int32_t threads,
-                   std::span<std::byte> workspace) { return kPlan(kernel_set<kLevel>(), args, threads, workspace); },
-        .run = [](const Args& args, core::ThreadPool& pool,
-                  std::span<std::byte> workspace) { kRun(kernel_set<kLevel>(), args, pool, workspace); }};
+    return {.name = kRowNames[kLevel],
+            .verdict = verdict<kLevel>,
+            .workspace_size =
+                [](const Args& args, const Executor& executor) {
+                  return kWorkspaceSize(kernel_set<kLevel>(), args, executor.pool.size());
+                },
+            .plan = [](const Args& args, const Executor& executor, std::span<std::byte> workspace,
+                       dispatch::PlanSummary& summary) -> Status {
+              summary = kPlan(kernel_set<kLevel>(), args, executor.pool.size(), workspace);
+              return {};
+            },
+            .run = [](const Args& args, const Executor& executor, std::span<std::byte> workspace) -> Status {
+              kRun(kernel_set<kLevel>(), args, executor.pool, workspace);
+              return {};
+            }};
   }
   static constexpr std::array rows = {row<0>(), row<1>(), row<2>(), row<3>()};
 };
@@ -117,8 +124,11 @@ template <class Args, auto kRun>
 struct DirectRows {
   template <size_t kLevel>
   static constexpr dispatch::DirectImplementation<Args> row() {
-    return {.name = kRowNames[kLevel], .verdict = verdict<kLevel>, .run = [](const Args& args, core::ThreadPool& pool) {
-              kRun(kernel_set<kLevel>(), args, pool);
+    return {.name = kRowNames[kLevel],
+            .verdict = verdict<kLevel>,
+            .run = [](const Args& args, const Executor& executor) -> Status {
+              kRun(kernel_set<kLevel>(), args, executor.pool);
+              return {};
             }};
   }
   static constexpr std::array rows = {row<0>(), row<1>(), row<2>(), row<3>()};

@@ -11,6 +11,8 @@
 #include <mutex>
 
 #include "core/validate.h"
+#include "cuda/runtime/emulated_queue.h"
+#include "cuda/runtime/stream_queue.h"
 #include "dispatch/context.h"
 #include "dispatch/guard.h"
 
@@ -19,7 +21,7 @@ namespace {
 
 using core::Scope;
 
-constexpr size_t kWorkspaceAlignment = 64;
+using dispatch::kWorkspaceAlignment;
 /// In front of the backend's part of a workspace: the id of the plan that owns it.
 constexpr size_t kStampBytes = kWorkspaceAlignment;
 
@@ -138,7 +140,9 @@ struct SparseOperation {
             static_cast<int64_t>(a.batch_invariant)};
   }
   static Problem problem(const Args& a, Device device) {
-    return {kOp, device, a.q_dtype, a.pools[0].cache.format, a.num_heads, a.d_qk, a.d_v};
+    Problem problem = {kOp, device, a.q_dtype, a.pools[0].cache.format, a.num_heads, a.d_qk, a.d_v};
+    if (a.num_pools == 2) problem.extra_cache = a.pools[1].cache.format;
+    return problem;
   }
 };
 
@@ -208,16 +212,48 @@ bool nothing_to_do(const Args& args) {
     return false;  // block_table_to_csr: kv_indptr of no request still has its 0
 }
 
+/// Of a backend, whose statuses do not name the operation.
+Status failed(Op op, const Status& status) {
+  return {status.code(), fmt::format("{}: {}", name(op), status.message())};
+}
+
 Status no_context(Op op) {
   return {StatusCode::kInvalidArgument,
           fmt::format("{}: context: expected a live context, got one moved from", name(op))};
+}
+
+/// Calls f(executor) with what the place computes with.
+template <class F>
+auto execute(Context::Impl& context, const dispatch::Place& place, Stream stream, const F& f) {
+  if (!place.on_gpu()) return f(dispatch::Executor{.pool = context.pool});
+  const cuda::Operations* const operations = place.gpu->code().operations;
+  if (place.emulated) {
+    cuda::EmulatedQueue queue(*place.gpu, context.pool, stream);
+    return f(dispatch::Executor{.pool = context.pool, .queue = &queue, .operations = operations});
+  }
+  cuda::StreamQueue queue(*place.gpu, stream);
+  return f(dispatch::Executor{.pool = context.pool, .queue = &queue, .operations = operations});
+}
+
+/// Backends of the CPU keep counters in workspaces and in the pool, and the emulator computes with it: one call at a
+/// time. Enqueuing on a GPU needs no turn.
+std::unique_lock<std::mutex> take_turn(Context::Impl& context, const dispatch::Place& place) {
+  return place.on_gpu() && !place.emulated ? std::unique_lock<std::mutex>()
+                                           : std::unique_lock<std::mutex>(context.mutex);
+}
+
+/// The row that computes `problem` at `place`.
+template <class Row>
+const Row* select_at(Context::Impl& context, const dispatch::Place& place, Problem problem, Status& error) {
+  place.apply(problem);
+  return dispatch::select(dispatch::table<Row>(), problem, context.forced(), error);
 }
 
 /// Validated parameters and, for planning, the row that will run them.
 template <class Params>
 struct Prepared {
   typename Operation<Params>::Args args;
-  Device device;
+  dispatch::Place place;
   const typename Operation<Params>::Row* row = nullptr;
   size_t workspace_bytes = 0;  // of the row, aligned
 };
@@ -226,17 +262,23 @@ template <class Params>
 Status prepare(const Context& context, const Params& params, Prepared<Params>& prepared) {
   using O = Operation<Params>;
   if (!context.valid()) return no_context(O::kOp);
-  Status status = core::validate(params, Scope::kShapesAndLengths, prepared.args, prepared.device);
+  Context::Impl& impl = context.impl();
+  Device device;
+  Status status = core::validate(params, Scope::kShapesAndLengths, prepared.args, device, impl.choice.memory());
   if (!status.ok()) return status;
-  prepared.row = dispatch::select(dispatch::table<typename O::Row>(), O::problem(prepared.args, prepared.device),
-                                  context.impl().forced(), status);
+  status = dispatch::find_place(O::kOp, impl.choice, device, prepared.place);
+  if (!status.ok()) return status;
+  prepared.row = select_at<typename O::Row>(impl, prepared.place, O::problem(prepared.args, device), status);
   if (prepared.row == nullptr) return status;
   if (prepared.args.num_tokens > 0)
-    prepared.workspace_bytes = prepared.row->workspace_size(prepared.args, context.num_threads());
+    prepared.workspace_bytes = execute(impl, prepared.place, {}, [&](const dispatch::Executor& executor) {
+      return prepared.row->workspace_size(prepared.args, executor);
+    });
   return {};
 }
 
-/// What the caller must bring so that the stamp and the backend's part fit, wherever the buffer starts.
+/// What the caller must bring so that the stamp, which only the CPU's plans have, and the backend's part fit, wherever
+/// the buffer starts.
 size_t caller_bytes(size_t backend_bytes) {
   return backend_bytes == 0 ? 0 : kStampBytes + backend_bytes + kWorkspaceAlignment;
 }
@@ -247,13 +289,17 @@ uint64_t next_plan_id() {
   return next.fetch_add(1, std::memory_order_relaxed);
 }
 
-/// Divides a workspace that is large enough into stamp and backend's part, and makes it the plan's.
+/// Divides a workspace that is large enough into stamp and backend's part, and makes it the plan's. A GPU's memory is
+/// not touched.
 void claim(std::span<std::byte> workspace, size_t backend_bytes, Plan::Impl& plan) {
   if (backend_bytes == 0) return;
   void* start = workspace.data();
   size_t space = workspace.size();
-  plan.stamp = static_cast<std::byte*>(std::align(kWorkspaceAlignment, kStampBytes + backend_bytes, start, space));
-  plan.workspace = {plan.stamp + kStampBytes, backend_bytes};
+  auto* const aligned =
+      static_cast<std::byte*>(std::align(kWorkspaceAlignment, kStampBytes + backend_bytes, start, space));
+  plan.workspace = {aligned + kStampBytes, backend_bytes};
+  if (plan.place.on_gpu()) return;
+  plan.stamp = aligned;
   std::memcpy(plan.stamp, &plan.id, sizeof plan.id);
 }
 
@@ -271,37 +317,51 @@ Result<size_t> size_for(const Context& context, const Params& params) {
   });
 }
 
+/// Whether the caller's workspace is large enough and, as far as can be known, where it must be.
+Status check_workspace(Op op, std::span<std::byte> workspace, size_t needed, const dispatch::Place& place) {
+  if (workspace.size() < needed)
+    return {StatusCode::kWorkspaceTooSmall,
+            fmt::format("{}: workspace: expected at least {} bytes, got {}", name(op), needed, workspace.size())};
+  if (needed == 0) return {};
+  const auto invalid = [&](std::string_view text) {
+    return Status(StatusCode::kInvalidArgument, fmt::format("{}: workspace: {}", name(op), text));
+  };
+  if (workspace.data() == nullptr) return invalid("expected data, got a null pointer");
+  if (!place.on_gpu()) return {};
+  const Status status = place.gpu->check_memory(workspace.data());
+  return status.ok() ? status : invalid(status.message());
+}
+
 template <class Params>
-Result<Plan> make_plan(const Context& context, const Params& params, std::span<std::byte> workspace) {
+Result<Plan> make_plan(const Context& context, const Params& params, std::span<std::byte> workspace, Stream stream) {
   using O = Operation<Params>;
   return dispatch::guarded([&]() -> Result<Plan> {
     Prepared<Params> prepared;
     if (Status status = prepare(context, params, prepared); !status.ok()) return status;
     const size_t needed = caller_bytes(prepared.workspace_bytes);
-    if (workspace.size() < needed)
-      return Status(StatusCode::kWorkspaceTooSmall, fmt::format("{}: workspace: expected at least {} bytes, got {}",
-                                                                name(O::kOp), needed, workspace.size()));
-    if (workspace.data() == nullptr && needed > 0)
-      return Status(StatusCode::kInvalidArgument,
-                    fmt::format("{}: workspace: expected data, got a null pointer", name(O::kOp)));
+    if (Status status = check_workspace(O::kOp, workspace, needed, prepared.place); !status.ok()) return status;
     auto impl = std::make_unique<Plan::Impl>();
     impl->op = O::kOp;
     impl->row = prepared.row;
+    impl->place = prepared.place;
     impl->id = next_plan_id();
     impl->num_threads = context.num_threads();
     const auto shape = O::shape(prepared.args);
     impl->shape.assign(shape.begin(), shape.end());
     if constexpr (kHasLengths<O>)
-      for (int32_t b = 0; b < prepared.args.batch_size; ++b) {
+      for (int32_t b = 0; !prepared.place.on_gpu() && b < prepared.args.batch_size; ++b) {
         impl->q_len.push_back(O::q_len(prepared.args, b));
         impl->kv_len.push_back(O::kv_len(prepared.args, b));
       }
-    const std::lock_guard lock(context.impl().mutex);
+    const auto turn = take_turn(context.impl(), prepared.place);
     claim(workspace, prepared.workspace_bytes, *impl);
-    if (prepared.args.num_tokens > 0)
-      impl->summary = prepared.row->plan(prepared.args, impl->num_threads, impl->workspace);
-    else
-      impl->summary.text = "no query tokens: nothing to do";
+    impl->summary.text = "no query tokens: nothing to do";
+    if (prepared.args.num_tokens > 0) {
+      const Status status = execute(context.impl(), prepared.place, stream, [&](const dispatch::Executor& executor) {
+        return prepared.row->plan(prepared.args, executor, impl->workspace, impl->summary);
+      });
+      if (!status.ok()) return failed(O::kOp, status);
+    }
     return Plan(std::move(impl));
   });
 }
@@ -318,7 +378,7 @@ Status check_planned(const Plan::Impl& plan, const typename Operation<Params>::A
   for (size_t i = 0; i < shape.size(); ++i)
     if (shape[i] != plan.shape[i]) return differs(O::kShapeNames[i], plan.shape[i], shape[i], "");
   if constexpr (kHasLengths<O>)
-    for (int32_t b = 0; b < args.batch_size; ++b) {
+    for (int32_t b = 0; !plan.place.on_gpu() && b < args.batch_size; ++b) {
       const auto at = static_cast<size_t>(b);
       if (O::q_len(args, b) != plan.q_len[at])
         return differs("q_len", plan.q_len[at], O::q_len(args, b), fmt::format(" for request {}", b));
@@ -329,7 +389,7 @@ Status check_planned(const Plan::Impl& plan, const typename Operation<Params>::A
 }
 
 template <class Params>
-Status run_planned(const Context& context, const Plan& plan, const Params& params) {
+Status run_planned(const Context& context, const Plan& plan, const Params& params, Stream stream) {
   using O = Operation<Params>;
   return dispatch::guarded([&]() -> Status {
     const auto wrong_plan = [](std::string_view expected, std::string_view given) {
@@ -342,7 +402,7 @@ Status run_planned(const Context& context, const Plan& plan, const Params& param
     const auto* row = std::get_if<const typename O::Row*>(&planned.row);
     if (planned.op != O::kOp || row == nullptr)
       return wrong_plan(fmt::format("one for {}", name(O::kOp)), fmt::format("one for {}", name(planned.op)));
-    if (planned.num_threads != context.num_threads())
+    if (!planned.place.on_gpu() && planned.num_threads != context.num_threads())
       return wrong_plan(fmt::format("one for a context of {} threads", context.num_threads()),
                         fmt::format("one for {}", planned.num_threads));
     const dispatch::Forced forced = context.impl().forced();
@@ -351,39 +411,47 @@ Status run_planned(const Context& context, const Plan& plan, const Params& param
                         fmt::format("one for {}", (*row)->name));
     typename O::Args args;
     Device device;
-    Status status = core::validate(params, Scope::kAll, args, device);
+    dispatch::Place place;
+    Status status = core::validate(params, Scope::kAll, args, device, context.impl().choice.memory());
+    if (status.ok()) status = dispatch::find_place(O::kOp, context.impl().choice, device, place);
     if (!status.ok()) return status;
-    if (device.type != DeviceType::kCpu) return wrong_plan("tensors on the cpu, as planned", "another device");
+    if (place != planned.place)
+      return wrong_plan(fmt::format("one for {}", place.text()), fmt::format("one for {}", planned.place.text()));
     status = check_planned<Params>(planned, args);
     if (!status.ok()) return status;
-    const std::lock_guard lock(context.impl().mutex);
+    const auto turn = take_turn(context.impl(), place);
     if (!owns_workspace(planned))
       return {
           StatusCode::kInvalidArgument,
           fmt::format("{}: workspace: expected the one this plan was written to, got one that another plan or write "
                       "has overwritten",
                       name(O::kOp))};
-    if (args.num_tokens > 0) (*row)->run(args, context.impl().pool, planned.workspace);
-    return {};
+    if (args.num_tokens == 0) return {};
+    status = execute(context.impl(), place, stream, [&](const dispatch::Executor& executor) {
+      return (*row)->run(args, executor, planned.workspace);
+    });
+    return status.ok() ? status : failed(O::kOp, status);
   });
 }
 
 /// An operation without a plan.
 template <class Row, class Args, class Params>
-Status run_direct(const Context& context, Op op, const Params& params) {
+Status run_direct(const Context& context, Op op, const Params& params, Stream stream) {
   return dispatch::guarded([&]() -> Status {
     if (!context.valid()) return no_context(op);
+    Context::Impl& impl = context.impl();
     Args args;
     Device device;
-    Status status = core::validate(params, args, device);
+    dispatch::Place place;
+    Status status = core::validate(params, args, device, impl.choice.memory());
+    if (status.ok()) status = dispatch::find_place(op, impl.choice, device, place);
     if (!status.ok()) return status;
-    const Row* row =
-        dispatch::select(dispatch::table<Row>(), problem_of(args, device), context.impl().forced(), status);
+    const Row* row = select_at<Row>(impl, place, problem_of(args, device), status);
     if (row == nullptr) return status;
     if (nothing_to_do(args)) return {};
-    const std::lock_guard lock(context.impl().mutex);
-    row->run(args, context.impl().pool);
-    return {};
+    const auto turn = take_turn(impl, place);
+    status = execute(impl, place, stream, [&](const dispatch::Executor& executor) { return row->run(args, executor); });
+    return status.ok() ? status : failed(op, status);
   });
 }
 
@@ -398,64 +466,67 @@ Result<size_t> workspace_size(const Context& context, const PrefillSparseParams&
   return size_for(context, params);
 }
 
-Result<Plan> plan(const Context& context, const DecodeParams& params, std::span<std::byte> workspace) {
-  return make_plan(context, params, workspace);
+Result<Plan> plan(const Context& context, const DecodeParams& params, std::span<std::byte> workspace, Stream stream) {
+  return make_plan(context, params, workspace, stream);
 }
-Result<Plan> plan(const Context& context, const PrefillParams& params, std::span<std::byte> workspace) {
-  return make_plan(context, params, workspace);
+Result<Plan> plan(const Context& context, const PrefillParams& params, std::span<std::byte> workspace, Stream stream) {
+  return make_plan(context, params, workspace, stream);
 }
-Result<Plan> plan(const Context& context, const DecodeSparseParams& params, std::span<std::byte> workspace) {
-  return make_plan(context, params, workspace);
+Result<Plan> plan(const Context& context, const DecodeSparseParams& params, std::span<std::byte> workspace,
+                  Stream stream) {
+  return make_plan(context, params, workspace, stream);
 }
-Result<Plan> plan(const Context& context, const PrefillSparseParams& params, std::span<std::byte> workspace) {
-  return make_plan(context, params, workspace);
-}
-
-Status run(const Context& context, const Plan& plan, const DecodeParams& params) {
-  return run_planned(context, plan, params);
-}
-Status run(const Context& context, const Plan& plan, const PrefillParams& params) {
-  return run_planned(context, plan, params);
-}
-Status run(const Context& context, const Plan& plan, const DecodeSparseParams& params) {
-  return run_planned(context, plan, params);
-}
-Status run(const Context& context, const Plan& plan, const PrefillSparseParams& params) {
-  return run_planned(context, plan, params);
+Result<Plan> plan(const Context& context, const PrefillSparseParams& params, std::span<std::byte> workspace,
+                  Stream stream) {
+  return make_plan(context, params, workspace, stream);
 }
 
-Status run(const Context& context, const MergeStatesParams& params) {
-  return run_direct<dispatch::MergeStatesRow, core::MergeStatesArgs>(context, Op::kMergeStates, params);
+Status run(const Context& context, const Plan& plan, const DecodeParams& params, Stream stream) {
+  return run_planned(context, plan, params, stream);
 }
-Status run(const Context& context, const AppendParams& params) {
-  return run_direct<dispatch::AppendRow, core::AppendArgs>(context, Op::kAppend, params);
+Status run(const Context& context, const Plan& plan, const PrefillParams& params, Stream stream) {
+  return run_planned(context, plan, params, stream);
 }
-Status run(const Context& context, const GatherParams& params) {
-  return run_direct<dispatch::GatherRow, core::GatherArgs>(context, Op::kGather, params);
+Status run(const Context& context, const Plan& plan, const DecodeSparseParams& params, Stream stream) {
+  return run_planned(context, plan, params, stream);
 }
-Status run(const Context& context, const AppendRopeParams& params) {
-  return run_direct<dispatch::AppendRopeRow, core::AppendRopeArgs>(context, Op::kAppendRope, params);
+Status run(const Context& context, const Plan& plan, const PrefillSparseParams& params, Stream stream) {
+  return run_planned(context, plan, params, stream);
 }
-Status run(const Context& context, const CopyPagesParams& params) {
-  return run_direct<dispatch::CopyPagesRow, core::CopyPagesArgs>(context, Op::kCopyPages, params);
+
+Status run(const Context& context, const MergeStatesParams& params, Stream stream) {
+  return run_direct<dispatch::MergeStatesRow, core::MergeStatesArgs>(context, Op::kMergeStates, params, stream);
 }
-Status run(const Context& context, const BlockTableToCsrParams& params) {
-  return run_direct<dispatch::BlockTableToCsrRow, core::BlockTableToCsrArgs>(context, Op::kBlockTableToCsr, params);
+Status run(const Context& context, const AppendParams& params, Stream stream) {
+  return run_direct<dispatch::AppendRow, core::AppendArgs>(context, Op::kAppend, params, stream);
 }
-Status run(const Context& context, const PhysicalSlotsParams& params) {
-  return run_direct<dispatch::PhysicalSlotsRow, core::PhysicalSlotsArgs>(context, Op::kPhysicalSlots, params);
+Status run(const Context& context, const GatherParams& params, Stream stream) {
+  return run_direct<dispatch::GatherRow, core::GatherArgs>(context, Op::kGather, params, stream);
 }
-Status run(const Context& context, const AppendIndexerParams& params) {
-  return run_direct<dispatch::AppendIndexerRow, core::AppendIndexerArgs>(context, Op::kAppendIndexer, params);
+Status run(const Context& context, const AppendRopeParams& params, Stream stream) {
+  return run_direct<dispatch::AppendRopeRow, core::AppendRopeArgs>(context, Op::kAppendRope, params, stream);
 }
-Status run(const Context& context, const IndexerLogitsParams& params) {
-  return run_direct<dispatch::IndexerLogitsRow, core::IndexerLogitsArgs>(context, Op::kIndexerLogits, params);
+Status run(const Context& context, const CopyPagesParams& params, Stream stream) {
+  return run_direct<dispatch::CopyPagesRow, core::CopyPagesArgs>(context, Op::kCopyPages, params, stream);
 }
-Status run(const Context& context, const TopKParams& params) {
-  return run_direct<dispatch::TopKRow, core::TopKArgs>(context, Op::kTopK, params);
+Status run(const Context& context, const BlockTableToCsrParams& params, Stream stream) {
+  return run_direct<dispatch::BlockTableToCsrRow, core::BlockTableToCsrArgs>(context, Op::kBlockTableToCsr, params,
+                                                                             stream);
 }
-Status run(const Context& context, const IndexerTopKParams& params) {
-  return run_direct<dispatch::IndexerTopKRow, core::IndexerTopKArgs>(context, Op::kIndexerTopK, params);
+Status run(const Context& context, const PhysicalSlotsParams& params, Stream stream) {
+  return run_direct<dispatch::PhysicalSlotsRow, core::PhysicalSlotsArgs>(context, Op::kPhysicalSlots, params, stream);
+}
+Status run(const Context& context, const AppendIndexerParams& params, Stream stream) {
+  return run_direct<dispatch::AppendIndexerRow, core::AppendIndexerArgs>(context, Op::kAppendIndexer, params, stream);
+}
+Status run(const Context& context, const IndexerLogitsParams& params, Stream stream) {
+  return run_direct<dispatch::IndexerLogitsRow, core::IndexerLogitsArgs>(context, Op::kIndexerLogits, params, stream);
+}
+Status run(const Context& context, const TopKParams& params, Stream stream) {
+  return run_direct<dispatch::TopKRow, core::TopKArgs>(context, Op::kTopK, params, stream);
+}
+Status run(const Context& context, const IndexerTopKParams& params, Stream stream) {
+  return run_direct<dispatch::IndexerTopKRow, core::IndexerTopKArgs>(context, Op::kIndexerTopK, params, stream);
 }
 
 }  // namespace mla

@@ -52,7 +52,7 @@ Status null_pointer(std::string_view where, std::string_view field) {
 
 /// Bytes of a struct as its first version had it.
 template <class T>
-constexpr size_t kFirstVersion = sizeof(T);
+constexpr size_t kFirstVersion = offsetof(T, stream);
 template <>
 constexpr size_t kFirstVersion<mla_decode_params> = offsetof(mla_decode_params, q_scale);
 template <>
@@ -61,6 +61,10 @@ template <>
 constexpr size_t kFirstVersion<mla_append_params> = offsetof(mla_append_params, scales);
 template <>
 constexpr size_t kFirstVersion<mla_gather_params> = offsetof(mla_gather_params, scales);
+template <>
+constexpr size_t kFirstVersion<mla_context_options> = offsetof(mla_context_options, device);
+template <>
+constexpr size_t kFirstVersion<mla_problem> = offsetof(mla_problem, gpu_arch);
 
 /// Copies a caller's struct, of its version's size, into this version's: absent fields are zero, unknown ones must be.
 template <class T>
@@ -91,13 +95,13 @@ int call(Op op, const mla_context* context, const CParams* given, F&& f) {
     TensorReader reader(op);
     const auto params = mla::dispatch::read(copy, reader);
     if (!reader.status().ok()) return reader.status();
-    return f(context->context, params);
+    return f(context->context, params, mla::Stream{.handle = copy.stream});
   }));
 }
 
 template <class CParams>
 int workspace_size_of(Op op, const mla_context* context, const CParams* given, size_t* out) {
-  return call(op, context, given, [&](const mla::Context& c, const auto& params) -> Status {
+  return call(op, context, given, [&](const mla::Context& c, const auto& params, mla::Stream) -> Status {
     if (out == nullptr) return null_pointer(mla::name(op), "out");
     const Result<size_t> size = mla::workspace_size(c, params);
     if (size.ok()) *out = *size;
@@ -108,9 +112,9 @@ int workspace_size_of(Op op, const mla_context* context, const CParams* given, s
 template <class CParams>
 int make_plan(Op op, const mla_context* context, const CParams* given, void* workspace, size_t workspace_size,
               mla_plan** out) {
-  return call(op, context, given, [&](const mla::Context& c, const auto& params) -> Status {
+  return call(op, context, given, [&](const mla::Context& c, const auto& params, mla::Stream stream) -> Status {
     if (out == nullptr) return null_pointer(mla::name(op), "out");
-    Result<mla::Plan> plan = mla::plan(c, params, {static_cast<std::byte*>(workspace), workspace_size});
+    Result<mla::Plan> plan = mla::plan(c, params, {static_cast<std::byte*>(workspace), workspace_size}, stream);
     if (!plan.ok()) return plan.status();
     std::string backend(plan->backend());
     std::string description = plan->describe();
@@ -121,15 +125,17 @@ int make_plan(Op op, const mla_context* context, const CParams* given, void* wor
 
 template <class CParams>
 int run_plan(Op op, const mla_context* context, const mla_plan* plan, const CParams* given) {
-  return call(op, context, given, [&](const mla::Context& c, const auto& params) -> Status {
+  return call(op, context, given, [&](const mla::Context& c, const auto& params, mla::Stream stream) -> Status {
     if (plan == nullptr) return null_pointer(mla::name(op), "plan");
-    return mla::run(c, plan->plan, params);
+    return mla::run(c, plan->plan, params, stream);
   });
 }
 
 template <class CParams>
 int run_direct(Op op, const mla_context* context, const CParams* given) {
-  return call(op, context, given, [](const mla::Context& c, const auto& params) { return mla::run(c, params); });
+  return call(op, context, given, [](const mla::Context& c, const auto& params, mla::Stream stream) {
+    return mla::run(c, params, stream);
+  });
 }
 
 Status check_op(std::string_view where, int32_t op) {
@@ -162,7 +168,9 @@ Result<mla::Problem> read_problem(const mla_problem* given) {
                       .cache = static_cast<mla::CacheFormat>(problem.cache_format),
                       .num_heads = problem.num_heads,
                       .d_qk = problem.d_qk,
-                      .d_v = problem.d_v};
+                      .d_v = problem.d_v,
+                      .gpu_arch = problem.gpu_arch,
+                      .emulated = problem.emulated != 0};
 }
 
 std::string explanation_text(const mla::Explanation& explanation) {
@@ -196,6 +204,7 @@ int mla_context_create(const mla_context_options* options, mla_context** out) {
       wanted.num_threads = copy.num_threads;
       wanted.affinity.assign(copy.affinity, copy.affinity + copy.num_affinity);
       if (copy.backend != nullptr) wanted.backend = copy.backend;
+      if (copy.device != nullptr) wanted.device = copy.device;
     }
     Result<mla::Context> context = mla::Context::create(wanted);
     if (!context.ok()) return context.status();

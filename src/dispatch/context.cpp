@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "dispatch/guard.h"
+#include "dispatch/machine.h"
 
 namespace mla {
 namespace {
@@ -21,7 +22,7 @@ Status invalid(std::string_view field, std::string text) {
 
 /// Builds what is built once per process, so that no `run` has to.
 void build_tables() {
-  machine_info();
+  isa_levels();
   for (Op op : kAllOps) backend_names(op);
 }
 
@@ -38,7 +39,7 @@ bool known_backend(std::string_view force) {
 Result<Context> Context::create(const ContextOptions& options) {
   return dispatch::guarded([&]() -> Result<Context> {
     build_tables();
-    const int32_t num_threads = options.num_threads == 0 ? machine_info().threads : options.num_threads;
+    const int32_t num_threads = options.num_threads == 0 ? dispatch::usable_threads() : options.num_threads;
     if (num_threads < 0 || num_threads > kMostThreads)
       return invalid("num_threads", fmt::format("expected 0 to {}, got {}", kMostThreads, num_threads));
     if (!options.affinity.empty() && options.affinity.size() != static_cast<size_t>(num_threads))
@@ -48,8 +49,13 @@ Result<Context> Context::create(const ContextOptions& options) {
     if (!known_backend(force.backend))
       return invalid(force.source, fmt::format("expected one of {}, a family such as cpu, or auto, got \"{}\"",
                                                fmt::join(backend_names(Op::kDecode), ", "), force.backend));
+    const Result<dispatch::DeviceChoice> choice = dispatch::choose_device(options.device, "context");
+    if (!choice.ok()) return choice.status();
+    if (choice->kind == dispatch::DeviceChoice::Kind::kCuda)
+      if (const auto gpu = cuda::cuda_device(choice->index); !gpu.ok())
+        return Status(StatusCode::kUnsupported, fmt::format("context: device: {}", gpu.status().message()));
     try {
-      return Context(std::make_unique<Impl>(num_threads, options.affinity, force));
+      return Context(std::make_unique<Impl>(num_threads, options.affinity, force, *choice));
     } catch (const std::system_error& error) {
       return Status(StatusCode::kInternal,
                     fmt::format("context: cannot start {} threads: {}", num_threads, error.what()));
@@ -70,6 +76,11 @@ int32_t Context::num_threads() const { return impl_ != nullptr ? impl_->pool.siz
 const std::string& Context::backend() const {
   static const std::string none;
   return impl_ != nullptr ? impl_->backend : none;
+}
+
+const std::string& Context::device() const {
+  static const std::string none;
+  return impl_ != nullptr ? impl_->device : none;
 }
 
 Plan::Plan() = default;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/thread_pool.h"
+#include "dispatch/place.h"
 #include "dispatch/select.h"
 #include "dispatch/tables.h"
 #include "mla/plan.h"
@@ -20,8 +21,13 @@
 namespace mla {
 
 struct Context::Impl {
-  Impl(int32_t num_threads, std::span<const int32_t> affinity, const dispatch::Forced& forced)
-      : pool(num_threads, affinity), backend(forced.backend), source(forced.source) {}
+  Impl(int32_t num_threads, std::span<const int32_t> affinity, const dispatch::Forced& forced,
+       const dispatch::DeviceChoice& device_choice)
+      : pool(num_threads, affinity),
+        backend(forced.backend),
+        source(forced.source),
+        choice(device_choice),
+        device(choice.text()) {}
 
   dispatch::Forced forced() const { return {.backend = backend, .source = source}; }
 
@@ -29,17 +35,20 @@ struct Context::Impl {
   std::mutex mutex;  // held while a backend computes or writes a workspace: it keeps counters there, and in the pool
   const std::string backend;
   const std::string_view source;  // a literal
+  const dispatch::DeviceChoice choice;
+  const std::string device;
 };
 
 struct Plan::Impl {
   Op op = Op::kDecode;
   std::variant<const dispatch::DecodeRow*, const dispatch::PrefillRow*, const dispatch::DecodeSparseRow*> row;
+  dispatch::Place place;
   int32_t num_threads = 1;
-  std::vector<int64_t> shape;  // what `run` must find again, and
-  std::vector<int32_t> q_len;  // the lengths of every request
+  std::vector<int64_t> shape;  // what `run` must find again, and,
+  std::vector<int32_t> q_len;  // on the CPU, the lengths of every request
   std::vector<int32_t> kv_len;
   uint64_t id = 0;                 // never that of another plan of the process
-  std::byte* stamp = nullptr;      // where `run` must find the id again; null without a workspace
+  std::byte* stamp = nullptr;      // where `run` must find the id again; null without a workspace, and on a GPU
   std::span<std::byte> workspace;  // the backend's part of the caller's, aligned
   dispatch::PlanSummary summary;
 };

@@ -16,6 +16,12 @@
 #include "core/args.h"
 #include "core/thread_pool.h"
 #include "mla/backend.h"
+#include "mla/status.h"
+
+namespace mla::cuda {
+class Queue;
+struct Operations;
+}  // namespace mla::cuda
 
 namespace mla::dispatch {
 
@@ -64,24 +70,34 @@ struct PlanSummary {
   std::string text;
 };
 
-/// A backend's implementation of a planned operation (attention). `workspace` is 64-byte aligned and at least
-/// workspace_size(args, num_threads) long; `plan` writes the work list into it and `run` reads it there. `run` gets
-/// arguments of the same shapes and lengths as `plan` did.
+/// What a row computes with.
+struct Executor {
+  core::ThreadPool& pool;                        // of the context
+  cuda::Queue* queue = nullptr;                  // rows of a GPU: the stream, and
+  const cuda::Operations* operations = nullptr;  // the code for its architecture
+};
+
+/// A backend's implementation of a planned operation (attention). `workspace` is aligned to kWorkspaceAlignment and at
+/// least workspace_size(args, executor) long; `plan` writes the work list into it and `run` reads it there. `run` gets
+/// arguments of the same shapes as `plan` did and, on the CPU, of the same lengths. On a GPU both enqueue kernels, and
+/// nothing that the arguments point to may be read. A status is success, or why a kernel could not be enqueued.
 template <class Args>
 struct PlannedImplementation {
   std::string_view name;
   Verdict (*verdict)(const Problem& problem);
-  size_t (*workspace_size)(const Args& args, int32_t num_threads);
-  PlanSummary (*plan)(const Args& args, int32_t num_threads, std::span<std::byte> workspace);
-  void (*run)(const Args& args, core::ThreadPool& pool, std::span<std::byte> workspace);
+  size_t (*workspace_size)(const Args& args, const Executor& executor);
+  Status (*plan)(const Args& args, const Executor& executor, std::span<std::byte> workspace, PlanSummary& summary);
+  Status (*run)(const Args& args, const Executor& executor, std::span<std::byte> workspace);
 };
+
+inline constexpr size_t kWorkspaceAlignment = 64;
 
 /// A backend's implementation of an operation that needs no plan (all others).
 template <class Args>
 struct DirectImplementation {
   std::string_view name;
   Verdict (*verdict)(const Problem& problem);
-  void (*run)(const Args& args, core::ThreadPool& pool);
+  Status (*run)(const Args& args, const Executor& executor);
 };
 
 }  // namespace mla::dispatch

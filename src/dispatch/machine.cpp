@@ -11,6 +11,7 @@
 
 #include "cpu/isa.h"
 #include "dispatch/gpus.h"
+#include "dispatch/machine.h"
 #include "mla/backend.h"
 
 #if defined(__x86_64__)
@@ -133,7 +134,10 @@ std::string processor_name() {
 
 #endif
 
-/// Processors this process may run on.
+}  // namespace
+
+namespace dispatch {
+
 int32_t usable_threads() {
   // The kernel refuses a set smaller than its own, so the size grows until it fits.
   for (int32_t processors = CPU_SETSIZE; processors <= 1 << 20; processors *= 2) {
@@ -147,13 +151,19 @@ int32_t usable_threads() {
   return std::max(1, static_cast<int32_t>(std::thread::hardware_concurrency()));
 }
 
-}  // namespace
+}  // namespace dispatch
+
+const std::vector<IsaLevel>& isa_levels() {
+  static const std::vector<IsaLevel> levels = detect_isa();
+  return levels;
+}
 
 const MachineInfo& machine_info() {
-  static const MachineInfo info{.cpu = processor_name(),
-                                .threads = usable_threads(),
-                                .isa = detect_isa(),
-                                .gpus = dispatch::nvidia_gpus(dispatch::kNvidiaGpus)};
+  static const MachineInfo info = [] {
+    MachineInfo found{.cpu = processor_name(), .threads = dispatch::usable_threads(), .isa = isa_levels()};
+    dispatch::find_gpus(found);
+    return found;
+  }();
   return info;
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cpu/cpu_backend.h"
+#include "dispatch/cuda_rows.h"
 #include "reference/reference.h"
 
 namespace mla::dispatch {
@@ -15,7 +16,8 @@ bool is_float(DType dtype) { return dtype == DType::kBF16 || dtype == DType::kF1
 
 Verdict reference_verdict(const Problem& problem) {
   constexpr int64_t kWidest = 4096;
-  if (problem.device.type != DeviceType::kCpu) return {false, "computes on the cpu only"};
+  if (problem.device.type != DeviceType::kCpu)
+    return {false, Reason::format("tensors are on {}, not on the CPU", name(problem.device.type))};
   const bool takes_e4m3 = problem.op == Op::kDecode || problem.op == Op::kDecodeSparse ||
                           problem.op == Op::kIndexerLogits || problem.op == Op::kIndexerTopK;
   if (problem.q_dtype == DType::kE4M3 ? !takes_e4m3 : !is_float(problem.q_dtype))
@@ -33,23 +35,29 @@ template <class Args, void (*compute)(const Args&, std::span<std::byte>)>
 constexpr PlannedImplementation<Args> planned_reference() {
   return {.name = "reference",
           .verdict = reference_verdict,
-          .workspace_size = [](const Args& args, int32_t) { return reference::workspace_size(args); },
-          .plan = [](const Args&, int32_t, std::span<std::byte>) -> PlanSummary {
-            return {.num_tasks = 1, .num_splits = 0, .text = "the whole batch on one thread, in float64"};
+          .workspace_size = [](const Args& args, const Executor&) { return reference::workspace_size(args); },
+          .plan = [](const Args&, const Executor&, std::span<std::byte>, PlanSummary& summary) -> Status {
+            summary = {.num_tasks = 1, .num_splits = 0, .text = "the whole batch on one thread, in float64"};
+            return {};
           },
-          .run = [](const Args& args, core::ThreadPool&, std::span<std::byte> workspace) { compute(args, workspace); }};
+          .run = [](const Args& args, const Executor&, std::span<std::byte> workspace) -> Status {
+            compute(args, workspace);
+            return {};
+          }};
 }
 
 template <class Args, void (*compute)(const Args&)>
 constexpr DirectImplementation<Args> direct_reference() {
-  return {.name = "reference", .verdict = reference_verdict, .run = [](const Args& args, core::ThreadPool&) {
+  return {.name = "reference", .verdict = reference_verdict, .run = [](const Args& args, const Executor&) -> Status {
             compute(args);
+            return {};
           }};
 }
 
 template <class Row>
-std::vector<Row> join(std::span<const Row> rows, const Row& last) {
-  std::vector<Row> all(rows.begin(), rows.end());
+std::vector<Row> join(const Row& first, std::span<const Row> rows, const Row& last) {
+  std::vector<Row> all = {first};
+  all.insert(all.end(), rows.begin(), rows.end());
   all.push_back(last);
   return all;
 }
@@ -58,93 +66,99 @@ std::vector<Row> join(std::span<const Row> rows, const Row& last) {
 
 template <>
 std::span<const DecodeRow> table() {
-  static const auto rows = join(cpu::decode_rows(), planned_reference<core::DecodeArgs, reference::decode>());
+  static const auto rows =
+      join(cuda_decode_row(), cpu::decode_rows(), planned_reference<core::DecodeArgs, reference::decode>());
   return rows;
 }
 
 template <>
 std::span<const PrefillRow> table() {
-  static const auto rows = join(cpu::prefill_rows(), planned_reference<core::PrefillArgs, reference::prefill>());
+  static const auto rows =
+      join(cuda_prefill_row(), cpu::prefill_rows(), planned_reference<core::PrefillArgs, reference::prefill>());
   return rows;
 }
 
 template <>
 std::span<const MergeStatesRow> table() {
-  static const auto rows =
-      join(cpu::merge_states_rows(), direct_reference<core::MergeStatesArgs, reference::merge_states>());
+  static const auto rows = join(cuda_merge_states_row(), cpu::merge_states_rows(),
+                                direct_reference<core::MergeStatesArgs, reference::merge_states>());
   return rows;
 }
 
 template <>
 std::span<const AppendRow> table() {
-  static const auto rows = join(cpu::append_rows(), direct_reference<core::AppendArgs, reference::append>());
+  static const auto rows =
+      join(cuda_append_row(), cpu::append_rows(), direct_reference<core::AppendArgs, reference::append>());
   return rows;
 }
 
 template <>
 std::span<const GatherRow> table() {
-  static const auto rows = join(cpu::gather_rows(), direct_reference<core::GatherArgs, reference::gather>());
+  static const auto rows =
+      join(cuda_gather_row(), cpu::gather_rows(), direct_reference<core::GatherArgs, reference::gather>());
   return rows;
 }
 
 template <>
 std::span<const DecodeSparseRow> table() {
-  static const auto rows =
-      join(cpu::decode_sparse_rows(), planned_reference<core::DecodeSparseArgs, reference::decode_sparse>());
+  static const auto rows = join(cuda_decode_sparse_row(), cpu::decode_sparse_rows(),
+                                planned_reference<core::DecodeSparseArgs, reference::decode_sparse>());
   return rows;
 }
 
 template <>
 std::span<const AppendRopeRow> table() {
-  static const auto rows =
-      join(cpu::append_rope_rows(), direct_reference<core::AppendRopeArgs, reference::append_rope>());
+  static const auto rows = join(cuda_append_rope_row(), cpu::append_rope_rows(),
+                                direct_reference<core::AppendRopeArgs, reference::append_rope>());
   return rows;
 }
 
 template <>
 std::span<const CopyPagesRow> table() {
-  static const auto rows = join(cpu::copy_pages_rows(), direct_reference<core::CopyPagesArgs, reference::copy_pages>());
+  static const auto rows = join(cuda_copy_pages_row(), cpu::copy_pages_rows(),
+                                direct_reference<core::CopyPagesArgs, reference::copy_pages>());
   return rows;
 }
 
 template <>
 std::span<const BlockTableToCsrRow> table() {
-  static const auto rows = join(cpu::block_table_to_csr_rows(),
+  static const auto rows = join(cuda_block_table_to_csr_row(), cpu::block_table_to_csr_rows(),
                                 direct_reference<core::BlockTableToCsrArgs, reference::block_table_to_csr>());
   return rows;
 }
 
 template <>
 std::span<const PhysicalSlotsRow> table() {
-  static const auto rows =
-      join(cpu::physical_slots_rows(), direct_reference<core::PhysicalSlotsArgs, reference::physical_slots>());
+  static const auto rows = join(cuda_physical_slots_row(), cpu::physical_slots_rows(),
+                                direct_reference<core::PhysicalSlotsArgs, reference::physical_slots>());
   return rows;
 }
 
 template <>
 std::span<const AppendIndexerRow> table() {
-  static const auto rows =
-      join(cpu::append_indexer_rows(), direct_reference<core::AppendIndexerArgs, reference::append_indexer>());
+  static const auto rows = join(cuda_append_indexer_row(), cpu::append_indexer_rows(),
+                                direct_reference<core::AppendIndexerArgs, reference::append_indexer>());
   return rows;
 }
 
 template <>
 std::span<const IndexerLogitsRow> table() {
-  static const auto rows =
-      join(cpu::indexer_logits_rows(), direct_reference<core::IndexerLogitsArgs, reference::indexer_logits>());
+  static const auto rows = join(cuda_indexer_logits_row(), cpu::indexer_logits_rows(),
+                                direct_reference<core::IndexerLogitsArgs, reference::indexer_logits>());
   return rows;
 }
 
 template <>
 std::span<const TopKRow> table() {
-  static const auto rows = join(cpu::top_k_rows(), direct_reference<core::TopKArgs, reference::top_k>());
+  static const auto rows =
+      join(cuda_top_k_row(), cpu::top_k_rows(), direct_reference<core::TopKArgs, reference::top_k>());
   return rows;
 }
 
 template <>
 std::span<const IndexerTopKRow> table() {
-  static const auto rows =
-      join(cpu::indexer_top_k_rows(), direct_reference<core::IndexerTopKArgs, reference::indexer_top_k>());
+  static const auto rows = join(cuda_indexer_top_k_row(), cpu::indexer_top_k_rows(),
+                                direct_reference<core::IndexerTopKArgs, reference::indexer_top_k>());
   return rows;
 }
 

@@ -695,6 +695,26 @@ static void test_struct_growth(const mla_context* context) {
   CHECK(mla_decode_workspace_size(context, &p.params, &size) == MLA_OK);
   p.params.struct_size -= 1;
   CHECK(mla_decode_workspace_size(context, &p.params, &size) == MLA_INVALID_ARGUMENT);
+
+  /* Options and problems of before there were devices. */
+  mla_context_options options = mla_context_options_init();
+  mla_context* other = NULL;
+  options.num_threads = 1;
+  options.device = "nonsense";
+  CHECK_ERROR(mla_context_create(&options, &other), MLA_INVALID_ARGUMENT,
+              "context: device: expected cpu, cuda, cuda:<index> or emulated:sm<arch>, got \"nonsense\"");
+  options.struct_size = offsetof(mla_context_options, device);
+  CHECK(mla_context_create(&options, &other) == MLA_OK);
+  mla_context_destroy(other);
+  mla_problem wanted = mla_problem_init();
+  wanted.device.device_type = MLA_DEVICE_CUDA;
+  wanted.gpu_arch = 75;
+  char text[4096];
+  CHECK(mla_explain(&wanted, "auto", text, sizeof text, NULL) == MLA_OK);
+  CHECK(strstr(text, "cuda_portable: no, needs sm80 or newer, not sm75") != NULL);
+  wanted.struct_size = offsetof(mla_problem, gpu_arch);
+  CHECK(mla_explain(&wanted, "auto", text, sizeof text, NULL) == MLA_OK);
+  CHECK(strstr(text, "not sm75") == NULL);
 }
 
 static void test_listing(void) {

@@ -82,6 +82,11 @@ TEST(Layout, OlderCallersFindTheirFieldsWhereTheyWere) {
   EXPECT_EQ(offsetof(mla_prefill_params, options), 80U);
   EXPECT_EQ(offsetof(mla_append_params, scales), 72U);
   EXPECT_EQ(offsetof(mla_gather_params, scales), 112U);
+  // As the second had them.
+  EXPECT_EQ(offsetof(mla_decode_params, stream), 240U);
+  EXPECT_EQ(offsetof(mla_merge_states_params, stream), 48U);
+  EXPECT_EQ(offsetof(mla_context_options, device), 32U);
+  EXPECT_EQ(offsetof(mla_problem, gpu_arch), 56U);
 }
 
 TEST(Layout, StructsAreFitForC) {

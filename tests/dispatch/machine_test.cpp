@@ -119,8 +119,32 @@ TEST(NvidiaGpus, OtherTextIsPassedOver) {
 
 TEST(MachineInfo, ListsTheGpusOfTheDriver) {
   const std::vector<GpuInfo> gpus = dispatch::nvidia_gpus(dispatch::kNvidiaGpus);
-  ASSERT_EQ(machine_info().gpus.size(), gpus.size());
-  for (size_t i = 0; i < gpus.size(); ++i) EXPECT_EQ(machine_info().gpus[i].bus_location, gpus[i].bus_location);
+  std::vector<std::string> found;
+  for (const GpuInfo& gpu : machine_info().gpus) found.push_back(gpu.bus_location);
+  for (const GpuInfo& gpu : gpus) EXPECT_THAT(found, testing::Contains(gpu.bus_location));
+  for (const GpuInfo& gpu : machine_info().gpus) {
+    if (gpu.index < 0) continue;
+    EXPECT_GE(gpu.arch, 50) << gpu.name;
+    EXPECT_GT(gpu.num_sms, 0) << gpu.name;
+    EXPECT_GT(gpu.memory_bytes, 0) << gpu.name;
+    EXPECT_GE(gpu.shared_bytes_per_block, 48 * 1024) << gpu.name;
+    EXPECT_GT(gpu.l2_bytes, 0) << gpu.name;
+  }
+}
+
+TEST(MergeGpus, ByBusLocationInEitherSpelling) {
+  std::vector<GpuInfo> listed = {{.name = "NVIDIA L4", .bus_location = "0000:3b:00.0"},
+                                 {.name = "NVIDIA H200", .bus_location = "0000:19:00.0"}};
+  dispatch::merge_gpus(listed, {{.name = "NVIDIA L4", .bus_location = "00000000:3B:00.0", .index = 0, .arch = 89},
+                                {.name = "NVIDIA A100", .bus_location = "0000:01:00.0", .index = 1, .arch = 80}});
+  ASSERT_EQ(listed.size(), 3U);
+  EXPECT_EQ(listed[0].arch, 80);
+  EXPECT_EQ(listed[0].bus_location, "0000:01:00.0");
+  EXPECT_EQ(listed[1].name, "NVIDIA H200");
+  EXPECT_EQ(listed[1].index, -1);
+  EXPECT_EQ(listed[2].bus_location, "0000:3b:00.0");
+  EXPECT_EQ(listed[2].arch, 89);
+  EXPECT_EQ(listed[2].index, 0);
 }
 
 TEST(Version, IsThatOfTheProject) {

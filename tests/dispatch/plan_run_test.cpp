@@ -85,10 +85,10 @@ TEST(CreateContext, RefusesBadOptions) {
             "context: affinity: expected 2 entries, one for each thread, got 1");
   EXPECT_EQ(message({.num_threads = 2, .affinity = {0, 1023}}),
             "context: affinity: expected processors this process may use, got 1023 for worker 1");
-  EXPECT_THAT(message({.backend = "cuda"}),
-              testing::AllOf(testing::StartsWith("context: backend: expected one of cpu_"),
-                             testing::EndsWith("reference, a family such as cpu, or auto, got \"cuda\"")));
-  EXPECT_EQ(Context::create({.backend = "cuda"}).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(message({.backend = "tpu"}),
+              testing::AllOf(testing::StartsWith("context: backend: expected one of cuda_portable, cpu_"),
+                             testing::EndsWith("reference, a family such as cpu, or auto, got \"tpu\"")));
+  EXPECT_EQ(Context::create({.backend = "tpu"}).status().code(), StatusCode::kInvalidArgument);
 }
 
 TEST(CreateContext, TakesTheThreadsOfTheProcess) {

@@ -96,8 +96,8 @@ TEST(Tables, ReferenceIsTheLastRowOfEveryOperation) {
     EXPECT_EQ(names.back(), "reference") << name(op);
     EXPECT_EQ(std::count(names.begin(), names.end(), "reference"), 1);
   }
-  EXPECT_THAT(backend_names(Op::kDecode),
-              testing::ElementsAre("cpu_avx512_bf16", "cpu_avx512", "cpu_avx2", "cpu_portable", "reference"));
+  EXPECT_THAT(backend_names(Op::kDecode), testing::ElementsAre("cuda_portable", "cpu_avx512_bf16", "cpu_avx512",
+                                                               "cpu_avx2", "cpu_portable", "reference"));
 }
 
 TEST(Tables, EveryRowRefusesWidthsThatAFormatDoesNotHave) {
@@ -160,12 +160,16 @@ TEST(Explain, AgreesWithTheVerdicts) {
   }
 }
 
-TEST(Explain, OtherDevicesHaveNoBackend) {
+TEST(Explain, EveryRowSaysWhoseTensorsItTakes) {
   const BackendVariable unset(nullptr);
-  const Explanation explanation = explain({.device = {DeviceType::kCuda, 0}});
-  EXPECT_EQ(explanation.selected, "");
-  EXPECT_THAT(explanation.error,
-              AllOf(HasSubstr("no backend can run this"), HasSubstr("reference: computes on the cpu only")));
+  for (Op op : kAllOps) {
+    for (const BackendVerdict& row :
+         explain({.op = op, .device = {DeviceType::kCuda, 0}, .q_dtype = DType::kBF16}).rows)
+      if (!row.name.starts_with("cuda")) {
+        EXPECT_EQ(row.reason, "tensors are on cuda, not on the CPU") << row.name;
+      }
+    EXPECT_EQ(explain({.op = op}).rows.front().reason, "tensors are on cpu, not on a GPU") << name(op);
+  }
 }
 
 TEST(Environment, ForcesUnlessTheCallerDoes) {
@@ -195,9 +199,9 @@ TEST(Environment, ForcesUnlessTheCallerDoes) {
   {
     const BackendVariable set("nonsense");
     EXPECT_THAT(explain({}).error,
-                AllOf(StartsWith("decode: MLA_BACKEND: expected one of cpu_"), HasSubstr("got \"nonsense\"")));
+                AllOf(StartsWith("decode: MLA_BACKEND: expected one of cuda_"), HasSubstr("got \"nonsense\"")));
     EXPECT_THAT(explain({}, "wrong").error, StartsWith("decode: backend: expected one of "));
-    EXPECT_THAT(Context::create().status().message(), AllOf(StartsWith("context: MLA_BACKEND: expected one of "),
+    EXPECT_THAT(Context::create().status().message(), AllOf(StartsWith("context: MLA_BACKEND: expected one of cuda_"),
                                                             HasSubstr("reference"), HasSubstr("got \"nonsense\"")));
   }
 }

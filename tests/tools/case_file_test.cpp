@@ -67,7 +67,7 @@ TEST_F(CaseFile, RefusesWhatIsNoFile) {
 }
 
 TEST(ShippedCases, AllLoad) {
-  for (const char* file : {"decode", "prefill", "cache", "sparse", "formats", "targets"}) {
+  for (const char* file : {"decode", "prefill", "cache", "sparse", "formats", "targets", "gpu_targets"}) {
     const std::string path = std::string(MLA_SOURCE_DIR "/bench/") + file + ".yaml";
     EXPECT_FALSE(load_case_file(path, {}).empty()) << path;
   }
@@ -81,6 +81,15 @@ TEST(ShippedCases, EveryTargetCaseHasATarget) {
     for (const Case& one : group.cases) EXPECT_EQ(one.threads, 2) << one.label;
   }
   EXPECT_EQ(ratios, 4U);  // page size with 16 and with 128 heads, ragged lengths, top-k
+}
+
+TEST(ShippedCases, GpuTargetsAreForAGpu) {
+  size_t targets = 0;
+  for (const CaseGroup& group : load_case_file(MLA_SOURCE_DIR "/bench/gpu_targets.yaml", {})) {
+    targets += group.target.given() ? 1U : 0U;
+    for (const Case& one : group.cases) EXPECT_EQ(one.device, "cuda:0") << one.label;
+  }
+  EXPECT_EQ(targets, 10U);
 }
 
 }  // namespace

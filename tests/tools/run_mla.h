@@ -2,16 +2,19 @@
 // Runs the built `mla` as a user would.
 #pragma once
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
+#include <vector>
 
 namespace mla::cli {
 
@@ -30,8 +33,8 @@ inline std::string read_text(const std::string& path) {
 /// `arguments` are shell words; `environment` is put in front, such as "MLA_BACKEND=reference".
 inline Ran run_mla(const std::string& arguments, const std::string& environment = "") {
   const std::string base = testing::TempDir() + "mla_cli_" + std::to_string(getpid());
-  const std::string command =
-      "env -u MLA_BACKEND " + environment + " " MLA_BINARY " " + arguments + " >" + base + ".out 2>" + base + ".err";
+  const std::string command = "env -u MLA_BACKEND -u MLA_EMULATE " + environment + " " MLA_BINARY " " + arguments +
+                              " >" + base + ".out 2>" + base + ".err";
   const int status = std::system(command.c_str());
   Ran ran{.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1,
           .out = read_text(base + ".out"),
@@ -43,7 +46,7 @@ inline Ran run_mla(const std::string& arguments, const std::string& environment 
 
 /// The exit status with the streams as `redirections` say, such as "2>&-"; -1 if a signal ended it.
 inline int status_of(const std::string& arguments, const std::string& redirections) {
-  const std::string command = "env -u MLA_BACKEND " MLA_BINARY " " + arguments + " " + redirections;
+  const std::string command = "env -u MLA_BACKEND -u MLA_EMULATE " MLA_BINARY " " + arguments + " " + redirections;
   // A shell reports a signal as 128 + its number.
   const int status = std::system(command.c_str());
   return WIFEXITED(status) && WEXITSTATUS(status) < 128 ? WEXITSTATUS(status) : -1;
@@ -56,6 +59,17 @@ inline nlohmann::json json_of(const std::string& arguments, int expected_status 
   nlohmann::json document = nlohmann::json::parse(ran.out, nullptr, false);
   EXPECT_FALSE(document.is_discarded()) << arguments << "\n" << ran.out;
   return document;
+}
+
+/// Status 2, nothing on standard output, one line "mla: ..." that holds all `parts`.
+inline void expect_refusal(const std::string& arguments, const std::vector<std::string>& parts,
+                           const std::string& environment = "") {
+  const Ran ran = run_mla(arguments, environment);
+  EXPECT_EQ(ran.status, 2) << arguments;
+  EXPECT_EQ(ran.out, "") << arguments;
+  EXPECT_THAT(ran.err, testing::StartsWith("mla: ")) << arguments;
+  EXPECT_EQ(std::count(ran.err.begin(), ran.err.end(), '\n'), 1) << arguments << "\n" << ran.err;
+  for (const std::string& part : parts) EXPECT_THAT(ran.err, testing::HasSubstr(part)) << arguments;
 }
 
 }  // namespace mla::cli

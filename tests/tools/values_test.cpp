@@ -55,12 +55,22 @@ TEST(ParseNames, ListTheChoices) {
   expect_usage_error([] { parse_float_dtype("--q-dtype", "e4m3"); }, {"--q-dtype", "bf16, f16, f32"});
 }
 
-TEST(ParseDevice, TakesAnIndex) {
-  EXPECT_EQ(parse_device("--device", "cpu"), (Device{DeviceType::kCpu, 0}));
-  EXPECT_EQ(parse_device("--device", "cuda:3"), (Device{DeviceType::kCuda, 3}));
-  EXPECT_EQ(device_name({DeviceType::kCuda, 3}), "cuda:3");
-  for (const char* text : {"", "tpu", "cuda:", "cuda:x", "cuda:-1", "cpuu"})
-    expect_usage_error([&] { parse_device("--device", text); }, {"--device", "cuda:0"});
+TEST(ParseDevice, TakesAnIndexOrAnEmulatedArchitecture) {
+  EXPECT_EQ(parse_device("--device", "cpu"), "cpu");
+  EXPECT_EQ(parse_device("--device", "cuda"), "cuda:0");
+  EXPECT_EQ(parse_device("--device", "cuda:3"), "cuda:3");
+  EXPECT_EQ(parse_device("--device", "cuda:03"), "cuda:3");
+  EXPECT_EQ(parse_device("--device", "emulated:sm120"), "emulated:sm120");
+  for (const char* text : {"", "tpu", "cuda:", "cuda:x", "cuda:-1", "cuda:1k", "cpuu", "emulated", "emulated:90",
+                           "emulated:sm", "emulated:sm9", "emulated:sm90a", "sm90"})
+    expect_usage_error([&] { parse_device("--device", text); }, {"--device", "cuda:0", "emulated:sm90"});
+}
+
+TEST(ParseDevice, TakesAGpuThatNeedNotBeThere) {
+  EXPECT_EQ(parse_device("--device", "sm120", true), "sm120");
+  EXPECT_EQ(parse_device("--device", "cuda:1", true), "cuda:1");
+  for (const char* text : {"sm", "sm9", "sm90a", "90"})
+    expect_usage_error([&] { parse_device("--device", text, true); }, {"--device", "sm120"});
 }
 
 TEST(ParsePositive, NamesTheOptionAndTheUnit) {
@@ -77,8 +87,9 @@ TEST(Counted, KnowsOneAndMany) {
 }
 
 TEST(CheckBackendName, KnowsRowsAndFamilies) {
-  for (const char* name : {"", "auto", "cpu", "cpu_avx2", "reference"}) check_backend_name("--backend", name);
-  for (const char* name : {"cp", "cpu_", "cuda", "cpu_avx3"})
+  for (const char* name : {"", "auto", "cpu", "cpu_avx2", "reference", "cuda", "cuda_portable"})
+    check_backend_name("--backend", name);
+  for (const char* name : {"cp", "cpu_", "cud", "cuda_", "cpu_avx3"})
     expect_usage_error([&] { check_backend_name("--backend", name); }, {"--backend", name, "cpu_avx2", "reference"});
 }
 

@@ -216,7 +216,8 @@ Problem problem_of(const DecodeSparseSpec& spec) {
           .cache = spec.pool.cache.format,
           .num_heads = spec.num_heads,
           .d_qk = spec.pool.cache.d_qk,
-          .d_v = spec.pool.cache.d_v};
+          .d_v = spec.pool.cache.d_v,
+          .extra_cache = spec.extra_pool ? std::optional(spec.extra_pool->cache.format) : std::nullopt};
 }
 
 Problem problem_of(const PrefillSpec& spec) {

@@ -116,6 +116,11 @@ bool Buffer::guards_intact() const {
          (std::all_of(memory_.get(), data_, intact) && std::all_of(data_ + size_, data_ + size_ + kGuardBytes, intact));
 }
 
+std::span<std::byte> Buffer::with_guards() const {
+  if (data_ == nullptr) return {};
+  return {memory_.get(), static_cast<size_t>(data_ - memory_.get()) + size_ + kGuardBytes};
+}
+
 Buffer to_buffer(std::span<const int32_t> values) { return copy_of(values); }
 Buffer to_buffer(std::span<const int64_t> values) { return copy_of(values); }
 Buffer to_buffer(std::span<const float> values) { return copy_of(values); }

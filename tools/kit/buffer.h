@@ -29,6 +29,8 @@ class Buffer {
   void fill(uint8_t value) const;
   /// False if anything was written just before or just behind the bytes.
   bool guards_intact() const;
+  /// The bytes and both guard zones.
+  std::span<std::byte> with_guards() const;
 
  private:
   struct Free {

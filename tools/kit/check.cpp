@@ -7,6 +7,7 @@
 #include <numbers>
 #include <utility>
 
+#include "kit/case_buffers.h"
 #include "kit/check_parts.h"
 #include "mla/numeric.h"
 
@@ -39,17 +40,20 @@ TensorView dense_lse(Buffer& buffer, const TensorView& o) {
   return dense_f32(buffer, shape);
 }
 
+/// `image` holds the memory of `host_params`; its outputs are not copied back.
 template <class Params>
-Result<PlannedRun> planned(const Context& context, const Params& params, size_t misalign) {
-  Result<size_t> size = workspace_size(context, params);
+Result<PlannedRun> planned(const Context& context, const Params& host_params, size_t misalign, DeviceImage image) {
+  PlannedRun result{.workspace = {}, .image = std::make_unique<DeviceImage>(std::move(image)), .plan = {}};
+  const Params params = result.image->there(host_params);
+  const Result<size_t> size = workspace_size(context, params);
   if (!size.ok()) return size.status();
-  PlannedRun result{.workspace = Buffer(*size, misalign), .plan = {}};
+  result.workspace = Buffer(*size, misalign);
   result.workspace.fill(0xFF);
-  Result<Plan> made = plan(context, params, result.workspace.bytes());
+  if (Status status = result.image->add(result.workspace); !status.ok()) return status;
+  Result<Plan> made = plan(context, params, result.image->there(result.workspace));
   if (!made.ok()) return made.status();
   result.plan = std::move(made).value();
-  Status status = run(context, result.plan, params);
-  if (!status.ok()) return status;
+  if (Status status = run(context, result.plan, params); !status.ok()) return status;
   return result;
 }
 
@@ -64,7 +68,9 @@ Result<Expected> attention_expected(const Case& problem) {
   params.lse = dense_lse(lse, params.o);
   constexpr bool kHasMaxLogits = requires { params.max_logits; };
   if constexpr (kHasMaxLogits) params.max_logits = dense_lse(max_logits, params.o);
-  Result<PlannedRun> done = planned(*context, params, 0);
+  Result<DeviceImage> host = DeviceImage::create("cpu", {});
+  if (!host.ok()) return host.status();
+  Result<PlannedRun> done = planned(*context, params, 0, std::move(host).value());
   if (!done.ok()) return done.status();
   Expected expected = {.o = to_dense(params.o), .lse = to_dense(params.lse), .max_logits = {}};
   if constexpr (kHasMaxLogits) expected.max_logits = to_dense(params.max_logits);
@@ -184,9 +190,11 @@ Outcome check_planned(const Context& context, const Spec& spec) {
   const Case problem(spec);
   const Result<Expected> expected = expected_of(problem);
   if (!expected.ok()) return failed(outcome, "reference: " + expected.status().message());
+  const Fingerprint inputs(buffers_of(problem), outputs_of(problem));
   const Result<PlannedRun> done = plan_and_run(context, problem);
   if (!done.ok()) return failed(outcome, done.status().message());
   if (!done->workspace.guards_intact()) return failed(outcome, "wrote outside the workspace");
+  if (!inputs.holds()) return failed(outcome, "wrote into an input");
   return check_outputs(problem, *expected, done->plan.backend());
 }
 
@@ -198,7 +206,13 @@ namespace {
 
 template <class Case>
 Result<PlannedRun> plan_and_run_case(const Context& context, const Case& problem) {
-  return planned(context, problem.params(), static_cast<size_t>(problem.spec.workspace_misalign));
+  Result<DeviceImage> image = DeviceImage::create(context.device(), buffers_of(problem));
+  if (!image.ok()) return image.status();
+  Result<PlannedRun> done = planned(context, problem.params(), static_cast<size_t>(problem.spec.workspace_misalign),
+                                    std::move(image).value());
+  if (!done.ok()) return done;
+  if (Status status = done->image->fetch(); !status.ok()) return status;
+  return done;
 }
 
 }  // namespace
@@ -276,8 +290,8 @@ Outcome check(const Context& context, const MergeSpec& spec) {
   const Result<Expected> expected = expected_of(problem);
   if (!expected.ok()) return failed(outcome_of(spec, backend), "reference: " + expected.status().message());
   problem.reset_outputs();
-  if (const Status status = run(context, problem.params()); !status.ok())
-    return failed(outcome_of(spec, backend), status.message());
+  if (const std::string failure = run_direct(context, problem); !failure.empty())
+    return failed(outcome_of(spec, backend), failure);
   return check_outputs(problem, *expected, backend);
 }
 

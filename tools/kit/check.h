@@ -2,10 +2,12 @@
 // One problem through the public API, against the reference.
 #pragma once
 
+#include <memory>
 #include <string>
 
 #include "kit/cases.h"
 #include "kit/compare.h"
+#include "kit/device.h"
 #include "kit/specs.h"
 #include "mla/plan.h"
 
@@ -24,10 +26,10 @@ struct Outcome {
   std::string line() const;
 };
 
-/// Makes the problem, sizes and plans it with a workspace full of 0xFF, runs it, runs the reference, compares, and
-/// looks for writes outside the outputs and the workspace. What moves, packs or indexes must equal the reference byte
-/// for byte; indexer_logits is compared within f32's errors, and indexer_top_k may choose among logits that are that
-/// close.
+/// Makes the problem, sizes and plans it with a workspace full of 0xFF, runs it where the context computes, runs the
+/// reference on the host, compares, and looks for writes outside the outputs and the workspace. What moves, packs or
+/// indexes must equal the reference byte for byte; indexer_logits is compared within f32's errors, and indexer_top_k
+/// may choose among logits that are that close.
 Outcome check(const Context& context, const DecodeSpec& spec);
 Outcome check(const Context& context, const DecodeSparseSpec& spec);
 Outcome check(const Context& context, const PrefillSpec& spec);
@@ -75,9 +77,11 @@ Outcome check_outputs(const IndexerLogitsCase& problem, std::string_view backend
 Outcome check_outputs(const TopKCase& problem, std::string_view backend);
 Outcome check_outputs(const IndexerTopKCase& problem, std::string_view backend);
 
-/// workspace_size, plan, run. The workspace lies between guard zones and starts as 0xFF bytes.
+/// workspace_size, plan, run. The workspace lies between guard zones and starts as 0xFF bytes. On a GPU the problem is
+/// copied there, and its outputs and the workspace's guard zones back.
 struct PlannedRun {
   Buffer workspace;
+  std::unique_ptr<DeviceImage> image;  ///< of the problem and the workspace, which the plan refers to
   Plan plan;
 };
 Result<PlannedRun> plan_and_run(const Context& context, const DecodeCase& problem);

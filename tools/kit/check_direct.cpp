@@ -145,8 +145,8 @@ template <class Case, class Spec>
 Outcome check_direct(const Context& context, const Spec& spec) {
   const std::string backend = row_of(context, problem_of(spec));
   const Case problem(spec);
-  if (const Status status = run(context, problem.params()); !status.ok())
-    return failed(outcome_of(spec, backend), status.message());
+  if (const std::string failure = run_direct(context, problem); !failure.empty())
+    return failed(outcome_of(spec, backend), failure);
   return check_outputs(problem, backend);
 }
 

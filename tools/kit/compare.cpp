@@ -10,14 +10,21 @@
 // 3. Sums over n keys in f32, in any order: the errors of the additions are independent, so about sqrt(n) u(f32).
 //    Repetitions of one key are the exception: equal additions err alike, by a quarter of u(f32) each.
 // 4. bf16 dot products multiply weights P that were rounded to bf16: each is off by at most u(bf16), independently, so
-// o
-//    is off by about u(bf16) / sqrt(6) * rms(row) and, over a row of hundreds of channels, by about 0.6 u(bf16) of its
-//    largest element. With only two or three keys the errors do not average: then at most u(bf16) * sum p |v|, which is
-//    1.5 u(bf16) of the largest element where opposite values cancel. lse is summed from unrounded weights.
+//    o is off by about u(bf16) / sqrt(6) * rms(row) and, over a row of hundreds of channels, by about 0.6 u(bf16) of
+//    its largest element. With only two or three keys the errors do not average: then at most u(bf16) * sum p |v|,
+//    which is 1.5 u(bf16) of the largest element where opposite values cancel. lse is summed from unrounded weights.
+//    The same holds for f16 with its u; there weights below 2^-14 of the largest are subnormal, off by up to 2^-25 of
+//    it each.
 // 5. A soft cap's tanh is good to a few u(f32) of its bound, so a score to that of the cap. ALiBi adds a bias that is
 //    rounded with the score: at most that of the keys near the query or, where a rank's or a window's keys all lie
 //    elsewhere, of the nearest one.
 // 6. A sink multiplies a row by a function of its lse, so lse's error becomes o's.
+// 7. Tensor cores add 16 products at a time to an f32 sum and cut it off, always towards zero: by u(f32) of the partial
+//    sum on average, and these errors do not cancel. A score takes d_qk / 16 such steps and is 5 score_std at most, o
+//    takes n / 16.
+// 8. They multiply f32 queries as two parts of 8 bits each (bf16; f16: of 11), so what is left of a query is at most
+//    2^-16 (2^-22) of it, about a third of that in the mean square, of either sign. Five standard deviations of a score
+//    made of that are 2 * 2^-16 (2 * 2^-22) score_std. Queries of 16 bits fit the two parts.
 // Quantized keys are exact in bf16, and so are e4m3 queries: they are multiplied as bf16 operands.
 #include "kit/compare.h"
 
@@ -49,17 +56,35 @@ bool same_special(double a, double b) {
 
 struct AttentionShape {
   double d_qk, max_kv_len;
+  bool f32_queries = false;
   double bias = 0;         // largest that matters
   double repetitions = 0;  // of one key
 };
 
+double rounded_weights(Precision precision, double num_keys) {
+  switch (precision) {
+    case Precision::kF32: return 0;
+    case Precision::kBF16Dot:
+    case Precision::kBF16Mma: return 1.5 * unit_roundoff(DType::kBF16);
+    case Precision::kF16Mma: return 1.5 * unit_roundoff(DType::kF16) + 0x1p-25 * num_keys;
+  }
+  return 0;
+}
+
 Tolerance attention_tolerance(const AttentionSpec& spec, const AttentionShape& shape, Precision precision) {
   const double u = unit_roundoff(DType::kF32), score_std = static_cast<double>(spec.score_std);
-  const double options = u * (4 * static_cast<double>(spec.options.logits_soft_cap) + 4 * shape.bias);       // 5
-  const double score = u * (4 * std::sqrt(shape.d_qk) * score_std + 4 * 5 * score_std) + 0x1p-21 + options;  // 2
-  const double sums = u * (4 + 2 * std::sqrt(shape.max_kv_len) + shape.repetitions / 4);                     // 3
-  const double weights = precision == Precision::kBF16Dot ? 1.5 * unit_roundoff(DType::kBF16) : 0;           // 4
-  const double output = unit_roundoff(spec.o_dtype);                                                         // 1
+  const bool tensor_cores = precision == Precision::kBF16Mma || precision == Precision::kF16Mma;
+  const double options = u * (4 * static_cast<double>(spec.options.logits_soft_cap) + 4 * shape.bias);  // 5
+  const double cut_scores = tensor_cores ? u * shape.d_qk / 16 * 5 * score_std : 0;                     // 7
+  const double parts = tensor_cores && shape.f32_queries                                                // 8
+                           ? 2 * (precision == Precision::kF16Mma ? 0x1p-22 : 0x1p-16) * score_std
+                           : 0;
+  const double score =
+      u * (4 * std::sqrt(shape.d_qk) * score_std + 4 * 5 * score_std) + 0x1p-21 + options + cut_scores + parts;  // 2
+  const double sums = u * (4 + 2 * std::sqrt(shape.max_kv_len) + shape.repetitions / 4);                         // 3
+  const double cut_outputs = tensor_cores ? u * shape.max_kv_len / 16 : 0;                                       // 7
+  const double weights = rounded_weights(precision, shape.max_kv_len) + cut_outputs;                             // 4
+  const double output = unit_roundoff(spec.o_dtype);                                                             // 1
   const double lse_magnitude = 5 * score_std + std::log(std::max(shape.max_kv_len, 1.0)) + shape.bias;
   const double lse = score + sums + 2 * u * lse_magnitude;
   const double sink = spec.options.attn_sink ? lse : 0;  // 6
@@ -74,6 +99,7 @@ double longest(const std::vector<int32_t>& lengths) {
   return lengths.empty() ? 0 : static_cast<double>(*std::max_element(lengths.begin(), lengths.end()));
 }
 
+bool has_tensor_cores(std::string_view backend) { return backend.starts_with("cuda"); }
 bool has_bf16_dot(std::string_view backend) { return backend.find("bf16") != std::string_view::npos; }
 
 void compare_row(Error& error, std::span<const double> row, std::span<const double> reference, double scale,
@@ -190,6 +216,7 @@ namespace {
 
 /// Queries and keys that bf16 holds exactly.
 Precision precision_for(std::string_view backend, DType q_dtype, CacheFormat cache) {
+  if (has_tensor_cores(backend)) return cache == CacheFormat::kF16 ? Precision::kF16Mma : Precision::kBF16Mma;
   const bool exact = (q_dtype == DType::kBF16 || q_dtype == DType::kE4M3) && cache != CacheFormat::kF16;
   return has_bf16_dot(backend) && exact ? Precision::kBF16Dot : Precision::kF32;
 }
@@ -208,13 +235,15 @@ Precision precision_of(std::string_view backend, const DecodeSpec& spec) {
 
 Precision precision_of(std::string_view backend, const DecodeSparseSpec& spec) {
   const Precision first = precision_for(backend, spec.q_dtype, spec.pool.cache.format);
-  return spec.extra_pool.has_value() && first == Precision::kF32
-             ? precision_for(backend, spec.q_dtype, spec.extra_pool->cache.format)
-             : first;
+  const bool finer = first == Precision::kF32 || first == Precision::kF16Mma;
+  return spec.extra_pool.has_value() && finer ? precision_for(backend, spec.q_dtype, spec.extra_pool->cache.format)
+                                              : first;
 }
 
 Precision precision_of(std::string_view backend, const PrefillSpec& spec) {
-  return precision_for(backend, spec.dtype, CacheFormat::kBF16);
+  if (spec.dtype == DType::kF32) return Precision::kF32;  // no tensor core multiplies it
+  const bool f16 = has_tensor_cores(backend) && spec.dtype == DType::kF16;
+  return precision_for(backend, spec.dtype, f16 ? CacheFormat::kF16 : CacheFormat::kBF16);
 }
 
 Precision precision_of(std::string_view backend, const PrefillSparseSpec& spec) {
@@ -225,6 +254,7 @@ Tolerance tolerance_of(const DecodeSpec& spec, Precision precision) {
   return attention_tolerance(spec,
                              {.d_qk = static_cast<double>(spec.cache.d_qk),
                               .max_kv_len = longest(spec.kv_len),
+                              .f32_queries = spec.q_dtype == DType::kF32,
                               .bias = bias_of(spec.options, spec.q_len, spec.context_parallel)},
                              precision);
 }
@@ -232,6 +262,7 @@ Tolerance tolerance_of(const DecodeSpec& spec, Precision precision) {
 Tolerance tolerance_of(const DecodeSparseSpec& spec, Precision precision) {
   AttentionShape shape = {.d_qk = static_cast<double>(spec.pool.cache.d_qk),
                           .max_kv_len = static_cast<double>(spec.pool.topk),
+                          .f32_queries = spec.q_dtype == DType::kF32,
                           .repetitions = spec.pool.duplicate_share * spec.pool.topk};
   if (spec.extra_pool.has_value()) {
     shape.max_kv_len += spec.extra_pool->topk;
@@ -244,6 +275,7 @@ Tolerance tolerance_of(const PrefillSpec& spec, Precision precision) {
   return attention_tolerance(spec,
                              {.d_qk = static_cast<double>(spec.d_qk),
                               .max_kv_len = longest(spec.kv_len),
+                              .f32_queries = spec.dtype == DType::kF32,
                               .bias = bias_of(spec.options, spec.q_len, {})},
                              precision);
 }
@@ -252,6 +284,7 @@ Tolerance tolerance_of(const PrefillSparseSpec& spec, Precision precision) {
   return attention_tolerance(spec,
                              {.d_qk = static_cast<double>(spec.d_qk),
                               .max_kv_len = static_cast<double>(spec.topk),
+                              .f32_queries = spec.q_dtype == DType::kF32,
                               .repetitions = spec.duplicate_share * spec.topk},
                              precision);
 }

@@ -49,9 +49,12 @@ std::string judge_codes(std::span<const uint8_t> codes, std::span<const double> 
 enum class Precision : uint8_t {
   kF32,      ///< products and weights in f32
   kBF16Dot,  ///< bf16 x bf16 products summed in f32, so the softmax weights P are rounded to bf16
+  kBF16Mma,  ///< the same on tensor cores, which cut sums off; f32 queries are two bf16 parts
+  kF16Mma,   ///< the same in f16
 };
 
-/// By the row's name; bf16 dot products serve bf16 operands only.
+/// By the row's name; bf16 dot products of the CPU serve bf16 operands only, tensor cores multiply in the cache's type,
+/// bf16 if it is quantized.
 Precision precision_of(std::string_view backend, const DecodeSpec& spec);
 Precision precision_of(std::string_view backend, const DecodeSparseSpec& spec);
 Precision precision_of(std::string_view backend, const PrefillSpec& spec);

@@ -81,6 +81,11 @@ bool matches(const std::string& row, const std::string& filter, const std::vecto
   return std::find(rows.begin(), rows.end(), filter) == rows.end() && row.starts_with(filter + "_");
 }
 
+/// Rows of the other kind of device are skipped without a word, unless they were asked for.
+bool is_for(const std::string& row, const Problem& problem) {
+  return row.starts_with("cuda") == (problem.device.type == DeviceType::kCuda);
+}
+
 std::string all_names() {
   std::set<std::string> names;
   for (Op op : kAllOps)
@@ -138,12 +143,13 @@ Result<SweepResult> sweep(const SweepOptions& options, const SweepProgress& prog
     for (const Variety& variety : varieties_of(op, options.cache)) {
       for (int64_t i = 0; i < cases_of(options); ++i) {
         const AnySpec spec = random_spec(op, variety, options.seed + static_cast<uint64_t>(i));
-        const Problem problem = std::visit([](const auto& s) { return problem_of(s); }, spec);
+        const Problem problem =
+            on_device(std::visit([](const auto& s) { return problem_of(s); }, spec), options.device);
         for (const BackendVerdict& row : explain(problem, "auto").rows) {
           if (!matches(row.name, options.backend, rows)) continue;
           if (row.usable)
             jobs.push_back({.spec = spec, .backend = row.name});
-          else
+          else if (!options.backend.empty() || is_for(row.name, problem))
             count_skipped(row, result.skipped);
         }
       }
@@ -159,8 +165,8 @@ Result<SweepResult> sweep(const SweepOptions& options, const SweepProgress& prog
   for (const Job& job : jobs) {
     auto found = contexts.find(job.backend);
     if (found == contexts.end()) {
-      Result<Context> made =
-          Context::create({.num_threads = options.num_threads, .affinity = {}, .backend = job.backend});
+      Result<Context> made = Context::create(
+          {.num_threads = options.num_threads, .affinity = {}, .backend = job.backend, .device = options.device});
       if (!made.ok()) return made.status();
       found = contexts.emplace(job.backend, std::move(made).value()).first;
     }

@@ -16,6 +16,7 @@ namespace mla::kit {
 struct SweepOptions {
   std::optional<Op> op;  ///< all, if not given
   std::string backend;   ///< a row or a family ("cpu"); empty = every usable row
+  std::string device;    ///< as ContextOptions: "cpu", "cuda:1", "emulated:sm90"; empty = where MLA_EMULATE says
   /// Every format, if not given. Prefill and merge_states take a data type instead, bf16 or f16: they and the index
   /// tools, which have no format at all, are left out where the format is another.
   std::optional<CacheFormat> cache;

@@ -10,6 +10,7 @@
 #include "mla/bench/report.h"
 #include "mla/bench_options.h"
 #include "mla/command.h"
+#include "mla/devices.h"
 #include "mla/interrupt.h"
 #include "mla/output.h"
 #include "mla/values.h"
@@ -82,6 +83,14 @@ std::vector<bench::Measurement> measure_all(const std::vector<bench::CaseGroup>&
   return results;
 }
 
+// That of the first case on the CPU, or null.
+bench::CeilingMeter* cpu_meter(const std::vector<bench::CaseGroup>& groups, bench::Meters& meters) {
+  for (const bench::CaseGroup& group : groups)
+    for (const bench::Case& one : group.cases)
+      if (device_of("--device", one.device) == "cpu") return &meters.of(one.threads);
+  return nullptr;
+}
+
 int run_bench(Options& options) {
   options.measure_flags.apply(options.measure);
   options.measure.max_runs = parse_int("--max-runs", options.max_runs, 1);
@@ -97,7 +106,7 @@ int run_bench(Options& options) {
 
   const InterruptGuard guard;
   bench::Meters meters;
-  bench::CeilingMeter& main_meter = meters.of(groups.front().cases.front().threads);
+  bench::CeilingMeter* const main_meter = cpu_meter(groups, meters);
   const std::vector<bench::Measurement> results = measure_all(groups, meters, options.measure);
   const bool interrupted = stop_requested;
 
@@ -110,9 +119,9 @@ int run_bench(Options& options) {
        {"settings",
         {{"min_time_s", options.measure.min_time}, {"cold", options.measure.cold}, {"seed", options.measure.seed}}},
        {"interrupted", interrupted},
-       {"ceilings", bench::ceilings_json(main_meter)},
+       {"ceilings", bench::ceilings_json(main_meter, meters)},
        {"results", rows}});
-  bench::print_ceilings(main_meter, out.text());
+  bench::print_ceilings(main_meter, meters, out.text());
   out.print("\n");
   bench::print_table(results, out.text());
   const int status = summarize(results, options);
@@ -140,7 +149,11 @@ Action add_bench(CLI::App& app) {
       "Shares are of the ceiling that bounds the kernel: the bf16 peak (bf16 or quantized operands on a row with a\n"
       "bf16 dot product), the f32 peak (all other attention), a copy of the bytes read and written (cache tools), "
       "DRAM\n"
-      "or L3 reads (merge_states, index tools). The ratio of top_k is that of std::nth_element's time to its own.\n\n"
+      "or L3 reads (merge_states, index tools). The ratio of top_k is that of std::nth_element's time to its own.\n"
+      "On a GPU: graphs of runs between events, in turns over enough copies of the case's memory to pass the L2 "
+      "cache;\n"
+      "shares are of what takes the GPU longer, moving the bytes (its read or copy bandwidth) or the arithmetic (its\n"
+      "mma.sync peak). In the emulator: one run, whose time says nothing about the GPU.\n\n"
       "Examples:\n  mla bench --op decode --heads 16,128 --kv-len 4096,32768 --cache bf16,f16\n"
       "  mla bench --batch-spec 8q1s4k,2q2k_32q1s1k --model deepseek-v2-lite\n"
       "  mla bench --trace data/mooncake_conversation_sample.jsonl --batch 64 --clip 16k --heads 16\n"
@@ -148,6 +161,8 @@ Action add_bench(CLI::App& app) {
       "  mla bench --op copy_pages --cache fp8_dsv4 --page-size 256 --to-page-size 64 --kv-len 32k\n"
       "  mla bench --page-size 64,1 --compare page-size --refcheck\n"
       "  mla bench bench/targets.yaml --json=targets.json\n"
+      "  mla bench --device cuda --heads 16,128 --batch 64 --kv-len 4k,32k\n"
+      "  mla bench bench/gpu_targets.yaml --device cuda\n"
       "\nExit status: 0 success, 1 a reference check failed (or, with --strict, a target), 2 unusable input,\n"
       "130 interrupted (the table and the files hold the cases that were done).");
   return [options] { return run_bench(*options); };

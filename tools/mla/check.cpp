@@ -8,6 +8,7 @@
 
 #include "kit/sweep.h"
 #include "mla/command.h"
+#include "mla/devices.h"
 #include "mla/output.h"
 #include "mla/values.h"
 
@@ -17,7 +18,7 @@ namespace {
 constexpr int64_t kMaxPrinted = 20;
 
 struct Options {
-  std::string op, backend, cache, seed = "1", threads, cases = "0";
+  std::string op, backend, cache, device, seed = "1", threads, cases = "0";
   bool quick = false;
   Output output;
 };
@@ -28,6 +29,7 @@ kit::SweepOptions sweep_options(const Options& options) {
   check_backend_name("--backend", options.backend);
   if (options.backend != "auto") sweep.backend = options.backend;
   if (!options.cache.empty()) sweep.cache = parse_cache("--cache", options.cache);
+  sweep.device = usable_device("--device", options.device);
   sweep.quick = options.quick;
   sweep.cases = parse_int("--cases", options.cases, 0, 1 << 24);
   sweep.seed = static_cast<uint64_t>(parse_int("--seed", options.seed, 0));
@@ -90,7 +92,8 @@ int check(const Options& options) {
                   {"backends", backends},
                   {"skipped", skipped},
                   {"seconds", seconds},
-                  {"seed", sweep.seed}});
+                  {"seed", sweep.seed},
+                  {"device", sweep.device}});
   table.print(out.text());
   out.print("\n{}, {} failed, in {}; seed {}\n", counted(result->cases, "case"), result->failed, human_seconds(seconds),
             sweep.seed);
@@ -109,6 +112,7 @@ Action add_check(CLI::App& app) {
   command->add_option("--op", options->op, "One operation: " + op_names());
   command->add_option("--backend", options->backend,
                       "One row or family; else every usable row, whatever MLA_BACKEND says");
+  command->add_option("--device", options->device, "cpu, cuda:N or emulated:sm90 (else MLA_EMULATE, else cpu)");
   command->add_option("--cache", options->cache, "One format; for prefill and merge_states the data type bf16 or f16");
   command->add_flag("--quick", options->quick, "A tenth of the cases");
   command->add_option("--cases", options->cases, "Cases of every operation and format; 0 = 120, 12 with --quick")
@@ -119,6 +123,7 @@ Action add_check(CLI::App& app) {
   command->footer(
       "Examples:\n  mla check --quick\n  mla check --cases 2000 --seed 7\n  mla check --op decode --backend cpu_avx2 "
       "--cache f16 --seed 7\n"
+      "  mla check --device emulated:sm120 --quick\n  mla check --device cuda --cases 2000\n"
       "\nExit status: 0 all cases pass, 1 some fail, 2 unusable input.");
   return [options] { return check(*options); };
 }

@@ -5,8 +5,10 @@
 #include <optional>
 #include <string>
 
+#include "kit/device.h"
 #include "mla/backend.h"
 #include "mla/command.h"
+#include "mla/devices.h"
 #include "mla/model.h"
 #include "mla/output.h"
 #include "mla/values.h"
@@ -15,7 +17,7 @@ namespace mla::cli {
 namespace {
 
 struct Options {
-  std::string op = "decode", model, cache, q_dtype, heads, head_dims, device = "cpu", backend;
+  std::string op = "decode", model, cache, q_dtype, heads, head_dims, device, backend;
   Output output;
 };
 
@@ -50,10 +52,9 @@ void set_defaults(const ModelConfig* model, Problem& problem) {
   }
 }
 
-Problem problem_of(const Options& options) {
+Problem problem_of(const Options& options, const std::string& device) {
   Problem problem;
   problem.op = parse_op("--op", options.op);
-  problem.device = parse_device("--device", options.device);
   if (!options.cache.empty() && !has_cache(problem.op))
     throw UsageError("--cache: {} works on no cache of a format; its element type is --q-dtype", name(problem.op));
   std::optional<ModelConfig> model;
@@ -65,7 +66,7 @@ Problem problem_of(const Options& options) {
   if (!options.q_dtype.empty()) problem.q_dtype = parse_float_dtype("--q-dtype", options.q_dtype, true);
   if (!options.heads.empty()) problem.num_heads = parse_int("--heads", options.heads, 1, 65536);
   if (!options.head_dims.empty()) set_head_dims(options.head_dims, problem);
-  return problem;
+  return kit::on_device(problem, device);
 }
 
 // Only what the operation has.
@@ -103,7 +104,8 @@ std::string describe(const Problem& problem) {
 
 int explain_problem(const Options& options) {
   options.output.check_target();
-  const Problem problem = problem_of(options);
+  const std::string device = device_of("--device", options.device, true);
+  const Problem problem = problem_of(options, device);
   check_backend_name("--backend", options.backend);
   const Explanation explanation = explain(problem, options.backend);
 
@@ -117,9 +119,9 @@ int explain_problem(const Options& options) {
   options.output.write_json({{"selected", found ? Json(explanation.selected) : Json(nullptr)},
                              {"error", found ? Json(nullptr) : Json(explanation.error)},
                              {"op", name(problem.op)},
-                             {"device", device_name(problem.device)},
+                             {"device", device},
                              {"rows", rows}});
-  options.output.print("{}: {}, device {}\n\n", name(problem.op), describe(problem), device_name(problem.device));
+  options.output.print("{}: {}, device {}\n\n", name(problem.op), describe(problem), device);
   table.print(options.output.text());
   if (found) options.output.print("\nselected: {}\n", explanation.selected);
   const bool only_reference = std::none_of(explanation.rows.begin(), explanation.rows.end(),
@@ -143,13 +145,16 @@ Action add_explain(CLI::App& app) {
                       "Queries; q, k and v of prefill; rows; states: bf16, f16, f32, e4m3");
   command->add_option("--heads", options->heads, "Query heads");
   command->add_option("--head-dims", options->head_dims, "d_qk/d_v, such as 576/512");
-  command->add_option("--device", options->device, "cpu or cuda:0")->capture_default_str();
+  command->add_option(
+      "--device", options->device,
+      "cpu, cuda:N, emulated:sm90, or sm120: a GPU that need not be there (else MLA_EMULATE, else cpu)");
   command->add_option("--backend", options->backend, "Row or family to force (else MLA_BACKEND, else the best)");
   options->output.add_option(*command);
   command->footer(
       "Examples:\n  mla explain --op decode --model deepseek-v3 --cache bf16\n"
       "  mla explain --op decode_sparse --model deepseek-v4-flash\n"
       "  mla explain --op prefill --q-dtype f16 --backend cpu_avx2\n"
+      "  mla explain --op decode_sparse --cache fp8_ds_mla --device sm120\n"
       "\nExit status: 0 a backend was found, 2 none can run the problem, or not the forced one.");
   return [options] { return explain_problem(*options); };
 }

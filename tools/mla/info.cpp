@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // `mla info`: the machine, the backends, and the support matrix.
+#include <algorithm>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "kit/device.h"
 #include "mla/backend.h"
 #include "mla/command.h"
 #include "mla/devices.h"
@@ -23,12 +26,52 @@ struct Options {
 
 std::string yes_no(bool value) { return value ? "yes" : "no"; }
 
+// "13.0" of 13000.
+std::string cuda_version(int32_t version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
+
+std::string arch_names(const std::vector<int32_t>& archs) {
+  if (archs.empty()) return "none";
+  std::string text;
+  for (int32_t arch : archs) text += fmt::format("{}sm{}", text.empty() ? "" : " ", arch);
+  return text;
+}
+
+Json arch_list(const std::vector<int32_t>& archs) {
+  Json list = Json::array();
+  for (int32_t arch : archs) list.push_back(fmt::format("sm{}", arch));
+  return list;
+}
+
+Json rows_json(const Explanation& explanation) {
+  Json rows = Json::array();
+  for (const BackendVerdict& row : explanation.rows)
+    rows.push_back({{"name", row.name}, {"usable", row.usable}, {"reason", row.reason}});
+  return rows;
+}
+
+void print_rows(const Explanation& explanation, const Output& out) {
+  Table table({"backend", "usable", "reason"}, 3);
+  for (const BackendVerdict& row : explanation.rows)
+    table.add_row({(row.name == explanation.selected ? "> " : "  ") + row.name, yes_no(row.usable), row.reason});
+  table.print(out.text());
+}
+
+// What the rows say of the typical decode on a GPU of this machine; nothing of one that cannot be used.
+std::optional<Explanation> explain_on(const GpuInfo& gpu) {
+  if (gpu.index < 0) return std::nullopt;
+  return explain(kit::on_device(Problem{}, fmt::format("cuda:{}", gpu.index)), "auto");
+}
+
 void print_machine(const Output& out) {
   const MachineInfo& machine = machine_info();
   out.print("libmla {}\ncpu      {}\nthreads  {}\n", version(), machine.cpu, machine.threads);
   if (machine.gpus.empty()) out.print("gpus     none\n");
   for (const GpuInfo& gpu : machine.gpus) out.print("gpu      {}\n", gpu_text(gpu));
-  out.print("\n");
+  if (!machine.cuda.empty()) out.print("cuda     {}\n", machine.cuda);
+  if (machine.cuda_driver != 0)
+    out.print("cuda     driver {}, library built with {}\n", cuda_version(machine.cuda_driver),
+              machine.cuda_runtime == 0 ? "none" : cuda_version(machine.cuda_runtime));
+  out.print("gpu code {}\nemulates {}\n\n", arch_names(machine.gpu_archs), arch_names(machine.emulated_archs));
   Table isa({"instruction set", "cpu has", "OS allows", "built", "detail"}, 5);
   for (const IsaLevel& level : machine.isa)
     isa.add_row({level.name, yes_no(level.cpu_has), yes_no(level.os_allows), yes_no(level.built), level.detail});
@@ -40,15 +83,9 @@ int print_info(const Options& options) {
   out.check_target();
   const MachineInfo& machine = machine_info();
   // The default problem is the typical decode: DeepSeek-V3 with a bf16 cache.
-  const Problem problem;
+  const std::string device = device_of("MLA_EMULATE", "");
+  const Problem problem = kit::on_device({}, device);
   const Explanation explanation = explain(problem);
-  Table table({"backend", "usable", "reason"}, 3);
-  Json backends = Json::array();
-  for (const BackendVerdict& row : explanation.rows) {
-    table.add_row({(row.name == explanation.selected ? "> " : "  ") + row.name, yes_no(row.usable), row.reason});
-    backends.push_back({{"name", row.name}, {"usable", row.usable}, {"reason", row.reason}});
-  }
-
   Json isa = Json::array();
   for (const IsaLevel& level : machine.isa)
     isa.push_back({{"name", level.name},
@@ -56,16 +93,30 @@ int print_info(const Options& options) {
                    {"os_allows", level.os_allows},
                    {"built", level.built},
                    {"detail", level.detail}});
+  Json devices = devices_json(machine);
+  for (size_t i = 0; i < machine.gpus.size(); ++i)
+    if (const auto verdicts = explain_on(machine.gpus[i])) devices[i + 1]["backends"] = rows_json(*verdicts);
   out.write_json({{"version", version()},
                   {"cpu", machine.cpu},
                   {"threads", machine.threads},
                   {"isa", isa},
-                  {"devices", devices_json(machine)},
-                  {"backends", backends},
+                  {"devices", devices},
+                  {"backends", rows_json(explanation)},
+                  {"cuda",
+                   {{"driver", machine.cuda_driver == 0 ? Json(nullptr) : Json(cuda_version(machine.cuda_driver))},
+                    {"error", machine.cuda.empty() ? Json(nullptr) : Json(machine.cuda)},
+                    {"archs", arch_list(machine.gpu_archs)},
+                    {"emulated_archs", arch_list(machine.emulated_archs)}}},
                   {"error", explanation.selected.empty() ? Json(explanation.error) : Json(nullptr)}});
   print_machine(out);
-  out.print("\nbackends, for decode of {} heads, {}/{}, bf16 cache:\n\n", problem.num_heads, problem.d_qk, problem.d_v);
-  table.print(out.text());
+  out.print("\nbackends, for decode of {} heads, {}/{}, bf16 cache, on {}:\n\n", problem.num_heads, problem.d_qk,
+            problem.d_v, device);
+  print_rows(explanation, out);
+  for (const GpuInfo& gpu : machine.gpus)
+    if (const auto verdicts = explain_on(gpu)) {
+      out.print("\nthe same on cuda:{}, {}:\n\n", gpu.index, gpu.name);
+      print_rows(*verdicts, out);
+    }
   // MLA_BACKEND forces what is not there or cannot run.
   if (explanation.selected.empty()) throw UsageError("{}", explanation.error);
   return 0;
@@ -125,20 +176,40 @@ std::string text_of(Op op, HeadDims dims) {
   return op == Op::kMergeStates ? std::to_string(dims.second) : fmt::format("{}/{}", dims.first, dims.second);
 }
 
-// For every row of the table the types that it takes, "yes" where there is one, "-" for none.
-std::vector<std::string> cells_of(Problem problem, const std::vector<std::string>& row_names) {
-  std::vector<std::string> cells(row_names.size());
+// The types that a row takes on a device, "yes" where there is one, "-" for none.
+std::string cell_of(Problem problem, const std::string& row_name) {
+  std::string cell;
   const std::span<const DType> types = types_of(problem.op);
   for (DType dtype : types) {
     problem.q_dtype = dtype;
-    const Explanation explanation = explain(problem);
-    for (size_t i = 0; i < cells.size(); ++i)
-      for (const BackendVerdict& row : explanation.rows)
-        if (row.name == row_names[i] && row.usable)
-          cells[i] += (cells[i].empty() ? "" : " ") + (types.size() == 1 ? "yes" : std::string(name(dtype)));
+    for (const BackendVerdict& row : explain(problem, "auto").rows)
+      if (row.name == row_name && row.usable)
+        cell += (cell.empty() ? "" : " ") + (types.size() == 1 ? "yes" : std::string(name(dtype)));
   }
-  for (std::string& cell : cells)
-    if (cell.empty()) cell = "-";
+  return cell.empty() ? "-" : cell;
+}
+
+// Rows that run on GPUs are judged for every architecture; those that they judge alike share a text.
+std::string gpu_cell_of(const Problem& problem, const std::string& row_name) {
+  std::vector<std::pair<std::string, std::string>> cells;  // text, architectures
+  for (int32_t arch : machine_info().emulated_archs) {
+    const std::string text = cell_of(kit::on_device(problem, fmt::format("emulated:sm{}", arch)), row_name);
+    const auto same = std::find_if(cells.begin(), cells.end(), [&](const auto& cell) { return cell.first == text; });
+    if (same == cells.end())
+      cells.emplace_back(text, fmt::format("sm{}", arch));
+    else
+      same->second += fmt::format(" sm{}", arch);
+  }
+  if (cells.size() == 1) return cells.front().first;
+  std::string all;
+  for (const auto& [text, archs] : cells) all += fmt::format("{}{}: {}", all.empty() ? "" : "; ", archs, text);
+  return all.empty() ? "-" : all;
+}
+
+std::vector<std::string> cells_of(const Problem& problem, const std::vector<std::string>& row_names) {
+  std::vector<std::string> cells;
+  for (const std::string& row : row_names)
+    cells.push_back(row.starts_with("cuda") ? gpu_cell_of(problem, row) : cell_of(problem, row));
   return cells;
 }
 
@@ -202,7 +273,7 @@ void print_operation(Op op, std::FILE* file) {
   table.print_markdown(file);
   print_to(file, "\n");
   for (size_t i = 0; i < row_names.size(); ++i)
-    if (!used[i]) print_to(file, "`{}` cannot run here: {}.\n\n", row_names[i], reason_of(op, row_names[i]));
+    if (!used[i]) print_to(file, "`{}` is idle on this machine: {}.\n\n", row_names[i], reason_of(op, row_names[i]));
   if (!missing.empty()) print_to(file, "No backend: {}.\n\n", fmt::join(missing, ", "));
 }
 
@@ -210,7 +281,8 @@ int print_matrix(const Output& out) {
   out.print(
       "Judged by `explain` on: {}. Cells name the types of queries (prefill: of q, k and v; cache tools: of rows; "
       "merge_states: of states), or say yes where there is no choice; any number of heads, any page size. copy_pages "
-      "takes any format and writes the one that is named.\n\n",
+      "takes any format and writes the one that is named. Rows of GPUs are judged for all "
+      "architectures that this build emulates, and an architecture is named where it differs from the others.\n\n",
       machine_info().cpu);
   for (Op op : kAllOps) print_operation(op, out.text());
   return 0;

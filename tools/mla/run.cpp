@@ -89,7 +89,10 @@ int run_one(const Options& options) {
   document.update(bench::result_json(m));
   out.write_json(document);
   out.print("{}: {}\n", name(m.description.op), describe(m.description));
-  out.print("backend  {}, {}\n", m.backend, counted(m.description.threads, "thread"));
+  const std::string& device = m.description.device;
+  const bool on_gpu = device.starts_with("cuda"), emulated = device.starts_with("emulated");
+  out.print("backend  {}, {}\n", m.backend, on_gpu ? device : counted(m.description.threads, "thread"));
+  if (emulated) out.print("device   {}: its kernels in the emulator; times say nothing about the GPU\n", device);
   if (!m.plan.empty()) out.print("plan     {}\n", m.plan);
   out.print("error    {:.3e}{}\n", m.error.value_or(0.0),
             m.error_text.empty() ? " (within tolerance)" : "  TOO LARGE: " + m.error_text);
@@ -103,6 +106,7 @@ int run_one(const Options& options) {
               m.noisy() ? fmt::format("; {}", bench::kNoisyRemark) : "");
   else
     out.print("share    -\n");
+  if (m.plan_s) out.print("plan     {}, on the device\n", human_seconds(*m.plan_s));
   if (m.ratio) out.print("speed    {:.2f} times std::nth_element on the same rows and threads\n", *m.ratio);
   return m.error_text.empty() ? 0 : 1;
 }
@@ -122,6 +126,7 @@ Action add_run(CLI::App& app) {
       "  mla run --op decode --batch-spec 8q1s4k_2q4s1k\n"
       "  mla run --op decode_sparse --cache fp8_dsv4 --heads 64 --topk 128 --page-size 256 --extra-topk 512 --sink "
       "true\n"
+      "  mla run --kv-len 300 --heads 16 --device emulated:sm120\n  mla run --batch 64 --kv-len 4k --device cuda\n"
       "\nExit status: 0 success, 1 the result is wrong, 2 unusable input.");
   return [options] { return run_one(*options); };
 }

@@ -165,21 +165,22 @@ DType parse_float_dtype(std::string_view option, std::string_view text, bool all
   fail(option, allow_e4m3 ? "one of bf16, f16, f32, e4m3" : "one of bf16, f16, f32", text);
 }
 
-Device parse_device(std::string_view option, std::string_view text) {
-  for (DeviceType type : {DeviceType::kCpu, DeviceType::kCuda}) {
-    const std::string_view prefix = name(type);
-    if (text == prefix) return {.type = type, .index = 0};
-    if (text.size() <= prefix.size() + 1 || !text.starts_with(prefix) || text[prefix.size()] != ':') continue;
-    int64_t index = 0;
-    if (read_int(text.substr(prefix.size() + 1), index) && index >= 0 && index < 1024)
-      return {.type = type, .index = static_cast<int32_t>(index)};
-  }
-  fail(option, "a device such as cpu or cuda:0", text);
-}
-
-std::string device_name(Device device) {
-  if (device.type == DeviceType::kCpu) return "cpu";
-  return fmt::format("{}:{}", name(device.type), device.index);
+std::string parse_device(std::string_view option, std::string_view text, bool any_gpu) {
+  if (text == "cpu") return "cpu";
+  if (text == "cuda") return "cuda:0";
+  constexpr std::string_view kCuda = "cuda:", kEmulated = "emulated:sm", kGpu = "sm";
+  // Digits alone: parse_int would take a suffix.
+  const auto number = [&](std::string_view prefix, size_t least, size_t most) {
+    const std::string_view digits = text.substr(std::min(prefix.size(), text.size()));
+    return text.starts_with(prefix) && digits.size() >= least && digits.size() <= most &&
+           digits.find_first_not_of("0123456789") == std::string_view::npos;
+  };
+  if (number(kCuda, 1, 3)) return fmt::format("{}{}", kCuda, parse_int(option, text.substr(kCuda.size()), 0));
+  if (number(kEmulated, 2, 3) || (any_gpu && number(kGpu, 2, 3))) return std::string(text);
+  fail(option,
+       any_gpu ? "a device such as cpu, cuda:0 or emulated:sm90, or an architecture such as sm120"
+               : "a device such as cpu, cuda:0 or emulated:sm90",
+       text);
 }
 
 void check_backend_name(std::string_view option, const std::string& backend) {

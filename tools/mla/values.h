@@ -47,9 +47,9 @@ Op parse_op(std::string_view option, std::string_view text);
 CacheFormat parse_cache(std::string_view option, std::string_view text);
 /// A floating-point element type: bf16, f16 or f32, and e4m3 where queries may be quantized.
 DType parse_float_dtype(std::string_view option, std::string_view text, bool allow_e4m3 = false);
-/// "cpu", "cuda" or "cuda:1".
-Device parse_device(std::string_view option, std::string_view text);
-std::string device_name(Device device);
+/// "cpu", "cuda:1" ("cuda" is "cuda:0") or "emulated:sm90", as ContextOptions and kit::on_device take it; with
+/// `any_gpu` also "sm90", a GPU that need not be there.
+std::string parse_device(std::string_view option, std::string_view text, bool any_gpu = false);
 
 /// "auto" and the empty text pass; otherwise a row of some operation's table or a family of rows ("cpu").
 void check_backend_name(std::string_view option, const std::string& name);

@@ -222,6 +222,7 @@ std::vector<Case> make_cases(const Choice& choice, std::string_view label) {
     cli::check_backend_name(backend->where, backend->text);
     if (backend->text != "auto") result.backend = backend->text;
   }
+  if (const Setting* device = find(choice, "device")) result.device = cli::parse_device(device->where, device->text);
   if (const Setting* trace = find(choice, "trace")) return trace_cases(choice, *trace, result);
   if (const Setting* clip = find(choice, "clip"))
     throw UsageError("{}: only lengths of a trace are clipped, and none was given", clip->where);
@@ -310,6 +311,7 @@ const std::vector<SettingKey>& setting_keys() {
       {"batch_invariant", "true, false"},
       {"threads", "Threads of the kernels and the ceilings; 0 = all that the process may use"},
       {"backend", "Rows or families to force; auto"},
+      {"device", "Where to compute: cpu, cuda:N, emulated:sm90 (else MLA_EMULATE, else cpu)"},
   };
   return keys;
 }

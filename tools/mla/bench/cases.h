@@ -55,6 +55,7 @@ struct Case {
   bool batch_invariant = false;
   int32_t threads = 1;
   std::string backend;  ///< forced row or family; empty = auto
+  std::string device;   ///< "cpu", "cuda:0", "emulated:sm90"; empty = what MLA_EMULATE says, else the CPU
   std::string lengths;  ///< "uniform", or where the lengths come from: "trace", "equal", or a batch specification
   std::vector<Request> requests;
 

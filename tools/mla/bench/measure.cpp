@@ -15,6 +15,12 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kRounds = 5;
 
+// Whether the operation only moves bytes: its measure is a copy of them.
+bool is_copy(Op op) {
+  return op == Op::kAppend || op == Op::kAppendRope || op == Op::kGather || op == Op::kCopyPages ||
+         op == Op::kAppendIndexer;
+}
+
 // What the share of a case is taken of; empty means a copy of the same bytes.
 std::optional<Ceiling> ceiling_of(const Workload& workload) {
   const Case& one = workload.description();
@@ -52,6 +58,11 @@ struct Subject {
   std::vector<double> seconds;           // of the runs
   std::vector<double> ceiling_samples;   // GFLOP/s or GB/s
   std::vector<double> baseline_seconds;  // std::nth_element on the rows of top_k
+  GpuMeter* gpu_meter = nullptr;         // on a GPU, in place of meter
+  std::unique_ptr<GpuTimer> timer;
+  std::optional<double> plan_seconds;
+
+  bool emulated() const { return workload->emulated(); }
 };
 
 // Whether the ceiling is one of arithmetic.
@@ -60,6 +71,8 @@ bool counts_flops(const Subject& subject) {
 }
 
 void sample_ceiling(Subject& subject) {
+  if (subject.emulated()) return;  // the emulator's speed says nothing about the GPU's
+  if (subject.gpu_meter != nullptr) return subject.gpu_meter->sample();
   if (subject.ceiling) {
     subject.ceiling_samples.push_back(subject.meter->sample(*subject.ceiling));
     return;
@@ -74,7 +87,7 @@ void sample_ceiling(Subject& subject) {
 
 void sample_baseline(Subject& subject) {
   const auto* top_k = std::get_if<kit::TopKCase>(&subject.workload->problem());
-  if (top_k == nullptr) return;
+  if (top_k == nullptr || subject.meter == nullptr) return;
   const TopKParams params = top_k->params();
   const auto once = [&] {
     return subject.meter->nth_element_seconds(static_cast<const float*>(params.logits.data), params.logits.shape[0],
@@ -89,23 +102,45 @@ void sample_baseline(Subject& subject) {
 void run_slice(Subject& subject, const MeasureOptions& options) {
   const auto begin = Clock::now();
   const double slice = options.min_time / kRounds;
+  if (subject.timer != nullptr) return subject.timer->sample(slice, options.max_runs, subject.seconds);
   // The first run after a sample finds other data in the caches and sleeping threads; a long one does not care.
-  if (!options.cold && (subject.seconds.empty() || subject.seconds.back() < slice)) subject.workload->run();
+  if (!options.cold && !subject.emulated() && (subject.seconds.empty() || subject.seconds.back() < slice))
+    subject.workload->run();
   do {
-    if (options.cold) subject.meter->flush_caches();
+    if (options.cold && subject.meter != nullptr) subject.meter->flush_caches();
     const auto start = Clock::now();
     subject.workload->run();
     subject.seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
   } while (std::chrono::duration<double>(Clock::now() - begin).count() < slice &&
-           static_cast<int64_t>(subject.seconds.size()) < options.max_runs);
+           static_cast<int64_t>(subject.seconds.size()) < options.max_runs && !subject.emulated());
 }
 
 Subject prepare(const Case& one, Meters& meters, const MeasureOptions& options) {
   Subject subject;
   subject.workload = std::make_unique<Workload>(one, options.seed);
+  if (subject.emulated()) return subject;
+  if (const Gpu* gpu = subject.workload->gpu(); gpu != nullptr) {
+    subject.gpu_meter = &meters.of(*gpu);
+    return subject;
+  }
   subject.meter = &meters.of(subject.workload->context().num_threads());
   subject.ceiling = ceiling_of(*subject.workload);
   return subject;
+}
+
+// Whatever takes a perfect GPU longer bounds the kernel: moving its bytes, or its arithmetic.
+void set_gpu_ceiling(const Subject& subject, Measurement& result) {
+  const kit::Work& work = subject.workload->work();
+  const GpuCeiling moving = is_copy(result.description.op) ? GpuCeiling::kCopy : GpuCeiling::kRead;
+  const double gbps = subject.gpu_meter->median(moving), gflops = subject.gpu_meter->median(GpuCeiling::kMma);
+  const bool arithmetic = gflops > 0.0 && gbps > 0.0 && work.flops / gflops > work.bytes / gbps;
+  result.ceiling_kind = name(arithmetic ? GpuCeiling::kMma : moving);
+  result.ceiling = arithmetic ? gflops : gbps;
+  const double rate = arithmetic ? result.gflops : result.gbps;
+  if (result.ceiling > 0.0 && rate > 0.0) result.ceiling_share = rate / result.ceiling;
+  result.runs *= subject.timer->runs_per_entry();
+  result.copies = static_cast<int64_t>(subject.timer->num_copies());
+  result.plan_s = subject.plan_seconds;
 }
 
 Measurement summarize(const Subject& subject) {
@@ -120,6 +155,11 @@ Measurement summarize(const Subject& subject) {
   const double seconds = std::max(result.median_s, 1e-9);
   result.gflops = subject.workload->work().flops / seconds * 1e-9;
   result.gbps = subject.workload->work().bytes / seconds * 1e-9;
+  if (subject.emulated()) return result;
+  if (subject.gpu_meter != nullptr) {
+    set_gpu_ceiling(subject, result);
+    return result;
+  }
   result.ceiling_kind = subject.ceiling ? name(*subject.ceiling) : "memcpy";
   // Arithmetic in registers can be disturbed, but never helped, by others; memory is fast when they are idle.
   result.ceiling =
@@ -162,6 +202,12 @@ CeilingMeter& Meters::of(int32_t threads) {
   return *meter;
 }
 
+GpuMeter& Meters::of(const Gpu& gpu) {
+  auto& meter = gpus_[gpu.name()];
+  if (!meter) meter = std::make_unique<GpuMeter>(gpu);
+  return *meter;
+}
+
 std::vector<Measurement> measure(const CaseGroup& group, Meters& meters, const MeasureOptions& options,
                                  const std::function<void(const std::string&)>& progress) {
   check_memory(group.cases);
@@ -175,8 +221,16 @@ std::vector<Measurement> measure(const CaseGroup& group, Meters& meters, const M
     progress("reference");
     checks[i] = refcheck(*subjects[i].workload);
   }
+  for (Subject& subject : subjects) {
+    if (subject.gpu_meter == nullptr) continue;
+    progress("capturing");
+    subject.timer = std::make_unique<GpuTimer>(*subject.workload);
+    if (subject.workload->has_plan()) subject.plan_seconds = subject.timer->plan_seconds();
+  }
   for (int round = 0; round < kRounds; ++round)
     for (Subject& subject : subjects) {
+      // The emulator takes its time, which means little: one run says as much as five.
+      if (subject.emulated() && round > 0) continue;
       progress("measuring");
       // A copy shares its memory with the kernel's output, so it comes before the runs, never after the last one.
       sample_ceiling(subject);

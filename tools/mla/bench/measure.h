@@ -13,6 +13,7 @@
 
 #include "mla/bench/cases.h"
 #include "mla/bench/ceilings.h"
+#include "mla/bench/gpu.h"
 #include "mla/bench/workload.h"
 
 namespace mla::bench {
@@ -32,9 +33,12 @@ struct Measurement {
   int64_t runs = 0;
   double median_s = 0, p10_s = 0, p90_s = 0;
   double gflops = 0, gbps = 0;
-  std::string ceiling_kind;             ///< "bf16", "f32", "f32_avx2", "dram", "l3", "memcpy"
+  /// "bf16", "f32", "f32_avx2", "dram", "l3", "memcpy"; on a GPU the names of GpuCeiling; in the emulator empty
+  std::string ceiling_kind;
   double ceiling = 0;                   ///< GFLOP/s or GB/s, of the samples taken around the runs
   std::optional<double> ceiling_share;  ///< none without a ceiling, or without arithmetic to compare with it
+  std::optional<double> plan_s;         ///< of the plan's kernels, on a GPU
+  int64_t copies = 1;                   ///< of all memory, which the runs take in turns (GPU)
   std::optional<double> error;          ///< against the reference
   std::string error_text;               ///< why the error is too large; empty if it is not
   /// Rate (gflops, without arithmetic gbps) against that of the group's first case; top_k against std::nth_element of
@@ -47,13 +51,17 @@ struct Measurement {
   bool noisy() const { return ceiling_share.value_or(0.0) > 1.02; }
 };
 
-/// One meter per thread count, so that ceilings and kernels always use the same number.
+/// One meter per thread count, so that ceilings and kernels always use the same number; and one per GPU.
 class Meters {
  public:
   CeilingMeter& of(int32_t threads);
+  GpuMeter& of(const Gpu& gpu);
+  /// Those of the GPUs that something ran on.
+  const std::map<std::string, std::unique_ptr<GpuMeter>>& gpus() const { return gpus_; }
 
  private:
   std::map<int32_t, std::unique_ptr<CeilingMeter>> meters_;
+  std::map<std::string, std::unique_ptr<GpuMeter>> gpus_;
 };
 
 /// Measures the cases of a group in turns: in each of a few rounds a sample of the ceiling, then a slice of each

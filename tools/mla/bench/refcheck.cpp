@@ -28,7 +28,8 @@ void require(const Status& status) {
 }
 
 Context reference_context() {
-  Result<Context> context = Context::create({.num_threads = 0, .affinity = {}, .backend = "reference"});
+  Result<Context> context =
+      Context::create({.num_threads = 0, .affinity = {}, .backend = "reference", .device = "cpu"});
   require(context.status());
   return std::move(context).value();
 }

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "mla/backend.h"
+#include "mla/devices.h"
 #include "mla/values.h"
 
 namespace mla::bench {
@@ -84,11 +85,13 @@ std::string page_text(const Case& one) { return cli::has_pages(one.op) ? std::to
 
 std::string backend_text(const Case& one) { return one.backend.empty() ? "auto" : one.backend; }
 
+std::string device_text(const Case& one) { return one.device.empty() ? cli::device_of("--device", "") : one.device; }
+
 // What a listed case and a result begin with.
 Json shape_json(const Case& one, const std::string& backend) {
   return {{"op", name(one.op)},
           {"backend", backend},
-          {"device", "cpu"},
+          {"device", device_text(one)},
           {"cache", data_format(one)},
           {"batch", one.requests.size()},
           {"q_len", q_len_of(one)},
@@ -144,19 +147,41 @@ Json machine_json() {
           {"f32_instruction", ceiling_kernels().f32_name}};
 }
 
-Json ceilings_json(CeilingMeter& meter) {
-  return {{"bf16_gflops", meter.median(Ceiling::kBf16)},        {"f32_gflops", meter.median(Ceiling::kF32)},
-          {"dram_gbps", meter.median(Ceiling::kDram)},          {"l3_gbps", meter.median(Ceiling::kL3)},
-          {"f32_avx2_gflops", meter.median(Ceiling::kF32Avx2)}, {"threads", meter.threads()}};
+Json ceilings_json(CeilingMeter* meter, const Meters& meters) {
+  const auto median = [&](Ceiling ceiling) { return meter == nullptr ? Json(nullptr) : Json(meter->median(ceiling)); };
+  Json gpus = Json::array();
+  for (const auto& [device, gpu] : meters.gpus()) {
+    const double wgmma = gpu->median(GpuCeiling::kWgmma);
+    gpus.push_back({{"device", device},
+                    {"read_gbps", gpu->median(GpuCeiling::kRead)},
+                    {"copy_gbps", gpu->median(GpuCeiling::kCopy)},
+                    {"mma_bf16_gflops", gpu->median(GpuCeiling::kMma)},
+                    {"wgmma_bf16_gflops", wgmma > 0.0 ? Json(wgmma) : Json(nullptr)}});
+  }
+  return {{"bf16_gflops", median(Ceiling::kBf16)},
+          {"f32_gflops", median(Ceiling::kF32)},
+          {"dram_gbps", median(Ceiling::kDram)},
+          {"l3_gbps", median(Ceiling::kL3)},
+          {"f32_avx2_gflops", median(Ceiling::kF32Avx2)},
+          {"threads", meter == nullptr ? Json(nullptr) : Json(meter->threads())},
+          {"gpus", gpus}};
 }
 
-void print_ceilings(CeilingMeter& meter, std::FILE* file) {
-  cli::print_to(file,
-                "ceilings, {} thread{}: bf16 {:.0f} GFLOP/s ({}), f32 {:.0f} GFLOP/s ({}), DRAM read {:.1f} GB/s, "
-                "L3 read {:.1f} GB/s\n",
-                meter.threads(), meter.threads() == 1 ? "" : "s", meter.median(Ceiling::kBf16),
-                ceiling_kernels().bf16_name, meter.median(Ceiling::kF32), ceiling_kernels().f32_name,
-                meter.median(Ceiling::kDram), meter.median(Ceiling::kL3));
+void print_ceilings(CeilingMeter* meter, const Meters& meters, std::FILE* file) {
+  if (meter != nullptr)
+    cli::print_to(file,
+                  "ceilings, {} thread{}: bf16 {:.0f} GFLOP/s ({}), f32 {:.0f} GFLOP/s ({}), DRAM read {:.1f} GB/s, "
+                  "L3 read {:.1f} GB/s\n",
+                  meter->threads(), meter->threads() == 1 ? "" : "s", meter->median(Ceiling::kBf16),
+                  ceiling_kernels().bf16_name, meter->median(Ceiling::kF32), ceiling_kernels().f32_name,
+                  meter->median(Ceiling::kDram), meter->median(Ceiling::kL3));
+  for (const auto& [device, gpu] : meters.gpus()) {
+    const double wgmma = gpu->median(GpuCeiling::kWgmma);
+    cli::print_to(file, "ceilings, {} ({}): read {:.0f} GB/s, copy {:.0f} GB/s, mma.sync bf16 {:.1f} TFLOP/s{}\n",
+                  device, gpu->gpu().info().name, gpu->median(GpuCeiling::kRead), gpu->median(GpuCeiling::kCopy),
+                  gpu->median(GpuCeiling::kMma) * 1e-3,
+                  wgmma > 0.0 ? fmt::format(", wgmma bf16 {:.1f} TFLOP/s", wgmma * 1e-3) : "");
+  }
 }
 
 Json result_json(const Measurement& m) {
@@ -175,6 +200,8 @@ Json result_json(const Measurement& m) {
   json["ceiling_kind"] = m.ceiling_kind;
   json["ceiling"] = m.ceiling;
   json["noisy"] = m.noisy();
+  json["plan_us"] = m.plan_s ? Json(microseconds(*m.plan_s)) : Json(nullptr);
+  json["copies"] = m.copies;
   json["ratio"] = m.ratio ? Json(*m.ratio) : Json(nullptr);
   json["target"] = m.target.empty() ? Json(nullptr) : Json(m.target);
   json["met"] = m.met ? Json(*m.met) : Json(nullptr);
@@ -187,9 +214,10 @@ std::string share_text(const Measurement& m) {
 
 std::string summary_line(const Measurement& m) {
   const Case& one = m.description;
-  return fmt::format("{}{} on {}: {} heads, batch {}, q_len {}, kv_len {}: {}, {} of {}{}",
+  return fmt::format("{}{} on {}: {} heads, batch {}, q_len {}, kv_len {}: {}{}{}",
                      one.label.empty() ? "" : one.label + ": ", name(one.op), m.backend, one.heads, one.requests.size(),
-                     q_len_of(one), kv_text(one), cli::human_seconds(m.median_s), share_text(m), m.ceiling_kind,
+                     q_len_of(one), kv_text(one), cli::human_seconds(m.median_s),
+                     m.ceiling_kind.empty() ? "" : fmt::format(", {} of {}", share_text(m), m.ceiling_kind),
                      m.error_text.empty() ? "" : ", WRONG");
 }
 
@@ -207,14 +235,14 @@ Json cases_json(const std::vector<CaseGroup>& groups) {
 }
 
 void print_cases(const std::vector<CaseGroup>& groups, std::FILE* file) {
-  cli::Table table({"case", "op", "cache", "variant", "lengths", "backend", "heads", "batch", "q_len", "kv_len", "topk",
-                    "page", "threads", "memory"},
-                   6);
+  cli::Table table({"case", "op", "cache", "variant", "lengths", "backend", "device", "heads", "batch", "q_len",
+                    "kv_len", "topk", "page", "threads", "memory"},
+                   7);
   int64_t count = 0;
   for (const CaseGroup& group : groups)
     for (const Case& one : group.cases) {
       table.add_row({one.label.empty() ? "-" : one.label, std::string(name(one.op)), data_format(one),
-                     variant_text(one), one.lengths, backend_text(one), heads_text(one),
+                     variant_text(one), one.lengths, backend_text(one), device_text(one), heads_text(one),
                      std::to_string(one.requests.size()), std::to_string(q_len_of(one)), kv_text(one), topk_text(one),
                      page_text(one), std::to_string(one.threads),
                      cli::human_bytes(static_cast<double>(memory_needed(one)))});
@@ -229,6 +257,8 @@ void print_table(const std::vector<Measurement>& results, std::FILE* file) {
   const bool labels = any([](const Measurement& m) { return !m.description.label.empty(); });
   const bool lengths = any([](const Measurement& m) { return !lengths_text(m.description).empty(); });
   const bool variants = any([](const Measurement& m) { return !variant_text(m.description).empty(); });
+  const bool gpu = any([](const Measurement& m) { return m.description.device != "cpu"; });
+  const bool plans = any([](const Measurement& m) { return m.plan_s.has_value(); });
   const bool topk = any([](const Measurement& m) { return indices_of(m.description) > 0; });
   const bool errors = any([](const Measurement& m) { return m.error.has_value(); });
   const bool ratios = any([](const Measurement& m) { return m.ratio.has_value(); });
@@ -241,7 +271,10 @@ void print_table(const std::vector<Measurement>& results, std::FILE* file) {
   const size_t left = header.size();
   header.insert(header.end(), {"heads", "batch", "q_len", "kv_len"});
   if (topk) header.push_back("topk");
-  header.insert(header.end(), {"page", "thr", "median", "p10", "p90", "GFLOP/s", "GB/s", "share", "of"});
+  header.push_back("page");
+  header.push_back(gpu ? "device" : "thr");
+  header.insert(header.end(), {"median", "p10", "p90", "GFLOP/s", "GB/s", "share", "of"});
+  if (plans) header.push_back("plan");
   if (ratios) header.push_back("ratio");
   if (errors) header.push_back("error");
   if (targets) header.insert(header.end(), {"target", "met"});
@@ -256,10 +289,14 @@ void print_table(const std::vector<Measurement>& results, std::FILE* file) {
     row.insert(row.end(),
                {heads_text(one), std::to_string(one.requests.size()), std::to_string(q_len_of(one)), kv_text(one)});
     if (topk) row.push_back(topk_text(one));
-    row.insert(row.end(), {page_text(one), std::to_string(one.threads), cli::human_seconds(m.median_s),
-                           cli::human_seconds(m.p10_s), cli::human_seconds(m.p90_s),
+    row.push_back(page_text(one));
+    row.push_back(!gpu                  ? std::to_string(one.threads)
+                  : one.device == "cpu" ? fmt::format("cpu {}", one.threads)
+                                        : one.device);
+    row.insert(row.end(), {cli::human_seconds(m.median_s), cli::human_seconds(m.p10_s), cli::human_seconds(m.p90_s),
                            m.gflops > 0 ? fmt::format("{:.1f}", m.gflops) : "-", fmt::format("{:.1f}", m.gbps),
                            share_text(m), m.ceiling_kind});
+    if (plans) row.push_back(m.plan_s ? cli::human_seconds(*m.plan_s) : "");
     if (ratios) row.push_back(m.ratio ? cli::human_percent(*m.ratio) : "");
     if (errors) row.push_back(m.error ? fmt::format("{:.1e}{}", *m.error, m.error_text.empty() ? "" : " BAD") : "");
     if (targets) row.insert(row.end(), {m.target, m.met ? (*m.met ? "yes" : "NO") : ""});

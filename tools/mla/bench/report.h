@@ -14,9 +14,10 @@ namespace mla::bench {
 /// {"cpu", "threads", "isa", "gpus", "bf16_instruction", "f32_instruction"}
 cli::Json machine_json();
 
-/// All ceilings with the meter's thread count, the medians of this run's samples.
-cli::Json ceilings_json(CeilingMeter& meter);
-void print_ceilings(CeilingMeter& meter, std::FILE* file);
+/// All ceilings, the medians of this run's samples: of the CPU with the meter's thread count (null: nothing ran there),
+/// and of the GPUs that something ran on.
+cli::Json ceilings_json(CeilingMeter* meter, const Meters& meters);
+void print_ceilings(CeilingMeter* meter, const Meters& meters, std::FILE* file);
 
 cli::Json result_json(const Measurement& measurement);
 

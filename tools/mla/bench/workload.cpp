@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "kit/buffer.h"
+#include "kit/case_buffers.h"
 #include "mla/backend.h"
 #include "mla/bench/memory.h"
 #include "mla/bench/specs.h"
@@ -35,6 +36,12 @@ std::vector<int64_t> slots_in_page_order(const Case& one, uint64_t seed) {
     next_page += static_cast<size_t>((request.kv_len + one.page_size - 1) / one.page_size);
   }
   return slots;
+}
+
+template <class KitCase>
+void order_slots(const Workload& workload, const KitCase& problem, uint64_t seed) {
+  const std::vector<int64_t> slots = slots_in_page_order(workload.description(), seed);
+  std::copy(slots.begin(), slots.end(), problem.slot_mapping.template as<int64_t>());
 }
 
 // Tensors of a case in bytes, as doubles: they may be absurdly large.
@@ -97,56 +104,75 @@ void check_memory(const std::vector<Case>& cases) {
 }
 
 Workload::Workload(const Case& one, uint64_t seed) : case_(one) {
-  Result<Context> context = Context::create({.num_threads = one.threads, .affinity = {}, .backend = one.backend});
+  Result<Context> context =
+      Context::create({.num_threads = one.threads, .affinity = {}, .backend = one.backend, .device = one.device});
   if (!context.ok()) refuse(context.status());
   context_ = std::make_unique<Context>(std::move(context).value());
+  case_.device = context_->device().empty() ? "cpu" : context_->device();
   make_problem(seed);
   run();
+  if (const Status status = fetch_(); !status.ok()) refuse(status);
+}
+
+template <class KitCase>
+void Workload::plan_problem(const KitCase& problem) {
+  const auto params = images_.front().there(problem.params());
+  const Result<size_t> size = workspace_size(*context_, params);
+  if (!size.ok()) refuse(size.status());
+  workspace_ = kit::Buffer(*size);
+  if (const Status status = images_.front().add(workspace_); !status.ok()) refuse(status);
+  const std::span<std::byte> workspace = images_.front().there(workspace_);
+  Result<Plan> planned = mla::plan(*context_, params, workspace);
+  if (!planned.ok()) refuse(planned.status());
+  plan_ = std::move(planned).value();
+  backend_ = plan_.backend();
+  plan_text_ = plan_.describe();
+  enqueue_plan_ = [this, params, workspace](Stream stream) {
+    Result<Plan> again = mla::plan(*context_, params, workspace, stream);
+    if (!again.ok()) return again.status();
+    plan_ = std::move(again).value();
+    return Status();
+  };
 }
 
 template <class KitCase, class Spec>
-KitCase& Workload::make(const Spec& spec) {
-  const Explanation explanation = explain(kit::problem_of(spec), case_.backend);
+void Workload::make(const Spec& spec, void (*finish)(const Workload&, const KitCase&, uint64_t), uint64_t seed) {
+  const mla::Problem asked = kit::on_device(kit::problem_of(spec), case_.device);
+  const Explanation explanation = explain(asked, case_.backend);
   if (explanation.selected.empty()) throw UsageError("{}: {}", name(case_.op), explanation.error);
   backend_ = explanation.selected;
   work_ = kit::work_of(spec);
-  KitCase& made = problem_.emplace<KitCase>(spec);
-  const auto params = made.params();
-  if constexpr (requires { workspace_size(*context_, params); }) {
-    const Result<size_t> size = workspace_size(*context_, params);
-    if (!size.ok()) refuse(size.status());
-    workspace_ = kit::Buffer(*size);
-    Result<Plan> planned = mla::plan(*context_, params, workspace_.bytes());
-    if (!planned.ok()) refuse(planned.status());
-    plan_ = std::move(planned).value();
-    backend_ = plan_.backend();
-    plan_text_ = plan_.describe();
-    run_ = [this, params] { return mla::run(*context_, plan_, params); };
-  } else {
-    run_ = [this, params] { return mla::run(*context_, params); };
-  }
-  return made;
+  const KitCase& made = problem_.emplace<KitCase>(spec);
+  if (finish != nullptr) finish(*this, made, seed);
+  add_copy_ = [this, &made] {
+    Result<kit::DeviceImage> image = kit::DeviceImage::create(case_.device, kit::buffers_of(made));
+    if (!image.ok()) refuse(image.status());
+    images_.push_back(std::move(image).value());
+    const auto params = images_.back().there(made.params());
+    if constexpr (requires { workspace_size(*context_, params); })
+      runs_.emplace_back([this, params](Stream stream) { return mla::run(*context_, plan_, params, stream); });
+    else
+      runs_.emplace_back([this, params](Stream stream) { return mla::run(*context_, params, stream); });
+  };
+  fetch_ = [this, &made] { return images_.front().fetch(kit::outputs_of(made)); };
+  add_copy_();
+  if constexpr (requires { workspace_size(*context_, made.params()); }) plan_problem(made);
 }
 
 void Workload::make_problem(uint64_t seed) {
-  // Written in place: the run holds a view of this memory.
-  const auto order_slots = [&](const auto& problem) {
-    const std::vector<int64_t> slots = slots_in_page_order(case_, seed);
-    std::copy(slots.begin(), slots.end(), problem.slot_mapping.template as<int64_t>());
-  };
   switch (case_.op) {
     case Op::kDecode: make<kit::DecodeCase>(decode_spec(case_, seed)); break;
     case Op::kDecodeSparse: make<kit::DecodeSparseCase>(decode_sparse_spec(case_, seed)); break;
     case Op::kPrefill: make<kit::PrefillCase>(prefill_spec(case_, seed)); break;
     case Op::kPrefillSparse: make<kit::PrefillSparseCase>(prefill_sparse_spec(case_, seed)); break;
     case Op::kMergeStates: make<kit::MergeCase>(merge_spec(case_, seed)); break;
-    case Op::kAppend: order_slots(make<kit::AppendCase>(append_spec(case_, seed))); break;
-    case Op::kAppendRope: order_slots(make<kit::AppendRopeCase>(append_rope_spec(case_, seed))); break;
+    case Op::kAppend: make<kit::AppendCase>(append_spec(case_, seed), order_slots, seed); break;
+    case Op::kAppendRope: make<kit::AppendRopeCase>(append_rope_spec(case_, seed), order_slots, seed); break;
     case Op::kGather: make<kit::GatherCase>(gather_spec(case_, seed)); break;
     case Op::kCopyPages: make<kit::CopyPagesCase>(copy_pages_spec(case_, seed)); break;
     case Op::kBlockTableToCsr: make<kit::BlockTableToCsrCase>(block_table_to_csr_spec(case_, seed)); break;
     case Op::kPhysicalSlots: make<kit::PhysicalSlotsCase>(physical_slots_spec(case_, seed)); break;
-    case Op::kAppendIndexer: order_slots(make<kit::AppendIndexerCase>(append_indexer_spec(case_, seed))); break;
+    case Op::kAppendIndexer: make<kit::AppendIndexerCase>(append_indexer_spec(case_, seed), order_slots, seed); break;
     case Op::kIndexerLogits: make<kit::IndexerLogitsCase>(indexer_logits_spec(case_, seed)); break;
     case Op::kTopK: make<kit::TopKCase>(top_k_spec(case_, seed)); break;
     case Op::kIndexerTopK: make<kit::IndexerTopKCase>(indexer_top_k_spec(case_, seed)); break;
@@ -154,8 +180,21 @@ void Workload::make_problem(uint64_t seed) {
 }
 
 void Workload::run() {
-  const Status status = run_();
-  if (!status.ok()) refuse(status);
+  enqueue(0, {});
+  if (gpu() == nullptr) return;
+  if (const Status status = gpu()->synchronize(Stream{}); !status.ok()) refuse(status);
+}
+
+void Workload::add_copy() { add_copy_(); }
+
+size_t Workload::copy_bytes() const { return images_.front().bytes(); }
+
+void Workload::enqueue(size_t copy, Stream stream) {
+  if (const Status status = runs_[copy](stream); !status.ok()) refuse(status);
+}
+
+void Workload::enqueue_plan(Stream stream) {
+  if (const Status status = enqueue_plan_(stream); !status.ok()) refuse(status);
 }
 
 Workload::CopyPair Workload::copy_pair() {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kit/cases.h"
+#include "kit/device.h"
 #include "kit/specs.h"
 #include "mla/bench/cases.h"
 #include "mla/plan.h"
@@ -24,7 +25,8 @@ void check_memory(const std::vector<Case>& cases);
 
 class Workload {
  public:
-  /// Allocates and fills everything, plans, and runs once. Throws UsageError with the library's message.
+  /// Allocates and fills everything, copies it to the case's device, plans, runs once, and copies the outputs back.
+  /// Throws UsageError with the library's message.
   Workload(const Case& one, uint64_t seed);
   Workload(const Workload&) = delete;
   Workload& operator=(const Workload&) = delete;
@@ -37,8 +39,22 @@ class Workload {
   /// 2 flops per multiply-add of visible keys; every byte read or written once.
   const kit::Work& work() const { return work_; }
 
-  /// Runs the operation once. Throws UsageError if the library refuses.
+  /// Runs the operation once, to its end. Throws UsageError if the library refuses.
   void run();
+
+  /// The GPU that computes, or null where the host's memory serves: on the CPU, in the emulator.
+  const Gpu* gpu() const { return images_.front().gpu(); }
+  bool emulated() const { return case_.device.starts_with("emulated"); }
+
+  /// On a GPU: one more copy of all memory there, so that runs can take turns.
+  void add_copy();
+  size_t num_copies() const { return images_.size(); }
+  /// Bytes of one copy.
+  size_t copy_bytes() const;
+  /// Puts a run over a copy into the stream, or the plan.
+  void enqueue(size_t copy, Stream stream);
+  void enqueue_plan(Stream stream);
+  bool has_plan() const { return plan_.valid(); }
 
   /// Memory to copy for what only moves bytes: the real source and destination, as much as both hold. A copy between
   /// them leaves the outputs wrong until the next run. Empty for all other operations.
@@ -56,16 +72,23 @@ class Workload {
   const Problem& problem() const { return problem_; }
 
  private:
+  /// `finish` may change the problem before it is copied anywhere.
   template <class KitCase, class Spec>
-  KitCase& make(const Spec& spec);
+  void make(const Spec& spec, void (*finish)(const Workload&, const KitCase&, uint64_t) = nullptr, uint64_t seed = 0);
+  template <class KitCase>
+  void plan_problem(const KitCase& problem);
   void make_problem(uint64_t seed);
 
   Case case_;
   std::unique_ptr<Context> context_;
   Problem problem_;
   kit::Buffer workspace_, copy_memory_;
+  std::vector<kit::DeviceImage> images_;
   Plan plan_;
-  std::function<Status()> run_;
+  std::vector<std::function<Status(Stream)>> runs_;  // over each copy
+  std::function<Status(Stream)> enqueue_plan_;
+  std::function<void()> add_copy_;
+  std::function<Status()> fetch_;
   std::string backend_, plan_text_;
   kit::Work work_;
 };

@@ -238,7 +238,8 @@ void add(const QuantError& one, int32_t count, QuantError& sum) {
 }  // namespace
 
 std::vector<QuantError> quant_errors(const QuantOptions& options) {
-  const Context context = value_of(Context::create({.num_threads = 0, .affinity = {}, .backend = options.backend}));
+  const Context context =
+      value_of(Context::create({.num_threads = 0, .affinity = {}, .backend = options.backend, .device = "cpu"}));
   const std::vector<Variant> latent_variants = {
       {.format = CacheFormat::kBF16},
       {.format = CacheFormat::kF16},

@@ -11,7 +11,9 @@
 #include <optional>
 #include <string>
 
+#include "kit/device.h"
 #include "mla/bench/ceilings.h"
+#include "mla/devices.h"
 #include "mla/interrupt.h"
 #include "mla/mla.h"
 #include "mla/output.h"
@@ -34,7 +36,7 @@ constexpr int64_t kMaxTokens = int64_t{1} << 30;
 struct Options {
   std::string trace;
   std::string model = "deepseek-v2-lite";
-  std::string cache, backend, timeline;
+  std::string cache, backend, device, timeline;
   std::string requests = "0", layers = "1", page_size, pool_tokens = "256k", chunk = "4k", max_batch = "64";
   std::string threads = "0", seed = "1", check_every = "16", pool_gb, mtp = "0", dcp = "1";
   bool as_fast_as_possible = false, sparse = false;
@@ -47,9 +49,10 @@ T value_or_usage_error(Result<T> result) {
   return std::move(result).value();
 }
 
-Context make_context(int32_t threads, const std::string& backend) {
+Context make_context(int32_t threads, const std::string& backend, const std::string& device) {
   ContextOptions options;
   options.num_threads = threads;
+  options.device = device;
   options.backend = backend == "auto" ? "" : backend;
   return value_or_usage_error(Context::create(options));
 }
@@ -57,14 +60,18 @@ Context make_context(int32_t threads, const std::string& backend) {
 // A short rate sample now and then: on a machine that others use too, the ceiling moves.
 class CeilingSampler {
  public:
-  CeilingSampler(int32_t threads, bool prefill_bf16, bool decode_bf16)
-      : meter_(threads), prefill_(kind(prefill_bf16)), decode_(kind(decode_bf16)) {
-    sample();
+  /// `measure` is false where the processor's peak is no measure: in the emulator.
+  CeilingSampler(int32_t threads, bool prefill_bf16, bool decode_bf16, bool measure)
+      : meter_(threads), prefill_(kind(prefill_bf16)), decode_(kind(decode_bf16)), measure_(measure) {
+    if (measure_) sample();
   }
   void sample_if_due() {
-    if (Clock::now() - last_ >= std::chrono::seconds(2)) sample();
+    if (measure_ && Clock::now() - last_ >= std::chrono::seconds(2)) sample();
   }
-  Ceilings medians() { return {.prefill_gflops = meter_.median(prefill_), .decode_gflops = meter_.median(decode_)}; }
+  Ceilings medians() {
+    if (!measure_) return {};
+    return {.prefill_gflops = meter_.median(prefill_), .decode_gflops = meter_.median(decode_)};
+  }
 
  private:
   static bench::Ceiling kind(bool bf16) { return bf16 ? bench::Ceiling::kBf16 : bench::Ceiling::kF32; }
@@ -75,6 +82,7 @@ class CeilingSampler {
   }
   bench::CeilingMeter meter_;
   bench::Ceiling prefill_, decode_;
+  bool measure_;
   Clock::time_point last_;
 };
 
@@ -197,7 +205,7 @@ void check_setup(const Setup& setup, std::span<const Request> requests) {
                      human_bytes(static_cast<double>(available)), human_bytes(static_cast<double>(needed)));
 }
 
-std::string selected_backend(Op op, const LayerOptions& layer, const std::string& force) {
+std::string selected_backend(Op op, const LayerOptions& layer, const std::string& force, const std::string& device) {
   const ModelConfig& model = layer.model;
   const bool up_projected = op == Op::kPrefill;
   const Problem problem{.op = op,
@@ -206,16 +214,17 @@ std::string selected_backend(Op op, const LayerOptions& layer, const std::string
                         .num_heads = model.num_attention_heads,
                         .d_qk = up_projected ? model.prefill_d_qk() : model.d_qk(),
                         .d_v = up_projected ? model.v_head_dim : model.d_v()};
-  const Explanation explanation = explain(problem, force);
+  const Explanation explanation = explain(kit::on_device(problem, device), force);
   if (explanation.selected.empty()) throw UsageError(explanation.error);
   return explanation.selected;
 }
 
 // What the report says before anything ran.
-Report make_report(const Setup& setup, const std::string& backend) {
+Report make_report(const Setup& setup, const std::string& backend, const std::string& device) {
   const LayerOptions& layer = setup.engine.layer;
   const bool pooled = layer.model.value_is_row;
   Report report;
+  report.device = device;
   report.model = layer.model.name;
   report.cache = std::string(name(layer.cache));
   report.sparse = layer.topk > 0;
@@ -230,8 +239,8 @@ Report make_report(const Setup& setup, const std::string& backend) {
   if (report.drafts > 0) report.layers += fmt::format(", {} per answer token", counted(report.drafts, "draft"));
   if (report.ranks > 1) report.layers += fmt::format(", {} ranks", report.ranks);
   const Op decode = report.sparse ? Op::kDecodeSparse : Op::kDecode;
-  report.prefill_backend = selected_backend(pooled ? decode : Op::kPrefill, layer, backend);
-  report.decode_backend = selected_backend(decode, layer, backend);
+  report.prefill_backend = selected_backend(pooled ? decode : Op::kPrefill, layer, backend, device);
+  report.decode_backend = selected_backend(decode, layer, backend, device);
   return report;
 }
 
@@ -266,11 +275,23 @@ int64_t run_steps(Engine& engine, Scheduler& scheduler, std::span<const Request>
   return steps;
 }
 
+// Where the layer computes. Its activations and projections are made on the host.
+std::string replay_device(const Options& options) {
+  const std::string device = usable_device("--device", options.device);
+  if (device.starts_with("cuda"))
+    throw UsageError(
+        "--device {}: expected cpu or emulated:sm90: the replay's tokens are made in the host's memory; "
+        "mla check and mla bench run on GPUs",
+        device);
+  return device;
+}
+
 int run_replay(const Options& options) {
   const auto start = Clock::now();
   options.output.check_target();
   if (!options.timeline.empty()) check_writable("--timeline", options.timeline);
   check_backend_name("--backend", options.backend);
+  const std::string device = replay_device(options);
   Setup setup = make_setup(options);
   const auto requests = value_or_usage_error(read_trace(options.trace, setup.max_requests));
   setup.engine.max_batch = static_cast<int32_t>(std::min<int64_t>(setup.engine.max_batch, std::ssize(requests)));
@@ -283,9 +304,9 @@ int run_replay(const Options& options) {
              setup.scheduler.page_size, kBlockTokens);
 
   const LayerOptions& layer = setup.engine.layer;
-  Report report = make_report(setup, options.backend);
-  const Context context = make_context(setup.threads, options.backend);
-  const Context reference = make_context(1, "reference");
+  Report report = make_report(setup, options.backend, device);
+  const Context context = make_context(setup.threads, options.backend, device);
+  const Context reference = make_context(1, "reference", "cpu");
   report.threads = context.num_threads();
 
   const InterruptGuard guard;
@@ -293,7 +314,7 @@ int run_replay(const Options& options) {
   const std::unique_ptr<Engine> engine = make_engine(setup.engine, context, reference, stop_requested);
   const bool bf16 = layer.dtype == DType::kBF16;
   // Quantized elements are bf16 once they are read.
-  CeilingSampler ceilings(context.num_threads(), bf16, bf16 && layer.cache != CacheFormat::kF16);
+  CeilingSampler ceilings(context.num_threads(), bf16, bf16 && layer.cache != CacheFormat::kF16, device == "cpu");
   const std::unique_ptr<Timeline> timeline =
       options.timeline.empty() ? nullptr : std::make_unique<Timeline>(options.timeline);
   report.steps = run_steps(*engine, scheduler, requests, ceilings, timeline.get());
@@ -321,6 +342,7 @@ Action add_replay(CLI::App& app) {
       "  mla replay trace.jsonl --model deepseek-v3.2 --sparse --cache fp8_ds_mla --mtp 1 --requests 2\n"
       "  mla replay trace.jsonl --model deepseek-v4-flash --sparse --requests 2\n"
       "  mla replay trace.jsonl --cache fp8 --dcp 4 --requests 4 --as-fast-as-possible --json=result.json\n"
+      "  mla replay short.jsonl --device emulated:sm120 --requests 1 --chunk 128\n"
       "Exit status: 0 done, 1 a checked result is wrong, 2 unusable input, 130 interrupted (the report covers what was "
       "done).");
   command->add_option("trace", options->trace, "Request trace, one JSON object a line (format: data/README.md)")
@@ -345,6 +367,7 @@ Action add_replay(CLI::App& app) {
   command->add_option("--threads", options->threads, "Threads; 0 = all that the process may use")
       ->capture_default_str();
   command->add_option("--backend", options->backend, "Backend or family to force");
+  command->add_option("--device", options->device, "cpu or emulated:sm90, which is slow (else MLA_EMULATE, else cpu)");
   command->add_option("--seed", options->seed, "Seed of weights and activations")->capture_default_str();
   command->add_option("--check-every", options->check_every, "Steps between two checked samples; 0 = no checks")
       ->capture_default_str();

@@ -29,6 +29,7 @@ struct Ceilings {
 
 struct Report {
   std::string model, cache, prefill_backend, decode_backend;
+  std::string device = "cpu";
   std::string layers = "one layer";                  ///< for people
   std::string other_way = "prefill against decode";  ///< the second way in which tokens are computed, for people
   int32_t drafts = 0, ranks = 1;

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/common/append.cuh"
+
+#include "cuda/common/rows_grid.h"
+#include "cuda/portable_operations.h"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+Status run_append(const core::AppendArgs& args, cuda::Queue& queue) {
+  const auto enqueue = [&]<class Kernel>(Kernel) {
+    return launch<Kernel>(queue, cuda::warp_per_row(args.num_tokens, Kernel::kThreads), args);
+  };
+  if (args.cache.num_scales == 0 && args.dtype == ckv_dtype(args.cache)) return enqueue(AppendKernel<true>{});
+  return enqueue(AppendKernel<false>{});
+}
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// append: latent rows into cache slots, converted or quantized as the format asks. Bound by memory.
+//   grid    warps stride over tokens: one token's row per warp and step; a block is 8 warps that share nothing
+//   memory  each lane moves 16 bytes per access, a row's loads all in flight; no shared memory
+// Slots that are negative, or beyond the pool, write nothing.
+#pragma once
+
+#include "cuda/launch.h"
+#include "cuda/tile/cache_rows.cuh"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+/// `copies`: the rows have the cache's type, and keep their bits, NaN payloads included.
+template <bool copies>
+struct AppendKernel {
+  using Params = core::AppendArgs;
+  static constexpr const char* kName = copies ? "append" : "append_converted";
+  static constexpr int kThreads = 256;
+  static constexpr int kMinBlocks = copies ? 5 : kArch == 120 ? 2 : 3;
+
+  static MLA_DEVICE void run(const Params& args) {
+    constexpr int kWarps = kThreads / kWarpSize;
+    const int64_t step = int64_t{kWarps} * ptx::grid_size_x();
+    for (int64_t token = int64_t{kWarps} * ptx::block_index_x() + ptx::warp(); token < args.num_tokens; token += step)
+      append(args, token);
+  }
+
+ private:
+  static MLA_DEVICE void append(const Params& args, int64_t token) {
+    const int64_t slot = args.slot_mapping[token];
+    if (slot < 0 || slot >= args.cache.num_slots()) return;
+    const CacheRow row = CacheRow::at_slot(args.cache, slot);
+    const auto bytes = static_cast<int64_t>(size_of(args.dtype));
+    const auto* ckv = static_cast<const std::byte*>(args.ckv) + token * args.ckv_stride_token * bytes;
+    const auto* kpe = static_cast<const std::byte*>(args.kpe) + token * args.kpe_stride_token * bytes;
+    const Piece kpe_bits = {row.of(args.cache.kpe), kpe, args.cache.d_kpe * bytes};
+    if constexpr (copies) {
+      copy_pieces({row.of(args.cache.ckv), ckv, args.cache.d_ckv * bytes}, kpe_bits);
+    } else {
+      const bool copies_kpe = args.dtype == kpe_dtype(args.cache);
+      if (copies_kpe) copy_piece(kpe_bits);
+      write_row(row, true, {.data = ckv, .dtype = args.dtype}, !copies_kpe, {.data = kpe, .dtype = args.dtype});
+    }
+  }
+};
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

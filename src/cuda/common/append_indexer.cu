@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/common/append_indexer.cuh"
+
+#include "cuda/launch.h"
+#include "cuda/portable_operations.h"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+Status run_append_indexer(const core::AppendIndexerArgs& args, cuda::Queue& queue) {
+  const int64_t blocks = (args.num_tokens + AppendIndexerKernel::kTokens - 1) / AppendIndexerKernel::kTokens;
+  return launch<AppendIndexerKernel>(queue, {.grid_x = static_cast<int32_t>(blocks)}, args);
+}
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/common/append_rope.cuh"
+
+#include "cuda/common/rows_grid.h"
+#include "cuda/portable_operations.h"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+Status run_append_rope(const core::AppendRopeArgs& args, cuda::Queue& queue) {
+  const int64_t rows = args.num_tokens * (int64_t{args.num_heads} + 1);
+  return launch<AppendRopeKernel>(queue, cuda::warp_per_row(rows, AppendRopeKernel::kThreads), args);
+}
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/common/combine.cuh"
+
+#include <algorithm>
+
+#include "cuda/common/combine.h"
+#include "cuda/launch.h"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+namespace {
+
+template <class Args>
+Status launch_combine(const cuda::WorkShape& shape, const Args& args, const cuda::WorkList& list, cuda::Queue& queue) {
+  if (list.max_slots == 0) return {};
+  CombineKernel::Params params{.list = list,
+                               .num_heads = args.num_heads,
+                               .d_v = args.d_v,
+                               .attn_sink = args.options.attn_sink,
+                               .lse_base = args.lse_base,
+                               .o_dtype = args.o_dtype,
+                               .o_scale = args.o_scale,
+                               .o = args.o,
+                               .o_stride_token = args.o_stride_token,
+                               .o_stride_head = args.o_stride_head,
+                               .lse = args.lse,
+                               .lse_stride_token = args.lse_stride_token,
+                               .lse_stride_head = args.lse_stride_head};
+  if constexpr (requires { args.max_logits; }) {
+    params.max_logits = args.max_logits;
+    params.max_logits_stride_token = args.max_logits_stride_token;
+    params.max_logits_stride_head = args.max_logits_stride_head;
+  }
+  // A block holds a row of 512 columns; no more rows than the batch has, or than partial states are for.
+  const int64_t rows = std::min(shape.max_tokens * shape.num_heads, int64_t{list.max_slots} * list.block_rows);
+  const int64_t resident = int64_t{queue.device().num_sms} * CombineKernel::kMinBlocks;
+  const auto grid = static_cast<int32_t>(std::min(rows, std::max<int64_t>(resident, 1)));
+  return launch<CombineKernel>(queue, {.grid_x = grid, .overlaps_previous = true}, params);
+}
+
+}  // namespace
+
+Status combine_work(const cuda::WorkShape& shape, const core::DecodeArgs& args, const cuda::WorkList& list,
+                    cuda::Queue& queue) {
+  return launch_combine(shape, args, list, queue);
+}
+
+Status combine_work(const cuda::WorkShape& shape, const core::DecodeSparseArgs& args, const cuda::WorkList& list,
+                    cuda::Queue& queue) {
+  return launch_combine(shape, args, list, queue);
+}
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/common/copy_pages.cuh"
+
+#include "cuda/common/rows_grid.h"
+#include "cuda/portable_operations.h"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+namespace {
+
+/// Whether all bits mean the same in both caches, as far as shapes say.
+bool certainly_same_code(const core::Cache& from, const core::Cache& to) {
+  return from.format == to.format && from.format != CacheFormat::kFP8 &&
+         from.power_of_two_scales == to.power_of_two_scales;
+}
+
+}  // namespace
+
+Status run_copy_pages(const core::CopyPagesArgs& args, cuda::Queue& queue) {
+  const auto enqueue = [&]<class Kernel>(Kernel) {
+    return launch<Kernel>(queue, cuda::warp_per_row(args.num_tokens(), Kernel::kThreads), args);
+  };
+  if (certainly_same_code(args.from, args.to)) return enqueue(CopyPagesKernel<true>{});
+  return enqueue(CopyPagesKernel<false>{});
+}
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

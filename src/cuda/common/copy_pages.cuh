@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// copy_pages: the tokens of some pages of one cache into pages of another, whose format and page size may differ. Bound
+// by memory.
+//   grid    warps stride over tokens: one token's row per warp and step; a block is 8 warps that share nothing
+//   memory  each lane moves 16 bytes per access, a row's loads all in flight; no shared memory
+#pragma once
+
+#include "cuda/launch.h"
+#include "cuda/tile/cache_rows.cuh"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+/// `copies`: all parts mean the same in both caches, which then is known before the scales are read.
+template <bool copies>
+struct CopyPagesKernel {
+  using Params = core::CopyPagesArgs;
+  static constexpr const char* kName = copies ? "copy_pages" : "copy_pages_converted";
+  static constexpr int kThreads = 256;
+  static constexpr int kMinBlocks = copies ? 4 : 2;
+
+  static MLA_DEVICE void run(const Params& args) {
+    constexpr int kWarps = kThreads / kWarpSize;
+    const int64_t step = int64_t{kWarps} * ptx::grid_size_x(), num_tokens = args.num_tokens();
+    const bool copies_ckv = copies || same_ckv_code(args.from, args.to);
+    const bool copies_kpe = copies || same_kpe_code(args.from, args.to);
+    for (int64_t token = int64_t{kWarps} * ptx::block_index_x() + ptx::warp(); token < num_tokens; token += step)
+      copy(args, token, copies_ckv, copies_kpe);
+  }
+
+ private:
+  /// Whether the same bits mean the same: then a copy must not round.
+  static MLA_DEVICE bool same_ckv_code(const core::Cache& from, const core::Cache& to) {
+    if (from.format != to.format || from.num_scales != to.num_scales) return false;
+    if (from.num_scales == 0) return true;
+    if (!from.writes_scales) return load_f32_anywhere(from.scales.base) == load_f32_anywhere(to.scales.base);
+    return from.power_of_two_scales == to.power_of_two_scales;
+  }
+  static MLA_DEVICE bool same_kpe_code(const core::Cache& from, const core::Cache& to) {
+    const DType dtype = kpe_dtype(from);
+    if (from.d_kpe == 0) return true;
+    return dtype == kpe_dtype(to) && (dtype != DType::kE4M3 || *from.kpe_scale == *to.kpe_scale);
+  }
+
+  static MLA_DEVICE void copy(const Params& args, int64_t token, bool copies_ckv, bool copies_kpe) {
+    const CacheRow from = CacheRow::at(args.from, args.from_pages, token);
+    const CacheRow to = CacheRow::at(args.to, args.to_pages, token);
+    const Piece ckv = {to.of(args.to.ckv), from.of(args.from.ckv),
+                       int64_t{args.from.d_ckv} * args.from.layout.element_bytes};
+    const Piece kpe = {to.of(args.to.kpe), from.of(args.from.kpe),
+                       int64_t{args.from.d_kpe} * args.from.layout.rope_element_bytes};
+    const bool copies_scales = copies_ckv && args.to.writes_scales;
+    if (copies_scales) {
+      const Piece scales = {to.of(args.to.scales), from.of(args.from.scales), from.scale_bytes()};
+      copy_piece(scales);
+    }
+    copy_pieces(copies_ckv ? ckv : Piece{}, copies_kpe ? kpe : Piece{});
+    if constexpr (!copies) {
+      write_row(to, !copies_ckv, from.ckv(), !copies_kpe, args.from.d_kpe > 0 ? from.kpe() : Channels{});
+    }
+  }
+};
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/common/gather.cuh"
+
+#include "cuda/common/rows_grid.h"
+#include "cuda/portable_operations.h"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+Status run_gather(const core::GatherArgs& args, cuda::Queue& queue) {
+  const auto enqueue = [&]<class Kernel>(Kernel) {
+    return launch<Kernel>(queue, cuda::warp_per_row(args.num_rows, Kernel::kThreads), args);
+  };
+  if (args.cache.num_scales == 0 && args.out_dtype == ckv_dtype(args.cache)) return enqueue(GatherKernel<true>{});
+  return enqueue(GatherKernel<false>{});
+}
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// gather: cache rows of a range of every request into dense tensors, dequantized. Bound by memory.
+//   grid    warps stride over output rows: one row per warp and step, whose request the warp finds in out_indptr;
+//           a block is 8 warps that share nothing
+//   memory  each lane moves 16 bytes per access, a row's loads all in flight; no shared memory
+// Rows beyond out_indptr[batch_size] stay as they are.
+#pragma once
+
+#include "cuda/launch.h"
+#include "cuda/tile/cache_rows.cuh"
+#include "cuda/tile/search.cuh"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+/// `copies`: the output has the cache's type, and gets its bits, NaN payloads included.
+template <bool copies>
+struct GatherKernel {
+  using Params = core::GatherArgs;
+  static constexpr const char* kName = copies ? "gather" : "gather_converted";
+  static constexpr int kThreads = 256;
+  static constexpr int kMinBlocks = copies ? 5 : 3;
+
+  static MLA_DEVICE void run(const Params& args) {
+    constexpr int kWarps = kThreads / kWarpSize;
+    const int64_t step = int64_t{kWarps} * ptx::grid_size_x();
+    for (int64_t row = int64_t{kWarps} * ptx::block_index_x() + ptx::warp(); row < args.num_rows; row += step)
+      gather(args, row);
+  }
+
+ private:
+  static MLA_DEVICE void gather(const Params& args, int64_t out) {
+    const int32_t request = find_range(args.out_indptr, args.batch_size, out);
+    if (request < 0) return;
+    const int64_t start = args.token_start != nullptr ? args.token_start[request] : 0;
+    const CacheRow row = CacheRow::at(args.cache, args.pages.of(request), start + out - args.out_indptr[request]);
+    const auto bytes = static_cast<int64_t>(size_of(args.out_dtype));
+    auto* ckv = static_cast<std::byte*>(args.out_ckv) + out * args.out_ckv_stride_token * bytes;
+    auto* kpe = static_cast<std::byte*>(args.out_kpe) + out * args.out_kpe_stride_token * bytes;
+    const Piece kpe_bits = {kpe, row.of(args.cache.kpe), args.cache.d_kpe * bytes};
+    if constexpr (copies) {
+      copy_pieces({ckv, row.of(args.cache.ckv), args.cache.d_ckv * bytes}, kpe_bits);
+    } else {
+      const bool copies_kpe = args.out_dtype == kpe_dtype(args.cache);
+      if (copies_kpe) copy_piece(kpe_bits);
+      const Encoder encode(args.out_dtype);
+#pragma unroll 1
+      for (int part = copies_kpe || args.cache.d_kpe == 0 ? 1 : 0; part < 2; ++part)  // not unrolled: half the code
+        write_channels(part == 0 ? row.kpe() : row.ckv(), part == 0 ? args.cache.d_kpe : args.cache.d_ckv, encode,
+                       part == 0 ? kpe : ckv);
+    }
+  }
+};
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+// block_table_to_csr and physical_slots.
+//   ScanPagesKernel      one block: the page counts of all requests, summed up into kv_indptr
+//   CopyPageRowsKernel   blocks stride over requests, and copy their page numbers to where kv_indptr says
+//   PhysicalSlotsKernel  blocks stride over tokens: the entries of one row of indices, 2048 at a time, in registers;
+//                        all of them are read before any is written, so that a row may be its own output
+// Shared memory: the counts of each warp, int32, at byte 0; its sum behind them.
+#pragma once
+
+#include <bit>
+
+#include "core/args.h"
+#include "cuda/launch.h"
+#include "cuda/tile/search.cuh"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+/// Replaces each lane's value by the sum of those of the lanes before it; returns the warp's sum.
+MLA_DEVICE int32_t sum_before_lane(int32_t& value) {
+  int32_t sum = value;
+  for (int delta = 1; delta < kWarpSize; delta *= 2) {
+    const int32_t other = ptx::shuffle_up(sum, delta);
+    if (ptx::lane() >= delta) sum += other;
+  }
+  value = sum - value;
+  return ptx::shuffle(sum, kWarpSize - 1);
+}
+
+struct ScanPagesKernel {
+  using Params = core::BlockTableToCsrArgs;
+  static constexpr const char* kName = "scan_pages";
+  static constexpr int kThreads = 1024;
+  static constexpr int kMinBlocks = 1;
+  static constexpr int kSharedBytes = kThreads / kWarpSize * 4;
+
+  static MLA_DEVICE void run(const Params& args) {
+    ptx::allow_next_grid();
+    if (ptx::thread_index() == 0) args.kv_indptr[0] = 0;
+    auto* warp_sums = reinterpret_cast<int32_t*>(ptx::shared_memory());
+    int32_t begin = 0;  // of the first request of this step
+    for (int32_t first = 0; first < args.batch_size; first += kThreads) {
+      const int32_t request = first + ptx::thread_index();
+      const int32_t own = request < args.batch_size ? num_pages(args, request) : 0;
+      int32_t before = own;
+      const int32_t sum = sum_before_lane(before);
+      if (ptx::lane() == 0) warp_sums[ptx::warp()] = sum;
+      ptx::sync_block();  // all sums are there
+      int32_t warps_before = warp_sums[ptx::lane()];
+      const int32_t total = sum_before_lane(warps_before);
+      before += begin + ptx::shuffle(warps_before, ptx::warp());
+      if (request < args.batch_size) args.kv_indptr[request + 1] = before + own;
+      begin += total;
+      ptx::sync_block();  // all have read the sums, which the next step overwrites
+    }
+  }
+
+ private:
+  static MLA_DEVICE int32_t num_pages(const Params& args, int32_t request) {
+    const int32_t kv_len = args.kv_len[request];
+    return kv_len > 0 ? (kv_len - 1) / args.page_size + 1 : 0;
+  }
+};
+static_assert(ScanPagesKernel::kThreads == kWarpSize * kWarpSize, "a warp scans the sums of all warps");
+
+struct CopyPageRowsKernel {
+  using Params = core::BlockTableToCsrArgs;
+  static constexpr const char* kName = "copy_page_rows";
+  static constexpr int kThreads = 256;
+  static constexpr int kMinBlocks = 4;
+
+  static MLA_DEVICE void run(const Params& args) {
+    ptx::wait_for_previous_grid();  // ScanPagesKernel has written kv_indptr
+    for (int32_t request = ptx::block_index_x(); request < args.batch_size; request += ptx::grid_size_x()) {
+      const int32_t begin = args.kv_indptr[request], count = args.kv_indptr[request + 1] - begin;
+      const int32_t* pages = args.block_table + request * args.block_table_stride_request;
+      int32_t* out = args.kv_indices + begin;
+      for (int32_t i = ptx::thread_index(); i < count; i += kThreads) out[i] = pages[i];
+    }
+  }
+};
+
+struct PhysicalSlotsKernel {
+  using Params = core::PhysicalSlotsArgs;
+  static constexpr const char* kName = "physical_slots";
+  static constexpr int kThreads = 256;
+  static constexpr int kMinBlocks = 4;
+  static constexpr int kWarps = kThreads / kWarpSize;
+  static constexpr int kPerThread = 8;  // entries, kThreads apart
+  static constexpr int kCounts = kPerThread * kWarps;
+  static constexpr int kSharedBytes = (kCounts + 1) * 4;
+
+  static MLA_DEVICE void run(const Params& args) {
+    for (int64_t token = ptx::block_index_x(); token < args.num_tokens; token += ptx::grid_size_x()) {
+      const int32_t request = request_of(args, token);
+      if (request >= 0) fill_row(args, request, token);
+    }
+  }
+
+ private:
+  static MLA_DEVICE int32_t request_of(const Params& args, int64_t token) {
+    if (args.queries.indptr != nullptr) return find_range(args.queries.indptr, args.pages.batch_size, token);
+    return static_cast<int32_t>(static_cast<uint32_t>(token) / static_cast<uint32_t>(args.queries.uniform_len));
+  }
+
+  /// A request's tokens, looked up.
+  struct Finder {
+    const ContextParallel& share;
+    const int32_t* pages;
+    uint32_t page_size, kv_len;
+
+    /// The slot of a token, or -1.
+    MLA_DEVICE int32_t operator()(int32_t token) const {
+      const auto position = static_cast<uint32_t>(token);  // a negative one lies beyond kv_len
+      if (position >= kv_len) return -1;
+      uint32_t local = position;
+      if (share.world > 1) {
+        if (!owns(share, token)) return -1;
+        local = static_cast<uint32_t>(local_length(share, token));  // as many as the rank owns before it
+      }
+      const uint32_t page = local / page_size;
+      return static_cast<int32_t>(static_cast<uint32_t>(pages[page]) * page_size + (local - page * page_size));
+    }
+  };
+
+  static MLA_DEVICE void fill_row(const Params& args, int32_t request, int64_t token) {
+    const int32_t kv_len = args.pages.kv_len[request];
+    const Finder find = {.share = args.context_parallel,
+                         .pages = args.pages.of(request),
+                         .page_size = static_cast<uint32_t>(args.pages.page_size),
+                         .kv_len = static_cast<uint32_t>(kv_len < 0 ? 0 : kv_len)};
+    const int32_t* indices = args.indices + token * args.indices_stride_token;
+    int32_t* slots = args.slots + token * args.slots_stride_token;
+    const int32_t given = args.topk_length != nullptr ? args.topk_length[token] : args.topk;
+    const int32_t length = given < args.topk ? given : args.topk;
+    int32_t valid = 0;
+    for (int64_t first = 0; first < args.topk; first += kPerThread * kThreads) {
+      int32_t found[kPerThread];
+#pragma unroll
+      for (int j = 0; j < kPerThread; ++j) {
+        const int64_t i = first + j * kThreads + ptx::thread_index();
+        found[j] = i < length ? find(indices[i]) : -1;
+      }
+      valid += write_entries(args, found, first, valid, slots);
+    }
+    if (args.compact)
+      for (int64_t i = int64_t{valid} + ptx::thread_index(); i < args.topk; i += kThreads) slots[i] = -1;
+    if (args.valid_count != nullptr && ptx::thread_index() == 0) args.valid_count[token] = valid;
+  }
+
+  /// Entries first, first + 1, ...; returns how many are valid, of all threads. `valid` of them stood before.
+  static MLA_DEVICE int32_t write_entries(const Params& args, const int32_t (&found)[kPerThread], int64_t first,
+                                          int32_t valid, int32_t* slots) {
+    auto* counts = reinterpret_cast<int32_t*>(ptx::shared_memory());  // in the order of the entries
+    uint32_t valid_lanes[kPerThread];
+#pragma unroll
+    for (int j = 0; j < kPerThread; ++j) {
+      valid_lanes[j] = ptx::ballot(found[j] >= 0);
+      if (ptx::lane() == 0) counts[j * kWarps + ptx::warp()] = std::popcount(valid_lanes[j]);
+    }
+    ptx::sync_block();  // all counts are there, and all entries have been read
+    if (ptx::warp() == 0) {
+      int32_t sum = 0;
+      for (int i = ptx::lane(); i < kCounts; i += kWarpSize) {
+        int32_t before = counts[i];
+        const int32_t step_sum = sum_before_lane(before);
+        counts[i] = sum + before;
+        sum += step_sum;
+      }
+      if (ptx::lane() == 0) counts[kCounts] = sum;
+    }
+    ptx::sync_block();  // warp 0 has summed them up
+#pragma unroll
+    for (int j = 0; j < kPerThread; ++j) {
+      const int64_t i = first + j * kThreads + ptx::thread_index();
+      const uint32_t lanes_before = valid_lanes[j] & ((1U << ptx::lane()) - 1U);
+      if (args.compact) {
+        if (found[j] >= 0) slots[valid + counts[j * kWarps + ptx::warp()] + std::popcount(lanes_before)] = found[j];
+      } else if (i < args.topk) {
+        slots[i] = found[j];
+      }
+    }
+    const int32_t sum = counts[kCounts];
+    ptx::sync_block();  // all have read the counts, which the next entries overwrite
+    return sum;
+  }
+};
+static_assert(PhysicalSlotsKernel::kCounts % kWarpSize == 0, "all lanes scan");
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/common/merge_states.cuh"
+
+#include "cuda/common/rows_grid.h"
+#include "cuda/portable_operations.h"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+Status run_merge_states(const core::MergeStatesArgs& args, cuda::Queue& queue) {
+  const int64_t rows = args.num_tokens * args.num_heads;
+  return launch<MergeStatesKernel>(queue, cuda::warp_per_row(rows, MergeStatesKernel::kThreads), args);
+}
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

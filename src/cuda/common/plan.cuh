@@ -1,0 +1,516 @@
+// SPDX-License-Identifier: Apache-2.0
+// The plan of absorbed attention: from lengths in device memory to the work list of work_list.h.
+//
+// Grid: one block. An *item* is a unit, or an even part of one: a chunk. All items of a request cost the same,
+// item_blocks + unit_overhead, so that prefix sums over requests say where on the line of all work an item lies, and a
+// binary search finds the item at any place of it. Phases, each by all threads:
+//   measure     lengths -> row blocks and key blocks of each request; how many lanes
+//   accumulate  prefix sums of items and costs
+//   choose      the way of sharing whose most loaded worker has least to do: each item its own worker; each chunk, of
+//               the least size that leaves a worker for each; or the line cut evenly, wherever that falls, with cuts
+//               near an item's end moved there
+//   write       cuts -> segments (one warp per worker) and merges
+// Item t of worker w has its segment at index t + w: nobody has to wait to know where to write.
+//
+// Shared memory: PlanShared. Batches above kSharedRequests keep the prefix sums in the workspace instead.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "core/args.h"
+#include "cuda/common/work_list.h"
+#include "cuda/ptx/ptx.h"
+#include "cuda/tile/block_scan.cuh"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+inline constexpr int kPlanThreads = 512;
+inline constexpr int kSharedRequests = 1024;
+inline constexpr int kMaxPlanWorkers = 1024;
+/// Blocks of the same request that walk its keys side by side read them from L2 once. More lanes gain nothing.
+inline constexpr int kMaxLanes = 16;
+
+/// What a request has to do, in its own numbering of keys.
+struct RequestWork {
+  int32_t token_begin = 0;
+  int32_t q_len = 0;
+  int32_t kv_len = 0;
+  int64_t key_begin = 0;  // a multiple of key_block
+  int64_t key_end = 0;    // key_begin, if no query sees a key
+
+  MLA_DEVICE int64_t num_keys() const { return key_end - key_begin; }
+};
+
+/// decode: the keys of the rank that any of the request's queries sees. The last query sees to the end, causal or not;
+/// the first looks back farthest. Lengths that cannot be right are cut down to what cannot hurt.
+struct DecodeLengths {
+  core::QueryRanges queries = {};
+  core::Pages pages = {};
+  ContextParallel share = {};
+  int32_t window_left = -1;
+  int64_t num_tokens = 0;
+  int32_t key_block = 1;
+
+  MLA_DEVICE RequestWork of(int32_t request) const {
+    RequestWork work;
+    const int64_t begin = std::clamp<int64_t>(queries.begin(request), 0, num_tokens);
+    const int64_t end = queries.indptr != nullptr ? queries.indptr[request + 1] : begin + queries.uniform_len;
+    work.token_begin = static_cast<int32_t>(begin);
+    work.q_len = static_cast<int32_t>(std::clamp<int64_t>(end - begin, 0, num_tokens - begin));
+    if (work.q_len == 0) return work;
+    work.kv_len = std::max(pages.kv_len[request], 0);
+    const int64_t first_position = int64_t{work.kv_len} - work.q_len;
+    const int64_t first_seen = window_left < 0 ? 0 : std::clamp<int64_t>(first_position - window_left, 0, work.kv_len);
+    work.key_begin = local_length(share, first_seen) / key_block * key_block;
+    work.key_end = std::max(std::min(local_length(share, work.kv_len), held(request)), work.key_begin);
+    return work;
+  }
+
+  /// Keys that the request's pages have room for, where the table says how many they are.
+  MLA_DEVICE int64_t held(int32_t request) const {
+    if (pages.kv_indptr == nullptr) return INT32_MAX;
+    return std::max<int64_t>(int64_t{pages.kv_indptr[request + 1]} - pages.kv_indptr[request], 0) * pages.page_size;
+  }
+};
+
+/// decode_sparse: each token is a request, its keys the entries of its rows of indices.
+struct SparseLengths {
+  const int32_t* topk_length[2] = {};
+  int32_t topk[2] = {};
+  bool length_per_request[2] = {};
+  core::QueryRanges queries = {};
+  int32_t batch_size = 0;
+  int32_t key_block = 1;
+
+  MLA_DEVICE RequestWork of(int32_t token) const {
+    RequestWork work;
+    work.token_begin = token;
+    int32_t length[2] = {};
+    for (int32_t pool = 0; pool < 2; ++pool) {
+      length[pool] = topk[pool];
+      if (topk_length[pool] == nullptr) continue;
+      const int32_t at = length_per_request[pool] ? request_of(token) : token;
+      if (length_per_request[pool] && at == batch_size) return work;  // padding behind the last request
+      length[pool] = std::clamp(topk_length[pool][at], 0, topk[pool]);
+    }
+    work.q_len = 1;
+    work.kv_len = length[0];
+    const int64_t first = (int64_t{length[0]} + key_block - 1) / key_block * key_block;
+    work.key_end = length[1] > 0 ? first + length[1] : length[0];
+    return work;
+  }
+
+  /// batch_size if there is none.
+  MLA_DEVICE int32_t request_of(int32_t token) const {
+    if (queries.indptr == nullptr)
+      return queries.uniform_len > 0 ? std::min(token / queries.uniform_len, batch_size) : batch_size;
+    int32_t low = 0, high = batch_size;  // the first request that ends behind the token
+    while (low < high) {
+      const int32_t middle = (low + high) / 2;
+      if (queries.indptr[middle + 1] > token)
+        high = middle;
+      else
+        low = middle + 1;
+    }
+    return low;
+  }
+};
+
+struct PlanShared {
+  int64_t scratch[kPlanThreads / kWarpSize];
+  bool enough[kPlanThreads / kWarpSize];
+  int64_t cost[kSharedRequests + 1];   // of all items of earlier requests
+  int32_t items[kSharedRequests + 1];  // of earlier requests
+  int32_t blocks[kSharedRequests];     // key blocks of a unit
+  int32_t row_blocks[kSharedRequests];
+  int32_t cut_item[kMaxPlanWorkers + 1];
+  int32_t cut_block[kMaxPlanWorkers + 1];
+};
+
+/// The last i with prefix[i] <= value, of prefix[0] = 0 <= value < prefix[n].
+template <class T>
+MLA_DEVICE int32_t find_in_prefix(const T* prefix, int32_t n, T value) {
+  int32_t low = 0, high = n;
+  while (high - low > 1) {
+    const int32_t middle = low + (high - low) / 2;
+    if (prefix[middle] <= value)
+      low = middle;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+template <class Lengths>
+struct PlanKernel {
+  struct Params {
+    cuda::WorkShape shape;
+    cuda::WorkList list;
+    Lengths lengths;
+  };
+  static constexpr const char* kName = "plan";
+  static constexpr int kThreads = kPlanThreads;
+  static constexpr int kMinBlocks = 1;
+
+  static MLA_DEVICE void run(const Params& params) {
+    PlanKernel plan(params);
+    plan.measure();
+    plan.accumulate();
+    if (!plan.fits()) return plan.write_nothing();
+    plan.choose();
+    plan.write_cuts();
+    plan.write_segments();
+    plan.write_merges();
+  }
+
+ private:
+  /// A place on the line of all work: `block` key blocks into an item, or between two items if 0.
+  struct Cut {
+    int32_t item = 0;
+    int32_t block = 0;
+    int64_t blocks_before = 0;  // key blocks of the line before here
+  };
+  struct UnsnappedCut {
+    Cut item_begin;
+    int64_t offset = 0;  // into the item, its overhead included, which counts as its end
+    int32_t item_blocks = 0;
+  };
+
+  /// Cuts nearer to an item's end than this move there.
+  static constexpr int32_t kWhole = INT32_MAX;
+  static constexpr int32_t kNumTolerances = 3;
+
+  const cuda::WorkShape& shape_;
+  const cuda::WorkList& list_;
+  const Lengths& lengths_;
+  PlanShared& shared_;
+  int64_t* cost_;
+  int32_t* items_;
+  int32_t* blocks_;
+  int32_t* row_blocks_;
+  int32_t chunk_blocks_ = 0;  // units are cut into even parts of about so many key blocks; 0: they are not
+  int32_t lanes_ = 1;
+  int32_t max_workers_ = 1;
+  int64_t max_rows_ = 0;
+  int64_t total_items_ = 0, total_cost_ = 0, largest_cost_ = 0;
+  // The chosen way: even cuts of the line, moved by at most tolerance_, or each item its own worker.
+  int32_t num_workers_ = 0;
+  bool owned_ = false;
+  int32_t tolerance_ = kWhole;
+
+  MLA_DEVICE explicit PlanKernel(const Params& params)
+      : shape_(params.shape),
+        list_(params.list),
+        lengths_(params.lengths),
+        shared_(*reinterpret_cast<PlanShared*>(ptx::shared_memory())) {
+    const bool small = shape_.batch <= kSharedRequests;
+    cost_ = small ? shared_.cost : list_.request_cost;
+    items_ = small ? shared_.items : list_.request_items;
+    blocks_ = small ? shared_.blocks : list_.request_blocks;
+    row_blocks_ = small ? shared_.row_blocks : list_.request_row_blocks;
+    if (shape_.batch_invariant) chunk_blocks_ = std::max(shape_.invariant_chunk_keys / shape_.key_block, 1);
+  }
+
+  static MLA_DEVICE int32_t parts(int32_t blocks, int32_t size) { return (blocks - 1) / size + 1; }
+
+  /// Key blocks of an item of a request whose units have `blocks`.
+  MLA_DEVICE int32_t item_blocks(int32_t blocks) const {
+    if (chunk_blocks_ == 0 || blocks == 0) return blocks;
+    const int32_t least = shape_.batch_invariant ? parts(blocks, list_.max_chunks) : 1;
+    return parts(blocks, parts(blocks, std::max(chunk_blocks_, least)));
+  }
+  MLA_DEVICE int32_t items_per_unit(int32_t blocks) const {
+    return blocks == 0 ? 1 : parts(blocks, item_blocks(blocks));
+  }
+
+  MLA_DEVICE void measure() {
+    int64_t most = 0, least = -INT32_MAX;  // row blocks of a request that has any; the least negated
+    for (int32_t r = ptx::thread_index(); r < shape_.batch; r += kThreads) {
+      const RequestWork work = lengths_.of(r);
+      const int64_t rows = int64_t{work.q_len} * shape_.num_heads;
+      const int64_t row_blocks = (rows + shape_.block_rows - 1) / shape_.block_rows;
+      row_blocks_[r] = static_cast<int32_t>(row_blocks);
+      blocks_[r] = static_cast<int32_t>((work.num_keys() + shape_.key_block - 1) / shape_.key_block);
+      max_rows_ = std::max(max_rows_, rows);
+      if (row_blocks == 0) continue;
+      most = std::max(most, row_blocks);
+      least = std::max(least, -row_blocks);
+    }
+    max_rows_ = block_max<kThreads>(max_rows_, shared_.scratch);
+    most = block_max<kThreads>(most, shared_.scratch);
+    least = block_max<kThreads>(least, shared_.scratch);
+    if (most == -least) choose_lanes(static_cast<int32_t>(most));
+    max_workers_ = std::min(shape_.max_grid_blocks / lanes_, int32_t{kMaxPlanWorkers});
+  }
+
+  /// As many as divide the row blocks and leave hardly a block of the grid idle.
+  MLA_DEVICE void choose_lanes(int32_t row_blocks) {
+    const int32_t grid = shape_.max_grid_blocks;
+    for (int32_t lanes = std::min(std::min(row_blocks, grid), int32_t{kMaxLanes}); lanes > 1; --lanes) {
+      if (row_blocks % lanes != 0 || grid / lanes * lanes * 10 < grid * 9) continue;
+      lanes_ = lanes;
+      return;
+    }
+  }
+
+  MLA_DEVICE void accumulate() {
+    total_items_ = total_cost_ = largest_cost_ = 0;
+    for (int32_t base = 0; base < shape_.batch; base += kThreads) {
+      const int32_t r = base + ptx::thread_index();
+      int64_t items = 0, cost = 0;
+      if (r < shape_.batch) {
+        const int64_t item_cost = int64_t{item_blocks(blocks_[r])} + shape_.unit_overhead;
+        items = int64_t{row_blocks_[r]} / lanes_ * items_per_unit(blocks_[r]);
+        cost = items * item_cost;
+        if (items > 0) largest_cost_ = std::max(largest_cost_, item_cost);
+      }
+      int64_t items_of_round = 0, cost_of_round = 0;
+      const int64_t items_before = total_items_ + exclusive_scan<kThreads>(items, shared_.scratch, items_of_round);
+      const int64_t cost_before = total_cost_ + exclusive_scan<kThreads>(cost, shared_.scratch, cost_of_round);
+      if (r < shape_.batch) {
+        items_[r] = static_cast<int32_t>(items_before);
+        cost_[r] = cost_before;
+      }
+      total_items_ += items_of_round;
+      total_cost_ += cost_of_round;
+    }
+    if (ptx::thread_index() == 0) {
+      items_[shape_.batch] = static_cast<int32_t>(total_items_);
+      cost_[shape_.batch] = total_cost_;
+    }
+    largest_cost_ = block_max<kThreads>(largest_cost_, shared_.scratch);  // its barriers publish the sums
+  }
+
+  /// Only pointers to queries that run backwards can ask for more than the shapes allow.
+  MLA_DEVICE bool fits() const {
+    return total_items_ > 0 && total_items_ * lanes_ <= int64_t{list_.max_segments} - list_.max_workers;
+  }
+
+  MLA_DEVICE void write_nothing() const {
+    if (ptx::thread_index() == 0) *list_.header = {.lanes = 1, .num_workers = 0, .num_merges = 0, .merge_rows = 0};
+  }
+
+  MLA_DEVICE UnsnappedCut find(int64_t place) const {
+    UnsnappedCut cut;
+    if (place >= total_cost_) {
+      cut.item_begin.item = static_cast<int32_t>(total_items_);
+      cut.item_begin.blocks_before = total_cost_ - total_items_ * shape_.unit_overhead;
+      return cut;
+    }
+    const int32_t r = find_in_prefix(cost_, shape_.batch, place);
+    cut.item_blocks = item_blocks(blocks_[r]);
+    const int64_t item_cost = int64_t{cut.item_blocks} + shape_.unit_overhead;
+    const int64_t index = item_cost > 0 ? (place - cost_[r]) / item_cost : 0;
+    cut.offset = place - cost_[r] - index * item_cost;
+    cut.item_begin.item = static_cast<int32_t>(items_[r] + index);
+    cut.item_begin.blocks_before = place - cut.offset - int64_t{cut.item_begin.item} * shape_.unit_overhead;
+    return cut;
+  }
+
+  static MLA_DEVICE Cut snap(const UnsnappedCut& cut, int32_t tolerance) {
+    const Cut& begin = cut.item_begin;
+    const int64_t rest = cut.item_blocks - cut.offset;
+    const bool to_begin = cut.offset <= tolerance && (rest > tolerance || cut.offset < rest);
+    if (cut.offset == 0 || (rest > 0 && to_begin)) return begin;
+    if (rest <= tolerance) return {begin.item + 1, 0, begin.blocks_before + cut.item_blocks};
+    return {begin.item, static_cast<int32_t>(cut.offset), begin.blocks_before + cut.offset};
+  }
+
+  /// What a worker with the line from `begin` to `end` has to do.
+  MLA_DEVICE int64_t load(const Cut& begin, const Cut& end) const {
+    const bool head = begin.block > 0;
+    const bool tail = end.block > 0;
+    const int32_t segments = end.item - begin.item + (tail ? 1 : 0);
+    const int32_t partials = (head ? 1 : 0) + (tail && !(head && begin.item == end.item) ? 1 : 0);
+    return end.blocks_before - begin.blocks_before + int64_t{segments} * shape_.unit_overhead +
+           int64_t{partials} * shape_.split_overhead;
+  }
+
+  MLA_DEVICE int64_t even_cut(int32_t worker, int32_t workers) const { return worker * total_cost_ / workers; }
+
+  MLA_DEVICE void choose() {
+    const int64_t total_blocks = total_cost_ - total_items_ * shape_.unit_overhead;
+    const int64_t useful = std::max(total_blocks / std::max(shape_.min_share, 1), total_items_);
+    const auto workers = static_cast<int32_t>(std::clamp<int64_t>(useful, 1, max_workers_));
+    const int64_t share = total_cost_ / workers;
+
+    const auto eighth = static_cast<int32_t>(std::min<int64_t>(share / 8, INT32_MAX - 1));
+    const int32_t tolerances[kNumTolerances] = {kWhole, eighth > 1 ? eighth : 2, 1};
+    int64_t loads[kNumTolerances] = {};
+    for (int32_t w = ptx::thread_index(); w < workers; w += kThreads) {
+      const UnsnappedCut begin = find(even_cut(w, workers)), end = find(even_cut(w + 1, workers));
+      for (int i = 0; i < kNumTolerances; ++i)
+        loads[i] = std::max(loads[i], load(snap(begin, tolerances[i]), snap(end, tolerances[i])));
+    }
+    owned_ = total_items_ <= max_workers_;
+    int64_t best = owned_ ? largest_cost_ : INT64_MAX;
+    num_workers_ = owned_ ? static_cast<int32_t>(total_items_) : 0;
+    if (owned_ && !shape_.batch_invariant) choose_chunks(total_blocks, best);
+    for (int i = 0; i < (shape_.batch_invariant ? 1 : kNumTolerances); ++i) {
+      const int64_t merging = tolerances[i] == kWhole ? 0 : shape_.split_overhead;
+      const int64_t time = block_max<kThreads>(loads[i], shared_.scratch) + merging;
+      if (time >= best) continue;
+      best = time;
+      owned_ = false;
+      num_workers_ = workers;
+      tolerance_ = tolerances[i];
+    }
+    if (!owned_) {
+      if (!shape_.batch_invariant) chunk_blocks_ = 0;
+    } else if (chunk_blocks_ > 0 && !shape_.batch_invariant) {
+      accumulate();
+      num_workers_ = static_cast<int32_t>(total_items_);
+    }
+  }
+
+  /// Chunks of the least size that leaves a worker for each, if that beats `best`.
+  MLA_DEVICE void choose_chunks(int64_t total_blocks, int64_t& best) {
+    const auto largest = static_cast<int32_t>(largest_cost_ - shape_.unit_overhead);
+    auto low = static_cast<int32_t>((total_blocks - 1) / max_workers_ + 1);
+    low = std::max(low, shape_.min_share);
+    int32_t high = largest;  // chunks of this size are few enough; those below `low` are too many, or too small
+    constexpr int kWarps = kThreads / kWarpSize;
+    while (low < high) {
+      const int32_t step = (high - low) / kWarps + 1;
+      const bool few = num_chunks(std::min(low + ptx::warp() * step, high)) <= max_workers_;
+      if (ptx::lane() == 0) shared_.enough[ptx::warp()] = few;
+      ptx::sync_block();
+      int first = 0;
+      while (first < kWarps && !shared_.enough[first]) ++first;
+      ptx::sync_block();  // all have read
+      if (first < kWarps) high = std::min(low + first * step, high);
+      if (first > 0) low = std::min(low + (first - 1) * step + 1, high);
+    }
+    const int64_t time = int64_t{high} + shape_.unit_overhead + 2 * int64_t{shape_.split_overhead};
+    if (high >= largest || time >= best) return;
+    best = time;
+    chunk_blocks_ = high;
+  }
+
+  /// Chunks of all units, of about `size` key blocks each. By whole warps.
+  MLA_DEVICE int64_t num_chunks(int32_t size) const {
+    int64_t sum = 0;
+    for (int32_t r = ptx::lane(); r < shape_.batch; r += kWarpSize)
+      sum += int64_t{row_blocks_[r]} / lanes_ * (blocks_[r] == 0 ? 1 : parts(blocks_[r], size));
+    for (int mask = 1; mask < kWarpSize; mask *= 2) sum += shuffle_xor_64(sum, mask);
+    return sum;
+  }
+
+  MLA_DEVICE void write_cuts() {
+    for (int32_t w = ptx::thread_index(); w <= num_workers_; w += kThreads) {
+      const Cut cut = owned_ ? Cut{w, 0, 0} : snap(find(even_cut(w, num_workers_)), tolerance_);
+      shared_.cut_item[w] = cut.item;
+      shared_.cut_block[w] = cut.block;
+    }
+    ptx::sync_block();
+  }
+
+  struct ItemPlace {
+    int32_t request = 0;
+    int32_t unit = 0, chunk = 0;
+    int32_t num_chunks = 1;
+  };
+  MLA_DEVICE ItemPlace locate(int32_t item) const {
+    ItemPlace at;
+    at.request = find_in_prefix(items_, shape_.batch, item);
+    at.num_chunks = items_per_unit(blocks_[at.request]);
+    at.unit = (item - items_[at.request]) / at.num_chunks;
+    at.chunk = (item - items_[at.request]) % at.num_chunks;
+    return at;
+  }
+
+  /// Key blocks [first, last) of an item, last -1 for the item's end.
+  MLA_DEVICE void write_segment(int32_t item, int32_t worker, int32_t first, int32_t last) const {
+    const ItemPlace at = locate(item);
+    const RequestWork work = lengths_.of(at.request);
+    const int64_t chunk_begin = int64_t{at.chunk} * item_blocks(blocks_[at.request]);
+    const int64_t begin = work.key_begin + (chunk_begin + first) * shape_.key_block;
+    const int64_t end_block = last >= 0 ? chunk_begin + last : chunk_begin + item_blocks(blocks_[at.request]);
+    int32_t slot = -1;
+    if (at.num_chunks > 1)
+      slot = item * lanes_;
+    else if (first > 0)
+      slot = 2 * worker * lanes_;
+    else if (last >= 0)
+      slot = (2 * worker + 1) * lanes_;
+    list_.segments[item + worker] = {
+        .request = at.request,
+        .row_begin = at.unit * lanes_ * shape_.block_rows,
+        .key_begin = static_cast<int32_t>(begin),
+        .key_end = static_cast<int32_t>(std::min(work.key_end, work.key_begin + end_block * shape_.key_block)),
+        .partial_slot = slot,
+        .token_begin = work.token_begin,
+        .q_len = work.q_len,
+        .kv_len = work.kv_len};
+  }
+
+  MLA_DEVICE void write_segments() const {
+    for (int32_t w = ptx::warp(); w < num_workers_; w += kThreads / kWarpSize) {
+      const int32_t first_item = shared_.cut_item[w], last_item = shared_.cut_item[w + 1];
+      const int32_t last_block = shared_.cut_block[w + 1];
+      const int32_t end_item = last_item + (last_block > 0 ? 1 : 0);
+      if (ptx::lane() == 0) {
+        list_.segment_begin[w] = first_item + w;
+        list_.segment_end[w] = end_item + w;
+      }
+      for (int32_t item = first_item + ptx::lane(); item < end_item; item += kWarpSize)
+        write_segment(item, w, item == first_item ? shared_.cut_block[w] : 0, item == last_item ? last_block : -1);
+    }
+  }
+
+  /// Whether worker `w` has the first segment of an item that others go on with.
+  MLA_DEVICE bool begins_merge(int32_t w) const {
+    const int32_t last_item = shared_.cut_item[w + 1];
+    return shared_.cut_block[w + 1] > 0 && (last_item > shared_.cut_item[w] || shared_.cut_block[w] == 0);
+  }
+
+  /// The unit of which worker (of chunks: item) `index` has the first part.
+  MLA_DEVICE cuda::Merge merge_at(int32_t index) const {
+    const bool chunked = chunk_blocks_ > 0;
+    const int32_t item = chunked ? index : shared_.cut_item[index + 1];
+    const ItemPlace at = locate(item);
+    const RequestWork work = lengths_.of(at.request);
+    cuda::Merge merge{.request = at.request,
+                      .row_begin = at.unit * lanes_ * shape_.block_rows,
+                      .token_begin = work.token_begin,
+                      .num_rows = work.q_len * shape_.num_heads,
+                      .first_slot = item * lanes_,
+                      .rest_slot = (item + 1) * lanes_,
+                      .slot_stride = lanes_,
+                      .num_splits = at.num_chunks};
+    if (chunked) return merge;
+    merge.first_slot = (2 * index + 1) * lanes_;
+    merge.rest_slot = 2 * (index + 1) * lanes_;
+    merge.slot_stride = 2 * lanes_;
+    merge.num_splits = find_in_prefix(shared_.cut_item, num_workers_, item) - index + 1;
+    return merge;
+  }
+
+  MLA_DEVICE void write_merges() const {
+    const bool chunked = chunk_blocks_ > 0;
+    const int32_t candidates = chunked ? static_cast<int32_t>(total_items_) : num_workers_;
+    int64_t num_merges = 0;
+    for (int32_t base = 0; base < candidates; base += kThreads) {
+      const int32_t index = base + ptx::thread_index();
+      bool begins = false;
+      if (index < candidates && chunked) {
+        const ItemPlace at = locate(index);
+        begins = at.num_chunks > 1 && at.chunk == 0;
+      } else if (index < candidates) {
+        begins = begins_merge(index);
+      }
+      int64_t found = 0;
+      const int64_t at = num_merges + exclusive_scan<kThreads>(begins ? 1 : 0, shared_.scratch, found);
+      if (begins) list_.merges[at] = merge_at(index);
+      num_merges += found;
+    }
+    if (ptx::thread_index() != 0) return;
+    *list_.header = {.lanes = lanes_,
+                     .num_workers = num_workers_,
+                     .num_merges = static_cast<int32_t>(num_merges),
+                     .merge_rows = static_cast<int32_t>(std::min<int64_t>(max_rows_, lanes_ * shape_.block_rows))};
+  }
+};
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which request a query token belongs to, and how many of its keys the token sees, from lengths on the device.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+
+#include "core/args.h"
+#include "cuda/ptx/ptx.h"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+/// How many of `holds(0)`, `holds(1)` ... `holds(count - 1)` are true; behind the first false one all are false. By
+/// whole warps: all lanes ask for the same, and each looks at one at a time, so that two rounds do for 1,024.
+template <class Predicate>
+MLA_DEVICE int32_t count_leading(int32_t count, const Predicate& holds) {
+  int32_t begin = 0, end = count;
+  while (begin < end) {
+    const int32_t step = (end - begin + kWarpSize - 1) / kWarpSize;
+    const int32_t last = std::min((ptx::lane() + 1) * step, end - begin + 1) - 1;  // of the lane's share
+    const int32_t num_true = std::popcount(ptx::ballot(last < end - begin && holds(begin + last)));
+    begin += num_true * step;
+    end = std::min(end, begin + step - 1);
+  }
+  return begin;
+}
+
+/// The requests of a batch.
+struct QueryBatch {
+  core::QueryRanges queries = {};
+  const int32_t* kv_len = nullptr;  // [batch_size]
+  int32_t batch_size = 0;
+  bool causal = true;
+
+  /// By whole warps; batch_size if no request has the token, as in the padding of a captured batch.
+  MLA_DEVICE int32_t request_of(int64_t token) const {
+    if (queries.indptr == nullptr) return static_cast<int32_t>(token / queries.uniform_len);
+    return count_leading(batch_size, [&](int32_t request) { return queries.indptr[request + 1] <= token; });
+  }
+
+  /// Keys [0, visible) of the request.
+  MLA_DEVICE int32_t visible(int32_t request, int64_t token) const {
+    const int32_t keys = std::max(kv_len[request], 0);
+    if (!causal) return keys;
+    const int32_t end = queries.begin(request) + queries.len(request);
+    return std::max(keys - (end - 1 - static_cast<int32_t>(token)), 0);
+  }
+};
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+// top_k: the indices of the k largest logits of every row, ascending; of equal ones the lower index.
+//
+// Grid: one block per row, which reads it up to four times, from L2 after the first.
+//   1. Radix select: logits become integers of the same order ("ranks"), and histograms of their top 11 bits, then the
+//      next 11 and the last 10 among those that share the threshold's bits so far, find the rank of the k-th largest.
+//      It ends early where all ranks with these bits are wanted.
+//   2. Ordered compaction: chunk after chunk of 16 logits per thread, a scan over the block gives each one that is
+//      wanted its place.
+// Shared memory: histogram [2048 bins][8 copies] of u32, 64 KB; copy = lane % 8, so that rows of equal logits do not
+// queue up at one address; then the chunk sums of the warps [2][32] and the bin that was found.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+
+#include "core/args.h"
+#include "cuda/common/query_batch.cuh"
+#include "cuda/ptx/ptx.h"
+#include "cuda/ptx/shared_atomics.h"
+#include "cuda/tile/scalar.cuh"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+struct TopKParams {
+  core::TopKArgs args;
+  /// If it has a kv_len, rows are as long as their tokens see keys, and tokens of no request are left out.
+  QueryBatch batch;
+};
+
+/// Orders as the operation does: NaN, then -inf ... +inf; both zeros are one.
+MLA_DEVICE uint32_t logit_rank(float logit) {
+  if (is_nan(logit)) return 0;
+  const auto bits = std::bit_cast<uint32_t>(logit + 0.0F);  // -0 becomes 0
+  return bits ^ ((bits >> 31) != 0 ? 0xFFFFFFFFU : 0x80000000U);
+}
+
+class TopKKernel {
+ public:
+  using Params = TopKParams;
+  static constexpr const char* kName = "top_k";
+  static constexpr int kThreads = 1024;
+  static constexpr int kMinBlocks = 1;
+  static constexpr int kBinBits = 11;
+  static constexpr int kBins = 1 << kBinBits;
+  static constexpr int kCopies = 8;
+  static constexpr int kWarps = kThreads / kWarpSize;
+  static constexpr int kSharedBytes = (kBins * kCopies + 2 * kWarps + 4) * 4;
+
+  static MLA_DEVICE void run(const Params& params) {
+    const core::TopKArgs& args = params.args;
+    const int64_t token = ptx::block_index_x();
+    auto n = static_cast<int32_t>(args.num_logits);
+    if (params.batch.kv_len != nullptr) {
+      const int32_t request = params.batch.request_of(token);
+      if (request == params.batch.batch_size) return;
+      n = std::min(n, params.batch.visible(request, token));
+    } else if (args.lengths != nullptr) {
+      n = std::clamp(args.lengths[token], 0, n);
+    }
+    int32_t* const indices = args.indices + token * args.indices_stride_token;
+    if (n <= args.k) {
+      for (int32_t i = ptx::thread_index(); i < args.k; i += kThreads) indices[i] = i < n ? i : -1;
+      return;
+    }
+    const Row row(args.logits + token * args.logits_stride_token, n);
+    compact(row, select(row, static_cast<uint32_t>(args.k)), static_cast<uint32_t>(args.k), indices);
+  }
+
+ private:
+  static constexpr int kQuad = 4;   // logits of a 16-byte read
+  static constexpr int kQuads = 4;  // reads of a thread in a chunk
+  static constexpr int kWarpChunk = kWarpSize * kQuad * kQuads;
+  static constexpr int kChunk = kWarps * kWarpChunk;
+
+  /// A row in chunks of which each warp has a part, and of that each quad a part: reads of a warp lie side by side. The
+  /// first chunk begins where 16-byte reads may, up to 3 logits before the row.
+  struct Row {
+    const float* logits;
+    int32_t length, before;
+
+    MLA_DEVICE Row(const float* data, int32_t n)
+        : logits(data), length(n), before(static_cast<int32_t>(reinterpret_cast<uintptr_t>(data) / 4 % kQuad)) {}
+
+    MLA_DEVICE int32_t num_chunks() const { return (length + before - 1) / kChunk + 1; }
+    /// Of the thread's first logit in a quad; may be outside of the row.
+    MLA_DEVICE int32_t index(int32_t chunk, int quad) const {
+      return chunk * kChunk + ptx::warp() * kWarpChunk + (quad * kWarpSize + ptx::lane()) * kQuad - before;
+    }
+    /// Bit j: the row has logit i + j.
+    MLA_DEVICE uint32_t valid(int32_t i) const {
+      if (i >= 0 && i < length - (kQuad - 1)) return (1U << kQuad) - 1;
+      uint32_t bits = 0;
+      for (int j = 0; j < kQuad; ++j) bits |= i + j >= 0 && i + j < length ? 1U << j : 0U;
+      return bits;
+    }
+    MLA_DEVICE ptx::Vec4 load(int32_t i) const {
+      if (i >= 0 && i < length - (kQuad - 1)) return ptx::load_global(reinterpret_cast<const ptx::Vec4*>(logits + i));
+      ptx::Vec4 quad = {};
+      MLA_UNROLL
+      for (int j = 0; j < kQuad; ++j)
+        if (i + j >= 0 && i + j < length) quad.x[j] = std::bit_cast<uint32_t>(logits[i + j]);
+      return quad;
+    }
+  };
+
+  /// Wanted are the ranks above `rank`, and the first `ties` of those that equal it, in the bits of `mask`.
+  struct Threshold {
+    uint32_t rank, mask, ties;
+  };
+
+  struct Bin {
+    uint32_t number, above, count;  // its own ranks, and those in higher bins
+  };
+
+  static MLA_DEVICE uint32_t* histogram() { return reinterpret_cast<uint32_t*>(ptx::shared_memory()); }
+  static MLA_DEVICE uint32_t* warp_sums(int32_t chunk) { return histogram() + kBins * kCopies + chunk % 2 * kWarps; }
+  static MLA_DEVICE uint32_t* found_bin() { return histogram() + kBins * kCopies + 2 * kWarps; }
+
+  static MLA_DEVICE Threshold select(const Row& row, uint32_t k) {
+    Threshold threshold = {.rank = 0, .mask = 0, .ties = k};
+    for (int shift = 32; shift > 0;) {
+      const int width = std::min(shift, int{kBinBits});
+      shift -= width;
+      count(row, threshold, shift, (1U << width) - 1);
+      const Bin bin = find(threshold.ties);
+      threshold = {.rank = threshold.rank | bin.number << shift,
+                   .mask = 0xFFFFFFFFU << shift,
+                   .ties = threshold.ties - bin.above};
+      if (threshold.ties == bin.count) break;
+    }
+    return threshold;
+  }
+
+  /// Fills the histogram with the bits from `shift` up of all ranks that have the threshold's bits.
+  static MLA_DEVICE void count(const Row& row, const Threshold& threshold, int shift, uint32_t bin_mask) {
+    for (int i = ptx::thread_index(); i < kBins * kCopies / 4; i += kThreads)
+      reinterpret_cast<ptx::Vec4*>(histogram())[i] = {};
+    ptx::sync_block();  // cleared, before anyone adds
+    const auto copy = ptx::shared_address(histogram()) + static_cast<uint32_t>(ptx::lane() % kCopies) * 4;
+    MLA_NO_UNROLL
+    for (int32_t chunk = 0; chunk < row.num_chunks(); ++chunk) {
+      ptx::Vec4 quads[kQuads];
+      MLA_UNROLL
+      for (int q = 0; q < kQuads; ++q) quads[q] = row.load(row.index(chunk, q));
+      MLA_UNROLL
+      for (int q = 0; q < kQuads; ++q) {
+        const uint32_t valid = row.valid(row.index(chunk, q));
+        MLA_UNROLL
+        for (int j = 0; j < kQuad; ++j) {
+          const uint32_t rank = logit_rank(std::bit_cast<float>(quads[q].x[j]));
+          if (((rank ^ threshold.rank) & threshold.mask) == 0 && (valid >> j & 1U) != 0)
+            ptx::add_shared(copy + (rank >> shift & bin_mask) * kCopies * 4, 1);
+        }
+      }
+    }
+    ptx::sync_block();  // complete, before find() reads
+  }
+
+  static MLA_DEVICE uint32_t bin_count(int32_t bin) {
+    uint32_t sum = 0;
+    for (int i = 0; i < kCopies / 4; ++i) {
+      const ptx::Vec4 copies = reinterpret_cast<const ptx::Vec4*>(histogram())[bin * (kCopies / 4) + i];
+      sum += copies.x[0] + copies.x[1] + copies.x[2] + copies.x[3];
+    }
+    return sum;
+  }
+
+  /// The bin of the `wanted`-th largest. Thread 0 looks at the two highest bins.
+  static MLA_DEVICE Bin find(uint32_t wanted) {
+    static_assert(kBins == 2 * kThreads);
+    const int32_t high = kBins - 1 - 2 * ptx::thread_index();
+    const uint32_t counts[2] = {bin_count(high), bin_count(high - 1)};
+    const uint32_t inclusive = scan_warp(counts[0] + counts[1]);
+    uint32_t all = 0;
+    uint32_t above =
+        sum_before_warp(ptx::shuffle(inclusive, kWarpSize - 1), 0, all) + inclusive - counts[0] - counts[1];
+    for (int i = 0; i < 2; ++i) {
+      if (above < wanted && wanted <= above + counts[i]) {
+        found_bin()[0] = static_cast<uint32_t>(high - i);
+        found_bin()[1] = above;
+        found_bin()[2] = counts[i];
+      }
+      above += counts[i];
+    }
+    ptx::sync_block();  // found, before all read; and the histogram may be cleared
+    return {found_bin()[0], found_bin()[1], found_bin()[2]};
+  }
+
+  /// The sum over all warps before this one, and over all. Successive calls take different `turn` parity: a warp may
+  /// write the next sums while others still read the last.
+  static MLA_DEVICE uint32_t sum_before_warp(uint32_t sum_of_warp, int32_t turn, uint32_t& all) {
+    if (ptx::lane() == 0) warp_sums(turn)[ptx::warp()] = sum_of_warp;
+    ptx::sync_block();  // sums of all warps are there
+    const uint32_t sum = warp_sums(turn)[ptx::lane()];
+    const uint32_t inclusive = scan_warp(sum);
+    all = ptx::shuffle(inclusive, kWarpSize - 1);
+    return ptx::shuffle(inclusive - sum, ptx::warp());
+  }
+
+  /// The sum over the lanes up to this one.
+  static MLA_DEVICE uint32_t scan_warp(uint32_t value) {
+    static_assert(kWarps == kWarpSize);
+    for (int delta = 1; delta < kWarpSize; delta *= 2) {
+      const uint32_t lower = ptx::shuffle_up(value, delta);
+      if (ptx::lane() >= delta) value += lower;
+    }
+    return value;
+  }
+
+  /// Sums of four counts, one to a byte: quad q's are byte q.
+  static MLA_DEVICE uint32_t byte_of_quad(uint32_t counts, int quad) { return counts >> (8 * quad) & 0xFFU; }
+  static MLA_DEVICE uint32_t sum_of_quads(uint32_t counts) {
+    const uint32_t pairs = (counts & 0xFF00FFU) + (counts >> 8 & 0xFF00FFU);
+    return (pairs + (pairs >> 16)) & 0xFFFFU;
+  }
+
+  /// What a thread wants of a chunk: bit 4 q + j is logit j of quad q.
+  struct Wanted {
+    uint32_t above, equal;
+  };
+
+  static MLA_DEVICE Wanted wanted_of(const Row& row, const Threshold& threshold, int32_t chunk) {
+    ptx::Vec4 quads[kQuads];
+    MLA_UNROLL
+    for (int q = 0; q < kQuads; ++q) quads[q] = row.load(row.index(chunk, q));
+    Wanted wanted = {};
+    uint32_t valid = 0;
+    MLA_UNROLL
+    for (int q = 0; q < kQuads; ++q) {
+      valid |= row.valid(row.index(chunk, q)) << (kQuad * q);
+      MLA_UNROLL
+      for (int j = 0; j < kQuad; ++j) {
+        const uint32_t rank = logit_rank(std::bit_cast<float>(quads[q].x[j])) & threshold.mask;
+        const uint32_t bit = 1U << (kQuad * q + j);
+        wanted.above |= rank > threshold.rank ? bit : 0U;
+        wanted.equal |= rank == threshold.rank ? bit : 0U;
+      }
+    }
+    return {wanted.above & valid, wanted.equal & valid};
+  }
+
+  static MLA_DEVICE void compact(const Row& row, const Threshold& threshold, uint32_t k, int32_t* indices) {
+    static_assert(kQuads == 4 && kWarpSize * kQuad < 256 && kChunk < 1 << 16, "counts fit their bytes and halves");
+    uint32_t above = 0, equal = 0;  // before the chunk
+    MLA_NO_UNROLL
+    for (int32_t chunk = 0; chunk < row.num_chunks(); ++chunk) {
+      const Wanted wanted = wanted_of(row, threshold, chunk);
+      uint32_t above_counts = 0, equal_counts = 0;
+      MLA_UNROLL
+      for (int q = 0; q < kQuads; ++q) {
+        above_counts |= static_cast<uint32_t>(std::popcount(wanted.above >> (kQuad * q) & 0xFU)) << (8 * q);
+        equal_counts |= static_cast<uint32_t>(std::popcount(wanted.equal >> (kQuad * q) & 0xFU)) << (8 * q);
+      }
+      const uint32_t above_scan = scan_warp(above_counts), equal_scan = scan_warp(equal_counts);
+      const uint32_t above_in_warp = ptx::shuffle(above_scan, kWarpSize - 1);
+      const uint32_t equal_in_warp = ptx::shuffle(equal_scan, kWarpSize - 1);
+      uint32_t all = 0;
+      const uint32_t before =
+          sum_before_warp(sum_of_quads(above_in_warp) | sum_of_quads(equal_in_warp) << 16, chunk, all);
+      uint32_t quad_above = above + (before & 0xFFFFU), quad_equal = equal + (before >> 16);
+      MLA_UNROLL
+      for (int q = 0; q < kQuads; ++q) {
+        uint32_t a = quad_above + byte_of_quad(above_scan - above_counts, q);
+        uint32_t e = quad_equal + byte_of_quad(equal_scan - equal_counts, q);
+        MLA_UNROLL
+        for (int j = 0; j < kQuad; ++j) {
+          const uint32_t is_above = wanted.above >> (kQuad * q + j) & 1U,
+                         is_equal = wanted.equal >> (kQuad * q + j) & 1U;
+          if (is_above != 0 || (is_equal != 0 && e < threshold.ties))
+            indices[a + std::min(e, threshold.ties)] = row.index(chunk, q) + j;
+          a += is_above;
+          e += is_equal;
+        }
+        quad_above += byte_of_quad(above_in_warp, q);
+        quad_equal += byte_of_quad(equal_in_warp, q);
+      }
+      above += all & 0xFFFFU;
+      equal += all >> 16;
+      if (above + std::min(equal, threshold.ties) == k) return;
+    }
+  }
+};
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "core/args.h"
+#include "cuda/ptx/machine.h"
+#include "cuda/queue.h"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+/// top_k over logits that indexer_logits has just written: of the keys that each token sees, whatever their logits.
+Status run_visible_top_k(const core::TopKArgs& args, const core::IndexerLogitsArgs& indexer, cuda::Queue& queue);
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

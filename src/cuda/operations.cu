@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// The table of one architecture's operations.
+#include "cuda/portable_operations.h"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+const cuda::Operations& operations();
+
+const cuda::Operations& operations() {
+  static constexpr cuda::Operations kOperations = {
+      .arch = kArch,
+      .decode = {.workspace_size = decode_workspace_size, .plan = plan_decode, .run = run_decode},
+      .decode_sparse = {.workspace_size = decode_sparse_workspace_size,
+                        .plan = plan_decode_sparse,
+                        .run = run_decode_sparse},
+      .prefill = {.workspace_size = prefill_workspace_size, .plan = plan_prefill, .run = run_prefill},
+      .merge_states = run_merge_states,
+      .append = run_append,
+      .append_rope = run_append_rope,
+      .gather = run_gather,
+      .copy_pages = run_copy_pages,
+      .block_table_to_csr = run_block_table_to_csr,
+      .physical_slots = run_physical_slots,
+      .append_indexer = run_append_indexer,
+      .indexer_logits = run_indexer_logits,
+      .top_k = run_top_k,
+      .indexer_top_k = run_indexer_top_k,
+  };
+  return kOperations;
+}
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

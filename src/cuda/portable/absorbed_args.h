@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the absorbed attention kernel takes: decode, decode_sparse and prefill_sparse brought to one form. All pointers
+// are the device's.
+#pragma once
+
+#include "core/args.h"
+#include "cuda/common/work_list.h"
+
+namespace mla::cuda {
+
+/// One pool of rows. Dense decode has one, addressed by pages; sparse attention one or two, addressed by slots.
+struct KeyPool {
+  core::Cache cache = {};
+  bool aligned = false;              // whether all rows can be copied 16 bytes at a time
+  int32_t scale_shift = 31;          // quantized: channel / 8 >> scale_shift is the channel's scale
+  const int32_t* indices = nullptr;  // [T, topk]; dense: null
+  int64_t indices_stride_token = 0;
+  int32_t topk = 0;
+  const int32_t* topk_length = nullptr;  // [T] or [B], or null
+  bool length_per_request = false;
+};
+
+struct AbsorbedArgs {
+  int32_t num_heads = 0;
+  int32_t d_qk = 0, d_v = 0;
+  DType q_dtype = DType::kBF16;
+  const float* q_scale = nullptr;
+  const void* q_nope = nullptr;
+  int64_t q_nope_stride_token = 0, q_nope_stride_head = 0;
+  const void* q_pe = nullptr;
+  int64_t q_pe_stride_token = 0, q_pe_stride_head = 0;
+
+  KeyPool pools[2] = {};
+  core::Pages pages = {};  // dense
+  int32_t batch_size = 0;
+  core::QueryRanges queries = {};
+
+  bool causal = false;  // false in sparse attention
+  const uint8_t* tree_mask = nullptr;
+  int64_t tree_mask_stride_token = 0;
+  const int32_t* tree_parents = nullptr;
+  core::Options options = {};
+  ContextParallel context_parallel = {};
+
+  float sm_scale = 0.0F;
+  LseBase lse_base = LseBase::kE;
+  DType o_dtype = DType::kBF16;
+  const float* o_scale = nullptr;
+  void* o = nullptr;
+  int64_t o_stride_token = 0, o_stride_head = 0;
+  float* max_logits = nullptr;
+  int64_t max_logits_stride_token = 0, max_logits_stride_head = 0;
+  float* lse = nullptr;
+  int64_t lse_stride_token = 0, lse_stride_head = 0;
+
+  WorkList list = {};
+
+  constexpr bool sparse() const { return pools[0].indices != nullptr; }
+  constexpr int32_t num_pools() const { return pools[1].indices != nullptr ? 2 : 1; }
+};
+
+}  // namespace mla::cuda

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// f32 arithmetic that no compiler contracts or reorders: every result is rounded once, to nearest even, and denormals
+// are kept, whatever the flags.
+#pragma once
+
+#include <cmath>
+
+#include "cuda/ptx/machine.h"
+
+namespace mla::MLA_CUDA_NAMESPACE::ptx {
+
+#if MLA_EMULATED
+
+// A product of two floats is exact in double, so that rounding it is the only rounding, and no compiler fuses it into
+// a sum.
+inline float mul_rn(float a, float b) { return static_cast<float>(static_cast<double>(a) * static_cast<double>(b)); }
+inline float add_rn(float a, float b) { return a + b; }
+inline float fma_rn(float a, float b, float c) { return std::fma(a, b, c); }
+
+#else
+
+/// a * b: mul.rn.f32 (PTX ISA "Floating Point Instructions: mul"; with .rn it is never fused).
+MLA_DEVICE float mul_rn(float a, float b) {
+  float result;
+  asm("mul.rn.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+
+/// a + b: add.rn.f32 (PTX ISA "Floating Point Instructions: add").
+MLA_DEVICE float add_rn(float a, float b) {
+  float result;
+  asm("add.rn.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+
+/// a * b + c: fma.rn.f32 (PTX ISA "Floating Point Instructions: fma").
+MLA_DEVICE float fma_rn(float a, float b, float c) {
+  float result;
+  asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(result) : "f"(a), "f"(b), "f"(c));
+  return result;
+}
+
+#endif
+
+}  // namespace mla::MLA_CUDA_NAMESPACE::ptx

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// Conversions between float types in pairs, products of pairs, and fast transcendental functions. PTX ISA: cvt, mul,
+// fma, ex2, lg2. For bytes that must equal the reference use mla/numeric.h: the payloads of NaN differ.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+
+#include "cuda/ptx/machine.h"
+#include "mla/numeric.h"
+
+namespace mla::MLA_CUDA_NAMESPACE::ptx {
+
+#if MLA_EMULATED
+namespace detail {
+inline uint32_t join(uint16_t low, uint16_t high) { return static_cast<uint32_t>(high) << 16 | low; }
+inline uint16_t low_half(uint32_t pair) { return static_cast<uint16_t>(pair); }
+inline uint16_t high_half(uint32_t pair) { return static_cast<uint16_t>(pair >> 16); }
+/// cvt and mul have one NaN.
+inline uint16_t canonical_f16(float x) { return x != x ? uint16_t{0x7FFF} : f32_to_f16(x); }
+inline uint16_t canonical_bf16(float x) { return x != x ? uint16_t{0x7FFF} : f32_to_bf16(x); }
+inline float flush(float x) { return std::abs(x) < 0x1p-126F ? std::copysign(0.0F, x) : x; }
+}  // namespace detail
+#endif
+
+/// cvt.rn.bf16x2.f32: `low` in bits 0 ... 15
+MLA_DEVICE uint32_t pack_bf16x2(float low, float high) {
+#if MLA_EMULATED
+  return detail::join(detail::canonical_bf16(low), detail::canonical_bf16(high));
+#else
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+#endif
+}
+
+/// cvt.rn.f16x2.f32
+MLA_DEVICE uint32_t pack_f16x2(float low, float high) {
+#if MLA_EMULATED
+  return detail::join(detail::canonical_f16(low), detail::canonical_f16(high));
+#else
+  uint32_t pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+#endif
+}
+
+/// Exact; shifts, no instruction of its own.
+MLA_DEVICE void unpack_bf16x2(uint32_t pair, float& low, float& high) {
+  low = std::bit_cast<float>(pair << 16);
+  high = std::bit_cast<float>(pair & 0xFFFF0000U);
+}
+
+/// cvt.f32.f16, exact
+MLA_DEVICE void unpack_f16x2(uint32_t pair, float& low, float& high) {
+#if MLA_EMULATED
+  low = f16_to_f32(detail::low_half(pair));
+  high = f16_to_f32(detail::high_half(pair));
+#else
+  asm("{\n.reg .b16 lo, hi;\nmov.b32 {lo, hi}, %2;\ncvt.f32.f16 %0, lo;\ncvt.f32.f16 %1, hi;\n}"
+      : "=f"(low), "=f"(high)
+      : "r"(pair));
+#endif
+}
+
+/// mul.rn.f16x2
+MLA_DEVICE uint32_t mul_f16x2(uint32_t a, uint32_t b) {
+#if MLA_EMULATED
+  return detail::join(detail::canonical_f16(f16_to_f32(detail::low_half(a)) * f16_to_f32(detail::low_half(b))),
+                      detail::canonical_f16(f16_to_f32(detail::high_half(a)) * f16_to_f32(detail::high_half(b))));
+#else
+  uint32_t product;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  return product;
+#endif
+}
+
+/// fma.rn.bf16x2 with -0 as addend: mul.bf16x2 came with SM90 only.
+MLA_DEVICE uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
+#if MLA_EMULATED
+  return detail::join(detail::canonical_bf16(bf16_to_f32(detail::low_half(a)) * bf16_to_f32(detail::low_half(b))),
+                      detail::canonical_bf16(bf16_to_f32(detail::high_half(a)) * bf16_to_f32(detail::high_half(b))));
+#else
+  uint32_t product;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(a), "r"(b), "r"(0x80008000U));
+  return product;
+#endif
+}
+
+/// Two e4m3 to two f16, exact; NaN stays NaN. cvt.rn.f16x2.e4m3x2 from SM89 on; before, the bits of e4m3 read as f16
+/// are the value times 2^-8, subnormals included.
+MLA_DEVICE uint32_t e4m3x2_to_f16x2(uint16_t pair) {
+  if constexpr (kHasE4M3) {
+#if MLA_EMULATED
+    return detail::join(detail::canonical_f16(e4m3_to_f32(static_cast<uint8_t>(pair & 0xFFU))),
+                        detail::canonical_f16(e4m3_to_f32(static_cast<uint8_t>(pair >> 8))));
+#else
+    uint32_t result;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(result) : "h"(pair));
+    return result;
+#endif
+  } else {
+    const uint32_t spread = (static_cast<uint32_t>(pair & 0xFF00U) << 16) | (static_cast<uint32_t>(pair & 0xFFU) << 8);
+    const uint32_t magnitude = (spread & 0x7F007F00U) >> 1;
+    const uint32_t nan = (magnitude + 0x00800080U) & 0x40004000U;  // set where the magnitude is 0x3F80
+    return mul_f16x2(magnitude | (spread & 0x80008000U), 0x5C005C00U) | nan | (nan - (nan >> 14));
+  }
+}
+
+/// ex2.approx.ftz.f32: 2^x, relative error up to 2^-22; subnormals become 0.
+MLA_DEVICE float exp2_approx(float x) {
+#if MLA_EMULATED
+  return detail::flush(std::exp2(detail::flush(x)));
+#else
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#endif
+}
+
+/// lg2.approx.ftz.f32: base-2 logarithm; of 0 and subnormals -inf.
+MLA_DEVICE float log2_approx(float x) {
+#if MLA_EMULATED
+  return std::log2(detail::flush(x));
+#else
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#endif
+}
+
+}  // namespace mla::MLA_CUDA_NAMESPACE::ptx

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// f32 to e4m3. The way back is in convert.h.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/ptx/machine.h"
+#include "mla/numeric.h"
+
+namespace mla::MLA_CUDA_NAMESPACE::ptx {
+
+/// Two floats as e4m3, `low` in the low byte; round to nearest even, beyond 448 saturates. A NaN gives 0x7F, with the
+/// NaN's sign or without.
+/// cvt.rn.satfinite.e4m3x2.f32 (PTX ISA "Data Movement and Conversion Instructions: cvt", sm_89 and later); bit
+/// arithmetic before.
+MLA_DEVICE uint32_t pack_e4m3x2(float low, float high) {
+#if !MLA_EMULATED && MLA_CUDA_ARCH >= 89
+  uint16_t packed;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(packed) : "f"(high), "f"(low));
+  return packed;
+#else
+  return static_cast<uint32_t>(f32_to_e4m3(low)) | static_cast<uint32_t>(f32_to_e4m3(high)) << 8;
+#endif
+}
+
+}  // namespace mla::MLA_CUDA_NAMESPACE::ptx

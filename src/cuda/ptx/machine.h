@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// For which machine this translation unit is compiled. Every kernel is compiled once per architecture and machine, each
+// time in a namespace of its own, so that one program can hold them all:
+//   nvcc            -DMLA_CUDA_ARCH=90                    namespace mla::sm90           runs on a GPU
+//   host compiler   -DMLA_CUDA_ARCH=90 -DMLA_EMULATED=1   namespace mla::emulated_sm90  runs in src/emulator
+#pragma once
+
+#include <cstdint>
+
+#ifndef MLA_CUDA_ARCH
+#error "compile with -DMLA_CUDA_ARCH=80, 86, 89, 90, 100 or 120"
+#endif
+#ifndef MLA_EMULATED
+#define MLA_EMULATED 0
+#endif
+
+#define MLA_CUDA_JOIN_(a, b) a##b
+#define MLA_CUDA_JOIN(a, b) MLA_CUDA_JOIN_(a, b)
+#if MLA_EMULATED
+#define MLA_CUDA_NAMESPACE MLA_CUDA_JOIN(emulated_sm, MLA_CUDA_ARCH)
+#define MLA_DEVICE inline
+#define MLA_UNROLL
+#define MLA_NO_UNROLL
+#else
+#define MLA_CUDA_NAMESPACE MLA_CUDA_JOIN(sm, MLA_CUDA_ARCH)
+#define MLA_DEVICE __device__ __forceinline__
+#define MLA_UNROLL _Pragma("unroll")
+#define MLA_NO_UNROLL _Pragma("unroll 1")
+#endif
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+inline constexpr int kArch = MLA_CUDA_ARCH;
+/// Shared memory that one block may take. CUDA programming guide, table "Technical Specifications per Compute
+/// Capability".
+inline constexpr int kSharedBytesPerBlock = (kArch == 80 ? 163 : kArch == 90 || kArch == 100 ? 227 : 99) * 1024;
+/// cvt between e4m3x2 and f16x2, and mma on e4m3.
+inline constexpr bool kHasE4M3 = kArch >= 89;
+/// Bulk copies, mbarrier transactions, griddepcontrol.
+inline constexpr bool kHasBulkCopies = kArch >= 90;
+inline constexpr bool kHasGridDependencies = kArch >= 90;
+
+inline constexpr int kWarpSize = 32;
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// Barriers in shared memory that count threads and bytes, and bulk copies that report to them (SM90 and later). PTX
+// ISA: "Parallel Synchronization and Communication Instructions: mbarrier", cp.async.bulk. Templates, so that code for
+// older architectures may name these functions where it does not call them.
+//
+// A barrier is 8 bytes at a multiple of 8. Its phases end, one after another, when `count` threads have arrived and all
+// expected bytes have landed. mbarrier_wait(bar, p) waits for the end of the current phase if its parity is p (the
+// first phase has parity 0), and returns at once if it is not.
+#pragma once
+
+#include "cuda/ptx/shared.h"
+#include "cuda/ptx/site.h"
+
+namespace mla::MLA_CUDA_NAMESPACE::ptx {
+
+/// mbarrier.init; then fence_mbarrier_init() by the same thread and a barrier of the block before anyone uses it.
+template <int kOn = kArch>
+MLA_DEVICE void mbarrier_init(SharedAddress bar, int count MLA_PTX_SITE) {
+  static_assert(kOn >= 90, "mbarriers with transactions need SM90");
+#if MLA_EMULATED
+  emulator::mbarrier_init(bar, static_cast<uint32_t>(count), MLA_PTX_HERE);
+#else
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
+#endif
+}
+
+/// mbarrier.arrive
+template <int kOn = kArch>
+MLA_DEVICE void mbarrier_arrive(SharedAddress bar MLA_PTX_SITE) {
+  static_assert(kOn >= 90, "mbarriers with transactions need SM90");
+#if MLA_EMULATED
+  emulator::mbarrier_arrive(bar, 0, MLA_PTX_HERE);
+#else
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+#endif
+}
+
+/// mbarrier.expect_tx: the current phase ends only after `bytes` more bytes; does not arrive.
+template <int kOn = kArch>
+MLA_DEVICE void mbarrier_expect_bytes(SharedAddress bar, uint32_t bytes MLA_PTX_SITE) {
+  static_assert(kOn >= 90, "mbarriers with transactions need SM90");
+#if MLA_EMULATED
+  emulator::mbarrier_expect_bytes(bar, bytes, MLA_PTX_HERE);
+#else
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+#endif
+}
+
+/// mbarrier.arrive.expect_tx: both at once, as the thread that issues the copies does.
+template <int kOn = kArch>
+MLA_DEVICE void mbarrier_arrive_expect_bytes(SharedAddress bar, uint32_t bytes MLA_PTX_SITE) {
+  static_assert(kOn >= 90, "mbarriers with transactions need SM90");
+#if MLA_EMULATED
+  emulator::mbarrier_arrive(bar, bytes, MLA_PTX_HERE);
+#else
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+#endif
+}
+
+/// mbarrier.try_wait.parity, until it succeeds
+template <int kOn = kArch>
+MLA_DEVICE void mbarrier_wait(SharedAddress bar, uint32_t parity MLA_PTX_SITE) {
+  static_assert(kOn >= 90, "mbarriers with transactions need SM90");
+#if MLA_EMULATED
+  emulator::mbarrier_wait(bar, parity, MLA_PTX_HERE);
+#else
+  asm volatile(
+      "{\n.reg .pred done;\nwait:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra wait;\n}" ::"r"(
+          bar),
+      "r"(parity)
+      : "memory");
+#endif
+}
+
+/// fence.mbarrier_init: makes the initialization visible to bulk copies and to the cluster.
+template <int kOn = kArch>
+MLA_DEVICE void fence_mbarrier_init() {
+  static_assert(kOn >= 90, "mbarriers with transactions need SM90");
+#if MLA_EMULATED
+  emulator::fence_mbarrier_init();
+#else
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+
+/// fence.proxy.async.shared::cta: orders the thread's ordinary accesses to shared memory before later bulk copies.
+template <int kOn = kArch>
+MLA_DEVICE void fence_async_proxy() {
+  static_assert(kOn >= 90, "the asynchronous proxy came with SM90");
+#if !MLA_EMULATED
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+/// cp.async.bulk global to shared: `bytes`, `to` and `from` multiples of 16; reports its bytes to `bar`.
+template <int kOn = kArch>
+MLA_DEVICE void bulk_copy(SharedAddress to, const void* from, uint32_t bytes, SharedAddress bar MLA_PTX_SITE) {
+  static_assert(kOn >= 90, "bulk copies need SM90");
+#if MLA_EMULATED
+  emulator::bulk_copy(to, from, bytes, bar, MLA_PTX_HERE);
+#else
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+               "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(bar)
+               : "memory");
+#endif
+}
+
+}  // namespace mla::MLA_CUDA_NAMESPACE::ptx

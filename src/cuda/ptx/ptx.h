@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// The PTX layer: one function per instruction that the kernels use, each with a body for the GPU and one for the
+// emulator. The only place where `asm` is legal, and all that kernels know of their machine.
+#pragma once
+
+#include "cuda/ptx/arithmetic.h"
+#include "cuda/ptx/async_copy.h"
+#include "cuda/ptx/convert.h"
+#include "cuda/ptx/e4m3.h"
+#include "cuda/ptx/global.h"
+#include "cuda/ptx/grid.h"
+#include "cuda/ptx/machine.h"
+#include "cuda/ptx/matrix.h"
+#include "cuda/ptx/mbarrier.h"
+#include "cuda/ptx/reciprocal.h"
+#include "cuda/ptx/shared.h"
+#include "cuda/ptx/shared_atomics.h"
+#include "cuda/ptx/sync.h"
+#include "cuda/ptx/thread.h"
+#include "cuda/ptx/warp.h"

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which thread this is. Blocks are one-dimensional. PTX ISA, "Special Registers".
+#pragma once
+
+#include "cuda/ptx/site.h"
+
+namespace mla::MLA_CUDA_NAMESPACE::ptx {
+
+#if MLA_EMULATED
+#define MLA_PTX_SPECIAL_REGISTER(name, reg, field) \
+  MLA_DEVICE int name() { return emulator::current_thread->field; }
+#else
+#define MLA_PTX_SPECIAL_REGISTER(name, reg, field) \
+  MLA_DEVICE int name() {                          \
+    int value;                                     \
+    asm("mov.u32 %0, %%" reg ";" : "=r"(value));   \
+    return value;                                  \
+  }
+#endif
+
+/// %tid.x
+MLA_PTX_SPECIAL_REGISTER(thread_index, "tid.x", thread)
+/// %ctaid.x, .y, .z
+MLA_PTX_SPECIAL_REGISTER(block_index_x, "ctaid.x", block_x)
+MLA_PTX_SPECIAL_REGISTER(block_index_y, "ctaid.y", block_y)
+MLA_PTX_SPECIAL_REGISTER(block_index_z, "ctaid.z", block_z)
+/// %nctaid.x, .y, .z: blocks of the grid
+MLA_PTX_SPECIAL_REGISTER(grid_size_x, "nctaid.x", grid_x)
+MLA_PTX_SPECIAL_REGISTER(grid_size_y, "nctaid.y", grid_y)
+MLA_PTX_SPECIAL_REGISTER(grid_size_z, "nctaid.z", grid_z)
+#undef MLA_PTX_SPECIAL_REGISTER
+
+/// Of the thread within its warp. Not %laneid, so that the compiler sees what it shares with thread_index().
+MLA_DEVICE int lane() { return thread_index() & (kWarpSize - 1); }
+/// Of the warp within its block.
+MLA_DEVICE int warp() { return static_cast<int>(static_cast<uint32_t>(thread_index()) / kWarpSize); }
+
+}  // namespace mla::MLA_CUDA_NAMESPACE::ptx

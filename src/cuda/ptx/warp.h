@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shuffles and votes of a full warp. PTX ISA: shfl.sync, vote.sync.
+#pragma once
+
+#include <bit>
+
+#include "cuda/ptx/site.h"
+#include "cuda/ptx/thread.h"
+
+namespace mla::MLA_CUDA_NAMESPACE::ptx {
+
+/// shfl.sync.bfly.b32: the value of lane `lane() ^ mask`. T: float, int32_t or uint32_t, as in all shuffles.
+template <class T>
+MLA_DEVICE T shuffle_xor(T value, int mask MLA_PTX_SITE) {
+  static_assert(sizeof(T) == 4);
+#if MLA_EMULATED
+  const auto source = static_cast<uint32_t>(lane() ^ mask);
+  return std::bit_cast<T>(emulator::shuffle(std::bit_cast<uint32_t>(value), source, MLA_PTX_HERE));
+#else
+  uint32_t result;
+  asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 0x1f, 0xffffffff;"
+               : "=r"(result)
+               : "r"(std::bit_cast<uint32_t>(value)), "r"(mask));
+  return std::bit_cast<T>(result);
+#endif
+}
+
+/// shfl.sync.idx.b32: the value of lane `source_lane`, which may differ from lane to lane.
+template <class T>
+MLA_DEVICE T shuffle(T value, int source_lane MLA_PTX_SITE) {
+  static_assert(sizeof(T) == 4);
+#if MLA_EMULATED
+  const auto source = static_cast<uint32_t>(source_lane);
+  return std::bit_cast<T>(emulator::shuffle(std::bit_cast<uint32_t>(value), source, MLA_PTX_HERE));
+#else
+  uint32_t result;
+  asm volatile("shfl.sync.idx.b32 %0, %1, %2, 0x1f, 0xffffffff;"
+               : "=r"(result)
+               : "r"(std::bit_cast<uint32_t>(value)), "r"(source_lane));
+  return std::bit_cast<T>(result);
+#endif
+}
+
+/// shfl.sync.up.b32: the value of lane `lane() - delta`; its own, where there is no such lane.
+template <class T>
+MLA_DEVICE T shuffle_up(T value, int delta MLA_PTX_SITE) {
+  static_assert(sizeof(T) == 4);
+#if MLA_EMULATED
+  const auto source = static_cast<uint32_t>(lane() < delta ? lane() : lane() - delta);
+  return std::bit_cast<T>(emulator::shuffle(std::bit_cast<uint32_t>(value), source, MLA_PTX_HERE));
+#else
+  uint32_t result;
+  asm volatile("shfl.sync.up.b32 %0, %1, %2, 0x0, 0xffffffff;"
+               : "=r"(result)
+               : "r"(std::bit_cast<uint32_t>(value)), "r"(delta));
+  return std::bit_cast<T>(result);
+#endif
+}
+
+/// shfl.sync.down.b32: the value of lane `lane() + delta`; its own, where there is no such lane.
+template <class T>
+MLA_DEVICE T shuffle_down(T value, int delta MLA_PTX_SITE) {
+  static_assert(sizeof(T) == 4);
+#if MLA_EMULATED
+  const auto source = static_cast<uint32_t>(lane() + delta >= kWarpSize ? lane() : lane() + delta);
+  return std::bit_cast<T>(emulator::shuffle(std::bit_cast<uint32_t>(value), source, MLA_PTX_HERE));
+#else
+  uint32_t result;
+  asm volatile("shfl.sync.down.b32 %0, %1, %2, 0x1f, 0xffffffff;"
+               : "=r"(result)
+               : "r"(std::bit_cast<uint32_t>(value)), "r"(delta));
+  return std::bit_cast<T>(result);
+#endif
+}
+
+/// vote.sync.ballot.b32: bit l is lane l's predicate.
+MLA_DEVICE uint32_t ballot(bool predicate MLA_PTX_SITE) {
+#if MLA_EMULATED
+  return emulator::ballot(predicate, MLA_PTX_HERE);
+#else
+  uint32_t result;
+  asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %1, 0;\nvote.sync.ballot.b32 %0, p, 0xffffffff;\n}"
+               : "=r"(result)
+               : "r"(static_cast<uint32_t>(predicate)));
+  return result;
+#endif
+}
+
+/// vote.sync.any.pred
+MLA_DEVICE bool any(bool predicate MLA_PTX_SITE) {
+#if MLA_EMULATED
+  return emulator::ballot(predicate, MLA_PTX_HERE) != 0;
+#else
+  uint32_t result;
+  asm volatile(
+      "{\n.reg .pred p, q;\nsetp.ne.u32 p, %1, 0;\nvote.sync.any.pred q, p, 0xffffffff;\nselp.u32 %0, 1, 0, q;\n}"
+      : "=r"(result)
+      : "r"(static_cast<uint32_t>(predicate)));
+  return result != 0;
+#endif
+}
+
+/// vote.sync.all.pred
+MLA_DEVICE bool all(bool predicate MLA_PTX_SITE) {
+#if MLA_EMULATED
+  return emulator::ballot(predicate, MLA_PTX_HERE) == 0xFFFFFFFFU;
+#else
+  uint32_t result;
+  asm volatile(
+      "{\n.reg .pred p, q;\nsetp.ne.u32 p, %1, 0;\nvote.sync.all.pred q, p, 0xffffffff;\nselp.u32 %0, 1, 0, q;\n}"
+      : "=r"(result)
+      : "r"(static_cast<uint32_t>(predicate)));
+  return result != 0;
+#endif
+}
+
+}  // namespace mla::MLA_CUDA_NAMESPACE::ptx

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/runtime/code.h"
+
+#include "cuda/built_archs.h"  // of the build folder: MLA_FOR_EVERY_CUDA_ARCH, MLA_FOR_EVERY_EMULATED_ARCH
+
+// Each in a namespace of its own: src/cuda/operations.cu and src/cuda/common/ceilings.cu, compiled for it.
+#define MLA_DECLARE(space)                       \
+  namespace mla::space {                         \
+  const cuda::Operations& operations();          \
+  const cuda::CeilingKernels& ceiling_kernels(); \
+  }
+#define MLA_DECLARE_CUDA(arch) MLA_DECLARE(sm##arch)
+#define MLA_DECLARE_EMULATED(arch) MLA_DECLARE(emulated_sm##arch)
+MLA_FOR_EVERY_CUDA_ARCH(MLA_DECLARE_CUDA)
+MLA_FOR_EVERY_EMULATED_ARCH(MLA_DECLARE_EMULATED)
+
+namespace mla::cuda {
+namespace {
+
+#define MLA_NUMBER(arch) arch,
+// A list may be empty: a last 0 that is not part of it.
+constexpr int32_t kBuilt[] = {MLA_FOR_EVERY_CUDA_ARCH(MLA_NUMBER) 0};
+constexpr int32_t kEmulated[] = {MLA_FOR_EVERY_EMULATED_ARCH(MLA_NUMBER) 0};
+
+}  // namespace
+
+std::span<const int32_t> built_archs() { return std::span(kBuilt).first(std::size(kBuilt) - 1); }
+std::span<const int32_t> emulated_archs() { return std::span(kEmulated).first(std::size(kEmulated) - 1); }
+
+Code code_for(int32_t arch) {
+  switch (arch_of_code(arch, built_archs())) {
+#define MLA_CASE(arch) \
+  case arch: return {arch, &sm##arch::operations(), &sm##arch::ceiling_kernels()};
+    MLA_FOR_EVERY_CUDA_ARCH(MLA_CASE)
+#undef MLA_CASE
+    default: return {};
+  }
+}
+
+Code emulated_code(int32_t arch) {
+  switch (arch) {
+#define MLA_CASE(arch) \
+  case arch: return {arch, &emulated_sm##arch::operations(), &emulated_sm##arch::ceiling_kernels()};
+    MLA_FOR_EVERY_EMULATED_ARCH(MLA_CASE)
+#undef MLA_CASE
+    default: return {};
+  }
+}
+
+}  // namespace mla::cuda

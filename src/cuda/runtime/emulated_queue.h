@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launches on an emulated GPU.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "core/thread_pool.h"
+#include "cuda/queue.h"
+#include "cuda/runtime/device_runtime.h"
+
+namespace mla::cuda {
+
+/// Order of blocks and threads of launches from here on; MLA_EMULATE_SEED at the start, else 0. Results must not
+/// depend on it.
+std::atomic<uint64_t>& emulator_seed();
+
+/// Computes with the pool's threads before `launch` returns, or records if the stream is being captured.
+class EmulatedQueue final : public Queue {
+ public:
+  /// `runtime` is one of emulated_device().
+  EmulatedQueue(const DeviceRuntime& runtime, core::ThreadPool& pool, Stream stream)
+      : runtime_(runtime), pool_(pool), stream_(stream) {}
+
+  const DeviceProperties& device() const override { return runtime_.properties(); }
+  Status launch(const KernelEntry& kernel, const LaunchShape& shape, const void* params) override;
+
+ private:
+  const DeviceRuntime& runtime_;
+  [[maybe_unused]] core::ThreadPool& pool_;  // by builds without the emulator
+  Stream stream_;
+};
+
+}  // namespace mla::cuda

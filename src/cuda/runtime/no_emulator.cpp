@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// In place of the emulated GPUs, in a build without the emulator.
+#include "cuda/runtime/emulated_queue.h"
+
+namespace mla::cuda {
+namespace {
+
+Status without_emulator() { return {StatusCode::kUnsupported, "this build of the library has no emulator"}; }
+
+}  // namespace
+
+std::atomic<uint64_t>& emulator_seed() {
+  static std::atomic<uint64_t> seed{0};
+  return seed;
+}
+
+Result<DeviceRuntime*> emulated_device(int32_t) { return without_emulator(); }
+Status EmulatedQueue::launch(const KernelEntry&, const LaunchShape&, const void*) { return without_emulator(); }
+
+}  // namespace mla::cuda

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/runtime/stream_queue.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+
+#include "cuda/runtime/cuda_error.h"
+
+namespace mla::cuda {
+namespace {
+
+/// Which kernels have been made ready on which GPU: loaded, and allowed all of the shared memory. A set without
+/// deletion; where it is full, kernels are made ready again and again, which is slow but right.
+class ReadyKernels {
+ public:
+  bool contains(const void* function, int32_t device) const {
+    const uintptr_t key = key_of(function, device);
+    for (size_t i = 0; i < kProbes; ++i)
+      if (slot(key, i).load(std::memory_order_acquire) == key) return true;
+    return false;
+  }
+  void insert(const void* function, int32_t device) {
+    const uintptr_t key = key_of(function, device);
+    for (size_t i = 0; i < kProbes; ++i) {
+      uintptr_t empty = 0;
+      if (slot(key, i).compare_exchange_strong(empty, key, std::memory_order_acq_rel) || empty == key) return;
+    }
+  }
+
+ private:
+  static constexpr size_t kSlots = 4096, kProbes = 16;
+  /// Addresses of functions lie in the lower 57 bits.
+  static uintptr_t key_of(const void* function, int32_t device) {
+    return reinterpret_cast<uintptr_t>(function) ^ (static_cast<uintptr_t>(device + 1) << 57);
+  }
+  static size_t place(uintptr_t key, size_t probe) {
+    return static_cast<size_t>((key * 0x9E37'79B9'7F4A'7C15ULL >> 40) + probe) % kSlots;
+  }
+  std::atomic<uintptr_t>& slot(uintptr_t key, size_t probe) { return slots_[place(key, probe)]; }
+  const std::atomic<uintptr_t>& slot(uintptr_t key, size_t probe) const { return slots_[place(key, probe)]; }
+
+  std::array<std::atomic<uintptr_t>, kSlots> slots_ = {};
+};
+
+ReadyKernels& ready_kernels() {
+  static constinit ReadyKernels kernels;
+  return kernels;
+}
+
+Status refused(cudaError_t error, const KernelEntry& kernel, const DeviceRuntime& runtime) {
+  if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
+    cudaGetLastError();
+    return {StatusCode::kUnsupported, fmt::format("kernel {}: this build has no code for {} (sm{})", kernel.name,
+                                                  runtime.name(), runtime.info().arch)};
+  }
+  return status_of(error, fmt::format("kernel {} on {}", kernel.name, runtime.name()));
+}
+
+/// Loads the kernel, which a stream that is being captured must not do, and raises its limit of shared memory.
+cudaError_t make_ready(const void* function, int32_t shared_limit) {
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  cudaFuncAttributes attributes{};
+  cudaError_t error = cudaFuncGetAttributes(&attributes, function);
+  if (error == cudaSuccess)
+    error = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 shared_limit - static_cast<int32_t>(attributes.sharedSizeBytes));
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  return error;
+}
+
+}  // namespace
+
+Status StreamQueue::launch(const KernelEntry& kernel, const LaunchShape& shape, const void* params) {
+  if (shape.grid_x <= 0 || shape.grid_y <= 0 || shape.grid_z <= 0) return {};
+  if (Status status = check_launch(kernel, shape, device()); !status.ok()) return status;
+  const int32_t index = runtime_.info().index;
+  const CurrentDevice current(index);
+  if (current.error() != cudaSuccess) return refused(current.error(), kernel, runtime_);
+  if (!ready_kernels().contains(kernel.function, index)) {
+    const cudaError_t error = make_ready(kernel.function, device().shared_bytes_per_block);
+    if (error != cudaSuccess) return refused(error, kernel, runtime_);
+    ready_kernels().insert(kernel.function, index);
+  }
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(shape.grid_x), static_cast<unsigned>(shape.grid_y),
+                        static_cast<unsigned>(shape.grid_z));
+  config.blockDim = dim3(static_cast<unsigned>(kernel.threads));
+  config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
+  config.stream = static_cast<cudaStream_t>(stream_.handle);
+  // The kernel must have been compiled to wait for its predecessor: a GPU newer than the code's architecture is not
+  // enough.
+  constexpr int32_t kOldestWithDependencies = 90;
+  if (shape.overlaps_previous && runtime_.code().arch >= kOldestWithDependencies) {
+    config.attrs = &overlap;
+    config.numAttrs = 1;
+  }
+  void* arguments[] = {const_cast<void*>(params)};
+  const cudaError_t error = cudaLaunchKernelExC(&config, kernel.function, arguments);
+  return error == cudaSuccess ? Status() : refused(error, kernel, runtime_);
+}
+
+}  // namespace mla::cuda

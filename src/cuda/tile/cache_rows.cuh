@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+// One token's row in a cache of any format, read and written by one warp. Writers, gather and copies go through these;
+// what a format is they take from core::Cache. All lanes call with the same arguments.
+//
+// A *source* of channels gives them one at a time, source(c), or, for c a multiple of eight below
+// source.vector_channels(n), eight at a time in two steps, so that several loads are in flight:
+// source.decode(source.fetch(c), values).
+#pragma once
+
+#include "core/args.h"
+#include "cuda/tile/channels.cuh"
+#include "mla/kv_layout.h"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+/// Channels that one warp handles at a time.
+inline constexpr int kWarpChannels = kWarpSize * kVector;
+
+/// Channels in memory: bf16, f16 or f32; or e4m3, which are dequantized by their scales.
+struct Channels {
+  const std::byte* data = nullptr;
+  DType dtype = DType::kNone;
+  const std::byte* scales = nullptr;  // f32 at any address, or UE8M0; null: none
+  bool ue8m0 = false;
+  int32_t channels_each = 1;  // of a scale
+
+  static constexpr int kBatch = 2;
+  struct Fetched {
+    Bits8 bits;
+    float scale;
+  };
+
+  MLA_DEVICE int32_t bytes_each() const { return static_cast<int32_t>(size_of(dtype)); }
+  MLA_DEVICE float scale(int32_t group) const {
+    return ue8m0 ? ue8m0_to_f32(static_cast<uint8_t>(scales[group])) : load_f32_anywhere(scales + int64_t{4} * group);
+  }
+  MLA_DEVICE float operator()(int32_t c) const {
+    if (scales == nullptr) return load_element(data, dtype, c);
+    return bf16_to_f32(from_e4m3(as<uint8_t>(data)[c], scale(c / channels_each)));
+  }
+  MLA_DEVICE int32_t vector_channels(int32_t n) const {
+    return scales == nullptr || channels_each % kVector == 0 ? n / kVector * kVector : 0;
+  }
+  MLA_DEVICE Fetched fetch(int32_t c) const {
+    return {load_bits8(data + int64_t{c} * bytes_each(), bytes_each()),
+            scales == nullptr ? 1.0F : scale(c / channels_each)};
+  }
+  MLA_DEVICE void decode(const Fetched& fetched, float (&values)[kVector]) const {
+    if (scales != nullptr)
+      decode8(dequantize8(fetched.bits, fetched.scale), DType::kBF16, values);
+    else
+      decode8(fetched.bits, dtype, values);
+  }
+};
+
+/// How channels are written: as bf16, f16 or f32 elements, or as e4m3 with one scale for all.
+class Encoder {
+ public:
+  /// `scale` matters to e4m3 only.
+  MLA_DEVICE explicit Encoder(DType dtype, float scale = 1.0F) : dtype_(dtype), scale_(scale), divide_(scale) {}
+
+  MLA_DEVICE int32_t bytes_each() const { return static_cast<int32_t>(size_of(dtype_)); }
+  MLA_DEVICE Bits8 operator()(const float (&values)[kVector]) const {
+    return dtype_ == DType::kE4M3 ? quantize8(values, divide_) : encode8(values, dtype_);
+  }
+  MLA_DEVICE void store(std::byte* to, int32_t c, float value) const { store_element(to, dtype_, c, value, scale_); }
+
+ private:
+  DType dtype_;
+  float scale_;
+  Divisor divide_;
+};
+
+/// Channels [0, n) of `source` to `to`.
+template <class Source>
+MLA_DEVICE void write_channels(const Source& source, int32_t n, const Encoder& encode, std::byte* to) {
+  constexpr int kBatch = Source::kBatch;
+  const int32_t whole = source.vector_channels(n), bytes = encode.bytes_each();
+  for (int32_t first = ptx::lane() * kVector; first < whole; first += kBatch * kWarpChannels) {
+    typename Source::Fetched fetched[kBatch];
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b)
+      if (first + b * kWarpChannels < whole) fetched[b] = source.fetch(first + b * kWarpChannels);
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      const int32_t c = first + b * kWarpChannels;
+      if (c >= whole) continue;
+      float values[kVector];
+      source.decode(fetched[b], values);
+      store_bits8(to + int64_t{c} * bytes, bytes, encode(values));
+    }
+  }
+  for (int32_t c = whole + ptx::lane(); c < n; c += kWarpSize) encode.store(to, c, source(c));
+}
+
+/// Bytes to be copied as they are.
+struct Piece {
+  std::byte* to = nullptr;
+  const std::byte* from = nullptr;
+  int64_t bytes = 0;
+
+  MLA_DEVICE bool aligned_to(uint32_t size) const {
+    return (reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from) | static_cast<uintptr_t>(bytes)) %
+               size ==
+           0;
+  }
+};
+
+template <class T>
+MLA_DEVICE void copy_units(const Piece& piece) {
+  for (int64_t i = ptx::lane(); i < piece.bytes / static_cast<int64_t>(sizeof(T)); i += kWarpSize)
+    as<T>(piece.to)[i] = as<T>(piece.from)[i];
+}
+
+MLA_DEVICE void copy_piece(const Piece& piece) {
+  if (piece.aligned_to(4))
+    copy_units<uint32_t>(piece);
+  else if (piece.aligned_to(2))
+    copy_units<uint16_t>(piece);
+  else
+    copy_units<uint8_t>(piece);
+}
+
+/// Two pieces, 16 bytes per lane and up to three loads in flight where addresses allow: a row of 576 bf16 channels goes
+/// at once.
+MLA_DEVICE void copy_pieces(const Piece& a, const Piece& b) {
+  if (!a.aligned_to(16) || !b.aligned_to(16)) {
+    copy_piece(a);
+    copy_piece(b);
+    return;
+  }
+  constexpr int kUnroll = 3;
+  const auto units_of_a = static_cast<int32_t>(a.bytes / 16), units = static_cast<int32_t>((a.bytes + b.bytes) / 16);
+  const auto from = [&](int32_t i) {
+    return i < units_of_a ? as<ptx::Vec4>(a.from) + i : as<ptx::Vec4>(b.from) + (i - units_of_a);
+  };
+  const auto to = [&](int32_t i) {
+    return i < units_of_a ? as<ptx::Vec4>(a.to) + i : as<ptx::Vec4>(b.to) + (i - units_of_a);
+  };
+  for (int32_t first = ptx::lane(); first < units; first += kUnroll * kWarpSize) {
+    ptx::Vec4 values[kUnroll];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u)
+      if (first + u * kWarpSize < units) values[u] = ptx::load_once(from(first + u * kWarpSize));
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u)
+      if (first + u * kWarpSize < units) *to(first + u * kWarpSize) = values[u];
+  }
+}
+
+/// The type of the latent part's elements, and of the rotary part's.
+constexpr DType element_dtype(CacheFormat format, int32_t bytes) {
+  if (bytes == 1) return DType::kE4M3;
+  return format == CacheFormat::kF16 ? DType::kF16 : DType::kBF16;
+}
+constexpr DType ckv_dtype(const core::Cache& cache) { return element_dtype(cache.format, cache.layout.element_bytes); }
+constexpr DType kpe_dtype(const core::Cache& cache) {
+  return element_dtype(cache.format, cache.layout.rope_element_bytes);
+}
+
+/// Where a token's row lies.
+struct CacheRow {
+  const core::Cache& cache;
+  int64_t page, offset;
+
+  /// `slot` is not negative.
+  static MLA_DEVICE CacheRow at_slot(const core::Cache& cache, int64_t slot) { return at(cache, nullptr, slot); }
+  /// Token `token` of the request whose pages these are; without pages, of the whole pool.
+  static MLA_DEVICE CacheRow at(const core::Cache& cache, const int32_t* pages, int64_t token) {
+    int64_t page, offset;
+    if (token <= INT32_MAX) {  // a 64-bit division is a long subroutine
+      page = static_cast<uint32_t>(token) / static_cast<uint32_t>(cache.page_size);
+      offset = static_cast<uint32_t>(token) % static_cast<uint32_t>(cache.page_size);
+    } else {
+      page = token / cache.page_size;
+      offset = token % cache.page_size;
+    }
+    return {cache, pages != nullptr ? pages[page] : page, offset};
+  }
+
+  MLA_DEVICE std::byte* of(const core::Plane& plane) const { return plane.row(page, offset); }
+  MLA_DEVICE bool has_ue8m0_scales() const { return is_ue8m0(cache.layout.scale_kind); }
+  /// Channels that share a scale.
+  MLA_DEVICE int32_t group() const { return cache.num_scales > 1 ? cache.d_ckv / cache.num_scales : cache.d_ckv; }
+
+  MLA_DEVICE Channels ckv() const {
+    Channels channels = {.data = of(cache.ckv), .dtype = ckv_dtype(cache)};
+    if (cache.num_scales > 0) {
+      channels.scales = of(cache.scales);
+      channels.ue8m0 = has_ue8m0_scales();
+      channels.channels_each = group();
+    }
+    return channels;
+  }
+  /// Only where d_kpe is not 0.
+  MLA_DEVICE Channels kpe() const {
+    Channels channels = {.data = of(cache.kpe), .dtype = kpe_dtype(cache)};
+    if (channels.dtype == DType::kE4M3) {
+      channels.scales = reinterpret_cast<const std::byte*>(cache.kpe_scale);
+      channels.channels_each = cache.d_kpe;
+    }
+    return channels;
+  }
+  /// Bytes of one token's scales, with what pads them.
+  MLA_DEVICE int32_t scale_bytes() const {
+    const int32_t padded = cache.layout.scale_bytes_per_token;
+    return padded > 0 ? padded : cache.num_scales * (has_ue8m0_scales() ? 1 : 4);
+  }
+  MLA_DEVICE void store_scale(int32_t g, float scale) const {
+    std::byte* scales = of(cache.scales);
+    if (has_ue8m0_scales())
+      scales[g] = static_cast<std::byte>(f32_to_ue8m0(scale));
+    else
+      store_f32_anywhere(scales + int64_t{4} * g, scale);
+  }
+};
+
+/// Infinities and NaN have no say in a group's largest magnitude.
+MLA_DEVICE float with_magnitude(float amax, float value) {
+  const float m = magnitude(value);
+  return is_finite(value) && m > amax ? m : amax;
+}
+
+/// The largest over `lanes` neighbouring lanes, a power of two.
+MLA_DEVICE float max_of_lanes(float value, int32_t lanes) {
+  for (int32_t mask = lanes / 2; mask > 0; mask /= 2) {
+    const float other = ptx::shuffle_xor(value, mask);
+    value = other > value ? other : value;
+  }
+  return value;
+}
+
+MLA_DEVICE float scale_of_group(const core::Cache& cache, float amax) {
+  return cache.power_of_two_scales ? e4m3_power_of_two_scale(amax) : e4m3_scale(amax);
+}
+
+/// Groups whose channels neighbouring lanes hold, eight each: chosen and quantized in registers.
+template <class Source>
+MLA_DEVICE void write_lane_groups(const CacheRow& row, const Source& source, int32_t group) {
+  const int32_t n = row.cache.d_ckv, lanes = group / kVector;
+  std::byte* to = row.of(row.cache.ckv);
+  constexpr int kBatch = Source::kBatch;
+  for (int32_t base = 0; base < n; base += kBatch * kWarpChannels) {
+    const int32_t first = base + ptx::lane() * kVector;
+    typename Source::Fetched fetched[kBatch];
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b)
+      if (first + b * kWarpChannels < n) fetched[b] = source.fetch(first + b * kWarpChannels);
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      if (base + b * kWarpChannels >= n) continue;  // of all lanes
+      const int32_t c = first + b * kWarpChannels;
+      float values[kVector] = {};
+      if (c < n) source.decode(fetched[b], values);
+      float amax = 0;
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) amax = with_magnitude(amax, values[i]);
+      const float scale = scale_of_group(row.cache, max_of_lanes(amax, lanes));
+      if (c >= n) continue;
+      store_bits8(to + c, 1, quantize8(values, Divisor(scale)));
+      if (c % group == 0) row.store_scale(c / group, scale);
+    }
+  }
+}
+
+/// Groups of any width, one after another.
+template <class Source>
+MLA_DEVICE void write_odd_groups(const CacheRow& row, const Source& source, int32_t group) {
+  std::byte* to = row.of(row.cache.ckv);
+  for (int32_t g = 0; g < row.cache.num_scales; ++g) {
+    const int32_t begin = g * group, end = begin + group;
+    float amax = 0;
+    for (int32_t c = begin + ptx::lane(); c < end; c += kWarpSize) amax = with_magnitude(amax, source(c));
+    const float scale = scale_of_group(row.cache, max_of_lanes(amax, kWarpSize));
+    for (int32_t c = begin + ptx::lane(); c < end; c += kWarpSize) as<uint8_t>(to)[c] = to_e4m3(source(c), scale);
+    if (ptx::lane() == 0) row.store_scale(g, scale);
+  }
+}
+
+template <class Source>
+MLA_DEVICE void write_groups(const CacheRow& row, const Source& source) {
+  const core::Cache& cache = row.cache;
+  const int32_t group = row.group(), lanes = group / kVector;
+  const bool lanes_hold_groups = group % kVector == 0 && (lanes & (lanes - 1)) == 0 && lanes <= kWarpSize;
+  if (lanes_hold_groups && source.vector_channels(cache.d_ckv) == cache.d_ckv)
+    write_lane_groups(row, source, group);
+  else
+    write_odd_groups(row, source, group);
+  const int32_t pad = cache.num_scales * (row.has_ue8m0_scales() ? 1 : 4) + ptx::lane();
+  if (pad < row.scale_bytes()) row.of(cache.scales)[pad] = std::byte{0};
+}
+
+/// How the rotary part is packed.
+MLA_DEVICE Encoder kpe_encoder(const core::Cache& cache) {
+  const DType dtype = kpe_dtype(cache);
+  return Encoder(dtype, dtype == DType::kE4M3 ? *cache.kpe_scale : 1.0F);
+}
+
+/// How the latent part is packed, where writers do not choose its scales.
+MLA_DEVICE Encoder ckv_encoder(const CacheRow& row) {
+  return Encoder(ckv_dtype(row.cache), row.cache.num_scales > 0 ? row.ckv().scale(0) : 1.0F);
+}
+
+/// Packs a row, with the scales of its latent part where writers choose them. Parts whose elements already have the
+/// cache's type are better copied, and left out here.
+MLA_DEVICE void write_row(const CacheRow& row, bool writes_ckv, const Channels& ckv, bool writes_kpe,
+                          const Channels& kpe) {
+  const core::Cache& cache = row.cache;
+#pragma unroll 1
+  for (int part = 0; part < 2; ++part) {  // not unrolled: half the code
+    const bool is_kpe = part == 0;
+    if (is_kpe ? !writes_kpe || cache.d_kpe == 0 : !writes_ckv || cache.writes_scales) continue;
+    // Field by field: nvcc 13.0 keeps both structs in local memory where one is chosen (ptxas -v: "stack frame").
+    const Channels source = {.data = is_kpe ? kpe.data : ckv.data,
+                             .dtype = is_kpe ? kpe.dtype : ckv.dtype,
+                             .scales = is_kpe ? kpe.scales : ckv.scales,
+                             .ue8m0 = is_kpe ? kpe.ue8m0 : ckv.ue8m0,
+                             .channels_each = is_kpe ? kpe.channels_each : ckv.channels_each};
+    write_channels(source, is_kpe ? cache.d_kpe : cache.d_ckv, is_kpe ? kpe_encoder(cache) : ckv_encoder(row),
+                   row.of(is_kpe ? cache.kpe : cache.ckv));
+  }
+  if (writes_ckv && cache.writes_scales) write_groups(row, ckv);
+}
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

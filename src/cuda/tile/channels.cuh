@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+// Eight neighbouring channels of one row, as a lane moves and converts them: loads and stores of 16 bytes where the
+// address allows, and conversions two values at a time. Bits are those of scalar.cuh.
+#pragma once
+
+#include "cuda/ptx/arithmetic.h"
+#include "cuda/ptx/e4m3.h"
+#include "cuda/ptx/ptx.h"
+#include "cuda/tile/scalar.cuh"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+inline constexpr int kVector = 8;
+
+/// The bits of eight elements: of one byte each in w[0] and w[1], of two in w[0] ... w[3], of four in all.
+struct Bits8 {
+  uint32_t w[8];
+};
+
+MLA_DEVICE bool is_aligned(const void* at, uint32_t bytes) { return reinterpret_cast<uintptr_t>(at) % bytes == 0; }
+
+template <class T>
+MLA_DEVICE const T* as(const std::byte* at) {
+  return reinterpret_cast<const T*>(at);
+}
+template <class T>
+MLA_DEVICE T* as(std::byte* at) {
+  return reinterpret_cast<T*>(at);
+}
+
+/// `at` is aligned to the element.
+MLA_DEVICE Bits8 load_bits8(const std::byte* at, int32_t element_bytes) {
+  Bits8 bits = {};
+  if (element_bytes == 2) {
+    if (is_aligned(at, 16)) {
+      const ptx::Vec4 v = ptx::load_once(as<ptx::Vec4>(at));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) bits.w[i] = v.x[i];
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        bits.w[i] = static_cast<uint32_t>(as<uint16_t>(at)[2 * i]) | static_cast<uint32_t>(as<uint16_t>(at)[2 * i + 1])
+                                                                         << 16;
+    }
+  } else if (element_bytes == 4) {
+    if (is_aligned(at, 16)) {
+      const ptx::Vec4 low = ptx::load_once(as<ptx::Vec4>(at)), high = ptx::load_once(as<ptx::Vec4>(at) + 1);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) bits.w[i] = low.x[i];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) bits.w[4 + i] = high.x[i];
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) bits.w[i] = as<uint32_t>(at)[i];
+    }
+  } else if (is_aligned(at, 8)) {
+    const uint64_t v = ptx::load_once(as<uint64_t>(at));
+    bits.w[0] = static_cast<uint32_t>(v);
+    bits.w[1] = static_cast<uint32_t>(v >> 32);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) bits.w[i / 4] |= static_cast<uint32_t>(as<uint8_t>(at)[i]) << (8 * (i % 4));
+  }
+  return bits;
+}
+
+MLA_DEVICE void store_bits8(std::byte* at, int32_t element_bytes, const Bits8& bits) {
+  if (element_bytes == 2) {
+    if (is_aligned(at, 16)) {
+      *as<ptx::Vec4>(at) = {bits.w[0], bits.w[1], bits.w[2], bits.w[3]};
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) as<uint16_t>(at)[i] = static_cast<uint16_t>(bits.w[i / 2] >> (16 * (i % 2)));
+    }
+  } else if (element_bytes == 4) {
+    if (is_aligned(at, 16)) {
+      as<ptx::Vec4>(at)[0] = {bits.w[0], bits.w[1], bits.w[2], bits.w[3]};
+      as<ptx::Vec4>(at)[1] = {bits.w[4], bits.w[5], bits.w[6], bits.w[7]};
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) as<uint32_t>(at)[i] = bits.w[i];
+    }
+  } else if (is_aligned(at, 8)) {
+    *as<uint64_t>(at) = bits.w[0] | static_cast<uint64_t>(bits.w[1]) << 32;
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) as<uint8_t>(at)[i] = static_cast<uint8_t>(bits.w[i / 4] >> (8 * (i % 4)));
+  }
+}
+
+MLA_DEVICE uint16_t half_of(const Bits8& bits, int i) { return static_cast<uint16_t>(bits.w[i / 2] >> (16 * (i % 2))); }
+MLA_DEVICE uint8_t byte_of(const Bits8& bits, int i) { return static_cast<uint8_t>(bits.w[i / 4] >> (8 * (i % 4))); }
+
+/// Eight elements as floats, e4m3 ones without their scale.
+MLA_DEVICE void decode8(const Bits8& bits, DType dtype, float (&values)[kVector]) {
+  if (dtype == DType::kF32) {
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) values[i] = std::bit_cast<float>(bits.w[i]);
+  } else if (dtype == DType::kBF16) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) ptx::unpack_bf16x2(bits.w[i], values[2 * i], values[2 * i + 1]);
+  } else if (dtype == DType::kE4M3) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      ptx::unpack_f16x2(ptx::e4m3x2_to_f16x2(half_of(bits, i)), values[2 * i], values[2 * i + 1]);
+#pragma unroll
+    for (int i = 0; i < kVector; ++i)  // cvt loses the sign of a NaN
+      if (values[i] != values[i]) values[i] = e4m3_to_f32(byte_of(bits, i));
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) ptx::unpack_f16x2(bits.w[i], values[2 * i], values[2 * i + 1]);
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) {  // cvt loses what a NaN carries
+      const uint32_t half = half_of(bits, i);
+      const uint32_t nan = (half & 0x8000U) << 16 | 0x7F800000U | (half & 0x3FFU) << 13;
+      if (values[i] != values[i]) values[i] = std::bit_cast<float>(nan);
+    }
+  }
+}
+
+/// To bf16, f16 or f32.
+MLA_DEVICE Bits8 encode8(const float (&values)[kVector], DType dtype) {
+  Bits8 bits = {};
+  if (dtype == DType::kF32) {
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) bits.w[i] = std::bit_cast<uint32_t>(values[i]);
+    return bits;
+  }
+  const bool bf16 = dtype == DType::kBF16;
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    bits.w[i] =
+        bf16 ? ptx::pack_bf16x2(values[2 * i], values[2 * i + 1]) : ptx::pack_f16x2(values[2 * i], values[2 * i + 1]);
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) {  // cvt loses what a NaN carries
+    if (values[i] == values[i]) continue;
+    const uint32_t value = std::bit_cast<uint32_t>(values[i]) >> 16;
+    const uint32_t nan = bf16 ? value | 0x40U : (value & 0x8000U) | 0x7E00U;
+    bits.w[i / 2] = (bits.w[i / 2] & (0xFFFF0000U >> (16 * (i % 2)))) | nan << (16 * (i % 2));
+  }
+  return bits;
+}
+
+/// Division by one scale, as e4m3 sees it: quotients from 2^-11 to 1024 are those of IEEE division; smaller ones
+/// become 0 and larger ones 448 all the same.
+class Divisor {
+ public:
+  MLA_DEVICE explicit Divisor(float scale) : factor_(scale > 0x1p60F ? 0x1p-80F : scale < 0x1p-60F ? 0x1p80F : 1.0F) {
+    scale_ = scale * factor_;
+    reciprocal_ = 1.0F / scale_;
+  }
+
+  MLA_DEVICE float operator()(float value) const {
+    // A power of two keeps what follows away from overflow and underflow, where a quotient matters at all.
+    const float dividend = ptx::mul_rn(value, factor_);
+    const float estimate = ptx::mul_rn(dividend, reciprocal_);
+    // Two Newton steps: the first leaves a neighbour of the quotient, and Markstein's theorem makes of it the correctly
+    // rounded one ("Handbook of Floating-Point Arithmetic", division algorithms).
+    const float better = ptx::fma_rn(ptx::fma_rn(-estimate, scale_, dividend), reciprocal_, estimate);
+    const float quotient = ptx::fma_rn(ptx::fma_rn(-better, scale_, dividend), reciprocal_, better);
+    const bool matters = magnitude(estimate) >= 0x1p-11F && magnitude(estimate) < 1024.0F;
+    return matters ? quotient : estimate;
+  }
+
+ private:
+  float factor_, scale_, reciprocal_;
+};
+
+/// quantize_e4m3 of eight values.
+MLA_DEVICE Bits8 quantize8(const float (&values)[kVector], const Divisor& divide) {
+  Bits8 bits = {};
+#pragma unroll
+  for (int i = 0; i < kVector; i += 2) {
+    const uint32_t pair = ptx::pack_e4m3x2(divide(values[i]), divide(values[i + 1]));
+    // The sign of a quotient is the value's; only a NaN may have lost it.
+    const uint32_t signs =
+        (std::bit_cast<uint32_t>(values[i]) >> 24 & 0x80U) | (std::bit_cast<uint32_t>(values[i + 1]) >> 16 & 0x8000U);
+    bits.w[i / 4] |= (pair | signs) << (8 * (i % 4));
+  }
+  return bits;
+}
+
+/// dequantize_e4m3 of eight codes: bf16 bits, in w[0] ... w[3].
+MLA_DEVICE Bits8 dequantize8(const Bits8& codes, float scale) {
+  Bits8 bits = {};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    float low, high;
+    ptx::unpack_f16x2(ptx::e4m3x2_to_f16x2(half_of(codes, i)), low, high);
+    bits.w[i] = ptx::pack_bf16x2(ptx::mul_rn(low, scale), ptx::mul_rn(high, scale));
+  }
+  const auto has_nan = [](uint32_t w) { return (((w & 0x7F7F7F7FU) + 0x01010101U) & 0x80808080U) != 0; };
+  if (!has_nan(codes.w[0]) && !has_nan(codes.w[1]) && is_finite(scale)) return bits;
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) {  // the NaN of scalar.cuh
+    const uint32_t code = byte_of(codes, i), product = half_of(bits, i) & 0x7FFFU;
+    const uint32_t nan = (code & 0x7FU) == 0x7FU ? (code & 0x80U) << 8 | 0x7FC0U
+                         : is_nan(scale)         ? std::bit_cast<uint32_t>(scale) >> 16 | 0x40U
+                                                 : 0xFFC0U;
+    if (product > 0x7F80U) bits.w[i / 2] = (bits.w[i / 2] & (0xFFFF0000U >> (16 * (i % 2)))) | nan << (16 * (i % 2));
+  }
+  return bits;
+}
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which keys a query sees, and masks on score tiles.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/ptx/ptx.h"
+#include "cuda/tile/finish.cuh"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+/// Keys begin ... end - 1; empty if end <= begin.
+struct KeyRange {
+  int begin = 0, end = 0;
+
+  MLA_DEVICE bool empty() const { return end <= begin; }
+  MLA_DEVICE bool contains(int key) const { return begin <= key && key < end; }
+};
+
+/// The keys that causality and the window leave to the query at `position` of a request with kv_len keys. Both ends
+/// grow with the position.
+MLA_DEVICE KeyRange visible_keys(int position, int kv_len, bool causal, int window_left) {
+  const int end = causal && position < kv_len ? position + 1 : kv_len;
+  return {window_left < 0 || position <= window_left ? 0 : position - window_left, end};
+}
+
+/// The column of a 16 x 8 accumulator tile where a lane's elements 0 and 2 lie; 1 and 3 are one further.
+MLA_DEVICE int accumulator_column() { return (ptx::lane() & 3) * 2; }
+/// The row where elements 0 and 1 lie; 2 and 3 are eight below.
+MLA_DEVICE int accumulator_row() { return ptx::lane() >> 2; }
+
+/// Scores of 16 queries and 8 * kColTiles keys from first_key on: -inf where a query does not see the key. `visible` is
+/// of the lane's two rows.
+template <int kColTiles>
+MLA_DEVICE void mask_scores(float (&s)[kColTiles][4], const KeyRange (&visible)[2], int first_key) {
+  const int lane_key = first_key + accumulator_column();
+  MLA_UNROLL
+  for (int n = 0; n < kColTiles; ++n) {
+    MLA_UNROLL
+    for (int e = 0; e < 4; ++e)
+      if (!visible[e / 2].contains(lane_key + n * 8 + e % 2)) s[n][e] = kNoKey;
+  }
+}
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// Blocks of query rows of a ragged batch, found on the device: the grid knows T and B, not where requests begin.
+#pragma once
+
+#include <cstdint>
+
+#include "core/args.h"
+#include "cuda/ptx/ptx.h"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+/// Heads beyond this go to the third dimension of a grid.
+inline constexpr int kMaxGridY = 65535;
+
+/// Rows of one request; those of the request lie one after another.
+struct QueryBlock {
+  int first_token;  // of all tokens
+  int first_key;    // of all keys
+  int rows;         // 0 or less: a surplus block
+  int position;     // of the first row in its request
+  int kv_len;
+};
+
+/// Slots that hold the blocks of any batch of these sizes: request b begins at slot qo_indptr[b] / rows + b, and so has
+/// room for its ceil(q_len / rows).
+constexpr int num_query_blocks(int64_t num_tokens, int batch_size, int rows) {
+  return static_cast<int>(num_tokens / rows) + batch_size;
+}
+
+/// The block in a slot; within a request, slots and rows have the same order.
+MLA_DEVICE QueryBlock find_query_block(const core::PrefillArgs& args, int rows, int slot) {
+  int low = 0, high = args.batch_size - 1;  // the last request that begins at or before the slot
+  while (low < high) {
+    const int middle = low + (high - low + 1) / 2;
+    if (args.qo_indptr[middle] / rows + middle <= slot)
+      low = middle;
+    else
+      high = middle - 1;
+  }
+  const int begin = args.qo_indptr[low], q_len = args.qo_indptr[low + 1] - begin;
+  const int kv_len = args.kv_indptr[low + 1] - args.kv_indptr[low];
+  const int first = (slot - begin / rows - low) * rows;
+  return {.first_token = begin + first,
+          .first_key = args.kv_indptr[low],
+          .rows = q_len - first < rows ? q_len - first : rows,
+          .position = kv_len - q_len + first,
+          .kv_len = kv_len};
+}
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

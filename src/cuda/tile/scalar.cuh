@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// Single elements of every float type, to f32 and back, by mla/numeric.h: the bytes are the CPU's, NaN's included. For
+// eight channels at a time see channels.cuh.
+//
+// IEEE 754 leaves open which NaN an operation gives. GPUs give 0x7FFFFFFF always; x86 gives the first NaN operand,
+// quieted, or 0xFFC00000. Where a NaN can reach memory the functions here follow the latter, so that caches written by
+// a GPU and by the CPU compare equal.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/ptx/machine.h"
+#include "mla/numeric.h"
+#include "mla/types.h"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+MLA_DEVICE bool is_nan(float value) { return (std::bit_cast<uint32_t>(value) & 0x7FFFFFFFU) > 0x7F800000U; }
+MLA_DEVICE bool is_finite(float value) { return (std::bit_cast<uint32_t>(value) & 0x7FFFFFFFU) < 0x7F800000U; }
+MLA_DEVICE float magnitude(float value) { return std::bit_cast<float>(std::bit_cast<uint32_t>(value) & 0x7FFFFFFFU); }
+
+/// The result of an operation on a and b, if it is NaN the one that x86 gives.
+MLA_DEVICE float settle_nan(float result, float a, float b) {
+  if (!is_nan(result)) return result;
+  if (is_nan(a)) return std::bit_cast<float>(std::bit_cast<uint32_t>(a) | 0x400000U);
+  if (is_nan(b)) return std::bit_cast<float>(std::bit_cast<uint32_t>(b) | 0x400000U);
+  return std::bit_cast<float>(0xFFC00000U);
+}
+
+/// quantize_e4m3, also of NaN: its sign survives.
+MLA_DEVICE uint8_t to_e4m3(float value, float scale) { return f32_to_e4m3(is_nan(value) ? value : value / scale); }
+
+/// dequantize_e4m3, also where either is NaN.
+MLA_DEVICE uint16_t from_e4m3(uint8_t code, float scale) {
+  const float value = e4m3_to_f32(code);
+  return f32_to_bf16(settle_nan(value * scale, value, scale));
+}
+
+/// Element `index`; an e4m3 one without its scale.
+MLA_DEVICE float load_element(const void* base, DType dtype, int64_t index) {
+  switch (dtype) {
+    case DType::kBF16: return bf16_to_f32(static_cast<const uint16_t*>(base)[index]);
+    case DType::kF16: return f16_to_f32(static_cast<const uint16_t*>(base)[index]);
+    case DType::kE4M3: return e4m3_to_f32(static_cast<const uint8_t*>(base)[index]);
+    default: return static_cast<const float*>(base)[index];
+  }
+}
+
+/// Rounds once, to nearest even; e4m3 saturates.
+MLA_DEVICE void store_element(void* base, DType dtype, int64_t index, float value) {
+  switch (dtype) {
+    case DType::kBF16: static_cast<uint16_t*>(base)[index] = f32_to_bf16(value); break;
+    case DType::kF16: static_cast<uint16_t*>(base)[index] = f32_to_f16(value); break;
+    case DType::kE4M3: static_cast<uint8_t*>(base)[index] = f32_to_e4m3(value); break;
+    default: static_cast<float*>(base)[index] = value; break;
+  }
+}
+
+/// An e4m3 element is value / scale; others are the value.
+MLA_DEVICE void store_element(void* base, DType dtype, int64_t index, float value, float scale) {
+  if (dtype == DType::kE4M3)
+    static_cast<uint8_t*>(base)[index] = to_e4m3(value, scale);
+  else
+    store_element(base, dtype, index, value);
+}
+
+/// An f32 at any address.
+MLA_DEVICE float load_f32_anywhere(const std::byte* at) {
+  if (reinterpret_cast<uintptr_t>(at) % sizeof(float) == 0) return *reinterpret_cast<const float*>(at);
+  uint32_t bits = 0;
+  for (int i = 3; i >= 0; --i) bits = bits << 8 | static_cast<uint32_t>(at[i]);
+  return std::bit_cast<float>(bits);
+}
+
+MLA_DEVICE void store_f32_anywhere(std::byte* at, float value) {
+  if (reinterpret_cast<uintptr_t>(at) % sizeof(float) == 0) {
+    *reinterpret_cast<float*>(at) = value;
+    return;
+  }
+  const auto bits = std::bit_cast<uint32_t>(value);
+  for (int i = 0; i < 4; ++i) at[i] = static_cast<std::byte>(bits >> (8 * i));
+}
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

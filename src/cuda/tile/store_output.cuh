@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs of neighbouring f32 values into an output of any float type, with as few stores as its alignment allows. Rounds
+// once, to nearest even; e4m3 saturates.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/ptx/ptx.h"
+#include "cuda/tile/scalar.cuh"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+/// A store of sizeof(T) bytes where the address allows it.
+template <class T>
+MLA_DEVICE bool store_if_aligned(std::byte* to, T value) {
+  if (reinterpret_cast<uintptr_t>(to) % sizeof(T) != 0) return false;
+  *reinterpret_cast<T*>(to) = value;
+  return true;
+}
+
+MLA_DEVICE uint32_t pack_e4m3x2(float low, float high) {
+  return static_cast<uint32_t>(f32_to_e4m3(high)) << 8 | f32_to_e4m3(low);
+}
+
+/// Four elements at `index`.
+MLA_DEVICE bool store_four(void* base, DType dtype, int64_t index, const float (&v)[4]) {
+  std::byte* to = static_cast<std::byte*>(base) + index * static_cast<int64_t>(size_of(dtype));
+  switch (dtype) {
+    case DType::kBF16:
+      return store_if_aligned(to, uint64_t{ptx::pack_bf16x2(v[2], v[3])} << 32 | ptx::pack_bf16x2(v[0], v[1]));
+    case DType::kF16:
+      return store_if_aligned(to, uint64_t{ptx::pack_f16x2(v[2], v[3])} << 32 | ptx::pack_f16x2(v[0], v[1]));
+    case DType::kE4M3: return store_if_aligned(to, pack_e4m3x2(v[2], v[3]) << 16 | pack_e4m3x2(v[0], v[1]));
+    default: {
+      ptx::Vec4 bits;
+      for (int i = 0; i < 4; ++i) bits.x[i] = std::bit_cast<uint32_t>(v[i]);
+      return store_if_aligned(to, bits);
+    }
+  }
+}
+
+/// The first `count` of four elements at `index`.
+MLA_DEVICE void store_columns(void* base, DType dtype, int64_t index, const float (&v)[4], int count) {
+  if (count == 4 && store_four(base, dtype, index, v)) return;
+  MLA_UNROLL
+  for (int i = 0; i < 4; ++i)
+    if (i < count) store_element(base, dtype, index + i, v[i]);
+}
+
+/// Two elements at `index`, as accumulator fragments hold them.
+MLA_DEVICE void store_two(void* base, DType dtype, int64_t index, float low, float high) {
+  std::byte* to = static_cast<std::byte*>(base) + index * static_cast<int64_t>(size_of(dtype));
+  bool stored = false;
+  switch (dtype) {
+    case DType::kBF16: stored = store_if_aligned(to, ptx::pack_bf16x2(low, high)); break;
+    case DType::kF16: stored = store_if_aligned(to, ptx::pack_f16x2(low, high)); break;
+    case DType::kE4M3: stored = store_if_aligned(to, static_cast<uint16_t>(pack_e4m3x2(low, high))); break;
+    default:
+      stored = store_if_aligned(to, uint64_t{std::bit_cast<uint32_t>(high)} << 32 | std::bit_cast<uint32_t>(low));
+      break;
+  }
+  if (stored) return;
+  store_element(base, dtype, index, low);
+  store_element(base, dtype, index + 1, high);
+}
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

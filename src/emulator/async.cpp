@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// Asynchronous copies and the barriers that count their bytes. What is on its way overwrites its destination with NaN
+// at once, and reads its source as late as the waits allow.
+#include <algorithm>
+#include <cstring>
+
+#include "emulator/block.h"
+
+namespace mla::emulator {
+namespace {
+
+/// What the 8 bytes of a barrier hold, so that a stray store into it is noticed.
+constexpr uint64_t kMbarrierMark = 0x6D62617272696572ULL;
+
+}  // namespace
+
+void Block::land(const PendingCopy& copy) {
+  std::byte* const to = shared_ + (copy.to - kSharedBase);
+  if (copy.from == nullptr)
+    std::memset(to, 0, copy.bytes);
+  else
+    std::memcpy(to, copy.from, copy.bytes);
+}
+
+Mbarrier& Block::find_mbarrier(uint32_t address, Site site) {
+  const std::byte* const memory = shared_pointer(address, 8, 8, site);
+  for (Mbarrier& barrier : mbarriers_) {
+    if (barrier.address != address) continue;
+    uint64_t mark = 0;
+    std::memcpy(&mark, memory, sizeof mark);
+    if (mark != kMbarrierMark) fail("the mbarrier at {} was overwritten", {address}, site);
+    return barrier;
+  }
+  fail("the mbarrier at {} is not initialized", {address}, site);
+}
+
+void Block::init_mbarrier(uint32_t address, uint32_t count, Site site) {
+  std::byte* const memory = shared_pointer(address, 8, 8, site);
+  if (count == 0 || count >= 1U << 20) fail("mbarrier count {}: expected 1 to {}", {count, (1 << 20) - 1}, site);
+  std::memcpy(memory, &kMbarrierMark, sizeof kMbarrierMark);
+  std::erase_if(mbarriers_, [&](const Mbarrier& barrier) { return barrier.address == address; });
+  mbarriers_.push_back({address, count, count, 0, 0, false, current_, {}});
+}
+
+void Block::fence_mbarriers() {
+  for (Mbarrier& barrier : mbarriers_) barrier.fenced = barrier.fenced || barrier.owner == current_;
+}
+
+void Block::arrive(Mbarrier& barrier, uint32_t arrivals, int64_t expected_bytes, Site site) {
+  if (barrier.pending < arrivals)
+    fail("the mbarrier at {} got more arrivals in one phase than its count of {}", {barrier.address, barrier.count},
+         site);
+  barrier.pending -= arrivals;
+  barrier.pending_bytes += expected_bytes;
+  complete_phase_if_due(barrier);
+}
+
+void Block::complete_phase_if_due(Mbarrier& barrier) {
+  if (barrier.pending != 0 || barrier.pending_bytes != 0) return;
+  barrier.phase ^= 1U;
+  barrier.pending = barrier.count;
+  for (const int32_t thread : barrier.waiting) make_ready(thread);
+  barrier.waiting.clear();
+}
+
+void Block::wait_for_mbarrier(uint32_t address, uint32_t parity, Site site) {
+  Thread& self = current();
+  if (parity > 1) fail("mbarrier parity {}: expected 0 or 1", {parity}, site);
+  Mbarrier& barrier = find_mbarrier(address, site);
+  if (barrier.phase != parity) return;
+  barrier.waiting.push_back(current_);
+  self.wait = Wait::kMbarrier;
+  self.site = site;
+  self.wait_a = address;
+  self.wait_b = parity;
+  block_current();
+  self.wait = Wait::kNothing;
+}
+
+/// When no thread can run: one copy that some thread waits for. False if there is none.
+bool Block::land_some_bulk_copy() {
+  const auto count = static_cast<uint32_t>(bulk_copies_.size());
+  if (count == 0) return false;
+  const uint32_t first = random_.next() % count;
+  for (uint32_t i = 0; i < count; ++i) {
+    const auto copy = bulk_copies_.begin() + (first + i) % count;
+    const auto barrier = std::find_if(mbarriers_.begin(), mbarriers_.end(),
+                                      [&](const Mbarrier& b) { return b.address == copy->barrier; });
+    if (barrier == mbarriers_.end() || barrier->waiting.empty()) continue;
+    land(*copy);
+    barrier->pending_bytes -= copy->bytes;
+    bulk_copies_.erase(copy);
+    complete_phase_if_due(*barrier);
+    return true;
+  }
+  return false;
+}
+
+// ---- Called by kernels -------------------------------------------------------------------------------------------
+
+void copy_async(uint32_t to, const void* from, uint32_t bytes, bool valid, Site site) {
+  Block& block = running_block();
+  if (valid) check_aligned(from, bytes, site);
+  std::memset(shared_pointer(to, bytes, bytes, site), 0xFF, bytes);
+  block.current().copies.push_back({to, bytes, valid ? from : nullptr, 0});
+  if (valid) block.counters_of_block().async_copy_bytes += bytes;
+}
+
+void copy_async_commit() {
+  Thread& self = running_block().current();
+  self.group_ends.push_back(static_cast<uint32_t>(self.copies.size()));
+}
+
+void copy_async_wait(uint32_t groups_left) {
+  Block& block = running_block();
+  Thread& self = block.current();
+  for (; self.group_ends.size() - self.next_group > groups_left; ++self.next_group)
+    for (; self.next_copy < self.group_ends[self.next_group]; ++self.next_copy) block.land(self.copies[self.next_copy]);
+  if (self.next_copy == self.copies.size() && self.next_group == self.group_ends.size()) {
+    self.copies.clear();
+    self.group_ends.clear();
+    self.next_copy = self.next_group = 0;
+  }
+}
+
+void mbarrier_init(uint32_t barrier, uint32_t count, Site site) { running_block().init_mbarrier(barrier, count, site); }
+
+void mbarrier_arrive(uint32_t barrier, uint32_t expected_bytes, Site site) {
+  Block& block = running_block();
+  block.arrive(block.find_mbarrier(barrier, site), 1, expected_bytes, site);
+}
+
+void mbarrier_expect_bytes(uint32_t barrier, uint32_t bytes, Site site) {
+  Block& block = running_block();
+  block.arrive(block.find_mbarrier(barrier, site), 0, bytes, site);
+}
+
+void mbarrier_wait(uint32_t barrier, uint32_t parity, Site site) {
+  running_block().wait_for_mbarrier(barrier, parity, site);
+}
+
+void fence_mbarrier_init() { running_block().fence_mbarriers(); }
+
+void bulk_copy(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier, Site site) {
+  Block& block = running_block();
+  if (bytes == 0 || bytes % 16 != 0) block.fail("bulk copy of {} bytes: expected a multiple of 16", {bytes}, site);
+  check_aligned(from, 16, site);
+  if (!block.find_mbarrier(barrier, site).fenced)
+    block.fail("bulk copy reports to the mbarrier at {}, whose initialization was not fenced", {barrier}, site);
+  std::memset(shared_pointer(to, bytes, 16, site), 0xFF, bytes);
+  block.add_bulk_copy({to, bytes, from, barrier});
+  block.counters_of_block().bulk_copy_bytes += bytes;
+}
+
+}  // namespace mla::emulator

@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+// One block of a launch while it runs: its threads, warps, barriers and shared memory. A host thread runs one block at
+// a time; blocks are reused, since their stacks and shared memory cost more than a small kernel.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "emulator/emulator.h"
+#include "emulator/fiber.h"
+
+namespace mla::emulator {
+
+inline constexpr int32_t kWarpSize = 32;
+inline constexpr uint32_t kFullWarp = 0xFFFFFFFFU;
+inline constexpr int32_t kMaxThreads = 1024;
+inline constexpr int32_t kNumBarriers = 16;
+inline constexpr int32_t kMaxSharedBytes = 256 * 1024;
+
+/// What a thread can wait for.
+enum class Wait : uint8_t {
+  kNothing,
+  kEnded,
+  kShuffle,
+  kVote,
+  kSyncWarp,
+  kLdmatrix,
+  kMma,
+  kWgmma,
+  kBarrierSync,
+  kBarrierArrive,
+  kMbarrier,
+};
+
+/// xorshift64*
+class Random {
+ public:
+  void seed(uint64_t value);
+  uint32_t next() {
+    state_ ^= state_ >> 12;
+    state_ ^= state_ << 25;
+    state_ ^= state_ >> 27;
+    return static_cast<uint32_t>((state_ * 0x2545F4914F6CDD1DULL) >> 32);
+  }
+
+ private:
+  uint64_t state_ = 1;
+};
+
+/// A copy that was issued and has not landed.
+struct PendingCopy {
+  uint32_t to;
+  uint32_t bytes;
+  const void* from;  // null: zeros
+  uint32_t barrier;  // bulk copies: of the mbarrier
+};
+
+/// A wgmma.mma_async that was issued and not computed.
+struct PendingWgmma {
+  uint64_t a, b;   // descriptors
+  const float* d;  // lane 0's accumulators
+  Site site;
+};
+
+/// What a warp's accumulators will be once its pending multiplications are done.
+struct WarpgroupAccumulator {
+  static constexpr int kColumns = 256;
+  static constexpr int kRegisters = 128;
+  float* registers[kWarpSize] = {};
+  std::vector<float> values;  // [16, 256]
+  int32_t pending = 0;
+};
+
+struct Thread {
+  Fiber fiber;
+  Wait wait = Wait::kNothing;
+  Site site{};
+  uint32_t wait_a = 0, wait_b = 0;  // barrier and count, or address and parity
+  int64_t polls = 0;
+  std::vector<PendingCopy> copies;       // cp.async, in order of issue
+  std::vector<uint32_t> group_ends;      // numbers of copies at each commit
+  size_t next_copy = 0, next_group = 0;  // first in flight
+};
+
+class Block;
+
+/// A collective of a warp: what its last lane to arrive does, with what the lanes brought. False: the lanes stay
+/// asleep.
+using CollectiveFunction = bool (*)(Block& block, void* const* lanes);
+
+struct Warp {
+  uint32_t live = 0;     // lanes that have not ended
+  uint32_t ready = 0;    // lanes that can run
+  uint32_t arrived = 0;  // lanes at the collective in progress
+  Wait wait = Wait::kNothing;
+  Site site{};
+  bool diverged = false;  // lanes wait for different things: reported when all have come to rest
+  uint32_t order_mul = 1, order_xor = 0, cursor = 0;
+  void* lanes[kWarpSize] = {};
+  std::vector<PendingWgmma> wgmmas;
+  std::vector<size_t> wgmma_groups;  // numbers of pending ones at each commit
+  std::vector<WarpgroupAccumulator> accumulators;
+  bool wgmma_fenced = false;
+};
+
+struct Barrier {
+  int32_t count = 0;     // threads that it waits for
+  int32_t arrived = 0;   // threads
+  uint32_t warps = 0;    // that have arrived
+  uint32_t waiting = 0;  // those of them that wait
+};
+
+struct Mbarrier {
+  uint32_t address;
+  uint32_t count;
+  uint32_t pending;       // arrivals until the phase ends
+  int64_t pending_bytes;  // expected and not landed
+  uint32_t phase;         // parity of the current phase
+  bool fenced;
+  int32_t owner;                 // thread that initialized it
+  std::vector<int32_t> waiting;  // threads
+};
+
+class Block {
+ public:
+  Block();
+  ~Block();
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+
+  /// Runs block number `block` of the launch on the calling host thread. False: faulted, see fault().
+  bool run(const Launch& launch, int64_t block);
+  const std::string& fault() const { return fault_; }
+  const Counters& counters() const { return counters_; }
+  void clear_counters() { counters_ = {}; }
+
+  // What follows is called by the running fiber.
+  Thread& current() { return threads_[static_cast<size_t>(current_)]; }
+  int32_t current_index() const { return current_; }
+  int32_t num_threads() const { return launch_.threads; }
+  Warp& current_warp() { return warps_[static_cast<size_t>(current_ / kWarpSize)]; }
+
+  void collective(Wait kind, CollectiveFunction function, void* lane, Site site);
+  /// Called by the last lane of a warp at bar.sync or bar.arrive. Whether the warp goes on.
+  bool arrive_at_barrier(uint32_t barrier, uint32_t count, bool waits);
+  void wait_for_mbarrier(uint32_t address, uint32_t parity, Site site);
+  void poll(Site site);
+
+  Mbarrier& find_mbarrier(uint32_t address, Site site);
+  void init_mbarrier(uint32_t address, uint32_t count, Site site);
+  void fence_mbarriers();
+  void arrive(Mbarrier& barrier, uint32_t arrivals, int64_t expected_bytes, Site site);
+  void add_bulk_copy(const PendingCopy& copy) { bulk_copies_.push_back(copy); }
+  void land(const PendingCopy& copy);
+
+  /// Ends the block. `text` says what is wrong, with {} for each number; the running thread and `site` are added.
+  [[noreturn]] void fail(std::string_view text, std::initializer_list<int64_t> numbers, Site site);
+
+  Counters& counters_of_block() { return counters_; }
+
+ private:
+  static void thread_main(boost::context::detail::transfer_t transfer);
+
+  void start(int64_t block);
+  void end_thread();
+  void block_current();
+  int32_t next_lane(Warp& warp);
+  int32_t next_thread(bool may_stay = true);
+  bool land_some_bulk_copy();
+  /// No thread can run: lands copies until one can. Ends the block if none ever will.
+  int32_t wait_for_copies();
+  [[noreturn]] void fail_diverged();
+  void complete_phase_if_due(Mbarrier& barrier);
+  void make_ready(int32_t thread);
+  void make_warp_ready(int32_t warp);
+  /// fault() becomes `text` after the kernel and the block. What these build on the stack is gone when they return, and
+  /// the stack may be abandoned.
+  void record(const std::string& text);
+  void record_at(std::string_view text, std::initializer_list<int64_t> numbers, Site site);
+  /// Who waits where, among threads [first, last].
+  void record_waits(std::string_view what, int32_t first, int32_t last);
+  std::string wait_text(const Thread& thread) const;
+  [[noreturn]] void leave();
+
+  Launch launch_;
+  std::vector<Thread> threads_;
+  Stacks stacks_;
+  Warp warps_[kMaxThreads / kWarpSize];
+  uint32_t ready_warps_ = 0;
+  Barrier barriers_[kNumBarriers];
+  std::vector<Mbarrier> mbarriers_;
+  std::vector<PendingCopy> bulk_copies_;
+  Fiber host_;
+  Random random_;
+  uint32_t switch_mask_ = 0;  // how often another warp gets a turn; 0: only when this one cannot go on
+  int32_t current_ = 0;
+  int32_t ended_ = 0;
+  int32_t started_threads_ = 0;  // whose fibers wait for their next block
+  bool abandoned_ = true;
+  std::string fault_;
+  Counters counters_;
+  std::byte* arena_ = nullptr;  // with a zone on either side that nobody may touch
+  std::byte* shared_ = nullptr;
+};
+
+/// The block that the calling host thread runs.
+extern thread_local constinit Block* current_block;
+inline Block& running_block() { return *current_block; }
+
+// ---- The path of every instruction that waits ---------------------------------------------------------------------
+
+[[gnu::always_inline]] inline void Block::make_ready(int32_t thread) {
+  warps_[thread / kWarpSize].ready |= 1U << (thread % kWarpSize);
+  ready_warps_ |= 1U << (thread / kWarpSize);
+}
+
+[[gnu::always_inline]] inline void Block::make_warp_ready(int32_t warp) {
+  warps_[warp].ready = warps_[warp].live;
+  ready_warps_ |= 1U << warp;
+}
+
+[[gnu::always_inline]] inline int32_t Block::next_lane(Warp& warp) {
+  for (;;) {
+    if (warp.cursor == kWarpSize) {  // an odd factor and an exclusive or permute the lanes
+      const uint32_t r = random_.next();
+      warp.order_mul = (r & 31U) | 1U;
+      warp.order_xor = (r >> 8) & 31U;
+      warp.cursor = 0;
+    }
+    const uint32_t lane = (warp.cursor++ * warp.order_mul & 31U) ^ warp.order_xor;
+    if ((warp.ready >> lane & 1U) != 0) return static_cast<int32_t>(lane);
+  }
+}
+
+/// -1: none can run.
+[[gnu::always_inline]] inline int32_t Block::next_thread(bool may_stay) {
+  if (ready_warps_ == 0) return -1;
+  int32_t warp = current_ / kWarpSize;
+  const bool stay =
+      may_stay && (ready_warps_ >> warp & 1U) != 0 && (switch_mask_ == 0 || (random_.next() & switch_mask_) != 0);
+  if (!stay) {
+    const int shift = static_cast<int>(random_.next() & 31U);
+    warp = (std::countr_zero(std::rotr(ready_warps_, shift)) + shift) & 31;
+  }
+  return warp * kWarpSize + next_lane(warps_[warp]);
+}
+
+/// The running fiber cannot go on, or has ended.
+[[gnu::always_inline]] inline void Block::block_current() {
+  const int32_t self = current_;
+  Warp& warp = current_warp();
+  warp.ready &= ~(1U << (self % kWarpSize));
+  if (warp.ready == 0) {
+    ready_warps_ &= ~(1U << (self / kWarpSize));
+    if (warp.diverged) [[unlikely]]
+      fail_diverged();
+  }
+  int32_t next = next_thread();
+  if (next < 0) [[unlikely]]
+    next = wait_for_copies();
+  current_ = next;
+  if (next != self) switch_fiber(threads_[static_cast<size_t>(self)].fiber, current().fiber);
+}
+
+[[gnu::always_inline]] inline void Block::collective(Wait kind, CollectiveFunction function, void* lane, Site site) {
+  Warp& warp = current_warp();
+  const uint32_t bit = 1U << (current_ % kWarpSize);
+  if (warp.arrived == 0) {
+    warp.wait = kind;
+    warp.site = site;
+  } else if (kind != warp.wait || site != warp.site) {
+    warp.diverged = true;
+  }
+  if (warp.live != kFullWarp) warp.diverged = true;
+  warp.arrived |= bit;
+  warp.lanes[current_ % kWarpSize] = lane;
+  Thread& self = current();
+  self.wait = kind;
+  self.site = site;
+  if (warp.arrived == kFullWarp && !warp.diverged) {
+    warp.arrived = 0;
+    if (function(*this, warp.lanes)) {
+      make_warp_ready(current_ / kWarpSize);
+      self.wait = Wait::kNothing;
+      return;
+    }
+  }
+  block_current();
+  self.wait = Wait::kNothing;
+}
+
+}  // namespace mla::emulator

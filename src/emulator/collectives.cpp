@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the lanes of a warp compute together, from the fragment layouts of the PTX ISA ("Warp-level Matrix
+// Instructions").
+#include <array>
+#include <bit>
+#include <cstring>
+
+#include "emulator/block.h"
+#include "mla/numeric.h"
+
+namespace mla::emulator {
+namespace {
+
+struct ShuffleLane {
+  uint32_t value;
+  uint32_t source;
+  uint32_t result;
+};
+
+bool complete_shuffle(Block& block, void* const* lanes) {
+  ++block.counters_of_block().shuffles;
+  for (int i = 0; i < kWarpSize; ++i) {
+    auto& lane = *static_cast<ShuffleLane*>(lanes[i]);
+    lane.result = static_cast<const ShuffleLane*>(lanes[lane.source & 31U])->value;
+  }
+  return true;
+}
+
+struct VoteLane {
+  bool predicate;
+  uint32_t result;
+};
+
+bool complete_vote(Block& block, void* const* lanes) {
+  ++block.counters_of_block().shuffles;
+  uint32_t votes = 0;
+  for (int i = 0; i < kWarpSize; ++i)
+    votes |= static_cast<uint32_t>(static_cast<const VoteLane*>(lanes[i])->predicate) << i;
+  for (int i = 0; i < kWarpSize; ++i) static_cast<VoteLane*>(lanes[i])->result = votes;
+  return true;
+}
+
+struct BarrierLane {
+  uint32_t barrier;
+  uint32_t count;
+};
+
+template <bool kWaits>
+bool complete_barrier(Block& block, void* const* lanes) {
+  const auto& first = *static_cast<const BarrierLane*>(lanes[0]);
+  for (int i = 1; i < kWarpSize; ++i) {
+    const auto& lane = *static_cast<const BarrierLane*>(lanes[i]);
+    if (lane.barrier != first.barrier || lane.count != first.count)
+      block.fail("the lanes of a warp came to barriers {} and {}, with counts {} and {}",
+                 {first.barrier, lane.barrier, first.count, lane.count}, block.current().site);
+  }
+  return block.arrive_at_barrier(first.barrier, first.count, kWaits);
+}
+
+struct LdmatrixLane {
+  const std::byte* row;
+  uint32_t* registers;
+  int32_t num;
+};
+
+template <bool kTransposed>
+bool complete_ldmatrix(Block& block, void* const* lanes) {
+  ++block.counters_of_block().ldmatrix;
+  const int32_t num = static_cast<const LdmatrixLane*>(lanes[0])->num;
+  for (int32_t i = 0; i < num; ++i) {
+    uint16_t matrix[8][8];
+    for (int r = 0; r < 8; ++r) std::memcpy(matrix[r], static_cast<const LdmatrixLane*>(lanes[8 * i + r])->row, 16);
+    for (int l = 0; l < kWarpSize; ++l) {
+      const int g = l / 4;
+      const int t = 2 * (l % 4);
+      const uint32_t low = kTransposed ? matrix[t][g] : matrix[g][t];
+      const uint32_t high = kTransposed ? matrix[t + 1][g] : matrix[g][t + 1];
+      static_cast<const LdmatrixLane*>(lanes[l])->registers[i] = low | high << 16;
+    }
+  }
+  return true;
+}
+
+struct MmaLane {
+  float* c;
+  const uint32_t* a;
+  uint32_t b[2];
+};
+
+struct F16 {
+  static constexpr int kPerRegister = 2;
+  /// Exact, without branches: the compiler makes vectors of it.
+  static float to_float(uint32_t bits) {
+    const uint32_t magnitude = (bits & 0x7FFFU) << 13;
+    const uint32_t scaled = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) * 0x1p112F);
+    const uint32_t special = magnitude >= 0x0F800000U ? 0x70000000U | magnitude : scaled;
+    return std::bit_cast<float>(special | (bits & 0x8000U) << 16);
+  }
+};
+
+struct Bf16 {
+  static constexpr int kPerRegister = 2;
+  static float to_float(uint32_t bits) { return std::bit_cast<float>(bits << 16); }
+};
+
+struct E4M3 {
+  static constexpr int kPerRegister = 4;
+  static float to_float(uint32_t bits) {
+    static constexpr auto kTable = [] {
+      std::array<float, 256> table{};
+      for (uint32_t code = 0; code < 256; ++code) table[code] = e4m3_to_f32(static_cast<uint8_t>(code));
+      return table;
+    }();
+    return kTable[bits];
+  }
+};
+
+template <class Element>
+inline constexpr int kDepth = 8 * Element::kPerRegister;
+
+/// The operands of one warp as matrices: c[16, 8] += a[16, depth] b[depth, 8].
+template <class Element>
+struct Tiles {
+  uint32_t a[16][kDepth<Element>];  // codes
+  uint32_t b[kDepth<Element>][8];
+  float c[16][8];
+};
+
+/// GCC 12 vectorizes the loops over plain arrays along k, with more shuffles than products.
+using Row [[gnu::vector_size(32)]] = float;
+
+template <class Element>
+[[gnu::always_inline]] inline void multiply(Tiles<Element>& tiles) {
+  constexpr int kK = kDepth<Element>;
+  float a[16][kK];
+  Row b[kK];
+  for (int i = 0; i < 16; ++i)
+    for (int k = 0; k < kK; ++k) a[i][k] = Element::to_float(tiles.a[i][k]);
+  for (int k = 0; k < kK; ++k)
+    for (int j = 0; j < 8; ++j) b[k][j] = Element::to_float(tiles.b[k][j]);
+  for (int i = 0; i < 16; ++i) {
+    Row sum;
+    std::memcpy(&sum, tiles.c[i], sizeof sum);
+    for (int k = 0; k < kK; ++k) sum += a[i][k] * b[k];
+    std::memcpy(tiles.c[i], &sum, sizeof sum);
+  }
+}
+
+template <class Element>
+void multiply_anywhere(Tiles<Element>& tiles) {
+  multiply(tiles);
+}
+
+#if defined(__x86_64__)
+/// The same bits, since AVX2 alone fuses nothing.
+template <class Element>
+[[gnu::target("avx2")]] void multiply_avx2(Tiles<Element>& tiles) {
+  multiply(tiles);
+}
+const bool kHasAvx2 = [] {
+  __builtin_cpu_init();
+  return __builtin_cpu_supports("avx2") != 0;
+}();
+#else
+template <class Element>
+void multiply_avx2(Tiles<Element>& tiles) {
+  multiply(tiles);
+}
+constexpr bool kHasAvx2 = false;
+#endif
+
+/// m16n8k16 for two elements per register, m16n8k32 for four.
+template <class Element>
+bool complete_mma(Block& block, void* const* lanes) {
+  constexpr int kPer = Element::kPerRegister;
+  constexpr int kHalf = kDepth<Element> / 2;
+  constexpr uint32_t kBits = 32 / kPer;
+  constexpr uint32_t kMask = (1U << kBits) - 1;
+  ++block.counters_of_block().mma;
+  Tiles<Element> tiles;
+  for (int l = 0; l < kWarpSize; ++l) {
+    const auto& lane = *static_cast<const MmaLane*>(lanes[l]);
+    const int g = l / 4;
+    const int t = l % 4;
+    for (int i = 0; i < kPer; ++i) {
+      const uint32_t shift = kBits * static_cast<uint32_t>(i);
+      const int k = kPer * t + i;
+      tiles.a[g][k] = lane.a[0] >> shift & kMask;
+      tiles.a[g + 8][k] = lane.a[1] >> shift & kMask;
+      tiles.a[g][k + kHalf] = lane.a[2] >> shift & kMask;
+      tiles.a[g + 8][k + kHalf] = lane.a[3] >> shift & kMask;
+      tiles.b[k][g] = lane.b[0] >> shift & kMask;
+      tiles.b[k + kHalf][g] = lane.b[1] >> shift & kMask;
+    }
+    std::memcpy(&tiles.c[g][2 * t], lane.c, 8);
+    std::memcpy(&tiles.c[g + 8][2 * t], lane.c + 2, 8);
+  }
+  kHasAvx2 ? multiply_avx2(tiles) : multiply_anywhere(tiles);
+  for (int l = 0; l < kWarpSize; ++l) {
+    const auto& lane = *static_cast<const MmaLane*>(lanes[l]);
+    std::memcpy(lane.c, &tiles.c[l / 4][2 * (l % 4)], 8);
+    std::memcpy(lane.c + 2, &tiles.c[l / 4 + 8][2 * (l % 4)], 8);
+  }
+  return true;
+}
+
+}  // namespace
+
+std::byte* shared_pointer_checked(uint32_t address, uint32_t bytes, uint32_t alignment, Site site) {
+  const ThreadView& view = *current_thread;
+  Block& block = running_block();
+  if (address % alignment != 0) block.fail("shared address {}: expected a multiple of {}", {address, alignment}, site);
+  block.fail("access to {} bytes at offset {} of {} bytes of shared memory",
+             {bytes, static_cast<int64_t>(address) - kSharedBase, view.shared_bytes}, site);
+}
+
+uint32_t shared_address(const void* pointer, Site site) {
+  const ThreadView& view = *current_thread;
+  const auto offset = reinterpret_cast<uintptr_t>(pointer) - reinterpret_cast<uintptr_t>(view.shared);
+  if (offset > view.shared_bytes)
+    running_block().fail("shared_address of a pointer that is not into shared memory", {}, site);
+  return kSharedBase + static_cast<uint32_t>(offset);
+}
+
+void misaligned(const void* pointer, uint32_t bytes, Site site) {
+  running_block().fail("address {}: expected a multiple of {}",
+                       {static_cast<int64_t>(reinterpret_cast<uintptr_t>(pointer)), bytes}, site);
+}
+
+void poll(Site site) { running_block().poll(site); }
+
+void sync_threads(int32_t barrier, int32_t num_threads, Site site) {
+  Block& block = running_block();
+  BarrierLane lane{static_cast<uint32_t>(barrier), static_cast<uint32_t>(num_threads)};
+  block.current().wait_a = lane.barrier;
+  block.current().wait_b = lane.count;
+  block.collective(Wait::kBarrierSync, complete_barrier<true>, &lane, site);
+}
+
+void sync_block(Site site) { sync_threads(0, running_block().num_threads(), site); }
+
+void arrive_threads(int32_t barrier, int32_t num_threads, Site site) {
+  BarrierLane lane{static_cast<uint32_t>(barrier), static_cast<uint32_t>(num_threads)};
+  running_block().collective(Wait::kBarrierArrive, complete_barrier<false>, &lane, site);
+}
+
+void sync_warp(Site site) {
+  running_block().collective(
+      Wait::kSyncWarp, [](Block&, void* const*) { return true; }, nullptr, site);
+}
+
+uint32_t shuffle(uint32_t value, uint32_t source_lane, Site site) {
+  ShuffleLane lane{value, source_lane, 0};
+  running_block().collective(Wait::kShuffle, complete_shuffle, &lane, site);
+  return lane.result;
+}
+
+uint32_t ballot(bool predicate, Site site) {
+  VoteLane lane{predicate, 0};
+  running_block().collective(Wait::kVote, complete_vote, &lane, site);
+  return lane.result;
+}
+
+void ldmatrix(uint32_t* registers, uint32_t row, int32_t num, bool transposed, Site site) {
+  LdmatrixLane lane{nullptr, registers, num};
+  if (current_thread->thread % kWarpSize < 8 * num) lane.row = shared_pointer(row, 16, 16, site);
+  running_block().collective(Wait::kLdmatrix, transposed ? complete_ldmatrix<true> : complete_ldmatrix<false>, &lane,
+                             site);
+}
+
+void mma(float* c, const uint32_t* a, uint32_t b0, uint32_t b1, MmaType type, Site site) {
+  MmaLane lane{c, a, {b0, b1}};
+  const CollectiveFunction function = type == MmaType::kBf16  ? complete_mma<Bf16>
+                                      : type == MmaType::kF16 ? complete_mma<F16>
+                                                              : complete_mma<E4M3>;
+  running_block().collective(Wait::kMma, function, &lane, site);
+}
+
+}  // namespace mla::emulator

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the emulated bodies of src/cuda/ptx call, on a fiber of a running launch. A fault ends the block: these
+// functions then do not return.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "emulator/sanitizers.h"
+
+namespace mla::emulator {
+
+/// Where a kernel calls a wrapper.
+struct Site {
+  const char* file;
+  int line;
+  bool operator==(const Site&) const = default;
+};
+
+/// The special registers of the running thread, and its block's shared memory.
+struct ThreadView {
+  int32_t thread = 0;
+  int32_t block_x = 0, block_y = 0, block_z = 0;
+  int32_t grid_x = 0, grid_y = 0, grid_z = 0;
+  uint32_t shared_bytes = 0;
+  std::byte* shared = nullptr;
+};
+extern thread_local constinit ThreadView* current_thread;
+
+/// Address of the first byte of a block's shared memory. Not 0, so that a forgotten address is out of range.
+inline constexpr uint32_t kSharedBase = 1024;
+
+/// Faults if `bytes` bytes at `address` are not all in shared memory, or `address` is no multiple of `alignment`.
+std::byte* shared_pointer_checked(uint32_t address, uint32_t bytes, uint32_t alignment, Site site);
+inline std::byte* shared_pointer(uint32_t address, uint32_t bytes, uint32_t alignment, Site site) {
+  const ThreadView& view = *current_thread;
+  const uint32_t offset = address - kSharedBase;
+  if (offset < view.shared_bytes && view.shared_bytes - offset >= bytes && address % alignment == 0)
+    return view.shared + offset;
+  return shared_pointer_checked(address, bytes, alignment, site);
+}
+/// Faults if `pointer` is not into shared memory, or just behind it.
+uint32_t shared_address(const void* pointer, Site site);
+/// Faults if `pointer` is no multiple of `bytes`.
+void misaligned(const void* pointer, uint32_t bytes, Site site);
+inline void check_aligned(const void* pointer, uint32_t bytes, Site site) {
+  if (reinterpret_cast<uintptr_t>(pointer) % bytes != 0) misaligned(pointer, bytes, site);
+}
+/// Gives other threads of the block a turn; faults if one thread does so hundreds of thousands of times.
+void poll(Site site);
+
+/// Of the host thread, between blocks. ThreadSanitizer does not know fences; emulated atomics order by themselves.
+inline void fence() {
+#if !MLA_EMULATOR_TSAN
+  std::atomic_thread_fence(std::memory_order_acq_rel);
+#endif
+}
+
+void sync_block(Site site);
+void sync_threads(int32_t barrier, int32_t num_threads, Site site);
+void arrive_threads(int32_t barrier, int32_t num_threads, Site site);
+void sync_warp(Site site);
+
+/// The value of lane `source_lane`, which each lane chooses for itself.
+uint32_t shuffle(uint32_t value, uint32_t source_lane, Site site);
+uint32_t ballot(bool predicate, Site site);
+
+void copy_async(uint32_t to, const void* from, uint32_t bytes, bool valid, Site site);
+void copy_async_commit();
+void copy_async_wait(uint32_t groups_left);
+
+void mbarrier_init(uint32_t barrier, uint32_t count, Site site);
+void mbarrier_arrive(uint32_t barrier, uint32_t expected_bytes, Site site);
+void mbarrier_expect_bytes(uint32_t barrier, uint32_t bytes, Site site);
+void mbarrier_wait(uint32_t barrier, uint32_t parity, Site site);
+void fence_mbarrier_init();
+void bulk_copy(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier, Site site);
+
+/// `num` matrices of 8 x 8 16-bit elements; lane 8 i + r holds the address of row r of matrix i.
+void ldmatrix(uint32_t* registers, uint32_t row, int32_t num, bool transposed, Site site);
+/// c += a b with the fragments of mma.m16n8k16 (16-bit operands) and m16n8k32 (8-bit operands).
+enum class MmaType : uint8_t { kBf16, kF16, kE4M3 };
+void mma(float* c, const uint32_t* a, uint32_t b0, uint32_t b1, MmaType type, Site site);
+
+/// d[64, 256] += a[64, 16] b[16, 256] of a warpgroup, by wgmma's fragments and descriptors; done when waited for.
+void wgmma_bf16_m64n256(float* d, uint64_t a, uint64_t b, Site site);
+void wgmma_fence(Site site);
+void wgmma_commit(Site site);
+void wgmma_wait(uint32_t groups_left, Site site);
+
+}  // namespace mla::emulator

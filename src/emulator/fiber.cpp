@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "emulator/fiber.h"
+
+#include <sys/mman.h>
+
+namespace mla::emulator {
+namespace {
+
+constexpr size_t kPage = 4096;
+/// Untouched pages cost address space only.
+constexpr size_t kStackBytes = 256 * 1024;
+/// Stacks a power of two apart would share the same few sets of the caches: their tops are spread over two pages.
+constexpr size_t kColors = 16;
+constexpr size_t kColorBytes = 512 + 64;
+
+}  // namespace
+
+Stacks::~Stacks() {
+  if (memory_ != nullptr) munmap(memory_, bytes_);
+}
+
+bool Stacks::reserve(int32_t num_fibers) {
+  if (num_fibers <= num_fibers_) return true;
+  const size_t bytes = static_cast<size_t>(num_fibers) * kStackBytes;
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) return false;
+  if (memory_ != nullptr) munmap(memory_, bytes_);
+  memory_ = static_cast<std::byte*>(memory);
+  bytes_ = bytes;
+  num_fibers_ = num_fibers;
+  // An overflow should end the program rather than another thread's stack. Where the process has no mappings left to
+  // split, it goes without.
+  for (int32_t i = 0; i < num_fibers; ++i)
+    if (mprotect(memory_ + static_cast<size_t>(i) * kStackBytes, kPage, PROT_NONE) != 0) break;
+  return true;
+}
+
+void Stacks::restart(Fiber& fiber, int32_t index, void (*entry)(boost::context::detail::transfer_t)) {
+  std::byte* const bottom = memory_ + static_cast<size_t>(index) * kStackBytes + kPage;
+  fiber.stack = bottom;
+  fiber.stack_bytes = kStackBytes - kPage - (static_cast<size_t>(index) % kColors) * kColorBytes;
+  unpoison(bottom, kStackBytes - kPage);  // frames that never returned
+#if MLA_EMULATOR_TSAN
+  forget_fiber(fiber);
+  fiber.tsan = __tsan_create_fiber(0);
+#endif
+  fiber.context = boost::context::detail::make_fcontext(bottom + fiber.stack_bytes, fiber.stack_bytes, entry);
+}
+
+void adopt_host([[maybe_unused]] Fiber& host) {
+#if MLA_EMULATOR_TSAN
+  host.tsan = __tsan_get_current_fiber();
+#endif
+}
+
+void forget_fiber([[maybe_unused]] Fiber& fiber) {
+#if MLA_EMULATOR_TSAN
+  if (fiber.tsan != nullptr) __tsan_destroy_fiber(fiber.tsan);
+  fiber.tsan = nullptr;
+#endif
+}
+
+}  // namespace mla::emulator

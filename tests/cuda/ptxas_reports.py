@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Holds the kernels to what ptxas reported of them while they were compiled.
+
+    ptxas_reports.py FILE         FILE lists objects, each with its report OBJECT.ptxas beside it
+    ptxas_reports.py --self-test
+
+No kernel spills registers, uses more of them than a thread can have, or keeps arrays in local memory (a stack frame of
+more than a few words). Every object but the tables of operations has kernels.
+"""
+
+import pathlib
+import re
+import sys
+import tempfile
+
+MOST_REGISTERS = 255
+MOST_STACK_BYTES = 64
+WITHOUT_KERNELS = {"operations.cu.o"}
+
+KERNEL = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
+STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+REGISTERS = re.compile(r"Used (\d+) registers")
+
+
+def check_report(name, text):
+    """What is wrong with one object's report, and how many kernels it names."""
+    wrong, kernel, kernels, seen = [], None, 0, {"stack": 0, "registers": 0}
+    for line in text.splitlines():
+        if match := KERNEL.search(line):
+            kernel, kernels = f"{name}: {match.group(1)} ({match.group(2)})", kernels + 1
+        elif match := STACK.search(line):
+            seen["stack"] += 1
+            stack, stores, loads = map(int, match.groups())
+            if stores or loads:
+                wrong.append(f"{kernel}: spills {stores} bytes, loads {loads} back")
+            elif stack > MOST_STACK_BYTES:
+                wrong.append(f"{kernel}: keeps {stack} bytes in local memory")
+        elif match := REGISTERS.search(line):
+            seen["registers"] += 1
+            if int(match.group(1)) > MOST_REGISTERS:
+                wrong.append(f"{kernel}: uses {match.group(1)} registers")
+    for what, count in seen.items():
+        if count < kernels:
+            wrong.append(f"{name}: {kernels} kernels, but {count} lines on {what}")
+    return wrong, kernels
+
+
+def check_objects(objects):
+    wrong, kernels = [], 0
+    for path in objects:
+        report = pathlib.Path(f"{path}.ptxas")
+        name = "/".join(path.parts[-3:])
+        if not report.is_file():
+            wrong.append(f"{name}: no report beside it")
+            continue
+        found, count = check_report(name, report.read_text(encoding="utf-8"))
+        wrong += found
+        kernels += count
+        if count == 0 and path.name not in WITHOUT_KERNELS:
+            wrong.append(f"{name}: its report names no kernel")
+    return wrong, kernels
+
+
+GOOD = """ptxas info    : Compiling entry function '_Z4good' for 'sm_90a'
+ptxas info    : Function properties for _Z4good
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 126 registers, used 1 barriers
+"""
+
+
+def self_test():
+    failures = []
+
+    def expect(text, expected, name="a.cu.o", report=True):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / name
+            if report:
+                path.with_name(f"{name}.ptxas").write_text(text, encoding="utf-8")
+            wrong, _ = check_objects([path])
+        if not any(expected in line for line in wrong) if expected else wrong:
+            failures.append(f"expected '{expected}', got {wrong}")
+
+    expect(GOOD, "")
+    expect(GOOD.replace("0 bytes spill stores", "8 bytes spill stores"), "spills 8 bytes")
+    expect(GOOD.replace("0 bytes spill loads", "4 bytes spill loads"), "loads 4 back")
+    expect(GOOD.replace("0 bytes stack", "1024 bytes stack"), "keeps 1024 bytes")
+    expect(GOOD.replace("Used 126", "Used 256"), "uses 256 registers")
+    expect(GOOD.replace("Used 126 registers", "Used nothing"), "0 lines on registers")
+    expect("", "names no kernel")
+    expect("", "", name="operations.cu.o")
+    expect("", "no report beside it", report=False)
+    return failures
+
+
+def main(arguments):
+    if arguments == ["--self-test"]:
+        wrong, kernels = self_test(), 0
+    else:
+        lines = pathlib.Path(arguments[0]).read_text(encoding="utf-8").split()
+        wrong, kernels = check_objects([pathlib.Path(line) for line in lines])
+        if kernels == 0:
+            wrong.append("no kernel at all")
+    for line in wrong:
+        print(line)
+    print(f"{kernels} kernels")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which device a context computes on, and what is said of GPUs that are there, emulated, or neither.
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "core/problems.h"
+#include "core/validate.h"
+#include "cuda/runtime/code.h"
+#include "mla/c_api.h"
+#include "mla/mla.h"
+
+namespace mla::test {
+namespace {
+
+using testing::HasSubstr;
+
+/// Sets an environment variable, or takes it away, until the end of the scope.
+class Variable {
+ public:
+  Variable(const char* name, const char* value) : name_(name) {
+    if (const char* old = std::getenv(name)) before_ = old;
+    value != nullptr ? setenv(name, value, 1) : unsetenv(name);
+  }
+  ~Variable() { before_.empty() ? unsetenv(name_) : setenv(name_, before_.c_str(), 1); }
+  Variable(const Variable&) = delete;
+  Variable& operator=(const Variable&) = delete;
+
+ private:
+  const char* name_;
+  std::string before_;
+};
+
+/// An architecture that can be emulated, or 0.
+int32_t emulated_arch() {
+  const auto& archs = machine_info().emulated_archs;
+  return archs.empty() ? 0 : archs.front();
+}
+std::string emulated_device() { return "emulated:sm" + std::to_string(emulated_arch()); }
+
+#define MLA_NEED_EMULATOR() \
+  if (emulated_arch() == 0) GTEST_SKIP() << "this build has no emulator"
+
+std::string message(const std::string& device) {
+  return Context::create({.num_threads = 1, .device = device}).status().message();
+}
+
+/// Two rows of two heads and four channels.
+struct Merge {
+  std::vector<float> partial_o = std::vector<float>(2 * 2 * 2 * 4, 1.0F), partial_lse = std::vector<float>(8, 0.0F),
+                     o = std::vector<float>(16, -1.0F);
+  MergeStatesParams params(Device device = {}) {
+    return {.partial_o = contiguous(partial_o.data(), DType::kF32, {2, 2, 2, 4}, device),
+            .partial_lse = contiguous(partial_lse.data(), DType::kF32, {2, 2, 2}, device),
+            .o = contiguous(o.data(), DType::kF32, {2, 2, 4}, device)};
+  }
+};
+
+TEST(ContextDevice, RefusesWhatIsNoDevice) {
+  for (const char* wrong : {"gpu", "CPU", "cuda:", "cuda:x", "cuda:-1", "cuda:12345", "cuda0", "emulated",
+                            "emulated:90", "emulated:sm", "emulated:sm9x", "sm90", " cpu"})
+    EXPECT_EQ(message(wrong), "context: device: expected cpu, cuda, cuda:<index> or emulated:sm<arch>, got \"" +
+                                  std::string(wrong) + "\"");
+  EXPECT_THAT(message("emulated:sm70"), testing::AnyOf(HasSubstr("context: device: this build emulates sm"),
+                                                       HasSubstr("context: device: this build of the library has no")));
+  EXPECT_EQ(Context::create({.device = "emulated:sm70"}).status().code(), StatusCode::kUnsupported);
+  EXPECT_THAT(message("cuda:77"), testing::StartsWith("context: device: "));
+  EXPECT_EQ(Context::create({.device = "cuda:77"}).status().code(), StatusCode::kUnsupported);
+}
+
+TEST(ContextDevice, IsRemembered) {
+  const Variable unset("MLA_EMULATE", nullptr);
+  EXPECT_EQ(Context::create()->device(), "");
+  EXPECT_EQ(Context::create({.device = "cpu"})->device(), "cpu");
+  MLA_NEED_EMULATOR();
+  EXPECT_EQ(Context::create({.device = emulated_device()})->device(), emulated_device());
+  const std::string arch = "sm" + std::to_string(emulated_arch());
+  const Variable set("MLA_EMULATE", arch.c_str());
+  EXPECT_EQ(Context::create()->device(), emulated_device());
+  EXPECT_EQ(Context::create({.device = "cpu"})->device(), "cpu");
+}
+
+TEST(ContextDevice, EnvironmentIsChecked) {
+  const Variable set("MLA_EMULATE", "sm70");
+  EXPECT_THAT(Context::create().status().message(), testing::StartsWith("context: MLA_EMULATE: this build "));
+  const Variable wrong("MLA_EMULATE", "hopper");
+  EXPECT_EQ(Context::create().status().message(),
+            "context: MLA_EMULATE: expected sm<arch>, such as sm120, got \"hopper\"");
+}
+
+TEST(ContextDevice, TensorsElsewhereAreRefused) {
+  const Context context = Context::create({.num_threads = 1, .device = "cpu"}).value();
+  Merge merge;
+  EXPECT_EQ(run(context, merge.params({DeviceType::kCuda, 1})).message(),
+            "merge_states: device: expected tensors on the cpu, where the context computes, got them on cuda:1");
+  EXPECT_EQ(merge.o, std::vector<float>(16, -1.0F));
+  EXPECT_EQ(run(context, merge.params()).message(), "");
+}
+
+TEST(ContextDevice, TensorsOfAGpuThatIsNotThereAreRefused) {
+  const Context context = Context::create({.num_threads = 1}).value();
+  Merge merge;
+  const Status status = run(context, merge.params({DeviceType::kCuda, 77}));
+  EXPECT_EQ(status.code(), StatusCode::kUnsupported);
+  EXPECT_THAT(status.message(), HasSubstr("merge_states: no backend can run this: cuda_portable: "));
+  EXPECT_EQ(merge.o, std::vector<float>(16, -1.0F));
+}
+
+TEST(Emulated, HostTensorsAndThoseSaidToBeOnAGpuAreItsMemory) {
+  MLA_NEED_EMULATOR();
+  const Context context = Context::create({.num_threads = 2, .device = emulated_device()}).value();
+  for (const Device device : {Device{}, Device{DeviceType::kCuda, 0}, Device{DeviceType::kCuda, 3}}) {
+    Merge merge;
+    EXPECT_EQ(run(context, merge.params(device)).message(), "");
+    EXPECT_EQ(merge.o, std::vector<float>(16, 1.0F));
+  }
+  Merge mixed;
+  MergeStatesParams params = mixed.params();
+  params.partial_lse.device = {DeviceType::kCuda, 0};
+  EXPECT_EQ(run(context, params).message(), "");
+  params.partial_lse.device = {static_cast<DeviceType>(99), 0};
+  EXPECT_EQ(run(context, params).message(),
+            "merge_states: partial_lse: expected on cpu or cuda, got unknown device type 99");
+}
+
+TEST(Emulated, EnvironmentReachesContextsOfBothApis) {
+  MLA_NEED_EMULATOR();
+  const std::string arch = "sm" + std::to_string(emulated_arch());
+  const Variable set("MLA_EMULATE", arch.c_str());
+  // Only a GPU takes tensors of cuda:5 that nobody has.
+  Merge merge;
+  EXPECT_EQ(run(Context::create({.num_threads = 1}).value(), merge.params({DeviceType::kCuda, 5})).message(), "");
+  mla_context_options options = mla_context_options_init();
+  mla_context* context = nullptr;
+  ASSERT_EQ(mla_context_create(&options, &context), MLA_OK) << mla_last_error();
+  int64_t o_shape[] = {2, 2, 2, 4}, lse_shape[] = {2, 2, 2};
+  const mla_device device = {MLA_DEVICE_CUDA, 5};
+  const mla_dtype f32 = {MLA_DTYPE_FLOAT, 32, 1};
+  Merge other;
+  const mla_tensor partial_o = {other.partial_o.data(), device, 4, f32, o_shape, nullptr, 0};
+  const mla_tensor partial_lse = {other.partial_lse.data(), device, 3, f32, lse_shape, nullptr, 0};
+  const mla_tensor o = {other.o.data(), device, 3, f32, o_shape + 1, nullptr, 0};
+  mla_merge_states_params params = mla_merge_states_params_init();
+  params.partial_o = &partial_o;
+  params.partial_lse = &partial_lse;
+  params.o = &o;
+  EXPECT_EQ(mla_merge_states_run(context, &params), MLA_OK) << mla_last_error();
+  EXPECT_EQ(other.o, merge.o);
+  mla_context_destroy(context);
+  options.device = "cpu";
+  ASSERT_EQ(mla_context_create(&options, &context), MLA_OK) << mla_last_error();
+  EXPECT_EQ(mla_merge_states_run(context, &params), MLA_INVALID_ARGUMENT);
+  EXPECT_THAT(mla_last_error(), HasSubstr("expected tensors on the cpu"));
+  mla_context_destroy(context);
+}
+
+TEST(Emulated, StreamsMustBeItsOwn) {
+  MLA_NEED_EMULATOR();
+  const Context context = Context::create({.num_threads = 1, .device = emulated_device()}).value();
+  Merge merge;
+  int other = 0;
+  EXPECT_EQ(run(context, merge.params(), Stream{&other}).message(),
+            "merge_states: stream: expected a stream of an emulated GPU, got another pointer");
+  EXPECT_EQ(merge.o, std::vector<float>(16, -1.0F));
+}
+
+TEST(EmulatedValidation, DoesNotLookAtLists) {
+  Decode decode;
+  decode.kv_len = {1000, -5};
+  decode.block_table.assign(6, INT32_MAX);
+  decode.qo_indptr = {7, -1, 3};
+  core::DecodeArgs args;
+  Device device;
+  EXPECT_FALSE(core::validate(decode.params, core::Scope::kAll, args, device).ok());
+  EXPECT_EQ(core::validate(decode.params, core::Scope::kAll, args, device, core::Memory::kEmulated).message(), "");
+  EXPECT_EQ(device, (Device{DeviceType::kCuda, 0}));
+  decode.params.q.shape[2] += 1;  // shapes are looked at
+  EXPECT_FALSE(core::validate(decode.params, core::Scope::kAll, args, device, core::Memory::kEmulated).ok());
+}
+
+TEST(Explain, AnswersForGpusThatAreNotThere) {
+  const Variable unset("MLA_BACKEND", nullptr);
+  const auto ask = [](int32_t arch, bool emulated) {
+    return explain({.device = {DeviceType::kCuda, 0}, .num_heads = 16, .gpu_arch = arch, .emulated = emulated});
+  };
+  EXPECT_EQ(ask(75, false).selected, "");
+  EXPECT_EQ(ask(75, false).rows.front().reason, "needs sm80 or newer, not sm75");
+  EXPECT_EQ(ask(75, true).rows.front().reason, "this build cannot emulate sm75");
+  for (int32_t arch : machine_info().gpu_archs) {
+    EXPECT_EQ(ask(arch, false).selected, "cuda_portable") << arch << ": " << ask(arch, false).error;
+    EXPECT_EQ(ask(arch, false).rows.front().reason, "mma.sync kernels compiled for sm" + std::to_string(arch));
+  }
+  if (machine_info().gpu_archs.empty()) {
+    EXPECT_EQ(ask(90, false).rows.front().reason, "this build of the library has no GPU code");
+  }
+  for (int32_t arch : machine_info().emulated_archs) {
+    EXPECT_EQ(ask(arch, true).selected, "cuda_portable") << arch;
+    EXPECT_EQ(ask(arch, true).rows.front().reason,
+              "emulated: mma.sync kernels of sm" + std::to_string(arch) + " on the CPU");
+  }
+}
+
+TEST(Explain, NamesTheShapesThatAGpuTakes) {
+  MLA_NEED_EMULATOR();
+  Problem problem{.device = {DeviceType::kCuda, 0}, .gpu_arch = emulated_arch(), .emulated = true};
+  problem.d_qk = 100;
+  EXPECT_THAT(explain(problem).rows.front().reason,
+              testing::AllOf(HasSubstr("takes d_qk/d_v of "), HasSubstr("100/512")));
+  problem = {.op = Op::kPrefill,
+             .device = problem.device,
+             .q_dtype = DType::kE4M3,
+             .num_heads = 16,
+             .d_qk = 192,
+             .d_v = 128,
+             .gpu_arch = emulated_arch(),
+             .emulated = true};
+  EXPECT_EQ(explain(problem).rows.front().reason, "takes bf16, f16 and f32, not e4m3");
+  problem.q_dtype = DType::kF32;
+  EXPECT_TRUE(explain(problem).rows.front().usable);
+  problem = {.op = Op::kDecodeSparse,
+             .device = problem.device,
+             .cache = CacheFormat::kFP8,
+             .gpu_arch = emulated_arch(),
+             .emulated = true,
+             .extra_cache = CacheFormat::kF16};
+  EXPECT_EQ(explain(problem).rows.front().reason,
+            "takes two pools of bf16, two of f16 or two of quantized rows, not fp8 and f16");
+  problem.extra_cache = CacheFormat::kFP8DsMla;
+  EXPECT_TRUE(explain(problem).rows.front().usable);
+}
+
+TEST(ArchOfCode, IsTheNewestThatTheGpuRuns) {
+  using cuda::arch_of_code;
+  const std::vector<int32_t> all = {80, 86, 89, 90, 100, 120};
+  for (int32_t arch : all) EXPECT_EQ(arch_of_code(arch, all), arch);
+  EXPECT_EQ(arch_of_code(87, all), 86);
+  EXPECT_EQ(arch_of_code(75, all), 0);
+  EXPECT_EQ(arch_of_code(103, all), 80);  // compiled by the driver
+  EXPECT_EQ(arch_of_code(121, all), 80);
+  const std::vector<int32_t> some = {86, 90};
+  EXPECT_EQ(arch_of_code(80, some), 0);
+  EXPECT_EQ(arch_of_code(89, some), 86);
+  EXPECT_EQ(arch_of_code(90, some), 90);
+  EXPECT_EQ(arch_of_code(120, some), 0);
+  EXPECT_EQ(arch_of_code(90, {}), 0);
+}
+
+}  // namespace
+}  // namespace mla::test

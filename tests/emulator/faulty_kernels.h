@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+// Small kernels as kernels of src/cuda are built, each with one fault that a template argument plants.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/launch.h"
+#include "cuda/ptx/ptx.h"
+#include "cuda/ptx/wgmma.h"
+#include "mla/numeric.h"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+/// All kernels map `in` to `out`; what `n` means is the kernel's.
+struct FaultParams {
+  const float* in;
+  const int32_t* table;
+  float* out;
+  int32_t n;
+};
+
+/// Each thread copies 16 bytes and reads what the opposite thread copied: out = in, its 4-element groups reversed.
+enum class CopyFault { kNone, kMissingWait, kWaitOneGroupTooFew, kMissingBarrier };
+
+template <CopyFault kFault>
+struct ReverseKernel {
+  using Params = FaultParams;
+  static constexpr const char* kName = "reverse";
+  static constexpr int kThreads = 128;
+  static constexpr int kMinBlocks = 1;
+  static constexpr int32_t kSharedBytes = kThreads * 16;
+
+  static MLA_DEVICE void run(const Params& params) {
+    const int thread = ptx::thread_index();
+    const ptx::SharedAddress tile = ptx::shared_address(ptx::shared_memory());
+    ptx::cp_async_16(tile + static_cast<uint32_t>(thread) * 16, params.in + thread * 4, true);
+    ptx::cp_async_commit();
+    if constexpr (kFault == CopyFault::kWaitOneGroupTooFew) ptx::cp_async_wait<1>();
+    if constexpr (kFault == CopyFault::kNone || kFault == CopyFault::kMissingBarrier) ptx::cp_async_wait<0>();
+    if constexpr (kFault != CopyFault::kMissingBarrier) ptx::sync_block();
+    const auto* const shared = reinterpret_cast<const float*>(ptx::shared_memory());
+    for (int i = 0; i < 4; ++i) params.out[thread * 4 + i] = shared[(kThreads - 1 - thread) * 4 + i];
+  }
+};
+
+/// One warp: out[16, 8] = a[16, 16] b[16, 8] in bf16, a and b in `in`, as f32, both row-major.
+enum class FragmentFault { kNone, kSwappedRows, kUnshiftedColumn, kWrongHalf };
+
+template <FragmentFault kFault>
+struct MultiplyKernel {
+  using Params = FaultParams;
+  static constexpr const char* kName = "multiply";
+  static constexpr int kThreads = 32;
+  static constexpr int kMinBlocks = 1;
+  static constexpr int32_t kSharedBytes = 0;
+
+  static MLA_DEVICE uint32_t pair(const float* from, int stride) { return ptx::pack_bf16x2(from[0], from[stride]); }
+
+  static MLA_DEVICE void run(const Params& params) {
+    const int g = ptx::lane() / 4;
+    const int t = ptx::lane() % 4;
+    const float* const rows = params.in + g * 16 + 2 * t;
+    uint32_t a[4] = {pair(rows, 1), pair(rows + 128, 1), pair(rows + 8, 1), pair(rows + 136, 1)};
+    if constexpr (kFault == FragmentFault::kSwappedRows) {
+      const uint32_t swapped = a[1];
+      a[1] = a[2];
+      a[2] = swapped;
+    }
+    const int k = kFault == FragmentFault::kUnshiftedColumn ? t : 2 * t;
+    const float* const columns = params.in + 256 + k * 8 + g;
+    const int half = kFault == FragmentFault::kWrongHalf ? 0 : 64;
+    float c[4] = {};
+    ptx::mma_bf16(c, a, pair(columns, 8), pair(columns + half, 8));
+    for (int i = 0; i < 4; ++i) params.out[(g + i / 2 * 8) * 8 + 2 * t + i % 2] = c[i];
+  }
+};
+
+/// Sums n keys of pages of 4 floats that `table` names, one warp: out[0]. Whatever is no key of these is NaN.
+template <bool kFault>
+struct PagedSumKernel {
+  using Params = FaultParams;
+  static constexpr const char* kName = "paged_sum";
+  static constexpr int kThreads = 32;
+  static constexpr int kMinBlocks = 1;
+  static constexpr int32_t kSharedBytes = 0;
+
+  static MLA_DEVICE void run(const Params& params) {
+    float sum = 0;
+    for (int key = ptx::lane(); kFault ? key <= params.n : key < params.n; key += kWarpSize)
+      sum += params.in[params.table[key / 4] * 4 + key % 4];
+    for (int mask = 16; mask > 0; mask /= 2) sum += ptx::shuffle_xor(sum, mask);
+    if (ptx::lane() == 0) params.out[0] = sum;
+  }
+};
+
+/// Streams n tiles of 128 floats through two stages; each thread sums what another warp copied.
+/// out[thread] = sum over tiles of in[tile][thread ^ 32].
+template <bool kFault>
+struct PipelineKernel {
+  using Params = FaultParams;
+  static constexpr const char* kName = "pipeline";
+  static constexpr int kThreads = 128;
+  static constexpr int kMinBlocks = 1;
+  static constexpr int kStageBytes = kThreads * 4;
+  static constexpr int32_t kSharedBytes = 2 * kStageBytes;
+
+  static MLA_DEVICE void load(const Params& params, int tile) {
+    const int thread = ptx::thread_index();
+    const ptx::SharedAddress stages = ptx::shared_address(ptx::shared_memory());
+    if (tile < params.n)
+      ptx::cp_async_4(stages + static_cast<uint32_t>((tile % 2) * kStageBytes + thread * 4),
+                      params.in + tile * kThreads + thread, true);
+    ptx::cp_async_commit();
+  }
+
+  static MLA_DEVICE void run(const Params& params) {
+    const int thread = ptx::thread_index();
+    load(params, 0);
+    load(params, 1);
+    float sum = 0;
+    for (int tile = 0; tile < params.n; ++tile) {
+      ptx::cp_async_wait<1>();
+      ptx::sync_block();  // the tile has landed for all
+      sum += reinterpret_cast<const float*>(ptx::shared_memory())[(tile % 2) * kThreads + (thread ^ 32)];
+      if constexpr (!kFault) ptx::sync_block();  // all have read: the stage is free
+      load(params, tile + 2);
+    }
+    params.out[thread] = sum;
+  }
+};
+
+/// The same with bulk copies by thread 0 and two mbarriers per stage: full and empty.
+enum class PhaseFault { kNone, kFullParityStays, kEmptyParityInverted, kTooFewBytes, kMissingFence, kArriveTwice };
+
+template <PhaseFault kFault>
+struct BulkPipelineKernel {
+  using Params = FaultParams;
+  static constexpr const char* kName = "bulk_pipeline";
+  static constexpr int kThreads = 128;
+  static constexpr int kMinBlocks = 1;
+  static constexpr int kStageBytes = kThreads * 4;
+  static constexpr int32_t kSharedBytes = 2 * kStageBytes + 32;
+
+  static MLA_DEVICE void run(const Params& params) {
+    const int thread = ptx::thread_index();
+    const ptx::SharedAddress stages = ptx::shared_address(ptx::shared_memory());
+    const ptx::SharedAddress full = stages + 2 * kStageBytes;
+    const ptx::SharedAddress empty = full + 16;
+    if (thread == 0) {
+      for (uint32_t stage = 0; stage < 2; ++stage) {
+        ptx::mbarrier_init(full + stage * 8, 1);
+        ptx::mbarrier_init(empty + stage * 8, kThreads);
+      }
+      if constexpr (kFault != PhaseFault::kMissingFence) ptx::fence_mbarrier_init();
+    }
+    ptx::sync_block();
+    float sum = 0;
+    for (int tile = 0; tile < params.n; ++tile) {
+      const auto stage = static_cast<uint32_t>(tile % 2);
+      const auto parity = static_cast<uint32_t>(tile / 2 % 2);
+      if (thread == 0) {
+        ptx::mbarrier_wait(empty + stage * 8, kFault == PhaseFault::kEmptyParityInverted ? parity : parity ^ 1);
+        ptx::mbarrier_arrive_expect_bytes(full + stage * 8,
+                                          kFault == PhaseFault::kTooFewBytes ? kStageBytes / 2 : kStageBytes);
+        ptx::bulk_copy(stages + stage * kStageBytes, params.in + tile * kThreads, kStageBytes, full + stage * 8);
+      }
+      ptx::mbarrier_wait(full + stage * 8, kFault == PhaseFault::kFullParityStays ? 0 : parity);
+      sum += reinterpret_cast<const float*>(ptx::shared_memory())[tile % 2 * kThreads + (thread ^ 32)];
+      ptx::mbarrier_arrive(empty + stage * 8);
+      if constexpr (kFault == PhaseFault::kArriveTwice) ptx::mbarrier_arrive(empty + stage * 8);
+    }
+    params.out[thread] = sum;
+  }
+};
+
+/// out[lane] = in[lane ^ 1] for n lanes, the rest copied.
+template <bool kFault>
+struct ShuffleKernel {
+  using Params = FaultParams;
+  static constexpr const char* kName = "shuffle";
+  static constexpr int kThreads = 32;
+  static constexpr int kMinBlocks = 1;
+  static constexpr int32_t kSharedBytes = 0;
+
+  static MLA_DEVICE void run(const Params& params) {
+    const int lane = ptx::lane();
+    float value = params.in[lane];
+    if constexpr (kFault) {
+      if (lane < params.n) value = ptx::shuffle_xor(value, 1);
+    } else {
+      const float other = ptx::shuffle_xor(value, 1);
+      if (lane < params.n) value = other;
+    }
+    params.out[lane] = value;
+  }
+};
+
+/// Two warps hand 32 floats over by named barriers: warp 0 produces, warp 1 reverses.
+enum class NamedFault { kNone, kWrongCount, kWrongBarrier, kCountsDiffer, kOppositeOrder };
+
+template <NamedFault kFault>
+struct HandoverKernel {
+  using Params = FaultParams;
+  static constexpr const char* kName = "handover";
+  static constexpr int kThreads = 96;  // the third warp keeps out of it
+  static constexpr int kMinBlocks = 1;
+  static constexpr int32_t kSharedBytes = 128;
+
+  static MLA_DEVICE void run(const Params& params) {
+    auto* const tile = reinterpret_cast<float*>(ptx::shared_memory());
+    const int lane = ptx::lane();
+    constexpr int kCount = kFault == NamedFault::kWrongCount ? 96 : 64;
+    if (ptx::warp() == 0) {
+      tile[lane] = params.in[lane];
+      if constexpr (kFault == NamedFault::kOppositeOrder) {
+        ptx::sync_threads(2, kCount);
+        ptx::sync_threads(1, kCount);
+      } else {
+        ptx::arrive_threads(kFault == NamedFault::kWrongBarrier ? 2 : 1, kCount);
+      }
+    } else if (ptx::warp() == 1) {
+      ptx::sync_threads(1, kFault == NamedFault::kCountsDiffer ? 96 : kCount);
+      if constexpr (kFault == NamedFault::kOppositeOrder) ptx::sync_threads(2, kCount);
+      params.out[lane] = tile[31 - lane];
+    }
+  }
+};
+
+/// One warpgroup: out[64, 256] = a[64, 16] b[256, 16]^T in bf16, a and b in `in`, as f32.
+enum class WgmmaFault { kNone, kMissingWait, kWaitOneGroupTooFew, kMissingCommit, kMissingFence, kSwappedStrides };
+
+template <WgmmaFault kFault>
+struct WarpgroupKernel {
+  using Params = FaultParams;
+  static constexpr const char* kName = "warpgroup";
+  static constexpr int kThreads = 128;
+  static constexpr int kMinBlocks = 1;
+  static constexpr int32_t kSharedBytes = (64 + 256) * 32;
+
+  static MLA_DEVICE void run(const Params& params) {
+    auto* const shared = reinterpret_cast<uint16_t*>(ptx::shared_memory());
+    for (int i = ptx::thread_index(); i < (64 + 256) * 16; i += kThreads) {
+      const int row = i / 16;
+      const int k = i % 16;
+      shared[(row / 8 * 2 + k / 8) * 64 + row % 8 * 8 + k % 8] = f32_to_bf16(params.in[i]);
+    }
+    ptx::fence_async_proxy();
+    ptx::sync_block();
+    float d[128] = {};
+    constexpr uint32_t kAlongK = kFault == WgmmaFault::kSwappedStrides ? 256 : 128;
+    const ptx::SharedAddress a = ptx::shared_address(shared);
+    if constexpr (kFault != WgmmaFault::kMissingFence) ptx::wgmma_fence();
+    ptx::wgmma_bf16_m64n256(d, ptx::matrix_descriptor(a, kAlongK, 384 - kAlongK),
+                            ptx::matrix_descriptor(a + 64 * 32, kAlongK, 384 - kAlongK));
+    if constexpr (kFault != WgmmaFault::kMissingCommit) ptx::wgmma_commit();
+    if constexpr (kFault == WgmmaFault::kWaitOneGroupTooFew) {
+      ptx::wgmma_wait<1>();
+    } else if constexpr (kFault != WgmmaFault::kMissingWait) {
+      ptx::wgmma_wait<0>();
+    }
+    const int row = ptx::warp() * 16 + ptx::lane() / 4;
+    for (int i = 0; i < 128; ++i)
+      params.out[(row + i % 4 / 2 * 8) * 256 + i / 4 * 8 + ptx::lane() % 4 * 2 + i % 2] = d[i];
+  }
+};
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention on GPUs: every format, head count, page size and option, in small problems.
+#include <gtest/gtest.h>
+
+#include "device_test.h"
+
+namespace mla {
+namespace {
+
+using kit::DecodeSparseSpec;
+using kit::DecodeSpec;
+using kit::PrefillSparseSpec;
+using kit::PrefillSpec;
+
+class DecodeOnDevice : public DeviceTest<Op::kDecode> {};
+MLA_FOR_EVERY_DEVICE(DecodeOnDevice, Op::kDecode);
+
+DecodeSpec small_decode(CacheFormat format = CacheFormat::kBF16) {
+  DecodeSpec spec;
+  spec.cache = kit::usual_cache(format);
+  spec.q_dtype = spec.o_dtype = format == CacheFormat::kF16 ? DType::kF16 : DType::kBF16;
+  spec.kv_len = {70, 0, 33};
+  return spec;
+}
+
+TEST_P(DecodeOnDevice, EveryFormat) {
+  for (CacheFormat format : kAllCacheFormats) {
+    DecodeSpec spec = small_decode(format);
+    expect_ok(spec);
+    spec.cache.power_of_two_scales = false;
+    spec.cache.padded_pages = format == CacheFormat::kFP8DsV4;
+    spec.cache.token_scales = spec.cache.two_tensors = format == CacheFormat::kFP8;
+    expect_ok(spec);
+  }
+}
+
+TEST_P(DecodeOnDevice, HeadCounts) {
+  for (int32_t heads : {1, 8, 17, 33, 64, 96, 130}) {
+    DecodeSpec spec = small_decode();
+    spec.num_heads = heads;
+    expect_ok(spec);
+  }
+}
+
+TEST_P(DecodeOnDevice, PageSizes) {
+  for (int32_t page_size : {1, 3, 16, 100, 256})
+    for (CacheFormat format : {CacheFormat::kBF16, CacheFormat::kFP8DsV4}) {
+      DecodeSpec spec = small_decode(format);
+      spec.cache.page_size = page_size;
+      spec.cache.block_table = page_size > 10;
+      expect_ok(spec);
+    }
+}
+
+TEST_P(DecodeOnDevice, HeadDimsAndTypes) {
+  const int32_t dims[][2] = {{576, 512}, {512, 512}, {320, 256}};
+  for (const auto& [d_qk, d_v] : dims)
+    for (CacheFormat format : {CacheFormat::kBF16, CacheFormat::kF16, CacheFormat::kFP8})
+      for (DType q_dtype : {DType::kBF16, DType::kF16, DType::kF32, DType::kE4M3}) {
+        DecodeSpec spec = small_decode(format);
+        spec.cache.d_qk = d_qk;
+        spec.cache.d_v = d_v;
+        spec.q_dtype = q_dtype;
+        spec.o_dtype = q_dtype == DType::kE4M3 ? DType::kBF16 : DType::kF32;
+        spec.kv_len = {41};
+        if (can_run(spec)) expect_ok(spec);
+      }
+}
+
+TEST_P(DecodeOnDevice, RaggedQueriesAndEmptyRequests) {
+  DecodeSpec spec = small_decode();
+  spec.num_heads = 12;
+  spec.q_len = {3, 0, 1, 5, 0};
+  spec.kv_len = {100, 12, 0, 3, 0};
+  for (bool causal : {true, false}) {
+    spec.causal = causal;
+    expect_ok(spec);
+  }
+  spec.q_len = {1};
+  spec.kv_len = {};
+  expect_ok(spec);
+}
+
+TEST_P(DecodeOnDevice, DraftTrees) {
+  for (kit::Tree tree : {kit::Tree::kMask, kit::Tree::kParents}) {
+    DecodeSpec spec = small_decode();
+    spec.tree = tree;
+    spec.q_len = {7};
+    spec.kv_len = {60, 7};
+    expect_ok(spec);
+  }
+}
+
+TEST_P(DecodeOnDevice, OptionsAndRanks) {
+  for (int which = 0; which < 6; ++which) {
+    DecodeSpec spec = small_decode(which % 2 == 0 ? CacheFormat::kBF16 : CacheFormat::kFP8DsMla);
+    spec.q_len = {2};
+    spec.options.attn_sink = which == 0 || which == 5;
+    spec.options.infinite_sinks = which == 5;
+    if (which == 1 || which == 5) spec.options.window_left = 17;
+    if (which == 2 || which == 5) spec.options.logits_soft_cap = 30.0F;
+    spec.options.alibi_slopes = which == 3;
+    if (which == 4) spec.context_parallel = {.rank = 2, .world = 3, .interleave = 2};
+    if (which == 5) spec.lse_base = LseBase::kTwo;
+    expect_ok(spec);
+  }
+}
+
+TEST_P(DecodeOnDevice, LongRequestsAreSplit) {
+  for (bool batch_invariant : {false, true})
+    for (int32_t heads : {1, 40}) {
+      DecodeSpec spec = small_decode();
+      spec.num_heads = heads;
+      spec.kv_len = {2100, 3, 500};
+      spec.batch_invariant = batch_invariant;
+      expect_ok(spec);
+    }
+}
+
+TEST_P(DecodeOnDevice, LargeAndFlatScores) {
+  for (float score_std : {1e-4F, 40.0F, 300.0F})
+    for (CacheFormat format : {CacheFormat::kBF16, CacheFormat::kF16, CacheFormat::kFP8DsMla}) {
+      DecodeSpec spec = small_decode(format);
+      spec.score_std = score_std;
+      spec.kv_len = {400, 1, 2, 33};  // all scores of a short request may be far below 0
+      expect_ok(spec);
+    }
+}
+
+TEST_P(DecodeOnDevice, SlopesMakeTheFirstKeysVanish) {
+  DecodeSpec spec = small_decode();
+  spec.options.alibi_slopes = true;
+  spec.kv_len = {1200};
+  expect_ok(spec);
+}
+
+TEST_P(DecodeOnDevice, StridesAndParts) {
+  DecodeSpec spec = small_decode();
+  spec.split_q = spec.cache.two_tensors = true;
+  for (int64_t extra : {1, 8}) {
+    spec.q_head_extra = spec.q_token_extra = spec.o_head_extra = spec.o_token_extra = spec.lse_token_extra = extra;
+    spec.cache.page_stride_extra = spec.cache.token_stride_extra = extra;
+    spec.workspace_misalign = static_cast<int32_t>(extra);
+    expect_ok(spec);
+  }
+}
+
+TEST_P(DecodeOnDevice, RandomProblems) {
+  for (CacheFormat format : kAllCacheFormats)
+    expect_random(16, [&](uint64_t seed) { return kit::random_decode_spec(seed, format); });
+}
+
+class DecodeSparseOnDevice : public DeviceTest<Op::kDecodeSparse> {};
+MLA_FOR_EVERY_DEVICE(DecodeSparseOnDevice, Op::kDecodeSparse);
+
+DecodeSparseSpec small_sparse(CacheFormat format) {
+  DecodeSparseSpec spec;
+  spec.pool.cache = kit::usual_cache(format);
+  spec.q_dtype = spec.o_dtype = format == CacheFormat::kF16 ? DType::kF16 : DType::kBF16;
+  spec.pool.num_tokens = 200;
+  spec.pool.topk = 70;
+  spec.q_len = {1, 2};
+  return spec;
+}
+
+TEST_P(DecodeSparseOnDevice, EveryFormatAndLength) {
+  for (CacheFormat format : kAllCacheFormats)
+    for (kit::LengthForm form : {kit::LengthForm::kNone, kit::LengthForm::kPerToken, kit::LengthForm::kPerRequest}) {
+      DecodeSparseSpec spec = small_sparse(format);
+      spec.pool.topk_length = form;
+      spec.pool.empty_share = 0.3;
+      expect_ok(spec);
+    }
+}
+
+TEST_P(DecodeSparseOnDevice, TwoPoolsWithSinks) {
+  for (CacheFormat format : {CacheFormat::kBF16, CacheFormat::kFP8DsV4}) {
+    DecodeSparseSpec spec = small_sparse(format);
+    spec.extra_pool = spec.pool;
+    spec.extra_pool->topk = 130;
+    spec.extra_pool->cache.page_size = 2;
+    spec.num_heads = 64;
+    spec.options.attn_sink = true;
+    spec.options.infinite_sinks = true;
+    spec.pool.empty_share = 0.5;
+    expect_ok(spec);
+  }
+}
+
+TEST_P(DecodeSparseOnDevice, PoolsThatAreMultipliedAlike) {
+  const CacheFormat formats[] = {CacheFormat::kBF16, CacheFormat::kF16, CacheFormat::kFP8};
+  for (CacheFormat first : formats)
+    for (CacheFormat second : formats) {
+      DecodeSparseSpec spec = small_sparse(first);
+      spec.extra_pool = small_sparse(second).pool;
+      spec.extra_pool->topk = 11;
+      EXPECT_EQ(can_run(spec), first == second);
+      if (can_run(spec)) {
+        expect_ok(spec);
+      } else {
+        const kit::Outcome outcome = kit::check(context(), spec);
+        EXPECT_FALSE(outcome.ok);
+        EXPECT_NE(outcome.failure.find("two pools"), std::string::npos) << outcome.failure;
+      }
+    }
+}
+
+TEST_P(DecodeSparseOnDevice, LargeScores) {
+  DecodeSparseSpec spec = small_sparse(CacheFormat::kBF16);
+  spec.score_std = 40.0F;
+  spec.q_len = {5, 5};
+  spec.pool.topk_length = kit::LengthForm::kPerToken;
+  expect_ok(spec);
+}
+
+TEST_P(DecodeSparseOnDevice, NothingValid) {
+  DecodeSparseSpec spec = small_sparse(CacheFormat::kBF16);
+  spec.pool.invalid_share = 1.0;
+  expect_ok(spec);
+  spec.options.attn_sink = true;
+  expect_ok(spec);
+  spec.pool.num_tokens = 0;
+  expect_ok(spec);
+}
+
+TEST_P(DecodeSparseOnDevice, HeadsAndWidths) {
+  for (int32_t heads : {1, 20, 128}) {
+    DecodeSparseSpec spec = small_sparse(CacheFormat::kFP8DsMla);
+    spec.num_heads = heads;
+    spec.pool.topk = heads == 1 ? 1152 : 33;
+    expect_ok(spec);
+  }
+}
+
+TEST_P(DecodeSparseOnDevice, RandomProblems) {
+  for (CacheFormat format : kAllCacheFormats)
+    expect_random(12, [&](uint64_t seed) { return kit::random_decode_sparse_spec(seed, format); });
+}
+
+class PrefillOnDevice : public DeviceTest<Op::kPrefill> {};
+MLA_FOR_EVERY_DEVICE(PrefillOnDevice, Op::kPrefill);
+
+TEST_P(PrefillOnDevice, RaggedAndEmptyRequests) {
+  for (DType dtype : {DType::kBF16, DType::kF16})
+    for (int32_t d_qk : {192, 128})
+      for (bool causal : {true, false}) {
+        PrefillSpec spec;
+        spec.num_heads = 3;
+        spec.dtype = spec.o_dtype = dtype;
+        spec.d_qk = d_qk;
+        spec.causal = causal;
+        spec.q_len = {65, 0, 1, 20, 9};
+        spec.kv_len = {65, 7, 40, 131, 0};
+        expect_ok(spec);
+      }
+}
+
+TEST_P(PrefillOnDevice, OptionsAndStrides) {
+  for (int which = 0; which < 4; ++which) {
+    PrefillSpec spec;
+    spec.num_heads = 2;
+    spec.q_len = {50, 17};
+    spec.kv_len = {90, 17};
+    spec.options.attn_sink = which == 0;
+    if (which == 1) spec.options.window_left = 20;
+    if (which == 2) spec.options.logits_soft_cap = 30.0F;
+    spec.options.alibi_slopes = which == 3;
+    spec.o_dtype = which == 3 ? DType::kF32 : DType::kBF16;
+    spec.q_head_extra = spec.k_token_extra = spec.v_head_extra = spec.o_token_extra = which * 3;
+    expect_ok(spec);
+  }
+}
+
+TEST_P(PrefillOnDevice, RandomProblems) {
+  for (DType dtype : {DType::kBF16, DType::kF16, DType::kF32})
+    expect_random(16, [&](uint64_t seed) { return kit::random_prefill_spec(seed, dtype); });
+}
+
+class PrefillSparseOnDevice : public DeviceTest<Op::kPrefillSparse> {};
+MLA_FOR_EVERY_DEVICE(PrefillSparseOnDevice, Op::kPrefillSparse);
+
+TEST_P(PrefillSparseOnDevice, IndicesOfEveryKind) {
+  for (DType dtype : {DType::kBF16, DType::kF16})
+    for (bool lengths : {false, true}) {
+      PrefillSparseSpec spec;
+      spec.num_tokens = 5;
+      spec.num_keys = 150;
+      spec.topk = 50;
+      spec.q_dtype = spec.o_dtype = spec.kv_dtype = dtype;
+      spec.topk_length = lengths;
+      spec.empty_share = 0.3;
+      spec.options.attn_sink = lengths;
+      spec.kv_extra = lengths ? 3 : 0;
+      expect_ok(spec);
+    }
+}
+
+TEST_P(PrefillSparseOnDevice, RandomProblems) {
+  for (DType dtype : {DType::kBF16, DType::kF16})
+    expect_random(12, [&](uint64_t seed) { return kit::random_prefill_sparse_spec(seed, dtype); });
+}
+
+class MergeStatesOnDevice : public DeviceTest<Op::kMergeStates> {};
+MLA_FOR_EVERY_DEVICE(MergeStatesOnDevice, Op::kMergeStates);
+
+TEST_P(MergeStatesOnDevice, RandomProblems) {
+  for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16})
+    expect_random(16, [&](uint64_t seed) { return kit::random_merge_spec(seed, dtype); });
+}
+
+}  // namespace
+}  // namespace mla

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kit on devices: every tensor is visited, all memory of a case is known, stray writes are seen, and tensor cores
+// have tolerances of their own.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+#include <vector>
+
+#include "kit/kit.h"
+
+namespace mla {
+namespace {
+
+using kit::Buffer;
+
+template <class Params>
+class TensorsOfParams : public testing::Test {};
+using AllParams =
+    testing::Types<DecodeParams, DecodeSparseParams, PrefillParams, PrefillSparseParams, MergeStatesParams,
+                   AppendParams, AppendRopeParams, GatherParams, CopyPagesParams, BlockTableToCsrParams,
+                   PhysicalSlotsParams, AppendIndexerParams, IndexerLogitsParams, TopKParams, IndexerTopKParams>;
+TYPED_TEST_SUITE(TensorsOfParams, AllParams);
+
+TYPED_TEST(TensorsOfParams, AreVisitedOnceEach) {
+  TypeParam params;
+  std::set<TensorView*> seen;
+  size_t visits = 0;
+  kit::for_each_tensor(params, [&](TensorView& view) {
+    seen.insert(&view);
+    ++visits;
+  });
+  EXPECT_EQ(seen.size(), visits);
+  // What is left of the struct is too small for a tensor that was forgotten.
+  EXPECT_LT(sizeof params - visits * sizeof(TensorView), sizeof(TensorView));
+}
+
+template <class Case, class Spec>
+void expect_all_memory_known(const Spec& spec) {
+  const Case problem(spec);
+  const std::vector<const Buffer*> buffers = kit::buffers_of(problem);
+  const auto holds = [&](const Buffer* buffer, const void* data) {
+    const auto whole = buffer->with_guards();
+    return data >= whole.data() && data < whole.data() + whole.size();
+  };
+  auto params = problem.params();
+  kit::for_each_tensor(params, [&](TensorView& view) {
+    if (!view.given() || view.data == nullptr) return;
+    EXPECT_EQ(std::count_if(buffers.begin(), buffers.end(), [&](const Buffer* b) { return holds(b, view.data); }), 1)
+        << kit::describe(spec);
+  });
+  for (const Buffer* output : kit::outputs_of(problem))
+    EXPECT_TRUE(output->data() == nullptr || std::find(buffers.begin(), buffers.end(), output) != buffers.end());
+}
+
+TEST(BuffersOf, HoldEveryTensor) {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    for (CacheFormat format : kAllCacheFormats) {
+      expect_all_memory_known<kit::DecodeCase>(kit::random_decode_spec(seed, format));
+      expect_all_memory_known<kit::DecodeSparseCase>(kit::random_decode_sparse_spec(seed, format));
+      expect_all_memory_known<kit::AppendCase>(kit::random_append_spec(seed, format));
+      expect_all_memory_known<kit::AppendRopeCase>(kit::random_append_rope_spec(seed, format));
+      expect_all_memory_known<kit::GatherCase>(kit::random_gather_spec(seed, format));
+      expect_all_memory_known<kit::CopyPagesCase>(kit::random_copy_pages_spec(seed, format));
+    }
+    expect_all_memory_known<kit::PrefillCase>(kit::random_prefill_spec(seed, DType::kBF16));
+    expect_all_memory_known<kit::PrefillSparseCase>(kit::random_prefill_sparse_spec(seed, DType::kBF16));
+    expect_all_memory_known<kit::MergeCase>(kit::random_merge_spec(seed, DType::kF32));
+    expect_all_memory_known<kit::BlockTableToCsrCase>(kit::random_block_table_to_csr_spec(seed));
+    expect_all_memory_known<kit::PhysicalSlotsCase>(kit::random_physical_slots_spec(seed));
+    expect_all_memory_known<kit::AppendIndexerCase>(kit::random_append_indexer_spec(seed));
+    expect_all_memory_known<kit::IndexerLogitsCase>(kit::random_indexer_logits_spec(seed));
+    expect_all_memory_known<kit::TopKCase>(kit::random_top_k_spec(seed));
+    expect_all_memory_known<kit::IndexerTopKCase>(kit::random_indexer_top_k_spec(seed));
+  }
+}
+
+TEST(Fingerprint, SeesAByteInAnInputOrItsGuards) {
+  const Buffer input(100), output(50);
+  input.fill(1);
+  output.fill(2);
+  const kit::Fingerprint print({&input, &output}, {&output});
+  EXPECT_TRUE(print.holds());
+  output.data()[3] = std::byte{9};
+  EXPECT_TRUE(print.holds());
+  for (const std::ptrdiff_t at : {std::ptrdiff_t{0}, std::ptrdiff_t{99}, std::ptrdiff_t{-1}, std::ptrdiff_t{100}}) {
+    const std::byte before = input.data()[at];
+    input.data()[at] = std::byte{0x77};
+    EXPECT_FALSE(print.holds()) << at;
+    input.data()[at] = before;
+  }
+  EXPECT_TRUE(print.holds());
+}
+
+TEST(DeviceImage, OfTheHostMovesNothing) {
+  const Buffer buffer(64);
+  for (const char* device : {"", "cpu", "emulated:sm90"}) {
+    const Result<kit::DeviceImage> image = kit::DeviceImage::create(device, {&buffer});
+    ASSERT_TRUE(image.ok());
+    EXPECT_FALSE(image->moves());
+    EXPECT_EQ(image->there(buffer).data(), buffer.data());
+    TopKParams params;
+    params.logits = contiguous(buffer.data(), DType::kF32, {1, 16});
+    EXPECT_EQ(image->there(params).logits.data, buffer.data());
+    EXPECT_TRUE(image->fetch().ok());
+  }
+}
+
+TEST(DeviceImage, OfARealGpuCopiesThereAndBack) {
+  const std::vector<GpuInfo>& gpus = machine_info().gpus;
+  if (std::none_of(gpus.begin(), gpus.end(), [](const GpuInfo& gpu) { return gpu.index == 0; }))
+    GTEST_SKIP() << machine_info().cuda;
+  const Buffer buffer(1000, 3);
+  buffer.fill(7);
+  const Result<kit::DeviceImage> image = kit::DeviceImage::create("cuda:0", {&buffer});
+  ASSERT_TRUE(image.ok()) << image.status().message();
+  EXPECT_NE(image->there(buffer).data(), buffer.data());
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(image->there(buffer).data()) % 64, 3U);
+  buffer.fill(8);
+  ASSERT_TRUE(image->fetch().ok());
+  EXPECT_EQ(buffer.data()[999], std::byte{7});
+  EXPECT_TRUE(buffer.guards_intact());
+}
+
+TEST(OnDevice, SaysWhereAProblemIs) {
+  const Problem problem;
+  EXPECT_EQ(kit::on_device(problem, ""), problem);
+  EXPECT_EQ(kit::on_device(problem, "cpu"), problem);
+  const Problem emulated = kit::on_device(problem, "emulated:sm120");
+  EXPECT_TRUE(emulated.emulated);
+  EXPECT_EQ(emulated.gpu_arch, 120);
+  const Problem gpu = kit::on_device(problem, "cuda:2");
+  EXPECT_EQ(gpu.device, (Device{DeviceType::kCuda, 2}));
+  EXPECT_FALSE(gpu.emulated);
+  EXPECT_EQ(kit::on_device(problem, "sm86").gpu_arch, 86);
+}
+
+TEST(Precision, OfTensorCoresIsThatOfTheCache) {
+  kit::DecodeSpec spec;
+  EXPECT_EQ(kit::precision_of("cuda_portable", spec), kit::Precision::kBF16Mma);
+  spec.cache.format = CacheFormat::kFP8DsMla;
+  EXPECT_EQ(kit::precision_of("cuda_portable", spec), kit::Precision::kBF16Mma);
+  spec.cache.format = CacheFormat::kF16;
+  EXPECT_EQ(kit::precision_of("cuda_portable", spec), kit::Precision::kF16Mma);
+  kit::DecodeSparseSpec sparse;
+  sparse.pool.cache.format = CacheFormat::kF16;
+  EXPECT_EQ(kit::precision_of("cuda_portable", sparse), kit::Precision::kF16Mma);
+  sparse.extra_pool = kit::SparsePoolSpec{};
+  EXPECT_EQ(kit::precision_of("cuda_portable", sparse), kit::Precision::kBF16Mma);
+  kit::PrefillSpec prefill;
+  prefill.dtype = DType::kF16;
+  EXPECT_EQ(kit::precision_of("cuda_portable", prefill), kit::Precision::kF16Mma);
+}
+
+TEST(Precision, TensorCoresMayBeOffByWhatTheyRound) {
+  kit::DecodeSpec spec;
+  spec.o_dtype = DType::kF32;
+  const kit::Tolerance f32 = kit::tolerance_of(spec, kit::Precision::kF32);
+  const kit::Tolerance f16 = kit::tolerance_of(spec, kit::Precision::kF16Mma);
+  const kit::Tolerance bf16 = kit::tolerance_of(spec, kit::Precision::kBF16Mma);
+  EXPECT_LT(f32.max_rel, f16.max_rel);
+  EXPECT_LT(f16.max_rel, 0x1p-10);
+  EXPECT_LT(bf16.max_rel, 0x1p-7);
+  EXPECT_GT(bf16.max_rel, 0x1p-8);
+  EXPECT_LT(bf16.max_lse, 3 * f32.max_lse) << "scores are sums in f32 all the same";
+  spec.q_dtype = DType::kF32;
+  EXPECT_GT(kit::tolerance_of(spec, kit::Precision::kBF16Mma).max_lse, bf16.max_lse);
+  EXPECT_LT(kit::tolerance_of(spec, kit::Precision::kBF16Mma).max_lse, 0x1p-12);
+}
+
+}  // namespace
+}  // namespace mla

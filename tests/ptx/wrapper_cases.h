@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// What goes into the kernels of wrapper_kernels.cu, and what must come out by scalar code.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace mla::cuda {
+
+/// Of the input and of the output, before elementwise kernels too.
+inline constexpr int kWrapperWords = 1 << 17;
+
+/// How outputs are compared.
+enum class Compare : uint8_t {
+  kBits,
+  kBf16Pairs,  // any NaN equals any other
+  kF16Pairs,
+  kE4M3Pairs,
+  kF32,
+  kF32Relative,   // within 2^-20 of the value
+  kF32Logarithm,  // within 2^-20 of the value, or of 1 if that is more
+};
+
+struct WrapperCase {
+  const char* name;
+  Compare compare;
+  /// Fills kWrapperWords words.
+  void (*fill)(std::vector<uint32_t>& in);
+  /// From that input to the leading words of the output, which starts as zeros.
+  void (*expect)(const std::vector<uint32_t>& in, std::vector<uint32_t>& out);
+};
+
+std::span<const WrapperCase> wrapper_cases();
+
+}  // namespace mla::cuda

@@ -1,0 +1,482 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ptx/wrapper_kernels.h"
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/launch.h"
+#include "cuda/ptx/ptx.h"
+#include "cuda/ptx/wgmma.h"
+#include "ptx/wrapper_cases.h"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+namespace {
+
+using cuda::WrapperParams;
+
+/// What all kernels here share.
+template <int kNumThreads, int kNumBlocks = 1, int kNumSharedBytes = 0, bool kOverlaps = false>
+struct WrapperKernelBase {
+  using Params = WrapperParams;
+  static constexpr const char* kName = "wrapper";
+  static constexpr int kThreads = kNumThreads;
+  static constexpr int kMinBlocks = 1;
+  static constexpr cuda::LaunchShape kShape{
+      .grid_x = kNumBlocks, .shared_bytes = kNumSharedBytes, .overlaps_previous = kOverlaps};
+};
+
+MLA_DEVICE float as_float(uint32_t bits) { return std::bit_cast<float>(bits); }
+MLA_DEVICE uint32_t as_bits(float value) { return std::bit_cast<uint32_t>(value); }
+
+struct SpecialRegisters : WrapperKernelBase<64> {
+  static constexpr cuda::LaunchShape kShape{.grid_x = 3, .grid_y = 2, .grid_z = 2};
+  static MLA_DEVICE void run(const Params& p) {
+    const int block =
+        (ptx::block_index_z() * ptx::grid_size_y() + ptx::block_index_y()) * ptx::grid_size_x() + ptx::block_index_x();
+    uint32_t* const out = p.out + (block * 64 + ptx::thread_index()) * 9;
+    const int values[9] = {ptx::thread_index(),  ptx::lane(),          ptx::warp(),
+                           ptx::block_index_x(), ptx::block_index_y(), ptx::block_index_z(),
+                           ptx::grid_size_x(),   ptx::grid_size_y(),   ptx::grid_size_z()};
+    for (int i = 0; i < 9; ++i) out[i] = static_cast<uint32_t>(values[i]);
+  }
+};
+
+/// Shared memory holds the input, written in units of each size by one thread and read by another.
+struct SharedAccess : WrapperKernelBase<32, 1, 32 * 16> {
+  template <class T>
+  static MLA_DEVICE void reverse(const Params& p, int part) {
+    const auto lane = static_cast<uint32_t>(ptx::lane());
+    const ptx::SharedAddress shared = ptx::shared_address(ptx::shared_memory());
+    ptx::sync_block();
+    ptx::store_shared(shared + lane * static_cast<uint32_t>(sizeof(T)), reinterpret_cast<const T*>(p.in)[lane]);
+    ptx::sync_block();
+    reinterpret_cast<T*>(p.out + part * 128)[lane] =
+        ptx::load_shared<T>(shared + (31 - lane) * static_cast<uint32_t>(sizeof(T)));
+  }
+  static MLA_DEVICE void run(const Params& p) {
+    reverse<uint8_t>(p, 0);
+    reverse<uint16_t>(p, 1);
+    reverse<uint32_t>(p, 2);
+    reverse<uint64_t>(p, 3);
+    reverse<ptx::Vec4>(p, 4);
+    // The same memory by address and by pointer.
+    ptx::sync_block();
+    reinterpret_cast<uint32_t*>(ptx::shared_memory())[ptx::lane()] = p.in[ptx::lane()];
+    ptx::sync_block();
+    p.out[5 * 128 + ptx::lane()] =
+        ptx::load_shared<uint32_t>(ptx::shared_address(ptx::shared_memory() + 4 * (31 - ptx::lane())));
+  }
+};
+
+struct Shuffles : WrapperKernelBase<64> {
+  static MLA_DEVICE void run(const Params& p) {
+    const int thread = ptx::thread_index();
+    const uint32_t value = p.in[thread];
+    uint32_t* const out = p.out + thread * 12;
+    for (int i = 0; i < 5; ++i) out[i] = ptx::shuffle_xor(value, 1 << i);
+    out[5] = as_bits(ptx::shuffle_xor(static_cast<float>(value >> 8), 31));
+    out[6] = ptx::shuffle(value, static_cast<int>(p.in[64 + thread] % 32));
+    out[7] = ptx::shuffle_up(value, 1);
+    out[8] = static_cast<uint32_t>(ptx::shuffle_up(static_cast<int32_t>(value), 13));
+    out[9] = ptx::shuffle_down(value, 2);
+    out[10] = as_bits(ptx::shuffle_down(static_cast<float>(value >> 8), 31));
+    out[11] = as_bits(ptx::shuffle(static_cast<float>(value >> 8), 7));
+  }
+};
+
+struct Votes : WrapperKernelBase<32> {
+  static MLA_DEVICE void run(const Params& p) {
+    for (int i = 0; i < 32; ++i) {
+      // Words of all, of no and of some bits.
+      const uint32_t word = i == 0 ? 0U : i == 1 ? 0xFFFFFFFFU : p.in[i];
+      const bool mine = (word >> ptx::lane() & 1U) != 0;
+      uint32_t* const out = p.out + (i * 32 + ptx::lane()) * 3;
+      out[0] = ptx::ballot(mine);
+      out[1] = ptx::any(mine) ? 1U : 0U;
+      out[2] = ptx::all(mine) ? 1U : 0U;
+    }
+  }
+};
+
+/// Every size by plain and by hinted loads, out in reverse.
+struct GlobalAccess : WrapperKernelBase<32> {
+  template <class T>
+  static MLA_DEVICE void reverse(const Params& p, int part) {
+    const T* const in = reinterpret_cast<const T*>(p.in) + ptx::lane();
+    T* const out = reinterpret_cast<T*>(p.out + part * 128) + (31 - ptx::lane());
+    ptx::store_streaming(out, part % 2 == 0 ? ptx::load_global(in) : ptx::load_once(in));
+  }
+  template <class T>
+  static MLA_DEVICE void both(const Params& p, int part) {
+    reverse<T>(p, part);
+    reverse<T>(p, part + 1);
+  }
+  static MLA_DEVICE void run(const Params& p) {
+    both<uint8_t>(p, 0);
+    both<uint16_t>(p, 2);
+    both<uint32_t>(p, 4);
+    both<uint64_t>(p, 6);
+    both<ptx::Vec4>(p, 8);
+  }
+};
+
+/// Several blocks on the same words of global memory, which start as zeros; each block on words of its shared memory.
+struct Atomics : WrapperKernelBase<64, 4, 16> {
+  static MLA_DEVICE void run(const Params& p) {
+    const int i = ptx::block_index_x() * kThreads + ptx::thread_index();
+    const uint32_t word = p.in[i];
+    const auto number = static_cast<int32_t>(word);
+    auto* const signed_out = reinterpret_cast<int32_t*>(p.out);
+    ptx::atomic_add(signed_out, number);
+    ptx::atomic_add(p.out + 1, word);
+    ptx::atomic_add(reinterpret_cast<float*>(p.out + 2), static_cast<float>(word % 64));
+    ptx::atomic_max(signed_out + 3, number);
+    ptx::atomic_max(p.out + 4, word);
+    ptx::atomic_min(signed_out + 5, number);
+    ptx::atomic_or(p.out + 7, 1U << (word % 32));
+    // Each ticket once: who draws number k writes word k.
+    p.out[16 + ptx::atomic_add(signed_out + 8, 1)] = 1;
+    // One thread comes first.
+    if (ptx::atomic_exchange(signed_out + 9, 7) == 0) ptx::atomic_add(signed_out + 10, 1);
+
+    auto* const shared = reinterpret_cast<uint32_t*>(ptx::shared_memory());
+    if (ptx::thread_index() < 3) shared[ptx::thread_index()] = ptx::thread_index() == 2 ? 0xFFFFFFFFU : 0U;
+    ptx::sync_block();
+    ptx::atomic_add(shared, word % 1024);
+    ptx::add_shared(ptx::shared_address(shared + 1), word % 1024);
+    ptx::atomic_min(shared + 2, word);
+    ptx::sync_block();
+    if (ptx::thread_index() < 3)
+      p.out[600 + ptx::block_index_x() * 3 + ptx::thread_index()] = shared[ptx::thread_index()];
+  }
+};
+
+/// The last block to come sums what all blocks wrote: fence_device, store_release and load_acquire.
+struct LastBlock : WrapperKernelBase<32, 8> {
+  static MLA_DEVICE void run(const Params& p) {
+    auto* const out = reinterpret_cast<int32_t*>(p.out);
+    const int block = ptx::block_index_x();
+    out[64 + block * 32 + ptx::lane()] = static_cast<int32_t>(p.in[block * 32 + ptx::lane()]);
+    ptx::fence_device();
+    ptx::sync_block();
+    int ticket = 0;
+    if (ptx::lane() == 0) {
+      ptx::store_release(out + 8 + block, block + 1);
+      ptx::fence_device();
+      ticket = ptx::atomic_add(out, 1);
+    }
+    ticket = ptx::shuffle(ticket, 0);
+    if (ticket != 7) return;
+    ptx::fence_device();
+    int32_t flags = 0;
+    uint32_t sum = 0;
+    for (int i = 0; i < 8; ++i) {
+      flags += ptx::load_acquire(out + 8 + i);
+      sum += static_cast<uint32_t>(ptx::load_global(out + 64 + i * 32 + ptx::lane()));
+    }
+    p.out[32 + ptx::lane()] = sum;
+    if (ptx::lane() == 0) out[1] = flags;
+  }
+};
+
+/// Three groups of copies; every thread then reads its neighbour's.
+struct AsyncCopies : WrapperKernelBase<64, 1, 64 * 28> {
+  static MLA_DEVICE void run(const Params& p) {
+    const auto thread = static_cast<uint32_t>(ptx::thread_index());
+    const ptx::SharedAddress shared = ptx::shared_address(ptx::shared_memory());
+    const bool valid = thread % 5 != 3;
+    ptx::cp_async_16(shared + thread * 16, valid ? p.in + thread * 4 : nullptr, valid);
+    ptx::cp_async_commit();
+    ptx::cp_async_8(shared + 1024 + thread * 8, valid ? p.in + thread * 2 : nullptr, valid);
+    ptx::cp_async_commit();
+    ptx::cp_async_4(shared + 1536 + thread * 4, valid ? p.in + thread : nullptr, valid);
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<2>();
+    ptx::sync_block();
+    const uint32_t other = thread ^ 33;
+    const auto v16 = ptx::load_shared<ptx::Vec4>(shared + other * 16);
+    for (uint32_t i = 0; i < 4; ++i) p.out[thread * 7 + i] = v16.x[i];
+    ptx::cp_async_wait<1>();
+    ptx::sync_block();
+    const auto v8 = ptx::load_shared<uint64_t>(shared + 1024 + other * 8);
+    p.out[thread * 7 + 4] = static_cast<uint32_t>(v8);
+    p.out[thread * 7 + 5] = static_cast<uint32_t>(v8 >> 32);
+    ptx::cp_async_wait<0>();
+    ptx::sync_block();
+    p.out[thread * 7 + 6] = ptx::load_shared<uint32_t>(shared + 1536 + other * 4);
+  }
+};
+
+/// Four 8 x 8 matrices whose rows lie in an order of their own.
+struct Ldmatrix : WrapperKernelBase<32, 1, 512> {
+  static MLA_DEVICE void run(const Params& p) {
+    const int lane = ptx::lane();
+    for (int i = 0; i < 4; ++i) reinterpret_cast<uint32_t*>(ptx::shared_memory())[lane + 32 * i] = p.in[lane + 32 * i];
+    ptx::sync_block();
+    const ptx::SharedAddress row =
+        ptx::shared_address(ptx::shared_memory()) + static_cast<uint32_t>((lane * 11 + 5) % 32) * 16;
+    uint32_t r[4][4] = {};
+    uint32_t pairs[2];
+    ptx::ldmatrix_x4(r[0], row);
+    ptx::ldmatrix_x4_trans(r[1], row);
+    ptx::ldmatrix_x2(pairs, row);
+    for (int i = 0; i < 2; ++i) r[2][i] = pairs[i];
+    ptx::ldmatrix_x2_trans(pairs, row);
+    for (int i = 0; i < 2; ++i) r[3][i] = pairs[i];
+    for (int k = 0; k < 4; ++k)
+      for (int i = 0; i < 4; ++i) p.out[(k * 4 + i) * 32 + lane] = r[k][i];
+  }
+};
+
+enum class Multiply { kBf16, kF16, kE4M3 };
+
+/// Raw fragments: registers a, b, c of lane l are words 10 l ... of the input.
+template <Multiply kType>
+struct Mma : WrapperKernelBase<32> {
+  static MLA_DEVICE void run(const Params& p) {
+    const uint32_t* const in = p.in + ptx::lane() * 10;
+    const uint32_t a[4] = {in[0], in[1], in[2], in[3]};
+    float c[4];
+    for (int i = 0; i < 4; ++i) c[i] = as_float(in[6 + i]);
+    if constexpr (kType == Multiply::kBf16) ptx::mma_bf16(c, a, in[4], in[5]);
+    if constexpr (kType == Multiply::kF16) ptx::mma_f16(c, a, in[4], in[5]);
+    if constexpr (kType == Multiply::kE4M3) ptx::mma_e4m3(c, a, in[4], in[5]);
+    for (int i = 0; i < 4; ++i) p.out[ptx::lane() * 4 + i] = as_bits(c[i]);
+  }
+};
+
+/// A function of one or two words for each of kWrapperWords pairs of words.
+template <uint32_t (*kFunction)(uint32_t, uint32_t)>
+struct Elementwise : WrapperKernelBase<256, 4> {
+  static MLA_DEVICE void run(const Params& p) {
+    for (int i = ptx::block_index_x() * kThreads + ptx::thread_index(); i < cuda::kWrapperWords;
+         i += kThreads * kShape.grid_x)
+      p.out[i] = kFunction(p.in[i], p.in[(i + 1) % cuda::kWrapperWords]);
+  }
+};
+
+#if MLA_EMULATED
+#define MLA_TEST_DEVICE inline
+#else
+#define MLA_TEST_DEVICE __device__ inline
+#endif
+MLA_TEST_DEVICE uint32_t pack_bf16x2(uint32_t a, uint32_t b) { return ptx::pack_bf16x2(as_float(a), as_float(b)); }
+MLA_TEST_DEVICE uint32_t pack_f16x2(uint32_t a, uint32_t b) { return ptx::pack_f16x2(as_float(a), as_float(b)); }
+MLA_TEST_DEVICE uint32_t pack_e4m3x2(uint32_t a, uint32_t b) { return ptx::pack_e4m3x2(as_float(a), as_float(b)); }
+MLA_TEST_DEVICE uint32_t unpack_low_bf16(uint32_t a, uint32_t) {
+  float low, high;
+  ptx::unpack_bf16x2(a, low, high);
+  return as_bits(low);
+}
+MLA_TEST_DEVICE uint32_t unpack_high_bf16(uint32_t a, uint32_t) {
+  float low, high;
+  ptx::unpack_bf16x2(a, low, high);
+  return as_bits(high);
+}
+MLA_TEST_DEVICE uint32_t unpack_low_f16(uint32_t a, uint32_t) {
+  float low, high;
+  ptx::unpack_f16x2(a, low, high);
+  return as_bits(low);
+}
+MLA_TEST_DEVICE uint32_t unpack_high_f16(uint32_t a, uint32_t) {
+  float low, high;
+  ptx::unpack_f16x2(a, low, high);
+  return as_bits(high);
+}
+MLA_TEST_DEVICE uint32_t mul_bf16x2(uint32_t a, uint32_t b) { return ptx::mul_bf16x2(a, b); }
+MLA_TEST_DEVICE uint32_t mul_f16x2(uint32_t a, uint32_t b) { return ptx::mul_f16x2(a, b); }
+MLA_TEST_DEVICE uint32_t e4m3x2_to_f16x2(uint32_t a, uint32_t) {
+  return ptx::e4m3x2_to_f16x2(static_cast<uint16_t>(a & 0xFFFFU));
+}
+MLA_TEST_DEVICE uint32_t exp2_approx(uint32_t a, uint32_t) { return as_bits(ptx::exp2_approx(as_float(a))); }
+MLA_TEST_DEVICE uint32_t log2_approx(uint32_t a, uint32_t) { return as_bits(ptx::log2_approx(as_float(a))); }
+MLA_TEST_DEVICE uint32_t reciprocal_approx(uint32_t a, uint32_t) {
+  return as_bits(ptx::reciprocal_approx(as_float(a)));
+}
+MLA_TEST_DEVICE uint32_t mul_rn(uint32_t a, uint32_t b) { return as_bits(ptx::mul_rn(as_float(a), as_float(b))); }
+MLA_TEST_DEVICE uint32_t add_rn(uint32_t a, uint32_t b) { return as_bits(ptx::add_rn(as_float(a), as_float(b))); }
+MLA_TEST_DEVICE uint32_t fma_rn(uint32_t a, uint32_t b) {
+  return as_bits(ptx::fma_rn(as_float(a), as_float(b), as_float(a ^ b)));
+}
+
+/// Warps 0 and 1 hand over to warp 2 by arrive and sync, warp 3 reads within itself by sync_warp.
+struct NamedBarriers : WrapperKernelBase<128, 1, 512> {
+  static MLA_DEVICE void run(const Params& p) {
+    auto* const shared = reinterpret_cast<uint32_t*>(ptx::shared_memory());
+    const int thread = ptx::thread_index();
+    const int lane = ptx::lane();
+    for (int round = 0; round < 3; ++round) {
+      if (ptx::warp() < 2) {
+        shared[thread] = p.in[round * 128 + thread];
+        ptx::fence_block();
+        ptx::arrive_threads(3, 96);
+        ptx::sync_threads(4, 96);  // warp 2 has read
+      } else if (ptx::warp() == 2) {
+        ptx::sync_threads(3, 96);
+        p.out[round * 128 + lane] = shared[63 - lane];
+        p.out[round * 128 + 32 + lane] = shared[31 - lane];
+        ptx::sync_threads(4, 96);
+      } else {
+        shared[thread] = p.in[round * 128 + thread];
+        ptx::sync_warp();
+        p.out[round * 128 + 64 + lane] = shared[96 + (lane + 1) % 32];
+        ptx::sync_warp();
+      }
+    }
+  }
+};
+
+/// Called twice in a row: the second launch may overlap the first, which is slow to write what the second reads.
+template <bool kFirst>
+struct DependentGrid : WrapperKernelBase<32, 16, 0, !kFirst> {
+  static MLA_DEVICE void run(const WrapperParams& p) {
+    const int i = ptx::block_index_x() * 32 + ptx::lane();
+    if constexpr (kFirst) {
+      ptx::allow_next_grid();
+      uint32_t value = p.in[i];
+      for (int round = 0; round < 2000; ++round) value = value * 1664525U + 1013904223U;
+      p.out[i] = value;
+    } else {
+      ptx::wait_for_previous_grid();
+      p.out[512 + i] = ptx::load_global(p.out + (511 - i));
+    }
+  }
+};
+
+#if MLA_CUDA_ARCH >= 90
+/// A ring of two stages, filled by bulk copies: out[thread] = sum of in[tile * 128 + (thread ^ 32)] over six tiles.
+struct BulkCopies : WrapperKernelBase<128, 1, 1024 + 32> {
+  static MLA_DEVICE void run(const Params& p) {
+    const int thread = ptx::thread_index();
+    const ptx::SharedAddress stages = ptx::shared_address(ptx::shared_memory());
+    const ptx::SharedAddress full = stages + 1024;
+    const ptx::SharedAddress empty = full + 16;
+    if (thread == 0) {
+      for (uint32_t stage = 0; stage < 2; ++stage) {
+        ptx::mbarrier_init(full + stage * 8, 1);
+        ptx::mbarrier_init(empty + stage * 8, 128);
+      }
+      ptx::fence_mbarrier_init();
+    }
+    ptx::sync_block();
+    uint32_t sum = 0;
+    for (uint32_t tile = 0; tile < 6; ++tile) {
+      const uint32_t stage = tile % 2;
+      const uint32_t parity = tile / 2 % 2;
+      if (thread == 0) {
+        ptx::mbarrier_wait(empty + stage * 8, parity ^ 1);
+        ptx::fence_async_proxy();
+        if (stage == 0) {
+          ptx::mbarrier_arrive_expect_bytes(full, 512);
+        } else {
+          ptx::mbarrier_expect_bytes(full + 8, 512);
+          ptx::mbarrier_arrive(full + 8);
+        }
+        // In two pieces.
+        ptx::bulk_copy(stages + stage * 512, p.in + tile * 128, 496, full + stage * 8);
+        ptx::bulk_copy(stages + stage * 512 + 496, p.in + tile * 128 + 124, 16, full + stage * 8);
+      }
+      ptx::mbarrier_wait(full + stage * 8, parity);
+      sum += ptx::load_shared<uint32_t>(stages + stage * 512 + static_cast<uint32_t>(thread ^ 32) * 4);
+      ptx::mbarrier_arrive(empty + stage * 8);
+    }
+    p.out[thread] = sum;
+  }
+};
+#endif
+
+#if MLA_CUDA_ARCH == 90
+/// One warpgroup: out[64, 256] = in as bf16 (a[64, 32] from word 0, b[256, 32] from word 1024) a b^T + register
+/// number % 8, in two groups of one wgmma each.
+struct Wgmma : WrapperKernelBase<128, 1, (64 + 256) * 64> {
+  /// Cores of 8 rows by 8 elements, those along k next to each other.
+  static MLA_DEVICE void lay_out(const uint32_t* from, uint32_t* to, int rows) {
+    for (int i = ptx::thread_index(); i < rows * 16; i += kThreads) {
+      const int row = i / 16;
+      const int pair = i % 16;  // of elements
+      to[(row / 8 * 4 + pair / 4) * 32 + row % 8 * 4 + pair % 4] = from[i];
+    }
+  }
+  static MLA_DEVICE void store(const float (&d)[128], uint32_t* out) {
+    const int row = ptx::warp() * 16 + ptx::lane() / 4;
+    for (int i = 0; i < 128; ++i)
+      out[(row + (i % 4 < 2 ? 0 : 8)) * 256 + i / 4 * 8 + ptx::lane() % 4 * 2 + i % 2] = as_bits(d[i]);
+  }
+  static MLA_DEVICE void run(const Params& p) {
+    auto* const shared = reinterpret_cast<uint32_t*>(ptx::shared_memory());
+    lay_out(p.in, shared, 64);
+    lay_out(p.in + 1024, shared + 1024, 256);
+    ptx::fence_async_proxy();
+    ptx::sync_block();
+    const ptx::SharedAddress a = ptx::shared_address(shared);
+    const ptx::SharedAddress b = a + 4096;
+    float d[128];
+    for (int i = 0; i < 128; ++i) d[i] = static_cast<float>(i % 8);
+    ptx::wgmma_fence();
+    for (uint32_t half = 0; half < 2; ++half) {
+      ptx::wgmma_bf16_m64n256(d, ptx::matrix_descriptor(a + half * 256, 128, 512),
+                              ptx::matrix_descriptor(b + half * 256, 128, 512));
+      ptx::wgmma_commit();
+    }
+    ptx::wgmma_wait<0>();
+    store(d, p.out);
+  }
+};
+#endif
+
+template <class Kernel>
+Status launch_one(cuda::Queue& queue, const WrapperParams& params) {
+  return launch<Kernel>(queue, Kernel::kShape, params);
+}
+
+Status launch_dependent(cuda::Queue& queue, const WrapperParams& params) {
+  if (Status status = launch_one<DependentGrid<true>>(queue, params); !status.ok()) return status;
+  return launch_one<DependentGrid<false>>(queue, params);
+}
+
+constexpr cuda::WrapperKernel kKernels[] = {
+    {"special_registers", launch_one<SpecialRegisters>},
+    {"shared_access", launch_one<SharedAccess>},
+    {"shuffles", launch_one<Shuffles>},
+    {"votes", launch_one<Votes>},
+    {"global_access", launch_one<GlobalAccess>},
+    {"atomics", launch_one<Atomics>},
+    {"last_block", launch_one<LastBlock>},
+    {"async_copies", launch_one<AsyncCopies>},
+    {"ldmatrix", launch_one<Ldmatrix>},
+    {"mma_bf16", launch_one<Mma<Multiply::kBf16>>},
+    {"mma_f16", launch_one<Mma<Multiply::kF16>>},
+#if MLA_CUDA_ARCH >= 89
+    {"mma_e4m3", launch_one<Mma<Multiply::kE4M3>>},
+#endif
+    {"pack_bf16x2", launch_one<Elementwise<pack_bf16x2>>},
+    {"pack_f16x2", launch_one<Elementwise<pack_f16x2>>},
+    {"pack_e4m3x2", launch_one<Elementwise<pack_e4m3x2>>},
+    {"unpack_low_bf16", launch_one<Elementwise<unpack_low_bf16>>},
+    {"unpack_high_bf16", launch_one<Elementwise<unpack_high_bf16>>},
+    {"unpack_low_f16", launch_one<Elementwise<unpack_low_f16>>},
+    {"unpack_high_f16", launch_one<Elementwise<unpack_high_f16>>},
+    {"mul_bf16x2", launch_one<Elementwise<mul_bf16x2>>},
+    {"mul_f16x2", launch_one<Elementwise<mul_f16x2>>},
+    {"e4m3x2_to_f16x2", launch_one<Elementwise<e4m3x2_to_f16x2>>},
+    {"exp2_approx", launch_one<Elementwise<exp2_approx>>},
+    {"log2_approx", launch_one<Elementwise<log2_approx>>},
+    {"reciprocal_approx", launch_one<Elementwise<reciprocal_approx>>},
+    {"mul_rn", launch_one<Elementwise<mul_rn>>},
+    {"add_rn", launch_one<Elementwise<add_rn>>},
+    {"fma_rn", launch_one<Elementwise<fma_rn>>},
+    {"named_barriers", launch_one<NamedBarriers>},
+    {"dependent_grid", launch_dependent},
+#if MLA_CUDA_ARCH >= 90
+    {"bulk_copies", launch_one<BulkCopies>},
+#endif
+#if MLA_CUDA_ARCH == 90
+    {"wgmma", launch_one<Wgmma>},
+#endif
+};
+
+}  // namespace
+
+std::span<const cuda::WrapperKernel> wrapper_kernels() { return kKernels; }
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

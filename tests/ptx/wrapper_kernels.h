@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernels that call every wrapper of src/cuda/ptx, compiled for every architecture and machine.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "cuda/queue.h"
+#include "mla/status.h"
+
+namespace mla::cuda {
+
+/// Both are the device's, aligned to 256 bytes. What a kernel reads and writes there is told by the function of the
+/// same name in expectations.cpp.
+struct WrapperParams {
+  const uint32_t* in;
+  uint32_t* out;
+};
+
+struct WrapperKernel {
+  const char* name;
+  Status (*launch)(Queue& queue, const WrapperParams& params);
+};
+
+}  // namespace mla::cuda
+
+// The table of each build, in namespace mla::MLA_CUDA_NAMESPACE.
+#define MLA_DECLARE_WRAPPER_KERNELS(space)                \
+  namespace mla::space {                                  \
+  std::span<const cuda::WrapperKernel> wrapper_kernels(); \
+  }

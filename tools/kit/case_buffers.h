@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// All memory of a case, inputs and outputs: what must be on a GPU before an operation can run there.
+#pragma once
+
+#include <vector>
+
+#include "kit/cases.h"
+
+namespace mla::kit {
+
+/// Those that hold anything; the pointers live as long as the case.
+std::vector<const Buffer*> buffers_of(const DecodeCase& problem);
+std::vector<const Buffer*> buffers_of(const DecodeSparseCase& problem);
+std::vector<const Buffer*> buffers_of(const PrefillCase& problem);
+std::vector<const Buffer*> buffers_of(const PrefillSparseCase& problem);
+std::vector<const Buffer*> buffers_of(const MergeCase& problem);
+std::vector<const Buffer*> buffers_of(const AppendCase& problem);
+std::vector<const Buffer*> buffers_of(const AppendRopeCase& problem);
+std::vector<const Buffer*> buffers_of(const GatherCase& problem);
+std::vector<const Buffer*> buffers_of(const CopyPagesCase& problem);
+std::vector<const Buffer*> buffers_of(const BlockTableToCsrCase& problem);
+std::vector<const Buffer*> buffers_of(const PhysicalSlotsCase& problem);
+std::vector<const Buffer*> buffers_of(const AppendIndexerCase& problem);
+std::vector<const Buffer*> buffers_of(const IndexerLogitsCase& problem);
+std::vector<const Buffer*> buffers_of(const TopKCase& problem);
+std::vector<const Buffer*> buffers_of(const IndexerTopKCase& problem);
+
+/// Those that the operation may write.
+template <class Case>
+std::vector<const Buffer*> outputs_of(const Case& problem) {
+  if constexpr (requires { problem.outputs(); })
+    return problem.outputs();
+  else if constexpr (requires { problem.max_logits; })
+    return {&problem.o, &problem.lse, &problem.max_logits};
+  else
+    return {&problem.o, &problem.lse};
+}
+
+}  // namespace mla::kit

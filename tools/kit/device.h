@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// Cases on a GPU: their memory is made on the host, copied there before an operation runs, and copied back afterwards,
+// guard zones and all. Where a device's memory is the host's, an emulated GPU's too, nothing is copied.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kit/buffer.h"
+#include "kit/tensors.h"
+#include "mla/backend.h"
+#include "mla/device.h"
+#include "mla/status.h"
+
+namespace mla::kit {
+
+/// The problem as a context of that device sees it: "" or "cpu", "cuda:1", "emulated:sm90"; or on a GPU of an
+/// architecture that need not be there: "sm90".
+Problem on_device(Problem problem, std::string_view device);
+
+/// Copies of Buffers in a GPU's memory, freed with it.
+class DeviceImage {
+ public:
+  /// `device` as ContextOptions takes it.
+  static Result<DeviceImage> create(const std::string& device, const std::vector<const Buffer*>& buffers);
+  DeviceImage(DeviceImage&&) noexcept = default;
+  DeviceImage& operator=(DeviceImage&& other) noexcept;
+  ~DeviceImage();
+
+  /// Whether there are copies at all.
+  bool moves() const { return gpu_.has_value(); }
+  const Gpu* gpu() const { return gpu_ ? &*gpu_ : nullptr; }
+  size_t bytes() const;  ///< of all copies
+  /// Copies one more. Its memory must live as long as the image; the Buffer may be moved.
+  Status add(const Buffer& buffer);
+
+  /// The same parameters over the copies.
+  template <class Params>
+  Params there(Params params) const {
+    if (moves()) for_each_tensor(params, [this](TensorView& view) { move(view); });
+    return params;
+  }
+  std::span<std::byte> there(const Buffer& buffer) const;
+
+  /// Waits for the default stream, then copies back: guard zones too.
+  Status fetch(const std::vector<const Buffer*>& buffers) const;
+  Status fetch() const;  ///< all
+
+ private:
+  struct Copy {
+    std::span<std::byte> host;  // with guard zones
+    std::byte* memory;
+  };
+  DeviceImage() = default;
+  void move(TensorView& view) const;
+  const Copy* find(const Buffer& buffer) const;
+
+  std::optional<Gpu> gpu_;
+  std::vector<Copy> copies_;
+};
+
+/// What Buffers hold, to see whether an operation wrote where it may only read.
+class Fingerprint {
+ public:
+  /// Of all but `outputs`; guard zones count.
+  Fingerprint(std::vector<const Buffer*> buffers, const std::vector<const Buffer*>& outputs);
+  bool holds() const;
+
+ private:
+  uint64_t now() const;
+  std::vector<const Buffer*> buffers_;
+  uint64_t before_;
+};
+
+}  // namespace mla::kit
