@@ -10,41 +10,15 @@
 #include <limits>
 #include <vector>
 
-#include "core/thread_pool.h"
 #include "cuda/common/combine.h"
 #include "cuda/common/plan.h"
-#include "emulator/emulator.h"
+#include "emulator/test_queue.h"
 
 namespace mla::plan_test {
 
 using namespace mla::MLA_CUDA_NAMESPACE;  // NOLINT(google-build-using-namespace): the machine under test
 
-/// A GPU with the given number of multiprocessors, whose threads run in an order that follows the seed.
-class TestQueue final : public cuda::Queue {
- public:
-  explicit TestQueue(uint64_t seed = 0, int32_t num_sms = 4)
-      : seed_(seed), device_{.arch = kArch, .num_sms = num_sms, .shared_bytes_per_block = kSharedBytesPerBlock} {}
-
-  const cuda::DeviceProperties& device() const override { return device_; }
-  Status launch(const cuda::KernelEntry& kernel, const cuda::LaunchShape& shape, const void* params) override {
-    static core::ThreadPool pool(1, {});
-    return emulator::run({.name = kernel.name,
-                          .entry = reinterpret_cast<void (*)(const void*)>(const_cast<void*>(kernel.function)),
-                          .params = params,
-                          .grid_x = shape.grid_x,
-                          .grid_y = shape.grid_y,
-                          .grid_z = shape.grid_z,
-                          .threads = kernel.threads,
-                          .shared_bytes = shape.shared_bytes,
-                          .shared_limit = device_.shared_bytes_per_block,
-                          .seed = seed_},
-                         pool);
-  }
-
- private:
-  uint64_t seed_;
-  cuda::DeviceProperties device_;
-};
+using emulated_test::TestQueue;
 
 /// A work list in memory of its own, filled with garbage, with a guard behind it.
 class ListMemory {

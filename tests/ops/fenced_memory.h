@@ -76,4 +76,13 @@ inline int64_t to_memory_pages(int64_t bytes, DType dtype) {
          static_cast<int64_t>(size_of(dtype));
 }
 
+/// A cache of the format whose pages begin at memory pages.
+inline kit::CacheSpec fenced_cache(CacheFormat format) {
+  kit::CacheSpec cache = kit::usual_cache(format);
+  const DType dtype = cache.packed() ? DType::kU8 : format == CacheFormat::kFP8 ? DType::kE4M3 : DType::kBF16;
+  cache.page_stride_extra = to_memory_pages(page_bytes(format, cache.d_qk, cache.page_size, false), dtype);
+  cache.unowned_pages = 5;
+  return cache;
+}
+
 }  // namespace mla

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "backend_test.h"
+#include "far_pool.h"
 #include "fenced_memory.h"
 
 namespace mla {
@@ -53,21 +54,6 @@ TEST_P(DecodeMemory, ReadsOwnedPagesAndNothingBehindAnyTensor) {
         }
 }
 
-/// A pool of more than 2^32 elements, of which only the pages in use take memory.
-struct FarPool {
-  static constexpr int64_t kPageElements = int64_t{64} * 576;
-  static constexpr int64_t kNumPages = (int64_t{1} << 32) / kPageElements + 1000;
-  FencedMemory memory{static_cast<size_t>(kNumPages * kPageElements) * 2};
-
-  TensorView view() const { return contiguous(memory.data(), DType::kBF16, {kNumPages, 64, 576}); }
-  uint16_t* page(int64_t number) const { return reinterpret_cast<uint16_t*>(memory.data()) + number * kPageElements; }
-};
-
-// Beyond 2^32 elements, just beyond 2^31 elements, just beyond 2^31 bytes, and the first.
-const std::vector<int32_t> kFarPages = {static_cast<int32_t>(FarPool::kNumPages - 1),
-                                        static_cast<int32_t>((int64_t{1} << 31) / FarPool::kPageElements + 1),
-                                        static_cast<int32_t>((int64_t{1} << 30) / FarPool::kPageElements + 1), 0};
-
 TEST_P(DecodeMemory, PageOffsetsBeyond32Bits) {
   const FarPool pool;
   if (pool.memory.data() == nullptr) GTEST_SKIP() << "the system does not map 8 GiB without reserving them";
@@ -90,15 +76,6 @@ TEST_P(DecodeMemory, PageOffsetsBeyond32Bits) {
   problem.reset_outputs();
   run_params(context(), params);
   EXPECT_EQ(bits_of(problem.o), near);
-}
-
-/// A cache of the format whose pages begin at memory pages.
-kit::CacheSpec fenced_cache(CacheFormat format) {
-  kit::CacheSpec cache = kit::usual_cache(format);
-  const DType dtype = cache.packed() ? DType::kU8 : format == CacheFormat::kFP8 ? DType::kE4M3 : DType::kBF16;
-  cache.page_stride_extra = to_memory_pages(page_bytes(format, cache.d_qk, cache.page_size, false), dtype);
-  cache.unowned_pages = 5;
-  return cache;
 }
 
 TEST_P(DecodeMemory, EveryFormatWithUnownedPagesUnmapped) {

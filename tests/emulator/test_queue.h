@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// A queue that runs the kernels of one emulated architecture at once, for tests below the public API.
+#pragma once
+
+#include <cstdint>
+
+#include "core/thread_pool.h"
+#include "cuda/ptx/machine.h"
+#include "cuda/queue.h"
+#include "emulator/emulator.h"
+
+namespace mla::emulated_test {
+
+/// A GPU with the given number of multiprocessors, whose threads run in an order that follows the seed.
+class TestQueue final : public cuda::Queue {
+ public:
+  explicit TestQueue(uint64_t seed = 0, int32_t num_sms = 4)
+      : seed_(seed),
+        device_{.arch = MLA_CUDA_NAMESPACE::kArch,
+                .num_sms = num_sms,
+                .shared_bytes_per_block = MLA_CUDA_NAMESPACE::kSharedBytesPerBlock} {}
+
+  const cuda::DeviceProperties& device() const override { return device_; }
+  Status launch(const cuda::KernelEntry& kernel, const cuda::LaunchShape& shape, const void* params) override {
+    static core::ThreadPool pool(1, {});
+    return emulator::run({.name = kernel.name,
+                          .entry = reinterpret_cast<void (*)(const void*)>(const_cast<void*>(kernel.function)),
+                          .params = params,
+                          .grid_x = shape.grid_x,
+                          .grid_y = shape.grid_y,
+                          .grid_z = shape.grid_z,
+                          .threads = kernel.threads,
+                          .shared_bytes = shape.shared_bytes,
+                          .shared_limit = device_.shared_bytes_per_block,
+                          .seed = seed_},
+                         pool);
+  }
+
+ private:
+  uint64_t seed_;
+  cuda::DeviceProperties device_;
+};
+
+}  // namespace mla::emulated_test
