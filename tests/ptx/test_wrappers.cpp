@@ -7,6 +7,7 @@
 #include <bit>
 #include <cmath>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cuda/built_archs.h"
@@ -120,13 +121,19 @@ void compare(const std::vector<uint32_t>& got, const std::vector<uint32_t>& expe
   EXPECT_EQ(wrong, 0);
 }
 
+bool has_instruction(int32_t arch, std::string_view name) {
+  if (name == "wgmma") return arch == 90;
+  if (name == "registers") return arch == 90 || arch == 100;
+  if (name == "bulk_copies" || name == "election") return arch >= 90;
+  return name != "mma_e4m3" || arch >= 89;
+}
+
 /// Whether the table has the case; it must if the architecture has the instruction.
 const WrapperKernel* find(Kernels kernels, const WrapperCase& c, int32_t arch) {
   const std::string name = c.name;
   const auto kernel = std::find_if(kernels.begin(), kernels.end(),
                                    [&](const WrapperKernel& candidate) { return candidate.name == name; });
-  const bool has = name == "wgmma" ? arch == 90 : arch >= (name == "bulk_copies" ? 90 : name == "mma_e4m3" ? 89 : 80);
-  EXPECT_EQ(kernel != kernels.end(), has) << name << " on sm" << arch;
+  EXPECT_EQ(kernel != kernels.end(), has_instruction(arch, name)) << name << " on sm" << arch;
   return kernel == kernels.end() ? nullptr : &*kernel;
 }
 

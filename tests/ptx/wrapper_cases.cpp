@@ -149,6 +149,17 @@ void expect_votes(const Words& in, Words& out) {
   }
 }
 
+void expect_election(const Words&, Words& out) {
+  for (size_t warp = 0; warp < 4; ++warp) out[warp] = 1;
+}
+
+void expect_registers(const Words& in, Words& out) {
+  for (size_t thread = 0; thread < 256; ++thread) {
+    out[thread] = in[thread] + 1;
+    out[256 + thread] = in[thread] + 2;
+  }
+}
+
 void expect_atomics(const Words& in, Words& out) {
   float sum = 0;
   for (size_t i = 0; i < 256; ++i) {
@@ -347,6 +358,8 @@ constexpr WrapperCase kCases[] = {
     {"named_barriers", Compare::kBits, fill_bits, expect_named_barriers},
     {"dependent_grid", Compare::kBits, fill_bits, expect_dependent_grid},
     {"bulk_copies", Compare::kBits, fill_bits, expect_bulk_copies},
+    {"election", Compare::kBits, fill_bits, expect_election},
+    {"registers", Compare::kBits, fill_bits, expect_registers},
     {"wgmma", Compare::kBits, fill_bf16, expect_wgmma},
 };
 

@@ -385,6 +385,29 @@ struct BulkCopies : WrapperKernelBase<128, 1, 1024 + 32> {
 };
 #endif
 
+#if MLA_CUDA_ARCH >= 90
+/// out[warp] = how many lanes were elected, by way of what each of them adds.
+struct Election : WrapperKernelBase<128> {
+  static MLA_DEVICE void run(const Params& p) {
+    if (ptx::elect()) ptx::atomic_add(reinterpret_cast<int32_t*>(p.out + ptx::warp()), 1);
+  }
+};
+#endif
+
+#if MLA_CUDA_ARCH == 90 || MLA_CUDA_ARCH == 100
+/// Registers come and go; what lies in those that stay does not change.
+struct Registers : WrapperKernelBase<256> {
+  static MLA_DEVICE void run(const Params& p) {
+    const int thread = ptx::thread_index();
+    const uint32_t word = p.in[thread];
+    ptx::give_registers<64>();
+    p.out[thread] = word + 1;
+    ptx::take_registers<128>();
+    p.out[256 + thread] = word + 2;
+  }
+};
+#endif
+
 #if MLA_CUDA_ARCH == 90
 /// One warpgroup: out[64, 256] = in as bf16 (a[64, 32] from word 0, b[256, 32] from word 1024) a b^T + register
 /// number % 8, in two groups of one wgmma each.
@@ -469,6 +492,10 @@ constexpr cuda::WrapperKernel kKernels[] = {
     {"dependent_grid", launch_dependent},
 #if MLA_CUDA_ARCH >= 90
     {"bulk_copies", launch_one<BulkCopies>},
+    {"election", launch_one<Election>},
+#endif
+#if MLA_CUDA_ARCH == 90 || MLA_CUDA_ARCH == 100
+    {"registers", launch_one<Registers>},
 #endif
 #if MLA_CUDA_ARCH == 90
     {"wgmma", launch_one<Wgmma>},

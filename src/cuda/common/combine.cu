@@ -30,11 +30,13 @@ Status launch_combine(const cuda::WorkShape& shape, const Args& args, const cuda
     params.max_logits_stride_token = args.max_logits_stride_token;
     params.max_logits_stride_head = args.max_logits_stride_head;
   }
-  // A block holds a row of 512 columns; no more rows than the batch has, or than partial states are for.
+  // A block for each slice of each row; no more rows than the batch has, or than partial states are for.
   const int64_t rows = std::min(shape.max_tokens * shape.num_heads, int64_t{list.max_slots} * list.block_rows);
+  const int64_t slices = (args.d_v + CombineKernel::kSliceColumns - 1) / CombineKernel::kSliceColumns;
   const int64_t resident = int64_t{queue.device().num_sms} * CombineKernel::kMinBlocks;
-  const auto grid = static_cast<int32_t>(std::min(rows, std::max<int64_t>(resident, 1)));
-  return launch<CombineKernel>(queue, {.grid_x = grid, .overlaps_previous = true}, params);
+  const auto grid = static_cast<int32_t>(std::min(rows * slices, std::max<int64_t>(resident, 1)));
+  return launch<CombineKernel>(
+      queue, {.grid_x = grid, .shared_bytes = CombineKernel::kSharedBytes, .overlaps_previous = true}, params);
 }
 
 }  // namespace

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Merges the partial states that several workers left of one unit, in key order, and writes o, lse and max_logits.
+// Merges the partial states that several workers left of one unit, and writes o, lse and max_logits.
 //
-// Grid: as many blocks as the GPU holds, whatever there is to merge; a warp takes one row's columns 128 at a time, four
-// per lane. All warps of the grid share (merge, row, slice of columns) evenly.
-//   weights  lanes read the states of 32 splits at a time -> the row's max and sum, in every lane
-//   o        kInFlight splits' columns are loaded before the first is added: partials lie in L2, latency is what costs
-// No shared memory. Reads the number of merges first, and is done if there are none.
+// Grid: as many blocks as the GPU holds, whatever there is to merge. A task is one row's slice of 128 columns, four per
+// lane. Many tasks: each warp takes its own, one after another. Few (a small batch, cut into many splits): the eight
+// warps of a block share one, each with every eighth split. Partial states lie in L2; latency is what
+// costs, so loads of eight splits are in flight at a time.
+//   weights  lanes read the states of 128 splits at a time -> the row's max and sum, in every lane
+//   o        split i counts towards sum i % 8, and the eight sums meet at the end (in shared memory, where warps have
+//            one each): the same arithmetic in both ways, so that a row's bits do not depend on the batch
+// Reads the number of merges first, and is done if there are none.
 #pragma once
 
 #include <algorithm>
@@ -36,25 +39,28 @@ struct CombineKernel {
     int64_t max_logits_stride_token = 0, max_logits_stride_head = 0;
   };
   static constexpr const char* kName = "combine";
-  static constexpr int kThreads = 128;
-  static constexpr int kMinBlocks = 6;
+  static constexpr int kThreads = 256;
+  static constexpr int kMinBlocks = 2;
   static constexpr int kLaneColumns = 4;
   static constexpr int kSliceColumns = kLaneColumns * kWarpSize;
-  static constexpr int kInFlight = 8;
+  static constexpr int kSums = kThreads / kWarpSize;
+  static constexpr int kSharedBytes = kSums * kSliceColumns * 4;
 
   static MLA_DEVICE void run(const Params& params) {
     ptx::wait_for_previous_grid();
     const cuda::WorkListHeader header = *params.list.header;
     const int32_t slices = (params.d_v + kSliceColumns - 1) / kSliceColumns;
     const int64_t tasks = int64_t{header.num_merges} * header.merge_rows * slices;
-    constexpr int kWarps = kThreads / kWarpSize;
-    const int64_t step = int64_t{ptx::grid_size_x()} * kWarps;
-    for (int64_t task = int64_t{ptx::block_index_x()} * kWarps + ptx::warp(); task < tasks; task += step) {
-      const auto row = static_cast<int32_t>(task / slices % header.merge_rows);
-      const cuda::Merge merge = params.list.merges[task / slices / header.merge_rows];
-      if (merge.row_begin + row >= merge.num_rows) continue;
-      merge_row(params, merge, row, static_cast<int32_t>(task % slices));
+    if (tasks * 2 <= int64_t{ptx::grid_size_x()} * kSums) {
+      for (int64_t task = ptx::block_index_x(); task < tasks; task += ptx::grid_size_x()) {
+        merge_task<true>(params, task, header.merge_rows, slices);
+        ptx::sync_block();  // the sums have been read
+      }
+      return;
     }
+    const int64_t step = int64_t{ptx::grid_size_x()} * kSums;
+    for (int64_t task = int64_t{ptx::block_index_x()} * kSums + ptx::warp(); task < tasks; task += step)
+      merge_task<false>(params, task, header.merge_rows, slices);
   }
 
  private:
@@ -69,59 +75,116 @@ struct CombineKernel {
     return split_max == kNoKey ? 0.0F : ptx::exp2_approx(finite_or_zero(split_max) - finite_or_zero(max));
   }
 
-  /// `row` counts from the unit's first.
-  static MLA_DEVICE void merge_row(const Params& params, const cuda::Merge& merge, int32_t row, int32_t slice) {
-    const cuda::WorkList& list = params.list;
-    float max = kNoKey;
-    for (int32_t i = ptx::lane(); i < merge.num_splits; i += kWarpSize)
-      max = larger(max, list.partial_max[state_of(list, merge, row, i)]);
-    for (int mask = 1; mask < kWarpSize; mask *= 2) max = larger(max, ptx::shuffle_xor(max, mask));
-    float sum = 0.0F;
-    for (int32_t i = ptx::lane(); i < merge.num_splits; i += kWarpSize) {
-      const int64_t state = state_of(list, merge, row, i);
-      const float split_max = list.partial_max[state];
-      if (split_max != kNoKey) sum += list.partial_sum[state] * weight(split_max, max);
-    }
-    for (int mask = 1; mask < kWarpSize; mask *= 2) sum += ptx::shuffle_xor(sum, mask);
-
+  template <bool kShared>
+  static MLA_DEVICE void merge_task(const Params& params, int64_t task, int32_t merge_rows, int32_t slices) {
+    const auto row = static_cast<int32_t>(task / slices % merge_rows), slice = static_cast<int32_t>(task % slices);
+    const cuda::Merge merge = params.list.merges[task / slices / merge_rows];
+    if (merge.row_begin + row >= merge.num_rows || merge.num_splits < 2) return;
+    const State state = state_of_row(params.list, merge, row);
     const int32_t token = merge.token_begin + (merge.row_begin + row) / params.num_heads;
     const int32_t head = (merge.row_begin + row) % params.num_heads;
     const float sink = params.attn_sink != nullptr ? params.attn_sink[head] : kNoKey;
-    const FinishedRow finished = finish_row(max, sum, sink, inverse_o_scale(params.o_scale), params.lse_base);
-    if (slice == 0 && ptx::lane() == 0) {
+    const FinishedRow finished =
+        finish_row(state.max, state.sum, sink, inverse_o_scale(params.o_scale), params.lse_base);
+    if (slice == 0 && ptx::lane() == 0 && (!kShared || ptx::warp() == 0)) {
       if (params.lse != nullptr)
         params.lse[token * params.lse_stride_token + head * params.lse_stride_head] = finished.lse;
       if (params.max_logits != nullptr)
         params.max_logits[token * params.max_logits_stride_token + head * params.max_logits_stride_head] =
-            natural_logit(max);
+            natural_logit(state.max);
     }
 
     const int32_t column = slice * kSliceColumns + ptx::lane() * kLaneColumns;
+    float sums[kShared ? 1 : kSums][kLaneColumns] = {};
+    if (column < params.d_v) {
+      if (params.d_v % kLaneColumns == 0)
+        add_splits<kShared, true>(params, merge, row, column, state.max, sums);
+      else
+        add_splits<kShared, false>(params, merge, row, column, state.max, sums);
+    }
+    float o[kLaneColumns];
+    if constexpr (kShared) {
+      const ptx::SharedAddress mine = ptx::shared_address(ptx::shared_memory()) + ptx::lane() * kLaneColumns * 4;
+      ptx::Vec4 four;
+      for (int c = 0; c < kLaneColumns; ++c) four.x[c] = std::bit_cast<uint32_t>(sums[0][c]);
+      ptx::store_shared(mine + ptx::warp() * kSliceColumns * 4, four);
+      ptx::sync_block();  // the sums of all warps
+      if (ptx::warp() != 0) return;
+      float all[kSums][kLaneColumns];
+      MLA_UNROLL
+      for (int i = 0; i < kSums; ++i) {
+        four = ptx::load_shared<ptx::Vec4>(mine + i * kSliceColumns * 4);
+        for (int c = 0; c < kLaneColumns; ++c) all[i][c] = std::bit_cast<float>(four.x[c]);
+      }
+      add_sums(all, o);
+    } else {
+      add_sums(sums, o);
+    }
     if (column >= params.d_v) return;
-    float o[kLaneColumns] = {};
-    if (params.d_v % kLaneColumns == 0)
-      add_splits<true>(params, merge, row, column, max, o);
-    else
-      add_splits<false>(params, merge, row, column, max, o);
     for (float& value : o) value *= finished.o_factor;
     store_columns(params.o, params.o_dtype, token * params.o_stride_token + head * params.o_stride_head + column, o,
                   std::min(params.d_v - column, int32_t{kLaneColumns}));
   }
 
+  static MLA_DEVICE void add_sums(float (&sums)[kSums][kLaneColumns], float (&o)[kLaneColumns]) {
+    MLA_UNROLL
+    for (int apart = kSums / 2; apart > 0; apart /= 2) MLA_UNROLL
+    for (int i = 0; i < apart; ++i) MLA_UNROLL
+    for (int c = 0; c < kLaneColumns; ++c) sums[i][c] += sums[i + apart][c];
+    MLA_UNROLL
+    for (int c = 0; c < kLaneColumns; ++c) o[c] = sums[0][c];
+  }
+
+  struct State {
+    float max, sum;
+  };
+
+  /// Of all splits, in every lane.
+  static MLA_DEVICE State state_of_row(const cuda::WorkList& list, const cuda::Merge& merge, int32_t row) {
+    constexpr int kAtOnce = 4;
+    State all = {kNoKey, 0.0F};
+    for (int32_t first = ptx::lane(); first < merge.num_splits; first += kAtOnce * kWarpSize) {
+      State states[kAtOnce];
+      MLA_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int32_t split = first + i * kWarpSize;
+        const int64_t at = state_of(list, merge, row, std::min(split, merge.num_splits - 1));
+        states[i] = {list.partial_max[at], list.partial_sum[at]};
+        if (split >= merge.num_splits) states[i].max = kNoKey;
+      }
+      MLA_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) all = joined(all, states[i]);
+    }
+    MLA_UNROLL
+    for (int mask = 1; mask < kWarpSize; mask *= 2)
+      all = joined(all, {ptx::shuffle_xor(all.max, mask), ptx::shuffle_xor(all.sum, mask)});
+    return all;
+  }
+
+  /// A sum counts only where there is a key.
+  static MLA_DEVICE State joined(const State& a, const State& b) {
+    const float max = larger(a.max, b.max);
+    const float of_a = a.max == kNoKey ? 0.0F : a.sum * weight(a.max, max);
+    const float of_b = b.max == kNoKey ? 0.0F : b.sum * weight(b.max, max);
+    return {max, of_a + of_b};
+  }
+
   /// NaN stays.
   static MLA_DEVICE float larger(float a, float b) { return b > a || b != b ? b : a; }
 
-  template <bool kVectors>
+  /// Every split's columns, or (kShared) those of every eighth from the warp's first on.
+  template <bool kShared, bool kVectors>
   static MLA_DEVICE void add_splits(const Params& params, const cuda::Merge& merge, int32_t row, int32_t column,
-                                    float max, float (&o)[kLaneColumns]) {
+                                    float max, float (&sums)[kShared ? 1 : kSums][kLaneColumns]) {
     const cuda::WorkList& list = params.list;
-    constexpr int kStep = kVectors ? kInFlight : 1;
-    for (int32_t first = 0; first < merge.num_splits; first += kStep) {
-      ptx::Vec4 values[kStep];
-      float maxima[kStep];
+    constexpr int kStride = kShared ? kSums : 1;
+    MLA_NO_UNROLL
+    for (int32_t first = kShared ? ptx::warp() : 0; first < merge.num_splits; first += kSums * kStride) {
+      ptx::Vec4 values[kSums];
+      float maxima[kSums];
       MLA_UNROLL
-      for (int i = 0; i < kStep; ++i) {
-        const int64_t state = state_of(list, merge, row, std::min(first + i, merge.num_splits - 1));
+      for (int i = 0; i < kSums; ++i) {
+        const int64_t state = state_of(list, merge, row, std::min(first + i * kStride, merge.num_splits - 1));
         maxima[i] = list.partial_max[state];
         const float* columns = list.partial_o + state * params.d_v + column;
         if constexpr (kVectors)
@@ -131,10 +194,10 @@ struct CombineKernel {
             values[i].x[c] = column + c < params.d_v ? std::bit_cast<uint32_t>(columns[c]) : 0;
       }
       MLA_UNROLL
-      for (int i = 0; i < kStep; ++i) {
-        if (first + i >= merge.num_splits || maxima[i] == kNoKey) continue;
+      for (int i = 0; i < kSums; ++i) {
+        if (first + i * kStride >= merge.num_splits || maxima[i] == kNoKey) continue;
         const float scale = weight(maxima[i], max);
-        for (int c = 0; c < kLaneColumns; ++c) o[c] += std::bit_cast<float>(values[i].x[c]) * scale;
+        for (int c = 0; c < kLaneColumns; ++c) sums[kShared ? 0 : i][c] += std::bit_cast<float>(values[i].x[c]) * scale;
       }
     }
   }

@@ -534,8 +534,9 @@ class AbsorbedBlock {
   float outputs_[Config::kOutputTilesM][Config::kOutputTilesN][4];
 };
 
-template <class Config>
+template <class Config_>
 struct AbsorbedKernel {
+  using Config = Config_;
   using Params = cuda::AbsorbedArgs;
   static constexpr const char* kName = "absorbed_attention";
   static constexpr int kThreads = Config::kThreads;

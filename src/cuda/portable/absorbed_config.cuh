@@ -29,6 +29,7 @@ struct AbsorbedConfig {
   static constexpr int kThreads = 256;
   static constexpr int kWarps = kThreads / kWarpSize;
   static constexpr int kKeys = kRows == 64 && kSharedBytesPerBlock >= 227 * 1024 ? 64 : 32;
+  static constexpr int kPlanKeys = kKeys;  // segments begin and end on multiples of it
 
   // Scores. Warps divide rows (M), keys (N) and channels (K: partial sums meet in shared memory). Queries stay in
   // registers, so that only keys are read, once for each of the M.

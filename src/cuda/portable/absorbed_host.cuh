@@ -8,21 +8,26 @@
 #include "cuda/common/combine.h"
 #include "cuda/common/plan.h"
 #include "cuda/portable/absorbed.cuh"
+#include "cuda/portable/specialized.cuh"
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// Calls f with the configuration for arguments of these shapes; with none if there is no such kernel.
+/// Calls f with the kernel for arguments of these shapes.
 template <class F>
-auto with_absorbed_config(const cuda::AbsorbedArgs& args, int32_t block_rows, const F& f) {
+auto with_absorbed_kernel(const cuda::AbsorbedArgs& args, int32_t block_rows, const F& f) {
   const auto for_parts = [&]<int kLatentDims, KeyKind kKind>() {
     constexpr DType kType = kKind == KeyKind::kF16 ? DType::kF16 : DType::kBF16;
     if (args.q_dtype != kType && args.q_dtype != DType::kE4M3)
-      return f.template operator()<AbsorbedConfig<16, kLatentDims, kKind, 2>>();
+      return f.template operator()<AbsorbedKernel<AbsorbedConfig<16, kLatentDims, kKind, 2>>>();
+    if (block_rows == 16) return f.template operator()<AbsorbedKernel<AbsorbedConfig<16, kLatentDims, kKind, 1>>>();
+    if constexpr (kKind != KeyKind::kE4M3) {
+      using Specialized = SpecializedConfig<kLatentDims, kKind>;
+      if constexpr (Specialized::kAvailable) return f.template operator()<SpecializedKernel<Specialized>>();
+    }
     // SM100 has the memory for 64 rows, but nvcc 13.0 spills 20 to 90 bytes there. Re-check:
     // tests/cuda/ptxas_reports.py.
     constexpr int kLargeRows = kSharedBytesPerBlock >= 163 * 1024 && kArch != 100 ? 64 : 32;
-    if (block_rows == 16) return f.template operator()<AbsorbedConfig<16, kLatentDims, kKind, 1>>();
-    return f.template operator()<AbsorbedConfig<kLargeRows, kLatentDims, kKind, 1>>();
+    return f.template operator()<AbsorbedKernel<AbsorbedConfig<kLargeRows, kLatentDims, kKind, 1>>>();
   };
   const auto for_kind = [&]<int kLatentDims>() {
     const core::Cache& cache = args.pools[0].cache;
@@ -46,7 +51,7 @@ cuda::WorkShape absorbed_shape(const cuda::AbsorbedArgs& args, int64_t num_token
   shape.num_heads = args.num_heads;
   shape.d_v = args.d_v;
   shape.block_rows = Config::kRows;
-  shape.key_block = Config::kKeys;
+  shape.key_block = Config::kPlanKeys;
   shape.max_grid_blocks = device.num_sms * Config::kMinBlocks;
   shape.batch_invariant = batch_invariant;
   shape.max_keys = max_keys;
@@ -61,22 +66,27 @@ struct AbsorbedProblem {
   int64_t max_keys;
   int32_t block_rows;
 
+  /// Spelled out: GCC 12 spoils the pools of a braced list where it fills registers with a pattern. docs/emulator.md
+  AbsorbedProblem(const Args& problem, const cuda::AbsorbedArgs& launch_args, int64_t keys, int32_t rows)
+      : args(problem), kernel_args(launch_args), max_keys(keys), block_rows(rows) {}
+
   size_t workspace_size(const cuda::DeviceProperties& device) const {
-    return with([&]<class Config>() { return work_list_bytes(shape<Config>(device)); });
+    return with([&]<class Kernel>() { return work_list_bytes(shape<Kernel>(device)); });
   }
   Status plan(cuda::Queue& queue, std::span<std::byte> workspace) const {
-    return with([&]<class Config>() {
-      const cuda::WorkShape work = shape<Config>(queue.device());
+    return with([&]<class Kernel>() {
+      const cuda::WorkShape work = shape<Kernel>(queue.device());
       return plan_work(work, args, place_work_list(work, workspace.data()), queue);
     });
   }
   Status run(cuda::Queue& queue, std::span<std::byte> workspace) const {
-    return with([&]<class Config>() -> Status {
-      const cuda::WorkShape work = shape<Config>(queue.device());
+    return with([&]<class Kernel>() -> Status {
+      const cuda::WorkShape work = shape<Kernel>(queue.device());
       cuda::AbsorbedArgs launched = kernel_args;
       launched.list = place_work_list(work, workspace.data());
-      Status status = launch<AbsorbedKernel<Config>>(
-          queue, {.grid_x = work.max_grid_blocks, .shared_bytes = Config::kSharedBytes, .overlaps_previous = true},
+      Status status = launch<Kernel>(
+          queue,
+          {.grid_x = work.max_grid_blocks, .shared_bytes = Kernel::Config::kSharedBytes, .overlaps_previous = true},
           launched);
       if (!status.ok()) return status;
       return combine_work(work, args, launched.list, queue);
@@ -84,13 +94,14 @@ struct AbsorbedProblem {
   }
 
  private:
-  template <class Config>
+  template <class Kernel>
   cuda::WorkShape shape(const cuda::DeviceProperties& device) const {
-    return absorbed_shape<Config>(kernel_args, args.num_tokens, max_keys, args.batch_invariant, device);
+    return absorbed_shape<typename Kernel::Config>(kernel_args, args.num_tokens, max_keys, args.batch_invariant,
+                                                   device);
   }
   template <class F>
   auto with(const F& f) const {
-    return with_absorbed_config(kernel_args, block_rows, f);
+    return with_absorbed_kernel(kernel_args, block_rows, f);
   }
 };
 

@@ -25,6 +25,7 @@ struct UnitRows {
   MLA_DEVICE QueryRow row(int r) const {
     const int32_t at = row_begin + r;
     if (at >= num_rows) return {};
+    if (at < num_heads) return {token_begin, 0, at};  // mostly; divisions are dear
     const int32_t query = at / num_heads;
     return {token_begin + query, query, at - query * num_heads};
   }

@@ -114,4 +114,17 @@ MLA_DEVICE bool all(bool predicate MLA_PTX_SITE) {
 #endif
 }
 
+/// elect.sync (SM90 and later): true for one lane of the full warp, of which the compiler then knows that it is alone.
+template <int kOn = kArch>
+MLA_DEVICE bool elect(MLA_PTX_SITE_ONLY) {
+  static_assert(kOn >= 90, "elect.sync needs SM90");
+#if MLA_EMULATED
+  return emulator::ballot(lane() == 0, MLA_PTX_HERE) == 1 && lane() == 0;
+#else
+  uint32_t result;
+  asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(result));
+  return result != 0;
+#endif
+}
+
 }  // namespace mla::MLA_CUDA_NAMESPACE::ptx
