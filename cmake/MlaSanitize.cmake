@@ -4,7 +4,7 @@ if(NOT MLA_SANITIZE)
   return()
 endif()
 
-add_compile_options(-fsanitize=${MLA_SANITIZE} -fno-omit-frame-pointer -g)
+add_compile_options(-fsanitize=${MLA_SANITIZE} -fno-omit-frame-pointer -g1)
 add_link_options(-fsanitize=${MLA_SANITIZE})
 if(MLA_SANITIZE MATCHES "undefined")
   add_compile_options(-fno-sanitize-recover=undefined)

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/checks.h"
 
-#include <fmt/format.h>
-
 #include <array>
 #include <cmath>
 #include <cstdint>
 #include <numbers>
+
+#include "core/format.h"
 
 namespace mla::core {
 namespace {
@@ -29,13 +29,14 @@ std::string dtypes_text(DTypes dtypes) {
 
 std::string dtype_text(DType dtype) {
   const std::string_view known = name(dtype);
-  return known == "unknown" ? fmt::format("unknown element type {}", static_cast<unsigned>(dtype)) : std::string(known);
+  return known == "unknown" ? core::format("unknown element type {}", static_cast<unsigned>(dtype))
+                            : std::string(known);
 }
 
 std::string device_text(Device device) {
   const std::string_view known = name(device.type);
-  if (known == "unknown") return fmt::format("unknown device type {}", static_cast<int32_t>(device.type));
-  return fmt::format("{}:{}", known, device.index);
+  if (known == "unknown") return core::format("unknown device type {}", static_cast<int32_t>(device.type));
+  return core::format("{}:{}", known, device.index);
 }
 
 std::string dims_text(std::initializer_list<Dim> dims) {
@@ -43,7 +44,7 @@ std::string dims_text(std::initializer_list<Dim> dims) {
   for (const Dim& dim : dims) {
     if (text.size() > 1) text += ", ";
     text += dim.name;
-    if (*dim.extent != kUnbound) text += fmt::format("{}{}", dim.name[0] != '\0' ? " = " : "", *dim.extent);
+    if (*dim.extent != kUnbound) text += core::format("{}{}", dim.name[0] != '\0' ? " = " : "", *dim.extent);
   }
   return text + "]";
 }
@@ -102,21 +103,21 @@ std::string shape_text(const TensorView& view) {
   std::string text = "[";
   for (int32_t d = 0; d < view.ndim; ++d) {
     if (d > 0) text += ", ";
-    text += fmt::to_string(extent(view, d));
+    text += core::format("{}", extent(view, d));
   }
   return text + "]";
 }
 
 std::string FieldPath::text(std::string_view field) const {
   std::string text;
-  for (int i = 0; i < depth_; ++i) text += fmt::format("{}.", parts_[static_cast<size_t>(i)]);
+  for (int i = 0; i < depth_; ++i) text += core::format("{}.", parts_[static_cast<size_t>(i)]);
   return text += field;
 }
 
 bool Checks::record(std::string_view field, fmt::string_view text, fmt::format_args args) {
   if (ok())
     status_ = Status(StatusCode::kInvalidArgument,
-                     fmt::format("{}: {}: {}", name(op_), path_.text(field), fmt::vformat(text, args)));
+                     core::format("{}: {}: {}", name(op_), path_.text(field), core::format_args(text, args)));
   return false;
 }
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "mla/model.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <cerrno>
@@ -15,6 +13,8 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <system_error>
+
+#include "core/format.h"
 
 namespace mla {
 namespace {
@@ -36,7 +36,7 @@ ModelConfig deepseek_shape(const char* name, int32_t num_attention_heads, int32_
 }
 
 Status invalid(std::string_view source, std::string_view what) {
-  return {StatusCode::kInvalidArgument, fmt::format("{}: {}", source, what)};
+  return {StatusCode::kInvalidArgument, core::format("{}: {}", source, what)};
 }
 
 /// One JSON value, shortened to what fits an error message.
@@ -53,7 +53,7 @@ std::optional<Status> read_int(const Json& object, std::string_view source, cons
                                std::optional<int32_t> fallback, int32_t& value) {
   const auto at = object.find(field);
   if (at == object.end() || at->is_null()) {
-    if (!fallback) return invalid(source, fmt::format("{}: expected an integer, got none", field));
+    if (!fallback) return invalid(source, core::format("{}: expected an integer, got none", field));
     value = *fallback;
     return std::nullopt;
   }
@@ -65,7 +65,7 @@ std::optional<Status> read_int(const Json& object, std::string_view source, cons
                                 : at->get<int64_t>() >= least && at->get<int64_t>() <= kMost);
   if (!in_range)
     return invalid(source,
-                   fmt::format("{}: expected an integer from {} to {}, got {}", field, least, kMost, excerpt(*at)));
+                   core::format("{}: expected an integer from {} to {}, got {}", field, least, kMost, excerpt(*at)));
   value = at->get<int32_t>();
   return std::nullopt;
 }
@@ -82,7 +82,7 @@ std::optional<Status> read_rope_theta(const Json& object, std::string_view sourc
   }
   if (at->is_null()) return std::nullopt;
   if (!at->is_number() || !std::isfinite(at->get<double>()) || at->get<double>() <= 0.0)
-    return invalid(source, fmt::format("rope_theta: expected a number above 0, got {}", excerpt(*at)));
+    return invalid(source, core::format("rope_theta: expected a number above 0, got {}", excerpt(*at)));
   value = at->get<double>();
   return std::nullopt;
 }
@@ -102,7 +102,7 @@ bool equal_but_for_case(std::string_view a, std::string_view b) {
 }
 
 Result<ModelConfig> read_config(const Json& root, std::string_view source) {
-  if (!root.is_object()) return invalid(source, fmt::format("expected a JSON object, got {}", root.type_name()));
+  if (!root.is_object()) return invalid(source, core::format("expected a JSON object, got {}", root.type_name()));
   const Json* object = &root;
   const auto text = root.find("text_config");  // multimodal models keep the language model there
   if (!root.contains("kv_lora_rank") && text != root.end() && text->is_object()) object = &*text;
@@ -178,13 +178,13 @@ Result<ModelConfig> load_model(std::string_view name_or_path) try {
   const std::filesystem::path path(name_or_path);
   std::error_code ignored;
   if (std::filesystem::is_directory(path, ignored))
-    return Status(StatusCode::kInvalidArgument, fmt::format("model: {} is a directory; did you mean {}?", name_or_path,
-                                                            (path / "config.json").string()));
+    return Status(StatusCode::kInvalidArgument, core::format("model: {} is a directory; did you mean {}?", name_or_path,
+                                                             (path / "config.json").string()));
   std::string text;
   if (const auto reason = read_file(path.string(), text))
     return Status(StatusCode::kInvalidArgument,
-                  fmt::format("model: expected a preset ({}) or the path of a config.json, got \"{}\" ({})", known,
-                              name_or_path, *reason));
+                  core::format("model: expected a preset ({}) or the path of a config.json, got \"{}\" ({})", known,
+                               name_or_path, *reason));
   return parse_model_config(text, name_or_path);
 } catch (const std::exception&) {
   return Status(StatusCode::kInternal, "out of memory");
@@ -194,7 +194,7 @@ Result<ModelConfig> parse_model_config(std::string_view json, std::string_view s
   try {
     return read_config(Json::parse(json), source);
   } catch (const Json::parse_error& error) {
-    return invalid(source, fmt::format("not JSON (at byte {})", error.byte));
+    return invalid(source, core::format("not JSON (at byte {})", error.byte));
   } catch (const Json::exception&) {  // a number no double can hold
     return invalid(source, "not JSON (a number is out of range)");
   }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/task_list.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <new>
+
+#include "core/format.h"
 
 namespace mla::cpu {
 
@@ -29,9 +29,9 @@ dispatch::PlanSummary TaskList::store(const schedule::Schedule& schedule, const 
   std::copy(schedule.group_begin.begin(), schedule.group_begin.end(), group_begin_);
   return {.num_tasks = schedule.tasks.size(),
           .num_splits = static_cast<size_t>(schedule.num_partials),
-          .text = fmt::format("{} task(s) in {} group(s), {} partial state(s); at most {} rows and {} keys a tile",
-                              schedule.tasks.size(), schedule.num_groups(), schedule.num_partials, shape.max_rows,
-                              shape.key_block)};
+          .text = core::format("{} task(s) in {} group(s), {} partial state(s); at most {} rows and {} keys a tile",
+                               schedule.tasks.size(), schedule.num_groups(), schedule.num_partials, shape.max_rows,
+                               shape.key_block)};
 }
 
 }  // namespace mla::cpu

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // workspace_size, plan and run: validate, select, hand over.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -10,6 +8,7 @@
 #include <memory>
 #include <mutex>
 
+#include "core/format.h"
 #include "core/validate.h"
 #include "cuda/runtime/emulated_queue.h"
 #include "cuda/runtime/stream_queue.h"
@@ -214,12 +213,12 @@ bool nothing_to_do(const Args& args) {
 
 /// Of a backend, whose statuses do not name the operation.
 Status failed(Op op, const Status& status) {
-  return {status.code(), fmt::format("{}: {}", name(op), status.message())};
+  return {status.code(), core::format("{}: {}", name(op), status.message())};
 }
 
 Status no_context(Op op) {
   return {StatusCode::kInvalidArgument,
-          fmt::format("{}: context: expected a live context, got one moved from", name(op))};
+          core::format("{}: context: expected a live context, got one moved from", name(op))};
 }
 
 /// Calls f(executor) with what the place computes with.
@@ -321,10 +320,10 @@ Result<size_t> size_for(const Context& context, const Params& params) {
 Status check_workspace(Op op, std::span<std::byte> workspace, size_t needed, const dispatch::Place& place) {
   if (workspace.size() < needed)
     return {StatusCode::kWorkspaceTooSmall,
-            fmt::format("{}: workspace: expected at least {} bytes, got {}", name(op), needed, workspace.size())};
+            core::format("{}: workspace: expected at least {} bytes, got {}", name(op), needed, workspace.size())};
   if (needed == 0) return {};
   const auto invalid = [&](std::string_view text) {
-    return Status(StatusCode::kInvalidArgument, fmt::format("{}: workspace: {}", name(op), text));
+    return Status(StatusCode::kInvalidArgument, core::format("{}: workspace: {}", name(op), text));
   };
   if (workspace.data() == nullptr) return invalid("expected data, got a null pointer");
   if (!place.on_gpu()) return {};
@@ -372,7 +371,7 @@ Status check_planned(const Plan::Impl& plan, const typename Operation<Params>::A
   using O = Operation<Params>;
   const auto differs = [](std::string_view field, int64_t planned, int64_t given, const std::string& where) {
     return Status(StatusCode::kInvalidArgument,
-                  fmt::format("{}: {}: expected {} as planned, got {}{}", name(O::kOp), field, planned, given, where));
+                  core::format("{}: {}: expected {} as planned, got {}{}", name(O::kOp), field, planned, given, where));
   };
   const auto shape = O::shape(args);
   for (size_t i = 0; i < shape.size(); ++i)
@@ -381,9 +380,9 @@ Status check_planned(const Plan::Impl& plan, const typename Operation<Params>::A
     for (int32_t b = 0; !plan.place.on_gpu() && b < args.batch_size; ++b) {
       const auto at = static_cast<size_t>(b);
       if (O::q_len(args, b) != plan.q_len[at])
-        return differs("q_len", plan.q_len[at], O::q_len(args, b), fmt::format(" for request {}", b));
+        return differs("q_len", plan.q_len[at], O::q_len(args, b), core::format(" for request {}", b));
       if (O::kv_len(args, b) != plan.kv_len[at])
-        return differs("kv_len", plan.kv_len[at], O::kv_len(args, b), fmt::format(" for request {}", b));
+        return differs("kv_len", plan.kv_len[at], O::kv_len(args, b), core::format(" for request {}", b));
     }
   return {};
 }
@@ -394,21 +393,21 @@ Status run_planned(const Context& context, const Plan& plan, const Params& param
   return dispatch::guarded([&]() -> Status {
     const auto wrong_plan = [](std::string_view expected, std::string_view given) {
       return Status(StatusCode::kInvalidArgument,
-                    fmt::format("{}: plan: expected {}, got {}", name(O::kOp), expected, given));
+                    core::format("{}: plan: expected {}, got {}", name(O::kOp), expected, given));
     };
     if (!context.valid()) return no_context(O::kOp);
     if (!plan.valid()) return wrong_plan("one that plan() made", "an empty one");
     const Plan::Impl& planned = plan.impl();
     const auto* row = std::get_if<const typename O::Row*>(&planned.row);
     if (planned.op != O::kOp || row == nullptr)
-      return wrong_plan(fmt::format("one for {}", name(O::kOp)), fmt::format("one for {}", name(planned.op)));
+      return wrong_plan(core::format("one for {}", name(O::kOp)), core::format("one for {}", name(planned.op)));
     if (!planned.place.on_gpu() && planned.num_threads != context.num_threads())
-      return wrong_plan(fmt::format("one for a context of {} threads", context.num_threads()),
-                        fmt::format("one for {}", planned.num_threads));
+      return wrong_plan(core::format("one for a context of {} threads", context.num_threads()),
+                        core::format("one for {}", planned.num_threads));
     const dispatch::Forced forced = context.impl().forced();
     if (!dispatch::Admitted(dispatch::table<typename O::Row>(), forced.backend)(**row))
-      return wrong_plan(fmt::format("one for {} ({} of the context)", forced.backend, forced.source),
-                        fmt::format("one for {}", (*row)->name));
+      return wrong_plan(core::format("one for {} ({} of the context)", forced.backend, forced.source),
+                        core::format("one for {}", (*row)->name));
     typename O::Args args;
     Device device;
     dispatch::Place place;
@@ -416,16 +415,16 @@ Status run_planned(const Context& context, const Plan& plan, const Params& param
     if (status.ok()) status = dispatch::find_place(O::kOp, context.impl().choice, device, place);
     if (!status.ok()) return status;
     if (place != planned.place)
-      return wrong_plan(fmt::format("one for {}", place.text()), fmt::format("one for {}", planned.place.text()));
+      return wrong_plan(core::format("one for {}", place.text()), core::format("one for {}", planned.place.text()));
     status = check_planned<Params>(planned, args);
     if (!status.ok()) return status;
     const auto turn = take_turn(context.impl(), place);
     if (!owns_workspace(planned))
       return {
           StatusCode::kInvalidArgument,
-          fmt::format("{}: workspace: expected the one this plan was written to, got one that another plan or write "
-                      "has overwritten",
-                      name(O::kOp))};
+          core::format("{}: workspace: expected the one this plan was written to, got one that another plan or write "
+                       "has overwritten",
+                       name(O::kOp))};
     if (args.num_tokens == 0) return {};
     status = execute(context.impl(), place, stream, [&](const dispatch::Executor& executor) {
       return (*row)->run(args, executor, planned.workspace);

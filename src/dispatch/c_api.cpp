@@ -2,14 +2,13 @@
 // The C ABI over the C++ API.
 #include "mla/c_api.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <string>
 #include <vector>
 
+#include "core/format.h"
 #include "dispatch/c_tensors.h"
 #include "dispatch/guard.h"
 #include "mla/mla.h"
@@ -47,7 +46,7 @@ int report(const Status& status) noexcept {
 }
 
 Status null_pointer(std::string_view where, std::string_view field) {
-  return {StatusCode::kInvalidArgument, fmt::format("{}: {}: expected a pointer, got null", where, field)};
+  return {StatusCode::kInvalidArgument, mla::core::format("{}: {}: expected a pointer, got null", where, field)};
 }
 
 /// Bytes of a struct as its first version had it.
@@ -74,12 +73,12 @@ Status read_struct(std::string_view where, const T* given, T& params) {
   const auto* bytes = reinterpret_cast<const unsigned char*>(given);
   constexpr size_t kLargest = 4096;
   if (size < kFirstVersion<T> || size > kLargest)
-    return {StatusCode::kInvalidArgument,
-            fmt::format("{}: struct_size: expected {} to {} bytes, got {}", where, kFirstVersion<T>, kLargest, size)};
+    return {StatusCode::kInvalidArgument, mla::core::format("{}: struct_size: expected {} to {} bytes, got {}", where,
+                                                            kFirstVersion<T>, kLargest, size)};
   if (size > sizeof(T) && std::any_of(bytes + sizeof(T), bytes + size, [](unsigned char byte) { return byte != 0; }))
-    return {
-        StatusCode::kInvalidArgument,
-        fmt::format("{}: struct_size: expected only zeros after the {} bytes this version knows", where, sizeof(T))};
+    return {StatusCode::kInvalidArgument,
+            mla::core::format("{}: struct_size: expected only zeros after the {} bytes this version knows", where,
+                              sizeof(T))};
   std::memset(&params, 0, sizeof(T));
   std::memcpy(&params, given, std::min(size, sizeof(T)));
   return {};
@@ -141,7 +140,7 @@ int run_direct(Op op, const mla_context* context, const CParams* given) {
 Status check_op(std::string_view where, int32_t op) {
   if (op >= 0 && op < static_cast<int32_t>(std::size(mla::kAllOps))) return {};
   return {StatusCode::kInvalidArgument,
-          fmt::format("{}: op: expected 0 to {}, got {}", where, std::size(mla::kAllOps) - 1, op)};
+          mla::core::format("{}: op: expected 0 to {}, got {}", where, std::size(mla::kAllOps) - 1, op)};
 }
 
 /// Names with the life of the process.
@@ -160,8 +159,8 @@ Result<mla::Problem> read_problem(const mla_problem* given) {
   if (Status status = check_op("explain", problem.op); !status.ok()) return status;
   const int32_t formats = static_cast<int32_t>(std::size(mla::kAllCacheFormats));
   if (problem.cache_format < 0 || problem.cache_format >= formats)
-    return Status(StatusCode::kInvalidArgument,
-                  fmt::format("explain: cache_format: expected 0 to {}, got {}", formats - 1, problem.cache_format));
+    return Status(StatusCode::kInvalidArgument, mla::core::format("explain: cache_format: expected 0 to {}, got {}",
+                                                                  formats - 1, problem.cache_format));
   return mla::Problem{.op = static_cast<Op>(problem.op),
                       .device = {static_cast<mla::DeviceType>(problem.device.device_type), problem.device.device_id},
                       .q_dtype = mla::dispatch::dtype_of(problem.q_dtype),
@@ -176,9 +175,9 @@ Result<mla::Problem> read_problem(const mla_problem* given) {
 std::string explanation_text(const mla::Explanation& explanation) {
   std::string text;
   for (const mla::BackendVerdict& row : explanation.rows)
-    text += fmt::format("{}: {}, {}\n", row.name, row.usable ? "yes" : "no", row.reason);
-  text += explanation.selected.empty() ? fmt::format("selected: none, {}\n", explanation.error)
-                                       : fmt::format("selected: {}\n", explanation.selected);
+    text += mla::core::format("{}: {}, {}\n", row.name, row.usable ? "yes" : "no", row.reason);
+  text += explanation.selected.empty() ? mla::core::format("selected: none, {}\n", explanation.error)
+                                       : mla::core::format("selected: {}\n", explanation.selected);
   return text;
 }
 
@@ -199,8 +198,8 @@ int mla_context_create(const mla_context_options* options, mla_context** out) {
       if (Status status = read_struct("context", options, copy); !status.ok()) return status;
       if (copy.num_affinity < 0 || (copy.num_affinity > 0 && copy.affinity == nullptr))
         return {StatusCode::kInvalidArgument,
-                fmt::format("context: affinity: expected num_affinity processors, got {} at a {} pointer",
-                            copy.num_affinity, copy.affinity == nullptr ? "null" : "valid")};
+                mla::core::format("context: affinity: expected num_affinity processors, got {} at a {} pointer",
+                                  copy.num_affinity, copy.affinity == nullptr ? "null" : "valid")};
       wanted.num_threads = copy.num_threads;
       wanted.affinity.assign(copy.affinity, copy.affinity + copy.num_affinity);
       if (copy.backend != nullptr) wanted.backend = copy.backend;
@@ -321,7 +320,7 @@ int mla_backend_name(int32_t op, size_t index, const char** out) {
     const std::vector<std::string>& names = names_of(op);
     if (index >= names.size())
       return {StatusCode::kInvalidArgument,
-              fmt::format("backend_name: index: expected less than {}, got {}", names.size(), index)};
+              mla::core::format("backend_name: index: expected less than {}, got {}", names.size(), index)};
     *out = names[index].c_str();
     return {};
   }));

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dispatch/c_tensors.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstdint>
+
+#include "core/format.h"
 
 namespace mla::dispatch {
 namespace {
@@ -41,7 +41,7 @@ DType dtype_of(mla_dtype dtype) {
 void TensorReader::fail(const char* part, const char* field, std::string text) {
   if (status_.ok())
     status_ = {StatusCode::kInvalidArgument,
-               fmt::format("{}: {}{}{}: {}", name(op_), part, part[0] != '\0' ? "." : "", field, text)};
+               core::format("{}: {}{}{}: {}", name(op_), part, part[0] != '\0' ? "." : "", field, text)};
 }
 
 TensorView TensorReader::read(const char* part, const char* field, const mla_tensor* tensor) {
@@ -52,12 +52,12 @@ TensorView TensorReader::read(const char* part, const char* field, const mla_ten
                   .ndim = tensor->ndim};
   if (!view.given()) {
     fail(part, field,
-         fmt::format("expected an element type of mla_dtype_code, got code {}, {} bits, {} lanes", tensor->dtype.code,
-                     tensor->dtype.bits, tensor->dtype.lanes));
+         core::format("expected an element type of mla_dtype_code, got code {}, {} bits, {} lanes", tensor->dtype.code,
+                      tensor->dtype.bits, tensor->dtype.lanes));
     return {};
   }
   if (tensor->ndim > 0 && tensor->shape == nullptr) {
-    fail(part, field, fmt::format("expected a shape of {} extents, got a null pointer", tensor->ndim));
+    fail(part, field, core::format("expected a shape of {} extents, got a null pointer", tensor->ndim));
     return {};
   }
   const int32_t ndim = std::clamp(tensor->ndim, 0, kMaxDims);  // validation refuses any other number
@@ -99,7 +99,7 @@ AttentionOptions TensorReader::read(const mla_attention_options& options) {
   const bool window = flag("options", "has_window", options.has_window);
   if (!window) zero("options", "window_left", options.window_left);
   if (window && options.window_left < 0)
-    fail("options", "window_left", fmt::format("expected at least 0, got {}", options.window_left));
+    fail("options", "window_left", core::format("expected at least 0, got {}", options.window_left));
   return {.attn_sink = read("options", "attn_sink", options.attn_sink),
           .window_left = window ? options.window_left : -1,
           .logits_soft_cap = options.logits_soft_cap,
@@ -114,19 +114,19 @@ ContextParallel TensorReader::read(const mla_context_parallel& share) {
 }
 
 SparsePool TensorReader::read(const char* part, const mla_sparse_pool& pool) {
-  const std::string cache = fmt::format("{}.cache", part);
+  const std::string cache = core::format("{}.cache", part);
   return {.cache = read(cache.c_str(), pool.cache, pool.scales),
           .indices = read(part, "indices", pool.indices),
           .topk_length = read(part, "topk_length", pool.topk_length)};
 }
 
 bool TensorReader::flag(const char* part, const char* field, int32_t value) {
-  if (value != 0 && value != 1) fail(part, field, fmt::format("expected 0 or 1, got {}", value));
+  if (value != 0 && value != 1) fail(part, field, core::format("expected 0 or 1, got {}", value));
   return value == 1;
 }
 
 void TensorReader::zero(const char* part, const char* field, int32_t value) {
-  if (value != 0) fail(part, field, fmt::format("expected 0, got {}", value));
+  if (value != 0) fail(part, field, core::format("expected 0, got {}", value));
 }
 
 DecodeParams read(const mla_decode_params& params, TensorReader& reader) {

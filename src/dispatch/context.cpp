@@ -2,12 +2,12 @@
 // Context and Plan as objects.
 #include "dispatch/context.h"
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <system_error>
 #include <type_traits>
 
+#include "core/format.h"
 #include "dispatch/guard.h"
 #include "dispatch/machine.h"
 
@@ -17,7 +17,7 @@ namespace {
 constexpr int32_t kMostThreads = 1024;
 
 Status invalid(std::string_view field, std::string text) {
-  return {StatusCode::kInvalidArgument, fmt::format("context: {}: {}", field, text)};
+  return {StatusCode::kInvalidArgument, core::format("context: {}: {}", field, text)};
 }
 
 /// Builds what is built once per process, so that no `run` has to.
@@ -41,27 +41,27 @@ Result<Context> Context::create(const ContextOptions& options) {
     build_tables();
     const int32_t num_threads = options.num_threads == 0 ? dispatch::usable_threads() : options.num_threads;
     if (num_threads < 0 || num_threads > kMostThreads)
-      return invalid("num_threads", fmt::format("expected 0 to {}, got {}", kMostThreads, num_threads));
+      return invalid("num_threads", core::format("expected 0 to {}, got {}", kMostThreads, num_threads));
     if (!options.affinity.empty() && options.affinity.size() != static_cast<size_t>(num_threads))
-      return invalid("affinity", fmt::format("expected {} entries, one for each thread, got {}", num_threads,
-                                             options.affinity.size()));
+      return invalid("affinity", core::format("expected {} entries, one for each thread, got {}", num_threads,
+                                              options.affinity.size()));
     const dispatch::Forced force = dispatch::forced_backend(options.backend);
     if (!known_backend(force.backend))
-      return invalid(force.source, fmt::format("expected one of {}, a family such as cpu, or auto, got \"{}\"",
-                                               fmt::join(backend_names(Op::kDecode), ", "), force.backend));
+      return invalid(force.source, core::format("expected one of {}, a family such as cpu, or auto, got \"{}\"",
+                                                fmt::join(backend_names(Op::kDecode), ", "), force.backend));
     const Result<dispatch::DeviceChoice> choice = dispatch::choose_device(options.device, "context");
     if (!choice.ok()) return choice.status();
     if (choice->kind == dispatch::DeviceChoice::Kind::kCuda)
       if (const auto gpu = cuda::cuda_device(choice->index); !gpu.ok())
-        return Status(StatusCode::kUnsupported, fmt::format("context: device: {}", gpu.status().message()));
+        return Status(StatusCode::kUnsupported, core::format("context: device: {}", gpu.status().message()));
     try {
       return Context(std::make_unique<Impl>(num_threads, options.affinity, force, *choice));
     } catch (const std::system_error& error) {
       return Status(StatusCode::kInternal,
-                    fmt::format("context: cannot start {} threads: {}", num_threads, error.what()));
+                    core::format("context: cannot start {} threads: {}", num_threads, error.what()));
     } catch (const core::PinningError& error) {
-      return invalid("affinity", fmt::format("expected processors this process may use, got {} for worker {}",
-                                             error.processor, error.worker));
+      return invalid("affinity", core::format("expected processors this process may use, got {} for worker {}",
+                                              error.processor, error.worker));
     }
   });
 }

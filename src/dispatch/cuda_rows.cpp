@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dispatch/cuda_rows.h"
 
-#include <fmt/format.h>
-
+#include "core/format.h"
 #include "cuda/runtime/code.h"
 #include "cuda/runtime/device_runtime.h"
 
@@ -55,7 +54,7 @@ Reason widths_refusal(const Problem& problem, std::span<const Widths> all) {
   for (const Widths& widths : all)
     if (problem.d_qk == widths.d_qk && problem.d_v == widths.d_v) return {};
   std::string text;
-  for (const Widths& widths : all) text += fmt::format("{}{}/{}", text.empty() ? "" : ", ", widths.d_qk, widths.d_v);
+  for (const Widths& widths : all) text += core::format("{}{}/{}", text.empty() ? "" : ", ", widths.d_qk, widths.d_v);
   return Reason::format("takes d_qk/d_v of {}, not {}/{}", text, problem.d_qk, problem.d_v);
 }
 
@@ -99,8 +98,9 @@ PlannedImplementation<Args> planned() {
           .plan = [](const Args& args, const Executor& executor, std::span<std::byte> workspace,
                      PlanSummary& summary) -> Status {
             const cuda::DeviceProperties& device = executor.queue->device();
-            summary.text = fmt::format("made on the GPU (sm{}, {} multiprocessors) for whatever lengths it finds there",
-                                       device.arch, device.num_sms);
+            summary.text =
+                core::format("made on the GPU (sm{}, {} multiprocessors) for whatever lengths it finds there",
+                             device.arch, device.num_sms);
             return (executor.operations->*kMember).plan(args, *executor.queue, workspace);
           },
           .run = [](const Args& args, const Executor& executor, std::span<std::byte> workspace) -> Status {

@@ -2,8 +2,7 @@
 // mla/device.h over the runtimes of src/cuda/runtime.
 #include "mla/device.h"
 
-#include <fmt/format.h>
-
+#include "core/format.h"
 #include "cuda/runtime/device_runtime.h"
 #include "dispatch/guard.h"
 #include "dispatch/place.h"
@@ -19,10 +18,10 @@ Result<Gpu> Gpu::open(std::string_view device) {
     if (!choice.ok()) return choice.status();
     if (choice->kind != Kind::kCuda && choice->kind != Kind::kEmulated)
       return Status(StatusCode::kInvalidArgument,
-                    fmt::format("gpu: device: expected cuda, cuda:<index> or emulated:sm<arch>, got \"{}\"", device));
+                    core::format("gpu: device: expected cuda, cuda:<index> or emulated:sm<arch>, got \"{}\"", device));
     const Result<cuda::DeviceRuntime*> runtime =
         choice->kind == Kind::kCuda ? cuda::cuda_device(choice->index) : cuda::emulated_device(choice->arch);
-    if (!runtime.ok()) return Status(runtime.status().code(), fmt::format("gpu: {}", runtime.status().message()));
+    if (!runtime.ok()) return Status(runtime.status().code(), core::format("gpu: {}", runtime.status().message()));
     return Gpu(*runtime);
   });
 }
@@ -98,7 +97,7 @@ Status with_ceilings(cuda::DeviceRuntime& runtime, Stream stream, const F& f) {
   return guarded([&]() -> Status {
     const cuda::CeilingKernels* const kernels = runtime.code().ceilings;
     if (kernels == nullptr)
-      return {StatusCode::kUnsupported, fmt::format("this build has no code for {}", runtime.name())};
+      return {StatusCode::kUnsupported, core::format("this build has no code for {}", runtime.name())};
     return runtime.with_queue(stream, [&](cuda::Queue& queue) { return f(*kernels, queue); });
   });
 }
@@ -124,7 +123,7 @@ Result<double> Gpu::enqueue_multiply(Multiply how, int32_t rounds, void* sink, S
         const bool wgmma = how == Multiply::kWgmma;
         const auto run = wgmma ? kernels.wgmma_bf16 : kernels.mma_bf16;
         if (run == nullptr)
-          return {StatusCode::kUnsupported, fmt::format("{} has no {}", runtime_->name(), wgmma ? "wgmma" : "mma")};
+          return {StatusCode::kUnsupported, core::format("{} has no {}", runtime_->name(), wgmma ? "wgmma" : "mma")};
         flops = (wgmma ? kernels.wgmma_bf16_flops : kernels.mma_bf16_flops)(rounds, queue.device());
         return run(rounds, static_cast<uint32_t*>(sink), queue);
       });

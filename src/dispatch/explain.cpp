@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <exception>
 
+#include "core/format.h"
 #include "dispatch/select.h"
 #include "dispatch/tables.h"
 
@@ -12,16 +12,16 @@ namespace dispatch {
 
 Status unknown_backend(Op op, const Forced& force, std::span<const std::string_view> names) {
   return {StatusCode::kInvalidArgument,
-          fmt::format("{}: {}: expected one of {}, a family such as cpu, or auto, got \"{}\"", name(op), force.source,
-                      fmt::join(names, ", "), force.backend)};
+          core::format("{}: {}: expected one of {}, a family such as cpu, or auto, got \"{}\"", name(op), force.source,
+                       fmt::join(names, ", "), force.backend)};
 }
 
 Status unusable(Op op, const Forced& force, std::span<const BackendVerdict> refused) {
   std::string text = force.backend.empty()
-                         ? fmt::format("{}: no backend can run this", name(op))
-                         : fmt::format("{}: {}: \"{}\" cannot run this", name(op), force.source, force.backend);
+                         ? core::format("{}: no backend can run this", name(op))
+                         : core::format("{}: {}: \"{}\" cannot run this", name(op), force.source, force.backend);
   for (const BackendVerdict& row : refused)
-    text += fmt::format("{} {}: {}", &row == refused.data() ? ":" : ";", row.name, row.reason);
+    text += core::format("{} {}: {}", &row == refused.data() ? ":" : ";", row.name, row.reason);
   return {StatusCode::kUnsupported, std::move(text)};
 }
 

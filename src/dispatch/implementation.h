@@ -2,8 +2,6 @@
 // A row of an operation's table: what a backend provides.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -14,6 +12,7 @@
 #include <utility>
 
 #include "core/args.h"
+#include "core/format.h"
 #include "core/thread_pool.h"
 #include "mla/backend.h"
 #include "mla/status.h"
@@ -34,8 +33,7 @@ class Reason {
   template <class... Args>
   static Reason format(fmt::format_string<Args...> text, Args&&... args) {
     Reason reason;
-    const auto result = fmt::format_to_n(reason.text_.data(), reason.text_.size(), text, std::forward<Args>(args)...);
-    reason.size_ = std::min(result.size, reason.text_.size());
+    reason.size_ = core::format_args_to(reason.text_, text, fmt::make_format_args(args...));
     return reason;
   }
 

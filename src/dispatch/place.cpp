@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dispatch/place.h"
 
-#include <fmt/format.h>
-
 #include <charconv>
 #include <cstdlib>
+
+#include "core/format.h"
 
 namespace mla::dispatch {
 namespace {
@@ -38,19 +38,19 @@ Result<DeviceChoice> parse_device(std::string_view text, std::string_view where,
   if (text.starts_with(kEmulated) && parse_arch(text.substr(kEmulated.size()), choice.arch)) {
     choice.kind = Kind::kEmulated;
     if (const auto device = cuda::emulated_device(choice.arch); !device.ok())
-      return Status(StatusCode::kUnsupported, fmt::format("{}: {}: {}", where, source, device.status().message()));
+      return Status(StatusCode::kUnsupported, core::format("{}: {}: {}", where, source, device.status().message()));
     return choice;
   }
   return Status(
       StatusCode::kInvalidArgument,
-      fmt::format("{}: {}: expected cpu, cuda, cuda:<index> or emulated:sm<arch>, got \"{}\"", where, source, text));
+      core::format("{}: {}: expected cpu, cuda, cuda:<index> or emulated:sm<arch>, got \"{}\"", where, source, text));
 }
 
 std::string DeviceChoice::text() const {
   switch (kind) {
     case Kind::kCpu: return "cpu";
-    case Kind::kCuda: return fmt::format("{}:{}", kCuda, index);
-    case Kind::kEmulated: return fmt::format("{}sm{}", kEmulated, arch);
+    case Kind::kCuda: return core::format("{}:{}", kCuda, index);
+    case Kind::kEmulated: return core::format("{}sm{}", kEmulated, arch);
     case Kind::kOfTensors: break;
   }
   return {};
@@ -63,13 +63,13 @@ Result<DeviceChoice> choose_device(std::string_view asked, std::string_view wher
   int32_t arch = 0;
   if (!parse_arch(emulate, arch))
     return Status(StatusCode::kInvalidArgument,
-                  fmt::format("{}: MLA_EMULATE: expected sm<arch>, such as sm120, got \"{}\"", where, emulate));
-  return parse_device(fmt::format("{}{}", kEmulated, emulate), where, "MLA_EMULATE");
+                  core::format("{}: MLA_EMULATE: expected sm<arch>, such as sm120, got \"{}\"", where, emulate));
+  return parse_device(core::format("{}{}", kEmulated, emulate), where, "MLA_EMULATE");
 }
 
 std::string Place::text() const {
-  if (emulated) return fmt::format("{}sm{}", kEmulated, arch);
-  return on_gpu() ? fmt::format("{}:{}", name(device.type), device.index) : std::string(name(device.type));
+  if (emulated) return core::format("{}sm{}", kEmulated, arch);
+  return on_gpu() ? core::format("{}:{}", name(device.type), device.index) : std::string(name(device.type));
 }
 
 void Place::apply(Problem& problem) const {
@@ -83,8 +83,8 @@ Status find_place(Op op, const DeviceChoice& choice, Device tensors, Place& plac
   place = {.device = tensors};
   const auto elsewhere = [&](const std::string& expected) {
     return Status(StatusCode::kInvalidArgument,
-                  fmt::format("{}: device: expected tensors on {}, where the context computes, got them on {}:{}",
-                              name(op), expected, name(tensors.type), tensors.index));
+                  core::format("{}: device: expected tensors on {}, where the context computes, got them on {}:{}",
+                               name(op), expected, name(tensors.type), tensors.index));
   };
   if (choice.kind == Kind::kEmulated) {
     place.emulated = true;
@@ -96,7 +96,7 @@ Status find_place(Op op, const DeviceChoice& choice, Device tensors, Place& plac
   }
   if (choice.kind == Kind::kCpu && tensors.type != DeviceType::kCpu) return elsewhere("the cpu");
   if (choice.kind == Kind::kCuda && tensors != Device{DeviceType::kCuda, choice.index})
-    return elsewhere(fmt::format("cuda:{}", choice.index));
+    return elsewhere(core::format("cuda:{}", choice.index));
   if (tensors.type != DeviceType::kCuda) return {};
   if (const auto gpu = cuda::cuda_device(tensors.index); gpu.ok()) {
     place.gpu = *gpu;

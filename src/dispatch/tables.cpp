@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dispatch/tables.h"
 
-#include <fmt/format.h>
-
 #include <vector>
 
 #include "cpu/cpu_backend.h"

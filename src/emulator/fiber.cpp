@@ -13,18 +13,23 @@ constexpr size_t kStackBytes = 256 * 1024;
 constexpr size_t kColors = 16;
 constexpr size_t kColorBytes = 512 + 64;
 
+/// Who is given the addresses next must not find the marks of frames that never returned.
+void unmap(std::byte* memory, size_t bytes) {
+  if (memory == nullptr) return;
+  unpoison(memory, bytes);
+  munmap(memory, bytes);
+}
+
 }  // namespace
 
-Stacks::~Stacks() {
-  if (memory_ != nullptr) munmap(memory_, bytes_);
-}
+Stacks::~Stacks() { unmap(memory_, bytes_); }
 
 bool Stacks::reserve(int32_t num_fibers) {
   if (num_fibers <= num_fibers_) return true;
   const size_t bytes = static_cast<size_t>(num_fibers) * kStackBytes;
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) return false;
-  if (memory_ != nullptr) munmap(memory_, bytes_);
+  unmap(memory_, bytes_);
   memory_ = static_cast<std::byte*>(memory);
   bytes_ = bytes;
   num_fibers_ = num_fibers;

@@ -45,7 +45,7 @@ struct ReverseKernel {
 };
 
 /// One warp: out[16, 8] = a[16, 16] b[16, 8] in bf16, a and b in `in`, as f32, both row-major.
-enum class FragmentFault { kNone, kSwappedRows, kUnshiftedColumn, kWrongHalf };
+enum class FragmentFault { kNone, kSwappedRows, kUnshiftedColumn, kWrongHalf, kSumsWithoutValue };
 
 template <FragmentFault kFault>
 struct MultiplyKernel {
@@ -70,7 +70,9 @@ struct MultiplyKernel {
     const int k = kFault == FragmentFault::kUnshiftedColumn ? t : 2 * t;
     const float* const columns = params.in + 256 + k * 8 + g;
     const int half = kFault == FragmentFault::kWrongHalf ? 0 : 64;
-    float c[4] = {};
+    float c[4];
+    if constexpr (kFault != FragmentFault::kSumsWithoutValue)
+      for (float& sum : c) sum = 0.0F;
     ptx::mma_bf16(c, a, pair(columns, 8), pair(columns + half, 8));
     for (int i = 0; i < 4; ++i) params.out[(g + i / 2 * 8) * 8 + 2 * t + i % 2] = c[i];
   }

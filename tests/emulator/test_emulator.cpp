@@ -134,6 +134,20 @@ TEST(Emulator, SharedMemoryStartsAsNan) {
   for (const float value : out) EXPECT_TRUE(std::isnan(value));
 }
 
+void read_registers_without_value(const Pointers& p) {
+  float sums[4];
+  const uint32_t zeros[4] = {};
+  ptx::mma_bf16(sums, zeros, 0, 0);
+  for (int i = 0; i < 4; ++i) p.f[ptx::thread_index() * 4 + i] = sums[i];
+}
+
+/// GCC fills them with -1.7e38, clang with NaN.
+TEST(Emulator, RegistersStartAsLargeNumbersOrNan) {
+  std::vector<float> out(32 * 4);
+  ASSERT_TRUE((run_function<read_registers_without_value, 32>({nullptr, out.data()}).ok()));
+  for (const float value : out) EXPECT_FALSE(std::abs(value) < 1e38F) << value;
+}
+
 void copy_and_overwrite_source(const Pointers& p) {
   if (ptx::thread_index() != 0) return;
   ptx::cp_async_16(shared_base(), p.f, true);

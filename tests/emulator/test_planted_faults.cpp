@@ -158,6 +158,7 @@ INSTANTIATE_TEST_SUITE_P(
                     fragment_case<FragmentFault::kSwappedRows>("FragmentSwappedRows"),
                     fragment_case<FragmentFault::kUnshiftedColumn>("FragmentUnshiftedColumn"),
                     fragment_case<FragmentFault::kWrongHalf>("FragmentWrongHalf"),
+                    fragment_case<FragmentFault::kSumsWithoutValue>("FragmentSumsWithoutValue"),
                     make_case<PagedSumKernel<false>, PagedSumKernel<true>>("OffByOnePageRead", paged_problem),
                     make_case<PipelineKernel<false>, PipelineKernel<true>>("UnsynchronizedStageReuse",
                                                                            pipeline_problem),

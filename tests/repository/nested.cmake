@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# cmake -DPRESET= -DTARGETS= -DRUN= -DBUILD= -DLAUNCHER= -P nested.cmake, from the top of the sources
+# cmake -DPRESET= -DOPTIONS= -DTARGETS= -DRUN= -DBUILD= -DLAUNCHER= -P nested.cmake, from the top of the sources
 cmake_policy(VERSION 3.25)
 
 function(run folder)
@@ -16,6 +16,6 @@ cmake_path(GET CMAKE_SCRIPT_MODE_FILE PARENT_PATH source)
 cmake_path(APPEND source ../..)
 cmake_path(NORMAL_PATH source)
 run(${source} ${CMAKE_COMMAND} --preset ${PRESET} -B ${BUILD} -DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER}
-    -DCMAKE_C_COMPILER_LAUNCHER=${LAUNCHER})
+    -DCMAKE_C_COMPILER_LAUNCHER=${LAUNCHER} ${OPTIONS})
 run(${source} ${CMAKE_COMMAND} --build ${BUILD} --parallel 2 --target ${TARGETS})
 run(${BUILD} ${RUN})

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // GPUs of this machine, through the CUDA runtime. The runtime is linked statically and loads the driver's library when
 // it is first asked: without a driver everything else works.
-#include <fmt/format.h>
-
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "core/format.h"
 #include "cuda/runtime/cuda_error.h"
 #include "cuda/runtime/stream_queue.h"
 
@@ -18,7 +17,7 @@ Status status_of(cudaError_t error, std::string_view what) {
   const StatusCode code = error == cudaErrorInvalidValue || error == cudaErrorInvalidResourceHandle
                               ? StatusCode::kInvalidArgument
                               : StatusCode::kInternal;
-  return {code, fmt::format("{}: {} ({})", what, cudaGetErrorString(error), cudaGetErrorName(error))};
+  return {code, core::format("{}: {} ({})", what, cudaGetErrorString(error), cudaGetErrorName(error))};
 }
 
 Versions cuda_versions() {
@@ -49,7 +48,7 @@ GpuInfo info_of(int32_t index) {
     info.uuid = "GPU-";
     for (int i = 0; i < 16; ++i) {
       if (i == 4 || i == 6 || i == 8 || i == 10) info.uuid += '-';
-      info.uuid += fmt::format("{:02x}", static_cast<unsigned char>(properties.uuid.bytes[i]));
+      info.uuid += core::format("{:02x}", static_cast<unsigned char>(properties.uuid.bytes[i]));
     }
   }
   char location[32] = {};
@@ -65,7 +64,7 @@ GpuInfo info_of(int32_t index) {
 class CudaDevice final : public DeviceRuntime {
  public:
   explicit CudaDevice(const GpuInfo& info)
-      : DeviceRuntime(fmt::format("cuda:{}", info.index), info, code_for(info.arch)) {}
+      : DeviceRuntime(core::format("cuda:{}", info.index), info, code_for(info.arch)) {}
 
   bool emulated() const override { return false; }
 
@@ -73,7 +72,7 @@ class CudaDevice final : public DeviceRuntime {
     void* memory = nullptr;
     if (bytes == 0) return memory;
     const Status status =
-        on_device(fmt::format("allocate {} bytes", bytes), [&] { return cudaMalloc(&memory, bytes); });
+        on_device(core::format("allocate {} bytes", bytes), [&] { return cudaMalloc(&memory, bytes); });
     if (!status.ok()) return status;
     return memory;
   }
@@ -167,8 +166,8 @@ class CudaDevice final : public DeviceRuntime {
     if (attributes.type == cudaMemoryTypeDevice && attributes.device == info().index) return {};
     return {StatusCode::kInvalidArgument,
             attributes.type == cudaMemoryTypeDevice
-                ? fmt::format("expected memory of {}, got memory of cuda:{}", name(), attributes.device)
-                : fmt::format("expected memory of {}, got the host's", name())};
+                ? core::format("expected memory of {}, got memory of cuda:{}", name(), attributes.device)
+                : core::format("expected memory of {}, got the host's", name())};
   }
 
  private:
@@ -177,11 +176,11 @@ class CudaDevice final : public DeviceRuntime {
     const CurrentDevice current(info().index);
     const cudaError_t error = current.error() != cudaSuccess ? current.error() : f();
     if (error == cudaSuccess) return {};
-    return status_of(error, fmt::format("{}: {}", name(), what));
+    return status_of(error, core::format("{}: {}", name(), what));
   }
 };
 
-std::string version_text(int32_t version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
+std::string version_text(int32_t version) { return core::format("{}.{}", version / 1000, version % 1000 / 10); }
 
 /// Why there is no GPU at all.
 Status no_device(cudaError_t error) {
@@ -190,8 +189,8 @@ Status no_device(cudaError_t error) {
   if (versions.driver == 0) return {StatusCode::kUnsupported, "no NVIDIA driver is installed"};
   if (error == cudaErrorInsufficientDriver)
     return {StatusCode::kUnsupported,
-            fmt::format("the NVIDIA driver is too old: it supports CUDA {}, this build needs {}",
-                        version_text(versions.driver), version_text(versions.runtime))};
+            core::format("the NVIDIA driver is too old: it supports CUDA {}, this build needs {}",
+                         version_text(versions.driver), version_text(versions.runtime))};
   if (error == cudaErrorNoDevice) return {StatusCode::kUnsupported, "the NVIDIA driver lists no GPU for this process"};
   return status_of(error, "the NVIDIA driver cannot be used");
 }
@@ -226,8 +225,8 @@ Result<DeviceRuntime*> cuda_device(int32_t index) {
   if (!all.error.ok()) return all.error;
   if (index >= 0 && index < num_cuda_devices())
     return static_cast<DeviceRuntime*>(all.devices[static_cast<size_t>(index)].get());
-  return Status(StatusCode::kUnsupported, fmt::format("there is no cuda:{}: the NVIDIA driver lists {} GPU{}", index,
-                                                      num_cuda_devices(), num_cuda_devices() == 1 ? "" : "s"));
+  return Status(StatusCode::kUnsupported, core::format("there is no cuda:{}: the NVIDIA driver lists {} GPU{}", index,
+                                                       num_cuda_devices(), num_cuda_devices() == 1 ? "" : "s"));
 }
 
 }  // namespace mla::cuda

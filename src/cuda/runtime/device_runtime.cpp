@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/runtime/device_runtime.h"
 
-#include <fmt/format.h>
-
 #include <utility>
+
+#include "core/format.h"
 
 namespace mla::cuda {
 
@@ -16,8 +16,8 @@ DeviceRuntime::DeviceRuntime(std::string name, GpuInfo info, Code code)
 Status check_launch(const KernelEntry& kernel, const LaunchShape& shape, const DeviceProperties& device) {
   constexpr int32_t kMostThreads = 1024, kMostBlocksInYOrZ = 65535, kMostParamBytes = 4096;
   const auto refused = [&](const char* what, int64_t most, int64_t given) {
-    return Status(StatusCode::kInternal, fmt::format("kernel {}: {}: expected at most {} on sm{}, got {}", kernel.name,
-                                                     what, most, device.arch, given));
+    return Status(StatusCode::kInternal, core::format("kernel {}: {}: expected at most {} on sm{}, got {}", kernel.name,
+                                                      what, most, device.arch, given));
   };
   if (kernel.threads > kMostThreads) return refused("threads of a block", kMostThreads, kernel.threads);
   if (kernel.params_bytes > kMostParamBytes)

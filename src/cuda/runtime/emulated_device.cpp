@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Emulated GPUs: host memory, the emulator's kernels, the recorder's streams.
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
 
@@ -13,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/format.h"
 #include "cuda/runtime/emulated_queue.h"
 #include "cuda/runtime/recorder.h"
 #include "emulator/emulator.h"
@@ -32,7 +32,7 @@ int32_t shared_bytes_of(int32_t arch) {
 GpuInfo info_of(int32_t arch) {
   constexpr int32_t kNumSms = 6;  // enough for work to be split; more would be split finer than tests' problems merit
   constexpr int64_t kL2Bytes = 4 << 20;
-  return {.name = fmt::format("emulated sm{}", arch),
+  return {.name = core::format("emulated sm{}", arch),
           .arch = arch,
           .num_sms = kNumSms,
           .memory_bytes = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE),
@@ -64,7 +64,7 @@ core::ThreadPool& shared_threads() {
 class EmulatedDevice final : public DeviceRuntime {
  public:
   explicit EmulatedDevice(Code code)
-      : DeviceRuntime(fmt::format("emulated:sm{}", code.arch), info_of(code.arch), code) {}
+      : DeviceRuntime(core::format("emulated:sm{}", code.arch), info_of(code.arch), code) {}
 
   bool emulated() const override { return true; }
 
@@ -73,7 +73,7 @@ class EmulatedDevice final : public DeviceRuntime {
     if (bytes == 0) return static_cast<void*>(nullptr);
     if (void* memory = std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment))
       return memory;
-    return Status(StatusCode::kInternal, fmt::format("{}: allocate {} bytes: out of memory", name(), bytes));
+    return Status(StatusCode::kInternal, core::format("{}: allocate {} bytes: out of memory", name(), bytes));
   }
   Status free(void* memory) override {
     Status status = recorder().unsafe("free");
@@ -152,7 +152,7 @@ Result<DeviceRuntime*> emulated_device(int32_t arch) {
     if (device->info().arch == arch) return static_cast<DeviceRuntime*>(device.get());
   if (devices.empty()) return Status(StatusCode::kUnsupported, "this build of the library has no emulator");
   return Status(StatusCode::kUnsupported,
-                fmt::format("this build emulates sm{}, not sm{}", fmt::join(emulated_archs(), ", sm"), arch));
+                core::format("this build emulates sm{}, not sm{}", fmt::join(emulated_archs(), ", sm"), arch));
 }
 
 }  // namespace mla::cuda

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/runtime/recorder.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <utility>
+
+#include "core/format.h"
 
 namespace mla::cuda {
 namespace {
@@ -16,7 +16,7 @@ Status invalid(std::string text) { return {StatusCode::kInvalidArgument, std::mo
 
 /// Ends the captures of this thread: CUDA does, when something is called that a capture forbids.
 Status forbidden(const char* what) {
-  Status status = invalid(fmt::format("{}: expected no capture on this thread, got one: it is lost", what));
+  Status status = invalid(core::format("{}: expected no capture on this thread, got one: it is lost", what));
   for (const auto& capture : captures_of_thread)
     if (capture->broken.empty()) capture->broken = what;
   return status;
@@ -224,7 +224,8 @@ Result<Graph> Recorder::end_capture(Stream stream) {
     joined = joined && each->joined;
     *each = {};
   }
-  if (!capture->broken.empty()) return invalid(fmt::format("end_capture: the capture is lost by: {}", capture->broken));
+  if (!capture->broken.empty())
+    return invalid(core::format("end_capture: the capture is lost by: {}", capture->broken));
   if (!joined) return invalid("end_capture: expected all streams of the capture to be waited for, got one that is not");
   const std::lock_guard lock(mutex_);
   graphs_.push_back(std::make_shared<RecordedGraph>(RecordedGraph{.work = std::move(capture->work)}));

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/runtime/stream_queue.h"
 
-#include <fmt/format.h>
-
 #include <array>
 #include <atomic>
 #include <cstdint>
 
+#include "core/format.h"
 #include "cuda/runtime/cuda_error.h"
 
 namespace mla::cuda {
@@ -53,10 +52,10 @@ ReadyKernels& ready_kernels() {
 Status refused(cudaError_t error, const KernelEntry& kernel, const DeviceRuntime& runtime) {
   if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
     cudaGetLastError();
-    return {StatusCode::kUnsupported, fmt::format("kernel {}: this build has no code for {} (sm{})", kernel.name,
-                                                  runtime.name(), runtime.info().arch)};
+    return {StatusCode::kUnsupported, core::format("kernel {}: this build has no code for {} (sm{})", kernel.name,
+                                                   runtime.name(), runtime.info().arch)};
   }
-  return status_of(error, fmt::format("kernel {} on {}", kernel.name, runtime.name()));
+  return status_of(error, core::format("kernel {} on {}", kernel.name, runtime.name()));
 }
 
 /// Loads the kernel, which a stream that is being captured must not do, and raises its limit of shared memory.
