@@ -11,6 +11,9 @@ TRACE ?= data/mooncake_conversation_sample.jsonl
 CUDA ?= AUTO
 gpu = $(or $(wildcard /proc/driver/nvidia/version),$(shell command -v nvidia-smi))
 
+# Tests and lint look at the Python package too, in an environment of the project's own.
+with_python = -DMLA_PYTHON=ON -DMLA_PYTHON_EXECUTABLE=$(CURDIR)/build/venv/bin/python
+
 configure = cmake --preset $(1) $(2) $(CMAKE_ARGS)
 build = cmake --build --preset $(1) --parallel $(JOBS)
 
@@ -28,18 +31,20 @@ demo: build ## Set up, build, replay 16 real requests through one layer of DeepS
 
 test: ## Set up, build, run all tests
 	scripts/setup.sh test
-	$(call configure,default,-DMLA_CUDA=$(CUDA) -DMLA_BUILD_TESTS=ON)
+	scripts/venv.sh build/venv
+	$(call configure,default,-DMLA_CUDA=$(CUDA) -DMLA_BUILD_TESTS=ON $(with_python))
 	$(call build,default)
 	ctest --preset default
 
-lint: ## clang-format, clang-tidy and the layering check
+lint: ## clang-format, clang-tidy, ruff and the layering check
 	scripts/setup.sh lint
-	$(call configure,default,-DMLA_CUDA=$(CUDA) -DMLA_BUILD_TESTS=ON)
+	scripts/venv.sh build/venv
+	$(call configure,default,-DMLA_CUDA=$(CUDA) -DMLA_BUILD_TESTS=ON $(with_python))
 	scripts/lint.sh build/default
 
 format: ## Format all sources with clang-format 14
 	scripts/setup.sh lint
-	find include src tools tests examples -name '*.h' -o -name '*.cpp' -o -name '*.c' -o -name '*.cu' -o -name '*.cuh' | xargs clang-format-14 -i
+	find include src tools tests examples python -name '*.h' -o -name '*.cpp' -o -name '*.c' -o -name '*.cu' -o -name '*.cuh' | xargs clang-format-14 -i
 
 coverage: ## Line coverage of src/core, src/plan, src/dispatch and src/cpu; each at least 90 %
 	scripts/setup.sh coverage

@@ -43,6 +43,7 @@ MAY_INCLUDE = {
     "tools/kit": ("mla/", "kit/"),
     "tools/mla": ("mla/", "kit/"),
     "examples": ("mla/",),
+    "python/src": ("mla/",),
 }
 PROJECT_PREFIXES = ("mla/", "core/", "plan/", "dispatch/", "reference/", "cpu/", "cuda/", "emulator/", "kit/")
 

@@ -10,7 +10,7 @@ echo '== layering'
 scripts/check_layering.py || status=1
 
 echo '== clang-format'
-sources=$(find include src tools tests examples -name '*.h' -o -name '*.cpp' -o -name '*.c' -o -name '*.cu' -o -name '*.cuh' | sort)
+sources=$(find include src tools tests examples python -name '*.h' -o -name '*.cpp' -o -name '*.c' -o -name '*.cu' -o -name '*.cuh' | sort)
 # shellcheck disable=SC2086 # the project's paths have no spaces
 clang-format-14 --dry-run --Werror $sources || status=1
 
@@ -19,5 +19,8 @@ echo '== clang-tidy'
 # their own.
 sed -n 's/^ *"file": "\(.*\)",*$/\1/p' "$build/compile_commands.json" | grep -v '\.cu$' | sort -u |
   xargs -P "$(nproc)" -n 1 clang-tidy-14 -p "$build" --quiet 2>/dev/null || status=1
+
+echo '== ruff'
+build/venv/bin/ruff check python bench scripts || status=1
 
 exit $status

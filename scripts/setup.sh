@@ -4,8 +4,8 @@
 set -eu
 
 build='g++ cmake ninja-build libfmt-dev libcli11-dev nlohmann-json3-dev libyaml-cpp-dev libdnnl-dev libhwy-dev libboost-context-dev'
-test='libgtest-dev libgmock-dev libdlpack-dev clang-14 libclang-rt-14-dev python3 libopenmpi-dev openmpi-bin'
-lint='clang-format-14 clang-tidy-14 python3'
+test='libgtest-dev libgmock-dev libdlpack-dev clang-14 libclang-rt-14-dev python3 python3-venv chromium libopenmpi-dev openmpi-bin'
+lint='clang-format-14 clang-tidy-14'
 coverage='gcovr'
 
 wanted=

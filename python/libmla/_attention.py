@@ -1,0 +1,361 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The attention operations; :mod:`libmla.ops` says what holds for all operations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from . import _core
+from ._call import NO_CACHE, cache_fields, call, two, whole_and_parts
+from .context import Context
+from .frameworks import operation
+from .types import Cache, DType, LseBase, Rows, Tensor
+
+if TYPE_CHECKING:
+    from .plan import Plan
+
+_decode = _core.function("decode")
+_decode_sparse = _core.function("decode_sparse")
+_prefill = _core.function("prefill")
+_prefill_sparse = _core.function("prefill_sparse")
+
+
+@operation
+def decode(
+    q: Rows,
+    cache: Cache,
+    *,
+    kv_len: Tensor,
+    sm_scale: float,
+    block_table: Tensor | None = None,
+    kv_indptr: Tensor | None = None,
+    kv_indices: Tensor | None = None,
+    qo_indptr: Tensor | None = None,
+    causal: bool = True,
+    q_scale: Tensor | None = None,
+    tree_mask: Tensor | None = None,
+    tree_parents: Tensor | None = None,
+    attn_sink: Tensor | None = None,
+    window_left: int = -1,
+    logits_soft_cap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    context_parallel: tuple[int, int, int] | None = None,
+    lse_base: LseBase = "e",
+    batch_invariant: bool = False,
+    d_v: int | None = None,
+    out: Tensor | None = None,
+    out_dtype: DType | None = None,
+    o_scale: Tensor | None = None,
+    lse: Tensor | None = None,
+    return_lse: bool = False,
+    plan: Plan | None = None,
+    context: Context | None = None,
+) -> Any:
+    """Attention of a batch over its paged latent cache, in the absorbed form.
+
+    ``o = softmax(sm_scale * (q_nope . ckv + q_pe . kpe)) . ckv``, with one KV head for all query heads. Query i of a
+    request with q_len queries sees key j iff ``j <= kv_len - q_len + i`` (causal), or every key. A query without a
+    visible key gets o = 0 and lse = -inf. What lies past kv_len is never read.
+
+    Args:
+        q: [T, H, d_qk], or the pair (q_nope [T, H, kv_lora_rank], q_pe [T, H, qk_rope_head_dim]); bf16, f16, f32, or
+            e4m3 (also as uint8).
+        cache: the paged cache, see :class:`libmla.KvCache`.
+        kv_len: [B] tokens of each request, those of the queries included; 0 is legal.
+        sm_scale: the scale of scores, that before absorption: 1 / sqrt(qk_nope_head_dim + qk_rope_head_dim).
+        block_table: [B, max_pages] page numbers; or
+        kv_indptr: [B+1] offsets into ``kv_indices``, in pages, and
+        kv_indices: [kv_indptr[B] or more] page numbers.
+        qo_indptr: [B+1] first query of each request; None: T / B queries each.
+        causal: see above.
+        q_scale: [1] f32, with e4m3 queries: what a stored query must be multiplied by.
+        tree_mask: bool or uint8 [T, q_len_max or more]: where query t sees its request's draft j; or
+        tree_parents: [T] each draft's parent among its request's drafts, -1 for a root.
+        attn_sink: [H] f32, natural-log logits: o is multiplied by exp(lse) / (exp(lse) + exp(sink)).
+        window_left: a query sees its own position and this many before it; -1: all.
+        logits_soft_cap: scores become cap * tanh(score / cap); 0: as they are.
+        alibi_slopes: [H] f32: score += slope * (position of the key - position of the query).
+        context_parallel: (rank, world, interleave): the cache and its page table hold this rank's tokens only.
+        lse_base: base of the logarithm in ``lse``.
+        batch_invariant: the bits of a request do not depend on the other requests.
+        d_v: width of the value, where neither q, nor the cache, nor ``out`` says it; None: the largest power of two
+            within d_qk (512 of 576, 256 of 320).
+        out: [T, H, d_v], of q's type (bf16 for e4m3 queries), f32, or e4m3 with ``o_scale``.
+        out_dtype: the type of a new ``out``.
+        o_scale: [1] f32, with e4m3 outputs: o is divided by it.
+        lse: [T, H] f32, where the log of the sum of the visible exponentials goes. It excludes the sink.
+        return_lse: whether to return lse; implied by ``lse``.
+        plan: a :class:`libmla.Plan` for these shapes and lengths; None: planned on the way.
+        context: a :class:`libmla.Context`; None: the plan's, else the process's own.
+
+    Returns:
+        o, or (o, lse).
+    """
+    want_lse = return_lse or lse is not None
+    made = call(
+        _decode,
+        "decode",
+        context,
+        plan,
+        (
+            *whole_and_parts(q),
+            q_scale,
+            *cache_fields(cache),
+            kv_len,
+            block_table,
+            kv_indptr,
+            kv_indices,
+            qo_indptr,
+            causal,
+            tree_mask,
+            tree_parents,
+            attn_sink,
+            logits_soft_cap,
+            window_left,
+            alibi_slopes,
+            context_parallel,
+            sm_scale,
+            lse_base,
+            batch_invariant,
+            d_v,
+            out_dtype,
+            out,
+            o_scale,
+            want_lse,
+            lse,
+        ),
+    )
+    if want_lse:
+        return two(made, out, lse)
+    return made if out is None else out
+
+
+@operation
+def decode_sparse(
+    q: Rows,
+    cache: Cache,
+    indices: Tensor,
+    *,
+    sm_scale: float,
+    topk_length: Tensor | None = None,
+    extra_cache: Cache | None = None,
+    extra_indices: Tensor | None = None,
+    extra_topk_length: Tensor | None = None,
+    qo_indptr: Tensor | None = None,
+    q_scale: Tensor | None = None,
+    attn_sink: Tensor | None = None,
+    logits_soft_cap: float = 0.0,
+    lse_base: LseBase = "e",
+    batch_invariant: bool = False,
+    d_v: int | None = None,
+    out: Tensor | None = None,
+    out_dtype: DType | None = None,
+    o_scale: Tensor | None = None,
+    lse: Tensor | None = None,
+    return_lse: bool = False,
+    plan: Plan | None = None,
+    context: Context | None = None,
+) -> Any:
+    """Attention of every query over the cached rows that its indices name, in one or two pools under one softmax.
+
+    Args:
+        q: [T, H, d_qk], or the pair (q_nope, q_pe), as in :func:`decode`.
+        cache: the pool, see :class:`libmla.KvCache`.
+        indices: [T, topk] physical slots, page * page_size + offset. A negative one, or one beyond the pool, is skipped
+            wherever it stands.
+        sm_scale: as in :func:`decode`.
+        topk_length: [T], or [B] with one length for all queries of a request: indices from it on are skipped.
+        extra_cache: a second pool of the same row widths, with
+        extra_indices: [T, extra_topk] and
+        extra_topk_length: as ``topk_length``.
+        qo_indptr: [B+1], only with lengths [B]; None: T / B queries each.
+        q_scale, attn_sink, logits_soft_cap, lse_base, batch_invariant, d_v: as in :func:`decode`.
+        out, out_dtype, o_scale, lse, return_lse, plan, context: as in :func:`decode`.
+
+    Returns:
+        o [T, H, d_v], or (o, lse [T, H] f32).
+    """
+    want_lse = return_lse or lse is not None
+    made = call(
+        _decode_sparse,
+        "decode_sparse",
+        context,
+        plan,
+        (
+            *whole_and_parts(q),
+            q_scale,
+            *cache_fields(cache),
+            indices,
+            topk_length,
+            *(NO_CACHE if extra_cache is None else cache_fields(extra_cache)),
+            extra_indices,
+            extra_topk_length,
+            qo_indptr,
+            attn_sink,
+            logits_soft_cap,
+            sm_scale,
+            lse_base,
+            batch_invariant,
+            d_v,
+            out_dtype,
+            out,
+            o_scale,
+            want_lse,
+            lse,
+        ),
+    )
+    if want_lse:
+        return two(made, out, lse)
+    return made if out is None else out
+
+
+@operation
+def prefill(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    qo_indptr: Tensor,
+    kv_indptr: Tensor,
+    sm_scale: float,
+    causal: bool = True,
+    attn_sink: Tensor | None = None,
+    window_left: int = -1,
+    logits_soft_cap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    lse_base: LseBase = "e",
+    batch_invariant: bool = False,
+    out: Tensor | None = None,
+    out_dtype: DType | None = None,
+    lse: Tensor | None = None,
+    return_lse: bool = False,
+    plan: Plan | None = None,
+    context: Context | None = None,
+) -> Any:
+    """Attention of a ragged batch in the up-projected form, with as many KV heads as query heads.
+
+    Query i of a request sees key j iff ``j <= kv_len - q_len + i`` (causal), or every key of the request.
+
+    Args:
+        q: [T, H, d_qk]; bf16, f16 or f32.
+        k: [S, H, d_qk], of q's type.
+        v: [S, H, d_v], of q's type.
+        qo_indptr: [B+1] first query of each request.
+        kv_indptr: [B+1] first key of each request.
+        sm_scale: the scale of scores.
+        causal: see above.
+        attn_sink, window_left, logits_soft_cap, alibi_slopes, lse_base, batch_invariant: as in :func:`decode`.
+        out: [T, H, d_v], of q's type or f32.
+        out_dtype: the type of a new ``out``.
+        lse, return_lse, plan, context: as in :func:`decode`.
+
+    Returns:
+        o, or (o, lse [T, H] f32).
+    """
+    want_lse = return_lse or lse is not None
+    made = call(
+        _prefill,
+        "prefill",
+        context,
+        plan,
+        (
+            q,
+            k,
+            v,
+            qo_indptr,
+            kv_indptr,
+            causal,
+            attn_sink,
+            logits_soft_cap,
+            window_left,
+            alibi_slopes,
+            sm_scale,
+            lse_base,
+            batch_invariant,
+            out_dtype,
+            out,
+            want_lse,
+            lse,
+        ),
+    )
+    if want_lse:
+        return two(made, out, lse)
+    return made if out is None else out
+
+
+@operation
+def prefill_sparse(
+    q: Tensor,
+    kv: Tensor,
+    indices: Tensor,
+    *,
+    sm_scale: float,
+    topk_length: Tensor | None = None,
+    d_v: int = 512,
+    attn_sink: Tensor | None = None,
+    logits_soft_cap: float = 0.0,
+    lse_base: LseBase = "e",
+    batch_invariant: bool = False,
+    out: Tensor | None = None,
+    out_dtype: DType | None = None,
+    max_logits: Tensor | None = None,
+    return_max_logits: bool = False,
+    lse: Tensor | None = None,
+    return_lse: bool = False,
+    plan: Plan | None = None,
+    context: Context | None = None,
+) -> Any:
+    """Attention of every query over the rows that its indices name, of one dense tensor of rows.
+
+    Args:
+        q: [T, H, d_qk]; bf16, f16 or f32.
+        kv: [S, d_qk]; bf16 or f16. The first ``d_v`` channels are the value.
+        indices: [T, topk] rows of ``kv``; negative, or S and above: skipped.
+        sm_scale: the scale of scores.
+        topk_length: [T]: indices from it on are skipped.
+        d_v: width of the value, unless ``out`` says it.
+        attn_sink, logits_soft_cap, lse_base, batch_invariant: as in :func:`decode`.
+        out: [T, H, d_v], of q's type or f32.
+        out_dtype: the type of a new ``out``.
+        max_logits: [T, H] f32, where the largest score goes (sm_scale included, -inf without a key).
+        return_max_logits: whether to return max_logits, and lse with it; implied by ``max_logits``.
+        lse, return_lse, plan, context: as in :func:`decode`.
+
+    Returns:
+        o; or (o, lse); or (o, max_logits, lse).
+    """
+    want_max = return_max_logits or max_logits is not None
+    want_lse = want_max or return_lse or lse is not None
+    made = call(
+        _prefill_sparse,
+        "prefill_sparse",
+        context,
+        plan,
+        (
+            q,
+            kv,
+            indices,
+            topk_length,
+            attn_sink,
+            logits_soft_cap,
+            sm_scale,
+            lse_base,
+            batch_invariant,
+            d_v,
+            out_dtype,
+            out,
+            want_max,
+            max_logits,
+            want_lse,
+            lse,
+        ),
+    )
+    if not want_lse:
+        return made if out is None else out
+    if not want_max:
+        return two(made, out, lse)
+    if made is None:
+        return out, max_logits, lse
+    missing = [out, max_logits, lse].count(None)
+    fresh = iter(made if missing > 1 else (made,))
+    return tuple(next(fresh) if given is None else given for given in (out, max_logits, lse))

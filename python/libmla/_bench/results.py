@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bench results as `libmla bench --json=FILE` writes them: read and checked.
+
+docs/json.md has the keys. A result stays the mapping that the file holds; what `Result` adds is what plots and reports
+need to know about it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_NUMBERS = ("batch", "q_len", "kv_len", "heads", "page_size", "topk", "threads", "median_us", "p10_us", "p90_us")
+_RATES = ("gflops", "gbps")
+_STRINGS = ("op", "backend", "device", "cache")
+
+
+class ResultsError(ValueError):
+    """A file that holds no usable bench results, or a plot that has nothing to show; one sentence for people."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One measured case: `data` is the file's object with the keys of docs/json.md."""
+
+    data: Mapping[str, Any]
+
+    def __getitem__(self, key: str) -> Any:
+        return self.data.get(key)
+
+    @property
+    def emulated(self) -> bool:
+        """Ran in the emulator, where times say nothing about the GPU."""
+        return str(self["device"]).startswith("emulated:")
+
+    @property
+    def share(self) -> float | None:
+        """Part of the ceiling that was reached, 1 = all of it; None where there is nothing to compare with."""
+        return self["ceiling_share"]
+
+    @property
+    def share_range(self) -> tuple[float, float] | None:
+        """The share of the slow (p90) and of the fast (p10) runs."""
+        if self.share is None:
+            return None
+        return (self.share * self["median_us"] / self["p90_us"], self.share * self["median_us"] / self["p10_us"])
+
+    @property
+    def intensity(self) -> float | None:
+        """Flops per byte that must move; None for operations without arithmetic."""
+        return self["gflops"] / self["gbps"] if self["gflops"] > 0 and self["gbps"] > 0 else None
+
+    @property
+    def disturbed(self) -> bool:
+        """Other work ran on the machine: a share above 100 %, or slow runs that took far longer than the median."""
+        return bool(self["noisy"]) or self["p90_us"] > 1.5 * self["median_us"]
+
+
+@dataclass(frozen=True)
+class BenchRun:
+    """What one call of `libmla bench` measured."""
+
+    name: str  #: of the file, without ".json"
+    version: str
+    machine: Mapping[str, Any]
+    ceilings: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    interrupted: bool
+    results: tuple[Result, ...]
+
+    @property
+    def measured(self) -> tuple[Result, ...]:
+        """The results whose times mean something: all but those of the emulator."""
+        return tuple(one for one in self.results if not one.emulated)
+
+    def gpu_ceilings(self, device: str) -> Mapping[str, Any] | None:
+        return next((gpu for gpu in self.ceilings.get("gpus") or () if gpu.get("device") == device), None)
+
+    def machine_text(self, device: str = "cpu") -> str:
+        """'AMD EPYC, 2 threads', or the GPU's name."""
+        if device.startswith("emulated:"):
+            return f"emulated {device.partition(':')[2]}"
+        if device != "cpu":
+            names = self.machine.get("gpus") or []
+            index = device.rpartition(":")[2]
+            named = names[int(index)] if index.isdecimal() and int(index) < len(names) else "GPU"
+            return f"{named} ({device})"
+        threads = sorted({one["threads"] for one in self.results if one["device"] == "cpu"})
+        counted = " or ".join(str(count) for count in threads) or str(self.machine.get("threads", "?"))
+        return f"{self.machine.get('cpu', 'unknown processor')}, {counted} thread{'' if counted == '1' else 's'}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _check_result(one: Any, where: str) -> Result:
+    if not isinstance(one, dict):
+        raise ResultsError(f"{where}: expected an object, got {type(one).__name__}")
+    for key in _STRINGS:
+        if not isinstance(one.get(key), str):
+            raise ResultsError(f"{where}: {key}: expected a string, got {json.dumps(one.get(key))[:40]}")
+    for key in _NUMBERS + _RATES:
+        if not _is_number(one.get(key)) or one[key] < 0:
+            raise ResultsError(f"{where}: {key}: expected a number of at least 0, got {json.dumps(one.get(key))[:40]}")
+    for key in ("median_us", "p10_us", "p90_us"):
+        if one[key] == 0:
+            raise ResultsError(f"{where}: {key}: expected a time above 0, got 0")
+    share = one.get("ceiling_share")
+    if share is not None and not _is_number(share):
+        raise ResultsError(f"{where}: ceiling_share: expected a number or null, got {json.dumps(share)[:40]}")
+    return Result(one)
+
+
+def parse(document: Any, name: str, source: str) -> BenchRun:
+    """A run from its JSON document; `source` is what messages call it. Raises ResultsError."""
+    if not isinstance(document, dict) or "results" not in document:
+        hint = ""
+        if isinstance(document, dict) and "cases" in document:
+            hint = " (it lists cases; nothing was measured)"
+        raise ResultsError(f"{source}: these are no bench results{hint}; `libmla bench --json=FILE` writes them")
+    results = document["results"]
+    if not isinstance(results, list):
+        raise ResultsError(f"{source}: results: expected a list, got {type(results).__name__}")
+    if not results:
+        raise ResultsError(f"{source}: the list of results is empty: no case was measured")
+    for key in ("machine", "ceilings", "settings"):
+        if not isinstance(document.get(key, {}), dict):
+            raise ResultsError(f"{source}: {key}: expected an object, got {type(document[key]).__name__}")
+    return BenchRun(
+        name=name,
+        version=str(document.get("version", "?")),
+        machine=document.get("machine", {}),
+        ceilings=document.get("ceilings", {}),
+        settings=document.get("settings", {}),
+        interrupted=bool(document.get("interrupted", False)),
+        results=tuple(_check_result(one, f"{source}: results[{i}]") for i, one in enumerate(results)),
+    )
+
+
+def load(path: str | Path) -> BenchRun:
+    """Reads a file, or standard input for "-". Raises ResultsError."""
+    source = "standard input" if str(path) == "-" else str(path)
+    try:
+        text = sys.stdin.read() if str(path) == "-" else Path(path).read_text(encoding="utf-8")
+        document = json.loads(text)
+    except OSError as error:
+        raise ResultsError(f"{source}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ResultsError(f"{source}: is not JSON: it is not UTF-8 text") from None
+    except ValueError as error:
+        raise ResultsError(f"{source}: is not JSON: {error}") from None
+    return parse(document, "stdin" if str(path) == "-" else Path(path).stem, source)
+
+
+def load_all(paths: Sequence[str | Path]) -> list[BenchRun]:
+    """All files, with names that differ: where two files are named alike, their folders' names come in front."""
+    runs = [load(path) for path in paths]
+    counts = Counter(run.name for run in runs)
+    named: list[BenchRun] = []
+    for path, run in zip(paths, runs, strict=True):
+        name = run.name
+        if counts[name] > 1:
+            name = f"{Path(path).resolve().parent.name}-{name}"
+        stem, number = name, 2
+        while any(name == other.name for other in named):
+            name, number = f"{stem}-{number}", number + 1
+        named.append(BenchRun(**{**vars(run), "name": name}))
+    return named
+
+
+def groups(results: Sequence[Result], keys: Sequence[str]) -> dict[tuple[Any, ...], list[Result]]:
+    """Results by their values of `keys`, in the order of the file."""
+    found: dict[tuple[Any, ...], list[Result]] = {}
+    for one in results:
+        found.setdefault(tuple(one[key] for key in keys), []).append(one)
+    return found

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Merging states, and writing, reading and copying caches; :mod:`libmla.ops` says what holds for all operations."""
+
+from __future__ import annotations
+
+from . import _core
+from ._call import cache_fields, call, parts, two, whole_and_parts
+from .context import Context
+from .frameworks import operation
+from .types import Cache, DType, LseBase, Rows, Tensor
+
+_merge_states = _core.function("merge_states")
+_append = _core.function("append")
+_append_rope = _core.function("append_rope")
+_gather = _core.function("gather")
+_copy_pages = _core.function("copy_pages")
+
+
+@operation
+def merge_states(
+    partial_o: Tensor,
+    partial_lse: Tensor,
+    *,
+    lse_base: LseBase = "e",
+    out: Tensor | None = None,
+    out_dtype: DType | None = None,
+    lse: Tensor | None = None,
+    in_place: bool = False,
+    context: Context | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Merges N partial attention states: ``lse = log(sum exp(lse_n))``, ``o = sum exp(lse_n - lse) o_n``.
+
+    States with lse = -inf weigh nothing; if all do, o = 0 and lse = -inf.
+
+    Args:
+        partial_o: [N, T, H, d_v]; bf16, f16 or f32.
+        partial_lse: [N, T, H] f32.
+        lse_base: base of the logarithm in ``partial_lse`` and ``lse``.
+        out: [T, H, d_v]; bf16, f16 or f32.
+        out_dtype: the type of a new ``out``; None: that of ``partial_o``.
+        lse: [T, H] f32.
+        in_place: ``out`` and ``lse`` hold one more state, which is merged too.
+
+    Returns:
+        (o, lse).
+    """
+    made = call(
+        _merge_states, "merge_states", context, None, (partial_o, partial_lse, lse_base, in_place, out_dtype, out, lse)
+    )
+    return two(made, out, lse)
+
+
+@operation
+def append(rows: Rows, slot_mapping: Tensor, cache: Cache, *, context: Context | None = None) -> None:
+    """Writes each token's latent row into its cache slot, quantized as the cache's format is.
+
+    Args:
+        rows: [T, kv_lora_rank + qk_rope_head_dim], or the pair (ckv [T, kv_lora_rank], kpe [T, qk_rope_head_dim]);
+            bf16, f16 or f32.
+        slot_mapping: [T] int64: page * page_size + offset; a negative slot skips the token. All others differ.
+        cache: is written.
+    """
+    call(_append, "append", context, None, (*whole_and_parts(rows), slot_mapping, *cache_fields(cache)))
+
+
+@operation
+def append_rope(
+    ckv: Tensor,
+    kpe: Tensor,
+    slot_mapping: Tensor,
+    cache: Cache,
+    *,
+    cos_sin: Tensor,
+    positions: Tensor,
+    q: tuple[Tensor, Tensor] | None = None,
+    interleaved: bool = True,
+    q_scale: Tensor | None = None,
+    q_out: Tensor | None = None,
+    q_out_dtype: DType | None = None,
+    context: Context | None = None,
+) -> Tensor | None:
+    """Rotates the rotary parts of queries and keys, quantizes, and appends the keys, in one pass.
+
+    Args:
+        ckv: [T, kv_lora_rank]; bf16, f16 or f32.
+        kpe: [T, qk_rope_head_dim], not yet rotated, of ckv's type.
+        slot_mapping: [T] int64; a negative slot writes no key, the query still.
+        cache: is written.
+        cos_sin: [max_positions, qk_rope_head_dim] f32: cosines of all angles, then sines.
+        positions: [T] int64, below max_positions.
+        q: (q_nope [T, H, kv_lora_rank], q_pe [T, H, qk_rope_head_dim]); None: only keys are written.
+        interleaved: pairs are channels (2i, 2i + 1), as DeepSeek's; else (i, i + qk_rope_head_dim / 2).
+        q_scale: [1] f32: e4m3 queries are divided by it.
+        q_out: [T, H, kv_lora_rank + qk_rope_head_dim]: bf16, f16, f32, or e4m3 with ``q_scale``.
+        q_out_dtype: the type of a new ``q_out``; None: e4m3 with ``q_scale``, else that of ``q``.
+
+    Returns:
+        The rotated queries, or None without ``q``.
+    """
+    q_nope, q_pe = (None, None) if q is None else parts(q)
+    made = call(
+        _append_rope,
+        "append_rope",
+        context,
+        None,
+        (
+            q_nope,
+            q_pe,
+            ckv,
+            kpe,
+            cos_sin,
+            positions,
+            slot_mapping,
+            *cache_fields(cache),
+            interleaved,
+            q_scale,
+            q_out_dtype,
+            q_out,
+        ),
+    )
+    return made if q_out is None else q_out
+
+
+@operation
+def gather(
+    cache: Cache,
+    *,
+    kv_len: Tensor,
+    out_indptr: Tensor,
+    block_table: Tensor | None = None,
+    kv_indptr: Tensor | None = None,
+    kv_indices: Tensor | None = None,
+    token_start: Tensor | None = None,
+    num_rows: int | None = None,
+    out: Rows | None = None,
+    out_dtype: DType | None = None,
+    context: Context | None = None,
+) -> Rows:
+    """Copies a range of every request into dense rows, dequantized.
+
+    Tokens ``token_start[b] ...`` of request b go to rows ``out_indptr[b] ... out_indptr[b+1] - 1``.
+
+    Args:
+        cache: is read.
+        kv_len, block_table, kv_indptr, kv_indices: the page table, as in :func:`decode`.
+        out_indptr: [B+1] first row of each request.
+        token_start: [B]; None: 0 everywhere.
+        num_rows: rows of a new ``out``, out_indptr[B]; None: looked up, if out_indptr is in the memory of the CPU.
+        out: [num_rows, kv_lora_rank + qk_rope_head_dim], or a pair of the two parts; bf16, f16 or f32.
+        out_dtype: the type of a new ``out``; None: that of the cache's elements, bf16 for quantized ones.
+
+    Returns:
+        ``out``.
+    """
+    whole, out_ckv, out_kpe = (None, None, None) if out is None else whole_and_parts(out)
+    made = call(
+        _gather,
+        "gather",
+        context,
+        None,
+        (
+            *cache_fields(cache),
+            kv_len,
+            block_table,
+            kv_indptr,
+            kv_indices,
+            out_indptr,
+            token_start,
+            num_rows,
+            out_dtype,
+            out_ckv,
+            out_kpe,
+            whole,
+        ),
+    )
+    return made if out is None else out
+
+
+@operation
+def copy_pages(
+    from_cache: Cache,
+    from_pages: Tensor,
+    to_cache: Cache,
+    to_pages: Tensor,
+    *,
+    context: Context | None = None,
+) -> None:
+    """Copies whole pages from one cache into another, whose format and page size may differ.
+
+    The tokens of pages from_pages[0], from_pages[1], ... fill pages to_pages[0], to_pages[1], ... in order. Rows of
+    equal formats are copied bit for bit; others are quantized and dequantized.
+
+    Args:
+        from_cache: is read.
+        from_pages: [N] pages of it.
+        to_cache: is written; of the same row widths, and not overlapping the pages that are read.
+        to_pages: [M] pages of it, all different; M times its page size = N times that of ``from_cache``.
+    """
+    call(
+        _copy_pages,
+        "copy_pages",
+        context,
+        None,
+        (*cache_fields(from_cache), from_pages, *cache_fields(to_cache), to_pages),
+    )

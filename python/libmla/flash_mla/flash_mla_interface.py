@@ -1,0 +1,451 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The functions of ``flash_mla.flash_mla_interface``, computed by libmla.
+
+lse is a natural logarithm, float32. A query without a visible key gets out = 0 and, in decode and sparse prefill,
+lse = +inf: the peer's convention (libmla's own is -inf). Inputs are read in place wherever their strides allow.
+
+Beyond the peer: any number of heads, any page size, float16 and float32 queries, bfloat16 and float16 caches in sparse
+decode, quantized caches in dense decode, attention sinks in dense decode, several KV heads in sparse prefill, tensors
+on the CPU and on any GPU that libmla supports.
+
+Arguments that cannot work raise ValueError or TypeError, what no backend can do libmla.UnsupportedError.
+"""
+
+import dataclasses
+from typing import Any
+
+import torch
+
+import libmla
+from libmla.flash_mla.caches import kv_cache
+
+_INF = float("inf")
+
+
+@dataclasses.dataclass
+class FlashMLASchedMeta:
+    """A plan that is made by the first call of flash_mla_with_kvcache it is given to, and used by the next ones.
+
+    Calls that share it have equal shapes and equal values of cache_seqlens. On a GPU, a first call inside a captured
+    graph puts the planning into the graph. Setting `tile_scheduler_metadata` to None, or `have_initialized` to False,
+    plans again.
+    """
+
+    @dataclasses.dataclass
+    class Config:
+        """What the calls that share a plan have in common; topk and what begins with extra_ is None if not given."""
+
+        b: int
+        s_q: int
+        h_q: int
+        page_block_size: int
+        h_k: int
+
+        causal: bool
+        is_fp8_kvcache: bool
+        topk: int | None
+
+        extra_page_block_size: int | None
+        extra_topk: int | None
+
+    have_initialized: bool = False
+
+    config: Config | None = None
+
+    tile_scheduler_metadata: torch.Tensor | None = None  # the plan's workspace
+    num_splits: torch.Tensor | None = None  # [1] int32: partial states to be merged
+
+    plan: libmla.Plan | None = dataclasses.field(default=None, repr=False, compare=False)
+
+
+def get_mla_metadata(*args: Any, **kwargs: Any) -> tuple[FlashMLASchedMeta, None]:
+    """(an empty FlashMLASchedMeta, None). Arguments, which earlier versions of the peer need, are ignored."""
+    return FlashMLASchedMeta(), None
+
+
+def flash_mla_with_kvcache(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    block_table: torch.Tensor | None,
+    cache_seqlens: torch.Tensor | None,
+    head_dim_v: int,
+    tile_scheduler_metadata: FlashMLASchedMeta | None,
+    num_splits: None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    is_fp8_kvcache: bool = False,
+    indices: torch.Tensor | None = None,
+    attn_sink: torch.Tensor | None = None,
+    extra_k_cache: torch.Tensor | None = None,
+    extra_indices_in_kvcache: torch.Tensor | None = None,
+    topk_length: torch.Tensor | None = None,
+    extra_topk_length: torch.Tensor | None = None,
+    *,
+    descale_q: torch.Tensor | None = None,
+    descale_k: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Decode over a paged cache: over all keys of a request, or, with `indices`, over those that they name.
+
+    q: [b, s_q, h_q, d_qk]; bfloat16, float16, float32, or float8_e4m3fn with descale_q.
+    k_cache: [num_blocks, page_block_size, h_k, width], h_k dividing h_q. bfloat16 or float16 of width d_qk;
+        or, with is_fp8_kvcache, bytes (float8_e4m3fn, uint8, int8) of width 656 (V3.2, GLM), 584 (V4: the scales of a
+        page follow its data), or d_qk with descale_k. Packed rows (656, 584) have one KV head.
+    block_table: [b, max_blocks] int32, and cache_seqlens: [b] int32; dense only, ignored with `indices`.
+    head_dim_v: the first channels of a row, which are its value.
+    tile_scheduler_metadata: of get_mla_metadata; None: plan for this call alone.
+    num_splits: None; the second result of get_mla_metadata.
+    softmax_scale: 1 / sqrt(d_qk) if None. Of an absorbed model it is 1 / sqrt(qk_nope_head_dim + qk_rope_head_dim).
+    causal: dense only; query i sees key j iff j <= cache_seqlen - s_q + i.
+    indices: [b, s_q, topk] int32: block * page_block_size + offset; negative ones, and those beyond the cache, are
+        skipped.
+    attn_sink: [h_q] float32: out is multiplied by exp(lse) / (exp(lse) + exp(attn_sink)); lse excludes it.
+    extra_k_cache, extra_indices_in_kvcache: a second pool under the same softmax; sparse only.
+    topk_length, extra_topk_length: [b] (or [b, s_q]) int32; sparse only: entries of indices from it on are skipped.
+    descale_q, descale_k: [1] float32, not in the peer: what e4m3 queries, and an e4m3 cache of width d_qk, are
+        multiplied by.
+
+    Returns (out [b, s_q, h_q, head_dim_v] of q's dtype, bfloat16 for e4m3; softmax_lse [b, h_q, s_q] float32).
+    """
+    if num_splits is not None:
+        raise ValueError("num_splits: expected None: how requests are split is in tile_scheduler_metadata")
+    _expect_dims("q", q, "batch_size, seq_len_q, num_heads_q, head_dim")
+    _expect_dims("k_cache", k_cache, "num_blocks, page_block_size, num_heads_k, width")
+    b, s_q, h_q, d_qk = q.shape
+    h_k = k_cache.shape[2]
+    group = _heads_per_kv_head(h_q, h_k)
+    if indices is None:
+        sparse = (extra_k_cache, extra_indices_in_kvcache, topk_length, extra_topk_length)
+        operation, options = "decode", _dense_options(block_table, cache_seqlens, causal, sparse)
+    else:
+        rest = (topk_length, extra_indices_in_kvcache, extra_topk_length)
+        operation, options = "decode_sparse", _sparse_options(q, k_cache, causal, indices, extra_k_cache, rest)
+    config = _config(q, k_cache, causal, is_fp8_kvcache, indices, extra_k_cache, extra_indices_in_kvcache)
+    plan = _known_plan(tile_scheduler_metadata, config)
+    options["sm_scale"] = d_qk**-0.5 if softmax_scale is None else softmax_scale
+    options["q_scale"] = descale_q
+    rows = q.reshape(b * s_q, h_q, d_qk)
+    out = torch.empty(b * s_q, h_q, head_dim_v, dtype=_out_dtype(q), device=q.device)
+    lse = torch.empty(b * s_q, h_q, dtype=torch.float32, device=q.device)
+    for kv_head in range(h_k):
+        heads = slice(kv_head * group, (kv_head + 1) * group)
+        arguments = options | {"out": out[:, heads], "lse": lse[:, heads]}
+        arguments["attn_sink"] = None if attn_sink is None else attn_sink[heads]
+        for name, tensor in (("cache", k_cache), ("extra_cache", extra_k_cache)):
+            if tensor is not None:
+                label = name.replace("cache", "k_cache")
+                arguments[name] = kv_cache(label, tensor, kv_head, d_qk, is_fp8_kvcache, descale_k)
+        if plan is None and tile_scheduler_metadata is not None:
+            plan = getattr(libmla.Plan, operation)(rows[:, heads], **arguments)
+        getattr(libmla, operation)(rows[:, heads], plan=plan, **arguments)
+    if tile_scheduler_metadata is not None and plan is not None:
+        _remember(tile_scheduler_metadata, config, plan, q.device)
+    lse = _empty_rows_to_inf(lse).view(b, s_q, h_q).transpose(1, 2)
+    return out.view(b, s_q, h_q, head_dim_v), lse if operation == "decode_sparse" else lse.contiguous()
+
+
+def flash_mla_sparse_fwd(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    indices: torch.Tensor,
+    sm_scale: float,
+    d_v: int = 512,
+    attn_sink: torch.Tensor | None = None,
+    topk_length: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Sparse prefill in the absorbed form.
+
+    q: [s_q, h_q, d_qk]; bfloat16, float16 or float32.
+    kv: [s_kv, h_kv, d_qk], bfloat16 or float16, h_kv dividing h_q; the first d_v channels of a row are its value.
+    indices: [s_q, h_kv, topk] int32: rows of kv; negative ones, and those >= s_kv, are skipped.
+    attn_sink: [h_q] float32: out is multiplied by exp(lse) / (exp(lse) + exp(attn_sink)); lse excludes it.
+    topk_length: [s_q] int32: entries of indices from it on are skipped.
+
+    Returns (out [s_q, h_q, d_v] of q's dtype, max_logits [s_q, h_q] float32, lse [s_q, h_q] float32). max_logits is the
+    largest score, sm_scale included. A query without a valid index: out = 0, max_logits = -inf, lse = +inf.
+    """
+    _expect_dims("q", q, "s_q, h_q, d_qk")
+    _expect_dims("kv", kv, "s_kv, h_kv, d_qk")
+    _expect_dims("indices", indices, "s_q, h_kv, topk")
+    s_q, h_q = q.shape[:2]
+    h_kv = kv.shape[1]
+    if indices.shape[1] != h_kv:
+        raise ValueError(f"indices: expected {h_kv} KV heads in dimension 1, as in kv, got {indices.shape[1]}")
+    group = _heads_per_kv_head(h_q, h_kv)
+    out = torch.empty(s_q, h_q, d_v, dtype=_out_dtype(q), device=q.device)
+    max_logits, lse = (torch.empty(s_q, h_q, dtype=torch.float32, device=q.device) for _ in range(2))
+    for kv_head in range(h_kv):
+        heads = slice(kv_head * group, (kv_head + 1) * group)
+        libmla.prefill_sparse(
+            q[:, heads],
+            kv[:, kv_head],
+            indices[:, kv_head],
+            topk_length=topk_length,
+            d_v=d_v,
+            sm_scale=sm_scale,
+            attn_sink=None if attn_sink is None else attn_sink[heads],
+            out=out[:, heads],
+            max_logits=max_logits[:, heads],
+            lse=lse[:, heads],
+        )
+    return out, max_logits, _empty_rows_to_inf(lse)
+
+
+def flash_attn_varlen_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_qo: torch.Tensor,
+    cu_seqlens_kv: torch.Tensor,
+    max_seqlen_qo: int,
+    max_seqlen_kv: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    deterministic: bool = False,
+    is_varlen: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ragged prefill in the up-projected form, forward only: backward raises NotImplementedError.
+
+    q: [T, h_q, d_qk], k: [S, h_kv, d_qk], v: [S, h_kv, d_v]; bfloat16, float16 or float32, h_kv dividing h_q.
+    cu_seqlens_qo, cu_seqlens_kv: [b + 1] int32, first query and first key of each request. They say everything:
+        max_seqlen_qo, max_seqlen_kv and is_varlen are ignored.
+    dropout_p: 0. deterministic: either; results always are.
+    softmax_scale: 1 / sqrt(d_qk) if None.
+    causal: query i of a request sees key j iff j <= kv_len - q_len + i.
+
+    Returns (out [T, h_q, d_v] of q's dtype, lse [T, h_q] float32, whose tokens are contiguous). A query without a
+    visible key: out = 0 and lse = -inf, as in the peer's kernel.
+    """
+    _refuse_dropout(dropout_p)
+    return _flash_attn_varlen(q, k, v, cu_seqlens_qo, cu_seqlens_kv, causal, softmax_scale)
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    max_seqlen: int,
+    head_dim_qk: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    deterministic: bool = False,
+    is_varlen: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """flash_attn_varlen_func over one tensor, qkv: [T, h, head_dim_qk + head_dim_qk + d_v]."""
+    _refuse_dropout(dropout_p)
+    q, k, v = qkv[..., :head_dim_qk], qkv[..., head_dim_qk : 2 * head_dim_qk], qkv[..., 2 * head_dim_qk :]
+    return _flash_attn_varlen(q, k, v, cu_seqlens, cu_seqlens, causal, softmax_scale)
+
+
+def flash_attn_varlen_kvpacked_func(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    cu_seqlens_qo: torch.Tensor,
+    cu_seqlens_kv: torch.Tensor,
+    max_seqlen_qo: int,
+    max_seqlen_kv: int,
+    head_dim_qk: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    deterministic: bool = False,
+    is_varlen: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """flash_attn_varlen_func over keys and values in one tensor, kv: [S, h_kv, head_dim_qk + d_v]."""
+    _refuse_dropout(dropout_p)
+    k, v = kv[..., :head_dim_qk], kv[..., head_dim_qk:]
+    return _flash_attn_varlen(q, k, v, cu_seqlens_qo, cu_seqlens_kv, causal, softmax_scale)
+
+
+class _ForwardOnly(torch.autograd.Function):
+    """Keeps outputs of tensors that require gradients in the graph, so that backward says why there are none."""
+
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> Any:
+        return _prefill(q.detach(), k.detach(), v.detach(), *rest)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise NotImplementedError("flash_attn_varlen_func: libmla is for inference: it has no backward pass")
+
+
+def _flash_attn_varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> Any:
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        return _ForwardOnly.apply(q, k, v, *rest)
+    return _prefill(q, k, v, *rest)
+
+
+def _prefill(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_qo: torch.Tensor,
+    cu_seqlens_kv: torch.Tensor,
+    causal: bool,
+    softmax_scale: float | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        _expect_dims(name, tensor, "tokens, heads, channels")
+    num_tokens, h_q, d_qk = q.shape
+    h_kv, d_v = v.shape[1:]
+    if k.shape[1] != h_kv:
+        raise ValueError(f"k: expected {h_kv} heads, as v has, got {k.shape[1]}")
+    group = _heads_per_kv_head(h_q, h_kv)
+    # As many heads at a time as one stride can describe: all, or those of one KV head.
+    steps = [(slice(None), slice(None), h_q)]
+    if group > 1:
+        steps = [(slice(g * group, (g + 1) * group), slice(g, g + 1), group) for g in range(h_kv)]
+    out = torch.empty(num_tokens, h_q, d_v, dtype=_out_dtype(q), device=q.device)
+    lse = torch.empty(h_q, num_tokens, dtype=torch.float32, device=q.device).T
+    plan = None
+    for heads, kv_heads, count in steps:
+        tensors = (q[:, heads], k[:, kv_heads].expand(-1, count, -1), v[:, kv_heads].expand(-1, count, -1))
+        arguments: dict[str, Any] = {
+            "qo_indptr": cu_seqlens_qo,
+            "kv_indptr": cu_seqlens_kv,
+            "causal": causal,
+            "sm_scale": d_qk**-0.5 if softmax_scale is None else softmax_scale,
+            "out": out[:, heads],
+            "lse": lse[:, heads],
+        }
+        if plan is None and len(steps) > 1:
+            plan = libmla.Plan.prefill(*tensors, **arguments)
+        libmla.prefill(*tensors, plan=plan, **arguments)
+    return out, lse
+
+
+def _dense_options(
+    block_table: torch.Tensor | None, cache_seqlens: torch.Tensor | None, causal: bool, sparse: tuple[Any, ...]
+) -> dict[str, Any]:
+    names = ("extra_k_cache", "extra_indices_in_kvcache", "topk_length", "extra_topk_length")
+    for name, value in zip(names, sparse, strict=True):
+        if value is not None:
+            raise ValueError(f"{name}: has a meaning only with indices, that is in sparse attention")
+    for name, value in (("block_table", block_table), ("cache_seqlens", cache_seqlens)):
+        if value is None:
+            raise ValueError(f"{name}: missing; without indices, all keys of a request are read")
+    return {"kv_len": cache_seqlens, "block_table": block_table, "causal": causal}
+
+
+def _sparse_options(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    causal: bool,
+    indices: torch.Tensor,
+    extra_k_cache: torch.Tensor | None,
+    rest: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
+) -> dict[str, Any]:
+    topk_length, extra_indices, extra_topk_length = rest
+    b, s_q = q.shape[:2]
+    if causal:
+        raise ValueError("causal: indices already say what a query sees; expected False with them")
+    options: dict[str, Any] = {
+        "indices": _flat_indices("indices", indices, b, s_q),
+        "topk_length": None if topk_length is None else topk_length.flatten(),
+    }
+    if extra_k_cache is None:
+        for name, value in (
+            ("extra_indices_in_kvcache", extra_indices),
+            ("extra_topk_length", extra_topk_length),
+        ):
+            if value is not None:
+                raise ValueError(f"{name}: has a meaning only with extra_k_cache")
+        return options
+    if extra_indices is None:
+        raise ValueError("extra_indices_in_kvcache: missing; extra_k_cache needs it")
+    _expect_dims("extra_k_cache", extra_k_cache, "num_blocks, page_block_size, num_heads_k, width")
+    if extra_k_cache.shape[2] != k_cache.shape[2]:
+        raise ValueError(
+            f"extra_k_cache: expected {k_cache.shape[2]} KV heads, as in k_cache, got {extra_k_cache.shape[2]}"
+        )
+    options["extra_indices"] = _flat_indices("extra_indices_in_kvcache", extra_indices, b, s_q)
+    options["extra_topk_length"] = None if extra_topk_length is None else extra_topk_length.flatten()
+    return options
+
+
+def _config(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    causal: bool,
+    fp8: bool,
+    indices: torch.Tensor | None,
+    extra_k_cache: torch.Tensor | None,
+    extra_indices: torch.Tensor | None,
+) -> FlashMLASchedMeta.Config:
+    return FlashMLASchedMeta.Config(
+        b=q.shape[0],
+        s_q=q.shape[1],
+        h_q=q.shape[2],
+        page_block_size=k_cache.shape[1],
+        h_k=k_cache.shape[2],
+        causal=causal,
+        is_fp8_kvcache=fp8,
+        topk=None if indices is None else indices.shape[-1],
+        extra_page_block_size=None if extra_k_cache is None else extra_k_cache.shape[1],
+        extra_topk=None if extra_indices is None else extra_indices.shape[-1],
+    )
+
+
+def _known_plan(meta: FlashMLASchedMeta | None, config: FlashMLASchedMeta.Config) -> libmla.Plan | None:
+    if meta is None:
+        return None
+    if not isinstance(meta, FlashMLASchedMeta):
+        raise TypeError(
+            "tile_scheduler_metadata: expected the FlashMLASchedMeta that get_mla_metadata returns, got "
+            f"{type(meta).__name__}"
+        )
+    if not meta.have_initialized or meta.tile_scheduler_metadata is None:
+        return None
+    if meta.config != config:
+        name = next(
+            f.name for f in dataclasses.fields(config) if getattr(meta.config, f.name) != getattr(config, f.name)
+        )
+        raise ValueError(
+            f"tile_scheduler_metadata: planned for {name} {getattr(meta.config, name)}, used with "
+            f"{getattr(config, name)}; calls that share it have equal shapes and lengths: take another one from "
+            "get_mla_metadata"
+        )
+    return meta.plan
+
+
+def _remember(
+    meta: FlashMLASchedMeta, config: FlashMLASchedMeta.Config, plan: libmla.Plan, device: torch.device
+) -> None:
+    if meta.plan is plan:
+        return
+    meta.config, meta.plan, meta.have_initialized = config, plan, True
+    meta.tile_scheduler_metadata = torch.from_dlpack(plan.workspace)
+    meta.num_splits = torch.full((1,), plan.num_splits, dtype=torch.int32, device=device)
+
+
+def _expect_dims(name: str, tensor: torch.Tensor, dims: str) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name}: expected a torch tensor [{dims}], got {type(tensor).__name__}")
+    if tensor.dim() != dims.count(",") + 1:
+        raise ValueError(f"{name}: expected [{dims}], got shape {tuple(tensor.shape)}")
+
+
+def _heads_per_kv_head(h_q: int, h_kv: int) -> int:
+    if h_kv == 0 or h_q % h_kv != 0:
+        raise ValueError(f"expected the KV heads to divide the {h_q} query heads, got {h_kv} KV heads")
+    return h_q // h_kv
+
+
+def _flat_indices(name: str, indices: torch.Tensor, b: int, s_q: int) -> torch.Tensor:
+    _expect_dims(name, indices, "batch_size, seq_len_q, topk")
+    if indices.shape[:2] != (b, s_q):
+        raise ValueError(f"{name}: expected [{b}, {s_q}, topk], got shape {tuple(indices.shape)}")
+    return indices.reshape(b * s_q, indices.shape[2])
+
+
+def _out_dtype(q: torch.Tensor) -> torch.dtype:
+    return torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
+
+
+def _empty_rows_to_inf(lse: torch.Tensor) -> torch.Tensor:
+    return lse.masked_fill_(lse == -_INF, _INF)
+
+
+def _refuse_dropout(dropout_p: float) -> None:
+    if dropout_p != 0.0:
+        raise ValueError(f"dropout_p: libmla is for inference; expected 0, got {dropout_p}")

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operations, as plain functions on tensors.
+
+T: query tokens of the batch. B: requests. H: heads. S: rows of keys. Integers are int32 unless said; lengths, page
+tables and scales lie where the other tensors lie. The innermost dimension of a tensor is contiguous (but for lse); all
+other strides are free. Outputs that are not given come from the framework of the inputs. On a GPU the kernels go into
+the framework's current stream, and what lies in the GPU's memory (lengths, page numbers, indices) is not checked.
+
+Every function raises
+
+- ValueError: an argument is wrong; the message names it, what was expected and what was given;
+- TypeError: an argument is of a type or element type that has no meaning here, or requires a gradient: inference only;
+- libmla.UnsupportedError (a RuntimeError): no backend, or not the forced one, can do it; the message says why;
+- RuntimeError: a fault of the library or of the machine.
+"""
+
+from ._attention import decode, decode_sparse, prefill, prefill_sparse
+from ._caches import append, append_rope, copy_pages, gather, merge_states
+from ._indexing import append_indexer, block_table_to_csr, indexer_logits, indexer_top_k, physical_slots, top_k
+
+__all__ = [
+    "append",
+    "append_indexer",
+    "append_rope",
+    "block_table_to_csr",
+    "copy_pages",
+    "decode",
+    "decode_sparse",
+    "gather",
+    "indexer_logits",
+    "indexer_top_k",
+    "merge_states",
+    "physical_slots",
+    "prefill",
+    "prefill_sparse",
+    "top_k",
+]

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`libmla plot RESULTS.json...`: pictures of what `libmla bench --json=FILE` measured.
+
+Four kinds. Of every run: `roofline` (arithmetic intensity against speed, under the measured ceilings), `share` (share
+of the ceiling by kv length or topk) and `backends` (time of the same case on each backend). Of two runs: `runs` (how
+much faster each case became). The drawing functions return `Drawing`s, which save themselves as PNG or SVG.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from ._bench.comparisons import backends, runs
+from ._bench.drawing import Drawing, MissingMatplotlib, style
+from ._bench.figures import roofline, share
+from ._bench.results import BenchRun, ResultsError, load_all
+
+KINDS = ("roofline", "share", "backends", "runs")
+FORMATS = ("png", "svg")
+_NO_COMPARISON = "no comparison"
+
+
+def draw(all_runs: Sequence[BenchRun], kinds: Sequence[str] = KINDS) -> tuple[list[Drawing], list[str]]:
+    """Everything of the named kinds that the runs have, and a sentence for each kind that a run does not have."""
+    of_one: Mapping[str, Callable[[BenchRun], list[Drawing]]] = {
+        "roofline": roofline,
+        "share": share,
+        "backends": backends,
+    }
+    drawings, missing = [], []
+    with style():
+        for run in all_runs:
+            for kind in kinds:
+                if kind in of_one:
+                    try:
+                        drawings += of_one[kind](run)
+                    except ResultsError as error:
+                        missing.append(f"{run.name}: no {kind} plot: {error}")
+        if "runs" in kinds:
+            for other in all_runs[1:]:
+                try:
+                    drawings += runs(all_runs[0], other)
+                except ResultsError as error:
+                    missing.append(f"{_NO_COMPARISON} of {all_runs[0].name} and {other.name}: {error}")
+    if "runs" in kinds and len(all_runs) == 1 and len(kinds) == 1:
+        missing.append(f"{all_runs[0].name}: a comparison takes the results of two runs")
+    return drawings, missing
+
+
+def save(drawings: Sequence[Drawing], folder: Path, formats: Sequence[str]) -> list[Path]:
+    """Writes NAME.FORMAT into the folder, which is made if need be. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for drawing in drawings:
+        for ending in formats:
+            paths.append(folder / f"{drawing.name}.{ending}")
+            drawing.save(str(paths[-1]))
+    return paths
+
+
+def _choices(allowed: Sequence[str]) -> Callable[[str], list[str]]:
+    def parse(text: str) -> list[str]:
+        chosen = [part for part in text.split(",") if part]
+        for part in chosen or [text]:
+            if part not in allowed:
+                raise argparse.ArgumentTypeError(f"expected some of {', '.join(allowed)}, got '{part}'")
+        return chosen
+
+    return parse
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command `libmla plot`; returns its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="libmla plot",
+        description="Draw results of `libmla bench --json=FILE`; several files are also compared with the first.",
+        epilog="Example: libmla bench --heads 16,128 --kv-len 1k:32k:*2 --json=a.json; libmla plot a.json --out plots",
+    )
+    parser.add_argument(
+        "results", nargs="+", metavar="RESULTS.json", help="files of bench results; - is standard input"
+    )
+    parser.add_argument("--out", default=".", metavar="FOLDER", help="where the files go (default: here)")
+    parser.add_argument("--kind", type=_choices(KINDS), help=f"only these: {', '.join(KINDS)}")
+    parser.add_argument("--format", type=_choices(FORMATS), default=list(FORMATS), help="png,svg (default: both)")
+    options = parser.parse_args(arguments)
+    try:
+        drawings, missing = draw(load_all(options.results), options.kind or KINDS)
+        if not drawings:
+            raise ResultsError(missing[0])
+        # What was asked for by name; else only that files that were named together cannot be compared.
+        for text in missing:
+            if options.kind or text.startswith(_NO_COMPARISON):
+                print(f"libmla plot: {text}", file=sys.stderr)
+        for path in save(drawings, Path(options.out), options.format):
+            print(path)
+    except (ResultsError, MissingMatplotlib) as error:
+        print(f"libmla plot: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"libmla plot: cannot write to '{error.filename or options.out}': {error.strerror}", file=sys.stderr)
+        return 2
+    return 0

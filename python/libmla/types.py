@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the functions of libmla take and return."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+Tensor: TypeAlias = Any
+"""A tensor of any framework that speaks DLPack: torch, numpy, JAX, CuPy, tvm_ffi."""
+
+DType: TypeAlias = Any
+"""An element type: "bf16", "f16", "f32", "e4m3", or a framework's own (torch.bfloat16, numpy.dtype("float16"))."""
+
+CacheFormat: TypeAlias = Literal["bf16", "f16", "fp8", "fp8_ds_mla", "fp8_dsv4"]
+LseBase: TypeAlias = Literal["e", "2"]
+
+
+class UnsupportedError(RuntimeError):
+    """No backend (or not the forced one) can run the problem; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvCache:
+    """A paged latent cache: one row ``[ckv | kpe]`` of a token, shared by all heads.
+
+    ======================  ==========================================================================================
+    ``bf16``, ``f16``       ``kv`` [num_pages, page_size, kv_lora_rank + qk_rope_head_dim] of that element type; or
+                            ``ckv`` [num_pages, page_size, kv_lora_rank] and ``kpe`` [num_pages, page_size,
+                            qk_rope_head_dim], each with strides of its own (no ``kpe`` where there is no rotary part)
+    ``fp8``                 the same, of e4m3 (or of uint8 that holds e4m3), with ``ckv_scale``
+    ``fp8_ds_mla``          ``kv`` [num_pages, page_size, row bytes], bytes (DeepSeek V3.2, GLM)
+    ``fp8_dsv4``            ``kv`` [num_pages, page bytes or more], bytes, and ``page_size`` (DeepSeek V4)
+    ======================  ==========================================================================================
+
+    :func:`libmla.row_bytes` and :func:`libmla.page_bytes` say how large packed rows and pages are.
+    """
+
+    format: CacheFormat
+    kv: Tensor | None = None
+    ckv: Tensor | None = None
+    kpe: Tensor | None = None
+    ckv_scale: Tensor | None = None
+    """``fp8``: f32 [1], what stored elements are multiplied by; or [num_pages, page_size, 4], one scale for each
+    quarter of a token's ckv."""
+    kpe_scale: Tensor | None = None
+    """``fp8``: f32 [1]; None: that of ckv, which must then be [1]."""
+    page_size: int = 0
+    """``fp8_dsv4``: tokens of a page; else 0."""
+    power_of_two_scales: bool = True
+    """Writers that choose scales round them up to powers of two (V3.2), or not (GLM)."""
+
+
+Cache: TypeAlias = "KvCache | Tensor | tuple[Tensor, Tensor]"
+"""A :class:`KvCache`, or a tensor, or a pair (ckv, kpe), of bf16, f16 or e4m3, whose format is their element type."""
+
+Rows: TypeAlias = "Tensor | tuple[Tensor, Tensor]"
+"""Rows [ckv | kpe] as one tensor, or as the two parts."""

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "arguments.h"
+
+#include <tvm/ffi/container/array.h>
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/dtype.h>
+#include <tvm/ffi/error.h>
+#include <tvm/ffi/string.h>
+
+#include <limits>
+#include <utility>
+
+namespace mla::python {
+namespace {
+
+// Of each, the first is the library's name and the others are what frameworks say.
+constexpr std::pair<std::string_view, DType> kDTypeNames[] = {
+    {"f32", DType::kF32},   {"float32", DType::kF32},   {"f16", DType::kF16},   {"float16", DType::kF16},
+    {"bf16", DType::kBF16}, {"bfloat16", DType::kBF16}, {"e4m3", DType::kE4M3}, {"float8_e4m3fn", DType::kE4M3},
+    {"u8", DType::kU8},     {"uint8", DType::kU8},      {"i32", DType::kI32},   {"int32", DType::kI32},
+    {"i64", DType::kI64},   {"int64", DType::kI64}};
+
+/// Fields of libmla.KvCache.
+constexpr int kCacheFields = 8;
+
+std::string type_name(DLDataType type) {
+  if (type.code == kDLComplex) return "complex" + std::to_string(type.bits);
+  return ffi::DLDataTypeToString(type);
+}
+
+std::string device_name(DLDevice device) {
+  return "DLPack device " + std::to_string(device.device_type) + ":" + std::to_string(device.device_id);
+}
+
+/// Page-locked memory is the processor's, managed memory the GPU's.
+std::optional<Device> device_of(DLDevice device) {
+  switch (device.device_type) {
+    case kDLCPU:
+    case kDLCUDAHost: return Device{DeviceType::kCpu, 0};
+    case kDLCUDA:
+    case kDLCUDAManaged: return Device{DeviceType::kCuda, device.device_id};
+    default: return std::nullopt;
+  }
+}
+
+void set_strides(const DLTensor& tensor, TensorView& view) {
+  int64_t stride = 1;
+  for (int i = view.ndim - 1; i >= 0; --i) {
+    const auto at = static_cast<size_t>(i);
+    view.stride[at] = tensor.strides != nullptr ? tensor.strides[i] : stride;
+    stride *= view.shape[at];
+  }
+}
+
+CacheFormat format_of(const Arguments& args, const char* cache, const std::string& text, ffi::AnyView rows) {
+  if (const auto format = parse_cache_format(text)) return *format;
+  if (!text.empty()) args.fail("ValueError", {cache, "format"}, "bf16, f16, fp8, fp8_ds_mla or fp8_dsv4", text);
+  if (const auto tensor = rows.try_cast<DLTensor*>()) {
+    switch (dtype_of((*tensor)->dtype)) {
+      case DType::kBF16: return CacheFormat::kBF16;
+      case DType::kF16: return CacheFormat::kF16;
+      case DType::kE4M3: return CacheFormat::kFP8;
+      default: break;
+    }
+    args.fail("TypeError", cache, "a KvCache, which names its format, or a tensor of bf16, f16 or e4m3",
+              "elements of " + type_name((*tensor)->dtype));
+  }
+  return CacheFormat::kBF16;
+}
+
+}  // namespace
+
+void raise(const char* exception, std::string message) { throw ffi::Error(exception, std::move(message), ""); }
+
+void check(const Status& status) {
+  switch (status.code()) {
+    case StatusCode::kOk: return;
+    case StatusCode::kInvalidArgument:
+    case StatusCode::kWorkspaceTooSmall: raise("ValueError", status.message());
+    case StatusCode::kUnsupported: raise("libmla.UnsupportedError", status.message());
+    case StatusCode::kInternal: break;
+  }
+  raise("RuntimeError", status.message());
+}
+
+DType dtype_of(DLDataType type, Bytes bytes) {
+  if (type.lanes != 1) return DType::kNone;
+  if (type.bits == 8) {
+    const bool e4m3 = type.code == kDLFloat8_e4m3fn;
+    if (!e4m3 && type.code != kDLUInt && type.code != kDLBool && type.code != kDLInt) return DType::kNone;
+    if (bytes == Bytes::kRaw) return DType::kU8;
+    if (e4m3 || (bytes == Bytes::kE4M3 && type.code == kDLUInt)) return DType::kE4M3;
+    return type.code == kDLInt ? DType::kNone : DType::kU8;
+  }
+  switch (type.code) {
+    case kDLFloat: return type.bits == 32 ? DType::kF32 : type.bits == 16 ? DType::kF16 : DType::kNone;
+    case kDLBfloat: return type.bits == 16 ? DType::kBF16 : DType::kNone;
+    case kDLInt: return type.bits == 32 ? DType::kI32 : type.bits == 64 ? DType::kI64 : DType::kNone;
+    default: return DType::kNone;
+  }
+}
+
+DLDataType dlpack_type(DType dtype) {
+  switch (dtype) {
+    case DType::kF32: return {kDLFloat, 32, 1};
+    case DType::kF16: return {kDLFloat, 16, 1};
+    case DType::kBF16: return {kDLBfloat, 16, 1};
+    case DType::kE4M3: return {kDLFloat8_e4m3fn, 8, 1};
+    case DType::kI32: return {kDLInt, 32, 1};
+    case DType::kI64: return {kDLInt, 64, 1};
+    case DType::kU8:
+    case DType::kNone: break;
+  }
+  return {kDLUInt, 8, 1};
+}
+
+DLDevice dlpack_device(Device device) { return {static_cast<DLDeviceType>(device.type), device.index}; }
+
+std::optional<DType> parse_dtype(std::string_view text) {
+  for (const auto& [name, dtype] : kDTypeNames)
+    if (name == text) return dtype;
+  return std::nullopt;
+}
+
+ffi::AnyView Arguments::next() {
+  if (read_ >= args_.size())
+    raise("RuntimeError", std::string(operation_) + ": libmla's Python and its library are of different versions");
+  return args_[read_++];
+}
+
+void Arguments::end() const {
+  if (read_ != args_.size())
+    raise("RuntimeError", std::string(operation_) + ": libmla's Python and its library are of different versions");
+}
+
+void Arguments::fail(const char* exception, Field field, std::string_view expected, std::string_view got) const {
+  std::string message = operation_;
+  message.append(": ").append(field.text()).append(": expected ").append(expected).append(", got ").append(got);
+  raise(exception, std::move(message));
+}
+
+void Arguments::wrong_type(Field field, std::string_view expected, ffi::AnyView value) const {
+  if (const auto text = value.try_cast<ffi::String>())
+    fail("TypeError", field, expected, '"' + std::string(*text) + '"');
+  fail("TypeError", field, expected, value.GetTypeKey());
+}
+
+TensorView Arguments::view_of(Field field, ffi::AnyView value, Bytes bytes) const {
+  const auto found = value.try_cast<DLTensor*>();
+  if (!found) wrong_type(field, "a tensor", value);
+  const DLTensor& tensor = **found;
+  TensorView view;
+  view.dtype = dtype_of(tensor.dtype, bytes);
+  if (view.dtype == DType::kNone)
+    fail("TypeError", field, "elements of f32, f16, bf16, e4m3, u8, i32 or i64", type_name(tensor.dtype));
+  const auto device = device_of(tensor.device);
+  if (!device) fail("ValueError", field, "a tensor on the CPU or a CUDA device", device_name(tensor.device));
+  if (tensor.ndim > kMaxDims)
+    fail("ValueError", field, "at most " + std::to_string(kMaxDims) + " dimensions", std::to_string(tensor.ndim));
+  view.data = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
+  view.device = *device;
+  view.ndim = tensor.ndim;
+  for (int i = 0; i < view.ndim; ++i) view.shape[static_cast<size_t>(i)] = tensor.shape[i];
+  set_strides(tensor, view);
+  return view;
+}
+
+TensorView Arguments::tensor(Field field, Bytes bytes) {
+  const ffi::AnyView value = next();
+  if (is_none(value)) return {};
+  return view_of(field, value, bytes);
+}
+
+bool Arguments::boolean(Field field) {
+  const ffi::AnyView value = next();
+  if (const auto found = value.try_cast<bool>()) return *found;
+  wrong_type(field, "a bool", value);
+}
+
+int32_t Arguments::integer(Field field, int32_t if_none) {
+  const ffi::AnyView value = next();
+  if (is_none(value)) return if_none;
+  const auto found = value.try_cast<int64_t>();
+  if (!found) wrong_type(field, "an int", value);
+  using Limits = std::numeric_limits<int32_t>;
+  if (*found < Limits::min() || *found > Limits::max())
+    fail("ValueError", field, "an int of 32 bits", std::to_string(*found));
+  return static_cast<int32_t>(*found);
+}
+
+float Arguments::number(Field field) {
+  const ffi::AnyView value = next();
+  if (const auto found = value.try_cast<double>()) return static_cast<float>(*found);
+  wrong_type(field, "a number", value);
+}
+
+std::string Arguments::text(Field field) {
+  const ffi::AnyView value = next();
+  if (const auto found = value.try_cast<ffi::String>()) return *found;
+  wrong_type(field, "a str", value);
+}
+
+LseBase Arguments::lse_base() {
+  const std::string base = text("lse_base");
+  if (base == "e") return LseBase::kE;
+  if (base == "2") return LseBase::kTwo;
+  fail("ValueError", "lse_base", "\"e\" or \"2\"", '"' + base + '"');
+}
+
+DType Arguments::dtype(Field field) {
+  const ffi::AnyView value = next();
+  if (is_none(value)) return DType::kNone;
+  if (const auto text = value.try_cast<ffi::String>()) {
+    if (const auto dtype = parse_dtype(std::string_view(text->data(), text->size()))) return *dtype;
+  } else if (const auto type = value.try_cast<DLDataType>()) {
+    if (const DType dtype = dtype_of(*type); dtype != DType::kNone) return dtype;
+  }
+  wrong_type(field, "an element type such as \"bf16\" or that of a framework", value);
+}
+
+KvCache Arguments::cache(const char* field) {
+  const ffi::AnyView format = next();
+  if (is_none(format)) {
+    read_ += kCacheFields - 1;
+    return {};
+  }
+  const ffi::AnyView kv = next();
+  const ffi::AnyView ckv = next();
+  const ffi::AnyView kpe = next();
+  const auto name = format.try_cast<ffi::String>();
+  if (!name) wrong_type({field, "format"}, "a str", format);
+  KvCache cache;
+  cache.format = format_of(*this, field, *name, is_none(kv) ? ckv : kv);
+  const bool packed = kv_layout(cache.format).row_bytes != 0;
+  const Bytes bytes = packed ? Bytes::kRaw : cache.format == CacheFormat::kFP8 ? Bytes::kE4M3 : Bytes::kAsGiven;
+  if (!is_none(kv)) cache.kv = view_of({field, "kv"}, kv, bytes);
+  if (!is_none(ckv)) cache.ckv = view_of({field, "ckv"}, ckv, bytes);
+  if (!is_none(kpe)) cache.kpe = view_of({field, "kpe"}, kpe, bytes);
+  cache.ckv_scale = tensor({field, "ckv_scale"});
+  cache.kpe_scale = tensor({field, "kpe_scale"});
+  cache.page_size = integer({field, "page_size"});
+  cache.power_of_two_scales = boolean({field, "power_of_two_scales"});
+  return cache;
+}
+
+ContextParallel Arguments::context_parallel() {
+  const ffi::AnyView value = next();
+  if (is_none(value)) return {};
+  const auto share = value.try_cast<ffi::Array<int64_t>>();
+  if (!share || share->size() != 3) wrong_type("context_parallel", "(rank, world, interleave)", value);
+  const auto at = [&](int64_t i) {
+    const int64_t number = (*share)[i];
+    if (number != static_cast<int32_t>(number))
+      fail("ValueError", "context_parallel", "ints of 32 bits", std::to_string(number));
+    return static_cast<int32_t>(number);
+  };
+  return {.rank = at(0), .world = at(1), .interleave = at(2)};
+}
+
+}  // namespace mla::python

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tensors that a call fills: the caller's own, or new ones of the caller's framework, which the call returns.
+#pragma once
+
+#include <tvm/ffi/any.h>
+#include <tvm/ffi/container/tensor.h>
+
+#include <initializer_list>
+#include <vector>
+
+#include "arguments.h"
+
+namespace mla::python {
+
+/// Memory of the framework whose tensors the call was given; on the CPU, where there is none, of this library.
+ffi::Tensor allocate(const char* operation, std::string_view field, DType dtype, std::initializer_list<int64_t> shape,
+                     Device device);
+
+class Outputs {
+ public:
+  /// kLater: tensors that are not given become views without memory, which is all that a plan looks at.
+  enum class Memory : uint8_t { kNow, kLater };
+
+  Outputs(Arguments& args, Memory memory) : args_(args), memory_(memory) {}
+
+  /// The next argument, or a new tensor if that is None.
+  TensorView tensor(const char* field, DType dtype, std::initializer_list<int64_t> shape, Device device,
+                    Bytes bytes = Bytes::kAsGiven);
+  /// As `tensor`, but None stays empty unless the caller wants it.
+  TensorView optional(const char* field, bool wanted, DType dtype, std::initializer_list<int64_t> shape, Device device);
+
+  /// The new tensors in order: None, one, or an array.
+  ffi::Any take();
+
+ private:
+  TensorView make(const char* field, DType dtype, std::initializer_list<int64_t> shape, Device device);
+
+  Arguments& args_;
+  Memory memory_;
+  std::vector<ffi::Tensor> made_;
+};
+
+}  // namespace mla::python

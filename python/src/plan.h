@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// libmla.Plan for Python, and how an attention call runs: with a plan, without one, or only to be planned.
+#pragma once
+
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/object.h>
+#include <tvm/ffi/optional.h>
+
+#include <mutex>
+#include <shared_mutex>
+#include <span>
+#include <utility>
+
+#include "context.h"
+#include "outputs.h"
+
+namespace mla::python {
+
+/// A plan, the context that it was made for, and its workspace.
+class PlanObj : public ffi::Object {
+ public:
+  PlanObj(ffi::Optional<ffi::ObjectRef> given, ffi::Optional<ffi::Tensor> memory)
+      : context(std::move(given)), workspace(std::move(memory)) {}
+
+  ffi::Optional<ffi::ObjectRef> context;  ///< nothing: the process's own
+  ffi::Optional<ffi::Tensor> workspace;
+  Plan plan;
+  mutable std::shared_mutex mutex;  ///< who plans again waits for those who run
+
+  static constexpr bool _type_mutable = true;  // NOLINT(readability-identifier-naming): a name of apache-tvm-ffi
+  TVM_FFI_DECLARE_OBJECT_INFO_FINAL("libmla.Plan", PlanObj, ffi::Object);
+};
+
+/// Given to an operation in place of a plan: the call is not run but planned, into `plan`.
+class DraftObj : public ffi::Object {
+ public:
+  explicit DraftObj(ffi::ObjectRef to_plan) : plan_(std::move(to_plan)) {}
+
+  PlanObj* plan() const { return const_cast<PlanObj*>(plan_.as<PlanObj>()); }
+
+  static constexpr bool _type_mutable = true;  // NOLINT(readability-identifier-naming): a name of apache-tvm-ffi
+  TVM_FFI_DECLARE_OBJECT_INFO_FINAL("libmla.Draft", DraftObj, ffi::Object);
+
+ private:
+  ffi::ObjectRef plan_;
+};
+
+/// The first two arguments of an attention operation.
+class Call {
+ public:
+  static Call read(Arguments& args);
+
+  Outputs::Memory outputs() const { return draft_ != nullptr ? Outputs::Memory::kLater : Outputs::Memory::kNow; }
+
+  template <class Params>
+  void carry_out(const Params& params) const {
+    const Device device = params.q.given() ? params.q.device : device_beside_q(params);
+    if (draft_ != nullptr) {
+      const std::unique_lock lock(draft_->mutex);
+      const size_t bytes = value_of(workspace_size(context_.get(), params));
+      draft_->plan = value_of(plan(context_.get(), params, workspace_of(*draft_, bytes, device), stream(device)));
+    } else if (plan_ != nullptr) {
+      const std::shared_lock lock(plan_->mutex);
+      check(run(context_.get(), plan_->plan, params, stream(device)));
+    } else {
+      run_once(params, device);
+    }
+  }
+
+  /// For operations that have no plan.
+  template <class Params>
+  void carry_out_unplanned(const Params& params, Device device) const {
+    if (plan_ != nullptr || draft_ != nullptr) raise("TypeError", std::string(operation_) + ": plan: expected none");
+    check(run(context_.get(), params, stream(device)));
+  }
+
+  /// Whether what tensors on `device` hold is out of the processor's reach.
+  bool on_gpu(Device device) const { return device.type == DeviceType::kCuda && !context_.emulated(); }
+  /// The stream of the caller's framework.
+  Stream stream(Device device) const;
+
+ private:
+  template <class Params>
+  static Device device_beside_q(const Params& params) {
+    if constexpr (requires { params.q_nope; }) return params.q_nope.device;
+    return {};
+  }
+
+  std::span<std::byte> workspace_of(PlanObj& draft, size_t bytes, Device device) const;
+
+  template <class Params>
+  void run_once(const Params& params, Device device) const {
+    const Context& context = context_.get();
+    const size_t bytes = value_of(workspace_size(context, params));
+    const auto run_in = [&](std::span<std::byte> workspace) {
+      const Plan once = value_of(mla::plan(context, params, workspace, stream(device)));
+      check(run(context, once, params, stream(device)));
+    };
+    if (!on_gpu(device)) return run_in(ContextObj::Lease(context_, bytes).span());
+    const ffi::Tensor memory = allocate(operation_, "workspace", DType::kU8, {static_cast<int64_t>(bytes)}, device);
+    run_in({static_cast<std::byte*>(memory.data_ptr()) + memory.byte_offset(), bytes});
+  }
+
+  Call(const char* operation, const PlanObj* plan, PlanObj* draft, const ContextObj& context)
+      : operation_(operation), plan_(plan), draft_(draft), context_(context) {}
+
+  const char* operation_;
+  const PlanObj* plan_;  // at most one of the two
+  PlanObj* draft_;
+  const ContextObj& context_;
+};
+
+}  // namespace mla::python

@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def same_numbers() -> Iterator[None]:
+    """Every test draws the same random numbers, whichever ran before, and needs no gradients."""
+    torch.manual_seed(20)
+    with torch.no_grad():
+        yield

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""merge_states, the writers, gather and copy_pages against float64."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import batches
+import expected
+import libmla
+from batches import ints
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("base", ["e", "2"])
+def test_merge_states(dtype, base):
+    states = torch.randn(3, 5, 2, 24).to(dtype)
+    lse = torch.randn(3, 5, 2) * 3
+    lse[:, 1] = -math.inf
+    lse[0, 2] = -math.inf
+    natural = lse.double() * (math.log(2) if base == "2" else 1)
+    together = torch.logsumexp(natural, 0)
+    weights = torch.exp(natural - together).nan_to_num(0)
+    wanted = (weights[..., None] * states.double()).sum(0)
+    o, merged = libmla.merge_states(states, lse, lse_base=base)
+    expected.check(o, wanted)
+    expected.check(merged, together / (math.log(2) if base == "2" else 1))
+    assert o.dtype == dtype and (o[1] == 0).all()
+    o32, _ = libmla.merge_states(states, lse, lse_base=base, out_dtype="f32")
+    expected.check(o32, wanted)
+    # One state that lies in the outputs already.
+    out, out_lse = states[0].clone(), lse[0].clone()
+    given = libmla.merge_states(states[1:], lse[1:], lse_base=base, out=out, lse=out_lse, in_place=True)
+    assert given[0] is out and given[1] is out_lse
+    expected.check(out, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("split", [False, True])
+def test_append_and_gather(dtype, split):
+    batch = batches.paged([7, 0, 33], 8)
+    rows = torch.randn(40, 576).to(dtype)
+    slots = torch.tensor(batch.all_slots())
+    cache = torch.zeros(batch.num_pages, 8, 576).bfloat16()
+    target = (cache[..., :512], cache[..., 512:]) if split else cache
+    libmla.append((rows[:, :512], rows[:, 512:]) if split else rows, slots, target)
+    assert torch.equal(cache.view(-1, 576)[slots], rows.bfloat16())
+    libmla.append(rows[:2] + 1, torch.tensor([-1, -7]), target)
+    assert torch.equal(cache.view(-1, 576)[slots], rows.bfloat16())
+    back = libmla.gather(target, **batch.pages(), out_indptr=batches.indptr([7, 0, 33]))
+    assert torch.equal(back, rows.bfloat16())
+
+
+def test_gather_ranges():
+    batch = batches.paged([7, 20, 33], 8)
+    cache = batches.random_cache(batch)
+    flat = cache.view(-1, 576)
+    ranges = {"token_start": ints([2, 0, 30]), "out_indptr": batches.indptr([4, 0, 3])}
+    wanted = torch.cat([flat[batch.slots(0)[2:6]], flat[batch.slots(2)[30:33]]])
+    assert torch.equal(libmla.gather(cache, **batch.pages("csr"), **ranges), wanted)
+    assert torch.equal(libmla.gather(cache, **batch.pages(), **ranges, num_rows=7, out_dtype="f32"), wanted.float())
+    out = torch.zeros(7, 576).half()
+    assert libmla.gather(cache, **batch.pages(), **ranges, out=out) is out
+    assert torch.equal(out, wanted.half())
+    parts = (torch.empty(7, 512).bfloat16(), torch.empty(7, 64).bfloat16())
+    assert libmla.gather(cache, **batch.pages(), **ranges, out=parts) is parts
+    assert torch.equal(torch.cat(parts, -1), wanted)
+
+
+@pytest.mark.parametrize("format", ["fp8", "fp8_ds_mla", "fp8_dsv4"])
+def test_quantized_rows(format):
+    width = 512 if format == "fp8_dsv4" else 576
+    batch = batches.paged([7, 20], 8)
+    rows = torch.randn(27, width).bfloat16()
+    cache = batches.packed_cache(format, batch, rows)
+    if format == "fp8":
+        stored = expected.e4m3(rows.float() / cache.ckv_scale)
+        assert torch.equal(cache.kv.view(torch.uint8).view(-1, width)[batch.all_slots()], stored.view(torch.uint8))
+        meant = (stored.float() * cache.ckv_scale).bfloat16()
+    else:
+        unpacked = expected.unpack_fp8_ds_mla(cache.kv) if width == 576 else expected.unpack_fp8_dsv4(cache.kv, 8)
+        meant = unpacked.reshape(-1, width)[batch.all_slots()]
+    assert torch.equal(libmla.gather(cache, **batch.pages(), out_indptr=batches.indptr([7, 20])), meant)
+    torch.testing.assert_close(meant, rows, atol=0.08, rtol=0.08)
+
+
+def test_scales_of_the_writer():
+    rows = torch.randn(3, 576).bfloat16()
+    slots = torch.arange(3)
+    for powers in (True, False):
+        kv = torch.zeros(1, 4, 656, dtype=torch.uint8)
+        libmla.append(rows, slots, libmla.KvCache("fp8_ds_mla", kv, power_of_two_scales=powers))
+        scales = kv[0, :3, 512:528].contiguous().view(torch.float32)
+        largest = rows[:, :512].float().view(3, 4, 128).abs().amax(-1) / 448
+        wanted = torch.exp2(torch.ceil(torch.log2(largest))) if powers else largest
+        torch.testing.assert_close(scales, wanted, atol=0, rtol=1e-6)
+    quarter = torch.zeros(1, 4, 4)
+    kv = torch.zeros(1, 4, 576, dtype=torch.uint8)
+    cache = libmla.KvCache("fp8", ckv=kv[..., :512], kpe=kv[..., 512:], ckv_scale=quarter, kpe_scale=torch.ones(1))
+    libmla.append((rows[:, :512], rows[:, 512:]), slots, cache)
+    assert (quarter[0, :3] > 0).all()
+    read = libmla.gather(
+        cache, kv_len=ints([3]), block_table=torch.zeros(1, 1, dtype=torch.int32), out_indptr=ints([0, 3])
+    )
+    torch.testing.assert_close(read, rows, atol=0.1, rtol=0.1)
+
+
+def rotated(x: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    """x [T, ..., d] turned by the angles of each token's position."""
+    half = x.shape[-1] // 2
+    cos, sin = (part.double() for part in cos_sin[positions].split(half, -1))
+    while cos.ndim < x.ndim:
+        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    a, b = (x[..., ::2], x[..., 1::2]) if interleaved else (x[..., :half], x[..., half:])
+    a, b = a.double(), b.double()
+    turned = a * cos - b * sin, a * sin + b * cos
+    return torch.stack(turned, -1).flatten(-2) if interleaved else torch.cat(turned, -1)
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_append_rope(interleaved):
+    tokens, heads = 5, 3
+    angles = torch.rand(20, 32) * 6
+    cos_sin = torch.cat([angles.cos(), angles.sin()], -1)
+    positions = torch.tensor([0, 19, 4, 4, 11])
+    q_nope, q_pe = torch.randn(tokens, heads, 512).bfloat16(), torch.randn(tokens, heads, 64).bfloat16()
+    ckv, kpe = torch.randn(tokens, 512).bfloat16(), torch.randn(tokens, 64).bfloat16()
+    cache = torch.zeros(2, 4, 576).bfloat16()
+    slots = torch.tensor([6, 0, -1, 3, 7])
+    more = {"cos_sin": cos_sin, "positions": positions, "interleaved": interleaved}
+    queries = libmla.append_rope(ckv, kpe, slots, cache, q=(q_nope, q_pe), **more)
+    wanted = torch.cat([q_nope.double(), rotated(q_pe, cos_sin, positions, interleaved)], -1)
+    expected.check(queries, wanted)
+    rows = torch.cat([ckv.double(), rotated(kpe, cos_sin, positions, interleaved)], -1)
+    written = slots >= 0
+    expected.check(cache.view(-1, 576)[slots[written]], rows[written])
+    scale = torch.tensor([0.02])
+    stored = libmla.append_rope(ckv, kpe, slots, cache, q=(q_nope, q_pe), q_scale=scale, **more)
+    assert stored.dtype == torch.float8_e4m3fn
+    expected.check(stored.float() * scale, wanted, 0.08)
+    out = torch.empty(tokens, heads, 576)
+    assert libmla.append_rope(ckv, kpe, slots, cache, q=(q_nope, q_pe), q_out=out, **more) is out
+    expected.check(out, wanted)
+    before = cache.clone()
+    assert libmla.append_rope(ckv, kpe, slots, cache, **more) is None
+    assert torch.equal(cache, before)
+
+
+def test_copy_pages_into_other_formats():
+    rows = torch.randn(32, 576).bfloat16()
+    source = rows.view(4, 8, 576)
+    kv = torch.zeros(8, 4, 656, dtype=torch.uint8)
+    packed = libmla.KvCache("fp8_ds_mla", kv)
+    libmla.copy_pages(source, ints([2, 0]), packed, ints([7, 1, 0, 3]))
+    meant = expected.unpack_fp8_ds_mla(kv)
+    wanted = torch.cat([rows[16:24], rows[:8]])
+    torch.testing.assert_close(meant[[7, 1, 0, 3]].reshape(16, 576), wanted, atol=0.08, rtol=0.08)
+    back = torch.zeros(3, 16, 576).bfloat16()
+    libmla.copy_pages(packed, ints([7, 1, 0, 3]), back, ints([1]))
+    assert torch.equal(back[1], meant[[7, 1, 0, 3]].reshape(16, 576)) and (back[[0, 2]] == 0).all()

@@ -1,0 +1,595 @@
+# SPDX-License-Identifier: Apache-2.0
+"""libmla.flash_mla against float64, and its conventions: names, shapes, lse, rows without keys."""
+
+import inspect
+import math
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from libmla import flash_mla
+from libmla.flash_mla import flash_mla_interface
+
+INF = math.inf
+GARBAGE_PAGE = 2147480000
+
+
+@dataclass
+class Expected:
+    out: torch.Tensor
+    lse: torch.Tensor
+    max_logits: torch.Tensor
+    magnitude: torch.Tensor  # sum of p |v|: what relative errors of the terms are relative to
+
+
+def attend(q, k, v, scale, visible=None, sink=None, empty_lse=INF) -> Expected:
+    """q [T, H, d], k [S, d], v [S, d_v], visible [T, S], sink [H]; in float64."""
+    scores = torch.einsum("thd,sd->ths", q.double(), k.double()) * scale
+    if visible is not None:
+        scores = scores.masked_fill(~visible[:, None, :], -INF)
+    lse = scores.logsumexp(-1)
+    empty = lse == -INF
+    p = torch.exp(scores - lse.masked_fill(empty, 0.0)[..., None])
+    if sink is not None:
+        p = p / (1 + torch.exp(sink.double() - lse.masked_fill(empty, 0.0)))[..., None]
+    p = p.masked_fill(empty[..., None], 0.0)
+    v = v.double()
+    max_logits = scores.amax(-1) if scores.shape[-1] else torch.full(lse.shape, -INF, dtype=torch.float64)
+    return Expected(p @ v, lse.masked_fill(empty, empty_lse), max_logits, p @ v.abs())
+
+
+def stack(rows: list[Expected]) -> Expected:
+    return Expected(*(torch.stack([getattr(r, f) for r in rows]) for f in vars(rows[0])))
+
+
+def beside(groups: list[Expected]) -> Expected:
+    """Groups of heads, [T, H, ...] each."""
+    return Expected(*(torch.cat([getattr(g, f) for g in groups], 1) for f in vars(groups[0])))
+
+
+def check(out, lse, expected: Expected) -> None:
+    """bf16 rounds the output, and the probabilities inside, by at most 2^-9 of a term each; 2^-7 leaves a factor 2."""
+    error = (out.double() - expected.out).abs()
+    worst = (error - expected.magnitude * 2**-7).max().item()
+    assert worst <= 1e-6, f"output off by {error.max().item():.3g}, {worst:.3g} over its bound"
+    assert lse.dtype == torch.float32
+    infinite = expected.lse.isinf()
+    assert torch.equal(lse[infinite].double(), expected.lse[infinite])
+    torch.testing.assert_close(lse[~infinite].double(), expected.lse[~infinite], atol=2e-4, rtol=2e-4)
+
+
+def randn(*shape, seed=0, dtype=torch.bfloat16):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def spread(tensor):
+    """The same values with gaps between the rows of every dimension."""
+    big = torch.full([n + 1 for n in tensor.shape[:-1]] + [tensor.shape[-1] + 64], 7, dtype=tensor.dtype)
+    view = big[tuple(slice(0, n) for n in tensor.shape)]
+    view.copy_(tensor)
+    return view
+
+
+# Signatures: (name, default) of every argument, as in the peer.
+REQUIRED = inspect.Parameter.empty
+TAIL = [("dropout_p", 0.0), ("softmax_scale", None), ("causal", False), ("deterministic", False), ("is_varlen", True)]
+SIGNATURES = {
+    "flash_mla_with_kvcache": [
+        *((n, REQUIRED) for n in ("q", "k_cache", "block_table", "cache_seqlens", "head_dim_v")),
+        ("tile_scheduler_metadata", REQUIRED),
+        ("num_splits", None),
+        ("softmax_scale", None),
+        ("causal", False),
+        ("is_fp8_kvcache", False),
+        *((n, None) for n in ("indices", "attn_sink", "extra_k_cache", "extra_indices_in_kvcache")),
+        *((n, None) for n in ("topk_length", "extra_topk_length")),
+    ],
+    "flash_mla_sparse_fwd": [
+        *((n, REQUIRED) for n in ("q", "kv", "indices", "sm_scale")),
+        *(("d_v", 512), ("attn_sink", None), ("topk_length", None)),
+    ],
+    "flash_attn_varlen_func": [
+        *((n, REQUIRED) for n in ("q", "k", "v", "cu_seqlens_qo", "cu_seqlens_kv", "max_seqlen_qo", "max_seqlen_kv")),
+        *TAIL,
+    ],
+    "flash_attn_varlen_qkvpacked_func": [
+        *((n, REQUIRED) for n in ("qkv", "cu_seqlens", "max_seqlen", "head_dim_qk")),
+        *TAIL,
+    ],
+    "flash_attn_varlen_kvpacked_func": [
+        *((n, REQUIRED) for n in ("q", "kv", "cu_seqlens_qo", "cu_seqlens_kv", "max_seqlen_qo", "max_seqlen_kv")),
+        ("head_dim_qk", REQUIRED),
+        *TAIL,
+    ],
+}
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signature(name):
+    parameters = inspect.signature(getattr(flash_mla, name)).parameters.values()
+    positional = [(p.name, p.default) for p in parameters if p.kind == p.POSITIONAL_OR_KEYWORD]
+    assert positional == SIGNATURES[name]
+    assert getattr(flash_mla_interface, name) is getattr(flash_mla, name)
+
+
+def test_get_mla_metadata_takes_any_arguments():
+    meta, nothing = flash_mla.get_mla_metadata(torch.zeros(2), 128, 1, num_heads_q=128)
+    assert isinstance(meta, flash_mla_interface.FlashMLASchedMeta) and nothing is None
+    assert not meta.have_initialized and meta.config is None and meta.tile_scheduler_metadata is None
+    assert flash_mla.get_mla_metadata()[0] is not meta
+
+
+# Dense decode
+
+
+def dense_problem(lens, s_q, h_q, h_k, page_size, d_qk, dtype=torch.bfloat16):
+    """q, k_cache, block_table, cache_seqlens; NaN wherever no key is, nonsense in the table's unused entries."""
+    pages_each = max(1, math.ceil(max(lens) / page_size))
+    num_pages = pages_each * len(lens)
+    order = torch.randperm(num_pages, generator=torch.Generator().manual_seed(1), dtype=torch.int32)
+    table = order.view(len(lens), pages_each).clone()
+    cache = randn(num_pages, page_size, h_k, d_qk, seed=2, dtype=dtype)
+    for row, length in zip(table, lens, strict=True):
+        used = math.ceil(length / page_size)
+        if length % page_size:
+            cache[row[used - 1].item(), length % page_size :] = math.nan
+        cache[row[used:].long()] = math.nan
+        row[used:] = GARBAGE_PAGE
+    q = randn(len(lens), s_q, h_q, d_qk, seed=3, dtype=dtype)
+    return q, cache, table, torch.tensor(lens, dtype=torch.int32)
+
+
+def dense_expected(q, cache, table, lens, d_v, scale, causal, sink=None):
+    s_q, h_q, d_qk = q.shape[1:]
+    group = h_q // cache.shape[2]
+    requests = []
+    for i, length in enumerate(lens.tolist()):
+        used = math.ceil(length / cache.shape[1])
+        rows = cache[table[i, :used].long()].reshape(-1, cache.shape[2], d_qk)[:length]
+        visible = torch.ones(s_q, length, dtype=torch.bool)
+        if causal:
+            visible = visible.tril(length - s_q)
+        groups = []
+        for g in range(cache.shape[2]):
+            heads, k = slice(g * group, (g + 1) * group), rows[:, g]
+            groups.append(attend(q[i][:, heads], k, k[:, :d_v], scale, visible, None if sink is None else sink[heads]))
+        requests.append(beside(groups))
+    expected = stack(requests)
+    expected.lse = expected.lse.transpose(1, 2)
+    return expected
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("lens", "s_q", "h_q", "h_k", "page_size", "d_qk", "dtype"),
+    [
+        ([20, 140, 0, 64], 1, 16, 1, 64, 576, torch.bfloat16),
+        ([3, 0, 129], 4, 9, 3, 64, 576, torch.bfloat16),
+        ([65, 700], 2, 63, 1, 64, 576, torch.float16),
+        ([33, 100], 2, 5, 1, 7, 512, torch.bfloat16),
+        ([40], 3, 4, 2, 1, 576, torch.float16),
+    ],
+)
+def test_dense_decode(lens, s_q, h_q, h_k, page_size, d_qk, dtype, causal):
+    q, cache, table, seqlens = dense_problem(lens, s_q, h_q, h_k, page_size, d_qk, dtype)
+    meta, splits = flash_mla.get_mla_metadata()
+    arguments = (cache, table, seqlens, 512, meta, splits)
+    out, lse = flash_mla.flash_mla_with_kvcache(q, *arguments, causal=causal)
+    assert out.shape == (len(lens), s_q, h_q, 512) and out.dtype == dtype and out.is_contiguous()
+    assert lse.shape == (len(lens), h_q, s_q) and lse.is_contiguous()
+    check(out, lse, dense_expected(q, cache, table, seqlens, 512, d_qk**-0.5, causal))
+    assert meta.have_initialized and meta.num_splits.shape == (1,)
+    assert isinstance(meta.tile_scheduler_metadata, torch.Tensor)
+    plan = meta.plan
+    again = flash_mla.flash_mla_with_kvcache(spread(q), *arguments, causal=causal)
+    assert torch.equal(again[0], out) and torch.equal(again[1], lse)
+    assert meta.plan is plan
+
+
+def test_dense_decode_takes_a_scale_and_a_sink():
+    q, cache, table, seqlens = dense_problem([100, 0], 2, 4, 1, 16, 576)
+    sink = torch.tensor([0.5, INF, -INF, 3.0])
+    out, lse = flash_mla.flash_mla_with_kvcache(
+        q, cache, table, seqlens, 512, None, softmax_scale=0.02, causal=True, attn_sink=sink
+    )
+    check(out, lse, dense_expected(q, cache, table, seqlens, 512, 0.02, True, sink))
+    assert torch.all(out[:, :, 1] == 0)
+
+
+# Packed caches: random bytes, and what they mean
+
+
+def packed_cache(layout, num_pages, page_size, seed=5):
+    """(a cache of bytes with gaps between its pages, the bf16 rows it means [num_pages * page_size, d_qk])."""
+    generator = torch.Generator().manual_seed(seed)
+    channels, groups, d_qk = {"fp8_ds_mla": (512, 4, 576), "fp8_dsv4": (448, 7, 512)}[layout]
+    shape = (num_pages, page_size)
+    values = torch.randn(*shape, channels, generator=generator).to(torch.float8_e4m3fn)
+    rope = torch.randn(*shape, 64, generator=generator).to(torch.bfloat16)
+    if layout == "fp8_ds_mla":
+        scales = torch.rand(*shape, groups, generator=generator) + 0.1
+        row_bytes = torch.cat([values.view(torch.uint8), scales.view(torch.uint8), rope.view(torch.uint8)], -1)
+        storage = torch.full((num_pages, page_size + 1, 656), 0xFF, dtype=torch.uint8)[:, :page_size]
+        storage.copy_(row_bytes)
+        cache = storage[:, :, None]
+    else:
+        exponents = torch.randint(124, 129, (*shape, groups), generator=generator)
+        scales = torch.exp2(exponents.float() - 127)
+        footer = torch.cat([exponents.to(torch.uint8), torch.full((*shape, 1), 0xFF, dtype=torch.uint8)], -1)
+        data = torch.cat([values.view(torch.uint8), rope.view(torch.uint8)], -1)
+        page = math.ceil(page_size * 584 / 576) * 576
+        storage = torch.full((num_pages, page), 0xFF, dtype=torch.uint8)[:, : page_size * 584]
+        storage.copy_(torch.cat([data.flatten(1), footer.flatten(1)], -1))
+        cache = storage.view(num_pages, page_size, 1, 584)
+    wide = values.float().unflatten(-1, (groups, -1)) * scales[..., None]
+    return cache, torch.cat([wide.flatten(-2).to(torch.bfloat16), rope], -1).view(-1, d_qk)
+
+
+def random_indices(b, s_q, topk, slots, seed):
+    generator = torch.Generator().manual_seed(seed)
+    indices = torch.randint(0, slots, (b, s_q, topk), generator=generator, dtype=torch.int32)
+    return indices.masked_fill(torch.rand(b, s_q, topk, generator=generator) < 0.2, -1)
+
+
+def named_by(indices, length, slots):
+    """How often each slot is named, as rows to gather: [n] slots of one query."""
+    indices = indices if length is None else indices[:length]
+    return indices[(indices >= 0) & (indices < slots)].long()
+
+
+def sparse_expected(q, pools, scale, sink=None):
+    """pools: (rows [slots, d_qk], indices [b, s_q, topk], lengths [b], [b, s_q] or None) each."""
+    b, s_q = q.shape[:2]
+    queries = []
+    for i in range(b):
+        for j in range(s_q):
+            lengths = [None if n is None else n[i] if n.dim() == 1 else n[i, j] for _, _, n in pools]
+            parts = [r[named_by(x[i, j], n, len(r))] for (r, x, _), n in zip(pools, lengths, strict=True)]
+            keys = torch.cat(parts)
+            queries.append(attend(q[i, j][None], keys, keys[:, :512], scale, sink=sink))
+    expected = stack(queries)
+    for field in ("out", "lse", "magnitude"):
+        value = getattr(expected, field)
+        setattr(expected, field, value.reshape(b, s_q, *value.shape[2:]))
+    expected.lse = expected.lse.transpose(1, 2)
+    return expected
+
+
+@pytest.mark.parametrize("byte_type", [torch.float8_e4m3fn, torch.uint8, torch.int8])
+@pytest.mark.parametrize("layout", ["fp8_ds_mla", "fp8_dsv4"])
+def test_sparse_decode(layout, byte_type):
+    b, s_q, h_q, page_size = 3, 2, 12, 61
+    cache, rows = packed_cache(layout, 4, page_size)
+    q = randn(b, s_q, h_q, rows.shape[1], seed=6)
+    indices = random_indices(b, s_q, 96, len(rows), seed=7)
+    indices[1, 0] = -1
+    indices[2, 1, :2] = torch.tensor([len(rows), 2147483647])
+    meta, _ = flash_mla.get_mla_metadata()
+    out, lse = flash_mla.flash_mla_with_kvcache(
+        spread(q), cache.view(byte_type), None, None, 512, meta, None, 0.03, False, True, spread(indices)
+    )
+    assert out.shape == (b, s_q, h_q, 512) and out.dtype == torch.bfloat16
+    assert lse.shape == (b, h_q, s_q) and lse.transpose(1, 2).is_contiguous()
+    check(out, lse, sparse_expected(q, [(rows, indices, None)], 0.03))
+    assert torch.all(lse[1, :, 0] == INF) and torch.all(out[1, 0] == 0)
+
+
+@pytest.mark.parametrize("extra_length", [None, [0, 40, 7]])
+@pytest.mark.parametrize("length", [None, [64, 0, 5]])
+@pytest.mark.parametrize("layout", ["fp8_ds_mla", "fp8_dsv4"])
+def test_sparse_decode_in_two_pools(layout, length, extra_length):
+    b, s_q, h_q = 3, 2, 8
+    cache, rows = packed_cache(layout, 5, 64)
+    extra_cache, extra_rows = packed_cache(layout, 40, 2, seed=8)
+    q = randn(b, s_q, h_q, rows.shape[1], seed=9)
+    indices = random_indices(b, s_q, 64, len(rows), seed=10)
+    extra_indices = random_indices(b, s_q, 40, len(extra_rows), seed=11)
+    sink = torch.tensor([0.0, -3.0, INF, -INF, 5.0, 0.1, 1.0, 2.0])
+    length, extra_length = (None if n is None else torch.tensor(n, dtype=torch.int32) for n in (length, extra_length))
+    scale = rows.shape[1] ** -0.55
+    out, lse = flash_mla.flash_mla_with_kvcache(
+        *(q, cache, None, None, 512, flash_mla.get_mla_metadata()[0], None, scale, False, True, indices, sink),
+        *(extra_cache, extra_indices, length, extra_length),
+    )
+    pools = [(rows, indices, length), (extra_rows, extra_indices, extra_length)]
+    check(out, lse, sparse_expected(q, pools, scale, sink))
+    assert torch.all(out[:, :, 2] == 0) and torch.all(lse[0] < INF)
+
+
+def test_sparse_decode_without_keys_and_with_a_sink():
+    cache, _ = packed_cache("fp8_dsv4", 1, 64)
+    q = randn(2, 1, 3, 512, seed=12)
+    indices = torch.full((2, 1, 8), -1, dtype=torch.int32)
+    out, lse = flash_mla.flash_mla_with_kvcache(
+        q, cache, None, None, 512, None, is_fp8_kvcache=True, indices=indices, attn_sink=torch.tensor([-INF, 0.0, INF])
+    )
+    assert torch.all(out == 0) and torch.all(lse == INF)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sparse_decode_of_an_unquantized_cache(dtype):
+    cache = randn(6, 16, 1, 576, seed=13, dtype=dtype)
+    q = randn(2, 2, 20, 576, seed=14, dtype=dtype)
+    indices = random_indices(2, 2, 50, 96, seed=15)
+    lengths = torch.tensor([[50, 3], [0, 20]], dtype=torch.int32)
+    out, lse = flash_mla.flash_mla_with_kvcache(q, cache, None, None, 512, None, indices=indices, topk_length=lengths)
+    assert out.dtype == dtype
+    check(out, lse, sparse_expected(q, [(cache.view(-1, 576), indices, lengths)], 1 / 24))
+
+
+@pytest.mark.parametrize("layout", ["fp8_ds_mla", "fp8_dsv4"])
+def test_dense_decode_of_a_packed_cache(layout):
+    cache, rows = packed_cache(layout, 6, 32)
+    d_qk = rows.shape[1]
+    q = randn(2, 2, 7, d_qk, seed=16)
+    table = torch.tensor([[4, 0, 2], [1, GARBAGE_PAGE, GARBAGE_PAGE]], dtype=torch.int32)
+    seqlens = torch.tensor([70, 31], dtype=torch.int32)
+    out, lse = flash_mla.flash_mla_with_kvcache(q, cache, table, seqlens, 512, None, causal=True, is_fp8_kvcache=True)
+    expected = dense_expected(q, rows.view(6, 32, 1, d_qk), table, seqlens, 512, d_qk**-0.5, True)
+    check(out, lse, expected)
+
+
+def test_decode_of_one_scale_and_e4m3_queries():
+    q, cache, table, seqlens = dense_problem([50, 9], 1, 6, 1, 16, 576, torch.float32)
+    q8, cache8 = q.to(torch.float8_e4m3fn), cache.to(torch.float8_e4m3fn)
+    descale_q, descale_k = torch.tensor([0.5]), torch.tensor([0.25])
+    out, lse = flash_mla.flash_mla_with_kvcache(
+        q8, cache8, table, seqlens, 512, None, is_fp8_kvcache=True, descale_q=descale_q, descale_k=descale_k
+    )
+    assert out.dtype == torch.bfloat16
+    expected = dense_expected(q8.float() * 0.5, cache8.float() * 0.25, table, seqlens, 512, 1 / 24, False)
+    check(out, lse, expected)
+
+
+def test_metadata_of_another_shape_is_refused():
+    q, cache, table, seqlens = dense_problem([50, 9], 1, 6, 1, 16, 576)
+    meta, _ = flash_mla.get_mla_metadata()
+    flash_mla.flash_mla_with_kvcache(q, cache, table, seqlens, 512, meta)
+    with pytest.raises(ValueError, match="planned for h_q 6, used with 3"):
+        flash_mla.flash_mla_with_kvcache(q[:, :, :3], cache, table, seqlens, 512, meta)
+    with pytest.raises(ValueError, match="planned for causal False, used with True"):
+        flash_mla.flash_mla_with_kvcache(q, cache, table, seqlens, 512, meta, causal=True)
+
+
+@pytest.mark.skipif("MLA_EMULATE" in os.environ, reason="lengths in a GPU's memory are not checked")
+def test_metadata_of_other_lengths_is_refused_until_it_is_cleared():
+    q, cache, table, seqlens = dense_problem([50, 9], 1, 6, 1, 16, 576)
+    meta, _ = flash_mla.get_mla_metadata()
+    flash_mla.flash_mla_with_kvcache(q, cache, table, seqlens, 512, meta)
+    seqlens[0] = 40
+    with pytest.raises(ValueError, match="kv_len: expected 50 as planned, got 40"):
+        flash_mla.flash_mla_with_kvcache(q, cache, table, seqlens, 512, meta)
+    for clear in ({"tile_scheduler_metadata": None, "num_splits": None}, {"have_initialized": False}):
+        for field, value in clear.items():
+            setattr(meta, field, value)
+        out, lse = flash_mla.flash_mla_with_kvcache(q, cache, table, seqlens, 512, meta)
+        check(out, lse, dense_expected(q, cache, table, seqlens, 512, 1 / 24, False))
+        seqlens[0] += 1
+
+
+# Sparse prefill
+
+
+@pytest.mark.parametrize(("d_qk", "h_q", "h_kv"), [(576, 12, 1), (512, 6, 2)])
+def test_sparse_prefill(d_qk, h_q, h_kv):
+    s_q, s_kv, topk = 9, 95, 128
+    q, kv = randn(s_q, h_q, d_qk, seed=17), randn(s_kv, h_kv, d_qk, seed=18)
+    indices = torch.randint(-20, s_kv + 20, (s_q, h_kv, topk), generator=torch.Generator().manual_seed(19))
+    indices = indices.to(torch.int32)
+    indices[3] = torch.tensor([-2147483648, 2147483647]).repeat(topk // 2)
+    lengths = torch.tensor([topk, 1, 60, topk, 0, 30, 5, 100, topk], dtype=torch.int32)
+    sink = torch.linspace(-2, 2, h_q)
+    sink[1] = -INF
+    out, max_logits, lse = flash_mla.flash_mla_sparse_fwd(
+        spread(q), spread(kv), spread(indices), 0.1, attn_sink=sink, topk_length=lengths
+    )
+    assert out.shape == (s_q, h_q, 512) and out.dtype == torch.bfloat16
+    assert max_logits.shape == lse.shape == (s_q, h_q) and max_logits.dtype == torch.float32
+    group = h_q // h_kv
+    for g in range(h_kv):
+        heads = slice(g * group, (g + 1) * group)
+        expected = []
+        for t in range(s_q):
+            keys = kv[named_by(indices[t, g], int(lengths[t]), s_kv), g]
+            expected.append(attend(q[t, heads][None], keys, keys[:, :512], 0.1, sink=sink[heads]))
+        expected = stack(expected)
+        check(out[:, heads], lse[:, heads], Expected(*(getattr(expected, f)[:, 0] for f in vars(expected))))
+        torch.testing.assert_close(max_logits[:, heads].double(), expected.max_logits[:, 0], atol=2e-4, rtol=2e-4)
+    for t in (3, 4):
+        assert torch.all(out[t] == 0) and torch.all(lse[t] == INF) and torch.all(max_logits[t] == -INF)
+
+
+# Ragged prefill
+
+
+def indptr(lens):
+    return torch.tensor([0, *lens]).cumsum(0).to(torch.int32)
+
+
+def ragged_expected(q, k, v, q_lens, kv_lens, scale, causal):
+    group = q.shape[1] // k.shape[1]
+    pieces = []
+    for q_one, k_one, v_one in zip(q.split(q_lens), k.split(kv_lens), v.split(kv_lens), strict=True):
+        visible = torch.ones(len(q_one), len(k_one), dtype=torch.bool)
+        visible = visible.tril(len(k_one) - len(q_one)) if causal else visible
+        groups = []
+        for g in range(k.shape[1]):
+            heads = slice(g * group, (g + 1) * group)
+            groups.append(attend(q_one[:, heads], k_one[:, g], v_one[:, g], scale, visible, empty_lse=-INF))
+        pieces.append(beside(groups))
+    return Expected(*(torch.cat([getattr(e, f) for e in pieces]) for f in vars(pieces[0])))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("h_q", "h_kv", "d_qk", "dtype"),
+    [(4, 4, 192, torch.bfloat16), (6, 2, 192, torch.bfloat16), (3, 3, 128, torch.float16), (4, 1, 128, torch.bfloat16)],
+)
+def test_ragged_prefill(h_q, h_kv, d_qk, dtype, causal):
+    q_lens, kv_lens = [5, 70, 0, 8], [5, 130, 3, 0 if not causal else 4]
+    q = randn(sum(q_lens), h_q, d_qk, seed=20, dtype=dtype)
+    kv = randn(sum(kv_lens), h_kv, d_qk + 128, seed=21, dtype=dtype)
+    k, v = kv[..., :d_qk], kv[..., d_qk:]
+    lens = (indptr(q_lens), indptr(kv_lens), max(q_lens), max(kv_lens))
+    out, lse = flash_mla.flash_attn_varlen_func(spread(q), k, v, *lens, causal=causal)
+    assert out.shape == (len(q), h_q, 128) and out.dtype == dtype
+    assert lse.shape == (len(q), h_q) and lse.T.is_contiguous()
+    check(out, lse, ragged_expected(q, k, v, q_lens, kv_lens, d_qk**-0.5, causal))
+    packed = flash_mla.flash_attn_varlen_kvpacked_func(q, kv, *lens, d_qk, causal=causal)
+    assert torch.equal(packed[0], out) and torch.equal(packed[1], lse)
+
+
+def test_ragged_prefill_of_packed_qkv():
+    lens = [17, 40]
+    qkv = randn(sum(lens), 3, 192 + 192 + 128, seed=22)
+    q, k, v = qkv.split([192, 192, 128], -1)
+    out, lse = flash_mla.flash_attn_varlen_qkvpacked_func(
+        qkv, indptr(lens), 40, 192, softmax_scale=0.1, causal=True, deterministic=True, is_varlen=False
+    )
+    check(out, lse, ragged_expected(q, k, v, lens, lens, 0.1, True))
+
+
+def test_gradients_are_refused_when_they_are_asked_for():
+    q, k, v = randn(5, 2, 192, seed=23), randn(5, 2, 192, seed=24), randn(5, 2, 128, seed=25)
+    plain = flash_mla.flash_attn_varlen_func(q, k, v, indptr([5]), indptr([5]), 5, 5)
+    with torch.enable_grad():
+        out, lse = flash_mla.flash_attn_varlen_func(q.requires_grad_(), k, v, indptr([5]), indptr([5]), 5, 5)
+        total = out.sum()
+    assert torch.equal(out, plain[0]) and torch.equal(lse, plain[1])
+    with pytest.raises(NotImplementedError, match="for inference: it has no backward pass"):
+        total.backward()
+
+
+def dense_call(**changes):
+    q, cache, table, seqlens = dense_problem([50, 9], 1, 6, 1, 16, 576)
+    call = {"q": q, "k_cache": cache, "block_table": table, "cache_seqlens": seqlens, "head_dim_v": 512}
+    return flash_mla.flash_mla_with_kvcache(**(call | {"tile_scheduler_metadata": None} | changes))
+
+
+def sparse_call(**changes):
+    cache, _ = packed_cache("fp8_ds_mla", 2, 64)
+    call = {"q": randn(2, 1, 4, 576), "k_cache": cache, "block_table": None, "cache_seqlens": None, "head_dim_v": 512}
+    call |= {"tile_scheduler_metadata": None, "is_fp8_kvcache": True, "indices": random_indices(2, 1, 32, 128, 1)}
+    return flash_mla.flash_mla_with_kvcache(**(call | changes))
+
+
+def prefill_call(**changes):
+    call = {"q": randn(5, 4, 192), "k": randn(5, 2, 192), "v": randn(5, 2, 128)}
+    call |= {"cu_seqlens_qo": indptr([5]), "cu_seqlens_kv": indptr([5]), "max_seqlen_qo": 5, "max_seqlen_kv": 5}
+    return flash_mla.flash_attn_varlen_func(**(call | changes))
+
+
+def sparse_fwd_call(**changes):
+    call = {"q": randn(5, 4, 576), "kv": randn(9, 1, 576), "indices": torch.zeros(5, 1, 8, dtype=torch.int32)}
+    return flash_mla.flash_mla_sparse_fwd(**(call | {"sm_scale": 0.1} | changes))
+
+
+LENGTHS = torch.ones(2, dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("call", "changes", "error", "message"),
+    [
+        (dense_call, {"q": randn(2, 6, 576)}, ValueError, r"q: expected \[batch_size, .*\], got shape \(2, 6, 576\)"),
+        (dense_call, {"k_cache": randn(4, 16, 576)}, ValueError, r"k_cache: expected \[num_blocks, "),
+        (dense_call, {"k_cache": randn(8, 16, 4, 576)}, ValueError, "divide the 6 query heads, got 4"),
+        (dense_call, {"k_cache": randn(8, 16, 0, 576)}, ValueError, "divide the 6 query heads, got 0"),
+        (dense_call, {"k_cache": randn(8, 16, 1, 576, dtype=torch.float32)}, TypeError, "k_cache: expected bfloat16"),
+        (dense_call, {"is_fp8_kvcache": True}, TypeError, "k_cache: expected float8_e4m3fn, uint8 or int8"),
+        (dense_call, {"num_splits": LENGTHS}, ValueError, "num_splits: expected None"),
+        (dense_call, {"tile_scheduler_metadata": LENGTHS}, TypeError, "expected the FlashMLASchedMeta .* got Tensor"),
+        (dense_call, {"block_table": None}, ValueError, "block_table: missing"),
+        (dense_call, {"cache_seqlens": None}, ValueError, "cache_seqlens: missing"),
+        (dense_call, {"topk_length": LENGTHS}, ValueError, "topk_length: has a meaning only with indices"),
+        (dense_call, {"extra_k_cache": LENGTHS}, ValueError, "extra_k_cache: has a meaning only with indices"),
+        (dense_call, {"cache_seqlens": LENGTHS.long()}, ValueError, "kv_len: expected i32, got i64"),
+        (dense_call, {"head_dim_v": 600}, ValueError, "expected kv_lora_rank of at most d_qk = 576, got 600"),
+        (sparse_call, {"causal": True}, ValueError, "causal: indices already say"),
+        (dense_call, {"q": None}, TypeError, r"q: expected a torch tensor \[batch_size, .*\], got NoneType"),
+        (sparse_call, {"indices": LENGTHS}, ValueError, r"indices: expected \[batch_size, .*\], got shape \(2,\)"),
+        (
+            sparse_call,
+            {"indices": LENGTHS.view(1, 1, 2)},
+            ValueError,
+            r"indices: expected \[2, 1, topk\], got shape \(1, ",
+        ),
+        (sparse_call, {"extra_topk_length": LENGTHS}, ValueError, "only with extra_k_cache"),
+        (sparse_call, {"extra_indices_in_kvcache": LENGTHS}, ValueError, "only with extra_k_cache"),
+        (
+            sparse_call,
+            {"extra_k_cache": packed_cache("fp8_ds_mla", 2, 64)[0]},
+            ValueError,
+            "extra_indices_in_kvcache: missing",
+        ),
+        (
+            sparse_call,
+            {"extra_k_cache": torch.zeros(2, 64, 2, 656), "extra_indices_in_kvcache": LENGTHS.view(2, 1, 1)},
+            ValueError,
+            "extra_k_cache: expected 1 KV heads, as in k_cache, got 2",
+        ),
+        (
+            sparse_call,
+            {"k_cache": torch.zeros(2, 64, 1, 600, dtype=torch.uint8)},
+            ValueError,
+            r"656 bytes \(fp8_ds_mla\), 584 bytes \(fp8_dsv4\) or 576 e4m3 values, got 600",
+        ),
+        (
+            sparse_call,
+            {"k_cache": torch.zeros(2, 64, 2, 656, dtype=torch.uint8)},
+            ValueError,
+            "expected num_heads_k 1, got 2",
+        ),
+        (
+            sparse_call,
+            {"k_cache": torch.zeros(2, 64, 1, 576, dtype=torch.float8_e4m3fn)},
+            ValueError,
+            "descale_k is missing",
+        ),
+        (
+            sparse_call,
+            {"q": randn(2, 1, 4, 512), "k_cache": torch.zeros(2, 64, 1, 656, dtype=torch.uint8)[..., :584]},
+            ValueError,
+            "expected stride 584 in dimension 1, got 656",
+        ),
+        (prefill_call, {"dropout_p": 0.1}, ValueError, "dropout_p: libmla is for inference; expected 0, got 0.1"),
+        (prefill_call, {"k": randn(5, 4, 192)}, ValueError, "k: expected 2 heads, as v has, got 4"),
+        (prefill_call, {"k": randn(5, 3, 192), "v": randn(5, 3, 128)}, ValueError, "divide the 4 query heads, got 3"),
+        (prefill_call, {"v": randn(5, 128)}, ValueError, r"v: expected \[tokens, heads, channels\]"),
+        (sparse_fwd_call, {"indices": torch.zeros(5, 2, 8, dtype=torch.int32)}, ValueError, "expected 1 KV heads"),
+        (sparse_fwd_call, {"kv": randn(9, 576)}, ValueError, r"kv: expected \[s_kv, h_kv, d_qk\]"),
+    ],
+)
+def test_refusals(call, changes, error, message):
+    call()
+    with pytest.raises(error, match=message):
+        call(**changes)
+
+
+def test_on_an_emulated_gpu():
+    """Host memory stands for an sm90's: planning, splitting and merging as on the GPU."""
+    program = """
+import torch
+from libmla import flash_mla
+q = torch.randn(2, 2, 16, 576, generator=torch.Generator().manual_seed(0)).bfloat16()
+cache = torch.randn(6, 64, 1, 576, generator=torch.Generator().manual_seed(1)).bfloat16()
+table = torch.tensor([[3, 1, 5], [0, 2147480000, 2147480000]], dtype=torch.int32)
+lens = torch.tensor([150, 0], dtype=torch.int32)
+meta, _ = flash_mla.get_mla_metadata()
+for _ in range(2):
+    out, lse = flash_mla.flash_mla_with_kvcache(q, cache, table, lens, 512, meta, causal=True)
+keys = cache[table[0].long()].reshape(-1, 576)[:150].double()
+scores = torch.einsum("qhd,kd->qhk", q[0].double(), keys) / 24
+scores[0, :, 149:] = -torch.inf
+error = (out[0].double() - scores.softmax(-1) @ keys[:, :512]).abs().max().item()
+assert error < 0.02, error
+assert (lse[0].T - scores.logsumexp(-1)).abs().max() < 1e-3
+assert torch.all(out[1] == 0) and torch.all(lse[1] == torch.inf)
+assert meta.plan.backend.startswith("cuda"), meta.plan.backend
+"""
+    environment = os.environ | {"MLA_EMULATE": "sm90"}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=120)

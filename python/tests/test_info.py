@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""libmla.info() and libmla.explain(): the same data as the tool's, and how they print."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import libmla
+from libmla import cli
+from libmla.info import Gpu
+
+
+def tool(*arguments: str) -> dict[str, Any]:
+    done = subprocess.run([cli.tool(), *arguments, "--json"], capture_output=True, text=True, check=False)
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def no_rich(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("rich", "rich.console", "rich.table", "rich.text"):
+        monkeypatch.setitem(sys.modules, name, None)
+
+
+def test_info_is_what_the_tool_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLA_BACKEND", raising=False)
+    monkeypatch.delenv("MLA_EMULATE", raising=False)
+    found, expected = libmla.info(), tool("info")
+    assert found.version == libmla.__version__ == expected["version"]
+    assert (found.cpu, found.threads) == (expected["cpu"], expected["threads"])
+    assert [dataclasses.asdict(level) for level in found.isa] == expected["isa"]
+    assert [row._asdict() for row in found.decode.rows] == [
+        {"backend": row["name"], "usable": row["usable"], "reason": row["reason"]} for row in expected["backends"]
+    ]
+    assert [f"sm{arch}" for arch in found.emulated_archs] == expected["cuda"]["emulated_archs"]
+    assert found.cuda == expected["cuda"]["error"]
+    assert [gpu.name for gpu in found.gpus] == [one["name"] for one in expected["devices"][1:]]
+
+
+@pytest.mark.parametrize(("variable", "value"), [("MLA_EMULATE", "sm90"), ("MLA_BACKEND", "cpu_portable")])
+def test_info_heeds_the_environment(variable: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = libmla.info().decode
+    monkeypatch.setenv(variable, value)
+    found, expected = libmla.info().decode, tool("info")
+    assert [(row.backend, row.usable, row.reason) for row in found.rows] == [
+        (row["name"], row["usable"], row["reason"]) for row in expected["backends"]
+    ]
+    assert found.selected != usual.selected
+
+
+def test_a_wrong_forced_backend_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLA_BACKEND", "nope")
+    assert libmla.info().decode.error == tool("info")["error"]
+    assert "nope" in str(libmla.info())
+
+
+def test_info_is_plain_unchangeable_data() -> None:
+    found = libmla.info()
+    assert json.loads(json.dumps(dataclasses.asdict(found)))["decode"]["selected"] == found.decode.selected
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found.threads = 3  # type: ignore[misc]
+    assert found == libmla.info()
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments"),
+    [
+        ({"op": "decode"}, []),
+        ({"op": "decode", "backend": "cpu_portable"}, ["--backend", "cpu_portable"]),
+        ({"op": "decode", "backend": "cuda_portable"}, ["--backend", "cuda_portable"]),
+        ({"op": "decode", "cache": "fp8_ds_mla", "num_heads": 16}, ["--cache", "fp8_ds_mla", "--heads", "16"]),
+        ({"op": "prefill", "model": "deepseek-v3"}, ["--op", "prefill", "--model", "deepseek-v3"]),
+        ({"op": "decode", "device": "sm120"}, ["--device", "sm120"]),
+        ({"op": "decode", "device": "emulated:sm90"}, ["--device", "emulated:sm90"]),
+        ({"op": "decode", "d_qk": 7, "d_v": 5}, ["--head-dims", "7/5"]),
+    ],
+)
+def test_explain_is_what_the_tool_says(
+    options: dict[str, Any], arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLA_BACKEND", raising=False)
+    monkeypatch.delenv("MLA_EMULATE", raising=False)
+    found, expected = libmla.explain(**options), tool("explain", *arguments)
+    assert (found.selected, found.error) == (expected["selected"], expected["error"])
+    assert [row._asdict() for row in found.rows] == expected["rows"]
+    assert (found.selected is None) == (found.error is not None)
+
+
+def test_explain_says_which_problem_it_judged() -> None:
+    assert libmla.explain("prefill", model="deepseek-v3").problem == (
+        "prefill: bf16 q, k and v, 128 heads, head dims 192/128, device cpu"
+    )
+    assert libmla.explain("decode", num_heads=1).problem == (
+        "decode: cache bf16, bf16 queries, 1 head, head dims 576/512, device cpu"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"op": "encode"}, "encode"),
+        ({"op": "decode", "model": "gpt-2"}, "gpt-2"),
+        ({"op": "decode", "cache": "int4"}, "int4"),
+        ({"op": "decode", "device": "tpu"}, "tpu"),
+    ],
+)
+def test_explain_refuses_names_that_nothing_has(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        libmla.explain(**options)
+
+
+def test_plain_text_marks_what_was_selected(no_rich: None) -> None:
+    found = libmla.explain("decode", backend="cpu_portable")
+    lines = str(found).splitlines()
+    assert lines[0] == found.problem
+    marked = [line for line in lines if line.startswith("> ")]
+    assert len(marked) == 1 and marked[0].split()[1:3] == ["cpu_portable", "yes"]
+    assert lines[-1] == "selected: cpu_portable"
+    columns = [line.index("yes") for line in lines if "  yes  " in line]
+    assert len(columns) > 1 and len(set(columns)) == 1, "columns are aligned"
+
+
+def test_plain_text_says_why_nothing_was_selected(no_rich: None) -> None:
+    found = libmla.explain("decode", backend="cuda_portable")
+    assert found.selected is None and found.error
+    assert str(found).splitlines()[-1] == f"selected: none; {found.error}"
+
+
+def test_rich_prints_tables_in_a_terminal() -> None:
+    console = Console(force_terminal=True, width=140, color_system="truecolor")
+    found = libmla.explain("decode", backend="cpu_portable")
+    with console.capture() as capture:
+        console.print(found)
+    text = capture.get()
+    assert "\x1b[" in text and "cpu_portable" in text and "─" in text
+    with console.capture() as capture:
+        console.print(libmla.info())
+    for part in ("libmla", "instruction set", "backend", "usable", "reason"):
+        assert part in capture.get()
+
+
+def test_printing_gives_rich_tables_without_colours_where_there_is_no_terminal() -> None:
+    found = libmla.explain("decode", backend="cpu_portable")
+    text = str(found)
+    assert "\x1b[" not in text and "─" in text and found.problem in text
+    assert repr(found) == text
+    assert all(row.reason in text for row in found.rows), "nothing is cut or broken"
+
+
+def words(text: str) -> list[str]:
+    """Without the lines of a table."""
+    return [word for word in text.split() if set(word) - set("-─")]
+
+
+def test_both_ways_print_the_same_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_rich = str(libmla.info())
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    without = str(libmla.info())
+    assert without != with_rich
+    assert words(without) == words(with_rich)
+
+
+def test_a_gpu_prints_what_tells_it_apart() -> None:
+    known = Gpu("NVIDIA H200", "0000:19:00.0", "GPU-1", 0, 90, 132, 150323855360, 232448, 52428800)
+    assert str(known) == "NVIDIA H200 (cuda:0, sm90, 132 SMs, 140 GiB)"
+    hidden = dataclasses.replace(known, index=-1, arch=0)
+    assert str(hidden) == "NVIDIA H200 (not usable by this process)"

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Threads of Python: none waits for another's kernel, and each gets its own results."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+import libmla
+from small_problems import decode_problem
+
+THREADS = 4
+
+
+def test_the_interpreter_is_free_while_a_kernel_runs() -> None:
+    problem = decode_problem((4096,), heads=64)
+    context = libmla.Context(num_threads=1, backend="reference")
+    ticks: list[float] = []
+    done = threading.Event()
+
+    def tick() -> None:
+        while not done.is_set():
+            ticks.append(time.perf_counter())
+            time.sleep(0.001)
+
+    counter = threading.Thread(target=tick)
+    counter.start()
+    begin = time.perf_counter()
+    libmla.decode(problem.q, problem.cache, context=context, **problem.arguments)
+    end = time.perf_counter()
+    done.set()
+    counter.join()
+    # The call's own first and last moments, in Python, do not count.
+    share = (end - begin) / 10
+    meanwhile = [moment for moment in ticks if begin + share < moment < end - share]
+    assert end - begin > 0.05
+    assert len(meanwhile) >= 10
+
+
+def run_many(index: int, context: libmla.Context | None, plan: libmla.Plan | None = None) -> bool:
+    """Whether all results are right. Every thread has a problem of its own, unless a plan says which."""
+    problem = decode_problem((5, 40) if plan is not None else (index + 1, 40 - index))
+    problem.q = problem.q * (index + 1) / THREADS
+    out, lse = torch.empty(2, 8, 512, dtype=torch.bfloat16), torch.empty(2, 8)
+    named: dict[str, Any] = {**problem.arguments, "out": out, "lse": lse, "context": context, "plan": plan}
+    libmla.decode(problem.q, problem.cache, **named)
+    problem.check(out, lse)
+    first_out, first_lse = out.clone(), lse.clone()
+    for _ in range(200):
+        out.zero_()
+        libmla.decode(problem.q, problem.cache, **named)
+        if not (out.equal(first_out) and lse.equal(first_lse)):
+            return False
+    return True
+
+
+def test_threads_with_contexts_of_their_own() -> None:
+    contexts = [libmla.Context(num_threads=1) for _ in range(THREADS)]
+    with ThreadPoolExecutor(THREADS) as pool:
+        assert all(pool.map(run_many, range(THREADS), contexts))
+
+
+def test_threads_that_share_a_context() -> None:
+    with ThreadPoolExecutor(THREADS) as pool:
+        assert all(pool.map(run_many, range(THREADS), [None] * THREADS))
+
+
+def test_threads_that_share_a_plan() -> None:
+    context = libmla.Context(num_threads=2)
+    problem = decode_problem((5, 40))
+    plan = libmla.Plan.decode(problem.q, problem.cache, context=context, **problem.arguments)
+    with ThreadPoolExecutor(THREADS) as pool:
+        assert all(pool.map(run_many, range(THREADS), [context] * THREADS, [plan] * THREADS))
+
+
+def test_a_plan_is_made_again_while_others_run_it() -> None:
+    """Whoever runs gets the plan before or after: each fits the lengths of its moment or is refused, never mixed."""
+    context = libmla.Context(num_threads=1)
+    problems = [decode_problem((5, 40)), decode_problem((33, 2))]
+    plan = libmla.Plan.decode(problems[0].q, problems[0].cache, context=context, **problems[0].arguments)
+    stop = threading.Event()
+
+    def replan() -> None:
+        while not stop.is_set():
+            for problem in problems:
+                plan.update(problem.q, problem.cache, **problem.arguments)
+
+    planner = threading.Thread(target=replan)
+    planner.start()
+    ran = 0
+    try:
+        for i in range(400):
+            problem = problems[i % 2]
+            try:
+                o = libmla.decode(problem.q, problem.cache, plan=plan, **problem.arguments)
+            except ValueError as error:
+                assert "plan" in str(error)
+            else:
+                problem.check(o)
+                ran += 1
+    finally:
+        stop.set()
+        planner.join()
+    assert ran > 0
