@@ -22,6 +22,7 @@ import example_calls
 import libmla
 from capsules import CPU, CUDA, relabelled
 from libmla import _foreign_memory, frameworks
+from processes import python
 from small_problems import decode_problem
 
 CALLS = example_calls.calls()
@@ -357,6 +358,22 @@ def test_memory_of_a_framework_is_held_as_long_as_it_is_used() -> None:
     with _foreign_memory.allocating(fail), pytest.raises(RuntimeError, match="none left"):
         libmla.decode(q, cache, **named)
     problem.check(torch.from_dlpack(libmla.decode(q, cache, **named)))
+
+
+def test_memory_lent_until_the_interpreter_ends_goes_quietly() -> None:
+    # By then the names of modules may be gone, as here.
+    program = """
+import ctypes
+from libmla import _foreign_memory as lent
+address = lent._describe(object(), lent.DLTensor(ndim=1, shape=(ctypes.c_int64 * 1)(4)), 0)
+held, release = lent._held, lent._release
+for name in list(vars(lent)):
+    setattr(lent, name, None)
+release(address)
+print(len(held))
+"""
+    ended = python("-c", program)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "0\n", "")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
