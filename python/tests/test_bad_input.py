@@ -222,7 +222,7 @@ def test_a_plan_of_another_operation(decode: Decode) -> None:
 
 
 def test_a_plan_whose_workspace_has_a_new_owner_or_other_bytes(decode: Decode) -> None:
-    workspace = torch.zeros(1 << 24, dtype=torch.uint8)
+    workspace = torch.zeros(1 << 28, dtype=torch.uint8)  # for as many threads as the machine has
     first = made_plan(decode.problem, workspace=workspace)
     second = made_plan(decode.problem, workspace=workspace)
     decode.fails_with(ValueError, "workspace", plan=first)
