@@ -12,6 +12,9 @@ namespace mla::cuda {
 struct KeyPool {
   core::Cache cache = {};
   bool aligned = false;              // whether all rows can be copied 16 bytes at a time
+  bool whole = false;                // whether also a row's parts can be copied as one piece
+  bool scales_inside = false;        // whether that piece has the row's scales, right behind the latent channels
+  int32_t landed_rope_at = 0;        // bytes from a row's first channel to its rotary ones, once it is copied
   int32_t scale_shift = 31;          // quantized: channel / 8 >> scale_shift is the channel's scale
   const int32_t* indices = nullptr;  // [T, topk]; dense: null
   int64_t indices_stride_token = 0;

@@ -19,15 +19,21 @@ auto with_absorbed_kernel(const cuda::AbsorbedArgs& args, int32_t block_rows, co
     constexpr DType kType = kKind == KeyKind::kF16 ? DType::kF16 : DType::kBF16;
     if (args.q_dtype != kType && args.q_dtype != DType::kE4M3)
       return f.template operator()<AbsorbedKernel<AbsorbedConfig<16, kLatentDims, kKind, 2>>>();
-    if (block_rows == 16) return f.template operator()<AbsorbedKernel<AbsorbedConfig<16, kLatentDims, kKind, 1>>>();
-    if constexpr (kKind != KeyKind::kE4M3) {
-      using Specialized = SpecializedConfig<kLatentDims, kKind>;
-      if constexpr (Specialized::kAvailable) return f.template operator()<SpecializedKernel<Specialized>>();
+    constexpr bool kSpecialized = SpecializedConfig<16, kLatentDims, kKind>::kAvailable;
+    if constexpr (kSpecialized) {
+      if (block_rows == 16)
+        return f.template operator()<SpecializedKernel<SpecializedConfig<16, kLatentDims, kKind>>>();
+    } else {
+      if (block_rows == 16) return f.template operator()<AbsorbedKernel<AbsorbedConfig<16, kLatentDims, kKind, 1>>>();
     }
-    // SM100 has the memory for 64 rows, but nvcc 13.0 spills 20 to 90 bytes there. Re-check:
-    // tests/cuda/ptxas_reports.py.
-    constexpr int kLargeRows = kSharedBytesPerBlock >= 163 * 1024 && kArch != 100 ? 64 : 32;
-    return f.template operator()<AbsorbedKernel<AbsorbedConfig<kLargeRows, kLatentDims, kKind, 1>>>();
+    if constexpr (kSpecialized && kKind != KeyKind::kE4M3) {
+      return f.template operator()<SpecializedKernel<SpecializedConfig<64, kLatentDims, kKind>>>();
+    } else {
+      // SM100 has the memory for 64 rows, but nvcc 13.0 spills 20 to 90 bytes there. Re-check:
+      // tests/cuda/ptxas_reports.py.
+      constexpr int kLargeRows = kSharedBytesPerBlock >= 163 * 1024 && kArch != 100 ? 64 : 32;
+      return f.template operator()<AbsorbedKernel<AbsorbedConfig<kLargeRows, kLatentDims, kKind, 1>>>();
+    }
   };
   const auto for_kind = [&]<int kLatentDims>() {
     const core::Cache& cache = args.pools[0].cache;

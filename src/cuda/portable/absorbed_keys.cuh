@@ -121,6 +121,18 @@ MLA_DEVICE void copy_chunk_slowly(ptx::SharedAddress to, const std::byte* from, 
   ptx::store_shared(to, chunk);
 }
 
+/// A key's scales, by words: a row's scale bytes are padded to them. Null: zeros.
+MLA_DEVICE void copy_scales(const core::Cache& cache, ptx::SharedAddress to, const std::byte* from) {
+  const bool valid = from != nullptr;
+  const int words = is_ue8m0(cache.layout.scale_kind) ? (cache.num_scales + 3) / 4 : cache.num_scales;
+  for (int word = 0; word < words; ++word, from += 4, to += 4) {
+    if (is_aligned(from, 4))
+      ptx::cp_async_4(to, from, valid);
+    else
+      ptx::store_shared(to, valid ? load_f32_anywhere(from) : 0.0F);
+  }
+}
+
 /// Rows of a pool on their way into shared memory. A warp takes keys warp, warp + 8, ...: their rows in a tile are
 /// swizzled alike, so that a lane's addresses are one start and steps known at compile time.
 template <class Config>
@@ -155,7 +167,12 @@ class RowCopy {
         return raw + raw_offset(key, at);
       });
     }
-    if (ptx::thread_index() < Config::kKeys) copy_scales(scales, places, ptx::thread_index());
+    if (ptx::thread_index() < Config::kKeys) {
+      const auto key = static_cast<uint32_t>(ptx::thread_index());
+      const auto* from =
+          ptx::load_shared<const std::byte*>(places + key * static_cast<uint32_t>(sizeof(Place<Config>)) + 16);
+      copy_scales(cache_, scales + key * Config::kKeyScaleBytes, from);
+    }
   }
 
   /// Raw rows are swizzled as tiles are.
@@ -203,21 +220,6 @@ class RowCopy {
       const std::byte* of_row = row_of(places, key, !latent);
       copy_chunk_slowly(to(key, chunk), of_row + (latent ? chunk : chunk - latent_chunks) * kChunkBytes,
                         latent ? latent_bytes : rope_bytes, of_row != nullptr);
-    }
-  }
-
-  /// By words: a row's scale bytes are padded to them.
-  MLA_DEVICE void copy_scales(ptx::SharedAddress scales, ptx::SharedAddress places, int key) const {
-    const auto* from =
-        ptx::load_shared<const std::byte*>(places + static_cast<uint32_t>(key * sizeof(Place<Config>)) + 16);
-    const bool valid = from != nullptr;
-    const int words = is_ue8m0(cache_.layout.scale_kind) ? (cache_.num_scales + 3) / 4 : cache_.num_scales;
-    for (int word = 0; word < words; ++word, from += 4) {
-      const ptx::SharedAddress to = scales + static_cast<uint32_t>(key * Config::kKeyScaleBytes + word * 4);
-      if (is_aligned(from, 4))
-        ptx::cp_async_4(to, from, valid);
-      else
-        ptx::store_shared(to, valid ? load_f32_anywhere(from) : 0.0F);
     }
   }
 

@@ -14,9 +14,22 @@ bool is_chunked(const core::Plane& plane) {
          plane.stride_token % kChunkBytes == 0;
 }
 
+/// How far behind the end of one part of every row another begins; -1: that differs.
+int64_t bytes_behind(const core::Plane& part, int64_t part_bytes, const core::Plane& other) {
+  const int64_t distance = static_cast<const std::byte*>(other.base) - static_cast<const std::byte*>(part.base);
+  const bool together = other.stride_page == part.stride_page && other.stride_token == part.stride_token;
+  return together && distance >= part_bytes ? distance - part_bytes : -1;
+}
+
 cuda::KeyPool pool_of(const core::Cache& cache) {
   cuda::KeyPool pool{.cache = cache};
   pool.aligned = is_chunked(cache.ckv) && (cache.d_kpe == 0 || is_chunked(cache.kpe));
+  const int64_t latent_bytes = int64_t{cache.d_ckv} * (cache.num_scales > 0 ? 1 : 2);
+  const int64_t gap = pool.aligned ? bytes_behind(cache.ckv, latent_bytes, cache.kpe) : -1;
+  pool.scales_inside =
+      gap == kChunkBytes && cache.num_scales > 1 && bytes_behind(cache.ckv, latent_bytes, cache.scales) == 0;
+  pool.whole = cache.d_kpe > 0 && (gap == 0 || pool.scales_inside);
+  pool.landed_rope_at = static_cast<int32_t>(latent_bytes + (pool.scales_inside ? gap : 0));
   // Channels of a scale are a power of two in all formats.
   if (cache.num_scales > 1)
     pool.scale_shift = std::countr_zero(static_cast<uint32_t>(cache.d_ckv / cache.num_scales / kVector));

@@ -1,22 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// Absorbed attention for many query rows, with warps of four roles: 64 rows against paged or indexed 16-bit rows of a
-// latent cache, which are key and value at once. Needs bulk copies and 227 KB of shared memory.
+// Absorbed attention with warps of four roles: 16 or 64 query rows against paged or indexed rows of a latent cache,
+// which are key and value at once. Needs bulk copies and 227 KB of shared memory.
 //
 // Grid: persistent; a block walks the segments of its worker (work_list.h), 32 keys a step.
-//   fetch warps (2)    bulk copies of keys, up to four steps on
-//   score warps (4)    queries x keys
-//   weight warps (2)   softmax: scores -> weights, rounded to 16 bits
-//   value warps (8)    weights x values, accumulators in registers: all rows, each warp its share of the channels
-// Shared memory: [barriers, unit][weights: 2 x 64 x 32 x 2 B][scores of both halves of the channels][queries that
-//                registers do not hold][stages: 4 x 32 rows x (latent + 64) x 2 B]; specialized_config.cuh.
-//   fetch    free(n - 4) -> copy n -> full(n)
-//   scores   full(n), taken(n - 1) -> scores n -> scored(n)
-//   weights  scored(n), free(n - 2) -> weights n -> taken(n), ready(n)
-//   values   ready(n) -> values n -> free(n)
-// So the tensor cores have values n and scores n + 1 to do at the same time. docs/kernels/portable.md.
+//   fetch warps    describe units; bulk copies of keys, some steps on; quantized rows are decoded to bf16
+//   score warps    queries x keys
+//   weight warps   softmax: scores -> weights, rounded to 16 bits
+//   value warps    weights x values, accumulators in registers: all rows, each warp its share of the channels
+// Shared memory: [barriers, units][weights of two steps][scores][queries][stages: 32 rows x (latent + 64) x 2 B each]
+//                [raw stages of quantized rows]; specialized_config.cuh has the numbers.
+//   fetch    left(u - 2) -> unit u -> described(u); free(n - stages) -> copy n (landed(n) -> decode n) -> full(n)
+//   scores   described(u), full(n), taken(n - 1) -> scores n -> scored(n)
+//   weights  scored(n), free(n - 2) -> weights n -> taken(n), ready(n); in the end weighed(u)
+//   values   ready(n) -> values n -> free(n); in the end weighed(u) -> outputs
+// So the tensor cores have values n and scores n + 1 to do at the same time, and the next unit's keys and scores come
+// while the last one's outputs go. docs/kernels/portable.md.
 #pragma once
 
 #include "cuda/launch.h"
+#include "cuda/portable/specialized_decode.cuh"
 #include "cuda/portable/specialized_fetch.cuh"
 #include "cuda/portable/specialized_scores.cuh"
 #include "cuda/portable/specialized_values.cuh"
@@ -39,27 +41,28 @@ struct SpecializedKernel {
     const int32_t lanes = list.header->lanes;
     const int32_t worker = ptx::block_index_x() / lanes;
     if (worker >= list.header->num_workers) return;
-    SpecializedBlock<Config>(args).init(list.segment_begin[worker], list.segment_end[worker],
-                                        ptx::block_index_x() - worker * lanes);
-    if (ptx::warp() < Config::kFirstScoreWarp) {
-      ptx::give_registers<Config::kWeightRegisters>();
+    SpecializedBlock<Config>(args).init();
+    if (ptx::warp() < Config::kFirstDecodeWarp) {
+      if constexpr (Config::kMovesRegisters) ptx::give_registers<Config::kWeightRegisters>();
       if (ptx::warp() < Config::kFirstFetchWarp)
-        compute<WeightRole<Config>>(args);
+        compute(WeightRole<Config>(args));
       else
-        compute<FetchRole<Config>>(args);
+        compute(FetchRole<Config>(args, list.segment_begin[worker], list.segment_end[worker],
+                                  ptx::block_index_x() - worker * lanes));
+    } else if (ptx::warp() < Config::kFirstScoreWarp) {
+      if constexpr (Config::kQuantized) compute(DecodeRole<Config>(args));
     } else if (ptx::warp() < Config::kFirstValueWarp) {
-      ptx::give_registers<Config::kScoreRegisters>();
-      compute<ScoreRole<Config>>(args);
+      if constexpr (Config::kMovesRegisters) ptx::give_registers<Config::kScoreRegisters>();
+      compute(ScoreRole<Config>(args));
     } else {
-      ptx::take_registers<Config::kValueRegisters>();
-      compute<ValueRole<Config>>(args);
+      if constexpr (Config::kMovesRegisters) ptx::take_registers<Config::kValueRegisters>();
+      compute(ValueRole<Config>(args));
     }
   }
 
  private:
   template <class Role>
-  static MLA_DEVICE void compute(const Params& args) {
-    Role role(args);
+  static MLA_DEVICE void compute(Role role) {
     while (role.next_unit()) role.compute();
   }
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fetch warps: they send for the rows of keys, as soon as their stages are free. Each has 16 keys of every step, a
-// lane one key.
+// The fetch warps: they send for the rows of keys, as soon as there is room for them. They take turns, a step each; a
+// lane has one key of it. The first of them describes the units, as it needs them first.
 #pragma once
 
 #include "cuda/portable/specialized_block.cuh"
@@ -13,128 +13,212 @@ class FetchRole : SpecializedBlock<Config> {
   using Block::args_, Block::memory_, Block::shared_, Block::unit;
 
  public:
-  using Block::next_unit;
+  /// The block is lane `lane` of a worker with segments [begin, end).
+  MLA_DEVICE FetchRole(const cuda::AbsorbedArgs& args, int32_t begin, int32_t end, int32_t lane)
+      : Block(args), next_segment_(begin), last_segment_(end), worker_lane_(lane) {}
 
-  MLA_DEVICE explicit FetchRole(const cuda::AbsorbedArgs& args) : Block(args) {}
+  MLA_DEVICE bool next_unit() {
+    if (fetch_warp() == 0 && ptx::lane() == 0) describe_unit(Block::unit_number() + 1);
+    ptx::sync_warp();
+    return Block::next_unit();
+  }
 
   MLA_DEVICE void compute() {
-    key_ = unit().segment.key_begin + first_key() + ptx::lane();
-    next_entry_ = entry_of_key(key_);
-    const int num_steps = Block::num_steps(), before_queries = std::min(num_steps, Config::kStages - 1);
+    keys_ = unit().keys;
+    key_ = unit().segment.key_begin + ptx::lane();
+    const uint32_t behind = first_ % Config::kFetchWarps, warp = static_cast<uint32_t>(fetch_warp());
+    const uint32_t skipped = (warp + Config::kFetchWarps - behind) % Config::kFetchWarps;  // steps of other warps
+    key_ += static_cast<int32_t>(skipped) * Config::kKeys;
+    next_entry_ = load_entry(key_);
+    find_next();
+    const uint32_t end = unit().step_end;
     MLA_NO_UNROLL
-    for (int step = 0; step < before_queries; ++step) fetch();
-    // The last stage held queries on their way into registers: the first scores tell that they are there.
-    if (num_steps > before_queries)
-      for (int pair = 0; pair < 2; ++pair)
-        ptx::mbarrier_wait(Block::scored(pair), Block::score_parity(first_of_segment_));
-    MLA_NO_UNROLL
-    for (int step = before_queries; step < num_steps; ++step) {
-      if (n_ >= Config::kStages) ptx::mbarrier_wait(Block::free(n_), Block::stage_parity(n_ - Config::kStages));
-      fetch();
+    for (uint32_t n = first_ + skipped; n < end; n += Config::kFetchWarps) {
+      wait_for_room(n);
+      if (in_second_pool_)  // a pool chosen by an index would be read by slow loads
+        fetch(n, args_.pools[1]);
+      else
+        fetch(n, args_.pools[0]);
+      find_next();
     }
-    first_of_segment_ = n_;
-    Block::end_segment();
+    first_ = end;
+    Block::leave_unit();
   }
 
  private:
-  static constexpr int kWarpKeys = Config::kKeys / Config::kFetchWarps;
-  static constexpr uint32_t kAllKeys = (1U << kWarpKeys) - 1;
+  static constexpr uint32_t kAllKeys = ~0U;
+  static_assert(Config::kKeys == kWarpSize);
 
   MLA_DEVICE static int fetch_warp() { return ptx::warp() - Config::kFirstFetchWarp; }
-  MLA_DEVICE static bool has_key() { return ptx::lane() < kWarpKeys; }
-  MLA_DEVICE static int first_key() { return fetch_warp() * kWarpKeys; }
 
-  MLA_DEVICE int32_t entry_of_key(int32_t key) const {
-    const int32_t* from = has_key() ? entry_of(args_, unit().keys, key) : nullptr;
+  // Units.
+
+  MLA_DEVICE void describe_unit(int number) {
+    if (number >= 2) ptx::mbarrier_wait(Block::left(number), Block::unit_parity(number - 2));
+    SpecializedUnit& to = Block::unit(number);
+    do to.more = next_segment_ < last_segment_;
+    while (to.more && !describe_unit(to, args_.list.segments[next_segment_++]));
+    ptx::mbarrier_arrive(Block::described(number));
+  }
+
+  /// Whether this lane of the worker has rows of the segment.
+  MLA_DEVICE bool describe_unit(SpecializedUnit& to, const cuda::Segment& segment) {
+    const int32_t row_begin = segment.row_begin + worker_lane_ * Config::kRows;
+    if (row_begin >= segment.q_len * args_.num_heads) return false;
+    described_steps_ += (segment.key_end - segment.key_begin + Config::kKeys - 1) / Config::kKeys;
+    to.segment = segment;
+    to.step_end = described_steps_;
+    to.keys = make_key_list(args_, segment);
+    to.rows = {args_.num_heads, row_begin, segment.q_len * args_.num_heads, segment.token_begin};
+    to.plain = plain_keys(args_, segment, to.rows, Config::kRows);
+    to.slot = segment.partial_slot < 0 ? -1 : segment.partial_slot + worker_lane_;
+    return true;
+  }
+
+  // Rows. They land in the stage where they are multiplied, quantized ones in a raw stage.
+
+  MLA_DEVICE int32_t load_entry(int32_t key) const {
+    const int32_t* from = entry_of(args_, keys_, key);
     return from != nullptr ? *from : -1;
   }
 
-  /// Sends for the warp's rows of the next step. (A pool chosen by an index would be read by slow loads.)
-  MLA_DEVICE void fetch() {
-    if (unit().keys.pool_of(key_ - ptx::lane()) == 0)
-      fetch(args_.pools[0]);
+  /// Finds the lane's row of the warp's step after the last one found.
+  MLA_DEVICE void find_next() {
+    in_second_pool_ = keys_.pool_of(key_ - ptx::lane()) == 1;
+    if (in_second_pool_)
+      find_in(args_.pools[1]);
     else
-      fetch(args_.pools[1]);
-    key_ += Config::kKeys;
-    ++n_;
+      find_in(args_.pools[0]);
+    key_ += Config::kFetchWarps * Config::kKeys;
+    next_entry_ = load_entry(key_);
   }
-  MLA_DEVICE void fetch(const cuda::KeyPool& pool) {
-    const Place<Config> place = find_place<Config>(args_, pool.cache, key_, next_entry_);
-    next_entry_ = entry_of_key(key_ + Config::kKeys);
-    const uint32_t valid = ptx::ballot(place.ckv != nullptr);
-    const uint32_t latent_bytes = static_cast<uint32_t>(pool.cache.d_ckv) * 2;
-    const uint32_t rope_bytes = static_cast<uint32_t>(pool.cache.d_kpe) * 2;
-    if ((~valid & kAllKeys) != 0) [[unlikely]]
-      clear_rows(~valid, latent_bytes + rope_bytes);
+  MLA_DEVICE void find_in(const cuda::KeyPool& pool) {
+    place_ = find_place<Config>(args_, pool.cache, key_, next_entry_);
+    if constexpr (Config::kQuantized) {
+      if (!pool.scales_inside) load_scales(pool.cache);
+    }
+  }
+
+  MLA_DEVICE void wait_for_room(uint32_t n) const {
+    if constexpr (Config::kQuantized) {
+      if (n >= Config::kRawStages) ptx::mbarrier_wait(Block::decoded(n), Block::raw_parity(n - Config::kRawStages));
+    } else {
+      if (n >= Config::kStages) ptx::mbarrier_wait(Block::free(n), Block::stage_parity(n - Config::kStages));
+    }
+  }
+
+  /// Sends for the rows of step n, which are found.
+  MLA_DEVICE void fetch(uint32_t n, const cuda::KeyPool& pool) const {
+    const uint32_t valid = ptx::ballot(place_.ckv != nullptr);
+    const LandedRow row(pool);
+    const ptx::SharedAddress to = landing(n);
+    if (valid != kAllKeys) [[unlikely]]
+      clear_rows(~valid, row, to);
     if (!pool.aligned) [[unlikely]]
-      copy_rows_slowly(valid, place, latent_bytes, rope_bytes);
-    if (has_key()) {
-      ptx::store_shared(place_of(ptx::lane()), place.ckv);
-      ptx::store_shared(place_of(ptx::lane()) + 8, place.kpe);
+      copy_rows_slowly(valid, row, to);
+    if constexpr (Config::kQuantized) {
+      if (!pool.scales_inside)
+        ptx::store_shared(Block::raw_scales(n) + static_cast<uint32_t>(ptx::lane() * Config::kKeyScaleBytes), scales_);
     }
-    ptx::sync_warp();  // the places, and rows of zeros
-    const bool whole = ptx::all(place.kpe == place.ckv + latent_bytes || place.ckv == nullptr);
-    if (ptx::elect()) {
-      Block::valid(n_)[fetch_warp()] = static_cast<uint16_t>(valid);
-      ptx::mbarrier_arrive_expect_bytes(
-          Block::full(n_),
-          pool.aligned ? static_cast<uint32_t>(std::popcount(valid)) * (latent_bytes + rope_bytes) : 0U);
-      if (pool.aligned) copy_rows(valid, latent_bytes, rope_bytes, whole);
+    ptx::sync_warp();  // scales, and rows of zeros
+    const bool elected = ptx::elect();
+    if (elected) {
+      *landed_valid(n) = valid;
+      const uint32_t bytes = pool.whole ? row.bytes() : row.latent_bytes + row.rope_bytes;
+      ptx::mbarrier_arrive_expect_bytes(landed(n),
+                                        pool.aligned ? static_cast<uint32_t>(std::popcount(valid)) * bytes : 0U);
     }
-    ptx::sync_warp();  // the places may be written again
+    if (pool.aligned) copy_rows(valid, row, pool.whole, to, landed(n), elected);
   }
 
-  MLA_DEVICE ptx::SharedAddress place_of(int key) const {
-    return shared_ + static_cast<uint32_t>(Config::kPlaceOffset + (first_key() + key) * 16);
+  /// How the parts of a row lie where it lands.
+  struct LandedRow {
+    MLA_DEVICE explicit LandedRow(const cuda::KeyPool& pool)
+        : latent_bytes(static_cast<uint32_t>(pool.cache.d_ckv) * (Config::kQuantized ? 1 : 2)),
+          rope_bytes(static_cast<uint32_t>(pool.cache.d_kpe *
+                                           (Config::kQuantized ? pool.cache.layout.rope_element_bytes : 2))),
+          rope_at(static_cast<uint32_t>(pool.landed_rope_at)) {}
+    MLA_DEVICE uint32_t bytes() const { return rope_at + rope_bytes; }
+
+    uint32_t latent_bytes, rope_bytes, rope_at;
+  };
+
+  static constexpr int kPitch = Config::kQuantized ? Config::kRawPitch : Config::kKeyPitch;
+  /// Where the rows of step n land, what tells that they have, and which of them are there.
+  MLA_DEVICE ptx::SharedAddress landing(uint32_t n) const {
+    if constexpr (Config::kQuantized)
+      return Block::raw_stage(n);
+    else
+      return Block::stage(n);
+  }
+  MLA_DEVICE ptx::SharedAddress landed(uint32_t n) const {
+    if constexpr (Config::kQuantized)
+      return Block::landed(n);
+    else
+      return Block::full(n);
+  }
+  MLA_DEVICE uint32_t* landed_valid(uint32_t n) const {
+    if constexpr (Config::kQuantized)
+      return Block::raw_valid(n);
+    else
+      return Block::valid(n);
   }
 
-  /// For one lane: the instruction takes its operands from the whole warp, so that several would take turns. `whole`:
-  /// both parts of all rows are one.
-  MLA_DEVICE void copy_rows(uint32_t keys, uint32_t latent_bytes, uint32_t rope_bytes, bool whole) const {
-    const ptx::SharedAddress bar = Block::full(n_), to = row_of_stage(0);
-    if (whole && (keys & kAllKeys) == kAllKeys) {
+  /// One lane sends: the instruction takes its operands from the whole warp, so that several would take turns. `whole`:
+  /// both parts of a row are one.
+  MLA_DEVICE void copy_rows(uint32_t keys, const LandedRow& row, bool whole, ptx::SharedAddress to,
+                            ptx::SharedAddress bar, bool elected) const {
+    constexpr int kAtOnce = 8;  // that are known before the first is sent for
+    if (whole && keys == kAllKeys) {
       MLA_UNROLL
-      for (int key = 0; key < kWarpKeys; ++key)
-        ptx::bulk_copy(to + static_cast<uint32_t>(key * Config::kKeyPitch),
-                       ptx::load_shared<const std::byte*>(place_of(key)), latent_bytes + rope_bytes, bar);
+      for (int first = 0; first < Config::kKeys; first += kAtOnce) {
+        const std::byte* from[kAtOnce];
+        MLA_UNROLL
+        for (int i = 0; i < kAtOnce; ++i) from[i] = of_lane(place_.ckv, first + i);
+        if (elected) {
+          MLA_UNROLL
+          for (int i = 0; i < kAtOnce; ++i)
+            ptx::bulk_copy(to + static_cast<uint32_t>((first + i) * kPitch), from[i], row.bytes(), bar);
+        }
+      }
       return;
     }
     MLA_NO_UNROLL
-    for (int key = 0; key < kWarpKeys; ++key) {
-      if ((keys >> key & 1U) == 0) continue;
-      const ptx::SharedAddress row = to + static_cast<uint32_t>(key * Config::kKeyPitch);
-      ptx::bulk_copy(row, ptx::load_shared<const std::byte*>(place_of(key)), latent_bytes, bar);
-      if (rope_bytes != 0)
-        ptx::bulk_copy(row + latent_bytes, ptx::load_shared<const std::byte*>(place_of(key) + 8), rope_bytes, bar);
+    for (int key = 0; key < Config::kKeys; ++key) {
+      const std::byte* ckv = of_lane(place_.ckv, key);
+      const std::byte* kpe = of_lane(place_.kpe, key);
+      if ((keys >> key & 1U) == 0 || !elected) continue;
+      const ptx::SharedAddress at = to + static_cast<uint32_t>(key * kPitch);
+      ptx::bulk_copy(at, ckv, whole ? row.bytes() : row.latent_bytes, bar);
+      if (!whole && row.rope_bytes != 0) ptx::bulk_copy(at + row.rope_at, kpe, row.rope_bytes, bar);
     }
   }
 
-  /// Of the warp's key `key`.
-  MLA_DEVICE ptx::SharedAddress row_of_stage(int key) const {
-    return Block::stage(n_) + static_cast<uint32_t>((first_key() + key) * Config::kKeyPitch);
-  }
-
   /// Keys that are not there are rows of zeros.
-  MLA_DEVICE void clear_rows(uint32_t keys, uint32_t bytes) const {
+  MLA_DEVICE void clear_rows(uint32_t keys, const LandedRow& row, ptx::SharedAddress to) const {
     MLA_NO_UNROLL
-    for (int key = 0; key < kWarpKeys; ++key) {
+    for (int key = 0; key < Config::kKeys; ++key) {
       if ((keys >> key & 1U) == 0) continue;
-      for (auto at = static_cast<uint32_t>(ptx::lane() * kChunkBytes); at < bytes; at += kWarpSize * kChunkBytes)
-        ptx::store_shared(row_of_stage(key) + at, ptx::Vec4{});
+      for (auto at = static_cast<uint32_t>(ptx::lane() * kChunkBytes); at < row.bytes(); at += kWarpSize * kChunkBytes)
+        ptx::store_shared(to + static_cast<uint32_t>(key * kPitch) + at, ptx::Vec4{});
     }
     ptx::fence_async_proxy();  // rows will land here
   }
 
-  MLA_DEVICE void copy_rows_slowly(uint32_t keys, const Place<Config>& place, uint32_t latent_bytes,
-                                   uint32_t rope_bytes) const {
+  MLA_DEVICE void copy_rows_slowly(uint32_t keys, const LandedRow& row, ptx::SharedAddress to) const {
+    constexpr int kElementBytes = Config::kQuantized ? 1 : 2;
     MLA_NO_UNROLL
-    for (int key = 0; key < kWarpKeys; ++key) {
-      const std::byte* ckv = of_lane(place.ckv, key);
-      const std::byte* kpe = of_lane(place.kpe, key);
+    for (int key = 0; key < Config::kKeys; ++key) {
+      const std::byte* ckv = of_lane(place_.ckv, key);
+      const std::byte* kpe = of_lane(place_.kpe, key);
       if ((keys >> key & 1U) == 0) continue;
-      for (auto at = static_cast<uint32_t>(ptx::lane() * kChunkBytes); at < latent_bytes + rope_bytes;
+      const ptx::SharedAddress row_to = to + static_cast<uint32_t>(key * kPitch);
+      for (auto at = static_cast<uint32_t>(ptx::lane() * kChunkBytes); at < row.latent_bytes;
            at += kWarpSize * kChunkBytes)
-        copy_chunk_slowly(row_of_stage(key) + at, at < latent_bytes ? ckv + at : kpe + (at - latent_bytes), 2, true);
+        copy_chunk_slowly(row_to + at, ckv + at, kElementBytes, true);
+      for (auto at = static_cast<uint32_t>(ptx::lane() * kChunkBytes); at < row.rope_bytes;
+           at += kWarpSize * kChunkBytes)
+        copy_chunk_slowly(row_to + row.rope_at + at, kpe + at, kElementBytes, true);
     }
     ptx::fence_async_proxy();
   }
@@ -146,10 +230,25 @@ class FetchRole : SpecializedBlock<Config> {
     return reinterpret_cast<const std::byte*>(uint64_t{high} << 32 | low);
   }
 
-  int n_ = 0;                 // number of the next step
-  int first_of_segment_ = 0;  // number of the segment's first step
-  int32_t key_ = 0;           // of the lane in the next step
-  int32_t next_entry_ = -1;   // of that key
+  /// Of the lane's key, by words, to which a row's scale bytes are padded.
+  MLA_DEVICE void load_scales(const core::Cache& cache) {
+    const int words = is_ue8m0(cache.layout.scale_kind) ? (cache.num_scales + 3) / 4 : cache.num_scales;
+    scales_ = {};
+    MLA_UNROLL
+    for (int word = 0; word < 4; ++word)
+      if (word < words && place_.scales != nullptr)
+        scales_.x[word] = std::bit_cast<uint32_t>(load_f32_anywhere(place_.scales + word * 4));
+  }
+
+  int32_t next_segment_, last_segment_, worker_lane_;
+  uint32_t described_steps_ = 0;  // of all units so far
+  uint32_t first_ = 0;            // number of the unit's first step
+  KeyList keys_;                  // of the unit
+  Place<Config> place_;           // of the lane's key in the warp's next step
+  bool in_second_pool_ = false;   // whether that step's keys are
+  ptx::Vec4 scales_;              // of that key, if they do not come with its row
+  int32_t key_ = 0;               // of the lane in the warp's step after it
+  int32_t next_entry_ = -1;       // of that key
 };
 
 }  // namespace mla::MLA_CUDA_NAMESPACE

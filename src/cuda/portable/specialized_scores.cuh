@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The score warps: they multiply queries and keys. A pair of warps has 32 rows, each of the two half the channels.
+// The score warps: they multiply queries and keys. Those of a band divide the channels.
 #pragma once
 
 #include "cuda/portable/specialized_block.cuh"
@@ -17,75 +17,146 @@ class ScoreRole : SpecializedBlock<Config> {
   MLA_DEVICE explicit ScoreRole(const cuda::AbsorbedArgs& args) : Block(args) {}
 
   MLA_DEVICE void compute() {
-    Block::meet_for_queries();
-    hold_queries();
+    load_queries();
+    const uint32_t end = unit().step_end;
     MLA_NO_UNROLL
-    for (; first_ < unit().step_end; ++first_) step(first_);
-    Block::end_segment();
+    for (; next_ < end; ++next_) step(next_);
+    Block::leave_unit();
   }
 
  private:
-  MLA_DEVICE static int score_warp() { return ptx::warp() - Config::kFirstScoreWarp; }
-  MLA_DEVICE static int pair() { return score_warp() / 2; }
-  MLA_DEVICE static int half() { return score_warp() % 2; }
+  static constexpr int kTiles = Config::kBandTiles, kSteps = Config::kLatentSteps + Config::kTailSteps;
 
-  MLA_DEVICE void hold_queries() {
+  MLA_DEVICE static int score_warp() { return ptx::warp() - Config::kFirstScoreWarp; }
+  MLA_DEVICE static int band() { return score_warp() / Config::kParts; }
+  MLA_DEVICE static int part() { return score_warp() % Config::kParts; }
+
+  // Queries. A warp has its rows and channels of them to itself.
+
+  /// Through shared memory into registers, as many as these hold; the others stay there.
+  MLA_DEVICE void load_queries() {
+    const bool whole_chunks = args_.q_dtype == Config::kType &&
+                              are_chunked(args_.q_nope, args_.q_nope_stride_token, args_.q_nope_stride_head) &&
+                              are_chunked(args_.q_pe, args_.q_pe_stride_token, args_.q_pe_stride_head);
+    share_queries<0, Config::kHeldSteps>(whole_chunks);
     MLA_UNROLL
-    for (int m = 0; m < 2; ++m) {
-      const ptx::SharedAddress row =
-          Block::stage(first_ + Config::kStages - 1) +
-          static_cast<uint32_t>((pair() * 32 + m * 16 + (ptx::lane() & 15)) * Config::kHeldPitch +
-                                half() * Config::kHeldSteps * 32 + (ptx::lane() >> 4) * kChunkBytes);
-      MLA_UNROLL
-      for (int step = 0; step < Config::kHeldSteps; ++step)
-        ptx::ldmatrix_x4(queries_[m][step], row + static_cast<uint32_t>(step * 32));
+    for (int m = 0; m < kTiles; ++m) MLA_UNROLL
+    for (int step = 0; step < Config::kHeldSteps; ++step)
+      ptx::ldmatrix_x4(queries_[m][step],
+                       lane_queries() + static_cast<uint32_t>(m * 16 * Config::kQueryPitch + step * 32));
+    ptx::sync_warp();
+    share_queries<Config::kHeldSteps, kSteps>(whole_chunks);
+  }
+
+  MLA_DEVICE static bool are_chunked(const void* from, int64_t stride_token, int64_t stride_head) {
+    return ((reinterpret_cast<uint64_t>(from) | static_cast<uint64_t>(stride_token * 2) |
+             static_cast<uint64_t>(stride_head * 2)) &
+            (kChunkBytes - 1)) == 0;
+  }
+
+  /// The warp's rows of the queries in shared memory, of its part of the channels.
+  MLA_DEVICE ptx::SharedAddress shared_queries() const {
+    return shared_ + static_cast<uint32_t>(Config::kQueryOffset + band() * Config::kBandRows * Config::kQueryPitch +
+                                           part() * Config::kQueryPartBytes);
+  }
+  /// Where the lane's row of an A operand begins.
+  MLA_DEVICE ptx::SharedAddress lane_queries() const {
+    return shared_queries() +
+           static_cast<uint32_t>((ptx::lane() & 15) * Config::kQueryPitch + (ptx::lane() >> 4) * kChunkBytes);
+  }
+
+  /// Steps [kBegin, kEnd) of the warp's channels into shared memory. `whole_chunks`: their bits can be copied as they
+  /// are.
+  template <int kBegin, int kEnd>
+  MLA_DEVICE void share_queries(bool whole_chunks) const {
+    constexpr int kChunks = (kEnd - kBegin) * 2;
+    static_assert(Config::kBandRows * kChunks % kWarpSize == 0);
+    MLA_NO_UNROLL
+    for (int i = ptx::lane(); i < Config::kBandRows * kChunks; i += kWarpSize) {
+      const QueryRow row = unit().rows.row(band() * Config::kBandRows + i / kChunks);
+      const int channel = channel_of(kBegin + i % kChunks / 2) + i % 2 * kVector;
+      const ptx::SharedAddress to =
+          shared_queries() + static_cast<uint32_t>(i / kChunks * Config::kQueryPitch + i % kChunks * kChunkBytes);
+      const bool valid = row.token >= 0 && channel < args_.d_qk;
+      if (whole_chunks)
+        ptx::cp_async_16(to, valid ? query_chunk(row, channel, 2) : args_.q_nope, valid);
+      else
+        convert_chunk(to, query_chunk(row, channel, static_cast<int>(size_of(args_.q_dtype))), valid);
+    }
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
+    ptx::sync_warp();
+  }
+
+  /// The first channel of a step of the warp's part.
+  MLA_DEVICE static int channel_of(int step) {
+    return step < Config::kLatentSteps
+               ? (part() * Config::kLatentSteps + step) * 16
+               : Config::kLatentDims + (part() * Config::kTailSteps + step - Config::kLatentSteps) * 16;
+  }
+
+  /// Eight channels one by one: few registers are free here.
+  MLA_DEVICE void convert_chunk(ptx::SharedAddress to, const void* from, bool valid) const {
+    MLA_NO_UNROLL
+    for (int i = 0; i < kVector; i += 2) {
+      const float low = valid ? load_element(from, args_.q_dtype, i) : 0.0F;
+      const float high = valid ? load_element(from, args_.q_dtype, i + 1) : 0.0F;
+      ptx::store_shared(to + static_cast<uint32_t>(i * 2), pack<Config::kType>(low, high));
     }
   }
 
-  MLA_DEVICE void step(int n) const {
+  MLA_DEVICE const void* query_chunk(const QueryRow& row, int channel, int element_bytes) const {
+    const int d_ckv = args_.pools[0].cache.d_ckv;
+    const int64_t at =
+        channel < d_ckv
+            ? int64_t{row.token} * args_.q_nope_stride_token + row.head * args_.q_nope_stride_head + channel
+            : int64_t{row.token} * args_.q_pe_stride_token + row.head * args_.q_pe_stride_head + channel - d_ckv;
+    return static_cast<const std::byte*>(channel < d_ckv ? args_.q_nope : args_.q_pe) + at * element_bytes;
+  }
+
+  // Scores.
+
+  MLA_DEVICE void step(uint32_t n) const {
     ptx::mbarrier_wait(Block::full(n), Block::stage_parity(n));
-    float s[2][4][4] = {};
+    float s[kTiles][4][4] = {};
     multiply_queries(s, n);
-    if (n > 0) ptx::mbarrier_wait(Block::taken(pair()), Block::score_parity(n - 1));
+    if (n > 0) ptx::mbarrier_wait(Block::taken(band()), Block::score_parity(n - 1));
     MLA_UNROLL
-    for (int m = 0; m < 2; ++m) MLA_UNROLL
+    for (int m = 0; m < kTiles; ++m) MLA_UNROLL
     for (int j = 0; j < 4; ++j) {
       ptx::Vec4 four;
       MLA_UNROLL
       for (int i = 0; i < 4; ++i) four.x[i] = std::bit_cast<uint32_t>(s[m][j][i]);
-      ptx::store_shared(Block::scores(pair(), half(), m, j), four);
+      ptx::store_shared(Block::scores(band(), part(), m, j), four);
     }
     ptx::sync_warp();
-    if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::scored(pair()));
+    if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::scored(band()));
   }
 
-  /// Operands of 16 channels: of 32 rows, and of the step's 32 keys.
+  /// Operands of 16 channels: of the band's rows, and of the step's 32 keys.
   struct Operands {
-    uint32_t q[2][4], k[2][4];
+    uint32_t q[kTiles][4], k[2][4];
   };
 
-  MLA_DEVICE static void multiply(float (&s)[2][4][4], const Operands& of) {
+  MLA_DEVICE static void multiply(float (&s)[kTiles][4][4], const Operands& of) {
     MLA_UNROLL
-    for (int m = 0; m < 2; ++m) MLA_UNROLL
+    for (int m = 0; m < kTiles; ++m) MLA_UNROLL
     for (int group = 0; group < 2; ++group) {
       mma<Config::kType>(s[m][2 * group], of.q[m], of.k[group][0], of.k[group][1]);
       mma<Config::kType>(s[m][2 * group + 1], of.q[m], of.k[group][2], of.k[group][3]);
     }
   }
 
-  /// Products of the pair's rows and the step's keys over this warp's half of the channels. Operands are read while
+  /// Products of the band's rows and the step's keys over this warp's part of the channels. Operands are read while
   /// those before are multiplied.
-  MLA_DEVICE void multiply_queries(float (&s)[2][4][4], int n) const {
+  MLA_DEVICE void multiply_queries(float (&s)[kTiles][4][4], uint32_t n) const {
     const ptx::SharedAddress lane_keys =
         Block::stage(n) + static_cast<uint32_t>(((ptx::lane() & 7) | (ptx::lane() >> 4) << 3) * Config::kKeyPitch +
                                                 ((ptx::lane() >> 3) & 1) * kChunkBytes);
-    const ptx::SharedAddress latents = lane_keys + static_cast<uint32_t>(half() * Config::kLatentSteps * 32);
+    const ptx::SharedAddress latents = lane_keys + static_cast<uint32_t>(part() * Config::kLatentSteps * 32);
     const ptx::SharedAddress tails =
-        lane_keys + static_cast<uint32_t>(Config::kLatentDims * 2 + half() * Config::kTailSteps * 32);
-    const ptx::SharedAddress rows =
-        shared_ +
-        static_cast<uint32_t>(Config::kQueryOffset + (pair() * 32 + (ptx::lane() & 15)) * Config::kQueryPitch +
-                              half() * Config::kQueryHalfBytes + (ptx::lane() >> 4) * kChunkBytes);
+        lane_keys + static_cast<uint32_t>(Config::kLatentDims * 2 + part() * Config::kTailSteps * 32);
+    const ptx::SharedAddress rows = lane_queries();
     const auto load = [&](Operands& to, int step) {
       const ptx::SharedAddress keys = step < Config::kLatentSteps
                                           ? latents + static_cast<uint32_t>(step * 32)
@@ -94,7 +165,7 @@ class ScoreRole : SpecializedBlock<Config> {
       for (int group = 0; group < 2; ++group)
         ptx::ldmatrix_x4(to.k[group], keys + static_cast<uint32_t>(group * 16 * Config::kKeyPitch));
       MLA_UNROLL
-      for (int m = 0; m < 2; ++m) {
+      for (int m = 0; m < kTiles; ++m) {
         if (step >= Config::kHeldSteps) {
           ptx::ldmatrix_x4(
               to.q[m], rows + static_cast<uint32_t>(m * 16 * Config::kQueryPitch + (step - Config::kHeldSteps) * 32));
@@ -104,6 +175,7 @@ class ScoreRole : SpecializedBlock<Config> {
         }
       }
     };
+    static_assert(Config::kLatentSteps % 2 == 0);
     Operands even, odd;
     const bool has_tail = args_.d_qk > Config::kLatentDims;
     load(even, 0);
@@ -115,13 +187,13 @@ class ScoreRole : SpecializedBlock<Config> {
       multiply(s, odd);
     }
     if (!has_tail) return;
-    load(odd, Config::kLatentSteps + 1);
+    if constexpr (Config::kTailSteps == 2) load(odd, Config::kLatentSteps + 1);
     multiply(s, even);
-    multiply(s, odd);
+    if constexpr (Config::kTailSteps == 2) multiply(s, odd);
   }
 
-  int first_ = 0;                               // number of the next step
-  uint32_t queries_[2][Config::kHeldSteps][4];  // of the half's first steps
+  uint32_t next_ = 0;                                // number of the next step
+  uint32_t queries_[kTiles][Config::kHeldSteps][4];  // of the part's first steps
 };
 
 }  // namespace mla::MLA_CUDA_NAMESPACE

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The weight warps: they turn scores into weights. Each has the 32 query rows of a pair of score warps.
+// The weight warps: they turn scores into weights. Each has the query rows of a band; where there is only one, half of
+// each of its tiles.
 #pragma once
 
 #include "cuda/portable/specialized_block.cuh"
@@ -22,70 +23,84 @@ class WeightRole : SpecializedBlock<Config> {
       max_[row] = kNoKey;
       sum_[row] = 0.0F;
     }
-    const int num_steps = Block::num_steps();
+    int32_t key = unit().segment.key_begin;
     MLA_NO_UNROLL
-    for (int step = 0; step < num_steps; ++step) weigh(step);
-    first_ += num_steps;
-    // The last factors take the place of those of two steps ago.
-    if (first_ >= 2) ptx::mbarrier_wait(Block::free(first_ - 2), Block::stage_parity(first_ - 2));
+    for (const uint32_t end = unit().step_end; next_ < end; ++next_, key += Config::kKeys) weigh(next_, key);
     finish();
-    Block::end_segment();
+    Block::leave_unit();
   }
 
  private:
-  static constexpr int kLaneRows = 4;
+  static constexpr int kTileRows = 2 * Config::kBands / Config::kWeightWarps;  // of the lane, in a tile of 16
+  static constexpr int kLaneRows = kTileRows * Config::kBandTiles;
 
-  MLA_DEVICE static int pair() { return ptx::warp() - Config::kFirstWeightWarp; }
-  /// Of the lane's rows, as numbers of the unit's.
-  MLA_DEVICE static int row_of_unit(int row) { return pair() * 32 + row * 8 + (ptx::lane() >> 2); }
+  MLA_DEVICE static int weight_warp() { return ptx::warp() - Config::kFirstWeightWarp; }
+  MLA_DEVICE static int band() { return kTileRows == 2 ? weight_warp() : 0; }
+  /// Of the lane's rows: its tile, which half of that, and its number in the unit.
+  MLA_DEVICE static int tile_of(int row) { return row / kTileRows; }
+  MLA_DEVICE static int half_of(int row) { return kTileRows == 2 ? row % 2 : weight_warp(); }
+  MLA_DEVICE static int row_of_unit(int row) {
+    return band() * Config::kBandRows + tile_of(row) * 16 + half_of(row) * 8 + (ptx::lane() >> 2);
+  }
   /// Of the step's keys: the lane has this one, the next, and those 8, 16, 24 on.
   MLA_DEVICE static int first_column() { return (ptx::lane() & 3) * 2; }
 
-  MLA_DEVICE void weigh(int step) {
-    const int n = first_ + step;
-    ptx::mbarrier_wait(Block::scored(pair()), Block::score_parity(n));
+  /// Step n, whose first key is `key`.
+  MLA_DEVICE void weigh(uint32_t n, int32_t key) {
+    ptx::mbarrier_wait(Block::scored(band()), Block::score_parity(n));
     // The place of these weights is free once the values of two steps ago are added.
     if (n >= 2) ptx::mbarrier_wait(Block::free(n - 2), Block::stage_parity(n - 2));
-    const int32_t key = unit().segment.key_begin + step * Config::kKeys;
     const bool plain = key >= unit().plain.begin && key + Config::kKeys <= unit().plain.end;
     const bool only_valid = args_.sparse() && args_.options.logits_soft_cap == 0.0F;
     const bool direct = plain || only_valid;
     if (!direct) [[unlikely]]
       replace_scores(n, key);
     const float scale = direct ? score_scale(args_) * std::numbers::log2e_v<float> : 1.0F;
-    const uint32_t valid = only_valid ? Block::valid_bits(n) >> first_column() : ~0U;
+    const uint32_t valid = only_valid ? *Block::valid(n) >> first_column() : ~0U;
     MLA_UNROLL
-    for (int m = 0; m < 2; ++m) {
-      float s[4][4];
+    for (int m = 0; m < Config::kBandTiles; ++m) {
+      float s[4][2 * kTileRows];
       take_logits(s, m, scale, valid);
-      if (m == 1) {
+      if (m == Config::kBandTiles - 1) {
         ptx::sync_warp();
-        if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::taken(pair()));
+        if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::taken(band()));
       }
-      weigh_row(s, n, 2 * m);
-      weigh_row(s, n, 2 * m + 1);
+      MLA_UNROLL
+      for (int r = 0; r < kTileRows; ++r) weigh_row(s, n, m, r);
     }
     ptx::sync_warp();
     if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::ready(n));
   }
 
-  /// Base-2 logits out of the sums over both halves of the channels; -inf for keys that are not valid.
-  MLA_DEVICE void take_logits(float (&s)[4][4], int m, float scale, uint32_t valid) const {
+  /// Base-2 logits out of the sums over all parts of the channels, of two keys and the lane's rows of a tile; -inf for
+  /// keys that are not valid.
+  MLA_DEVICE void take_logits(float (&s)[4][2 * kTileRows], int m, float scale, uint32_t valid) const {
     MLA_UNROLL
     for (int j = 0; j < 4; ++j) {
-      const auto first = ptx::load_shared<ptx::Vec4>(Block::scores(pair(), 0, m, j));
-      const auto second = ptx::load_shared<ptx::Vec4>(Block::scores(pair(), 1, m, j));
+      float sum[2 * kTileRows] = {};
       MLA_UNROLL
-      for (int i = 0; i < 4; ++i)
-        s[j][i] = (valid >> (8 * j + (i & 1)) & 1U) != 0
-                      ? (std::bit_cast<float>(first.x[i]) + std::bit_cast<float>(second.x[i])) * scale
-                      : kNoKey;
+      for (int part = 0; part < Config::kParts; ++part) {
+        const ptx::SharedAddress from = Block::scores(band(), part, m, j);
+        if constexpr (kTileRows == 2) {
+          const auto four = ptx::load_shared<ptx::Vec4>(from);
+          MLA_UNROLL
+          for (int i = 0; i < 4; ++i) sum[i] += std::bit_cast<float>(four.x[i]);
+        } else {
+          const auto two = ptx::load_shared<uint64_t>(from + static_cast<uint32_t>(half_of(0) * 8));
+          sum[0] += std::bit_cast<float>(static_cast<uint32_t>(two));
+          sum[1] += std::bit_cast<float>(static_cast<uint32_t>(two >> 32));
+        }
+      }
+      MLA_UNROLL
+      for (int i = 0; i < 2 * kTileRows; ++i)
+        s[j][i] = (valid >> (8 * j + (i & 1)) & 1U) != 0 ? sum[i] * scale : kNoKey;
     }
   }
 
-  MLA_DEVICE void weigh_row(const float (&s)[4][4], int n, int row) {
-    const int r = row % 2;
-    const float factor = raise_max(s, row), base = finite_or_zero(max_[row]);
+  /// Row `r` of the lane's rows of tile `m`.
+  MLA_DEVICE void weigh_row(const float (&s)[4][2 * kTileRows], uint32_t n, int m, int r) {
+    const int row = m * kTileRows + r;
+    const float factor = raise_max(s, row, r), base = finite_or_zero(max_[row]);
     MLA_UNROLL
     for (int j = 0; j < 4; ++j) {
       const float low = ptx::exp2_approx(s[j][2 * r] - base), high = ptx::exp2_approx(s[j][2 * r + 1] - base);
@@ -100,8 +115,7 @@ class WeightRole : SpecializedBlock<Config> {
   /// Raises what the exponents of a row are relative to, if they would become too large, and returns what outputs and
   /// sums so far are to be multiplied by. Rescaling 64 rows for the sake of one is dear, and weights up to 2^8 as
   /// exact as those up to 1.
-  MLA_DEVICE float raise_max(const float (&s)[4][4], int row) {
-    const int r = row % 2;
+  MLA_DEVICE float raise_max(const float (&s)[4][2 * kTileRows], int row, int r) {
     float largest = kNoKey;
     MLA_UNROLL
     for (int j = 0; j < 4; ++j) largest = std::max(largest, std::max(s[j][2 * r], s[j][2 * r + 1]));
@@ -118,33 +132,39 @@ class WeightRole : SpecializedBlock<Config> {
   }
 
   /// The long way: the lane's scores become base-2 logits in place, -inf where a row does not see the key.
-  MLA_DEVICE void replace_scores(int n, int32_t key) const {
+  MLA_DEVICE void replace_scores(uint32_t n, int32_t key) const {
     MLA_NO_UNROLL
     for (int row = 0; row < kLaneRows; ++row) {
       const RowScores scores(args_, unit().segment, unit().rows.row(row_of_unit(row)));
       MLA_NO_UNROLL
       for (int i = 0; i < 8; ++i) {
         const int column = first_column() + i / 2 * 8 + i % 2;
-        const auto in_four = static_cast<uint32_t>((row % 2 * 2 + i % 2) * 4);
-        const ptx::SharedAddress first = Block::scores(pair(), 0, row / 2, i / 2) + in_four;
-        const ptx::SharedAddress second = Block::scores(pair(), 1, row / 2, i / 2) + in_four;
-        const float product = ptx::load_shared<float>(first) + ptx::load_shared<float>(second);
-        ptx::store_shared(first, logit_of(scores, product, n, column, key + column));
-        ptx::store_shared(second, 0.0F);
+        const auto in_four = static_cast<uint32_t>((half_of(row) * 2 + i % 2) * 4);
+        float product = 0.0F;
+        for (int part = 0; part < Config::kParts; ++part) {
+          const ptx::SharedAddress of_part = Block::scores(band(), part, tile_of(row), i / 2) + in_four;
+          product += ptx::load_shared<float>(of_part);
+          ptx::store_shared(of_part, 0.0F);
+        }
+        ptx::store_shared(Block::scores(band(), 0, tile_of(row), i / 2) + in_four,
+                          logit_of(scores, product, n, column, key + column));
       }
     }
   }
 
-  MLA_DEVICE float logit_of(const RowScores& row, float product, int n, int column, int32_t key) const {
-    if ((Block::valid_bits(n) >> column & 1U) != 0 && row.sees(key)) return row.logit(product, key);
+  MLA_DEVICE float logit_of(const RowScores& row, float product, uint32_t n, int column, int32_t key) const {
+    if ((*Block::valid(n) >> column & 1U) != 0 && row.sees(key)) return row.logit(product, key);
     if (!is_finite(product)) Block::poison(n)[column] = Block::poison(n)[Config::kKeys] = 1;
     return kNoKey;
   }
 
   // The end of a segment.
 
-  /// Writes the statistics of the lane's rows, and into their factors what the outputs are to be multiplied by.
+  /// Writes the statistics of the lane's rows, and what their outputs are to be multiplied by.
   MLA_DEVICE void finish() const {
+    const int number = Block::unit_number();
+    if (number > 0)
+      ptx::mbarrier_wait(Block::left(number - 1), Block::unit_parity(number - 1));  // whose factors lie there
     MLA_UNROLL
     for (int row = 0; row < kLaneRows; ++row) {
       float sum = sum_[row];
@@ -152,12 +172,14 @@ class WeightRole : SpecializedBlock<Config> {
       sum += ptx::shuffle_xor(sum, 2);
       if ((ptx::lane() & 3) == 0) finish_row_of_lane(row_of_unit(row), max_[row], sum);
     }
+    ptx::sync_warp();
+    if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::weighed());
   }
 
   MLA_DEVICE void finish_row_of_lane(int r, float max, float sum) const {
     const QueryRow row = unit().rows.row(r);
     if (row.token < 0) return;
-    float& factor = Block::factors(first_)[r];
+    float& factor = Block::output_factors()[r];
     const int64_t slot = unit().slot;
     if (slot >= 0) {
       args_.list.partial_max[slot * Config::kRows + r] = max;
@@ -175,7 +197,7 @@ class WeightRole : SpecializedBlock<Config> {
           natural_logit(max);
   }
 
-  int first_ = 0;         // number of the segment's first step
+  uint32_t next_ = 0;     // number of the next step
   float max_[kLaneRows];  // what exponents are relative to
   float sum_[kLaneRows];  // over the lane's keys
 };
