@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages of latent rows, which requests own, alone or together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import get_args
+
+import torch
+
+import libmla
+from libmla.types import Cache, CacheFormat
+
+_ROTARY_CHANNELS = 64
+"""Rotary parts are stored in multiples of this, zeros behind: kernels of GPUs take no others."""
+
+_DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "fp8": torch.uint8}
+
+
+def check_format(cache_format: str, rank: int, rope: int) -> None:
+    """Raises ValueError unless rows of ``rank`` latent and ``rope`` rotary channels fit into the format."""
+    fitting = [*_DTYPES, *(["fp8_ds_mla"] if (rank, rope) == (512, 64) else [])]
+    if cache_format in fitting:
+        return
+    known = cache_format in get_args(CacheFormat)
+    what = {
+        "fp8_ds_mla": "fp8_ds_mla, whose rows have 512 latent and 64 rotary channels",
+        "fp8_dsv4": "fp8_dsv4, whose rows are DeepSeek V4's: 448 + 64 channels, all of them values too",
+    }.get(cache_format, cache_format)
+    raise ValueError(
+        f"cache_format: expected one of {', '.join(fitting)} for this model's rows of {rank} latent and {rope} rotary "
+        f"channels, got {what if known else repr(cache_format)}"
+    )
+
+
+class Pool:
+    """One layer's pages."""
+
+    def __init__(self, cache_format: str, page_size: int, rank: int, rope: int, device: torch.device) -> None:
+        check_format(cache_format, rank, rope)
+        self.rank, self.rope, self.device = rank, rope, device
+        self.rope_pad = -rope % _ROTARY_CHANNELS
+        width = rank + rope + self.rope_pad
+        self._format = cache_format
+        if cache_format in _DTYPES:
+            shape, dtype = (page_size, width), _DTYPES[cache_format]
+        else:
+            shape, dtype = (page_size, libmla.row_bytes(cache_format, width)), torch.uint8
+        self.data = torch.empty((0, *shape), dtype=dtype, device=device)
+        self._scale = torch.ones(1, device=device) if cache_format == "fp8" else None
+
+    def reserve(self, num_pages: int) -> None:
+        """Makes room; new pages hold anything."""
+        more = num_pages - len(self.data)
+        if more > 0:
+            self.data = torch.cat([self.data, self.data.new_empty((more, *self.data.shape[1:]))])
+
+    @property
+    def cache(self) -> Cache:
+        """What libmla's functions take."""
+        if self._format in ("bf16", "f16"):
+            return self.data
+        return libmla.KvCache(self._format, kv=self.data, ckv_scale=self._scale)
+
+    def pad(self, rotary: torch.Tensor) -> torch.Tensor:
+        """Rotary channels [..., rope] as wide as they are stored."""
+        return torch.nn.functional.pad(rotary, (0, self.rope_pad)) if self.rope_pad else rotary
+
+
+class Pages:
+    """The pages that the caches forked from one another share: who owns them, and every layer's pool.
+
+    Args:
+        cache_format: a name of libmla.KvCache.
+        page_size: tokens of a page.
+        limit: how many pages there are; None: as many as needed, the pools double when they are full.
+    """
+
+    def __init__(self, cache_format: str, page_size: int, limit: int | None) -> None:
+        self.cache_format, self.page_size, self.limit = cache_format, page_size, limit
+        self.count = limit or 0
+        self.pools: dict[int, Pool] = {}
+        self._owners: Counter[int] = Counter()
+        self._free = list(range(self.count))[::-1]
+
+    def pool(self, layer: int, rank: int, rope: int, device: torch.device) -> Pool:
+        """The layer's pool, with room for all pages; made when first asked for."""
+        if layer not in self.pools:
+            self.pools[layer] = Pool(self.cache_format, self.page_size, rank, rope, device)
+        pool = self.pools[layer]
+        pool.reserve(self.count)
+        return pool
+
+    def take(self, number: int) -> list[int]:
+        """Pages that nobody owns; ValueError, and none taken, if there are too few."""
+        missing = number - len(self._free)
+        if missing > 0:
+            if self.limit is not None:
+                raise ValueError(
+                    f"num_pages: expected at least {self.limit + missing} pages of {self.page_size} tokens for these "
+                    f"requests, got {self.limit}: make the cache with more, or with num_pages=None, or drop forks of it"
+                )
+            more = max(missing, self.count)
+            self._free[:0] = range(self.count, self.count + more)[::-1]
+            self.count += more
+        taken = [self._free.pop() for _ in range(number)]
+        self._owners.update(taken)
+        return taken
+
+    def share(self, pages: Iterable[int]) -> None:
+        """Counts one more owner of each."""
+        self._owners.update(pages)
+
+    def is_shared(self, page: int) -> bool:
+        return self._owners[page] > 1
+
+    def release(self, pages: Iterable[int]) -> None:
+        """Counts one owner less of each; what has none is free."""
+        for page in pages:
+            self._owners[page] -= 1
+            if not self._owners[page]:
+                del self._owners[page]
+                self._free.append(page)
+
+    @torch.inference_mode()
+    def copy(self, pairs: list[tuple[int, int]]) -> None:
+        """Copies pages (from, to) in every pool."""
+        if not pairs:
+            return
+        sources, targets = zip(*pairs, strict=True)
+        for pool in self.pools.values():
+            pool.reserve(self.count)
+            pool.data[list(targets)] = pool.data[list(sources)]
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
