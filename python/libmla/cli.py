@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line `libmla`, also `python -m libmla`: the C++ tool `mla`, and what Python adds to it.
 
-`plot` and `report` run here. Every other command is the tool's: it takes over the process, so that its output, exit
-status and signals are its own.
+The package's own commands run here. Every other command is the tool's: it takes over the process, so that its output,
+exit status and signals are its own.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -14,11 +15,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _UNUSABLE_INPUT = 2
-_OWN_COMMANDS = """
-Also, of the Python package:
-  plot                            Draw results of bench as PNG and SVG
-  report                          Write results of bench as one HTML page
-"""
+_INTERRUPTED = 130
+
+#: The package's own commands: what `--help` says of each, and the module whose `main` it is.
+_OWN_COMMANDS = {
+    "plot": ("Draw results of bench as PNG and SVG", ".plot"),
+    "report": ("Write results of bench as one HTML page", ".report"),
+    "generate": ("Let a language model write, its attention on libmla", "._text.generate"),
+    "eval": ("Measure what each cache format costs a language model", "._text.evaluate"),
+}
 
 
 class NoTool(RuntimeError):
@@ -38,14 +43,12 @@ def tool() -> Path:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit status; commands of the tool do not return."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] == ["plot"]:
-        from .plot import main as plot
-
-        return plot(given[1:])
-    if given[:1] == ["report"]:
-        from .report import main as report
-
-        return report(given[1:])
+    if given and given[0] in _OWN_COMMANDS:
+        module = importlib.import_module(_OWN_COMMANDS[given[0]][1], __package__)
+        try:
+            return int(module.main(given[1:]))
+        except KeyboardInterrupt:
+            return _INTERRUPTED
     try:
         program = str(tool())
     except NoTool as error:
@@ -53,7 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _UNUSABLE_INPUT
     if not given or given[0] in ("-h", "--help"):
         status = subprocess.run([program, *given], check=False).returncode
-        print(_OWN_COMMANDS, end="", file=sys.stdout if given else sys.stderr)
+        lines = (f"  {name:<30}  {summary}" for name, (summary, _) in _OWN_COMMANDS.items())
+        print("\nAlso, of the Python package:", *lines, sep="\n", file=sys.stdout if given else sys.stderr)
         return status
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `libmla eval` compares: every kind of attention, cache format and backend, each measured or with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import libmla
+
+from ..integrations.transformers import patch, unpatch
+from .measure import Sample, Scores, score
+from .options import Place, UsageError
+from .select import Selector, all_keys, top_keys
+
+#: Backends that take minutes for what others do in a second; they read less text.
+SLOW = ("cpu_portable", "reference")
+
+_DTYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
+
+
+@dataclass(frozen=True)
+class Attention:
+    """A way to attend."""
+
+    name: str
+    operation: str  #: of libmla
+    select_keys: Selector | None
+
+
+def attentions(top_k: int) -> list[Attention]:
+    return [
+        Attention("dense", "decode", None),
+        Attention("sparse, all keys", "decode_sparse", all_keys),
+        Attention(f"sparse, top {top_k}", "decode_sparse", top_keys(top_k)),
+    ]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a model's scores come to."""
+
+    num_bytes: int  #: of text that was read
+    bits_per_byte: float
+    versus_float32: float  #: relative change of bits per byte against the unpatched model in f32, on the same text
+    versus_bf16: (
+        float | None
+    )  #: against the bf16 cache with the same attention and backend; None: that was not measured
+    agreement: float  #: share of tokens where the f32 model finds the same one likeliest
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row: a combination, and its figures or the reason why there are none."""
+
+    attention: str
+    cache: str
+    backend: str
+    figures: Figures | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The unpatched model in f32, which everything is compared with."""
+
+    sample: Sample
+    scores: Scores
+
+    def figures(self, sample: Sample, scores: Scores, bf16: Scores | None = None) -> Figures:
+        """Those of scores on `sample`, which is the first part of the reference's."""
+        ours = self.scores.head_of(sample)
+        bits = scores.bits_per_byte(sample)
+        return Figures(
+            num_bytes=sample.num_bytes,
+            bits_per_byte=bits,
+            versus_float32=bits / ours.bits_per_byte(sample) - 1,
+            versus_bf16=None if bf16 is None else bits / bf16.bits_per_byte(sample) - 1,
+            agreement=scores.agreement(ours),
+        )
+
+
+def measure(
+    model: Any,
+    reference: Reference,
+    where: Place,
+    *,
+    formats: Sequence[str],
+    backends: Sequence[str] | None,
+    ways: Sequence[Attention],
+    slow_bytes: int,
+) -> Iterator[Case]:
+    """All cases, in order; the model is unpatched at the end. `backends` None: all of each operation's table.
+
+    bf16 is always among the formats, as the others are compared with it.
+    """
+    for way in ways:
+        bf16: dict[str, Scores] = {}
+        for cache in dict.fromkeys(["bf16", *formats]):
+            for backend, reason in _judged(model, where, way, cache, backends):
+                scores = None
+                if reason is None:
+                    slow = backend in SLOW or where.name.startswith("emulated")
+                    sample = reference.sample.head(slow_bytes) if slow else reference.sample
+                    scores, reason = _scores(model, where, way, cache, backend, sample)
+                if scores is None:
+                    yield Case(way.name, cache, backend, reason=reason)
+                    continue
+                if cache == "bf16":
+                    bf16[backend] = scores
+                yield Case(way.name, cache, backend, reference.figures(sample, scores, bf16.get(backend)))
+    unpatch(model)
+
+
+def check_backends(names: Sequence[str]) -> None:
+    """Raises UsageError unless each is a row of `decode`, or the first part of one's name, as "cpu" is."""
+    rows = libmla.backends("decode")
+    for name in names:
+        if not any(row == name or row.startswith(f"{name}_") for row in rows):
+            raise UsageError(
+                f"--backends: expected names out of {', '.join(rows)}, or a family such as cpu, got '{name}'"
+            )
+
+
+def _judged(
+    model: Any, where: Place, way: Attention, cache: str, backends: Sequence[str] | None
+) -> Iterator[tuple[str, str | None]]:
+    """Every backend, and why it cannot."""
+    text = model.config.get_text_config(decoder=True)
+    layer = (getattr(text, "per_layer_config", None) or [text])[0]
+    width = layer.kv_lora_rank + -(-layer.qk_rope_head_dim // 64) * 64
+    for backend in libmla.backends(way.operation) if backends is None else backends:
+        try:
+            found = libmla.explain(
+                way.operation,
+                cache=cache,
+                q_dtype=_DTYPES[model.dtype],
+                num_heads=layer.num_attention_heads,
+                d_qk=width,
+                d_v=layer.kv_lora_rank,
+                device=where.name,
+                backend=backend,
+            )
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        own = next((row.reason for row in found.rows if row.backend == backend), found.error)
+        yield backend, None if found.selected else own
+
+
+def _scores(
+    model: Any, where: Place, way: Attention, cache: str, backend: str, sample: Sample
+) -> tuple[Scores | None, str | None]:
+    """The scores, or why there are none."""
+    context = where.context(backend)
+    try:
+        patch(model, cache_format=cache, context=context, absorb="always", select_keys=way.select_keys)
+    except ValueError as error:
+        return None, str(error)
+    try:
+        return score(model, sample), None
+    except libmla.UnsupportedError as error:
+        return None, str(error)
