@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One plan for all layers of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+import libmla
+
+
+class StepPlan:
+    """The plan of one step. The first layer that asks makes it, and the others use it.
+
+    That layer makes it anew whenever it asks again. So a CUDA graph that is captured with the metadata of a warm-up
+    plans for itself, and a draft model may go round several times while lengths change in place.
+    """
+
+    __slots__ = ("_layer", "_plan", "_workspace")
+
+    def __init__(self, workspace: torch.Tensor | None) -> None:
+        """Nothing is planned yet.
+
+        Args:
+            workspace: memory that the steps share, as they run one after the other; None: new memory for each.
+        """
+        self._workspace = workspace
+        self._layer: object = None
+        self._plan: libmla.Plan | None = None
+
+    def get(self, layer: object, make: Callable[..., libmla.Plan]) -> libmla.Plan:
+        """The plan, made by ``make(workspace=...)`` if it is ``layer`` that makes it."""
+        if self._plan is None or self._layer is layer:
+            self._layer = layer
+            self._plan = make(workspace=self._workspace)
+        return self._plan
+
+    def forget(self) -> None:
+        """What it was made for has changed in place: the next layer that asks makes it."""
+        self._plan = None
