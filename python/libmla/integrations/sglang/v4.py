@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SGLang's backend for DeepSeek V4, with libmla's kernel.
+
+Metadata, compressors, indexer and graphs are SGLang's. The attention is one call over two pools, for decode and for
+prefill: the window's and, by the layer, that of C4 or C128, under one softmax with the sink. Pages of any size are read
+as they lie: nothing is copied into smaller pages, and nothing gathered into a dense workspace.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from sglang.srt.layers.attention.deepseek_v4_backend import DeepseekV4AttnBackend, DeepseekV4MultiStepBackend
+from sglang.srt.runtime_context import get_parallel
+
+from . import checks, pages
+from .attention import Scores, sparse
+
+_logger = logging.getLogger("sglang.libmla")
+
+
+class V4Backend(DeepseekV4AttnBackend):
+    """Attention over the window's pool and a compressed one."""
+
+    def __init__(self, model_runner: Any, *args: Any, **named: Any) -> None:
+        super().__init__(model_runner, *args, **named)
+        width = self.token_to_kv_pool.get_swa_key_bytes_per_token()
+        checks.refuse(
+            [
+                checks.device(str(self.device)),
+                None
+                if width == pages.V4_ROW_BYTES
+                else f"KV pool: expected rows of {pages.V4_ROW_BYTES} bytes (V4), got {width}: set "
+                "SGLANG_DSV4_KV_LAYOUT=v4, leave out --dsv4-attn-backend, and serve V4, not V4.1",
+                checks.feature("--enable-hisparse", self.hisparse_coordinator is not None, "leave it out"),
+            ]
+        )
+        kernels = checks.row(
+            "decode_sparse",
+            device=str(self.device),
+            cache="fp8_dsv4",
+            q_dtype=model_runner.dtype,
+            num_heads=model_runner.model_config.num_attention_heads // get_parallel().attn_tp_size,
+            d_qk=512,
+            d_v=512,
+        )
+        _logger.info("libmla: V4, window's pages of %d, %s", self.token_to_kv_pool.get_swa_key_page_size(), kernels)
+
+    def _use_sparse_prefill(self, forward_batch: Any, *, num_qo_tokens: int) -> bool:
+        return False  # that is the way through a dense workspace
+
+    def _forward_attention(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: Any,
+        forward_batch: Any,
+        compress_ratio: int,
+        save_kv_cache: bool = True,
+        attn_sink: torch.Tensor | None = None,
+        **_: Any,
+    ) -> torch.Tensor:
+        if self.mtp_enabled and forward_batch.forward_mode.is_idle():
+            return torch.empty_like(q)
+        if save_kv_cache:
+            self.store_cache(layer.layer_id, k, forward_batch)
+        pool, metadata = self.token_to_kv_pool, self.forward_metadata.core_attn_metadata
+        second = None
+        if compress_ratio:
+            second = (
+                pages.v4_cache(pool.get_extra_key_buffer(layer.layer_id), pool.get_extra_key_page_size(layer.layer_id)),
+                metadata.sparse_page_indices(compress_ratio),
+                metadata.sparse_topk_lengths(compress_ratio),
+            )
+        return sparse(
+            q,
+            pages.v4_cache(pool.get_swa_key_buffer_radix(layer.layer_id), pool.get_swa_key_page_size()),
+            metadata.swa_page_indices,
+            metadata.swa_topk_lengths,
+            scores=Scores(self.softmax_scale, sink=attn_sink),
+            second=second,
+            num_heads=layer.tp_q_head_num,
+        )
+
+
+class V4MultiStepDraftBackend(DeepseekV4MultiStepBackend):
+    """The steps of a draft, each a :class:`V4Backend`."""
+
+    def _make_step_backend(self, model_runner: Any, step_id: int) -> V4Backend:
+        return V4Backend(
+            model_runner,
+            speculative_step_id=step_id,
+            topk=self.topk,
+            speculative_num_steps=self.speculative_num_steps,
+        )
