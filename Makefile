@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # A thin front of the CMake presets. CMAKE_ARGS goes to every configuration: make test CMAKE_ARGS=-DMLA_WERROR=ON
 .DEFAULT_GOAL := help
-.PHONY: help build demo test lint format coverage asan tsan matrix clean
+.PHONY: help build demo test test-engines lint format coverage asan tsan matrix clean
 
 JOBS ?= $(shell nproc)
 CMAKE_ARGS ?=
@@ -18,7 +18,7 @@ configure = cmake --preset $(1) $(2) $(CMAKE_ARGS)
 build = cmake --build --preset $(1) --parallel $(JOBS)
 
 help: ## Show this list
-	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
 
 build: ## Set up, build the library and the command line (Release)
 	scripts/setup.sh build
@@ -35,6 +35,18 @@ test: ## Set up, build, run all tests
 	$(call configure,default,-DMLA_CUDA=$(CUDA) -DMLA_BUILD_TESTS=ON $(with_python))
 	$(call build,default)
 	ctest --preset default
+
+# ENGINES chooses releases: make test-engines ENGINES=vllm==0.33.0. LIBMLA_LIBRARY: that library, and nothing is built.
+test-engines: ## The tests of the vLLM and SGLang plug-ins in the real packages (a GB to download)
+ifndef LIBMLA_LIBRARY
+	scripts/setup.sh test
+endif
+	scripts/venv.sh build/venv
+ifndef LIBMLA_LIBRARY
+	$(call configure,default,-DMLA_CUDA=$(CUDA) -DMLA_BUILD_TESTS=ON $(with_python))
+	$(call build,default) --target mla_python mla_cli
+endif
+	scripts/engines.sh $(ENGINES)
 
 lint: ## clang-format, clang-tidy, ruff and the layering check
 	scripts/setup.sh lint

@@ -230,7 +230,7 @@ def test_the_buffers_of_a_graph_take_the_next_batch():
     batch, cache, q = problem()
     plan(w, csr(batch))
     expected.check(w.run(query=q, kv_cache=cache), wanted(q, cache, batch)[0])
-    memory = w._kept._plan.workspace.data_ptr()
+    memory = torch.from_dlpack(w._kept._plan.workspace).data_ptr()
     assert buffers["kv_len_arr"].tolist() == KV_LEN
 
     other = [150, 3, 30, 17, 5]
@@ -239,7 +239,7 @@ def test_the_buffers_of_a_graph_take_the_next_batch():
     plan(w, csr(batch, lengths))
     assert buffers["kv_len_arr"].tolist() == other
     expected.check(w.run(query=q, kv_cache=cache), wanted(q, cache, batch, qo_len=lengths)[0])
-    assert w._kept._plan.workspace.data_ptr() == memory
+    assert torch.from_dlpack(w._kept._plan.workspace).data_ptr() == memory
 
     # A batch of more query tokens, and then the first ones again.
     longer = [4, 2, 2, 1, 2]
@@ -249,7 +249,7 @@ def test_the_buffers_of_a_graph_take_the_next_batch():
     batch, cache, q = problem(kv_len=other, qo_len=lengths)
     plan(w, csr(batch, lengths))
     expected.check(w.run(query=q, kv_cache=cache), wanted(q, cache, batch, qo_len=lengths)[0])
-    assert w._kept._plan.workspace.data_ptr() == memory
+    assert torch.from_dlpack(w._kept._plan.workspace).data_ptr() == memory
 
     with pytest.raises(ValueError, match="buffer of the CUDA graph"):
         plan(w, csr(batches.paged([3], 16), [1]))

@@ -67,9 +67,9 @@ def test_planning_again(decode_problem):
     q, cache, named = decode_problem
     plan = libmla.Plan.decode(q, cache, **named)
     shorter = {**named, "kv_len": ints([4, 0, 2, 1, 20])}
-    where = plan.workspace.data_ptr()
+    where = torch.from_dlpack(plan.workspace).data_ptr()
     plan.update(q, cache, **shorter)
-    assert plan.workspace.data_ptr() == where
+    assert torch.from_dlpack(plan.workspace).data_ptr() == where
     given = libmla.decode(q, cache, **shorter, plan=plan)
     assert torch.equal(given, libmla.decode(q, cache, **shorter))
     with pytest.raises(ValueError, match="decode: "):
@@ -78,7 +78,7 @@ def test_planning_again(decode_problem):
 
 def test_workspace_of_the_caller(decode_problem):
     q, cache, named = decode_problem
-    bytes_needed = libmla.Plan.decode(q, cache, **named).workspace.numel()
+    (bytes_needed,) = libmla.Plan.decode(q, cache, **named).workspace.shape
     mine = torch.empty(bytes_needed // 4 + 1)
     plan = libmla.Plan.decode(q, cache, **named, workspace=mine)
     assert plan.workspace.data_ptr() == mine.data_ptr()
@@ -98,7 +98,7 @@ def test_workspace_of_the_caller(decode_problem):
 def test_the_workspace_lives_as_long_as_the_plan(decode_problem):
     q, cache, named = decode_problem
     wanted = libmla.decode(q, cache, **named)
-    bytes_needed = libmla.Plan.decode(q, cache, **named).workspace.numel()
+    (bytes_needed,) = libmla.Plan.decode(q, cache, **named).workspace.shape
     plan = libmla.Plan.decode(q, cache, **named, workspace=torch.empty(bytes_needed, dtype=torch.uint8))
     others = [torch.full((bytes_needed,), 255, dtype=torch.uint8) for _ in range(4)]
     assert torch.equal(libmla.decode(q, cache, **named, plan=plan), wanted) and len(others) == 4

@@ -65,6 +65,7 @@ def test_what_is_in_it(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         metadata = archive.read(next(name for name in names if name.endswith("METADATA"))).decode()
+        entry_points = archive.read(next(name for name in names if name.endswith("entry_points.txt"))).decode()
         tag = archive.read(next(name for name in names if name.endswith("/WHEEL"))).decode()
     assert {"libmla/_lib/libmla_python.so", "libmla/bin/mla", "libmla/py.typed", "libmla/ops.py"} <= set(names)
     assert all(name.startswith(("libmla/", "libmla-")) for name in names)
@@ -72,6 +73,8 @@ def test_what_is_in_it(wheel: Path) -> None:
     needed = [line for line in metadata.splitlines() if line.startswith("Requires-Dist") and "extra" not in line]
     assert len(needed) == 1 and "apache-tvm-ffi" in needed[0]
     assert "Root-Is-Purelib: false" in tag
+    for group, module in (("vllm.general_plugins", "vllm"), ("sglang.srt.plugins", "sglang")):
+        assert f"[{group}]\nlibmla = libmla.integrations.{module}:register\n" in entry_points + "\n"
 
 
 def test_a_fresh_environment(wheel: Path, tmp_path: Path) -> None:
