@@ -93,7 +93,11 @@ class Plan:
         return plan
 
     def update(self, *args: Any, **named: Any) -> None:
-        """Plans another batch of the same operation in the same workspace, with the arguments of the operation."""
+        """Plans another batch of the same operation, with the arguments of the operation.
+
+        In the same workspace; one that is the plan's own is replaced if it is too small, but not on a GPU, where
+        graphs may hold its address.
+        """
         getattr(ops, self._operation)(*args, plan=_Draft(_draft(self._handle)), **named)
 
     @property

@@ -87,7 +87,12 @@ Stream Call::stream(Device device) const {
 
 std::span<std::byte> Call::workspace_of(PlanObj& draft, size_t bytes, Device device) const {
   const bool gpu = on_gpu(device);
-  if (!draft.workspace.has_value())
+  const auto bytes_of = [](const ffi::Tensor& memory) {
+    return ffi::GetDataSize(static_cast<size_t>(memory.numel()), memory.dtype());
+  };
+  // On a GPU it stays where it is: graphs hold its address. There its size follows from shapes alone.
+  const bool grows = !draft.given_workspace && !gpu;
+  if (!draft.workspace.has_value() || (grows && bytes_of(*draft.workspace) < bytes))
     draft.workspace =
         allocate(operation_, "workspace", DType::kU8, {static_cast<int64_t>(bytes)}, gpu ? device : Device{});
   const ffi::Tensor& memory = *draft.workspace;
@@ -99,8 +104,7 @@ std::span<std::byte> Call::workspace_of(PlanObj& draft, size_t bytes, Device dev
   const bool of_host = place.device_type == kDLCPU || place.device_type == kDLCUDAHost || context_.emulated();
   if (gpu ? place.device_type != kDLCUDA || place.device_id != device.index : !of_host)
     refuse("memory where the other tensors are, got a tensor elsewhere");
-  return {static_cast<std::byte*>(memory.data_ptr()) + memory.byte_offset(),
-          ffi::GetDataSize(static_cast<size_t>(memory.numel()), memory.dtype())};
+  return {static_cast<std::byte*>(memory.data_ptr()) + memory.byte_offset(), bytes_of(memory)};
 }
 
 }  // namespace mla::python

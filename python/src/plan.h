@@ -20,9 +20,10 @@ namespace mla::python {
 class PlanObj : public ffi::Object {
  public:
   PlanObj(ffi::Optional<ffi::ObjectRef> given, ffi::Optional<ffi::Tensor> memory)
-      : context(std::move(given)), workspace(std::move(memory)) {}
+      : context(std::move(given)), given_workspace(memory.has_value()), workspace(std::move(memory)) {}
 
   ffi::Optional<ffi::ObjectRef> context;  ///< nothing: the process's own
+  const bool given_workspace;             ///< whether it is the caller's
   ffi::Optional<ffi::Tensor> workspace;
   Plan plan;
   mutable std::shared_mutex mutex;  ///< who plans again waits for those who run

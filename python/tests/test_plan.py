@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans: made once, run often, planned again in the same workspace."""
+"""Plans: made once, run often, planned again."""
 
 from __future__ import annotations
 
@@ -74,6 +74,21 @@ def test_planning_again(decode_problem):
     assert torch.equal(given, libmla.decode(q, cache, **shorter))
     with pytest.raises(ValueError, match="decode: "):
         libmla.decode(q, cache, **named, plan=plan)
+
+
+def test_a_workspace_grows_with_batches(decode_problem):
+    """The plan's own does, so that a step cannot fail because requests have come; the caller's does not."""
+    q, cache, named = decode_problem
+    fewer = {**named, **{name: value[:2] for name, value in named.items() if name in ("kv_len", "block_table")}}
+    plan = libmla.Plan.decode(q[:2], cache, **fewer)
+    (small,) = plan.workspace.shape
+    plan.update(q, cache, **named)
+    assert plan.workspace.shape[0] > small
+    assert torch.equal(libmla.decode(q, cache, **named, plan=plan), libmla.decode(q, cache, **named))
+    mine = torch.empty(small, dtype=torch.uint8)
+    given = libmla.Plan.decode(q[:2], cache, **fewer, workspace=mine)
+    with pytest.raises(ValueError, match="workspace: expected at least [0-9]+ bytes"):
+        given.update(q, cache, **named)
 
 
 def test_workspace_of_the_caller(decode_problem):
