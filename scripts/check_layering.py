@@ -19,14 +19,8 @@ SPDX_NAMES = {"CMakeLists.txt", "Makefile", "run", ".clang-format", ".clang-tidy
 SKIPPED_FOLDERS = {".git", "build", "out", "__pycache__"}
 
 # What the host side of a kernel and its callers agree on.
-KERNEL_BORDER = (
-    "cuda/queue.h",
-    "cuda/launch.h",
-    "cuda/operations.h",
-    "cuda/portable_operations.h",
-    "cuda/ceilings.h",
-    "cuda/portable_ceilings.h",
-)
+KERNEL_BORDER = ("cuda/queue.h", "cuda/launch.h", "cuda/operations.h", "cuda/portable_operations.h", "cuda/ceilings.h",
+                 "cuda/portable_ceilings.h")
 # Which folders of the project a folder's files may include, as prefixes of the include path; the longest entry that
 # contains the file decides. Folders that are not listed (the tests) may include everything.
 MAY_INCLUDE = {
@@ -35,43 +29,17 @@ MAY_INCLUDE = {
     "src/plan": ("mla/", "core/", "plan/"),
     "src/reference": ("mla/", "core/", "reference/"),
     "src/cpu": ("mla/", "core/", "plan/", "dispatch/implementation.h", "cpu/"),
-    "src/dispatch": (
-        "mla/",
-        "core/",
-        "plan/",
-        "dispatch/",
-        "reference/reference.h",
-        "cpu/cpu_backend.h",
-        "cpu/isa.h",
-        "cuda/operations.h",
-        "cuda/queue.h",
-        "cuda/ceilings.h",
-        "cuda/runtime/",
-    ),
+    "src/dispatch": ("mla/", "core/", "plan/", "dispatch/", "reference/reference.h", "cpu/cpu_backend.h", "cpu/isa.h",
+                     "cuda/operations.h", "cuda/queue.h", "cuda/ceilings.h", "cuda/runtime/"),
     "src/emulator": ("mla/", "core/", "emulator/"),
     "src/cuda": ("mla/", "core/", *KERNEL_BORDER, "cuda/ptx/"),
     "src/cuda/ptx": ("mla/", "cuda/ptx/", "emulator/device.h"),
     "src/cuda/tile": ("mla/", "core/args.h", "cuda/ptx/", "cuda/tile/"),
     "src/cuda/common": ("mla/", "core/args.h", *KERNEL_BORDER, "cuda/ptx/", "cuda/tile/", "cuda/common/"),
-    "src/cuda/portable": (
-        "mla/",
-        "core/args.h",
-        *KERNEL_BORDER,
-        "cuda/ptx/",
-        "cuda/tile/",
-        "cuda/common/",
-        "cuda/portable/",
-    ),
-    "src/cuda/runtime": (
-        "mla/",
-        "core/",
-        "cuda/queue.h",
-        "cuda/operations.h",
-        "cuda/ceilings.h",
-        "cuda/runtime/",
-        "cuda/built_archs.h",
-        "emulator/emulator.h",
-    ),
+    "src/cuda/portable": ("mla/", "core/args.h", *KERNEL_BORDER, "cuda/ptx/", "cuda/tile/", "cuda/common/",
+                          "cuda/portable/"),
+    "src/cuda/runtime": ("mla/", "core/", "cuda/queue.h", "cuda/operations.h", "cuda/ceilings.h", "cuda/runtime/",
+                         "cuda/built_archs.h", "emulator/emulator.h"),
     "tools/kit": ("mla/", "kit/"),
     "tools/mla": ("mla/", "kit/"),
     "examples": ("mla/",),
@@ -82,14 +50,18 @@ PROJECT_PREFIXES = ("mla/", "core/", "plan/", "dispatch/", "reference/", "cpu/",
 INTRINSICS = re.compile(r"^(\w*intrin\.h|arm_neon\.h|arm_sve\.h|arm_acle\.h|x86gprintrin\.h|hwy/.*)$")
 # The kernels, the ceilings they are measured against, and the detection, which executes xgetbv.
 INTRINSICS_PLACES = ("src/cpu/", "tools/mla/bench/", "src/dispatch/machine.cpp")
-CUDA = re.compile(
-    r"^(cuda\w*\.h|cuda/(std|pipeline|barrier).*|cooperative_groups.*|nvrtc.*|cublas.*|cute/.*|cutlass/.*)"
-)
+CUDA = re.compile(r"^(cuda\w*\.h|cuda/(std|pipeline|barrier).*|cooperative_groups.*|nvrtc.*|cublas.*|cute/.*|cutlass/.*)")
 CUDA_PLACES = ("src/cuda/ptx/", "src/cuda/runtime/")
 # What only nvcc knows. Kernels are compiled for the emulator too, and reach the machine through the wrappers of ptx.
 CUDA_ONLY = re.compile(r"\b(threadIdx|blockIdx|blockDim|gridDim|warpSize|atomic[A-Z]\w*|__(?!builtin_|restrict)\w+)\b")
 KERNEL_PLACES = ("src/cuda/tile/", "src/cuda/common/", "src/cuda/portable/")
 TORCH = re.compile(r"^(torch|ATen|c10)/")
+# Engines of the Python package, and the folders that may know them. What is said to kernels stays free of them.
+ENGINES = {"vllm": ("integrations/vllm/",), "sglang": ("integrations/sglang/",),
+           "transformers": ("integrations/transformers/", "_text/")}
+ENGINE_FREE = ("integrations/vllm/attention.py", "integrations/vllm/caches.py", "integrations/vllm/workspaces.py",
+               "integrations/sglang/attention.py", "integrations/sglang/pages.py")
+PYTHON_IMPORT = re.compile(r"^\s*(?:import|from)\s+(\w+)")
 ASM = re.compile(r"\b(asm|__asm__|__asm)\b\s*(volatile|__volatile__|goto|inline)?\s*\(")
 LAYOUT_NUMBER = re.compile(r"(?<![\w.])(656|584|576)(?![\w.])")
 LAYOUT_FREE_FOLDERS = ("src/cpu/", "src/cuda/", "src/reference/", "src/plan/", "src/dispatch/")
@@ -148,6 +120,21 @@ def check_source(path, text):
         yield 1, "header without #pragma once"
 
 
+def check_python(path, text):
+    package = "python/libmla/"
+    if not path.startswith(package):
+        return
+    for number, line in enumerate(text.splitlines(), 1):
+        match = PYTHON_IMPORT.match(line)
+        name = match.group(1) if match else None
+        if name not in ENGINES:
+            continue
+        if not path.startswith(tuple(package + place for place in ENGINES[name])):
+            yield number, f"{name} outside {' and '.join(ENGINES[name])}"
+        elif path[len(package):] in ENGINE_FREE:
+            yield number, f"{name} where only tensors and calls of libmla belong"
+
+
 def check_tree(root):
     violations = []
     for file in sorted(root.rglob("*")):
@@ -164,53 +151,55 @@ def check_tree(root):
             violations.append(f"{path}:1: no SPDX-License-Identifier line at the top")
         if file.suffix in SOURCE_SUFFIXES:
             violations += [f"{path}:{number}: {message}" for number, message in check_source(path, text)]
+        if file.suffix == ".py":
+            violations += [f"{path}:{number}: {message}" for number, message in check_python(path, text)]
     return violations
 
 
 SPDX = "// SPDX-License-Identifier: Apache-2.0\n"
+PYTHON_SPDX = SPDX.replace("//", "#")
 PLANTED = {
-    "include/mla/a.h": (SPDX + '#pragma once\n#include "core/args.h"\n', 'may not include "core/args.h"'),
+    "include/mla/a.h": (SPDX + "#pragma once\n#include \"core/args.h\"\n", 'may not include "core/args.h"'),
     "include/mla/b.h": (SPDX + "#pragma once\n#include <cuda_runtime.h>\n", "CUDA header <cuda_runtime.h>"),
     "include/mla/c.h": (SPDX + "int x;\n", "header without #pragma once"),
-    "src/core/a.cpp": (SPDX + '#include "cpu/cpu_backend.h"\n', 'may not include "cpu/cpu_backend.h"'),
+    "src/core/a.cpp": (SPDX + "#include \"cpu/cpu_backend.h\"\n", 'may not include "cpu/cpu_backend.h"'),
     "src/core/b.cpp": (SPDX + "#include <immintrin.h>\n", "instruction-set header <immintrin.h>"),
-    "src/core/c.cpp": (SPDX + '#include "../cpu/x.h"\n', "is not relative to"),
-    "src/plan/a.cpp": (SPDX + '#include "dispatch/table.h"\n', 'may not include "dispatch/table.h"'),
-    "src/reference/a.cpp": (SPDX + '#include "plan/plan.h"\n', 'may not include "plan/plan.h"'),
-    "src/cpu/a.cpp": (SPDX + '#include "cuda/x.h"\n', 'may not include "cuda/x.h"'),
+    "src/core/c.cpp": (SPDX + "#include \"../cpu/x.h\"\n", "is not relative to"),
+    "src/plan/a.cpp": (SPDX + "#include \"dispatch/table.h\"\n", 'may not include "dispatch/table.h"'),
+    "src/reference/a.cpp": (SPDX + "#include \"plan/plan.h\"\n", 'may not include "plan/plan.h"'),
+    "src/cpu/a.cpp": (SPDX + "#include \"cuda/x.h\"\n", 'may not include "cuda/x.h"'),
     "src/cpu/b.cpp": (SPDX + "int bytes = 656 * 2;\n", "number 656"),
-    "src/cpu/c.cpp": (SPDX + 'void f() { asm volatile("nop"); }\n', "inline assembly"),
+    "src/cpu/c.cpp": (SPDX + "void f() { asm volatile(\"nop\"); }\n", "inline assembly"),
     "src/cuda/tile/a.cuh": (SPDX + "#pragma once\n#include <torch/torch.h>\n", "torch header"),
-    "src/cuda/tile/b.cuh": (
-        SPDX + '#pragma once\n#include "cuda/common/a.cuh"\n',
-        'may not include "cuda/common/a.cuh"',
-    ),
+    "src/cuda/tile/b.cuh": (SPDX + "#pragma once\n#include \"cuda/common/a.cuh\"\n", 'may not include "cuda/common/a.cuh"'),
     "src/cuda/tile/c.cuh": (SPDX + "#pragma once\n#include <cuda_fp16.h>\n", "CUDA header <cuda_fp16.h>"),
     "src/cuda/common/a.cu": (SPDX + "int x = threadIdx.x;\n", "threadIdx in a kernel"),
     "src/cuda/common/b.cu": (SPDX + "void f() { __syncthreads(); }\n", "__syncthreads in a kernel"),
-    "src/cuda/common/c.cu": (SPDX + '#include "cuda/portable/a.cuh"\n', 'may not include "cuda/portable/a.cuh"'),
-    "src/cuda/portable/a.cu": (SPDX + '#include "emulator/device.h"\n', 'may not include "emulator/device.h"'),
+    "src/cuda/common/c.cu": (SPDX + "#include \"cuda/portable/a.cuh\"\n", 'may not include "cuda/portable/a.cuh"'),
+    "src/cuda/portable/a.cu": (SPDX + "#include \"emulator/device.h\"\n", 'may not include "emulator/device.h"'),
     "src/cuda/portable/b.cu": (SPDX + "void f() { atomicAdd(p, 1); }\n", "atomicAdd in a kernel"),
-    "src/cuda/portable/c.cuh": (
-        SPDX + '#pragma once\n#include "cuda/runtime/code.h"\n',
-        'may not include "cuda/runtime/code.h"',
-    ),
-    "src/cuda/ptx/a.h": (SPDX + '#pragma once\n#include "cuda/tile/a.cuh"\n', 'may not include "cuda/tile/a.cuh"'),
-    "src/cuda/runtime/a.cpp": (SPDX + '#include "cuda/common/plan.h"\n', 'may not include "cuda/common/plan.h"'),
-    "src/emulator/a.cpp": (SPDX + '#include "cuda/queue.h"\n', 'may not include "cuda/queue.h"'),
-    "src/dispatch/a.cpp": (SPDX + '#include "cuda/ptx/ptx.h"\n', 'may not include "cuda/ptx/ptx.h"'),
-    "tools/mla/a.cpp": (SPDX + '#include "core/validate.h"\n', 'may not include "core/validate.h"'),
+    "src/cuda/portable/c.cuh": (SPDX + "#pragma once\n#include \"cuda/runtime/code.h\"\n",
+                                'may not include "cuda/runtime/code.h"'),
+    "src/cuda/ptx/a.h": (SPDX + "#pragma once\n#include \"cuda/tile/a.cuh\"\n", 'may not include "cuda/tile/a.cuh"'),
+    "src/cuda/runtime/a.cpp": (SPDX + "#include \"cuda/common/plan.h\"\n", 'may not include "cuda/common/plan.h"'),
+    "src/emulator/a.cpp": (SPDX + "#include \"cuda/queue.h\"\n", 'may not include "cuda/queue.h"'),
+    "src/dispatch/a.cpp": (SPDX + "#include \"cuda/ptx/ptx.h\"\n", 'may not include "cuda/ptx/ptx.h"'),
+    "tools/mla/a.cpp": (SPDX + "#include \"core/validate.h\"\n", 'may not include "core/validate.h"'),
     "tools/mla/b.cpp": (SPDX + "#include <hwy/highway.h>\n", "instruction-set header <hwy/highway.h>"),
     "tests/a.cpp": ("int x;\n", "no SPDX-License-Identifier"),
+    "python/libmla/a.py": (PYTHON_SPDX + "def f():\n    import vllm\n", "vllm outside integrations/vllm/"),
+    "python/libmla/integrations/vllm/b.py": (PYTHON_SPDX + "import transformers\n", "transformers outside"),
+    "python/libmla/integrations/sglang/pages.py": (PYTHON_SPDX + "from sglang.srt import a\n", "sglang where only"),
 }
 INNOCENT = {
-    "src/cpu/fine.cpp": SPDX + '#include <immintrin.h>\n#include "core/args.h"\n// 656 bytes, asm("x")\n'
-    'const char* s = "656 asm()"; int n = 1\'656; int w = 5760;\n',
-    "tools/mla/bench/ceilings.cpp": SPDX + '#include <immintrin.h>\n#include "kit/kit.h"\n',
-    "src/cuda/runtime/fine.cpp": SPDX + '#include <cuda_runtime_api.h>\n#include "emulator/emulator.h"\n',
-    "src/cuda/common/fine.cu": SPDX + '#include "cuda/launch.h"\n// threadIdx\nint f(int* __restrict__ p) { '
-    "return __builtin_clz(*p); }\n",
-    "src/cuda/ptx/fine.cuh": SPDX + '#pragma once\n#include <cuda_fp16.h>\nvoid f() { asm volatile("nop"); }\n',
+    "src/cpu/fine.cpp": SPDX + "#include <immintrin.h>\n#include \"core/args.h\"\n// 656 bytes, asm(\"x\")\n"
+                               "const char* s = \"656 asm()\"; int n = 1'656; int w = 5760;\n",
+    "tools/mla/bench/ceilings.cpp": SPDX + "#include <immintrin.h>\n#include \"kit/kit.h\"\n",
+    "src/cuda/runtime/fine.cpp": SPDX + "#include <cuda_runtime_api.h>\n#include \"emulator/emulator.h\"\n",
+    "src/cuda/common/fine.cu": SPDX + "#include \"cuda/launch.h\"\n// threadIdx\nint f(int* __restrict__ p) { "
+                               "return __builtin_clz(*p); }\n",
+    "python/libmla/integrations/vllm/fine.py": PYTHON_SPDX + "import vllm\nimport vllm_flash_attn\n",
+    "src/cuda/ptx/fine.cuh": SPDX + "#pragma once\n#include <cuda_fp16.h>\nvoid f() { asm volatile(\"nop\"); }\n",
 }
 
 
@@ -221,15 +210,11 @@ def self_test():
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_text(text, encoding="utf-8")
         found = check_tree(root)
-    failures = [
-        f"not caught: {path}: {message}"
-        for path, (_, message) in PLANTED.items()
-        if not any(line.startswith(path + ":") and message in line for line in found)
-    ]
+    failures = [f"not caught: {path}: {message}" for path, (_, message) in PLANTED.items()
+                if not any(line.startswith(path + ":") and message in line for line in found)]
     failures += [f"wrongly reported: {line}" for line in found if line.split(":")[0] not in PLANTED]
-    failures += [
-        f"reported twice: {path}" for path in PLANTED if sum(line.startswith(path + ":") for line in found) > 1
-    ]
+    failures += [f"reported twice: {path}" for path in PLANTED
+                 if sum(line.startswith(path + ":") for line in found) > 1]
     return failures
 
 
