@@ -126,13 +126,14 @@ def test_refusals_name_what_to_change(engine: Engine, change: dict[str, Any], re
         assert any(reason in one for one in found), found
 
 
-def test_a_library_without_code_for_the_gpu(engine: Engine) -> None:
-    """The reasons are the library's own."""
-    if libmla.info().gpu_archs:
-        pytest.skip("this build has code for GPUs")
-    capability = DeviceCapability(12, 0)
-    found = engine.adapter.DenseBackend.validate_configuration(**{**CONFIGURATION, "device_capability": capability})
-    assert len(found) == 1 and "sm120" in found[0] and "this build of the library has no GPU code" in found[0]
+def test_a_gpu_without_code(engine: Engine) -> None:
+    """The reasons are the library's own, whatever it was built for."""
+    archs = libmla.info().gpu_archs
+    for capability in ((7, 5), *(known for known in ((8, 0), (12, 0)) if 10 * known[0] + known[1] not in archs)):
+        change = {"device_capability": DeviceCapability(*capability)}
+        found = engine.adapter.DenseBackend.validate_configuration(**{**CONFIGURATION, **change})
+        assert len(found) == 1 and "sm{}{}".format(*capability) in found[0], found
+        assert "no code for" in found[0] or "no GPU code" in found[0] or "needs sm80" in found[0], found
 
 
 def test_a_missing_gpu(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
