@@ -22,6 +22,26 @@ void Block::land(const PendingCopy& copy) {
     std::memcpy(to, copy.from, copy.bytes);
 }
 
+void Block::land_copies(int32_t index, size_t end) {
+  Thread& self = thread(index);
+  for (; self.next_copy < end; ++self.next_copy) {
+    const PendingCopy& copy = self.copies[self.next_copy];
+    land(copy);
+    writes_->last[(copy.to - kSharedBase) / SharedWrites::kUnit] = {writes_->time, static_cast<uint32_t>(index) + 1};
+  }
+}
+
+void Block::forget_landed(Thread& thread) {
+  constexpr size_t kMany = 1024;
+  if (thread.next_group != thread.group_ends.size()) return;
+  thread.group_ends.clear();
+  thread.next_group = 0;
+  if (thread.next_copy != thread.copies.size() && thread.next_copy < kMany) return;
+  thread.forgotten_copies += thread.next_copy;
+  thread.copies.erase(thread.copies.begin(), thread.copies.begin() + static_cast<std::ptrdiff_t>(thread.next_copy));
+  thread.next_copy = 0;
+}
+
 Mbarrier& Block::find_mbarrier(uint32_t address, Site site) {
   const std::byte* const memory = shared_pointer(address, 8, 8, site);
   for (Mbarrier& barrier : mbarriers_) {
@@ -96,6 +116,28 @@ bool Block::land_some_bulk_copy() {
   return false;
 }
 
+/// The same for the cp.async of one thread that some thread waits for, and all before them.
+bool Block::land_copies_of_some_arrival() {
+  const auto count = static_cast<uint32_t>(arrivals_.size());
+  if (count == 0) return false;
+  const uint32_t first = random_.next() % count;
+  for (uint32_t i = 0; i < count; ++i) {
+    const auto pending = arrivals_.begin() + (first + i) % count;
+    const auto barrier = std::find_if(mbarriers_.begin(), mbarriers_.end(),
+                                      [&](const Mbarrier& b) { return b.address == pending->barrier; });
+    if (barrier == mbarriers_.end() || barrier->waiting.empty()) continue;
+    const PendingArrival arrival = *pending;
+    *pending = arrivals_.back();
+    arrivals_.pop_back();
+    Thread& thread = threads_[static_cast<size_t>(arrival.thread)];
+    if (arrival.end > thread.forgotten_copies) land_copies(arrival.thread, arrival.end - thread.forgotten_copies);
+    forget_landed(thread);
+    arrive(*barrier, 1, 0, arrival.site);
+    return true;
+  }
+  return false;
+}
+
 // ---- Called by kernels -------------------------------------------------------------------------------------------
 
 void copy_async(uint32_t to, const void* from, uint32_t bytes, bool valid, Site site) {
@@ -103,6 +145,7 @@ void copy_async(uint32_t to, const void* from, uint32_t bytes, bool valid, Site 
   if (valid) check_aligned(from, bytes, site);
   std::memset(shared_pointer(to, bytes, bytes, site), 0xFF, bytes);
   block.current().copies.push_back({to, bytes, valid ? from : nullptr, 0});
+  note_shared_store(to);
   if (valid) block.counters_of_block().async_copy_bytes += bytes;
 }
 
@@ -115,12 +158,8 @@ void copy_async_wait(uint32_t groups_left) {
   Block& block = running_block();
   Thread& self = block.current();
   for (; self.group_ends.size() - self.next_group > groups_left; ++self.next_group)
-    for (; self.next_copy < self.group_ends[self.next_group]; ++self.next_copy) block.land(self.copies[self.next_copy]);
-  if (self.next_copy == self.copies.size() && self.next_group == self.group_ends.size()) {
-    self.copies.clear();
-    self.group_ends.clear();
-    self.next_copy = self.next_group = 0;
-  }
+    block.land_copies(block.current_index(), self.group_ends[self.next_group]);
+  Block::forget_landed(self);
 }
 
 void mbarrier_init(uint32_t barrier, uint32_t count, Site site) { running_block().init_mbarrier(barrier, count, site); }
@@ -135,11 +174,25 @@ void mbarrier_expect_bytes(uint32_t barrier, uint32_t bytes, Site site) {
   block.arrive(block.find_mbarrier(barrier, site), 0, bytes, site);
 }
 
+void mbarrier_arrive_after_copies(uint32_t barrier, Site site) {
+  Block& block = running_block();
+  block.find_mbarrier(barrier, site);
+  const Thread& self = block.current();
+  block.add_arrival({barrier, block.current_index(), self.forgotten_copies + self.copies.size(), site});
+}
+
 void mbarrier_wait(uint32_t barrier, uint32_t parity, Site site) {
   running_block().wait_for_mbarrier(barrier, parity, site);
 }
 
 void fence_mbarrier_init() { running_block().fence_mbarriers(); }
+
+void fence_async_proxy() {
+  Block& block = running_block();
+  const uint32_t time = ++block.shared_writes().time;
+  block.current().proxy_fence = time;
+  block.current_warpgroup().proxy_fence = time;
+}
 
 void bulk_copy(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier, Site site) {
   Block& block = running_block();
@@ -149,6 +202,9 @@ void bulk_copy(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier, 
     block.fail("bulk copy reports to the mbarrier at {}, whose initialization was not fenced", {barrier}, site);
   std::memset(shared_pointer(to, bytes, 16, site), 0xFF, bytes);
   block.add_bulk_copy({to, bytes, from, barrier});
+  SharedWrites& writes = block.shared_writes();
+  std::fill_n(&writes.last[(to - kSharedBase) / SharedWrites::kUnit], bytes / SharedWrites::kUnit,
+              SharedWrites::Write{writes.time, SharedWrites::kBulkCopy});
   block.counters_of_block().bulk_copy_bytes += bytes;
 }
 

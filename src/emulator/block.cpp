@@ -34,7 +34,7 @@ uint64_t mix(uint64_t x) {  // splitmix64
 
 void Random::seed(uint64_t value) { state_ = mix(value) | 1; }
 
-Block::Block() : threads_(kMaxThreads) {
+Block::Block() : threads_(kMaxThreads), writes_(std::make_unique<SharedWrites>()) {
   void* memory = mmap(nullptr, kArenaBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
   arena_ = static_cast<std::byte*>(memory);
@@ -83,6 +83,9 @@ void Block::start(int64_t block) {
   view.block_z = static_cast<int32_t>(block / launch_.grid_x / launch_.grid_y);
   view.shared_bytes = shared_bytes;
   view.shared = shared_;
+  view.writes = writes_.get();
+  writes_->time = 1;
+  std::fill_n(writes_->last, (shared_bytes + SharedWrites::kUnit - 1) / SharedWrites::kUnit, SharedWrites::Write{});
   if (abandoned_ || started_threads_ < num_threads) {
     for (int32_t i = 0; i < num_threads; ++i) stacks_.restart(threads_[static_cast<size_t>(i)].fiber, i, thread_main);
     started_threads_ = num_threads;
@@ -97,6 +100,8 @@ void Block::start(int64_t block) {
     thread.copies.clear();
     thread.group_ends.clear();
     thread.next_copy = thread.next_group = 0;
+    thread.forgotten_copies = 0;
+    thread.proxy_fence = 0;
   }
   ended_ = 0;
   ready_warps_ = 0;
@@ -110,11 +115,17 @@ void Block::start(int64_t block) {
     warp.wgmma_groups.clear();
     warp.accumulators.clear();
     warp.wgmma_fenced = false;
+    warp.issued_wgmmas = 0;
     make_warp_ready(w);
   }
   std::fill(std::begin(barriers_), std::end(barriers_), Barrier{});
   mbarriers_.clear();
+  for (Warpgroup& group : warpgroups_) {
+    group.issued.clear();
+    group.proxy_fence = 0;
+  }
   bulk_copies_.clear();
+  arrivals_.clear();
   // A warp may run far ahead of the others, or keep step with them.
   constexpr uint32_t kSwitchMasks[] = {0, 0x3F, 0x3};
   switch_mask_ = kSwitchMasks[random_.next() % 3];
@@ -150,12 +161,19 @@ void Block::end_thread() {
     return;
   }
   if (!bulk_copies_.empty()) record("the block ended while bulk copies were on their way into its shared memory");
+  if (!arrivals_.empty()) record("the block ended before all its cp.async had reported to their mbarriers");
   switch_fiber(self.fiber, host_);
 }
 
 int32_t Block::wait_for_copies() {
   int32_t next = -1;
-  while (next < 0 && land_some_bulk_copy()) next = next_thread();
+  while (next < 0) {
+    const bool bulk_first = arrivals_.empty() || (!bulk_copies_.empty() && (random_.next() & 1U) != 0);
+    if (bulk_first ? !land_some_bulk_copy() && !land_copies_of_some_arrival()
+                   : !land_copies_of_some_arrival() && !land_some_bulk_copy())
+      break;
+    next = next_thread();
+  }
   if (next < 0) {
     record_waits("deadlock", 0, launch_.threads - 1);
     leave();

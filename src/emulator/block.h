@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,6 +19,7 @@ namespace mla::emulator {
 
 inline constexpr int32_t kWarpSize = 32;
 inline constexpr uint32_t kFullWarp = 0xFFFFFFFFU;
+inline constexpr int32_t kWarpgroupSize = 128;
 inline constexpr int32_t kMaxThreads = 1024;
 inline constexpr int32_t kNumBarriers = 16;
 inline constexpr int32_t kMaxSharedBytes = 256 * 1024;
@@ -60,19 +62,28 @@ struct PendingCopy {
   uint32_t barrier;  // bulk copies: of the mbarrier
 };
 
-/// A wgmma.mma_async that was issued and not computed.
-struct PendingWgmma {
-  uint64_t a, b;   // descriptors
-  const float* d;  // lane 0's accumulators
+/// cp.async.mbarrier.arrive: arrives once the thread's copies before `end` have landed.
+struct PendingArrival {
+  uint32_t barrier;
+  int32_t thread;
+  uint64_t end;
   Site site;
+};
+
+/// A wgmma.mma_async that was issued and not computed, of a warp.
+struct PendingWgmma {
+  Wgmma what;  // as lane 0 brought it
+  uint32_t time;
+  Site site;
+  const uint32_t* a_registers[kWarpSize];
+  uint32_t a[kWarpSize][4];  // their values on issue
 };
 
 /// What a warp's accumulators will be once its pending multiplications are done.
 struct WarpgroupAccumulator {
-  static constexpr int kColumns = 256;
-  static constexpr int kRegisters = 128;
   float* registers[kWarpSize] = {};
-  std::vector<float> values;  // [16, 256]
+  std::vector<float> values;  // [16, columns]
+  int32_t columns = 0;
   int32_t pending = 0;
 };
 
@@ -85,6 +96,8 @@ struct Thread {
   std::vector<PendingCopy> copies;       // cp.async, in order of issue
   std::vector<uint32_t> group_ends;      // numbers of copies at each commit
   size_t next_copy = 0, next_group = 0;  // first in flight
+  uint64_t forgotten_copies = 0;         // landed, and no longer in `copies`
+  uint32_t proxy_fence = 0;              // time of the latest
 };
 
 class Block;
@@ -106,6 +119,12 @@ struct Warp {
   std::vector<size_t> wgmma_groups;  // numbers of pending ones at each commit
   std::vector<WarpgroupAccumulator> accumulators;
   bool wgmma_fenced = false;
+  size_t issued_wgmmas = 0;  // of those in Warpgroup::issued
+};
+
+struct Warpgroup {
+  std::vector<Wgmma> issued;  // by its first warp to do so, until all have come to the same point
+  uint32_t proxy_fence = 0;   // time of the latest by any of its threads
 };
 
 struct Barrier {
@@ -144,6 +163,10 @@ class Block {
   int32_t current_index() const { return current_; }
   int32_t num_threads() const { return launch_.threads; }
   Warp& current_warp() { return warps_[static_cast<size_t>(current_ / kWarpSize)]; }
+  Warp& warp(int32_t index) { return warps_[index]; }
+  Warpgroup& current_warpgroup() { return warpgroups_[static_cast<size_t>(current_ / kWarpgroupSize)]; }
+  Thread& thread(int32_t index) { return threads_[static_cast<size_t>(index)]; }
+  SharedWrites& shared_writes() { return *writes_; }
 
   void collective(Wait kind, CollectiveFunction function, void* lane, Site site);
   /// Called by the last lane of a warp at bar.sync or bar.arrive. Whether the warp goes on.
@@ -156,7 +179,11 @@ class Block {
   void fence_mbarriers();
   void arrive(Mbarrier& barrier, uint32_t arrivals, int64_t expected_bytes, Site site);
   void add_bulk_copy(const PendingCopy& copy) { bulk_copies_.push_back(copy); }
-  void land(const PendingCopy& copy);
+  void add_arrival(const PendingArrival& arrival) { arrivals_.push_back(arrival); }
+  /// Copies of a thread before `end`, an index into Thread::copies.
+  void land_copies(int32_t thread, size_t end);
+  /// Takes what has landed off the lists.
+  static void forget_landed(Thread& thread);
 
   /// Ends the block. `text` says what is wrong, with {} for each number; the running thread and `site` are added.
   [[noreturn]] void fail(std::string_view text, std::initializer_list<int64_t> numbers, Site site);
@@ -172,6 +199,8 @@ class Block {
   int32_t next_lane(Warp& warp);
   int32_t next_thread(bool may_stay = true);
   bool land_some_bulk_copy();
+  bool land_copies_of_some_arrival();
+  void land(const PendingCopy& copy);
   /// No thread can run: lands copies until one can. Ends the block if none ever will.
   int32_t wait_for_copies();
   [[noreturn]] void fail_diverged();
@@ -191,10 +220,13 @@ class Block {
   std::vector<Thread> threads_;
   Stacks stacks_;
   Warp warps_[kMaxThreads / kWarpSize];
+  Warpgroup warpgroups_[kMaxThreads / kWarpgroupSize];
+  std::unique_ptr<SharedWrites> writes_;
   uint32_t ready_warps_ = 0;
   Barrier barriers_[kNumBarriers];
   std::vector<Mbarrier> mbarriers_;
   std::vector<PendingCopy> bulk_copies_;
+  std::vector<PendingArrival> arrivals_;
   Fiber host_;
   Random random_;
   uint32_t switch_mask_ = 0;  // how often another warp gets a turn; 0: only when this one cannot go on

@@ -2,10 +2,10 @@
 // What the lanes of a warp compute together, from the fragment layouts of the PTX ISA ("Warp-level Matrix
 // Instructions").
 #include <array>
-#include <bit>
 #include <cstring>
 
 #include "emulator/block.h"
+#include "emulator/elements.h"
 #include "mla/numeric.h"
 
 namespace mla::emulator {
@@ -87,22 +87,6 @@ struct MmaLane {
   uint32_t b[2];
 };
 
-struct F16 {
-  static constexpr int kPerRegister = 2;
-  /// Exact, without branches: the compiler makes vectors of it.
-  static float to_float(uint32_t bits) {
-    const uint32_t magnitude = (bits & 0x7FFFU) << 13;
-    const uint32_t scaled = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) * 0x1p112F);
-    const uint32_t special = magnitude >= 0x0F800000U ? 0x70000000U | magnitude : scaled;
-    return std::bit_cast<float>(special | (bits & 0x8000U) << 16);
-  }
-};
-
-struct Bf16 {
-  static constexpr int kPerRegister = 2;
-  static float to_float(uint32_t bits) { return std::bit_cast<float>(bits << 16); }
-};
-
 struct E4M3 {
   static constexpr int kPerRegister = 4;
   static float to_float(uint32_t bits) {
@@ -126,9 +110,6 @@ struct Tiles {
   float c[16][8];
 };
 
-/// GCC 12 vectorizes the loops over plain arrays along k, with more shuffles than products.
-using Row [[gnu::vector_size(32)]] = float;
-
 template <class Element>
 [[gnu::always_inline]] inline void multiply(Tiles<Element>& tiles) {
   constexpr int kK = kDepth<Element>;
@@ -151,23 +132,10 @@ void multiply_anywhere(Tiles<Element>& tiles) {
   multiply(tiles);
 }
 
-#if defined(__x86_64__)
-/// The same bits, since AVX2 alone fuses nothing.
 template <class Element>
-[[gnu::target("avx2")]] void multiply_avx2(Tiles<Element>& tiles) {
+MLA_EMULATOR_AVX2 void multiply_avx2(Tiles<Element>& tiles) {
   multiply(tiles);
 }
-const bool kHasAvx2 = [] {
-  __builtin_cpu_init();
-  return __builtin_cpu_supports("avx2") != 0;
-}();
-#else
-template <class Element>
-void multiply_avx2(Tiles<Element>& tiles) {
-  multiply(tiles);
-}
-constexpr bool kHasAvx2 = false;
-#endif
 
 /// m16n8k16 for two elements per register, m16n8k32 for four.
 template <class Element>
@@ -206,7 +174,7 @@ bool complete_mma(Block& block, void* const* lanes) {
 
 }  // namespace
 
-std::byte* shared_pointer_checked(uint32_t address, uint32_t bytes, uint32_t alignment, Site site) {
+void shared_fault(uint32_t address, uint32_t bytes, uint32_t alignment, Site site) {
   const ThreadView& view = *current_thread;
   Block& block = running_block();
   if (address % alignment != 0) block.fail("shared address {}: expected a multiple of {}", {address, alignment}, site);

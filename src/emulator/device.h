@@ -18,6 +18,20 @@ struct Site {
   bool operator==(const Site&) const = default;
 };
 
+/// Who wrote each 16 bytes of shared memory last, and when: wgmma reads by the asynchronous proxy, for which ordinary
+/// stores and cp.async need a fence. Times are numbers of fences and of wgmmas in the block so far.
+struct SharedWrites {
+  static constexpr uint32_t kUnit = 16;
+  static constexpr uint32_t kUnits = 256 * 1024 / kUnit;
+  static constexpr uint32_t kNobody = 0;
+  static constexpr uint32_t kBulkCopy = 0xFFFF;  // others: thread + 1
+  struct Write {
+    uint32_t time, writer;
+  };
+  uint32_t time;
+  Write last[kUnits];
+};
+
 /// The special registers of the running thread, and its block's shared memory.
 struct ThreadView {
   int32_t thread = 0;
@@ -25,20 +39,27 @@ struct ThreadView {
   int32_t grid_x = 0, grid_y = 0, grid_z = 0;
   uint32_t shared_bytes = 0;
   std::byte* shared = nullptr;
+  SharedWrites* writes = nullptr;
 };
 extern thread_local constinit ThreadView* current_thread;
 
 /// Address of the first byte of a block's shared memory. Not 0, so that a forgotten address is out of range.
 inline constexpr uint32_t kSharedBase = 1024;
 
-/// Faults if `bytes` bytes at `address` are not all in shared memory, or `address` is no multiple of `alignment`.
-std::byte* shared_pointer_checked(uint32_t address, uint32_t bytes, uint32_t alignment, Site site);
+/// `bytes` bytes at `address` are not all in shared memory, or `address` is no multiple of `alignment`.
+[[noreturn]] void shared_fault(uint32_t address, uint32_t bytes, uint32_t alignment, Site site);
 inline std::byte* shared_pointer(uint32_t address, uint32_t bytes, uint32_t alignment, Site site) {
   const ThreadView& view = *current_thread;
   const uint32_t offset = address - kSharedBase;
   if (offset < view.shared_bytes && view.shared_bytes - offset >= bytes && address % alignment == 0)
     return view.shared + offset;
-  return shared_pointer_checked(address, bytes, alignment, site);
+  shared_fault(address, bytes, alignment, site);
+}
+/// An ordinary store of at most 16 bytes to where shared_pointer() has led.
+inline void note_shared_store(uint32_t address) {
+  SharedWrites& writes = *current_thread->writes;
+  writes.last[(address - kSharedBase) / SharedWrites::kUnit % SharedWrites::kUnits] = {
+      writes.time, static_cast<uint32_t>(current_thread->thread) + 1};
 }
 /// Faults if `pointer` is not into shared memory, or just behind it.
 uint32_t shared_address(const void* pointer, Site site);
@@ -73,8 +94,10 @@ void copy_async_wait(uint32_t groups_left);
 void mbarrier_init(uint32_t barrier, uint32_t count, Site site);
 void mbarrier_arrive(uint32_t barrier, uint32_t expected_bytes, Site site);
 void mbarrier_expect_bytes(uint32_t barrier, uint32_t bytes, Site site);
+void mbarrier_arrive_after_copies(uint32_t barrier, Site site);
 void mbarrier_wait(uint32_t barrier, uint32_t parity, Site site);
 void fence_mbarrier_init();
+void fence_async_proxy();
 void bulk_copy(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier, Site site);
 
 /// `num` matrices of 8 x 8 16-bit elements; lane 8 i + r holds the address of row r of matrix i.
@@ -83,8 +106,18 @@ void ldmatrix(uint32_t* registers, uint32_t row, int32_t num, bool transposed, S
 enum class MmaType : uint8_t { kBf16, kF16, kE4M3 };
 void mma(float* c, const uint32_t* a, uint32_t b0, uint32_t b1, MmaType type, Site site);
 
-/// d[64, 256] += a[64, 16] b[16, 256] of a warpgroup, by wgmma's fragments and descriptors; done when waited for.
-void wgmma_bf16_m64n256(float* d, uint64_t a, uint64_t b, Site site);
+/// d [64, n] = a [64, 16] b [16, n] + (accumulate ? d : 0) of a warpgroup, by wgmma's fragments and descriptors; done
+/// when waited for.
+struct Wgmma {
+  float* d;                     // n / 2 registers of the calling lane
+  const uint32_t* a_registers;  // 4 of them; null: A is in shared memory
+  uint64_t a, b;                // descriptors
+  int32_t n;
+  MmaType type;
+  bool transpose_b;
+  bool accumulate;
+};
+void wgmma(const Wgmma& what, Site site);
 void wgmma_fence(Site site);
 void wgmma_commit(Site site);
 void wgmma_wait(uint32_t groups_left, Site site);

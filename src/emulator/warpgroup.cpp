@@ -6,78 +6,334 @@
 #include <utility>
 
 #include "emulator/block.h"
-#include "mla/numeric.h"
+#include "emulator/elements.h"
 
 namespace mla::emulator {
 namespace {
 
 constexpr int kRows = 16;  // of a warp
-constexpr int kColumns = WarpgroupAccumulator::kColumns;
+constexpr int kMaxColumns = 256;
 constexpr int kDepth = 16;
-constexpr int kWarpgroup = 128;
+constexpr uint32_t kUntouched = 0xFFFFFFFFU;  // accumulators between issue and wait
 
-struct WgmmaLane {
-  float* d;
-  uint64_t a, b;
+// ---- Where operands lie ------------------------------------------------------------------------------------------
+
+/// Addresses of the units of an operand: 16 bytes, 8 elements. A core is 8 rows of a unit, at neighbouring rows (of A,
+/// columns of B) where the operand is contiguous along k, and at neighbouring k where it is contiguous along n.
+class Units {
+ public:
+  Units(uint64_t descriptor, bool transposed, Block& block, Site site) : begin_(field(descriptor, 0)) {
+    const uint32_t leading = field(descriptor, 16);
+    const uint32_t stride = field(descriptor, 32);
+    const auto swizzle = static_cast<uint32_t>(descriptor >> 62);
+    if (swizzle > 2 || (descriptor >> 49 & 7U) != 0)
+      block.fail("wgmma: the emulator knows descriptors with swizzles of 128 and 64 bytes or none, and no base offset",
+                 {}, site);
+    if (swizzle == 0) {
+      along_rows_ = stride;
+      along_k_ = leading;
+      return;
+    }
+    row_ = swizzle == 1 ? 128 : 64;
+    bits_ = row_ - 16;
+    along_rows_ = transposed ? leading : stride;
+    along_k_ = transposed ? stride : 16;
+    if (transposed) cores_per_row_ = row_ / 16;
+    const uint32_t in_row = begin_ % row_;
+    if (begin_ % (8 * row_) != in_row || in_row + (transposed ? row_ : 32U) > row_)
+      block.fail(
+          "wgmma: an operand with a swizzle of {} bytes begins at {}: expected a multiple of {}, or a step of 32 "
+          "bytes within its first row",
+          {row_, begin_, 8 * row_}, site);
+  }
+
+  /// Of rows (columns) 8 rows8 ... and k = 8 half ...
+  uint32_t core(int rows8, int half) const {
+    const auto r = static_cast<uint32_t>(rows8);
+    return begin_ + r / cores_per_row_ * along_rows_ + r % cores_per_row_ * 16 + static_cast<uint32_t>(half) * along_k_;
+  }
+  /// Row i of a core.
+  uint32_t unit(uint32_t core, int i) const {
+    const uint32_t address = core + static_cast<uint32_t>(i) * row_;
+    return address ^ (address >> 3 & bits_);
+  }
+
+ private:
+  static uint32_t field(uint64_t descriptor, int shift) {
+    return static_cast<uint32_t>(descriptor >> shift & 0x3FFFU) << 4;
+  }
+
+  uint32_t begin_;
+  uint32_t bits_ = 0;  // of addresses, that the swizzle changes
+  uint32_t row_ = 16;  // bytes
+  uint32_t cores_per_row_ = 1;
+  uint32_t along_rows_ = 0, along_k_ = 0;  // bytes between rows of cores, and between the halves of k
 };
 
-/// Where register i of lane l stands in the warp's rows.
-size_t place(int l, int i) {
-  const int row = l / 4 + (i % 4 < 2 ? 0 : 8);
-  const int column = i / 4 * 8 + l % 4 * 2 + i % 2;
-  return static_cast<size_t>(row * kColumns + column);
-}
+// ---- Who wrote them ----------------------------------------------------------------------------------------------
 
-/// Row `row`, elements k ... k + 7: 16 bytes of an unswizzled operand, contiguous along k.
-void load_core_row(uint64_t descriptor, int row, int k, float* to, Site site) {
-  const auto bytes = [&](int shift) { return static_cast<uint32_t>((descriptor >> shift) & 0x3FFFU) << 4; };
-  const uint32_t core = static_cast<uint32_t>(k / 8) * bytes(16) + static_cast<uint32_t>(row / 8) * bytes(32);
-  uint16_t codes[8];
-  std::memcpy(codes, shared_pointer(bytes(0) + core + static_cast<uint32_t>(row % 8) * 16, 16, 16, site), 16);
-  for (int i = 0; i < 8; ++i) to[i] = bf16_to_f32(codes[i]);
-}
+/// What a warp may read.
+class Reader {
+ public:
+  Reader(Block& block, Site site)
+      : block_(block), site_(site), shared_(current_thread->shared), bytes_(current_thread->shared_bytes) {}
 
-void multiply(const PendingWgmma& pending, int first_row, WarpgroupAccumulator& accumulator) {
-  float a[kRows][kDepth];
-  static thread_local float b[kDepth][kColumns];
-  for (int row = 0; row < kRows; ++row)
-    for (int k = 0; k < kDepth; k += 8) load_core_row(pending.a, first_row + row, k, &a[row][k], pending.site);
-  for (int column = 0; column < kColumns; ++column)
-    for (int k = 0; k < kDepth; k += 8) {
-      float values[8];
-      load_core_row(pending.b, column, k, values, pending.site);
-      for (int i = 0; i < 8; ++i) b[k + i][column] = values[i];
-    }
-  for (int row = 0; row < kRows; ++row) {
-    float* const sums = &accumulator.values[static_cast<size_t>(row * kColumns)];
-    for (int k = 0; k < kDepth; ++k)
-      for (int column = 0; column < kColumns; ++column) sums[column] += a[row][k] * b[k][column];
+  /// On issue: what ordinary stores and cp.async wrote must have been fenced since, by the writer or by this warpgroup.
+  void check_fenced(uint32_t address) const {
+    SharedWrites::Write& write = write_of(address);
+    if (write.writer == SharedWrites::kNobody || write.writer == SharedWrites::kBulkCopy) return;
+    if (block_.current_warpgroup().proxy_fence > write.time) return;
+    const auto writer = static_cast<int32_t>(write.writer) - 1;
+    if (block_.thread(writer).proxy_fence <= write.time)
+      block_.fail("wgmma reads at offset {} of shared memory what thread {} wrote, without fence_async_proxy() since",
+                  {address - kSharedBase, writer}, site_);
+    write.writer = SharedWrites::kNobody;
   }
+  /// When waited for.
+  const std::byte* read(uint32_t address, uint32_t issue_time) const {
+    if (write_of(address).time >= issue_time)
+      block_.fail("an operand of wgmma at offset {} of shared memory was overwritten before the wait",
+                  {address - kSharedBase}, site_);
+    return shared_ + (address - kSharedBase);
+  }
+
+ private:
+  SharedWrites::Write& write_of(uint32_t address) const {
+    const uint32_t offset = address - kSharedBase;
+    if (offset >= bytes_ || bytes_ - offset < SharedWrites::kUnit)
+      shared_fault(address, SharedWrites::kUnit, SharedWrites::kUnit, site_);
+    return block_.shared_writes().last[offset / SharedWrites::kUnit];
+  }
+
+  Block& block_;
+  Site site_;
+  const std::byte* shared_;
+  uint32_t bytes_;
+};
+
+// ---- Products ----------------------------------------------------------------------------------------------------
+
+struct Operands {
+  uint16_t a[kRows][kDepth];
+  uint16_t b[kDepth][kMaxColumns];
+};
+
+using Unit [[gnu::vector_size(16)]] = uint16_t;
+
+/// Three times: row i and row i + 4 by turns become rows 2 i and 2 i + 1.
+void transpose(Unit (&rows)[8]) {
+  for (int step = 0; step < 3; ++step) {
+    Unit to[8];
+    for (int i = 0; i < 4; ++i) {
+      to[2 * i] = __builtin_shufflevector(rows[i], rows[i + 4], 0, 8, 1, 9, 2, 10, 3, 11);
+      to[2 * i + 1] = __builtin_shufflevector(rows[i], rows[i + 4], 4, 12, 5, 13, 6, 14, 7, 15);
+    }
+    std::memcpy(rows, to, sizeof rows);
+  }
+}
+
+void read_b(Block& block, const PendingWgmma& pending, Operands& operands) {
+  const Wgmma& what = pending.what;
+  const Units units(what.b, what.transpose_b, block, pending.site);
+  const Reader reader(block, pending.site);
+  for (int column8 = 0; column8 < what.n / 8; ++column8)
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t core = units.core(column8, half);
+      Unit rows[8];
+      for (int i = 0; i < 8; ++i) std::memcpy(&rows[i], reader.read(units.unit(core, i), pending.time), sizeof rows[i]);
+      if (!what.transpose_b) transpose(rows);
+      for (int k = 0; k < 8; ++k) std::memcpy(&operands.b[8 * half + k][8 * column8], &rows[k], sizeof rows[k]);
+    }
+}
+
+void read_a(Block& block, const PendingWgmma& pending, Operands& operands) {
+  if (pending.what.a_registers == nullptr) {
+    const Units units(pending.what.a, false, block, pending.site);
+    const Reader reader(block, pending.site);
+    const int first = block.current_index() / kWarpSize % 4 * (kRows / 8);
+    for (int row = 0; row < kRows; ++row)
+      for (int half = 0; half < 2; ++half) {
+        const uint32_t unit = units.unit(units.core(first + row / 8, half), row % 8);
+        std::memcpy(&operands.a[row][8 * half], reader.read(unit, pending.time), SharedWrites::kUnit);
+      }
+    return;
+  }
+  for (int l = 0; l < kWarpSize; ++l) {
+    if (!std::equal(pending.a[l], pending.a[l] + 4, pending.a_registers[l]))
+      block.fail("wgmma: the registers of A changed before the wait, in lane {}", {l}, pending.site);
+    for (int i = 0; i < 4; ++i) std::memcpy(&operands.a[l / 4 + i % 2 * 8][l % 4 * 2 + i / 2 * 8], &pending.a[l][i], 4);
+  }
+}
+
+/// A Row where no alignment is known.
+using LooseRow [[gnu::vector_size(32), gnu::aligned(4), gnu::may_alias]] = float;
+LooseRow& row_at(float* values) { return *reinterpret_cast<LooseRow*>(values); }
+
+/// sums [16, columns] += a b
+template <class Element>
+[[gnu::always_inline]] inline void multiply(const Operands& operands, int columns, float* sums) {
+  static thread_local float b[kDepth][kMaxColumns];
+  float a[kRows][kDepth];
+  for (int i = 0; i < kRows; ++i)
+    for (int k = 0; k < kDepth; ++k) a[i][k] = Element::to_float(operands.a[i][k]);
+  for (int k = 0; k < kDepth; ++k)
+    for (int j = 0; j < columns; ++j) b[k][j] = Element::to_float(operands.b[k][j]);
+  // Four rows by 16 columns at once, by name: GCC 12 keeps an array of them in memory.
+  for (int i = 0; i < kRows; i += 4)
+    for (int j = 0; j < columns; j += 16) {
+      float* const to = sums + i * columns + j;
+      Row s00 = row_at(to), s01 = row_at(to + 8);
+      Row s10 = row_at(to + columns), s11 = row_at(to + columns + 8);
+      Row s20 = row_at(to + 2 * columns), s21 = row_at(to + 2 * columns + 8);
+      Row s30 = row_at(to + 3 * columns), s31 = row_at(to + 3 * columns + 8);
+      for (int k = 0; k < kDepth; ++k) {
+        const Row b0 = row_at(&b[k][j]), b1 = row_at(&b[k][j + 8]);
+        s00 += a[i][k] * b0, s01 += a[i][k] * b1;
+        s10 += a[i + 1][k] * b0, s11 += a[i + 1][k] * b1;
+        s20 += a[i + 2][k] * b0, s21 += a[i + 2][k] * b1;
+        s30 += a[i + 3][k] * b0, s31 += a[i + 3][k] * b1;
+      }
+      row_at(to) = s00, row_at(to + 8) = s01;
+      row_at(to + columns) = s10, row_at(to + columns + 8) = s11;
+      row_at(to + 2 * columns) = s20, row_at(to + 2 * columns + 8) = s21;
+      row_at(to + 3 * columns) = s30, row_at(to + 3 * columns + 8) = s31;
+    }
+}
+
+template <class Element>
+void multiply_anywhere(const Operands& operands, int columns, float* sums) {
+  multiply<Element>(operands, columns, sums);
+}
+
+template <class Element>
+MLA_EMULATOR_AVX2 void multiply_avx2(const Operands& operands, int columns, float* sums) {
+  multiply<Element>(operands, columns, sums);
+}
+
+void compute(Block& block, const PendingWgmma& pending, WarpgroupAccumulator& accumulator) {
+  static thread_local Operands operands;
+  read_a(block, pending, operands);
+  read_b(block, pending, operands);
+  float* const sums = accumulator.values.data();
+  if (!pending.what.accumulate) std::fill(accumulator.values.begin(), accumulator.values.end(), 0.0F);
+  if (pending.what.type == MmaType::kF16)
+    (kHasAvx2 ? multiply_avx2<F16> : multiply_anywhere<F16>)(operands, pending.what.n, sums);
+  else
+    (kHasAvx2 ? multiply_avx2<Bf16> : multiply_anywhere<Bf16>)(operands, pending.what.n, sums);
+}
+
+// ---- Accumulators ------------------------------------------------------------------------------------------------
+
+/// Calls function(two neighbouring registers of a lane, their values).
+template <class Function>
+void for_accumulators(WarpgroupAccumulator& accumulator, const Function& function) {
+  const int columns = accumulator.columns;
+  for (int l = 0; l < kWarpSize; ++l) {
+    float* registers = accumulator.registers[l];
+    float* values = accumulator.values.data() + l / 4 * columns + l % 4 * 2;
+    for (int column8 = 0; column8 < columns / 8; ++column8, registers += 4, values += 8) {
+      function(registers, values);
+      function(registers + 2, values + 8 * columns);
+    }
+  }
+}
+
+WarpgroupAccumulator* find_accumulator(Warp& warp, const float* registers) {
+  for (WarpgroupAccumulator& accumulator : warp.accumulators)
+    if (accumulator.registers[0] == registers) return &accumulator;
+  return nullptr;
+}
+
+void take_accumulators(Warp& warp, void* const* lanes) {
+  WarpgroupAccumulator& accumulator = warp.accumulators.emplace_back();
+  accumulator.columns = static_cast<const Wgmma*>(lanes[0])->n;
+  accumulator.values.resize(static_cast<size_t>(kRows * accumulator.columns));
+  for (int l = 0; l < kWarpSize; ++l) accumulator.registers[l] = static_cast<const Wgmma*>(lanes[l])->d;
+  for_accumulators(accumulator, [](float* registers, float* values) {
+    std::memcpy(values, registers, 8);
+    std::memset(registers, 0xFF, 8);
+  });
+}
+
+void give_accumulators_back(Block& block, WarpgroupAccumulator& accumulator, Site site) {
+  for_accumulators(accumulator, [&](float* registers, const float* values) {
+    uint32_t bits[2];
+    std::memcpy(bits, registers, sizeof bits);
+    if (bits[0] != kUntouched || bits[1] != kUntouched)
+      block.fail("the accumulators of wgmma were written before the wait", {}, site);
+    std::memcpy(registers, values, 8);
+  });
+}
+
+// ---- The warp's collectives --------------------------------------------------------------------------------------
+
+bool same(const Wgmma& x, const Wgmma& y) {
+  return x.a == y.a && x.b == y.b && x.n == y.n && x.type == y.type && x.transpose_b == y.transpose_b &&
+         x.accumulate == y.accumulate && (x.a_registers == nullptr) == (y.a_registers == nullptr);
+}
+
+/// The warps of a warpgroup issue the same multiplications in the same order.
+void check_warpgroup(Block& block, const Wgmma& what, Site site) {
+  Warpgroup& group = block.current_warpgroup();
+  size_t& count = block.current_warp().issued_wgmmas;
+  if (count == group.issued.size()) {
+    group.issued.push_back(what);
+  } else if (!same(group.issued[count], what)) {
+    block.fail("wgmma: the warps of a warpgroup have different operands", {}, site);
+  }
+  ++count;
+  const int first = block.current_index() / kWarpgroupSize * 4;
+  for (int w = first; w < first + 4; ++w)
+    if (block.warp(w).issued_wgmmas != group.issued.size()) return;
+  group.issued.clear();
+  for (int w = first; w < first + 4; ++w) block.warp(w).issued_wgmmas = 0;
+}
+
+void check_operands(Block& block, const Wgmma& what, Site site) {
+  const Reader reader(block, site);
+  const auto check = [&](const Units& units, int first, int end) {
+    for (int rows8 = first; rows8 < end; ++rows8)
+      for (int half = 0; half < 2; ++half)
+        for (int i = 0; i < 8; ++i) reader.check_fenced(units.unit(units.core(rows8, half), i));
+  };
+  const int warp = block.current_index() / kWarpSize % 4;
+  if (what.a_registers == nullptr)
+    check(Units(what.a, false, block, site), warp * (kRows / 8), (warp + 1) * (kRows / 8));
+  // Once for all four.
+  if (warp == 0) check(Units(what.b, what.transpose_b, block, site), 0, what.n / 8);
 }
 
 bool complete_issue(Block& block, void* const* lanes) {
   Warp& warp = block.current_warp();
   const Site site = block.current().site;
-  const auto lane = [&](int l) -> const WgmmaLane& { return *static_cast<const WgmmaLane*>(lanes[l]); };
-  if (block.num_threads() % kWarpgroup != 0) block.fail("wgmma in a block that is not whole warpgroups", {}, site);
+  const auto lane = [&](int l) -> const Wgmma& { return *static_cast<const Wgmma*>(lanes[l]); };
+  const Wgmma& what = lane(0);
+  if (block.num_threads() < (block.current_index() / kWarpgroupSize + 1) * kWarpgroupSize)
+    block.fail("wgmma in a warp that is not of a whole warpgroup", {}, site);
   if (!warp.wgmma_fenced) block.fail("wgmma without a wgmma.fence since the last wait", {}, site);
   for (int l = 1; l < kWarpSize; ++l)
-    if (lane(l).a != lane(0).a || lane(l).b != lane(0).b)
-      block.fail("wgmma: the lanes of a warp have different descriptors", {}, site);
+    if (!same(lane(l), what)) block.fail("wgmma: the lanes of a warp have different operands", {}, site);
+  check_warpgroup(block, what, site);
+  check_operands(block, what, site);
 
-  auto accumulator = std::find_if(warp.accumulators.begin(), warp.accumulators.end(),
-                                  [&](const WarpgroupAccumulator& a) { return a.registers[0] == lane(0).d; });
-  if (accumulator == warp.accumulators.end()) {
-    accumulator = warp.accumulators.emplace(accumulator);
-    accumulator->values.resize(kRows * kColumns);
-    for (int l = 0; l < kWarpSize; ++l) {
-      accumulator->registers[l] = lane(l).d;
-      for (int i = 0; i < WarpgroupAccumulator::kRegisters; ++i) accumulator->values[place(l, i)] = lane(l).d[i];
-      std::memset(lane(l).d, 0xFF, WarpgroupAccumulator::kRegisters * sizeof(float));
-    }
+  WarpgroupAccumulator* accumulator = find_accumulator(warp, what.d);
+  if (accumulator == nullptr) {
+    take_accumulators(warp, lanes);
+    accumulator = &warp.accumulators.back();
+  } else if (accumulator->columns != what.n) {
+    block.fail("wgmma of {} columns into accumulators that one of {} columns is writing",
+               {what.n, accumulator->columns}, site);
   }
   ++accumulator->pending;
-  warp.wgmmas.push_back({lane(0).a, lane(0).b, lane(0).d, site});
+  PendingWgmma& pending = warp.wgmmas.emplace_back();
+  pending.what = what;
+  pending.time = ++block.shared_writes().time;
+  pending.site = site;
+  if (what.a_registers == nullptr) return true;
+  for (int l = 0; l < kWarpSize; ++l) {
+    pending.a_registers[l] = lane(l).a_registers;
+    std::copy_n(lane(l).a_registers, 4, pending.a[l]);
+  }
   return true;
 }
 
@@ -98,17 +354,14 @@ bool complete_wait(Block& block, void* const* lanes) {
   if (warp.wgmma_groups.size() <= groups_left) return true;
   const size_t landing = warp.wgmma_groups.size() - groups_left;
   const size_t end = warp.wgmma_groups[landing - 1];
-  const int first_row = block.current_index() / kWarpSize % 4 * kRows;
   for (size_t i = 0; i < end; ++i) {
-    const auto accumulator =
-        std::find_if(warp.accumulators.begin(), warp.accumulators.end(),
-                     [&](const WarpgroupAccumulator& a) { return a.registers[0] == warp.wgmmas[i].d; });
-    multiply(warp.wgmmas[i], first_row, *accumulator);
-    if (--accumulator->pending != 0) continue;
-    for (int l = 0; l < kWarpSize; ++l)
-      for (int r = 0; r < WarpgroupAccumulator::kRegisters; ++r)
-        accumulator->registers[l][r] = accumulator->values[place(l, r)];
-    warp.accumulators.erase(accumulator);
+    const PendingWgmma& pending = warp.wgmmas[i];
+    WarpgroupAccumulator& accumulator = *find_accumulator(warp, pending.what.d);
+    compute(block, pending, accumulator);
+    if (--accumulator.pending != 0) continue;
+    give_accumulators_back(block, accumulator, pending.site);
+    std::swap(accumulator, warp.accumulators.back());
+    warp.accumulators.pop_back();
   }
   warp.wgmmas.erase(warp.wgmmas.begin(), warp.wgmmas.begin() + static_cast<std::ptrdiff_t>(end));
   warp.wgmma_groups.erase(warp.wgmma_groups.begin(), warp.wgmma_groups.begin() + static_cast<std::ptrdiff_t>(landing));
@@ -119,8 +372,8 @@ bool complete_wait(Block& block, void* const* lanes) {
 
 }  // namespace
 
-void wgmma_bf16_m64n256(float* d, uint64_t a, uint64_t b, Site site) {
-  WgmmaLane lane{d, a, b};
+void wgmma(const Wgmma& what, Site site) {
+  Wgmma lane = what;
   running_block().collective(Wait::kWgmma, complete_issue, &lane, site);
 }
 

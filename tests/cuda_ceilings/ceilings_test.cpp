@@ -105,8 +105,8 @@ struct WgmmaKernel {
     float d[128] = {};
     ptx::wgmma_fence();
     for (uint32_t step = 0; step < 2; ++step)
-      ptx::wgmma_bf16_m64n256(d, ptx::matrix_descriptor(a + 2 * step * kCore, kCore, kRows),
-                              ptx::matrix_descriptor(b + 2 * step * kCore, kCore, kRows));
+      ptx::wgmma_bf16<256>(d, ptx::matrix_descriptor(a + 2 * step * kCore, kCore, kRows),
+                           ptx::matrix_descriptor(b + 2 * step * kCore, kCore, kRows), true);
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
     for (int i = 0; i < 128; ++i) {

@@ -253,8 +253,8 @@ struct WarpgroupKernel {
     constexpr uint32_t kAlongK = kFault == WgmmaFault::kSwappedStrides ? 256 : 128;
     const ptx::SharedAddress a = ptx::shared_address(shared);
     if constexpr (kFault != WgmmaFault::kMissingFence) ptx::wgmma_fence();
-    ptx::wgmma_bf16_m64n256(d, ptx::matrix_descriptor(a, kAlongK, 384 - kAlongK),
-                            ptx::matrix_descriptor(a + 64 * 32, kAlongK, 384 - kAlongK));
+    ptx::wgmma_bf16<256>(d, ptx::matrix_descriptor(a, kAlongK, 384 - kAlongK),
+                         ptx::matrix_descriptor(a + 64 * 32, kAlongK, 384 - kAlongK), true);
     if constexpr (kFault != WgmmaFault::kMissingCommit) ptx::wgmma_commit();
     if constexpr (kFault == WgmmaFault::kWaitOneGroupTooFew) {
       ptx::wgmma_wait<1>();
@@ -264,6 +264,101 @@ struct WarpgroupKernel {
     const int row = ptx::warp() * 16 + ptx::lane() / 4;
     for (int i = 0; i < 128; ++i)
       params.out[(row + i % 4 / 2 * 8) * 256 + i / 4 * 8 + ptx::lane() % 4 * 2 + i % 2] = d[i];
+  }
+};
+
+/// The same with A in registers, and B in rows of 128 bytes with a swizzle.
+enum class OperandFault {
+  kNone,
+  kMissingProxyFence,
+  kProxyFenceTooEarly,
+  kWrongSwizzle,
+  kTransposed,
+  kDescriptorPerWarp,
+  kRowAsBegin,
+  kChangedA,
+  kChangedB,
+  kWrittenSums,
+  kSumsOfBefore,
+};
+
+template <OperandFault kFault>
+struct RegisterOperandKernel {
+  using Params = FaultParams;
+  static constexpr const char* kName = "register_operand";
+  static constexpr int kThreads = 128;
+  static constexpr int kMinBlocks = 1;
+  static constexpr int32_t kSharedBytes = 256 * 128;
+
+  static MLA_DEVICE void run(const Params& params) {
+    const ptx::SharedAddress b = ptx::shared_address(ptx::shared_memory());
+    if constexpr (kFault == OperandFault::kProxyFenceTooEarly) ptx::fence_async_proxy();
+    for (int i = ptx::thread_index(); i < 256 * 16; i += kThreads) {
+      const int column = i / 16;
+      const int place = column * 128 + (i % 16 * 2 ^ column % 8 * 16);
+      ptx::store_shared(b + static_cast<uint32_t>(place), f32_to_bf16(params.in[64 * 16 + i]));
+    }
+    if constexpr (kFault != OperandFault::kMissingProxyFence && kFault != OperandFault::kProxyFenceTooEarly)
+      ptx::fence_async_proxy();
+    ptx::sync_block();
+    const int row = ptx::warp() * 16 + ptx::lane() / 4;
+    const int column = ptx::lane() % 4 * 2;
+    uint32_t a[4];
+    for (int i = 0; i < 4; ++i) {
+      const float* const from = params.in + (row + i % 2 * 8) * 16 + column + i / 2 * 8;
+      a[i] = ptx::pack_bf16x2(from[0], from[1]);
+    }
+    ptx::SharedAddress begin = b;
+    if constexpr (kFault == OperandFault::kDescriptorPerWarp) begin += static_cast<uint32_t>(ptx::warp()) * 1024;
+    if constexpr (kFault == OperandFault::kRowAsBegin) begin += 128;
+    constexpr bool kWrong = kFault == OperandFault::kWrongSwizzle;
+    const uint64_t descriptor =
+        ptx::matrix_descriptor(begin, 1024, 1024, kWrong ? ptx::Swizzle::k64 : ptx::Swizzle::k128);
+    float d[128];
+    for (float& sum : d) sum = 3;
+    ptx::wgmma_fence();
+    ptx::wgmma_bf16<256, kFault == OperandFault::kTransposed>(d, a, descriptor, kFault == OperandFault::kSumsOfBefore);
+    ptx::wgmma_commit();
+    if constexpr (kFault == OperandFault::kChangedA) a[2] = 0;
+    if constexpr (kFault == OperandFault::kChangedB) ptx::store_shared(b + 16, uint32_t{0});
+    if constexpr (kFault == OperandFault::kWrittenSums) d[77] = 0;
+    ptx::wgmma_wait<0>();
+    for (int i = 0; i < 128; ++i) params.out[(row + i % 4 / 2 * 8) * 256 + i / 4 * 8 + column + i % 2] = d[i];
+  }
+};
+
+/// The pipeline of BulkPipelineKernel with cp.async by every thread, which report to the mbarrier of their stage.
+enum class ArrivalFault { kNone, kOrdinaryArrival, kArrivalBeforeCopy, kMissingWait };
+
+template <ArrivalFault kFault>
+struct ArrivalPipelineKernel {
+  using Params = FaultParams;
+  static constexpr const char* kName = "arrival_pipeline";
+  static constexpr int kThreads = 128;
+  static constexpr int kMinBlocks = 1;
+  static constexpr int kStageBytes = kThreads * 4;
+  static constexpr int32_t kSharedBytes = 2 * kStageBytes + 16;
+
+  static MLA_DEVICE void run(const Params& params) {
+    const int thread = ptx::thread_index();
+    const ptx::SharedAddress stages = ptx::shared_address(ptx::shared_memory());
+    const ptx::SharedAddress full = stages + 2 * kStageBytes;
+    if (thread < 2) ptx::mbarrier_init(full + static_cast<uint32_t>(thread) * 8, kThreads);
+    ptx::sync_block();
+    float sum = 0;
+    for (int tile = 0; tile < params.n; ++tile) {
+      const auto stage = static_cast<uint32_t>(tile % 2);
+      if constexpr (kFault == ArrivalFault::kArrivalBeforeCopy) ptx::mbarrier_arrive_after_copies(full + stage * 8);
+      ptx::cp_async_4(stages + stage * kStageBytes + static_cast<uint32_t>(thread) * 4,
+                      params.in + tile * kThreads + thread, true);
+      if constexpr (kFault == ArrivalFault::kOrdinaryArrival) ptx::mbarrier_arrive(full + stage * 8);
+      if constexpr (kFault == ArrivalFault::kNone || kFault == ArrivalFault::kMissingWait)
+        ptx::mbarrier_arrive_after_copies(full + stage * 8);
+      if constexpr (kFault != ArrivalFault::kMissingWait)
+        ptx::mbarrier_wait(full + stage * 8, static_cast<uint32_t>(tile / 2 % 2));
+      sum += reinterpret_cast<const float*>(ptx::shared_memory())[tile % 2 * kThreads + (thread ^ 32)];
+    }
+    params.out[thread] = sum;
   }
 };
 

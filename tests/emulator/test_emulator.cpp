@@ -349,6 +349,13 @@ void bulk_copy_of_odd_size(const Pointers&) {
   ptx::bulk_copy(shared_base() + 16, global_memory.data(), 24, shared_base());
 }
 
+void arrival_that_nobody_awaits(const Pointers&) {
+  if (ptx::thread_index() != 0) return;
+  ptx::mbarrier_init(shared_base(), 1);
+  ptx::cp_async_16(shared_base() + 16, global_memory.data(), true);
+  ptx::mbarrier_arrive_after_copies(shared_base());
+}
+
 TEST(Faults, Mbarriers) {
   EXPECT_THAT(fault_of<uninitialized_mbarrier>(), HasSubstr("the mbarrier at 1024 is not initialized"));
   EXPECT_THAT(fault_of<overwritten_mbarrier>(), HasSubstr("the mbarrier at 1032 was overwritten"));
@@ -356,6 +363,8 @@ TEST(Faults, Mbarriers) {
               HasSubstr("waited for the mbarrier at 1024, parity 0, which lacks 1 arrivals and 32 bytes"));
   EXPECT_THAT(fault_of<bulk_copy_that_nobody_awaits>(),
               HasSubstr("the block ended while bulk copies were on their way"));
+  EXPECT_THAT(fault_of<arrival_that_nobody_awaits>(),
+              HasSubstr("the block ended before all its cp.async had reported to their mbarriers"));
   EXPECT_THAT(fault_of<bulk_copy_of_odd_size>(), HasSubstr("bulk copy of 24 bytes"));
 }
 

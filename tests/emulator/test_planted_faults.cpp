@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernels with one planted fault each: every seed must report it or give a wrong result, and none may find anything in
 // the kernel without it.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,6 +16,8 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 namespace {
+
+using testing::HasSubstr;
 
 struct Problem {
   std::vector<float> in;
@@ -138,6 +141,15 @@ Case warpgroup_case(const char* name) {
   return make_case<WarpgroupKernel<WgmmaFault::kNone>, WarpgroupKernel<kFault>>(name, warpgroup_problem);
 }
 
+template <OperandFault kFault>
+Case operand_case(const char* name) {
+  return make_case<RegisterOperandKernel<OperandFault::kNone>, RegisterOperandKernel<kFault>>(name, warpgroup_problem);
+}
+template <ArrivalFault kFault>
+Case arrival_case(const char* name) {
+  return make_case<ArrivalPipelineKernel<ArrivalFault::kNone>, ArrivalPipelineKernel<kFault>>(name, pipeline_problem);
+}
+
 class PlantedFault : public testing::TestWithParam<Case> {};
 
 TEST_P(PlantedFault, IsFoundUnderEverySeed) {
@@ -152,32 +164,66 @@ TEST_P(PlantedFault, IsFoundUnderEverySeed) {
 
 INSTANTIATE_TEST_SUITE_P(
     Emulator, PlantedFault,
-    testing::Values(copy_case<CopyFault::kMissingWait>("MissingWait"),
-                    copy_case<CopyFault::kWaitOneGroupTooFew>("WaitOneGroupTooFew"),
-                    copy_case<CopyFault::kMissingBarrier>("MissingBarrier"),
-                    fragment_case<FragmentFault::kSwappedRows>("FragmentSwappedRows"),
-                    fragment_case<FragmentFault::kUnshiftedColumn>("FragmentUnshiftedColumn"),
-                    fragment_case<FragmentFault::kWrongHalf>("FragmentWrongHalf"),
-                    fragment_case<FragmentFault::kSumsWithoutValue>("FragmentSumsWithoutValue"),
-                    make_case<PagedSumKernel<false>, PagedSumKernel<true>>("OffByOnePageRead", paged_problem),
-                    make_case<PipelineKernel<false>, PipelineKernel<true>>("UnsynchronizedStageReuse",
-                                                                           pipeline_problem),
-                    phase_case<PhaseFault::kFullParityStays>("FullParityStays"),
-                    phase_case<PhaseFault::kEmptyParityInverted>("EmptyParityInverted"),
-                    phase_case<PhaseFault::kTooFewBytes>("TooFewBytesExpected"),
-                    phase_case<PhaseFault::kMissingFence>("MissingFence"),
-                    phase_case<PhaseFault::kArriveTwice>("ArriveTwice"),
-                    make_case<ShuffleKernel<false>, ShuffleKernel<true>>("DivergentShuffle", shuffle_problem),
-                    named_case<NamedFault::kWrongCount>("NamedBarrierWrongCount"),
-                    named_case<NamedFault::kWrongBarrier>("NamedBarrierWrongNumber"),
-                    named_case<NamedFault::kCountsDiffer>("NamedBarrierCountsDiffer"),
-                    named_case<NamedFault::kOppositeOrder>("DeadlockOppositeOrder"),
-                    warpgroup_case<WgmmaFault::kMissingWait>("WgmmaMissingWait"),
-                    warpgroup_case<WgmmaFault::kWaitOneGroupTooFew>("WgmmaWaitOneGroupTooFew"),
-                    warpgroup_case<WgmmaFault::kMissingCommit>("WgmmaMissingCommit"),
-                    warpgroup_case<WgmmaFault::kMissingFence>("WgmmaMissingFence"),
-                    warpgroup_case<WgmmaFault::kSwappedStrides>("WgmmaSwappedStrides")),
+    testing::Values(
+        copy_case<CopyFault::kMissingWait>("MissingWait"),
+        copy_case<CopyFault::kWaitOneGroupTooFew>("WaitOneGroupTooFew"),
+        copy_case<CopyFault::kMissingBarrier>("MissingBarrier"),
+        fragment_case<FragmentFault::kSwappedRows>("FragmentSwappedRows"),
+        fragment_case<FragmentFault::kUnshiftedColumn>("FragmentUnshiftedColumn"),
+        fragment_case<FragmentFault::kWrongHalf>("FragmentWrongHalf"),
+        fragment_case<FragmentFault::kSumsWithoutValue>("FragmentSumsWithoutValue"),
+        make_case<PagedSumKernel<false>, PagedSumKernel<true>>("OffByOnePageRead", paged_problem),
+        make_case<PipelineKernel<false>, PipelineKernel<true>>("UnsynchronizedStageReuse", pipeline_problem),
+        phase_case<PhaseFault::kFullParityStays>("FullParityStays"),
+        phase_case<PhaseFault::kEmptyParityInverted>("EmptyParityInverted"),
+        phase_case<PhaseFault::kTooFewBytes>("TooFewBytesExpected"),
+        phase_case<PhaseFault::kMissingFence>("MissingFence"), phase_case<PhaseFault::kArriveTwice>("ArriveTwice"),
+        make_case<ShuffleKernel<false>, ShuffleKernel<true>>("DivergentShuffle", shuffle_problem),
+        named_case<NamedFault::kWrongCount>("NamedBarrierWrongCount"),
+        named_case<NamedFault::kWrongBarrier>("NamedBarrierWrongNumber"),
+        named_case<NamedFault::kCountsDiffer>("NamedBarrierCountsDiffer"),
+        named_case<NamedFault::kOppositeOrder>("DeadlockOppositeOrder"),
+        warpgroup_case<WgmmaFault::kMissingWait>("WgmmaMissingWait"),
+        warpgroup_case<WgmmaFault::kWaitOneGroupTooFew>("WgmmaWaitOneGroupTooFew"),
+        warpgroup_case<WgmmaFault::kMissingCommit>("WgmmaMissingCommit"),
+        warpgroup_case<WgmmaFault::kMissingFence>("WgmmaMissingFence"),
+        warpgroup_case<WgmmaFault::kSwappedStrides>("WgmmaSwappedStrides"),
+        operand_case<OperandFault::kMissingProxyFence>("WgmmaMissingProxyFence"),
+        operand_case<OperandFault::kProxyFenceTooEarly>("WgmmaProxyFenceTooEarly"),
+        operand_case<OperandFault::kWrongSwizzle>("WgmmaWrongSwizzle"),
+        operand_case<OperandFault::kTransposed>("WgmmaTransposed"),
+        operand_case<OperandFault::kDescriptorPerWarp>("WgmmaDescriptorPerWarp"),
+        operand_case<OperandFault::kRowAsBegin>("WgmmaRowAsBegin"),
+        operand_case<OperandFault::kChangedA>("WgmmaChangedA"), operand_case<OperandFault::kChangedB>("WgmmaChangedB"),
+        operand_case<OperandFault::kWrittenSums>("WgmmaWrittenSums"),
+        operand_case<OperandFault::kSumsOfBefore>("WgmmaSumsOfBefore"),
+        arrival_case<ArrivalFault::kOrdinaryArrival>("OrdinaryArrivalAfterCopies"),
+        arrival_case<ArrivalFault::kArrivalBeforeCopy>("ArrivalBeforeCopies"),
+        arrival_case<ArrivalFault::kMissingWait>("MissingWaitForArrivals")),
     [](const auto& test) { return std::string(test.param.name); });
+
+template <class Kernel>
+std::string told(const Problem& problem) {
+  std::string how;
+  EXPECT_TRUE(goes_wrong<Kernel>(problem, 1, how));
+  return how;
+}
+
+TEST(PlantedFaults, OfWgmmaAreTold) {
+  const Problem problem = warpgroup_problem();
+  EXPECT_THAT(told<RegisterOperandKernel<OperandFault::kMissingProxyFence>>(problem),
+              HasSubstr("wgmma reads at offset 0 of shared memory what thread"));
+  EXPECT_THAT(told<RegisterOperandKernel<OperandFault::kDescriptorPerWarp>>(problem),
+              HasSubstr("the warps of a warpgroup have different operands"));
+  EXPECT_THAT(told<RegisterOperandKernel<OperandFault::kRowAsBegin>>(problem),
+              HasSubstr("an operand with a swizzle of 128 bytes begins at 1152: expected a multiple of 1024"));
+  EXPECT_THAT(told<RegisterOperandKernel<OperandFault::kChangedA>>(problem),
+              HasSubstr("the registers of A changed before the wait"));
+  EXPECT_THAT(told<RegisterOperandKernel<OperandFault::kChangedB>>(problem),
+              HasSubstr("an operand of wgmma at offset 16 of shared memory was overwritten before the wait"));
+  EXPECT_THAT(told<RegisterOperandKernel<OperandFault::kWrittenSums>>(problem),
+              HasSubstr("the accumulators of wgmma were written before the wait"));
+}
 
 }  // namespace
 }  // namespace mla::MLA_CUDA_NAMESPACE

@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "mla/numeric.h"
+#include "ptx/wrapper_kernels.h"
 
 namespace mla::cuda {
 namespace {
@@ -307,25 +308,51 @@ void expect_bulk_copies(const Words& in, Words& out) {
     for (size_t thread = 0; thread < 128; ++thread) out[thread] += in[tile * 128 + (thread ^ 32U)];
 }
 
-void fill_bf16(Words& in) {
-  Random random;
-  for (uint32_t& word : in) word = random_bf16(random);
+void expect_copies_with_barriers(const Words& in, Words& out) {
+  for (size_t thread = 0; thread < 64; ++thread) {
+    out[thread * 4] = in[2048 + 2 * 64 + thread] + in[2048 + 5 * 64 + thread];
+    const size_t other = thread ^ 33U;
+    for (size_t tile = 0; tile < 6 && other % 32 != 7; ++tile)
+      for (size_t i = 0; i < 4; ++i) out[(64 + thread) * 4 + i] += in[tile * 256 + other * 4 + i];
+  }
 }
 
+template <uint32_t (*kPack)(Random&)>
+void fill_with(Words& in) {
+  Random random;
+  for (uint32_t& word : in) word = kPack(random);
+}
+
+/// Three times, for three layouts: first a b^T + number of the register % 8, then a b^T.
+template <size_t kN, float (*kValue)(uint32_t)>
 void expect_wgmma(const Words& in, Words& out) {
   const auto element = [&](size_t first, size_t row, size_t k) {
-    return bf16_value(in[first + row * 16 + k / 2] >> 16 * (k % 2) & 0xFFFFU);
+    return kValue(in[first + row * 32 + k / 2] >> 16 * (k % 2) & 0xFFFFU);
   };
   for (size_t i = 0; i < 64; ++i)
-    for (size_t j = 0; j < 256; ++j) {
+    for (size_t j = 0; j < kN; ++j) {
       // The register: columns 2t, 2t+1 of a row and of the row 8 below, then 8 columns further.
       const size_t number_of_register = j / 8 * 4 + i % 16 / 8 * 2 + j % 2;
-      auto sum = static_cast<float>(number_of_register % 8);
-      for (size_t k = 0; k < 32; ++k) sum += element(0, i, k) * element(1024, j, k);
-      out[i * 256 + j] = bits(sum);
+      float sum = 0;
+      for (size_t k = 0; k < 64; ++k) sum += element(0, i, k) * element(2048, j, k);
+      for (size_t layout = 0; layout < 3; ++layout) {
+        uint32_t* const to = &out[layout * 2 * 64 * kN + i * kN + j];
+        to[0] = bits(sum + static_cast<float>(number_of_register % 8));
+        to[64 * kN] = bits(sum);
+      }
     }
 }
 
+template <size_t kN, uint32_t (*kPack)(Random&), float (*kValue)(uint32_t)>
+constexpr WrapperCase wgmma_case(const char* name) {
+  return {name, Compare::kBits, fill_with<kPack>, expect_wgmma<kN, kValue>};
+}
+
+#define X(n, type, Type)                                                                      \
+  wgmma_case<n, random_##type, type##_value>("wgmma_" #type "_" #n "_shared"),                \
+      wgmma_case<n, random_##type, type##_value>("wgmma_" #type "_" #n "_shared_transposed"), \
+      wgmma_case<n, random_##type, type##_value>("wgmma_" #type "_" #n "_registers"),         \
+      wgmma_case<n, random_##type, type##_value>("wgmma_" #type "_" #n "_registers_transposed")
 constexpr WrapperCase kCases[] = {
     {"special_registers", Compare::kBits, fill_bits, expect_special_registers},
     {"shared_access", Compare::kBits, fill_bits, expect_shared_access},
@@ -358,10 +385,12 @@ constexpr WrapperCase kCases[] = {
     {"named_barriers", Compare::kBits, fill_bits, expect_named_barriers},
     {"dependent_grid", Compare::kBits, fill_bits, expect_dependent_grid},
     {"bulk_copies", Compare::kBits, fill_bits, expect_bulk_copies},
+    {"copies_with_barriers", Compare::kBits, fill_bits, expect_copies_with_barriers},
     {"election", Compare::kBits, fill_bits, expect_election},
     {"registers", Compare::kBits, fill_bits, expect_registers},
-    {"wgmma", Compare::kBits, fill_bf16, expect_wgmma},
+    MLA_FOR_EVERY_WGMMA(X),
 };
+#undef X
 
 }  // namespace
 

@@ -6,7 +6,7 @@
 
 #include "cuda/launch.h"
 #include "cuda/ptx/ptx.h"
-#include "cuda/ptx/wgmma.h"
+#include "ptx/wgmma_kernels.cuh"
 #include "ptx/wrapper_cases.h"
 
 namespace mla::MLA_CUDA_NAMESPACE {
@@ -386,6 +386,49 @@ struct BulkCopies : WrapperKernelBase<128, 1, 1024 + 32> {
 #endif
 
 #if MLA_CUDA_ARCH >= 90
+/// Threads 0-63 fill a ring of two stages with cp.async that report to its barriers, and copy words for themselves;
+/// threads 64-127 sum up, over six tiles, the 16 bytes that another thread copied. Two threads' copies give zeros.
+struct CopiesWithBarriers : WrapperKernelBase<128, 1, 2 * 1024 + 256 + 32> {
+  static MLA_DEVICE void run(const Params& p) {
+    const auto thread = static_cast<uint32_t>(ptx::thread_index());
+    const ptx::SharedAddress stages = ptx::shared_address(ptx::shared_memory());
+    const ptx::SharedAddress own = stages + 2048 + thread % 64 * 4;
+    const ptx::SharedAddress full = stages + 2048 + 256;
+    const ptx::SharedAddress empty = full + 16;
+    if (thread == 0) {
+      for (uint32_t stage = 0; stage < 2; ++stage) {
+        ptx::mbarrier_init(full + stage * 8, 64);
+        ptx::mbarrier_init(empty + stage * 8, 64);
+      }
+      ptx::fence_mbarrier_init();
+    }
+    ptx::sync_block();
+    uint32_t sums[4] = {};
+    for (uint32_t tile = 0; tile < 6; ++tile) {
+      const uint32_t stage = tile % 2;
+      const uint32_t parity = tile / 2 % 2;
+      if (thread < 64) {
+        ptx::mbarrier_wait(empty + stage * 8, parity ^ 1);
+        ptx::cp_async_16(stages + stage * 1024 + thread * 16, p.in + tile * 256 + thread * 4, thread % 32 != 7);
+        ptx::mbarrier_arrive_after_copies(full + stage * 8);
+        ptx::cp_async_4(own, p.in + 2048 + tile * 64 + thread, true);
+        ptx::cp_async_commit();
+        if (tile % 3 == 2) ptx::cp_async_wait<0>();
+        if (tile % 3 == 2) sums[0] += ptx::load_shared<uint32_t>(own);
+      } else {
+        ptx::mbarrier_wait(full + stage * 8, parity);
+        const auto v = ptx::load_shared<ptx::Vec4>(stages + stage * 1024 + ((thread - 64) ^ 33) * 16);
+        MLA_UNROLL
+        for (int i = 0; i < 4; ++i) sums[i] += v.x[i];
+        ptx::mbarrier_arrive(empty + stage * 8);
+      }
+    }
+    for (int i = 0; i < 4; ++i) p.out[thread * 4 + static_cast<uint32_t>(i)] = sums[i];
+  }
+};
+#endif
+
+#if MLA_CUDA_ARCH >= 90
 /// out[warp] = how many lanes were elected, by way of what each of them adds.
 struct Election : WrapperKernelBase<128> {
   static MLA_DEVICE void run(const Params& p) {
@@ -408,45 +451,6 @@ struct Registers : WrapperKernelBase<256> {
 };
 #endif
 
-#if MLA_CUDA_ARCH == 90
-/// One warpgroup: out[64, 256] = in as bf16 (a[64, 32] from word 0, b[256, 32] from word 1024) a b^T + register
-/// number % 8, in two groups of one wgmma each.
-struct Wgmma : WrapperKernelBase<128, 1, (64 + 256) * 64> {
-  /// Cores of 8 rows by 8 elements, those along k next to each other.
-  static MLA_DEVICE void lay_out(const uint32_t* from, uint32_t* to, int rows) {
-    for (int i = ptx::thread_index(); i < rows * 16; i += kThreads) {
-      const int row = i / 16;
-      const int pair = i % 16;  // of elements
-      to[(row / 8 * 4 + pair / 4) * 32 + row % 8 * 4 + pair % 4] = from[i];
-    }
-  }
-  static MLA_DEVICE void store(const float (&d)[128], uint32_t* out) {
-    const int row = ptx::warp() * 16 + ptx::lane() / 4;
-    for (int i = 0; i < 128; ++i)
-      out[(row + (i % 4 < 2 ? 0 : 8)) * 256 + i / 4 * 8 + ptx::lane() % 4 * 2 + i % 2] = as_bits(d[i]);
-  }
-  static MLA_DEVICE void run(const Params& p) {
-    auto* const shared = reinterpret_cast<uint32_t*>(ptx::shared_memory());
-    lay_out(p.in, shared, 64);
-    lay_out(p.in + 1024, shared + 1024, 256);
-    ptx::fence_async_proxy();
-    ptx::sync_block();
-    const ptx::SharedAddress a = ptx::shared_address(shared);
-    const ptx::SharedAddress b = a + 4096;
-    float d[128];
-    for (int i = 0; i < 128; ++i) d[i] = static_cast<float>(i % 8);
-    ptx::wgmma_fence();
-    for (uint32_t half = 0; half < 2; ++half) {
-      ptx::wgmma_bf16_m64n256(d, ptx::matrix_descriptor(a + half * 256, 128, 512),
-                              ptx::matrix_descriptor(b + half * 256, 128, 512));
-      ptx::wgmma_commit();
-    }
-    ptx::wgmma_wait<0>();
-    store(d, p.out);
-  }
-};
-#endif
-
 template <class Kernel>
 Status launch_one(cuda::Queue& queue, const WrapperParams& params) {
   return launch<Kernel>(queue, Kernel::kShape, params);
@@ -456,6 +460,19 @@ Status launch_dependent(cuda::Queue& queue, const WrapperParams& params) {
   if (Status status = launch_one<DependentGrid<true>>(queue, params); !status.ok()) return status;
   return launch_one<DependentGrid<false>>(queue, params);
 }
+
+#if MLA_CUDA_ARCH == 90
+template <int kN, WgmmaElement kElement, bool kTransposeB, bool kARegisters>
+constexpr cuda::WrapperKernel wgmma_kernel(const char* name) {
+  return {name, launch_one<WgmmaForm<kN, kElement, kTransposeB, kARegisters>>};
+}
+#endif
+
+#define X(n, type, Type)                                                                               \
+  wgmma_kernel<n, WgmmaElement::k##Type, false, false>("wgmma_" #type "_" #n "_shared"),               \
+      wgmma_kernel<n, WgmmaElement::k##Type, true, false>("wgmma_" #type "_" #n "_shared_transposed"), \
+      wgmma_kernel<n, WgmmaElement::k##Type, false, true>("wgmma_" #type "_" #n "_registers"),         \
+      wgmma_kernel<n, WgmmaElement::k##Type, true, true>("wgmma_" #type "_" #n "_registers_transposed")
 
 constexpr cuda::WrapperKernel kKernels[] = {
     {"special_registers", launch_one<SpecialRegisters>},
@@ -492,15 +509,17 @@ constexpr cuda::WrapperKernel kKernels[] = {
     {"dependent_grid", launch_dependent},
 #if MLA_CUDA_ARCH >= 90
     {"bulk_copies", launch_one<BulkCopies>},
+    {"copies_with_barriers", launch_one<CopiesWithBarriers>},
     {"election", launch_one<Election>},
 #endif
 #if MLA_CUDA_ARCH == 90 || MLA_CUDA_ARCH == 100
     {"registers", launch_one<Registers>},
 #endif
 #if MLA_CUDA_ARCH == 90
-    {"wgmma", launch_one<Wgmma>},
+    MLA_FOR_EVERY_WGMMA(X),
 #endif
 };
+#undef X
 
 }  // namespace
 

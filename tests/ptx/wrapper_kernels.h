@@ -30,3 +30,7 @@ struct WrapperKernel {
   namespace mla::space {                                  \
   std::span<const cuda::WrapperKernel> wrapper_kernels(); \
   }
+
+// X(columns, element type, its name in constants) of every size of wgmma.
+#define MLA_FOR_EVERY_WGMMA(X) \
+  X(64, bf16, Bf16), X(128, bf16, Bf16), X(256, bf16, Bf16), X(64, f16, F16), X(128, f16, F16), X(256, f16, F16)

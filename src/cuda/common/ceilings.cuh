@@ -149,7 +149,7 @@ struct WgmmaCeilingKernel {
     for (int32_t round = 0; round < params.rounds; ++round) {
       ptx::wgmma_fence();
       MLA_UNROLL
-      for (int i = 0; i < kGroup; ++i) ptx::wgmma_bf16_m64n256(sums, a, b);
+      for (int i = 0; i < kGroup; ++i) ptx::wgmma_bf16<256>(sums, a, b, true);
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
     }

@@ -57,6 +57,18 @@ MLA_DEVICE void mbarrier_arrive_expect_bytes(SharedAddress bar, uint32_t bytes M
 #endif
 }
 
+/// cp.async.mbarrier.arrive.noinc: arrives, as mbarrier_arrive() does, once all cp_async_* of this thread so far have
+/// landed; they need no cp_async_commit() and no cp_async_wait().
+template <int kOn = kArch>
+MLA_DEVICE void mbarrier_arrive_after_copies(SharedAddress bar MLA_PTX_SITE) {
+  static_assert(kOn >= 90, "mbarriers with transactions need SM90");
+#if MLA_EMULATED
+  emulator::mbarrier_arrive_after_copies(bar, MLA_PTX_HERE);
+#else
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
+#endif
+}
+
 /// mbarrier.try_wait.parity, until it succeeds
 template <int kOn = kArch>
 MLA_DEVICE void mbarrier_wait(SharedAddress bar, uint32_t parity MLA_PTX_SITE) {
@@ -83,11 +95,14 @@ MLA_DEVICE void fence_mbarrier_init() {
 #endif
 }
 
-/// fence.proxy.async.shared::cta: orders the thread's ordinary accesses to shared memory before later bulk copies.
+/// fence.proxy.async.shared::cta: orders accesses to shared memory by ordinary loads and stores and by cp.async, the
+/// thread's own and those it has waited for, before later bulk copies and wgmmas.
 template <int kOn = kArch>
 MLA_DEVICE void fence_async_proxy() {
   static_assert(kOn >= 90, "the asynchronous proxy came with SM90");
-#if !MLA_EMULATED
+#if MLA_EMULATED
+  emulator::fence_async_proxy();
+#else
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }

@@ -79,6 +79,7 @@ MLA_DEVICE void store_shared(SharedAddress to, T value MLA_PTX_SITE) {
   static_assert(sizeof(T) == 1 || sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16);
 #if MLA_EMULATED
   std::memcpy(emulator::shared_pointer(to, sizeof(T), sizeof(T), MLA_PTX_HERE), &value, sizeof(T));
+  if constexpr (kArch == 90) emulator::note_shared_store(to);
 #else
   if constexpr (sizeof(T) == 1) {
     asm volatile("st.shared.u8 [%0], %1;" ::"r"(to), "r"(static_cast<uint32_t>(std::bit_cast<uint8_t>(value)))

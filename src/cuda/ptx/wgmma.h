@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Multiplication by a warpgroup (4 warps, 128 threads) with both operands in shared memory. PTX ISA, "Asynchronous
-// Warpgroup Level Matrix Instructions": wgmma.fence, wgmma.mma_async, wgmma.commit_group, wgmma.wait_group, and
-// "Matrix Descriptor". SM90 alone (sm_90a).
-//   Fragment: warp w of the warpgroup, lane 4 g + t, of [64, 256]: d[4 n + 0..1]: row 16 w + g, columns 8 n + 2t, 2t+1;
-//   d[4 n + 2..3]: row 8 below.
+// Multiplication by a warpgroup (4 warps, 128 threads): D [64, kN] = A [64, 16] B [16, kN] + D, with B in shared memory
+// and A there or in registers. PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions": wgmma.fence,
+// wgmma.mma_async, wgmma.commit_group, wgmma.wait_group, and "Matrix Descriptor". SM90 alone (sm_90a).
+//   D: warp w of the warpgroup, lane 4 g + t: d[4 n + 0..1]: row 16 w + g, columns 8 n + 2t, 2t+1; d[4 n + 2..3]: row 8
+//   below.
+//   A in registers: as that of mma.m16n8k16 for the warp's 16 rows: a[0]: row 16 w + g, k = 2t, 2t+1; a[1]: row 8
+//   below; a[2..3]: k + 8 of both.
+// The order of things: write the operands, fence_async_proxy(), a barrier, wgmma_fence(), multiplications,
+// wgmma_commit(), wgmma_wait(). From a multiplication to its wait nobody touches d, changes a, or writes the operands.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +17,24 @@
 
 namespace mla::MLA_CUDA_NAMESPACE::ptx {
 
-/// An operand whose rows (of A, columns of B) are contiguous along k, unswizzled: cores of 8 rows by 16 bytes, each of
-/// 128 contiguous bytes. `k_stride` lies between cores that are neighbours along k, `row_stride` between those 8 rows
-/// apart; all of them, and `begin`, are multiples of 16 bytes.
-MLA_DEVICE uint64_t matrix_descriptor(SharedAddress begin, uint32_t k_stride, uint32_t row_stride) {
+/// How 16-byte units lie in shared memory. k128: address bits 4-6 ^= bits 7-9; k64: bits 4-5 ^= bits 7-8. Tiles begin
+/// at multiples of 1024 (512) bytes.
+enum class Swizzle : uint8_t { kNone = 0, k128 = 1, k64 = 2 };
+
+/// Where an operand of 16-bit elements lies. `begin`, `leading` and `stride` are bytes, multiples of 16.
+///   Contiguous along k (A, and B [kN, 16] unless kTransposeB):
+///     kNone    cores of 8 rows by 16 bytes, each of 128 contiguous bytes; `leading` between cores that are neighbours
+///              along k, `stride` between those 8 rows apart
+///     k128/64  rows of 128 (64) bytes, groups of 8 rows contiguous; `stride` between those groups; `leading` is not
+///              used. The next 16 along k: begin + 32.
+///   Contiguous along n (B [16, kN] with kTransposeB):
+///     kNone    cores of 8 k by 16 bytes; `leading` between groups of 8 k, `stride` between groups of 8 columns
+///     k128/64  cores of 8 k by 128 (64) bytes, 64 (32) columns; `leading` between groups of 64 (32) columns, `stride`
+///              between groups of 8 k
+MLA_DEVICE uint64_t matrix_descriptor(SharedAddress begin, uint32_t leading, uint32_t stride,
+                                      Swizzle swizzle = Swizzle::kNone) {
   const auto field = [](uint32_t bytes) { return static_cast<uint64_t>((bytes & 0x3FFFFU) >> 4); };
-  return field(begin) | field(k_stride) << 16 | field(row_stride) << 32;
+  return field(begin) | field(leading) << 16 | field(stride) << 32 | static_cast<uint64_t>(swizzle) << 62;
 }
 
 /// wgmma.fence.sync.aligned: registers and shared memory written before may be used by the next wgmma.
@@ -42,6 +58,7 @@ MLA_DEVICE void wgmma_commit(MLA_PTX_SITE_ONLY) {
 /// wgmma.wait_group.sync.aligned: until at most the kGroups latest groups are in flight.
 template <int kGroups>
 MLA_DEVICE void wgmma_wait(MLA_PTX_SITE_ONLY) {
+  static_assert(kGroups >= 0 && kGroups <= 7);
 #if MLA_EMULATED
   emulator::wgmma_wait(kGroups, MLA_PTX_HERE);
 #else
@@ -49,29 +66,122 @@ MLA_DEVICE void wgmma_wait(MLA_PTX_SITE_ONLY) {
 #endif
 }
 
-/// wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16: d += a b. Not to be touched before wgmma_wait().
-MLA_DEVICE void wgmma_bf16_m64n256(float (&d)[128], uint64_t a, uint64_t b MLA_PTX_SITE) {
-#if MLA_EMULATED
-  emulator::wgmma_bf16_m64n256(d, a, b, MLA_PTX_HERE);
-#else
-#define MLA_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define MLA_D16(i) MLA_D4(i), MLA_D4(i + 4), MLA_D4(i + 8), MLA_D4(i + 12)
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
-      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127} "
-      ", %128, %129, 1, 1, 1, 0, 0;"
-      : MLA_D16(0), MLA_D16(16), MLA_D16(32), MLA_D16(48), MLA_D16(64), MLA_D16(80), MLA_D16(96), MLA_D16(112)
-      : "l"(a), "l"(b));
-#undef MLA_D16
-#undef MLA_D4
+/// No instruction: the compiler moves no access of `d` across it. For accumulators, before wgmma_fence() and after
+/// wgmma_wait().
+template <int kCount>
+MLA_DEVICE void wgmma_hold([[maybe_unused]] float (&d)[kCount]) {
+#if !MLA_EMULATED
+  MLA_UNROLL
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 #endif
 }
+
+#if !MLA_EMULATED
+// Operands %0 ... of 32, 64 and 128 accumulators: their names, and d[0] ... themselves.
+#define MLA_NAMES_32                                                                                \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, " \
+  "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define MLA_NAMES_64                                                                                          \
+  MLA_NAMES_32                                                                                                \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52" \
+  ", %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define MLA_NAMES_128                                                                                            \
+  MLA_NAMES_64                                                                                                   \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84"    \
+  ", %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104"    \
+  ", %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122" \
+  ", %123, %124, %125, %126, %127"
+#define MLA_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define MLA_D16(i) MLA_D4(i), MLA_D4(i + 4), MLA_D4(i + 8), MLA_D4(i + 12)
+#define MLA_D_32 MLA_D16(0), MLA_D16(16)
+#define MLA_D_64 MLA_D_32, MLA_D16(32), MLA_D16(48)
+#define MLA_D_128 MLA_D_64, MLA_D16(64), MLA_D16(80), MLA_D16(96), MLA_D16(112)
+// One instruction: of n columns, with that many accumulators. What follows them are the names of the other operands.
+#define MLA_WGMMA_SHARED(n, count, type, a_name, b_name, accumulate_name, transpose_name)                       \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " accumulate_name ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n \
+               "k16.f32." type "." type " {" MLA_NAMES_##count "}, " a_name ", " b_name                         \
+                                                               ", p, 1, 1, 0, " transpose_name ";\n}"           \
+               : MLA_D_##count                                                                                  \
+               : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)), "n"(kTransposeB ? 1 : 0))
+#define MLA_WGMMA_REGISTERS(n, count, type, a_names, b_name, accumulate_name, transpose_name)                   \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " accumulate_name ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n \
+               "k16.f32." type "." type " {" MLA_NAMES_##count "}, {" a_names "}, " b_name                      \
+                                                               ", p, 1, 1, " transpose_name ";\n}"              \
+               : MLA_D_##count                                                                                  \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int32_t>(accumulate)),     \
+                 "n"(kTransposeB ? 1 : 0))
+#define MLA_WGMMA_OF_SHARED(type)                                \
+  if constexpr (kN == 64)                                        \
+    MLA_WGMMA_SHARED(64, 32, type, "%32", "%33", "%34", "%35");  \
+  else if constexpr (kN == 128)                                  \
+    MLA_WGMMA_SHARED(128, 64, type, "%64", "%65", "%66", "%67"); \
+  else                                                           \
+    MLA_WGMMA_SHARED(256, 128, type, "%128", "%129", "%130", "%131")
+#define MLA_WGMMA_OF_REGISTERS(type)                                               \
+  if constexpr (kN == 64)                                                          \
+    MLA_WGMMA_REGISTERS(64, 32, type, "%32, %33, %34, %35", "%36", "%37", "%38");  \
+  else if constexpr (kN == 128)                                                    \
+    MLA_WGMMA_REGISTERS(128, 64, type, "%64, %65, %66, %67", "%68", "%69", "%70"); \
+  else                                                                             \
+    MLA_WGMMA_REGISTERS(256, 128, type, "%128, %129, %130, %131", "%132", "%133", "%134")
+#endif
+
+/// wgmma.mma_async.sync.aligned.m64n{64,128,256}k16.f32.bf16.bf16, A by its descriptor: d = a b + (accumulate ? d : 0)
+template <int kN, bool kTransposeB = false>
+MLA_DEVICE void wgmma_bf16(float (&d)[kN / 2], uint64_t a, uint64_t b, bool accumulate MLA_PTX_SITE) {
+  static_assert(kN == 64 || kN == 128 || kN == 256);
+#if MLA_EMULATED
+  emulator::wgmma({d, nullptr, a, b, kN, emulator::MmaType::kBf16, kTransposeB, accumulate}, MLA_PTX_HERE);
+#else
+  MLA_WGMMA_OF_SHARED("bf16");
+#endif
+}
+
+/// The same with A in registers, which stay as they are until wgmma_wait().
+template <int kN, bool kTransposeB = false>
+MLA_DEVICE void wgmma_bf16(float (&d)[kN / 2], const uint32_t (&a)[4], uint64_t b, bool accumulate MLA_PTX_SITE) {
+  static_assert(kN == 64 || kN == 128 || kN == 256);
+#if MLA_EMULATED
+  emulator::wgmma({d, a, 0, b, kN, emulator::MmaType::kBf16, kTransposeB, accumulate}, MLA_PTX_HERE);
+#else
+  MLA_WGMMA_OF_REGISTERS("bf16");
+#endif
+}
+
+/// wgmma.mma_async.sync.aligned.m64n{64,128,256}k16.f32.f16.f16
+template <int kN, bool kTransposeB = false>
+MLA_DEVICE void wgmma_f16(float (&d)[kN / 2], uint64_t a, uint64_t b, bool accumulate MLA_PTX_SITE) {
+  static_assert(kN == 64 || kN == 128 || kN == 256);
+#if MLA_EMULATED
+  emulator::wgmma({d, nullptr, a, b, kN, emulator::MmaType::kF16, kTransposeB, accumulate}, MLA_PTX_HERE);
+#else
+  MLA_WGMMA_OF_SHARED("f16");
+#endif
+}
+
+template <int kN, bool kTransposeB = false>
+MLA_DEVICE void wgmma_f16(float (&d)[kN / 2], const uint32_t (&a)[4], uint64_t b, bool accumulate MLA_PTX_SITE) {
+  static_assert(kN == 64 || kN == 128 || kN == 256);
+#if MLA_EMULATED
+  emulator::wgmma({d, a, 0, b, kN, emulator::MmaType::kF16, kTransposeB, accumulate}, MLA_PTX_HERE);
+#else
+  MLA_WGMMA_OF_REGISTERS("f16");
+#endif
+}
+
+#if !MLA_EMULATED
+#undef MLA_WGMMA_OF_REGISTERS
+#undef MLA_WGMMA_OF_SHARED
+#undef MLA_WGMMA_REGISTERS
+#undef MLA_WGMMA_SHARED
+#undef MLA_D_128
+#undef MLA_D_64
+#undef MLA_D_32
+#undef MLA_D16
+#undef MLA_D4
+#undef MLA_NAMES_128
+#undef MLA_NAMES_64
+#undef MLA_NAMES_32
+#endif
 
 }  // namespace mla::MLA_CUDA_NAMESPACE::ptx
