@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Merges the partial states that several workers left of one unit, and writes o, lse and max_logits.
 //
-// Grid: as many blocks as the GPU holds, whatever there is to merge. A task is one row's slice of 128 columns, four per
-// lane. Many tasks: each warp takes its own, one after another. Few (a small batch, cut into many splits): the eight
-// warps of a block share one, each with every eighth split. Partial states lie in L2; latency is what
-// costs, so loads of eight splits are in flight at a time.
+// Grid: as many blocks as the GPU holds, whatever there is to merge. Rows are merged in slices of 128 columns, four per
+// lane. Many rows: each warp takes its own, one after another. Few (a small batch, cut into many splits): the eight
+// warps of a block share a slice, each with every eighth split. Partial states lie in L2; latency is what costs, so
+// loads of eight splits are in flight at a time, or of all slices of a row where it has at most four.
 //   weights  lanes read the states of 128 splits at a time -> the row's max and sum, in every lane
 //   o        split i counts towards sum i % 8, and the eight sums meet at the end (in shared memory, where warps have
 //            one each): the same arithmetic in both ways, so that a row's bits do not depend on the batch
@@ -17,6 +17,7 @@
 #include "core/args.h"
 #include "cuda/common/work_list.h"
 #include "cuda/ptx/ptx.h"
+#include "cuda/tile/channels.cuh"
 #include "cuda/tile/finish.cuh"
 #include "cuda/tile/store_output.cuh"
 
@@ -52,22 +53,22 @@ struct CombineKernel {
     const int32_t slices = (params.d_v + kSliceColumns - 1) / kSliceColumns;
     const int64_t tasks = int64_t{header.num_merges} * header.merge_rows * slices;
     if (tasks * 2 <= int64_t{ptx::grid_size_x()} * kSums) {
-      for (int64_t task = ptx::block_index_x(); task < tasks; task += ptx::grid_size_x()) {
-        merge_task<true>(params, task, header.merge_rows, slices);
+      for (int32_t task = ptx::block_index_x(); task < tasks; task += ptx::grid_size_x()) {
+        merge_slice(params, task, header.merge_rows, slices);
         ptx::sync_block();  // the sums have been read
       }
       return;
     }
-    const int64_t step = int64_t{ptx::grid_size_x()} * kSums;
-    for (int64_t task = int64_t{ptx::block_index_x()} * kSums + ptx::warp(); task < tasks; task += step)
-      merge_task<false>(params, task, header.merge_rows, slices);
+    const int32_t rows = header.num_merges * header.merge_rows, step = ptx::grid_size_x() * kSums;
+    for (int32_t row = ptx::block_index_x() * kSums + ptx::warp(); row < rows; row += step)
+      merge_row(params, row, header.merge_rows, slices);
   }
 
  private:
   /// Index of a row's state of split `i` in partial_max and partial_sum.
   static MLA_DEVICE int64_t state_of(const cuda::WorkList& list, const cuda::Merge& merge, int32_t row, int32_t i) {
     const int32_t slot = i == 0 ? merge.first_slot : merge.rest_slot + (i - 1) * merge.slot_stride;
-    return (int64_t{slot} + row / list.block_rows) * list.block_rows + row % list.block_rows;
+    return int64_t{slot} * list.block_rows + row;  // a row's lane is its slot's neighbour
   }
 
   /// By what a split's accumulators and sum count.
@@ -75,18 +76,31 @@ struct CombineKernel {
     return split_max == kNoKey ? 0.0F : ptx::exp2_approx(finite_or_zero(split_max) - finite_or_zero(max));
   }
 
-  template <bool kShared>
-  static MLA_DEVICE void merge_task(const Params& params, int64_t task, int32_t merge_rows, int32_t slices) {
-    const auto row = static_cast<int32_t>(task / slices % merge_rows), slice = static_cast<int32_t>(task % slices);
-    const cuda::Merge merge = params.list.merges[task / slices / merge_rows];
-    if (merge.row_begin + row >= merge.num_rows || merge.num_splits < 2) return;
-    const State state = state_of_row(params.list, merge, row);
-    const int32_t token = merge.token_begin + (merge.row_begin + row) / params.num_heads;
-    const int32_t head = (merge.row_begin + row) % params.num_heads;
-    const float sink = params.attn_sink != nullptr ? params.attn_sink[head] : kNoKey;
-    const FinishedRow finished =
-        finish_row(state.max, state.sum, sink, inverse_o_scale(params.o_scale), params.lse_base);
-    if (slice == 0 && ptx::lane() == 0 && (!kShared || ptx::warp() == 0)) {
+  /// A row of a unit, and what becomes of it.
+  struct Row {
+    cuda::Merge merge;
+    int32_t row;  // in the unit
+    float max = kNoKey;
+    FinishedRow finished = {};
+
+    int32_t token, head;
+
+    /// Number `task` of all units' rows.
+    MLA_DEVICE Row(const Params& params, int32_t task, int32_t merge_rows)
+        : merge(params.list.merges[task / merge_rows]), row(task % merge_rows) {
+      const int32_t query = (merge.row_begin + row) / params.num_heads;
+      token = merge.token_begin + query;
+      head = merge.row_begin + row - query * params.num_heads;
+    }
+    MLA_DEVICE bool exists() const { return merge.row_begin + row < merge.num_rows && merge.num_splits >= 2; }
+
+    /// By a whole warp; `writes`: its first lane writes lse and max_logits.
+    MLA_DEVICE void finish(const Params& params, bool writes) {
+      const State state = state_of_row(params.list, merge, row);
+      max = state.max;
+      const float sink = params.attn_sink != nullptr ? params.attn_sink[head] : kNoKey;
+      finished = finish_row(state.max, state.sum, sink, inverse_o_scale(params.o_scale), params.lse_base);
+      if (!writes || ptx::lane() != 0) return;
       if (params.lse != nullptr)
         params.lse[token * params.lse_stride_token + head * params.lse_stride_head] = finished.lse;
       if (params.max_logits != nullptr)
@@ -94,36 +108,116 @@ struct CombineKernel {
             natural_logit(state.max);
     }
 
-    const int32_t column = slice * kSliceColumns + ptx::lane() * kLaneColumns;
-    float sums[kShared ? 1 : kSums][kLaneColumns] = {};
-    if (column < params.d_v) {
-      if (params.d_v % kLaneColumns == 0)
-        add_splits<kShared, true>(params, merge, row, column, state.max, sums);
-      else
-        add_splits<kShared, false>(params, merge, row, column, state.max, sums);
+    MLA_DEVICE int64_t output(const Params& params) const {
+      return token * params.o_stride_token + head * params.o_stride_head;
     }
-    float o[kLaneColumns];
-    if constexpr (kShared) {
-      const ptx::SharedAddress mine = ptx::shared_address(ptx::shared_memory()) + ptx::lane() * kLaneColumns * 4;
-      ptx::Vec4 four;
-      for (int c = 0; c < kLaneColumns; ++c) four.x[c] = std::bit_cast<uint32_t>(sums[0][c]);
-      ptx::store_shared(mine + ptx::warp() * kSliceColumns * 4, four);
-      ptx::sync_block();  // the sums of all warps
-      if (ptx::warp() != 0) return;
-      float all[kSums][kLaneColumns];
-      MLA_UNROLL
-      for (int i = 0; i < kSums; ++i) {
-        four = ptx::load_shared<ptx::Vec4>(mine + i * kSliceColumns * 4);
-        for (int c = 0; c < kLaneColumns; ++c) all[i][c] = std::bit_cast<float>(four.x[c]);
-      }
-      add_sums(all, o);
-    } else {
+    /// The lane's columns of the outputs.
+    MLA_DEVICE void store(const Params& params, int32_t column, float (&o)[kLaneColumns]) const {
+      if (column >= params.d_v) return;
+      for (float& value : o) value *= finished.o_factor;
+      store_columns(params.o, params.o_dtype, output(params) + column, o,
+                    std::min(params.d_v - column, int32_t{kLaneColumns}));
+    }
+  };
+
+  static MLA_DEVICE int32_t lane_column(int32_t slice) { return slice * kSliceColumns + ptx::lane() * kLaneColumns; }
+
+  /// A block's: one slice of a row.
+  static MLA_DEVICE void merge_slice(const Params& params, int32_t task, int32_t merge_rows, int32_t slices) {
+    Row row(params, task / slices, merge_rows);
+    if (!row.exists()) return;
+    const int32_t slice = task % slices;
+    row.finish(params, slice == 0 && ptx::warp() == 0);
+    float sum[1][kLaneColumns] = {};
+    add_splits<true>(params, row, lane_column(slice), sum);
+    const ptx::SharedAddress mine = ptx::shared_address(ptx::shared_memory()) + ptx::lane() * kLaneColumns * 4;
+    ptx::Vec4 four;
+    for (int c = 0; c < kLaneColumns; ++c) four.x[c] = std::bit_cast<uint32_t>(sum[0][c]);
+    ptx::store_shared(mine + ptx::warp() * kSliceColumns * 4, four);
+    ptx::sync_block();  // the sums of all warps
+    if (ptx::warp() != 0) return;
+    float sums[kSums][kLaneColumns], o[kLaneColumns];
+    MLA_UNROLL
+    for (int i = 0; i < kSums; ++i) {
+      four = ptx::load_shared<ptx::Vec4>(mine + i * kSliceColumns * 4);
+      for (int c = 0; c < kLaneColumns; ++c) sums[i][c] = std::bit_cast<float>(four.x[c]);
+    }
+    add_sums(sums, o);
+    row.store(params, lane_column(slice), o);
+  }
+
+  /// A warp's: all slices of a row.
+  static MLA_DEVICE void merge_row(const Params& params, int32_t task, int32_t merge_rows, int32_t slices) {
+    Row row(params, task, merge_rows);
+    if (!row.exists()) return;
+    if (row.merge.num_splits <= kFewSplits && slices <= kFewSlices && params.d_v % kLaneColumns == 0)
+      return merge_few(params, row);
+    row.finish(params, true);
+    MLA_NO_UNROLL
+    for (int32_t slice = 0; slice < slices; ++slice) {
+      float sums[kSums][kLaneColumns] = {}, o[kLaneColumns];
+      add_splits<false>(params, row, lane_column(slice), sums);
       add_sums(sums, o);
+      row.store(params, lane_column(slice), o);
     }
-    if (column >= params.d_v) return;
-    for (float& value : o) value *= finished.o_factor;
-    store_columns(params.o, params.o_dtype, token * params.o_stride_token + head * params.o_stride_head + column, o,
-                  std::min(params.d_v - column, int32_t{kLaneColumns}));
+  }
+
+  static constexpr int kFewSplits = 4, kFewSlices = 4;
+
+  /// The sums beyond kFewSplits would be zeros.
+  static MLA_DEVICE void merge_few(const Params& params, Row& row) {
+    ptx::Vec4 values[kFewSplits][kFewSlices] = {};
+    float maxima[kFewSplits];
+    MLA_UNROLL
+    for (int i = 0; i < kFewSplits; ++i) {
+      maxima[i] = kNoKey;
+      if (i >= row.merge.num_splits) continue;
+      const int64_t state = state_of(params.list, row.merge, row.row, i);
+      maxima[i] = params.list.partial_max[state];
+      MLA_UNROLL
+      for (int slice = 0; slice < kFewSlices; ++slice)
+        if (lane_column(slice) < params.d_v)
+          values[i][slice] = ptx::load_once(
+              reinterpret_cast<const ptx::Vec4*>(params.list.partial_o + state * params.d_v + lane_column(slice)));
+    }
+    row.finish(params, true);
+    float scales[kFewSplits];
+    MLA_UNROLL
+    for (int i = 0; i < kFewSplits; ++i) scales[i] = weight(maxima[i], row.max);
+    const auto add = [&](float(&o)[kLaneColumns], int slice) {
+      MLA_UNROLL
+      for (int c = 0; c < kLaneColumns; ++c) {
+        float sums[kFewSplits];
+        MLA_UNROLL
+        for (int i = 0; i < kFewSplits; ++i)  // what a split without keys left does not count
+          sums[i] = 0.0F + (maxima[i] == kNoKey ? 0.0F : std::bit_cast<float>(values[i][slice].x[c]) * scales[i]);
+        o[c] = (sums[0] + sums[2]) + (sums[1] + sums[3]);
+      }
+    };
+    float o[kLaneColumns];
+    const int64_t output = row.output(params);
+    auto* const halves = static_cast<uint16_t*>(params.o) + output;
+    if ((params.o_dtype == DType::kBF16 || params.o_dtype == DType::kF16) && is_aligned(halves, sizeof(uint64_t))) {
+      const bool bf16 = params.o_dtype == DType::kBF16;
+      MLA_UNROLL
+      for (int slice = 0; slice < kFewSlices; ++slice) {
+        add(o, slice);
+        for (float& value : o) value *= row.finished.o_factor;
+        const uint32_t low = bf16 ? ptx::pack_bf16x2(o[0], o[1]) : ptx::pack_f16x2(o[0], o[1]);
+        const uint32_t high = bf16 ? ptx::pack_bf16x2(o[2], o[3]) : ptx::pack_f16x2(o[2], o[3]);
+        if (lane_column(slice) < params.d_v)
+          *reinterpret_cast<uint64_t*>(halves + lane_column(slice)) = uint64_t{high} << 32 | low;
+      }
+      return;
+    }
+    MLA_NO_UNROLL
+    for (int slice = 0; slice < kFewSlices; ++slice) {
+      add(o, 0);
+      row.store(params, lane_column(slice), o);
+      MLA_UNROLL
+      for (int i = 0; i < kFewSplits; ++i) MLA_UNROLL
+      for (int next = 1; next < kFewSlices; ++next) values[i][next - 1] = values[i][next];
+    }
   }
 
   static MLA_DEVICE void add_sums(float (&sums)[kSums][kLaneColumns], float (&o)[kLaneColumns]) {
@@ -173,10 +267,21 @@ struct CombineKernel {
   static MLA_DEVICE float larger(float a, float b) { return b > a || b != b ? b : a; }
 
   /// Every split's columns, or (kShared) those of every eighth from the warp's first on.
+  template <bool kShared>
+  static MLA_DEVICE void add_splits(const Params& params, const Row& row, int32_t column,
+                                    float (&sums)[kShared ? 1 : kSums][kLaneColumns]) {
+    if (column >= params.d_v) return;
+    if (params.d_v % kLaneColumns == 0)
+      add_splits<kShared, true>(params, row, column, sums);
+    else
+      add_splits<kShared, false>(params, row, column, sums);
+  }
   template <bool kShared, bool kVectors>
-  static MLA_DEVICE void add_splits(const Params& params, const cuda::Merge& merge, int32_t row, int32_t column,
-                                    float max, float (&sums)[kShared ? 1 : kSums][kLaneColumns]) {
+  static MLA_DEVICE void add_splits(const Params& params, const Row& of, int32_t column,
+                                    float (&sums)[kShared ? 1 : kSums][kLaneColumns]) {
     const cuda::WorkList& list = params.list;
+    const cuda::Merge& merge = of.merge;
+    const int32_t row = of.row;
     constexpr int kStride = kShared ? kSums : 1;
     MLA_NO_UNROLL
     for (int32_t first = kShared ? ptx::warp() : 0; first < merge.num_splits; first += kSums * kStride) {
@@ -196,7 +301,7 @@ struct CombineKernel {
       MLA_UNROLL
       for (int i = 0; i < kSums; ++i) {
         if (first + i * kStride >= merge.num_splits || maxima[i] == kNoKey) continue;
-        const float scale = weight(maxima[i], max);
+        const float scale = weight(maxima[i], of.max);
         for (int c = 0; c < kLaneColumns; ++c) sums[kShared ? 0 : i][c] += std::bit_cast<float>(values[i].x[c]) * scale;
       }
     }
