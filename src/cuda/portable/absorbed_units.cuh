@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// Units of kernels whose warps have roles: every role walks from unit to unit at its own pace, at most two units apart.
+// Units and steps are numbered from the kernel's start on; unit u is described in place u % 2 of shared memory.
+#pragma once
+
+#include "cuda/portable/absorbed_keys.cuh"
+#include "cuda/portable/absorbed_rows.cuh"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+/// What all threads of a block know of a segment they compute.
+struct AbsorbedUnit {
+  cuda::Segment segment;
+  KeyList keys;
+  UnitRows rows;
+  KeyRange plain;     // keys that every row sees and whose scores need nothing but the scale
+  int32_t slot;       // of the partial state, -1: write outputs
+  uint32_t step_end;  // number of the step behind the unit's last
+  bool more;          // whether all this is about a segment; else there is none any more
+};
+
+inline constexpr int kUnitBytes = 112;  // of shared memory for each of the two places
+static_assert(sizeof(AbsorbedUnit) <= kUnitBytes);
+inline constexpr int kUnitBarriers = 4;
+
+/// Config: kWarps, kRows, kKeys (of a step), kUnitBarrierOffset, kUnitOffset, kUnitNumberOffset (an int for each warp).
+template <class Config>
+class AbsorbedUnits {
+ public:
+  MLA_DEVICE explicit AbsorbedUnits(const cuda::AbsorbedArgs& args)
+      : args_(args), memory_(ptx::shared_memory()), shared_(ptx::shared_address(memory_)) {}
+
+  /// For a warp: waits until its next unit is described. False: there is none.
+  MLA_DEVICE bool next_unit() const {
+    const int number = unit_number() + 1;
+    ptx::sync_warp();
+    if (ptx::lane() == 0) *number_of_warp() = number;
+    ptx::sync_warp();
+    ptx::mbarrier_wait(described(number), unit_parity(number));
+    return unit().more;
+  }
+
+ protected:
+  /// For one thread, before fence_mbarrier_init().
+  MLA_DEVICE void init_unit_barriers() const {
+    for (int i = 0; i < 2; ++i) {
+      ptx::mbarrier_init(described(i), 1);
+      ptx::mbarrier_init(left(i), Config::kWarps);
+    }
+  }
+  /// For every warp, before a barrier of the block.
+  MLA_DEVICE void init_unit_number() const {
+    if (ptx::lane() == 0) *number_of_warp() = -1;
+  }
+
+  /// The unit is described; every warp is done with it.
+  MLA_DEVICE ptx::SharedAddress described(int unit) const { return unit_barrier(unit % 2); }
+  MLA_DEVICE ptx::SharedAddress left(int unit) const { return unit_barrier(2 + unit % 2); }
+  MLA_DEVICE static uint32_t unit_parity(int unit) { return static_cast<uint32_t>(unit / 2) & 1U; }
+
+  MLA_DEVICE AbsorbedUnit& unit(int number) const {
+    return *as<AbsorbedUnit>(memory_ + Config::kUnitOffset + number % 2 * kUnitBytes);
+  }
+  MLA_DEVICE AbsorbedUnit& unit() const { return unit(unit_number()); }
+  /// The warp's. It lies in shared memory: registers are short.
+  MLA_DEVICE int unit_number() const { return *number_of_warp(); }
+
+  /// For a warp that has done its part of the unit.
+  MLA_DEVICE void leave_unit() const {
+    ptx::sync_warp();
+    if (ptx::lane() == 0) ptx::mbarrier_arrive(left(unit_number()));
+  }
+
+  const cuda::AbsorbedArgs& args_;
+  std::byte* const memory_;
+  const ptx::SharedAddress shared_;
+
+ private:
+  MLA_DEVICE ptx::SharedAddress unit_barrier(int i) const {
+    return shared_ + static_cast<uint32_t>(Config::kUnitBarrierOffset + i * 8);
+  }
+  MLA_DEVICE int* number_of_warp() const {
+    return as<int>(memory_ + Config::kUnitNumberOffset + ptx::warp() * static_cast<int>(sizeof(int)));
+  }
+};
+
+/// What the one thread that describes units remembers between them.
+struct UnitWalk {
+  int32_t next_segment, last_segment, worker_lane;  // the block is lane worker_lane of a worker with these segments
+  uint32_t steps = 0;                               // of all units so far
+
+  /// Describes the worker's next unit that this lane has rows of.
+  template <class Config>
+  MLA_DEVICE void describe_next(const cuda::AbsorbedArgs& args, AbsorbedUnit& to) {
+    do to.more = next_segment < last_segment;
+    while (to.more && !describe<Config>(args, args.list.segments[next_segment++], to));
+  }
+
+ private:
+  template <class Config>
+  MLA_DEVICE bool describe(const cuda::AbsorbedArgs& args, const cuda::Segment& segment, AbsorbedUnit& to) {
+    const int32_t row_begin = segment.row_begin + worker_lane * Config::kRows;
+    if (row_begin >= segment.q_len * args.num_heads) return false;
+    steps += static_cast<uint32_t>((segment.key_end - segment.key_begin + Config::kKeys - 1) / Config::kKeys);
+    to.segment = segment;
+    to.step_end = steps;
+    to.keys = make_key_list(args, segment);
+    to.rows = {args.num_heads, row_begin, segment.q_len * args.num_heads, segment.token_begin};
+    to.plain = plain_keys(args, segment, to.rows, Config::kRows);
+    to.slot = segment.partial_slot < 0 ? -1 : segment.partial_slot + worker_lane;
+    return true;
+  }
+};
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// Absorbed attention on wgmma: 64 query rows against paged or indexed rows of a 16-bit latent cache, which are key and
+// value at once.
+//
+// Grid: persistent; a block walks the segments of its worker (work_list.h), 64 keys a step. Four warpgroups:
+//   fetch    describes units; cp.async of rows, 16 bytes at a time, to where swizzling puts them
+//   scores   queries x keys (64 x 64 x d_qk); softmax; weights, rounded to 16 bits
+//   values   two: weights x values (64 x 64 x d_v / 2), accumulators in registers
+// Shared memory: [queries][two stages of 64 rows][barriers, units, ...]; absorbed_config.cuh has the numbers.
+//   fetch    left(u - 2) -> unit u -> described(u); free(n - 2, half) -> copies of that half -> full(n)
+//   scores   described(u), full(n) -> scores n -> weights n, where the rotary channels were -> ready(n); weighed(u)
+//   values   ready(n) -> values n -> free(n, half); in the end weighed(u) -> outputs
+// So the tensor cores have values n and scores n + 1 to do at the same time. docs/kernels/sm90.md.
+#pragma once
+
+#include "cuda/launch.h"
+#include "cuda/sm90/absorbed_fetch.cuh"
+#include "cuda/sm90/absorbed_scores.cuh"
+#include "cuda/sm90/absorbed_values.cuh"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+template <class Config_>
+struct WgmmaKernel {
+  using Config = Config_;
+  using Params = cuda::AbsorbedArgs;
+  static constexpr const char* kName = "absorbed_attention_wgmma";
+  static constexpr int kThreads = Config::kThreads;
+  static constexpr int kMinBlocks = Config::kMinBlocks;
+
+  static MLA_DEVICE void run(const Params& args) {
+    ptx::wait_for_previous_grid();  // the plan
+    ptx::allow_next_grid();
+    const cuda::WorkList& list = args.list;
+    const int32_t lanes = list.header->lanes;
+    const int32_t worker = ptx::block_index_x() / lanes;
+    if (worker >= list.header->num_workers) return;
+    WgmmaBlock<Config>(args).init();
+    if (ptx::warp() < Config::kFirstScoreWarp) {
+      ptx::give_registers<Config::kFetchRegisters>();
+      compute(WgmmaFetch<Config>(
+          args, {list.segment_begin[worker], list.segment_end[worker], ptx::block_index_x() - worker * lanes}));
+    } else if (ptx::warp() < Config::kFirstValueWarp) {
+      ptx::give_registers<Config::kScoreRegisters>();
+      compute(WgmmaScores<Config>(args));
+    } else {
+      ptx::take_registers<Config::kValueRegisters>();
+      compute(WgmmaValues<Config>(args));
+    }
+  }
+
+ private:
+  template <class Role>
+  static MLA_DEVICE void compute(Role role) {
+    while (role.next_unit()) role.compute();
+  }
+};
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the roles of the wgmma attention kernel share: the map of shared memory and the barriers.
+#pragma once
+
+#include "cuda/ptx/wgmma.h"
+#include "cuda/sm90/absorbed_config.cuh"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+/// Step n uses stage n % kStages.
+template <class Config>
+class WgmmaBlock : protected AbsorbedUnits<Config> {
+  using Units = AbsorbedUnits<Config>;
+
+ public:
+  using Units::Units, Units::next_unit;
+
+  /// For all threads, once.
+  MLA_DEVICE void init() const {
+    if (ptx::thread_index() == 0) {
+      for (int stage = 0; stage < Config::kStages; ++stage) {
+        // Every fetching thread's copies, and every fetching warp's ordinary stores.
+        for (int arrival = 0; arrival < Config::kArrivals; ++arrival)
+          ptx::mbarrier_init(full(stage, arrival), Config::kGroupThreads + Config::kGroupWarps);
+        for (int half = 0; half < 2; ++half) {
+          ptx::mbarrier_init(ready(stage, half), Config::kGroupWarps);
+          ptx::mbarrier_init(free(stage, half), Config::kValueWarps);
+        }
+      }
+      ptx::mbarrier_init(scored(), Config::kGroupWarps);
+      ptx::mbarrier_init(weighed(), Config::kGroupWarps);
+      Units::init_unit_barriers();
+      ptx::fence_mbarrier_init();
+    }
+    for (int i = ptx::thread_index(); i < 2 * Config::kPoisonBytes; i += Config::kThreads)
+      memory_[Config::kPoisonOffset + i] = std::byte{0};
+    Units::init_unit_number();
+    ptx::sync_block();
+  }
+
+ protected:
+  using Units::args_, Units::memory_, Units::shared_;
+  static constexpr int kScoreBarrier = 1, kValuesBarrier = 2;  // named
+
+  /// Some pieces of a step's rows are there; the weights of a half of them are; every value warp is done with a half.
+  MLA_DEVICE ptx::SharedAddress full(uint32_t n, int arrival) const { return stage_barrier(n, arrival); }
+  MLA_DEVICE ptx::SharedAddress ready(uint32_t n, int half) const { return stage_barrier(n, Config::kArrivals + half); }
+  MLA_DEVICE ptx::SharedAddress free(uint32_t n, int half) const {
+    return stage_barrier(n, Config::kArrivals + 2 + half);
+  }
+  MLA_DEVICE static uint32_t parity(uint32_t n) { return n / Config::kStages & 1U; }
+  /// All scores of a step are there; a phase for each step.
+  MLA_DEVICE ptx::SharedAddress scored() const { return stage_barrier(1, Config::kArrivals + 4); }
+  /// The unit's last weights and its output factors are written.
+  MLA_DEVICE ptx::SharedAddress weighed() const { return stage_barrier(0, Config::kArrivals + 4); }
+  MLA_DEVICE static uint32_t weighed_parity(int unit) { return static_cast<uint32_t>(unit) & 1U; }
+
+  MLA_DEVICE ptx::SharedAddress queries() const { return shared_ + Config::kQueryOffset; }
+  MLA_DEVICE ptx::SharedAddress stage(uint32_t n) const {
+    return shared_ + Config::kStageOffset + n % Config::kStages * Config::kTileBytes;
+  }
+  MLA_DEVICE ptx::SharedAddress weights(uint32_t n, int half) const {
+    return stage(n) + static_cast<uint32_t>(Config::kLatentPieces * Config::kPieceBytes + half * Config::kHalfBytes);
+  }
+  /// Where a 16-byte chunk of a tile's row lies.
+  MLA_DEVICE static uint32_t chunk_offset(int row, int chunk) {
+    return static_cast<uint32_t>(chunk / 8 * Config::kPieceBytes + row * Config::kPieceRowBytes +
+                                 ((chunk ^ row) & 7) * kChunkBytes);
+  }
+  static constexpr int kWarpRows = 16;  // of a tile, that a warp copies
+  static_assert(Config::kGroupWarps * kWarpRows == Config::kRows && Config::kRows == Config::kKeys);
+
+  /// Sends for rows first_row ... first_row + 15 of a tile: eight lanes copy 128 bytes of a row, four rows at a time.
+  /// Lanes r and r + 16 give where row r lies, null: zeros. kJoined: its rotary channels lie right behind the latent
+  /// ones, of which else whole pieces come from `ckv`. After each piece done(piece) is called.
+  template <bool kJoined, class Done>
+  MLA_DEVICE void copy_rows(ptx::SharedAddress tile, int first_row, const std::byte* ckv, const std::byte* kpe,
+                            int d_ckv, const Done& done) const {
+    constexpr int kFours = kWarpRows / 4;
+    const int of_four = ptx::lane() >> 3, chunk = ptx::lane() & 7;
+    const ptx::SharedAddress even = tile + chunk_offset(first_row + of_four, chunk);
+    const ptx::SharedAddress odd = tile + chunk_offset(first_row + 4 + of_four, chunk);
+    const bool has_tail = args_.d_qk > Config::kLatentDims;
+    const std::byte *latent[kFours], *rotary[kFours];
+    bool valid[kFours];
+    MLA_UNROLL
+    for (int four = 0; four < kFours; ++four) {
+      latent[four] = of_lane(ckv, four * 4 + of_four);
+      valid[four] = latent[four] != nullptr;
+      latent[four] += chunk * kChunkBytes;
+      if constexpr (!kJoined) rotary[four] = of_lane(kpe, four * 4 + of_four) + chunk * kChunkBytes - d_ckv * 2;
+    }
+    MLA_UNROLL
+    for (int piece = 0; piece < Config::kPieces; ++piece) {
+      MLA_UNROLL
+      for (int four = 0; four < kFours; ++four) {
+        if (piece >= Config::kLatentPieces && !has_tail) continue;
+        const std::byte* from = kJoined || piece * Config::kPieceDims < d_ckv ? latent[four] : rotary[four];
+        ptx::cp_async_16((four % 2 == 0 ? even : odd) +
+                             static_cast<uint32_t>(four / 2 * Config::kGroupRowsBytes + piece * Config::kPieceBytes),
+                         from + piece * Config::kPieceRowBytes, valid[four]);
+      }
+      done(piece);
+    }
+  }
+
+  MLA_DEVICE static const std::byte* of_lane(const std::byte* pointer, int lane) {
+    const auto bits = reinterpret_cast<uint64_t>(pointer);
+    const uint32_t low = ptx::shuffle(static_cast<uint32_t>(bits), lane);
+    const uint32_t high = ptx::shuffle(static_cast<uint32_t>(bits >> 32), lane);
+    return reinterpret_cast<const std::byte*>(uint64_t{high} << 32 | low);
+  }
+
+  /// A descriptor of a tile's rows for products over their channels, of the first 16; the next 16 of a piece lie
+  /// 32 bytes on.
+  MLA_DEVICE static uint64_t rows_of(ptx::SharedAddress tile) {
+    return ptx::matrix_descriptor(tile, 0, Config::kGroupRowsBytes, ptx::Swizzle::k128);
+  }
+  MLA_DEVICE static uint64_t advance(uint64_t descriptor, int bytes) {
+    return descriptor + static_cast<uint64_t>(bytes / 16);
+  }
+
+  /// 16 bits for each fetching warp's keys.
+  MLA_DEVICE uint16_t* valid(uint32_t n) const {
+    return as<uint16_t>(memory_ + Config::kValidOffset) + n % Config::kStages * Config::kGroupWarps;
+  }
+  /// Marks of keys with infinities or NaN that some rows do not see: a byte for each, then one for any.
+  MLA_DEVICE uint8_t* poison(uint32_t n) const {
+    return as<uint8_t>(memory_ + Config::kPoisonOffset) + n % 2 * Config::kPoisonBytes;
+  }
+  /// What the outputs so far are to be multiplied by in step n; and in the end of a unit.
+  MLA_DEVICE float* factors(uint32_t n) const {
+    return as<float>(memory_ + Config::kFactorOffset) + n % 2 * Config::kRows;
+  }
+  MLA_DEVICE float* output_factors() const { return factors(0) + 2 * Config::kRows; }
+
+ private:
+  MLA_DEVICE ptx::SharedAddress stage_barrier(uint32_t n, int which) const {
+    return shared_ + Config::kBarrierOffset +
+           (static_cast<uint32_t>(which) * Config::kStages + n % Config::kStages) * 8;
+  }
+};
+
+/// d += a b
+template <DType kType, int kN, bool kTransposeB = false, class A>
+MLA_DEVICE void wgmma(float (&d)[kN / 2], const A& a, uint64_t b, bool accumulate) {
+  static_assert(kType == DType::kBF16 || kType == DType::kF16);
+  if constexpr (kType == DType::kBF16)
+    ptx::wgmma_bf16<kN, kTransposeB>(d, a, b, accumulate);
+  else
+    ptx::wgmma_f16<kN, kTransposeB>(d, a, b, accumulate);
+}
+
+}  // namespace mla::MLA_CUDA_NAMESPACE
