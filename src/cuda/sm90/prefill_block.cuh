@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the warpgroups of a prefill block share: sizes, the map of shared memory, the barriers, the units of work.
+#pragma once
+
+#include <cstdint>
+
+#include "core/args.h"
+#include "cuda/ptx/ptx.h"
+#include "cuda/tile/mask.cuh"
+#include "cuda/tile/query_block.cuh"
+#include "cuda/tile/tile.cuh"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+struct Sm90PrefillTiling {
+  int keys;          // per tile of K and V: 64 or 128
+  int stages;        // tiles of K, and of V, in shared memory
+  int q_steps;       // k steps (of 16 channels) of Q that are multiplied from registers
+  bool takes_turns;  // the warpgroups issue their products one after the other
+};
+
+struct Sm90PrefillParams {
+  core::PrefillArgs args;
+  uint32_t num_slots;    // for query blocks, of each head
+  uint32_t num_units;    // slots of all heads
+  uint32_t* next_unit;   // the next one that nobody computes; null: a block computes the unit of its own number
+  bool rows_aligned;     // every row of q, k and v begins at a multiple of 16 bytes
+  bool o_pairs_aligned;  // every row of o at a multiple of 2 elements
+  bool o_rows_aligned;   // at a multiple of 16 bytes
+};
+
+/// Query rows of one request and head.
+struct alignas(16) Sm90PrefillUnit {
+  int first_token, first_key;  // of all tokens, of all keys
+  int rows;                    // 0: no unit is left
+  int position;                // of the first row in its request
+  int kv_len;                  // of the request
+  int head;
+  int first_tile, end_tile;  // of the keys that any row sees
+
+  MLA_DEVICE int num_tiles() const { return end_tile - first_tile; }
+};
+
+template <DType kType_, int kDQk_, int kDV_, Sm90PrefillTiling kTiling>
+struct Sm90PrefillConfig {
+  static constexpr DType kType = kType_;
+  static constexpr int kDQk = kDQk_, kDV = kDV_;
+  static constexpr int kGroupThreads = 128;  // of a warpgroup
+  static constexpr int kGroups = 2;          // that compute; one more fetches
+  static constexpr int kThreads = (kGroups + 1) * kGroupThreads;
+  static constexpr int kFetchRegisters = 40, kAttendRegisters = 232;
+  static constexpr int kGroupRows = 64, kRows = kGroups * kGroupRows;
+  static constexpr int kKeys = kTiling.keys, kStages = kTiling.stages, kQSteps = kTiling.q_steps;
+  static constexpr bool kTakesTurns = kTiling.takes_turns;
+  static constexpr int kQkSegments = kDQk / 64, kVSegments = kDV / 64;
+
+  /// A tile is its segments of 64 channels one after another, each [rows, 128 bytes], swizzled as in tile.cuh, which is
+  /// Swizzle::k128: what wgmma takes for rows along k (Q, K) and along n (V).
+  static constexpr int kQBytes = kGroupRows * kDQk * 2, kKBytes = kKeys * kDQk * 2, kVBytes = kKeys * kDV * 2;
+  static constexpr int kKBegin = kGroups * kQBytes, kVBegin = kKBegin + kStages * kKBytes;
+  /// Where warps put 8 rows of 16-bit outputs in order.
+  static constexpr int kOutputBytes = 8 * kDV * 2, kOutputBegin = kVBegin + kStages * kVBytes;
+  static constexpr int kUnitsBegin = kOutputBegin + kGroups * 4 * kOutputBytes;
+  static constexpr int kFoundBegin = kUnitsBegin + 2 * static_cast<int>(sizeof(Sm90PrefillUnit));
+  static constexpr int kBarriersBegin = kFoundBegin + kGroups * 2 * 16;
+  static constexpr int kSharedBytes = kBarriersBegin + (4 * kStages + 4) * 8;
+  static_assert(kSharedBytes <= kSharedBytesPerBlock);
+  static_assert(kDQk % 64 == 0 && kDV == 128 && (kKeys == 64 || kKeys == 128) && kStages >= 2);
+};
+
+/// Warpgroups walk through the units each at its own pace. Units and tiles are numbered from the kernel's start on:
+/// unit u is described in place u % 2, tile n lies in stage n % kStages.
+template <class Config>
+class Sm90PrefillBlock {
+ public:
+  MLA_DEVICE explicit Sm90PrefillBlock(const Sm90PrefillParams& params)
+      : params_(params), args_(params.args), shared_(ptx::shared_address(ptx::shared_memory())) {}
+
+  /// For all threads, once.
+  MLA_DEVICE void init() const {
+    if (ptx::thread_index() == 0) {
+      for (int n = 0; n < Config::kStages; ++n) {
+        ptx::mbarrier_init(k_full(n), Config::kGroupThreads);
+        ptx::mbarrier_init(v_full(n), Config::kGroupThreads);
+        ptx::mbarrier_init(k_free(n), Config::kGroups * kGroupWarps);
+        ptx::mbarrier_init(v_free(n), Config::kGroups * kGroupWarps);
+      }
+      for (int u = 0; u < 2; ++u) {
+        ptx::mbarrier_init(described(u), 1);
+        ptx::mbarrier_init(left(u), (Config::kGroups + 1) * kGroupWarps);
+      }
+      ptx::fence_mbarrier_init();
+    }
+    ptx::sync_block();
+  }
+
+ protected:
+  static constexpr int kGroupWarps = Config::kGroupThreads / kWarpSize;
+  static constexpr uint32_t kGroupOf8 = 8 * kSegmentBytes;  // bytes
+
+  MLA_DEVICE KeyRange visible(const Sm90PrefillUnit& unit, int position) const {
+    return visible_keys(position, unit.kv_len, args_.causal, args_.options.window_left);
+  }
+
+  /// A tile is there; all warps that compute are done with it.
+  MLA_DEVICE ptx::SharedAddress k_full(int n) const { return barrier(n % Config::kStages); }
+  MLA_DEVICE ptx::SharedAddress k_free(int n) const { return barrier(Config::kStages + n % Config::kStages); }
+  MLA_DEVICE ptx::SharedAddress v_full(int n) const { return barrier(2 * Config::kStages + n % Config::kStages); }
+  MLA_DEVICE ptx::SharedAddress v_free(int n) const { return barrier(3 * Config::kStages + n % Config::kStages); }
+  /// A unit is described; all warps are done with it.
+  MLA_DEVICE ptx::SharedAddress described(int u) const { return barrier(4 * Config::kStages + u % 2); }
+  MLA_DEVICE ptx::SharedAddress left(int u) const { return barrier(4 * Config::kStages + 2 + u % 2); }
+  static MLA_DEVICE uint32_t tile_parity(int n) { return static_cast<uint32_t>(n / Config::kStages) & 1U; }
+  static MLA_DEVICE uint32_t unit_parity(int u) { return static_cast<uint32_t>(u / 2) & 1U; }
+
+  MLA_DEVICE ptx::SharedAddress q_tile(int group) const {
+    return shared_ + static_cast<uint32_t>(group * Config::kQBytes);
+  }
+  MLA_DEVICE ptx::SharedAddress k_tile(int n) const {
+    return shared_ + static_cast<uint32_t>(Config::kKBegin + n % Config::kStages * Config::kKBytes);
+  }
+  MLA_DEVICE ptx::SharedAddress v_tile(int n) const {
+    return shared_ + static_cast<uint32_t>(Config::kVBegin + n % Config::kStages * Config::kVBytes);
+  }
+  MLA_DEVICE ptx::SharedAddress unit_place(int u) const {
+    return shared_ + static_cast<uint32_t>(Config::kUnitsBegin + u % 2 * static_cast<int>(sizeof(Sm90PrefillUnit)));
+  }
+
+  MLA_DEVICE void wait_for_unit(int u) const { ptx::mbarrier_wait(described(u), unit_parity(u)); }
+  /// Each time from shared memory: registers are short.
+  MLA_DEVICE Sm90PrefillUnit unit(int u) const {
+    const auto a = ptx::load_shared<ptx::Vec4>(unit_place(u)), b = ptx::load_shared<ptx::Vec4>(unit_place(u) + 16);
+    const auto number = [](uint32_t bits) { return static_cast<int>(bits); };
+    return {.first_token = number(a.x[0]),
+            .first_key = number(a.x[1]),
+            .rows = number(a.x[2]),
+            .position = number(a.x[3]),
+            .kv_len = number(b.x[0]),
+            .head = number(b.x[1]),
+            .first_tile = number(b.x[2]),
+            .end_tile = number(b.x[3])};
+  }
+  /// For a warp that will not ask for the unit any more.
+  MLA_DEVICE void leave_unit(int u) const {
+    ptx::sync_warp();
+    if (ptx::lane() == 0) ptx::mbarrier_arrive(left(u));
+  }
+
+  /// For a warpgroup: starts to copy rows of global memory into a tile; rows from `num_rows` on become zero. A warp
+  /// takes four rows of 128 bytes at a time. Rows that are not aligned have been copied on return.
+  template <int kTileRows, int kSegments>
+  MLA_DEVICE void load_tile(ptx::SharedAddress to, const void* from, int64_t offset, int64_t stride,
+                            int num_rows) const {
+    const int thread = ptx::thread_index() % Config::kGroupThreads;
+    const int chunk = thread % kChunksPerSegment, row = thread / kChunksPerSegment;
+    constexpr int kRowsAtOnce = Config::kGroupThreads / kChunksPerSegment;
+    static_assert(kTileRows % kRowsAtOnce == 0 && kRowsAtOnce % 8 == 0);
+    const uint16_t* source = static_cast<const uint16_t*>(from) + offset + row * stride + chunk * 8;
+    to += tile_offset<kSegmentBytes>(row, chunk);
+    if (params_.rows_aligned) {
+      MLA_UNROLL
+      for (int r = 0; r < kTileRows; r += kRowsAtOnce) {
+        MLA_UNROLL
+        for (int segment = 0; segment < kSegments; ++segment)
+          ptx::cp_async_16(to + static_cast<uint32_t>((segment * kTileRows + r) * kSegmentBytes), source + segment * 64,
+                           row + r < num_rows);
+        source += kRowsAtOnce * stride;
+      }
+      return;
+    }
+    MLA_NO_UNROLL
+    for (int r = 0; r < kTileRows; r += kRowsAtOnce) {
+      MLA_NO_UNROLL
+      for (int segment = 0; segment < kSegments; ++segment) {
+        ptx::Vec4 elements = {};
+        if (row + r < num_rows) {
+          const uint16_t* piece = source + segment * 64;
+          MLA_UNROLL
+          for (int i = 0; i < 4; ++i)
+            elements.x[i] = static_cast<uint32_t>(piece[2 * i]) | static_cast<uint32_t>(piece[2 * i + 1]) << 16;
+        }
+        ptx::store_shared(to + static_cast<uint32_t>((segment * kTileRows + r) * kSegmentBytes), elements);
+      }
+      source += kRowsAtOnce * stride;
+    }
+  }
+
+  const Sm90PrefillParams& params_;
+  const core::PrefillArgs& args_;
+  const ptx::SharedAddress shared_;
+
+ private:
+  MLA_DEVICE ptx::SharedAddress barrier(int i) const {
+    return shared_ + static_cast<uint32_t>(Config::kBarriersBegin + i * 8);
+  }
+};
+
+}  // namespace mla::MLA_CUDA_NAMESPACE
