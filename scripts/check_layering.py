@@ -19,8 +19,8 @@ SPDX_NAMES = {"CMakeLists.txt", "Makefile", "run", ".clang-format", ".clang-tidy
 SKIPPED_FOLDERS = {".git", "build", "out", "__pycache__"}
 
 # What the host side of a kernel and its callers agree on.
-KERNEL_BORDER = ("cuda/queue.h", "cuda/launch.h", "cuda/operations.h", "cuda/portable_operations.h", "cuda/ceilings.h",
-                 "cuda/portable_ceilings.h")
+KERNEL_BORDER = ("cuda/queue.h", "cuda/launch.h", "cuda/operations.h", "cuda/portable_operations.h",
+                 "cuda/sm90_operations.h", "cuda/ceilings.h", "cuda/portable_ceilings.h")
 # Which folders of the project a folder's files may include, as prefixes of the include path; the longest entry that
 # contains the file decides. Folders that are not listed (the tests) may include everything.
 MAY_INCLUDE = {
@@ -38,6 +38,8 @@ MAY_INCLUDE = {
     "src/cuda/common": ("mla/", "core/args.h", *KERNEL_BORDER, "cuda/ptx/", "cuda/tile/", "cuda/common/"),
     "src/cuda/portable": ("mla/", "core/args.h", *KERNEL_BORDER, "cuda/ptx/", "cuda/tile/", "cuda/common/",
                           "cuda/portable/"),
+    "src/cuda/sm90": ("mla/", "core/args.h", *KERNEL_BORDER, "cuda/ptx/", "cuda/tile/", "cuda/common/",
+                      "cuda/portable/absorbed_", "cuda/sm90/"),
     "src/cuda/runtime": ("mla/", "core/", "cuda/queue.h", "cuda/operations.h", "cuda/ceilings.h", "cuda/runtime/",
                          "cuda/built_archs.h", "emulator/emulator.h"),
     "tools/kit": ("mla/", "kit/"),
@@ -54,7 +56,7 @@ CUDA = re.compile(r"^(cuda\w*\.h|cuda/(std|pipeline|barrier).*|cooperative_group
 CUDA_PLACES = ("src/cuda/ptx/", "src/cuda/runtime/")
 # What only nvcc knows. Kernels are compiled for the emulator too, and reach the machine through the wrappers of ptx.
 CUDA_ONLY = re.compile(r"\b(threadIdx|blockIdx|blockDim|gridDim|warpSize|atomic[A-Z]\w*|__(?!builtin_|restrict)\w+)\b")
-KERNEL_PLACES = ("src/cuda/tile/", "src/cuda/common/", "src/cuda/portable/")
+KERNEL_PLACES = ("src/cuda/tile/", "src/cuda/common/", "src/cuda/portable/", "src/cuda/sm90/")
 TORCH = re.compile(r"^(torch|ATen|c10)/")
 # Engines of the Python package, and the folders that may know them. What is said to kernels stays free of them.
 ENGINES = {"vllm": ("integrations/vllm/",), "sglang": ("integrations/sglang/",),
@@ -180,6 +182,9 @@ PLANTED = {
     "src/cuda/portable/b.cu": (SPDX + "void f() { atomicAdd(p, 1); }\n", "atomicAdd in a kernel"),
     "src/cuda/portable/c.cuh": (SPDX + "#pragma once\n#include \"cuda/runtime/code.h\"\n",
                                 'may not include "cuda/runtime/code.h"'),
+    "src/cuda/portable/d.cu": (SPDX + "#include \"cuda/sm90/a.cuh\"\n", 'may not include "cuda/sm90/a.cuh"'),
+    "src/cuda/sm90/a.cu": (SPDX + "#include \"cuda/portable/prefill.cuh\"\n", 'may not include "cuda/portable/prefill.cuh"'),
+    "src/cuda/sm90/b.cu": (SPDX + "void f() { __syncwarp(); }\n", "__syncwarp in a kernel"),
     "src/cuda/ptx/a.h": (SPDX + "#pragma once\n#include \"cuda/tile/a.cuh\"\n", 'may not include "cuda/tile/a.cuh"'),
     "src/cuda/runtime/a.cpp": (SPDX + "#include \"cuda/common/plan.h\"\n", 'may not include "cuda/common/plan.h"'),
     "src/emulator/a.cpp": (SPDX + "#include \"cuda/queue.h\"\n", 'may not include "cuda/queue.h"'),
@@ -198,6 +203,7 @@ INNOCENT = {
     "src/cuda/runtime/fine.cpp": SPDX + "#include <cuda_runtime_api.h>\n#include \"emulator/emulator.h\"\n",
     "src/cuda/common/fine.cu": SPDX + "#include \"cuda/launch.h\"\n// threadIdx\nint f(int* __restrict__ p) { "
                                "return __builtin_clz(*p); }\n",
+    "src/cuda/sm90/fine.cu": SPDX + "#include \"cuda/portable/absorbed_args.h\"\n#include \"cuda/sm90_operations.h\"\n",
     "python/libmla/integrations/vllm/fine.py": PYTHON_SPDX + "import vllm\nimport vllm_flash_attn\n",
     "src/cuda/ptx/fine.cuh": SPDX + "#pragma once\n#include <cuda_fp16.h>\nvoid f() { asm volatile(\"nop\"); }\n",
 }

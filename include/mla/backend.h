@@ -33,6 +33,9 @@ struct Problem {
   bool emulated = false;
   /// decode_sparse with a second pool: its format.
   std::optional<CacheFormat> extra_cache = {};
+  /// decode: query tokens of a request, over all requests on average, rounded up; 1 with batch_invariant. Others: as it
+  /// is.
+  int64_t q_len = 1;
 
   friend bool operator==(const Problem&, const Problem&) = default;
 };

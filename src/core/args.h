@@ -107,6 +107,13 @@ struct DecodeArgs {
   int64_t o_stride_token = 0, o_stride_head = 0;
   float* lse = nullptr;  // [T, H], may be null
   int64_t lse_stride_token = 0, lse_stride_head = 0;
+
+  /// Query tokens of a request, as far as backends and kernels are chosen by them: T / B rounded up, for on a GPU a
+  /// request's share of a ragged batch is not known; 1 with batch_invariant, which may not look at the batch.
+  constexpr int64_t usual_q_len() const {
+    if (batch_invariant || num_tokens <= batch_size) return 1;
+    return (num_tokens + batch_size - 1) / std::max(batch_size, 1);
+  }
 };
 
 struct PoolArgs {

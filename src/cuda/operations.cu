@@ -1,19 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of one architecture's operations.
 #include "cuda/portable_operations.h"
+#include "cuda/sm90_operations.h"
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
 const cuda::Operations& operations();
 
 const cuda::Operations& operations() {
+#if MLA_CUDA_ARCH == 90
+  static constexpr cuda::AttentionOperations kSm90 = {
+      .decode = {.workspace_size = sm90_decode_workspace_size, .plan = sm90_plan_decode, .run = sm90_run_decode},
+      .decode_sparse = {.workspace_size = sm90_decode_sparse_workspace_size,
+                        .plan = sm90_plan_decode_sparse,
+                        .run = sm90_run_decode_sparse},
+      .prefill = {.workspace_size = sm90_prefill_workspace_size, .plan = sm90_plan_prefill, .run = sm90_run_prefill},
+  };
+  static constexpr const cuda::AttentionOperations* kSm90Operations = &kSm90;
+#else
+  static constexpr const cuda::AttentionOperations* kSm90Operations = nullptr;
+#endif
   static constexpr cuda::Operations kOperations = {
       .arch = kArch,
-      .decode = {.workspace_size = decode_workspace_size, .plan = plan_decode, .run = run_decode},
-      .decode_sparse = {.workspace_size = decode_sparse_workspace_size,
-                        .plan = plan_decode_sparse,
-                        .run = run_decode_sparse},
-      .prefill = {.workspace_size = prefill_workspace_size, .plan = plan_prefill, .run = run_prefill},
+      .portable = {.decode = {.workspace_size = decode_workspace_size, .plan = plan_decode, .run = run_decode},
+                   .decode_sparse = {.workspace_size = decode_sparse_workspace_size,
+                                     .plan = plan_decode_sparse,
+                                     .run = run_decode_sparse},
+                   .prefill = {.workspace_size = prefill_workspace_size, .plan = plan_prefill, .run = run_prefill}},
+      .sm90 = kSm90Operations,
       .merge_states = run_merge_states,
       .append = run_append,
       .append_rope = run_append_rope,

@@ -23,11 +23,17 @@ struct PlannedOperation {
 template <class Args>
 using DirectOperation = Status (*)(const Args& args, Queue& queue);
 
-struct Operations {
-  int32_t arch;
+/// Attention as one backend computes it.
+struct AttentionOperations {
   PlannedOperation<core::DecodeArgs> decode;
   PlannedOperation<core::DecodeSparseArgs> decode_sparse;  // and prefill_sparse
   PlannedOperation<core::PrefillArgs> prefill;
+};
+
+struct Operations {
+  int32_t arch;
+  AttentionOperations portable;     // cuda_portable
+  const AttentionOperations* sm90;  // cuda_sm90; null in code of other architectures
   DirectOperation<core::MergeStatesArgs> merge_states;
   DirectOperation<core::AppendArgs> append;
   DirectOperation<core::AppendRopeArgs> append_rope;

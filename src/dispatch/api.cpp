@@ -72,7 +72,9 @@ struct Operation<DecodeParams> {
   static int32_t q_len(const Args& a, int32_t request) { return a.queries.len(request); }
   static int32_t kv_len(const Args& a, int32_t request) { return a.pages.kv_len[request]; }
   static Problem problem(const Args& a, Device device) {
-    return {kOp, device, a.q_dtype, a.cache.format, a.num_heads, a.d_qk, a.d_v};
+    Problem problem = {kOp, device, a.q_dtype, a.cache.format, a.num_heads, a.d_qk, a.d_v};
+    problem.q_len = a.usual_q_len();
+    return problem;
   }
 };
 

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dispatch/cuda_rows.h"
 
+#include <algorithm>
+#include <string>
+
 #include "core/format.h"
 #include "cuda/runtime/code.h"
 #include "cuda/runtime/device_runtime.h"
@@ -8,38 +11,47 @@
 namespace mla::dispatch {
 namespace {
 
-constexpr std::string_view kName = "cuda_portable";
-
 struct Widths {
   int64_t d_qk, d_v;
 };
 /// Head dims that the kernels are compiled for; absorbed: kv_lora_rank with and without 64 rotary channels.
 constexpr Widths kAbsorbedWidths[] = {{512 + 64, 512}, {512, 512}, {256 + 64, 256}, {256, 256}};
+/// cuda_portable's prefill has slower kernels for all others.
+constexpr Widths kPrefillWidths[] = {{192, 128}, {128, 128}};
+
+/// Of the problem's GPU, or why there is none.
+struct Architecture {
+  int32_t arch = 0;
+  Reason refusal = {};
+};
+
+Architecture arch_of(const Problem& problem) {
+  if (problem.emulated || problem.gpu_arch != 0) return {.arch = problem.gpu_arch};
+  const auto gpu = cuda::cuda_device(problem.device.index);
+  if (!gpu.ok()) return {.refusal = Reason::format("{}", gpu.status().message())};
+  return {.arch = (*gpu)->info().arch};
+}
 
 /// Kernels for the problem's GPU, or why there are none.
 struct Kernels {
-  cuda::Code code;
-  Reason refusal;
+  cuda::Code code = {};
+  Reason refusal = {};
 };
 
 Kernels find_kernels(const Problem& problem) {
   if (problem.emulated) {
     const cuda::Code code = cuda::emulated_code(problem.gpu_arch);
-    if (code.operations != nullptr) return {.code = code, .refusal = {}};
-    return {.code = {}, .refusal = Reason::format("this build cannot emulate sm{}", problem.gpu_arch)};
+    if (code.operations != nullptr) return {.code = code};
+    return {.refusal = Reason::format("this build cannot emulate sm{}", problem.gpu_arch)};
   }
-  int32_t arch = problem.gpu_arch;
-  if (arch == 0) {
-    const auto gpu = cuda::cuda_device(problem.device.index);
-    if (!gpu.ok()) return {.code = {}, .refusal = Reason::format("{}", gpu.status().message())};
-    arch = (*gpu)->info().arch;
-  }
-  if (arch < cuda::kOldestArch)
-    return {.code = {}, .refusal = Reason::format("needs sm{} or newer, not sm{}", cuda::kOldestArch, arch)};
-  const cuda::Code code = cuda::code_for(arch);
-  if (code.operations != nullptr) return {.code = code, .refusal = {}};
-  if (cuda::built_archs().empty()) return {.code = {}, .refusal = "this build of the library has no GPU code"};
-  return {.code = {}, .refusal = Reason::format("this build has no code for sm{}", arch)};
+  const Architecture gpu = arch_of(problem);
+  if (!gpu.refusal.empty()) return {.refusal = gpu.refusal};
+  if (gpu.arch < cuda::kOldestArch)
+    return {.refusal = Reason::format("needs sm{} or newer, not sm{}", cuda::kOldestArch, gpu.arch)};
+  const cuda::Code code = cuda::code_for(gpu.arch);
+  if (code.operations != nullptr) return {.code = code};
+  if (cuda::built_archs().empty()) return {.refusal = "this build of the library has no GPU code"};
+  return {.refusal = Reason::format("this build has no code for sm{}", gpu.arch)};
 }
 
 bool is_absorbed(Op op) { return op == Op::kDecode || op == Op::kDecodeSparse || op == Op::kPrefillSparse; }
@@ -75,25 +87,83 @@ Reason shape_refusal(const Problem& problem) {
   return {};
 }
 
-Verdict verdict(const Problem& problem) {
-  if (problem.device.type != DeviceType::kCuda)
-    return {.usable = false, .reason = Reason::format("tensors are on {}, not on a GPU", name(problem.device.type))};
-  if (const Reason reason = shape_refusal(problem); !reason.empty()) return {.usable = false, .reason = reason};
-  const Kernels kernels = find_kernels(problem);
-  if (!kernels.refusal.empty()) return {.usable = false, .reason = kernels.refusal};
-  const char* const how = is_absorbed(problem.op) || problem.op == Op::kPrefill ? "mma.sync kernels" : "kernels";
-  if (problem.emulated)
-    return {.usable = true, .reason = Reason::format("emulated: {} of sm{} on the CPU", how, problem.gpu_arch)};
-  return {.usable = true, .reason = Reason::format("{} compiled for sm{}", how, kernels.code.arch)};
+Verdict no(const Reason& reason) { return {.usable = false, .reason = reason}; }
+
+/// What no kernel for GPUs does; empty if nothing.
+Reason device_refusal(const Problem& problem) {
+  if (problem.device.type == DeviceType::kCuda) return {};
+  return Reason::format("tensors are on {}, not on a GPU", name(problem.device.type));
 }
 
-template <class Args, cuda::PlannedOperation<Args> cuda::Operations::*kMember>
+Verdict yes(const Problem& problem, const Kernels& kernels, const char* kind) {
+  if (problem.emulated)
+    return {.usable = true, .reason = Reason::format("emulated: {} of sm{} on the CPU", kind, problem.gpu_arch)};
+  return {.usable = true, .reason = Reason::format("{} compiled for sm{}", kind, kernels.code.arch)};
+}
+
+Verdict portable_verdict(const Problem& problem) {
+  if (const Reason reason = device_refusal(problem); !reason.empty()) return no(reason);
+  if (const Reason reason = shape_refusal(problem); !reason.empty()) return no(reason);
+  const Kernels kernels = find_kernels(problem);
+  if (!kernels.refusal.empty()) return no(kernels.refusal);
+  return yes(problem, kernels, is_absorbed(problem.op) || problem.op == Op::kPrefill ? "mma.sync kernels" : "kernels");
+}
+
+/// What cuda_sm90 leaves to cuda_portable; empty if nothing.
+Reason sm90_refusal(const Problem& problem) {
+  if (problem.op == Op::kPrefill) {
+    if (problem.q_dtype == DType::kF32) return "takes bf16 and f16, not f32: cuda_portable does";
+    return widths_refusal(problem, kPrefillWidths);
+  }
+  const DType keys = multiplied_as(problem.cache);
+  if (keys == DType::kE4M3)
+    return Reason::format("takes bf16 and f16 caches, not {}: cuda_portable does", name(problem.cache));
+  if (problem.q_dtype != keys && problem.q_dtype != DType::kE4M3)
+    return Reason::format("takes {}{} queries with {} keys, not {}: cuda_portable does", name(keys),
+                          problem.op == Op::kPrefillSparse ? "" : " and e4m3", name(keys), name(problem.q_dtype));
+  // A block of cuda_portable holds so few rows whole: it reads each key once and is bound by memory.
+  constexpr int64_t kFewRows = 16;
+  const int64_t q_len = problem.op == Op::kDecode ? std::max<int64_t>(problem.q_len, 1) : 1;
+  if (q_len <= kFewRows / problem.num_heads)
+    return Reason::format("takes requests of more than {} query rows (tokens x heads), not {}: cuda_portable does",
+                          kFewRows, q_len * problem.num_heads);
+  return {};
+}
+
+Verdict sm90_verdict(const Problem& problem) {
+  constexpr int32_t kSm90 = 90;
+  if (const Reason reason = device_refusal(problem); !reason.empty()) return no(reason);
+  const Architecture gpu = arch_of(problem);
+  if (!gpu.refusal.empty()) return no(gpu.refusal);
+  if (gpu.arch != kSm90) return no(Reason::format("needs sm{} (H100, H200), not sm{}", kSm90, gpu.arch));
+  if (const Reason reason = shape_refusal(problem); !reason.empty()) return no(reason);
+  if (const Reason reason = sm90_refusal(problem); !reason.empty()) return no(reason);
+  const Kernels kernels = find_kernels(problem);
+  if (!kernels.refusal.empty()) return no(kernels.refusal);
+  // Older code, which a GPU runs too.
+  if (kernels.code.operations->sm90 == nullptr) return no(Reason::format("this build has no code for sm{}", kSm90));
+  return yes(problem, kernels, "wgmma kernels");
+}
+
+struct Portable {
+  static constexpr std::string_view kName = "cuda_portable";
+  static constexpr auto kVerdict = portable_verdict;
+  static const cuda::AttentionOperations& of(const Executor& executor) { return executor.operations->portable; }
+};
+
+struct Sm90 {
+  static constexpr std::string_view kName = "cuda_sm90";
+  static constexpr auto kVerdict = sm90_verdict;
+  static const cuda::AttentionOperations& of(const Executor& executor) { return *executor.operations->sm90; }
+};
+
+template <class Backend, class Args, cuda::PlannedOperation<Args> cuda::AttentionOperations::*kMember>
 PlannedImplementation<Args> planned() {
-  return {.name = kName,
-          .verdict = verdict,
+  return {.name = Backend::kName,
+          .verdict = Backend::kVerdict,
           .workspace_size =
               [](const Args& args, const Executor& executor) {
-                return (executor.operations->*kMember).workspace_size(args, executor.queue->device());
+                return (Backend::of(executor).*kMember).workspace_size(args, executor.queue->device());
               },
           .plan = [](const Args& args, const Executor& executor, std::span<std::byte> workspace,
                      PlanSummary& summary) -> Status {
@@ -101,30 +171,42 @@ PlannedImplementation<Args> planned() {
             summary.text =
                 core::format("made on the GPU (sm{}, {} multiprocessors) for whatever lengths it finds there",
                              device.arch, device.num_sms);
-            return (executor.operations->*kMember).plan(args, *executor.queue, workspace);
+            return (Backend::of(executor).*kMember).plan(args, *executor.queue, workspace);
           },
           .run = [](const Args& args, const Executor& executor, std::span<std::byte> workspace) -> Status {
-            return (executor.operations->*kMember).run(args, *executor.queue, workspace);
+            return (Backend::of(executor).*kMember).run(args, *executor.queue, workspace);
           }};
 }
 
 template <class Args, cuda::DirectOperation<Args> cuda::Operations::*kMember>
 DirectImplementation<Args> direct() {
-  return {.name = kName, .verdict = verdict, .run = [](const Args& args, const Executor& executor) -> Status {
+  return {.name = Portable::kName,
+          .verdict = Portable::kVerdict,
+          .run = [](const Args& args, const Executor& executor) -> Status {
             return (executor.operations->*kMember)(args, *executor.queue);
           }};
 }
 
 }  // namespace
 
+using cuda::AttentionOperations;
 using cuda::Operations;
 
-DecodeRow cuda_decode_row() { return planned<core::DecodeArgs, &Operations::decode>(); }
-PrefillRow cuda_prefill_row() { return planned<core::PrefillArgs, &Operations::prefill>(); }
+std::vector<DecodeRow> cuda_decode_rows() {
+  return {planned<Sm90, core::DecodeArgs, &AttentionOperations::decode>(),
+          planned<Portable, core::DecodeArgs, &AttentionOperations::decode>()};
+}
+std::vector<DecodeSparseRow> cuda_decode_sparse_rows() {
+  return {planned<Sm90, core::DecodeSparseArgs, &AttentionOperations::decode_sparse>(),
+          planned<Portable, core::DecodeSparseArgs, &AttentionOperations::decode_sparse>()};
+}
+std::vector<PrefillRow> cuda_prefill_rows() {
+  return {planned<Sm90, core::PrefillArgs, &AttentionOperations::prefill>(),
+          planned<Portable, core::PrefillArgs, &AttentionOperations::prefill>()};
+}
 MergeStatesRow cuda_merge_states_row() { return direct<core::MergeStatesArgs, &Operations::merge_states>(); }
 AppendRow cuda_append_row() { return direct<core::AppendArgs, &Operations::append>(); }
 GatherRow cuda_gather_row() { return direct<core::GatherArgs, &Operations::gather>(); }
-DecodeSparseRow cuda_decode_sparse_row() { return planned<core::DecodeSparseArgs, &Operations::decode_sparse>(); }
 AppendRopeRow cuda_append_rope_row() { return direct<core::AppendRopeArgs, &Operations::append_rope>(); }
 CopyPagesRow cuda_copy_pages_row() { return direct<core::CopyPagesArgs, &Operations::copy_pages>(); }
 BlockTableToCsrRow cuda_block_table_to_csr_row() {

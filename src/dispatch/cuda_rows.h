@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rows of the GPU backends, which stand first in every table.
+// The rows of the GPU backends, which stand first in every table: cuda_sm90 where there is one, then cuda_portable.
 #pragma once
+
+#include <vector>
 
 #include "dispatch/tables.h"
 
 namespace mla::dispatch {
 
-DecodeRow cuda_decode_row();
-PrefillRow cuda_prefill_row();
+std::vector<DecodeRow> cuda_decode_rows();
+std::vector<DecodeSparseRow> cuda_decode_sparse_rows();
+std::vector<PrefillRow> cuda_prefill_rows();
 MergeStatesRow cuda_merge_states_row();
 AppendRow cuda_append_row();
 GatherRow cuda_gather_row();
-DecodeSparseRow cuda_decode_sparse_row();
 AppendRopeRow cuda_append_rope_row();
 CopyPagesRow cuda_copy_pages_row();
 BlockTableToCsrRow cuda_block_table_to_csr_row();

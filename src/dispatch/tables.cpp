@@ -53,11 +53,14 @@ constexpr DirectImplementation<Args> direct_reference() {
 }
 
 template <class Row>
+std::vector<Row> join(std::vector<Row> first, std::span<const Row> rows, const Row& last) {
+  first.insert(first.end(), rows.begin(), rows.end());
+  first.push_back(last);
+  return first;
+}
+template <class Row>
 std::vector<Row> join(const Row& first, std::span<const Row> rows, const Row& last) {
-  std::vector<Row> all = {first};
-  all.insert(all.end(), rows.begin(), rows.end());
-  all.push_back(last);
-  return all;
+  return join(std::vector<Row>{first}, rows, last);
 }
 
 }  // namespace
@@ -65,14 +68,14 @@ std::vector<Row> join(const Row& first, std::span<const Row> rows, const Row& la
 template <>
 std::span<const DecodeRow> table() {
   static const auto rows =
-      join(cuda_decode_row(), cpu::decode_rows(), planned_reference<core::DecodeArgs, reference::decode>());
+      join(cuda_decode_rows(), cpu::decode_rows(), planned_reference<core::DecodeArgs, reference::decode>());
   return rows;
 }
 
 template <>
 std::span<const PrefillRow> table() {
   static const auto rows =
-      join(cuda_prefill_row(), cpu::prefill_rows(), planned_reference<core::PrefillArgs, reference::prefill>());
+      join(cuda_prefill_rows(), cpu::prefill_rows(), planned_reference<core::PrefillArgs, reference::prefill>());
   return rows;
 }
 
@@ -99,7 +102,7 @@ std::span<const GatherRow> table() {
 
 template <>
 std::span<const DecodeSparseRow> table() {
-  static const auto rows = join(cuda_decode_sparse_row(), cpu::decode_sparse_rows(),
+  static const auto rows = join(cuda_decode_sparse_rows(), cpu::decode_sparse_rows(),
                                 planned_reference<core::DecodeSparseArgs, reference::decode_sparse>());
   return rows;
 }

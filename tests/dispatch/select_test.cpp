@@ -96,8 +96,10 @@ TEST(Tables, ReferenceIsTheLastRowOfEveryOperation) {
     EXPECT_EQ(names.back(), "reference") << name(op);
     EXPECT_EQ(std::count(names.begin(), names.end(), "reference"), 1);
   }
-  EXPECT_THAT(backend_names(Op::kDecode), testing::ElementsAre("cuda_portable", "cpu_avx512_bf16", "cpu_avx512",
-                                                               "cpu_avx2", "cpu_portable", "reference"));
+  for (Op op : {Op::kDecode, Op::kDecodeSparse, Op::kPrefillSparse, Op::kPrefill})
+    EXPECT_THAT(backend_names(op), testing::ElementsAre("cuda_sm90", "cuda_portable", "cpu_avx512_bf16", "cpu_avx512",
+                                                        "cpu_avx2", "cpu_portable", "reference"));
+  EXPECT_EQ(backend_names(Op::kAppend).front(), "cuda_portable");
 }
 
 TEST(Tables, EveryRowRefusesWidthsThatAFormatDoesNotHave) {

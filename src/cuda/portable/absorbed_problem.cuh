@@ -152,10 +152,7 @@ AbsorbedProblem<Kernels, core::DecodeArgs> problem_of(const core::DecodeArgs& ar
   to.tree_mask_stride_token = args.tree_mask_stride_token;
   to.tree_parents = args.tree_parents;
   to.context_parallel = args.context_parallel;
-  // A request's share of a ragged batch is not known here. batch_invariant may not even look at the batch.
-  const int64_t queries =
-      args.batch_invariant ? 1 : (args.num_tokens + args.batch_size - 1) / std::max(args.batch_size, 1);
-  return {args, to, args.cache.num_slots(), absorbed_block_rows(std::max<int64_t>(queries, 1) * args.num_heads)};
+  return {args, to, args.cache.num_slots(), absorbed_block_rows(args.usual_q_len() * args.num_heads)};
 }
 
 template <class Kernels>
