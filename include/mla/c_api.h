@@ -389,6 +389,7 @@ typedef struct mla_problem {
   int64_t d_v;
   int32_t gpu_arch; /* 80 for sm80, on this machine or not; 0 = that of `device` */
   int32_t emulated; /* the GPU is an emulated one */
+  int64_t q_len;    /* decode: query tokens of a request, rounded up; 1 with batch_invariant; 0 = 1 */
 } mla_problem;
 
 /* The defaults of each struct: everything zero or null, causal and interleaved set, and for mla_problem the shapes of
@@ -438,6 +439,7 @@ static inline mla_problem mla_problem_init(void) {
   value.num_heads = 128;
   value.d_qk = 576;
   value.d_v = 512;
+  value.q_len = 1;
   return value;
 }
 

@@ -104,6 +104,8 @@ void explain_problem(ffi::PackedArgs packed, ffi::Any* result) {
   problem.num_heads = args.integer("num_heads");
   problem.d_qk = args.integer("d_qk");
   problem.d_v = args.integer("d_v");
+  problem.q_len = args.integer("q_len");
+  if (problem.q_len < 1) args.fail("ValueError", "q_len", "at least 1", std::to_string(problem.q_len));
   read_device(args, problem);
   const std::string backend = args.text("backend");
   args.end();

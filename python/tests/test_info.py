@@ -14,7 +14,7 @@ from rich.console import Console
 
 import libmla
 from libmla import cli
-from libmla.info import Gpu
+from libmla.info import Gpu, Verdict
 
 
 def tool(*arguments: str) -> dict[str, Any]:
@@ -79,6 +79,10 @@ def test_info_is_plain_unchangeable_data() -> None:
         ({"op": "decode", "device": "sm120"}, ["--device", "sm120"]),
         ({"op": "decode", "device": "emulated:sm90"}, ["--device", "emulated:sm90"]),
         ({"op": "decode", "d_qk": 7, "d_v": 5}, ["--head-dims", "7/5"]),
+        (
+            {"op": "decode", "num_heads": 16, "q_len": 2, "device": "emulated:sm90"},
+            ["--heads", "16", "--q-len", "2", "--device", "emulated:sm90"],
+        ),
     ],
 )
 def test_explain_is_what_the_tool_says(
@@ -99,6 +103,9 @@ def test_explain_says_which_problem_it_judged() -> None:
     assert libmla.explain("decode", num_heads=1).problem == (
         "decode: cache bf16, bf16 queries, 1 head, head dims 576/512, device cpu"
     )
+    assert libmla.explain("decode", q_len=2).problem == (
+        "decode: cache bf16, bf16 queries, 2 per request, 128 heads, head dims 576/512, device cpu"
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,11 +115,24 @@ def test_explain_says_which_problem_it_judged() -> None:
         ({"op": "decode", "model": "gpt-2"}, "gpt-2"),
         ({"op": "decode", "cache": "int4"}, "int4"),
         ({"op": "decode", "device": "tpu"}, "tpu"),
+        ({"op": "decode", "q_len": 0}, "q_len: expected at least 1, got 0"),
     ],
 )
 def test_explain_refuses_names_that_nothing_has(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         libmla.explain(**options)
+
+
+def test_query_rows_of_a_request_decide() -> None:
+    """cuda_sm90 says of every problem why it is, or is not, its own; q_len counts."""
+
+    def of_sm90(**problem: Any) -> Verdict:
+        return libmla.explain("decode", device="emulated:sm90", **problem).rows[0]
+
+    few, many = of_sm90(num_heads=8, q_len=2), of_sm90(num_heads=8, q_len=3)
+    assert few.backend == many.backend == "cuda_sm90"
+    assert few.reason == "takes requests of more than 16 query rows (tokens x heads), not 16: cuda_portable does"
+    assert many.usable == (90 in libmla.info().emulated_archs)
 
 
 def test_plain_text_marks_what_was_selected(no_rich: None) -> None:

@@ -161,6 +161,9 @@ Result<mla::Problem> read_problem(const mla_problem* given) {
   if (problem.cache_format < 0 || problem.cache_format >= formats)
     return Status(StatusCode::kInvalidArgument, mla::core::format("explain: cache_format: expected 0 to {}, got {}",
                                                                   formats - 1, problem.cache_format));
+  if (problem.q_len < 0)
+    return Status(StatusCode::kInvalidArgument,
+                  mla::core::format("explain: q_len: expected at least 0, got {}", problem.q_len));
   return mla::Problem{.op = static_cast<Op>(problem.op),
                       .device = {static_cast<mla::DeviceType>(problem.device.device_type), problem.device.device_id},
                       .q_dtype = mla::dispatch::dtype_of(problem.q_dtype),
@@ -169,7 +172,8 @@ Result<mla::Problem> read_problem(const mla_problem* given) {
                       .d_qk = problem.d_qk,
                       .d_v = problem.d_v,
                       .gpu_arch = problem.gpu_arch,
-                      .emulated = problem.emulated != 0};
+                      .emulated = problem.emulated != 0,
+                      .q_len = std::max<int64_t>(problem.q_len, 1)};
 }
 
 std::string explanation_text(const mla::Explanation& explanation) {

@@ -715,6 +715,23 @@ static void test_struct_growth(const mla_context* context) {
   wanted.struct_size = offsetof(mla_problem, gpu_arch);
   CHECK(mla_explain(&wanted, "auto", text, sizeof text, NULL) == MLA_OK);
   CHECK(strstr(text, "not sm75") == NULL);
+  /* Problems of before they said how many queries there are. */
+  wanted = mla_problem_init();
+  CHECK(wanted.q_len == 1);
+  wanted.device.device_type = MLA_DEVICE_CUDA;
+  wanted.gpu_arch = 90;
+  wanted.emulated = 1;
+  wanted.num_heads = 8;
+  wanted.q_len = 2;
+  CHECK(mla_explain(&wanted, "auto", text, sizeof text, NULL) == MLA_OK);
+  CHECK(strstr(text, "cuda_sm90: no, takes requests of more than 16 query rows (tokens x heads), not 16") != NULL);
+  wanted.struct_size = offsetof(mla_problem, q_len);
+  CHECK(mla_explain(&wanted, "auto", text, sizeof text, NULL) == MLA_OK);
+  CHECK(strstr(text, "not 8: cuda_portable does") != NULL);
+  wanted.struct_size = sizeof wanted;
+  wanted.q_len = -1;
+  CHECK_ERROR(mla_explain(&wanted, "auto", text, sizeof text, NULL), MLA_INVALID_ARGUMENT,
+              "explain: q_len: expected at least 0, got -1");
 }
 
 static void test_listing(void) {

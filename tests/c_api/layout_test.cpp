@@ -87,6 +87,8 @@ TEST(Layout, OlderCallersFindTheirFieldsWhereTheyWere) {
   EXPECT_EQ(offsetof(mla_merge_states_params, stream), 48U);
   EXPECT_EQ(offsetof(mla_context_options, device), 32U);
   EXPECT_EQ(offsetof(mla_problem, gpu_arch), 56U);
+  // As the third had them.
+  EXPECT_EQ(offsetof(mla_problem, q_len), 64U);
 }
 
 TEST(Layout, StructsAreFitForC) {

@@ -150,6 +150,24 @@ TEST(Precision, OfTensorCoresIsThatOfTheCache) {
   kit::PrefillSpec prefill;
   prefill.dtype = DType::kF16;
   EXPECT_EQ(kit::precision_of("cuda_portable", prefill), kit::Precision::kF16Mma);
+  EXPECT_EQ(kit::precision_of("cuda_sm90", prefill), kit::Precision::kF16Mma);
+}
+
+TEST(ProblemOf, CountsTheQueriesOfARequest) {
+  kit::DecodeSpec spec;
+  spec.q_len = {1};
+  EXPECT_EQ(kit::problem_of(spec).q_len, 1);
+  spec.q_len = {2, 0, 1, 1};
+  spec.kv_len = {9, 9, 9, 9};
+  EXPECT_EQ(kit::problem_of(spec).q_len, 1);
+  spec.q_len = {2, 0, 2, 1};
+  EXPECT_EQ(kit::problem_of(spec).q_len, 2);
+  spec.batch_invariant = true;
+  EXPECT_EQ(kit::problem_of(spec).q_len, 1);
+  spec = {};
+  spec.kv_len = {};
+  EXPECT_EQ(kit::problem_of(spec).q_len, 1);
+  EXPECT_EQ(kit::problem_of(kit::DecodeSparseSpec{}).q_len, 1);
 }
 
 TEST(Precision, TensorCoresMayBeOffByWhatTheyRound) {

@@ -200,13 +200,16 @@ std::string describe(const PrefillSparseSpec& spec) {
 }
 
 Problem problem_of(const DecodeSpec& spec) {
+  const int64_t requests = std::max(spec.batch_size(), 1);
+  const int64_t q_len = spec.batch_invariant ? 1 : (total_queries(spec) + requests - 1) / requests;
   return {.op = Op::kDecode,
           .device = {},
           .q_dtype = spec.q_dtype,
           .cache = spec.cache.format,
           .num_heads = spec.num_heads,
           .d_qk = spec.cache.d_qk,
-          .d_v = spec.cache.d_v};
+          .d_v = spec.cache.d_v,
+          .q_len = std::max<int64_t>(q_len, 1)};
 }
 
 Problem problem_of(const DecodeSparseSpec& spec) {

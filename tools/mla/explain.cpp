@@ -17,7 +17,7 @@ namespace mla::cli {
 namespace {
 
 struct Options {
-  std::string op = "decode", model, cache, q_dtype, heads, head_dims, device, backend;
+  std::string op = "decode", model, cache, q_dtype, heads, head_dims, q_len, device, backend;
   Output output;
 };
 
@@ -57,6 +57,8 @@ Problem problem_of(const Options& options, const std::string& device) {
   problem.op = parse_op("--op", options.op);
   if (!options.cache.empty() && !has_cache(problem.op))
     throw UsageError("--cache: {} works on no cache of a format; its element type is --q-dtype", name(problem.op));
+  if (!options.q_len.empty() && problem.op != Op::kDecode)
+    throw UsageError("--q-len: {} is judged alike for any number of queries", name(problem.op));
   std::optional<ModelConfig> model;
   if (!options.model.empty()) model = parse_model("--model", options.model);
   if (model && model->value_is_row && has_cache(problem.op) && problem.op != Op::kPrefillSparse)
@@ -66,6 +68,7 @@ Problem problem_of(const Options& options, const std::string& device) {
   if (!options.q_dtype.empty()) problem.q_dtype = parse_float_dtype("--q-dtype", options.q_dtype, true);
   if (!options.heads.empty()) problem.num_heads = parse_int("--heads", options.heads, 1, 65536);
   if (!options.head_dims.empty()) set_head_dims(options.head_dims, problem);
+  if (!options.q_len.empty()) problem.q_len = parse_int("--q-len", options.q_len, 1, 65536);
   return kit::on_device(problem, device);
 }
 
@@ -75,8 +78,9 @@ std::string describe(const Problem& problem) {
   switch (problem.op) {
     case Op::kDecode:
     case Op::kDecodeSparse:
-      return fmt::format("cache {}, queries {}, {} heads, head dims {}/{}", name(problem.cache), type,
-                         problem.num_heads, problem.d_qk, problem.d_v);
+      return fmt::format("cache {}, queries {}{}, {} heads, head dims {}/{}", name(problem.cache), type,
+                         problem.q_len > 1 ? fmt::format(", {} per request", problem.q_len) : "", problem.num_heads,
+                         problem.d_qk, problem.d_v);
     case Op::kPrefill:
       return fmt::format("q, k and v {}, {} heads, head dims {}/{}", type, problem.num_heads, problem.d_qk,
                          problem.d_v);
@@ -120,6 +124,8 @@ int explain_problem(const Options& options) {
                              {"error", found ? Json(nullptr) : Json(explanation.error)},
                              {"op", name(problem.op)},
                              {"device", device},
+                             {"heads", problem.num_heads},
+                             {"q_len", problem.q_len},
                              {"rows", rows}});
   options.output.print("{}: {}, device {}\n\n", name(problem.op), describe(problem), device);
   table.print(options.output.text());
@@ -145,6 +151,7 @@ Action add_explain(CLI::App& app) {
                       "Queries; q, k and v of prefill; rows; states: bf16, f16, f32, e4m3");
   command->add_option("--heads", options->heads, "Query heads");
   command->add_option("--head-dims", options->head_dims, "d_qk/d_v, such as 576/512");
+  command->add_option("--q-len", options->q_len, "decode: query tokens of a request, rounded up (default 1)");
   command->add_option(
       "--device", options->device,
       "cpu, cuda:N, emulated:sm90, or sm120: a GPU that need not be there (else MLA_EMULATE, else cpu)");
@@ -155,6 +162,7 @@ Action add_explain(CLI::App& app) {
       "  mla explain --op decode_sparse --model deepseek-v4-flash\n"
       "  mla explain --op prefill --q-dtype f16 --backend cpu_avx2\n"
       "  mla explain --op decode_sparse --cache fp8_ds_mla --device sm120\n"
+      "  mla explain --heads 16 --q-len 2 --device sm90\n"
       "\nExit status: 0 a backend was found, 2 none can run the problem, or not the forced one.");
   return [options] { return explain_problem(*options); };
 }

@@ -205,7 +205,8 @@ void check_setup(const Setup& setup, std::span<const Request> requests) {
                      human_bytes(static_cast<double>(available)), human_bytes(static_cast<double>(needed)));
 }
 
-std::string selected_backend(Op op, const LayerOptions& layer, const std::string& force, const std::string& device) {
+std::string selected_backend(Op op, const LayerOptions& layer, int64_t q_len, const std::string& force,
+                             const std::string& device) {
   const ModelConfig& model = layer.model;
   const bool up_projected = op == Op::kPrefill;
   const Problem problem{.op = op,
@@ -213,7 +214,8 @@ std::string selected_backend(Op op, const LayerOptions& layer, const std::string
                         .cache = layer.cache,
                         .num_heads = model.num_attention_heads,
                         .d_qk = up_projected ? model.prefill_d_qk() : model.d_qk(),
-                        .d_v = up_projected ? model.v_head_dim : model.d_v()};
+                        .d_v = up_projected ? model.v_head_dim : model.d_v(),
+                        .q_len = q_len};
   const Explanation explanation = explain(kit::on_device(problem, device), force);
   if (explanation.selected.empty()) throw UsageError(explanation.error);
   return explanation.selected;
@@ -239,8 +241,8 @@ Report make_report(const Setup& setup, const std::string& backend, const std::st
   if (report.drafts > 0) report.layers += fmt::format(", {} per answer token", counted(report.drafts, "draft"));
   if (report.ranks > 1) report.layers += fmt::format(", {} ranks", report.ranks);
   const Op decode = report.sparse ? Op::kDecodeSparse : Op::kDecode;
-  report.prefill_backend = selected_backend(pooled ? decode : Op::kPrefill, layer, backend, device);
-  report.decode_backend = selected_backend(decode, layer, backend, device);
+  report.prefill_backend = selected_backend(pooled ? decode : Op::kPrefill, layer, 1, backend, device);
+  report.decode_backend = selected_backend(decode, layer, report.drafts + 1, backend, device);
   return report;
 }
 
