@@ -4,14 +4,14 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <tuple>
 
 #include "cuda/devices.h"
 
 namespace mla::test {
 namespace {
 
-constexpr int32_t kRequests = 4, kTokens = 4, kHeads = 16, kLatent = 512, kRope = 64, kPageSize = 16, kMaxPages = 20,
-                  kNumPages = 64;
+constexpr int32_t kRequests = 4, kTokens = 4, kLatent = 512, kRope = 64, kPageSize = 16, kMaxPages = 20, kNumPages = 64;
 constexpr int64_t kWidth = kLatent + kRope;
 constexpr float kUnwritten = -77.0F;
 
@@ -32,12 +32,17 @@ const Batch kBatches[] = {{"first", {1, 1, 1, 1}, {5, 200, 64, 17}},
 
 /// The host's side of the problem; `to_device` sends what a batch changes.
 struct Problem {
-  std::vector<uint16_t> q = random(int64_t{kTokens} * kHeads * kWidth, 1),
+  int32_t heads;
+  std::vector<uint16_t> q = random(int64_t{kTokens} * heads * kWidth, 1),
                         cache = random(int64_t{kNumPages} * kPageSize * kWidth, 2);
   std::vector<int32_t> qo_indptr = std::vector<int32_t>(kRequests + 1), kv_len = std::vector<int32_t>(kRequests),
                        table = std::vector<int32_t>(size_t{kRequests} * kMaxPages, -1);
-  std::vector<float> o = std::vector<float>(size_t{kTokens} * kHeads * kLatent),
-                     lse = std::vector<float>(size_t{kTokens} * kHeads);
+  std::vector<float> o, lse;
+
+  explicit Problem(int32_t num_heads)
+      : heads(num_heads),
+        o(static_cast<size_t>(kTokens * heads * kLatent)),
+        lse(static_cast<size_t>(kTokens * heads)) {}
 
   static std::vector<uint16_t> random(int64_t count, uint64_t key) {
     std::vector<uint16_t> values(static_cast<size_t>(count));
@@ -59,14 +64,14 @@ struct Problem {
   }
 
   DecodeParams params(int64_t tokens) {
-    return {.q = contiguous(q.data(), DType::kBF16, {tokens, kHeads, kWidth}),
+    return {.q = contiguous(q.data(), DType::kBF16, {tokens, heads, kWidth}),
             .cache = {.kv = contiguous(cache.data(), DType::kBF16, {kNumPages, kPageSize, kWidth})},
             .pages = {.block_table = contiguous(table.data(), DType::kI32, {kRequests, kMaxPages}),
                       .kv_len = contiguous(kv_len.data(), DType::kI32, {kRequests})},
             .qo_indptr = contiguous(qo_indptr.data(), DType::kI32, {kRequests + 1}),
             .sm_scale = 0.07F,
-            .o = contiguous(o.data(), DType::kF32, {tokens, kHeads, kLatent}),
-            .lse = contiguous(lse.data(), DType::kF32, {tokens, kHeads})};
+            .o = contiguous(o.data(), DType::kF32, {tokens, heads, kLatent}),
+            .lse = contiguous(lse.data(), DType::kF32, {tokens, heads})};
   }
 };
 
@@ -123,8 +128,8 @@ class Mirror {
 };
 
 /// What the reference says of the same batch without its padding; rows behind it stay unwritten.
-Problem expected_of(const Batch& batch, uint64_t seed) {
-  Problem problem;
+Problem expected_of(const Batch& batch, int32_t heads, uint64_t seed) {
+  Problem problem(heads);
   problem.set(batch, seed);
   const Context context = Context::create({.num_threads = 1, .backend = "reference", .device = "cpu"}).value();
   const DecodeParams params = problem.params(problem.qo_indptr.back());
@@ -143,12 +148,14 @@ void expect_near(const std::vector<float>& given, const std::vector<float>& expe
   }
 }
 
-class DecodeGraph : public testing::TestWithParam<std::string> {};
+/// Of a device and a number of heads.
+class DecodeGraph : public testing::TestWithParam<std::tuple<std::string, int32_t>> {};
 
 TEST_P(DecodeGraph, ServesEveryBatchUpToItsCapacity) {
-  const Gpu gpu = Gpu::open(GetParam()).value();
-  const Context context = context_on(GetParam());
-  Problem problem;
+  const auto& [device, heads] = GetParam();
+  const Gpu gpu = Gpu::open(device).value();
+  const Context context = context_on(device);
+  Problem problem(heads);
   problem.set(kBatches[2], 0);
   const Mirror mirror(gpu, problem);
   mirror.send();
@@ -173,7 +180,7 @@ TEST_P(DecodeGraph, ServesEveryBatchUpToItsCapacity) {
     ASSERT_EQ(gpu.launch(graph, stream).message(), "");
     ASSERT_EQ(gpu.synchronize(stream).message(), "");
     mirror.fetch();
-    const Problem expected = expected_of(batch, seed);
+    const Problem expected = expected_of(batch, heads, seed);
     expect_near(problem.o, expected.o, 0.02F, "o");
     expect_near(problem.lse, expected.lse, 1e-3F, "lse");
     if (batch.name == std::string("first")) first.push_back(problem.o);
@@ -185,7 +192,13 @@ TEST_P(DecodeGraph, ServesEveryBatchUpToItsCapacity) {
   EXPECT_EQ(gpu.free(workspace).message(), "");
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, DecodeGraph, testing::ValuesIn(devices()), test_name);
+// 16 query rows of a request and more: on SM90, two backends.
+INSTANTIATE_TEST_SUITE_P(Devices, DecodeGraph, testing::Combine(testing::ValuesIn(devices()), testing::Values(16, 24)),
+                         [](const auto& test) {
+                           std::string name = std::get<0>(test.param);
+                           std::replace(name.begin(), name.end(), ':', '_');
+                           return name + "_" + std::to_string(std::get<1>(test.param));
+                         });
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(DecodeGraph);
 
 }  // namespace

@@ -24,7 +24,7 @@ DecodeSpec small_decode(CacheFormat format = CacheFormat::kBF16) {
 }
 
 TEST_P(DecodeOnDevice, EveryFormat) {
-  for (CacheFormat format : kAllCacheFormats) {
+  for (CacheFormat format : formats()) {
     DecodeSpec spec = small_decode(format);
     expect_ok(spec);
     spec.cache.power_of_two_scales = false;
@@ -146,7 +146,7 @@ TEST_P(DecodeOnDevice, StridesAndParts) {
 }
 
 TEST_P(DecodeOnDevice, RandomProblems) {
-  for (CacheFormat format : kAllCacheFormats)
+  for (CacheFormat format : formats())
     expect_random(16, [&](uint64_t seed) { return kit::random_decode_spec(seed, format); });
 }
 
@@ -164,7 +164,7 @@ DecodeSparseSpec small_sparse(CacheFormat format) {
 }
 
 TEST_P(DecodeSparseOnDevice, EveryFormatAndLength) {
-  for (CacheFormat format : kAllCacheFormats)
+  for (CacheFormat format : formats())
     for (kit::LengthForm form : {kit::LengthForm::kNone, kit::LengthForm::kPerToken, kit::LengthForm::kPerRequest}) {
       DecodeSparseSpec spec = small_sparse(format);
       spec.pool.topk_length = form;
@@ -194,10 +194,10 @@ TEST_P(DecodeSparseOnDevice, PoolsThatAreMultipliedAlike) {
       DecodeSparseSpec spec = small_sparse(first);
       spec.extra_pool = small_sparse(second).pool;
       spec.extra_pool->topk = 11;
-      EXPECT_EQ(can_run(spec), first == second);
-      if (can_run(spec)) {
+      if (first == second) {
         expect_ok(spec);
       } else {
+        EXPECT_FALSE(can_run(spec));
         const kit::Outcome outcome = kit::check(context(), spec);
         EXPECT_FALSE(outcome.ok);
         EXPECT_NE(outcome.failure.find("two pools"), std::string::npos) << outcome.failure;
@@ -224,16 +224,17 @@ TEST_P(DecodeSparseOnDevice, NothingValid) {
 }
 
 TEST_P(DecodeSparseOnDevice, HeadsAndWidths) {
-  for (int32_t heads : {1, 20, 128}) {
-    DecodeSparseSpec spec = small_sparse(CacheFormat::kFP8DsMla);
-    spec.num_heads = heads;
-    spec.pool.topk = heads == 1 ? 1152 : 33;
-    expect_ok(spec);
-  }
+  for (CacheFormat format : {CacheFormat::kBF16, CacheFormat::kFP8DsMla})
+    for (int32_t heads : {1, 20, 128}) {
+      DecodeSparseSpec spec = small_sparse(format);
+      spec.num_heads = heads;
+      spec.pool.topk = heads == 1 ? 1152 : 33;
+      expect_ok(spec);
+    }
 }
 
 TEST_P(DecodeSparseOnDevice, RandomProblems) {
-  for (CacheFormat format : kAllCacheFormats)
+  for (CacheFormat format : formats())
     expect_random(12, [&](uint64_t seed) { return kit::random_decode_sparse_spec(seed, format); });
 }
 
@@ -273,7 +274,8 @@ TEST_P(PrefillOnDevice, OptionsAndStrides) {
 
 TEST_P(PrefillOnDevice, RandomProblems) {
   for (DType dtype : {DType::kBF16, DType::kF16, DType::kF32})
-    expect_random(16, [&](uint64_t seed) { return kit::random_prefill_spec(seed, dtype); });
+    if (dtype != DType::kF32 || !is_sm90())
+      expect_random(16, [&](uint64_t seed) { return kit::random_prefill_spec(seed, dtype); });
 }
 
 class PrefillSparseOnDevice : public DeviceTest<Op::kPrefillSparse> {};

@@ -35,7 +35,7 @@ TEST_P(DecodeMemoryOnDevice, PageOffsetsBeyond32Bits) {
     spec.num_heads = heads;
     spec.kv_len = {250};
     spec.cache.poison = false;
-    const kit::DecodeCase problem(spec);
+    const kit::DecodeCase problem(fit(spec));
     MLA_EXPECT_OK(kit::plan_and_run(context(), problem));
     const std::vector<std::byte> near = bits_of(problem.o);
     for (size_t i = 0; i < kFarPages.size(); ++i)
@@ -55,12 +55,12 @@ TEST_P(DecodeMemoryOnDevice, PageOffsetsBeyond32Bits) {
 }
 
 TEST_P(DecodeMemoryOnDevice, EveryFormatWithUnownedPagesUnmapped) {
-  for (CacheFormat format : kAllCacheFormats) {
+  for (CacheFormat format : formats()) {
     kit::DecodeSpec spec;
     spec.cache = fenced_cache(format);
     spec.q_len = {2};
     spec.kv_len = {129, 64, 1, 0};
-    const kit::DecodeCase problem(spec);
+    const kit::DecodeCase problem(fit(spec));
     std::vector<std::unique_ptr<FencedMemory>> fences;
     DecodeParams params = problem.params();
     fence(params.cache.kv, problem.memory.kv, fences);
@@ -86,7 +86,7 @@ TEST_P(DecodeSparseMemoryOnDevice, SlotsBeyond32Bits) {
   spec.pool.cache.shuffled_pages = false;
   spec.pool.num_tokens = 256;
   spec.pool.invalid_share = 0;
-  const kit::DecodeSparseCase problem(spec);
+  const kit::DecodeSparseCase problem(fit(spec));
   MLA_EXPECT_OK(kit::plan_and_run(context(), problem));
   const std::vector<std::byte> near = bits_of(problem.o);
   auto* indices = problem.pool.indices.as<int32_t>();
