@@ -28,7 +28,8 @@ struct ContextOptions {
   /// is worker 0 and stays where it is. Workers that are not pinned inherit the processors that the thread which
   /// creates the context may use at that moment.
   std::vector<int32_t> affinity = {};
-  /// A row or family to force; empty = MLA_BACKEND as it is now, else the best.
+  /// A row or family to force; in operations that have no such row, its family. Empty = MLA_BACKEND as it is now, else
+  /// the best.
   std::string backend = {};
   /// Where the context computes:
   /// - "cpu", "cuda:1" ("cuda" is "cuda:0"): there; tensors elsewhere are an error;

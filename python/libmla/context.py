@@ -21,8 +21,8 @@ class Context:
         num_threads: workers, the calling thread among them; 0: as many as the process may use.
         affinity: the processor of each worker (the first is ignored: the calling thread stays where it is); empty: not
             pinned.
-        backend: a row or family to force, such as ``"cpu_avx2"``; empty: the environment's ``MLA_BACKEND``, else the
-            best.
+        backend: a row or family to force, such as ``"cpu_avx2"``; in operations that have no such row, its family;
+            empty: the environment's ``MLA_BACKEND``, else the best.
         device: ``"cpu"``, ``"cuda:1"``: tensors elsewhere are an error; ``"emulated:sm90"``: the kernels of that GPU,
             in the emulator, on tensors in host memory; empty: as the environment's ``MLA_EMULATE`` (``"sm90"``) says,
             else where the tensors are.

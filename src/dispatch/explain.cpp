@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <exception>
+#include <iterator>
 
 #include "core/format.h"
 #include "dispatch/select.h"
@@ -54,6 +56,18 @@ auto with_table(Op op, F&& f) {
 }
 
 }  // namespace
+
+namespace dispatch {
+
+bool names_a_row(std::string_view force) {
+  return std::any_of(std::begin(kAllOps), std::end(kAllOps), [&](Op op) {
+    return with_table(op, [&](auto rows) {
+      return std::any_of(rows.begin(), rows.end(), [&](const auto& row) { return row.name == force; });
+    });
+  });
+}
+
+}  // namespace dispatch
 
 Explanation explain(const Problem& problem, std::string_view force) try {
   return with_table(problem.op, [&](auto rows) {

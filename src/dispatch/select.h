@@ -18,13 +18,22 @@ inline bool covers(std::string_view force, std::string_view row) {
   return row.size() > force.size() && row.starts_with(force) && row[force.size()] == '_';
 }
 
+/// Whether some operation has a row of this name.
+bool names_a_row(std::string_view force);
+
 /// The rows of a table that a forced name admits. The name of a row means that row, even if it also begins others
-/// ("cpu_avx512" and "cpu_avx512_bf16").
+/// ("cpu_avx512" and "cpu_avx512_bf16"). Where only other operations have it ("cuda_sm90", which writes no caches), it
+/// means its family.
 template <class Row>
 class Admitted {
  public:
   Admitted(std::span<const Row> rows, std::string_view force) : force_(force) {
-    for (const Row& row : rows) exact_ = exact_ || row.name == force;
+    bool any = false;
+    for (const Row& row : rows) {
+      exact_ = exact_ || row.name == force;
+      any = any || covers(force, row.name);
+    }
+    if (!any && names_a_row(force)) force_ = force.substr(0, force.find('_'));
   }
   bool operator()(const Row& row) const { return exact_ ? row.name == force_ : covers(force_, row.name); }
 

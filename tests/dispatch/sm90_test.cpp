@@ -220,6 +220,19 @@ TEST(Sm90, IsForcedByNameAndLeftByTheNameOfTheOther) {
       workspace_size(forced, few.params).status().message(),
       HasSubstr(
           "decode: MLA_BACKEND: \"cuda_sm90\" cannot run this: cuda_sm90: takes requests of more than 16 query rows"));
+  // It writes no caches: there it means the GPU's rows, and not those of the CPU.
+  Problem append = on_sm90(Op::kAppend);
+  EXPECT_EQ(explain(append, "cuda_sm90").selected, "cuda_portable");
+  std::vector<float> partial(8, 1.0F), lse(2), merged(4);
+  const MergeStatesParams merge{.partial_o = contiguous(partial.data(), DType::kF32, {2, 1, 1, 4}),
+                                .partial_lse = contiguous(lse.data(), DType::kF32, {2, 1, 1}),
+                                .o = contiguous(merged.data(), DType::kF32, {1, 1, 4})};
+  EXPECT_EQ(run(forced, merge).message(), "");
+  EXPECT_EQ(merged, std::vector<float>(4, 1.0F));
+  append.device = {};
+  EXPECT_THAT(explain(append, "cuda_sm90").error,
+              HasSubstr("append: backend: \"cuda_sm90\" cannot run this: cuda_portable"));
+  EXPECT_THAT(explain(append, "cuda_sm91").error, HasSubstr("append: backend: expected one of cuda_portable, "));
   // A plan of one row does not run where the other is forced.
   std::vector<std::byte> workspace(workspace_size(forced, many.params).value());
   const Plan planned = plan(forced, many.params, workspace).value();
