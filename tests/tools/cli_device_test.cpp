@@ -93,6 +93,27 @@ TEST_F(CliEmulated, Checks) {
   for (const json& row : document["backends"]) EXPECT_EQ(row["backend"], "cuda_portable");
 }
 
+TEST_F(CliEmulated, BothRowsOfAttentionAreExplainedRunAndChecked) {
+  if (arch_ != "sm90") GTEST_SKIP() << "this build does not emulate sm90";
+  const std::string device = " --json --device " + device_;
+  const json few = json_of("explain --heads 8 --q-len 2" + device),
+             many = json_of("explain --heads 8 --q-len 3" + device);
+  EXPECT_EQ(few["selected"], "cuda_portable");
+  EXPECT_EQ(few["q_len"], 2);
+  EXPECT_EQ(few["heads"], 8);
+  EXPECT_EQ(many["selected"], "cuda_sm90");
+  EXPECT_EQ(json_of("run --kv-len 40 --heads 8 --q-len 2" + device)["backend"], "cuda_portable");
+  EXPECT_EQ(json_of("run --kv-len 40 --heads 8 --q-len 3" + device)["backend"], "cuda_sm90");
+  EXPECT_EQ(json_of("run --kv-len 40 --heads 8 --q-len 3 --backend cuda_portable" + device)["backend"],
+            "cuda_portable");
+  for (const char* row : {"cuda_sm90", "cuda_portable"}) {
+    const json checked = json_of("check --cache bf16 --cases 2 --backend " + std::string(row) + device);
+    EXPECT_EQ(checked["failed"], 0);
+    EXPECT_GT(checked["cases"], 0);
+    for (const json& each : checked["backends"]) EXPECT_EQ(each["backend"], row);
+  }
+}
+
 TEST_F(CliEmulated, BenchComparesItWithTheCpu) {
   const json document =
       json_of("bench --kv-len 40 --heads 2 --min-time 0.01 --compare device --json --device cpu," + device_);

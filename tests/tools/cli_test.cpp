@@ -53,6 +53,8 @@ TEST(Cli, BadArgumentsAreOneLineAndStatusTwo) {
   expect_refusal("explain --heads none", {"--heads", "none"});
   expect_refusal("explain --head-dims 576", {"--head-dims", "576/512"});
   expect_refusal("explain --device tpu", {"--device", "tpu"});
+  expect_refusal("explain --q-len 0", {"--q-len", "at least 1"});
+  expect_refusal("explain --op prefill --q-len 2", {"--q-len", "prefill"});
   expect_refusal("check --op frob", {"--op", "frob"});
   expect_refusal("check --seed -1", {"--seed"});
   expect_refusal("check --backend frob", {"frob"});
@@ -122,6 +124,7 @@ TEST(CliExplain, DescribesOnlyWhatTheOperationHas) {
   EXPECT_THAT(run_mla("explain --op append").out, testing::Not(HasSubstr("heads,")));
   EXPECT_THAT(run_mla("explain --backend reference").out, testing::Not(HasSubstr("note:")));
   EXPECT_THAT(run_mla("explain --head-dims 37/5").out, HasSubstr("only the float64 reference"));
+  EXPECT_THAT(run_mla("explain --heads 8 --q-len 3").out, HasSubstr("queries bf16, 3 per request, 8 heads"));
 }
 
 TEST(CliExplain, TakesTheFolderOfAConfig) {
