@@ -189,7 +189,8 @@ std::string cell_of(Problem problem, const std::string& row_name) {
   return cell.empty() ? "-" : cell;
 }
 
-// Rows that run on GPUs are judged for every architecture; those that they judge alike share a text.
+// Rows that run on GPUs are judged for every architecture; those that they judge alike share a text. Where some run
+// there, the others go without saying.
 std::string gpu_cell_of(const Problem& problem, const std::string& row_name) {
   std::vector<std::pair<std::string, std::string>> cells;  // text, architectures
   for (int32_t arch : machine_info().emulated_archs) {
@@ -201,6 +202,7 @@ std::string gpu_cell_of(const Problem& problem, const std::string& row_name) {
       same->second += fmt::format(" sm{}", arch);
   }
   if (cells.size() == 1) return cells.front().first;
+  std::erase_if(cells, [](const auto& cell) { return cell.first == "-"; });
   std::string all;
   for (const auto& [text, archs] : cells) all += fmt::format("{}{}: {}", all.empty() ? "" : "; ", archs, text);
   return all.empty() ? "-" : all;
@@ -280,8 +282,9 @@ void print_operation(Op op, std::FILE* file) {
 int print_matrix(const Output& out) {
   out.print(
       "Judged by `explain` on: {}. Cells name the types of queries (prefill: of q, k and v; cache tools: of rows; "
-      "merge_states: of states), or say yes where there is no choice; any number of heads, any page size. copy_pages "
-      "takes any format and writes the one that is named. Rows of GPUs are judged for all "
+      "merge_states: of states), or say yes where there is no choice; any page size; any number of heads, except that "
+      "cuda_sm90 leaves attention with up to 16 query rows of a request (query tokens times heads) to cuda_portable. "
+      "copy_pages takes any format and writes the one that is named. Rows of GPUs are judged for all "
       "architectures that this build emulates, and an architecture is named where it differs from the others.\n\n",
       machine_info().cpu);
   for (Op op : kAllOps) print_operation(op, out.text());
