@@ -167,6 +167,7 @@ void mbarrier_init(uint32_t barrier, uint32_t count, Site site) { running_block(
 void mbarrier_arrive(uint32_t barrier, uint32_t expected_bytes, Site site) {
   Block& block = running_block();
   block.arrive(block.find_mbarrier(barrier, site), 1, expected_bytes, site);
+  block.maybe_yield();
 }
 
 void mbarrier_expect_bytes(uint32_t barrier, uint32_t bytes, Site site) {

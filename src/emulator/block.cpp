@@ -165,6 +165,13 @@ void Block::end_thread() {
   switch_fiber(self.fiber, host_);
 }
 
+void Block::maybe_yield() {
+  if ((random_.next() & 3U) != 0) return;
+  const int32_t self = current_, next = next_thread(false);
+  current_ = next;
+  if (next != self) switch_fiber(threads_[static_cast<size_t>(self)].fiber, current().fiber);
+}
+
 int32_t Block::wait_for_copies() {
   int32_t next = -1;
   while (next < 0) {

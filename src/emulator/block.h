@@ -172,6 +172,8 @@ class Block {
   /// Called by the last lane of a warp at bar.sync or bar.arrive. Whether the warp goes on.
   bool arrive_at_barrier(uint32_t barrier, uint32_t count, bool waits);
   void wait_for_mbarrier(uint32_t address, uint32_t parity, Site site);
+  /// Now and then lets another thread run, where what a thread has just said lets others go on.
+  void maybe_yield();
   void poll(Site site);
 
   Mbarrier& find_mbarrier(uint32_t address, Site site);
