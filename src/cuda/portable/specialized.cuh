@@ -18,8 +18,10 @@
 #pragma once
 
 #include "cuda/launch.h"
-#include "cuda/portable/specialized_decode.cuh"
+#include "cuda/portable/specialized_code_scores.cuh"
+#include "cuda/portable/specialized_code_values.cuh"
 #include "cuda/portable/specialized_fetch.cuh"
+#include "cuda/portable/specialized_scales.cuh"
 #include "cuda/portable/specialized_scores.cuh"
 #include "cuda/portable/specialized_values.cuh"
 #include "cuda/portable/specialized_weights.cuh"
@@ -42,25 +44,38 @@ struct SpecializedKernel {
     const int32_t worker = ptx::block_index_x() / lanes;
     if (worker >= list.header->num_workers) return;
     SpecializedBlock<Config>(args).init();
-    if (ptx::warp() < Config::kFirstDecodeWarp) {
-      if constexpr (Config::kMovesRegisters) ptx::give_registers<Config::kWeightRegisters>();
-      if (ptx::warp() < Config::kFirstFetchWarp)
+    if (ptx::warp() < Config::kFirstScoreWarp) {
+      keep_registers<Config::kWeightRegisters>();
+      if (ptx::warp() < Config::kFirstFetchWarp) {
         compute(WeightRole<Config>(args));
-      else
+      } else if (ptx::warp() < Config::kFirstScaleWarp) {
         compute(FetchRole<Config>(args, list.segment_begin[worker], list.segment_end[worker],
                                   ptx::block_index_x() - worker * lanes));
-    } else if (ptx::warp() < Config::kFirstScoreWarp) {
-      if constexpr (Config::kQuantized) compute(DecodeRole<Config>(args));
+      } else {
+        if constexpr (Config::kQuantized) compute(ScaleRole<Config>(args));
+      }
     } else if (ptx::warp() < Config::kFirstValueWarp) {
-      if constexpr (Config::kMovesRegisters) ptx::give_registers<Config::kScoreRegisters>();
-      compute(ScoreRole<Config>(args));
+      keep_registers<Config::kScoreRegisters>();
+      if constexpr (Config::kQuantized)
+        compute(CodeScoreRole<Config>(args));
+      else
+        compute(ScoreRole<Config>(args));
     } else {
-      if constexpr (Config::kMovesRegisters) ptx::take_registers<Config::kValueRegisters>();
-      compute(ValueRole<Config>(args));
+      keep_registers<Config::kValueRegisters>();
+      if constexpr (Config::kQuantized)
+        compute(CodeValueRole<Config>(args));
+      else
+        compute(ValueRole<Config>(args));
     }
   }
 
  private:
+  template <int kRegisters>
+  static MLA_DEVICE void keep_registers() {
+    if constexpr (Config::kMovesRegisters && kRegisters < Config::kFirstRegisters) ptx::give_registers<kRegisters>();
+    if constexpr (Config::kMovesRegisters && kRegisters > Config::kFirstRegisters) ptx::take_registers<kRegisters>();
+  }
+
   template <class Role>
   static MLA_DEVICE void compute(Role role) {
     while (role.next_unit()) role.compute();

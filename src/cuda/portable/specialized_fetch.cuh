@@ -75,7 +75,7 @@ class FetchRole : SpecializedBlock<Config> {
     return true;
   }
 
-  // Rows. They land in the stage where they are multiplied, quantized ones in a raw stage.
+  // Rows. They land in the stage where they are multiplied.
 
   MLA_DEVICE int32_t load_entry(int32_t key) const {
     const int32_t* from = entry_of(args_, keys_, key);
@@ -100,35 +100,32 @@ class FetchRole : SpecializedBlock<Config> {
   }
 
   MLA_DEVICE void wait_for_room(uint32_t n) const {
-    if constexpr (Config::kQuantized) {
-      if (n >= Config::kRawStages) ptx::mbarrier_wait(Block::decoded(n), Block::raw_parity(n - Config::kRawStages));
-    } else {
-      if (n >= Config::kStages) ptx::mbarrier_wait(Block::free(n), Block::stage_parity(n - Config::kStages));
-    }
+    if (n >= Config::kStages) ptx::mbarrier_wait(Block::free(n), Block::stage_parity(n - Config::kStages));
   }
 
   /// Sends for the rows of step n, which are found.
   MLA_DEVICE void fetch(uint32_t n, const cuda::KeyPool& pool) const {
     const uint32_t valid = ptx::ballot(place_.ckv != nullptr);
     const LandedRow row(pool);
-    const ptx::SharedAddress to = landing(n);
+    const ptx::SharedAddress to = Block::stage(n);
     if (valid != kAllKeys) [[unlikely]]
       clear_rows(~valid, row, to);
     if (!pool.aligned) [[unlikely]]
       copy_rows_slowly(valid, row, to);
     if constexpr (Config::kQuantized) {
       if (!pool.scales_inside)
-        ptx::store_shared(Block::raw_scales(n) + static_cast<uint32_t>(ptx::lane() * Config::kKeyScaleBytes), scales_);
+        ptx::store_shared(Block::stage_scales(n) + static_cast<uint32_t>(ptx::lane() * Config::kKeyScaleBytes),
+                          scales_);
     }
     ptx::sync_warp();  // scales, and rows of zeros
     const bool elected = ptx::elect();
     if (elected) {
-      *landed_valid(n) = valid;
+      *Block::valid(n) = valid;
       const uint32_t bytes = pool.whole ? row.bytes() : row.latent_bytes + row.rope_bytes;
-      ptx::mbarrier_arrive_expect_bytes(landed(n),
+      ptx::mbarrier_arrive_expect_bytes(Block::full(n),
                                         pool.aligned ? static_cast<uint32_t>(std::popcount(valid)) * bytes : 0U);
     }
-    if (pool.aligned) copy_rows(valid, row, pool.whole, to, landed(n), elected);
+    if (pool.aligned) copy_rows(valid, row, pool, to, Block::full(n), elected);
   }
 
   /// How the parts of a row lie where it lands.
@@ -143,32 +140,20 @@ class FetchRole : SpecializedBlock<Config> {
     uint32_t latent_bytes, rope_bytes, rope_at;
   };
 
-  static constexpr int kPitch = Config::kQuantized ? Config::kRawPitch : Config::kKeyPitch;
-  /// Where the rows of step n land, what tells that they have, and which of them are there.
-  MLA_DEVICE ptx::SharedAddress landing(uint32_t n) const {
-    if constexpr (Config::kQuantized)
-      return Block::raw_stage(n);
-    else
-      return Block::stage(n);
-  }
-  MLA_DEVICE ptx::SharedAddress landed(uint32_t n) const {
-    if constexpr (Config::kQuantized)
-      return Block::landed(n);
-    else
-      return Block::full(n);
-  }
-  MLA_DEVICE uint32_t* landed_valid(uint32_t n) const {
-    if constexpr (Config::kQuantized)
-      return Block::raw_valid(n);
-    else
-      return Block::valid(n);
-  }
-
-  /// One lane sends: the instruction takes its operands from the whole warp, so that several would take turns. `whole`:
-  /// both parts of a row are one.
-  MLA_DEVICE void copy_rows(uint32_t keys, const LandedRow& row, bool whole, ptx::SharedAddress to,
+  /// One lane sends: the instruction takes its operands from the whole warp, so that several would take turns. Where
+  /// the pool says so, both parts of a row are one.
+  MLA_DEVICE void copy_rows(uint32_t keys, const LandedRow& row, const cuda::KeyPool& pool, ptx::SharedAddress to,
                             ptx::SharedAddress bar, bool elected) const {
-    constexpr int kAtOnce = 8;  // that are known before the first is sent for
+    const bool whole = pool.whole;
+    if constexpr (Config::kQuantized) {
+      const std::byte* from = of_lane(place_.ckv, 0);
+      const int64_t stride = pool.cache.ckv.stride_token;
+      if (whole && ptx::all(place_.ckv == from + ptx::lane() * stride)) {
+        if (elected) copy_rows_of_page(to, from, stride, row.bytes(), bar);
+        return;
+      }
+    }
+    constexpr int kAtOnce = Config::kQuantized ? 4 : 8;  // that are known before the first is sent for
     if (whole && keys == kAllKeys) {
       MLA_UNROLL
       for (int first = 0; first < Config::kKeys; first += kAtOnce) {
@@ -178,7 +163,7 @@ class FetchRole : SpecializedBlock<Config> {
         if (elected) {
           MLA_UNROLL
           for (int i = 0; i < kAtOnce; ++i)
-            ptx::bulk_copy(to + static_cast<uint32_t>((first + i) * kPitch), from[i], row.bytes(), bar);
+            ptx::bulk_copy(to + static_cast<uint32_t>((first + i) * Config::kKeyPitch), from[i], row.bytes(), bar);
         }
       }
       return;
@@ -188,10 +173,25 @@ class FetchRole : SpecializedBlock<Config> {
       const std::byte* ckv = of_lane(place_.ckv, key);
       const std::byte* kpe = of_lane(place_.kpe, key);
       if ((keys >> key & 1U) == 0 || !elected) continue;
-      const ptx::SharedAddress at = to + static_cast<uint32_t>(key * kPitch);
+      const ptx::SharedAddress at = to + static_cast<uint32_t>(key * Config::kKeyPitch);
       ptx::bulk_copy(at, ckv, whole ? row.bytes() : row.latent_bytes, bar);
       if (!whole && row.rope_bytes != 0) ptx::bulk_copy(at + row.rope_at, kpe, row.rope_bytes, bar);
     }
+  }
+
+  /// Rows that follow one another; in one copy where they shall land like that.
+  MLA_DEVICE static void copy_rows_of_page(ptx::SharedAddress to, const std::byte* from, int64_t stride, uint32_t bytes,
+                                           ptx::SharedAddress bar) {
+    if (bytes == Config::kKeyPitch && stride == Config::kKeyPitch) {
+      ptx::bulk_copy(to, from, Config::kKeys * Config::kKeyPitch, bar);
+      return;
+    }
+    constexpr int kAtOnce = 8;
+    MLA_NO_UNROLL
+    for (int key = 0; key < Config::kKeys; key += kAtOnce, from += kAtOnce * stride, to += kAtOnce * Config::kKeyPitch)
+      MLA_UNROLL
+    for (int i = 0; i < kAtOnce; ++i)
+      ptx::bulk_copy(to + static_cast<uint32_t>(i * Config::kKeyPitch), from + i * stride, bytes, bar);
   }
 
   /// Keys that are not there are rows of zeros.
@@ -200,7 +200,7 @@ class FetchRole : SpecializedBlock<Config> {
     for (int key = 0; key < Config::kKeys; ++key) {
       if ((keys >> key & 1U) == 0) continue;
       for (auto at = static_cast<uint32_t>(ptx::lane() * kChunkBytes); at < row.bytes(); at += kWarpSize * kChunkBytes)
-        ptx::store_shared(to + static_cast<uint32_t>(key * kPitch) + at, ptx::Vec4{});
+        ptx::store_shared(to + static_cast<uint32_t>(key * Config::kKeyPitch) + at, ptx::Vec4{});
     }
     ptx::fence_async_proxy();  // rows will land here
   }
@@ -212,7 +212,7 @@ class FetchRole : SpecializedBlock<Config> {
       const std::byte* ckv = of_lane(place_.ckv, key);
       const std::byte* kpe = of_lane(place_.kpe, key);
       if ((keys >> key & 1U) == 0) continue;
-      const ptx::SharedAddress row_to = to + static_cast<uint32_t>(key * kPitch);
+      const ptx::SharedAddress row_to = to + static_cast<uint32_t>(key * Config::kKeyPitch);
       for (auto at = static_cast<uint32_t>(ptx::lane() * kChunkBytes); at < row.latent_bytes;
            at += kWarpSize * kChunkBytes)
         copy_chunk_slowly(row_to + at, ckv + at, kElementBytes, true);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The weight warps: they turn scores into weights. Each has the query rows of a band; where there is only one, half of
-// each of its tiles.
+// each of its tiles. Of quantized rows, whose scores lie in rows, a quarter of them: eight lanes share a row.
 #pragma once
 
 #include "cuda/portable/specialized_block.cuh"
@@ -24,15 +24,21 @@ class WeightRole : SpecializedBlock<Config> {
       sum_[row] = 0.0F;
     }
     int32_t key = unit().segment.key_begin;
+    const KeyRange known = unit().plain;
     MLA_NO_UNROLL
-    for (const uint32_t end = unit().step_end; next_ < end; ++next_, key += Config::kKeys) weigh(next_, key);
+    for (const uint32_t end = unit().step_end; next_ < end; ++next_, key += Config::kKeys) {
+      const KeyRange plain = kInRows ? known : unit().plain;  // with 64 rows registers are short
+      weigh(next_, key, key >= plain.begin && key + Config::kKeys <= plain.end);
+    }
     finish();
     Block::leave_unit();
   }
 
  private:
-  static constexpr int kTileRows = 2 * Config::kBands / Config::kWeightWarps;  // of the lane, in a tile of 16
+  static constexpr bool kInRows = Config::kQuantized;  // or as products come, rows and columns of an m16n8 tile
+  static constexpr int kTileRows = kInRows ? 1 : 2 * Config::kBands / Config::kWeightWarps;  // of the lane, of 16
   static constexpr int kLaneRows = kTileRows * Config::kBandTiles;
+  static constexpr int kLaneKeys = kInRows ? 4 : 8, kRowLanes = Config::kKeys / kLaneKeys;
 
   MLA_DEVICE static int weight_warp() { return ptx::warp() - Config::kFirstWeightWarp; }
   MLA_DEVICE static int band() { return kTileRows == 2 ? weight_warp() : 0; }
@@ -40,87 +46,104 @@ class WeightRole : SpecializedBlock<Config> {
   MLA_DEVICE static int tile_of(int row) { return row / kTileRows; }
   MLA_DEVICE static int half_of(int row) { return kTileRows == 2 ? row % 2 : weight_warp(); }
   MLA_DEVICE static int row_of_unit(int row) {
+    if constexpr (kInRows) return weight_warp() * 4 + ptx::lane() / kRowLanes;
     return band() * Config::kBandRows + tile_of(row) * 16 + half_of(row) * 8 + (ptx::lane() >> 2);
   }
-  /// Of the step's keys: the lane has this one, the next, and those 8, 16, 24 on.
-  MLA_DEVICE static int first_column() { return (ptx::lane() & 3) * 2; }
+  /// Of the step's keys: the lane has this one, the next, and those 8, 16, 24 on; or four neighbours.
+  MLA_DEVICE static int first_column() { return kInRows ? ptx::lane() % kRowLanes * 4 : (ptx::lane() & 3) * 2; }
+  MLA_DEVICE static constexpr int behind_first(int i) { return kInRows ? i : i / 2 * 8 + i % 2; }
+  MLA_DEVICE static int column_of(int i) { return first_column() + behind_first(i); }
+  /// Where the sum over a part of the channels stands, for the lane's key i.
+  MLA_DEVICE ptx::SharedAddress score_of(int part, int row, int i) const {
+    if constexpr (kInRows) return Block::score_row(part, row_of_unit(row)) + static_cast<uint32_t>(column_of(i) * 4);
+    return Block::scores(band(), part, tile_of(row), i / 2) + static_cast<uint32_t>((half_of(row) * 2 + i % 2) * 4);
+  }
 
-  /// Step n, whose first key is `key`.
-  MLA_DEVICE void weigh(uint32_t n, int32_t key) {
+  /// Step n, whose first key is `key`. `plain`: as SpecializedUnit has it.
+  MLA_DEVICE void weigh(uint32_t n, int32_t key, bool plain) {
     ptx::mbarrier_wait(Block::scored(band()), Block::score_parity(n));
     // The place of these weights is free once the values of two steps ago are added.
     if (n >= 2) ptx::mbarrier_wait(Block::free(n - 2), Block::stage_parity(n - 2));
-    const bool plain = key >= unit().plain.begin && key + Config::kKeys <= unit().plain.end;
     const bool only_valid = args_.sparse() && args_.options.logits_soft_cap == 0.0F;
     const bool direct = plain || only_valid;
     if (!direct) [[unlikely]]
       replace_scores(n, key);
     const float scale = direct ? score_scale(args_) * std::numbers::log2e_v<float> : 1.0F;
     const uint32_t valid = only_valid ? *Block::valid(n) >> first_column() : ~0U;
+    bool rescaled = false;
     MLA_UNROLL
     for (int m = 0; m < Config::kBandTiles; ++m) {
-      float s[4][2 * kTileRows];
-      take_logits(s, m, scale, valid);
+      float s[kTileRows][kLaneKeys];
+      take_logits(s, n, m, scale, valid);
       if (m == Config::kBandTiles - 1) {
         ptx::sync_warp();
         if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::taken(band()));
       }
       MLA_UNROLL
-      for (int r = 0; r < kTileRows; ++r) weigh_row(s, n, m, r);
+      for (int r = 0; r < kTileRows; ++r) rescaled |= weigh_row(s[r], n, m * kTileRows + r);
+    }
+    if constexpr (Config::kQuantized) {
+      const bool event = ptx::any(rescaled) || !direct;
+      if (ptx::lane() == 0)
+        ptx::store_shared(Block::events(n) + static_cast<uint32_t>(weight_warp()), static_cast<uint8_t>(event));
     }
     ptx::sync_warp();
     if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::ready(n));
   }
 
-  /// Base-2 logits out of the sums over all parts of the channels, of two keys and the lane's rows of a tile; -inf for
-  /// keys that are not valid.
-  MLA_DEVICE void take_logits(float (&s)[4][2 * kTileRows], int m, float scale, uint32_t valid) const {
+  /// Base-2 logits out of the sums over all parts of the channels, of the lane's keys and rows of a tile; -inf for keys
+  /// that are not valid.
+  MLA_DEVICE void take_logits(float (&s)[kTileRows][kLaneKeys], uint32_t n, int m, float scale, uint32_t valid) const {
+    float sum[kTileRows][kLaneKeys] = {};
     MLA_UNROLL
-    for (int j = 0; j < 4; ++j) {
-      float sum[2 * kTileRows] = {};
-      MLA_UNROLL
-      for (int part = 0; part < Config::kParts; ++part) {
-        const ptx::SharedAddress from = Block::scores(band(), part, m, j);
-        if constexpr (kTileRows == 2) {
-          const auto four = ptx::load_shared<ptx::Vec4>(from);
-          MLA_UNROLL
-          for (int i = 0; i < 4; ++i) sum[i] += std::bit_cast<float>(four.x[i]);
-        } else {
-          const auto two = ptx::load_shared<uint64_t>(from + static_cast<uint32_t>(half_of(0) * 8));
-          sum[0] += std::bit_cast<float>(static_cast<uint32_t>(two));
-          sum[1] += std::bit_cast<float>(static_cast<uint32_t>(two >> 32));
-        }
+    for (int i = 0; i < kLaneKeys; i += kInRows ? 4 : 2) MLA_UNROLL
+    for (int part = 0; part < Config::kParts; ++part) {
+      if constexpr (kInRows || kTileRows == 2) {
+        const auto four = ptx::load_shared<ptx::Vec4>(score_of(part, m * kTileRows, i));
+        MLA_UNROLL
+        for (int k = 0; k < 4; ++k) (kInRows ? sum[0][k] : sum[k / 2][i + k % 2]) += std::bit_cast<float>(four.x[k]);
+      } else {
+        const auto two = ptx::load_shared<uint64_t>(score_of(part, m, i));
+        sum[0][i] += std::bit_cast<float>(static_cast<uint32_t>(two));
+        sum[0][i + 1] += std::bit_cast<float>(static_cast<uint32_t>(two >> 32));
       }
-      MLA_UNROLL
-      for (int i = 0; i < 2 * kTileRows; ++i)
-        s[j][i] = (valid >> (8 * j + (i & 1)) & 1U) != 0 ? sum[i] * scale : kNoKey;
     }
+    MLA_UNROLL
+    for (int r = 0; r < kTileRows; ++r) MLA_UNROLL
+    for (int i = 0; i < kLaneKeys; ++i) s[r][i] = (valid >> behind_first(i) & 1U) != 0 ? sum[r][i] * scale : kNoKey;
   }
 
-  /// Row `r` of the lane's rows of tile `m`.
-  MLA_DEVICE void weigh_row(const float (&s)[4][2 * kTileRows], uint32_t n, int m, int r) {
-    const int row = m * kTileRows + r;
-    const float factor = raise_max(s, row, r), base = finite_or_zero(max_[row]);
+  /// One of the lane's rows. Whether its outputs so far are to be rescaled.
+  MLA_DEVICE bool weigh_row(const float (&s)[kLaneKeys], uint32_t n, int row) {
+    const float factor = raise_max(s, row), base = finite_or_zero(max_[row]) - kWeightShift<Config>;
+    uint32_t weights[kLaneKeys / 2];
     MLA_UNROLL
-    for (int j = 0; j < 4; ++j) {
-      const float low = ptx::exp2_approx(s[j][2 * r] - base), high = ptx::exp2_approx(s[j][2 * r + 1] - base);
+    for (int i = 0; i < kLaneKeys; i += 2) {
+      const float low = ptx::exp2_approx(s[i] - base), high = ptx::exp2_approx(s[i + 1] - base);
       sum_[row] += low + high;
-      ptx::store_shared(Block::weights(n) + static_cast<uint32_t>(row_of_unit(row) * Config::kWeightPitch +
-                                                                  (first_column() + 8 * j) * 2),
-                        pack<Config::kType>(low, high));
+      weights[i / 2] = pack<Config::kType>(low, high);
     }
-    if ((ptx::lane() & 3) == 0) Block::factors(n)[row_of_unit(row)] = factor;
+    const ptx::SharedAddress to =
+        Block::weights(n) + static_cast<uint32_t>(row_of_unit(row) * Config::kWeightPitch + first_column() * 2);
+    if constexpr (kInRows) {
+      ptx::store_shared(to, uint64_t{weights[1]} << 32 | weights[0]);
+    } else {
+      MLA_UNROLL
+      for (int i = 0; i < kLaneKeys / 2; ++i) ptx::store_shared(to + static_cast<uint32_t>(i * 16), weights[i]);
+    }
+    if (ptx::lane() % kRowLanes == 0) Block::factors(n)[row_of_unit(row)] = factor;
+    return factor != 1.0F;
   }
 
   /// Raises what the exponents of a row are relative to, if they would become too large, and returns what outputs and
   /// sums so far are to be multiplied by. Rescaling 64 rows for the sake of one is dear, and weights up to 2^8 as
   /// exact as those up to 1.
-  MLA_DEVICE float raise_max(const float (&s)[4][2 * kTileRows], int row, int r) {
+  MLA_DEVICE float raise_max(const float (&s)[kLaneKeys], int row) {
     float largest = kNoKey;
     MLA_UNROLL
-    for (int j = 0; j < 4; ++j) largest = std::max(largest, std::max(s[j][2 * r], s[j][2 * r + 1]));
-    largest = std::max(largest, ptx::shuffle_xor(largest, 1));
-    largest = std::max(largest, ptx::shuffle_xor(largest, 2));
+    for (int i = 0; i < kLaneKeys; ++i) largest = ptx::max_number(largest, s[i]);
+    MLA_UNROLL
+    for (int mask = 1; mask < kRowLanes; mask *= 2) largest = ptx::max_number(largest, ptx::shuffle_xor(largest, mask));
     const float headroom = args_.max_logits != nullptr ? 0.0F : 8.0F;  // who is asked for the maximum keeps to it
     if (!(largest > max_[row] + headroom)) return 1.0F;
     // Before the first key there is nothing to rescale, however far below 0 the maximum is now.
@@ -137,17 +160,14 @@ class WeightRole : SpecializedBlock<Config> {
     for (int row = 0; row < kLaneRows; ++row) {
       const RowScores scores(args_, unit().segment, unit().rows.row(row_of_unit(row)));
       MLA_NO_UNROLL
-      for (int i = 0; i < 8; ++i) {
-        const int column = first_column() + i / 2 * 8 + i % 2;
-        const auto in_four = static_cast<uint32_t>((half_of(row) * 2 + i % 2) * 4);
+      for (int i = 0; i < kLaneKeys; ++i) {
         float product = 0.0F;
         for (int part = 0; part < Config::kParts; ++part) {
-          const ptx::SharedAddress of_part = Block::scores(band(), part, tile_of(row), i / 2) + in_four;
+          const ptx::SharedAddress of_part = score_of(part, row, i);
           product += ptx::load_shared<float>(of_part);
           ptx::store_shared(of_part, 0.0F);
         }
-        ptx::store_shared(Block::scores(band(), 0, tile_of(row), i / 2) + in_four,
-                          logit_of(scores, product, n, column, key + column));
+        ptx::store_shared(score_of(0, row, i), logit_of(scores, product, n, column_of(i), key + column_of(i)));
       }
     }
   }
@@ -167,10 +187,10 @@ class WeightRole : SpecializedBlock<Config> {
       ptx::mbarrier_wait(Block::left(number - 1), Block::unit_parity(number - 1));  // whose factors lie there
     MLA_UNROLL
     for (int row = 0; row < kLaneRows; ++row) {
-      float sum = sum_[row];
-      sum += ptx::shuffle_xor(sum, 1);
-      sum += ptx::shuffle_xor(sum, 2);
-      if ((ptx::lane() & 3) == 0) finish_row_of_lane(row_of_unit(row), max_[row], sum);
+      float sum = sum_[row] * ptx::exp2_approx(-kWeightShift<Config>);
+      MLA_UNROLL
+      for (int mask = 1; mask < kRowLanes; mask *= 2) sum += ptx::shuffle_xor(sum, mask);
+      if (ptx::lane() % kRowLanes == 0) finish_row_of_lane(row_of_unit(row), max_[row], sum);
     }
     ptx::sync_warp();
     if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::weighed());

@@ -9,6 +9,17 @@
 
 namespace mla::MLA_CUDA_NAMESPACE::ptx {
 
+/// max.f32: the larger one; of a number and NaN the number.
+MLA_DEVICE float max_number(float a, float b) {
+#if MLA_EMULATED
+  return std::fmax(a, b);
+#else
+  float result;
+  asm("max.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+#endif
+}
+
 #if MLA_EMULATED
 
 // A product of two floats is exact in double, so that rounding it is the only rounding, and no compiler fuses it into

@@ -108,6 +108,31 @@ MLA_DEVICE uint32_t e4m3x2_to_f16x2(uint16_t pair) {
   }
 }
 
+/// Four e4m3 to two pairs of f16, those in the low half first.
+MLA_DEVICE void e4m3x4_to_f16x2(uint32_t four, uint32_t& low, uint32_t& high) {
+#if MLA_EMULATED || MLA_CUDA_ARCH < 89
+  low = e4m3x2_to_f16x2(static_cast<uint16_t>(four));
+  high = e4m3x2_to_f16x2(static_cast<uint16_t>(four >> 16));
+#else
+  asm("{\n.reg .b16 lo, hi;\nmov.b32 {lo, hi}, %2;\ncvt.rn.f16x2.e4m3x2 %0, lo;\ncvt.rn.f16x2.e4m3x2 %1, hi;\n}"
+      : "=r"(low), "=r"(high)
+      : "r"(four));
+#endif
+}
+
+/// prmt.b32 of one word: byte i of the result is that whose number stands in bits 4 i ... 4 i + 2 of `which`.
+MLA_DEVICE uint32_t permute_bytes(uint32_t word, uint32_t which) {
+#if MLA_EMULATED
+  uint32_t result = 0;
+  for (int i = 0; i < 4; ++i) result |= (word >> ((which >> (4 * i) & 3U) * 8) & 0xFFU) << (8 * i);
+  return result;
+#else
+  uint32_t result;
+  asm("prmt.b32 %0, %1, %1, %2;" : "=r"(result) : "r"(word), "r"(which));
+  return result;
+#endif
+}
+
 /// ex2.approx.ftz.f32: 2^x, relative error up to 2^-22; subnormals become 0.
 MLA_DEVICE float exp2_approx(float x) {
 #if MLA_EMULATED

@@ -114,6 +114,21 @@ MLA_DEVICE bool all(bool predicate MLA_PTX_SITE) {
 #endif
 }
 
+/// redux.sync.max.u32: the largest value of all lanes.
+MLA_DEVICE uint32_t max_of_warp(uint32_t value MLA_PTX_SITE) {
+#if MLA_EMULATED
+  for (uint32_t mask = 1; mask < static_cast<uint32_t>(kWarpSize); mask *= 2) {
+    const uint32_t other = emulator::shuffle(value, static_cast<uint32_t>(lane()) ^ mask, MLA_PTX_HERE);
+    value = other > value ? other : value;
+  }
+  return value;
+#else
+  uint32_t result;
+  asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(result) : "r"(value));
+  return result;
+#endif
+}
+
 /// elect.sync (SM90 and later): true for one lane of the full warp, of which the compiler then knows that it is alone.
 template <int kOn = kArch>
 MLA_DEVICE bool elect(MLA_PTX_SITE_ONLY) {
