@@ -115,12 +115,12 @@ Reason sm90_refusal(const Problem& problem) {
     if (problem.q_dtype == DType::kF32) return "takes bf16 and f16, not f32: cuda_portable does";
     return widths_refusal(problem, kPrefillWidths);
   }
-  const DType keys = multiplied_as(problem.cache);
-  if (keys == DType::kE4M3)
-    return Reason::format("takes bf16 and f16 caches, not {}: cuda_portable does", name(problem.cache));
+  // Quantized keys become bf16.
+  const DType keys = multiplied_as(problem.cache) == DType::kF16 ? DType::kF16 : DType::kBF16;
   if (problem.q_dtype != keys && problem.q_dtype != DType::kE4M3)
     return Reason::format("takes {}{} queries with {} keys, not {}: cuda_portable does", name(keys),
-                          problem.op == Op::kPrefillSparse ? "" : " and e4m3", name(keys), name(problem.q_dtype));
+                          problem.op == Op::kPrefillSparse ? "" : " and e4m3", name(problem.cache),
+                          name(problem.q_dtype));
   // A block of cuda_portable holds so few rows whole: it reads each key once and is bound by memory.
   constexpr int64_t kFewRows = 16;
   const int64_t q_len = problem.op == Op::kDecode ? std::max<int64_t>(problem.q_len, 1) : 1;

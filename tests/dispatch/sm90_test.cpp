@@ -27,6 +27,15 @@ Problem on_sm90(Op op) {
   return problem;
 }
 
+constexpr CacheFormat kQuantizedFormats[] = {CacheFormat::kFP8, CacheFormat::kFP8DsMla, CacheFormat::kFP8DsV4};
+
+Problem with_cache(Op op, CacheFormat format) {
+  Problem problem = on_sm90(op);
+  problem.cache = format;
+  if (format == CacheFormat::kFP8DsV4) problem.d_qk = 512;
+  return problem;
+}
+
 BackendVerdict of_sm90(const Problem& problem) {
   BackendVerdict first = explain(problem, "auto").rows.front();
   EXPECT_EQ(first.name, "cuda_sm90");
@@ -71,7 +80,19 @@ TEST(Sm90, TakesWhatItIsFor) {
     f16.cache = CacheFormat::kF16;
     EXPECT_EQ(explain(f16, "auto").selected, "cuda_sm90");
   }
-  Problem problem = on_sm90(Op::kDecodeSparse);
+  for (Op op : {Op::kDecode, Op::kDecodeSparse})
+    for (CacheFormat format : kQuantizedFormats)
+      for (DType q_dtype : {DType::kBF16, DType::kE4M3}) {
+        Problem problem = with_cache(op, format);
+        problem.q_dtype = q_dtype;
+        EXPECT_EQ(explain(problem, "auto").selected, "cuda_sm90") << name(op) << " " << name(format);
+        problem.num_heads = 16;
+        EXPECT_EQ(explain(problem, "auto").selected, "cuda_portable") << name(op) << " " << name(format);
+      }
+  Problem problem = with_cache(Op::kDecodeSparse, CacheFormat::kFP8DsV4);
+  problem.extra_cache = CacheFormat::kFP8DsV4;
+  EXPECT_TRUE(of_sm90(problem).usable);
+  problem = on_sm90(Op::kDecodeSparse);
   problem.q_dtype = DType::kE4M3;
   problem.extra_cache = CacheFormat::kBF16;
   EXPECT_TRUE(of_sm90(problem).usable);
@@ -92,12 +113,13 @@ TEST(Sm90, SaysWhatItLeavesToTheOther) {
     }
   };
   for (Op op : {Op::kDecode, Op::kDecodeSparse})
-    for (CacheFormat format : {CacheFormat::kFP8, CacheFormat::kFP8DsMla, CacheFormat::kFP8DsV4}) {
-      Problem problem = on_sm90(op);
-      problem.cache = format;
-      if (format == CacheFormat::kFP8DsV4) problem.d_qk = 512;
-      expect(problem, "takes bf16 and f16 caches, not " + std::string(name(format)) + ": cuda_portable does");
-    }
+    for (CacheFormat format : kQuantizedFormats)
+      for (DType q_dtype : {DType::kF32, DType::kF16}) {
+        Problem problem = with_cache(op, format);
+        problem.q_dtype = q_dtype;
+        expect(problem, "takes bf16 and e4m3 queries with " + std::string(name(format)) + " keys, not " +
+                            std::string(name(q_dtype)) + ": cuda_portable does");
+      }
   for (Op op : {Op::kDecode, Op::kDecodeSparse, Op::kPrefillSparse}) {
     const std::string and_e4m3 = op == Op::kPrefillSparse ? "" : " and e4m3";
     Problem problem = on_sm90(op);

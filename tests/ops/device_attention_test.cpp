@@ -24,7 +24,7 @@ DecodeSpec small_decode(CacheFormat format = CacheFormat::kBF16) {
 }
 
 TEST_P(DecodeOnDevice, EveryFormat) {
-  for (CacheFormat format : formats()) {
+  for (CacheFormat format : kAllCacheFormats) {
     DecodeSpec spec = small_decode(format);
     expect_ok(spec);
     spec.cache.power_of_two_scales = false;
@@ -146,7 +146,7 @@ TEST_P(DecodeOnDevice, StridesAndParts) {
 }
 
 TEST_P(DecodeOnDevice, RandomProblems) {
-  for (CacheFormat format : formats())
+  for (CacheFormat format : kAllCacheFormats)
     expect_random(16, [&](uint64_t seed) { return kit::random_decode_spec(seed, format); });
 }
 
@@ -164,7 +164,7 @@ DecodeSparseSpec small_sparse(CacheFormat format) {
 }
 
 TEST_P(DecodeSparseOnDevice, EveryFormatAndLength) {
-  for (CacheFormat format : formats())
+  for (CacheFormat format : kAllCacheFormats)
     for (kit::LengthForm form : {kit::LengthForm::kNone, kit::LengthForm::kPerToken, kit::LengthForm::kPerRequest}) {
       DecodeSparseSpec spec = small_sparse(format);
       spec.pool.topk_length = form;
@@ -234,7 +234,7 @@ TEST_P(DecodeSparseOnDevice, HeadsAndWidths) {
 }
 
 TEST_P(DecodeSparseOnDevice, RandomProblems) {
-  for (CacheFormat format : formats())
+  for (CacheFormat format : kAllCacheFormats)
     expect_random(12, [&](uint64_t seed) { return kit::random_decode_sparse_spec(seed, format); });
 }
 

@@ -55,7 +55,7 @@ TEST_P(DecodeMemoryOnDevice, PageOffsetsBeyond32Bits) {
 }
 
 TEST_P(DecodeMemoryOnDevice, EveryFormatWithUnownedPagesUnmapped) {
-  for (CacheFormat format : formats()) {
+  for (CacheFormat format : kAllCacheFormats) {
     kit::DecodeSpec spec;
     spec.cache = fenced_cache(format);
     spec.q_len = {2};

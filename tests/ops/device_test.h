@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <iterator>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -63,12 +62,6 @@ class DeviceTest : public testing::TestWithParam<std::tuple<std::string, std::st
   void TearDown() override { EXPECT_TRUE(ran_ > 0 || left_ == 0) << row() << " took none of " << left_ << " problems"; }
 
   const Context& context() const { return *context_; }
-
-  /// Formats of caches that the row takes.
-  std::vector<CacheFormat> formats() const {
-    if (is_sm90()) return {CacheFormat::kBF16, CacheFormat::kF16};
-    return {std::begin(kAllCacheFormats), std::end(kAllCacheFormats)};
-  }
 
   /// cuda_sm90 leaves requests of up to 16 query rows to cuda_portable: here they get more heads.
   template <class Spec>

@@ -111,6 +111,9 @@ void expect_shared_access(const Words& in, Words& out) {
   reverse_units<uint32_t>(in, &out[640]);
 }
 
+void expect_conditional_loads(const Words& in, Words& out) {
+  for (size_t i = 0; i < 32 * 4; ++i) out[i] = (in[i / 4 * 4] & 1U) != 0 ? in[i] : 0;
+}
 void expect_global_access(const Words& in, Words& out) {
   for (size_t twice = 0; twice < 2; ++twice) {
     reverse_units<uint8_t>(in, &out[twice * 128]);
@@ -276,6 +279,8 @@ uint32_t mul_f16x2(uint32_t a, uint32_t b) {
 uint32_t e4m3x2_to_f16x2(uint32_t a, uint32_t) {
   return pair(f32_to_f16(e4m3_value(a & 0xFFU)), f32_to_f16(e4m3_value(a >> 8 & 0xFFU)));
 }
+uint32_t e4m3x4_low(uint32_t a, uint32_t b) { return e4m3x2_to_f16x2(a, b); }
+uint32_t e4m3x4_high(uint32_t a, uint32_t b) { return e4m3x2_to_f16x2(a >> 16, b); }
 
 double flushed(double x) { return std::abs(x) < 0x1p-126 ? std::copysign(0.0, x) : x; }
 uint32_t exp2_approx(uint32_t a, uint32_t) { return bits(static_cast<float>(flushed(std::exp2(flushed(number(a)))))); }
@@ -359,6 +364,7 @@ constexpr WrapperCase kCases[] = {
     {"shuffles", Compare::kBits, fill_bits, expect_shuffles},
     {"votes", Compare::kBits, fill_bits, expect_votes},
     {"global_access", Compare::kBits, fill_bits, expect_global_access},
+    {"conditional_loads", Compare::kBits, fill_bits, expect_conditional_loads},
     {"atomics", Compare::kBits, fill_bits, expect_atomics},
     {"last_block", Compare::kBits, fill_bits, expect_last_block},
     {"async_copies", Compare::kBits, fill_bits, expect_async_copies},
@@ -376,6 +382,8 @@ constexpr WrapperCase kCases[] = {
     {"mul_bf16x2", Compare::kBf16Pairs, fill_bits, expect_each<mul_bf16x2>},
     {"mul_f16x2", Compare::kF16Pairs, fill_bits, expect_each<mul_f16x2>},
     {"e4m3x2_to_f16x2", Compare::kF16Pairs, fill_pairs, expect_each<e4m3x2_to_f16x2>},
+    {"e4m3x4_low", Compare::kF16Pairs, fill_pairs, expect_each<e4m3x4_low>},
+    {"e4m3x4_high", Compare::kF16Pairs, fill_pairs, expect_each<e4m3x4_high>},
     {"exp2_approx", Compare::kF32Relative, fill_floats, expect_each<exp2_approx>},
     {"log2_approx", Compare::kF32Logarithm, fill_floats, expect_each<log2_approx>},
     {"reciprocal_approx", Compare::kF32Relative, fill_floats, expect_each<reciprocal_approx>},

@@ -120,6 +120,16 @@ struct GlobalAccess : WrapperKernelBase<32> {
   }
 };
 
+/// Loads by a condition, an odd first word; and a prefetch, of which nothing is to be seen.
+struct ConditionalLoads : WrapperKernelBase<32> {
+  static MLA_DEVICE void run(const Params& p) {
+    const auto* from = reinterpret_cast<const ptx::Vec4*>(p.in) + ptx::lane();
+    ptx::prefetch_l2(from);
+    const bool valid = (p.in[ptx::lane() * 4] & 1U) != 0;
+    reinterpret_cast<ptx::Vec4*>(p.out)[ptx::lane()] = ptx::load_once_if(valid, valid ? from : nullptr);
+  }
+};
+
 /// Several blocks on the same words of global memory, which start as zeros; each block on words of its shared memory.
 struct Atomics : WrapperKernelBase<64, 4, 16> {
   static MLA_DEVICE void run(const Params& p) {
@@ -287,6 +297,16 @@ MLA_TEST_DEVICE uint32_t mul_bf16x2(uint32_t a, uint32_t b) { return ptx::mul_bf
 MLA_TEST_DEVICE uint32_t mul_f16x2(uint32_t a, uint32_t b) { return ptx::mul_f16x2(a, b); }
 MLA_TEST_DEVICE uint32_t e4m3x2_to_f16x2(uint32_t a, uint32_t) {
   return ptx::e4m3x2_to_f16x2(static_cast<uint16_t>(a & 0xFFFFU));
+}
+MLA_TEST_DEVICE uint32_t e4m3x4_low(uint32_t a, uint32_t) {
+  uint32_t low, high;
+  ptx::e4m3x4_to_f16x2(a, low, high);
+  return low;
+}
+MLA_TEST_DEVICE uint32_t e4m3x4_high(uint32_t a, uint32_t) {
+  uint32_t low, high;
+  ptx::e4m3x4_to_f16x2(a, low, high);
+  return high;
 }
 MLA_TEST_DEVICE uint32_t exp2_approx(uint32_t a, uint32_t) { return as_bits(ptx::exp2_approx(as_float(a))); }
 MLA_TEST_DEVICE uint32_t log2_approx(uint32_t a, uint32_t) { return as_bits(ptx::log2_approx(as_float(a))); }
@@ -480,6 +500,7 @@ constexpr cuda::WrapperKernel kKernels[] = {
     {"shuffles", launch_one<Shuffles>},
     {"votes", launch_one<Votes>},
     {"global_access", launch_one<GlobalAccess>},
+    {"conditional_loads", launch_one<ConditionalLoads>},
     {"atomics", launch_one<Atomics>},
     {"last_block", launch_one<LastBlock>},
     {"async_copies", launch_one<AsyncCopies>},
@@ -499,6 +520,8 @@ constexpr cuda::WrapperKernel kKernels[] = {
     {"mul_bf16x2", launch_one<Elementwise<mul_bf16x2>>},
     {"mul_f16x2", launch_one<Elementwise<mul_f16x2>>},
     {"e4m3x2_to_f16x2", launch_one<Elementwise<e4m3x2_to_f16x2>>},
+    {"e4m3x4_low", launch_one<Elementwise<e4m3x4_low>>},
+    {"e4m3x4_high", launch_one<Elementwise<e4m3x4_high>>},
     {"exp2_approx", launch_one<Elementwise<exp2_approx>>},
     {"log2_approx", launch_one<Elementwise<log2_approx>>},
     {"reciprocal_approx", launch_one<Elementwise<reciprocal_approx>>},

@@ -108,16 +108,22 @@ MLA_DEVICE uint32_t e4m3x2_to_f16x2(uint16_t pair) {
   }
 }
 
-/// Four e4m3 to two pairs of f16, those in the low half first.
-MLA_DEVICE void e4m3x4_to_f16x2(uint32_t four, uint32_t& low, uint32_t& high) {
-#if MLA_EMULATED || MLA_CUDA_ARCH < 89
-  low = e4m3x2_to_f16x2(static_cast<uint16_t>(four));
-  high = e4m3x2_to_f16x2(static_cast<uint16_t>(four >> 16));
+/// Four e4m3 to f16: the lower two and the upper two.
+MLA_DEVICE void e4m3x4_to_f16x2(uint32_t codes, uint32_t& low, uint32_t& high) {
+  if constexpr (kHasE4M3) {
+#if MLA_EMULATED
+    low = e4m3x2_to_f16x2(detail::low_half(codes));
+    high = e4m3x2_to_f16x2(detail::high_half(codes));
 #else
-  asm("{\n.reg .b16 lo, hi;\nmov.b32 {lo, hi}, %2;\ncvt.rn.f16x2.e4m3x2 %0, lo;\ncvt.rn.f16x2.e4m3x2 %1, hi;\n}"
-      : "=r"(low), "=r"(high)
-      : "r"(four));
+    // ptxas shifts the upper half down unless it comes from a mov of halves.
+    asm("{\n.reg .b16 lo, hi;\nmov.b32 {lo, hi}, %2;\ncvt.rn.f16x2.e4m3x2 %0, lo;\ncvt.rn.f16x2.e4m3x2 %1, hi;\n}"
+        : "=r"(low), "=r"(high)
+        : "r"(codes));
 #endif
+  } else {
+    low = e4m3x2_to_f16x2(static_cast<uint16_t>(codes));
+    high = e4m3x2_to_f16x2(static_cast<uint16_t>(codes >> 16));
+  }
 }
 
 /// prmt.b32 of one word: byte i of the result is that whose number stands in bits 4 i ... 4 i + 2 of `which`.

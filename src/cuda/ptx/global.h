@@ -57,6 +57,31 @@ MLA_PTX_LOAD(load_global, "ld.global")
 MLA_PTX_LOAD(load_once, "ld.global.L1::no_allocate")
 #undef MLA_PTX_LOAD
 
+/// load_once of 16 bytes; zeros, and `from` not read, unless `valid`.
+MLA_DEVICE Vec4 load_once_if(bool valid, const Vec4* from MLA_PTX_SITE) {
+#if MLA_EMULATED
+  if (!valid) return {};
+  emulator::check_aligned(from, sizeof(Vec4), MLA_PTX_HERE);
+  return *from;
+#else
+  Vec4 v;
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\nmov.u32 %0, 0;\nmov.u32 %1, 0;\nmov.u32 %2, 0;\nmov.u32 %3, 0;\n"
+      "@p ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+      : "=&r"(v.x[0]), "=&r"(v.x[1]), "=&r"(v.x[2]), "=&r"(v.x[3])
+      : "l"(from), "r"(static_cast<uint32_t>(valid))
+      : "memory");
+  return v;
+#endif
+}
+
+/// prefetch.global.L2: the line around `at` comes into the L2 cache.
+MLA_DEVICE void prefetch_l2([[maybe_unused]] const void* at) {
+#if !MLA_EMULATED
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(at)));
+#endif
+}
+
 /// st.global.cs: likely not read again soon. T of 1, 2, 4, 8 or 16 bytes at a multiple of its size.
 template <class T>
 MLA_DEVICE void store_streaming(T* to, T value MLA_PTX_SITE) {

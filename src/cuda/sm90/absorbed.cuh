@@ -1,20 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// Absorbed attention on wgmma: 64 query rows against paged or indexed rows of a 16-bit latent cache, which are key and
-// value at once.
+// Absorbed attention on wgmma: 64 query rows against paged or indexed rows of a latent cache, which are key and value
+// at once.
 //
 // Grid: persistent; a block walks the segments of its worker (work_list.h), 64 keys a step. Four warpgroups:
-//   fetch    describes units; cp.async of rows, 16 bytes at a time, to where swizzling puts them
+//   fetch    describes units; cp.async of rows, 16 bytes at a time, to where swizzling puts them; quantized ones come
+//            through registers, and are bf16 from then on
 //   scores   queries x keys (64 x 64 x d_qk); softmax; weights, rounded to 16 bits
 //   values   two: weights x values (64 x 64 x d_v / 2), accumulators in registers
 // Shared memory: [queries][two stages of 64 rows][barriers, units, ...]; absorbed_config.cuh has the numbers.
-//   fetch    left(u - 2) -> unit u -> described(u); free(n - 2, half) -> copies of that half -> full(n)
+//   fetch    left(u - 2) -> unit u -> described(u); free(n - 2, half) -> rows of that half -> full(n)
 //   scores   described(u), full(n) -> scores n -> weights n, where the rotary channels were -> ready(n); weighed(u)
 //   values   ready(n) -> values n -> free(n, half); in the end weighed(u) -> outputs
 // So the tensor cores have values n and scores n + 1 to do at the same time. docs/kernels/sm90.md.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/launch.h"
-#include "cuda/sm90/absorbed_fetch.cuh"
+#include "cuda/sm90/absorbed_decode.cuh"
 #include "cuda/sm90/absorbed_scores.cuh"
 #include "cuda/sm90/absorbed_values.cuh"
 
@@ -38,8 +41,8 @@ struct WgmmaKernel {
     WgmmaBlock<Config>(args).init();
     if (ptx::warp() < Config::kFirstScoreWarp) {
       ptx::give_registers<Config::kFetchRegisters>();
-      compute(WgmmaFetch<Config>(
-          args, {list.segment_begin[worker], list.segment_end[worker], ptx::block_index_x() - worker * lanes}));
+      compute(
+          Fetch(args, {list.segment_begin[worker], list.segment_end[worker], ptx::block_index_x() - worker * lanes}));
     } else if (ptx::warp() < Config::kFirstValueWarp) {
       ptx::give_registers<Config::kScoreRegisters>();
       compute(WgmmaScores<Config>(args));
@@ -50,6 +53,8 @@ struct WgmmaKernel {
   }
 
  private:
+  using Fetch = std::conditional_t<Config::kQuantized, WgmmaDecode<Config>, WgmmaFetch<Config>>;
+
   template <class Role>
   static MLA_DEVICE void compute(Role role) {
     while (role.next_unit()) role.compute();

@@ -124,6 +124,8 @@ class WgmmaBlock : protected AbsorbedUnits<Config> {
   MLA_DEVICE uint16_t* valid(uint32_t n) const {
     return as<uint16_t>(memory_ + Config::kValidOffset) + n % Config::kStages * Config::kGroupWarps;
   }
+  /// Of the thread that describes units. It lies in shared memory: registers are short.
+  MLA_DEVICE UnitWalk& walk() const { return *as<UnitWalk>(memory_ + Config::kWalkOffset); }
   /// Marks of keys with infinities or NaN that some rows do not see: a byte for each, then one for any.
   MLA_DEVICE uint8_t* poison(uint32_t n) const {
     return as<uint8_t>(memory_ + Config::kPoisonOffset) + n % 2 * Config::kPoisonBytes;

@@ -9,11 +9,11 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// 64 query rows against 16-bit rows of `kLatentDims_` (512 or 256) channels and up to 64 more.
-template <int kLatentDims_, DType kType_>
+/// 64 query rows against rows of `kLatentDims_` (512 or 256) channels and up to 64 more. Quantized ones become bf16.
+template <int kLatentDims_, KeyKind kKind_>
 struct WgmmaConfig {
-  static constexpr DType kType = kType_;
-  static constexpr bool kQuantized = false;
+  static constexpr bool kQuantized = kKind_ == KeyKind::kE4M3;
+  static constexpr DType kType = kKind_ == KeyKind::kF16 ? DType::kF16 : DType::kBF16;  // what is multiplied
   static constexpr int kRows = 64;
   static constexpr int kKeys = 64;  // of one step
   static constexpr int kPlanKeys = kKeys;
@@ -28,7 +28,10 @@ struct WgmmaConfig {
   static constexpr int kThreads = kWarps * kWarpSize;
   static constexpr int kMinBlocks = 1;
   static constexpr int kFirstRegisters = 65536 / kThreads;  // what the launch gives every thread
-  static constexpr int kFetchRegisters = 72, kScoreRegisters = 120, kValueRegisters = 160;
+  // Decoding takes registers, and fewer outputs fewer.
+  static constexpr int kFetchRegisters = !kQuantized ? 72 : kLatentDims == 512 ? 88 : 104;
+  static constexpr int kScoreRegisters = kQuantized && kLatentDims == 512 ? 104 : 120;
+  static constexpr int kValueRegisters = kQuantized && kLatentDims != 512 ? 144 : 160;
   static_assert(kFetchRegisters + kScoreRegisters + 2 * kValueRegisters <= 4 * kFirstRegisters);
 
   // Tiles: pieces of 64 rows by 64 channels, of 128-byte rows swizzled as wgmma reads them.
@@ -38,7 +41,7 @@ struct WgmmaConfig {
   static constexpr int kGroupRowsBytes = 8 * kPieceRowBytes;  // of eight rows of a piece
   static constexpr int kStages = 2;
   // Scores begin with the first pieces while later ones are on their way.
-  static constexpr int kArrivalPieces = 3, kArrivals = (kPieces + kArrivalPieces - 1) / kArrivalPieces;
+  static constexpr int kArrivalPieces = kQuantized ? 4 : 3, kArrivals = (kPieces + kArrivalPieces - 1) / kArrivalPieces;
   // Stages are free again half by half, of 32 keys each. Weights take the place of a half's rotary channels, which are
   // not needed once scores are there: 64 rows by 32 keys, rows of 64 bytes.
   static constexpr int kHalfKeys = kKeys / 2, kHalfBytes = kHalfKeys * kPieceRowBytes;
@@ -59,7 +62,8 @@ struct WgmmaConfig {
   static constexpr int kFactorOffset = kValidOffset + kStages * kKeys / 8;     // of two steps, and of a unit
   static constexpr int kUnitOffset = (kFactorOffset + 3 * kRows * 4 + 15) / 16 * 16;
   static constexpr int kUnitNumberOffset = kUnitOffset + 2 * kUnitBytes;
-  static constexpr int kPoisonOffset = kUnitNumberOffset + kWarps * 4;
+  static constexpr int kWalkOffset = kUnitNumberOffset + kWarps * 4;
+  static constexpr int kPoisonOffset = kWalkOffset + sizeof(UnitWalk);
   static constexpr int kSharedBytes = kPoisonOffset + 2 * kPoisonBytes;
   static_assert(kSharedBytes <= kSharedBytesPerBlock);
 };

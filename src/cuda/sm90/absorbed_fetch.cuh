@@ -6,56 +6,38 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
+/// What fetching warps do whatever the rows are made of: units, and where their keys' rows lie.
 template <class Config>
-class WgmmaFetch : WgmmaBlock<Config> {
+class WgmmaKeys : protected WgmmaBlock<Config> {
   using Block = WgmmaBlock<Config>;
-  using Block::args_, Block::unit;
 
  public:
-  MLA_DEVICE WgmmaFetch(const cuda::AbsorbedArgs& args, const UnitWalk& walk) : Block(args), walk_(walk) {}
-
   MLA_DEVICE bool next_unit() {
-    if (ptx::warp() == 0 && ptx::lane() == 0) describe_unit(Block::unit_number() + 1);
+    if (is_describing()) describe_unit(Block::unit_number() + 1);
     ptx::sync_warp();
     return Block::next_unit();
   }
 
-  MLA_DEVICE void compute() {
-    keys_ = unit().keys;
+ protected:
+  using Block::args_, Block::unit;
+  static constexpr int kWarpKeys = Block::kWarpRows;
+
+  MLA_DEVICE WgmmaKeys(const cuda::AbsorbedArgs& args, const UnitWalk& walk) : Block(args) {
+    if (is_describing()) Block::walk() = walk;
+  }
+
+  MLA_DEVICE static int first_row() { return ptx::warp() * kWarpKeys; }
+
+  /// The rows of the unit's first step.
+  MLA_DEVICE void find_first() {
     key_ = unit().segment.key_begin + first_row() + (ptx::lane() & (kWarpKeys - 1));
     next_entry_ = load_entry(key_);
     find_next();
-    const uint32_t end = unit().step_end;
-    MLA_NO_UNROLL
-    for (; next_ < end; ++next_) {
-      if (next_ >= Config::kStages)
-        ptx::mbarrier_wait(Block::free(next_, half()), Block::parity(next_ - Config::kStages));
-      fetch(next_);
-      find_next();
-    }
-    Block::leave_unit();
-  }
-
- private:
-  static constexpr int kWarpKeys = Block::kWarpRows;
-
-  MLA_DEVICE static int first_row() { return ptx::warp() * kWarpKeys; }
-  MLA_DEVICE static int half() { return first_row() / Config::kHalfKeys; }
-
-  MLA_DEVICE void describe_unit(int number) {
-    if (number >= 2) ptx::mbarrier_wait(Block::left(number), Block::unit_parity(number - 2));
-    walk_.describe_next<Config>(args_, Block::unit(number));
-    ptx::mbarrier_arrive(Block::described(number));
-  }
-
-  MLA_DEVICE int32_t load_entry(int32_t key) const {
-    const int32_t* from = entry_of(args_, keys_, key);
-    return from != nullptr ? *from : -1;
   }
 
   /// Finds the row of the lane's key (lane and lane + 16 have the same) in the step after the last one found.
   MLA_DEVICE void find_next() {
-    in_second_pool_ = keys_.pool_of(key_) == 1;  // the same for all keys of a step
+    in_second_pool_ = unit().keys.pool_of(key_) == 1;  // the same for all keys of a step
     // A pool chosen by an index would be read by slow loads.
     place_ = in_second_pool_ ? find_place<Config>(args_, args_.pools[1].cache, key_, next_entry_)
                              : find_place<Config>(args_, args_.pools[0].cache, key_, next_entry_);
@@ -63,11 +45,73 @@ class WgmmaFetch : WgmmaBlock<Config> {
     next_entry_ = load_entry(key_);
   }
 
-  /// Sends for the warp's rows of step n, which are found.
-  MLA_DEVICE void fetch(uint32_t n) const {
+  /// Of the rows found.
+  MLA_DEVICE const cuda::KeyPool& pool() const { return in_second_pool_ ? args_.pools[1] : args_.pools[0]; }
+
+  /// Until there is room for the warp's rows of step n.
+  MLA_DEVICE void wait_for_room(uint32_t n) const {
+    if (n >= Config::kStages)
+      ptx::mbarrier_wait(Block::free(n, first_row() / Config::kHalfKeys), Block::parity(n - Config::kStages));
+  }
+
+  /// Says which rows of step n are there; they are found.
+  MLA_DEVICE void store_valid(uint32_t n) const {
     const uint32_t there = ptx::ballot(place_.ckv != nullptr);  // the upper half repeats the lower
     if (ptx::lane() == 0) Block::valid(n)[ptx::warp()] = static_cast<uint16_t>(there);
-    const cuda::KeyPool& pool = in_second_pool_ ? args_.pools[1] : args_.pools[0];
+  }
+
+  uint32_t next_ = 0;    // number of the next step
+  Place<Config> place_;  // of the lane's key in the step found last
+
+ private:
+  /// The only thread that looks at the walk.
+  MLA_DEVICE static bool is_describing() { return ptx::thread_index() == 0; }
+
+  MLA_DEVICE void describe_unit(int number) {
+    if (number >= 2) ptx::mbarrier_wait(Block::left(number), Block::unit_parity(number - 2));
+    Block::walk().template describe_next<Config>(args_, Block::unit(number));
+    ptx::mbarrier_arrive(Block::described(number));
+  }
+
+  MLA_DEVICE int32_t load_entry(int32_t key) const {
+    const int32_t* from = entry_of(args_, unit().keys, key);
+    return from != nullptr ? *from : -1;
+  }
+
+  bool in_second_pool_ = false;  // whether the keys found last are
+  int32_t key_ = 0;              // of the lane in the step after it
+  int32_t next_entry_ = -1;      // of that key
+};
+
+/// Rows that are multiplied as they are.
+template <class Config>
+class WgmmaFetch : WgmmaKeys<Config> {
+  using Block = WgmmaBlock<Config>;
+  using Keys = WgmmaKeys<Config>;
+  using Keys::args_, Keys::unit, Keys::place_, Keys::next_, Keys::first_row;
+
+ public:
+  using Keys::next_unit;
+
+  MLA_DEVICE WgmmaFetch(const cuda::AbsorbedArgs& args, const UnitWalk& walk) : Keys(args, walk) {}
+
+  MLA_DEVICE void compute() {
+    Keys::find_first();
+    const uint32_t end = unit().step_end;
+    MLA_NO_UNROLL
+    for (; next_ < end; ++next_) {
+      Keys::wait_for_room(next_);
+      fetch(next_);
+      Keys::find_next();
+    }
+    Block::leave_unit();
+  }
+
+ private:
+  /// Sends for the warp's rows of step n, which are found.
+  MLA_DEVICE void fetch(uint32_t n) const {
+    Keys::store_valid(n);
+    const cuda::KeyPool& pool = Keys::pool();
     const int d_ckv = pool.cache.d_ckv;
     const auto arrived = [&](int piece) {
       if ((piece + 1) % Config::kArrivalPieces == 0 || piece + 1 == Config::kPieces)
@@ -95,7 +139,7 @@ class WgmmaFetch : WgmmaBlock<Config> {
   MLA_DEVICE void copy_slowly(uint32_t n, int d_ckv) const {
     const int num_chunks = args_.d_qk / kVector, latent_chunks = d_ckv / kVector;
     MLA_NO_UNROLL
-    for (int key = 0; key < kWarpKeys; ++key) {
+    for (int key = 0; key < Keys::kWarpKeys; ++key) {
       const std::byte* ckv = Block::of_lane(place_.ckv, key);
       const std::byte* kpe = Block::of_lane(place_.kpe, key);
       MLA_NO_UNROLL
@@ -107,14 +151,6 @@ class WgmmaFetch : WgmmaBlock<Config> {
     }
     ptx::fence_async_proxy();
   }
-
-  UnitWalk walk_;
-  uint32_t next_ = 0;            // number of the next step
-  KeyList keys_;                 // of the unit
-  Place<Config> place_;          // of the lane's key in that step
-  bool in_second_pool_ = false;  // whether the step's keys are
-  int32_t key_ = 0;              // of the lane in the step after it
-  int32_t next_entry_ = -1;      // of that key
 };
 
 }  // namespace mla::MLA_CUDA_NAMESPACE

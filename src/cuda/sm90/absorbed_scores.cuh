@@ -26,7 +26,6 @@ class WgmmaScores : WgmmaBlock<Config> {
       sum_[half] = 0.0F;
     }
     scale_ = score_scale(args_) * std::numbers::log2e_v<float>;
-    plain_ = unit().plain;
     only_valid_ = args_.sparse() && args_.options.logits_soft_cap == 0.0F;
     int32_t key = unit().segment.key_begin;
     MLA_NO_UNROLL
@@ -107,10 +106,13 @@ class WgmmaScores : WgmmaBlock<Config> {
   MLA_DEVICE void step(uint32_t n, int32_t key) {
     float s[kScores];
     multiply_queries(s, n);
+    const KeyRange plain_range = unit().plain;  // while the tensor cores are at it
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_hold(s);
     if (ptx::elect()) ptx::mbarrier_arrive(Block::scored());
     // Maxima of products are those of logits only if what products are multiplied by is positive.
     float scale = scale_;
-    const bool plain = key >= plain_.begin && key + Config::kKeys <= plain_.end;
+    const bool plain = key >= plain_range.begin && key + Config::kKeys <= plain_range.end;
     if ((plain || only_valid_) && scale > 0.0F) [[likely]] {
       if (only_valid_) hide_invalid(s, n);
     } else {
@@ -193,6 +195,7 @@ class WgmmaScores : WgmmaBlock<Config> {
     return factor;
   }
 
+  /// Products of step n, to be waited for.
   MLA_DEVICE void multiply_queries(float (&s)[kScores], uint32_t n) const {
     const uint64_t queries = Block::rows_of(Block::queries()), keys = Block::rows_of(Block::stage(n));
     ptx::wgmma_hold(s);
@@ -212,8 +215,6 @@ class WgmmaScores : WgmmaBlock<Config> {
       }
     }
     ptx::wgmma_commit();
-    ptx::wgmma_wait<0>();
-    ptx::wgmma_hold(s);
   }
 
   /// Keys that are not valid get -inf.
@@ -296,8 +297,7 @@ class WgmmaScores : WgmmaBlock<Config> {
   float max_[2];       // what exponents are relative to
   float sum_[2];       // over the lane's keys
   // Of the unit:
-  float scale_;  // what products are multiplied by to become base-2 logits
-  KeyRange plain_;
+  float scale_;      // what products are multiplied by to become base-2 logits
   bool only_valid_;  // whether all rows see the same keys, those that are there
 };
 
