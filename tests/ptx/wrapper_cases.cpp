@@ -153,6 +153,13 @@ void expect_votes(const Words& in, Words& out) {
   }
 }
 
+void expect_max_of_warp(const Words& in, Words& out) {
+  for (size_t first = 0; first < 8 * 32; first += 32) {
+    const auto begin = in.begin() + static_cast<std::ptrdiff_t>(first);
+    for (size_t lane = 0; lane < 32; ++lane) out[first + lane] = *std::max_element(begin, begin + 32);
+  }
+}
+
 void expect_election(const Words&, Words& out) {
   for (size_t warp = 0; warp < 4; ++warp) out[warp] = 1;
 }
@@ -282,6 +289,13 @@ uint32_t e4m3x2_to_f16x2(uint32_t a, uint32_t) {
 uint32_t e4m3x4_low(uint32_t a, uint32_t b) { return e4m3x2_to_f16x2(a, b); }
 uint32_t e4m3x4_high(uint32_t a, uint32_t b) { return e4m3x2_to_f16x2(a >> 16, b); }
 
+uint32_t permute_bytes(uint32_t a, uint32_t b) {
+  uint32_t result = 0;
+  for (uint32_t byte = 0; byte < 4; ++byte) result |= (a >> (b >> 4 * byte & 3U) * 8 & 0xFFU) << 8 * byte;
+  return result;
+}
+uint32_t max_number(uint32_t a, uint32_t b) { return bits(std::fmax(number(a), number(b)) + 0.0F); }
+
 double flushed(double x) { return std::abs(x) < 0x1p-126 ? std::copysign(0.0, x) : x; }
 uint32_t exp2_approx(uint32_t a, uint32_t) { return bits(static_cast<float>(flushed(std::exp2(flushed(number(a)))))); }
 uint32_t log2_approx(uint32_t a, uint32_t) { return bits(static_cast<float>(std::log2(flushed(number(a))))); }
@@ -363,6 +377,7 @@ constexpr WrapperCase kCases[] = {
     {"shared_access", Compare::kBits, fill_bits, expect_shared_access},
     {"shuffles", Compare::kBits, fill_bits, expect_shuffles},
     {"votes", Compare::kBits, fill_bits, expect_votes},
+    {"max_of_warp", Compare::kBits, fill_bits, expect_max_of_warp},
     {"global_access", Compare::kBits, fill_bits, expect_global_access},
     {"conditional_loads", Compare::kBits, fill_bits, expect_conditional_loads},
     {"atomics", Compare::kBits, fill_bits, expect_atomics},
@@ -384,6 +399,8 @@ constexpr WrapperCase kCases[] = {
     {"e4m3x2_to_f16x2", Compare::kF16Pairs, fill_pairs, expect_each<e4m3x2_to_f16x2>},
     {"e4m3x4_low", Compare::kF16Pairs, fill_pairs, expect_each<e4m3x4_low>},
     {"e4m3x4_high", Compare::kF16Pairs, fill_pairs, expect_each<e4m3x4_high>},
+    {"permute_bytes", Compare::kBits, fill_bits, expect_each<permute_bytes>},
+    {"max_number", Compare::kF32, fill_floats, expect_each<max_number>},
     {"exp2_approx", Compare::kF32Relative, fill_floats, expect_each<exp2_approx>},
     {"log2_approx", Compare::kF32Logarithm, fill_floats, expect_each<log2_approx>},
     {"reciprocal_approx", Compare::kF32Relative, fill_floats, expect_each<reciprocal_approx>},

@@ -98,6 +98,12 @@ struct Votes : WrapperKernelBase<32> {
   }
 };
 
+struct MaxOfWarp : WrapperKernelBase<32> {
+  static MLA_DEVICE void run(const Params& p) {
+    for (int i = 0; i < 8; ++i) p.out[i * 32 + ptx::lane()] = ptx::max_of_warp(p.in[i * 32 + ptx::lane()]);
+  }
+};
+
 /// Every size by plain and by hinted loads, out in reverse.
 struct GlobalAccess : WrapperKernelBase<32> {
   template <class T>
@@ -308,6 +314,10 @@ MLA_TEST_DEVICE uint32_t e4m3x4_high(uint32_t a, uint32_t) {
   ptx::e4m3x4_to_f16x2(a, low, high);
   return high;
 }
+MLA_TEST_DEVICE uint32_t permute_bytes(uint32_t a, uint32_t b) { return ptx::permute_bytes(a, b & 0x3333U); }
+MLA_TEST_DEVICE uint32_t max_number(uint32_t a, uint32_t b) {
+  return as_bits(ptx::max_number(as_float(a), as_float(b)) + 0.0F);  // of two zeros either will do
+}
 MLA_TEST_DEVICE uint32_t exp2_approx(uint32_t a, uint32_t) { return as_bits(ptx::exp2_approx(as_float(a))); }
 MLA_TEST_DEVICE uint32_t log2_approx(uint32_t a, uint32_t) { return as_bits(ptx::log2_approx(as_float(a))); }
 MLA_TEST_DEVICE uint32_t reciprocal_approx(uint32_t a, uint32_t) {
@@ -499,6 +509,7 @@ constexpr cuda::WrapperKernel kKernels[] = {
     {"shared_access", launch_one<SharedAccess>},
     {"shuffles", launch_one<Shuffles>},
     {"votes", launch_one<Votes>},
+    {"max_of_warp", launch_one<MaxOfWarp>},
     {"global_access", launch_one<GlobalAccess>},
     {"conditional_loads", launch_one<ConditionalLoads>},
     {"atomics", launch_one<Atomics>},
@@ -522,6 +533,8 @@ constexpr cuda::WrapperKernel kKernels[] = {
     {"e4m3x2_to_f16x2", launch_one<Elementwise<e4m3x2_to_f16x2>>},
     {"e4m3x4_low", launch_one<Elementwise<e4m3x4_low>>},
     {"e4m3x4_high", launch_one<Elementwise<e4m3x4_high>>},
+    {"permute_bytes", launch_one<Elementwise<permute_bytes>>},
+    {"max_number", launch_one<Elementwise<max_number>>},
     {"exp2_approx", launch_one<Elementwise<exp2_approx>>},
     {"log2_approx", launch_one<Elementwise<log2_approx>>},
     {"reciprocal_approx", launch_one<Elementwise<reciprocal_approx>>},

@@ -64,7 +64,7 @@ class ScaleRole : SpecializedBlock<Config> {
     const bool fits = largest < reference_ + kBehindLargest && smallest >= reference_ - kSmallest;
     bool marked = false;
     if (ptx::any(valid && !fits)) [[unlikely]]
-      marked = raise_reference(scales, valid, num_scales);
+      marked = raise_reference(scales, valid);
     const float inverse = reference_ == 0 ? 0.0F : std::bit_cast<float>(254U * kOne - reference_);
     if (n >= 2) ptx::mbarrier_wait(Block::free(n - 2), Block::stage_parity(n - 2));
     MLA_UNROLL
@@ -90,7 +90,7 @@ class ScaleRole : SpecializedBlock<Config> {
   /// Where scales are too large for the reference, or there is none. Returns whether a scale is too small, or no
   /// number.
   template <int kGroups>
-  MLA_DEVICE bool raise_reference(const float (&scales)[kGroups], bool valid, int32_t num_scales) {
+  MLA_DEVICE bool raise_reference(const float (&scales)[kGroups], bool valid) {
     uint32_t largest = 0;
     MLA_UNROLL
     for (int group = 0; group < kGroups; ++group) {

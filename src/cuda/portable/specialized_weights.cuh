@@ -74,7 +74,7 @@ class WeightRole : SpecializedBlock<Config> {
     MLA_UNROLL
     for (int m = 0; m < Config::kBandTiles; ++m) {
       float s[kTileRows][kLaneKeys];
-      take_logits(s, n, m, scale, valid);
+      take_logits(s, m, scale, valid);
       if (m == Config::kBandTiles - 1) {
         ptx::sync_warp();
         if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::taken(band()));
@@ -93,7 +93,7 @@ class WeightRole : SpecializedBlock<Config> {
 
   /// Base-2 logits out of the sums over all parts of the channels, of the lane's keys and rows of a tile; -inf for keys
   /// that are not valid.
-  MLA_DEVICE void take_logits(float (&s)[kTileRows][kLaneKeys], uint32_t n, int m, float scale, uint32_t valid) const {
+  MLA_DEVICE void take_logits(float (&s)[kTileRows][kLaneKeys], int m, float scale, uint32_t valid) const {
     float sum[kTileRows][kLaneKeys] = {};
     MLA_UNROLL
     for (int i = 0; i < kLaneKeys; i += kInRows ? 4 : 2) MLA_UNROLL
