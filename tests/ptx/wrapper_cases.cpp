@@ -294,7 +294,10 @@ uint32_t permute_bytes(uint32_t a, uint32_t b) {
   for (uint32_t byte = 0; byte < 4; ++byte) result |= (a >> (b >> 4 * byte & 3U) * 8 & 0xFFU) << 8 * byte;
   return result;
 }
-uint32_t max_number(uint32_t a, uint32_t b) { return bits(std::fmax(number(a), number(b)) + 0.0F); }
+uint32_t max_number(uint32_t a, uint32_t b) {
+  if (std::isnan(number(a)) || std::isnan(number(b))) return bits(number(std::isnan(number(a)) ? b : a) + 0.0F);
+  return bits(std::max(number(a), number(b)) + 0.0F);
+}
 
 double flushed(double x) { return std::abs(x) < 0x1p-126 ? std::copysign(0.0, x) : x; }
 uint32_t exp2_approx(uint32_t a, uint32_t) { return bits(static_cast<float>(flushed(std::exp2(flushed(number(a)))))); }

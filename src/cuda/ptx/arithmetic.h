@@ -12,7 +12,8 @@ namespace mla::MLA_CUDA_NAMESPACE::ptx {
 /// max.f32: the larger one; of a number and NaN the number.
 MLA_DEVICE float max_number(float a, float b) {
 #if MLA_EMULATED
-  return std::fmax(a, b);
+  if (a != a) return b;  // std::fmax does not take signalling NaN so
+  return b != b || b < a ? a : b;
 #else
   float result;
   asm("max.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
