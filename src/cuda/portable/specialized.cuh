@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Absorbed attention with warps of four or five roles: 16 or 64 query rows against paged or indexed rows of a latent cache,
-// which are key and value at once. Needs bulk copies and 227 KB of shared memory.
+// Absorbed attention with warps of four or five roles: 16 or 64 query rows against paged or indexed rows of a latent
+// cache, which are key and value at once. Needs bulk copies and 227 KB of shared memory.
 //
 // Grid: persistent; a block walks the segments of its worker (work_list.h), 32 keys a step.
 //   fetch warps    describe units; bulk copies of keys, some steps on
