@@ -55,8 +55,8 @@ struct Explanation {
 };
 
 /// Judges every row. `force` names a row ("cpu_avx2") or a family ("cpu"); a row that only other operations have
-/// ("cuda_sm90") means its family; empty or "auto" means the environment variable MLA_BACKEND, and if that is unset, the
-/// first usable row. MLA_EMULATE is not looked at: `problem` says what is emulated.
+/// ("cuda_sm90") means its family; empty or "auto" means the environment variable MLA_BACKEND, and if that is unset,
+/// the first usable row. MLA_EMULATE is not looked at: `problem` says what is emulated.
 Explanation explain(const Problem& problem, std::string_view force = {});
 
 /// One instruction-set level the CPU backend has code for.
