@@ -88,17 +88,19 @@ class WgmmaBlock : protected AbsorbedUnits<Config> {
       latent[four] = of_lane(ckv, four * 4 + of_four);
       valid[four] = latent[four] != nullptr;
       latent[four] += chunk * kChunkBytes;
-      if constexpr (!kJoined) rotary[four] = of_lane(kpe, four * 4 + of_four) + chunk * kChunkBytes - d_ckv * 2;
+      if constexpr (!kJoined) rotary[four] = of_lane(kpe, four * 4 + of_four) + chunk * kChunkBytes;
     }
     MLA_UNROLL
     for (int piece = 0; piece < Config::kPieces; ++piece) {
       MLA_UNROLL
       for (int four = 0; four < kFours; ++four) {
         if (piece >= Config::kLatentPieces && !has_tail) continue;
-        const std::byte* from = kJoined || piece * Config::kPieceDims < d_ckv ? latent[four] : rotary[four];
+        const std::byte* from = kJoined || piece * Config::kPieceDims < d_ckv
+                                    ? latent[four] + piece * Config::kPieceRowBytes
+                                    : rotary[four] + (piece * Config::kPieceRowBytes - d_ckv * 2);
         ptx::cp_async_16((four % 2 == 0 ? even : odd) +
                              static_cast<uint32_t>(four / 2 * Config::kGroupRowsBytes + piece * Config::kPieceBytes),
-                         from + piece * Config::kPieceRowBytes, valid[four]);
+                         from, valid[four]);
       }
       done(piece);
     }
