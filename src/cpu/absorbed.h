@@ -79,7 +79,7 @@ class AbsorbedRun {
       tiles.set_row(i, q_nope(row), q_pe(row), visible(task.row_begin + i));
       if (scoring.biased) tiles.set_bias(i, problem_.options.alibi_slopes[row.head], position(task.row_begin + i));
     }
-    tiles.pack_queries(problem_.q_dtype, problem_.d_ckv);
+    tiles.set_queries(problem_.q_dtype, problem_.d_ckv);
     KeyBlock block;
     for (int32_t key = task.kv_begin; next(block); key += block.num_keys) tiles.attend(block, key, scoring);
     finish(task, first_token, tiles, layout);

@@ -50,6 +50,7 @@ void Tiles::carve(Carver& carver) {
   s_ = carver.take<float>(kRowVectors * kernels_.lanes * (keys + kKeyTile));
   p_ = carver.take<uint32_t>(rows * keys / kernels_.pack);
   keys_ = carver.take<uint32_t>(keys * d_qk / kernels_.pack);
+  copied_values_ = carver.take<uint32_t>(shape_.copied_values ? keys * shape_.d_v / kernels_.pack : 0);
   values_ = carver.take<uint32_t>(keys / kernels_.pack * (kernels_.pack == 2 ? 2 * kSlab : shape_.d_v));
   o_ = carver.take<float>(rows * shape_.d_v);
   m_ = carver.take<float>(rows);
@@ -62,6 +63,7 @@ void Tiles::carve(Carver& carver) {
   key_position_ = carver.take<int32_t>(keys);
   decoded_rows_ = carver.take<uint16_t>(shape_.decoded_rows ? keys * d_qk : 0);
   decoded_queries_ = carver.take<uint16_t>(shape_.decoded_queries ? rows * d_qk : 0);
+  group_visible_ = carver.take<Extent>(rows / kernels_.lanes);
   limit_ = carver.take<int32_t>(kMaxLanes);
   key_steps_ = carver.take<int32_t>(rows);
   aside_keys_ = carver.take<int32_t>(keys);
@@ -85,13 +87,6 @@ void Tiles::begin(int32_t num_rows) {
   }
 }
 
-/// Rows of one head lie far apart: the hardware does not see the next group coming.
-void Tiles::prefetch_queries(const void* const* rows, int32_t bytes) const {
-  for (int32_t lane = 0; lane < kernels_.lanes; ++lane)
-    for (int32_t i = 0; rows[lane] != nullptr && i < bytes; i += 64)
-      __builtin_prefetch(static_cast<const char*>(rows[lane]) + i);
-}
-
 /// Replaces e4m3 rows by copies in bf16.
 void Tiles::decode_queries(int32_t first_width) {
   uint16_t* to = decoded_queries_;
@@ -105,21 +100,31 @@ void Tiles::decode_queries(int32_t first_width) {
     }
 }
 
-void Tiles::pack_queries(DType dtype, int32_t first_width) {
+void Tiles::set_queries(DType dtype, int32_t first_width) {
   if (dtype == DType::kE4M3) {
     decode_queries(first_width);
     dtype = DType::kBF16;
   }
-  const int64_t steps = shape_.d_qk / kernels_.pack;
-  const int64_t first_steps = first_width / kernels_.pack;
+  query_dtype_ = dtype;
+  query_width_[0] = first_width;
+  query_width_[1] = shape_.d_qk - first_width;
   for (int32_t g = 0; g < num_groups_; ++g) {
-    const void** rows = query_rows_ + g * kernels_.lanes;
-    if (g + 1 < num_groups_)
-      prefetch_queries(rows + kernels_.lanes, static_cast<int32_t>(size_of(dtype)) * first_width);
-    uint32_t* q = q_ + g * steps * kernels_.lanes;
-    kernels_.pack_queries(rows, dtype, first_width, q);
-    if (first_width < shape_.d_qk)
-      kernels_.pack_queries(rows + shape_.max_rows, dtype, shape_.d_qk - first_width, q + first_steps * kernels_.lanes);
+    const int32_t* visible = visible_ + g * kernels_.lanes;
+    const auto [least, most] = std::minmax_element(visible, visible + kernels_.lanes);
+    group_visible_[g] = {.least = *least, .most = *most};
+  }
+  for (int32_t row = 0; row < std::min(kRowVectors * kernels_.lanes, num_rows_); ++row)
+    for (int32_t i = 0; i < first_width * static_cast<int32_t>(size_of(dtype)); i += 64)
+      __builtin_prefetch(static_cast<const char*>(query_rows_[row]) + i);
+}
+
+void Tiles::pack_queries(int32_t group) {
+  uint32_t* q = q_ + static_cast<int64_t>(group) * (shape_.d_qk / kernels_.pack) * kernels_.lanes;
+  const void** rows = query_rows_ + group * kernels_.lanes;
+  for (int32_t width : query_width_) {
+    if (width > 0) kernels_.pack_queries(rows, query_dtype_, width, q);
+    q += width / kernels_.pack * kernels_.lanes;
+    rows += shape_.max_rows;
   }
 }
 
@@ -132,7 +137,7 @@ void Tiles::score(const KeyBlock& block, const Prefetch& prefetch, int32_t group
                   s_stride);
   for (int32_t i = 0; i < count; ++i)
     if (keys[i] > common)
-      kernels_.scores(q_ + (group + i) * q_stride, q_stride, 1, block.segments, block.num_segments, Prefetch{}, common,
+      kernels_.scores(q_ + (group + i) * q_stride, q_stride, 1, block.segments, block.num_segments, prefetch, common,
                       keys[i], s_ + i * s_stride, s_stride);
 }
 
@@ -153,6 +158,21 @@ void Tiles::hide(int32_t first_row, int32_t first_key, int32_t num_keys, const H
   }
 }
 
+/// What to prefetch beside the scores of the groups from `group` on. Where rows lie far apart: the queries that are
+/// packed next, and beside the last groups, which see the most keys, the next block.
+Prefetch Tiles::prefetch_beside(const KeyBlock& block, int32_t group) const {
+  const int32_t next = group + kRowVectors;
+  if (block.far ? next >= num_groups_ : group == 0) return block.prefetch;
+  if (!block.far || !first_) return {};
+  const int32_t row = next * kernels_.lanes;
+  const auto lines = [&](int32_t part) {
+    return static_cast<int32_t>((query_width_[part] * static_cast<int64_t>(size_of(query_dtype_)) + 63) / 64);
+  };
+  return {.rows = {query_rows_ + row, query_rows_ + shape_.max_rows + row},
+          .lines = {lines(0), lines(1)},
+          .num_rows = std::min(kRowVectors * kernels_.lanes, num_rows_ - row) / kKeyTile * kKeyTile};
+}
+
 void Tiles::score_groups(const KeyBlock& block, int32_t first_key, const Scoring& scoring) {
   const float scale_log2 = (scoring.plain() ? scoring.scale : 1.0F) * std::numbers::log2e_v<float>;
   const bool hiding =
@@ -167,12 +187,11 @@ void Tiles::score_groups(const KeyBlock& block, int32_t first_key, const Scoring
     int32_t least[kRowVectors];
     int32_t keys[kRowVectors];
     for (int32_t i = 0; i < count; ++i) {
-      const int32_t* visible = visible_ + (g + i) * lanes;
-      const auto [low, high] = std::minmax_element(visible, visible + lanes);
-      least[i] = std::min(*low - first_key, block.num_keys);
-      keys[i] = std::clamp(*high - first_key, 0, block.num_keys);
+      least[i] = std::min(group_visible_[g + i].least - first_key, block.num_keys);
+      keys[i] = std::clamp(group_visible_[g + i].most - first_key, 0, block.num_keys);
+      if (first_) pack_queries(g + i);
     }
-    score(block, g == 0 ? block.prefetch : Prefetch{}, g, keys, count);
+    score(block, prefetch_beside(block, g), g, keys, count);
     for (int32_t i = 0; i < count; ++i) {
       const int32_t row = (g + i) * lanes;
       const int32_t n = round_up(keys[i], kernels_.pack);
@@ -262,15 +281,11 @@ float Tiles::probability(int32_t row, int32_t key) const {
 Background Tiles::prepare(const KeyBlock& block, int32_t next_slab) const {
   uint32_t* v = values_ + (value_buffer_ ^ 1) * slab_stride();
   if (next_slab < shape_.d_v / kSlab)
-    return {.slab = {.rows = block.value_rows,
-                     .num_keys = block.num_keys,
-                     .channel = int64_t{next_slab} * kSlab,
-                     .far = block.values_far},
+    return {.slab = {.rows = block.value_rows, .num_keys = block.num_keys, .channel = int64_t{next_slab} * kSlab},
             .v = v};
   if (block.next_value_rows == nullptr) return {};
-  return {.slab = {.rows = block.next_value_rows, .num_keys = block.next_num_keys, .far = block.values_far},
-          .v = v,
-          .copy = block.next_keys};
+  return {
+      .copies = block.next_copies, .slab = {.rows = block.next_value_rows, .num_keys = block.next_num_keys}, .v = v};
 }
 
 void Tiles::attend(const KeyBlock& block, int32_t first_key, const Scoring& scoring) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -20,6 +21,7 @@ struct TileShape {
   int32_t d_qk = 0, d_v = 0;
   bool decoded_rows = false;     // room for a block of keys in bf16, for formats that need decoding
   bool decoded_queries = false;  // room for the queries in bf16
+  bool copied_values = false;    // room for a block of bf16 values
 
   /// Rows and keys by head widths: the working set (docs/kernels/cpu.md) must stay inside a 1 MiB L2.
   static TileShape choose(const TileKernels& kernels, int32_t d_qk, int32_t d_v);
@@ -33,14 +35,14 @@ struct KeyBlock {
   int32_t num_segments = 0;
   Segment segments[kMaxSegments];
   Prefetch prefetch;                  // what the next block needs
+  bool far = false;                   // rows, and those of the queries, lie far apart: none is near the one before
   const void** value_rows = nullptr;  // pack 2: rows of bf16 values, packed one slab at a time; or
   uint32_t* value_slabs = nullptr;    // slabs that are packed already, key_block * kSlab steps apart
-  bool values_far = false;            // the scores did not read them
-  // pack 2, where another block follows: what to get ready for it while this one's values are multiplied. Its keys may
-  // overwrite this one's.
+  // pack 2, where another block follows: what to get ready for it while this one's values are multiplied. Copies may
+  // overwrite this one's rows; the next one's value rows may be copies.
   int32_t next_num_keys = 0;
   const void* const* next_value_rows = nullptr;
-  RowCopy next_keys = {};
+  std::array<RowCopy, 2> next_copies = {};
 };
 
 /// Keys that a row does not see although they lie in its range.
@@ -93,8 +95,8 @@ class Tiles {
     slope_[row] = slope;
     position_[row] = position;
   }
-  /// Packs the queries of all rows: parts of `first_width` and d_qk - first_width channels.
-  void pack_queries(DType dtype, int32_t first_width);
+  /// Says what the rows' queries are, once all are set: parts of `first_width` and d_qk - first_width channels.
+  void set_queries(DType dtype, int32_t first_width);
 
   /// Attends to keys first_key ... first_key + block.num_keys - 1.
   void attend(const KeyBlock& block, int32_t first_key, const Scoring& scoring);
@@ -112,6 +114,7 @@ class Tiles {
   // For loaders: row lists (2 * key_block + kKeyTile entries) and key memory (key_block rows of d_qk elements).
   const void** rows(int32_t list) { return row_lists_ + list * (2 * shape_.key_block + kKeyTile); }
   uint32_t* keys() { return keys_; }
+  uint32_t* copied_values() { return copied_values_; }  // [key_block][d_v], if the shape says so
   uint32_t* value_slabs() { return values_; }
   uint16_t* decoded_rows() { return decoded_rows_; }  // [key_block][d_qk]
   int64_t slab_stride() const { return static_cast<int64_t>(shape_.key_block / kernels_.pack) * kSlab; }
@@ -127,7 +130,8 @@ class Tiles {
   void decode_queries(int32_t first_width);
   void hide(int32_t first_row, int32_t first_key, int32_t num_keys, const HiddenKeys* hidden, float* s) const;
   bool sees(int32_t row, int32_t key, const HiddenKeys* hidden) const;
-  void prefetch_queries(const void* const* rows, int32_t bytes) const;
+  void pack_queries(int32_t group);
+  Prefetch prefetch_beside(const KeyBlock& block, int32_t group) const;
   int32_t set_aside(const KeyBlock& block, int32_t first_key, const HiddenKeys* hidden);
   Background prepare(const KeyBlock& block, int32_t next_slab) const;
   void take_out(const KeyBlock& block, int32_t slab, int32_t count);
@@ -135,8 +139,14 @@ class Tiles {
   float probability(int32_t row, int32_t key) const;
   void score(const KeyBlock& block, const Prefetch& prefetch, int32_t group, const int32_t* keys, int32_t count);
 
+  struct Extent {
+    int32_t least, most;
+  };
+
   const TileKernels& kernels_;
   TileShape shape_;
+  DType query_dtype_ = DType::kNone;
+  int32_t query_width_[2] = {};
   int32_t num_rows_ = 0, num_groups_ = 0;
   int32_t least_visible_ = 0;  // keys from here on some row does not see,
   int32_t most_begin_ = 0;     // nor those before here
@@ -148,13 +158,15 @@ class Tiles {
   float* s_ = nullptr;
   uint32_t* p_ = nullptr;
   uint32_t* keys_ = nullptr;
+  uint32_t* copied_values_ = nullptr;
   uint32_t* values_ = nullptr;
   float* o_ = nullptr;
   float* m_ = nullptr;
   float* l_ = nullptr;
   float* alpha_ = nullptr;
   int32_t* visible_begin_ = nullptr;
-  int32_t* visible_ = nullptr;  // end of a row's range
+  int32_t* visible_ = nullptr;       // end of a row's range
+  Extent* group_visible_ = nullptr;  // of the rows of a group
   float* slope_ = nullptr;
   int32_t* position_ = nullptr;
   int32_t* key_position_ = nullptr;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Up-projected prefill: rows are query tokens of one request and head, keys the request's tokens of that head.
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <numbers>
 #include <vector>
@@ -24,7 +25,8 @@ schedule::Sequence sequence_of(const core::PrefillArgs& args, int32_t request, i
 
 AttentionSetup setup_of(const KernelSet& set, const core::PrefillArgs& args, int32_t num_threads) {
   const TileKernels& kernels = set.pick(args.dtype, args.dtype);
-  const TileShape shape = TileShape::choose(kernels, args.d_qk, args.d_v);
+  TileShape shape = TileShape::choose(kernels, args.d_qk, args.d_v);
+  shape.copied_values = kernels.pack == 2;
   schedule::SplitOptions options = split_options(kernels, shape, num_threads, args.batch_invariant);
   options.split_keys = false;
   return {.kernels = kernels, .shape = shape, .options = options};
@@ -43,115 +45,108 @@ TaskList::Capacity capacity_of(const AttentionSetup& setup, const core::PrefillA
   return capacity_of(setup, args.num_tokens * heads, args.batch_size * heads, [&] { return sequences_of(args); });
 }
 
-/// Makes key blocks of one head. The rows of a head lie far apart: pairs multiply a copy of the keys, made beside the
-/// multiplies of the block before, since rows that share cache sets evict one another; floats convert them into slabs.
+/// Makes key blocks of one head. The rows of a head lie far apart, each in a page of its own: pairs multiply a copy,
+/// made beside the multiplies of the block before, so that every row is visited once; floats convert them into slabs.
 class HeadLoader {
  public:
   HeadLoader(const core::PrefillArgs& args, const schedule::Task& task, Tiles& tiles)
-      : tiles_(tiles),
+      : args_(args),
+        task_(task),
+        tiles_(tiles),
         key_block_(tiles.shape().key_block),
-        dtype_(args.dtype),
+        copies_(tiles.kernels().pack == 2),
         d_qk_(args.d_qk),
-        d_v_(args.d_v),
-        k_(rows_of(args.k, args.k_stride_token, args.k_stride_head, args, task)),
-        v_(rows_of(args.v, args.v_stride_token, args.v_stride_head, args, task)),
-        end_(task.kv_end),
-        listed_(task.kv_begin) {
+        d_v_(args.d_v) {
     if (task.kv_begin >= task.kv_end) return;
     list(task.kv_begin, 0);
-    if (tiles_.kernels().pack == 2) tiles_.kernels().copy_rows(copy_of(tiles_.rows(0), count_at(task.kv_begin)));
+    if (!copies_) return;
+    for (const RowCopy& copy : copies_of(0, count_at(task.kv_begin))) tiles.kernels().copy_rows(copy);
+    point_at(tiles_.keys(), d_qk_, tiles_.rows(0));
+    point_at(tiles_.copied_values(), d_v_, tiles_.rows(kCopiedValues));
   }
 
   /// The block that begins at key `begin`; blocks must be asked for in order.
   void load(int32_t begin, KeyBlock& block) {
     const void** k = tiles_.rows(0);
     const void** v = tiles_.rows(1);
-    if (begin > listed_) {  // what came next is now the block
+    if (copies_) {
+      std::copy_n(tiles_.rows(kCopiedValues), key_block_, v);  // the block before may have replaced some
+    } else if (begin > task_.kv_begin) {                       // what came next is now the block
       std::copy_n(k + key_block_, key_block_, k);
       std::copy_n(v + key_block_, key_block_, v);
-      listed_ = begin;
-    }
-    const int32_t count = count_at(begin);
-    const int32_t next_count = count_at(begin + count);
-    if (next_count > 0) {
-      list(begin + count, key_block_);
-    } else {
-      pad_rows(k, count, 2 * key_block_);
-      pad_rows(v, count, 2 * key_block_);
     }
     block = KeyBlock();
-    block.num_keys = count;
-    block.prefetch = {.rows = {k + key_block_, v + key_block_}, .lines = {lines(d_qk_), lines(d_v_)}};
-    if (tiles_.kernels().pack == 1) return convert(block);
-    block.value_rows = v;
-    block.values_far = true;
-    point_at_copy(k, count);
+    block.num_keys = count_at(begin);
+    block.far = true;
+    const int32_t next_begin = begin + block.num_keys;
+    if (next_begin < task_.kv_end) {
+      list(next_begin, key_block_);
+      block.prefetch = {.rows = {k + key_block_, v + key_block_}, .lines = {lines(d_qk_), lines(d_v_)}};
+    }
+    if (!copies_) return convert(block);
     block.segments[block.num_segments++] = {.rows = k, .steps = d_qk_ / 2};
-    if (next_count == 0) return;
-    block.next_num_keys = next_count;
-    block.next_value_rows = v + key_block_;
-    block.next_keys = copy_of(k + key_block_, next_count);
+    block.value_rows = v;
+    if (next_begin == task_.kv_end) return;
+    block.next_num_keys = count_at(next_begin);
+    block.next_value_rows = tiles_.rows(kCopiedValues);
+    block.next_copies = copies_of(key_block_, block.next_num_keys);
   }
 
  private:
-  struct Rows {
-    const char* first;  // of the request and head
-    int64_t stride;     // bytes
-  };
+  static constexpr int32_t kCopiedValues = 2;  // the list of the copy's rows; 0 and 1 list this block and the next
 
-  static Rows rows_of(const void* base, int64_t stride_token, int64_t stride_head, const core::PrefillArgs& args,
-                      const schedule::Task& task) {
-    const auto element = static_cast<int64_t>(size_of(args.dtype));
-    const int64_t first = args.kv_indptr[task.request] * stride_token + task.head * stride_head;
-    return {.first = static_cast<const char*>(base) + first * element, .stride = stride_token * element};
-  }
-
-  int32_t count_at(int32_t key) const { return std::min(key_block_, end_ - key); }
+  int32_t count_at(int32_t key) const { return std::min(key_block_, task_.kv_end - key); }
   int32_t lines(int32_t width) const {
-    return static_cast<int32_t>((width * static_cast<int64_t>(size_of(dtype_)) + 63) / 64);
+    return static_cast<int32_t>((width * static_cast<int64_t>(size_of(args_.dtype)) + 63) / 64);
   }
-  RowCopy copy_of(const void* const* rows, int32_t count) const {
-    return {.rows = rows, .num_rows = count, .lines = lines(d_qk_), .to = tiles_.keys()};
+  /// Copies of the keys and values listed from entry `entry` on.
+  std::array<RowCopy, 2> copies_of(int32_t entry, int32_t count) const {
+    return {
+        RowCopy{.rows = tiles_.rows(0) + entry, .num_rows = count, .lines = lines(d_qk_), .to = tiles_.keys()},
+        RowCopy{.rows = tiles_.rows(1) + entry, .num_rows = count, .lines = lines(d_v_), .to = tiles_.copied_values()}};
   }
 
   /// Lists the block at key `begin` from entry `entry` of both lists on.
   void list(int32_t begin, int32_t entry) {
     const int32_t count = count_at(begin);
-    for (const auto& [rows, list] : {std::pair(&k_, tiles_.rows(0)), std::pair(&v_, tiles_.rows(1))}) {
-      const char* row = rows->first + begin * rows->stride;
-      for (int32_t i = 0; i < count; ++i, row += rows->stride) list[entry + i] = row;
-      pad_rows(list + entry, count, key_block_);
-    }
+    const auto element = static_cast<int64_t>(size_of(args_.dtype));
+    const int64_t token = int64_t{args_.kv_indptr[task_.request]} + begin;
+    const auto add = [&](const void** rows, const void* base, int64_t stride_token, int64_t stride_head) {
+      const char* row = static_cast<const char*>(base) + (token * stride_token + task_.head * stride_head) * element;
+      for (int32_t i = 0; i < count; ++i, row += stride_token * element) rows[entry + i] = row;
+      pad_rows(rows + entry, count, key_block_);
+    };
+    add(tiles_.rows(0), args_.k, args_.k_stride_token, args_.k_stride_head);
+    add(tiles_.rows(1), args_.v, args_.v_stride_token, args_.v_stride_head);
   }
 
-  void point_at_copy(const void** k, int32_t count) const {
-    const auto* row = reinterpret_cast<const std::byte*>(tiles_.keys());
-    for (int32_t key = 0; key < count; ++key, row += int64_t{lines(d_qk_)} * 64) k[key] = row;
-    pad_rows(k, count, count);
+  /// Lists the rows of a copy.
+  void point_at(const uint32_t* copy, int32_t width, const void** rows) const {
+    const auto* row = reinterpret_cast<const std::byte*>(copy);
+    for (int32_t i = 0; i < key_block_; ++i, row += int64_t{lines(width)} * 64) rows[i] = row;
   }
 
   void convert(KeyBlock& block) const {
     for (int32_t channel = 0; channel < d_qk_; channel += kSlab)
       tiles_.add_key_slab({.rows = tiles_.rows(0),
-                           .dtype = dtype_,
+                           .dtype = args_.dtype,
                            .num_keys = block.num_keys,
                            .channel = channel,
                            .width = std::min(kSlab, d_qk_ - channel)},
                           block);
     for (int32_t slab = 0; slab < d_v_ / kSlab; ++slab)
       tiles_.kernels().pack_slab(
-          {.rows = tiles_.rows(1), .dtype = dtype_, .num_keys = block.num_keys, .channel = int64_t{slab} * kSlab},
+          {.rows = tiles_.rows(1), .dtype = args_.dtype, .num_keys = block.num_keys, .channel = int64_t{slab} * kSlab},
           tiles_.value_slabs() + slab * tiles_.slab_stride());
     block.value_slabs = tiles_.value_slabs();
   }
 
+  const core::PrefillArgs& args_;
+  const schedule::Task& task_;
   Tiles& tiles_;
   int32_t key_block_;
-  DType dtype_;
+  bool copies_;
   int32_t d_qk_, d_v_;
-  Rows k_, v_;
-  int32_t end_;
-  int32_t listed_;  // first key of the lists
 };
 
 class PrefillRun {
@@ -172,7 +167,7 @@ class PrefillRun {
       if (scoring.biased)
         tiles.set_bias(row, options.alibi_slopes[task.head], schedule::query_position(sequence, task.row_begin + row));
     }
-    tiles.pack_queries(args_.dtype, args_.d_qk);
+    tiles.set_queries(args_.dtype, args_.d_qk);
     HeadLoader loader(args_, task, tiles);
     KeyBlock block;
     for (int32_t key = task.kv_begin; key < task.kv_end; key += shape_.key_block) {

@@ -6,6 +6,7 @@
 // Register tiles (docs/kernels/cpu.md): scores kScoreVectors x kKeyTile, accumulate kRowTile x kValueVectors.
 #include <hwy/cache_control.h>
 
+#include <array>
 #include <cstring>
 
 #include "cpu/e4m3-inl.h"
@@ -36,14 +37,17 @@ void convert(const void* src, DType src_dtype, void* dst, DType dst_dtype, int64
 
 // ---- queries ----
 
-void pack_queries(const void* const* rows, DType dtype, int32_t d, uint32_t* q) {
+template <bool kPadded>
+HWY_INLINE void pack_query_rows(const void* const* rows, [[maybe_unused]] DType dtype, int32_t d, uint32_t* q) {
   for (int32_t t = 0; t < d / kPack; t += kLanes) {
     WordVec words[kLanes];
-    for (int32_t lane = 0; lane < kLanes; ++lane) {
-      words[lane] = hn::Zero(kWords);
-      if (rows[lane] == nullptr) continue;
+    MLA_UNROLL for (int32_t lane = 0; lane < kLanes; ++lane) {
+      if (kPadded && rows[lane] == nullptr) {
+        words[lane] = hn::Zero(kWords);
+        continue;
+      }
 #if MLA_CPU_BF16_PAIRS
-      words[lane] = hn::LoadU(kWords, static_cast<const uint32_t*>(advance(rows[lane], dtype, kPack * t)));
+      words[lane] = hn::LoadU(kWords, static_cast<const uint32_t*>(rows[lane]) + t);
 #else
       words[lane] = hn::BitCast(kWords, load_as_f32(advance(rows[lane], dtype, t), dtype));
 #endif
@@ -51,6 +55,11 @@ void pack_queries(const void* const* rows, DType dtype, int32_t d, uint32_t* q) 
     transpose(words);
     for (int32_t i = 0; i < kLanes; ++i) hn::StoreU(words[i], kWords, q + static_cast<int64_t>(t + i) * kLanes);
   }
+}
+
+void pack_queries(const void* const* rows, DType dtype, int32_t d, uint32_t* q) {
+  if (rows[kLanes - 1] == nullptr) return pack_query_rows<true>(rows, dtype, d, q);
+  pack_query_rows<false>(rows, dtype, d, q);
 }
 
 // ---- scores ----
@@ -119,7 +128,8 @@ void scores(const uint32_t* q, int64_t q_group_stride, int32_t num_groups, const
   for (int32_t i = 0; i < num_segments; ++i) chunks += segments[i].steps / kStepChunk;
   for (int32_t key = key_begin; key < round_up(key_end, kKeyTile); key += kScoreKeys) {
     for (int32_t g = 0; g < num_groups;) {
-      const TilePrefetcher prefetcher(g == 0 && key % kKeyTile == 0 ? prefetch : nothing, key, chunks);
+      const bool prefetching = g == 0 && key % kKeyTile == 0 && key < prefetch.num_rows;
+      const TilePrefetcher prefetcher(prefetching ? prefetch : nothing, key, chunks);
       const uint32_t* queries = q + g * q_group_stride;
       float* out = s + g * s_group_stride;
       if (num_groups - g >= kScoreVectors) {
@@ -263,10 +273,7 @@ void softmax(const float* s, int32_t num_keys, const int32_t* limit, float scale
 class SlabPacker {
  public:
   SlabPacker(const SlabSource& source, uint32_t* v)
-      : source_(source),
-        v_(v),
-        end_((source.num_keys + 1) / 2 * (source.width / 32)),
-        prefetch_end_(source.far ? source.num_keys - kRowsAhead : 0) {}
+      : source_(source), v_(v), end_((source.num_keys + 1) / 2 * (source.width / 32)) {}
 
   int32_t remaining() const { return end_ - unit_; }
 
@@ -275,11 +282,6 @@ class SlabPacker {
                                                       8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
     const __m512i low = _mm512_load_si512(kLow);
     const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
-    if (2 * pair_ + 1 < prefetch_end_) {
-      __builtin_prefetch(static_cast<const uint16_t*>(source_.rows[2 * pair_ + kRowsAhead]) + source_.channel + half_);
-      __builtin_prefetch(static_cast<const uint16_t*>(source_.rows[2 * pair_ + kRowsAhead + 1]) + source_.channel +
-                         half_);
-    }
     const bool last = 2 * pair_ + 1 == source_.num_keys;  // without a partner: zeros
     const auto* even = static_cast<const uint16_t*>(source_.rows[2 * pair_]) + source_.channel + half_;
     const auto* odd = static_cast<const uint16_t*>(source_.rows[2 * pair_ + (last ? 0 : 1)]) + source_.channel + half_;
@@ -297,11 +299,9 @@ class SlabPacker {
   }
 
  private:
-  static constexpr int32_t kRowsAhead = 24;
-
   const SlabSource source_;
   uint32_t* v_;
-  int32_t end_, prefetch_end_;
+  int32_t end_;
   int32_t unit_ = 0, pair_ = 0, half_ = 0;
 };
 
@@ -358,11 +358,14 @@ HWY_INLINE void accumulate_tile(const uint32_t* p, const uint32_t* v, int32_t ke
       hn::StoreU(sum[r][c], kFloats, o + r * kSlab + c * kLanes);
 }
 
-/// Copies rows bit by bit: one call of `step` copies 64 bytes.
+/// Copies rows of one source after the other bit by bit: one call of `step` copies 64 bytes.
 class RowCopier {
  public:
-  explicit RowCopier(const RowCopy& copy)
-      : copy_(copy), to_(static_cast<uint32_t*>(copy.to)), remaining_(copy.num_rows * copy.lines) {}
+  explicit RowCopier(const std::array<RowCopy, 2>& copies)
+      : copy_(copies[0]),
+        then_(copies[1]),
+        to_(static_cast<uint32_t*>(copy_.to)),
+        remaining_(copy_.num_rows * copy_.lines + then_.num_rows * then_.lines) {}
 
   int32_t remaining() const { return remaining_; }
 
@@ -373,30 +376,36 @@ class RowCopier {
     for (int32_t i = 0; i < kLineWords; i += kLanes) hn::StoreU(hn::LoadU(kWords, from + i), kWords, to_ + i);
     to_ += kLineWords;
     --remaining_;
-    if (++line_ == copy_.lines) {
-      line_ = 0;
-      ++row_;
-    }
+    if (++line_ < copy_.lines) return;
+    line_ = 0;
+    if (++row_ < copy_.num_rows) return;
+    row_ = 0;
+    copy_ = then_;
+    to_ = static_cast<uint32_t*>(copy_.to);
   }
 
  private:
   static constexpr int32_t kLineWords = 16;
   static constexpr int32_t kRowsAhead = 8;
 
-  const RowCopy copy_;
+  RowCopy copy_;
+  const RowCopy then_;
   uint32_t* to_;
   int32_t remaining_, row_ = 0, line_ = 0;
 };
 
 void copy_rows(const RowCopy& copy) {
-  for (RowCopier copier(copy); copier.remaining() > 0;) copier.step();
+  for (RowCopier copier({copy}); copier.remaining() > 0;) copier.step();
 }
 
 void accumulate(const uint32_t* p, int64_t p_group_stride, const uint32_t* v, const int32_t* key_steps,
                 int32_t num_rows, const float* alpha, bool first, float* o, const Background& background) {
 #if MLA_CPU_BF16_PAIRS
+  RowCopier copier(background.copies);
   SlabPacker packer(background.v != nullptr ? background.slab : SlabSource{}, background.v);
-  RowCopier copier(background.copy);
+  const auto finish = [](auto& work) {
+    while (work.remaining() > 0) work.step();
+  };
 #else
   static_cast<void>(background);
 #endif
@@ -408,20 +417,21 @@ void accumulate(const uint32_t* p, int64_t p_group_stride, const uint32_t* v, co
       const uint32_t* p_row = p + group * p_group_stride + row % kLanes;
       float* o_row = o + static_cast<int64_t>(row) * kSlab + c;
 #if MLA_CPU_BF16_PAIRS
-      if (packer.remaining() >= steps) {
-        accumulate_tile(p_row, v + c, steps, alpha + row, first, o_row, [&] { packer.step(); });
-        continue;
-      }
-      if (copier.remaining() >= steps) {
-        accumulate_tile(p_row, v + c, steps, alpha + row, first, o_row, [&] { copier.step(); });
-        continue;
-      }
+      const auto beside = [&](auto& work) {
+        if (work.remaining() < steps) {
+          finish(work);
+          return false;
+        }
+        accumulate_tile(p_row, v + c, steps, alpha + row, first, o_row, [&] { work.step(); });
+        return true;
+      };
+      if (beside(copier) || beside(packer)) continue;
 #endif
       accumulate_tile(p_row, v + c, steps, alpha + row, first, o_row, [] {});
     }
 #if MLA_CPU_BF16_PAIRS
-  while (packer.remaining() > 0) packer.step();
-  while (copier.remaining() > 0) copier.step();
+  finish(copier);
+  finish(packer);
 #endif
 }
 
@@ -457,11 +467,21 @@ HWY_INLINE void store_output(FloatVec x, void* to, DType dtype) {
   store_codes(f32_to_e4m3(x), static_cast<uint8_t*>(to));
 }
 
-void store_row(const float* o, int64_t o_slab_stride, int32_t d_v, float factor, void* dst, DType dtype) {
+template <DType kDtype>
+HWY_INLINE void store_row_as(const float* o, int64_t o_slab_stride, int32_t d_v, float factor, void* dst) {
   const FloatVec scale = hn::Set(kFloats, factor);
   for (int32_t slab = 0; slab < d_v / kSlab; ++slab, o += o_slab_stride)
-    for (int32_t i = 0; i < kSlab; i += kLanes)
-      store_output(hn::LoadU(kFloats, o + i) * scale, advance(dst, dtype, slab * kSlab + i), dtype);
+    MLA_UNROLL for (int32_t i = 0; i < kSlab; i += kLanes)
+        store_output(hn::LoadU(kFloats, o + i) * scale, advance(dst, kDtype, slab * kSlab + i), kDtype);
+}
+
+void store_row(const float* o, int64_t o_slab_stride, int32_t d_v, float factor, void* dst, DType dtype) {
+  switch (dtype) {
+    case DType::kBF16: return store_row_as<DType::kBF16>(o, o_slab_stride, d_v, factor, dst);
+    case DType::kF16: return store_row_as<DType::kF16>(o, o_slab_stride, d_v, factor, dst);
+    case DType::kE4M3: return store_row_as<DType::kE4M3>(o, o_slab_stride, d_v, factor, dst);
+    default: return store_row_as<DType::kF32>(o, o_slab_stride, d_v, factor, dst);
+  }
 }
 
 void weighted_sum(const void* src, int64_t src_stride, DType src_dtype, int32_t n, const float* weight,

@@ -13,6 +13,7 @@
 //   o  [slab][row][kSlab]       f32    running output
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "mla/types.h"
@@ -36,6 +37,7 @@ struct Segment {
 struct Prefetch {
   const void* const* rows[2] = {nullptr, nullptr};
   int32_t lines[2] = {0, 0};
+  int32_t num_rows = INT32_MAX;  // in shorter lists: a multiple of kKeyTile
 };
 
 /// `width` channels (a multiple of 32, at most kSlab) from `channel` on of num_keys rows, to become one slab of v.
@@ -46,7 +48,6 @@ struct SlabSource {
   int32_t num_keys = 0;
   int64_t channel = 0;
   int32_t width = kSlab;
-  bool far = false;  // the rows are not in the caches' first level: prefetch them (pack 2)
 };
 
 /// num_rows rows of `lines` times 64 bytes, to be laid one after another.
@@ -59,16 +60,16 @@ struct RowCopy {
 
 /// Work for the next slab or block that hides behind the multiplies of `accumulate`; pack 2 only.
 struct Background {
-  SlabSource slab = {};  // to be packed into v, if v is given
+  std::array<RowCopy, 2> copies = {};
+  SlabSource slab = {};  // to be packed into v, if v is given, after the copies
   uint32_t* v = nullptr;
-  RowCopy copy = {};
 };
 
 struct TileKernels {
   int32_t lanes;  // rows per group
   int32_t pack;   // elements per step: 2 (bf16 pairs) or 1 (f32)
 
-  /// One group of query rows, `d` elements of `dtype` each, into q. A null row gives zeros.
+  /// One group of query rows, `d` elements of `dtype` each, into q. Null rows give zeros; they come last.
   void (*pack_queries)(const void* const* rows, DType dtype, int32_t d, uint32_t* q);
 
   /// Scores of `num_groups` groups of rows with keys [key_begin, key_end); key_begin is a multiple of kKeyTile, key_end

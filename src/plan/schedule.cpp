@@ -3,13 +3,16 @@
 
 #include <algorithm>
 #include <functional>
+#include <numeric>
 #include <queue>
+#include <tuple>
 
 namespace mla::schedule {
 namespace {
 
 constexpr int32_t kMinSplitKeys = 32;
 constexpr int32_t kFineAlignment = 16;
+constexpr double kWorthwhile = 0.99;  // smaller gains of makespan are none
 
 int32_t ceil_div(int32_t a, int32_t b) { return a / b + (a % b != 0 ? 1 : 0); }
 int32_t round_up(int32_t a, int32_t b) { return ceil_div(a, b) * b; }
@@ -54,22 +57,36 @@ void add_tasks(const Unit& unit, int32_t keys_per_split, const CostModel& cost, 
   if (num_splits > 1) schedule.num_partials += num_splits;
 }
 
-/// Longest first; equal ones in the order of requests, so that neighbours share what they read.
-void order_tasks(Schedule& schedule, std::vector<double>& costs) {
-  std::vector<int32_t> order(costs.size());
-  for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](int32_t a, int32_t b) { return costs[static_cast<size_t>(a)] > costs[static_cast<size_t>(b)]; });
-  std::vector<Task> tasks;
-  std::vector<double> sorted;
-  tasks.reserve(order.size());
-  sorted.reserve(order.size());
-  for (int32_t i : order) {
-    tasks.push_back(schedule.tasks[static_cast<size_t>(i)]);
-    sorted.push_back(costs[static_cast<size_t>(i)]);
+/// Longest first. Tasks of one sequence read the same keys: they stay together where that balances as well. `owners`
+/// says whose a task is.
+void order_tasks(Schedule& schedule, std::vector<double>& costs, const std::vector<int32_t>& owners,
+                 int32_t num_workers) {
+  using Index = size_t;
+  const auto sorted = [&](const auto& key) {
+    std::vector<Index> order(costs.size());
+    std::iota(order.begin(), order.end(), Index{0});
+    std::stable_sort(order.begin(), order.end(), [&](Index a, Index b) { return key(a) < key(b); });
+    return order;
+  };
+  const auto in_order = [](const auto& values, const std::vector<Index>& order) {
+    auto result = values;
+    std::transform(order.begin(), order.end(), result.begin(), [&](Index i) { return values[i]; });
+    return result;
+  };
+  std::vector<Index> order = sorted([&](Index i) { return -costs[i]; });
+  if (std::adjacent_find(owners.begin(), owners.end()) != owners.end()) {
+    std::vector<double> longest(static_cast<Index>(owners.back()) + 1);  // task of each sequence
+    for (Index i = 0; i < costs.size(); ++i) {
+      double& cost = longest[static_cast<Index>(owners[i])];
+      cost = std::max(cost, costs[i]);
+    }
+    std::vector<Index> together =
+        sorted([&](Index i) { return std::tuple(-longest[static_cast<Index>(owners[i])], owners[i], -costs[i]); });
+    if (kWorthwhile * simulate(in_order(costs, together), num_workers) <= simulate(in_order(costs, order), num_workers))
+      order = std::move(together);
   }
-  schedule.tasks = std::move(tasks);
-  costs = std::move(sorted);
+  schedule.tasks = in_order(schedule.tasks, order);
+  costs = in_order(costs, order);
 }
 
 /// Small neighbours form one group, so that taking it from the shared counter costs nothing beside the work.
@@ -96,8 +113,10 @@ struct Cut {
 Schedule schedule_with_cut(std::span<const Sequence> sequences, const SplitOptions& options, const Cut& cut) {
   Schedule schedule;
   std::vector<double> costs;
+  std::vector<int32_t> owners;  // of the tasks: sequences
   schedule.tasks.reserve(sequences.size());
   costs.reserve(sequences.size());
+  owners.reserve(sequences.size());
   for (const Sequence& sequence : sequences) {
     const int32_t block = even_block_rows(sequence.num_rows(), cut.max_rows, options.cost.group_rows);
     for (int32_t row = 0; row < sequence.num_rows(); row += block) {
@@ -114,9 +133,10 @@ Schedule schedule_with_cut(std::span<const Sequence> sequences, const SplitOptio
         if (num_splits > 1) keys = split_length(keys, num_splits, options.key_block);
       }
       add_tasks(unit, keys, options.cost, schedule, costs);
+      owners.resize(costs.size(), static_cast<int32_t>(&sequence - sequences.data()));
     }
   }
-  order_tasks(schedule, costs);
+  order_tasks(schedule, costs, owners, options.num_workers);
   for (double cost : costs) schedule.total_cost += cost;
   schedule.makespan = simulate(costs, options.num_workers);
   group_tasks(schedule, costs, options.num_workers);
@@ -161,8 +181,10 @@ KeyRange visible_keys(const Sequence& sequence, int32_t row) {
   const int64_t end = sequence.causal ? std::clamp<int64_t>(position + 1, 0, sequence.kv_len) : sequence.kv_len;
   const int64_t begin =
       sequence.window_left < 0 ? 0 : std::clamp<int64_t>(position - sequence.window_left, 0, sequence.kv_len);
-  return {static_cast<int32_t>(local_length(sequence.share, begin)),
-          static_cast<int32_t>(local_length(sequence.share, end))};
+  const auto local = [&](int64_t length) {
+    return static_cast<int32_t>(sequence.share.world == 1 ? length : local_length(sequence.share, length));
+  };
+  return {local(begin), local(end)};
 }
 
 int64_t max_tasks(int64_t num_rows, int64_t num_sequences, const SplitOptions& options) {
@@ -177,7 +199,6 @@ Schedule make_schedule(std::span<const Sequence> sequences, const SplitOptions& 
   // Finer cuts balance better and cost more: take the first that the simulation likes better by 1 %, until little is
   // left to gain.
   constexpr double kTasksPerWorker[] = {0, 1, 2, 4, 8};
-  constexpr double kWorthwhile = 0.99;
   const double share = best.total_cost / options.num_workers;
   for (int32_t rows = options.max_rows; rows >= std::min(kMinBlockRows, options.max_rows); rows /= 2)
     for (double tasks : kTasksPerWorker) {

@@ -213,8 +213,7 @@ TEST_P(TileKernelsTest, AccumulateIsProbabilitiesTimesValues) {
       std::vector<uint32_t> slabs[2] = {std::vector<uint32_t>(static_cast<size_t>(steps * kSlab), 0xFFFFFFFFU),
                                         std::vector<uint32_t>(static_cast<size_t>(steps * kSlab), 0xFFFFFFFFU)};
       const auto source = [&](int32_t slab) {
-        return SlabSource{
-            .rows = list.data(), .dtype = element(), .num_keys = num_keys, .channel = slab * kSlab, .far = true};
+        return SlabSource{.rows = list.data(), .dtype = element(), .num_keys = num_keys, .channel = slab * kSlab};
       };
       const SlabSource second = source(1);
       kernels_->pack_slab(source(0), slabs[0].data());
@@ -236,11 +235,19 @@ TEST_P(TileKernelsTest, AccumulateIsProbabilitiesTimesValues) {
       std::vector<float> o(padded * kSlab, std::numeric_limits<float>::quiet_NaN());
       const int64_t p_stride = static_cast<int64_t>(steps) * lanes;
       Background background;
+      constexpr int32_t kLines = 2 * kSlab * 2 / 64;  // of a row of bf16
       std::vector<std::byte> copy(list.size() * 64);
-      if (pack == 2)
-        background = {.slab = second,
-                      .v = slabs[1].data(),
-                      .copy = {.rows = list.data(), .num_rows = num_keys, .lines = 1, .to = copy.data()}};
+      std::vector<std::byte> whole(list.size() * kLines * 64);
+      std::vector<const void*> copied(list.size());
+      for (size_t key = 0; key < list.size(); ++key) copied[key] = &whole[key * kLines * 64];
+      if (pack == 2) {  // the second slab is packed from a copy
+        background = {
+            .copies = {RowCopy{.rows = list.data(), .num_rows = num_keys, .lines = 1, .to = copy.data()},
+                       RowCopy{.rows = list.data(), .num_rows = num_keys, .lines = kLines, .to = whole.data()}},
+            .slab = second,
+            .v = slabs[1].data()};
+        background.slab.rows = copied.data();
+      }
       kernels_->accumulate(p.data(), p_stride, slabs[0].data(), key_steps.data(), rows, alpha.data(), true, o.data(),
                            background);
       kernels_->accumulate(p.data(), p_stride, slabs[1].data(), key_steps.data(), rows, alpha.data(), false, o.data(),

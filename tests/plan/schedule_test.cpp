@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <random>
 #include <tuple>
+#include <utility>
 
 namespace mla::schedule {
 namespace {
@@ -151,6 +153,60 @@ TEST(Schedule, TakesLongTasksFirst) {
     const Task &before = schedule.tasks[i - 1], &task = schedule.tasks[i];
     EXPECT_GE(before.kv_end - before.kv_begin, task.kv_end - task.kv_begin) << i;
   }
+}
+
+std::vector<Sequence> prefill_of(const std::vector<int32_t>& lengths, int32_t num_heads) {
+  std::vector<Sequence> sequences;
+  for (size_t i = 0; i < lengths.size(); ++i)
+    for (int32_t head = 0; head < num_heads; ++head)
+      sequences.push_back(
+          {.request = static_cast<int32_t>(i), .head = head, .q_len = lengths[i], .kv_len = lengths[i]});
+  return sequences;
+}
+
+/// Whether no sequence's tasks are apart, nor a longer one behind a shorter one of the same sequence.
+bool keeps_sequences_together(const Schedule& schedule) {
+  std::map<std::pair<int32_t, int32_t>, size_t> last;  // task of a sequence
+  for (size_t i = 0; i < schedule.tasks.size(); ++i) {
+    const Task& task = schedule.tasks[i];
+    const auto [entry, first] = last.try_emplace({task.request, task.head}, i);
+    if (first) continue;
+    if (entry->second + 1 != i || schedule.tasks[i - 1].kv_end < task.kv_end) return false;
+    entry->second = i;
+  }
+  return true;
+}
+
+TEST(Schedule, KeepsTheTasksOfAHeadTogether) {
+  for (int32_t workers : {1, 2, 4}) {
+    const SplitOptions options{.num_workers = workers, .max_rows = 256, .key_block = 96, .split_keys = false};
+    const Schedule schedule = make_schedule(prefill_of({1024}, 16), options);
+    EXPECT_EQ(schedule.tasks.size(), 64U);
+    EXPECT_TRUE(keeps_sequences_together(schedule)) << workers << " workers";
+    EXPECT_LE(schedule.makespan, 1.01 * schedule.total_cost / workers) << workers << " workers";
+  }
+}
+
+TEST(Schedule, KeepsTasksTogetherOnlyWhereThatBalances) {
+  int together = 0;
+  int apart = 0;
+  std::mt19937 random(1);
+  for (int round = 0; round < 100; ++round) {
+    std::vector<int32_t> lengths;
+    for (int i = 0; i < 4; ++i) lengths.push_back(100 + static_cast<int32_t>(random() % 5000));
+    for (int32_t workers : {2, 7, 16}) {
+      const SplitOptions options{.num_workers = workers, .max_rows = 256, .key_block = 96, .split_keys = false};
+      const Schedule schedule = make_schedule(prefill_of(lengths, 3), options);
+      std::vector<double> costs;
+      for (const Task& task : schedule.tasks)
+        costs.push_back(task_cost(options.cost, task.row_count, task.kv_end - task.kv_begin));
+      std::sort(costs.begin(), costs.end(), std::greater<>());
+      EXPECT_LE(schedule.makespan, 1.011 * simulate(costs, workers)) << round << ", " << workers << " workers";
+      ++(keeps_sequences_together(schedule) ? together : apart);
+    }
+  }
+  EXPECT_GT(together, 0);
+  EXPECT_GT(apart, 0);
 }
 
 TEST(Schedule, GroupsShortRequests) {
