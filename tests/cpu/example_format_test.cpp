@@ -33,8 +33,7 @@ constexpr int32_t kPageSize = 16, kPages = 20, kHeads = 5, kTokens = 3;
 constexpr int64_t kPageBytes = kPageSize * (kMx32.row_bytes + kMx32.scale_bytes_per_token);
 constexpr int32_t kWidth = kMx32.nope_dim + kMx32.rope_dim;
 
-class ExampleFormat : public testing::Test {
- protected:
+struct ExampleFormat : testing::Test {
   ExampleFormat() {
     std::mt19937 random(7);
     std::normal_distribution<float> normal(0.0F, 1.0F);

@@ -242,6 +242,7 @@ void two_collectives(const Pointers&) {
   }
 }
 void two_places(const Pointers&) {
+  // NOLINTNEXTLINE(bugprone-branch-clone): that there are two is the point
   if (ptx::lane() == 3) {
     ptx::sync_warp();
   } else {

@@ -31,7 +31,7 @@ using Kernels = std::span<const WrapperKernel>;
 
 Kernels emulated_kernels(int32_t arch) {
 #define X(built) \
-  if (arch == built) return emulated_sm##built::wrapper_kernels();
+  if (arch == (built)) return emulated_sm##built::wrapper_kernels();
   MLA_FOR_EVERY_EMULATED_ARCH(X)
 #undef X
   return {};
@@ -39,7 +39,7 @@ Kernels emulated_kernels(int32_t arch) {
 
 Kernels cuda_kernels([[maybe_unused]] int32_t arch) {
 #define X(built) \
-  if (arch == built) return sm##built::wrapper_kernels();
+  if (arch == (built)) return sm##built::wrapper_kernels();
   MLA_FOR_EVERY_CUDA_ARCH(X)
 #undef X
   return {};

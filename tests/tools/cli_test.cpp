@@ -232,12 +232,13 @@ TEST(CliRun, EveryOperationIsCorrect) {
 }
 
 TEST(CliRun, EveryFormatAndOptionIsCorrect) {
+  constexpr const char* kTwoPools =
+      "--op decode_sparse --cache fp8_dsv4 --topk 20 --page-size 16 --extra-topk 9 --extra-page-size 4 --sink true "
+      "--pool-tokens 100";
   for (const char* options :
        {"--cache fp8", "--cache fp8 --scales per-slot --q-dtype e4m3", "--cache fp8_ds_mla --scales f32 --sink true",
         "--cache fp8_dsv4 --window 20 --soft-cap 30", "--q-len 4 --tree mask --alibi true", "--q-len 4 --tree parents",
-        "--q-len 3 --dcp 3", "--op decode_sparse --cache fp8_ds_mla --topk 20 --pool-tokens 100",
-        "--op decode_sparse --cache fp8_dsv4 --topk 20 --page-size 16 --extra-topk 9 --extra-page-size 4 --sink true "
-        "--pool-tokens 100",
+        "--q-len 3 --dcp 3", "--op decode_sparse --cache fp8_ds_mla --topk 20 --pool-tokens 100", kTwoPools,
         "--op copy_pages --cache fp8_dsv4 --page-size 32 --to-page-size 8",
         "--op copy_pages --cache bf16 --to-cache fp8_ds_mla", "--op append_rope --cache fp8_ds_mla"}) {
     const std::string length = std::string_view(options).find("sparse") == std::string_view::npos ? " --kv-len 70" : "";

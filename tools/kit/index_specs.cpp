@@ -131,9 +131,9 @@ Problem problem_of(const IndexerTopKSpec& spec) {
 }
 
 Work work_of(const BlockTableToCsrSpec& spec) {
-  double pages = 0;
-  for (int32_t kv_len : spec.kv_len) pages += (kv_len + spec.page_size - 1) / spec.page_size;
-  return {.flops = 0, .bytes = pages * 8 + spec.batch_size() * 8.0};
+  int64_t pages = 0;
+  for (int32_t kv_len : spec.kv_len) pages += (int64_t{kv_len} + spec.page_size - 1) / spec.page_size;
+  return {.flops = 0, .bytes = static_cast<double>(pages) * 8 + spec.batch_size() * 8.0};
 }
 
 Work work_of(const PhysicalSlotsSpec& spec) {

@@ -288,7 +288,8 @@ TableMemory make_table(const TableSpec& spec, std::span<const int32_t> kv_len, u
     const int64_t local = local_length(spec.context_parallel, len);
     needed.push_back(static_cast<size_t>((local + spec.page_size - 1) / spec.page_size));
   }
-  memory.num_pages = std::accumulate(needed.begin(), needed.end(), int64_t{spec.unowned_pages});
+  memory.num_pages =
+      spec.unowned_pages + static_cast<int64_t>(std::accumulate(needed.begin(), needed.end(), size_t{0}));
 
   std::vector<int32_t> order(static_cast<size_t>(memory.num_pages));
   std::iota(order.begin(), order.end(), 0);

@@ -55,7 +55,7 @@ std::string device_of(std::string_view option, const std::string& text, bool any
 }
 
 std::string usable_device(std::string_view option, const std::string& text) {
-  const std::string device = device_of(option, text);
+  std::string device = device_of(option, text);
   if (device == "cpu") return device;
   if (const Result<Gpu> gpu = Gpu::open(device); !gpu.ok())
     throw UsageError("{}: {}", text.empty() ? "MLA_EMULATE" : fmt::format("{} {}", option, text),

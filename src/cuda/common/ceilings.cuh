@@ -115,8 +115,7 @@ struct MmaCeilingKernel {
     }
     float total = 0;
     MLA_UNROLL
-    for (int chain = 0; chain < kChains; ++chain) MLA_UNROLL
-    for (int i = 0; i < 4; ++i) total += sums[chain][i];
+    for (int i = 0; i < kChains * 4; ++i) total += sums[i / 4][i % 4];
     if (total == 0.123456789F) *params.sink = 1;  // a fraction of other denominators than the products'
   }
 };

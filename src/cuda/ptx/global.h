@@ -108,6 +108,7 @@ MLA_DEVICE void store_streaming(T* to, T value MLA_PTX_SITE) {
 #endif
 }
 
+// NOLINTBEGIN(bugprone-macro-parentheses): T is a type
 #if MLA_EMULATED
 #define MLA_PTX_ATOMIC(name, T, instruction, constraint, operation)                  \
   MLA_DEVICE T name(T* to, T value MLA_PTX_SITE) {                                   \
@@ -126,6 +127,7 @@ MLA_DEVICE void store_streaming(T* to, T value MLA_PTX_SITE) {
     return old;                                                                                               \
   }
 #endif
+// NOLINTEND(bugprone-macro-parentheses)
 
 /// atom.relaxed.gpu.*: return the old value.
 MLA_PTX_ATOMIC(atomic_add, int32_t, "atom.relaxed.gpu.add.s32", "r",

@@ -20,7 +20,7 @@ bool is_multiple(int64_t n, const void* base, int64_t stride_token, int64_t stri
 template <DType kType, int kDQk>
 Status run_of(const core::PrefillArgs& args, cuda::Queue& queue, uint32_t* next_unit) {
   using Kernel = Sm90PrefillKernel<kType, kDQk, 128, kTiling>;
-  using Config = Kernel::Config;
+  using Config = typename Kernel::Config;
   const auto num_slots = static_cast<uint32_t>(num_query_blocks(args.num_tokens, args.batch_size, Config::kRows));
   const uint32_t num_units = num_slots * static_cast<uint32_t>(args.num_heads);
   const auto num_blocks = std::min(num_units, static_cast<uint32_t>(queue.device().num_sms));

@@ -279,7 +279,7 @@ int64_t run_steps(Engine& engine, Scheduler& scheduler, std::span<const Request>
 
 // Where the layer computes. Its activations and projections are made on the host.
 std::string replay_device(const Options& options) {
-  const std::string device = usable_device("--device", options.device);
+  std::string device = usable_device("--device", options.device);
   if (device.starts_with("cuda"))
     throw UsageError(
         "--device {}: expected cpu or emulated:sm90: the replay's tokens are made in the host's memory; "
