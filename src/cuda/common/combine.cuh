@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Merges the partial states that several workers left of one unit, and writes o, lse and max_logits.
+// Merges the partial states that several workers left of one unit, and writes
+// o, lse and max_logits.
 //
-// Grid: as many blocks as the GPU holds, whatever there is to merge. Rows are merged in slices of 128 columns, four per
-// lane. Many rows: each warp takes its own, one after another. Few (a small batch, cut into many splits): the eight
-// warps of a block share a slice, each with every eighth split. Partial states lie in L2; latency is what costs, so
-// loads of eight splits are in flight at a time, or of all slices of a row where it has at most four.
-//   weights  lanes read the states of 128 splits at a time -> the row's max and sum, in every lane
-//   o        split i counts towards sum i % 8, and the eight sums meet at the end (in shared memory, where warps have
-//            one each): the same arithmetic in both ways, so that a row's bits do not depend on the batch
+// Grid: as many blocks as the GPU holds, whatever there is to merge. Rows are
+// merged in slices of 128 columns, four per lane. Many rows: each warp takes
+// its own, one after another. Few (a small batch, cut into many splits): the
+// eight warps of a block share a slice, each with every eighth split. Partial
+// states lie in L2; latency is what costs, so loads of eight splits are in
+// flight at a time, or of all slices of a row where it has at most four.
+//   weights  lanes read the states of 128 splits at a time -> the row's max and
+//   sum, in every lane o        split i counts towards sum i % 8, and the eight
+//   sums meet at the end (in shared memory, where warps have
+//            one each): the same arithmetic in both ways, so that a row's bits
+//            do not depend on the batch
 // Reads the number of merges first, and is done if there are none.
 #pragma once
 
@@ -48,20 +53,18 @@ struct CombineKernel {
   static constexpr int kSharedBytes = kSums * kSliceColumns * 4;
 
   static MLA_DEVICE void run(const Params& params) {
-    ptx::wait_for_previous_grid();
+    // The plan was complete before attention let this kernel start: it is read
+    // while attention still runs.
     const cuda::WorkListHeader header = *params.list.header;
     const int32_t slices = (params.d_v + kSliceColumns - 1) / kSliceColumns;
-    const int64_t tasks = int64_t{header.num_merges} * header.merge_rows * slices;
-    if (tasks * 2 <= int64_t{ptx::grid_size_x()} * kSums) {
-      for (int32_t task = ptx::block_index_x(); task < tasks; task += ptx::grid_size_x()) {
-        merge_slice(params, task, header.merge_rows, slices);
-        ptx::sync_block();  // the sums have been read
-      }
-      return;
+    const int32_t rows = header.num_merges * header.merge_rows, blocks = ptx::grid_size_x();
+    if (int64_t{rows} * slices * 2 <= int64_t{blocks} * kSums) {
+      for_rows(params, {ptx::block_index_x(), blocks, rows * slices, slices, header.merge_rows},
+               [&](Row& row, int32_t slice) { merge_slice(params, row, slice); });
+    } else {
+      for_rows(params, {ptx::block_index_x() * kSums + ptx::warp(), blocks * kSums, rows, 1, header.merge_rows},
+               [&](Row& row, int32_t) { merge_row(params, row, slices); });
     }
-    const int32_t rows = header.num_merges * header.merge_rows, step = ptx::grid_size_x() * kSums;
-    for (int32_t row = ptx::block_index_x() * kSums + ptx::warp(); row < rows; row += step)
-      merge_row(params, row, header.merge_rows, slices);
   }
 
  private:
@@ -76,6 +79,10 @@ struct CombineKernel {
     return split_max == kNoKey ? 0.0F : ptx::exp2_approx(finite_or_zero(split_max) - finite_or_zero(max));
   }
 
+  struct State {
+    float max, sum;
+  };
+
   /// A row of a unit, and what becomes of it.
   struct Row {
     cuda::Merge merge;
@@ -85,18 +92,17 @@ struct CombineKernel {
 
     int32_t token, head;
 
-    /// Number `task` of all units' rows.
-    MLA_DEVICE Row(const Params& params, int32_t task, int32_t merge_rows)
-        : merge(params.list.merges[task / merge_rows]), row(task % merge_rows) {
+    /// Row `r` of a unit.
+    MLA_DEVICE Row(const Params& params, const cuda::Merge& unit, int32_t r) : merge(unit), row(r) {
       const int32_t query = (merge.row_begin + row) / params.num_heads;
       token = merge.token_begin + query;
       head = merge.row_begin + row - query * params.num_heads;
     }
     MLA_DEVICE bool exists() const { return merge.row_begin + row < merge.num_rows && merge.num_splits >= 2; }
 
-    /// By a whole warp; `writes`: its first lane writes lse and max_logits.
-    MLA_DEVICE void finish(const Params& params, bool writes) {
-      const State state = state_of_row(params.list, merge, row);
+    /// By a whole warp, with the state of all splits; `writes`: its first lane
+    /// writes lse and max_logits.
+    MLA_DEVICE void finish(const Params& params, const State& state, bool writes) {
       max = state.max;
       const float sink = params.attn_sink != nullptr ? params.attn_sink[head] : kNoKey;
       finished = finish_row(state.max, state.sum, sink, inverse_o_scale(params.o_scale), params.lse_base);
@@ -122,12 +128,31 @@ struct CombineKernel {
 
   static MLA_DEVICE int32_t lane_column(int32_t slice) { return slice * kSliceColumns + ptx::lane() * kLaneColumns; }
 
+  /// Every step-th task from the first on; so many tasks belong to a row.
+  struct Tasks {
+    int32_t first, step, end, per_row, merge_rows;
+  };
+
+  /// f(row, number of the task among its row's). What the plan says of a row is
+  /// read one task ahead, and of the first one before attention has ended.
+  template <class F>
+  static MLA_DEVICE void for_rows(const Params& params, const Tasks& tasks, const F& f) {
+    const auto unit_of = [&](int32_t task) {
+      return task < tasks.end ? params.list.merges[task / tasks.per_row / tasks.merge_rows] : cuda::Merge{};
+    };
+    cuda::Merge unit = unit_of(tasks.first);
+    ptx::wait_for_previous_grid();
+    MLA_NO_UNROLL
+    for (int32_t task = tasks.first; task < tasks.end; task += tasks.step) {
+      Row row(params, unit, task / tasks.per_row % tasks.merge_rows);
+      unit = unit_of(task + tasks.step);
+      if (row.exists()) f(row, task % tasks.per_row);
+    }
+  }
+
   /// A block's: one slice of a row.
-  static MLA_DEVICE void merge_slice(const Params& params, int32_t task, int32_t merge_rows, int32_t slices) {
-    Row row(params, task / slices, merge_rows);
-    if (!row.exists()) return;
-    const int32_t slice = task % slices;
-    row.finish(params, slice == 0 && ptx::warp() == 0);
+  static MLA_DEVICE void merge_slice(const Params& params, Row& row, int32_t slice) {
+    row.finish(params, state_of_row(params.list, row.merge, row.row), slice == 0 && ptx::warp() == 0);
     float sum[1][kLaneColumns] = {};
     add_splits<true>(params, row, lane_column(slice), sum);
     const ptx::SharedAddress mine = ptx::shared_address(ptx::shared_memory()) + ptx::lane() * kLaneColumns * 4;
@@ -135,24 +160,24 @@ struct CombineKernel {
     for (int c = 0; c < kLaneColumns; ++c) four.x[c] = std::bit_cast<uint32_t>(sum[0][c]);
     ptx::store_shared(mine + ptx::warp() * kSliceColumns * 4, four);
     ptx::sync_block();  // the sums of all warps
-    if (ptx::warp() != 0) return;
-    float sums[kSums][kLaneColumns], o[kLaneColumns];
-    MLA_UNROLL
-    for (int i = 0; i < kSums; ++i) {
-      four = ptx::load_shared<ptx::Vec4>(mine + i * kSliceColumns * 4);
-      for (int c = 0; c < kLaneColumns; ++c) sums[i][c] = std::bit_cast<float>(four.x[c]);
+    if (ptx::warp() == 0) {
+      float sums[kSums][kLaneColumns], o[kLaneColumns];
+      MLA_UNROLL
+      for (int i = 0; i < kSums; ++i) {
+        four = ptx::load_shared<ptx::Vec4>(mine + i * kSliceColumns * 4);
+        for (int c = 0; c < kLaneColumns; ++c) sums[i][c] = std::bit_cast<float>(four.x[c]);
+      }
+      add_sums(sums, o);
+      row.store(params, lane_column(slice), o);
     }
-    add_sums(sums, o);
-    row.store(params, lane_column(slice), o);
+    ptx::sync_block();  // they have been read
   }
 
   /// A warp's: all slices of a row.
-  static MLA_DEVICE void merge_row(const Params& params, int32_t task, int32_t merge_rows, int32_t slices) {
-    Row row(params, task, merge_rows);
-    if (!row.exists()) return;
+  static MLA_DEVICE void merge_row(const Params& params, Row& row, int32_t slices) {
     if (row.merge.num_splits <= kFewSplits && slices <= kFewSlices && params.d_v % kLaneColumns == 0)
       return merge_few(params, row);
-    row.finish(params, true);
+    row.finish(params, state_of_row(params.list, row.merge, row.row), true);
     MLA_NO_UNROLL
     for (int32_t slice = 0; slice < slices; ++slice) {
       float sums[kSums][kLaneColumns] = {}, o[kLaneColumns];
@@ -167,30 +192,31 @@ struct CombineKernel {
   /// The sums beyond kFewSplits would be zeros.
   static MLA_DEVICE void merge_few(const Params& params, Row& row) {
     ptx::Vec4 values[kFewSplits][kFewSlices] = {};
-    float maxima[kFewSplits];
+    State states[kFewSplits];
     MLA_UNROLL
     for (int i = 0; i < kFewSplits; ++i) {
-      maxima[i] = kNoKey;
+      states[i] = {kNoKey, 0.0F};
       if (i >= row.merge.num_splits) continue;
       const int64_t state = state_of(params.list, row.merge, row.row, i);
-      maxima[i] = params.list.partial_max[state];
+      states[i] = {params.list.partial_max[state], params.list.partial_sum[state]};
       MLA_UNROLL
       for (int slice = 0; slice < kFewSlices; ++slice)
         if (lane_column(slice) < params.d_v)
           values[i][slice] = ptx::load_once(
               reinterpret_cast<const ptx::Vec4*>(params.list.partial_o + state * params.d_v + lane_column(slice)));
     }
-    row.finish(params, true);
+    // As state_of_row joins them.
+    row.finish(params, joined(joined(states[0], states[1]), joined(states[2], states[3])), true);
     float scales[kFewSplits];
     MLA_UNROLL
-    for (int i = 0; i < kFewSplits; ++i) scales[i] = weight(maxima[i], row.max);
+    for (int i = 0; i < kFewSplits; ++i) scales[i] = weight(states[i].max, row.max);
     const auto add = [&](float(&o)[kLaneColumns], int slice) {
       MLA_UNROLL
       for (int c = 0; c < kLaneColumns; ++c) {
         float sums[kFewSplits];
         MLA_UNROLL
         for (int i = 0; i < kFewSplits; ++i)  // what a split without keys left does not count
-          sums[i] = 0.0F + (maxima[i] == kNoKey ? 0.0F : std::bit_cast<float>(values[i][slice].x[c]) * scales[i]);
+          sums[i] = 0.0F + (states[i].max == kNoKey ? 0.0F : std::bit_cast<float>(values[i][slice].x[c]) * scales[i]);
         o[c] = (sums[0] + sums[2]) + (sums[1] + sums[3]);
       }
     };
@@ -229,10 +255,6 @@ struct CombineKernel {
     for (int c = 0; c < kLaneColumns; ++c) o[c] = sums[0][c];
   }
 
-  struct State {
-    float max, sum;
-  };
-
   /// Of all splits, in every lane.
   static MLA_DEVICE State state_of_row(const cuda::WorkList& list, const cuda::Merge& merge, int32_t row) {
     constexpr int kAtOnce = 4;
@@ -266,7 +288,8 @@ struct CombineKernel {
   /// NaN stays.
   static MLA_DEVICE float larger(float a, float b) { return b > a || b != b ? b : a; }
 
-  /// Every split's columns, or (kShared) those of every eighth from the warp's first on.
+  /// Every split's columns, or (kShared) those of every eighth from the warp's
+  /// first on.
   template <bool kShared>
   static MLA_DEVICE void add_splits(const Params& params, const Row& row, int32_t column,
                                     float (&sums)[kShared ? 1 : kSums][kLaneColumns]) {
