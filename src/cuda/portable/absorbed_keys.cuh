@@ -73,7 +73,7 @@ struct PagePlace {
   int32_t page, offset;
 };
 MLA_DEVICE PagePlace place_in_pages(int32_t token, int32_t page_size) {
-  if ((page_size & (page_size - 1)) == 0)
+  if ((page_size & (page_size - 1)) == 0) [[likely]]
     return {token >> std::popcount(static_cast<uint32_t>(page_size - 1)), token & (page_size - 1)};
   const int32_t page = token / page_size;
   return {page, token - page * page_size};
@@ -227,14 +227,23 @@ class RowCopy {
   const bool aligned_;
 };
 
-/// Eight codes times their scale, rounded to bf16. A NaN may come out as another one: nobody looks at its bits here.
+/// Two codes, already f16, times their scales, rounded to bf16: the values that a quantized cache stands for. A NaN may
+/// come out as another one: nobody looks at its bits here.
+MLA_DEVICE uint32_t scale_to_bf16(uint32_t pair, float low_scale, float high_scale) {
+  float low, high;
+  ptx::unpack_f16x2(pair, low, high);
+  return ptx::pack_bf16x2(low * low_scale, high * high_scale);
+}
+
+/// Eight codes times their scale.
 MLA_DEVICE ptx::Vec4 decode_codes(uint64_t codes, float scale) {
   ptx::Vec4 values;
   MLA_UNROLL
-  for (int i = 0; i < 4; ++i) {
-    float low, high;
-    ptx::unpack_f16x2(ptx::e4m3x2_to_f16x2(static_cast<uint16_t>(codes >> (16 * i))), low, high);
-    values.x[i] = ptx::pack_bf16x2(low * scale, high * scale);
+  for (int half = 0; half < 2; ++half) {
+    uint32_t low, high;
+    ptx::e4m3x4_to_f16x2(static_cast<uint32_t>(codes >> (32 * half)), low, high);
+    values.x[2 * half] = scale_to_bf16(low, scale, scale);
+    values.x[2 * half + 1] = scale_to_bf16(high, scale, scale);
   }
   return values;
 }

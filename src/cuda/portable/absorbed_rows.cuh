@@ -25,7 +25,8 @@ struct UnitRows {
   MLA_DEVICE QueryRow row(int r) const {
     const int32_t at = row_begin + r;
     if (at >= num_rows) return {};
-    if (at < num_heads) return {token_begin, 0, at};  // mostly; divisions are dear
+    if (at < num_heads) [[likely]]
+      return {token_begin, 0, at};  // divisions are dear
     const int32_t query = at / num_heads;
     return {token_begin + query, query, at - query * num_heads};
   }
@@ -38,7 +39,9 @@ struct KeyRange {
 
 /// A rank's share of a length; the divisions only where there are ranks.
 MLA_DEVICE int32_t local(const cuda::AbsorbedArgs& args, int64_t length) {
-  return static_cast<int32_t>(args.context_parallel.world == 1 ? length : local_length(args.context_parallel, length));
+  if (args.context_parallel.world == 1) [[likely]]
+    return static_cast<int32_t>(length);
+  return static_cast<int32_t>(local_length(args.context_parallel, length));
 }
 
 MLA_DEVICE bool has_tree(const cuda::AbsorbedArgs& args) {

@@ -23,6 +23,40 @@ inline constexpr int kUnitBytes = 112;  // of shared memory for each of the two 
 static_assert(sizeof(AbsorbedUnit) <= kUnitBytes);
 inline constexpr int kUnitBarriers = 4;
 
+/// Whether who weighs scores finds a unit's plain keys, while its rows are on their way, and not who describes it: rows
+/// are sent for a microsecond sooner. Quantized ones were decoded 5 % slower that way, in the same loop of instructions
+/// (measured, H200), so there it stays.
+template <class Config>
+inline constexpr bool kPlainKeysLater = !Config::kQuantized;
+
+/// What the one thread that describes units remembers between them.
+struct UnitWalk {
+  int32_t next_segment, last_segment, worker_lane;  // the block is lane worker_lane of a worker with these segments
+  uint32_t steps = 0;                               // of all units so far
+
+  /// Describes the worker's next unit that this lane has rows of.
+  template <class Config>
+  MLA_DEVICE void describe_next(const cuda::AbsorbedArgs& args, AbsorbedUnit& to) {
+    do to.more = next_segment < last_segment;
+    while (to.more && !describe<Config>(args, args.list.segments[next_segment++], to));
+  }
+
+ private:
+  template <class Config>
+  MLA_DEVICE bool describe(const cuda::AbsorbedArgs& args, const cuda::Segment& segment, AbsorbedUnit& to) {
+    const int32_t row_begin = segment.row_begin + worker_lane * Config::kRows;
+    if (row_begin >= segment.q_len * args.num_heads) return false;
+    steps += static_cast<uint32_t>((segment.key_end - segment.key_begin + Config::kKeys - 1) / Config::kKeys);
+    to.segment = segment;
+    to.step_end = steps;
+    to.keys = make_key_list(args, segment);
+    to.rows = {args.num_heads, row_begin, segment.q_len * args.num_heads, segment.token_begin};
+    if constexpr (!kPlainKeysLater<Config>) to.plain = plain_keys(args, segment, to.rows, Config::kRows);
+    to.slot = segment.partial_slot < 0 ? -1 : segment.partial_slot + worker_lane;
+    return true;
+  }
+};
+
 /// Config: kWarps, kRows, kKeys (of a step), kUnitBarrierOffset, kUnitOffset, kUnitNumberOffset (an int for each warp).
 template <class Config>
 class AbsorbedUnits {
@@ -53,6 +87,14 @@ class AbsorbedUnits {
     if (ptx::lane() == 0) *number_of_warp() = -1;
   }
 
+  /// For the one thread that describes units: the one after its warp's.
+  MLA_DEVICE void describe_next_unit(UnitWalk& walk) const {
+    const int number = unit_number() + 1;
+    if (number >= 2) ptx::mbarrier_wait(left(number), unit_parity(number - 2));
+    walk.describe_next<Config>(args_, unit(number));
+    ptx::mbarrier_arrive(described(number));
+  }
+
   /// The unit is described; every warp is done with it.
   MLA_DEVICE ptx::SharedAddress described(int unit) const { return unit_barrier(unit % 2); }
   MLA_DEVICE ptx::SharedAddress left(int unit) const { return unit_barrier(2 + unit % 2); }
@@ -64,6 +106,14 @@ class AbsorbedUnits {
   MLA_DEVICE AbsorbedUnit& unit() const { return unit(unit_number()); }
   /// The warp's. It lies in shared memory: registers are short.
   MLA_DEVICE int unit_number() const { return *number_of_warp(); }
+
+  /// For a warp that weighs scores, before it looks at unit().plain. All such warps write the same.
+  MLA_DEVICE void find_plain_keys() const {
+    if constexpr (kPlainKeysLater<Config>) {
+      if (ptx::lane() == 0) unit().plain = plain_keys(args_, unit().segment, unit().rows, Config::kRows);
+      ptx::sync_warp();
+    }
+  }
 
   /// For a warp that has done its part of the unit.
   MLA_DEVICE void leave_unit() const {
@@ -81,34 +131,6 @@ class AbsorbedUnits {
   }
   MLA_DEVICE int* number_of_warp() const {
     return as<int>(memory_ + Config::kUnitNumberOffset + ptx::warp() * static_cast<int>(sizeof(int)));
-  }
-};
-
-/// What the one thread that describes units remembers between them.
-struct UnitWalk {
-  int32_t next_segment, last_segment, worker_lane;  // the block is lane worker_lane of a worker with these segments
-  uint32_t steps = 0;                               // of all units so far
-
-  /// Describes the worker's next unit that this lane has rows of.
-  template <class Config>
-  MLA_DEVICE void describe_next(const cuda::AbsorbedArgs& args, AbsorbedUnit& to) {
-    do to.more = next_segment < last_segment;
-    while (to.more && !describe<Config>(args, args.list.segments[next_segment++], to));
-  }
-
- private:
-  template <class Config>
-  MLA_DEVICE bool describe(const cuda::AbsorbedArgs& args, const cuda::Segment& segment, AbsorbedUnit& to) {
-    const int32_t row_begin = segment.row_begin + worker_lane * Config::kRows;
-    if (row_begin >= segment.q_len * args.num_heads) return false;
-    steps += static_cast<uint32_t>((segment.key_end - segment.key_begin + Config::kKeys - 1) / Config::kKeys);
-    to.segment = segment;
-    to.step_end = steps;
-    to.keys = make_key_list(args, segment);
-    to.rows = {args.num_heads, row_begin, segment.q_len * args.num_heads, segment.token_begin};
-    to.plain = plain_keys(args, segment, to.rows, Config::kRows);
-    to.slot = segment.partial_slot < 0 ? -1 : segment.partial_slot + worker_lane;
-    return true;
   }
 };
 

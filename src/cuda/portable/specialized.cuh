@@ -52,8 +52,8 @@ struct SpecializedKernel {
       if (ptx::warp() < Config::kFirstFetchWarp) {
         compute(WeightRole<Config>(args));
       } else if (ptx::warp() < Config::kFirstScaleWarp) {
-        compute(FetchRole<Config>(args, list.segment_begin[worker], list.segment_end[worker],
-                                  ptx::block_index_x() - worker * lanes));
+        compute(FetchRole<Config>(
+            args, {list.segment_begin[worker], list.segment_end[worker], ptx::block_index_x() - worker * lanes}));
       } else {
         if constexpr (Config::kQuantized) compute(ScaleRole<Config>(args));
       }

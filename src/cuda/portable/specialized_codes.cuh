@@ -46,11 +46,4 @@ MLA_DEVICE LandedRows landed_rows(const cuda::KeyPool (&pools)[2], int pool) {
   return pool == 0 ? landed_rows<Config>(pools[0]) : landed_rows<Config>(pools[1]);
 }
 
-/// Two codes, already f16, times their scales, rounded to bf16: the values that a quantized cache stands for.
-MLA_DEVICE uint32_t scale_to_bf16(uint32_t pair, float low_scale, float high_scale) {
-  float low, high;
-  ptx::unpack_f16x2(pair, low, high);
-  return ptx::pack_bf16x2(low * low_scale, high * high_scale);
-}
-
 }  // namespace mla::MLA_CUDA_NAMESPACE

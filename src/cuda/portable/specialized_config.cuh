@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "cuda/portable/absorbed_config.cuh"
+#include "cuda/portable/absorbed_units.cuh"
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
@@ -76,13 +76,13 @@ struct SpecializedConfig {
   static constexpr int kScorePitch = kKeys * 4 + 32;  // where scores lie in rows
   static constexpr int kScoreBytes = kParts * kRows * (kQuantized ? kScorePitch : kKeys * 4);
   static constexpr int kPoisonBytes = kKeys + 4;  // a byte for each key, then one for any
-  static constexpr int kUnitBytes = 112;
   static constexpr int kScaleGroups = kQuantized ? 8 : 0;
   static constexpr int kScaleBytes = kScaleGroups * kKeys * 2;  // of a step: f16 for each key
 
   static constexpr int kBarrierOffset = 0;
-  static constexpr int kNumBarriers = 2 * kStages + 7 + 2 * kBands;
-  static constexpr int kValidOffset = kBarrierOffset + kNumBarriers * 8;  // a bit for each key of a stage
+  static constexpr int kNumBarriers = 2 * kStages + 3 + 2 * kBands;
+  static constexpr int kUnitBarrierOffset = kBarrierOffset + kNumBarriers * 8;
+  static constexpr int kValidOffset = kUnitBarrierOffset + kUnitBarriers * 8;  // a bit for each key of a stage
   static constexpr int kPoisonOffset = kValidOffset + kStages * 4;
   static constexpr int kFactorOffset = kPoisonOffset + 2 * kPoisonBytes;            // of two steps, and of a unit
   static constexpr int kEventOffset = (kFactorOffset + 3 * kRows * 4 + 7) / 8 * 8;  // of two steps

@@ -13,12 +13,10 @@ class FetchRole : SpecializedBlock<Config> {
   using Block::args_, Block::memory_, Block::shared_, Block::unit;
 
  public:
-  /// The block is lane `lane` of a worker with segments [begin, end).
-  MLA_DEVICE FetchRole(const cuda::AbsorbedArgs& args, int32_t begin, int32_t end, int32_t lane)
-      : Block(args), next_segment_(begin), last_segment_(end), worker_lane_(lane) {}
+  MLA_DEVICE FetchRole(const cuda::AbsorbedArgs& args, const UnitWalk& walk) : Block(args), walk_(walk) {}
 
   MLA_DEVICE bool next_unit() {
-    if (fetch_warp() == 0 && ptx::lane() == 0) describe_unit(Block::unit_number() + 1);
+    if (fetch_warp() == 0 && ptx::lane() == 0) Block::describe_next_unit(walk_);
     ptx::sync_warp();
     return Block::next_unit();
   }
@@ -50,30 +48,6 @@ class FetchRole : SpecializedBlock<Config> {
   static_assert(Config::kKeys == kWarpSize);
 
   MLA_DEVICE static int fetch_warp() { return ptx::warp() - Config::kFirstFetchWarp; }
-
-  // Units.
-
-  MLA_DEVICE void describe_unit(int number) {
-    if (number >= 2) ptx::mbarrier_wait(Block::left(number), Block::unit_parity(number - 2));
-    SpecializedUnit& to = Block::unit(number);
-    do to.more = next_segment_ < last_segment_;
-    while (to.more && !describe_unit(to, args_.list.segments[next_segment_++]));
-    ptx::mbarrier_arrive(Block::described(number));
-  }
-
-  /// Whether this lane of the worker has rows of the segment.
-  MLA_DEVICE bool describe_unit(SpecializedUnit& to, const cuda::Segment& segment) {
-    const int32_t row_begin = segment.row_begin + worker_lane_ * Config::kRows;
-    if (row_begin >= segment.q_len * args_.num_heads) return false;
-    described_steps_ += (segment.key_end - segment.key_begin + Config::kKeys - 1) / Config::kKeys;
-    to.segment = segment;
-    to.step_end = described_steps_;
-    to.keys = make_key_list(args_, segment);
-    to.rows = {args_.num_heads, row_begin, segment.q_len * args_.num_heads, segment.token_begin};
-    to.plain = plain_keys(args_, segment, to.rows, Config::kRows);
-    to.slot = segment.partial_slot < 0 ? -1 : segment.partial_slot + worker_lane_;
-    return true;
-  }
 
   // Rows. They land in the stage where they are multiplied.
 
@@ -240,15 +214,14 @@ class FetchRole : SpecializedBlock<Config> {
         scales_.x[word] = std::bit_cast<uint32_t>(load_f32_anywhere(place_.scales + word * 4));
   }
 
-  int32_t next_segment_, last_segment_, worker_lane_;
-  uint32_t described_steps_ = 0;  // of all units so far
-  uint32_t first_ = 0;            // number of the unit's first step
-  KeyList keys_;                  // of the unit
-  Place<Config> place_;           // of the lane's key in the warp's next step
-  bool in_second_pool_ = false;   // whether that step's keys are
-  ptx::Vec4 scales_;              // of that key, if they do not come with its row
-  int32_t key_ = 0;               // of the lane in the warp's step after it
-  int32_t next_entry_ = -1;       // of that key
+  UnitWalk walk_;                // of the thread that describes units
+  uint32_t first_ = 0;           // number of the unit's first step
+  KeyList keys_;                 // of the unit
+  Place<Config> place_;          // of the lane's key in the warp's next step
+  bool in_second_pool_ = false;  // whether that step's keys are
+  ptx::Vec4 scales_;             // of that key, if they do not come with its row
+  int32_t key_ = 0;              // of the lane in the warp's step after it
+  int32_t next_entry_ = -1;      // of that key
 };
 
 }  // namespace mla::MLA_CUDA_NAMESPACE

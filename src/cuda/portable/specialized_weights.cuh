@@ -3,6 +3,7 @@
 // each of its tiles. Of quantized rows, whose scores lie in rows, a quarter of them: eight lanes share a row.
 #pragma once
 
+#include "cuda/portable/absorbed_results.cuh"
 #include "cuda/portable/specialized_block.cuh"
 
 namespace mla::MLA_CUDA_NAMESPACE {
@@ -24,6 +25,7 @@ class WeightRole : SpecializedBlock<Config> {
       sum_[row] = 0.0F;
     }
     int32_t key = unit().segment.key_begin;
+    Block::find_plain_keys();
     const KeyRange known = unit().plain;
     MLA_NO_UNROLL
     for (const uint32_t end = unit().step_end; next_ < end; ++next_, key += Config::kKeys) {
@@ -59,7 +61,7 @@ class WeightRole : SpecializedBlock<Config> {
     return Block::scores(band(), part, tile_of(row), i / 2) + static_cast<uint32_t>((half_of(row) * 2 + i % 2) * 4);
   }
 
-  /// Step n, whose first key is `key`. `plain`: as SpecializedUnit has it.
+  /// Step n, whose first key is `key`. `plain`: as AbsorbedUnit has it.
   MLA_DEVICE void weigh(uint32_t n, int32_t key, bool plain) {
     ptx::mbarrier_wait(Block::scored(band()), Block::score_parity(n));
     // The place of these weights is free once the values of two steps ago are added.
@@ -185,36 +187,22 @@ class WeightRole : SpecializedBlock<Config> {
     const int number = Block::unit_number();
     if (number > 0)
       ptx::mbarrier_wait(Block::left(number - 1), Block::unit_parity(number - 1));  // whose factors lie there
+    const bool first_of_row = ptx::lane() % kRowLanes == 0;
+    RowEnd<Config> ends[kLaneRows];
     MLA_UNROLL
     for (int row = 0; row < kLaneRows; ++row) {
       float sum = sum_[row] * ptx::exp2_approx(-kWeightShift<Config>);
       MLA_UNROLL
       for (int mask = 1; mask < kRowLanes; mask *= 2) sum += ptx::shuffle_xor(sum, mask);
-      if (ptx::lane() % kRowLanes == 0) finish_row_of_lane(row_of_unit(row), max_[row], sum);
+      const int r = row_of_unit(row);
+      ends[row] = {args_, unit(), r, max_[row], sum};
+      if (first_of_row) Block::output_factors()[r] = ends[row].output_factor();
     }
     ptx::sync_warp();
     if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::weighed());
-  }
-
-  MLA_DEVICE void finish_row_of_lane(int r, float max, float sum) const {
-    const QueryRow row = unit().rows.row(r);
-    if (row.token < 0) return;
-    float& factor = Block::output_factors()[r];
-    const int64_t slot = unit().slot;
-    if (slot >= 0) {
-      args_.list.partial_max[slot * Config::kRows + r] = max;
-      args_.list.partial_sum[slot * Config::kRows + r] = sum;
-      factor = 1.0F;
-      return;
-    }
-    const FinishedRow finished =
-        finish_row(max, sum, load_sink(args_.options, row.head), inverse_o_scale(args_.o_scale), args_.lse_base);
-    factor = finished.o_factor;
-    if (args_.lse != nullptr)
-      args_.lse[int64_t{row.token} * args_.lse_stride_token + row.head * args_.lse_stride_head] = finished.lse;
-    if (args_.max_logits != nullptr)
-      args_.max_logits[int64_t{row.token} * args_.max_logits_stride_token + row.head * args_.max_logits_stride_head] =
-          natural_logit(max);
+    if (!first_of_row) return;
+    MLA_UNROLL
+    for (int row = 0; row < kLaneRows; ++row) ends[row].store_statistics(args_);
   }
 
   uint32_t next_ = 0;     // number of the next step

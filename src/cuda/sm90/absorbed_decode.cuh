@@ -22,7 +22,8 @@ class WgmmaDecode : WgmmaKeys<Config> {
   MLA_DEVICE WgmmaDecode(const cuda::AbsorbedArgs& args, const UnitWalk& walk) : Keys(args, walk) {}
 
   MLA_DEVICE void compute() {
-    Keys::find_first();
+    Keys::begin_unit();
+    Keys::find_next();
     begin_rows();
     const uint32_t end = unit().step_end;
     MLA_NO_UNROLL
@@ -167,24 +168,11 @@ class WgmmaDecode : WgmmaKeys<Config> {
     const ptx::Vec4& codes = codes_[piece % kTurnPieces][half];
     MLA_UNROLL
     for (int i = 0; i < 2; ++i) {
-      ptx::Vec4 values;
-      decode_four(codes.x[2 * i], scale, values.x[0], values.x[1]);
-      decode_four(codes.x[2 * i + 1], scale, values.x[2], values.x[3]);
+      const ptx::Vec4 values = decode_codes(uint64_t{codes.x[2 * i + 1]} << 32 | codes.x[2 * i], scale);
       ptx::store_shared((to ^ static_cast<uint32_t>(i * kChunkBytes)) +
                             static_cast<uint32_t>(piece * Config::kPieceBytes + half * Config::kGroupRowsBytes),
                         values);
     }
-  }
-
-  /// decode_codes of four.
-  MLA_DEVICE static void decode_four(uint32_t codes, float scale, uint32_t& low, uint32_t& high) {
-    uint32_t pairs[2];
-    float x[4];
-    ptx::e4m3x4_to_f16x2(codes, pairs[0], pairs[1]);
-    ptx::unpack_f16x2(pairs[0], x[0], x[1]);
-    ptx::unpack_f16x2(pairs[1], x[2], x[3]);
-    low = ptx::pack_bf16x2(x[0] * scale, x[1] * scale);
-    high = ptx::pack_bf16x2(x[2] * scale, x[3] * scale);
   }
 
   /// Sends for rotary channels that are bf16 already: eight lanes copy a row's.

@@ -13,7 +13,7 @@ class WgmmaKeys : protected WgmmaBlock<Config> {
 
  public:
   MLA_DEVICE bool next_unit() {
-    if (is_describing()) describe_unit(Block::unit_number() + 1);
+    if (is_describing()) Block::describe_next_unit(Block::walk());
     ptx::sync_warp();
     return Block::next_unit();
   }
@@ -28,11 +28,10 @@ class WgmmaKeys : protected WgmmaBlock<Config> {
 
   MLA_DEVICE static int first_row() { return ptx::warp() * kWarpKeys; }
 
-  /// The rows of the unit's first step.
-  MLA_DEVICE void find_first() {
+  /// To be followed by find_next().
+  MLA_DEVICE void begin_unit() {
     key_ = unit().segment.key_begin + first_row() + (ptx::lane() & (kWarpKeys - 1));
     next_entry_ = load_entry(key_);
-    find_next();
   }
 
   /// Finds the row of the lane's key (lane and lane + 16 have the same) in the step after the last one found.
@@ -67,12 +66,6 @@ class WgmmaKeys : protected WgmmaBlock<Config> {
   /// The only thread that looks at the walk.
   MLA_DEVICE static bool is_describing() { return ptx::thread_index() == 0; }
 
-  MLA_DEVICE void describe_unit(int number) {
-    if (number >= 2) ptx::mbarrier_wait(Block::left(number), Block::unit_parity(number - 2));
-    Block::walk().template describe_next<Config>(args_, Block::unit(number));
-    ptx::mbarrier_arrive(Block::described(number));
-  }
-
   MLA_DEVICE int32_t load_entry(int32_t key) const {
     const int32_t* from = entry_of(args_, unit().keys, key);
     return from != nullptr ? *from : -1;
@@ -96,13 +89,14 @@ class WgmmaFetch : WgmmaKeys<Config> {
   MLA_DEVICE WgmmaFetch(const cuda::AbsorbedArgs& args, const UnitWalk& walk) : Keys(args, walk) {}
 
   MLA_DEVICE void compute() {
-    Keys::find_first();
+    Keys::begin_unit();
     const uint32_t end = unit().step_end;
     MLA_NO_UNROLL
-    for (; next_ < end; ++next_) {
+    for (;; ++next_) {
+      Keys::find_next();
+      if (next_ == end) break;
       Keys::wait_for_room(next_);
       fetch(next_);
-      Keys::find_next();
     }
     Block::leave_unit();
   }

@@ -20,6 +20,7 @@ class WgmmaScores : WgmmaBlock<Config> {
 
   MLA_DEVICE void compute() {
     load_queries();
+    Block::find_plain_keys();
     MLA_UNROLL
     for (int half = 0; half < 2; ++half) {
       max_[half] = kNoKey;
@@ -280,17 +281,25 @@ class WgmmaScores : WgmmaBlock<Config> {
     const int number = Block::unit_number();
     if (number > 0)
       ptx::mbarrier_wait(Block::left(number - 1), Block::unit_parity(number - 1));  // whose factors lie there
-    MLA_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      float sum = sum_[half];
-      sum += ptx::shuffle_xor(sum, 1);
-      sum += ptx::shuffle_xor(sum, 2);
-      const int r = lane_row() + half * 8;
-      if ((ptx::lane() & 3) == 0)
-        store_statistics<Config>(args_, unit(), r, max_[half], sum, Block::output_factors()[r]);
+    const RowEnd<Config> upper = end_of_row(0), lower = end_of_row(1);
+    const bool first_of_row = (ptx::lane() & 3) == 0;
+    if (first_of_row) {
+      Block::output_factors()[lane_row()] = upper.output_factor();
+      Block::output_factors()[lane_row() + 8] = lower.output_factor();
     }
     ptx::sync_warp();
     if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::weighed());
+    if (first_of_row) {
+      upper.store_statistics(args_);
+      lower.store_statistics(args_);
+    }
+  }
+
+  MLA_DEVICE RowEnd<Config> end_of_row(int half) const {
+    float sum = sum_[half];
+    sum += ptx::shuffle_xor(sum, 1);
+    sum += ptx::shuffle_xor(sum, 2);
+    return {args_, unit(), lane_row() + half * 8, max_[half], sum};
   }
 
   uint32_t next_ = 0;  // number of the next step

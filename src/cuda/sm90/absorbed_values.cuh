@@ -26,6 +26,7 @@ class WgmmaValues : WgmmaBlock<Config> {
     ptx::mbarrier_wait(Block::weighed(), Block::weighed_parity(Block::unit_number()));
     MLA_UNROLL
     for (int half = 0; half < 2; ++half) {
+      hold();  // the second row's addresses wait for the first one's stores: registers are short
       const int r = lane_row() + half * 8;
       ResultRow<Config, Config::kOutputTiles>(args_, unit(), r, output_channel() + (ptx::lane() & 3) * 2)
           .store(Block::output_factors()[r], [&](int tile, float& low, float& high) {
