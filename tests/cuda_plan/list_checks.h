@@ -74,9 +74,16 @@ class ListChecker {
     std::set<int32_t> seen;
     for (int32_t w = 0; w < header().num_workers; ++w) {
       int64_t load = 0;
-      ASSERT_GE(list_.segment_begin[w], 0);
-      ASSERT_LE(list_.segment_end[w], list_.max_segments);
-      for (int32_t s = list_.segment_begin[w]; s < list_.segment_end[w]; ++s) {
+      const cuda::Share share = list_.shares[w * header().lanes];
+      for (int32_t lane = 0; lane < header().lanes; ++lane) {
+        const cuda::Share& of_lane = list_.shares[w * header().lanes + lane];
+        EXPECT_EQ(of_lane.begin, share.begin);
+        EXPECT_EQ(of_lane.end, share.end);
+        EXPECT_EQ(of_lane.lane, lane);
+      }
+      ASSERT_GE(share.begin, 0);
+      ASSERT_LE(share.end, list_.max_segments);
+      for (int32_t s = share.begin; s < share.end; ++s) {
         EXPECT_TRUE(seen.insert(s).second) << "segment " << s << " twice";
         const cuda::Segment& segment = list_.segments[s];
         ASSERT_NO_FATAL_FAILURE(check_segment(segment));
@@ -85,6 +92,8 @@ class ListChecker {
       }
       loads_.push_back(load);
     }
+    for (int32_t block = header().num_workers * header().lanes; block < shape_.max_grid_blocks; ++block)
+      EXPECT_EQ(list_.shares[block].begin, list_.shares[block].end) << "an idle block";
     for (auto& [at, pieces] : row_blocks_) std::sort(pieces.begin(), pieces.end());
   }
 

@@ -216,7 +216,7 @@ TEST(Plan, SurvivesGarbage) {
     ASSERT_LE(int64_t{list.header->num_workers} * list.header->lanes, shape.max_grid_blocks);
     ASSERT_LE(list.header->num_merges, list.max_merges);
     for (int32_t w = 0; w < list.header->num_workers; ++w)
-      for (int32_t s = list.segment_begin[w]; s < list.segment_end[w]; ++s) {
+      for (int32_t s = list.shares[w * list.header->lanes].begin; s < list.shares[w * list.header->lanes].end; ++s) {
         const cuda::Segment& segment = list.segments[s];
         ASSERT_LE(segment.partial_slot < 0 ? 0 : segment.partial_slot + list.header->lanes, list.max_slots);
         ASSERT_LE(segment.token_begin + segment.q_len, shape.max_tokens);

@@ -50,8 +50,7 @@ cuda::WorkList lay_out(const cuda::WorkShape& shape, Layout& layout) {
 
   cuda::WorkList list{};
   list.header = layout.take<cuda::WorkListHeader>(1);
-  list.segment_begin = layout.take<int32_t>(workers);
-  list.segment_end = layout.take<int32_t>(workers);
+  list.shares = layout.take<cuda::Share>(std::max(shape.max_grid_blocks, 1));
   list.segments = layout.take<cuda::Segment>(segments);
   list.merges = layout.take<cuda::Merge>(merges);
   if (shape.batch > kSharedRequests) {

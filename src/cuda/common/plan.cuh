@@ -287,7 +287,12 @@ struct PlanKernel {
     return total_items_ > 0 && total_items_ * lanes_ <= int64_t{list_.max_segments} - list_.max_workers;
   }
 
+  MLA_DEVICE void write_idle_shares(int32_t first_block) const {
+    for (int32_t b = first_block + ptx::thread_index(); b < shape_.max_grid_blocks; b += kThreads) list_.shares[b] = {};
+  }
+
   MLA_DEVICE void write_nothing() const {
+    write_idle_shares(0);
     if (ptx::thread_index() == 0) *list_.header = {.lanes = 1, .num_workers = 0, .num_merges = 0, .merge_rows = 0};
   }
 
@@ -446,14 +451,13 @@ struct PlanKernel {
   }
 
   MLA_DEVICE void write_segments() const {
+    write_idle_shares(num_workers_ * lanes_);
     for (int32_t w = ptx::warp(); w < num_workers_; w += kThreads / kWarpSize) {
       const int32_t first_item = shared_.cut_item[w], last_item = shared_.cut_item[w + 1];
       const int32_t last_block = shared_.cut_block[w + 1];
       const int32_t end_item = last_item + (last_block > 0 ? 1 : 0);
-      if (ptx::lane() == 0) {
-        list_.segment_begin[w] = first_item + w;
-        list_.segment_end[w] = end_item + w;
-      }
+      for (int32_t lane = ptx::lane(); lane < lanes_; lane += kWarpSize)
+        list_.shares[w * lanes_ + lane] = {.begin = first_item + w, .end = end_item + w, .lane = lane};
       for (int32_t item = first_item + ptx::lane(); item < end_item; item += kWarpSize)
         write_segment(item, w, item == first_item ? shared_.cut_block[w] : 0, item == last_item ? last_block : -1);
     }

@@ -40,9 +40,15 @@ struct alignas(16) Merge {
   int32_t num_splits;  // fewer than 2: nothing to merge
 };
 
+/// What a block of the grid computes: its lane's rows of segments [begin, end). Beyond num_workers * lanes: nothing.
+struct alignas(16) Share {
+  int32_t begin, end;
+  int32_t lane;
+};
+
 struct alignas(16) WorkListHeader {
   int32_t lanes;  // blocks of the grid that share a worker's segments: block b is lane b % lanes of worker b / lanes
-  int32_t num_workers;  // grid blocks beyond num_workers * lanes have nothing to do
+  int32_t num_workers;
   int32_t num_merges;
   int32_t merge_rows;  // no unit has more rows, over all its lanes
 };
@@ -50,11 +56,10 @@ struct alignas(16) WorkListHeader {
 /// Where everything lies; pointers into the workspace.
 struct WorkList {
   WorkListHeader* header;
-  int32_t* segment_begin;  // [max_workers]: worker w's segments are segment_begin[w] ... segment_end[w] - 1
-  int32_t* segment_end;    // [max_workers]
-  Segment* segments;       // [max_segments], not all of them written
-  Merge* merges;           // [max_merges], the first num_merges count
-  float* partial_o;        // [max_slots, block_rows, d_v], unnormalized: sum over keys of 2^(score - max) v
+  Share* shares;       // [grid], all of them written
+  Segment* segments;   // [max_segments], not all of them written
+  Merge* merges;       // [max_merges], the first num_merges count
+  float* partial_o;    // [max_slots, block_rows, d_v], unnormalized: sum over keys of 2^(score - max) v
   float* partial_max;  // [max_slots, block_rows], base-2 logits; -inf: the row sees no key here, o and sum are unread
   float* partial_sum;  // [max_slots, block_rows]: sum over keys of 2^(score - max)
   int64_t* request_cost;        // [max_requests + 1], scratch of the plan kernel, as the next three

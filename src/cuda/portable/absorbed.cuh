@@ -546,13 +546,10 @@ struct AbsorbedKernel {
     ptx::wait_for_previous_grid();  // the plan
     ptx::allow_next_grid();
     const cuda::WorkList& list = args.list;
-    const int32_t lanes = list.header->lanes;
-    const int32_t worker = ptx::block_index_x() / lanes;
-    if (worker >= list.header->num_workers) return;
+    const cuda::Share share = list.shares[ptx::block_index_x()];
     AbsorbedBlock<Config> block(args);
     MLA_NO_UNROLL
-    for (int32_t i = list.segment_begin[worker]; i < list.segment_end[worker]; ++i)
-      block.compute(list.segments[i], ptx::block_index_x() - worker * lanes);
+    for (int32_t i = share.begin; i < share.end; ++i) block.compute(list.segments[i], share.lane);
   }
 };
 

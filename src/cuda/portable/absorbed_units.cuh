@@ -31,8 +31,11 @@ inline constexpr bool kPlainKeysLater = !Config::kQuantized;
 
 /// What the one thread that describes units remembers between them.
 struct UnitWalk {
-  int32_t next_segment, last_segment, worker_lane;  // the block is lane worker_lane of a worker with these segments
-  uint32_t steps = 0;                               // of all units so far
+  int32_t next_segment, last_segment, worker_lane;
+  uint32_t steps = 0;  // of all units so far
+
+  MLA_DEVICE explicit UnitWalk(const cuda::Share& share)
+      : next_segment(share.begin), last_segment(share.end), worker_lane(share.lane) {}
 
   /// Describes the worker's next unit that this lane has rows of.
   template <class Config>

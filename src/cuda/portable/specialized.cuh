@@ -42,18 +42,15 @@ struct SpecializedKernel {
   static MLA_DEVICE void run(const Params& args) {
     ptx::wait_for_previous_grid();  // the plan
     ptx::allow_next_grid();
-    const cuda::WorkList& list = args.list;
-    const int32_t lanes = list.header->lanes;
-    const int32_t worker = ptx::block_index_x() / lanes;
-    if (worker >= list.header->num_workers) return;
+    const cuda::Share share = args.list.shares[ptx::block_index_x()];
     SpecializedBlock<Config>(args).init();
+    if (share.begin == share.end) return;
     if (ptx::warp() < Config::kFirstScoreWarp) {
       keep_registers<Config::kWeightRegisters>();
       if (ptx::warp() < Config::kFirstFetchWarp) {
         compute(WeightRole<Config>(args));
       } else if (ptx::warp() < Config::kFirstScaleWarp) {
-        compute(FetchRole<Config>(
-            args, {list.segment_begin[worker], list.segment_end[worker], ptx::block_index_x() - worker * lanes}));
+        compute(FetchRole<Config>(args, share));
       } else {
         if constexpr (Config::kQuantized) compute(ScaleRole<Config>(args));
       }

@@ -13,7 +13,7 @@ class FetchRole : SpecializedBlock<Config> {
   using Block::args_, Block::memory_, Block::shared_, Block::unit;
 
  public:
-  MLA_DEVICE FetchRole(const cuda::AbsorbedArgs& args, const UnitWalk& walk) : Block(args), walk_(walk) {}
+  MLA_DEVICE FetchRole(const cuda::AbsorbedArgs& args, const cuda::Share& share) : Block(args), walk_(share) {}
 
   MLA_DEVICE bool next_unit() {
     if (fetch_warp() == 0 && ptx::lane() == 0) Block::describe_next_unit(walk_);

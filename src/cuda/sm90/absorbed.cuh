@@ -34,15 +34,12 @@ struct WgmmaKernel {
   static MLA_DEVICE void run(const Params& args) {
     ptx::wait_for_previous_grid();  // the plan
     ptx::allow_next_grid();
-    const cuda::WorkList& list = args.list;
-    const int32_t lanes = list.header->lanes;
-    const int32_t worker = ptx::block_index_x() / lanes;
-    if (worker >= list.header->num_workers) return;
+    const cuda::Share share = args.list.shares[ptx::block_index_x()];
     WgmmaBlock<Config>(args).init();
+    if (share.begin == share.end) return;
     if (ptx::warp() < Config::kFirstScoreWarp) {
       ptx::give_registers<Config::kFetchRegisters>();
-      compute(
-          Fetch(args, {list.segment_begin[worker], list.segment_end[worker], ptx::block_index_x() - worker * lanes}));
+      compute(Fetch(args, share));
     } else if (ptx::warp() < Config::kFirstValueWarp) {
       ptx::give_registers<Config::kScoreRegisters>();
       compute(WgmmaScores<Config>(args));

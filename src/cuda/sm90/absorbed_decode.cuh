@@ -19,7 +19,7 @@ class WgmmaDecode : WgmmaKeys<Config> {
  public:
   using Keys::next_unit;
 
-  MLA_DEVICE WgmmaDecode(const cuda::AbsorbedArgs& args, const UnitWalk& walk) : Keys(args, walk) {}
+  MLA_DEVICE WgmmaDecode(const cuda::AbsorbedArgs& args, const cuda::Share& share) : Keys(args, share) {}
 
   MLA_DEVICE void compute() {
     Keys::begin_unit();

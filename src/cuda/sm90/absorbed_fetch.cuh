@@ -22,8 +22,8 @@ class WgmmaKeys : protected WgmmaBlock<Config> {
   using Block::args_, Block::unit;
   static constexpr int kWarpKeys = Block::kWarpRows;
 
-  MLA_DEVICE WgmmaKeys(const cuda::AbsorbedArgs& args, const UnitWalk& walk) : Block(args) {
-    if (is_describing()) Block::walk() = walk;
+  MLA_DEVICE WgmmaKeys(const cuda::AbsorbedArgs& args, const cuda::Share& share) : Block(args) {
+    if (is_describing()) Block::walk() = UnitWalk(share);
   }
 
   MLA_DEVICE static int first_row() { return ptx::warp() * kWarpKeys; }
@@ -86,7 +86,7 @@ class WgmmaFetch : WgmmaKeys<Config> {
  public:
   using Keys::next_unit;
 
-  MLA_DEVICE WgmmaFetch(const cuda::AbsorbedArgs& args, const UnitWalk& walk) : Keys(args, walk) {}
+  MLA_DEVICE WgmmaFetch(const cuda::AbsorbedArgs& args, const cuda::Share& share) : Keys(args, share) {}
 
   MLA_DEVICE void compute() {
     Keys::begin_unit();
