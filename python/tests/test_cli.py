@@ -9,6 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -57,15 +58,27 @@ def test_a_signal_that_ends_the_tool_ends_the_command(tmp_path: Path) -> None:
     assert done.returncode == -signal.SIGTERM
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Children can be interrupted, although what a script starts in the background ignores it."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, handler)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_interrupting_the_command_reaches_the_tool(tmp_path: Path) -> None:
     tool = script(tmp_path / "tool", 'trap "exit 130" INT; echo ready; while :; do sleep 0.05; done')
     (tmp_path / "path").mkdir()
     environment = without_torch(tmp_path / "path", LIBMLA_TOOL=os.fspath(tool))
     command = [sys.executable, "-m", "libmla", "bench"]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout and process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=20) == 130
+        try:
+            assert process.stdout and process.stdout.readline() == "ready\n"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=20) == 130
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize(("arguments", "status", "stream"), [(["--help"], 0, "out"), ([], 2, "err")])
