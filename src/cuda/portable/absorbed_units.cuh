@@ -8,26 +8,50 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
+/// Steps by their numbers.
+struct StepRange {
+  uint32_t begin, end;
+
+  MLA_DEVICE bool contains(uint32_t n) const { return begin <= n && n < end; }
+};
+
 /// What all threads of a block know of a segment they compute.
 struct AbsorbedUnit {
   cuda::Segment segment;
   KeyList keys;
   UnitRows rows;
-  KeyRange plain;     // keys that every row sees and whose scores need nothing but the scale
-  int32_t slot;       // of the partial state, -1: write outputs
-  uint32_t step_end;  // number of the step behind the unit's last
-  bool more;          // whether all this is about a segment; else there is none any more
+  StepRange steps;  // all of the unit
+  StepRange plain;  // those whose keys every row sees, and whose scores need nothing but the scale
+  int32_t slot;     // of the partial state, -1: write outputs
+  bool more;        // whether all this is about a segment; else there is none any more
+
+  /// Of step n.
+  template <class Config>
+  MLA_DEVICE int32_t first_key(uint32_t n) const {
+    return segment.key_begin + static_cast<int32_t>(n - steps.begin) * Config::kKeys;
+  }
+
+  /// For who knows `steps`.
+  template <class Config>
+  MLA_DEVICE void find_plain_steps(const cuda::AbsorbedArgs& args) {
+    const KeyRange keys = plain_keys(args, segment, rows, Config::kRows);
+    const auto whole_steps = [](int32_t keys_on) {
+      return static_cast<uint32_t>(std::max(keys_on, 0) / Config::kKeys);
+    };
+    plain = {steps.begin + whole_steps(keys.begin - segment.key_begin + Config::kKeys - 1),
+             steps.begin + whole_steps(keys.end - segment.key_begin)};
+  }
 };
 
 inline constexpr int kUnitBytes = 112;  // of shared memory for each of the two places
 static_assert(sizeof(AbsorbedUnit) <= kUnitBytes);
 inline constexpr int kUnitBarriers = 4;
 
-/// Whether who weighs scores finds a unit's plain keys, while its rows are on their way, and not who describes it: rows
-/// are sent for a microsecond sooner. Quantized ones were decoded 5 % slower that way, in the same loop of instructions
-/// (measured, H200), so there it stays.
+/// Whether who weighs scores finds a unit's plain steps, while its rows are on their way, and not who describes it:
+/// rows are sent for a microsecond sooner. Quantized ones were decoded 5 % slower that way, in the same loop of
+/// instructions (measured, H200), so there it stays.
 template <class Config>
-inline constexpr bool kPlainKeysLater = !Config::kQuantized;
+inline constexpr bool kPlainStepsLater = !Config::kQuantized;
 
 /// What the one thread that describes units remembers between them.
 struct UnitWalk {
@@ -49,12 +73,13 @@ struct UnitWalk {
   MLA_DEVICE bool describe(const cuda::AbsorbedArgs& args, const cuda::Segment& segment, AbsorbedUnit& to) {
     const int32_t row_begin = segment.row_begin + worker_lane * Config::kRows;
     if (row_begin >= segment.q_len * args.num_heads) return false;
+    const uint32_t first = steps;
     steps += static_cast<uint32_t>((segment.key_end - segment.key_begin + Config::kKeys - 1) / Config::kKeys);
     to.segment = segment;
-    to.step_end = steps;
+    to.steps = {first, steps};
     to.keys = make_key_list(args, segment);
     to.rows = {args.num_heads, row_begin, segment.q_len * args.num_heads, segment.token_begin};
-    if constexpr (!kPlainKeysLater<Config>) to.plain = plain_keys(args, segment, to.rows, Config::kRows);
+    if constexpr (!kPlainStepsLater<Config>) to.find_plain_steps<Config>(args);
     to.slot = segment.partial_slot < 0 ? -1 : segment.partial_slot + worker_lane;
     return true;
   }
@@ -111,9 +136,9 @@ class AbsorbedUnits {
   MLA_DEVICE int unit_number() const { return *number_of_warp(); }
 
   /// For a warp that weighs scores, before it looks at unit().plain. All such warps write the same.
-  MLA_DEVICE void find_plain_keys() const {
-    if constexpr (kPlainKeysLater<Config>) {
-      if (ptx::lane() == 0) unit().plain = plain_keys(args_, unit().segment, unit().rows, Config::kRows);
+  MLA_DEVICE void find_plain_steps() const {
+    if constexpr (kPlainStepsLater<Config>) {
+      if (ptx::lane() == 0) unit().template find_plain_steps<Config>(args_);
       ptx::sync_warp();
     }
   }

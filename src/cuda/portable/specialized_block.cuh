@@ -64,9 +64,9 @@ class SpecializedBlock : protected AbsorbedUnits<Config> {
   /// Number of the step behind the unit's last of pool 0; and of pool 1, the unit's last.
   MLA_DEVICE uint32_t last_step_of_pool(int pool) const {
     const AbsorbedUnit& of = unit();
-    if (pool == 1 || of.keys.second_pool >= of.segment.key_end) return of.step_end;
+    if (pool == 1 || of.keys.second_pool >= of.segment.key_end) return of.steps.end;
     const int32_t behind = of.segment.key_end - std::max(of.keys.second_pool, of.segment.key_begin);
-    return of.step_end - static_cast<uint32_t>((behind + Config::kKeys - 1) / Config::kKeys);
+    return of.steps.end - static_cast<uint32_t>((behind + Config::kKeys - 1) / Config::kKeys);
   }
 
   /// A bit for each key of the step that has a row.

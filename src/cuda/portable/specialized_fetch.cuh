@@ -29,7 +29,7 @@ class FetchRole : SpecializedBlock<Config> {
     key_ += static_cast<int32_t>(skipped) * Config::kKeys;
     next_entry_ = load_entry(key_);
     find_next();
-    const uint32_t end = unit().step_end;
+    const uint32_t end = unit().steps.end;
     MLA_NO_UNROLL
     for (uint32_t n = first_ + skipped; n < end; n += Config::kFetchWarps) {
       wait_for_room(n);

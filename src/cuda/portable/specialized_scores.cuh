@@ -18,7 +18,7 @@ class ScoreRole : SpecializedBlock<Config> {
 
   MLA_DEVICE void compute() {
     load_queries();
-    const uint32_t end = unit().step_end;
+    const uint32_t end = unit().steps.end;
     MLA_NO_UNROLL
     for (; next_ < end; ++next_) step(next_);
     Block::leave_unit();

@@ -20,7 +20,7 @@ class ValueRole : OutputRole<Config> {
   MLA_DEVICE void compute() {
     Output::clear_outputs();
     MLA_NO_UNROLL
-    for (; next_ < unit().step_end; ++next_) step(next_);
+    for (; next_ < unit().steps.end; ++next_) step(next_);
     ptx::mbarrier_wait(Block::weighed(), Block::weighed_parity(Block::unit_number()));
     Output::template store_outputs<8>();
     Block::leave_unit();

@@ -24,13 +24,12 @@ class WeightRole : SpecializedBlock<Config> {
       max_[row] = kNoKey;
       sum_[row] = 0.0F;
     }
-    int32_t key = unit().segment.key_begin;
-    Block::find_plain_keys();
-    const KeyRange known = unit().plain;
+    Block::find_plain_steps();
+    const StepRange known = unit().plain;
     MLA_NO_UNROLL
-    for (const uint32_t end = unit().step_end; next_ < end; ++next_, key += Config::kKeys) {
-      const KeyRange plain = kInRows ? known : unit().plain;  // with 64 rows registers are short
-      weigh(next_, key, key >= plain.begin && key + Config::kKeys <= plain.end);
+    for (const uint32_t end = unit().steps.end; next_ < end; ++next_) {
+      const StepRange plain = kInRows ? known : unit().plain;  // with 64 rows registers are short
+      weigh(next_, plain.contains(next_));
     }
     finish();
     Block::leave_unit();
@@ -61,15 +60,15 @@ class WeightRole : SpecializedBlock<Config> {
     return Block::scores(band(), part, tile_of(row), i / 2) + static_cast<uint32_t>((half_of(row) * 2 + i % 2) * 4);
   }
 
-  /// Step n, whose first key is `key`. `plain`: as AbsorbedUnit has it.
-  MLA_DEVICE void weigh(uint32_t n, int32_t key, bool plain) {
+  /// Step n. `plain`: as AbsorbedUnit has it.
+  MLA_DEVICE void weigh(uint32_t n, bool plain) {
     ptx::mbarrier_wait(Block::scored(band()), Block::score_parity(n));
     // The place of these weights is free once the values of two steps ago are added.
     if (n >= 2) ptx::mbarrier_wait(Block::free(n - 2), Block::stage_parity(n - 2));
     const bool only_valid = args_.sparse() && args_.options.logits_soft_cap == 0.0F;
     const bool direct = plain || only_valid;
     if (!direct) [[unlikely]]
-      replace_scores(n, key);
+      replace_scores(n);
     const float scale = direct ? score_scale(args_) * std::numbers::log2e_v<float> : 1.0F;
     const uint32_t valid = only_valid ? *Block::valid(n) >> first_column() : ~0U;
     bool rescaled = false;
@@ -157,7 +156,8 @@ class WeightRole : SpecializedBlock<Config> {
   }
 
   /// The long way: the lane's scores become base-2 logits in place, -inf where a row does not see the key.
-  MLA_DEVICE void replace_scores(uint32_t n, int32_t key) const {
+  MLA_DEVICE void replace_scores(uint32_t n) const {
+    const int32_t key = unit().template first_key<Config>(n);
     MLA_NO_UNROLL
     for (int row = 0; row < kLaneRows; ++row) {
       const RowScores scores(args_, unit().segment, unit().rows.row(row_of_unit(row)));

@@ -25,7 +25,7 @@ class WgmmaDecode : WgmmaKeys<Config> {
     Keys::begin_unit();
     Keys::find_next();
     begin_rows();
-    const uint32_t end = unit().step_end;
+    const uint32_t end = unit().steps.end;
     MLA_NO_UNROLL
     for (; next_ < end; ++next_) {
       Keys::wait_for_room(next_);

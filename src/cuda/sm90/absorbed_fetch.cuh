@@ -90,7 +90,7 @@ class WgmmaFetch : WgmmaKeys<Config> {
 
   MLA_DEVICE void compute() {
     Keys::begin_unit();
-    const uint32_t end = unit().step_end;
+    const uint32_t end = unit().steps.end;
     MLA_NO_UNROLL
     for (;; ++next_) {
       Keys::find_next();

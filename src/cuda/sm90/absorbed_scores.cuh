@@ -20,7 +20,7 @@ class WgmmaScores : WgmmaBlock<Config> {
 
   MLA_DEVICE void compute() {
     load_queries();
-    Block::find_plain_keys();
+    Block::find_plain_steps();
     MLA_UNROLL
     for (int half = 0; half < 2; ++half) {
       max_[half] = kNoKey;
@@ -28,9 +28,8 @@ class WgmmaScores : WgmmaBlock<Config> {
     }
     scale_ = score_scale(args_) * std::numbers::log2e_v<float>;
     only_valid_ = args_.sparse() && args_.options.logits_soft_cap == 0.0F;
-    int32_t key = unit().segment.key_begin;
     MLA_NO_UNROLL
-    for (const uint32_t end = unit().step_end; next_ < end; ++next_, key += Config::kKeys) step(next_, key);
+    for (const uint32_t end = unit().steps.end; next_ < end; ++next_) step(next_);
     finish();
     Block::leave_unit();
   }
@@ -102,22 +101,21 @@ class WgmmaScores : WgmmaBlock<Config> {
 
   // Steps.
 
-  /// Step n, whose first key is `key`. The warp works alone on its multiprocessor's quarter most of the time, so that
+  /// Step n. The warp works alone on its multiprocessor's quarter most of the time, so that
   /// latency counts: sums and maxima are those of four chains.
-  MLA_DEVICE void step(uint32_t n, int32_t key) {
+  MLA_DEVICE void step(uint32_t n) {
     float s[kScores];
     multiply_queries(s, n);
-    const KeyRange plain_range = unit().plain;  // while the tensor cores are at it
+    const StepRange plain = unit().plain;  // while the tensor cores are at it
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(s);
     if (ptx::elect()) ptx::mbarrier_arrive(Block::scored());
     // Maxima of products are those of logits only if what products are multiplied by is positive.
     float scale = scale_;
-    const bool plain = key >= plain_range.begin && key + Config::kKeys <= plain_range.end;
-    if ((plain || only_valid_) && scale > 0.0F) [[likely]] {
+    if ((plain.contains(n) || only_valid_) && scale > 0.0F) [[likely]] {
       if (only_valid_) hide_invalid(s, n);
     } else {
-      replace_scores(s, n, key);
+      replace_scores(s, n);
       scale = 1.0F;
     }
     float largest[2], factor[2] = {1.0F, 1.0F}, base[2];
@@ -233,7 +231,8 @@ class WgmmaScores : WgmmaBlock<Config> {
 
   /// The long way: scores become base-2 logits, -inf where a row does not see the key. Scores
   /// rotate through the first four registers.
-  MLA_DEVICE void replace_scores(float (&s)[kScores], uint32_t n, int32_t key) const {
+  MLA_DEVICE void replace_scores(float (&s)[kScores], uint32_t n) const {
+    const int32_t key = unit().template first_key<Config>(n);
     const RowScores rows[2] = {RowScores(args_, unit().segment, unit().rows.row(lane_row())),
                                RowScores(args_, unit().segment, unit().rows.row(lane_row() + 8))};
     MLA_NO_UNROLL

@@ -22,7 +22,7 @@ class WgmmaValues : WgmmaBlock<Config> {
     for (auto& part : outputs_) MLA_UNROLL
     for (float& output : part) output = 0.0F;
     MLA_NO_UNROLL
-    for (const uint32_t end = unit().step_end; next_ < end; ++next_) step(next_);
+    for (const uint32_t end = unit().steps.end; next_ < end; ++next_) step(next_);
     ptx::mbarrier_wait(Block::weighed(), Block::weighed_parity(Block::unit_number()));
     MLA_UNROLL
     for (int half = 0; half < 2; ++half) {
