@@ -59,10 +59,10 @@ struct CombineKernel {
     const int32_t slices = (params.d_v + kSliceColumns - 1) / kSliceColumns;
     const int32_t rows = header.num_merges * header.merge_rows, blocks = ptx::grid_size_x();
     if (int64_t{rows} * slices * 2 <= int64_t{blocks} * kSums) {
-      for_rows(params, {ptx::block_index_x(), blocks, rows * slices, slices, header.merge_rows},
+      for_rows(params, header, {ptx::block_index_x(), blocks, slices},
                [&](Row& row, int32_t slice) { merge_slice(params, row, slice); });
     } else {
-      for_rows(params, {ptx::block_index_x() * kSums + ptx::warp(), blocks * kSums, rows, 1, header.merge_rows},
+      for_rows(params, header, {ptx::block_index_x() * kSums + ptx::warp(), blocks * kSums, 1},
                [&](Row& row, int32_t) { merge_row(params, row, slices); });
     }
   }
@@ -76,7 +76,8 @@ struct CombineKernel {
 
   /// By what a split's accumulators and sum count.
   static MLA_DEVICE float weight(float split_max, float max) {
-    return split_max == kNoKey ? 0.0F : ptx::exp2_approx(finite_or_zero(split_max) - finite_or_zero(max));
+    const float weight = ptx::exp2_approx(finite_or_zero(split_max) - finite_or_zero(max));
+    return split_max == kNoKey ? 0.0F : weight;
   }
 
   struct State {
@@ -87,16 +88,16 @@ struct CombineKernel {
   struct Row {
     cuda::Merge merge;
     int32_t row;  // in the unit
+    int32_t token, head;
+    float sink;
     float max = kNoKey;
     FinishedRow finished = {};
 
-    int32_t token, head;
-
-    /// Row `r` of a unit.
     MLA_DEVICE Row(const Params& params, const cuda::Merge& unit, int32_t r) : merge(unit), row(r) {
       const int32_t query = (merge.row_begin + row) / params.num_heads;
       token = merge.token_begin + query;
       head = merge.row_begin + row - query * params.num_heads;
+      sink = params.attn_sink != nullptr ? params.attn_sink[head] : kNoKey;
     }
     MLA_DEVICE bool exists() const { return merge.row_begin + row < merge.num_rows && merge.num_splits >= 2; }
 
@@ -104,7 +105,6 @@ struct CombineKernel {
     /// writes lse and max_logits.
     MLA_DEVICE void finish(const Params& params, const State& state, bool writes) {
       max = state.max;
-      const float sink = params.attn_sink != nullptr ? params.attn_sink[head] : kNoKey;
       finished = finish_row(state.max, state.sum, sink, inverse_o_scale(params.o_scale), params.lse_base);
       if (!writes || ptx::lane() != 0) return;
       if (params.lse != nullptr)
@@ -130,23 +130,44 @@ struct CombineKernel {
 
   /// Every step-th task from the first on; so many tasks belong to a row.
   struct Tasks {
-    int32_t first, step, end, per_row, merge_rows;
+    int32_t first, step, per_row;
+  };
+
+  /// Where a task is: which merge, which of its rows, which task of the row. Divisions, which are slow, only make it.
+  struct Place {
+    int32_t merge, row, part;
+
+    MLA_DEVICE Place(int32_t task, int32_t per_row, int32_t merge_rows)
+        : merge(task / per_row / merge_rows), row(task / per_row % merge_rows), part(task % per_row) {}
+    MLA_DEVICE void advance(const Place& by, int32_t per_row, int32_t merge_rows) {
+      part += by.part;
+      row += by.row + static_cast<int32_t>(part >= per_row);
+      if (part >= per_row) part -= per_row;
+      merge += by.merge + static_cast<int32_t>(row >= merge_rows);
+      if (row >= merge_rows) row -= merge_rows;
+    }
   };
 
   /// f(row, number of the task among its row's). What the plan says of a row is
   /// read one task ahead, and of the first one before attention has ended.
   template <class F>
-  static MLA_DEVICE void for_rows(const Params& params, const Tasks& tasks, const F& f) {
-    const auto unit_of = [&](int32_t task) {
-      return task < tasks.end ? params.list.merges[task / tasks.per_row / tasks.merge_rows] : cuda::Merge{};
+  static MLA_DEVICE void for_rows(const Params& params, const cuda::WorkListHeader& header, const Tasks& tasks,
+                                  const F& f) {
+    const auto unit_at = [&](const Place& at) {
+      return at.merge < header.num_merges ? params.list.merges[at.merge] : cuda::Merge{};
     };
-    cuda::Merge unit = unit_of(tasks.first);
+    const int32_t merge_rows = std::max(header.merge_rows, 1);
+    const Place step(tasks.step, tasks.per_row, merge_rows);
+    Place at(tasks.first, tasks.per_row, merge_rows);
+    cuda::Merge unit = unit_at(at);
     ptx::wait_for_previous_grid();
     MLA_NO_UNROLL
-    for (int32_t task = tasks.first; task < tasks.end; task += tasks.step) {
-      Row row(params, unit, task / tasks.per_row % tasks.merge_rows);
-      unit = unit_of(task + tasks.step);
-      if (row.exists()) f(row, task % tasks.per_row);
+    while (at.merge < header.num_merges) {
+      Row row(params, unit, at.row);
+      const int32_t part = at.part;
+      at.advance(step, tasks.per_row, merge_rows);
+      unit = unit_at(at);
+      if (row.exists()) f(row, part);
     }
   }
 
@@ -191,20 +212,21 @@ struct CombineKernel {
 
   /// The sums beyond kFewSplits would be zeros.
   static MLA_DEVICE void merge_few(const Params& params, Row& row) {
-    ptx::Vec4 values[kFewSplits][kFewSlices] = {};
+    ptx::Vec4 values[kFewSplits][kFewSlices];
     State states[kFewSplits];
     MLA_UNROLL
     for (int i = 0; i < kFewSplits; ++i) {
-      states[i] = {kNoKey, 0.0F};
-      if (i >= row.merge.num_splits) continue;
-      const int64_t state = state_of(params.list, row.merge, row.row, i);
-      states[i] = {params.list.partial_max[state], params.list.partial_sum[state]};
+      const bool exists = i < row.merge.num_splits;
+      const int64_t state = state_of(params.list, row.merge, row.row, exists ? i : 0);
+      const auto* const from =
+          reinterpret_cast<const ptx::Vec4*>(params.list.partial_o + state * params.d_v + lane_column(0));
       MLA_UNROLL
       for (int slice = 0; slice < kFewSlices; ++slice)
-        if (lane_column(slice) < params.d_v)
-          values[i][slice] = ptx::load_once(
-              reinterpret_cast<const ptx::Vec4*>(params.list.partial_o + state * params.d_v + lane_column(slice)));
+        values[i][slice] = ptx::load_once_if(exists && lane_column(slice) < params.d_v, from + slice * kWarpSize);
+      states[i] = {params.list.partial_max[state], params.list.partial_sum[state]};
+      if (!exists) states[i] = {kNoKey, 0.0F};
     }
+    ptx::sync_warp();  // all loads are on their way before the first one is waited for
     // As state_of_row joins them.
     row.finish(params, joined(joined(states[0], states[1]), joined(states[2], states[3])), true);
     float scales[kFewSplits];
@@ -280,9 +302,8 @@ struct CombineKernel {
   /// A sum counts only where there is a key.
   static MLA_DEVICE State joined(const State& a, const State& b) {
     const float max = larger(a.max, b.max);
-    const float of_a = a.max == kNoKey ? 0.0F : a.sum * weight(a.max, max);
-    const float of_b = b.max == kNoKey ? 0.0F : b.sum * weight(b.max, max);
-    return {max, of_a + of_b};
+    const float of_a = a.sum * weight(a.max, max), of_b = b.sum * weight(b.max, max);
+    return {max, (a.max == kNoKey ? 0.0F : of_a) + (b.max == kNoKey ? 0.0F : of_b)};
   }
 
   /// NaN stays.
