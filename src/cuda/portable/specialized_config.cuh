@@ -63,7 +63,7 @@ struct SpecializedConfig {
   static constexpr int kOutputTilesN = kOutputDims / 8;
 
   // Shared memory. Rows of a stage are an odd number of 16-byte chunks apart, so that they lie in different banks.
-  static constexpr int kStages = kQuantized ? 8 : kRows == 64 ? 4 : 5;
+  static constexpr int kStages = kQuantized ? 8 : 4;
   static constexpr int kKeyPitch = kQuantized ? kLatentDims + 16 + kTailDims * 2  // codes, scales of some formats
                                               : (kLatentDims + kTailDims) * 2 + 16;
   static constexpr int kKeyScaleBytes = kQuantized ? 16 : 0;  // of other formats, behind the rows
