@@ -132,18 +132,26 @@ TEST_F(CliEmulated, BenchWithoutTheCpuMeasuresNoneOfItsCeilings) {
   EXPECT_TRUE(document["results"][0]["ceiling_share"].is_null());
 }
 
+// Caches lie in the emulated GPU's memory, as in a real one's: what is not copied there or back is missed.
 TEST_F(CliEmulated, Replays) {
   const std::string path = testing::TempDir() + "mla_device_trace.jsonl";
   std::ofstream(path) << R"({"timestamp": 0, "input_length": 40, "output_length": 3, "hash_ids": [1]})"
+                      << "\n"
+                      << R"({"timestamp": 1, "input_length": 130, "output_length": 2, "hash_ids": [2]})"
                       << "\n";
-  const json document =
-      json_of("replay " + path + " --chunk 64 --pool-tokens 1k --check-every 1 --json --device " + device_);
-  EXPECT_EQ(document["device"], device_);
-  EXPECT_EQ(document["requests"], 1);
-  EXPECT_GT(document["checks"], 0);
-  EXPECT_EQ(document["failures"], json::array());
-  EXPECT_EQ(document["backends"]["decode"], "cuda_portable");
-  EXPECT_TRUE(document["ceiling_share"].is_null());
+  for (const char* options : {"", "--cache fp8 --dcp 2", "--model deepseek-v3.2 --sparse --cache fp8_ds_mla --mtp 1",
+                              "--model deepseek-v4-flash --sparse"}) {
+    const json document = json_of("replay " + path + " --chunk 100 --pool-tokens 1k --check-every 1 --json --device " +
+                                  device_ + " " + options);
+    EXPECT_EQ(document["device"], device_) << options;
+    EXPECT_EQ(document["requests"], 2) << options;
+    EXPECT_GE(document["checks"], 4) << options;
+    EXPECT_EQ(document["failures"], json::array()) << options;
+    EXPECT_GT(document["worst_error_reference"], 0.0) << options;
+    EXPECT_GT(document["phase_seconds"]["transfer"], 0.0) << options;
+    EXPECT_TRUE(document["backends"]["decode"].get<std::string>().starts_with("cuda")) << options;
+    EXPECT_TRUE(document["ceiling_share"].is_null()) << options;
+  }
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Visits every tensor of an operation's parameters, given or not: for what treats them all alike.
+// Visits every tensor of an operation's parameters, given or not, for what treats them all alike; and those that the
+// operation writes, caches aside.
 #pragma once
 
 #include "mla/params.h"
@@ -124,6 +125,52 @@ void for_each_tensor(IndexerTopKParams& p, const F& f) {
   for_each_tensor(p.pages, f);
   f(p.slots);
   f(p.valid_count);
+}
+
+template <class F>
+void for_each_output(DecodeParams& p, const F& f) {
+  for (TensorView* view : {&p.o, &p.lse}) f(*view);
+}
+
+template <class F>
+void for_each_output(DecodeSparseParams& p, const F& f) {
+  for (TensorView* view : {&p.o, &p.lse}) f(*view);
+}
+
+template <class F>
+void for_each_output(PrefillParams& p, const F& f) {
+  for (TensorView* view : {&p.o, &p.lse}) f(*view);
+}
+
+template <class F>
+void for_each_output(PrefillSparseParams& p, const F& f) {
+  for (TensorView* view : {&p.o, &p.max_logits, &p.lse}) f(*view);
+}
+
+template <class F>
+void for_each_output(MergeStatesParams& p, const F& f) {
+  for (TensorView* view : {&p.o, &p.lse}) f(*view);
+}
+
+template <class F>
+void for_each_output(AppendParams&, const F&) {}
+
+template <class F>
+void for_each_output(AppendIndexerParams&, const F&) {}
+
+template <class F>
+void for_each_output(GatherParams& p, const F& f) {
+  for (TensorView* view : {&p.out_kv, &p.out_ckv, &p.out_kpe}) f(*view);
+}
+
+template <class F>
+void for_each_output(IndexerLogitsParams& p, const F& f) {
+  f(p.logits);
+}
+
+template <class F>
+void for_each_output(IndexerTopKParams& p, const F& f) {
+  for (TensorView* view : {&p.indexer.logits, &p.slots, &p.valid_count}) f(*view);
 }
 
 }  // namespace mla::kit

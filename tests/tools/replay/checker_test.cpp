@@ -39,8 +39,9 @@ TEST(Checker, AcceptsWhatIsRightAndNamesWhatIsWrong) {
   options.num_pages = 3;
   options.chunk = 4;
   options.dtype = dtype;
-  Layer layer(options, context, projector, stop);
-  Checker checker(layer, context, reference, projector);
+  Operations operations(context), oracle(reference);
+  Layer layer(options, operations, projector, stop);
+  Checker checker(layer, operations, oracle, projector);
 
   std::vector<std::byte> latents(static_cast<size_t>(kTokens * model.d_qk() * bytes));
   for (int32_t t = 0; t < kTokens; ++t)
@@ -141,7 +142,8 @@ TEST(Layer, RanksAgreeWithOne) {
     options.chunk = 50;
     options.dtype = dtype;
     options.world = world;
-    Layer layer(options, context, projector, stop);
+    Operations operations(context);
+    Layer layer(options, operations, projector, stop);
     std::vector<int32_t> pages;
     for (int32_t page = 0; page * options.page_tokens() < kTokens; ++page) pages.push_back(19 - page);
     std::vector<int64_t> slots;
@@ -151,7 +153,7 @@ TEST(Layer, RanksAgreeWithOne) {
     ASSERT_TRUE(layer.append(latents.data(), slots, nullptr).ok());
     const TokenRange last{.pages = pages, .start = kTokens - kQueries, .count = kQueries};
     std::vector<float> o(kQueries * 2 * 256);
-    const Status status = layer.decode(context, q_nope, q_pe, std::span(&last, 1),
+    const Status status = layer.decode(operations, q_nope, q_pe, std::span(&last, 1),
                                        contiguous(o.data(), DType::kF32, {kQueries, 2, 256}), nullptr);
     ASSERT_TRUE(status.ok()) << status.message();
     if (expected.empty()) expected = o;

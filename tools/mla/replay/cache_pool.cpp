@@ -3,37 +3,82 @@
 
 #include <cmath>
 
+#include "mla/text.h"
+
 namespace mla::cli::replay {
 
-CachePool::CachePool(CacheFormat format, int64_t d_qk, int64_t d_rms, int32_t page_size, int64_t num_pages)
-    : memory_(static_cast<size_t>(num_pages * page_bytes(format, d_qk, page_size, true)), /*huge_pages=*/true),
-      scale_(sizeof(float), /*huge_pages=*/false) {
-  cache_.format = format;
+PageMemory::PageMemory(int64_t page_bytes, int64_t num_pages, const Gpu* gpu)
+    : host_(static_cast<size_t>(num_pages * page_bytes), /*huge_pages=*/gpu == nullptr), page_bytes_(page_bytes) {
+  if (gpu == nullptr) return;
+  gpu_ = *gpu;
+  there_ = GpuBuffer(*gpu, host_.size());
+  Status status = gpu->fill(there_.data(), 0, there_.size(), Stream{});
+  if (status.ok()) status = gpu->synchronize(Stream{});
+  if (!status.ok()) throw UsageError("{}", status.message());
+}
+
+TensorView PageMemory::where_it_computes(TensorView view) const {
+  if (!gpu_ || !view.given()) return view;
+  view.data = there_.data() + (static_cast<const std::byte*>(view.data) - host_.data());
+  view.device = gpu_->device();
+  return view;
+}
+
+Status PageMemory::fetch(std::span<const int32_t> pages) const {
+  if (!gpu_) return {};
+  for (int32_t page : pages) {
+    const int64_t at = page * page_bytes_;
+    Status status = gpu_->copy(host_.data() + at, there_.data() + at, static_cast<size_t>(page_bytes_));
+    if (!status.ok()) return status;
+  }
+  return {};
+}
+
+CachePool::CachePool(CacheFormat format, int64_t d_qk, int64_t d_rms, int32_t page_size, int64_t num_pages,
+                     const Gpu* gpu)
+    : pages_(page_bytes(format, d_qk, page_size, true), num_pages, gpu), scale_(sizeof(float), /*huge_pages=*/false) {
+  host_.format = format;
   switch (kv_layout(format).scale_kind) {
     case ScaleKind::kNone:
-      cache_.kv = contiguous(memory_.data(), format == CacheFormat::kF16 ? DType::kF16 : DType::kBF16,
-                             {num_pages, page_size, d_qk});
+      host_.kv = contiguous(pages_.host(), format == CacheFormat::kF16 ? DType::kF16 : DType::kBF16,
+                            {num_pages, page_size, d_qk});
       break;
     case ScaleKind::kPerTensorF32:
       // No channel can hold more than all of a row's energy.
       *scale_.as<float>() = e4m3_scale(std::sqrt(static_cast<float>(d_rms)));
-      cache_.kv = contiguous(memory_.data(), DType::kE4M3, {num_pages, page_size, d_qk});
-      cache_.ckv_scale = contiguous(scale_.data(), DType::kF32, {1});
+      host_.kv = contiguous(pages_.host(), DType::kE4M3, {num_pages, page_size, d_qk});
+      host_.ckv_scale = contiguous(scale_.data(), DType::kF32, {1});
       break;
     case ScaleKind::kInlineF32:
-      cache_.kv = contiguous(memory_.data(), DType::kU8, {num_pages, page_size, row_bytes(format, d_qk)});
+      host_.kv = contiguous(pages_.host(), DType::kU8, {num_pages, page_size, row_bytes(format, d_qk)});
       break;
     case ScaleKind::kFooterUE8M0:
-      cache_.kv = contiguous(memory_.data(), DType::kU8, {num_pages, page_bytes(format, d_qk, page_size, true)});
-      cache_.page_size = page_size;
+      host_.kv = contiguous(pages_.host(), DType::kU8, {num_pages, page_bytes(format, d_qk, page_size, true)});
+      host_.page_size = page_size;
       break;
   }
+  there_ = host_;
+  there_.kv = pages_.where_it_computes(host_.kv);
 }
 
-IndexerPool::IndexerPool(int32_t page_size, int64_t num_pages)
-    : memory_(static_cast<size_t>(num_pages * indexer_page_bytes(page_size)), /*huge_pages=*/true) {
-  cache_.kv = contiguous(memory_.data(), DType::kU8, {num_pages, indexer_page_bytes(page_size)});
-  cache_.page_size = page_size;
+Result<KvCache> CachePool::cache(const Operations& operations, std::span<const int32_t> pages) const {
+  if (operations.gpu() != nullptr) return there_;
+  if (Status status = pages_.fetch(pages); !status.ok()) return status;
+  return host_;
+}
+
+IndexerPool::IndexerPool(int32_t page_size, int64_t num_pages, const Gpu* gpu)
+    : pages_(indexer_page_bytes(page_size), num_pages, gpu) {
+  host_.kv = contiguous(pages_.host(), DType::kU8, {num_pages, indexer_page_bytes(page_size)});
+  host_.page_size = page_size;
+  there_ = host_;
+  there_.kv = pages_.where_it_computes(host_.kv);
+}
+
+Result<IndexerCache> IndexerPool::cache(const Operations& operations, std::span<const int32_t> pages) const {
+  if (operations.gpu() != nullptr) return there_;
+  if (Status status = pages_.fetch(pages); !status.ok()) return status;
+  return host_;
 }
 
 }  // namespace mla::cli::replay

@@ -1,38 +1,66 @@
 // SPDX-License-Identifier: Apache-2.0
-// A paged cache of any format with its memory.
+// A paged cache of any format with its memory, where the layer computes.
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <span>
 
 #include "mla/bench/memory.h"
 #include "mla/mla.h"
+#include "mla/replay/operations.h"
 
 namespace mla::cli::replay {
+
+/// Pages, zeroed: in the host's memory, or in that of a GPU.
+class PageMemory {
+ public:
+  PageMemory() = default;
+  PageMemory(int64_t page_bytes, int64_t num_pages, const Gpu* gpu);
+
+  std::byte* host() const { return host_.data(); }
+  /// `view`, of host memory, as the layer's operations take it.
+  TensorView where_it_computes(TensorView view) const;
+  /// Copies what the pages hold now to the host.
+  Status fetch(std::span<const int32_t> pages) const;
+
+ private:
+  bench::Buffer host_;  // of a GPU's pages those that were fetched; the others take no memory
+  std::optional<Gpu> gpu_;
+  GpuBuffer there_;
+  int64_t page_bytes_ = 0;
+};
 
 class CachePool {
  public:
   CachePool() = default;
   /// Rows of d_qk channels, of root mean square 1 (d_rms of them together): from that follows the one scale of fp8.
-  CachePool(CacheFormat format, int64_t d_qk, int64_t d_rms, int32_t page_size, int64_t num_pages);
+  CachePool(CacheFormat format, int64_t d_qk, int64_t d_rms, int32_t page_size, int64_t num_pages, const Gpu* gpu);
 
-  const KvCache& cache() const { return cache_; }
+  /// Where the layer computes.
+  const KvCache& cache() const { return there_; }
+  /// Where `operations` compute, which may be the host's memory: there only these pages are what the layer's are.
+  Result<KvCache> cache(const Operations& operations, std::span<const int32_t> pages) const;
 
  private:
-  bench::Buffer memory_, scale_;
-  KvCache cache_;
+  PageMemory pages_;
+  bench::Buffer scale_;
+  KvCache host_, there_;
 };
 
 /// The indexer's keys beside a cache.
 class IndexerPool {
  public:
   IndexerPool() = default;
-  IndexerPool(int32_t page_size, int64_t num_pages);
+  IndexerPool(int32_t page_size, int64_t num_pages, const Gpu* gpu);
 
-  const IndexerCache& cache() const { return cache_; }
+  // As those of CachePool.
+  const IndexerCache& cache() const { return there_; }
+  Result<IndexerCache> cache(const Operations& operations, std::span<const int32_t> pages) const;
 
  private:
-  bench::Buffer memory_;
-  IndexerCache cache_;
+  PageMemory pages_;
+  IndexerCache host_, there_;
 };
 
 /// Heads of the indexer, in DeepSeek V3.2 and V4.

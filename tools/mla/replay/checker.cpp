@@ -65,8 +65,8 @@ std::string judge_selection(std::span<const float> logits, std::span<const int32
   return {};
 }
 
-Checker::Checker(Layer& layer, const Context& context, const Context& reference, Projector& projector)
-    : layer_(layer), context_(context), reference_(reference), projector_(projector) {
+Checker::Checker(Layer& layer, Operations& operations, Operations& reference, Projector& projector)
+    : layer_(layer), operations_(operations), reference_(reference), projector_(projector) {
   const ModelConfig& model = layer.options().model;
   const int64_t rows = Projector::padded_rows(1), heads = model.num_attention_heads;
   const auto buffer = [](int64_t values) { return bench::Buffer(static_cast<size_t>(values) * sizeof(float), false); };
@@ -125,7 +125,7 @@ Status Checker::check_prefill(const Sample& sample) {
                 static_cast<const std::byte*>(sample.q_nope) + h * sample.q_nope_stride_head * bytes,
                 static_cast<size_t>(nope * bytes));
   projector_.absorb(q_nope_.data(), 1, absorbed_.data());
-  Status status = layer_.decode(context_, latent_row(absorbed_.data()), q_pe(sample), std::span(&sample.token, 1),
+  Status status = layer_.decode(operations_, latent_row(absorbed_.data()), q_pe(sample), std::span(&sample.token, 1),
                                 latent_row(o_.data()), nullptr);
   if (!status.ok()) return status;
   projector_.output(o_.data(), 1, out_.as<float>());

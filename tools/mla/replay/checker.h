@@ -15,8 +15,8 @@ namespace mla::cli::replay {
 
 class Checker {
  public:
-  /// `reference` is a context that forces the reference backend.
-  Checker(Layer& layer, const Context& context, const Context& reference, Projector& projector);
+  /// `operations` are the layer's; the context of `reference` forces the reference backend.
+  Checker(Layer& layer, Operations& operations, Operations& reference, Projector& projector);
 
   /// One token's queries, q_nope [H, qk_nope_head_dim] and q_pe [H, qk_rope_head_dim] with the given distance of heads,
   /// and its attention output after W_UV, [H, v_head_dim] f32.
@@ -49,8 +49,8 @@ class Checker {
   TensorView q_pe(const Sample& sample) const;
 
   Layer& layer_;
-  const Context& context_;
-  const Context& reference_;
+  Operations& operations_;
+  Operations& reference_;
   Projector& projector_;
   bench::Buffer q_nope_, absorbed_, o_, out_, q_, lse_;
   CheckLog log_;

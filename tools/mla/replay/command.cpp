@@ -13,6 +13,8 @@
 
 #include "kit/device.h"
 #include "mla/bench/ceilings.h"
+#include "mla/bench/gpu.h"
+#include "mla/device.h"
 #include "mla/devices.h"
 #include "mla/interrupt.h"
 #include "mla/mla.h"
@@ -49,6 +51,8 @@ T value_or_usage_error(Result<T> result) {
   return std::move(result).value();
 }
 
+bool is_real_gpu(std::string_view device) { return device.starts_with("cuda"); }
+
 Context make_context(int32_t threads, const std::string& backend, const std::string& device) {
   ContextOptions options;
   options.num_threads = threads;
@@ -57,32 +61,36 @@ Context make_context(int32_t threads, const std::string& backend, const std::str
   return value_or_usage_error(Context::create(options));
 }
 
-// A short rate sample now and then: on a machine that others use too, the ceiling moves.
+// A short rate sample now and then: on a machine that others use too, the ceiling moves. The emulator has none.
 class CeilingSampler {
  public:
-  /// `measure` is false where the processor's peak is no measure: in the emulator.
-  CeilingSampler(int32_t threads, bool prefill_bf16, bool decode_bf16, bool measure)
-      : meter_(threads), prefill_(kind(prefill_bf16)), decode_(kind(decode_bf16)), measure_(measure) {
-    if (measure_) sample();
+  CeilingSampler(const std::string& device, int32_t threads, bool prefill_bf16, bool decode_bf16)
+      : prefill_(kind(prefill_bf16)), decode_(kind(decode_bf16)) {
+    if (device == "cpu") cpu_.emplace(threads);
+    if (is_real_gpu(device)) gpu_.emplace(value_or_usage_error(Gpu::open(device)));
+    sample();
   }
   void sample_if_due() {
-    if (measure_ && Clock::now() - last_ >= std::chrono::seconds(2)) sample();
+    if (Clock::now() - last_ >= std::chrono::seconds(2)) sample();
   }
   Ceilings medians() {
-    if (!measure_) return {};
-    return {.prefill_gflops = meter_.median(prefill_), .decode_gflops = meter_.median(decode_)};
+    if (cpu_) return {.prefill_gflops = cpu_->median(prefill_), .decode_gflops = cpu_->median(decode_)};
+    if (!gpu_) return {};
+    const double multiply = gpu_->median(bench::GpuCeiling::kMma);
+    return {.prefill_gflops = multiply, .decode_gflops = multiply};
   }
 
  private:
   static bench::Ceiling kind(bool bf16) { return bf16 ? bench::Ceiling::kBf16 : bench::Ceiling::kF32; }
   void sample() {
-    meter_.sample(prefill_);
-    if (decode_ != prefill_) meter_.sample(decode_);
+    if (cpu_) cpu_->sample(prefill_);
+    if (cpu_ && decode_ != prefill_) cpu_->sample(decode_);
+    if (gpu_) gpu_->sample();
     last_ = Clock::now();
   }
-  bench::CeilingMeter meter_;
+  std::optional<bench::CeilingMeter> cpu_;
+  std::optional<bench::GpuMeter> gpu_;
   bench::Ceiling prefill_, decode_;
-  bool measure_;
   Clock::time_point last_;
 };
 
@@ -149,6 +157,10 @@ void check_layer(const Options& options, const LayerOptions& layer) {
                      kLargestRatio, model.name, layer.page_size);
 }
 
+int64_t cache_bytes(const LayerOptions& layer) {
+  return layer.model.value_is_row ? PooledLayer::cache_bytes(layer) : Layer::cache_bytes(layer);
+}
+
 LayerOptions make_layer(const Options& options) {
   LayerOptions layer;
   layer.model = parse_model("--model", options.model);
@@ -175,8 +187,8 @@ Setup make_setup(const Options& options) {
   if (!options.pool_gb.empty()) {
     const double bytes = parse_positive("--pool-gb", "GB", options.pool_gb) * 1e9;
     layer.num_pages = 1;
-    const int64_t page = layer.model.value_is_row ? PooledLayer::cache_bytes(layer) : Layer::cache_bytes(layer);
-    pool_tokens = std::min(kMaxTokens, static_cast<int64_t>(bytes / static_cast<double>(page)) * layer.page_tokens());
+    const auto pages = static_cast<int64_t>(bytes / static_cast<double>(cache_bytes(layer)));
+    pool_tokens = std::min(kMaxTokens, pages * layer.page_tokens());
   }
   layer.num_pages = static_cast<int32_t>(pool_tokens / layer.page_tokens());
   setup.engine.max_batch = int_option("--max-batch", options.max_batch, 1, 1 << 16);
@@ -196,10 +208,20 @@ Setup make_setup(const Options& options) {
 }
 
 // Refuses before anything is allocated what could only fail later.
-void check_setup(const Setup& setup, std::span<const Request> requests) {
+void check_setup(const Setup& setup, const std::string& device, std::span<const Request> requests) {
   if (const Status status = Scheduler::check(requests, setup.scheduler); !status.ok())
     throw UsageError("{}; raise --pool-tokens", status.message());
-  const int64_t needed = memory_needed(setup.engine), available = bench::available_memory();
+  int64_t needed = memory_needed(setup.engine);
+  if (is_real_gpu(device)) {
+    const LayerOptions& layer = setup.engine.layer;
+    const int64_t caches = cache_bytes(layer);
+    const int64_t memory = value_or_usage_error(Gpu::open(device)).info().memory_bytes;
+    if (memory > 0 && caches > memory)
+      throw UsageError("--pool-tokens: expected a cache of at most {}, the memory of {}, got {}",
+                       human_bytes(static_cast<double>(memory)), device, human_bytes(static_cast<double>(caches)));
+    needed -= caches;
+  }
+  const int64_t available = bench::available_memory();
   if (available > 0 && needed > available)
     throw UsageError("replay: expected at most {} of memory, need {}; lower --pool-tokens, --chunk or --max-batch",
                      human_bytes(static_cast<double>(available)), human_bytes(static_cast<double>(needed)));
@@ -277,27 +299,16 @@ int64_t run_steps(Engine& engine, Scheduler& scheduler, std::span<const Request>
   return steps;
 }
 
-// Where the layer computes. Its activations and projections are made on the host.
-std::string replay_device(const Options& options) {
-  std::string device = usable_device("--device", options.device);
-  if (device.starts_with("cuda"))
-    throw UsageError(
-        "--device {}: expected cpu or emulated:sm90: the replay's tokens are made in the host's memory; "
-        "mla check and mla bench run on GPUs",
-        device);
-  return device;
-}
-
 int run_replay(const Options& options) {
   const auto start = Clock::now();
   options.output.check_target();
   if (!options.timeline.empty()) check_writable("--timeline", options.timeline);
   check_backend_name("--backend", options.backend);
-  const std::string device = replay_device(options);
+  const std::string device = usable_device("--device", options.device);
   Setup setup = make_setup(options);
   const auto requests = value_or_usage_error(read_trace(options.trace, setup.max_requests));
   setup.engine.max_batch = static_cast<int32_t>(std::min<int64_t>(setup.engine.max_batch, std::ssize(requests)));
-  check_setup(setup, requests);
+  check_setup(setup, device, requests);
   if (std::ssize(requests) < setup.max_requests)
     print_to(stderr, "mla: --requests {}: the trace has only {}\n", setup.max_requests,
              counted(std::ssize(requests), "request"));
@@ -316,7 +327,7 @@ int run_replay(const Options& options) {
   const std::unique_ptr<Engine> engine = make_engine(setup.engine, context, reference, stop_requested);
   const bool bf16 = layer.dtype == DType::kBF16;
   // Quantized elements are bf16 once they are read.
-  CeilingSampler ceilings(context.num_threads(), bf16, bf16 && layer.cache != CacheFormat::kF16, device == "cpu");
+  CeilingSampler ceilings(device, context.num_threads(), bf16, bf16 && layer.cache != CacheFormat::kF16);
   const std::unique_ptr<Timeline> timeline =
       options.timeline.empty() ? nullptr : std::make_unique<Timeline>(options.timeline);
   report.steps = run_steps(*engine, scheduler, requests, ceilings, timeline.get());
@@ -344,6 +355,7 @@ Action add_replay(CLI::App& app) {
       "  mla replay trace.jsonl --model deepseek-v3.2 --sparse --cache fp8_ds_mla --mtp 1 --requests 2\n"
       "  mla replay trace.jsonl --model deepseek-v4-flash --sparse --requests 2\n"
       "  mla replay trace.jsonl --cache fp8 --dcp 4 --requests 4 --as-fast-as-possible --json=result.json\n"
+      "  mla replay trace.jsonl --device cuda --model deepseek-v3 --pool-gb 40\n"
       "  mla replay short.jsonl --device emulated:sm120 --requests 1 --chunk 128\n"
       "Exit status: 0 done, 1 a checked result is wrong, 2 unusable input, 130 interrupted (the report covers what was "
       "done).");
@@ -369,7 +381,8 @@ Action add_replay(CLI::App& app) {
   command->add_option("--threads", options->threads, "Threads; 0 = all that the process may use")
       ->capture_default_str();
   command->add_option("--backend", options->backend, "Backend or family to force");
-  command->add_option("--device", options->device, "cpu or emulated:sm90, which is slow (else MLA_EMULATE, else cpu)");
+  command->add_option("--device", options->device,
+                      "cpu, cuda[:N] or emulated:sm90, which is slow (else MLA_EMULATE, else cpu)");
   command->add_option("--seed", options->seed, "Seed of weights and activations")->capture_default_str();
   command->add_option("--check-every", options->check_every, "Steps between two checked samples; 0 = no checks")
       ->capture_default_str();

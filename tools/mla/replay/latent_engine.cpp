@@ -23,11 +23,13 @@ std::byte* element(const bench::Buffer& buffer, int64_t index, size_t element_by
 LatentEngine::LatentEngine(const EngineOptions& options, const Context& context, const Context& reference,
                            const std::atomic<bool>& stop)
     : options_(options),
+      operations_(context),
+      reference_(reference),
       team_(context.num_threads()),
       generator_(options.layer.model, options.seed, options.layer.dtype),
       projector_(options.layer.model, generator_.weights(), options.layer.dtype, team_),
-      layer_(options.layer, context, projector_, stop),
-      checker_(layer_, context, reference, projector_) {
+      layer_(options.layer, operations_, projector_, stop),
+      checker_(layer_, operations_, reference_, projector_) {
   const ModelConfig& model = options.layer.model;
   const size_t bytes = size_of(options.layer.dtype);
   const int64_t heads = model.num_attention_heads, chunk = options.layer.chunk;
@@ -158,9 +160,9 @@ Status LatentEngine::run_decode() {
         layer_.select({.q = indexer_q_.data(), .weights = indexer_weights_.as<float>()}, decode_, &recorder_);
     if (!slots.ok()) return slots.status();
     selected_ = *slots;
-    status = layer_.decode_slots(layer_.context(), q_nope, q_pe, selected_, o, &recorder_);
+    status = layer_.decode_slots(operations_, q_nope, q_pe, selected_, o, &recorder_);
   } else {
-    status = layer_.decode(layer_.context(), q_nope, q_pe, decode_, o, &recorder_);
+    status = layer_.decode(operations_, q_nope, q_pe, decode_, o, &recorder_);
   }
   if (!status.ok()) return status;
   recorder_.time(Phase::kDecodeProjection, [&] { projector_.output(o_latent_.data(), rows, out_.as<float>()); });

@@ -52,6 +52,7 @@ class LatentEngine : public Engine {
 
   EngineOptions options_;
   Recorder recorder_;
+  Operations operations_, reference_;
   Team team_;
   Generator generator_;
   Projector projector_;

@@ -3,15 +3,10 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 
 namespace mla::cli::replay {
 namespace {
-
-template <class F>
-auto timed(Recorder* recorder, Phase phase, F&& f) {
-  if (recorder == nullptr) return f();
-  return recorder->time(phase, std::forward<F>(f));
-}
 
 TensorView ints(const std::vector<int32_t>& values) {
   return contiguous(values.data(), DType::kI32, {std::ssize(values)});
@@ -32,20 +27,29 @@ TensorView slice(TensorView view, int32_t dim, int64_t begin, int64_t count) {
   return view;
 }
 
+std::vector<int32_t> pages_of(const TensorView& slots, int32_t page_size) {
+  const std::span all(static_cast<const int32_t*>(slots.data), static_cast<size_t>(slots.numel()));
+  std::set<int32_t> pages;
+  for (int32_t slot : all)
+    if (slot >= 0) pages.insert(slot / page_size);
+  return {pages.begin(), pages.end()};
+}
+
 TensorView indexer_keys(const TensorView& rows, int64_t kv_lora_rank) {
   constexpr int64_t kWidth = kIndexerLayout.head_dim;
   return slice(rows, 1, kv_lora_rank - kWidth, kWidth);
 }
 
-Layer::Layer(const LayerOptions& options, const Context& context, Projector& projector, const std::atomic<bool>& stop)
-    : options_(options), context_(context), projector_(projector), stop_(stop) {
+Layer::Layer(const LayerOptions& options, Operations& operations, Projector& projector, const std::atomic<bool>& stop)
+    : options_(options), operations_(operations), projector_(projector), stop_(stop) {
   const ModelConfig& model = options.model;
   const auto bytes = static_cast<int64_t>(size_of(options.dtype));
   const int64_t rows = Projector::padded_rows(options.chunk), heads = model.num_attention_heads;
   const auto buffer = [](int64_t size) { return bench::Buffer(static_cast<size_t>(size), /*huge_pages=*/true); };
   for (int32_t rank = 0; rank < options.world; ++rank)
-    caches_.emplace_back(options.cache, model.d_qk(), model.kv_lora_rank, options.page_size, options.num_pages);
-  if (options.topk > 0) indexer_ = IndexerPool(options.page_size, options.num_pages);
+    caches_.emplace_back(options.cache, model.d_qk(), model.kv_lora_rank, options.page_size, options.num_pages,
+                         operations.gpu());
+  if (options.topk > 0) indexer_ = IndexerPool(options.page_size, options.num_pages, operations.gpu());
   latents_ = buffer(rows * model.d_qk() * bytes);
   keys_ = buffer(rows * heads * model.prefill_d_qk() * bytes);
   values_ = buffer(rows * heads * model.v_head_dim * bytes);
@@ -72,15 +76,14 @@ Status Layer::append(const void* latents, std::span<const int64_t> slots, Record
     }
     params.slot_mapping = contiguous(rank_slots_.data(), DType::kI64, {count});
     params.cache = caches_[static_cast<size_t>(rank)].cache();
-    Status status = timed(recorder, Phase::kAppend, [&] { return run(context_, params); });
-    if (!status.ok()) return status;
+    if (Status status = operations_.run(params, Phase::kAppend, recorder); !status.ok()) return status;
   }
   if (options_.topk == 0) return {};
   AppendIndexerParams indexer;
   indexer.k = indexer_keys(params.kv, options_.model.kv_lora_rank);
   indexer.slot_mapping = params.slot_mapping;
   indexer.cache = indexer_.cache();
-  return timed(recorder, Phase::kAppend, [&] { return run(context_, indexer); });
+  return operations_.run(indexer, Phase::kAppend, recorder);
 }
 
 // The page tables of one rank. kv_len of context-parallel calls is that of the whole request, that of others what the
@@ -126,7 +129,7 @@ Status Layer::gather(std::span<const TokenRange> ranges, const ContextParallel& 
     params.out_kv.shape[0] = out_indptr_.back();
   });
   if (out_indptr_.back() == 0) return {};
-  return timed(recorder, Phase::kGather, [&] { return run(context_, params); });
+  return operations_.run(params, Phase::kGather, recorder);
 }
 
 // Keys and values of token ranges, one behind the other, into keys_ and values_. With several ranks the tokens of each
@@ -174,13 +177,7 @@ Status Layer::attend(const TensorView& q, std::span<const int32_t> qo_indptr, st
   params.sm_scale = model.sm_scale();
   params.o = o;
   params.lse = lse;
-  const auto planned = timed(recorder, Phase::kPlan, [&]() -> Result<Plan> {
-    const auto bytes = workspace_size(context_, params);
-    if (!bytes.ok()) return bytes.status();
-    return plan(context_, params, workspace_.reserve(*bytes));
-  });
-  if (!planned.ok()) return planned.status();
-  Status status = timed(recorder, Phase::kPrefillAttention, [&] { return run(context_, *planned, params); });
+  Status status = operations_.plan_and_run(params, Phase::kPrefillAttention, recorder);
   if (recorder == nullptr) return status;
   double pairs = 0.0;
   for (size_t i = 0; i + 1 < qo_indptr.size(); ++i)
@@ -226,10 +223,10 @@ Status Layer::merge_context(const TensorView& q, const TokenRange& context, Head
   merge.in_place = true;
   merge.o = o;
   merge.lse = lse;
-  return timed(recorder, Phase::kMerge, [&] { return run(context_, merge); });
+  return operations_.run(merge, Phase::kMerge, recorder);
 }
 
-Status Layer::decode(const Context& context, const TensorView& q_nope, const TensorView& q_pe,
+Status Layer::decode(Operations& operations, const TensorView& q_nope, const TensorView& q_pe,
                      std::span<const TokenRange> requests, const TensorView& o, Recorder* recorder) {
   DecodeParams params;
   params.q_nope = q_nope;
@@ -238,8 +235,8 @@ Status Layer::decode(const Context& context, const TensorView& q_nope, const Ten
   params.o = o;
   set_query_ranges(requests);
   params.qo_indptr = ints(qo_indptr_);
-  Status status = options_.world == 1 ? decode_rank(context, 0, params, requests, recorder)
-                                      : decode_ranks(context, params, requests, recorder);
+  Status status = options_.world == 1 ? decode_rank(operations, 0, params, requests, recorder)
+                                      : decode_ranks(operations, params, requests, recorder);
   if (recorder != nullptr) {
     double pairs = 0.0;
     for (const TokenRange& range : requests) pairs += visible_pairs(range.count, range.start + range.count, true);
@@ -249,21 +246,19 @@ Status Layer::decode(const Context& context, const TensorView& q_nope, const Ten
   return status;
 }
 
-Status Layer::decode_rank(const Context& context, int32_t rank, DecodeParams params,
+Status Layer::decode_rank(Operations& operations, int32_t rank, DecodeParams params,
                           std::span<const TokenRange> requests, Recorder* recorder) {
-  const auto planned = timed(recorder, Phase::kPlan, [&]() -> Result<Plan> {
-    params.cache = caches_[static_cast<size_t>(rank)].cache();
+  timed(recorder, Phase::kPlan, [&] {
     params.context_parallel = share(rank);
     params.pages = page_table(requests, params.context_parallel, Lengths::kGlobal);
-    const auto bytes = workspace_size(context, params);
-    if (!bytes.ok()) return bytes.status();
-    return plan(context, params, workspace_.reserve(*bytes));
   });
-  if (!planned.ok()) return planned.status();
-  return timed(recorder, Phase::kDecodeAttention, [&] { return run(context, *planned, params); });
+  const auto cache = caches_[static_cast<size_t>(rank)].cache(operations, table_);
+  if (!cache.ok()) return cache.status();
+  params.cache = *cache;
+  return operations.plan_and_run(params, Phase::kDecodeAttention, recorder);
 }
 
-Status Layer::decode_ranks(const Context& context, DecodeParams params, std::span<const TokenRange> requests,
+Status Layer::decode_ranks(Operations& operations, DecodeParams params, std::span<const TokenRange> requests,
                            Recorder* recorder) {
   const int64_t world = options_.world, tokens = params.o.shape[0], heads = params.o.shape[1], d_v = params.o.shape[2];
   rank_o_.resize(static_cast<size_t>(world * tokens * heads * d_v));
@@ -275,9 +270,9 @@ Status Layer::decode_ranks(const Context& context, DecodeParams params, std::spa
   for (int32_t rank = 0; rank < options_.world; ++rank) {
     params.o = contiguous(rank_o_.data() + rank * tokens * heads * d_v, DType::kF32, {tokens, heads, d_v});
     params.lse = contiguous(rank_lse_.data() + rank * tokens * heads, DType::kF32, {tokens, heads});
-    if (Status status = decode_rank(context, rank, params, requests, recorder); !status.ok()) return status;
+    if (Status status = decode_rank(operations, rank, params, requests, recorder); !status.ok()) return status;
   }
-  return timed(recorder, Phase::kDecodeMerge, [&] { return run(context, merge); });
+  return operations.run(merge, Phase::kDecodeMerge, recorder);
 }
 
 IndexerLogitsParams Layer::indexer_params(const IndexerQueries& queries, std::span<const TokenRange> ranges,
@@ -306,26 +301,23 @@ Result<TensorView> Layer::select(const IndexerQueries& queries, std::span<const 
     slots_.resize(static_cast<size_t>(qo_indptr_.back()) * static_cast<size_t>(options_.topk));
     params.slots = contiguous(slots_.data(), DType::kI32, {qo_indptr_.back(), options_.topk});
   });
-  Status status = timed(recorder, Phase::kDecodeIndexer, [&] { return run(context_, params); });
-  if (!status.ok()) return status;
+  if (Status status = operations_.run(params, Phase::kDecodeIndexer, recorder); !status.ok()) return status;
   return params.slots;
 }
 
-Status Layer::decode_slots(const Context& context, const TensorView& q_nope, const TensorView& q_pe,
+Status Layer::decode_slots(Operations& operations, const TensorView& q_nope, const TensorView& q_pe,
                            const TensorView& slots, const TensorView& o, Recorder* recorder) {
   DecodeSparseParams params;
   params.q_nope = q_nope;
   params.q_pe = q_pe;
-  params.pool = {.cache = caches_.front().cache(), .indices = slots, .topk_length = {}};
+  std::vector<int32_t> pages;
+  if (&operations != &operations_) pages = pages_of(slots, options_.page_size);
+  const auto cache = caches_.front().cache(operations, pages);
+  if (!cache.ok()) return cache.status();
+  params.pool = {.cache = *cache, .indices = slots, .topk_length = {}};
   params.sm_scale = options_.model.sm_scale();
   params.o = o;
-  const auto planned = timed(recorder, Phase::kPlan, [&]() -> Result<Plan> {
-    const auto bytes = workspace_size(context, params);
-    if (!bytes.ok()) return bytes.status();
-    return plan(context, params, workspace_.reserve(*bytes));
-  });
-  if (!planned.ok()) return planned.status();
-  Status status = timed(recorder, Phase::kDecodeAttention, [&] { return run(context, *planned, params); });
+  Status status = operations.plan_and_run(params, Phase::kDecodeAttention, recorder);
   if (recorder != nullptr) {
     const auto* first = static_cast<const int32_t*>(slots.data);
     const auto keys = std::count_if(first, first + slots.numel(), [](int32_t slot) { return slot >= 0; });
@@ -336,12 +328,14 @@ Status Layer::decode_slots(const Context& context, const TensorView& q_nope, con
   return status;
 }
 
-Result<std::vector<float>> Layer::indexer_logits(const Context& context, const IndexerQueries& query,
+Result<std::vector<float>> Layer::indexer_logits(Operations& operations, const IndexerQueries& query,
                                                  const TokenRange& token) {
   std::vector<float> logits;
-  const IndexerLogitsParams params = indexer_params(query, std::span(&token, 1), logits);
-  Status status = run(context, params);
-  if (!status.ok()) return status;
+  IndexerLogitsParams params = indexer_params(query, std::span(&token, 1), logits);
+  const auto cache = indexer_.cache(operations, table_);
+  if (!cache.ok()) return cache.status();
+  params.cache = *cache;
+  if (Status status = operations.run(params, Phase::kCheck, nullptr); !status.ok()) return status;
   return logits;
 }
 

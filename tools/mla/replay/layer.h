@@ -10,6 +10,7 @@
 #include "mla/bench/memory.h"
 #include "mla/mla.h"
 #include "mla/replay/cache_pool.h"
+#include "mla/replay/operations.h"
 #include "mla/replay/projector.h"
 #include "mla/replay/recorder.h"
 
@@ -42,25 +43,12 @@ struct IndexerQueries {
   const float* weights = nullptr;
 };
 
-/// Memory that the library plans in; grows to the largest need.
-class Workspace {
- public:
-  std::span<std::byte> reserve(size_t bytes) {
-    if (bytes > memory_.size()) memory_.resize(bytes + bytes / 2);
-    return memory_;
-  }
-
- private:
-  std::vector<std::byte> memory_;
-};
-
 /// Errors are the library's. A recorder that is null records nothing.
 class Layer {
  public:
-  Layer(const LayerOptions& options, const Context& context, Projector& projector, const std::atomic<bool>& stop);
+  Layer(const LayerOptions& options, Operations& operations, Projector& projector, const std::atomic<bool>& stop);
 
   const LayerOptions& options() const { return options_; }
-  const Context& context() const { return context_; }
 
   /// Bytes of the caches of all ranks.
   static int64_t cache_bytes(const LayerOptions& options);
@@ -75,19 +63,19 @@ class Layer {
   Status prefill(const TensorView& q, std::span<const TokenRange> fresh, Heads heads, const TensorView& o,
                  const TensorView& lse, Recorder* recorder);
 
-  /// Absorbed decode of the ranges' tokens, each request's last ones, on `context`; the views hold [T, heads, d]. With
-  /// several ranks each computes over its own keys, and the states are merged.
-  Status decode(const Context& context, const TensorView& q_nope, const TensorView& q_pe,
+  /// Absorbed decode of the ranges' tokens, each request's last ones, by `operations`; the views hold [T, heads, d].
+  /// With several ranks each computes over its own keys, and the states are merged.
+  Status decode(Operations& operations, const TensorView& q_nope, const TensorView& q_pe,
                 std::span<const TokenRange> requests, const TensorView& o, Recorder* recorder);
 
   /// The slots of the keys that each of the ranges' tokens attends to, [T, topk], -1 behind the last; until the next
   /// call.
   Result<TensorView> select(const IndexerQueries& queries, std::span<const TokenRange> requests, Recorder* recorder);
-  /// Absorbed decode over the slots [T, topk], on `context`.
-  Status decode_slots(const Context& context, const TensorView& q_nope, const TensorView& q_pe, const TensorView& slots,
+  /// Absorbed decode over the slots [T, topk], by `operations`.
+  Status decode_slots(Operations& operations, const TensorView& q_nope, const TensorView& q_pe, const TensorView& slots,
                       const TensorView& o, Recorder* recorder);
-  /// What the indexer says of every key that a token (the range's only one) sees, on `context`.
-  Result<std::vector<float>> indexer_logits(const Context& context, const IndexerQueries& query,
+  /// What the indexer says of every key that a token (the range's only one) sees, by `operations`.
+  Result<std::vector<float>> indexer_logits(Operations& operations, const IndexerQueries& query,
                                             const TokenRange& token);
 
   bool was_cut_short() const { return cut_short_; }
@@ -106,20 +94,19 @@ class Layer {
                 Heads heads, bool causal, const TensorView& o, const TensorView& lse, Recorder* recorder);
   Status merge_context(const TensorView& q, const TokenRange& context, Heads heads, const TensorView& o,
                        const TensorView& lse, Recorder* recorder);
-  Status decode_rank(const Context& context, int32_t rank, DecodeParams params, std::span<const TokenRange> requests,
+  Status decode_rank(Operations& operations, int32_t rank, DecodeParams params, std::span<const TokenRange> requests,
                      Recorder* recorder);
-  Status decode_ranks(const Context& context, DecodeParams params, std::span<const TokenRange> requests,
+  Status decode_ranks(Operations& operations, DecodeParams params, std::span<const TokenRange> requests,
                       Recorder* recorder);
 
   LayerOptions options_;
-  const Context& context_;
+  Operations& operations_;
   Projector& projector_;
   const std::atomic<bool>& stop_;
   bool cut_short_ = false;
   std::vector<CachePool> caches_;  // one per rank
   IndexerPool indexer_;
   bench::Buffer latents_, keys_, values_, partial_o_, partial_lse_;
-  Workspace workspace_;
   // Of the current call, reused.
   std::vector<int32_t> table_indptr_, table_, lengths_, starts_, out_indptr_, qo_indptr_, slots_;
   std::vector<int64_t> rank_slots_;
@@ -128,6 +115,9 @@ class Layer {
 
 /// `view` restricted to `count` entries of dimension `dim`, beginning with `begin`.
 TensorView slice(TensorView view, int32_t dim, int64_t begin, int64_t count);
+
+/// The pages, each once, that contiguous slots (i32, -1 = none) lie in.
+std::vector<int32_t> pages_of(const TensorView& slots, int32_t page_size);
 
 /// Where the indexer's key of a row stands in: its last channels in front of the rotary ones.
 TensorView indexer_keys(const TensorView& rows, int64_t kv_lora_rank);

@@ -40,12 +40,12 @@ std::vector<float> widened(const std::byte* values, DType dtype, int64_t count) 
 PooledEngine::PooledEngine(const EngineOptions& options, const Context& context, const Context& reference,
                            const std::atomic<bool>& stop)
     : options_(options),
-      context_(context),
+      operations_(context),
       reference_(reference),
       stop_(stop),
       team_(context.num_threads()),
       generator_(options.layer.model, options.seed, options.layer.dtype),
-      layer_(options.layer, context, generator_.attn_sink()) {
+      layer_(options.layer, operations_, generator_.attn_sink()) {
   const ModelConfig& model = options.layer.model;
   const size_t bytes = size_of(options.layer.dtype);
   const int64_t heads = model.num_attention_heads;
@@ -165,7 +165,7 @@ Status PooledEngine::attend_slice(int64_t first, int64_t count, Phase phase, con
     const IndexerQueries queries{.q = indexer_q_.data(), .weights = indexer_weights_.as<float>()};
     const Phase selection = phase == Phase::kPrefillAttention ? Phase::kPrefillIndexer : Phase::kDecodeIndexer;
     if (Status status = layer_.select(kind, places, queries, selection, &recorder_); !status.ok()) return status;
-    if (Status status = layer_.attend(context_, q, 0, 0, o, phase, &recorder_); !status.ok()) return status;
+    if (Status status = layer_.attend(operations_, q, 0, 0, o, phase, &recorder_); !status.ok()) return status;
     if (!sample || sample->kind != kind || sample->token < first || sample->token >= first + count) continue;
     Status status = recorder_.time(Phase::kCheck, [&] { return check(*sample, first); });
     if (!status.ok()) return status;

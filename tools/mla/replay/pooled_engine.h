@@ -50,8 +50,7 @@ class PooledEngine : public Engine {
   Status check_pooled_row(const Sample& sample, const std::string& what);
 
   EngineOptions options_;
-  const Context& context_;
-  const Context& reference_;
+  Operations operations_, reference_;
   const std::atomic<bool>& stop_;
   Recorder recorder_;
   Team team_;

@@ -8,12 +8,6 @@
 namespace mla::cli::replay {
 namespace {
 
-template <class F>
-auto timed(Recorder* recorder, Phase phase, F&& f) {
-  if (recorder == nullptr) return f();
-  return recorder->time(phase, std::forward<F>(f));
-}
-
 TensorView ints(const std::vector<int32_t>& values) {
   return contiguous(values.data(), DType::kI32, {std::ssize(values)});
 }
@@ -29,13 +23,13 @@ std::string_view name(LayerKind kind) {
   return {};
 }
 
-PooledLayer::PooledLayer(const LayerOptions& options, const Context& context, std::vector<float> attn_sink)
-    : options_(options), context_(context), attn_sink_(std::move(attn_sink)) {
+PooledLayer::PooledLayer(const LayerOptions& options, Operations& operations, std::vector<float> attn_sink)
+    : options_(options), operations_(operations), attn_sink_(std::move(attn_sink)) {
   const ModelConfig& model = options.model;
   for (LayerKind kind : kAllLayerKinds)
-    pools_[static_cast<size_t>(kind)] =
-        CachePool(options.cache, model.d_qk(), model.kv_lora_rank, rows_per_page(kind), options.num_pages);
-  indexer_ = IndexerPool(rows_per_page(LayerKind::kC4), options.num_pages);
+    pools_[static_cast<size_t>(kind)] = CachePool(options.cache, model.d_qk(), model.kv_lora_rank, rows_per_page(kind),
+                                                  options.num_pages, operations.gpu());
+  indexer_ = IndexerPool(rows_per_page(LayerKind::kC4), options.num_pages, operations.gpu());
 }
 
 int64_t PooledLayer::cache_bytes(const LayerOptions& options) {
@@ -51,7 +45,7 @@ Status PooledLayer::append(const void* latents, std::span<const int64_t> slots, 
   params.kv = contiguous(latents, options_.dtype, {count, options_.model.d_qk()});
   params.slot_mapping = contiguous(slots.data(), DType::kI64, {count});
   params.cache = pool(LayerKind::kWindow).cache();
-  return timed(recorder, Phase::kAppend, [&] { return run(context_, params); });
+  return operations_.run(params, Phase::kAppend, recorder);
 }
 
 // Rows of a pool, in its own units, one range behind the other.
@@ -77,7 +71,7 @@ Status PooledLayer::gather(LayerKind kind, std::span<const TokenRange> row_range
   params.token_start = ints(starts_);
   params.out_indptr = ints(out_indptr_);
   params.out_kv = out;
-  return timed(recorder, Phase::kCompress, [&] { return run(context_, params); });
+  return operations_.run(params, Phase::kCompress, recorder);
 }
 
 Result<std::vector<float>> PooledLayer::rows(LayerKind kind, std::span<const int32_t> pages, int32_t start,
@@ -128,13 +122,13 @@ Status PooledLayer::compress(LayerKind kind, std::span<const TokenRange> ranges,
   append.kv = contiguous(pooled_.data(), DType::kF32, {count, width});
   append.slot_mapping = contiguous(group_slots_.data(), DType::kI64, {count});
   append.cache = pool(kind).cache();
-  Status status = timed(recorder, Phase::kCompress, [&] { return run(context_, append); });
+  Status status = operations_.run(append, Phase::kCompress, recorder);
   if (!status.ok() || kind != LayerKind::kC4) return status;
   AppendIndexerParams indexer;
   indexer.k = indexer_keys(append.kv, options_.model.kv_lora_rank);
   indexer.slot_mapping = append.slot_mapping;
   indexer.cache = indexer_.cache();
-  return timed(recorder, Phase::kCompress, [&] { return run(context_, indexer); });
+  return operations_.run(indexer, Phase::kCompress, recorder);
 }
 
 void PooledLayer::select_window(std::span<const TokenPlace> tokens) {
@@ -209,7 +203,7 @@ Status PooledLayer::select(LayerKind kind, std::span<const TokenPlace> tokens, c
   params.page_size = rows_per_page(kind);
   params.slots = contiguous(extra_.data(), DType::kI32, {std::ssize(tokens), extra_width_});
   params.valid_count = ints(extra_length_);
-  return timed(recorder, phase, [&] { return run(context_, params); });
+  return operations_.run(params, phase, recorder);
 }
 
 std::span<const int32_t> PooledLayer::selected(int64_t token) const {
@@ -218,31 +212,35 @@ std::span<const int32_t> PooledLayer::selected(int64_t token) const {
                                    static_cast<size_t>(extra_length_[static_cast<size_t>(token)]));
 }
 
-Status PooledLayer::attend(const Context& context, const TensorView& q, int64_t first, int32_t first_head,
+Status PooledLayer::attend(Operations& operations, const TensorView& q, int64_t first, int32_t first_head,
                            const TensorView& o, Phase phase, Recorder* recorder) {
   const int64_t count = q.shape[0], heads = q.shape[1];
   const auto rows_of = [&](const std::vector<int32_t>& values, int64_t width) {
     return contiguous(values.data() + first * width, DType::kI32, {count, width});
   };
+  const auto sparse_pool = [&](LayerKind kind, const TensorView& indices,
+                               const std::vector<int32_t>& lengths) -> Result<SparsePool> {
+    std::vector<int32_t> pages;
+    if (&operations != &operations_) pages = pages_of(indices, rows_per_page(kind));
+    const auto cache = pool(kind).cache(operations, pages);
+    if (!cache.ok()) return cache.status();
+    return SparsePool{
+        .cache = *cache, .indices = indices, .topk_length = contiguous(lengths.data() + first, DType::kI32, {count})};
+  };
   DecodeSparseParams params;
   params.q = q;
-  params.pool = {.cache = pool(LayerKind::kWindow).cache(),
-                 .indices = rows_of(window_, window_width_),
-                 .topk_length = contiguous(window_length_.data() + first, DType::kI32, {count})};
-  if (kind_ != LayerKind::kWindow)
-    params.extra_pool = {.cache = pool(kind_).cache(),
-                         .indices = rows_of(extra_, extra_width_),
-                         .topk_length = contiguous(extra_length_.data() + first, DType::kI32, {count})};
+  const auto window = sparse_pool(LayerKind::kWindow, rows_of(window_, window_width_), window_length_);
+  if (!window.ok()) return window.status();
+  params.pool = *window;
+  if (kind_ != LayerKind::kWindow) {
+    const auto extra = sparse_pool(kind_, rows_of(extra_, extra_width_), extra_length_);
+    if (!extra.ok()) return extra.status();
+    params.extra_pool = *extra;
+  }
   params.options.attn_sink = contiguous(attn_sink_.data() + first_head, DType::kF32, {heads});
   params.sm_scale = options_.model.sm_scale();
   params.o = o;
-  const auto planned = timed(recorder, Phase::kPlan, [&]() -> Result<Plan> {
-    const auto bytes = workspace_size(context, params);
-    if (!bytes.ok()) return bytes.status();
-    return plan(context, params, workspace_.reserve(*bytes));
-  });
-  if (!planned.ok()) return planned.status();
-  Status status = timed(recorder, phase, [&] { return run(context, *planned, params); });
+  Status status = operations.plan_and_run(params, phase, recorder);
   if (recorder == nullptr) return status;
   const auto sum = [&](const std::vector<int32_t>& lengths) {
     return std::accumulate(lengths.begin() + first, lengths.begin() + first + count, 0.0);
@@ -282,19 +280,17 @@ Status PooledLayer::attend_gathered(LayerKind kind, const TokenPlace& token, std
   params.options.attn_sink = contiguous(attn_sink_.data(), DType::kF32, {q.shape[1]});
   params.sm_scale = options_.model.sm_scale();
   params.o = o;
-  const auto bytes = workspace_size(context_, params);
-  if (!bytes.ok()) return bytes.status();
-  const auto planned = plan(context_, params, workspace_.reserve(*bytes));
-  if (!planned.ok()) return planned.status();
-  return run(context_, *planned, params);
+  return operations_.plan_and_run(params, Phase::kCheck, nullptr);
 }
 
-Result<std::vector<float>> PooledLayer::indexer_logits(const Context& context, const TokenPlace& token,
+Result<std::vector<float>> PooledLayer::indexer_logits(Operations& operations, const TokenPlace& token,
                                                        const IndexerQueries& query) {
   std::vector<float> logits;
-  const IndexerLogitsParams params = indexer_params(std::span(&token, 1), query, logits);
-  Status status = run(context, params);
-  if (!status.ok()) return status;
+  IndexerLogitsParams params = indexer_params(std::span(&token, 1), query, logits);
+  const auto cache = indexer_.cache(operations, table_);
+  if (!cache.ok()) return cache.status();
+  params.cache = *cache;
+  if (Status status = operations.run(params, Phase::kCheck, nullptr); !status.ok()) return status;
   logits.resize(static_cast<size_t>(token.visible(LayerKind::kC4)));
   return logits;
 }

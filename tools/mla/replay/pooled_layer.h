@@ -11,6 +11,7 @@
 #include "mla/mla.h"
 #include "mla/replay/cache_pool.h"
 #include "mla/replay/layer.h"
+#include "mla/replay/operations.h"
 #include "mla/replay/recorder.h"
 
 namespace mla::cli::replay {
@@ -45,7 +46,7 @@ struct TokenPlace {
 class PooledLayer {
  public:
   /// Of the options: model, cache, page_size (tokens), num_pages, dtype. attn_sink: one logit per head.
-  PooledLayer(const LayerOptions& options, const Context& context, std::vector<float> attn_sink);
+  PooledLayer(const LayerOptions& options, Operations& operations, std::vector<float> attn_sink);
 
   static int64_t cache_bytes(const LayerOptions& options);
 
@@ -58,8 +59,9 @@ class PooledLayer {
   /// Chooses what each token attends to in a layer of the kind; attend() uses it until the next call.
   Status select(LayerKind kind, std::span<const TokenPlace> tokens, const IndexerQueries& queries, Phase phase,
                 Recorder* recorder);
-  /// Attention of the chosen tokens `first` ...; q and o [T, heads, d] are those of the heads from `first_head` on.
-  Status attend(const Context& context, const TensorView& q, int64_t first, int32_t first_head, const TensorView& o,
+  /// Attention of the chosen tokens `first` ..., by `operations`; q and o [T, heads, d] are those of the heads from
+  /// `first_head` on.
+  Status attend(Operations& operations, const TensorView& q, int64_t first, int32_t first_head, const TensorView& o,
                 Phase phase, Recorder* recorder);
   /// The slots of the second pool that the token got, up to the first -1.
   std::span<const int32_t> selected(int64_t token) const;
@@ -68,8 +70,8 @@ class PooledLayer {
   /// pool, and attended to by prefill_sparse. o: [1, H, d_v] f32.
   Status attend_gathered(LayerKind kind, const TokenPlace& token, std::span<const int32_t> positions,
                          const TensorView& q, const TensorView& o);
-  /// What the indexer says of every compressed row that the token sees, on `context`.
-  Result<std::vector<float>> indexer_logits(const Context& context, const TokenPlace& token,
+  /// What the indexer says of every compressed row that the token sees, by `operations`.
+  Result<std::vector<float>> indexer_logits(Operations& operations, const TokenPlace& token,
                                             const IndexerQueries& query);
   /// Rows `start` ... of a request from a kind's pool (the window's: tokens), as f32 [count, d_qk].
   Result<std::vector<float>> rows(LayerKind pool, std::span<const int32_t> pages, int32_t start, int32_t count);
@@ -87,11 +89,10 @@ class PooledLayer {
                                      std::vector<float>& logits);
 
   LayerOptions options_;
-  const Context& context_;
+  Operations& operations_;
   std::vector<float> attn_sink_;
   CachePool pools_[3];  // by kind
   IndexerPool indexer_;
-  Workspace workspace_;
   // The selection.
   LayerKind kind_ = LayerKind::kWindow;
   int32_t window_width_ = 0, extra_width_ = 0;

@@ -17,6 +17,7 @@ std::string_view name(Phase phase) {
     case Phase::kDecodeProjection: return "decode_projection";
     case Phase::kDecodeAttention: return "decode_attention";
     case Phase::kPlan: return "plan";
+    case Phase::kTransfer: return "transfer";
     case Phase::kGenerate: return "generate";
     case Phase::kCheck: return "check";
   }

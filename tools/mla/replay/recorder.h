@@ -24,23 +24,24 @@ enum class Phase : uint8_t {
   kDecodeAttention,
   kDecodeMerge,  ///< of the ranks' states
   kPlan,         ///< page tables, workspaces, plans
+  kTransfer,     ///< between the host's memory and a GPU's: not part of serving, which would make everything there
   kGenerate,     ///< random activations: not part of serving
   kCheck,        ///< comparison of results: not part of serving
 };
 
-inline constexpr Phase kAllPhases[] = {Phase::kAppend,         Phase::kCompress,
-                                       Phase::kGather,         Phase::kUpProjection,
-                                       Phase::kPrefillIndexer, Phase::kPrefillAttention,
-                                       Phase::kMerge,          Phase::kDecodeProjection,
-                                       Phase::kDecodeIndexer,  Phase::kDecodeAttention,
-                                       Phase::kDecodeMerge,    Phase::kPlan,
-                                       Phase::kGenerate,       Phase::kCheck};
+inline constexpr Phase kAllPhases[] = {Phase::kAppend,          Phase::kCompress,         Phase::kGather,
+                                       Phase::kUpProjection,    Phase::kPrefillIndexer,   Phase::kPrefillAttention,
+                                       Phase::kMerge,           Phase::kDecodeProjection, Phase::kDecodeIndexer,
+                                       Phase::kDecodeAttention, Phase::kDecodeMerge,      Phase::kPlan,
+                                       Phase::kTransfer,        Phase::kGenerate,         Phase::kCheck};
 inline constexpr size_t kNumPhases = std::size(kAllPhases);
 
 /// "append", "gather", "up_projection", ...
 std::string_view name(Phase phase);
 /// Whether the phase belongs to serving the requests: only these move the replay's clock.
-constexpr bool is_serving(Phase phase) { return phase != Phase::kGenerate && phase != Phase::kCheck; }
+constexpr bool is_serving(Phase phase) {
+  return phase != Phase::kTransfer && phase != Phase::kGenerate && phase != Phase::kCheck;
+}
 
 /// Adds up seconds by phase, floating-point operations of attention, and the serving phases of the current step.
 class Recorder {
@@ -90,5 +91,12 @@ class Recorder {
   double prefill_flops_ = 0.0, decode_flops_ = 0.0, projection_flops_ = 0.0;
   std::vector<Event> events_;
 };
+
+/// Calls `f` and books its time, if there is a recorder.
+template <class F>
+auto timed(Recorder* recorder, Phase phase, F&& f) {
+  if (recorder == nullptr) return f();
+  return recorder->time(phase, std::forward<F>(f));
+}
 
 }  // namespace mla::cli::replay

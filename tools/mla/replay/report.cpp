@@ -144,8 +144,13 @@ Json Report::to_json() const {
 
 void Report::print(const Output& output) const {
   std::FILE* out = output.text();
-  if (device != "cpu")
-    output.print("\ndevice {}: its kernels in the emulator; times say nothing about the GPU\n", device);
+  const bool emulated = device.starts_with("emulated"), on_gpu = !emulated && device != "cpu";
+  if (emulated) output.print("\ndevice {}: its kernels in the emulator; times say nothing about the GPU\n", device);
+  if (on_gpu)
+    output.print(
+        "\ndevice {}: it holds the caches and computes attention; the host makes tokens and projections, whose copies "
+        "are not part of serving\n",
+        device);
   output.print("\n{}{}, {}, {} cache, {}, prefill on {}, decode on {}\n\n", interrupted ? "INTERRUPTED: " : "", model,
                layers, cache, counted(threads, "thread"), prefill_backend, decode_backend);
   Table counts({"", "value", "rate"});
@@ -185,15 +190,15 @@ void Report::print(const Output& output) const {
   Table speed({"speed", "GFLOP/s", "ceiling", "share"});
   const auto add_speed = [&](const char* label, double achieved, double ceiling, double share) {
     speed.add_row({label, fmt::format("{:.1f}", achieved), ceiling > 0 ? fmt::format("{:.1f}", ceiling) : "",
-                   human_percent(share)});
+                   share > 0 ? human_percent(share) : ""});
   };
   add_speed("prefill attention", prefill_gflops, ceilings.prefill_gflops,
             rate(prefill_gflops, ceilings.prefill_gflops));
   add_speed("decode attention", decode_gflops, ceilings.decode_gflops, rate(decode_gflops, ceilings.decode_gflops));
   add_speed("all attention", gflops, 0.0, ceiling_share);
   if (projection_gflops > 0.0)
-    add_speed("up projection (oneDNN)", projection_gflops, ceilings.prefill_gflops,
-              rate(projection_gflops, ceilings.prefill_gflops));
+    add_speed("up projection (oneDNN)", projection_gflops, on_gpu ? 0.0 : ceilings.prefill_gflops,
+              on_gpu ? 0.0 : rate(projection_gflops, ceilings.prefill_gflops));
   speed.print(out);
   if (noisy()) output.print("noisy: the ceiling was disturbed\n");
 

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// The library's operations where the layer computes: on the CPU in the host's memory; or on a GPU, real or emulated,
+// whose memory holds the caches. Everything else is made on the host and copied around every call.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "kit/tensors.h"
+#include "mla/device.h"
+#include "mla/mla.h"
+#include "mla/replay/recorder.h"
+
+namespace mla::cli::replay {
+
+/// Memory of a GPU, freed with it.
+class GpuBuffer {
+ public:
+  GpuBuffer() = default;
+  /// Throws UsageError with the library's message.
+  GpuBuffer(const Gpu& gpu, size_t bytes);
+  GpuBuffer(GpuBuffer&& other) noexcept { swap(other); }
+  GpuBuffer& operator=(GpuBuffer&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  ~GpuBuffer();
+
+  std::byte* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  void swap(GpuBuffer& other) {
+    std::swap(gpu_, other.gpu_);
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+  }
+  std::optional<Gpu> gpu_;
+  std::byte* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+/// Errors are the library's; a GPU that is not there, or whose memory does not suffice, is a UsageError. A recorder
+/// that is null records nothing.
+class Operations {
+ public:
+  explicit Operations(const Context& context);
+
+  const Context& context() const { return context_; }
+  /// Null: the context computes in the host's memory.
+  const Gpu* gpu() const { return gpu_ ? &*gpu_ : nullptr; }
+
+  /// Runs an operation on tensors of the host, and caches where gpu() says. Its results are there when it returns.
+  template <class Params>
+  Status run(const Params& params, Phase phase, Recorder* recorder) {
+    return around(params, recorder, [&](const Params& here) {
+      return timed(recorder, phase, [&] { return done(mla::run(context_, here)); });
+    });
+  }
+
+  /// The same for an operation that has a plan.
+  template <class Params>
+  Status plan_and_run(const Params& params, Phase phase, Recorder* recorder) {
+    return around(params, recorder, [&](const Params& here) {
+      const auto planned = timed(recorder, Phase::kPlan, [&]() -> Result<Plan> {
+        const auto bytes = workspace_size(context_, here);
+        if (!bytes.ok()) return bytes.status();
+        auto plan = mla::plan(context_, here, workspace(*bytes));
+        if (plan.ok())
+          if (Status status = done({}); !status.ok()) return status;
+        return plan;
+      });
+      if (!planned.ok()) return planned.status();
+      return timed(recorder, phase, [&] { return done(mla::run(context_, *planned, here)); });
+    });
+  }
+
+ private:
+  template <class Params, class Compute>
+  Status around(const Params& params, Recorder* recorder, const Compute& compute) {
+    if (!gpu_) return compute(params);
+    Params there = params;
+    std::vector<TensorView*> views;
+    kit::for_each_tensor(there, [&](TensorView& view) { views.push_back(&view); });
+    Status status = timed(recorder, Phase::kTransfer, [&] { return upload(views); });
+    if (!status.ok()) return status;
+    if (status = compute(there); !status.ok()) return status;
+    return timed(recorder, Phase::kTransfer, [&] { return download(outputs(params), outputs(there)); });
+  }
+
+  template <class Params>
+  static std::vector<TensorView> outputs(Params params) {
+    std::vector<TensorView> views;
+    kit::for_each_output(params, [&](TensorView& view) { views.push_back(view); });
+    return views;
+  }
+
+  /// Waits for what a call has put into the GPU's stream, so that its time is the call's.
+  Status done(Status status) const { return status.ok() && gpu_ ? gpu_->synchronize(Stream{}) : status; }
+  std::span<std::byte> workspace(size_t bytes);
+  /// Copies tensors of the host to the GPU, and lets the views show those: outputs too, as what an operation leaves
+  /// alone must come back as it was.
+  Status upload(std::span<TensorView* const> views);
+  Status download(std::span<const TensorView> to, std::span<const TensorView> from) const;
+
+  const Context& context_;
+  std::optional<Gpu> gpu_;
+  std::vector<std::byte> host_workspace_;  // both grow to the largest need
+  GpuBuffer gpu_workspace_;
+  GpuBuffer tensors_;
+};
+
+}  // namespace mla::cli::replay
