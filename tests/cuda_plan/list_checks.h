@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <map>
 #include <set>
 #include <string>
@@ -80,9 +81,11 @@ class ListChecker {
         EXPECT_EQ(of_lane.begin, share.begin);
         EXPECT_EQ(of_lane.end, share.end);
         EXPECT_EQ(of_lane.lane, lane);
+        EXPECT_TRUE(same(of_lane.first, share.first));
       }
       ASSERT_GE(share.begin, 0);
       ASSERT_LE(share.end, list_.max_segments);
+      if (share.begin < share.end) EXPECT_TRUE(same(share.first, list_.segments[share.begin]));
       for (int32_t s = share.begin; s < share.end; ++s) {
         EXPECT_TRUE(seen.insert(s).second) << "segment " << s << " twice";
         const cuda::Segment& segment = list_.segments[s];
@@ -96,6 +99,8 @@ class ListChecker {
       EXPECT_EQ(list_.shares[block].begin, list_.shares[block].end) << "an idle block";
     for (auto& [at, pieces] : row_blocks_) std::sort(pieces.begin(), pieces.end());
   }
+
+  static bool same(const cuda::Segment& a, const cuda::Segment& b) { return std::memcmp(&a, &b, sizeof a) == 0; }
 
   void check_segment(const cuda::Segment& segment) {
     ASSERT_GE(segment.request, 0);

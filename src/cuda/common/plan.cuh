@@ -426,7 +426,7 @@ struct PlanKernel {
   }
 
   /// Key blocks [first, last) of an item, last -1 for the item's end.
-  MLA_DEVICE void write_segment(int32_t item, int32_t worker, int32_t first, int32_t last) const {
+  MLA_DEVICE cuda::Segment segment_of(int32_t item, int32_t worker, int32_t first, int32_t last) const {
     const ItemPlace at = locate(item);
     const RequestWork work = lengths_.of(at.request);
     const int64_t chunk_begin = int64_t{at.chunk} * item_blocks(blocks_[at.request]);
@@ -439,15 +439,14 @@ struct PlanKernel {
       slot = 2 * worker * lanes_;
     else if (last >= 0)
       slot = (2 * worker + 1) * lanes_;
-    list_.segments[item + worker] = {
-        .request = at.request,
-        .row_begin = at.unit * lanes_ * shape_.block_rows,
-        .key_begin = static_cast<int32_t>(begin),
-        .key_end = static_cast<int32_t>(std::min(work.key_end, work.key_begin + end_block * shape_.key_block)),
-        .partial_slot = slot,
-        .token_begin = work.token_begin,
-        .q_len = work.q_len,
-        .kv_len = work.kv_len};
+    return {.request = at.request,
+            .row_begin = at.unit * lanes_ * shape_.block_rows,
+            .key_begin = static_cast<int32_t>(begin),
+            .key_end = static_cast<int32_t>(std::min(work.key_end, work.key_begin + end_block * shape_.key_block)),
+            .partial_slot = slot,
+            .token_begin = work.token_begin,
+            .q_len = work.q_len,
+            .kv_len = work.kv_len};
   }
 
   MLA_DEVICE void write_segments() const {
@@ -456,10 +455,19 @@ struct PlanKernel {
       const int32_t first_item = shared_.cut_item[w], last_item = shared_.cut_item[w + 1];
       const int32_t last_block = shared_.cut_block[w + 1];
       const int32_t end_item = last_item + (last_block > 0 ? 1 : 0);
-      for (int32_t lane = ptx::lane(); lane < lanes_; lane += kWarpSize)
-        list_.shares[w * lanes_ + lane] = {.begin = first_item + w, .end = end_item + w, .lane = lane};
-      for (int32_t item = first_item + ptx::lane(); item < end_item; item += kWarpSize)
-        write_segment(item, w, item == first_item ? shared_.cut_block[w] : 0, item == last_item ? last_block : -1);
+      for (int32_t lane = ptx::lane(); lane < lanes_; lane += kWarpSize) {
+        cuda::Share& share = list_.shares[w * lanes_ + lane];
+        share.begin = first_item + w;
+        share.end = end_item + w;
+        share.lane = lane;
+      }
+      for (int32_t item = first_item + ptx::lane(); item < end_item; item += kWarpSize) {
+        const cuda::Segment segment =
+            segment_of(item, w, item == first_item ? shared_.cut_block[w] : 0, item == last_item ? last_block : -1);
+        list_.segments[item + w] = segment;
+        for (int32_t lane = 0; item == first_item && lane < lanes_; ++lane)
+          list_.shares[w * lanes_ + lane].first = segment;
+      }
     }
   }
 

@@ -44,6 +44,7 @@ struct alignas(16) Merge {
 struct alignas(16) Share {
   int32_t begin, end;
   int32_t lane;
+  Segment first;  // segments[begin], so that a block begins with one load and not with two, one behind the other
 };
 
 struct alignas(16) WorkListHeader {

@@ -57,15 +57,25 @@ inline constexpr bool kPlainStepsLater = !Config::kQuantized;
 struct UnitWalk {
   int32_t next_segment, last_segment, worker_lane;
   uint32_t steps = 0;  // of all units so far
+  cuda::Segment next;  // read ahead
 
   MLA_DEVICE explicit UnitWalk(const cuda::Share& share)
-      : next_segment(share.begin), last_segment(share.end), worker_lane(share.lane) {}
+      : next_segment(share.begin), last_segment(share.end), worker_lane(share.lane), next(share.first) {}
 
   /// Describes the worker's next unit that this lane has rows of.
   template <class Config>
   MLA_DEVICE void describe_next(const cuda::AbsorbedArgs& args, AbsorbedUnit& to) {
-    do to.more = next_segment < last_segment;
-    while (to.more && !describe<Config>(args, args.list.segments[next_segment++], to));
+    while (next_segment < last_segment) {
+      to.more = describe<Config>(args, next, to);
+      if (to.more) return;
+      read_ahead(args);
+    }
+    to.more = false;
+  }
+
+  /// Afterwards.
+  MLA_DEVICE void read_ahead(const cuda::AbsorbedArgs& args) {
+    if (++next_segment < last_segment) next = args.list.segments[next_segment];
   }
 
  private:
@@ -121,6 +131,7 @@ class AbsorbedUnits {
     if (number >= 2) ptx::mbarrier_wait(left(number), unit_parity(number - 2));
     walk.describe_next<Config>(args_, unit(number));
     ptx::mbarrier_arrive(described(number));
+    walk.read_ahead(args_);
   }
 
   /// The unit is described; every warp is done with it.
