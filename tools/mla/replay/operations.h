@@ -99,7 +99,7 @@ class Operations {
   }
 
   /// Waits for what a call has put into the GPU's stream, so that its time is the call's.
-  Status done(Status status) const { return status.ok() && gpu_ ? gpu_->synchronize(Stream{}) : status; }
+  Status done(const Status& status) const { return status.ok() && gpu_ ? gpu_->synchronize(Stream{}) : status; }
   std::span<std::byte> workspace(size_t bytes);
   /// Copies tensors of the host to the GPU, and lets the views show those: outputs too, as what an operation leaves
   /// alone must come back as it was.
