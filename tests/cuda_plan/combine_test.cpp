@@ -244,6 +244,12 @@ TEST(Combine, EveryWidth) {
   }
 }
 
+// Slices of few rows, more than blocks: each block's next one is another slice of another row.
+TEST(Combine, MoreSlicesThanBlocks) {
+  run_decode({.d_v = 640, .o_dtype = DType::kF32, .num_heads = 3, .kv_len = {5000, 64, 12345}}, 20);
+  run_decode({.d_v = 300, .num_heads = 5, .kv_len = {0, 7000, 12345}}, 21);
+}
+
 TEST(Combine, SinksAndBases) {
   for (const LseBase base : {LseBase::kE, LseBase::kTwo})
     for (const bool with_sink : {false, true})
