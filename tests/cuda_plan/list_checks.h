@@ -85,7 +85,9 @@ class ListChecker {
       }
       ASSERT_GE(share.begin, 0);
       ASSERT_LE(share.end, list_.max_segments);
-      if (share.begin < share.end) EXPECT_TRUE(same(share.first, list_.segments[share.begin]));
+      if (share.begin < share.end) {
+        EXPECT_TRUE(same(share.first, list_.segments[share.begin]));
+      }
       for (int32_t s = share.begin; s < share.end; ++s) {
         EXPECT_TRUE(seen.insert(s).second) << "segment " << s << " twice";
         const cuda::Segment& segment = list_.segments[s];

@@ -4,8 +4,7 @@
 //   read, copy   8 loads of 16 bytes in flight per thread, past L1
 //   mma          8 warps a block, 2 blocks a multiprocessor; 8 accumulators per warp hide the latency of mma.sync
 //   wgmma        2 warpgroups a multiprocessor take turns, 16 multiplications of m64n256k16 each; operands stay in
-//   shared
-//                memory (12 KB)
+//                shared memory (12 KB)
 // Values have random mantissas and signs: multiplying zeros draws less power and so runs at higher clocks.
 #pragma once
 

@@ -1,18 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Merges the partial states that several workers left of one unit, and writes
-// o, lse and max_logits.
+// Merges the partial states that several workers left of one unit, and writes o, lse and max_logits.
 //
-// Grid: as many blocks as the GPU holds, whatever there is to merge. Rows are
-// merged in slices of 128 columns, four per lane. Many rows: each warp takes
-// its own, one after another. Few (a small batch, cut into many splits): the
-// eight warps of a block share a slice, each with every eighth split. Partial
-// states lie in L2; latency is what costs, so loads of eight splits are in
-// flight at a time, or of all slices of a row where it has at most four.
-//   weights  lanes read the states of 128 splits at a time -> the row's max and
-//   sum, in every lane o        split i counts towards sum i % 8, and the eight
-//   sums meet at the end (in shared memory, where warps have
-//            one each): the same arithmetic in both ways, so that a row's bits
-//            do not depend on the batch
+// Grid: as many blocks as the GPU holds, whatever there is to merge. Rows are merged in slices of 128 columns, four per
+// lane. Many rows: each warp takes its own, one after another. Few (a small batch, cut into many splits): the eight
+// warps of a block share a slice, each with every eighth split. Partial states lie in L2; latency is what costs, so
+// loads of eight splits are in flight at a time, or of all slices of a row where it has at most four.
+//   weights  lanes read the states of 128 splits at a time -> the row's max and sum, in every lane
+//   o        split i counts towards sum i % 8, and the eight sums meet at the end (in shared memory, where warps have
+//            one each): the same arithmetic in both ways, so that a row's bits do not depend on the batch
 // Reads the number of merges first, and is done if there are none.
 #pragma once
 
@@ -53,8 +48,7 @@ struct CombineKernel {
   static constexpr int kSharedBytes = kSums * kSliceColumns * 4;
 
   static MLA_DEVICE void run(const Params& params) {
-    // The plan was complete before attention let this kernel start: it is read
-    // while attention still runs.
+    // The plan was complete before attention let this kernel start: it is read while attention still runs.
     const cuda::WorkListHeader header = *params.list.header;
     const int32_t slices = (params.d_v + kSliceColumns - 1) / kSliceColumns;
     const int32_t rows = header.num_merges * header.merge_rows, blocks = ptx::grid_size_x();
@@ -101,8 +95,7 @@ struct CombineKernel {
     }
     MLA_DEVICE bool exists() const { return merge.row_begin + row < merge.num_rows && merge.num_splits >= 2; }
 
-    /// By a whole warp, with the state of all splits; `writes`: its first lane
-    /// writes lse and max_logits.
+    /// By a whole warp, with the state of all splits; `writes`: its first lane writes lse and max_logits.
     MLA_DEVICE void finish(const Params& params, const State& state, bool writes) {
       max = state.max;
       finished = finish_row(state.max, state.sum, sink, inverse_o_scale(params.o_scale), params.lse_base);
@@ -148,8 +141,8 @@ struct CombineKernel {
     }
   };
 
-  /// f(row, number of the task among its row's). What the plan says of a row is
-  /// read one task ahead, and of the first one before attention has ended.
+  /// f(row, number of the task among its row's). What the plan says of a row is read one task ahead, and of the first
+  /// one before attention has ended.
   template <class F>
   static MLA_DEVICE void for_rows(const Params& params, const cuda::WorkListHeader& header, const Tasks& tasks,
                                   const F& f) {
@@ -309,8 +302,7 @@ struct CombineKernel {
   /// NaN stays.
   static MLA_DEVICE float larger(float a, float b) { return b > a || b != b ? b : a; }
 
-  /// Every split's columns, or (kShared) those of every eighth from the warp's
-  /// first on.
+  /// Every split's columns, or (kShared) those of every eighth from the warp's first on.
   template <bool kShared>
   static MLA_DEVICE void add_splits(const Params& params, const Row& row, int32_t column,
                                     float (&sums)[kShared ? 1 : kSums][kLaneColumns]) {

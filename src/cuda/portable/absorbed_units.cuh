@@ -34,12 +34,12 @@ struct AbsorbedUnit {
   /// For who knows `steps`.
   template <class Config>
   MLA_DEVICE void find_plain_steps(const cuda::AbsorbedArgs& args) {
-    const KeyRange keys = plain_keys(args, segment, rows, Config::kRows);
+    const KeyRange found = plain_keys(args, segment, rows, Config::kRows);
     const auto whole_steps = [](int32_t keys_on) {
       return static_cast<uint32_t>(std::max(keys_on, 0) / Config::kKeys);
     };
-    plain = {steps.begin + whole_steps(keys.begin - segment.key_begin + Config::kKeys - 1),
-             steps.begin + whole_steps(keys.end - segment.key_begin)};
+    plain = {steps.begin + whole_steps(found.begin - segment.key_begin + Config::kKeys - 1),
+             steps.begin + whole_steps(found.end - segment.key_begin)};
   }
 };
 

@@ -36,49 +36,36 @@ Status PageMemory::fetch(std::span<const int32_t> pages) const {
 
 CachePool::CachePool(CacheFormat format, int64_t d_qk, int64_t d_rms, int32_t page_size, int64_t num_pages,
                      const Gpu* gpu)
-    : pages_(page_bytes(format, d_qk, page_size, true), num_pages, gpu), scale_(sizeof(float), /*huge_pages=*/false) {
-  host_.format = format;
+    : PagedPool(PageMemory(page_bytes(format, d_qk, page_size, true), num_pages, gpu)),
+      scale_(sizeof(float), /*huge_pages=*/false) {
+  KvCache cache;
+  cache.format = format;
   switch (kv_layout(format).scale_kind) {
     case ScaleKind::kNone:
-      host_.kv = contiguous(pages_.host(), format == CacheFormat::kF16 ? DType::kF16 : DType::kBF16,
+      cache.kv = contiguous(pages_.host(), format == CacheFormat::kF16 ? DType::kF16 : DType::kBF16,
                             {num_pages, page_size, d_qk});
       break;
     case ScaleKind::kPerTensorF32:
       // No channel can hold more than all of a row's energy.
       *scale_.as<float>() = e4m3_scale(std::sqrt(static_cast<float>(d_rms)));
-      host_.kv = contiguous(pages_.host(), DType::kE4M3, {num_pages, page_size, d_qk});
-      host_.ckv_scale = contiguous(scale_.data(), DType::kF32, {1});
+      cache.kv = contiguous(pages_.host(), DType::kE4M3, {num_pages, page_size, d_qk});
+      cache.ckv_scale = contiguous(scale_.data(), DType::kF32, {1});
       break;
     case ScaleKind::kInlineF32:
-      host_.kv = contiguous(pages_.host(), DType::kU8, {num_pages, page_size, row_bytes(format, d_qk)});
+      cache.kv = contiguous(pages_.host(), DType::kU8, {num_pages, page_size, row_bytes(format, d_qk)});
       break;
     case ScaleKind::kFooterUE8M0:
-      host_.kv = contiguous(pages_.host(), DType::kU8, {num_pages, page_bytes(format, d_qk, page_size, true)});
-      host_.page_size = page_size;
+      cache.kv = contiguous(pages_.host(), DType::kU8, {num_pages, page_bytes(format, d_qk, page_size, true)});
+      cache.page_size = page_size;
       break;
   }
-  there_ = host_;
-  there_.kv = pages_.where_it_computes(host_.kv);
-}
-
-Result<KvCache> CachePool::cache(const Operations& operations, std::span<const int32_t> pages) const {
-  if (operations.gpu() != nullptr) return there_;
-  if (Status status = pages_.fetch(pages); !status.ok()) return status;
-  return host_;
+  describe(cache);
 }
 
 IndexerPool::IndexerPool(int32_t page_size, int64_t num_pages, const Gpu* gpu)
-    : pages_(indexer_page_bytes(page_size), num_pages, gpu) {
-  host_.kv = contiguous(pages_.host(), DType::kU8, {num_pages, indexer_page_bytes(page_size)});
-  host_.page_size = page_size;
-  there_ = host_;
-  there_.kv = pages_.where_it_computes(host_.kv);
-}
-
-Result<IndexerCache> IndexerPool::cache(const Operations& operations, std::span<const int32_t> pages) const {
-  if (operations.gpu() != nullptr) return there_;
-  if (Status status = pages_.fetch(pages); !status.ok()) return status;
-  return host_;
+    : PagedPool(PageMemory(indexer_page_bytes(page_size), num_pages, gpu)) {
+  describe({.kv = contiguous(pages_.host(), DType::kU8, {num_pages, indexer_page_bytes(page_size)}),
+            .page_size = page_size});
 }
 
 }  // namespace mla::cli::replay

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <utility>
 
 #include "mla/bench/memory.h"
 #include "mla/mla.h"
@@ -31,36 +32,49 @@ class PageMemory {
   int64_t page_bytes_ = 0;
 };
 
-class CachePool {
+/// A cache, KvCache or IndexerCache, with the memory of its pages.
+template <class Cache>
+class PagedPool {
+ public:
+  /// Where the layer computes.
+  const Cache& cache() const { return there_; }
+  /// Where `operations` compute, which may be the host's memory: there only these pages are what the layer's are.
+  Result<Cache> cache(const Operations& operations, std::span<const int32_t> pages) const {
+    if (operations.gpu() != nullptr) return there_;
+    if (Status status = pages_.fetch(pages); !status.ok()) return status;
+    return host_;
+  }
+
+ protected:
+  PagedPool() = default;
+  explicit PagedPool(PageMemory pages) : pages_(std::move(pages)) {}
+  /// `cache` lies in the host's memory of the pages.
+  void describe(const Cache& cache) {
+    host_ = there_ = cache;
+    there_.kv = pages_.where_it_computes(cache.kv);
+  }
+
+  PageMemory pages_;
+
+ private:
+  Cache host_, there_;
+};
+
+class CachePool : public PagedPool<KvCache> {
  public:
   CachePool() = default;
   /// Rows of d_qk channels, of root mean square 1 (d_rms of them together): from that follows the one scale of fp8.
   CachePool(CacheFormat format, int64_t d_qk, int64_t d_rms, int32_t page_size, int64_t num_pages, const Gpu* gpu);
 
-  /// Where the layer computes.
-  const KvCache& cache() const { return there_; }
-  /// Where `operations` compute, which may be the host's memory: there only these pages are what the layer's are.
-  Result<KvCache> cache(const Operations& operations, std::span<const int32_t> pages) const;
-
  private:
-  PageMemory pages_;
   bench::Buffer scale_;
-  KvCache host_, there_;
 };
 
 /// The indexer's keys beside a cache.
-class IndexerPool {
+class IndexerPool : public PagedPool<IndexerCache> {
  public:
   IndexerPool() = default;
   IndexerPool(int32_t page_size, int64_t num_pages, const Gpu* gpu);
-
-  // As those of CachePool.
-  const IndexerCache& cache() const { return there_; }
-  Result<IndexerCache> cache(const Operations& operations, std::span<const int32_t> pages) const;
-
- private:
-  PageMemory pages_;
-  IndexerCache host_, there_;
 };
 
 /// Heads of the indexer, in DeepSeek V3.2 and V4.
