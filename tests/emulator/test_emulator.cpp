@@ -344,10 +344,10 @@ void bulk_copy_that_nobody_awaits(const Pointers&) {
   ptx::mbarrier_init(shared_base(), 1);
   ptx::fence_mbarrier_init();
   ptx::mbarrier_arrive_expect_bytes(shared_base(), 16);
-  ptx::bulk_copy(shared_base() + 16, global_memory.data(), 16, shared_base());
+  ptx::bulk_copy(shared_base() + 16, global_memory.data(), 16, shared_base(), ptx::evict_first());
 }
 void bulk_copy_of_odd_size(const Pointers&) {
-  ptx::bulk_copy(shared_base() + 16, global_memory.data(), 24, shared_base());
+  ptx::bulk_copy(shared_base() + 16, global_memory.data(), 24, shared_base(), ptx::evict_first());
 }
 
 void arrival_that_nobody_awaits(const Pointers&) {

@@ -24,6 +24,7 @@ class SpecializedBlock : protected AbsorbedUnits<Config> {
     if (ptx::thread_index() == 0) {
       for (int stage = 0; stage < Config::kStages; ++stage) {
         ptx::mbarrier_init(full(stage), 1);
+        ptx::mbarrier_init(sent(stage), 1);
         ptx::mbarrier_init(free(stage), Config::kValueWarps);
       }
       for (int band = 0; band < Config::kBands; ++band) {
@@ -56,6 +57,10 @@ class SpecializedBlock : protected AbsorbedUnits<Config> {
     return barrier(2 * Config::kStages + 3 + static_cast<uint32_t>(band));
   }
   MLA_DEVICE ptx::SharedAddress taken(int band) const { return scored(band) + Config::kBands * 8; }
+  /// Step n, of the first kStages, is sent for. One phase.
+  MLA_DEVICE ptx::SharedAddress sent(uint32_t n) const {
+    return barrier(2 * Config::kStages + 3 + 2 * Config::kBands + n);
+  }
   MLA_DEVICE static uint32_t score_parity(uint32_t n) { return n & 1U; }
   MLA_DEVICE static uint32_t stage_parity(uint32_t n) { return n / Config::kStages & 1U; }
   MLA_DEVICE static uint32_t ready_parity(uint32_t n) { return n / 2 & 1U; }

@@ -80,7 +80,7 @@ struct SpecializedConfig {
   static constexpr int kScaleBytes = kScaleGroups * kKeys * 2;  // of a step: f16 for each key
 
   static constexpr int kBarrierOffset = 0;
-  static constexpr int kNumBarriers = 2 * kStages + 3 + 2 * kBands;
+  static constexpr int kNumBarriers = 3 * kStages + 3 + 2 * kBands;
   static constexpr int kUnitBarrierOffset = kBarrierOffset + kNumBarriers * 8;
   static constexpr int kValidOffset = kUnitBarrierOffset + kUnitBarriers * 8;  // a bit for each key of a stage
   static constexpr int kPoisonOffset = kValidOffset + kStages * 4;

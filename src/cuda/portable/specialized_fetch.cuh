@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The fetch warps: they send for the rows of keys, as soon as there is room for them. They take turns, a step each; a
-// lane has one key of it. The first of them describes the units, as it needs them first.
+// lane has one key of it. The first of them describes the units, as it needs them first. Rows leave the L2 cache before
+// all else: what a run begins with (instructions, shares, page tables, queries) is still there when the next one does.
 #pragma once
 
 #include "cuda/portable/specialized_block.cuh"
@@ -74,7 +75,10 @@ class FetchRole : SpecializedBlock<Config> {
   }
 
   MLA_DEVICE void wait_for_room(uint32_t n) const {
-    if (n >= Config::kStages) ptx::mbarrier_wait(Block::free(n), Block::stage_parity(n - Config::kStages));
+    if (n >= Config::kStages)
+      ptx::mbarrier_wait(Block::free(n), Block::stage_parity(n - Config::kStages));
+    else if (n > 0)
+      ptx::mbarrier_wait(Block::sent(n - 1), 0);  // the first rows first: sent at once, all would come late
   }
 
   /// Sends for the rows of step n, which are found.
@@ -100,6 +104,7 @@ class FetchRole : SpecializedBlock<Config> {
                                         pool.aligned ? static_cast<uint32_t>(std::popcount(valid)) * bytes : 0U);
     }
     if (pool.aligned) copy_rows(valid, row, pool, to, Block::full(n), elected);
+    if (n < Config::kStages && elected) ptx::mbarrier_arrive(Block::sent(n));
   }
 
   /// How the parts of a row lie where it lands.
@@ -137,7 +142,7 @@ class FetchRole : SpecializedBlock<Config> {
         if (elected) {
           MLA_UNROLL
           for (int i = 0; i < kAtOnce; ++i)
-            ptx::bulk_copy(to + static_cast<uint32_t>((first + i) * Config::kKeyPitch), from[i], row.bytes(), bar);
+            send(to + static_cast<uint32_t>((first + i) * Config::kKeyPitch), from[i], row.bytes(), bar);
         }
       }
       return;
@@ -148,8 +153,8 @@ class FetchRole : SpecializedBlock<Config> {
       const std::byte* kpe = of_lane(place_.kpe, key);
       if ((keys >> key & 1U) == 0 || !elected) continue;
       const ptx::SharedAddress at = to + static_cast<uint32_t>(key * Config::kKeyPitch);
-      ptx::bulk_copy(at, ckv, whole ? row.bytes() : row.latent_bytes, bar);
-      if (!whole && row.rope_bytes != 0) ptx::bulk_copy(at + row.rope_at, kpe, row.rope_bytes, bar);
+      send(at, ckv, whole ? row.bytes() : row.latent_bytes, bar);
+      if (!whole && row.rope_bytes != 0) send(at + row.rope_at, kpe, row.rope_bytes, bar);
     }
   }
 
@@ -157,7 +162,7 @@ class FetchRole : SpecializedBlock<Config> {
   MLA_DEVICE static void copy_rows_of_page(ptx::SharedAddress to, const std::byte* from, int64_t stride, uint32_t bytes,
                                            ptx::SharedAddress bar) {
     if (bytes == Config::kKeyPitch && stride == Config::kKeyPitch) {
-      ptx::bulk_copy(to, from, Config::kKeys * Config::kKeyPitch, bar);
+      send(to, from, Config::kKeys * Config::kKeyPitch, bar);
       return;
     }
     constexpr int kAtOnce = 8;
@@ -165,7 +170,11 @@ class FetchRole : SpecializedBlock<Config> {
     for (int key = 0; key < Config::kKeys; key += kAtOnce, from += kAtOnce * stride, to += kAtOnce * Config::kKeyPitch)
       MLA_UNROLL
     for (int i = 0; i < kAtOnce; ++i)
-      ptx::bulk_copy(to + static_cast<uint32_t>(i * Config::kKeyPitch), from + i * stride, bytes, bar);
+      send(to + static_cast<uint32_t>(i * Config::kKeyPitch), from + i * stride, bytes, bar);
+  }
+
+  MLA_DEVICE static void send(ptx::SharedAddress to, const std::byte* from, uint32_t bytes, ptx::SharedAddress bar) {
+    ptx::bulk_copy(to, from, bytes, bar, ptx::evict_first());
   }
 
   /// Keys that are not there are rows of zeros.

@@ -3,6 +3,7 @@
 // cp.async.commit_group, cp.async.wait_group. Other threads see the data after a barrier that follows the wait.
 #pragma once
 
+#include "cuda/ptx/cache_policy.h"
 #include "cuda/ptx/shared.h"
 #include "cuda/ptx/site.h"
 
@@ -15,6 +16,18 @@ MLA_DEVICE void cp_async_16(SharedAddress to, const void* from, bool valid MLA_P
 #else
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)),
                "r"(valid ? 16 : 0)
+               : "memory");
+#endif
+}
+
+/// The same, kept in the L2 cache as `policy` says.
+MLA_DEVICE void cp_async_16(SharedAddress to, const void* from, bool valid,
+                            [[maybe_unused]] CachePolicy policy MLA_PTX_SITE) {
+#if MLA_EMULATED
+  emulator::copy_async(to, from, 16, valid, MLA_PTX_HERE);
+#else
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to),
+               "l"(__cvta_generic_to_global(from)), "r"(valid ? 16 : 0), "l"(policy.bits)
                : "memory");
 #endif
 }

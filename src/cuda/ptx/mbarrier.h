@@ -8,6 +8,7 @@
 // first phase has parity 0), and returns at once if it is not.
 #pragma once
 
+#include "cuda/ptx/cache_policy.h"
 #include "cuda/ptx/shared.h"
 #include "cuda/ptx/site.h"
 
@@ -109,14 +110,17 @@ MLA_DEVICE void fence_async_proxy() {
 
 /// cp.async.bulk global to shared: `bytes`, `to` and `from` multiples of 16; reports its bytes to `bar`.
 template <int kOn = kArch>
-MLA_DEVICE void bulk_copy(SharedAddress to, const void* from, uint32_t bytes, SharedAddress bar MLA_PTX_SITE) {
+MLA_DEVICE void bulk_copy(SharedAddress to, const void* from, uint32_t bytes, SharedAddress bar,
+                          [[maybe_unused]] CachePolicy policy MLA_PTX_SITE) {
   static_assert(kOn >= 90, "bulk copies need SM90");
 #if MLA_EMULATED
   emulator::bulk_copy(to, from, bytes, bar, MLA_PTX_HERE);
 #else
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-               "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(bar)
-               : "memory");
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+          "r"(to),
+      "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(bar), "l"(policy.bits)
+      : "memory");
 #endif
 }
 

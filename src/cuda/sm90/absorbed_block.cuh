@@ -72,7 +72,8 @@ class WgmmaBlock : protected AbsorbedUnits<Config> {
 
   /// Sends for rows first_row ... first_row + 15 of a tile: eight lanes copy 128 bytes of a row, four rows at a time.
   /// Lanes r and r + 16 give where row r lies, null: zeros. kJoined: its rotary channels lie right behind the latent
-  /// ones, of which else whole pieces come from `ckv`. After each piece done(piece) is called.
+  /// ones, of which else whole pieces come from `ckv`. After each piece done(piece) is called. Rows are read once, or
+  /// by several blocks at the same time.
   template <bool kJoined, class Done>
   MLA_DEVICE void copy_rows(ptx::SharedAddress tile, int first_row, const std::byte* ckv, const std::byte* kpe,
                             int d_ckv, const Done& done) const {
@@ -100,7 +101,7 @@ class WgmmaBlock : protected AbsorbedUnits<Config> {
                                     : rotary[four] + (piece * Config::kPieceRowBytes - d_ckv * 2);
         ptx::cp_async_16((four % 2 == 0 ? even : odd) +
                              static_cast<uint32_t>(four / 2 * Config::kGroupRowsBytes + piece * Config::kPieceBytes),
-                         from, valid[four]);
+                         from, valid[four], ptx::evict_first());
       }
       done(piece);
     }
