@@ -134,7 +134,8 @@ MLA_DEVICE void copy_scales(const core::Cache& cache, ptx::SharedAddress to, con
 }
 
 /// Rows of a pool on their way into shared memory. A warp takes keys warp, warp + 8, ...: their rows in a tile are
-/// swizzled alike, so that a lane's addresses are one start and steps known at compile time.
+/// swizzled alike, so that a lane's addresses are one start and steps known at compile time. Rows leave the L2 cache
+/// first: blocks that read the same ones do so at the same time.
 template <class Config>
 class RowCopy {
  public:
@@ -206,7 +207,7 @@ class RowCopy {
       for (int chunk = 0; chunk < kMostChunks; chunk += kLanes)
         if (first + chunk < num_chunks)
           ptx::cp_async_16(start + static_cast<uint32_t>(row * Config::kWarps * kRowBytes + chunk * kChunkBytes),
-                           from + chunk * kChunkBytes, valid);
+                           from + chunk * kChunkBytes, valid, ptx::evict_first());
     }
   }
 
