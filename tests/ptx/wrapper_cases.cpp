@@ -298,6 +298,9 @@ uint32_t max_number(uint32_t a, uint32_t b) {
   if (std::isnan(number(a)) || std::isnan(number(b))) return bits(number(std::isnan(number(a)) ? b : a) + 0.0F);
   return bits(std::max(number(a), number(b)) + 0.0F);
 }
+uint32_t max_or_nan(uint32_t a, uint32_t b) {
+  return bits(std::isnan(number(a)) ? number(a) : std::isnan(number(b)) ? number(b) : number(max_number(a, b)));
+}
 
 double flushed(double x) { return std::abs(x) < 0x1p-126 ? std::copysign(0.0, x) : x; }
 uint32_t exp2_approx(uint32_t a, uint32_t) { return bits(static_cast<float>(flushed(std::exp2(flushed(number(a)))))); }
@@ -404,6 +407,7 @@ constexpr WrapperCase kCases[] = {
     {"e4m3x4_high", Compare::kF16Pairs, fill_pairs, expect_each<e4m3x4_high>},
     {"permute_bytes", Compare::kBits, fill_bits, expect_each<permute_bytes>},
     {"max_number", Compare::kF32, fill_floats, expect_each<max_number>},
+    {"max_or_nan", Compare::kF32, fill_floats, expect_each<max_or_nan>},
     {"exp2_approx", Compare::kF32Relative, fill_floats, expect_each<exp2_approx>},
     {"log2_approx", Compare::kF32Logarithm, fill_floats, expect_each<log2_approx>},
     {"reciprocal_approx", Compare::kF32Relative, fill_floats, expect_each<reciprocal_approx>},

@@ -318,6 +318,9 @@ MLA_TEST_DEVICE uint32_t permute_bytes(uint32_t a, uint32_t b) { return ptx::per
 MLA_TEST_DEVICE uint32_t max_number(uint32_t a, uint32_t b) {
   return as_bits(ptx::max_number(as_float(a), as_float(b)) + 0.0F);  // of two zeros either will do
 }
+MLA_TEST_DEVICE uint32_t max_or_nan(uint32_t a, uint32_t b) {
+  return as_bits(ptx::max_or_nan(as_float(a), as_float(b)) + 0.0F);
+}
 MLA_TEST_DEVICE uint32_t exp2_approx(uint32_t a, uint32_t) { return as_bits(ptx::exp2_approx(as_float(a))); }
 MLA_TEST_DEVICE uint32_t log2_approx(uint32_t a, uint32_t) { return as_bits(ptx::log2_approx(as_float(a))); }
 MLA_TEST_DEVICE uint32_t reciprocal_approx(uint32_t a, uint32_t) {
@@ -536,6 +539,7 @@ constexpr cuda::WrapperKernel kKernels[] = {
     {"e4m3x4_high", launch_one<Elementwise<e4m3x4_high>>},
     {"permute_bytes", launch_one<Elementwise<permute_bytes>>},
     {"max_number", launch_one<Elementwise<max_number>>},
+    {"max_or_nan", launch_one<Elementwise<max_or_nan>>},
     {"exp2_approx", launch_one<Elementwise<exp2_approx>>},
     {"log2_approx", launch_one<Elementwise<log2_approx>>},
     {"reciprocal_approx", launch_one<Elementwise<reciprocal_approx>>},

@@ -3,11 +3,11 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
 
 #include "cuda/portable/absorbed_args.h"
 #include "cuda/portable/absorbed_config.cuh"
 #include "cuda/tile/channels.cuh"
+#include "cuda/tile/page_place.cuh"
 #include "cuda/tile/tile.cuh"
 
 namespace mla::MLA_CUDA_NAMESPACE {
@@ -65,18 +65,6 @@ MLA_DEVICE KeyList make_key_list(const cuda::AbsorbedArgs& args, const cuda::Seg
     list.length[1] = second_pool_length(args, segment.request);
   }
   return list;
-}
-
-/// A token's page and its place there. Sizes are mostly powers of two, and divisions dear. (nvcc 13.0 compiles
-/// std::countr_zero to nothing; std::popcount works.)
-struct PagePlace {
-  int32_t page, offset;
-};
-MLA_DEVICE PagePlace place_in_pages(int32_t token, int32_t page_size) {
-  if ((page_size & (page_size - 1)) == 0) [[likely]]
-    return {token >> std::popcount(static_cast<uint32_t>(page_size - 1)), token & (page_size - 1)};
-  const int32_t page = token / page_size;
-  return {page, token - page * page_size};
 }
 
 /// Where the entry of a key stands; null if the segment has no such key.

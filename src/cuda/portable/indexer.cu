@@ -15,7 +15,7 @@ constexpr int32_t ceil_div(int64_t a, int64_t b) { return static_cast<int32_t>((
 /// Tokens of a block: those of one request share its keys; more than fit twice into a multiprocessor do not pay.
 constexpr int32_t kMostTokens = 8;
 /// Passes of a block over its keys: more would save nothing of the queries' staging worth having.
-constexpr int32_t kMostPasses = 4;
+constexpr int32_t kMostPasses = 8;
 
 template <class Kernel>
 constexpr int64_t token_bytes(int64_t heads) {

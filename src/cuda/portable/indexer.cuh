@@ -20,6 +20,7 @@
 #include "cuda/common/query_batch.cuh"
 #include "cuda/ptx/ptx.h"
 #include "cuda/tile/channels.cuh"
+#include "cuda/tile/page_place.cuh"
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
@@ -59,6 +60,7 @@ class IndexerKernel {
   static constexpr DType kOperand = kQueries == DType::kE4M3 || kQueries == DType::kF16 ? DType::kF16 : DType::kBF16;
   static constexpr int kSteps = kIndexerLayout.head_dim / 16;  // mma over the channels
   static constexpr int kTiles = kWarpKeys / 16;                // mma over the keys
+  static constexpr int kLaneKeys = 2 * kTiles;                 // of whose rows a lane has a part
   static constexpr float kUnseen = -std::numeric_limits<float>::infinity();
 
   /// What a lane holds of its warp's keys: A operands, and the scale of key `own_key()`.
@@ -68,7 +70,7 @@ class IndexerKernel {
   };
   /// Sums over heads of keys lane / 4 + 8 i.
   struct Sums {
-    float of[2 * kTiles];
+    float of[kLaneKeys];
   };
 
   /// Consecutive tokens of one request, and how many keys token 0 would see.
@@ -79,7 +81,8 @@ class IndexerKernel {
   MLA_DEVICE explicit IndexerKernel(const Params& params)
       : args_(params.args),
         shape_(params.shape),
-        padded_heads_((args_.num_heads + kHeadTile - 1) / kHeadTile * kHeadTile) {}
+        padded_heads_((args_.num_heads + kHeadTile - 1) / kHeadTile * kHeadTile),
+        aligned_(is_aligned(args_.cache.base, 16) && args_.cache.stride_page % 16 == 0) {}
 
   MLA_DEVICE void run() {
     const Segment segment = find_segment(ptx::block_index_x() / shape_.num_chunks);
@@ -147,7 +150,7 @@ class IndexerKernel {
   static MLA_DEVICE float own_sum(Sums& sums) {
     float own = 0.0F;
     MLA_UNROLL
-    for (int i = 0; i < 2 * kTiles; ++i) {
+    for (int i = 0; i < kLaneKeys; ++i) {
       sums.of[i] += ptx::shuffle_xor(sums.of[i], 1);
       sums.of[i] += ptx::shuffle_xor(sums.of[i], 2);
       if (i == ptx::lane() % 4) own = sums.of[i];
@@ -155,36 +158,47 @@ class IndexerKernel {
     return own;
   }
 
-  /// Keys [warp_base, seen), at most kWarpKeys; zeros behind them.
+  /// Keys [warp_base, seen), at most kWarpKeys; behind them the last one again, for logits that nobody asks for. A load
+  /// waits for its page's number, and for no other row.
   MLA_DEVICE void load_keys(int32_t request, int32_t warp_base, int32_t seen, Keys& keys) const {
-    static_assert(2 * kTiles == 4, "as many rows of keys as lanes in a quad");
+    static_assert(kLaneKeys == 4, "as many rows of keys as lanes in a quad");
     const int32_t* const pages = args_.pages.of(request);
     const int32_t quad_lane = ptx::lane() % 4;
+    const std::byte *rows[kLaneKeys], *scale = nullptr;
     MLA_UNROLL
-    for (int i = 0; i < 2 * kTiles; ++i) {
-      const int32_t key = warp_base + ptx::lane() / 4 + 8 * i;
-      ptx::Vec4 halves[2] = {};
-      if (key < seen) {
-        const int32_t page_index = key / args_.pages.page_size, offset = key - page_index * args_.pages.page_size;
-        const int64_t page = pages[page_index];
-        const std::byte* const row = args_.cache.key(page, offset) + quad_lane * 16;
-        for (int j = 0; j < 2; ++j) halves[j] = load_bytes(row + j * 64);
-        if (i == quad_lane) keys.scale = load_f32_anywhere(args_.cache.scale(page, offset));
-      }
+    for (int i = 0; i < kLaneKeys; ++i) {
+      const int32_t key = std::min(warp_base + ptx::lane() / 4 + 8 * i, seen - 1);
+      const PagePlace at = place_in_pages(key, args_.pages.page_size);
+      const int32_t page = pages[at.page];
+      rows[i] = args_.cache.key(page, at.offset) + quad_lane * 16;
+      if (i == quad_lane) scale = args_.cache.scale(page, at.offset);
+    }
+    ptx::Vec4 halves[kLaneKeys][2];
+    if (aligned_) [[likely]] {
       MLA_UNROLL
-      for (int step = 0; step < kSteps; ++step) {
-        const uint32_t codes = halves[step / 4].x[step % 4];
-        keys.operands[i / 2][step][i % 2] = decode_pair(static_cast<uint16_t>(codes));
-        keys.operands[i / 2][step][i % 2 + 2] = decode_pair(static_cast<uint16_t>(codes >> 16));
+      for (int i = 0; i < kLaneKeys; ++i) MLA_UNROLL
+      for (int j = 0; j < 2; ++j) halves[i][j] = ptx::load_global(as<ptx::Vec4>(rows[i] + j * 64));
+    } else {
+      MLA_UNROLL
+      for (int i = 0; i < kLaneKeys; ++i) MLA_UNROLL
+      for (int j = 0; j < 2; ++j) halves[i][j] = load_bytes(rows[i] + j * 64);
+    }
+    keys.scale = load_f32_anywhere(scale);
+    MLA_UNROLL
+    for (int i = 0; i < kLaneKeys; ++i) MLA_UNROLL
+    for (int step = 0; step < kSteps; ++step) {
+      auto& operands = keys.operands[i / 2][step];
+      ptx::e4m3x4_to_f16x2(halves[i][step / 4].x[step % 4], operands[i % 2], operands[i % 2 + 2]);
+      if constexpr (kOperand == DType::kBF16) {
+        operands[i % 2] = f16_to_bf16x2(operands[i % 2]);
+        operands[i % 2 + 2] = f16_to_bf16x2(operands[i % 2 + 2]);
       }
     }
   }
 
   static MLA_DEVICE ptx::Vec4 load_bytes(const std::byte* at) {
     ptx::Vec4 bytes = {};
-    if (is_aligned(at, 16)) {
-      bytes = ptx::load_global(as<ptx::Vec4>(at));
-    } else if (is_aligned(at, 4)) {
+    if (is_aligned(at, 4)) {
       for (int i = 0; i < 4; ++i) bytes.x[i] = ptx::load_global(as<uint32_t>(at) + i);
     } else {
       MLA_UNROLL
@@ -196,9 +210,7 @@ class IndexerKernel {
     return bytes;
   }
 
-  static MLA_DEVICE uint32_t decode_pair(uint16_t codes) {
-    const uint32_t pair = ptx::e4m3x2_to_f16x2(codes);
-    if constexpr (kOperand == DType::kF16) return pair;
+  static MLA_DEVICE uint32_t f16_to_bf16x2(uint32_t pair) {
     float low, high;
     ptx::unpack_f16x2(pair, low, high);
     return ptx::pack_bf16x2(low, high);
@@ -257,9 +269,8 @@ class IndexerKernel {
       MLA_UNROLL
       for (int column = 0; column < 2; ++column) {
         MLA_UNROLL
-        for (int i = 0; i < 2 * kTiles; ++i) {
-          const float score = scores[n][i / 2][i % 2 * 2 + column];
-          sums.of[i] += weights.of[column] * (score < 0.0F ? 0.0F : score);  // NaN stays
+        for (int i = 0; i < kLaneKeys; ++i) {
+          sums.of[i] += weights.of[column] * ptx::max_or_nan(scores[n][i / 2][i % 2 * 2 + column], 0.0F);
         }
       }
     }
@@ -333,6 +344,7 @@ class IndexerKernel {
   const core::IndexerLogitsArgs& args_;
   const IndexerShape& shape_;
   int32_t padded_heads_;
+  bool aligned_;  // whether all rows of keys are at multiples of 16 bytes
 };
 
 }  // namespace mla::MLA_CUDA_NAMESPACE

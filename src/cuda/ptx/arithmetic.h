@@ -3,6 +3,7 @@
 // are kept, whatever the flags.
 #pragma once
 
+#include <bit>
 #include <cmath>
 
 #include "cuda/ptx/machine.h"
@@ -17,6 +18,18 @@ MLA_DEVICE float max_number(float a, float b) {
 #else
   float result;
   asm("max.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+#endif
+}
+
+/// max.NaN.f32: the larger one; NaN if one is NaN.
+MLA_DEVICE float max_or_nan(float a, float b) {
+#if MLA_EMULATED
+  if (a != a || b != b) return std::bit_cast<float>(0x7FFFFFFFU);  // NaN as instructions have it
+  return b < a ? a : b;
+#else
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
   return result;
 #endif
 }
