@@ -39,7 +39,7 @@ MAY_INCLUDE = {
     "src/cuda/portable": ("mla/", "core/args.h", *KERNEL_BORDER, "cuda/ptx/", "cuda/tile/", "cuda/common/",
                           "cuda/portable/"),
     "src/cuda/sm90": ("mla/", "core/args.h", *KERNEL_BORDER, "cuda/ptx/", "cuda/tile/", "cuda/common/",
-                      "cuda/portable/absorbed_", "cuda/sm90/"),
+                      "cuda/portable/absorbed_", "cuda/portable/indexer_", "cuda/sm90/"),
     "src/cuda/runtime": ("mla/", "core/", "cuda/queue.h", "cuda/operations.h", "cuda/ceilings.h", "cuda/runtime/",
                          "cuda/built_archs.h", "emulator/emulator.h"),
     "tools/kit": ("mla/", "kit/"),

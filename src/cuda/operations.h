@@ -23,17 +23,19 @@ struct PlannedOperation {
 template <class Args>
 using DirectOperation = Status (*)(const Args& args, Queue& queue);
 
-/// Attention as one backend computes it.
-struct AttentionOperations {
+/// What backends compute in different ways.
+struct BackendOperations {
   PlannedOperation<core::DecodeArgs> decode;
   PlannedOperation<core::DecodeSparseArgs> decode_sparse;  // and prefill_sparse
   PlannedOperation<core::PrefillArgs> prefill;
+  DirectOperation<core::IndexerLogitsArgs> indexer_logits;
+  DirectOperation<core::IndexerTopKArgs> indexer_top_k;
 };
 
 struct Operations {
   int32_t arch;
-  AttentionOperations portable;     // cuda_portable
-  const AttentionOperations* sm90;  // cuda_sm90; null in code of other architectures
+  BackendOperations portable;     // cuda_portable
+  const BackendOperations* sm90;  // cuda_sm90; null in code of other architectures
   DirectOperation<core::MergeStatesArgs> merge_states;
   DirectOperation<core::AppendArgs> append;
   DirectOperation<core::AppendRopeArgs> append_rope;
@@ -42,9 +44,7 @@ struct Operations {
   DirectOperation<core::BlockTableToCsrArgs> block_table_to_csr;
   DirectOperation<core::PhysicalSlotsArgs> physical_slots;
   DirectOperation<core::AppendIndexerArgs> append_indexer;
-  DirectOperation<core::IndexerLogitsArgs> indexer_logits;
   DirectOperation<core::TopKArgs> top_k;
-  DirectOperation<core::IndexerTopKArgs> indexer_top_k;
 };
 
 }  // namespace mla::cuda

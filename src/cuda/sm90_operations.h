@@ -22,4 +22,7 @@ size_t sm90_prefill_workspace_size(const core::PrefillArgs& args, const cuda::De
 Status sm90_plan_prefill(const core::PrefillArgs& args, cuda::Queue& queue, std::span<std::byte> workspace);
 Status sm90_run_prefill(const core::PrefillArgs& args, cuda::Queue& queue, std::span<std::byte> workspace);
 
+Status sm90_run_indexer_logits(const core::IndexerLogitsArgs& args, cuda::Queue& queue);
+Status sm90_run_indexer_top_k(const core::IndexerTopKArgs& args, cuda::Queue& queue);
+
 }  // namespace mla::MLA_CUDA_NAMESPACE

@@ -54,6 +54,7 @@ Kernels find_kernels(const Problem& problem) {
   return {.refusal = Reason::format("this build has no code for sm{}", gpu.arch)};
 }
 
+bool is_indexer(Op op) { return op == Op::kIndexerLogits || op == Op::kIndexerTopK; }
 bool is_absorbed(Op op) { return op == Op::kDecode || op == Op::kDecodeSparse || op == Op::kPrefillSparse; }
 
 /// What the kernel for a format's rows is compiled for: a block computes keys of one kind.
@@ -73,8 +74,7 @@ Reason widths_refusal(const Problem& problem, std::span<const Widths> all) {
 /// What the kernels of every architecture refuse alike; empty if nothing.
 Reason shape_refusal(const Problem& problem) {
   const bool float16 = problem.q_dtype == DType::kBF16 || problem.q_dtype == DType::kF16;
-  const bool indexer = problem.op == Op::kIndexerLogits || problem.op == Op::kIndexerTopK;
-  const bool takes_e4m3 = problem.op == Op::kDecode || problem.op == Op::kDecodeSparse || indexer;
+  const bool takes_e4m3 = problem.op == Op::kDecode || problem.op == Op::kDecodeSparse || is_indexer(problem.op);
   if (!float16 && problem.q_dtype != DType::kF32 && !(takes_e4m3 && problem.q_dtype == DType::kE4M3))
     return Reason::format("takes bf16, f16{} f32{}, not {}", takes_e4m3 ? "," : " and", takes_e4m3 ? " and e4m3" : "",
                           name(problem.q_dtype));
@@ -106,7 +106,8 @@ Verdict portable_verdict(const Problem& problem) {
   if (const Reason reason = shape_refusal(problem); !reason.empty()) return no(reason);
   const Kernels kernels = find_kernels(problem);
   if (!kernels.refusal.empty()) return no(kernels.refusal);
-  return yes(problem, kernels, is_absorbed(problem.op) || problem.op == Op::kPrefill ? "mma.sync kernels" : "kernels");
+  const bool multiplies = is_absorbed(problem.op) || problem.op == Op::kPrefill || is_indexer(problem.op);
+  return yes(problem, kernels, multiplies ? "mma.sync kernels" : "kernels");
 }
 
 /// What cuda_sm90 leaves to cuda_portable; empty if nothing.
@@ -114,6 +115,13 @@ Reason sm90_refusal(const Problem& problem) {
   if (problem.op == Op::kPrefill) {
     if (problem.q_dtype == DType::kF32) return "takes bf16 and f16, not f32: cuda_portable does";
     return widths_refusal(problem, kPrefillWidths);
+  }
+  if (is_indexer(problem.op)) {
+    if (problem.q_dtype == DType::kF32) return "takes e4m3, bf16 and f16, not f32: cuda_portable does";
+    constexpr int64_t kFewHeads = 32;  // of the 64 that a product has
+    if (problem.num_heads <= kFewHeads)
+      return Reason::format("takes more than {} heads, not {}: cuda_portable does", kFewHeads, problem.num_heads);
+    return {};
   }
   // Quantized keys become bf16.
   const DType keys = multiplied_as(problem.cache) == DType::kF16 ? DType::kF16 : DType::kBF16;
@@ -148,16 +156,16 @@ Verdict sm90_verdict(const Problem& problem) {
 struct Portable {
   static constexpr std::string_view kName = "cuda_portable";
   static constexpr auto kVerdict = portable_verdict;
-  static const cuda::AttentionOperations& of(const Executor& executor) { return executor.operations->portable; }
+  static const cuda::BackendOperations& of(const Executor& executor) { return executor.operations->portable; }
 };
 
 struct Sm90 {
   static constexpr std::string_view kName = "cuda_sm90";
   static constexpr auto kVerdict = sm90_verdict;
-  static const cuda::AttentionOperations& of(const Executor& executor) { return *executor.operations->sm90; }
+  static const cuda::BackendOperations& of(const Executor& executor) { return *executor.operations->sm90; }
 };
 
-template <class Backend, class Args, cuda::PlannedOperation<Args> cuda::AttentionOperations::*kMember>
+template <class Backend, class Args, cuda::PlannedOperation<Args> cuda::BackendOperations::*kMember>
 PlannedImplementation<Args> planned() {
   return {.name = Backend::kName,
           .verdict = Backend::kVerdict,
@@ -178,6 +186,16 @@ PlannedImplementation<Args> planned() {
           }};
 }
 
+template <class Backend, class Args, cuda::DirectOperation<Args> cuda::BackendOperations::*kMember>
+DirectImplementation<Args> direct_of() {
+  return {.name = Backend::kName,
+          .verdict = Backend::kVerdict,
+          .run = [](const Args& args, const Executor& executor) -> Status {
+            return (Backend::of(executor).*kMember)(args, *executor.queue);
+          }};
+}
+
+/// What is the same for all.
 template <class Args, cuda::DirectOperation<Args> cuda::Operations::*kMember>
 DirectImplementation<Args> direct() {
   return {.name = Portable::kName,
@@ -189,20 +207,20 @@ DirectImplementation<Args> direct() {
 
 }  // namespace
 
-using cuda::AttentionOperations;
+using cuda::BackendOperations;
 using cuda::Operations;
 
 std::vector<DecodeRow> cuda_decode_rows() {
-  return {planned<Sm90, core::DecodeArgs, &AttentionOperations::decode>(),
-          planned<Portable, core::DecodeArgs, &AttentionOperations::decode>()};
+  return {planned<Sm90, core::DecodeArgs, &BackendOperations::decode>(),
+          planned<Portable, core::DecodeArgs, &BackendOperations::decode>()};
 }
 std::vector<DecodeSparseRow> cuda_decode_sparse_rows() {
-  return {planned<Sm90, core::DecodeSparseArgs, &AttentionOperations::decode_sparse>(),
-          planned<Portable, core::DecodeSparseArgs, &AttentionOperations::decode_sparse>()};
+  return {planned<Sm90, core::DecodeSparseArgs, &BackendOperations::decode_sparse>(),
+          planned<Portable, core::DecodeSparseArgs, &BackendOperations::decode_sparse>()};
 }
 std::vector<PrefillRow> cuda_prefill_rows() {
-  return {planned<Sm90, core::PrefillArgs, &AttentionOperations::prefill>(),
-          planned<Portable, core::PrefillArgs, &AttentionOperations::prefill>()};
+  return {planned<Sm90, core::PrefillArgs, &BackendOperations::prefill>(),
+          planned<Portable, core::PrefillArgs, &BackendOperations::prefill>()};
 }
 MergeStatesRow cuda_merge_states_row() { return direct<core::MergeStatesArgs, &Operations::merge_states>(); }
 AppendRow cuda_append_row() { return direct<core::AppendArgs, &Operations::append>(); }
@@ -214,8 +232,14 @@ BlockTableToCsrRow cuda_block_table_to_csr_row() {
 }
 PhysicalSlotsRow cuda_physical_slots_row() { return direct<core::PhysicalSlotsArgs, &Operations::physical_slots>(); }
 AppendIndexerRow cuda_append_indexer_row() { return direct<core::AppendIndexerArgs, &Operations::append_indexer>(); }
-IndexerLogitsRow cuda_indexer_logits_row() { return direct<core::IndexerLogitsArgs, &Operations::indexer_logits>(); }
+std::vector<IndexerLogitsRow> cuda_indexer_logits_rows() {
+  return {direct_of<Sm90, core::IndexerLogitsArgs, &BackendOperations::indexer_logits>(),
+          direct_of<Portable, core::IndexerLogitsArgs, &BackendOperations::indexer_logits>()};
+}
 TopKRow cuda_top_k_row() { return direct<core::TopKArgs, &Operations::top_k>(); }
-IndexerTopKRow cuda_indexer_top_k_row() { return direct<core::IndexerTopKArgs, &Operations::indexer_top_k>(); }
+std::vector<IndexerTopKRow> cuda_indexer_top_k_rows() {
+  return {direct_of<Sm90, core::IndexerTopKArgs, &BackendOperations::indexer_top_k>(),
+          direct_of<Portable, core::IndexerTopKArgs, &BackendOperations::indexer_top_k>()};
+}
 
 }  // namespace mla::dispatch

@@ -19,8 +19,8 @@ CopyPagesRow cuda_copy_pages_row();
 BlockTableToCsrRow cuda_block_table_to_csr_row();
 PhysicalSlotsRow cuda_physical_slots_row();
 AppendIndexerRow cuda_append_indexer_row();
-IndexerLogitsRow cuda_indexer_logits_row();
+std::vector<IndexerLogitsRow> cuda_indexer_logits_rows();
 TopKRow cuda_top_k_row();
-IndexerTopKRow cuda_indexer_top_k_row();
+std::vector<IndexerTopKRow> cuda_indexer_top_k_rows();
 
 }  // namespace mla::dispatch

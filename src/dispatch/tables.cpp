@@ -144,7 +144,7 @@ std::span<const AppendIndexerRow> table() {
 
 template <>
 std::span<const IndexerLogitsRow> table() {
-  static const auto rows = join(cuda_indexer_logits_row(), cpu::indexer_logits_rows(),
+  static const auto rows = join(cuda_indexer_logits_rows(), cpu::indexer_logits_rows(),
                                 direct_reference<core::IndexerLogitsArgs, reference::indexer_logits>());
   return rows;
 }
@@ -158,7 +158,7 @@ std::span<const TopKRow> table() {
 
 template <>
 std::span<const IndexerTopKRow> table() {
-  static const auto rows = join(cuda_indexer_top_k_row(), cpu::indexer_top_k_rows(),
+  static const auto rows = join(cuda_indexer_top_k_rows(), cpu::indexer_top_k_rows(),
                                 direct_reference<core::IndexerTopKArgs, reference::indexer_top_k>());
   return rows;
 }

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "cuda/sm90_operations.h"
 #include "cuda_writers/memory.h"
 #include "reference/reference.h"
 #include "reference/scalar.h"
@@ -178,9 +179,11 @@ class Problem {
   std::vector<int32_t> kv_len_;
 };
 
-void expect_logits_of_reference(Problem& problem, uint64_t seed) {
+using IndexerLogits = cuda::DirectOperation<core::IndexerLogitsArgs>;
+
+void expect_logits_of_reference(Problem& problem, uint64_t seed, IndexerLogits run) {
   TestQueue queue(seed);
-  const Status status = run_indexer_logits(problem.args, queue);
+  const Status status = run(problem.args, queue);
   ASSERT_TRUE(status.ok()) << status.message();
   const std::vector<float> actual = problem.logits();
   std::fill_n(problem.args.logits, problem.logits_size(), 7.0F);
@@ -205,9 +208,33 @@ TEST(CudaIndexerLogits, CloseToTheReference) {
     Memory memory(random);
     constexpr DType kTypes[] = {DType::kE4M3, DType::kBF16, DType::kF16, DType::kF32};
     Problem problem(random, memory, {.num_heads = random.of({1, 7, 8, 16, 24, 64, 65}), .q_dtype = kTypes[seed % 4]});
-    ASSERT_NO_FATAL_FAILURE(expect_logits_of_reference(problem, seed));
+    ASSERT_NO_FATAL_FAILURE(expect_logits_of_reference(problem, seed, run_indexer_logits));
   }
 }
+
+#if MLA_CUDA_ARCH == 90
+TEST(Sm90IndexerLogits, CloseToTheReference) {
+  for (uint64_t seed = 0; seed < 48; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    Random random(seed);
+    Memory memory(random);
+    constexpr DType kTypes[] = {DType::kE4M3, DType::kBF16, DType::kF16};
+    Problem problem(random, memory, {.num_heads = random.of({1, 33, 64, 64, 65}), .q_dtype = kTypes[seed % 3]});
+    ASSERT_NO_FATAL_FAILURE(expect_logits_of_reference(problem, seed, sm90_run_indexer_logits));
+  }
+}
+
+/// Several blocks of keys for each request, and several launches.
+TEST(Sm90IndexerLogits, ManyKeysAndHeads) {
+  for (int32_t num_heads : {64, 900}) {
+    Random random(9);
+    Memory memory(random);
+    Problem problem(random, memory,
+                    {.num_heads = num_heads, .q_dtype = DType::kE4M3, .most_keys = num_heads == 64 ? 5000 : 70});
+    ASSERT_NO_FATAL_FAILURE(expect_logits_of_reference(problem, 1, sm90_run_indexer_logits));
+  }
+}
+#endif
 
 /// More heads than fit: several launches add up.
 TEST(CudaIndexerLogits, AnyNumberOfHeads) {
@@ -215,7 +242,7 @@ TEST(CudaIndexerLogits, AnyNumberOfHeads) {
     Random random(9);
     Memory memory(random);
     Problem problem(random, memory, {.num_heads = 900, .q_dtype = type, .most_keys = 70});
-    ASSERT_NO_FATAL_FAILURE(expect_logits_of_reference(problem, 1));
+    ASSERT_NO_FATAL_FAILURE(expect_logits_of_reference(problem, 1, run_indexer_logits));
   }
 }
 

@@ -63,7 +63,8 @@ class DeviceTest : public testing::TestWithParam<std::tuple<std::string, std::st
 
   const Context& context() const { return *context_; }
 
-  /// cuda_sm90 leaves requests of up to 16 query rows to cuda_portable: here they get more heads.
+  /// cuda_sm90 leaves requests of up to 16 query rows, and indexers of up to 32 heads, to cuda_portable: here they get
+  /// more heads.
   template <class Spec>
   Spec fit(Spec spec) const {
     if constexpr (requires { spec.num_heads; })
@@ -103,7 +104,7 @@ class DeviceTest : public testing::TestWithParam<std::tuple<std::string, std::st
   }
 
  private:
-  static constexpr int32_t kMoreHeads = 16;
+  static constexpr int32_t kMoreHeads = op == Op::kIndexerLogits ? 32 : 16;
 
   BackendVerdict judge(const Problem& problem) const {
     for (BackendVerdict& verdict : explain(kit::on_device(problem, device()), "auto").rows)

@@ -73,25 +73,15 @@ TEST_P(IndexToolsOnDevice, RandomProblems) {
   expect_random(60, kit::random_physical_slots_spec);
 }
 
-class IndexerOnDevice : public DeviceTest<Op::kIndexerLogits> {};
-MLA_FOR_EVERY_DEVICE(IndexerOnDevice, Op::kIndexerLogits);
+class AppendIndexerOnDevice : public DeviceTest<Op::kAppendIndexer> {};
+MLA_FOR_EVERY_DEVICE(AppendIndexerOnDevice, Op::kAppendIndexer);
 
-TEST_P(IndexerOnDevice, Appends) { expect_random(30, kit::random_append_indexer_spec); }
+TEST_P(AppendIndexerOnDevice, Random) { expect_random(30, kit::random_append_indexer_spec); }
 
-TEST_P(IndexerOnDevice, LogitsOfEveryType) {
-  for (DType dtype : {DType::kE4M3, DType::kBF16, DType::kF16, DType::kF32}) {
-    kit::IndexerLogitsSpec spec;
-    spec.q_dtype = dtype;
-    spec.q_len = {2, 0, 1};
-    spec.kv_len = {130, 10, 0};
-    spec.num_heads = 20;
-    expect_ok(spec);
-  }
-}
+class TopKOnDevice : public DeviceTest<Op::kTopK> {};
+MLA_FOR_EVERY_DEVICE(TopKOnDevice, Op::kTopK);
 
-TEST_P(IndexerOnDevice, RandomLogits) { expect_random(30, kit::random_indexer_logits_spec); }
-
-TEST_P(IndexerOnDevice, TopKAmongEqualsInfinitiesAndNan) {
+TEST_P(TopKOnDevice, AmongEqualsInfinitiesAndNan) {
   for (int32_t levels : {0, 1, 3})
     for (double share : {0.0, 0.5}) {
       kit::TopKSpec spec;
@@ -105,7 +95,23 @@ TEST_P(IndexerOnDevice, TopKAmongEqualsInfinitiesAndNan) {
     }
 }
 
-TEST_P(IndexerOnDevice, RandomTopK) { expect_random(30, kit::random_top_k_spec); }
+TEST_P(TopKOnDevice, Random) { expect_random(30, kit::random_top_k_spec); }
+
+class IndexerOnDevice : public DeviceTest<Op::kIndexerLogits> {};
+MLA_FOR_EVERY_DEVICE(IndexerOnDevice, Op::kIndexerLogits);
+
+TEST_P(IndexerOnDevice, LogitsOfEveryType) {
+  for (DType dtype : {DType::kE4M3, DType::kBF16, DType::kF16, DType::kF32}) {
+    kit::IndexerLogitsSpec spec;
+    spec.q_dtype = dtype;
+    spec.q_len = {2, 0, 1};
+    spec.kv_len = {130, 10, 0};
+    spec.num_heads = 20;
+    expect_ok(spec);
+  }
+}
+
+TEST_P(IndexerOnDevice, RandomLogits) { expect_random(30, kit::random_indexer_logits_spec); }
 
 TEST_P(IndexerOnDevice, RandomIndexerTopK) { expect_random(30, kit::random_indexer_top_k_spec); }
 

@@ -1,88 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/portable/indexer.cuh"
 
-#include <algorithm>
-
 #include "cuda/common/top_k.h"
-#include "cuda/launch.h"
+#include "cuda/portable/indexer_launch.cuh"
 #include "cuda/portable_operations.h"
 
 namespace mla::MLA_CUDA_NAMESPACE {
-namespace {
-
-constexpr int32_t ceil_div(int64_t a, int64_t b) { return static_cast<int32_t>((a + b - 1) / b); }
-
-/// Tokens of a block: those of one request share its keys; more than fit twice into a multiprocessor do not pay.
-constexpr int32_t kMostTokens = 8;
-/// Passes of a block over its keys: more would save nothing of the queries' staging worth having.
-constexpr int32_t kMostPasses = 8;
-
-template <class Kernel>
-constexpr int64_t token_bytes(int64_t heads) {
-  return ceil_div(heads, Kernel::kHeadTile) * Kernel::kHeadTile * Kernel::kHeadBytes;
-}
-
-/// A multiprocessor has 1 KB more than a block may take, and keeps 1 KB of each block.
-constexpr int64_t kHalfOfShared = kSharedBytesPerBlock / 2 - 512;
-
-template <class Kernel>
-IndexerShape shape_of(const core::IndexerLogitsArgs& args) {
-  const bool uniform = args.queries.indptr == nullptr;
-  const int64_t q_len = uniform ? args.queries.uniform_len : ceil_div(args.num_tokens, std::max(args.batch_size, 1));
-  const int64_t most = std::clamp<int64_t>(kHalfOfShared / token_bytes<Kernel>(args.num_heads), 1, kMostTokens);
-  // As few groups as hold q_len tokens, of equal size.
-  IndexerShape shape;
-  if (q_len > 0) shape.group_tokens = ceil_div(q_len, ceil_div(q_len, most));
-  if (uniform) shape.groups_per_request = ceil_div(q_len, shape.group_tokens);
-  return shape;
-}
-
-template <class Kernel>
-Status launch_heads(const core::IndexerLogitsArgs& args, bool adds, cuda::Queue& queue) {
-  IndexerShape shape = shape_of<Kernel>(args);
-  shape.adds = adds;
-  const int64_t num_groups = shape.groups_per_request > 0 ? int64_t{args.batch_size} * shape.groups_per_request
-                                                          : args.num_tokens / shape.group_tokens + args.batch_size;
-  // Two blocks run on a multiprocessor at a time. Fewer than four would let some of them idle at the end.
-  const auto blocks = [&](int32_t passes) {
-    return num_groups * ceil_div(args.max_kv_len, int64_t{passes} * Kernel::kBlockKeys);
-  };
-  int32_t passes = kMostPasses;
-  while (passes > 1 && blocks(passes) < 4 * int64_t{queue.device().num_sms}) passes /= 2;
-  shape.chunk_keys = passes * Kernel::kBlockKeys;
-  shape.num_chunks = ceil_div(args.max_kv_len, shape.chunk_keys);
-  return launch<Kernel>(
-      queue,
-      {.grid_x = static_cast<int32_t>(blocks(passes)),
-       .shared_bytes = static_cast<int32_t>(shape.group_tokens * token_bytes<Kernel>(args.num_heads))},
-      {.args = args, .shape = shape});
-}
-
-template <DType kQueries>
-Status run_kernel(const core::IndexerLogitsArgs& args, cuda::Queue& queue) {
-  using Kernel = IndexerKernel<kQueries>;
-  if (args.batch_size == 0 || args.num_tokens == 0 || args.max_kv_len == 0) return {};
-  constexpr auto kMostHeads =
-      static_cast<int32_t>(kSharedBytesPerBlock / Kernel::kHeadBytes / Kernel::kHeadTile * Kernel::kHeadTile);
-  for (int32_t head = 0; head < args.num_heads; head += kMostHeads) {
-    core::IndexerLogitsArgs part = args;
-    part.num_heads = std::min(kMostHeads, args.num_heads - head);
-    part.q =
-        static_cast<const std::byte*>(args.q) + head * args.q_stride_head * static_cast<int64_t>(size_of(kQueries));
-    part.weights = args.weights + head;
-    if (Status status = launch_heads<Kernel>(part, head > 0, queue); !status.ok()) return status;
-  }
-  return {};
-}
-
-}  // namespace
 
 Status run_indexer_logits(const core::IndexerLogitsArgs& args, cuda::Queue& queue) {
   switch (args.q_dtype) {
-    case DType::kE4M3: return run_kernel<DType::kE4M3>(args, queue);
-    case DType::kF16: return run_kernel<DType::kF16>(args, queue);
-    case DType::kBF16: return run_kernel<DType::kBF16>(args, queue);
-    default: return run_kernel<DType::kF32>(args, queue);
+    case DType::kE4M3: return indexer::run<IndexerKernel<DType::kE4M3>>(args, queue);
+    case DType::kF16: return indexer::run<IndexerKernel<DType::kF16>>(args, queue);
+    case DType::kBF16: return indexer::run<IndexerKernel<DType::kBF16>>(args, queue);
+    default: return indexer::run<IndexerKernel<DType::kF32>>(args, queue);
   }
 }
 

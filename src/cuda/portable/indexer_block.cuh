@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the indexer's kernels share: who computes what, how rows of keys and queries are read, and who writes a logit.
+//   logits[t][j] = scale[j] * sum_h weight[t][h] * max(0, q[t][h] . k[j]); -inf where t does not see j
+// Grid: a block per group of a request's query tokens and chunk of keys (see IndexerShape), known from shapes alone:
+// blocks whose keys no token of theirs sees write -inf, and some have no tokens. The queries of the group, as 16-bit
+// operands, lie in shared memory; hundreds of heads take more than one launch, which add up.
+// Lanes of a quad share a key's row: lane t of it reads bytes 64 j + 16 t ... + 15, so that a warp reads whole sectors.
+// The dot product does not care that a multiplication takes these for other channels, as queries are laid out alike.
+// Products of e4m3 with f16 or bf16 are exact in f32. (Multiplications of e4m3 itself sum in fewer bits than f32 on
+// some chips.)
+#pragma once
+
+#include <algorithm>
+#include <limits>
+
+#include "core/args.h"
+#include "cuda/common/query_batch.cuh"
+#include "cuda/ptx/ptx.h"
+#include "cuda/tile/channels.cuh"
+#include "cuda/tile/page_place.cuh"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+/// Who computes what.
+struct IndexerShape {
+  int32_t group_tokens = 1;        // query tokens of a block, of one request, all in shared memory
+  int32_t groups_per_request = 0;  // for equal q_len; 0: request r has groups from qo_indptr[r] / group_tokens + r on
+  bool adds = false;               // to logits of other heads
+  int32_t chunk_keys = 0;          // keys of a block
+  int32_t num_chunks = 0;
+};
+
+struct IndexerParams {
+  core::IndexerLogitsArgs args;
+  IndexerShape shape;
+};
+
+/// kLaneKeys_: of so many keys a lane reads its part of the row: lane / 4 + 8 i of its warp's.
+template <DType kQueries, int kLaneKeys_>
+class IndexerBlock {
+ public:
+  using Params = IndexerParams;
+  static constexpr const char* kName = "indexer_logits";
+  static constexpr int kWarpKeys = 8 * kLaneKeys_;
+
+ protected:
+  /// e4m3 and f16 queries meet keys in f16, which holds every e4m3; the others have the range of bf16.
+  static constexpr DType kOperand = kQueries == DType::kE4M3 || kQueries == DType::kF16 ? DType::kF16 : DType::kBF16;
+  static constexpr int kLaneKeys = kLaneKeys_, kTiles = kLaneKeys / 2;  // of 16 keys
+  static constexpr int kSteps = kIndexerLayout.head_dim / 16;           // multiplications over the channels
+  static constexpr float kUnseen = -std::numeric_limits<float>::infinity();
+
+  /// Of the lane's keys: numbers of pages, and places there.
+  struct Places {
+    PagePlace of[kLaneKeys];
+  };
+  /// The lane's parts of its keys' rows, and the scale of key own_key().
+  struct Rows {
+    ptx::Vec4 halves[kLaneKeys][2];
+    float scale;
+  };
+  /// The same as A operands, of 16 keys each.
+  struct Operands {
+    uint32_t of[kTiles][kSteps][4];
+  };
+  /// Sums over heads of the lane's keys.
+  struct Sums {
+    float of[kTiles][2];
+  };
+
+  /// Consecutive tokens of one request, and how many keys token 0 would see.
+  struct Segment {
+    int32_t request, first, stop, origin;
+  };
+
+  MLA_DEVICE explicit IndexerBlock(const Params& params)
+      : args_(params.args),
+        shape_(params.shape),
+        aligned_(is_aligned(args_.cache.base, 16) && args_.cache.stride_page % 16 == 0) {}
+
+  MLA_DEVICE Segment find_segment() const { return find_segment(ptx::block_index_x() / shape_.num_chunks); }
+  /// The block's first key, and the one behind its last.
+  MLA_DEVICE int32_t first_key() const { return ptx::block_index_x() % shape_.num_chunks * shape_.chunk_keys; }
+  MLA_DEVICE int32_t end_key() const {
+    return std::min(first_key() + shape_.chunk_keys, static_cast<int32_t>(args_.max_kv_len));
+  }
+
+  MLA_DEVICE int32_t visible_keys(const Segment& segment, int32_t token) const {
+    const int32_t visible = segment.origin + (args_.causal ? token : 0);
+    return std::clamp(visible, 0, static_cast<int32_t>(args_.max_kv_len));
+  }
+
+  /// Where the lane's keys among [warp_base, seen), at most kWarpKeys, lie; behind them the last one again, for logits
+  /// that nobody asks for.
+  MLA_DEVICE Places find_rows(int32_t request, int32_t warp_base, int32_t seen) const {
+    const int32_t* const pages = args_.pages.of(request);
+    Places places;
+    MLA_UNROLL
+    for (int i = 0; i < kLaneKeys; ++i) {
+      const int32_t key = std::min(warp_base + ptx::lane() / 4 + 8 * i, seen - 1);
+      const PagePlace at = place_in_pages(key, args_.pages.page_size);
+      places.of[i] = {pages[at.page], at.offset};
+    }
+    return places;
+  }
+
+  /// No load waits for another one.
+  MLA_DEVICE void load_rows(const Places& places, Rows& to) const {
+    const int32_t quad_lane = ptx::lane() % 4;
+    const std::byte *rows[kLaneKeys], *scale = nullptr;
+    MLA_UNROLL
+    for (int i = 0; i < kLaneKeys; ++i) {
+      const PagePlace& at = places.of[i];
+      rows[i] = args_.cache.key(at.page, at.offset) + quad_lane * 16;
+      if (i == quad_lane % kLaneKeys) scale = args_.cache.scale(at.page, at.offset);
+    }
+    if (aligned_) [[likely]] {
+      MLA_UNROLL
+      for (int i = 0; i < kLaneKeys; ++i) MLA_UNROLL
+      for (int j = 0; j < 2; ++j) to.halves[i][j] = ptx::load_global(as<ptx::Vec4>(rows[i] + j * 64));
+      to.scale = ptx::load_global(as<float>(scale));
+    } else {
+      MLA_UNROLL
+      for (int i = 0; i < kLaneKeys; ++i) MLA_UNROLL
+      for (int j = 0; j < 2; ++j) to.halves[i][j] = load_bytes(rows[i] + j * 64);
+      to.scale = load_f32_anywhere(scale);
+    }
+  }
+
+  static MLA_DEVICE void decode(const Rows& rows, Operands& to) {
+    MLA_UNROLL
+    for (int i = 0; i < kLaneKeys; ++i) MLA_UNROLL
+    for (int step = 0; step < kSteps; ++step) {
+      auto& operands = to.of[i / 2][step];
+      ptx::e4m3x4_to_f16x2(rows.halves[i][step / 4].x[step % 4], operands[i % 2], operands[i % 2 + 2]);
+      if constexpr (kOperand == DType::kBF16) {
+        operands[i % 2] = f16_to_bf16x2(operands[i % 2]);
+        operands[i % 2 + 2] = f16_to_bf16x2(operands[i % 2 + 2]);
+      }
+    }
+  }
+
+  /// Of two neighbouring heads.
+  struct alignas(8) Weights {
+    float of[2];
+  };
+  /// Adds what two heads give for two keys: products of both heads with the first key, then with the second.
+  static MLA_DEVICE void add_heads(const float (&products)[4], const Weights& weights, float (&sums)[2]) {
+    MLA_UNROLL
+    for (int head = 0; head < 2; ++head) MLA_UNROLL
+    for (int key = 0; key < 2; ++key) sums[key] += weights.of[head] * ptx::max_or_nan(products[key * 2 + head], 0.0F);
+  }
+
+  /// Of the warp's keys, the one whose logit the lane writes; kWarpKeys or more: none.
+  static MLA_DEVICE int32_t own_key() { return ptx::lane() % 4 * 8 + ptx::lane() / 4; }
+
+  /// Lanes of a quad have summed different heads.
+  static MLA_DEVICE float own_sum(Sums& sums) {
+    float own = 0.0F;
+    MLA_UNROLL
+    for (int i = 0; i < kLaneKeys; ++i) {
+      float& sum = sums.of[i / 2][i % 2];
+      sum += ptx::shuffle_xor(sum, 1);
+      sum += ptx::shuffle_xor(sum, 2);
+      if (i == ptx::lane() % 4) own = sum;
+    }
+    return own;
+  }
+
+  /// Writes the logit of the warp's own_key(), unless nobody asked for it.
+  MLA_DEVICE void write_logit(int32_t token, int32_t warp_base, int32_t visible, float logit) const {
+    const int32_t key = warp_base + own_key();
+    if (own_key() >= kWarpKeys || key >= args_.max_kv_len) return;
+    float* const out = args_.logits + token * args_.logits_stride_token + key;
+    *out = key >= visible ? kUnseen : shape_.adds ? *out + logit : logit;
+  }
+
+  MLA_DEVICE Bits8 load_query(int32_t token, int32_t head, int32_t channel) const {
+    constexpr auto kBytes = static_cast<int32_t>(size_of(kQueries));
+    const int64_t element = token * args_.q_stride_token + head * args_.q_stride_head + channel;
+    return load_bits8(static_cast<const std::byte*>(args_.q) + element * kBytes, kBytes);
+  }
+
+  const core::IndexerLogitsArgs& args_;
+  const IndexerShape& shape_;
+
+ private:
+  /// The tokens of a group; none if there are more groups than the lengths need.
+  MLA_DEVICE Segment find_segment(int32_t group) const {
+    const core::QueryRanges& queries = args_.queries;
+    const int32_t size = shape_.group_tokens;
+    int32_t request, part;
+    if (shape_.groups_per_request > 0) {
+      request = group / shape_.groups_per_request;
+      part = group % shape_.groups_per_request;
+    } else {
+      const auto first_group = [&](int32_t r) { return queries.indptr[r] / size + r; };
+      request = count_leading(args_.batch_size - 1, [&](int32_t r) { return first_group(r + 1) <= group; });
+      part = group - first_group(request);
+    }
+    const int32_t first = queries.begin(request) + part * size, end = queries.begin(request) + queries.len(request);
+    const int32_t kv_len = args_.pages.kv_len[request];
+    return {.request = request,
+            .first = first,
+            .stop = std::min(first + size, end),
+            .origin = args_.causal ? kv_len - end + 1 : kv_len};
+  }
+
+  static MLA_DEVICE ptx::Vec4 load_bytes(const std::byte* at) {
+    ptx::Vec4 bytes = {};
+    if (is_aligned(at, 4)) {
+      for (int i = 0; i < 4; ++i) bytes.x[i] = ptx::load_global(as<uint32_t>(at) + i);
+    } else {
+      MLA_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        MLA_NO_UNROLL
+        for (int j = 3; j >= 0; --j) bytes.x[i] = bytes.x[i] << 8 | static_cast<uint32_t>(at[4 * i + j]);
+      }
+    }
+    return bytes;
+  }
+
+  static MLA_DEVICE uint32_t f16_to_bf16x2(uint32_t pair) {
+    float low, high;
+    ptx::unpack_f16x2(pair, low, high);
+    return ptx::pack_bf16x2(low, high);
+  }
+
+  bool aligned_;  // whether all rows of keys are at multiples of 16 bytes
+};
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

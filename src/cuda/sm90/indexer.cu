@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/sm90/indexer.cuh"
+
+#include "cuda/common/top_k.h"
+#include "cuda/portable/indexer_launch.cuh"
+#include "cuda/portable_operations.h"
+#include "cuda/sm90_operations.h"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+Status sm90_run_indexer_logits(const core::IndexerLogitsArgs& args, cuda::Queue& queue) {
+  switch (args.q_dtype) {
+    case DType::kE4M3: return indexer::run<WgmmaIndexer<DType::kE4M3>>(args, queue);
+    case DType::kF16: return indexer::run<WgmmaIndexer<DType::kF16>>(args, queue);
+    default: return indexer::run<WgmmaIndexer<DType::kBF16>>(args, queue);
+  }
+}
+
+Status sm90_run_indexer_top_k(const core::IndexerTopKArgs& args, cuda::Queue& queue) {
+  if (Status status = sm90_run_indexer_logits(args.indexer, queue); !status.ok()) return status;
+  if (Status status = run_visible_top_k(args.top_k, args.indexer, queue); !status.ok()) return status;
+  return run_physical_slots(args.slots, queue);
+}
+
+}  // namespace mla::MLA_CUDA_NAMESPACE
