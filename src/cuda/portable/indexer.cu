@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/portable/indexer.cuh"
 
-#include "cuda/common/top_k.h"
 #include "cuda/portable/indexer_launch.cuh"
 #include "cuda/portable_operations.h"
 
@@ -17,9 +16,7 @@ Status run_indexer_logits(const core::IndexerLogitsArgs& args, cuda::Queue& queu
 }
 
 Status run_indexer_top_k(const core::IndexerTopKArgs& args, cuda::Queue& queue) {
-  if (Status status = run_indexer_logits(args.indexer, queue); !status.ok()) return status;
-  if (Status status = run_visible_top_k(args.top_k, args.indexer, queue); !status.ok()) return status;
-  return run_physical_slots(args.slots, queue);
+  return indexer::run_top_k(args, queue, run_indexer_logits);
 }
 
 }  // namespace mla::MLA_CUDA_NAMESPACE

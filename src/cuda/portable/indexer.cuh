@@ -41,7 +41,9 @@ class IndexerKernel : IndexerBlock<kQueries, 4> {
     const int32_t begin = Block::first_key(), end = Block::end_key();
     const int32_t seen = Block::visible_keys(segment, segment.stop - 1);  // by any of its tokens
     if (begin < seen) {
-      stage_queries(segment.first, segment.stop - segment.first);
+      Block::template stage<kThreads, kQueries == DType::kF32 ? 2 : 4>(
+          segment.first, segment.stop - segment.first, padded_heads_, weight_address(0, 0),
+          [&](int32_t row, int32_t column, const Bits8& bits) { store_query(row, column, bits); });
       ptx::sync_block();  // staged, before warps multiply
     }
     MLA_NO_UNROLL
@@ -117,35 +119,8 @@ class IndexerKernel : IndexerBlock<kQueries, 4> {
     }
   }
 
-  /// Queries and weights of `count` tokens, zeros behind the last head.
-  MLA_DEVICE void stage_queries(int32_t first, int32_t count) const {
-    constexpr int kAhead = kQueries == DType::kF32 ? 2 : 4;  // reads under way
-    constexpr int kLanes = kIndexerLayout.head_dim / kVector, kRows = kThreads / kLanes;
-    const int32_t rows = count * padded_heads_, column = ptx::thread_index() % kLanes;
-    MLA_NO_UNROLL
-    for (int32_t row = ptx::thread_index() / kLanes; row < rows; row += kRows * kAhead) {
-      Bits8 bits[kAhead] = {};
-      MLA_UNROLL
-      for (int a = 0; a < kAhead; ++a) {
-        const int32_t at = row + a * kRows, head = at % padded_heads_;
-        if (at < rows && head < args_.num_heads)
-          bits[a] = Block::load_query(first + at / padded_heads_, head, column * kVector);
-      }
-      MLA_UNROLL
-      for (int a = 0; a < kAhead; ++a) {
-        const int32_t at = row + a * kRows;
-        if (at < rows) store_query(at / padded_heads_, at % padded_heads_, column, bits[a]);
-      }
-    }
-    for (int32_t i = ptx::thread_index(); i < rows; i += kThreads) {
-      const int32_t head = i % padded_heads_;
-      const int64_t at = (first + i / padded_heads_) * args_.weights_stride_token + head;
-      ptx::store_shared(weight_address(i / padded_heads_, head), head < args_.num_heads ? args_.weights[at] : 0.0F);
-    }
-  }
-
   /// Eight channels as 16-bit operands.
-  MLA_DEVICE void store_query(int32_t token, int32_t head, int32_t column, const Bits8& bits) const {
+  MLA_DEVICE void store_query(int32_t row, int32_t column, const Bits8& bits) const {
     ptx::Vec4 operands[kParts];
     MLA_UNROLL
     for (int i = 0; i < kVector / 2; ++i) {
@@ -158,7 +133,9 @@ class IndexerKernel : IndexerBlock<kQueries, 4> {
     }
     MLA_UNROLL
     for (int part = 0; part < kParts; ++part)
-      ptx::store_shared(row_address(token, part, head) + static_cast<uint32_t>(column * 16), operands[part]);
+      ptx::store_shared(
+          row_address(row / padded_heads_, part, row % padded_heads_) + static_cast<uint32_t>(column * 16),
+          operands[part]);
   }
 
   /// Two f32 in three parts of bf16 each, whose sums they are. Parts are cut off, not rounded: none is too large.

@@ -175,16 +175,43 @@ class IndexerBlock {
     *out = key >= visible ? kUnseen : shape_.adds ? *out + logit : logit;
   }
 
-  MLA_DEVICE Bits8 load_query(int32_t token, int32_t head, int32_t channel) const {
-    constexpr auto kBytes = static_cast<int32_t>(size_of(kQueries));
-    const int64_t element = token * args_.q_stride_token + head * args_.q_stride_head + channel;
-    return load_bits8(static_cast<const std::byte*>(args_.q) + element * kBytes, kBytes);
+  /// Reads queries and weights of `count` tokens for the block; what lies behind the last head is zeros. Of all tokens'
+  /// padded heads, a row each, store_query(row, column, bits) gets eight channels, and `weights` the weights, f32.
+  template <int kThreads, int kAhead, class Store>
+  MLA_DEVICE void stage(int32_t first, int32_t count, int32_t padded_heads, ptx::SharedAddress weights,
+                        const Store& store_query) const {
+    constexpr int kLanes = kIndexerLayout.head_dim / kVector, kRows = kThreads / kLanes;
+    const int32_t rows = count * padded_heads, column = ptx::thread_index() % kLanes;
+    MLA_NO_UNROLL
+    for (int32_t row = ptx::thread_index() / kLanes; row < rows; row += kRows * kAhead) {
+      Bits8 bits[kAhead] = {};  // reads under way
+      MLA_UNROLL
+      for (int a = 0; a < kAhead; ++a) {
+        const int32_t at = row + a * kRows, head = at % padded_heads;
+        if (at < rows && head < args_.num_heads)
+          bits[a] = load_query(first + at / padded_heads, head, column * kVector);
+      }
+      MLA_UNROLL
+      for (int a = 0; a < kAhead; ++a)
+        if (row + a * kRows < rows) store_query(row + a * kRows, column, bits[a]);
+    }
+    for (int32_t i = ptx::thread_index(); i < rows; i += kThreads) {
+      const int32_t head = i % padded_heads;
+      const int64_t at = (first + i / padded_heads) * args_.weights_stride_token + head;
+      ptx::store_shared(weights + static_cast<uint32_t>(i * 4), head < args_.num_heads ? args_.weights[at] : 0.0F);
+    }
   }
 
   const core::IndexerLogitsArgs& args_;
   const IndexerShape& shape_;
 
  private:
+  MLA_DEVICE Bits8 load_query(int32_t token, int32_t head, int32_t channel) const {
+    constexpr auto kBytes = static_cast<int32_t>(size_of(kQueries));
+    const int64_t element = token * args_.q_stride_token + head * args_.q_stride_head + channel;
+    return load_bits8(static_cast<const std::byte*>(args_.q) + element * kBytes, kBytes);
+  }
+
   /// The tokens of a group; none if there are more groups than the lengths need.
   MLA_DEVICE Segment find_segment(int32_t group) const {
     const core::QueryRanges& queries = args_.queries;

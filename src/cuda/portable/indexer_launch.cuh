@@ -4,8 +4,10 @@
 
 #include <algorithm>
 
+#include "cuda/common/top_k.h"
 #include "cuda/launch.h"
 #include "cuda/portable/indexer_block.cuh"
+#include "cuda/portable_operations.h"
 
 namespace mla::MLA_CUDA_NAMESPACE {
 namespace indexer {
@@ -70,6 +72,14 @@ Status run(const core::IndexerLogitsArgs& args, cuda::Queue& queue) {
     if (Status status = launch_heads<Kernel>(part, head > 0, queue); !status.ok()) return status;
   }
   return {};
+}
+
+/// The three steps.
+inline Status run_top_k(const core::IndexerTopKArgs& args, cuda::Queue& queue,
+                        cuda::DirectOperation<core::IndexerLogitsArgs> run_logits) {
+  if (Status status = run_logits(args.indexer, queue); !status.ok()) return status;
+  if (Status status = run_visible_top_k(args.top_k, args.indexer, queue); !status.ok()) return status;
+  return run_physical_slots(args.slots, queue);
 }
 
 }  // namespace indexer

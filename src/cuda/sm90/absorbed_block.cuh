@@ -2,8 +2,8 @@
 // What the roles of the wgmma attention kernel share: the map of shared memory and the barriers.
 #pragma once
 
-#include "cuda/ptx/wgmma.h"
 #include "cuda/sm90/absorbed_config.cuh"
+#include "cuda/sm90/wgmma.cuh"
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
@@ -119,9 +119,6 @@ class WgmmaBlock : protected AbsorbedUnits<Config> {
   MLA_DEVICE static uint64_t rows_of(ptx::SharedAddress tile) {
     return ptx::matrix_descriptor(tile, 0, Config::kGroupRowsBytes, ptx::Swizzle::k128);
   }
-  MLA_DEVICE static uint64_t advance(uint64_t descriptor, int bytes) {
-    return descriptor + static_cast<uint64_t>(bytes / 16);
-  }
 
   /// 16 bits for each fetching warp's keys.
   MLA_DEVICE uint16_t* valid(uint32_t n) const {
@@ -145,15 +142,5 @@ class WgmmaBlock : protected AbsorbedUnits<Config> {
            (static_cast<uint32_t>(which) * Config::kStages + n % Config::kStages) * 8;
   }
 };
-
-/// d += a b
-template <DType kType, int kN, bool kTransposeB = false, class A>
-MLA_DEVICE void wgmma(float (&d)[kN / 2], const A& a, uint64_t b, bool accumulate) {
-  static_assert(kType == DType::kBF16 || kType == DType::kF16);
-  if constexpr (kType == DType::kBF16)
-    ptx::wgmma_bf16<kN, kTransposeB>(d, a, b, accumulate);
-  else
-    ptx::wgmma_f16<kN, kTransposeB>(d, a, b, accumulate);
-}
 
 }  // namespace mla::MLA_CUDA_NAMESPACE

@@ -8,7 +8,7 @@
 #pragma once
 
 #include "cuda/portable/indexer_block.cuh"
-#include "cuda/ptx/wgmma.h"
+#include "cuda/sm90/wgmma.cuh"
 #include "cuda/tile/tile.cuh"
 
 namespace mla::MLA_CUDA_NAMESPACE {
@@ -56,7 +56,9 @@ class WgmmaIndexer : IndexerBlock<kQueries, 2> {
       places = Block::find_rows(segment.request, group_begin + kBlockKeys + warp_offset, seen);
     }
     if (begin < seen) {
-      stage_queries(segment.first, segment.stop - segment.first);
+      Block::template stage<kThreads, 4>(
+          segment.first, segment.stop - segment.first, head_tiles_ * kHeadTile, weight_address(0, 0),
+          [&](int32_t row, int32_t column, const Bits8& bits) { store_query(row, column, bits); });
       ptx::fence_async_proxy();
       ptx::sync_block();  // staged, before warpgroups multiply
     }
@@ -109,46 +111,16 @@ class WgmmaIndexer : IndexerBlock<kQueries, 2> {
     MLA_UNROLL
     for (int step = 0; step < kSteps; ++step) {
       const int at = step / kPieceSteps * kPieceBytes + step % kPieceSteps * 32;
-      const uint64_t b = tile + static_cast<uint64_t>(at / 16);
-      if constexpr (kOperand == DType::kF16)
-        ptx::wgmma_f16<kHeadTile>(products, keys.of[0][step], b, step > 0);
-      else
-        ptx::wgmma_bf16<kHeadTile>(products, keys.of[0][step], b, step > 0);
+      wgmma<kOperand, kHeadTile>(products, keys.of[0][step], advance(tile, at), step > 0);
     }
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(products);
   }
 
-  /// Queries and weights of `count` tokens, zeros behind the last head.
-  MLA_DEVICE void stage_queries(int32_t first, int32_t count) const {
-    constexpr int kAhead = 4;  // reads under way
-    constexpr int kLanes = kIndexerLayout.head_dim / kVector, kRows = kThreads / kLanes;
-    const int32_t padded_heads = head_tiles_ * kHeadTile;
-    const int32_t rows = count * padded_heads, column = ptx::thread_index() % kLanes;
-    MLA_NO_UNROLL
-    for (int32_t row = ptx::thread_index() / kLanes; row < rows; row += kRows * kAhead) {
-      Bits8 bits[kAhead] = {};
-      MLA_UNROLL
-      for (int a = 0; a < kAhead; ++a) {
-        const int32_t at = row + a * kRows, head = at % padded_heads;
-        if (at < rows && head < args_.num_heads)
-          bits[a] = Block::load_query(first + at / padded_heads, head, column * kVector);
-      }
-      MLA_UNROLL
-      for (int a = 0; a < kAhead; ++a)
-        if (row + a * kRows < rows) store_query(row + a * kRows, column, bits[a]);
-    }
-    for (int32_t i = ptx::thread_index(); i < rows; i += kThreads) {
-      const int32_t head = i % padded_heads;
-      const int64_t at = (first + i / padded_heads) * args_.weights_stride_token + head;
-      ptx::store_shared(weight_address(0, i), head < args_.num_heads ? args_.weights[at] : 0.0F);
-    }
-  }
-
-  /// Eight channels of a row, of all tokens' padded heads, as 16-bit operands, in the order in which lanes hold those
-  /// of keys: of every 16, what lane t of a quad has reads 4 t ... 4 t + 3 in a step, as its words 2t, 2t + 1 and,
-  /// eight behind, 2t, 2t + 1.
+  /// Eight channels of a row, of all tokens' padded heads, as 16-bit operands in the order in which lanes hold those of
+  /// keys: step s of a piece multiplies channels 16 t + 4 s and the next as k = 2t, 2t + 1, the two behind as k = 2t +
+  /// 8, 2t + 9.
   MLA_DEVICE void store_query(int32_t row, int32_t column, const Bits8& bits) const {
     const int quad_lane = column / 2 % 4;
     const ptx::SharedAddress to =

@@ -9,27 +9,13 @@
 #include <cstdint>
 #include <numbers>
 
-#include "cuda/ptx/wgmma.h"
 #include "cuda/sm90/prefill_block.cuh"
+#include "cuda/sm90/wgmma.cuh"
 #include "cuda/tile/element16.cuh"
 #include "cuda/tile/finish.cuh"
 #include "cuda/tile/softmax.cuh"
 
 namespace mla::MLA_CUDA_NAMESPACE {
-
-/// d = a b + (accumulate ? d : 0), with A in shared memory or in registers.
-template <DType kType, int kN, bool kTransposeB, class A>
-MLA_DEVICE void wgmma(float (&d)[kN / 2], const A& a, uint64_t b, bool accumulate) {
-  if constexpr (kType == DType::kBF16)
-    ptx::wgmma_bf16<kN, kTransposeB>(d, a, b, accumulate);
-  else
-    ptx::wgmma_f16<kN, kTransposeB>(d, a, b, accumulate);
-}
-
-/// The operand `bytes` further on.
-MLA_DEVICE uint64_t advance(uint64_t descriptor, int bytes) {
-  return (descriptor >> 32) << 32 | (static_cast<uint32_t>(descriptor) + static_cast<uint32_t>(bytes / 16));
-}
 
 /// The accumulators of 8-column tiles as wgmma names them.
 template <int kTiles>
