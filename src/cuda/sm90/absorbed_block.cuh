@@ -119,6 +119,11 @@ class WgmmaBlock : protected AbsorbedUnits<Config> {
   MLA_DEVICE static uint64_t rows_of(ptx::SharedAddress tile) {
     return ptx::matrix_descriptor(tile, 0, Config::kGroupRowsBytes, ptx::Swizzle::k128);
   }
+  /// By a sum of 64 bits: with the free advance() quantized rows are decoded 1.3 % slower (measured, H200; others as
+  /// fast).
+  MLA_DEVICE static uint64_t advance(uint64_t descriptor, int bytes) {
+    return descriptor + static_cast<uint64_t>(bytes / 16);
+  }
 
   /// 16 bits for each fetching warp's keys.
   MLA_DEVICE uint16_t* valid(uint32_t n) const {

@@ -209,7 +209,8 @@ class WgmmaScores : WgmmaBlock<Config> {
       MLA_UNROLL
       for (int step = 0; step < Config::kPieceDims / 16; ++step) {
         const int at = piece * Config::kPieceBytes + step * 32;
-        wgmma<Config::kType, Config::kKeys>(s, advance(queries, at), advance(keys, at), piece > 0 || step > 0);
+        wgmma<Config::kType, Config::kKeys>(s, Block::advance(queries, at), Block::advance(keys, at),
+                                            piece > 0 || step > 0);
       }
     }
     ptx::wgmma_commit();

@@ -99,9 +99,9 @@ class WgmmaValues : WgmmaBlock<Config> {
     for (int step = 0; step < Config::kHalfKeys / 16; ++step) MLA_UNROLL
     for (int part = 0; part < kParts; ++part)
       wgmma<Config::kType, kPartDims, true>(
-          outputs_[part], advance(weights, step * 32),
-          advance(values,
-                  part * (kPartDims / Config::kPieceDims) * Config::kPieceBytes + step * 2 * Config::kGroupRowsBytes),
+          outputs_[part], Block::advance(weights, step * 32),
+          Block::advance(values, part * (kPartDims / Config::kPieceDims) * Config::kPieceBytes +
+                                     step * 2 * Config::kGroupRowsBytes),
           true);
   }
 
