@@ -231,6 +231,12 @@ TEST(CliRun, EveryOperationIsCorrect) {
   EXPECT_THAT(run_mla("run --heads 4 --kv-len 70 --min-time 0.01").out, HasSubstr("GFLOP/s"));
 }
 
+TEST(CliRun, ForcedBackendThatCannotRunFailsWithTheReason) {
+  const Ran ran = run_mla("run --head-dims 37/5 --backend cpu --kv-len 70");
+  EXPECT_EQ(ran.status, 2);
+  EXPECT_THAT(ran.err, testing::StartsWith("mla: decode: backend: \"cpu\" cannot run this: "));
+}
+
 TEST(CliRun, EveryFormatAndOptionIsCorrect) {
   constexpr const char* kTwoPools =
       "--op decode_sparse --cache fp8_dsv4 --topk 20 --page-size 16 --extra-topk 9 --extra-page-size 4 --sink true "

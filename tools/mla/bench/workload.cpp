@@ -139,7 +139,7 @@ template <class KitCase, class Spec>
 void Workload::make(const Spec& spec, void (*finish)(const Workload&, const KitCase&, uint64_t), uint64_t seed) {
   const mla::Problem asked = kit::on_device(kit::problem_of(spec), case_.device);
   const Explanation explanation = explain(asked, case_.backend);
-  if (explanation.selected.empty()) throw UsageError("{}: {}", name(case_.op), explanation.error);
+  if (explanation.selected.empty()) throw UsageError("{}", explanation.error);
   backend_ = explanation.selected;
   work_ = kit::work_of(spec);
   const KitCase& made = problem_.emplace<KitCase>(spec);
