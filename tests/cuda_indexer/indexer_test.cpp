@@ -181,8 +181,8 @@ class Problem {
 
 using IndexerLogits = cuda::DirectOperation<core::IndexerLogitsArgs>;
 
-void expect_logits_of_reference(Problem& problem, uint64_t seed, IndexerLogits run) {
-  TestQueue queue(seed);
+void expect_logits_of_reference(Problem& problem, uint64_t seed, IndexerLogits run, int32_t num_sms = 4) {
+  TestQueue queue(seed, num_sms);
   const Status status = run(problem.args, queue);
   ASSERT_TRUE(status.ok()) << status.message();
   const std::vector<float> actual = problem.logits();
@@ -200,6 +200,19 @@ void expect_logits_of_reference(Problem& problem, uint64_t seed, IndexerLogits r
       ASSERT_NEAR(double{actual[i]}, double{expected}, tolerances[token]) << "logit " << i;
   }
 }
+
+/// Long requests on one multiprocessor: blocks take many keys, one pass after another.
+void expect_many_keys(IndexerLogits run) {
+  for (uint64_t seed = 0; seed < 6; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    Random random(seed);
+    Memory memory(random);
+    Problem problem(random, memory, {.num_heads = 33, .q_dtype = DType::kE4M3, .most_keys = 5000});
+    ASSERT_NO_FATAL_FAILURE(expect_logits_of_reference(problem, seed, run, 1));
+  }
+}
+
+TEST(CudaIndexerLogits, ManyKeys) { expect_many_keys(run_indexer_logits); }
 
 TEST(CudaIndexerLogits, CloseToTheReference) {
   for (uint64_t seed = 0; seed < 48; ++seed) {
@@ -224,15 +237,13 @@ TEST(Sm90IndexerLogits, CloseToTheReference) {
   }
 }
 
-/// Several blocks of keys for each request, and several launches.
-TEST(Sm90IndexerLogits, ManyKeysAndHeads) {
-  for (int32_t num_heads : {64, 900}) {
-    Random random(9);
-    Memory memory(random);
-    Problem problem(random, memory,
-                    {.num_heads = num_heads, .q_dtype = DType::kE4M3, .most_keys = num_heads == 64 ? 5000 : 70});
-    ASSERT_NO_FATAL_FAILURE(expect_logits_of_reference(problem, 1, sm90_run_indexer_logits));
-  }
+TEST(Sm90IndexerLogits, ManyKeys) { expect_many_keys(sm90_run_indexer_logits); }
+
+TEST(Sm90IndexerLogits, AnyNumberOfHeads) {
+  Random random(9);
+  Memory memory(random);
+  Problem problem(random, memory, {.num_heads = 900, .q_dtype = DType::kE4M3, .most_keys = 70});
+  ASSERT_NO_FATAL_FAILURE(expect_logits_of_reference(problem, 1, sm90_run_indexer_logits));
 }
 #endif
 
