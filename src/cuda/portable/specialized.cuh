@@ -2,16 +2,16 @@
 // Absorbed attention with warps of four or five roles: 16 or 64 query rows against paged or indexed rows of a latent
 // cache, which are key and value at once. Needs bulk copies and 227 KB of shared memory.
 //
-// Grid: persistent; a block walks the segments of its worker (work_list.h), 32 keys a step.
+// Grid: persistent; a block walks the segments of its worker (work_list.h), 32 keys a step, 64 of quantized caches.
 //   fetch warps    describe units; bulk copies of keys, some steps on
 //   score warps    queries x keys
 //   weight warps   softmax: scores -> weights, rounded to 16 bits
 //   value warps    weights x values, accumulators in registers: all rows, each warp its share of the channels
 //   scale warp     of quantized caches: the scales of a step's values
 // Quantized rows stay as they land: score and value warps convert codes as they load them (specialized_codes.cuh).
-// Shared memory: [barriers, units][weights of two steps][scores][queries][stages: 32 rows as they land];
+// Shared memory: [barriers, units][weights of two steps][scores][queries][stages: a step's rows as they land];
 //                specialized_config.cuh has the numbers.
-//   fetch    left(u - 2) -> unit u -> described(u); free(n - stages) -> copy n -> full(n)
+//   fetch    left(u - 2) -> unit u -> described(u); free(n - stages) -> copies of n -> full(n)
 //   scores   described(u), full(n), taken(n - 1) -> scores n -> scored(n)
 //   weights  scored(n), free(n - 2) -> weights n -> taken(n), ready(n); in the end weighed(u)
 //   scale    full(n), free(n - 2) -> scales n -> ready(n)

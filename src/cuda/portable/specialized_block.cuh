@@ -23,10 +23,10 @@ class SpecializedBlock : protected AbsorbedUnits<Config> {
   MLA_DEVICE void init() const {
     if (ptx::thread_index() == 0) {
       for (int stage = 0; stage < Config::kStages; ++stage) {
-        ptx::mbarrier_init(full(stage), 1);
-        ptx::mbarrier_init(sent(stage), 1);
+        ptx::mbarrier_init(full(stage), Config::kStepCopies);
         ptx::mbarrier_init(free(stage), Config::kValueWarps);
       }
+      for (int copy = 0; copy < Config::kFirstCopies; ++copy) ptx::mbarrier_init(sent(copy), 1);
       for (int band = 0; band < Config::kBands; ++band) {
         ptx::mbarrier_init(scored(band), Config::kScoreWarps / Config::kBands);
         ptx::mbarrier_init(taken(band), Config::kWeightWarps / Config::kBands);
@@ -57,9 +57,9 @@ class SpecializedBlock : protected AbsorbedUnits<Config> {
     return barrier(2 * Config::kStages + 3 + static_cast<uint32_t>(band));
   }
   MLA_DEVICE ptx::SharedAddress taken(int band) const { return scored(band) + Config::kBands * 8; }
-  /// Step n, of the first kStages, is sent for. One phase.
-  MLA_DEVICE ptx::SharedAddress sent(uint32_t n) const {
-    return barrier(2 * Config::kStages + 3 + 2 * Config::kBands + n);
+  /// One of the first copies is sent for. One phase.
+  MLA_DEVICE ptx::SharedAddress sent(uint32_t copy) const {
+    return barrier(2 * Config::kStages + 3 + 2 * Config::kBands + copy);
   }
   MLA_DEVICE static uint32_t score_parity(uint32_t n) { return n & 1U; }
   MLA_DEVICE static uint32_t stage_parity(uint32_t n) { return n / Config::kStages & 1U; }
@@ -74,9 +74,14 @@ class SpecializedBlock : protected AbsorbedUnits<Config> {
     return of.steps.end - static_cast<uint32_t>((behind + Config::kKeys - 1) / Config::kKeys);
   }
 
-  /// A bit for each key of the step that has a row.
-  MLA_DEVICE uint32_t* valid(uint32_t n) const {
-    return as<uint32_t>(memory_ + Config::kValidOffset + n % Config::kStages * 4);
+  /// A bit for each key of the copy that has a row. Step n's copies are kStepCopies * n and those behind it.
+  MLA_DEVICE uint32_t* valid(uint32_t copy) const {
+    return as<uint32_t>(memory_ + Config::kValidOffset + copy % Config::kFirstCopies * 4);
+  }
+  /// Of a step: those of the keys from `key` on, as far as they are of the same copy.
+  MLA_DEVICE uint32_t valid_from(uint32_t n, int key) const {
+    const int copy = Config::kStepCopies == 1 ? 0 : key / Config::kCopyKeys;
+    return *valid(n * Config::kStepCopies + static_cast<uint32_t>(copy)) >> (key - copy * Config::kCopyKeys);
   }
   /// A byte for each key of the step that some rows do not see and whose channels are not finite; then one for any.
   MLA_DEVICE uint8_t* poison(uint32_t n) const {

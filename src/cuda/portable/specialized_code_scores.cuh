@@ -40,7 +40,11 @@ class CodeScoreRole : SpecializedBlock<Config> {
 
  private:
   static constexpr int kSteps = Config::kLatentSteps, kHalfSteps = kSteps / 2, kHalfDims = Config::kPartDims / 2;
-  static_assert(Config::kRows == 16 && Config::kPartKeys == 16 && Config::kTailSteps == 1);
+  static_assert(Config::kRows == 16 && Config::kPartKeys % 16 == 0 && Config::kTailSteps == 1);
+
+  static constexpr int kTiles = Config::kPartKeys / 16;  // of keys
+
+  using Scales = float[2][2];  // of a tile's keys 8 j + 2t and the next
 
   MLA_DEVICE static int score_warp() { return ptx::warp() - Config::kFirstScoreWarp; }
   MLA_DEVICE static int part() { return score_warp() % Config::kParts; }
@@ -181,13 +185,17 @@ class CodeScoreRole : SpecializedBlock<Config> {
     MLA_NO_UNROLL
     for (; next_ < end; ++next_) {
       const ptx::SharedAddress stage = wait_for_rows(next_);
-      float scales[2][2], s[2][4];
-      load_scales<kUe8m0>(scales, stage + at.scales, at.scale_pitch, 0);
-      if (!kUe8m0 && has_long(scales)) [[unlikely]]
-        return;
-      multiply_codes<kUe8m0>(s, scales, stage, at);
-      if (has_rope()) add_rope<kCodedRope>(s, stage + at.rope, at.rope_scale);
-      store_scores(s, at.scores, next_);
+      Scales scales[kTiles];
+      if constexpr (!kUe8m0) {
+        MLA_UNROLL
+        for (int tile = 0; tile < kTiles; ++tile) load_scales<kUe8m0>(scales[tile], stage, at, tile, 0);
+        if (has_long(scales)) [[unlikely]]
+          return;
+      }
+      compute_scores(at, [&](float(&s)[2][4], int tile) {
+        multiply_codes<kUe8m0>(s, scales[tile], stage, at, tile);
+        if (has_rope()) add_rope<kCodedRope>(s, stage + at.rope + rows_of(tile), at.rope_scale);
+      });
     }
   }
 
@@ -197,11 +205,16 @@ class CodeScoreRole : SpecializedBlock<Config> {
     MLA_NO_UNROLL
     for (; next_ < end; ++next_) {
       const ptx::SharedAddress stage = wait_for_rows(next_);
-      float s[2][4];
-      multiply_values(s, stage, at);
-      if (has_rope()) add_rope<kCodedRope>(s, stage + at.rope, at.rope_scale);
-      store_scores(s, at.scores, next_);
+      compute_scores(at, [&](float(&s)[2][4], int tile) {
+        multiply_values(s, stage, at, tile);
+        if (has_rope()) add_rope<kCodedRope>(s, stage + at.rope + rows_of(tile), at.rope_scale);
+      });
     }
+  }
+
+  /// From a stage's begin on.
+  MLA_DEVICE static constexpr uint32_t rows_of(int tile) {
+    return static_cast<uint32_t>(tile * 16 * Config::kKeyPitch);
   }
 
   /// What the lane reads of a stage, by bytes from the stage's begin on, and where it writes scores.
@@ -232,11 +245,12 @@ class CodeScoreRole : SpecializedBlock<Config> {
   /// Of the lane's keys, and of half the warp's channels: UE8M0 scales are of half a part each, f32 ones of a part at
   /// least.
   template <bool kUe8m0>
-  MLA_DEVICE static void load_scales(float (&scales)[2][2], ptx::SharedAddress from, uint32_t pitch, int half) {
+  MLA_DEVICE static void load_scales(Scales& scales, ptx::SharedAddress stage, const Places& at, int tile, int half) {
     MLA_UNROLL
     for (int j = 0; j < 2; ++j) MLA_UNROLL
     for (int i = 0; i < 2; ++i) {
-      const ptx::SharedAddress of_key = from + static_cast<uint32_t>(j * 8 + i) * pitch;
+      const ptx::SharedAddress of_key =
+          stage + at.scales + static_cast<uint32_t>(tile * 16 + j * 8 + i) * at.scale_pitch;
       scales[j][i] = kUe8m0 ? ue8m0_to_f32(ptx::load_shared<uint8_t>(of_key + static_cast<uint32_t>(half)))
                             : ptx::load_shared<float>(of_key);
     }
@@ -244,9 +258,11 @@ class CodeScoreRole : SpecializedBlock<Config> {
 
   /// Whether a scale has more than four bits: products with codes, which have four, may have more than the eight of
   /// bf16.
-  MLA_DEVICE static bool has_long(const float (&scales)[2][2]) {
-    const uint32_t bits = std::bit_cast<uint32_t>(scales[0][0]) | std::bit_cast<uint32_t>(scales[0][1]) |
-                          std::bit_cast<uint32_t>(scales[1][0]) | std::bit_cast<uint32_t>(scales[1][1]);
+  MLA_DEVICE static bool has_long(const Scales (&scales)[kTiles]) {
+    uint32_t bits = 0;
+    MLA_UNROLL
+    for (int tile = 0; tile < kTiles; ++tile) MLA_UNROLL
+    for (int i = 0; i < 4; ++i) bits |= std::bit_cast<uint32_t>(scales[tile][i / 2][i % 2]);
     return ptx::any((bits & 0x000FFFFFU) != 0);
   }
 
@@ -272,20 +288,18 @@ class CodeScoreRole : SpecializedBlock<Config> {
 
   /// The short way.
   template <bool kUe8m0>
-  MLA_DEVICE void multiply_codes(float (&s)[2][4], float (&scales)[2][2], ptx::SharedAddress stage,
-                                 const Places& at) const {
+  MLA_DEVICE void multiply_codes(float (&s)[2][4], Scales& scales, ptx::SharedAddress stage, const Places& at,
+                                 int tile) const {
     constexpr int kHalves = kUe8m0 ? 2 : 1;
     MLA_UNROLL
     for (int half = 0; half < kHalves; ++half) {
-      if (half == 1) {
-        if (first_channel() + kHalfDims >= d_ckv()) break;
-        load_scales<kUe8m0>(scales, stage + at.scales, at.scale_pitch, 1);
-      }
+      if (half == 1 && first_channel() + kHalfDims >= d_ckv()) break;
+      if constexpr (kUe8m0) load_scales<kUe8m0>(scales, stage, at, tile, half);
       float products[2][4] = {};
       MLA_UNROLL
       for (int step = half * kHalfSteps; step < (half + 2 / kHalves) * kHalfSteps; step += 2) {
         uint32_t words[4];  // keys 0-7 and 8-15 of 16 channels, then of the next 16
-        ptx::ldmatrix_x4(words, stage + at.codes + static_cast<uint32_t>(step * 16));
+        ptx::ldmatrix_x4(words, stage + at.codes + rows_of(tile) + static_cast<uint32_t>(step * 16));
         MLA_UNROLL
         for (int i = 0; i < 4; ++i) {
           uint32_t low, high;
@@ -303,8 +317,8 @@ class CodeScoreRole : SpecializedBlock<Config> {
   }
 
   /// The long way.
-  MLA_DEVICE void multiply_values(float (&s)[2][4], ptx::SharedAddress stage, const Places& at) const {
-    const int key = (ptx::lane() >> 2) - (ptx::lane() & 3) * 2;  // from that of the lane's scales on
+  MLA_DEVICE void multiply_values(float (&s)[2][4], ptx::SharedAddress stage, const Places& at, int tile) const {
+    const int key = tile * 16 + (ptx::lane() >> 2) - (ptx::lane() & 3) * 2;  // from that of the lane's scales on
     float scale[2];
     MLA_UNROLL
     for (int j = 0; j < 2; ++j)
@@ -315,7 +329,7 @@ class CodeScoreRole : SpecializedBlock<Config> {
     MLA_UNROLL
     for (int step = 0; step < kSteps; step += 2) {
       uint32_t words[4];
-      ptx::ldmatrix_x4(words, stage + at.codes + static_cast<uint32_t>(step * 16));
+      ptx::ldmatrix_x4(words, stage + at.codes + rows_of(tile) + static_cast<uint32_t>(step * 16));
       MLA_UNROLL
       for (int i = 0; i < 4; ++i) {
         uint32_t low, high;
@@ -326,8 +340,21 @@ class CodeScoreRole : SpecializedBlock<Config> {
     }
   }
 
-  MLA_DEVICE void store_scores(const float (&s)[2][4], ptx::SharedAddress to, uint32_t n) const {
-    if (n > 0) ptx::mbarrier_wait(Block::taken(0), Block::score_parity(n - 1));
+  /// Of the next step; `multiply(s, tile)` gives those of 16 keys.
+  template <class F>
+  MLA_DEVICE void compute_scores(const Places& at, const F& multiply) const {
+    MLA_UNROLL
+    for (int tile = 0; tile < kTiles; ++tile) {
+      float s[2][4];
+      multiply(s, tile);
+      if (tile == 0 && next_ > 0) ptx::mbarrier_wait(Block::taken(0), Block::score_parity(next_ - 1));
+      store_scores(s, at.scores + static_cast<uint32_t>(tile * 64));
+    }
+    ptx::sync_warp();
+    if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::scored(0));
+  }
+
+  MLA_DEVICE static void store_scores(const float (&s)[2][4], ptx::SharedAddress to) {
     MLA_UNROLL
     for (int half = 0; half < 2; ++half) MLA_UNROLL
     for (int j = 0; j < 2; ++j) {
@@ -335,8 +362,6 @@ class CodeScoreRole : SpecializedBlock<Config> {
           uint64_t{std::bit_cast<uint32_t>(s[j][2 * half + 1])} << 32 | std::bit_cast<uint32_t>(s[j][2 * half]);
       ptx::store_shared(to + static_cast<uint32_t>(half * 8 * Config::kScorePitch + j * 32), two);
     }
-    ptx::sync_warp();
-    if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::scored(0));
   }
 
   uint32_t next_ = 0;            // number of the next step

@@ -36,7 +36,8 @@ class CodeValueRole : OutputRole<Config> {
 
  private:
   static constexpr int kTiles = Config::kOutputTilesN;
-  static_assert(Config::kOutputTilesM == 1 && Config::kKeys == 32 && kTiles % 4 == 0);
+  static constexpr int kSteps = Config::kKeys / 16;  // of 16 keys
+  static_assert(Config::kOutputTilesM == 1 && kTiles % 4 == 0);
 
   /// In some formats values go on behind the latent channels: rotary ones, bf16, of the last warp.
   MLA_DEVICE bool has_rope() const { return output_channel() >= args_.pools[0].cache.d_ckv; }
@@ -130,7 +131,7 @@ class CodeValueRole : OutputRole<Config> {
   MLA_DEVICE void add_codes(uint32_t n, const Places& at) {
     const ptx::SharedAddress scales = at.scales + n % 2 * Config::kScaleBytes;
     MLA_UNROLL
-    for (int step = 0; step < 2; ++step) {
+    for (int step = 0; step < kSteps; ++step) {
       uint32_t a[4];
       load_weights(a, n, step, at);
       MLA_UNROLL
@@ -149,7 +150,7 @@ class CodeValueRole : OutputRole<Config> {
     const int group = group_of(from);
     const float inverse = 1.0F / std::bit_cast<float>(reference_);
     MLA_NO_UNROLL
-    for (int step = 0; step < 2; ++step) {
+    for (int step = 0; step < kSteps; ++step) {
       uint32_t a[4];
       load_weights(a, n, step, at);
       MLA_UNROLL
@@ -168,8 +169,8 @@ class CodeValueRole : OutputRole<Config> {
 
   MLA_DEVICE void add_rope(uint32_t n, const Places& at) {
     const ptx::SharedAddress rows = Block::stage(n) + at.values;
-    MLA_UNROLL
-    for (int step = 0; step < 2; ++step) {
+    MLA_NO_UNROLL
+    for (int step = 0; step < kSteps; ++step) {
       uint32_t a[4];
       load_weights(a, n, step, at);
       MLA_UNROLL

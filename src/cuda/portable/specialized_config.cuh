@@ -13,11 +13,13 @@ namespace mla::MLA_CUDA_NAMESPACE {
 template <int kRows_, int kLatentDims_, KeyKind kKind_>
 struct SpecializedConfig {
   static constexpr int kRows = kRows_;
-  static constexpr int kKeys = 32;      // of one step
-  static constexpr int kPlanKeys = 64;  // segments begin and end on multiples of it
+  static constexpr bool kQuantized = kKind_ == KeyKind::kE4M3;
+  static constexpr int kKeys = kQuantized ? 64 : 32;  // of one step
+  static constexpr int kPlanKeys = 64;                // segments begin and end on multiples of it
+  static constexpr int kCopyKeys = kWarpSize;         // whose rows a fetch warp sends for together
+  static constexpr int kStepCopies = kKeys / kCopyKeys;
   static constexpr int kLatentDims = kLatentDims_;
   static constexpr int kTailDims = 64;  // rotary channels behind the latent ones, where d_qk is larger than d_v
-  static constexpr bool kQuantized = kKind_ == KeyKind::kE4M3;
   // What weights are; of 16-bit caches also queries and keys.
   static constexpr DType kType = kKind_ == KeyKind::kBF16 ? DType::kBF16 : DType::kF16;
   static_assert(kRows == 16 || (kRows == 64 && !kQuantized));
@@ -63,7 +65,7 @@ struct SpecializedConfig {
   static constexpr int kOutputTilesN = kOutputDims / 8;
 
   // Shared memory. Rows of a stage are an odd number of 16-byte chunks apart, so that they lie in different banks.
-  static constexpr int kStages = kQuantized ? 8 : 4;
+  static constexpr int kStages = 4, kFirstCopies = kStages * kStepCopies;
   static constexpr int kKeyPitch = kQuantized ? kLatentDims + 16 + kTailDims * 2  // codes, scales of some formats
                                               : (kLatentDims + kTailDims) * 2 + 16;
   static constexpr int kKeyScaleBytes = kQuantized ? 16 : 0;  // of other formats, behind the rows
@@ -80,10 +82,10 @@ struct SpecializedConfig {
   static constexpr int kScaleBytes = kScaleGroups * kKeys * 2;  // of a step: f16 for each key
 
   static constexpr int kBarrierOffset = 0;
-  static constexpr int kNumBarriers = 3 * kStages + 3 + 2 * kBands;
+  static constexpr int kNumBarriers = 2 * kStages + 3 + 2 * kBands + kFirstCopies;
   static constexpr int kUnitBarrierOffset = kBarrierOffset + kNumBarriers * 8;
   static constexpr int kValidOffset = kUnitBarrierOffset + kUnitBarriers * 8;  // a bit for each key of a stage
-  static constexpr int kPoisonOffset = kValidOffset + kStages * 4;
+  static constexpr int kPoisonOffset = kValidOffset + kFirstCopies * 4;
   static constexpr int kFactorOffset = kPoisonOffset + 2 * kPoisonBytes;            // of two steps, and of a unit
   static constexpr int kEventOffset = (kFactorOffset + 3 * kRows * 4 + 7) / 8 * 8;  // of two steps
   static constexpr int kScaleOffset = kEventOffset + 2 * 8;                         // of two steps

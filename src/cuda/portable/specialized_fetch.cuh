@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fetch warps: they send for the rows of keys, as soon as there is room for them. They take turns, a step each; a
-// lane has one key of it. The first of them describes the units, as it needs them first. Rows leave the L2 cache before
-// all else: what a run begins with (instructions, shares, page tables, queries) is still there when the next one does.
+// The fetch warps: they send for the rows of keys, as soon as there is room for them. They take turns, 32
+// keys each: a copy. A lane has one key of it. The first of them describes the units, as it needs them first. Rows
+// leave the L2 cache before all else: what a run begins with (instructions, shares, page tables, queries) is still
+// there when the next one does.
 #pragma once
 
 #include "cuda/portable/specialized_block.cuh"
@@ -26,18 +27,18 @@ class FetchRole : SpecializedBlock<Config> {
     keys_ = unit().keys;
     key_ = unit().segment.key_begin + ptx::lane();
     const uint32_t behind = first_ % Config::kFetchWarps, warp = static_cast<uint32_t>(fetch_warp());
-    const uint32_t skipped = (warp + Config::kFetchWarps - behind) % Config::kFetchWarps;  // steps of other warps
-    key_ += static_cast<int32_t>(skipped) * Config::kKeys;
+    const uint32_t skipped = (warp + Config::kFetchWarps - behind) % Config::kFetchWarps;  // copies of other warps
+    key_ += static_cast<int32_t>(skipped) * Config::kCopyKeys;
     next_entry_ = load_entry(key_);
     find_next();
-    const uint32_t end = unit().steps.end;
+    const uint32_t end = unit().steps.end * Config::kStepCopies;
     MLA_NO_UNROLL
-    for (uint32_t n = first_ + skipped; n < end; n += Config::kFetchWarps) {
-      wait_for_room(n);
+    for (uint32_t copy = first_ + skipped; copy < end; copy += Config::kFetchWarps) {
+      wait_for_room(copy);
       if (in_second_pool_)  // a pool chosen by an index would be read by slow loads
-        fetch(n, args_.pools[1]);
+        fetch(copy, args_.pools[1]);
       else
-        fetch(n, args_.pools[0]);
+        fetch(copy, args_.pools[0]);
       find_next();
     }
     first_ = end;
@@ -46,7 +47,6 @@ class FetchRole : SpecializedBlock<Config> {
 
  private:
   static constexpr uint32_t kAllKeys = ~0U;
-  static_assert(Config::kKeys == kWarpSize);
 
   MLA_DEVICE static int fetch_warp() { return ptx::warp() - Config::kFirstFetchWarp; }
 
@@ -57,14 +57,14 @@ class FetchRole : SpecializedBlock<Config> {
     return from != nullptr ? *from : -1;
   }
 
-  /// Finds the lane's row of the warp's step after the last one found.
+  /// Finds the lane's row of the warp's copy after the last one found.
   MLA_DEVICE void find_next() {
     in_second_pool_ = keys_.pool_of(key_ - ptx::lane()) == 1;
     if (in_second_pool_)
       find_in(args_.pools[1]);
     else
       find_in(args_.pools[0]);
-    key_ += Config::kFetchWarps * Config::kKeys;
+    key_ += Config::kFetchWarps * Config::kCopyKeys;
     next_entry_ = load_entry(key_);
   }
   MLA_DEVICE void find_in(const cuda::KeyPool& pool) {
@@ -74,37 +74,41 @@ class FetchRole : SpecializedBlock<Config> {
     }
   }
 
-  MLA_DEVICE void wait_for_room(uint32_t n) const {
-    if (n >= Config::kStages)
+  MLA_DEVICE void wait_for_room(uint32_t copy) const {
+    const uint32_t n = copy / Config::kStepCopies;
+    if (copy >= Config::kFirstCopies)
       ptx::mbarrier_wait(Block::free(n), Block::stage_parity(n - Config::kStages));
-    else if (n > 0)
-      ptx::mbarrier_wait(Block::sent(n - 1), 0);  // the first rows first: sent at once, all would come late
+    else if (copy > 0)
+      ptx::mbarrier_wait(Block::sent(copy - 1), 0);  // the first rows first: sent at once, all would come late
   }
 
-  /// Sends for the rows of step n, which are found.
-  MLA_DEVICE void fetch(uint32_t n, const cuda::KeyPool& pool) const {
+  /// Sends for the rows of a copy, which are found.
+  MLA_DEVICE void fetch(uint32_t copy, const cuda::KeyPool& pool) const {
     const uint32_t valid = ptx::ballot(place_.ckv != nullptr);
     const LandedRow row(pool);
-    const ptx::SharedAddress to = Block::stage(n);
+    const uint32_t n = copy / Config::kStepCopies;
+    const uint32_t first_key = copy % Config::kStepCopies * Config::kCopyKeys;  // of the step's
+    const ptx::SharedAddress to = Block::stage(n) + first_key * Config::kKeyPitch;
     if (valid != kAllKeys) [[unlikely]]
       clear_rows(~valid, row, to);
     if (!pool.aligned) [[unlikely]]
       copy_rows_slowly(valid, row, to);
     if constexpr (Config::kQuantized) {
       if (!pool.scales_inside)
-        ptx::store_shared(Block::stage_scales(n) + static_cast<uint32_t>(ptx::lane() * Config::kKeyScaleBytes),
-                          scales_);
+        ptx::store_shared(
+            Block::stage_scales(n) + (first_key + static_cast<uint32_t>(ptx::lane())) * Config::kKeyScaleBytes,
+            scales_);
     }
     ptx::sync_warp();  // scales, and rows of zeros
     const bool elected = ptx::elect();
     if (elected) {
-      *Block::valid(n) = valid;
+      *Block::valid(copy) = valid;
       const uint32_t bytes = pool.whole ? row.bytes() : row.latent_bytes + row.rope_bytes;
       ptx::mbarrier_arrive_expect_bytes(Block::full(n),
                                         pool.aligned ? static_cast<uint32_t>(std::popcount(valid)) * bytes : 0U);
     }
     if (pool.aligned) copy_rows(valid, row, pool, to, Block::full(n), elected);
-    if (n < Config::kStages && elected) ptx::mbarrier_arrive(Block::sent(n));
+    if (copy < Config::kFirstCopies && elected) ptx::mbarrier_arrive(Block::sent(copy));
   }
 
   /// How the parts of a row lie where it lands.
@@ -135,7 +139,7 @@ class FetchRole : SpecializedBlock<Config> {
     constexpr int kAtOnce = Config::kQuantized ? 4 : 8;  // that are known before the first is sent for
     if (whole && keys == kAllKeys) {
       MLA_UNROLL
-      for (int first = 0; first < Config::kKeys; first += kAtOnce) {
+      for (int first = 0; first < Config::kCopyKeys; first += kAtOnce) {
         const std::byte* from[kAtOnce];
         MLA_UNROLL
         for (int i = 0; i < kAtOnce; ++i) from[i] = of_lane(place_.ckv, first + i);
@@ -148,7 +152,7 @@ class FetchRole : SpecializedBlock<Config> {
       return;
     }
     MLA_NO_UNROLL
-    for (int key = 0; key < Config::kKeys; ++key) {
+    for (int key = 0; key < Config::kCopyKeys; ++key) {
       const std::byte* ckv = of_lane(place_.ckv, key);
       const std::byte* kpe = of_lane(place_.kpe, key);
       if ((keys >> key & 1U) == 0 || !elected) continue;
@@ -162,12 +166,13 @@ class FetchRole : SpecializedBlock<Config> {
   MLA_DEVICE static void copy_rows_of_page(ptx::SharedAddress to, const std::byte* from, int64_t stride, uint32_t bytes,
                                            ptx::SharedAddress bar) {
     if (bytes == Config::kKeyPitch && stride == Config::kKeyPitch) {
-      send(to, from, Config::kKeys * Config::kKeyPitch, bar);
+      send(to, from, Config::kCopyKeys * Config::kKeyPitch, bar);
       return;
     }
     constexpr int kAtOnce = 8;
     MLA_NO_UNROLL
-    for (int key = 0; key < Config::kKeys; key += kAtOnce, from += kAtOnce * stride, to += kAtOnce * Config::kKeyPitch)
+    for (int key = 0; key < Config::kCopyKeys;
+         key += kAtOnce, from += kAtOnce * stride, to += kAtOnce * Config::kKeyPitch)
       MLA_UNROLL
     for (int i = 0; i < kAtOnce; ++i)
       send(to + static_cast<uint32_t>(i * Config::kKeyPitch), from + i * stride, bytes, bar);
@@ -180,7 +185,7 @@ class FetchRole : SpecializedBlock<Config> {
   /// Keys that are not there are rows of zeros.
   MLA_DEVICE void clear_rows(uint32_t keys, const LandedRow& row, ptx::SharedAddress to) const {
     MLA_NO_UNROLL
-    for (int key = 0; key < Config::kKeys; ++key) {
+    for (int key = 0; key < Config::kCopyKeys; ++key) {
       if ((keys >> key & 1U) == 0) continue;
       for (auto at = static_cast<uint32_t>(ptx::lane() * kChunkBytes); at < row.bytes(); at += kWarpSize * kChunkBytes)
         ptx::store_shared(to + static_cast<uint32_t>(key * Config::kKeyPitch) + at, ptx::Vec4{});
@@ -191,7 +196,7 @@ class FetchRole : SpecializedBlock<Config> {
   MLA_DEVICE void copy_rows_slowly(uint32_t keys, const LandedRow& row, ptx::SharedAddress to) const {
     constexpr int kElementBytes = Config::kQuantized ? 1 : 2;
     MLA_NO_UNROLL
-    for (int key = 0; key < Config::kKeys; ++key) {
+    for (int key = 0; key < Config::kCopyKeys; ++key) {
       const std::byte* ckv = of_lane(place_.ckv, key);
       const std::byte* kpe = of_lane(place_.kpe, key);
       if ((keys >> key & 1U) == 0) continue;
@@ -224,12 +229,12 @@ class FetchRole : SpecializedBlock<Config> {
   }
 
   UnitWalk walk_;                // of the thread that describes units
-  uint32_t first_ = 0;           // number of the unit's first step
+  uint32_t first_ = 0;           // number of the unit's first copy
   KeyList keys_;                 // of the unit
-  Place<Config> place_;          // of the lane's key in the warp's next step
-  bool in_second_pool_ = false;  // whether that step's keys are
+  Place<Config> place_;          // of the lane's key in the warp's next copy
+  bool in_second_pool_ = false;  // whether that copy's keys are
   ptx::Vec4 scales_;             // of that key, if they do not come with its row
-  int32_t key_ = 0;              // of the lane in the warp's step after it
+  int32_t key_ = 0;              // of the lane in the warp's copy after it
   int32_t next_entry_ = -1;      // of that key
 };
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scale warp: it prepares the scales by which values of quantized rows are multiplied. Lane l has key l of a step.
+// The scale warp: it prepares the scales by which values of quantized rows are multiplied. Lane l has keys 2 l and 2 l
+// + 1 of a step.
 #pragma once
 
 #include "cuda/portable/specialized_codes.cuh"
@@ -34,68 +35,80 @@ class ScaleRole : SpecializedBlock<Config> {
   }
 
  private:
+  static constexpr int kLaneKeys = 2;
+  static_assert(Config::kKeys == kLaneKeys * kWarpSize);
   static constexpr uint32_t kOne = 1U << 23;  // an exponent's
   // Scales over the reference are from 2^-10 to 2^2; see kWeightShift.
   static constexpr uint32_t kSmallest = 10 * kOne, kBehindLargest = 2 * kOne;
 
   template <bool kUe8m0>
   MLA_DEVICE void steps(uint32_t end, const LandedRows& rows) {
-    const uint32_t place = rows.scales_at + static_cast<uint32_t>(ptx::lane()) * rows.scale_pitch;
+    const uint32_t place = rows.scales_at + static_cast<uint32_t>(ptx::lane() * kLaneKeys) * rows.scale_pitch;
     MLA_NO_UNROLL
-    for (; next_ < end; ++next_) step<kUe8m0>(next_, place, rows.num_scales);
+    for (; next_ < end; ++next_) step<kUe8m0>(next_, place, rows.scale_pitch, rows.num_scales);
   }
 
   template <bool kUe8m0>
-  MLA_DEVICE void step(uint32_t n, uint32_t place, int32_t num_scales) {
+  MLA_DEVICE void step(uint32_t n, uint32_t place, uint32_t pitch, int32_t num_scales) {
     constexpr int kGroups = kUe8m0 ? 8 : 4;
     static_assert(kGroups <= Config::kScaleGroups);
     ptx::mbarrier_wait(Block::full(n), Block::stage_parity(n));
-    const bool valid = (*Block::valid(n) >> ptx::lane() & 1U) != 0;
-    float scales[kGroups];
-    load_scales(scales, Block::stage(n) + place);
-    uint32_t largest = 0, smallest = ~0U;  // magnitudes
+    const uint32_t valid = Block::valid_from(n, ptx::lane() * kLaneKeys);
+    float scales[kLaneKeys][kGroups];
+    bool fits = true;
     MLA_UNROLL
-    for (int group = 0; group < kGroups; ++group) {
-      if (group >= num_scales) scales[group] = scales[0];
-      const uint32_t magnitude = std::bit_cast<uint32_t>(scales[group]) & 0x7FFFFFFFU;
-      largest = std::max(largest, magnitude);
-      smallest = std::min(smallest, magnitude);
+    for (int i = 0; i < kLaneKeys; ++i) {
+      load_scales(scales[i], Block::stage(n) + place + static_cast<uint32_t>(i) * pitch, num_scales);
+      uint32_t largest = 0, smallest = ~0U;  // magnitudes
+      MLA_UNROLL
+      for (int group = 0; group < kGroups; ++group) {
+        const uint32_t magnitude = std::bit_cast<uint32_t>(scales[i][group]) & 0x7FFFFFFFU;
+        largest = std::max(largest, magnitude);
+        smallest = std::min(smallest, magnitude);
+      }
+      fits &= !has(valid, i) || (largest < reference_ + kBehindLargest && smallest >= reference_ - kSmallest);
     }
-    const bool fits = largest < reference_ + kBehindLargest && smallest >= reference_ - kSmallest;
     bool marked = false;
-    if (ptx::any(valid && !fits)) [[unlikely]]
+    if (ptx::any(!fits)) [[unlikely]]
       marked = raise_reference(scales, valid);
     const float inverse = reference_ == 0 ? 0.0F : std::bit_cast<float>(254U * kOne - reference_);
     if (n >= 2) ptx::mbarrier_wait(Block::free(n - 2), Block::stage_parity(n - 2));
     MLA_UNROLL
     for (int group = 0; group < kGroups; ++group)
-      ptx::store_shared(Block::value_scales(n, group) + static_cast<uint32_t>(ptx::lane() * 2),
-                        static_cast<uint16_t>(ptx::pack_f16x2(valid ? scales[group] * inverse : 0.0F, 0.0F)));
+      ptx::store_shared(Block::value_scales(n, group) + static_cast<uint32_t>(ptx::lane() * kLaneKeys * 2),
+                        ptx::pack_f16x2(has(valid, 0) ? scales[0][group] * inverse : 0.0F,
+                                        has(valid, 1) ? scales[1][group] * inverse : 0.0F));
     if (ptx::lane() == 0) ptx::store_shared(Block::scale_reference(n), reference_ | (marked ? kSmallScales : 0U));
     ptx::sync_warp();
     if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::ready(n));
   }
 
-  MLA_DEVICE static void load_scales(float (&scales)[8], ptx::SharedAddress from) {
-    const auto bytes = ptx::load_shared<uint64_t>(from);
+  /// Of a key. The first scale stands for those that are not there.
+  MLA_DEVICE static void load_scales(float (&scales)[8], ptx::SharedAddress from, int32_t num_scales) {
+    const uint64_t known = ~uint64_t{0} >> (64 - 8 * num_scales);
+    auto bytes = ptx::load_shared<uint64_t>(from);
+    const uint32_t first = ptx::permute_bytes(static_cast<uint32_t>(bytes), 0);
+    bytes = (bytes & known) | ((uint64_t{first} << 32 | first) & ~known);
     MLA_UNROLL
     for (int group = 0; group < 8; ++group) scales[group] = ue8m0_to_f32(static_cast<uint8_t>(bytes >> (8 * group)));
   }
-  MLA_DEVICE static void load_scales(float (&scales)[4], ptx::SharedAddress from) {
+  MLA_DEVICE static void load_scales(float (&scales)[4], ptx::SharedAddress from, int32_t num_scales) {
     const auto four = ptx::load_shared<ptx::Vec4>(from);
     MLA_UNROLL
-    for (int group = 0; group < 4; ++group) scales[group] = std::bit_cast<float>(four.x[group]);
+    for (int group = 0; group < 4; ++group)
+      scales[group] = std::bit_cast<float>(group < num_scales ? four.x[group] : four.x[0]);
   }
 
   /// Where scales are too large for the reference, or there is none. Returns whether a scale is too small, or no
   /// number.
   template <int kGroups>
-  MLA_DEVICE bool raise_reference(const float (&scales)[kGroups], bool valid) {
+  MLA_DEVICE bool raise_reference(const float (&scales)[kLaneKeys][kGroups], uint32_t valid) {
     uint32_t largest = 0;
     MLA_UNROLL
+    for (int i = 0; i < kLaneKeys; ++i) MLA_UNROLL
     for (int group = 0; group < kGroups; ++group) {
-      const uint32_t magnitude = std::bit_cast<uint32_t>(scales[group]) & 0x7FFFFFFFU;
-      if (valid && magnitude < kInfinity) largest = std::max(largest, magnitude);
+      const uint32_t magnitude = std::bit_cast<uint32_t>(scales[i][group]) & 0x7FFFFFFFU;
+      if (has(valid, i) && magnitude < kInfinity) largest = std::max(largest, magnitude);
     }
     largest = ptx::max_of_warp(largest);
     if (largest != 0 && (reference_ == 0 || largest >= reference_ + kBehindLargest))
@@ -103,12 +116,15 @@ class ScaleRole : SpecializedBlock<Config> {
     if (reference_ == 0) return false;
     bool odd = false;
     MLA_UNROLL
+    for (int i = 0; i < kLaneKeys; ++i) MLA_UNROLL
     for (int group = 0; group < kGroups; ++group) {
-      const uint32_t magnitude = std::bit_cast<uint32_t>(scales[group]) & 0x7FFFFFFFU;
-      odd |= magnitude != 0 && (magnitude < reference_ - kSmallest || magnitude >= reference_ + kBehindLargest);
+      const uint32_t magnitude = std::bit_cast<uint32_t>(scales[i][group]) & 0x7FFFFFFFU;
+      odd |= has(valid, i) && magnitude != 0 &&
+             (magnitude < reference_ - kSmallest || magnitude >= reference_ + kBehindLargest);
     }
-    return ptx::any(valid && odd);
+    return ptx::any(odd);
   }
+  MLA_DEVICE static bool has(uint32_t valid, int i) { return (valid >> i & 1U) != 0; }
   static constexpr uint32_t kInfinity = 0x7F800000U, kSmallScales = 0x80000000U;
 
   uint32_t next_ = 0;       // number of the next step

@@ -39,7 +39,7 @@ class WeightRole : SpecializedBlock<Config> {
   static constexpr bool kInRows = Config::kQuantized;  // or as products come, rows and columns of an m16n8 tile
   static constexpr int kTileRows = kInRows ? 1 : 2 * Config::kBands / Config::kWeightWarps;  // of the lane, of 16
   static constexpr int kLaneRows = kTileRows * Config::kBandTiles;
-  static constexpr int kLaneKeys = kInRows ? 4 : 8, kRowLanes = Config::kKeys / kLaneKeys;
+  static constexpr int kLaneKeys = 8, kRowLanes = Config::kKeys / kLaneKeys;
 
   MLA_DEVICE static int weight_warp() { return ptx::warp() - Config::kFirstWeightWarp; }
   MLA_DEVICE static int band() { return kTileRows == 2 ? weight_warp() : 0; }
@@ -50,9 +50,9 @@ class WeightRole : SpecializedBlock<Config> {
     if constexpr (kInRows) return weight_warp() * 4 + ptx::lane() / kRowLanes;
     return band() * Config::kBandRows + tile_of(row) * 16 + half_of(row) * 8 + (ptx::lane() >> 2);
   }
-  /// Of the step's keys: the lane has this one, the next, and those 8, 16, 24 on; or four neighbours.
+  /// Of the step's keys: the lane has this one, the next, and those 8, 16, 24 on; or four neighbours, and those 32 on.
   MLA_DEVICE static int first_column() { return kInRows ? ptx::lane() % kRowLanes * 4 : (ptx::lane() & 3) * 2; }
-  MLA_DEVICE static constexpr int behind_first(int i) { return kInRows ? i : i / 2 * 8 + i % 2; }
+  MLA_DEVICE static constexpr int behind_first(int i) { return kInRows ? i / 4 * 32 + i % 4 : i / 2 * 8 + i % 2; }
   MLA_DEVICE static int column_of(int i) { return first_column() + behind_first(i); }
   /// Where the sum over a part of the channels stands, for the lane's key i.
   MLA_DEVICE ptx::SharedAddress score_of(int part, int row, int i) const {
@@ -70,7 +70,7 @@ class WeightRole : SpecializedBlock<Config> {
     if (!direct) [[unlikely]]
       replace_scores(n);
     const float scale = direct ? score_scale(args_) * std::numbers::log2e_v<float> : 1.0F;
-    const uint32_t valid = only_valid ? *Block::valid(n) >> first_column() : ~0U;
+    const ValidKeys valid = only_valid ? valid_keys(n) : ValidKeys{~0U, ~0U};
     bool rescaled = false;
     MLA_UNROLL
     for (int m = 0; m < Config::kBandTiles; ++m) {
@@ -92,9 +92,24 @@ class WeightRole : SpecializedBlock<Config> {
     if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::ready(n));
   }
 
+  /// Which of the lane's keys have rows.
+  struct ValidKeys {
+    uint32_t from_first, behind;  // bits of the keys from its first on, and of those 32 on
+
+    MLA_DEVICE bool has(int i) const {
+      return ((behind_first(i) < Config::kCopyKeys ? from_first : behind) >> behind_first(i) % Config::kCopyKeys &
+              1U) != 0;
+    }
+  };
+  MLA_DEVICE ValidKeys valid_keys(uint32_t n) const {
+    ValidKeys valid = {Block::valid_from(n, first_column()), 0U};
+    if constexpr (Config::kStepCopies == 2) valid.behind = Block::valid_from(n, first_column() + Config::kCopyKeys);
+    return valid;
+  }
+
   /// Base-2 logits out of the sums over all parts of the channels, of the lane's keys and rows of a tile; -inf for keys
   /// that are not valid.
-  MLA_DEVICE void take_logits(float (&s)[kTileRows][kLaneKeys], int m, float scale, uint32_t valid) const {
+  MLA_DEVICE void take_logits(float (&s)[kTileRows][kLaneKeys], int m, float scale, const ValidKeys& valid) const {
     float sum[kTileRows][kLaneKeys] = {};
     MLA_UNROLL
     for (int i = 0; i < kLaneKeys; i += kInRows ? 4 : 2) MLA_UNROLL
@@ -102,7 +117,8 @@ class WeightRole : SpecializedBlock<Config> {
       if constexpr (kInRows || kTileRows == 2) {
         const auto four = ptx::load_shared<ptx::Vec4>(score_of(part, m * kTileRows, i));
         MLA_UNROLL
-        for (int k = 0; k < 4; ++k) (kInRows ? sum[0][k] : sum[k / 2][i + k % 2]) += std::bit_cast<float>(four.x[k]);
+        for (int k = 0; k < 4; ++k)
+          (kInRows ? sum[0][i + k] : sum[k / 2][i + k % 2]) += std::bit_cast<float>(four.x[k]);
       } else {
         const auto two = ptx::load_shared<uint64_t>(score_of(part, m, i));
         sum[0][i] += std::bit_cast<float>(static_cast<uint32_t>(two));
@@ -111,7 +127,7 @@ class WeightRole : SpecializedBlock<Config> {
     }
     MLA_UNROLL
     for (int r = 0; r < kTileRows; ++r) MLA_UNROLL
-    for (int i = 0; i < kLaneKeys; ++i) s[r][i] = (valid >> behind_first(i) & 1U) != 0 ? sum[r][i] * scale : kNoKey;
+    for (int i = 0; i < kLaneKeys; ++i) s[r][i] = valid.has(i) ? sum[r][i] * scale : kNoKey;
   }
 
   /// One of the lane's rows. Whether its outputs so far are to be rescaled.
@@ -127,7 +143,10 @@ class WeightRole : SpecializedBlock<Config> {
     const ptx::SharedAddress to =
         Block::weights(n) + static_cast<uint32_t>(row_of_unit(row) * Config::kWeightPitch + first_column() * 2);
     if constexpr (kInRows) {
-      ptx::store_shared(to, uint64_t{weights[1]} << 32 | weights[0]);
+      MLA_UNROLL
+      for (int i = 0; i < kLaneKeys; i += 4)
+        ptx::store_shared(to + static_cast<uint32_t>(behind_first(i) * 2),
+                          uint64_t{weights[i / 2 + 1]} << 32 | weights[i / 2]);
     } else {
       MLA_UNROLL
       for (int i = 0; i < kLaneKeys / 2; ++i) ptx::store_shared(to + static_cast<uint32_t>(i * 16), weights[i]);
@@ -175,7 +194,7 @@ class WeightRole : SpecializedBlock<Config> {
   }
 
   MLA_DEVICE float logit_of(const RowScores& row, float product, uint32_t n, int column, int32_t key) const {
-    if ((*Block::valid(n) >> column & 1U) != 0 && row.sees(key)) return row.logit(product, key);
+    if ((Block::valid_from(n, column) & 1U) != 0 && row.sees(key)) return row.logit(product, key);
     if (!is_finite(product)) Block::poison(n)[column] = Block::poison(n)[Config::kKeys] = 1;
     return kNoKey;
   }
