@@ -2,12 +2,13 @@
 // Merges the partial states that several workers left of one unit, and writes o, lse and max_logits.
 //
 // Grid: as many blocks as the GPU holds, whatever there is to merge. Rows are merged in slices of 128 columns, four per
-// lane. Many rows: each warp takes its own, one after another. Few (a small batch, cut into many splits): the eight
-// warps of a block share a slice, each with every eighth split. Partial states lie in L2; latency is what costs, so
-// loads of eight splits are in flight at a time, or of all slices of a row where it has at most four.
+// lane. Partial states lie in L2; latency is what costs, so that many loads are in flight at a time, and all warps have
+// something to do: of rows of at most four splits, a warp takes all slices and loads all splits at once; of others it
+// takes one slice, and loads eight splits at once; few slices of many splits (a small batch) are shared by the eight
+// warps of a block, each with every eighth split.
 //   weights  lanes read the states of 128 splits at a time -> the row's max and sum, in every lane
 //   o        split i counts towards sum i % 8, and the eight sums meet at the end (in shared memory, where warps have
-//            one each): the same arithmetic in both ways, so that a row's bits do not depend on the batch
+//            one each): the same arithmetic in all ways, so that a row's bits do not depend on the batch
 // Reads the number of merges first, and is done if there are none.
 #pragma once
 
@@ -27,7 +28,7 @@ struct CombineKernel {
   struct Params {
     cuda::WorkList list;
     int32_t num_heads = 0;
-    int32_t d_v = 0;
+    int32_t d_v = 0;  // a multiple of kSliceColumns
     const float* attn_sink = nullptr;
     LseBase lse_base = LseBase::kE;
     DType o_dtype = DType::kBF16;
@@ -50,18 +51,26 @@ struct CombineKernel {
   static MLA_DEVICE void run(const Params& params) {
     // The plan was complete before attention let this kernel start: it is read while attention still runs.
     const cuda::WorkListHeader header = *params.list.header;
-    const int32_t slices = (params.d_v + kSliceColumns - 1) / kSliceColumns;
-    const int32_t rows = header.num_merges * header.merge_rows, blocks = ptx::grid_size_x();
-    if (int64_t{rows} * slices * 2 <= int64_t{blocks} * kSums) {
-      for_rows(params, header, {ptx::block_index_x(), blocks, slices},
+    const int32_t slices = params.d_v / kSliceColumns;
+    const int32_t tasks = header.num_merges * header.merge_rows * slices;
+    const int32_t block = ptx::block_index_x(), blocks = ptx::grid_size_x();
+    const int32_t warp = block * kSums + ptx::warp(), warps = blocks * kSums;
+    if (!has_more(header, kFewSplits) || tasks > 2 * warps)
+      for_rows(params, header, {warp, warps, 1}, [&](Row& row, int32_t) { merge_part(params, row, 0, slices); });
+    else if (!has_more(header, kSums) || tasks > (has_more(header, 4 * kSums) ? 2 * blocks : blocks))
+      for_rows(params, header, {warp, warps, slices},
+               [&](Row& row, int32_t slice) { merge_part(params, row, slice, 1); });
+    else
+      for_rows(params, header, {block, blocks, slices},
                [&](Row& row, int32_t slice) { merge_slice(params, row, slice); });
-    } else {
-      for_rows(params, header, {ptx::block_index_x() * kSums + ptx::warp(), blocks * kSums, 1},
-               [&](Row& row, int32_t) { merge_row(params, row, slices); });
-    }
   }
 
  private:
+  /// Whether a row has more splits than that, on average.
+  static MLA_DEVICE bool has_more(const cuda::WorkListHeader& header, int32_t splits) {
+    return header.num_workers > header.num_merges * splits;
+  }
+
   /// Index of a row's state of split `i` in partial_max and partial_sum.
   static MLA_DEVICE int64_t state_of(const cuda::WorkList& list, const cuda::Merge& merge, int32_t row, int32_t i) {
     const int32_t slot = i == 0 ? merge.first_slot : merge.rest_slot + (i - 1) * merge.slot_stride;
@@ -112,10 +121,8 @@ struct CombineKernel {
     }
     /// The lane's columns of the outputs.
     MLA_DEVICE void store(const Params& params, int32_t column, float (&o)[kLaneColumns]) const {
-      if (column >= params.d_v) return;
       for (float& value : o) value *= finished.o_factor;
-      store_columns(params.o, params.o_dtype, output(params) + column, o,
-                    std::min(params.d_v - column, int32_t{kLaneColumns}));
+      store_columns(params.o, params.o_dtype, output(params) + column, o, kLaneColumns);
     }
   };
 
@@ -166,9 +173,8 @@ struct CombineKernel {
 
   /// A block's: one slice of a row.
   static MLA_DEVICE void merge_slice(const Params& params, Row& row, int32_t slice) {
-    row.finish(params, state_of_row(params.list, row.merge, row.row), slice == 0 && ptx::warp() == 0);
-    float sum[1][kLaneColumns] = {};
-    add_splits<true>(params, row, lane_column(slice), sum);
+    float sum[1][kLaneColumns];
+    add_splits<true>(params, row, lane_column(slice), slice == 0 && ptx::warp() == 0, sum);
     const ptx::SharedAddress mine = ptx::shared_address(ptx::shared_memory()) + ptx::lane() * kLaneColumns * 4;
     ptx::Vec4 four;
     for (int c = 0; c < kLaneColumns; ++c) four.x[c] = std::bit_cast<uint32_t>(sum[0][c]);
@@ -187,15 +193,14 @@ struct CombineKernel {
     ptx::sync_block();  // they have been read
   }
 
-  /// A warp's: all slices of a row.
-  static MLA_DEVICE void merge_row(const Params& params, Row& row, int32_t slices) {
-    if (row.merge.num_splits <= kFewSplits && slices <= kFewSlices && params.d_v % kLaneColumns == 0)
+  /// A warp's: so many slices of a row.
+  static MLA_DEVICE void merge_part(const Params& params, Row& row, int32_t part, int32_t slices) {
+    if (row.merge.num_splits <= kFewSplits && part == 0 && slices > 1 && slices <= kFewSlices)
       return merge_few(params, row);
-    row.finish(params, state_of_row(params.list, row.merge, row.row), true);
     MLA_NO_UNROLL
-    for (int32_t slice = 0; slice < slices; ++slice) {
-      float sums[kSums][kLaneColumns] = {}, o[kLaneColumns];
-      add_splits<false>(params, row, lane_column(slice), sums);
+    for (int32_t slice = part * slices; slice < (part + 1) * slices; ++slice) {
+      float sums[kSums][kLaneColumns], o[kLaneColumns];
+      add_splits<false>(params, row, lane_column(slice), slice == 0, sums);
       add_sums(sums, o);
       row.store(params, lane_column(slice), o);
     }
@@ -254,7 +259,7 @@ struct CombineKernel {
     MLA_NO_UNROLL
     for (int slice = 0; slice < kFewSlices; ++slice) {
       add(o, 0);
-      row.store(params, lane_column(slice), o);
+      if (lane_column(slice) < params.d_v) row.store(params, lane_column(slice), o);
       MLA_UNROLL
       for (int i = 0; i < kFewSplits; ++i) MLA_UNROLL
       for (int next = 1; next < kFewSlices; ++next) values[i][next - 1] = values[i][next];
@@ -302,44 +307,46 @@ struct CombineKernel {
   /// NaN stays.
   static MLA_DEVICE float larger(float a, float b) { return b > a || b != b ? b : a; }
 
-  /// Every split's columns, or (kShared) those of every eighth from the warp's first on.
+  /// Finishes the row; then every split's columns, or (kShared) those of every eighth from the warp's first on.
   template <bool kShared>
-  static MLA_DEVICE void add_splits(const Params& params, const Row& row, int32_t column,
+  static MLA_DEVICE void add_splits(const Params& params, Row& row, int32_t column, bool writes,
                                     float (&sums)[kShared ? 1 : kSums][kLaneColumns]) {
-    if (column >= params.d_v) return;
-    if (params.d_v % kLaneColumns == 0)
-      add_splits<kShared, true>(params, row, column, sums);
-    else
-      add_splits<kShared, false>(params, row, column, sums);
-  }
-  template <bool kShared, bool kVectors>
-  static MLA_DEVICE void add_splits(const Params& params, const Row& of, int32_t column,
-                                    float (&sums)[kShared ? 1 : kSums][kLaneColumns]) {
-    const cuda::WorkList& list = params.list;
-    const cuda::Merge& merge = of.merge;
-    const int32_t row = of.row;
     constexpr int kStride = kShared ? kSums : 1;
+    const cuda::WorkList& list = params.list;
+    int32_t first = kShared ? ptx::warp() : 0;
+    // The last split stands for those that are not there.
+    const auto state = [&](int i) {
+      return state_of(list, row.merge, row.row, std::min(first + i * kStride, row.merge.num_splits - 1));
+    };
+    ptx::Vec4 values[kSums];
+    const auto load = [&] {
+      MLA_UNROLL
+      for (int i = 0; i < kSums; ++i)
+        values[i] = ptx::load_once(reinterpret_cast<const ptx::Vec4*>(list.partial_o + state(i) * params.d_v + column));
+    };
+    load();
+    ptx::sync_warp();  // they are on their way before the row's state is waited for
+    row.finish(params, state_of_row(list, row.merge, row.row), writes);
+    const auto add = [&](bool more) {
+      MLA_UNROLL
+      for (int i = 0; i < kSums; ++i) {
+        const float max = list.partial_max[state(i)];
+        const bool counts = first + i * kStride < row.merge.num_splits && max != kNoKey;
+        const float scale = weight(max, row.max);
+        float(&sum)[kLaneColumns] = sums[kShared ? 0 : i];
+        MLA_UNROLL
+        for (int c = 0; c < kLaneColumns; ++c) {
+          const float before = more || (kShared && i > 0) ? sum[c] : 0.0F;
+          sum[c] = counts ? std::fma(std::bit_cast<float>(values[i].x[c]), scale, before) : before;
+        }
+      }
+      first += kSums * kStride;
+    };
+    add(false);
     MLA_NO_UNROLL
-    for (int32_t first = kShared ? ptx::warp() : 0; first < merge.num_splits; first += kSums * kStride) {
-      ptx::Vec4 values[kSums];
-      float maxima[kSums];
-      MLA_UNROLL
-      for (int i = 0; i < kSums; ++i) {
-        const int64_t state = state_of(list, merge, row, std::min(first + i * kStride, merge.num_splits - 1));
-        maxima[i] = list.partial_max[state];
-        const float* columns = list.partial_o + state * params.d_v + column;
-        if constexpr (kVectors)
-          values[i] = ptx::load_once(reinterpret_cast<const ptx::Vec4*>(columns));
-        else
-          for (int c = 0; c < kLaneColumns; ++c)
-            values[i].x[c] = column + c < params.d_v ? std::bit_cast<uint32_t>(columns[c]) : 0;
-      }
-      MLA_UNROLL
-      for (int i = 0; i < kSums; ++i) {
-        if (first + i * kStride >= merge.num_splits || maxima[i] == kNoKey) continue;
-        const float scale = weight(maxima[i], of.max);
-        for (int c = 0; c < kLaneColumns; ++c) sums[kShared ? 0 : i][c] += std::bit_cast<float>(values[i].x[c]) * scale;
-      }
+    while (first < row.merge.num_splits) {
+      load();
+      add(true);
     }
   }
 };
