@@ -222,7 +222,7 @@ void run_decode(const Case& c, uint64_t seed) {
   expect_planned(fixture.shape(), args, memory, seed);
   fixture.invent_partials(memory.list);
   TestQueue queue(seed);
-  const Status status = combine_work(fixture.shape(), args, memory.list, queue);
+  const Status status = combine_work(fixture.shape(), args, memory.list, false, queue);
   ASSERT_TRUE(status.ok()) << status.message();
   fixture.check(memory.list);
 }
@@ -239,7 +239,7 @@ void expect_same_bits(const Case& c, std::initializer_list<int32_t> num_sms) {
     expect_planned(fixture.shape(), args, memory);
     fixture.invent_partials(memory.list);
     TestQueue queue(static_cast<uint64_t>(sms), sms);
-    ASSERT_TRUE(combine_work(fixture.shape(), args, memory.list, queue).ok());
+    ASSERT_TRUE(combine_work(fixture.shape(), args, memory.list, false, queue).ok());
     fixture.check(memory.list);
     const auto* o = static_cast<const float*>(args.o);
     const std::vector<float> now(o, o + args.num_tokens * args.num_heads * args.d_v);
@@ -299,7 +299,7 @@ TEST(Combine, ManySplits) {
   EXPECT_GT(memory.list.merges[0].num_splits, 100);
   fixture.invent_partials(memory.list);
   TestQueue queue;
-  ASSERT_TRUE(combine_work(shape, args, memory.list, queue).ok());
+  ASSERT_TRUE(combine_work(shape, args, memory.list, false, queue).ok());
   fixture.check(memory.list);
 }
 
@@ -317,7 +317,7 @@ TEST(Combine, SparseWritesMaxLogits) {
   expect_planned(fixture.shape(), args, memory);
   fixture.invent_partials(memory.list);
   TestQueue queue;
-  ASSERT_TRUE(combine_work(fixture.shape(), args, memory.list, queue).ok());
+  ASSERT_TRUE(combine_work(fixture.shape(), args, memory.list, false, queue).ok());
   fixture.check(memory.list);
 }
 
@@ -337,7 +337,7 @@ TEST(Combine, InfiniteScoresAreNotLost) {
   poison(0, kInfinity, kInfinity);
   poison(1, 3.0F, kNan);
   TestQueue queue;
-  ASSERT_TRUE(combine_work(fixture.shape(), args, memory.list, queue).ok());
+  ASSERT_TRUE(combine_work(fixture.shape(), args, memory.list, false, queue).ok());
   EXPECT_EQ(args.lse[0], kInfinity);
   EXPECT_TRUE(std::isnan(args.lse[1]));
   EXPECT_TRUE(std::isnan(static_cast<float*>(args.o)[args.o_stride_head]));
@@ -352,7 +352,7 @@ TEST(Combine, NothingToMergeWritesNothing) {
   expect_planned(fixture.shape(), args, memory);
   ASSERT_EQ(memory.list.header->num_merges, 0);
   TestQueue queue;
-  ASSERT_TRUE(combine_work(fixture.shape(), args, memory.list, queue).ok());
+  ASSERT_TRUE(combine_work(fixture.shape(), args, memory.list, false, queue).ok());
   for (int64_t i = 0; i < args.num_tokens * args.num_heads; ++i) EXPECT_EQ(args.lse[i], 12345.0F);
 }
 

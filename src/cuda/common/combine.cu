@@ -10,7 +10,8 @@ namespace mla::MLA_CUDA_NAMESPACE {
 namespace {
 
 template <class Args>
-Status launch_combine(const cuda::WorkShape& shape, const Args& args, const cuda::WorkList& list, cuda::Queue& queue) {
+Status launch_combine(const cuda::WorkShape& shape, const Args& args, const cuda::WorkList& list,
+                      bool next_starts_early, cuda::Queue& queue) {
   if (list.max_slots == 0) return {};
   CombineKernel::Params params{.list = list,
                                .num_heads = args.num_heads,
@@ -25,6 +26,7 @@ Status launch_combine(const cuda::WorkShape& shape, const Args& args, const cuda
                                .lse = args.lse,
                                .lse_stride_token = args.lse_stride_token,
                                .lse_stride_head = args.lse_stride_head};
+  params.next_starts_early = next_starts_early;
   if constexpr (requires { args.max_logits; }) {
     params.max_logits = args.max_logits;
     params.max_logits_stride_token = args.max_logits_stride_token;
@@ -32,7 +34,7 @@ Status launch_combine(const cuda::WorkShape& shape, const Args& args, const cuda
   }
   // A block for each slice of each row; no more rows than the batch has, or than partial states are for.
   const int64_t rows = std::min(shape.max_tokens * shape.num_heads, int64_t{list.max_slots} * list.block_rows);
-  const int64_t slices = (args.d_v + CombineKernel::kSliceColumns - 1) / CombineKernel::kSliceColumns;
+  const int64_t slices = args.d_v / CombineKernel::kSliceColumns;
   const int64_t resident = int64_t{queue.device().num_sms} * CombineKernel::kMinBlocks;
   const auto grid = static_cast<int32_t>(std::min(rows * slices, std::max<int64_t>(resident, 1)));
   return launch<CombineKernel>(
@@ -42,13 +44,13 @@ Status launch_combine(const cuda::WorkShape& shape, const Args& args, const cuda
 }  // namespace
 
 Status combine_work(const cuda::WorkShape& shape, const core::DecodeArgs& args, const cuda::WorkList& list,
-                    cuda::Queue& queue) {
-  return launch_combine(shape, args, list, queue);
+                    bool next_starts_early, cuda::Queue& queue) {
+  return launch_combine(shape, args, list, next_starts_early, queue);
 }
 
 Status combine_work(const cuda::WorkShape& shape, const core::DecodeSparseArgs& args, const cuda::WorkList& list,
-                    cuda::Queue& queue) {
-  return launch_combine(shape, args, list, queue);
+                    bool next_starts_early, cuda::Queue& queue) {
+  return launch_combine(shape, args, list, next_starts_early, queue);
 }
 
 }  // namespace mla::MLA_CUDA_NAMESPACE

@@ -39,6 +39,7 @@ struct CombineKernel {
     int64_t lse_stride_token = 0, lse_stride_head = 0;
     float* max_logits = nullptr;
     int64_t max_logits_stride_token = 0, max_logits_stride_head = 0;
+    bool next_starts_early = false;  // whether the next kernel may, as far as it does not wait for this one
   };
   static constexpr const char* kName = "combine";
   static constexpr int kThreads = 256;
@@ -49,6 +50,7 @@ struct CombineKernel {
   static constexpr int kSharedBytes = kSums * kSliceColumns * 4;
 
   static MLA_DEVICE void run(const Params& params) {
+    if (params.next_starts_early) ptx::allow_next_grid();
     // The plan was complete before attention let this kernel start: it is read while attention still runs.
     const cuda::WorkListHeader header = *params.list.header;
     const int32_t slices = params.d_v / kSliceColumns;

@@ -68,7 +68,7 @@ struct AbsorbedProblem {
           {.grid_x = work.max_grid_blocks, .shared_bytes = Kernel::Config::kSharedBytes, .overlaps_previous = true},
           launched);
       if (!status.ok()) return status;
-      return combine_work(work, args, launched.list, queue);
+      return combine_work(work, args, launched.list, Kernel::kStartsEarly, queue);
     });
   }
 

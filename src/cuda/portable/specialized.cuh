@@ -38,12 +38,15 @@ struct SpecializedKernel {
   static constexpr const char* kName = "absorbed_attention_specialized";
   static constexpr int kThreads = Config::kThreads;
   static constexpr int kMinBlocks = Config::kMinBlocks;
+  /// Whether blocks begin while the previous run's combine still ends. With all registers taken it gains nothing.
+  static constexpr bool kStartsEarly = !Config::kMovesRegisters;
 
   static MLA_DEVICE void run(const Params& args) {
+    if constexpr (kStartsEarly) SpecializedBlock<Config>(args).init();
     ptx::wait_for_previous_grid();  // the plan
     ptx::allow_next_grid();
     const cuda::Share share = args.list.shares[ptx::block_index_x()];
-    SpecializedBlock<Config>(args).init();
+    if constexpr (!kStartsEarly) SpecializedBlock<Config>(args).init();
     if (share.begin == share.end) return;
     if (ptx::warp() < Config::kFirstScoreWarp) {
       keep_registers<Config::kWeightRegisters>();

@@ -2,6 +2,8 @@
 // What the roles of the warp-specialized kernel share: the map of shared memory and the barriers.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/portable/specialized_config.cuh"
 
 namespace mla::MLA_CUDA_NAMESPACE {
@@ -26,7 +28,7 @@ class SpecializedBlock : protected AbsorbedUnits<Config> {
         ptx::mbarrier_init(full(stage), Config::kStepCopies);
         ptx::mbarrier_init(free(stage), Config::kValueWarps);
       }
-      for (int copy = 0; copy < Config::kFirstCopies; ++copy) ptx::mbarrier_init(sent(copy), 1);
+      for (int group = 0; group < Config::kFirstGroups; ++group) ptx::mbarrier_init(sent(group), Config::kGroupCopies);
       for (int band = 0; band < Config::kBands; ++band) {
         ptx::mbarrier_init(scored(band), Config::kScoreWarps / Config::kBands);
         ptx::mbarrier_init(taken(band), Config::kWeightWarps / Config::kBands);
@@ -57,9 +59,9 @@ class SpecializedBlock : protected AbsorbedUnits<Config> {
     return barrier(2 * Config::kStages + 3 + static_cast<uint32_t>(band));
   }
   MLA_DEVICE ptx::SharedAddress taken(int band) const { return scored(band) + Config::kBands * 8; }
-  /// One of the first copies is sent for. One phase.
-  MLA_DEVICE ptx::SharedAddress sent(uint32_t copy) const {
-    return barrier(2 * Config::kStages + 3 + 2 * Config::kBands + copy);
+  /// A group of the first copies is sent for. One phase.
+  MLA_DEVICE ptx::SharedAddress sent(uint32_t group) const {
+    return barrier(2 * Config::kStages + 3 + 2 * Config::kBands + group);
   }
   MLA_DEVICE static uint32_t score_parity(uint32_t n) { return n & 1U; }
   MLA_DEVICE static uint32_t stage_parity(uint32_t n) { return n / Config::kStages & 1U; }
@@ -74,14 +76,15 @@ class SpecializedBlock : protected AbsorbedUnits<Config> {
     return of.steps.end - static_cast<uint32_t>((behind + Config::kKeys - 1) / Config::kKeys);
   }
 
-  /// A bit for each key of the copy that has a row. Step n's copies are kStepCopies * n and those behind it.
-  MLA_DEVICE uint32_t* valid(uint32_t copy) const {
-    return as<uint32_t>(memory_ + Config::kValidOffset + copy % Config::kFirstCopies * 4);
-  }
-  /// Of a step: those of the keys from `key` on, as far as they are of the same copy.
+  /// A bit for each key of step n that has a row: those from `key` on, as far as they are of the same 32.
   MLA_DEVICE uint32_t valid_from(uint32_t n, int key) const {
-    const int copy = Config::kStepCopies == 1 ? 0 : key / Config::kCopyKeys;
-    return *valid(n * Config::kStepCopies + static_cast<uint32_t>(copy)) >> (key - copy * Config::kCopyKeys);
+    const int word = Config::kKeys == 32 ? 0 : key / 32;
+    return as<uint32_t>(memory_ + valid_offset(n))[word] >> (key - word * 32);
+  }
+  /// Those of a copy's keys. Step n's copies are kStepCopies * n and those behind it.
+  MLA_DEVICE void set_valid(uint32_t copy, uint32_t bits) const {
+    using Bits = std::conditional_t<Config::kCopyKeys == 16, uint16_t, uint32_t>;
+    as<Bits>(memory_ + valid_offset(copy / Config::kStepCopies))[copy % Config::kStepCopies] = static_cast<Bits>(bits);
   }
   /// A byte for each key of the step that some rows do not see and whose channels are not finite; then one for any.
   MLA_DEVICE uint8_t* poison(uint32_t n) const {
@@ -121,6 +124,9 @@ class SpecializedBlock : protected AbsorbedUnits<Config> {
   }
 
  private:
+  MLA_DEVICE static uint32_t valid_offset(uint32_t n) {
+    return Config::kValidOffset + n % Config::kStages * (Config::kKeys / 8);
+  }
   MLA_DEVICE ptx::SharedAddress barrier(uint32_t i) const { return shared_ + Config::kBarrierOffset + i * 8; }
 };
 

@@ -16,8 +16,11 @@ struct SpecializedConfig {
   static constexpr bool kQuantized = kKind_ == KeyKind::kE4M3;
   static constexpr int kKeys = kQuantized ? 64 : 32;  // of one step
   static constexpr int kPlanKeys = 64;                // segments begin and end on multiples of it
-  static constexpr int kCopyKeys = kWarpSize;         // whose rows a fetch warp sends for together
-  static constexpr int kStepCopies = kKeys / kCopyKeys;
+  // A copy are the rows that a fetch warp sends for at a time, 60 clocks each, but quantized ones that follow one
+  // another at once. In the beginning copies wait for those before them, so that the first rows come first, in so large
+  // groups.
+  static constexpr int kCopyKeys = kQuantized || kRows == 64 ? 32 : 16;
+  static constexpr int kStepCopies = kKeys / kCopyKeys, kGroupCopies = kQuantized ? 1 : kStepCopies;
   static constexpr int kLatentDims = kLatentDims_;
   static constexpr int kTailDims = 64;  // rotary channels behind the latent ones, where d_qk is larger than d_v
   // What weights are; of 16-bit caches also queries and keys.
@@ -26,7 +29,7 @@ struct SpecializedConfig {
 
   // Rows are one or two bands; a band has several warps for its scores, and some for its weights.
   static constexpr int kBands = kRows == 64 ? 2 : 1, kBandRows = kRows / kBands, kBandTiles = kBandRows / 16;
-  static constexpr int kWeightWarps = kQuantized ? 4 : 2, kFetchWarps = kRows == 64 ? 2 : 3;
+  static constexpr int kWeightWarps = kRows == 64 ? 2 : 4, kFetchWarps = kRows == 64 ? 2 : 3;
   static constexpr int kScaleWarps = kQuantized ? 1 : 0;
   static constexpr int kScoreWarps = kQuantized ? 8 : 4, kValueWarps = 8;
   static constexpr int kFirstWeightWarp = 0, kFirstFetchWarp = kWeightWarps;
@@ -65,7 +68,8 @@ struct SpecializedConfig {
   static constexpr int kOutputTilesN = kOutputDims / 8;
 
   // Shared memory. Rows of a stage are an odd number of 16-byte chunks apart, so that they lie in different banks.
-  static constexpr int kStages = 4, kFirstCopies = kStages * kStepCopies;
+  static constexpr int kStages = 4;
+  static constexpr int kFirstGroups = kStages * kStepCopies / kGroupCopies;
   static constexpr int kKeyPitch = kQuantized ? kLatentDims + 16 + kTailDims * 2  // codes, scales of some formats
                                               : (kLatentDims + kTailDims) * 2 + 16;
   static constexpr int kKeyScaleBytes = kQuantized ? 16 : 0;  // of other formats, behind the rows
@@ -75,17 +79,18 @@ struct SpecializedConfig {
   static constexpr int kQueryBytes = kQuantized ? kScoreWarps * 8 * kQueryPitch : kRows * kQueryPitch;
   static constexpr int kWeightPitch = kKeys * 2 + 16;
   static constexpr int kWeightBytes = kRows * kWeightPitch;
-  static constexpr int kScorePitch = kKeys * 4 + 32;  // where scores lie in rows
-  static constexpr int kScoreBytes = kParts * kRows * (kQuantized ? kScorePitch : kKeys * 4);
+  static constexpr bool kScoresInRows = kRows == 16;  // or as products come
+  static constexpr int kScorePitch = kKeys * 4 + 32;
+  static constexpr int kScoreBytes = kParts * kRows * (kScoresInRows ? kScorePitch : kKeys * 4);
   static constexpr int kPoisonBytes = kKeys + 4;  // a byte for each key, then one for any
   static constexpr int kScaleGroups = kQuantized ? 8 : 0;
   static constexpr int kScaleBytes = kScaleGroups * kKeys * 2;  // of a step: f16 for each key
 
   static constexpr int kBarrierOffset = 0;
-  static constexpr int kNumBarriers = 2 * kStages + 3 + 2 * kBands + kFirstCopies;
+  static constexpr int kNumBarriers = 2 * kStages + 3 + 2 * kBands + kFirstGroups;
   static constexpr int kUnitBarrierOffset = kBarrierOffset + kNumBarriers * 8;
   static constexpr int kValidOffset = kUnitBarrierOffset + kUnitBarriers * 8;  // a bit for each key of a stage
-  static constexpr int kPoisonOffset = kValidOffset + kFirstCopies * 4;
+  static constexpr int kPoisonOffset = kValidOffset + kStages * kKeys / 8;
   static constexpr int kFactorOffset = kPoisonOffset + 2 * kPoisonBytes;            // of two steps, and of a unit
   static constexpr int kEventOffset = (kFactorOffset + 3 * kRows * 4 + 7) / 8 * 8;  // of two steps
   static constexpr int kScaleOffset = kEventOffset + 2 * 8;                         // of two steps

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fetch warps: they send for the rows of keys, as soon as there is room for them. They take turns, 32
-// keys each: a copy. A lane has one key of it. The first of them describes the units, as it needs them first. Rows
-// leave the L2 cache before all else: what a run begins with (instructions, shares, page tables, queries) is still
-// there when the next one does.
+// The fetch warps: they send for the rows of keys, as soon as there is room for them. They take turns, a
+// copy each: some keys of a step. A lane has one of them. The first of them describes the units, as it needs them
+// first. Rows leave the L2 cache before all else: what a run begins with (instructions, shares, page tables, queries)
+// is still there when the next one does.
 #pragma once
 
 #include "cuda/portable/specialized_block.cuh"
@@ -26,6 +26,7 @@ class FetchRole : SpecializedBlock<Config> {
   MLA_DEVICE void compute() {
     keys_ = unit().keys;
     key_ = unit().segment.key_begin + ptx::lane();
+    if (ptx::lane() >= Config::kCopyKeys) key_ = kNone;
     const uint32_t behind = first_ % Config::kFetchWarps, warp = static_cast<uint32_t>(fetch_warp());
     const uint32_t skipped = (warp + Config::kFetchWarps - behind) % Config::kFetchWarps;  // copies of other warps
     key_ += static_cast<int32_t>(skipped) * Config::kCopyKeys;
@@ -46,7 +47,8 @@ class FetchRole : SpecializedBlock<Config> {
   }
 
  private:
-  static constexpr uint32_t kAllKeys = ~0U;
+  static constexpr uint32_t kAllKeys = ~0U >> (kWarpSize - Config::kCopyKeys);
+  static constexpr int32_t kNone = INT32_MAX / 2;  // behind all keys, and stays there
 
   MLA_DEVICE static int fetch_warp() { return ptx::warp() - Config::kFirstFetchWarp; }
 
@@ -59,7 +61,7 @@ class FetchRole : SpecializedBlock<Config> {
 
   /// Finds the lane's row of the warp's copy after the last one found.
   MLA_DEVICE void find_next() {
-    in_second_pool_ = keys_.pool_of(key_ - ptx::lane()) == 1;
+    in_second_pool_ = ptx::shuffle(keys_.pool_of(key_), 0) == 1;
     if (in_second_pool_)
       find_in(args_.pools[1]);
     else
@@ -75,11 +77,11 @@ class FetchRole : SpecializedBlock<Config> {
   }
 
   MLA_DEVICE void wait_for_room(uint32_t copy) const {
-    const uint32_t n = copy / Config::kStepCopies;
-    if (copy >= Config::kFirstCopies)
+    const uint32_t n = copy / Config::kStepCopies, group = copy / Config::kGroupCopies;
+    if (n >= Config::kStages)
       ptx::mbarrier_wait(Block::free(n), Block::stage_parity(n - Config::kStages));
-    else if (copy > 0)
-      ptx::mbarrier_wait(Block::sent(copy - 1), 0);  // the first rows first: sent at once, all would come late
+    else if (group > 0)
+      ptx::mbarrier_wait(Block::sent(group - 1), 0);  // the first rows first: sent at once, all would come late
   }
 
   /// Sends for the rows of a copy, which are found.
@@ -102,13 +104,13 @@ class FetchRole : SpecializedBlock<Config> {
     ptx::sync_warp();  // scales, and rows of zeros
     const bool elected = ptx::elect();
     if (elected) {
-      *Block::valid(copy) = valid;
+      Block::set_valid(copy, valid);
       const uint32_t bytes = pool.whole ? row.bytes() : row.latent_bytes + row.rope_bytes;
       ptx::mbarrier_arrive_expect_bytes(Block::full(n),
                                         pool.aligned ? static_cast<uint32_t>(std::popcount(valid)) * bytes : 0U);
     }
     if (pool.aligned) copy_rows(valid, row, pool, to, Block::full(n), elected);
-    if (copy < Config::kFirstCopies && elected) ptx::mbarrier_arrive(Block::sent(copy));
+    if (n < Config::kStages && elected) ptx::mbarrier_arrive(Block::sent(copy / Config::kGroupCopies));
   }
 
   /// How the parts of a row lie where it lands.

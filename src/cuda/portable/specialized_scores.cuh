@@ -121,6 +121,24 @@ class ScoreRole : SpecializedBlock<Config> {
     float s[kTiles][4][4] = {};
     multiply_queries(s, n);
     if (n > 0) ptx::mbarrier_wait(Block::taken(band()), Block::score_parity(n - 1));
+    if constexpr (Config::kScoresInRows)
+      store_rows(s[0]);
+    else
+      store_products(s);
+    ptx::sync_warp();
+    if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::scored(band()));
+  }
+
+  MLA_DEVICE void store_rows(const float (&s)[4][4]) const {
+    const ptx::SharedAddress to =
+        Block::score_row(part(), ptx::lane() >> 2) + static_cast<uint32_t>((ptx::lane() & 3) * 8);
+    MLA_UNROLL
+    for (int half = 0; half < 2; ++half) MLA_UNROLL
+    for (int j = 0; j < 4; ++j)
+      ptx::store_shared(to + static_cast<uint32_t>(half * 8 * Config::kScorePitch + j * 32),
+                        two_floats(s[j][2 * half], s[j][2 * half + 1]));
+  }
+  MLA_DEVICE void store_products(const float (&s)[kTiles][4][4]) const {
     MLA_UNROLL
     for (int m = 0; m < kTiles; ++m) MLA_UNROLL
     for (int j = 0; j < 4; ++j) {
@@ -129,8 +147,6 @@ class ScoreRole : SpecializedBlock<Config> {
       for (int i = 0; i < 4; ++i) four.x[i] = std::bit_cast<uint32_t>(s[m][j][i]);
       ptx::store_shared(Block::scores(band(), part(), m, j), four);
     }
-    ptx::sync_warp();
-    if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::scored(band()));
   }
 
   /// Operands of 16 channels: of the band's rows, and of the step's 32 keys.

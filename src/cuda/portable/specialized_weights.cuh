@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The weight warps: they turn scores into weights. Each has the query rows of a band; where there is only one, half of
-// each of its tiles. Of quantized rows, whose scores lie in rows, a quarter of them: eight lanes share a row.
+// The weight warps: they turn scores into weights. Each has the query rows of a band; where there is only one, a
+// quarter of them: scores lie in rows, and eight lanes share a row.
 #pragma once
 
 #include "cuda/portable/absorbed_results.cuh"
@@ -36,16 +36,16 @@ class WeightRole : SpecializedBlock<Config> {
   }
 
  private:
-  static constexpr bool kInRows = Config::kQuantized;  // or as products come, rows and columns of an m16n8 tile
-  static constexpr int kTileRows = kInRows ? 1 : 2 * Config::kBands / Config::kWeightWarps;  // of the lane, of 16
+  static constexpr bool kInRows = Config::kScoresInRows;  // or as products come, rows and columns of an m16n8 tile
+  static constexpr int kTileRows = kInRows ? 1 : 2;       // of the lane, of 16
   static constexpr int kLaneRows = kTileRows * Config::kBandTiles;
-  static constexpr int kLaneKeys = 8, kRowLanes = Config::kKeys / kLaneKeys;
+  static constexpr int kRowLanes = kInRows ? 8 : 4, kLaneKeys = Config::kKeys / kRowLanes;
 
   MLA_DEVICE static int weight_warp() { return ptx::warp() - Config::kFirstWeightWarp; }
-  MLA_DEVICE static int band() { return kTileRows == 2 ? weight_warp() : 0; }
+  MLA_DEVICE static int band() { return kInRows ? 0 : weight_warp(); }
   /// Of the lane's rows: its tile, which half of that, and its number in the unit.
   MLA_DEVICE static int tile_of(int row) { return row / kTileRows; }
-  MLA_DEVICE static int half_of(int row) { return kTileRows == 2 ? row % 2 : weight_warp(); }
+  MLA_DEVICE static int half_of(int row) { return row % 2; }
   MLA_DEVICE static int row_of_unit(int row) {
     if constexpr (kInRows) return weight_warp() * 4 + ptx::lane() / kRowLanes;
     return band() * Config::kBandRows + tile_of(row) * 16 + half_of(row) * 8 + (ptx::lane() >> 2);
@@ -97,13 +97,12 @@ class WeightRole : SpecializedBlock<Config> {
     uint32_t from_first, behind;  // bits of the keys from its first on, and of those 32 on
 
     MLA_DEVICE bool has(int i) const {
-      return ((behind_first(i) < Config::kCopyKeys ? from_first : behind) >> behind_first(i) % Config::kCopyKeys &
-              1U) != 0;
+      return ((behind_first(i) < 32 ? from_first : behind) >> behind_first(i) % 32 & 1U) != 0;
     }
   };
   MLA_DEVICE ValidKeys valid_keys(uint32_t n) const {
     ValidKeys valid = {Block::valid_from(n, first_column()), 0U};
-    if constexpr (Config::kStepCopies == 2) valid.behind = Block::valid_from(n, first_column() + Config::kCopyKeys);
+    if constexpr (Config::kKeys > 32) valid.behind = Block::valid_from(n, first_column() + 32);
     return valid;
   }
 
@@ -114,16 +113,9 @@ class WeightRole : SpecializedBlock<Config> {
     MLA_UNROLL
     for (int i = 0; i < kLaneKeys; i += kInRows ? 4 : 2) MLA_UNROLL
     for (int part = 0; part < Config::kParts; ++part) {
-      if constexpr (kInRows || kTileRows == 2) {
-        const auto four = ptx::load_shared<ptx::Vec4>(score_of(part, m * kTileRows, i));
-        MLA_UNROLL
-        for (int k = 0; k < 4; ++k)
-          (kInRows ? sum[0][i + k] : sum[k / 2][i + k % 2]) += std::bit_cast<float>(four.x[k]);
-      } else {
-        const auto two = ptx::load_shared<uint64_t>(score_of(part, m, i));
-        sum[0][i] += std::bit_cast<float>(static_cast<uint32_t>(two));
-        sum[0][i + 1] += std::bit_cast<float>(static_cast<uint32_t>(two >> 32));
-      }
+      const auto four = ptx::load_shared<ptx::Vec4>(score_of(part, m * kTileRows, i));
+      MLA_UNROLL
+      for (int k = 0; k < 4; ++k) (kInRows ? sum[0][i + k] : sum[k / 2][i + k % 2]) += std::bit_cast<float>(four.x[k]);
     }
     MLA_UNROLL
     for (int r = 0; r < kTileRows; ++r) MLA_UNROLL

@@ -30,6 +30,7 @@ struct WgmmaKernel {
   static constexpr const char* kName = "absorbed_attention_wgmma";
   static constexpr int kThreads = Config::kThreads;
   static constexpr int kMinBlocks = Config::kMinBlocks;
+  static constexpr bool kStartsEarly = false;
 
   static MLA_DEVICE void run(const Params& args) {
     ptx::wait_for_previous_grid();  // the plan
