@@ -58,10 +58,10 @@ struct CombineKernel {
     const int32_t block = ptx::block_index_x(), blocks = ptx::grid_size_x();
     const int32_t warp = block * kSums + ptx::warp(), warps = blocks * kSums;
     if (!has_more(header, kFewSplits) || tasks > 2 * warps)
-      for_rows(params, header, {warp, warps, 1}, [&](Row& row, int32_t) { merge_part(params, row, 0, slices); });
+      for_rows(params, header, {warp, warps, 1}, [&](Row& row, int32_t) { merge_row(params, row, slices); });
     else if (!has_more(header, kSums) || tasks > (has_more(header, 4 * kSums) ? 2 * blocks : blocks))
       for_rows(params, header, {warp, warps, slices},
-               [&](Row& row, int32_t slice) { merge_part(params, row, slice, 1); });
+               [&](Row& row, int32_t slice) { merge_slices(params, row, slice, slice + 1); });
     else
       for_rows(params, header, {block, blocks, slices},
                [&](Row& row, int32_t slice) { merge_slice(params, row, slice); });
@@ -195,12 +195,16 @@ struct CombineKernel {
     ptx::sync_block();  // they have been read
   }
 
-  /// A warp's: so many slices of a row.
-  static MLA_DEVICE void merge_part(const Params& params, Row& row, int32_t part, int32_t slices) {
-    if (row.merge.num_splits <= kFewSplits && part == 0 && slices > 1 && slices <= kFewSlices)
-      return merge_few(params, row);
+  /// A warp's: a whole row.
+  static MLA_DEVICE void merge_row(const Params& params, Row& row, int32_t slices) {
+    if (row.merge.num_splits <= kFewSplits && slices <= kFewSlices) return merge_few(params, row);
+    merge_slices(params, row, 0, slices);
+  }
+
+  /// A warp's: slices [begin, end) of a row.
+  static MLA_DEVICE void merge_slices(const Params& params, Row& row, int32_t begin, int32_t end) {
     MLA_NO_UNROLL
-    for (int32_t slice = part * slices; slice < (part + 1) * slices; ++slice) {
+    for (int32_t slice = begin; slice < end; ++slice) {
       float sums[kSums][kLaneColumns], o[kLaneColumns];
       add_splits<false>(params, row, lane_column(slice), slice == 0, sums);
       add_sums(sums, o);
