@@ -34,6 +34,19 @@ TEST_P(DecodeOnDevice, EveryFormat) {
   }
 }
 
+// Kernels that go by how many bits scales have meet rows of either kind, at any place of a step.
+TEST_P(DecodeOnDevice, FewLongScales) {
+  for (CacheFormat format : {CacheFormat::kFP8DsMla, CacheFormat::kFP8}) {
+    DecodeSpec spec = small_decode(format);
+    spec.kv_len = {300, 45};
+    spec.num_heads = 5;
+    spec.cache.power_of_two_scales = false;
+    spec.cache.few_long_scales = true;
+    spec.cache.token_scales = spec.cache.two_tensors = format == CacheFormat::kFP8;
+    expect_ok(spec);
+  }
+}
+
 TEST_P(DecodeOnDevice, HeadCounts) {
   for (int32_t heads : {1, 8, 17, 33, 64, 96, 130}) {
     DecodeSpec spec = small_decode();

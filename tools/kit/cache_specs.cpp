@@ -38,6 +38,7 @@ std::string describe(const CacheSpec& spec) {
       .knob("token_scales", &CacheSpec::token_scales)
       .knob("own_kpe_scale", &CacheSpec::own_kpe_scale)
       .knob("power_of_two_scales", &CacheSpec::power_of_two_scales)
+      .knob("few_long_scales", &CacheSpec::few_long_scales)
       .knob("padded_pages", &CacheSpec::padded_pages)
       .knob("uneven_rows", &CacheSpec::uneven_rows)
       .take();

@@ -120,10 +120,22 @@ float load_scale(const PagedMemory& memory, const std::byte* scales, int32_t gro
   return scale;
 }
 
+/// The largest magnitude of every group becomes that of the largest e4m3 code times a power of two, which is the scale.
+void shorten_scales(std::span<float> values) {
+  constexpr size_t kGroup = 64;  // of all formats with larger ones, too
+  constexpr float kLargestCode = 448;
+  for (size_t c = 0; c + kGroup <= values.size(); c += kGroup) {
+    const auto group = values.subspan(c, kGroup);
+    float& largest = *std::ranges::max_element(group, {}, [](float value) { return std::abs(value); });
+    largest = std::copysign(kLargestCode * std::exp2(std::ceil(std::log2(std::abs(largest) / kLargestCode))), largest);
+  }
+}
+
 void fill_row(const PagedMemory& memory, const CacheSpec& spec, int64_t page, int64_t slot, uint64_t key) {
   if (quantized(spec.format) || spec.uneven_rows) {
     std::vector<float> values(static_cast<size_t>(spec.d_qk));
     fill_row_values(values, key);
+    if (spec.few_long_scales && key % 11 != 0) shorten_scales(values);
     memory.write_row(page, slot, values);
     return;
   }

@@ -30,6 +30,7 @@ struct CacheSpec {
   bool own_kpe_scale = false;  ///< fp8: kpe has a scale of its own (always with token_scales). Both need a tensor that
                                ///< says where kpe begins: two_tensors, or rows in two parts
   bool power_of_two_scales = true;  ///< what writers of fp8_ds_mla and of token_scales choose
+  bool few_long_scales = false;     ///< else: of ten rows of eleven they come out as powers of two all the same
   bool padded_pages = false;        ///< fp8_dsv4: pages padded to the format's alignment
   bool uneven_rows = false;         ///< groups of 64 channels differ in magnitude; quantized formats always
 
