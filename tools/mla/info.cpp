@@ -283,8 +283,8 @@ int print_matrix(const Output& out) {
   out.print(
       "Judged by `explain` on: {}. Cells name the types of queries (prefill: of q, k and v; cache tools: of rows; "
       "merge_states: of states), or say yes where there is no choice; any page size; any number of heads, except that "
-      "cuda_sm90 leaves attention with up to 16 query rows of a request (query tokens times heads), and indexers with up "
-      "to 32 heads, to cuda_portable. "
+      "cuda_sm90 leaves attention with up to 16 query rows of a request (query tokens times heads), and indexers with "
+      "up to 32 heads, to cuda_portable. "
       "copy_pages takes any format and writes the one that is named. Rows of GPUs are judged for all "
       "architectures that this build emulates, and an architecture is named where it differs from the others.\n\n",
       machine_info().cpu);
