@@ -124,7 +124,7 @@ struct CombineKernel {
     /// The lane's columns of the outputs.
     MLA_DEVICE void store(const Params& params, int32_t column, float (&o)[kLaneColumns]) const {
       for (float& value : o) value *= finished.o_factor;
-      store_columns(params.o, params.o_dtype, output(params) + column, o, kLaneColumns);
+      store_columns(params.o, params.o_dtype, output(params) + column, o);
     }
   };
 

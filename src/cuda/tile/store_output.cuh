@@ -41,12 +41,11 @@ MLA_DEVICE bool store_four(void* base, DType dtype, int64_t index, const float (
   }
 }
 
-/// The first `count` of four elements at `index`.
-MLA_DEVICE void store_columns(void* base, DType dtype, int64_t index, const float (&v)[4], int count) {
-  if (count == 4 && store_four(base, dtype, index, v)) return;
+/// Four elements at `index`.
+MLA_DEVICE void store_columns(void* base, DType dtype, int64_t index, const float (&v)[4]) {
+  if (store_four(base, dtype, index, v)) return;
   MLA_UNROLL
-  for (int i = 0; i < 4; ++i)
-    if (i < count) store_element(base, dtype, index + i, v[i]);
+  for (int i = 0; i < 4; ++i) store_element(base, dtype, index + i, v[i]);
 }
 
 /// Two elements at `index`, as accumulator fragments hold them.
