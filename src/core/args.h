@@ -32,6 +32,7 @@ struct Pages {
   const int32_t* table = nullptr;      // kv_indices or block_table
   const int32_t* kv_indptr = nullptr;  // [B+1], or null for a block table
   int64_t table_stride_request = 0;    // block table only
+  int64_t table_entries = 0;           // from `table` on; behind them nothing may be read, whatever lengths say
   const int32_t* kv_len = nullptr;     // [B]
 
   /// Page numbers of a request; only the first ceil(kv_len / page_size) may be read.

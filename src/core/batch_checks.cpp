@@ -147,6 +147,7 @@ bool check_page_table(Checks& check, const PageTable& table, int64_t page_size, 
       return false;
     pages.table = static_cast<const int32_t*>(table.kv_indices.data);
     pages.kv_indptr = static_cast<const int32_t*>(table.kv_indptr.data);
+    pages.table_entries = max_pages;
     if (check.on_cpu() &&
         !check_indptr(check, "kv_indptr", pages.kv_indptr, batch_size, "entries of kv_indices", max_pages, false))
       return false;
@@ -155,6 +156,7 @@ bool check_page_table(Checks& check, const PageTable& table, int64_t page_size, 
       return false;
     pages.table = static_cast<const int32_t*>(table.block_table.data);
     pages.table_stride_request = table.block_table.stride[0];
+    pages.table_entries = batch_size > 0 ? (batch_size - 1) * pages.table_stride_request + max_pages : 0;
   }
   return !check.on_cpu() || check_kv_len(check, pages, share, max_pages);
 }

@@ -19,6 +19,7 @@ struct AppendKernel {
   static constexpr int kMinBlocks = copies ? 5 : kArch == 120 ? 2 : 3;
 
   static MLA_DEVICE void run(const Params& args) {
+    ptx::allow_next_grid();  // attention over these rows begins, as far as it can without them
     constexpr int kWarps = kThreads / kWarpSize;
     const int64_t step = int64_t{kWarps} * ptx::grid_size_x();
     for (int64_t token = int64_t{kWarps} * ptx::block_index_x() + ptx::warp(); token < args.num_tokens; token += step)

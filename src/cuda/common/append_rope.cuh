@@ -103,6 +103,7 @@ struct AppendRopeKernel {
   static constexpr int kMinBlocks = 2;
 
   static MLA_DEVICE void run(const Params& args) {
+    ptx::allow_next_grid();  // attention over these rows begins, as far as it can without them
     constexpr int kWarps = kThreads / kWarpSize;
     const int64_t step = int64_t{kWarps} * ptx::grid_size_x();
     const int64_t rows_per_token = int64_t{args.num_heads} + 1, rows = args.num_tokens * rows_per_token;

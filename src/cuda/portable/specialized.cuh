@@ -24,6 +24,7 @@
 #include "cuda/portable/specialized_code_scores.cuh"
 #include "cuda/portable/specialized_code_values.cuh"
 #include "cuda/portable/specialized_fetch.cuh"
+#include "cuda/portable/specialized_first_rows.cuh"
 #include "cuda/portable/specialized_scales.cuh"
 #include "cuda/portable/specialized_scores.cuh"
 #include "cuda/portable/specialized_values.cuh"
@@ -38,11 +39,16 @@ struct SpecializedKernel {
   static constexpr const char* kName = "absorbed_attention_specialized";
   static constexpr int kThreads = Config::kThreads;
   static constexpr int kMinBlocks = Config::kMinBlocks;
-  /// Whether blocks begin while the previous run's combine still ends. With all registers taken it gains nothing.
-  static constexpr bool kStartsEarly = !Config::kMovesRegisters;
+  /// Whether blocks begin while the kernel in front of them still ends. With 64 rows it gains nothing.
+  static constexpr bool kStartsEarly = Config::kRows == 16;
 
   static MLA_DEVICE void run(const Params& args) {
-    if constexpr (kStartsEarly) SpecializedBlock<Config>(args).init();
+    if constexpr (kStartsEarly) {
+      SpecializedBlock<Config>(args).init();
+      // By warps that have nothing to do yet; if there is no time left before the wait, nobody loses any.
+      if (ptx::warp() >= Config::kFirstValueWarp)
+        FirstRows<Config>(args).prefetch(ptx::warp() - Config::kFirstValueWarp);
+    }
     ptx::wait_for_previous_grid();  // the plan
     ptx::allow_next_grid();
     const cuda::Share share = args.list.shares[ptx::block_index_x()];

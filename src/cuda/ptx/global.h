@@ -75,9 +75,23 @@ MLA_DEVICE Vec4 load_once_if(bool valid, const Vec4* from MLA_PTX_SITE) {
 #endif
 }
 
-/// prefetch.global.L2: the line around `at` comes into the L2 cache.
-MLA_DEVICE void prefetch_l2([[maybe_unused]] const void* at) {
-#if !MLA_EMULATED
+/// ld.relaxed.gpu: past the L1 cache, for what another kernel may still be writing.
+MLA_DEVICE int32_t load_relaxed(const int32_t* from MLA_PTX_SITE) {
+#if MLA_EMULATED
+  emulator::check_aligned(from, sizeof(int32_t), MLA_PTX_HERE);
+  return std::atomic_ref<int32_t>(*const_cast<int32_t*>(from)).load(std::memory_order_relaxed);
+#else
+  int32_t value;
+  asm volatile("ld.relaxed.gpu.s32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+  return value;
+#endif
+}
+
+/// prefetch.global.L2: the line around `at` comes into the L2 cache. The emulator looks whether there is memory.
+MLA_DEVICE void prefetch_l2(const void* at) {
+#if MLA_EMULATED
+  static_cast<void>(*static_cast<const volatile std::byte*>(at));
+#else
   asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(at)));
 #endif
 }
