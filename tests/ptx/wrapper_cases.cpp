@@ -113,6 +113,10 @@ void expect_shared_access(const Words& in, Words& out) {
 
 void expect_conditional_loads(const Words& in, Words& out) {
   for (size_t i = 0; i < 32 * 4; ++i) out[i] = (in[i / 4 * 4] & 1U) != 0 ? in[i] : 0;
+  for (size_t i = 0; i < 32; ++i) {
+    out[128 + i] = out[i * 4];
+    out[160 + i] = in[i * 4];
+  }
 }
 void expect_global_access(const Words& in, Words& out) {
   for (size_t twice = 0; twice < 2; ++twice) {

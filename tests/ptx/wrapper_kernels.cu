@@ -126,13 +126,17 @@ struct GlobalAccess : WrapperKernelBase<32> {
   }
 };
 
-/// Loads by a condition, an odd first word; and a prefetch, of which nothing is to be seen.
+/// Loads by a condition, an odd first word; past the L1 cache; and a prefetch, of which nothing is to be seen.
 struct ConditionalLoads : WrapperKernelBase<32> {
   static MLA_DEVICE void run(const Params& p) {
     const auto* from = reinterpret_cast<const ptx::Vec4*>(p.in) + ptx::lane();
     ptx::prefetch_l2(from);
     const bool valid = (p.in[ptx::lane() * 4] & 1U) != 0;
     reinterpret_cast<ptx::Vec4*>(p.out)[ptx::lane()] = ptx::load_once_if(valid, valid ? from : nullptr);
+    const auto* word = reinterpret_cast<const float*>(from);
+    p.out[128 + ptx::lane()] = std::bit_cast<uint32_t>(ptx::load_if(valid, valid ? word : nullptr));
+    const int32_t relaxed = ptx::load_relaxed(reinterpret_cast<const int32_t*>(from));
+    p.out[160 + ptx::lane()] = ptx::opaque(static_cast<uint32_t>(relaxed));
   }
 };
 

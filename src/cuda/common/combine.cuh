@@ -10,6 +10,10 @@
 //   o        split i counts towards sum i % 8, and the eight sums meet at the end (in shared memory, where warps have
 //            one each): the same arithmetic in all ways, so that a row's bits do not depend on the batch
 // Reads the number of merges first, and is done if there are none.
+//
+// Where warps take whole rows, each rehearses its first one while attention still runs: it goes through the same
+// instructions, but loads no partial state and stores nothing. They come line by line from the L2 cache, which takes
+// longer than the loads. Where rows are shared, who begins last is waited for, and rehearsed in vain (measured, H200).
 #pragma once
 
 #include <algorithm>
@@ -58,13 +62,14 @@ struct CombineKernel {
     const int32_t block = ptx::block_index_x(), blocks = ptx::grid_size_x();
     const int32_t warp = block * kSums + ptx::warp(), warps = blocks * kSums;
     if (!has_more(header, kFewSplits) || tasks > 2 * warps)
-      for_rows(params, header, {warp, warps, 1}, [&](Row& row, int32_t) { merge_row(params, row, slices); });
+      for_rows<kHasGridDependencies>(params, header, {warp, warps, 1},
+                                     [&](Row& row, int32_t) { merge_row(params, row, slices); });
     else if (!has_more(header, kSums) || tasks > (has_more(header, 4 * kSums) ? 2 * blocks : blocks))
-      for_rows(params, header, {warp, warps, slices},
-               [&](Row& row, int32_t slice) { merge_slices(params, row, slice, slice + 1); });
+      for_rows<false>(params, header, {warp, warps, slices},
+                      [&](Row& row, int32_t slice) { merge_slices(params, row, slice, slice + 1); });
     else
-      for_rows(params, header, {block, blocks, slices},
-               [&](Row& row, int32_t slice) { merge_slice(params, row, slice); });
+      for_rows<false>(params, header, {block, blocks, slices},
+                      [&](Row& row, int32_t slice) { merge_slice(params, row, slice); });
   }
 
  private:
@@ -105,6 +110,10 @@ struct CombineKernel {
       sink = params.attn_sink != nullptr ? params.attn_sink[head] : kNoKey;
     }
     MLA_DEVICE bool exists() const { return merge.row_begin + row < merge.num_rows && merge.num_splits >= 2; }
+
+    /// Makes it a row without splits, of which nothing is loaded or stored.
+    MLA_DEVICE void rehearse() { merge.num_splits = 0; }
+    MLA_DEVICE bool is_rehearsed() const { return kHasGridDependencies && merge.num_splits == 0; }
 
     /// By a whole warp, with the state of all splits; `writes`: its first lane writes lse and max_logits.
     MLA_DEVICE void finish(const Params& params, const State& state, bool writes) {
@@ -152,7 +161,7 @@ struct CombineKernel {
 
   /// f(row, number of the task among its row's). What the plan says of a row is read one task ahead, and of the first
   /// one before attention has ended.
-  template <class F>
+  template <bool kRehearses, class F>
   static MLA_DEVICE void for_rows(const Params& params, const cuda::WorkListHeader& header, const Tasks& tasks,
                                   const F& f) {
     const auto unit_at = [&](const Place& at) {
@@ -162,14 +171,23 @@ struct CombineKernel {
     const Place step(tasks.step, tasks.per_row, merge_rows);
     Place at(tasks.first, tasks.per_row, merge_rows);
     cuda::Merge unit = unit_at(at);
-    ptx::wait_for_previous_grid();
+    // Were it known when it is one, the compiler would give a rehearsal instructions of its own.
+    uint32_t rehearsal = kRehearses ? ptx::opaque(1) : 0;
+    if (rehearsal == 0 || at.merge >= header.num_merges) ptx::wait_for_previous_grid();
     MLA_NO_UNROLL
     while (at.merge < header.num_merges) {
       Row row(params, unit, at.row);
+      const bool exists = row.exists();
       const int32_t part = at.part;
-      at.advance(step, tasks.per_row, merge_rows);
-      unit = unit_at(at);
-      if (row.exists()) f(row, part);
+      if (rehearsal != 0) {
+        row.rehearse();
+      } else {
+        at.advance(step, tasks.per_row, merge_rows);
+        unit = unit_at(at);
+      }
+      if (exists) f(row, part);
+      if (rehearsal != 0) ptx::wait_for_previous_grid();
+      if constexpr (kRehearses) rehearsal = ptx::opaque(0);
     }
   }
 
@@ -227,12 +245,13 @@ struct CombineKernel {
       MLA_UNROLL
       for (int slice = 0; slice < kFewSlices; ++slice)
         values[i][slice] = ptx::load_once_if(exists && lane_column(slice) < params.d_v, from + slice * kWarpSize);
-      states[i] = {params.list.partial_max[state], params.list.partial_sum[state]};
-      if (!exists) states[i] = {kNoKey, 0.0F};
+      states[i] = {ptx::load_if(exists, params.list.partial_max + state),
+                   ptx::load_if(exists, params.list.partial_sum + state)};
+      if (!exists) states[i].max = kNoKey;
     }
     ptx::sync_warp();  // all loads are on their way before the first one is waited for
     // As state_of_row joins them.
-    row.finish(params, joined(joined(states[0], states[1]), joined(states[2], states[3])), true);
+    row.finish(params, joined(joined(states[0], states[1]), joined(states[2], states[3])), !row.is_rehearsed());
     float scales[kFewSplits];
     MLA_UNROLL
     for (int i = 0; i < kFewSplits; ++i) scales[i] = weight(states[i].max, row.max);
@@ -257,7 +276,7 @@ struct CombineKernel {
         for (float& value : o) value *= row.finished.o_factor;
         const uint32_t low = bf16 ? ptx::pack_bf16x2(o[0], o[1]) : ptx::pack_f16x2(o[0], o[1]);
         const uint32_t high = bf16 ? ptx::pack_bf16x2(o[2], o[3]) : ptx::pack_f16x2(o[2], o[3]);
-        if (lane_column(slice) < params.d_v)
+        if (lane_column(slice) < params.d_v && !row.is_rehearsed())
           *reinterpret_cast<uint64_t*>(halves + lane_column(slice)) = uint64_t{high} << 32 | low;
       }
       return;
@@ -265,7 +284,7 @@ struct CombineKernel {
     MLA_NO_UNROLL
     for (int slice = 0; slice < kFewSlices; ++slice) {
       add(o, 0);
-      if (lane_column(slice) < params.d_v) row.store(params, lane_column(slice), o);
+      if (lane_column(slice) < params.d_v && !row.is_rehearsed()) row.store(params, lane_column(slice), o);
       MLA_UNROLL
       for (int i = 0; i < kFewSplits; ++i) MLA_UNROLL
       for (int next = 1; next < kFewSlices; ++next) values[i][next - 1] = values[i][next];

@@ -10,6 +10,14 @@
 
 namespace mla::MLA_CUDA_NAMESPACE::ptx {
 
+/// mov.b32: the value, of which the compiler knows nothing any more.
+MLA_DEVICE uint32_t opaque(uint32_t value) {
+#if !MLA_EMULATED
+  asm volatile("mov.u32 %0, %0;" : "+r"(value));
+#endif
+  return value;
+}
+
 /// max.f32: the larger one; of a number and NaN the number.
 MLA_DEVICE float max_number(float a, float b) {
 #if MLA_EMULATED

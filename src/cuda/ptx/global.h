@@ -75,6 +75,20 @@ MLA_DEVICE Vec4 load_once_if(bool valid, const Vec4* from MLA_PTX_SITE) {
 #endif
 }
 
+/// ld.global; 0, and `from` not read, unless `valid`.
+MLA_DEVICE float load_if(bool valid, const float* from) {
+#if MLA_EMULATED
+  return valid ? *from : 0.0F;
+#else
+  float value = 0.0F;
+  asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p ld.global.f32 %0, [%1];\n}"
+               : "+f"(value)
+               : "l"(from), "r"(static_cast<uint32_t>(valid))
+               : "memory");
+  return value;
+#endif
+}
+
 /// ld.relaxed.gpu: past the L1 cache, for what another kernel may still be writing.
 MLA_DEVICE int32_t load_relaxed(const int32_t* from MLA_PTX_SITE) {
 #if MLA_EMULATED
@@ -90,7 +104,7 @@ MLA_DEVICE int32_t load_relaxed(const int32_t* from MLA_PTX_SITE) {
 /// prefetch.global.L2: the line around `at` comes into the L2 cache. The emulator looks whether there is memory.
 MLA_DEVICE void prefetch_l2(const void* at) {
 #if MLA_EMULATED
-  static_cast<void>(*static_cast<const volatile std::byte*>(at));
+  emulator::prefetch(at);
 #else
   asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(at)));
 #endif
