@@ -140,6 +140,7 @@ void Block::thread_main(boost::context::detail::transfer_t transfer) {
     bool threw = false;
     try {
       block.launch_.entry(block.launch_.params);
+    } catch (const WaitsForEver&) {
     } catch (...) {
       threw = true;
     }

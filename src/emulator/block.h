@@ -24,6 +24,9 @@ inline constexpr int32_t kMaxThreads = 1024;
 inline constexpr int32_t kNumBarriers = 16;
 inline constexpr int32_t kMaxSharedBytes = 256 * 1024;
 
+/// Thrown through a kernel by a thread that waits for a previous grid which does not end.
+struct WaitsForEver {};
+
 /// What a thread can wait for.
 enum class Wait : uint8_t {
   kNothing,
@@ -191,6 +194,7 @@ class Block {
   [[noreturn]] void fail(std::string_view text, std::initializer_list<int64_t> numbers, Site site);
 
   Counters& counters_of_block() { return counters_; }
+  bool previous_grid_ends() const { return launch_.previous_grid_ends; }
 
  private:
   static void thread_main(boost::context::detail::transfer_t transfer);

@@ -197,6 +197,15 @@ void misaligned(const void* pointer, uint32_t bytes, Site site) {
 
 void poll(Site site) { running_block().poll(site); }
 
+void wait_for_previous_grid() {
+  if (!running_block().previous_grid_ends()) throw WaitsForEver{};
+}
+
+void prefetch(const void* at) {
+  static_cast<void>(*static_cast<const volatile std::byte*>(at));
+  ++running_block().counters_of_block().prefetches;
+}
+
 void sync_threads(int32_t barrier, int32_t num_threads, Site site) {
   Block& block = running_block();
   BarrierLane lane{static_cast<uint32_t>(barrier), static_cast<uint32_t>(num_threads)};

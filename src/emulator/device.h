@@ -78,6 +78,11 @@ inline void fence() {
 #endif
 }
 
+/// Ends the thread if the previous grid does not end.
+void wait_for_previous_grid();
+/// There must be memory.
+void prefetch(const void* at);
+
 void sync_block(Site site);
 void sync_threads(int32_t barrier, int32_t num_threads, Site site);
 void arrive_threads(int32_t barrier, int32_t num_threads, Site site);

@@ -101,6 +101,7 @@ void add(Counters& sum, const Counters& part) {
   sum.barriers += part.barriers;
   sum.async_copy_bytes += part.async_copy_bytes;
   sum.bulk_copy_bytes += part.bulk_copy_bytes;
+  sum.prefetches += part.prefetches;
 }
 
 void work(const Launch& launch, int64_t num_blocks, const Order& order, Progress& progress) {

@@ -20,6 +20,7 @@ struct Counters {
   int64_t barriers = 0;          ///< bar.sync and bar.arrive
   int64_t async_copy_bytes = 0;  ///< cp.async that read global memory
   int64_t bulk_copy_bytes = 0;
+  int64_t prefetches = 0;  ///< of lines into the L2 cache, by threads
 };
 
 struct Launch {
@@ -29,8 +30,10 @@ struct Launch {
   int32_t grid_x = 1, grid_y = 1, grid_z = 1;  ///< an empty grid is no launch
   int32_t threads = 32;                        ///< of a block; a multiple of 32, at most 1024
   int32_t shared_bytes = 0;
-  int32_t shared_limit = 0;      ///< bytes that the target grants a block
-  uint64_t seed = 0;             ///< the order of blocks and threads
+  int32_t shared_limit = 0;  ///< bytes that the target grants a block
+  uint64_t seed = 0;         ///< the order of blocks and threads
+  /// false: it runs for ever, and threads end where they wait for it. Shows what a kernel does before.
+  bool previous_grid_ends = true;
   Counters* counters = nullptr;  ///< added to, if not null
 };
 

@@ -195,6 +195,35 @@ TEST(Emulator, CountsWorkByWarp) {
   EXPECT_EQ(counters.async_copy_bytes, 0);
 }
 
+void count_around_wait(const Pointers& p) {
+  ptx::atomic_add(p.a, 1);
+  ptx::sync_block();
+  ptx::prefetch_l2(p.a);
+  ptx::wait_for_previous_grid();
+  ptx::sync_block();
+  ptx::atomic_add(p.a, 1000);
+}
+
+TEST(Emulator, ThreadsEndWhereThePreviousGridDoesNot) {
+  for (const bool ends : {true, false}) {
+    int32_t count = 0;
+    emulator::Counters counters;
+    const Pointers pointers = {&count, nullptr};
+    const Status status = emulator::run({.entry = &kernel_entry<Kernel<count_around_wait>>,
+                                         .params = &pointers,
+                                         .grid_x = 20,
+                                         .threads = Kernel<count_around_wait>::kThreads,
+                                         .shared_limit = kSharedBytesPerBlock,
+                                         .previous_grid_ends = ends,
+                                         .counters = &counters},
+                                        emulator::pool());
+    ASSERT_TRUE(status.ok()) << status.message();
+    EXPECT_EQ(count, 20 * 64 * (ends || !kHasGridDependencies ? 1001 : 1));
+    EXPECT_EQ(counters.prefetches, 20 * 64);
+    EXPECT_EQ(counters.blocks, 20);
+  }
+}
+
 void add_up(const Pointers& p) {
   ptx::atomic_add(p.a, 1);
   ptx::atomic_add(p.f, 0.5F);

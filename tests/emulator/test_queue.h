@@ -20,6 +20,10 @@ class TestQueue final : public cuda::Queue {
                 .num_sms = num_sms,
                 .shared_bytes_per_block = MLA_CUDA_NAMESPACE::kSharedBytesPerBlock} {}
 
+  /// For launches from now on: threads end where they wait for the grid before theirs.
+  void let_previous_grid_run_for_ever() { previous_grid_ends_ = false; }
+  const emulator::Counters& counters() const { return counters_; }
+
   const cuda::DeviceProperties& device() const override { return device_; }
   Status launch(const cuda::KernelEntry& kernel, const cuda::LaunchShape& shape, const void* params) override {
     static core::ThreadPool pool(1, {});
@@ -32,12 +36,16 @@ class TestQueue final : public cuda::Queue {
                           .threads = kernel.threads,
                           .shared_bytes = shape.shared_bytes,
                           .shared_limit = device_.shared_bytes_per_block,
-                          .seed = seed_},
+                          .seed = seed_,
+                          .previous_grid_ends = previous_grid_ends_,
+                          .counters = &counters_},
                          pool);
   }
 
  private:
   uint64_t seed_;
+  bool previous_grid_ends_ = true;
+  emulator::Counters counters_;
   cuda::DeviceProperties device_;
 };
 
