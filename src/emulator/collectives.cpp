@@ -2,6 +2,7 @@
 // What the lanes of a warp compute together, from the fragment layouts of the PTX ISA ("Warp-level Matrix
 // Instructions").
 #include <array>
+#include <atomic>
 #include <cstring>
 
 #include "emulator/block.h"
@@ -202,7 +203,8 @@ void wait_for_previous_grid() {
 }
 
 void prefetch(const void* at) {
-  static_cast<void>(*static_cast<const volatile std::byte*>(at));
+  // Whoever writes there may do so: nobody sees what is read.
+  static_cast<void>(std::atomic_ref(*static_cast<std::byte*>(const_cast<void*>(at))).load(std::memory_order_relaxed));
   ++running_block().counters_of_block().prefetches;
 }
 

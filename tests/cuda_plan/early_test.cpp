@@ -15,16 +15,16 @@
 namespace mla::plan_test {
 namespace {
 
-constexpr size_t kPage = 4096;
+constexpr size_t kPage = 4096, kFence = size_t{256} << 20;  // no rows may be looked for so far behind the last
 
 /// Memory that ends where none may be touched; or all of which may not.
 class Fenced {
  public:
-  explicit Fenced(size_t bytes) : mapped_((bytes + kPage - 1) / kPage * kPage + kPage) {
+  explicit Fenced(size_t bytes) : mapped_((bytes + kPage - 1) / kPage * kPage + kFence) {
     start_ = static_cast<std::byte*>(
         mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-    data_ = start_ + mapped_ - kPage - bytes;
-    mprotect(start_ + mapped_ - kPage, kPage, PROT_NONE);
+    data_ = start_ + mapped_ - kFence - bytes;
+    mprotect(start_ + mapped_ - kFence, kFence, PROT_NONE);
   }
   ~Fenced() { munmap(start_, mapped_); }
   Fenced(const Fenced&) = delete;
@@ -213,13 +213,20 @@ TEST(Early, AttentionBelievesNoPageTable) {
 }
 
 TEST(Early, CombineTouchesNoStateAndNoOutput) {
-  // Whole rows, slices by warps, slices by blocks.
-  for (const std::vector<int32_t>& kv_len : {std::vector<int32_t>(9, 1500), {5000, 64, 0, 12345}, {131072}}) {
+  // Whole rows, also of more slices than are merged at once; slices by warps, slices by blocks.
+  struct Lengths {
+    int32_t d_v;
+    std::vector<int32_t> kv_len;
+  };
+  for (const auto& [d_v, kv_len] : {Lengths{512, std::vector<int32_t>(9, 1500)},
+                                    {1024, std::vector<int32_t>(9, 1500)},
+                                    {512, {5000, 64, 0, 12345}},
+                                    {512, {131072}}}) {
     DecodeBatch batch;
     batch.num_heads = kHeads;
     batch.kv_len = kv_len;
     cuda::WorkShape shape = batch.shape(16, 64, 132);
-    shape.d_v = 512;
+    shape.d_v = d_v;
     core::DecodeArgs args = batch.args();
     ListMemory memory(shape);
     expect_planned(shape, args, memory);
@@ -227,10 +234,10 @@ TEST(Early, CombineTouchesNoStateAndNoOutput) {
     const Fenced closed(size_t{1} << 20);
     closed.close();
     args.num_heads = kHeads;
-    args.d_v = 512;
+    args.d_v = d_v;
     args.o = closed.as<std::byte>();
-    args.o_stride_token = kHeads * 512;
-    args.o_stride_head = 512;
+    args.o_stride_token = int64_t{kHeads} * d_v;
+    args.o_stride_head = d_v;
     args.lse = closed.as<float>();
     args.lse_stride_token = kHeads;
     args.lse_stride_head = 1;

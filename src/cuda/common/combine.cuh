@@ -172,7 +172,7 @@ struct CombineKernel {
     Place at(tasks.first, tasks.per_row, merge_rows);
     cuda::Merge unit = unit_at(at);
     // Were it known when it is one, the compiler would give a rehearsal instructions of its own.
-    uint32_t rehearsal = kRehearses ? ptx::opaque(1) : 0;
+    uint32_t rehearsal = kRehearses ? ptx::opaque(params.d_v <= kFewSlices * kSliceColumns ? 1 : 0) : 0;
     if (rehearsal == 0 || at.merge >= header.num_merges) ptx::wait_for_previous_grid();
     MLA_NO_UNROLL
     while (at.merge < header.num_merges) {
