@@ -156,7 +156,8 @@ bool check_page_table(Checks& check, const PageTable& table, int64_t page_size, 
       return false;
     pages.table = static_cast<const int32_t*>(table.block_table.data);
     pages.table_stride_request = table.block_table.stride[0];
-    pages.table_entries = batch_size > 0 ? (batch_size - 1) * pages.table_stride_request + max_pages : 0;
+    const bool empty = batch_size == 0 || max_pages == 0;
+    pages.table_entries = empty ? 0 : (batch_size - 1) * pages.table_stride_request + max_pages;
   }
   return !check.on_cpu() || check_kv_len(check, pages, share, max_pages);
 }

@@ -318,6 +318,7 @@ TEST(ValidateDecode, AcceptsEveryFormAndFoldsIt) {
   EXPECT_EQ(whole.cache.kpe.stride_page, 96);
   EXPECT_EQ(whole.queries.len(1), 2);
   EXPECT_EQ(whole.pages.of(1), p.block_table.data() + 3);
+  EXPECT_EQ(whole.pages.table_entries, 6);
 
   p.use_two_tensors();
   p.use_csr();
@@ -327,6 +328,24 @@ TEST(ValidateDecode, AcceptsEveryFormAndFoldsIt) {
   EXPECT_EQ(parts.q_pe_stride_head, 4);
   EXPECT_EQ(parts.cache.kpe.base, reinterpret_cast<std::byte*>(p.cache.kpe.data()));
   EXPECT_EQ(parts.pages.of(1), p.kv_indices.data() + 2);
+  EXPECT_EQ(parts.pages.table_entries, 6);
+}
+
+TEST(ValidateDecode, PageTablesEndWhereTheirMemoryDoes) {
+  Decode p;
+  core::DecodeArgs args;
+  p.kv_len = {5, 8};
+  p.params.pages.block_table = contiguous(p.block_table.data() + 1, DType::kI32, {2, 2});
+  p.params.pages.block_table.stride[0] = 3;  // the last two columns of three
+  ASSERT_TRUE(validate_decode(p.params, args, core::Scope::kShapesAndLengths).ok());
+  EXPECT_EQ(args.pages.table_entries, 5);
+  p.kv_len = {0, 0};
+  p.params.pages.block_table = contiguous(nullptr, DType::kI32, {2, 0});
+  p.params.pages.block_table.stride[0] = 3;
+  p.params.causal = false;
+  const Status status = validate_decode(p.params, args);
+  ASSERT_TRUE(status.ok()) << status.message();
+  EXPECT_EQ(args.pages.table_entries, 0);
 }
 
 TEST(ValidateDecode, AcceptsLegalOddities) {

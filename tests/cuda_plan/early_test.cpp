@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // What kernels do before the grid in front of them has ended: it may still be writing all they will read, and reading
 // all they will write. On an emulated GPU where it never ends.
-#include <sys/mman.h>
-
 #include <cstring>
 #include <random>
 #include <span>
 #include <string_view>
 
+#include "core/fence.h"
 #include "cuda/common/combine.cuh"
 #include "cuda/portable_operations.h"
 #include "cuda_plan/batches.h"
@@ -15,43 +14,16 @@
 namespace mla::plan_test {
 namespace {
 
-constexpr size_t kPage = 4096, kFence = size_t{256} << 20;  // no rows may be looked for so far behind the last
-
-/// Memory that ends where none may be touched; or all of which may not.
-class Fenced {
- public:
-  explicit Fenced(size_t bytes) : mapped_((bytes + kPage - 1) / kPage * kPage + kFence) {
-    start_ = static_cast<std::byte*>(
-        mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-    data_ = start_ + mapped_ - kFence - bytes;
-    mprotect(start_ + mapped_ - kFence, kFence, PROT_NONE);
-  }
-  ~Fenced() { munmap(start_, mapped_); }
-  Fenced(const Fenced&) = delete;
-  Fenced& operator=(const Fenced&) = delete;
-
-  void close() const { mprotect(start_, mapped_, PROT_NONE); }
-  template <class T>
-  T* as() const {
-    return reinterpret_cast<T*>(data_);
-  }
-
- private:
-  size_t mapped_;
-  std::byte* start_;
-  std::byte* data_;
-};
-
 constexpr int32_t kHeads = 16, kDims = 576, kPageSize = 64, kNumPages = 40, kTokens = 2, kTopk = 128;
 constexpr int64_t kRowBytes = kDims * 2;
 
 /// Rows and lists are there; queries and outputs may not be touched.
 struct Problem {
-  Fenced rows{static_cast<size_t>(kNumPages * kPageSize * kRowBytes)};
-  Fenced table{kNumPages * sizeof(int32_t)};
-  Fenced indptr{(kTokens + 1) * sizeof(int32_t)};
-  Fenced indices{kTokens * kTopk * sizeof(int32_t)};
-  Fenced closed{1 << 20};
+  FencedMemory rows{kNumPages * kPageSize * kRowBytes, size_t{256} << 20};  // no slot is farther behind them
+  FencedMemory table{kNumPages * sizeof(int32_t)};
+  FencedMemory indptr{(kTokens + 1) * sizeof(int32_t)};
+  FencedMemory indices{kTokens * kTopk * sizeof(int32_t)};
+  FencedMemory closed{1 << 20};
   std::vector<int32_t> kv_len = {1024, 1024};
 
   Problem() {
@@ -63,18 +35,26 @@ struct Problem {
     }
     indptr.as<int32_t>()[kTokens] = pages;
     for (int32_t i = 0; i < kTokens * kTopk; ++i) indices.as<int32_t>()[i] = i * 7 % (kNumPages * kPageSize);
-    closed.close();
+    EXPECT_TRUE(closed.close());
   }
 
-  core::Cache cache() const {
+  core::Cache cache(CacheFormat format) const {
     core::Cache cache;
+    cache.format = format;
+    cache.layout = kv_layout(format);
     cache.num_pages = kNumPages;
     cache.page_size = kPageSize;
     cache.d_ckv = 512;
     cache.d_kpe = 64;
-    auto* const base = rows.as<std::byte>();
-    cache.ckv = {base, kPageSize * kRowBytes, kRowBytes};
-    cache.kpe = {base + 1024, kPageSize * kRowBytes, kRowBytes};
+    const bool packed = format == CacheFormat::kFP8DsMla;
+    const int64_t row_bytes = packed ? cache.layout.row_bytes : kRowBytes;
+    // The last of the rows stands right before the fence.
+    auto* const base = rows.data() + kNumPages * kPageSize * (kRowBytes - row_bytes);
+    const auto plane = [&](int64_t offset) { return core::Plane{base + offset, kPageSize * row_bytes, row_bytes}; };
+    cache.ckv = plane(0);
+    cache.kpe = plane(packed ? cache.layout.rope_offset : 1024);
+    if (packed) cache.scales = plane(cache.layout.scale_offset);
+    if (packed) cache.num_scales = 4;
     return cache;
   }
   template <class Args>
@@ -84,16 +64,16 @@ struct Problem {
     args.num_heads = kHeads;
     args.d_qk = kDims;
     args.d_v = 512;
-    args.q_nope = args.q_pe = closed.as<std::byte>();
+    args.q_nope = args.q_pe = closed.data();
     args.q_nope_stride_token = args.q_pe_stride_token = kHeads * kDims;
     args.q_nope_stride_head = args.q_pe_stride_head = kDims;
-    args.o = closed.as<std::byte>();
+    args.o = closed.data();
     args.lse = closed.as<float>();
     return args;
   }
-  core::DecodeArgs decode(bool csr) const {
+  core::DecodeArgs decode(bool csr, CacheFormat format = CacheFormat::kBF16) const {
     auto args = common<core::DecodeArgs>();
-    args.cache = cache();
+    args.cache = cache(format);
     args.pages.page_size = kPageSize;
     args.pages.batch_size = kTokens;
     args.pages.table = table.as<int32_t>();
@@ -106,7 +86,7 @@ struct Problem {
   core::DecodeSparseArgs decode_sparse() const {
     auto args = common<core::DecodeSparseArgs>();
     args.num_pools = 1;
-    args.pools[0].cache = cache();
+    args.pools[0].cache = cache(CacheFormat::kBF16);
     args.pools[0].indices = indices.as<int32_t>();
     args.pools[0].indices_stride_token = kTopk;
     args.pools[0].topk = kTopk;
@@ -115,26 +95,14 @@ struct Problem {
 };
 
 template <class Args>
-size_t workspace_bytes(const Args& args, const cuda::DeviceProperties& device) {
-  if constexpr (std::is_same_v<Args, core::DecodeArgs>)
-    return decode_workspace_size(args, device);
-  else
-    return decode_sparse_workspace_size(args, device);
-}
-template <class Args>
-Status plan(const Args& args, cuda::Queue& queue, std::span<std::byte> workspace) {
-  if constexpr (std::is_same_v<Args, core::DecodeArgs>)
-    return plan_decode(args, queue, workspace);
-  else
-    return plan_decode_sparse(args, queue, workspace);
-}
-template <class Args>
-Status run(const Args& args, cuda::Queue& queue, std::span<std::byte> workspace) {
-  if constexpr (std::is_same_v<Args, core::DecodeArgs>)
-    return run_decode(args, queue, workspace);
-  else
-    return run_decode_sparse(args, queue, workspace);
-}
+struct Operation {
+  size_t (*workspace_size)(const Args&, const cuda::DeviceProperties&);
+  Status (*plan)(const Args&, cuda::Queue&, std::span<std::byte>);
+  Status (*run)(const Args&, cuda::Queue&, std::span<std::byte>);
+};
+constexpr Operation<core::DecodeArgs> kDecode = {decode_workspace_size, plan_decode, run_decode};
+constexpr Operation<core::DecodeSparseArgs> kDecodeSparse = {decode_sparse_workspace_size, plan_decode_sparse,
+                                                             run_decode_sparse};
 
 /// Attention without combine, which knows that the plan was there when attention let it start.
 class AttentionQueue final : public cuda::Queue {
@@ -151,16 +119,17 @@ class AttentionQueue final : public cuda::Queue {
 
 /// How many lines attention has brought into the cache before its wait. `spoil` may do what it likes to the workspace.
 template <class Args, class Spoil>
-int64_t lines_before_wait(const Args& args, uint64_t seed, const Spoil& spoil) {
+int64_t lines_before_wait(const Operation<Args>& operation, const Args& args, uint64_t seed, const Spoil& spoil) {
   TestQueue queue(seed, 16);
-  const Fenced workspace((workspace_bytes(args, queue.device()) + 63) / 64 * 64);
-  const std::span<std::byte> bytes(workspace.as<std::byte>(), workspace_bytes(args, queue.device()));
-  EXPECT_TRUE(plan(args, queue, bytes).ok());
+  const size_t size = operation.workspace_size(args, queue.device());
+  const FencedMemory workspace(round_up(size, 64));
+  const std::span<std::byte> bytes(workspace.data(), size);
+  EXPECT_TRUE(operation.plan(args, queue, bytes).ok());
   spoil(bytes);
   const std::vector<std::byte> before(bytes.begin(), bytes.end());
   queue.let_previous_grid_run_for_ever();
   AttentionQueue attention(queue);
-  const Status status = run(args, attention, bytes);
+  const Status status = operation.run(args, attention, bytes);
   EXPECT_TRUE(status.ok()) << status.message();
   EXPECT_EQ(std::memcmp(before.data(), bytes.data(), bytes.size()), 0);
   return queue.counters().prefetches;
@@ -172,8 +141,11 @@ TEST(Early, AttentionsFirstRowsComeIntoTheCache) {
   const Problem problem;
   // 16 multiprocessors have 128 keys each, of which three steps of 32 come early, nine lines a row.
   for (const bool csr : {false, true})
-    EXPECT_EQ(lines_before_wait(problem.decode(csr), 1, kAsPlanned), int64_t{16} * 96 * 9);
-  const int64_t lines = lines_before_wait(problem.decode_sparse(), 2, kAsPlanned);
+    EXPECT_EQ(lines_before_wait(kDecode, problem.decode(csr), 1, kAsPlanned), int64_t{16} * 96 * 9);
+  // Of fp8_ds_mla's all 128, in steps of 64: 54 lines for eight rows of 656 bytes, 512 codes and 128 bytes behind
+  // scales.
+  EXPECT_EQ(lines_before_wait(kDecode, problem.decode(true, CacheFormat::kFP8DsMla), 1, kAsPlanned), 16 * 128 / 8 * 54);
+  const int64_t lines = lines_before_wait(kDecodeSparse, problem.decode_sparse(), 2, kAsPlanned);
   EXPECT_GE(lines, int64_t{kTokens} * 96 * 9);
   EXPECT_LE(lines, int64_t{kTokens} * kTopk * 9);
 }
@@ -189,8 +161,9 @@ TEST(Early, AttentionBelievesNoPlan) {
       if (random() % 4 < some) words[i] = random() % 2 == 0 ? static_cast<uint32_t>(random()) : random() % 2048;
   };
   for (uint64_t seed = 0; seed < 40; ++seed) {
-    lines_before_wait(problem.decode(seed % 2 != 0), seed, spoil);
-    lines_before_wait(problem.decode_sparse(), seed, spoil);
+    const CacheFormat format = seed % 4 < 2 ? CacheFormat::kBF16 : CacheFormat::kFP8DsMla;
+    lines_before_wait(kDecode, problem.decode(seed % 2 != 0, format), seed, spoil);
+    lines_before_wait(kDecodeSparse, problem.decode_sparse(), seed, spoil);
   }
 }
 
@@ -207,8 +180,8 @@ TEST(Early, AttentionBelievesNoPageTable) {
       problem.indices.as<int32_t>()[i] = anything(2 * kNumPages * kPageSize);
   };
   for (uint64_t seed = 0; seed < 10; ++seed) {
-    lines_before_wait(problem.decode(seed % 2 != 0), seed, spoil_lists);
-    lines_before_wait(problem.decode_sparse(), seed, spoil_lists);
+    lines_before_wait(kDecode, problem.decode(seed % 2 != 0), seed, spoil_lists);
+    lines_before_wait(kDecodeSparse, problem.decode_sparse(), seed, spoil_lists);
   }
 }
 
@@ -231,11 +204,11 @@ TEST(Early, CombineTouchesNoStateAndNoOutput) {
     ListMemory memory(shape);
     expect_planned(shape, args, memory);
     ASSERT_GT(memory.list.header->num_merges, 0);
-    const Fenced closed(size_t{1} << 20);
-    closed.close();
+    const FencedMemory closed(1 << 20);
+    ASSERT_TRUE(closed.close());
     args.num_heads = kHeads;
     args.d_v = d_v;
-    args.o = closed.as<std::byte>();
+    args.o = closed.data();
     args.o_stride_token = int64_t{kHeads} * d_v;
     args.o_stride_head = d_v;
     args.lse = closed.as<float>();

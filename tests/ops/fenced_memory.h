@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that ends at a page nobody may touch, and pools whose unowned pages are protected.
+// Problems in memory that ends at a fence, and pools whose unowned pages are protected.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -11,36 +11,9 @@
 #include <vector>
 
 #include "backend_test.h"
+#include "core/fence.h"
 
 namespace mla {
-
-inline size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
-
-/// Memory whose last byte stands right before a page that must not be touched.
-class FencedMemory {
- public:
-  explicit FencedMemory(size_t size) {
-    const auto unit = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-    mapped_ = round_up(size, unit) + unit;
-    void* memory = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED) return;
-    start_ = static_cast<std::byte*>(memory);
-    if (mprotect(start_ + mapped_ - unit, unit, PROT_NONE) != 0) return;
-    data_ = start_ + mapped_ - unit - size;
-  }
-  ~FencedMemory() {
-    if (start_ != nullptr) munmap(start_, mapped_);
-  }
-  FencedMemory(const FencedMemory&) = delete;
-  FencedMemory& operator=(const FencedMemory&) = delete;
-
-  std::byte* data() const { return data_; }
-
- private:
-  std::byte* start_ = nullptr;
-  std::byte* data_ = nullptr;
-  size_t mapped_ = 0;
-};
 
 /// A copy of `buffer` that ends at a fence; the view's data moves with it.
 inline void fence(TensorView& view, const kit::Buffer& buffer, std::vector<std::unique_ptr<FencedMemory>>& fences) {

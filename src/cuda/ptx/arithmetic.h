@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // f32 arithmetic that no compiler contracts or reorders: every result is rounded once, to nearest even, and denormals
-// are kept, whatever the flags.
+// are kept, whatever the flags. And a value that the compiler knows nothing of.
 #pragma once
 
 #include <bit>

@@ -76,9 +76,11 @@ MLA_DEVICE Vec4 load_once_if(bool valid, const Vec4* from MLA_PTX_SITE) {
 }
 
 /// ld.global; 0, and `from` not read, unless `valid`.
-MLA_DEVICE float load_if(bool valid, const float* from) {
+MLA_DEVICE float load_if(bool valid, const float* from MLA_PTX_SITE) {
 #if MLA_EMULATED
-  return valid ? *from : 0.0F;
+  if (!valid) return 0.0F;
+  emulator::check_aligned(from, sizeof(float), MLA_PTX_HERE);
+  return *from;
 #else
   float value = 0.0F;
   asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p ld.global.f32 %0, [%1];\n}"
