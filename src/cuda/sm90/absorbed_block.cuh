@@ -19,9 +19,10 @@ class WgmmaBlock : protected AbsorbedUnits<Config> {
   MLA_DEVICE void init() const {
     if (ptx::thread_index() == 0) {
       for (int stage = 0; stage < Config::kStages; ++stage) {
-        // Every fetching thread's copies, and every fetching warp's ordinary stores.
+        // Every fetching warp's ordinary stores; and every thread's copies, where nobody waits for these before.
         for (int arrival = 0; arrival < Config::kArrivals; ++arrival)
-          ptx::mbarrier_init(full(stage, arrival), Config::kGroupThreads + Config::kGroupWarps);
+          ptx::mbarrier_init(full(stage, arrival),
+                             Config::kGroupWarps + (Config::kQuantized ? 0 : Config::kGroupThreads));
         for (int half = 0; half < 2; ++half) {
           ptx::mbarrier_init(ready(stage, half), Config::kGroupWarps);
           ptx::mbarrier_init(free(stage, half), Config::kValueWarps);

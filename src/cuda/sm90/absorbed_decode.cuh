@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The warps that fetch quantized rows: codes go through registers, where they become bf16. What a warp decodes first in
-// a step it has loaded before there is room for it, so that no load stands between a free stage and a full one.
+// The warps that fetch quantized rows. Codes land in the stage that they are for, in the place of channels that are
+// decoded later, and become bf16 from there. Loads into registers would be waited for at every turn, and short loops
+// are faster than long ones (measured, H200).
 #pragma once
 
 #include <bit>
@@ -23,6 +24,8 @@ class WgmmaDecode : WgmmaKeys<Config> {
 
   MLA_DEVICE void compute() {
     Keys::begin_unit();
+    MLA_UNROLL
+    for (int pool = 0; pool < 2; ++pool) plain_pools_[pool] = is_plain(args_.pools[pool]);
     Keys::find_next();
     begin_rows();
     const uint32_t end = unit().steps.end;
@@ -30,27 +33,26 @@ class WgmmaDecode : WgmmaKeys<Config> {
     for (; next_ < end; ++next_) {
       Keys::wait_for_room(next_);
       Keys::store_valid(next_);
-      const cuda::KeyPool& pool = Keys::pool();
-      if ((there_ & kPlain) != 0) [[likely]]
-        decode(next_, pool);
-      else
-        decode_slowly(next_, pool);
-      Keys::find_next();
-      begin_rows();
+      if (plain_) [[likely]] {
+        decode(next_);
+      } else {
+        decode_slowly(next_, Keys::pool());
+        Keys::find_next();
+        begin_rows();
+      }
     }
     Block::leave_unit();
   }
 
  private:
-  // A lane decodes 16 channels of every piece of two rows: first_row() + lane / 4, and eight below. Eight lanes that
-  // store together then meet all banks.
-  static constexpr int kTurnPieces = 4;  // whose codes wait in registers
-  static constexpr int kTurns = Config::kLatentPieces / kTurnPieces;
-  static_assert(kTurns * kTurnPieces == Config::kLatentPieces);
+  // A lane sends for and decodes 16 channels of every piece of two rows: first_row() + lane / 4, and eight below. Eight
+  // lanes that load or store together then meet all banks.
+  static constexpr int kPairs = Config::kLatentPieces / 2;        // of pieces
+  static constexpr int kTurns = (Config::kLatentPieces + 3) / 4;  // of a lane's scales, four pieces each
+  static_assert(kPairs * 2 == Config::kLatentPieces && kTurns <= 2);
   static constexpr int kLaneCodes = Config::kPieceDims / 4;
   static_assert(kLaneCodes == kChunkBytes);
-  static constexpr int kLineBytes = 128, kWarpKeys = Keys::kWarpKeys;
-  static constexpr uint32_t kPlain = 1U << 31;
+  static constexpr int kWarpKeys = Keys::kWarpKeys;
 
   MLA_DEVICE static int lane_row() { return ptx::lane() >> 2; }
   MLA_DEVICE static int lane_codes() { return (ptx::lane() & 3) * kLaneCodes; }
@@ -72,39 +74,29 @@ class WgmmaDecode : WgmmaKeys<Config> {
             (sizeof(float) - 1)) == 0;
   }
 
-  /// Rows are found: loads their scales and the codes of the first turn.
+  /// Rows are found: loads their scales.
   MLA_DEVICE void begin_rows() {
+    plain_ = Keys::in_second_pool() ? plain_pools_[1] : plain_pools_[0];
+    if (!plain_) [[unlikely]]
+      return;
     const cuda::KeyPool& pool = Keys::pool();
-    there_ = is_plain(pool) ? ptx::ballot(place_.ckv != nullptr) >> lane_row() | kPlain : 0;
     MLA_UNROLL
     for (int half = 0; half < 2; ++half) {
-      rows_[half] = row_of(place_.ckv, half) + lane_codes();
       const std::byte* scales = row_of(place_.scales, half);
       MLA_UNROLL
       for (int turn = 0; turn < kTurns; ++turn)
-        scales_[half][turn] = load_scale(pool, is_there(half), scales, turn * kTurnPieces + (ptx::lane() & 3));
+        scales_[half][turn] = load_scale(pool, scales, turn * 4 + (ptx::lane() & 3));
     }
-    MLA_UNROLL
-    for (int piece = 0; piece < kTurnPieces; ++piece) load_piece(pool.cache, piece);
-    if (kTurns > 1 && place_.ckv != nullptr && there_ != 0) prefetch(pool.cache);
   }
 
   MLA_DEVICE static const std::byte* row_of(const std::byte* of_lanes, int half) {
     return Block::of_lane(of_lanes, half * 8 + lane_row());
   }
-  MLA_DEVICE bool is_there(int half) const { return (there_ >> (half * 8) & 1U) != 0; }
-
-  /// Brings what the second turn will load, and the rotary channels, into the L2 cache. Lanes l and l + 16 have a row.
-  MLA_DEVICE void prefetch(const core::Cache& cache) const {
-    const int upper = ptx::lane() / kWarpKeys;
-    ptx::prefetch_l2(place_.ckv + kTurnPieces * Config::kPieceDims + upper * kLineBytes);
-    if (cache.d_kpe > 0) ptx::prefetch_l2(place_.kpe + upper * (cache.d_kpe * cache.layout.rope_element_bytes - 1));
-  }
 
   /// The scale of a piece, as its bits in the cache: nothing waits for it yet.
-  MLA_DEVICE static uint32_t load_scale(const cuda::KeyPool& pool, bool valid, const std::byte* scales, int piece) {
+  MLA_DEVICE static uint32_t load_scale(const cuda::KeyPool& pool, const std::byte* scales, int piece) {
     const int group = piece * (Config::kPieceDims / kVector) >> pool.scale_shift;
-    if (!valid || group >= pool.cache.num_scales) return 0;
+    if (scales == nullptr || group >= pool.cache.num_scales) return 0;
     if (is_ue8m0(pool.cache.layout.scale_kind)) return static_cast<uint8_t>(scales[group]);
     return *as<uint32_t>(scales + group * 4);
   }
@@ -112,60 +104,118 @@ class WgmmaDecode : WgmmaKeys<Config> {
     return is_ue8m0(cache.layout.scale_kind) ? ue8m0_to_f32(static_cast<uint8_t>(bits)) : std::bit_cast<float>(bits);
   }
 
-  /// Whether a piece is of codes; at most the last is not.
-  MLA_DEVICE static bool has_codes(const core::Cache& cache, int piece) {
-    return piece + 1 < Config::kLatentPieces || cache.d_ckv == Config::kLatentDims;
+  /// Whether all pieces are of codes, or all but the last.
+  MLA_DEVICE static bool last_is_coded(const core::Cache& cache) { return cache.d_ckv == Config::kLatentDims; }
+  MLA_DEVICE static bool has_coded_tail(const core::Cache& cache) {
+    return cache.d_kpe > 0 && cache.layout.rope_element_bytes == 1;
   }
 
-  MLA_DEVICE void load_piece(const core::Cache& cache, int piece) {
-    MLA_UNROLL
-    for (int half = 0; half < 2; ++half)
-      codes_[piece % kTurnPieces][half] = ptx::load_once_if(is_there(half) && has_codes(cache, piece),
-                                                            as<ptx::Vec4>(rows_[half] + piece * Config::kPieceDims));
+  /// Where a pair of pieces lands: in the place of a piece that is decoded when it is in registers. The last pair goes
+  /// elsewhere if the rotary channels land there.
+  MLA_DEVICE static ptx::SharedAddress place_of(ptx::SharedAddress stage, int pair, bool last_coded) {
+    const int piece = pair + 1 == kPairs && !last_coded ? Config::kLatentPieces : kPairs + pair;
+    return stage + static_cast<uint32_t>(piece * Config::kPieceBytes);
   }
-  MLA_DEVICE void load_tail() {
+  /// There, the lane's codes of one of the pieces.
+  MLA_DEVICE static ptx::SharedAddress landed(ptx::SharedAddress place, int half, int piece) {
+    const int row = first_row() + half * 8 + lane_row();
+    return place + static_cast<uint32_t>(row * Config::kPieceRowBytes + half_chunk(row, piece) * kChunkBytes);
+  }
+  /// A chunk of a half of a 128-byte row. Neighbouring rows have theirs in different banks.
+  MLA_DEVICE static int half_chunk(int row, int half) { return (ptx::lane() & 3) | ((half ^ row) & 1) << 2; }
+
+  /// Sends for the rows found: codes to where they land, rotary channels that are bf16 already to where they belong.
+  MLA_DEVICE void send(ptx::SharedAddress stage, const core::Cache& cache) const {
+    const bool last_coded = last_is_coded(cache);
+    const std::byte* rows[2];
+    bool valid[2];
     MLA_UNROLL
-    for (int half = 0; half < 2; ++half)
-      codes_[0][half] = ptx::load_once_if(is_there(half), as<ptx::Vec4>(row_of(place_.kpe, half) + lane_codes()));
+    for (int half = 0; half < 2; ++half) {
+      rows[half] = row_of(place_.ckv, half);
+      valid[half] = rows[half] != nullptr;
+      rows[half] += lane_codes();
+    }
+    MLA_NO_UNROLL
+    for (int pair = 0; pair < kPairs; ++pair) {
+      const ptx::SharedAddress place = place_of(stage, pair, last_coded);
+      MLA_UNROLL
+      for (int i = 0; i < 4; ++i)
+        if (i < 2 || pair + 1 < kPairs || last_coded)
+          ptx::cp_async_16(landed(place, i % 2, i / 2), rows[i % 2] + i / 2 * Config::kPieceDims, valid[i % 2],
+                           ptx::evict_first());
+      MLA_UNROLL
+      for (const std::byte*& row : rows) row += 2 * Config::kPieceDims;
+    }
+    if (has_coded_tail(cache)) {
+      MLA_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const std::byte* const row = row_of(place_.kpe, half);
+        ptx::cp_async_16(landed(place_of(stage, kPairs, true), half, 0), row + lane_codes(), row != nullptr,
+                         ptx::evict_first());
+      }
+    } else if (cache.d_kpe > 0) {
+      copy_rotary(stage + static_cast<uint32_t>(cache.d_ckv / Config::kPieceDims * Config::kPieceBytes));
+    }
+    ptx::cp_async_commit();
+  }
+  MLA_DEVICE void copy_rotary(ptx::SharedAddress piece) const {
+    MLA_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const int row = half * 8 + lane_row();
+      const std::byte* from = row_of(place_.kpe, half);
+      MLA_UNROLL
+      for (int i = 0; i < 2; ++i)
+        ptx::cp_async_16(piece + Block::chunk_offset(first_row() + row, half_chunk(row, i)),
+                         from + half_chunk(row, i) * kChunkBytes, from != nullptr, ptx::evict_first());
+    }
   }
 
-  /// Step n, whose first codes are loaded.
-  MLA_DEVICE void decode(uint32_t n, const cuda::KeyPool& pool) {
-    const core::Cache& cache = pool.cache;
-    const bool has_tail = cache.d_kpe > 0, coded_tail = has_tail && cache.layout.rope_element_bytes == 1;
-    const ptx::SharedAddress to =
-        Block::stage(n) + Block::chunk_offset(first_row() + lane_row(), lane_codes() / kVector);
+  /// Step n, whose rows are found; then those of the next one are.
+  MLA_DEVICE void decode(uint32_t n) {
+    const core::Cache& cache = Keys::pool().cache;
+    const bool last_coded = last_is_coded(cache), coded_tail = has_coded_tail(cache);
+    const float* const kpe_scale = cache.kpe_scale;
+    const ptx::SharedAddress stage = Block::stage(n);
+    send(stage, cache);
     float scales[2][kTurns];
     MLA_UNROLL
     for (int half = 0; half < 2; ++half) MLA_UNROLL
     for (int turn = 0; turn < kTurns; ++turn) scales[half][turn] = scale_of(cache, scales_[half][turn]);
-    MLA_UNROLL
-    for (int piece = 0; piece < Config::kLatentPieces; ++piece) {
-      if (piece + kTurnPieces == Config::kLatentPieces && has_tail && !coded_tail)
-        copy_rotary(Block::stage(n) + static_cast<uint32_t>(cache.d_ckv / Config::kPieceDims * Config::kPieceBytes));
-      if (has_codes(cache, piece)) {
-        MLA_UNROLL
-        for (int half = 0; half < 2; ++half)
-          store_piece(to, piece, half,
-                      ptx::shuffle(scales[half][piece / kTurnPieces], (ptx::lane() & ~3) | piece % kTurnPieces));
+    Keys::find_next();
+    begin_rows();
+    ptx::cp_async_wait<0>();
+    MLA_NO_UNROLL
+    for (int pair = 0; pair < kPairs; ++pair) {
+      const ptx::SharedAddress from = place_of(stage, pair, last_coded);
+      ptx::Vec4 codes[2][2];
+      MLA_UNROLL
+      for (int i = 0; i < 4; ++i) codes[i / 2][i % 2] = ptx::load_shared<ptx::Vec4>(landed(from, i % 2, i / 2));
+      ptx::sync_warp();  // where they were there is room now
+      MLA_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        if (i >= 2 && pair + 1 == kPairs && !last_coded) continue;
+        const float scale = kTurns == 1 || pair < 2 ? scales[i % 2][0] : scales[i % 2][kTurns - 1];
+        store_piece(stage + static_cast<uint32_t>(pair * 2 * Config::kPieceBytes), i / 2, i % 2, codes[i / 2][i % 2],
+                    ptx::shuffle(scale, (ptx::lane() & ~3) | (pair * 2 + i / 2) % 4));
       }
-      if (piece + kTurnPieces < Config::kLatentPieces)
-        load_piece(cache, piece + kTurnPieces);
-      else if (piece + kTurnPieces == Config::kLatentPieces && coded_tail)
-        load_tail();
-      if ((piece + 1) % Config::kArrivalPieces == 0 && piece / Config::kArrivalPieces + 1 < Config::kArrivals)
-        arrive(n, piece / Config::kArrivalPieces);
+      if ((pair + 1) * 2 % Config::kArrivalPieces == 0) arrive(n, (pair + 1) * 2 / Config::kArrivalPieces - 1);
     }
     if (coded_tail) {
+      ptx::Vec4 codes[2];
       MLA_UNROLL
-      for (int half = 0; half < 2; ++half) store_piece(to, Config::kLatentPieces, half, *cache.kpe_scale);
+      for (int half = 0; half < 2; ++half)
+        codes[half] = ptx::load_shared<ptx::Vec4>(landed(place_of(stage, kPairs, true), half, 0));
+      ptx::sync_warp();  // where they were there is room now
+      MLA_UNROLL
+      for (int half = 0; half < 2; ++half) store_piece(stage, Config::kLatentPieces, half, codes[half], *kpe_scale);
     }
     arrive(n, Config::kArrivals - 1);
   }
 
-  /// The lane's channels of a piece whose codes are loaded.
-  MLA_DEVICE void store_piece(ptx::SharedAddress to, int piece, int half, float scale) const {
-    const ptx::Vec4& codes = codes_[piece % kTurnPieces][half];
+  /// The lane's channels of a piece.
+  MLA_DEVICE static void store_piece(ptx::SharedAddress stage, int piece, int half, const ptx::Vec4& codes,
+                                     float scale) {
+    const ptx::SharedAddress to = stage + Block::chunk_offset(first_row() + lane_row(), lane_codes() / kVector);
     MLA_UNROLL
     for (int i = 0; i < 2; ++i) {
       const ptx::Vec4 values = decode_codes(uint64_t{codes.x[2 * i + 1]} << 32 | codes.x[2 * i], scale);
@@ -175,21 +225,8 @@ class WgmmaDecode : WgmmaKeys<Config> {
     }
   }
 
-  /// Sends for rotary channels that are bf16 already: eight lanes copy a row's.
-  MLA_DEVICE void copy_rotary(ptx::SharedAddress piece) const {
-    const int chunk = ptx::lane() & 7;
-    MLA_UNROLL
-    for (int four = 0; four < kWarpKeys / 4; ++four) {
-      const int row = four * 4 + (ptx::lane() >> 3);
-      const std::byte* from = Block::of_lane(place_.kpe, row);
-      ptx::cp_async_16(piece + Block::chunk_offset(first_row() + row, chunk), from + chunk * kChunkBytes,
-                       from != nullptr);
-    }
-  }
-
-  /// The warp has written or sent for its rows' pieces of an arrival.
+  /// The warp's rows' pieces of an arrival are there.
   MLA_DEVICE void arrive(uint32_t n, int arrival) const {
-    ptx::mbarrier_arrive_after_copies(Block::full(n, arrival));
     ptx::fence_async_proxy();
     ptx::sync_warp();
     if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::full(n, arrival));
@@ -232,10 +269,9 @@ class WgmmaDecode : WgmmaKeys<Config> {
   }
 
   // Of the rows found last:
-  const std::byte* rows_[2];         // where the lane's codes begin
-  uint32_t there_;                   // bits 0 and 8: whether they do; kPlain: they go the fast way
-  uint32_t scales_[2][kTurns];       // of pieces 4 turn + lane % 4
-  ptx::Vec4 codes_[kTurnPieces][2];  // of pieces to be decoded next
+  bool plain_;                  // whether they go the fast way
+  uint32_t scales_[2][kTurns];  // of pieces 4 turn + lane % 4
+  bool plain_pools_[2];         // whether rows of a pool go the fast way
 };
 
 }  // namespace mla::MLA_CUDA_NAMESPACE

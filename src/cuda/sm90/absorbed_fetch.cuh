@@ -45,6 +45,7 @@ class WgmmaKeys : protected WgmmaBlock<Config> {
   }
 
   /// Of the rows found.
+  MLA_DEVICE bool in_second_pool() const { return in_second_pool_; }
   MLA_DEVICE const cuda::KeyPool& pool() const { return in_second_pool_ ? args_.pools[1] : args_.pools[0]; }
 
   /// Until there is room for the warp's rows of step n.
