@@ -3,8 +3,8 @@
 // at once.
 //
 // Grid: persistent; a block walks the segments of its worker (work_list.h), 64 keys a step. Four warpgroups:
-//   fetch    describes units; cp.async of rows, 16 bytes at a time, to where swizzling puts them; quantized ones come
-//            through registers, and are bf16 from then on
+//   fetch    describes units; cp.async of rows, 16 bytes at a time, to where swizzling puts them; quantized ones land
+//            elsewhere in their stage, and are decoded to bf16 from there
 //   scores   queries x keys (64 x 64 x d_qk); softmax; weights, rounded to 16 bits
 //   values   two: weights x values (64 x 64 x d_v / 2), accumulators in registers
 // Shared memory: [queries][two stages of 64 rows][barriers, units, ...]; absorbed_config.cuh has the numbers.

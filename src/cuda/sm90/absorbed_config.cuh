@@ -40,8 +40,10 @@ struct WgmmaConfig {
   static constexpr int kTileBytes = kPieces * kPieceBytes;
   static constexpr int kGroupRowsBytes = 8 * kPieceRowBytes;  // of eight rows of a piece
   static constexpr int kStages = 2;
-  // Scores begin with the first pieces while later ones are on their way.
-  static constexpr int kArrivalPieces = kQuantized ? 4 : 3, kArrivals = (kPieces + kArrivalPieces - 1) / kArrivalPieces;
+  // Scores begin with the first pieces while later ones are on their way. Decoded ones arrive together with the rotary
+  // channels in the end: each arrival takes time from who decodes.
+  static constexpr int kArrivalPieces = kQuantized ? 4 : 3;
+  static constexpr int kArrivals = (kQuantized ? kLatentPieces : kPieces + kArrivalPieces - 1) / kArrivalPieces;
   // Stages are free again half by half, of 32 keys each. Weights take the place of a half's rotary channels, which are
   // not needed once scores are there: 64 rows by 32 keys, rows of 64 bytes.
   static constexpr int kHalfKeys = kKeys / 2, kHalfBytes = kHalfKeys * kPieceRowBytes;

@@ -49,7 +49,8 @@ class WgmmaDecode : WgmmaKeys<Config> {
   // lanes that load or store together then meet all banks.
   static constexpr int kPairs = Config::kLatentPieces / 2;        // of pieces
   static constexpr int kTurns = (Config::kLatentPieces + 3) / 4;  // of a lane's scales, four pieces each
-  static_assert(kPairs * 2 == Config::kLatentPieces && kTurns <= 2);
+  static constexpr int kArrivalPairs = Config::kArrivalPieces / 2;
+  static_assert(kPairs == Config::kArrivals * kArrivalPairs && kPairs * 2 == Config::kLatentPieces && kTurns <= 2);
   static constexpr int kLaneCodes = Config::kPieceDims / 4;
   static_assert(kLaneCodes == kChunkBytes);
   static constexpr int kWarpKeys = Keys::kWarpKeys;
@@ -198,7 +199,7 @@ class WgmmaDecode : WgmmaKeys<Config> {
         store_piece(stage + static_cast<uint32_t>(pair * 2 * Config::kPieceBytes), i / 2, i % 2, codes[i / 2][i % 2],
                     ptx::shuffle(scale, (ptx::lane() & ~3) | (pair * 2 + i / 2) % 4));
       }
-      if ((pair + 1) * 2 % Config::kArrivalPieces == 0) arrive(n, (pair + 1) * 2 / Config::kArrivalPieces - 1);
+      if ((pair + 1) % kArrivalPairs == 0 && pair + 1 < kPairs) arrive(n, pair / kArrivalPairs);
     }
     if (coded_tail) {
       ptx::Vec4 codes[2];
@@ -225,9 +226,8 @@ class WgmmaDecode : WgmmaKeys<Config> {
     }
   }
 
-  /// The warp's rows' pieces of an arrival are there.
+  /// The warp's rows' pieces of an arrival are there. Who multiplies fences: it has to, for rows that nobody decodes.
   MLA_DEVICE void arrive(uint32_t n, int arrival) const {
-    ptx::fence_async_proxy();
     ptx::sync_warp();
     if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::full(n, arrival));
   }

@@ -201,7 +201,7 @@ class WgmmaScores : WgmmaBlock<Config> {
     ptx::wgmma_fence();
     MLA_UNROLL
     for (int piece = 0; piece < Config::kPieces; ++piece) {
-      if (piece % Config::kArrivalPieces == 0) {
+      if (piece % Config::kArrivalPieces == 0 && piece / Config::kArrivalPieces < Config::kArrivals) {
         ptx::mbarrier_wait(Block::full(n, piece / Config::kArrivalPieces), Block::parity(n));
         ptx::fence_async_proxy();
       }
