@@ -17,6 +17,7 @@ struct DeviceProperties {
 
 struct LaunchShape {
   int32_t grid_x = 1, grid_y = 1, grid_z = 1;
+  int32_t cluster = 1;  ///< SM90 and later: so many neighbours in x are a cluster (ptx/cluster.h); divides grid_x
   int32_t shared_bytes = 0;
   /// Programmatic dependent launch: the kernel may start before the previous one of the stream has ended, and must call
   /// ptx::wait_for_previous_grid() before it reads what that one writes. Where the architecture lacks it: ignored.

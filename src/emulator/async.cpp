@@ -42,16 +42,21 @@ void Block::forget_landed(Thread& thread) {
   thread.next_copy = 0;
 }
 
+std::byte* Block::memory_at(uint32_t address, uint32_t bytes, uint32_t alignment, Site site) {
+  shared_pointer(address, bytes, alignment, site);  // the running block has as much
+  return shared_ + (address - kSharedBase);
+}
+
 Mbarrier& Block::find_mbarrier(uint32_t address, Site site) {
-  const std::byte* const memory = shared_pointer(address, 8, 8, site);
+  const std::byte* const memory = memory_at(address, 8, 8, site);
   for (Mbarrier& barrier : mbarriers_) {
     if (barrier.address != address) continue;
     uint64_t mark = 0;
     std::memcpy(&mark, memory, sizeof mark);
-    if (mark != kMbarrierMark) fail("the mbarrier at {} was overwritten", {address}, site);
+    if (mark != kMbarrierMark) running_block().fail("the mbarrier at {} was overwritten", {address}, site);
     return barrier;
   }
-  fail("the mbarrier at {} is not initialized", {address}, site);
+  running_block().fail("the mbarrier at {} is not initialized", {address}, site);
 }
 
 void Block::init_mbarrier(uint32_t address, uint32_t count, Site site) {
@@ -68,8 +73,8 @@ void Block::fence_mbarriers() {
 
 void Block::arrive(Mbarrier& barrier, uint32_t arrivals, int64_t expected_bytes, Site site) {
   if (barrier.pending < arrivals)
-    fail("the mbarrier at {} got more arrivals in one phase than its count of {}", {barrier.address, barrier.count},
-         site);
+    running_block().fail("the mbarrier at {} got more arrivals in one phase than its count of {}",
+                         {barrier.address, barrier.count}, site);
   barrier.pending -= arrivals;
   barrier.pending_bytes += expected_bytes;
   complete_phase_if_due(barrier);
@@ -138,6 +143,55 @@ bool Block::land_copies_of_some_arrival() {
   return false;
 }
 
+/// When no thread can run: something that a thread waits for.
+bool Block::land_something() {
+  const bool bulk_first = (random_.next() & 1U) != 0;
+  return bulk_first ? land_some_bulk_copy() || land_copies_of_some_arrival()
+                    : land_copies_of_some_arrival() || land_some_bulk_copy();
+}
+
+namespace {
+
+/// Addresses of block r of the cluster begin at (r + 1) << kRankShift.
+constexpr int kRankShift = 24;
+
+}  // namespace
+
+Block& Block::block_of(uint32_t& address, Site site) {
+  const uint32_t rank = (address >> kRankShift) - 1;
+  if (rank >= cluster_.size()) fail("shared address {}: expected one of the cluster's", {address}, site);
+  address &= (1U << kRankShift) - 1;
+  Block& block = *cluster_[rank];
+  if (block.ended_ == launch_.threads) fail("access to the shared memory of a block that has ended", {}, site);
+  return block;
+}
+
+void Block::add_bulk_copy(const PendingCopy& copy, Site site) {
+  Block& running = running_block();
+  if (copy.bytes == 0 || copy.bytes % 16 != 0)
+    running.fail("bulk copy of {} bytes: expected a multiple of 16", {copy.bytes}, site);
+  if (!find_mbarrier(copy.barrier, site).fenced)
+    running.fail("bulk copy reports to the mbarrier at {}, whose initialization was not fenced", {copy.barrier}, site);
+  std::memset(memory_at(copy.to, copy.bytes, 16, site), 0xFF, copy.bytes);
+  bulk_copies_.push_back(copy);
+  std::fill_n(&writes_->last[(copy.to - kSharedBase) / SharedWrites::kUnit], copy.bytes / SharedWrites::kUnit,
+              SharedWrites::Write{writes_->time, SharedWrites::kBulkCopy});
+  running.counters_.bulk_copy_bytes += copy.bytes;
+}
+
+const std::byte* Block::source_of_bulk_copy(uint32_t from, uint32_t bytes, Site site) {
+  const std::byte* const source = memory_at(from, bytes, 16, site);
+  for (uint32_t at = from; at < from + bytes; at += SharedWrites::kUnit) {
+    const SharedWrites::Write& write = writes_->last[(at - kSharedBase) / SharedWrites::kUnit];
+    if (write.writer == SharedWrites::kNobody || write.writer == SharedWrites::kBulkCopy) continue;
+    const auto writer = static_cast<int32_t>(write.writer) - 1;
+    if (thread(writer).proxy_fence <= write.time && current().proxy_fence <= write.time)
+      fail("bulk copy reads at offset {} of shared memory what thread {} wrote, without fence_async_proxy() since",
+           {at - kSharedBase, writer}, site);
+  }
+  return source;
+}
+
 // ---- Called by kernels -------------------------------------------------------------------------------------------
 
 void copy_async(uint32_t to, const void* from, uint32_t bytes, bool valid, Site site) {
@@ -196,17 +250,30 @@ void fence_async_proxy() {
 }
 
 void bulk_copy(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier, Site site) {
-  Block& block = running_block();
-  if (bytes == 0 || bytes % 16 != 0) block.fail("bulk copy of {} bytes: expected a multiple of 16", {bytes}, site);
   check_aligned(from, 16, site);
-  if (!block.find_mbarrier(barrier, site).fenced)
-    block.fail("bulk copy reports to the mbarrier at {}, whose initialization was not fenced", {barrier}, site);
-  std::memset(shared_pointer(to, bytes, 16, site), 0xFF, bytes);
-  block.add_bulk_copy({to, bytes, from, barrier});
-  SharedWrites& writes = block.shared_writes();
-  std::fill_n(&writes.last[(to - kSharedBase) / SharedWrites::kUnit], bytes / SharedWrites::kUnit,
-              SharedWrites::Write{writes.time, SharedWrites::kBulkCopy});
-  block.counters_of_block().bulk_copy_bytes += bytes;
+  running_block().add_bulk_copy({to, bytes, from, barrier}, site);
 }
+
+uint32_t map_shared(uint32_t address, int32_t rank, Site site) {
+  shared_pointer(address, 1, 1, site);
+  return address + (static_cast<uint32_t>(rank + 1) << kRankShift);
+}
+
+void bulk_copy_in_cluster(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier, Site site) {
+  Block& self = running_block();
+  Block& block = self.block_of(to, site);
+  if (&self.block_of(barrier, site) != &block)
+    self.fail("bulk copy: expected the mbarrier in the block that is written to", {}, site);
+  block.add_bulk_copy({to, bytes, self.source_of_bulk_copy(from, bytes, site), barrier}, site);
+}
+
+void mbarrier_arrive_in_cluster(uint32_t barrier, Site site) {
+  Block& self = running_block();
+  Block& block = self.block_of(barrier, site);
+  block.arrive(block.find_mbarrier(barrier, site), 1, 0, site);
+  self.maybe_yield();
+}
+
+void sync_cluster(Site site) { running_block().sync_cluster(site); }
 
 }  // namespace mla::emulator

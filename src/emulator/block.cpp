@@ -47,26 +47,37 @@ Block::~Block() {
   munmap(arena_, kArenaBytes);
 }
 
-bool Block::run(const Launch& launch, int64_t block) {
-  launch_ = launch;
-  fault_.clear();
-  if (!stacks_.reserve(launch.threads)) {
-    record("no memory for the stacks of its threads");
-    return false;
+const std::string* Block::run(std::span<Block* const> cluster, const Launch& launch, int64_t first) {
+  Fiber& host = cluster[0]->own_host_;
+  adopt_host(host);
+  for (size_t i = 0; i < cluster.size(); ++i) {
+    Block& block = *cluster[i];
+    block.launch_ = launch;
+    block.fault_.clear();
+    block.cluster_ = cluster;
+    block.host_ = &host;
+    if (!block.stacks_.reserve(launch.threads)) {
+      block.record("no memory for the stacks of its threads");
+      return &block.fault_;
+    }
+    block.random_.seed(launch.seed ^ mix(static_cast<uint64_t>(first) + i));
+    block.start(first + static_cast<int64_t>(i));
   }
-  random_.seed(launch.seed ^ mix(static_cast<uint64_t>(block)));
-  adopt_host(host_);
-  start(block);
-  Block* const outer_block = std::exchange(current_block, this);
+  Block& begins = *cluster[cluster.size() == 1 ? 0 : cluster[0]->random_.next() % cluster.size()];
+  Block* const outer_block = std::exchange(current_block, &begins);
   ThreadView* const outer_thread = current_thread;
-  current_ = next_thread();
-  switch_fiber(host_, current().fiber);
+  begins.current_ = begins.next_thread();
+  switch_fiber(host, begins.current().fiber);
   current_block = outer_block;
   current_thread = outer_thread;
-  unpoison(arena_, kArenaBytes);
-  ++counters_.blocks;
-  if (!fault_.empty()) abandoned_ = true;
-  return fault_.empty();
+  const std::string* fault = nullptr;
+  for (Block* block : cluster) {
+    unpoison(block->arena_, kArenaBytes);
+    ++block->counters_.blocks;
+    if (!block->fault_.empty()) fault = &block->fault_;
+  }
+  for (Block* block : cluster) block->abandoned_ = block->abandoned_ || fault != nullptr;
+  return fault;
 }
 
 void Block::start(int64_t block) {
@@ -81,6 +92,7 @@ void Block::start(int64_t block) {
   view.block_x = static_cast<int32_t>(block % launch_.grid_x);
   view.block_y = static_cast<int32_t>(block / launch_.grid_x % launch_.grid_y);
   view.block_z = static_cast<int32_t>(block / launch_.grid_x / launch_.grid_y);
+  view.cluster_rank = view.block_x % launch_.cluster;
   view.shared_bytes = shared_bytes;
   view.shared = shared_;
   view.writes = writes_.get();
@@ -126,6 +138,7 @@ void Block::start(int64_t block) {
   }
   bulk_copies_.clear();
   arrivals_.clear();
+  cluster_arrivals_ = 0;
   // A warp may run far ahead of the others, or keep step with them.
   constexpr uint32_t kSwitchMasks[] = {0, 0x3F, 0x3};
   switch_mask_ = kSwitchMasks[random_.next() % 3];
@@ -163,30 +176,54 @@ void Block::end_thread() {
   }
   if (!bulk_copies_.empty()) record("the block ended while bulk copies were on their way into its shared memory");
   if (!arrivals_.empty()) record("the block ended before all its cp.async had reported to their mbarriers");
-  switch_fiber(self.fiber, host_);
+  for (const Block* block : cluster_)
+    if (block->copies_from(*this))
+      record("the block ended while bulk copies were on their way out of its shared memory");
+  warp.ready = ready_warps_ = 0;
+  const bool all_ended =
+      std::all_of(cluster_.begin(), cluster_.end(), [&](Block* block) { return block->ended_ == launch_.threads; });
+  if (!all_ended && fault_.empty()) {
+    Block& block = find_runnable();
+    return go_on(block, block.next_thread());
+  }
+  switch_fiber(self.fiber, *host_);
+}
+
+void Block::go_on(Block& block, int32_t thread) {
+  Fiber& self = current().fiber;
+  current_block = &block;
+  block.current_ = thread;
+  Fiber& next = block.current().fiber;
+  if (&next != &self) switch_fiber(self, next);
+}
+
+bool Block::copies_from(const Block& other) const {
+  return &other != this && std::any_of(bulk_copies_.begin(), bulk_copies_.end(), [&](const PendingCopy& copy) {
+    return copy.from >= other.arena_ && copy.from < other.arena_ + kArenaBytes;
+  });
 }
 
 void Block::maybe_yield() {
   if ((random_.next() & 3U) != 0) return;
-  const int32_t self = current_, next = next_thread(false);
-  current_ = next;
-  if (next != self) switch_fiber(threads_[static_cast<size_t>(self)].fiber, current().fiber);
+  Block& block = *cluster_[cluster_.size() == 1 ? 0 : random_.next() % cluster_.size()];
+  if (block.ready_warps_ != 0) go_on(block, block.next_thread(false));
 }
 
-int32_t Block::wait_for_copies() {
-  int32_t next = -1;
-  while (next < 0) {
-    const bool bulk_first = arrivals_.empty() || (!bulk_copies_.empty() && (random_.next() & 1U) != 0);
-    if (bulk_first ? !land_some_bulk_copy() && !land_copies_of_some_arrival()
-                   : !land_copies_of_some_arrival() && !land_some_bulk_copy())
-      break;
-    next = next_thread();
-  }
-  if (next < 0) {
-    record_waits("deadlock", 0, launch_.threads - 1);
-    leave();
-  }
-  return next;
+Block& Block::find_runnable() {
+  // Copies of this block, or other blocks first.
+  const bool others_first = cluster_.size() > 1 && (random_.next() & 1U) != 0;
+  while (!others_first && land_something())
+    if (ready_warps_ != 0) return *this;
+  const uint32_t shift = random_.next();
+  for (const bool may_land : {false, true})
+    for (size_t i = 0; i < cluster_.size(); ++i) {
+      Block& block = *cluster_[(shift + i) % cluster_.size()];
+      while (may_land && block.ready_warps_ == 0 && block.land_something()) {
+      }
+      if (block.ready_warps_ != 0) return block;
+    }
+  record_deadlock();
+  leave();
 }
 
 void Block::fail_diverged() {
@@ -196,7 +233,7 @@ void Block::fail_diverged() {
 }
 
 void Block::leave() {
-  switch_fiber(current().fiber, host_);
+  switch_fiber(current().fiber, *host_);
   __builtin_unreachable();  // abandoned
 }
 
@@ -212,6 +249,22 @@ void Block::poll(Site site) {
   const int32_t next = next_thread(false);
   current_ = next;
   if (next != index) switch_fiber(self.fiber, current().fiber);
+}
+
+void Block::sync_cluster(Site site) {
+  Block& first = *cluster_[0];
+  Thread& self = current();
+  if (++first.cluster_arrivals_ < static_cast<int32_t>(cluster_.size()) * launch_.threads) {
+    self.wait = Wait::kCluster;
+    self.site = site;
+    block_current();
+    self.wait = Wait::kNothing;
+    return;
+  }
+  first.cluster_arrivals_ = 0;
+  for (Block* block : cluster_)
+    for (int32_t i = 0; i < launch_.threads; ++i)
+      if (block->thread(i).wait == Wait::kCluster) block->make_ready(i);
 }
 
 // ---- Collectives and barriers ------------------------------------------------------------------------------------

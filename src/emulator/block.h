@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One block of a launch while it runs: its threads, warps, barriers and shared memory. A host thread runs one block at
-// a time; blocks are reused, since their stacks and shared memory cost more than a small kernel.
+// One block of a launch while it runs: its threads, warps, barriers and shared memory. A host thread runs one cluster
+// at a time, all of its blocks by turns; blocks are reused, since their stacks and shared memory cost more than a small
+// kernel.
 #pragma once
 
 #include <bit>
@@ -8,6 +9,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,6 +25,7 @@ inline constexpr int32_t kWarpgroupSize = 128;
 inline constexpr int32_t kMaxThreads = 1024;
 inline constexpr int32_t kNumBarriers = 16;
 inline constexpr int32_t kMaxSharedBytes = 256 * 1024;
+inline constexpr int32_t kMaxCluster = 8;  // that every GPU with clusters grants
 
 /// Thrown through a kernel by a thread that waits for a previous grid which does not end.
 struct WaitsForEver {};
@@ -40,6 +43,7 @@ enum class Wait : uint8_t {
   kBarrierSync,
   kBarrierArrive,
   kMbarrier,
+  kCluster,
 };
 
 /// xorshift64*
@@ -155,9 +159,9 @@ class Block {
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
 
-  /// Runs block number `block` of the launch on the calling host thread. False: faulted, see fault().
-  bool run(const Launch& launch, int64_t block);
-  const std::string& fault() const { return fault_; }
+  /// Runs blocks first, first + 1, ... of the launch, as many as there are in `cluster`, on the calling host thread.
+  /// Returns what was wrong, null: nothing.
+  static const std::string* run(std::span<Block* const> cluster, const Launch& launch, int64_t first);
   const Counters& counters() const { return counters_; }
   void clear_counters() { counters_ = {}; }
 
@@ -183,8 +187,14 @@ class Block {
   void init_mbarrier(uint32_t address, uint32_t count, Site site);
   void fence_mbarriers();
   void arrive(Mbarrier& barrier, uint32_t arrivals, int64_t expected_bytes, Site site);
-  void add_bulk_copy(const PendingCopy& copy) { bulk_copies_.push_back(copy); }
+  /// From global memory, or from another block's shared memory.
+  void add_bulk_copy(const PendingCopy& copy, Site site);
+  /// What a bulk copy is to read there must have been fenced since it was written.
+  const std::byte* source_of_bulk_copy(uint32_t from, uint32_t bytes, Site site);
   void add_arrival(const PendingArrival& arrival) { arrivals_.push_back(arrival); }
+  /// The block of the cluster that an address from map_shared() leads to; `address` becomes that block's own.
+  Block& block_of(uint32_t& address, Site site);
+  void sync_cluster(Site site);
   /// Copies of a thread before `end`, an index into Thread::copies.
   void land_copies(int32_t thread, size_t end);
   /// Takes what has landed off the lists.
@@ -201,14 +211,20 @@ class Block {
 
   void start(int64_t block);
   void end_thread();
+  /// From the running fiber to the block's next thread, or another block's of the cluster.
+  void go_on(Block& block, int32_t thread);
   void block_current();
   int32_t next_lane(Warp& warp);
   int32_t next_thread(bool may_stay = true);
   bool land_some_bulk_copy();
   bool land_copies_of_some_arrival();
+  bool land_something();
+  bool copies_from(const Block& other) const;
   void land(const PendingCopy& copy);
-  /// No thread can run: lands copies until one can. Ends the block if none ever will.
-  int32_t wait_for_copies();
+  std::byte* memory_at(uint32_t address, uint32_t bytes, uint32_t alignment, Site site);
+  /// No thread of the block can run: another block that can, or this one once copies have landed. Ends the cluster if
+  /// none ever will.
+  Block& find_runnable();
   [[noreturn]] void fail_diverged();
   void complete_phase_if_due(Mbarrier& barrier);
   void make_ready(int32_t thread);
@@ -219,6 +235,8 @@ class Block {
   void record_at(std::string_view text, std::initializer_list<int64_t> numbers, Site site);
   /// Who waits where, among threads [first, last].
   void record_waits(std::string_view what, int32_t first, int32_t last);
+  /// Of all blocks of the cluster.
+  void record_deadlock();
   std::string wait_text(const Thread& thread) const;
   [[noreturn]] void leave();
 
@@ -233,7 +251,10 @@ class Block {
   std::vector<Mbarrier> mbarriers_;
   std::vector<PendingCopy> bulk_copies_;
   std::vector<PendingArrival> arrivals_;
-  Fiber host_;
+  std::span<Block* const> cluster_;  // this one among them
+  int32_t cluster_arrivals_ = 0;     // threads at the cluster's barrier; of its first block
+  Fiber own_host_;
+  Fiber* host_ = nullptr;  // of the cluster's first block
   Random random_;
   uint32_t switch_mask_ = 0;  // how often another warp gets a turn; 0: only when this one cannot go on
   int32_t current_ = 0;
@@ -298,9 +319,11 @@ inline Block& running_block() { return *current_block; }
     if (warp.diverged) [[unlikely]]
       fail_diverged();
   }
-  int32_t next = next_thread();
-  if (next < 0) [[unlikely]]
-    next = wait_for_copies();
+  const int32_t next = next_thread();
+  if (next < 0) [[unlikely]] {
+    Block& block = find_runnable();
+    return go_on(block, block.next_thread());
+  }
   current_ = next;
   if (next != self) switch_fiber(threads_[static_cast<size_t>(self)].fiber, current().fiber);
 }

@@ -37,6 +37,7 @@ struct ThreadView {
   int32_t thread = 0;
   int32_t block_x = 0, block_y = 0, block_z = 0;
   int32_t grid_x = 0, grid_y = 0, grid_z = 0;
+  int32_t cluster_rank = 0;
   uint32_t shared_bytes = 0;
   std::byte* shared = nullptr;
   SharedWrites* writes = nullptr;
@@ -103,6 +104,12 @@ void mbarrier_arrive_after_copies(uint32_t barrier, Site site);
 void mbarrier_wait(uint32_t barrier, uint32_t parity, Site site);
 void fence_mbarrier_init();
 void fence_async_proxy();
+
+/// Where `address` of the calling block lies in block `rank` of its cluster; for what follows.
+uint32_t map_shared(uint32_t address, int32_t rank, Site site);
+void bulk_copy_in_cluster(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier, Site site);
+void mbarrier_arrive_in_cluster(uint32_t barrier, Site site);
+void sync_cluster(Site site);
 void bulk_copy(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier, Site site);
 
 /// `num` matrices of 8 x 8 16-bit elements; lane 8 i + r holds the address of row r of matrix i.

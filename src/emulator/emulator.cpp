@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -78,6 +79,9 @@ Status check(const Launch& launch) {
   if (launch.shared_bytes < 0 || launch.shared_bytes > limit)
     return fault(launch, "shared memory: expected at most the target's " + std::to_string(limit) + " bytes, got " +
                              std::to_string(launch.shared_bytes));
+  if (launch.cluster < 1 || launch.cluster > kMaxCluster || launch.grid_x % launch.cluster != 0)
+    return fault(launch, "cluster: expected 1 to " + std::to_string(kMaxCluster) + " blocks, a divisor of the grid's " +
+                             std::to_string(launch.grid_x) + ", got " + std::to_string(launch.cluster));
   if (launch.grid_y > 65535 || launch.grid_z > 65535)
     return fault(launch, "grid: expected at most 65535 blocks in y and z, got " + std::to_string(launch.grid_y) +
                              " and " + std::to_string(launch.grid_z));
@@ -104,22 +108,30 @@ void add(Counters& sum, const Counters& part) {
   sum.prefetches += part.prefetches;
 }
 
-void work(const Launch& launch, int64_t num_blocks, const Order& order, Progress& progress) {
+void work(const Launch& launch, int64_t num_clusters, const Order& order, Progress& progress) {
   const auto fail = [&](const std::string& text) {
     const std::lock_guard lock(progress.mutex);
     if (!progress.failed.exchange(true)) progress.fault = text;
   };
   try {
-    std::unique_ptr<Block> block = block_store().take();
-    block->clear_counters();
+    std::unique_ptr<Block> owned[kMaxCluster];
+    Block* blocks[kMaxCluster];
+    for (int32_t i = 0; i < launch.cluster; ++i) {
+      owned[i] = block_store().take();
+      owned[i]->clear_counters();
+      blocks[i] = owned[i].get();
+    }
+    const std::span<Block* const> cluster(blocks, static_cast<size_t>(launch.cluster));
     while (!progress.failed.load(std::memory_order_relaxed)) {
       const int64_t i = progress.next.fetch_add(1, std::memory_order_relaxed);
-      if (i >= num_blocks) break;
-      if (!block->run(launch, order(i))) fail(block->fault());
+      if (i >= num_clusters) break;
+      if (const std::string* fault = Block::run(cluster, launch, order(i) * launch.cluster)) fail(*fault);
     }
     const std::lock_guard lock(progress.mutex);
-    add(progress.counters, block->counters());
-    block_store().give(std::move(block));
+    for (std::unique_ptr<Block>& block : std::span(owned, cluster.size())) {
+      add(progress.counters, block->counters());
+      block_store().give(std::move(block));
+    }
   } catch (const std::bad_alloc&) {
     fail(std::string(launch.name) + ": no memory for the emulator");
   }
@@ -130,13 +142,13 @@ void work(const Launch& launch, int64_t num_blocks, const Order& order, Progress
 Status run(const Launch& launch, core::ThreadPool& pool) {
   if (launch.grid_x <= 0 || launch.grid_y <= 0 || launch.grid_z <= 0) return {};
   if (Status status = check(launch); !status.ok()) return status;
-  const int64_t num_blocks = static_cast<int64_t>(launch.grid_x) * launch.grid_y * launch.grid_z;
+  const int64_t num_clusters = static_cast<int64_t>(launch.grid_x / launch.cluster) * launch.grid_y * launch.grid_z;
   Random random;
   random.seed(launch.seed);
-  const Order order(num_blocks, random);
+  const Order order(num_clusters, random);
   Progress progress;
-  pool.run([&](int32_t) { work(launch, num_blocks, order, progress); },
-           static_cast<int32_t>(std::min<int64_t>(num_blocks, INT32_MAX)));
+  pool.run([&](int32_t) { work(launch, num_clusters, order, progress); },
+           static_cast<int32_t>(std::min<int64_t>(num_clusters, INT32_MAX)));
   if (launch.counters != nullptr) add(*launch.counters, progress.counters);
   if (progress.failed) return {StatusCode::kInternal, progress.fault};
   return {};

@@ -28,7 +28,8 @@ struct Launch {
   void (*entry)(const void* params) = nullptr;  ///< called once per thread of the grid
   const void* params = nullptr;
   int32_t grid_x = 1, grid_y = 1, grid_z = 1;  ///< an empty grid is no launch
-  int32_t threads = 32;                        ///< of a block; a multiple of 32, at most 1024
+  int32_t cluster = 1;   ///< neighbours in x that reach each other's shared memory; divides grid_x
+  int32_t threads = 32;  ///< of a block; a multiple of 32, at most 1024
   int32_t shared_bytes = 0;
   int32_t shared_limit = 0;  ///< bytes that the target grants a block
   uint64_t seed = 0;         ///< the order of blocks and threads

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a block says of its faults.
 #include <string>
+#include <utility>
 
 #include "emulator/block.h"
 
@@ -72,6 +73,10 @@ std::string Block::wait_text(const Thread& thread) const {
       return fill_in("waited at bar.sync {} for {} threads, of which {} came",
                      {a, b, barriers_[a % kNumBarriers].arrived}) +
              place(thread.site);
+    case Wait::kCluster:
+      return fill_in("waited at barrier.cluster for {} threads, of which {} came",
+                     {static_cast<int64_t>(cluster_.size()) * launch_.threads, cluster_[0]->cluster_arrivals_}) +
+             place(thread.site);
     case Wait::kMbarrier:
       for (const Mbarrier& barrier : mbarriers_)
         if (barrier.address == thread.wait_a)
@@ -105,6 +110,15 @@ void Block::record_waits(std::string_view what, int32_t first, int32_t last) {
     text += " " + wait_text(leader);
   }
   record(text);
+}
+
+void Block::record_deadlock() {
+  record_waits("deadlock", 0, launch_.threads - 1);
+  for (Block* block : cluster_) {
+    if (block == this) continue;
+    block->record_waits("it waits as well", 0, launch_.threads - 1);
+    fault_ += ". " + std::exchange(block->fault_, {});
+  }
 }
 
 }  // namespace mla::emulator

@@ -363,4 +363,57 @@ struct ArrivalPipelineKernel {
   }
 };
 
+/// Two blocks of a cluster, each of which sums up the tiles that the other one hands it: out = sums of in's rows of
+/// 256, their halves exchanged, and in each half thread and thread ^ 32.
+enum class ClusterFault { kNone, kMissingProxyFence, kTooFewBytes, kSourceChanged, kMissingRoom, kMissingLastSync };
+
+template <ClusterFault kFault>
+struct ExchangeKernel {
+  using Params = FaultParams;
+  static constexpr const char* kName = "exchange";
+  static constexpr int kThreads = 128;
+  static constexpr int kMinBlocks = 1;
+  static constexpr int kCluster = 2;
+  static constexpr int kTileBytes = kThreads * 4;
+  static constexpr int32_t kSharedBytes = 2 * kTileBytes + 16;
+
+  static MLA_DEVICE ptx::SharedAddress in_other(ptx::SharedAddress address) {
+    return ptx::map_shared(address, ptx::cluster_rank() ^ 1);
+  }
+
+  static MLA_DEVICE void run(const Params& params) {
+    const int thread = ptx::thread_index(), first = ptx::cluster_rank() * kThreads;
+    const ptx::SharedAddress own = ptx::shared_address(ptx::shared_memory()), others = own + kTileBytes;
+    const ptx::SharedAddress full = others + kTileBytes, room = full + 8;
+    if (thread == 0) {
+      ptx::mbarrier_init(full, 1);
+      ptx::mbarrier_init(room, kThreads);
+      ptx::fence_mbarrier_init();
+    }
+    ptx::sync_cluster();
+    float sum = 0;
+    for (int tile = 0; tile < params.n; ++tile) {
+      if (kFault != ClusterFault::kMissingRoom && tile > 0)
+        ptx::mbarrier_wait(room, static_cast<uint32_t>((tile - 1) % 2));
+      const ptx::SharedAddress word = own + static_cast<uint32_t>(thread) * 4;
+      ptx::store_shared(word, params.in[tile * 2 * kThreads + first + thread]);
+      if constexpr (kFault != ClusterFault::kMissingProxyFence) ptx::fence_async_proxy();
+      ptx::sync_block();
+      if (thread == 0) {
+        ptx::bulk_copy_in_cluster(in_other(others), own, kTileBytes, in_other(full));
+        ptx::mbarrier_arrive_expect_bytes(full, kFault == ClusterFault::kTooFewBytes ? kTileBytes / 2 : kTileBytes);
+      }
+      if constexpr (kFault == ClusterFault::kSourceChanged) {
+        ptx::sync_block();
+        ptx::store_shared(word, -1.0F);
+      }
+      ptx::mbarrier_wait(full, static_cast<uint32_t>(tile % 2));
+      sum += ptx::load_shared<float>(others + static_cast<uint32_t>(thread ^ 32) * 4);
+      if constexpr (kFault != ClusterFault::kMissingRoom) ptx::mbarrier_arrive_in_cluster(in_other(room));
+    }
+    params.out[first + thread] = sum;
+    if constexpr (kFault != ClusterFault::kMissingLastSync) ptx::sync_cluster();
+  }
+};
+
 }  // namespace mla::MLA_CUDA_NAMESPACE

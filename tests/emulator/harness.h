@@ -22,6 +22,7 @@ inline core::ThreadPool& pool() {
 
 struct Shape {
   int32_t grid_x = 1, grid_y = 1, grid_z = 1;
+  int32_t cluster = 1;
   int32_t shared_bytes = 0;
 };
 
@@ -34,6 +35,7 @@ Status run_kernel(const typename Kernel::Params& params, const Shape& shape, uin
               .grid_x = shape.grid_x,
               .grid_y = shape.grid_y,
               .grid_z = shape.grid_z,
+              .cluster = shape.cluster,
               .threads = Kernel::kThreads,
               .shared_bytes = shape.shared_bytes,
               .shared_limit = MLA_CUDA_NAMESPACE::kSharedBytesPerBlock,

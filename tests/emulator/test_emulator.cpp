@@ -229,6 +229,55 @@ void add_up(const Pointers& p) {
   ptx::atomic_add(p.f, 0.5F);
 }
 
+/// Each thread hands its number to the one of the next block of the cluster, again and again.
+void hand_round(const Pointers& p) {
+  constexpr int kThreads = 64, kRounds = 9;
+  const auto thread = static_cast<uint32_t>(ptx::thread_index());
+  const ptx::SharedAddress base = shared_base(), mine = base + kThreads * 4, landed = mine + kThreads * 16;
+  const int next = (ptx::cluster_rank() + 1) % p.n;
+  if (thread == 0) {
+    ptx::mbarrier_init(base, 1);             // all of a round has landed
+    ptx::mbarrier_init(base + 8, kThreads);  // the next block has room
+    ptx::fence_mbarrier_init();
+  }
+  ptx::sync_cluster();
+  uint32_t value = static_cast<uint32_t>(ptx::block_index_x());
+  for (uint32_t round = 0; round < kRounds; ++round) {
+    if (thread == 0) ptx::mbarrier_arrive_expect_bytes(base, kThreads * 16);
+    if (round > 0) ptx::mbarrier_wait(base + 8, (round - 1) % 2);
+    ptx::store_shared(mine + thread * 16, ptx::Vec4{{value, thread, round, 7}});
+    ptx::fence_async_proxy();
+    ptx::sync_block();
+    if (thread == 0) {
+      const ptx::SharedAddress to = ptx::map_shared(landed, next);
+      ptx::bulk_copy_in_cluster(to, mine, kThreads * 16, ptx::map_shared(base, next));
+    }
+    ptx::mbarrier_wait(base, round % 2);
+    const auto got = ptx::load_shared<ptx::Vec4>(landed + (thread ^ 33) * 16);
+    ptx::mbarrier_arrive_in_cluster(ptx::map_shared(base + 8, (ptx::cluster_rank() + p.n - 1) % p.n));
+    value = got.x[1] == (thread ^ 33) && got.x[2] == round ? got.x[0] : 1000;
+  }
+  p.a[ptx::block_index_x() * kThreads + static_cast<int>(thread)] = static_cast<int32_t>(value);
+  ptx::sync_cluster();
+}
+
+TEST(Emulator, BlocksOfAClusterReachEachOther) {
+  for (const int32_t cluster : {1, 2, 3, 8}) {
+    for (uint64_t seed = 0; seed < emulator::kSeeds; ++seed) {
+      constexpr int kBlocks = 24, kThreads = 64, kRounds = 9;
+      std::vector<int32_t> values(size_t{kBlocks} * kThreads, -1);
+      const Status status = run_function<hand_round>(
+          {.a = values.data(), .n = cluster}, {.grid_x = kBlocks, .cluster = cluster, .shared_bytes = 4096}, seed);
+      ASSERT_TRUE(status.ok()) << status.message();
+      for (int32_t i = 0; i < kBlocks * kThreads; ++i) {
+        const int32_t block = i / kThreads, first = block / cluster * cluster;
+        ASSERT_EQ(values[static_cast<size_t>(i)], first + (block - first + kRounds * (cluster - 1)) % cluster)
+            << "cluster " << cluster << ", seed " << seed << ", thread " << i;
+      }
+    }
+  }
+}
+
 TEST(Emulator, AtomicsHoldAcrossBlocks) {
   int32_t count = 0;
   float sum = 0;
@@ -249,6 +298,12 @@ TEST(Launch, ThreadsThatAreNoWarps) {
   EXPECT_THAT((run_function<count_visits, 1056>({})).message(), HasSubstr("at most 1024, got 1056"));
 }
 
+TEST(Launch, ClusterThatDoesNotDivideTheGrid) {
+  for (const int32_t cluster : {0, 3, 16})
+    EXPECT_THAT(
+        run_function<count_visits>({}, {.grid_x = 32, .cluster = cluster}).message(),
+        HasSubstr("cluster: expected 1 to 8 blocks, a divisor of the grid's 32, got " + std::to_string(cluster)));
+}
 TEST(Launch, GridBeyondTheLimit) {
   EXPECT_THAT(run_function<count_visits>({}, {1, 65536, 1}).message(), HasSubstr("at most 65535 blocks in y and z"));
 }

@@ -76,6 +76,14 @@ Problem pipeline_problem() {
   return problem;
 }
 
+Problem exchange_problem() {
+  constexpr size_t kTiles = 9;
+  Problem problem{.in = numbers(kTiles * 256), .table = {}, .expected = std::vector<float>(256), .n = kTiles};
+  for (size_t tile = 0; tile < kTiles; ++tile)
+    for (size_t i = 0; i < 256; ++i) problem.expected[i] += problem.in[tile * 256 + (i ^ 128U ^ 32U)];
+  return problem;
+}
+
 Problem shuffle_problem() {
   Problem problem{.in = numbers(32), .table = {}, .expected = std::vector<float>(32), .n = 16};
   for (size_t i = 0; i < 32; ++i) problem.expected[i] = problem.in[i < 16 ? i ^ 1U : i];
@@ -102,7 +110,9 @@ template <class Kernel>
 bool goes_wrong(const Problem& problem, uint64_t seed, std::string& how) {
   std::vector<float> out(problem.expected.size(), -1e30F);
   const FaultParams params{problem.in.data(), problem.table.data(), out.data(), problem.n};
-  const Status status = emulator::run_kernel<Kernel>(params, {.shared_bytes = Kernel::kSharedBytes}, seed);
+  emulator::Shape shape{.shared_bytes = Kernel::kSharedBytes};
+  if constexpr (requires { Kernel::kCluster; }) shape.grid_x = shape.cluster = Kernel::kCluster;
+  const Status status = emulator::run_kernel<Kernel>(params, shape, seed);
   how = status.ok() ? out == problem.expected ? "right" : "a wrong result" : status.message();
   return !status.ok() || out != problem.expected;
 }
@@ -148,6 +158,11 @@ Case operand_case(const char* name) {
 template <ArrivalFault kFault>
 Case arrival_case(const char* name) {
   return make_case<ArrivalPipelineKernel<ArrivalFault::kNone>, ArrivalPipelineKernel<kFault>>(name, pipeline_problem);
+}
+
+template <ClusterFault kFault>
+Case cluster_case(const char* name) {
+  return make_case<ExchangeKernel<ClusterFault::kNone>, ExchangeKernel<kFault>>(name, exchange_problem);
 }
 
 class PlantedFault : public testing::TestWithParam<Case> {};
@@ -199,7 +214,12 @@ INSTANTIATE_TEST_SUITE_P(
         operand_case<OperandFault::kSumsOfBefore>("WgmmaSumsOfBefore"),
         arrival_case<ArrivalFault::kOrdinaryArrival>("OrdinaryArrivalAfterCopies"),
         arrival_case<ArrivalFault::kArrivalBeforeCopy>("ArrivalBeforeCopies"),
-        arrival_case<ArrivalFault::kMissingWait>("MissingWaitForArrivals")),
+        arrival_case<ArrivalFault::kMissingWait>("MissingWaitForArrivals"),
+        cluster_case<ClusterFault::kMissingProxyFence>("ClusterMissingProxyFence"),
+        cluster_case<ClusterFault::kTooFewBytes>("ClusterTooFewBytesExpected"),
+        cluster_case<ClusterFault::kSourceChanged>("ClusterSourceChanged"),
+        cluster_case<ClusterFault::kMissingRoom>("ClusterMissingRoom"),
+        cluster_case<ClusterFault::kMissingLastSync>("ClusterMissingLastSync")),
     [](const auto& test) { return std::string(test.param.name); });
 
 template <class Kernel>

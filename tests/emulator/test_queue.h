@@ -33,6 +33,7 @@ class TestQueue final : public cuda::Queue {
                           .grid_x = shape.grid_x,
                           .grid_y = shape.grid_y,
                           .grid_z = shape.grid_z,
+                          .cluster = shape.cluster,
                           .threads = kernel.threads,
                           .shared_bytes = shape.shared_bytes,
                           .shared_limit = device_.shared_bytes_per_block,

@@ -346,6 +346,19 @@ void expect_copies_with_barriers(const Words& in, Words& out) {
   }
 }
 
+void expect_clusters(const Words& in, Words& out) {
+  for (size_t block = 0; block < 4; ++block)
+    for (size_t thread = 0; thread < 128; ++thread) {
+      uint32_t& sum = out[block * 128 + thread];
+      sum = block % 2;
+      for (size_t tile = 0; tile < 6; ++tile)
+        for (size_t i = 0, others = 0; i < 4; ++i) {
+          others ^= in[((tile * 4 + (block ^ 1U)) * 128 + (thread ^ 32U)) * 4 + i];
+          if (i == 3) sum += static_cast<uint32_t>(others);
+        }
+    }
+}
+
 template <uint32_t (*kPack)(Random&)>
 void fill_with(Words& in) {
   Random random;
@@ -422,6 +435,7 @@ constexpr WrapperCase kCases[] = {
     {"dependent_grid", Compare::kBits, fill_bits, expect_dependent_grid},
     {"bulk_copies", Compare::kBits, fill_bits, expect_bulk_copies},
     {"copies_with_barriers", Compare::kBits, fill_bits, expect_copies_with_barriers},
+    {"clusters", Compare::kBits, fill_bits, expect_clusters},
     {"election", Compare::kBits, fill_bits, expect_election},
     {"registers", Compare::kBits, fill_bits, expect_registers},
     MLA_FOR_EVERY_WGMMA(X),

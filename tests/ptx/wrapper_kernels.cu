@@ -467,6 +467,44 @@ struct CopiesWithBarriers : WrapperKernelBase<128, 1, 2 * 1024 + 256 + 32> {
 #endif
 
 #if MLA_CUDA_ARCH >= 90
+/// Two clusters of two blocks. Each hands the other one six tiles: out[block * 128 + thread] = the sum of what the
+/// other's thread ^ 32 had, and the block's rank.
+struct Clusters : WrapperKernelBase<128> {
+  static constexpr cuda::LaunchShape kShape{.grid_x = 4, .cluster = 2, .shared_bytes = 2 * 2048 + 16};
+
+  static MLA_DEVICE void run(const Params& p) {
+    const auto thread = static_cast<uint32_t>(ptx::thread_index()), block = static_cast<uint32_t>(ptx::block_index_x());
+    const ptx::SharedAddress own = ptx::shared_address(ptx::shared_memory()), others = own + 2048;
+    const ptx::SharedAddress full = others + 2048, room = full + 8;
+    const auto in_other = [](ptx::SharedAddress address) { return ptx::map_shared(address, ptx::cluster_rank() ^ 1); };
+    if (thread == 0) {
+      ptx::mbarrier_init(full, 1);
+      ptx::mbarrier_init(room, 128);
+      ptx::fence_mbarrier_init();
+    }
+    ptx::sync_cluster();
+    uint32_t sum = static_cast<uint32_t>(ptx::cluster_rank());
+    for (uint32_t tile = 0; tile < 6; ++tile) {
+      if (tile > 0) ptx::mbarrier_wait(room, (tile - 1) % 2);  // and the other block has got the tile before
+      ptx::store_shared(own + thread * 16, reinterpret_cast<const ptx::Vec4*>(p.in)[(tile * 4 + block) * 128 + thread]);
+      ptx::fence_async_proxy();
+      ptx::sync_block();
+      if (thread == 0) {
+        ptx::bulk_copy_in_cluster(in_other(others), own, 2048, in_other(full));
+        ptx::mbarrier_arrive_expect_bytes(full, 2048);
+      }
+      ptx::mbarrier_wait(full, tile % 2);
+      const auto v = ptx::load_shared<ptx::Vec4>(others + (thread ^ 32) * 16);
+      sum += v.x[0] ^ v.x[1] ^ v.x[2] ^ v.x[3];
+      ptx::mbarrier_arrive_in_cluster(in_other(room));
+    }
+    p.out[block * 128 + thread] = sum;
+    ptx::sync_cluster();  // the other block's last arrivals
+  }
+};
+#endif
+
+#if MLA_CUDA_ARCH >= 90
 /// out[warp] = how many lanes were elected, by way of what each of them adds.
 struct Election : WrapperKernelBase<128> {
   static MLA_DEVICE void run(const Params& p) {
@@ -555,6 +593,7 @@ constexpr cuda::WrapperKernel kKernels[] = {
 #if MLA_CUDA_ARCH >= 90
     {"bulk_copies", launch_one<BulkCopies>},
     {"copies_with_barriers", launch_one<CopiesWithBarriers>},
+    {"clusters", launch_one<Clusters>},
     {"election", launch_one<Election>},
 #endif
 #if MLA_CUDA_ARCH == 90 || MLA_CUDA_ARCH == 100

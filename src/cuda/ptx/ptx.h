@@ -6,6 +6,7 @@
 #include "cuda/ptx/arithmetic.h"
 #include "cuda/ptx/async_copy.h"
 #include "cuda/ptx/cache_policy.h"
+#include "cuda/ptx/cluster.h"
 #include "cuda/ptx/convert.h"
 #include "cuda/ptx/e4m3.h"
 #include "cuda/ptx/global.h"

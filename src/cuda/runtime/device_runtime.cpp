@@ -24,6 +24,10 @@ Status check_launch(const KernelEntry& kernel, const LaunchShape& shape, const D
     return refused("bytes of parameters", kMostParamBytes, kernel.params_bytes);
   if (shape.shared_bytes > device.shared_bytes_per_block)
     return refused("bytes of shared memory", device.shared_bytes_per_block, shape.shared_bytes);
+  if (shape.cluster < 1 || shape.grid_x % shape.cluster != 0 || (shape.cluster > 1 && device.arch < 90))
+    return {StatusCode::kInternal,
+            core::format("kernel {}: blocks of a cluster: expected a divisor of {}, 1 below sm90, got {} on sm{}",
+                         kernel.name, shape.grid_x, shape.cluster, device.arch)};
   for (const int32_t blocks : {shape.grid_y, shape.grid_z})
     if (blocks > kMostBlocksInYOrZ) return refused("blocks in y or z", kMostBlocksInYOrZ, blocks);
   return {};

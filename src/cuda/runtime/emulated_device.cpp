@@ -48,6 +48,7 @@ Status compute(core::ThreadPool& pool, const KernelEntry& kernel, const LaunchSh
                         .grid_x = shape.grid_x,
                         .grid_y = shape.grid_y,
                         .grid_z = shape.grid_z,
+                        .cluster = shape.cluster,
                         .threads = kernel.threads,
                         .shared_bytes = shape.shared_bytes,
                         .shared_limit = shared_limit,

@@ -84,9 +84,7 @@ Status StreamQueue::launch(const KernelEntry& kernel, const LaunchShape& shape, 
     if (error != cudaSuccess) return refused(error, kernel, runtime_);
     ready_kernels().insert(kernel.function, index);
   }
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2] = {};
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(shape.grid_x), static_cast<unsigned>(shape.grid_y),
                         static_cast<unsigned>(shape.grid_z));
@@ -96,9 +94,16 @@ Status StreamQueue::launch(const KernelEntry& kernel, const LaunchShape& shape, 
   // The kernel must have been compiled to wait for its predecessor: a GPU newer than the code's architecture is not
   // enough.
   constexpr int32_t kOldestWithDependencies = 90;
+  config.attrs = attributes;
   if (shape.overlaps_previous && runtime_.code().arch >= kOldestWithDependencies) {
-    config.attrs = &overlap;
-    config.numAttrs = 1;
+    cudaLaunchAttribute& overlap = attributes[config.numAttrs++];
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (shape.cluster > 1) {
+    cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {.x = static_cast<unsigned>(shape.cluster), .y = 1, .z = 1};
   }
   void* arguments[] = {const_cast<void*>(params)};
   const cudaError_t error = cudaLaunchKernelExC(&config, kernel.function, arguments);
