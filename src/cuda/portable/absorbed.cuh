@@ -541,6 +541,7 @@ struct AbsorbedKernel {
   static constexpr const char* kName = "absorbed_attention";
   static constexpr int kThreads = Config::kThreads;
   static constexpr int kMinBlocks = Config::kMinBlocks;
+  static constexpr int kCluster = 1;
   static constexpr bool kStartsEarly = false;
 
   static MLA_DEVICE void run(const Params& args) {

@@ -20,7 +20,7 @@ namespace mla::MLA_CUDA_NAMESPACE {
 inline int32_t absorbed_block_rows(int64_t rows_per_request) { return rows_per_request <= 16 ? 16 : 64; }
 
 /// The shape of the plan for a kernel.
-template <class Config>
+template <class Kernel>
 cuda::WorkShape absorbed_shape(const cuda::AbsorbedArgs& args, int64_t num_tokens, int64_t max_keys,
                                bool batch_invariant, const cuda::DeviceProperties& device) {
   cuda::WorkShape shape;
@@ -28,9 +28,9 @@ cuda::WorkShape absorbed_shape(const cuda::AbsorbedArgs& args, int64_t num_token
   shape.batch = args.sparse() ? static_cast<int32_t>(num_tokens) : args.batch_size;
   shape.num_heads = args.num_heads;
   shape.d_v = args.d_v;
-  shape.block_rows = Config::kRows;
-  shape.key_block = Config::kPlanKeys;
-  shape.max_grid_blocks = device.num_sms * Config::kMinBlocks;
+  shape.block_rows = Kernel::Config::kRows;
+  shape.key_block = Kernel::Config::kPlanKeys;
+  shape.max_grid_blocks = std::max(device.num_sms * Kernel::kMinBlocks / Kernel::kCluster, 1) * Kernel::kCluster;
   shape.batch_invariant = batch_invariant;
   shape.max_keys = max_keys;
   return shape;
@@ -63,10 +63,12 @@ struct AbsorbedProblem {
       const cuda::WorkShape work = shape<Kernel>(queue.device());
       cuda::AbsorbedArgs launched = kernel_args;
       launched.list = place_work_list(work, workspace.data());
-      Status status = launch<Kernel>(
-          queue,
-          {.grid_x = work.max_grid_blocks, .shared_bytes = Kernel::Config::kSharedBytes, .overlaps_previous = true},
-          launched);
+      Status status = launch<Kernel>(queue,
+                                     {.grid_x = work.max_grid_blocks,
+                                      .cluster = Kernel::kCluster,
+                                      .shared_bytes = Kernel::Config::kSharedBytes,
+                                      .overlaps_previous = true},
+                                     launched);
       if (!status.ok()) return status;
       return combine_work(work, args, launched.list, Kernel::kStartsEarly, queue);
     });
@@ -75,8 +77,7 @@ struct AbsorbedProblem {
  private:
   template <class Kernel>
   cuda::WorkShape shape(const cuda::DeviceProperties& device) const {
-    return absorbed_shape<typename Kernel::Config>(kernel_args, args.num_tokens, max_keys, args.batch_invariant,
-                                                   device);
+    return absorbed_shape<Kernel>(kernel_args, args.num_tokens, max_keys, args.batch_invariant, device);
   }
   template <class F>
   auto with(const F& f) const {

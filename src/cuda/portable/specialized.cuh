@@ -40,6 +40,7 @@ struct SpecializedKernel {
   static constexpr int kThreads = Config::kThreads;
   static constexpr int kMinBlocks = Config::kMinBlocks;
   /// Whether blocks begin while the kernel in front of them still ends. With 64 rows it costs more than it gains.
+  static constexpr int kCluster = 1;
   static constexpr bool kStartsEarly = Config::kRows == 16;
 
   static MLA_DEVICE void run(const Params& args) {

@@ -27,6 +27,8 @@ class WgmmaBlock : protected AbsorbedUnits<Config> {
           ptx::mbarrier_init(ready(stage, half), Config::kGroupWarps);
           ptx::mbarrier_init(free(stage, half), Config::kValueWarps);
         }
+        if constexpr (Config::kCluster > 1)
+          for (int warp = 0; warp < Config::kGroupWarps; ++warp) ptx::mbarrier_init(room_in_other(stage, warp), 1);
       }
       ptx::mbarrier_init(scored(), Config::kGroupWarps);
       ptx::mbarrier_init(weighed(), Config::kGroupWarps);
@@ -36,7 +38,10 @@ class WgmmaBlock : protected AbsorbedUnits<Config> {
     for (int i = ptx::thread_index(); i < 2 * Config::kPoisonBytes; i += Config::kThreads)
       memory_[Config::kPoisonOffset + i] = std::byte{0};
     Units::init_unit_number();
-    ptx::sync_block();
+    if constexpr (Config::kCluster > 1)
+      ptx::sync_cluster();
+    else
+      ptx::sync_block();
   }
 
  protected:
@@ -48,6 +53,10 @@ class WgmmaBlock : protected AbsorbedUnits<Config> {
   MLA_DEVICE ptx::SharedAddress ready(uint32_t n, int half) const { return stage_barrier(n, Config::kArrivals + half); }
   MLA_DEVICE ptx::SharedAddress free(uint32_t n, int half) const {
     return stage_barrier(n, Config::kArrivals + 2 + half);
+  }
+  /// The other block of the cluster has room for the rows of a fetching warp.
+  MLA_DEVICE ptx::SharedAddress room_in_other(uint32_t n, int warp) const {
+    return stage_barrier(n, Config::kArrivals + 5 + warp);
   }
   MLA_DEVICE static uint32_t parity(uint32_t n) { return n / Config::kStages & 1U; }
   /// All scores of a step are there; a phase for each step.
@@ -61,12 +70,18 @@ class WgmmaBlock : protected AbsorbedUnits<Config> {
     return shared_ + Config::kStageOffset + n % Config::kStages * Config::kTileBytes;
   }
   MLA_DEVICE ptx::SharedAddress weights(uint32_t n, int half) const {
-    return stage(n) + static_cast<uint32_t>(Config::kLatentPieces * Config::kPieceBytes + half * Config::kHalfBytes);
+    return stage(n) + static_cast<uint32_t>(Config::kTailOffset + half * Config::kHalfBytes);
   }
-  /// Where a 16-byte chunk of a tile's row lies.
+  /// Where a row of a tile's piece lies; and a 16-byte chunk of a row.
+  MLA_DEVICE static uint32_t row_offset(int row, int piece) {
+    const auto group = static_cast<uint32_t>(row) / 8, in_group = static_cast<uint32_t>(row) % 8;
+    return (piece < Config::kLatentPieces
+                ? group * Config::kGroupBytes + static_cast<uint32_t>(piece * Config::kGroupRowsBytes)
+                : Config::kTailOffset + group * Config::kGroupRowsBytes) +
+           in_group * Config::kPieceRowBytes;
+  }
   MLA_DEVICE static uint32_t chunk_offset(int row, int chunk) {
-    return static_cast<uint32_t>(chunk / 8 * Config::kPieceBytes + row * Config::kPieceRowBytes +
-                                 ((chunk ^ row) & 7) * kChunkBytes);
+    return row_offset(row, chunk / 8) + static_cast<uint32_t>(((chunk ^ row) & 7) * kChunkBytes);
   }
   static constexpr int kWarpRows = 16;  // of a tile, that a warp copies
   static_assert(Config::kGroupWarps * kWarpRows == Config::kRows && Config::kRows == Config::kKeys);
@@ -80,8 +95,8 @@ class WgmmaBlock : protected AbsorbedUnits<Config> {
                             int d_ckv, const Done& done) const {
     constexpr int kFours = kWarpRows / 4;
     const int of_four = ptx::lane() >> 3, chunk = ptx::lane() & 7;
-    const ptx::SharedAddress even = tile + chunk_offset(first_row + of_four, chunk);
-    const ptx::SharedAddress odd = tile + chunk_offset(first_row + 4 + of_four, chunk);
+    // As if all rows of their eight began at 0.
+    const ptx::SharedAddress even = tile + chunk_offset(of_four, chunk), odd = tile + chunk_offset(4 + of_four, chunk);
     const bool has_tail = args_.d_qk > Config::kLatentDims;
     const std::byte *latent[kFours], *rotary[kFours];
     bool valid[kFours];
@@ -100,9 +115,8 @@ class WgmmaBlock : protected AbsorbedUnits<Config> {
         const std::byte* from = kJoined || piece * Config::kPieceDims < d_ckv
                                     ? latent[four] + piece * Config::kPieceRowBytes
                                     : rotary[four] + (piece * Config::kPieceRowBytes - d_ckv * 2);
-        ptx::cp_async_16((four % 2 == 0 ? even : odd) +
-                             static_cast<uint32_t>(four / 2 * Config::kGroupRowsBytes + piece * Config::kPieceBytes),
-                         from, valid[four], ptx::evict_first());
+        ptx::cp_async_16((four % 2 == 0 ? even : odd) + row_offset(first_row + four / 2 * 8, piece), from, valid[four],
+                         ptx::evict_first());
       }
       done(piece);
     }
@@ -115,10 +129,13 @@ class WgmmaBlock : protected AbsorbedUnits<Config> {
     return reinterpret_cast<const std::byte*>(uint64_t{high} << 32 | low);
   }
 
-  /// A descriptor of a tile's rows for products over their channels, of the first 16; the next 16 of a piece lie
-  /// 32 bytes on.
+  /// A descriptor of a tile's rows for products over their channels, of the first 16 latent or rotary ones; the next 16
+  /// of a piece lie 32 bytes on.
   MLA_DEVICE static uint64_t rows_of(ptx::SharedAddress tile) {
-    return ptx::matrix_descriptor(tile, 0, Config::kGroupRowsBytes, ptx::Swizzle::k128);
+    return ptx::matrix_descriptor(tile, 0, Config::kGroupBytes, ptx::Swizzle::k128);
+  }
+  MLA_DEVICE static uint64_t tails_of(ptx::SharedAddress tile) {
+    return ptx::matrix_descriptor(tile + Config::kTailOffset, 0, Config::kGroupRowsBytes, ptx::Swizzle::k128);
   }
   /// By a sum of 64 bits: with the free advance() quantized rows are decoded 1.3 % slower (measured, H200; others as
   /// fast).

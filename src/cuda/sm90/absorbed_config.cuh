@@ -27,6 +27,8 @@ struct WgmmaConfig {
   static constexpr int kWarps = kFirstValueWarp + kValueWarps;
   static constexpr int kThreads = kWarps * kWarpSize;
   static constexpr int kMinBlocks = 1;
+  // Where decoding takes longer than multiplying, two blocks of the same keys decode half of them each.
+  static constexpr int kCluster = kQuantized ? 2 : 1;
   static constexpr int kFirstRegisters = 65536 / kThreads;  // what the launch gives every thread
   // Decoding takes registers, and fewer outputs fewer.
   static constexpr int kFetchRegisters = !kQuantized ? 72 : kLatentDims == 512 ? 88 : 104;
@@ -34,16 +36,19 @@ struct WgmmaConfig {
   static constexpr int kValueRegisters = kQuantized && kLatentDims != 512 ? 144 : 160;
   static_assert(kFetchRegisters + kScoreRegisters + 2 * kValueRegisters <= 4 * kFirstRegisters);
 
-  // Tiles: pieces of 64 rows by 64 channels, of 128-byte rows swizzled as wgmma reads them.
+  // Tiles of 64 rows: pieces of 64 channels, of 128-byte rows swizzled as wgmma reads them. Eight rows of a piece lie
+  // together, and then those of its latent pieces, so that decoded ones can be copied at once; rotary channels behind
+  // all of them.
   static constexpr int kPieceDims = 64, kPieceRowBytes = kPieceDims * 2, kPieceBytes = 64 * kPieceRowBytes;
   static constexpr int kLatentPieces = kLatentDims / kPieceDims, kPieces = kLatentPieces + 1;
   static constexpr int kTileBytes = kPieces * kPieceBytes;
-  static constexpr int kGroupRowsBytes = 8 * kPieceRowBytes;  // of eight rows of a piece
+  static constexpr int kGroupRowsBytes = 8 * kPieceRowBytes;
+  static constexpr int kGroupBytes = kLatentPieces * kGroupRowsBytes, kTailOffset = kLatentPieces * kPieceBytes;
   static constexpr int kStages = 2;
-  // Scores begin with the first pieces while later ones are on their way. Decoded ones arrive together with the rotary
-  // channels in the end: each arrival takes time from who decodes.
-  static constexpr int kArrivalPieces = kQuantized ? 4 : 3;
-  static constexpr int kArrivals = (kQuantized ? kLatentPieces : kPieces + kArrivalPieces - 1) / kArrivalPieces;
+  // Scores begin with the first pieces while later ones are on their way. Decoded ones arrive together: each arrival
+  // takes time from who decodes.
+  static constexpr int kArrivalPieces = kQuantized ? kPieces : 3;
+  static constexpr int kArrivals = (kPieces + kArrivalPieces - 1) / kArrivalPieces;
   // Stages are free again half by half, of 32 keys each. Weights take the place of a half's rotary channels, which are
   // not needed once scores are there: 64 rows by 32 keys, rows of 64 bytes.
   static constexpr int kHalfKeys = kKeys / 2, kHalfBytes = kHalfKeys * kPieceRowBytes;
@@ -58,7 +63,7 @@ struct WgmmaConfig {
   static constexpr int kQueryOffset = 0;
   static constexpr int kStageOffset = kQueryOffset + kTileBytes;
   static constexpr int kBarrierOffset = kStageOffset + kStages * kTileBytes;
-  static constexpr int kNumBarriers = (kArrivals + 5) * kStages;
+  static constexpr int kNumBarriers = (kArrivals + 5 + (kCluster > 1 ? kGroupWarps : 0)) * kStages;
   static constexpr int kUnitBarrierOffset = kBarrierOffset + kNumBarriers * 8;
   static constexpr int kValidOffset = kUnitBarrierOffset + kUnitBarriers * 8;  // a bit for each key of a stage
   static constexpr int kFactorOffset = kValidOffset + kStages * kKeys / 8;     // of two steps, and of a unit

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The warps that fetch quantized rows. Codes land in the stage that they are for, in the place of channels that are
-// decoded later, and become bf16 from there. Loads into registers would be waited for at every turn, and short loops
-// are faster than long ones (measured, H200).
+// decoded later, and become bf16 from there, in the other block of the cluster as well if it has the same keys. Loads
+// into registers would be waited for at every turn, and short loops are faster than long ones (measured, H200).
 #pragma once
 
+#include <algorithm>
 #include <bit>
 
 #include "cuda/sm90/absorbed_fetch.cuh"
@@ -20,7 +21,12 @@ class WgmmaDecode : WgmmaKeys<Config> {
  public:
   using Keys::next_unit;
 
-  MLA_DEVICE WgmmaDecode(const cuda::AbsorbedArgs& args, const cuda::Share& share) : Keys(args, share) {}
+  /// shares_keys: the other block of the cluster has the same segments, and decodes half of the keys.
+  MLA_DEVICE WgmmaDecode(const cuda::AbsorbedArgs& args, const cuda::Share& share, bool shares_keys)
+      : Keys(args, share) {
+    if (!shares_keys) return;
+    to_other_ = ptx::map_shared(Block::shared_, ptx::cluster_rank() ^ 1) - Block::shared_;
+  }
 
   MLA_DEVICE void compute() {
     Keys::begin_unit();
@@ -32,10 +38,12 @@ class WgmmaDecode : WgmmaKeys<Config> {
     MLA_NO_UNROLL
     for (; next_ < end; ++next_) {
       Keys::wait_for_room(next_);
+      offer_room(next_);
       Keys::store_valid(next_);
       if (plain_) [[likely]] {
         decode(next_);
       } else {
+        wait_for_other(next_);
         decode_slowly(next_, Keys::pool());
         Keys::find_next();
         begin_rows();
@@ -45,12 +53,13 @@ class WgmmaDecode : WgmmaKeys<Config> {
   }
 
  private:
-  // A lane sends for and decodes 16 channels of every piece of two rows: first_row() + lane / 4, and eight below. Eight
-  // lanes that load or store together then meet all banks.
-  static constexpr int kPairs = Config::kLatentPieces / 2;        // of pieces
-  static constexpr int kTurns = (Config::kLatentPieces + 3) / 4;  // of a lane's scales, four pieces each
-  static constexpr int kArrivalPairs = Config::kArrivalPieces / 2;
-  static_assert(kPairs == Config::kArrivals * kArrivalPairs && kPairs * 2 == Config::kLatentPieces && kTurns <= 2);
+  // A lane sends for and decodes 16 channels of every piece of two rows, first_row() + lane / 4 and eight below: of
+  // both halves of its warp's rows. Eight lanes that load or store together then meet all banks. Where two blocks of a
+  // cluster share the keys, each has one of the halves, of which the other one gets a copy.
+  static constexpr int kPairs = Config::kLatentPieces / 2;  // of pieces
+  // A lane has the scale of one of four pieces.
+  static constexpr int kFours = Config::kLatentPieces / 4;
+  static_assert(Config::kArrivals == 1 && kFours * 4 == Config::kLatentPieces && kFours <= 2);
   static constexpr int kLaneCodes = Config::kPieceDims / 4;
   static_assert(kLaneCodes == kChunkBytes);
   static constexpr int kWarpKeys = Keys::kWarpKeys;
@@ -75,6 +84,20 @@ class WgmmaDecode : WgmmaKeys<Config> {
             (sizeof(float) - 1)) == 0;
   }
 
+  /// The halves of its rows that a warp decodes.
+  MLA_DEVICE int first_half() const { return to_other_ == 0 ? 0 : ptx::cluster_rank(); }
+  MLA_DEVICE int num_halves() const { return to_other_ == 0 ? 2 : 1; }
+
+  /// There is room for step n in this block, which the other one waits for.
+  MLA_DEVICE void offer_room(uint32_t n) const {
+    if (to_other_ != 0 && ptx::lane() == 0)
+      ptx::mbarrier_arrive_in_cluster(Block::room_in_other(n, ptx::warp()) + to_other_);
+  }
+  /// There is room in the other one, too. So it has what was copied of step n - kStages, and codes may land there.
+  MLA_DEVICE void wait_for_other(uint32_t n) const {
+    if (to_other_ != 0) ptx::mbarrier_wait(Block::room_in_other(n, ptx::warp()), Block::parity(n));
+  }
+
   /// Rows are found: loads their scales.
   MLA_DEVICE void begin_rows() {
     plain_ = Keys::in_second_pool() ? plain_pools_[1] : plain_pools_[0];
@@ -82,11 +105,12 @@ class WgmmaDecode : WgmmaKeys<Config> {
       return;
     const cuda::KeyPool& pool = Keys::pool();
     MLA_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const std::byte* scales = row_of(place_.scales, half);
+    for (int i = 0; i < 2; ++i) {
+      if (i == num_halves()) break;
+      const std::byte* scales = row_of(place_.scales, first_half() + i);
       MLA_UNROLL
-      for (int turn = 0; turn < kTurns; ++turn)
-        scales_[half][turn] = load_scale(pool, scales, turn * 4 + (ptx::lane() & 3));
+      for (int four = 0; four < kFours; ++four)
+        scales_[i][four] = load_scale(pool, scales, four * 4 + (ptx::lane() & 3));
     }
   }
 
@@ -96,8 +120,9 @@ class WgmmaDecode : WgmmaKeys<Config> {
 
   /// The scale of a piece, as its bits in the cache: nothing waits for it yet.
   MLA_DEVICE static uint32_t load_scale(const cuda::KeyPool& pool, const std::byte* scales, int piece) {
-    const int group = piece * (Config::kPieceDims / kVector) >> pool.scale_shift;
-    if (scales == nullptr || group >= pool.cache.num_scales) return 0;
+    if (scales == nullptr) return 0;
+    // Rotary channels have none: any will do.
+    const int group = std::min(piece * (Config::kPieceDims / kVector) >> pool.scale_shift, pool.cache.num_scales - 1);
     if (is_ue8m0(pool.cache.layout.scale_kind)) return static_cast<uint8_t>(scales[group]);
     return *as<uint32_t>(scales + group * 4);
   }
@@ -111,125 +136,147 @@ class WgmmaDecode : WgmmaKeys<Config> {
     return cache.d_kpe > 0 && cache.layout.rope_element_bytes == 1;
   }
 
-  /// Where a pair of pieces lands: in the place of a piece that is decoded when it is in registers. The last pair goes
-  /// elsewhere if the rotary channels land there.
-  MLA_DEVICE static ptx::SharedAddress place_of(ptx::SharedAddress stage, int pair, bool last_coded) {
-    const int piece = pair + 1 == kPairs && !last_coded ? Config::kLatentPieces : kPairs + pair;
-    return stage + static_cast<uint32_t>(piece * Config::kPieceBytes);
+  /// In the tile, of the lane's row in a half.
+  MLA_DEVICE static int tile_row(int half) { return first_row() + half * 8 + lane_row(); }
+  MLA_DEVICE static uint32_t latent_at(int half, int piece) {
+    return Block::row_offset(tile_row(half), 0) + static_cast<uint32_t>(piece * Config::kGroupRowsBytes);
   }
-  /// There, the lane's codes of one of the pieces.
-  MLA_DEVICE static ptx::SharedAddress landed(ptx::SharedAddress place, int half, int piece) {
-    const int row = first_row() + half * 8 + lane_row();
-    return place + static_cast<uint32_t>(row * Config::kPieceRowBytes + half_chunk(row, piece) * kChunkBytes);
-  }
-  /// A chunk of a half of a 128-byte row. Neighbouring rows have theirs in different banks.
-  MLA_DEVICE static int half_chunk(int row, int half) { return (ptx::lane() & 3) | ((half ^ row) & 1) << 2; }
+  MLA_DEVICE static uint32_t tail_at(int half) { return Block::row_offset(tile_row(half), Config::kLatentPieces); }
 
-  /// Sends for the rows found: codes to where they land, rotary channels that are bf16 already to where they belong.
-  MLA_DEVICE void send(ptx::SharedAddress stage, const core::Cache& cache) const {
-    const bool last_coded = last_is_coded(cache);
-    const std::byte* rows[2];
-    bool valid[2];
-    MLA_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      rows[half] = row_of(place_.ckv, half);
-      valid[half] = rows[half] != nullptr;
-      rows[half] += lane_codes();
-    }
-    MLA_NO_UNROLL
-    for (int pair = 0; pair < kPairs; ++pair) {
-      const ptx::SharedAddress place = place_of(stage, pair, last_coded);
-      MLA_UNROLL
-      for (int i = 0; i < 4; ++i)
-        if (i < 2 || pair + 1 < kPairs || last_coded)
-          ptx::cp_async_16(landed(place, i % 2, i / 2), rows[i % 2] + i / 2 * Config::kPieceDims, valid[i % 2],
-                           ptx::evict_first());
-      MLA_UNROLL
-      for (const std::byte*& row : rows) row += 2 * Config::kPieceDims;
-    }
-    if (has_coded_tail(cache)) {
-      MLA_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        const std::byte* const row = row_of(place_.kpe, half);
-        ptx::cp_async_16(landed(place_of(stage, kPairs, true), half, 0), row + lane_codes(), row != nullptr,
-                         ptx::evict_first());
-      }
-    } else if (cache.d_kpe > 0) {
-      copy_rotary(stage + static_cast<uint32_t>(cache.d_ckv / Config::kPieceDims * Config::kPieceBytes));
-    }
-    ptx::cp_async_commit();
+  /// Where the lane's codes of a piece land: those of two pieces in the place of one that is decoded when they are in
+  /// registers, and never of the last, where rotary channels may land.
+  MLA_DEVICE static uint32_t landed_at(int half, int piece) {
+    return latent_at(half, kPairs - 1 + piece / 2) + static_cast<uint32_t>(chunk_of_half(piece % 2) * kChunkBytes);
   }
-  MLA_DEVICE void copy_rotary(ptx::SharedAddress piece) const {
+  MLA_DEVICE static uint32_t landed_tail_at(int half) {
+    return tail_at(half) + static_cast<uint32_t>(chunk_of_half(0) * kChunkBytes);
+  }
+  /// The lane's of a half of a 128-byte row. Neighbouring rows have theirs in different banks.
+  MLA_DEVICE static int chunk_of_half(int half) { return (ptx::lane() & 3) | ((half ^ lane_row()) & 1) << 2; }
+
+  /// Sends for the rows found: their rotary channels, of both halves, whoever decodes them. Those that are bf16 already
+  /// go where they belong.
+  MLA_DEVICE void send_tails(ptx::SharedAddress stage, const core::Cache& cache) const {
+    if (cache.d_kpe == 0) return;
+    const int piece = cache.d_ckv / Config::kPieceDims;
+    const bool coded = has_coded_tail(cache);
     MLA_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const int row = half * 8 + lane_row();
-      const std::byte* from = row_of(place_.kpe, half);
+      const std::byte* const from = row_of(place_.kpe, half);
+      if (coded) {
+        ptx::cp_async_16(stage + landed_tail_at(half), from + lane_codes(), from != nullptr, ptx::evict_first());
+        continue;
+      }
       MLA_UNROLL
-      for (int i = 0; i < 2; ++i)
-        ptx::cp_async_16(piece + Block::chunk_offset(first_row() + row, half_chunk(row, i)),
-                         from + half_chunk(row, i) * kChunkBytes, from != nullptr, ptx::evict_first());
+      for (int i = 0; i < 2; ++i) {
+        const int chunk = chunk_of_half(i);
+        ptx::cp_async_16(stage + Block::chunk_offset(tile_row(half), piece * 8 + chunk), from + chunk * kChunkBytes,
+                         from != nullptr, ptx::evict_first());
+      }
+    }
+  }
+  /// And the codes of the halves that it decodes.
+  MLA_DEVICE void send_latent(ptx::SharedAddress stage, const core::Cache& cache) const {
+    const bool last_coded = last_is_coded(cache);
+    MLA_NO_UNROLL
+    for (int i = 0; i < num_halves(); ++i) {
+      const int half = first_half() + i;
+      const std::byte* const from = row_of(place_.ckv, half);
+      MLA_UNROLL
+      for (int piece = 0; piece < Config::kLatentPieces; ++piece)
+        if (piece + 1 < Config::kLatentPieces || last_coded)
+          ptx::cp_async_16(stage + landed_at(half, piece), from + lane_codes() + piece * Config::kPieceDims,
+                           from != nullptr, ptx::evict_first());
     }
   }
 
   /// Step n, whose rows are found; then those of the next one are.
   MLA_DEVICE void decode(uint32_t n) {
     const core::Cache& cache = Keys::pool().cache;
-    const bool last_coded = last_is_coded(cache), coded_tail = has_coded_tail(cache);
-    const float* const kpe_scale = cache.kpe_scale;
-    const ptx::SharedAddress stage = Block::stage(n);
-    send(stage, cache);
-    float scales[2][kTurns];
+    send_tails(Block::stage(n), cache);
+    wait_for_other(n);
+    send_latent(Block::stage(n), cache);
+    ptx::cp_async_commit();
+    float scales[2][kFours];
     MLA_UNROLL
-    for (int half = 0; half < 2; ++half) MLA_UNROLL
-    for (int turn = 0; turn < kTurns; ++turn) scales[half][turn] = scale_of(cache, scales_[half][turn]);
+    for (int i = 0; i < 2; ++i) MLA_UNROLL
+    for (int four = 0; four < kFours; ++four) scales[i][four] = scale_of(cache, scales_[i][four]);
     Keys::find_next();
     begin_rows();
     ptx::cp_async_wait<0>();
+    const ptx::SharedAddress stage = Block::stage(n);
+    const bool last_coded = last_is_coded(cache);
+    if (to_other_ == 0)
+      decode_latent<2>(stage, scales, last_coded);
+    else
+      decode_latent<1>(stage, scales, last_coded);
+    if (has_coded_tail(cache)) decode_tail(stage, *cache.kpe_scale);
+    if (to_other_ == 0)
+      arrive(n);
+    else
+      share_half(n, Config::kLatentPieces - (last_coded ? 0 : 1));
+  }
+
+  /// A lane decodes two pieces a turn, of both halves of its rows or of the one that its block decodes. Four pieces of
+  /// one half at once are not faster, and spill.
+  template <int kHalves>
+  MLA_DEVICE void decode_latent(ptx::SharedAddress stage, const float (&scales)[2][kFours], bool last_coded) const {
+    constexpr int kTurnPieces = 2, kTurns = Config::kLatentPieces / kTurnPieces;
+    const int first = kHalves == 2 ? 0 : ptx::cluster_rank();
     MLA_NO_UNROLL
-    for (int pair = 0; pair < kPairs; ++pair) {
-      const ptx::SharedAddress from = place_of(stage, pair, last_coded);
-      ptx::Vec4 codes[2][2];
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int first_piece = turn * kTurnPieces;
+      ptx::Vec4 codes[kTurnPieces][kHalves];
       MLA_UNROLL
-      for (int i = 0; i < 4; ++i) codes[i / 2][i % 2] = ptx::load_shared<ptx::Vec4>(landed(from, i % 2, i / 2));
+      for (int j = 0; j < kTurnPieces; ++j) MLA_UNROLL
+      for (int i = 0; i < kHalves; ++i)
+        codes[j][i] = ptx::load_shared<ptx::Vec4>(stage + landed_at(first + i, first_piece + j));
       ptx::sync_warp();  // where they were there is room now
       MLA_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        if (i >= 2 && pair + 1 == kPairs && !last_coded) continue;
-        const float scale = kTurns == 1 || pair < 2 ? scales[i % 2][0] : scales[i % 2][kTurns - 1];
-        store_piece(stage + static_cast<uint32_t>(pair * 2 * Config::kPieceBytes), i / 2, i % 2, codes[i / 2][i % 2],
-                    ptx::shuffle(scale, (ptx::lane() & ~3) | (pair * 2 + i / 2) % 4));
+      for (int j = 0; j < kTurnPieces; ++j) {
+        if (j + 1 == kTurnPieces && turn + 1 == kTurns && !last_coded) continue;
+        MLA_UNROLL
+        for (int i = 0; i < kHalves; ++i) {
+          const float scale = first_piece < 4 ? scales[i][0] : scales[i][kFours - 1];
+          store_piece(stage + latent_at(first + i, first_piece + j), codes[j][i],
+                      ptx::shuffle(scale, (ptx::lane() & ~3) | ((first_piece + j) & 3)));
+        }
       }
-      if ((pair + 1) % kArrivalPairs == 0 && pair + 1 < kPairs) arrive(n, pair / kArrivalPairs);
     }
-    if (coded_tail) {
-      ptx::Vec4 codes[2];
-      MLA_UNROLL
-      for (int half = 0; half < 2; ++half)
-        codes[half] = ptx::load_shared<ptx::Vec4>(landed(place_of(stage, kPairs, true), half, 0));
-      ptx::sync_warp();  // where they were there is room now
-      MLA_UNROLL
-      for (int half = 0; half < 2; ++half) store_piece(stage, Config::kLatentPieces, half, codes[half], *kpe_scale);
-    }
-    arrive(n, Config::kArrivals - 1);
   }
-
-  /// The lane's channels of a piece.
-  MLA_DEVICE static void store_piece(ptx::SharedAddress stage, int piece, int half, const ptx::Vec4& codes,
-                                     float scale) {
-    const ptx::SharedAddress to = stage + Block::chunk_offset(first_row() + lane_row(), lane_codes() / kVector);
+  /// Of both halves, as sent for.
+  MLA_DEVICE static void decode_tail(ptx::SharedAddress stage, float scale) {
+    ptx::Vec4 codes[2];
     MLA_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      const ptx::Vec4 values = decode_codes(uint64_t{codes.x[2 * i + 1]} << 32 | codes.x[2 * i], scale);
-      ptx::store_shared((to ^ static_cast<uint32_t>(i * kChunkBytes)) +
-                            static_cast<uint32_t>(piece * Config::kPieceBytes + half * Config::kGroupRowsBytes),
-                        values);
-    }
+    for (int half = 0; half < 2; ++half) codes[half] = ptx::load_shared<ptx::Vec4>(stage + landed_tail_at(half));
+    ptx::sync_warp();  // where they were there is room now
+    MLA_UNROLL
+    for (int half = 0; half < 2; ++half) store_piece(stage + tail_at(half), codes[half], scale);
   }
 
-  /// The warp's rows' pieces of an arrival are there. Who multiplies fences: it has to, for rows that nobody decodes.
-  MLA_DEVICE void arrive(uint32_t n, int arrival) const {
+  /// The lane's channels of a piece; `row` is where its row there begins.
+  MLA_DEVICE static void store_piece(ptx::SharedAddress row, const ptx::Vec4& codes, float scale) {
+    const int chunk = (lane_codes() / kVector ^ lane_row()) & 7;
+    MLA_UNROLL
+    for (int i = 0; i < 2; ++i)
+      ptx::store_shared(row + static_cast<uint32_t>((chunk ^ i) * kChunkBytes),
+                        decode_codes(uint64_t{codes.x[2 * i + 1]} << 32 | codes.x[2 * i], scale));
+  }
+
+  /// The warp's rows are there. Who multiplies fences: it has to, for rows that nobody decodes.
+  MLA_DEVICE void arrive(uint32_t n) const {
     ptx::sync_warp();
-    if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::full(n, arrival));
+    if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::full(n, 0));
+  }
+  /// The half that the warp has decoded is there: the other block gets a copy, and this one waits for the other half.
+  MLA_DEVICE void share_half(uint32_t n, int pieces) const {
+    ptx::fence_async_proxy();
+    ptx::sync_warp();
+    if (ptx::lane() != 0) return;
+    const auto bytes = static_cast<uint32_t>(pieces * Config::kGroupRowsBytes);
+    const ptx::SharedAddress half = Block::stage(n) + Block::row_offset(first_row() + first_half() * 8, 0);
+    ptx::bulk_copy_in_cluster(half + to_other_, half, bytes, Block::full(n, 0) + to_other_);
+    ptx::mbarrier_arrive_expect_bytes(Block::full(n, 0), bytes);
   }
 
   /// Rows that begin anywhere.
@@ -259,8 +306,7 @@ class WgmmaDecode : WgmmaKeys<Config> {
         ptx::store_shared(Block::stage(n) + Block::chunk_offset(first_row() + key, chunk), values);
       }
     }
-    MLA_UNROLL
-    for (int arrival = 0; arrival < Config::kArrivals; ++arrival) arrive(n, arrival);
+    arrive(n);
   }
   MLA_DEVICE static float scale_of_chunk(const cuda::KeyPool& pool, const std::byte* scales, int chunk) {
     const int group = chunk >> pool.scale_shift;
@@ -268,9 +314,10 @@ class WgmmaDecode : WgmmaKeys<Config> {
                                                   : load_f32_anywhere(scales + group * 4);
   }
 
+  ptx::SharedAddress to_other_ = 0;  // how far behind this block's the other one's shared memory is; 0: no keys shared
   // Of the rows found last:
   bool plain_;                  // whether they go the fast way
-  uint32_t scales_[2][kTurns];  // of pieces 4 turn + lane % 4
+  uint32_t scales_[2][kFours];  // of pieces 4 i + lane % 4, in the halves that are decoded
   bool plain_pools_[2];         // whether rows of a pool go the fast way
 };
 

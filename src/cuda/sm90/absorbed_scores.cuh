@@ -196,19 +196,23 @@ class WgmmaScores : WgmmaBlock<Config> {
 
   /// Products of step n, to be waited for.
   MLA_DEVICE void multiply_queries(float (&s)[kScores], uint32_t n) const {
-    const uint64_t queries = Block::rows_of(Block::queries()), keys = Block::rows_of(Block::stage(n));
+    uint64_t queries = Block::rows_of(Block::queries()), keys = Block::rows_of(Block::stage(n));
     ptx::wgmma_hold(s);
     ptx::wgmma_fence();
     MLA_UNROLL
     for (int piece = 0; piece < Config::kPieces; ++piece) {
-      if (piece % Config::kArrivalPieces == 0 && piece / Config::kArrivalPieces < Config::kArrivals) {
+      if (piece % Config::kArrivalPieces == 0) {
         ptx::mbarrier_wait(Block::full(n, piece / Config::kArrivalPieces), Block::parity(n));
         ptx::fence_async_proxy();
       }
-      if (piece == Config::kLatentPieces && args_.d_qk <= Config::kLatentDims) break;
+      if (piece == Config::kLatentPieces) {
+        if (args_.d_qk <= Config::kLatentDims) break;
+        queries = Block::tails_of(Block::queries());
+        keys = Block::tails_of(Block::stage(n));
+      }
       MLA_UNROLL
       for (int step = 0; step < Config::kPieceDims / 16; ++step) {
-        const int at = piece * Config::kPieceBytes + step * 32;
+        const int at = piece % Config::kLatentPieces * Config::kGroupRowsBytes + step * 32;
         wgmma<Config::kType, Config::kKeys>(s, Block::advance(queries, at), Block::advance(keys, at),
                                             piece > 0 || step > 0);
       }

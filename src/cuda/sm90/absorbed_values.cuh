@@ -91,17 +91,16 @@ class WgmmaValues : WgmmaBlock<Config> {
     constexpr int kWeightGroupBytes = 8 * Config::kWeightRowBytes;
     const uint64_t weights = ptx::matrix_descriptor(Block::weights(n, half), 0, kWeightGroupBytes, ptx::Swizzle::k64);
     const ptx::SharedAddress keys =
-        Block::stage(n) +
-        static_cast<uint32_t>(output_channel() / Config::kPieceDims * Config::kPieceBytes + half * Config::kHalfBytes);
+        Block::stage(n) + Block::row_offset(half * Config::kHalfKeys, output_channel() / Config::kPieceDims);
     const uint64_t values =
-        ptx::matrix_descriptor(keys, Config::kPieceBytes, Config::kGroupRowsBytes, ptx::Swizzle::k128);
+        ptx::matrix_descriptor(keys, Config::kGroupRowsBytes, Config::kGroupBytes, ptx::Swizzle::k128);
     MLA_UNROLL
     for (int step = 0; step < Config::kHalfKeys / 16; ++step) MLA_UNROLL
     for (int part = 0; part < kParts; ++part)
       wgmma<Config::kType, kPartDims, true>(
           outputs_[part], Block::advance(weights, step * 32),
-          Block::advance(values, part * (kPartDims / Config::kPieceDims) * Config::kPieceBytes +
-                                     step * 2 * Config::kGroupRowsBytes),
+          Block::advance(values, part * (kPartDims / Config::kPieceDims) * Config::kGroupRowsBytes +
+                                     step * 2 * Config::kGroupBytes),
           true);
   }
 
