@@ -10,8 +10,6 @@
 namespace mla::cpu {
 namespace {
 
-constexpr int32_t kChannels = kMaxCopiedWidth;
-
 float first_scale(const core::Cache& cache) { return *reinterpret_cast<const float*>(cache.scales.base); }
 
 /// Whether the same bytes mean the same: then they are copied.
@@ -124,7 +122,7 @@ class PageCopier {
 
   /// By way of a buffer, unless what is read or what is written is the type between them as it lies.
   void convert(int64_t token) const {
-    alignas(64) uint16_t values[kChannels];
+    alignas(64) uint16_t values[kMaxCopiedWidth];
     const Place from = source(token), to = target(token);
     if (!copies_ckv_) {
       const bool reads = ckv_type(args_.from) != between_, writes = ckv_type(args_.to) != between_;

@@ -30,9 +30,9 @@ struct OptionsDecode : Decode {
   bool untouched() const { return all_sentinels({&o, &lse, &narrow_o}); }
 };
 
-using Cases = std::vector<BadCase<OptionsDecode>>;
+using OptionsCases = std::vector<BadCase<OptionsDecode>>;
 
-core::DecodeArgs accepted(const DecodeParams& params) {
+core::DecodeArgs accepted_options(const DecodeParams& params) {
   core::DecodeArgs args;
   Device device;
   EXPECT_EQ(core::validate(params, core::Scope::kAll, args, device).message(), "");
@@ -40,7 +40,7 @@ core::DecodeArgs accepted(const DecodeParams& params) {
 }
 
 TEST(ValidateOptions, RefusesBadOptions) {
-  expect_refused(Cases{
+  expect_refused(OptionsCases{
       {"sink of other heads", [](OptionsDecode& p) { p.params.options.attn_sink = p.heads(3); },
        "decode: options.attn_sink: expected shape [H = 2], got [3]"},
       {"sink in bf16", [](OptionsDecode& p) { p.params.options.attn_sink = of(p.q, {kHeads}); },
@@ -72,7 +72,7 @@ TEST(ValidateOptions, InfiniteSinksAreLegal) {
   OptionsDecode p;
   p.params.options = {.attn_sink = p.heads(), .window_left = 0, .logits_soft_cap = 30.0F, .alibi_slopes = {}};
   p.per_head = {INFINITY, -INFINITY};
-  const core::DecodeArgs args = accepted(p.params);
+  const core::DecodeArgs args = accepted_options(p.params);
   EXPECT_EQ(args.options.attn_sink, p.per_head.data());
   EXPECT_EQ(args.options.window_left, 0);
   EXPECT_EQ(args.options.logits_soft_cap, 30.0F);
@@ -80,7 +80,7 @@ TEST(ValidateOptions, InfiniteSinksAreLegal) {
 }
 
 TEST(ValidateOptions, RefusesBadScalesOfQueriesAndOutputs) {
-  expect_refused(Cases{
+  expect_refused(OptionsCases{
       {"e4m3 queries without a scale", [](OptionsDecode& p) { p.params.q.dtype = DType::kE4M3; },
        "decode: q_scale: expected a tensor, since q is e4m3, got none"},
       {"bf16 queries with a scale", [](OptionsDecode& p) { p.params.q_scale = p.one(); },
@@ -121,7 +121,7 @@ TEST(ValidateOptions, RefusesBadScalesOfQueriesAndOutputs) {
   OptionsDecode p;
   p.use_e4m3();
   p.use_narrow_o();
-  const core::DecodeArgs args = accepted(p.params);
+  const core::DecodeArgs args = accepted_options(p.params);
   EXPECT_EQ(args.q_scale, p.scale.data());
   EXPECT_EQ(args.o_scale, p.scale.data());
   EXPECT_EQ(args.q_dtype, DType::kE4M3);
@@ -130,7 +130,7 @@ TEST(ValidateOptions, RefusesBadScalesOfQueriesAndOutputs) {
 
 TEST(ValidateOptions, RefusesBadTrees) {
   const auto mask = [](OptionsDecode& p, int64_t width) { return contiguous(p.mask.data(), DType::kU8, {3, width}); };
-  expect_refused(Cases{
+  expect_refused(OptionsCases{
       {"both forms",
        [mask](OptionsDecode& p) {
          p.params.tree_mask = mask(p, 2);
@@ -190,16 +190,16 @@ TEST(ValidateOptions, RefusesBadTrees) {
   });
   OptionsDecode p;
   p.params.tree_parents = of(p.parents);
-  EXPECT_EQ(accepted(p.params).tree_parents, p.parents.data());
+  EXPECT_EQ(accepted_options(p.params).tree_parents, p.parents.data());
   p.params.tree_parents = {};
   p.params.tree_mask = mask(p, 5);
-  const core::DecodeArgs args = accepted(p.params);
+  const core::DecodeArgs args = accepted_options(p.params);
   EXPECT_EQ(args.tree_mask, reinterpret_cast<uint8_t*>(p.mask.data()));
   EXPECT_EQ(args.tree_mask_stride_token, 5);
 }
 
 TEST(ValidateOptions, RefusesBadRanks) {
-  expect_refused(Cases{
+  expect_refused(OptionsCases{
       {"no ranks", [](OptionsDecode& p) { p.params.context_parallel.world = 0; },
        "decode: context_parallel.world: expected at least 1, got 0"},
       {"rank beyond the world", [](OptionsDecode& p) { p.params.context_parallel = {.rank = 2, .world = 2}; },
@@ -222,7 +222,7 @@ TEST(ValidateOptions, ARankHoldsItsOwnPagesOnly) {
   p.params.context_parallel = {.rank = 1, .world = 2, .interleave = 4};
   p.kv_len = {4, 24};                     // 0 and 12 tokens here
   p.block_table = {-5, -5, -5, 2, 3, 4};  // no page of request 0 is read
-  const core::DecodeArgs args = accepted(p.params);
+  const core::DecodeArgs args = accepted_options(p.params);
   EXPECT_EQ(args.context_parallel, (ContextParallel{.rank = 1, .world = 2, .interleave = 4}));
   EXPECT_EQ(args.pages.kv_len[1], 24);
   p.block_table[5] = 8;

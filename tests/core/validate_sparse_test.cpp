@@ -5,9 +5,9 @@
 namespace mla::test {
 namespace {
 
-using Cases = std::vector<BadCase<DecodeSparse>>;
+using SparseCases = std::vector<BadCase<DecodeSparse>>;
 
-core::DecodeSparseArgs accepted(const DecodeSparseParams& params) {
+core::DecodeSparseArgs accepted_sparse(const DecodeSparseParams& params) {
   core::DecodeSparseArgs args;
   Device device;
   EXPECT_EQ(core::validate(params, core::Scope::kAll, args, device).message(), "");
@@ -15,7 +15,7 @@ core::DecodeSparseArgs accepted(const DecodeSparseParams& params) {
 }
 
 TEST(ValidateDecodeSparse, RefusesBadInput) {
-  expect_refused(Cases{
+  expect_refused(SparseCases{
       {"no indices", [](DecodeSparse& p) { p.params.pool.indices = {}; },
        "decode_sparse: pool.indices: expected a tensor, got none"},
       {"indices in i64", [](DecodeSparse& p) { p.params.pool.indices.dtype = DType::kI64; },
@@ -109,7 +109,7 @@ TEST(ValidateDecodeSparse, RefusesBadInput) {
 
 TEST(ValidateDecodeSparse, LengthsAreClamped) {
   DecodeSparse p;
-  const core::DecodeSparseArgs args = accepted(p.params);
+  const core::DecodeSparseArgs args = accepted_sparse(p.params);
   EXPECT_EQ(args.topk_length(0, 0), kTopk);
   EXPECT_EQ(args.topk_length(0, 1), 0);
   EXPECT_EQ(args.topk_length(0, 2), 3);
@@ -120,17 +120,17 @@ TEST(ValidateDecodeSparse, LengthsOfRequests) {
   DecodeSparse p;
   p.lengths = {1, 3, 2, 2};
   p.use_per_request();
-  core::DecodeSparseArgs args = accepted(p.params);  // two queries each
+  core::DecodeSparseArgs args = accepted_sparse(p.params);  // two queries each
   EXPECT_EQ(args.topk_length(0, 1), 1);
   EXPECT_EQ(args.topk_length(0, 2), 3);
   p.params.qo_indptr = of(p.qo_indptr);
-  args = accepted(p.params);  // one query, and three
+  args = accepted_sparse(p.params);  // one query, and three
   EXPECT_EQ(args.topk_length(0, 0), 1);
   EXPECT_EQ(args.topk_length(0, 1), 3);
   EXPECT_EQ(args.topk_length(0, 3), 3);
   p.use_extra_pool();
   p.params.extra_pool.topk_length = of(p.lengths);  // of queries, beside those of requests
-  args = accepted(p.params);
+  args = accepted_sparse(p.params);
   EXPECT_TRUE(args.pools[0].length_per_request);
   EXPECT_FALSE(args.pools[1].length_per_request);
   EXPECT_EQ(args.topk_length(1, 1), 2);
@@ -144,7 +144,7 @@ TEST(ValidateDecodeSparse, TwoPoolsOfTheirOwn) {
   p.params.extra_pool.cache = p.extra_quantized.dsv4();
   p.params.extra_pool.cache.kv = of(p.extra_quantized.bytes, {3, 2 * 584}, DType::kU8);
   p.params.extra_pool.cache.page_size = 2;
-  const core::DecodeSparseArgs args = accepted(p.params);
+  const core::DecodeSparseArgs args = accepted_sparse(p.params);
   EXPECT_EQ(args.num_pools, 2);
   EXPECT_EQ(args.d_qk, 512);
   EXPECT_EQ(args.d_v, 512);

@@ -214,7 +214,7 @@ class Fixture {
   }
 };
 
-void run_decode(const Case& c, uint64_t seed) {
+void check_decode(const Case& c, uint64_t seed) {
   Fixture fixture(c, seed);
   core::DecodeArgs args = fixture.batch().args();
   fixture.fill_outputs(args);
@@ -252,7 +252,7 @@ TEST(Combine, EveryOutputType) {
   for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32, DType::kE4M3})
     for (const int32_t odd : {0, 1, 2}) {
       SCOPED_TRACE(testing::Message() << name(dtype) << " with odd strides " << odd);
-      run_decode({.o_dtype = dtype, .with_sink = odd == 1, .odd_stride = odd, .odd_offset = odd}, 7);
+      check_decode({.o_dtype = dtype, .with_sink = odd == 1, .odd_stride = odd, .odd_offset = odd}, 7);
       if (HasFailure()) return;
     }
 }
@@ -260,30 +260,30 @@ TEST(Combine, EveryOutputType) {
 TEST(Combine, EveryWidth) {
   for (const int32_t d_v : {512, 256, 128, 640}) {
     SCOPED_TRACE(d_v);
-    run_decode({.d_v = d_v, .o_dtype = DType::kF32}, 8);
+    check_decode({.d_v = d_v, .o_dtype = DType::kF32}, 8);
     if (HasFailure()) return;
   }
 }
 
 // Slices of few rows, more than blocks: each block's next one is another slice of another row.
 TEST(Combine, MoreSlicesThanBlocks) {
-  run_decode({.d_v = 640, .o_dtype = DType::kF32, .num_heads = 3, .kv_len = {5000, 64, 12345}}, 20);
-  run_decode({.d_v = 384, .num_heads = 5, .kv_len = {0, 7000, 12345}}, 21);
+  check_decode({.d_v = 640, .o_dtype = DType::kF32, .num_heads = 3, .kv_len = {5000, 64, 12345}}, 20);
+  check_decode({.d_v = 384, .num_heads = 5, .kv_len = {0, 7000, 12345}}, 21);
 }
 
 TEST(Combine, SinksAndBases) {
   for (const LseBase base : {LseBase::kE, LseBase::kTwo})
     for (const bool with_sink : {false, true})
       for (const bool with_lse : {false, true})
-        run_decode({.o_dtype = DType::kF32, .lse_base = base, .with_sink = with_sink, .with_lse = with_lse}, 9);
+        check_decode({.o_dtype = DType::kF32, .lse_base = base, .with_sink = with_sink, .with_lse = with_lse}, 9);
 }
 
 TEST(Combine, LanesRaggedQueriesAndInvariantChunks) {
-  run_decode({.d_v = 128, .num_heads = 128}, 10);                                  // eight lanes
-  run_decode({.d_v = 128, .num_heads = 24, .uniform_len = 2}, 11);                 // three
-  run_decode({.d_v = 128, .num_heads = 24, .qo_indptr = {0, 1, 3, 4, 9, 9}}, 12);  // blocks of rows that are not full
-  run_decode({.d_v = 128, .num_heads = 24, .batch_invariant = true, .qo_indptr = {0, 1, 3, 4, 9, 9}}, 13);
-  run_decode({.d_v = 128, .num_heads = 128, .batch_invariant = true}, 14);
+  check_decode({.d_v = 128, .num_heads = 128}, 10);                                  // eight lanes
+  check_decode({.d_v = 128, .num_heads = 24, .uniform_len = 2}, 11);                 // three
+  check_decode({.d_v = 128, .num_heads = 24, .qo_indptr = {0, 1, 3, 4, 9, 9}}, 12);  // blocks of rows that are not full
+  check_decode({.d_v = 128, .num_heads = 24, .batch_invariant = true, .qo_indptr = {0, 1, 3, 4, 9, 9}}, 13);
+  check_decode({.d_v = 128, .num_heads = 128, .batch_invariant = true}, 14);
 }
 
 TEST(Combine, ManySplits) {

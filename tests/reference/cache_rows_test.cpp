@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstring>
-#include <limits>
 #include <random>
 #include <vector>
 
@@ -15,9 +15,6 @@
 
 namespace mla::reference {
 namespace {
-
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 using Row = std::vector<float>;
 
@@ -33,7 +30,7 @@ Row random_row(int32_t d_qk, std::mt19937& random) {
     row[c] = size * normal(random);
   }
   if (kind(random) < 3)
-    for (float value : {kInfinity, -kInfinity, kNan}) row[static_cast<size_t>(channel(random))] = value;
+    for (float value : {INFINITY, -INFINITY, NAN}) row[static_cast<size_t>(channel(random))] = value;
   return row;
 }
 
@@ -99,10 +96,10 @@ TEST(ReferenceAppend, PacksARowByHand) {
   Row row(576, 0.0F);
   row[0] = -896;
   row[1] = 2;
-  row[256] = kInfinity;
+  row[256] = INFINITY;
   row[257] = 448;
-  row[258] = -kInfinity;
-  row[384] = kNan;
+  row[258] = -INFINITY;
+  row[384] = NAN;
   row[385] = 1;
   row[512] = 1.5F;
   row[575] = -2;

@@ -13,14 +13,12 @@
 namespace mla::reference {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
 /// One query of one head over one or two bf16 pools of width 1, with q = 0 unless changed: equal weights.
 struct SmallSparse {
   std::vector<float> pool = {}, extra = {};
   std::vector<int32_t> indices = {}, extra_indices = {};
   float q = 0;
-  float o = kNan, lse = kNan, max_logits = kNan;
+  float o = NAN, lse = NAN, max_logits = NAN;
 
   void run(const std::function<void(core::DecodeSparseArgs&)>& change = nullptr) {
     std::vector<uint16_t> rows = bf16(pool), extra_rows = bf16(extra);
@@ -50,7 +48,7 @@ struct SmallSparse {
 };
 
 TEST(ReferenceDecodeSparse, TakesTheNamedRows) {
-  SmallSparse problem{.pool = {kNan, 3, kNan, 9}, .indices = {3, 1}};
+  SmallSparse problem{.pool = {NAN, 3, NAN, 9}, .indices = {3, 1}};
   problem.run();
   EXPECT_EQ(problem.o, 6.0F);
   EXPECT_FLOAT_EQ(problem.lse, std::log(2.0F));
@@ -65,13 +63,13 @@ TEST(ReferenceDecodeSparse, RepeatedIndicesCountAsOftenAsTheyStand) {
 }
 
 TEST(ReferenceDecodeSparse, InvalidIndicesAreSkippedWhereverTheyStand) {
-  SmallSparse problem{.pool = {2, kNan, kNan, 6}, .indices = {-1, 0, 4, -2147483647 - 1, 3, 2147483647}};
+  SmallSparse problem{.pool = {2, NAN, NAN, 6}, .indices = {-1, 0, 4, -2147483647 - 1, 3, 2147483647}};
   problem.run();
   EXPECT_EQ(problem.o, 4.0F);
 }
 
 TEST(ReferenceDecodeSparse, LengthsCutAndClamp) {
-  SmallSparse problem{.pool = {2, 6, kNan, 30}, .indices = {0, 1, 3}};
+  SmallSparse problem{.pool = {2, 6, NAN, 30}, .indices = {0, 1, 3}};
   for (auto [length, expected] :
        {std::pair{1, 2.0F}, {2, 4.0F}, {3, 38.0F / 3}, {99, 38.0F / 3}, {0, 0.0F}, {-5, 0.0F}}) {
     problem.run([length = &length](core::DecodeSparseArgs& args) { args.pools[0].topk_length = length; });
@@ -87,7 +85,7 @@ TEST(ReferenceDecodeSparse, LengthPerRequest) {
   const std::vector<int32_t> indices = {0, 1, 1, 0, 0, 1};
   const int32_t lengths[] = {1, 9, 2}, qo_indptr[] = {0, 2, 2, 3};
   const float q[] = {0, 0, 0};
-  float o[3] = {kNan, kNan, kNan};
+  float o[3] = {NAN, NAN, NAN};
   core::DecodeSparseArgs args;
   args.num_tokens = 3;
   args.num_heads = args.d_qk = args.d_v = 1;
@@ -111,8 +109,7 @@ TEST(ReferenceDecodeSparse, LengthPerRequest) {
 
 TEST(ReferenceDecodeSparse, TwoPoolsUnderOneSoftmax) {
   // Scores 0 and ln 3 from the first, 2 ln 3 from the second: weights 1, 3, 9.
-  SmallSparse problem{
-      .pool = {0, 1}, .extra = {kNan, 2}, .indices = {1, 0, -1}, .extra_indices = {-1, 1, 2}, .q = kLn3};
+  SmallSparse problem{.pool = {0, 1}, .extra = {NAN, 2}, .indices = {1, 0, -1}, .extra_indices = {-1, 1, 2}, .q = kLn3};
   problem.run();
   EXPECT_FLOAT_EQ(problem.o, 21.0F / 13);
   EXPECT_FLOAT_EQ(problem.lse, std::log(13.0F));
@@ -125,8 +122,8 @@ TEST(ReferenceDecodeSparse, TwoPoolsUnderOneSoftmax) {
 }
 
 TEST(ReferenceDecodeSparse, AllInvalidWithAnySink) {
-  for (float sink : {-kInfinity, 2.0F, kInfinity}) {
-    SmallSparse problem{.pool = {kNan, kNan}, .indices = {-1, 2, -1}};
+  for (float sink : {-INFINITY, 2.0F, INFINITY}) {
+    SmallSparse problem{.pool = {NAN, NAN}, .indices = {-1, 2, -1}};
     problem.run([&](core::DecodeSparseArgs& args) { args.options.attn_sink = &sink; });
     EXPECT_EQ(problem.o, 0.0F);
     EXPECT_EQ(problem.lse, kMinusInfinity);
@@ -149,7 +146,7 @@ TEST(ReferenceDecodeSparse, MaxLogitsIsTheCappedScaledScore) {
 }
 
 TEST(ReferenceDecodeSparse, NanOfANamedRowIsNotHidden) {
-  SmallSparse problem{.pool = {0, kNan}, .indices = {0, 1, 0}, .q = 1};
+  SmallSparse problem{.pool = {0, NAN}, .indices = {0, 1, 0}, .q = 1};
   problem.run();
   EXPECT_TRUE(std::isnan(problem.o));
   EXPECT_TRUE(std::isnan(problem.lse));
@@ -169,7 +166,7 @@ struct RandomPool {
         has_lengths(random.of({true, false})) {
     const auto slots = static_cast<int32_t>(cache.num_slots());
     const auto d_qk = static_cast<size_t>(variant.d_ckv + variant.d_kpe);
-    for (int32_t slot = 0; slot < slots; ++slot) cache.pack(slot, std::vector<float>(d_qk, kNan));
+    for (int32_t slot = 0; slot < slots; ++slot) cache.pack(slot, std::vector<float>(d_qk, NAN));
     for (int32_t t = 0; t < tokens; ++t) {
       lengths.push_back(random.integer(-1, topk + 1));
       for (int32_t e = 0; e < topk; ++e) {
@@ -215,7 +212,7 @@ TEST(ReferenceDecodeSparse, EveryFormatByTheTextbook) {
     q_pe.fill(random, 0.3F);
     const auto query = [&](int64_t row, int32_t c) { return c < d_ckv ? q.at(row, c) : q_pe.at(row, c - d_ckv); };
     Tensor o(random.of({DType::kBF16, DType::kF16, DType::kF32, DType::kE4M3}), tokens * heads, d_v + 3);
-    std::vector<float> lse(static_cast<size_t>(tokens * heads), kNan), max_logits(lse);
+    std::vector<float> lse(static_cast<size_t>(tokens * heads), NAN), max_logits(lse);
     const float q_scale = 0.7F, o_scale = 0.05F;
     Options options(random, heads);
     options.args.window_left = -1;

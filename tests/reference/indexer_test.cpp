@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <numeric>
 #include <random>
 #include <vector>
@@ -15,8 +14,6 @@
 
 namespace mla::reference {
 namespace {
-
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 /// Pages of `page_size` keys of 128 bytes, then as many f32 scales, then a gap of 3: scales are mostly unaligned.
 struct IndexerCache {
@@ -49,8 +46,8 @@ TEST(ReferenceAppendIndexer, WritesKeysAndFooterScales) {
     const std::vector<int64_t> slots = {11, -1, 0, 6};
     std::vector<float> k(4 * 130);
     for (float& value : k) value = 20 * normal(random);
-    k[5] = kInfinity;
-    k[6] = kNan;
+    k[5] = INFINITY;
+    k[6] = NAN;
     std::fill_n(k.begin() + 2 * 130, 128, 0.0F);
     core::AppendIndexerArgs args;
     args.num_tokens = 4;
@@ -87,7 +84,7 @@ TEST(ReferenceIndexerLogits, ByHand) {
     const float scale = 2;
     std::memcpy(cache.scale(slot), &scale, 4);
   }
-  const float nan = kNan;
+  const float nan = NAN;
   std::memcpy(cache.scale(1), &nan, 4);  // token 3, past kv_len
   std::vector<float> q(2 * 128, 0.0F);
   q[9] = 5;
@@ -240,13 +237,13 @@ TEST(ReferenceTopK, LowerIndexWinsAmongEquals) {
 }
 
 TEST(ReferenceTopK, NanIsLessThanMinusInfinity) {
-  EXPECT_EQ(selected({kNan, kMinusInfinity, -kNan, kMinusInfinity}, 2), (std::vector<int32_t>{1, 3}));
-  EXPECT_EQ(selected({kNan, kMinusInfinity, -kNan, 1}, 3), (std::vector<int32_t>{0, 1, 3}));
-  EXPECT_EQ(selected({kNan, kInfinity, 1e38F}, 1), (std::vector<int32_t>{1}));
+  EXPECT_EQ(selected({NAN, kMinusInfinity, -NAN, kMinusInfinity}, 2), (std::vector<int32_t>{1, 3}));
+  EXPECT_EQ(selected({NAN, kMinusInfinity, -NAN, 1}, 3), (std::vector<int32_t>{0, 1, 3}));
+  EXPECT_EQ(selected({NAN, INFINITY, 1e38F}, 1), (std::vector<int32_t>{1}));
 }
 
 TEST(ReferenceTopK, ShortRowsEndInMinusOne) {
-  EXPECT_EQ(selected({1, kNan}, 4), (std::vector<int32_t>{0, 1, -1, -1}));
+  EXPECT_EQ(selected({1, NAN}, 4), (std::vector<int32_t>{0, 1, -1, -1}));
   EXPECT_EQ(selected({}, 2), (std::vector<int32_t>{-1, -1}));
   for (int32_t length : {2, 0, 5}) {
     const std::vector<int32_t> expected = length == 2   ? std::vector<int32_t>{0, 1, -1}
@@ -276,7 +273,7 @@ TEST(ReferenceTopK, EqualsAStableSort) {
     const int32_t n = random.integer(0, 50), k = random.integer(1, 60);
     std::vector<float> logits;
     for (int32_t i = 0; i < n; ++i)
-      logits.push_back(random.of({random.normal(), 1.0F, -1.0F, 0.0F, -0.0F, kInfinity, kMinusInfinity, kNan, 1e-40F}));
+      logits.push_back(random.of({random.normal(), 1.0F, -1.0F, 0.0F, -0.0F, INFINITY, kMinusInfinity, NAN, 1e-40F}));
     ASSERT_EQ(selected(logits, k), sorted_top_k(logits.data(), n, k)) << seed;
   }
 }

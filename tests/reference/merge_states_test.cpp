@@ -11,13 +11,12 @@
 namespace mla::reference {
 namespace {
 
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 /// N states of one token and one head with d_v = 2, all f32.
 struct SmallMerge {
   std::vector<float> partial_o, partial_lse;
-  std::vector<float> o = {kNan, kNan}, lse = {kNan};
+  std::vector<float> o = {NAN, NAN}, lse = {NAN};
   bool in_place = false;
   LseBase lse_base = LseBase::kE;
 
@@ -57,14 +56,14 @@ TEST(ReferenceMerge, BaseTwo) {
 }
 
 TEST(ReferenceMerge, EmptyStatesWeighNothingWhateverTheyHold) {
-  SmallMerge merge{.partial_o = {kNan, kNan, 4, 6}, .partial_lse = {kMinusInfinity, 0.5F}};
+  SmallMerge merge{.partial_o = {NAN, NAN, 4, 6}, .partial_lse = {kMinusInfinity, 0.5F}};
   merge.run();
   EXPECT_EQ(merge.o, (std::vector<float>{4, 6}));
   EXPECT_EQ(merge.lse[0], 0.5F);
 }
 
 TEST(ReferenceMerge, AllEmptyIsEmptyNotNan) {
-  SmallMerge merge{.partial_o = {kNan, 1, 1, 1}, .partial_lse = {kMinusInfinity, kMinusInfinity}};
+  SmallMerge merge{.partial_o = {NAN, 1, 1, 1}, .partial_lse = {kMinusInfinity, kMinusInfinity}};
   for (int round = 0; round < 2; ++round) {
     merge.run();
     EXPECT_EQ(merge.o, (std::vector<float>{0, 0}));
@@ -91,8 +90,8 @@ TEST(ReferenceMerge, HugeLseDoNotOverflow) {
 TEST(ReferenceMerge, StridesAndNarrowTypes) {
   // 2 states x 2 tokens x 2 heads of one bf16 channel, every stride different; o is f16
   constexpr int64_t kState = 20, kToken = 8, kHead = 3;
-  std::vector<uint16_t> partial(2 * kState, f32_to_bf16(kNan));
-  std::vector<float> partial_lse(2 * 10, kNan);
+  std::vector<uint16_t> partial(2 * kState, f32_to_bf16(NAN));
+  std::vector<float> partial_lse(2 * 10, NAN);
   for (int64_t n = 0; n < 2; ++n)
     for (int64_t t = 0; t < 2; ++t)
       for (int64_t h = 0; h < 2; ++h) {

@@ -18,9 +18,6 @@ namespace {
 using reference::e4m3_by_definition;
 using reference::power_of_two_by_definition;
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-
 /// The nearest multiple of the spacing at |value|, ties to even (the default rounding mode), at most 448.
 double nearest_e4m3(double value) {
   const int exponent = value == 0 ? -6 : std::max(std::ilogb(value), -6);
@@ -51,7 +48,7 @@ TEST(E4M3, RoundsToTheNearestAndTiesToEven) {
     const float middle = (low + high) / 2;  // exact
     EXPECT_EQ(f32_to_e4m3(middle), code % 2 == 0 ? code : code + 1) << int{code};
     EXPECT_EQ(f32_to_e4m3(std::nextafter(middle, 0.0F)), code) << int{code};
-    EXPECT_EQ(f32_to_e4m3(std::nextafter(middle, kInfinity)), code + 1) << int{code};
+    EXPECT_EQ(f32_to_e4m3(std::nextafter(middle, INFINITY)), code + 1) << int{code};
     EXPECT_EQ(f32_to_e4m3(-middle), f32_to_e4m3(middle) | 0x80) << int{code};
   }
 }
@@ -69,12 +66,12 @@ TEST(E4M3, EveryUpperHalfOfAFloatRoundsAsTheDefinition) {
 }
 
 TEST(E4M3, SaturatesAndKeepsNan) {
-  for (float value : {448.0F, 464.0F, 465.0F, 480.0F, 1e30F, std::numeric_limits<float>::max(), kInfinity}) {
+  for (float value : {448.0F, 464.0F, 465.0F, 480.0F, 1e30F, std::numeric_limits<float>::max(), INFINITY}) {
     EXPECT_EQ(f32_to_e4m3(value), 0x7E) << value;
     EXPECT_EQ(f32_to_e4m3(-value), 0xFE) << value;
   }
-  EXPECT_EQ(f32_to_e4m3(kNan), 0x7F);
-  EXPECT_EQ(f32_to_e4m3(-kNan), 0xFF);
+  EXPECT_EQ(f32_to_e4m3(NAN), 0x7F);
+  EXPECT_EQ(f32_to_e4m3(-NAN), 0xFF);
   EXPECT_EQ(f32_to_e4m3(std::bit_cast<float>(0x7F800001U)), 0x7F);
 }
 
@@ -103,7 +100,7 @@ std::vector<float> many_amax() {
   for (int exponent = -149; exponent <= 127; ++exponent)
     for (float fraction : {1.0F, 1.75F, 1.5F}) {  // 1.75 = 448 / 256: where the power of two steps
       const float value = std::ldexp(fraction, exponent);
-      amax.insert(amax.end(), {std::nextafter(value, 0.0F), value, std::nextafter(value, kInfinity)});
+      amax.insert(amax.end(), {std::nextafter(value, 0.0F), value, std::nextafter(value, INFINITY)});
     }
   std::mt19937 random(5);
   std::uniform_real_distribution<float> exponents(-14, 20);

@@ -10,8 +10,6 @@
 namespace mla::reference {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
 TEST(ReferenceOptions, SoftCapBoundsScaledScores) {
   // Scores 0 and 0.5 * 8 = 4 become 0 and 2 tanh(2).
   SmallDecode problem{.q = {8}, .cache = {0, 1}, .sm_scale = 0.5F};
@@ -48,7 +46,7 @@ TEST(ReferenceOptions, AlibiIsAddedAfterTheCap) {
 
 TEST(ReferenceOptions, WindowCountsFromTheQuery) {
   // Queries at positions 2 and 3 with one key before each: keys {1, 2} and {2, 3}. Key 0 is never read.
-  SmallDecode problem{.page_size = 4, .q_len = 2, .kv_len = 4, .q = {0, 0}, .cache = {kNan, 2, 4, 8}};
+  SmallDecode problem{.page_size = 4, .q_len = 2, .kv_len = 4, .q = {0, 0}, .cache = {NAN, 2, 4, 8}};
   problem.run([](core::DecodeArgs& args) { args.options.window_left = 1; });
   EXPECT_EQ(problem.o, (std::vector<float>{3, 6}));
   problem.run([](core::DecodeArgs& args) { args.options.window_left = 0; });
@@ -57,14 +55,14 @@ TEST(ReferenceOptions, WindowCountsFromTheQuery) {
 }
 
 TEST(ReferenceOptions, WindowWithoutCausalityHasNoUpperLimit) {
-  SmallDecode problem{.page_size = 4, .q_len = 2, .kv_len = 4, .q = {0, 0}, .cache = {kNan, 3, 6, 12}, .causal = false};
+  SmallDecode problem{.page_size = 4, .q_len = 2, .kv_len = 4, .q = {0, 0}, .cache = {NAN, 3, 6, 12}, .causal = false};
   problem.run([](core::DecodeArgs& args) { args.options.window_left = 1; });
   EXPECT_EQ(problem.o, (std::vector<float>{7, 9}));  // {1, 2, 3} and {2, 3}
 }
 
 TEST(ReferenceOptions, WindowBeforeTheFirstKey) {
   // 3 queries, 1 key: the first two stand before it and see nothing.
-  SmallDecode problem{.q_len = 3, .kv_len = 1, .q = {0, 0, 0}, .cache = {5, kNan}};
+  SmallDecode problem{.q_len = 3, .kv_len = 1, .q = {0, 0, 0}, .cache = {5, NAN}};
   problem.run([](core::DecodeArgs& args) { args.options.window_left = 2147483647; });
   EXPECT_EQ(problem.o, (std::vector<float>{0, 0, 5}));
 }
@@ -81,19 +79,19 @@ TEST(ReferenceOptions, SinkTakesItsShareOfTheOutputOnly) {
   problem.run(set);
   EXPECT_FLOAT_EQ(problem.o[0], 0.375F);
   EXPECT_FLOAT_EQ(problem.lse[0], 2.0F);
-  sink = -kInfinity;
+  sink = -INFINITY;
   problem.run(set);
   EXPECT_FLOAT_EQ(problem.o[0], 0.75F);
-  sink = kInfinity;
+  sink = INFINITY;
   problem.run(set);
   EXPECT_EQ(problem.o[0], 0.0F);
   EXPECT_FLOAT_EQ(problem.lse[0], 2.0F);
 }
 
 TEST(ReferenceOptions, SinkBelongsToItsHead) {
-  const float q[] = {0, 0}, sinks[] = {kInfinity, 0};
+  const float q[] = {0, 0}, sinks[] = {INFINITY, 0};
   std::vector<uint16_t> kv = bf16({6, 6});
-  std::vector<float> o(2, kNan), lse(2, kNan);
+  std::vector<float> o(2, NAN), lse(2, NAN);
   const int32_t kv_len = 2, table = 0;
   core::DecodeArgs args = decode_args(q, 2, 1, CacheFormat::kBF16, kv, 2, 1, 0);
   args.num_tokens = 1;
@@ -109,8 +107,8 @@ TEST(ReferenceOptions, SinkBelongsToItsHead) {
 }
 
 TEST(ReferenceOptions, NoKeyAndAnySinkIsZeroAndMinusInfinity) {
-  for (float sink : {-kInfinity, 0.0F, kInfinity}) {
-    SmallDecode problem{.kv_len = 0, .q = {1}, .cache = {kNan, kNan}};
+  for (float sink : {-INFINITY, 0.0F, INFINITY}) {
+    SmallDecode problem{.kv_len = 0, .q = {1}, .cache = {NAN, NAN}};
     problem.run([&](core::DecodeArgs& args) { args.options.attn_sink = &sink; });
     EXPECT_EQ(problem.o[0], 0.0F) << sink;
     EXPECT_EQ(problem.lse[0], kMinusInfinity) << sink;
@@ -127,7 +125,7 @@ TEST(ReferenceOptions, SinkOfHugeScoresDoesNotOverflow) {
 TEST(ReferenceTree, MaskNamesTheDrafts) {
   // One earlier key (1) and drafts 2, 4, 8, 16: query 1 sees draft 3 beyond itself, query 2 none, not even its own.
   SmallDecode problem{
-      .page_size = 8, .q_len = 4, .kv_len = 5, .q = {0, 0, 0, 0}, .cache = {1, 2, 4, 8, 16, kNan, kNan, kNan}};
+      .page_size = 8, .q_len = 4, .kv_len = 5, .q = {0, 0, 0, 0}, .cache = {1, 2, 4, 8, 16, NAN, NAN, NAN}};
   const std::vector<uint8_t> mask = {1, 0, 0, 0, 9, 0, 1, 0, 255, 9,
                                      0, 0, 0, 0, 9, 1, 0, 1, 1,   9};  // rows of 4 and a gap
   problem.run([&](core::DecodeArgs& args) {
@@ -140,7 +138,7 @@ TEST(ReferenceTree, MaskNamesTheDrafts) {
 TEST(ReferenceTree, ParentsMakeAncestorsVisible) {
   // 0 and 2 are roots, 1 and 3 their children, 4 a child of 1. Draft 3 holds infinity: only its own query sees it.
   SmallDecode problem{
-      .page_size = 8, .q_len = 5, .kv_len = 6, .q = {0, 0, 0, 0, 0}, .cache = {0, 6, 12, 24, kNan, 3, 0, 0}};
+      .page_size = 8, .q_len = 5, .kv_len = 6, .q = {0, 0, 0, 0, 0}, .cache = {0, 6, 12, 24, NAN, 3, 0, 0}};
   const std::vector<int32_t> parents = {-1, 0, -1, 2, 1};
   problem.run([&](core::DecodeArgs& args) { args.tree_parents = parents.data(); });
   EXPECT_EQ(problem.o[0], 3.0F);
@@ -152,7 +150,7 @@ TEST(ReferenceTree, ParentsMakeAncestorsVisible) {
 
 TEST(ReferenceTree, WindowLimitsDraftsAndEarlierKeys) {
   // Query 1 at position 2 with one key before it: keys 1 (draft 0) and 2 (draft 1), not 0.
-  SmallDecode problem{.page_size = 4, .q_len = 2, .kv_len = 3, .q = {0, 0}, .cache = {2, 4, 8, kNan}};
+  SmallDecode problem{.page_size = 4, .q_len = 2, .kv_len = 3, .q = {0, 0}, .cache = {2, 4, 8, NAN}};
   const std::vector<uint8_t> mask = {1, 0, 1, 1};
   problem.run([&](core::DecodeArgs& args) {
     args.tree_mask = mask.data();
@@ -164,7 +162,7 @@ TEST(ReferenceTree, WindowLimitsDraftsAndEarlierKeys) {
 
 TEST(ReferenceTree, FewerKeysThanQueries) {
   // kv_len 1 of 2 queries: the key is draft 1.
-  SmallDecode problem{.q_len = 2, .kv_len = 1, .q = {0, 0}, .cache = {5, kNan}};
+  SmallDecode problem{.q_len = 2, .kv_len = 1, .q = {0, 0}, .cache = {5, NAN}};
   const std::vector<int32_t> parents = {-1, 0};
   problem.run([&](core::DecodeArgs& args) { args.tree_parents = parents.data(); });
   EXPECT_EQ(problem.o, (std::vector<float>{0, 5}));
@@ -173,11 +171,11 @@ TEST(ReferenceTree, FewerKeysThanQueries) {
 
 TEST(ReferenceContextParallel, RankSeesItsShareAtGlobalPositions) {
   // Tokens 0 ... 4 in runs of 2 over 2 ranks: rank 0 holds 0, 1, 4; rank 1 holds 2, 3. Queries stand at 3 and 4.
-  SmallDecode problem{.page_size = 4, .q_len = 2, .kv_len = 5, .q = {0, 0}, .cache = {0, 1, 4, kNan}};
+  SmallDecode problem{.page_size = 4, .q_len = 2, .kv_len = 5, .q = {0, 0}, .cache = {0, 1, 4, NAN}};
   problem.run([](core::DecodeArgs& args) { args.context_parallel = {.rank = 0, .world = 2, .interleave = 2}; });
   EXPECT_EQ(problem.o[0], 0.5F);
   EXPECT_FLOAT_EQ(problem.o[1], 5 / 3.0F);
-  problem.cache = {2, 3, kNan, kNan};
+  problem.cache = {2, 3, NAN, NAN};
   problem.run([](core::DecodeArgs& args) { args.context_parallel = {.rank = 1, .world = 2, .interleave = 2}; });
   EXPECT_EQ(problem.o, (std::vector<float>{2.5F, 2.5F}));
   // The window of query 3 is {2, 3}, of query 4 {3, 4}.
@@ -189,7 +187,7 @@ TEST(ReferenceContextParallel, RankSeesItsShareAtGlobalPositions) {
 }
 
 TEST(ReferenceContextParallel, RankWithoutTokens) {
-  SmallDecode problem{.kv_len = 2, .q = {0}, .cache = {kNan, kNan}};
+  SmallDecode problem{.kv_len = 2, .q = {0}, .cache = {NAN, NAN}};
   problem.table = {2147483647};
   problem.run([](core::DecodeArgs& args) { args.context_parallel = {.rank = 2, .world = 3, .interleave = 1}; });
   EXPECT_EQ(problem.o[0], 0.0F);

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
 #include <numeric>
 
 #include "kit/case_parts.h"
@@ -10,8 +9,6 @@
 #include "kit/paged_memory.h"
 
 namespace mla::kit {
-
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 std::vector<int32_t> prefix_sums(const std::vector<int32_t>& lengths) {
   std::vector<int32_t> sums = {0};
@@ -52,7 +49,7 @@ void make_options(AttentionMemory& memory, const AttentionSpec& spec) {
     Random random(mix(spec.seed, kSink, 1));
     for (float& sink : sinks) {
       const int64_t kind = spec.options.infinite_sinks ? random.integer(0, 2) : 0;
-      if (kind != 0) sink = kind == 1 ? kInfinity : -kInfinity;
+      if (kind != 0) sink = kind == 1 ? INFINITY : -INFINITY;
     }
     memory.attn_sink = to_buffer(sinks);
   }

@@ -55,10 +55,6 @@ Buffer make_rows(const RowsDraw& draw) {
 
 namespace {
 
-void untouched(const std::vector<const Buffer*>& buffers) {
-  for (const Buffer* buffer : buffers) buffer->fill(kUntouched);
-}
-
 /// Draws the states of `o` [T, H, d_v] and `lse` [T, H]; empty ones have lse = -inf and NaN for o.
 void fill_states(const MergeSpec& spec, const TensorView& o, const TensorView& lse, uint64_t state) {
   float* lse_data = static_cast<float*>(lse.data);

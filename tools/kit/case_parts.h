@@ -10,7 +10,7 @@
 namespace mla::kit {
 
 /// Which random stream a tensor draws from.
-enum Stream : uint64_t {
+enum RandomStream : uint64_t {
   kQ = 11,
   kK,
   kV,
@@ -30,6 +30,10 @@ enum Stream : uint64_t {
   kWeights,
   kLogits
 };
+
+inline void untouched(const std::vector<const Buffer*>& buffers) {
+  for (const Buffer* buffer : buffers) buffer->fill(kUntouched);
+}
 
 /// [outer, heads, width] with padding behind every head and every outer row.
 inline TensorView padded_view(const Buffer& buffer, DType dtype, int64_t outer, int64_t heads, int64_t width,

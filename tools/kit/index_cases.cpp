@@ -3,7 +3,6 @@
 #include <array>
 #include <cmath>
 #include <cstring>
-#include <limits>
 
 #include "kit/case_parts.h"
 #include "kit/cases.h"
@@ -12,10 +11,6 @@
 
 namespace mla::kit {
 namespace {
-
-void untouched(const std::vector<const Buffer*>& buffers) {
-  for (const Buffer* buffer : buffers) buffer->fill(kUntouched);
-}
 
 /// Tokens of the queries' requests: valid ones, and what must become -1.
 std::vector<int32_t> draw_local_indices(const PhysicalSlotsSpec& spec, const std::vector<int32_t>& q_len) {
@@ -32,7 +27,7 @@ std::vector<int32_t> draw_local_indices(const PhysicalSlotsSpec& spec, const std
   return values;
 }
 
-int64_t longest(const std::vector<int32_t>& lengths) {
+int64_t max_len(const std::vector<int32_t>& lengths) {
   return lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
 }
 
@@ -161,7 +156,7 @@ IndexerLogitsCase::IndexerLogitsCase(const IndexerLogitsSpec& logits_spec) : spe
   q = padded_buffer(spec.q_dtype, num_tokens, spec.num_heads, kDim, spec.q_head_extra, spec.q_token_extra);
   q.fill(kNanByte);
   weights = rows_buffer(DType::kF32, num_tokens, spec.num_heads, 0);
-  num_columns = std::max<int64_t>(longest(spec.kv_len) + spec.logits_columns, 1);
+  num_columns = std::max<int64_t>(max_len(spec.kv_len) + spec.logits_columns, 1);
   logits = rows_buffer(DType::kF32, num_tokens, num_columns, spec.logits_extra);
   fill_heads(params().q, spec.seed, kQ, 1.0F);
   for (int64_t t = 0; t < num_tokens; ++t)
@@ -220,7 +215,6 @@ std::vector<double> IndexerLogitsCase::row_scales() const {
 }
 
 TopKCase::TopKCase(const TopKSpec& top_k_spec) : spec(top_k_spec) {
-  constexpr float kInfinity = std::numeric_limits<float>::infinity();
   logits = rows_buffer(DType::kF32, spec.num_tokens, spec.num_logits, spec.logits_extra);
   logits.fill(0x7F);  // 3.4e38: larger than what counts
   std::vector<int32_t> row_lengths;
@@ -234,7 +228,7 @@ TopKCase::TopKCase(const TopKSpec& top_k_spec) : spec(top_k_spec) {
             static_cast<float>(random.integer(0, int64_t{spec.levels} - 1)) - 0.5F * static_cast<float>(spec.levels);
       if (spec.levels > 0 && row[j] == 0 && random.chance(0.5)) row[j] = -0.0F;
       if (random.chance(spec.nan_share)) row[j] = random.chance(0.5) ? std::nanf("") : -std::nanf("");
-      if (random.chance(spec.infinite_share)) row[j] = random.chance(0.5) ? kInfinity : -kInfinity;
+      if (random.chance(spec.infinite_share)) row[j] = random.chance(0.5) ? INFINITY : -INFINITY;
     }
     const double kind = random.uniform();
     row_lengths.push_back(static_cast<int32_t>(kind < 0.1   ? 0

@@ -18,7 +18,7 @@
 namespace mla::cli {
 namespace {
 
-struct Options {
+struct BenchOptions {
   std::string file, compare, csv;
   bench::SettingFlags flags;
   bench::MeasureFlags measure_flags{"0.3"};
@@ -28,7 +28,7 @@ struct Options {
   Output output;
 };
 
-std::vector<bench::CaseGroup> groups_of(const Options& options) {
+std::vector<bench::CaseGroup> groups_of(const BenchOptions& options) {
   bench::Settings settings = options.flags.settings();
   if (!options.compare.empty()) {
     std::string key = options.compare;
@@ -39,7 +39,7 @@ std::vector<bench::CaseGroup> groups_of(const Options& options) {
 }
 
 // What is wrong or was missed, for people; the exit status.
-int summarize(const std::vector<bench::Measurement>& results, const Options& options) {
+int summarize(const std::vector<bench::Measurement>& results, const BenchOptions& options) {
   int64_t met = 0, missed = 0, wrong = 0;
   for (const bench::Measurement& m : results) {
     if (m.met) ++(*m.met ? met : missed);
@@ -91,7 +91,7 @@ bench::CeilingMeter* cpu_meter(const std::vector<bench::CaseGroup>& groups, benc
   return nullptr;
 }
 
-int run_bench(Options& options) {
+int run_bench(BenchOptions& options) {
   options.measure_flags.apply(options.measure);
   options.measure.max_runs = parse_int("--max-runs", options.max_runs, 1);
   const std::vector<bench::CaseGroup> groups = groups_of(options);
@@ -131,7 +131,7 @@ int run_bench(Options& options) {
 }  // namespace
 
 Action add_bench(CLI::App& app) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<BenchOptions>();
   CLI::App* command = app.add_subcommand("bench", "Measure kernels and the machine's ceilings in the same process");
   command->add_option("cases", options->file, "YAML file of cases; flags win over what it says");
   options->flags.add_options(*command);

@@ -17,13 +17,13 @@ namespace {
 
 constexpr int64_t kMaxPrinted = 20;
 
-struct Options {
+struct CheckOptions {
   std::string op, backend, cache, device, seed = "1", threads, cases = "0";
   bool quick = false;
   Output output;
 };
 
-kit::SweepOptions sweep_options(const Options& options) {
+kit::SweepOptions sweep_options(const CheckOptions& options) {
   kit::SweepOptions sweep;
   if (!options.op.empty()) sweep.op = parse_op("--op", options.op);
   check_backend_name("--backend", options.backend);
@@ -38,7 +38,7 @@ kit::SweepOptions sweep_options(const Options& options) {
   return sweep;
 }
 
-int check(const Options& options) {
+int check(const CheckOptions& options) {
   const kit::SweepOptions sweep = sweep_options(options);
   const Output& out = options.output;
   out.check_target();
@@ -107,7 +107,7 @@ int check(const Options& options) {
 }  // namespace
 
 Action add_check(CLI::App& app) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<CheckOptions>();
   CLI::App* command = app.add_subcommand("check", "Correctness sweep against the float64 reference");
   command->add_option("--op", options->op, "One operation: " + op_names());
   command->add_option("--backend", options->backend,

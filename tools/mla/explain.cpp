@@ -16,7 +16,7 @@
 namespace mla::cli {
 namespace {
 
-struct Options {
+struct ExplainOptions {
   std::string op = "decode", model, cache, q_dtype, heads, head_dims, q_len, device, backend;
   Output output;
 };
@@ -52,7 +52,7 @@ void set_defaults(const ModelConfig* model, Problem& problem) {
   }
 }
 
-Problem problem_of(const Options& options, const std::string& device) {
+Problem problem_of(const ExplainOptions& options, const std::string& device) {
   Problem problem;
   problem.op = parse_op("--op", options.op);
   if (!options.cache.empty() && !has_cache(problem.op))
@@ -106,7 +106,7 @@ std::string describe(const Problem& problem) {
   return {};
 }
 
-int explain_problem(const Options& options) {
+int explain_problem(const ExplainOptions& options) {
   options.output.check_target();
   const std::string device = device_of("--device", options.device, true);
   const Problem problem = problem_of(options, device);
@@ -141,7 +141,7 @@ int explain_problem(const Options& options) {
 }  // namespace
 
 Action add_explain(CLI::App& app) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<ExplainOptions>();
   CLI::App* command = app.add_subcommand("explain", "Every backend's verdict on a problem, and the one it gets");
   command->add_option("--op", options->op, "An operation: " + op_names())->capture_default_str();
   command->add_option("--model", options->model, "Preset, config.json or its folder: heads and head dims");

@@ -19,7 +19,7 @@
 namespace mla::cli {
 namespace {
 
-struct Options {
+struct InfoOptions {
   bool markdown = false;
   Output output;
 };
@@ -78,7 +78,7 @@ void print_machine(const Output& out) {
   isa.print(out.text());
 }
 
-int print_info(const Options& options) {
+int print_info(const InfoOptions& options) {
   const Output& out = options.output;
   out.check_target();
   const MachineInfo& machine = machine_info();
@@ -295,7 +295,7 @@ int print_matrix(const Output& out) {
 }  // namespace
 
 Action add_info(CLI::App& app) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<InfoOptions>();
   CLI::App* command = app.add_subcommand("info", "Version, processor, instruction sets, GPUs and backends");
   CLI::Option* markdown = command->add_flag("--markdown", options->markdown, "Print the support matrix of the README");
   options->output.add_option(*command);

@@ -14,7 +14,7 @@
 namespace mla::cli {
 namespace {
 
-struct Options {
+struct RunOptions {
   bench::SettingFlags flags;
   bench::MeasureFlags measure{"0.2"};
   Output output;
@@ -71,7 +71,7 @@ std::string describe(const bench::Case& one) {
   return {};
 }
 
-int run_one(const Options& options) {
+int run_one(const RunOptions& options) {
   options.output.check_target();
   bench::MeasureOptions measure;
   measure.refcheck = true;
@@ -114,7 +114,7 @@ int run_one(const Options& options) {
 }  // namespace
 
 Action add_run(CLI::App& app) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<RunOptions>();
   CLI::App* command = app.add_subcommand("run", "One operation on random data, checked against the reference");
   options->flags.add_options(*command, {"trace", "clip"});
   options->measure.add_options(*command);

@@ -29,7 +29,7 @@ int32_t shared_bytes_of(int32_t arch) {
   return (arch == 90 || arch == 100 ? 227 : 99) * kKiB;
 }
 
-GpuInfo info_of(int32_t arch) {
+GpuInfo emulated_info(int32_t arch) {
   constexpr int32_t kNumSms = 6;  // enough for work to be split; more would be split finer than tests' problems merit
   constexpr int64_t kL2Bytes = 4 << 20;
   return {.name = core::format("emulated sm{}", arch),
@@ -65,7 +65,7 @@ core::ThreadPool& shared_threads() {
 class EmulatedDevice final : public DeviceRuntime {
  public:
   explicit EmulatedDevice(Code code)
-      : DeviceRuntime(core::format("emulated:sm{}", code.arch), info_of(code.arch), code) {}
+      : DeviceRuntime(core::format("emulated:sm{}", code.arch), emulated_info(code.arch), code) {}
 
   bool emulated() const override { return true; }
 

@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kHeads = 3, kRank = 64, kNope = 32, kRope = 8, kValue = 48;
 
-ModelConfig test_model() {
+ModelConfig small_model() {
   ModelConfig model;
   model.num_attention_heads = kHeads;
   model.kv_lora_rank = kRank;
@@ -61,7 +61,7 @@ class ProjectorTest : public ::testing::TestWithParam<DType> {
 };
 
 TEST_P(ProjectorTest, MatchesThePlainSums) {
-  const ModelConfig model = test_model();
+  const ModelConfig model = small_model();
   const Generator generator(model, 1, GetParam());
   const Weights weights = generator.weights();
   Values w_uk(GetParam(), kHeads * kNope * kRank), w_uv(GetParam(), kHeads * kValue * kRank);

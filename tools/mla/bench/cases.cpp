@@ -19,7 +19,7 @@ namespace {
 
 using cli::UsageError;
 
-constexpr int64_t kMaxLength = int64_t{1} << 30;
+constexpr int64_t kLongest = int64_t{1} << 30;
 constexpr size_t kMaxCases = 10000;
 
 // One value of every key.
@@ -133,7 +133,7 @@ void set_options(const Choice& choice, Case& result) {
                      name(result.cache));
   result.sink = bool_of(choice, "sink", false);
   result.alibi = bool_of(choice, "alibi", false);
-  result.window = int_of(choice, "window", -1, -1, kMaxLength);
+  result.window = int_of(choice, "window", -1, -1, kLongest);
   if (const Setting* cap = find(choice, "soft_cap"))
     result.soft_cap = cli::parse_positive(cap->where, "a cap", cap->text);
   result.tree =
@@ -146,11 +146,11 @@ void set_uniform_lengths(const Choice& choice, Case& result) {
   const int64_t batch = int_of(choice, "batch", 1, 1, 65536);
   const bool sparse = result.op == Op::kDecodeSparse;
   const int64_t kv_len =
-      sparse ? int_of(choice, "pool_tokens", 65536, 1, kMaxLength) : int_of(choice, "kv_len", 4096, 0, kMaxLength);
+      sparse ? int_of(choice, "pool_tokens", 65536, 1, kLongest) : int_of(choice, "kv_len", 4096, 0, kLongest);
   const int64_t default_q_len = result.op == Op::kPrefill         ? std::max<int64_t>(kv_len, 1)
                                 : result.op == Op::kPrefillSparse ? 128
                                                                   : 1;
-  const int64_t q_len = int_of(choice, "q_len", default_q_len, 1, kMaxLength);
+  const int64_t q_len = int_of(choice, "q_len", default_q_len, 1, kLongest);
   result.lengths = "uniform";
   result.requests.assign(static_cast<size_t>(batch), Request{.q_len = q_len, .kv_len = kv_len});
 }
@@ -161,8 +161,8 @@ std::vector<Case> trace_cases(const Choice& choice, const Setting& trace, const 
     if (const Setting* other = find(choice, key); other != nullptr)
       throw UsageError("{}: the lengths come from a trace already ({})", other->where, trace.where);
   const int64_t count = int_of(choice, "batch", 64, 1, 65536);
-  const int64_t clip = int_of(choice, "clip", 16384, 1, kMaxLength);
-  const int64_t q_len = int_of(choice, "q_len", 1, 1, kMaxLength);
+  const int64_t clip = int_of(choice, "clip", 16384, 1, kLongest);
+  const int64_t q_len = int_of(choice, "q_len", 1, 1, kLongest);
   const std::vector<int64_t> kv_len = read_trace_lengths(trace.where, trace.text, count, clip);
   const auto q_len_for = [&](int64_t kv) {
     return prototype.op == Op::kPrefill && find(choice, "q_len") == nullptr ? kv : q_len;

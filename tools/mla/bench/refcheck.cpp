@@ -23,14 +23,14 @@ constexpr double kWholeFlops = 5e8;
 constexpr int64_t kQueriesPerSample = 4;
 constexpr int64_t kRowsPerSample = 256;
 
-void require(const Status& status) {
+void require_reference(const Status& status) {
   if (!status.ok()) throw UsageError("reference: {}", status.message());
 }
 
 Context reference_context() {
   Result<Context> context =
       Context::create({.num_threads = 0, .affinity = {}, .backend = "reference", .device = "cpu"});
-  require(context.status());
+  require_reference(context.status());
   return std::move(context).value();
 }
 
@@ -99,11 +99,11 @@ struct PerHead {
 template <class Params>
 void run_planned(const Context& context, const Params& params) {
   const Result<size_t> size = workspace_size(context, params);
-  require(size.status());
+  require_reference(size.status());
   const kit::Buffer workspace(*size);
   const Result<Plan> planned = plan(context, params, workspace.bytes());
-  require(planned.status());
-  require(run(context, *planned, params));
+  require_reference(planned.status());
+  require_reference(run(context, *planned, params));
 }
 
 void add(RefcheckResult& result, const kit::Error& error, const kit::Tolerance& tolerance, int64_t rows,
@@ -125,7 +125,7 @@ void check_attention(const Context& context, Params params, const kit::Tolerance
   params.o = contiguous(own_o.data(), DType::kF32, {tokens, heads, d_v});
   params.lse = contiguous(own_lse.data(), DType::kF32, {tokens, heads});
   if constexpr (requires { run(context, params); })
-    require(run(context, params));
+    require_reference(run(context, params));
   else
     run_planned(context, params);
   const kit::Error error = kit::compare(o, kit::to_dense(params.o), d_v, lse, kit::to_dense(params.lse));
@@ -268,7 +268,7 @@ void check_merge(const kit::MergeCase& problem, RefcheckResult& result) {
 template <class KitCase>
 RefcheckResult check_whole(const Workload& workload, const KitCase& problem) {
   const Result<kit::Expected> expected = kit::expected_of(problem);
-  require(expected.status());
+  require_reference(expected.status());
   const kit::Outcome outcome = kit::check_outputs(problem, *expected, workload.backend());
   const TensorView o = problem.params().o;
   return {.error = outcome.error.max_rel, .failure = outcome.failure, .rows = o.shape[0] * o.shape[1]};

@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 
+#include "mla/bench/memory.h"
 #include "mla/replay/check_log.h"
 #include "mla/replay/layer.h"
 #include "mla/replay/recorder.h"
@@ -44,6 +45,10 @@ std::unique_ptr<Engine> make_engine(const EngineOptions& options, const Context&
 
 /// Bytes of cache and buffers that an engine with these options allocates.
 int64_t memory_needed(const EngineOptions& options);
+
+inline bench::Buffer rows_buffer(int64_t rows, int64_t row_elements, size_t element_bytes) {
+  return {static_cast<size_t>(rows * row_elements) * element_bytes, /*huge_pages=*/true};
+}
 
 /// Seed of an answer token: a draft that is not accepted is another token than the one that will stand there.
 constexpr uint64_t answer_seed(uint64_t token_seed, bool accepted) { return accepted ? token_seed : ~token_seed; }

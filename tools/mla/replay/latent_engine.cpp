@@ -10,10 +10,6 @@ namespace {
 
 constexpr int64_t kTokensPerTask = 16;  // of the generator
 
-bench::Buffer rows_buffer(int64_t rows, int64_t row_elements, size_t element_bytes) {
-  return {static_cast<size_t>(rows * row_elements) * element_bytes, /*huge_pages=*/true};
-}
-
 std::byte* element(const bench::Buffer& buffer, int64_t index, size_t element_bytes) {
   return buffer.data() + index * static_cast<int64_t>(element_bytes);
 }

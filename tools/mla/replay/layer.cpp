@@ -8,10 +8,6 @@
 namespace mla::cli::replay {
 namespace {
 
-TensorView ints(const std::vector<int32_t>& values) {
-  return contiguous(values.data(), DType::kI32, {std::ssize(values)});
-}
-
 // Keys that the queries of one request see, added up.
 double visible_pairs(int64_t queries, int64_t keys, bool causal) {
   const auto q = static_cast<double>(queries), k = static_cast<double>(keys);

@@ -4,6 +4,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <iterator>
 #include <optional>
 #include <span>
 #include <utility>
@@ -15,6 +17,10 @@
 #include "mla/replay/recorder.h"
 
 namespace mla::cli::replay {
+
+inline TensorView ints(const std::vector<int32_t>& values) {
+  return contiguous(values.data(), DType::kI32, {std::ssize(values)});
+}
 
 /// Memory of a GPU, freed with it.
 class GpuBuffer {

@@ -13,13 +13,9 @@ namespace {
 
 // Query tokens of one call: their queries, and the indexer's logits, are as many times as large as a token's.
 constexpr int64_t kSliceTokens = 128;
-constexpr int64_t kTokensPerTask = 8;  // of the generator
+constexpr int64_t kPooledTokensPerTask = 8;  // of the generator
 // A pooled row against the mean of what it is made of: e4m3 keeps three bits behind the first.
 constexpr double kPooledTolerance = 0x1p-4;
-
-bench::Buffer rows_buffer(int64_t rows, int64_t row_elements, size_t element_bytes) {
-  return {static_cast<size_t>(rows * row_elements) * element_bytes, /*huge_pages=*/true};
-}
 
 int64_t slice_bytes(const ModelConfig& model, int64_t element_bytes) {
   const int64_t heads = model.num_attention_heads;
@@ -95,8 +91,8 @@ void PooledEngine::plan_step(const Step& step, std::span<const Sequence> sequenc
 void PooledEngine::generate_latents() {
   const int64_t count = std::ssize(tokens_), width = options_.layer.model.d_qk();
   const auto bytes = static_cast<int64_t>(size_of(options_.layer.dtype));
-  team_.run((count + kTokensPerTask - 1) / kTokensPerTask, [&](int64_t task, int32_t) {
-    for (int64_t i = task * kTokensPerTask; i < std::min(count, (task + 1) * kTokensPerTask); ++i) {
+  team_.run((count + kPooledTokensPerTask - 1) / kPooledTokensPerTask, [&](int64_t task, int32_t) {
+    for (int64_t i = task * kPooledTokensPerTask; i < std::min(count, (task + 1) * kPooledTokensPerTask); ++i) {
       const Token& token = tokens_[static_cast<size_t>(i)];
       generator_.latent(token.seed, token.place.position, latents_.data() + i * width * bytes);
     }
@@ -107,8 +103,8 @@ void PooledEngine::generate_queries(int64_t first, int64_t count) {
   const ModelConfig& model = options_.layer.model;
   const auto bytes = static_cast<int64_t>(size_of(options_.layer.dtype));
   const int64_t width = model.d_qk(), row_bytes = model.num_attention_heads * width * bytes;
-  team_.run((count + kTokensPerTask - 1) / kTokensPerTask, [&](int64_t task, int32_t) {
-    for (int64_t i = task * kTokensPerTask; i < std::min(count, (task + 1) * kTokensPerTask); ++i) {
+  team_.run((count + kPooledTokensPerTask - 1) / kPooledTokensPerTask, [&](int64_t task, int32_t) {
+    for (int64_t i = task * kPooledTokensPerTask; i < std::min(count, (task + 1) * kPooledTokensPerTask); ++i) {
       const Token& token = tokens_[static_cast<size_t>(first + i)];
       std::byte* row = q_.data() + i * row_bytes;
       generator_.query(token.seed, token.place.position,

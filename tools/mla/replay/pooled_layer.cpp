@@ -6,14 +6,6 @@
 #include <utility>
 
 namespace mla::cli::replay {
-namespace {
-
-TensorView ints(const std::vector<int32_t>& values) {
-  return contiguous(values.data(), DType::kI32, {std::ssize(values)});
-}
-
-}  // namespace
-
 std::string_view name(LayerKind kind) {
   switch (kind) {
     case LayerKind::kWindow: return "window";
