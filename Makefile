@@ -51,8 +51,8 @@ endif
 lint: ## clang-format, clang-tidy, ruff and the layering check
 	scripts/setup.sh lint
 	scripts/venv.sh build/venv
-	$(call configure,default,-DMLA_CUDA=$(CUDA) -DMLA_BUILD_TESTS=ON $(with_python))
-	scripts/lint.sh build/default
+	$(call configure,default,-B build/lint -DCMAKE_UNITY_BUILD=OFF -DMLA_CUDA=$(CUDA) -DMLA_BUILD_TESTS=ON $(with_python))
+	scripts/lint.sh build/lint
 
 format: ## Format all sources with clang-format 14
 	scripts/setup.sh lint
