@@ -8,6 +8,7 @@
 #include "cuda/tile/channels.cuh"
 #include "cuda/tile/element16.cuh"
 #include "cuda/tile/finish.cuh"
+#include "cuda/tile/key_range.cuh"
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
@@ -30,11 +31,6 @@ struct UnitRows {
     const int32_t query = at / num_heads;
     return {token_begin + query, query, at - query * num_heads};
   }
-};
-
-/// Keys [begin, end).
-struct KeyRange {
-  int32_t begin, end;
 };
 
 /// A rank's share of a length; the divisions only where there are ranks.

@@ -6,16 +6,9 @@
 
 #include "cuda/ptx/ptx.h"
 #include "cuda/tile/finish.cuh"
+#include "cuda/tile/key_range.cuh"
 
 namespace mla::MLA_CUDA_NAMESPACE {
-
-/// Keys begin ... end - 1; empty if end <= begin.
-struct KeyRange {
-  int begin = 0, end = 0;
-
-  MLA_DEVICE bool empty() const { return end <= begin; }
-  MLA_DEVICE bool contains(int key) const { return begin <= key && key < end; }
-};
 
 /// The keys that causality and the window leave to the query at `position` of a request with kv_len keys. Both ends
 /// grow with the position.
