@@ -390,6 +390,7 @@ struct ExchangeKernel {
       ptx::mbarrier_init(room, kThreads);
       ptx::fence_mbarrier_init();
     }
+    ptx::sync_block();
     ptx::sync_cluster();
     float sum = 0;
     for (int tile = 0; tile < params.n; ++tile) {

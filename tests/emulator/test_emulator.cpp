@@ -240,6 +240,7 @@ void hand_round(const Pointers& p) {
     ptx::mbarrier_init(base + 8, kThreads);  // the next block has room
     ptx::fence_mbarrier_init();
   }
+  ptx::sync_block();
   ptx::sync_cluster();
   uint32_t value = static_cast<uint32_t>(ptx::block_index_x());
   for (uint32_t round = 0; round < kRounds; ++round) {

@@ -482,6 +482,7 @@ struct Clusters : WrapperKernelBase<128> {
       ptx::mbarrier_init(room, 128);
       ptx::fence_mbarrier_init();
     }
+    ptx::sync_block();
     ptx::sync_cluster();
     uint32_t sum = static_cast<uint32_t>(ptx::cluster_rank());
     for (uint32_t tile = 0; tile < 6; ++tile) {

@@ -36,15 +36,16 @@ MLA_DEVICE SharedAddress map_shared(SharedAddress address, int rank MLA_PTX_SITE
 #endif
 }
 
-/// barrier.cluster.arrive and .wait: for all threads of the cluster. Before it nobody may touch what another block has
-/// initialized, and no block may end while others still touch its shared memory.
+/// barrier.cluster.arrive.relaxed and .wait: for all threads of the cluster. Before it nobody may touch another block's
+/// mbarriers, and no block may end while others still touch its shared memory. It orders nothing but what
+/// fence_mbarrier_init() was called for: a release would wait until all stores to global memory are done.
 template <int kOn = kArch>
 MLA_DEVICE void sync_cluster(MLA_PTX_SITE_ONLY) {
   static_assert(kOn >= 90, "clusters came with SM90");
 #if MLA_EMULATED
   emulator::sync_cluster(MLA_PTX_HERE);
 #else
-  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait.acquire;" ::: "memory");
 #endif
 }
 

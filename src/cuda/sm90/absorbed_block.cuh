@@ -38,10 +38,8 @@ class WgmmaBlock : protected AbsorbedUnits<Config> {
     for (int i = ptx::thread_index(); i < 2 * Config::kPoisonBytes; i += Config::kThreads)
       memory_[Config::kPoisonOffset + i] = std::byte{0};
     Units::init_unit_number();
-    if constexpr (Config::kCluster > 1)
-      ptx::sync_cluster();
-    else
-      ptx::sync_block();
+    ptx::sync_block();
+    if constexpr (Config::kCluster > 1) ptx::sync_cluster();
   }
 
  protected:
