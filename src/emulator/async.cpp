@@ -102,6 +102,18 @@ void Block::wait_for_mbarrier(uint32_t address, uint32_t parity, Site site) {
   self.wait = Wait::kNothing;
 }
 
+namespace {
+
+/// Whether something of what a bulk copy reads has been written since it was issued: hardware may have read it earlier.
+bool is_overwritten(const PendingCopy& copy) {
+  if (copy.source == nullptr) return false;
+  const SharedWrites::Write* const first = &copy.source->last[copy.source_offset / SharedWrites::kUnit];
+  return std::any_of(first, first + copy.bytes / SharedWrites::kUnit,
+                     [&](const SharedWrites::Write& write) { return write.time >= copy.issued; });
+}
+
+}  // namespace
+
 /// When no thread can run: one copy that some thread waits for. False if there is none.
 bool Block::land_some_bulk_copy() {
   const auto count = static_cast<uint32_t>(bulk_copies_.size());
@@ -112,6 +124,11 @@ bool Block::land_some_bulk_copy() {
     const auto barrier = std::find_if(mbarriers_.begin(), mbarriers_.end(),
                                       [&](const Mbarrier& b) { return b.address == copy->barrier; });
     if (barrier == mbarriers_.end() || barrier->waiting.empty()) continue;
+    if (is_overwritten(*copy)) {
+      record("what a bulk copy reads at offset " + std::to_string(copy->source_offset) +
+             " of another block's shared memory was written after it had been issued");
+      running_block().leave();
+    }
     land(*copy);
     barrier->pending_bytes -= copy->bytes;
     bulk_copies_.erase(copy);
@@ -179,7 +196,7 @@ void Block::add_bulk_copy(const PendingCopy& copy, Site site) {
   running.counters_.bulk_copy_bytes += copy.bytes;
 }
 
-const std::byte* Block::source_of_bulk_copy(uint32_t from, uint32_t bytes, Site site) {
+PendingCopy Block::bulk_copy_from(uint32_t from, uint32_t bytes, Site site) {
   const std::byte* const source = memory_at(from, bytes, 16, site);
   for (uint32_t at = from; at < from + bytes; at += SharedWrites::kUnit) {
     const SharedWrites::Write& write = writes_->last[(at - kSharedBase) / SharedWrites::kUnit];
@@ -189,7 +206,7 @@ const std::byte* Block::source_of_bulk_copy(uint32_t from, uint32_t bytes, Site 
       fail("bulk copy reads at offset {} of shared memory what thread {} wrote, without fence_async_proxy() since",
            {at - kSharedBase, writer}, site);
   }
-  return source;
+  return {0, bytes, source, 0, writes_.get(), from - kSharedBase, ++writes_->time};
 }
 
 // ---- Called by kernels -------------------------------------------------------------------------------------------
@@ -264,7 +281,10 @@ void bulk_copy_in_cluster(uint32_t to, uint32_t from, uint32_t bytes, uint32_t b
   Block& block = self.block_of(to, site);
   if (&self.block_of(barrier, site) != &block)
     self.fail("bulk copy: expected the mbarrier in the block that is written to", {}, site);
-  block.add_bulk_copy({to, bytes, self.source_of_bulk_copy(from, bytes, site), barrier}, site);
+  PendingCopy copy = self.bulk_copy_from(from, bytes, site);
+  copy.to = to;
+  copy.barrier = barrier;
+  block.add_bulk_copy(copy, site);
 }
 
 void mbarrier_arrive_in_cluster(uint32_t barrier, Site site) {

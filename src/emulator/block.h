@@ -67,6 +67,9 @@ struct PendingCopy {
   uint32_t bytes;
   const void* from;  // null: zeros
   uint32_t barrier;  // bulk copies: of the mbarrier
+  // Bulk copies from a block of the cluster: its writes, where in its shared memory they begin, and when it was issued.
+  const SharedWrites* source = nullptr;
+  uint32_t source_offset = 0, issued = 0;
 };
 
 /// cp.async.mbarrier.arrive: arrives once the thread's copies before `end` have landed.
@@ -189,8 +192,8 @@ class Block {
   void arrive(Mbarrier& barrier, uint32_t arrivals, int64_t expected_bytes, Site site);
   /// From global memory, or from another block's shared memory.
   void add_bulk_copy(const PendingCopy& copy, Site site);
-  /// What a bulk copy is to read there must have been fenced since it was written.
-  const std::byte* source_of_bulk_copy(uint32_t from, uint32_t bytes, Site site);
+  /// A bulk copy of what is there: it must have been fenced since it was written.
+  PendingCopy bulk_copy_from(uint32_t from, uint32_t bytes, Site site);
   void add_arrival(const PendingArrival& arrival) { arrivals_.push_back(arrival); }
   /// The block of the cluster that an address from map_shared() leads to; `address` becomes that block's own.
   Block& block_of(uint32_t& address, Site site);

@@ -365,7 +365,15 @@ struct ArrivalPipelineKernel {
 
 /// Two blocks of a cluster, each of which sums up the tiles that the other one hands it: out = sums of in's rows of
 /// 256, their halves exchanged, and in each half thread and thread ^ 32.
-enum class ClusterFault { kNone, kMissingProxyFence, kTooFewBytes, kSourceChanged, kMissingRoom, kMissingLastSync };
+enum class ClusterFault {
+  kNone,
+  kMissingProxyFence,
+  kMissingSync,
+  kTooFewBytes,
+  kSourceChanged,
+  kMissingRoom,
+  kMissingLastSync
+};
 
 template <ClusterFault kFault>
 struct ExchangeKernel {
@@ -399,7 +407,7 @@ struct ExchangeKernel {
       const ptx::SharedAddress word = own + static_cast<uint32_t>(thread) * 4;
       ptx::store_shared(word, params.in[tile * 2 * kThreads + first + thread]);
       if constexpr (kFault != ClusterFault::kMissingProxyFence) ptx::fence_async_proxy();
-      ptx::sync_block();
+      if constexpr (kFault != ClusterFault::kMissingSync) ptx::sync_block();
       if (thread == 0) {
         ptx::bulk_copy_in_cluster(in_other(others), own, kTileBytes, in_other(full));
         ptx::mbarrier_arrive_expect_bytes(full, kFault == ClusterFault::kTooFewBytes ? kTileBytes / 2 : kTileBytes);

@@ -216,6 +216,7 @@ INSTANTIATE_TEST_SUITE_P(
         arrival_case<ArrivalFault::kArrivalBeforeCopy>("ArrivalBeforeCopies"),
         arrival_case<ArrivalFault::kMissingWait>("MissingWaitForArrivals"),
         cluster_case<ClusterFault::kMissingProxyFence>("ClusterMissingProxyFence"),
+        cluster_case<ClusterFault::kMissingSync>("ClusterMissingSync"),
         cluster_case<ClusterFault::kTooFewBytes>("ClusterTooFewBytesExpected"),
         cluster_case<ClusterFault::kSourceChanged>("ClusterSourceChanged"),
         cluster_case<ClusterFault::kMissingRoom>("ClusterMissingRoom"),
