@@ -51,10 +51,12 @@ struct WgmmaKernel {
   static MLA_DEVICE void compute_all(const Params& args, const cuda::Share& share, bool shares_keys) {
     if (ptx::warp() < Config::kFirstScoreWarp) {
       ptx::give_registers<Config::kFetchRegisters>();
-      if constexpr (Config::kQuantized)
-        compute(WgmmaDecode<Config>(args, share, shares_keys));
-      else
+      if constexpr (!Config::kQuantized)
         compute(WgmmaFetch<Config>(args, share));
+      else if (shares_keys)
+        compute(WgmmaDecode<Config, true>(args, share));
+      else
+        compute(WgmmaDecode<Config, false>(args, share));
     } else if (ptx::warp() < Config::kFirstValueWarp) {
       ptx::give_registers<Config::kScoreRegisters>();
       compute(WgmmaScores<Config>(args));

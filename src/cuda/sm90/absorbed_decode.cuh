@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The warps that fetch quantized rows. Codes land in the stage that they are for, in the place of channels that are
 // decoded later, and become bf16 from there, in the other block of the cluster as well if it has the same keys. Loads
-// into registers would be waited for at every turn, and short loops are faster than long ones (measured, H200).
+// into registers would be waited for at every turn. These warps bound the kernel, by latencies and by how much code
+// they run through (measured, H200): conditions are few bits of a register, loops are short, and what is always so is
+// known to the compiler.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +13,8 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// Quantized rows.
-template <class Config>
+/// Quantized rows. kShared: the other block of the cluster has the same segments, and decodes half of the keys.
+template <class Config, bool kShared>
 class WgmmaDecode : WgmmaKeys<Config> {
   using Block = WgmmaBlock<Config>;
   using Keys = WgmmaKeys<Config>;
@@ -21,17 +23,14 @@ class WgmmaDecode : WgmmaKeys<Config> {
  public:
   using Keys::next_unit;
 
-  /// shares_keys: the other block of the cluster has the same segments, and decodes half of the keys.
-  MLA_DEVICE WgmmaDecode(const cuda::AbsorbedArgs& args, const cuda::Share& share, bool shares_keys)
-      : Keys(args, share) {
-    if (!shares_keys) return;
-    to_other_ = ptx::map_shared(Block::shared_, ptx::cluster_rank() ^ 1) - Block::shared_;
+  MLA_DEVICE WgmmaDecode(const cuda::AbsorbedArgs& args, const cuda::Share& share) : Keys(args, share) {
+    if constexpr (kShared) to_other_ = ptx::map_shared(Block::shared_, ptx::cluster_rank() ^ 1) - Block::shared_;
   }
 
   MLA_DEVICE void compute() {
     Keys::begin_unit();
-    MLA_UNROLL
-    for (int pool = 0; pool < 2; ++pool) plain_pools_[pool] = is_plain(args_.pools[pool]);
+    of_pools_[0] = Traits(args_.pools[0]);
+    if (args_.num_pools() == 2) of_pools_[1] = Traits(args_.pools[1]);
     Keys::find_next();
     begin_rows();
     const uint32_t end = unit().steps.end;
@@ -40,7 +39,7 @@ class WgmmaDecode : WgmmaKeys<Config> {
       Keys::wait_for_room(next_);
       offer_room(next_);
       Keys::store_valid(next_);
-      if (plain_) [[likely]] {
+      if (traits_.is_plain()) [[likely]] {
         decode(next_);
       } else {
         wait_for_other(next_);
@@ -56,6 +55,7 @@ class WgmmaDecode : WgmmaKeys<Config> {
   // A lane sends for and decodes 16 channels of every piece of two rows, first_row() + lane / 4 and eight below: of
   // both halves of its warp's rows. Eight lanes that load or store together then meet all banks. Where two blocks of a
   // cluster share the keys, each has one of the halves, of which the other one gets a copy.
+  static constexpr int kHalves = kShared ? 1 : 2;
   static constexpr int kPairs = Config::kLatentPieces / 2;  // of pieces
   // A lane has the scale of one of four pieces.
   static constexpr int kFours = Config::kLatentPieces / 4;
@@ -63,11 +63,46 @@ class WgmmaDecode : WgmmaKeys<Config> {
   static constexpr int kLaneCodes = Config::kPieceDims / 4;
   static_assert(kLaneCodes == kChunkBytes);
   static constexpr int kWarpKeys = Keys::kWarpKeys;
+  // Pieces are copied to the other block in two parts: the first is on its way while others are decoded.
+  static constexpr int kPartPieces = Config::kLatentPieces / 2;
 
+  MLA_DEVICE static int first_half() { return kShared ? ptx::cluster_rank() : 0; }
   MLA_DEVICE static int lane_row() { return ptx::lane() >> 2; }
   MLA_DEVICE static int lane_codes() { return (ptx::lane() & 3) * kLaneCodes; }
 
-  /// Whether rows go the fast way: 16 bytes at a time, and every piece has one scale.
+  /// How a pool's rows are fetched, in one register: constants that are chosen by an index are slow to load.
+  class Traits {
+   public:
+    Traits() = default;
+    MLA_DEVICE explicit Traits(const cuda::KeyPool& pool) {
+      const core::Cache& cache = pool.cache;
+      const bool coded_tail = cache.d_kpe > 0 && cache.layout.rope_element_bytes == 1;
+      bits_ = (WgmmaDecode::is_plain(pool) ? kPlain : 0U) | (is_ue8m0(cache.layout.scale_kind) ? kUe8m0 : 0U) |
+              (cache.d_ckv == Config::kLatentDims ? kLastCoded : 0U) | (cache.d_kpe > 0 ? kTail : 0U) |
+              (coded_tail ? kCodedTail : 0U);
+      MLA_UNROLL
+      for (int four = 0; four < kFours; ++four) {
+        // Rotary channels have no scale: any will do.
+        const int piece = four * 4 + (ptx::lane() & 3);
+        const int group = std::min(piece * (Config::kPieceDims / kVector) >> pool.scale_shift, cache.num_scales - 1);
+        bits_ |= static_cast<uint32_t>(has_ue8m0() ? group : group * 4) << (8 + 8 * four);
+      }
+    }
+    /// Whether rows go the fast way: 16 bytes at a time, and every piece has one scale.
+    MLA_DEVICE bool is_plain() const { return (bits_ & kPlain) != 0; }
+    MLA_DEVICE bool has_ue8m0() const { return (bits_ & kUe8m0) != 0; }
+    /// Whether all pieces are of codes, or all but the last.
+    MLA_DEVICE bool last_is_coded() const { return (bits_ & kLastCoded) != 0; }
+    MLA_DEVICE bool has_tail() const { return (bits_ & kTail) != 0; }
+    MLA_DEVICE bool has_coded_tail() const { return (bits_ & kCodedTail) != 0; }
+    /// Of the scale of piece 4 four + lane % 4, in bytes behind a row's first one.
+    MLA_DEVICE uint32_t scale_offset(int four) const { return bits_ >> (8 + 8 * four) & 0xFFU; }
+
+   private:
+    static constexpr uint32_t kPlain = 1, kUe8m0 = 2, kLastCoded = 4, kTail = 8, kCodedTail = 16;
+    uint32_t bits_;
+  };
+
   MLA_DEVICE static bool is_plain(const cuda::KeyPool& pool) {
     const core::Cache& cache = pool.cache;
     return pool.aligned && cache.d_ckv % Config::kPieceDims == 0 &&
@@ -84,33 +119,25 @@ class WgmmaDecode : WgmmaKeys<Config> {
             (sizeof(float) - 1)) == 0;
   }
 
-  /// The halves of its rows that a warp decodes.
-  MLA_DEVICE int first_half() const { return to_other_ == 0 ? 0 : ptx::cluster_rank(); }
-  MLA_DEVICE int num_halves() const { return to_other_ == 0 ? 2 : 1; }
-
   /// There is room for step n in this block, which the other one waits for.
   MLA_DEVICE void offer_room(uint32_t n) const {
-    if (to_other_ != 0 && ptx::lane() == 0)
-      ptx::mbarrier_arrive_in_cluster(Block::room_in_other(n, ptx::warp()) + to_other_);
+    if (kShared && ptx::lane() == 0) ptx::mbarrier_arrive_in_cluster(Block::room_in_other(n, ptx::warp()) + to_other_);
   }
   /// There is room in the other one, too. So it has what was copied of step n - kStages, and codes may land there.
   MLA_DEVICE void wait_for_other(uint32_t n) const {
-    if (to_other_ != 0) ptx::mbarrier_wait(Block::room_in_other(n, ptx::warp()), Block::parity(n));
+    if constexpr (kShared) ptx::mbarrier_wait(Block::room_in_other(n, ptx::warp()), Block::parity(n));
   }
 
   /// Rows are found: loads their scales.
   MLA_DEVICE void begin_rows() {
-    plain_ = Keys::in_second_pool() ? plain_pools_[1] : plain_pools_[0];
-    if (!plain_) [[unlikely]]
+    traits_ = Keys::in_second_pool() ? of_pools_[1] : of_pools_[0];
+    if (!traits_.is_plain()) [[unlikely]]
       return;
-    const cuda::KeyPool& pool = Keys::pool();
     MLA_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      if (i == num_halves()) break;
+    for (int i = 0; i < kHalves; ++i) {
       const std::byte* scales = row_of(place_.scales, first_half() + i);
       MLA_UNROLL
-      for (int four = 0; four < kFours; ++four)
-        scales_[i][four] = load_scale(pool, scales, four * 4 + (ptx::lane() & 3));
+      for (int four = 0; four < kFours; ++four) scales_[i][four] = load_scale(scales, traits_, four);
     }
   }
 
@@ -118,22 +145,15 @@ class WgmmaDecode : WgmmaKeys<Config> {
     return Block::of_lane(of_lanes, half * 8 + lane_row());
   }
 
-  /// The scale of a piece, as its bits in the cache: nothing waits for it yet.
-  MLA_DEVICE static uint32_t load_scale(const cuda::KeyPool& pool, const std::byte* scales, int piece) {
+  /// A scale as its bits in the cache: nothing waits for it yet.
+  MLA_DEVICE static uint32_t load_scale(const std::byte* scales, Traits traits, int four) {
     if (scales == nullptr) return 0;
-    // Rotary channels have none: any will do.
-    const int group = std::min(piece * (Config::kPieceDims / kVector) >> pool.scale_shift, pool.cache.num_scales - 1);
-    if (is_ue8m0(pool.cache.layout.scale_kind)) return static_cast<uint8_t>(scales[group]);
-    return *as<uint32_t>(scales + group * 4);
+    const std::byte* const from = scales + traits.scale_offset(four);
+    if (traits.has_ue8m0()) return static_cast<uint8_t>(*from);
+    return *as<uint32_t>(from);
   }
-  MLA_DEVICE static float scale_of(const core::Cache& cache, uint32_t bits) {
-    return is_ue8m0(cache.layout.scale_kind) ? ue8m0_to_f32(static_cast<uint8_t>(bits)) : std::bit_cast<float>(bits);
-  }
-
-  /// Whether all pieces are of codes, or all but the last.
-  MLA_DEVICE static bool last_is_coded(const core::Cache& cache) { return cache.d_ckv == Config::kLatentDims; }
-  MLA_DEVICE static bool has_coded_tail(const core::Cache& cache) {
-    return cache.d_kpe > 0 && cache.layout.rope_element_bytes == 1;
+  MLA_DEVICE static float scale_of(Traits traits, uint32_t bits) {
+    return traits.has_ue8m0() ? ue8m0_to_f32(static_cast<uint8_t>(bits)) : std::bit_cast<float>(bits);
   }
 
   /// In the tile, of the lane's row in a half.
@@ -156,94 +176,99 @@ class WgmmaDecode : WgmmaKeys<Config> {
 
   /// Sends for the rows found: their rotary channels, of both halves, whoever decodes them. Those that are bf16 already
   /// go where they belong.
-  MLA_DEVICE void send_tails(ptx::SharedAddress stage, const core::Cache& cache) const {
-    if (cache.d_kpe == 0) return;
-    const int piece = cache.d_ckv / Config::kPieceDims;
-    const bool coded = has_coded_tail(cache);
+  MLA_DEVICE void send_tails(ptx::SharedAddress stage, Traits traits) const {
+    if (!traits.has_tail()) return;
+    const int chunk = chunk_of_half(0);
     MLA_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const std::byte* const from = row_of(place_.kpe, half);
-      if (coded) {
-        ptx::cp_async_16(stage + landed_tail_at(half), from + lane_codes(), from != nullptr, ptx::evict_first());
+      const std::byte* const row = row_of(place_.kpe, half);
+      if (traits.has_coded_tail()) {
+        ptx::cp_async_16(stage + landed_tail_at(half), row + lane_codes(), row != nullptr, ptx::evict_first());
         continue;
       }
+      const ptx::SharedAddress to =
+          stage + (traits.last_is_coded() ? tail_at(half) : latent_at(half, Config::kLatentPieces - 1));
       MLA_UNROLL
       for (int i = 0; i < 2; ++i) {
-        const int chunk = chunk_of_half(i);
-        ptx::cp_async_16(stage + Block::chunk_offset(tile_row(half), piece * 8 + chunk), from + chunk * kChunkBytes,
-                         from != nullptr, ptx::evict_first());
+        const int of_row = chunk ^ i * 4;
+        ptx::cp_async_16(to + static_cast<uint32_t>((of_row ^ lane_row()) * kChunkBytes), row + of_row * kChunkBytes,
+                         row != nullptr, ptx::evict_first());
       }
     }
   }
   /// And the codes of the halves that it decodes.
-  MLA_DEVICE void send_latent(ptx::SharedAddress stage, const core::Cache& cache) const {
-    const bool last_coded = last_is_coded(cache);
+  MLA_DEVICE void send_latent(ptx::SharedAddress stage, Traits traits) const {
     MLA_NO_UNROLL
-    for (int i = 0; i < num_halves(); ++i) {
+    for (int i = 0; i < kHalves; ++i) {
       const int half = first_half() + i;
-      const std::byte* const from = row_of(place_.ckv, half);
+      const std::byte* from = row_of(place_.ckv, half);
+      const bool valid = from != nullptr;
+      from += lane_codes();
       MLA_UNROLL
       for (int piece = 0; piece < Config::kLatentPieces; ++piece)
-        if (piece + 1 < Config::kLatentPieces || last_coded)
-          ptx::cp_async_16(stage + landed_at(half, piece), from + lane_codes() + piece * Config::kPieceDims,
-                           from != nullptr, ptx::evict_first());
+        if (piece + 1 < Config::kLatentPieces || traits.last_is_coded())
+          ptx::cp_async_16(stage + landed_at(half, piece), from + piece * Config::kPieceDims, valid,
+                           ptx::evict_first());
     }
   }
 
   /// Step n, whose rows are found; then those of the next one are.
   MLA_DEVICE void decode(uint32_t n) {
-    const core::Cache& cache = Keys::pool().cache;
-    send_tails(Block::stage(n), cache);
+    const ptx::SharedAddress stage = Block::stage(n);
+    const Traits traits = traits_;
+    const float* const tail_scale = Keys::pool().cache.kpe_scale;
+    send_tails(stage, traits);
     wait_for_other(n);
-    send_latent(Block::stage(n), cache);
+    send_latent(stage, traits);
     ptx::cp_async_commit();
-    float scales[2][kFours];
+    float scales[kHalves][kFours];
     MLA_UNROLL
-    for (int i = 0; i < 2; ++i) MLA_UNROLL
-    for (int four = 0; four < kFours; ++four) scales[i][four] = scale_of(cache, scales_[i][four]);
+    for (int i = 0; i < kHalves; ++i) MLA_UNROLL
+    for (int four = 0; four < kFours; ++four) scales[i][four] = scale_of(traits, scales_[i][four]);
     Keys::find_next();
     begin_rows();
     ptx::cp_async_wait<0>();
-    const ptx::SharedAddress stage = Block::stage(n);
-    const bool last_coded = last_is_coded(cache);
-    if (to_other_ == 0)
-      decode_latent<2>(stage, scales, last_coded);
-    else
-      decode_latent<1>(stage, scales, last_coded);
-    if (has_coded_tail(cache)) decode_tail(stage, *cache.kpe_scale);
-    if (to_other_ == 0)
-      arrive(n);
-    else
-      share_half(n, Config::kLatentPieces - (last_coded ? 0 : 1));
+    decode_latent(n, scales, traits.last_is_coded());
+    // Before latent channels this would cost where it is not needed: 10 % without shared keys.
+    if (traits.has_coded_tail()) decode_tail(stage, *tail_scale);
+    arrive(n, traits.last_is_coded());
   }
 
   /// A lane decodes two pieces a turn, of both halves of its rows or of the one that its block decodes. Four pieces of
-  /// one half at once are not faster, and spill.
-  template <int kHalves>
-  MLA_DEVICE void decode_latent(ptx::SharedAddress stage, const float (&scales)[2][kFours], bool last_coded) const {
+  /// one half at once are not faster, and spill; nor are codes loaded a turn ahead.
+  MLA_DEVICE void decode_latent(uint32_t n, const float (&scales)[kHalves][kFours], bool last_is_coded) const {
     constexpr int kTurnPieces = 2, kTurns = Config::kLatentPieces / kTurnPieces;
-    const int first = kHalves == 2 ? 0 : ptx::cluster_rank();
+    const ptx::SharedAddress stage = Block::stage(n);
+    const int first = first_half();
     MLA_NO_UNROLL
     for (int turn = 0; turn < kTurns; ++turn) {
-      const int first_piece = turn * kTurnPieces;
+      const int first_piece = turn * kTurnPieces, end_piece = first_piece + kTurnPieces;
       ptx::Vec4 codes[kTurnPieces][kHalves];
       MLA_UNROLL
       for (int j = 0; j < kTurnPieces; ++j) MLA_UNROLL
       for (int i = 0; i < kHalves; ++i)
         codes[j][i] = ptx::load_shared<ptx::Vec4>(stage + landed_at(first + i, first_piece + j));
+      // All shuffles before any store, behind which they would wait.
+      float of_piece[kTurnPieces][kHalves];
+      MLA_UNROLL
+      for (int j = 0; j < kTurnPieces; ++j) MLA_UNROLL
+      for (int i = 0; i < kHalves; ++i)
+        of_piece[j][i] = ptx::shuffle(first_piece < 4 ? scales[i][0] : scales[i][kFours - 1],
+                                      (ptx::lane() & ~3) | ((first_piece + j) & 3));
       ptx::sync_warp();  // where they were there is room now
       MLA_UNROLL
       for (int j = 0; j < kTurnPieces; ++j) {
-        if (j + 1 == kTurnPieces && turn + 1 == kTurns && !last_coded) continue;
+        if (j + 1 == kTurnPieces && turn + 1 == kTurns && !last_is_coded) continue;
         MLA_UNROLL
-        for (int i = 0; i < kHalves; ++i) {
-          const float scale = first_piece < 4 ? scales[i][0] : scales[i][kFours - 1];
-          store_piece(stage + latent_at(first + i, first_piece + j), codes[j][i],
-                      ptx::shuffle(scale, (ptx::lane() & ~3) | ((first_piece + j) & 3)));
-        }
+        for (int i = 0; i < kHalves; ++i)
+          store_piece(stage + latent_at(first + i, first_piece + j), codes[j][i], of_piece[j][i]);
       }
+      if (kShared && end_piece % kPartPieces == 0)
+        copy_to_other(n, end_piece - kPartPieces, std::min(end_piece, coded_pieces(last_is_coded)));
     }
   }
+  MLA_DEVICE static int coded_pieces(bool last_is_coded) { return Config::kLatentPieces - (last_is_coded ? 0 : 1); }
+
   /// Of both halves, as sent for.
   MLA_DEVICE static void decode_tail(ptx::SharedAddress stage, float scale) {
     ptx::Vec4 codes[2];
@@ -263,20 +288,27 @@ class WgmmaDecode : WgmmaKeys<Config> {
                         decode_codes(uint64_t{codes.x[2 * i + 1]} << 32 | codes.x[2 * i], scale));
   }
 
-  /// The warp's rows are there. Who multiplies fences: it has to, for rows that nobody decodes.
-  MLA_DEVICE void arrive(uint32_t n) const {
-    ptx::sync_warp();
-    if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::full(n, 0));
-  }
-  /// The half that the warp has decoded is there: the other block gets a copy, and this one waits for the other half.
-  MLA_DEVICE void share_half(uint32_t n, int pieces) const {
+  /// The other block gets a copy of decoded pieces begin ... end - 1.
+  MLA_DEVICE void copy_to_other(uint32_t n, int begin, int end) const {
     ptx::fence_async_proxy();
     ptx::sync_warp();
     if (ptx::lane() != 0) return;
-    const auto bytes = static_cast<uint32_t>(pieces * Config::kGroupRowsBytes);
-    const ptx::SharedAddress half = Block::stage(n) + Block::row_offset(first_row() + first_half() * 8, 0);
-    ptx::bulk_copy_in_cluster(half + to_other_, half, bytes, Block::full(n, 0) + to_other_);
-    ptx::mbarrier_arrive_expect_bytes(Block::full(n, 0), bytes);
+    const ptx::SharedAddress from = Block::stage(n) + Block::row_offset(first_row() + first_half() * 8, 0) +
+                                    static_cast<uint32_t>(begin * Config::kGroupRowsBytes);
+    ptx::bulk_copy_in_cluster(from + to_other_, from, static_cast<uint32_t>((end - begin) * Config::kGroupRowsBytes),
+                              Block::full(n, 0) + to_other_);
+  }
+
+  /// The warp's rows are there; where they are shared, the other block's half of them is waited for. Who multiplies
+  /// fences: it has to, for rows that nobody decodes.
+  MLA_DEVICE void arrive(uint32_t n, bool last_is_coded) const {
+    ptx::sync_warp();
+    if (ptx::lane() != 0) return;
+    if constexpr (kShared)
+      ptx::mbarrier_arrive_expect_bytes(Block::full(n, 0),
+                                        static_cast<uint32_t>(coded_pieces(last_is_coded) * Config::kGroupRowsBytes));
+    else
+      ptx::mbarrier_arrive(Block::full(n, 0));
   }
 
   /// Rows that begin anywhere.
@@ -306,7 +338,8 @@ class WgmmaDecode : WgmmaKeys<Config> {
         ptx::store_shared(Block::stage(n) + Block::chunk_offset(first_row() + key, chunk), values);
       }
     }
-    arrive(n);
+    ptx::sync_warp();
+    if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::full(n, 0));
   }
   MLA_DEVICE static float scale_of_chunk(const cuda::KeyPool& pool, const std::byte* scales, int chunk) {
     const int group = chunk >> pool.scale_shift;
@@ -314,11 +347,11 @@ class WgmmaDecode : WgmmaKeys<Config> {
                                                   : load_f32_anywhere(scales + group * 4);
   }
 
-  ptx::SharedAddress to_other_ = 0;  // how far behind this block's the other one's shared memory is; 0: no keys shared
+  ptx::SharedAddress to_other_ = 0;  // how far behind this block's the shared memory of the other one is
+  Traits of_pools_[2];
   // Of the rows found last:
-  bool plain_;                  // whether they go the fast way
-  uint32_t scales_[2][kFours];  // of pieces 4 i + lane % 4, in the halves that are decoded
-  bool plain_pools_[2];         // whether rows of a pool go the fast way
+  Traits traits_;
+  uint32_t scales_[kHalves][kFours];  // of pieces 4 i + lane % 4, in the halves that are decoded
 };
 
 }  // namespace mla::MLA_CUDA_NAMESPACE
