@@ -30,8 +30,8 @@ Status run_mma(int32_t rounds, uint32_t* sink, cuda::Queue& queue) {
 }
 
 double mma_flops(int32_t rounds, const cuda::DeviceProperties& device) {
-  return static_cast<double>(mma_blocks(device)) * (MmaCeilingKernel::kThreads / kWarpSize) * rounds *
-         MmaCeilingKernel::kChains * MmaCeilingKernel::kFlops;
+  const int32_t warps = mma_blocks(device) * (MmaCeilingKernel::kThreads / kWarpSize);
+  return static_cast<double>(warps) * rounds * MmaCeilingKernel::kChains * MmaCeilingKernel::kFlops;
 }
 
 #if MLA_CUDA_ARCH == 90
@@ -41,8 +41,8 @@ Status run_wgmma(int32_t rounds, uint32_t* sink, cuda::Queue& queue) {
 }
 
 double wgmma_flops(int32_t rounds, const cuda::DeviceProperties& device) {
-  return static_cast<double>(device.num_sms) * (WgmmaCeilingKernel::kThreads / WgmmaCeilingKernel::kWarpgroup) *
-         rounds * WgmmaCeilingKernel::kGroup * WgmmaCeilingKernel::kFlops;
+  const int32_t warpgroups = device.num_sms * (WgmmaCeilingKernel::kThreads / WgmmaCeilingKernel::kWarpgroup);
+  return static_cast<double>(warpgroups) * rounds * WgmmaCeilingKernel::kGroup * WgmmaCeilingKernel::kFlops;
 }
 #endif
 

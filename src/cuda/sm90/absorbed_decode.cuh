@@ -33,9 +33,9 @@ class WgmmaDecode : WgmmaKeys<Config> {
     if (args_.num_pools() == 2) of_pools_[1] = Traits(args_.pools[1]);
     Keys::find_next();
     begin_rows();
-    const uint32_t end = unit().steps.end;
     MLA_NO_UNROLL
-    for (; next_ < end; ++next_) {
+    // NOLINTNEXTLINE(bugprone-infinite-loop): a base's member grows
+    for (const uint32_t end = unit().steps.end; next_ < end; ++next_) {
       Keys::wait_for_room(next_);
       offer_room(next_);
       Keys::store_valid(next_);

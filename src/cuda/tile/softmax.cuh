@@ -138,8 +138,10 @@ MLA_DEVICE void add_slope(float (&s)[kColTiles][4], float scale, float slope, in
   MLA_UNROLL
   for (int n = 0; n < kColTiles; ++n) {
     MLA_UNROLL
-    for (int e = 0; e < 4; ++e)
-      s[n][e] = s[n][e] * scale + slope * static_cast<float>(distance + n * 8 + e % 2 - e / 2 * 8);
+    for (int e = 0; e < 4; ++e) {
+      const int of_element = distance + n * 8 + e % 2 - e / 2 * 8;
+      s[n][e] = s[n][e] * scale + slope * static_cast<float>(of_element);
+    }
   }
 }
 
