@@ -74,7 +74,12 @@ struct SpecializedConfig {
                                               : (kLatentDims + kTailDims) * 2 + 16;
   static constexpr int kKeyScaleBytes = kQuantized ? 16 : 0;  // of other formats, behind the rows
   static constexpr int kStageBytes = kKeys * (kKeyPitch + kKeyScaleBytes);
-  static constexpr int kQueryPartBytes = (kHeldSteps > kSharedSteps ? kHeldSteps : kSharedSteps) * 32;
+  // Queries come in one turn where there is room: those that registers hold besides those that stay.
+  static constexpr bool kQueriesAtOnce = kRows == 16;
+  static constexpr int kQueryPartBytes = (kQueriesAtOnce              ? kHeldSteps + kSharedSteps
+                                          : kHeldSteps > kSharedSteps ? kHeldSteps
+                                                                      : kSharedSteps) *
+                                         32;
   static constexpr int kQueryPitch = kQuantized ? (kPartDims + 16) * 2 + 16 : kParts * kQueryPartBytes + 16;
   static constexpr int kQueryBytes = kQuantized ? kScoreWarps * 8 * kQueryPitch : kRows * kQueryPitch;
   static constexpr int kWeightPitch = kKeys * 2 + 16;

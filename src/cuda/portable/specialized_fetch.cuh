@@ -36,10 +36,7 @@ class FetchRole : SpecializedBlock<Config> {
     MLA_NO_UNROLL
     for (uint32_t copy = first_ + skipped; copy < end; copy += Config::kFetchWarps) {
       wait_for_room(copy);
-      if (in_second_pool_)  // a pool chosen by an index would be read by slow loads
-        fetch(copy, args_.pools[1]);
-      else
-        fetch(copy, args_.pools[0]);
+      fetch(copy, in_second_pool_ ? LandedRow(args_.pools[1]) : LandedRow(args_.pools[0]));
       find_next();
     }
     first_ = end;
@@ -84,19 +81,37 @@ class FetchRole : SpecializedBlock<Config> {
       ptx::mbarrier_wait(Block::sent(group - 1), 0);  // the first rows first: sent at once, all would come late
   }
 
+  /// What a pool's rows are like, and how their parts lie where they land. Its own registers: a pool chosen by an index
+  /// would be read by slow loads, and code for each would come twice.
+  struct LandedRow {
+    MLA_DEVICE explicit LandedRow(const cuda::KeyPool& pool)
+        : latent_bytes(static_cast<uint32_t>(pool.cache.d_ckv) * (Config::kQuantized ? 1 : 2)),
+          rope_bytes(static_cast<uint32_t>(pool.cache.d_kpe *
+                                           (Config::kQuantized ? pool.cache.layout.rope_element_bytes : 2))),
+          rope_at(static_cast<uint32_t>(pool.landed_rope_at)),
+          stride(pool.cache.ckv.stride_token),
+          aligned(pool.aligned),
+          whole(pool.whole),
+          scales_inside(pool.scales_inside) {}
+    MLA_DEVICE uint32_t bytes() const { return rope_at + rope_bytes; }
+
+    uint32_t latent_bytes, rope_bytes, rope_at;
+    int64_t stride;
+    bool aligned, whole, scales_inside;
+  };
+
   /// Sends for the rows of a copy, which are found.
-  MLA_DEVICE void fetch(uint32_t copy, const cuda::KeyPool& pool) const {
+  MLA_DEVICE void fetch(uint32_t copy, const LandedRow& row) const {
     const uint32_t valid = ptx::ballot(place_.ckv != nullptr);
-    const LandedRow row(pool);
     const uint32_t n = copy / Config::kStepCopies;
     const uint32_t first_key = copy % Config::kStepCopies * Config::kCopyKeys;  // of the step's
     const ptx::SharedAddress to = Block::stage(n) + first_key * Config::kKeyPitch;
     if (valid != kAllKeys) [[unlikely]]
       clear_rows(~valid, row, to);
-    if (!pool.aligned) [[unlikely]]
+    if (!row.aligned) [[unlikely]]
       copy_rows_slowly(valid, row, to);
     if constexpr (Config::kQuantized) {
-      if (!pool.scales_inside)
+      if (!row.scales_inside)
         ptx::store_shared(
             Block::stage_scales(n) + (first_key + static_cast<uint32_t>(ptx::lane())) * Config::kKeyScaleBytes,
             scales_);
@@ -105,41 +120,27 @@ class FetchRole : SpecializedBlock<Config> {
     const bool elected = ptx::elect();
     if (elected) {
       Block::set_valid(copy, valid);
-      const uint32_t bytes = pool.whole ? row.bytes() : row.latent_bytes + row.rope_bytes;
+      const uint32_t bytes = row.whole ? row.bytes() : row.latent_bytes + row.rope_bytes;
       ptx::mbarrier_arrive_expect_bytes(Block::full(n),
-                                        pool.aligned ? static_cast<uint32_t>(std::popcount(valid)) * bytes : 0U);
+                                        row.aligned ? static_cast<uint32_t>(std::popcount(valid)) * bytes : 0U);
     }
-    if (pool.aligned) copy_rows(valid, row, pool, to, Block::full(n), elected);
+    if (row.aligned) copy_rows(valid, row, to, Block::full(n), elected);
     if (n < Config::kStages && elected) ptx::mbarrier_arrive(Block::sent(copy / Config::kGroupCopies));
   }
 
-  /// How the parts of a row lie where it lands.
-  struct LandedRow {
-    MLA_DEVICE explicit LandedRow(const cuda::KeyPool& pool)
-        : latent_bytes(static_cast<uint32_t>(pool.cache.d_ckv) * (Config::kQuantized ? 1 : 2)),
-          rope_bytes(static_cast<uint32_t>(pool.cache.d_kpe *
-                                           (Config::kQuantized ? pool.cache.layout.rope_element_bytes : 2))),
-          rope_at(static_cast<uint32_t>(pool.landed_rope_at)) {}
-    MLA_DEVICE uint32_t bytes() const { return rope_at + rope_bytes; }
-
-    uint32_t latent_bytes, rope_bytes, rope_at;
-  };
-
   /// One lane sends: the instruction takes its operands from the whole warp, so that several would take turns. Where
   /// the pool says so, both parts of a row are one.
-  MLA_DEVICE void copy_rows(uint32_t keys, const LandedRow& row, const cuda::KeyPool& pool, ptx::SharedAddress to,
-                            ptx::SharedAddress bar, bool elected) const {
-    const bool whole = pool.whole;
+  MLA_DEVICE void copy_rows(uint32_t keys, const LandedRow& row, ptx::SharedAddress to, ptx::SharedAddress bar,
+                            bool elected) const {
     if constexpr (Config::kQuantized) {
       const std::byte* from = of_lane(place_.ckv, 0);
-      const int64_t stride = pool.cache.ckv.stride_token;
-      if (whole && ptx::all(place_.ckv == from + ptx::lane() * stride)) {
-        if (elected) copy_rows_of_page(to, from, stride, row.bytes(), bar);
+      if (row.whole && ptx::all(place_.ckv == from + ptx::lane() * row.stride)) {
+        if (elected) copy_rows_of_page(to, from, row.stride, row.bytes(), bar);
         return;
       }
     }
     constexpr int kAtOnce = Config::kQuantized ? 4 : 8;  // that are known before the first is sent for
-    if (whole && keys == kAllKeys) {
+    if (row.whole && keys == kAllKeys) {
       MLA_UNROLL
       for (int first = 0; first < Config::kCopyKeys; first += kAtOnce) {
         const std::byte* from[kAtOnce];
@@ -159,8 +160,8 @@ class FetchRole : SpecializedBlock<Config> {
       const std::byte* kpe = of_lane(place_.kpe, key);
       if ((keys >> key & 1U) == 0 || !elected) continue;
       const ptx::SharedAddress at = to + static_cast<uint32_t>(key * Config::kKeyPitch);
-      send(at, ckv, whole ? row.bytes() : row.latent_bytes, bar);
-      if (!whole && row.rope_bytes != 0) send(at + row.rope_at, kpe, row.rope_bytes, bar);
+      send(at, ckv, row.whole ? row.bytes() : row.latent_bytes, bar);
+      if (!row.whole && row.rope_bytes != 0) send(at + row.rope_at, kpe, row.rope_bytes, bar);
     }
   }
 

@@ -27,19 +27,30 @@ class OutputRole : protected SpecializedBlock<Config> {
     for (int i = 0; i < 4; ++i) outputs_[m][j][i] = 0.0F;
   }
 
-  /// Of 16 channels the lane has two neighbours in the first of two tiles, those kApart on in the second.
+  /// Of 16 channels the lane has two neighbours in the first of two tiles, those kApart on in the second. Outputs are
+  /// gone afterwards: of 16 rows, two tiles are stored at a time, and the others move up. This code runs once for a
+  /// unit, and the less of it there is, the sooner it comes (measured, H200).
   template <int kApart>
-  MLA_DEVICE void store_outputs() const {
-    const int channel = output_channel() + (ptx::lane() & 3) * (kApart == 8 ? 2 : 4);
-    MLA_UNROLL
-    for (int m = 0; m < Config::kOutputTilesM; ++m) MLA_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const int r = lane_row(m, half);
-      ResultRow<Config, Config::kOutputTilesN, kApart>(args_, unit(), r, channel)
-          .store(Block::output_factors()[r], [&](int tile, float& low, float& high) {
+  MLA_DEVICE void store_outputs() {
+    int channel = output_channel() + (ptx::lane() & 3) * (kApart == 8 ? 2 : 4);
+    constexpr int kAtOnce = Config::kRows == 16 ? 2 : Config::kOutputTilesN;
+    MLA_NO_UNROLL
+    for (int first = 0; first < Config::kOutputTilesN; first += kAtOnce, channel += kAtOnce * 8) {
+      MLA_UNROLL
+      for (int m = 0; m < Config::kOutputTilesM; ++m) {
+        MLA_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          const int r = lane_row(m, half);
+          const ResultRow<Config, kAtOnce, kApart> row(args_, unit(), r, channel);
+          row.store(Block::output_factors()[r], [&](int tile, float& low, float& high) {
             low = outputs_[m][tile][2 * half];
             high = outputs_[m][tile][2 * half + 1];
           });
+        }
+        MLA_UNROLL
+        for (int j = kAtOnce; j < Config::kOutputTilesN; ++j) MLA_UNROLL
+        for (int i = 0; i < 4; ++i) outputs_[m][j - kAtOnce][i] = outputs_[m][j][i];
+      }
     }
   }
 

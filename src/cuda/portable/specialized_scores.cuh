@@ -38,14 +38,16 @@ class ScoreRole : SpecializedBlock<Config> {
     const bool whole_chunks = args_.q_dtype == Config::kType &&
                               are_chunked(args_.q_nope, args_.q_nope_stride_token, args_.q_nope_stride_head) &&
                               are_chunked(args_.q_pe, args_.q_pe_stride_token, args_.q_pe_stride_head);
-    share_queries<0, Config::kHeldSteps>(whole_chunks);
+    constexpr int kFirstTurn = Config::kQueriesAtOnce ? kSteps : Config::kHeldSteps;
+    share_queries<0, kFirstTurn>(whole_chunks);
     MLA_UNROLL
     for (int m = 0; m < kTiles; ++m) MLA_UNROLL
     for (int step = 0; step < Config::kHeldSteps; ++step)
       ptx::ldmatrix_x4(queries_[m][step],
                        lane_queries() + static_cast<uint32_t>(m * 16 * Config::kQueryPitch + step * 32));
+    if constexpr (kFirstTurn == kSteps) return;
     ptx::sync_warp();
-    share_queries<Config::kHeldSteps, kSteps>(whole_chunks);
+    share_queries<kFirstTurn, kSteps>(whole_chunks);
   }
 
   MLA_DEVICE static bool are_chunked(const void* from, int64_t stride_token, int64_t stride_head) {
@@ -59,33 +61,66 @@ class ScoreRole : SpecializedBlock<Config> {
     return shared_ + static_cast<uint32_t>(Config::kQueryOffset + band() * Config::kBandRows * Config::kQueryPitch +
                                            part() * Config::kQueryPartBytes);
   }
-  /// Where the lane's row of an A operand begins.
+  /// Where the lane's row of an A operand begins; of the steps that stay in shared memory.
   MLA_DEVICE ptx::SharedAddress lane_queries() const {
     return shared_queries() +
            static_cast<uint32_t>((ptx::lane() & 15) * Config::kQueryPitch + (ptx::lane() >> 4) * kChunkBytes);
   }
+  MLA_DEVICE ptx::SharedAddress kept_lane_queries() const {
+    return lane_queries() + (Config::kQueriesAtOnce ? Config::kHeldSteps * 32U : 0U);
+  }
 
-  /// Steps [kBegin, kEnd) of the warp's channels into shared memory. `whole_chunks`: their bits can be copied as they
-  /// are.
+  /// Steps [kBegin, kEnd) of the warp's channels into shared memory. Two lanes have a row, each a chunk of every step.
+  /// `whole_chunks`: their bits can be copied as they are.
   template <int kBegin, int kEnd>
   MLA_DEVICE void share_queries(bool whole_chunks) const {
-    constexpr int kChunks = (kEnd - kBegin) * 2;
-    static_assert(Config::kBandRows * kChunks % kWarpSize == 0);
-    MLA_NO_UNROLL
-    for (int i = ptx::lane(); i < Config::kBandRows * kChunks; i += kWarpSize) {
-      const QueryRow row = unit().rows.row(band() * Config::kBandRows + i / kChunks);
-      const int channel = channel_of(kBegin + i % kChunks / 2) + i % 2 * kVector;
+    MLA_UNROLL
+    for (int m = 0; m < kTiles; ++m) {
+      const int r = m * 16 + ptx::lane() / 2, chunk = ptx::lane() % 2;
+      const QueryRow row = unit().rows.row(band() * Config::kBandRows + r);
       const ptx::SharedAddress to =
-          shared_queries() + static_cast<uint32_t>(i / kChunks * Config::kQueryPitch + i % kChunks * kChunkBytes);
-      const bool valid = row.token >= 0 && channel < args_.d_qk;
+          shared_queries() + static_cast<uint32_t>(r * Config::kQueryPitch + chunk * kChunkBytes);
       if (whole_chunks)
-        ptx::cp_async_16(to, valid ? query_chunk(row, channel, 2) : args_.q_nope, valid);
+        copy_row<kBegin, kEnd>(to, row, chunk * kVector);
       else
-        convert_chunk(to, query_chunk(row, channel, static_cast<int>(size_of(args_.q_dtype))), valid);
+        convert_row<kBegin, kEnd>(to, row, chunk * kVector);
     }
     ptx::cp_async_commit();
     ptx::cp_async_wait<0>();
     ptx::sync_warp();
+  }
+
+  /// The lane's chunk of each step, which begins `behind` channels into it.
+  template <int kBegin, int kEnd>
+  MLA_DEVICE void copy_row(ptx::SharedAddress to, const QueryRow& row, int behind) const {
+    const int d_ckv = args_.pools[0].cache.d_ckv;
+    const auto* nope = static_cast<const uint16_t*>(args_.q_nope);
+    const auto* pe = static_cast<const uint16_t*>(args_.q_pe);
+    const int64_t first_nope = nope_at(row) + behind, first_pe = pe_at(row) + behind - d_ckv;
+    MLA_NO_UNROLL
+    for (int step = kBegin; step < kEnd; ++step) {
+      const int channel = channel_of(step);
+      const bool valid = row.token >= 0 && channel + behind < args_.d_qk;
+      const uint16_t* from = nope;
+      if (valid) from = channel + behind < d_ckv ? nope + (first_nope + channel) : pe + (first_pe + channel);
+      ptx::cp_async_16(to + static_cast<uint32_t>((step - kBegin) * 32), from, valid);
+    }
+  }
+
+  /// The same, channel by channel: few registers are free here.
+  template <int kBegin, int kEnd>
+  MLA_DEVICE void convert_row(ptx::SharedAddress to, const QueryRow& row, int behind) const {
+    const int d_ckv = args_.pools[0].cache.d_ckv;
+    MLA_NO_UNROLL
+    for (int i = 0; i < (kEnd - kBegin) * kVector; i += 2) {
+      const int channel = channel_of(kBegin + i / kVector) + behind + i % kVector;
+      const bool valid = row.token >= 0 && channel < args_.d_qk, latent = channel < d_ckv;
+      const void* from = latent ? args_.q_nope : args_.q_pe;
+      const int64_t at = latent ? nope_at(row) + channel : pe_at(row) + channel - d_ckv;
+      const float low = valid ? load_element(from, args_.q_dtype, at) : 0.0F;
+      const float high = valid ? load_element(from, args_.q_dtype, at + 1) : 0.0F;
+      ptx::store_shared(to + static_cast<uint32_t>(i / kVector * 32 + i % kVector * 2), pack<Config::kType>(low, high));
+    }
   }
 
   /// The first channel of a step of the warp's part.
@@ -95,23 +130,12 @@ class ScoreRole : SpecializedBlock<Config> {
                : Config::kLatentDims + (part() * Config::kTailSteps + step - Config::kLatentSteps) * 16;
   }
 
-  /// Eight channels one by one: few registers are free here.
-  MLA_DEVICE void convert_chunk(ptx::SharedAddress to, const void* from, bool valid) const {
-    MLA_NO_UNROLL
-    for (int i = 0; i < kVector; i += 2) {
-      const float low = valid ? load_element(from, args_.q_dtype, i) : 0.0F;
-      const float high = valid ? load_element(from, args_.q_dtype, i + 1) : 0.0F;
-      ptx::store_shared(to + static_cast<uint32_t>(i * 2), pack<Config::kType>(low, high));
-    }
+  /// Where a row begins, in elements.
+  MLA_DEVICE int64_t nope_at(const QueryRow& row) const {
+    return int64_t{row.token} * args_.q_nope_stride_token + row.head * args_.q_nope_stride_head;
   }
-
-  MLA_DEVICE const void* query_chunk(const QueryRow& row, int channel, int element_bytes) const {
-    const int d_ckv = args_.pools[0].cache.d_ckv;
-    const int64_t at =
-        channel < d_ckv
-            ? int64_t{row.token} * args_.q_nope_stride_token + row.head * args_.q_nope_stride_head + channel
-            : int64_t{row.token} * args_.q_pe_stride_token + row.head * args_.q_pe_stride_head + channel - d_ckv;
-    return static_cast<const std::byte*>(channel < d_ckv ? args_.q_nope : args_.q_pe) + at * element_bytes;
+  MLA_DEVICE int64_t pe_at(const QueryRow& row) const {
+    return int64_t{row.token} * args_.q_pe_stride_token + row.head * args_.q_pe_stride_head;
   }
 
   // Scores.
@@ -172,7 +196,7 @@ class ScoreRole : SpecializedBlock<Config> {
     const ptx::SharedAddress latents = lane_keys + static_cast<uint32_t>(part() * Config::kLatentSteps * 32);
     const ptx::SharedAddress tails =
         lane_keys + static_cast<uint32_t>(Config::kLatentDims * 2 + part() * Config::kTailSteps * 32);
-    const ptx::SharedAddress rows = lane_queries();
+    const ptx::SharedAddress rows = kept_lane_queries();
     const auto load = [&](Operands& to, int step) {
       const ptx::SharedAddress keys = step < Config::kLatentSteps
                                           ? latents + static_cast<uint32_t>(step * 32)
