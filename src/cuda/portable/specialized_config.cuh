@@ -46,7 +46,8 @@ struct SpecializedConfig {
   static constexpr int kWeightRegisters = kQuantized ? (kArch == 100 ? 64 : 72) : kArch == 100 ? 56 : 80;
   static constexpr int kScoreRegisters = kQuantized ? 88 : kArch == 100 ? 120 : 112;
   static constexpr int kValueRegisters = kQuantized ? (kArch == 100 ? 88 : 80) : kArch == 100 ? 168 : 160;
-  static constexpr int kFirstRegisters = 65536 / kThreads / 8 * 8;  // what the launch gives every thread
+  static constexpr bool kChoosesRows = kArch != 100 || !kMovesRegisters;  // whether rows of both pools share their code
+  static constexpr int kFirstRegisters = 65536 / kThreads / 8 * 8;        // what the launch gives every thread
   static_assert(!kMovesRegisters ||
                 kFirstScoreWarp * kWeightRegisters + kScoreWarps * kScoreRegisters + kValueWarps * kValueRegisters <=
                     kWarps * kFirstRegisters);

@@ -36,7 +36,13 @@ class FetchRole : SpecializedBlock<Config> {
     MLA_NO_UNROLL
     for (uint32_t copy = first_ + skipped; copy < end; copy += Config::kFetchWarps) {
       wait_for_room(copy);
-      fetch(copy, in_second_pool_ ? LandedRow(args_.pools[1]) : LandedRow(args_.pools[0]));
+      if constexpr (Config::kChoosesRows) {
+        fetch(copy, in_second_pool_ ? LandedRow(args_.pools[1]) : LandedRow(args_.pools[0]));
+      } else if (in_second_pool_) {
+        fetch(copy, LandedRow(args_.pools[1]));
+      } else {
+        fetch(copy, LandedRow(args_.pools[0]));
+      }
       find_next();
     }
     first_ = end;
@@ -81,8 +87,8 @@ class FetchRole : SpecializedBlock<Config> {
       ptx::mbarrier_wait(Block::sent(group - 1), 0);  // the first rows first: sent at once, all would come late
   }
 
-  /// What a pool's rows are like, and how their parts lie where they land. Its own registers: a pool chosen by an index
-  /// would be read by slow loads, and code for each would come twice.
+  /// What a pool's rows are like, and how their parts lie where they land. In registers, where they suffice: a pool
+  /// chosen by an index would be read by slow loads, and code for each pool is there twice.
   struct LandedRow {
     MLA_DEVICE explicit LandedRow(const cuda::KeyPool& pool)
         : latent_bytes(static_cast<uint32_t>(pool.cache.d_ckv) * (Config::kQuantized ? 1 : 2)),
