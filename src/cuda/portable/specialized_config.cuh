@@ -46,11 +46,13 @@ struct SpecializedConfig {
   static constexpr int kWeightRegisters = kQuantized ? (kArch == 100 ? 64 : 72) : kArch == 100 ? 56 : 80;
   static constexpr int kScoreRegisters = kQuantized ? 88 : kArch == 100 ? 120 : 112;
   static constexpr int kValueRegisters = kQuantized ? (kArch == 100 ? 88 : 80) : kArch == 100 ? 168 : 160;
-  static constexpr bool kChoosesRows = kArch != 100 || !kMovesRegisters;  // whether rows of both pools share their code
-  static constexpr int kFirstRegisters = 65536 / kThreads / 8 * 8;        // what the launch gives every thread
+  static constexpr int kFirstRegisters = 65536 / kThreads / 8 * 8;  // what the launch gives every thread
   static_assert(!kMovesRegisters ||
                 kFirstScoreWarp * kWeightRegisters + kScoreWarps * kScoreRegisters + kValueWarps * kValueRegisters <=
                     kWarps * kFirstRegisters);
+  // Whether rows of both pools are sent for by the same code, which holds what they are like in registers: on SM100 it
+  // would spill.
+  static constexpr bool kChoosesRows = kArch != 100 || !kMovesRegisters;
 
   // Scores: the warps of a band divide the channels; the sums over their parts meet in shared memory. Those of
   // quantized rows also divide the keys, as they decode them.
