@@ -9,48 +9,40 @@
 
 namespace mla::MLA_CUDA_NAMESPACE::ptx {
 
-/// cp.async.cg: 16 bytes, past the L1 cache; zeros, and `from` not read, unless `valid`.
-MLA_DEVICE void cp_async_16(SharedAddress to, const void* from, bool valid MLA_PTX_SITE) {
+// With ignore-src, a predicate: a number of bytes that is known late would cost instructions that move the source.
 #if MLA_EMULATED
-  emulator::copy_async(to, from, 16, valid, MLA_PTX_HERE);
+#define MLA_PTX_COPY(name, bytes, instruction)                                        \
+  MLA_DEVICE void name(SharedAddress to, const void* from, bool valid MLA_PTX_SITE) { \
+    emulator::copy_async(to, from, bytes, valid, MLA_PTX_HERE);                       \
+  }
 #else
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)),
-               "r"(valid ? 16 : 0)
-               : "memory");
+#define MLA_PTX_COPY(name, bytes, instruction)                                                                       \
+  MLA_DEVICE void name(SharedAddress to, const void* from, bool valid) {                                             \
+    asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, %2, 0;\n" instruction " [%0], [%1], " #bytes ", p;\n}" ::"r"(to), \
+                 "l"(__cvta_generic_to_global(from)), "r"(static_cast<uint32_t>(valid))                              \
+                 : "memory");                                                                                        \
+  }
 #endif
-}
 
-/// The same, kept in the L2 cache as `policy` says.
+/// cp.async.cg: 16 bytes, past the L1 cache; zeros, and `from` not read, unless `valid`.
+MLA_PTX_COPY(cp_async_16, 16, "cp.async.cg.shared.global")
+/// cp.async.ca: 8 bytes
+MLA_PTX_COPY(cp_async_8, 8, "cp.async.ca.shared.global")
+/// cp.async.ca: 4 bytes
+MLA_PTX_COPY(cp_async_4, 4, "cp.async.ca.shared.global")
+#undef MLA_PTX_COPY
+
+/// 16 bytes, kept in the L2 cache as `policy` says.
 MLA_DEVICE void cp_async_16(SharedAddress to, const void* from, bool valid,
                             [[maybe_unused]] CachePolicy policy MLA_PTX_SITE) {
 #if MLA_EMULATED
   emulator::copy_async(to, from, 16, valid, MLA_PTX_HERE);
 #else
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to),
-               "l"(__cvta_generic_to_global(from)), "r"(valid ? 16 : 0), "l"(policy.bits)
-               : "memory");
-#endif
-}
-
-/// cp.async.ca: 8 bytes
-MLA_DEVICE void cp_async_8(SharedAddress to, const void* from, bool valid MLA_PTX_SITE) {
-#if MLA_EMULATED
-  emulator::copy_async(to, from, 8, valid, MLA_PTX_HERE);
-#else
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)),
-               "r"(valid ? 8 : 0)
-               : "memory");
-#endif
-}
-
-/// cp.async.ca: 4 bytes
-MLA_DEVICE void cp_async_4(SharedAddress to, const void* from, bool valid MLA_PTX_SITE) {
-#if MLA_EMULATED
-  emulator::copy_async(to, from, 4, valid, MLA_PTX_HERE);
-#else
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)),
-               "r"(valid ? 4 : 0)
-               : "memory");
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.eq.u32 p, %2, 0;\n"
+      "cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, p, %3;\n}" ::"r"(to),
+      "l"(__cvta_generic_to_global(from)), "r"(static_cast<uint32_t>(valid)), "l"(policy.bits)
+      : "memory");
 #endif
 }
 
