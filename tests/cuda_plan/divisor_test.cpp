@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/common/divisor.h"
+#include "cuda/tile/divisor.h"
 
 #include <gtest/gtest.h>
 

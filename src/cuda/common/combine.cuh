@@ -23,6 +23,7 @@
 #include "cuda/common/work_list.h"
 #include "cuda/ptx/ptx.h"
 #include "cuda/tile/channels.cuh"
+#include "cuda/tile/divisor.h"
 #include "cuda/tile/finish.cuh"
 #include "cuda/tile/store_output.cuh"
 
@@ -31,7 +32,7 @@ namespace mla::MLA_CUDA_NAMESPACE {
 struct CombineKernel {
   struct Params {
     cuda::WorkList list;
-    int32_t num_heads = 0;
+    cuda::Divisor num_heads = {};
     int32_t d_v = 0;  // a multiple of kSliceColumns
     const float* attn_sink = nullptr;
     LseBase lse_base = LseBase::kE;
@@ -104,9 +105,9 @@ struct CombineKernel {
     FinishedRow finished = {};
 
     MLA_DEVICE Row(const Params& params, const cuda::Merge& unit, int32_t r) : merge(unit), row(r) {
-      const int32_t query = (merge.row_begin + row) / params.num_heads;
+      const int32_t query = params.num_heads.divide(merge.row_begin + row);
       token = merge.token_begin + query;
-      head = merge.row_begin + row - query * params.num_heads;
+      head = merge.row_begin + row - query * params.num_heads.value;
       sink = params.attn_sink != nullptr ? params.attn_sink[head] : kNoKey;
     }
     MLA_DEVICE bool exists() const { return merge.row_begin + row < merge.num_rows && merge.num_splits >= 2; }

@@ -38,7 +38,7 @@ class AbsorbedBlock {
 
   MLA_DEVICE void compute(const cuda::Segment& segment, int unit_lane) {
     const int32_t row_begin = segment.row_begin + unit_lane * Config::kRows;
-    if (row_begin >= segment.q_len * args_.num_heads) return;
+    if (row_begin >= segment.q_len * args_.num_heads.value) return;
     start(segment, unit_lane, row_begin);
     const int num_blocks = (segment.key_end - segment.key_begin + Config::kKeys - 1) / Config::kKeys;
     if (num_blocks > 0) {
@@ -100,7 +100,7 @@ class AbsorbedBlock {
     if (ptx::thread_index() == 0) {
       unit().segment = segment;
       unit().keys = make_key_list(args_, segment);
-      unit().rows = {args_.num_heads, row_begin, segment.q_len * args_.num_heads, segment.token_begin};
+      unit().rows = {row_begin, segment.q_len * args_.num_heads.value, segment.token_begin};
       unit().plain = plain_keys(args_, segment, unit().rows, Config::kRows);
       unit().slot = segment.partial_slot < 0 ? -1 : segment.partial_slot + unit_lane;
     }
@@ -125,8 +125,7 @@ class AbsorbedBlock {
   }
 
   MLA_DEVICE void keep_place(int block, int32_t entry) const {
-    const Place<Config> place =
-        find_place<Config>(args_, pool(block).cache, first_key(block) + ptx::thread_index(), entry);
+    const Place<Config> place = find_place<Config>(args_, pool(block), first_key(block) + ptx::thread_index(), entry);
     const ptx::SharedAddress to = places(block) + static_cast<uint32_t>(ptx::thread_index() * sizeof(place));
     ptx::store_shared(to, place.ckv);
     ptx::store_shared(to + 8, place.kpe);
@@ -170,7 +169,7 @@ class AbsorbedBlock {
     MLA_NO_UNROLL
     for (int i = ptx::thread_index(); i < Config::kQueryParts * Config::kRows * kChunks; i += Config::kThreads) {
       const int chunk = i % kChunks, r = i / kChunks % Config::kRows, part = i / (kChunks * Config::kRows);
-      const Bits8 bits = query_channels<Config::kType>(args_, unit().rows.row(r), chunk * kVector, part);
+      const Bits8 bits = query_channels<Config::kType>(args_, unit().rows.row(args_, r), chunk * kVector, part);
       const ptx::SharedAddress to =
           chunk < kLatentChunks ? latent_stage(part) + tile_offset<Config::kLatentDims * 2>(r, chunk)
                                 : tail_stage(part) + tile_offset<Config::kTailDims * 2>(r, chunk - kLatentChunks);
@@ -326,7 +325,7 @@ class AbsorbedBlock {
     const bool plain = key >= unit().plain.begin && key + Config::kKeys <= unit().plain.end;
     const bool only_valid = args_.sparse() && args_.options.logits_soft_cap == 0.0F;
     if (!plain && !only_valid) {
-      const RowScores row(args_, unit().segment, unit().rows.row(softmax_row()));
+      const RowScores row(args_, unit().segment, unit().rows.row(args_, softmax_row()));
       for (int group = 0; group < kGroups; ++group) replace_scores(block, lane_chunk(group) * 8, row);
     }
     const bool direct = plain || only_valid;
@@ -464,7 +463,7 @@ class AbsorbedBlock {
   /// Writes a row's statistics, and into its factor what the outputs are to be multiplied by.
   MLA_DEVICE void finish_row_of_thread() const {
     const int r = ptx::thread_index();
-    const QueryRow row = unit().rows.row(r);
+    const QueryRow row = unit().rows.row(args_, r);
     if (row.token < 0) return;
     const float max = row_max()[r], sum = row_sum()[r];
     const int64_t slot = unit().slot;
@@ -502,7 +501,7 @@ class AbsorbedBlock {
     MLA_NO_UNROLL
     for (int i = ptx::lane(); i < 16 * kVectors; i += kWarpSize) {
       const int r = m * 16 + i / kVectors, channel = i % kVectors * kVector;
-      const QueryRow row = unit().rows.row(r);
+      const QueryRow row = unit().rows.row(args_, r);
       if (row.token < 0) continue;
       float values[kVector];
       MLA_UNROLL

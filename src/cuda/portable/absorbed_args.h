@@ -5,12 +5,14 @@
 
 #include "core/args.h"
 #include "cuda/common/work_list.h"
+#include "cuda/tile/divisor.h"
 
 namespace mla::cuda {
 
 /// One pool of rows. Dense decode has one, addressed by pages; sparse attention one or two, addressed by slots.
 struct KeyPool {
   core::Cache cache = {};
+  Divisor page_size = {};            // of the cache
   bool aligned = false;              // whether all rows can be copied 16 bytes at a time
   bool whole = false;                // whether also a row's parts can be copied as one piece
   bool scales_inside = false;        // whether that piece has the row's scales, right behind the latent channels
@@ -24,7 +26,7 @@ struct KeyPool {
 };
 
 struct AbsorbedArgs {
-  int32_t num_heads = 0;
+  Divisor num_heads = {};
   int32_t d_qk = 0, d_v = 0;
   DType q_dtype = DType::kBF16;
   const float* q_scale = nullptr;

@@ -70,7 +70,7 @@ MLA_DEVICE KeyList make_key_list(const cuda::AbsorbedArgs& args, const cuda::Seg
 /// Where the entry of a key stands; null if the segment has no such key.
 MLA_DEVICE const int32_t* entry_of(const cuda::AbsorbedArgs& args, const KeyList& list, int32_t key) {
   if (!args.sparse())
-    return key < list.length[0] ? list.entries[0] + place_in_pages(key, args.pages.page_size).page : nullptr;
+    return key < list.length[0] ? list.entries[0] + place_in_pages(key, args.pools[0].page_size).page : nullptr;
   const bool second = list.pool_of(key) == 1;
   const int32_t at = second ? key - list.second_pool : key;
   if (at >= (second ? list.length[1] : list.length[0])) return nullptr;
@@ -79,11 +79,11 @@ MLA_DEVICE const int32_t* entry_of(const cuda::AbsorbedArgs& args, const KeyList
 
 /// The place of a key whose entry is known; -1 stands for none.
 template <class Config>
-MLA_DEVICE Place<Config> find_place(const cuda::AbsorbedArgs& args, const core::Cache& cache, int32_t key,
+MLA_DEVICE Place<Config> find_place(const cuda::AbsorbedArgs& args, const cuda::KeyPool& pool, int32_t key,
                                     int32_t entry) {
-  const int32_t page_size = cache.page_size;
+  const core::Cache& cache = pool.cache;
   if (entry < 0 || (args.sparse() && entry >= cache.num_slots())) return {};
-  const PagePlace at = place_in_pages(args.sparse() ? entry : key, page_size);
+  const PagePlace at = place_in_pages(args.sparse() ? entry : key, pool.page_size);
   const int32_t page = args.sparse() ? at.page : entry, offset = at.offset;
   Place<Config> place;
   place.ckv = cache.ckv.row(page, offset);

@@ -26,7 +26,7 @@ cuda::WorkShape absorbed_shape(const cuda::AbsorbedArgs& args, int64_t num_token
   cuda::WorkShape shape;
   shape.max_tokens = num_tokens;
   shape.batch = args.sparse() ? static_cast<int32_t>(num_tokens) : args.batch_size;
-  shape.num_heads = args.num_heads;
+  shape.num_heads = args.num_heads.value;
   shape.d_v = args.d_v;
   shape.block_rows = Kernel::Config::kRows;
   shape.key_block = Kernel::Config::kPlanKeys;
@@ -98,7 +98,7 @@ inline int64_t bytes_behind(const core::Plane& part, int64_t part_bytes, const c
 }
 
 inline cuda::KeyPool pool_of(const core::Cache& cache) {
-  cuda::KeyPool pool{.cache = cache};
+  cuda::KeyPool pool{.cache = cache, .page_size = cuda::Divisor(cache.page_size)};
   pool.aligned = is_chunked(cache.ckv) && (cache.d_kpe == 0 || is_chunked(cache.kpe));
   const int64_t latent_bytes = int64_t{cache.d_ckv} * (cache.num_scales > 0 ? 1 : 2);
   const int64_t gap = pool.aligned ? bytes_behind(cache.ckv, latent_bytes, cache.kpe) : -1;
@@ -116,7 +116,7 @@ inline cuda::KeyPool pool_of(const core::Cache& cache) {
 template <class Args>
 cuda::AbsorbedArgs common_args(const Args& args) {
   cuda::AbsorbedArgs to;
-  to.num_heads = args.num_heads;
+  to.num_heads = cuda::Divisor(args.num_heads);
   to.d_qk = args.d_qk;
   to.d_v = args.d_v;
   to.q_dtype = args.q_dtype;

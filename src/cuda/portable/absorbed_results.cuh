@@ -15,7 +15,7 @@ class RowEnd {
  public:
   RowEnd() = default;
   MLA_DEVICE RowEnd(const cuda::AbsorbedArgs& args, const AbsorbedUnit& unit, int r, float max, float sum)
-      : row_(unit.rows.row(r)), r_(r), slot_(unit.slot), max_(max), sum_(sum) {
+      : row_(unit.rows.row(args, r)), r_(r), slot_(unit.slot), max_(max), sum_(sum) {
     if (slot_ < 0)
       finished_ = finish_row(max, sum, row_.token < 0 ? kNoKey : load_sink(args.options, row_.head),
                              inverse_o_scale(args.o_scale), args.lse_base);
@@ -63,7 +63,7 @@ class ResultRow {
   template <class Pair>
   MLA_DEVICE void store(float factor, const Pair& pair) const {
     if (unit_.slot >= 0) return store_partial(pair);
-    const QueryRow row = unit_.rows.row(r_);
+    const QueryRow row = unit_.rows.row(args_, r_);
     const OutputPlace at = {int64_t{row.token} * args_.o_stride_token + row.head * args_.o_stride_head + first_channel_,
                             row.token >= 0};
     if (args_.o_dtype == DType::kBF16)

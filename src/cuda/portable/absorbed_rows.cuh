@@ -19,17 +19,14 @@ struct QueryRow {
 
 /// The rows of one unit.
 struct UnitRows {
-  int32_t num_heads;
   int32_t row_begin, num_rows;  // of the block's row 0; of the request
   int32_t token_begin;
 
-  MLA_DEVICE QueryRow row(int r) const {
+  MLA_DEVICE QueryRow row(const cuda::AbsorbedArgs& args, int r) const {
     const int32_t at = row_begin + r;
     if (at >= num_rows) return {};
-    if (at < num_heads) [[likely]]
-      return {token_begin, 0, at};  // divisions are dear
-    const int32_t query = at / num_heads;
-    return {token_begin + query, query, at - query * num_heads};
+    const int32_t query = args.num_heads.divide(at);
+    return {token_begin + query, query, at - query * args.num_heads.value};
   }
 };
 
@@ -63,8 +60,8 @@ MLA_DEVICE KeyRange plain_keys(const cuda::AbsorbedArgs& args, const cuda::Segme
                                int num_rows) {
   if (args.sparse() || args.options.logits_soft_cap > 0.0F || args.options.alibi_slopes != nullptr) return {0, 0};
   const int32_t last_row = std::min<int32_t>(rows.row_begin + num_rows, rows.num_rows) - 1;
-  const int32_t begin = keys_in_sight(args, segment, last_row / rows.num_heads).begin;
-  const int32_t end = keys_in_sight(args, segment, rows.row_begin / rows.num_heads).end;
+  const int32_t begin = keys_in_sight(args, segment, args.num_heads.divide(last_row)).begin;
+  const int32_t end = keys_in_sight(args, segment, args.num_heads.divide(rows.row_begin)).end;
   const int32_t tree = tree_begin(args, segment);
   return {begin, end < tree ? end : tree};
 }

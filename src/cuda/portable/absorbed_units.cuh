@@ -82,13 +82,13 @@ struct UnitWalk {
   template <class Config>
   MLA_DEVICE bool describe(const cuda::AbsorbedArgs& args, const cuda::Segment& segment, AbsorbedUnit& to) {
     const int32_t row_begin = segment.row_begin + worker_lane * Config::kRows;
-    if (row_begin >= segment.q_len * args.num_heads) return false;
+    if (row_begin >= segment.q_len * args.num_heads.value) return false;
     const uint32_t first = steps;
     steps += static_cast<uint32_t>((segment.key_end - segment.key_begin + Config::kKeys - 1) / Config::kKeys);
     to.segment = segment;
     to.steps = {first, steps};
     to.keys = make_key_list(args, segment);
-    to.rows = {args.num_heads, row_begin, segment.q_len * args.num_heads, segment.token_begin};
+    to.rows = {row_begin, segment.q_len * args.num_heads.value, segment.token_begin};
     if constexpr (!kPlainStepsLater<Config>) to.find_plain_steps<Config>(args);
     to.slot = segment.partial_slot < 0 ? -1 : segment.partial_slot + worker_lane;
     return true;

@@ -28,6 +28,7 @@ struct IndexerShape {
   bool adds = false;               // to logits of other heads
   int32_t chunk_keys = 0;          // keys of a block
   int32_t num_chunks = 0;
+  cuda::Divisor page_size = {};
 };
 
 struct IndexerParams {
@@ -98,7 +99,7 @@ class IndexerBlock {
     MLA_UNROLL
     for (int i = 0; i < kLaneKeys; ++i) {
       const int32_t key = std::min(warp_base + ptx::lane() / 4 + 8 * i, seen - 1);
-      const PagePlace at = place_in_pages(key, args_.pages.page_size);
+      const PagePlace at = place_in_pages(key, shape_.page_size);
       places.of[i] = {pages[at.page], at.offset};
     }
     return places;

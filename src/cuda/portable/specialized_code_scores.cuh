@@ -83,7 +83,7 @@ class CodeScoreRole : SpecializedBlock<Config> {
   MLA_DEVICE void read_queries(bool coded_rope) {
     MLA_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const QueryRow row = unit().rows.row(half * 8 + (ptx::lane() >> 2));
+      const QueryRow row = unit().rows.row(args_, half * 8 + (ptx::lane() >> 2));
       const auto* latents = static_cast<const uint16_t*>(args_.q_nope) +
                             int64_t{row.token} * args_.q_nope_stride_token + row.head * args_.q_nope_stride_head +
                             first_channel() + latent_word();
@@ -136,7 +136,7 @@ class CodeScoreRole : SpecializedBlock<Config> {
     constexpr int kPairs = Config::kQueryPitch / 4;  // of channels, with a few to spare
     MLA_NO_UNROLL
     for (int i = ptx::lane(); i < 8 * kPairs; i += kWarpSize) {
-      const QueryRow row = unit().rows.row(first_row + i / kPairs);
+      const QueryRow row = unit().rows.row(args_, first_row + i / kPairs);
       const int pair = i % kPairs * 2;
       const bool tail = pair >= Config::kPartDims;
       const int c = tail ? part() * 16 + pair - Config::kPartDims : first_channel() + pair;

@@ -73,7 +73,7 @@ class FetchRole : SpecializedBlock<Config> {
     next_entry_ = load_entry(key_);
   }
   MLA_DEVICE void find_in(const cuda::KeyPool& pool) {
-    place_ = find_place<Config>(args_, pool.cache, key_, next_entry_);
+    place_ = find_place<Config>(args_, pool, key_, next_entry_);
     if constexpr (Config::kQuantized) {
       if (!pool.scales_inside) load_scales(pool.cache);
     }

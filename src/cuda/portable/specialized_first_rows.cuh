@@ -37,11 +37,11 @@ class FirstRows {
     if (key < 0 || key >= key_end_) return {};
     const core::Cache& cache = args_.pools[0].cache;
     const auto known = static_cast<int32_t>(key);
-    const int32_t at = args_.sparse() ? known : place_in_pages(known, cache.page_size).page;
+    const int32_t at = args_.sparse() ? known : place_in_pages(known, args_.pools[0].page_size).page;
     if (at >= num_entries_) return {};
     const int32_t entry = ptx::load_relaxed(entries_ + at);
     if (entry >= (args_.sparse() ? cache.num_slots() : cache.num_pages)) return {};
-    return find_place<Config>(args_, cache, known, entry);
+    return find_place<Config>(args_, args_.pools[0], known, entry);
   }
 
   /// By each of the value warps, for its share of the rows. More steps than that were slower (measured, H200).

@@ -77,7 +77,7 @@ class ScoreRole : SpecializedBlock<Config> {
     MLA_UNROLL
     for (int m = 0; m < kTiles; ++m) {
       const int r = m * 16 + ptx::lane() / 2, chunk = ptx::lane() % 2;
-      const QueryRow row = unit().rows.row(band() * Config::kBandRows + r);
+      const QueryRow row = unit().rows.row(args_, band() * Config::kBandRows + r);
       const ptx::SharedAddress to =
           shared_queries() + static_cast<uint32_t>(r * Config::kQueryPitch + chunk * kChunkBytes);
       if (whole_chunks)

@@ -171,7 +171,7 @@ class WeightRole : SpecializedBlock<Config> {
     const int32_t key = unit().template first_key<Config>(n);
     MLA_NO_UNROLL
     for (int row = 0; row < kLaneRows; ++row) {
-      const RowScores scores(args_, unit().segment, unit().rows.row(row_of_unit(row)));
+      const RowScores scores(args_, unit().segment, unit().rows.row(args_, row_of_unit(row)));
       MLA_NO_UNROLL
       for (int i = 0; i < kLaneKeys; ++i) {
         float product = 0.0F;

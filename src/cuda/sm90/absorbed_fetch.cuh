@@ -38,8 +38,8 @@ class WgmmaKeys : protected WgmmaBlock<Config> {
   MLA_DEVICE void find_next() {
     in_second_pool_ = unit().keys.pool_of(key_) == 1;  // the same for all keys of a step
     // A pool chosen by an index would be read by slow loads.
-    place_ = in_second_pool_ ? find_place<Config>(args_, args_.pools[1].cache, key_, next_entry_)
-                             : find_place<Config>(args_, args_.pools[0].cache, key_, next_entry_);
+    place_ = in_second_pool_ ? find_place<Config>(args_, args_.pools[1], key_, next_entry_)
+                             : find_place<Config>(args_, args_.pools[0], key_, next_entry_);
     key_ += Config::kKeys;
     next_entry_ = load_entry(key_);
   }

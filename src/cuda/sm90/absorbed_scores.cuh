@@ -51,7 +51,8 @@ class WgmmaScores : WgmmaBlock<Config> {
     if (args_.q_dtype == Config::kType && d_ckv % Config::kPieceDims == 0 &&
         are_chunked(args_.q_nope, args_.q_nope_stride_token, args_.q_nope_stride_head) &&
         are_chunked(args_.q_pe, args_.q_pe_stride_token, args_.q_pe_stride_head)) [[likely]] {
-      const QueryRow row = unit().rows.row(group_warp() * Block::kWarpRows + (ptx::lane() & (Block::kWarpRows - 1)));
+      const QueryRow row =
+          unit().rows.row(args_, group_warp() * Block::kWarpRows + (ptx::lane() & (Block::kWarpRows - 1)));
       const bool valid = row.token >= 0;
       Block::template copy_rows<false>(Block::queries(), group_warp() * Block::kWarpRows,
                                        valid ? query(row, 0) : nullptr, valid ? query(row, d_ckv) : nullptr, d_ckv,
@@ -86,7 +87,7 @@ class WgmmaScores : WgmmaBlock<Config> {
     const int thread = ptx::thread_index() - Config::kFirstScoreWarp * kWarpSize, pairs = args_.d_qk / 2;
     MLA_NO_UNROLL
     for (int i = thread; i < Config::kRows * pairs; i += Config::kGroupThreads) {
-      const QueryRow row = unit().rows.row(i / pairs);
+      const QueryRow row = unit().rows.row(args_, i / pairs);
       const int channel = i % pairs * 2;
       float low = 0.0F, high = 0.0F;
       if (row.token >= 0) {
@@ -237,8 +238,8 @@ class WgmmaScores : WgmmaBlock<Config> {
   /// rotate through the first four registers.
   MLA_DEVICE void replace_scores(float (&s)[kScores], uint32_t n) const {
     const int32_t key = unit().template first_key<Config>(n);
-    const RowScores rows[2] = {RowScores(args_, unit().segment, unit().rows.row(lane_row())),
-                               RowScores(args_, unit().segment, unit().rows.row(lane_row() + 8))};
+    const RowScores rows[2] = {RowScores(args_, unit().segment, unit().rows.row(args_, lane_row())),
+                               RowScores(args_, unit().segment, unit().rows.row(args_, lane_row() + 8))};
     MLA_NO_UNROLL
     for (int j = 0; j < kScores / 4; ++j) {
       float four[4];
