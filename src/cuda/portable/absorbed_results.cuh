@@ -59,10 +59,10 @@ class ResultRow {
   MLA_DEVICE ResultRow(const cuda::AbsorbedArgs& args, const AbsorbedUnit& unit, int r, int first_channel)
       : args_(args), unit_(unit), r_(r), first_channel_(first_channel) {}
 
-  /// `pair(tile, low, high)` gives the two channels of a tile.
-  template <class Pair>
+  /// `pair(tile, low, high)` gives the two channels of a tile. kFinal: it is known that the unit has no partial state.
+  template <bool kFinal = false, class Pair>
   MLA_DEVICE void store(float factor, const Pair& pair) const {
-    if (unit_.slot >= 0) return store_partial(pair);
+    if (!kFinal && unit_.slot >= 0) return store_partial(pair);
     const QueryRow row = unit_.rows.row(args_, r_);
     const OutputPlace at = {int64_t{row.token} * args_.o_stride_token + row.head * args_.o_stride_head + first_channel_,
                             row.token >= 0};
@@ -78,14 +78,6 @@ class ResultRow {
           at, factor, pair, [](float low, float high) { return static_cast<uint16_t>(ptx::pack_e4m3x2(low, high)); });
   }
 
- private:
-  /// Of the lane's first channel among all outputs' elements; and whether the request has the row.
-  struct OutputPlace {
-    int64_t element;
-    bool exists;
-  };
-  static constexpr int of_tile(int tile) { return tile / 2 * 16 + tile % 2 * kApart; }
-
   /// As it is. What stands in rows that the request does not have is never read.
   template <class Pair>
   MLA_DEVICE void store_partial(const Pair& pair) const {
@@ -97,6 +89,14 @@ class ResultRow {
       *reinterpret_cast<uint64_t*>(to + of_tile(tile)) = two_floats(low, high);  // read soon, by combine
     }
   }
+
+ private:
+  /// Of the lane's first channel among all outputs' elements; and whether the request has the row.
+  struct OutputPlace {
+    int64_t element;
+    bool exists;
+  };
+  static constexpr int of_tile(int tile) { return tile / 2 * 16 + tile % 2 * kApart; }
 
   /// `pack` makes of two neighbours the bits of two Elements. Memory takes 32 bytes at a time: of small elements a lane
   /// stores four. Where it has only two neighbours, two lanes exchange halves of two tiles.

@@ -65,10 +65,10 @@ class FetchRole : SpecializedBlock<Config> {
   /// Finds the lane's row of the warp's copy after the last one found.
   MLA_DEVICE void find_next() {
     in_second_pool_ = ptx::shuffle(keys_.pool_of(key_), 0) == 1;
-    if (in_second_pool_)
-      find_in(args_.pools[1]);
-    else
+    if (!in_second_pool_) [[likely]]
       find_in(args_.pools[0]);
+    else
+      find_in(args_.pools[1]);
     key_ += Config::kFetchWarps * Config::kCopyKeys;
     next_entry_ = load_entry(key_);
   }
@@ -210,9 +210,11 @@ class FetchRole : SpecializedBlock<Config> {
       const std::byte* kpe = of_lane(place_.kpe, key);
       if ((keys >> key & 1U) == 0) continue;
       const ptx::SharedAddress row_to = to + static_cast<uint32_t>(key * Config::kKeyPitch);
+      MLA_NO_UNROLL
       for (auto at = static_cast<uint32_t>(ptx::lane() * kChunkBytes); at < row.latent_bytes;
            at += kWarpSize * kChunkBytes)
         copy_chunk_slowly(row_to + at, ckv + at, kElementBytes, true);
+      MLA_NO_UNROLL
       for (auto at = static_cast<uint32_t>(ptx::lane() * kChunkBytes); at < row.rope_bytes;
            at += kWarpSize * kChunkBytes)
         copy_chunk_slowly(row_to + row.rope_at + at, kpe + at, kElementBytes, true);

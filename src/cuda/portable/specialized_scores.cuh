@@ -93,17 +93,19 @@ class ScoreRole : SpecializedBlock<Config> {
   /// The lane's chunk of each step, which begins `behind` channels into it.
   template <int kBegin, int kEnd>
   MLA_DEVICE void copy_row(ptx::SharedAddress to, const QueryRow& row, int behind) const {
-    const int d_ckv = args_.pools[0].cache.d_ckv;
-    const auto* nope = static_cast<const uint16_t*>(args_.q_nope);
-    const auto* pe = static_cast<const uint16_t*>(args_.q_pe);
-    const int64_t first_nope = nope_at(row) + behind, first_pe = pe_at(row) + behind - d_ckv;
+    const int num_latent = args_.pools[0].cache.d_ckv;
+    // Addresses of channel 0 of the lane's chunk: of rotary ones, where that would be.
+    const uint64_t base = reinterpret_cast<uint64_t>(args_.q_nope);
+    const uint64_t nope = base + static_cast<uint64_t>((nope_at(row) + behind) * 2);
+    const uint64_t pe =
+        reinterpret_cast<uint64_t>(args_.q_pe) + static_cast<uint64_t>((pe_at(row) + behind - num_latent) * 2);
     MLA_NO_UNROLL
     for (int step = kBegin; step < kEnd; ++step) {
       const int channel = channel_of(step);
       const bool valid = row.token >= 0 && channel + behind < args_.d_qk;
-      const uint16_t* from = nope;
-      if (valid) from = channel + behind < d_ckv ? nope + (first_nope + channel) : pe + (first_pe + channel);
-      ptx::cp_async_16(to + static_cast<uint32_t>((step - kBegin) * 32), from, valid);
+      uint64_t from = base;
+      if (valid) from = (channel + behind < num_latent ? nope : pe) + static_cast<uint64_t>(channel * 2);
+      ptx::cp_async_16(to + static_cast<uint32_t>((step - kBegin) * 32), reinterpret_cast<const void*>(from), valid);
     }
   }
 
