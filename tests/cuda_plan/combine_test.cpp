@@ -5,6 +5,8 @@
 #include <limits>
 #include <numbers>
 #include <random>
+#include <utility>
+#include <vector>
 
 #include "cuda_plan/batches.h"
 #include "mla/numeric.h"
@@ -362,6 +364,23 @@ TEST(Combine, SameBitsWhateverTheOrderOfThreads) { expect_same_bits({.d_v = 128,
 TEST(Combine, SameBitsHoweverRowsAreShared) {
   expect_same_bits({.o_dtype = DType::kF32}, {1, 16, 132});
   expect_same_bits({.d_v = 640, .o_dtype = DType::kF32, .num_heads = 3}, {1, 3, 132});
+}
+
+// Whole rows of few splits have ways of their own.
+TEST(Combine, TwoThreeAndFourSplits) {
+  const std::pair<int32_t, size_t> splits_of_requests[] = {{2, 10}, {3, 6}, {4, 5}};
+  for (const auto& [splits, requests] : splits_of_requests) {
+    SCOPED_TRACE(testing::Message() << splits << " splits");
+    const Case c = {.o_dtype = DType::kF32, .kv_len = std::vector<int32_t>(requests, 4096)};
+    Fixture fixture(c, 19);
+    core::DecodeArgs args = fixture.batch().args();
+    ListMemory memory(fixture.shape());
+    expect_planned(fixture.shape(), args, memory);
+    ASSERT_EQ(memory.list.header->num_merges, static_cast<int32_t>(requests));
+    for (size_t m = 0; m < requests; ++m) ASSERT_EQ(memory.list.merges[m].num_splits, splits);
+    expect_same_bits(c, {1, 16, 132});
+    if (HasFailure()) return;
+  }
 }
 
 }  // namespace

@@ -112,9 +112,9 @@ struct CombineKernel {
     }
     MLA_DEVICE bool exists() const { return merge.row_begin + row < merge.num_rows && merge.num_splits >= 2; }
 
-    /// Makes it a row without splits, of which nothing is loaded or stored.
-    MLA_DEVICE void rehearse() { merge.num_splits = 0; }
-    MLA_DEVICE bool is_rehearsed() const { return kHasGridDependencies && merge.num_splits == 0; }
+    /// Makes it a row of which nothing is loaded or stored, which the negative number of its splits says.
+    MLA_DEVICE void rehearse() { merge.num_splits = -merge.num_splits; }
+    MLA_DEVICE bool is_rehearsed() const { return kHasGridDependencies && merge.num_splits < 0; }
 
     /// By a whole warp, with the state of all splits; `writes`: its first lane writes lse and max_logits.
     MLA_DEVICE void finish(const Params& params, const State& state, bool writes) {
@@ -216,7 +216,9 @@ struct CombineKernel {
 
   /// A warp's: a whole row.
   static MLA_DEVICE void merge_row(const Params& params, Row& row, int32_t slices) {
-    if (row.merge.num_splits <= kFewSplits && slices <= kFewSlices) return merge_few(params, row);
+    const bool two = row.merge.num_splits == 2 || row.merge.num_splits == -2;
+    if (slices <= kFewSlices && two) return merge_few<2>(params, row);
+    if (slices <= kFewSlices && row.merge.num_splits <= kFewSplits) return merge_few<kFewSplits>(params, row);
     merge_slices(params, row, 0, slices);
   }
 
@@ -233,12 +235,13 @@ struct CombineKernel {
 
   static constexpr int kFewSplits = 4, kFewSlices = 4;
 
-  /// The sums beyond kFewSplits would be zeros.
+  /// Those of at most kSplits splits. Sums beyond would be zeros.
+  template <int kSplits>
   static MLA_DEVICE void merge_few(const Params& params, Row& row) {
-    ptx::Vec4 values[kFewSplits][kFewSlices];
-    State states[kFewSplits];
+    ptx::Vec4 values[kSplits][kFewSlices];
+    State states[kSplits];
     MLA_UNROLL
-    for (int i = 0; i < kFewSplits; ++i) {
+    for (int i = 0; i < kSplits; ++i) {
       const bool exists = i < row.merge.num_splits;
       const int64_t state = state_of(params.list, row.merge, row.row, exists ? i : 0);
       const auto* const from =
@@ -252,18 +255,23 @@ struct CombineKernel {
     }
     ptx::sync_warp();  // all loads are on their way before the first one is waited for
     // As state_of_row joins them.
-    row.finish(params, joined(joined(states[0], states[1]), joined(states[2], states[3])), !row.is_rehearsed());
-    float scales[kFewSplits];
+    State all = joined(states[0], states[1]);
+    if constexpr (kSplits > 2) all = joined(all, joined(states[2], states[3]));
+    row.finish(params, all, !row.is_rehearsed());
+    float scales[kSplits];
     MLA_UNROLL
-    for (int i = 0; i < kFewSplits; ++i) scales[i] = weight(states[i].max, row.max);
+    for (int i = 0; i < kSplits; ++i) scales[i] = weight(states[i].max, row.max);
     const auto add = [&](float(&o)[kLaneColumns], int slice) {
       MLA_UNROLL
       for (int c = 0; c < kLaneColumns; ++c) {
-        float sums[kFewSplits];
+        float sums[kSplits];
         MLA_UNROLL
-        for (int i = 0; i < kFewSplits; ++i)  // what a split without keys left does not count
+        for (int i = 0; i < kSplits; ++i)  // what a split without keys left does not count
           sums[i] = 0.0F + (states[i].max == kNoKey ? 0.0F : std::bit_cast<float>(values[i][slice].x[c]) * scales[i]);
-        o[c] = (sums[0] + sums[2]) + (sums[1] + sums[3]);
+        if constexpr (kSplits == 2)
+          o[c] = sums[0] + sums[1];
+        else
+          o[c] = (sums[0] + sums[2]) + (sums[1] + sums[3]);
       }
     };
     float o[kLaneColumns];
@@ -287,7 +295,7 @@ struct CombineKernel {
       add(o, 0);
       if (lane_column(slice) < params.d_v && !row.is_rehearsed()) row.store(params, lane_column(slice), o);
       MLA_UNROLL
-      for (int i = 0; i < kFewSplits; ++i) MLA_UNROLL
+      for (int i = 0; i < kSplits; ++i) MLA_UNROLL
       for (int next = 1; next < kFewSlices; ++next) values[i][next - 1] = values[i][next];
     }
   }
