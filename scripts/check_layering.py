@@ -19,8 +19,9 @@ SPDX_NAMES = {"CMakeLists.txt", "Makefile", "run", ".clang-format", ".clang-tidy
 SKIPPED_FOLDERS = {".git", "build", "out", "__pycache__"}
 
 # What the host side of a kernel and its callers agree on.
-KERNEL_BORDER = ("cuda/queue.h", "cuda/launch.h", "cuda/operations.h", "cuda/portable_operations.h",
-                 "cuda/sm90_operations.h", "cuda/ceilings.h", "cuda/portable_ceilings.h")
+KERNEL_BORDER = "cuda/border/"
+# What kernels may include beside the rooms above ptx.
+KERNELS = ("mla/", "core/args.h", KERNEL_BORDER, "cuda/ptx/", "cuda/tile/", "cuda/common/")
 # Which folders of the project a folder's files may include, as prefixes of the include path; the longest entry that
 # contains the file decides. Folders that are not listed (the tests) may include everything.
 MAY_INCLUDE = {
@@ -30,23 +31,23 @@ MAY_INCLUDE = {
     "src/reference": ("mla/", "core/", "reference/"),
     "src/cpu": ("mla/", "core/", "plan/", "dispatch/implementation.h", "cpu/"),
     "src/dispatch": ("mla/", "core/", "plan/", "dispatch/", "reference/reference.h", "cpu/cpu_backend.h", "cpu/isa.h",
-                     "cuda/operations.h", "cuda/queue.h", "cuda/ceilings.h", "cuda/runtime/"),
+                     KERNEL_BORDER, "cuda/runtime/"),
     "src/emulator": ("mla/", "core/", "emulator/"),
-    "src/cuda": ("mla/", "core/", *KERNEL_BORDER, "cuda/ptx/"),
+    "src/cuda": ("mla/", "core/", KERNEL_BORDER, "cuda/ptx/", "cuda/backends/sm90/operations.h"),
+    "src/cuda/border": ("mla/", "core/", KERNEL_BORDER, "cuda/ptx/machine.h"),
     "src/cuda/ptx": ("mla/", "cuda/ptx/", "emulator/device.h"),
     "src/cuda/tile": ("mla/", "core/args.h", "cuda/ptx/", "cuda/tile/"),
-    "src/cuda/common": ("mla/", "core/args.h", *KERNEL_BORDER, "cuda/ptx/", "cuda/tile/", "cuda/common/"),
-    "src/cuda/portable": ("mla/", "core/args.h", *KERNEL_BORDER, "cuda/ptx/", "cuda/tile/", "cuda/common/",
-                          "cuda/portable/"),
-    "src/cuda/sm90": ("mla/", "core/args.h", *KERNEL_BORDER, "cuda/ptx/", "cuda/tile/", "cuda/common/",
-                      "cuda/portable/absorbed_", "cuda/portable/indexer_", "cuda/sm90/"),
-    "src/cuda/runtime": ("mla/", "core/", "cuda/queue.h", "cuda/operations.h", "cuda/ceilings.h", "cuda/runtime/",
+    "src/cuda/common": KERNELS,
+    "src/cuda/attention": (*KERNELS, "cuda/attention/"),
+    "src/cuda/backends": (*KERNELS, "cuda/attention/"),  # and a backend's own folder
+    "src/cuda/runtime": ("mla/", "core/", KERNEL_BORDER, "cuda/runtime/",
                          "cuda/built_archs.h", "emulator/emulator.h"),
     "tools/kit": ("mla/", "kit/"),
     "tools/mla": ("mla/", "kit/"),
     "examples": ("mla/",),
     "python/src": ("mla/",),
 }
+BACKEND = re.compile(r"src/(cuda/backends/\w+/)")
 PROJECT_PREFIXES = ("mla/", "core/", "plan/", "dispatch/", "reference/", "cpu/", "cuda/", "emulator/", "kit/")
 
 INTRINSICS = re.compile(r"^(\w*intrin\.h|arm_neon\.h|arm_sve\.h|arm_acle\.h|x86gprintrin\.h|hwy/.*)$")
@@ -56,7 +57,7 @@ CUDA = re.compile(r"^(cuda\w*\.h|cuda/(std|pipeline|barrier).*|cooperative_group
 CUDA_PLACES = ("src/cuda/ptx/", "src/cuda/runtime/")
 # What only nvcc knows. Kernels are compiled for the emulator too, and reach the machine through the wrappers of ptx.
 CUDA_ONLY = re.compile(r"\b(threadIdx|blockIdx|blockDim|gridDim|warpSize|atomic[A-Z]\w*|__(?!builtin_|restrict)\w+)\b")
-KERNEL_PLACES = ("src/cuda/tile/", "src/cuda/common/", "src/cuda/portable/", "src/cuda/sm90/")
+KERNEL_PLACES = ("src/cuda/tile/", "src/cuda/common/", "src/cuda/attention/", "src/cuda/backends/")
 TORCH = re.compile(r"^(torch|ATen|c10)/")
 # Engines of the Python package, and the folders that may know them. What is said to kernels stays free of them.
 ENGINES = {"vllm": ("integrations/vllm/",), "sglang": ("integrations/sglang/",),
@@ -80,7 +81,10 @@ def without_comments_and_strings(text):
 
 def allowed_includes(path):
     folders = [folder for folder in MAY_INCLUDE if path.startswith(folder + "/")]
-    return MAY_INCLUDE[max(folders, key=len)] if folders else None
+    if not folders:
+        return None
+    backend = BACKEND.match(path)
+    return MAY_INCLUDE[max(folders, key=len)] + ((backend.group(1),) if backend else ())
 
 
 def check_include(path, header, quoted):
@@ -177,17 +181,23 @@ PLANTED = {
     "src/cuda/tile/c.cuh": (SPDX + "#pragma once\n#include <cuda_fp16.h>\n", "CUDA header <cuda_fp16.h>"),
     "src/cuda/common/a.cu": (SPDX + "int x = threadIdx.x;\n", "threadIdx in a kernel"),
     "src/cuda/common/b.cu": (SPDX + "void f() { __syncthreads(); }\n", "__syncthreads in a kernel"),
-    "src/cuda/common/c.cu": (SPDX + "#include \"cuda/portable/a.cuh\"\n", 'may not include "cuda/portable/a.cuh"'),
-    "src/cuda/portable/a.cu": (SPDX + "#include \"emulator/device.h\"\n", 'may not include "emulator/device.h"'),
-    "src/cuda/portable/b.cu": (SPDX + "void f() { atomicAdd(p, 1); }\n", "atomicAdd in a kernel"),
-    "src/cuda/portable/c.cuh": (SPDX + "#pragma once\n#include \"cuda/runtime/code.h\"\n",
-                                'may not include "cuda/runtime/code.h"'),
-    "src/cuda/portable/d.cu": (SPDX + "#include \"cuda/sm90/a.cuh\"\n", 'may not include "cuda/sm90/a.cuh"'),
-    "src/cuda/sm90/a.cu": (SPDX + "#include \"cuda/portable/prefill.cuh\"\n", 'may not include "cuda/portable/prefill.cuh"'),
-    "src/cuda/sm90/b.cu": (SPDX + "void f() { __syncwarp(); }\n", "__syncwarp in a kernel"),
+    "src/cuda/common/c.cu": (SPDX + "#include \"cuda/attention/a.cuh\"\n", 'may not include "cuda/attention/a.cuh"'),
+    "src/cuda/attention/a.cuh": (SPDX + "#pragma once\n#include \"cuda/backends/sm90/a.cuh\"\n",
+                                 'may not include "cuda/backends/sm90/a.cuh"'),
+    "src/cuda/attention/b.cuh": (SPDX + "#pragma once\ninline void f() { __syncthreads(); }\n", "__syncthreads in a kernel"),
+    "src/cuda/border/a.h": (SPDX + "#pragma once\n#include \"cuda/tile/a.cuh\"\n", 'may not include "cuda/tile/a.cuh"'),
+    "src/cuda/backends/portable/a.cu": (SPDX + "#include \"emulator/device.h\"\n", 'may not include "emulator/device.h"'),
+    "src/cuda/backends/portable/b.cu": (SPDX + "void f() { atomicAdd(p, 1); }\n", "atomicAdd in a kernel"),
+    "src/cuda/backends/portable/c.cuh": (SPDX + "#pragma once\n#include \"cuda/runtime/code.h\"\n",
+                                         'may not include "cuda/runtime/code.h"'),
+    "src/cuda/backends/portable/d.cu": (SPDX + "#include \"cuda/backends/sm90/a.cuh\"\n",
+                                       'may not include "cuda/backends/sm90/a.cuh"'),
+    "src/cuda/backends/sm90/a.cu": (SPDX + "#include \"cuda/backends/portable/prefill.cuh\"\n",
+                                    'may not include "cuda/backends/portable/prefill.cuh"'),
+    "src/cuda/backends/sm90/b.cu": (SPDX + "void f() { __syncwarp(); }\n", "__syncwarp in a kernel"),
     "src/cuda/ptx/a.h": (SPDX + "#pragma once\n#include \"cuda/tile/a.cuh\"\n", 'may not include "cuda/tile/a.cuh"'),
     "src/cuda/runtime/a.cpp": (SPDX + "#include \"cuda/common/plan.h\"\n", 'may not include "cuda/common/plan.h"'),
-    "src/emulator/a.cpp": (SPDX + "#include \"cuda/queue.h\"\n", 'may not include "cuda/queue.h"'),
+    "src/emulator/a.cpp": (SPDX + "#include \"cuda/border/queue.h\"\n", 'may not include "cuda/border/queue.h"'),
     "src/dispatch/a.cpp": (SPDX + "#include \"cuda/ptx/ptx.h\"\n", 'may not include "cuda/ptx/ptx.h"'),
     "tools/mla/a.cpp": (SPDX + "#include \"core/validate.h\"\n", 'may not include "core/validate.h"'),
     "tools/mla/b.cpp": (SPDX + "#include <hwy/highway.h>\n", "instruction-set header <hwy/highway.h>"),
@@ -201,9 +211,10 @@ INNOCENT = {
                                "const char* s = \"656 asm()\"; int n = 1'656; int w = 5760;\n",
     "tools/mla/bench/ceilings.cpp": SPDX + "#include <immintrin.h>\n#include \"kit/kit.h\"\n",
     "src/cuda/runtime/fine.cpp": SPDX + "#include <cuda_runtime_api.h>\n#include \"emulator/emulator.h\"\n",
-    "src/cuda/common/fine.cu": SPDX + "#include \"cuda/launch.h\"\n// threadIdx\nint f(int* __restrict__ p) { "
+    "src/cuda/common/fine.cu": SPDX + "#include \"cuda/border/launch.h\"\n// threadIdx\nint f(int* __restrict__ p) { "
                                "return __builtin_clz(*p); }\n",
-    "src/cuda/sm90/fine.cu": SPDX + "#include \"cuda/portable/absorbed_args.h\"\n#include \"cuda/sm90_operations.h\"\n",
+    "src/cuda/backends/new/fine.cu": SPDX + "#include \"cuda/attention/absorbed_args.h\"\n"
+                                            "#include \"cuda/backends/new/operations.h\"\n",
     "python/libmla/integrations/vllm/fine.py": PYTHON_SPDX + "import vllm\nimport vllm_flash_attn\n",
     "src/cuda/ptx/fine.cuh": SPDX + "#pragma once\n#include <cuda_fp16.h>\nvoid f() { asm volatile(\"nop\"); }\n",
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of one architecture's operations.
-#include "cuda/portable_operations.h"
-#include "cuda/sm90_operations.h"
+#include "cuda/backends/sm90/operations.h"
+#include "cuda/border/portable_operations.h"
 
 namespace mla::MLA_CUDA_NAMESPACE {
 

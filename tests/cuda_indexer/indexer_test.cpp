@@ -5,7 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#include "cuda/sm90_operations.h"
+#include "cuda/backends/sm90/operations.h"
 #include "cuda_writers/memory.h"
 #include "reference/reference.h"
 #include "reference/scalar.h"

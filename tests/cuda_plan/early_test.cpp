@@ -7,8 +7,8 @@
 #include <string_view>
 
 #include "core/fence.h"
+#include "cuda/border/portable_operations.h"
 #include "cuda/common/combine.cuh"
-#include "cuda/portable_operations.h"
 #include "cuda_plan/batches.h"
 
 namespace mla::plan_test {

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cuda/launch.h"
+#include "cuda/border/launch.h"
 #include "cuda/ptx/ptx.h"
 #include "cuda/ptx/wgmma.h"
 #include "mla/numeric.h"

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "core/thread_pool.h"
-#include "cuda/launch.h"
+#include "cuda/border/launch.h"
 #include "cuda/ptx/ptx.h"
 #include "emulator/emulator.h"
 #include "emulator/sanitizers.h"

@@ -5,8 +5,8 @@
 #include <cstdint>
 
 #include "core/thread_pool.h"
+#include "cuda/border/queue.h"
 #include "cuda/ptx/machine.h"
-#include "cuda/queue.h"
 #include "emulator/emulator.h"
 
 namespace mla::emulated_test {

@@ -2,7 +2,7 @@
 // What the wrappers' kernels share.
 #pragma once
 
-#include "cuda/launch.h"
+#include "cuda/border/launch.h"
 #include "ptx/wrapper_kernels.h"
 
 namespace mla::MLA_CUDA_NAMESPACE {

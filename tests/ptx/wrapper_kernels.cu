@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cuda/launch.h"
+#include "cuda/border/launch.h"
 #include "cuda/ptx/ptx.h"
 #include "ptx/mbarrier_kernels.cuh"
 #include "ptx/wgmma_kernels.cuh"

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <span>
 
-#include "cuda/queue.h"
+#include "cuda/border/queue.h"
 #include "mla/status.h"
 
 namespace mla::cuda {

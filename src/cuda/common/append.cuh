@@ -5,7 +5,7 @@
 // Slots that are negative, or beyond the pool, write nothing.
 #pragma once
 
-#include "cuda/launch.h"
+#include "cuda/border/launch.h"
 #include "cuda/tile/cache_rows.cuh"
 
 namespace mla::MLA_CUDA_NAMESPACE {

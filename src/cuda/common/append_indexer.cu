@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/common/append_indexer.cuh"
 
-#include "cuda/launch.h"
-#include "cuda/portable_operations.h"
+#include "cuda/border/launch.h"
+#include "cuda/border/portable_operations.h"
 
 namespace mla::MLA_CUDA_NAMESPACE {
 

@@ -6,7 +6,7 @@
 // The rotation is f32 with every product and sum rounded by itself, as on the CPU.
 #pragma once
 
-#include "cuda/launch.h"
+#include "cuda/border/launch.h"
 #include "cuda/tile/cache_rows.cuh"
 
 namespace mla::MLA_CUDA_NAMESPACE {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/common/ceilings.cuh"
 
-#include "cuda/portable_ceilings.h"
+#include "cuda/common/ceilings.h"
 
 namespace mla::MLA_CUDA_NAMESPACE {
 namespace {

@@ -8,7 +8,7 @@
 // Values have random mantissas and signs: multiplying zeros draws less power and so runs at higher clocks.
 #pragma once
 
-#include "cuda/launch.h"
+#include "cuda/border/launch.h"
 #include "cuda/ptx/ptx.h"
 #if MLA_CUDA_ARCH == 90
 #include "cuda/ptx/wgmma.h"

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
+#include "cuda/border/launch.h"
 #include "cuda/common/combine.h"
-#include "cuda/launch.h"
 
 namespace mla::MLA_CUDA_NAMESPACE {
 namespace {

@@ -3,9 +3,9 @@
 #pragma once
 
 #include "core/args.h"
+#include "cuda/border/queue.h"
 #include "cuda/common/work_list.h"
 #include "cuda/ptx/machine.h"
-#include "cuda/queue.h"
 
 namespace mla::MLA_CUDA_NAMESPACE {
 

@@ -5,7 +5,7 @@
 //   memory  each lane moves 16 bytes per access, a row's loads all in flight; no shared memory
 #pragma once
 
-#include "cuda/launch.h"
+#include "cuda/border/launch.h"
 #include "cuda/tile/cache_rows.cuh"
 
 namespace mla::MLA_CUDA_NAMESPACE {

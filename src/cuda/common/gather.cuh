@@ -6,7 +6,7 @@
 // Rows beyond out_indptr[batch_size] stay as they are.
 #pragma once
 
-#include "cuda/launch.h"
+#include "cuda/border/launch.h"
 #include "cuda/tile/cache_rows.cuh"
 #include "cuda/tile/search.cuh"
 

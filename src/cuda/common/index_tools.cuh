@@ -10,7 +10,7 @@
 #include <bit>
 
 #include "core/args.h"
-#include "cuda/launch.h"
+#include "cuda/border/launch.h"
 #include "cuda/tile/search.cuh"
 
 namespace mla::MLA_CUDA_NAMESPACE {

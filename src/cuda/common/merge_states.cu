@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/common/merge_states.cuh"
 
+#include "cuda/border/portable_operations.h"
 #include "cuda/common/rows_grid.h"
-#include "cuda/portable_operations.h"
 
 namespace mla::MLA_CUDA_NAMESPACE {
 

@@ -8,7 +8,7 @@
 #include <limits>
 #include <numbers>
 
-#include "cuda/launch.h"
+#include "cuda/border/launch.h"
 #include "cuda/tile/cache_rows.cuh"
 
 namespace mla::MLA_CUDA_NAMESPACE {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "cuda/queue.h"
+#include "cuda/border/queue.h"
 
 namespace mla::cuda {
 

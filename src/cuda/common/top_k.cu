@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/common/top_k.h"
 
+#include "cuda/border/launch.h"
+#include "cuda/border/portable_operations.h"
 #include "cuda/common/top_k.cuh"
-#include "cuda/launch.h"
-#include "cuda/portable_operations.h"
 
 namespace mla::MLA_CUDA_NAMESPACE {
 namespace {

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "core/args.h"
+#include "cuda/border/queue.h"
 #include "cuda/ptx/machine.h"
-#include "cuda/queue.h"
 
 namespace mla::MLA_CUDA_NAMESPACE {
 

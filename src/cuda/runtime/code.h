@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <span>
 
-#include "cuda/ceilings.h"
-#include "cuda/operations.h"
+#include "cuda/border/ceilings.h"
+#include "cuda/border/operations.h"
 
 namespace mla::cuda {
 

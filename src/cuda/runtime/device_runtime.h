@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "cuda/queue.h"
+#include "cuda/border/queue.h"
 #include "cuda/runtime/code.h"
 #include "mla/backend.h"
 #include "mla/device.h"

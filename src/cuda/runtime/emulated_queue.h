@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "core/thread_pool.h"
-#include "cuda/queue.h"
+#include "cuda/border/queue.h"
 #include "cuda/runtime/device_runtime.h"
 
 namespace mla::cuda {

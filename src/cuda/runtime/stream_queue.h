@@ -2,7 +2,7 @@
 // Launches into a stream of a GPU.
 #pragma once
 
-#include "cuda/queue.h"
+#include "cuda/border/queue.h"
 #include "cuda/runtime/device_runtime.h"
 
 namespace mla::cuda {

@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which rows of which cache a segment's keys are, and their way into shared memory.
+#pragma once
+
+#include <algorithm>
+
+#include "cuda/attention/absorbed_args.h"
+#include "cuda/attention/key_kind.h"
+#include "cuda/tile/channels.cuh"
+#include "cuda/tile/page_place.cuh"
+#include "cuda/tile/tile.cuh"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+/// Where the parts of a key's row lie; nulls: there is none, and the tile holds zeros instead.
+template <class Config, bool kQuantized = Config::kQuantized>
+struct alignas(8) Place {
+  const std::byte* ckv = nullptr;
+  const std::byte* kpe = nullptr;
+};
+template <class Config>
+struct alignas(8) Place<Config, true> {
+  const std::byte* ckv = nullptr;
+  const std::byte* kpe = nullptr;
+  const std::byte* scales = nullptr;
+};
+
+/// The keys of one segment, in shared memory. Every key has an entry in a list: dense, the number of its page; sparse,
+/// its slot. Sparse: the entries of pool 0 fill whole blocks of keys, those of pool 1 follow.
+struct KeyList {
+  const int32_t* entries[2];
+  int32_t second_pool;  // its first key
+  int32_t length[2];    // keys of each pool; dense: the segment's end
+
+  MLA_DEVICE int pool_of(int32_t key) const { return key >= second_pool ? 1 : 0; }
+};
+
+MLA_DEVICE int32_t second_pool_length(const cuda::AbsorbedArgs& args, int32_t token) {
+  const cuda::KeyPool& pool = args.pools[1];
+  if (pool.topk_length == nullptr) return pool.topk;
+  int32_t at = token;
+  if (pool.length_per_request && args.queries.indptr == nullptr) {
+    at = token / args.queries.uniform_len;
+  } else if (pool.length_per_request) {
+    int32_t last = args.batch_size;  // `at` becomes the last request that begins at or before the token
+    for (at = 0; last - at > 1;) {
+      const int32_t middle = (at + last) / 2;
+      if (args.queries.indptr[middle] <= token)
+        at = middle;
+      else
+        last = middle;
+    }
+  }
+  return std::clamp<int32_t>(pool.topk_length[at], 0, pool.topk);
+}
+
+MLA_DEVICE KeyList make_key_list(const cuda::AbsorbedArgs& args, const cuda::Segment& segment) {
+  if (!args.sparse()) return {{args.pages.of(segment.request), nullptr}, INT32_MAX, {segment.key_end, 0}};
+  KeyList list = {{args.pools[0].indices + segment.request * args.pools[0].indices_stride_token, nullptr},
+                  INT32_MAX,
+                  {segment.kv_len, 0}};
+  if (args.num_pools() == 2) {
+    list.entries[1] = args.pools[1].indices + segment.request * args.pools[1].indices_stride_token;
+    list.second_pool = (segment.kv_len + args.list.key_block - 1) / args.list.key_block * args.list.key_block;
+    list.length[1] = second_pool_length(args, segment.request);
+  }
+  return list;
+}
+
+/// Where the entry of a key stands; null if the segment has no such key.
+MLA_DEVICE const int32_t* entry_of(const cuda::AbsorbedArgs& args, const KeyList& list, int32_t key) {
+  if (!args.sparse())
+    return key < list.length[0] ? list.entries[0] + place_in_pages(key, args.pools[0].page_size).page : nullptr;
+  const bool second = list.pool_of(key) == 1;
+  const int32_t at = second ? key - list.second_pool : key;
+  if (at >= (second ? list.length[1] : list.length[0])) return nullptr;
+  return (second ? list.entries[1] : list.entries[0]) + at;
+}
+
+/// The place of a key whose entry is known; -1 stands for none.
+template <class Config>
+MLA_DEVICE Place<Config> find_place(const cuda::AbsorbedArgs& args, const cuda::KeyPool& pool, int32_t key,
+                                    int32_t entry) {
+  const core::Cache& cache = pool.cache;
+  if (entry < 0 || (args.sparse() && entry >= cache.num_slots())) return {};
+  const PagePlace at = place_in_pages(args.sparse() ? entry : key, pool.page_size);
+  const int32_t page = args.sparse() ? at.page : entry, offset = at.offset;
+  Place<Config> place;
+  place.ckv = cache.ckv.row(page, offset);
+  place.kpe = cache.kpe.row(page, offset);
+  if constexpr (Config::kQuantized) place.scales = cache.scales.row(page, offset);
+  return place;
+}
+
+/// Copies 16 bytes without knowing their alignment, but that of an element.
+MLA_DEVICE void copy_chunk_slowly(ptx::SharedAddress to, const std::byte* from, int element_bytes, bool valid) {
+  ptx::Vec4 chunk = {};
+  if (valid) {
+    for (int half = 0; half < 2 && element_bytes == 1; ++half) {
+      const Bits8 bits = load_bits8(from + half * kVector, 1);
+      chunk.x[2 * half] = bits.w[0];
+      chunk.x[2 * half + 1] = bits.w[1];
+    }
+    if (element_bytes == 2) {
+      const Bits8 bits = load_bits8(from, 2);
+      for (int i = 0; i < 4; ++i) chunk.x[i] = bits.w[i];
+    }
+  }
+  ptx::store_shared(to, chunk);
+}
+
+/// A key's scales, by words: a row's scale bytes are padded to them. Null: zeros.
+MLA_DEVICE void copy_scales(const core::Cache& cache, ptx::SharedAddress to, const std::byte* from) {
+  const bool valid = from != nullptr;
+  const int words = is_ue8m0(cache.layout.scale_kind) ? (cache.num_scales + 3) / 4 : cache.num_scales;
+  for (int word = 0; word < words; ++word, from += 4, to += 4) {
+    if (is_aligned(from, 4))
+      ptx::cp_async_4(to, from, valid);
+    else
+      ptx::store_shared(to, valid ? load_f32_anywhere(from) : 0.0F);
+  }
+}
+
+/// Rows of a pool on their way into shared memory. A warp takes keys warp, warp + 8, ...: their rows in a tile are
+/// swizzled alike, so that a lane's addresses are one start and steps known at compile time. Rows leave the L2 cache
+/// first: blocks that read the same ones do so at the same time.
+template <class Config>
+class RowCopy {
+ public:
+  MLA_DEVICE explicit RowCopy(const cuda::KeyPool& pool) : cache_(pool.cache), aligned_(pool.aligned) {}
+
+  /// 16-bit rows into a tile.
+  MLA_DEVICE void to_tile(ptx::SharedAddress tile, ptx::SharedAddress places) const {
+    const int latent_chunks = cache_.d_ckv / kVector;
+    if (aligned_) {
+      copy_plane<Config::kLatentDims / kVector, Config::kRowBytes>(false, latent_chunks, tile, places);
+      copy_plane<kRopeChunks, Config::kRowBytes>(true, cache_.d_kpe / kVector,
+                                                 tile + static_cast<uint32_t>(latent_chunks * kChunkBytes), places);
+    } else {
+      copy_slowly(places, latent_chunks, cache_.d_kpe / kVector, 2, 2,
+                  [&](int key, int chunk) { return tile + tile_offset<Config::kRowBytes>(key, chunk); });
+    }
+  }
+
+  /// Quantized rows into a raw stage: latent codes, from kLatentDims on the rotary channels.
+  MLA_DEVICE void to_raw(ptx::SharedAddress raw, ptx::SharedAddress scales, ptx::SharedAddress places) const {
+    const int latent_chunks = cache_.d_ckv / kChunkBytes, rope_bytes = cache_.layout.rope_element_bytes;
+    const int rope_chunks = cache_.d_kpe * rope_bytes / kChunkBytes;
+    if (aligned_) {
+      copy_plane<Config::kLatentDims / kChunkBytes, Config::kRawRowBytes>(false, latent_chunks, raw, places);
+      copy_plane<kRopeChunks, Config::kRawRowBytes>(true, rope_chunks, raw + Config::kLatentDims, places);
+    } else {
+      copy_slowly(places, latent_chunks, rope_chunks, 1, rope_bytes, [&](int key, int chunk) {
+        const int at =
+            chunk < latent_chunks ? chunk * kChunkBytes : Config::kLatentDims + (chunk - latent_chunks) * kChunkBytes;
+        return raw + raw_offset(key, at);
+      });
+    }
+    if (ptx::thread_index() < Config::kKeys) {
+      const auto key = static_cast<uint32_t>(ptx::thread_index());
+      const auto* from =
+          ptx::load_shared<const std::byte*>(places + key * static_cast<uint32_t>(sizeof(Place<Config>)) + 16);
+      copy_scales(cache_, scales + key * Config::kKeyScaleBytes, from);
+    }
+  }
+
+  /// Raw rows are swizzled as tiles are.
+  MLA_DEVICE static uint32_t raw_offset(int key, int byte) {
+    return tile_offset<Config::kRawRowBytes>(key, byte / kChunkBytes) + static_cast<uint32_t>(byte % kChunkBytes);
+  }
+
+ private:
+  static constexpr int kRopeChunks = Config::kTailDims * 2 / kChunkBytes;
+  static constexpr int kKeysPerWarp = Config::kKeys / Config::kWarps;
+
+  MLA_DEVICE static const std::byte* row_of(ptx::SharedAddress places, int key, bool kpe) {
+    return ptx::load_shared<const std::byte*>(
+        places + static_cast<uint32_t>(key * static_cast<int>(sizeof(Place<Config>)) + (kpe ? 8 : 0)));
+  }
+
+  /// `num_chunks` (at most kMostChunks) of every row of one part. As many lanes as a row has chunks
+  /// work on it, the others on further rows.
+  template <int kMostChunks, int kRowBytes>
+  MLA_DEVICE void copy_plane(bool kpe, int num_chunks, ptx::SharedAddress to, ptx::SharedAddress places) const {
+    constexpr int kLanes = std::min(kMostChunks, kWarpSize), kRowsAtOnce = kWarpSize / kLanes;
+    const int first = ptx::lane() % kLanes, key = ptx::warp() + ptx::lane() / kLanes * Config::kWarps;
+    // `to` is a row's segment boundary, so that the swizzle is that of the row's first chunks.
+    const ptx::SharedAddress start = to + tile_offset<kRowBytes>(key, first);
+    MLA_UNROLL
+    for (int row = 0; row < kKeysPerWarp; row += kRowsAtOnce) {
+      const std::byte* of_row = row_of(places, key + row * Config::kWarps, kpe);
+      const bool valid = of_row != nullptr;
+      const std::byte* from = of_row + first * kChunkBytes;
+      MLA_UNROLL
+      for (int chunk = 0; chunk < kMostChunks; chunk += kLanes)
+        if (first + chunk < num_chunks)
+          ptx::cp_async_16(start + static_cast<uint32_t>(row * Config::kWarps * kRowBytes + chunk * kChunkBytes),
+                           from + chunk * kChunkBytes, valid, ptx::evict_first());
+    }
+  }
+
+  template <class To>
+  MLA_DEVICE void copy_slowly(ptx::SharedAddress places, int latent_chunks, int rope_chunks, int latent_bytes,
+                              int rope_bytes, const To& to) const {
+    MLA_NO_UNROLL
+    for (int i = ptx::thread_index(); i < Config::kKeys * (latent_chunks + rope_chunks); i += Config::kThreads) {
+      const int key = i / (latent_chunks + rope_chunks), chunk = i % (latent_chunks + rope_chunks);
+      const bool latent = chunk < latent_chunks;
+      const std::byte* of_row = row_of(places, key, !latent);
+      copy_chunk_slowly(to(key, chunk), of_row + (latent ? chunk : chunk - latent_chunks) * kChunkBytes,
+                        latent ? latent_bytes : rope_bytes, of_row != nullptr);
+    }
+  }
+
+  const core::Cache& cache_;
+  const bool aligned_;
+};
+
+/// Two codes, already f16, times their scales, rounded to bf16: the values that a quantized cache stands for. A NaN may
+/// come out as another one: nobody looks at its bits here.
+MLA_DEVICE uint32_t scale_to_bf16(uint32_t pair, float low_scale, float high_scale) {
+  float low, high;
+  ptx::unpack_f16x2(pair, low, high);
+  return ptx::pack_bf16x2(low * low_scale, high * high_scale);
+}
+
+/// Eight codes times their scale.
+MLA_DEVICE ptx::Vec4 decode_codes(uint64_t codes, float scale) {
+  ptx::Vec4 values;
+  MLA_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    uint32_t low, high;
+    ptx::e4m3x4_to_f16x2(static_cast<uint32_t>(codes >> (32 * half)), low, high);
+    values.x[2 * half] = scale_to_bf16(low, scale, scale);
+    values.x[2 * half + 1] = scale_to_bf16(high, scale, scale);
+  }
+  return values;
+}
+
+/// Decodes the latent channels of a raw stage into the tile: e4m3 times scale, rounded to bf16. Keys as in RowCopy.
+template <class Config, bool kUe8m0>
+MLA_DEVICE void decode_latents(const cuda::KeyPool& pool, const std::byte* raw, const std::byte* scales,
+                               ptx::SharedAddress tile) {
+  const int num_chunks = pool.cache.d_ckv / kVector, lane = ptx::lane(), warp = ptx::warp();
+  MLA_UNROLL
+  for (int first = 0; first < Config::kLatentDims / kVector; first += kWarpSize) {
+    const int chunk = first + lane, group = chunk >> pool.scale_shift;
+    if (chunk >= num_chunks) continue;
+    const std::byte* from = raw + RowCopy<Config>::raw_offset(warp, chunk * kVector);
+    const std::byte* scale_from = scales + warp * Config::kKeyScaleBytes + group * (kUe8m0 ? 1 : 4);
+    const ptx::SharedAddress to = tile + tile_offset<Config::kRowBytes>(warp, chunk);
+    MLA_UNROLL
+    for (int key = 0; key < Config::kKeys; key += Config::kWarps) {
+      const std::byte* of_key = scale_from + key * Config::kKeyScaleBytes;
+      const float scale = kUe8m0 ? ue8m0_to_f32(static_cast<uint8_t>(*of_key)) : *as<float>(of_key);
+      const ptx::Vec4 values = decode_codes(*as<uint64_t>(from + key * Config::kRawRowBytes), scale);
+      ptx::store_shared(to + static_cast<uint32_t>(key * Config::kRowBytes), values);
+    }
+  }
+}
+
+/// Decodes a raw stage into the tile. The rotary channels are bf16 already, or have a scale of their own.
+template <class Config>
+MLA_DEVICE void decode_raw(const cuda::KeyPool& pool, const std::byte* raw, const std::byte* scales,
+                           ptx::SharedAddress tile) {
+  const core::Cache& cache = pool.cache;
+  if (is_ue8m0(cache.layout.scale_kind))
+    decode_latents<Config, true>(pool, raw, scales, tile);
+  else
+    decode_latents<Config, false>(pool, raw, scales, tile);
+  const int latent_chunks = cache.d_ckv / kVector, rope_chunks = cache.d_kpe / kVector;
+  const bool coded = cache.layout.rope_element_bytes == 1;
+  const float kpe_scale = coded && cache.kpe_scale != nullptr ? *cache.kpe_scale : 1.0F;
+  if (rope_chunks == 0) return;
+  MLA_NO_UNROLL
+  for (int i = ptx::thread_index(); i < Config::kKeys * rope_chunks; i += Config::kThreads) {
+    const int key = i / rope_chunks, chunk = i % rope_chunks;
+    const std::byte* from =
+        raw + RowCopy<Config>::raw_offset(key, Config::kLatentDims + chunk * kVector * (coded ? 1 : 2));
+    ptx::store_shared(tile + tile_offset<Config::kRowBytes>(key, latent_chunks + chunk),
+                      coded ? decode_codes(*as<uint64_t>(from), kpe_scale) : *as<ptx::Vec4>(from));
+  }
+}
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

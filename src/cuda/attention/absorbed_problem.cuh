@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+// The host side of absorbed attention, whichever kernels compute it: arguments in their form, how large a grid, then
+// plan, attention, combine.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <span>
+
+#include "cuda/attention/absorbed_args.h"
+#include "cuda/border/launch.h"
+#include "cuda/common/combine.h"
+#include "cuda/common/plan.h"
+#include "cuda/tile/channels.cuh"
+#include "cuda/tile/tile.cuh"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+/// Small blocks where one holds all rows of a usual request: they read each key once and are bound by memory.
+inline int32_t absorbed_block_rows(int64_t rows_per_request) { return rows_per_request <= 16 ? 16 : 64; }
+
+/// The shape of the plan for a kernel.
+template <class Kernel>
+cuda::WorkShape absorbed_shape(const cuda::AbsorbedArgs& args, int64_t num_tokens, int64_t max_keys,
+                               bool batch_invariant, const cuda::DeviceProperties& device) {
+  cuda::WorkShape shape;
+  shape.max_tokens = num_tokens;
+  shape.batch = args.sparse() ? static_cast<int32_t>(num_tokens) : args.batch_size;
+  shape.num_heads = args.num_heads.value;
+  shape.d_v = args.d_v;
+  shape.block_rows = Kernel::Config::kRows;
+  shape.key_block = Kernel::Config::kPlanKeys;
+  shape.max_grid_blocks = std::max(device.num_sms * Kernel::kMinBlocks / Kernel::kCluster, 1) * Kernel::kCluster;
+  shape.batch_invariant = batch_invariant;
+  shape.max_keys = max_keys;
+  return shape;
+}
+
+/// Everything about a problem that does not depend on the configuration. Kernels::with(args, block_rows, f) calls f
+/// with the kernel for arguments of these shapes.
+template <class Kernels, class Args>
+struct AbsorbedProblem {
+  const Args& args;
+  cuda::AbsorbedArgs kernel_args;
+  int64_t max_keys;
+  int32_t block_rows;
+
+  /// Spelled out: GCC 12 spoils the pools of a braced list where it fills registers with a pattern. docs/emulator.md
+  AbsorbedProblem(const Args& problem, const cuda::AbsorbedArgs& launch_args, int64_t keys, int32_t rows)
+      : args(problem), kernel_args(launch_args), max_keys(keys), block_rows(rows) {}
+
+  size_t workspace_size(const cuda::DeviceProperties& device) const {
+    return with([&]<class Kernel>() { return work_list_bytes(shape<Kernel>(device)); });
+  }
+  Status plan(cuda::Queue& queue, std::span<std::byte> workspace) const {
+    return with([&]<class Kernel>() {
+      const cuda::WorkShape work = shape<Kernel>(queue.device());
+      return plan_work(work, args, place_work_list(work, workspace.data()), queue);
+    });
+  }
+  Status run(cuda::Queue& queue, std::span<std::byte> workspace) const {
+    return with([&]<class Kernel>() -> Status {
+      const cuda::WorkShape work = shape<Kernel>(queue.device());
+      cuda::AbsorbedArgs launched = kernel_args;
+      launched.list = place_work_list(work, workspace.data());
+      Status status = launch<Kernel>(queue,
+                                     {.grid_x = work.max_grid_blocks,
+                                      .cluster = Kernel::kCluster,
+                                      .shared_bytes = Kernel::Config::kSharedBytes,
+                                      .overlaps_previous = true},
+                                     launched);
+      if (!status.ok()) return status;
+      return combine_work(work, args, launched.list, Kernel::kStartsEarly, queue);
+    });
+  }
+
+ private:
+  template <class Kernel>
+  cuda::WorkShape shape(const cuda::DeviceProperties& device) const {
+    return absorbed_shape<Kernel>(kernel_args, args.num_tokens, max_keys, args.batch_invariant, device);
+  }
+  template <class F>
+  auto with(const F& f) const {
+    return Kernels::with(kernel_args, block_rows, f);
+  }
+};
+
+inline bool is_chunked(const core::Plane& plane) {
+  return reinterpret_cast<uintptr_t>(plane.base) % kChunkBytes == 0 && plane.stride_page % kChunkBytes == 0 &&
+         plane.stride_token % kChunkBytes == 0;
+}
+
+/// How far behind the end of one part of every row another begins; -1: that differs.
+inline int64_t bytes_behind(const core::Plane& part, int64_t part_bytes, const core::Plane& other) {
+  const int64_t distance = static_cast<const std::byte*>(other.base) - static_cast<const std::byte*>(part.base);
+  const bool together = other.stride_page == part.stride_page && other.stride_token == part.stride_token;
+  return together && distance >= part_bytes ? distance - part_bytes : -1;
+}
+
+inline cuda::KeyPool pool_of(const core::Cache& cache) {
+  cuda::KeyPool pool{.cache = cache, .page_size = cuda::Divisor(cache.page_size)};
+  pool.aligned = is_chunked(cache.ckv) && (cache.d_kpe == 0 || is_chunked(cache.kpe));
+  const int64_t latent_bytes = int64_t{cache.d_ckv} * (cache.num_scales > 0 ? 1 : 2);
+  const int64_t gap = pool.aligned ? bytes_behind(cache.ckv, latent_bytes, cache.kpe) : -1;
+  pool.scales_inside =
+      gap == kChunkBytes && cache.num_scales > 1 && bytes_behind(cache.ckv, latent_bytes, cache.scales) == 0;
+  pool.whole = cache.d_kpe > 0 && (gap == 0 || pool.scales_inside);
+  pool.landed_rope_at = static_cast<int32_t>(latent_bytes + (pool.scales_inside ? gap : 0));
+  // Channels of a scale are a power of two in all formats.
+  if (cache.num_scales > 1)
+    pool.scale_shift = std::countr_zero(static_cast<uint32_t>(cache.d_ckv / cache.num_scales / kVector));
+  return pool;
+}
+
+/// What all three have.
+template <class Args>
+cuda::AbsorbedArgs common_args(const Args& args) {
+  cuda::AbsorbedArgs to;
+  to.num_heads = cuda::Divisor(args.num_heads);
+  to.d_qk = args.d_qk;
+  to.d_v = args.d_v;
+  to.q_dtype = args.q_dtype;
+  to.q_scale = args.q_scale;
+  to.q_nope = args.q_nope;
+  to.q_nope_stride_token = args.q_nope_stride_token;
+  to.q_nope_stride_head = args.q_nope_stride_head;
+  to.q_pe = args.q_pe;
+  to.q_pe_stride_token = args.q_pe_stride_token;
+  to.q_pe_stride_head = args.q_pe_stride_head;
+  to.batch_size = args.batch_size;
+  to.queries = args.queries;
+  to.options = args.options;
+  to.sm_scale = args.sm_scale;
+  to.lse_base = args.lse_base;
+  to.o_dtype = args.o_dtype;
+  to.o_scale = args.o_scale;
+  to.o = args.o;
+  to.o_stride_token = args.o_stride_token;
+  to.o_stride_head = args.o_stride_head;
+  to.lse = args.lse;
+  to.lse_stride_token = args.lse_stride_token;
+  to.lse_stride_head = args.lse_stride_head;
+  return to;
+}
+
+template <class Kernels>
+AbsorbedProblem<Kernels, core::DecodeArgs> problem_of(const core::DecodeArgs& args) {
+  cuda::AbsorbedArgs to = common_args(args);
+  to.pools[0] = pool_of(args.cache);
+  to.pages = args.pages;
+  to.causal = args.causal;
+  to.tree_mask = args.tree_mask;
+  to.tree_mask_stride_token = args.tree_mask_stride_token;
+  to.tree_parents = args.tree_parents;
+  to.context_parallel = args.context_parallel;
+  return {args, to, args.cache.num_slots(), absorbed_block_rows(args.usual_q_len() * args.num_heads)};
+}
+
+template <class Kernels>
+AbsorbedProblem<Kernels, core::DecodeSparseArgs> problem_of(const core::DecodeSparseArgs& args) {
+  cuda::AbsorbedArgs to = common_args(args);
+  int64_t max_keys = 0;
+  for (int32_t i = 0; i < args.num_pools; ++i) {
+    const core::PoolArgs& pool = args.pools[i];
+    to.pools[i] = pool_of(pool.cache);
+    to.pools[i].indices = pool.indices;
+    to.pools[i].indices_stride_token = pool.indices_stride_token;
+    to.pools[i].topk = pool.topk;
+    to.pools[i].topk_length = pool.topk_length;
+    to.pools[i].length_per_request = pool.length_per_request;
+    max_keys += pool.topk + 64;
+  }
+  to.max_logits = args.max_logits;
+  to.max_logits_stride_token = args.max_logits_stride_token;
+  to.max_logits_stride_head = args.max_logits_stride_head;
+  return {args, to, max_keys, absorbed_block_rows(args.num_heads)};
+}
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

@@ -1,0 +1,558 @@
+// SPDX-License-Identifier: Apache-2.0
+// Absorbed attention: kRows query rows against paged or indexed rows of a latent cache, which are key and value at
+// once.
+//
+// Grid: persistent; a block walks the segments of its worker (work_list.h). 8 warps, all in every phase:
+//   keys      cp.async of the next block of rows, while this one is computed; quantized rows are decoded to bf16
+//   scores    warps divide rows x keys x channels, queries in registers; partial sums meet in shared memory
+//   softmax   a warp has 8 rows, four lanes each row; weights replace the scores, rounded to 16 bits
+//   outputs   each warp has all rows of its share of the channels, accumulators in registers
+// Shared memory: [places of keys][entries][scales][rows' state][the unit][tiles: keys x (latent + 64) x 2 B, one or
+// two]
+//                [partial scores, then weights][raw stages]; absorbed_config.cuh has the bytes.
+//   block i:  wait, barrier | copy i + 1 | scores | barrier | softmax | barrier | outputs
+// Accumulators and queries fill the registers: all else lives in shared memory. docs/kernels/portable.md.
+#pragma once
+
+#include "cuda/attention/absorbed_keys.cuh"
+#include "cuda/attention/absorbed_rows.cuh"
+#include "cuda/backends/portable/absorbed_config.cuh"
+#include "cuda/border/launch.h"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+/// What all threads of a block know of the segment they compute.
+struct UnitState {
+  cuda::Segment segment;
+  KeyList keys;
+  UnitRows rows;
+  KeyRange plain;        // keys that every row sees and whose scores need nothing but the scale
+  int32_t slot;          // of the partial state, -1: write outputs
+  uint32_t valid[4][2];  // of block i % 4: a bit for each key that has a row
+};
+
+template <class Config>
+class AbsorbedBlock {
+ public:
+  MLA_DEVICE explicit AbsorbedBlock(const cuda::AbsorbedArgs& args)
+      : args_(args), memory_(ptx::shared_memory()), shared_(ptx::shared_address(memory_)) {}
+
+  MLA_DEVICE void compute(const cuda::Segment& segment, int unit_lane) {
+    const int32_t row_begin = segment.row_begin + unit_lane * Config::kRows;
+    if (row_begin >= segment.q_len * args_.num_heads.value) return;
+    start(segment, unit_lane, row_begin);
+    const int num_blocks = (segment.key_end - segment.key_begin + Config::kKeys - 1) / Config::kKeys;
+    if (num_blocks > 0) {
+      copy_entries(2);
+      if (Config::kQueriesBesideKeys) copy_keys(0);
+      load_queries();
+      if (!Config::kQueriesBesideKeys) copy_keys(0);
+      MLA_NO_UNROLL
+      for (int block = 0; block < num_blocks; ++block) step(block);
+    }
+    finish();
+  }
+
+ private:
+  static_assert(sizeof(UnitState) <= Config::kUnitBytes);
+
+  MLA_DEVICE UnitState& unit() const { return *as<UnitState>(memory_ + Config::kUnitOffset); }
+  MLA_DEVICE int32_t first_key(int block) const { return unit().segment.key_begin + block * Config::kKeys; }
+  MLA_DEVICE bool has_block(int block) const { return first_key(block) < unit().segment.key_end; }
+  MLA_DEVICE const cuda::KeyPool& pool(int block) const { return args_.pools[unit().keys.pool_of(first_key(block))]; }
+  MLA_DEVICE bool has_tail() const { return args_.d_qk > Config::kLatentDims; }
+
+  MLA_DEVICE ptx::SharedAddress tile(int block) const {
+    return shared_ + static_cast<uint32_t>(Config::kTileOffset + block % Config::kTiles * Config::kTileBytes);
+  }
+  MLA_DEVICE static int raw_offset(int block) {
+    return Config::kRawOffset + block % std::max(Config::kRawStages, 1) * Config::kRawBytes;
+  }
+  MLA_DEVICE static uint32_t scale_offset(int block) {
+    return static_cast<uint32_t>(Config::kScaleOffset + block % 2 * Config::kScaleBytes);
+  }
+  MLA_DEVICE ptx::SharedAddress places(int block) const {
+    return shared_ + static_cast<uint32_t>(Config::kPlaceOffset + block % 2 * Config::kPlaceBytes);
+  }
+  MLA_DEVICE ptx::SharedAddress entry(int block) const {
+    return shared_ +
+           static_cast<uint32_t>(Config::kEntryOffset + block % 2 * Config::kEntryBytes + ptx::thread_index() * 4);
+  }
+  MLA_DEVICE float* row_factors() const { return as<float>(memory_ + Config::kRowOffset); }
+  MLA_DEVICE float* row_max() const { return row_factors() + Config::kRows; }
+  MLA_DEVICE float* row_sum() const { return row_max() + Config::kRows; }
+  /// A byte for each key of the block that some rows do not see and whose channels are not finite; then one for any.
+  MLA_DEVICE uint8_t* poison() const { return as<uint8_t>(memory_ + Config::kPoisonOffset); }
+
+  MLA_DEVICE static bool in_softmax() { return ptx::warp() < Config::kRows / 8; }
+  MLA_DEVICE static int softmax_row() { return ptx::warp() * 8 + (ptx::lane() & 7); }
+
+  /// Describes the unit, and finds the first two blocks of keys.
+  MLA_DEVICE void start(const cuda::Segment& segment, int unit_lane, int32_t row_begin) {
+    MLA_UNROLL
+    for (int m = 0; m < Config::kOutputTilesM; ++m) MLA_UNROLL
+    for (int n = 0; n < Config::kOutputTilesN; ++n) MLA_UNROLL
+    for (int i = 0; i < 4; ++i) outputs_[m][n][i] = 0.0F;
+    clear_poison();
+    for (int r = ptx::thread_index(); r < Config::kRows; r += Config::kThreads) {
+      row_max()[r] = kNoKey;
+      row_sum()[r] = 0.0F;
+    }
+    if (ptx::thread_index() == 0) {
+      unit().segment = segment;
+      unit().keys = make_key_list(args_, segment);
+      unit().rows = {row_begin, segment.q_len * args_.num_heads.value, segment.token_begin};
+      unit().plain = plain_keys(args_, segment, unit().rows, Config::kRows);
+      unit().slot = segment.partial_slot < 0 ? -1 : segment.partial_slot + unit_lane;
+    }
+    ptx::sync_block();
+    if (ptx::thread_index() < Config::kKeys)
+      for (int block = 0; block < 2; ++block) {
+        const int32_t* from = entry_of(args_, unit().keys, first_key(block) + ptx::thread_index());
+        keep_place(block, from != nullptr ? *from : -1);
+      }
+    ptx::sync_block();
+  }
+
+  // Keys. An entry is copied three blocks ahead, its place found two ahead, the row copied one ahead.
+
+  MLA_DEVICE void copy_entries(int block) const {
+    if (ptx::thread_index() >= Config::kKeys) return;
+    const int32_t* from = entry_of(args_, unit().keys, first_key(block) + ptx::thread_index());
+    if (from != nullptr)
+      ptx::cp_async_4(entry(block), from, true);
+    else
+      ptx::store_shared(entry(block), int32_t{-1});
+  }
+
+  MLA_DEVICE void keep_place(int block, int32_t entry) const {
+    const Place<Config> place = find_place<Config>(args_, pool(block), first_key(block) + ptx::thread_index(), entry);
+    const ptx::SharedAddress to = places(block) + static_cast<uint32_t>(ptx::thread_index() * sizeof(place));
+    ptx::store_shared(to, place.ckv);
+    ptx::store_shared(to + 8, place.kpe);
+    if constexpr (Config::kQuantized) ptx::store_shared(to + 16, place.scales);
+    const uint32_t valid = ptx::ballot(place.ckv != nullptr);
+    if (ptx::lane() == 0) unit().valid[block % 4][ptx::warp()] = valid;
+  }
+
+  MLA_DEVICE void copy_keys(int block) const {
+    if (has_block(block)) {
+      const RowCopy<Config> copy(pool(block));
+      if constexpr (Config::kQuantized)
+        copy.to_raw(shared_ + static_cast<uint32_t>(raw_offset(block)), shared_ + scale_offset(block), places(block));
+      else
+        copy.to_tile(tile(block), places(block));
+    }
+    ptx::cp_async_commit();
+  }
+
+  /// On return the block's rows are in its tile, for all threads, and the next block's are on their way.
+  MLA_DEVICE void take_keys(int block) const {
+    ptx::cp_async_wait<0>();
+    ptx::sync_block();  // pairs with every thread's copies of this block and with its use of the block before
+    copy_entries(block + 3);
+    if constexpr (!Config::kQuantized) {
+      copy_keys(block + 1);
+    } else {
+      if constexpr (Config::kRawStages == 2) copy_keys(block + 1);
+      decode_raw<Config>(pool(block), memory_ + raw_offset(block), memory_ + scale_offset(block), tile(block));
+      ptx::sync_block();  // the tile is whole, the raw stage free
+      if constexpr (Config::kRawStages == 1) copy_keys(block + 1);
+    }
+    if (ptx::thread_index() < Config::kKeys) keep_place(block + 2, ptx::load_shared<int32_t>(entry(block + 2)));
+  }
+
+  // Queries.
+
+  /// Through shared memory into registers.
+  MLA_DEVICE void load_queries() {
+    constexpr int kLatentChunks = Config::kLatentDims / kVector, kChunks = kLatentChunks + Config::kTailDims / kVector;
+    MLA_NO_UNROLL
+    for (int i = ptx::thread_index(); i < Config::kQueryParts * Config::kRows * kChunks; i += Config::kThreads) {
+      const int chunk = i % kChunks, r = i / kChunks % Config::kRows, part = i / (kChunks * Config::kRows);
+      const Bits8 bits = query_channels<Config::kType>(args_, unit().rows.row(args_, r), chunk * kVector, part);
+      const ptx::SharedAddress to =
+          chunk < kLatentChunks ? latent_stage(part) + tile_offset<Config::kLatentDims * 2>(r, chunk)
+                                : tail_stage(part) + tile_offset<Config::kTailDims * 2>(r, chunk - kLatentChunks);
+      ptx::store_shared(to, ptx::Vec4{bits.w[0], bits.w[1], bits.w[2], bits.w[3]});
+    }
+    ptx::sync_block();
+    MLA_UNROLL
+    for (int part = 0; part < Config::kQueryParts; ++part) MLA_UNROLL
+    for (int m = 0; m < Config::kScoreTilesM; ++m) {
+      const int row = (score_warp_m() * Config::kScoreTilesM + m) * 16;
+      const auto latent = lane_of_a<Config::kLatentDims * 2>(
+          latent_stage(part) + static_cast<uint32_t>(row * Config::kLatentDims * 2 + latent_step(0) * 32));
+      MLA_UNROLL
+      for (int step = 0; step < Config::kLatentSteps; ++step)
+        ptx::ldmatrix_x4(queries_[m][step][part], latent.at(0, 2 * step));
+      const TileLane<Config::kTailDims * 2> tail(tail_stage(part) + static_cast<uint32_t>(row * Config::kTailDims * 2),
+                                                 ptx::lane() & 15, (ptx::lane() >> 4) | score_warp_k() * 2);
+      ptx::ldmatrix_x4(queries_[m][Config::kLatentSteps][part], tail.at(0, 0));
+    }
+    if (!Config::kQueriesBesideKeys) ptx::sync_block();  // keys follow where the queries were
+  }
+
+  MLA_DEVICE ptx::SharedAddress latent_stage(int part) const {
+    return shared_ + static_cast<uint32_t>(Config::kQueryStageOffset + part * Config::kRows * Config::kLatentDims * 2);
+  }
+  MLA_DEVICE ptx::SharedAddress tail_stage(int part) const {
+    return shared_ + static_cast<uint32_t>(Config::kTailStageOffset + part * Config::kRows * Config::kTailDims * 2);
+  }
+
+  // Scores.
+
+  MLA_DEVICE static int score_warp_n() { return ptx::warp() % Config::kScoreWarpsN; }
+  MLA_DEVICE static int score_warp_m() { return ptx::warp() / Config::kScoreWarpsN % Config::kScoreWarpsM; }
+  MLA_DEVICE static int score_warp_k() { return ptx::warp() / (Config::kScoreWarpsN * Config::kScoreWarpsM); }
+  MLA_DEVICE static int latent_step(int step) { return score_warp_k() * Config::kLatentSteps + step; }
+  MLA_DEVICE static int first_score_key() { return score_warp_n() * Config::kScoreGroups * 16; }
+
+  MLA_DEVICE void step(int block) {
+    take_keys(block);
+    multiply_queries(block);
+    ptx::sync_block();  // scores of all warps
+    if (in_softmax()) weigh(block);
+    ptx::sync_block();  // weights and row factors
+    rescale_outputs();
+    if (poison()[Config::kKeys] != 0) silence_poison(block);
+    add_values(block);
+  }
+
+  MLA_DEVICE void multiply_queries(int block) const {
+    // A warp's latent channels begin at a multiple of 64, so that the swizzle of its first chunk is that of chunk 0.
+    const ptx::SharedAddress keys = tile(block) + static_cast<uint32_t>(first_score_key() * Config::kRowBytes);
+    const auto latent_lane = lane_of_b<Config::kRowBytes>(keys + static_cast<uint32_t>(latent_step(0) * 32));
+    const TileLane<Config::kRowBytes> tail_lane(keys + Config::kLatentDims * 2,
+                                                (ptx::lane() & 7) | (ptx::lane() >> 4) << 3,
+                                                ((ptx::lane() >> 3) & 1) | score_warp_k() * 2);
+    MLA_UNROLL
+    for (int group = 0; group < Config::kScoreGroups; ++group) {
+      float s[Config::kScoreTilesM][2][4] = {};
+      MLA_UNROLL
+      for (int step = 0; step < Config::kLatentSteps; ++step) {
+        uint32_t b[4];
+        ptx::ldmatrix_x4(b, latent_lane.at(16 * group, 2 * step));
+        multiply_step(s, step, b);
+      }
+      if (has_tail()) {
+        uint32_t b[4];
+        ptx::ldmatrix_x4(b, tail_lane.at(16 * group, 0));
+        multiply_step(s, Config::kLatentSteps, b);
+      }
+      store_scores(s, group);
+    }
+  }
+
+  MLA_DEVICE void multiply_step(float (&s)[Config::kScoreTilesM][2][4], int step, const uint32_t (&b)[4]) const {
+    MLA_UNROLL
+    for (int m = 0; m < Config::kScoreTilesM; ++m) MLA_UNROLL
+    for (int part = 0; part < Config::kQueryParts; ++part) {
+      mma<Config::kType>(s[m][0], queries_[m][step][part], b[0], b[1]);
+      mma<Config::kType>(s[m][1], queries_[m][step][part], b[2], b[3]);
+    }
+  }
+
+  /// A row's 16-byte chunks of scores are permuted so that neither fragments nor rows meet bank conflicts.
+  MLA_DEVICE ptx::SharedAddress score_chunk(int part, int row, int chunk) const {
+    const int flip = (row & 3) << 1 | ((row >> 2) & 1);
+    return shared_ +
+           static_cast<uint32_t>(Config::kScoreOffset + (part * Config::kRows + row) * Config::kScoreRowBytes +
+                                 (chunk ^ flip) * kChunkBytes);
+  }
+
+  MLA_DEVICE void store_scores(const float (&s)[Config::kScoreTilesM][2][4], int group) const {
+    const int g = ptx::lane() >> 2, t = ptx::lane() & 3;
+    MLA_UNROLL
+    for (int m = 0; m < Config::kScoreTilesM; ++m) MLA_UNROLL
+    for (int n = 0; n < 2; ++n) MLA_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const int row = (score_warp_m() * Config::kScoreTilesM + m) * 16 + half * 8 + g;
+      const int chunk = first_score_key() / 4 + group * 4 + n * 2 + (t >> 1);
+      const uint64_t low = std::bit_cast<uint32_t>(s[m][n][2 * half]);
+      const uint64_t high = std::bit_cast<uint32_t>(s[m][n][2 * half + 1]);
+      ptx::store_shared(score_chunk(score_warp_k(), row, chunk) + static_cast<uint32_t>((t & 1) * 8), high << 32 | low);
+    }
+  }
+
+  // Softmax. A lane has keys 8 (lane / 8) ... + 7 of its row, and those 32 on if the block has 64.
+
+  static constexpr int kGroups = Config::kKeys / 32;  // of eight keys, per lane
+
+  MLA_DEVICE static int lane_chunk(int group) { return (ptx::lane() >> 3) + 4 * group; }
+  /// Weights of a row stand in the first 128 bytes of its first scores.
+  MLA_DEVICE ptx::SharedAddress weight_tile() const { return shared_ + Config::kScoreOffset; }
+
+  MLA_DEVICE void weigh(int block) const {
+    float s[kGroups][8];
+    make_logits(s, block);
+    const int r = softmax_row();
+    const float old_max = row_max()[r];
+    float max = old_max;
+    MLA_UNROLL
+    for (int group = 0; group < kGroups; ++group) MLA_UNROLL
+    for (int i = 0; i < 8; ++i) max = std::max(max, s[group][i]);
+    max = std::max(max, ptx::shuffle_xor(max, 8));
+    max = std::max(max, ptx::shuffle_xor(max, 16));
+    const float base = finite_or_zero(max);
+    // Before the first key there is nothing to rescale, however far below 0 the maximum is now.
+    const float factor = old_max == kNoKey ? 0.0F : ptx::exp2_approx(finite_or_zero(old_max) - base);
+    ptx::sync_warp();  // all lanes have read the scores that weights replace, and the maximum
+    float sum = 0.0F;
+    MLA_UNROLL
+    for (int group = 0; group < kGroups; ++group) {
+      float p[8];
+      MLA_UNROLL
+      for (int i = 0; i < 8; ++i) {
+        p[i] = ptx::exp2_approx(s[group][i] - base);
+        sum += p[i];
+      }
+      ptx::Vec4 weights;
+      MLA_UNROLL
+      for (int i = 0; i < 4; ++i) weights.x[i] = pack<Config::kType>(p[2 * i], p[2 * i + 1]);
+      ptx::store_shared(weight_tile() + tile_offset<Config::kScoreRowBytes>(r, lane_chunk(group)), weights);
+    }
+    sum += ptx::shuffle_xor(sum, 8);
+    sum += ptx::shuffle_xor(sum, 16);
+    if (ptx::lane() >= 8) return;
+    row_factors()[r] = factor;
+    row_max()[r] = max;
+    row_sum()[r] = row_sum()[r] * factor + sum;
+  }
+
+  /// The lane's scores as base-2 logits, -inf where its row does not see the key.
+  MLA_DEVICE void make_logits(float (&s)[kGroups][8], int block) const {
+    const int32_t key = first_key(block);
+    const bool plain = key >= unit().plain.begin && key + Config::kKeys <= unit().plain.end;
+    const bool only_valid = args_.sparse() && args_.options.logits_soft_cap == 0.0F;
+    if (!plain && !only_valid) {
+      const RowScores row(args_, unit().segment, unit().rows.row(args_, softmax_row()));
+      for (int group = 0; group < kGroups; ++group) replace_scores(block, lane_chunk(group) * 8, row);
+    }
+    const bool direct = plain || only_valid;
+    const float scale = direct ? score_scale(args_) * std::numbers::log2e_v<float> : 1.0F;
+    MLA_UNROLL
+    for (int group = 0; group < kGroups; ++group) {
+      load_scores(s[group], lane_chunk(group), scale, direct);
+      const uint32_t valid = only_valid ? unit().valid[block % 4][group] >> (ptx::lane() >> 3) * 8 : 0xFFU;
+      MLA_UNROLL
+      for (int i = 0; i < 8; ++i)
+        if ((valid >> i & 1U) == 0) s[group][i] = kNoKey;
+    }
+  }
+
+  /// Eight keys' scores of the lane's row: the sums of all parts, or what replace_scores left in the first.
+  MLA_DEVICE void load_scores(float (&s)[8], int chunk, float scale, bool all_parts) const {
+    MLA_UNROLL
+    for (int i = 0; i < 8; ++i) s[i] = 0.0F;
+    MLA_NO_UNROLL
+    for (int part = 0; part < (all_parts ? Config::kScoreWarpsK : 1); ++part) {
+      MLA_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const auto four = ptx::load_shared<ptx::Vec4>(score_chunk(part, softmax_row(), chunk * 2 + half));
+        MLA_UNROLL
+        for (int i = 0; i < 4; ++i) s[half * 4 + i] += std::bit_cast<float>(four.x[i]);
+      }
+    }
+    MLA_UNROLL
+    for (int i = 0; i < 8; ++i) s[i] *= scale;
+  }
+
+  /// The long way: scores of keys `first` ... + 7 of the block become base-2 logits in place, -inf where the row does
+  /// not see the key.
+  MLA_DEVICE void replace_scores(int block, int first, const RowScores& row) const {
+    const int32_t key = first_key(block) + first;
+    MLA_NO_UNROLL
+    for (int i = first; i < first + 8; ++i) {
+      float s = 0.0F;
+      MLA_UNROLL
+      for (int part = 0; part < Config::kScoreWarpsK; ++part) s += ptx::load_shared<float>(score(part, i));
+      const bool valid = (unit().valid[block % 4][i / 32] >> i % 32 & 1U) != 0;
+      if (valid && row.sees(key + i - first)) {
+        s = row.logit(s, key + i - first);
+      } else {
+        if (!is_finite(s)) poison()[i] = poison()[Config::kKeys] = 1;
+        s = kNoKey;
+      }
+      ptx::store_shared(score(0, i), s);
+    }
+  }
+
+  /// Of key `key` of the block and the lane's row.
+  MLA_DEVICE ptx::SharedAddress score(int part, int key) const {
+    return score_chunk(part, softmax_row(), key / 4) + static_cast<uint32_t>(key % 4 * 4);
+  }
+
+  // Outputs.
+
+  MLA_DEVICE static int output_channel() { return ptx::warp() * Config::kOutputDims; }
+
+  MLA_DEVICE void rescale_outputs() {
+    const int g = ptx::lane() >> 2;
+    float factor[Config::kOutputTilesM][2];
+    bool any = false;
+    MLA_UNROLL
+    for (int m = 0; m < Config::kOutputTilesM; ++m) MLA_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      factor[m][half] = row_factors()[m * 16 + half * 8 + g];
+      any |= factor[m][half] != 1.0F;
+    }
+    if (!ptx::any(any)) return;
+    MLA_UNROLL
+    for (int m = 0; m < Config::kOutputTilesM; ++m) MLA_UNROLL
+    for (int n = 0; n < Config::kOutputTilesN; ++n) MLA_UNROLL
+    for (int i = 0; i < 4; ++i) outputs_[m][n][i] *= factor[m][i >> 1];
+  }
+
+  MLA_DEVICE void add_values(int block) {
+    const auto weight_lane = lane_of_a<Config::kScoreRowBytes>(weight_tile());
+    const int chunk = output_channel() / kVector, in_segment = chunk % kChunksPerSegment;
+    const TileLane<Config::kRowBytes> value_lane(
+        tile(block) + static_cast<uint32_t>((chunk - in_segment) * kChunkBytes), ptx::lane() & 15,
+        (ptx::lane() >> 4) | in_segment);
+    MLA_NO_UNROLL
+    for (int step = 0; step < Config::kKeys / 16; ++step) {
+      uint32_t a[Config::kOutputTilesM][4];
+      MLA_UNROLL
+      for (int m = 0; m < Config::kOutputTilesM; ++m) ptx::ldmatrix_x4(a[m], weight_lane.at(16 * m, 2 * step));
+      MLA_UNROLL
+      for (int n = 0; n < Config::kOutputTilesN; n += 2) {
+        uint32_t b[4];
+        ptx::ldmatrix_x4_trans(b, value_lane.at(16 * step, n));
+        MLA_UNROLL
+        for (int m = 0; m < Config::kOutputTilesM; ++m) {
+          mma<Config::kType>(outputs_[m][n], a[m], b[0], b[1]);
+          mma<Config::kType>(outputs_[m][n + 1], a[m], b[2], b[3]);
+        }
+      }
+    }
+  }
+
+  MLA_DEVICE void clear_poison() const {
+    for (int i = ptx::thread_index(); i <= Config::kKeys; i += Config::kThreads) poison()[i] = 0;
+  }
+
+  /// Rare: keys that some queries see and others do not hold infinities or NaN, which a weight of 0 does not silence.
+  /// They become zeros. Who sees such a key has an infinite score or NaN, and so NaN in its outputs all the same. A
+  /// warp clears its own channels only.
+  MLA_DEVICE void silence_poison(int block) const {
+    MLA_NO_UNROLL
+    for (int key = 0; key < Config::kKeys; ++key) {
+      if (poison()[key] == 0) continue;
+      for (int c = ptx::lane(); c < Config::kOutputDims; c += kWarpSize) {
+        const int channel = output_channel() + c;
+        const ptx::SharedAddress at =
+            tile(block) + tile_offset<Config::kRowBytes>(key, channel / 8) + static_cast<uint32_t>(channel % 8 * 2);
+        if (!both_finite<Config::kType>(ptx::load_shared<uint16_t>(at))) ptx::store_shared(at, uint16_t{0});
+      }
+    }
+    ptx::sync_block();  // every warp has seen the marks; and this one's lanes the zeros
+    clear_poison();
+  }
+
+  // The end of a segment.
+
+  MLA_DEVICE void finish() const {
+    ptx::sync_block();  // tiles are read no more
+    if (ptx::thread_index() < Config::kRows) finish_row_of_thread();
+    ptx::sync_block();
+    MLA_UNROLL
+    for (int m = 0; m < Config::kOutputTilesM; ++m) store_outputs(m);
+    ptx::sync_block();  // all shared memory is the next segment's
+  }
+
+  /// Writes a row's statistics, and into its factor what the outputs are to be multiplied by.
+  MLA_DEVICE void finish_row_of_thread() const {
+    const int r = ptx::thread_index();
+    const QueryRow row = unit().rows.row(args_, r);
+    if (row.token < 0) return;
+    const float max = row_max()[r], sum = row_sum()[r];
+    const int64_t slot = unit().slot;
+    if (slot >= 0) {
+      args_.list.partial_max[slot * Config::kRows + r] = max;
+      args_.list.partial_sum[slot * Config::kRows + r] = sum;
+      row_factors()[r] = 1.0F;
+      return;
+    }
+    const FinishedRow finished =
+        finish_row(max, sum, load_sink(args_.options, row.head), inverse_o_scale(args_.o_scale), args_.lse_base);
+    row_factors()[r] = finished.o_factor;
+    if (args_.lse != nullptr)
+      args_.lse[int64_t{row.token} * args_.lse_stride_token + row.head * args_.lse_stride_head] = finished.lse;
+    if (args_.max_logits != nullptr)
+      args_.max_logits[int64_t{row.token} * args_.max_logits_stride_token + row.head * args_.max_logits_stride_head] =
+          natural_logit(max);
+  }
+
+  /// 16 rows of the warp's channels by way of its corner of the tiles, so that whole rows of it are stored.
+  MLA_DEVICE void store_outputs(int m) const {
+    constexpr int kRowFloats = Config::kOutputDims + 4;  // the 4 spread rows over the banks
+    static_assert(Config::kWarps * 16 * kRowFloats * 4 <= Config::kTileBytes);
+    const ptx::SharedAddress corner =
+        shared_ + static_cast<uint32_t>(Config::kTileOffset + ptx::warp() * 16 * kRowFloats * 4);
+    const int g = ptx::lane() >> 2, t = ptx::lane() & 3;
+    ptx::sync_warp();  // the rows before are stored
+    MLA_UNROLL
+    for (int n = 0; n < Config::kOutputTilesN; ++n) MLA_UNROLL
+    for (int i = 0; i < 4; ++i)
+      ptx::store_shared(corner + static_cast<uint32_t>(((i >> 1) * 8 + g) * kRowFloats + n * 8 + 2 * t + (i & 1)) * 4,
+                        outputs_[m][n][i]);
+    ptx::sync_warp();
+    constexpr int kVectors = Config::kOutputDims / kVector;
+    MLA_NO_UNROLL
+    for (int i = ptx::lane(); i < 16 * kVectors; i += kWarpSize) {
+      const int r = m * 16 + i / kVectors, channel = i % kVectors * kVector;
+      const QueryRow row = unit().rows.row(args_, r);
+      if (row.token < 0) continue;
+      float values[kVector];
+      MLA_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const auto four = ptx::load_shared<ptx::Vec4>(
+            corner + static_cast<uint32_t>((i / kVectors) * kRowFloats + channel + half * 4) * 4);
+        MLA_UNROLL
+        for (int j = 0; j < 4; ++j) values[half * 4 + j] = std::bit_cast<float>(four.x[j]) * row_factors()[r];
+      }
+      store_row(row, r, output_channel() + channel, values);
+    }
+  }
+
+  MLA_DEVICE void store_row(const QueryRow& row, int r, int channel, const float (&values)[kVector]) const {
+    const int64_t slot = unit().slot;
+    if (slot < 0) {
+      store_output(args_, row, channel, values);
+    } else {
+      float* to = args_.list.partial_o + (slot * Config::kRows + r) * args_.d_v + channel;
+      store_bits8(reinterpret_cast<std::byte*>(to), 4, encode8(values, DType::kF32));
+    }
+  }
+
+  const cuda::AbsorbedArgs& args_;
+  std::byte* const memory_;
+  const ptx::SharedAddress shared_;
+
+  uint32_t queries_[Config::kScoreTilesM][Config::kLatentSteps + 1][Config::kQueryParts][4];  // the tail's step last
+  float outputs_[Config::kOutputTilesM][Config::kOutputTilesN][4];
+};
+
+template <class Config_>
+struct AbsorbedKernel {
+  using Config = Config_;
+  using Params = cuda::AbsorbedArgs;
+  static constexpr const char* kName = "absorbed_attention";
+  static constexpr int kThreads = Config::kThreads;
+  static constexpr int kMinBlocks = Config::kMinBlocks;
+  static constexpr int kCluster = 1;
+  static constexpr bool kStartsEarly = false;
+
+  static MLA_DEVICE void run(const Params& args) {
+    ptx::wait_for_previous_grid();  // the plan
+    ptx::allow_next_grid();
+    const cuda::WorkList& list = args.list;
+    const cuda::Share share = list.shares[ptx::block_index_x()];
+    AbsorbedBlock<Config> block(args);
+    MLA_NO_UNROLL
+    for (int32_t i = share.begin; i < share.end; ++i) block.compute(list.segments[i], share.lane);
+  }
+};
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// decode, decode_sparse and prefill_sparse of cuda_portable: which block shape.
+#include "cuda/attention/absorbed_problem.cuh"
+#include "cuda/backends/portable/absorbed.cuh"
+#include "cuda/backends/portable/specialized.cuh"
+#include "cuda/border/portable_operations.h"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+namespace {
+
+/// The kernels of cuda_portable, for AbsorbedProblem.
+struct PortableKernels {
+  template <class F>
+  static auto with(const cuda::AbsorbedArgs& args, int32_t block_rows, const F& f) {
+    const auto for_parts = [&]<int kLatentDims, KeyKind kKind>() {
+      constexpr DType kType = kKind == KeyKind::kF16 ? DType::kF16 : DType::kBF16;
+      if (args.q_dtype != kType && args.q_dtype != DType::kE4M3)
+        return f.template operator()<AbsorbedKernel<AbsorbedConfig<16, kLatentDims, kKind, 2>>>();
+      constexpr bool kSpecialized = SpecializedConfig<16, kLatentDims, kKind>::kAvailable;
+      if constexpr (kSpecialized) {
+        if (block_rows == 16)
+          return f.template operator()<SpecializedKernel<SpecializedConfig<16, kLatentDims, kKind>>>();
+      } else {
+        if (block_rows == 16) return f.template operator()<AbsorbedKernel<AbsorbedConfig<16, kLatentDims, kKind, 1>>>();
+      }
+      if constexpr (kSpecialized && kKind != KeyKind::kE4M3) {
+        return f.template operator()<SpecializedKernel<SpecializedConfig<64, kLatentDims, kKind>>>();
+      } else {
+        // SM100 has the memory for 64 rows, but nvcc 13.0 spills 20 to 90 bytes there. Re-check:
+        // tests/cuda/ptxas_reports.py.
+        constexpr int kLargeRows = kSharedBytesPerBlock >= 163 * 1024 && kArch != 100 ? 64 : 32;
+        return f.template operator()<AbsorbedKernel<AbsorbedConfig<kLargeRows, kLatentDims, kKind, 1>>>();
+      }
+    };
+    const auto for_kind = [&]<int kLatentDims>() {
+      const core::Cache& cache = args.pools[0].cache;
+      if (cache.num_scales > 0) return for_parts.template operator()<kLatentDims, KeyKind::kE4M3>();
+      if (cache.format == CacheFormat::kF16) return for_parts.template operator()<kLatentDims, KeyKind::kF16>();
+      return for_parts.template operator()<kLatentDims, KeyKind::kBF16>();
+    };
+    return args.d_v == 512 ? for_kind.template operator()<512>() : for_kind.template operator()<256>();
+  }
+};
+
+}  // namespace
+
+size_t decode_workspace_size(const core::DecodeArgs& args, const cuda::DeviceProperties& device) {
+  return problem_of<PortableKernels>(args).workspace_size(device);
+}
+Status plan_decode(const core::DecodeArgs& args, cuda::Queue& queue, std::span<std::byte> workspace) {
+  return problem_of<PortableKernels>(args).plan(queue, workspace);
+}
+Status run_decode(const core::DecodeArgs& args, cuda::Queue& queue, std::span<std::byte> workspace) {
+  return problem_of<PortableKernels>(args).run(queue, workspace);
+}
+
+size_t decode_sparse_workspace_size(const core::DecodeSparseArgs& args, const cuda::DeviceProperties& device) {
+  return problem_of<PortableKernels>(args).workspace_size(device);
+}
+Status plan_decode_sparse(const core::DecodeSparseArgs& args, cuda::Queue& queue, std::span<std::byte> workspace) {
+  return problem_of<PortableKernels>(args).plan(queue, workspace);
+}
+Status run_decode_sparse(const core::DecodeSparseArgs& args, cuda::Queue& queue, std::span<std::byte> workspace) {
+  return problem_of<PortableKernels>(args).run(queue, workspace);
+}
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// indexer_logits by mma.sync (indexer_block.cuh says what is computed). Once queries are staged, warps do not wait for
+// each other: each takes 32 keys at a time from global memory into registers, decoded to A operands of m16n8k16 (M =
+// keys, N = heads) once for all tokens and heads, and each of its lanes adds up 4 keys over the heads that it has.
+// f32 queries are three bf16 parts, which hold all their bits.
+// Shared memory: queries [tokens][parts][heads, padded to 8][272 bytes], then weights [tokens][heads, padded] f32.
+#pragma once
+
+#include "cuda/attention/indexer_block.cuh"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+template <DType kQueries>
+class IndexerKernel : IndexerBlock<kQueries, 4> {
+  using Block = IndexerBlock<kQueries, 4>;
+  using Block::args_, Block::shape_, Block::kOperand, Block::kSteps, Block::kTiles, Block::kWarpKeys;
+  using typename Block::Operands, typename Block::Rows, typename Block::Segment, typename Block::Sums,
+      typename Block::Weights;
+
+ public:
+  using Block::kName;
+  using typename Block::Params;
+  static constexpr int kThreads = 256;
+  static constexpr int kMinBlocks = kQueries == DType::kF32 ? 1 : 2;
+  static constexpr int kBlockKeys = kThreads / kWarpSize * kWarpKeys;
+  static constexpr int kHeadTile = 8;
+  static constexpr int kParts = kQueries == DType::kF32 ? 3 : 1;
+  /// 16 bytes behind each row move the next one by 4 banks, so that 8 lanes read from 32 different ones.
+  static constexpr int kRowBytes = kIndexerLayout.head_dim * 2 + 16;
+  static constexpr int64_t kHeadBytes = kParts * kRowBytes + 4;  // of a token's padded heads
+
+  static MLA_DEVICE void run(const Params& params) { IndexerKernel(params).run(); }
+
+ private:
+  MLA_DEVICE explicit IndexerKernel(const Params& params)
+      : Block(params), padded_heads_((args_.num_heads + kHeadTile - 1) / kHeadTile * kHeadTile) {}
+
+  MLA_DEVICE void run() {
+    const Segment segment = Block::find_segment();
+    if (segment.first >= segment.stop) return;
+    const int32_t begin = Block::first_key(), end = Block::end_key();
+    const int32_t seen = Block::visible_keys(segment, segment.stop - 1);  // by any of its tokens
+    if (begin < seen) {
+      Block::template stage<kThreads, kQueries == DType::kF32 ? 2 : 4>(
+          segment.first, segment.stop - segment.first, padded_heads_, weight_address(0, 0),
+          [&](int32_t row, int32_t column, const Bits8& bits) { store_query(row, column, bits); });
+      ptx::sync_block();  // staged, before warps multiply
+    }
+    MLA_NO_UNROLL
+    for (int32_t base = begin; base < end; base += kBlockKeys) {
+      const int32_t warp_base = base + ptx::warp() * kWarpKeys;
+      Operands keys;
+      float scale = 0.0F;
+      if (warp_base < seen) {
+        Rows rows;
+        Block::load_rows(Block::find_rows(segment.request, warp_base, seen), rows);
+        Block::decode(rows, keys);
+        scale = rows.scale;
+      }
+      MLA_NO_UNROLL
+      for (int32_t token = segment.first; token < segment.stop; ++token) {
+        const int32_t visible = Block::visible_keys(segment, token);
+        Sums sums = {};
+        if (warp_base < visible) add_heads(token - segment.first, keys, sums);
+        Block::write_logit(token, warp_base, visible, Block::own_sum(sums) * scale);
+      }
+    }
+  }
+
+  MLA_DEVICE ptx::SharedAddress row_address(int32_t token, int part, int32_t head) const {
+    return ptx::shared_address(ptx::shared_memory()) +
+           static_cast<uint32_t>(((token * kParts + part) * padded_heads_ + head) * kRowBytes);
+  }
+  MLA_DEVICE ptx::SharedAddress weight_address(int32_t token, int32_t head) const {
+    return row_address(shape_.group_tokens, 0, 0) + static_cast<uint32_t>((token * padded_heads_ + head) * 4);
+  }
+
+  /// Adds what the staged heads of the group's token give.
+  MLA_DEVICE void add_heads(int32_t token, const Operands& keys, Sums& sums) const {
+    int32_t head = 0;
+    MLA_NO_UNROLL
+    for (; head + 2 * kHeadTile <= padded_heads_; head += 2 * kHeadTile) add_tiles<2>(token, head, keys, sums);
+    if (head < padded_heads_) add_tiles<1>(token, head, keys, sums);
+  }
+
+  static MLA_DEVICE void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    if constexpr (kOperand == DType::kF16)
+      ptx::mma_f16(c, a, b0, b1);
+    else
+      ptx::mma_bf16(c, a, b0, b1);
+  }
+
+  template <int kCount>
+  MLA_DEVICE void add_tiles(int32_t token, int32_t head, const Operands& keys, Sums& sums) const {
+    float scores[kCount][kTiles][4] = {};
+    const auto lane_offset = static_cast<uint32_t>(ptx::lane() / 4 * kRowBytes + ptx::lane() % 4 * 32);
+    MLA_NO_UNROLL
+    for (int part = kParts - 1; part >= 0; --part) {  // the small parts first
+      const ptx::SharedAddress row = row_address(token, part, head) + lane_offset;
+      MLA_UNROLL
+      for (int step = 0; step < kSteps; step += 2) {
+        MLA_UNROLL
+        for (int n = 0; n < kCount; ++n) {
+          const auto b = ptx::load_shared<ptx::Vec4>(
+              row + static_cast<uint32_t>(n * kHeadTile * kRowBytes + step / 4 * 128 + step % 4 * 8));
+          MLA_UNROLL
+          for (int m = 0; m < kTiles; ++m) {
+            multiply(scores[n][m], keys.of[m][step], b.x[0], b.x[1]);
+            multiply(scores[n][m], keys.of[m][step + 1], b.x[2], b.x[3]);
+          }
+        }
+      }
+    }
+    MLA_UNROLL
+    for (int n = 0; n < kCount; ++n) {
+      const auto weights = ptx::load_shared<Weights>(weight_address(token, head + n * kHeadTile + ptx::lane() % 4 * 2));
+      MLA_UNROLL
+      for (int m = 0; m < kTiles; ++m) Block::add_heads(scores[n][m], weights, sums.of[m]);
+    }
+  }
+
+  /// Eight channels as 16-bit operands.
+  MLA_DEVICE void store_query(int32_t row, int32_t column, const Bits8& bits) const {
+    ptx::Vec4 operands[kParts];
+    MLA_UNROLL
+    for (int i = 0; i < kVector / 2; ++i) {
+      if constexpr (kQueries == DType::kE4M3)
+        operands[0].x[i] = ptx::e4m3x2_to_f16x2(half_of(bits, i));
+      else if constexpr (kQueries == DType::kF32)
+        split_pair(bits.w[2 * i], bits.w[2 * i + 1], operands[0].x[i], operands[1].x[i], operands[2].x[i]);
+      else
+        operands[0].x[i] = bits.w[i];
+    }
+    MLA_UNROLL
+    for (int part = 0; part < kParts; ++part)
+      ptx::store_shared(
+          row_address(row / padded_heads_, part, row % padded_heads_) + static_cast<uint32_t>(column * 16),
+          operands[part]);
+  }
+
+  /// Two f32 in three parts of bf16 each, whose sums they are. Parts are cut off, not rounded: none is too large.
+  static MLA_DEVICE void split_pair(uint32_t low, uint32_t high, uint32_t& first, uint32_t& second, uint32_t& third) {
+    constexpr uint32_t kTop = 0xFFFF0000U;
+    const auto rest = [](uint32_t value) {  // of a value of bf16, infinity or NaN: nothing
+      const auto f32 = std::bit_cast<float>(value);
+      return is_finite(f32) ? std::bit_cast<uint32_t>(f32 - std::bit_cast<float>(value & kTop)) : 0U;
+    };
+    const auto join = [](uint32_t a, uint32_t b) { return a >> 16 | (b & kTop); };
+    const auto quiet = [](uint32_t value) { return is_nan(std::bit_cast<float>(value)) ? value | 0x400000U : value; };
+    const uint32_t low_rest = rest(low), high_rest = rest(high);
+    first = join(quiet(low), quiet(high));
+    second = join(low_rest, high_rest);
+    third = join(rest(low_rest), rest(high_rest));
+  }
+
+  int32_t padded_heads_;
+};
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// Host side of prefill: which kernel, and its grid.
+#include "cuda/backends/portable/prefill.cuh"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/backends/portable/prefill_any.cuh"
+#include "cuda/border/portable_operations.h"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+namespace {
+
+/// By the shared memory of a block; docs/kernels/portable.md has the arithmetic.
+constexpr PrefillTiling tiling() {
+  if (kSharedBytesPerBlock >= 227 * 1024)
+    return {.warps = 4, .row_tiles = 2, .keys = 64, .stages = 1, .q_steps = 1, .min_blocks = 2};
+  if (kSharedBytesPerBlock >= 163 * 1024)
+    return {.warps = 4, .row_tiles = 2, .keys = 48, .stages = 1, .q_steps = 0, .min_blocks = 2};
+  return {.warps = 8, .row_tiles = 1, .keys = 64, .stages = 2, .q_steps = 12, .min_blocks = 1};
+}
+
+bool is_multiple(int64_t n, const void* base, int64_t stride_token, int64_t stride_head) {
+  return (reinterpret_cast<uintptr_t>(base) % static_cast<uintptr_t>(2 * n)) == 0 && stride_token % n == 0 &&
+         stride_head % n == 0;
+}
+
+cuda::LaunchShape shape_of(int num_blocks, int num_heads, int shared_bytes) {
+  return {.grid_x = num_blocks,
+          .grid_y = std::min(num_heads, kMaxGridY),
+          .grid_z = (num_heads + kMaxGridY - 1) / kMaxGridY,
+          .shared_bytes = shared_bytes};
+}
+
+template <DType kType, int kDQk, int kDV>
+Status run_tensor_cores(const core::PrefillArgs& args, cuda::Queue& queue) {
+  using Kernel = PrefillKernel<kType, kDQk, kDV, tiling()>;
+  const PrefillParams params = {.args = args,
+                                .rows_aligned = is_multiple(8, args.q, args.q_stride_token, args.q_stride_head) &&
+                                                is_multiple(8, args.k, args.k_stride_token, args.k_stride_head) &&
+                                                is_multiple(8, args.v, args.v_stride_token, args.v_stride_head),
+                                .o_aligned = is_multiple(2, args.o, args.o_stride_token, args.o_stride_head)};
+  return launch<Kernel>(
+      queue,
+      shape_of(num_query_blocks(args.num_tokens, args.batch_size, Kernel::kRows), args.num_heads, Kernel::kSharedBytes),
+      params);
+}
+
+template <DType kType>
+Status run_any(const core::PrefillArgs& args, cuda::Queue& queue) {
+  using Kernel = PrefillAnyKernel<kType>;
+  const auto num_blocks = static_cast<int>((args.num_tokens + Kernel::kWarps - 1) / Kernel::kWarps);
+  return launch<Kernel>(queue, shape_of(num_blocks, args.num_heads, 0), args);
+}
+
+template <DType kType>
+Status run_16bit(const core::PrefillArgs& args, cuda::Queue& queue) {
+  if (args.d_v == 128 && args.d_qk == 192) return run_tensor_cores<kType, 192, 128>(args, queue);
+  if (args.d_v == 128 && args.d_qk == 128) return run_tensor_cores<kType, 128, 128>(args, queue);
+  return run_any<kType>(args, queue);
+}
+
+}  // namespace
+
+size_t prefill_workspace_size(const core::PrefillArgs&, const cuda::DeviceProperties&) { return 0; }
+
+/// Nothing to plan: every row's keys are walked by one block, in one order.
+Status plan_prefill(const core::PrefillArgs&, cuda::Queue&, std::span<std::byte>) { return {}; }
+
+Status run_prefill(const core::PrefillArgs& args, cuda::Queue& queue, std::span<std::byte>) {
+  if (args.num_tokens == 0 || args.num_heads == 0 || args.batch_size == 0) return {};
+  switch (args.dtype) {
+    case DType::kBF16: return run_16bit<DType::kBF16>(args, queue);
+    case DType::kF16: return run_16bit<DType::kF16>(args, queue);
+    default: return run_any<DType::kF32>(args, queue);
+  }
+}
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

@@ -1,0 +1,468 @@
+// SPDX-License-Identifier: Apache-2.0
+// Up-projected prefill of bf16 and f16, one block per kRows query rows of a head:
+//   S = Q K^T, softmax over the keys that each row sees, O = P V, all on mma.sync m16n8k16.
+// Grid: x = T / kRows + B slots for query blocks (each finds its request by bisection; surplus ones exit), longest rows
+// of a request first; y, z = heads. Each of kWarps warps owns 16 * row_tiles rows of Q and O; P never leaves registers,
+// because the accumulator of S has the layout of the operand of P V.
+// Shared memory (swizzled tiles): Q [kRows, d_qk] | K [stages][keys, d_qk] | V [stages][keys, d_v], 2 bytes each, and
+// WarpRows [kWarps]; Q lies under K and V if all of it is held in registers.
+// Pipeline, one stage: K(t+1) arrives during softmax and P V of tile t, V(t) during Q K^T; two blocks per
+// multiprocessor fill each other's gaps:
+//   wait K(t), barrier | fetch V(t) | S | wait V(t), barrier | fetch K(t+1) | softmax, P V
+// Two stages: one barrier per tile, K and V of t+1 arrive during all of tile t.
+// See docs/kernels/portable.md, "Prefill".
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <numbers>
+
+#include "core/args.h"
+#include "cuda/border/launch.h"
+#include "cuda/ptx/ptx.h"
+#include "cuda/tile/element16.cuh"
+#include "cuda/tile/finish.cuh"
+#include "cuda/tile/mask.cuh"
+#include "cuda/tile/query_block.cuh"
+#include "cuda/tile/softmax.cuh"
+#include "cuda/tile/tile.cuh"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+struct PrefillTiling {
+  int warps;
+  int row_tiles;   // of 16 rows, per warp
+  int keys;        // per tile of K and V
+  int stages;      // 1 or 2
+  int q_steps;     // k steps (of 16 channels) of Q that stay in registers
+  int min_blocks;  // per multiprocessor
+};
+
+struct PrefillParams {
+  core::PrefillArgs args;
+  bool rows_aligned;  // every row of q, k and v begins at a multiple of 16 bytes
+  bool o_aligned;     // every row of o at a multiple of 2 elements
+};
+
+template <DType kType, int kDQk, int kDV, PrefillTiling kTiling>
+class PrefillKernel {
+ public:
+  using Params = PrefillParams;
+  static constexpr const char* kName = "prefill";
+  static constexpr int kThreads = kTiling.warps * kWarpSize;
+  static constexpr int kMinBlocks = kTiling.min_blocks;
+  static constexpr int kRows = kTiling.warps * kTiling.row_tiles * 16;
+
+ private:
+  /// Of a warp's rows, in shared memory, because the main loop leaves no registers for it.
+  struct alignas(16) WarpRows {
+    int first_token;  // of all tokens
+    int position;     // of the first row in its request
+    int rows;         // that exist
+    int head;
+  };
+
+  static constexpr int kElementBytes = 2;
+  static constexpr int kQkBytes = kDQk * kElementBytes, kVBytes = kDV * kElementBytes;
+  static constexpr int kKeys = kTiling.keys;
+  static constexpr int kKeyTiles = kKeys / 8;   // columns of S
+  static constexpr int kKeySteps = kKeys / 16;  // k steps of P V
+  static constexpr int kQkSteps = kDQk / 16;
+  static constexpr int kOutTiles = kDV / 8;
+  static constexpr int kRowTiles = kTiling.row_tiles;
+  static constexpr int kWarpRows = kRowTiles * 16;
+  static constexpr int kQSteps = kTiling.q_steps < kQkSteps ? kTiling.q_steps : kQkSteps;
+  static constexpr bool kSharedQ = kQSteps < kQkSteps;
+  static constexpr int kQTileBytes = kRows * kQkBytes;
+  static constexpr int kKTileBytes = kKeys * kQkBytes, kVTileBytes = kKeys * kVBytes;
+  static constexpr int kKeyTilesBytes = kTiling.stages * (kKTileBytes + kVTileBytes);
+  static constexpr int kKBegin = kSharedQ ? kQTileBytes : 0;
+  static constexpr int kVBegin = kKBegin + kTiling.stages * kKTileBytes;
+
+ public:
+  static constexpr int kTilesBytes = kSharedQ                       ? kQTileBytes + kKeyTilesBytes
+                                     : kQTileBytes > kKeyTilesBytes ? kQTileBytes
+                                                                    : kKeyTilesBytes;
+  static constexpr int kSharedBytes = kTilesBytes + kTiling.warps * static_cast<int>(sizeof(WarpRows));
+  static_assert(kSharedBytes <= kSharedBytesPerBlock);
+  static_assert(kKeys % 16 == 0 && kDQk % 64 == 0 && kDV % 64 == 0 && kThreads % 64 == 0);
+  static_assert(kTiling.stages == 1 || kTiling.stages == 2);
+
+  static MLA_DEVICE void run(const Params& params) {
+    const int head = ptx::block_index_z() * kMaxGridY + ptx::block_index_y();
+    if (head >= params.args.num_heads) return;
+    const QueryBlock block = find_query_block(params.args, kRows, ptx::grid_size_x() - 1 - ptx::block_index_x());
+    if (block.rows <= 0) return;
+    PrefillKernel(params, block, head).attend();
+  }
+
+ private:
+  const Params& params_;
+  const core::PrefillArgs& args_;
+  const QueryBlock block_;
+  const int head_;
+  const int warp_row_;  // first row of the warp in the block
+  const ptx::SharedAddress shared_;
+
+  using QRegisters = uint32_t[kQSteps > 0 ? kQSteps : 1][kRowTiles][4];
+  using Scores = float[kRowTiles][kKeyTiles][4];
+  using Weights = uint32_t[kRowTiles][kKeySteps][4];
+  using Outputs = float[kRowTiles][kOutTiles][4];
+
+  MLA_DEVICE PrefillKernel(const Params& params, const QueryBlock& block, int head)
+      : params_(params),
+        args_(params.args),
+        block_(block),
+        head_(head),
+        warp_row_(ptx::shuffle(ptx::warp(), 0) * kWarpRows),
+        shared_(ptx::shared_address(ptx::shared_memory())) {}
+
+  MLA_DEVICE ptx::SharedAddress warp_rows_address() const {
+    return shared_ + static_cast<uint32_t>(kTilesBytes + warp_row_ / kWarpRows * static_cast<int>(sizeof(WarpRows)));
+  }
+  MLA_DEVICE WarpRows warp_rows() const { return ptx::load_shared<WarpRows>(warp_rows_address()); }
+  MLA_DEVICE void store_warp_rows(const QueryBlock& block) const {
+    if (ptx::lane() != 0) return;
+    const int rows = block.rows - warp_row_ < kWarpRows ? block.rows - warp_row_ : kWarpRows;
+    ptx::store_shared(warp_rows_address(),
+                      WarpRows{block.first_token + warp_row_, block.position + warp_row_, rows, head_});
+  }
+  MLA_DEVICE KeyRange visible(int position) const {
+    return visible_keys(position, block_.kv_len, args_.causal, args_.options.window_left);
+  }
+  /// Whether any of the warp's rows sees a key of the tile from first_key on, and whether all see all.
+  MLA_DEVICE bool seen_by_any(int first_key) const {
+    const WarpRows rows = warp_rows();
+    return rows.rows > 0 && first_key < visible(rows.position + rows.rows - 1).end &&
+           first_key + kKeys > visible(rows.position).begin;
+  }
+  MLA_DEVICE bool seen_by_all(int first_key) const {
+    const WarpRows rows = warp_rows();
+    return first_key + kKeys <= visible(rows.position).end && first_key >= visible(rows.position + kWarpRows - 1).begin;
+  }
+
+  /// The warp's rows of Q.
+  MLA_DEVICE ptx::SharedAddress q_tile() const { return shared_ + static_cast<uint32_t>(warp_row_ * kQkBytes); }
+  MLA_DEVICE ptx::SharedAddress k_tile(int stage) const {
+    return shared_ + static_cast<uint32_t>(kKBegin + stage * kKTileBytes);
+  }
+  MLA_DEVICE ptx::SharedAddress v_tile(int stage) const {
+    return shared_ + static_cast<uint32_t>(kVBegin + stage * kVTileBytes);
+  }
+
+  /// Starts to copy rows of global memory into a tile; rows from `num_rows` on become zero. A warp takes four rows of
+  /// 128 bytes at a time.
+  template <int kTileRows, int kRowBytes>
+  MLA_DEVICE void load_tile(ptx::SharedAddress to, const void* from, int64_t offset, int64_t stride,
+                            int num_rows) const {
+    const int chunk = ptx::thread_index() % kChunksPerSegment, row = ptx::thread_index() / kChunksPerSegment;
+    constexpr int kRowsAtOnce = kThreads / kChunksPerSegment;
+    static_assert(kTileRows % kRowsAtOnce == 0 && kRowsAtOnce % 8 == 0);
+    const uint16_t* source = static_cast<const uint16_t*>(from) + offset + row * stride + chunk * 8;
+    to += tile_offset<kRowBytes>(row, chunk);
+    if (params_.rows_aligned) {
+      MLA_UNROLL
+      for (int r = 0; r < kTileRows; r += kRowsAtOnce) {
+        MLA_UNROLL
+        for (int segment = 0; segment < kRowBytes / kSegmentBytes; ++segment)
+          ptx::cp_async_16(to + static_cast<uint32_t>(r * kRowBytes + segment * kSegmentBytes), source + segment * 64,
+                           row + r < num_rows);
+        source += kRowsAtOnce * stride;
+      }
+      return;
+    }
+    MLA_NO_UNROLL
+    for (int r = 0; r < kTileRows; r += kRowsAtOnce) {
+      MLA_NO_UNROLL
+      for (int segment = 0; segment < kRowBytes / kSegmentBytes; ++segment) {
+        ptx::Vec4 elements = {};
+        if (row + r < num_rows) {
+          const uint16_t* piece = source + segment * 64;
+          MLA_UNROLL
+          for (int i = 0; i < 4; ++i)
+            elements.x[i] = static_cast<uint32_t>(piece[2 * i]) | static_cast<uint32_t>(piece[2 * i + 1]) << 16;
+        }
+        ptx::store_shared(to + static_cast<uint32_t>(r * kRowBytes + segment * kSegmentBytes), elements);
+      }
+      source += kRowsAtOnce * stride;
+    }
+  }
+  MLA_DEVICE void load_q() const {
+    load_tile<kRows, kQkBytes>(shared_, args_.q,
+                               block_.first_token * args_.q_stride_token + head_ * args_.q_stride_head,
+                               args_.q_stride_token, block_.rows);
+  }
+  MLA_DEVICE void load_k(int stage, int tile) const {
+    load_tile<kKeys, kQkBytes>(k_tile(stage), args_.k,
+                               (block_.first_key + tile * kKeys) * args_.k_stride_token + head_ * args_.k_stride_head,
+                               args_.k_stride_token, block_.kv_len - tile * kKeys);
+  }
+  MLA_DEVICE void load_v(int stage, int tile) const {
+    load_tile<kKeys, kVBytes>(v_tile(stage), args_.v,
+                              (block_.first_key + tile * kKeys) * args_.v_stride_token + head_ * args_.v_stride_head,
+                              args_.v_stride_token, block_.kv_len - tile * kKeys);
+  }
+  static MLA_DEVICE void wait_for_copies() {
+    ptx::cp_async_wait<0>();
+    ptx::sync_block();
+  }
+
+  MLA_DEVICE void attend() const {
+    const KeyRange keys = {visible(block_.position).begin, visible(block_.position + block_.rows - 1).end};
+    const int first_tile = keys.begin / kKeys, end_tile = keys.empty() ? first_tile : (keys.end - 1) / kKeys + 1;
+    const bool raw_scores = args_.options.logits_soft_cap == 0.0F && args_.options.alibi_slopes == nullptr;
+    const float scale_log2 = (raw_scores ? args_.sm_scale : 1.0F) * std::numbers::log2e_v<float>;
+
+    QRegisters q;
+    Outputs o = {};
+    SoftmaxRows states[kRowTiles];
+
+    store_warp_rows(block_);
+    load_q();
+    if constexpr (!kSharedQ) {
+      ptx::cp_async_commit();
+      wait_for_copies();
+      keep_q(q);
+      ptx::sync_block();  // K and V come where Q was
+    }
+    if (first_tile < end_tile) {
+      load_k(0, first_tile);
+      if constexpr (kTiling.stages == 2) load_v(0, first_tile);
+    }
+    ptx::cp_async_commit();
+    ptx::sync_warp();  // its WarpRows are there
+
+    MLA_NO_UNROLL
+    for (int tile = first_tile, stage = 0; tile < end_tile; ++tile, stage ^= kTiling.stages - 1) {
+      const bool meets = seen_by_any(tile * kKeys);
+      Scores s = {};
+
+      // K (of two stages: and V) of this tile is there, and all warps are done with the tile before.
+      wait_for_copies();
+      if constexpr (kTiling.stages == 1) {
+        load_v(0, tile);
+      } else if (tile + 1 < end_tile) {
+        load_k(stage ^ 1, tile + 1);
+        load_v(stage ^ 1, tile + 1);
+      }
+      ptx::cp_async_commit();
+      if constexpr (kSharedQ && kQSteps > 0) {
+        if (tile == first_tile) keep_q(q);
+      }
+      if (meets) multiply_qk(s, q, k_tile(stage));
+
+      if constexpr (kTiling.stages == 1) {
+        wait_for_copies();  // V is there, and all warps are done with K
+        if (tile + 1 < end_tile) load_k(0, tile + 1);
+        ptx::cp_async_commit();
+      }
+      if (!meets) continue;
+      if (!raw_scores) transform(s, tile * kKeys);
+      const bool masked = !seen_by_all(tile * kKeys);
+      if (masked) mask(s, tile * kKeys);
+      online_softmax(s, scale_log2, states, o);
+      Weights p;
+      MLA_UNROLL
+      for (int r = 0; r < kRowTiles; ++r) {
+        MLA_UNROLL
+        for (int i = 0; i < kKeySteps; ++i) pack_weights<kType>(s[r][2 * i], s[r][2 * i + 1], p[r][i]);
+      }
+      // A weight of 0 does not silence a value that is infinite or NaN.
+      if (masked && !all_finite(v_tile(stage))) {
+        multiply_pv<true>(o, p, v_tile(stage));
+        add_infinite_values(o, v_tile(stage), tile * kKeys);
+      } else {
+        multiply_pv<false>(o, p, v_tile(stage));
+      }
+    }
+    store(o, states, scale_log2);
+  }
+
+  /// Q of the k steps that stay in registers.
+  MLA_DEVICE void keep_q(QRegisters& q) const {
+    const auto lane = lane_of_a<kQkBytes>(q_tile());
+    MLA_UNROLL
+    for (int step = 0; step < kQSteps; ++step) {
+      MLA_UNROLL
+      for (int r = 0; r < kRowTiles; ++r) ptx::ldmatrix_x4(q[step][r], lane.at(r * 16, step * 2));
+    }
+  }
+
+  /// s = q k^T
+  MLA_DEVICE void multiply_qk(Scores& s, const QRegisters& q, ptx::SharedAddress k_tile) const {
+    const auto q_lane = lane_of_a<kQkBytes>(q_tile());
+    const auto k_lane = lane_of_b<kQkBytes>(k_tile);
+    MLA_UNROLL
+    for (int step = 0; step < kQkSteps; ++step) {
+      uint32_t a[kRowTiles][4];
+      MLA_UNROLL
+      for (int r = 0; r < kRowTiles; ++r) {
+        if (step < kQSteps) {
+          MLA_UNROLL
+          for (int i = 0; i < 4; ++i) a[r][i] = q[step < kQSteps ? step : 0][r][i];
+        } else {
+          ptx::ldmatrix_x4(a[r], q_lane.at(r * 16, step * 2));
+        }
+      }
+      MLA_UNROLL
+      for (int n = 0; n < kKeyTiles; n += 2) {
+        uint32_t b[4];
+        ptx::ldmatrix_x4(b, k_lane.at(n * 8, step * 2));
+        MLA_UNROLL
+        for (int r = 0; r < kRowTiles; ++r) {
+          mma<kType>(s[r][n], a[r], b[0], b[1]);
+          mma<kType>(s[r][n + 1], a[r], b[2], b[3]);
+        }
+      }
+    }
+  }
+
+  /// Soft cap and ALiBi; scores become natural logits.
+  MLA_DEVICE void transform(Scores& s, int first_key) const {
+    const core::Options& options = args_.options;
+    const WarpRows rows = warp_rows();
+    const float slope = options.alibi_slopes != nullptr ? options.alibi_slopes[rows.head] : 0.0F;
+    MLA_UNROLL
+    for (int r = 0; r < kRowTiles; ++r) {
+      const float scale = options.logits_soft_cap == 0.0F ? args_.sm_scale : 1.0F;
+      if (options.logits_soft_cap != 0.0F) cap_scores(s[r], args_.sm_scale, options.logits_soft_cap);
+      const int position = rows.position + r * 16 + accumulator_row();
+      add_slope(s[r], scale, slope, first_key + accumulator_column() - position);
+    }
+  }
+
+  MLA_DEVICE void mask(Scores& s, int first_key) const {
+    const int position = warp_rows().position + accumulator_row();
+    MLA_UNROLL
+    for (int r = 0; r < kRowTiles; ++r)
+      mask_scores(s[r], {visible(position + r * 16), visible(position + r * 16 + 8)}, first_key);
+  }
+
+  /// o += p v; kFiniteOnly: infinite and NaN values count as 0.
+  template <bool kFiniteOnly>
+  MLA_DEVICE void multiply_pv(Outputs& o, const Weights& p, ptx::SharedAddress v_tile) const {
+    const auto v_lane = lane_of_b_trans<kVBytes>(v_tile);
+    MLA_UNROLL
+    for (int step = 0; step < kKeySteps; ++step) {
+      MLA_UNROLL
+      for (int n = 0; n < kOutTiles; n += 2) {
+        uint32_t b[4];
+        ptx::ldmatrix_x4_trans(b, v_lane.at(step * 16, n));
+        if constexpr (kFiniteOnly) {
+          MLA_UNROLL
+          for (uint32_t& pair : b) pair = finite_or_zero<kType>(pair);
+        }
+        MLA_UNROLL
+        for (int r = 0; r < kRowTiles; ++r) {
+          mma<kType>(o[r][n], p[r][step], b[0], b[1]);
+          mma<kType>(o[r][n + 1], p[r][step], b[2], b[3]);
+        }
+      }
+    }
+  }
+
+  MLA_DEVICE bool all_finite(ptx::SharedAddress v_tile) const {
+    bool found = false;
+    for (int i = ptx::lane() * kChunkBytes; i < kVTileBytes; i += kWarpSize * kChunkBytes) {
+      const auto elements = ptx::load_shared<ptx::Vec4>(v_tile + static_cast<uint32_t>(i));
+      MLA_UNROLL
+      for (uint32_t pair : elements.x) found |= !both_finite<kType>(pair);
+    }
+    return !ptx::any(found);
+  }
+
+  /// Adds what multiply_pv<true> left out, to the rows that see it: visible keys (1 or 0) times where values are NaN or
+  /// infinite (1 or 0) tells how many of each a row and channel sees.
+  MLA_DEVICE void add_infinite_values(Outputs& o, ptx::SharedAddress v_tile, int first_key) const {
+    const auto v_lane = lane_of_b_trans<kVBytes>(v_tile);
+    MLA_UNROLL
+    for (int n = 0; n < kOutTiles; n += 2) {
+      float up[kRowTiles][2][4] = {}, down[kRowTiles][2][4] = {};  // numbers of +inf and of -inf; NaN is both
+      MLA_NO_UNROLL
+      for (int step = 0; step < kKeySteps; ++step) {
+        uint32_t b[4], b_up[4], b_down[4];
+        ptx::ldmatrix_x4_trans(b, v_lane.at(step * 16, n));
+        MLA_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          b_up[i] = not_below_infinity<kType>(b[i]);
+          b_down[i] = not_below_infinity<kType>(b[i] ^ 0x80008000U);
+        }
+        MLA_UNROLL
+        for (int r = 0; r < kRowTiles; ++r) {
+          uint32_t a[4];
+          visible_as_operand(a, r * 16, first_key + step * 16);
+          MLA_UNROLL
+          for (int half = 0; half < 2; ++half) {
+            mma<kType>(up[r][half], a, b_up[2 * half], b_up[2 * half + 1]);
+            mma<kType>(down[r][half], a, b_down[2 * half], b_down[2 * half + 1]);
+          }
+        }
+      }
+      MLA_UNROLL
+      for (int r = 0; r < kRowTiles; ++r) {
+        MLA_UNROLL
+        for (int i = 0; i < 8; ++i) {
+          if (up[r][i / 4][i % 4] > 0.0F) o[r][n + i / 4][i % 4] += -kNoKey;
+          if (down[r][i / 4][i % 4] > 0.0F) o[r][n + i / 4][i % 4] += kNoKey;
+        }
+      }
+    }
+  }
+
+  /// 1 where a row sees a key and 0 elsewhere, as A operand.
+  MLA_DEVICE void visible_as_operand(uint32_t (&a)[4], int row, int first_key) const {
+    const int position = warp_rows().position + row + accumulator_row();
+    MLA_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const KeyRange seen = visible(position + i % 2 * 8);
+      const int key = first_key + accumulator_column() + i / 2 * 8;
+      a[i] = pack<kType>(seen.contains(key) ? 1.0F : 0.0F, seen.contains(key + 1) ? 1.0F : 0.0F);
+    }
+  }
+
+  MLA_DEVICE void store(Outputs& o, const SoftmaxRows (&states)[kRowTiles], float scale_log2) const {
+    const WarpRows rows = warp_rows();
+    const float sink = load_sink(args_.options, rows.head);
+    MLA_UNROLL
+    for (int r = 0; r < kRowTiles; ++r) {
+      FinishedRow finished[2];
+      MLA_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        const float max = states[r].max[i];
+        finished[i] = finish_row(max == kNoKey ? kNoKey : exponent_offset(max, scale_log2), quad_sum(states[r].sum[i]),
+                                 sink, 1.0F, args_.lse_base);
+      }
+      MLA_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        const int row = r * 16 + accumulator_row() + i * 8;
+        if (row >= rows.rows) continue;
+        const int token = rows.first_token + row;
+        if (args_.lse != nullptr && (ptx::lane() & 3) == 0)
+          args_.lse[token * args_.lse_stride_token + rows.head * args_.lse_stride_head] = finished[i].lse;
+        const int64_t offset = token * args_.o_stride_token + rows.head * args_.o_stride_head + accumulator_column();
+        MLA_UNROLL
+        for (int n = 0; n < kOutTiles; ++n)
+          store_pair(offset + n * 8, o[r][n][2 * i] * finished[i].o_factor, o[r][n][2 * i + 1] * finished[i].o_factor);
+      }
+    }
+  }
+
+  MLA_DEVICE void store_pair(int64_t offset, float low, float high) const {
+    if (args_.o_dtype == DType::kF32) {
+      float* at = static_cast<float*>(args_.o) + offset;
+      at[0] = low;
+      at[1] = high;
+      return;
+    }
+    uint16_t* at = static_cast<uint16_t*>(args_.o) + offset;
+    const uint32_t pair = pack<kType>(low, high);
+    if (params_.o_aligned) {
+      *reinterpret_cast<uint32_t*>(at) = pair;
+    } else {
+      at[0] = static_cast<uint16_t>(pair);
+      at[1] = static_cast<uint16_t>(pair >> 16);
+    }
+  }
+};
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// Up-projected prefill of what the tensor cores do not take: f32, and head dims other than theirs. Simple, not fast.
+// Grid: x = ceil(T / kWarps), y, z = heads; a warp computes one query row. Scores: a lane has a key of its own, 32 keys
+// at a time. Values: a lane has kColumns / 32 channels; rows wider than kColumns are computed in several passes. No
+// shared memory.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <numbers>
+
+#include "core/args.h"
+#include "cuda/border/launch.h"
+#include "cuda/ptx/ptx.h"
+#include "cuda/tile/finish.cuh"
+#include "cuda/tile/mask.cuh"
+#include "cuda/tile/query_block.cuh"
+#include "cuda/tile/scalar.cuh"
+#include "cuda/tile/search.cuh"
+#include "cuda/tile/softmax.cuh"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+template <DType kType>
+class PrefillAnyKernel {
+ public:
+  using Params = core::PrefillArgs;
+  static constexpr const char* kName = "prefill_any";
+  static constexpr int kWarps = 4;
+  static constexpr int kThreads = kWarps * kWarpSize;
+  static constexpr int kMinBlocks = 4;
+
+  static MLA_DEVICE void run(const Params& args) {
+    const int head = ptx::block_index_z() * kMaxGridY + ptx::block_index_y();
+    const int64_t token = int64_t{ptx::block_index_x()} * kWarps + ptx::warp();
+    if (head >= args.num_heads || token >= args.num_tokens) return;
+    const int32_t request = find_range(args.qo_indptr, args.batch_size, token);
+    if (request < 0) return;  // a row that pads the batch
+    const int first_key = args.kv_indptr[request], kv_len = args.kv_indptr[request + 1] - first_key;
+    const int rows_left = args.qo_indptr[request + 1] - static_cast<int>(token);
+    const QueryBlock row = {.first_token = static_cast<int>(token),
+                            .first_key = first_key,
+                            .rows = 1,
+                            .position = kv_len - rows_left,
+                            .kv_len = kv_len};
+    for (int column = 0; column < args.d_v; column += kColumns) attend(args, row, head, column);
+  }
+
+ private:
+  static constexpr int kColumns = 256;
+  static constexpr int kLaneColumns = kColumns / kWarpSize;
+
+  static MLA_DEVICE float score(const Params& args, const QueryBlock& row, int head, int key) {
+    const int64_t q = row.first_token * args.q_stride_token + head * args.q_stride_head;
+    const int64_t k = (row.first_key + key) * args.k_stride_token + head * args.k_stride_head;
+    float sum = 0.0F;
+    for (int c = 0; c < args.d_qk; ++c) sum += load_element(args.q, kType, q + c) * load_element(args.k, kType, k + c);
+    float s[1][4] = {{sum, sum, sum, sum}};
+    const core::Options& options = args.options;
+    if (options.logits_soft_cap != 0.0F)
+      cap_scores(s, args.sm_scale, options.logits_soft_cap);
+    else
+      s[0][0] *= args.sm_scale;
+    if (options.alibi_slopes != nullptr) s[0][0] += options.alibi_slopes[head] * static_cast<float>(key - row.position);
+    return s[0][0];
+  }
+
+  /// Channels first_column ... first_column + kColumns - 1 of the output.
+  static MLA_DEVICE void attend(const Params& args, const QueryBlock& row, int head, int first_column) {
+    constexpr float kScale = std::numbers::log2e_v<float>;
+    const KeyRange keys = visible_keys(row.position, row.kv_len, args.causal, args.options.window_left);
+    const int lane_column = first_column + ptx::lane();
+    float max = kNoKey, sum = 0.0F, o[kLaneColumns] = {};
+    for (int first = keys.begin; first < keys.end; first += kWarpSize) {
+      const int key = first + ptx::lane();
+      const float s = key < keys.end ? score(args, row, head, key) : kNoKey;
+      const float new_max = std::fmax(max, warp_max(s)), offset = exponent_offset(new_max, kScale);
+      const float factor = max == kNoKey ? 0.0F : ptx::exp2_approx(exponent_offset(max, kScale) - offset);
+      const float weight = ptx::exp2_approx(s * kScale - offset);
+      max = new_max;
+      sum = sum * factor + weight;
+      MLA_UNROLL
+      for (float& value : o) value *= factor;
+      const int count = keys.end - first < kWarpSize ? keys.end - first : kWarpSize;
+      for (int j = 0; j < count; ++j) {
+        const float w = ptx::shuffle(weight, j);
+        const int64_t v = int64_t{row.first_key + first + j} * args.v_stride_token + head * args.v_stride_head;
+        MLA_UNROLL
+        for (int i = 0; i < kLaneColumns; ++i) {
+          const int column = lane_column + i * kWarpSize;
+          if (column < args.d_v) o[i] += w * load_element(args.v, kType, v + column);
+        }
+      }
+    }
+    const FinishedRow finished = finish_row(max == kNoKey ? kNoKey : exponent_offset(max, kScale), warp_sum(sum),
+                                            load_sink(args.options, head), 1.0F, args.lse_base);
+    if (args.lse != nullptr && ptx::lane() == 0)
+      args.lse[row.first_token * args.lse_stride_token + head * args.lse_stride_head] = finished.lse;
+    const int64_t offset = row.first_token * args.o_stride_token + head * args.o_stride_head;
+    MLA_UNROLL
+    for (int i = 0; i < kLaneColumns; ++i) {
+      const int column = lane_column + i * kWarpSize;
+      if (column < args.d_v) store_element(args.o, args.o_dtype, offset + column, o[i] * finished.o_factor);
+    }
+  }
+
+  static MLA_DEVICE float warp_max(float value) {
+    for (int mask = kWarpSize / 2; mask > 0; mask /= 2) value = std::fmax(value, ptx::shuffle_xor(value, mask));
+    return value;
+  }
+  static MLA_DEVICE float warp_sum(float value) {
+    for (int mask = kWarpSize / 2; mask > 0; mask /= 2) value += ptx::shuffle_xor(value, mask);
+    return value;
+  }
+};
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+// The value warps of quantized rows: weights times scales, in f16, by codes; a warp's channels have one scale.
+#pragma once
+
+#include "cuda/backends/portable/specialized_codes.cuh"
+#include "cuda/backends/portable/specialized_outputs.cuh"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+template <class Config>
+class CodeValueRole : OutputRole<Config> {
+  using Block = SpecializedBlock<Config>;
+  using Output = OutputRole<Config>;
+  using Block::args_, Block::unit, Output::kValueThreads, Output::output_channel, Output::outputs_, Output::value_warp;
+
+ public:
+  using Block::next_unit;
+
+  MLA_DEVICE explicit CodeValueRole(const cuda::AbsorbedArgs& args) : Output(args) {}
+
+  MLA_DEVICE void compute() {
+    Output::clear_outputs();
+    reference_ = 0;
+    MLA_NO_UNROLL
+    for (int pool = 0; pool < 2; ++pool) {
+      const uint32_t end = Block::last_step_of_pool(pool);
+      if (has_rope())
+        steps<true>(pool, end);
+      else
+        steps<false>(pool, end);
+    }
+    ptx::mbarrier_wait(Block::weighed(), Block::weighed_parity(Block::unit_number()));
+    finish_outputs();
+    Block::leave_unit();
+  }
+
+ private:
+  static constexpr int kTiles = Config::kOutputTilesN;
+  static constexpr int kSteps = Config::kKeys / 16;  // of 16 keys
+  static_assert(Config::kOutputTilesM == 1 && kTiles % 4 == 0);
+
+  /// In some formats values go on behind the latent channels: rotary ones, bf16, of the last warp.
+  MLA_DEVICE bool has_rope() const { return output_channel() >= args_.pools[0].cache.d_ckv; }
+
+  MLA_DEVICE int group_of(const LandedRows& rows) const { return has_rope() ? 0 : rows.group_of(output_channel()); }
+
+  template <bool kRope>
+  MLA_DEVICE void steps(int pool, uint32_t end) {
+    const Places at(*this, landed_rows<Config>(args_.pools, pool));
+    MLA_NO_UNROLL
+    for (; next_ < end; ++next_) {
+      const uint32_t n = next_;
+      ptx::mbarrier_wait(Block::full(n), Block::stage_parity(n));  // for the sight of what copies wrote
+      ptx::mbarrier_wait(Block::ready(n), Block::ready_parity(n));
+      const auto both = ptx::load_shared<uint64_t>(Block::events(n));
+      const auto events = static_cast<uint32_t>(both);
+      const uint32_t reference = kRope ? 0U : static_cast<uint32_t>(both >> 32);
+      bool plain = true;
+      if ((events | (reference ^ reference_)) != 0) [[unlikely]] {
+        const LandedRows rows = landed_rows<Config>(args_.pools, pool);
+        if (Block::poison(n)[Config::kKeys] != 0) silence_poison<kRope>(n, rows);
+        Output::rescale(n, kRope ? 1.0F : change_reference(reference & ~kSmallScales));
+        plain = (reference & kSmallScales) == 0;
+        if (!plain) add_values(n, rows);
+      }
+      if constexpr (kRope)
+        add_rope(n, at);
+      else if (plain)
+        add_codes(n, at);
+      ptx::sync_warp();
+      if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::free(n));
+    }
+  }
+
+  /// What the lane reads: of a stage, by bytes from its begin on, and of what belongs to even steps.
+  struct Places {
+    MLA_DEVICE Places(const CodeValueRole& role, const LandedRows& rows)
+        : values(static_cast<uint32_t>((ptx::lane() & 15) * Config::kKeyPitch + (ptx::lane() >> 4) * kChunkBytes) +
+                 (role.has_rope() ? rows.rope_at + static_cast<uint32_t>((output_channel() - rows.d_ckv) * 2)
+                                  : static_cast<uint32_t>(output_channel()))),
+          weights(role.weights(0) +
+                  static_cast<uint32_t>((ptx::lane() & 15) * Config::kWeightPitch + (ptx::lane() >> 4) * kChunkBytes)),
+          scales(role.value_scales(0, role.group_of(rows)) + static_cast<uint32_t>((ptx::lane() & 3) * 4)) {}
+
+    uint32_t values;  // of key `lane & 15`, and of chunk `lane >> 4`
+    ptx::SharedAddress weights, scales;
+  };
+
+  static constexpr uint32_t kSmallScales = 0x80000000U;
+
+  /// Returns what outputs so far are to be multiplied by. References only grow, but for a unit's first.
+  MLA_DEVICE float change_reference(uint32_t reference) {
+    if (reference == reference_) return 1.0F;
+    const float change = std::bit_cast<float>(reference_) / std::bit_cast<float>(reference);
+    reference_ = reference;
+    return change;
+  }
+
+  /// Weights of 16 keys: rows g and g + 8, keys 2t, 2t + 1, then those 8 on.
+  MLA_DEVICE static void load_weights(uint32_t (&a)[4], uint32_t n, int step, const Places& at) {
+    ptx::ldmatrix_x4(a, at.weights + n % 2 * Config::kWeightBytes + static_cast<uint32_t>(step * 32));
+  }
+
+  /// Codes of 16 keys and 16 channels of tiles 2 `pair`, whose columns are the even channels, and the next, odd ones:
+  /// for each tile an operand of f16.
+  struct Codes {
+    uint32_t even[2], odd[2];
+  };
+  MLA_DEVICE static void spread(Codes& to, uint32_t low_keys, uint32_t high_keys) {
+    constexpr uint32_t kEvenBytesFirst = 0x3120;  // two keys' two channels become two channels' two keys
+    ptx::e4m3x4_to_f16x2(ptx::permute_bytes(low_keys, kEvenBytesFirst), to.even[0], to.odd[0]);
+    ptx::e4m3x4_to_f16x2(ptx::permute_bytes(high_keys, kEvenBytesFirst), to.even[1], to.odd[1]);
+  }
+
+  template <class F>
+  MLA_DEVICE void for_codes(uint32_t n, int step, const Places& at, const F& f) const {
+    const ptx::SharedAddress rows = Block::stage(n) + at.values + static_cast<uint32_t>(step * 16 * Config::kKeyPitch);
+    MLA_UNROLL
+    for (int j = 0; j < kTiles; j += 4) {
+      uint32_t words[4];  // keys 0-7 and 8-15 of 16 channels, then of the next 16
+      ptx::ldmatrix_x4_trans(words, rows + static_cast<uint32_t>(j * 8));
+      MLA_UNROLL
+      for (int pair = 0; pair < 2; ++pair) {
+        Codes codes;
+        spread(codes, words[2 * pair], words[2 * pair + 1]);
+        f(j + 2 * pair, codes);
+      }
+    }
+  }
+
+  MLA_DEVICE void add_codes(uint32_t n, const Places& at) {
+    const ptx::SharedAddress scales = at.scales + n % 2 * Config::kScaleBytes;
+    MLA_UNROLL
+    for (int step = 0; step < kSteps; ++step) {
+      uint32_t a[4];
+      load_weights(a, n, step, at);
+      MLA_UNROLL
+      for (int i = 0; i < 4; ++i)
+        a[i] = ptx::mul_f16x2(a[i], ptx::load_shared<uint32_t>(scales + static_cast<uint32_t>(step * 32 + i / 2 * 16)));
+      for_codes(n, step, at, [&](int j, const Codes& codes) {
+        ptx::mma_f16(outputs_[0][j], a, codes.even[0], codes.even[1]);
+        ptx::mma_f16(outputs_[0][j + 1], a, codes.odd[0], codes.odd[1]);
+      });
+    }
+  }
+
+  /// The same in bf16, which holds weights times whatever scale.
+  MLA_DEVICE void add_values(uint32_t n, const LandedRows& from) {
+    const Places at(*this, from);
+    const int group = group_of(from);
+    const float inverse = 1.0F / std::bit_cast<float>(reference_);
+    MLA_NO_UNROLL
+    for (int step = 0; step < kSteps; ++step) {
+      uint32_t a[4];
+      load_weights(a, n, step, at);
+      MLA_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const int key = step * 16 + i / 2 * 8 + (ptx::lane() & 3) * 2;
+        a[i] = scale_to_bf16(a[i], from.scale(Block::stage(n), key, group) * inverse,
+                             from.scale(Block::stage(n), key + 1, group) * inverse);
+      }
+      for_codes(n, step, at, [&](int j, const Codes& codes) {
+        const auto bf16 = [](uint32_t pair) { return scale_to_bf16(pair, 1.0F, 1.0F); };
+        ptx::mma_bf16(outputs_[0][j], a, bf16(codes.even[0]), bf16(codes.even[1]));
+        ptx::mma_bf16(outputs_[0][j + 1], a, bf16(codes.odd[0]), bf16(codes.odd[1]));
+      });
+    }
+  }
+
+  MLA_DEVICE void add_rope(uint32_t n, const Places& at) {
+    const ptx::SharedAddress rows = Block::stage(n) + at.values;
+    MLA_NO_UNROLL
+    for (int step = 0; step < kSteps; ++step) {
+      uint32_t a[4];
+      load_weights(a, n, step, at);
+      MLA_UNROLL
+      for (int i = 0; i < 4; ++i) a[i] = scale_to_bf16(a[i], 1.0F, 1.0F);
+      MLA_UNROLL
+      for (int j = 0; j < kTiles; j += 2) {
+        uint32_t b[4];
+        ptx::ldmatrix_x4_trans(b, rows + static_cast<uint32_t>(step * 16 * Config::kKeyPitch + j * 16));
+        ptx::mma_bf16(outputs_[0][j], a, b[0], b[1]);
+        ptx::mma_bf16(outputs_[0][j + 1], a, b[2], b[3]);
+      }
+    }
+  }
+
+  /// Rare: keys that some queries see and others do not have NaN codes or scales that are no numbers, which a weight of
+  /// 0 does not silence. They become zeros. Who sees such a key has NaN for a score, and so NaN in its outputs all the
+  /// same. A warp clears its own channels only; the first of those that share a scale, the scale.
+  template <bool kRope>
+  MLA_DEVICE void silence_poison(uint32_t n, const LandedRows& from) const {
+    const int group = group_of(from);
+    const bool first_of_group = !kRope && (value_warp() == 0 || group != from.group_of(output_channel() - 1));
+    MLA_NO_UNROLL
+    for (int key = 0; key < Config::kKeys; ++key) {
+      if (Block::poison(n)[key] == 0) continue;
+      MLA_NO_UNROLL
+      for (int c = ptx::lane(); c < Config::kOutputDims; c += kWarpSize) {
+        const auto row = static_cast<uint32_t>(key * Config::kKeyPitch);
+        if constexpr (kRope) {
+          const ptx::SharedAddress at =
+              Block::stage(n) + row + from.rope_at + static_cast<uint32_t>((output_channel() - from.d_ckv + c) * 2);
+          if (!both_finite<DType::kBF16>(ptx::load_shared<uint16_t>(at))) ptx::store_shared(at, uint16_t{0});
+        } else {
+          const ptx::SharedAddress at = Block::stage(n) + row + static_cast<uint32_t>(output_channel() + c);
+          if ((ptx::load_shared<uint8_t>(at) & 0x7FU) == 0x7FU) ptx::store_shared(at, uint8_t{0});
+        }
+      }
+      if (first_of_group && ptx::lane() == 0) silence_scale(n, key, from, group);
+    }
+    ptx::fence_async_proxy();
+    ptx::sync_threads(Block::kValuesBarrier,
+                      kValueThreads);  // every value warp has seen the marks; this one's lanes the zeros
+    if (value_warp() == 0)
+      for (int i = ptx::lane(); i <= Config::kKeys; i += kWarpSize) Block::poison(n)[i] = 0;
+  }
+
+  MLA_DEVICE void silence_scale(uint32_t n, int key, const LandedRows& from, int group) const {
+    if (is_finite(from.scale(Block::stage(n), key, group))) return;
+    ptx::store_shared(Block::value_scales(n, group) + static_cast<uint32_t>(key * 2), uint16_t{0});
+    const ptx::SharedAddress at = Block::stage(n) + from.scales_at + static_cast<uint32_t>(key) * from.scale_pitch;
+    if (from.ue8m0)
+      ptx::store_shared(at + static_cast<uint32_t>(group), uint8_t{0});
+    else
+      ptx::store_shared(at + static_cast<uint32_t>(group * 4), 0.0F);
+  }
+
+  MLA_DEVICE void finish_outputs() {
+    const float factor =
+        ptx::exp2_approx(-kWeightShift<Config>) * (has_rope() ? 1.0F : std::bit_cast<float>(reference_));
+    MLA_UNROLL
+    for (int j = 0; j < kTiles; ++j) MLA_UNROLL
+    for (int i = 0; i < 4; ++i) outputs_[0][j][i] *= factor;
+    if (has_rope()) {
+      Output::template store_outputs<8>();
+      return;
+    }
+    MLA_UNROLL
+    for (int j = 0; j < kTiles; j += 2) MLA_UNROLL
+    for (int i = 0; i < 4; i += 2) {  // even and odd channels become neighbours
+      const float odd = outputs_[0][j + 1][i];
+      outputs_[0][j + 1][i] = outputs_[0][j][i + 1];
+      outputs_[0][j][i + 1] = odd;
+    }
+    Output::template store_outputs<2>();
+  }
+
+  uint32_t next_ = 0;       // number of the next step
+  uint32_t reference_ = 0;  // of the outputs so far, as f32
+};
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+// The fetch warps: they send for the rows of keys, as soon as there is room for them. They take turns, a
+// copy each: some keys of a step. A lane has one of them. The first of them describes the units, as it needs them
+// first. Rows leave the L2 cache before all else: what a run begins with (instructions, shares, page tables, queries)
+// is still there when the next one does.
+#pragma once
+
+#include "cuda/backends/portable/specialized_block.cuh"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+template <class Config>
+class FetchRole : SpecializedBlock<Config> {
+  using Block = SpecializedBlock<Config>;
+  using Block::args_, Block::memory_, Block::shared_, Block::unit;
+
+ public:
+  MLA_DEVICE FetchRole(const cuda::AbsorbedArgs& args, const cuda::Share& share) : Block(args), walk_(share) {}
+
+  MLA_DEVICE bool next_unit() {
+    if (fetch_warp() == 0 && ptx::lane() == 0) Block::describe_next_unit(walk_);
+    ptx::sync_warp();
+    return Block::next_unit();
+  }
+
+  MLA_DEVICE void compute() {
+    keys_ = unit().keys;
+    key_ = unit().segment.key_begin + ptx::lane();
+    if (ptx::lane() >= Config::kCopyKeys) key_ = kNone;
+    const uint32_t behind = first_ % Config::kFetchWarps, warp = static_cast<uint32_t>(fetch_warp());
+    const uint32_t skipped = (warp + Config::kFetchWarps - behind) % Config::kFetchWarps;  // copies of other warps
+    key_ += static_cast<int32_t>(skipped) * Config::kCopyKeys;
+    next_entry_ = load_entry(key_);
+    find_next();
+    const uint32_t end = unit().steps.end * Config::kStepCopies;
+    MLA_NO_UNROLL
+    for (uint32_t copy = first_ + skipped; copy < end; copy += Config::kFetchWarps) {
+      wait_for_room(copy);
+      if constexpr (Config::kChoosesRows) {
+        fetch(copy, in_second_pool_ ? LandedRow(args_.pools[1]) : LandedRow(args_.pools[0]));
+      } else if (in_second_pool_) {
+        fetch(copy, LandedRow(args_.pools[1]));
+      } else {
+        fetch(copy, LandedRow(args_.pools[0]));
+      }
+      find_next();
+    }
+    first_ = end;
+    Block::leave_unit();
+  }
+
+ private:
+  static constexpr uint32_t kAllKeys = ~0U >> (kWarpSize - Config::kCopyKeys);
+  static constexpr int32_t kNone = INT32_MAX / 2;  // behind all keys, and stays there
+
+  MLA_DEVICE static int fetch_warp() { return ptx::warp() - Config::kFirstFetchWarp; }
+
+  // Rows. They land in the stage where they are multiplied.
+
+  MLA_DEVICE int32_t load_entry(int32_t key) const {
+    const int32_t* from = entry_of(args_, keys_, key);
+    return from != nullptr ? *from : -1;
+  }
+
+  /// Finds the lane's row of the warp's copy after the last one found.
+  MLA_DEVICE void find_next() {
+    in_second_pool_ = ptx::shuffle(keys_.pool_of(key_), 0) == 1;
+    if (!in_second_pool_) [[likely]]
+      find_in(args_.pools[0]);
+    else
+      find_in(args_.pools[1]);
+    key_ += Config::kFetchWarps * Config::kCopyKeys;
+    next_entry_ = load_entry(key_);
+  }
+  MLA_DEVICE void find_in(const cuda::KeyPool& pool) {
+    place_ = find_place<Config>(args_, pool, key_, next_entry_);
+    if constexpr (Config::kQuantized) {
+      if (!pool.scales_inside) load_scales(pool.cache);
+    }
+  }
+
+  MLA_DEVICE void wait_for_room(uint32_t copy) const {
+    const uint32_t n = copy / Config::kStepCopies, group = copy / Config::kGroupCopies;
+    if (n >= Config::kStages)
+      ptx::mbarrier_wait(Block::free(n), Block::stage_parity(n - Config::kStages));
+    else if (group > 0)
+      ptx::mbarrier_wait(Block::sent(group - 1), 0);  // the first rows first: sent at once, all would come late
+  }
+
+  /// What a pool's rows are like, and how their parts lie where they land. In registers, where they suffice: a pool
+  /// chosen by an index would be read by slow loads, and code for each pool is there twice.
+  struct LandedRow {
+    MLA_DEVICE explicit LandedRow(const cuda::KeyPool& pool)
+        : latent_bytes(static_cast<uint32_t>(pool.cache.d_ckv) * (Config::kQuantized ? 1 : 2)),
+          rope_bytes(static_cast<uint32_t>(pool.cache.d_kpe *
+                                           (Config::kQuantized ? pool.cache.layout.rope_element_bytes : 2))),
+          rope_at(static_cast<uint32_t>(pool.landed_rope_at)),
+          stride(pool.cache.ckv.stride_token),
+          aligned(pool.aligned),
+          whole(pool.whole),
+          scales_inside(pool.scales_inside) {}
+    MLA_DEVICE uint32_t bytes() const { return rope_at + rope_bytes; }
+
+    uint32_t latent_bytes, rope_bytes, rope_at;
+    int64_t stride;
+    bool aligned, whole, scales_inside;
+  };
+
+  /// Sends for the rows of a copy, which are found.
+  MLA_DEVICE void fetch(uint32_t copy, const LandedRow& row) const {
+    const uint32_t valid = ptx::ballot(place_.ckv != nullptr);
+    const uint32_t n = copy / Config::kStepCopies;
+    const uint32_t first_key = copy % Config::kStepCopies * Config::kCopyKeys;  // of the step's
+    const ptx::SharedAddress to = Block::stage(n) + first_key * Config::kKeyPitch;
+    if (valid != kAllKeys) [[unlikely]]
+      clear_rows(~valid, row, to);
+    if (!row.aligned) [[unlikely]]
+      copy_rows_slowly(valid, row, to);
+    if constexpr (Config::kQuantized) {
+      if (!row.scales_inside)
+        ptx::store_shared(
+            Block::stage_scales(n) + (first_key + static_cast<uint32_t>(ptx::lane())) * Config::kKeyScaleBytes,
+            scales_);
+    }
+    ptx::sync_warp();  // scales, and rows of zeros
+    const bool elected = ptx::elect();
+    if (elected) {
+      Block::set_valid(copy, valid);
+      const uint32_t bytes = row.whole ? row.bytes() : row.latent_bytes + row.rope_bytes;
+      ptx::mbarrier_arrive_expect_bytes(Block::full(n),
+                                        row.aligned ? static_cast<uint32_t>(std::popcount(valid)) * bytes : 0U);
+    }
+    if (row.aligned) copy_rows(valid, row, to, Block::full(n), elected);
+    if (n < Config::kStages && elected) ptx::mbarrier_arrive(Block::sent(copy / Config::kGroupCopies));
+  }
+
+  /// One lane sends: the instruction takes its operands from the whole warp, so that several would take turns. Where
+  /// the pool says so, both parts of a row are one.
+  MLA_DEVICE void copy_rows(uint32_t keys, const LandedRow& row, ptx::SharedAddress to, ptx::SharedAddress bar,
+                            bool elected) const {
+    if constexpr (Config::kQuantized) {
+      const std::byte* from = of_lane(place_.ckv, 0);
+      if (row.whole && ptx::all(place_.ckv == from + ptx::lane() * row.stride)) {
+        if (elected) copy_rows_of_page(to, from, row.stride, row.bytes(), bar);
+        return;
+      }
+    }
+    constexpr int kAtOnce = Config::kQuantized ? 4 : 8;  // that are known before the first is sent for
+    if (row.whole && keys == kAllKeys) {
+      MLA_UNROLL
+      for (int first = 0; first < Config::kCopyKeys; first += kAtOnce) {
+        const std::byte* from[kAtOnce];
+        MLA_UNROLL
+        for (int i = 0; i < kAtOnce; ++i) from[i] = of_lane(place_.ckv, first + i);
+        if (elected) {
+          MLA_UNROLL
+          for (int i = 0; i < kAtOnce; ++i)
+            send(to + static_cast<uint32_t>((first + i) * Config::kKeyPitch), from[i], row.bytes(), bar);
+        }
+      }
+      return;
+    }
+    MLA_NO_UNROLL
+    for (int key = 0; key < Config::kCopyKeys; ++key) {
+      const std::byte* ckv = of_lane(place_.ckv, key);
+      const std::byte* kpe = of_lane(place_.kpe, key);
+      if ((keys >> key & 1U) == 0 || !elected) continue;
+      const ptx::SharedAddress at = to + static_cast<uint32_t>(key * Config::kKeyPitch);
+      send(at, ckv, row.whole ? row.bytes() : row.latent_bytes, bar);
+      if (!row.whole && row.rope_bytes != 0) send(at + row.rope_at, kpe, row.rope_bytes, bar);
+    }
+  }
+
+  /// Rows that follow one another; in one copy where they shall land like that.
+  MLA_DEVICE static void copy_rows_of_page(ptx::SharedAddress to, const std::byte* from, int64_t stride, uint32_t bytes,
+                                           ptx::SharedAddress bar) {
+    if (bytes == Config::kKeyPitch && stride == Config::kKeyPitch) {
+      send(to, from, Config::kCopyKeys * Config::kKeyPitch, bar);
+      return;
+    }
+    constexpr int kAtOnce = 8;
+    MLA_NO_UNROLL
+    for (int key = 0; key < Config::kCopyKeys;
+         key += kAtOnce, from += kAtOnce * stride, to += kAtOnce * Config::kKeyPitch)
+      MLA_UNROLL
+    for (int i = 0; i < kAtOnce; ++i)
+      send(to + static_cast<uint32_t>(i * Config::kKeyPitch), from + i * stride, bytes, bar);
+  }
+
+  MLA_DEVICE static void send(ptx::SharedAddress to, const std::byte* from, uint32_t bytes, ptx::SharedAddress bar) {
+    ptx::bulk_copy(to, from, bytes, bar, ptx::evict_first());
+  }
+
+  /// Keys that are not there are rows of zeros.
+  MLA_DEVICE void clear_rows(uint32_t keys, const LandedRow& row, ptx::SharedAddress to) const {
+    MLA_NO_UNROLL
+    for (int key = 0; key < Config::kCopyKeys; ++key) {
+      if ((keys >> key & 1U) == 0) continue;
+      for (auto at = static_cast<uint32_t>(ptx::lane() * kChunkBytes); at < row.bytes(); at += kWarpSize * kChunkBytes)
+        ptx::store_shared(to + static_cast<uint32_t>(key * Config::kKeyPitch) + at, ptx::Vec4{});
+    }
+    ptx::fence_async_proxy();  // rows will land here
+  }
+
+  MLA_DEVICE void copy_rows_slowly(uint32_t keys, const LandedRow& row, ptx::SharedAddress to) const {
+    constexpr int kElementBytes = Config::kQuantized ? 1 : 2;
+    MLA_NO_UNROLL
+    for (int key = 0; key < Config::kCopyKeys; ++key) {
+      const std::byte* ckv = of_lane(place_.ckv, key);
+      const std::byte* kpe = of_lane(place_.kpe, key);
+      if ((keys >> key & 1U) == 0) continue;
+      const ptx::SharedAddress row_to = to + static_cast<uint32_t>(key * Config::kKeyPitch);
+      MLA_NO_UNROLL
+      for (auto at = static_cast<uint32_t>(ptx::lane() * kChunkBytes); at < row.latent_bytes;
+           at += kWarpSize * kChunkBytes)
+        copy_chunk_slowly(row_to + at, ckv + at, kElementBytes, true);
+      MLA_NO_UNROLL
+      for (auto at = static_cast<uint32_t>(ptx::lane() * kChunkBytes); at < row.rope_bytes;
+           at += kWarpSize * kChunkBytes)
+        copy_chunk_slowly(row_to + row.rope_at + at, kpe + at, kElementBytes, true);
+    }
+    ptx::fence_async_proxy();
+  }
+
+  MLA_DEVICE static const std::byte* of_lane(const std::byte* pointer, int lane) {
+    const auto bits = reinterpret_cast<uint64_t>(pointer);
+    const uint32_t low = ptx::shuffle(static_cast<uint32_t>(bits), lane);
+    const uint32_t high = ptx::shuffle(static_cast<uint32_t>(bits >> 32), lane);
+    return reinterpret_cast<const std::byte*>(uint64_t{high} << 32 | low);
+  }
+
+  /// Of the lane's key, by words, to which a row's scale bytes are padded.
+  MLA_DEVICE void load_scales(const core::Cache& cache) {
+    const int words = is_ue8m0(cache.layout.scale_kind) ? (cache.num_scales + 3) / 4 : cache.num_scales;
+    scales_ = {};
+    MLA_UNROLL
+    for (int word = 0; word < 4; ++word)
+      if (word < words && place_.scales != nullptr)
+        scales_.x[word] = std::bit_cast<uint32_t>(load_f32_anywhere(place_.scales + word * 4));
+  }
+
+  UnitWalk walk_;                // of the thread that describes units
+  uint32_t first_ = 0;           // number of the unit's first copy
+  KeyList keys_;                 // of the unit
+  Place<Config> place_;          // of the lane's key in the warp's next copy
+  bool in_second_pool_ = false;  // whether that copy's keys are
+  ptx::Vec4 scales_;             // of that key, if they do not come with its row
+  int32_t key_ = 0;              // of the lane in the warp's copy after it
+  int32_t next_entry_ = -1;      // of that key
+};
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// A value warp's outputs: all rows of its share of the channels, in registers until a unit is done.
+#pragma once
+
+#include "cuda/attention/absorbed_results.cuh"
+#include "cuda/backends/portable/specialized_block.cuh"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+template <class Config>
+class OutputRole : protected SpecializedBlock<Config> {
+  using Block = SpecializedBlock<Config>;
+
+ protected:
+  using Block::args_, Block::unit;
+  static constexpr int kValueThreads = Config::kValueWarps * kWarpSize;
+
+  MLA_DEVICE explicit OutputRole(const cuda::AbsorbedArgs& args) : Block(args) {}
+
+  MLA_DEVICE static int value_warp() { return ptx::warp() - Config::kFirstValueWarp; }
+  MLA_DEVICE static int output_channel() { return value_warp() * Config::kOutputDims; }
+
+  MLA_DEVICE void clear_outputs() {
+    MLA_UNROLL
+    for (int m = 0; m < Config::kOutputTilesM; ++m) MLA_UNROLL
+    for (int j = 0; j < Config::kOutputTilesN; ++j) MLA_UNROLL
+    for (int i = 0; i < 4; ++i) outputs_[m][j][i] = 0.0F;
+  }
+
+  /// Of 16 channels the lane has two neighbours in the first of two tiles, those kApart on in the second. Outputs are
+  /// gone afterwards: of 16 rows, two tiles are stored at a time, and the others move up. This code runs once for a
+  /// unit, and the less of it there is, the sooner it comes (measured, H200).
+  template <int kApart>
+  MLA_DEVICE void store_outputs() {
+    int channel = output_channel() + (ptx::lane() & 3) * (kApart == 8 ? 2 : 4);
+    if (kPartialsApart && unit().slot >= 0) {
+      MLA_UNROLL
+      for (int half = 0; half < 2; ++half)
+        ResultRow<Config, Config::kOutputTilesN, kApart>(args_, unit(), lane_row(0, half), channel)
+            .store_partial(values_of(0, half));
+      return;
+    }
+    constexpr int kAtOnce = Config::kRows == 16 ? 2 : Config::kOutputTilesN;
+    MLA_NO_UNROLL
+    for (int first = 0; first < Config::kOutputTilesN; first += kAtOnce, channel += kAtOnce * 8) {
+      MLA_UNROLL
+      for (int m = 0; m < Config::kOutputTilesM; ++m) {
+        MLA_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          const int r = lane_row(m, half);
+          const ResultRow<Config, kAtOnce, kApart> row(args_, unit(), r, channel);
+          row.template store<kPartialsApart>(Block::output_factors()[r], values_of(m, half));
+        }
+        MLA_UNROLL
+        for (int j = kAtOnce; j < Config::kOutputTilesN; ++j) MLA_UNROLL
+        for (int i = 0; i < 4; ++i) outputs_[m][j - kAtOnce][i] = outputs_[m][j][i];
+      }
+    }
+  }
+
+  /// What outputs so far are multiplied by in step n, besides `also`.
+  MLA_DEVICE void rescale(uint32_t n, float also) {
+    float factor[Config::kOutputTilesM][2];
+    bool any = also != 1.0F;
+    MLA_UNROLL
+    for (int m = 0; m < Config::kOutputTilesM; ++m) MLA_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      factor[m][half] = Block::factors(n)[lane_row(m, half)];
+      any |= factor[m][half] != 1.0F;
+    }
+    if (!ptx::any(any)) return;
+    MLA_UNROLL
+    for (int m = 0; m < Config::kOutputTilesM; ++m) MLA_UNROLL
+    for (int j = 0; j < Config::kOutputTilesN; ++j) MLA_UNROLL
+    for (int i = 0; i < 4; ++i) outputs_[m][j][i] *= factor[m][i >> 1] * also;
+  }
+
+  float outputs_[Config::kOutputTilesM][Config::kOutputTilesN][4];
+
+ private:
+  /// Whether partial states, which combine waits for, are stored by instructions of their own. Quantized caches were 1
+  /// to 2 % slower with it (measured, H200).
+  static constexpr bool kPartialsApart = Config::kRows == 16 && !Config::kQuantized;
+
+  /// A row's two values of each tile.
+  MLA_DEVICE auto values_of(int m, int half) const {
+    return [this, m, half](int tile, float& low, float& high) {
+      low = outputs_[m][tile][2 * half];
+      high = outputs_[m][tile][2 * half + 1];
+    };
+  }
+  /// Of the block's rows.
+  MLA_DEVICE static int lane_row(int m, int half) { return m * 16 + half * 8 + (ptx::lane() >> 2); }
+};
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// The scale warp: it prepares the scales by which values of quantized rows are multiplied. Lane l has keys 2 l and 2 l
+// + 1 of a step.
+#pragma once
+
+#include "cuda/backends/portable/specialized_codes.cuh"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+/// Weights are f16, and so is what they are multiplied by: a unit has a reference, a power of two that follows its
+/// largest scale, and scales are divided by it. A step in which a scale is too small for that is marked by the
+/// reference's sign: its weights are multiplied in f32.
+template <class Config>
+class ScaleRole : SpecializedBlock<Config> {
+  using Block = SpecializedBlock<Config>;
+  using Block::args_;
+
+ public:
+  using Block::next_unit;
+
+  MLA_DEVICE explicit ScaleRole(const cuda::AbsorbedArgs& args) : Block(args) {}
+
+  MLA_DEVICE void compute() {
+    reference_ = 0;
+    MLA_NO_UNROLL
+    for (int pool = 0; pool < 2; ++pool) {
+      const uint32_t end = Block::last_step_of_pool(pool);
+      const auto rows = landed_rows<Config>(args_.pools, pool);
+      if (rows.ue8m0)
+        steps<true>(end, rows);
+      else
+        steps<false>(end, rows);
+    }
+    Block::leave_unit();
+  }
+
+ private:
+  static constexpr int kLaneKeys = 2;
+  static_assert(Config::kKeys == kLaneKeys * kWarpSize);
+  static constexpr uint32_t kOne = 1U << 23;  // an exponent's
+  // Scales over the reference are from 2^-10 to 2^2; see kWeightShift.
+  static constexpr uint32_t kSmallest = 10 * kOne, kBehindLargest = 2 * kOne;
+
+  template <bool kUe8m0>
+  MLA_DEVICE void steps(uint32_t end, const LandedRows& rows) {
+    const uint32_t place = rows.scales_at + static_cast<uint32_t>(ptx::lane() * kLaneKeys) * rows.scale_pitch;
+    MLA_NO_UNROLL
+    for (; next_ < end; ++next_) step<kUe8m0>(next_, place, rows.scale_pitch, rows.num_scales);
+  }
+
+  template <bool kUe8m0>
+  MLA_DEVICE void step(uint32_t n, uint32_t place, uint32_t pitch, int32_t num_scales) {
+    constexpr int kGroups = kUe8m0 ? 8 : 4;
+    static_assert(kGroups <= Config::kScaleGroups);
+    ptx::mbarrier_wait(Block::full(n), Block::stage_parity(n));
+    const uint32_t valid = Block::valid_from(n, ptx::lane() * kLaneKeys);
+    float scales[kLaneKeys][kGroups];
+    bool fits = true;
+    MLA_UNROLL
+    for (int i = 0; i < kLaneKeys; ++i) {
+      load_scales(scales[i], Block::stage(n) + place + static_cast<uint32_t>(i) * pitch, num_scales);
+      uint32_t largest = 0, smallest = ~0U;  // magnitudes
+      MLA_UNROLL
+      for (int group = 0; group < kGroups; ++group) {
+        const uint32_t magnitude = std::bit_cast<uint32_t>(scales[i][group]) & 0x7FFFFFFFU;
+        largest = std::max(largest, magnitude);
+        smallest = std::min(smallest, magnitude);
+      }
+      fits &= !has(valid, i) || (largest < reference_ + kBehindLargest && smallest >= reference_ - kSmallest);
+    }
+    bool marked = false;
+    if (ptx::any(!fits)) [[unlikely]]
+      marked = raise_reference(scales, valid);
+    const float inverse = reference_ == 0 ? 0.0F : std::bit_cast<float>(254U * kOne - reference_);
+    if (n >= 2) ptx::mbarrier_wait(Block::free(n - 2), Block::stage_parity(n - 2));
+    MLA_UNROLL
+    for (int group = 0; group < kGroups; ++group)
+      ptx::store_shared(Block::value_scales(n, group) + static_cast<uint32_t>(ptx::lane() * kLaneKeys * 2),
+                        ptx::pack_f16x2(has(valid, 0) ? scales[0][group] * inverse : 0.0F,
+                                        has(valid, 1) ? scales[1][group] * inverse : 0.0F));
+    if (ptx::lane() == 0) ptx::store_shared(Block::scale_reference(n), reference_ | (marked ? kSmallScales : 0U));
+    ptx::sync_warp();
+    if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::ready(n));
+  }
+
+  /// Of a key. The first scale stands for those that are not there.
+  MLA_DEVICE static void load_scales(float (&scales)[8], ptx::SharedAddress from, int32_t num_scales) {
+    const uint64_t known = ~uint64_t{0} >> (64 - 8 * num_scales);
+    auto bytes = ptx::load_shared<uint64_t>(from);
+    const uint32_t first = ptx::permute_bytes(static_cast<uint32_t>(bytes), 0);
+    bytes = (bytes & known) | ((uint64_t{first} << 32 | first) & ~known);
+    MLA_UNROLL
+    for (int group = 0; group < 8; ++group) scales[group] = ue8m0_to_f32(static_cast<uint8_t>(bytes >> (8 * group)));
+  }
+  MLA_DEVICE static void load_scales(float (&scales)[4], ptx::SharedAddress from, int32_t num_scales) {
+    const auto four = ptx::load_shared<ptx::Vec4>(from);
+    MLA_UNROLL
+    for (int group = 0; group < 4; ++group)
+      scales[group] = std::bit_cast<float>(group < num_scales ? four.x[group] : four.x[0]);
+  }
+
+  /// Where scales are too large for the reference, or there is none. Returns whether a scale is too small, or no
+  /// number.
+  template <int kGroups>
+  MLA_DEVICE bool raise_reference(const float (&scales)[kLaneKeys][kGroups], uint32_t valid) {
+    uint32_t largest = 0;
+    MLA_UNROLL
+    for (int i = 0; i < kLaneKeys; ++i) MLA_UNROLL
+    for (int group = 0; group < kGroups; ++group) {
+      const uint32_t magnitude = std::bit_cast<uint32_t>(scales[i][group]) & 0x7FFFFFFFU;
+      if (has(valid, i) && magnitude < kInfinity) largest = std::max(largest, magnitude);
+    }
+    largest = ptx::max_of_warp(largest);
+    if (largest != 0 && (reference_ == 0 || largest >= reference_ + kBehindLargest))
+      reference_ = std::clamp(largest >> 23, 11U, 252U) * kOne;  // no sum or difference in here wraps around
+    if (reference_ == 0) return false;
+    bool odd = false;
+    MLA_UNROLL
+    for (int i = 0; i < kLaneKeys; ++i) MLA_UNROLL
+    for (int group = 0; group < kGroups; ++group) {
+      const uint32_t magnitude = std::bit_cast<uint32_t>(scales[i][group]) & 0x7FFFFFFFU;
+      odd |= has(valid, i) && magnitude != 0 &&
+             (magnitude < reference_ - kSmallest || magnitude >= reference_ + kBehindLargest);
+    }
+    return ptx::any(odd);
+  }
+  MLA_DEVICE static bool has(uint32_t valid, int i) { return (valid >> i & 1U) != 0; }
+  static constexpr uint32_t kInfinity = 0x7F800000U, kSmallScales = 0x80000000U;
+
+  uint32_t next_ = 0;       // number of the next step
+  uint32_t reference_ = 0;  // as f32; 0: there is none yet
+};
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

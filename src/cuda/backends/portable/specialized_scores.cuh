@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+// The score warps: they multiply queries and keys. Those of a band divide the channels.
+#pragma once
+
+#include "cuda/backends/portable/specialized_block.cuh"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+template <class Config>
+class ScoreRole : SpecializedBlock<Config> {
+  using Block = SpecializedBlock<Config>;
+  using Block::args_, Block::memory_, Block::shared_, Block::unit;
+
+ public:
+  using Block::next_unit;
+
+  MLA_DEVICE explicit ScoreRole(const cuda::AbsorbedArgs& args) : Block(args) {}
+
+  MLA_DEVICE void compute() {
+    load_queries();
+    const uint32_t end = unit().steps.end;
+    MLA_NO_UNROLL
+    for (; next_ < end; ++next_) step(next_);
+    Block::leave_unit();
+  }
+
+ private:
+  static constexpr int kTiles = Config::kBandTiles, kSteps = Config::kLatentSteps + Config::kTailSteps;
+
+  MLA_DEVICE static int score_warp() { return ptx::warp() - Config::kFirstScoreWarp; }
+  MLA_DEVICE static int band() { return score_warp() / Config::kParts; }
+  MLA_DEVICE static int part() { return score_warp() % Config::kParts; }
+
+  // Queries. A warp has its rows and channels of them to itself.
+
+  /// Through shared memory into registers, as many as these hold; the others stay there.
+  MLA_DEVICE void load_queries() {
+    const bool whole_chunks = args_.q_dtype == Config::kType &&
+                              are_chunked(args_.q_nope, args_.q_nope_stride_token, args_.q_nope_stride_head) &&
+                              are_chunked(args_.q_pe, args_.q_pe_stride_token, args_.q_pe_stride_head);
+    constexpr int kFirstTurn = Config::kQueriesAtOnce ? kSteps : Config::kHeldSteps;
+    share_queries<0, kFirstTurn>(whole_chunks);
+    MLA_UNROLL
+    for (int m = 0; m < kTiles; ++m) MLA_UNROLL
+    for (int step = 0; step < Config::kHeldSteps; ++step)
+      ptx::ldmatrix_x4(queries_[m][step],
+                       lane_queries() + static_cast<uint32_t>(m * 16 * Config::kQueryPitch + step * 32));
+    if constexpr (kFirstTurn == kSteps) return;
+    ptx::sync_warp();
+    share_queries<kFirstTurn, kSteps>(whole_chunks);
+  }
+
+  MLA_DEVICE static bool are_chunked(const void* from, int64_t stride_token, int64_t stride_head) {
+    return ((reinterpret_cast<uint64_t>(from) | static_cast<uint64_t>(stride_token * 2) |
+             static_cast<uint64_t>(stride_head * 2)) &
+            (kChunkBytes - 1)) == 0;
+  }
+
+  /// The warp's rows of the queries in shared memory, of its part of the channels.
+  MLA_DEVICE ptx::SharedAddress shared_queries() const {
+    return shared_ + static_cast<uint32_t>(Config::kQueryOffset + band() * Config::kBandRows * Config::kQueryPitch +
+                                           part() * Config::kQueryPartBytes);
+  }
+  /// Where the lane's row of an A operand begins; of the steps that stay in shared memory.
+  MLA_DEVICE ptx::SharedAddress lane_queries() const {
+    return shared_queries() +
+           static_cast<uint32_t>((ptx::lane() & 15) * Config::kQueryPitch + (ptx::lane() >> 4) * kChunkBytes);
+  }
+  MLA_DEVICE ptx::SharedAddress kept_lane_queries() const {
+    return lane_queries() + (Config::kQueriesAtOnce ? Config::kHeldSteps * 32U : 0U);
+  }
+
+  /// Steps [kBegin, kEnd) of the warp's channels into shared memory. Two lanes have a row, each a chunk of every step.
+  /// `whole_chunks`: their bits can be copied as they are.
+  template <int kBegin, int kEnd>
+  MLA_DEVICE void share_queries(bool whole_chunks) const {
+    MLA_UNROLL
+    for (int m = 0; m < kTiles; ++m) {
+      const int r = m * 16 + ptx::lane() / 2, chunk = ptx::lane() % 2;
+      const QueryRow row = unit().rows.row(args_, band() * Config::kBandRows + r);
+      const ptx::SharedAddress to =
+          shared_queries() + static_cast<uint32_t>(r * Config::kQueryPitch + chunk * kChunkBytes);
+      if (whole_chunks)
+        copy_row<kBegin, kEnd>(to, row, chunk * kVector);
+      else
+        convert_row<kBegin, kEnd>(to, row, chunk * kVector);
+    }
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
+    ptx::sync_warp();
+  }
+
+  /// The lane's chunk of each step, which begins `behind` channels into it.
+  template <int kBegin, int kEnd>
+  MLA_DEVICE void copy_row(ptx::SharedAddress to, const QueryRow& row, int behind) const {
+    const int num_latent = args_.pools[0].cache.d_ckv;
+    // Addresses of channel 0 of the lane's chunk: of rotary ones, where that would be.
+    const uint64_t base = reinterpret_cast<uint64_t>(args_.q_nope);
+    const uint64_t nope = base + static_cast<uint64_t>((nope_at(row) + behind) * 2);
+    const uint64_t pe =
+        reinterpret_cast<uint64_t>(args_.q_pe) + static_cast<uint64_t>((pe_at(row) + behind - num_latent) * 2);
+    MLA_NO_UNROLL
+    for (int step = kBegin; step < kEnd; ++step) {
+      const int channel = channel_of(step);
+      const bool valid = row.token >= 0 && channel + behind < args_.d_qk;
+      uint64_t from = base;
+      if (valid) from = (channel + behind < num_latent ? nope : pe) + static_cast<uint64_t>(channel * 2);
+      ptx::cp_async_16(to + static_cast<uint32_t>((step - kBegin) * 32), reinterpret_cast<const void*>(from), valid);
+    }
+  }
+
+  /// The same, channel by channel: few registers are free here.
+  template <int kBegin, int kEnd>
+  MLA_DEVICE void convert_row(ptx::SharedAddress to, const QueryRow& row, int behind) const {
+    const int d_ckv = args_.pools[0].cache.d_ckv;
+    MLA_NO_UNROLL
+    for (int i = 0; i < (kEnd - kBegin) * kVector; i += 2) {
+      const int channel = channel_of(kBegin + i / kVector) + behind + i % kVector;
+      const bool valid = row.token >= 0 && channel < args_.d_qk, latent = channel < d_ckv;
+      const void* from = latent ? args_.q_nope : args_.q_pe;
+      const int64_t at = latent ? nope_at(row) + channel : pe_at(row) + channel - d_ckv;
+      const float low = valid ? load_element(from, args_.q_dtype, at) : 0.0F;
+      const float high = valid ? load_element(from, args_.q_dtype, at + 1) : 0.0F;
+      ptx::store_shared(to + static_cast<uint32_t>(i / kVector * 32 + i % kVector * 2), pack<Config::kType>(low, high));
+    }
+  }
+
+  /// The first channel of a step of the warp's part.
+  MLA_DEVICE static int channel_of(int step) {
+    return step < Config::kLatentSteps
+               ? (part() * Config::kLatentSteps + step) * 16
+               : Config::kLatentDims + (part() * Config::kTailSteps + step - Config::kLatentSteps) * 16;
+  }
+
+  /// Where a row begins, in elements.
+  MLA_DEVICE int64_t nope_at(const QueryRow& row) const {
+    return int64_t{row.token} * args_.q_nope_stride_token + row.head * args_.q_nope_stride_head;
+  }
+  MLA_DEVICE int64_t pe_at(const QueryRow& row) const {
+    return int64_t{row.token} * args_.q_pe_stride_token + row.head * args_.q_pe_stride_head;
+  }
+
+  // Scores.
+
+  MLA_DEVICE void step(uint32_t n) const {
+    ptx::mbarrier_wait(Block::full(n), Block::stage_parity(n));
+    float s[kTiles][4][4] = {};
+    multiply_queries(s, n);
+    if (n > 0) ptx::mbarrier_wait(Block::taken(band()), Block::score_parity(n - 1));
+    if constexpr (Config::kScoresInRows)
+      store_rows(s[0]);
+    else
+      store_products(s);
+    ptx::sync_warp();
+    if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::scored(band()));
+  }
+
+  MLA_DEVICE void store_rows(const float (&s)[4][4]) const {
+    const ptx::SharedAddress to =
+        Block::score_row(part(), ptx::lane() >> 2) + static_cast<uint32_t>((ptx::lane() & 3) * 8);
+    MLA_UNROLL
+    for (int half = 0; half < 2; ++half) MLA_UNROLL
+    for (int j = 0; j < 4; ++j)
+      ptx::store_shared(to + static_cast<uint32_t>(half * 8 * Config::kScorePitch + j * 32),
+                        two_floats(s[j][2 * half], s[j][2 * half + 1]));
+  }
+  MLA_DEVICE void store_products(const float (&s)[kTiles][4][4]) const {
+    MLA_UNROLL
+    for (int m = 0; m < kTiles; ++m) MLA_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      ptx::Vec4 four;
+      MLA_UNROLL
+      for (int i = 0; i < 4; ++i) four.x[i] = std::bit_cast<uint32_t>(s[m][j][i]);
+      ptx::store_shared(Block::scores(band(), part(), m, j), four);
+    }
+  }
+
+  /// Operands of 16 channels: of the band's rows, and of the step's 32 keys.
+  struct Operands {
+    uint32_t q[kTiles][4], k[2][4];
+  };
+
+  MLA_DEVICE static void multiply(float (&s)[kTiles][4][4], const Operands& of) {
+    MLA_UNROLL
+    for (int m = 0; m < kTiles; ++m) MLA_UNROLL
+    for (int group = 0; group < 2; ++group) {
+      mma<Config::kType>(s[m][2 * group], of.q[m], of.k[group][0], of.k[group][1]);
+      mma<Config::kType>(s[m][2 * group + 1], of.q[m], of.k[group][2], of.k[group][3]);
+    }
+  }
+
+  /// Products of the band's rows and the step's keys over this warp's part of the channels. Operands are read while
+  /// those before are multiplied.
+  MLA_DEVICE void multiply_queries(float (&s)[kTiles][4][4], uint32_t n) const {
+    const ptx::SharedAddress lane_keys =
+        Block::stage(n) + static_cast<uint32_t>(((ptx::lane() & 7) | (ptx::lane() >> 4) << 3) * Config::kKeyPitch +
+                                                ((ptx::lane() >> 3) & 1) * kChunkBytes);
+    const ptx::SharedAddress latents = lane_keys + static_cast<uint32_t>(part() * Config::kLatentSteps * 32);
+    const ptx::SharedAddress tails =
+        lane_keys + static_cast<uint32_t>(Config::kLatentDims * 2 + part() * Config::kTailSteps * 32);
+    const ptx::SharedAddress rows = kept_lane_queries();
+    const auto load = [&](Operands& to, int step) {
+      const ptx::SharedAddress keys = step < Config::kLatentSteps
+                                          ? latents + static_cast<uint32_t>(step * 32)
+                                          : tails + static_cast<uint32_t>((step - Config::kLatentSteps) * 32);
+      MLA_UNROLL
+      for (int group = 0; group < 2; ++group)
+        ptx::ldmatrix_x4(to.k[group], keys + static_cast<uint32_t>(group * 16 * Config::kKeyPitch));
+      MLA_UNROLL
+      for (int m = 0; m < kTiles; ++m) {
+        if (step >= Config::kHeldSteps) {
+          ptx::ldmatrix_x4(
+              to.q[m], rows + static_cast<uint32_t>(m * 16 * Config::kQueryPitch + (step - Config::kHeldSteps) * 32));
+        } else {
+          MLA_UNROLL
+          for (int i = 0; i < 4; ++i) to.q[m][i] = queries_[m][step][i];
+        }
+      }
+    };
+    static_assert(Config::kLatentSteps % 2 == 0);
+    Operands even, odd;
+    const bool has_tail = args_.d_qk > Config::kLatentDims;
+    load(even, 0);
+    MLA_UNROLL
+    for (int step = 0; step < Config::kLatentSteps; step += 2) {
+      load(odd, step + 1);
+      multiply(s, even);
+      if (step + 2 < Config::kLatentSteps || has_tail) load(even, step + 2);
+      multiply(s, odd);
+    }
+    if (!has_tail) return;
+    if constexpr (Config::kTailSteps == 2) load(odd, Config::kLatentSteps + 1);
+    multiply(s, even);
+    if constexpr (Config::kTailSteps == 2) multiply(s, odd);
+  }
+
+  uint32_t next_ = 0;                                // number of the next step
+  uint32_t queries_[kTiles][Config::kHeldSteps][4];  // of the part's first steps
+};
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// The value warps: they add weighted rows to the outputs, each its own channels of all query rows.
+#pragma once
+
+#include "cuda/backends/portable/specialized_outputs.cuh"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+template <class Config>
+class ValueRole : OutputRole<Config> {
+  using Block = SpecializedBlock<Config>;
+  using Output = OutputRole<Config>;
+  using Block::unit, Output::kValueThreads, Output::output_channel, Output::outputs_, Output::value_warp;
+
+ public:
+  using Block::next_unit;
+
+  MLA_DEVICE explicit ValueRole(const cuda::AbsorbedArgs& args) : Output(args) {}
+
+  MLA_DEVICE void compute() {
+    Output::clear_outputs();
+    MLA_NO_UNROLL
+    for (; next_ < unit().steps.end; ++next_) step(next_);
+    ptx::mbarrier_wait(Block::weighed(), Block::weighed_parity(Block::unit_number()));
+    Output::template store_outputs<8>();
+    Block::leave_unit();
+  }
+
+ private:
+  MLA_DEVICE void step(uint32_t n) {
+    ptx::mbarrier_wait(Block::full(n), Block::stage_parity(n));  // for the sight of what copies wrote
+    ptx::mbarrier_wait(Block::ready(n), Block::ready_parity(n));
+    Output::rescale(n, 1.0F);
+    if (Block::poison(n)[Config::kKeys] != 0) silence_poison(n);
+    add_values(n);
+    ptx::sync_warp();
+    if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::free(n));
+  }
+
+  MLA_DEVICE void add_values(uint32_t n) {
+    const auto chunk = static_cast<uint32_t>((ptx::lane() >> 4) * kChunkBytes);
+    const ptx::SharedAddress weight_rows =
+        Block::weights(n) + static_cast<uint32_t>((ptx::lane() & 15) * Config::kWeightPitch) + chunk;
+    const ptx::SharedAddress value_rows =
+        Block::stage(n) + static_cast<uint32_t>((ptx::lane() & 15) * Config::kKeyPitch + output_channel() * 2) + chunk;
+    MLA_UNROLL
+    for (int step = 0; step < Config::kKeys / 16; ++step) {
+      uint32_t b[Config::kOutputTilesN / 2][4];
+      MLA_UNROLL
+      for (int j = 0; j < Config::kOutputTilesN / 2; ++j)
+        ptx::ldmatrix_x4_trans(b[j], value_rows + static_cast<uint32_t>(step * 16 * Config::kKeyPitch + j * 32));
+      MLA_UNROLL
+      for (int m = 0; m < Config::kOutputTilesM; ++m) {
+        uint32_t a[4];
+        ptx::ldmatrix_x4(a, weight_rows + static_cast<uint32_t>(m * 16 * Config::kWeightPitch + step * 32));
+        MLA_UNROLL
+        for (int j = 0; j < Config::kOutputTilesN / 2; ++j) {
+          mma<Config::kType>(outputs_[m][2 * j], a, b[j][0], b[j][1]);
+          mma<Config::kType>(outputs_[m][2 * j + 1], a, b[j][2], b[j][3]);
+        }
+      }
+    }
+  }
+
+  /// Rare: keys that some queries see and others do not hold infinities or NaN, which a weight of 0 does not silence.
+  /// They become zeros. Who sees such a key has an infinite score or NaN, and so NaN in its outputs all the same. A
+  /// warp clears its own channels only.
+  MLA_DEVICE void silence_poison(uint32_t n) const {
+    MLA_NO_UNROLL
+    for (int key = 0; key < Config::kKeys; ++key) {
+      if (Block::poison(n)[key] == 0) continue;
+      for (int c = ptx::lane(); c < Config::kOutputDims; c += kWarpSize) {
+        const ptx::SharedAddress at =
+            Block::stage(n) + static_cast<uint32_t>(key * Config::kKeyPitch + (output_channel() + c) * 2);
+        if (!both_finite<Config::kType>(ptx::load_shared<uint16_t>(at))) ptx::store_shared(at, uint16_t{0});
+      }
+    }
+    ptx::fence_async_proxy();
+    ptx::sync_threads(Block::kValuesBarrier,
+                      kValueThreads);  // every value warp has seen the marks; this one's lanes the zeros
+    if (value_warp() == 0)
+      for (int i = ptx::lane(); i <= Config::kKeys; i += kWarpSize) Block::poison(n)[i] = 0;
+  }
+
+  uint32_t next_ = 0;  // number of the next step
+};
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+// The weight warps: they turn scores into weights. Each has the query rows of a band; where there is only one, a
+// quarter of them: scores lie in rows, and eight lanes share a row.
+#pragma once
+
+#include "cuda/attention/absorbed_results.cuh"
+#include "cuda/backends/portable/specialized_block.cuh"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+template <class Config>
+class WeightRole : SpecializedBlock<Config> {
+  using Block = SpecializedBlock<Config>;
+  using Block::args_, Block::memory_, Block::shared_, Block::unit;
+
+ public:
+  using Block::next_unit;
+
+  MLA_DEVICE explicit WeightRole(const cuda::AbsorbedArgs& args) : Block(args) {}
+
+  MLA_DEVICE void compute() {
+    MLA_UNROLL
+    for (int row = 0; row < kLaneRows; ++row) {
+      max_[row] = kNoKey;
+      sum_[row] = 0.0F;
+    }
+    Block::find_plain_steps();
+    const StepRange known = unit().plain;
+    MLA_NO_UNROLL
+    for (const uint32_t end = unit().steps.end; next_ < end; ++next_) {
+      const StepRange plain = kInRows ? known : unit().plain;  // with 64 rows registers are short
+      weigh(next_, plain.contains(next_));
+    }
+    finish();
+    Block::leave_unit();
+  }
+
+ private:
+  static constexpr bool kInRows = Config::kScoresInRows;  // or as products come, rows and columns of an m16n8 tile
+  static constexpr int kTileRows = kInRows ? 1 : 2;       // of the lane, of 16
+  static constexpr int kLaneRows = kTileRows * Config::kBandTiles;
+  static constexpr int kRowLanes = kInRows ? 8 : 4, kLaneKeys = Config::kKeys / kRowLanes;
+
+  MLA_DEVICE static int weight_warp() { return ptx::warp() - Config::kFirstWeightWarp; }
+  MLA_DEVICE static int band() { return kInRows ? 0 : weight_warp(); }
+  /// Of the lane's rows: its tile, which half of that, and its number in the unit.
+  MLA_DEVICE static int tile_of(int row) { return row / kTileRows; }
+  MLA_DEVICE static int half_of(int row) { return row % 2; }
+  MLA_DEVICE static int row_of_unit(int row) {
+    if constexpr (kInRows) return weight_warp() * 4 + ptx::lane() / kRowLanes;
+    return band() * Config::kBandRows + tile_of(row) * 16 + half_of(row) * 8 + (ptx::lane() >> 2);
+  }
+  /// Of the step's keys: the lane has this one, the next, and those 8, 16, 24 on; or four neighbours, and those 32 on.
+  MLA_DEVICE static int first_column() { return kInRows ? ptx::lane() % kRowLanes * 4 : (ptx::lane() & 3) * 2; }
+  MLA_DEVICE static constexpr int behind_first(int i) { return kInRows ? i / 4 * 32 + i % 4 : i / 2 * 8 + i % 2; }
+  MLA_DEVICE static int column_of(int i) { return first_column() + behind_first(i); }
+  /// Where the sum over a part of the channels stands, for the lane's key i.
+  MLA_DEVICE ptx::SharedAddress score_of(int part, int row, int i) const {
+    if constexpr (kInRows) return Block::score_row(part, row_of_unit(row)) + static_cast<uint32_t>(column_of(i) * 4);
+    return Block::scores(band(), part, tile_of(row), i / 2) + static_cast<uint32_t>((half_of(row) * 2 + i % 2) * 4);
+  }
+
+  /// Step n. `plain`: as AbsorbedUnit has it.
+  MLA_DEVICE void weigh(uint32_t n, bool plain) {
+    ptx::mbarrier_wait(Block::scored(band()), Block::score_parity(n));
+    // The place of these weights is free once the values of two steps ago are added.
+    if (n >= 2) ptx::mbarrier_wait(Block::free(n - 2), Block::stage_parity(n - 2));
+    const bool only_valid = args_.sparse() && args_.options.logits_soft_cap == 0.0F;
+    const bool direct = plain || only_valid;
+    if (!direct) [[unlikely]]
+      replace_scores(n);
+    const float scale = direct ? score_scale(args_) * std::numbers::log2e_v<float> : 1.0F;
+    const ValidKeys valid = only_valid ? valid_keys(n) : ValidKeys{~0U, ~0U};
+    bool rescaled = false;
+    MLA_UNROLL
+    for (int m = 0; m < Config::kBandTiles; ++m) {
+      float s[kTileRows][kLaneKeys];
+      take_logits(s, m, scale, valid);
+      if (m == Config::kBandTiles - 1) {
+        ptx::sync_warp();
+        if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::taken(band()));
+      }
+      MLA_UNROLL
+      for (int r = 0; r < kTileRows; ++r) rescaled |= weigh_row(s[r], n, m * kTileRows + r);
+    }
+    if constexpr (Config::kQuantized) {
+      const bool event = ptx::any(rescaled) || !direct;
+      if (ptx::lane() == 0)
+        ptx::store_shared(Block::events(n) + static_cast<uint32_t>(weight_warp()), static_cast<uint8_t>(event));
+    }
+    ptx::sync_warp();
+    if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::ready(n));
+  }
+
+  /// Which of the lane's keys have rows.
+  struct ValidKeys {
+    uint32_t from_first, behind;  // bits of the keys from its first on, and of those 32 on
+
+    MLA_DEVICE bool has(int i) const {
+      return ((behind_first(i) < 32 ? from_first : behind) >> behind_first(i) % 32 & 1U) != 0;
+    }
+  };
+  MLA_DEVICE ValidKeys valid_keys(uint32_t n) const {
+    ValidKeys valid = {Block::valid_from(n, first_column()), 0U};
+    if constexpr (Config::kKeys > 32) valid.behind = Block::valid_from(n, first_column() + 32);
+    return valid;
+  }
+
+  /// Base-2 logits out of the sums over all parts of the channels, of the lane's keys and rows of a tile; -inf for keys
+  /// that are not valid.
+  MLA_DEVICE void take_logits(float (&s)[kTileRows][kLaneKeys], int m, float scale, const ValidKeys& valid) const {
+    float sum[kTileRows][kLaneKeys] = {};
+    MLA_UNROLL
+    for (int i = 0; i < kLaneKeys; i += kInRows ? 4 : 2) MLA_UNROLL
+    for (int part = 0; part < Config::kParts; ++part) {
+      const auto four = ptx::load_shared<ptx::Vec4>(score_of(part, m * kTileRows, i));
+      MLA_UNROLL
+      for (int k = 0; k < 4; ++k) (kInRows ? sum[0][i + k] : sum[k / 2][i + k % 2]) += std::bit_cast<float>(four.x[k]);
+    }
+    MLA_UNROLL
+    for (int r = 0; r < kTileRows; ++r) MLA_UNROLL
+    for (int i = 0; i < kLaneKeys; ++i) s[r][i] = valid.has(i) ? sum[r][i] * scale : kNoKey;
+  }
+
+  /// One of the lane's rows. Whether its outputs so far are to be rescaled.
+  MLA_DEVICE bool weigh_row(const float (&s)[kLaneKeys], uint32_t n, int row) {
+    const float factor = raise_max(s, row), base = finite_or_zero(max_[row]) - kWeightShift<Config>;
+    uint32_t weights[kLaneKeys / 2];
+    MLA_UNROLL
+    for (int i = 0; i < kLaneKeys; i += 2) {
+      const float low = ptx::exp2_approx(s[i] - base), high = ptx::exp2_approx(s[i + 1] - base);
+      sum_[row] += low + high;
+      weights[i / 2] = pack<Config::kType>(low, high);
+    }
+    const ptx::SharedAddress to =
+        Block::weights(n) + static_cast<uint32_t>(row_of_unit(row) * Config::kWeightPitch + first_column() * 2);
+    if constexpr (kInRows) {
+      MLA_UNROLL
+      for (int i = 0; i < kLaneKeys; i += 4)
+        ptx::store_shared(to + static_cast<uint32_t>(behind_first(i) * 2),
+                          uint64_t{weights[i / 2 + 1]} << 32 | weights[i / 2]);
+    } else {
+      MLA_UNROLL
+      for (int i = 0; i < kLaneKeys / 2; ++i) ptx::store_shared(to + static_cast<uint32_t>(i * 16), weights[i]);
+    }
+    if (ptx::lane() % kRowLanes == 0) Block::factors(n)[row_of_unit(row)] = factor;
+    return factor != 1.0F;
+  }
+
+  /// Raises what the exponents of a row are relative to, if they would become too large, and returns what outputs and
+  /// sums so far are to be multiplied by. Rescaling 64 rows for the sake of one is dear, and weights up to 2^8 as
+  /// exact as those up to 1.
+  MLA_DEVICE float raise_max(const float (&s)[kLaneKeys], int row) {
+    float largest = kNoKey;
+    MLA_UNROLL
+    for (int i = 0; i < kLaneKeys; ++i) largest = ptx::max_number(largest, s[i]);
+    MLA_UNROLL
+    for (int mask = 1; mask < kRowLanes; mask *= 2) largest = ptx::max_number(largest, ptx::shuffle_xor(largest, mask));
+    const float headroom = args_.max_logits != nullptr ? 0.0F : 8.0F;  // who is asked for the maximum keeps to it
+    if (!(largest > max_[row] + headroom)) return 1.0F;
+    // Before the first key there is nothing to rescale, however far below 0 the maximum is now.
+    const float factor =
+        max_[row] == kNoKey ? 0.0F : ptx::exp2_approx(finite_or_zero(max_[row]) - finite_or_zero(largest));
+    max_[row] = largest;
+    sum_[row] *= factor;
+    return factor;
+  }
+
+  /// The long way: the lane's scores become base-2 logits in place, -inf where a row does not see the key.
+  MLA_DEVICE void replace_scores(uint32_t n) const {
+    const int32_t key = unit().template first_key<Config>(n);
+    MLA_NO_UNROLL
+    for (int row = 0; row < kLaneRows; ++row) {
+      const RowScores scores(args_, unit().segment, unit().rows.row(args_, row_of_unit(row)));
+      MLA_NO_UNROLL
+      for (int i = 0; i < kLaneKeys; ++i) {
+        float product = 0.0F;
+        for (int part = 0; part < Config::kParts; ++part) {
+          const ptx::SharedAddress of_part = score_of(part, row, i);
+          product += ptx::load_shared<float>(of_part);
+          ptx::store_shared(of_part, 0.0F);
+        }
+        ptx::store_shared(score_of(0, row, i), logit_of(scores, product, n, column_of(i), key + column_of(i)));
+      }
+    }
+  }
+
+  MLA_DEVICE float logit_of(const RowScores& row, float product, uint32_t n, int column, int32_t key) const {
+    if ((Block::valid_from(n, column) & 1U) != 0 && row.sees(key)) return row.logit(product, key);
+    if (!is_finite(product)) Block::poison(n)[column] = Block::poison(n)[Config::kKeys] = 1;
+    return kNoKey;
+  }
+
+  // The end of a segment.
+
+  /// Writes the statistics of the lane's rows, and what their outputs are to be multiplied by.
+  MLA_DEVICE void finish() const {
+    const int number = Block::unit_number();
+    if (number > 0)
+      ptx::mbarrier_wait(Block::left(number - 1), Block::unit_parity(number - 1));  // whose factors lie there
+    const bool first_of_row = ptx::lane() % kRowLanes == 0;
+    RowEnd<Config> ends[kLaneRows];
+    MLA_UNROLL
+    for (int row = 0; row < kLaneRows; ++row) {
+      float sum = sum_[row] * ptx::exp2_approx(-kWeightShift<Config>);
+      MLA_UNROLL
+      for (int mask = 1; mask < kRowLanes; mask *= 2) sum += ptx::shuffle_xor(sum, mask);
+      const int r = row_of_unit(row);
+      ends[row] = {args_, unit(), r, max_[row], sum};
+      if (first_of_row) Block::output_factors()[r] = ends[row].output_factor();
+    }
+    ptx::sync_warp();
+    if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::weighed());
+    if (!first_of_row) return;
+    MLA_UNROLL
+    for (int row = 0; row < kLaneRows; ++row) ends[row].store_statistics(args_);
+  }
+
+  uint32_t next_ = 0;     // number of the next step
+  float max_[kLaneRows];  // what exponents are relative to
+  float sum_[kLaneRows];  // over the lane's keys
+};
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// Absorbed attention on wgmma: 64 query rows against paged or indexed rows of a latent cache, which are key and value
+// at once.
+//
+// Grid: persistent; a block walks the segments of its worker (work_list.h), 64 keys a step. Four warpgroups:
+//   fetch    describes units; cp.async of rows, 16 bytes at a time, to where swizzling puts them; quantized ones land
+//            elsewhere in their stage, and are decoded to bf16 from there. Two blocks of a cluster that have other rows
+//            of the same segments decode half of each step's keys each, for both
+//   scores   queries x keys (64 x 64 x d_qk); softmax; weights, rounded to 16 bits
+//   values   two: weights x values (64 x 64 x d_v / 2), accumulators in registers
+// Shared memory: [queries][two stages of 64 rows][barriers, units, ...]; absorbed_config.cuh has the numbers.
+//   fetch    left(u - 2) -> unit u -> described(u); free(n - 2, half) -> rows of that half -> full(n)
+//   scores   described(u), full(n) -> scores n -> weights n, where the rotary channels were -> ready(n); weighed(u)
+//   values   ready(n) -> values n -> free(n, half); in the end weighed(u) -> outputs
+// So the tensor cores have values n and scores n + 1 to do at the same time. docs/kernels/sm90.md.
+#pragma once
+
+#include "cuda/backends/sm90/absorbed_decode.cuh"
+#include "cuda/backends/sm90/absorbed_scores.cuh"
+#include "cuda/backends/sm90/absorbed_values.cuh"
+#include "cuda/border/launch.h"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+template <class Config_>
+struct WgmmaKernel {
+  using Config = Config_;
+  using Params = cuda::AbsorbedArgs;
+  static constexpr const char* kName = "absorbed_attention_wgmma";
+  static constexpr int kThreads = Config::kThreads;
+  static constexpr int kMinBlocks = Config::kMinBlocks;
+  static constexpr int kCluster = Config::kCluster;
+  static constexpr bool kStartsEarly = false;
+
+  static MLA_DEVICE void run(const Params& args) {
+    ptx::wait_for_previous_grid();  // the plan
+    ptx::allow_next_grid();
+    const cuda::Share share = args.list.shares[ptx::block_index_x()];
+    const bool shares_keys = kCluster > 1 && has_same_segments(share, args.list.shares[ptx::block_index_x() ^ 1]);
+    WgmmaBlock<Config>(args).init();
+    if (share.begin < share.end) compute_all(args, share, shares_keys);
+    if constexpr (kCluster > 1) ptx::sync_cluster();  // the other block may still store here
+  }
+
+ private:
+  /// Whether two shares are of the same worker. Both lanes have rows of all of its segments then.
+  static MLA_DEVICE bool has_same_segments(const cuda::Share& a, const cuda::Share& b) {
+    return a.begin == b.begin && a.end == b.end;
+  }
+
+  static MLA_DEVICE void compute_all(const Params& args, const cuda::Share& share, bool shares_keys) {
+    if (ptx::warp() < Config::kFirstScoreWarp) {
+      ptx::give_registers<Config::kFetchRegisters>();
+      if constexpr (!Config::kQuantized)
+        compute(WgmmaFetch<Config>(args, share));
+      else if (shares_keys)
+        compute(WgmmaDecode<Config, true>(args, share));
+      else
+        compute(WgmmaDecode<Config, false>(args, share));
+    } else if (ptx::warp() < Config::kFirstValueWarp) {
+      ptx::give_registers<Config::kScoreRegisters>();
+      compute(WgmmaScores<Config>(args));
+    } else {
+      ptx::take_registers<Config::kValueRegisters>();
+      compute(WgmmaValues<Config>(args));
+    }
+  }
+
+  template <class Role>
+  static MLA_DEVICE void compute(Role role) {
+    while (role.next_unit()) role.compute();
+  }
+};
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0
+// The warpgroup for scores: queries x keys, and the online softmax, which turns scores into weights. A warp has 16
+// query rows, a lane two of them (lane / 4, and eight below) and of the step's keys 8 j + 2 (lane % 4) and the next.
+#pragma once
+
+#include "cuda/attention/absorbed_results.cuh"
+#include "cuda/backends/sm90/absorbed_block.cuh"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+template <class Config>
+class WgmmaScores : WgmmaBlock<Config> {
+  using Block = WgmmaBlock<Config>;
+  using Block::args_, Block::unit;
+
+ public:
+  using Block::next_unit;
+
+  MLA_DEVICE explicit WgmmaScores(const cuda::AbsorbedArgs& args) : Block(args) {}
+
+  MLA_DEVICE void compute() {
+    load_queries();
+    Block::find_plain_steps();
+    MLA_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      max_[half] = kNoKey;
+      sum_[half] = 0.0F;
+    }
+    scale_ = score_scale(args_) * std::numbers::log2e_v<float>;
+    only_valid_ = args_.sparse() && args_.options.logits_soft_cap == 0.0F;
+    MLA_NO_UNROLL
+    for (const uint32_t end = unit().steps.end; next_ < end; ++next_) step(next_);
+    finish();
+    Block::leave_unit();
+  }
+
+ private:
+  static constexpr int kScores = Config::kKeys / 2;  // of a lane: [key pair j][row of the lane][key of the pair]
+
+  MLA_DEVICE static int group_warp() { return ptx::warp() - Config::kFirstScoreWarp; }
+  MLA_DEVICE static void sync_group() { ptx::sync_threads(Block::kScoreBarrier, Config::kGroupThreads); }
+  /// In the unit, of the lane's first row; and its first key in a step.
+  MLA_DEVICE static int lane_row() { return group_warp() * 16 + (ptx::lane() >> 2); }
+  MLA_DEVICE static int lane_column() { return (ptx::lane() & 3) * 2; }
+
+  // Queries.
+
+  MLA_DEVICE void load_queries() const {
+    sync_group();  // nobody multiplies those of the unit before any more
+    const int d_ckv = args_.pools[0].cache.d_ckv;
+    if (args_.q_dtype == Config::kType && d_ckv % Config::kPieceDims == 0 &&
+        are_chunked(args_.q_nope, args_.q_nope_stride_token, args_.q_nope_stride_head) &&
+        are_chunked(args_.q_pe, args_.q_pe_stride_token, args_.q_pe_stride_head)) [[likely]] {
+      const QueryRow row =
+          unit().rows.row(args_, group_warp() * Block::kWarpRows + (ptx::lane() & (Block::kWarpRows - 1)));
+      const bool valid = row.token >= 0;
+      Block::template copy_rows<false>(Block::queries(), group_warp() * Block::kWarpRows,
+                                       valid ? query(row, 0) : nullptr, valid ? query(row, d_ckv) : nullptr, d_ckv,
+                                       [](int) {});
+      ptx::cp_async_commit();
+      ptx::cp_async_wait<0>();
+    } else {
+      convert_queries();
+    }
+    ptx::fence_async_proxy();
+    sync_group();
+  }
+
+  /// Where a channel of a query lies.
+  MLA_DEVICE const std::byte* query(const QueryRow& row, int channel) const {
+    const int d_ckv = args_.pools[0].cache.d_ckv;
+    const int64_t nope = int64_t{row.token} * args_.q_nope_stride_token + row.head * args_.q_nope_stride_head + channel;
+    const int64_t pe =
+        int64_t{row.token} * args_.q_pe_stride_token + row.head * args_.q_pe_stride_head + channel - d_ckv;
+    return static_cast<const std::byte*>(channel < d_ckv ? args_.q_nope : args_.q_pe) +
+           (channel < d_ckv ? nope : pe) * static_cast<int64_t>(size_of(args_.q_dtype));
+  }
+
+  MLA_DEVICE static bool are_chunked(const void* from, int64_t stride_token, int64_t stride_head) {
+    return ((reinterpret_cast<uint64_t>(from) | static_cast<uint64_t>(stride_token * 2) |
+             static_cast<uint64_t>(stride_head * 2)) &
+            (kChunkBytes - 1)) == 0;
+  }
+
+  /// Queries of another type, or that begin anywhere: two channels at a time.
+  MLA_DEVICE void convert_queries() const {
+    const int thread = ptx::thread_index() - Config::kFirstScoreWarp * kWarpSize, pairs = args_.d_qk / 2;
+    MLA_NO_UNROLL
+    for (int i = thread; i < Config::kRows * pairs; i += Config::kGroupThreads) {
+      const QueryRow row = unit().rows.row(args_, i / pairs);
+      const int channel = i % pairs * 2;
+      float low = 0.0F, high = 0.0F;
+      if (row.token >= 0) {
+        low = load_element(query(row, channel), args_.q_dtype, 0);
+        high = load_element(query(row, channel), args_.q_dtype, 1);
+      }
+      ptx::store_shared(Block::queries() + Block::chunk_offset(i / pairs, channel / kVector) +
+                            static_cast<uint32_t>(channel % kVector * 2),
+                        pack<Config::kType>(low, high));
+    }
+  }
+
+  // Steps.
+
+  /// Step n. The warp works alone on its multiprocessor's quarter most of the time, so that
+  /// latency counts: sums and maxima are those of four chains.
+  MLA_DEVICE void step(uint32_t n) {
+    float s[kScores];
+    multiply_queries(s, n);
+    const StepRange plain = unit().plain;  // while the tensor cores are at it
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_hold(s);
+    if (ptx::elect()) ptx::mbarrier_arrive(Block::scored());
+    // Maxima of products are those of logits only if what products are multiplied by is positive.
+    float scale = scale_;
+    if ((plain.contains(n) || only_valid_) && scale > 0.0F) [[likely]] {
+      if (only_valid_) hide_invalid(s, n);
+    } else {
+      replace_scores(s, n);
+      scale = 1.0F;
+    }
+    float largest[2], factor[2] = {1.0F, 1.0F}, base[2];
+    find_largest(s, scale, largest);
+    const float headroom = args_.max_logits != nullptr ? 0.0F : kHeadroom;  // who is asked for the maximum keeps to it
+    if (ptx::any(largest[0] > max_[0] + headroom || largest[1] > max_[1] + headroom)) {
+      MLA_UNROLL
+      for (int half = 0; half < 2; ++half)
+        if (largest[half] > max_[half] + headroom) factor[half] = raise_max(half, largest[half]);
+    }
+    MLA_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      base[half] = finite_or_zero(max_[half]);
+      if ((ptx::lane() & 3) == 0) Block::factors(n)[lane_row() + half * 8] = factor[half];
+    }
+    weigh<0>(s, n, scale, base);
+    weigh<1>(s, n, scale, base);
+  }
+
+  /// Scores of a half of the keys become weights.
+  template <int kPart>
+  MLA_DEVICE void weigh(float (&s)[kScores], uint32_t n, float scale, const float (&base)[2]) {
+    float sums[2][4] = {};
+    MLA_UNROLL
+    for (int i = kPart * kScores / 2; i < (kPart + 1) * kScores / 2; ++i) {
+      s[i] = ptx::exp2_approx(s[i] * scale - base[half_of(i)]);
+      sums[half_of(i)][chain_of(i)] += s[i];
+    }
+    MLA_UNROLL
+    for (int half = 0; half < 2; ++half)
+      sum_[half] += (sums[half][0] + sums[half][1]) + (sums[half][2] + sums[half][3]);
+    // Every warp's scores are there, and so the rotary channels no longer needed.
+    if (kPart == 0) ptx::mbarrier_wait(Block::scored(), n & 1U);
+    store_weights<kPart>(s, n);
+    ptx::fence_async_proxy();
+    ptx::sync_warp();
+    if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::ready(n, kPart));
+  }
+
+  /// Of the lane's scores: its row, and which of four.
+  static constexpr int half_of(int i) { return i >> 1 & 1; }
+  static constexpr int chain_of(int i) { return (i >> 1 & 2) | (i & 1); }
+
+  /// The largest logit of each row.
+  MLA_DEVICE static void find_largest(const float (&s)[kScores], float scale, float (&largest)[2]) {
+    float of_chain[2][4];
+    MLA_UNROLL
+    for (int i = 0; i < kScores; ++i)
+      of_chain[half_of(i)][chain_of(i)] = i < 8 ? s[i] : std::fmax(of_chain[half_of(i)][chain_of(i)], s[i]);
+    MLA_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const float(&of)[4] = of_chain[half];
+      largest[half] = std::fmax(std::fmax(of[0], of[1]), std::fmax(of[2], of[3]));
+    }
+    MLA_UNROLL
+    for (int mask = 1; mask <= 2; mask *= 2) {
+      const float others[2] = {ptx::shuffle_xor(largest[0], mask), ptx::shuffle_xor(largest[1], mask)};
+      MLA_UNROLL
+      for (int half = 0; half < 2; ++half) largest[half] = std::fmax(largest[half], others[half]);
+    }
+    MLA_UNROLL
+    for (float& logit : largest) logit *= scale;
+  }
+
+  /// How far logits may exceed what exponents are relative to. Rescaling 64 rows for the sake of one is dear, and
+  /// weights up to 2^8 as exact as those up to 1.
+  static constexpr float kHeadroom = 8.0F;
+
+  /// Returns what outputs and sums so far are to be multiplied by.
+  MLA_DEVICE float raise_max(int half, float largest) {
+    // Before the first key there is nothing to rescale, however far below 0 the maximum is now.
+    const float factor =
+        max_[half] == kNoKey ? 0.0F : ptx::exp2_approx(finite_or_zero(max_[half]) - finite_or_zero(largest));
+    max_[half] = largest;
+    sum_[half] *= factor;
+    return factor;
+  }
+
+  /// Products of step n, to be waited for.
+  MLA_DEVICE void multiply_queries(float (&s)[kScores], uint32_t n) const {
+    uint64_t queries = Block::rows_of(Block::queries()), keys = Block::rows_of(Block::stage(n));
+    ptx::wgmma_hold(s);
+    ptx::wgmma_fence();
+    MLA_UNROLL
+    for (int piece = 0; piece < Config::kPieces; ++piece) {
+      if (piece % Config::kArrivalPieces == 0) {
+        ptx::mbarrier_wait(Block::full(n, piece / Config::kArrivalPieces), Block::parity(n));
+        ptx::fence_async_proxy();
+      }
+      if (piece == Config::kLatentPieces) {
+        if (args_.d_qk <= Config::kLatentDims) break;
+        queries = Block::tails_of(Block::queries());
+        keys = Block::tails_of(Block::stage(n));
+      }
+      MLA_UNROLL
+      for (int step = 0; step < Config::kPieceDims / 16; ++step) {
+        const int at = piece % Config::kLatentPieces * Config::kGroupRowsBytes + step * 32;
+        wgmma<Config::kType, Config::kKeys>(s, Block::advance(queries, at), Block::advance(keys, at),
+                                            piece > 0 || step > 0);
+      }
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// Keys that are not valid get -inf.
+  MLA_DEVICE void hide_invalid(float (&s)[kScores], uint32_t n) const {
+    const auto* words = reinterpret_cast<const uint32_t*>(Block::valid(n));
+    MLA_UNROLL
+    for (int word = 0; word < 2; ++word) {
+      if (words[word] == ~0U) continue;
+      const uint32_t valid = words[word] >> lane_column();
+      MLA_UNROLL
+      for (int i = 0; i < kScores / 2; ++i)
+        if ((valid >> (i / 4 * 8 + i % 2) & 1U) == 0) s[word * kScores / 2 + i] = kNoKey;
+    }
+  }
+
+  /// The long way: scores become base-2 logits, -inf where a row does not see the key. Scores
+  /// rotate through the first four registers.
+  MLA_DEVICE void replace_scores(float (&s)[kScores], uint32_t n) const {
+    const int32_t key = unit().template first_key<Config>(n);
+    const RowScores rows[2] = {RowScores(args_, unit().segment, unit().rows.row(args_, lane_row())),
+                               RowScores(args_, unit().segment, unit().rows.row(args_, lane_row() + 8))};
+    MLA_NO_UNROLL
+    for (int j = 0; j < kScores / 4; ++j) {
+      float four[4];
+      MLA_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const int column = lane_column() + j * 8 + i % 2;
+        four[i] = logit_of(rows[i / 2], s[i], n, column, key + column);
+      }
+      MLA_UNROLL
+      for (int i = 0; i < kScores - 4; ++i) s[i] = s[i + 4];
+      MLA_UNROLL
+      for (int i = 0; i < 4; ++i) s[kScores - 4 + i] = four[i];
+    }
+  }
+
+  MLA_DEVICE float logit_of(const RowScores& row, float product, uint32_t n, int column, int32_t key) const {
+    if ((Block::valid(n)[column / 16] >> column % 16 & 1) != 0 && row.sees(key)) return row.logit(product, key);
+    if (!is_finite(product)) Block::poison(n)[column] = Block::poison(n)[Config::kKeys] = 1;
+    return kNoKey;
+  }
+
+  /// Of half the keys: rows of 64 bytes in the order of Swizzle::k64.
+  template <int kPart>
+  MLA_DEVICE void store_weights(const float (&s)[kScores], uint32_t n) const {
+    const ptx::SharedAddress row =
+        Block::weights(n, kPart) + static_cast<uint32_t>(lane_row() * Config::kWeightRowBytes + lane_column() * 2);
+    const int swizzle = lane_row() >> 1 & 3;
+    MLA_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      const ptx::SharedAddress to = row + static_cast<uint32_t>((j ^ swizzle) * kChunkBytes);
+      MLA_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const int i = (kPart * 4 + j) * 4 + half * 2;
+        ptx::store_shared(to + static_cast<uint32_t>(half * 8 * Config::kWeightRowBytes),
+                          pack<Config::kType>(s[i], s[i + 1]));
+      }
+    }
+  }
+
+  // The end of a segment.
+
+  MLA_DEVICE void finish() const {
+    const int number = Block::unit_number();
+    if (number > 0)
+      ptx::mbarrier_wait(Block::left(number - 1), Block::unit_parity(number - 1));  // whose factors lie there
+    const RowEnd<Config> upper = end_of_row(0), lower = end_of_row(1);
+    const bool first_of_row = (ptx::lane() & 3) == 0;
+    if (first_of_row) {
+      Block::output_factors()[lane_row()] = upper.output_factor();
+      Block::output_factors()[lane_row() + 8] = lower.output_factor();
+    }
+    ptx::sync_warp();
+    if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::weighed());
+    if (first_of_row) {
+      upper.store_statistics(args_);
+      lower.store_statistics(args_);
+    }
+  }
+
+  MLA_DEVICE RowEnd<Config> end_of_row(int half) const {
+    float sum = sum_[half];
+    sum += ptx::shuffle_xor(sum, 1);
+    sum += ptx::shuffle_xor(sum, 2);
+    return {args_, unit(), lane_row() + half * 8, max_[half], sum};
+  }
+
+  uint32_t next_ = 0;  // number of the next step
+  float max_[2];       // what exponents are relative to
+  float sum_[2];       // over the lane's keys
+  // Of the unit:
+  float scale_;      // what products are multiplied by to become base-2 logits
+  bool only_valid_;  // whether all rows see the same keys, those that are there
+};
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// The warpgroups for values: they add weighted rows to the outputs, each its own channels of all query rows.
+#pragma once
+
+#include "cuda/attention/absorbed_results.cuh"
+#include "cuda/backends/sm90/absorbed_block.cuh"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+template <class Config>
+class WgmmaValues : WgmmaBlock<Config> {
+  using Block = WgmmaBlock<Config>;
+  using Block::args_, Block::unit;
+
+ public:
+  using Block::next_unit;
+
+  MLA_DEVICE explicit WgmmaValues(const cuda::AbsorbedArgs& args) : Block(args) {}
+
+  MLA_DEVICE void compute() {
+    MLA_UNROLL
+    for (auto& part : outputs_) MLA_UNROLL
+    for (float& output : part) output = 0.0F;
+    MLA_NO_UNROLL
+    for (const uint32_t end = unit().steps.end; next_ < end; ++next_) step(next_);
+    ptx::mbarrier_wait(Block::weighed(), Block::weighed_parity(Block::unit_number()));
+    MLA_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      hold();  // the second row's addresses wait for the first one's stores: registers are short
+      const int r = lane_row() + half * 8;
+      ResultRow<Config, Config::kOutputTiles>(args_, unit(), r, output_channel() + (ptx::lane() & 3) * 2)
+          .store(Block::output_factors()[r], [&](int tile, float& low, float& high) {
+            low = outputs_[tile / kPartTiles][tile % kPartTiles * 4 + half * 2];
+            high = outputs_[tile / kPartTiles][tile % kPartTiles * 4 + half * 2 + 1];
+          });
+    }
+    Block::leave_unit();
+  }
+
+ private:
+  // Products of 256 channels at once would need more registers than the launch gives, whatever setmaxnreg adds (nvcc
+  // 13.0, error C7602).
+  static constexpr int kPartDims = 128, kParts = Config::kOutputDims / kPartDims, kPartTiles = kPartDims / 8;
+
+  MLA_DEVICE static int value_warp() { return ptx::warp() - Config::kFirstValueWarp; }
+  MLA_DEVICE static int group() { return value_warp() / Config::kGroupWarps; }
+  MLA_DEVICE static int output_channel() { return group() * Config::kOutputDims; }
+  /// In the unit, of the lane's first row; the other is eight below.
+  MLA_DEVICE static int lane_row() { return value_warp() % Config::kGroupWarps * 16 + (ptx::lane() >> 2); }
+
+  MLA_DEVICE void step(uint32_t n) {
+    ptx::mbarrier_wait(Block::ready(n, 0), Block::parity(n));
+    rescale(n);
+    if (Block::poison(n)[Config::kKeys] != 0) [[unlikely]]
+      silence_poison(n);
+    hold();
+    ptx::wgmma_fence();
+    MLA_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      if (half == 1) ptx::mbarrier_wait(Block::ready(n, 1), Block::parity(n));
+      ptx::fence_async_proxy();
+      add_values(n, half);
+      ptx::wgmma_commit();
+    }
+    ptx::wgmma_wait<1>();
+    release(n, 0);
+    ptx::wgmma_wait<0>();
+    hold();
+    release(n, 1);
+  }
+
+  MLA_DEVICE void hold() {
+    MLA_UNROLL
+    for (auto& part : outputs_) ptx::wgmma_hold(part);
+  }
+
+  MLA_DEVICE void release(uint32_t n, int half) const {
+    if (ptx::elect()) ptx::mbarrier_arrive(Block::free(n, half));
+  }
+
+  MLA_DEVICE void rescale(uint32_t n) {
+    const float* factors = Block::factors(n) + lane_row();
+    const float factor[2] = {factors[0], factors[8]};
+    if (!ptx::any(factor[0] != 1.0F || factor[1] != 1.0F)) return;
+    MLA_UNROLL
+    for (auto& part : outputs_) MLA_UNROLL
+    for (int i = 0; i < kPartDims / 2; ++i) part[i] *= factor[i >> 1 & 1];
+  }
+
+  MLA_DEVICE void add_values(uint32_t n, int half) {
+    constexpr int kWeightGroupBytes = 8 * Config::kWeightRowBytes;
+    const uint64_t weights = ptx::matrix_descriptor(Block::weights(n, half), 0, kWeightGroupBytes, ptx::Swizzle::k64);
+    const ptx::SharedAddress keys =
+        Block::stage(n) + Block::row_offset(half * Config::kHalfKeys, output_channel() / Config::kPieceDims);
+    const uint64_t values =
+        ptx::matrix_descriptor(keys, Config::kGroupRowsBytes, Config::kGroupBytes, ptx::Swizzle::k128);
+    MLA_UNROLL
+    for (int step = 0; step < Config::kHalfKeys / 16; ++step) MLA_UNROLL
+    for (int part = 0; part < kParts; ++part)
+      wgmma<Config::kType, kPartDims, true>(
+          outputs_[part], Block::advance(weights, step * 32),
+          Block::advance(values, part * (kPartDims / Config::kPieceDims) * Config::kGroupRowsBytes +
+                                     step * 2 * Config::kGroupBytes),
+          true);
+  }
+
+  /// Rare: keys that some queries see and others do not hold infinities or NaN, which a weight of 0 does not silence.
+  /// They become zeros. Who sees such a key has an infinite score or NaN, and so NaN in its outputs all the same. A
+  /// warp clears channels of its own.
+  MLA_DEVICE void silence_poison(uint32_t n) const {
+    constexpr int kWarpDims = Config::kLatentDims / Config::kValueWarps;
+    MLA_NO_UNROLL
+    for (int key = 0; key < Config::kKeys; ++key) {
+      if (Block::poison(n)[key] == 0) continue;
+      for (int c = ptx::lane(); c < kWarpDims; c += kWarpSize) {
+        const int channel = value_warp() * kWarpDims + c;
+        const ptx::SharedAddress at = Block::stage(n) + Block::chunk_offset(key, channel / kVector) +
+                                      static_cast<uint32_t>(channel % kVector * 2);
+        if (!both_finite<Config::kType>(ptx::load_shared<uint16_t>(at))) ptx::store_shared(at, uint16_t{0});
+      }
+    }
+    ptx::fence_async_proxy();
+    // Every value warp has seen the marks, and all have cleared.
+    ptx::sync_threads(Block::kValuesBarrier, Config::kValueWarps * kWarpSize);
+    if (value_warp() == 0)
+      for (int i = ptx::lane(); i <= Config::kKeys; i += kWarpSize) Block::poison(n)[i] = 0;
+  }
+
+  uint32_t next_ = 0;  // number of the next step
+  float outputs_[kParts][kPartDims / 2];
+};
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// decode, decode_sparse and prefill_sparse of cuda_sm90.
+#include "cuda/attention/absorbed_problem.cuh"
+#include "cuda/backends/sm90/absorbed.cuh"
+#include "cuda/backends/sm90/operations.h"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+namespace {
+
+/// For AbsorbedProblem.
+struct WgmmaKernels {
+  template <class F>
+  static auto with(const cuda::AbsorbedArgs& args, int32_t, const F& f) {
+    const auto for_kind = [&]<int kLatentDims>() {
+      const core::Cache& cache = args.pools[0].cache;
+      if (cache.num_scales > 0) return f.template operator()<WgmmaKernel<WgmmaConfig<kLatentDims, KeyKind::kE4M3>>>();
+      if (cache.format == CacheFormat::kF16)
+        return f.template operator()<WgmmaKernel<WgmmaConfig<kLatentDims, KeyKind::kF16>>>();
+      return f.template operator()<WgmmaKernel<WgmmaConfig<kLatentDims, KeyKind::kBF16>>>();
+    };
+    return args.d_v == 512 ? for_kind.template operator()<512>() : for_kind.template operator()<256>();
+  }
+};
+
+}  // namespace
+
+size_t sm90_decode_workspace_size(const core::DecodeArgs& args, const cuda::DeviceProperties& device) {
+  return problem_of<WgmmaKernels>(args).workspace_size(device);
+}
+Status sm90_plan_decode(const core::DecodeArgs& args, cuda::Queue& queue, std::span<std::byte> workspace) {
+  return problem_of<WgmmaKernels>(args).plan(queue, workspace);
+}
+Status sm90_run_decode(const core::DecodeArgs& args, cuda::Queue& queue, std::span<std::byte> workspace) {
+  return problem_of<WgmmaKernels>(args).run(queue, workspace);
+}
+
+size_t sm90_decode_sparse_workspace_size(const core::DecodeSparseArgs& args, const cuda::DeviceProperties& device) {
+  return problem_of<WgmmaKernels>(args).workspace_size(device);
+}
+Status sm90_plan_decode_sparse(const core::DecodeSparseArgs& args, cuda::Queue& queue, std::span<std::byte> workspace) {
+  return problem_of<WgmmaKernels>(args).plan(queue, workspace);
+}
+Status sm90_run_decode_sparse(const core::DecodeSparseArgs& args, cuda::Queue& queue, std::span<std::byte> workspace) {
+  return problem_of<WgmmaKernels>(args).run(queue, workspace);
+}
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

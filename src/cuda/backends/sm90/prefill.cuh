@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// Up-projected prefill of bf16 and f16 by warpgroups:
+//   S = Q K^T, softmax over the keys that each row sees, O = P V, all on wgmma.
+// Grid: persistent. A unit of work is 128 query rows of a head; its number is head * slots + slot, where the T / 128 +
+// B slots are for query blocks (a unit finds its request by bisection, surplus ones are skipped), longest rows of a
+// request first. Blocks take units from a counter.
+//   warpgroup 0     describes units, fetches tiles of K and V (cp.async; zeros beyond the request's end)
+//   warpgroups 1, 2 have 64 rows each: S, softmax, O; in turns, so that one multiplies while the other exponentiates
+// Shared memory: Q [2][64, d_qk] | K [stages][keys, d_qk] | V [stages][keys, d_v], 2 bytes each, swizzled | outputs on
+// their way, 16 KB | units, barriers:
+//   fetch    left(u - 2) -> describe u -> described(u); free(n - stages) -> copy n -> full(n), of K and of V
+//   attend   described(u); full K(n) -> S(n) -> free K(n); full V(n - 1) -> O(n - 1) -> free V(n - 1); left(u)
+// docs/kernels/sm90_prefill.md
+#pragma once
+
+#include "cuda/backends/sm90/prefill_attend.cuh"
+#include "cuda/backends/sm90/prefill_fetch.cuh"
+#include "cuda/border/launch.h"
+#include "cuda/ptx/ptx.h"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+template <DType kType, int kDQk, int kDV, Sm90PrefillTiling kTiling>
+struct Sm90PrefillKernel {
+  using Config = Sm90PrefillConfig<kType, kDQk, kDV, kTiling>;
+  using Params = Sm90PrefillParams;
+  static constexpr const char* kName = "prefill_wgmma";
+  static constexpr int kThreads = Config::kThreads;
+  static constexpr int kMinBlocks = 1;
+
+  static MLA_DEVICE void run(const Params& params) {
+    Sm90PrefillBlock<Config>(params).init();
+    const int group = ptx::shuffle(ptx::warp(), 0) * kWarpSize / Config::kGroupThreads;
+    if (group == 0) {
+      ptx::give_registers<Config::kFetchRegisters>();
+      Sm90PrefillFetch<Config>(params).run();
+    } else {
+      ptx::take_registers<Config::kAttendRegisters>();
+      Sm90PrefillAttend<Config>(params, group - 1).run();
+    }
+  }
+};
+
+/// Before the first launch that shares units out by a counter.
+struct Sm90PrefillPlanKernel {
+  using Params = uint32_t*;
+  static constexpr const char* kName = "prefill_wgmma_plan";
+  static constexpr int kThreads = 32;
+  static constexpr int kMinBlocks = 1;
+
+  static MLA_DEVICE void run(const Params& next_unit) {
+    if (ptx::thread_index() == 0) *next_unit = 0;
+  }
+};
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// The warpgroup of a prefill block that describes units and brings their keys and values: K(0), K(1), V(0), K(2), V(1),
+// ..., in the order in which they are multiplied.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/backends/sm90/prefill_block.cuh"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+template <class Config>
+class Sm90PrefillFetch : public Sm90PrefillBlock<Config> {
+ public:
+  using Sm90PrefillBlock<Config>::Sm90PrefillBlock;
+
+  MLA_DEVICE void run() const {
+    MLA_NO_UNROLL
+    for (int u = 0, base = 0;; ++u) {
+      if (ptx::thread_index() == 0) describe(u);
+      ptx::sync_warp();
+      this->wait_for_unit(u);
+      const Sm90PrefillUnit unit = this->unit(u);
+      this->leave_unit(u);
+      if (unit.rows == 0) return;
+      const int count = unit.num_tiles();
+      MLA_NO_UNROLL
+      for (int tile = 0; tile <= count; ++tile) {
+        if (tile < count) fetch_k(unit, tile, base + tile);
+        if (tile > 0) fetch_v(unit, tile - 1, base + tile - 1);
+      }
+      base += count;
+    }
+  }
+
+ private:
+  /// Finds the next unit of this block, while the tiles of the last one are still being computed.
+  MLA_DEVICE void describe(int u) const {
+    const Sm90PrefillParams& params = this->params_;
+    uint32_t number = 0;
+    QueryBlock block = {};
+    do {
+      number = next_number(u);
+      if (number >= params.num_units) break;
+      block = find_query_block(this->args_, Config::kRows,
+                               static_cast<int>(params.num_slots - 1 - number % params.num_slots));
+    } while (block.rows <= 0 && params.next_unit != nullptr);
+    Sm90PrefillUnit unit = {};
+    if (number < params.num_units && block.rows > 0) {
+      unit = {.first_token = block.first_token,
+              .first_key = block.first_key,
+              .rows = block.rows,
+              .position = block.position,
+              .kv_len = block.kv_len,
+              .head = static_cast<int>(number / params.num_slots),
+              .first_tile = 0,
+              .end_tile = 0};
+      const KeyRange keys = {this->visible(unit, unit.position).begin,
+                             this->visible(unit, unit.position + unit.rows - 1).end};
+      unit.first_tile = keys.begin / Config::kKeys;
+      unit.end_tile = keys.empty() ? unit.first_tile : (keys.end - 1) / Config::kKeys + 1;
+    }
+    ptx::mbarrier_wait(this->left(u), this->unit_parity(u) ^ 1U);
+    const auto bits = [](int value) { return static_cast<uint32_t>(value); };
+    ptx::store_shared(this->unit_place(u),
+                      ptx::Vec4{{bits(unit.first_token), bits(unit.first_key), bits(unit.rows), bits(unit.position)}});
+    ptx::store_shared(this->unit_place(u) + 16,
+                      ptx::Vec4{{bits(unit.kv_len), bits(unit.head), bits(unit.first_tile), bits(unit.end_tile)}});
+    ptx::mbarrier_arrive(this->described(u));
+  }
+
+  /// num_units or more: there is none. Every block asks until it is told so; who is told last starts anew for the next
+  /// launch.
+  MLA_DEVICE uint32_t next_number(int u) const {
+    const Sm90PrefillParams& params = this->params_;
+    const auto blocks = static_cast<uint32_t>(ptx::grid_size_x());
+    if (params.next_unit == nullptr) return u == 0 ? static_cast<uint32_t>(ptx::block_index_x()) : params.num_units;
+    const uint32_t number = ptx::atomic_add(params.next_unit, 1U);
+    if (number == params.num_units + blocks - 1) *params.next_unit = 0;
+    return number;
+  }
+
+  MLA_DEVICE void fetch_k(const Sm90PrefillUnit& unit, int tile, int n) const {
+    const core::PrefillArgs& args = this->args_;
+    fetch<Config::kQkSegments>(unit, tile, n, args.k, args.k_stride_token, args.k_stride_head, this->k_tile(n),
+                               this->k_free(n), this->k_full(n));
+  }
+  MLA_DEVICE void fetch_v(const Sm90PrefillUnit& unit, int tile, int n) const {
+    const core::PrefillArgs& args = this->args_;
+    fetch<Config::kVSegments>(unit, tile, n, args.v, args.v_stride_token, args.v_stride_head, this->v_tile(n),
+                              this->v_free(n), this->v_full(n));
+  }
+  template <int kSegments>
+  MLA_DEVICE void fetch(const Sm90PrefillUnit& unit, int tile, int n, const void* from, int64_t stride_token,
+                        int64_t stride_head, ptx::SharedAddress to, ptx::SharedAddress free,
+                        ptx::SharedAddress full) const {
+    const int first = (unit.first_tile + tile) * Config::kKeys;
+    ptx::mbarrier_wait(free, this->tile_parity(n) ^ 1U);
+    this->template load_tile<Config::kKeys, kSegments>(
+        to, from, (unit.first_key + first) * stride_token + unit.head * stride_head, stride_token, unit.kv_len - first);
+    if (this->params_.rows_aligned)
+      ptx::mbarrier_arrive_after_copies(full);
+    else
+      ptx::mbarrier_arrive(full);
+  }
+};
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "cuda/border/ceilings.h"
+#include "cuda/ptx/machine.h"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+/// Of this architecture.
+const cuda::CeilingKernels& ceiling_kernels();
+
+}  // namespace mla::MLA_CUDA_NAMESPACE
