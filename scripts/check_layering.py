@@ -68,6 +68,14 @@ PYTHON_IMPORT = re.compile(r"^\s*(?:import|from)\s+(\w+)")
 ASM = re.compile(r"\b(asm|__asm__|__asm)\b\s*(volatile|__volatile__|goto|inline)?\s*\(")
 LAYOUT_NUMBER = re.compile(r"(?<![\w.])(656|584|576)(?![\w.])")
 LAYOUT_FREE_FOLDERS = ("src/cpu/", "src/cuda/", "src/reference/", "src/plan/", "src/dispatch/")
+# A format is its codecs: who asks for its name, or guesses one property of it from another, misses the next format.
+FORMAT_FACTS = {
+    re.compile(r"([=!]=|\bcase)\s*(mla::)?CacheFormat::k"): "a format is asked for by name",
+    re.compile(r"\bnum_scales\s*(>|==|!=)\s*0\b"): "whether rows are quantized is guessed from their scales",
+    re.compile(r"\?\s*1\s*:\s*4\b"): "bytes of a scale are guessed: size_of(ScaleType) knows",
+}
+FORMAT_FREE_FOLDERS = ("src/", "tools/", "python/src/")
+FORMAT_PLACES = ("src/core/cache_checks.cpp",)  # and include/mla/kv_layout.h
 INCLUDED_ONCE = re.compile(r"^#(pragma once|ifndef MLA_\w+_H_?)$", re.MULTILINE)  # C headers keep to standard C
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
@@ -121,6 +129,10 @@ def check_source(path, text):
             constant = LAYOUT_NUMBER.search(line)
             if constant:
                 yield number, f"the cache layout's number {constant.group()} belongs in include/mla/kv_layout.h"
+        if path.startswith(FORMAT_FREE_FOLDERS) and not path.startswith(FORMAT_PLACES):
+            for pattern, message in FORMAT_FACTS.items():
+                if pattern.search(line):
+                    yield number, message + ": include/mla/kv_layout.h"
     # A "-inl.h" is the body of several translation units, included once in each.
     if path.endswith((".h", ".hpp", ".cuh")) and not path.endswith("-inl.h") and not INCLUDED_ONCE.search(code):
         yield 1, "header without #pragma once"
@@ -175,6 +187,10 @@ PLANTED = {
     "src/reference/a.cpp": (SPDX + "#include \"plan/plan.h\"\n", 'may not include "plan/plan.h"'),
     "src/cpu/a.cpp": (SPDX + "#include \"cuda/x.h\"\n", 'may not include "cuda/x.h"'),
     "src/cpu/b.cpp": (SPDX + "int bytes = 656 * 2;\n", "number 656"),
+    "src/cpu/d.cpp": (SPDX + "bool f(CacheFormat a) { return a != CacheFormat::kFP8; }\n", "asked for by name"),
+    "src/dispatch/d.cpp": (SPDX + "int f() { switch (a) { case CacheFormat::kFP8: return 1; } }\n", "asked for by name"),
+    "src/cuda/tile/d.cuh": (SPDX + "#pragma once\nbool f(const Cache& c) { return c.num_scales > 0; }\n", "is guessed from"),
+    "tools/kit/d.cpp": (SPDX + "int f(bool ue8m0) { return ue8m0 ? 1 : 4; }\n", "bytes of a scale"),
     "src/cpu/c.cpp": (SPDX + "void f() { asm volatile(\"nop\"); }\n", "inline assembly"),
     "src/cuda/tile/a.cuh": (SPDX + "#pragma once\n#include <torch/torch.h>\n", "torch header"),
     "src/cuda/tile/b.cuh": (SPDX + "#pragma once\n#include \"cuda/common/a.cuh\"\n", 'may not include "cuda/common/a.cuh"'),
@@ -209,6 +225,8 @@ PLANTED = {
 INNOCENT = {
     "src/cpu/fine.cpp": SPDX + "#include <immintrin.h>\n#include \"core/args.h\"\n// 656 bytes, asm(\"x\")\n"
                                "const char* s = \"656 asm()\"; int n = 1'656; int w = 5760;\n",
+    "src/core/cache_checks.cpp": SPDX + "bool f(CacheFormat a) { return a == CacheFormat::kFP8; }\n",
+    "src/reference/fine.cpp": SPDX + "CacheFormat f = CacheFormat::kBF16; bool g = f.num_scales > 1;\n",
     "tools/mla/bench/ceilings.cpp": SPDX + "#include <immintrin.h>\n#include \"kit/kit.h\"\n",
     "src/cuda/runtime/fine.cpp": SPDX + "#include <cuda_runtime_api.h>\n#include \"emulator/emulator.h\"\n",
     "src/cuda/common/fine.cu": SPDX + "#include \"cuda/border/launch.h\"\n// threadIdx\nint f(int* __restrict__ p) { "

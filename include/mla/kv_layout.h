@@ -6,6 +6,8 @@
 #include <optional>
 #include <string_view>
 
+#include "mla/types.h"
+
 namespace mla {
 
 /// Cache formats by the names that engines use.
@@ -14,96 +16,102 @@ enum class CacheFormat : uint8_t { kBF16, kF16, kFP8, kFP8DsMla, kFP8DsV4 };
 inline constexpr CacheFormat kAllCacheFormats[] = {CacheFormat::kBF16, CacheFormat::kF16, CacheFormat::kFP8,
                                                    CacheFormat::kFP8DsMla, CacheFormat::kFP8DsV4};
 
-/// How the scale factors of a format are stored.
-enum class ScaleKind : uint8_t { kNone, kPerTensorF32, kInlineF32, kFooterUE8M0 };
+/// The type of a scale factor.
+enum class ScaleType : uint8_t { kNone, kF32, kUE8M0, kE4M3 };
 
-/// Whether the scales are UE8M0 bytes; else they are f32.
-constexpr bool is_ue8m0(ScaleKind kind) { return kind == ScaleKind::kFooterUE8M0; }
+/// Where the scale factors of a token lie.
+enum class ScalePlace : uint8_t {
+  kNone,    ///< there are none
+  kTensor,  ///< in a tensor of their own
+  kRow,     ///< in the token's row, scale_offset bytes behind its first
+  kFooter   ///< in the footer of the page, behind the rows of all its tokens
+};
+
+/// Bytes of one scale factor.
+constexpr int32_t size_of(ScaleType type) {
+  switch (type) {
+    case ScaleType::kNone: return 0;
+    case ScaleType::kF32: return 4;
+    case ScaleType::kUE8M0:
+    case ScaleType::kE4M3: return 1;
+  }
+  return 0;
+}
+
+/// How the channels of one part of a row are stored. A quantized channel stands for element * scale, rounded to bf16.
+struct Codec {
+  DType element = DType::kBF16;             ///< bf16 and f16 are stored as they are; e4m3 and e2m1 are quantized
+  ScaleType scale_type = ScaleType::kNone;  ///< of quantized channels
+  ScalePlace scale_place = ScalePlace::kNone;
+  int32_t channels_per_scale = 0;  ///< neighbouring channels that share a scale; 0: one f32 scale for the whole tensor
+  bool outer_scale = false;        ///< whether one more scale, an f32 for the whole tensor, multiplies all the others
+};
+
+/// Whether channels are codes that a scale multiplies, not values.
+constexpr bool is_quantized(DType element) { return element == DType::kE4M3 || element == DType::kE2M1; }
+
+/// The type that holds what channels stand for: bf16 where they are quantized.
+constexpr DType value_dtype(DType element) { return is_quantized(element) ? DType::kBF16 : element; }
+
+/// Channels of e2m1 come in groups of at most so many to a scale.
+inline constexpr int32_t kMostE2M1Group = 64;
 
 /// Where the parts of one token lie. Offsets count from the token's row (`row_bytes` apart) unless they say otherwise.
 /// `nope` are the latent channels, `rope` the rotary ones.
 struct KvLayout {
   std::string_view name;
-  int32_t element_bytes;       ///< of a nope channel
-  int32_t rope_element_bytes;  ///< of a rope channel
-  int32_t nope_dim, rope_dim;  ///< channels; 0, 0 where the tensors' shapes say (bf16, f16, fp8)
-  int32_t row_bytes;           ///< from one token's row to the next inside a page; 0 where the shapes say
-  int32_t rope_offset;         ///< bytes; 0 where the shapes say
-  ScaleKind scale_kind;
-  int32_t scale_offset;           ///< bytes from the row (kInlineF32); footer scales start at page_size * row_bytes
-  int32_t scale_bytes_per_token;  ///< pad bytes included
-  int32_t channels_per_scale;     ///< nope channels that share one scale; 0 = the whole tensor
-  int32_t page_alignment;         ///< bytes to which writers may pad a page; 1 = no padding
+  Codec nope, rope;
+  int32_t nope_dim = 0, rope_dim = 0;  ///< channels; 0, 0 where the tensors' shapes say (bf16, f16, fp8)
+  int32_t row_bytes = 0;               ///< from one token's row to the next inside a page; 0 where the shapes say
+  int32_t rope_offset = 0;             ///< bytes; 0 where the shapes say
+  int32_t scale_offset = 0;            ///< bytes from the row (kRow); footer scales start at page_size * row_bytes
+  int32_t scale_bytes_per_token = 0;   ///< of nope, pad bytes included
+  int32_t page_alignment = 1;          ///< bytes to which writers may pad a page; 1 = no padding
+  bool value_has_rope = false;         ///< whether a value is the whole row, not its nope channels alone
+
+  /// Whether the rows are bytes that this map divides; else tensors of elements.
+  constexpr bool is_packed() const { return row_bytes != 0; }
+  constexpr bool has_footer() const { return nope.scale_place == ScalePlace::kFooter; }
 };
 
 /// The layout of a format.
 constexpr KvLayout kv_layout(CacheFormat format) {
   switch (format) {
     case CacheFormat::kBF16:
-      return {.name = "bf16",
-              .element_bytes = 2,
-              .rope_element_bytes = 2,
-              .nope_dim = 0,
-              .rope_dim = 0,
-              .row_bytes = 0,
-              .rope_offset = 0,
-              .scale_kind = ScaleKind::kNone,
-              .scale_offset = 0,
-              .scale_bytes_per_token = 0,
-              .channels_per_scale = 0,
-              .page_alignment = 1};
-    case CacheFormat::kF16:
-      return {.name = "f16",
-              .element_bytes = 2,
-              .rope_element_bytes = 2,
-              .nope_dim = 0,
-              .rope_dim = 0,
-              .row_bytes = 0,
-              .rope_offset = 0,
-              .scale_kind = ScaleKind::kNone,
-              .scale_offset = 0,
-              .scale_bytes_per_token = 0,
-              .channels_per_scale = 0,
-              .page_alignment = 1};
-    case CacheFormat::kFP8:
-      return {.name = "fp8",
-              .element_bytes = 1,
-              .rope_element_bytes = 1,
-              .nope_dim = 0,
-              .rope_dim = 0,
-              .row_bytes = 0,
-              .rope_offset = 0,
-              .scale_kind = ScaleKind::kPerTensorF32,
-              .scale_offset = 0,
-              .scale_bytes_per_token = 0,
-              .channels_per_scale = 0,
-              .page_alignment = 1};
+      return {.name = "bf16", .nope = {.element = DType::kBF16}, .rope = {.element = DType::kBF16}};
+    case CacheFormat::kF16: return {.name = "f16", .nope = {.element = DType::kF16}, .rope = {.element = DType::kF16}};
+    case CacheFormat::kFP8: {
+      constexpr Codec kScaled = {
+          .element = DType::kE4M3, .scale_type = ScaleType::kF32, .scale_place = ScalePlace::kTensor};
+      return {.name = "fp8", .nope = kScaled, .rope = kScaled};
+    }
     case CacheFormat::kFP8DsMla:
       return {.name = "fp8_ds_mla",
-              .element_bytes = 1,
-              .rope_element_bytes = 2,
+              .nope = {.element = DType::kE4M3,
+                       .scale_type = ScaleType::kF32,
+                       .scale_place = ScalePlace::kRow,
+                       .channels_per_scale = 128},
+              .rope = {.element = DType::kBF16},
               .nope_dim = 512,
               .rope_dim = 64,
               .row_bytes = 656,
               .rope_offset = 528,
-              .scale_kind = ScaleKind::kInlineF32,
               .scale_offset = 512,
-              .scale_bytes_per_token = 16,
-              .channels_per_scale = 128,
-              .page_alignment = 1};
+              .scale_bytes_per_token = 16};
     case CacheFormat::kFP8DsV4:
       return {.name = "fp8_dsv4",
-              .element_bytes = 1,
-              .rope_element_bytes = 2,
+              .nope = {.element = DType::kE4M3,
+                       .scale_type = ScaleType::kUE8M0,
+                       .scale_place = ScalePlace::kFooter,
+                       .channels_per_scale = 64},
+              .rope = {.element = DType::kBF16},
               .nope_dim = 448,
               .rope_dim = 64,
               .row_bytes = 576,
               .rope_offset = 448,
-              .scale_kind = ScaleKind::kFooterUE8M0,
-              .scale_offset = 0,
               .scale_bytes_per_token = 8,
-              .channels_per_scale = 64,
-              .page_alignment = 576};
+              .page_alignment = 576,
+              .value_has_rope = true};
   }
   return {};
 }
@@ -116,11 +124,18 @@ constexpr std::optional<CacheFormat> parse_cache_format(std::string_view text) {
   return std::nullopt;
 }
 
+/// The format whose caches are tensors of such elements.
+constexpr std::optional<CacheFormat> format_of_elements(DType element) {
+  for (CacheFormat format : kAllCacheFormats)
+    if (!kv_layout(format).is_packed() && kv_layout(format).nope.element == element) return format;
+  return std::nullopt;
+}
+
 /// Bytes of one token's row, with its inline scales. `d_qk` (nope + rope channels) matters to the formats whose
 /// widths the shapes give.
 constexpr int64_t row_bytes(CacheFormat format, int64_t d_qk) {
   const KvLayout layout = kv_layout(format);
-  return layout.row_bytes != 0 ? layout.row_bytes : d_qk * layout.element_bytes;
+  return layout.is_packed() ? layout.row_bytes : bytes_of(layout.nope.element, d_qk);
 }
 
 /// Byte of token `token`'s scales from the start of its page (footer formats).
@@ -132,9 +147,26 @@ constexpr int64_t footer_scale_offset(const KvLayout& layout, int64_t page_size,
 constexpr int64_t page_bytes(CacheFormat format, int64_t d_qk, int64_t page_size, bool padded) {
   const KvLayout layout = kv_layout(format);
   int64_t bytes = page_size * row_bytes(format, d_qk);
-  if (layout.scale_kind == ScaleKind::kFooterUE8M0) bytes += page_size * layout.scale_bytes_per_token;
+  if (layout.has_footer()) bytes += page_size * layout.scale_bytes_per_token;
   if (padded) bytes = (bytes + layout.page_alignment - 1) / layout.page_alignment * layout.page_alignment;
   return bytes;
+}
+
+/// Scales of a token where they lie in a tensor of their own, one for every quarter of its latent channels.
+inline constexpr int32_t kTensorScalesPerToken = 4;
+
+/// The most bytes that a token's scales take in the formats with such latent channels.
+constexpr int32_t most_scale_bytes(DType element) {
+  int32_t most = 0;
+  for (CacheFormat format : kAllCacheFormats) {
+    const KvLayout layout = kv_layout(format);
+    if (layout.nope.element != element) continue;
+    const int32_t bytes = layout.nope.scale_place == ScalePlace::kTensor
+                              ? kTensorScalesPerToken * size_of(layout.nope.scale_type)
+                              : layout.scale_bytes_per_token;
+    most = bytes > most ? bytes : most;
+  }
+  return most;
 }
 
 /// The paged cache of the sparse-attention indexer: a page holds page_size keys of e4m3, then page_size f32 scales.

@@ -6,6 +6,8 @@
 #include <bit>
 #include <cstdint>
 
+#include "mla/kv_layout.h"
+
 namespace mla {
 
 constexpr float bf16_to_f32(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
@@ -68,6 +70,35 @@ constexpr uint8_t f32_to_e4m3(float value) {
   return static_cast<uint8_t>(sign | (rounded >> 20));
 }
 
+/// Largest magnitude of e2m1, whose values are 0, 0.5, 1, 1.5, 2, 3, 4 and 6.
+inline constexpr float kE2M1Max = 6.0F;
+
+/// A code is the low half of a byte: a sign, two bits of exponent, one of mantissa.
+constexpr float e2m1_to_f32(uint8_t code) {
+  const uint32_t sign = static_cast<uint32_t>(code & 0x8U) << 28;
+  const uint32_t magnitude = code & 0x7U;
+  if (magnitude < 2) return std::bit_cast<float>(sign | (magnitude == 1 ? 0x3F000000U : 0U));
+  return std::bit_cast<float>(sign | ((magnitude << 22) + 0x3F000000U));
+}
+
+/// Saturates: what rounds beyond 6, infinities too, becomes 6. A NaN becomes 6 too, as NVIDIA's conversions make it.
+constexpr uint8_t f32_to_e2m1(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const auto sign = static_cast<uint8_t>((bits >> 28) & 0x8U);
+  const uint32_t magnitude = bits & 0x7FFFFFFFU;
+  if (magnitude > 0x7F800000U) return 0x7U;
+  if (magnitude >= 0x40A00001U) return static_cast<uint8_t>(sign | 0x7U);  // above 5
+  if (magnitude < 0x3F800000U) {  // below 1, where codes are units of 0.5: adding 2^22 aligns them
+    const float shifted = std::bit_cast<float>(magnitude) + 0x1p22F;
+    return static_cast<uint8_t>(sign | (std::bit_cast<uint32_t>(shifted) - 0x4A800000U));
+  }
+  const uint32_t rounded = magnitude - 0x3F000000U + 0x1FFFFFU + ((magnitude >> 22) & 1U);
+  return static_cast<uint8_t>(sign | (rounded >> 22));
+}
+
+/// The e4m3 code of the same value: every value of e2m1 is one of e4m3.
+constexpr uint8_t e2m1_to_e4m3(uint8_t code) { return f32_to_e4m3(e2m1_to_f32(code)); }
+
 /// UE8M0 scale: 2^(code - 127); 0 decodes to 0, 255 to NaN.
 constexpr float ue8m0_to_f32(uint8_t code) {
   if (code == 0xFFU) return std::bit_cast<float>(0x7FC00000U);
@@ -80,15 +111,33 @@ inline constexpr float kLeastAmax = 1e-4F;
 /// The scale of a group whose largest finite magnitude is `amax`: max(amax, 1e-4) / 448.
 constexpr float e4m3_scale(float amax) { return (amax < kLeastAmax ? kLeastAmax : amax) / kE4M3Max; }
 
-/// The same rounded up to a power of two: 2^ceil(log2(max(amax, 1e-4) / 448)).
-constexpr float e4m3_power_of_two_scale(float amax) {
-  const uint32_t bits = std::bit_cast<uint32_t>(e4m3_scale(amax));
-  return std::bit_cast<float>((bits + 0x7FFFFFU) & 0x7F800000U);
+/// 2^ceil(log2(value)) of a positive, normal value.
+constexpr float round_up_to_power_of_two(float value) {
+  return std::bit_cast<float>((std::bit_cast<uint32_t>(value) + 0x7FFFFFU) & 0x7F800000U);
 }
+
+/// The same rounded up to a power of two: 2^ceil(log2(max(amax, 1e-4) / 448)).
+constexpr float e4m3_power_of_two_scale(float amax) { return round_up_to_power_of_two(e4m3_scale(amax)); }
 
 /// A power of two from 2^-126 to 2^127 as UE8M0.
 constexpr uint8_t f32_to_ue8m0(float power_of_two) {
   return static_cast<uint8_t>(std::bit_cast<uint32_t>(power_of_two) >> 23);
+}
+
+/// Least scale that e4m3 holds.
+inline constexpr float kLeastE4M3 = 0x1p-9F;
+
+/// What a quantized cache of these elements holds as the scale of a group whose largest finite magnitude is `amax`, as
+/// it is read again. `power_of_two` matters to f32 scales only. Scales of e4m3 go with an `outer` scale by which they
+/// are multiplied: clamp(amax / outer / largest element, 2^-9, 448), rounded to e4m3.
+constexpr float choose_scale(DType element, ScaleType type, bool power_of_two, float amax, float outer = 1.0F) {
+  const float largest = element == DType::kE2M1 ? kE2M1Max : kE4M3Max;
+  if (type == ScaleType::kE4M3) {
+    const float wanted = amax / outer / largest;
+    return e4m3_to_f32(f32_to_e4m3(wanted > kLeastE4M3 ? wanted : kLeastE4M3));
+  }
+  const float scale = (amax < kLeastAmax ? kLeastAmax : amax) / largest;
+  return type == ScaleType::kUE8M0 || power_of_two ? round_up_to_power_of_two(scale) : scale;
 }
 
 /// What a quantized cache holds for `value`: the quotient is rounded to f32 first, as every packer does.
@@ -96,5 +145,9 @@ constexpr uint8_t quantize_e4m3(float value, float scale) { return f32_to_e4m3(v
 
 /// What a quantized cache says: the product rounded to bf16.
 constexpr uint16_t dequantize_e4m3(uint8_t code, float scale) { return f32_to_bf16(e4m3_to_f32(code) * scale); }
+
+/// The same for e2m1.
+constexpr uint8_t quantize_e2m1(float value, float scale) { return f32_to_e2m1(value / scale); }
+constexpr uint16_t dequantize_e2m1(uint8_t code, float scale) { return f32_to_bf16(e2m1_to_f32(code) * scale); }
 
 }  // namespace mla

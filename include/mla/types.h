@@ -10,8 +10,9 @@
 
 namespace mla {
 
-/// Element type of a tensor. `kNone` marks a tensor that was not given.
-enum class DType : uint8_t { kNone, kF32, kF16, kBF16, kE4M3, kU8, kI32, kI64 };
+/// Element type of a tensor, or of what a cache's rows store. `kNone` marks a tensor that was not given; no tensor has
+/// elements of kE2M1, which are half a byte.
+enum class DType : uint8_t { kNone, kF32, kF16, kBF16, kE4M3, kU8, kI32, kI64, kE2M1 };
 
 /// Device kinds; the values are DLPack's (`DLDeviceType`).
 enum class DeviceType : int32_t { kCpu = 1, kCuda = 2 };
@@ -63,20 +64,27 @@ std::string_view name(Op op);
 /// "cpu", "cuda".
 std::string_view name(DeviceType type);
 
-/// Bytes of one element; 0 for kNone.
-constexpr size_t size_of(DType dtype) {
+/// Bits of one element; 0 for kNone.
+constexpr int32_t bits_of(DType dtype) {
   switch (dtype) {
     case DType::kNone: return 0;
+    case DType::kE2M1: return 4;
     case DType::kE4M3:
-    case DType::kU8: return 1;
+    case DType::kU8: return 8;
     case DType::kF16:
-    case DType::kBF16: return 2;
+    case DType::kBF16: return 16;
     case DType::kF32:
-    case DType::kI32: return 4;
-    case DType::kI64: return 8;
+    case DType::kI32: return 32;
+    case DType::kI64: return 64;
   }
   return 0;
 }
+
+/// Bytes of one element of a tensor; 0 for kNone, and for kE2M1, of which a byte holds two.
+constexpr size_t size_of(DType dtype) { return static_cast<size_t>(bits_of(dtype)) / 8; }
+
+/// Bytes of `n` elements that follow one another; `n` is even where they are halves of bytes.
+constexpr int64_t bytes_of(DType dtype, int64_t n) { return n * bits_of(dtype) / 8; }
 
 inline constexpr int kMaxDims = 5;
 

@@ -56,12 +56,7 @@ CacheFormat format_of(const Arguments& args, const char* cache, const std::strin
   if (const auto format = parse_cache_format(text)) return *format;
   if (!text.empty()) args.fail("ValueError", {cache, "format"}, "bf16, f16, fp8, fp8_ds_mla or fp8_dsv4", text);
   if (const auto tensor = rows.try_cast<DLTensor*>()) {
-    switch (dtype_of((*tensor)->dtype)) {
-      case DType::kBF16: return CacheFormat::kBF16;
-      case DType::kF16: return CacheFormat::kF16;
-      case DType::kE4M3: return CacheFormat::kFP8;
-      default: break;
-    }
+    if (const auto format = format_of_elements(dtype_of((*tensor)->dtype))) return *format;
     args.fail("TypeError", cache, "a KvCache, which names its format, or a tensor of bf16, f16 or e4m3",
               "elements of " + type_name((*tensor)->dtype));
   }
@@ -231,8 +226,10 @@ KvCache Arguments::cache(const char* field) {
   if (!name) wrong_type({field, "format"}, "a str", format);
   KvCache cache;
   cache.format = format_of(*this, field, *name, is_none(kv) ? ckv : kv);
-  const bool packed = kv_layout(cache.format).row_bytes != 0;
-  const Bytes bytes = packed ? Bytes::kRaw : cache.format == CacheFormat::kFP8 ? Bytes::kE4M3 : Bytes::kAsGiven;
+  const KvLayout layout = kv_layout(cache.format);
+  const Bytes bytes = layout.is_packed()                    ? Bytes::kRaw
+                      : layout.nope.element == DType::kE4M3 ? Bytes::kE4M3
+                                                            : Bytes::kAsGiven;
   if (!is_none(kv)) cache.kv = view_of({field, "kv"}, kv, bytes);
   if (!is_none(ckv)) cache.ckv = view_of({field, "ckv"}, ckv, bytes);
   if (!is_none(kpe)) cache.kpe = view_of({field, "kpe"}, kpe, bytes);

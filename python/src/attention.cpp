@@ -25,10 +25,11 @@ const TensorView& first_of_q(const Params& params) {
 /// how wide each is: the largest power of two, as in all models that there are.
 int64_t value_width(const KvCache& cache, const TensorView& q, const TensorView& q_nope, const TensorView& q_pe) {
   const int64_t d_qk = q.given() ? last_extent(q) : last_extent(q_nope) + last_extent(q_pe);
-  if (cache.format == CacheFormat::kFP8DsV4) return d_qk;
+  const KvLayout layout = kv_layout(cache.format);
+  if (layout.value_has_rope) return d_qk;
   if (q_nope.given()) return last_extent(q_nope);
   if (cache.ckv.given()) return last_extent(cache.ckv);
-  if (const int32_t nope_dim = kv_layout(cache.format).nope_dim; nope_dim != 0) return nope_dim;
+  if (layout.nope_dim != 0) return layout.nope_dim;
   return static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(d_qk)));
 }
 

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/cache.h"
 #include "mla/context_parallel.h"
 #include "mla/kv_layout.h"
 #include "mla/types.h"
@@ -39,35 +40,6 @@ struct Pages {
   constexpr const int32_t* of(int32_t request) const {
     return kv_indptr != nullptr ? table + kv_indptr[request] : table + request * table_stride_request;
   }
-};
-
-/// One part of every token's row: strides in bytes.
-struct Plane {
-  std::byte* base = nullptr;
-  int64_t stride_page = 0, stride_token = 0;
-
-  constexpr std::byte* row(int64_t page, int64_t offset) const {
-    return base + page * stride_page + offset * stride_token;
-  }
-};
-
-/// The parts of a cache's rows, whatever the format. For a cache of one tensor all point into it.
-struct Cache {
-  CacheFormat format = CacheFormat::kBF16;
-  KvLayout layout = kv_layout(format);  // what kernels go by
-  int64_t num_pages = 0;
-  int32_t page_size = 1;
-  int32_t d_ckv = 0;  // kv_lora_rank; fp8_dsv4: the quantized channels
-  int32_t d_kpe = 0;  // qk_rope_head_dim, may be 0
-  Plane ckv = {};     // d_ckv elements: bf16, f16, or e4m3
-  Plane kpe = {};     // d_kpe elements: as ckv in bf16, f16 and fp8, bf16 in the packed formats; no base if d_kpe is 0
-  Plane scales = {};  // num_scales values for ckv: f32 (fp8, fp8_ds_mla) or UE8M0 bytes (fp8_dsv4); strides 0 if shared
-  int32_t num_scales = 0;            // 0: not quantized; else each covers d_ckv / num_scales channels
-  const float* kpe_scale = nullptr;  // fp8 with a kpe
-  bool writes_scales = false;        // writers choose the scales: all quantized forms but fp8 with one scale
-  bool power_of_two_scales = true;   // what they choose (fp8_dsv4: always)
-
-  constexpr int64_t num_slots() const { return num_pages * page_size; }
 };
 
 /// AttentionOptions; pointers are null where there is nothing to do.

@@ -7,17 +7,6 @@
 namespace mla::core {
 namespace {
 
-constexpr DType element_type(CacheFormat format) {
-  switch (format) {
-    case CacheFormat::kF16: return DType::kF16;
-    case CacheFormat::kFP8: return DType::kE4M3;
-    default: return DType::kBF16;
-  }
-}
-
-/// Whether the rows are bytes that kv_layout.h maps.
-bool is_packed(CacheFormat format) { return kv_layout(format).row_bytes != 0; }
-
 /// `outer` with the width appended.
 bool check_part(Checks& check, std::string_view field, const TensorView& view, DTypes dtypes,
                 std::initializer_list<Dim> outer, Dim width, Role role) {
@@ -36,7 +25,7 @@ bool RowWidths::begin(Checks& check, std::string_view part, CacheFormat format) 
   if (!check.require(!layout.name.empty(), "format", "expected a cache format, got unknown value {}",
                      static_cast<unsigned>(format)))
     return false;
-  if (layout.row_bytes == 0) return true;
+  if (!layout.is_packed()) return true;
   const auto fits = [](int64_t width, int64_t fixed) { return width == kUnbound || width == fixed; };
   if (!fits(total, layout.nope_dim + layout.rope_dim))
     return check.fail("format", "expected rows of {} channels, got {} with {}", total, layout.name,
@@ -142,7 +131,7 @@ bool check_packed_rows(Checks& check, const KvCache& cache, Role role, CacheShap
   const KvLayout layout = kv_layout(cache.format);
   for (const auto& [field, view] : {std::pair("ckv", &cache.ckv), std::pair("kpe", &cache.kpe)})
     if (view->given()) return check.fail(field, "expected kv alone in {}, got a tensor", layout.name);
-  if (layout.scale_kind == ScaleKind::kFooterUE8M0) {
+  if (layout.has_footer()) {
     if (!check_page_size(check, cache.page_size)) return false;
     if (shape.page_size == kUnbound) shape.page_size = cache.page_size;
     return check_byte_pages(check, cache.kv, page_bytes(cache.format, 0, cache.page_size, false), cache.page_size, role,
@@ -156,14 +145,14 @@ bool check_packed_rows(Checks& check, const KvCache& cache, Role role, CacheShap
          check_page_size(check, shape.page_size) && check_even(check, cache.kv);
 }
 
-/// The scales of fp8: of the tensor, or of every quarter of a token's ckv.
-bool check_fp8_scales(Checks& check, const KvCache& cache, Role role, const RowWidths& widths,
-                      const CacheShape& shape) {
+/// Scales in tensors of their own: one for the whole cache, or one for every quarter of a token's ckv.
+bool check_tensor_scales(Checks& check, const KvCache& cache, Role role, const RowWidths& widths,
+                         const CacheShape& shape) {
   const bool of_quarters = cache.ckv_scale.given() && cache.ckv_scale.ndim == 3;
   if (of_quarters) {
     int64_t num_pages = shape.num_pages;
     int64_t page_size = shape.page_size;
-    int64_t quarters = 4;
+    int64_t quarters = kTensorScalesPerToken;
     if (!check.tensor("ckv_scale", cache.ckv_scale, kF32Only,
                       {{"num_pages", &num_pages}, {"page_size", &page_size}, {"", &quarters}}, role))
       return false;
@@ -171,8 +160,8 @@ bool check_fp8_scales(Checks& check, const KvCache& cache, Role role, const RowW
       return check.fail("ckv_scale", "expected shape [1], since no tensor says where kpe begins in a row of {}, got {}",
                         widths.total, shape_text(cache.ckv_scale));
     if (widths.ckv % quarters != 0)
-      return check.fail("ckv_scale", "expected shape [1], since kv_lora_rank {} is not a multiple of 4, got {}",
-                        widths.ckv, shape_text(cache.ckv_scale));
+      return check.fail("ckv_scale", "expected shape [1], since kv_lora_rank {} is not a multiple of {}, got {}",
+                        widths.ckv, quarters, shape_text(cache.ckv_scale));
   } else if (!check.scale("ckv_scale", cache.ckv_scale)) {
     return false;
   }
@@ -189,38 +178,15 @@ bool check_fp8_scales(Checks& check, const KvCache& cache, Role role, const RowW
          check.scale("kpe_scale", cache.kpe_scale);
 }
 
-Plane offset(Plane plane, int64_t bytes) {
-  if (plane.base != nullptr) plane.base += bytes;
-  return plane;
-}
-
-/// A packed cache's planes.
-void point_to_packed(const KvCache& cache, Cache& result) {
-  const KvLayout layout = kv_layout(cache.format);
-  const bool footer = layout.scale_kind == ScaleKind::kFooterUE8M0;
-  result.ckv = {.base = static_cast<std::byte*>(cache.kv.data),
-                .stride_page = cache.kv.stride[0],
-                .stride_token = footer ? layout.row_bytes : cache.kv.stride[1]};
-  result.kpe = offset(result.ckv, layout.rope_offset);
-  result.scales =
-      offset(result.ckv, footer ? footer_scale_offset(layout, result.page_size, 0) : int64_t{layout.scale_offset});
-  if (footer) result.scales.stride_token = layout.scale_bytes_per_token;
-  result.num_scales = layout.nope_dim / layout.channels_per_scale;
-  result.writes_scales = true;
-  result.power_of_two_scales = footer || cache.power_of_two_scales;
-}
-
 void point_to_scales(const KvCache& cache, Cache& result) {
   const TensorView& scale = cache.ckv_scale;
-  const bool of_quarters = scale.ndim == 3;
   result.scales.base = static_cast<std::byte*>(scale.data);
-  if (of_quarters) {
-    const auto element = static_cast<int64_t>(sizeof(float));
-    result.scales.stride_page = scale.stride[0] * element;
-    result.scales.stride_token = scale.stride[1] * element;
+  if (scale.ndim == 3) {
+    const int64_t bytes = size_of(result.scale_type);
+    result.scales.stride_page = scale.stride[0] * bytes;
+    result.scales.stride_token = scale.stride[1] * bytes;
+    set_token_scales(result);
   }
-  result.num_scales = of_quarters ? 4 : 1;
-  result.writes_scales = of_quarters;
   result.power_of_two_scales = cache.power_of_two_scales;
   if (result.d_kpe > 0)
     result.kpe_scale = static_cast<const float*>(cache.kpe_scale.given() ? cache.kpe_scale.data : scale.data);
@@ -247,9 +213,10 @@ bool check_cache(Checks& check, std::string_view part, const KvCache& cache, Rol
                  CacheShape& shape) {
   if (!check.ok() || !widths.begin(check, part, cache.format)) return false;
   const Checks::Within within(check, part);
-  if (is_packed(cache.format)
+  const KvLayout layout = kv_layout(cache.format);
+  if (layout.is_packed()
           ? !check_packed_rows(check, cache, role, shape)
-          : !check_rows(check, cache_rows(cache), set_of({element_type(cache.format)}),
+          : !check_rows(check, cache_rows(cache), set_of({layout.nope.element}),
                         {{"num_pages", &shape.num_pages}, {"page_size", &shape.page_size}}, role, widths) ||
                 !check_page_size(check, shape.page_size))
     return false;
@@ -261,21 +228,24 @@ bool finish_cache(Checks& check, std::string_view part, const KvCache& cache, Ro
                   const CacheShape& shape, Cache& result) {
   if (!check.ok()) return false;
   const Checks::Within within(check, part);
+  const KvLayout layout = kv_layout(cache.format);
   result = {.format = cache.format,
             .num_pages = shape.num_pages,
             .page_size = static_cast<int32_t>(shape.page_size),
             .d_ckv = static_cast<int32_t>(widths.ckv),
             .d_kpe = static_cast<int32_t>(widths.kpe)};
-  const bool fp8 = cache.format == CacheFormat::kFP8;
-  if (!fp8)
+  set_codecs(layout, result);
+  const bool own_scales = layout.nope.scale_place == ScalePlace::kTensor;
+  if (!own_scales)
     for (const auto& [field, view] :
          {std::pair("ckv_scale", &cache.ckv_scale), std::pair("kpe_scale", &cache.kpe_scale)})
       if (view->given()) return check.fail(field, "expected none for {}, got a tensor", name(cache.format));
-  if (is_packed(cache.format)) {
-    point_to_packed(cache, result);
+  if (layout.is_packed()) {
+    set_planes(layout, static_cast<std::byte*>(cache.kv.data), cache.kv.stride[0], cache.kv.stride[1], result);
+    result.power_of_two_scales = result.scale_type != ScaleType::kF32 || cache.power_of_two_scales;
     return true;
   }
-  if (fp8 && !check_fp8_scales(check, cache, role, widths, shape)) return false;
+  if (own_scales && !check_tensor_scales(check, cache, role, widths, shape)) return false;
   const RowForms forms = cache_rows(cache);
   const RowPointers rows = point_to_rows(forms, widths);
   const auto element = static_cast<int64_t>(size_of(forms.first().dtype));
@@ -285,7 +255,7 @@ bool finish_cache(Checks& check, std::string_view part, const KvCache& cache, Ro
   };
   result.ckv = plane(rows.ckv, rows.ckv_stride);
   result.kpe = plane(rows.kpe, rows.kpe_stride);
-  if (fp8) point_to_scales(cache, result);
+  if (own_scales) point_to_scales(cache, result);
   return true;
 }
 

@@ -26,9 +26,9 @@ struct RowWidths {
   bool finish(Checks& check);
 };
 
-/// Width of a value: the latent channels, or in fp8_dsv4 the whole row.
+/// Width of a value: the latent channels, or in some formats the whole row.
 inline Dim value_dim(CacheFormat format, RowWidths& widths) {
-  if (format == CacheFormat::kFP8DsV4) return {"d_v", &widths.total};
+  if (kv_layout(format).value_has_rope) return {"d_v", &widths.total};
   return {"kv_lora_rank", &widths.ckv};
 }
 

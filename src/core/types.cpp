@@ -13,6 +13,7 @@ std::string_view name(DType dtype) {
     case DType::kU8: return "u8";
     case DType::kI32: return "i32";
     case DType::kI64: return "i64";
+    case DType::kE2M1: return "e2m1";
   }
   return "unknown";
 }

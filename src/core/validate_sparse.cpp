@@ -93,10 +93,10 @@ void point_to_queries(const RowForms& q, const RowWidths& widths, DecodeSparseAr
 
 /// One value for both pools: the whole row, or its latent part.
 bool check_same_values(Checks& check, const DecodeSparseParams& params) {
-  const auto whole_row = [](const SparsePool& pool) { return pool.cache.format == CacheFormat::kFP8DsV4; };
-  return whole_row(params.pool) == whole_row(params.extra_pool) ||
-         check.fail("extra_pool.cache.format", "expected fp8_dsv4 in both pools or in none, got {} beside {}",
-                    name(params.extra_pool.cache.format), name(params.pool.cache.format));
+  const KvLayout first = kv_layout(params.pool.cache.format), second = kv_layout(params.extra_pool.cache.format);
+  return first.value_has_rope == second.value_has_rope ||
+         check.fail("extra_pool.cache.format", "expected {} in both pools or in none, got {} beside {}",
+                    first.value_has_rope ? first.name : second.name, second.name, first.name);
 }
 
 /// A pool without indices has nothing else either.
@@ -200,11 +200,13 @@ Status validate(const PrefillSparseParams& params, Scope scope, DecodeSparseArgs
   const auto plane = [&](void* base) {
     return Plane{.base = static_cast<std::byte*>(base), .stride_page = 0, .stride_token = stride_token};
   };
-  pool.cache = {.format = params.kv.dtype == DType::kF16 ? CacheFormat::kF16 : CacheFormat::kBF16,
+  pool.cache = {.format = format_of_elements(params.kv.dtype).value_or(CacheFormat::kBF16),
                 .num_pages = num_keys > 0 ? 1 : 0,
                 .page_size = static_cast<int32_t>(std::max<int64_t>(num_keys, 1)),
                 .d_ckv = static_cast<int32_t>(widths.ckv),
                 .d_kpe = static_cast<int32_t>(widths.kpe),
+                .ckv_dtype = params.kv.dtype,
+                .kpe_dtype = params.kv.dtype,
                 .ckv = plane(rows.ckv),
                 .kpe = widths.kpe > 0 ? plane(rows.kpe) : Plane{}};
   pool.topk_length = static_cast<const int32_t*>(if_given(params.topk_length).data);

@@ -12,14 +12,14 @@ namespace mla::cpu {
 const TileKernels& absorbed_kernels(const KernelSet& set, DType q_dtype, std::span<const core::Cache> caches) {
   const DType q = q_dtype == DType::kE4M3 ? DType::kBF16 : q_dtype;  // exact
   const bool f16 = std::any_of(caches.begin(), caches.end(),
-                               [](const core::Cache& cache) { return cache.format == CacheFormat::kF16; });
+                               [](const core::Cache& cache) { return cache.ckv_dtype == DType::kF16; });
   return set.pick(q, f16 ? DType::kF16 : DType::kBF16);
 }
 
 TileShape absorbed_shape(const TileKernels& kernels, int32_t d_qk, int32_t d_v, DType q_dtype,
                          std::span<const core::Cache> caches) {
   const bool quantized =
-      std::any_of(caches.begin(), caches.end(), [](const core::Cache& cache) { return cache.num_scales > 0; });
+      std::any_of(caches.begin(), caches.end(), [](const core::Cache& cache) { return cache.is_quantized(); });
   TileShape shape = TileShape::choose(kernels, d_qk, d_v);
   shape.decoded_rows = quantized && kernels.pack == 1;
   shape.decoded_queries = q_dtype == DType::kE4M3;

@@ -2,8 +2,8 @@
 #include "cpu/cache_rows.h"
 
 #include <algorithm>
-#include <cstring>
 
+#include "cpu/cache_codes.h"
 #include "cpu/share.h"
 #include "mla/numeric.h"
 
@@ -11,35 +11,22 @@ namespace mla::cpu {
 namespace {
 
 constexpr int32_t kMaxScales = 8;  // chosen at a time
-
-bool has_ue8m0_scales(const core::Cache& cache) { return is_ue8m0(cache.layout.scale_kind); }
-
-DType element_type(CacheFormat format, int32_t bytes) {
-  if (bytes == 1) return DType::kE4M3;
-  return format == CacheFormat::kF16 ? DType::kF16 : DType::kBF16;
-}
-
-/// Not necessarily aligned.
-float load_scale(const std::byte* scales, int32_t i, bool ue8m0) {
-  if (ue8m0) return ue8m0_to_f32(std::to_integer<uint8_t>(scales[i]));
-  float scale;
-  std::memcpy(&scale, scales + i * static_cast<int64_t>(sizeof scale), sizeof scale);
-  return scale;
-}
+static_assert(kMaxScales * kMostE2M1Group <= CodeReader::kMostCodes);
 
 uint8_t* codes_of(const core::Plane& plane, int64_t page, int64_t offset) {
   return reinterpret_cast<uint8_t*>(plane.row(page, offset));
 }
 
+/// Clears the bytes behind a token's scales.
+void pad_scales(const core::Cache& cache, std::byte* scales) {
+  std::fill(scales + cache.num_scales * size_of(cache.scale_type), scales + cache.scale_bytes, std::byte{0});
+}
+
 }  // namespace
 
-DType ckv_type(const core::Cache& cache) { return element_type(cache.format, cache.layout.element_bytes); }
-DType kpe_type(const core::Cache& cache) { return element_type(cache.format, cache.layout.rope_element_bytes); }
-
 int64_t token_bytes(const core::Cache& cache) {
-  const KvLayout& layout = cache.layout;
-  return int64_t{cache.d_ckv} * layout.element_bytes + int64_t{cache.d_kpe} * layout.rope_element_bytes +
-         (cache.writes_scales ? cache.num_scales * (has_ue8m0_scales(cache) ? 1 : 4) : 0);
+  const int32_t scales = cache.writes_scales ? cache.num_scales * size_of(cache.scale_type) : 0;
+  return int64_t{cache.ckv_bytes()} + cache.kpe_bytes() + scales;
 }
 
 void ElementCopier::copy(const void* src, void* dst, int64_t n) const {
@@ -58,7 +45,7 @@ void ElementCopier::finish() const {
 }
 
 void CacheWriter::prefetch(int64_t page, int64_t offset) const {
-  if (cache_.num_scales > 0) tiles_.prefetch_for_write(cache_.ckv.row(page, offset), token_bytes(cache_));
+  if (cache_.is_quantized()) tiles_.prefetch_for_write(cache_.ckv.row(page, offset), token_bytes(cache_));
 }
 
 void CacheReader::prefetch(int64_t page, int64_t offset) const {
@@ -66,54 +53,67 @@ void CacheReader::prefetch(int64_t page, int64_t offset) const {
 }
 
 void CacheWriter::write_ckv(const void* source, int64_t page, int64_t offset) const {
-  if (cache_.num_scales == 0) return ckv_.copy(source, cache_.ckv.row(page, offset), cache_.d_ckv);
+  if (!cache_.is_quantized()) return ckv_.copy(source, cache_.ckv.row(page, offset), cache_.d_ckv);
+  if (cache_.ckv_dtype == DType::kE2M1) return write_e2m1(source, page, offset);
   uint8_t* codes = codes_of(cache_.ckv, page, offset);
   std::byte* scales = cache_.scales.row(page, offset);
   if (!cache_.writes_scales)
-    return kernels_.quantize(source, ckv_source_, load_scale(scales, 0, false), cache_.d_ckv, codes);
-  const int32_t group = cache_.d_ckv / cache_.num_scales;
+    return kernels_.quantize(source, ckv_source_, load_scale(cache_, scales, 0), cache_.d_ckv, codes);
+  const int32_t group = cache_.channels_per_scale;
   for (int32_t first = 0; first < cache_.num_scales; first += kMaxScales) {
     float chosen[kMaxScales];
     const int32_t n = std::min(kMaxScales, cache_.num_scales - first);
     kernels_.quantize_groups(at(source, int64_t{first} * group, ckv_source_), ckv_source_, n, group,
                              cache_.power_of_two_scales, chosen, codes + int64_t{first} * group);
-    write_scales(chosen, first, n, scales);
+    for (int32_t i = 0; i < n; ++i) store_scale(cache_, chosen[i], scales, first + i);
   }
+  pad_scales(cache_, scales);
 }
 
-void CacheWriter::write_scales(const float* scales, int32_t first, int32_t n, std::byte* to) const {
-  if (!has_ue8m0_scales(cache_)) {
-    std::memcpy(to + first * sizeof(float), scales, static_cast<size_t>(n) * sizeof(float));
-    return;
+void CacheWriter::write_e2m1(const void* source, int64_t page, int64_t offset) const {
+  uint8_t* codes = codes_of(cache_.ckv, page, offset);
+  std::byte* scales = cache_.scales.row(page, offset);
+  const int32_t group = cache_.channels_per_scale;
+  const float outer = cache_.outer_scale != nullptr ? *cache_.outer_scale : 1.0F;
+  for (int32_t g = 0; g < cache_.num_scales; ++g) {
+    const void* from = at(source, int64_t{g} * group, ckv_source_);
+    if (cache_.writes_scales) {
+      const float amax = kernels_.finite_amax(from, ckv_source_, group);
+      store_scale(cache_, choose_scale(cache_.ckv_dtype, cache_.scale_type, cache_.power_of_two_scales, amax, outer),
+                  scales, g);
+    }
+    const float scale = load_scale(cache_, scales, g);
+    float values[kMostE2M1Group];
+    tiles_.convert(from, ckv_source_, values, DType::kF32, group);
+    for (int32_t c = 0; c < group; c += 2)
+      *codes++ = static_cast<uint8_t>(quantize_e2m1(values[c], scale) | quantize_e2m1(values[c + 1], scale) << 4);
   }
-  for (int32_t i = 0; i < n; ++i) to[first + i] = std::byte{f32_to_ue8m0(scales[i])};
-  const int32_t padded = cache_.layout.scale_bytes_per_token;
-  if (first + n == cache_.num_scales) std::fill(to + cache_.num_scales, to + padded, std::byte{0});
+  if (cache_.writes_scales) pad_scales(cache_, scales);
 }
 
 void CacheWriter::write_kpe(const void* source, int64_t page, int64_t offset, int32_t first, int32_t n) const {
-  const DType type = kpe_type(cache_);
+  const DType type = cache_.kpe_dtype;
   char* out = at(cache_.kpe.row(page, offset), first, type);
-  if (type != DType::kE4M3) return kpe_.copy(source, out, n);
+  if (!is_quantized(type)) return kpe_.copy(source, out, n);
   kernels_.quantize(source, kpe_source_, *cache_.kpe_scale, n, reinterpret_cast<uint8_t*>(out));
 }
 
 void CacheReader::read_ckv(int64_t page, int64_t offset, void* out) const {
-  if (cache_.num_scales == 0) return ckv_.copy(cache_.ckv.row(page, offset), out, cache_.d_ckv);
-  const uint8_t* codes = codes_of(cache_.ckv, page, offset);
+  if (!cache_.is_quantized()) return ckv_.copy(cache_.ckv.row(page, offset), out, cache_.d_ckv);
+  CodeReader codes(cache_.ckv_dtype, cache_.ckv.row(page, offset));
   const std::byte* stored = cache_.scales.row(page, offset);
-  const int64_t group = cache_.d_ckv / cache_.num_scales;
-  const bool ue8m0 = has_ue8m0_scales(cache_);
+  const int64_t group = cache_.channels_per_scale;
   for (int32_t first = 0; first < cache_.num_scales; first += kMaxScales) {
     float scales[kMaxScales];
     const int32_t n = std::min(kMaxScales, cache_.num_scales - first);
-    for (int32_t i = 0; i < n; ++i) scales[i] = load_scale(stored, first + i, ue8m0);
-    dequantize(codes + first * group, scales, n, group, at(out, first * group, out_));
+    for (int32_t i = 0; i < n; ++i) scales[i] = load_scale(cache_, stored, first + i);
+    dequantize(codes.read(first * group, n * cache_.channels_per_scale), scales, n, group,
+               at(out, first * group, out_));
   }
 }
 
 void CacheReader::read_kpe(int64_t page, int64_t offset, void* out) const {
-  if (kpe_type(cache_) != DType::kE4M3) return kpe_.copy(cache_.kpe.row(page, offset), out, cache_.d_kpe);
+  if (!is_quantized(cache_.kpe_dtype)) return kpe_.copy(cache_.kpe.row(page, offset), out, cache_.d_kpe);
   dequantize(codes_of(cache_.kpe, page, offset), cache_.kpe_scale, 1, cache_.d_kpe, out);
 }
 

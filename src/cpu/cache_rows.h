@@ -33,9 +33,6 @@ class ElementCopier {
   bool streaming_;
 };
 
-/// The type of the latent part's elements, and of the rotary part's.
-DType ckv_type(const core::Cache& cache);
-DType kpe_type(const core::Cache& cache);
 /// Bytes that a token's row takes, its scales included.
 int64_t token_bytes(const core::Cache& cache);
 
@@ -57,8 +54,8 @@ class CacheWriter {
         cache_(cache),
         ckv_source_(ckv),
         kpe_source_(kpe),
-        ckv_(set, ckv, ckv_type(cache), total_bytes),
-        kpe_(set, kpe, kpe_type(cache), cache.num_scales > 0 ? 0 : total_bytes) {}
+        ckv_(set, ckv, cache.ckv_dtype, total_bytes),
+        kpe_(set, kpe, cache.kpe_dtype, cache.is_quantized() ? 0 : total_bytes) {}
 
   /// Asks for a row that will be written soon.
   void prefetch(int64_t page, int64_t offset) const;
@@ -71,7 +68,7 @@ class CacheWriter {
   }
 
  private:
-  void write_scales(const float* scales, int32_t first, int32_t n, std::byte* to) const;
+  void write_e2m1(const void* source, int64_t page, int64_t offset) const;
 
   const RowKernels& kernels_;
   const TileKernels& tiles_;
@@ -87,8 +84,8 @@ class CacheReader {
       : kernels_(*set.rows),
         cache_(cache),
         out_(out),
-        ckv_(set, ckv_type(cache), out, total_bytes),
-        kpe_(set, kpe_type(cache), out, total_bytes),
+        ckv_(set, cache.ckv_dtype, out, total_bytes),
+        kpe_(set, cache.kpe_dtype, out, total_bytes),
         staged_(set, out, out, total_bytes),
         streaming_(ElementCopier::streams(total_bytes)) {}
 

@@ -15,15 +15,15 @@ float first_scale(const core::Cache& cache) { return *reinterpret_cast<const flo
 /// Whether the same bytes mean the same: then they are copied.
 bool same_ckv_code(const core::Cache& from, const core::Cache& to) {
   if (from.format != to.format || from.num_scales != to.num_scales) return false;
-  if (from.num_scales == 0) return true;
+  if (!from.is_quantized()) return true;
+  if (from.outer_scale != nullptr && *from.outer_scale != *to.outer_scale) return false;
   if (!from.writes_scales) return first_scale(from) == first_scale(to);
   return from.power_of_two_scales == to.power_of_two_scales;
 }
 
 bool same_kpe_code(const core::Cache& from, const core::Cache& to) {
   if (from.d_kpe == 0) return true;
-  const DType type = kpe_type(from);
-  return type == kpe_type(to) && (type != DType::kE4M3 || *from.kpe_scale == *to.kpe_scale);
+  return from.kpe_dtype == to.kpe_dtype && (!is_quantized(from.kpe_dtype) || *from.kpe_scale == *to.kpe_scale);
 }
 
 /// One plane of both caches, to be copied byte by byte: `bytes` of each token. Where tokens lie side by side in both,
@@ -53,25 +53,15 @@ class PageCopier {
  public:
   PageCopier(const KernelSet& set, const core::CopyPagesArgs& args, int64_t bytes)
       : args_(args),
-        between_(args.from.format == CacheFormat::kF16 ? DType::kF16 : DType::kBF16),
+        between_(value_dtype(args.from.ckv_dtype)),
         reader_(set, args.from, between_, copies_straight() ? bytes : 0),
         writer_(set, args.to, between_, between_, bytes),
         bytes_(set, DType::kU8, DType::kU8, bytes),
         copies_ckv_(same_ckv_code(args.from, args.to)),
         copies_kpe_(same_kpe_code(args.from, args.to)) {
-    if (copies_ckv_) {
-      const int64_t element = static_cast<int64_t>(size_of(ckv_type(args.from)));
-      add({&args.from.ckv, &args.to.ckv, args.from.d_ckv * element});
-    }
-    if (copies_kpe_ && args.from.d_kpe > 0) {
-      const int64_t element = static_cast<int64_t>(size_of(kpe_type(args.from)));
-      add({&args.from.kpe, &args.to.kpe, args.from.d_kpe * element});
-    }
-    if (copies_ckv_ && args.to.writes_scales) {
-      const int64_t padded = args.from.layout.scale_bytes_per_token;
-      add({&args.from.scales, &args.to.scales,
-           padded > 0 ? padded : args.from.num_scales * static_cast<int64_t>(sizeof(float))});
-    }
+    if (copies_ckv_) add({&args.from.ckv, &args.to.ckv, args.from.ckv_bytes()});
+    if (copies_kpe_ && args.from.d_kpe > 0) add({&args.from.kpe, &args.to.kpe, args.from.kpe_bytes()});
+    if (copies_ckv_ && args.to.writes_scales) add({&args.from.scales, &args.to.scales, args.from.scale_bytes});
   }
 
   void share_of_tokens(int64_t begin, int64_t end) const {
@@ -104,7 +94,7 @@ class PageCopier {
   }
 
   /// Whether what is read goes to its place, not into a buffer.
-  bool copies_straight() const { return ckv_type(args_.to) == between_; }
+  bool copies_straight() const { return args_.to.ckv_dtype == between_; }
 
   struct Place {
     int64_t page, offset;
@@ -125,7 +115,7 @@ class PageCopier {
     alignas(64) uint16_t values[kMaxCopiedWidth];
     const Place from = source(token), to = target(token);
     if (!copies_ckv_) {
-      const bool reads = ckv_type(args_.from) != between_, writes = ckv_type(args_.to) != between_;
+      const bool reads = args_.from.ckv_dtype != between_, writes = args_.to.ckv_dtype != between_;
       void* row = writes ? values : static_cast<void*>(args_.to.ckv.row(to.page, to.offset));
       if (reads) reader_.read_ckv(from.page, from.offset, row);
       if (writes) writer_.write_ckv(reads ? row : args_.from.ckv.row(from.page, from.offset), to.page, to.offset);

@@ -90,7 +90,8 @@ Verdict verdict(const Problem& problem) {
   const bool absorbed = is_absorbed(problem.op);
   const bool indexer = problem.op == Op::kIndexerLogits || problem.op == Op::kIndexerTopK;
   if (!absorbed && !indexer && problem.op != Op::kPrefill) return {.usable = true, .reason = "row by row"};
-  const bool bf16_keys = problem.op == Op::kPrefill || indexer || problem.cache != CacheFormat::kF16;
+  const bool bf16_keys =
+      problem.op == Op::kPrefill || indexer || value_dtype(kv_layout(problem.cache).nope.element) == DType::kBF16;
   const bool bf16_queries = problem.q_dtype == DType::kBF16 || problem.q_dtype == DType::kE4M3;
   const bool pairs = kLevel == 0 && bf16_queries && bf16_keys;
   return {.usable = true,

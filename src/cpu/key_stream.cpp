@@ -3,20 +3,19 @@
 
 #include <cstring>
 
-#include "mla/numeric.h"
+#include "cpu/cache_codes.h"
 
 namespace mla::cpu {
 
 KeyStream::KeyStream(const core::Cache& cache, Tiles& tiles)
     : cache_(cache),
       tiles_(tiles),
-      dtype_(cache.format == CacheFormat::kF16 ? DType::kF16 : DType::kBF16),
-      decodes_(cache.num_scales > 0),
+      dtype_(value_dtype(cache.ckv_dtype)),
+      decodes_(cache.is_quantized()),
       in_place_(!decodes_ && tiles.kernels().pack == 2),
       ahead_(in_place_ ? kTilesAhead * kKeyTile : tiles.shape().key_block) {
-  const KvLayout& layout = cache.layout;
   planes_[0] = cache.ckv;
-  bytes_[0] = cache.d_ckv * layout.element_bytes;
+  bytes_[0] = cache.ckv_bytes();
   const auto attach = [&](const core::Plane& plane, int32_t bytes) {
     const Part part = add_part(plane);
     if (part.list >= 0) bytes_[part.list] = bytes;
@@ -25,8 +24,8 @@ KeyStream::KeyStream(const core::Cache& cache, Tiles& tiles)
       bytes_[0] = std::max(bytes_[0], static_cast<int32_t>(part.distance) + bytes);
     return part;
   };
-  if (cache.d_kpe > 0) kpe_ = attach(cache.kpe, cache.d_kpe * layout.rope_element_bytes);
-  if (decodes_) scales_ = attach(cache.scales, cache.num_scales * (is_ue8m0(layout.scale_kind) ? 1 : 4));
+  if (cache.d_kpe > 0) kpe_ = attach(cache.kpe, cache.kpe_bytes());
+  if (decodes_) scales_ = attach(cache.scales, cache.num_scales * size_of(cache.scale_type));
 }
 
 KeyStream::Part KeyStream::add_part(const core::Plane& plane) {
@@ -86,28 +85,21 @@ void KeyStream::make_block(KeyBlock& block) {
   }
 }
 
-float KeyStream::scale(const std::byte* scales, int32_t group) const {
-  if (is_ue8m0(cache_.layout.scale_kind)) return ue8m0_to_f32(static_cast<uint8_t>(scales[group]));
-  float value;
-  std::memcpy(&value, scales + group * sizeof value, sizeof value);
-  return value;
-}
-
 /// Decodes the block's rows to bf16.
 void KeyStream::decode(int32_t count) {
   const TileKernels& kernels = tiles_.kernels();
-  const int32_t group = cache_.d_ckv / cache_.num_scales;
+  const int32_t group = cache_.channels_per_scale;
   auto* row = kernels.pack == 2 ? reinterpret_cast<uint16_t*>(tiles_.keys()) : tiles_.decoded_rows();
   const void** decoded = tiles_.rows(kDecodedList);
   for (int32_t key = 0; key < count; ++key, row += tiles_.shape().d_qk) {
     decoded[key] = row;
-    const auto* codes = static_cast<const std::byte*>(tiles_.rows(0)[key]);
+    CodeReader codes(cache_.ckv_dtype, static_cast<const std::byte*>(tiles_.rows(0)[key]));
     const std::byte* scales = find(scales_, key);
     for (int32_t i = 0; i < cache_.num_scales; ++i)
-      kernels.decode_row(codes + i * group, group, scale(scales, i), row + i * group);
+      kernels.decode_row(codes.read(i * group, group), group, load_scale(cache_, scales, i), row + i * group);
     if (cache_.d_kpe == 0) continue;
     const std::byte* kpe = find(kpe_, key);
-    if (cache_.kpe_scale != nullptr)
+    if (is_quantized(cache_.kpe_dtype))
       kernels.decode_row(kpe, cache_.d_kpe, *cache_.kpe_scale, row + cache_.d_ckv);
     else
       std::memcpy(row + cache_.d_ckv, kpe, static_cast<size_t>(cache_.d_kpe) * sizeof *row);

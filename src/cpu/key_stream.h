@@ -56,7 +56,6 @@ class KeyStream {
   void drop(int32_t count);
   void make_block(KeyBlock& block);
   void decode(int32_t count);
-  float scale(const std::byte* scales, int32_t group) const;
   void convert(int32_t list, DType dtype, int32_t width, KeyBlock& block);
 
   const core::Cache& cache_;

@@ -57,10 +57,12 @@ Kernels find_kernels(const Problem& problem) {
 bool is_indexer(Op op) { return op == Op::kIndexerLogits || op == Op::kIndexerTopK; }
 bool is_absorbed(Op op) { return op == Op::kDecode || op == Op::kDecodeSparse || op == Op::kPrefillSparse; }
 
-/// What the kernel for a format's rows is compiled for: a block computes keys of one kind.
-DType multiplied_as(CacheFormat format) {
-  if (format == CacheFormat::kBF16) return DType::kBF16;
-  return format == CacheFormat::kF16 ? DType::kF16 : DType::kE4M3;
+/// What a format stores of a latent channel.
+DType element_of(CacheFormat format) { return kv_layout(format).nope.element; }
+
+/// Whether one block can compute keys of both: its kernel is compiled for bf16, for f16, or for quantized rows.
+bool go_together(CacheFormat a, CacheFormat b) {
+  return element_of(a) == element_of(b) || (is_quantized(element_of(a)) && is_quantized(element_of(b)));
 }
 
 Reason widths_refusal(const Problem& problem, std::span<const Widths> all) {
@@ -78,7 +80,7 @@ Reason shape_refusal(const Problem& problem) {
   if (!float16 && problem.q_dtype != DType::kF32 && !(takes_e4m3 && problem.q_dtype == DType::kE4M3))
     return Reason::format("takes bf16, f16{} f32{}, not {}", takes_e4m3 ? "," : " and", takes_e4m3 ? " and e4m3" : "",
                           name(problem.q_dtype));
-  if (problem.extra_cache && multiplied_as(*problem.extra_cache) != multiplied_as(problem.cache))
+  if (problem.extra_cache && !go_together(problem.cache, *problem.extra_cache))
     return Reason::format("takes two pools of bf16, two of f16 or two of quantized rows, not {} and {}",
                           name(problem.cache), name(*problem.extra_cache));
   if (problem.num_heads < 1) return Reason::format("needs at least 1 head, not {}", problem.num_heads);
@@ -123,8 +125,7 @@ Reason sm90_refusal(const Problem& problem) {
       return Reason::format("takes more than {} heads, not {}: cuda_portable does", kFewHeads, problem.num_heads);
     return {};
   }
-  // Quantized keys become bf16.
-  const DType keys = multiplied_as(problem.cache) == DType::kF16 ? DType::kF16 : DType::kBF16;
+  const DType keys = value_dtype(element_of(problem.cache));
   if (problem.q_dtype != keys && problem.q_dtype != DType::kE4M3)
     return Reason::format("takes {}{} queries with {} keys, not {}: cuda_portable does", name(keys),
                           problem.op == Op::kPrefillSparse ? "" : " and e4m3", name(problem.cache),

@@ -15,18 +15,38 @@
 
 namespace mla::reference {
 
-/// Scale factors in memory: f32 at any address, or UE8M0.
+/// Scale factors in memory, at any address.
 struct Scales {
   const std::byte* data = nullptr;  // null: none
-  bool ue8m0 = false;
+  ScaleType type = ScaleType::kF32;
+  const float* outer = nullptr;  // null: 1
   int32_t channels_each = 1;
 
-  int32_t bytes_each() const { return ue8m0 ? 1 : 4; }
   float operator[](int32_t group) const {
-    const std::byte* at = data + group * bytes_each();
-    return ue8m0 ? ue8m0_to_f32(read_as<uint8_t>(at)) : read_as<float>(at);
+    const std::byte* at = data + int64_t{group} * size_of(type);
+    const float scale = type == ScaleType::kUE8M0  ? ue8m0_to_f32(read_as<uint8_t>(at))
+                        : type == ScaleType::kE4M3 ? e4m3_to_f32(read_as<uint8_t>(at))
+                                                   : read_as<float>(at);
+    return outer != nullptr ? scale * *outer : scale;
   }
 };
+
+/// The code of channel `c` of a quantized row.
+inline uint8_t load_code(const std::byte* row, DType element, int64_t c) {
+  if (element == DType::kE4M3) return read_as<uint8_t>(row + c);
+  return static_cast<uint8_t>(read_as<uint8_t>(row + c / 2) >> (c % 2 * 4) & 0xF);  // even channels in the low half
+}
+inline void store_code(std::byte* row, DType element, int64_t c, uint8_t code) {
+  if (element == DType::kE4M3) return write_as(row + c, code);
+  const auto other = static_cast<uint8_t>(read_as<uint8_t>(row + c / 2) & (c % 2 == 0 ? 0xF0 : 0x0F));
+  write_as(row + c / 2, static_cast<uint8_t>(other | code << (c % 2 * 4)));
+}
+inline float dequantize(DType element, uint8_t code, float scale) {
+  return bf16_to_f32(element == DType::kE2M1 ? dequantize_e2m1(code, scale) : dequantize_e4m3(code, scale));
+}
+inline uint8_t quantize(DType element, float value, float scale) {
+  return element == DType::kE2M1 ? quantize_e2m1(value, scale) : quantize_e4m3(value, scale);
+}
 
 /// Channels in memory, dequantized if they have scales.
 struct Channels {
@@ -35,12 +55,10 @@ struct Channels {
   int64_t first = 0;  // elements
   Scales scales = {};
 
-  const std::byte* bytes() const {
-    return static_cast<const std::byte*>(data) + first * static_cast<int64_t>(size_of(dtype));
-  }
+  const std::byte* bytes() const { return static_cast<const std::byte*>(data) + bytes_of(dtype, first); }
   float operator()(int32_t c) const {
     if (scales.data == nullptr) return load(data, dtype, first + c);
-    return bf16_to_f32(dequantize_e4m3(read_as<uint8_t>(bytes() + c), scales[c / scales.channels_each]));
+    return dequantize(dtype, load_code(bytes(), dtype, c), scales[c / scales.channels_each]);
   }
 };
 
@@ -52,20 +70,20 @@ void write_channels(const Source& source, int32_t n, DType dtype, int64_t offset
 
 /// Equal types keep their bits, NaN payloads included.
 inline void write_channels(const Channels& source, int32_t n, DType dtype, int64_t offset, void* out) {
-  const auto size = static_cast<int64_t>(size_of(dtype));
   if (source.dtype == dtype && n > 0)
-    std::memcpy(static_cast<std::byte*>(out) + offset * size, source.bytes(), static_cast<size_t>(n * size));
+    std::memcpy(static_cast<std::byte*>(out) + bytes_of(dtype, offset), source.bytes(),
+                static_cast<size_t>(bytes_of(dtype, n)));
   else
     write_channels<Channels>(source, n, dtype, offset, out);
 }
 
-/// The scale for channels [first, first + n) of a quantized group; infinities and NaN have no say.
+/// The largest finite magnitude of channels [first, first + n): infinities and NaN have no say in a scale.
 template <class Source>
-float choose_scale(const Source& source, int32_t first, int32_t n, bool power_of_two) {
+float finite_amax(const Source& source, int32_t first, int32_t n) {
   float amax = 0;
   for (int32_t c = first; c < first + n; ++c)
     if (std::isfinite(source(c))) amax = std::max(amax, std::fabs(source(c)));
-  return power_of_two ? e4m3_power_of_two_scale(amax) : e4m3_scale(amax);
+  return amax;
 }
 
 /// Where a token's row lies.
@@ -77,33 +95,24 @@ struct CacheRow {
     return {cache, slot / cache.page_size, slot % cache.page_size};
   }
 
-  const KvLayout& layout() const { return cache.layout; }
-  DType element(int32_t bytes) const {
-    if (bytes == 1) return DType::kE4M3;
-    return cache.format == CacheFormat::kF16 ? DType::kF16 : DType::kBF16;
-  }
   std::byte* of(const core::Plane& plane) const { return plane.row(page, offset); }
 
   Channels ckv() const {
-    Channels channels = {.data = of(cache.ckv), .dtype = element(layout().element_bytes)};
-    if (cache.num_scales > 0)
+    Channels channels = {.data = of(cache.ckv), .dtype = cache.ckv_dtype};
+    if (cache.is_quantized())
       channels.scales = {.data = of(cache.scales),
-                         .ue8m0 = is_ue8m0(layout().scale_kind),
-                         .channels_each = cache.d_ckv / cache.num_scales};
+                         .type = cache.scale_type,
+                         .outer = cache.outer_scale,
+                         .channels_each = cache.channels_per_scale};
     return channels;
   }
   /// None if d_kpe is 0.
   Channels kpe() const {
     if (cache.d_kpe == 0) return {};
-    Channels channels = {.data = of(cache.kpe), .dtype = element(layout().rope_element_bytes)};
-    if (channels.dtype == DType::kE4M3)
+    Channels channels = {.data = of(cache.kpe), .dtype = cache.kpe_dtype};
+    if (cache.has_quantized_kpe())
       channels.scales = {.data = reinterpret_cast<const std::byte*>(cache.kpe_scale), .channels_each = cache.d_kpe};
     return channels;
-  }
-  /// Of one token, with what pads them.
-  int32_t scale_bytes() const {
-    const int32_t padded = layout().scale_bytes_per_token;
-    return padded > 0 ? padded : cache.num_scales * ckv().scales.bytes_each();
   }
 };
 
@@ -120,23 +129,27 @@ inline void read_row(const CacheRow& row, double* out) {
 template <class Source>
 void write_ckv(const CacheRow& row, const Source& source) {
   const core::Cache& cache = row.cache;
-  const Channels target = row.ckv();
   std::byte* out = row.of(cache.ckv);
-  if (cache.num_scales == 0) return write_channels(source, cache.d_ckv, target.dtype, 0, out);
-  const Scales& scales = target.scales;
-  const int32_t group = scales.channels_each;
+  if (!cache.is_quantized()) return write_channels(source, cache.d_ckv, cache.ckv_dtype, 0, out);
+  const Scales scales = row.ckv().scales;
+  const int32_t group = cache.channels_per_scale;
   if (cache.writes_scales) {
     std::byte* at = row.of(cache.scales);
-    std::memset(at, 0, static_cast<size_t>(row.scale_bytes()));  // what pads them
-    for (int32_t g = 0; g < cache.num_scales; ++g, at += scales.bytes_each()) {
-      const float scale = choose_scale(source, g * group, group, scales.ue8m0 || cache.power_of_two_scales);
-      if (scales.ue8m0)
+    std::memset(at, 0, static_cast<size_t>(cache.scale_bytes));  // what pads them
+    const float outer = cache.outer_scale != nullptr ? *cache.outer_scale : 1.0F;
+    for (int32_t g = 0; g < cache.num_scales; ++g, at += size_of(cache.scale_type)) {
+      const float scale = choose_scale(cache.ckv_dtype, cache.scale_type, cache.power_of_two_scales,
+                                       finite_amax(source, g * group, group), outer);
+      if (cache.scale_type == ScaleType::kUE8M0)
         write_as(at, f32_to_ue8m0(scale));
+      else if (cache.scale_type == ScaleType::kE4M3)
+        write_as(at, f32_to_e4m3(scale));
       else
         write_as(at, scale);
     }
   }
-  for (int32_t c = 0; c < cache.d_ckv; ++c) write_as(out + c, quantize_e4m3(source(c), scales[c / group]));
+  for (int32_t c = 0; c < cache.d_ckv; ++c)
+    store_code(out, cache.ckv_dtype, c, quantize(cache.ckv_dtype, source(c), scales[c / group]));
 }
 
 /// The rotary part.
@@ -147,7 +160,8 @@ void write_kpe(const CacheRow& row, const Source& source) {
   const Channels target = row.kpe();
   std::byte* out = row.of(cache.kpe);
   if (target.scales.data == nullptr) return write_channels(source, cache.d_kpe, target.dtype, 0, out);
-  for (int32_t c = 0; c < cache.d_kpe; ++c) write_as(out + c, quantize_e4m3(source(c), target.scales[0]));
+  for (int32_t c = 0; c < cache.d_kpe; ++c)
+    store_code(out, target.dtype, c, quantize(target.dtype, source(c), target.scales[0]));
 }
 
 }  // namespace mla::reference

@@ -11,10 +11,10 @@ namespace {
 /// Whether the same bits mean the same: then a copy must not round.
 bool same_ckv_code(const core::Cache& from, const core::Cache& to) {
   if (from.format != to.format || from.num_scales != to.num_scales) return false;
-  if (from.num_scales == 0) return true;
-  const Scales a = CacheRow{from, 0, 0}.ckv().scales, b = CacheRow{to, 0, 0}.ckv().scales;
-  if (!from.writes_scales) return a[0] == b[0];
-  return a.ue8m0 || from.power_of_two_scales == to.power_of_two_scales;
+  if (!from.is_quantized()) return true;
+  if (from.outer_scale != nullptr && *from.outer_scale != *to.outer_scale) return false;
+  if (!from.writes_scales) return CacheRow{from, 0, 0}.ckv().scales[0] == CacheRow{to, 0, 0}.ckv().scales[0];
+  return from.power_of_two_scales == to.power_of_two_scales;
 }
 
 bool same_kpe_code(const core::Cache& from, const core::Cache& to) {
@@ -48,13 +48,13 @@ void copy_pages(const core::CopyPagesArgs& args) {
       if (bytes > 0) std::memcpy(to.of(target), from.of(source), bytes);
     };
     if (copies_ckv) {
-      copy(args.from.ckv, args.to.ckv, static_cast<size_t>(args.from.d_ckv) * size_of(from.ckv().dtype));
-      if (args.to.writes_scales) copy(args.from.scales, args.to.scales, static_cast<size_t>(from.scale_bytes()));
+      copy(args.from.ckv, args.to.ckv, static_cast<size_t>(args.from.ckv_bytes()));
+      if (args.to.writes_scales) copy(args.from.scales, args.to.scales, static_cast<size_t>(args.from.scale_bytes));
     } else {
       write_ckv(to, from.ckv());
     }
     if (copies_kpe)
-      copy(args.from.kpe, args.to.kpe, static_cast<size_t>(args.from.d_kpe) * size_of(from.kpe().dtype));
+      copy(args.from.kpe, args.to.kpe, static_cast<size_t>(args.from.kpe_bytes()));
     else
       write_kpe(to, from.kpe());
   }

@@ -24,15 +24,15 @@ TEST(KvLayout, RowsHaveTheirPublishedSizes) {
 
 TEST(KvLayout, PartsOfARowFollowOneAnother) {
   constexpr KvLayout inline_scales = kv_layout(CacheFormat::kFP8DsMla);
-  EXPECT_EQ(inline_scales.scale_offset, inline_scales.nope_dim * inline_scales.element_bytes);
+  EXPECT_EQ(inline_scales.scale_offset, bytes_of(inline_scales.nope.element, inline_scales.nope_dim));
   EXPECT_EQ(inline_scales.rope_offset, inline_scales.scale_offset + inline_scales.scale_bytes_per_token);
   EXPECT_EQ(inline_scales.row_bytes,
-            inline_scales.rope_offset + inline_scales.rope_dim * inline_scales.rope_element_bytes);
-  EXPECT_EQ(inline_scales.scale_bytes_per_token, inline_scales.nope_dim / inline_scales.channels_per_scale * 4);
+            inline_scales.rope_offset + bytes_of(inline_scales.rope.element, inline_scales.rope_dim));
+  EXPECT_EQ(inline_scales.scale_bytes_per_token, inline_scales.nope_dim / inline_scales.nope.channels_per_scale * 4);
   constexpr KvLayout footer = kv_layout(CacheFormat::kFP8DsV4);
-  EXPECT_EQ(footer.rope_offset, footer.nope_dim * footer.element_bytes);
-  EXPECT_EQ(footer.row_bytes, footer.rope_offset + footer.rope_dim * footer.rope_element_bytes);
-  EXPECT_EQ(footer.scale_bytes_per_token, footer.nope_dim / footer.channels_per_scale + 1);  // and a pad byte
+  EXPECT_EQ(footer.rope_offset, bytes_of(footer.nope.element, footer.nope_dim));
+  EXPECT_EQ(footer.row_bytes, footer.rope_offset + bytes_of(footer.rope.element, footer.rope_dim));
+  EXPECT_EQ(footer.scale_bytes_per_token, footer.nope_dim / footer.nope.channels_per_scale + 1);  // and a pad byte
 }
 
 TEST(KvLayout, FooterPagesAreThoseOfDeepSeekV4) {

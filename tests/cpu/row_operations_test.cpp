@@ -35,8 +35,8 @@ class TestCache {
   TestCache(const Form& form, int64_t num_pages, int32_t page_size, float scale = 0.37F) : scales_{scale, 0.11F} {
     const KvLayout layout = kv_layout(form.format);
     const int64_t d_qk = form.d_ckv + form.d_kpe;
-    const int64_t row = row_bytes(form.format, d_qk) + (layout.row_bytes == 0 ? 6 : 0);  // a gap, and no alignment
-    const bool footer = layout.scale_kind == ScaleKind::kFooterUE8M0;
+    const int64_t row = row_bytes(form.format, d_qk) + (layout.is_packed() ? 0 : 6);  // a gap, and no alignment
+    const bool footer = layout.has_footer();
     const int64_t page = (footer ? page_bytes(form.format, d_qk, page_size, true) : page_size * row) + 64;
     bytes_.assign(static_cast<size_t>(num_pages * page), std::byte{0xA5});
     quarters_.assign(static_cast<size_t>(num_pages * page_size * 4), 0.25F);
@@ -46,16 +46,12 @@ class TestCache {
               .d_ckv = form.d_ckv,
               .d_kpe = form.d_kpe,
               .ckv = {bytes_.data(), page, row},
-              .num_scales = form.num_scales,
               .power_of_two_scales = form.power_of_two};
-    if (form.d_kpe > 0)
-      cache_.kpe = {bytes_.data() + (layout.row_bytes != 0 ? layout.rope_offset : form.d_ckv * layout.element_bytes),
-                    page, row};
-    cache_.writes_scales = form.num_scales > 1;
-    if (layout.scale_kind == ScaleKind::kInlineF32) cache_.scales = {bytes_.data() + layout.scale_offset, page, row};
-    if (footer)
-      cache_.scales = {bytes_.data() + footer_scale_offset(layout, page_size, 0), page, layout.scale_bytes_per_token};
-    if (form.format == CacheFormat::kFP8) {
+    core::set_codecs(layout, cache_);
+    if (layout.is_packed()) core::set_planes(layout, bytes_.data(), page, row, cache_);
+    if (!layout.is_packed() && form.d_kpe > 0) cache_.kpe = {bytes_.data() + cache_.ckv_bytes(), page, row};
+    if (layout.nope.scale_place == ScalePlace::kTensor) {
+      if (form.num_scales > 1) core::set_token_scales(cache_);
       cache_.kpe_scale = scales_ + 1;
       if (form.num_scales == 1)
         cache_.scales = {reinterpret_cast<std::byte*>(scales_), 0, 0};

@@ -41,20 +41,19 @@ struct Problem {
   core::Cache cache(CacheFormat format) const {
     core::Cache cache;
     cache.format = format;
-    cache.layout = kv_layout(format);
     cache.num_pages = kNumPages;
     cache.page_size = kPageSize;
     cache.d_ckv = 512;
     cache.d_kpe = 64;
-    const bool packed = format == CacheFormat::kFP8DsMla;
-    const int64_t row_bytes = packed ? cache.layout.row_bytes : kRowBytes;
+    const KvLayout layout = kv_layout(format);
+    core::set_codecs(layout, cache);
+    const int64_t row_bytes = layout.is_packed() ? layout.row_bytes : kRowBytes;
     // The last of the rows stands right before the fence.
     auto* const base = rows.data() + kNumPages * kPageSize * (kRowBytes - row_bytes);
     const auto plane = [&](int64_t offset) { return core::Plane{base + offset, kPageSize * row_bytes, row_bytes}; };
     cache.ckv = plane(0);
-    cache.kpe = plane(packed ? cache.layout.rope_offset : 1024);
-    if (packed) cache.scales = plane(cache.layout.scale_offset);
-    if (packed) cache.num_scales = 4;
+    cache.kpe = plane(layout.is_packed() ? layout.rope_offset : 1024);
+    if (layout.is_packed()) cache.scales = plane(layout.scale_offset);
     return cache;
   }
   template <class Args>

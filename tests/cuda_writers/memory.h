@@ -115,28 +115,23 @@ inline core::Cache random_cache(Random& random, Memory& memory, CacheFormat form
                                 int64_t num_pages, int32_t page_size) {
   core::Cache cache = {
       .format = format, .num_pages = num_pages, .page_size = page_size, .d_ckv = d_ckv, .d_kpe = d_kpe};
-  const KvLayout& layout = cache.layout;
+  const KvLayout layout = kv_layout(format);
   const bool odd = random.chance(3);
   cache.power_of_two_scales = random.chance(2);
-  if (layout.row_bytes != 0) {
+  if (layout.is_packed()) {
     cache.d_ckv = layout.nope_dim;
     cache.d_kpe = layout.rope_dim;
-    const bool footer = layout.scale_kind == ScaleKind::kFooterUE8M0;
+    const bool footer = layout.has_footer();
     const int64_t row = layout.row_bytes + (odd && !footer ? 2 * random.integer(1, 9) : 0);
     const int64_t page = page_size * row + (footer ? page_size * layout.scale_bytes_per_token : 0) +
                          (odd ? 2 * random.integer(0, 9) : 0);
-    cache.ckv = {memory.bytes(num_pages * page, odd ? 2 * random.integer(0, 8) : 0), page, row};
-    cache.kpe = {cache.ckv.base + layout.rope_offset, page, row};
-    cache.scales = footer
-                       ? core::Plane{cache.ckv.base + page_size * layout.row_bytes, page, layout.scale_bytes_per_token}
-                       : core::Plane{cache.ckv.base + layout.scale_offset, page, row};
-    cache.num_scales = layout.nope_dim / layout.channels_per_scale;
-    cache.writes_scales = true;
-    cache.power_of_two_scales |= footer;
+    core::set_codecs(layout, cache);
+    core::set_planes(layout, memory.bytes(num_pages * page, odd ? 2 * random.integer(0, 8) : 0), page, row, cache);
+    cache.power_of_two_scales |= cache.scale_type != ScaleType::kF32;
     for (int64_t token = 0; token < num_pages * page_size; ++token)
       for (int64_t g = 0; g < cache.num_scales; ++g) {
         std::byte* scales = cache.scales.row(token / page_size, token % page_size);
-        if (footer) {
+        if (cache.scale_type == ScaleType::kUE8M0) {
           if (scales[g] == std::byte{0xFF}) scales[g] = {};  // of two NaN, compilers may pass on either
           continue;
         }
@@ -145,7 +140,8 @@ inline core::Cache random_cache(Random& random, Memory& memory, CacheFormat form
       }
     return cache;
   }
-  const int64_t element = layout.element_bytes;
+  core::set_codecs(layout, cache);
+  const auto element = static_cast<int64_t>(size_of(cache.ckv_dtype));
   const auto plane = [&](int64_t width) {
     const int64_t row = (width + (odd ? random.integer(0, 5) : 0)) * element;
     const int64_t page = row * page_size + (odd ? random.integer(0, 5) : 0) * element;
@@ -159,12 +155,11 @@ inline core::Cache random_cache(Random& random, Memory& memory, CacheFormat form
     cache.kpe = plane(d_kpe);
   }
   if (d_kpe == 0) cache.kpe = {};
-  if (format != CacheFormat::kFP8) return cache;
+  if (!cache.is_quantized()) return cache;
   const auto scale = [&] {
     return std::ldexp(1.0F + static_cast<float>(random.integer(0, 7)) / 8.0F, random.integer(-12, 4));
   };
-  cache.num_scales = d_ckv % 4 == 0 && random.chance(2) ? 4 : 1;
-  cache.writes_scales = cache.num_scales == 4;
+  if (d_ckv % kTensorScalesPerToken == 0 && random.chance(2)) core::set_token_scales(cache);
   const int64_t tokens = cache.writes_scales ? num_pages * page_size : 1;
   std::vector<float> scales;
   for (int64_t i = 0; i < tokens * cache.num_scales; ++i) scales.push_back(scale());
@@ -176,7 +171,7 @@ inline core::Cache random_cache(Random& random, Memory& memory, CacheFormat form
 
 inline core::Cache random_cache(Random& random, Memory& memory, int32_t d_ckv, int32_t d_kpe, int64_t num_pages,
                                 int32_t page_size) {
-  const CacheFormat format = kAllCacheFormats[random.integer(0, 4)];
+  const CacheFormat format = kAllCacheFormats[random.integer(0, static_cast<int>(std::size(kAllCacheFormats)) - 1)];
   return random_cache(random, memory, format, d_ckv, d_kpe, num_pages, page_size);
 }
 

@@ -113,9 +113,8 @@ struct Widths {
 
 Widths widths_of(CacheFormat format) {
   const KvLayout layout = kv_layout(format);
-  if (layout.row_bytes == 0) return {8, 4, 8};
-  const bool whole_row = format == CacheFormat::kFP8DsV4;
-  return {layout.nope_dim, layout.rope_dim, layout.nope_dim + (whole_row ? layout.rope_dim : 0)};
+  if (!layout.is_packed()) return {8, 4, 8};
+  return {layout.nope_dim, layout.rope_dim, layout.nope_dim + (layout.value_has_rope ? layout.rope_dim : 0)};
 }
 
 CacheFormat any_format(FuzzedDataProvider& input) {

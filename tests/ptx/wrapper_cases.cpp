@@ -298,6 +298,14 @@ uint32_t permute_bytes(uint32_t a, uint32_t b) {
   for (uint32_t byte = 0; byte < 4; ++byte) result |= (a >> (b >> 4 * byte & 3U) * 8 & 0xFFU) << 8 * byte;
   return result;
 }
+uint32_t permute_two_words(uint32_t a, uint32_t b) {
+  uint32_t result = 0;
+  for (uint32_t byte = 0; byte < 4; ++byte) {
+    const uint32_t which = (a ^ b) >> 4 * byte & 7U;
+    result |= ((which < 4 ? a : b) >> which % 4 * 8 & 0xFFU) << 8 * byte;
+  }
+  return result;
+}
 uint32_t max_number(uint32_t a, uint32_t b) {
   if (std::isnan(number(a)) || std::isnan(number(b))) return bits(number(std::isnan(number(a)) ? b : a) + 0.0F);
   return bits(std::max(number(a), number(b)) + 0.0F);
@@ -423,6 +431,7 @@ constexpr WrapperCase kCases[] = {
     {"e4m3x4_low", Compare::kF16Pairs, fill_pairs, expect_each<e4m3x4_low>},
     {"e4m3x4_high", Compare::kF16Pairs, fill_pairs, expect_each<e4m3x4_high>},
     {"permute_bytes", Compare::kBits, fill_bits, expect_each<permute_bytes>},
+    {"permute_two_words", Compare::kBits, fill_bits, expect_each<permute_two_words>},
     {"max_number", Compare::kF32, fill_floats, expect_each<max_number>},
     {"max_or_nan", Compare::kF32, fill_floats, expect_each<max_or_nan>},
     {"exp2_approx", Compare::kF32Relative, fill_floats, expect_each<exp2_approx>},

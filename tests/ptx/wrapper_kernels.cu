@@ -310,6 +310,9 @@ MLA_TEST_DEVICE uint32_t e4m3x4_high(uint32_t a, uint32_t) {
   return high;
 }
 MLA_TEST_DEVICE uint32_t permute_bytes(uint32_t a, uint32_t b) { return ptx::permute_bytes(a, b & 0x3333U); }
+MLA_TEST_DEVICE uint32_t permute_two_words(uint32_t a, uint32_t b) {
+  return ptx::permute_bytes(a, b, (a ^ b) & 0x7777U);
+}
 MLA_TEST_DEVICE uint32_t max_number(uint32_t a, uint32_t b) {
   return as_bits(ptx::max_number(as_float(a), as_float(b)) + 0.0F);  // of two zeros either will do
 }
@@ -447,6 +450,7 @@ constexpr cuda::WrapperKernel kKernels[] = {
     {"e4m3x4_low", launch_one<Elementwise<e4m3x4_low>>},
     {"e4m3x4_high", launch_one<Elementwise<e4m3x4_high>>},
     {"permute_bytes", launch_one<Elementwise<permute_bytes>>},
+    {"permute_two_words", launch_one<Elementwise<permute_two_words>>},
     {"max_number", launch_one<Elementwise<max_number>>},
     {"max_or_nan", launch_one<Elementwise<max_or_nan>>},
     {"exp2_approx", launch_one<Elementwise<exp2_approx>>},

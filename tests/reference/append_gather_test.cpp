@@ -17,13 +17,16 @@ struct TwoTensorCache {
   std::vector<uint16_t> ckv = std::vector<uint16_t>(3 * 9, kUntouched);
   std::vector<uint16_t> kpe = std::vector<uint16_t>(3 * 5, kUntouched);
   core::Cache view(CacheFormat format) {
-    return {.format = format,
-            .num_pages = 3,
-            .page_size = 2,
-            .d_ckv = 2,
-            .d_kpe = 1,
-            .ckv = {.base = reinterpret_cast<std::byte*>(ckv.data()), .stride_page = 18, .stride_token = 6},
-            .kpe = {.base = reinterpret_cast<std::byte*>(kpe.data()), .stride_page = 10, .stride_token = 4}};
+    core::Cache cache = {
+        .format = format,
+        .num_pages = 3,
+        .page_size = 2,
+        .d_ckv = 2,
+        .d_kpe = 1,
+        .ckv = {.base = reinterpret_cast<std::byte*>(ckv.data()), .stride_page = 18, .stride_token = 6},
+        .kpe = {.base = reinterpret_cast<std::byte*>(kpe.data()), .stride_page = 10, .stride_token = 4}};
+    core::set_codecs(kv_layout(format), cache);
+    return cache;
   }
 };
 

@@ -85,6 +85,59 @@ TEST(E4M3, SmallValuesBecomeSubnormalOrZero) {
   EXPECT_EQ(f32_to_e4m3(-0.0F), 0x80);
 }
 
+constexpr float kE2M1Values[] = {0, 0.5F, 1, 1.5F, 2, 3, 4, 6};
+
+TEST(E2M1, EveryCodeDecodesByDefinitionAndAsE4M3) {
+  for (uint8_t code = 0; code < 16; ++code) {
+    const float value = code < 8 ? kE2M1Values[code] : -kE2M1Values[code - 8];
+    EXPECT_EQ(e2m1_to_f32(code), value) << int{code};
+    EXPECT_EQ(std::signbit(e2m1_to_f32(code)), code >= 8) << int{code};
+    EXPECT_EQ(f32_to_e2m1(value), code == 8 ? 8 : code) << int{code};
+    EXPECT_EQ(std::bit_cast<uint32_t>(e4m3_to_f32(e2m1_to_e4m3(code))), std::bit_cast<uint32_t>(e2m1_to_f32(code)));
+  }
+  EXPECT_EQ(e2m1_to_f32(7), kE2M1Max);
+}
+
+TEST(E2M1, RoundsToTheNearestAndTiesToEven) {
+  for (uint8_t code = 0; code < 7; ++code) {
+    const float middle = (kE2M1Values[code] + kE2M1Values[code + 1]) / 2;  // exact
+    EXPECT_EQ(f32_to_e2m1(middle), code % 2 == 0 ? code : code + 1) << int{code};
+    EXPECT_EQ(f32_to_e2m1(std::nextafter(middle, 0.0F)), code) << int{code};
+    EXPECT_EQ(f32_to_e2m1(std::nextafter(middle, INFINITY)), code + 1) << int{code};
+    EXPECT_EQ(f32_to_e2m1(-middle), f32_to_e2m1(middle) | 8) << int{code};
+  }
+}
+
+TEST(E2M1, EveryUpperHalfOfAFloatRoundsToTheNearest) {
+  for (uint32_t upper = 0; upper <= 0xFFFF; ++upper)
+    for (uint32_t tail : {0x0000U, 0x0001U, 0xFFFFU}) {
+      const float value = std::bit_cast<float>((upper << 16) | tail);
+      const uint8_t code = f32_to_e2m1(value);
+      if (std::isnan(value)) {
+        ASSERT_EQ(code, 7) << upper;
+        continue;
+      }
+      ASSERT_EQ(code >> 3, std::signbit(value)) << value;
+      const float magnitude = std::min(std::abs(value), kE2M1Max), kept = kE2M1Values[code & 7];
+      for (const float other : kE2M1Values) ASSERT_LE(std::abs(magnitude - kept), std::abs(magnitude - other)) << value;
+    }
+}
+
+TEST(Scales, OfE2M1AreE4M3OfTheQuotientByTheOuterOne) {
+  const auto chosen = [](float amax, float outer) {
+    return choose_scale(DType::kE2M1, ScaleType::kE4M3, false, amax, outer);
+  };
+  EXPECT_EQ(chosen(6.0F, 1.0F), 1.0F);
+  EXPECT_EQ(chosen(6.0F * 1.0625F, 1.0F), 1.0F);  // a tie, to even
+  EXPECT_EQ(chosen(6.0F * 1.0626F, 1.0F), 1.125F);
+  EXPECT_EQ(chosen(6.0F, 0.25F), 4.0F);
+  EXPECT_EQ(chosen(0.0F, 1.0F), 0x1p-9F);
+  EXPECT_EQ(chosen(1e-9F, 1.0F), 0x1p-9F);
+  EXPECT_EQ(chosen(1e30F, 1.0F), 448.0F);
+  EXPECT_EQ(chosen(1.0F, 0.0F), 448.0F);
+  EXPECT_EQ(chosen(0.0F, 0.0F), 0x1p-9F);  // 0 / 0
+}
+
 TEST(UE8M0, EveryCodeIsItsPowerOfTwo) {
   EXPECT_EQ(ue8m0_to_f32(0), 0.0F);
   EXPECT_TRUE(std::isnan(ue8m0_to_f32(255)));

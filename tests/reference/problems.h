@@ -96,6 +96,7 @@ inline core::DecodeArgs decode_args(const float* q, int64_t q_stride_token, int6
                 .kpe = {.base = reinterpret_cast<std::byte*>(kv.data() + d_ckv),
                         .stride_page = int64_t{2} * page_size * d_qk,
                         .stride_token = int64_t{2} * d_qk}};
+  core::set_codecs(kv_layout(format), args.cache);
   args.pages.page_size = page_size;
   args.pages.batch_size = 1;
   return args;

@@ -64,10 +64,10 @@ class TestCache {
                          .d_kpe = v.d_kpe,
                          .ckv = {data(), page_stride(), row_stride()},
                          .kpe = {v.d_kpe > 0 ? data() + kpe_offset() : nullptr, page_stride(), row_stride()},
-                         .num_scales = v.num_scales,
-                         .writes_scales = v.num_scales > 1,
                          .power_of_two_scales = v.power_of_two};
+    core::set_codecs(kv_layout(v.format), cache);
     if (v.format == CacheFormat::kFP8) {
+      if (v.num_scales > 1) core::set_token_scales(cache);
       const int64_t token = v.num_scales == 1 ? 0 : 16;
       cache.scales = {reinterpret_cast<std::byte*>(scales.data()), token == 0 ? 0 : page_size_ * token + 4, token};
       cache.kpe_scale = v.d_kpe > 0 ? &v.kpe_scale : nullptr;

@@ -237,7 +237,7 @@ Problem problem_of(const PrefillSparseSpec& spec) {
   return {.op = Op::kPrefillSparse,
           .device = {},
           .q_dtype = spec.q_dtype,
-          .cache = spec.kv_dtype == DType::kF16 ? CacheFormat::kF16 : CacheFormat::kBF16,
+          .cache = format_of_elements(spec.kv_dtype).value_or(CacheFormat::kBF16),
           .num_heads = spec.num_heads,
           .d_qk = spec.d_qk,
           .d_v = spec.d_v};

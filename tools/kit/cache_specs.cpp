@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <iterator>
+#include <vector>
 
 #include "kit/paged_memory.h"
 #include "kit/spec_line.h"
@@ -12,12 +14,22 @@ int32_t CacheSpec::d_ckv() const {
   return layout.nope_dim != 0 ? layout.nope_dim : d_v;
 }
 
+std::span<const CacheFormat> tensor_formats() {
+  static const std::vector<CacheFormat> formats = [] {
+    std::vector<CacheFormat> list;
+    std::ranges::copy_if(kAllCacheFormats, std::back_inserter(list),
+                         [](CacheFormat format) { return !kv_layout(format).is_packed(); });
+    return list;
+  }();
+  return formats;
+}
+
 CacheSpec usual_cache(CacheFormat format) {
   CacheSpec spec;
   spec.format = format;
   const KvLayout layout = kv_layout(format);
   if (layout.nope_dim != 0) spec.d_qk = layout.nope_dim + layout.rope_dim;
-  if (format == CacheFormat::kFP8DsV4) spec.d_v = spec.d_qk;
+  if (layout.value_has_rope) spec.d_v = spec.d_qk;
   return spec;
 }
 
@@ -47,8 +59,8 @@ std::string describe(const CacheSpec& spec) {
 double cache_row_bytes(const CacheSpec& spec) {
   const KvLayout layout = kv_layout(spec.format);
   double bytes = static_cast<double>(row_bytes(spec.format, spec.d_qk));
-  if (layout.scale_kind == ScaleKind::kFooterUE8M0) bytes += layout.scale_bytes_per_token;
-  if (spec.token_scales) bytes += kTokenScales * 4;
+  if (layout.has_footer()) bytes += layout.scale_bytes_per_token;
+  if (spec.token_scales) bytes += kTensorScalesPerToken * size_of(layout.nope.scale_type);
   return bytes;
 }
 

@@ -216,8 +216,9 @@ namespace {
 
 /// Queries and keys that bf16 holds exactly.
 Precision precision_for(std::string_view backend, DType q_dtype, CacheFormat cache) {
-  if (has_tensor_cores(backend)) return cache == CacheFormat::kF16 ? Precision::kF16Mma : Precision::kBF16Mma;
-  const bool exact = (q_dtype == DType::kBF16 || q_dtype == DType::kE4M3) && cache != CacheFormat::kF16;
+  const bool f16 = value_dtype(kv_layout(cache).nope.element) == DType::kF16;
+  if (has_tensor_cores(backend)) return f16 ? Precision::kF16Mma : Precision::kBF16Mma;
+  const bool exact = (q_dtype == DType::kBF16 || q_dtype == DType::kE4M3) && !f16;
   return has_bf16_dot(backend) && exact ? Precision::kBF16Dot : Precision::kF32;
 }
 

@@ -20,7 +20,7 @@ constexpr int64_t kUnevenGroup = 64;  // channels
 constexpr float kTensorScale = 0.018F;
 constexpr float kKpeScale = 0.013F;
 
-bool quantized(CacheFormat format) { return kv_layout(format).scale_kind != ScaleKind::kNone; }
+bool quantized(CacheFormat format) { return is_quantized(kv_layout(format).nope.element); }
 
 TensorView pages_view(const Buffer& buffer, DType dtype, const CacheSpec& spec, int64_t num_pages, int64_t width) {
   TensorView view = contiguous(buffer.data(), dtype, {num_pages, spec.page_size, width});
@@ -40,7 +40,7 @@ void allocate_rows(PagedMemory& memory, const CacheSpec& spec) {
     buffer = pages_buffer(dtype, spec, memory.num_pages, width);
     return pages_view(buffer, dtype, spec, memory.num_pages, width);
   };
-  if (kv_layout(spec.format).scale_kind == ScaleKind::kFooterUE8M0) {
+  if (kv_layout(spec.format).has_footer()) {
     const int64_t bytes = page_bytes(spec.format, spec.d_qk, spec.page_size, spec.padded_pages);
     const int64_t stride = bytes + spec.page_stride_extra;
     memory.kv = Buffer(static_cast<size_t>(memory.num_pages * stride));
@@ -58,11 +58,12 @@ void allocate_rows(PagedMemory& memory, const CacheSpec& spec) {
 }
 
 void allocate_scales(PagedMemory& memory, const CacheSpec& spec) {
-  if (kv_layout(spec.format).scale_kind != ScaleKind::kPerTensorF32) return;
+  if (kv_layout(spec.format).nope.scale_place != ScalePlace::kTensor) return;
   if (spec.token_scales) {
-    memory.ckv_scale = Buffer(static_cast<size_t>(memory.num_pages * spec.page_size * kTokenScales) * sizeof(float));
+    memory.ckv_scale =
+        Buffer(static_cast<size_t>(memory.num_pages * spec.page_size * kTensorScalesPerToken) * sizeof(float));
     memory.cache.ckv_scale =
-        contiguous(memory.ckv_scale.data(), DType::kF32, {memory.num_pages, spec.page_size, kTokenScales});
+        contiguous(memory.ckv_scale.data(), DType::kF32, {memory.num_pages, spec.page_size, kTensorScalesPerToken});
   } else {
     memory.ckv_scale = to_buffer(std::array{kTensorScale});
     memory.cache.ckv_scale = contiguous(memory.ckv_scale.data(), DType::kF32, {1});
@@ -94,8 +95,8 @@ float kpe_scale_of(const KvCache& cache) {
 /// How many scales of its own a row has.
 int32_t row_scales(const PagedMemory& memory) {
   const KvLayout layout = kv_layout(memory.cache.format);
-  if (layout.channels_per_scale != 0) return layout.nope_dim / layout.channels_per_scale;
-  return memory.cache.ckv_scale.ndim == 3 ? kTokenScales : 0;
+  if (layout.nope.channels_per_scale != 0) return layout.nope_dim / layout.nope.channels_per_scale;
+  return memory.cache.ckv_scale.ndim == 3 ? kTensorScalesPerToken : 0;
 }
 
 /// Chooses a group's scale as a writer does, and stores it.
@@ -103,21 +104,44 @@ float make_scale(const PagedMemory& memory, std::byte* scales, int32_t group, st
   float amax = 0;
   for (float value : values)
     if (std::isfinite(value)) amax = std::max(amax, std::abs(value));
-  const bool footer = kv_layout(memory.cache.format).scale_kind == ScaleKind::kFooterUE8M0;
-  const float scale = footer || memory.cache.power_of_two_scales ? e4m3_power_of_two_scale(amax) : e4m3_scale(amax);
-  if (footer)
-    scales[group] = std::byte{f32_to_ue8m0(scale)};
-  else
-    std::memcpy(scales + group * static_cast<int64_t>(sizeof scale), &scale, sizeof scale);
+  const Codec codec = kv_layout(memory.cache.format).nope;
+  const float scale = choose_scale(codec.element, codec.scale_type, memory.cache.power_of_two_scales, amax);
+  std::byte* const at = scales + int64_t{group} * size_of(codec.scale_type);
+  switch (codec.scale_type) {
+    case ScaleType::kUE8M0: *at = std::byte{f32_to_ue8m0(scale)}; break;
+    case ScaleType::kE4M3: *at = std::byte{f32_to_e4m3(scale)}; break;
+    default: std::memcpy(at, &scale, sizeof scale);
+  }
   return scale;
 }
 
 float load_scale(const PagedMemory& memory, const std::byte* scales, int32_t group) {
-  if (kv_layout(memory.cache.format).scale_kind == ScaleKind::kFooterUE8M0)
-    return ue8m0_to_f32(std::to_integer<uint8_t>(scales[group]));
+  const ScaleType type = kv_layout(memory.cache.format).nope.scale_type;
+  const std::byte* const at = scales + int64_t{group} * size_of(type);
+  if (type == ScaleType::kUE8M0) return ue8m0_to_f32(std::to_integer<uint8_t>(*at));
+  if (type == ScaleType::kE4M3) return e4m3_to_f32(std::to_integer<uint8_t>(*at));
   float scale = 0;
-  std::memcpy(&scale, scales + group * static_cast<int64_t>(sizeof scale), sizeof scale);
+  std::memcpy(&scale, at, sizeof scale);
   return scale;
+}
+
+/// Channel `c` of a part that is stored as `element`, quantized by `scale` where that is a code.
+void store_channel(std::byte* part, DType element, size_t c, float value, float scale) {
+  if (element == DType::kE4M3) {
+    part[c] = std::byte{quantize_e4m3(value, scale)};
+  } else if (element == DType::kE2M1) {
+    const std::byte kept = part[c / 2] & (c % 2 == 0 ? std::byte{0xF0} : std::byte{0x0F});
+    part[c / 2] = kept | std::byte{quantize_e2m1(value, scale)} << (c % 2 * 4);
+  } else {
+    store_element(part, element, static_cast<int64_t>(c), value);
+  }
+}
+
+float load_channel(const std::byte* part, DType element, size_t c, float scale) {
+  if (element == DType::kE4M3) return bf16_to_f32(dequantize_e4m3(std::to_integer<uint8_t>(part[c]), scale));
+  if (element == DType::kE2M1)
+    return bf16_to_f32(dequantize_e2m1(std::to_integer<uint8_t>(part[c / 2] >> (c % 2 * 4) & std::byte{0xF}), scale));
+  return static_cast<float>(load_element(part, element, static_cast<int64_t>(c)));
 }
 
 /// The largest magnitude of every group becomes that of the largest e4m3 code times a power of two, which is the scale.
@@ -188,14 +212,8 @@ TableSpec table_spec(const CacheSpec& spec, const ContextParallel& share) {
 }  // namespace
 
 DType dtype_of(CacheFormat format) {
-  switch (format) {
-    case CacheFormat::kBF16: return DType::kBF16;
-    case CacheFormat::kF16: return DType::kF16;
-    case CacheFormat::kFP8: return DType::kE4M3;
-    case CacheFormat::kFP8DsMla:
-    case CacheFormat::kFP8DsV4: break;
-  }
-  return DType::kU8;
+  const KvLayout layout = kv_layout(format);
+  return layout.is_packed() ? DType::kU8 : layout.nope.element;
 }
 
 int64_t TableMemory::slot_of(size_t request, int64_t token) const {
@@ -215,16 +233,16 @@ int64_t PagedMemory::kpe_offset(int64_t page, int64_t slot) const {
 
 PagedMemory::Row PagedMemory::row(int64_t page, int64_t slot) const {
   const KvLayout layout = kv_layout(cache.format);
-  if (layout.scale_kind == ScaleKind::kFooterUE8M0) {
+  if (layout.has_footer()) {
     std::byte* const at = kv.data() + page * cache.kv.stride[0];
     std::byte* const base = at + slot * layout.row_bytes;
     return {.ckv = base, .kpe = base + layout.rope_offset, .scales = at + footer_scale_offset(layout, page_size, slot)};
   }
-  if (layout.row_bytes != 0) {
+  if (layout.is_packed()) {
     std::byte* const base = kv.data() + ckv_offset(page, slot);
     return {.ckv = base, .kpe = base + layout.rope_offset, .scales = base + layout.scale_offset};
   }
-  const auto element = static_cast<int64_t>(layout.element_bytes);
+  const auto element = static_cast<int64_t>(size_of(layout.nope.element));
   Row row = {.ckv = (cache.kv.given() ? kv : ckv).data() + ckv_offset(page, slot) * element,
              .kpe = nullptr,
              .scales = nullptr};
@@ -239,50 +257,38 @@ void PagedMemory::write_row(int64_t page, int64_t slot, std::span<const float> v
   const Row to = row(page, slot);
   const auto latent = values.first(static_cast<size_t>(d_ckv)), rope = values.subspan(static_cast<size_t>(d_ckv));
   const KvLayout layout = kv_layout(cache.format);
-  const bool fp8 = layout.scale_kind == ScaleKind::kPerTensorF32;
-  const DType narrow = cache.format == CacheFormat::kF16 ? DType::kF16 : DType::kBF16;
-  for (size_t c = 0; c < rope.size(); ++c) {
-    if (fp8)
-      to.kpe[c] = std::byte{quantize_e4m3(rope[c], kpe_scale_of(cache))};
-    else
-      store_element(to.kpe, narrow, static_cast<int64_t>(c), rope[c]);
-  }
-  if (!quantized(cache.format)) {
-    for (size_t c = 0; c < latent.size(); ++c) store_element(to.ckv, narrow, static_cast<int64_t>(c), latent[c]);
-    return;
-  }
+  const float rope_scale = is_quantized(layout.rope.element) && d_kpe > 0 ? kpe_scale_of(cache) : 1.0F;
+  for (size_t c = 0; c < rope.size(); ++c) store_channel(to.kpe, layout.rope.element, c, rope[c], rope_scale);
   const int32_t scales = row_scales(*this);
   const size_t width = scales == 0 ? latent.size() : latent.size() / static_cast<size_t>(scales);
-  for (size_t c = 0; c < latent.size(); c += width) {
-    const auto group = latent.subspan(c, width);
-    const float scale =
-        scales == 0 ? scale_of(cache.ckv_scale) : make_scale(*this, to.scales, static_cast<int32_t>(c / width), group);
-    for (size_t i = 0; i < width; ++i) to.ckv[c + i] = std::byte{quantize_e4m3(group[i], scale)};
+  for (size_t first = 0; first < latent.size(); first += width) {
+    const auto group = latent.subspan(first, width);
+    float scale = 1.0F;
+    if (scales > 0)
+      scale = make_scale(*this, to.scales, static_cast<int32_t>(first / width), group);
+    else if (quantized(cache.format))
+      scale = scale_of(cache.ckv_scale);
+    for (size_t i = 0; i < width; ++i) store_channel(to.ckv, layout.nope.element, first + i, group[i], scale);
   }
-  if (layout.scale_kind == ScaleKind::kFooterUE8M0)
-    std::fill(to.scales + scales, to.scales + layout.scale_bytes_per_token, std::byte{0});
+  if (layout.is_packed() && scales > 0)
+    std::fill(to.scales + scales * size_of(layout.nope.scale_type), to.scales + layout.scale_bytes_per_token,
+              std::byte{0});
 }
 
 std::vector<float> PagedMemory::read_row(int64_t page, int64_t slot) const {
   const Row from = row(page, slot);
-  const bool fp8 = kv_layout(cache.format).scale_kind == ScaleKind::kPerTensorF32;
-  const DType narrow = cache.format == CacheFormat::kF16 ? DType::kF16 : DType::kBF16;
-  const auto dequantized = [](std::byte code, float scale) {
-    return bf16_to_f32(dequantize_e4m3(std::to_integer<uint8_t>(code), scale));
-  };
+  const KvLayout layout = kv_layout(cache.format);
   std::vector<float> values;
   const int32_t scales = row_scales(*this);
   for (int32_t c = 0; c < d_ckv; ++c) {
-    if (!quantized(cache.format))
-      values.push_back(static_cast<float>(load_element(from.ckv, narrow, c)));
-    else if (scales == 0)
-      values.push_back(dequantized(from.ckv[c], scale_of(cache.ckv_scale)));
-    else
-      values.push_back(dequantized(from.ckv[c], load_scale(*this, from.scales, c / (d_ckv / scales))));
+    const float scale = scales > 0                ? load_scale(*this, from.scales, c / (d_ckv / scales))
+                        : quantized(cache.format) ? scale_of(cache.ckv_scale)
+                                                  : 1.0F;
+    values.push_back(load_channel(from.ckv, layout.nope.element, static_cast<size_t>(c), scale));
   }
+  const float rope_scale = is_quantized(layout.rope.element) && d_kpe > 0 ? kpe_scale_of(cache) : 1.0F;
   for (int32_t c = 0; c < d_kpe; ++c)
-    values.push_back(fp8 ? dequantized(from.kpe[c], kpe_scale_of(cache))
-                         : static_cast<float>(load_element(from.kpe, narrow, c)));
+    values.push_back(load_channel(from.kpe, layout.rope.element, static_cast<size_t>(c), rope_scale));
   return values;
 }
 

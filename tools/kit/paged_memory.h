@@ -9,9 +9,6 @@
 
 namespace mla::kit {
 
-/// Scales of one token in an fp8 cache with token_scales.
-inline constexpr int32_t kTokenScales = 4;
-
 /// The element type of a cache's tensors; u8 of packed formats.
 DType dtype_of(CacheFormat format);
 

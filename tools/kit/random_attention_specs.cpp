@@ -39,8 +39,8 @@ void draw_common(Random& random, AttentionSpec& spec, bool positions) {
 
 /// Queries of the cache's type more often than not, of any other now and then, and outputs that go with them.
 void draw_dtypes(Random& random, AbsorbedSpec& spec, CacheFormat format) {
-  const bool f16 = format == CacheFormat::kF16;
-  const DType same = f16 ? DType::kF16 : DType::kBF16, other = f16 ? DType::kBF16 : DType::kF16;
+  const DType same = value_dtype(kv_layout(format).nope.element);
+  const DType other = same == DType::kF16 ? DType::kBF16 : DType::kF16;
   const double q_type = random.uniform();
   spec.q_dtype = q_type < 0.5 ? same : q_type < 0.7 ? DType::kE4M3 : q_type < 0.85 ? DType::kF32 : other;
   spec.q_scale = random.chance(0.8) ? 0.0F : 0.25F;
@@ -108,8 +108,7 @@ DecodeSparseSpec random_decode_sparse_spec(uint64_t seed, CacheFormat format) {
   if (random.chance(0.35)) {
     // Pools share their row widths; packed formats have widths of their own.
     CacheFormat other = format;
-    if (!spec.pool.cache.packed() && random.chance(0.5))
-      other = pick(random, std::array<CacheFormat, 3>{CacheFormat::kBF16, CacheFormat::kF16, CacheFormat::kFP8});
+    if (!spec.pool.cache.packed() && random.chance(0.5)) other = random.pick(tensor_formats());
     spec.extra_pool = random_pool(random, other);
     spec.extra_pool->cache.d_qk = spec.pool.cache.d_qk;
     spec.extra_pool->cache.d_v = spec.pool.cache.d_v;

@@ -49,11 +49,12 @@ CacheSpec random_cache(Random& random, CacheFormat format) {
   cache.shuffled_pages = random.chance(0.8);
   cache.unowned_pages = static_cast<int32_t>(random.integer(0, 3));
   cache.page_stride_extra = cache.packed() ? random_packed_extra(random) : random_extra(random);
-  const bool footer = kv_layout(format).scale_kind == ScaleKind::kFooterUE8M0;
+  const KvLayout layout = kv_layout(format);
+  const bool footer = layout.has_footer(), own_scales = layout.nope.scale_place == ScalePlace::kTensor;
   if (!footer) cache.token_stride_extra = cache.packed() ? random_packed_extra(random) : random_extra(random);
   cache.padded_pages = footer && random.chance(0.5);
-  cache.token_scales = format == CacheFormat::kFP8 && random.chance(0.4);
-  cache.own_kpe_scale = format == CacheFormat::kFP8 && random.chance(0.5);
+  cache.token_scales = own_scales && random.chance(0.4);
+  cache.own_kpe_scale = own_scales && random.chance(0.5);
   if (cache.packed() || cache.token_scales) cache.power_of_two_scales = random.chance(0.5);
   return cache;
 }
@@ -121,9 +122,9 @@ namespace {
 
 /// What rows are rounded from or to: the cache's own type, where it is a float, half of the time.
 DType random_row_dtype(Random& random, CacheFormat format) {
-  return random.chance(0.5) && format != CacheFormat::kF16 ? DType::kBF16
-         : random.chance(0.5)                              ? DType::kF16
-                                                           : random_float(random);
+  return random.chance(0.5) && value_dtype(kv_layout(format).nope.element) == DType::kBF16 ? DType::kBF16
+         : random.chance(0.5)                                                              ? DType::kF16
+                                                                                           : random_float(random);
 }
 
 }  // namespace
@@ -223,9 +224,8 @@ CopyPagesSpec random_copy_pages_spec(uint64_t seed, CacheFormat from) {
   const double kind = random.uniform();
   CacheFormat to = from;
   if (kind > 0.3)
-    to = spec.from.packed()
-             ? pick(random, std::array<CacheFormat, 3>{CacheFormat::kBF16, CacheFormat::kF16, CacheFormat::kFP8})
-             : random.pick(std::span<const CacheFormat>(kAllCacheFormats));
+    to = spec.from.packed() ? random.pick(tensor_formats())
+                            : random.pick(std::span<const CacheFormat>(kAllCacheFormats));
   spec.to = random_cache(random, to);
   if (spec.from.packed()) {
     if (!spec.to.packed()) {

@@ -36,11 +36,13 @@ struct CacheSpec {
 
   int32_t d_ckv() const;  ///< kv_lora_rank; fp8_dsv4: the quantized channels
   int32_t d_kpe() const { return d_qk - d_ckv(); }
-  bool packed() const { return kv_layout(format).row_bytes != 0; }
+  bool packed() const { return kv_layout(format).is_packed(); }
 };
 
 /// The head dims of a format: 576/512, fp8_dsv4 512/512.
 CacheSpec usual_cache(CacheFormat format);
+/// The formats whose caches are tensors of elements, of any widths.
+std::span<const CacheFormat> tensor_formats();
 
 /// AttentionOptions: what is drawn, and how.
 struct OptionsSpec {

@@ -51,9 +51,10 @@ AnySpec random_spec(Op op, Variety variety, uint64_t seed) {
 }
 
 std::vector<Variety> dtypes_of(Op op, const std::optional<CacheFormat>& cache) {
-  if (cache == CacheFormat::kBF16) return {DType::kBF16};
-  if (cache == CacheFormat::kF16) return {DType::kF16};
-  if (cache.has_value()) return {};
+  if (cache.has_value()) {
+    const DType element = kv_layout(*cache).nope.element;
+    return is_quantized(element) ? std::vector<Variety>{} : std::vector<Variety>{element};
+  }
   if (op == Op::kPrefillSparse) return {DType::kBF16, DType::kF16};
   return {DType::kBF16, DType::kF16, DType::kF32};
 }

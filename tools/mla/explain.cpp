@@ -33,10 +33,14 @@ bool is_indexer(Op op) { return op == Op::kAppendIndexer || op == Op::kIndexerLo
 // Types and sizes that an operation usually has.
 void set_defaults(const ModelConfig* model, Problem& problem) {
   const Op op = problem.op;
-  problem.q_dtype = problem.cache == CacheFormat::kF16 ? DType::kF16 : DType::kBF16;
+  const KvLayout layout = kv_layout(problem.cache);
+  problem.q_dtype = value_dtype(layout.nope.element);
   if (op == Op::kMergeStates || op == Op::kTopK) problem.q_dtype = DType::kF32;
   if (op == Op::kIndexerLogits || op == Op::kIndexerTopK) problem.q_dtype = DType::kE4M3;
-  if (problem.cache == CacheFormat::kFP8DsV4) problem.d_qk = 512;
+  if (layout.is_packed()) {
+    problem.d_qk = layout.nope_dim + layout.rope_dim;
+    problem.d_v = layout.value_has_rope ? problem.d_qk : layout.nope_dim;
+  }
   if (op == Op::kPrefill) {
     problem.d_qk = 192;
     problem.d_v = 128;

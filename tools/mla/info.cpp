@@ -124,24 +124,26 @@ int print_info(const InfoOptions& options) {
 
 using HeadDims = std::pair<int64_t, int64_t>;
 constexpr HeadDims kLatentDims[] = {{576, 512}, {512, 512}, {320, 256}};
-constexpr HeadDims kPackedDims[] = {{576, 512}, {512, 512}};  // fp8_ds_mla, fp8_dsv4
 constexpr HeadDims kPrefillDims[] = {{192, 128}, {128, 128}};
 constexpr HeadDims kMergeDims[] = {{512, 512}, {128, 128}};
 constexpr HeadDims kIndexerDims[] = {{kIndexerLayout.head_dim, kIndexerLayout.head_dim}};
 constexpr HeadDims kAnyDims[] = {{512, 512}};  // index tools have none
 
-std::span<const HeadDims> head_dims_of(Op op, CacheFormat cache) {
+std::vector<HeadDims> head_dims_of(Op op, CacheFormat cache) {
+  const auto list = [](std::span<const HeadDims> dims) { return std::vector<HeadDims>(dims.begin(), dims.end()); };
   if (has_cache(op)) {
-    if (kv_layout(cache).nope_dim == 0) return kLatentDims;
-    return std::span(kPackedDims).subspan(cache == CacheFormat::kFP8DsMla ? 0 : 1, 1);
+    const KvLayout layout = kv_layout(cache);
+    if (layout.nope_dim == 0) return list(kLatentDims);
+    const int64_t d_qk = layout.nope_dim + layout.rope_dim;
+    return {{d_qk, layout.value_has_rope ? d_qk : layout.nope_dim}};
   }
   switch (op) {
-    case Op::kPrefill: return kPrefillDims;
-    case Op::kMergeStates: return kMergeDims;
+    case Op::kPrefill: return list(kPrefillDims);
+    case Op::kMergeStates: return list(kMergeDims);
     case Op::kAppendIndexer:
     case Op::kIndexerLogits:
-    case Op::kIndexerTopK: return kIndexerDims;
-    default: return kAnyDims;
+    case Op::kIndexerTopK: return list(kIndexerDims);
+    default: return list(kAnyDims);
   }
 }
 

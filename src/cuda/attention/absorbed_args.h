@@ -13,11 +13,17 @@ namespace mla::cuda {
 struct KeyPool {
   core::Cache cache = {};
   Divisor page_size = {};            // of the cache
+  int32_t ckv_bytes = 0;             // of a row's latent channels
+  int32_t kpe_bytes = 0;             // of its rotary ones
+  int32_t scale_words = 0;           // of a key's scales, by words, to which the scales of a row are padded
+  bool ue8m0 = false;                // whether scales are UE8M0
+  bool quantized_kpe = false;        // whether rotary channels are codes
+  bool common_codes = false;         // whether codes are e4m3, their scales f32 or UE8M0, and there is no outer one
   bool aligned = false;              // whether all rows can be copied 16 bytes at a time
   bool whole = false;                // whether also a row's parts can be copied as one piece
   bool scales_inside = false;        // whether that piece has the row's scales, right behind the latent channels
   int32_t landed_rope_at = 0;        // bytes from a row's first channel to its rotary ones, once it is copied
-  int32_t scale_shift = 31;          // quantized: channel / 8 >> scale_shift is the channel's scale
+  int32_t scale_shift = 31;          // quantized: channel / 8 >> scale_shift is the number of the channel's scale
   const int32_t* indices = nullptr;  // [T, topk]; dense: null
   int64_t indices_stride_token = 0;
   int32_t topk = 0;

@@ -110,9 +110,8 @@ MLA_DEVICE void copy_chunk_slowly(ptx::SharedAddress to, const std::byte* from, 
 }
 
 /// A key's scales, by words: a row's scale bytes are padded to them. Null: zeros.
-MLA_DEVICE void copy_scales(const core::Cache& cache, ptx::SharedAddress to, const std::byte* from) {
+MLA_DEVICE void copy_scales(int words, ptx::SharedAddress to, const std::byte* from) {
   const bool valid = from != nullptr;
-  const int words = is_ue8m0(cache.layout.scale_kind) ? (cache.num_scales + 3) / 4 : cache.num_scales;
   for (int word = 0; word < words; ++word, from += 4, to += 4) {
     if (is_aligned(from, 4))
       ptx::cp_async_4(to, from, valid);
@@ -127,30 +126,29 @@ MLA_DEVICE void copy_scales(const core::Cache& cache, ptx::SharedAddress to, con
 template <class Config>
 class RowCopy {
  public:
-  MLA_DEVICE explicit RowCopy(const cuda::KeyPool& pool) : cache_(pool.cache), aligned_(pool.aligned) {}
+  MLA_DEVICE explicit RowCopy(const cuda::KeyPool& pool) : pool_(pool) {}
 
   /// 16-bit rows into a tile.
   MLA_DEVICE void to_tile(ptx::SharedAddress tile, ptx::SharedAddress places) const {
-    const int latent_chunks = cache_.d_ckv / kVector;
-    if (aligned_) {
+    const int latent_chunks = pool_.ckv_bytes / kChunkBytes, rope_chunks = pool_.kpe_bytes / kChunkBytes;
+    if (pool_.aligned) {
       copy_plane<Config::kLatentDims / kVector, Config::kRowBytes>(false, latent_chunks, tile, places);
-      copy_plane<kRopeChunks, Config::kRowBytes>(true, cache_.d_kpe / kVector,
+      copy_plane<kRopeChunks, Config::kRowBytes>(true, rope_chunks,
                                                  tile + static_cast<uint32_t>(latent_chunks * kChunkBytes), places);
     } else {
-      copy_slowly(places, latent_chunks, cache_.d_kpe / kVector, 2, 2,
+      copy_slowly(places, latent_chunks, rope_chunks, 2, 2,
                   [&](int key, int chunk) { return tile + tile_offset<Config::kRowBytes>(key, chunk); });
     }
   }
 
   /// Quantized rows into a raw stage: latent codes, from kLatentDims on the rotary channels.
   MLA_DEVICE void to_raw(ptx::SharedAddress raw, ptx::SharedAddress scales, ptx::SharedAddress places) const {
-    const int latent_chunks = cache_.d_ckv / kChunkBytes, rope_bytes = cache_.layout.rope_element_bytes;
-    const int rope_chunks = cache_.d_kpe * rope_bytes / kChunkBytes;
-    if (aligned_) {
+    const int latent_chunks = pool_.ckv_bytes / kChunkBytes, rope_chunks = pool_.kpe_bytes / kChunkBytes;
+    if (pool_.aligned) {
       copy_plane<Config::kLatentDims / kChunkBytes, Config::kRawRowBytes>(false, latent_chunks, raw, places);
       copy_plane<kRopeChunks, Config::kRawRowBytes>(true, rope_chunks, raw + Config::kLatentDims, places);
     } else {
-      copy_slowly(places, latent_chunks, rope_chunks, 1, rope_bytes, [&](int key, int chunk) {
+      copy_slowly(places, latent_chunks, rope_chunks, 1, pool_.quantized_kpe ? 1 : 2, [&](int key, int chunk) {
         const int at =
             chunk < latent_chunks ? chunk * kChunkBytes : Config::kLatentDims + (chunk - latent_chunks) * kChunkBytes;
         return raw + raw_offset(key, at);
@@ -160,7 +158,7 @@ class RowCopy {
       const auto key = static_cast<uint32_t>(ptx::thread_index());
       const auto* from =
           ptx::load_shared<const std::byte*>(places + key * static_cast<uint32_t>(sizeof(Place<Config>)) + 16);
-      copy_scales(cache_, scales + key * Config::kKeyScaleBytes, from);
+      copy_scales(pool_.scale_words, scales + key * Config::kKeyScaleBytes, from);
     }
   }
 
@@ -212,8 +210,7 @@ class RowCopy {
     }
   }
 
-  const core::Cache& cache_;
-  const bool aligned_;
+  const cuda::KeyPool& pool_;
 };
 
 /// Two codes, already f16, times their scales, rounded to bf16: the values that a quantized cache stands for. A NaN may
@@ -237,24 +234,39 @@ MLA_DEVICE ptx::Vec4 decode_codes(uint64_t codes, float scale) {
   return values;
 }
 
-/// Decodes the latent channels of a raw stage into the tile: e4m3 times scale, rounded to bf16. Keys as in RowCopy.
-template <class Config, bool kUe8m0>
+/// How a raw stage's latent codes are decoded: e4m3 with scales of f32 or UE8M0, or, less fast, as the pool says.
+enum class LatentCodes : uint8_t { kF32Scales, kUE8M0Scales, kAny };
+
+/// Decodes the latent channels of a raw stage into the tile: codes times scale, rounded to bf16. Keys as in RowCopy.
+template <class Config, LatentCodes kCodes>
 MLA_DEVICE void decode_latents(const cuda::KeyPool& pool, const std::byte* raw, const std::byte* scales,
                                ptx::SharedAddress tile) {
-  const int num_chunks = pool.cache.d_ckv / kVector, lane = ptx::lane(), warp = ptx::warp();
+  const core::Cache& cache = pool.cache;
+  const int num_chunks = cache.d_ckv / kVector, lane = ptx::lane(), warp = ptx::warp();
+  const bool e2m1 = kCodes == LatentCodes::kAny && cache.ckv_dtype == DType::kE2M1;
   MLA_UNROLL
   for (int first = 0; first < Config::kLatentDims / kVector; first += kWarpSize) {
     const int chunk = first + lane, group = chunk >> pool.scale_shift;
     if (chunk >= num_chunks) continue;
-    const std::byte* from = raw + RowCopy<Config>::raw_offset(warp, chunk * kVector);
-    const std::byte* scale_from = scales + warp * Config::kKeyScaleBytes + group * (kUe8m0 ? 1 : 4);
+    const std::byte* from = raw + RowCopy<Config>::raw_offset(warp, e2m1 ? chunk * kVector / 2 : chunk * kVector);
+    const std::byte* scales_from = scales + warp * Config::kKeyScaleBytes;
     const ptx::SharedAddress to = tile + tile_offset<Config::kRowBytes>(warp, chunk);
     MLA_UNROLL
     for (int key = 0; key < Config::kKeys; key += Config::kWarps) {
-      const std::byte* of_key = scale_from + key * Config::kKeyScaleBytes;
-      const float scale = kUe8m0 ? ue8m0_to_f32(static_cast<uint8_t>(*of_key)) : *as<float>(of_key);
-      const ptx::Vec4 values = decode_codes(*as<uint64_t>(from + key * Config::kRawRowBytes), scale);
-      ptx::store_shared(to + static_cast<uint32_t>(key * Config::kRowBytes), values);
+      const std::byte* of_key = scales_from + key * Config::kKeyScaleBytes;
+      const std::byte* codes_from = from + key * Config::kRawRowBytes;
+      uint64_t codes;
+      float scale;
+      if constexpr (kCodes == LatentCodes::kAny) {
+        const Bits8 bits = e2m1x8_to_e4m3(*as<uint32_t>(codes_from));
+        codes = e2m1 ? uint64_t{bits.w[1]} << 32 | bits.w[0] : *as<uint64_t>(codes_from);
+        scale = load_scale(of_key, cache.scale_type, group, cache.outer_scale);
+      } else {
+        codes = *as<uint64_t>(codes_from);
+        scale = kCodes == LatentCodes::kUE8M0Scales ? ue8m0_to_f32(static_cast<uint8_t>(of_key[group]))
+                                                    : as<float>(of_key)[group];
+      }
+      ptx::store_shared(to + static_cast<uint32_t>(key * Config::kRowBytes), decode_codes(codes, scale));
     }
   }
 }
@@ -263,22 +275,23 @@ MLA_DEVICE void decode_latents(const cuda::KeyPool& pool, const std::byte* raw, 
 template <class Config>
 MLA_DEVICE void decode_raw(const cuda::KeyPool& pool, const std::byte* raw, const std::byte* scales,
                            ptx::SharedAddress tile) {
-  const core::Cache& cache = pool.cache;
-  if (is_ue8m0(cache.layout.scale_kind))
-    decode_latents<Config, true>(pool, raw, scales, tile);
+  if (!pool.common_codes)
+    decode_latents<Config, LatentCodes::kAny>(pool, raw, scales, tile);
+  else if (pool.ue8m0)
+    decode_latents<Config, LatentCodes::kUE8M0Scales>(pool, raw, scales, tile);
   else
-    decode_latents<Config, false>(pool, raw, scales, tile);
-  const int latent_chunks = cache.d_ckv / kVector, rope_chunks = cache.d_kpe / kVector;
-  const bool coded = cache.layout.rope_element_bytes == 1;
-  const float kpe_scale = coded && cache.kpe_scale != nullptr ? *cache.kpe_scale : 1.0F;
+    decode_latents<Config, LatentCodes::kF32Scales>(pool, raw, scales, tile);
+  const int latent_chunks = pool.cache.d_ckv / kVector, rope_chunks = pool.cache.d_kpe / kVector;
   if (rope_chunks == 0) return;
+  const bool codes = pool.quantized_kpe;
+  const float kpe_scale = codes ? *pool.cache.kpe_scale : 1.0F;
   MLA_NO_UNROLL
   for (int i = ptx::thread_index(); i < Config::kKeys * rope_chunks; i += Config::kThreads) {
     const int key = i / rope_chunks, chunk = i % rope_chunks;
     const std::byte* from =
-        raw + RowCopy<Config>::raw_offset(key, Config::kLatentDims + chunk * kVector * (coded ? 1 : 2));
+        raw + RowCopy<Config>::raw_offset(key, Config::kLatentDims + chunk * kVector * (codes ? 1 : 2));
     ptx::store_shared(tile + tile_offset<Config::kRowBytes>(key, latent_chunks + chunk),
-                      coded ? decode_codes(*as<uint64_t>(from), kpe_scale) : *as<ptx::Vec4>(from));
+                      codes ? decode_codes(*as<uint64_t>(from), kpe_scale) : *as<ptx::Vec4>(from));
   }
 }
 

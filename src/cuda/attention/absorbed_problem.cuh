@@ -97,18 +97,25 @@ inline int64_t bytes_behind(const core::Plane& part, int64_t part_bytes, const c
   return together && distance >= part_bytes ? distance - part_bytes : -1;
 }
 
+/// All that kernels need to know of a pool's rows.
 inline cuda::KeyPool pool_of(const core::Cache& cache) {
   cuda::KeyPool pool{.cache = cache, .page_size = cuda::Divisor(cache.page_size)};
+  pool.ckv_bytes = cache.ckv_bytes();
+  pool.kpe_bytes = cache.kpe_bytes();
+  pool.scale_words = (cache.num_scales * size_of(cache.scale_type) + 3) / 4;
+  pool.ue8m0 = cache.scale_type == ScaleType::kUE8M0;
+  pool.quantized_kpe = cache.has_quantized_kpe();
+  pool.common_codes = cache.ckv_dtype == DType::kE4M3 && cache.outer_scale == nullptr &&
+                      (cache.scale_type == ScaleType::kF32 || pool.ue8m0);
   pool.aligned = is_chunked(cache.ckv) && (cache.d_kpe == 0 || is_chunked(cache.kpe));
-  const int64_t latent_bytes = int64_t{cache.d_ckv} * (cache.num_scales > 0 ? 1 : 2);
-  const int64_t gap = pool.aligned ? bytes_behind(cache.ckv, latent_bytes, cache.kpe) : -1;
+  const int64_t gap = pool.aligned ? bytes_behind(cache.ckv, pool.ckv_bytes, cache.kpe) : -1;
   pool.scales_inside =
-      gap == kChunkBytes && cache.num_scales > 1 && bytes_behind(cache.ckv, latent_bytes, cache.scales) == 0;
+      gap == kChunkBytes && cache.num_scales > 1 && bytes_behind(cache.ckv, pool.ckv_bytes, cache.scales) == 0;
   pool.whole = cache.d_kpe > 0 && (gap == 0 || pool.scales_inside);
-  pool.landed_rope_at = static_cast<int32_t>(latent_bytes + (pool.scales_inside ? gap : 0));
+  pool.landed_rope_at = static_cast<int32_t>(pool.ckv_bytes + (pool.scales_inside ? gap : 0));
   // Channels of a scale are a power of two in all formats.
   if (cache.num_scales > 1)
-    pool.scale_shift = std::countr_zero(static_cast<uint32_t>(cache.d_ckv / cache.num_scales / kVector));
+    pool.scale_shift = std::countr_zero(static_cast<uint32_t>(cache.channels_per_scale / kVector));
   return pool;
 }
 

@@ -10,7 +10,7 @@ Status run_append(const core::AppendArgs& args, cuda::Queue& queue) {
   const auto enqueue = [&]<class Kernel>(Kernel) {
     return launch<Kernel>(queue, cuda::warp_per_row(args.num_tokens, Kernel::kThreads), args);
   };
-  if (args.cache.num_scales == 0 && args.dtype == ckv_dtype(args.cache)) return enqueue(AppendKernel<true>{});
+  if (args.dtype == args.cache.ckv_dtype) return enqueue(AppendKernel<true>{});
   return enqueue(AppendKernel<false>{});
 }
 

@@ -38,7 +38,7 @@ struct AppendKernel {
     if constexpr (copies) {
       copy_pieces({row.of(args.cache.ckv), ckv, args.cache.d_ckv * bytes}, kpe_bits);
     } else {
-      const bool copies_kpe = args.dtype == kpe_dtype(args.cache);
+      const bool copies_kpe = args.dtype == args.cache.kpe_dtype;
       if (copies_kpe) copy_piece(kpe_bits);
       write_row(row, true, {.data = ckv, .dtype = args.dtype}, !copies_kpe, {.data = kpe, .dtype = args.dtype});
     }

@@ -127,8 +127,8 @@ struct AppendRopeKernel {
     const int64_t slot = is_key ? args.slot_mapping[token] : 0;
     if (is_key && (slot < 0 || slot >= cache.num_slots())) return;
     const CacheRow row = CacheRow::at_slot(cache, slot);  // of a key
-    const DType pe_dtype = is_key ? kpe_dtype(cache) : args.q_out_dtype;
-    const DType nope_dtype = is_key ? ckv_dtype(cache) : args.q_out_dtype;
+    const DType pe_dtype = is_key ? cache.kpe_dtype : args.q_out_dtype;
+    const DType nope_dtype = is_key ? cache.ckv_dtype : args.q_out_dtype;
     const auto out_bytes = static_cast<int64_t>(size_of(args.q_out_dtype));
     std::byte* query = static_cast<std::byte*>(args.q_out) +
                        (token * args.q_out_stride_token + head * args.q_out_stride_head) * out_bytes;

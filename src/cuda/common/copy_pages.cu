@@ -7,9 +7,11 @@
 namespace mla::MLA_CUDA_NAMESPACE {
 namespace {
 
-/// Whether all bits mean the same in both caches, as far as shapes say.
+/// Whether all bits mean the same in both caches, as far as the host sees: it cannot compare scales of whole tensors.
 bool certainly_same_code(const core::Cache& from, const core::Cache& to) {
-  return from.format == to.format && from.format != CacheFormat::kFP8 &&
+  const bool tensor_scales =
+      (from.is_quantized() && !from.writes_scales) || from.outer_scale != nullptr || from.has_quantized_kpe();
+  return from.format == to.format && from.num_scales == to.num_scales && !tensor_scales &&
          from.power_of_two_scales == to.power_of_two_scales;
 }
 

@@ -31,26 +31,24 @@ struct CopyPagesKernel {
   /// Whether the same bits mean the same: then a copy must not round.
   static MLA_DEVICE bool same_ckv_code(const core::Cache& from, const core::Cache& to) {
     if (from.format != to.format || from.num_scales != to.num_scales) return false;
-    if (from.num_scales == 0) return true;
+    if (!from.is_quantized()) return true;
+    if (from.outer_scale != nullptr && *from.outer_scale != *to.outer_scale) return false;
     if (!from.writes_scales) return load_f32_anywhere(from.scales.base) == load_f32_anywhere(to.scales.base);
     return from.power_of_two_scales == to.power_of_two_scales;
   }
   static MLA_DEVICE bool same_kpe_code(const core::Cache& from, const core::Cache& to) {
-    const DType dtype = kpe_dtype(from);
     if (from.d_kpe == 0) return true;
-    return dtype == kpe_dtype(to) && (dtype != DType::kE4M3 || *from.kpe_scale == *to.kpe_scale);
+    return from.kpe_dtype == to.kpe_dtype && (!is_quantized(from.kpe_dtype) || *from.kpe_scale == *to.kpe_scale);
   }
 
   static MLA_DEVICE void copy(const Params& args, int64_t token, bool copies_ckv, bool copies_kpe) {
     const CacheRow from = CacheRow::at(args.from, args.from_pages, token);
     const CacheRow to = CacheRow::at(args.to, args.to_pages, token);
-    const Piece ckv = {to.of(args.to.ckv), from.of(args.from.ckv),
-                       int64_t{args.from.d_ckv} * args.from.layout.element_bytes};
-    const Piece kpe = {to.of(args.to.kpe), from.of(args.from.kpe),
-                       int64_t{args.from.d_kpe} * args.from.layout.rope_element_bytes};
+    const Piece ckv = {to.of(args.to.ckv), from.of(args.from.ckv), args.from.ckv_bytes()};
+    const Piece kpe = {to.of(args.to.kpe), from.of(args.from.kpe), args.from.kpe_bytes()};
     const bool copies_scales = copies_ckv && args.to.writes_scales;
     if (copies_scales) {
-      const Piece scales = {to.of(args.to.scales), from.of(args.from.scales), from.scale_bytes()};
+      const Piece scales = {to.of(args.to.scales), from.of(args.from.scales), args.from.scale_bytes};
       copy_piece(scales);
     }
     copy_pieces(copies_ckv ? ckv : Piece{}, copies_kpe ? kpe : Piece{});

@@ -10,7 +10,7 @@ Status run_gather(const core::GatherArgs& args, cuda::Queue& queue) {
   const auto enqueue = [&]<class Kernel>(Kernel) {
     return launch<Kernel>(queue, cuda::warp_per_row(args.num_rows, Kernel::kThreads), args);
   };
-  if (args.cache.num_scales == 0 && args.out_dtype == ckv_dtype(args.cache)) return enqueue(GatherKernel<true>{});
+  if (args.out_dtype == args.cache.ckv_dtype) return enqueue(GatherKernel<true>{});
   return enqueue(GatherKernel<false>{});
 }
 

@@ -40,7 +40,7 @@ struct GatherKernel {
     if constexpr (copies) {
       copy_pieces({ckv, row.of(args.cache.ckv), args.cache.d_ckv * bytes}, kpe_bits);
     } else {
-      const bool copies_kpe = args.out_dtype == kpe_dtype(args.cache);
+      const bool copies_kpe = args.out_dtype == args.cache.kpe_dtype;
       if (copies_kpe) copy_piece(kpe_bits);
       const Encoder encode(args.out_dtype);
 #pragma unroll 1

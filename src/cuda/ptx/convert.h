@@ -139,6 +139,21 @@ MLA_DEVICE uint32_t permute_bytes(uint32_t word, uint32_t which) {
 #endif
 }
 
+/// prmt.b32 of two words: bytes 0 ... 3 are those of `low`, 4 ... 7 those of `high`.
+MLA_DEVICE uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t which) {
+#if MLA_EMULATED
+  const uint64_t words = uint64_t{high} << 32 | low;
+  uint32_t result = 0;
+  for (int i = 0; i < 4; ++i)
+    result |= static_cast<uint32_t>(words >> ((which >> (4 * i) & 7U) * 8) & 0xFFU) << (8 * i);
+  return result;
+#else
+  uint32_t result;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(low), "r"(high), "r"(which));
+  return result;
+#endif
+}
+
 /// ex2.approx.ftz.f32: 2^x, relative error up to 2^-22; subnormals become 0.
 MLA_DEVICE float exp2_approx(float x) {
 #if MLA_EMULATED

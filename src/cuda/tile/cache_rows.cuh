@@ -16,13 +16,14 @@ namespace mla::MLA_CUDA_NAMESPACE {
 /// Channels that one warp handles at a time.
 inline constexpr int kWarpChannels = kWarpSize * kVector;
 
-/// Channels in memory: bf16, f16 or f32; or e4m3, which are dequantized by their scales.
+/// Channels in memory: bf16, f16 or f32; or codes, which are dequantized by their scales.
 struct Channels {
   const std::byte* data = nullptr;
   DType dtype = DType::kNone;
-  const std::byte* scales = nullptr;  // f32 at any address, or UE8M0; null: none
-  bool ue8m0 = false;
-  int32_t channels_each = 1;  // of a scale
+  const std::byte* scales = nullptr;  // at any address; null: none
+  ScaleType scale_type = ScaleType::kF32;
+  const float* outer_scale = nullptr;  // null: 1
+  int32_t channels_each = 1;           // of a scale
 
   static constexpr int kBatch = 2;
   struct Fetched {
@@ -30,20 +31,16 @@ struct Channels {
     float scale;
   };
 
-  MLA_DEVICE int32_t bytes_each() const { return static_cast<int32_t>(size_of(dtype)); }
-  MLA_DEVICE float scale(int32_t group) const {
-    return ue8m0 ? ue8m0_to_f32(static_cast<uint8_t>(scales[group])) : load_f32_anywhere(scales + int64_t{4} * group);
-  }
+  MLA_DEVICE float scale(int32_t group) const { return load_scale(scales, scale_type, group, outer_scale); }
   MLA_DEVICE float operator()(int32_t c) const {
     if (scales == nullptr) return load_element(data, dtype, c);
-    return bf16_to_f32(from_e4m3(as<uint8_t>(data)[c], scale(c / channels_each)));
+    return bf16_to_f32(from_e4m3(load_code(data, dtype, c), scale(c / channels_each)));
   }
   MLA_DEVICE int32_t vector_channels(int32_t n) const {
     return scales == nullptr || channels_each % kVector == 0 ? n / kVector * kVector : 0;
   }
   MLA_DEVICE Fetched fetch(int32_t c) const {
-    return {load_bits8(data + int64_t{c} * bytes_each(), bytes_each()),
-            scales == nullptr ? 1.0F : scale(c / channels_each)};
+    return {load_elements8(data, dtype, c), scales == nullptr ? 1.0F : scale(c / channels_each)};
   }
   MLA_DEVICE void decode(const Fetched& fetched, float (&values)[kVector]) const {
     if (scales != nullptr)
@@ -148,16 +145,6 @@ MLA_DEVICE void copy_pieces(const Piece& a, const Piece& b) {
   }
 }
 
-/// The type of the latent part's elements, and of the rotary part's.
-constexpr DType element_dtype(CacheFormat format, int32_t bytes) {
-  if (bytes == 1) return DType::kE4M3;
-  return format == CacheFormat::kF16 ? DType::kF16 : DType::kBF16;
-}
-constexpr DType ckv_dtype(const core::Cache& cache) { return element_dtype(cache.format, cache.layout.element_bytes); }
-constexpr DType kpe_dtype(const core::Cache& cache) {
-  return element_dtype(cache.format, cache.layout.rope_element_bytes);
-}
-
 /// Where a token's row lies.
 struct CacheRow {
   const core::Cache& cache;
@@ -179,39 +166,25 @@ struct CacheRow {
   }
 
   MLA_DEVICE std::byte* of(const core::Plane& plane) const { return plane.row(page, offset); }
-  MLA_DEVICE bool has_ue8m0_scales() const { return is_ue8m0(cache.layout.scale_kind); }
-  /// Channels that share a scale.
-  MLA_DEVICE int32_t group() const { return cache.num_scales > 1 ? cache.d_ckv / cache.num_scales : cache.d_ckv; }
 
   MLA_DEVICE Channels ckv() const {
-    Channels channels = {.data = of(cache.ckv), .dtype = ckv_dtype(cache)};
-    if (cache.num_scales > 0) {
+    Channels channels = {.data = of(cache.ckv), .dtype = cache.ckv_dtype};
+    if (cache.is_quantized()) {
       channels.scales = of(cache.scales);
-      channels.ue8m0 = has_ue8m0_scales();
-      channels.channels_each = group();
+      channels.scale_type = cache.scale_type;
+      channels.outer_scale = cache.outer_scale;
+      channels.channels_each = cache.channels_per_scale;
     }
     return channels;
   }
   /// Only where d_kpe is not 0.
   MLA_DEVICE Channels kpe() const {
-    Channels channels = {.data = of(cache.kpe), .dtype = kpe_dtype(cache)};
-    if (channels.dtype == DType::kE4M3) {
+    Channels channels = {.data = of(cache.kpe), .dtype = cache.kpe_dtype};
+    if (is_quantized(channels.dtype)) {
       channels.scales = reinterpret_cast<const std::byte*>(cache.kpe_scale);
       channels.channels_each = cache.d_kpe;
     }
     return channels;
-  }
-  /// Bytes of one token's scales, with what pads them.
-  MLA_DEVICE int32_t scale_bytes() const {
-    const int32_t padded = cache.layout.scale_bytes_per_token;
-    return padded > 0 ? padded : cache.num_scales * (has_ue8m0_scales() ? 1 : 4);
-  }
-  MLA_DEVICE void store_scale(int32_t g, float scale) const {
-    std::byte* scales = of(cache.scales);
-    if (has_ue8m0_scales())
-      scales[g] = static_cast<std::byte>(f32_to_ue8m0(scale));
-    else
-      store_f32_anywhere(scales + int64_t{4} * g, scale);
   }
 };
 
@@ -230,8 +203,14 @@ MLA_DEVICE float max_of_lanes(float value, int32_t lanes) {
   return value;
 }
 
-MLA_DEVICE float scale_of_group(const core::Cache& cache, float amax) {
-  return cache.power_of_two_scales ? e4m3_power_of_two_scale(amax) : e4m3_scale(amax);
+/// Chooses the scale of group `g` by the group's largest magnitude and stores it, where `stores` says so. Returns what
+/// the group's values are divided by.
+MLA_DEVICE float make_scale(const CacheRow& row, int32_t g, float amax, bool stores) {
+  const core::Cache& cache = row.cache;
+  const float outer = cache.outer_scale != nullptr ? *cache.outer_scale : 1.0F;
+  const float scale = choose_scale(cache.ckv_dtype, cache.scale_type, cache.power_of_two_scales, amax, outer);
+  if (stores) store_scale(row.of(cache.scales), cache.scale_type, g, scale);
+  return cache.outer_scale != nullptr ? scale * outer : scale;
 }
 
 /// Groups whose channels neighbouring lanes hold, eight each: chosen and quantized in registers.
@@ -255,10 +234,8 @@ MLA_DEVICE void write_lane_groups(const CacheRow& row, const Source& source, int
       float amax = 0;
 #pragma unroll
       for (int i = 0; i < kVector; ++i) amax = with_magnitude(amax, values[i]);
-      const float scale = scale_of_group(row.cache, max_of_lanes(amax, lanes));
-      if (c >= n) continue;
-      store_bits8(to + c, 1, quantize8(values, Divisor(scale)));
-      if (c % group == 0) row.store_scale(c / group, scale);
+      const float scale = make_scale(row, c / group, max_of_lanes(amax, lanes), c < n && c % group == 0);
+      if (c < n) store_codes8(to, row.cache.ckv_dtype, c, values, Divisor(scale));
     }
   }
 }
@@ -271,34 +248,38 @@ MLA_DEVICE void write_odd_groups(const CacheRow& row, const Source& source, int3
     const int32_t begin = g * group, end = begin + group;
     float amax = 0;
     for (int32_t c = begin + ptx::lane(); c < end; c += kWarpSize) amax = with_magnitude(amax, source(c));
-    const float scale = scale_of_group(row.cache, max_of_lanes(amax, kWarpSize));
-    for (int32_t c = begin + ptx::lane(); c < end; c += kWarpSize) as<uint8_t>(to)[c] = to_e4m3(source(c), scale);
-    if (ptx::lane() == 0) row.store_scale(g, scale);
+    const float scale = make_scale(row, g, max_of_lanes(amax, kWarpSize), ptx::lane() == 0);
+    if (row.cache.ckv_dtype == DType::kE2M1) {  // a lane has both channels of a byte
+      for (int32_t c = begin + 2 * ptx::lane(); c < end; c += 2 * kWarpSize)
+        as<uint8_t>(to)[c / 2] =
+            static_cast<uint8_t>(quantize_e2m1(source(c), scale) | quantize_e2m1(source(c + 1), scale) << 4);
+    } else {
+      for (int32_t c = begin + ptx::lane(); c < end; c += kWarpSize) as<uint8_t>(to)[c] = to_e4m3(source(c), scale);
+    }
   }
 }
 
 template <class Source>
 MLA_DEVICE void write_groups(const CacheRow& row, const Source& source) {
   const core::Cache& cache = row.cache;
-  const int32_t group = row.group(), lanes = group / kVector;
+  const int32_t group = cache.channels_per_scale, lanes = group / kVector;
   const bool lanes_hold_groups = group % kVector == 0 && (lanes & (lanes - 1)) == 0 && lanes <= kWarpSize;
   if (lanes_hold_groups && source.vector_channels(cache.d_ckv) == cache.d_ckv)
     write_lane_groups(row, source, group);
   else
     write_odd_groups(row, source, group);
-  const int32_t pad = cache.num_scales * (row.has_ue8m0_scales() ? 1 : 4) + ptx::lane();
-  if (pad < row.scale_bytes()) row.of(cache.scales)[pad] = std::byte{0};
+  const int32_t pad = cache.num_scales * size_of(cache.scale_type) + ptx::lane();
+  if (pad < cache.scale_bytes) row.of(cache.scales)[pad] = std::byte{0};
 }
 
 /// How the rotary part is packed.
 MLA_DEVICE Encoder kpe_encoder(const core::Cache& cache) {
-  const DType dtype = kpe_dtype(cache);
-  return Encoder(dtype, dtype == DType::kE4M3 ? *cache.kpe_scale : 1.0F);
+  return Encoder(cache.kpe_dtype, is_quantized(cache.kpe_dtype) ? *cache.kpe_scale : 1.0F);
 }
 
 /// How the latent part is packed, where writers do not choose its scales.
 MLA_DEVICE Encoder ckv_encoder(const CacheRow& row) {
-  return Encoder(ckv_dtype(row.cache), row.cache.num_scales > 0 ? row.ckv().scale(0) : 1.0F);
+  return Encoder(row.cache.ckv_dtype, row.cache.is_quantized() ? row.ckv().scale(0) : 1.0F);
 }
 
 /// Packs a row, with the scales of its latent part where writers choose them. Parts whose elements already have the
@@ -314,7 +295,8 @@ MLA_DEVICE void write_row(const CacheRow& row, bool writes_ckv, const Channels& 
     const Channels source = {.data = is_kpe ? kpe.data : ckv.data,
                              .dtype = is_kpe ? kpe.dtype : ckv.dtype,
                              .scales = is_kpe ? kpe.scales : ckv.scales,
-                             .ue8m0 = is_kpe ? kpe.ue8m0 : ckv.ue8m0,
+                             .scale_type = is_kpe ? kpe.scale_type : ckv.scale_type,
+                             .outer_scale = is_kpe ? kpe.outer_scale : ckv.outer_scale,
                              .channels_each = is_kpe ? kpe.channels_each : ckv.channels_each};
     write_channels(source, is_kpe ? cache.d_kpe : cache.d_ckv, is_kpe ? kpe_encoder(cache) : ckv_encoder(row),
                    row.of(is_kpe ? cache.kpe : cache.ckv));

@@ -88,6 +88,29 @@ MLA_DEVICE void store_bits8(std::byte* at, int32_t element_bytes, const Bits8& b
   }
 }
 
+/// Eight codes of e2m1, the first in the lowest bits, as e4m3: every value of e2m1 is one of e4m3.
+MLA_DEVICE Bits8 e2m1x8_to_e4m3(uint32_t codes) {
+  constexpr uint32_t kBelow2 = 0x3C383000U, kFrom2 = 0x4C484440U;  // the e4m3 codes of 0, 0.5, 1, 1.5; of 2, 3, 4, 6
+  constexpr uint32_t kSigns = 0x8000U;                             // byte 0 or 1
+  Bits8 bits = {};
+#pragma unroll
+  for (int i = 0; i < 2; ++i, codes >>= 16)
+    bits.w[i] =
+        ptx::permute_bytes(kBelow2, kFrom2, codes & 0x7777U) | ptx::permute_bytes(kSigns, 0, codes >> 3 & 0x1111U);
+  return bits;
+}
+
+/// Elements c ... c + 7 of a row, c a multiple of eight; those of e2m1 as e4m3.
+MLA_DEVICE Bits8 load_elements8(const std::byte* row, DType dtype, int32_t c) {
+  if (dtype == DType::kE2M1) {
+    const std::byte* at = row + c / 2;
+    return e2m1x8_to_e4m3(is_aligned(at, 4) ? ptx::load_once(as<uint32_t>(at))
+                                            : std::bit_cast<uint32_t>(load_f32_anywhere(at)));
+  }
+  const auto bytes = static_cast<int32_t>(size_of(dtype));
+  return load_bits8(row + int64_t{c} * bytes, bytes);
+}
+
 MLA_DEVICE uint16_t half_of(const Bits8& bits, int i) { return static_cast<uint16_t>(bits.w[i / 2] >> (16 * (i % 2))); }
 MLA_DEVICE uint8_t byte_of(const Bits8& bits, int i) { return static_cast<uint8_t>(bits.w[i / 4] >> (8 * (i % 4))); }
 
@@ -178,6 +201,16 @@ MLA_DEVICE Bits8 quantize8(const float (&values)[kVector], const Divisor& divide
     bits.w[i / 4] |= (pair | signs) << (8 * (i % 4));
   }
   return bits;
+}
+
+/// Eight values, quantized, as codes c ... c + 7 of a row, c a multiple of eight.
+MLA_DEVICE void store_codes8(std::byte* row, DType dtype, int32_t c, const float (&values)[kVector],
+                             const Divisor& divide) {
+  if (dtype != DType::kE2M1) return store_bits8(row + c, 1, quantize8(values, divide));
+  uint32_t codes = 0;
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) codes |= static_cast<uint32_t>(f32_to_e2m1(divide(values[i]))) << (4 * i);
+  store_f32_anywhere(row + c / 2, std::bit_cast<float>(codes));
 }
 
 /// dequantize_e4m3 of eight codes: bf16 bits, in w[0] ... w[3].

@@ -83,4 +83,25 @@ MLA_DEVICE void store_f32_anywhere(std::byte* at, float value) {
   for (int i = 0; i < 4; ++i) at[i] = static_cast<std::byte>(bits >> (8 * i));
 }
 
+/// Scale `i` of a token's, times the outer one.
+MLA_DEVICE float load_scale(const std::byte* scales, ScaleType type, int32_t i, const float* outer) {
+  const float scale = type == ScaleType::kF32     ? load_f32_anywhere(scales + int64_t{4} * i)
+                      : type == ScaleType::kUE8M0 ? ue8m0_to_f32(static_cast<uint8_t>(scales[i]))
+                                                  : e4m3_to_f32(static_cast<uint8_t>(scales[i]));
+  return outer != nullptr ? scale * *outer : scale;
+}
+
+MLA_DEVICE void store_scale(std::byte* scales, ScaleType type, int32_t i, float scale) {
+  if (type == ScaleType::kF32)
+    store_f32_anywhere(scales + int64_t{4} * i, scale);
+  else
+    scales[i] = static_cast<std::byte>(type == ScaleType::kUE8M0 ? f32_to_ue8m0(scale) : f32_to_e4m3(scale));
+}
+
+/// Code `c` of a quantized row, one of e2m1 as e4m3.
+MLA_DEVICE uint8_t load_code(const std::byte* row, DType dtype, int32_t c) {
+  if (dtype != DType::kE2M1) return static_cast<uint8_t>(row[c]);
+  return e2m1_to_e4m3(static_cast<uint8_t>(static_cast<uint8_t>(row[c / 2]) >> (c % 2 * 4) & 0xFU));
+}
+
 }  // namespace mla::MLA_CUDA_NAMESPACE

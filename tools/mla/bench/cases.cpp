@@ -45,7 +45,8 @@ bool bool_of(const Choice& choice, std::string_view key, bool fallback) {
 
 void set_head_dims(const Choice& choice, const ModelConfig* model, Case& result) {
   const bool prefill = result.op == Op::kPrefill;
-  result.d_qk = prefill ? 192 : result.cache == CacheFormat::kFP8DsV4 ? 512 : 576;
+  const KvLayout layout = kv_layout(result.cache);
+  result.d_qk = prefill ? 192 : layout.is_packed() ? layout.nope_dim + layout.rope_dim : 576;
   result.d_v = prefill ? 128 : 512;
   if (model != nullptr) {
     result.d_qk = prefill ? model->prefill_d_qk() : model->d_qk();
@@ -128,7 +129,7 @@ void set_options(const Choice& choice, Case& result) {
   result.scales =
       one_of<Scales>(choice, "scales", Scales::kPowersOfTwo,
                      {{"pow2", Scales::kPowersOfTwo}, {"f32", Scales::kF32}, {"per-slot", Scales::kPerSlot}});
-  if (result.scales == Scales::kPerSlot && result.cache != CacheFormat::kFP8)
+  if (result.scales == Scales::kPerSlot && kv_layout(result.cache).nope.scale_place != ScalePlace::kTensor)
     throw UsageError("{}: per-slot scales are those of a cache of fp8, got {}", find(choice, "scales")->where,
                      name(result.cache));
   result.sink = bool_of(choice, "sink", false);
@@ -201,7 +202,7 @@ std::vector<Case> make_cases(const Choice& choice, std::string_view label) {
   set_head_dims(choice, model ? &*model : nullptr, result);
   // Queries are of the cache's type where that is a type of queries; partial states are f32, the indexer's queries
   // e4m3.
-  result.q_dtype = result.cache == CacheFormat::kF16 ? DType::kF16 : DType::kBF16;
+  result.q_dtype = value_dtype(kv_layout(result.cache).nope.element);
   if (result.op == Op::kMergeStates) result.q_dtype = DType::kF32;
   if (is_indexer(result.op)) {
     result.q_dtype = DType::kE4M3;

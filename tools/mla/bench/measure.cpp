@@ -45,7 +45,7 @@ std::optional<Ceiling> ceiling_of(const Workload& workload) {
   }
   // A quantized element is a bf16 one once it is read, and an e4m3 query fits bf16.
   const bool bf16_queries = one.q_dtype == DType::kBF16 || one.q_dtype == DType::kE4M3;
-  const bool bf16_keys = !cli::has_cache(one.op) || one.cache != CacheFormat::kF16;
+  const bool bf16_keys = !cli::has_cache(one.op) || value_dtype(kv_layout(one.cache).nope.element) == DType::kBF16;
   if (bf16_queries && bf16_keys && backend.find("bf16") != std::string::npos) return Ceiling::kBf16;
   return backend.find("avx2") != std::string::npos ? Ceiling::kF32Avx2 : Ceiling::kF32;
 }

@@ -39,10 +39,10 @@ kit::CacheSpec cache_spec(const Case& one, CacheFormat format, int64_t page_size
   spec.garbage_table_tail = false;
   spec.unowned_pages = 0;
   spec.poison = false;
-  spec.token_scales = format == CacheFormat::kFP8 && one.scales == Scales::kPerSlot;
-  spec.power_of_two_scales = one.scales != Scales::kF32;
-  spec.padded_pages = format == CacheFormat::kFP8DsV4;
   const KvLayout layout = kv_layout(format);
+  spec.token_scales = layout.nope.scale_place == ScalePlace::kTensor && one.scales == Scales::kPerSlot;
+  spec.power_of_two_scales = one.scales != Scales::kF32;
+  spec.padded_pages = layout.has_footer();
   if (layout.nope_dim != 0 && spec.d_qk != layout.nope_dim + layout.rope_dim)
     throw UsageError("cache format {}: expected d_qk = {} ({} + {}), got {}", layout.name,
                      layout.nope_dim + layout.rope_dim, layout.nope_dim, layout.rope_dim, spec.d_qk);
@@ -120,8 +120,8 @@ kit::PrefillSpec prefill_spec(const Case& one, uint64_t seed) {
 }
 
 kit::PrefillSparseSpec prefill_sparse_spec(const Case& one, uint64_t seed) {
-  if (one.cache != CacheFormat::kBF16 && one.cache != CacheFormat::kF16)
-    throw UsageError("prefill_sparse: expected keys of bf16 or f16, got {}", name(one.cache));
+  const DType element = kv_layout(one.cache).nope.element;
+  if (is_quantized(element)) throw UsageError("prefill_sparse: expected keys of bf16 or f16, got {}", name(one.cache));
   kit::PrefillSparseSpec spec;
   set_attention(one, seed, spec);
   spec.num_tokens = narrow(one.total_queries(), "query tokens");
@@ -129,7 +129,7 @@ kit::PrefillSparseSpec prefill_sparse_spec(const Case& one, uint64_t seed) {
   spec.d_qk = narrow(one.d_qk, "d_qk");
   spec.d_v = narrow(one.d_v, "d_v");
   spec.q_dtype = one.q_dtype;
-  spec.kv_dtype = one.cache == CacheFormat::kF16 ? DType::kF16 : DType::kBF16;
+  spec.kv_dtype = element;
   spec.topk = narrow(one.topk, "topk");
   spec.invalid_share = spec.duplicate_share = 0.0;
   return spec;

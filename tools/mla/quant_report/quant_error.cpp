@@ -116,16 +116,15 @@ CacheMemory make_cache(const Activations& from, const Variant& variant, int64_t 
   made.cache.power_of_two_scales = variant.power_of_two;
   made.bytes_per_token = row_bytes(variant.format, d_qk);
   // A bf16 row whose value is the whole row has no rotary part of its own.
-  made.d_ckv = layout.scale_kind == ScaleKind::kNone ? from.model.d_v() : from.model.kv_lora_rank;
-  switch (layout.scale_kind) {
-    case ScaleKind::kNone:
-      made.cache.kv = contiguous(made.bytes.data(), variant.format == CacheFormat::kF16 ? DType::kF16 : DType::kBF16,
-                                 {pages, kPageSize, d_qk});
+  made.d_ckv = !is_quantized(layout.nope.element) ? from.model.d_v() : from.model.kv_lora_rank;
+  switch (layout.nope.scale_place) {
+    case ScalePlace::kNone:
+      made.cache.kv = contiguous(made.bytes.data(), layout.nope.element, {pages, kPageSize, d_qk});
       break;
-    case ScaleKind::kPerTensorF32: {
+    case ScalePlace::kTensor: {
       // Two tensors in one: what four scales cover is the latent part alone.
       const int64_t rank = from.model.kv_lora_rank, scaled = variant.per_slot ? pages * kPageSize * 4 : 1;
-      made.cache.ckv = made.cache.kpe = contiguous(made.bytes.data(), DType::kE4M3, {pages, kPageSize, d_qk});
+      made.cache.ckv = made.cache.kpe = contiguous(made.bytes.data(), layout.nope.element, {pages, kPageSize, d_qk});
       made.cache.ckv.shape[2] = rank;
       made.cache.kpe.shape[2] = d_qk - rank;
       made.cache.kpe.data = made.bytes.data() + rank;
@@ -136,10 +135,10 @@ CacheMemory make_cache(const Activations& from, const Variant& variant, int64_t 
       if (variant.per_slot) made.bytes_per_token += 4 * static_cast<int64_t>(sizeof(float));
       break;
     }
-    case ScaleKind::kInlineF32:
+    case ScalePlace::kRow:
       made.cache.kv = contiguous(made.bytes.data(), DType::kU8, {pages, kPageSize, layout.row_bytes});
       break;
-    case ScaleKind::kFooterUE8M0:
+    case ScalePlace::kFooter:
       made.cache.kv = contiguous(made.bytes.data(), DType::kU8, {pages, page});
       made.cache.page_size = kPageSize;
       made.bytes_per_token += layout.scale_bytes_per_token;
@@ -240,6 +239,7 @@ void add(const QuantError& one, int32_t count, QuantError& sum) {
 std::vector<QuantError> quant_errors(const QuantOptions& options) {
   const Context context =
       value_of(Context::create({.num_threads = 0, .affinity = {}, .backend = options.backend, .device = "cpu"}));
+  // The first of each is what the others are compared with.
   const std::vector<Variant> latent_variants = {
       {.format = CacheFormat::kBF16},
       {.format = CacheFormat::kF16},
@@ -258,7 +258,7 @@ std::vector<QuantError> quant_errors(const QuantOptions& options) {
       Attention bf16;
       for (size_t i = 0; i < variants.size(); ++i) {
         const Attention got = attend(context, activations, variants[i], options.kv_len);
-        if (variants[i].format == CacheFormat::kBF16) bf16 = got;
+        if (i == 0) bf16 = got;
         add(compare(got, bf16, activations.model, variants[i]), request, of_shape[i]);
       }
     }

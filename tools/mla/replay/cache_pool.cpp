@@ -40,21 +40,19 @@ CachePool::CachePool(CacheFormat format, int64_t d_qk, int64_t d_rms, int32_t pa
       scale_(sizeof(float), /*huge_pages=*/false) {
   KvCache cache;
   cache.format = format;
-  switch (kv_layout(format).scale_kind) {
-    case ScaleKind::kNone:
-      cache.kv = contiguous(pages_.host(), format == CacheFormat::kF16 ? DType::kF16 : DType::kBF16,
-                            {num_pages, page_size, d_qk});
-      break;
-    case ScaleKind::kPerTensorF32:
+  const Codec codec = kv_layout(format).nope;
+  switch (codec.scale_place) {
+    case ScalePlace::kNone: cache.kv = contiguous(pages_.host(), codec.element, {num_pages, page_size, d_qk}); break;
+    case ScalePlace::kTensor:
       // No channel can hold more than all of a row's energy.
       *scale_.as<float>() = e4m3_scale(std::sqrt(static_cast<float>(d_rms)));
-      cache.kv = contiguous(pages_.host(), DType::kE4M3, {num_pages, page_size, d_qk});
+      cache.kv = contiguous(pages_.host(), codec.element, {num_pages, page_size, d_qk});
       cache.ckv_scale = contiguous(scale_.data(), DType::kF32, {1});
       break;
-    case ScaleKind::kInlineF32:
+    case ScalePlace::kRow:
       cache.kv = contiguous(pages_.host(), DType::kU8, {num_pages, page_size, row_bytes(format, d_qk)});
       break;
-    case ScaleKind::kFooterUE8M0:
+    case ScalePlace::kFooter:
       cache.kv = contiguous(pages_.host(), DType::kU8, {num_pages, page_bytes(format, d_qk, page_size, true)});
       cache.page_size = page_size;
       break;

@@ -327,7 +327,8 @@ int run_replay(const Options& options) {
   const std::unique_ptr<Engine> engine = make_engine(setup.engine, context, reference, stop_requested);
   const bool bf16 = layer.dtype == DType::kBF16;
   // Quantized elements are bf16 once they are read.
-  CeilingSampler ceilings(device, context.num_threads(), bf16, bf16 && layer.cache != CacheFormat::kF16);
+  CeilingSampler ceilings(device, context.num_threads(), bf16,
+                          bf16 && value_dtype(kv_layout(layer.cache).nope.element) == DType::kBF16);
   const std::unique_ptr<Timeline> timeline =
       options.timeline.empty() ? nullptr : std::make_unique<Timeline>(options.timeline);
   report.steps = run_steps(*engine, scheduler, requests, ceilings, timeline.get());

@@ -250,7 +250,7 @@ Status PooledLayer::attend_gathered(LayerKind kind, const TokenPlace& token, std
                                     const TensorView& q, const TensorView& o) {
   const int64_t width = options_.model.d_qk();
   const int32_t window = std::min(token.position + 1, options_.model.sliding_window), extra = token.visible(kind);
-  const DType dtype = options_.cache == CacheFormat::kF16 ? DType::kF16 : DType::kBF16;
+  const DType dtype = value_dtype(kv_layout(options_.cache).nope.element);
   const int64_t total = window + (kind == LayerKind::kWindow ? 0 : extra);
   std::vector<uint16_t> keys(static_cast<size_t>(total * width));
   const TensorView kv = contiguous(keys.data(), dtype, {total, width});

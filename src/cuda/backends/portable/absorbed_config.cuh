@@ -18,7 +18,7 @@ struct AbsorbedConfig {
   static constexpr int kRows = kRows_;
   static constexpr int kLatentDims = kLatentDims_;
   static constexpr int kQueryParts = kQueryParts_;
-  static constexpr bool kQuantized = kKind_ == KeyKind::kE4M3;
+  static constexpr bool kQuantized = kKind_ == KeyKind::kQuantized;
   static constexpr DType kType = kKind_ == KeyKind::kF16 ? DType::kF16 : DType::kBF16;  // what is multiplied
 
   static constexpr int kTailDims = 64;  // rotary channels behind the latent ones, where d_qk is larger than d_v
@@ -52,7 +52,8 @@ struct AbsorbedConfig {
   static constexpr int kRawBytes = kKeys * kRawRowBytes;
   static constexpr int kScoreRowBytes = kKeys * 4;
   static constexpr int kPlaceBytes = kKeys * (kQuantized ? 24 : 16);
-  static constexpr int kKeyScaleBytes = 16;  // of the formats: four f32, or seven UE8M0 and a pad byte
+  static constexpr int kKeyScaleBytes = 32;  // a scale for every 16 of 512 channels
+  static_assert(kKeyScaleBytes >= most_scale_bytes(DType::kE4M3) && kKeyScaleBytes >= most_scale_bytes(DType::kE2M1));
   static constexpr int kScaleBytes = kKeys * kKeyScaleBytes;
 
   static constexpr int kRowStateBytes = 3 * 4;  // factor, maximum, sum

@@ -16,14 +16,16 @@ struct PortableKernels {
       constexpr DType kType = kKind == KeyKind::kF16 ? DType::kF16 : DType::kBF16;
       if (args.q_dtype != kType && args.q_dtype != DType::kE4M3)
         return f.template operator()<AbsorbedKernel<AbsorbedConfig<16, kLatentDims, kKind, 2>>>();
-      constexpr bool kSpecialized = SpecializedConfig<16, kLatentDims, kKind>::kAvailable;
+      using Specialized = SpecializedConfig<16, kLatentDims, kKind>;
+      constexpr bool kSpecialized = Specialized::kAvailable;
       if constexpr (kSpecialized) {
-        if (block_rows == 16)
-          return f.template operator()<SpecializedKernel<SpecializedConfig<16, kLatentDims, kKind>>>();
+        if (block_rows == 16 && Specialized::takes(args.pools[0]) &&
+            (args.num_pools() == 1 || Specialized::takes(args.pools[1])))
+          return f.template operator()<SpecializedKernel<Specialized>>();
       } else {
         if (block_rows == 16) return f.template operator()<AbsorbedKernel<AbsorbedConfig<16, kLatentDims, kKind, 1>>>();
       }
-      if constexpr (kSpecialized && kKind != KeyKind::kE4M3) {
+      if constexpr (kSpecialized && kKind != KeyKind::kQuantized) {
         return f.template operator()<SpecializedKernel<SpecializedConfig<64, kLatentDims, kKind>>>();
       } else {
         // SM100 has the memory for 64 rows, but nvcc 13.0 spills 20 to 90 bytes there. Re-check:
@@ -33,9 +35,11 @@ struct PortableKernels {
       }
     };
     const auto for_kind = [&]<int kLatentDims>() {
-      const core::Cache& cache = args.pools[0].cache;
-      if (cache.num_scales > 0) return for_parts.template operator()<kLatentDims, KeyKind::kE4M3>();
-      if (cache.format == CacheFormat::kF16) return for_parts.template operator()<kLatentDims, KeyKind::kF16>();
+      switch (key_kind(args.pools[0].cache.ckv_dtype)) {
+        case KeyKind::kQuantized: return for_parts.template operator()<kLatentDims, KeyKind::kQuantized>();
+        case KeyKind::kF16: return for_parts.template operator()<kLatentDims, KeyKind::kF16>();
+        case KeyKind::kBF16: break;
+      }
       return for_parts.template operator()<kLatentDims, KeyKind::kBF16>();
     };
     return args.d_v == 512 ? for_kind.template operator()<512>() : for_kind.template operator()<256>();

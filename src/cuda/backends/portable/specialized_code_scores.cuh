@@ -53,8 +53,8 @@ class CodeScoreRole : SpecializedBlock<Config> {
 
   /// By a shuffle, so that nothing that follows from it is computed before it is needed: registers are short.
   MLA_DEVICE static int kept(int pool) { return ptx::shuffle(pool, 0); }
-  MLA_DEVICE bool has_ue8m0() const { return is_ue8m0(args_.pools[0].cache.layout.scale_kind); }  // both pools
-  MLA_DEVICE int d_ckv() const { return args_.pools[0].cache.d_ckv; }                             // of both pools
+  MLA_DEVICE bool has_ue8m0() const { return args_.pools[0].ue8m0; }   // both pools
+  MLA_DEVICE int d_ckv() const { return args_.pools[0].cache.d_ckv; }  // of both pools
 
   MLA_DEVICE bool has_rope() const { return d_ckv() < args_.d_qk; }
 
@@ -225,7 +225,7 @@ class CodeScoreRole : SpecializedBlock<Config> {
           rope(codes - static_cast<uint32_t>(first_channel()) + rows.rope_at +
                static_cast<uint32_t>(part() * 16 * (rows.coded_rope ? 1 : 2))),
           scales(rows.scales_at + static_cast<uint32_t>(first_key() + (ptx::lane() & 3) * 2) * rows.scale_pitch +
-                 static_cast<uint32_t>(rows.group_of(first_channel()) * (rows.ue8m0 ? 1 : 4))),
+                 rows.scale_offset(rows.group_of(first_channel()))),
           scale_pitch(rows.scale_pitch),
           scores(role.score_row(part(), ptx::lane() >> 2) +
                  static_cast<uint32_t>((first_key() + (ptx::lane() & 3) * 2) * 4)),

@@ -17,11 +17,14 @@ struct LandedRows {
   float rope_scale;  // of coded ones
 
   MLA_DEVICE int group_of(int channel) const { return channel / kVector >> scale_shift; }
+  /// From a key's first scale to that of a group.
+  MLA_DEVICE uint32_t scale_offset(int group) const {
+    return static_cast<uint32_t>(group * size_of(ue8m0 ? ScaleType::kUE8M0 : ScaleType::kF32));
+  }
   /// The scale of a key of the stage at `stage`.
   MLA_DEVICE float scale(ptx::SharedAddress stage, int key, int group) const {
-    const ptx::SharedAddress of_key = stage + scales_at + static_cast<uint32_t>(key) * scale_pitch;
-    return ue8m0 ? ue8m0_to_f32(ptx::load_shared<uint8_t>(of_key + static_cast<uint32_t>(group)))
-                 : ptx::load_shared<float>(of_key + static_cast<uint32_t>(group * 4));
+    const ptx::SharedAddress at = stage + scales_at + static_cast<uint32_t>(key) * scale_pitch + scale_offset(group);
+    return ue8m0 ? ue8m0_to_f32(ptx::load_shared<uint8_t>(at)) : ptx::load_shared<float>(at);
   }
 };
 
@@ -34,9 +37,9 @@ MLA_DEVICE LandedRows landed_rows(const cuda::KeyPool& pool) {
   rows.scale_shift = pool.scale_shift;
   rows.num_scales = pool.cache.num_scales;
   rows.d_ckv = pool.cache.d_ckv;
-  rows.ue8m0 = is_ue8m0(pool.cache.layout.scale_kind);
-  rows.coded_rope = pool.cache.layout.rope_element_bytes == 1;
-  rows.rope_scale = rows.coded_rope && pool.cache.kpe_scale != nullptr ? *pool.cache.kpe_scale : 1.0F;
+  rows.ue8m0 = pool.ue8m0;
+  rows.coded_rope = pool.quantized_kpe;
+  rows.rope_scale = rows.coded_rope ? *pool.cache.kpe_scale : 1.0F;
   return rows;
 }
 

@@ -13,7 +13,7 @@ namespace mla::MLA_CUDA_NAMESPACE {
 template <int kRows_, int kLatentDims_, KeyKind kKind_>
 struct SpecializedConfig {
   static constexpr int kRows = kRows_;
-  static constexpr bool kQuantized = kKind_ == KeyKind::kE4M3;
+  static constexpr bool kQuantized = kKind_ == KeyKind::kQuantized;
   static constexpr int kKeys = kQuantized ? 64 : 32;  // of one step
   static constexpr int kPlanKeys = 64;                // segments begin and end on multiples of it
   // A copy are the rows that a fetch warp sends for at a time, 60 clocks each, but quantized ones that follow one
@@ -76,6 +76,7 @@ struct SpecializedConfig {
   static constexpr int kKeyPitch = kQuantized ? kLatentDims + 16 + kTailDims * 2  // codes, scales of some formats
                                               : (kLatentDims + kTailDims) * 2 + 16;
   static constexpr int kKeyScaleBytes = kQuantized ? 16 : 0;  // of other formats, behind the rows
+  static_assert(!kQuantized || kKeyScaleBytes >= most_scale_bytes(DType::kE4M3));
   static constexpr int kStageBytes = kKeys * (kKeyPitch + kKeyScaleBytes);
   // Queries come in one turn where there is room: those that registers hold besides those that stay.
   static constexpr bool kQueriesAtOnce = kRows == 16;
@@ -109,6 +110,12 @@ struct SpecializedConfig {
   static constexpr int kQueryOffset = kScoreOffset + kScoreBytes;
   static constexpr int kStageOffset = kQueryOffset + kQueryBytes;
   static constexpr int kSharedBytes = kStageOffset + kStages * kStageBytes;
+  /// Whether the kernel computes with a pool's rows.
+  static bool takes(const cuda::KeyPool& pool) {
+    return !kQuantized ||
+           (pool.common_codes && pool.cache.num_scales <= kScaleGroups && pool.scale_words * 4 <= kKeyScaleBytes);
+  }
+
   static constexpr bool kAvailable = kHasBulkCopies && kSharedBytesPerBlock >= 227 * 1024;
   static_assert(!kAvailable || kSharedBytes <= kSharedBytesPerBlock);
 };

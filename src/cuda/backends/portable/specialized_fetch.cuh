@@ -75,7 +75,7 @@ class FetchRole : SpecializedBlock<Config> {
   MLA_DEVICE void find_in(const cuda::KeyPool& pool) {
     place_ = find_place<Config>(args_, pool, key_, next_entry_);
     if constexpr (Config::kQuantized) {
-      if (!pool.scales_inside) load_scales(pool.cache);
+      if (!pool.scales_inside) load_scales(pool.scale_words);
     }
   }
 
@@ -91,9 +91,8 @@ class FetchRole : SpecializedBlock<Config> {
   /// chosen by an index would be read by slow loads, and code for each pool is there twice.
   struct LandedRow {
     MLA_DEVICE explicit LandedRow(const cuda::KeyPool& pool)
-        : latent_bytes(static_cast<uint32_t>(pool.cache.d_ckv) * (Config::kQuantized ? 1 : 2)),
-          rope_bytes(static_cast<uint32_t>(pool.cache.d_kpe *
-                                           (Config::kQuantized ? pool.cache.layout.rope_element_bytes : 2))),
+        : latent_bytes(static_cast<uint32_t>(pool.ckv_bytes)),
+          rope_bytes(static_cast<uint32_t>(pool.kpe_bytes)),
           rope_at(static_cast<uint32_t>(pool.landed_rope_at)),
           stride(pool.cache.ckv.stride_token),
           aligned(pool.aligned),
@@ -230,8 +229,7 @@ class FetchRole : SpecializedBlock<Config> {
   }
 
   /// Of the lane's key, by words, to which a row's scale bytes are padded.
-  MLA_DEVICE void load_scales(const core::Cache& cache) {
-    const int words = is_ue8m0(cache.layout.scale_kind) ? (cache.num_scales + 3) / 4 : cache.num_scales;
+  MLA_DEVICE void load_scales(int words) {
     scales_ = {};
     MLA_UNROLL
     for (int word = 0; word < 4; ++word)

@@ -51,9 +51,8 @@ class FirstRows {
     const int32_t i = value_warp * kWarpSize + ptx::lane();
     const Place<Config> row = i < kFirstKeys ? place(i) : Place<Config>{};
     if (row.ckv == nullptr) return;
-    const core::Cache& cache = args_.pools[0].cache;
-    prefetch_lines(row.ckv, cache.d_ckv * cache.layout.element_bytes);
-    prefetch_lines(row.kpe, cache.d_kpe * cache.layout.rope_element_bytes);
+    prefetch_lines(row.ckv, args_.pools[0].ckv_bytes);
+    prefetch_lines(row.kpe, args_.pools[0].kpe_bytes);
   }
 
  private:

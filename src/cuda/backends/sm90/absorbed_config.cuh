@@ -12,7 +12,7 @@ namespace mla::MLA_CUDA_NAMESPACE {
 /// 64 query rows against rows of `kLatentDims_` (512 or 256) channels and up to 64 more. Quantized ones become bf16.
 template <int kLatentDims_, KeyKind kKind_>
 struct WgmmaConfig {
-  static constexpr bool kQuantized = kKind_ == KeyKind::kE4M3;
+  static constexpr bool kQuantized = kKind_ == KeyKind::kQuantized;
   static constexpr DType kType = kKind_ == KeyKind::kF16 ? DType::kF16 : DType::kBF16;  // what is multiplied
   static constexpr int kRows = 64;
   static constexpr int kKeys = 64;  // of one step

@@ -76,10 +76,9 @@ class WgmmaDecode : WgmmaKeys<Config> {
     Traits() = default;
     MLA_DEVICE explicit Traits(const cuda::KeyPool& pool) {
       const core::Cache& cache = pool.cache;
-      const bool coded_tail = cache.d_kpe > 0 && cache.layout.rope_element_bytes == 1;
-      bits_ = (WgmmaDecode::is_plain(pool) ? kPlain : 0U) | (is_ue8m0(cache.layout.scale_kind) ? kUe8m0 : 0U) |
+      bits_ = (WgmmaDecode::is_plain(pool) ? kPlain : 0U) | (pool.ue8m0 ? kUe8m0 : 0U) |
               (cache.d_ckv == Config::kLatentDims ? kLastCoded : 0U) | (cache.d_kpe > 0 ? kTail : 0U) |
-              (coded_tail ? kCodedTail : 0U);
+              (pool.quantized_kpe ? kCodedTail : 0U);
       MLA_UNROLL
       for (int four = 0; four < kFours; ++four) {
         // Rotary channels have no scale: any will do.
@@ -105,18 +104,17 @@ class WgmmaDecode : WgmmaKeys<Config> {
 
   MLA_DEVICE static bool is_plain(const cuda::KeyPool& pool) {
     const core::Cache& cache = pool.cache;
-    return pool.aligned && cache.d_ckv % Config::kPieceDims == 0 &&
-           cache.d_ckv >= Config::kLatentDims - Config::kPieceDims && pool.scale_shift >= 3 && are_words(cache) &&
+    return pool.common_codes && pool.aligned && cache.d_ckv % Config::kPieceDims == 0 &&
+           cache.d_ckv >= Config::kLatentDims - Config::kPieceDims && pool.scale_shift >= 3 && are_words(pool) &&
            (cache.d_kpe == 0 || cache.d_kpe == Config::kTailDims) &&
-           (cache.layout.rope_element_bytes == 2 || cache.d_ckv == Config::kLatentDims);
+           (!pool.quantized_kpe || cache.d_ckv == Config::kLatentDims);
   }
 
-  MLA_DEVICE static bool are_words(const core::Cache& cache) {
-    const core::Plane& scales = cache.scales;
-    return is_ue8m0(cache.layout.scale_kind) ||
-           ((reinterpret_cast<uint64_t>(scales.base) | static_cast<uint64_t>(scales.stride_page) |
-             static_cast<uint64_t>(scales.stride_token)) &
-            (sizeof(float) - 1)) == 0;
+  MLA_DEVICE static bool are_words(const cuda::KeyPool& pool) {
+    const core::Plane& scales = pool.cache.scales;
+    return pool.ue8m0 || ((reinterpret_cast<uint64_t>(scales.base) | static_cast<uint64_t>(scales.stride_page) |
+                           static_cast<uint64_t>(scales.stride_token)) &
+                          (sizeof(float) - 1)) == 0;
   }
 
   /// There is room for step n in this block, which the other one waits for.
@@ -137,7 +135,7 @@ class WgmmaDecode : WgmmaKeys<Config> {
     for (int i = 0; i < kHalves; ++i) {
       const std::byte* scales = row_of(place_.scales, first_half() + i);
       MLA_UNROLL
-      for (int four = 0; four < kFours; ++four) scales_[i][four] = load_scale(scales, traits_, four);
+      for (int four = 0; four < kFours; ++four) scales_[i][four] = load_scale_bits(scales, traits_, four);
     }
   }
 
@@ -146,7 +144,7 @@ class WgmmaDecode : WgmmaKeys<Config> {
   }
 
   /// A scale as its bits in the cache: nothing waits for it yet.
-  MLA_DEVICE static uint32_t load_scale(const std::byte* scales, Traits traits, int four) {
+  MLA_DEVICE static uint32_t load_scale_bits(const std::byte* scales, Traits traits, int four) {
     if (scales == nullptr) return 0;
     const std::byte* const from = scales + traits.scale_offset(four);
     if (traits.has_ue8m0()) return static_cast<uint8_t>(*from);
@@ -315,8 +313,7 @@ class WgmmaDecode : WgmmaKeys<Config> {
   MLA_DEVICE void decode_slowly(uint32_t n, const cuda::KeyPool& pool) const {
     const core::Cache& cache = pool.cache;
     const int num_chunks = args_.d_qk / kVector, latent_chunks = cache.d_ckv / kVector;
-    const bool coded = cache.layout.rope_element_bytes == 1;
-    const float kpe_scale = coded && cache.kpe_scale != nullptr ? *cache.kpe_scale : 1.0F;
+    const float kpe_scale = pool.quantized_kpe ? *cache.kpe_scale : 1.0F;
     MLA_NO_UNROLL
     for (int key = 0; key < kWarpKeys; ++key) {
       const std::byte* ckv = Block::of_lane(place_.ckv, key);
@@ -327,13 +324,14 @@ class WgmmaDecode : WgmmaKeys<Config> {
         ptx::Vec4 values = {};
         if (ckv != nullptr) {
           const bool latent = chunk < latent_chunks;
-          const int bytes = latent || coded ? 1 : 2;
-          const Bits8 bits =
-              load_bits8(latent ? ckv + chunk * kVector : kpe + (chunk - latent_chunks) * kVector * bytes, bytes);
+          const Bits8 bits = latent ? load_elements8(ckv, cache.ckv_dtype, chunk * kVector)
+                                    : load_elements8(kpe, cache.kpe_dtype, (chunk - latent_chunks) * kVector);
           values = {bits.w[0], bits.w[1], bits.w[2], bits.w[3]};
-          if (bytes == 1)
-            values = decode_codes(uint64_t{bits.w[1]} << 32 | bits.w[0],
-                                  latent ? scale_of_chunk(pool, scales, chunk) : kpe_scale);
+          if (latent || pool.quantized_kpe)
+            values =
+                decode_codes(uint64_t{bits.w[1]} << 32 | bits.w[0],
+                             latent ? load_scale(scales, cache.scale_type, chunk >> pool.scale_shift, cache.outer_scale)
+                                    : kpe_scale);
         }
         ptx::store_shared(Block::stage(n) + Block::chunk_offset(first_row() + key, chunk), values);
       }
@@ -341,12 +339,6 @@ class WgmmaDecode : WgmmaKeys<Config> {
     ptx::sync_warp();
     if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::full(n, 0));
   }
-  MLA_DEVICE static float scale_of_chunk(const cuda::KeyPool& pool, const std::byte* scales, int chunk) {
-    const int group = chunk >> pool.scale_shift;
-    return is_ue8m0(pool.cache.layout.scale_kind) ? ue8m0_to_f32(static_cast<uint8_t>(scales[group]))
-                                                  : load_f32_anywhere(scales + group * 4);
-  }
-
   ptx::SharedAddress to_other_ = 0;  // how far behind this block's the shared memory of the other one is
   Traits of_pools_[2];
   // Of the rows found last:

@@ -12,10 +12,12 @@ struct WgmmaKernels {
   template <class F>
   static auto with(const cuda::AbsorbedArgs& args, int32_t, const F& f) {
     const auto for_kind = [&]<int kLatentDims>() {
-      const core::Cache& cache = args.pools[0].cache;
-      if (cache.num_scales > 0) return f.template operator()<WgmmaKernel<WgmmaConfig<kLatentDims, KeyKind::kE4M3>>>();
-      if (cache.format == CacheFormat::kF16)
-        return f.template operator()<WgmmaKernel<WgmmaConfig<kLatentDims, KeyKind::kF16>>>();
+      switch (key_kind(args.pools[0].cache.ckv_dtype)) {
+        case KeyKind::kQuantized:
+          return f.template operator()<WgmmaKernel<WgmmaConfig<kLatentDims, KeyKind::kQuantized>>>();
+        case KeyKind::kF16: return f.template operator()<WgmmaKernel<WgmmaConfig<kLatentDims, KeyKind::kF16>>>();
+        case KeyKind::kBF16: break;
+      }
       return f.template operator()<WgmmaKernel<WgmmaConfig<kLatentDims, KeyKind::kBF16>>>();
     };
     return args.d_v == 512 ? for_kind.template operator()<512>() : for_kind.template operator()<256>();

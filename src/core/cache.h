@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// A paged cache as backends see it: where the parts of its rows lie and how they are stored, resolved once, on the
+// host.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "mla/kv_layout.h"
+#include "mla/types.h"
+
+namespace mla::core {
+
+/// One part of every token's row: strides in bytes.
+struct Plane {
+  std::byte* base = nullptr;
+  int64_t stride_page = 0, stride_token = 0;
+
+  constexpr std::byte* row(int64_t page, int64_t offset) const {
+    return base + page * stride_page + offset * stride_token;
+  }
+};
+
+/// The parts of a cache's rows, whatever the format. For a cache of one tensor all point into it. Whoever reads or
+/// writes rows goes by these fields and never asks for the format.
+struct Cache {
+  CacheFormat format = CacheFormat::kBF16;  // for its name, and to see whether two caches are alike
+  int64_t num_pages = 0;
+  int32_t page_size = 1;
+  int32_t d_ckv = 0;                                         // kv_lora_rank; fp8_dsv4: the quantized channels
+  int32_t d_kpe = 0;                                         // qk_rope_head_dim, may be 0
+  DType ckv_dtype = DType::kBF16, kpe_dtype = DType::kBF16;  // bf16, f16, or the codes of a quantized part
+  ScaleType scale_type = ScaleType::kNone;                   // of ckv
+  Plane ckv = {};
+  Plane kpe = {};     // no base if d_kpe is 0
+  Plane scales = {};  // of ckv, num_scales for each token; strides 0 if all tokens share them
+  int32_t num_scales = 0;
+  int32_t channels_per_scale = 1;
+  int32_t scale_bytes = 0;             // of a token's scales, with the bytes that pad them
+  const float* outer_scale = nullptr;  // [1], multiplies every scale of ckv; null: there is none
+  const float* kpe_scale = nullptr;    // [1], of a quantized kpe
+  bool writes_scales = false;          // writers choose the scales: of all quantized forms but fp8 with one scale
+  bool power_of_two_scales = true;     // what they choose where scales are f32
+
+  constexpr int64_t num_slots() const { return num_pages * page_size; }
+  constexpr bool is_quantized() const { return mla::is_quantized(ckv_dtype); }
+  constexpr bool has_quantized_kpe() const { return d_kpe > 0 && mla::is_quantized(kpe_dtype); }
+  constexpr int32_t ckv_bytes() const { return static_cast<int32_t>(bytes_of(ckv_dtype, d_ckv)); }
+  constexpr int32_t kpe_bytes() const { return static_cast<int32_t>(bytes_of(kpe_dtype, d_kpe)); }
+};
+
+/// Sets how the parts of the rows of a cache of this layout are stored; d_ckv is set already.
+constexpr void set_codecs(const KvLayout& layout, Cache& cache) {
+  cache.ckv_dtype = layout.nope.element;
+  cache.kpe_dtype = layout.rope.element;
+  cache.scale_type = layout.nope.scale_type;
+  if (!cache.is_quantized()) return;
+  cache.channels_per_scale = layout.nope.channels_per_scale != 0 ? layout.nope.channels_per_scale : cache.d_ckv;
+  cache.num_scales = cache.d_ckv / cache.channels_per_scale;
+  cache.scale_bytes = layout.is_packed() ? layout.scale_bytes_per_token : cache.num_scales * size_of(cache.scale_type);
+  cache.writes_scales = layout.nope.channels_per_scale != 0;
+}
+
+/// The scales lie in a tensor of their own, kTensorScalesPerToken for every token: not one for all.
+constexpr void set_token_scales(Cache& cache) {
+  cache.num_scales = kTensorScalesPerToken;
+  cache.channels_per_scale = cache.d_ckv / cache.num_scales;
+  cache.scale_bytes = cache.num_scales * size_of(cache.scale_type);
+  cache.writes_scales = true;
+}
+
+/// Points the parts of a packed cache into its bytes. `stride_token` matters where rows lie in a tensor's dimension,
+/// not in pages with a footer.
+constexpr void set_planes(const KvLayout& layout, std::byte* base, int64_t stride_page, int64_t stride_token,
+                          Cache& cache) {
+  const auto plane = [&](int64_t offset, int64_t stride) {
+    return Plane{.base = base != nullptr ? base + offset : nullptr, .stride_page = stride_page, .stride_token = stride};
+  };
+  if (layout.has_footer()) stride_token = layout.row_bytes;
+  cache.ckv = plane(0, stride_token);
+  cache.kpe = plane(layout.rope_offset, stride_token);
+  cache.scales = layout.has_footer()
+                     ? plane(footer_scale_offset(layout, cache.page_size, 0), layout.scale_bytes_per_token)
+                     : plane(layout.scale_offset, stride_token);
+}
+
+}  // namespace mla::core

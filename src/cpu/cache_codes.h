@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// The codes and scales of quantized rows as the kernels take them: e4m3 codes and f32 scales.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "core/args.h"
+#include "mla/numeric.h"
+
+namespace mla::cpu {
+
+/// Scale `i` of a token's, with the outer one. It may lie at any address.
+inline float load_scale(const core::Cache& cache, const std::byte* scales, int32_t i) {
+  const std::byte* at = scales + int64_t{i} * size_of(cache.scale_type);
+  float scale;
+  switch (cache.scale_type) {
+    case ScaleType::kUE8M0: scale = ue8m0_to_f32(static_cast<uint8_t>(*at)); break;
+    case ScaleType::kE4M3: scale = e4m3_to_f32(static_cast<uint8_t>(*at)); break;
+    default: std::memcpy(&scale, at, sizeof scale);
+  }
+  return cache.outer_scale != nullptr ? scale * *cache.outer_scale : scale;
+}
+
+inline void store_scale(const core::Cache& cache, float scale, std::byte* scales, int32_t i) {
+  std::byte* at = scales + int64_t{i} * size_of(cache.scale_type);
+  switch (cache.scale_type) {
+    case ScaleType::kUE8M0: *at = static_cast<std::byte>(f32_to_ue8m0(scale)); break;
+    case ScaleType::kE4M3: *at = static_cast<std::byte>(f32_to_e4m3(scale)); break;
+    default: std::memcpy(at, &scale, sizeof scale);
+  }
+}
+
+/// Reads codes of one quantized row as e4m3. Codes of e2m1 are looked up, since every value of it is one of e4m3.
+class CodeReader {
+ public:
+  /// How many codes of e2m1 are read at a time.
+  static constexpr int32_t kMostCodes = 8 * kMostE2M1Group;
+
+  CodeReader(DType element, const std::byte* row) : element_(element), row_(row) {}
+
+  /// The codes of channels first ... first + n - 1, until the next call.
+  const uint8_t* read(int64_t first, int32_t n) {
+    if (element_ != DType::kE2M1) return reinterpret_cast<const uint8_t*>(row_) + first;
+    const std::byte* from = row_ + bytes_of(element_, first);
+    for (int32_t i = 0; i < n / 2; ++i)
+      std::memcpy(codes_ + 2 * i, kPairs.data() + static_cast<uint8_t>(from[i]), sizeof kPairs[0]);
+    return codes_;
+  }
+
+ private:
+  /// Both codes of a byte; the even channel has its low half.
+  static constexpr std::array<std::array<uint8_t, 2>, 256> kPairs = [] {
+    std::array<std::array<uint8_t, 2>, 256> pairs = {};
+    for (uint32_t byte = 0; byte < 256; ++byte)
+      pairs[byte] = {e2m1_to_e4m3(static_cast<uint8_t>(byte & 0xFU)), e2m1_to_e4m3(static_cast<uint8_t>(byte >> 4))};
+    return pairs;
+  }();
+
+  DType element_;
+  const std::byte* row_;
+  alignas(64) uint8_t codes_[kMostCodes];
+};
+
+}  // namespace mla::cpu
