@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # A thin front of the CMake presets. CMAKE_ARGS goes to every configuration: make test CMAKE_ARGS=-DMLA_WERROR=ON
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-engines lint format coverage asan tsan matrix clean
+.PHONY: help build demo test test-engines lint format coverage asan tsan docs clean
 
 JOBS ?= $(shell nproc)
 CMAKE_ARGS ?=
@@ -76,8 +76,8 @@ tsan: ## The tests of the label "threads" under the thread sanitizer
 	$(call build,tsan) --target tests_threads
 	ctest --preset tsan -L '^threads$$'
 
-matrix: build ## Refresh README's support matrix and first example
-	scripts/readme.py --write example matrix --mla build/default/bin/mla
+docs: build ## Refresh what is generated in docs: the support matrix and the C++ example
+	scripts/generated_docs.py --write example support backends --mla build/default/bin/mla
 
 clean: ## Remove all build folders
 	rm -rf build

@@ -299,7 +299,7 @@ int print_matrix(const Output& out) {
 Action add_info(CLI::App& app) {
   auto options = std::make_shared<InfoOptions>();
   CLI::App* command = app.add_subcommand("info", "Version, processor, instruction sets, GPUs and backends");
-  CLI::Option* markdown = command->add_flag("--markdown", options->markdown, "Print the support matrix of the README");
+  CLI::Option* markdown = command->add_flag("--markdown", options->markdown, "Print the support matrix as tables");
   options->output.add_option(*command);
   markdown->excludes("--json");
   command->footer(
