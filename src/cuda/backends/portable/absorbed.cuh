@@ -11,7 +11,7 @@
 // two]
 //                [partial scores, then weights][raw stages]; absorbed_config.cuh has the bytes.
 //   block i:  wait, barrier | copy i + 1 | scores | barrier | softmax | barrier | outputs
-// Accumulators and queries fill the registers: all else lives in shared memory. docs/kernels/portable.md.
+// Accumulators and queries fill the registers: all else lives in shared memory. docs/kernels/cuda_portable.md.
 #pragma once
 
 #include "cuda/attention/absorbed_keys.cuh"

@@ -11,7 +11,7 @@
 namespace mla::MLA_CUDA_NAMESPACE {
 namespace {
 
-/// By the shared memory of a block; docs/kernels/portable.md has the arithmetic.
+/// By the shared memory of a block; docs/kernels/cuda_portable_prefill.md has the arithmetic.
 constexpr PrefillTiling tiling() {
   if (kSharedBytesPerBlock >= 227 * 1024)
     return {.warps = 4, .row_tiles = 2, .keys = 64, .stages = 1, .q_steps = 1, .min_blocks = 2};

@@ -10,7 +10,7 @@
 // multiprocessor fill each other's gaps:
 //   wait K(t), barrier | fetch V(t) | S | wait V(t), barrier | fetch K(t+1) | softmax, P V
 // Two stages: one barrier per tile, K and V of t+1 arrive during all of tile t.
-// See docs/kernels/portable.md, "Prefill".
+// See docs/kernels/cuda_portable_prefill.md.
 #pragma once
 
 #include <cstddef>

@@ -17,7 +17,7 @@
 //   scale    full(n), free(n - 2) -> scales n -> ready(n)
 //   values   ready(n) -> values n -> free(n); in the end weighed(u) -> outputs
 // So the tensor cores have values n and scores n + 1 to do at the same time, and the next unit's keys and scores come
-// while the last one's outputs go. docs/kernels/portable.md.
+// while the last one's outputs go. docs/kernels/cuda_bulk.md.
 #pragma once
 
 #include "cuda/backends/portable/specialized_code_scores.cuh"

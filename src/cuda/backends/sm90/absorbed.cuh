@@ -12,7 +12,7 @@
 //   fetch    left(u - 2) -> unit u -> described(u); free(n - 2, half) -> rows of that half -> full(n)
 //   scores   described(u), full(n) -> scores n -> weights n, where the rotary channels were -> ready(n); weighed(u)
 //   values   ready(n) -> values n -> free(n, half); in the end weighed(u) -> outputs
-// So the tensor cores have values n and scores n + 1 to do at the same time. docs/kernels/sm90.md.
+// So the tensor cores have values n and scores n + 1 to do at the same time. docs/kernels/cuda_sm90.md.
 #pragma once
 
 #include "cuda/backends/sm90/absorbed_decode.cuh"

@@ -10,7 +10,7 @@
 // their way, 16 KB | units, barriers:
 //   fetch    left(u - 2) -> describe u -> described(u); free(n - stages) -> copy n -> full(n), of K and of V
 //   attend   described(u); full K(n) -> S(n) -> free K(n); full V(n - 1) -> O(n - 1) -> free V(n - 1); left(u)
-// docs/kernels/sm90_prefill.md
+// docs/kernels/cuda_sm90_prefill.md
 #pragma once
 
 #include "cuda/backends/sm90/prefill_attend.cuh"
