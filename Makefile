@@ -76,7 +76,8 @@ tsan: ## The tests of the label "threads" under the thread sanitizer
 	$(call build,tsan) --target tests_threads
 	ctest --preset tsan -L '^threads$$'
 
-docs: build ## Refresh what is generated in docs: the support matrix and the C++ example
+docs: build ## Refresh what is generated in docs: support matrix, C++ example, drawings
+	scripts/draw_kernels.py --write
 	scripts/generated_docs.py --write example support backends --mla build/default/bin/mla
 
 clean: ## Remove all build folders

@@ -1,0 +1,530 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Draws the pictures of docs/kernels: who does what when in a block of threads, and what lies in its shared memory.
+
+    draw_kernels.py (--check | --write)
+
+The pictures are SVG files in docs/kernels/img. Their colours follow the reader's light or dark setting. Times are not
+to scale unless a picture says so; bytes are those of the kernels' configurations, named in each picture.
+"""
+
+import argparse
+import itertools
+import pathlib
+import sys
+from dataclasses import dataclass, field
+from html import escape
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+IMG = ROOT / "docs/kernels/img"
+
+# Colours by what a thing is, in both schemes: (fill, border) of boxes.
+LIGHT = {
+    "load": ("#d6e6f9", "#2f6db3"),
+    "flight": ("#eef4fb", "#8fb3da"),
+    "scores": ("#fde3cc", "#b8621b"),
+    "softmax": ("#d8efdc", "#2e7d43"),
+    "values": ("#e6dcf5", "#6a4aa5"),
+    "scales": ("#f6efc3", "#8d7a10"),
+    "other": ("#eceef1", "#7b838d"),
+}
+DARK = {
+    "load": ("#1c3a5e", "#6fa8e6"),
+    "flight": ("#16263a", "#4a6d95"),
+    "scores": ("#55351a", "#eda05c"),
+    "softmax": ("#1d4529", "#73c78a"),
+    "values": ("#3d2d5e", "#b39be6"),
+    "scales": ("#4a4214", "#d9c654"),
+    "other": ("#2d333b", "#8b949e"),
+}
+
+
+def _colours(scheme: dict[str, tuple[str, str]], paper: str, ink: str, muted: str, arrow: str) -> str:
+    boxes = "".join(f".{name}{{fill:{fill};stroke:{border}}}" for name, (fill, border) in scheme.items())
+    return (
+        f".paper{{fill:{paper}}}{boxes}text{{fill:{ink}}}.muted{{fill:{muted}}}.rule{{stroke:{muted}}}"
+        f".arrow{{stroke:{arrow}}}.head{{fill:{arrow}}}.halo{{stroke:{paper}}}.signal{{fill:{arrow}}}"
+    )
+
+
+STYLE = (
+    "text{font:12px -apple-system,'Segoe UI','Noto Sans','DejaVu Sans',Helvetica,Arial,sans-serif}"
+    ".title{font-size:14px;font-weight:600}.small{font-size:11px}.strong{font-weight:600}"
+    ".box{stroke-width:1}.arrow{fill:none;stroke-width:1.4}.rule{stroke-width:0.7;stroke-dasharray:2 3}"
+    ".halo{stroke-width:4;stroke-linejoin:round;paint-order:stroke}.signal{font-size:11px}"
+    + _colours(LIGHT, "#ffffff", "#1b1f24", "#5b636d", "#b3261e")
+    + "@media (prefers-color-scheme:dark){"
+    + _colours(DARK, "#0d1117", "#e6edf3", "#9aa4af", "#ff8a80")
+    + "}"
+)
+
+
+@dataclass
+class Picture:
+    """An SVG under construction; coordinates in pixels, y downwards."""
+
+    name: str
+    width: int
+    height: int
+    title: str
+    parts: list[str] = field(default_factory=list)
+
+    def text(self, x: float, y: float, text: str, style: str = "", anchor: str = "start") -> None:
+        self.parts.append(f'<text x="{x:g}" y="{y:g}" class="{style}" text-anchor="{anchor}">{escape(text)}</text>')
+
+    def box(self, x: float, y: float, w: float, h: float, kind: str, text: str = "", style: str = "") -> None:
+        self.parts.append(f'<rect x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}" rx="3" class="box {kind}"/>')
+        if text:
+            self.text(x + w / 2, y + h / 2 + 4, text, style, "middle")
+
+    def rule(self, x1: float, y1: float, x2: float, y2: float) -> None:
+        self.parts.append(f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}" class="rule"/>')
+
+    def arrow(self, points: list[tuple[float, float]], label: str = "", at: tuple[float, float] | None = None) -> None:
+        """A line through the points, with a head at the last; the label ends up centred at `at`."""
+        self.parts.append(f'<polyline points="{" ".join(f"{x:g},{y:g}" for x, y in points)}" class="arrow"/>')
+        (x0, y0), (x, y) = points[-2:]
+        along = ((x - x0) ** 2 + (y - y0) ** 2) ** 0.5
+        dx, dy = (x - x0) / along, (y - y0) / along
+        head = [(x, y), (x - 7 * dx + 3.5 * dy, y - 7 * dy - 3.5 * dx), (x - 7 * dx - 3.5 * dy, y - 7 * dy + 3.5 * dx)]
+        self.parts.append(f'<polygon points="{" ".join(f"{x:g},{y:g}" for x, y in head)}" class="head"/>')
+        if label and at:
+            self.text(*at, label, "signal halo", "middle")
+
+    def svg(self) -> str:
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}" '
+            f'width="{self.width}" height="{self.height}" role="img" aria-label="{escape(self.title)}">\n'
+            f"<!-- SPDX-License-Identifier: Apache-2.0. Made by scripts/draw_kernels.py. -->\n<style>{STYLE}</style>\n"
+            f'<rect width="{self.width}" height="{self.height}" class="paper"/>\n'
+            + "\n".join(self.parts)
+            + "\n</svg>\n"
+        )
+
+
+class Timeline(Picture):
+    """Lanes of roles against time. A lane is its top edge and height; the time axis runs to the right."""
+
+    LEFT = 168  # where time begins
+
+    def lane(self, y: float, height: float, name: str, detail: str) -> None:
+        self.text(12, y + height / 2 - 2, name, "strong")
+        self.text(12, y + height / 2 + 12, detail, "small muted")
+        self.rule(self.LEFT, y + height + 7, self.width - 12, y + height + 7)
+
+    def heading(self, *notes: str) -> None:
+        self.text(12, 22, self.title, "title")
+        for i, note in enumerate(notes):
+            self.text(12, 41 + 16 * i, note, "small muted")
+        self.text(self.width - 12, 22, "time →", "small muted", "end")
+
+
+def cuda_bulk_block() -> Picture:
+    """Sixteen rows, memory-bound: the step takes what its rows take to come."""
+    one = Timeline("cuda_bulk-block", 930, 396, "cuda_bulk: a block of 16 query rows, 16-bit cache")
+    one.heading(
+        "19 warps, 32 keys a step, four stages. Loads run up to four steps ahead; memory sets the pace.",
+        "Red: mbarriers, drawn once, around step n and for the stage that it gives back to step n + 4.",
+    )
+    step, x0, end = 166, one.LEFT + 42, one.width - 14
+    rows = {"load": 74, "flight": 126, "scores": 210, "softmax": 262, "values": 314}
+    one.lane(rows["load"], 32, "load", "3 warps, 16 keys each")
+    one.lane(rows["flight"], 64, "rows on their way", "bulk copies, 4 stages")
+    one.lane(rows["scores"], 32, "scores", "4 warps, K / 4 each")
+    one.lane(rows["softmax"], 32, "softmax", "4 warps, 4 rows each")
+    one.lane(rows["values"], 32, "values", "8 warps, 64 channels each")
+    phases = (("scores", 0.0, 0.38, "S"), ("softmax", 0.43, 0.47, "P"), ("values", 0.93, 0.34, "O"))
+    issue = 1.43  # of the step that gets the stage back, behind the landing of the step that gives it
+
+    for k in range(8):  # step n + k
+        name = "n" if k == 0 else f"n+{k}"
+        landed, issued = x0 + k * step, x0 + (k - 4 + issue) * step
+        for kind, begin, length, word in phases:
+            x, w = landed + begin * step, length * step
+            if x < end - 30:
+                one.box(x, rows[kind], min(w, end - x), 32, kind, f"{word}({name})")
+        if k >= 4 and issued < end - 30:
+            one.box(issued, rows["load"], min(0.5 * step, end - issued), 32, "load", f"load {name}")
+        begin, stop = max(issued + 0.25 * step, one.LEFT + 2), min(landed, end)
+        if begin < stop - 8:
+            one.box(begin, rows["flight"] + k % 4 * 16, stop - begin, 14, "flight", name, "small")
+
+    under = {kind: top + 32 for kind, top in rows.items()}
+    one.arrow([(x0, rows["flight"] + 14), (x0 + 14, rows["scores"])], "kv_full(n)", (x0 + 50, rows["flight"] + 78))
+    x = x0 + 0.38 * step
+    one.arrow([(x, under["scores"]), (x + 12, rows["softmax"])], "s_full(n)", (x - 30, rows["softmax"] - 6))
+    x = x0 + 0.90 * step
+    one.arrow(
+        [(x - 34, rows["softmax"]), (x0 + step + 6, under["scores"])], "s_empty(n)", (x + 50, rows["softmax"] - 6)
+    )
+    one.arrow([(x, under["softmax"]), (x + 12, rows["values"])], "p_full(n)", (x - 30, rows["values"] - 6))
+    x, y = x0 + 1.405 * step, rows["values"] + 16
+    one.arrow([(x0 + 1.27 * step, y), (x, y), (x, under["load"] - 14), (x0 + issue * step, under["load"] - 14)],
+              "kv_empty(n)", (x + 40, rows["flight"] + 78))  # fmt: skip
+    one.text(12, 376, "O(n): accumulators of 16 rows stay in the value warps' registers; they are rescaled by factors "
+             "that the softmax warps leave in shared memory.", "small muted")  # fmt: skip
+    return one
+
+
+def cuda_sm90_block() -> Picture:
+    """Clocks of docs/notebook/2026-11-22-flashmla.md."""
+    one = Timeline("cuda_sm90-block", 930, 366, "cuda_sm90: a block of 64 query rows, 16-bit cache")
+    one.heading(
+        "Four warpgroups, 64 keys a step, two stages. Lengths: clocks of a step of 128 heads (H200, 2026-11-22).",
+        "Red: mbarriers, drawn once, around step n and for the stage that it gives back to step n + 2.",
+    )
+    x0, per = one.LEFT + 10, 0.0905  # pixels a clock
+    rows = {"load": 92, "scores": 152, "tensor": 204, "values": 272}
+    one.lane(rows["load"], 36, "load", "1 warpgroup, cp.async")
+    one.lane(rows["scores"], 88, "scores, softmax", "1 warpgroup")
+    one.lane(rows["values"], 36, "values", "2 warpgroups, d_v / 2 each")
+    end = one.width - 14
+
+    def at(clock: float) -> float:
+        return x0 + clock * per
+
+    def draw(kind: str, row: str, begin: float, clocks: float, text: str) -> None:
+        x, w = max(at(begin), x0), clocks * per - max(x0 - at(begin), 0)
+        if x < end - 24 and w > 12:
+            w = min(w, end - x)
+            one.box(x, rows[row], w, 36, kind, text if w > 6.6 * len(text) else text.split(" ")[0])
+
+    def name(k: int) -> str:
+        return {0: "n", -1: "n−1"}.get(k, f"n+{k}")
+
+    period, products, first, second, values = 3550, 2100, 680, 310, 1450
+    for k in (-1, 0, 1, 2):
+        t = k * period + 200
+        draw("scores", "scores", t, products, f"S({name(k)}) = Q Kᵀ")
+        draw("softmax", "tensor", t + products, first, f"P({name(k)}) a")
+        draw("softmax", "tensor", t + products + first, second, "b")
+        draw("values", "values", t + products + first, values, f"O += P({name(k)}) V")
+        draw("load", "load", t + products + first + values / 2, 800, f"load {name(k + 2)}")
+    t = 200
+    p_a = t + products + first
+    one.arrow([(at(p_a), rows["tensor"] + 36), (at(p_a) + 6, rows["values"])], "p_full(n, a), (n, b)",
+              (at(p_a) - 66, rows["values"] - 10))  # fmt: skip
+    free = p_a + values / 2
+    one.arrow([(at(free), rows["values"]), (at(free), rows["load"] + 36)], "kv_empty(n, a), (n, b)",
+              (at(free) + 2, rows["load"] - 8))  # fmt: skip
+    landed = free + 800
+    one.arrow([(at(landed) - 30, rows["load"] + 36), (at(landed) + 8, rows["scores"] - 2)])
+    one.text(at(landed) + 22, rows["load"] + 52, "kv_full(n+2), three pieces", "signal halo", "start")
+    one.text(12, 336, "a, b: the halves of 32 keys. P(n) takes the place of the rotary channels of stage n, which nobody "
+             "needs once S(n) is complete.", "small muted")  # fmt: skip
+    one.text(12, 353, "S(n + 1) and O(n) are independent: both are on the tensor cores while the values are added.",
+             "small muted")  # fmt: skip
+    return one
+
+
+def cuda_sm90_prefill_block() -> Picture:
+    one = Timeline("cuda_sm90_prefill-block", 930, 318, "cuda_sm90 prefill: a block of 128 query rows of one head")
+    one.heading(
+        "Three warpgroups, 128 keys a tile, K and V in two stages each. The two that compute take turns on the tensor",
+        "cores: while one multiplies, the other exponentiates. Red: mbarriers, and the named barriers of the turns.",
+    )
+    x0, unit, end = one.LEFT + 6, 92, one.width - 14
+    rows = {"one": 78, "two": 150, "load": 238}
+    one.lane(rows["one"], 36, "rows 0 to 63", "1 warpgroup")
+    one.lane(rows["two"], 36, "rows 64 to 127", "1 warpgroup")
+    one.lane(rows["load"], 32, "load", "1 warpgroup, cp.async")
+
+    def draw(kind: str, row: str, begin: float, length: float, text: str) -> None:
+        x, w = x0 + begin * unit, length * unit - 3
+        if x < end - 30:
+            one.box(x, rows[row], min(w, end - x), 36 if row != "load" else 32, kind, text, "small")
+
+    for k in range(2):
+        t = 4 * k
+        draw("scores", "one", t, 1, f"S({k + 1})")
+        draw("values", "one", t + 1, 1, f"O += P({k}) V")
+        draw("softmax", "one", t + 2, 1.94, f"softmax({k + 1})")
+        draw("softmax", "two", t, 1.94, f"softmax({k})")
+        draw("scores", "two", t + 2, 1, f"S({k + 1})")
+        draw("values", "two", t + 3, 1, f"O += P({k}) V")
+        draw("load", "load", t - 0.9 + (1 if k == 0 else 0), 1, f"K({k + 2})")
+        draw("load", "load", t + 0.1 + (1 if k == 0 else 0), 1, f"V({k + 1})")
+    draw("load", "load", 7.1, 1, "K(4)")
+    for turn, (a, b) in enumerate([("one", "two"), ("two", "one"), ("one", "two")]):
+        x = x0 + 2 * (turn + 1) * unit - 3
+        y = (rows[a] + 36, rows[b]) if a == "one" else (rows[a], rows[b] + 36)
+        one.arrow([(x - 5, y[0]), (x + 8, y[1])], "turn", (x + 24, rows["two"] - 14))
+    x = x0 + 3 * unit - 3
+    one.arrow([(x, rows["two"] + 36), (x + 10, rows["load"])], "k_empty(1)", (x - 38, rows["load"] - 8))
+    y = rows["two"] + 50
+    one.arrow([(x0 + 0.6 * unit, rows["load"]), (x0 + 0.6 * unit, y), (x0 + 6.2 * unit, y),
+               (x0 + 6.2 * unit, rows["two"] + 36)], "k_full(2)", (x0 + 4.6 * unit, y + 14))  # fmt: skip
+    one.text(12, 302, "P stays in registers: the accumulators of S have the layout of the first operand of P V. Tiles that "
+             "some row sees in part take a slower path, 64 keys at a time.", "small muted")  # fmt: skip
+    return one
+
+
+def cuda_portable_block() -> Picture:
+    one = Timeline("cuda_portable-block", 930, 300, "cuda_portable: a block of absorbed attention")
+    one.heading(
+        "Eight warps, all in every phase, 32 or 64 keys a step. A page-table entry is copied three steps ahead, the",
+        "address found two ahead, the row copied one ahead. Red: __syncthreads; there are no other barriers.",
+    )
+    x0 = one.LEFT + 8
+    rows = {"load": 84, "warps": 166}
+    one.lane(rows["load"], 44, "cp.async", "rows on their way")
+    one.lane(rows["warps"], 40, "8 warps", "in phases")
+    x = x0
+    end = one.width - 14
+    phases = (("load", 60, ""), ("scores", 112, "S = Q Kᵀ"), ("softmax", 74, "softmax"), ("values", 88, "O += P V"))
+    for k in range(2):
+        begin = x
+        one.arrow([(x + 6, rows["warps"] - 26), (x + 6, rows["warps"] + 40)])
+        x += 13
+        for kind, width, text in phases:
+            if x > end - 20:
+                break
+            one.box(x, rows["warps"], min(width, end - x), 40, kind,
+                    f"issue n+{k + 1}" if kind == "load" and x + width < end else text if x + width < end else "",
+                    "small")  # fmt: skip
+            if kind == "load" and x < end - 150:
+                one.box(x + 8, rows["load"] + (k % 2) * 24, min(begin + 352 - x - 8 + 13, end - x - 8), 20, "flight",
+                        f"rows of step n + {k + 1} into tile {'AB'[k % 2]}", "small")  # fmt: skip
+            x += width
+            if kind in ("scores", "softmax"):
+                if x < end - 10:
+                    one.arrow([(x + 5, rows["warps"] - 18), (x + 5, rows["warps"] + 40)])
+                x += 10
+    for i, text in enumerate(("wait", "all scores", "P, factors")):
+        one.text(x0 + (4, 190, 274)[i], rows["warps"] + 57, text, "signal halo", "middle" if i else "start")
+    one.text(12, 262, "16-bit rows land in two tiles, A and B, in turn. Quantized rows land in raw stages and become bf16 in "
+             "the one tile, behind one more barrier.", "small muted")  # fmt: skip
+    one.text(12, 279, "Score warps divide the channels in four; the four partial sums meet in shared memory, where a softmax "
+             "warp has whole rows.", "small muted")  # fmt: skip
+    return one
+
+
+def cuda_portable_prefill_block() -> Picture:
+    one = Timeline(
+        "cuda_portable_prefill-block", 930, 268, "cuda_portable prefill: one stage, two blocks a multiprocessor"
+    )
+    one.heading(
+        "Four warps of 32 rows each. K of the next tile arrives during softmax and P V, V of this tile during Q Kᵀ.",
+        "The other block of the multiprocessor fills the gaps. Red: __syncthreads behind cp.async waits.",
+    )
+    x0, end = one.LEFT + 8, one.width - 14
+    load, warps = 80, 156
+    one.lane(load, 40, "cp.async", "tiles on their way")
+    one.lane(warps, 40, "4 warps", "32 rows each")
+    x = x0
+    for k in range(3):
+        one.arrow([(x + 4, warps - 16), (x + 4, warps + 40)])
+        x += 12
+        for kind, width, text, tile, upper in (
+            ("scores", 112, "S = Q Kᵀ", f"V({'t' if k == 0 else f't+{k}'})", 0),
+            ("softmax", 176, "softmax, O += P V", f"K(t+{k + 1})", 1),
+        ):
+            if x > end - 20:
+                break
+            w = min(width, end - x)
+            one.box(x, warps, w, 40, kind if kind == "scores" else "values", text if w > 100 else "", "small")
+            one.box(x, load + upper * 20, w - 2, 18, "flight", tile, "small")
+            x += width
+            if kind == "scores":
+                if x < end - 20:
+                    one.arrow([(x + 4, warps - 16), (x + 4, warps + 40)])
+                x += 10
+    one.text(x0 + 2, warps + 57, "K(t) is there", "signal halo")
+    one.text(x0 + 128, warps + 57, "V(t) is there, K(t) free", "signal halo")
+    one.text(12, 250, "On machines with 99 KB a block, eight warps of 16 rows have two stages and Q in registers: one barrier "
+             "a tile.", "small muted")  # fmt: skip
+    return one
+
+
+def cpu_block() -> Picture:
+    one = Timeline("cpu-block", 930, 296, "cpu: a worker on one block of 96 keys, decode of a bf16 cache")
+    one.heading(
+        "Up to 128 query rows of one request, in groups of 16: a row is a lane of a vector. Times not to scale.",
+        "One thread; what stands above a phase is done by the same loop, on ports that the products leave idle.",
+    )
+    x0 = one.LEFT + 8
+    beside, main = 84, 150
+    one.lane(beside, 40, "beside", "in the same loop")
+    one.lane(main, 44, "worker", "tile kernels")
+    x = x0
+    phases = (
+        ("scores", 84, "S: group 0", "prefetch keys"), ("softmax", 58, "softmax", ""),
+        ("scores", 84, "S: group 1", "prefetch keys"), ("softmax", 58, "softmax", ""),
+        ("other", 30, "…", ""), ("load", 62, "pack 0", ""),
+        ("values", 104, "O: slab 0", "pack slab 1"), ("values", 104, "O: slab 1", "pack slab 2"),
+        ("other", 30, "…", ""), ("values", 104, "O: slab 15", ""),
+    )  # fmt: skip
+    for kind, width, text, other in phases:
+        one.box(x, main, width - 3, 44, kind, text, "small")
+        if other:
+            one.box(x, beside + 8, width - 3, 26, "flight", other, "small")
+        x += width
+    one.text(x0, 222, "S: tiles of 32 rows × 8 keys, 16 accumulators; a key is broadcast from the cache where it lies, 32 bits "
+             "at a time.", "small muted")  # fmt: skip
+    one.text(x0, 240, "softmax: rows are lanes, so maximum, sum and rescaling need no shuffles. P leaves as pairs of keys.",
+             "small muted")  # fmt: skip
+    one.text(x0, 258, "O: tiles of 8 rows × 32 channels. A slab is 32 channels of all 96 keys, two keys interleaved, 6 KB in L1.",
+             "small muted")  # fmt: skip
+    one.text(x0, 276, "Quantized rows become bf16 once a block, before the scores.", "small muted")
+    return one
+
+
+def work_split() -> Picture:
+    one = Picture("work-split", 930, 248, "The work list: units laid end to end, cut into equal shares")
+    one.text(12, 22, one.title, "title")
+    one.text(12, 41, "Five requests of different length, four workers. Every key block costs the same; a unit costs a little "
+             "more to begin, and a cut more again.", "small muted")  # fmt: skip
+    x0, y, workers = 118, 58, 4
+    lengths = (260, 84, 96, 250, 106)
+    kinds = ("load", "scores", "softmax", "values", "scales")
+    share = sum(lengths) / workers
+    for label, detail, top in (("units", "rows × all keys", 20), ("segments", "a share each", 84),
+                               ("combine", "cut units only", 154)):  # fmt: skip
+        one.text(12, y + top, label, "strong")
+        one.text(12, y + top + 14, detail, "small muted")
+    for worker in range(workers):
+        one.text(x0 + (worker + 0.5) * share, y + 58, f"worker {worker}", "small muted", "middle")
+        if worker > 0:
+            one.rule(x0 + worker * share, y - 6, x0 + worker * share, y + 114)
+    at = 0.0
+    for i, (length, kind) in enumerate(zip(lengths, kinds, strict=True)):
+        one.box(x0 + at, y, length - 2, 40, kind, f"request {i}", "small")
+        cuts = [at, *(c * share for c in range(1, workers) if at < c * share < at + length), at + length]
+        centre = x0 + at + length / 2
+        for part, (first, last) in enumerate(itertools.pairwise(cuts)):
+            whole = len(cuts) == 2
+            text = f"{i}" if whole else f"{i}{'abc'[part]}"
+            left = 0 if first == at else 3
+            one.box(x0 + first + left, y + 66, last - first - left - (3 if last < at + length else 2), 40, kind, text,
+                    "small")  # fmt: skip
+            if not whole:
+                middle = x0 + (first + last) / 2
+                one.arrow([(middle, y + 106), (centre + (-16 if middle < centre else 16), y + 142)])
+        if len(cuts) > 2:
+            one.box(centre - 52, y + 142, 104, 28, kind, f"request {i}: o, lse", "small")
+        at += length
+    one.text(x0 + 796, y + 160, "red: partial states", "signal", "end")
+    one.text(x0 + 796, y + 174, "(o, max, sum) in f32", "signal", "end")
+    return one
+
+
+def memory_maps(name: str, title: str, notes: list[str], maps: list[tuple[str, str, list[tuple[str, str, int]], int]]):
+    """Columns of shared memory. Of a map: its heading, what stands below, (kind, text, bytes) from the top, the limit."""
+    column = 290
+    one = Picture(name, 24 + column * len(maps), 376 + 16 * len(notes), title)
+    one.text(12, 22, title, "title")
+    for i, note in enumerate(notes):
+        one.text(12, 41 + 16 * i, note, "small muted")
+    top, full = 62 + 16 * len(notes), 252  # of the map; its height if it takes all that a block may have
+    least = 19
+    for i, (heading, below, parts, limit) in enumerate(maps):
+        x = 12 + i * column
+        one.text(x, top - 10, heading, "strong")
+        total = sum(size for *_, size in parts)
+        scale = full / limit
+        # Small parts get a line of text's height, which the large ones give.
+        small = [size * scale < least for *_, size in parts]
+        taken = sum(least for is_small in small if is_small)
+        large = sum(size for (*_, size), is_small in zip(parts, small, strict=True) if not is_small)
+        squeeze = (total * scale - taken) / large if large * scale > total * scale - taken else scale
+        y = float(top)
+        for (kind, text, size), is_small in zip(parts, small, strict=True):
+            height = least if is_small else size * squeeze
+            one.box(x, y, column - 26, height, kind)
+            one.text(x + 8, y + height / 2 + 4, text, "small")
+            one.text(x + column - 34, y + height / 2 + 4, f"{size:,}", "small", "end")
+            y += height
+        one.text(x, y + 17, f"{total:,} of {limit:,} bytes", "small strong")
+        one.text(x, y + 33, below, "small muted")
+    return one
+
+
+KB = 1024
+
+
+def cuda_bulk_memory() -> Picture:
+    return memory_maps(
+        "cuda_bulk-memory", "cuda_bulk: shared memory of a block (512 + 64 channels)",
+        ["Bytes; parts of less than a line are drawn a line high. Rows of a stage are an odd number of 16-byte chunks apart, "
+         + "in other banks."],
+        [
+            ("16 rows, 16-bit", "608 threads, no setmaxnreg", [
+                ("other", "barriers, units, factors", 768), ("softmax", "P, two steps of 16 × 32", 2_560),
+                ("scores", "S, four K slices of 16 × 32, f32", 10_240), ("scores", "Q, 16 rows", 18_688),
+                *[("load", f"stage {i}: 32 rows of 1,168", 37_376) for i in range(4)]], 227 * KB),
+            ("16 rows, e4m3", "768 threads; rows of fp8_ds_mla", [
+                ("other", "barriers, units, scales of values", 2_944), ("softmax", "P, two steps of 16 × 64", 4_608),
+                ("scores", "S, four K slices of 16 × 64, f32", 18_432), ("scores", "Q, to be converted", 19_456),
+                *[("load", f"stage {i}: 64 rows of 656 + 16", 43_008) for i in range(4)]], 227 * KB),
+            ("64 rows, 16-bit", "512 threads; SM100, or forced on SM90", [
+                ("other", "barriers, units, factors", 1_408), ("softmax", "P, two steps of 64 × 32", 10_240),
+                ("scores", "S, two K slices of 64 × 32, f32", 16_384), ("scores", "Q beyond registers, 64 rows", 54_272),
+                *[("load", f"stage {i}: 32 rows of 1,168", 37_376) for i in range(4)]], 227 * KB),
+        ],
+    )  # fmt: skip
+
+
+def cuda_sm90_memory() -> Picture:
+    tile = 73_728
+    stage = [("load", "latent pieces, 8 × [64, 64], swizzled", 65_536), ("softmax", "rotary channels, then P", 8_192)]
+    return memory_maps(
+        "cuda_sm90-memory", "cuda_sm90: shared memory of a block (512 + 64 channels)",
+        ["Bytes. A piece is 64 channels of 64 rows: rows of 128 bytes, swizzled by 128 bytes.",
+         "The same tile is read along k for the scores and along n (transposed) for the values."],
+        [
+            ("absorbed attention", "512 threads; registers 72, 120, 160, 160", [
+                ("scores", "Q: 9 pieces", tile), *stage, *stage, ("other", "barriers, units, factors", 1_416)], 227 * KB),
+            ("prefill 192/128", "384 threads; registers 40, 232, 232", [
+                ("scores", "Q: 2 × [64, 192]", 49_152), ("load", "K: 2 stages of [128, 192]", 98_304),
+                ("values", "V: 2 stages of [128, 128]", 65_536), ("other", "outputs on their way", 16_384),
+                ("other", "units, flags, barriers", 224)], 227 * KB),
+        ],
+    )  # fmt: skip
+
+
+def cuda_portable_memory() -> Picture:
+    return memory_maps(
+        "cuda_portable-memory", "cuda_portable: shared memory of a block (512 + 64 channels)",
+        ["Bytes. Rows in tiles are swizzled. Queries pass through the tiles into registers before the first step."],
+        [
+            ("32 rows, 16-bit, 99 KB machines", "32 keys a step; SM86, SM89, SM120", [
+                ("other", "addresses, entries, row state", 1_920), ("load", "tile A: 32 rows of 1,152", 36_864),
+                ("load", "tile B", 36_864), ("scores", "S, four K slices; then P", 16_384)], 99 * KB),
+            ("32 rows, e4m3, 99 KB machines", "codes land raw, one tile of bf16", [
+                ("other", "addresses, scales, row state", 3_456), ("values", "tile: 32 rows as bf16", 36_864),
+                ("scores", "S, four K slices; then P", 16_384), ("load", "raw stage 0: 32 rows of 640", 20_480),
+                ("load", "raw stage 1", 20_480)], 99 * KB),
+            ("64 rows, e4m3, SM90", "64 keys a step", [
+                ("other", "addresses, scales, row state", 6_656), ("values", "tile: 64 rows as bf16", 73_728),
+                ("scores", "S, four K slices; then P", 65_536), ("load", "raw stage 0: 64 rows of 640", 40_960),
+                ("load", "raw stage 1", 40_960)], 227 * KB),
+        ],
+    )  # fmt: skip
+
+
+PICTURES = (
+    cuda_bulk_block, cuda_bulk_memory, cuda_sm90_block, cuda_sm90_memory, cuda_sm90_prefill_block, cuda_portable_block,
+    cuda_portable_memory, cuda_portable_prefill_block, cpu_block, work_split,
+)  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    mode = parser.add_mutually_exclusive_group(required=True)
+    mode.add_argument("--check", action="store_true", help="whether docs/kernels/img holds exactly these pictures")
+    mode.add_argument("--write", action="store_true")
+    arguments = parser.parse_args()
+    drawn = {f"{one.name}.svg": one.svg() for one in (draw() for draw in PICTURES)}
+    if arguments.write:
+        IMG.mkdir(exist_ok=True)
+        for name, text in drawn.items():
+            (IMG / name).write_text(text, encoding="utf-8")
+        return
+    there = {path.name: path.read_text(encoding="utf-8") for path in IMG.glob("*")}
+    stale = sorted(name for name in drawn.keys() | there.keys() if drawn.get(name) != there.get(name))
+    if stale:
+        sys.exit(f"docs/kernels/img: not as drawn: {', '.join(stale)}; refresh with `make docs`")
+
+
+if __name__ == "__main__":
+    main()
