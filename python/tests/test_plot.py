@@ -18,7 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from bench_results import BAD_FILES, MEASURED, bad_files, document, gpu_result, result, unwritable, write
 from libmla import plot
-from libmla._bench import comparisons, drawing, figures, names, results
+from libmla._bench import comparisons, drawing, figures, names, peers, results
 from processes import python
 
 
@@ -309,11 +309,19 @@ def test_a_case_that_was_measured_twice_is_compared_twice() -> None:
 # How they read.
 
 
+def peer_readings() -> peers.PeerReadings:
+    cases = [{"case": f"batch {2**i}", "peer_us": 2.0**i, "libmla_us": 20.0 / (i + 1)} for i in range(6)]
+    groups = [{"label": f"decode bf16, {16 * i} heads", "peer": "A peer", "cases": cases} for i in range(1, 8)]
+    words = {"device": "Test GPU", "date": "2026-01-31", "libmla": "0123abc", "method": "Medians of turns."}
+    return peers.parse_peers(words | {"peers": {"A peer": "1.0"}, "groups": groups}, "some", "some.json")
+
+
 EVERY_KIND = [
     pytest.param(figures.roofline, (run_of(*SWEEP),), id="roofline"),
     pytest.param(figures.share, (run_of(*SWEEP),), id="share"),
     pytest.param(comparisons.backends, (run_of(*SWEEP, *(one | {"backend": "b"} for one in SWEEP)),), id="backends"),
     pytest.param(comparisons.runs, (run_of(*SWEEP, name="a"), run_of(*SWEEP, name="b")), id="runs"),
+    pytest.param(peers.peers, (peer_readings(),), id="peers"),
 ]
 
 

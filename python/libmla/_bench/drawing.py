@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -101,6 +102,14 @@ class Drawing:
             options: dict[str, Any] = {"metadata": {"Date": None}} if path.endswith(".svg") else {"dpi": 160}
             self.figure.savefig(path, bbox_inches="tight", pad_inches=0.2, **options)
 
+    def save_dark(self, path: str) -> None:
+        """As SVG, in the colours of the report's dark page."""
+        colors = dark_colors()
+        self.save(path)
+        text = Path(path).read_text(encoding="utf-8")
+        text = re.sub(r"#[0-9a-f]{6}\b", lambda found: colors.get(found.group(0), found.group(0)), text)
+        Path(path).write_text(text, encoding="utf-8")
+
     def svg(self) -> str:
         """The figure as an <svg> element: text as text, theme colours as CSS variables, tooltips on its marks."""
         buffer = io.StringIO()
@@ -130,6 +139,14 @@ class Drawing:
             f'style="width: {float(width):.0f}pt" aria-label="{escape(self.summary)}">'
         )
         return head + text[text.index(">") + 1 :]
+
+
+def dark_colors() -> dict[str, str]:
+    """What report.css makes of this module's colours on a dark page."""
+    css = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
+    dark = css[css.index("prefers-color-scheme: dark") :]
+    values = {name: value for name, value in re.findall(r"(--[\w-]+): (#[0-9a-f]{6})", dark)}
+    return {color: values[name] for color, name in CSS_NAMES.items()}
 
 
 def _themed(color: str) -> str:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 _NUMBERS = ("batch", "q_len", "kv_len", "heads", "page_size", "topk", "threads", "median_us", "p10_us", "p90_us")
 _RATES = ("gflops", "gbps")
@@ -96,7 +96,7 @@ class BenchRun:
         return f"{self.machine.get('cpu', 'unknown processor')}, {counted} thread{'' if counted == '1' else 's'}"
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -107,13 +107,13 @@ def _check_result(one: Any, where: str) -> Result:
         if not isinstance(one.get(key), str):
             raise ResultsError(f"{where}: {key}: expected a string, got {json.dumps(one.get(key))[:40]}")
     for key in _NUMBERS + _RATES:
-        if not _is_number(one.get(key)) or one[key] < 0:
+        if not is_number(one.get(key)) or one[key] < 0:
             raise ResultsError(f"{where}: {key}: expected a number of at least 0, got {json.dumps(one.get(key))[:40]}")
     for key in ("median_us", "p10_us", "p90_us"):
         if one[key] == 0:
             raise ResultsError(f"{where}: {key}: expected a time above 0, got 0")
     share = one.get("ceiling_share")
-    if share is not None and not _is_number(share):
+    if share is not None and not is_number(share):
         raise ResultsError(f"{where}: ceiling_share: expected a number or null, got {json.dumps(share)[:40]}")
     return Result(one)
 
@@ -124,6 +124,8 @@ def parse(document: Any, name: str, source: str) -> BenchRun:
         hint = ""
         if isinstance(document, dict) and "cases" in document:
             hint = " (it lists cases; nothing was measured)"
+        elif isinstance(document, dict) and "groups" in document:
+            hint = " (they are readings beside peers, which only `libmla plot` draws)"
         raise ResultsError(f"{source}: these are no bench results{hint}; `libmla bench --json=FILE` writes them")
     results = document["results"]
     if not isinstance(results, list):
@@ -144,35 +146,48 @@ def parse(document: Any, name: str, source: str) -> BenchRun:
     )
 
 
-def load(path: str | Path) -> BenchRun:
+class Document(NamedTuple):
+    """A JSON file: its content, the name of its run, and what messages call it."""
+
+    content: Any
+    name: str
+    source: str
+
+
+def read(path: str | Path) -> Document:
     """Reads a file, or standard input for "-". Raises ResultsError."""
     source = "standard input" if str(path) == "-" else str(path)
     try:
         text = sys.stdin.read() if str(path) == "-" else Path(path).read_text(encoding="utf-8")
-        document = json.loads(text)
+        content = json.loads(text)
     except OSError as error:
         raise ResultsError(f"{source}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ResultsError(f"{source}: is not JSON: it is not UTF-8 text") from None
     except ValueError as error:
         raise ResultsError(f"{source}: is not JSON: {error}") from None
-    return parse(document, "stdin" if str(path) == "-" else Path(path).stem, source)
+    return Document(content, "stdin" if str(path) == "-" else Path(path).stem, source)
 
 
-def load_all(paths: Sequence[str | Path]) -> list[BenchRun]:
+def read_all(paths: Sequence[str | Path]) -> list[Document]:
     """All files, with names that differ: where two files are named alike, their folders' names come in front."""
-    runs = [load(path) for path in paths]
-    counts = Counter(run.name for run in runs)
-    named: list[BenchRun] = []
-    for path, run in zip(paths, runs, strict=True):
-        name = run.name
+    documents = [read(path) for path in paths]
+    counts = Counter(document.name for document in documents)
+    named: list[Document] = []
+    for path, document in zip(paths, documents, strict=True):
+        name = document.name
         if counts[name] > 1:
             name = f"{Path(path).resolve().parent.name}-{name}"
         stem, number = name, 2
         while any(name == other.name for other in named):
             name, number = f"{stem}-{number}", number + 1
-        named.append(BenchRun(**{**vars(run), "name": name}))
+        named.append(document._replace(name=name))
     return named
+
+
+def load_all(paths: Sequence[str | Path]) -> list[BenchRun]:
+    """The runs of all files, under names that differ. Raises ResultsError."""
+    return [parse(document.content, document.name, document.source) for document in read_all(paths)]
 
 
 def groups(results: Sequence[Result], keys: Sequence[str]) -> dict[tuple[Any, ...], list[Result]]:
