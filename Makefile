@@ -48,7 +48,7 @@ ifndef LIBMLA_LIBRARY
 endif
 	scripts/engines.sh $(ENGINES)
 
-lint: ## clang-format, clang-tidy, ruff and the layering check
+lint: ## clang-format, clang-tidy, ruff, the layering and the docs check
 	scripts/setup.sh lint
 	scripts/venv.sh build/venv
 	$(call configure,default,-B build/lint -DCMAKE_UNITY_BUILD=OFF -DMLA_CUDA=$(CUDA) -DMLA_BUILD_TESTS=ON $(with_python))
@@ -76,8 +76,13 @@ tsan: ## The tests of the label "threads" under the thread sanitizer
 	$(call build,tsan) --target tests_threads
 	ctest --preset tsan -L '^threads$$'
 
-docs: build ## Refresh what is generated in docs: support matrix, C++ example, drawings
+# The readings of README's chart.
+CHART = bench/peers/2026-11-22-h200.json
+
+docs: build ## Refresh what is generated in docs: support matrix, C++ example, drawings, README's chart
+	scripts/venv.sh build/venv
 	scripts/draw_kernels.py --write
+	PYTHONPATH=python build/venv/bin/python -m libmla plot $(CHART) --format svg --dark --out docs/img
 	scripts/generated_docs.py --write example support backends --mla build/default/bin/mla
 
 clean: ## Remove all build folders

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`libmla plot` of readings beside peers."""
+"""`libmla plot` of readings beside peers, and the chart of README.md."""
 
 from __future__ import annotations
 
 import copy
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from bench_results import MEASURED, result, write
 from libmla import plot, report
 from libmla._bench import drawing, peers
 from test_plot import marks, texts
+
+ROOT = Path(__file__).parents[2]
 
 DOCUMENT: dict[str, Any] = {
     "device": "Test GPU",
@@ -110,3 +113,27 @@ def test_a_kind_that_a_file_does_not_have_is_named(tmp_path: Path, capsys: pytes
     assert capsys.readouterr().err == "libmla plot: readings: readings beside peers have the kind peers only\n"
     assert report.main([os.fspath(tmp_path / "readings.json"), "--out", os.fspath(tmp_path / "page.html")]) == 2
     assert "they are readings beside peers, which only `libmla plot` draws" in capsys.readouterr().err
+
+
+# README.md.
+
+
+def chart_of_readme() -> tuple[str, str, str]:
+    """Its files for dark and light pages, and what stands in their place for who cannot see them."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (found,) = re.findall(
+        r'<source media="\(prefers-color-scheme: dark\)" srcset="([^"]+)">\s*<img src="([^"]+)" alt="([^"]+)"', text
+    )
+    return found
+
+
+def test_the_chart_of_the_readme_is_drawn_from_the_readings(tmp_path: Path) -> None:
+    dark, light, alternative = chart_of_readme()
+    name = Path(light).stem
+    readings = ROOT / "bench" / "peers" / f"{name.removesuffix('-peers')}.json"
+    assert plot.main([os.fspath(readings), "--format", "svg", "--dark", "--out", os.fspath(tmp_path)]) == 0
+    for path in (dark, light):
+        assert (ROOT / path).read_bytes() == (tmp_path / Path(path).name).read_bytes(), "refresh it with `make docs`"
+    one = drawn(json.loads(readings.read_text(encoding="utf-8")))
+    assert alternative == one.summary
+    assert {path.name for path in (ROOT / "docs" / "img").iterdir()} == {Path(dark).name, Path(light).name}
