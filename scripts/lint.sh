@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Style, lint and layering of everything: scripts/lint.sh BUILD_FOLDER (configured; nothing need be built).
+# Style, lint, layering and links of everything: scripts/lint.sh BUILD_FOLDER (configured; nothing need be built).
 set -eu
 cd "$(dirname "$0")/.."
 build=$1
@@ -8,6 +8,9 @@ status=0
 
 echo '== layering'
 scripts/check_layering.py || status=1
+
+echo '== docs'
+scripts/check_docs.py || status=1
 
 echo '== clang-format'
 sources=$(find include src tools tests examples python -name '*.h' -o -name '*.cpp' -o -name '*.c' -o -name '*.cu' -o -name '*.cuh' | sort)
