@@ -14,10 +14,10 @@ template <class Config>
 class RowEnd {
  public:
   RowEnd() = default;
-  MLA_DEVICE RowEnd(const cuda::AbsorbedArgs& args, const AbsorbedUnit& unit, int r, float max, float sum)
-      : row_(unit.rows.row(args, r)), r_(r), slot_(unit.slot), max_(max), sum_(sum) {
+  MLA_DEVICE RowEnd(const cuda::AbsorbedArgs& args, const AbsorbedUnit& unit, int r, const ScoreState& state)
+      : row_(unit.rows.row(args, r)), r_(r), slot_(unit.slot), state_(state) {
     if (slot_ < 0)
-      finished_ = finish_row(max, sum, row_.token < 0 ? kNoKey : load_sink(args.options, row_.head),
+      finished_ = finish_row(state.max, state.sum, row_.token < 0 ? kNoKey : load_sink(args.options, row_.head),
                              inverse_o_scale(args.o_scale), args.lse_base);
   }
 
@@ -28,22 +28,22 @@ class RowEnd {
   MLA_DEVICE void store_statistics(const cuda::AbsorbedArgs& args) const {
     if (row_.token < 0) return;
     if (slot_ >= 0) {
-      args.list.partial_max[int64_t{slot_} * Config::kRows + r_] = max_;
-      args.list.partial_sum[int64_t{slot_} * Config::kRows + r_] = sum_;
+      args.list.partial_max[int64_t{slot_} * Config::kRows + r_] = state_.max;
+      args.list.partial_sum[int64_t{slot_} * Config::kRows + r_] = state_.sum;
       return;
     }
     if (args.lse != nullptr)
       args.lse[int64_t{row_.token} * args.lse_stride_token + row_.head * args.lse_stride_head] = finished_.lse;
     if (args.max_logits != nullptr)
       args.max_logits[int64_t{row_.token} * args.max_logits_stride_token + row_.head * args.max_logits_stride_head] =
-          natural_logit(max_);
+          natural_logit(state_.max);
   }
 
  private:
   QueryRow row_;
   int r_ = 0;
   int32_t slot_ = -1;
-  float max_ = kNoKey, sum_ = 0.0F;
+  ScoreState state_;  // the sum is the whole row's
   FinishedRow finished_ = {1.0F, kNoKey};
 };
 

@@ -9,6 +9,8 @@
 #include "cuda/tile/element16.cuh"
 #include "cuda/tile/finish.cuh"
 #include "cuda/tile/key_range.cuh"
+#include "cuda/tile/score_state.cuh"
+#include "cuda/tile/scoring.cuh"
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
@@ -41,13 +43,11 @@ MLA_DEVICE bool has_tree(const cuda::AbsorbedArgs& args) {
   return args.tree_mask != nullptr || args.tree_parents != nullptr;
 }
 
-/// The keys that a query of a dense segment sees but for the tree's say.
+/// The rank's keys that causality and the window leave to a query of a dense segment; a draft tree says more by itself.
 MLA_DEVICE KeyRange keys_in_sight(const cuda::AbsorbedArgs& args, const cuda::Segment& segment, int32_t query) {
-  const int64_t position = int64_t{segment.kv_len} - segment.q_len + query, window = args.options.window_left;
-  const int64_t seen =
-      args.causal && !has_tree(args) ? std::clamp<int64_t>(position + 1, 0, segment.kv_len) : segment.kv_len;
-  const int64_t first = window < 0 ? 0 : std::clamp<int64_t>(position - window, 0, segment.kv_len);
-  return {local(args, first), local(args, seen)};
+  const KeyRange seen = visible_keys(segment.kv_len - segment.q_len + query, segment.kv_len,
+                                     args.causal && !has_tree(args), args.options.window_left);
+  return {local(args, seen.begin), local(args, seen.end)};
 }
 
 /// The first local key that belongs to the draft tree; none: INT32_MAX.
@@ -58,7 +58,7 @@ MLA_DEVICE int32_t tree_begin(const cuda::AbsorbedArgs& args, const cuda::Segmen
 /// The keys that all of a unit's rows see and whose scores need nothing but the scale.
 MLA_DEVICE KeyRange plain_keys(const cuda::AbsorbedArgs& args, const cuda::Segment& segment, const UnitRows& rows,
                                int num_rows) {
-  if (args.sparse() || args.options.logits_soft_cap > 0.0F || args.options.alibi_slopes != nullptr) return {0, 0};
+  if (args.sparse() || !needs_only_scale(args.options)) return {0, 0};
   const int32_t last_row = std::min<int32_t>(rows.row_begin + num_rows, rows.num_rows) - 1;
   const int32_t begin = keys_in_sight(args, segment, args.num_heads.divide(last_row)).begin;
   const int32_t end = keys_in_sight(args, segment, args.num_heads.divide(rows.row_begin)).end;
@@ -118,19 +118,13 @@ class RowScores {
   MLA_DEVICE float logit(float product, int32_t key) const {
     float s = product * scale_;
     const float cap = args_.options.logits_soft_cap;
-    if (cap > 0.0F) s = cap * hyperbolic_tangent(s / cap);
+    if (cap > 0.0F) s = soft_capped(s, cap, soft_cap_scale(cap));
     if (args_.options.alibi_slopes != nullptr)
       s += slope_ * static_cast<float>(global_position(args_.context_parallel, key) - draft_begin_ - row_.query);
     return s * std::numbers::log2e_v<float>;
   }
 
  private:
-  /// Exact to a few units of f32 of 1.
-  static MLA_DEVICE float hyperbolic_tangent(float x) {
-    const float twice = std::clamp(x, -16.0F, 16.0F) * (2.0F * std::numbers::log2e_v<float>);
-    return x != x ? x : 1.0F - 2.0F / (ptx::exp2_approx(twice) + 1.0F);
-  }
-
   MLA_DEVICE bool in_tree(int64_t draft) const {
     if (args_.tree_mask != nullptr)
       return args_.tree_mask[int64_t{row_.token} * args_.tree_mask_stride_token + draft] != 0;

@@ -43,6 +43,22 @@ struct AbsorbedUnit {
   }
 };
 
+/// Describes the unit of a segment that lane `unit_lane` of its worker has, whose steps are numbered from `first_step`
+/// on. False: the lane has no rows of the segment.
+template <class Config>
+MLA_DEVICE bool describe_unit(const cuda::AbsorbedArgs& args, const cuda::Segment& segment, int unit_lane,
+                              uint32_t first_step, AbsorbedUnit& to) {
+  const int32_t row_begin = segment.row_begin + unit_lane * Config::kRows;
+  if (row_begin >= segment.q_len * args.num_heads.value) return false;
+  to.segment = segment;
+  to.steps = {first_step, first_step + static_cast<uint32_t>((segment.key_end - segment.key_begin + Config::kKeys - 1) /
+                                                             Config::kKeys)};
+  to.keys = make_key_list(args, segment);
+  to.rows = {row_begin, segment.q_len * args.num_heads.value, segment.token_begin};
+  to.slot = segment.partial_slot < 0 ? -1 : segment.partial_slot + unit_lane;
+  return true;
+}
+
 inline constexpr int kUnitBytes = 112;  // of shared memory for each of the two places
 static_assert(sizeof(AbsorbedUnit) <= kUnitBytes);
 inline constexpr int kUnitBarriers = 4;
@@ -81,16 +97,9 @@ struct UnitWalk {
  private:
   template <class Config>
   MLA_DEVICE bool describe(const cuda::AbsorbedArgs& args, const cuda::Segment& segment, AbsorbedUnit& to) {
-    const int32_t row_begin = segment.row_begin + worker_lane * Config::kRows;
-    if (row_begin >= segment.q_len * args.num_heads.value) return false;
-    const uint32_t first = steps;
-    steps += static_cast<uint32_t>((segment.key_end - segment.key_begin + Config::kKeys - 1) / Config::kKeys);
-    to.segment = segment;
-    to.steps = {first, steps};
-    to.keys = make_key_list(args, segment);
-    to.rows = {row_begin, segment.q_len * args.num_heads.value, segment.token_begin};
+    if (!describe_unit<Config>(args, segment, worker_lane, steps, to)) return false;
+    steps = to.steps.end;
     if constexpr (!kPlainStepsLater<Config>) to.find_plain_steps<Config>(args);
-    to.slot = segment.partial_slot < 0 ? -1 : segment.partial_slot + worker_lane;
     return true;
   }
 };

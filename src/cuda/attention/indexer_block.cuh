@@ -86,7 +86,8 @@ class IndexerBlock {
     return std::min(first_key() + shape_.chunk_keys, static_cast<int32_t>(args_.max_kv_len));
   }
 
-  MLA_DEVICE int32_t visible_keys(const Segment& segment, int32_t token) const {
+  /// How many keys a token of the segment sees.
+  MLA_DEVICE int32_t num_visible(const Segment& segment, int32_t token) const {
     const int32_t visible = segment.origin + (args_.causal ? token : 0);
     return std::clamp(visible, 0, static_cast<int32_t>(args_.max_kv_len));
   }

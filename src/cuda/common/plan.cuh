@@ -22,6 +22,7 @@
 #include "cuda/common/work_list.h"
 #include "cuda/ptx/ptx.h"
 #include "cuda/tile/block_scan.cuh"
+#include "cuda/tile/key_range.cuh"
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
@@ -60,8 +61,7 @@ struct DecodeLengths {
     work.q_len = static_cast<int32_t>(std::clamp<int64_t>(end - begin, 0, num_tokens - begin));
     if (work.q_len == 0) return work;
     work.kv_len = std::max(pages.kv_len[request], 0);
-    const int64_t first_position = int64_t{work.kv_len} - work.q_len;
-    const int64_t first_seen = window_left < 0 ? 0 : std::clamp<int64_t>(first_position - window_left, 0, work.kv_len);
+    const int32_t first_seen = visible_keys(work.kv_len - work.q_len, work.kv_len, false, window_left).begin;
     work.key_begin = local_length(share, first_seen) / key_block * key_block;
     work.key_end = std::max(std::min(local_length(share, work.kv_len), held(request)), work.key_begin);
     return work;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which keys a query sees, and masks on score tiles.
+// Masks on score tiles.
 #pragma once
 
 #include <cstdint>
@@ -9,13 +9,6 @@
 #include "cuda/tile/key_range.cuh"
 
 namespace mla::MLA_CUDA_NAMESPACE {
-
-/// The keys that causality and the window leave to the query at `position` of a request with kv_len keys. Both ends
-/// grow with the position.
-MLA_DEVICE KeyRange visible_keys(int position, int kv_len, bool causal, int window_left) {
-  const int end = causal && position < kv_len ? position + 1 : kv_len;
-  return {window_left < 0 || position <= window_left ? 0 : position - window_left, end};
-}
 
 /// The column of a 16 x 8 accumulator tile where a lane's elements 0 and 2 lie; 1 and 3 are one further.
 MLA_DEVICE int accumulator_column() { return (ptx::lane() & 3) * 2; }

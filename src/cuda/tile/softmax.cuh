@@ -5,19 +5,17 @@
 
 #include <cmath>
 #include <cstdint>
-#include <numbers>
 
 #include "cuda/ptx/ptx.h"
-#include "cuda/ptx/reciprocal.h"
 #include "cuda/tile/element16.cuh"
-#include "cuda/tile/finish.cuh"
+#include "cuda/tile/score_state.cuh"
+#include "cuda/tile/scoring.cuh"
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// Of a lane's two rows of a tile. Weights are 2^(scale_log2 * (score - max)).
+/// The states of a lane's two rows of a tile: maxima are equal in the four lanes of a row, sums are the lane's own.
 struct SoftmaxRows {
-  float max[2] = {kNoKey, kNoKey};  // of the scores seen, not scaled; equal in the four lanes of a row
-  float sum[2] = {0.0F, 0.0F};      // of the lane's own weights
+  ScoreState of[2];
 };
 
 MLA_DEVICE float quad_max(float value) {
@@ -29,15 +27,10 @@ MLA_DEVICE float quad_sum(float value) {
   return value + ptx::shuffle_xor(value, 2);
 }
 
-/// What is subtracted from scaled scores: the scaled maximum, unless that is infinite. Then 2^-inf is 0 and 2^+inf
-/// infinite as they should be.
-MLA_DEVICE float exponent_offset(float max, float scale_log2) {
-  return std::fabs(max) < -kNoKey ? max * scale_log2 : 0.0F;
-}
-
-/// The maxima of a lane's rows in a score tile, and of `max`; the same in all lanes of a row.
+/// The largest of a lane's rows in a score tile; the same in all lanes of a row.
 template <int kColTiles>
 MLA_DEVICE void row_max(const float (&s)[kColTiles][4], float (&max)[2]) {
+  max[0] = max[1] = kNoKey;
   MLA_UNROLL
   for (int n = 0; n < kColTiles; ++n) {
     max[0] = std::fmax(max[0], std::fmax(s[n][0], s[n][1]));
@@ -50,13 +43,13 @@ MLA_DEVICE void row_max(const float (&s)[kColTiles][4], float (&max)[2]) {
 /// Scores become weights, and are added to the sums.
 template <int kColTiles>
 MLA_DEVICE void exponentiate(float (&s)[kColTiles][4], float scale_log2, SoftmaxRows& rows) {
-  const float offset[2] = {exponent_offset(rows.max[0], scale_log2), exponent_offset(rows.max[1], scale_log2)};
+  const float base[2] = {rows.of[0].base(), rows.of[1].base()};
   MLA_UNROLL
   for (int n = 0; n < kColTiles; ++n) {
     MLA_UNROLL
     for (int e = 0; e < 4; ++e) {
-      s[n][e] = ptx::exp2_approx(s[n][e] * scale_log2 - offset[e / 2]);
-      rows.sum[e / 2] += s[n][e];
+      s[n][e] = ptx::exp2_approx(s[n][e] * scale_log2 - base[e / 2]);
+      rows.of[e / 2].sum += s[n][e];
     }
   }
 }
@@ -70,39 +63,34 @@ MLA_DEVICE void scale_rows(float (&tile)[kColTiles][4], const float (&factor)[2]
   }
 }
 
-/// How far scores may exceed the maximum that weights go by, as a power of two, before accumulators are rescaled: a
-/// weight of 2^8 is as exact as one of 1, fits f16, and after a few tiles hardly any rescaling is left.
-inline constexpr float kRescaleThreshold = 8.0F;
+/// Takes the largest scores of a step into the states. True, for the whole warp: some rows have outgrown theirs, and
+/// what was summed before is to be multiplied by `factor`.
+template <int kRowTiles>
+MLA_DEVICE bool raise_rows(const float (&largest)[kRowTiles][2], float scale_log2, SoftmaxRows (&rows)[kRowTiles],
+                           float (&factor)[kRowTiles][2]) {
+  bool outgrown = false;
+  MLA_UNROLL
+  for (int r = 0; r < kRowTiles; ++r) MLA_UNROLL
+  for (int i = 0; i < 2; ++i) outgrown |= rows[r].of[i].is_outgrown_by(largest[r][i] * scale_log2, kHeadroom);
+  if (!ptx::any(outgrown)) return false;
+  MLA_UNROLL
+  for (int r = 0; r < kRowTiles; ++r) MLA_UNROLL
+  for (int i = 0; i < 2; ++i)
+    factor[r][i] = rows[r].of[i].raise(std::fmax(rows[r].of[i].max, largest[r][i] * scale_log2));
+  return true;
+}
 
 /// One step of the online softmax for a warp: s (16 * kRowTiles queries) becomes weights, `rows` takes them in, and
 /// earlier accumulators `o` are rescaled where maxima have grown too far.
 template <int kRowTiles, int kColTiles, int kOutTiles>
 MLA_DEVICE void online_softmax(float (&s)[kRowTiles][kColTiles][4], float scale_log2, SoftmaxRows (&rows)[kRowTiles],
                                float (&o)[kRowTiles][kOutTiles][4]) {
-  float max[kRowTiles][2];
-  bool grown = false;
+  float largest[kRowTiles][2], factor[kRowTiles][2];
   MLA_UNROLL
-  for (int r = 0; r < kRowTiles; ++r) {
+  for (int r = 0; r < kRowTiles; ++r) row_max(s[r], largest[r]);
+  if (raise_rows(largest, scale_log2, rows, factor)) {
     MLA_UNROLL
-    for (int i = 0; i < 2; ++i) max[r][i] = rows[r].max[i];
-    row_max(s[r], max[r]);
-    MLA_UNROLL
-    for (int i = 0; i < 2; ++i) grown |= (max[r][i] - rows[r].max[i]) * scale_log2 > kRescaleThreshold;
-  }
-  if (ptx::any(grown)) {
-    MLA_UNROLL
-    for (int r = 0; r < kRowTiles; ++r) {
-      float factor[2];
-      MLA_UNROLL
-      for (int i = 0; i < 2; ++i) {
-        factor[i] = rows[r].max[i] == kNoKey ? 0.0F
-                                             : ptx::exp2_approx(exponent_offset(rows[r].max[i], scale_log2) -
-                                                                exponent_offset(max[r][i], scale_log2));
-        rows[r].max[i] = max[r][i];
-        rows[r].sum[i] *= factor[i];
-      }
-      scale_rows(o[r], factor);
-    }
+    for (int r = 0; r < kRowTiles; ++r) scale_rows(o[r], factor[r]);
   }
   MLA_UNROLL
   for (int r = 0; r < kRowTiles; ++r) exponentiate(s[r], scale_log2, rows[r]);
@@ -118,16 +106,14 @@ MLA_DEVICE void pack_weights(const float (&left)[4], const float (&right)[4], ui
   a[3] = pack<kType>(right[2], right[3]);
 }
 
-/// Raw scores become cap * tanh(sm_scale * score / cap), by tanh(x) = 1 - 2 / (e^(2x) + 1), which saturates where the
-/// exponential over- or underflows.
+/// Raw scores become soft-capped logits.
 template <int kColTiles>
 MLA_DEVICE void cap_scores(float (&s)[kColTiles][4], float sm_scale, float cap) {
-  const float exponent_scale = 2.0F * std::numbers::log2e_v<float> * sm_scale / cap;
+  const float exponent_scale = soft_cap_scale(cap) * sm_scale;
   MLA_UNROLL
   for (int n = 0; n < kColTiles; ++n) {
     MLA_UNROLL
-    for (int e = 0; e < 4; ++e)
-      s[n][e] = cap - 2.0F * cap * ptx::reciprocal_approx(ptx::exp2_approx(s[n][e] * exponent_scale) + 1.0F);
+    for (int e = 0; e < 4; ++e) s[n][e] = soft_capped(s[n][e], cap, exponent_scale);
   }
 }
 

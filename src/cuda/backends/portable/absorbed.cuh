@@ -14,20 +14,15 @@
 // Accumulators and queries fill the registers: all else lives in shared memory. docs/kernels/cuda_portable.md.
 #pragma once
 
-#include "cuda/attention/absorbed_keys.cuh"
-#include "cuda/attention/absorbed_rows.cuh"
+#include "cuda/attention/absorbed_results.cuh"
+#include "cuda/attention/poison.cuh"
 #include "cuda/backends/portable/absorbed_config.cuh"
 #include "cuda/border/launch.h"
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// What all threads of a block know of the segment they compute.
-struct UnitState {
-  cuda::Segment segment;
-  KeyList keys;
-  UnitRows rows;
-  KeyRange plain;        // keys that every row sees and whose scores need nothing but the scale
-  int32_t slot;          // of the partial state, -1: write outputs
+/// What all threads of a block know of the unit they compute; its steps are numbered from 0 on.
+struct BlockUnit : AbsorbedUnit {
   uint32_t valid[4][2];  // of block i % 4: a bit for each key that has a row
 };
 
@@ -38,10 +33,9 @@ class AbsorbedBlock {
       : args_(args), memory_(ptx::shared_memory()), shared_(ptx::shared_address(memory_)) {}
 
   MLA_DEVICE void compute(const cuda::Segment& segment, int unit_lane) {
-    const int32_t row_begin = segment.row_begin + unit_lane * Config::kRows;
-    if (row_begin >= segment.q_len * args_.num_heads.value) return;
-    start(segment, unit_lane, row_begin);
-    const int num_blocks = (segment.key_end - segment.key_begin + Config::kKeys - 1) / Config::kKeys;
+    if (segment.row_begin + unit_lane * Config::kRows >= segment.q_len * args_.num_heads.value) return;
+    start(segment, unit_lane);
+    const auto num_blocks = static_cast<int>(unit().steps.end);
     if (num_blocks > 0) {
       copy_entries(2);
       if (Config::kQueriesBesideKeys) copy_keys(0);
@@ -54,9 +48,9 @@ class AbsorbedBlock {
   }
 
  private:
-  static_assert(sizeof(UnitState) <= Config::kUnitBytes);
+  static_assert(sizeof(BlockUnit) <= Config::kUnitBytes);
 
-  MLA_DEVICE UnitState& unit() const { return *as<UnitState>(memory_ + Config::kUnitOffset); }
+  MLA_DEVICE BlockUnit& unit() const { return *as<BlockUnit>(memory_ + Config::kUnitOffset); }
   MLA_DEVICE int32_t first_key(int block) const { return unit().segment.key_begin + block * Config::kKeys; }
   MLA_DEVICE bool has_block(int block) const { return first_key(block) < unit().segment.key_end; }
   MLA_DEVICE const cuda::KeyPool& pool(int block) const { return args_.pools[unit().keys.pool_of(first_key(block))]; }
@@ -79,31 +73,27 @@ class AbsorbedBlock {
            static_cast<uint32_t>(Config::kEntryOffset + block % 2 * Config::kEntryBytes + ptx::thread_index() * 4);
   }
   MLA_DEVICE float* row_factors() const { return as<float>(memory_ + Config::kRowOffset); }
-  MLA_DEVICE float* row_max() const { return row_factors() + Config::kRows; }
-  MLA_DEVICE float* row_sum() const { return row_max() + Config::kRows; }
-  /// A byte for each key of the block that some rows do not see and whose channels are not finite; then one for any.
-  MLA_DEVICE uint8_t* poison() const { return as<uint8_t>(memory_ + Config::kPoisonOffset); }
+  MLA_DEVICE ScoreState* row_states() const {
+    return as<ScoreState>(memory_ + Config::kRowOffset + Config::kRows * sizeof(float));
+  }
+  MLA_DEVICE PoisonMarks<Config::kKeys> poison() const {
+    return PoisonMarks<Config::kKeys>(as<uint8_t>(memory_ + Config::kPoisonOffset));
+  }
 
   MLA_DEVICE static bool in_softmax() { return ptx::warp() < Config::kRows / 8; }
   MLA_DEVICE static int softmax_row() { return ptx::warp() * 8 + (ptx::lane() & 7); }
 
   /// Describes the unit, and finds the first two blocks of keys.
-  MLA_DEVICE void start(const cuda::Segment& segment, int unit_lane, int32_t row_begin) {
+  MLA_DEVICE void start(const cuda::Segment& segment, int unit_lane) {
     MLA_UNROLL
     for (int m = 0; m < Config::kOutputTilesM; ++m) MLA_UNROLL
     for (int n = 0; n < Config::kOutputTilesN; ++n) MLA_UNROLL
     for (int i = 0; i < 4; ++i) outputs_[m][n][i] = 0.0F;
     clear_poison();
-    for (int r = ptx::thread_index(); r < Config::kRows; r += Config::kThreads) {
-      row_max()[r] = kNoKey;
-      row_sum()[r] = 0.0F;
-    }
+    for (int r = ptx::thread_index(); r < Config::kRows; r += Config::kThreads) row_states()[r] = {};
     if (ptx::thread_index() == 0) {
-      unit().segment = segment;
-      unit().keys = make_key_list(args_, segment);
-      unit().rows = {row_begin, segment.q_len * args_.num_heads.value, segment.token_begin};
-      unit().plain = plain_keys(args_, segment, unit().rows, Config::kRows);
-      unit().slot = segment.partial_slot < 0 ? -1 : segment.partial_slot + unit_lane;
+      describe_unit<Config>(args_, segment, unit_lane, 0, unit());
+      unit().template find_plain_steps<Config>(args_);
     }
     ptx::sync_block();
     if (ptx::thread_index() < Config::kKeys)
@@ -215,7 +205,7 @@ class AbsorbedBlock {
     if (in_softmax()) weigh(block);
     ptx::sync_block();  // weights and row factors
     rescale_outputs();
-    if (poison()[Config::kKeys] != 0) silence_poison(block);
+    if (poison().any()) silence_poison(block);
     add_values(block);
   }
 
@@ -287,17 +277,15 @@ class AbsorbedBlock {
     float s[kGroups][8];
     make_logits(s, block);
     const int r = softmax_row();
-    const float old_max = row_max()[r];
-    float max = old_max;
+    ScoreState state = row_states()[r];
+    float largest = kNoKey;
     MLA_UNROLL
     for (int group = 0; group < kGroups; ++group) MLA_UNROLL
-    for (int i = 0; i < 8; ++i) max = std::max(max, s[group][i]);
-    max = std::max(max, ptx::shuffle_xor(max, 8));
-    max = std::max(max, ptx::shuffle_xor(max, 16));
-    const float base = finite_or_zero(max);
-    // Before the first key there is nothing to rescale, however far below 0 the maximum is now.
-    const float factor = old_max == kNoKey ? 0.0F : ptx::exp2_approx(finite_or_zero(old_max) - base);
-    ptx::sync_warp();  // all lanes have read the scores that weights replace, and the maximum
+    for (int i = 0; i < 8; ++i) largest = std::max(largest, s[group][i]);
+    largest = std::max(largest, ptx::shuffle_xor(largest, 8));
+    largest = std::max(largest, ptx::shuffle_xor(largest, 16));
+    const float factor = state.is_outgrown_by(largest, 0.0F) ? state.raise(largest) : 1.0F, base = state.base();
+    ptx::sync_warp();  // all lanes have read the scores that weights replace, and the state
     float sum = 0.0F;
     MLA_UNROLL
     for (int group = 0; group < kGroups; ++group) {
@@ -316,15 +304,14 @@ class AbsorbedBlock {
     sum += ptx::shuffle_xor(sum, 16);
     if (ptx::lane() >= 8) return;
     row_factors()[r] = factor;
-    row_max()[r] = max;
-    row_sum()[r] = row_sum()[r] * factor + sum;
+    state.sum += sum;
+    row_states()[r] = state;
   }
 
   /// The lane's scores as base-2 logits, -inf where its row does not see the key.
   MLA_DEVICE void make_logits(float (&s)[kGroups][8], int block) const {
-    const int32_t key = first_key(block);
-    const bool plain = key >= unit().plain.begin && key + Config::kKeys <= unit().plain.end;
-    const bool only_valid = args_.sparse() && args_.options.logits_soft_cap == 0.0F;
+    const bool plain = unit().plain.contains(static_cast<uint32_t>(block));
+    const bool only_valid = args_.sparse() && needs_only_scale(args_.options);
     if (!plain && !only_valid) {
       const RowScores row(args_, unit().segment, unit().rows.row(args_, softmax_row()));
       for (int group = 0; group < kGroups; ++group) replace_scores(block, lane_chunk(group) * 8, row);
@@ -371,7 +358,7 @@ class AbsorbedBlock {
       if (valid && row.sees(key + i - first)) {
         s = row.logit(s, key + i - first);
       } else {
-        if (!is_finite(s)) poison()[i] = poison()[Config::kKeys] = 1;
+        if (!is_finite(s)) poison().mark(i);
         s = kNoKey;
       }
       ptx::store_shared(score(0, i), s);
@@ -428,24 +415,16 @@ class AbsorbedBlock {
     }
   }
 
-  MLA_DEVICE void clear_poison() const {
-    for (int i = ptx::thread_index(); i <= Config::kKeys; i += Config::kThreads) poison()[i] = 0;
-  }
+  MLA_DEVICE void clear_poison() const { poison().reset(ptx::thread_index(), Config::kThreads); }
 
-  /// Rare: keys that some queries see and others do not hold infinities or NaN, which a weight of 0 does not silence.
-  /// They become zeros. Who sees such a key has an infinite score or NaN, and so NaN in its outputs all the same. A
-  /// warp clears its own channels only.
   MLA_DEVICE void silence_poison(int block) const {
-    MLA_NO_UNROLL
-    for (int key = 0; key < Config::kKeys; ++key) {
-      if (poison()[key] == 0) continue;
-      for (int c = ptx::lane(); c < Config::kOutputDims; c += kWarpSize) {
+    poison().for_each_marked([&](int key) {
+      silence_values<Config::kType>(Config::kOutputDims, [&](int c) {
         const int channel = output_channel() + c;
-        const ptx::SharedAddress at =
-            tile(block) + tile_offset<Config::kRowBytes>(key, channel / 8) + static_cast<uint32_t>(channel % 8 * 2);
-        if (!both_finite<Config::kType>(ptx::load_shared<uint16_t>(at))) ptx::store_shared(at, uint16_t{0});
-      }
-    }
+        return tile(block) + tile_offset<Config::kRowBytes>(key, channel / kVector) +
+               static_cast<uint32_t>(channel % kVector * 2);
+      });
+    });
     ptx::sync_block();  // every warp has seen the marks; and this one's lanes the zeros
     clear_poison();
   }
@@ -464,24 +443,9 @@ class AbsorbedBlock {
   /// Writes a row's statistics, and into its factor what the outputs are to be multiplied by.
   MLA_DEVICE void finish_row_of_thread() const {
     const int r = ptx::thread_index();
-    const QueryRow row = unit().rows.row(args_, r);
-    if (row.token < 0) return;
-    const float max = row_max()[r], sum = row_sum()[r];
-    const int64_t slot = unit().slot;
-    if (slot >= 0) {
-      args_.list.partial_max[slot * Config::kRows + r] = max;
-      args_.list.partial_sum[slot * Config::kRows + r] = sum;
-      row_factors()[r] = 1.0F;
-      return;
-    }
-    const FinishedRow finished =
-        finish_row(max, sum, load_sink(args_.options, row.head), inverse_o_scale(args_.o_scale), args_.lse_base);
-    row_factors()[r] = finished.o_factor;
-    if (args_.lse != nullptr)
-      args_.lse[int64_t{row.token} * args_.lse_stride_token + row.head * args_.lse_stride_head] = finished.lse;
-    if (args_.max_logits != nullptr)
-      args_.max_logits[int64_t{row.token} * args_.max_logits_stride_token + row.head * args_.max_logits_stride_head] =
-          natural_logit(max);
+    const RowEnd<Config> end(args_, unit(), r, row_states()[r]);
+    row_factors()[r] = end.output_factor();
+    end.store_statistics(args_);
   }
 
   /// 16 rows of the warp's channels by way of its corner of the tiles, so that whole rows of it are stored.

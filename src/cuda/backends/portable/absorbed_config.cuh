@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "cuda/attention/key_kind.h"
+#include "cuda/attention/poison.cuh"
 #include "cuda/ptx/ptx.h"
 #include "mla/types.h"
 
@@ -56,8 +57,8 @@ struct AbsorbedConfig {
   static_assert(kKeyScaleBytes >= most_scale_bytes(DType::kE4M3) && kKeyScaleBytes >= most_scale_bytes(DType::kE2M1));
   static constexpr int kScaleBytes = kKeys * kKeyScaleBytes;
 
-  static constexpr int kRowStateBytes = 3 * 4;  // factor, maximum, sum
-  static constexpr int kUnitBytes = 128;
+  static constexpr int kRowStateBytes = 4 + 8;  // factor; state of the softmax
+  static constexpr int kUnitBytes = 144;
 
   static constexpr int kPlaceOffset = 0;
   static constexpr int kEntryOffset = kPlaceOffset + 2 * kPlaceBytes;
@@ -65,8 +66,8 @@ struct AbsorbedConfig {
   static constexpr int kScaleOffset = kEntryOffset + 2 * kEntryBytes;
   static constexpr int kRowOffset = kScaleOffset + (kQuantized ? 2 * kScaleBytes : 0);
   static constexpr int kUnitOffset = kRowOffset + kRows * kRowStateBytes;
-  static constexpr int kPoisonOffset = kUnitOffset + kUnitBytes;  // a byte for each key, then one for any
-  static constexpr int kTileOffset = (kPoisonOffset + kKeys + 1 + 127) / 128 * 128;
+  static constexpr int kPoisonOffset = kUnitOffset + kUnitBytes;
+  static constexpr int kTileOffset = (kPoisonOffset + PoisonMarks<kKeys>::kBytes + 127) / 128 * 128;
   static constexpr int kScoreOffset = kTileOffset + kTiles * kTileBytes;
   static constexpr int kRawOffset = kScoreOffset + kScoreWarpsK * kRows * kScoreRowBytes;
   static constexpr int kRawStages = !kQuantized ? 0 : kRawOffset + 2 * kRawBytes <= kSharedBytesPerBlock ? 2 : 1;

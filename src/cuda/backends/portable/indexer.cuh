@@ -39,7 +39,7 @@ class IndexerKernel : IndexerBlock<kQueries, 4> {
     const Segment segment = Block::find_segment();
     if (segment.first >= segment.stop) return;
     const int32_t begin = Block::first_key(), end = Block::end_key();
-    const int32_t seen = Block::visible_keys(segment, segment.stop - 1);  // by any of its tokens
+    const int32_t seen = Block::num_visible(segment, segment.stop - 1);  // by any of its tokens
     if (begin < seen) {
       Block::template stage<kThreads, kQueries == DType::kF32 ? 2 : 4>(
           segment.first, segment.stop - segment.first, padded_heads_, weight_address(0, 0),
@@ -59,7 +59,7 @@ class IndexerKernel : IndexerBlock<kQueries, 4> {
       }
       MLA_NO_UNROLL
       for (int32_t token = segment.first; token < segment.stop; ++token) {
-        const int32_t visible = Block::visible_keys(segment, token);
+        const int32_t visible = Block::num_visible(segment, token);
         Sums sums = {};
         if (warp_base < visible) add_heads(token - segment.first, keys, sums);
         Block::write_logit(token, warp_base, visible, Block::own_sum(sums) * scale);

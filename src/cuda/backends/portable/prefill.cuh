@@ -210,7 +210,7 @@ class PrefillKernel {
   MLA_DEVICE void attend() const {
     const KeyRange keys = {visible(block_.position).begin, visible(block_.position + block_.rows - 1).end};
     const int first_tile = keys.begin / kKeys, end_tile = keys.empty() ? first_tile : (keys.end - 1) / kKeys + 1;
-    const bool raw_scores = args_.options.logits_soft_cap == 0.0F && args_.options.alibi_slopes == nullptr;
+    const bool raw_scores = needs_only_scale(args_.options);
     const float scale_log2 = (raw_scores ? args_.sm_scale : 1.0F) * std::numbers::log2e_v<float>;
 
     QRegisters q;
@@ -275,7 +275,7 @@ class PrefillKernel {
         multiply_pv<false>(o, p, v_tile(stage));
       }
     }
-    store(o, states, scale_log2);
+    store(o, states);
   }
 
   /// Q of the k steps that stay in registers.
@@ -420,7 +420,7 @@ class PrefillKernel {
     }
   }
 
-  MLA_DEVICE void store(Outputs& o, const SoftmaxRows (&states)[kRowTiles], float scale_log2) const {
+  MLA_DEVICE void store(Outputs& o, const SoftmaxRows (&states)[kRowTiles]) const {
     const WarpRows rows = warp_rows();
     const float sink = load_sink(args_.options, rows.head);
     MLA_UNROLL
@@ -428,9 +428,8 @@ class PrefillKernel {
       FinishedRow finished[2];
       MLA_UNROLL
       for (int i = 0; i < 2; ++i) {
-        const float max = states[r].max[i];
-        finished[i] = finish_row(max == kNoKey ? kNoKey : exponent_offset(max, scale_log2), quad_sum(states[r].sum[i]),
-                                 sink, 1.0F, args_.lse_base);
+        const ScoreState& state = states[r].of[i];
+        finished[i] = finish_row(state.max, quad_sum(state.sum), sink, 1.0F, args_.lse_base);
       }
       MLA_UNROLL
       for (int i = 0; i < 2; ++i) {

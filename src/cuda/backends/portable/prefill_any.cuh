@@ -50,37 +50,37 @@ class PrefillAnyKernel {
   static constexpr int kColumns = 256;
   static constexpr int kLaneColumns = kColumns / kWarpSize;
 
+  /// The base-2 logit of a key.
   static MLA_DEVICE float score(const Params& args, const QueryBlock& row, int head, int key) {
     const int64_t q = row.first_token * args.q_stride_token + head * args.q_stride_head;
     const int64_t k = (row.first_key + key) * args.k_stride_token + head * args.k_stride_head;
-    float sum = 0.0F;
-    for (int c = 0; c < args.d_qk; ++c) sum += load_element(args.q, kType, q + c) * load_element(args.k, kType, k + c);
-    float s[1][4] = {{sum, sum, sum, sum}};
+    float s = 0.0F;
+    for (int c = 0; c < args.d_qk; ++c) s += load_element(args.q, kType, q + c) * load_element(args.k, kType, k + c);
     const core::Options& options = args.options;
+    s *= args.sm_scale;
     if (options.logits_soft_cap != 0.0F)
-      cap_scores(s, args.sm_scale, options.logits_soft_cap);
-    else
-      s[0][0] *= args.sm_scale;
-    if (options.alibi_slopes != nullptr) s[0][0] += options.alibi_slopes[head] * static_cast<float>(key - row.position);
-    return s[0][0];
+      s = soft_capped(s, options.logits_soft_cap, soft_cap_scale(options.logits_soft_cap));
+    if (options.alibi_slopes != nullptr) s += options.alibi_slopes[head] * static_cast<float>(key - row.position);
+    return s * std::numbers::log2e_v<float>;
   }
 
   /// Channels first_column ... first_column + kColumns - 1 of the output.
   static MLA_DEVICE void attend(const Params& args, const QueryBlock& row, int head, int first_column) {
-    constexpr float kScale = std::numbers::log2e_v<float>;
     const KeyRange keys = visible_keys(row.position, row.kv_len, args.causal, args.options.window_left);
     const int lane_column = first_column + ptx::lane();
-    float max = kNoKey, sum = 0.0F, o[kLaneColumns] = {};
+    ScoreState state;
+    float o[kLaneColumns] = {};
     for (int first = keys.begin; first < keys.end; first += kWarpSize) {
       const int key = first + ptx::lane();
       const float s = key < keys.end ? score(args, row, head, key) : kNoKey;
-      const float new_max = std::fmax(max, warp_max(s)), offset = exponent_offset(new_max, kScale);
-      const float factor = max == kNoKey ? 0.0F : ptx::exp2_approx(exponent_offset(max, kScale) - offset);
-      const float weight = ptx::exp2_approx(s * kScale - offset);
-      max = new_max;
-      sum = sum * factor + weight;
-      MLA_UNROLL
-      for (float& value : o) value *= factor;
+      const float largest = warp_max(s);
+      if (state.is_outgrown_by(largest, 0.0F)) {
+        const float factor = state.raise(largest);
+        MLA_UNROLL
+        for (float& value : o) value *= factor;
+      }
+      const float weight = ptx::exp2_approx(s - state.base());
+      state.sum += weight;
       const int count = keys.end - first < kWarpSize ? keys.end - first : kWarpSize;
       for (int j = 0; j < count; ++j) {
         const float w = ptx::shuffle(weight, j);
@@ -92,8 +92,8 @@ class PrefillAnyKernel {
         }
       }
     }
-    const FinishedRow finished = finish_row(max == kNoKey ? kNoKey : exponent_offset(max, kScale), warp_sum(sum),
-                                            load_sink(args.options, head), 1.0F, args.lse_base);
+    const FinishedRow finished =
+        finish_row(state.max, warp_sum(state.sum), load_sink(args.options, head), 1.0F, args.lse_base);
     if (args.lse != nullptr && ptx::lane() == 0)
       args.lse[row.first_token * args.lse_stride_token + head * args.lse_stride_head] = finished.lse;
     const int64_t offset = row.first_token * args.o_stride_token + head * args.o_stride_head;

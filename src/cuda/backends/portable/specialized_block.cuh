@@ -86,9 +86,8 @@ class SpecializedBlock : protected AbsorbedUnits<Config> {
     using Bits = std::conditional_t<Config::kCopyKeys == 16, uint16_t, uint32_t>;
     as<Bits>(memory_ + valid_offset(copy / Config::kStepCopies))[copy % Config::kStepCopies] = static_cast<Bits>(bits);
   }
-  /// A byte for each key of the step that some rows do not see and whose channels are not finite; then one for any.
-  MLA_DEVICE uint8_t* poison(uint32_t n) const {
-    return as<uint8_t>(memory_ + Config::kPoisonOffset + n % 2 * Config::kPoisonBytes);
+  MLA_DEVICE PoisonMarks<Config::kKeys> poison(uint32_t n) const {
+    return PoisonMarks<Config::kKeys>(as<uint8_t>(memory_ + Config::kPoisonOffset + n % 2 * Config::kPoisonBytes));
   }
   /// What the outputs so far are to be multiplied by in step n; and in the end of a unit.
   MLA_DEVICE float* factors(uint32_t n) const {

@@ -58,7 +58,7 @@ class CodeValueRole : OutputRole<Config> {
       bool plain = true;
       if ((events | (reference ^ reference_)) != 0) [[unlikely]] {
         const LandedRows rows = landed_rows<Config>(args_.pools, pool);
-        if (Block::poison(n)[Config::kKeys] != 0) silence_poison<kRope>(n, rows);
+        if (Block::poison(n).any()) silence_poison<kRope>(n, rows);
         Output::rescale(n, kRope ? 1.0F : change_reference(reference & ~kSmallScales));
         plain = (reference & kSmallScales) == 0;
         if (!plain) add_values(n, rows);
@@ -185,35 +185,30 @@ class CodeValueRole : OutputRole<Config> {
     }
   }
 
-  /// Rare: keys that some queries see and others do not have NaN codes or scales that are no numbers, which a weight of
-  /// 0 does not silence. They become zeros. Who sees such a key has NaN for a score, and so NaN in its outputs all the
-  /// same. A warp clears its own channels only; the first of those that share a scale, the scale.
+  /// Of quantized rows NaN codes and scales that are not finite. The first warp of those that share a scale clears it.
   template <bool kRope>
   MLA_DEVICE void silence_poison(uint32_t n, const LandedRows& from) const {
     const int group = group_of(from);
     const bool first_of_group = !kRope && (value_warp() == 0 || group != from.group_of(output_channel() - 1));
-    MLA_NO_UNROLL
-    for (int key = 0; key < Config::kKeys; ++key) {
-      if (Block::poison(n)[key] == 0) continue;
-      MLA_NO_UNROLL
-      for (int c = ptx::lane(); c < Config::kOutputDims; c += kWarpSize) {
-        const auto row = static_cast<uint32_t>(key * Config::kKeyPitch);
-        if constexpr (kRope) {
-          const ptx::SharedAddress at =
-              Block::stage(n) + row + from.rope_at + static_cast<uint32_t>((output_channel() - from.d_ckv + c) * 2);
-          if (!both_finite<DType::kBF16>(ptx::load_shared<uint16_t>(at))) ptx::store_shared(at, uint16_t{0});
-        } else {
-          const ptx::SharedAddress at = Block::stage(n) + row + static_cast<uint32_t>(output_channel() + c);
+    Block::poison(n).for_each_marked([&](int key) {
+      const ptx::SharedAddress row = Block::stage(n) + static_cast<uint32_t>(key * Config::kKeyPitch);
+      if constexpr (kRope) {
+        silence_values<DType::kBF16>(Config::kOutputDims, [&](int c) {
+          return row + from.rope_at + static_cast<uint32_t>((output_channel() - from.d_ckv + c) * 2);
+        });
+      } else {
+        MLA_NO_UNROLL
+        for (int c = ptx::lane(); c < Config::kOutputDims; c += kWarpSize) {
+          const ptx::SharedAddress at = row + static_cast<uint32_t>(output_channel() + c);
           if ((ptx::load_shared<uint8_t>(at) & 0x7FU) == 0x7FU) ptx::store_shared(at, uint8_t{0});
         }
       }
       if (first_of_group && ptx::lane() == 0) silence_scale(n, key, from, group);
-    }
+    });
     ptx::fence_async_proxy();
     ptx::sync_threads(Block::kValuesBarrier,
                       kValueThreads);  // every value warp has seen the marks; this one's lanes the zeros
-    if (value_warp() == 0)
-      for (int i = ptx::lane(); i <= Config::kKeys; i += kWarpSize) Block::poison(n)[i] = 0;
+    if (value_warp() == 0) Block::poison(n).reset(ptx::lane(), kWarpSize);
   }
 
   MLA_DEVICE void silence_scale(uint32_t n, int key, const LandedRows& from, int group) const {

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cuda/attention/absorbed_units.cuh"
+#include "cuda/attention/poison.cuh"
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
@@ -91,7 +92,7 @@ struct SpecializedConfig {
   static constexpr bool kScoresInRows = kRows == 16;  // or as products come
   static constexpr int kScorePitch = kKeys * 4 + 32;
   static constexpr int kScoreBytes = kParts * kRows * (kScoresInRows ? kScorePitch : kKeys * 4);
-  static constexpr int kPoisonBytes = kKeys + 4;  // a byte for each key, then one for any
+  static constexpr int kPoisonBytes = (PoisonMarks<kKeys>::kBytes + 3) / 4 * 4;
   static constexpr int kScaleGroups = kQuantized ? 8 : 0;
   static constexpr int kScaleBytes = kScaleGroups * kKeys * 2;  // of a step: f16 for each key
 

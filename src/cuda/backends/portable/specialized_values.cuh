@@ -31,7 +31,7 @@ class ValueRole : OutputRole<Config> {
     ptx::mbarrier_wait(Block::full(n), Block::stage_parity(n));  // for the sight of what copies wrote
     ptx::mbarrier_wait(Block::ready(n), Block::ready_parity(n));
     Output::rescale(n, 1.0F);
-    if (Block::poison(n)[Config::kKeys] != 0) silence_poison(n);
+    if (Block::poison(n).any()) silence_poison(n);
     add_values(n);
     ptx::sync_warp();
     if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::free(n));
@@ -62,24 +62,16 @@ class ValueRole : OutputRole<Config> {
     }
   }
 
-  /// Rare: keys that some queries see and others do not hold infinities or NaN, which a weight of 0 does not silence.
-  /// They become zeros. Who sees such a key has an infinite score or NaN, and so NaN in its outputs all the same. A
-  /// warp clears its own channels only.
   MLA_DEVICE void silence_poison(uint32_t n) const {
-    MLA_NO_UNROLL
-    for (int key = 0; key < Config::kKeys; ++key) {
-      if (Block::poison(n)[key] == 0) continue;
-      for (int c = ptx::lane(); c < Config::kOutputDims; c += kWarpSize) {
-        const ptx::SharedAddress at =
-            Block::stage(n) + static_cast<uint32_t>(key * Config::kKeyPitch + (output_channel() + c) * 2);
-        if (!both_finite<Config::kType>(ptx::load_shared<uint16_t>(at))) ptx::store_shared(at, uint16_t{0});
-      }
-    }
+    Block::poison(n).for_each_marked([&](int key) {
+      silence_values<Config::kType>(Config::kOutputDims, [&](int c) {
+        return Block::stage(n) + static_cast<uint32_t>(key * Config::kKeyPitch + (output_channel() + c) * 2);
+      });
+    });
     ptx::fence_async_proxy();
     ptx::sync_threads(Block::kValuesBarrier,
                       kValueThreads);  // every value warp has seen the marks; this one's lanes the zeros
-    if (value_warp() == 0)
-      for (int i = ptx::lane(); i <= Config::kKeys; i += kWarpSize) Block::poison(n)[i] = 0;
+    if (value_warp() == 0) Block::poison(n).reset(ptx::lane(), kWarpSize);
   }
 
   uint32_t next_ = 0;  // number of the next step

@@ -20,10 +20,7 @@ class WeightRole : SpecializedBlock<Config> {
 
   MLA_DEVICE void compute() {
     MLA_UNROLL
-    for (int row = 0; row < kLaneRows; ++row) {
-      max_[row] = kNoKey;
-      sum_[row] = 0.0F;
-    }
+    for (ScoreState& state : states_) state = {};
     Block::find_plain_steps();
     const StepRange known = unit().plain;
     MLA_NO_UNROLL
@@ -65,7 +62,7 @@ class WeightRole : SpecializedBlock<Config> {
     ptx::mbarrier_wait(Block::scored(band()), Block::score_parity(n));
     // The place of these weights is free once the values of two steps ago are added.
     if (n >= 2) ptx::mbarrier_wait(Block::free(n - 2), Block::stage_parity(n - 2));
-    const bool only_valid = args_.sparse() && args_.options.logits_soft_cap == 0.0F;
+    const bool only_valid = args_.sparse() && needs_only_scale(args_.options);
     const bool direct = plain || only_valid;
     if (!direct) [[unlikely]]
       replace_scores(n);
@@ -124,12 +121,12 @@ class WeightRole : SpecializedBlock<Config> {
 
   /// One of the lane's rows. Whether its outputs so far are to be rescaled.
   MLA_DEVICE bool weigh_row(const float (&s)[kLaneKeys], uint32_t n, int row) {
-    const float factor = raise_max(s, row), base = finite_or_zero(max_[row]) - kWeightShift<Config>;
+    const float factor = raise_max(s, row), base = states_[row].base() - kWeightShift<Config>;
     uint32_t weights[kLaneKeys / 2];
     MLA_UNROLL
     for (int i = 0; i < kLaneKeys; i += 2) {
       const float low = ptx::exp2_approx(s[i] - base), high = ptx::exp2_approx(s[i + 1] - base);
-      sum_[row] += low + high;
+      states_[row].sum += low + high;
       weights[i / 2] = pack<Config::kType>(low, high);
     }
     const ptx::SharedAddress to =
@@ -147,23 +144,15 @@ class WeightRole : SpecializedBlock<Config> {
     return factor != 1.0F;
   }
 
-  /// Raises what the exponents of a row are relative to, if they would become too large, and returns what outputs and
-  /// sums so far are to be multiplied by. Rescaling 64 rows for the sake of one is dear, and weights up to 2^8 as
-  /// exact as those up to 1.
+  /// Returns what outputs so far are to be multiplied by.
   MLA_DEVICE float raise_max(const float (&s)[kLaneKeys], int row) {
     float largest = kNoKey;
     MLA_UNROLL
     for (int i = 0; i < kLaneKeys; ++i) largest = ptx::max_number(largest, s[i]);
     MLA_UNROLL
     for (int mask = 1; mask < kRowLanes; mask *= 2) largest = ptx::max_number(largest, ptx::shuffle_xor(largest, mask));
-    const float headroom = args_.max_logits != nullptr ? 0.0F : 8.0F;  // who is asked for the maximum keeps to it
-    if (!(largest > max_[row] + headroom)) return 1.0F;
-    // Before the first key there is nothing to rescale, however far below 0 the maximum is now.
-    const float factor =
-        max_[row] == kNoKey ? 0.0F : ptx::exp2_approx(finite_or_zero(max_[row]) - finite_or_zero(largest));
-    max_[row] = largest;
-    sum_[row] *= factor;
-    return factor;
+    const float headroom = args_.max_logits != nullptr ? 0.0F : kHeadroom;  // who is asked for the maximum keeps to it
+    return states_[row].is_outgrown_by(largest, headroom) ? states_[row].raise(largest) : 1.0F;
   }
 
   /// The long way: the lane's scores become base-2 logits in place, -inf where a row does not see the key.
@@ -187,7 +176,7 @@ class WeightRole : SpecializedBlock<Config> {
 
   MLA_DEVICE float logit_of(const RowScores& row, float product, uint32_t n, int column, int32_t key) const {
     if ((Block::valid_from(n, column) & 1U) != 0 && row.sees(key)) return row.logit(product, key);
-    if (!is_finite(product)) Block::poison(n)[column] = Block::poison(n)[Config::kKeys] = 1;
+    if (!is_finite(product)) Block::poison(n).mark(column);
     return kNoKey;
   }
 
@@ -202,11 +191,11 @@ class WeightRole : SpecializedBlock<Config> {
     RowEnd<Config> ends[kLaneRows];
     MLA_UNROLL
     for (int row = 0; row < kLaneRows; ++row) {
-      float sum = sum_[row] * ptx::exp2_approx(-kWeightShift<Config>);
+      float sum = states_[row].sum * ptx::exp2_approx(-kWeightShift<Config>);
       MLA_UNROLL
       for (int mask = 1; mask < kRowLanes; mask *= 2) sum += ptx::shuffle_xor(sum, mask);
       const int r = row_of_unit(row);
-      ends[row] = {args_, unit(), r, max_[row], sum};
+      ends[row] = {args_, unit(), r, ScoreState{states_[row].max, sum}};
       if (first_of_row) Block::output_factors()[r] = ends[row].output_factor();
     }
     ptx::sync_warp();
@@ -216,9 +205,8 @@ class WeightRole : SpecializedBlock<Config> {
     for (int row = 0; row < kLaneRows; ++row) ends[row].store_statistics(args_);
   }
 
-  uint32_t next_ = 0;     // number of the next step
-  float max_[kLaneRows];  // what exponents are relative to
-  float sum_[kLaneRows];  // over the lane's keys
+  uint32_t next_ = 0;             // number of the next step
+  ScoreState states_[kLaneRows];  // sums are over the lane's keys
 };
 
 }  // namespace mla::MLA_CUDA_NAMESPACE

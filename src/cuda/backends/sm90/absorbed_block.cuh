@@ -147,9 +147,8 @@ class WgmmaBlock : protected AbsorbedUnits<Config> {
   }
   /// Of the thread that describes units. It lies in shared memory: registers are short.
   MLA_DEVICE UnitWalk& walk() const { return *as<UnitWalk>(memory_ + Config::kWalkOffset); }
-  /// Marks of keys with infinities or NaN that some rows do not see: a byte for each, then one for any.
-  MLA_DEVICE uint8_t* poison(uint32_t n) const {
-    return as<uint8_t>(memory_ + Config::kPoisonOffset) + n % 2 * Config::kPoisonBytes;
+  MLA_DEVICE PoisonMarks<Config::kKeys> poison(uint32_t n) const {
+    return PoisonMarks<Config::kKeys>(as<uint8_t>(memory_ + Config::kPoisonOffset + n % 2 * Config::kPoisonBytes));
   }
   /// What the outputs so far are to be multiplied by in step n; and in the end of a unit.
   MLA_DEVICE float* factors(uint32_t n) const {

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cuda/attention/absorbed_units.cuh"
+#include "cuda/attention/poison.cuh"
 #include "mla/types.h"
 
 namespace mla::MLA_CUDA_NAMESPACE {
@@ -59,7 +60,7 @@ struct WgmmaConfig {
   static constexpr int kOutputDims = kLatentDims / kValueGroups, kOutputTiles = kOutputDims / 8;
 
   // Shared memory.
-  static constexpr int kPoisonBytes = kKeys + 4;  // a byte for each key, then one for any
+  static constexpr int kPoisonBytes = (PoisonMarks<kKeys>::kBytes + 3) / 4 * 4;
   static constexpr int kQueryOffset = 0;
   static constexpr int kStageOffset = kQueryOffset + kTileBytes;
   static constexpr int kBarrierOffset = kStageOffset + kStages * kTileBytes;

@@ -22,12 +22,9 @@ class WgmmaScores : WgmmaBlock<Config> {
     load_queries();
     Block::find_plain_steps();
     MLA_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      max_[half] = kNoKey;
-      sum_[half] = 0.0F;
-    }
+    for (ScoreState& state : states_) state = {};
     scale_ = score_scale(args_) * std::numbers::log2e_v<float>;
-    only_valid_ = args_.sparse() && args_.options.logits_soft_cap == 0.0F;
+    only_valid_ = args_.sparse() && needs_only_scale(args_.options);
     MLA_NO_UNROLL
     for (const uint32_t end = unit().steps.end; next_ < end; ++next_) step(next_);
     finish();
@@ -122,14 +119,14 @@ class WgmmaScores : WgmmaBlock<Config> {
     float largest[2], factor[2] = {1.0F, 1.0F}, base[2];
     find_largest(s, scale, largest);
     const float headroom = args_.max_logits != nullptr ? 0.0F : kHeadroom;  // who is asked for the maximum keeps to it
-    if (ptx::any(largest[0] > max_[0] + headroom || largest[1] > max_[1] + headroom)) {
+    if (ptx::any(states_[0].is_outgrown_by(largest[0], headroom) || states_[1].is_outgrown_by(largest[1], headroom))) {
       MLA_UNROLL
       for (int half = 0; half < 2; ++half)
-        if (largest[half] > max_[half] + headroom) factor[half] = raise_max(half, largest[half]);
+        if (states_[half].is_outgrown_by(largest[half], headroom)) factor[half] = states_[half].raise(largest[half]);
     }
     MLA_UNROLL
     for (int half = 0; half < 2; ++half) {
-      base[half] = finite_or_zero(max_[half]);
+      base[half] = states_[half].base();
       if ((ptx::lane() & 3) == 0) Block::factors(n)[lane_row() + half * 8] = factor[half];
     }
     weigh<0>(s, n, scale, base);
@@ -147,7 +144,7 @@ class WgmmaScores : WgmmaBlock<Config> {
     }
     MLA_UNROLL
     for (int half = 0; half < 2; ++half)
-      sum_[half] += (sums[half][0] + sums[half][1]) + (sums[half][2] + sums[half][3]);
+      states_[half].sum += (sums[half][0] + sums[half][1]) + (sums[half][2] + sums[half][3]);
     // Every warp's scores are there, and so the rotary channels no longer needed.
     if (kPart == 0) ptx::mbarrier_wait(Block::scored(), n & 1U);
     store_weights<kPart>(s, n);
@@ -179,20 +176,6 @@ class WgmmaScores : WgmmaBlock<Config> {
     }
     MLA_UNROLL
     for (float& logit : largest) logit *= scale;
-  }
-
-  /// How far logits may exceed what exponents are relative to. Rescaling 64 rows for the sake of one is dear, and
-  /// weights up to 2^8 as exact as those up to 1.
-  static constexpr float kHeadroom = 8.0F;
-
-  /// Returns what outputs and sums so far are to be multiplied by.
-  MLA_DEVICE float raise_max(int half, float largest) {
-    // Before the first key there is nothing to rescale, however far below 0 the maximum is now.
-    const float factor =
-        max_[half] == kNoKey ? 0.0F : ptx::exp2_approx(finite_or_zero(max_[half]) - finite_or_zero(largest));
-    max_[half] = largest;
-    sum_[half] *= factor;
-    return factor;
   }
 
   /// Products of step n, to be waited for.
@@ -257,7 +240,7 @@ class WgmmaScores : WgmmaBlock<Config> {
 
   MLA_DEVICE float logit_of(const RowScores& row, float product, uint32_t n, int column, int32_t key) const {
     if ((Block::valid(n)[column / 16] >> column % 16 & 1) != 0 && row.sees(key)) return row.logit(product, key);
-    if (!is_finite(product)) Block::poison(n)[column] = Block::poison(n)[Config::kKeys] = 1;
+    if (!is_finite(product)) Block::poison(n).mark(column);
     return kNoKey;
   }
 
@@ -300,15 +283,14 @@ class WgmmaScores : WgmmaBlock<Config> {
   }
 
   MLA_DEVICE RowEnd<Config> end_of_row(int half) const {
-    float sum = sum_[half];
+    float sum = states_[half].sum;
     sum += ptx::shuffle_xor(sum, 1);
     sum += ptx::shuffle_xor(sum, 2);
-    return {args_, unit(), lane_row() + half * 8, max_[half], sum};
+    return {args_, unit(), lane_row() + half * 8, ScoreState{states_[half].max, sum}};
   }
 
-  uint32_t next_ = 0;  // number of the next step
-  float max_[2];       // what exponents are relative to
-  float sum_[2];       // over the lane's keys
+  uint32_t next_ = 0;     // number of the next step
+  ScoreState states_[2];  // sums are over the lane's keys
   // Of the unit:
   float scale_;      // what products are multiplied by to become base-2 logits
   bool only_valid_;  // whether all rows see the same keys, those that are there

@@ -51,7 +51,7 @@ class WgmmaValues : WgmmaBlock<Config> {
   MLA_DEVICE void step(uint32_t n) {
     ptx::mbarrier_wait(Block::ready(n, 0), Block::parity(n));
     rescale(n);
-    if (Block::poison(n)[Config::kKeys] != 0) [[unlikely]]
+    if (Block::poison(n).any()) [[unlikely]]
       silence_poison(n);
     hold();
     ptx::wgmma_fence();
@@ -104,26 +104,19 @@ class WgmmaValues : WgmmaBlock<Config> {
           true);
   }
 
-  /// Rare: keys that some queries see and others do not hold infinities or NaN, which a weight of 0 does not silence.
-  /// They become zeros. Who sees such a key has an infinite score or NaN, and so NaN in its outputs all the same. A
-  /// warp clears channels of its own.
   MLA_DEVICE void silence_poison(uint32_t n) const {
     constexpr int kWarpDims = Config::kLatentDims / Config::kValueWarps;
-    MLA_NO_UNROLL
-    for (int key = 0; key < Config::kKeys; ++key) {
-      if (Block::poison(n)[key] == 0) continue;
-      for (int c = ptx::lane(); c < kWarpDims; c += kWarpSize) {
+    Block::poison(n).for_each_marked([&](int key) {
+      silence_values<Config::kType>(kWarpDims, [&](int c) {
         const int channel = value_warp() * kWarpDims + c;
-        const ptx::SharedAddress at = Block::stage(n) + Block::chunk_offset(key, channel / kVector) +
-                                      static_cast<uint32_t>(channel % kVector * 2);
-        if (!both_finite<Config::kType>(ptx::load_shared<uint16_t>(at))) ptx::store_shared(at, uint16_t{0});
-      }
-    }
+        return Block::stage(n) + Block::chunk_offset(key, channel / kVector) +
+               static_cast<uint32_t>(channel % kVector * 2);
+      });
+    });
     ptx::fence_async_proxy();
     // Every value warp has seen the marks, and all have cleared.
     ptx::sync_threads(Block::kValuesBarrier, Config::kValueWarps * kWarpSize);
-    if (value_warp() == 0)
-      for (int i = ptx::lane(); i <= Config::kKeys; i += kWarpSize) Block::poison(n)[i] = 0;
+    if (value_warp() == 0) Block::poison(n).reset(ptx::lane(), kWarpSize);
   }
 
   uint32_t next_ = 0;  // number of the next step

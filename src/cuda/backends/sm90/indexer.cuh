@@ -46,7 +46,7 @@ class WgmmaIndexer : IndexerBlock<kQueries, 2> {
     const Segment segment = Block::find_segment();
     if (segment.first >= segment.stop) return;
     const int32_t begin = Block::first_key(), end = Block::end_key();
-    const int32_t seen = Block::visible_keys(segment, segment.stop - 1);  // by any of its tokens
+    const int32_t seen = Block::num_visible(segment, segment.stop - 1);  // by any of its tokens
     const int32_t group_begin = begin + ptx::warp() / kGroupWarps * kGroupKeys;
     const int32_t warp_offset = ptx::warp() % kGroupWarps * kWarpKeys;
     Places places = {};
@@ -73,7 +73,7 @@ class WgmmaIndexer : IndexerBlock<kQueries, 2> {
       }
       MLA_NO_UNROLL
       for (int32_t token = segment.first; token < segment.stop; ++token) {
-        const int32_t visible = Block::visible_keys(segment, token);
+        const int32_t visible = Block::num_visible(segment, token);
         Sums sums = {};
         if (base < visible) add_heads(token - segment.first, keys, sums);
         Block::write_logit(token, base + warp_offset, visible, Block::own_sum(sums) * scale);

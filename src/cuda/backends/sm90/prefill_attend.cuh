@@ -30,7 +30,7 @@ class Sm90PrefillAttend : public Sm90PrefillBlock<Config> {
       : Sm90PrefillBlock<Config>(params),
         group_(group),
         warp_row_(ptx::shuffle(ptx::warp(), 0) % Sm90PrefillAttend::kGroupWarps * 16),
-        raw_scores_(params.args.options.logits_soft_cap == 0.0F && params.args.options.alibi_slopes == nullptr),
+        raw_scores_(needs_only_scale(params.args.options)),
         scale_log2_((raw_scores_ ? params.args.sm_scale : 1.0F) * std::numbers::log2e_v<float>) {}
 
   MLA_DEVICE void run() {
@@ -199,7 +199,7 @@ class Sm90PrefillAttend : public Sm90PrefillBlock<Config> {
   MLA_DEVICE void attend_whole_tiles(const QRegisters& q, int count, SoftmaxRows (&rows)[1], Outputs& o) {
     Scores<Config::kKeys> s;
     Weights<Config::kKeys> p;
-    float factor[2];
+    float factor[1][2];
     int n = tile_;
     tile_ += count;
     wait_for_k(n);
@@ -212,7 +212,7 @@ class Sm90PrefillAttend : public Sm90PrefillBlock<Config> {
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(flat(s));
     release_k(n);
-    if (weigh(s[0], rows[0], factor)) scale_rows(o[0], factor);
+    if (weigh(s, rows, factor)) scale_rows(o[0], factor[0]);
     pack_all(s[0], p);
     if (++n < tile_) wait_for_k(n);
 
@@ -232,7 +232,7 @@ class Sm90PrefillAttend : public Sm90PrefillBlock<Config> {
       ptx::wgmma_wait<1>();
       ptx::wgmma_hold(flat(s));
       release_k(n);
-      const bool grown = weigh(s[0], rows[0], factor);
+      const bool outgrown = weigh(s, rows, factor);
       ptx::wgmma_hold(flat(s));
       // Here, because ptxas (13.0) moves the exponentials behind the next wait unless a branch stands between. To
       // re-check: in the loop with 20 HGMMA, MUFU.EX2 come before WARPGROUP.DEPBAR.LE gsb0, 0x0.
@@ -240,7 +240,7 @@ class Sm90PrefillAttend : public Sm90PrefillBlock<Config> {
       ptx::wgmma_wait<0>();
       ptx::wgmma_hold(flat(o));
       release_v(n - 1);
-      if (grown) scale_rows(o[0], factor);
+      if (outgrown) scale_rows(o[0], factor[0]);
       pack_all(s[0], p);
     }
     wait_for_v(n - 1);
@@ -253,29 +253,14 @@ class Sm90PrefillAttend : public Sm90PrefillBlock<Config> {
     release_v(n - 1);
   }
 
-  /// Scores become weights, which `rows` takes in. True: some rows' maxima have grown so far that what was summed
-  /// before is to be multiplied by `factor`.
+  /// Scores become weights, which `rows` takes in. True: what was summed before is to be multiplied by `factor`.
   template <int kColTiles>
-  MLA_DEVICE bool weigh(float (&s)[kColTiles][4], SoftmaxRows& rows, float (&factor)[2]) const {
-    float max[2] = {rows.max[0], rows.max[1]};
-    row_max(s, max);
-    bool grown = false;
-    MLA_UNROLL
-    for (int i = 0; i < 2; ++i) grown |= (max[i] - rows.max[i]) * scale_log2_ > kRescaleThreshold;
-    grown = ptx::any(grown);
-    if (grown) {
-      MLA_UNROLL
-      for (int i = 0; i < 2; ++i) {
-        factor[i] =
-            rows.max[i] == kNoKey
-                ? 0.0F
-                : ptx::exp2_approx(exponent_offset(rows.max[i], scale_log2_) - exponent_offset(max[i], scale_log2_));
-        rows.max[i] = max[i];
-        rows.sum[i] *= factor[i];
-      }
-    }
-    exponentiate(s, scale_log2_, rows);
-    return grown;
+  MLA_DEVICE bool weigh(float (&s)[1][kColTiles][4], SoftmaxRows (&rows)[1], float (&factor)[1][2]) const {
+    float largest[1][2];
+    row_max(s[0], largest[0]);
+    const bool outgrown = raise_rows(largest, scale_log2_, rows, factor);
+    exponentiate(s[0], scale_log2_, rows[0]);
+    return outgrown;
   }
 
   template <int kColTiles>
@@ -312,8 +297,8 @@ class Sm90PrefillAttend : public Sm90PrefillBlock<Config> {
       ptx::wgmma_hold(flat(s));
       if (!raw_scores_) transform(s[0], first_key);
       if (masked) mask(s[0], first_key);
-      float factor[2];
-      if (weigh(s[0], rows[0], factor)) scale_rows(o[0], factor);
+      float factor[1][2];
+      if (weigh(s, rows, factor)) scale_rows(o[0], factor[0]);
       pack_all(s[0], p);
       if (finite) {
         ptx::wgmma_hold(flat(o));
@@ -449,9 +434,7 @@ class Sm90PrefillAttend : public Sm90PrefillBlock<Config> {
     const int64_t head_offset = unit.head * args.o_stride_head;
     MLA_UNROLL
     for (int i = 0; i < 2; ++i) {
-      const float max = state.max[i];
-      const FinishedRow finished = finish_row(max == kNoKey ? kNoKey : exponent_offset(max, scale_log2_),
-                                              quad_sum(state.sum[i]), sink, 1.0F, args.lse_base);
+      const FinishedRow finished = finish_row(state.of[i].max, quad_sum(state.of[i].sum), sink, 1.0F, args.lse_base);
       MLA_UNROLL
       for (int column = 0; column < kOutTiles; ++column) {
         o[0][column][2 * i] *= finished.o_factor;
