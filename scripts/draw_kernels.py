@@ -491,11 +491,11 @@ def cuda_portable_memory() -> Picture:
                 ("other", "addresses, entries, row state", 1_920), ("load", "tile A: 32 rows of 1,152", 36_864),
                 ("load", "tile B", 36_864), ("scores", "S, four K slices; then P", 16_384)], 99 * KB),
             ("32 rows, e4m3, 99 KB machines", "codes land raw, one tile of bf16", [
-                ("other", "addresses, scales, row state", 3_456), ("values", "tile: 32 rows as bf16", 36_864),
+                ("other", "addresses, scales, row state", 4_480), ("values", "tile: 32 rows as bf16", 36_864),
                 ("scores", "S, four K slices; then P", 16_384), ("load", "raw stage 0: 32 rows of 640", 20_480),
                 ("load", "raw stage 1", 20_480)], 99 * KB),
             ("64 rows, e4m3, SM90", "64 keys a step", [
-                ("other", "addresses, scales, row state", 6_656), ("values", "tile: 64 rows as bf16", 73_728),
+                ("other", "addresses, scales, row state", 8_704), ("values", "tile: 64 rows as bf16", 73_728),
                 ("scores", "S, four K slices; then P", 65_536), ("load", "raw stage 0: 64 rows of 640", 40_960),
                 ("load", "raw stage 1", 40_960)], 227 * KB),
         ],
