@@ -58,6 +58,12 @@ TEST(ValidateFormats, Fp8RefusesBadScales) {
          p.params.cache.ckv_scale = contiguous(p.quantized.quarter_scales.data(), DType::kF32, {8, 2, 8});
        },
        "decode: cache.ckv_scale: expected shape [num_pages = 8, page_size = 4, 4], got [8, 2, 8]"},
+      {"scales of quarters that lie apart",
+       [](Fp8Decode& p) {
+         p.params.cache = p.quantized.fp8_quarters();
+         p.params.cache.ckv_scale.stride[2] = 2;
+       },
+       "decode: cache.ckv_scale: expected stride 1 in the innermost dimension, got 2"},
       {"scales of quarters, none of kpe",
        [](Fp8Decode& p) {
          p.params.cache = p.quantized.fp8_quarters();
@@ -121,6 +127,12 @@ TEST(ValidateFormats, Fp8Planes) {
   EXPECT_TRUE(cache.writes_scales);
   EXPECT_FALSE(cache.power_of_two_scales);
   EXPECT_EQ(cache.kpe_scale, p.quantized.kpe_scale.data());
+
+  p.params.cache.ckv_scale.stride[0] = 2 * kPageSize * 5;
+  p.params.cache.ckv_scale.stride[1] = 5;
+  cache = accepted(p.params).cache;
+  EXPECT_EQ(cache.scales.stride_page, 2 * kPageSize * 20);
+  EXPECT_EQ(cache.scales.stride_token, 20);
 }
 
 TEST(ValidateFormats, DsMlaRefusesBadInput) {

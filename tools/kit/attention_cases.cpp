@@ -72,7 +72,8 @@ AttentionOptions options_of(const AttentionMemory& memory, const AttentionSpec& 
 
 void make_outputs(AttentionMemory& memory, const AttentionSpec& spec, int64_t num_tokens, int64_t d_v) {
   memory.o = padded_buffer(spec.o_dtype, num_tokens, spec.num_heads, d_v, spec.o_head_extra, spec.o_token_extra);
-  if (spec.want_lse) memory.lse = rows_buffer(DType::kF32, num_tokens, spec.num_heads, spec.lse_token_extra);
+  if (spec.want_lse)
+    memory.lse = statistics_buffer(num_tokens, spec.num_heads, spec.lse_head_extra, spec.lse_token_extra);
 }
 
 void make_queries(AttentionMemory& memory, const AbsorbedSpec& spec, float sm_scale, int64_t num_tokens,
@@ -118,14 +119,14 @@ int64_t longest_q(const std::vector<int32_t>& q_len) {
 void make_tree(DecodeCase& problem, const std::vector<int32_t>& q_len) {
   const DecodeSpec& spec = problem.spec;
   if (spec.tree == Tree::kNone) return;
-  const int64_t width = longest_q(q_len) + kMaskExtra;
+  const int64_t stride = longest_q(q_len) + kMaskExtra + spec.tree_mask_extra;
   std::vector<int32_t> parents;
-  problem.tree_mask = Buffer(static_cast<size_t>(problem.num_tokens * width));
+  problem.tree_mask = Buffer(static_cast<size_t>(problem.num_tokens * stride));
   problem.tree_mask.fill(0xFF);
   Random random(mix(spec.seed, kTree));
   for (int32_t len : q_len) {
     for (int32_t i = 0; i < len; ++i) {
-      auto* const mask = problem.tree_mask.as<uint8_t>() + std::ssize(parents) * width;
+      auto* const mask = problem.tree_mask.as<uint8_t>() + std::ssize(parents) * stride;
       for (int32_t j = 0; j < len; ++j)
         mask[j] = random.chance(0.5) ? static_cast<uint8_t>(random.integer(1, 255)) : uint8_t{0};
       parents.push_back(static_cast<int32_t>(random.integer(-1, int64_t{i} - 1)));
@@ -157,7 +158,8 @@ DecodeParams DecodeCase::params() const {
   if (!spec.omit_qo_indptr) p.qo_indptr = list_view(qo_indptr, DType::kI32, spec.batch_size() + 1);
   p.causal = spec.causal;
   if (spec.tree == Tree::kMask)
-    p.tree_mask = contiguous(tree_mask.data(), DType::kU8, {num_tokens, longest_q(q_lens(spec)) + kMaskExtra});
+    p.tree_mask =
+        rows_view(tree_mask, DType::kU8, num_tokens, longest_q(q_lens(spec)) + kMaskExtra, spec.tree_mask_extra);
   if (spec.tree == Tree::kParents) p.tree_parents = list_view(tree_parents, DType::kI32, num_tokens);
   p.context_parallel = spec.context_parallel;
   p.sm_scale = spec.effective_sm_scale();
@@ -312,7 +314,8 @@ PrefillSparseCase::PrefillSparseCase(const PrefillSparseSpec& sparse_spec) : spe
                            spec.num_tokens, spec.topk, spec.row_extra);
   make_options(*this, spec);
   make_outputs(*this, spec, spec.num_tokens, spec.d_v);
-  if (spec.want_max_logits) max_logits = rows_buffer(DType::kF32, spec.num_tokens, heads, spec.lse_token_extra);
+  if (spec.want_max_logits)
+    max_logits = statistics_buffer(spec.num_tokens, heads, spec.max_logits_head_extra, spec.max_logits_token_extra);
   const PrefillSparseParams p = params();
   fill_heads(p.q, spec.seed, kQ, query_std(spec, p.sm_scale, spec.d_qk));
   for (int64_t row = 0; row < spec.num_keys; ++row)
@@ -330,7 +333,8 @@ PrefillSparseParams PrefillSparseCase::params() const {
   p.indices = rows_view(indices, DType::kI32, tokens, spec.topk, spec.row_extra);
   if (spec.topk_length) p.topk_length = list_view(topk_length, DType::kI32, tokens);
   p.sm_scale = spec.effective_sm_scale();
-  if (spec.want_max_logits) p.max_logits = rows_view(max_logits, DType::kF32, tokens, heads, spec.lse_token_extra);
+  if (spec.want_max_logits)
+    p.max_logits = statistics_view(max_logits, tokens, heads, spec.max_logits_head_extra, spec.max_logits_token_extra);
   return p;
 }
 

@@ -69,6 +69,7 @@ std::string describe_attention(const Spec& spec) {
       .knob("q_token_extra", &Spec::q_token_extra)
       .knob("o_head_extra", &Spec::o_head_extra)
       .knob("o_token_extra", &Spec::o_token_extra)
+      .knob("lse_head_extra", &Spec::lse_head_extra)
       .knob("lse_token_extra", &Spec::lse_token_extra)
       .knob("workspace_misalign", &Spec::workspace_misalign)
       .take();
@@ -141,6 +142,7 @@ std::string describe(const DecodeSpec& spec) {
       .append(describe_absorbed(spec))
       .knob("causal", &Spec::causal)
       .knob("tree", &Spec::tree)
+      .knob("tree_mask_extra", &Spec::tree_mask_extra)
       .knob("context_parallel", &Spec::context_parallel)
       .take();
 }
@@ -196,6 +198,8 @@ std::string describe(const PrefillSparseSpec& spec) {
       .knob("kv_extra", &Spec::kv_extra)
       .knob("row_extra", &Spec::row_extra)
       .knob("want_max_logits", &Spec::want_max_logits)
+      .knob("max_logits_head_extra", &Spec::max_logits_head_extra)
+      .knob("max_logits_token_extra", &Spec::max_logits_token_extra)
       .take();
 }
 

@@ -202,9 +202,10 @@ void for_each_row(const TensorView& view, const F& f) {
 std::vector<double> to_dense(const TensorView& view) {
   std::vector<double> dense;
   dense.reserve(static_cast<size_t>(view.numel()));
-  const int64_t width = view.shape[static_cast<size_t>(view.ndim - 1)];
+  const auto inner = static_cast<size_t>(view.ndim - 1);
   for_each_row(view, [&](int64_t offset) {
-    for (int64_t i = 0; i < width; ++i) dense.push_back(load_element(view.data, view.dtype, offset + i));
+    for (int64_t i = 0; i < view.shape[inner]; ++i)
+      dense.push_back(load_element(view.data, view.dtype, offset + i * view.stride[inner]));
   });
   return dense;
 }
@@ -213,10 +214,12 @@ bool gaps_hold(const Buffer& buffer, const TensorView& view, uint8_t value) {
   const size_t element = size_of(view.dtype);
   const auto origin = static_cast<size_t>(static_cast<std::byte*>(view.data) - buffer.data());
   std::vector<bool> covered(buffer.size(), false);
-  const auto width = static_cast<size_t>(view.shape[static_cast<size_t>(view.ndim - 1)]) * element;
+  const auto inner = static_cast<size_t>(view.ndim - 1);
   for_each_row(view, [&](int64_t offset) {
-    const auto first = covered.begin() + static_cast<std::ptrdiff_t>(origin + static_cast<size_t>(offset) * element);
-    std::fill(first, first + static_cast<std::ptrdiff_t>(width), true);
+    for (int64_t i = 0; i < view.shape[inner]; ++i) {
+      const auto at = origin + static_cast<size_t>(offset + i * view.stride[inner]) * element;
+      std::fill_n(covered.begin() + static_cast<std::ptrdiff_t>(at), element, true);
+    }
   });
   for (size_t i = 0; i < buffer.size(); ++i)
     if (!covered[i] && buffer.data()[i] != std::byte{value}) return false;

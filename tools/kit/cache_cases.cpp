@@ -75,6 +75,11 @@ void fill_states(const MergeSpec& spec, const TensorView& o, const TensorView& l
   }
 }
 
+int64_t lse_state_stride(const MergeSpec& spec) {
+  const int64_t token = spec.num_heads * (1 + spec.partial_lse_head_extra) + spec.partial_lse_token_extra;
+  return spec.num_tokens * token + spec.partial_lse_state_extra;
+}
+
 }  // namespace
 
 MergeCase::MergeCase(const MergeSpec& merge_spec) : spec(merge_spec) {
@@ -83,9 +88,10 @@ MergeCase::MergeCase(const MergeSpec& merge_spec) : spec(merge_spec) {
   partial_o = Buffer(static_cast<size_t>(spec.num_states * (tokens * token + spec.partial_state_extra)) *
                      size_of(spec.partial_dtype));
   partial_o.fill(kNanByte);
-  partial_lse = Buffer(static_cast<size_t>(spec.num_states * tokens * heads) * sizeof(float));
+  partial_lse = Buffer(static_cast<size_t>(spec.num_states * lse_state_stride(spec)) * sizeof(float));
+  partial_lse.fill(kNanByte);
   o = padded_buffer(spec.o_dtype, tokens, heads, spec.d_v, spec.o_head_extra, spec.o_token_extra);
-  if (spec.want_lse) lse = rows_buffer(DType::kF32, tokens, heads, 0);
+  if (spec.want_lse) lse = statistics_buffer(tokens, heads, spec.lse_head_extra, spec.lse_token_extra);
 
   const MergeStatesParams p = params();
   for (int64_t n = 0; n < spec.num_states; ++n) {
@@ -94,7 +100,10 @@ MergeCase::MergeCase(const MergeSpec& merge_spec) : spec(merge_spec) {
                                   spec.partial_dtype, {tokens, heads, spec.d_v});
     state.stride[0] = p.partial_o.stride[1];
     state.stride[1] = p.partial_o.stride[2];
-    const TensorView state_lse = contiguous(partial_lse.as<float>() + n * tokens * heads, DType::kF32, {tokens, heads});
+    TensorView state_lse =
+        contiguous(partial_lse.as<float>() + n * p.partial_lse.stride[0], DType::kF32, {tokens, heads});
+    state_lse.stride[0] = p.partial_lse.stride[1];
+    state_lse.stride[1] = p.partial_lse.stride[2];
     fill_states(spec, state, state_lse, static_cast<uint64_t>(n));
   }
   reset_outputs();
@@ -108,10 +117,13 @@ MergeStatesParams MergeCase::params() const {
   p.partial_o.stride[1] = heads * p.partial_o.stride[2] + spec.partial_token_extra;
   p.partial_o.stride[0] = tokens * p.partial_o.stride[1] + spec.partial_state_extra;
   p.partial_lse = contiguous(partial_lse.data(), DType::kF32, {states, tokens, heads});
+  p.partial_lse.stride[2] = 1 + spec.partial_lse_head_extra;
+  p.partial_lse.stride[1] = heads * p.partial_lse.stride[2] + spec.partial_lse_token_extra;
+  p.partial_lse.stride[0] = lse_state_stride(spec);
   p.lse_base = spec.lse_base;
   p.in_place = spec.in_place;
   p.o = padded_view(o, spec.o_dtype, tokens, heads, spec.d_v, spec.o_head_extra, spec.o_token_extra);
-  if (spec.want_lse) p.lse = rows_view(lse, DType::kF32, tokens, heads, 0);
+  if (spec.want_lse) p.lse = statistics_view(lse, tokens, heads, spec.lse_head_extra, spec.lse_token_extra);
   return p;
 }
 

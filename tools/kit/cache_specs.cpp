@@ -46,6 +46,9 @@ std::string describe(const CacheSpec& spec) {
       .knob("unowned_pages", &CacheSpec::unowned_pages)
       .knob("page_stride_extra", &CacheSpec::page_stride_extra)
       .knob("token_stride_extra", &CacheSpec::token_stride_extra)
+      .knob("scale_page_extra", &CacheSpec::scale_page_extra)
+      .knob("scale_token_extra", &CacheSpec::scale_token_extra)
+      .knob("table_row_extra", &CacheSpec::table_row_extra)
       .knob("poison", &CacheSpec::poison)
       .knob("token_scales", &CacheSpec::token_scales)
       .knob("own_kpe_scale", &CacheSpec::own_kpe_scale)
@@ -82,8 +85,13 @@ std::string describe(const MergeSpec& spec) {
       .knob("partial_state_extra", &Spec::partial_state_extra)
       .knob("partial_token_extra", &Spec::partial_token_extra)
       .knob("partial_head_extra", &Spec::partial_head_extra)
+      .knob("partial_lse_state_extra", &Spec::partial_lse_state_extra)
+      .knob("partial_lse_token_extra", &Spec::partial_lse_token_extra)
+      .knob("partial_lse_head_extra", &Spec::partial_lse_head_extra)
       .knob("o_token_extra", &Spec::o_token_extra)
       .knob("o_head_extra", &Spec::o_head_extra)
+      .knob("lse_token_extra", &Spec::lse_token_extra)
+      .knob("lse_head_extra", &Spec::lse_head_extra)
       .take();
 }
 

@@ -60,6 +60,18 @@ inline Buffer rows_buffer(DType dtype, int64_t rows, int64_t width, int64_t row_
   return Buffer(static_cast<size_t>(rows * (width + row_extra)) * size_of(dtype));
 }
 
+/// lse and max_logits [tokens, heads], with padding behind every head and every token.
+inline TensorView statistics_view(const Buffer& buffer, int64_t tokens, int64_t heads, int64_t head_extra,
+                                  int64_t token_extra) {
+  TensorView view = padded_view(buffer, DType::kF32, tokens, heads, 1, head_extra, token_extra);
+  view.ndim = 2;
+  return view;
+}
+
+inline Buffer statistics_buffer(int64_t tokens, int64_t heads, int64_t head_extra, int64_t token_extra) {
+  return padded_buffer(DType::kF32, tokens, heads, 1, head_extra, token_extra);
+}
+
 inline TensorView list_view(const Buffer& buffer, DType dtype, int64_t extent) {
   return contiguous(buffer.data(), dtype, {extent});
 }
@@ -108,7 +120,8 @@ void set_common(Params& params, const AttentionMemory& memory, const AttentionSp
   params.lse_base = spec.lse_base;
   params.batch_invariant = spec.batch_invariant;
   params.o = padded_view(memory.o, spec.o_dtype, num_tokens, heads, d_v, spec.o_head_extra, spec.o_token_extra);
-  if (spec.want_lse) params.lse = rows_view(memory.lse, DType::kF32, num_tokens, heads, spec.lse_token_extra);
+  if (spec.want_lse)
+    params.lse = statistics_view(memory.lse, num_tokens, heads, spec.lse_head_extra, spec.lse_token_extra);
 }
 
 /// Negative: queries and keys come from one table, and a query that happens to be a key's very values must not score

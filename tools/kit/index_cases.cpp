@@ -75,6 +75,7 @@ PhysicalSlotsCase::PhysicalSlotsCase(const PhysicalSlotsSpec& slots_spec) : spec
   qo_indptr = to_buffer(indptr);
   table = make_table({.page_size = spec.page_size,
                       .block_table = spec.block_table,
+                      .row_extra = spec.table_row_extra,
                       .garbage_tail = true,
                       .shuffled = true,
                       .unowned_pages = 3,
@@ -83,14 +84,14 @@ PhysicalSlotsCase::PhysicalSlotsCase(const PhysicalSlotsSpec& slots_spec) : spec
   index_values = draw_local_indices(spec, q_len);
   if (spec.topk_length) topk_length = to_buffer(random_lengths(num_tokens, spec.topk, mix(spec.seed, kLengths)));
   if (!spec.in_place) indices = padded_indices(index_values, num_tokens, spec.topk, spec.row_extra);
-  slots = rows_buffer(DType::kI32, num_tokens, spec.topk, spec.row_extra);
+  slots = rows_buffer(DType::kI32, num_tokens, spec.topk, spec.slots_extra);
   if (spec.want_valid_count) valid_count = rows_buffer(DType::kI32, 1, num_tokens, 0);
   reset_outputs();
 }
 
 PhysicalSlotsParams PhysicalSlotsCase::params() const {
   PhysicalSlotsParams p;
-  p.slots = rows_view(slots, DType::kI32, num_tokens, spec.topk, spec.row_extra);
+  p.slots = rows_view(slots, DType::kI32, num_tokens, spec.topk, spec.slots_extra);
   p.indices = spec.in_place ? p.slots : rows_view(indices, DType::kI32, num_tokens, spec.topk, spec.row_extra);
   if (spec.topk_length) p.topk_length = list_view(topk_length, DType::kI32, num_tokens);
   if (!spec.omit_qo_indptr) p.qo_indptr = list_view(qo_indptr, DType::kI32, spec.batch_size() + 1);
@@ -106,7 +107,7 @@ void PhysicalSlotsCase::reset_outputs() const {
   untouched(outputs());
   for (int64_t t = 0; spec.in_place && t < num_tokens; ++t)
     std::copy_n(index_values.begin() + t * spec.topk, spec.topk,
-                slots.as<int32_t>() + t * (spec.topk + spec.row_extra));
+                slots.as<int32_t>() + t * (spec.topk + spec.slots_extra));
 }
 
 AppendIndexerCase::AppendIndexerCase(const AppendIndexerSpec& append_spec) : spec(append_spec) {
@@ -140,6 +141,7 @@ IndexerLogitsCase::IndexerLogitsCase(const IndexerLogitsSpec& logits_spec) : spe
   qo_indptr = to_buffer(indptr);
   table = make_table({.page_size = spec.page_size,
                       .block_table = spec.block_table,
+                      .row_extra = spec.table_row_extra,
                       .garbage_tail = true,
                       .shuffled = true,
                       .unowned_pages = spec.unowned_pages,
@@ -155,12 +157,13 @@ IndexerLogitsCase::IndexerLogitsCase(const IndexerLogitsSpec& logits_spec) : spe
     }
   q = padded_buffer(spec.q_dtype, num_tokens, spec.num_heads, kDim, spec.q_head_extra, spec.q_token_extra);
   q.fill(kNanByte);
-  weights = rows_buffer(DType::kF32, num_tokens, spec.num_heads, 0);
+  weights = rows_buffer(DType::kF32, num_tokens, spec.num_heads, spec.weights_extra);
+  weights.fill(kNanByte);
   num_columns = std::max<int64_t>(max_len(spec.kv_len) + spec.logits_columns, 1);
   logits = rows_buffer(DType::kF32, num_tokens, num_columns, spec.logits_extra);
   fill_heads(params().q, spec.seed, kQ, 1.0F);
   for (int64_t t = 0; t < num_tokens; ++t)
-    fill_normal(weights.data(), DType::kF32, t * spec.num_heads, spec.num_heads,
+    fill_normal(weights.data(), DType::kF32, t * (spec.num_heads + spec.weights_extra), spec.num_heads,
                 mix(spec.seed, kWeights, static_cast<uint64_t>(t)));
   reset_outputs();
 }
@@ -169,7 +172,7 @@ IndexerLogitsParams IndexerLogitsCase::params() const {
   IndexerLogitsParams p;
   p.q = padded_view(q, spec.q_dtype, num_tokens, spec.num_heads, kIndexerLayout.head_dim, spec.q_head_extra,
                     spec.q_token_extra);
-  p.weights = rows_view(weights, DType::kF32, num_tokens, spec.num_heads, 0);
+  p.weights = rows_view(weights, DType::kF32, num_tokens, spec.num_heads, spec.weights_extra);
   p.cache = memory.cache;
   p.pages = table.pages;
   if (!spec.omit_qo_indptr) p.qo_indptr = list_view(qo_indptr, DType::kI32, spec.batch_size() + 1);
@@ -206,7 +209,8 @@ std::vector<double> IndexerLogitsCase::row_scales() const {
           const double value = load_element(q.data(), spec.q_dtype, t * queries.stride[0] + h * queries.stride[1] + c);
           squares += value * value;
         }
-        sum += std::sqrt(squares) * std::abs(static_cast<double>(weights.as<float>()[t * spec.num_heads + h]));
+        sum += std::sqrt(squares) *
+               std::abs(static_cast<double>(weights.as<float>()[t * (spec.num_heads + spec.weights_extra) + h]));
       }
       scales.push_back(sum * largest);
     }
@@ -253,6 +257,7 @@ void TopKCase::reset_outputs() const { untouched(outputs()); }
 IndexerTopKCase::IndexerTopKCase(const IndexerTopKSpec& top_k_spec) : spec(top_k_spec), indexer(top_k_spec.indexer) {
   table = make_table({.page_size = spec.page_size,
                       .block_table = spec.indexer.block_table,
+                      .row_extra = spec.table_row_extra,
                       .garbage_tail = true,
                       .shuffled = true,
                       .unowned_pages = 1,

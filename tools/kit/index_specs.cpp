@@ -34,6 +34,8 @@ std::string describe(const PhysicalSlotsSpec& spec) {
       .knob("want_valid_count", &Spec::want_valid_count)
       .knob("invalid_share", &Spec::invalid_share)
       .knob("row_extra", &Spec::row_extra)
+      .knob("slots_extra", &Spec::slots_extra)
+      .knob("table_row_extra", &Spec::table_row_extra)
       .take();
 }
 
@@ -69,6 +71,8 @@ std::string describe(const IndexerLogitsSpec& spec) {
       .knob("page_stride_extra", &Spec::page_stride_extra)
       .knob("q_head_extra", &Spec::q_head_extra)
       .knob("q_token_extra", &Spec::q_token_extra)
+      .knob("weights_extra", &Spec::weights_extra)
+      .knob("table_row_extra", &Spec::table_row_extra)
       .knob("logits_columns", &Spec::logits_columns)
       .knob("logits_extra", &Spec::logits_extra)
       .knob("poison", &Spec::poison)
@@ -99,6 +103,7 @@ std::string describe(const IndexerTopKSpec& spec) {
       .always("latent_page_size", &Spec::page_size)
       .knob("want_valid_count", &Spec::want_valid_count)
       .knob("slots_extra", &Spec::slots_extra)
+      .knob("latent_table_row_extra", &Spec::table_row_extra)
       .take();
 }
 

@@ -60,10 +60,13 @@ void allocate_rows(PagedMemory& memory, const CacheSpec& spec) {
 void allocate_scales(PagedMemory& memory, const CacheSpec& spec) {
   if (kv_layout(spec.format).nope.scale_place != ScalePlace::kTensor) return;
   if (spec.token_scales) {
-    memory.ckv_scale =
-        Buffer(static_cast<size_t>(memory.num_pages * spec.page_size * kTensorScalesPerToken) * sizeof(float));
+    const int64_t token = kTensorScalesPerToken + spec.scale_token_extra,
+                  page = spec.page_size * token + spec.scale_page_extra;
+    memory.ckv_scale = Buffer(static_cast<size_t>(memory.num_pages * page) * sizeof(float));
     memory.cache.ckv_scale =
         contiguous(memory.ckv_scale.data(), DType::kF32, {memory.num_pages, spec.page_size, kTensorScalesPerToken});
+    memory.cache.ckv_scale.stride[1] = token;
+    memory.cache.ckv_scale.stride[0] = page;
   } else {
     memory.ckv_scale = to_buffer(std::array{kTensorScale});
     memory.cache.ckv_scale = contiguous(memory.ckv_scale.data(), DType::kF32, {1});
@@ -179,11 +182,12 @@ void place_table(TableMemory& memory, const TableSpec& spec, std::span<const int
     max_pages = std::max<size_t>(max_pages + tail, 1);
     for (const auto& pages : memory.pages_of) {
       table.insert(table.end(), pages.begin(), pages.end());
-      table.resize(table.size() + max_pages - pages.size(), kGarbagePage);
+      table.resize(table.size() + max_pages - pages.size() + static_cast<size_t>(spec.row_extra), kGarbagePage);
     }
     memory.table = to_buffer(table);
     memory.pages.block_table =
         contiguous(memory.table.data(), DType::kI32, {batch_size, static_cast<int64_t>(max_pages)});
+    memory.pages.block_table.stride[0] += spec.row_extra;
   } else {
     std::vector<int32_t> indptr = {0};
     for (const auto& pages : memory.pages_of) {
@@ -203,6 +207,7 @@ void place_table(TableMemory& memory, const TableSpec& spec, std::span<const int
 TableSpec table_spec(const CacheSpec& spec, const ContextParallel& share) {
   return {.page_size = spec.page_size,
           .block_table = spec.block_table,
+          .row_extra = spec.table_row_extra,
           .garbage_tail = spec.garbage_table_tail,
           .shuffled = spec.shuffled_pages,
           .unowned_pages = spec.unowned_pages,

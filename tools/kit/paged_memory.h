@@ -16,6 +16,7 @@ DType dtype_of(CacheFormat format);
 struct TableSpec {
   int32_t page_size = 64;
   bool block_table = false;
+  int64_t row_extra = 0;  ///< entries between the rows of a block table
   bool garbage_tail = true;
   bool shuffled = true;
   int32_t unowned_pages = 0;

@@ -31,8 +31,8 @@ void draw_common(Random& random, AttentionSpec& spec, bool positions) {
   spec.lse_base = random.chance(0.3) ? LseBase::kTwo : LseBase::kE;
   spec.batch_invariant = random.chance(0.25);
   spec.score_std = random_score_std(random);
-  for (int64_t* extra :
-       {&spec.q_head_extra, &spec.q_token_extra, &spec.o_head_extra, &spec.o_token_extra, &spec.lse_token_extra})
+  for (int64_t* extra : {&spec.q_head_extra, &spec.q_token_extra, &spec.o_head_extra, &spec.o_token_extra,
+                         &spec.lse_head_extra, &spec.lse_token_extra})
     *extra = random_extra(random);
   spec.workspace_misalign = pick(random, std::array<int32_t, 4>{0, 1, 16, 63});
 }
@@ -87,6 +87,7 @@ DecodeSpec random_decode_spec(uint64_t seed, CacheFormat format) {
              random.chance(0.15) ? kLargeWork : kUsualWork);
   spec.tree = random.chance(0.2) ? (random.chance(0.5) ? Tree::kMask : Tree::kParents) : Tree::kNone;
   if (spec.tree != Tree::kNone) {
+    spec.tree_mask_extra = random_extra(random);
     spec.causal = true;
     for (size_t b = 0; b < batch.kv_len.size(); ++b) batch.kv_len[b] = std::max(batch.kv_len[b], batch.q_len[b]);
   }
@@ -185,6 +186,8 @@ PrefillSparseSpec random_prefill_sparse_spec(uint64_t seed, DType kv_dtype) {
   spec.kv_extra = random_extra(random);
   spec.row_extra = random_extra(random);
   spec.want_max_logits = random.chance(0.8);
+  spec.max_logits_head_extra = random_extra(random);
+  spec.max_logits_token_extra = random_extra(random);
   const int64_t cost = int64_t{spec.num_heads} * spec.topk * (spec.d_qk + spec.d_v);
   const int64_t most = std::max<int64_t>((random.chance(0.15) ? kLargeWork : kUsualWork) / cost, 1);
   spec.num_tokens = static_cast<int32_t>(std::min<int64_t>(random.chance(0.05) ? 0 : random.integer(1, 200), most));

@@ -45,6 +45,7 @@ CacheSpec random_cache(Random& random, CacheFormat format) {
   cache.page_size = random_page_size(random);
   cache.two_tensors = !cache.packed() && random.chance(0.3);
   cache.block_table = random.chance(0.5);
+  if (cache.block_table) cache.table_row_extra = random_extra(random);
   cache.garbage_table_tail = random.chance(0.8);
   cache.shuffled_pages = random.chance(0.8);
   cache.unowned_pages = static_cast<int32_t>(random.integer(0, 3));
@@ -54,6 +55,8 @@ CacheSpec random_cache(Random& random, CacheFormat format) {
   if (!footer) cache.token_stride_extra = cache.packed() ? random_packed_extra(random) : random_extra(random);
   cache.padded_pages = footer && random.chance(0.5);
   cache.token_scales = own_scales && random.chance(0.4);
+  if (cache.token_scales)
+    for (int64_t* extra : {&cache.scale_page_extra, &cache.scale_token_extra}) *extra = random_extra(random);
   cache.own_kpe_scale = own_scales && random.chance(0.5);
   if (cache.packed() || cache.token_scales) cache.power_of_two_scales = random.chance(0.5);
   return cache;
@@ -147,7 +150,8 @@ MergeSpec random_merge_spec(uint64_t seed, DType partial_dtype) {
   spec.empty_share = pick(random, std::array<double, 4>{0.0, 0.2, 0.6, 1.0});
   spec.lse_std = pick(random, std::array<float, 4>{0.0F, 1.0F, 5.0F, 60.0F});
   for (int64_t* extra : {&spec.partial_state_extra, &spec.partial_token_extra, &spec.partial_head_extra,
-                         &spec.o_token_extra, &spec.o_head_extra})
+                         &spec.partial_lse_state_extra, &spec.partial_lse_token_extra, &spec.partial_lse_head_extra,
+                         &spec.o_token_extra, &spec.o_head_extra, &spec.lse_token_extra, &spec.lse_head_extra})
     *extra = random_extra(random);
   return spec;
 }

@@ -31,12 +31,14 @@ PhysicalSlotsSpec random_physical_slots_spec(uint64_t seed) {
   spec.topk = pick(random, std::array<int32_t, 8>{1, 3, 16, 64, 100, 512, 2048, 2176});
   spec.topk_length = random.chance(0.5);
   spec.block_table = random.chance(0.5);
+  if (spec.block_table) spec.table_row_extra = random_extra(random);
   if (random.chance(0.4)) spec.context_parallel = random_context_parallel(random);
   spec.compact = random.chance(0.5);
   spec.in_place = random.chance(0.4);
   spec.want_valid_count = random.chance(0.7);
   spec.invalid_share = pick(random, std::array<double, 4>{0.0, 0.2, 0.9, 1.0});
   spec.row_extra = random_extra(random);
+  spec.slots_extra = random_extra(random);
   return spec;
 }
 
@@ -69,11 +71,13 @@ IndexerLogitsSpec random_indexer_logits_spec(uint64_t seed) {
   spec.omit_qo_indptr = batch.omit_qo_indptr;
   spec.q_dtype = random.chance(0.5) ? DType::kE4M3 : random_float(random);
   spec.block_table = random.chance(0.5);
+  if (spec.block_table) spec.table_row_extra = random_extra(random);
   spec.causal = random.chance(0.8);
   spec.unowned_pages = static_cast<int32_t>(random.integer(0, 3));
   spec.page_stride_extra = random_extra(random);
   spec.q_head_extra = random_extra(random);
   spec.q_token_extra = random_extra(random);
+  spec.weights_extra = random_extra(random);
   spec.logits_columns = random_extra(random);
   spec.logits_extra = random_extra(random);
   return spec;
@@ -106,6 +110,7 @@ IndexerTopKSpec random_indexer_top_k_spec(uint64_t seed) {
   spec.page_size = random_page_size(random);
   spec.want_valid_count = random.chance(0.7);
   spec.slots_extra = random_extra(random);
+  if (spec.indexer.block_table) spec.table_row_extra = random_extra(random);
   return spec;
 }
 

@@ -25,6 +25,9 @@ struct CacheSpec {
   int32_t unowned_pages = 2;       ///< pages of the pool that belong to nobody
   int64_t page_stride_extra = 0;   ///< elements (packed formats: bytes) between pages, beyond the page
   int64_t token_stride_extra = 0;  ///< the same between the rows of a page; not in fp8_dsv4
+  int64_t scale_page_extra = 0;    ///< token_scales: f32 between the scales of pages, beyond those of a page
+  int64_t scale_token_extra = 0;   ///< the same between those of tokens
+  int64_t table_row_extra = 0;     ///< entries between the rows of a block table
   bool poison = true;              ///< NaN in unowned pages, rows past kv_len and gaps; else left uninitialized
   bool token_scales = false;       ///< fp8: four f32 scales for every token's ckv, else one for the tensor
   bool own_kpe_scale = false;  ///< fp8: kpe has a scale of its own (always with token_scales). Both need a tensor that
@@ -67,6 +70,7 @@ struct AttentionSpec {
   int64_t q_token_extra = 0;
   int64_t o_head_extra = 0;
   int64_t o_token_extra = 0;
+  int64_t lse_head_extra = 0;
   int64_t lse_token_extra = 0;
   int32_t workspace_misalign = 0;  ///< bytes, less than 64
   uint64_t seed = 1;
@@ -90,7 +94,8 @@ struct DecodeSpec : AbsorbedSpec {
   std::vector<int32_t> kv_len = {128};
   CacheSpec cache = {};
   bool causal = true;
-  Tree tree = Tree::kNone;  ///< random masks, future drafts among them; or random parents
+  Tree tree = Tree::kNone;      ///< random masks, future drafts among them; or random parents
+  int64_t tree_mask_extra = 0;  ///< bytes between the rows of the mask
   ContextParallel context_parallel = {};
 
   int32_t batch_size() const { return static_cast<int32_t>(kv_len.size()); }
@@ -158,6 +163,7 @@ struct PrefillSparseSpec : AttentionSpec {
   int64_t kv_extra = 0;   ///< elements between the rows of kv
   int64_t row_extra = 0;  ///< between the rows of indices
   bool want_max_logits = true;
+  int64_t max_logits_head_extra = 0, max_logits_token_extra = 0;
 
   float effective_sm_scale() const;
 };
@@ -175,7 +181,9 @@ struct MergeSpec {
   double empty_share = 0.2;  ///< share of states with lse = -inf; their o is NaN
   float lse_std = 3.0F;
   int64_t partial_state_extra = 0, partial_token_extra = 0, partial_head_extra = 0;
+  int64_t partial_lse_state_extra = 0, partial_lse_token_extra = 0, partial_lse_head_extra = 0;
   int64_t o_token_extra = 0, o_head_extra = 0;
+  int64_t lse_token_extra = 0, lse_head_extra = 0;
   uint64_t seed = 1;
 };
 
@@ -254,7 +262,9 @@ struct PhysicalSlotsSpec {
   bool in_place = false;  ///< slots are written over the indices
   bool want_valid_count = true;
   double invalid_share = 0.2;  ///< -1 inside the row, and tokens that the request does not have
-  int64_t row_extra = 0;
+  int64_t row_extra = 0;       ///< elements between the rows of indices
+  int64_t slots_extra = 0;     ///< between those of slots, which in place are the indices too
+  int64_t table_row_extra = 0;
   uint64_t seed = 1;
 
   int32_t batch_size() const { return static_cast<int32_t>(kv_len.size()); }
@@ -286,6 +296,8 @@ struct IndexerLogitsSpec {
   int32_t unowned_pages = 2;
   int64_t page_stride_extra = 0;  ///< bytes
   int64_t q_head_extra = 0, q_token_extra = 0;
+  int64_t weights_extra = 0;  ///< elements between the rows of weights
+  int64_t table_row_extra = 0;
   int64_t logits_columns = 0;  ///< columns beyond the largest kv_len
   int64_t logits_extra = 0;    ///< elements between the rows of the logits
   bool poison = true;
@@ -312,7 +324,8 @@ struct IndexerTopKSpec {
   int32_t topk = 64;
   int32_t page_size = 64;  ///< of the latent cache
   bool want_valid_count = true;
-  int64_t slots_extra = 0;  ///< elements between the rows of slots
+  int64_t slots_extra = 0;      ///< elements between the rows of slots
+  int64_t table_row_extra = 0;  ///< of the latent cache's table
 };
 
 /// One line with every knob that is not at its default, the seed included.
