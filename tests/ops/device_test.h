@@ -90,6 +90,16 @@ class DeviceTest : public testing::TestWithParam<std::tuple<std::string, std::st
     EXPECT_EQ(outcome.backend, row());
   }
 
+  /// A case of a spec that was made fit, changed by the test and run.
+  template <class Case>
+  void expect_outputs(const Case& problem) {
+    ++ran_;
+    const Result<kit::Expected> expected = kit::expected_of(problem);
+    ASSERT_TRUE(expected.ok()) << expected.status().message();
+    const kit::Outcome outcome = kit::check_outputs(problem, *expected, row());
+    EXPECT_TRUE(outcome.ok) << device() << ": " << outcome.line();
+  }
+
   /// Random problems that the row takes.
   template <class Draw>
   void expect_random(int count, const Draw& draw) {

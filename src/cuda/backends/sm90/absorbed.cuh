@@ -12,6 +12,7 @@
 //   fetch    left(u - 2) -> unit u -> described(u); free(n - 2, half) -> rows of that half -> full(n)
 //   scores   described(u), full(n) -> scores n -> weights n, where the rotary channels were -> ready(n); weighed(u)
 //   values   ready(n) -> values n -> free(n, half); in the end weighed(u) -> outputs
+// What one block of a cluster decodes for both it may change once the other one has it: received_by_other(n).
 // So the tensor cores have values n and scores n + 1 to do at the same time. docs/kernels/cuda_sm90.md.
 #pragma once
 
@@ -36,18 +37,12 @@ struct WgmmaKernel {
     ptx::wait_for_previous_grid();  // the plan
     ptx::allow_next_grid();
     const cuda::Share share = args.list.shares[ptx::block_index_x()];
-    const bool shares_keys = kCluster > 1 && has_same_segments(share, args.list.shares[ptx::block_index_x() ^ 1]);
     WgmmaBlock<Config>(args).init();
-    if (share.begin < share.end) compute_all(args, share, shares_keys);
+    if (share.begin < share.end) compute_all(args, share, WgmmaBlock<Config>::shares_keys(args));
     if constexpr (kCluster > 1) ptx::sync_cluster();  // the other block may still store here
   }
 
  private:
-  /// Whether two shares are of the same worker. Both lanes have rows of all of its segments then.
-  static MLA_DEVICE bool has_same_segments(const cuda::Share& a, const cuda::Share& b) {
-    return a.begin == b.begin && a.end == b.end;
-  }
-
   static MLA_DEVICE void compute_all(const Params& args, const cuda::Share& share, bool shares_keys) {
     if (ptx::warp() < Config::kFirstScoreWarp) {
       ptx::give_registers<Config::kFetchRegisters>();

@@ -27,8 +27,10 @@ class WgmmaBlock : protected AbsorbedUnits<Config> {
           ptx::mbarrier_init(ready(stage, half), Config::kGroupWarps);
           ptx::mbarrier_init(free(stage, half), Config::kValueWarps);
         }
-        if constexpr (Config::kCluster > 1)
+        if constexpr (Config::kCluster > 1) {
           for (int warp = 0; warp < Config::kGroupWarps; ++warp) ptx::mbarrier_init(room_in_other(stage, warp), 1);
+          ptx::mbarrier_init(received_by_other(stage), 1);
+        }
       }
       ptx::mbarrier_init(scored(), Config::kGroupWarps);
       ptx::mbarrier_init(weighed(), Config::kGroupWarps);
@@ -40,6 +42,15 @@ class WgmmaBlock : protected AbsorbedUnits<Config> {
     Units::init_unit_number();
     ptx::sync_block();
     if constexpr (Config::kCluster > 1) ptx::sync_cluster();
+  }
+
+  /// Whether this block and the other one of its cluster are lanes of one worker: both have rows of all of its segments
+  /// then, and one copies to the other what it decodes.
+  MLA_DEVICE static bool shares_keys(const cuda::AbsorbedArgs& args) {
+    if constexpr (Config::kCluster == 1) return false;
+    const cuda::Share &here = args.list.shares[ptx::block_index_x()],
+                      &there = args.list.shares[ptx::block_index_x() ^ 1];
+    return here.begin == there.begin && here.end == there.end;
   }
 
  protected:
@@ -55,6 +66,10 @@ class WgmmaBlock : protected AbsorbedUnits<Config> {
   /// The other block of the cluster has room for the rows of a fetching warp.
   MLA_DEVICE ptx::SharedAddress room_in_other(uint32_t n, int warp) const {
     return stage_barrier(n, Config::kArrivals + 5 + warp);
+  }
+  /// The other block of the cluster has all of a step's rows, and so what it gets of them from here.
+  MLA_DEVICE ptx::SharedAddress received_by_other(uint32_t n) const {
+    return stage_barrier(n, Config::kArrivals + 5 + Config::kGroupWarps);
   }
   MLA_DEVICE static uint32_t parity(uint32_t n) { return n / Config::kStages & 1U; }
   /// All scores of a step are there; a phase for each step.

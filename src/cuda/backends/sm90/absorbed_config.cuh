@@ -64,7 +64,7 @@ struct WgmmaConfig {
   static constexpr int kQueryOffset = 0;
   static constexpr int kStageOffset = kQueryOffset + kTileBytes;
   static constexpr int kBarrierOffset = kStageOffset + kStages * kTileBytes;
-  static constexpr int kNumBarriers = (kArrivals + 5 + (kCluster > 1 ? kGroupWarps : 0)) * kStages;
+  static constexpr int kNumBarriers = (kArrivals + 5 + (kCluster > 1 ? kGroupWarps + 1 : 0)) * kStages;
   static constexpr int kUnitBarrierOffset = kBarrierOffset + kNumBarriers * 8;
   static constexpr int kValidOffset = kUnitBarrierOffset + kUnitBarriers * 8;  // a bit for each key of a stage
   static constexpr int kFactorOffset = kValidOffset + kStages * kKeys / 8;     // of two steps, and of a unit

@@ -50,6 +50,7 @@ class WgmmaValues : WgmmaBlock<Config> {
 
   MLA_DEVICE void step(uint32_t n) {
     ptx::mbarrier_wait(Block::ready(n, 0), Block::parity(n));
+    say_received(n);
     rescale(n);
     if (Block::poison(n).any()) [[unlikely]]
       silence_poison(n);
@@ -78,6 +79,13 @@ class WgmmaValues : WgmmaBlock<Config> {
     if (ptx::elect()) ptx::mbarrier_arrive(Block::free(n, half));
   }
 
+  /// Weights are there, so the rows are. The other block may wait for it, or not: that costs no registers to know.
+  MLA_DEVICE void say_received(uint32_t n) const {
+    if constexpr (Config::kCluster > 1)
+      if (value_warp() == 0 && ptx::elect())
+        ptx::mbarrier_arrive_in_cluster(ptx::map_shared(Block::received_by_other(n), ptx::cluster_rank() ^ 1));
+  }
+
   MLA_DEVICE void rescale(uint32_t n) {
     const float* factors = Block::factors(n) + lane_row();
     const float factor[2] = {factors[0], factors[8]};
@@ -104,8 +112,12 @@ class WgmmaValues : WgmmaBlock<Config> {
           true);
   }
 
+  /// Where rows are on their way to the other block, whose queries may see what those of this one do not, they must not
+  /// change before they are there.
   MLA_DEVICE void silence_poison(uint32_t n) const {
     constexpr int kWarpDims = Config::kLatentDims / Config::kValueWarps;
+    if constexpr (Config::kCluster > 1)
+      if (Block::shares_keys(args_)) ptx::mbarrier_wait(Block::received_by_other(n), Block::parity(n));
     Block::poison(n).for_each_marked([&](int key) {
       silence_values<Config::kType>(kWarpDims, [&](int c) {
         const int channel = value_warp() * kWarpDims + c;
