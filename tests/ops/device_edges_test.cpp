@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention on GPUs where keys begin and end to be seen: a NaN in a key says sharply which queries see it.
+// Attention on GPUs where keys begin and end to be seen, and what may change between two runs: a NaN in a key says
+// sharply which queries see it.
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -13,6 +14,8 @@ namespace mla {
 namespace {
 
 using kit::DecodeCase;
+using kit::DecodeSparseCase;
+using kit::DecodeSparseSpec;
 using kit::DecodeSpec;
 
 DecodeSpec edge_decode(CacheFormat format, int32_t heads) {
@@ -61,6 +64,202 @@ TEST_P(DecodeEdges, OfCausalityAndWindowsAroundSteps) {
         }
         expect_case(problem);
       }
+}
+
+TEST_P(DecodeEdges, WithoutCausalityEveryQuerySeesTheLastKey) {
+  for (CacheFormat format : {CacheFormat::kBF16, CacheFormat::kFP8DsMla})
+    for (int32_t last : {1, 32, 33, 64, 65, 128}) {
+      DecodeSpec spec = edge_decode(format, 9);
+      spec.q_len = {3};
+      spec.kv_len = {last, 70};
+      spec.causal = false;
+      const DecodeCase problem(fit(spec));
+      poison_key(problem, 0, last - 1);
+      expect_case(problem);
+    }
+}
+
+// Slopes count global positions, wherever the keys live.
+TEST_P(DecodeEdges, AlibiSlopesOnEveryRank) {
+  for (CacheFormat format : {CacheFormat::kBF16, CacheFormat::kF16, CacheFormat::kFP8DsMla})
+    for (int32_t heads : {3, 20})
+      for (const ContextParallel& share : {ContextParallel{.rank = 0, .world = 2, .interleave = 1},
+                                           ContextParallel{.rank = 2, .world = 3, .interleave = 2},
+                                           ContextParallel{.rank = 1, .world = 4, .interleave = 16}}) {
+        DecodeSpec spec = edge_decode(format, heads);
+        spec.q_len = {3};
+        spec.kv_len = {131, 7, 2};
+        spec.options.alibi_slopes = true;
+        spec.context_parallel = share;
+        expect_ok(spec);
+      }
+}
+
+TEST_P(DecodeEdges, PagesOfASecondTurnAreAsFresh) {
+  for (CacheFormat format : kAllCacheFormats)
+    for (bool token_scales : {false, true}) {
+      if (token_scales && format != CacheFormat::kFP8) continue;
+      DecodeSpec spec = edge_decode(format, 3);
+      spec.kv_len = {70};
+      spec.cache.page_size = 32;
+      spec.cache.padded_pages = format == CacheFormat::kFP8DsV4;
+      spec.cache.token_scales = spec.cache.two_tensors = token_scales;
+      const DecodeCase used(fit(spec)), fresh(fit(spec));
+      for (const kit::Buffer* buffer : fresh.memory.written()) buffer->fill(0);
+      std::vector<int64_t> slots;
+      for (int64_t token = 0; token < 70; ++token) slots.push_back(used.memory.slot_of(0, token));
+      const kit::Buffer slot_mapping = kit::to_buffer(slots);
+      const int64_t d_qk = spec.cache.d_qk;
+      const kit::Buffer rows(static_cast<size_t>(70 * d_qk) * sizeof(float));
+      kit::fill_normal(rows.data(), DType::kF32, 0, 70 * d_qk, 500, 0.1F);  // smaller than what stood there
+      for (const DecodeCase* problem : {&used, &fresh}) {
+        const Result<kit::PlannedRun> turn = kit::plan_and_run(context(), *problem);
+        ASSERT_TRUE(turn.ok()) << turn.status().message();
+        for (const kit::Buffer* buffer : {&rows, &slot_mapping}) MLA_EXPECT_OK(turn->image->add(*buffer));
+        AppendParams append;
+        append.kv = contiguous(rows.data(), DType::kF32, {70, d_qk});
+        append.slot_mapping = contiguous(slot_mapping.data(), DType::kI64, {70});
+        append.cache = problem->memory.cache;
+        MLA_EXPECT_OK(run(context(), turn->image->there(append)));
+        MLA_EXPECT_OK(run(context(), turn->plan, turn->image->there(problem->params())));
+        MLA_EXPECT_OK(turn->image->fetch());
+        expect_outputs(*problem);
+      }
+      EXPECT_EQ(bits_of(used.o), bits_of(fresh.o)) << name(format);
+      EXPECT_EQ(bits_of(used.lse), bits_of(fresh.lse)) << name(format);
+    }
+}
+
+class DecodeSparseEdges : public DeviceTest<Op::kDecodeSparse> {};
+MLA_FOR_EVERY_DEVICE(DecodeSparseEdges, Op::kDecodeSparse);
+
+// What lies behind a length is garbage, and rows of NaN. Lengths are of one pool alone, whatever the other's.
+TEST_P(DecodeSparseEdges, LengthsOfTheSecondPool) {
+  for (CacheFormat format : {CacheFormat::kBF16, CacheFormat::kFP8DsV4})
+    for (const auto& [first, second] : {std::pair(33, 130), std::pair(130, 64)})
+      for (kit::LengthForm form : {kit::LengthForm::kPerToken, kit::LengthForm::kPerRequest})
+        for (bool both : {false, true}) {
+          DecodeSparseSpec spec;
+          spec.num_heads = 5;
+          spec.q_len = {1, 2, 1, 3, 1, 1};
+          spec.pool.cache = kit::usual_cache(format);
+          spec.pool.num_tokens = 200;
+          spec.pool.topk = first;
+          spec.extra_pool = spec.pool;
+          spec.extra_pool->topk = second;
+          spec.extra_pool->topk_length = form;
+          spec.extra_pool->lengths = {0, 1, second, 34, second - 1, 63, -1, second + 1, 32};
+          if (both) {
+            spec.pool.topk_length = form;
+            spec.pool.lengths = {first, 0, 31, 1, 0, first + 1, 32};
+          }
+          expect_ok(spec);
+        }
+}
+
+/// Plans, then runs with other options: `run` must go by what it is given, as mla/plan.h says.
+template <class Case, class Spec>
+void run_with_other_options(const Context& context, Case& problem, const Spec& changed) {
+  const Result<kit::PlannedRun> done = kit::plan_and_run(context, problem);
+  ASSERT_TRUE(done.ok()) << done.status().message();
+  const std::vector<std::byte> before = bits_of(problem.o);
+  problem.spec = changed;
+  problem.reset_outputs();
+  MLA_EXPECT_OK(run(context, done->plan, done->image->there(problem.params())));
+  MLA_EXPECT_OK(done->image->fetch());
+  EXPECT_NE(bits_of(problem.o), before);
+}
+
+/// sm_scale halved alone, then a cap and another base of lse besides.
+template <class Spec>
+std::vector<Spec> changed_after_plan(const Spec& spec) {
+  std::vector<Spec> changed(2, spec);
+  for (Spec& other : changed) other.sm_scale = spec.effective_sm_scale() / 2;
+  changed[1].options.logits_soft_cap = 1.0F;
+  changed[1].lse_base = LseBase::kTwo;
+  return changed;
+}
+
+TEST_P(DecodeEdges, OptionsChangedAfterThePlan) {
+  for (CacheFormat format : kAllCacheFormats)
+    for (int32_t heads : {3, 20}) {
+      DecodeSpec spec = fit(edge_decode(format, heads));
+      spec.kv_len = {140, 30};
+      for (const DecodeSpec& other : changed_after_plan(spec)) {
+        DecodeCase problem(spec);
+        run_with_other_options(context(), problem, other);
+        expect_outputs(problem);
+      }
+    }
+}
+
+TEST_P(DecodeSparseEdges, OptionsChangedAfterThePlan) {
+  for (CacheFormat format : {CacheFormat::kBF16, CacheFormat::kFP8DsMla}) {
+    DecodeSparseSpec spec;
+    spec.pool.cache = kit::usual_cache(format);
+    spec.pool.num_tokens = 200;
+    spec = fit(spec);
+    for (const DecodeSparseSpec& other : changed_after_plan(spec)) {
+      DecodeSparseCase problem(spec);
+      run_with_other_options(context(), problem, other);
+      expect_outputs(problem);
+    }
+  }
+}
+
+class PrefillEdges : public DeviceTest<Op::kPrefill> {};
+MLA_FOR_EVERY_DEVICE(PrefillEdges, Op::kPrefill);
+
+TEST_P(PrefillEdges, OptionsChangedAfterThePlan) {
+  for (int32_t d_qk : {192, 128}) {
+    kit::PrefillSpec spec;
+    spec.d_qk = d_qk;
+    spec.num_heads = 2;
+    spec.q_len = {20};
+    spec.kv_len = {70};
+    for (const kit::PrefillSpec& other : changed_after_plan(spec)) {
+      kit::PrefillCase problem(spec);
+      run_with_other_options(context(), problem, other);
+      expect_outputs(problem);
+    }
+  }
+}
+
+TEST_P(PrefillEdges, OfCausalityAndWindowsAroundTiles) {
+  for (int32_t window : {-1, 31, 64, 65})
+    for (int32_t q_len : {5, 64, 65}) {
+      kit::PrefillSpec spec;
+      spec.num_heads = 1;
+      spec.q_len = {q_len};
+      spec.kv_len = {64, 65, 128, 129, 200};
+      spec.options.window_left = window;
+      const kit::PrefillCase problem(spec);
+      const PrefillParams params = problem.params();
+      int64_t first_key = 0;
+      for (size_t b = 0; b < spec.kv_len.size(); first_key += spec.kv_len[b++]) {
+        const int64_t position = spec.kv_len[b] - q_len + static_cast<int64_t>(b) % q_len;
+        const int64_t key = b % 2 == 0 || window < 0 ? position : position - window;
+        if (key >= 0)
+          kit::store_element(params.k.data, spec.dtype, (first_key + key) * params.k.stride[0],
+                             std::numeric_limits<float>::quiet_NaN());
+      }
+      const Result<kit::PlannedRun> done = kit::plan_and_run(context(), problem);
+      ASSERT_TRUE(done.ok()) << done.status().message();
+      expect_outputs(problem);
+    }
+}
+
+class PrefillSparseEdges : public DeviceTest<Op::kPrefillSparse> {};
+MLA_FOR_EVERY_DEVICE(PrefillSparseEdges, Op::kPrefillSparse);
+
+TEST_P(PrefillSparseEdges, OptionsChangedAfterThePlan) {
+  kit::PrefillSparseSpec spec = fit(kit::PrefillSparseSpec{});
+  spec.num_tokens = 3;
+  for (const kit::PrefillSparseSpec& other : changed_after_plan(spec)) {
+    kit::PrefillSparseCase problem(spec);
+    run_with_other_options(context(), problem, other);
+    expect_outputs(problem);
+  }
 }
 
 }  // namespace

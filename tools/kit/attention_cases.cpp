@@ -194,7 +194,9 @@ SparseMemory make_sparse(const SparsePoolSpec& spec, const std::vector<int32_t>&
   std::vector<int32_t> given;
   if (spec.topk_length != LengthForm::kNone) {
     const bool per_token = spec.topk_length == LengthForm::kPerToken;
-    given = random_lengths(per_token ? num_tokens : std::ssize(q_len), spec.topk, mix(seed, kLengths));
+    const int64_t count = per_token ? num_tokens : std::ssize(q_len);
+    given = random_lengths(count, spec.topk, mix(seed, kLengths));
+    for (size_t i = 0; i < given.size() && !spec.lengths.empty(); ++i) given[i] = spec.lengths[i % spec.lengths.size()];
     made.topk_length = to_buffer(given);
   }
   const IndexDraw draw = {.num_tokens = num_tokens,

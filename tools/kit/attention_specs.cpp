@@ -94,6 +94,7 @@ std::string describe(const SparsePoolSpec& spec) {
       .always("num_tokens", &Spec::num_tokens)
       .always("topk", &Spec::topk)
       .knob("topk_length", &Spec::topk_length)
+      .knob("lengths", &Spec::lengths)
       .knob("invalid_share", &Spec::invalid_share)
       .knob("duplicate_share", &Spec::duplicate_share)
       .knob("empty_share", &Spec::empty_share)

@@ -111,11 +111,12 @@ struct SparsePoolSpec {
   CacheSpec cache = {};       ///< block_table and garbage_table_tail have no meaning
   int32_t num_tokens = 1000;  ///< rows that the pool holds
   int32_t topk = 64;
-  LengthForm topk_length = LengthForm::kNone;  ///< random from -1 to topk + 1
-  double invalid_share = 0.1;                  ///< share of -1, 2147483647 and the like among the indices that count
-  double duplicate_share = 0.1;                ///< share of repetitions of the row's first index
-  double empty_share = 0.0;                    ///< share of query tokens whose indices are all invalid
-  int64_t row_extra = 0;                       ///< elements between the rows of indices
+  LengthForm topk_length = LengthForm::kNone;
+  std::vector<int32_t> lengths = {};  ///< what topk_length holds, over and over; empty: random, -1 to topk + 1
+  double invalid_share = 0.1;         ///< share of -1, 2147483647 and the like among the indices that count
+  double duplicate_share = 0.1;       ///< share of repetitions of the row's first index
+  double empty_share = 0.0;           ///< share of query tokens whose indices are all invalid
+  int64_t row_extra = 0;              ///< elements between the rows of indices
 };
 
 struct DecodeSparseSpec : AbsorbedSpec {
