@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0
+// Whatever field of an operation's parameters changes, on whatever row of its table: the outputs change, or the call is
+// refused. A field without an entry fails the sweep, a struct's field that kit/fields.h lacks does not compile.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "device_test.h"
+#include "kit/fields.h"
+
+namespace mla {
+
+enum class Effect : uint8_t {
+  kChanges,  ///< other outputs
+  kRefused,  ///< an error, and not a byte of the outputs written
+  kNone,     ///< the very same outputs: mla/params.h says that the field means nothing here
+  kAny       ///< says how to compute or what is legal, not what comes out; tests of its own see to it
+};
+
+template <class Case>
+using SpecOf = decltype(Case::spec);
+template <class Case>
+using ParamsOf = decltype(std::declval<const Case&>().params());
+
+/// One way to change one field.
+template <class Case>
+struct Option {
+  using Change = std::function<void(ParamsOf<Case>&)>;
+  using Prepare = std::function<void(SpecOf<Case>&)>;
+  // A constructor, for an aggregate with a default crashes gcc 12.
+  Option(std::string of_field, Effect has_effect, Change makes_change, Prepare prepares = nullptr)
+      : field(std::move(of_field)), effect(has_effect), change(std::move(makes_change)), prepare(std::move(prepares)) {}
+
+  std::string field;  ///< as in mla/params.h: "options.window_left"
+  Effect effect;
+  Change change;
+  Prepare prepare;  ///< gives the problem what the field is about; or null
+};
+
+template <class Case>
+using Options = std::vector<Option<Case>>;
+
+template <class Case>
+Options<Case> join(Options<Case> all, std::initializer_list<Options<Case>> more) {
+  for (const Options<Case>& options : more) all.insert(all.end(), options.begin(), options.end());
+  return all;
+}
+
+// Changes of data.
+
+template <class T = int32_t>
+T& at(const TensorView& view, int64_t row, int64_t column = 0) {
+  return static_cast<T*>(view.data)[row * view.stride[0] + (view.ndim > 1 ? column * view.stride[1] : 0)];
+}
+
+template <class T = int32_t>
+void swap_first(const TensorView& list) {
+  std::swap(at<T>(list, 0), at<T>(list, 1));
+}
+
+/// The other one of two values that differ.
+inline int32_t another(int32_t value) { return value == 3 ? 5 : 3; }
+
+/// Flips the signs of the first channels (and of bytes, which are e4m3 there) of every token, row or page.
+inline void flip(const TensorView& view) {
+  const auto inner = static_cast<size_t>(view.ndim - 1);
+  const auto element = static_cast<int64_t>(size_of(view.dtype));
+  for (int64_t i = 0; i < view.shape[0]; ++i)
+    for (int64_t c = 0; c < std::min<int64_t>(view.shape[inner], 32); ++c) {
+      const int64_t offset = i * view.stride[0] + c * view.stride[inner];
+      static_cast<std::byte*>(view.data)[(offset + 1) * element - 1] ^= std::byte{0x80};
+    }
+}
+
+/// Doubles every element of a tensor of f32.
+inline void twice(const TensorView& view) {
+  TensorView rest = view;
+  if (view.ndim == 0) {
+    *static_cast<float*>(view.data) *= 2;
+    return;
+  }
+  --rest.ndim;
+  std::copy_n(view.shape.begin() + 1, rest.ndim, rest.shape.begin());
+  std::copy_n(view.stride.begin() + 1, rest.ndim, rest.stride.begin());
+  for (int64_t i = 0; i < view.shape[0]; ++i, rest.data = static_cast<float*>(rest.data) + view.stride[0]) twice(rest);
+}
+
+// Fields that several operations have.
+
+/// Applies `f` to the cache of a problem, or to those that must be alike.
+template <class Spec>
+using CacheSpecs = std::function<void(Spec&, const std::function<void(kit::CacheSpec&)>&)>;
+
+inline void set_format(kit::CacheSpec& cache, CacheFormat format) {
+  const int32_t page_size = std::exchange(cache, kit::usual_cache(format)).page_size;
+  cache.page_size = page_size;
+}
+
+/// Of a cache called `name`. `written`: as an output.
+template <class Case>
+Options<Case> cache_options(const std::string& name, bool written, KvCache& (*of)(ParamsOf<Case>&),
+                            const CacheSpecs<SpecOf<Case>>& specs) {
+  using Params = ParamsOf<Case>;
+  using Spec = SpecOf<Case>;
+  const auto with = [specs](const std::function<void(kit::CacheSpec&)>& f) {
+    return [specs, f](Spec& spec) { specs(spec, f); };
+  };
+  const auto parts = with([](kit::CacheSpec& cache) {
+    set_format(cache, CacheFormat::kBF16);
+    cache.two_tensors = true;
+  });
+  const auto scales = with([written](kit::CacheSpec& cache) {  // writers choose those of tokens
+    set_format(cache, CacheFormat::kFP8);
+    cache.two_tensors = cache.own_kpe_scale = true;
+    cache.token_scales = !written;
+  });
+  const auto tensor = [&](const char* field, TensorView KvCache::*member, const auto& prepare) {
+    return Option<Case>{name + "." + field, written ? Effect::kRefused : Effect::kChanges,
+                        [=](Params& p) { written ? void(of(p).*member = {}) : flip(of(p).*member); }, prepare};
+  };
+  const auto scale = [&](const char* field, TensorView KvCache::*member) {
+    return Option<Case>{name + "." + field, Effect::kChanges, [=](Params& p) { twice(of(p).*member); }, scales};
+  };
+  return {{name + ".format", Effect::kRefused,
+           [of](Params& p) {
+             CacheFormat& format = of(p).format;
+             format = format == CacheFormat::kF16 ? CacheFormat::kBF16 : CacheFormat::kF16;
+           }},
+          tensor("kv", &KvCache::kv, [](Spec&) {}),
+          tensor("ckv", &KvCache::ckv, parts),
+          tensor("kpe", &KvCache::kpe, parts),
+          scale("ckv_scale", &KvCache::ckv_scale),
+          scale("kpe_scale", &KvCache::kpe_scale),
+          {name + ".page_size", Effect::kRefused, [of](Params& p) { of(p).page_size = 1000; }},
+          {name + ".power_of_two_scales", written ? Effect::kChanges : Effect::kNone,
+           [of](Params& p) { of(p).power_of_two_scales = false; },
+           with([](kit::CacheSpec& cache) { set_format(cache, CacheFormat::kFP8DsMla); })}};
+}
+
+/// Of a page table called `name`, of two requests. `kv_len`: what becomes of outputs where the first is shorter.
+template <class Case>
+Options<Case> page_options(const std::string& name, PageTable& (*of)(ParamsOf<Case>&), bool& (*padded)(SpecOf<Case>&),
+                           Effect kv_len = Effect::kChanges) {
+  using Params = ParamsOf<Case>;
+  using Spec = SpecOf<Case>;
+  const auto as = [padded](bool block_table) { return [=](Spec& spec) { padded(spec) = block_table; }; };
+  return {{name + ".kv_indptr", Effect::kChanges,
+           [of](Params& p) {  // the second request's pages begin one further, and end with its first
+             const PageTable& pages = of(p);
+             int32_t& begin = at(pages.kv_indptr, 1);
+             int64_t last = begin;
+             while (at(pages.kv_indices, last) != 2147483647) ++last;
+             at(pages.kv_indices, last) = at(pages.kv_indices, begin);
+             ++begin;
+           },
+           as(false)},
+          {name + ".kv_indices", Effect::kChanges,
+           [of](Params& p) { at(of(p).kv_indices, 0) = at(of(p).kv_indices, 1); }, as(false)},
+          {name + ".block_table", Effect::kChanges,
+           [of](Params& p) { at(of(p).block_table, 0, 0) = at(of(p).block_table, 0, 1); }, as(true)},
+          {name + ".kv_len", kv_len, [of](Params& p) { at(of(p).kv_len, 0) -= 20; }}};
+}
+
+template <class Case>
+Options<Case> context_parallel_options() {
+  using Params = ParamsOf<Case>;
+  const auto ranks = [](SpecOf<Case>& spec) { spec.context_parallel = {.rank = 0, .world = 2, .interleave = 1}; };
+  return {
+      {"context_parallel.rank", Effect::kChanges, [](Params& p) { p.context_parallel.rank = 1; }, ranks},
+      {"context_parallel.world", Effect::kChanges, [](Params& p) { p.context_parallel.world = 3; }, ranks},
+      {"context_parallel.interleave", Effect::kChanges, [](Params& p) { p.context_parallel.interleave = 2; }, ranks}};
+}
+
+// The sweep.
+
+using Bytes = std::vector<std::byte>;
+
+/// Bytes of all outputs after a run; or why there was none.
+template <class Case>
+Result<Bytes> outputs_after(const Context& context, const Case& problem, const ParamsOf<Case>& host_params) {
+  Result<kit::DeviceImage> image = kit::DeviceImage::create(context.device(), kit::buffers_of(problem));
+  if (!image.ok()) return image.status();
+  const auto params = image->there(host_params);
+  Status status;
+  if constexpr (requires { workspace_size(context, params); }) {
+    const Result<size_t> size = workspace_size(context, params);
+    if (!size.ok()) return size.status();
+    const kit::Buffer workspace(*size);
+    workspace.fill(0xFF);
+    if (status = image->add(workspace); !status.ok()) return status;
+    const Result<Plan> made = plan(context, params, image->there(workspace));
+    if (!made.ok()) return made.status();
+    status = run(context, *made, params);
+    if (status.ok()) status = image->fetch();
+  } else {
+    status = run(context, params);
+    if (status.ok()) status = image->fetch();
+  }
+  if (!status.ok()) return status;
+  Bytes bytes;
+  for (const kit::Buffer* buffer : kit::outputs_of(problem))
+    bytes.insert(bytes.end(), buffer->bytes().begin(), buffer->bytes().end());
+  return bytes;
+}
+
+/// Every field has an entry, and every entry is about a field.
+template <class Case>
+void expect_all_fields(const Options<Case>& options) {
+  std::set<std::string> fields, entries;
+  ParamsOf<Case> params;
+  kit::for_each_leaf(params, [&](const std::string& path, auto&) { fields.insert(path); });
+  for (const Option<Case>& option : options) entries.insert(option.field);
+  for (const std::string& field : fields) EXPECT_TRUE(entries.contains(field)) << "no entry changes " << field;
+  for (const std::string& entry : entries) EXPECT_TRUE(fields.contains(entry)) << "no field is called " << entry;
+}
+
+/// An entry that is about a number changes that number.
+template <class Params>
+void expect_number_changed(const std::string& field, Params before, Params after) {
+  kit::for_each_leaf(before, [&](const std::string& path, auto& was) {
+    if constexpr (!std::is_same_v<std::remove_reference_t<decltype(was)>, TensorView>)
+      kit::for_each_leaf(after, [&](const std::string& other, auto& is) {
+        if constexpr (std::is_same_v<decltype(was), decltype(is)>) {
+          if (path == other) {
+            EXPECT_EQ(was != is, path == field) << field << " changes " << path;
+          }
+        }
+      });
+  });
+}
+
+/// Runs a problem with the field changed. `usual` is what it gives as it is, empty until known.
+template <class Case>
+void expect_effect(const Context& context, const SpecOf<Case>& spec, const Option<Case>& option, Bytes& usual) {
+  SCOPED_TRACE(option.field + " of " + context.backend() + " on " + context.device() + " [" + kit::describe(spec) +
+               "]");
+  const Case problem(spec);
+  if (usual.empty()) {
+    Result<Bytes> made = outputs_after(context, problem, problem.params());
+    ASSERT_TRUE(made.ok()) << made.status().message();
+    usual = std::move(made).value();
+  }
+  auto params = problem.params();
+  option.change(params);
+  expect_number_changed(option.field, problem.params(), params);
+  problem.reset_outputs();
+  const Result<Bytes> changed = outputs_after(context, problem, params);
+  switch (option.effect) {
+    case Effect::kAny: return;
+    case Effect::kChanges:
+    case Effect::kNone:
+      ASSERT_TRUE(changed.ok()) << changed.status().message();
+      EXPECT_EQ(*changed == usual, option.effect == Effect::kNone);
+      return;
+    case Effect::kRefused: break;
+  }
+  EXPECT_FALSE(changed.ok());
+  const Case untouched(spec);
+  const auto left = kit::outputs_of(problem), reset = kit::outputs_of(untouched);
+  for (size_t i = 0; i < left.size(); ++i) EXPECT_EQ(bits_of(*left[i]), bits_of(*reset[i]));
+}
+
+/// Changes every field of every problem that the row takes.
+template <class Case>
+void sweep_options(const std::string& device, const std::string& row, const std::vector<SpecOf<Case>>& specs,
+                   const Options<Case>& options) {
+  expect_all_fields(options);
+  const Result<Context> context = Context::create({.num_threads = 2, .affinity = {}, .backend = row, .device = device});
+  ASSERT_TRUE(context.ok()) << context.status().message();
+  std::map<std::string, Bytes> usual;  // by description
+  for (const Option<Case>& option : options) {
+    int runs = 0;
+    for (SpecOf<Case> spec : specs) {
+      if (option.prepare) option.prepare(spec);
+      if (explain(kit::on_device(kit::problem_of(spec), device), row).selected != row) continue;
+      expect_effect(*context, spec, option, usual[kit::describe(spec)]);
+      ++runs;
+    }
+    EXPECT_GT(runs, 0) << row << " on " << device << " takes no problem to change " << option.field << " of";
+  }
+}
+
+/// Every row that this machine can run, with its device.
+inline std::vector<std::tuple<std::string, std::string>> all_rows(Op op) {
+  std::vector<std::tuple<std::string, std::string>> all = devices_and_rows(op);
+  for (const std::string& row : host_rows(op)) all.emplace_back("cpu", row);
+  return all;
+}
+
+/// Defines the sweep of an operation: `specs` and `options` are expressions.
+#define MLA_SWEEP_OPTIONS(name, Case, op, specs, options)                                        \
+  class name : public testing::TestWithParam<std::tuple<std::string, std::string>> {};           \
+  TEST_P(name, EveryFieldMatters) {                                                              \
+    const auto& [device, row] = GetParam();                                                      \
+    if (const std::string why = why_not(op, device, row); !why.empty()) GTEST_SKIP() << why;     \
+    sweep_options<Case>(device, row, specs, options);                                            \
+  }                                                                                              \
+  INSTANTIATE_TEST_SUITE_P(Rows, name, testing::ValuesIn(all_rows(op)), name_of_device_and_row); \
+  static_assert(true) /* so that a semicolon follows */
+
+/// Why this machine cannot run a row at all; empty if it can.
+inline std::string why_not(Op op, const std::string& device, const std::string& row) {
+  Problem problem = usual_problem(op);
+  problem.num_heads = std::max<int64_t>(problem.num_heads, 64);
+  for (const BackendVerdict& verdict : explain(kit::on_device(problem, device), "auto").rows)
+    if (verdict.name == row && !verdict.usable) return row + ": " + verdict.reason;
+  return {};
+}
+
+}  // namespace mla

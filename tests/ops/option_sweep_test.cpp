@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+// No backend drops an option of attention in silence.
+#include "option_sweep.h"
+
+namespace mla {
+namespace {
+
+using kit::CacheSpec;
+using kit::LengthForm;
+
+/// What all attention operations have, and where keys have no positions refuse.
+template <class Case>
+Options<Case> attention_options(Effect of_positions) {
+  using Params = ParamsOf<Case>;
+  using Spec = SpecOf<Case>;
+  return {
+      {"options.attn_sink", Effect::kChanges, [](Params& p) { p.options.attn_sink = {}; },
+       [](Spec& s) { s.options.attn_sink = true; }},
+      {"options.window_left", of_positions, [](Params& p) { p.options.window_left = 3; }},
+      {"options.logits_soft_cap", Effect::kChanges, [](Params& p) { p.options.logits_soft_cap = 1.0F; }},
+      {"options.alibi_slopes", of_positions, [](Params& p) { p.options.alibi_slopes = p.options.attn_sink; },
+       [](Spec& s) { s.options.attn_sink = true; }},
+      {"sm_scale", Effect::kChanges, [](Params& p) { p.sm_scale *= 0.5F; }},
+      {"lse_base", Effect::kChanges, [](Params& p) { p.lse_base = LseBase::kTwo; }},
+      {"batch_invariant", Effect::kAny, [](Params& p) { p.batch_invariant = true; }},
+      {"o", Effect::kRefused, [](Params& p) { p.o = {}; }},
+      {"lse", Effect::kChanges, [](Params& p) { p.lse = {}; }},
+  };
+}
+
+/// Queries and outputs of decode and decode_sparse.
+template <class Case>
+Options<Case> absorbed_options() {
+  using Params = ParamsOf<Case>;
+  using Spec = SpecOf<Case>;
+  const auto split = [](Spec& s) { s.split_q = true; };
+  return {
+      {"q", Effect::kChanges, [](Params& p) { flip(p.q); }},
+      {"q_nope", Effect::kChanges, [](Params& p) { flip(p.q_nope); }, split},
+      {"q_pe", Effect::kChanges, [](Params& p) { flip(p.q_pe); }, split},
+      {"q_scale", Effect::kChanges, [](Params& p) { twice(p.q_scale); }, [](Spec& s) { s.q_dtype = DType::kE4M3; }},
+      {"o_scale", Effect::kChanges, [](Params& p) { twice(p.o_scale); }, [](Spec& s) { s.o_dtype = DType::kE4M3; }},
+  };
+}
+
+/// Few query rows and more, of 16-bit and of quantized keys: each is a kernel of its own somewhere.
+template <class Spec, class CacheOf>
+std::vector<Spec> with_heads_and_formats(const Spec& usual, const CacheOf& cache_of) {
+  std::vector<Spec> specs;
+  for (int32_t heads : {4, 20})
+    for (CacheFormat format : {CacheFormat::kBF16, CacheFormat::kFP8DsMla}) {
+      Spec& spec = specs.emplace_back(usual);
+      spec.num_heads = heads;
+      CacheSpec& cache = cache_of(spec);
+      cache = kit::usual_cache(format);
+      cache.page_size = 16;
+    }
+  return specs;
+}
+
+// decode
+
+std::vector<kit::DecodeSpec> decode_specs() {
+  kit::DecodeSpec spec;
+  spec.q_len = {2};
+  spec.kv_len = {70, 45};
+  return with_heads_and_formats(spec, [](kit::DecodeSpec& s) -> CacheSpec& { return s.cache; });
+}
+
+Options<kit::DecodeCase> decode_options() {
+  using Case = kit::DecodeCase;
+  using Spec = kit::DecodeSpec;
+  const auto tree = [](kit::Tree kind) {
+    return [kind](Spec& s) {
+      s.tree = kind;
+      s.q_len = {4};
+    };
+  };
+  const Options<Case> own = {
+      {"qo_indptr", Effect::kChanges, [](DecodeParams& p) { at(p.qo_indptr, 1) = 1; }},
+      {"causal", Effect::kChanges, [](DecodeParams& p) { p.causal = false; }},
+      {"tree_mask", Effect::kChanges, [](DecodeParams& p) { std::fill_n(&at<uint8_t>(p.tree_mask, 0), 4, uint8_t{1}); },
+       tree(kit::Tree::kMask)},
+      {"tree_parents", Effect::kChanges,
+       [](DecodeParams& p) { std::fill_n(&at(p.tree_parents, 0), p.tree_parents.shape[0], -1); },
+       tree(kit::Tree::kParents)},
+  };
+  return join(own, {absorbed_options<Case>(), attention_options<Case>(Effect::kChanges),
+                    cache_options<Case>(
+                        "cache", false, [](DecodeParams& p) -> KvCache& { return p.cache; },
+                        [](Spec& s, const auto& f) { f(s.cache); }),
+                    page_options<Case>(
+                        "pages", [](DecodeParams& p) -> PageTable& { return p.pages; },
+                        [](Spec& s) -> bool& { return s.cache.block_table; }),
+                    context_parallel_options<Case>()});
+}
+
+MLA_SWEEP_OPTIONS(DecodeSweep, kit::DecodeCase, Op::kDecode, decode_specs(), decode_options());
+
+// decode_sparse
+
+std::vector<kit::DecodeSparseSpec> decode_sparse_specs() {
+  kit::DecodeSparseSpec spec;
+  spec.q_len = {2, 2};
+  spec.pool.num_tokens = 200;
+  spec.pool.topk = 40;
+  spec.pool.invalid_share = spec.pool.duplicate_share = 0;
+  return with_heads_and_formats(spec, [](kit::DecodeSparseSpec& s) -> CacheSpec& { return s.pool.cache; });
+}
+
+/// Pools are of one kind.
+void for_both_pools(kit::DecodeSparseSpec& spec, const std::function<void(CacheSpec&)>& f) {
+  f(spec.pool.cache);
+  if (spec.extra_pool.has_value()) f(spec.extra_pool->cache);
+}
+
+/// Of a pool. `prepare` gives the problem that pool.
+Options<kit::DecodeSparseCase> pool_options(const std::string& name, SparsePool& (*of)(DecodeSparseParams&),
+                                            kit::SparsePoolSpec& (*spec_of)(kit::DecodeSparseSpec&)) {
+  using Params = DecodeSparseParams;
+  using Spec = kit::DecodeSparseSpec;
+  Options<kit::DecodeSparseCase> options =
+      name == "pool"
+          ? cache_options<kit::DecodeSparseCase>(
+                "pool.cache", false, [](Params& p) -> KvCache& { return p.pool.cache; }, for_both_pools)
+          : cache_options<kit::DecodeSparseCase>(
+                "extra_pool.cache", false, [](Params& p) -> KvCache& { return p.extra_pool.cache; }, for_both_pools);
+  options.push_back(
+      {name + ".indices", Effect::kChanges, [of](Params& p) { at(of(p).indices, 0, 0) = at(of(p).indices, 0, 1); }});
+  options.push_back({name + ".topk_length", Effect::kChanges,
+                     [of](Params& p) { at(of(p).topk_length, 0) = another(at(of(p).topk_length, 0)); },
+                     [spec_of](Spec& s) {
+                       spec_of(s).topk_length = LengthForm::kPerToken;
+                       spec_of(s).lengths = {20};
+                     }});
+  return options;
+}
+
+Options<kit::DecodeSparseCase> decode_sparse_options() {
+  using Case = kit::DecodeSparseCase;
+  using Params = DecodeSparseParams;
+  using Spec = kit::DecodeSparseSpec;
+  const Options<Case> own = {{"qo_indptr", Effect::kChanges, [](Params& p) { at(p.qo_indptr, 1) = 1; },
+                              [](Spec& s) {
+                                s.pool.topk_length = LengthForm::kPerRequest;
+                                s.pool.lengths = {5, 20};
+                              }}};
+  Options<Case> extra = pool_options(
+      "extra_pool", [](Params& p) -> SparsePool& { return p.extra_pool; },
+      [](Spec& s) -> kit::SparsePoolSpec& { return *s.extra_pool; });
+  for (Option<Case>& option : extra)
+    option.prepare = [prepare = option.prepare](Spec& s) {
+      s.extra_pool = s.pool;
+      if (prepare) prepare(s);
+    };
+  return join(own, {absorbed_options<Case>(), attention_options<Case>(Effect::kRefused), extra,
+                    pool_options(
+                        "pool", [](Params& p) -> SparsePool& { return p.pool; },
+                        [](Spec& s) -> kit::SparsePoolSpec& { return s.pool; })});
+}
+
+MLA_SWEEP_OPTIONS(DecodeSparseSweep, kit::DecodeSparseCase, Op::kDecodeSparse, decode_sparse_specs(),
+                  decode_sparse_options());
+
+// prefill, prefill_sparse, merge_states
+
+std::vector<kit::PrefillSpec> prefill_specs() {
+  std::vector<kit::PrefillSpec> specs(2);
+  for (kit::PrefillSpec& spec : specs) {
+    spec.num_heads = 2;
+    spec.q_len = {20, 9};
+    spec.kv_len = {70, 45};
+  }
+  specs[1].d_qk = 96;  // a kernel for all widths
+  specs[1].d_v = 64;
+  return specs;
+}
+
+Options<kit::PrefillCase> prefill_options() {
+  const Options<kit::PrefillCase> own = {
+      {"q", Effect::kChanges, [](PrefillParams& p) { flip(p.q); }},
+      {"k", Effect::kChanges, [](PrefillParams& p) { flip(p.k); }},
+      {"v", Effect::kChanges, [](PrefillParams& p) { flip(p.v); }},
+      {"qo_indptr", Effect::kChanges, [](PrefillParams& p) { --at(p.qo_indptr, 1); }},
+      {"kv_indptr", Effect::kChanges, [](PrefillParams& p) { --at(p.kv_indptr, 1); }},
+      {"causal", Effect::kChanges, [](PrefillParams& p) { p.causal = false; }},
+  };
+  return join(own, {attention_options<kit::PrefillCase>(Effect::kChanges)});
+}
+
+MLA_SWEEP_OPTIONS(PrefillSweep, kit::PrefillCase, Op::kPrefill, prefill_specs(), prefill_options());
+
+std::vector<kit::PrefillSparseSpec> prefill_sparse_specs() {
+  std::vector<kit::PrefillSparseSpec> specs(2);
+  for (kit::PrefillSparseSpec& spec : specs) {
+    spec.num_tokens = 3;
+    spec.num_keys = 100;
+    spec.topk = 40;
+    spec.invalid_share = spec.duplicate_share = 0;
+  }
+  specs[0].num_heads = 4;
+  specs[1].num_heads = 20;
+  return specs;
+}
+
+Options<kit::PrefillSparseCase> prefill_sparse_options() {
+  using Params = PrefillSparseParams;
+  const Options<kit::PrefillSparseCase> own = {
+      {"q", Effect::kChanges, [](Params& p) { flip(p.q); }},
+      {"kv", Effect::kChanges, [](Params& p) { flip(p.kv); }},
+      {"indices", Effect::kChanges, [](Params& p) { at(p.indices, 0, 0) = at(p.indices, 0, 1); }},
+      {"topk_length", Effect::kChanges, [](Params& p) { at(p.topk_length, 0) = another(at(p.topk_length, 0)); },
+       [](kit::PrefillSparseSpec& s) { s.topk_length = true; }},
+      {"max_logits", Effect::kChanges, [](Params& p) { p.max_logits = {}; }},
+  };
+  return join(own, {attention_options<kit::PrefillSparseCase>(Effect::kRefused)});
+}
+
+MLA_SWEEP_OPTIONS(PrefillSparseSweep, kit::PrefillSparseCase, Op::kPrefillSparse, prefill_sparse_specs(),
+                  prefill_sparse_options());
+
+Options<kit::MergeCase> merge_options() {
+  using Params = MergeStatesParams;
+  return {
+      {"partial_o", Effect::kChanges, [](Params& p) { flip(p.partial_o); }},
+      {"partial_lse", Effect::kChanges, [](Params& p) { twice(p.partial_lse); }},
+      {"lse_base", Effect::kChanges, [](Params& p) { p.lse_base = LseBase::kTwo; }},
+      {"in_place", Effect::kChanges, [](Params& p) { p.in_place = true; }},
+      {"o", Effect::kRefused, [](Params& p) { p.o = {}; }},
+      {"lse", Effect::kChanges, [](Params& p) { p.lse = {}; }},
+  };
+}
+
+MLA_SWEEP_OPTIONS(MergeStatesSweep, kit::MergeCase, Op::kMergeStates, {kit::MergeSpec{}}, merge_options());
+
+}  // namespace
+}  // namespace mla

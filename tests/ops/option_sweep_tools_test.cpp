@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: Apache-2.0
+// No backend drops a field of cache writers, index tools or the indexer in silence.
+#include "option_sweep.h"
+
+namespace mla {
+namespace {
+
+using kit::CacheSpec;
+
+/// One spec for 16-bit rows, and one for each place where scales may lie.
+template <class Spec, class CacheOf>
+std::vector<Spec> with_formats(const Spec& usual, const CacheOf& cache_of) {
+  std::vector<Spec> specs;
+  for (CacheFormat format : {CacheFormat::kBF16, CacheFormat::kFP8DsMla, CacheFormat::kFP8DsV4}) {
+    CacheSpec& cache = cache_of(specs.emplace_back(usual));
+    cache = kit::usual_cache(format);
+    cache.page_size = 16;
+  }
+  return specs;
+}
+
+// Caches
+
+std::vector<kit::AppendSpec> append_specs() {
+  kit::AppendSpec spec;
+  spec.num_tokens = 20;
+  spec.num_pages = 3;
+  spec.skip_share = 0;
+  return with_formats(spec, [](kit::AppendSpec& s) -> CacheSpec& { return s.cache; });
+}
+
+Options<kit::AppendCase> append_options() {
+  using Params = AppendParams;
+  using Spec = kit::AppendSpec;
+  const auto split = [](Spec& s) { s.split_rows = true; };
+  const Options<kit::AppendCase> own = {
+      {"kv", Effect::kChanges, [](Params& p) { flip(p.kv); }},
+      {"ckv", Effect::kChanges, [](Params& p) { flip(p.ckv); }, split},
+      {"kpe", Effect::kChanges, [](Params& p) { flip(p.kpe); }, split},
+      {"slot_mapping", Effect::kChanges, [](Params& p) { swap_first<int64_t>(p.slot_mapping); }},
+  };
+  return join(own, {cache_options<kit::AppendCase>(
+                       "cache", true, [](Params& p) -> KvCache& { return p.cache; },
+                       [](Spec& s, const auto& f) { f(s.cache); })});
+}
+
+MLA_SWEEP_OPTIONS(AppendSweep, kit::AppendCase, Op::kAppend, append_specs(), append_options());
+
+std::vector<kit::AppendRopeSpec> append_rope_specs() {
+  kit::AppendRopeSpec spec;
+  spec.num_tokens = 5;
+  spec.num_heads = 3;
+  spec.num_pages = 1;
+  spec.max_positions = 20;
+  spec.skip_share = 0;
+  return with_formats(spec, [](kit::AppendRopeSpec& s) -> CacheSpec& { return s.cache; });
+}
+
+Options<kit::AppendRopeCase> append_rope_options() {
+  using Params = AppendRopeParams;
+  using Spec = kit::AppendRopeSpec;
+  const Options<kit::AppendRopeCase> own = {
+      {"q_nope", Effect::kChanges, [](Params& p) { flip(p.q_nope); }},
+      {"q_pe", Effect::kChanges, [](Params& p) { flip(p.q_pe); }},
+      {"q_out", Effect::kRefused, [](Params& p) { p.q_out = {}; }},
+      {"q_scale", Effect::kChanges, [](Params& p) { twice(p.q_scale); }, [](Spec& s) { s.q_out_dtype = DType::kE4M3; }},
+      {"ckv", Effect::kChanges, [](Params& p) { flip(p.ckv); }},
+      {"kpe", Effect::kChanges, [](Params& p) { flip(p.kpe); }},
+      {"cos_sin", Effect::kChanges, [](Params& p) { flip(p.cos_sin); }},
+      {"positions", Effect::kChanges,
+       [](Params& p) {
+         auto& position = at<int64_t>(p.positions, 0);
+         position = another(static_cast<int32_t>(position));
+       }},
+      {"interleaved", Effect::kChanges, [](Params& p) { p.interleaved = false; }},
+      {"slot_mapping", Effect::kChanges, [](Params& p) { swap_first<int64_t>(p.slot_mapping); }},
+  };
+  return join(own, {cache_options<kit::AppendRopeCase>(
+                       "cache", true, [](Params& p) -> KvCache& { return p.cache; },
+                       [](Spec& s, const auto& f) { f(s.cache); })});
+}
+
+MLA_SWEEP_OPTIONS(AppendRopeSweep, kit::AppendRopeCase, Op::kAppendRope, append_rope_specs(), append_rope_options());
+
+std::vector<kit::GatherSpec> gather_specs() {
+  kit::GatherSpec spec;
+  spec.kv_len = {70, 45};
+  spec.token_start = {3, 0};
+  spec.count = {60, 40};
+  return with_formats(spec, [](kit::GatherSpec& s) -> CacheSpec& { return s.cache; });
+}
+
+Options<kit::GatherCase> gather_options() {
+  using Params = GatherParams;
+  using Spec = kit::GatherSpec;
+  const auto split = [](Spec& s) { s.split_out = true; };
+  const Options<kit::GatherCase> own = {
+      {"token_start", Effect::kChanges, [](Params& p) { ++at(p.token_start, 0); }},
+      {"out_indptr", Effect::kChanges, [](Params& p) { --at(p.out_indptr, 1); }},
+      {"out_kv", Effect::kRefused, [](Params& p) { p.out_kv = {}; }},
+      {"out_ckv", Effect::kRefused, [](Params& p) { p.out_ckv = {}; }, split},
+      {"out_kpe", Effect::kRefused, [](Params& p) { p.out_kpe = {}; }, split},
+  };
+  // kv_len bounds what may be asked for, where it can be read.
+  return join(own, {cache_options<kit::GatherCase>(
+                        "cache", false, [](Params& p) -> KvCache& { return p.cache; },
+                        [](Spec& s, const auto& f) { f(s.cache); }),
+                    page_options<kit::GatherCase>(
+                        "pages", [](Params& p) -> PageTable& { return p.pages; },
+                        [](Spec& s) -> bool& { return s.cache.block_table; }, Effect::kAny)});
+}
+
+MLA_SWEEP_OPTIONS(GatherSweep, kit::GatherCase, Op::kGather, gather_specs(), gather_options());
+
+/// One of the caches is bf16, in rows as wide as the other's.
+std::vector<kit::CopyPagesSpec> copy_pages_specs() {
+  kit::CopyPagesSpec spec;
+  spec.num_tokens = 64;
+  spec.from.page_size = spec.to.page_size = 16;
+  return {spec};
+}
+
+Options<kit::CopyPagesCase> copy_pages_options() {
+  using Params = CopyPagesParams;
+  using Spec = kit::CopyPagesSpec;
+  const Options<kit::CopyPagesCase> own = {
+      {"from_pages", Effect::kChanges, [](Params& p) { swap_first(p.from_pages); }},
+      {"to_pages", Effect::kChanges, [](Params& p) { swap_first(p.to_pages); }},
+  };
+  // Scales of fp8 need to know where both caches' rows are divided.
+  return join(
+      own, {cache_options<kit::CopyPagesCase>(
+                "from", false, [](Params& p) -> KvCache& { return p.from; }, [](Spec& s, const auto& f) { f(s.from); }),
+            cache_options<kit::CopyPagesCase>(
+                "to", true, [](Params& p) -> KvCache& { return p.to; }, [](Spec& s, const auto& f) { f(s.to); })});
+}
+
+MLA_SWEEP_OPTIONS(CopyPagesSweep, kit::CopyPagesCase, Op::kCopyPages, copy_pages_specs(), copy_pages_options());
+
+// Index tools
+
+Options<kit::BlockTableToCsrCase> block_table_to_csr_options() {
+  using Params = BlockTableToCsrParams;
+  return {
+      {"block_table", Effect::kChanges, [](Params& p) { ++at(p.block_table, 0, 0); }},
+      {"kv_len", Effect::kChanges, [](Params& p) { at(p.kv_len, 0) = 60; }},
+      {"page_size", Effect::kChanges, [](Params& p) { p.page_size *= 2; }},
+      {"kv_indptr", Effect::kRefused, [](Params& p) { p.kv_indptr = {}; }},
+      {"kv_indices", Effect::kRefused, [](Params& p) { p.kv_indices = {}; }},
+  };
+}
+
+MLA_SWEEP_OPTIONS(BlockTableToCsrSweep, kit::BlockTableToCsrCase, Op::kBlockTableToCsr, {kit::BlockTableToCsrSpec{}},
+                  block_table_to_csr_options());
+
+std::vector<kit::PhysicalSlotsSpec> physical_slots_specs() {
+  kit::PhysicalSlotsSpec spec;
+  spec.q_len = {2};
+  spec.kv_len = {70, 45};
+  spec.topk = 33;
+  spec.page_size = 16;
+  return {spec};
+}
+
+Options<kit::PhysicalSlotsCase> physical_slots_options() {
+  using Case = kit::PhysicalSlotsCase;
+  using Params = PhysicalSlotsParams;
+  using Spec = kit::PhysicalSlotsSpec;
+  const Options<Case> own = {
+      {"indices", Effect::kChanges, [](Params& p) { at(p.indices, 0, 0) = another(at(p.indices, 0, 0)); }},
+      {"topk_length", Effect::kChanges, [](Params& p) { at(p.topk_length, 0) = another(at(p.topk_length, 0)); },
+       [](Spec& s) { s.topk_length = true; }},
+      {"qo_indptr", Effect::kChanges, [](Params& p) { --at(p.qo_indptr, 1); }},
+      {"page_size", Effect::kChanges, [](Params& p) { p.page_size *= 2; }},
+      {"compact", Effect::kChanges, [](Params& p) { p.compact = true; }},
+      {"slots", Effect::kRefused, [](Params& p) { p.slots = {}; }},
+      {"valid_count", Effect::kChanges, [](Params& p) { p.valid_count = {}; }},
+  };
+  return join(own, {page_options<Case>(
+                        "pages", [](Params& p) -> PageTable& { return p.pages; },
+                        [](Spec& s) -> bool& { return s.block_table; }),
+                    context_parallel_options<Case>()});
+}
+
+MLA_SWEEP_OPTIONS(PhysicalSlotsSweep, kit::PhysicalSlotsCase, Op::kPhysicalSlots, physical_slots_specs(),
+                  physical_slots_options());
+
+Options<kit::TopKCase> top_k_options() {
+  using Params = TopKParams;
+  return {
+      {"logits", Effect::kChanges, [](Params& p) { flip(p.logits); }},
+      {"lengths", Effect::kChanges, [](Params& p) { at(p.lengths, 0) = another(at(p.lengths, 0)); },
+       [](kit::TopKSpec& s) { s.lengths = true; }},
+      {"indices", Effect::kRefused, [](Params& p) { p.indices = {}; }},
+  };
+}
+
+MLA_SWEEP_OPTIONS(TopKSweep, kit::TopKCase, Op::kTopK, {kit::TopKSpec{}}, top_k_options());
+
+// The indexer
+
+Options<kit::AppendIndexerCase> append_indexer_options() {
+  using Params = AppendIndexerParams;
+  return {
+      {"k", Effect::kChanges, [](Params& p) { flip(p.k); }},
+      {"slot_mapping", Effect::kChanges, [](Params& p) { swap_first<int64_t>(p.slot_mapping); }},
+      {"power_of_two_scales", Effect::kChanges, [](Params& p) { p.power_of_two_scales = false; }},
+      {"cache.kv", Effect::kRefused, [](Params& p) { p.cache.kv = {}; }},
+      {"cache.page_size", Effect::kRefused, [](Params& p) { p.cache.page_size = 1000; }},
+  };
+}
+
+MLA_SWEEP_OPTIONS(AppendIndexerSweep, kit::AppendIndexerCase, Op::kAppendIndexer, {kit::AppendIndexerSpec{}},
+                  append_indexer_options());
+
+/// Up to 32 heads and more, which are kernels of their own on SM90.
+std::vector<kit::IndexerLogitsSpec> indexer_logits_specs() {
+  std::vector<kit::IndexerLogitsSpec> specs(2);
+  for (kit::IndexerLogitsSpec& spec : specs) {
+    spec.q_len = {2};
+    spec.kv_len = {70, 45};
+    spec.page_size = 16;
+  }
+  specs[0].num_heads = 8;
+  specs[1].num_heads = 40;
+  return specs;
+}
+
+/// Those of indexer_logits; `indexer` is where they are.
+template <class Case>
+Options<Case> indexer_options(const std::string& prefix, IndexerLogitsParams& (*indexer)(ParamsOf<Case>&),
+                              PageTable& (*pages)(ParamsOf<Case>&), bool& (*block_table)(SpecOf<Case>&),
+                              Effect kv_len) {
+  using Params = ParamsOf<Case>;
+  const auto change = [&](const char* field, Effect effect, void (*f)(IndexerLogitsParams&)) {
+    return Option<Case>{prefix + field, effect, [=](Params& p) { f(indexer(p)); }};
+  };
+  using Indexer = IndexerLogitsParams;
+  return join<Case>({change("q", Effect::kChanges, [](Indexer& p) { flip(p.q); }),
+                     change("weights", Effect::kChanges, [](Indexer& p) { flip(p.weights); }),
+                     change("cache.kv", Effect::kChanges, [](Indexer& p) { flip(p.cache.kv); }),
+                     change("cache.page_size", Effect::kRefused, [](Indexer& p) { p.cache.page_size = 1000; }),
+                     change("qo_indptr", Effect::kChanges, [](Indexer& p) { --at(p.qo_indptr, 1); }),
+                     change("causal", Effect::kChanges, [](Indexer& p) { p.causal = false; }),
+                     change("logits", Effect::kRefused, [](Indexer& p) { p.logits = {}; })},
+                    {page_options<Case>(prefix + "pages", pages, block_table, kv_len)});
+}
+
+Options<kit::IndexerLogitsCase> indexer_logits_options() {
+  return indexer_options<kit::IndexerLogitsCase>(
+      "", [](IndexerLogitsParams& p) -> IndexerLogitsParams& { return p; },
+      [](IndexerLogitsParams& p) -> PageTable& { return p.pages; },
+      [](kit::IndexerLogitsSpec& s) -> bool& { return s.block_table; }, Effect::kChanges);
+}
+
+MLA_SWEEP_OPTIONS(IndexerLogitsSweep, kit::IndexerLogitsCase, Op::kIndexerLogits, indexer_logits_specs(),
+                  indexer_logits_options());
+
+std::vector<kit::IndexerTopKSpec> indexer_top_k_specs() {
+  std::vector<kit::IndexerTopKSpec> specs;
+  for (const kit::IndexerLogitsSpec& indexer : indexer_logits_specs()) {
+    kit::IndexerTopKSpec& spec = specs.emplace_back();
+    spec.indexer = indexer;
+    spec.topk = 16;
+    spec.page_size = 16;
+  }
+  return specs;
+}
+
+Options<kit::IndexerTopKCase> indexer_top_k_options() {
+  using Case = kit::IndexerTopKCase;
+  using Params = IndexerTopKParams;
+  const auto block_table = [](kit::IndexerTopKSpec& s) -> bool& { return s.indexer.block_table; };
+  // Both lengths must be equal, which only the CPU can check.
+  return join<Case>({{"page_size", Effect::kChanges, [](Params& p) { p.page_size *= 2; }},
+                     {"slots", Effect::kRefused, [](Params& p) { p.slots = {}; }},
+                     {"valid_count", Effect::kChanges, [](Params& p) { p.valid_count = {}; }}},
+                    {indexer_options<Case>(
+                         "indexer.", [](Params& p) -> IndexerLogitsParams& { return p.indexer; },
+                         [](Params& p) -> PageTable& { return p.indexer.pages; }, block_table, Effect::kAny),
+                     page_options<Case>(
+                         "pages", [](Params& p) -> PageTable& { return p.pages; }, block_table, Effect::kAny)});
+}
+
+MLA_SWEEP_OPTIONS(IndexerTopKSweep, kit::IndexerTopKCase, Op::kIndexerTopK, indexer_top_k_specs(),
+                  indexer_top_k_options());
+
+}  // namespace
+}  // namespace mla
