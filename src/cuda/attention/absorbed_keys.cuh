@@ -234,40 +234,46 @@ MLA_DEVICE ptx::Vec4 decode_codes(uint64_t codes, float scale) {
   return values;
 }
 
-/// How a raw stage's latent codes are decoded: e4m3 with scales of f32 or UE8M0, or, less fast, as the pool says.
-enum class LatentCodes : uint8_t { kF32Scales, kUE8M0Scales, kAny };
-
-/// Decodes the latent channels of a raw stage into the tile: codes times scale, rounded to bf16. Keys as in RowCopy.
-template <class Config, LatentCodes kCodes>
+/// Decodes the latent channels of a raw stage into the tile: e4m3 times a scale of f32 or UE8M0, rounded to bf16. Keys
+/// as in RowCopy.
+template <class Config, bool kUe8m0>
 MLA_DEVICE void decode_latents(const cuda::KeyPool& pool, const std::byte* raw, const std::byte* scales,
                                ptx::SharedAddress tile) {
-  const core::Cache& cache = pool.cache;
-  const int num_chunks = cache.d_ckv / kVector, lane = ptx::lane(), warp = ptx::warp();
-  const bool e2m1 = kCodes == LatentCodes::kAny && cache.ckv_dtype == DType::kE2M1;
+  const int num_chunks = pool.cache.d_ckv / kVector, lane = ptx::lane(), warp = ptx::warp();
   MLA_UNROLL
   for (int first = 0; first < Config::kLatentDims / kVector; first += kWarpSize) {
     const int chunk = first + lane, group = chunk >> pool.scale_shift;
     if (chunk >= num_chunks) continue;
-    const std::byte* from = raw + RowCopy<Config>::raw_offset(warp, e2m1 ? chunk * kVector / 2 : chunk * kVector);
-    const std::byte* scales_from = scales + warp * Config::kKeyScaleBytes;
+    const std::byte* from = raw + RowCopy<Config>::raw_offset(warp, chunk * kVector);
+    const std::byte* scale_from =
+        scales + warp * Config::kKeyScaleBytes + group * size_of(kUe8m0 ? ScaleType::kUE8M0 : ScaleType::kF32);
     const ptx::SharedAddress to = tile + tile_offset<Config::kRowBytes>(warp, chunk);
     MLA_UNROLL
     for (int key = 0; key < Config::kKeys; key += Config::kWarps) {
-      const std::byte* of_key = scales_from + key * Config::kKeyScaleBytes;
-      const std::byte* codes_from = from + key * Config::kRawRowBytes;
-      uint64_t codes;
-      float scale;
-      if constexpr (kCodes == LatentCodes::kAny) {
-        const Bits8 bits = e2m1x8_to_e4m3(*as<uint32_t>(codes_from));
-        codes = e2m1 ? uint64_t{bits.w[1]} << 32 | bits.w[0] : *as<uint64_t>(codes_from);
-        scale = load_scale(of_key, cache.scale_type, group, cache.outer_scale);
-      } else {
-        codes = *as<uint64_t>(codes_from);
-        scale = kCodes == LatentCodes::kUE8M0Scales ? ue8m0_to_f32(static_cast<uint8_t>(of_key[group]))
-                                                    : as<float>(of_key)[group];
-      }
-      ptx::store_shared(to + static_cast<uint32_t>(key * Config::kRowBytes), decode_codes(codes, scale));
+      const std::byte* of_key = scale_from + key * Config::kKeyScaleBytes;
+      const float scale = kUe8m0 ? ue8m0_to_f32(static_cast<uint8_t>(*of_key)) : *as<float>(of_key);
+      const ptx::Vec4 values = decode_codes(*as<uint64_t>(from + key * Config::kRawRowBytes), scale);
+      ptx::store_shared(to + static_cast<uint32_t>(key * Config::kRowBytes), values);
     }
+  }
+}
+
+/// The same for any codes and scales. Not unrolled: queries and outputs hold most of the registers.
+template <class Config>
+MLA_DEVICE void decode_any_latents(const cuda::KeyPool& pool, const std::byte* raw, const std::byte* scales,
+                                   ptx::SharedAddress tile) {
+  const core::Cache& cache = pool.cache;
+  const int num_chunks = cache.d_ckv / kVector;
+  const bool e2m1 = cache.ckv_dtype == DType::kE2M1;
+  MLA_NO_UNROLL
+  for (int i = ptx::thread_index(); i < Config::kKeys * num_chunks; i += Config::kThreads) {
+    const int key = i / num_chunks, chunk = i % num_chunks;
+    const std::byte* from = raw + RowCopy<Config>::raw_offset(key, chunk * (e2m1 ? kVector / 2 : kVector));
+    const Bits8 bits = e2m1x8_to_e4m3(*as<uint32_t>(from));
+    const uint64_t codes = e2m1 ? uint64_t{bits.w[1]} << 32 | bits.w[0] : *as<uint64_t>(from);
+    const float scale = load_scale(scales + key * Config::kKeyScaleBytes, cache.scale_type, chunk >> pool.scale_shift,
+                                   cache.outer_scale);
+    ptx::store_shared(tile + tile_offset<Config::kRowBytes>(key, chunk), decode_codes(codes, scale));
   }
 }
 
@@ -276,11 +282,11 @@ template <class Config>
 MLA_DEVICE void decode_raw(const cuda::KeyPool& pool, const std::byte* raw, const std::byte* scales,
                            ptx::SharedAddress tile) {
   if (!pool.common_codes)
-    decode_latents<Config, LatentCodes::kAny>(pool, raw, scales, tile);
+    decode_any_latents<Config>(pool, raw, scales, tile);
   else if (pool.ue8m0)
-    decode_latents<Config, LatentCodes::kUE8M0Scales>(pool, raw, scales, tile);
+    decode_latents<Config, true>(pool, raw, scales, tile);
   else
-    decode_latents<Config, LatentCodes::kF32Scales>(pool, raw, scales, tile);
+    decode_latents<Config, false>(pool, raw, scales, tile);
   const int latent_chunks = pool.cache.d_ckv / kVector, rope_chunks = pool.cache.d_kpe / kVector;
   if (rope_chunks == 0) return;
   const bool codes = pool.quantized_kpe;

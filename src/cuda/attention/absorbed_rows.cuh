@@ -118,7 +118,7 @@ class RowScores {
   MLA_DEVICE float logit(float product, int32_t key) const {
     float s = product * scale_;
     const float cap = args_.options.logits_soft_cap;
-    if (cap > 0.0F) s = soft_capped(s, cap, soft_cap_scale(cap));
+    if (cap > 0.0F) s = soft_capped(s / cap * kSoftCapExponent, cap);
     if (args_.options.alibi_slopes != nullptr)
       s += slope_ * static_cast<float>(global_position(args_.context_parallel, key) - draft_begin_ - row_.query);
     return s * std::numbers::log2e_v<float>;

@@ -15,11 +15,11 @@ constexpr bool needs_only_scale(const core::Options& options) {
   return options.logits_soft_cap == 0.0F && options.alibi_slopes == nullptr;
 }
 
-/// cap * tanh(logit / cap), by tanh(x) = 1 - 2 / (e^(2x) + 1), which saturates where the exponential over- or
-/// underflows. `exponent_scale` is soft_cap_scale(cap), times what makes a logit of `logit`.
-MLA_DEVICE float soft_capped(float logit, float cap, float exponent_scale) {
-  return cap - 2.0F * cap * ptx::reciprocal_approx(ptx::exp2_approx(logit * exponent_scale) + 1.0F);
+/// cap * tanh(x), by tanh(x) = 1 - 2 / (e^(2x) + 1), which saturates where the exponential over- or underflows. Soft caps
+/// are that of x = logit / cap; the exponent is kSoftCapExponent * x.
+MLA_DEVICE float soft_capped(float exponent, float cap) {
+  return cap - 2.0F * cap * ptx::reciprocal_approx(ptx::exp2_approx(exponent) + 1.0F);
 }
-MLA_DEVICE float soft_cap_scale(float cap) { return 2.0F * std::numbers::log2e_v<float> / cap; }
+inline constexpr float kSoftCapExponent = 2.0F * std::numbers::log2e_v<float>;
 
 }  // namespace mla::MLA_CUDA_NAMESPACE

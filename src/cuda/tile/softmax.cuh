@@ -109,11 +109,11 @@ MLA_DEVICE void pack_weights(const float (&left)[4], const float (&right)[4], ui
 /// Raw scores become soft-capped logits.
 template <int kColTiles>
 MLA_DEVICE void cap_scores(float (&s)[kColTiles][4], float sm_scale, float cap) {
-  const float exponent_scale = soft_cap_scale(cap) * sm_scale;
+  const float exponent_scale = kSoftCapExponent * sm_scale / cap;
   MLA_UNROLL
   for (int n = 0; n < kColTiles; ++n) {
     MLA_UNROLL
-    for (int e = 0; e < 4; ++e) s[n][e] = soft_capped(s[n][e], cap, exponent_scale);
+    for (int e = 0; e < 4; ++e) s[n][e] = soft_capped(s[n][e] * exponent_scale, cap);
   }
 }
 

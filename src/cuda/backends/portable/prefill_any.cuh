@@ -58,8 +58,8 @@ class PrefillAnyKernel {
     for (int c = 0; c < args.d_qk; ++c) s += load_element(args.q, kType, q + c) * load_element(args.k, kType, k + c);
     const core::Options& options = args.options;
     s *= args.sm_scale;
-    if (options.logits_soft_cap != 0.0F)
-      s = soft_capped(s, options.logits_soft_cap, soft_cap_scale(options.logits_soft_cap));
+    const float cap = options.logits_soft_cap;
+    if (cap != 0.0F) s = soft_capped(s / cap * kSoftCapExponent, cap);
     if (options.alibi_slopes != nullptr) s += options.alibi_slopes[head] * static_cast<float>(key - row.position);
     return s * std::numbers::log2e_v<float>;
   }

@@ -22,7 +22,7 @@ class WgmmaScores : WgmmaBlock<Config> {
     load_queries();
     Block::find_plain_steps();
     MLA_UNROLL
-    for (ScoreState& state : states_) state = {};
+    for (int half = 0; half < 2; ++half) states_[half] = {};
     scale_ = score_scale(args_) * std::numbers::log2e_v<float>;
     only_valid_ = args_.sparse() && needs_only_scale(args_.options);
     MLA_NO_UNROLL
