@@ -59,6 +59,13 @@ typedef enum mla_cache_format {
 /* Values for `lse_base`. */
 typedef enum mla_lse_base { MLA_LSE_BASE_E = 0, MLA_LSE_BASE_2 = 1 } mla_lse_base;
 
+/* Values for `topk_length_per`: whom an entry of topk_length is for. */
+typedef enum mla_length_per {
+  MLA_LENGTH_BY_SHAPE = 0,   /* as its shape says; refused where it says neither: T = B > 1, with qo_indptr */
+  MLA_LENGTH_PER_TOKEN = 1,  /* [T] */
+  MLA_LENGTH_PER_REQUEST = 2 /* [B] */
+} mla_length_per;
+
 /* Element type codes that the library knows, with the bits they come in (DLPack's DLDataTypeCode). */
 typedef enum mla_dtype_code {
   MLA_DTYPE_INT = 0,    /* 32, 64 */
@@ -188,16 +195,18 @@ typedef struct mla_decode_sparse_params {
   const mla_tensor* q_scale; /* [1] f32, with e4m3 queries */
   mla_sparse_pool pool;
   mla_sparse_pool extra_pool;  /* optional: all null */
-  const mla_tensor* qo_indptr; /* [B+1] int32, only with topk_length [B]; null = T / B queries each */
+  const mla_tensor* qo_indptr; /* [B+1] int32, only with a topk_length per request; null = T / B queries each */
   mla_attention_options options;
   float sm_scale;
   int32_t lse_base; /* mla_lse_base */
   int32_t batch_invariant;
-  int32_t reserved;          /* 0 */
-  const mla_tensor* o;       /* out [T, H, d_v] */
-  const mla_tensor* o_scale; /* [1] f32, with e4m3 outputs */
-  const mla_tensor* lse;     /* out [T, H] f32, optional */
-  void* stream;              /* cudaStream_t; null = the default stream. Ignored on the CPU */
+  int32_t reserved;              /* 0 */
+  const mla_tensor* o;           /* out [T, H, d_v] */
+  const mla_tensor* o_scale;     /* [1] f32, with e4m3 outputs */
+  const mla_tensor* lse;         /* out [T, H] f32, optional */
+  void* stream;                  /* cudaStream_t; null = the default stream. Ignored on the CPU */
+  int32_t topk_length_per;       /* mla_length_per, of pool */
+  int32_t extra_topk_length_per; /* the same, of extra_pool */
 } mla_decode_sparse_params;
 
 typedef struct mla_prefill_params {

@@ -83,6 +83,13 @@ struct DecodeParams {
   TensorView lse = {};      ///< out [T, H] f32, optional
 };
 
+/// Whom an entry of topk_length is for.
+enum class LengthPer : uint8_t {
+  kByShape,  ///< as its shape [T] or [B] says; refused where it says neither: T = B > 1, with qo_indptr
+  kToken,    ///< one query token: [T]
+  kRequest   ///< all query tokens of a request: [B]
+};
+
 /// One pool of latent rows and the rows that each query attends to.
 struct SparsePool {
   KvCache cache = {};
@@ -92,6 +99,7 @@ struct SparsePool {
   /// [T], or [B] with one length for all queries of a request: entries from it on are skipped. Below 0 counts as 0,
   /// above topk as topk. Not given: topk.
   TensorView topk_length = {};
+  LengthPer topk_length_per = LengthPer::kByShape;
 };
 
 /// Sparse decode in the absorbed form: the queries of decode over the rows that `indices` name, in one or two pools
@@ -103,7 +111,7 @@ struct DecodeSparseParams {
   TensorView q_scale = {};  ///< [1] f32, with e4m3 queries
   SparsePool pool = {};
   SparsePool extra_pool = {};  ///< optional (indices not given); a cache of its own, of the same row widths
-  TensorView qo_indptr = {};   ///< [B+1], only with topk_length [B]; not given: T / B queries each
+  TensorView qo_indptr = {};   ///< [B+1], only with a topk_length per request; not given: T / B queries each
   AttentionOptions options = {};
   float sm_scale = 0.0F;
   LseBase lse_base = LseBase::kE;

@@ -9,7 +9,7 @@ from . import _core
 from ._call import NO_CACHE, cache_fields, call, two, whole_and_parts
 from .context import Context
 from .frameworks import operation
-from .types import Cache, DType, LseBase, Rows, Tensor
+from .types import Cache, DType, LengthPer, LseBase, Rows, Tensor
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -138,9 +138,11 @@ def decode_sparse(
     *,
     sm_scale: float,
     topk_length: Tensor | None = None,
+    topk_length_per: LengthPer | None = None,
     extra_cache: Cache | None = None,
     extra_indices: Tensor | None = None,
     extra_topk_length: Tensor | None = None,
+    extra_topk_length_per: LengthPer | None = None,
     qo_indptr: Tensor | None = None,
     q_scale: Tensor | None = None,
     attn_sink: Tensor | None = None,
@@ -165,10 +167,12 @@ def decode_sparse(
             wherever it stands.
         sm_scale: as in :func:`decode`.
         topk_length: [T], or [B] with one length for all queries of a request: indices from it on are skipped.
+        topk_length_per: "token" or "request": whom an entry of ``topk_length`` is for. None: as its shape says, which is
+            refused where ``qo_indptr`` is given and T = B > 1.
         extra_cache: a second pool of the same row widths, with
         extra_indices: [T, extra_topk] and
-        extra_topk_length: as ``topk_length``.
-        qo_indptr: [B+1], only with lengths [B]; None: T / B queries each.
+        extra_topk_length, extra_topk_length_per: as ``topk_length`` and ``topk_length_per``.
+        qo_indptr: [B+1], only with lengths per request; None: T / B queries each.
         q_scale, attn_sink, logits_soft_cap, lse_base, batch_invariant, d_v: as in :func:`decode`.
         out, out_dtype, o_scale, lse, return_lse, plan, context: as in :func:`decode`.
 
@@ -187,9 +191,11 @@ def decode_sparse(
             *cache_fields(cache),
             indices,
             topk_length,
+            topk_length_per,
             *(NO_CACHE if extra_cache is None else cache_fields(extra_cache)),
             extra_indices,
             extra_topk_length,
+            extra_topk_length_per,
             qo_indptr,
             attn_sink,
             logits_soft_cap,

@@ -206,7 +206,8 @@ _OPERATORS = {
     ),
     "decode_sparse": _Operator(
         f"Tensor q, Tensor? q_pe, {_cache_schema('cache')}, Tensor indices, {_cache_schema('extra_cache')}, "
-        "float sm_scale, Tensor? topk_length=None, Tensor? extra_indices=None, Tensor? extra_topk_length=None, "
+        "float sm_scale, Tensor? topk_length=None, str? topk_length_per=None, Tensor? extra_indices=None, "
+        "Tensor? extra_topk_length=None, str? extra_topk_length_per=None, "
         f"Tensor? qo_indptr=None, {_OPTIONS}, {_QUERY}, {_PLANNED}",
         (_OUT, _LSE),
         caches=("cache", "extra_cache"),

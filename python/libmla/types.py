@@ -14,6 +14,7 @@ DType: TypeAlias = Any
 
 CacheFormat: TypeAlias = Literal["bf16", "f16", "fp8", "fp8_ds_mla", "fp8_dsv4"]
 LseBase: TypeAlias = Literal["e", "2"]
+LengthPer: TypeAlias = Literal["token", "request"]
 
 
 class UnsupportedError(RuntimeError):

@@ -202,6 +202,17 @@ LseBase Arguments::lse_base() {
   fail("ValueError", "lse_base", "\"e\" or \"2\"", '"' + base + '"');
 }
 
+LengthPer Arguments::length_per(Field field) {
+  if (next_is_none()) {
+    next();
+    return LengthPer::kByShape;
+  }
+  const std::string per = text(field);
+  if (per == "token") return LengthPer::kToken;
+  if (per == "request") return LengthPer::kRequest;
+  fail("ValueError", field, "\"token\", \"request\" or None", '"' + per + '"');
+}
+
 DType Arguments::dtype(Field field) {
   const ffi::AnyView value = next();
   if (is_none(value)) return DType::kNone;

@@ -61,6 +61,8 @@ class Arguments {
   float number(Field field);
   std::string text(Field field);
   LseBase lse_base();
+  /// None, "token" or "request".
+  LengthPer length_per(Field field);
   /// kNone for None.
   DType dtype(Field field);
   /// An object of one of the border's own classes, or null for None.

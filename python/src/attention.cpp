@@ -105,6 +105,7 @@ SparsePool read_pool(Arguments& args, const char* prefix) {
   pool.cache = args.cache(prefix);
   pool.indices = args.tensor("indices");
   pool.topk_length = args.tensor("topk_length");
+  pool.topk_length_per = args.length_per("topk_length_per");
   return pool;
 }
 

@@ -57,7 +57,11 @@ def attention_calls() -> dict[str, Call]:
     cache = _random(PAGES, PAGE, D_QK)
     pair = (cache[..., :D_V].clone(), cache[..., D_V:].clone())
     indices = torch.tensor([[3, -1, 95, 4], [0, 0, 0, -1], [7, 8, 1000, 9]], dtype=torch.int32)
-    sparse = {"sm_scale": SM_SCALE, "topk_length": torch.tensor([4, 1, 0], dtype=torch.int32)}
+    sparse = {
+        "sm_scale": SM_SCALE,
+        "topk_length": torch.tensor([4, 1, 0], dtype=torch.int32),
+        "topk_length_per": "token",
+    }
     dense = {"sm_scale": SM_SCALE, **_TABLE_ARGUMENTS}
     indptr = torch.tensor([0, 1, 3], dtype=torch.int32)
     states = _random(2, TOKENS, HEADS, D_V, dtype=torch.float32), _random(2, TOKENS, HEADS, dtype=torch.float32)

@@ -116,6 +116,38 @@ def test_ragged_requests():
     expected.check(o, right(q, [(cache.view(-1, 576), indices, ints([4, 9, 9, 9]))], 512)[0])
 
 
+@pytest.mark.parametrize("per", ["token", "request"])
+def test_as_many_tokens_as_requests(per):
+    batch = batches.paged([40], 16)
+    cache = batches.random_cache(batch)
+    q = torch.randn(4, 2, 576).bfloat16()
+    indices, lengths = indices_of(batch, 4, 9), ints([4, 9, 1, 7])
+    # Two queries are of the first request, none of the second.
+    named = {"topk_length": lengths, "qo_indptr": batches.indptr([2, 0, 1, 1]), "sm_scale": SM_SCALE}
+    second = {"extra_cache": cache, "extra_indices": indices, "extra_topk_length": lengths}
+    with pytest.raises(ValueError, match="topk_length_per: expected token or request, since qo_indptr is given and"):
+        libmla.decode_sparse(q, cache, indices, **named)
+    with pytest.raises(ValueError, match=r"extra_pool\.topk_length_per: expected token or request"):
+        libmla.decode_sparse(q, cache, indices, topk_length_per="request", **named, **second)
+    o = libmla.decode_sparse(q, cache, indices, topk_length_per="request", extra_topk_length_per=per, **named, **second)
+    of_requests = ints([4, 4, 1, 7])
+    rows = cache.view(-1, 576)
+    pools = [(rows, indices, of_requests), (rows, indices, lengths if per == "token" else of_requests)]
+    expected.check(o, right(q, pools, 512)[0])
+
+
+def test_lengths_of_nobody():
+    batch = batches.paged([40], 16)
+    with pytest.raises(ValueError, match='topk_length_per: expected "token", "request" or None, got "head"'):
+        libmla.decode_sparse(
+            torch.randn(4, 2, 576).bfloat16(),
+            batches.random_cache(batch),
+            indices_of(batch, 4, 9),
+            topk_length_per="head",
+            sm_scale=SM_SCALE,
+        )
+
+
 def test_parts_and_outputs():
     batch = batches.paged([40], 16)
     cache = batches.random_cache(batch)

@@ -21,21 +21,34 @@ bool check_indices(Checks& check, const TensorView& indices, int64_t num_tokens,
   return true;
 }
 
-/// Lengths of a pool, of every query or of every request; binds the requests.
-bool check_topk_length(Checks& check, const TensorView& lengths, bool ragged, int64_t num_tokens, int64_t& batch_size,
+/// Lengths of a pool, of every query or of every request; binds the requests. Only shapes and arguments decide which:
+/// where the queries of a request begin may stand in a GPU's memory.
+bool check_topk_length(Checks& check, const SparsePool& given, bool ragged, int64_t num_tokens, int64_t& batch_size,
                        PoolArgs& pool) {
-  if (!lengths.given()) return check.ok();
+  const LengthPer per = given.topk_length_per;
+  if (!check.require(per == LengthPer::kByShape || per == LengthPer::kToken || per == LengthPer::kRequest,
+                     "topk_length_per", "expected by shape, token or request, got unknown value {}",
+                     static_cast<unsigned>(per)))
+    return false;
+  if (!given.topk_length.given()) return check.ok();
   int64_t count = kUnbound;
-  if (!check.tensor("topk_length", lengths, kI32Only, {{"T or B", &count}})) return false;
-  pool.topk_length = static_cast<const int32_t*>(lengths.data);
-  if (ragged ? count == batch_size : count != num_tokens) {
-    if (batch_size == kUnbound) batch_size = count;
-    pool.length_per_request = true;
-    return count == batch_size ||
-           check.fail("topk_length", "expected shape [T = {}] or [B = {}], got [{}]", num_tokens, batch_size, count);
-  }
-  if (count == num_tokens) return true;
-  return check.fail("topk_length", "expected shape [T = {}] or [B = {}], got [{}]", num_tokens, batch_size, count);
+  const Dim dim = per == LengthPer::kToken     ? Dim{"T", &num_tokens}
+                  : per == LengthPer::kRequest ? Dim{"B", &batch_size}
+                                               : Dim{"T or B", &count};
+  if (!check.tensor("topk_length", given.topk_length, kI32Only, {dim})) return false;
+  pool.topk_length = static_cast<const int32_t*>(given.topk_length.data);
+  pool.length_per_request = per == LengthPer::kRequest;
+  if (per != LengthPer::kByShape) return true;
+  const bool of_tokens = count == num_tokens;
+  const bool of_requests = ragged && count == batch_size;
+  if (of_tokens && of_requests && count > 1)
+    return check.fail("topk_length_per", "expected token or request, since qo_indptr is given and T = B = {}, got none",
+                      count);
+  if (of_tokens && !of_requests) return true;
+  if (batch_size == kUnbound) batch_size = count;
+  pool.length_per_request = true;
+  return count == batch_size ||
+         check.fail("topk_length", "expected shape [T = {}] or [B = {}], got [{}]", num_tokens, batch_size, count);
 }
 
 bool check_pool_lengths(Checks& check, const DecodeSparseParams& params, DecodeSparseArgs& args) {
@@ -51,11 +64,10 @@ bool check_pool_lengths(Checks& check, const DecodeSparseParams& params, DecodeS
   const SparsePool* const pools[] = {&params.pool, &params.extra_pool};
   for (int32_t i = 0; i < args.num_pools; ++i) {
     const Checks::Within within(check, i == 0 ? "pool" : "extra_pool");
-    if (!check_topk_length(check, pools[i]->topk_length, ragged, args.num_tokens, batch_size, args.pools[i]))
-      return false;
+    if (!check_topk_length(check, *pools[i], ragged, args.num_tokens, batch_size, args.pools[i])) return false;
   }
   if (!args.pools[0].length_per_request && !args.pools[1].length_per_request)
-    return check.absent("qo_indptr", params.qo_indptr, "no topk_length has shape [B]");
+    return check.absent("qo_indptr", params.qo_indptr, "no topk_length is per request");
   args.batch_size = static_cast<int32_t>(batch_size);
   return check.fits_int32("batch_size", batch_size) &&
          check_queries(check, params.qo_indptr, batch_size, args.num_tokens, args.queries);

@@ -57,6 +57,8 @@ constexpr size_t kFirstVersion<mla_decode_params> = offsetof(mla_decode_params, 
 template <>
 constexpr size_t kFirstVersion<mla_prefill_params> = offsetof(mla_prefill_params, options);
 template <>
+constexpr size_t kFirstVersion<mla_decode_sparse_params> = offsetof(mla_decode_sparse_params, topk_length_per);
+template <>
 constexpr size_t kFirstVersion<mla_append_params> = offsetof(mla_append_params, scales);
 template <>
 constexpr size_t kFirstVersion<mla_gather_params> = offsetof(mla_gather_params, scales);

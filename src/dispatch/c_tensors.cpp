@@ -9,10 +9,6 @@
 namespace mla::dispatch {
 namespace {
 
-CacheFormat cache_format(int32_t value) {
-  return value >= 0 && value < 256 ? static_cast<CacheFormat>(value) : CacheFormat{255};
-}
-
 /// Row-major strides; an extent too large for 64-bit offsets keeps a stride that validation refuses.
 void set_row_major(TensorView& view, int32_t ndim) {
   int64_t stride = 1;
@@ -72,7 +68,7 @@ TensorView TensorReader::read(const char* part, const char* field, const mla_ten
 
 KvCache TensorReader::read(const char* part, const mla_kv_cache& cache, const mla_cache_scales& scales) {
   zero(part, "reserved", scales.reserved);
-  return {.format = cache_format(cache.format),
+  return {.format = enumeration<CacheFormat>(cache.format),
           .kv = read(part, "kv", cache.kv),
           .ckv = read(part, "ckv", cache.ckv),
           .kpe = read(part, "kpe", cache.kpe),
@@ -113,11 +109,12 @@ ContextParallel TensorReader::read(const mla_context_parallel& share) {
           .interleave = share.interleave == 0 ? 1 : share.interleave};
 }
 
-SparsePool TensorReader::read(const char* part, const mla_sparse_pool& pool) {
+SparsePool TensorReader::read(const char* part, const mla_sparse_pool& pool, int32_t topk_length_per) {
   const std::string cache = core::format("{}.cache", part);
   return {.cache = read(cache.c_str(), pool.cache, pool.scales),
           .indices = read(part, "indices", pool.indices),
-          .topk_length = read(part, "topk_length", pool.topk_length)};
+          .topk_length = read(part, "topk_length", pool.topk_length),
+          .topk_length_per = enumeration<LengthPer>(topk_length_per)};
 }
 
 bool TensorReader::flag(const char* part, const char* field, int32_t value) {
@@ -143,7 +140,7 @@ DecodeParams read(const mla_decode_params& params, TensorReader& reader) {
           .options = reader.read(params.options),
           .context_parallel = reader.read(params.context_parallel),
           .sm_scale = params.sm_scale,
-          .lse_base = reader.lse_base(params.lse_base),
+          .lse_base = enumeration<LseBase>(params.lse_base),
           .batch_invariant = reader.flag("batch_invariant", params.batch_invariant),
           .o = reader.read("o", params.o),
           .o_scale = reader.read("o_scale", params.o_scale),
@@ -159,7 +156,7 @@ PrefillParams read(const mla_prefill_params& params, TensorReader& reader) {
           .causal = reader.flag("causal", params.causal),
           .options = reader.read(params.options),
           .sm_scale = params.sm_scale,
-          .lse_base = reader.lse_base(params.lse_base),
+          .lse_base = enumeration<LseBase>(params.lse_base),
           .batch_invariant = reader.flag("batch_invariant", params.batch_invariant),
           .o = reader.read("o", params.o),
           .lse = reader.read("lse", params.lse)};
@@ -168,7 +165,7 @@ PrefillParams read(const mla_prefill_params& params, TensorReader& reader) {
 MergeStatesParams read(const mla_merge_states_params& params, TensorReader& reader) {
   return {.partial_o = reader.read("partial_o", params.partial_o),
           .partial_lse = reader.read("partial_lse", params.partial_lse),
-          .lse_base = reader.lse_base(params.lse_base),
+          .lse_base = enumeration<LseBase>(params.lse_base),
           .in_place = reader.flag("in_place", params.in_place),
           .o = reader.read("o", params.o),
           .lse = reader.read("lse", params.lse)};
@@ -198,12 +195,12 @@ DecodeSparseParams read(const mla_decode_sparse_params& params, TensorReader& re
           .q_nope = reader.read("q_nope", params.q_nope),
           .q_pe = reader.read("q_pe", params.q_pe),
           .q_scale = reader.read("q_scale", params.q_scale),
-          .pool = reader.read("pool", params.pool),
-          .extra_pool = reader.read("extra_pool", params.extra_pool),
+          .pool = reader.read("pool", params.pool, params.topk_length_per),
+          .extra_pool = reader.read("extra_pool", params.extra_pool, params.extra_topk_length_per),
           .qo_indptr = reader.read("qo_indptr", params.qo_indptr),
           .options = reader.read(params.options),
           .sm_scale = params.sm_scale,
-          .lse_base = reader.lse_base(params.lse_base),
+          .lse_base = enumeration<LseBase>(params.lse_base),
           .batch_invariant = reader.flag("batch_invariant", params.batch_invariant),
           .o = reader.read("o", params.o),
           .o_scale = reader.read("o_scale", params.o_scale),
@@ -218,7 +215,7 @@ PrefillSparseParams read(const mla_prefill_sparse_params& params, TensorReader& 
           .topk_length = reader.read("topk_length", params.topk_length),
           .options = reader.read(params.options),
           .sm_scale = params.sm_scale,
-          .lse_base = reader.lse_base(params.lse_base),
+          .lse_base = enumeration<LseBase>(params.lse_base),
           .batch_invariant = reader.flag("batch_invariant", params.batch_invariant),
           .o = reader.read("o", params.o),
           .max_logits = reader.read("max_logits", params.max_logits),

@@ -10,6 +10,12 @@
 
 namespace mla::dispatch {
 
+/// A value of an enumeration of one byte. What does not fit becomes 255, which validation refuses.
+template <class Enum>
+constexpr Enum enumeration(int32_t value) {
+  return value >= 0 && value < 256 ? static_cast<Enum>(value) : Enum{255};
+}
+
 /// Converts tensors one by one; the first that cannot be converted is kept as `status`. `part` is where the fields of a
 /// nested struct stand ("cache"); "" for the params themselves.
 class TensorReader {
@@ -23,13 +29,10 @@ class TensorReader {
   IndexerCache read(const char* part, const mla_indexer_cache& cache);
   AttentionOptions read(const mla_attention_options& options);
   ContextParallel read(const mla_context_parallel& share);
-  SparsePool read(const char* part, const mla_sparse_pool& pool);
+  SparsePool read(const char* part, const mla_sparse_pool& pool, int32_t topk_length_per);
   bool flag(const char* field, int32_t value) { return flag("", field, value); }
   bool flag(const char* part, const char* field, int32_t value);
   void zero(const char* part, const char* field, int32_t value);
-  LseBase lse_base(int32_t value) const {
-    return value >= 0 && value < 256 ? static_cast<LseBase>(value) : LseBase{255};
-  }
   const Status& status() const { return status_; }
 
  private:

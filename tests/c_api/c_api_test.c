@@ -377,6 +377,23 @@ static void test_decode_sparse(const mla_context* context) {
   }
   mla_plan_destroy(plan);
   free(workspace);
+  int32_t starts[] = {0, 2, 2};
+  int64_t starts_shape[] = {3};
+  mla_tensor tstarts = tensor(starts, kI32, 1, starts_shape);
+  params.qo_indptr = &tstarts;
+  params.extra_pool.topk_length = &tlengths;
+  params.extra_topk_length_per = MLA_LENGTH_PER_REQUEST;
+  CHECK_ERROR(mla_decode_sparse_workspace_size(context, &params, &size), MLA_INVALID_ARGUMENT,
+              "decode_sparse: pool.topk_length_per: expected token or request, since qo_indptr is given and T = B = 2, "
+              "got none");
+  params.topk_length_per = 256;
+  CHECK_ERROR(mla_decode_sparse_workspace_size(context, &params, &size), MLA_INVALID_ARGUMENT,
+              "decode_sparse: pool.topk_length_per: expected by shape, token or request, got unknown value 255");
+  params.topk_length_per = MLA_LENGTH_PER_TOKEN;
+  CHECK(mla_decode_sparse_workspace_size(context, &params, &size) == MLA_OK);
+  params.struct_size = offsetof(mla_decode_sparse_params, topk_length_per); /* the version before knows shapes only */
+  CHECK(mla_decode_sparse_workspace_size(context, &params, &size) == MLA_INVALID_ARGUMENT);
+  params.struct_size = sizeof params;
   params.pool.cache.page_size = 7;
   CHECK_ERROR(mla_decode_sparse_workspace_size(context, &params, &size), MLA_INVALID_ARGUMENT,
               "decode_sparse: pool.cache.page_size: expected 0 or 2, as the shape says, got 7");

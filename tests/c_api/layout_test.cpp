@@ -68,6 +68,9 @@ TEST(Layout, EnumerationsAreThoseOfTheCppApi) {
   EXPECT_EQ(static_cast<int>(MLA_CACHE_FP8_DS_MLA), static_cast<int>(mla::CacheFormat::kFP8DsMla));
   EXPECT_EQ(static_cast<int>(MLA_CACHE_FP8_DSV4), static_cast<int>(mla::CacheFormat::kFP8DsV4));
   EXPECT_EQ(static_cast<int>(MLA_LSE_BASE_2), static_cast<int>(mla::LseBase::kTwo));
+  EXPECT_EQ(static_cast<int>(MLA_LENGTH_BY_SHAPE), static_cast<int>(mla::LengthPer::kByShape));
+  EXPECT_EQ(static_cast<int>(MLA_LENGTH_PER_TOKEN), static_cast<int>(mla::LengthPer::kToken));
+  EXPECT_EQ(static_cast<int>(MLA_LENGTH_PER_REQUEST), static_cast<int>(mla::LengthPer::kRequest));
 }
 
 TEST(Layout, OlderCallersFindTheirFieldsWhereTheyWere) {
@@ -89,6 +92,7 @@ TEST(Layout, OlderCallersFindTheirFieldsWhereTheyWere) {
   EXPECT_EQ(offsetof(mla_problem, gpu_arch), 56U);
   // As the third had them.
   EXPECT_EQ(offsetof(mla_problem, q_len), 64U);
+  EXPECT_EQ(offsetof(mla_decode_sparse_params, topk_length_per), offsetof(mla_decode_sparse_params, stream) + 8);
 }
 
 TEST(Layout, StructsAreFitForC) {

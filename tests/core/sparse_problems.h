@@ -43,6 +43,11 @@ struct DecodeSparse {
                          .topk_length = {}};
   }
   void use_per_request() { set_extent(params.pool.topk_length, 0, 2); }
+  /// Four requests, one of which has two queries and one none.
+  void use_equal_counts() {
+    qo_indptr = {0, 2, 2, 3, 4};
+    params.qo_indptr = of(qo_indptr);
+  }
   bool untouched() const { return all_sentinels({&o, &lse}); }
 };
 

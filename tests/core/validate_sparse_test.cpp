@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <utility>
+
 #include "core/validate.h"
 #include "sparse_problems.h"
 
@@ -40,7 +43,39 @@ TEST(ValidateDecodeSparse, RefusesBadInput) {
        },
        "decode_sparse: extra_pool.topk_length: expected shape [T = 4] or [B = 2], got [1]"},
       {"qo_indptr for nothing", [](DecodeSparse& p) { p.params.qo_indptr = of(p.qo_indptr); },
-       "decode_sparse: qo_indptr: expected none, since no topk_length has shape [B], got a tensor"},
+       "decode_sparse: qo_indptr: expected none, since no topk_length is per request, got a tensor"},
+      {"qo_indptr beside lengths of tokens alone",
+       [](DecodeSparse& p) {
+         p.use_equal_counts();
+         p.params.pool.topk_length_per = LengthPer::kToken;
+       },
+       "decode_sparse: qo_indptr: expected none, since no topk_length is per request, got a tensor"},
+      {"lengths of as many tokens as requests", [](DecodeSparse& p) { p.use_equal_counts(); },
+       "decode_sparse: pool.topk_length_per: expected token or request, since qo_indptr is given and T = B = 4, got "
+       "none"},
+      {"lengths of as many tokens as requests in the second pool",
+       [](DecodeSparse& p) {
+         p.use_equal_counts();
+         p.use_extra_pool();
+         p.params.extra_pool.topk_length = of(p.lengths);
+         p.params.pool.topk_length_per = LengthPer::kRequest;
+       },
+       "decode_sparse: extra_pool.topk_length_per: expected token or request, since qo_indptr is given and T = B = 4, "
+       "got none"},
+      {"lengths of tokens, of requests by shape",
+       [](DecodeSparse& p) {
+         p.use_per_request();
+         p.params.pool.topk_length_per = LengthPer::kToken;
+       },
+       "decode_sparse: pool.topk_length: expected shape [T = 4], got [2]"},
+      {"lengths of requests, of tokens by shape",
+       [](DecodeSparse& p) {
+         p.params.qo_indptr = of(p.qo_indptr);
+         p.params.pool.topk_length_per = LengthPer::kRequest;
+       },
+       "decode_sparse: pool.topk_length: expected shape [B = 2], got [4]"},
+      {"lengths of nobody", [](DecodeSparse& p) { p.params.pool.topk_length_per = static_cast<LengthPer>(7); },
+       "decode_sparse: pool.topk_length_per: expected by shape, token or request, got unknown value 7"},
       {"qo_indptr not to T",
        [](DecodeSparse& p) {
          p.use_per_request();
@@ -134,6 +169,34 @@ TEST(ValidateDecodeSparse, LengthsOfRequests) {
   EXPECT_TRUE(args.pools[0].length_per_request);
   EXPECT_FALSE(args.pools[1].length_per_request);
   EXPECT_EQ(args.topk_length(1, 1), 2);
+}
+
+TEST(ValidateDecodeSparse, AsManyTokensAsRequests) {
+  DecodeSparse p;
+  p.use_equal_counts();  // queries 0 and 1 are the first request's, 2 the third's, 3 the fourth's
+  p.lengths = {1, 2, 3, 4};
+  p.use_extra_pool();
+  p.params.extra_pool.topk_length = of(p.lengths);
+  p.params.pool.topk_length_per = LengthPer::kRequest;
+  p.params.extra_pool.topk_length_per = LengthPer::kToken;
+  const core::DecodeSparseArgs args = accepted_sparse(p.params);
+  for (const auto& [token, request] : {std::pair(0, 0), std::pair(1, 0), std::pair(2, 2), std::pair(3, 3)}) {
+    EXPECT_EQ(args.topk_length(0, token), p.lengths[static_cast<size_t>(request)]);
+    EXPECT_EQ(args.topk_length(1, token), std::min(p.lengths[static_cast<size_t>(token)], 2));
+  }
+}
+
+TEST(ValidateDecodeSparse, AtMostOneTokenNeedsNoMeaning) {
+  DecodeSparse p;
+  p.use_equal_counts();
+  for (int32_t count : {1, 0}) {
+    p.qo_indptr = {0, count};
+    for (TensorView* view :
+         {&p.params.q, &p.params.o, &p.params.lse, &p.params.pool.indices, &p.params.pool.topk_length})
+      set_extent(*view, 0, count);
+    set_extent(p.params.qo_indptr, 0, count + 1);
+    EXPECT_EQ(accepted_sparse(p.params).num_tokens, count);
+  }
 }
 
 TEST(ValidateDecodeSparse, TwoPoolsOfTheirOwn) {

@@ -286,6 +286,8 @@ void fuzz_decode_sparse(FuzzedDataProvider& input, const Context& context, Tenso
     if (input.ConsumeBool()) p.extra_pool.topk_length = tensors.make({1, 2});
   }
   if (input.ConsumeBool()) p.qo_indptr = tensors.make({0, 3, 4});
+  for (SparsePool* pool : {&p.pool, &p.extra_pool})
+    pool->topk_length_per = static_cast<LengthPer>(input.ConsumeIntegralInRange<int>(0, 3));
   p.options = any_options(input, tensors);
   p.sm_scale = any_scale(input);
   p.batch_invariant = input.ConsumeBool();

@@ -133,6 +133,14 @@ Options<kit::DecodeSparseCase> pool_options(const std::string& name, SparsePool&
                        spec_of(s).topk_length = LengthForm::kPerToken;
                        spec_of(s).lengths = {20};
                      }});
+  // Where queries begin is for lengths of requests only; ops/sparse_test.cpp has both meanings side by side.
+  options.push_back({name + ".topk_length_per", Effect::kRefused,
+                     [of](Params& p) { of(p).topk_length_per = LengthPer::kToken; },
+                     [spec_of](Spec& s) {
+                       s.q_len = {2, 0};
+                       spec_of(s).topk_length = LengthForm::kPerRequest;
+                       spec_of(s).lengths = {5, 20};
+                     }});
   return options;
 }
 

@@ -80,6 +80,17 @@ TEST_P(DecodeSparseTest, PageSizesAndLengths) {
       }
 }
 
+TEST_P(DecodeSparseTest, AsManyTokensAsRequests) {
+  for (kit::LengthForm length : kLengthForms) {
+    DecodeSparseSpec spec = spec_of(CacheFormat::kBF16);
+    spec.q_len = {2, 0, 1, 1};
+    spec.pool.topk_length = kit::LengthForm::kPerRequest;
+    spec.extra_pool = spec.pool;
+    spec.extra_pool->topk_length = length;
+    expect_ok(spec);
+  }
+}
+
 TEST_P(DecodeSparseTest, TwoPoolsUnderOneSoftmax) {
   for (CacheFormat format : kAllCacheFormats)
     for (kit::LengthForm length : kLengthForms)

@@ -129,7 +129,12 @@ TEST_P(DecodeSparseUntouched, EveryMistake) {
       {"indices", [](DecodeSparseParams& p) { p.pool.indices.shape[0] = 3; }},
       {"topk", [](DecodeSparseParams& p) { p.pool.indices.shape[1] = 0; }},
       {"indices", [](DecodeSparseParams& p) { p.pool.indices.data = nullptr; }},
-      {"qo_indptr", [](DecodeSparseParams& p) { p.pool.topk_length.shape[0] = 3; }},  // of 3 requests?
+      {"qo_indptr",
+       [](DecodeSparseParams& p) {
+         p.pool.topk_length.shape[0] = 3;  // of 3 requests?
+         p.pool.topk_length_per = LengthPer::kByShape;
+       }},
+      {"topk_length_per", [](DecodeSparseParams& p) { p.pool.topk_length_per = static_cast<LengthPer>(3); }},
       {"topk_length", [](DecodeSparseParams& p) { p.pool.topk_length.dtype = DType::kI64; }},
       {"extra_pool", [](DecodeSparseParams& p) { p.extra_pool.indices.shape[0] = 5; }},
       {"extra_pool", [](DecodeSparseParams& p) { p.extra_pool.cache.kv.shape[2] = 512; }},

@@ -216,9 +216,10 @@ SparsePool pool_params(const SparsePoolSpec& spec, const SparseMemory& memory, i
   SparsePool pool;
   pool.cache = memory.memory.cache;
   pool.indices = rows_view(memory.indices, DType::kI32, num_tokens, spec.topk, spec.row_extra);
-  if (spec.topk_length != LengthForm::kNone)
-    pool.topk_length =
-        list_view(memory.topk_length, DType::kI32, spec.topk_length == LengthForm::kPerToken ? num_tokens : batch_size);
+  if (spec.topk_length == LengthForm::kNone) return pool;
+  const bool per_token = spec.topk_length == LengthForm::kPerToken;
+  pool.topk_length = list_view(memory.topk_length, DType::kI32, per_token ? num_tokens : batch_size);
+  pool.topk_length_per = per_token ? LengthPer::kToken : LengthPer::kRequest;
   return pool;
 }
 

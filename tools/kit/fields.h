@@ -39,7 +39,7 @@ MLA_KIT_FIELDS(ContextParallel, rank, world, interleave);
 MLA_KIT_FIELDS(AttentionOptions, attn_sink, window_left, logits_soft_cap, alibi_slopes);
 MLA_KIT_FIELDS(DecodeParams, q, q_nope, q_pe, q_scale, cache, pages, qo_indptr, causal, tree_mask, tree_parents,
                options, context_parallel, sm_scale, lse_base, batch_invariant, o, o_scale, lse);
-MLA_KIT_FIELDS(SparsePool, cache, indices, topk_length);
+MLA_KIT_FIELDS(SparsePool, cache, indices, topk_length, topk_length_per);
 MLA_KIT_FIELDS(DecodeSparseParams, q, q_nope, q_pe, q_scale, pool, extra_pool, qo_indptr, options, sm_scale, lse_base,
                batch_invariant, o, o_scale, lse);
 MLA_KIT_FIELDS(PrefillParams, q, k, v, qo_indptr, kv_indptr, causal, options, sm_scale, lse_base, batch_invariant, o,

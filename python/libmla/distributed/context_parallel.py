@@ -249,6 +249,7 @@ class ContextParallel:
                 cache,
                 slots,
                 topk_length=count,
+                topk_length_per="token",
                 sm_scale=sm_scale,
                 out=o,
                 lse=lse,

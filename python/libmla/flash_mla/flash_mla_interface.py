@@ -342,6 +342,7 @@ def _sparse_options(
     options: dict[str, Any] = {
         "indices": _flat_indices("indices", indices, b, s_q),
         "topk_length": None if topk_length is None else topk_length.flatten(),
+        "topk_length_per": _length_per(topk_length),
     }
     if extra_k_cache is None:
         for name, value in (
@@ -360,7 +361,13 @@ def _sparse_options(
         )
     options["extra_indices"] = _flat_indices("extra_indices_in_kvcache", extra_indices, b, s_q)
     options["extra_topk_length"] = None if extra_topk_length is None else extra_topk_length.flatten()
+    options["extra_topk_length_per"] = _length_per(extra_topk_length)
     return options
+
+
+def _length_per(lengths: torch.Tensor | None) -> str:
+    """[b] is per request, [b, s_q] per query token."""
+    return "request" if lengths is None or lengths.ndim == 1 else "token"
 
 
 def _config(

@@ -130,7 +130,7 @@ def trtllm_batch_decode_with_kv_cache_mla(
             packed, sparse_mla_top_k, q.shape[0], q_len, seq_lens, cum_seq_lens_q, sparse_mla_top_k_lens
         )
         slots = _slots(block_tables, q.shape[0], sparse_mla_top_k)
-        attend_scaled(libmla.decode_sparse, q, indices=slots, topk_length=lengths, **arguments)
+        attend_scaled(libmla.decode_sparse, q, indices=slots, topk_length=lengths, topk_length_per="token", **arguments)
         if packed and sinks is not None and flat_lse is not None:
             add_sink(flat_lse, arguments["attn_sink"], base2)
     return out if lse is None else (out, lse)

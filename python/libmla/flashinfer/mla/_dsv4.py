@@ -129,6 +129,8 @@ def trtllm_batch_decode_sparse_mla_dsv4(
         bmm1_scale=bmm1_scale,
         bmm2_scale=bmm2_scale,
         attn_sink=attn_sink(sinks),
+        topk_length_per="token",
+        extra_topk_length_per="token",
         **pools,
     )
     return out

@@ -207,12 +207,14 @@ def sparse(
             "extra_cache": extra_cache,
             "extra_indices": extra_indices[:rows],
             "extra_topk_length": None if extra_length is None else extra_length[:rows],
+            "extra_topk_length_per": "token",
         }
     libmla.decode_sparse(
         q[:rows, :real],
         cache,
         indices[:rows],
         topk_length=None if length is None else length[:rows],
+        topk_length_per="token",
         sm_scale=scores.scale,
         logits_soft_cap=scores.soft_cap,
         attn_sink=None if scores.sink is None else scores.sink[:real],

@@ -145,6 +145,7 @@ def decode_sparse(
     )[0]
     batch = {
         "topk_length": valid,
+        "topk_length_per": "token",
         "sm_scale": layer.sm_scale,
         "batch_invariant": layer.batch_invariant,
         "d_v": layer.kv_lora_rank,

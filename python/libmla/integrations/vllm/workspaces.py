@@ -83,6 +83,7 @@ def for_decode_sparse(
         cache,
         zeros[None, :topk].expand(max_tokens, -1),
         topk_length=zeros[:max_tokens],
+        topk_length_per="token",
         **options,
     )
     return torch.empty(int(plan.workspace.shape[0]), dtype=torch.uint8, device=device)
