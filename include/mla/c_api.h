@@ -7,6 +7,7 @@
  *   means "not given". Element types are DLPack's codes.
  * - Parameter structs begin with their size; fill them with their _init function first. Fields that later versions add
  *   are zero for older callers. What fields mean, and their shapes, is said in mla/params.h.
+ * - Outputs have memory of their own; mla/params.h says how far that is checked.
  * - On a GPU, calls put kernels into the params' `stream` and return; mla/plan.h says what they check.
  * - A context may be used by several threads; its calls wait for one another. A plan may not be run on two contexts at
  *   once. No function throws, prints or ends the process. */

@@ -4,6 +4,13 @@
 // but for lse, partial_lse and max_logits; all other strides are free. Integers are int32 unless said. Scales are f32,
 // finite and above 0. A request has at most 2^30 keys, a page at most 2^30 tokens, and T * H (in prefill also B * H) is
 // at most 2^31 - 1.
+//
+// An output, and a cache that is written, has memory of its own: it shares no byte with another tensor of the call nor
+// with the plan's workspace, except where its field says so. Views that interleave without touching are apart: slices
+// of one tensor, layers whose pages take turns in one buffer. `run` decides by addresses, shapes and strides, on a GPU
+// too, and refuses the call; `plan`, which writes the workspace alone, compares that with the lengths it reads. Two
+// cases go unnoticed: memory with two addresses, and, where strides are no multiples of one another, elements that meet
+// so rarely that 256 steps do not find one.
 #pragma once
 
 #include "mla/context_parallel.h"
@@ -208,7 +215,8 @@ struct GatherParams {
 /// Copies whole pages from one cache into another, token by token in order: the tokens of pages from_pages[0],
 /// from_pages[1], ... fill pages to_pages[0], to_pages[1], ... Formats and page sizes may differ, so this also
 /// quantizes, dequantizes, and splits 256-token footer pages into 64-token ones. Rows of equal formats are copied bit
-/// for bit. Whether pages repeat in `to_pages`, or overlap those that are read, is not checked.
+/// for bit. `from` and `to` may be one cache, or views of one. Whether pages repeat in `to_pages`, or overlap those
+/// that are read, is not checked.
 struct CopyPagesParams {
   KvCache from = {};
   TensorView from_pages = {};  ///< [N], pages of `from`
@@ -236,7 +244,7 @@ struct PhysicalSlotsParams {
   /// Tokens of other ranks become -1, and the rank's own are looked up by their local index. kv_len stays global.
   ContextParallel context_parallel = {};
   bool compact = false;         ///< the valid slots of a row move to its front, in order, and -1 fills the rest
-  TensorView slots = {};        ///< out [T, topk]; may be `indices`
+  TensorView slots = {};        ///< out [T, topk]; may be `indices`, row by row
   TensorView valid_count = {};  ///< out [T], optional: valid slots of each row
 };
 

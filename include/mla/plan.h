@@ -64,7 +64,8 @@ class Context {
 };
 
 /// The decisions for one batch: backend, split of every request over the workers, place of everything in the
-/// workspace. From `plan` on the caller's workspace belongs to the plan and must outlive it. Planning again from the
+/// workspace. From `plan` on the caller's workspace belongs to the plan, all of it, and must outlive it; no tensor of a
+/// `run` may lie there, which is checked. Planning again from the
 /// same address gives it to the new plan: running the earlier one is an error from then on. So is running a plan whose
 /// workspace begins with other bytes than `plan` wrote. Other writes into the workspace go unnoticed and are undefined,
 /// as are runs of one plan on two contexts at once. On a GPU both go unnoticed: order the stream accordingly.

@@ -4,7 +4,8 @@
 T: query tokens of the batch. B: requests. H: heads. S: rows of keys. Integers are int32 unless said; lengths, page
 tables and scales lie where the other tensors lie. The innermost dimension of a tensor is contiguous (but for lse); all
 other strides are free. Outputs that are not given come from the framework of the inputs. On a GPU the kernels go into
-the framework's current stream, and what lies in the GPU's memory (lengths, page numbers, indices) is not checked.
+the framework's current stream, and what lies in the GPU's memory (lengths, page numbers, indices) is not checked. Outputs
+have memory of their own; slices of one tensor that do not touch are that.
 
 Every function raises
 

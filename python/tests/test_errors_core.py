@@ -80,6 +80,30 @@ def test_outputs_stay_as_they_are(good):
     assert (out == 7).all()
 
 
+def test_outputs_over_other_tensors(good):
+    q, cache = good["q"], good["cache"]
+    before = q.clone(), cache.view(torch.int16).clone()  # of a cache that holds NaN
+    for over, name in ((q, "q"), (cache, "cache.kv")):
+        out = over.view(-1)[512 : 512 + 2 * 4 * 512].view(2, 4, 512)
+        with pytest.raises(ValueError, match=f"^decode: o: expected memory apart from that of {name}, got ranges with"):
+            libmla.decode(**good, out=out)
+    with pytest.raises(ValueError, match="workspace: expected memory apart from that of o"):
+        plan = libmla.Plan.decode(**good)
+        libmla.decode(
+            **good, plan=plan, out=torch.from_dlpack(plan.workspace)[: 2 * 4 * 512 * 2].view(q.dtype).view(2, 4, 512)
+        )
+    assert torch.equal(q, before[0]) and torch.equal(cache.view(torch.int16), before[1])
+
+
+def test_slices_of_one_tensor_are_apart(good):
+    wanted = libmla.decode(**good, return_lse=True)
+    together = torch.zeros(2, 4, 576 + 512).bfloat16()
+    together[..., :576] = good["q"]
+    good["q"], out = together[..., :576], together[..., 576:]
+    libmla.decode(**good, out=out)
+    assert torch.equal(out, wanted[0])
+
+
 def test_gather_counts_rows_only_where_it_can():
     batch = batches.paged([5], 16)
     named = {**batch.pages(), "out_indptr": ints([0, 5])}

@@ -124,18 +124,18 @@ bool Checks::record(std::string_view field, fmt::string_view text, fmt::format_a
 bool Checks::tensor(std::string_view field, const TensorView& view, DTypes dtypes, std::initializer_list<Dim> dims,
                     Role role) {
   return ok() && element_type(field, view, dtypes) && extents(field, view, dims) && place(field, view) &&
-         layout(field, view, role, false) && pointer(field, view, full());
+         layout(field, view, role, false) && pointer(field, view, role, full());
 }
 
 bool Checks::lengths(std::string_view field, const TensorView& view, Dim dim) {
   return ok() && element_type(field, view, kI32Only) && extents(field, view, {dim}) && place(field, view) &&
-         layout(field, view, Role::kInput, false) && pointer(field, view, true);
+         layout(field, view, Role::kInput, false) && pointer(field, view, Role::kInput, true);
 }
 
 bool Checks::strided(std::string_view field, const TensorView& view, DTypes dtypes, std::initializer_list<Dim> dims,
                      Role role) {
   return ok() && element_type(field, view, dtypes) && extents(field, view, dims) && place(field, view) &&
-         layout(field, view, role, true) && pointer(field, view, full());
+         layout(field, view, role, true) && pointer(field, view, role, full());
 }
 
 bool Checks::element_type(std::string_view field, const TensorView& view, DTypes dtypes) {
@@ -182,19 +182,55 @@ bool Checks::layout(std::string_view field, const TensorView& view, Role role, b
   if (!any_inner_stride && inner >= 0 && extent(view, inner) > 1 && stride(view, inner) != 1)
     return fail(field, "expected stride 1 in the innermost dimension, got {}", stride(view, inner));
   if (!addressable(view)) return fail(field, "expected offsets that fit 64 bits, got shape {}", shape_text(view));
-  if (role == Role::kInput) return true;
+  if (role != Role::kOutput) return true;
   const int32_t overlap = overlapping_dim(view);
   if (overlap < 0) return true;
   return fail(field, "expected an output whose elements do not overlap, got shape {} with stride {} in dimension {}",
               shape_text(view), stride(view, overlap), overlap);
 }
 
-bool Checks::pointer(std::string_view field, const TensorView& view, bool data_needed) {
-  if (data_needed && view.data == nullptr && !is_empty(view)) return fail(field, "expected data, got a null pointer");
+bool Checks::pointer(std::string_view field, const TensorView& view, Role role, bool data_needed) {
+  if (data_needed && !is_empty(view)) {
+    if (view.data == nullptr) return fail(field, "expected data, got a null pointer");
+    keep(field, view, role);
+  }
   const size_t alignment = size_of(view.dtype);
   if (reinterpret_cast<uintptr_t>(view.data) % alignment == 0) return true;
   return fail(field, "expected an address that is a multiple of {} bytes, got one that is {} bytes past", alignment,
               reinterpret_cast<uintptr_t>(view.data) % alignment);
+}
+
+void Checks::keep(std::string_view field, const TensorView& view, Role role) {
+  if (role == Role::kSharedInput) return;
+  seen_.at(num_seen_++) = {.path = path_, .field = field, .view = view, .range = byte_range(view), .role = role};
+}
+
+void Checks::workspace(std::span<const std::byte> bytes) {
+  if (bytes.data() != nullptr && !bytes.empty())
+    keep("workspace", contiguous(bytes.data(), DType::kU8, {static_cast<int64_t>(bytes.size())}), Role::kOutput);
+}
+
+bool Checks::apart() {
+  for (size_t i = 0; i < num_seen_; ++i) {
+    const Seen& output = seen_[i];
+    if (output.role != Role::kOutput) continue;
+    for (size_t j = 0; j < num_seen_; ++j) {
+      const Seen& other = seen_[j];
+      if (j <= i && other.role == Role::kOutput) continue;  // itself, or a pair that was compared before
+      const uint64_t common = common_bytes(output.range, other.range);
+      if (common == 0 || !overlap(output.view, other.view)) continue;
+      return fail(output.path.text(output.field),
+                  "expected memory apart from that of {}, got ranges with {} bytes in common",
+                  other.path.text(other.field), common);
+    }
+  }
+  return true;
+}
+
+Status Checks::finish(Device& device) {
+  if (ok()) apart();
+  device = this->device();
+  return take();
 }
 
 bool Checks::at_least(std::string_view field, int64_t value, int64_t least) {

@@ -6,12 +6,15 @@
 #include <fmt/core.h>
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 
+#include "core/overlap.h"
 #include "mla/status.h"
 #include "mla/types.h"
 
@@ -23,13 +26,17 @@ inline constexpr int64_t kUnbound = -1;
 /// Keys of a request, and tokens of a page: backends count both in int32 and round them up to whole blocks.
 inline constexpr int64_t kMaxKvLen = int64_t{1} << 30;
 
+/// No operation has more tensors, the workspace among them.
+inline constexpr size_t kMaxTensors = 24;
+
 /// A named dimension ("" for a fixed one). `*extent` is bound by the check if it is kUnbound.
 struct Dim {
   const char* name;
   int64_t* extent;
 };
 
-enum class Role : uint8_t { kInput, kOutput };
+/// kSharedInput: an input that outputs may share memory with, as the operation defines.
+enum class Role : uint8_t { kInput, kSharedInput, kOutput };
 
 /// Element types as a set.
 using DTypes = uint32_t;
@@ -84,6 +91,9 @@ class Checks {
 
   bool ok() const { return status_.ok(); }
   Status take() { return std::move(status_); }
+  /// The last check, once all tensors have been seen: no output shares memory with another tensor. Then `device` is
+  /// where they are.
+  Status finish(Device& device);
   /// Whether all tensors so far live where this code can read them.
   bool on_cpu() const { return memory_ == Memory::kOfTensors && (!device_known_ || device_.type == DeviceType::kCpu); }
   Device device() const { return memory_ == Memory::kEmulated ? Device{DeviceType::kCuda, 0} : device_; }
@@ -111,6 +121,9 @@ class Checks {
   bool strided(std::string_view field, const TensorView& view, DTypes dtypes, std::initializer_list<Dim> dims,
                Role role = Role::kInput);
 
+  /// The memory that a plan owns and that its operation writes.
+  void workspace(std::span<const std::byte> bytes);
+
   bool at_least(std::string_view field, int64_t value, int64_t least);
   bool at_most(std::string_view field, int64_t value, int64_t most);
   /// `value` fits the int32 of the backends' arguments.
@@ -128,7 +141,18 @@ class Checks {
   bool extents(std::string_view field, const TensorView& view, std::initializer_list<Dim> dims);
   bool place(std::string_view field, const TensorView& view);
   bool layout(std::string_view field, const TensorView& view, Role role, bool any_inner_stride);
-  bool pointer(std::string_view field, const TensorView& view, bool data_needed);
+  bool pointer(std::string_view field, const TensorView& view, Role role, bool data_needed);
+  void keep(std::string_view field, const TensorView& view, Role role);
+  bool apart();
+
+  /// A tensor whose contents matter, as `apart` needs it.
+  struct Seen {
+    FieldPath path;
+    std::string_view field;
+    TensorView view;
+    ByteRange range;
+    Role role = Role::kInput;
+  };
 
   Op op_;
   Scope scope_;
@@ -139,6 +163,8 @@ class Checks {
   Device device_;
   FieldPath device_path_;
   std::string_view device_field_;
+  std::array<Seen, kMaxTensors> seen_;
+  size_t num_seen_ = 0;
 };
 
 /// An optional tensor, or one without data and strides if it was not given (whatever its other fields hold).

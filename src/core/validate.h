@@ -3,6 +3,9 @@
 // caller's tensors here, and nothing is allocated unless a check fails.
 #pragma once
 
+#include <cstddef>
+#include <span>
+
 #include "core/args.h"
 #include "core/checks.h"
 #include "mla/params.h"
@@ -11,19 +14,20 @@
 namespace mla::core {
 
 /// On success `args` is complete and `device` is where all tensors live. Lists are only read if that is the CPU.
-/// With Memory::kEmulated it is an emulated GPU, whatever the tensors say.
+/// With Memory::kEmulated it is an emulated GPU, whatever the tensors say. `workspace` is what the operation writes
+/// beside its outputs, and what planning it writes.
 Status validate(const DecodeParams& params, Scope scope, DecodeArgs& args, Device& device,
-                Memory memory = Memory::kOfTensors);
+                Memory memory = Memory::kOfTensors, std::span<const std::byte> workspace = {});
 Status validate(const PrefillParams& params, Scope scope, PrefillArgs& args, Device& device,
-                Memory memory = Memory::kOfTensors);
+                Memory memory = Memory::kOfTensors, std::span<const std::byte> workspace = {});
 Status validate(const MergeStatesParams& params, MergeStatesArgs& args, Device& device,
                 Memory memory = Memory::kOfTensors);
 Status validate(const AppendParams& params, AppendArgs& args, Device& device, Memory memory = Memory::kOfTensors);
 Status validate(const GatherParams& params, GatherArgs& args, Device& device, Memory memory = Memory::kOfTensors);
 Status validate(const DecodeSparseParams& params, Scope scope, DecodeSparseArgs& args, Device& device,
-                Memory memory = Memory::kOfTensors);
+                Memory memory = Memory::kOfTensors, std::span<const std::byte> workspace = {});
 Status validate(const PrefillSparseParams& params, Scope scope, DecodeSparseArgs& args, Device& device,
-                Memory memory = Memory::kOfTensors);
+                Memory memory = Memory::kOfTensors, std::span<const std::byte> workspace = {});
 Status validate(const AppendRopeParams& params, AppendRopeArgs& args, Device& device,
                 Memory memory = Memory::kOfTensors);
 Status validate(const CopyPagesParams& params, CopyPagesArgs& args, Device& device, Memory memory = Memory::kOfTensors);

@@ -19,8 +19,10 @@ bool check_key_ranges(Checks& check, const int32_t* kv_indptr, int64_t batch_siz
 
 }  // namespace
 
-Status validate(const PrefillParams& params, Scope scope, PrefillArgs& args, Device& device, Memory memory) {
+Status validate(const PrefillParams& params, Scope scope, PrefillArgs& args, Device& device, Memory memory,
+                std::span<const std::byte> workspace) {
   Checks check(Op::kPrefill, scope, memory);
+  check.workspace(workspace);
   BatchShape batch;
   int64_t num_keys = kUnbound;
   int64_t d_qk = kUnbound;
@@ -83,8 +85,7 @@ Status validate(const PrefillParams& params, Scope scope, PrefillArgs& args, Dev
           .lse = static_cast<float*>(lse.data),
           .lse_stride_token = lse.stride[0],
           .lse_stride_head = lse.stride[1]};
-  device = check.device();
-  return check.take();
+  return check.finish(device);
 }
 
 Status validate(const MergeStatesParams& params, MergeStatesArgs& args, Device& device, Memory memory) {
@@ -129,8 +130,7 @@ Status validate(const MergeStatesParams& params, MergeStatesArgs& args, Device& 
           .lse = static_cast<float*>(lse.data),
           .lse_stride_token = lse.stride[0],
           .lse_stride_head = lse.stride[1]};
-  device = check.device();
-  return check.take();
+  return check.finish(device);
 }
 
 }  // namespace mla::core

@@ -99,8 +99,7 @@ Status validate(const AppendParams& params, AppendArgs& args, Device& device, Me
   args.kpe = at.kpe;
   args.kpe_stride_token = at.kpe_stride[0];
   args.slot_mapping = static_cast<const int64_t*>(params.slot_mapping.data);
-  device = check.device();
-  return check.take();
+  return check.finish(device);
 }
 
 Status validate(const GatherParams& params, GatherArgs& args, Device& device, Memory memory) {
@@ -138,8 +137,7 @@ Status validate(const GatherParams& params, GatherArgs& args, Device& device, Me
   args.out_kpe_stride_token = at.kpe_stride[0];
   if (check.on_cpu() && check_indptr(check, "out_indptr", args.out_indptr, batch_size, "rows of the output", num_rows))
     check_ranges(check, args);
-  device = check.device();
-  return check.take();
+  return check.finish(device);
 }
 
 Status validate(const AppendRopeParams& params, AppendRopeArgs& args, Device& device, Memory memory) {
@@ -190,8 +188,7 @@ Status validate(const AppendRopeParams& params, AppendRopeArgs& args, Device& de
   args.positions = static_cast<const int64_t*>(params.positions.data);
   args.interleaved = params.interleaved;
   args.slot_mapping = static_cast<const int64_t*>(params.slot_mapping.data);
-  device = check.device();
-  return check.take();
+  return check.finish(device);
 }
 
 Status validate(const CopyPagesParams& params, CopyPagesArgs& args, Device& device, Memory memory) {
@@ -202,9 +199,9 @@ Status validate(const CopyPagesParams& params, CopyPagesArgs& args, Device& devi
   int64_t num_from = kUnbound;
   int64_t num_to = kUnbound;
   args = {};
-  const bool shapes = check_cache(check, "from", params.from, Role::kInput, widths, from) &&
+  const bool shapes = check_cache(check, "from", params.from, Role::kSharedInput, widths, from) &&
                       check_cache(check, "to", params.to, Role::kOutput, widths, to) && widths.finish(check) &&
-                      finish_cache(check, "from", params.from, Role::kInput, widths, from, args.from) &&
+                      finish_cache(check, "from", params.from, Role::kSharedInput, widths, from, args.from) &&
                       finish_cache(check, "to", params.to, Role::kOutput, widths, to, args.to) &&
                       check_page_list(check, "from_pages", params.from_pages, {"N", &num_from}, from.num_pages) &&
                       check_page_list(check, "to_pages", params.to_pages, {"M", &num_to}, to.num_pages) &&
@@ -216,8 +213,7 @@ Status validate(const CopyPagesParams& params, CopyPagesArgs& args, Device& devi
   args.num_to = num_to;
   args.from_pages = static_cast<const int32_t*>(params.from_pages.data);
   args.to_pages = static_cast<const int32_t*>(params.to_pages.data);
-  device = check.device();
-  return check.take();
+  return check.finish(device);
 }
 
 }  // namespace mla::core

@@ -52,8 +52,10 @@ bool check_tree(Checks& check, const DecodeParams& params, DecodeArgs& args) {
 
 }  // namespace
 
-Status validate(const DecodeParams& params, Scope scope, DecodeArgs& args, Device& device, Memory memory) {
+Status validate(const DecodeParams& params, Scope scope, DecodeArgs& args, Device& device, Memory memory,
+                std::span<const std::byte> workspace) {
   Checks check(Op::kDecode, scope, memory);
+  check.workspace(workspace);
   RowWidths widths;
   BatchShape batch;
   CacheShape shape;
@@ -114,8 +116,7 @@ Status validate(const DecodeParams& params, Scope scope, DecodeArgs& args, Devic
   args.lse_stride_head = lse.stride[1];
   if (!check_tree(check, params, args)) return check.take();
   if (check.reads_data()) check_used_pages(check, args.pages, args.context_parallel, shape.num_pages);
-  device = check.device();
-  return check.take();
+  return check.finish(device);
 }
 
 }  // namespace mla::core

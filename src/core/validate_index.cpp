@@ -7,6 +7,14 @@
 #include "core/validate.h"
 
 namespace mla::core {
+namespace {
+
+/// Whether both are the same memory, row by row.
+bool same_rows(const TensorView& a, const TensorView& b) {
+  return a.data == b.data && (a.stride[0] == b.stride[0] || a.shape[0] == 1);
+}
+
+}  // namespace
 
 bool check_slot_pages(Checks& check, const Pages& pages, const ContextParallel& share) {
   return !check.reads_data() || check_used_pages(check, pages, share, (int64_t{INT32_MAX} + 1) / pages.page_size);
@@ -41,8 +49,7 @@ Status validate(const BlockTableToCsrParams& params, BlockTableToCsrArgs& args, 
           .kv_len = pages.kv_len,
           .kv_indptr = static_cast<int32_t*>(params.kv_indptr.data),
           .kv_indices = static_cast<int32_t*>(params.kv_indices.data)};
-  device = check.device();
-  return check.take();
+  return check.finish(device);
 }
 
 Status validate(const PhysicalSlotsParams& params, PhysicalSlotsArgs& args, Device& device, Memory memory) {
@@ -52,7 +59,8 @@ Status validate(const PhysicalSlotsParams& params, PhysicalSlotsArgs& args, Devi
   int64_t batch_size = kUnbound;
   args = {};
   const bool shapes =
-      check.tensor("indices", params.indices, kI32Only, {{"T", &num_tokens}, {"topk", &topk}}) &&
+      check.tensor("indices", params.indices, kI32Only, {{"T", &num_tokens}, {"topk", &topk}},
+                   same_rows(params.indices, params.slots) ? Role::kSharedInput : Role::kInput) &&
       check.fits_int32("num_tokens", num_tokens) && check.at_least("topk", topk, 1) && check.fits_int32("topk", topk) &&
       (!params.topk_length.given() ||
        check.tensor("topk_length", params.topk_length, kI32Only, {{"T", &num_tokens}})) &&
@@ -73,8 +81,7 @@ Status validate(const PhysicalSlotsParams& params, PhysicalSlotsArgs& args, Devi
   args.slots = static_cast<int32_t*>(params.slots.data);
   args.slots_stride_token = params.slots.stride[0];
   args.valid_count = static_cast<int32_t*>(if_given(params.valid_count).data);
-  device = check.device();
-  return check.take();
+  return check.finish(device);
 }
 
 bool check_valid_count(Checks& check, const TensorView& valid_count, int64_t num_tokens) {
@@ -110,8 +117,7 @@ Status validate(const TopKParams& params, TopKArgs& args, Device& device, Memory
                    args.lengths[t], t);
         break;
       }
-  device = check.device();
-  return check.take();
+  return check.finish(device);
 }
 
 }  // namespace mla::core

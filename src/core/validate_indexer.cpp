@@ -95,16 +95,14 @@ Status validate(const AppendIndexerParams& params, AppendIndexerArgs& args, Devi
   args.power_of_two_scales = params.power_of_two_scales;
   if (check.on_cpu())
     check_slots(check, "slot_mapping", args.slot_mapping, num_tokens, args.cache.num_pages * args.cache.page_size);
-  device = check.device();
-  return check.take();
+  return check.finish(device);
 }
 
 Status validate(const IndexerLogitsParams& params, IndexerLogitsArgs& args, Device& device, Memory memory) {
   Checks check(Op::kIndexerLogits, Scope::kAll, memory);
   args = {};
   check_indexer(check, params, args);
-  device = check.device();
-  return check.take();
+  return check.finish(device);
 }
 
 Status validate(const IndexerTopKParams& params, IndexerTopKArgs& args, Device& device, Memory memory) {
@@ -142,8 +140,7 @@ Status validate(const IndexerTopKParams& params, IndexerTopKArgs& args, Device& 
                 .k = slots.topk,
                 .indices = slots.slots,
                 .indices_stride_token = slots.slots_stride_token};
-  device = check.device();
-  return check.take();
+  return check.finish(device);
 }
 
 }  // namespace mla::core

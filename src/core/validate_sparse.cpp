@@ -121,8 +121,10 @@ bool check_no_pool(Checks& check, const SparsePool& pool) {
 
 }  // namespace
 
-Status validate(const DecodeSparseParams& params, Scope scope, DecodeSparseArgs& args, Device& device, Memory memory) {
+Status validate(const DecodeSparseParams& params, Scope scope, DecodeSparseArgs& args, Device& device, Memory memory,
+                std::span<const std::byte> workspace) {
   Checks check(Op::kDecodeSparse, scope, memory);
+  check.workspace(workspace);
   RowWidths widths;
   BatchShape batch;
   CacheShape shape;
@@ -173,12 +175,13 @@ Status validate(const DecodeSparseParams& params, Scope scope, DecodeSparseArgs&
   args.q_scale = static_cast<const float*>(if_given(params.q_scale).data);
   args.o_scale = static_cast<const float*>(if_given(params.o_scale).data);
   check_pool_lengths(check, params, args);
-  device = check.device();
-  return check.take();
+  return check.finish(device);
 }
 
-Status validate(const PrefillSparseParams& params, Scope scope, DecodeSparseArgs& args, Device& device, Memory memory) {
+Status validate(const PrefillSparseParams& params, Scope scope, DecodeSparseArgs& args, Device& device, Memory memory,
+                std::span<const std::byte> workspace) {
   Checks check(Op::kPrefillSparse, scope, memory);
+  check.workspace(workspace);
   RowWidths widths;
   BatchShape batch;
   int64_t num_keys = kUnbound;
@@ -230,8 +233,7 @@ Status validate(const PrefillSparseParams& params, Scope scope, DecodeSparseArgs
   args.max_logits = static_cast<float*>(max_logits.data);
   args.max_logits_stride_token = max_logits.stride[0];
   args.max_logits_stride_head = max_logits.stride[1];
-  device = check.device();
-  return check.take();
+  return check.finish(device);
 }
 
 }  // namespace mla::core

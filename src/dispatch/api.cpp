@@ -260,12 +260,14 @@ struct Prepared {
 };
 
 template <class Params>
-Status prepare(const Context& context, const Params& params, Prepared<Params>& prepared) {
+Status prepare(const Context& context, const Params& params, std::span<const std::byte> workspace,
+               Prepared<Params>& prepared) {
   using O = Operation<Params>;
   if (!context.valid()) return no_context(O::kOp);
   Context::Impl& impl = context.impl();
   Device device;
-  Status status = core::validate(params, Scope::kShapesAndLengths, prepared.args, device, impl.choice.memory());
+  Status status =
+      core::validate(params, Scope::kShapesAndLengths, prepared.args, device, impl.choice.memory(), workspace);
   if (!status.ok()) return status;
   status = dispatch::find_place(O::kOp, impl.choice, device, prepared.place);
   if (!status.ok()) return status;
@@ -313,7 +315,7 @@ template <class Params>
 Result<size_t> size_for(const Context& context, const Params& params) {
   return dispatch::guarded([&]() -> Result<size_t> {
     Prepared<Params> prepared;
-    if (Status status = prepare(context, params, prepared); !status.ok()) return status;
+    if (Status status = prepare(context, params, {}, prepared); !status.ok()) return status;
     return caller_bytes(prepared.workspace_bytes);
   });
 }
@@ -338,7 +340,7 @@ Result<Plan> make_plan(const Context& context, const Params& params, std::span<s
   using O = Operation<Params>;
   return dispatch::guarded([&]() -> Result<Plan> {
     Prepared<Params> prepared;
-    if (Status status = prepare(context, params, prepared); !status.ok()) return status;
+    if (Status status = prepare(context, params, workspace, prepared); !status.ok()) return status;
     const size_t needed = caller_bytes(prepared.workspace_bytes);
     if (Status status = check_workspace(O::kOp, workspace, needed, prepared.place); !status.ok()) return status;
     auto impl = std::make_unique<Plan::Impl>();
@@ -346,6 +348,7 @@ Result<Plan> make_plan(const Context& context, const Params& params, std::span<s
     impl->row = prepared.row;
     impl->place = prepared.place;
     impl->id = next_plan_id();
+    impl->given_workspace = workspace;
     impl->num_threads = context.num_threads();
     const auto shape = O::shape(prepared.args);
     impl->shape.assign(shape.begin(), shape.end());
@@ -413,7 +416,8 @@ Status run_planned(const Context& context, const Plan& plan, const Params& param
     typename O::Args args;
     Device device;
     dispatch::Place place;
-    Status status = core::validate(params, Scope::kAll, args, device, context.impl().choice.memory());
+    Status status =
+        core::validate(params, Scope::kAll, args, device, context.impl().choice.memory(), planned.given_workspace);
     if (status.ok()) status = dispatch::find_place(O::kOp, context.impl().choice, device, place);
     if (!status.ok()) return status;
     if (place != planned.place)

@@ -47,9 +47,10 @@ struct Plan::Impl {
   std::vector<int64_t> shape;  // what `run` must find again, and,
   std::vector<int32_t> q_len;  // on the CPU, the lengths of every request
   std::vector<int32_t> kv_len;
-  uint64_t id = 0;                 // never that of another plan of the process
-  std::byte* stamp = nullptr;      // where `run` must find the id again; null without a workspace, and on a GPU
-  std::span<std::byte> workspace;  // the backend's part of the caller's, aligned
+  uint64_t id = 0;                       // never that of another plan of the process
+  std::byte* stamp = nullptr;            // where `run` must find the id again; null without a workspace, and on a GPU
+  std::span<std::byte> given_workspace;  // the caller's
+  std::span<std::byte> workspace;        // the backend's part of it, aligned
   dispatch::PlanSummary summary;
 };
 

@@ -166,6 +166,16 @@ static void test_decode(const mla_context* context) {
   CHECK(mla_decode_run(context, plan, &parts) == MLA_OK);
   CHECK(memcmp(o, p.o, sizeof o) == 0);  // NOLINT(bugprone-suspicious-memory-comparison): the same bits
 
+  mla_tensor over_q = p.o_tensor;
+  over_q.data = p.q;
+  over_q.byte_offset = sizeof(float);
+  parts.o = &over_q;
+  static float q[kTokens * kHeads * kQk];
+  memcpy(q, p.q, sizeof q);
+  CHECK_ERROR(mla_decode_run(context, plan, &parts), MLA_INVALID_ARGUMENT,
+              "decode: o: expected memory apart from that of q_nope, got ranges with 6144 bytes in common");
+  CHECK(memcmp(q, p.q, sizeof q) == 0);  // NOLINT(bugprone-suspicious-memory-comparison): the same bits
+
   mla_plan_destroy(plan);
   free(workspace);
 }

@@ -293,11 +293,12 @@ TEST(ValidateDecode, RefusesWrongLists) {
 TEST(ValidateDecode, DevicesWithoutBackendAreRefused) {
   const Context context = reference_context();
   Decode problem;
+  uintptr_t address = 0;  // must not be read
   for (TensorView* view :
        {&problem.params.q, &problem.params.cache.kv, &problem.params.pages.block_table, &problem.params.pages.kv_len,
         &problem.params.qo_indptr, &problem.params.o, &problem.params.lse}) {
     view->device = {DeviceType::kCuda, 0};
-    view->data = reinterpret_cast<void*>(uintptr_t{64});  // must not be read
+    view->data = reinterpret_cast<void*>(address += 4096);
   }
   const Result<size_t> size = workspace_size(context, problem.params);
   EXPECT_EQ(size.status().code(), StatusCode::kUnsupported);

@@ -187,10 +187,10 @@ TEST(Environment, ForcesUnlessTheCallerDoes) {
     const BackendVariable set("reference");
     const Context context = Context::create().value();  // remembers where it heard of the backend
     const BackendVariable unset(nullptr);
-    std::vector<float> partial(5000), lse(1);
+    std::vector<float> partial(5000), lse(1), merged(5000);
     const MergeStatesParams merge{.partial_o = contiguous(partial.data(), DType::kF32, {1, 1, 1, 5000}),
                                   .partial_lse = contiguous(lse.data(), DType::kF32, {1, 1, 1}),
-                                  .o = contiguous(partial.data(), DType::kF32, {1, 1, 5000})};
+                                  .o = contiguous(merged.data(), DType::kF32, {1, 1, 5000})};
     EXPECT_THAT(run(context, merge).message(), StartsWith("merge_states: MLA_BACKEND: \"reference\" cannot run this"));
   }
   {
