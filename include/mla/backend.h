@@ -24,6 +24,7 @@ struct Problem {
   /// Operations on a latent cache; of the first pool in decode_sparse, of the destination in copy_pages.
   /// prefill_sparse: bf16 or f16, as its rows.
   CacheFormat cache = CacheFormat::kBF16;
+  // Counts, all of them at least 1.
   int64_t num_heads = 128;
   int64_t d_qk = 576;  ///< also the width of a cache's rows, and of the indexer's keys (128)
   int64_t d_v = 512;
@@ -49,9 +50,9 @@ struct BackendVerdict {
 
 /// The whole table of `problem.op`, best first, and the row that would run.
 struct Explanation {
-  std::string selected = {};  ///< empty if no row can run the problem, or the forced one cannot
-  std::string error = {};     ///< why `selected` is empty
-  std::vector<BackendVerdict> rows = {};
+  std::string selected = {};              ///< empty if no row can run the problem, or the forced one cannot
+  std::string error = {};                 ///< why `selected` is empty
+  std::vector<BackendVerdict> rows = {};  ///< empty if a count of the problem is below 1, as `error` says
 };
 
 /// Judges every row. `force` names a row ("cpu_avx2") or a family ("cpu"); a row that only other operations have

@@ -131,11 +131,15 @@ constexpr std::optional<CacheFormat> format_of_elements(DType element) {
   return std::nullopt;
 }
 
+/// Whether a row can have so many channels, or a page so many tokens: bytes of what can be fit int64.
+constexpr bool is_extent(int64_t count) { return count >= 1 && count <= INT32_MAX; }
+
 /// Bytes of one token's row, with its inline scales. `d_qk` (nope + rope channels) matters to the formats whose
-/// widths the shapes give.
+/// widths the shapes give; there, 0 says that no row is so wide: d_qk is below 1 or above 2^31 - 1.
 constexpr int64_t row_bytes(CacheFormat format, int64_t d_qk) {
   const KvLayout layout = kv_layout(format);
-  return layout.is_packed() ? layout.row_bytes : bytes_of(layout.nope.element, d_qk);
+  if (layout.is_packed()) return layout.row_bytes;
+  return is_extent(d_qk) ? bytes_of(layout.nope.element, d_qk) : 0;
 }
 
 /// Byte of token `token`'s scales from the start of its page (footer formats).
@@ -143,8 +147,10 @@ constexpr int64_t footer_scale_offset(const KvLayout& layout, int64_t page_size,
   return page_size * layout.row_bytes + token * layout.scale_bytes_per_token;
 }
 
-/// Bytes of a page, its footer included; `padded` rounds up to the format's alignment.
+/// Bytes of a page, its footer included; `padded` rounds up to the format's alignment. 0 says that no page has so many
+/// tokens (page_size is below 1 or above 2^31 - 1), or no row is so wide.
 constexpr int64_t page_bytes(CacheFormat format, int64_t d_qk, int64_t page_size, bool padded) {
+  if (!is_extent(page_size)) return 0;
   const KvLayout layout = kv_layout(format);
   int64_t bytes = page_size * row_bytes(format, d_qk);
   if (layout.has_footer()) bytes += page_size * layout.scale_bytes_per_token;
@@ -178,9 +184,9 @@ struct IndexerLayout {
 
 inline constexpr IndexerLayout kIndexerLayout = {.head_dim = 128, .key_bytes = 128, .scale_bytes = 4};
 
-/// Bytes of a page of the indexer's cache.
+/// Bytes of a page of the indexer's cache; 0 as in page_bytes.
 constexpr int64_t indexer_page_bytes(int64_t page_size) {
-  return page_size * (kIndexerLayout.key_bytes + kIndexerLayout.scale_bytes);
+  return is_extent(page_size) ? page_size * (kIndexerLayout.key_bytes + kIndexerLayout.scale_bytes) : 0;
 }
 
 }  // namespace mla

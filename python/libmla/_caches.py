@@ -39,7 +39,7 @@ def merge_states(
         out: [T, H, d_v]; bf16, f16 or f32.
         out_dtype: the type of a new ``out``; None: that of ``partial_o``.
         lse: [T, H] f32.
-        in_place: ``out`` and ``lse`` hold one more state, which is merged too.
+        in_place: ``out`` and ``lse``, both given, hold one more state, which is merged too.
 
     Returns:
         (o, lse).

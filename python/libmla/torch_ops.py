@@ -126,6 +126,8 @@ def _attention(a: _Arguments, d_v: int) -> _Tensors:
 
 
 def _merged(a: _Arguments) -> _Tensors:
+    if a.get("in_place"):
+        raise ValueError("merge_states: out and lse: expected tensors, since in_place is set, got none or one")
     states = a["partial_o"]
     return {
         "o": states.new_empty(states.shape[1:], dtype=_output_dtype(a, states.dtype)),

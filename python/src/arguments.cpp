@@ -172,15 +172,30 @@ bool Arguments::boolean(Field field) {
   wrong_type(field, "a bool", value);
 }
 
-int32_t Arguments::integer(Field field, int32_t if_none) {
+int32_t Arguments::integer(Field field) {
   const ffi::AnyView value = next();
-  if (is_none(value)) return if_none;
   const auto found = value.try_cast<int64_t>();
   if (!found) wrong_type(field, "an int", value);
   using Limits = std::numeric_limits<int32_t>;
   if (*found < Limits::min() || *found > Limits::max())
     fail("ValueError", field, "an int of 32 bits", std::to_string(*found));
   return static_cast<int32_t>(*found);
+}
+
+std::optional<int32_t> Arguments::optional_count(Field field, int32_t least) {
+  if (next_is_none()) {
+    next();
+    return std::nullopt;
+  }
+  const int32_t value = integer(field);
+  if (value < least) fail("ValueError", field, "at least " + std::to_string(least), std::to_string(value));
+  return value;
+}
+
+int32_t Arguments::count(Field field, int32_t least) {
+  const std::optional<int32_t> value = optional_count(field, least);
+  if (!value) fail("TypeError", field, "an int", "None");
+  return *value;
 }
 
 float Arguments::number(Field field) {

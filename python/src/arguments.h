@@ -57,7 +57,10 @@ class Arguments {
   /// A tensor, or an empty view for None.
   TensorView tensor(Field field, Bytes bytes = Bytes::kAsGiven);
   bool boolean(Field field);
-  int32_t integer(Field field, int32_t if_none = 0);
+  int32_t integer(Field field);
+  /// An integer of at least `least`, or nothing for None.
+  std::optional<int32_t> optional_count(Field field, int32_t least = 1);
+  int32_t count(Field field, int32_t least = 1);
   float number(Field field);
   std::string text(Field field);
   LseBase lse_base();

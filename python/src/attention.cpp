@@ -90,8 +90,8 @@ void decode(ffi::PackedArgs packed, ffi::Any* result) {
   params.options = read_options(args, true);
   params.context_parallel = args.context_parallel();
   read_common(args, params);
-  const int32_t d_v =
-      args.integer("d_v", static_cast<int32_t>(value_width(params.cache, params.q, params.q_nope, params.q_pe)));
+  const int32_t d_v = args.optional_count("d_v").value_or(
+      static_cast<int32_t>(value_width(params.cache, params.q, params.q_nope, params.q_pe)));
   read_output(args, outputs, first_of_q(params), d_v, params);
   params.o_scale = args.tensor("o_scale");
   params.lse = read_statistic(args, outputs, "lse", first_of_q(params));
@@ -120,8 +120,8 @@ void decode_sparse(ffi::PackedArgs packed, ffi::Any* result) {
   params.qo_indptr = args.tensor("qo_indptr");
   params.options = read_options(args, false);
   read_common(args, params);
-  const int32_t d_v =
-      args.integer("d_v", static_cast<int32_t>(value_width(params.pool.cache, params.q, params.q_nope, params.q_pe)));
+  const int32_t d_v = args.optional_count("d_v").value_or(
+      static_cast<int32_t>(value_width(params.pool.cache, params.q, params.q_nope, params.q_pe)));
   read_output(args, outputs, first_of_q(params), d_v, params);
   params.o_scale = args.tensor("o_scale");
   params.lse = read_statistic(args, outputs, "lse", first_of_q(params));
@@ -161,7 +161,7 @@ void prefill_sparse(ffi::PackedArgs packed, ffi::Any* result) {
   params.topk_length = args.tensor("topk_length");
   params.options = read_options(args, false);
   read_common(args, params);
-  const int32_t d_v = args.integer("d_v");
+  const int32_t d_v = args.count("d_v");
   read_output(args, outputs, params.q, d_v, params);
   params.max_logits = read_statistic(args, outputs, "max_logits", params.q);
   params.lse = read_statistic(args, outputs, "lse", params.q);

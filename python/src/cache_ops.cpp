@@ -33,8 +33,13 @@ void merge_states(ffi::PackedArgs packed, ffi::Any* result) {
   DType dtype = args.dtype("out_dtype");
   if (dtype == DType::kNone) dtype = params.partial_o.dtype;
   const TensorView& states = params.partial_o;
-  params.o = outputs.tensor("out", dtype, {extent(states, 1), extent(states, 2), extent(states, 3)}, states.device);
-  params.lse = outputs.tensor("lse", DType::kF32, {extent(states, 1), extent(states, 2)}, states.device);
+  if (params.in_place) {  // they hold a state, so there is nothing to make
+    params.o = args.tensor("out");
+    params.lse = args.tensor("lse");
+  } else {
+    params.o = outputs.tensor("out", dtype, {extent(states, 1), extent(states, 2), extent(states, 3)}, states.device);
+    params.lse = outputs.tensor("lse", DType::kF32, {extent(states, 1), extent(states, 2)}, states.device);
+  }
   args.end();
   call.carry_out_unplanned(params, states.device);
   *result = outputs.take();
@@ -79,8 +84,6 @@ void append_rope(ffi::PackedArgs packed, ffi::Any* result) {
   *result = outputs.take();
 }
 
-constexpr int32_t kUnknown = -1;
-
 /// Rows that gather fills, as the last of out_indptr says where that can be read.
 int32_t count_rows(Arguments& args, const TensorView& out_indptr, bool readable) {
   const int64_t last = out_indptr.shape[0] - 1;
@@ -92,8 +95,8 @@ int32_t count_rows(Arguments& args, const TensorView& out_indptr, bool readable)
 }
 
 /// out_dtype and out, or out_ckv and out_kpe. New rows are whole ones.
-void read_gathered(Arguments& args, Outputs& outputs, GatherParams& params, int32_t width, int32_t num_rows,
-                   bool readable) {
+void read_gathered(Arguments& args, Outputs& outputs, GatherParams& params, int32_t width,
+                   std::optional<int32_t> num_rows, bool readable) {
   const DType dtype = args.dtype("out_dtype");
   const TensorView& some = params.cache.kv.given() ? params.cache.kv : params.cache.ckv;
   const bool floats = some.dtype == DType::kF16 || some.dtype == DType::kBF16;
@@ -104,8 +107,7 @@ void read_gathered(Arguments& args, Outputs& outputs, GatherParams& params, int3
     params.out_kv = args.tensor("out");
   else
     params.out_kv = outputs.tensor(
-        "out", chosen, {num_rows == kUnknown ? count_rows(args, params.out_indptr, readable) : num_rows, width},
-        some.device);
+        "out", chosen, {num_rows ? *num_rows : count_rows(args, params.out_indptr, readable), width}, some.device);
 }
 
 /// Channels of a row, as shapes or the format say.
@@ -128,7 +130,7 @@ void gather(ffi::PackedArgs packed, ffi::Any* result) {
   params.pages.kv_indices = args.tensor("kv_indices");
   params.out_indptr = args.tensor("out_indptr");
   params.token_start = args.tensor("token_start");
-  const int32_t num_rows = args.integer("num_rows", kUnknown);
+  const std::optional<int32_t> num_rows = args.optional_count("num_rows", 0);
   read_gathered(args, outputs, params, row_width(params.cache), num_rows, !call.on_gpu(params.out_indptr.device));
   args.end();
   call.carry_out_unplanned(params, params.out_indptr.device);

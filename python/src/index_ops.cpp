@@ -22,7 +22,7 @@ PageTable read_pages(Arguments& args) {
 IndexerCache read_indexer_cache(Arguments& args) {
   IndexerCache cache;
   cache.kv = args.tensor("cache", Bytes::kRaw);
-  cache.page_size = args.integer("page_size");
+  cache.page_size = args.count("page_size");
   return cache;
 }
 
@@ -33,7 +33,7 @@ void block_table_to_csr(ffi::PackedArgs packed, ffi::Any* result) {
   BlockTableToCsrParams params;
   params.block_table = args.tensor("block_table");
   params.kv_len = args.tensor("kv_len");
-  params.page_size = args.integer("page_size");
+  params.page_size = args.count("page_size");
   const TensorView& table = params.block_table;
   params.kv_indptr = outputs.tensor("kv_indptr", DType::kI32, {table.shape[0] + 1}, table.device);
   params.kv_indices = outputs.tensor("kv_indices", DType::kI32, {table.shape[0] * table.shape[1]}, table.device);
@@ -51,7 +51,7 @@ void physical_slots(ffi::PackedArgs packed, ffi::Any* result) {
   params.topk_length = args.tensor("topk_length");
   params.qo_indptr = args.tensor("qo_indptr");
   params.pages = read_pages(args);
-  params.page_size = args.integer("page_size");
+  params.page_size = args.count("page_size");
   params.context_parallel = args.context_parallel();
   params.compact = args.boolean("compact");
   const TensorView& rows = params.indices;
@@ -94,8 +94,8 @@ int64_t most_keys(const IndexerLogitsParams& params) {
 }
 
 void read_logits(Arguments& args, Outputs& outputs, IndexerLogitsParams& params) {
-  const int32_t given = args.integer("max_kv_len", -1);
-  const int64_t width = given >= 0 ? given : most_keys(params);
+  const std::optional<int32_t> given = args.optional_count("max_kv_len", 0);
+  const int64_t width = given ? *given : most_keys(params);
   params.logits = outputs.tensor("logits", DType::kF32, {params.q.shape[0], width}, params.q.device);
 }
 
@@ -116,9 +116,8 @@ void top_k(ffi::PackedArgs packed, ffi::Any* result) {
   Outputs outputs(args, call.outputs());
   TopKParams params;
   params.logits = args.tensor("logits");
-  const int32_t k = args.integer("k");
+  const int32_t k = args.count("k");
   params.lengths = args.tensor("lengths");
-  if (k < 0) args.fail("ValueError", "k", "at least 1", std::to_string(k));
   params.indices = outputs.tensor("indices", DType::kI32, {params.logits.shape[0], k}, params.logits.device);
   args.end();
   call.carry_out_unplanned(params, params.logits.device);
@@ -144,11 +143,10 @@ void indexer_top_k(ffi::PackedArgs packed, ffi::Any* result) {
   Outputs scratch(args, call.outputs());
   read_logits(args, scratch, params.indexer);
   Outputs outputs(args, call.outputs());
-  const int32_t k = args.integer("k");
-  if (k < 0) args.fail("ValueError", "k", "at least 1", std::to_string(k));
+  const int32_t k = args.count("k");
   params.pages = params.indexer.pages;
   read_latent_pages(args, params.pages);
-  params.page_size = args.integer("latent_page_size", params.indexer.cache.page_size);
+  params.page_size = args.optional_count("latent_page_size").value_or(params.indexer.cache.page_size);
   const TensorView& q = params.indexer.q;
   params.slots = outputs.tensor("slots", DType::kI32, {q.shape[0], k}, q.device);
   const bool wanted = args.boolean("return_valid_count");

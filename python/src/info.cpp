@@ -101,11 +101,10 @@ void explain_problem(ffi::PackedArgs packed, ffi::Any* result) {
   const std::string model_name = args.text("model");
   problem.cache = read_format(args, "cache");
   problem.q_dtype = args.dtype("q_dtype");
-  problem.num_heads = args.integer("num_heads");
-  problem.d_qk = args.integer("d_qk");
-  problem.d_v = args.integer("d_v");
-  problem.q_len = args.integer("q_len");
-  if (problem.q_len < 1) args.fail("ValueError", "q_len", "at least 1", std::to_string(problem.q_len));
+  problem.num_heads = args.count("num_heads");
+  problem.d_qk = args.count("d_qk");
+  problem.d_v = args.count("d_v");
+  problem.q_len = args.count("q_len");
   read_device(args, problem);
   const std::string backend = args.text("backend");
   args.end();
@@ -141,20 +140,20 @@ void row_width_of(ffi::PackedArgs packed, ffi::Any* result) {
 void row_bytes_of(ffi::PackedArgs packed, ffi::Any* result) {
   Arguments args("row_bytes", packed);
   const CacheFormat format = read_format(args, "format");
-  *result = row_bytes(format, args.integer("d_qk"));
+  *result = row_bytes(format, args.count("d_qk"));
 }
 
 void page_bytes_of(ffi::PackedArgs packed, ffi::Any* result) {
   Arguments args("page_bytes", packed);
   const CacheFormat format = read_format(args, "format");
-  const int32_t d_qk = args.integer("d_qk");
-  const int32_t page_size = args.integer("page_size");
+  const int32_t d_qk = args.count("d_qk");
+  const int32_t page_size = args.count("page_size");
   *result = page_bytes(format, d_qk, page_size, args.boolean("padded"));
 }
 
 void indexer_page_bytes_of(ffi::PackedArgs packed, ffi::Any* result) {
   Arguments args("indexer_page_bytes", packed);
-  *result = indexer_page_bytes(args.integer("page_size"));
+  *result = indexer_page_bytes(args.count("page_size"));
 }
 
 TVM_FFI_STATIC_INIT_BLOCK() {

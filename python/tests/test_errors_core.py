@@ -61,7 +61,9 @@ def good():
         ("out_dtype", "i32", ValueError, "o: expected"),
         ("out", torch.zeros(2, 3, 512).bfloat16(), ValueError, "o: expected"),
         ("d_v", 1000, ValueError, "o: expected|d_v"),
-        ("d_v", -3, ValueError, "out: expected extents of at least 0, got -3"),
+        ("d_v", -3, ValueError, "d_v: expected at least 1, got -3"),
+        ("d_v", 0, ValueError, "d_v: expected at least 1, got 0"),
+        ("window_left", None, TypeError, "window_left: expected an int, got None"),
         ("context", 3, TypeError, "context: expected a Context, got int"),
         ("q", torch.zeros(2, 4, 576, device="meta"), TypeError, "strided tensors on .* on device meta"),
         ("q", torch.zeros(2, 4, 576).to_sparse(), TypeError, "got one of layout torch.sparse_coo"),
@@ -115,8 +117,6 @@ def test_gather_counts_rows_only_where_it_can():
     for wrong in (torch.tensor([0, 5]), ints([]), ints([[0, 5]]), None):
         with pytest.raises(ValueError, match="gather: out_indptr: expected"):
             libmla.gather(cache, **{**named, "out_indptr": wrong})
-    with pytest.raises(ValueError, match="out: expected extents of at least 0, got -2"):
-        libmla.gather(cache, **named, num_rows=-2)
 
 
 def test_gradients(good):

@@ -292,6 +292,18 @@ def test_errors_of_compiled_calls_are_those_of_eager_ones() -> None:
     assert str(traced.value) == str(eager.value)
 
 
+def test_compiled_merges_in_place_need_both_parts_of_the_state() -> None:
+    states = torch.ones(2, 3, 4, 8), torch.zeros(2, 3, 4)
+    state = {"out": torch.full((3, 4, 8), 7.0), "lse": torch.full((3, 4), 7.0)}
+    merge = compiled(lambda x, y, **given: libmla.merge_states(x, y, in_place=True, **given))
+    for names in ((), ("out",), ("lse",)):
+        with pytest.raises(Exception, match="since in_place is set"):
+            merge(*states, **{name: state[name] for name in names})
+    assert all((tensor == 7).all() for tensor in state.values())
+    _, lse = merge(*states, **state)
+    assert lse is state["lse"] and (lse > 7).all()
+
+
 @needs_gpu
 def test_a_cuda_graph_captures_plan_and_run() -> None:
     problem = decode_problem((5, 40))

@@ -17,6 +17,11 @@ bool check_key_ranges(Checks& check, const int32_t* kv_indptr, int64_t batch_siz
   return true;
 }
 
+/// What is merged in place must be there.
+bool check_state(Checks& check, std::string_view field, const TensorView& view, bool in_place) {
+  return check.require(view.given() || !in_place, field, "expected a tensor, since in_place is set, got none");
+}
+
 }  // namespace
 
 Status validate(const PrefillParams& params, Scope scope, PrefillArgs& args, Device& device, Memory memory,
@@ -100,11 +105,11 @@ Status validate(const MergeStatesParams& params, MergeStatesArgs& args, Device& 
       check.fits_int32("num_states", num_states) && check.at_least("d_v", d_v, 1) && check.fits_int32("d_v", d_v) &&
       check.strided("partial_lse", params.partial_lse, kF32Only,
                     {{"N", &num_states}, {"T", &batch.num_tokens}, {"H", &batch.num_heads}}) &&
+      check_state(check, "o", params.o, params.in_place) &&
       check.tensor("o", params.o, kFloats, {{"T", &batch.num_tokens}, {"H", &batch.num_heads}, {"d_v", &d_v}},
                    Role::kOutput) &&
-      check.require(params.lse.given() || !params.in_place, "lse",
-                    "expected a tensor, since in_place is set, got none") &&
-      check_statistics(check, "lse", params.lse, batch) && check.lse_base(params.lse_base);
+      check_state(check, "lse", params.lse, params.in_place) && check_statistics(check, "lse", params.lse, batch) &&
+      check.lse_base(params.lse_base);
   if (!shapes) return check.take();
 
   const TensorView lse = if_given(params.lse);

@@ -11,6 +11,7 @@
 #include "core/format.h"
 #include "dispatch/c_tensors.h"
 #include "dispatch/guard.h"
+#include "dispatch/select.h"
 #include "mla/mla.h"
 
 struct mla_context {
@@ -166,7 +167,7 @@ Result<mla::Problem> read_problem(const mla_problem* given) {
   if (problem.q_len < 0)
     return Status(StatusCode::kInvalidArgument,
                   mla::core::format("explain: q_len: expected at least 0, got {}", problem.q_len));
-  return mla::Problem{.op = static_cast<Op>(problem.op),
+  mla::Problem wanted{.op = static_cast<Op>(problem.op),
                       .device = {static_cast<mla::DeviceType>(problem.device.device_type), problem.device.device_id},
                       .q_dtype = mla::dispatch::dtype_of(problem.q_dtype),
                       .cache = static_cast<mla::CacheFormat>(problem.cache_format),
@@ -176,6 +177,8 @@ Result<mla::Problem> read_problem(const mla_problem* given) {
                       .gpu_arch = problem.gpu_arch,
                       .emulated = problem.emulated != 0,
                       .q_len = std::max<int64_t>(problem.q_len, 1)};
+  if (Status status = mla::dispatch::check_problem(wanted); !status.ok()) return status;
+  return wanted;
 }
 
 std::string explanation_text(const mla::Explanation& explanation) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <exception>
 #include <iterator>
+#include <utility>
 
 #include "core/format.h"
 #include "dispatch/select.h"
@@ -59,6 +60,15 @@ auto with_table(Op op, F&& f) {
 
 namespace dispatch {
 
+Status check_problem(const Problem& problem) {
+  const std::pair<std::string_view, int64_t> counts[] = {
+      {"num_heads", problem.num_heads}, {"d_qk", problem.d_qk}, {"d_v", problem.d_v}, {"q_len", problem.q_len}};
+  for (const auto& [field, count] : counts)
+    if (count < 1)
+      return {StatusCode::kInvalidArgument, core::format("explain: {}: expected at least 1, got {}", field, count)};
+  return {};
+}
+
 bool names_a_row(std::string_view force) {
   return std::any_of(std::begin(kAllOps), std::end(kAllOps), [&](Op op) {
     return with_table(op, [&](auto rows) {
@@ -70,6 +80,8 @@ bool names_a_row(std::string_view force) {
 }  // namespace dispatch
 
 Explanation explain(const Problem& problem, std::string_view force) try {
+  if (const Status status = dispatch::check_problem(problem); !status.ok())
+    return {.selected = {}, .error = status.message(), .rows = {}};
   return with_table(problem.op, [&](auto rows) {
     Explanation result;
     for (const auto& row : rows) {

@@ -58,6 +58,9 @@ inline Forced forced_backend(std::string_view asked) {
   return forced.backend.empty() || forced.backend == "auto" ? Forced{} : forced;
 }
 
+/// What is wrong with the counts of a problem that somebody describes.
+Status check_problem(const Problem& problem);
+
 /// "decode: backend: expected one of cpu_avx2, reference, got foo"
 Status unknown_backend(Op op, const Forced& force, std::span<const std::string_view> names);
 /// "decode: no backend can run this: cpu_avx2: <reason>; reference: <reason>"

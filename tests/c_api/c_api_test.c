@@ -759,6 +759,16 @@ static void test_struct_growth(const mla_context* context) {
   wanted.q_len = -1;
   CHECK_ERROR(mla_explain(&wanted, "auto", text, sizeof text, NULL), MLA_INVALID_ARGUMENT,
               "explain: q_len: expected at least 0, got -1");
+  wanted = mla_problem_init();
+  wanted.num_heads = 0;
+  memset(text, '~', sizeof text);
+  CHECK_ERROR(mla_explain(&wanted, "auto", text, sizeof text, NULL), MLA_INVALID_ARGUMENT,
+              "explain: num_heads: expected at least 1, got 0");
+  CHECK(text[0] == '~');
+  wanted = mla_problem_init();
+  wanted.d_v = -1;
+  CHECK_ERROR(mla_explain(&wanted, "auto", text, sizeof text, NULL), MLA_INVALID_ARGUMENT,
+              "explain: d_v: expected at least 1, got -1");
 }
 
 static void test_listing(void) {

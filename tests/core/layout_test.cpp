@@ -44,6 +44,21 @@ TEST(KvLayout, FooterPagesAreThoseOfDeepSeekV4) {
   EXPECT_EQ(page_bytes(CacheFormat::kBF16, 576, 64, true), 64 * 1152);
 }
 
+TEST(KvLayout, CountsThatNoRowOrPageHasGiveNoBytes) {
+  for (CacheFormat format : kAllCacheFormats) {
+    const bool any_width = kv_layout(format).row_bytes == 0;
+    for (int64_t count : {INT64_MIN, int64_t{-1}, int64_t{0}, int64_t{INT32_MAX} + 1, INT64_MAX}) {
+      if (any_width) {
+        EXPECT_EQ(row_bytes(format, count), 0) << name(format) << ' ' << count;
+        EXPECT_EQ(page_bytes(format, count, 64, false), 0) << name(format) << ' ' << count;
+      }
+      EXPECT_EQ(page_bytes(format, 576, count, true), 0) << name(format) << ' ' << count;
+      EXPECT_EQ(indexer_page_bytes(count), 0) << count;
+    }
+    EXPECT_GT(page_bytes(format, INT32_MAX, INT32_MAX, true), INT64_C(0)) << name(format);
+  }
+}
+
 TEST(KvLayout, NamesParseBack) {
   for (CacheFormat format : kAllCacheFormats) EXPECT_EQ(parse_cache_format(name(format)), format);
   EXPECT_EQ(parse_cache_format("fp4"), std::nullopt);

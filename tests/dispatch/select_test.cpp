@@ -113,6 +113,21 @@ TEST(Tables, EveryRowRefusesWidthsThatAFormatDoesNotHave) {
     }
 }
 
+TEST(Tables, ProblemsWithoutHeadsChannelsOrQueriesAreRefused) {
+  const std::pair<const char*, int64_t Problem::*> counts[] = {
+      {"num_heads", &Problem::num_heads}, {"d_qk", &Problem::d_qk}, {"d_v", &Problem::d_v}, {"q_len", &Problem::q_len}};
+  for (const auto& [field, count] : counts)
+    for (int64_t wrong : {0, -3}) {
+      Problem problem;
+      problem.*count = wrong;
+      const Explanation explanation = explain(problem);
+      EXPECT_EQ(explanation.error,
+                std::string("explain: ") + field + ": expected at least 1, got " + std::to_string(wrong));
+      EXPECT_EQ(explanation.selected, "");
+      EXPECT_TRUE(explanation.rows.empty());
+    }
+}
+
 TEST(Tables, TheReferenceTakesEveryFormatAndType) {
   for (Op op : kAllOps) {
     SCOPED_TRACE(name(op));
