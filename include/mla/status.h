@@ -4,7 +4,9 @@
 
 #include <cassert>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 
 namespace mla {
@@ -17,11 +19,23 @@ enum class StatusCode : int {
   kInternal = 4,           ///< a bug in the library
 };
 
+/// What the callers of a binding call a field. `field` is its path in the parameters of mla/params.h ("o"); or it ends
+/// in a dot and stands for the beginning of all paths below it ("options."), which `name` ("") then replaces.
+struct FieldName {
+  std::string_view field;
+  std::string_view name;
+};
+
 /// Success, or what was wrong. Messages read "<operation>: <field>: expected <this>, got <that>".
 class [[nodiscard]] Status {
  public:
   Status() = default;
   Status(StatusCode code, std::string message) : code_(code), message_(std::move(message)) {}
+
+  /// Whose message names fields: those that `text` encloses in backticks, which the message leaves out.
+  static Status naming_fields(StatusCode code, std::string text);
+  /// The same, with every field that the message names as the first fitting entry of `names` calls it.
+  Status renamed(std::span<const FieldName> names) const;
 
   bool ok() const { return code_ == StatusCode::kOk; }
   StatusCode code() const { return code_; }
@@ -30,6 +44,7 @@ class [[nodiscard]] Status {
  private:
   StatusCode code_ = StatusCode::kOk;
   std::string message_;
+  std::string marked_;  // the message with its backticks; empty if it names no field
 };
 
 /// A value, or the status that says why there is none. Asking for the value when ok() is false is undefined; builds

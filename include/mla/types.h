@@ -56,7 +56,7 @@ inline constexpr Op kAllOps[] = {
 /// Base of the logarithm in which `lse` is written. Partial states that are merged must agree.
 enum class LseBase : uint8_t { kE, kTwo };
 
-/// "f32", "bf16", ...; "none" for kNone.
+/// "f32", "f16", "bf16", "e4m3", "uint8", "int32", "int64"; "none" for kNone.
 std::string_view name(DType dtype);
 /// "decode", "prefill", "merge_states", "append", "gather", "decode_sparse", "prefill_sparse", "append_rope",
 /// "copy_pages", "block_table_to_csr", "physical_slots", "append_indexer", "indexer_logits", "top_k", "indexer_top_k".

@@ -61,16 +61,16 @@ def decode(
         q: [T, H, d_qk], or the pair (q_nope [T, H, kv_lora_rank], q_pe [T, H, qk_rope_head_dim]); bf16, f16, f32, or
             e4m3 (also as uint8).
         cache: the paged cache, see :class:`libmla.KvCache`.
-        kv_len: [B] tokens of each request, those of the queries included; 0 is legal.
+        kv_len: [B] int32, tokens of each request, those of the queries included; 0 is legal.
         sm_scale: the scale of scores, that before absorption: 1 / sqrt(qk_nope_head_dim + qk_rope_head_dim).
-        block_table: [B, max_pages] page numbers; or
-        kv_indptr: [B+1] offsets into ``kv_indices``, in pages, and
-        kv_indices: [kv_indptr[B] or more] page numbers.
-        qo_indptr: [B+1] first query of each request; None: T / B queries each.
+        block_table: [B, max_pages] int32 page numbers; or
+        kv_indptr: [B+1] int32 offsets into ``kv_indices``, in pages, and
+        kv_indices: [kv_indptr[B] or more] int32 page numbers.
+        qo_indptr: [B+1] int32, first query of each request; None: T / B queries each.
         causal: see above.
         q_scale: [1] f32, with e4m3 queries: what a stored query must be multiplied by.
         tree_mask: bool or uint8 [T, q_len_max or more]: where query t sees its request's draft j; or
-        tree_parents: [T] each draft's parent among its request's drafts, -1 for a root.
+        tree_parents: [T] int32, each draft's parent among its request's drafts, -1 for a root.
         attn_sink: [H] f32, natural-log logits: o is multiplied by exp(lse) / (exp(lse) + exp(sink)).
         window_left: a query sees its own position and this many before it; -1: all.
         logits_soft_cap: scores become cap * tanh(score / cap); 0: as they are.
@@ -98,7 +98,7 @@ def decode(
         context,
         plan,
         (
-            *whole_and_parts(q),
+            *whole_and_parts(q, "q"),
             q_scale,
             *cache_fields(cache),
             kv_len,
@@ -163,16 +163,16 @@ def decode_sparse(
     Args:
         q: [T, H, d_qk], or the pair (q_nope, q_pe), as in :func:`decode`.
         cache: the pool, see :class:`libmla.KvCache`.
-        indices: [T, topk] physical slots, page * page_size + offset. A negative one, or one beyond the pool, is skipped
+        indices: [T, topk] int32, physical slots, page * page_size + offset. A negative one, or one beyond the pool, is skipped
             wherever it stands.
         sm_scale: as in :func:`decode`.
-        topk_length: [T], or [B] with one length for all queries of a request: indices from it on are skipped.
+        topk_length: int32 [T], or [B] with one length for all queries of a request: indices from it on are skipped.
         topk_length_per: "token" or "request": whom an entry of ``topk_length`` is for. None: as its shape says, which is
             refused where ``qo_indptr`` is given and T = B > 1.
         extra_cache: a second pool of the same row widths, with
-        extra_indices: [T, extra_topk] and
+        extra_indices: [T, extra_topk] int32 and
         extra_topk_length, extra_topk_length_per: as ``topk_length`` and ``topk_length_per``.
-        qo_indptr: [B+1], only with lengths per request; None: T / B queries each.
+        qo_indptr: [B+1] int32, only with lengths per request; None: T / B queries each.
         q_scale, attn_sink, logits_soft_cap, lse_base, batch_invariant, d_v: as in :func:`decode`.
         out, out_dtype, o_scale, lse, return_lse, plan, context: as in :func:`decode`.
 
@@ -186,13 +186,13 @@ def decode_sparse(
         context,
         plan,
         (
-            *whole_and_parts(q),
+            *whole_and_parts(q, "q"),
             q_scale,
             *cache_fields(cache),
             indices,
             topk_length,
             topk_length_per,
-            *(NO_CACHE if extra_cache is None else cache_fields(extra_cache)),
+            *(NO_CACHE if extra_cache is None else cache_fields(extra_cache, "extra_cache")),
             extra_indices,
             extra_topk_length,
             extra_topk_length_per,
@@ -246,8 +246,8 @@ def prefill(
         q: [T, H, d_qk]; bf16, f16 or f32.
         k: [S, H, d_qk], of q's type.
         v: [S, H, d_v], of q's type.
-        qo_indptr: [B+1] first query of each request.
-        kv_indptr: [B+1] first key of each request.
+        qo_indptr: [B+1] int32, first query of each request.
+        kv_indptr: [B+1] int32, first key of each request.
         sm_scale: the scale of scores.
         causal: see above.
         attn_sink, window_left, logits_soft_cap, alibi_slopes, lse_base, batch_invariant: as in :func:`decode`.
@@ -316,9 +316,9 @@ def prefill_sparse(
     Args:
         q: [T, H, d_qk]; bf16, f16 or f32.
         kv: [S, d_qk]; bf16 or f16. The first ``d_v`` channels are the value.
-        indices: [T, topk] rows of ``kv``; negative, or S and above: skipped.
+        indices: [T, topk] int32, rows of ``kv``; negative, or S and above: skipped.
         sm_scale: the scale of scores.
-        topk_length: [T]: indices from it on are skipped.
+        topk_length: [T] int32: indices from it on are skipped.
         d_v: width of the value, unless ``out`` says it.
         attn_sink, logits_soft_cap, lse_base, batch_invariant: as in :func:`decode`.
         out: [T, H, d_v], of q's type or f32.

@@ -60,7 +60,7 @@ def append(rows: Rows, slot_mapping: Tensor, cache: Cache, *, context: Context |
         slot_mapping: [T] int64: page * page_size + offset; a negative slot skips the token. All others differ.
         cache: is written.
     """
-    call(_append, "append", context, None, (*whole_and_parts(rows), slot_mapping, *cache_fields(cache)))
+    call(_append, "append", context, None, (*whole_and_parts(rows, "rows"), slot_mapping, *cache_fields(cache)))
 
 
 @operation
@@ -97,7 +97,7 @@ def append_rope(
     Returns:
         The rotated queries, or None without ``q``.
     """
-    q_nope, q_pe = (None, None) if q is None else parts(q)
+    q_nope, q_pe = (None, None) if q is None else parts(q, "q")
     made = call(
         _append_rope,
         "append_rope",
@@ -143,8 +143,8 @@ def gather(
     Args:
         cache: is read.
         kv_len, block_table, kv_indptr, kv_indices: the page table, as in :func:`decode`.
-        out_indptr: [B+1] first row of each request.
-        token_start: [B]; None: 0 everywhere.
+        out_indptr: [B+1] int32, first row of each request.
+        token_start: [B] int32; None: 0 everywhere.
         num_rows: rows of a new ``out``, out_indptr[B]; None: looked up, if out_indptr is in the memory of the CPU.
         out: [num_rows, kv_lora_rank + qk_rope_head_dim], or a pair of the two parts; bf16, f16 or f32.
         out_dtype: the type of a new ``out``; None: that of the cache's elements, bf16 for quantized ones.
@@ -152,7 +152,7 @@ def gather(
     Returns:
         ``out``.
     """
-    whole, out_ckv, out_kpe = (None, None, None) if out is None else whole_and_parts(out)
+    whole, out_ckv, out_kpe = (None, None, None) if out is None else whole_and_parts(out, "out")
     made = call(
         _gather,
         "gather",
@@ -192,14 +192,14 @@ def copy_pages(
 
     Args:
         from_cache: is read.
-        from_pages: [N] pages of it.
+        from_pages: [N] int32, pages of it.
         to_cache: is written; of the same row widths, and not overlapping the pages that are read.
-        to_pages: [M] pages of it, all different; M times its page size = N times that of ``from_cache``.
+        to_pages: [M] int32, pages of it, all different; M times its page size = N times that of ``from_cache``.
     """
     call(
         _copy_pages,
         "copy_pages",
         context,
         None,
-        (*cache_fields(from_cache), from_pages, *cache_fields(to_cache), to_pages),
+        (*cache_fields(from_cache, "from_cache"), from_pages, *cache_fields(to_cache, "to_cache"), to_pages),
     )

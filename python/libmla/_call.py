@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-import tvm_ffi  # noqa: F401  # imports torch if it is there
+import tvm_ffi  # imports torch if it is there
 
 from .context import Context
 from .types import Cache, KvCache, Rows
@@ -15,7 +17,12 @@ from .types import Cache, KvCache, Rows
 if TYPE_CHECKING:
     from .plan import Plan
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 NO_CACHE = (None,) * 8
+
+_names: ContextVar[Any] = ContextVar("libmla_names", default=None)
 
 _torch: Any = sys.modules.get("torch")
 _gradients: Callable[[], bool] = (lambda: False) if _torch is None else _torch.is_grad_enabled
@@ -42,6 +49,30 @@ def _refuse_without_memory(name: str, arguments: tuple[Any, ...]) -> None:
             ) from None
 
 
+def calling(names: dict[str, str]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """A decorator for functions that hand their arguments on to operations: errors call these by the function's names.
+
+    Args:
+        names: the function's arguments by those of the operations: ``{"kv_len": "cache_seqlens", "q[0]": "q_nope"}``.
+    """
+    table = tvm_ffi.convert([text for pair in names.items() for text in pair])
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            if _torch is not None and _torch.compiler.is_compiling():
+                return function(*args, **kwargs)
+            before = _names.set(table)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                _names.reset(before)
+
+        return call
+
+    return decorate
+
+
 def call(
     function: Callable[..., Any], name: str, context: Context | None, plan: Plan | None, arguments: tuple[Any, ...]
 ) -> Any:
@@ -49,14 +80,14 @@ def call(
         _refuse_gradients(name, arguments)
     try:
         # What is no context or no plan is named by the library.
-        return function(getattr(context, "_handle", context), getattr(plan, "_handle", plan), *arguments)
+        return function(_names.get(), getattr(context, "_handle", context), getattr(plan, "_handle", plan), *arguments)
     except RuntimeError:
         _refuse_without_memory(name, arguments)
         raise
 
 
-def cache_fields(cache: Cache) -> tuple[Any, ...]:
-    """The fields of a cache; the library finds the format of bare tensors."""
+def cache_fields(cache: Cache, name: str = "cache") -> tuple[Any, ...]:
+    """The fields of the cache that an operation calls `name`; the library finds the format of bare tensors."""
     if type(cache) is KvCache:
         return (
             cache.format,
@@ -69,18 +100,18 @@ def cache_fields(cache: Cache) -> tuple[Any, ...]:
             cache.power_of_two_scales,
         )
     if type(cache) is tuple:
-        return ("", None, *parts(cache), None, None, 0, True)
+        return ("", None, *parts(cache, name), None, None, 0, True)
     return ("", cache, None, None, None, None, 0, True)
 
 
-def parts(pair: tuple[Any, ...]) -> tuple[Any, Any]:
+def parts(pair: tuple[Any, ...], name: str) -> tuple[Any, Any]:
     if len(pair) != 2:
-        raise TypeError(f"expected a pair of tensors, the latent and the rotary part, got {len(pair)}")
+        raise TypeError(f"{name}: expected a pair of tensors, the latent and the rotary part, got {len(pair)}")
     return pair[0], pair[1]
 
 
-def whole_and_parts(rows: Rows) -> tuple[Any, Any, Any]:
-    return (None, *parts(rows)) if type(rows) is tuple else (rows, None, None)
+def whole_and_parts(rows: Rows, name: str) -> tuple[Any, Any, Any]:
+    return (None, *parts(rows, name)) if type(rows) is tuple else (rows, None, None)
 
 
 def two(made: Any, first: Any, second: Any) -> tuple[Any, Any]:

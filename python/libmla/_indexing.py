@@ -32,11 +32,11 @@ def block_table_to_csr(
     """Turns a padded block table into CSR.
 
     Args:
-        block_table: [B, max_pages].
-        kv_len: [B].
+        block_table: [B, max_pages] int32.
+        kv_len: [B] int32.
         page_size: tokens of a page.
-        kv_indptr: [B+1].
-        kv_indices: [at least the sum of ceil(kv_len / page_size)]; a new one has room for B * max_pages.
+        kv_indptr: [B+1] int32.
+        kv_indices: [at least the sum of ceil(kv_len / page_size)] int32; a new one has room for B * max_pages.
 
     Returns:
         (kv_indptr, kv_indices).
@@ -72,15 +72,15 @@ def physical_slots(
     """Turns request-local token indices into physical slots. What names no token of the request becomes -1.
 
     Args:
-        indices: [T, topk] tokens of the query's request.
+        indices: [T, topk] int32, tokens of the query's request.
         kv_len, block_table, kv_indptr, kv_indices: the page table, as in :func:`decode`.
         page_size: tokens of a page.
-        topk_length: [T]: indices from it on count as -1.
-        qo_indptr: [B+1]; None: T / B queries each.
+        topk_length: [T] int32: indices from it on count as -1.
+        qo_indptr: [B+1] int32; None: T / B queries each.
         context_parallel: (rank, world, interleave): tokens of other ranks become -1.
         compact: the valid slots of a row move to its front, in order.
-        slots: [T, topk]; may be ``indices``.
-        valid_count: [T] valid slots of each row.
+        slots: [T, topk] int32; may be ``indices``.
+        valid_count: [T] int32, valid slots of each row.
         return_valid_count: whether to return valid_count; implied by ``valid_count``.
 
     Returns:
@@ -162,7 +162,7 @@ def indexer_logits(
         cache: bytes [num_pages, indexer_page_bytes(page_size) or more].
         page_size: tokens of a page.
         kv_len, block_table, kv_indptr, kv_indices: its page table, as in :func:`decode`.
-        qo_indptr: [B+1]; None: T / B queries each.
+        qo_indptr: [B+1] int32; None: T / B queries each.
         causal: see above.
         max_kv_len: width of new ``logits``; None: what the page table has room for.
         logits: [T, N] f32, N at least the largest kv_len.
@@ -207,8 +207,8 @@ def top_k(
     Args:
         logits: [T, N] f32. NaN counts as less than -inf.
         k: at least 1.
-        lengths: [T]: the first lengths[t] logits count; None: all.
-        indices: [T, k].
+        lengths: [T] int32: the first lengths[t] logits count; None: all.
+        indices: [T, k] int32.
 
     Returns:
         ``indices``; rows shorter than k end in -1.
@@ -254,8 +254,8 @@ def indexer_top_k(
         latent_page_size: tokens of a page of the latent cache; None: ``page_size``.
         latent_block_table, latent_kv_indptr, latent_kv_indices: its page table; None: that of the indexer's cache.
         max_kv_len, logits: scratch, as in :func:`indexer_logits`; -inf where a key is not seen.
-        slots: [T, k].
-        valid_count: [T] valid slots of each row.
+        slots: [T, k] int32.
+        valid_count: [T] int32, valid slots of each row.
         return_valid_count: whether to return valid_count; implied by ``valid_count``.
 
     Returns:

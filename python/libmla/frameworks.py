@@ -303,10 +303,13 @@ def _run_borrowed(function: Callable[..., Any], arguments: dict[str, Any], leade
     borrowed = _Borrowed(leader)
     outputs = _OUTPUTS.get(function.__name__, ())
     cache_name = _CACHES.get(function.__name__)
-    lent = {
-        name: borrowed.lend(value, name in outputs or name == cache_name, name == cache_name)
-        for name, value in arguments.items()
-    }
+    lent = {}
+    for name, value in arguments.items():
+        try:
+            lent[name] = borrowed.lend(value, name in outputs or name == cache_name, name == cache_name)
+        except (TypeError, ValueError) as error:
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"{function.__name__}: {name}: {error}") from error
     with _in_framework(leader, framework):
         result = function(**lent)
     result = borrowed.give_back(result)

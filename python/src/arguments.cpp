@@ -9,6 +9,7 @@
 
 #include <limits>
 #include <utility>
+#include <vector>
 
 namespace mla::python {
 namespace {
@@ -54,7 +55,7 @@ void set_strides(const DLTensor& tensor, TensorView& view) {
 
 CacheFormat format_of(const Arguments& args, const char* cache, const std::string& text, ffi::AnyView rows) {
   if (const auto format = parse_cache_format(text)) return *format;
-  if (!text.empty()) args.fail("ValueError", {cache, "format"}, "bf16, f16, fp8, fp8_ds_mla or fp8_dsv4", text);
+  if (!text.empty()) args.fail("ValueError", {cache, ".format"}, "bf16, f16, fp8, fp8_ds_mla or fp8_dsv4", text);
   if (const auto tensor = rows.try_cast<DLTensor*>()) {
     if (const auto format = format_of_elements(dtype_of((*tensor)->dtype))) return *format;
     args.fail("TypeError", cache, "a KvCache, which names its format, or a tensor of bf16, f16 or e4m3",
@@ -128,26 +129,60 @@ void Arguments::end() const {
     raise("RuntimeError", std::string(operation_) + ": libmla's Python and its library are of different versions");
 }
 
+Status Arguments::for_callers(const Status& status) const {
+  const auto table = callers_names_.try_cast<ffi::Array<ffi::String>>();
+  if (!table) return status;
+  const std::vector<std::string> texts(table->begin(), table->end());
+  std::vector<FieldName> names;
+  for (size_t i = 0; i + 1 < texts.size(); i += 2) names.push_back({texts[i], texts[i + 1]});
+  return status.renamed(names);
+}
+
+void Arguments::check(const Status& status) const {
+  if (status.ok()) return;
+  std::vector<std::pair<std::string, std::string>> of_caches;
+  for (const NamedCache& cache : std::span(caches_).first(num_caches_)) {
+    const std::string path = cache.path;
+    const std::string name = cache.name;
+    if (cache.bare) {
+      of_caches.emplace_back(path + ".kv", name);
+      of_caches.emplace_back(path + ".ckv", name + "[0]");
+      of_caches.emplace_back(path + ".kpe", name + "[1]");
+    }
+    of_caches.emplace_back(path + ".", name + ".");
+  }
+  std::vector<FieldName> names;
+  for (const auto& [field, name] : of_caches) names.push_back({field, name});
+  names.insert(names.end(), names_.begin(), names_.end());
+  python::check(for_callers(status.renamed(names)));
+}
+
 void Arguments::fail(const char* exception, Field field, std::string_view expected, std::string_view got) const {
+  const Status name = Status::naming_fields(StatusCode::kInvalidArgument, '`' + field.text() + '`');
   std::string message = operation_;
-  message.append(": ").append(field.text()).append(": expected ").append(expected).append(", got ").append(got);
-  raise(exception, std::move(message));
+  message.append(": ").append(for_callers(name).message()).append(": expected ").append(expected);
+  raise(exception, std::move(message.append(", got ").append(got)));
 }
 
 void Arguments::wrong_type(Field field, std::string_view expected, ffi::AnyView value) const {
   if (const auto text = value.try_cast<ffi::String>())
     fail("TypeError", field, expected, '"' + std::string(*text) + '"');
-  fail("TypeError", field, expected, value.GetTypeKey());
+  const bool list = value.try_cast<ffi::Array<ffi::Any>>().has_value();
+  fail("TypeError", field, expected, list ? "a list or tuple" : std::string(value.GetTypeKey()));
 }
 
-TensorView Arguments::view_of(Field field, ffi::AnyView value, Bytes bytes) const {
+TensorView Arguments::view_of(Field field, ffi::AnyView value, Bytes bytes, DType expected) const {
+  const auto of_type = [&](const char* any) {
+    return expected == DType::kNone ? std::string(any) : " of " + std::string(name(expected));
+  };
   const auto found = value.try_cast<DLTensor*>();
-  if (!found) wrong_type(field, "a tensor", value);
+  if (!found) wrong_type(field, "a tensor" + of_type(""), value);
   const DLTensor& tensor = **found;
   TensorView view;
   view.dtype = dtype_of(tensor.dtype, bytes);
   if (view.dtype == DType::kNone)
-    fail("TypeError", field, "elements of f32, f16, bf16, e4m3, u8, i32 or i64", type_name(tensor.dtype));
+    fail("TypeError", field, "elements" + of_type(" of f32, f16, bf16, e4m3, uint8, int32 or int64"),
+         type_name(tensor.dtype));
   const auto device = device_of(tensor.device);
   if (!device) fail("ValueError", field, "a tensor on the CPU or a CUDA device", device_name(tensor.device));
   if (tensor.ndim > kMaxDims)
@@ -164,6 +199,12 @@ TensorView Arguments::tensor(Field field, Bytes bytes) {
   const ffi::AnyView value = next();
   if (is_none(value)) return {};
   return view_of(field, value, bytes);
+}
+
+TensorView Arguments::integers(Field field, DType type) {
+  const ffi::AnyView value = next();
+  if (is_none(value)) return {};
+  return view_of(field, value, Bytes::kAsGiven, type);
 }
 
 bool Arguments::boolean(Field field) {
@@ -239,7 +280,7 @@ DType Arguments::dtype(Field field) {
   wrong_type(field, "an element type such as \"bf16\" or that of a framework", value);
 }
 
-KvCache Arguments::cache(const char* field) {
+KvCache Arguments::cache(const char* field, const char* path) {
   const ffi::AnyView format = next();
   if (is_none(format)) {
     read_ += kCacheFields - 1;
@@ -249,20 +290,22 @@ KvCache Arguments::cache(const char* field) {
   const ffi::AnyView ckv = next();
   const ffi::AnyView kpe = next();
   const auto name = format.try_cast<ffi::String>();
-  if (!name) wrong_type({field, "format"}, "a str", format);
+  if (!name) wrong_type({field, ".format"}, "a str", format);
+  const bool bare = name->empty();
+  caches_.at(num_caches_++) = {field, path, bare};
   KvCache cache;
   cache.format = format_of(*this, field, *name, is_none(kv) ? ckv : kv);
   const KvLayout layout = kv_layout(cache.format);
   const Bytes bytes = layout.is_packed()                    ? Bytes::kRaw
                       : layout.nope.element == DType::kE4M3 ? Bytes::kE4M3
                                                             : Bytes::kAsGiven;
-  if (!is_none(kv)) cache.kv = view_of({field, "kv"}, kv, bytes);
-  if (!is_none(ckv)) cache.ckv = view_of({field, "ckv"}, ckv, bytes);
-  if (!is_none(kpe)) cache.kpe = view_of({field, "kpe"}, kpe, bytes);
-  cache.ckv_scale = tensor({field, "ckv_scale"});
-  cache.kpe_scale = tensor({field, "kpe_scale"});
-  cache.page_size = integer({field, "page_size"});
-  cache.power_of_two_scales = boolean({field, "power_of_two_scales"});
+  if (!is_none(kv)) cache.kv = view_of({field, bare ? "" : ".kv"}, kv, bytes);
+  if (!is_none(ckv)) cache.ckv = view_of({field, bare ? "[0]" : ".ckv"}, ckv, bytes);
+  if (!is_none(kpe)) cache.kpe = view_of({field, bare ? "[1]" : ".kpe"}, kpe, bytes);
+  cache.ckv_scale = tensor({field, ".ckv_scale"});
+  cache.kpe_scale = tensor({field, ".kpe_scale"});
+  cache.page_size = integer({field, ".page_size"});
+  cache.power_of_two_scales = boolean({field, ".power_of_two_scales"});
   return cache;
 }
 

@@ -6,8 +6,10 @@
 
 #include <tvm/ffi/function.h>
 
+#include <array>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -40,14 +42,14 @@ std::optional<DType> parse_dtype(std::string_view text);
 
 inline bool is_none(ffi::AnyView value) { return value.type_index() == ffi::TypeIndex::kTVMFFINone; }
 
-/// A field's name in errors, or that of a part of it.
+/// An argument's name in errors, or that of a part of it: {"cache", ".kv"}, {"q", "[0]"}.
 struct Field {
   Field(const char* whole) : name(whole) {}  // NOLINT(google-explicit-constructor): most fields have no parts
   Field(const char* whole, const char* of_it) : name(whole), part(of_it) {}
-  std::string text() const { return part == nullptr ? std::string(name) : std::string(name) + '.' + part; }
+  std::string text() const { return std::string(name) + part; }
 
   const char* name;
-  const char* part = nullptr;
+  const char* part = "";
 };
 
 class Arguments {
@@ -56,6 +58,8 @@ class Arguments {
 
   /// A tensor, or an empty view for None.
   TensorView tensor(Field field, Bytes bytes = Bytes::kAsGiven);
+  /// As `tensor`, of integers. Those of another type are refused by the library, like lists: nothing is converted.
+  TensorView integers(Field field, DType type = DType::kI32);
   bool boolean(Field field);
   int32_t integer(Field field);
   /// An integer of at least `least`, or nothing for None.
@@ -78,13 +82,24 @@ class Arguments {
   }
   ffi::AnyView any() { return next(); }
   bool next_is_none() const { return read_ < args_.size() && is_none(args_[read_]); }
-  /// The fields of a cache, in the order of libmla.KvCache. An empty format means that of the elements; None, that
-  /// there is no cache.
-  KvCache cache(const char* field);
+  /// The fields of a cache, in the order of libmla.KvCache, for the parameters' `path`. An empty format means that of
+  /// the elements; None, that there is no cache.
+  KvCache cache(const char* field, const char* path);
   /// None, or (rank, world, interleave).
   ContextParallel context_parallel();
 
   const char* operation() const { return operation_; }
+  /// Fields of the parameters whose arguments have other names, beside those of caches. Of static storage.
+  void call_fields(std::span<const FieldName> names) { names_ = names; }
+  /// A table of names that the caller's own callers know the arguments by: field, name, field, name, ...; or None.
+  void call_arguments(ffi::AnyView names) { callers_names_ = names; }
+  /// Raises what a status says, unless all is well.
+  void check(const Status& status) const;
+  template <class T>
+  T value_of(Result<T> result) const {
+    check(result.status());
+    return std::move(*result);
+  }
   /// Raises "<operation>: <field>: expected <expected>, got <got>".
   [[noreturn]] void fail(const char* exception, Field field, std::string_view expected, std::string_view got) const;
   /// The caller and the reader must agree on the fields.
@@ -93,11 +108,24 @@ class Arguments {
  private:
   ffi::AnyView next();
   [[noreturn]] void wrong_type(Field field, std::string_view expected, ffi::AnyView value) const;
-  TensorView view_of(Field field, ffi::AnyView value, Bytes bytes) const;
+  TensorView view_of(Field field, ffi::AnyView value, Bytes bytes, DType expected = DType::kNone) const;
+  /// The status as the caller's callers are to read it.
+  Status for_callers(const Status& status) const;
+
+  /// A cache that was read: what it is called, and where it stands in the parameters. `bare`: tensors, not a KvCache.
+  struct NamedCache {
+    const char* name;
+    const char* path;
+    bool bare;
+  };
 
   const char* operation_;
   ffi::PackedArgs args_;
   int read_ = 0;
+  std::span<const FieldName> names_;
+  ffi::AnyView callers_names_;
+  std::array<NamedCache, 2> caches_ = {};
+  size_t num_caches_ = 0;
 };
 
 }  // namespace mla::python

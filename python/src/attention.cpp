@@ -12,6 +12,10 @@
 namespace mla::python {
 namespace {
 
+constexpr FieldName kNamesOfAttention[] = {{"options.", ""},         {"o", "out"},     {"o.", "out."},
+                                           {"q_nope", "q[0]"},       {"q_pe", "q[1]"}, {"pool.", ""},
+                                           {"extra_pool.", "extra_"}};
+
 int64_t last_extent(const TensorView& view) {
   return view.ndim > 0 ? view.shape[static_cast<size_t>(view.ndim - 1)] : 0;
 }
@@ -36,8 +40,8 @@ int64_t value_width(const KvCache& cache, const TensorView& q, const TensorView&
 template <class Params>
 void read_queries(Arguments& args, Params& params) {
   params.q = args.tensor("q", Bytes::kE4M3);
-  params.q_nope = args.tensor("q_nope", Bytes::kE4M3);
-  params.q_pe = args.tensor("q_pe", Bytes::kE4M3);
+  params.q_nope = args.tensor({"q", "[0]"}, Bytes::kE4M3);
+  params.q_pe = args.tensor({"q", "[1]"}, Bytes::kE4M3);
   params.q_scale = args.tensor("q_scale");
 }
 
@@ -74,19 +78,20 @@ TensorView read_statistic(Arguments& args, Outputs& outputs, const char* field, 
 
 void decode(ffi::PackedArgs packed, ffi::Any* result) {
   Arguments args("decode", packed);
+  args.call_fields(kNamesOfAttention);
   const Call call = Call::read(args);
   Outputs outputs(args, call.outputs());
   DecodeParams params;
   read_queries(args, params);
-  params.cache = args.cache("cache");
-  params.pages.kv_len = args.tensor("kv_len");
-  params.pages.block_table = args.tensor("block_table");
-  params.pages.kv_indptr = args.tensor("kv_indptr");
-  params.pages.kv_indices = args.tensor("kv_indices");
-  params.qo_indptr = args.tensor("qo_indptr");
+  params.cache = args.cache("cache", "cache");
+  params.pages.kv_len = args.integers("kv_len");
+  params.pages.block_table = args.integers("block_table");
+  params.pages.kv_indptr = args.integers("kv_indptr");
+  params.pages.kv_indices = args.integers("kv_indices");
+  params.qo_indptr = args.integers("qo_indptr");
   params.causal = args.boolean("causal");
   params.tree_mask = args.tensor("tree_mask");
-  params.tree_parents = args.tensor("tree_parents");
+  params.tree_parents = args.integers("tree_parents");
   params.options = read_options(args, true);
   params.context_parallel = args.context_parallel();
   read_common(args, params);
@@ -100,24 +105,25 @@ void decode(ffi::PackedArgs packed, ffi::Any* result) {
   *result = outputs.take();
 }
 
-SparsePool read_pool(Arguments& args, const char* prefix) {
+SparsePool read_pool(Arguments& args, const char* prefix, const char* path) {
   SparsePool pool;
-  pool.cache = args.cache(prefix);
-  pool.indices = args.tensor("indices");
-  pool.topk_length = args.tensor("topk_length");
-  pool.topk_length_per = args.length_per("topk_length_per");
+  pool.cache = args.cache(prefix[0] == '\0' ? "cache" : "extra_cache", path);
+  pool.indices = args.integers({prefix, "indices"});
+  pool.topk_length = args.integers({prefix, "topk_length"});
+  pool.topk_length_per = args.length_per({prefix, "topk_length_per"});
   return pool;
 }
 
 void decode_sparse(ffi::PackedArgs packed, ffi::Any* result) {
   Arguments args("decode_sparse", packed);
+  args.call_fields(kNamesOfAttention);
   const Call call = Call::read(args);
   Outputs outputs(args, call.outputs());
   DecodeSparseParams params;
   read_queries(args, params);
-  params.pool = read_pool(args, "cache");
-  params.extra_pool = read_pool(args, "extra_cache");
-  params.qo_indptr = args.tensor("qo_indptr");
+  params.pool = read_pool(args, "", "pool.cache");
+  params.extra_pool = read_pool(args, "extra_", "extra_pool.cache");
+  params.qo_indptr = args.integers("qo_indptr");
   params.options = read_options(args, false);
   read_common(args, params);
   const int32_t d_v = args.optional_count("d_v").value_or(
@@ -132,14 +138,15 @@ void decode_sparse(ffi::PackedArgs packed, ffi::Any* result) {
 
 void prefill(ffi::PackedArgs packed, ffi::Any* result) {
   Arguments args("prefill", packed);
+  args.call_fields(kNamesOfAttention);
   const Call call = Call::read(args);
   Outputs outputs(args, call.outputs());
   PrefillParams params;
   params.q = args.tensor("q");
   params.k = args.tensor("k");
   params.v = args.tensor("v");
-  params.qo_indptr = args.tensor("qo_indptr");
-  params.kv_indptr = args.tensor("kv_indptr");
+  params.qo_indptr = args.integers("qo_indptr");
+  params.kv_indptr = args.integers("kv_indptr");
   params.causal = args.boolean("causal");
   params.options = read_options(args, true);
   read_common(args, params);
@@ -152,13 +159,14 @@ void prefill(ffi::PackedArgs packed, ffi::Any* result) {
 
 void prefill_sparse(ffi::PackedArgs packed, ffi::Any* result) {
   Arguments args("prefill_sparse", packed);
+  args.call_fields(kNamesOfAttention);
   const Call call = Call::read(args);
   Outputs outputs(args, call.outputs());
   PrefillSparseParams params;
   params.q = args.tensor("q");
   params.kv = args.tensor("kv");
-  params.indices = args.tensor("indices");
-  params.topk_length = args.tensor("topk_length");
+  params.indices = args.integers("indices");
+  params.topk_length = args.integers("topk_length");
   params.options = read_options(args, false);
   read_common(args, params);
   const int32_t d_v = args.count("d_v");

@@ -12,17 +12,23 @@
 namespace mla::python {
 namespace {
 
+constexpr FieldName kNamesOfMerge[] = {{"o", "out"}};
+constexpr FieldName kNamesOfAppend[] = {{"kv", "rows"}, {"ckv", "rows[0]"}, {"kpe", "rows[1]"}};
+constexpr FieldName kNamesOfRope[] = {{"q_nope", "q[0]"}, {"q_pe", "q[1]"}};
+constexpr FieldName kNamesOfGather[] = {{"out_kv", "out"}, {"out_ckv", "out[0]"}, {"out_kpe", "out[1]"}};
+
 int64_t extent(const TensorView& view, size_t dim) { return view.shape[dim]; }
 
 template <class Params>
 void read_rows(Arguments& args, Params& params) {
-  params.kv = args.tensor("kv");
-  params.ckv = args.tensor("ckv");
-  params.kpe = args.tensor("kpe");
+  params.kv = args.tensor("rows");
+  params.ckv = args.tensor({"rows", "[0]"});
+  params.kpe = args.tensor({"rows", "[1]"});
 }
 
 void merge_states(ffi::PackedArgs packed, ffi::Any* result) {
   Arguments args("merge_states", packed);
+  args.call_fields(kNamesOfMerge);
   const Call call = Call::read(args);
   Outputs outputs(args, call.outputs());
   MergeStatesParams params;
@@ -47,28 +53,30 @@ void merge_states(ffi::PackedArgs packed, ffi::Any* result) {
 
 void append(ffi::PackedArgs packed, ffi::Any*) {
   Arguments args("append", packed);
+  args.call_fields(kNamesOfAppend);
   const Call call = Call::read(args);
   AppendParams params;
   read_rows(args, params);
-  params.slot_mapping = args.tensor("slot_mapping");
-  params.cache = args.cache("cache");
+  params.slot_mapping = args.integers("slot_mapping", DType::kI64);
+  params.cache = args.cache("cache", "cache");
   args.end();
   call.carry_out_unplanned(params, params.slot_mapping.device);
 }
 
 void append_rope(ffi::PackedArgs packed, ffi::Any* result) {
   Arguments args("append_rope", packed);
+  args.call_fields(kNamesOfRope);
   const Call call = Call::read(args);
   Outputs outputs(args, call.outputs());
   AppendRopeParams params;
-  params.q_nope = args.tensor("q_nope");
-  params.q_pe = args.tensor("q_pe");
+  params.q_nope = args.tensor({"q", "[0]"});
+  params.q_pe = args.tensor({"q", "[1]"});
   params.ckv = args.tensor("ckv");
   params.kpe = args.tensor("kpe");
   params.cos_sin = args.tensor("cos_sin");
-  params.positions = args.tensor("positions");
-  params.slot_mapping = args.tensor("slot_mapping");
-  params.cache = args.cache("cache");
+  params.positions = args.integers("positions", DType::kI64);
+  params.slot_mapping = args.integers("slot_mapping", DType::kI64);
+  params.cache = args.cache("cache", "cache");
   params.interleaved = args.boolean("interleaved");
   params.q_scale = args.tensor("q_scale");
   DType dtype = args.dtype("q_out_dtype");
@@ -101,8 +109,8 @@ void read_gathered(Arguments& args, Outputs& outputs, GatherParams& params, int3
   const TensorView& some = params.cache.kv.given() ? params.cache.kv : params.cache.ckv;
   const bool floats = some.dtype == DType::kF16 || some.dtype == DType::kBF16;
   const DType chosen = dtype != DType::kNone ? dtype : floats ? some.dtype : DType::kBF16;
-  params.out_ckv = args.tensor("out_ckv");
-  params.out_kpe = args.tensor("out_kpe");
+  params.out_ckv = args.tensor({"out", "[0]"});
+  params.out_kpe = args.tensor({"out", "[1]"});
   if (params.out_ckv.given() || params.out_kpe.given() || !args.next_is_none())
     params.out_kv = args.tensor("out");
   else
@@ -120,16 +128,17 @@ int32_t row_width(const KvCache& cache) {
 
 void gather(ffi::PackedArgs packed, ffi::Any* result) {
   Arguments args("gather", packed);
+  args.call_fields(kNamesOfGather);
   const Call call = Call::read(args);
   Outputs outputs(args, call.outputs());
   GatherParams params;
-  params.cache = args.cache("cache");
-  params.pages.kv_len = args.tensor("kv_len");
-  params.pages.block_table = args.tensor("block_table");
-  params.pages.kv_indptr = args.tensor("kv_indptr");
-  params.pages.kv_indices = args.tensor("kv_indices");
-  params.out_indptr = args.tensor("out_indptr");
-  params.token_start = args.tensor("token_start");
+  params.cache = args.cache("cache", "cache");
+  params.pages.kv_len = args.integers("kv_len");
+  params.pages.block_table = args.integers("block_table");
+  params.pages.kv_indptr = args.integers("kv_indptr");
+  params.pages.kv_indices = args.integers("kv_indices");
+  params.out_indptr = args.integers("out_indptr");
+  params.token_start = args.integers("token_start");
   const std::optional<int32_t> num_rows = args.optional_count("num_rows", 0);
   read_gathered(args, outputs, params, row_width(params.cache), num_rows, !call.on_gpu(params.out_indptr.device));
   args.end();
@@ -141,10 +150,10 @@ void copy_pages(ffi::PackedArgs packed, ffi::Any*) {
   Arguments args("copy_pages", packed);
   const Call call = Call::read(args);
   CopyPagesParams params;
-  params.from = args.cache("from_cache");
-  params.from_pages = args.tensor("from_pages");
-  params.to = args.cache("to_cache");
-  params.to_pages = args.tensor("to_pages");
+  params.from = args.cache("from_cache", "from");
+  params.from_pages = args.integers("from_pages");
+  params.to = args.cache("to_cache", "to");
+  params.to_pages = args.integers("to_pages");
   args.end();
   call.carry_out_unplanned(params, params.to_pages.device);
 }

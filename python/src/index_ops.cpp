@@ -10,12 +10,20 @@
 namespace mla::python {
 namespace {
 
+constexpr FieldName kNamesOfIndexer[] = {{"cache.kv", "cache"}, {"cache.page_size", "page_size"}};
+// The first three where the latent cache has a page table of its own.
+constexpr FieldName kNamesOfTopK[] = {{"block_table", "latent_block_table"},    {"kv_indptr", "latent_kv_indptr"},
+                                      {"kv_indices", "latent_kv_indices"},      {"indexer.cache.kv", "cache"},
+                                      {"indexer.cache.page_size", "page_size"}, {"indexer.", ""},
+                                      {"page_size", "latent_page_size"},        {"topk", "k"}};
+constexpr std::span kNamesOfSharedTopK = std::span(kNamesOfTopK).subspan(3);
+
 PageTable read_pages(Arguments& args) {
   PageTable pages;
-  pages.kv_len = args.tensor("kv_len");
-  pages.block_table = args.tensor("block_table");
-  pages.kv_indptr = args.tensor("kv_indptr");
-  pages.kv_indices = args.tensor("kv_indices");
+  pages.kv_len = args.integers("kv_len");
+  pages.block_table = args.integers("block_table");
+  pages.kv_indptr = args.integers("kv_indptr");
+  pages.kv_indices = args.integers("kv_indices");
   return pages;
 }
 
@@ -31,8 +39,8 @@ void block_table_to_csr(ffi::PackedArgs packed, ffi::Any* result) {
   const Call call = Call::read(args);
   Outputs outputs(args, call.outputs());
   BlockTableToCsrParams params;
-  params.block_table = args.tensor("block_table");
-  params.kv_len = args.tensor("kv_len");
+  params.block_table = args.integers("block_table");
+  params.kv_len = args.integers("kv_len");
   params.page_size = args.count("page_size");
   const TensorView& table = params.block_table;
   params.kv_indptr = outputs.tensor("kv_indptr", DType::kI32, {table.shape[0] + 1}, table.device);
@@ -47,9 +55,9 @@ void physical_slots(ffi::PackedArgs packed, ffi::Any* result) {
   const Call call = Call::read(args);
   Outputs outputs(args, call.outputs());
   PhysicalSlotsParams params;
-  params.indices = args.tensor("indices");
-  params.topk_length = args.tensor("topk_length");
-  params.qo_indptr = args.tensor("qo_indptr");
+  params.indices = args.integers("indices");
+  params.topk_length = args.integers("topk_length");
+  params.qo_indptr = args.integers("qo_indptr");
   params.pages = read_pages(args);
   params.page_size = args.count("page_size");
   params.context_parallel = args.context_parallel();
@@ -65,10 +73,11 @@ void physical_slots(ffi::PackedArgs packed, ffi::Any* result) {
 
 void append_indexer(ffi::PackedArgs packed, ffi::Any*) {
   Arguments args("append_indexer", packed);
+  args.call_fields(kNamesOfIndexer);
   const Call call = Call::read(args);
   AppendIndexerParams params;
   params.k = args.tensor("k");
-  params.slot_mapping = args.tensor("slot_mapping");
+  params.slot_mapping = args.integers("slot_mapping", DType::kI64);
   params.cache = read_indexer_cache(args);
   params.power_of_two_scales = args.boolean("power_of_two_scales");
   args.end();
@@ -82,7 +91,7 @@ IndexerLogitsParams read_indexer(Arguments& args) {
   params.weights = args.tensor("weights");
   params.cache = read_indexer_cache(args);
   params.pages = read_pages(args);
-  params.qo_indptr = args.tensor("qo_indptr");
+  params.qo_indptr = args.integers("qo_indptr");
   params.causal = args.boolean("causal");
   return params;
 }
@@ -101,6 +110,7 @@ void read_logits(Arguments& args, Outputs& outputs, IndexerLogitsParams& params)
 
 void indexer_logits(ffi::PackedArgs packed, ffi::Any* result) {
   Arguments args("indexer_logits", packed);
+  args.call_fields(kNamesOfIndexer);
   const Call call = Call::read(args);
   Outputs outputs(args, call.outputs());
   IndexerLogitsParams params = read_indexer(args);
@@ -117,7 +127,7 @@ void top_k(ffi::PackedArgs packed, ffi::Any* result) {
   TopKParams params;
   params.logits = args.tensor("logits");
   const int32_t k = args.count("k");
-  params.lengths = args.tensor("lengths");
+  params.lengths = args.integers("lengths");
   params.indices = outputs.tensor("indices", DType::kI32, {params.logits.shape[0], k}, params.logits.device);
   args.end();
   call.carry_out_unplanned(params, params.logits.device);
@@ -126,10 +136,11 @@ void top_k(ffi::PackedArgs packed, ffi::Any* result) {
 
 /// Those of the latent cache, where they are not those of the indexer's cache too.
 void read_latent_pages(Arguments& args, PageTable& pages) {
-  const TensorView block_table = args.tensor("latent_block_table");
-  const TensorView kv_indptr = args.tensor("latent_kv_indptr");
-  const TensorView kv_indices = args.tensor("latent_kv_indices");
+  const TensorView block_table = args.integers("latent_block_table");
+  const TensorView kv_indptr = args.integers("latent_kv_indptr");
+  const TensorView kv_indices = args.integers("latent_kv_indices");
   if (!block_table.given() && !kv_indptr.given() && !kv_indices.given()) return;
+  args.call_fields(kNamesOfTopK);
   pages.block_table = block_table;
   pages.kv_indptr = kv_indptr;
   pages.kv_indices = kv_indices;
@@ -137,6 +148,7 @@ void read_latent_pages(Arguments& args, PageTable& pages) {
 
 void indexer_top_k(ffi::PackedArgs packed, ffi::Any* result) {
   Arguments args("indexer_top_k", packed);
+  args.call_fields(kNamesOfSharedTopK);
   const Call call = Call::read(args);
   IndexerTopKParams params;
   params.indexer = read_indexer(args);

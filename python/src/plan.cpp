@@ -68,6 +68,7 @@ const ContextObj& choose_context(const ContextObj* given, const PlanObj* plan) {
 }  // namespace
 
 Call Call::read(Arguments& args) {
+  args.call_arguments(args.any());
   const auto* const context = args.object<ContextObj>("context", "a Context");
   const ffi::AnyView value = args.any();
   const auto* plan = value.as<PlanObj>();
@@ -77,7 +78,7 @@ Call Call::read(Arguments& args) {
     if (order == nullptr) args.fail("TypeError", "plan", "a Plan", value.GetTypeKey());
     draft = order->plan();
   }
-  return {args.operation(), plan, draft, choose_context(context, draft != nullptr ? draft : plan)};
+  return {args, plan, draft, choose_context(context, draft != nullptr ? draft : plan)};
 }
 
 Stream Call::stream(Device device) const {
@@ -94,10 +95,10 @@ std::span<std::byte> Call::workspace_of(PlanObj& draft, size_t bytes, Device dev
   const bool grows = !draft.given_workspace && !gpu;
   if (!draft.workspace.has_value() || (grows && bytes_of(*draft.workspace) < bytes))
     draft.workspace =
-        allocate(operation_, "workspace", DType::kU8, {static_cast<int64_t>(bytes)}, gpu ? device : Device{});
+        allocate(args_.operation(), "workspace", DType::kU8, {static_cast<int64_t>(bytes)}, gpu ? device : Device{});
   const ffi::Tensor& memory = *draft.workspace;
   const auto refuse = [&](const std::string& expected) {
-    raise("ValueError", std::string(operation_) + ": workspace: expected " + expected);
+    raise("ValueError", std::string(args_.operation()) + ": workspace: expected " + expected);
   };
   if (!memory.IsContiguous()) refuse("contiguous memory, got a tensor with gaps");
   const DLDevice place = memory.device();

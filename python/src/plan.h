@@ -46,7 +46,7 @@ class DraftObj : public ffi::Object {
   ffi::ObjectRef plan_;
 };
 
-/// The first two arguments of an attention operation.
+/// The first three arguments of every operation: what its callers' callers call its arguments, context and plan.
 class Call {
  public:
   static Call read(Arguments& args);
@@ -58,11 +58,11 @@ class Call {
     const Device device = params.q.given() ? params.q.device : device_beside_q(params);
     if (draft_ != nullptr) {
       const std::unique_lock lock(draft_->mutex);
-      const size_t bytes = value_of(workspace_size(context_.get(), params));
-      draft_->plan = value_of(plan(context_.get(), params, workspace_of(*draft_, bytes, device), stream(device)));
+      const size_t bytes = args_.value_of(workspace_size(context_.get(), params));
+      draft_->plan = args_.value_of(plan(context_.get(), params, workspace_of(*draft_, bytes, device), stream(device)));
     } else if (plan_ != nullptr) {
       const std::shared_lock lock(plan_->mutex);
-      check(run(context_.get(), plan_->plan, params, stream(device)));
+      args_.check(run(context_.get(), plan_->plan, params, stream(device)));
     } else {
       run_once(params, device);
     }
@@ -71,8 +71,9 @@ class Call {
   /// For operations that have no plan.
   template <class Params>
   void carry_out_unplanned(const Params& params, Device device) const {
-    if (plan_ != nullptr || draft_ != nullptr) raise("TypeError", std::string(operation_) + ": plan: expected none");
-    check(run(context_.get(), params, stream(device)));
+    if (plan_ != nullptr || draft_ != nullptr)
+      raise("TypeError", std::string(args_.operation()) + ": plan: expected none");
+    args_.check(run(context_.get(), params, stream(device)));
   }
 
   /// Whether what tensors on `device` hold is out of the processor's reach.
@@ -92,20 +93,21 @@ class Call {
   template <class Params>
   void run_once(const Params& params, Device device) const {
     const Context& context = context_.get();
-    const size_t bytes = value_of(workspace_size(context, params));
+    const size_t bytes = args_.value_of(workspace_size(context, params));
     const auto run_in = [&](std::span<std::byte> workspace) {
-      const Plan once = value_of(mla::plan(context, params, workspace, stream(device)));
-      check(run(context, once, params, stream(device)));
+      const Plan once = args_.value_of(mla::plan(context, params, workspace, stream(device)));
+      args_.check(run(context, once, params, stream(device)));
     };
     if (!on_gpu(device)) return run_in(ContextObj::Lease(context_, bytes).span());
-    const ffi::Tensor memory = allocate(operation_, "workspace", DType::kU8, {static_cast<int64_t>(bytes)}, device);
+    const ffi::Tensor memory =
+        allocate(args_.operation(), "workspace", DType::kU8, {static_cast<int64_t>(bytes)}, device);
     run_in({static_cast<std::byte*>(memory.data_ptr()) + memory.byte_offset(), bytes});
   }
 
-  Call(const char* operation, const PlanObj* plan, PlanObj* draft, const ContextObj& context)
-      : operation_(operation), plan_(plan), draft_(draft), context_(context) {}
+  Call(const Arguments& args, const PlanObj* plan, PlanObj* draft, const ContextObj& context)
+      : args_(args), plan_(plan), draft_(draft), context_(context) {}
 
-  const char* operation_;
+  const Arguments& args_;
   const PlanObj* plan_;  // at most one of the two
   PlanObj* draft_;
   const ContextObj& context_;

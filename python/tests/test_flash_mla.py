@@ -362,7 +362,7 @@ def test_metadata_of_other_lengths_is_refused_until_it_is_cleared():
     meta, _ = flash_mla.get_mla_metadata()
     flash_mla.flash_mla_with_kvcache(q, cache, table, seqlens, 512, meta)
     seqlens[0] = 40
-    with pytest.raises(ValueError, match="kv_len: expected 50 as planned, got 40"):
+    with pytest.raises(ValueError, match="cache_seqlens: expected 50 as planned, got 40"):
         flash_mla.flash_mla_with_kvcache(q, cache, table, seqlens, 512, meta)
     for clear in ({"tile_scheduler_metadata": None, "num_splits": None}, {"have_initialized": False}):
         for field, value in clear.items():
@@ -507,7 +507,7 @@ LENGTHS = torch.ones(2, dtype=torch.int32)
         (dense_call, {"cache_seqlens": None}, ValueError, "cache_seqlens: missing"),
         (dense_call, {"topk_length": LENGTHS}, ValueError, "topk_length: has a meaning only with indices"),
         (dense_call, {"extra_k_cache": LENGTHS}, ValueError, "extra_k_cache: has a meaning only with indices"),
-        (dense_call, {"cache_seqlens": LENGTHS.long()}, ValueError, "kv_len: expected i32, got i64"),
+        (dense_call, {"cache_seqlens": LENGTHS.long()}, ValueError, "cache_seqlens: expected int32, got int64"),
         (dense_call, {"head_dim_v": 600}, ValueError, "expected kv_lora_rank of at most d_qk = 576, got 600"),
         (sparse_call, {"causal": True}, ValueError, "causal: indices already say"),
         (dense_call, {"q": None}, TypeError, r"q: expected a torch tensor \[batch_size, .*\], got NoneType"),

@@ -127,7 +127,7 @@ def test_as_many_tokens_as_requests(per):
     second = {"extra_cache": cache, "extra_indices": indices, "extra_topk_length": lengths}
     with pytest.raises(ValueError, match="topk_length_per: expected token or request, since qo_indptr is given and"):
         libmla.decode_sparse(q, cache, indices, **named)
-    with pytest.raises(ValueError, match=r"extra_pool\.topk_length_per: expected token or request"):
+    with pytest.raises(ValueError, match=r"extra_topk_length_per: expected token or request"):
         libmla.decode_sparse(q, cache, indices, topk_length_per="request", **named, **second)
     o = libmla.decode_sparse(q, cache, indices, topk_length_per="request", extra_topk_length_per=per, **named, **second)
     of_requests = ints([4, 4, 1, 7])

@@ -80,10 +80,10 @@ bool check_statistics(Checks& check, std::string_view field, const TensorView& v
 bool check_scale_of(Checks& check, std::string_view field, const TensorView& scale, std::string_view of, DType dtype) {
   if (!check.ok()) return false;
   if (dtype == DType::kE4M3) {
-    if (!scale.given()) return check.fail(field, "expected a tensor, since {} is e4m3, got none", of);
+    if (!scale.given()) return check.fail(field, "expected a tensor, since `{}` is e4m3, got none", of);
     return check.scale(field, scale);
   }
-  return check.require(!scale.given(), field, "expected none, since {} is {}, got a tensor", of, name(dtype));
+  return check.require(!scale.given(), field, "expected none, since `{}` is {}, got a tensor", of, name(dtype));
 }
 
 DTypes output_types(DType queries, bool e4m3) {
@@ -132,9 +132,9 @@ bool check_page_table(Checks& check, const PageTable& table, int64_t page_size, 
     return false;
   const bool csr = table.kv_indptr.given() || table.kv_indices.given();
   if (csr && table.block_table.given())
-    return check.fail("block_table", "expected either block_table or kv_indptr and kv_indices, got both");
+    return check.fail("block_table", "expected either `block_table` or `kv_indptr` and `kv_indices`, got both");
   if (!csr && !table.block_table.given())
-    return check.fail("block_table", "expected block_table, or kv_indptr and kv_indices, got none");
+    return check.fail("block_table", "expected `block_table`, or `kv_indptr` and `kv_indices`, got none");
 
   pages.page_size = static_cast<int32_t>(page_size);
   pages.batch_size = static_cast<int32_t>(batch_size);
@@ -149,7 +149,7 @@ bool check_page_table(Checks& check, const PageTable& table, int64_t page_size, 
     pages.kv_indptr = static_cast<const int32_t*>(table.kv_indptr.data);
     pages.table_entries = max_pages;
     if (check.on_cpu() &&
-        !check_indptr(check, "kv_indptr", pages.kv_indptr, batch_size, "entries of kv_indices", max_pages, false))
+        !check_indptr(check, "kv_indptr", pages.kv_indptr, batch_size, "entries of `kv_indices`", max_pages, false))
       return false;
   } else {
     if (!check.tensor("block_table", table.block_table, kI32Only, {{"B", &batch_size}, {"max_pages", &max_pages}}))

@@ -72,13 +72,13 @@ bool check_rows(Checks& check, const RowForms& rows, DTypes dtypes, std::initial
   if (!check.ok()) return false;
   if (rows.whole.given()) {
     if (rows.ckv.given() || rows.kpe.given())
-      return check.fail(rows.whole_name, "expected either {} or {} and {}, got both", rows.whole_name, rows.ckv_name,
-                        rows.kpe_name);
+      return check.fail(rows.whole_name, "expected either `{}` or `{}` and `{}`, got both", rows.whole_name,
+                        rows.ckv_name, rows.kpe_name);
     return check_part(check, rows.whole_name, rows.whole, dtypes, outer, {"d_qk", &widths.total}, role) &&
            widths.settle(check, rows.whole_name);
   }
   if (!rows.ckv.given())
-    return check.fail(rows.whole_name, "expected {}, or {} and {}, got none", rows.whole_name, rows.ckv_name,
+    return check.fail(rows.whole_name, "expected `{}`, or `{}` and `{}`, got none", rows.whole_name, rows.ckv_name,
                       rows.kpe_name);
   if (!check_part(check, rows.ckv_name, rows.ckv, dtypes, outer, {"kv_lora_rank", &widths.ckv}, role)) return false;
   if (!rows.kpe.given()) {
@@ -131,7 +131,7 @@ bool check_even(Checks& check, const TensorView& kv) {
 bool check_packed_rows(Checks& check, const KvCache& cache, Role role, CacheShape& shape) {
   const KvLayout layout = kv_layout(cache.format);
   for (const auto& [field, view] : {std::pair("ckv", &cache.ckv), std::pair("kpe", &cache.kpe)})
-    if (view->given()) return check.fail(field, "expected kv alone in {}, got a tensor", layout.name);
+    if (view->given()) return check.fail(field, "expected `kv` alone in {}, got a tensor", layout.name);
   if (layout.has_footer()) {
     if (!check_page_size(check, cache.page_size)) return false;
     if (shape.page_size == kUnbound) shape.page_size = cache.page_size;
@@ -168,7 +168,7 @@ bool check_tensor_scales(Checks& check, const KvCache& cache, Role role, const R
   }
   if (!cache.kpe_scale.given()) {
     if (of_quarters && widths.kpe > 0)
-      return check.fail("kpe_scale", "expected a tensor, since ckv_scale has shape {}, got none",
+      return check.fail("kpe_scale", "expected a tensor, since `ckv_scale` has shape {}, got none",
                         shape_text(cache.ckv_scale));
     return true;
   }

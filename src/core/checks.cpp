@@ -7,6 +7,7 @@
 #include <numbers>
 
 #include "core/format.h"
+#include "core/marks.h"
 
 namespace mla::core {
 namespace {
@@ -114,10 +115,18 @@ std::string FieldPath::text(std::string_view field) const {
   return text += field;
 }
 
+std::string FieldPath::resolve(std::string_view text) const {
+  return replace_marked(text, [&](std::string_view field) {
+    if (field.starts_with('/')) return core::format("`{}`", field.substr(1));
+    return core::format("`{}`", this->text(field));
+  });
+}
+
 bool Checks::record(std::string_view field, fmt::string_view text, fmt::format_args args) {
   if (ok())
-    status_ = Status(StatusCode::kInvalidArgument,
-                     core::format("{}: {}: {}", name(op_), path_.text(field), core::format_args(text, args)));
+    status_ = Status::naming_fields(
+        StatusCode::kInvalidArgument,
+        core::format("{}: `{}`: {}", name(op_), path_.text(field), path_.resolve(core::format_args(text, args))));
   return false;
 }
 
@@ -172,7 +181,7 @@ bool Checks::place(std::string_view field, const TensorView& view) {
     device_field_ = field;
   }
   if (view.device == device_) return true;
-  return fail(field, "expected on {}, where {} is, got {}", device_text(device_), device_path_.text(device_field_),
+  return fail(field, "expected on {}, where `/{}` is, got {}", device_text(device_), device_path_.text(device_field_),
               device_text(view.device));
 }
 
@@ -220,7 +229,7 @@ bool Checks::apart() {
       const uint64_t common = common_bytes(output.range, other.range);
       if (common == 0 || !overlap(output.view, other.view)) continue;
       return fail(output.path.text(output.field),
-                  "expected memory apart from that of {}, got ranges with {} bytes in common",
+                  "expected memory apart from that of `{}`, got ranges with {} bytes in common",
                   other.path.text(other.field), common);
     }
   }

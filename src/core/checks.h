@@ -59,6 +59,9 @@ class FieldPath {
   void leave() { --depth_; }
   /// "pool.cache.kv"
   std::string text(std::string_view field) const;
+  /// A text with the fields that it names, which stand where the path leads ("`kv`") or not ("`/pool.cache.kv`"), by
+  /// their whole paths.
+  std::string resolve(std::string_view text) const;
 
  private:
   std::array<std::string_view, 3> parts_;  // as deep as parameters are nested
@@ -101,7 +104,8 @@ class Checks {
   /// Whether the contents of tensors that `plan` does not read may be read.
   bool reads_data() const { return ok() && full() && on_cpu(); }
 
-  /// Records "<op>: <field>: <text>". Always false, to be returned.
+  /// Records "<op>: <field>: <text>". Always false, to be returned. Backticks enclose the fields that the text names,
+  /// so that bindings can put the names of their callers there.
   template <class... A>
   bool fail(std::string_view field, fmt::format_string<A...> text, A&&... a) {
     return record(field, text, fmt::make_format_args(a...));

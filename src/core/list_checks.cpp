@@ -23,6 +23,11 @@ bool check_indptr(Checks& check, std::string_view field, const int32_t* indptr, 
                     total_name, last);
 }
 
+bool check_indptr_extent(Checks& check, std::string_view field, int64_t extent) {
+  return check.require(extent >= 1 && extent <= INT32_MAX, field, "expected shape [B + 1] of 1 to {}, got [{}]",
+                       INT32_MAX, extent);
+}
+
 bool all_below(const int32_t* values, int64_t count, int64_t limit) {
   // The sign bit of `outside` is set once a value is negative or above `most`; no compare, so that even baseline
   // vector instructions do four at a time.

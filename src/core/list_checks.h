@@ -13,6 +13,9 @@ namespace mla::core {
 bool check_indptr(Checks& check, std::string_view field, const int32_t* indptr, int64_t batch_size,
                   std::string_view total_name, int64_t total, bool exact = true);
 
+/// B + 1 entries of a CSR's indptr.
+bool check_indptr_extent(Checks& check, std::string_view field, int64_t extent);
+
 /// Whether all of values[0..count) lie in [0, limit). Cheap: one pass that vectorizes.
 bool all_below(const int32_t* values, int64_t count, int64_t limit);
 

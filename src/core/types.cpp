@@ -10,9 +10,9 @@ std::string_view name(DType dtype) {
     case DType::kF16: return "f16";
     case DType::kBF16: return "bf16";
     case DType::kE4M3: return "e4m3";
-    case DType::kU8: return "u8";
-    case DType::kI32: return "i32";
-    case DType::kI64: return "i64";
+    case DType::kU8: return "uint8";
+    case DType::kI32: return "int32";
+    case DType::kI64: return "int64";
     case DType::kE2M1: return "e2m1";
   }
   return "unknown";

@@ -19,7 +19,7 @@ bool check_key_ranges(Checks& check, const int32_t* kv_indptr, int64_t batch_siz
 
 /// What is merged in place must be there.
 bool check_state(Checks& check, std::string_view field, const TensorView& view, bool in_place) {
-  return check.require(view.given() || !in_place, field, "expected a tensor, since in_place is set, got none");
+  return check.require(view.given() || !in_place, field, "expected a tensor, since `in_place` is set, got none");
 }
 
 }  // namespace
@@ -47,7 +47,7 @@ Status validate(const PrefillParams& params, Scope scope, PrefillArgs& args, Dev
       check.fits_int32("num_keys", num_keys) && check.sm_scale(params.sm_scale) && check.lse_base(params.lse_base) &&
       check_options(check, params.options, batch.num_heads, true, options) &&
       check.lengths("qo_indptr", params.qo_indptr, {"B + 1", &indptr_extent}) &&
-      check.at_least("qo_indptr: B + 1", indptr_extent, 1) && check.fits_int32("qo_indptr: B + 1", indptr_extent) &&
+      check_indptr_extent(check, "qo_indptr", indptr_extent) &&
       check.lengths("kv_indptr", params.kv_indptr, {"B + 1", &indptr_extent});
   if (!shapes) return check.take();
   const int64_t batch_size = indptr_extent - 1;

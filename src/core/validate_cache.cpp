@@ -16,7 +16,8 @@ bool check_ranges(Checks& check, const GatherArgs& args) {
     const int64_t count = int64_t{args.out_indptr[b + 1]} - args.out_indptr[b];
     if (start < 0) return check.fail("token_start", "expected at least 0, got {} for request {}", start, b);
     if (start + count > args.pages.kv_len[b])
-      return check.fail("out_indptr", "expected token_start + rows of at most kv_len = {}, got {} + {} for request {}",
+      return check.fail("out_indptr",
+                        "expected `token_start` + rows of at most `kv_len` = {}, got {} + {} for request {}",
                         args.pages.kv_len[b], start, count, b);
     if (count == 0) continue;
     const int64_t page_size = args.pages.page_size;
@@ -36,9 +37,9 @@ bool check_slot_mapping(Checks& check, const TensorView& slots, int64_t num_toke
 /// Queries, all three tensors or none.
 bool check_rope_queries(Checks& check, const AppendRopeParams& params, BatchShape& batch, RowWidths& widths) {
   if (!params.q_nope.given())
-    return check.absent("q_pe", params.q_pe, "q_nope is not given") &&
-           check.absent("q_out", params.q_out, "q_nope is not given") &&
-           check.absent("q_scale", params.q_scale, "q_nope is not given");
+    return check.absent("q_pe", params.q_pe, "`q_nope` is not given") &&
+           check.absent("q_out", params.q_out, "`q_nope` is not given") &&
+           check.absent("q_scale", params.q_scale, "`q_nope` is not given");
   return check.tensor("q_nope", params.q_nope, kFloats,
                       {{"T", &batch.num_tokens}, {"H", &batch.num_heads}, {"kv_lora_rank", &widths.ckv}}) &&
          check.tensor("q_pe", params.q_pe, set_of({params.q_nope.dtype}),
@@ -55,7 +56,7 @@ bool check_positions(Checks& check, const TensorView& positions, int64_t num_tok
   const auto* values = static_cast<const int64_t*>(positions.data);
   for (int64_t t = 0; t < num_tokens; ++t)
     if (values[t] < 0 || values[t] >= max_positions)
-      return check.fail("positions", "expected 0 to {} (the rows of cos_sin), got {} for token {}", max_positions - 1,
+      return check.fail("positions", "expected 0 to {} (the rows of `cos_sin`), got {} for token {}", max_positions - 1,
                         values[t], t);
   return true;
 }

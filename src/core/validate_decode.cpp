@@ -31,8 +31,8 @@ bool check_tree(Checks& check, const DecodeParams& params, DecodeArgs& args) {
   const std::string_view field = mask ? "tree_mask" : "tree_parents";
   if (!mask && !params.tree_parents.given()) return check.ok();
   if (!check.require(!mask || !params.tree_parents.given(), field,
-                     "expected either tree_mask or tree_parents, got both") ||
-      !check.require(params.causal, field, "expected none, since causal is not set, got a tensor"))
+                     "expected either `tree_mask` or `tree_parents`, got both") ||
+      !check.require(params.causal, field, "expected none, since `causal` is not set, got a tensor"))
     return false;
   int64_t num_tokens = args.num_tokens;
   if (!mask) {

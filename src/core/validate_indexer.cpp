@@ -43,7 +43,7 @@ bool check_indexer(Checks& check, const IndexerLogitsParams& params, IndexerLogi
   if (check.on_cpu()) {
     for (int64_t b = 0; b < batch_size; ++b)
       if (args.pages.kv_len[b] > width)
-        return check.fail("logits", "expected rows of at least kv_len = {}, got {} for request {}",
+        return check.fail("logits", "expected rows of at least `kv_len` = {}, got {} for request {}",
                           args.pages.kv_len[b], width, b);
     if (!check_used_pages(check, args.pages, {}, args.cache.num_pages)) return false;
   }
@@ -66,12 +66,12 @@ bool check_indexer(Checks& check, const IndexerLogitsParams& params, IndexerLogi
 /// The latent cache holds as many tokens of each request as the indexer's.
 bool check_same_lengths(Checks& check, const Pages& indexer, const Pages& latent) {
   if (!check.require(indexer.batch_size == latent.batch_size, "kv_len",
-                     "expected {} requests, as in indexer.kv_len, got {}", indexer.batch_size, latent.batch_size))
+                     "expected {} requests, as in `indexer.kv_len`, got {}", indexer.batch_size, latent.batch_size))
     return false;
   if (!check.on_cpu()) return true;
   for (int32_t b = 0; b < latent.batch_size; ++b)
     if (latent.kv_len[b] != indexer.kv_len[b])
-      return check.fail("kv_len", "expected {} as in indexer.kv_len, got {} for request {}", indexer.kv_len[b],
+      return check.fail("kv_len", "expected {} as in `indexer.kv_len`, got {} for request {}", indexer.kv_len[b],
                         latent.kv_len[b], b);
   return true;
 }

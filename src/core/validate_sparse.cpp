@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "core/batch_checks.h"
+#include "core/list_checks.h"
 #include "core/validate.h"
 
 namespace mla::core {
@@ -57,7 +58,7 @@ bool check_pool_lengths(Checks& check, const DecodeSparseParams& params, DecodeS
   if (ragged) {
     int64_t extent = kUnbound;
     if (!check.lengths("qo_indptr", params.qo_indptr, {"B + 1", &extent}) ||
-        !check.at_least("qo_indptr: B + 1", extent, 1) || !check.fits_int32("qo_indptr: B + 1", extent))
+        !check_indptr_extent(check, "qo_indptr", extent))
       return false;
     batch_size = extent - 1;
   }
@@ -114,7 +115,7 @@ bool check_same_values(Checks& check, const DecodeSparseParams& params) {
 /// A pool without indices has nothing else either.
 bool check_no_pool(Checks& check, const SparsePool& pool) {
   const Checks::Within within(check, "extra_pool");
-  constexpr std::string_view kWhy = "extra_pool.indices are not given";
+  constexpr std::string_view kWhy = "`indices` are not given";
   return check.absent("cache.kv", pool.cache.kv, kWhy) && check.absent("cache.ckv", pool.cache.ckv, kWhy) &&
          check.absent("topk_length", pool.topk_length, kWhy);
 }

@@ -122,7 +122,7 @@ struct SparseOperation {
                                              "number of pools",
                                              "topk",
                                              "cache.format",
-                                             "extra_pool: topk",
+                                             "extra_pool.topk",
                                              "extra_pool.cache.format",
                                              "batch_invariant"};
 
@@ -375,8 +375,9 @@ template <class Params>
 Status check_planned(const Plan::Impl& plan, const typename Operation<Params>::Args& args) {
   using O = Operation<Params>;
   const auto differs = [](std::string_view field, int64_t planned, int64_t given, const std::string& where) {
-    return Status(StatusCode::kInvalidArgument,
-                  core::format("{}: {}: expected {} as planned, got {}{}", name(O::kOp), field, planned, given, where));
+    return Status::naming_fields(
+        StatusCode::kInvalidArgument,
+        core::format("{}: `{}`: expected {} as planned, got {}{}", name(O::kOp), field, planned, given, where));
   };
   const auto shape = O::shape(args);
   for (size_t i = 0; i < shape.size(); ++i)

@@ -96,8 +96,9 @@ int call(Op op, const mla_context* context, const CParams* given, F&& f) {
     if (Status status = read_struct(mla::name(op), given, copy); !status.ok()) return status;
     TensorReader reader(op);
     const auto params = mla::dispatch::read(copy, reader);
-    if (!reader.status().ok()) return reader.status();
-    return f(context->context, params, mla::Stream{.handle = copy.stream});
+    const Status status =
+        reader.status().ok() ? f(context->context, params, mla::Stream{.handle = copy.stream}) : reader.status();
+    return status.ok() ? status : status.renamed(mla::dispatch::names_in_c(op));
   }));
 }
 

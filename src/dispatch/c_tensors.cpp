@@ -18,7 +18,49 @@ void set_row_major(TensorView& view, int32_t ndim) {
   }
 }
 
+// Scales stand beside their cache in C.
+constexpr FieldName kOfOneCache[] = {{"cache.ckv_scale", "scales.ckv_scale"},
+                                     {"cache.kpe_scale", "scales.kpe_scale"},
+                                     {"cache.any_scales", "scales.any_scales"},
+                                     {"cache.reserved", "scales.reserved"}};
+constexpr FieldName kOfPools[] = {{"pool.cache.ckv_scale", "pool.scales.ckv_scale"},
+                                  {"pool.cache.kpe_scale", "pool.scales.kpe_scale"},
+                                  {"pool.cache.any_scales", "pool.scales.any_scales"},
+                                  {"pool.cache.reserved", "pool.scales.reserved"},
+                                  {"extra_pool.cache.ckv_scale", "extra_pool.scales.ckv_scale"},
+                                  {"extra_pool.cache.kpe_scale", "extra_pool.scales.kpe_scale"},
+                                  {"extra_pool.cache.any_scales", "extra_pool.scales.any_scales"},
+                                  {"extra_pool.cache.reserved", "extra_pool.scales.reserved"}};
+constexpr FieldName kOfCopies[] = {
+    {"from.ckv_scale", "from_scales.ckv_scale"},   {"from.kpe_scale", "from_scales.kpe_scale"},
+    {"from.any_scales", "from_scales.any_scales"}, {"from.reserved", "from_scales.reserved"},
+    {"to.ckv_scale", "to_scales.ckv_scale"},       {"to.kpe_scale", "to_scales.kpe_scale"},
+    {"to.any_scales", "to_scales.any_scales"},     {"to.reserved", "to_scales.reserved"}};
+// Two page tables, whose fields have the same names.
+constexpr FieldName kOfIndexerTopK[] = {{"indexer.kv_indptr", "indexer_pages.kv_indptr"},
+                                        {"indexer.kv_indices", "indexer_pages.kv_indices"},
+                                        {"indexer.block_table", "indexer_pages.block_table"},
+                                        {"indexer.kv_len", "indexer_pages.kv_len"},
+                                        {"indexer.", ""},
+                                        {"kv_indptr", "pages.kv_indptr"},
+                                        {"kv_indices", "pages.kv_indices"},
+                                        {"block_table", "pages.block_table"},
+                                        {"kv_len", "pages.kv_len"}};
+
 }  // namespace
+
+std::span<const FieldName> names_in_c(Op op) {
+  switch (op) {
+    case Op::kDecode:
+    case Op::kAppend:
+    case Op::kAppendRope:
+    case Op::kGather: return kOfOneCache;
+    case Op::kDecodeSparse: return kOfPools;
+    case Op::kCopyPages: return kOfCopies;
+    case Op::kIndexerTopK: return kOfIndexerTopK;
+    default: return {};
+  }
+}
 
 DType dtype_of(mla_dtype dtype) {
   if (dtype.lanes != 1) return DType::kNone;
@@ -36,8 +78,9 @@ DType dtype_of(mla_dtype dtype) {
 
 void TensorReader::fail(const char* part, const char* field, std::string text) {
   if (status_.ok())
-    status_ = {StatusCode::kInvalidArgument,
-               core::format("{}: {}{}{}: {}", name(op_), part, part[0] != '\0' ? "." : "", field, text)};
+    status_ = Status::naming_fields(
+        StatusCode::kInvalidArgument,
+        core::format("{}: `{}{}{}`: {}", name(op_), part, part[0] != '\0' ? "." : "", field, text));
 }
 
 TensorView TensorReader::read(const char* part, const char* field, const mla_tensor* tensor) {
@@ -122,6 +165,13 @@ bool TensorReader::flag(const char* part, const char* field, int32_t value) {
   return value == 1;
 }
 
+LseBase TensorReader::lse_base(int32_t value) {
+  if (value == MLA_LSE_BASE_2) return LseBase::kTwo;
+  if (value != MLA_LSE_BASE_E)
+    fail("", "lse_base", core::format("expected MLA_LSE_BASE_E or MLA_LSE_BASE_2, got {}", value));
+  return LseBase::kE;
+}
+
 void TensorReader::zero(const char* part, const char* field, int32_t value) {
   if (value != 0) fail(part, field, core::format("expected 0, got {}", value));
 }
@@ -140,7 +190,7 @@ DecodeParams read(const mla_decode_params& params, TensorReader& reader) {
           .options = reader.read(params.options),
           .context_parallel = reader.read(params.context_parallel),
           .sm_scale = params.sm_scale,
-          .lse_base = enumeration<LseBase>(params.lse_base),
+          .lse_base = reader.lse_base(params.lse_base),
           .batch_invariant = reader.flag("batch_invariant", params.batch_invariant),
           .o = reader.read("o", params.o),
           .o_scale = reader.read("o_scale", params.o_scale),
@@ -156,7 +206,7 @@ PrefillParams read(const mla_prefill_params& params, TensorReader& reader) {
           .causal = reader.flag("causal", params.causal),
           .options = reader.read(params.options),
           .sm_scale = params.sm_scale,
-          .lse_base = enumeration<LseBase>(params.lse_base),
+          .lse_base = reader.lse_base(params.lse_base),
           .batch_invariant = reader.flag("batch_invariant", params.batch_invariant),
           .o = reader.read("o", params.o),
           .lse = reader.read("lse", params.lse)};
@@ -165,7 +215,7 @@ PrefillParams read(const mla_prefill_params& params, TensorReader& reader) {
 MergeStatesParams read(const mla_merge_states_params& params, TensorReader& reader) {
   return {.partial_o = reader.read("partial_o", params.partial_o),
           .partial_lse = reader.read("partial_lse", params.partial_lse),
-          .lse_base = enumeration<LseBase>(params.lse_base),
+          .lse_base = reader.lse_base(params.lse_base),
           .in_place = reader.flag("in_place", params.in_place),
           .o = reader.read("o", params.o),
           .lse = reader.read("lse", params.lse)};
@@ -200,7 +250,7 @@ DecodeSparseParams read(const mla_decode_sparse_params& params, TensorReader& re
           .qo_indptr = reader.read("qo_indptr", params.qo_indptr),
           .options = reader.read(params.options),
           .sm_scale = params.sm_scale,
-          .lse_base = enumeration<LseBase>(params.lse_base),
+          .lse_base = reader.lse_base(params.lse_base),
           .batch_invariant = reader.flag("batch_invariant", params.batch_invariant),
           .o = reader.read("o", params.o),
           .o_scale = reader.read("o_scale", params.o_scale),
@@ -215,7 +265,7 @@ PrefillSparseParams read(const mla_prefill_sparse_params& params, TensorReader& 
           .topk_length = reader.read("topk_length", params.topk_length),
           .options = reader.read(params.options),
           .sm_scale = params.sm_scale,
-          .lse_base = enumeration<LseBase>(params.lse_base),
+          .lse_base = reader.lse_base(params.lse_base),
           .batch_invariant = reader.flag("batch_invariant", params.batch_invariant),
           .o = reader.read("o", params.o),
           .max_logits = reader.read("max_logits", params.max_logits),

@@ -2,6 +2,7 @@
 // From the C ABI's structs to the C++ API's.
 #pragma once
 
+#include <span>
 #include <string>
 
 #include "mla/c_api.h"
@@ -16,8 +17,11 @@ constexpr Enum enumeration(int32_t value) {
   return value >= 0 && value < 256 ? static_cast<Enum>(value) : Enum{255};
 }
 
+/// What callers in C call fields that have other names, or stand elsewhere, in mla/params.h.
+std::span<const FieldName> names_in_c(Op op);
+
 /// Converts tensors one by one; the first that cannot be converted is kept as `status`. `part` is where the fields of a
-/// nested struct stand ("cache"); "" for the params themselves.
+/// nested struct stand in mla/params.h ("cache"); "" for the params themselves.
 class TensorReader {
  public:
   explicit TensorReader(Op op) : op_(op) {}
@@ -32,6 +36,7 @@ class TensorReader {
   SparsePool read(const char* part, const mla_sparse_pool& pool, int32_t topk_length_per);
   bool flag(const char* field, int32_t value) { return flag("", field, value); }
   bool flag(const char* part, const char* field, int32_t value);
+  LseBase lse_base(int32_t value);
   void zero(const char* part, const char* field, int32_t value);
   const Status& status() const { return status_; }
 

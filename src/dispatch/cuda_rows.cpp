@@ -83,7 +83,6 @@ Reason shape_refusal(const Problem& problem) {
   if (problem.extra_cache && !go_together(problem.cache, *problem.extra_cache))
     return Reason::format("takes two pools of bf16, two of f16 or two of quantized rows, not {} and {}",
                           name(problem.cache), name(*problem.extra_cache));
-  if (problem.num_heads < 1) return Reason::format("needs at least 1 head, not {}", problem.num_heads);
   if (const Reason reason = width_refusal(problem); !reason.empty()) return reason;
   if (is_absorbed(problem.op)) return widths_refusal(problem, kAbsorbedWidths);
   return {};

@@ -21,7 +21,6 @@ Verdict reference_verdict(const Problem& problem) {
   if (problem.q_dtype == DType::kE4M3 ? !takes_e4m3 : !is_float(problem.q_dtype))
     return {false, Reason::format("takes bf16, f16{} f32{} only, not {}", takes_e4m3 ? "," : " and",
                                   takes_e4m3 ? " and e4m3" : "", name(problem.q_dtype))};
-  if (problem.num_heads < 1) return {false, Reason::format("needs at least 1 head, not {}", problem.num_heads)};
   if (const Reason reason = width_refusal(problem); !reason.empty()) return {false, reason};
   for (int64_t width : {problem.d_qk, problem.d_v})
     if (width < 1 || width > kWidest)

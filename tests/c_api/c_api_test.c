@@ -408,6 +408,10 @@ static void test_decode_sparse(const mla_context* context) {
   CHECK_ERROR(mla_decode_sparse_workspace_size(context, &params, &size), MLA_INVALID_ARGUMENT,
               "decode_sparse: pool.cache.page_size: expected 0 or 2, as the shape says, got 7");
   params.pool.cache.page_size = 0;
+  params.extra_pool.scales.ckv_scale = &tcache;
+  CHECK_ERROR(mla_decode_sparse_workspace_size(context, &params, &size), MLA_INVALID_ARGUMENT,
+              "decode_sparse: extra_pool.scales.ckv_scale: expected f32, got e4m3");
+  params.extra_pool.scales.ckv_scale = &tscale;
   tindices.dtype.lanes = 2;
   CHECK_ERROR(mla_decode_sparse_workspace_size(context, &params, &size), MLA_INVALID_ARGUMENT,
               "decode_sparse: pool.indices: expected an element type of mla_dtype_code, got code 0, 32 bits, 2 lanes");
@@ -495,7 +499,15 @@ static void test_writers(const mla_context* context) {
     CHECK(from_bf16(rows[512 + i]) == -(float)(i + 2) && from_bf16(rows[513 + i]) == (float)(i + 1));
   CHECK(rows[576] == 0);
   tto.dtype = kI64;
-  CHECK_ERROR(mla_copy_pages_run(context, &copy), MLA_INVALID_ARGUMENT, "copy_pages: to_pages: expected i32, got i64");
+  CHECK_ERROR(mla_copy_pages_run(context, &copy), MLA_INVALID_ARGUMENT,
+              "copy_pages: to_pages: expected int32, got int64");
+  copy.to_scales.reserved = 1;
+  CHECK_ERROR(mla_copy_pages_run(context, &copy), MLA_INVALID_ARGUMENT,
+              "copy_pages: to_scales.reserved: expected 0, got 1");
+  copy.from_scales.kpe_scale = &tfrom;
+  copy.to_scales.reserved = 0;
+  CHECK_ERROR(mla_copy_pages_run(context, &copy), MLA_INVALID_ARGUMENT,
+              "copy_pages: from_scales.kpe_scale: expected none for fp8_ds_mla, got a tensor");
 }
 
 /* Requests of 3 and 2 tokens in pages of 2. */
@@ -607,6 +619,18 @@ static void test_indexer(const mla_context* context) {
   tbest = tensor(all, kI32, 2, wide);
   CHECK(mla_indexer_top_k_run(context, &top) == MLA_OK);
   CHECK(all[0] == 20 && all[1] == 21 && all[2] == -1 && all[5] == 22);
+  top.cache.kv = NULL;
+  CHECK_ERROR(mla_indexer_top_k_run(context, &top), MLA_INVALID_ARGUMENT,
+              "indexer_top_k: cache.kv: expected a tensor, got none");
+  top.cache = append.cache;
+  top.pages.block_table = NULL;
+  CHECK_ERROR(mla_indexer_top_k_run(context, &top), MLA_INVALID_ARGUMENT,
+              "indexer_top_k: pages.block_table: expected pages.block_table, or pages.kv_indptr and pages.kv_indices, "
+              "got none");
+  top.indexer_pages.kv_indptr = &tlen;
+  CHECK_ERROR(mla_indexer_top_k_run(context, &top), MLA_INVALID_ARGUMENT,
+              "indexer_top_k: indexer_pages.block_table: expected either indexer_pages.block_table or "
+              "indexer_pages.kv_indptr and indexer_pages.kv_indices, got both");
   append.cache.reserved = 1;
   CHECK_ERROR(mla_append_indexer_run(context, &append), MLA_INVALID_ARGUMENT,
               "append_indexer: cache.reserved: expected 0, got 1");
@@ -643,7 +667,12 @@ static void test_errors(const mla_context* context) {
               "decode: causal: expected 0 or 1, got 2");
   fill(&p);
   p.params.lse_base = 300;
-  CHECK(mla_decode_workspace_size(context, &p.params, &size) == MLA_INVALID_ARGUMENT);
+  CHECK_ERROR(mla_decode_workspace_size(context, &p.params, &size), MLA_INVALID_ARGUMENT,
+              "decode: lse_base: expected MLA_LSE_BASE_E or MLA_LSE_BASE_2, got 300");
+  fill(&p);
+  p.params.scales.ckv_scale = &p.lse_tensor;
+  CHECK_ERROR(mla_decode_workspace_size(context, &p.params, &size), MLA_INVALID_ARGUMENT,
+              "decode: scales.ckv_scale: expected none for bf16, got a tensor");
   fill(&p);
   p.params.cache.format = MLA_CACHE_FP8_DS_MLA;
   CHECK_ERROR(mla_decode_workspace_size(context, &p.params, &size), MLA_INVALID_ARGUMENT,
@@ -655,7 +684,7 @@ static void test_errors(const mla_context* context) {
   fill(&p);
   p.params.scales.any_scales = 2;
   CHECK_ERROR(mla_decode_workspace_size(context, &p.params, &size), MLA_INVALID_ARGUMENT,
-              "decode: cache.any_scales: expected 0 or 1, got 2");
+              "decode: scales.any_scales: expected 0 or 1, got 2");
   fill(&p);
   p.params.options.window_left = 4;
   CHECK_ERROR(mla_decode_workspace_size(context, &p.params, &size), MLA_INVALID_ARGUMENT,

@@ -26,7 +26,7 @@ TEST(ValidateDecode, RefusesWrongTypesAndShapes) {
        },
        "decode: q: expected either q or q_nope and q_pe, got both"},
       {"integer query", [](Decode& p) { p.params.q.dtype = DType::kI32; },
-       "decode: q: expected bf16, f16, f32 or e4m3, got i32"},
+       "decode: q: expected bf16, f16, f32 or e4m3, got int32"},
       {"unknown element type", [](Decode& p) { p.params.q.dtype = static_cast<DType>(200); },
        "decode: q: expected bf16, f16, f32 or e4m3, got unknown element type 200"},
       {"two dimensions",
@@ -92,9 +92,10 @@ TEST(ValidateDecode, RefusesWrongTypesAndShapes) {
 
 TEST(ValidateDecode, RefusesWrongCaches) {
   expect_refused(Cases{
-      {"no cache", [](Decode& p) { p.params.cache = {}; }, "decode: cache.kv: expected kv, or ckv and kpe, got none"},
+      {"no cache", [](Decode& p) { p.params.cache = {}; },
+       "decode: cache.kv: expected cache.kv, or cache.ckv and cache.kpe, got none"},
       {"both forms", [](Decode& p) { p.params.cache.ckv = p.cache.parts().ckv; },
-       "decode: cache.kv: expected either kv or ckv and kpe, got both"},
+       "decode: cache.kv: expected either cache.kv or cache.ckv and cache.kpe, got both"},
       {"unknown format", [](Decode& p) { p.params.cache.format = static_cast<CacheFormat>(77); },
        "decode: cache.format: expected a cache format, got unknown value 77"},
       {"type not of the format", [](Decode& p) { p.params.cache.format = CacheFormat::kF16; },
@@ -233,7 +234,7 @@ TEST(ValidateDecode, RefusesWrongLists) {
        },
        "decode: kv_indices: expected a tensor, got none"},
       {"int64 page table", [](Decode& p) { p.params.pages.block_table.dtype = DType::kI64; },
-       "decode: block_table: expected i32, got i64"},
+       "decode: block_table: expected int32, got int64"},
       {"page table of another batch", [](Decode& p) { set_extent(p.params.pages.block_table, 0, 1); },
        "decode: block_table: expected shape [B = 2, max_pages], got [1, 3]"},
       {"no lengths", [](Decode& p) { p.params.pages.kv_len = {}; }, "decode: kv_len: expected a tensor, got none"},

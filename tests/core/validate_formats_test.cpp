@@ -69,7 +69,7 @@ TEST(ValidateFormats, Fp8RefusesBadScales) {
          p.params.cache = p.quantized.fp8_quarters();
          p.params.cache.kpe_scale = {};
        },
-       "decode: cache.kpe_scale: expected a tensor, since ckv_scale has shape [8, 4, 4], got none"},
+       "decode: cache.kpe_scale: expected a tensor, since cache.ckv_scale has shape [8, 4, 4], got none"},
       {"quarters of 6 channels",
        [](Fp8Decode& p) {
          p.params.cache.ckv_scale = contiguous(p.quantized.quarter_scales.data(), DType::kF32, {8, 4, 4});
@@ -140,9 +140,9 @@ TEST(ValidateFormats, DsMlaRefusesBadInput) {
       {"rows of 576 bytes", [](WideDecode& p) { set_extent(p.params.cache.kv, 2, 576); },
        "decode: cache.kv: expected shape [num_pages, page_size, row bytes = 656], got [8, 4, 576]"},
       {"not bytes", [](WideDecode& p) { p.params.cache.kv.dtype = DType::kE4M3; },
-       "decode: cache.kv: expected u8, got e4m3"},
+       "decode: cache.kv: expected uint8, got e4m3"},
       {"two tensors", [](WideDecode& p) { p.params.cache.kpe = p.params.cache.kv; },
-       "decode: cache.kpe: expected kv alone in fp8_ds_mla, got a tensor"},
+       "decode: cache.kpe: expected cache.kv alone in fp8_ds_mla, got a tensor"},
       {"scales of its own", [](WideDecode& p) { p.params.cache.ckv_scale = p.quantized.one(p.quantized.scale); },
        "decode: cache.ckv_scale: expected none for fp8_ds_mla, got a tensor"},
       {"odd address",
@@ -226,7 +226,7 @@ TEST(ValidateFormats, DsV4RefusesBadInput) {
        },
        "decode: o: expected shape [T = 3, H = 2, d_v = 512], got [3, 2, 448]"},
       {"two tensors", [](FooterDecode& p) { p.params.cache.ckv = p.params.cache.kv; },
-       "decode: cache.ckv: expected kv alone in fp8_dsv4, got a tensor"},
+       "decode: cache.ckv: expected cache.kv alone in fp8_dsv4, got a tensor"},
   });
 }
 

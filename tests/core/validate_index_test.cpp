@@ -78,7 +78,7 @@ TEST(ValidateIndexerLogits, RefusesBadInput) {
       {"queries of 64 channels", [](IndexerLogits& p) { set_extent(p.params.q, 2, 64); },
        "indexer_logits: q: expected shape [T, H, 128], got [3, 2, 64]"},
       {"byte queries", [](IndexerLogits& p) { p.params.q.dtype = DType::kU8; },
-       "indexer_logits: q: expected bf16, f16, f32 or e4m3, got u8"},
+       "indexer_logits: q: expected bf16, f16, f32 or e4m3, got uint8"},
       {"weights in bf16", [](IndexerLogits& p) { p.params.weights.dtype = DType::kBF16; },
        "indexer_logits: weights: expected f32, got bf16"},
       {"weights of other heads", [](IndexerLogits& p) { set_extent(p.params.weights, 1, 1); },

@@ -168,7 +168,7 @@ TEST(ValidateOptions, RefusesBadTrees) {
        [](OptionsDecode& p) {
          p.params.tree_mask = contiguous(p.mask.data(), DType::kI32, {3, 2});
        },
-       "decode: tree_mask: expected u8, got i32"},
+       "decode: tree_mask: expected uint8, got int32"},
       {"parents of other tokens",
        [](OptionsDecode& p) {
          p.params.tree_parents = of(p.parents);

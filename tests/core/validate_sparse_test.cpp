@@ -22,7 +22,7 @@ TEST(ValidateDecodeSparse, RefusesBadInput) {
       {"no indices", [](DecodeSparse& p) { p.params.pool.indices = {}; },
        "decode_sparse: pool.indices: expected a tensor, got none"},
       {"indices in i64", [](DecodeSparse& p) { p.params.pool.indices.dtype = DType::kI64; },
-       "decode_sparse: pool.indices: expected i32, got i64"},
+       "decode_sparse: pool.indices: expected int32, got int64"},
       {"indices of other tokens", [](DecodeSparse& p) { set_extent(p.params.pool.indices, 0, 3); },
        "decode_sparse: pool.indices: expected shape [T = 4, topk], got [3, 4]"},
       {"topk of 0", [](DecodeSparse& p) { set_extent(p.params.pool.indices, 1, 0); },

@@ -119,7 +119,7 @@ TEST(ValidateAppendRope, RefusesBadInput) {
       {"negative position", [](AppendRope& p) { p.positions[2] = -1; },
        "append_rope: positions: expected 0 to 9 (the rows of cos_sin), got -1 for token 2"},
       {"positions in i32", [](AppendRope& p) { p.params.positions.dtype = DType::kI32; },
-       "append_rope: positions: expected i64, got i32"},
+       "append_rope: positions: expected int64, got int32"},
       {"slot beyond the cache", [](AppendRope& p) { p.slots[2] = 32; },
        "append_rope: slot_mapping: expected at most 31 (the last slot of the cache), got 32 for token 2"},
       {"cache of another width", [](AppendRope& p) { set_extent(p.params.cache.kv, 2, 11); },
@@ -172,9 +172,9 @@ TEST(ValidateCopyPages, RefusesBadInput) {
        },
        "copy_pages: to.ckv_scale: expected a tensor, got none"},
       {"no destination", [](CopyPages& p) { p.params.to = {}; },
-       "copy_pages: to.kv: expected kv, or ckv and kpe, got none"},
+       "copy_pages: to.kv: expected to.kv, or to.ckv and to.kpe, got none"},
       {"pages in i64", [](CopyPages& p) { p.params.from_pages.dtype = DType::kI64; },
-       "copy_pages: from_pages: expected i32, got i64"},
+       "copy_pages: from_pages: expected int32, got int64"},
   });
 }
 

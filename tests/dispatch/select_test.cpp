@@ -144,7 +144,7 @@ TEST(Tables, TheReferenceTakesEveryFormatAndType) {
         EXPECT_THAT(narrow.error, HasSubstr("reference: takes bf16, f16 and f32 only, not e4m3"));
       }
     }
-    EXPECT_THAT(explain({.op = op, .q_dtype = DType::kI32}, "reference").error, HasSubstr("not i32"));
+    EXPECT_THAT(explain({.op = op, .q_dtype = DType::kI32}, "reference").error, HasSubstr("not int32"));
   }
 }
 

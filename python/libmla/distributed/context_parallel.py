@@ -88,10 +88,10 @@ class ContextParallel:
 
         Args:
             num_tokens: T, new tokens of all requests: the last ones of each.
-            kv_len: [B] tokens of each request, the new ones included.
+            kv_len: [B] int32, tokens of each request, the new ones included.
             page_size: tokens of a page.
             block_table, kv_indptr, kv_indices: this rank's page table.
-            qo_indptr: [B+1] first new token of each request; None: T / B each.
+            qo_indptr: [B+1] int32, first new token of each request; None: T / B each.
 
         Returns:
             [T] int64.
@@ -222,7 +222,7 @@ class ContextParallel:
                 positions beyond kv_len are skipped.
             sm_scale: as in :func:`libmla.decode`.
             kv_len, block_table, kv_indptr, kv_indices, qo_indptr: as in :meth:`decode`.
-            topk_length: [T]: indices from it on are skipped.
+            topk_length: [T] int32: indices from it on are skipped.
             **options: ``q_scale``, ``logits_soft_cap`` and ``batch_invariant``, as in :func:`libmla.decode_sparse`.
 
         Returns:

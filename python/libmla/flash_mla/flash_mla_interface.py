@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 import libmla
+from libmla._call import calling
 from libmla.flash_mla.caches import kv_cache
 
 _INF = float("inf")
@@ -63,6 +64,19 @@ def get_mla_metadata(*args: Any, **kwargs: Any) -> tuple[FlashMLASchedMeta, None
     return FlashMLASchedMeta(), None
 
 
+@calling(
+    {
+        "kv_len": "cache_seqlens",
+        "cache.kv": "k_cache",
+        "cache.ckv_scale": "descale_k",
+        "extra_cache.kv": "extra_k_cache",
+        "extra_cache.ckv_scale": "descale_k",
+        "extra_indices": "extra_indices_in_kvcache",
+        "q_scale": "descale_q",
+        "sm_scale": "softmax_scale",
+        "out": "head_dim_v",
+    }
+)
 def flash_mla_with_kvcache(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -143,6 +157,7 @@ def flash_mla_with_kvcache(
     return out.view(b, s_q, h_q, head_dim_v), lse if operation == "decode_sparse" else lse.contiguous()
 
 
+@calling({"out": "d_v"})
 def flash_mla_sparse_fwd(
     q: torch.Tensor,
     kv: torch.Tensor,
@@ -190,6 +205,7 @@ def flash_mla_sparse_fwd(
     return out, max_logits, _empty_rows_to_inf(lse)
 
 
+@calling({"qo_indptr": "cu_seqlens_qo", "kv_indptr": "cu_seqlens_kv", "sm_scale": "softmax_scale"})
 def flash_attn_varlen_func(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -220,6 +236,16 @@ def flash_attn_varlen_func(
     return _flash_attn_varlen(q, k, v, cu_seqlens_qo, cu_seqlens_kv, causal, softmax_scale)
 
 
+@calling(
+    {
+        "q": "qkv",
+        "k": "qkv",
+        "v": "qkv",
+        "qo_indptr": "cu_seqlens",
+        "kv_indptr": "cu_seqlens",
+        "sm_scale": "softmax_scale",
+    }
+)
 def flash_attn_varlen_qkvpacked_func(
     qkv: torch.Tensor,
     cu_seqlens: torch.Tensor,
@@ -237,6 +263,15 @@ def flash_attn_varlen_qkvpacked_func(
     return _flash_attn_varlen(q, k, v, cu_seqlens, cu_seqlens, causal, softmax_scale)
 
 
+@calling(
+    {
+        "k": "kv",
+        "v": "kv",
+        "qo_indptr": "cu_seqlens_qo",
+        "kv_indptr": "cu_seqlens_kv",
+        "sm_scale": "softmax_scale",
+    }
+)
 def flash_attn_varlen_kvpacked_func(
     q: torch.Tensor,
     kv: torch.Tensor,

@@ -90,8 +90,11 @@ def lse_base(base2: bool) -> str:
     return "2" if base2 else "e"
 
 
-def int32(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.dtype == torch.int32 else tensor.to(torch.int32)
+def int32(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """The argument of that name, of lengths, offsets, page numbers or slots: int32, as everywhere in libmla."""
+    if tensor.dtype != torch.int32:
+        raise TypeError(f"{name}: expected int32, got {str(tensor.dtype).removeprefix('torch.')}")
+    return tensor
 
 
 def attn_sink(sinks: Sinks) -> torch.Tensor | None:
@@ -169,9 +172,10 @@ def visible_keys(
     """
     token = torch.arange(num_tokens, device=seq_lens.device, dtype=torch.int32)
     if cum_seq_lens_q is None:
-        return int32(seq_lens).repeat_interleave(q_len)[:num_tokens] - (q_len - 1) + token % q_len
+        return int32("seq_lens", seq_lens).repeat_interleave(q_len)[:num_tokens] - (q_len - 1) + token % q_len
     request = request_of_query(cum_seq_lens_q, num_tokens)
-    return int32(seq_lens)[request] - int32(cum_seq_lens_q)[request + 1] + 1 + token
+    first_of_next = int32("cum_seq_lens_q", cum_seq_lens_q)[request + 1]
+    return int32("seq_lens", seq_lens)[request] - first_of_next + 1 + token
 
 
 def attend_scaled(

@@ -7,8 +7,10 @@ A state that saw no key weighs nothing, whatever its v holds, and merging only s
 import torch
 
 import libmla
+from libmla._call import calling
 
 
+@calling({"out": "v_a", "lse": "s_a", "partial_o": "v_b", "partial_lse": "s_b"})
 def merge_state(
     v_a: torch.Tensor, s_a: torch.Tensor, v_b: torch.Tensor, s_b: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -18,6 +20,7 @@ def merge_state(
     return v, s
 
 
+@calling({"out": "v", "lse": "s", "partial_o": "v_other", "partial_lse": "s_other"})
 def merge_state_in_place(
     v: torch.Tensor,
     s: torch.Tensor,
@@ -37,6 +40,7 @@ def merge_state_in_place(
     s.copy_(torch.where(mask[:, None], merged_s, s))
 
 
+@calling({"partial_o": "v", "partial_lse": "s"})
 def merge_states(v: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The state of N disjoint sets of keys from v [T, N, H, d] and s f32 [T, N, H]: v [T, H, d], s f32 [T, H]."""
     num_tokens, num_states, num_heads, head_dim = v.shape

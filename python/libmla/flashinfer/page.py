@@ -4,7 +4,8 @@
 import torch
 
 import libmla
-from libmla.flashinfer._common import check_buffer, int32, row_cache
+from libmla._call import calling
+from libmla.flashinfer._common import check_buffer, row_cache
 
 
 def get_batch_indices_positions(
@@ -34,8 +35,8 @@ def get_batch_indices_positions(
         position = seq_lens.to(device)[known] - ends[known] + token
     request, position = torch.where(exists, request, -1), torch.where(exists, position, 0)
     return (
-        int32(request) if batch_indices is None else batch_indices.copy_(request),
-        int32(position) if positions is None else positions.copy_(position),
+        request.to(torch.int32) if batch_indices is None else batch_indices.copy_(request),
+        position.to(torch.int32) if positions is None else positions.copy_(position),
     )
 
 
@@ -45,6 +46,17 @@ def get_seq_lens(kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_s
     return full_pages * page_size + kv_last_page_len
 
 
+@calling(
+    {
+        "rows": "append_ckv",
+        "rows[0]": "append_ckv",
+        "rows[1]": "append_kpe",
+        "slot_mapping": "positions",
+        "cache.kv": "ckv_cache",
+        "cache.ckv": "ckv_cache",
+        "cache.kpe": "kpe_cache",
+    }
+)
 def append_paged_mla_kv_cache(
     append_ckv: torch.Tensor,
     append_kpe: torch.Tensor,

@@ -313,8 +313,9 @@ class BatchPrefillWithRaggedKVCacheWrapper:
         for name, values, buffer in zip(
             ("qo_indptr", "kv_indptr"), (qo_indptr, kv_indptr), self._buffers or (None, None)
         ):
+            int32(name, values)
             if buffer is None:
-                pair.append(int32(values.to(self.device, non_blocking=non_blocking)))
+                pair.append(values.to(self.device, non_blocking=non_blocking))
                 continue
             if values.shape != buffer.shape:
                 raise ValueError(

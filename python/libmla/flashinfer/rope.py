@@ -6,11 +6,27 @@ from typing import Any
 import torch
 
 import libmla
+from libmla._call import calling
 from libmla.flashinfer._common import E4M3, FLOAT8, check_choice, output, row_cache, scale_tensor
 
 _Four = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
+@calling(
+    {
+        "q[0]": "q_nope",
+        "q[1]": "q_rope",
+        "q_scale": "quant_scale_q",
+        "q_out": "q_nope_out",
+        "ckv": "k_nope",
+        "kpe": "k_rope",
+        "cos_sin": "cos_sin_cache",
+        "positions": "pos_ids",
+        "cache.ckv": "k_nope_out",
+        "cache.kpe": "k_rope_out",
+        "cache.ckv_scale": "quant_scale_kv",
+    }
+)
 def mla_rope_quantize_fp8(
     q_rope: torch.Tensor,
     k_rope: torch.Tensor,

@@ -10,6 +10,7 @@ from enum import IntEnum
 import torch
 
 import libmla
+from libmla._call import calling
 from libmla.flashinfer._common import int32, output
 
 
@@ -24,6 +25,7 @@ class TopKTieBreak(IntEnum):
         return self.name.lower()
 
 
+@calling({"logits": "input"})
 def top_k(
     input: torch.Tensor,
     k: int,
@@ -49,6 +51,7 @@ def top_k(
 topk = top_k
 
 
+@calling({"logits": "input"})
 def top_k_page_table_transform(
     input: torch.Tensor,
     src_page_table: torch.Tensor,
@@ -98,6 +101,7 @@ def top_k_page_table_transform(
     return out.copy_(torch.where(indices < 0, -1, slots))
 
 
+@calling({"logits": "input"})
 def top_k_ragged_transform(
     input: torch.Tensor,
     offsets: torch.Tensor,
@@ -111,7 +115,7 @@ def top_k_ragged_transform(
     """offsets[t] + the index, counted from row_starts[t], of the k largest of input[t, row_starts[t] : ... +
     lengths[t]], int32 [T, k]; behind the last selected index stands -1. offsets, lengths, row_starts: int32 [T]."""
     indices = _select_window(input, row_starts, lengths, k, tie_break)
-    return int32(torch.where(indices < 0, -1, indices + offsets[:, None]))
+    return torch.where(indices < 0, -1, indices + offsets[:, None]).to(torch.int32)
 
 
 def _select_window(
@@ -123,7 +127,7 @@ def _select_window(
     if row_starts is not None:
         column = torch.arange(width, device=input.device) + row_starts[:, None]
         scores = scores.gather(1, column.clamp_(max=width - 1))
-    return _select(scores, int32(lengths).clamp(min=0, max=width), k, tie_break)
+    return _select(scores, int32("lengths", lengths).clamp(min=0, max=width), k, tie_break)
 
 
 def _select(scores: torch.Tensor, lengths: torch.Tensor | None, k: int, tie_break: int) -> torch.Tensor:
@@ -139,4 +143,4 @@ def _select(scores: torch.Tensor, lengths: torch.Tensor | None, k: int, tie_brea
     chosen = torch.where(indices < 0, -1, end - 1 - indices).to(torch.int32)
     # Turned back they descend, -1 last: ascending again, as every selection is.
     ascending = torch.where(chosen < 0, width, chosen).sort(dim=1).values
-    return int32(torch.where(ascending == width, -1, ascending))
+    return torch.where(ascending == width, -1, ascending).to(torch.int32)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 import libmla
+from libmla._call import calling
 from libmla.flashinfer._common import (
     E4M3,
     Scale,
@@ -30,6 +31,22 @@ from libmla.flashinfer._common import (
 _BACKENDS = ("auto", "trtllm-gen", "cute-dsl", "xqa", "sparse", "cake")
 
 
+@calling(
+    {
+        "q": "query",
+        "cache.kv": "kv_cache",
+        "kv_len": "seq_lens",
+        "block_table": "block_tables",
+        "indices": "block_tables",
+        "topk_length": "sparse_mla_top_k_lens",
+        "qo_indptr": "cum_seq_lens_q",
+        "context_parallel.rank": "cp_rank",
+        "context_parallel.world": "cp_world",
+        "attn_sink": "sinks",
+        "q_scale": "bmm1_scale",
+        "sm_scale": "bmm1_scale",
+    }
+)
 def trtllm_batch_decode_with_kv_cache_mla(
     query: torch.Tensor,
     kv_cache: torch.Tensor,
@@ -119,9 +136,7 @@ def trtllm_batch_decode_with_kv_cache_mla(
         if seq_lens is None:
             raise ValueError("seq_lens: expected a tensor for a dense decode, got none")
         table = _shared_table(block_tables, uses_shared_paged_kv_idx)
-        attend_scaled(
-            libmla.decode, q, kv_len=int32(seq_lens), block_table=table, qo_indptr=cum_seq_lens_q, **arguments
-        )
+        attend_scaled(libmla.decode, q, kv_len=seq_lens, block_table=table, qo_indptr=cum_seq_lens_q, **arguments)
     else:
         if share is not None:
             refuse("enable_dcp with sparse_mla_top_k is not supported: give every rank the slots that it holds")
@@ -231,7 +246,7 @@ def _shared_table(block_tables: torch.Tensor, shared: bool) -> torch.Tensor:
         raise ValueError(
             f"block_tables: expected {ndim} dimensions with uses_shared_paged_kv_idx={shared}, got {block_tables.ndim}"
         )
-    return int32(block_tables if shared else block_tables[:, 0])
+    return block_tables if shared else block_tables[:, 0]
 
 
 def _slots(block_tables: torch.Tensor, num_tokens: int, topk: int) -> torch.Tensor:
@@ -256,12 +271,12 @@ def _topk_lengths(
     lengths = None
     if packed:
         if seq_lens is not None and seq_lens.numel() == num_tokens:
-            lengths = int32(seq_lens).reshape(num_tokens)
+            lengths = int32("seq_lens", seq_lens).reshape(num_tokens)
     elif seq_lens is not None:
         lengths = visible_keys(seq_lens, num_tokens, q_len, cum_seq_lens_q).clamp_(min=0, max=topk)
     if top_k_lens is None:
         return lengths
-    top_k_lens = int32(top_k_lens).reshape(num_tokens)
+    top_k_lens = int32("sparse_mla_top_k_lens", top_k_lens).reshape(num_tokens)
     return top_k_lens if lengths is None else torch.minimum(lengths, top_k_lens)
 
 

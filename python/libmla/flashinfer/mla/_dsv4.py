@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 import libmla
+from libmla._call import calling
 from libmla.flashinfer._common import (
     Scale,
     attend_scaled,
@@ -28,6 +29,20 @@ _WINDOW = 128  # slots of the sliding window in a combined table
 _HCA = "libmla reads slots; give the combined table as sparse_indices"
 
 
+@calling(
+    {
+        "q": "query",
+        "cache.kv": "swa_kv_cache",
+        "extra_cache.kv": "compressed_kv_cache",
+        "indices": "sparse_indices",
+        "extra_indices": "extra_sparse_indices",
+        "topk_length": "swa_topk_lens",
+        "extra_topk_length": "extra_sparse_topk_lens",
+        "attn_sink": "sinks",
+        "q_scale": "bmm1_scale",
+        "sm_scale": "bmm1_scale",
+    }
+)
 def trtllm_batch_decode_sparse_mla_dsv4(
     query: torch.Tensor,
     swa_kv_cache: torch.Tensor,
@@ -169,9 +184,11 @@ def _separate_pools(
     slots = _flat(extra)
     return {
         "indices": _flat(indices),
-        "topk_length": None if lengths is None else int32(lengths).reshape(-1),
+        "topk_length": None if lengths is None else int32("swa_topk_lens", lengths).reshape(-1),
         "extra_indices": slots,
-        "extra_topk_length": None if slots is None or extra_lengths is None else int32(extra_lengths).reshape(-1),
+        "extra_topk_length": None
+        if slots is None or extra_lengths is None
+        else int32("extra_sparse_topk_lens", extra_lengths).reshape(-1),
     }
 
 
@@ -180,8 +197,8 @@ def _active(lengths: torch.Tensor | None, extra_lengths: torch.Tensor | None, of
     if lengths is not None and extra_lengths is not None:
         raise ValueError("extra_sparse_topk_lens: expected none beside sparse_topk_lens, got a tensor")
     if extra_lengths is not None:
-        return int32(extra_lengths) + (_WINDOW + offset)
-    return None if lengths is None else int32(lengths) + offset
+        return int32("extra_sparse_topk_lens", extra_lengths) + (_WINDOW + offset)
+    return None if lengths is None else int32("sparse_topk_lens", lengths) + offset
 
 
 def _combined_pools(indices: torch.Tensor, active: torch.Tensor, extra: torch.Tensor | None) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 import libmla
+from libmla._call import calling
 from libmla.flashinfer._common import (
     E4M3,
     FLOAT8,
@@ -161,6 +162,20 @@ class BatchMLAPagedAttentionWrapper:
         self._batch = batch
         self._kept.next_batch(causal=causal, **batch)
 
+    @calling(
+        {
+            "q": "query",
+            "q[0]": "q_nope",
+            "q[1]": "q_pe",
+            "cache.kv": "kv_cache",
+            "cache.ckv": "ckv_cache",
+            "cache.kpe": "kpe_cache",
+            "cache.ckv_scale": "ckv_scale",
+            "cache.kpe_scale": "kpe_scale",
+            "block_table": "page_table",
+            "attn_sink": "sinks",
+        }
+    )
     def run(
         self,
         q_nope: torch.Tensor | None = None,
@@ -243,9 +258,9 @@ class BatchMLAPagedAttentionWrapper:
         if page_table is not None:
             pages.pop("kv_indptr", None)
             pages.pop("kv_indices", None)
-            pages["block_table"] = int32(page_table)
+            pages["block_table"] = int32("page_table", page_table)
         if kv_len is not None:
-            pages["kv_len"] = int32(kv_len)
+            pages["kv_len"] = int32("kv_len", kv_len)
         return pages
 
     def _on_device(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -253,7 +268,7 @@ class BatchMLAPagedAttentionWrapper:
         for name, values in batch.items():
             buffer = self._buffers.get(name) if self._use_cuda_graph else None
             if buffer is None:
-                placed[name] = int32(values.to(self.device, non_blocking=True))
+                placed[name] = values.to(self.device, non_blocking=True)
                 continue
             if name != "kv_indices" and buffer.shape != values.shape:
                 raise ValueError(
@@ -285,19 +300,11 @@ class BatchMLAPagedAttentionWrapper:
 
 def _batch_of(metadata: MLAPlanMetadata) -> dict[str, torch.Tensor]:
     """The arguments of libmla.decode that say which queries and pages are whose."""
-    csr = {
-        "qo_indptr": metadata.qo_indptr,
-        "kv_indptr": metadata.kv_indptr,
-        "kv_indices": metadata.kv_indices,
-        "kv_len": metadata.kv_len_arr,
-    }
-    dense = {
-        "qo_indptr": metadata.cum_seq_lens_q,
-        "block_table": metadata.block_tables,
-        "kv_len": metadata.seq_lens,
-    }
+    csr = {"qo_indptr": "qo_indptr", "kv_indptr": "kv_indptr", "kv_indices": "kv_indices", "kv_len": "kv_len_arr"}
+    dense = {"qo_indptr": "cum_seq_lens_q", "block_table": "block_tables", "kv_len": "seq_lens"}
     for form in (csr, dense):
-        given = {name: x for name, x in form.items() if x is not None}
+        fields = {name: (field, getattr(metadata, field)) for name, field in form.items()}
+        given = {name: int32(field, x) for name, (field, x) in fields.items() if x is not None}
         if len(given) == len(form):
             offsets = given["kv_len"].numel() + 1  # as in the peer, more may follow
             return {name: x[:offsets] if name.endswith("indptr") else x for name, x in given.items()}
