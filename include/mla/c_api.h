@@ -126,7 +126,7 @@ typedef struct mla_kv_cache {
 typedef struct mla_cache_scales {
   const mla_tensor* ckv_scale; /* fp8: [1] f32, or [num_pages, page_size, 4] f32 */
   const mla_tensor* kpe_scale; /* fp8: [1] f32; null = that of ckv */
-  int32_t any_scales;          /* writers choose powers of two if 0, any numbers if 1 */
+  int32_t any_scales;          /* scales are powers of two if 0, any numbers if 1: what writers choose */
   int32_t reserved;            /* 0 */
 } mla_cache_scales;
 

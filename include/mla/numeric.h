@@ -105,19 +105,25 @@ constexpr float ue8m0_to_f32(uint8_t code) {
   return std::bit_cast<float>(static_cast<uint32_t>(code) << 23);
 }
 
-/// Smallest magnitude that a scale is made for; a group of zeros gets the scale of this.
-inline constexpr float kLeastAmax = 1e-4F;
+/// The scale of a group whose largest finite magnitude is `amax`, where scales may be any f32: amax / 448. At least
+/// 2^-126, the smallest normal number, so that groups of zeros can be divided by theirs.
+constexpr float e4m3_scale(float amax) {
+  const float scale = amax / kE4M3Max;
+  return scale < 0x1p-126F ? 0x1p-126F : scale;
+}
 
-/// The scale of a group whose largest finite magnitude is `amax`: max(amax, 1e-4) / 448.
-constexpr float e4m3_scale(float amax) { return (amax < kLeastAmax ? kLeastAmax : amax) / kE4M3Max; }
+/// Smallest magnitude that a power-of-two scale is made for; a group of zeros gets the scale of this.
+inline constexpr float kLeastAmax = 1e-4F;
 
 /// 2^ceil(log2(value)) of a positive, normal value.
 constexpr float round_up_to_power_of_two(float value) {
   return std::bit_cast<float>((std::bit_cast<uint32_t>(value) + 0x7FFFFFU) & 0x7F800000U);
 }
 
-/// The same rounded up to a power of two: 2^ceil(log2(max(amax, 1e-4) / 448)).
-constexpr float e4m3_power_of_two_scale(float amax) { return round_up_to_power_of_two(e4m3_scale(amax)); }
+/// The scale where scales are powers of two: 2^ceil(log2(max(amax, 1e-4) / 448)).
+constexpr float e4m3_power_of_two_scale(float amax) {
+  return round_up_to_power_of_two(e4m3_scale(amax < kLeastAmax ? kLeastAmax : amax));
+}
 
 /// A power of two from 2^-126 to 2^127 as UE8M0.
 constexpr uint8_t f32_to_ue8m0(float power_of_two) {
@@ -136,8 +142,10 @@ constexpr float choose_scale(DType element, ScaleType type, bool power_of_two, f
     const float wanted = amax / outer / largest;
     return e4m3_to_f32(f32_to_e4m3(wanted > kLeastE4M3 ? wanted : kLeastE4M3));
   }
-  const float scale = (amax < kLeastAmax ? kLeastAmax : amax) / largest;
-  return type == ScaleType::kUE8M0 || power_of_two ? round_up_to_power_of_two(scale) : scale;
+  if (type == ScaleType::kUE8M0 || power_of_two)
+    return round_up_to_power_of_two((amax < kLeastAmax ? kLeastAmax : amax) / largest);
+  const float scale = amax / largest;
+  return scale < 0x1p-126F ? 0x1p-126F : scale;
 }
 
 /// What a quantized cache holds for `value`: the quotient is rounded to f32 first, as every packer does.

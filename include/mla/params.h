@@ -36,7 +36,9 @@ struct KvCache {
   TensorView ckv_scale = {};
   TensorView kpe_scale = {};  ///< fp8: [1]; not given: that of ckv, which must then be [1]
   int32_t page_size = 0;      ///< fp8_dsv4: tokens of a page, which the shape does not say; else 0
-  /// Writers of fp8_ds_mla, and of fp8 with quarter scales: scales rounded up to powers of two (V3.2), or not (GLM).
+  /// Of fp8_ds_mla, and of fp8 with quarter scales: whether scales are powers of two (V3.2) or any numbers (GLM).
+  /// Writers choose 2^ceil(log2(max(amax, 1e-4) / 448)) or amax / 448, of a group's largest finite magnitude; readers
+  /// take scales as they are.
   bool power_of_two_scales = true;
 };
 
@@ -215,8 +217,9 @@ struct GatherParams {
 /// Copies whole pages from one cache into another, token by token in order: the tokens of pages from_pages[0],
 /// from_pages[1], ... fill pages to_pages[0], to_pages[1], ... Formats and page sizes may differ, so this also
 /// quantizes, dequantizes, and splits 256-token footer pages into 64-token ones. Rows of equal formats are copied bit
-/// for bit. `from` and `to` may be one cache, or views of one. Whether pages repeat in `to_pages`, or overlap those
-/// that are read, is not checked.
+/// for bit, their scales too: a cache of any scales takes powers of two as they are. Only where scales are any numbers
+/// in `from` and powers of two in `to` are latent rows dequantized to bf16 and quantized anew. `from` and `to` may be one
+/// cache, or views of one. Whether pages repeat in `to_pages`, or overlap those that are read, is not checked.
 struct CopyPagesParams {
   KvCache from = {};
   TensorView from_pages = {};  ///< [N], pages of `from`

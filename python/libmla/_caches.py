@@ -188,7 +188,9 @@ def copy_pages(
     """Copies whole pages from one cache into another, whose format and page size may differ.
 
     The tokens of pages from_pages[0], from_pages[1], ... fill pages to_pages[0], to_pages[1], ... in order. Rows of
-    equal formats are copied bit for bit; others are quantized and dequantized.
+    equal formats are copied bit for bit, their scales too; others are quantized and dequantized. So are those of equal
+    formats whose scales may be any numbers in ``from_cache`` and must be powers of two in ``to_cache``
+    (``KvCache.power_of_two_scales``); the other way round, powers of two are copied as they are.
 
     Args:
         from_cache: is read.

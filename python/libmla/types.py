@@ -49,7 +49,8 @@ class KvCache:
     page_size: int = 0
     """``fp8_dsv4``: tokens of a page; else 0."""
     power_of_two_scales: bool = True
-    """Writers that choose scales round them up to powers of two (V3.2), or not (GLM)."""
+    """``fp8_ds_mla`` and ``fp8`` with scales of quarters: whether scales are powers of two (V3.2) or any numbers (GLM).
+    Writers choose 2^ceil(log2(max(amax, 1e-4) / 448)) or amax / 448, amax being a group's largest magnitude."""
 
 
 Cache: TypeAlias = "KvCache | Tensor | tuple[Tensor, Tensor]"

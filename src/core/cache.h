@@ -43,6 +43,8 @@ struct Cache {
   bool power_of_two_scales = true;     // what they choose where scales are f32
 
   constexpr int64_t num_slots() const { return num_pages * page_size; }
+  /// Whether scales that were chosen for another cache may stand in this one: any numbers may be powers of two.
+  constexpr bool takes_scales_of(const Cache& from) const { return !power_of_two_scales || from.power_of_two_scales; }
   constexpr bool is_quantized() const { return mla::is_quantized(ckv_dtype); }
   constexpr bool has_quantized_kpe() const { return d_kpe > 0 && mla::is_quantized(kpe_dtype); }
   constexpr int32_t ckv_bytes() const { return static_cast<int32_t>(bytes_of(ckv_dtype, d_ckv)); }

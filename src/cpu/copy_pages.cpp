@@ -18,7 +18,7 @@ bool same_ckv_code(const core::Cache& from, const core::Cache& to) {
   if (!from.is_quantized()) return true;
   if (from.outer_scale != nullptr && *from.outer_scale != *to.outer_scale) return false;
   if (!from.writes_scales) return first_scale(from) == first_scale(to);
-  return from.power_of_two_scales == to.power_of_two_scales;
+  return to.takes_scales_of(from);
 }
 
 bool same_kpe_code(const core::Cache& from, const core::Cache& to) {

@@ -14,7 +14,7 @@ bool same_ckv_code(const core::Cache& from, const core::Cache& to) {
   if (!from.is_quantized()) return true;
   if (from.outer_scale != nullptr && *from.outer_scale != *to.outer_scale) return false;
   if (!from.writes_scales) return CacheRow{from, 0, 0}.ckv().scales[0] == CacheRow{to, 0, 0}.ckv().scales[0];
-  return from.power_of_two_scales == to.power_of_two_scales;
+  return to.takes_scales_of(from);
 }
 
 bool same_kpe_code(const core::Cache& from, const core::Cache& to) {

@@ -64,7 +64,7 @@ TEST(ReferenceAppendIndexer, WritesKeysAndFooterScales) {
       for (int c = 0; c < 128; ++c)
         if (std::isfinite(key[c])) amax = std::max(amax, std::fabs(key[c]));
       const float scale =
-          power_of_two ? static_cast<float>(power_of_two_by_definition(amax)) : std::max(amax, 1e-4F) / 448.0F;
+          power_of_two ? static_cast<float>(power_of_two_by_definition(amax)) : std::max(amax / 448.0F, 0x1p-126F);
       std::memcpy(expected.scale(slots[t]), &scale, 4);
       for (int c = 0; c < 128; ++c) expected.key(slots[t])[c] = encode_by_definition(key[c] / scale);
     }

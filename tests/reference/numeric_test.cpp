@@ -173,8 +173,9 @@ TEST(Scales, PowerOfTwoIsTheSmallestThatHoldsTheLargest) {
 TEST(Scales, ArbitraryScaleIsTheFloatQuotient) {
   for (float amax : many_amax()) {
     const float scale = e4m3_scale(amax);
-    ASSERT_EQ(scale, static_cast<float>(static_cast<double>(std::max(amax, kLeastAmax)) / 448.0)) << amax;
-    if (amax >= kLeastAmax) {
+    const auto quotient = static_cast<float>(static_cast<double>(amax) / 448.0);
+    ASSERT_EQ(scale, std::max(quotient, std::numeric_limits<float>::min())) << amax;
+    if (quotient >= std::numeric_limits<float>::min()) {
       ASSERT_EQ(quantize_e4m3(amax, scale), 0x7E) << amax;
     }
   }

@@ -162,7 +162,7 @@ class TestCache {
     for (int32_t c = 0; c < n; ++c)
       if (!std::isnan(group[c]) && !std::isinf(group[c])) amax = std::fmax(amax, std::fabs(group[c]));
     if (v.power_of_two) return static_cast<float>(power_of_two_by_definition(amax));
-    return std::fmax(amax, 1e-4F) / 448.0F;
+    return std::fmax(amax / 448.0F, 0x1p-126F);
   }
   void put_scale(int64_t page, int64_t offset, int32_t group, float value) {
     const auto g = static_cast<size_t>(group);

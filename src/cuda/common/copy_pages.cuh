@@ -34,7 +34,7 @@ struct CopyPagesKernel {
     if (!from.is_quantized()) return true;
     if (from.outer_scale != nullptr && *from.outer_scale != *to.outer_scale) return false;
     if (!from.writes_scales) return load_f32_anywhere(from.scales.base) == load_f32_anywhere(to.scales.base);
-    return from.power_of_two_scales == to.power_of_two_scales;
+    return to.takes_scales_of(from);
   }
   static MLA_DEVICE bool same_kpe_code(const core::Cache& from, const core::Cache& to) {
     if (from.d_kpe == 0) return true;
