@@ -26,8 +26,9 @@ build: ## Set up, build the library and the command line (Release)
 	$(call build,default)
 
 demo: CUDA := $(if $(gpu),AUTO,OFF)
-demo: build ## Set up, build, replay 16 real requests through one layer of DeepSeek-V2-Lite
-	build/default/bin/mla replay $(TRACE) --model deepseek-v2-lite --requests 16 --as-fast-as-possible
+demo: build ## Set up, build, replay a minute of real requests through one layer of DeepSeek-V2-Lite
+	build/default/bin/mla replay $(TRACE) --model deepseek-v2-lite --requests 16 --as-fast-as-possible \
+	  --time-budget 55
 
 test: ## Set up, build, run all tests
 	scripts/setup.sh test

@@ -276,6 +276,44 @@ TEST_F(ReplayCommand, ASmallPoolDelaysButLosesNobody) {
   EXPECT_EQ(report["decode_tokens"], 11);
 }
 
+TEST_F(ReplayCommand, ATimeBudgetLeavesOutWhatWouldTakeTooLong) {
+  // Structure only: how much is left out depends on the machine, but no CPU does this prompt's 90 TFLOP in 5 s,
+  // and the first step is always computed, and checked.
+  std::string long_ids = "1";
+  for (int block = 1; block < 512; ++block) long_ids += fmt::format(", {}", 5000 + block);
+  std::string trace = read_file(path("trace.jsonl"));
+  trace.insert(trace.find('\n') + 1, fmt::format("{{\"timestamp\": 0, \"input_length\": 262144, \"output_length\": 7, "
+                                                 "\"hash_ids\": [{}]}}\n",
+                                                 long_ids));
+  write("long.jsonl", trace);
+  const Outcome outcome = run({path("long.jsonl"), "--model", path("config.json"), "--threads", "2", "--pool-tokens",
+                               "300k", "--chunk", "256", "--check-every", "1", "--time-budget", "5", "--json"});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  const json report = json::parse(outcome.out);
+  EXPECT_EQ(report["time_budget"], 5.0);
+  EXPECT_EQ(report["interrupted"], false);
+  EXPECT_EQ(report["total_requests"], 4);
+  const json& left_out = report["left_out"];
+  EXPECT_EQ(report["requests"].get<size_t>() + left_out.size(), 4U);
+  const auto longest = std::find_if(left_out.begin(), left_out.end(), [](const json& one) { return one["line"] == 2; });
+  ASSERT_NE(longest, left_out.end());
+  EXPECT_EQ((*longest)["input_length"], 262144);
+  EXPECT_EQ((*longest)["output_length"], 7);
+  EXPECT_LT((*longest)["computed_tokens"], 262144);
+  EXPECT_GT(report["checks"], 0);
+  EXPECT_THAT(report["failures"], ::testing::IsEmpty());
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("left out, for a time budget of 5 s: "), HasSubstr("line 2 (262144 + 7")));
+}
+
+TEST_F(ReplayCommand, WithoutATimeBudgetNothingIsLeftOut) {
+  const Outcome outcome = run_small({});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  const json report = json::parse(outcome.out);
+  EXPECT_EQ(report["time_budget"], nullptr);
+  EXPECT_THAT(report["left_out"], ::testing::IsEmpty());
+  EXPECT_THAT(outcome.err, ::testing::Not(HasSubstr("left out")));
+}
+
 TEST_F(ReplayCommand, BadInputIsOneClearError) {
   const auto expect_error = [&](const std::vector<std::string>& arguments, const std::string& text) {
     const Outcome outcome = run(arguments);
@@ -311,6 +349,7 @@ TEST_F(ReplayCommand, BadInputIsOneClearError) {
   expect_error({trace, "--model", config, "--timeline", "/nonexistent/t.json"}, "--timeline: cannot open");
   expect_error({trace, "--model", config, "--chunk", "1m", "--max-batch", "64k", "--pool-tokens", "1024m"}, "memory");
   expect_error({trace, "--json=/nonexistent/x.json"}, "--json: cannot open");
+  expect_error({trace, "--time-budget", "0"}, "--time-budget: expected seconds above 0, got 0");
   expect_error({trace, "--pool-gb", "0"}, "--pool-gb: expected GB above 0, got 0");
   expect_error({trace, "--layers", "2"}, "one attention layer");
   expect_error({}, "trace");

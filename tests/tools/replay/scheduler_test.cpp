@@ -40,6 +40,35 @@ double run_all(Scheduler& scheduler, double now_ms = 0.0) {
   return now_ms;
 }
 
+TEST(Scheduler, RefusedRequestsWaitAndAreLeftOutOnceNobodyRuns) {
+  const std::vector<Request> requests = {make_request(1, 0, 100, 2), make_request(2, 0, 50, 2),
+                                         make_request(3, 0, 60, 2), make_request(4, 5, 70, 2)};
+  Scheduler scheduler(requests, {.page_size = 16, .num_pages = 100, .chunk = 150, .max_batch = 8});
+  std::set<int64_t> refused = {2, 3};
+  const auto admits = [&](const Sequence& sequence) { return refused.count(sequence.request->line) == 0; };
+  scheduler.complete(scheduler.next(0, admits), 1);
+  EXPECT_THAT(scheduler.running(), ::testing::ElementsAre(0));
+  EXPECT_EQ(scheduler.num_queued(0), 2);
+  refused = {3};
+  scheduler.complete(scheduler.next(1, admits), 2);  // request 1 is done, request 2 has another chance
+  EXPECT_THAT(scheduler.running(), ::testing::ElementsAre(1));
+  scheduler.complete(scheduler.next(2, admits), 3);
+  EXPECT_EQ(scheduler.num_finished(), 2);
+  EXPECT_EQ(scheduler.num_left_out(), 0);
+  EXPECT_TRUE(scheduler.next(3, admits).empty());
+  EXPECT_EQ(scheduler.sequences()[2].state, SequenceState::kLeftOut);
+  EXPECT_EQ(scheduler.next_arrival_ms(), 5);
+
+  scheduler.complete(scheduler.next(5, admits), 6);
+  EXPECT_LT(scheduler.pool().num_free(), 100);
+  scheduler.give_up(3);
+  EXPECT_TRUE(scheduler.done());
+  EXPECT_EQ(scheduler.num_finished(), 2);
+  EXPECT_EQ(scheduler.num_left_out(), 2);
+  EXPECT_EQ(scheduler.pool().num_free(), 100);
+  EXPECT_EQ(scheduler.next_arrival_ms(), INFINITY);
+}
+
 TEST(Scheduler, ChunksPromptsAndDecodesBesideThem) {
   const std::vector<Request> requests = {make_request(1, 0, 100, 3), make_request(2, 0, 300, 2)};
   Scheduler scheduler(requests, {.page_size = 16, .num_pages = 100, .chunk = 150, .max_batch = 8});

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -19,6 +20,7 @@
 #include "mla/interrupt.h"
 #include "mla/mla.h"
 #include "mla/output.h"
+#include "mla/replay/budget.h"
 #include "mla/replay/engine.h"
 #include "mla/replay/pooled_layer.h"
 #include "mla/replay/report.h"
@@ -40,7 +42,7 @@ struct Options {
   std::string model = "deepseek-v2-lite";
   std::string cache, backend, device, timeline;
   std::string requests = "0", layers = "1", page_size, pool_tokens = "256k", chunk = "4k", max_batch = "64";
-  std::string threads = "0", seed = "1", check_every = "16", pool_gb, mtp = "0", dcp = "1";
+  std::string threads = "0", seed = "1", check_every = "16", pool_gb, mtp = "0", dcp = "1", time_budget;
   bool as_fast_as_possible = false, sparse = false;
   Output output;
 };
@@ -99,13 +101,16 @@ class ProgressLines {
  public:
   ProgressLines() : progress_("replay"), terminal_(is_terminal(stderr)), next_(Clock::now() + kPeriod) {}
 
-  void update(const Scheduler& scheduler, int64_t total_tokens, double now_ms) {
+  void update(const Scheduler& scheduler, double now_ms) {
     const auto now = Clock::now();
     if (!terminal_ && now < next_) return;
     if (now >= next_) next_ = now + kPeriod;
-    int64_t done = 0;
-    for (const Sequence& sequence : scheduler.sequences())
+    int64_t done = 0, total_tokens = 0;
+    for (const Sequence& sequence : scheduler.sequences()) {
+      if (sequence.state == SequenceState::kLeftOut) continue;
+      total_tokens += int64_t{sequence.request->input_length} + sequence.request->output_length;
       done += std::min(sequence.num_computed, sequence.request->input_length) + sequence.num_output;
+    }
     const auto note = fmt::format("{} running, {} waiting, {} finished", scheduler.num_running(),
                                   scheduler.num_queued(now_ms), scheduler.num_finished());
     if (terminal_)
@@ -127,6 +132,7 @@ struct Setup {
   SchedulerOptions scheduler;
   int32_t threads = 0;
   int64_t max_requests = 0;
+  double time_budget = 0.0;  // seconds; 0 = none
 };
 
 int32_t int_option(const char* option, const std::string& text, int64_t min, int64_t max) {
@@ -197,6 +203,7 @@ Setup make_setup(const Options& options) {
   setup.engine.seed = static_cast<uint64_t>(parse_int("--seed", options.seed, 0));
   setup.threads = int_option("--threads", options.threads, 0, 4096);
   setup.max_requests = parse_int("--requests", options.requests, 0);
+  if (!options.time_budget.empty()) setup.time_budget = parse_positive("--time-budget", "seconds", options.time_budget);
   setup.scheduler = {.page_size = layer.page_tokens(),
                      .num_pages = layer.num_pages,
                      .chunk = layer.chunk,
@@ -268,23 +275,31 @@ Report make_report(const Setup& setup, const std::string& backend, const std::st
   return report;
 }
 
-// Steps until every request is finished or the user has had enough. Returns the number of steps.
-int64_t run_steps(Engine& engine, Scheduler& scheduler, std::span<const Request> requests, CeilingSampler& ceilings,
-                  Timeline* timeline) {
-  int64_t total_tokens = 0;
-  for (const Request& request : requests) total_tokens += int64_t{request.input_length} + request.output_length;
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+// Steps until every request is finished or left out, or the user has had enough. Returns the number of steps.
+int64_t run_steps(Engine& engine, Scheduler& scheduler, CeilingSampler& ceilings, Timeline* timeline,
+                  TimeBudget* budget, Clock::time_point start) {
   ProgressLines progress;
   int64_t steps = 0;
   Recorder& recorder = engine.recorder();
+  std::function<bool(const Sequence&)> admits;
+  if (budget != nullptr)
+    admits = [&](const Sequence& waiting) { return budget->admits(waiting, scheduler, seconds_since(start)); };
   while (!scheduler.done() && !stop_requested) {
+    if (budget != nullptr) budget->cut(scheduler, seconds_since(start));
     const double now_ms = recorder.serving_seconds() * 1e3;
-    const Step step = scheduler.next(now_ms);
+    const Step step = scheduler.next(now_ms, admits);
     if (step.empty()) {
       // Nobody has work: the clock jumps to the next arrival, and a little further should rounding fall short of it.
-      recorder.skip(std::max(scheduler.next_arrival_ms() - now_ms, 1e-6) / 1e3);
+      if (!scheduler.done()) recorder.skip(std::max(scheduler.next_arrival_ms() - now_ms, 1e-6) / 1e3);
       continue;
     }
     recorder.clear_events();
+    Work work = work_of(step, scheduler.sequences());
+    const int64_t checked = engine.checks().num_checks;
+    const Recorder booked = recorder;
+    const Clock::time_point begin = Clock::now();
     if (const Status status = engine.run(step, scheduler.sequences()); !status.ok())
       throw std::runtime_error(status.message());
     if (engine.was_cut_short()) break;
@@ -293,7 +308,10 @@ int64_t run_steps(Engine& engine, Scheduler& scheduler, std::span<const Request>
     if (timeline != nullptr) timeline->add_step(steps, step, now_ms, end_ms, recorder.events());
     ++steps;
     ceilings.sample_if_due();
-    progress.update(scheduler, total_tokens, end_ms);
+    progress.update(scheduler, end_ms);
+    work.amount[Work::kChecks] = static_cast<double>(engine.checks().num_checks - checked);
+    if (budget != nullptr)
+      budget->observe(work, seconds_by_kind(booked, recorder, seconds_since(begin), !step.prefill.empty()));
   }
   progress.clear();
   return steps;
@@ -331,10 +349,13 @@ int run_replay(const Options& options) {
                           bf16 && value_dtype(kv_layout(layer.cache).nope.element) == DType::kBF16);
   const std::unique_ptr<Timeline> timeline =
       options.timeline.empty() ? nullptr : std::make_unique<Timeline>(options.timeline);
-  report.steps = run_steps(*engine, scheduler, requests, ceilings, timeline.get());
+  std::optional<TimeBudget> budget;
+  if (setup.time_budget > 0.0) budget.emplace(setup.time_budget, setup.scheduler, setup.engine.check_every);
+  report.steps = run_steps(*engine, scheduler, ceilings, timeline.get(), budget ? &*budget : nullptr, start);
 
   report.interrupted = !scheduler.done();
-  report.wall_seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  report.wall_seconds = seconds_since(start);
+  report.time_budget = setup.time_budget;
   report.collect(scheduler, engine->recorder(), engine->checks(), ceilings.medians());
   if (timeline != nullptr) timeline->finish(scheduler.sequences(), engine->recorder().serving_seconds() * 1e3);
   options.output.write_json(report.to_json());
@@ -351,7 +372,7 @@ Action add_replay(CLI::App& app) {
   CLI::App* command = app.add_subcommand("replay", "Serve a request trace through one attention layer");
   command->footer(
       "Examples:\n"
-      "  mla replay data/mooncake_conversation_sample.jsonl --requests 16\n"
+      "  mla replay data/mooncake_conversation_sample.jsonl --requests 16 --time-budget 60\n"
       "  mla replay trace.jsonl --model deepseek-v3 --chunk 2k --timeline replay.json\n"
       "  mla replay trace.jsonl --model deepseek-v3.2 --sparse --cache fp8_ds_mla --mtp 1 --requests 2\n"
       "  mla replay trace.jsonl --model deepseek-v4-flash --sparse --requests 2\n"
@@ -364,6 +385,8 @@ Action add_replay(CLI::App& app) {
       ->required();
   command->add_option("--model", options->model, "Preset, config.json or its folder")->capture_default_str();
   command->add_option("--requests", options->requests, "Replay the first N lines; 0 = all")->capture_default_str();
+  command->add_option("--time-budget", options->time_budget,
+                      "Seconds after which to be done: leaves out requests that would take longer (default: none)");
   command->add_option("--layers", options->layers, "Layers that are computed; only 1")->capture_default_str();
   command->add_option("--cache", options->cache, "Cache format (default bf16; deepseek-v4-flash: fp8_dsv4)");
   command->add_flag("--sparse", options->sparse,

@@ -16,6 +16,30 @@ Json percentiles_json(const std::optional<Percentiles>& p) {
   return {{"p50", p ? p->p50 : none}, {"p90", p ? p->p90 : none}, {"p99", p ? p->p99 : none}};
 }
 
+Json left_out_json(std::span<const LeftOut> requests) {
+  Json list = Json::array();
+  for (const LeftOut& request : requests)
+    list.push_back({{"line", request.line},
+                    {"input_length", request.input_length},
+                    {"output_length", request.output_length},
+                    {"computed_tokens", request.num_computed}});
+  return list;
+}
+
+/// "2 of 16 requests: line 12 (87169 + 402 tokens), line 14 (2012 + 354 tokens, given up after 900)"
+std::string left_out_text(std::span<const LeftOut> requests, int64_t total) {
+  constexpr size_t kMost = 8;
+  std::string text = fmt::format("{} of {}:", requests.size(), counted(total, "request"));
+  for (size_t i = 0; i < std::min(requests.size(), kMost); ++i) {
+    const LeftOut& request = requests[i];
+    text += fmt::format("{} line {} ({} + {} tokens", i > 0 ? "," : "", request.line, request.input_length,
+                        request.output_length);
+    text += request.num_computed > 0 ? fmt::format(", given up after {})", request.num_computed) : ")";
+  }
+  if (requests.size() > kMost) text += fmt::format(" and {} more", requests.size() - kMost);
+  return text;
+}
+
 void add_percentiles(Table& table, const char* label, const std::optional<Percentiles>& p) {
   if (!p) return table.add_row({label, "-", "-", "-"});
   table.add_row({label, human_seconds(p->p50 / 1e3), human_seconds(p->p90 / 1e3), human_seconds(p->p99 / 1e3)});
@@ -43,6 +67,11 @@ void Report::collect(const Scheduler& scheduler, const Recorder& recorder, const
   evicted_blocks = scheduler.prefix_cache().num_evicted_blocks();
   for (const Sequence& sequence : scheduler.sequences()) {
     if (sequence.state == SequenceState::kWaiting) continue;
+    if (sequence.state == SequenceState::kLeftOut)
+      left_out.push_back({.line = sequence.request->line,
+                          .input_length = sequence.request->input_length,
+                          .output_length = sequence.request->output_length,
+                          .num_computed = sequence.num_computed});
     const int64_t in_prompt = std::min(sequence.num_computed, sequence.request->input_length);
     input_tokens += in_prompt;
     hit_tokens += sequence.num_hit;
@@ -102,6 +131,8 @@ Json Report::to_json() const {
       {"requests", requests},
       {"total_requests", total_requests},
       {"interrupted", interrupted},
+      {"time_budget", time_budget > 0.0 ? time_budget : none},
+      {"left_out", left_out_json(left_out)},
       {"model", model},
       {"cache", cache},
       {"backends", {{"prefill", prefill_backend}, {"decode", decode_backend}}},
@@ -153,6 +184,8 @@ void Report::print(const Output& output) const {
         device);
   output.print("\n{}{}, {}, {} cache, {}, prefill on {}, decode on {}\n\n", interrupted ? "INTERRUPTED: " : "", model,
                layers, cache, counted(threads, "thread"), prefill_backend, decode_backend);
+  if (!left_out.empty())
+    output.print("left out, for a time budget of {} s: {}\n\n", time_budget, left_out_text(left_out, total_requests));
   Table counts({"", "value", "rate"});
   counts.add_row({"requests finished", fmt::format("{} of {}", requests, total_requests), ""});
   counts.add_row({"prompt tokens computed", fmt::format("{}", prefill_tokens),

@@ -27,6 +27,13 @@ struct Ceilings {
   double decode_gflops = 0.0;
 };
 
+/// A request that the time budget had no room for.
+struct LeftOut {
+  int64_t line = 0;
+  int32_t input_length = 0, output_length = 0;
+  int32_t num_computed = 0;  ///< tokens that were computed, or shared, before it was given up
+};
+
 struct Report {
   std::string model, cache, prefill_backend, decode_backend;
   std::string device = "cpu";
@@ -36,6 +43,8 @@ struct Report {
   bool sparse = false;
   int32_t threads = 1;
   bool interrupted = false;
+  double time_budget = 0.0;  ///< seconds; 0 = none
+  std::vector<LeftOut> left_out;
   int64_t total_requests = 0, requests = 0;
   int64_t input_tokens = 0, prefill_tokens = 0, hit_tokens = 0, decode_tokens = 0, decode_rows = 0, steps = 0;
   int64_t evicted_blocks = 0;

@@ -31,6 +31,7 @@ Scheduler::Scheduler(std::span<const Request> requests, const SchedulerOptions& 
     Sequence sequence;
     sequence.request = &request;
     sequence.arrival_ms = options.as_fast_as_possible ? 0.0 : request.arrival_ms;
+    waiting_.push_back(static_cast<int32_t>(sequences_.size()));
     sequences_.push_back(std::move(sequence));
   }
 }
@@ -94,7 +95,7 @@ DecodePiece Scheduler::next_answer(int32_t index) const {
   return piece;
 }
 
-Step Scheduler::next(double now_ms) {
+Step Scheduler::next(double now_ms, const std::function<bool(const Sequence&)>& admits) {
   Step step;
   int32_t budget = options_.chunk;
   const auto add_piece = [&](int32_t index) {
@@ -110,12 +111,22 @@ Step Scheduler::next(double now_ms) {
       add_piece(index);
   }
   // Admitted as late as possible: blocks that earlier requests finish meanwhile can be shared.
-  while (budget > 0 && next_waiting_ < sequences_.size() && num_running() < options_.max_batch &&
-         sequences_[next_waiting_].arrival_ms <= now_ms) {
-    const auto index = static_cast<int32_t>(next_waiting_);
+  size_t refused = 0;
+  while (budget > 0 && refused < waiting_.size() && num_running() < options_.max_batch &&
+         sequences_[static_cast<size_t>(waiting_[refused])].arrival_ms <= now_ms) {
+    const int32_t index = waiting_[refused];
+    if (admits && !admits(sequences_[static_cast<size_t>(index)])) {
+      ++refused;
+      continue;
+    }
     if (!admit(index, now_ms)) break;
-    ++next_waiting_;
+    waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(refused));
     add_piece(index);
+  }
+  if (step.empty()) {
+    const auto end = waiting_.begin() + static_cast<std::ptrdiff_t>(refused);
+    std::for_each(waiting_.begin(), end, [&](int32_t index) { leave_out(sequences_[static_cast<size_t>(index)]); });
+    waiting_.erase(waiting_.begin(), end);
   }
   return step;
 }
@@ -134,14 +145,23 @@ void Scheduler::publish_blocks(Sequence& sequence) {
   }
 }
 
-void Scheduler::finish(Sequence& sequence, double now_ms) {
-  sequence.state = SequenceState::kFinished;
-  sequence.finished_ms = now_ms;
+void Scheduler::release(Sequence& sequence) {
   for (int32_t page : sequence.pages) pool_.release(page);
   cache_.release(sequence.chain);
   sequence.pages.clear();
   sequence.chain.clear();
-  ++num_finished_;
+}
+
+void Scheduler::leave_out(Sequence& sequence) {
+  sequence.state = SequenceState::kLeftOut;
+  ++num_left_out_;
+}
+
+void Scheduler::give_up(int32_t index) {
+  Sequence& sequence = sequences_[static_cast<size_t>(index)];
+  leave_out(sequence);
+  release(sequence);
+  std::erase(running_, index);
 }
 
 void Scheduler::complete(const Step& step, double now_ms) {
@@ -164,21 +184,24 @@ void Scheduler::complete(const Step& step, double now_ms) {
   std::erase_if(running_, [&](int32_t index) {
     Sequence& sequence = sequences_[static_cast<size_t>(index)];
     if (sequence.state != SequenceState::kDecode || sequence.num_output < sequence.request->output_length) return false;
-    finish(sequence, now_ms);
+    sequence.state = SequenceState::kFinished;
+    sequence.finished_ms = now_ms;
+    ++num_finished_;
+    release(sequence);
     return true;
   });
 }
 
 double Scheduler::next_arrival_ms() const {
-  if (next_waiting_ >= sequences_.size()) return std::numeric_limits<double>::infinity();
-  return sequences_[next_waiting_].arrival_ms;
+  if (waiting_.empty()) return std::numeric_limits<double>::infinity();
+  return sequences_[static_cast<size_t>(waiting_.front())].arrival_ms;
 }
 
 int64_t Scheduler::num_queued(double now_ms) const {
-  const auto first = sequences_.begin() + static_cast<std::ptrdiff_t>(next_waiting_);
-  const auto last = std::upper_bound(first, sequences_.end(), now_ms,
-                                     [](double now, const Sequence& sequence) { return now < sequence.arrival_ms; });
-  return last - first;
+  const auto last = std::upper_bound(waiting_.begin(), waiting_.end(), now_ms, [&](double now, int32_t index) {
+    return now < sequences_[static_cast<size_t>(index)].arrival_ms;
+  });
+  return last - waiting_.begin();
 }
 
 }  // namespace mla::cli::replay

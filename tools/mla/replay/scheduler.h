@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <span>
 #include <vector>
@@ -27,7 +28,7 @@ struct SchedulerOptions {
 /// How often a draft is right if those before it are: about what multi-token prediction reaches.
 inline constexpr double kDraftAcceptance = 0.7;
 
-enum class SequenceState : uint8_t { kWaiting, kPrefill, kDecode, kFinished };
+enum class SequenceState : uint8_t { kWaiting, kPrefill, kDecode, kFinished, kLeftOut };
 
 /// One request on its way. Times are milliseconds, NaN until they are known.
 struct Sequence {
@@ -77,16 +78,23 @@ class Scheduler {
   static Status check(std::span<const Request> requests, const SchedulerOptions& options);
 
   /// What to compute at time `now_ms`. Empty while nobody runs and nobody has arrived. The step must be completed
-  /// before the next one is asked for.
-  Step next(double now_ms);
+  /// before the next one is asked for. Requests of which `admits`, if given, says no wait on; they are left out once
+  /// nobody else runs.
+  Step next(double now_ms, const std::function<bool(const Sequence&)>& admits = {});
   /// Takes note that a step is done.
   void complete(const Step& step, double now_ms);
 
-  bool done() const { return num_finished_ == std::ssize(sequences_); }
+  /// Leaves a running request out, between two steps.
+  void give_up(int32_t index);
+
+  bool done() const { return num_finished_ + num_left_out_ == std::ssize(sequences_); }
   /// When the next waiting request arrives; infinity if none waits.
   double next_arrival_ms() const;
   int64_t num_finished() const { return num_finished_; }
   int64_t num_running() const { return std::ssize(running_); }
+  int64_t num_left_out() const { return num_left_out_; }
+  /// Indices of `sequences`, in order of admission.
+  std::span<const int32_t> running() const { return running_; }
   /// Requests that have arrived and wait for pages or a place.
   int64_t num_queued(double now_ms) const;
   std::span<const Sequence> sequences() const { return sequences_; }
@@ -97,7 +105,8 @@ class Scheduler {
   bool admit(int32_t index, double now_ms);
   DecodePiece next_answer(int32_t index) const;
   void publish_blocks(Sequence& sequence);
-  void finish(Sequence& sequence, double now_ms);
+  void release(Sequence& sequence);
+  void leave_out(Sequence& sequence);
 
   SchedulerOptions options_;
   bool share_;  // a block must be a whole number of pages
@@ -105,8 +114,8 @@ class Scheduler {
   PrefixCache cache_;
   std::vector<Sequence> sequences_;
   std::vector<int32_t> running_;  // in order of admission
-  size_t next_waiting_ = 0;
-  int64_t num_finished_ = 0;
+  std::vector<int32_t> waiting_;  // in order of arrival
+  int64_t num_finished_ = 0, num_left_out_ = 0;
 };
 
 }  // namespace mla::cli::replay
