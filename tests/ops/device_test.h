@@ -77,17 +77,24 @@ class DeviceTest : public testing::TestWithParam<std::tuple<std::string, std::st
     return judge(kit::problem_of(fit(spec))).usable;
   }
 
-  /// What cuda_sm90 leaves to cuda_portable is left out, for that row has the same test.
-  template <class Spec>
-  void expect_ok(const Spec& spec) {
+  /// Calls run_it(fit(spec)). What cuda_sm90 leaves to cuda_portable is left out, for that row has the same test.
+  template <class Spec, class RunIt>
+  void with_fitting(const Spec& spec, const RunIt& run_it) {
     if (is_sm90() && !can_run(spec)) {
       ++left_;
       return;
     }
     ++ran_;
-    const kit::Outcome outcome = kit::check(context(), fit(spec));
-    EXPECT_TRUE(outcome.ok) << device() << ": " << outcome.line();
-    EXPECT_EQ(outcome.backend, row());
+    run_it(fit(spec));
+  }
+
+  template <class Spec>
+  void expect_ok(const Spec& spec) {
+    with_fitting(spec, [&](const Spec& fitting) {
+      const kit::Outcome outcome = kit::check(context(), fitting);
+      EXPECT_TRUE(outcome.ok) << device() << ": " << outcome.line();
+      EXPECT_EQ(outcome.backend, row());
+    });
   }
 
   /// A case of a spec that was made fit, changed by the test and run.
@@ -124,6 +131,16 @@ class DeviceTest : public testing::TestWithParam<std::tuple<std::string, std::st
 
   std::optional<Context> context_;
   int ran_ = 0, left_ = 0;
+};
+
+/// The kit's problems on a real GPU are copied there; tests that bring memory of their own run on emulated ones.
+template <Op op>
+class EmulatedTest : public DeviceTest<op> {
+ protected:
+  void SetUp() override {
+    if (!this->device().starts_with("emulated:")) GTEST_SKIP() << "host memory is not this GPU's";
+    DeviceTest<op>::SetUp();
+  }
 };
 
 /// "emulated_sm90_cuda_portable"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where kernels may look: pages that nobody owns and the memory behind every tensor are protected, so that a read is a
-// crash; and pages lie further than 2^32 elements apart.
+// crash.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "backend_test.h"
-#include "far_pool.h"
 #include "fenced_memory.h"
 
 namespace mla {
@@ -52,30 +51,6 @@ TEST_P(DecodeMemory, ReadsOwnedPagesAndNothingBehindAnyTensor) {
           const kit::Outcome outcome = kit::check_outputs(problem, *expected, GetParam());
           EXPECT_TRUE(outcome.ok) << outcome.line();
         }
-}
-
-TEST_P(DecodeMemory, PageOffsetsBeyond32Bits) {
-  const FarPool pool;
-  if (pool.memory.data() == nullptr) GTEST_SKIP() << "the system does not map 8 GiB without reserving them";
-  DecodeSpec spec;
-  spec.kv_len = {250};
-  spec.cache.poison = false;
-  const DecodeCase problem(spec);
-  MLA_EXPECT_OK(kit::plan_and_run(context(), problem));
-  const std::vector<std::byte> near = bits_of(problem.o);
-  for (size_t i = 0; i < kFarPages.size(); ++i)
-    std::memcpy(pool.page(kFarPages[i]),
-                problem.memory.kv.as<uint16_t>() + problem.memory.pages_of[0][i] * FarPool::kPageElements,
-                FarPool::kPageElements * 2);
-  DecodeParams params = problem.params();
-  params.cache.kv = pool.view();
-  params.pages.kv_indices.data = const_cast<int32_t*>(kFarPages.data());
-  params.pages.kv_indices.shape[0] = 4;
-  const int32_t kv_indptr[] = {0, 4};
-  params.pages.kv_indptr = contiguous(kv_indptr, DType::kI32, {2});
-  problem.reset_outputs();
-  run_params(context(), params);
-  EXPECT_EQ(bits_of(problem.o), near);
 }
 
 TEST_P(DecodeMemory, EveryFormatWithUnownedPagesUnmapped) {
@@ -156,32 +131,6 @@ TEST_P(DecodeSparseMemory, TheLastRowOfThePoolIsTheLastThatIsRead) {
     }
 }
 
-TEST_P(DecodeSparseMemory, SlotsBeyond32Bits) {
-  const FarPool pool;
-  if (pool.memory.data() == nullptr) GTEST_SKIP() << "the system does not map 8 GiB without reserving them";
-  kit::DecodeSparseSpec spec;
-  spec.q_len = {1, 1};
-  spec.pool.cache.poison = false;
-  spec.pool.cache.shuffled_pages = false;
-  spec.pool.num_tokens = 256;
-  spec.pool.invalid_share = 0;
-  const kit::DecodeSparseCase problem(spec);
-  MLA_EXPECT_OK(kit::plan_and_run(context(), problem));
-  const std::vector<std::byte> near = bits_of(problem.o);
-  auto* indices = problem.pool.indices.as<int32_t>();
-  for (size_t i = 0; i < kFarPages.size(); ++i)
-    std::memcpy(pool.page(kFarPages[i]),
-                problem.pool.memory.kv.as<uint16_t>() + static_cast<int64_t>(i) * FarPool::kPageElements,
-                FarPool::kPageElements * 2);
-  for (int64_t i = 0; i < 2 * 64; ++i)
-    indices[i] = kFarPages[static_cast<size_t>(indices[i] / 64)] * 64 + indices[i] % 64;
-  DecodeSparseParams params = problem.params();
-  params.pool.cache.kv = pool.view();
-  problem.reset_outputs();
-  run_params(context(), params);
-  EXPECT_EQ(bits_of(problem.o), near);
-}
-
 class GatherMemory : public BackendTest<Op::kGather> {};
 MLA_FOR_EVERY_ROW(GatherMemory, Op::kGather);
 
@@ -247,39 +196,6 @@ TEST_P(IndexerMemoryTest, UnownedPagesUnmapped) {
   MLA_EXPECT_OK(run(context(), params));
   const kit::Outcome outcome = kit::check_outputs(problem, GetParam());
   EXPECT_TRUE(outcome.ok) << outcome.line();
-}
-
-class AppendMemory : public BackendTest<Op::kAppend> {};
-MLA_FOR_EVERY_ROW(AppendMemory, Op::kAppend);
-
-TEST_P(AppendMemory, AppendAndGatherBeyond32Bits) {
-  const FarPool pool;
-  if (pool.memory.data() == nullptr) GTEST_SKIP() << "the system does not map 8 GiB without reserving them";
-  const kit::Buffer rows(256 * 576 * 2), back(256 * 576 * 2);
-  kit::fill_normal(rows.data(), DType::kBF16, 0, int64_t{256} * 576, 3);
-  std::vector<int64_t> slots;
-  for (int64_t token = 0; token < 256; ++token)
-    slots.push_back(int64_t{kFarPages[static_cast<size_t>(token / 64)]} * 64 + token % 64);
-  AppendParams append;
-  append.kv = contiguous(rows.data(), DType::kBF16, {256, 576});
-  append.slot_mapping = contiguous(slots.data(), DType::kI64, {256});
-  append.cache.kv = pool.view();
-  MLA_EXPECT_OK(run(context(), append));
-  for (size_t i = 0; i < kFarPages.size(); ++i)
-    EXPECT_EQ(std::memcmp(pool.page(kFarPages[i]), rows.as<uint16_t>() + i * FarPool::kPageElements,
-                          FarPool::kPageElements * 2),
-              0)
-        << kFarPages[i];
-
-  const int32_t kv_len[] = {256}, out_indptr[] = {0, 256};
-  GatherParams gather;
-  gather.cache.kv = pool.view();
-  gather.pages.block_table = contiguous(kFarPages.data(), DType::kI32, {1, 4});
-  gather.pages.kv_len = contiguous(kv_len, DType::kI32, {1});
-  gather.out_indptr = contiguous(out_indptr, DType::kI32, {2});
-  gather.out_kv = contiguous(back.data(), DType::kBF16, {256, 576});
-  MLA_EXPECT_OK(run(context(), gather));
-  EXPECT_EQ(bits_of(back), bits_of(rows));
 }
 
 class PrefillMemory : public BackendTest<Op::kPrefill> {};

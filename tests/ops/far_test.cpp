@@ -1,0 +1,352 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every operation on tensors whose rows, pages and scales lie further apart than 32 bits count, on the CPU and on
+// emulated GPUs, whose memory is the host's: what comes out is what the reference says of the same rows side by side.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "backend_test.h"
+#include "device_test.h"
+#include "far_memory.h"
+#include "fenced_memory.h"
+
+namespace mla {
+namespace {
+
+constexpr int64_t kAnySlot = INT64_MAX, kInt32Slot = INT32_MAX;
+
+template <class Params>
+void move_caches(FarMemory&, Params&) {}
+
+void move_caches(FarMemory& far, DecodeParams& params) {
+  far.move_cache(params.cache, kAnySlot);
+  far.renumber(params.pages);
+}
+void move_caches(FarMemory& far, DecodeSparseParams& params) {
+  for (SparsePool* pool : {&params.pool, &params.extra_pool}) {
+    if (!pool->indices.given()) continue;
+    far.move_cache(pool->cache, kInt32Slot);
+    far.renumber_slots<int32_t>(pool->indices);
+  }
+}
+void move_caches(FarMemory& far, GatherParams& params) {
+  far.move_cache(params.cache, kAnySlot);
+  far.renumber(params.pages);
+  far.renumber_tokens(params.token_start);
+}
+template <class Params>
+requires requires(Params params) { params.slot_mapping; }
+void move_caches(FarMemory& far, Params& params) {
+  far.move_cache(params.cache, kAnySlot);
+  far.renumber_slots<int64_t>(params.slot_mapping);
+}
+void move_caches(FarMemory& far, CopyPagesParams& params) {
+  far.move_cache(params.from, kAnySlot);
+  far.renumber_pages(params.from_pages);
+  far.move_cache(params.to, kAnySlot);
+  far.renumber_pages(params.to_pages);
+}
+void move_caches(FarMemory& far, IndexerLogitsParams& params) {
+  far.move_cache(params.cache, kAnySlot);
+  far.renumber(params.pages);
+}
+void move_caches(FarMemory& far, IndexerTopKParams& params) { move_caches(far, params.indexer); }
+
+/// The tensors whose elements may lie apart, too.
+template <class Params>
+bool has_free_elements(const Params& params, const TensorView& view) {
+  bool is_one = false;
+  if constexpr (requires { params.lse; }) is_one |= &view == &params.lse;
+  if constexpr (requires { params.partial_lse; }) is_one |= &view == &params.partial_lse;
+  if constexpr (requires { params.max_logits; }) is_one |= &view == &params.max_logits;
+  return is_one;
+}
+
+template <class Case>
+void run_far(const Context& context, const Case& problem, const FarLayout& layout) {
+  auto params = problem.params();
+  FarMemory far(layout);
+  move_caches(far, params);
+  kit::for_each_tensor(params, [&](TensorView& view) {
+    if (!far.holds(view)) far.move_rows(view, has_free_elements(params, view));
+  });
+  if (testing::Test::HasFatalFailure()) return;
+  if constexpr (requires { workspace_size(context, params); })
+    run_params(context, params);
+  else
+    MLA_EXPECT_OK(run(context, params));
+  far.fetch();
+}
+
+template <class Case, class Spec>
+void expect_far(const Context& context, const Spec& spec, const std::vector<FarLayout>& layouts,
+                const std::string& row) {
+  const Case problem(spec);
+  const auto expect_all = [&](const auto&... expected) {
+    for (const FarLayout& layout : layouts) {
+      // The reference of decode looks at every key, unused ones too.
+      if (std::is_same_v<Case, kit::DecodeCase> && row == "reference" && layout.skipped > 0) continue;
+      problem.reset_outputs();
+      run_far(context, problem, layout);
+      const kit::Outcome outcome = kit::check_outputs(problem, expected..., row);
+      EXPECT_TRUE(outcome.ok) << layout.name << ": " << outcome.line();
+    }
+  };
+  if constexpr (requires { kit::expected_of(problem); }) {
+    const Result<kit::Expected> expected = kit::expected_of(problem);
+    MLA_EXPECT_OK(expected);
+    expect_all(*expected);
+  } else {
+    expect_all();
+  }
+}
+
+/// Problems, and the layouts that their caches can have: where all tokens of a page or of a request are visited, none
+/// can be unused.
+template <class Spec>
+struct FarProblem {
+  Spec spec;
+  std::vector<FarLayout> layouts;
+};
+template <class Spec>
+using FarProblems = std::vector<FarProblem<Spec>>;
+
+/// Every format in its usual form; where it has this form, with the parts of rows in two tensors and scales in a third;
+/// and with rows that are hardly aligned.
+std::vector<kit::CacheSpec> far_caches() {
+  std::vector<kit::CacheSpec> caches;
+  for (CacheFormat format : kAllCacheFormats) {
+    kit::CacheSpec cache = kit::usual_cache(format);
+    cache.page_size = 16;
+    cache.unowned_pages = 0;
+    caches.push_back(cache);
+    if (!cache.packed()) {
+      kit::CacheSpec divided = cache;
+      divided.two_tensors = true;
+      divided.token_scales = format == CacheFormat::kFP8;
+      caches.push_back(divided);
+    }
+    cache.page_stride_extra = 2;
+    caches.push_back(cache);
+  }
+  return caches;
+}
+
+FarProblems<kit::DecodeSpec> decode_problems() {
+  FarProblems<kit::DecodeSpec> problems;
+  for (const kit::CacheSpec& cache : far_caches())
+    for (int32_t heads : {7, 33}) {
+      kit::DecodeSpec spec;
+      spec.cache = cache;
+      spec.cache.block_table = spec.split_q = heads == 33;
+      spec.num_heads = heads;
+      spec.q_len = {heads == 7 ? 2 : 1};
+      spec.kv_len = {37, 5};
+      if (heads == 7) spec.tree = kit::Tree::kMask;
+      problems.push_back({spec, {kFarStrides, kFarPages}});
+      if (heads == 33) continue;
+      spec.tree = kit::Tree::kNone;
+      spec.kv_len = {16, 13};
+      spec.options.window_left = 9;
+      problems.push_back({spec, {kPageEnds}});
+    }
+  return problems;
+}
+
+FarProblems<kit::DecodeSparseSpec> decode_sparse_problems() {
+  FarProblems<kit::DecodeSparseSpec> problems;
+  for (const kit::CacheSpec& cache : far_caches())
+    for (int32_t heads : {7, 33}) {
+      kit::DecodeSparseSpec spec;
+      spec.num_heads = heads;
+      spec.split_q = heads == 33;
+      spec.q_len = {1, 1};
+      spec.pool.cache = cache;
+      spec.pool.num_tokens = 40;
+      spec.pool.topk = 20;
+      spec.extra_pool = spec.pool;
+      spec.extra_pool->topk = 30;
+      problems.push_back(
+          {spec, heads == 7 ? std::vector{kFarStrides, kFarPages} : std::vector{kFarStrides, kPageEnds}});
+    }
+  return problems;
+}
+
+FarProblems<kit::PrefillSpec> prefill_problems() {
+  FarProblems<kit::PrefillSpec> problems;
+  for (int32_t heads : {1, 3}) {
+    kit::PrefillSpec spec;
+    spec.q_len = {17, 1};
+    spec.kv_len = {40, 9};
+    spec.num_heads = heads;
+    spec.dtype = spec.o_dtype = heads == 1 ? DType::kBF16 : DType::kF16;
+    problems.push_back({spec, {kFarStrides}});
+  }
+  return problems;
+}
+
+FarProblems<kit::PrefillSparseSpec> prefill_sparse_problems() {
+  FarProblems<kit::PrefillSparseSpec> problems;
+  for (int32_t heads : {7, 33}) {
+    kit::PrefillSparseSpec spec;
+    spec.num_tokens = 3;
+    spec.num_keys = 60;
+    spec.num_heads = heads;
+    problems.push_back({spec, {kFarStrides}});
+  }
+  return problems;
+}
+
+FarProblems<kit::MergeSpec> merge_problems() {
+  kit::MergeSpec spec;
+  spec.num_states = 3;
+  spec.num_tokens = 2;
+  spec.num_heads = 5;
+  return {{spec, {kFarStrides}}};
+}
+
+FarProblems<kit::AppendSpec> append_problems() {
+  FarProblems<kit::AppendSpec> problems;
+  for (const kit::CacheSpec& cache : far_caches())
+    for (DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+      kit::AppendSpec spec;
+      spec.cache = cache;
+      spec.num_pages = 4;
+      spec.num_tokens = 40;
+      spec.dtype = dtype;
+      spec.split_rows = cache.two_tensors;
+      problems.push_back({spec, {kFarStrides, kFarPages, kPageEnds}});
+    }
+  return problems;
+}
+
+FarProblems<kit::AppendRopeSpec> append_rope_problems() {
+  FarProblems<kit::AppendRopeSpec> problems;
+  for (const kit::CacheSpec& cache : far_caches()) {
+    kit::AppendRopeSpec spec;
+    spec.cache = cache;
+    spec.num_pages = 4;
+    spec.num_tokens = 20;
+    spec.num_heads = 3;
+    spec.max_positions = 50;
+    problems.push_back({spec, {kFarStrides, kFarPages, kPageEnds}});
+  }
+  return problems;
+}
+
+FarProblems<kit::GatherSpec> gather_problems() {
+  FarProblems<kit::GatherSpec> problems;
+  for (const kit::CacheSpec& cache : far_caches())
+    for (DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+      kit::GatherSpec spec;
+      spec.cache = cache;
+      spec.cache.block_table = dtype == DType::kF32;
+      spec.out_dtype = dtype;
+      spec.split_out = cache.two_tensors;
+      spec.kv_len = {37, 16, 5};
+      spec.token_start = {1, 0, 2};
+      spec.count = {36, 16, 3};
+      problems.push_back({spec, {kFarStrides, kFarPages}});
+      spec.kv_len = {16, 9, 5};
+      spec.count = {15, 9, 3};
+      problems.push_back({spec, {kPageEnds}});
+    }
+  return problems;
+}
+
+FarProblems<kit::CopyPagesSpec> copy_pages_problems() {
+  FarProblems<kit::CopyPagesSpec> problems;
+  for (const kit::CacheSpec& cache : far_caches()) {
+    kit::CacheSpec other = kit::usual_cache(CacheFormat::kBF16);
+    other.page_size = 8;
+    other.d_qk = cache.d_qk;
+    other.d_v = cache.d_ckv();
+    kit::CacheSpec same = cache;
+    same.page_size = 8;
+    const std::vector<FarLayout> layouts = {kFarStrides, kFarPages};
+    problems.push_back({{.num_tokens = 32, .from = cache, .to = same}, layouts});
+    problems.push_back({{.num_tokens = 32, .from = cache, .to = other}, layouts});
+    problems.push_back({{.num_tokens = 32, .from = other, .to = cache}, layouts});
+  }
+  return problems;
+}
+
+FarProblems<kit::AppendIndexerSpec> append_indexer_problems() {
+  kit::AppendIndexerSpec spec;
+  spec.num_pages = 4;
+  spec.page_size = 16;
+  spec.num_tokens = 40;
+  return {{spec, {kFarStrides, kFarPages, kPageEnds}}};
+}
+
+FarProblems<kit::IndexerLogitsSpec> indexer_problems() {
+  FarProblems<kit::IndexerLogitsSpec> problems;
+  for (int32_t heads : {20, 52})
+    for (DType dtype : {DType::kE4M3, DType::kBF16}) {
+      kit::IndexerLogitsSpec spec;
+      spec.q_dtype = dtype;
+      spec.num_heads = heads;
+      spec.q_len = {2};
+      spec.kv_len = {37, 16, 5};
+      spec.page_size = 16;
+      spec.block_table = dtype == DType::kBF16;
+      problems.push_back({spec, {kFarStrides, kFarPages}});
+      spec.kv_len = {16, 5};
+      problems.push_back({spec, {kLongPages}});
+    }
+  return problems;
+}
+
+FarProblems<kit::IndexerTopKSpec> indexer_top_k_problems() {
+  FarProblems<kit::IndexerTopKSpec> problems;
+  for (const auto& [indexer, layouts] : indexer_problems())
+    problems.push_back({{.indexer = indexer, .topk = 7}, layouts});
+  return problems;
+}
+
+FarProblems<kit::TopKSpec> top_k_problems() { return {{{.num_tokens = 3, .num_logits = 300, .k = 20}, {kFarStrides}}}; }
+
+FarProblems<kit::PhysicalSlotsSpec> physical_slots_problems() {
+  return {{{.q_len = {2}, .kv_len = {300, 40}, .block_table = true}, {kFarStrides}}};
+}
+
+FarProblems<kit::BlockTableToCsrSpec> block_table_problems() { return {{{}, {kFarStrides}}}; }
+
+/// Suite on every row of the CPU, SuiteOnDevice on every emulated GPU.
+#define MLA_FAR_TESTS(Suite, op, Case, problems)                                                                \
+  class Suite : public BackendTest<op> {};                                                                      \
+  MLA_FOR_EVERY_ROW(Suite, op);                                                                                 \
+  TEST_P(Suite, OffsetsBeyond32Bits) {                                                                          \
+    for (const auto& [spec, layouts] : problems()) expect_far<kit::Case>(context(), spec, layouts, GetParam()); \
+  }                                                                                                             \
+  class Suite##OnDevice : public EmulatedTest<op> {};                                                           \
+  MLA_FOR_EVERY_DEVICE(Suite##OnDevice, op);                                                                    \
+  TEST_P(Suite##OnDevice, OffsetsBeyond32Bits) {                                                                \
+    for (const auto& problem : problems())                                                                      \
+      with_fitting(problem.spec,                                                                                \
+                   [&](const auto& spec) { expect_far<kit::Case>(context(), spec, problem.layouts, row()); });  \
+  }                                                                                                             \
+  static_assert(true)
+
+MLA_FAR_TESTS(FarDecode, Op::kDecode, DecodeCase, decode_problems);
+MLA_FAR_TESTS(FarDecodeSparse, Op::kDecodeSparse, DecodeSparseCase, decode_sparse_problems);
+MLA_FAR_TESTS(FarPrefill, Op::kPrefill, PrefillCase, prefill_problems);
+MLA_FAR_TESTS(FarPrefillSparse, Op::kPrefillSparse, PrefillSparseCase, prefill_sparse_problems);
+MLA_FAR_TESTS(FarMerge, Op::kMergeStates, MergeCase, merge_problems);
+MLA_FAR_TESTS(FarAppend, Op::kAppend, AppendCase, append_problems);
+MLA_FAR_TESTS(FarAppendRope, Op::kAppendRope, AppendRopeCase, append_rope_problems);
+MLA_FAR_TESTS(FarGather, Op::kGather, GatherCase, gather_problems);
+MLA_FAR_TESTS(FarCopyPages, Op::kCopyPages, CopyPagesCase, copy_pages_problems);
+MLA_FAR_TESTS(FarAppendIndexer, Op::kAppendIndexer, AppendIndexerCase, append_indexer_problems);
+MLA_FAR_TESTS(FarIndexer, Op::kIndexerLogits, IndexerLogitsCase, indexer_problems);
+MLA_FAR_TESTS(FarIndexerTopK, Op::kIndexerTopK, IndexerTopKCase, indexer_top_k_problems);
+MLA_FAR_TESTS(FarTopK, Op::kTopK, TopKCase, top_k_problems);
+MLA_FAR_TESTS(FarPhysicalSlots, Op::kPhysicalSlots, PhysicalSlotsCase, physical_slots_problems);
+MLA_FAR_TESTS(FarBlockTable, Op::kBlockTableToCsr, BlockTableToCsrCase, block_table_problems);
+
+}  // namespace
+}  // namespace mla
