@@ -12,6 +12,7 @@
 
 #include "cuda/runtime/device_runtime.h"
 #include "mla/mla.h"
+#include "trace.h"
 
 namespace mla {
 namespace {
@@ -168,7 +169,7 @@ class CaptureTest : public GpuTest {
   /// f must fail while a capture is on, and end it.
   template <class F>
   void expect_forbidden(const char* what, const F& f) {
-    SCOPED_TRACE(what);
+    MLA_TRACE(what);
     ok(gpu_.begin_capture(stream_));
     EXPECT_FALSE(f().ok());
     EXPECT_FALSE(gpu_.end_capture(stream_).ok());

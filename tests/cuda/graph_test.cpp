@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "cuda/devices.h"
+#include "trace.h"
 
 namespace mla::test {
 namespace {
@@ -173,7 +174,7 @@ TEST_P(DecodeGraph, ServesEveryBatchUpToItsCapacity) {
 
   std::vector<std::vector<float>> first;
   for (const Batch& batch : kBatches) {
-    SCOPED_TRACE(batch.name);
+    MLA_TRACE(batch.name);
     const uint64_t seed = static_cast<uint64_t>(batch.kv_len[1]);
     problem.set(batch, seed);
     mirror.send();

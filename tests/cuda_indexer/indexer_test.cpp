@@ -9,6 +9,7 @@
 #include "cuda_writers/memory.h"
 #include "reference/reference.h"
 #include "reference/scalar.h"
+#include "trace.h"
 
 namespace mla::indexer_test {
 namespace {
@@ -19,7 +20,7 @@ constexpr int32_t kDim = kIndexerLayout.head_dim;
 
 TEST(CudaAppendIndexer, LeavesTheBytesOfTheReference) {
   for (uint64_t seed = 0; seed < 60; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    MLA_TRACE(testing::Message() << "seed " << seed);
     Random random(seed);
     Memory memory(random);
     const int32_t page_size = random.of({1, 7, 64}), num_pages = random.integer(1, 6);
@@ -204,7 +205,7 @@ void expect_logits_of_reference(Problem& problem, uint64_t seed, IndexerLogits r
 /// Long requests on one multiprocessor: blocks take many keys, one pass after another.
 void expect_many_keys(IndexerLogits run) {
   for (uint64_t seed = 0; seed < 6; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    MLA_TRACE(testing::Message() << "seed " << seed);
     Random random(seed);
     Memory memory(random);
     Problem problem(random, memory, {.num_heads = 33, .q_dtype = DType::kE4M3, .most_keys = 5000});
@@ -216,7 +217,7 @@ TEST(CudaIndexerLogits, ManyKeys) { expect_many_keys(run_indexer_logits); }
 
 TEST(CudaIndexerLogits, CloseToTheReference) {
   for (uint64_t seed = 0; seed < 48; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    MLA_TRACE(testing::Message() << "seed " << seed);
     Random random(seed);
     Memory memory(random);
     constexpr DType kTypes[] = {DType::kE4M3, DType::kBF16, DType::kF16, DType::kF32};
@@ -228,7 +229,7 @@ TEST(CudaIndexerLogits, CloseToTheReference) {
 #if MLA_CUDA_ARCH == 90
 TEST(Sm90IndexerLogits, CloseToTheReference) {
   for (uint64_t seed = 0; seed < 48; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    MLA_TRACE(testing::Message() << "seed " << seed);
     Random random(seed);
     Memory memory(random);
     constexpr DType kTypes[] = {DType::kE4M3, DType::kBF16, DType::kF16};
@@ -260,7 +261,7 @@ TEST(CudaIndexerLogits, AnyNumberOfHeads) {
 /// Selections are exact on logits of the same backend, and NaN among visible logits do not let in what is not seen.
 TEST(CudaIndexerTopK, SelectsAndTranslates) {
   for (uint64_t seed = 0; seed < 24; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    MLA_TRACE(testing::Message() << "seed " << seed);
     Random random(seed);
     Memory memory(random);
     Problem problem(random, memory, {.num_heads = 4, .q_dtype = DType::kBF16});

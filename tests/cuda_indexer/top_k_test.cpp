@@ -6,6 +6,7 @@
 
 #include "cuda_writers/memory.h"
 #include "reference/reference.h"
+#include "trace.h"
 
 namespace mla::indexer_test {
 namespace {
@@ -54,7 +55,7 @@ core::TopKArgs random_top_k(Random& random, Memory& memory, int kind, int64_t n,
 
 TEST(CudaTopK, SelectsWhatTheReferenceSelects) {
   for (uint64_t seed = 0; seed < 54; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    MLA_TRACE(testing::Message() << "seed " << seed);
     Random random(seed);
     Memory memory(random);
     const int64_t n = random.of({1, 15, 100, 4096, 5000, 12288, 20000});
@@ -67,7 +68,7 @@ TEST(CudaTopK, SelectsWhatTheReferenceSelects) {
 
 TEST(CudaTopK, TakesLongRows) {
   for (int kind : {0, 2, 5}) {
-    SCOPED_TRACE(testing::Message() << "kind " << kind);
+    MLA_TRACE(testing::Message() << "kind " << kind);
     Random random(77);
     Memory memory(random);
     core::TopKArgs args = random_top_k(random, memory, kind, 140001, 1);

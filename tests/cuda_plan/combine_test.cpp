@@ -10,6 +10,7 @@
 
 #include "cuda_plan/batches.h"
 #include "mla/numeric.h"
+#include "trace.h"
 
 namespace mla::plan_test {
 namespace {
@@ -233,7 +234,7 @@ void check_decode(const Case& c, uint64_t seed) {
 void expect_same_bits(const Case& c, std::initializer_list<int32_t> num_sms) {
   std::vector<float> first;
   for (const int32_t sms : num_sms) {
-    SCOPED_TRACE(testing::Message() << sms << " multiprocessors");
+    MLA_TRACE(testing::Message() << sms << " multiprocessors");
     Fixture fixture(c, 19);
     core::DecodeArgs args = fixture.batch().args();
     fixture.fill_outputs(args);
@@ -253,7 +254,7 @@ void expect_same_bits(const Case& c, std::initializer_list<int32_t> num_sms) {
 TEST(Combine, EveryOutputType) {
   for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32, DType::kE4M3})
     for (const int32_t odd : {0, 1, 2}) {
-      SCOPED_TRACE(testing::Message() << name(dtype) << " with odd strides " << odd);
+      MLA_TRACE(testing::Message() << name(dtype) << " with odd strides " << odd);
       check_decode({.o_dtype = dtype, .with_sink = odd == 1, .odd_stride = odd, .odd_offset = odd}, 7);
       if (HasFailure()) return;
     }
@@ -261,7 +262,7 @@ TEST(Combine, EveryOutputType) {
 
 TEST(Combine, EveryWidth) {
   for (const int32_t d_v : {512, 256, 128, 640}) {
-    SCOPED_TRACE(d_v);
+    MLA_TRACE(d_v);
     check_decode({.d_v = d_v, .o_dtype = DType::kF32}, 8);
     if (HasFailure()) return;
   }
@@ -370,7 +371,7 @@ TEST(Combine, SameBitsHoweverRowsAreShared) {
 TEST(Combine, TwoThreeAndFourSplits) {
   const std::pair<int32_t, size_t> splits_of_requests[] = {{2, 10}, {3, 6}, {4, 5}};
   for (const auto& [splits, requests] : splits_of_requests) {
-    SCOPED_TRACE(testing::Message() << splits << " splits");
+    MLA_TRACE(testing::Message() << splits << " splits");
     const Case c = {.o_dtype = DType::kF32, .kv_len = std::vector<int32_t>(requests, 4096)};
     Fixture fixture(c, 19);
     core::DecodeArgs args = fixture.batch().args();

@@ -5,6 +5,7 @@
 #include <random>
 
 #include "cuda_plan/batches.h"
+#include "trace.h"
 
 namespace mla::plan_test {
 namespace {
@@ -26,8 +27,8 @@ TEST(Plan, CoversRandomBatches) {
     const auto grid = static_cast<int32_t>(1 + random() % 200);
     cuda::WorkShape shape = batch.shape(block_rows, key_block, grid);
     shape.batch_invariant = i % 5 == 4;
-    SCOPED_TRACE(testing::Message() << "batch " << i << " of " << size << " requests, " << batch.num_heads
-                                    << " heads, grid " << grid << ", rows " << block_rows);
+    MLA_TRACE(testing::Message() << "batch " << i << " of " << size << " requests, " << batch.num_heads
+                                 << " heads, grid " << grid << ", rows " << block_rows);
     plan_and_check(batch, shape, random());
     if (testing::Test::HasFailure()) return;
   }
@@ -37,7 +38,7 @@ TEST(Plan, CoversLargeBatches) {
   std::mt19937 random(2);
   for (const int32_t size : {512, 1024, 1025, 3000}) {
     const DecodeBatch batch = random_batch(random, size, 8192, 2);
-    SCOPED_TRACE(size);
+    MLA_TRACE(size);
     plan_and_check(batch, batch.shape(64, 64, 132));
     cuda::WorkShape invariant = batch.shape(64, 64, 132);
     invariant.batch_invariant = true;

@@ -4,13 +4,14 @@
 
 #include "memory.h"
 #include "reference/reference.h"
+#include "trace.h"
 
 namespace mla::writers_test {
 namespace {
 
 TEST(CudaBlockTableToCsr, LeavesTheBytesOfTheReference) {
   for (uint64_t seed = 0; seed < 40; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    MLA_TRACE(testing::Message() << "seed " << seed);
     Random random(seed);
     Memory memory(random);
     const int32_t batch = random.of({0, 1, 5, 33, 1024, 1500}), page_size = random.of({1, 7, 64});
@@ -35,7 +36,7 @@ TEST(CudaBlockTableToCsr, LeavesTheBytesOfTheReference) {
 
 TEST(CudaPhysicalSlots, LeavesTheBytesOfTheReference) {
   for (uint64_t seed = 0; seed < 120; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    MLA_TRACE(testing::Message() << "seed " << seed);
     Random random(seed);
     Memory memory(random);
     const int32_t batch = random.of({1, 3, 50}), page_size = random.of({1, 7, 64}), width = 6;

@@ -8,6 +8,7 @@
 #include "memory.h"
 #include "reference/reference.h"
 #include "reference/scalar.h"
+#include "trace.h"
 
 namespace mla::writers_test {
 namespace {
@@ -42,7 +43,7 @@ void expect_close(const std::vector<float>& actual, const std::vector<float>& ex
 
 TEST(CudaMergeStates, IsTheReferenceUpToRounding) {
   for (uint64_t seed = 0; seed < 150; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    MLA_TRACE(testing::Message() << "seed " << seed);
     Random random(seed);
     Memory memory(random);
     core::MergeStatesArgs args = {.num_states = random.of({1, 2, 3, 7, 40}),

@@ -9,6 +9,7 @@
 #include "memory.h"
 #include "reference/reference.h"
 #include "reference/scalar.h"
+#include "trace.h"
 
 namespace mla::writers_test {
 namespace {
@@ -30,7 +31,7 @@ std::vector<int64_t> random_slots(Random& random, int64_t tokens, int64_t num_sl
 
 TEST(CudaAppend, LeavesTheBytesOfTheReference) {
   for (uint64_t seed = 0; seed < kProblems; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    MLA_TRACE(testing::Message() << "seed " << seed);
     Random random(seed);
     Memory memory(random);
     const int32_t page_size = random.of({1, 3, 16});
@@ -128,7 +129,7 @@ std::byte* rotary_elements(Random& random, Memory& memory, DType dtype, int64_t 
 
 TEST(CudaAppendRope, LeavesTheBytesOfTheReference) {
   for (uint64_t seed = 0; seed < kProblems; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    MLA_TRACE(testing::Message() << "seed " << seed);
     Random random(seed);
     Memory memory(random);
     core::AppendRopeArgs args = {.num_heads = random.of({0, 1, 3}),
@@ -176,7 +177,7 @@ TEST(CudaAppendRope, LeavesTheBytesOfTheReference) {
 
 TEST(CudaGather, LeavesTheBytesOfTheReference) {
   for (uint64_t seed = 0; seed < kProblems; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    MLA_TRACE(testing::Message() << "seed " << seed);
     Random random(seed);
     Memory memory(random);
     const int32_t page_size = random.of({1, 3, 16}), num_pages = random.integer(1, 8);
@@ -215,7 +216,7 @@ TEST(CudaGather, LeavesTheBytesOfTheReference) {
 
 TEST(CudaCopyPages, LeavesTheBytesOfTheReference) {
   for (uint64_t seed = 0; seed < 2 * kProblems; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    MLA_TRACE(testing::Message() << "seed " << seed);
     Random random(seed);
     Memory memory(random);
     const int32_t from_size = random.of({1, 2, 4, 8}), to_size = random.of({1, 2, 4, 8});

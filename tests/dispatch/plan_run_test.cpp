@@ -10,6 +10,7 @@
 #include "core/index_problems.h"
 #include "core/sparse_problems.h"
 #include "core/writer_problems.h"
+#include "trace.h"
 
 namespace {
 
@@ -171,7 +172,7 @@ TEST(Plan, RunsOnWhatExplainSelects) {
   std::vector<std::string> forced = backend_names(Op::kDecode);
   forced.insert(forced.end(), {"auto", "cpu"});
   for (const std::string& force : forced) {
-    SCOPED_TRACE(force);
+    MLA_TRACE(force);
     const Context context = context_of(2, force);
     const Explanation explanation = explain(problem, force);
     const Result<size_t> size = workspace_size(context, p.params);
@@ -228,7 +229,7 @@ TEST(RunPlanned, RefusesWhatWasNotPlanned) {
        "decode: page_size: expected 4 as planned, got 8"},
   };
   for (const auto& change : cases) {
-    SCOPED_TRACE(change.name);
+    MLA_TRACE(change.name);
     Decode p;
     const Plan planned = plan(context, p.params, p.workspace).value();
     p.kv_indptr = {-1, -1, 0};  // as parents
@@ -270,7 +271,7 @@ TEST(RunPlanned, RefusesSparseBatchesOfOtherShapes) {
        "decode_sparse: batch_invariant: expected 0 as planned, got 1"},
   };
   for (const auto& change : cases) {
-    SCOPED_TRACE(change.name);
+    MLA_TRACE(change.name);
     DecodeSparse p;
     const Plan planned = plan(context, p.params, p.workspace).value();
     change.changes(p);
@@ -402,7 +403,7 @@ TEST(Run, AllocatesNothing) {
 /// `run` of a valid problem, twice: the second time nothing may be allocated.
 template <class Problem>
 void expect_no_allocation(const char* name, Problem problem) {
-  SCOPED_TRACE(name);
+  MLA_TRACE(name);
   const Context context = context_of(2, "auto");
   EXPECT_EQ(run(context, problem.params).message(), "");
   const size_t before = allocations.load();
@@ -426,7 +427,7 @@ TEST(Run, OperationsWithoutAPlanAllocateNothing) {
 /// The same for a planned operation.
 template <class Problem>
 void expect_planned_run_without_allocation(const char* name, Problem problem) {
-  SCOPED_TRACE(name);
+  MLA_TRACE(name);
   const Context context = context_of(2, "auto");
   std::vector<std::byte> workspace(workspace_size(context, problem.params).value());
   const Plan planned = plan(context, problem.params, workspace).value();

@@ -9,6 +9,7 @@
 
 #include "core/problems.h"
 #include "mla/mla.h"
+#include "trace.h"
 
 namespace mla::test {
 namespace {
@@ -70,7 +71,7 @@ TEST(Sm90, IsForNoOtherArchitecture) {
 TEST(Sm90, TakesWhatItIsFor) {
   if (!emulates_sm90()) GTEST_SKIP() << "this build does not emulate sm90";
   for (Op op : kOps) {
-    SCOPED_TRACE(name(op));
+    MLA_TRACE(name(op));
     EXPECT_EQ(of_sm90(on_sm90(op)).reason, "emulated: wgmma kernels of sm90 on the CPU");
     EXPECT_EQ(explain(on_sm90(op), "auto").selected, "cuda_sm90");
     EXPECT_EQ(explain(on_sm90(op), "cuda").selected, "cuda_sm90");
@@ -213,7 +214,7 @@ TEST(Sm90, PlansFollowTheQueryTokensOfTheBatch) {
       {4, 5, 8, false, 2, "cuda_portable"},  {4, 9, 8, false, 3, "cuda_sm90"},      {4, 9, 8, true, 1, "cuda_portable"},
       {4, 9, 32, true, 1, "cuda_sm90"},      {3, 0, 16, false, 1, "cuda_portable"}, {3, 2, 17, false, 1, "cuda_sm90"}};
   for (const auto& c : cases) {
-    SCOPED_TRACE(std::to_string(c.tokens) + " tokens, " + std::to_string(c.requests) + " requests");
+    MLA_TRACE(std::to_string(c.tokens) + " tokens, " + std::to_string(c.requests) + " requests");
     const DecodeOf problem(c.requests, c.tokens, c.heads, c.batch_invariant);
     Problem asked = on_sm90(Op::kDecode);
     asked.num_heads = c.heads;

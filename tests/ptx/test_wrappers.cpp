@@ -16,6 +16,7 @@
 #include "mla/numeric.h"
 #include "ptx/wrapper_cases.h"
 #include "ptx/wrapper_kernels.h"
+#include "trace.h"
 
 #define X(arch) MLA_DECLARE_WRAPPER_KERNELS(sm##arch)
 MLA_FOR_EVERY_CUDA_ARCH(X)
@@ -147,7 +148,7 @@ TEST_P(Wrappers, MatchScalarCodeInTheEmulator) {
   c.fill(in);
   c.expect(in, expected);
   for (const int32_t arch : emulated_archs()) {
-    SCOPED_TRACE("emulated sm" + std::to_string(arch));
+    MLA_TRACE("emulated sm" + std::to_string(arch));
     const WrapperKernel* const kernel = find(emulated_kernels(arch), c, arch);
     if (kernel == nullptr) continue;
     const Result<DeviceRuntime*> device = emulated_device(arch);
@@ -169,7 +170,7 @@ TEST(WrappersOnAGpu, MatchScalarCodeAndTheEmulator) {
   const int32_t arch = (*device)->code().arch;
   const Result<DeviceRuntime*> emulated = emulated_device(arch);
   for (const WrapperCase& c : wrapper_cases()) {
-    SCOPED_TRACE(c.name);
+    MLA_TRACE(c.name);
     const WrapperKernel* const kernel = find(cuda_kernels(arch), c, arch);
     if (kernel == nullptr) continue;
     std::vector<uint32_t> in(kWrapperWords);

@@ -7,6 +7,7 @@
 
 #include "reference/reference.h"
 #include "test_cache.h"
+#include "trace.h"
 
 namespace mla::reference {
 namespace {
@@ -124,7 +125,7 @@ TEST(ReferenceAppendRope, EveryFormatAndQueryType) {
     if (variant.d_kpe == 0) continue;
     for (bool interleaved : {true, false})
       for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kE4M3}) {
-        SCOPED_TRACE(testing::Message() << variant << ' ' << interleaved << ' ' << static_cast<int>(dtype));
+        MLA_TRACE(testing::Message() << variant << ' ' << interleaved << ' ' << static_cast<int>(dtype));
         Problem problem(variant, 4, 3, interleaved, random);
         core::AppendRopeArgs args = problem.args();
         const float q_scale = 0.01F;

@@ -12,6 +12,7 @@
 
 #include "reference/reference.h"
 #include "test_cache.h"
+#include "trace.h"
 
 namespace mla::reference {
 namespace {
@@ -70,7 +71,7 @@ TEST(ReferenceAppend, WritesTheBytesOfTheSpecification) {
   for (const Variant& variant : all_variants())
     for (int32_t page_size : {1, 2, 64})
       for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
-        SCOPED_TRACE(testing::Message() << variant << " page " << page_size << " dtype " << static_cast<int>(dtype));
+        MLA_TRACE(testing::Message() << variant << " page " << page_size << " dtype " << static_cast<int>(dtype));
         TestCache cache(variant, 128 / page_size, page_size), expected(variant, 128 / page_size, page_size);
         const std::vector<int64_t> slots = {127, 0, -1, 64, 63, 5, -7, 1};
         const auto d_qk = static_cast<size_t>(variant.d_ckv + variant.d_kpe);
@@ -167,7 +168,7 @@ TEST(ReferenceGather, DequantizesEveryFormatIntoEveryType) {
   const int32_t table[] = {2, 0, 1}, kv_len[] = {6}, start[] = {1}, out_indptr[] = {0, 5};
   for (const Variant& variant : all_variants())
     for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
-      SCOPED_TRACE(testing::Message() << variant << " dtype " << static_cast<int>(dtype));
+      MLA_TRACE(testing::Message() << variant << " dtype " << static_cast<int>(dtype));
       TestCache cache(variant, 3, 2);
       scramble(cache, random);
       const int32_t d_qk = variant.d_ckv + variant.d_kpe;
@@ -257,7 +258,7 @@ TEST(ReferenceCopyPages, ConvertsEveryFormatIntoEveryOther) {
   for (const Variant& a : all_variants())
     for (const Variant& b : all_variants()) {
       if (a.d_ckv != b.d_ckv || a.d_kpe != b.d_kpe) continue;
-      SCOPED_TRACE(testing::Message() << a << " -> " << b);
+      MLA_TRACE(testing::Message() << a << " -> " << b);
       TestCache from(a, 4, 3), to(b, 5, 2), expected(b, 5, 2);
       for (int64_t slot = 0; slot < from.num_slots(); ++slot) from.pack(slot, random_row(a.d_ckv + a.d_kpe, random));
       const std::vector<int32_t> from_pages = {3, 0}, to_pages = {4, 0, 2};
@@ -304,7 +305,7 @@ TEST(ReferenceCopyPages, SplitsFooterPagesBitForBit) {
 TEST(ReferenceCopyPages, EqualFormatsKeepArbitraryBits) {
   std::mt19937 random(10);
   for (const Variant& variant : all_variants()) {
-    SCOPED_TRACE(testing::Message() << variant);
+    MLA_TRACE(testing::Message() << variant);
     TestCache from(variant, 2, 2), to(variant, 2, 2), back(variant, 2, 2);
     scramble(from, random);
     copy_pages(copy_args(from, {0}, to, {1}));

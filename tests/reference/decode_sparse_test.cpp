@@ -9,6 +9,7 @@
 #include "problems.h"
 #include "random_problems.h"
 #include "test_cache.h"
+#include "trace.h"
 
 namespace mla::reference {
 namespace {
@@ -197,11 +198,11 @@ struct RandomPool {
 
 TEST(ReferenceDecodeSparse, EveryFormatByTheTextbook) {
   for (uint32_t seed = 0; seed < 120; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    MLA_TRACE(testing::Message() << "seed " << seed);
     Random random(seed);
     const std::vector<Variant> variants = all_variants();
     const Variant variant = variants[seed % variants.size()];
-    SCOPED_TRACE(testing::Message() << variant);
+    MLA_TRACE(testing::Message() << variant);
     const int32_t d_ckv = variant.d_ckv, d_kpe = variant.d_kpe, d_qk = d_ckv + d_kpe;
     const int32_t d_v = variant.format == CacheFormat::kFP8DsV4 ? d_qk : d_ckv;
     const int32_t tokens = random.integer(0, 4), heads = random.of({1, 3, 70});

@@ -11,17 +11,18 @@
 #include "problems.h"
 #include "random_problems.h"
 #include "test_cache.h"
+#include "trace.h"
 
 namespace mla::reference {
 namespace {
 
 TEST(ReferenceDecode, EveryFormatQueryTypeAndOptionByTheTextbook) {
   for (uint32_t seed = 0; seed < 120; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    MLA_TRACE(testing::Message() << "seed " << seed);
     Random random(seed);
     const std::vector<Variant> variants = all_variants();
     const Variant variant = variants[seed % variants.size()];
-    SCOPED_TRACE(testing::Message() << variant);
+    MLA_TRACE(testing::Message() << variant);
     const int32_t d_ckv = variant.d_ckv, d_kpe = variant.d_kpe, d_qk = d_ckv + d_kpe;
     const int32_t d_v = variant.format == CacheFormat::kFP8DsV4 ? d_qk : d_ckv;
     const int32_t heads = random.integer(1, 3), batch = random.integer(1, 3), page_size = random.of({1, 2, 5});
@@ -162,7 +163,7 @@ TEST(ReferenceDecode, EveryFormatQueryTypeAndOptionByTheTextbook) {
 
 TEST(ReferencePrefill, EveryOptionByTheTextbook) {
   for (uint32_t seed = 0; seed < 60; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    MLA_TRACE(testing::Message() << "seed " << seed);
     Random random(seed);
     const int32_t heads = random.integer(1, 3), d_qk = 7, d_v = 4;
     std::vector<int32_t> qo_indptr = {0}, kv_indptr = {0};

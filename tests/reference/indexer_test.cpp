@@ -11,6 +11,7 @@
 #include "definitions.h"
 #include "random_problems.h"
 #include "reference/reference.h"
+#include "trace.h"
 
 namespace mla::reference {
 namespace {
@@ -176,7 +177,7 @@ struct RandomIndexer {
 
 TEST(ReferenceIndexerLogits, EqualsTheFormula) {
   for (uint32_t seed = 0; seed < 60; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    MLA_TRACE(testing::Message() << "seed " << seed);
     Random random(seed);
     RandomIndexer problem(random);
     indexer_logits(problem.args);
@@ -280,7 +281,7 @@ TEST(ReferenceTopK, EqualsAStableSort) {
 
 TEST(ReferenceIndexerTopK, IsItsThreeSteps) {
   for (uint32_t seed = 0; seed < 60; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    MLA_TRACE(testing::Message() << "seed " << seed);
     Random random(seed);
     RandomIndexer problem(random);
     const int32_t tokens = problem.qo_indptr.back(), topk = random.integer(1, 40), latent_page = 4;

@@ -137,7 +137,7 @@ void make_tree(DecodeCase& problem, const std::vector<int32_t>& q_len) {
 
 }  // namespace
 
-DecodeCase::DecodeCase(const DecodeSpec& decode_spec) : spec(decode_spec) {
+DecodeCase::DecodeCase(const DecodeSpec& decode_spec) : spec(noted(decode_spec)) {
   const std::vector<int32_t> q_len = q_lens(spec), indptr = prefix_sums(q_len);
   num_tokens = indptr.back();
   if (!spec.omit_qo_indptr) qo_indptr = to_buffer(indptr);
@@ -226,7 +226,7 @@ SparsePool pool_params(const SparsePoolSpec& spec, const SparseMemory& memory, i
 }  // namespace
 
 DecodeSparseCase::DecodeSparseCase(const DecodeSparseSpec& sparse_spec)
-    : spec(sparse_spec), num_tokens(sparse_spec.num_tokens()) {
+    : spec(noted(sparse_spec)), num_tokens(sparse_spec.num_tokens()) {
   qo_indptr = to_buffer(prefix_sums(spec.q_len));
   pool = make_sparse(spec.pool, spec.q_len, spec.seed);
   if (spec.extra_pool.has_value()) extra_pool = make_sparse(*spec.extra_pool, spec.q_len, mix(spec.seed, kExtraPool));
@@ -254,7 +254,7 @@ void DecodeSparseCase::reset_outputs() const {
   lse.fill(kUntouched);
 }
 
-PrefillCase::PrefillCase(const PrefillSpec& prefill_spec) : spec(prefill_spec) {
+PrefillCase::PrefillCase(const PrefillSpec& prefill_spec) : spec(noted(prefill_spec)) {
   const std::vector<int32_t> qo = prefix_sums(q_lens(spec)), kv = prefix_sums(spec.kv_len);
   num_tokens = qo.back();
   num_keys = kv.back();
@@ -294,7 +294,7 @@ void PrefillCase::reset_outputs() const {
   lse.fill(kUntouched);
 }
 
-PrefillSparseCase::PrefillSparseCase(const PrefillSparseSpec& sparse_spec) : spec(sparse_spec) {
+PrefillSparseCase::PrefillSparseCase(const PrefillSparseSpec& sparse_spec) : spec(noted(sparse_spec)) {
   constexpr int64_t kPoisonedRows = 3;
   const int64_t heads = spec.num_heads;
   q = padded_buffer(spec.q_dtype, spec.num_tokens, heads, spec.d_qk, spec.q_head_extra, spec.q_token_extra);

@@ -82,7 +82,7 @@ int64_t lse_state_stride(const MergeSpec& spec) {
 
 }  // namespace
 
-MergeCase::MergeCase(const MergeSpec& merge_spec) : spec(merge_spec) {
+MergeCase::MergeCase(const MergeSpec& merge_spec) : spec(noted(merge_spec)) {
   const int64_t tokens = spec.num_tokens, heads = spec.num_heads;
   const int64_t token = heads * (spec.d_v + spec.partial_head_extra) + spec.partial_token_extra;
   partial_o = Buffer(static_cast<size_t>(spec.num_states * (tokens * token + spec.partial_state_extra)) *
@@ -134,7 +134,7 @@ void MergeCase::reset_outputs() const {
   if (spec.in_place) fill_states(spec, p.o, p.lse, static_cast<uint64_t>(spec.num_states));
 }
 
-AppendCase::AppendCase(const AppendSpec& append_spec) : spec(append_spec) {
+AppendCase::AppendCase(const AppendSpec& append_spec) : spec(noted(append_spec)) {
   const auto make = [&](int64_t width, uint64_t stream) {
     return make_rows({.num_rows = spec.num_tokens,
                       .width = width,
@@ -171,7 +171,7 @@ AppendParams AppendCase::params() const {
 
 void AppendCase::reset_outputs() const { untouched(outputs()); }
 
-AppendRopeCase::AppendRopeCase(const AppendRopeSpec& rope_spec) : spec(rope_spec) {
+AppendRopeCase::AppendRopeCase(const AppendRopeSpec& rope_spec) : spec(noted(rope_spec)) {
   const int64_t tokens = spec.num_tokens, heads = spec.num_heads;
   const int32_t d_ckv = spec.cache.d_ckv(), d_kpe = spec.cache.d_kpe();
   const auto make = [&](Buffer& buffer, int64_t width) {
@@ -251,7 +251,7 @@ std::vector<const Buffer*> AppendRopeCase::outputs() const {
 
 void AppendRopeCase::reset_outputs() const { untouched(outputs()); }
 
-GatherCase::GatherCase(const GatherSpec& gather_spec) : spec(gather_spec) {
+GatherCase::GatherCase(const GatherSpec& gather_spec) : spec(noted(gather_spec)) {
   memory = make_paged(spec.cache, spec.kv_len, mix(spec.seed, kCache));
   const std::vector<int32_t> indptr = prefix_sums(spec.count);
   num_rows = indptr.back();
@@ -284,7 +284,7 @@ GatherParams GatherCase::params() const {
 
 void GatherCase::reset_outputs() const { untouched(outputs()); }
 
-CopyPagesCase::CopyPagesCase(const CopyPagesSpec& copy_spec) : spec(copy_spec) {
+CopyPagesCase::CopyPagesCase(const CopyPagesSpec& copy_spec) : spec(noted(copy_spec)) {
   from = make_paged(spec.from, std::array{spec.num_tokens}, mix(spec.seed, kCache));
   CacheSpec target = spec.to;
   target.poison = false;

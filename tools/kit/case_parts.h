@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cmath>
+#include <string>
 #include <vector>
 
 #include "kit/cases.h"
+#include "kit/note.h"
 
 namespace mla::kit {
 
@@ -30,6 +32,13 @@ enum RandomStream : uint64_t {
   kWeights,
   kLogits
 };
+
+/// The spec, as what the process is at from now on.
+template <class Spec>
+const Spec& noted(const Spec& spec) {
+  note(std::string(name(problem_of(spec).op)) + " [" + describe(spec) + "]");
+  return spec;
+}
 
 inline void untouched(const std::vector<const Buffer*>& buffers) {
   for (const Buffer* buffer : buffers) buffer->fill(kUntouched);

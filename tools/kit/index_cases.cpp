@@ -33,7 +33,7 @@ int64_t max_len(const std::vector<int32_t>& lengths) {
 
 }  // namespace
 
-BlockTableToCsrCase::BlockTableToCsrCase(const BlockTableToCsrSpec& csr_spec) : spec(csr_spec) {
+BlockTableToCsrCase::BlockTableToCsrCase(const BlockTableToCsrSpec& csr_spec) : spec(noted(csr_spec)) {
   constexpr int64_t kSpare = 5;  // indices beyond those that are needed
   int64_t total = 0;
   const auto pages_of = [&](int32_t len) { return (int64_t{len} + spec.page_size - 1) / spec.page_size; };
@@ -69,7 +69,7 @@ BlockTableToCsrParams BlockTableToCsrCase::params() const {
 
 void BlockTableToCsrCase::reset_outputs() const { untouched(outputs()); }
 
-PhysicalSlotsCase::PhysicalSlotsCase(const PhysicalSlotsSpec& slots_spec) : spec(slots_spec) {
+PhysicalSlotsCase::PhysicalSlotsCase(const PhysicalSlotsSpec& slots_spec) : spec(noted(slots_spec)) {
   const std::vector<int32_t> q_len = q_lens(spec), indptr = prefix_sums(q_len);
   num_tokens = indptr.back();
   qo_indptr = to_buffer(indptr);
@@ -110,7 +110,7 @@ void PhysicalSlotsCase::reset_outputs() const {
                 slots.as<int32_t>() + t * (spec.topk + spec.slots_extra));
 }
 
-AppendIndexerCase::AppendIndexerCase(const AppendIndexerSpec& append_spec) : spec(append_spec) {
+AppendIndexerCase::AppendIndexerCase(const AppendIndexerSpec& append_spec) : spec(noted(append_spec)) {
   rows = make_rows({.num_rows = spec.num_tokens,
                     .width = kIndexerLayout.head_dim,
                     .row_extra = spec.row_extra,
@@ -134,7 +134,7 @@ AppendIndexerParams AppendIndexerCase::params() const {
 
 void AppendIndexerCase::reset_outputs() const { untouched(outputs()); }
 
-IndexerLogitsCase::IndexerLogitsCase(const IndexerLogitsSpec& logits_spec) : spec(logits_spec) {
+IndexerLogitsCase::IndexerLogitsCase(const IndexerLogitsSpec& logits_spec) : spec(noted(logits_spec)) {
   constexpr int64_t kDim = kIndexerLayout.head_dim;
   const std::vector<int32_t> indptr = prefix_sums(q_lens(spec));
   num_tokens = indptr.back();
@@ -218,7 +218,7 @@ std::vector<double> IndexerLogitsCase::row_scales() const {
   return scales;
 }
 
-TopKCase::TopKCase(const TopKSpec& top_k_spec) : spec(top_k_spec) {
+TopKCase::TopKCase(const TopKSpec& top_k_spec) : spec(noted(top_k_spec)) {
   logits = rows_buffer(DType::kF32, spec.num_tokens, spec.num_logits, spec.logits_extra);
   logits.fill(0x7F);  // 3.4e38: larger than what counts
   std::vector<int32_t> row_lengths;
@@ -255,6 +255,7 @@ TopKParams TopKCase::params() const {
 void TopKCase::reset_outputs() const { untouched(outputs()); }
 
 IndexerTopKCase::IndexerTopKCase(const IndexerTopKSpec& top_k_spec) : spec(top_k_spec), indexer(top_k_spec.indexer) {
+  noted(spec);  // rather than its indexer
   table = make_table({.page_size = spec.page_size,
                       .block_table = spec.indexer.block_table,
                       .row_extra = spec.table_row_extra,
