@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // append, append_rope, gather and copy_pages on an emulated GPU leave the bytes that the reference leaves.
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <cmath>
@@ -67,52 +66,6 @@ TEST(CudaAppend, SkipsSlotsBeyondThePool) {
   TestQueue queue(0);
   ASSERT_NO_FATAL_FAILURE(expect_same_bytes(
       memory, [] {}, [&] { return run_append(args, queue); }));
-}
-
-/// Rows at offsets that 32 bits do not hold, in memory of which only these rows exist.
-TEST(CudaAppend, AndGatherReachBeyond32Bits) {
-  constexpr int64_t kRow = 576 * 2, kPageSize = 64, kPages = 80000;
-  constexpr size_t kBytes = kPages * kPageSize * kRow;  // 5.9 GB
-  void* pool = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  ASSERT_NE(pool, MAP_FAILED);
-  auto* base = static_cast<std::byte*>(pool);
-  Random random(1);
-  Memory memory(random);
-  const core::Cache cache = {.num_pages = kPages,
-                             .page_size = kPageSize,
-                             .d_ckv = 512,
-                             .d_kpe = 64,
-                             .ckv = {base, kRow * kPageSize, kRow},
-                             .kpe = {base + 1024, kRow * kPageSize, kRow}};
-  const std::byte* rows = memory.elements(DType::kBF16, 2 * 576, 0);
-  const int64_t slots[] = {79999 * kPageSize + 63, 40000 * kPageSize + 1};
-  const core::AppendArgs append = {.num_tokens = 2,
-                                   .ckv = rows,
-                                   .ckv_stride_token = 576,
-                                   .kpe = rows + 1024,
-                                   .kpe_stride_token = 576,
-                                   .slot_mapping = slots,
-                                   .cache = cache};
-  TestQueue queue(0);
-  EXPECT_TRUE(run_append(append, queue).ok());
-  for (int64_t t = 0; t < 2; ++t) EXPECT_EQ(std::memcmp(base + slots[t] * kRow, rows + t * kRow, kRow), 0);
-
-  const int32_t table[] = {79999, 40000}, kv_len[] = {64, 64}, start[] = {63, 1}, out_indptr[] = {0, 1, 2};
-  std::byte* out = memory.elements(DType::kBF16, 2 * 576, 0);
-  const core::GatherArgs gather = {
-      .batch_size = 2,
-      .num_rows = 2,
-      .cache = cache,
-      .pages = {.page_size = kPageSize, .batch_size = 2, .table = table, .table_stride_request = 1, .kv_len = kv_len},
-      .token_start = start,
-      .out_indptr = out_indptr,
-      .out_ckv = out,
-      .out_ckv_stride_token = 576,
-      .out_kpe = out + 1024,
-      .out_kpe_stride_token = 576};
-  EXPECT_TRUE(run_gather(gather, queue).ok());
-  EXPECT_EQ(std::memcmp(out, rows, 2 * kRow), 0);
-  munmap(pool, kBytes);
 }
 
 /// Rotary parts of which no pair of channels is NaN twice, however they are paired: of two, compilers may pass on

@@ -146,6 +146,10 @@ FarProblems<kit::DecodeSpec> decode_problems() {
       spec.num_heads = heads;
       spec.q_len = {heads == 7 ? 2 : 1};
       spec.kv_len = {37, 5};
+      if (cache.page_stride_extra > 0) {
+        spec.q_head_extra = 1;
+        if (heads == 33) spec.q_dtype = spec.o_dtype = DType::kF32;
+      }
       if (heads == 7) spec.tree = kit::Tree::kMask;
       problems.push_back({spec, {kFarStrides, kFarPages}});
       if (heads == 33) continue;
@@ -154,6 +158,12 @@ FarProblems<kit::DecodeSpec> decode_problems() {
       spec.options.window_left = 9;
       problems.push_back({spec, {kPageEnds}});
     }
+  kit::DecodeSpec split;  // between workers, so that partial states are merged; and pages that are copied as one
+  split.cache = kit::usual_cache(CacheFormat::kFP8DsMla);
+  split.q_len = {2};
+  split.num_heads = 8;
+  split.kv_len = {1100};
+  problems.push_back({split, {kFarStrides}});
   return problems;
 }
 
@@ -178,12 +188,13 @@ FarProblems<kit::DecodeSparseSpec> decode_sparse_problems() {
 
 FarProblems<kit::PrefillSpec> prefill_problems() {
   FarProblems<kit::PrefillSpec> problems;
-  for (int32_t heads : {1, 3}) {
+  for (DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
     kit::PrefillSpec spec;
     spec.q_len = {17, 1};
     spec.kv_len = {40, 9};
-    spec.num_heads = heads;
-    spec.dtype = spec.o_dtype = heads == 1 ? DType::kBF16 : DType::kF16;
+    spec.num_heads = 3;
+    spec.dtype = spec.o_dtype = dtype;
+    if (dtype == DType::kF16) spec.k_token_extra = spec.v_token_extra = spec.o_token_extra = 1;
     problems.push_back({spec, {kFarStrides}});
   }
   return problems;
@@ -193,8 +204,9 @@ FarProblems<kit::PrefillSparseSpec> prefill_sparse_problems() {
   FarProblems<kit::PrefillSparseSpec> problems;
   for (int32_t heads : {7, 33}) {
     kit::PrefillSparseSpec spec;
-    spec.num_tokens = 3;
+    spec.num_tokens = heads == 7 ? 3 : 2;
     spec.num_keys = 60;
+    spec.topk = heads == 7 ? 64 : 1100;  // split between workers
     spec.num_heads = heads;
     problems.push_back({spec, {kFarStrides}});
   }
@@ -202,11 +214,17 @@ FarProblems<kit::PrefillSparseSpec> prefill_sparse_problems() {
 }
 
 FarProblems<kit::MergeSpec> merge_problems() {
-  kit::MergeSpec spec;
-  spec.num_states = 3;
-  spec.num_tokens = 2;
-  spec.num_heads = 5;
-  return {{spec, {kFarStrides}}};
+  FarProblems<kit::MergeSpec> problems;
+  for (bool in_place : {false, true}) {
+    kit::MergeSpec spec;
+    spec.num_states = in_place ? 70 : 3;
+    spec.num_tokens = 2;
+    spec.num_heads = 5;
+    if (!in_place) spec.lse_std = 100;  // e^lse overflows without the largest lse
+    spec.in_place = in_place;
+    problems.push_back({spec, {kFarStrides}});
+  }
+  return problems;
 }
 
 FarProblems<kit::AppendSpec> append_problems() {
@@ -285,7 +303,7 @@ FarProblems<kit::AppendIndexerSpec> append_indexer_problems() {
 
 FarProblems<kit::IndexerLogitsSpec> indexer_problems() {
   FarProblems<kit::IndexerLogitsSpec> problems;
-  for (int32_t heads : {20, 52})
+  for (int32_t heads : {20, 70})
     for (DType dtype : {DType::kE4M3, DType::kBF16}) {
       kit::IndexerLogitsSpec spec;
       spec.q_dtype = dtype;
@@ -298,6 +316,10 @@ FarProblems<kit::IndexerLogitsSpec> indexer_problems() {
       spec.kv_len = {16, 5};
       problems.push_back({spec, {kLongPages}});
     }
+  kit::IndexerLogitsSpec many_heads;  // more than fit into a GPU's shared memory at once
+  many_heads.num_heads = 2000;
+  many_heads.kv_len = {20};
+  problems.push_back({many_heads, {kFarStrides}});
   return problems;
 }
 
