@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -219,7 +221,31 @@ def refusal(case: States, process_group: Any, device: torch.device) -> dict[str,
         return {"error": str(error)}
 
 
-RUNNERS: dict[type, Callable[..., dict[str, Any]]] = {Case: run, States: run_states, RefusedStates: refusal}
+class Crash:
+    """A rank that crashes."""
+
+
+def crash(case: Crash, process_group: Any, device: torch.device) -> dict[str, Any]:
+    os.kill(os.getpid(), signal.SIGSEGV)
+    return {}
+
+
+RUNNERS: dict[type, Callable[..., dict[str, Any]]] = {
+    Case: run,
+    States: run_states,
+    RefusedStates: refusal,
+    Crash: crash,
+}
+
+
+def spawn(count: int, folder: Path, device_type: str) -> None:
+    """Runs `main` in so many processes. An error, a crash too, says which rank was at which case."""
+    try:
+        torch.multiprocessing.spawn(main, (count, str(folder), device_type), count)
+    except (torch.multiprocessing.ProcessExitedException, torch.multiprocessing.ProcessRaisedException) as error:
+        at = folder / f"at{error.error_index}"
+        doing = at.read_text(encoding="utf-8") if at.is_file() else "its start"
+        raise RuntimeError(f"rank {error.error_index} of {count}, at {doing}: {error}") from None
 
 
 def main(rank: int, world_size: int, folder: str, device_type: str) -> None:
@@ -247,10 +273,8 @@ def main(rank: int, world_size: int, folder: str, device_type: str) -> None:
             if device_type == "cuda":
                 calls += [(f"captured {method}", captured, method) for method in ("all_to_all", "all_gather")]
             for name, call, case in calls:
-                try:
-                    results[size, name] = call(case, group, device)
-                except Exception as error:  # the end of this process, and so of the others
-                    raise RuntimeError(f"{name}, in a group of {size}") from error
+                Path(folder, f"at{rank}").write_text(f"{name}, in a group of {size}", encoding="utf-8")
+                results[size, name] = call(case, group, device)
     dist.barrier()
     torch.save(results, Path(folder) / f"results{rank}.pt")
     dist.destroy_process_group()

@@ -14,7 +14,7 @@ import torch
 import batches
 import expected
 import libmla
-from distributed_ranks import SM_SCALE, Case, RefusedStates, States, groups, main
+from distributed_ranks import SM_SCALE, Case, Crash, RefusedStates, States, groups, spawn
 
 HEADS = 12  # of all ranks: as many for each of 1, 2, 3 or 4
 RAGGED = [150, 0, 1, 37, 5, 210]
@@ -183,7 +183,7 @@ class Ranks:
         sizes = range(1, self.count + 1)
         cases = {size: {**decode_cases(), **state_cases(size), **refused_cases(size)} for size in sizes}
         torch.save(cases, folder / "cases.pt")
-        torch.multiprocessing.spawn(main, (self.count, str(folder), device_type), self.count)
+        spawn(self.count, folder, device_type)
         self._results = [torch.load(folder / f"results{rank}.pt", weights_only=False) for rank in range(self.count)]
 
     def of(self, size: int, name: str) -> list[dict[str, Any]]:
@@ -255,3 +255,9 @@ def test_heads_that_cannot_be_shared(ranks, method):
         for result in ranks.of(size, f"{method} 25 heads"):
             wanted = f"partial_o: expected a number of heads that {size} ranks can share equally, got 25; "
             assert result["error"].startswith(wanted)
+
+
+def test_a_rank_that_crashes_is_named(tmp_path: Path) -> None:
+    torch.save({1: {"a case": Crash()}}, tmp_path / "cases.pt")
+    with pytest.raises(RuntimeError, match="rank 0 of 1, at a case, in a group of 1: .*SIGSEGV"):
+        spawn(1, tmp_path, "cpu")
