@@ -833,6 +833,14 @@ static void test_listing(void) {
               "explain: cache_format: expected 0 to 4, got 9");
 }
 
+/* Names the test first, for those who must look into its crash. */
+#define RUN(test, arguments) \
+  do {                       \
+    printf("%s\n", #test);   \
+    fflush(stdout);          \
+    test arguments;          \
+  } while (0)
+
 int main(void) {
   CHECK(strcmp(mla_last_error(), "") == 0);
   mla_context_options options = mla_context_options_init();
@@ -840,19 +848,19 @@ int main(void) {
   mla_context* context = NULL;
   CHECK(mla_context_create(&options, &context) == MLA_OK);
   CHECK(mla_context_num_threads(context) == 2);
-  test_decode(context);
-  test_prefill(context);
-  test_merge_states(context);
-  test_append_and_gather(context);
-  test_decode_options(context);
-  test_decode_sparse(context);
-  test_prefill_sparse(context);
-  test_writers(context);
-  test_index_tools(context);
-  test_indexer(context);
-  test_errors(context);
-  test_struct_growth(context);
-  test_listing();
+  RUN(test_decode, (context));
+  RUN(test_prefill, (context));
+  RUN(test_merge_states, (context));
+  RUN(test_append_and_gather, (context));
+  RUN(test_decode_options, (context));
+  RUN(test_decode_sparse, (context));
+  RUN(test_prefill_sparse, (context));
+  RUN(test_writers, (context));
+  RUN(test_index_tools, (context));
+  RUN(test_indexer, (context));
+  RUN(test_errors, (context));
+  RUN(test_struct_growth, (context));
+  RUN(test_listing, ());
   mla_context_destroy(context);
   printf("%d checks, %d failed\n", checks, failures);
   return failures == 0 ? 0 : 1;

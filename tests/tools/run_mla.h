@@ -39,6 +39,10 @@ inline Ran run_mla(const std::string& arguments, const std::string& environment 
   Ran ran{.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1,
           .out = read_text(base + ".out"),
           .err = read_text(base + ".err")};
+  // A shell reports a signal as 128 + its number.
+  if (ran.status < 0 || ran.status >= 128)
+    ADD_FAILURE() << environment << " mla " << arguments << ": ended by a signal, status " << ran.status << "\n"
+                  << ran.err;
   std::remove((base + ".out").c_str());
   std::remove((base + ".err").c_str());
   return ran;

@@ -78,7 +78,13 @@ class ReplayCommand : public ::testing::Test {
             .out = read_file(path("out")),
             .err = read_file(path("err"))};
   }
-  Outcome run(const std::vector<std::string>& arguments) const { return finish(start(arguments)); }
+  Outcome run(const std::vector<std::string>& arguments) const {
+    Outcome outcome = finish(start(arguments));
+    if (outcome.status < 0)
+      ADD_FAILURE() << fmt::format("signal {} ended mla replay {}\n{}", -outcome.status, fmt::join(arguments, " "),
+                                   outcome.err);
+    return outcome;
+  }
   // The small trace through the small model; what the test says goes before the defaults.
   Outcome run_small(const std::vector<std::string>& arguments) const {
     std::vector<std::string> all = {path("trace.jsonl"), "--json", "--chunk", "600", "--check-every", "1"};
