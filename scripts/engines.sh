@@ -33,11 +33,12 @@ try() { # RELEASE ENVIRONMENT WHAT FILES...
   shift 3
   log=$environment/$what.log
   echo "== $release: $what"
-  if "$environment/bin/python" -m pytest --quiet "$@" >"$log" 2>&1 && grep -q ' passed' "$log"; then
+  if "$environment/bin/python" -m pytest --verbose "$@" >"$log" 2>&1 && grep -q ' passed' "$log"; then
     result=ok
   else
     result=FAILED
     status=1
+    grep -m 1 -A 9 'Fatal Python error' "$log"  # a crash, with the test; its trace fills the rest
     tail -n 40 "$log"
   fi
   result="$result: $(grep -E '(passed|failed|error|ran).* in [0-9.]+s' "$log" | tail -n 1), $log"
