@@ -6,12 +6,16 @@
 
 #include <array>
 #include <csignal>
+#include <string>
 #include <string_view>
 
 #include "kit/note.h"
 
-/// Defined where a sanitizer is.
-extern "C" [[gnu::weak]] void __sanitizer_set_death_callback(void (*callback)());
+// A sanitizer ends its report with a signal, too. The names are the sanitizers'.
+// NOLINTBEGIN(bugprone-reserved-identifier,readability-identifier-naming)
+extern "C" const char* __asan_default_options() { return "abort_on_error=1"; }
+extern "C" const char* __ubsan_default_options() { return "abort_on_error=1:print_stacktrace=1"; }
+// NOLINTEND(bugprone-reserved-identifier,readability-identifier-naming)
 
 namespace {
 
@@ -54,13 +58,12 @@ class CurrentTest : public testing::EmptyTestEventListener {
   void OnTestEnd(const testing::TestInfo&) override { current_test[0] = 0; }
 };
 
-[[maybe_unused]] const bool installed = [] {
+[[maybe_unused]] const bool kInstalled = [] {
   testing::UnitTest::GetInstance()->listeners().Append(new CurrentTest);
   struct sigaction action = {};
   action.sa_sigaction = handle;
   action.sa_flags = SA_SIGINFO;
   for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &action, &previous[i]);
-  if (__sanitizer_set_death_callback != nullptr) __sanitizer_set_death_callback(report);
   return true;
 }();
 

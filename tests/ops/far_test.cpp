@@ -338,37 +338,37 @@ FarProblems<kit::PhysicalSlotsSpec> physical_slots_problems() {
 
 FarProblems<kit::BlockTableToCsrSpec> block_table_problems() { return {{{}, {kFarStrides}}}; }
 
-/// Suite on every row of the CPU, SuiteOnDevice on every emulated GPU.
-#define MLA_FAR_TESTS(Suite, op, Case, problems)                                                                \
-  class Suite : public BackendTest<op> {};                                                                      \
-  MLA_FOR_EVERY_ROW(Suite, op);                                                                                 \
-  TEST_P(Suite, OffsetsBeyond32Bits) {                                                                          \
-    for (const auto& [spec, layouts] : problems()) expect_far<kit::Case>(context(), spec, layouts, GetParam()); \
-  }                                                                                                             \
-  class Suite##OnDevice : public EmulatedTest<op> {};                                                           \
-  MLA_FOR_EVERY_DEVICE(Suite##OnDevice, op);                                                                    \
-  TEST_P(Suite##OnDevice, OffsetsBeyond32Bits) {                                                                \
-    for (const auto& problem : problems())                                                                      \
-      with_fitting(problem.spec,                                                                                \
-                   [&](const auto& spec) { expect_far<kit::Case>(context(), spec, problem.layouts, row()); });  \
-  }                                                                                                             \
+/// Far<Name> on every row of the CPU, Far<Name>OnDevice on every emulated GPU.
+#define MLA_FAR_TESTS(Name, op, problems)                                                                             \
+  class Far##Name : public BackendTest<op> {};                                                                        \
+  MLA_FOR_EVERY_ROW(Far##Name, op);                                                                                   \
+  TEST_P(Far##Name, OffsetsBeyond32Bits) {                                                                            \
+    for (const auto& [spec, layouts] : problems()) expect_far<kit::Name##Case>(context(), spec, layouts, GetParam()); \
+  }                                                                                                                   \
+  class Far##Name##OnDevice : public EmulatedTest<op> {};                                                             \
+  MLA_FOR_EVERY_DEVICE(Far##Name##OnDevice, op);                                                                      \
+  TEST_P(Far##Name##OnDevice, OffsetsBeyond32Bits) {                                                                  \
+    for (const auto& problem : problems())                                                                            \
+      with_fitting(problem.spec,                                                                                      \
+                   [&](const auto& spec) { expect_far<kit::Name##Case>(context(), spec, problem.layouts, row()); });  \
+  }                                                                                                                   \
   static_assert(true)
 
-MLA_FAR_TESTS(FarDecode, Op::kDecode, DecodeCase, decode_problems);
-MLA_FAR_TESTS(FarDecodeSparse, Op::kDecodeSparse, DecodeSparseCase, decode_sparse_problems);
-MLA_FAR_TESTS(FarPrefill, Op::kPrefill, PrefillCase, prefill_problems);
-MLA_FAR_TESTS(FarPrefillSparse, Op::kPrefillSparse, PrefillSparseCase, prefill_sparse_problems);
-MLA_FAR_TESTS(FarMerge, Op::kMergeStates, MergeCase, merge_problems);
-MLA_FAR_TESTS(FarAppend, Op::kAppend, AppendCase, append_problems);
-MLA_FAR_TESTS(FarAppendRope, Op::kAppendRope, AppendRopeCase, append_rope_problems);
-MLA_FAR_TESTS(FarGather, Op::kGather, GatherCase, gather_problems);
-MLA_FAR_TESTS(FarCopyPages, Op::kCopyPages, CopyPagesCase, copy_pages_problems);
-MLA_FAR_TESTS(FarAppendIndexer, Op::kAppendIndexer, AppendIndexerCase, append_indexer_problems);
-MLA_FAR_TESTS(FarIndexer, Op::kIndexerLogits, IndexerLogitsCase, indexer_problems);
-MLA_FAR_TESTS(FarIndexerTopK, Op::kIndexerTopK, IndexerTopKCase, indexer_top_k_problems);
-MLA_FAR_TESTS(FarTopK, Op::kTopK, TopKCase, top_k_problems);
-MLA_FAR_TESTS(FarPhysicalSlots, Op::kPhysicalSlots, PhysicalSlotsCase, physical_slots_problems);
-MLA_FAR_TESTS(FarBlockTable, Op::kBlockTableToCsr, BlockTableToCsrCase, block_table_problems);
+MLA_FAR_TESTS(Decode, Op::kDecode, decode_problems);
+MLA_FAR_TESTS(DecodeSparse, Op::kDecodeSparse, decode_sparse_problems);
+MLA_FAR_TESTS(Prefill, Op::kPrefill, prefill_problems);
+MLA_FAR_TESTS(PrefillSparse, Op::kPrefillSparse, prefill_sparse_problems);
+MLA_FAR_TESTS(Merge, Op::kMergeStates, merge_problems);
+MLA_FAR_TESTS(Append, Op::kAppend, append_problems);
+MLA_FAR_TESTS(AppendRope, Op::kAppendRope, append_rope_problems);
+MLA_FAR_TESTS(Gather, Op::kGather, gather_problems);
+MLA_FAR_TESTS(CopyPages, Op::kCopyPages, copy_pages_problems);
+MLA_FAR_TESTS(AppendIndexer, Op::kAppendIndexer, append_indexer_problems);
+MLA_FAR_TESTS(IndexerLogits, Op::kIndexerLogits, indexer_problems);
+MLA_FAR_TESTS(IndexerTopK, Op::kIndexerTopK, indexer_top_k_problems);
+MLA_FAR_TESTS(TopK, Op::kTopK, top_k_problems);
+MLA_FAR_TESTS(PhysicalSlots, Op::kPhysicalSlots, physical_slots_problems);
+MLA_FAR_TESTS(BlockTableToCsr, Op::kBlockTableToCsr, block_table_problems);
 
 }  // namespace
 }  // namespace mla
