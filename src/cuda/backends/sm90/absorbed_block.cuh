@@ -47,10 +47,13 @@ class WgmmaBlock : protected AbsorbedUnits<Config> {
   /// Whether this block and the other one of its cluster are lanes of one worker: both have rows of all of its segments
   /// then, and one copies to the other what it decodes.
   MLA_DEVICE static bool shares_keys(const cuda::AbsorbedArgs& args) {
-    if constexpr (Config::kCluster == 1) return false;
-    const cuda::Share &here = args.list.shares[ptx::block_index_x()],
-                      &there = args.list.shares[ptx::block_index_x() ^ 1];
-    return here.begin == there.begin && here.end == there.end;
+    if constexpr (Config::kCluster == 1) {
+      return false;
+    } else {
+      const cuda::Share* const shares = args.list.shares;
+      const cuda::Share &here = shares[ptx::block_index_x()], &there = shares[ptx::block_index_x() ^ 1];
+      return here.begin == there.begin && here.end == there.end;
+    }
   }
 
  protected:
