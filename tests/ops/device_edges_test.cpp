@@ -51,16 +51,19 @@ void poison_key(const DecodeCase& problem, size_t request, int64_t key) {
 TEST_P(DecodeEdges, OfCausalityAndWindowsAroundSteps) {
   for (CacheFormat format : {CacheFormat::kBF16, CacheFormat::kFP8DsMla})
     for (const auto& [heads, q_len] : {std::pair(3, 5), std::pair(9, 2), std::pair(5, 33)})
-      for (int32_t window : {-1, 31, 32, 64, 65}) {
+      for (const auto& [window, at_window] :
+           {std::pair(-1, false), std::pair(62 + q_len, false), std::pair(62 + q_len, true)}) {
         DecodeSpec spec = edge_decode(format, heads);
         spec.q_len = {q_len};
-        spec.kv_len = q_len > 5 ? std::vector<int32_t>{65, 97} : std::vector<int32_t>{33, 63, 64, 65, 96, 97, 127, 129};
+        spec.kv_len.clear();
+        for (int32_t keys_of_all : {31, 32, 33, 63, 64, 65, 97, 129}) spec.kv_len.push_back(keys_of_all + q_len - 1);
         spec.options.window_left = window;
         const DecodeCase problem(fit(spec));
         for (size_t b = 0; b < spec.kv_len.size(); ++b) {
-          // The last key that one query sees, which hides from those before it; or the first one of a window.
-          const int64_t position = spec.kv_len[b] - q_len + static_cast<int64_t>(b) % q_len;
-          poison_key(problem, b, b % 2 == 0 || window < 0 ? position : position - window);
+          // The first key that only the first query does not see; or the last one that only the last does not, 0, 32 or
+          // 64 of the longest requests.
+          const int64_t hidden = spec.kv_len[b] - q_len + 1, left = int64_t{spec.kv_len[b]} - 1 - window - 1;
+          poison_key(problem, b, at_window ? left : hidden);
         }
         expect_case(problem);
       }
@@ -153,6 +156,9 @@ TEST_P(DecodeSparseEdges, LengthsOfTheSecondPool) {
             spec.pool.topk_length = form;
             spec.pool.lengths = {first, 0, 31, 1, 0, first + 1, 32};
           }
+          expect_ok(spec);
+          spec.q_len = {2, 2, 2};
+          spec.omit_qo_indptr = true;
           expect_ok(spec);
         }
 }
