@@ -14,7 +14,8 @@ Options<Case> attention_options(Effect of_positions) {
   using Params = ParamsOf<Case>;
   using Spec = SpecOf<Case>;
   return {
-      {"options.attn_sink", Effect::kChanges, [](Params& p) { p.options.attn_sink = {}; },
+      {"options.attn_sink", Effect::kChanges,
+       [](Params& p) { std::fill_n(&at<float>(p.options.attn_sink, 0), p.options.attn_sink.shape[0], 10.0F); },
        [](Spec& s) { s.options.attn_sink = true; }},
       {"options.window_left", of_positions, [](Params& p) { p.options.window_left = 3; }},
       {"options.logits_soft_cap", Effect::kChanges, [](Params& p) { p.options.logits_soft_cap = 1.0F; }},
@@ -74,11 +75,15 @@ Options<kit::DecodeCase> decode_options() {
     return [kind](Spec& s) {
       s.tree = kind;
       s.q_len = {4};
+      s.kv_len = {12, 9};
     };
   };
   const Options<Case> own = {
       {"qo_indptr", Effect::kChanges, [](DecodeParams& p) { at(p.qo_indptr, 1) = 1; }},
-      {"causal", Effect::kChanges, [](DecodeParams& p) { p.causal = false; }},
+      {"causal", Effect::kChanges, [](DecodeParams& p) { p.causal = false; },
+       [](Spec& s) {
+         s.kv_len = {12, 9};
+       }},
       {"tree_mask", Effect::kChanges, [](DecodeParams& p) { std::fill_n(&at<uint8_t>(p.tree_mask, 0), 4, uint8_t{1}); },
        tree(kit::Tree::kMask)},
       {"tree_parents", Effect::kChanges,
@@ -125,8 +130,7 @@ Options<kit::DecodeSparseCase> pool_options(const std::string& name, SparsePool&
                 "pool.cache", false, [](Params& p) -> KvCache& { return p.pool.cache; }, for_both_pools)
           : cache_options<kit::DecodeSparseCase>(
                 "extra_pool.cache", false, [](Params& p) -> KvCache& { return p.extra_pool.cache; }, for_both_pools);
-  options.push_back(
-      {name + ".indices", Effect::kChanges, [of](Params& p) { at(of(p).indices, 0, 0) = at(of(p).indices, 0, 1); }});
+  options.push_back({name + ".indices", Effect::kChanges, [of](Params& p) { repeat_first(of(p).indices); }});
   options.push_back({name + ".topk_length", Effect::kChanges,
                      [of](Params& p) { at(of(p).topk_length, 0) = another(at(of(p).topk_length, 0)); },
                      [spec_of](Spec& s) {
@@ -216,7 +220,7 @@ Options<kit::PrefillSparseCase> prefill_sparse_options() {
   const Options<kit::PrefillSparseCase> own = {
       {"q", Effect::kChanges, [](Params& p) { flip(p.q); }},
       {"kv", Effect::kChanges, [](Params& p) { flip(p.kv); }},
-      {"indices", Effect::kChanges, [](Params& p) { at(p.indices, 0, 0) = at(p.indices, 0, 1); }},
+      {"indices", Effect::kChanges, [](Params& p) { repeat_first(p.indices); }},
       {"topk_length", Effect::kChanges, [](Params& p) { at(p.topk_length, 0) = another(at(p.topk_length, 0)); },
        [](kit::PrefillSparseSpec& s) { s.topk_length = true; }},
       {"max_logits", Effect::kChanges, [](Params& p) { p.max_logits = {}; }},
