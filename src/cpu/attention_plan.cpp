@@ -30,8 +30,8 @@ size_t attention_workspace_size(const AttentionSetup& setup, const TaskList::Cap
   return carver.used();
 }
 
-dispatch::PlanSummary plan_attention(const AttentionSetup& setup, const TaskList::Capacity& capacity,
-                                     const std::vector<schedule::Sequence>& sequences, std::span<std::byte> workspace) {
+core::PlanSummary plan_attention(const AttentionSetup& setup, const TaskList::Capacity& capacity,
+                                 const std::vector<schedule::Sequence>& sequences, std::span<std::byte> workspace) {
   Carver carver(workspace.data());
   AttentionLayout layout(carver, setup, capacity, setup.options.num_workers);
   return layout.tasks.store(schedule::make_schedule(sequences, setup.options), setup.shape);

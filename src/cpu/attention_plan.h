@@ -56,8 +56,8 @@ TaskList::Capacity capacity_of(const AttentionSetup& setup, int64_t num_rows, in
 
 size_t attention_workspace_size(const AttentionSetup& setup, const TaskList::Capacity& capacity);
 
-dispatch::PlanSummary plan_attention(const AttentionSetup& setup, const TaskList::Capacity& capacity,
-                                     const std::vector<schedule::Sequence>& sequences, std::span<std::byte> workspace);
+core::PlanSummary plan_attention(const AttentionSetup& setup, const TaskList::Capacity& capacity,
+                                 const std::vector<schedule::Sequence>& sequences, std::span<std::byte> workspace);
 
 /// Calls f(task, tiles, layout) for every planned task.
 template <class F>

@@ -11,8 +11,9 @@
 namespace mla::cpu {
 namespace {
 
-using dispatch::Executor;
-using dispatch::Verdict;
+using core::Executor;
+using core::Reason;
+using core::Verdict;
 
 // Instruction sets, best first; the rows of every table stand in this order.
 constexpr std::string_view kLevels[] = {"avx512_bf16", "avx512", "avx2", "portable"};
@@ -40,8 +41,6 @@ const KernelSet& kernel_set() {
   return set;
 }
 
-using dispatch::Reason;
-
 /// What is missing for the level on this machine, or nothing.
 Reason missing(size_t level) {
   if (!built(kLevels[level])) return Reason::format("this build has no {} code", kLevels[level]);
@@ -66,7 +65,7 @@ Reason refusal(const Problem& problem) {
   if (!is_float(problem.q_dtype) && !((absorbed || indexer) && problem.q_dtype == DType::kE4M3))
     return Reason::format("takes bf16, f16 and f32{}, not {}", absorbed || indexer ? " and e4m3" : "",
                           name(problem.q_dtype));
-  if (const Reason reason = dispatch::width_refusal(problem); !reason.empty()) return reason;
+  if (const Reason reason = core::width_refusal(problem); !reason.empty()) return reason;
   if (problem.op == Op::kCopyPages && problem.d_qk > kMaxCopiedWidth)
     return Reason::format("takes rows of at most {} channels, not {}", kMaxCopiedWidth, problem.d_qk);
   if (problem.op == Op::kMergeStates && problem.d_v % kMaxLanes != 0)
@@ -101,7 +100,7 @@ Verdict verdict(const Problem& problem) {
 template <class Args, auto kWorkspaceSize, auto kPlan, auto kRun>
 struct PlannedRows {
   template <size_t kLevel>
-  static constexpr dispatch::PlannedImplementation<Args> row() {
+  static constexpr core::PlannedImplementation<Args> row() {
     return {.name = kRowNames[kLevel],
             .verdict = verdict<kLevel>,
             .workspace_size =
@@ -109,7 +108,7 @@ struct PlannedRows {
                   return kWorkspaceSize(kernel_set<kLevel>(), args, executor.pool.size());
                 },
             .plan = [](const Args& args, const Executor& executor, std::span<std::byte> workspace,
-                       dispatch::PlanSummary& summary) -> Status {
+                       core::PlanSummary& summary) -> Status {
               summary = kPlan(kernel_set<kLevel>(), args, executor.pool.size(), workspace);
               return {};
             },
@@ -124,7 +123,7 @@ struct PlannedRows {
 template <class Args, auto kRun>
 struct DirectRows {
   template <size_t kLevel>
-  static constexpr dispatch::DirectImplementation<Args> row() {
+  static constexpr core::DirectImplementation<Args> row() {
     return {.name = kRowNames[kLevel],
             .verdict = verdict<kLevel>,
             .run = [](const Args& args, const Executor& executor) -> Status {
@@ -145,47 +144,47 @@ bool built(std::string_view level) {
 #endif
 }
 
-std::span<const dispatch::PlannedImplementation<core::DecodeArgs>> decode_rows() {
+std::span<const core::PlannedImplementation<core::DecodeArgs>> decode_rows() {
   return PlannedRows<core::DecodeArgs, decode_workspace_size, plan_decode, run_decode>::rows;
 }
-std::span<const dispatch::PlannedImplementation<core::PrefillArgs>> prefill_rows() {
+std::span<const core::PlannedImplementation<core::PrefillArgs>> prefill_rows() {
   return PlannedRows<core::PrefillArgs, prefill_workspace_size, plan_prefill, run_prefill>::rows;
 }
-std::span<const dispatch::DirectImplementation<core::MergeStatesArgs>> merge_states_rows() {
+std::span<const core::DirectImplementation<core::MergeStatesArgs>> merge_states_rows() {
   return DirectRows<core::MergeStatesArgs, run_merge_states>::rows;
 }
-std::span<const dispatch::DirectImplementation<core::AppendArgs>> append_rows() {
+std::span<const core::DirectImplementation<core::AppendArgs>> append_rows() {
   return DirectRows<core::AppendArgs, run_append>::rows;
 }
-std::span<const dispatch::DirectImplementation<core::GatherArgs>> gather_rows() {
+std::span<const core::DirectImplementation<core::GatherArgs>> gather_rows() {
   return DirectRows<core::GatherArgs, run_gather>::rows;
 }
 
-std::span<const dispatch::PlannedImplementation<core::DecodeSparseArgs>> decode_sparse_rows() {
+std::span<const core::PlannedImplementation<core::DecodeSparseArgs>> decode_sparse_rows() {
   return PlannedRows<core::DecodeSparseArgs, decode_sparse_workspace_size, plan_decode_sparse, run_decode_sparse>::rows;
 }
-std::span<const dispatch::DirectImplementation<core::AppendRopeArgs>> append_rope_rows() {
+std::span<const core::DirectImplementation<core::AppendRopeArgs>> append_rope_rows() {
   return DirectRows<core::AppendRopeArgs, run_append_rope>::rows;
 }
-std::span<const dispatch::DirectImplementation<core::CopyPagesArgs>> copy_pages_rows() {
+std::span<const core::DirectImplementation<core::CopyPagesArgs>> copy_pages_rows() {
   return DirectRows<core::CopyPagesArgs, run_copy_pages>::rows;
 }
-std::span<const dispatch::DirectImplementation<core::BlockTableToCsrArgs>> block_table_to_csr_rows() {
+std::span<const core::DirectImplementation<core::BlockTableToCsrArgs>> block_table_to_csr_rows() {
   return DirectRows<core::BlockTableToCsrArgs, run_block_table_to_csr>::rows;
 }
-std::span<const dispatch::DirectImplementation<core::PhysicalSlotsArgs>> physical_slots_rows() {
+std::span<const core::DirectImplementation<core::PhysicalSlotsArgs>> physical_slots_rows() {
   return DirectRows<core::PhysicalSlotsArgs, run_physical_slots>::rows;
 }
-std::span<const dispatch::DirectImplementation<core::AppendIndexerArgs>> append_indexer_rows() {
+std::span<const core::DirectImplementation<core::AppendIndexerArgs>> append_indexer_rows() {
   return DirectRows<core::AppendIndexerArgs, run_append_indexer>::rows;
 }
-std::span<const dispatch::DirectImplementation<core::IndexerLogitsArgs>> indexer_logits_rows() {
+std::span<const core::DirectImplementation<core::IndexerLogitsArgs>> indexer_logits_rows() {
   return DirectRows<core::IndexerLogitsArgs, run_indexer_logits>::rows;
 }
-std::span<const dispatch::DirectImplementation<core::TopKArgs>> top_k_rows() {
+std::span<const core::DirectImplementation<core::TopKArgs>> top_k_rows() {
   return DirectRows<core::TopKArgs, run_top_k>::rows;
 }
-std::span<const dispatch::DirectImplementation<core::IndexerTopKArgs>> indexer_top_k_rows() {
+std::span<const core::DirectImplementation<core::IndexerTopKArgs>> indexer_top_k_rows() {
   return DirectRows<core::IndexerTopKArgs, run_indexer_top_k>::rows;
 }
 

@@ -4,23 +4,23 @@
 
 #include <span>
 
-#include "dispatch/implementation.h"
+#include "core/implementation.h"
 
 namespace mla::cpu {
 
-std::span<const dispatch::PlannedImplementation<core::DecodeArgs>> decode_rows();
-std::span<const dispatch::PlannedImplementation<core::PrefillArgs>> prefill_rows();
-std::span<const dispatch::DirectImplementation<core::MergeStatesArgs>> merge_states_rows();
-std::span<const dispatch::DirectImplementation<core::AppendArgs>> append_rows();
-std::span<const dispatch::DirectImplementation<core::GatherArgs>> gather_rows();
-std::span<const dispatch::PlannedImplementation<core::DecodeSparseArgs>> decode_sparse_rows();
-std::span<const dispatch::DirectImplementation<core::AppendRopeArgs>> append_rope_rows();
-std::span<const dispatch::DirectImplementation<core::CopyPagesArgs>> copy_pages_rows();
-std::span<const dispatch::DirectImplementation<core::BlockTableToCsrArgs>> block_table_to_csr_rows();
-std::span<const dispatch::DirectImplementation<core::PhysicalSlotsArgs>> physical_slots_rows();
-std::span<const dispatch::DirectImplementation<core::AppendIndexerArgs>> append_indexer_rows();
-std::span<const dispatch::DirectImplementation<core::IndexerLogitsArgs>> indexer_logits_rows();
-std::span<const dispatch::DirectImplementation<core::TopKArgs>> top_k_rows();
-std::span<const dispatch::DirectImplementation<core::IndexerTopKArgs>> indexer_top_k_rows();
+std::span<const core::PlannedImplementation<core::DecodeArgs>> decode_rows();
+std::span<const core::PlannedImplementation<core::PrefillArgs>> prefill_rows();
+std::span<const core::DirectImplementation<core::MergeStatesArgs>> merge_states_rows();
+std::span<const core::DirectImplementation<core::AppendArgs>> append_rows();
+std::span<const core::DirectImplementation<core::GatherArgs>> gather_rows();
+std::span<const core::PlannedImplementation<core::DecodeSparseArgs>> decode_sparse_rows();
+std::span<const core::DirectImplementation<core::AppendRopeArgs>> append_rope_rows();
+std::span<const core::DirectImplementation<core::CopyPagesArgs>> copy_pages_rows();
+std::span<const core::DirectImplementation<core::BlockTableToCsrArgs>> block_table_to_csr_rows();
+std::span<const core::DirectImplementation<core::PhysicalSlotsArgs>> physical_slots_rows();
+std::span<const core::DirectImplementation<core::AppendIndexerArgs>> append_indexer_rows();
+std::span<const core::DirectImplementation<core::IndexerLogitsArgs>> indexer_logits_rows();
+std::span<const core::DirectImplementation<core::TopKArgs>> top_k_rows();
+std::span<const core::DirectImplementation<core::IndexerTopKArgs>> indexer_top_k_rows();
 
 }  // namespace mla::cpu

@@ -123,8 +123,8 @@ size_t decode_workspace_size(const KernelSet& set, const core::DecodeArgs& args,
   return attention_workspace_size(setup, capacity_of(setup, args));
 }
 
-dispatch::PlanSummary plan_decode(const KernelSet& set, const core::DecodeArgs& args, int32_t num_threads,
-                                  std::span<std::byte> workspace) {
+core::PlanSummary plan_decode(const KernelSet& set, const core::DecodeArgs& args, int32_t num_threads,
+                              std::span<std::byte> workspace) {
   const AttentionSetup setup = setup_of(set, args, num_threads);
   return plan_attention(setup, capacity_of(setup, args), sequences_of(args), workspace);
 }

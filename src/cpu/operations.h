@@ -7,9 +7,9 @@
 #include <span>
 
 #include "core/args.h"
+#include "core/implementation.h"
 #include "cpu/row_kernels.h"
 #include "cpu/tile_kernels.h"
-#include "dispatch/implementation.h"
 
 namespace mla::cpu {
 
@@ -26,20 +26,20 @@ struct KernelSet {
 };
 
 size_t decode_workspace_size(const KernelSet& set, const core::DecodeArgs& args, int32_t num_threads);
-dispatch::PlanSummary plan_decode(const KernelSet& set, const core::DecodeArgs& args, int32_t num_threads,
-                                  std::span<std::byte> workspace);
+core::PlanSummary plan_decode(const KernelSet& set, const core::DecodeArgs& args, int32_t num_threads,
+                              std::span<std::byte> workspace);
 void run_decode(const KernelSet& set, const core::DecodeArgs& args, core::ThreadPool& pool,
                 std::span<std::byte> workspace);
 
 size_t decode_sparse_workspace_size(const KernelSet& set, const core::DecodeSparseArgs& args, int32_t num_threads);
-dispatch::PlanSummary plan_decode_sparse(const KernelSet& set, const core::DecodeSparseArgs& args, int32_t num_threads,
-                                         std::span<std::byte> workspace);
+core::PlanSummary plan_decode_sparse(const KernelSet& set, const core::DecodeSparseArgs& args, int32_t num_threads,
+                                     std::span<std::byte> workspace);
 void run_decode_sparse(const KernelSet& set, const core::DecodeSparseArgs& args, core::ThreadPool& pool,
                        std::span<std::byte> workspace);
 
 size_t prefill_workspace_size(const KernelSet& set, const core::PrefillArgs& args, int32_t num_threads);
-dispatch::PlanSummary plan_prefill(const KernelSet& set, const core::PrefillArgs& args, int32_t num_threads,
-                                   std::span<std::byte> workspace);
+core::PlanSummary plan_prefill(const KernelSet& set, const core::PrefillArgs& args, int32_t num_threads,
+                               std::span<std::byte> workspace);
 void run_prefill(const KernelSet& set, const core::PrefillArgs& args, core::ThreadPool& pool,
                  std::span<std::byte> workspace);
 

@@ -212,8 +212,8 @@ size_t prefill_workspace_size(const KernelSet& set, const core::PrefillArgs& arg
   return attention_workspace_size(setup, capacity_of(setup, args));
 }
 
-dispatch::PlanSummary plan_prefill(const KernelSet& set, const core::PrefillArgs& args, int32_t num_threads,
-                                   std::span<std::byte> workspace) {
+core::PlanSummary plan_prefill(const KernelSet& set, const core::PrefillArgs& args, int32_t num_threads,
+                               std::span<std::byte> workspace) {
   const AttentionSetup setup = setup_of(set, args, num_threads);
   return plan_attention(setup, capacity_of(setup, args), sequences_of(args), workspace);
 }

@@ -19,7 +19,7 @@ TaskList::Capacity TaskList::stored_capacity(const std::byte* workspace) {
   return reinterpret_cast<const Header*>(workspace)->capacity;
 }
 
-dispatch::PlanSummary TaskList::store(const schedule::Schedule& schedule, const TileShape& shape) {
+core::PlanSummary TaskList::store(const schedule::Schedule& schedule, const TileShape& shape) {
   new (header_) Header{.capacity = capacity_,
                        .num_tasks = static_cast<int32_t>(schedule.tasks.size()),
                        .num_groups = schedule.num_groups(),

@@ -5,10 +5,10 @@
 #include <atomic>
 #include <cstdint>
 
+#include "core/implementation.h"
 #include "core/thread_pool.h"
 #include "cpu/attention.h"
 #include "cpu/lse.h"
-#include "dispatch/implementation.h"
 #include "plan/schedule.h"
 
 namespace mla::cpu {
@@ -27,7 +27,7 @@ class TaskList {
   static Capacity stored_capacity(const std::byte* workspace);
 
   /// Copies a schedule that fits the capacity, and describes it.
-  dispatch::PlanSummary store(const schedule::Schedule& schedule, const TileShape& shape);
+  core::PlanSummary store(const schedule::Schedule& schedule, const TileShape& shape);
 
   int32_t num_partials() const { return header_->num_partials; }
 

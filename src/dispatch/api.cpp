@@ -20,7 +20,7 @@ namespace {
 
 using core::Scope;
 
-using dispatch::kWorkspaceAlignment;
+using core::kWorkspaceAlignment;
 /// In front of the backend's part of a workspace: the id of the plan that owns it.
 constexpr size_t kStampBytes = kWorkspaceAlignment;
 
@@ -226,14 +226,14 @@ Status no_context(Op op) {
 /// Calls f(executor) with what the place computes with.
 template <class F>
 auto execute(Context::Impl& context, const dispatch::Place& place, Stream stream, const F& f) {
-  if (!place.on_gpu()) return f(dispatch::Executor{.pool = context.pool});
+  if (!place.on_gpu()) return f(core::Executor{.pool = context.pool});
   const cuda::Operations* const operations = place.gpu->code().operations;
   if (place.emulated) {
     cuda::EmulatedQueue queue(*place.gpu, context.pool, stream);
-    return f(dispatch::Executor{.pool = context.pool, .queue = &queue, .operations = operations});
+    return f(core::Executor{.pool = context.pool, .queue = &queue, .operations = operations});
   }
   cuda::StreamQueue queue(*place.gpu, stream);
-  return f(dispatch::Executor{.pool = context.pool, .queue = &queue, .operations = operations});
+  return f(core::Executor{.pool = context.pool, .queue = &queue, .operations = operations});
 }
 
 /// Backends of the CPU keep counters in workspaces and in the pool, and the emulator computes with it: one call at a
@@ -274,7 +274,7 @@ Status prepare(const Context& context, const Params& params, std::span<const std
   prepared.row = select_at<typename O::Row>(impl, prepared.place, O::problem(prepared.args, device), status);
   if (prepared.row == nullptr) return status;
   if (prepared.args.num_tokens > 0)
-    prepared.workspace_bytes = execute(impl, prepared.place, {}, [&](const dispatch::Executor& executor) {
+    prepared.workspace_bytes = execute(impl, prepared.place, {}, [&](const core::Executor& executor) {
       return prepared.row->workspace_size(prepared.args, executor);
     });
   return {};
@@ -361,7 +361,7 @@ Result<Plan> make_plan(const Context& context, const Params& params, std::span<s
     claim(workspace, prepared.workspace_bytes, *impl);
     impl->summary.text = "no query tokens: nothing to do";
     if (prepared.args.num_tokens > 0) {
-      const Status status = execute(context.impl(), prepared.place, stream, [&](const dispatch::Executor& executor) {
+      const Status status = execute(context.impl(), prepared.place, stream, [&](const core::Executor& executor) {
         return prepared.row->plan(prepared.args, executor, impl->workspace, impl->summary);
       });
       if (!status.ok()) return failed(O::kOp, status);
@@ -433,9 +433,8 @@ Status run_planned(const Context& context, const Plan& plan, const Params& param
                        "has overwritten",
                        name(O::kOp))};
     if (args.num_tokens == 0) return {};
-    status = execute(context.impl(), place, stream, [&](const dispatch::Executor& executor) {
-      return (*row)->run(args, executor, planned.workspace);
-    });
+    status = execute(context.impl(), place, stream,
+                     [&](const core::Executor& executor) { return (*row)->run(args, executor, planned.workspace); });
     return status.ok() ? status : failed(O::kOp, status);
   });
 }
@@ -456,7 +455,7 @@ Status run_direct(const Context& context, Op op, const Params& params, Stream st
     if (row == nullptr) return status;
     if (nothing_to_do(args)) return {};
     const auto turn = take_turn(impl, place);
-    status = execute(impl, place, stream, [&](const dispatch::Executor& executor) { return row->run(args, executor); });
+    status = execute(impl, place, stream, [&](const core::Executor& executor) { return row->run(args, executor); });
     return status.ok() ? status : failed(op, status);
   });
 }

@@ -51,7 +51,7 @@ struct Plan::Impl {
   std::byte* stamp = nullptr;            // where `run` must find the id again; null without a workspace, and on a GPU
   std::span<std::byte> given_workspace;  // the caller's
   std::span<std::byte> workspace;        // the backend's part of it, aligned
-  dispatch::PlanSummary summary;
+  core::PlanSummary summary;
 };
 
 }  // namespace mla

@@ -11,6 +11,13 @@
 namespace mla::dispatch {
 namespace {
 
+using core::DirectImplementation;
+using core::Executor;
+using core::PlannedImplementation;
+using core::PlanSummary;
+using core::Reason;
+using core::Verdict;
+
 struct Widths {
   int64_t d_qk, d_v;
 };
@@ -83,7 +90,7 @@ Reason shape_refusal(const Problem& problem) {
   if (problem.extra_cache && !go_together(problem.cache, *problem.extra_cache))
     return Reason::format("takes two pools of bf16, two of f16 or two of quantized rows, not {} and {}",
                           name(problem.cache), name(*problem.extra_cache));
-  if (const Reason reason = width_refusal(problem); !reason.empty()) return reason;
+  if (const Reason reason = core::width_refusal(problem); !reason.empty()) return reason;
   if (is_absorbed(problem.op)) return widths_refusal(problem, kAbsorbedWidths);
   return {};
 }

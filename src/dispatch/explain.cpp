@@ -85,7 +85,7 @@ Explanation explain(const Problem& problem, std::string_view force) try {
   return with_table(problem.op, [&](auto rows) {
     Explanation result;
     for (const auto& row : rows) {
-      const dispatch::Verdict verdict = row.verdict(problem);
+      const core::Verdict verdict = row.verdict(problem);
       result.rows.push_back({std::string(row.name), verdict.usable, verdict.reason.str()});
     }
     Status error;

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "dispatch/implementation.h"
+#include "core/implementation.h"
 #include "mla/status.h"
 
 namespace mla::dispatch {

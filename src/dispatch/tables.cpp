@@ -10,6 +10,13 @@
 namespace mla::dispatch {
 namespace {
 
+using core::DirectImplementation;
+using core::Executor;
+using core::PlannedImplementation;
+using core::PlanSummary;
+using core::Reason;
+using core::Verdict;
+
 bool is_float(DType dtype) { return dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32; }
 
 Verdict reference_verdict(const Problem& problem) {
@@ -21,7 +28,7 @@ Verdict reference_verdict(const Problem& problem) {
   if (problem.q_dtype == DType::kE4M3 ? !takes_e4m3 : !is_float(problem.q_dtype))
     return {false, Reason::format("takes bf16, f16{} f32{} only, not {}", takes_e4m3 ? "," : " and",
                                   takes_e4m3 ? " and e4m3" : "", name(problem.q_dtype))};
-  if (const Reason reason = width_refusal(problem); !reason.empty()) return {false, reason};
+  if (const Reason reason = core::width_refusal(problem); !reason.empty()) return {false, reason};
   for (int64_t width : {problem.d_qk, problem.d_v})
     if (width < 1 || width > kWidest)
       return {false, Reason::format("takes head dims from 1 to {}, not {}", kWidest, width)};

@@ -4,24 +4,24 @@
 
 #include <span>
 
-#include "dispatch/implementation.h"
+#include "core/implementation.h"
 
 namespace mla::dispatch {
 
-using DecodeRow = PlannedImplementation<core::DecodeArgs>;
-using PrefillRow = PlannedImplementation<core::PrefillArgs>;
-using MergeStatesRow = DirectImplementation<core::MergeStatesArgs>;
-using AppendRow = DirectImplementation<core::AppendArgs>;
-using GatherRow = DirectImplementation<core::GatherArgs>;
-using DecodeSparseRow = PlannedImplementation<core::DecodeSparseArgs>;  // and of prefill_sparse
-using AppendRopeRow = DirectImplementation<core::AppendRopeArgs>;
-using CopyPagesRow = DirectImplementation<core::CopyPagesArgs>;
-using BlockTableToCsrRow = DirectImplementation<core::BlockTableToCsrArgs>;
-using PhysicalSlotsRow = DirectImplementation<core::PhysicalSlotsArgs>;
-using AppendIndexerRow = DirectImplementation<core::AppendIndexerArgs>;
-using IndexerLogitsRow = DirectImplementation<core::IndexerLogitsArgs>;
-using TopKRow = DirectImplementation<core::TopKArgs>;
-using IndexerTopKRow = DirectImplementation<core::IndexerTopKArgs>;
+using DecodeRow = core::PlannedImplementation<core::DecodeArgs>;
+using PrefillRow = core::PlannedImplementation<core::PrefillArgs>;
+using MergeStatesRow = core::DirectImplementation<core::MergeStatesArgs>;
+using AppendRow = core::DirectImplementation<core::AppendArgs>;
+using GatherRow = core::DirectImplementation<core::GatherArgs>;
+using DecodeSparseRow = core::PlannedImplementation<core::DecodeSparseArgs>;  // and of prefill_sparse
+using AppendRopeRow = core::DirectImplementation<core::AppendRopeArgs>;
+using CopyPagesRow = core::DirectImplementation<core::CopyPagesArgs>;
+using BlockTableToCsrRow = core::DirectImplementation<core::BlockTableToCsrArgs>;
+using PhysicalSlotsRow = core::DirectImplementation<core::PhysicalSlotsArgs>;
+using AppendIndexerRow = core::DirectImplementation<core::AppendIndexerArgs>;
+using IndexerLogitsRow = core::DirectImplementation<core::IndexerLogitsArgs>;
+using TopKRow = core::DirectImplementation<core::TopKArgs>;
+using IndexerTopKRow = core::DirectImplementation<core::IndexerTopKArgs>;
 
 /// The table of an operation, by its row type. Built by the first call.
 template <class Row>

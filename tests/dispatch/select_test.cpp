@@ -31,13 +31,13 @@ class BackendVariable {
 
 struct FakeRow {
   std::string_view name;
-  dispatch::Verdict (*verdict)(const Problem&);
+  core::Verdict (*verdict)(const Problem&);
 };
 
-dispatch::Verdict yes(const Problem&) { return {true, "always"}; }
-dispatch::Verdict no(const Problem&) { return {false, "never"}; }
-dispatch::Verdict few_heads(const Problem& p) {
-  return p.num_heads <= 16 ? dispatch::Verdict{true, "few heads"} : dispatch::Verdict{false, "takes 16 heads"};
+core::Verdict yes(const Problem&) { return {true, "always"}; }
+core::Verdict no(const Problem&) { return {false, "never"}; }
+core::Verdict few_heads(const Problem& p) {
+  return p.num_heads <= 16 ? core::Verdict{true, "few heads"} : core::Verdict{false, "takes 16 heads"};
 }
 
 constexpr FakeRow kRows[] = {{"cpu_best", no}, {"cpu_good", few_heads}, {"cpuid", yes}, {"reference", yes}};

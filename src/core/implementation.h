@@ -22,7 +22,7 @@ class Queue;
 struct Operations;
 }  // namespace mla::cuda
 
-namespace mla::dispatch {
+namespace mla::core {
 
 /// One sentence in place: verdicts are asked for in `run`, where nothing may be allocated. What does not fit is cut.
 class Reason {
@@ -33,7 +33,7 @@ class Reason {
   template <class... Args>
   static Reason format(fmt::format_string<Args...> text, Args&&... args) {
     Reason reason;
-    reason.size_ = core::format_args_to(reason.text_, text, fmt::make_format_args(args...));
+    reason.size_ = format_args_to(reason.text_, text, fmt::make_format_args(args...));
     return reason;
   }
 
@@ -70,7 +70,7 @@ struct PlanSummary {
 
 /// What a row computes with.
 struct Executor {
-  core::ThreadPool& pool;                        // of the context
+  ThreadPool& pool;                              // of the context
   cuda::Queue* queue = nullptr;                  // rows of a GPU: the stream, and
   const cuda::Operations* operations = nullptr;  // the code for its architecture
 };
@@ -98,4 +98,4 @@ struct DirectImplementation {
   Status (*run)(const Args& args, const Executor& executor);
 };
 
-}  // namespace mla::dispatch
+}  // namespace mla::core
