@@ -22,6 +22,8 @@ SKIPPED_FOLDERS = {".git", "build", "out", "__pycache__"}
 KERNEL_BORDER = "cuda/border/"
 # What kernels may include beside the rooms above ptx.
 KERNELS = ("mla/", "core/args.h", KERNEL_BORDER, "cuda/ptx/", "cuda/tile/", "cuda/common/")
+# What the host says of kernels in verdicts.
+VERDICTS = ("core/implementation.h", "core/format.h")
 # Which folders of the project a folder's files may include, as prefixes of the include path; the longest entry that
 # contains the file decides. Folders that are not listed (the tests) may include everything.
 MAY_INCLUDE = {
@@ -30,18 +32,17 @@ MAY_INCLUDE = {
     "src/plan": ("mla/", "core/", "plan/"),
     "src/reference": ("mla/", "core/", "reference/"),
     "src/cpu": ("mla/", "core/", "plan/", "cpu/"),
-    "src/dispatch": ("mla/", "core/", "plan/", "dispatch/", "reference/reference.h", "cpu/cpu_backend.h", "cpu/isa.h",
+    "src/dispatch": ("mla/", "core/", "plan/", "dispatch/", "reference/reference.h", "cpu/cpu_backend.h", "cpu/levels.h",
                      KERNEL_BORDER, "cuda/runtime/"),
     "src/emulator": ("mla/", "core/", "emulator/"),
-    "src/cuda": ("mla/", "core/", KERNEL_BORDER, "cuda/ptx/", "cuda/backends/sm90/operations.h"),
     "src/cuda/border": ("mla/", "core/", KERNEL_BORDER, "cuda/ptx/machine.h"),
     "src/cuda/ptx": ("mla/", "cuda/ptx/", "emulator/device.h"),
     "src/cuda/tile": ("mla/", "core/args.h", "cuda/ptx/", "cuda/tile/"),
     "src/cuda/common": KERNELS,
-    "src/cuda/attention": (*KERNELS, "cuda/attention/"),
-    "src/cuda/backends": (*KERNELS, "cuda/attention/"),  # and a backend's own folder
+    "src/cuda/attention": (*KERNELS, *VERDICTS, "cuda/attention/"),
+    "src/cuda/backends": (*KERNELS, *VERDICTS, "cuda/attention/"),  # and a backend's own folder
     "src/cuda/runtime": ("mla/", "core/", KERNEL_BORDER, "cuda/runtime/",
-                         "cuda/built_archs.h", "emulator/emulator.h"),
+                         "cuda/built_archs.h", "cuda/built_backends.h", "emulator/emulator.h"),
     "tools/kit": ("mla/", "kit/"),
     "tools/mla": ("mla/", "kit/"),
     "examples": ("mla/",),

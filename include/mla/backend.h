@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "mla/kv_layout.h"
@@ -41,11 +42,31 @@ struct Problem {
   friend bool operator==(const Problem&, const Problem&) = default;
 };
 
+/// What numbers are multiplied and summed as.
+enum class Arithmetic : uint8_t { kF64, kF32, kF16, kBF16, kE4M3 };
+
+/// "f32", "bf16", ...
+std::string_view name(Arithmetic arithmetic);
+
+/// How a row computes scores and outputs, which bounds how far they are from exact ones. Rows that only move or rotate
+/// channels say f32.
+struct Numerics {
+  Arithmetic multiplied = Arithmetic::kF32;  ///< both factors: queries and keys, softmax weights and values
+  Arithmetic summed = Arithmetic::kF32;      ///< products
+  /// Tensor cores add so many products to a sum at once and cut it off, towards zero. 0: every sum is rounded.
+  int32_t products_per_cut = 0;
+  /// Significant bits of a query that take part, where it has more than `multiplied` holds: 16 for two parts of bf16.
+  int32_t query_bits = 24;
+
+  friend bool operator==(const Numerics&, const Numerics&) = default;
+};
+
 /// One row of an operation's table, judged for one problem.
 struct BackendVerdict {
   std::string name = {};  ///< "cpu_avx512_bf16", "reference", ...
   bool usable = false;
   std::string reason = {};  ///< why it is (not) usable
+  Numerics numerics = {};   ///< how it computes this, or would
 };
 
 /// The whole table of `problem.op`, best first, and the row that would run.
@@ -104,5 +125,18 @@ std::string_view version();
 
 /// Names of all rows of an operation's table, best first.
 std::vector<std::string> backend_names(Op op);
+
+/// A backend, whichever machine this is: it has a row of its name in the table of each of its operations.
+struct BackendInfo {
+  std::string name = {};
+  DeviceType device = DeviceType::kCpu;  ///< where its tensors are
+  std::vector<int32_t> archs = {};       ///< architectures of GPUs that it is for; empty: all, or the CPU
+  /// What it could run and leaves to a row behind it, which does it faster: "indexers with up to 32 heads to
+  /// cuda_portable". Empty: nothing.
+  std::string leaves = {};
+};
+
+/// All of them, in the order of the tables: those of GPUs, those of the CPU, the reference.
+std::vector<BackendInfo> backends();
 
 }  // namespace mla

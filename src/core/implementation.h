@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -19,7 +20,7 @@
 
 namespace mla::cuda {
 class Queue;
-struct Operations;
+struct Code;
 }  // namespace mla::cuda
 
 namespace mla::core {
@@ -70,22 +71,26 @@ struct PlanSummary {
 
 /// What a row computes with.
 struct Executor {
-  ThreadPool& pool;                              // of the context
-  cuda::Queue* queue = nullptr;                  // rows of a GPU: the stream, and
-  const cuda::Operations* operations = nullptr;  // the code for its architecture
+  ThreadPool& pool;                  // of the context
+  cuda::Queue* queue = nullptr;      // rows of a GPU: the stream, and
+  const cuda::Code* code = nullptr;  // what the GPU runs
 };
 
 /// A backend's implementation of a planned operation (attention). `workspace` is aligned to kWorkspaceAlignment and at
 /// least workspace_size(args, executor) long; `plan` writes the work list into it and `run` reads it there. `run` gets
 /// arguments of the same shapes as `plan` did and, on the CPU, of the same lengths. On a GPU both enqueue kernels, and
 /// nothing that the arguments point to may be read. A status is success, or why a kernel could not be enqueued.
+/// The functions hold what they need of their backend; none of them allocates when it is called.
 template <class Args>
 struct PlannedImplementation {
   std::string_view name;
-  Verdict (*verdict)(const Problem& problem);
-  size_t (*workspace_size)(const Args& args, const Executor& executor);
-  Status (*plan)(const Args& args, const Executor& executor, std::span<std::byte> workspace, PlanSummary& summary);
-  Status (*run)(const Args& args, const Executor& executor, std::span<std::byte> workspace);
+  std::function<Verdict(const Problem& problem)> verdict;
+  std::function<Numerics(const Problem& problem)> numerics;
+  std::function<size_t(const Args& args, const Executor& executor)> workspace_size;
+  std::function<Status(const Args& args, const Executor& executor, std::span<std::byte> workspace,
+                       PlanSummary& summary)>
+      plan;
+  std::function<Status(const Args& args, const Executor& executor, std::span<std::byte> workspace)> run;
 };
 
 inline constexpr size_t kWorkspaceAlignment = 64;
@@ -94,8 +99,9 @@ inline constexpr size_t kWorkspaceAlignment = 64;
 template <class Args>
 struct DirectImplementation {
   std::string_view name;
-  Verdict (*verdict)(const Problem& problem);
-  Status (*run)(const Args& args, const Executor& executor);
+  std::function<Verdict(const Problem& problem)> verdict;
+  std::function<Numerics(const Problem& problem)> numerics;
+  std::function<Status(const Args& args, const Executor& executor)> run;
 };
 
 }  // namespace mla::core

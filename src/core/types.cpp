@@ -1,7 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "mla/types.h"
 
+#include "mla/backend.h"
+
 namespace mla {
+
+std::string_view name(Arithmetic arithmetic) {
+  switch (arithmetic) {
+    case Arithmetic::kF64: return "f64";
+    case Arithmetic::kF32: return "f32";
+    case Arithmetic::kF16: return "f16";
+    case Arithmetic::kBF16: return "bf16";
+    case Arithmetic::kE4M3: return "e4m3";
+  }
+  return "unknown";
+}
 
 std::string_view name(DType dtype) {
   switch (dtype) {

@@ -227,13 +227,13 @@ Status no_context(Op op) {
 template <class F>
 auto execute(Context::Impl& context, const dispatch::Place& place, Stream stream, const F& f) {
   if (!place.on_gpu()) return f(core::Executor{.pool = context.pool});
-  const cuda::Operations* const operations = place.gpu->code().operations;
+  const cuda::Code& code = place.gpu->code();
   if (place.emulated) {
     cuda::EmulatedQueue queue(*place.gpu, context.pool, stream);
-    return f(core::Executor{.pool = context.pool, .queue = &queue, .operations = operations});
+    return f(core::Executor{.pool = context.pool, .queue = &queue, .code = &code});
   }
   cuda::StreamQueue queue(*place.gpu, stream);
-  return f(core::Executor{.pool = context.pool, .queue = &queue, .operations = operations});
+  return f(core::Executor{.pool = context.pool, .queue = &queue, .code = &code});
 }
 
 /// Backends of the CPU keep counters in workspaces and in the pool, and the emulator computes with it: one call at a

@@ -1,26 +1,82 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rows of the GPU backends, which stand first in every table: cuda_sm90 where there is one, then cuda_portable.
+// The rows of the GPUs' backends, which stand first in every table, in the order of cuda::backends().
 #pragma once
 
 #include <vector>
 
-#include "dispatch/tables.h"
+#include "core/format.h"
+#include "core/implementation.h"
+#include "cuda/border/backend.h"
+#include "cuda/runtime/code.h"
 
 namespace mla::dispatch {
 
-std::vector<DecodeRow> cuda_decode_rows();
-std::vector<DecodeSparseRow> cuda_decode_sparse_rows();
-std::vector<PrefillRow> cuda_prefill_rows();
-MergeStatesRow cuda_merge_states_row();
-AppendRow cuda_append_row();
-GatherRow cuda_gather_row();
-AppendRopeRow cuda_append_rope_row();
-CopyPagesRow cuda_copy_pages_row();
-BlockTableToCsrRow cuda_block_table_to_csr_row();
-PhysicalSlotsRow cuda_physical_slots_row();
-AppendIndexerRow cuda_append_indexer_row();
-std::vector<IndexerLogitsRow> cuda_indexer_logits_rows();
-TopKRow cuda_top_k_row();
-std::vector<IndexerTopKRow> cuda_indexer_top_k_rows();
+/// What a backend says of a problem, and its operations for the problem's GPU if it takes it.
+struct CudaVerdict {
+  core::Verdict verdict = {};
+  const cuda::Operations* operations = nullptr;
+};
+
+/// Every backend is asked the same in the same order: where the tensors are, whether it is for the GPU, whether it
+/// takes the problem, whether this build has it.
+CudaVerdict judge(const cuda::Backend& backend, const Problem& problem);
+
+/// As judge, of a backend that may have no kernel for it on some architecture.
+template <class Operation>
+core::Verdict cuda_verdict(const cuda::Backend& backend, const Problem& problem, Operation cuda::Operations::*member) {
+  const CudaVerdict judged = judge(backend, problem);
+  if (!judged.verdict.usable || judged.operations->*member) return judged.verdict;
+  return {.usable = false, .reason = core::Reason::format("has no kernel of {} for this GPU", name(problem.op))};
+}
+
+/// What executes a row of the backend: its verdict was yes.
+inline const cuda::Operations& operations_of(const cuda::Backend& backend, const core::Executor& executor) {
+  return *backend.operations(executor.code->arch, executor.code->emulated);
+}
+
+/// The rows of an operation.
+template <class Args>
+std::vector<core::PlannedImplementation<Args>> cuda_rows(Op op,
+                                                         cuda::PlannedOperation<Args> cuda::Operations::*member) {
+  using core::Executor;
+  std::vector<core::PlannedImplementation<Args>> rows;
+  for (const cuda::Backend& backend : cuda::backends()) {
+    if (!backend.has(op)) continue;
+    rows.push_back(
+        {.name = backend.name,
+         .verdict = [&backend, member](const Problem& problem) { return cuda_verdict(backend, problem, member); },
+         .numerics = backend.numerics,
+         .workspace_size =
+             [&backend, member](const Args& args, const Executor& executor) {
+               return (operations_of(backend, executor).*member).workspace_size(args, executor.queue->device());
+             },
+         .plan = [&backend, member](const Args& args, const Executor& executor, std::span<std::byte> workspace,
+                                    core::PlanSummary& summary) -> Status {
+           const cuda::DeviceProperties& device = executor.queue->device();
+           summary.text = core::format("made on the GPU (sm{}, {} multiprocessors) for whatever lengths it finds there",
+                                       device.arch, device.num_sms);
+           return (operations_of(backend, executor).*member).plan(args, *executor.queue, workspace);
+         },
+         .run = [&backend, member](const Args& args, const Executor& executor, std::span<std::byte> workspace)
+             -> Status { return (operations_of(backend, executor).*member).run(args, *executor.queue, workspace); }});
+  }
+  return rows;
+}
+
+template <class Args>
+std::vector<core::DirectImplementation<Args>> cuda_rows(Op op, cuda::DirectOperation<Args> cuda::Operations::*member) {
+  std::vector<core::DirectImplementation<Args>> rows;
+  for (const cuda::Backend& backend : cuda::backends()) {
+    if (!backend.has(op)) continue;
+    rows.push_back(
+        {.name = backend.name,
+         .verdict = [&backend, member](const Problem& problem) { return cuda_verdict(backend, problem, member); },
+         .numerics = backend.numerics,
+         .run = [&backend, member](const Args& args, const core::Executor& executor) -> Status {
+           return (operations_of(backend, executor).*member)(args, *executor.queue);
+         }});
+  }
+  return rows;
+}
 
 }  // namespace mla::dispatch

@@ -7,6 +7,8 @@
 #include <utility>
 
 #include "core/format.h"
+#include "cpu/levels.h"
+#include "cuda/border/backend.h"
 #include "dispatch/select.h"
 #include "dispatch/tables.h"
 
@@ -86,7 +88,7 @@ Explanation explain(const Problem& problem, std::string_view force) try {
     Explanation result;
     for (const auto& row : rows) {
       const core::Verdict verdict = row.verdict(problem);
-      result.rows.push_back({std::string(row.name), verdict.usable, verdict.reason.str()});
+      result.rows.push_back({std::string(row.name), verdict.usable, verdict.reason.str(), row.numerics(problem)});
     }
     Status error;
     if (const auto* row = dispatch::select(rows, problem, dispatch::forced_backend(force), error))
@@ -97,6 +99,20 @@ Explanation explain(const Problem& problem, std::string_view force) try {
   });
 } catch (const std::exception&) {
   return {.selected = {}, .error = "out of memory", .rows = {}};
+}
+
+std::vector<BackendInfo> backends() try {
+  std::vector<BackendInfo> all;
+  for (const cuda::Backend& backend : cuda::backends())
+    all.push_back({.name = std::string(backend.name),
+                   .device = DeviceType::kCuda,
+                   .archs = backend.archs,
+                   .leaves = backend.leaves.str()});
+  for (const cpu::Level& level : cpu::levels()) all.push_back({.name = std::string(level.row)});
+  all.push_back({.name = std::string(dispatch::kReference)});
+  return all;
+} catch (const std::exception&) {
+  return {};
 }
 
 std::vector<std::string> backend_names(Op op) try {

@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <cstdint>
 #include <fstream>
+#include <iterator>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
-#include "cpu/isa.h"
+#include "cpu/levels.h"
 #include "dispatch/gpus.h"
 #include "dispatch/machine.h"
 #include "mla/backend.h"
@@ -22,20 +24,14 @@
 namespace mla {
 namespace {
 
-/// One instruction set and whether the processor reports it.
-struct Feature {
-  const char* name;
-  bool present;
-};
-
 #if defined(__x86_64__)
 
-struct Registers {
+struct CpuidRegisters {
   uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
 };
 
-Registers cpuid(uint32_t leaf, uint32_t subleaf) {
-  Registers r;
+CpuidRegisters cpuid(uint32_t leaf, uint32_t subleaf) {
+  CpuidRegisters r;
   if (__get_cpuid_count(leaf, subleaf, &r.eax, &r.ebx, &r.ecx, &r.edx) == 0) return {};
   return r;
 }
@@ -45,58 +41,57 @@ constexpr bool bit(uint32_t word, int index) { return (word >> index & 1U) != 0;
 /// The register sets that the operating system saves on a task switch (XCR0).
 __attribute__((target("xsave"))) uint64_t saved_registers() { return _xgetbv(0); }
 
-IsaLevel level(const char* name, const std::vector<Feature>& features, bool os_allows) {
-  IsaLevel result{.name = name, .cpu_has = true, .os_allows = os_allows, .built = cpu::built(name), .detail = {}};
-  std::string present;
-  std::string missing;
-  for (const Feature& feature : features) {
-    std::string& list = feature.present ? present : missing;
-    if (!list.empty()) list += ' ';
-    list += feature.name;
-    result.cpu_has = result.cpu_has && feature.present;
+/// What the processor reports, named as Linux does.
+class Features {
+ public:
+  bool has(std::string_view name) const {
+    const struct {
+      std::string_view name;
+      bool present;
+    } all[] = {{"avx2", bit(extended_.ebx, 5)},        {"fma", bit(basic_.ecx, 12)},
+               {"f16c", bit(basic_.ecx, 29)},          {"avx512f", bit(extended_.ebx, 16)},
+               {"avx512dq", bit(extended_.ebx, 17)},   {"avx512cd", bit(extended_.ebx, 28)},
+               {"avx512bw", bit(extended_.ebx, 30)},   {"avx512vl", bit(extended_.ebx, 31)},
+               {"avx512_bf16", bit(extended1_.eax, 5)}};
+    return std::any_of(std::begin(all), std::end(all),
+                       [&](const auto& feature) { return feature.name == name && feature.present; });
   }
+  /// Whether the operating system saves them on a task switch.
+  bool saves(cpu::Registers registers) const {
+    constexpr uint64_t kYmm = 0x06;  // SSE and AVX state
+    constexpr uint64_t kZmm = 0xE6;  // and the three parts of AVX-512 state
+    if (registers == cpu::Registers::kBaseline) return true;
+    const uint64_t wanted = registers == cpu::Registers::kZmm ? kZmm : kYmm;
+    return (saved_ & wanted) == wanted;
+  }
+
+ private:
+  const CpuidRegisters basic_ = cpuid(1, 0), extended_ = cpuid(7, 0), extended1_ = cpuid(7, 1);
+  const uint64_t saved_ = bit(basic_.ecx, 27) ? saved_registers() : 0;  // OSXSAVE: xgetbv may be executed
+};
+
+IsaLevel detect(const cpu::Level& level) {
+  static const Features features;
+  IsaLevel result{.name = std::string(level.name), .cpu_has = true, .os_allows = features.saves(level.registers)};
+  std::string present, missing;
+  for (const std::string_view need : level.needs) {
+    std::string& list = features.has(need) ? present : missing;
+    if (!list.empty()) list += ' ';
+    list += need;
+  }
+  result.cpu_has = missing.empty();
+  result.detail = present;
   if (!result.cpu_has)
     result.detail = "processor lacks " + missing;
-  else if (!os_allows)
+  else if (!result.os_allows)
     result.detail = "operating system does not save the registers";
-  else if (!result.built)
-    result.detail = "not in this build";
-  else
-    result.detail = present;
   return result;
-}
-
-std::vector<IsaLevel> detect_isa() {
-  const Registers basic = cpuid(1, 0);
-  const Registers extended = cpuid(7, 0);
-  const Registers extended1 = cpuid(7, 1);
-  const uint64_t saved = bit(basic.ecx, 27) ? saved_registers() : 0;  // OSXSAVE: xgetbv may be executed
-  constexpr uint64_t kYmm = 0x06;                                     // SSE and AVX state
-  constexpr uint64_t kZmm = 0xE6;                                     // and the three parts of AVX-512 state
-  const std::vector<Feature> avx2 = {
-      {"avx2", bit(extended.ebx, 5)}, {"fma", bit(basic.ecx, 12)}, {"f16c", bit(basic.ecx, 29)}};
-  std::vector<Feature> avx512 = avx2;
-  avx512.insert(avx512.end(), {{"avx512f", bit(extended.ebx, 16)},
-                               {"avx512dq", bit(extended.ebx, 17)},
-                               {"avx512cd", bit(extended.ebx, 28)},
-                               {"avx512bw", bit(extended.ebx, 30)},
-                               {"avx512vl", bit(extended.ebx, 31)}});
-  std::vector<Feature> avx512_bf16 = avx512;
-  avx512_bf16.push_back({"avx512_bf16", bit(extended1.eax, 5)});
-  return {level("avx512_bf16", avx512_bf16, (saved & kZmm) == kZmm),
-          level("avx512", avx512, (saved & kZmm) == kZmm),
-          level("avx2", avx2, (saved & kYmm) == kYmm),
-          {.name = "portable",
-           .cpu_has = true,
-           .os_allows = true,
-           .built = cpu::built("portable"),
-           .detail = "baseline instructions"}};
 }
 
 std::string processor_name() {
   std::string name;
   for (uint32_t leaf = 0x80000002U; leaf <= 0x80000004U; ++leaf) {
-    const Registers r = cpuid(leaf, 0);
+    const CpuidRegisters r = cpuid(leaf, 0);
     for (uint32_t word : {r.eax, r.ebx, r.ecx, r.edx})
       for (int shift = 0; shift < 32; shift += 8) name += static_cast<char>(word >> shift & 0xFFU);
   }
@@ -108,16 +103,10 @@ std::string processor_name() {
 
 #else
 
-std::vector<IsaLevel> detect_isa() {
-  std::vector<IsaLevel> levels;
-  for (const char* name : {"avx512_bf16", "avx512", "avx2"})
-    levels.push_back({.name = name, .built = cpu::built(name), .detail = "processor is not x86-64"});
-  levels.push_back({.name = "portable",
-                    .cpu_has = true,
-                    .os_allows = true,
-                    .built = cpu::built("portable"),
-                    .detail = "baseline instructions"});
-  return levels;
+IsaLevel detect(const cpu::Level& level) {
+  IsaLevel result{.name = std::string(level.name), .cpu_has = level.needs.empty(), .os_allows = level.needs.empty()};
+  if (!level.needs.empty()) result.detail = "processor is not x86-64";
+  return result;
 }
 
 std::string processor_name() {
@@ -133,6 +122,18 @@ std::string processor_name() {
 }
 
 #endif
+
+std::vector<IsaLevel> detect_isa() {
+  std::vector<IsaLevel> all;
+  for (const cpu::Level& level : cpu::levels()) {
+    IsaLevel& found = all.emplace_back(detect(level));
+    found.built = level.kernels != nullptr;
+    if (!found.cpu_has || !found.os_allows) continue;
+    if (!found.built) found.detail = "not in this build";
+    if (found.detail.empty()) found.detail = "baseline instructions";
+  }
+  return all;
+}
 
 }  // namespace
 

@@ -77,7 +77,7 @@ const Row* select(std::span<const Row> rows, const Problem& problem, const Force
   std::vector<BackendVerdict> refused;
   for (const Row& row : rows) {
     names.push_back(row.name);
-    if (admitted(row)) refused.push_back({std::string(row.name), false, row.verdict(problem).reason.str()});
+    if (admitted(row)) refused.push_back({std::string(row.name), false, row.verdict(problem).reason.str(), {}});
   }
   error = refused.empty() ? unknown_backend(problem.op, force, names) : unusable(problem.op, force, refused);
   return nullptr;

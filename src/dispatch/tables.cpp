@@ -16,6 +16,7 @@ using core::PlannedImplementation;
 using core::PlanSummary;
 using core::Reason;
 using core::Verdict;
+using cuda::Operations;
 
 bool is_float(DType dtype) { return dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32; }
 
@@ -35,10 +36,13 @@ Verdict reference_verdict(const Problem& problem) {
   return {true, "float64 oracle"};
 }
 
+Numerics reference_numerics(const Problem&) { return {.multiplied = Arithmetic::kF64, .summed = Arithmetic::kF64}; }
+
 template <class Args, void (*compute)(const Args&, std::span<std::byte>)>
-constexpr PlannedImplementation<Args> planned_reference() {
-  return {.name = "reference",
+PlannedImplementation<Args> planned_reference() {
+  return {.name = kReference,
           .verdict = reference_verdict,
+          .numerics = reference_numerics,
           .workspace_size = [](const Args& args, const Executor&) { return reference::workspace_size(args); },
           .plan = [](const Args&, const Executor&, std::span<std::byte>, PlanSummary& summary) -> Status {
             summary = {.num_tasks = 1, .num_splits = 0, .text = "the whole batch on one thread, in float64"};
@@ -51,8 +55,11 @@ constexpr PlannedImplementation<Args> planned_reference() {
 }
 
 template <class Args, void (*compute)(const Args&)>
-constexpr DirectImplementation<Args> direct_reference() {
-  return {.name = "reference", .verdict = reference_verdict, .run = [](const Args& args, const Executor&) -> Status {
+DirectImplementation<Args> direct_reference() {
+  return {.name = kReference,
+          .verdict = reference_verdict,
+          .numerics = reference_numerics,
+          .run = [](const Args& args, const Executor&) -> Status {
             compute(args);
             return {};
           }};
@@ -64,107 +71,104 @@ std::vector<Row> join(std::vector<Row> first, std::span<const Row> rows, const R
   first.push_back(last);
   return first;
 }
-template <class Row>
-std::vector<Row> join(const Row& first, std::span<const Row> rows, const Row& last) {
-  return join(std::vector<Row>{first}, rows, last);
-}
 
 }  // namespace
 
 template <>
 std::span<const DecodeRow> table() {
-  static const auto rows =
-      join(cuda_decode_rows(), cpu::decode_rows(), planned_reference<core::DecodeArgs, reference::decode>());
+  static const auto rows = join(cuda_rows(Op::kDecode, &Operations::decode), cpu::decode_rows(),
+                                planned_reference<core::DecodeArgs, reference::decode>());
   return rows;
 }
 
 template <>
 std::span<const PrefillRow> table() {
-  static const auto rows =
-      join(cuda_prefill_rows(), cpu::prefill_rows(), planned_reference<core::PrefillArgs, reference::prefill>());
+  static const auto rows = join(cuda_rows(Op::kPrefill, &Operations::prefill), cpu::prefill_rows(),
+                                planned_reference<core::PrefillArgs, reference::prefill>());
   return rows;
 }
 
 template <>
 std::span<const MergeStatesRow> table() {
-  static const auto rows = join(cuda_merge_states_row(), cpu::merge_states_rows(),
+  static const auto rows = join(cuda_rows(Op::kMergeStates, &Operations::merge_states), cpu::merge_states_rows(),
                                 direct_reference<core::MergeStatesArgs, reference::merge_states>());
   return rows;
 }
 
 template <>
 std::span<const AppendRow> table() {
-  static const auto rows =
-      join(cuda_append_row(), cpu::append_rows(), direct_reference<core::AppendArgs, reference::append>());
+  static const auto rows = join(cuda_rows(Op::kAppend, &Operations::append), cpu::append_rows(),
+                                direct_reference<core::AppendArgs, reference::append>());
   return rows;
 }
 
 template <>
 std::span<const GatherRow> table() {
-  static const auto rows =
-      join(cuda_gather_row(), cpu::gather_rows(), direct_reference<core::GatherArgs, reference::gather>());
+  static const auto rows = join(cuda_rows(Op::kGather, &Operations::gather), cpu::gather_rows(),
+                                direct_reference<core::GatherArgs, reference::gather>());
   return rows;
 }
 
 template <>
 std::span<const DecodeSparseRow> table() {
-  static const auto rows = join(cuda_decode_sparse_rows(), cpu::decode_sparse_rows(),
+  static const auto rows = join(cuda_rows(Op::kDecodeSparse, &Operations::decode_sparse), cpu::decode_sparse_rows(),
                                 planned_reference<core::DecodeSparseArgs, reference::decode_sparse>());
   return rows;
 }
 
 template <>
 std::span<const AppendRopeRow> table() {
-  static const auto rows = join(cuda_append_rope_row(), cpu::append_rope_rows(),
+  static const auto rows = join(cuda_rows(Op::kAppendRope, &Operations::append_rope), cpu::append_rope_rows(),
                                 direct_reference<core::AppendRopeArgs, reference::append_rope>());
   return rows;
 }
 
 template <>
 std::span<const CopyPagesRow> table() {
-  static const auto rows = join(cuda_copy_pages_row(), cpu::copy_pages_rows(),
+  static const auto rows = join(cuda_rows(Op::kCopyPages, &Operations::copy_pages), cpu::copy_pages_rows(),
                                 direct_reference<core::CopyPagesArgs, reference::copy_pages>());
   return rows;
 }
 
 template <>
 std::span<const BlockTableToCsrRow> table() {
-  static const auto rows = join(cuda_block_table_to_csr_row(), cpu::block_table_to_csr_rows(),
-                                direct_reference<core::BlockTableToCsrArgs, reference::block_table_to_csr>());
+  static const auto rows =
+      join(cuda_rows(Op::kBlockTableToCsr, &Operations::block_table_to_csr), cpu::block_table_to_csr_rows(),
+           direct_reference<core::BlockTableToCsrArgs, reference::block_table_to_csr>());
   return rows;
 }
 
 template <>
 std::span<const PhysicalSlotsRow> table() {
-  static const auto rows = join(cuda_physical_slots_row(), cpu::physical_slots_rows(),
+  static const auto rows = join(cuda_rows(Op::kPhysicalSlots, &Operations::physical_slots), cpu::physical_slots_rows(),
                                 direct_reference<core::PhysicalSlotsArgs, reference::physical_slots>());
   return rows;
 }
 
 template <>
 std::span<const AppendIndexerRow> table() {
-  static const auto rows = join(cuda_append_indexer_row(), cpu::append_indexer_rows(),
+  static const auto rows = join(cuda_rows(Op::kAppendIndexer, &Operations::append_indexer), cpu::append_indexer_rows(),
                                 direct_reference<core::AppendIndexerArgs, reference::append_indexer>());
   return rows;
 }
 
 template <>
 std::span<const IndexerLogitsRow> table() {
-  static const auto rows = join(cuda_indexer_logits_rows(), cpu::indexer_logits_rows(),
+  static const auto rows = join(cuda_rows(Op::kIndexerLogits, &Operations::indexer_logits), cpu::indexer_logits_rows(),
                                 direct_reference<core::IndexerLogitsArgs, reference::indexer_logits>());
   return rows;
 }
 
 template <>
 std::span<const TopKRow> table() {
-  static const auto rows =
-      join(cuda_top_k_row(), cpu::top_k_rows(), direct_reference<core::TopKArgs, reference::top_k>());
+  static const auto rows = join(cuda_rows(Op::kTopK, &Operations::top_k), cpu::top_k_rows(),
+                                direct_reference<core::TopKArgs, reference::top_k>());
   return rows;
 }
 
 template <>
 std::span<const IndexerTopKRow> table() {
-  static const auto rows = join(cuda_indexer_top_k_rows(), cpu::indexer_top_k_rows(),
+  static const auto rows = join(cuda_rows(Op::kIndexerTopK, &Operations::indexer_top_k), cpu::indexer_top_k_rows(),
                                 direct_reference<core::IndexerTopKArgs, reference::indexer_top_k>());
   return rows;
 }

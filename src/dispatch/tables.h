@@ -23,6 +23,9 @@ using IndexerLogitsRow = core::DirectImplementation<core::IndexerLogitsArgs>;
 using TopKRow = core::DirectImplementation<core::TopKArgs>;
 using IndexerTopKRow = core::DirectImplementation<core::IndexerTopKArgs>;
 
+/// The row that stands last in every table.
+inline constexpr std::string_view kReference = "reference";
+
 /// The table of an operation, by its row type. Built by the first call.
 template <class Row>
 std::span<const Row> table();

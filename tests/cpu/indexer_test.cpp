@@ -233,8 +233,7 @@ TEST_P(RowOperationsTest, TopKAsTheReference) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(Levels, RowOperationsTest, testing::ValuesIn(kLevels),
-                         [](const auto& test) { return std::string(test.param.name); });
+MLA_FOR_EVERY_LEVEL(RowOperationsTest);
 
 }  // namespace
 }  // namespace mla::cpu

@@ -14,38 +14,20 @@
 #include <utility>
 #include <vector>
 
-#include "cpu/isa.h"
+#include "cpu/level_test.h"
 #include "mla/backend.h"
 #include "mla/numeric.h"
 
 namespace mla::cpu {
 namespace {
 
-struct Table {
-  const char* level;
-  const RowKernels* (*get)();
-};
-
-const Table kTables[] = {
-    {"portable", row_kernels_portable},
-#if defined(__x86_64__)
-    {"avx2", row_kernels_avx2},
-    {"avx512", row_kernels_avx512},
-    {"avx512_bf16", row_kernels_avx512_bf16},
-#endif
-};
-
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-class RowKernelsTest : public testing::TestWithParam<Table> {
+class RowKernelsTest : public LevelTest {
  protected:
   void SetUp() override {
-    const auto& isa = machine_info().isa;
-    const bool usable = std::any_of(isa.begin(), isa.end(), [](const IsaLevel& level) {
-      return level.name == GetParam().level && level.cpu_has && level.os_allows && level.built;
-    });
-    if (!usable) GTEST_SKIP() << "this machine has no " << GetParam().level;
-    kernels_ = GetParam().get();
+    LevelTest::SetUp();
+    kernels_ = set_.rows;
   }
 
   void dequantize(const uint8_t* codes, float scale, int64_t n, void* dst, DType dtype) const {
@@ -259,8 +241,7 @@ TEST_P(RowKernelsTest, ChoosesTheScaleOfEveryBF16) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Tables, RowKernelsTest, testing::ValuesIn(kTables),
-                         [](const auto& test) { return std::string(test.param.level); });
+MLA_FOR_EVERY_LEVEL(RowKernelsTest);
 
 }  // namespace
 }  // namespace mla::cpu

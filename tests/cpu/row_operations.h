@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "cpu/isa.h"
+#include "cpu/level_test.h"
 #include "cpu/operations.h"
 #include "mla/backend.h"
 #include "mla/numeric.h"
@@ -23,44 +23,8 @@ namespace mla::cpu {
 
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-struct Level {
-  const char* name;
-  KernelSet (*get)();
-};
-
-inline const Level kLevels[] = {
-    {"portable",
-     [] {
-       return KernelSet{nullptr, tile_kernels_portable(), row_kernels_portable(), row_kernels_portable()};
-     }},
-#if defined(__x86_64__)
-    {"avx2",
-     [] {
-       return KernelSet{nullptr, tile_kernels_avx2(), row_kernels_avx2(), row_kernels_avx2()};
-     }},
-    {"avx512",
-     [] {
-       return KernelSet{nullptr, tile_kernels_avx512(), row_kernels_avx512(), row_kernels_avx512()};
-     }},
-    {"avx512_bf16",
-     [] {
-       return KernelSet{tile_kernels_avx512_bf16_pairs(), tile_kernels_avx512(), row_kernels_avx512_bf16(),
-                        row_kernels_avx512()};
-     }},
-#endif
-};
-
-class RowOperationsTest : public testing::TestWithParam<Level> {
+class RowOperationsTest : public LevelTest {
  protected:
-  void SetUp() override {
-    const auto& isa = machine_info().isa;
-    const bool usable = std::any_of(isa.begin(), isa.end(), [](const IsaLevel& level) {
-      return level.name == GetParam().name && level.cpu_has && level.os_allows && level.built;
-    });
-    if (!usable) GTEST_SKIP() << "this machine has no " << GetParam().name;
-    set_ = GetParam().get();
-  }
-
   /// Numbers of many magnitudes; with `special` also zeros, infinities and NaN.
   std::vector<std::byte> random_rows(int64_t count, DType dtype, bool special) {
     std::normal_distribution<float> normal(0.0F, 1.0F);
@@ -94,7 +58,6 @@ class RowOperationsTest : public testing::TestWithParam<Level> {
     return slots;
   }
 
-  KernelSet set_ = {};
   core::ThreadPool pool_{2, {}};
   std::mt19937 random_{1};
 };

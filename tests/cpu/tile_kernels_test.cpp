@@ -14,37 +14,18 @@
 #include <string>
 #include <vector>
 
-#include "cpu/isa.h"
+#include "cpu/level_test.h"
 #include "mla/backend.h"
 #include "mla/numeric.h"
 
 namespace mla::cpu {
 namespace {
 
-struct Table {
-  const char* name;
-  const char* level;
-  const TileKernels* (*get)();
-};
-
-const Table kTables[] = {
-    {"portable", "portable", tile_kernels_portable},
-#if defined(__x86_64__)
-    {"avx2", "avx2", tile_kernels_avx2},
-    {"avx512", "avx512", tile_kernels_avx512},
-    {"avx512_bf16_pairs", "avx512_bf16", tile_kernels_avx512_bf16_pairs},
-#endif
-};
-
-class TileKernelsTest : public testing::TestWithParam<Table> {
+class TileKernelsTest : public LevelTest {
  protected:
   void SetUp() override {
-    const auto& isa = machine_info().isa;
-    const bool usable = std::any_of(isa.begin(), isa.end(), [](const IsaLevel& level) {
-      return level.name == GetParam().level && level.cpu_has && level.os_allows && level.built;
-    });
-    if (!usable) GTEST_SKIP() << "this machine has no " << GetParam().level;
-    kernels_ = GetParam().get();
+    LevelTest::SetUp();
+    if (!IsSkipped()) kernels_ = &set_.pick(DType::kBF16, DType::kBF16);
   }
 
   /// d values as the table's elements: bf16 for pairs, f32 otherwise.
@@ -425,8 +406,7 @@ TEST_P(TileKernelsTest, RoundsFloatsLikeTheScalarConversions) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Isa, TileKernelsTest, testing::ValuesIn(kTables),
-                         [](const auto& table) { return std::string(table.param.name); });
+MLA_FOR_EVERY_LEVEL(TileKernelsTest);
 
 }  // namespace
 }  // namespace mla::cpu

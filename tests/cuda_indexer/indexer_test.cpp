@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "cuda/backends/portable/operations.h"
 #include "cuda/backends/sm90/operations.h"
 #include "cuda_writers/memory.h"
 #include "reference/reference.h"
@@ -213,7 +214,7 @@ void expect_many_keys(IndexerLogits run) {
   }
 }
 
-TEST(CudaIndexerLogits, ManyKeys) { expect_many_keys(run_indexer_logits); }
+TEST(CudaIndexerLogits, ManyKeys) { expect_many_keys(portable::run_indexer_logits); }
 
 TEST(CudaIndexerLogits, CloseToTheReference) {
   for (uint64_t seed = 0; seed < 48; ++seed) {
@@ -222,7 +223,7 @@ TEST(CudaIndexerLogits, CloseToTheReference) {
     Memory memory(random);
     constexpr DType kTypes[] = {DType::kE4M3, DType::kBF16, DType::kF16, DType::kF32};
     Problem problem(random, memory, {.num_heads = random.of({1, 7, 8, 16, 24, 64, 65}), .q_dtype = kTypes[seed % 4]});
-    ASSERT_NO_FATAL_FAILURE(expect_logits_of_reference(problem, seed, run_indexer_logits));
+    ASSERT_NO_FATAL_FAILURE(expect_logits_of_reference(problem, seed, portable::run_indexer_logits));
   }
 }
 
@@ -234,17 +235,17 @@ TEST(Sm90IndexerLogits, CloseToTheReference) {
     Memory memory(random);
     constexpr DType kTypes[] = {DType::kE4M3, DType::kBF16, DType::kF16};
     Problem problem(random, memory, {.num_heads = random.of({1, 33, 64, 64, 65}), .q_dtype = kTypes[seed % 3]});
-    ASSERT_NO_FATAL_FAILURE(expect_logits_of_reference(problem, seed, sm90_run_indexer_logits));
+    ASSERT_NO_FATAL_FAILURE(expect_logits_of_reference(problem, seed, sm90::run_indexer_logits));
   }
 }
 
-TEST(Sm90IndexerLogits, ManyKeys) { expect_many_keys(sm90_run_indexer_logits); }
+TEST(Sm90IndexerLogits, ManyKeys) { expect_many_keys(sm90::run_indexer_logits); }
 
 TEST(Sm90IndexerLogits, AnyNumberOfHeads) {
   Random random(9);
   Memory memory(random);
   Problem problem(random, memory, {.num_heads = 900, .q_dtype = DType::kE4M3, .most_keys = 70});
-  ASSERT_NO_FATAL_FAILURE(expect_logits_of_reference(problem, 1, sm90_run_indexer_logits));
+  ASSERT_NO_FATAL_FAILURE(expect_logits_of_reference(problem, 1, sm90::run_indexer_logits));
 }
 #endif
 
@@ -254,7 +255,7 @@ TEST(CudaIndexerLogits, AnyNumberOfHeads) {
     Random random(9);
     Memory memory(random);
     Problem problem(random, memory, {.num_heads = 900, .q_dtype = type, .most_keys = 70});
-    ASSERT_NO_FATAL_FAILURE(expect_logits_of_reference(problem, 1, run_indexer_logits));
+    ASSERT_NO_FATAL_FAILURE(expect_logits_of_reference(problem, 1, portable::run_indexer_logits));
   }
 }
 
@@ -287,7 +288,7 @@ TEST(CudaIndexerTopK, SelectsAndTranslates) {
                                             .slots_stride_token = topk,
                                             .valid_count = counts.data()}};
     TestQueue queue(seed);
-    const Status status = run_indexer_top_k(args, queue);
+    const Status status = portable::run_indexer_top_k(args, queue);
     ASSERT_TRUE(status.ok()) << status.message();
 
     for (int32_t request = 0; request < problem.args.batch_size; ++request)

@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "core/fence.h"
-#include "cuda/border/portable_operations.h"
+#include "cuda/backends/portable/operations.h"
 #include "cuda/common/combine.cuh"
 #include "cuda_plan/batches.h"
 
@@ -93,15 +93,8 @@ struct Problem {
   }
 };
 
-template <class Args>
-struct Operation {
-  size_t (*workspace_size)(const Args&, const cuda::DeviceProperties&);
-  Status (*plan)(const Args&, cuda::Queue&, std::span<std::byte>);
-  Status (*run)(const Args&, cuda::Queue&, std::span<std::byte>);
-};
-constexpr Operation<core::DecodeArgs> kDecode = {decode_workspace_size, plan_decode, run_decode};
-constexpr Operation<core::DecodeSparseArgs> kDecodeSparse = {decode_sparse_workspace_size, plan_decode_sparse,
-                                                             run_decode_sparse};
+const cuda::PlannedOperation<core::DecodeArgs> kDecode = portable::decode();
+const cuda::PlannedOperation<core::DecodeSparseArgs> kDecodeSparse = portable::decode_sparse();
 
 /// Attention without combine, which knows that the plan was there when attention let it start.
 class AttentionQueue final : public cuda::Queue {
@@ -118,7 +111,8 @@ class AttentionQueue final : public cuda::Queue {
 
 /// How many lines attention has brought into the cache before its wait. `spoil` may do what it likes to the workspace.
 template <class Args, class Spoil>
-int64_t lines_before_wait(const Operation<Args>& operation, const Args& args, uint64_t seed, const Spoil& spoil) {
+int64_t lines_before_wait(const cuda::PlannedOperation<Args>& operation, const Args& args, uint64_t seed,
+                          const Spoil& spoil) {
   TestQueue queue(seed, 16);
   const size_t size = operation.workspace_size(args, queue.device());
   const FencedMemory workspace(round_up(size, 64));

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "core/args.h"
-#include "cuda/border/portable_operations.h"
+#include "cuda/common/operations.h"
 #include "emulator/test_queue.h"
 #include "mla/numeric.h"
 

@@ -69,15 +69,14 @@ class Pool {
 struct Machine {
   core::ThreadPool& pool;
   std::unique_ptr<cuda::Queue> queue = {};
-  const cuda::Operations* operations = nullptr;
-  int32_t arch = 0;
+  cuda::Code code = {};
 
-  Executor executor() const { return {.pool = pool, .queue = queue.get(), .operations = operations}; }
+  core::Executor executor() const { return {.pool = pool, .queue = queue.get(), .code = &code}; }
   Problem problem(Op op, DType dtype) const {
     Problem problem = {.op = op, .q_dtype = dtype, .num_heads = 20};
-    if (arch == 0) return problem;
+    if (code.arch == 0) return problem;
     problem.device.type = DeviceType::kCuda;
-    problem.gpu_arch = arch;
+    problem.gpu_arch = code.arch;
     problem.emulated = true;
     return problem;
   }
@@ -91,8 +90,7 @@ std::vector<Machine> machines(core::ThreadPool& pool) {
     const cuda::DeviceRuntime* const device = cuda::emulated_device(arch).value();
     all.push_back({.pool = pool,
                    .queue = std::make_unique<cuda::EmulatedQueue>(*device, pool, Stream{}),
-                   .operations = cuda::emulated_code(arch).operations,
-                   .arch = arch});
+                   .code = cuda::emulated_code(arch)});
   }
   return all;
 }
@@ -107,7 +105,7 @@ void for_each_row(Op op, DType dtype, const F& f) {
   for (const Machine& machine : machines(pool))
     for (const Row& row : table<Row>()) {
       if (row.name == kReference || !row.verdict(machine.problem(op, dtype)).usable) continue;
-      SCOPED_TRACE(testing::Message() << row.name << " of sm" << machine.arch);
+      SCOPED_TRACE(testing::Message() << row.name << " of sm" << machine.code.arch);
       f(row, machine.executor());
       ++called;
       if (testing::Test::HasFatalFailure()) return;
@@ -123,19 +121,19 @@ const Row& reference_row() {
 }
 
 template <class Args>
-void run(const DirectImplementation<Args>& row, const Executor& executor, const Args& args) {
+void run(const core::DirectImplementation<Args>& row, const core::Executor& executor, const Args& args) {
   const Status status = row.run(args, executor);
   ASSERT_TRUE(status.ok()) << status.message();
 }
 
 template <class Args>
-void run(const PlannedImplementation<Args>& row, const Executor& executor, const Args& args) {
-  std::vector<std::byte> memory(row.workspace_size(args, executor) + kWorkspaceAlignment);
+void run(const core::PlannedImplementation<Args>& row, const core::Executor& executor, const Args& args) {
+  std::vector<std::byte> memory(row.workspace_size(args, executor) + core::kWorkspaceAlignment);
   void* start = memory.data();
   size_t space = memory.size();
-  std::align(kWorkspaceAlignment, space - kWorkspaceAlignment, start, space);
+  std::align(core::kWorkspaceAlignment, space - core::kWorkspaceAlignment, start, space);
   const std::span<std::byte> workspace(static_cast<std::byte*>(start), space);
-  PlanSummary summary;
+  core::PlanSummary summary;
   Status status = row.plan(args, executor, workspace, summary);
   ASSERT_TRUE(status.ok()) << status.message();
   status = row.run(args, executor, workspace);
@@ -205,7 +203,7 @@ struct ExampleFormat : testing::Test {
     std::vector<float> expected(static_cast<size_t>(kTokens * heads * kLatents)), got(expected.size());
     core::ThreadPool threads(1, {});
     run(reference_row<Row>(), {.pool = threads}, make(expected.data()));
-    for_each_row<Row>(op, DType::kBF16, [&](const Row& row, const Executor& executor) {
+    for_each_row<Row>(op, DType::kBF16, [&](const Row& row, const core::Executor& executor) {
       std::fill(got.begin(), got.end(), NAN);
       run(row, executor, make(got.data()));
       for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], expected[i], kLargest * 0x1p-8F + 1e-3F) << i;
@@ -255,7 +253,7 @@ TEST_F(ExampleFormat, RowsAreAsDefined) {
 
 TEST_F(ExampleFormat, IsAppended) {
   const Pool expected = filled(kFp4);
-  for_each_row<AppendRow>(Op::kAppend, DType::kBF16, [&](const AppendRow& row, const Executor& executor) {
+  for_each_row<AppendRow>(Op::kAppend, DType::kBF16, [&](const AppendRow& row, const core::Executor& executor) {
     Pool pool(kFp4);
     run(row, executor, append_to(pool.cache()));
     ASSERT_EQ(pool.bytes(), expected.bytes());
@@ -280,7 +278,7 @@ TEST_F(ExampleFormat, IsGathered) {
   };
   core::ThreadPool threads(1, {});
   run(reference_row<GatherRow>(), {.pool = threads}, into(expected));
-  for_each_row<GatherRow>(Op::kGather, DType::kF32, [&](const GatherRow& row, const Executor& executor) {
+  for_each_row<GatherRow>(Op::kGather, DType::kF32, [&](const GatherRow& row, const core::Executor& executor) {
     std::fill(got.begin(), got.end(), -1.0F);
     run(row, executor, into(got));
     ASSERT_EQ(std::memcmp(got.data(), expected.data(), got.size() * sizeof(float)), 0);
@@ -308,11 +306,12 @@ TEST_F(ExampleFormat, PagesAreCopiedFromAndToOthers) {
     };
     core::ThreadPool threads(1, {});
     run(reference_row<CopyPagesRow>(), {.pool = threads}, into(expected));
-    for_each_row<CopyPagesRow>(Op::kCopyPages, DType::kBF16, [&](const CopyPagesRow& row, const Executor& executor) {
-      Pool pool(to);
-      run(row, executor, into(pool));
-      ASSERT_EQ(pool.bytes(), expected.bytes());
-    });
+    for_each_row<CopyPagesRow>(Op::kCopyPages, DType::kBF16,
+                               [&](const CopyPagesRow& row, const core::Executor& executor) {
+                                 Pool pool(to);
+                                 run(row, executor, into(pool));
+                                 ASSERT_EQ(pool.bytes(), expected.bytes());
+                               });
   }
 }
 

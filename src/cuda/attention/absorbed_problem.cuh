@@ -8,7 +8,9 @@
 #include <span>
 
 #include "cuda/attention/absorbed_args.h"
+#include "cuda/attention/block_rows.h"
 #include "cuda/border/launch.h"
+#include "cuda/border/operations.h"
 #include "cuda/common/combine.h"
 #include "cuda/common/plan.h"
 #include "cuda/tile/channels.cuh"
@@ -16,8 +18,10 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// Small blocks where one holds all rows of a usual request: they read each key once and are bound by memory.
-inline int32_t absorbed_block_rows(int64_t rows_per_request) { return rows_per_request <= 16 ? 16 : 64; }
+/// Small blocks where one holds all rows of a usual request.
+inline int32_t absorbed_block_rows(int64_t rows_per_request) {
+  return rows_per_request <= cuda::kSmallBlockRows ? cuda::kSmallBlockRows : 64;
+}
 
 /// The shape of the plan for a kernel.
 template <class Kernel>
@@ -181,6 +185,23 @@ AbsorbedProblem<Kernels, core::DecodeSparseArgs> problem_of(const core::DecodeSp
   to.max_logits_stride_token = args.max_logits_stride_token;
   to.max_logits_stride_head = args.max_logits_stride_head;
   return {args, to, max_keys, absorbed_block_rows(args.num_heads)};
+}
+
+/// decode or decode_sparse of a backend that has these kernels.
+template <class Kernels, class Args>
+cuda::PlannedOperation<Args> absorbed_operation() {
+  struct Calls {
+    static size_t workspace_size(const Args& args, const cuda::DeviceProperties& device) {
+      return problem_of<Kernels>(args).workspace_size(device);
+    }
+    static Status plan(const Args& args, cuda::Queue& queue, std::span<std::byte> workspace) {
+      return problem_of<Kernels>(args).plan(queue, workspace);
+    }
+    static Status run(const Args& args, cuda::Queue& queue, std::span<std::byte> workspace) {
+      return problem_of<Kernels>(args).run(queue, workspace);
+    }
+  };
+  return {.workspace_size = Calls::workspace_size, .plan = Calls::plan, .run = Calls::run};
 }
 
 }  // namespace mla::MLA_CUDA_NAMESPACE

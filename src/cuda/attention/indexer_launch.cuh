@@ -6,7 +6,7 @@
 
 #include "cuda/attention/indexer_block.cuh"
 #include "cuda/border/launch.h"
-#include "cuda/border/portable_operations.h"
+#include "cuda/common/operations.h"
 #include "cuda/common/top_k.h"
 
 namespace mla::MLA_CUDA_NAMESPACE {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operations of one architecture on one machine, as the tables see them. All pointers in the arguments are the
-// device's: the host side reads shapes only, never lengths.
+// The host side of operations: what picks a kernel, sizes the launch and enqueues. All pointers in the arguments are
+// the device's: shapes are read, never lengths.
 #pragma once
 
 #include <cstddef>
@@ -14,37 +14,33 @@ namespace mla::cuda {
 template <class Args>
 struct PlannedOperation {
   /// For any lengths that fit the shapes.
-  size_t (*workspace_size)(const Args& args, const DeviceProperties& device);
+  size_t (*workspace_size)(const Args& args, const DeviceProperties& device) = nullptr;
   /// Enqueues the kernel that writes the work list into the workspace.
-  Status (*plan)(const Args& args, Queue& queue, std::span<std::byte> workspace);
-  Status (*run)(const Args& args, Queue& queue, std::span<std::byte> workspace);
+  Status (*plan)(const Args& args, Queue& queue, std::span<std::byte> workspace) = nullptr;
+  Status (*run)(const Args& args, Queue& queue, std::span<std::byte> workspace) = nullptr;
+
+  explicit operator bool() const { return run != nullptr; }
 };
 
 template <class Args>
 using DirectOperation = Status (*)(const Args& args, Queue& queue);
 
-/// What backends compute in different ways.
-struct BackendOperations {
-  PlannedOperation<core::DecodeArgs> decode;
-  PlannedOperation<core::DecodeSparseArgs> decode_sparse;  // and prefill_sparse
-  PlannedOperation<core::PrefillArgs> prefill;
-  DirectOperation<core::IndexerLogitsArgs> indexer_logits;
-  DirectOperation<core::IndexerTopKArgs> indexer_top_k;
-};
-
+/// What a backend has in code for one architecture; null what it has not.
 struct Operations {
-  int32_t arch;
-  BackendOperations portable;     // cuda_portable
-  const BackendOperations* sm90;  // cuda_sm90; null in code of other architectures
-  DirectOperation<core::MergeStatesArgs> merge_states;
-  DirectOperation<core::AppendArgs> append;
-  DirectOperation<core::AppendRopeArgs> append_rope;
-  DirectOperation<core::GatherArgs> gather;
-  DirectOperation<core::CopyPagesArgs> copy_pages;
-  DirectOperation<core::BlockTableToCsrArgs> block_table_to_csr;
-  DirectOperation<core::PhysicalSlotsArgs> physical_slots;
-  DirectOperation<core::AppendIndexerArgs> append_indexer;
-  DirectOperation<core::TopKArgs> top_k;
+  PlannedOperation<core::DecodeArgs> decode = {};
+  PlannedOperation<core::DecodeSparseArgs> decode_sparse = {};  // and prefill_sparse
+  PlannedOperation<core::PrefillArgs> prefill = {};
+  DirectOperation<core::IndexerLogitsArgs> indexer_logits = nullptr;
+  DirectOperation<core::IndexerTopKArgs> indexer_top_k = nullptr;
+  DirectOperation<core::MergeStatesArgs> merge_states = nullptr;
+  DirectOperation<core::AppendArgs> append = nullptr;
+  DirectOperation<core::AppendRopeArgs> append_rope = nullptr;
+  DirectOperation<core::GatherArgs> gather = nullptr;
+  DirectOperation<core::CopyPagesArgs> copy_pages = nullptr;
+  DirectOperation<core::BlockTableToCsrArgs> block_table_to_csr = nullptr;
+  DirectOperation<core::PhysicalSlotsArgs> physical_slots = nullptr;
+  DirectOperation<core::AppendIndexerArgs> append_indexer = nullptr;
+  DirectOperation<core::TopKArgs> top_k = nullptr;
 };
 
 }  // namespace mla::cuda

@@ -2,7 +2,7 @@
 #include "cuda/common/append_indexer.cuh"
 
 #include "cuda/border/launch.h"
-#include "cuda/border/portable_operations.h"
+#include "cuda/common/operations.h"
 
 namespace mla::MLA_CUDA_NAMESPACE {
 

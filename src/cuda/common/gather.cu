@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/common/gather.cuh"
 
-#include "cuda/border/portable_operations.h"
+#include "cuda/common/operations.h"
 #include "cuda/common/rows_grid.h"
 
 namespace mla::MLA_CUDA_NAMESPACE {

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "cuda/border/portable_operations.h"
+#include "cuda/common/operations.h"
 
 namespace mla::MLA_CUDA_NAMESPACE {
 

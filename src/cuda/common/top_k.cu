@@ -2,7 +2,7 @@
 #include "cuda/common/top_k.h"
 
 #include "cuda/border/launch.h"
-#include "cuda/border/portable_operations.h"
+#include "cuda/common/operations.h"
 #include "cuda/common/top_k.cuh"
 
 namespace mla::MLA_CUDA_NAMESPACE {

@@ -3,10 +3,9 @@
 
 #include "cuda/built_archs.h"  // of the build folder: MLA_FOR_EVERY_CUDA_ARCH, MLA_FOR_EVERY_EMULATED_ARCH
 
-// Each in a namespace of its own: src/cuda/operations.cu and src/cuda/common/ceilings.cu, compiled for it.
+// Each in a namespace of its own: src/cuda/common/ceilings.cu, compiled for it.
 #define MLA_DECLARE(space)                       \
   namespace mla::space {                         \
-  const cuda::Operations& operations();          \
   const cuda::CeilingKernels& ceiling_kernels(); \
   }
 #define MLA_DECLARE_CUDA(arch) MLA_DECLARE(sm##arch)
@@ -30,7 +29,7 @@ std::span<const int32_t> emulated_archs() { return std::span(kEmulated).first(st
 Code code_for(int32_t arch) {
   switch (arch_of_code(arch, built_archs())) {
 #define MLA_CASE(arch) \
-  case arch: return {arch, &sm##arch::operations(), &sm##arch::ceiling_kernels()};
+  case arch: return {arch, false, &mla::sm##arch::ceiling_kernels()};
     MLA_FOR_EVERY_CUDA_ARCH(MLA_CASE)
 #undef MLA_CASE
     default: return {};
@@ -40,7 +39,7 @@ Code code_for(int32_t arch) {
 Code emulated_code(int32_t arch) {
   switch (arch) {
 #define MLA_CASE(arch) \
-  case arch: return {arch, &emulated_sm##arch::operations(), &emulated_sm##arch::ceiling_kernels()};
+  case arch: return {arch, true, &mla::emulated_sm##arch::ceiling_kernels()};
     MLA_FOR_EVERY_EMULATED_ARCH(MLA_CASE)
 #undef MLA_CASE
     default: return {};

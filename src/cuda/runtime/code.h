@@ -6,14 +6,13 @@
 #include <span>
 
 #include "cuda/border/ceilings.h"
-#include "cuda/border/operations.h"
 
 namespace mla::cuda {
 
-/// The kernels of one architecture.
+/// The kernels of one architecture. Those of operations are the backends' (border/backend.h).
 struct Code {
-  int32_t arch = 0;
-  const Operations* operations = nullptr;
+  int32_t arch = 0;  // 0: there are none
+  bool emulated = false;
   const CeilingKernels* ceilings = nullptr;
 };
 
@@ -36,7 +35,7 @@ constexpr int32_t arch_of_code(int32_t arch, std::span<const int32_t> built) {
   return best;
 }
 
-/// What a GPU of `arch` runs; null members if this build has nothing for it.
+/// What a GPU of `arch` runs; arch 0 if this build has nothing for it.
 Code code_for(int32_t arch);
 /// Exactly that architecture's.
 Code emulated_code(int32_t arch);

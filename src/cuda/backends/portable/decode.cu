@@ -2,10 +2,10 @@
 // decode, decode_sparse and prefill_sparse of cuda_portable: which block shape.
 #include "cuda/attention/absorbed_problem.cuh"
 #include "cuda/backends/portable/absorbed.cuh"
+#include "cuda/backends/portable/operations.h"
 #include "cuda/backends/portable/specialized.cuh"
-#include "cuda/border/portable_operations.h"
 
-namespace mla::MLA_CUDA_NAMESPACE {
+namespace mla::MLA_CUDA_NAMESPACE::portable {
 namespace {
 
 /// The kernels of cuda_portable, for AbsorbedProblem.
@@ -48,24 +48,9 @@ struct PortableKernels {
 
 }  // namespace
 
-size_t decode_workspace_size(const core::DecodeArgs& args, const cuda::DeviceProperties& device) {
-  return problem_of<PortableKernels>(args).workspace_size(device);
-}
-Status plan_decode(const core::DecodeArgs& args, cuda::Queue& queue, std::span<std::byte> workspace) {
-  return problem_of<PortableKernels>(args).plan(queue, workspace);
-}
-Status run_decode(const core::DecodeArgs& args, cuda::Queue& queue, std::span<std::byte> workspace) {
-  return problem_of<PortableKernels>(args).run(queue, workspace);
+cuda::PlannedOperation<core::DecodeArgs> decode() { return absorbed_operation<PortableKernels, core::DecodeArgs>(); }
+cuda::PlannedOperation<core::DecodeSparseArgs> decode_sparse() {
+  return absorbed_operation<PortableKernels, core::DecodeSparseArgs>();
 }
 
-size_t decode_sparse_workspace_size(const core::DecodeSparseArgs& args, const cuda::DeviceProperties& device) {
-  return problem_of<PortableKernels>(args).workspace_size(device);
-}
-Status plan_decode_sparse(const core::DecodeSparseArgs& args, cuda::Queue& queue, std::span<std::byte> workspace) {
-  return problem_of<PortableKernels>(args).plan(queue, workspace);
-}
-Status run_decode_sparse(const core::DecodeSparseArgs& args, cuda::Queue& queue, std::span<std::byte> workspace) {
-  return problem_of<PortableKernels>(args).run(queue, workspace);
-}
-
-}  // namespace mla::MLA_CUDA_NAMESPACE
+}  // namespace mla::MLA_CUDA_NAMESPACE::portable

@@ -2,9 +2,9 @@
 #include "cuda/backends/portable/indexer.cuh"
 
 #include "cuda/attention/indexer_launch.cuh"
-#include "cuda/border/portable_operations.h"
+#include "cuda/backends/portable/operations.h"
 
-namespace mla::MLA_CUDA_NAMESPACE {
+namespace mla::MLA_CUDA_NAMESPACE::portable {
 
 Status run_indexer_logits(const core::IndexerLogitsArgs& args, cuda::Queue& queue) {
   switch (args.q_dtype) {
@@ -19,4 +19,4 @@ Status run_indexer_top_k(const core::IndexerTopKArgs& args, cuda::Queue& queue) 
   return indexer::run_top_k(args, queue, run_indexer_logits);
 }
 
-}  // namespace mla::MLA_CUDA_NAMESPACE
+}  // namespace mla::MLA_CUDA_NAMESPACE::portable

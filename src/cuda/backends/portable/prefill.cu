@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cuda/backends/portable/operations.h"
 #include "cuda/backends/portable/prefill_any.cuh"
-#include "cuda/border/portable_operations.h"
 
-namespace mla::MLA_CUDA_NAMESPACE {
+namespace mla::MLA_CUDA_NAMESPACE::portable {
 namespace {
 
 /// By the shared memory of a block; docs/kernels/cuda_portable_prefill.md has the arithmetic.
@@ -60,14 +60,12 @@ Status run_16bit(const core::PrefillArgs& args, cuda::Queue& queue) {
   return run_any<kType>(args, queue);
 }
 
-}  // namespace
-
-size_t prefill_workspace_size(const core::PrefillArgs&, const cuda::DeviceProperties&) { return 0; }
+size_t workspace_size(const core::PrefillArgs&, const cuda::DeviceProperties&) { return 0; }
 
 /// Nothing to plan: every row's keys are walked by one block, in one order.
-Status plan_prefill(const core::PrefillArgs&, cuda::Queue&, std::span<std::byte>) { return {}; }
+Status plan(const core::PrefillArgs&, cuda::Queue&, std::span<std::byte>) { return {}; }
 
-Status run_prefill(const core::PrefillArgs& args, cuda::Queue& queue, std::span<std::byte>) {
+Status run(const core::PrefillArgs& args, cuda::Queue& queue, std::span<std::byte>) {
   if (args.num_tokens == 0 || args.num_heads == 0 || args.batch_size == 0) return {};
   switch (args.dtype) {
     case DType::kBF16: return run_16bit<DType::kBF16>(args, queue);
@@ -76,4 +74,10 @@ Status run_prefill(const core::PrefillArgs& args, cuda::Queue& queue, std::span<
   }
 }
 
-}  // namespace mla::MLA_CUDA_NAMESPACE
+}  // namespace
+
+cuda::PlannedOperation<core::PrefillArgs> prefill() {
+  return {.workspace_size = workspace_size, .plan = plan, .run = run};
+}
+
+}  // namespace mla::MLA_CUDA_NAMESPACE::portable

@@ -4,7 +4,7 @@
 #include "cuda/backends/sm90/absorbed.cuh"
 #include "cuda/backends/sm90/operations.h"
 
-namespace mla::MLA_CUDA_NAMESPACE {
+namespace mla::MLA_CUDA_NAMESPACE::sm90 {
 namespace {
 
 /// For AbsorbedProblem.
@@ -26,24 +26,9 @@ struct WgmmaKernels {
 
 }  // namespace
 
-size_t sm90_decode_workspace_size(const core::DecodeArgs& args, const cuda::DeviceProperties& device) {
-  return problem_of<WgmmaKernels>(args).workspace_size(device);
-}
-Status sm90_plan_decode(const core::DecodeArgs& args, cuda::Queue& queue, std::span<std::byte> workspace) {
-  return problem_of<WgmmaKernels>(args).plan(queue, workspace);
-}
-Status sm90_run_decode(const core::DecodeArgs& args, cuda::Queue& queue, std::span<std::byte> workspace) {
-  return problem_of<WgmmaKernels>(args).run(queue, workspace);
+cuda::PlannedOperation<core::DecodeArgs> decode() { return absorbed_operation<WgmmaKernels, core::DecodeArgs>(); }
+cuda::PlannedOperation<core::DecodeSparseArgs> decode_sparse() {
+  return absorbed_operation<WgmmaKernels, core::DecodeSparseArgs>();
 }
 
-size_t sm90_decode_sparse_workspace_size(const core::DecodeSparseArgs& args, const cuda::DeviceProperties& device) {
-  return problem_of<WgmmaKernels>(args).workspace_size(device);
-}
-Status sm90_plan_decode_sparse(const core::DecodeSparseArgs& args, cuda::Queue& queue, std::span<std::byte> workspace) {
-  return problem_of<WgmmaKernels>(args).plan(queue, workspace);
-}
-Status sm90_run_decode_sparse(const core::DecodeSparseArgs& args, cuda::Queue& queue, std::span<std::byte> workspace) {
-  return problem_of<WgmmaKernels>(args).run(queue, workspace);
-}
-
-}  // namespace mla::MLA_CUDA_NAMESPACE
+}  // namespace mla::MLA_CUDA_NAMESPACE::sm90

@@ -3,11 +3,10 @@
 
 #include "cuda/attention/indexer_launch.cuh"
 #include "cuda/backends/sm90/operations.h"
-#include "cuda/border/portable_operations.h"
 
-namespace mla::MLA_CUDA_NAMESPACE {
+namespace mla::MLA_CUDA_NAMESPACE::sm90 {
 
-Status sm90_run_indexer_logits(const core::IndexerLogitsArgs& args, cuda::Queue& queue) {
+Status run_indexer_logits(const core::IndexerLogitsArgs& args, cuda::Queue& queue) {
   switch (args.q_dtype) {
     case DType::kE4M3: return indexer::run<WgmmaIndexer<DType::kE4M3>>(args, queue);
     case DType::kF16: return indexer::run<WgmmaIndexer<DType::kF16>>(args, queue);
@@ -15,8 +14,8 @@ Status sm90_run_indexer_logits(const core::IndexerLogitsArgs& args, cuda::Queue&
   }
 }
 
-Status sm90_run_indexer_top_k(const core::IndexerTopKArgs& args, cuda::Queue& queue) {
-  return indexer::run_top_k(args, queue, sm90_run_indexer_logits);
+Status run_indexer_top_k(const core::IndexerTopKArgs& args, cuda::Queue& queue) {
+  return indexer::run_top_k(args, queue, run_indexer_logits);
 }
 
-}  // namespace mla::MLA_CUDA_NAMESPACE
+}  // namespace mla::MLA_CUDA_NAMESPACE::sm90

@@ -7,7 +7,7 @@
 
 #include "cuda/backends/sm90/operations.h"
 
-namespace mla::MLA_CUDA_NAMESPACE {
+namespace mla::MLA_CUDA_NAMESPACE::sm90 {
 namespace {
 
 constexpr Sm90PrefillTiling kTiling = {.keys = 128, .stages = 2, .q_steps = 0, .takes_turns = true};
@@ -46,24 +46,28 @@ bool empty(const core::PrefillArgs& args) {
   return args.num_tokens == 0 || args.num_heads == 0 || args.batch_size == 0;
 }
 
-}  // namespace
-
 /// One counter: of the units of work that blocks have taken.
-size_t sm90_prefill_workspace_size(const core::PrefillArgs& args, const cuda::DeviceProperties&) {
+size_t workspace_size(const core::PrefillArgs& args, const cuda::DeviceProperties&) {
   return empty(args) ? 0 : sizeof(uint32_t);
 }
 
-Status sm90_plan_prefill(const core::PrefillArgs& args, cuda::Queue& queue, std::span<std::byte> workspace) {
+Status plan(const core::PrefillArgs& args, cuda::Queue& queue, std::span<std::byte> workspace) {
   if (empty(args)) return {};
   return launch<Sm90PrefillPlanKernel>(queue, {}, reinterpret_cast<uint32_t*>(workspace.data()));
 }
 
 /// For d_qk of 192 or 128, d_v of 128, bf16 and f16; nothing else comes here.
-Status sm90_run_prefill(const core::PrefillArgs& args, cuda::Queue& queue, std::span<std::byte> workspace) {
+Status run(const core::PrefillArgs& args, cuda::Queue& queue, std::span<std::byte> workspace) {
   if (empty(args)) return {};
   auto* next_unit = reinterpret_cast<uint32_t*>(workspace.data());
   return args.dtype == DType::kBF16 ? run_type<DType::kBF16>(args, queue, next_unit)
                                     : run_type<DType::kF16>(args, queue, next_unit);
 }
 
-}  // namespace mla::MLA_CUDA_NAMESPACE
+}  // namespace
+
+cuda::PlannedOperation<core::PrefillArgs> prefill() {
+  return {.workspace_size = workspace_size, .plan = plan, .run = run};
+}
+
+}  // namespace mla::MLA_CUDA_NAMESPACE::sm90

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+# Backends of GPUs, and how their kernels are compiled: once per architecture and machine, by nvcc for GPUs and by the
+# host compiler for the emulator.
+
+# mla_cuda_backend(<folder> [ARCHS <architectures>])
+# A backend for these architectures (all, if none is given): a folder whose *.cpp are the host's and whose *.cu are
+# kernels and what launches them. Its name is the namespace of `backend()` and `operations()` (src/cuda/border/backend.h).
+# The backends of a CMakeLists.txt are compiled by its mla_add_cuda_backends.
+function(mla_cuda_backend folder)
+  cmake_parse_arguments(ARG "" "" "ARCHS" ${ARGN})
+  cmake_path(ABSOLUTE_PATH folder)
+  cmake_path(GET folder FILENAME name)
+  set(mla_cuda_backends ${mla_cuda_backends} ${name} PARENT_SCOPE)
+  set(mla_folder_of_${name} ${folder} PARENT_SCOPE)
+  set(mla_archs_of_${name} "${ARG_ARCHS}" PARENT_SCOPE)
+endfunction()
+
+# Of GPUs. Exactly these: a cubin for each architecture, with its own instructions where it has some, and sm80 as PTX too,
+# which the drivers of GPUs to come compile.
+function(mla_compile_for_gpu target arch)
+  set(codes_80 "code=[sm_80,compute_80]")
+  set(names_90 90a)
+  set(names_100 100a)
+  set(names_120 120a)
+  set(name ${arch})
+  if(DEFINED names_${arch})
+    set(name ${names_${arch}})
+  endif()
+  set(code "code=sm_${name}")
+  if(DEFINED codes_${arch})
+    set(code ${codes_${arch}})
+  endif()
+  if(NOT DEFINED CMAKE_CUDA_COMPILER_LAUNCHER)
+    set(CMAKE_CUDA_COMPILER_LAUNCHER ${CMAKE_CXX_COMPILER_LAUNCHER})
+  endif()
+  add_library(${target} OBJECT ${ARGN})
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
+  target_compile_definitions(${target} PRIVATE MLA_CUDA_ARCH=${arch})
+  target_compile_options(${target} PRIVATE "--generate-code=arch=compute_${name},${code}" -O3 --expt-relaxed-constexpr
+                                           -Xptxas=-v)
+  set_target_properties(${target} PROPERTIES CUDA_ARCHITECTURES OFF CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON
+                                             POSITION_INDEPENDENT_CODE ON CUDA_RUNTIME_LIBRARY Static)
+  # ptxas reports registers and spills: kept beside each object, for tests/cuda.
+  set_property(TARGET ${target} PROPERTY CUDA_COMPILER_LAUNCHER ${PROJECT_SOURCE_DIR}/scripts/ptxas_report.sh
+                                         ${CMAKE_CUDA_COMPILER_LAUNCHER})
+endfunction()
+
+# How kernels are compiled for the emulator, those of tests too. Sums are not fused, as the sources say where they are;
+# variables without a value hold large numbers.
+if(MLA_EMULATOR_ENABLED)
+  add_library(mla_emulated_kernels INTERFACE)
+  target_compile_options(mla_emulated_kernels INTERFACE -ffp-contract=off -Wno-unknown-pragmas
+                                                        -ftrivial-auto-var-init=pattern)
+endif()
+
+# Of the emulator. Each kernel file is compiled as C++ through a file that includes it.
+function(mla_compile_for_emulator target arch)
+  # Optimized in debug builds too: most of the time goes here. Under sanitizers -O2 takes twice as long to compile.
+  set(optimization -O2)
+  if(MLA_SANITIZE)
+    set(optimization -O1)
+  endif()
+  set(sources)
+  foreach(file ${ARGN})
+    set(top ${PROJECT_SOURCE_DIR}/src)
+    cmake_path(IS_PREFIX CMAKE_CURRENT_BINARY_DIR ${file} is_generated)
+    if(is_generated)
+      set(top ${CMAKE_CURRENT_BINARY_DIR})
+    endif()
+    cmake_path(RELATIVE_PATH file BASE_DIRECTORY ${top})
+    string(REPLACE "../" "" source ${file})
+    set(source ${CMAKE_CURRENT_BINARY_DIR}/emulated/${source})
+    cmake_path(REPLACE_EXTENSION source LAST_ONLY cpp)
+    file(CONFIGURE OUTPUT ${source} @ONLY CONTENT "#include \"@file@\"  // IWYU pragma: keep\n")
+    list(APPEND sources ${source})
+  endforeach()
+  add_library(${target} OBJECT ${sources})
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src
+                                               ${CMAKE_CURRENT_BINARY_DIR})
+  target_compile_definitions(${target} PRIVATE MLA_CUDA_ARCH=${arch} MLA_EMULATED=1)
+  target_compile_options(${target} PRIVATE ${optimization})
+  target_compile_features(${target} PRIVATE cxx_std_20)
+  target_link_libraries(${target} PRIVATE mla_emulated_kernels mla_warnings)
+  # Each kernel file alone: what its headers define is its own.
+  set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON UNITY_BUILD OFF)
+endfunction()
+
+# mla_add_cuda_backends(<target> [KERNELS <files>])
+# Compiles the backends of this CMakeLists.txt into the target, the files with those of every architecture, and the list
+# of all backends (src/cuda/runtime/backends.cpp): these before those that were added earlier.
+function(mla_add_cuda_backends target)
+  cmake_parse_arguments(ARG "" "" "KERNELS" ${ARGN})
+  set(archs_gpu)
+  set(archs_emulator)
+  if(MLA_CUDA_ENABLED)
+    set(archs_gpu ${MLA_CUDA_ARCHS})
+  endif()
+  if(MLA_EMULATOR_ENABLED)
+    set(archs_emulator ${MLA_EMULATED_ARCHS})
+  endif()
+  set(name_gpu ${target}_sm)
+  set(name_emulator ${target}_emulated_sm)
+  foreach(backend ${mla_cuda_backends})
+    file(GLOB hosts CONFIGURE_DEPENDS ${mla_folder_of_${backend}}/*.cpp)
+    file(GLOB kernels_of_${backend} CONFIGURE_DEPENDS ${mla_folder_of_${backend}}/*.cu)
+    target_sources(${target} PRIVATE ${hosts})
+    list(JOIN mla_archs_of_${backend} ", " archs)
+    if(archs)
+      string(PREPEND archs ", ")
+    endif()
+    string(APPEND list_all " X(${backend}${archs})")
+  endforeach()
+  foreach(machine gpu emulator)
+    foreach(arch ${archs_${machine}})
+      set(sources ${ARG_KERNELS})
+      foreach(backend ${mla_cuda_backends})
+        if(NOT mla_archs_of_${backend} OR arch IN_LIST mla_archs_of_${backend})
+          list(APPEND sources ${kernels_of_${backend}})
+          string(APPEND list_${machine} " X(${backend}, ${arch})")
+        endif()
+      endforeach()
+      if(sources)
+        set(objects ${name_${machine}}${arch})
+        cmake_language(CALL mla_compile_for_${machine} ${objects} ${arch} ${sources})
+        target_sources(${target} PRIVATE $<TARGET_OBJECTS:${objects}>)
+      endif()
+    endforeach()
+  endforeach()
+  foreach(list list_all list_gpu list_emulator)
+    get_property(earlier GLOBAL PROPERTY mla_cuda_backends_${list})
+    string(APPEND ${list} "${earlier}")
+    set_property(GLOBAL PROPERTY mla_cuda_backends_${list} "${${list}}")
+  endforeach()
+  file(CONFIGURE OUTPUT include/cuda/built_backends.h @ONLY CONTENT [[
+// The backends in their order with the architectures that they are for, and those that this build has them for.
+#pragma once
+#define MLA_FOR_EVERY_BACKEND(X)@list_all@
+#define MLA_FOR_EVERY_CUDA_BACKEND(X)@list_gpu@
+#define MLA_FOR_EVERY_EMULATED_BACKEND(X)@list_emulator@
+]])
+  set(source ${PROJECT_SOURCE_DIR}/src/cuda/runtime/backends.cpp)
+  target_sources(${target} PRIVATE ${source})
+  target_include_directories(${target} PRIVATE ${CMAKE_CURRENT_BINARY_DIR}/include)
+  # Alone in its object file: a program that has a list of its own leaves this one in the library.
+  set_source_files_properties(${source} TARGET_DIRECTORY ${target} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+endfunction()

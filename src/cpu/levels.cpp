@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu/levels.h"
+
+#include <algorithm>
+
+namespace mla::cpu {
+namespace {
+
+/// Each level needs what the one below it does, and more.
+constexpr std::string_view kNeeds[] = {"avx2",     "fma",      "f16c",     "avx512f",    "avx512dq",
+                                       "avx512cd", "avx512bw", "avx512vl", "avx512_bf16"};
+constexpr std::span<const std::string_view> kAvx2Needs = std::span(kNeeds).first(3),
+                                            kAvx512Needs = std::span(kNeeds).first(8), kAvx512Bf16Needs = kNeeds;
+
+const TileKernels* no_pairs() { return nullptr; }
+
+template <auto kPairs, auto kFloats, auto kRows, auto kFloatRows>
+const KernelSet& set_of() {
+  static const KernelSet set = {kPairs(), kFloats(), kRows(), kFloatRows()};
+  return set;
+}
+template <auto kFloats, auto kRows>
+constexpr auto kFloatsOnly = set_of<no_pairs, kFloats, kRows, kRows>;
+
+constexpr Level kPortable = {.name = "portable",
+                             .row = "cpu_portable",
+                             .needs = {},
+                             .registers = Registers::kBaseline,
+                             .multiplied = Arithmetic::kF32,
+                             .kernels = kFloatsOnly<tile_kernels_portable, row_kernels_portable>};
+
+#if MLA_CPU_X86
+constexpr auto kAvx512Bf16Kernels =
+    set_of<tile_kernels_avx512_bf16_pairs, tile_kernels_avx512, row_kernels_avx512_bf16, row_kernels_avx512>;
+constexpr auto kAvx512Kernels = kFloatsOnly<tile_kernels_avx512, row_kernels_avx512>;
+constexpr auto kAvx2Kernels = kFloatsOnly<tile_kernels_avx2, row_kernels_avx2>;
+#else
+constexpr auto kAvx512Bf16Kernels = nullptr, kAvx512Kernels = nullptr, kAvx2Kernels = nullptr;
+#endif
+
+constexpr Level kLevels[] = {{.name = "avx512_bf16",
+                              .row = "cpu_avx512_bf16",
+                              .needs = kAvx512Bf16Needs,
+                              .registers = Registers::kZmm,
+                              .multiplied = Arithmetic::kBF16,
+                              .kernels = kAvx512Bf16Kernels},
+                             {.name = "avx512",
+                              .row = "cpu_avx512",
+                              .needs = kAvx512Needs,
+                              .registers = Registers::kZmm,
+                              .multiplied = Arithmetic::kF32,
+                              .kernels = kAvx512Kernels},
+                             {.name = "avx2",
+                              .row = "cpu_avx2",
+                              .needs = kAvx2Needs,
+                              .registers = Registers::kYmm,
+                              .multiplied = Arithmetic::kF32,
+                              .kernels = kAvx2Kernels},
+                             kPortable};
+
+}  // namespace
+
+std::span<const Level> levels() { return kLevels; }
+
+core::Reason missing(const Level& level) {
+  using core::Reason;
+  if (level.kernels == nullptr) return Reason::format("this build has no {} code", level.name);
+  const auto& isa = isa_levels();
+  const auto it = std::find_if(isa.begin(), isa.end(), [&](const IsaLevel& i) { return i.name == level.name; });
+  if (it == isa.end() || !it->cpu_has) return Reason::format("this processor has no {}", level.name);
+  if (!it->os_allows) return Reason::format("the operating system does not enable {}", level.name);
+  return {};
+}
+
+Numerics numerics(const Level& level, const Problem& problem) {
+  const Op op = problem.op;
+  const bool keys_are_cached = op == Op::kDecode || op == Op::kDecodeSparse || op == Op::kPrefillSparse;
+  const bool multiplies = keys_are_cached || op == Op::kPrefill || op == Op::kIndexerLogits || op == Op::kIndexerTopK;
+  const auto has_bf16_keys = [](CacheFormat format) {
+    return value_dtype(kv_layout(format).nope.element) == DType::kBF16;
+  };
+  const bool bf16_keys =
+      !keys_are_cached || has_bf16_keys(problem.cache) || has_bf16_keys(problem.extra_cache.value_or(problem.cache));
+  const bool bf16_queries = problem.q_dtype == DType::kBF16 || problem.q_dtype == DType::kE4M3;
+  if (!multiplies || !bf16_queries || !bf16_keys) return {};
+  return {.multiplied = level.multiplied, .summed = Arithmetic::kF32};
+}
+
+}  // namespace mla::cpu

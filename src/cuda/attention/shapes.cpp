@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/attention/shapes.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include "core/format.h"
+
+namespace mla::cuda {
+namespace {
+
+using core::Reason;
+
+/// Head dims of absorbed attention that kernels are compiled for: kv_lora_rank with and without 64 rotary channels.
+constexpr Widths kAbsorbedWidths[] = {{512 + 64, 512}, {512, 512}, {256 + 64, 256}, {256, 256}};
+
+}  // namespace
+
+bool is_indexer(Op op) { return op == Op::kIndexerLogits || op == Op::kIndexerTopK; }
+bool is_absorbed(Op op) { return op == Op::kDecode || op == Op::kDecodeSparse || op == Op::kPrefillSparse; }
+
+DType key_dtype(CacheFormat format) { return value_dtype(kv_layout(format).nope.element); }
+
+namespace {
+
+/// Whether one block can compute keys of both: its kernel is compiled for bf16, for f16, or for quantized rows.
+bool go_together(CacheFormat a, CacheFormat b) {
+  const DType first = kv_layout(a).nope.element, second = kv_layout(b).nope.element;
+  return first == second || (is_quantized(first) && is_quantized(second));
+}
+
+}  // namespace
+
+bool is_one_of(const Problem& problem, std::span<const Widths> all) {
+  return std::any_of(all.begin(), all.end(),
+                     [&](const Widths& widths) { return problem.d_qk == widths.d_qk && problem.d_v == widths.d_v; });
+}
+
+Reason widths_refusal(const Problem& problem, std::span<const Widths> all) {
+  if (is_one_of(problem, all)) return {};
+  std::array<char, 80> text = {};  // a verdict allocates nothing
+  size_t size = 0;
+  for (const Widths& widths : all) {
+    const char* const comma = size == 0 ? "" : ", ";
+    size += core::format_args_to(std::span(text).subspan(size), "{}{}/{}",
+                                 fmt::make_format_args(comma, widths.d_qk, widths.d_v));
+  }
+  return Reason::format("takes d_qk/d_v of {}, not {}/{}", std::string_view(text.data(), size), problem.d_qk,
+                        problem.d_v);
+}
+
+Reason shape_refusal(const Problem& problem) {
+  const bool float16 = problem.q_dtype == DType::kBF16 || problem.q_dtype == DType::kF16;
+  const bool takes_e4m3 = problem.op == Op::kDecode || problem.op == Op::kDecodeSparse || is_indexer(problem.op);
+  if (!float16 && problem.q_dtype != DType::kF32 && !(takes_e4m3 && problem.q_dtype == DType::kE4M3))
+    return Reason::format("takes bf16, f16{} f32{}, not {}", takes_e4m3 ? "," : " and", takes_e4m3 ? " and e4m3" : "",
+                          name(problem.q_dtype));
+  if (problem.extra_cache && !go_together(problem.cache, *problem.extra_cache))
+    return Reason::format("takes two pools of bf16, two of f16 or two of quantized rows, not {} and {}",
+                          name(problem.cache), name(*problem.extra_cache));
+  if (const Reason reason = core::width_refusal(problem); !reason.empty()) return reason;
+  if (is_absorbed(problem.op)) return widths_refusal(problem, kAbsorbedWidths);
+  return {};
+}
+
+Numerics tensor_core_numerics(const Problem& problem) {
+  constexpr int32_t kProducts = 16;                   // K of mma.sync and of wgmma on 16-bit numbers
+  bool f16 = key_dtype(problem.cache) == DType::kF16;
+  if (problem.op == Op::kPrefill) f16 = problem.q_dtype == DType::kF16;
+  // Keys and e4m3 queries of the indexer have all their bits in f16.
+  if (is_indexer(problem.op)) f16 = problem.q_dtype == DType::kF16 || problem.q_dtype == DType::kE4M3;
+  Numerics numerics{.multiplied = f16 ? Arithmetic::kF16 : Arithmetic::kBF16,
+                    .summed = Arithmetic::kF32,
+                    .products_per_cut = kProducts};
+  // Two parts of a query; the indexer has three of f32.
+  if (is_absorbed(problem.op) && problem.q_dtype == DType::kF32) numerics.query_bits = f16 ? 22 : 16;
+  return numerics;
+}
+
+}  // namespace mla::cuda

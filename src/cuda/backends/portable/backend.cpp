@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// cuda_portable: runs everywhere, and everything that any backend of GPUs does.
+#include "cuda/border/backend.h"
+
+#include "cuda/attention/shapes.h"
+
+namespace mla::cuda::portable {
+namespace {
+
+Numerics numerics(const Problem& problem) {
+  // f32, and head dims that the tensor cores do not take, are computed without them (prefill_any.cuh).
+  const bool plain_prefill = problem.q_dtype == DType::kF32 || !is_one_of(problem, kPrefillWidths);
+  const bool multiplies =
+      is_absorbed(problem.op) || is_indexer(problem.op) || (problem.op == Op::kPrefill && !plain_prefill);
+  return multiplies ? tensor_core_numerics(problem) : Numerics{};
+}
+
+}  // namespace
+
+Backend backend();
+
+Backend backend() {
+  return {.name = "cuda_portable",
+          .kernels = "mma.sync kernels",
+          .ops = kAllOps,
+          .refusal = shape_refusal,
+          .numerics = numerics};
+}
+
+}  // namespace mla::cuda::portable

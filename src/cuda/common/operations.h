@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// The host side of the operations whose kernels belong to no backend: which one offers them is up to its table.
+#pragma once
+
+#include "cuda/border/operations.h"
+#include "cuda/ptx/machine.h"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+Status run_merge_states(const core::MergeStatesArgs& args, cuda::Queue& queue);
+Status run_append(const core::AppendArgs& args, cuda::Queue& queue);
+Status run_append_rope(const core::AppendRopeArgs& args, cuda::Queue& queue);
+Status run_gather(const core::GatherArgs& args, cuda::Queue& queue);
+Status run_copy_pages(const core::CopyPagesArgs& args, cuda::Queue& queue);
+Status run_block_table_to_csr(const core::BlockTableToCsrArgs& args, cuda::Queue& queue);
+Status run_physical_slots(const core::PhysicalSlotsArgs& args, cuda::Queue& queue);
+Status run_append_indexer(const core::AppendIndexerArgs& args, cuda::Queue& queue);
+Status run_top_k(const core::TopKArgs& args, cuda::Queue& queue);
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

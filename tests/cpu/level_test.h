@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// Suites that run with the kernels of every instruction set that this machine has.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <ostream>
+#include <string>
+
+#include "cpu/levels.h"
+
+namespace mla::cpu {
+
+class LevelTest : public testing::TestWithParam<Level> {
+ protected:
+  void SetUp() override {
+    if (const core::Reason lack = missing(GetParam()); !lack.empty()) GTEST_SKIP() << lack.str();
+    set_ = GetParam().kernels();
+  }
+
+  KernelSet set_ = {};
+};
+
+inline void PrintTo(const Level& level, std::ostream* out) { *out << level.name; }
+
+#define MLA_FOR_EVERY_LEVEL(Suite)                                               \
+  INSTANTIATE_TEST_SUITE_P(Levels, Suite, testing::ValuesIn(mla::cpu::levels()), \
+                           [](const auto& test) { return std::string(test.param.name); })
+
+}  // namespace mla::cpu
