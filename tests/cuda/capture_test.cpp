@@ -54,11 +54,12 @@ class Capture : public testing::TestWithParam<std::string> {
       ASSERT_EQ(gpu_.synchronize(stream).message(), "");
     }
     placed.fetch();
+    const std::string row = row_on(GetParam(), spec);
     kit::Outcome outcome;
     if constexpr (requires { kit::expected_of(problem); })
-      outcome = kit::check_outputs(problem, *expected, "cuda_portable");
+      outcome = kit::check_outputs(problem, *expected, row);
     else
-      outcome = kit::check_outputs(problem, "cuda_portable");
+      outcome = kit::check_outputs(problem, row);
     EXPECT_TRUE(outcome.ok) << outcome.line();
     EXPECT_EQ(gpu_.destroy(*graph).message(), "");
     EXPECT_EQ(gpu_.destroy(stream).message(), "");

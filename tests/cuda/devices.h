@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstring>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -29,13 +30,22 @@ inline std::vector<std::string> devices() {
   return all;
 }
 
-/// One of each kind: the first of `devices` that is emulated, the emulated SM90, which has a backend of its own, and
-/// the real one.
+/// One of each kind: an emulated one for every backend, and the real one.
 inline std::vector<std::string> few_devices() {
   std::vector<std::string> few;
-  for (const std::string& device : devices())
-    if (few.empty() || device == "emulated:sm90" || device.starts_with("cuda")) few.push_back(device);
+  std::set<std::string> seen;
+  for (const std::string& device : devices()) {
+    const size_t before = seen.size();
+    for (std::string& backend : kit::gpu_backends(kit::arch_of(device))) seen.insert(std::move(backend));
+    if (seen.size() > before || !device.starts_with("emulated:")) few.push_back(device);
+  }
   return few;
+}
+
+/// The row that computes the problem of a spec there.
+template <class Spec>
+std::string row_on(const std::string& device, const Spec& spec) {
+  return explain(kit::on_device(kit::problem_of(spec), device)).selected;
 }
 
 inline std::string test_name(const testing::TestParamInfo<std::string>& info) {

@@ -44,7 +44,7 @@ class Streams : public testing::TestWithParam<std::string> {
       }
       if (Status status = gpu.synchronize(stream); !status.ok()) return status.message();
       placed.fetch();
-      const kit::Outcome outcome = kit::check_outputs(problem, *expected, "cuda_portable");
+      const kit::Outcome outcome = kit::check_outputs(problem, *expected, planned->backend());
       if (!outcome.ok) return outcome.line();
     }
     return gpu.destroy(stream).message();

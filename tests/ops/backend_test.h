@@ -143,7 +143,7 @@ void expect_parts_merge(const Context& context, const std::string& row, const Ca
   MLA_EXPECT_OK(run(context, merge));
 
   const kit::Error error = kit::compare(kit::to_dense(merge.o), whole, d_v, kit::to_dense(merge.lse), lse);
-  kit::Tolerance tolerance = kit::tolerance_of(problem.spec, kit::precision_of(row, problem.spec));
+  kit::Tolerance tolerance = kit::tolerance_of(problem.spec, kit::numerics_of(row, kit::problem_of(problem.spec)));
   tolerance.max_rel *= 2;  // both sides have their own error
   tolerance.cosine_distance *= 4;
   tolerance.max_lse *= 2;
@@ -153,7 +153,7 @@ void expect_parts_merge(const Context& context, const std::string& row, const Ca
 /// Rows that take the host's memory; device_test.h has the others.
 inline std::vector<std::string> host_rows(Op op) {
   std::vector<std::string> rows = backend_names(op);
-  std::erase_if(rows, [](const std::string& row) { return row.starts_with("cuda"); });
+  std::erase_if(rows, [](const std::string& row) { return kit::is_gpu_backend(row); });
   return rows;
 }
 

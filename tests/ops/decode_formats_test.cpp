@@ -206,7 +206,7 @@ TEST_P(DecodeOptions, RanksMergeToTheWhole) {
       MLA_EXPECT_OK(run(context(), merge));
       const kit::Error error = kit::compare(kit::to_dense(merge.o), kit::to_dense(o), o.shape[2],
                                             kit::to_dense(merge.lse), kit::to_dense(lse));
-      kit::Tolerance tolerance = kit::tolerance_of(spec, kit::precision_of(GetParam(), spec));
+      kit::Tolerance tolerance = kit::tolerance_of(spec, kit::numerics_of(GetParam(), kit::problem_of(spec)));
       tolerance.max_rel *= 2;
       tolerance.cosine_distance *= 4;
       tolerance.max_lse *= 2;

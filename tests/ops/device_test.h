@@ -23,64 +23,65 @@ inline std::vector<std::string> tested_devices() {
   return devices;
 }
 
-inline bool is_sm90_device(const std::string& device) {
-  const std::vector<GpuInfo>& gpus = machine_info().gpus;
-  return device == "emulated:sm90" ||
-         (device == "cuda:0" &&
-          std::any_of(gpus.begin(), gpus.end(), [](const GpuInfo& gpu) { return gpu.index == 0 && gpu.arch == 90; }));
-}
-
 /// Every tested device with every row of an operation's table that is for GPUs like it.
 inline std::vector<std::tuple<std::string, std::string>> devices_and_rows(Op op) {
+  const std::vector<std::string> rows = backend_names(op);
   std::vector<std::tuple<std::string, std::string>> all;
   for (const std::string& device : tested_devices())
-    for (const std::string& row : backend_names(op))
-      if (row.starts_with("cuda") && (row != "cuda_sm90" || is_sm90_device(device))) all.emplace_back(device, row);
+    for (const std::string& row : kit::gpu_backends(kit::arch_of(device)))
+      if (std::find(rows.begin(), rows.end(), row) != rows.end()) all.emplace_back(device, row);
   return all;
 }
 
-/// The parameter is a device and a row. cuda_sm90 runs where it is chosen, with nothing forced; the other rows are
-/// forced.
+/// The parameter is a device and a row. A row that is chosen where nothing is forced runs so; the others are forced.
 template <Op op>
 class DeviceTest : public testing::TestWithParam<std::tuple<std::string, std::string>> {
  protected:
   const std::string& device() const { return std::get<0>(GetParam()); }
   const std::string& row() const { return std::get<1>(GetParam()); }
-  bool is_sm90() const { return row() == "cuda_sm90"; }
 
   void SetUp() override {
-    Problem problem = usual_problem(op);
-    if (is_sm90()) problem.num_heads += kMoreHeads;
+    const Problem problem = fit(usual_problem(op));
     if (const BackendVerdict verdict = judge(problem); !verdict.usable) GTEST_SKIP() << row() << ": " << verdict.reason;
-    Result<Context> made =
-        Context::create({.num_threads = 2, .affinity = {}, .backend = is_sm90() ? "auto" : row(), .device = device()});
+    Problem large = problem;  // which no row leaves to another
+    large.num_heads += kMostMoreHeads;
+    const std::string backend = explained(large).selected == row() ? "auto" : row();
+    Result<Context> made = Context::create({.num_threads = 2, .affinity = {}, .backend = backend, .device = device()});
     ASSERT_TRUE(made.ok()) << made.status().message();
     context_.emplace(std::move(made).value());
   }
 
-  /// A test of which cuda_sm90 takes nothing is none.
+  /// A test of which a row takes nothing is none.
   void TearDown() override { EXPECT_TRUE(ran_ > 0 || left_ == 0) << row() << " took none of " << left_ << " problems"; }
 
   const Context& context() const { return *context_; }
 
-  /// cuda_sm90 leaves requests of up to 16 query rows, and indexers of up to 32 heads, to cuda_portable: here they get
-  /// more heads.
+  /// A problem or its spec, with more heads if the row leaves so few to another.
   template <class Spec>
-  Spec fit(Spec spec) const {
+  Spec fit(const Spec& spec) const {
     if constexpr (requires { spec.num_heads; })
-      if (is_sm90() && !judge(kit::problem_of(spec)).usable) spec.num_heads += kMoreHeads;
+      for (Spec larger = spec; larger.num_heads <= spec.num_heads + kMostMoreHeads; larger.num_heads += kMoreHeads)
+        if (judge(larger).usable) return larger;
     return spec;
   }
 
   template <class Spec>
   bool can_run(const Spec& spec) const {
-    return judge(kit::problem_of(fit(spec))).usable;
+    return judge(fit(spec)).usable;
   }
 
-  /// Calls run_it(fit(spec)). What cuda_sm90 leaves to cuda_portable is left out, for that row has the same test.
+  /// Whether another row of this GPU has to take it.
+  template <class Spec>
+  bool leaves(const Spec& spec) const {
+    const Explanation explanation = explained(spec);
+    return !can_run(spec) && std::any_of(explanation.rows.begin(), explanation.rows.end(),
+                                         [](const BackendVerdict& verdict) { return verdict.usable; });
+  }
+
+  /// Calls run_it(fit(spec)). What the row leaves to another is left out, for that one has the same test.
   template <class Spec, class RunIt>
   void with_fitting(const Spec& spec, const RunIt& run_it) {
-    if (is_sm90() && !can_run(spec)) {
+    if (leaves(spec)) {
       ++left_;
       return;
     }
@@ -121,10 +122,17 @@ class DeviceTest : public testing::TestWithParam<std::tuple<std::string, std::st
   }
 
  private:
-  static constexpr int32_t kMoreHeads = op == Op::kIndexerLogits ? 32 : 16;
+  static constexpr int32_t kMoreHeads = 16, kMostMoreHeads = 64;
 
-  BackendVerdict judge(const Problem& problem) const {
-    for (BackendVerdict& verdict : explain(kit::on_device(problem, device()), "auto").rows)
+  Explanation explained(const Problem& problem) const { return explain(kit::on_device(problem, device()), "auto"); }
+  template <class Spec>
+  Explanation explained(const Spec& spec) const {
+    return explained(kit::problem_of(spec));
+  }
+
+  template <class Spec>
+  BackendVerdict judge(const Spec& spec) const {
+    for (BackendVerdict& verdict : explained(spec).rows)
       if (verdict.name == row()) return verdict;
     return {};
   }

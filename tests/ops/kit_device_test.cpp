@@ -135,22 +135,50 @@ TEST(OnDevice, SaysWhereAProblemIs) {
   EXPECT_EQ(kit::on_device(problem, "sm86").gpu_arch, 86);
 }
 
-TEST(Precision, OfTensorCoresIsThatOfTheCache) {
+/// "bf16 mma 16": what tensor cores multiply, and how many bits of a query; "f32 24" without them.
+std::string mma_text(const std::string& backend, const Problem& problem) {
+  const Numerics numerics = kit::numerics_of(backend, problem);
+  const bool mma = numerics.products_per_cut == 16 && numerics.summed == Arithmetic::kF32;
+  return std::string(name(numerics.multiplied)) + (mma ? " mma " : " ") + std::to_string(numerics.query_bits);
+}
+
+TEST(Numerics, OfTensorCoresFollowTheCache) {
+  for (const char* backend : {"cuda_portable", "cuda_sm90"}) {
+    SCOPED_TRACE(backend);
+    kit::DecodeSpec spec;
+    EXPECT_EQ(mma_text(backend, kit::problem_of(spec)), "bf16 mma 24");
+    spec.cache.format = CacheFormat::kFP8DsMla;
+    EXPECT_EQ(mma_text(backend, kit::problem_of(spec)), "bf16 mma 24");
+    spec.cache.format = CacheFormat::kF16;
+    EXPECT_EQ(mma_text(backend, kit::problem_of(spec)), "f16 mma 24");
+    kit::DecodeSparseSpec sparse;
+    sparse.pool.cache.format = CacheFormat::kF16;
+    EXPECT_EQ(mma_text(backend, kit::problem_of(sparse)), "f16 mma 24");
+    sparse.extra_pool = kit::SparsePoolSpec{};
+    EXPECT_EQ(mma_text(backend, kit::problem_of(sparse)), "bf16 mma 24");
+    kit::PrefillSpec prefill;
+    prefill.dtype = DType::kF16;
+    EXPECT_EQ(mma_text(backend, kit::problem_of(prefill)), "f16 mma 24");
+    kit::IndexerLogitsSpec indexer;
+    indexer.q_dtype = DType::kE4M3;
+    EXPECT_EQ(mma_text(backend, kit::problem_of(indexer)), "f16 mma 24");
+  }
+}
+
+TEST(Numerics, OfCudaPortableKnowWhereThereAreNoTensorCores) {
   kit::DecodeSpec spec;
-  EXPECT_EQ(kit::precision_of("cuda_portable", spec), kit::Precision::kBF16Mma);
-  spec.cache.format = CacheFormat::kFP8DsMla;
-  EXPECT_EQ(kit::precision_of("cuda_portable", spec), kit::Precision::kBF16Mma);
+  spec.q_dtype = DType::kF32;
+  EXPECT_EQ(mma_text("cuda_portable", kit::problem_of(spec)), "bf16 mma 16");
   spec.cache.format = CacheFormat::kF16;
-  EXPECT_EQ(kit::precision_of("cuda_portable", spec), kit::Precision::kF16Mma);
-  kit::DecodeSparseSpec sparse;
-  sparse.pool.cache.format = CacheFormat::kF16;
-  EXPECT_EQ(kit::precision_of("cuda_portable", sparse), kit::Precision::kF16Mma);
-  sparse.extra_pool = kit::SparsePoolSpec{};
-  EXPECT_EQ(kit::precision_of("cuda_portable", sparse), kit::Precision::kBF16Mma);
+  EXPECT_EQ(mma_text("cuda_portable", kit::problem_of(spec)), "f16 mma 22");
   kit::PrefillSpec prefill;
-  prefill.dtype = DType::kF16;
-  EXPECT_EQ(kit::precision_of("cuda_portable", prefill), kit::Precision::kF16Mma);
-  EXPECT_EQ(kit::precision_of("cuda_sm90", prefill), kit::Precision::kF16Mma);
+  prefill.dtype = DType::kF32;
+  EXPECT_EQ(mma_text("cuda_portable", kit::problem_of(prefill)), "f32 24");
+  prefill.dtype = DType::kBF16;
+  EXPECT_EQ(mma_text("cuda_portable", kit::problem_of(prefill)), "bf16 mma 24");
+  prefill.d_v = 64;
+  EXPECT_EQ(mma_text("cuda_portable", kit::problem_of(prefill)), "f32 24");
+  EXPECT_EQ(mma_text("cuda_portable", kit::problem_of(kit::AppendSpec{})), "f32 24");
 }
 
 TEST(ProblemOf, CountsTheQueriesOfARequest) {
@@ -170,20 +198,25 @@ TEST(ProblemOf, CountsTheQueriesOfARequest) {
   EXPECT_EQ(kit::problem_of(kit::DecodeSparseSpec{}).q_len, 1);
 }
 
-TEST(Precision, TensorCoresMayBeOffByWhatTheyRound) {
+TEST(Tolerance, OfTensorCoresIsWhatTheyRound) {
   kit::DecodeSpec spec;
   spec.o_dtype = DType::kF32;
-  const kit::Tolerance f32 = kit::tolerance_of(spec, kit::Precision::kF32);
-  const kit::Tolerance f16 = kit::tolerance_of(spec, kit::Precision::kF16Mma);
-  const kit::Tolerance bf16 = kit::tolerance_of(spec, kit::Precision::kBF16Mma);
+  const Numerics f16_mma = {.multiplied = Arithmetic::kF16, .products_per_cut = 16};
+  const Numerics bf16_mma = {.multiplied = Arithmetic::kBF16, .products_per_cut = 16};
+  const Numerics e4m3_mma = {.multiplied = Arithmetic::kE4M3, .products_per_cut = 32};
+  const kit::Tolerance f32 = kit::tolerance_of(spec, Numerics{});
+  const kit::Tolerance f16 = kit::tolerance_of(spec, f16_mma);
+  const kit::Tolerance bf16 = kit::tolerance_of(spec, bf16_mma);
   EXPECT_LT(f32.max_rel, f16.max_rel);
   EXPECT_LT(f16.max_rel, 0x1p-10);
   EXPECT_LT(bf16.max_rel, 0x1p-7);
   EXPECT_GT(bf16.max_rel, 0x1p-8);
   EXPECT_LT(bf16.max_lse, 3 * f32.max_lse) << "scores are sums in f32 all the same";
-  spec.q_dtype = DType::kF32;
-  EXPECT_GT(kit::tolerance_of(spec, kit::Precision::kBF16Mma).max_lse, bf16.max_lse);
-  EXPECT_LT(kit::tolerance_of(spec, kit::Precision::kBF16Mma).max_lse, 0x1p-12);
+  EXPECT_GT(kit::tolerance_of(spec, e4m3_mma).max_rel, 8 * bf16.max_rel);
+  Numerics two_parts = bf16_mma;
+  two_parts.query_bits = 16;
+  EXPECT_GT(kit::tolerance_of(spec, two_parts).max_lse, bf16.max_lse);
+  EXPECT_LT(kit::tolerance_of(spec, two_parts).max_lse, 0x1p-12);
 }
 
 }  // namespace

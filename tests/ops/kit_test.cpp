@@ -160,20 +160,52 @@ TEST_F(Damage, WriteBeforeOrBehindTheBuffer) {
 
 TEST(Tolerance, IsTightAndOrdered) {
   DecodeSpec spec;
-  const kit::Tolerance bf16 = kit::tolerance_of(spec, kit::Precision::kF32);
-  const kit::Tolerance dot = kit::tolerance_of(spec, kit::Precision::kBF16Dot);
+  const Numerics exact = {}, bf16_pairs = {.multiplied = Arithmetic::kBF16};
+  const kit::Tolerance bf16 = kit::tolerance_of(spec, exact);
+  const kit::Tolerance dot = kit::tolerance_of(spec, bf16_pairs);
   spec.o_dtype = DType::kF32;
-  const kit::Tolerance f32 = kit::tolerance_of(spec, kit::Precision::kF32);
+  const kit::Tolerance f32 = kit::tolerance_of(spec, exact);
   EXPECT_LT(f32.max_rel, 1e-4);
   EXPECT_LT(f32.max_lse, 1e-4);
   EXPECT_LT(bf16.max_rel, 0.0045);
   EXPECT_LT(dot.max_rel, 0.011);
   EXPECT_LT(dot.max_lse, 1e-4);
   EXPECT_LT(dot.cosine_distance, 1e-4);
-  EXPECT_EQ(kit::precision_of("cpu_avx512_bf16", spec), kit::Precision::kBF16Dot);
-  EXPECT_EQ(kit::precision_of("cpu_avx2", spec), kit::Precision::kF32);
-  spec.q_dtype = DType::kF32;
-  EXPECT_EQ(kit::precision_of("cpu_avx512_bf16", spec), kit::Precision::kF32);
+}
+
+/// What a row multiplies, and whether on tensor cores.
+std::string numerics_text(std::string_view backend, const Problem& problem) {
+  const Numerics numerics = kit::numerics_of(backend, problem);
+  return std::string(name(numerics.multiplied)) + (numerics.products_per_cut > 0 ? " mma" : "");
+}
+
+TEST(Numerics, OfPairsAreForWhatBf16Holds) {
+  DecodeSpec spec;
+  for (const DType q_dtype : {DType::kBF16, DType::kE4M3}) {
+    spec.q_dtype = q_dtype;
+    EXPECT_EQ(numerics_text("cpu_avx512_bf16", kit::problem_of(spec)), "bf16");
+    EXPECT_EQ(numerics_text("cpu_avx2", kit::problem_of(spec)), "f32");
+  }
+  spec.cache.format = CacheFormat::kF16;
+  EXPECT_EQ(numerics_text("cpu_avx512_bf16", kit::problem_of(spec)), "f32");
+  spec.cache.format = CacheFormat::kFP8;
+  EXPECT_EQ(numerics_text("cpu_avx512_bf16", kit::problem_of(spec)), "bf16");
+  EXPECT_EQ(numerics_text("reference", kit::problem_of(spec)), "f64");
+  for (const DType q_dtype : {DType::kF32, DType::kF16}) {
+    spec.q_dtype = q_dtype;
+    EXPECT_EQ(numerics_text("cpu_avx512_bf16", kit::problem_of(spec)), "f32");
+  }
+  kit::DecodeSparseSpec sparse;  // the coarser of its pools
+  sparse.pool.cache.format = CacheFormat::kF16;
+  EXPECT_EQ(numerics_text("cpu_avx512_bf16", kit::problem_of(sparse)), "f32");
+  sparse.extra_pool = kit::SparsePoolSpec{};
+  EXPECT_EQ(numerics_text("cpu_avx512_bf16", kit::problem_of(sparse)), "bf16");
+  EXPECT_EQ(numerics_text("cpu_avx512_bf16", kit::problem_of(kit::AppendSpec{})), "f32");
+}
+
+/// Tolerances come from the numerics, whatever the row is called.
+TEST(Numerics, OfAnUnknownRowAllowLeast) {
+  EXPECT_EQ(kit::numerics_of("cuda_bf16_that_is_not", kit::problem_of(DecodeSpec{})), Numerics{});
 }
 
 TEST(Cases, ASpecDeterminesEveryBit) {

@@ -137,7 +137,7 @@ TEST_P(DecodeSparseTest, OnePoolCutInTwoIsTheSame) {
     MLA_EXPECT_OK(planned_run(context(), params));
     const kit::Error error =
         kit::compare(kit::to_dense(params.o), whole, params.o.shape[2], kit::to_dense(params.lse), lse);
-    kit::Tolerance tolerance = kit::tolerance_of(spec, kit::precision_of(GetParam(), spec));
+    kit::Tolerance tolerance = kit::tolerance_of(spec, kit::numerics_of(GetParam(), kit::problem_of(spec)));
     tolerance.max_rel *= 2;
     tolerance.cosine_distance *= 4;
     tolerance.max_lse *= 2;

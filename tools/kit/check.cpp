@@ -152,7 +152,7 @@ template <class Case>
 Outcome check_attention(const Case& problem, const Expected& expected, std::string_view backend) {
   const auto& spec = problem.spec;
   Outcome outcome = outcome_of(spec, backend);
-  outcome.tolerance = tolerance_of(spec, precision_of(backend, spec));
+  outcome.tolerance = tolerance_of(spec, numerics_of(backend, problem_of(spec)));
   if constexpr (requires { spec.o_scale; }) {
     if (spec.o_dtype == DType::kE4M3) return compare_codes(problem, expected, std::move(outcome));
   }

@@ -9,12 +9,12 @@
 //    off by e changes its weight, and so lse, by e relatively. exp itself may be a polynomial, good to 2^-21.
 // 3. Sums over n keys in f32, in any order: the errors of the additions are independent, so about sqrt(n) u(f32).
 //    Repetitions of one key are the exception: equal additions err alike, by a quarter of u(f32) each.
-// 4. bf16 dot products multiply weights P that were rounded to bf16: each is off by at most u(bf16), independently, so
-//    o is off by about u(bf16) / sqrt(6) * rms(row) and, over a row of hundreds of channels, by about 0.6 u(bf16) of
+// 4. A row that multiplies bf16 rounds the weights P to it: each is off by at most u(bf16), independently, so o is off
+//    by about u(bf16) / sqrt(6) * rms(row) and, over a row of hundreds of channels, by about 0.6 u(bf16) of
 //    its largest element. With only two or three keys the errors do not average: then at most u(bf16) * sum p |v|,
 //    which is 1.5 u(bf16) of the largest element where opposite values cancel. lse is summed from unrounded weights.
 //    The same holds for f16 with its u; there weights below 2^-14 of the largest are subnormal, off by up to 2^-25 of
-//    it each.
+//    it each; and for e4m3, whose subnormals begin at 2^-6 and are 2^-9 apart.
 // 5. A soft cap's tanh is good to a few u(f32) of its bound, so a score to that of the cap. ALiBi adds a bias that is
 //    rounded with the score: at most that of the keys near the query or, where a rank's or a window's keys all lie
 //    elsewhere, of the nearest one.
@@ -22,10 +22,11 @@
 // 7. Tensor cores add 16 products at a time to an f32 sum and cut it off, always towards zero: by u(f32) of the partial
 //    sum on average, and these errors do not cancel. A score takes d_qk / 16 such steps and is 5 score_std at most, o
 //    takes n / 16.
-// 8. They multiply f32 queries as two parts of 8 bits each (bf16; f16: of 11), so what is left of a query is at most
-//    2^-16 (2^-22) of it, about a third of that in the mean square, of either sign. Five standard deviations of a score
-//    made of that are 2 * 2^-16 (2 * 2^-22) score_std. Queries of 16 bits fit the two parts.
-// Quantized keys are exact in bf16, and so are e4m3 queries: they are multiplied as bf16 operands.
+// 8. Of f32 queries they multiply query_bits bits (two parts of bf16: 16; of f16: 22), so what is left of a query is at
+//    most 2^-16 (2^-22) of it, about a third of that in the mean square, of either sign. Five standard deviations of a
+//    score made of that are 2 * 2^-16 (2 * 2^-22) score_std. Queries of 16 bits fit the two parts.
+// What a row multiplies, cuts off and leaves of a query it says itself (mla/backend.h, Numerics). Quantized keys are
+// exact in bf16, and so are e4m3 queries: they are multiplied as bf16 operands.
 #include "kit/compare.h"
 
 #include <algorithm>
@@ -54,37 +55,39 @@ bool same_special(double a, double b) {
   return (std::isnan(a) && std::isnan(b)) || a == b;
 }
 
+/// Rounding to a type: relative, and absolute where numbers of [0, 1] are too small for it.
+struct Rounding {
+  double unit, subnormal;
+};
+
+Rounding rounding_of(Arithmetic arithmetic) {
+  switch (arithmetic) {
+    case Arithmetic::kBF16: return {0x1p-8, 0};
+    case Arithmetic::kF16: return {0x1p-11, 0x1p-25};
+    case Arithmetic::kE4M3: return {0x1p-4, 0x1p-10};
+    default: return {0, 0};  // no less than the sums' type
+  }
+}
+
 struct AttentionShape {
   double d_qk, max_kv_len;
-  bool f32_queries = false;
   double bias = 0;         // largest that matters
   double repetitions = 0;  // of one key
 };
 
-double rounded_weights(Precision precision, double num_keys) {
-  switch (precision) {
-    case Precision::kF32: return 0;
-    case Precision::kBF16Dot:
-    case Precision::kBF16Mma: return 1.5 * unit_roundoff(DType::kBF16);
-    case Precision::kF16Mma: return 1.5 * unit_roundoff(DType::kF16) + 0x1p-25 * num_keys;
-  }
-  return 0;
-}
-
-Tolerance attention_tolerance(const AttentionSpec& spec, const AttentionShape& shape, Precision precision) {
+Tolerance attention_tolerance(const AttentionSpec& spec, const AttentionShape& shape, const Numerics& numerics) {
   const double u = unit_roundoff(DType::kF32), score_std = static_cast<double>(spec.score_std);
-  const bool tensor_cores = precision == Precision::kBF16Mma || precision == Precision::kF16Mma;
+  const double cuts = numerics.products_per_cut > 0 ? u / numerics.products_per_cut : 0;                // of a product
   const double options = u * (4 * static_cast<double>(spec.options.logits_soft_cap) + 4 * shape.bias);  // 5
-  const double cut_scores = tensor_cores ? u * shape.d_qk / 16 * 5 * score_std : 0;                     // 7
-  const double parts = tensor_cores && shape.f32_queries                                                // 8
-                           ? 2 * (precision == Precision::kF16Mma ? 0x1p-22 : 0x1p-16) * score_std
-                           : 0;
+  const double cut_scores = cuts * shape.d_qk * 5 * score_std;                                          // 7
+  const double parts = numerics.query_bits < 24 ? 2 * std::exp2(-numerics.query_bits) * score_std : 0;  // 8
   const double score =
       u * (4 * std::sqrt(shape.d_qk) * score_std + 4 * 5 * score_std) + 0x1p-21 + options + cut_scores + parts;  // 2
   const double sums = u * (4 + 2 * std::sqrt(shape.max_kv_len) + shape.repetitions / 4);                         // 3
-  const double cut_outputs = tensor_cores ? u * shape.max_kv_len / 16 : 0;                                       // 7
-  const double weights = rounded_weights(precision, shape.max_kv_len) + cut_outputs;                             // 4
-  const double output = unit_roundoff(spec.o_dtype);                                                             // 1
+  const Rounding rounding = rounding_of(numerics.multiplied);
+  const double rounded_weights = 1.5 * rounding.unit + rounding.subnormal * shape.max_kv_len;  // 4
+  const double weights = rounded_weights + cuts * shape.max_kv_len;                            // 7
+  const double output = unit_roundoff(spec.o_dtype);                                           // 1
   const double lse_magnitude = 5 * score_std + std::log(std::max(shape.max_kv_len, 1.0)) + shape.bias;
   const double lse = score + sums + 2 * u * lse_magnitude;
   const double sink = spec.options.attn_sink ? lse : 0;  // 6
@@ -98,9 +101,6 @@ Tolerance attention_tolerance(const AttentionSpec& spec, const AttentionShape& s
 double longest(const std::vector<int32_t>& lengths) {
   return lengths.empty() ? 0 : static_cast<double>(*std::max_element(lengths.begin(), lengths.end()));
 }
-
-bool has_tensor_cores(std::string_view backend) { return backend.starts_with("cuda"); }
-bool has_bf16_dot(std::string_view backend) { return backend.find("bf16") != std::string_view::npos; }
 
 void compare_row(Error& error, std::span<const double> row, std::span<const double> reference, double scale,
                  int64_t index) {
@@ -214,14 +214,6 @@ double least_row_scale(DType o_dtype) { return o_dtype == DType::kF16 ? 0x1p-14 
 
 namespace {
 
-/// Queries and keys that bf16 holds exactly.
-Precision precision_for(std::string_view backend, DType q_dtype, CacheFormat cache) {
-  const bool f16 = value_dtype(kv_layout(cache).nope.element) == DType::kF16;
-  if (has_tensor_cores(backend)) return f16 ? Precision::kF16Mma : Precision::kBF16Mma;
-  const bool exact = (q_dtype == DType::kBF16 || q_dtype == DType::kE4M3) && !f16;
-  return has_bf16_dot(backend) && exact ? Precision::kBF16Dot : Precision::kF32;
-}
-
 /// Bias of the keys that count, with slopes of at most 1: they lie among the drafts and the nearest keys of a rank.
 double bias_of(const OptionsSpec& options, const std::vector<int32_t>& q_len, const ContextParallel& share) {
   if (!options.alibi_slopes) return 0;
@@ -230,64 +222,45 @@ double bias_of(const OptionsSpec& options, const std::vector<int32_t>& q_len, co
 
 }  // namespace
 
-Precision precision_of(std::string_view backend, const DecodeSpec& spec) {
-  return precision_for(backend, spec.q_dtype, spec.cache.format);
+Numerics numerics_of(std::string_view backend, const Problem& problem) {
+  for (const BackendVerdict& row : explain(problem, "auto").rows)
+    if (row.name == backend) return row.numerics;
+  return {};
 }
 
-Precision precision_of(std::string_view backend, const DecodeSparseSpec& spec) {
-  const Precision first = precision_for(backend, spec.q_dtype, spec.pool.cache.format);
-  const bool finer = first == Precision::kF32 || first == Precision::kF16Mma;
-  return spec.extra_pool.has_value() && finer ? precision_for(backend, spec.q_dtype, spec.extra_pool->cache.format)
-                                              : first;
-}
-
-Precision precision_of(std::string_view backend, const PrefillSpec& spec) {
-  if (spec.dtype == DType::kF32) return Precision::kF32;  // no tensor core multiplies it
-  const bool f16 = has_tensor_cores(backend) && spec.dtype == DType::kF16;
-  return precision_for(backend, spec.dtype, f16 ? CacheFormat::kF16 : CacheFormat::kBF16);
-}
-
-Precision precision_of(std::string_view backend, const PrefillSparseSpec& spec) {
-  return precision_for(backend, spec.q_dtype, spec.kv_dtype == DType::kF16 ? CacheFormat::kF16 : CacheFormat::kBF16);
-}
-
-Tolerance tolerance_of(const DecodeSpec& spec, Precision precision) {
+Tolerance tolerance_of(const DecodeSpec& spec, const Numerics& numerics) {
   return attention_tolerance(spec,
                              {.d_qk = static_cast<double>(spec.cache.d_qk),
                               .max_kv_len = longest(spec.kv_len),
-                              .f32_queries = spec.q_dtype == DType::kF32,
                               .bias = bias_of(spec.options, spec.q_len, spec.context_parallel)},
-                             precision);
+                             numerics);
 }
 
-Tolerance tolerance_of(const DecodeSparseSpec& spec, Precision precision) {
+Tolerance tolerance_of(const DecodeSparseSpec& spec, const Numerics& numerics) {
   AttentionShape shape = {.d_qk = static_cast<double>(spec.pool.cache.d_qk),
                           .max_kv_len = static_cast<double>(spec.pool.topk),
-                          .f32_queries = spec.q_dtype == DType::kF32,
                           .repetitions = spec.pool.duplicate_share * spec.pool.topk};
   if (spec.extra_pool.has_value()) {
     shape.max_kv_len += spec.extra_pool->topk;
     shape.repetitions += spec.extra_pool->duplicate_share * spec.extra_pool->topk;
   }
-  return attention_tolerance(spec, shape, precision);
+  return attention_tolerance(spec, shape, numerics);
 }
 
-Tolerance tolerance_of(const PrefillSpec& spec, Precision precision) {
+Tolerance tolerance_of(const PrefillSpec& spec, const Numerics& numerics) {
   return attention_tolerance(spec,
                              {.d_qk = static_cast<double>(spec.d_qk),
                               .max_kv_len = longest(spec.kv_len),
-                              .f32_queries = spec.dtype == DType::kF32,
                               .bias = bias_of(spec.options, spec.q_len, {})},
-                             precision);
+                             numerics);
 }
 
-Tolerance tolerance_of(const PrefillSparseSpec& spec, Precision precision) {
+Tolerance tolerance_of(const PrefillSparseSpec& spec, const Numerics& numerics) {
   return attention_tolerance(spec,
                              {.d_qk = static_cast<double>(spec.d_qk),
                               .max_kv_len = static_cast<double>(spec.topk),
-                              .f32_queries = spec.q_dtype == DType::kF32,
                               .repetitions = spec.duplicate_share * spec.topk},
-                             precision);
+                             numerics);
 }
 
 double tolerance_of(const IndexerLogitsSpec& spec) {

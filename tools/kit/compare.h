@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kit/specs.h"
+#include "mla/backend.h"
 #include "mla/types.h"
 
 namespace mla::kit {
@@ -45,26 +46,14 @@ std::string judge(const Error& error, const Tolerance& tolerance);
 std::string judge_codes(std::span<const uint8_t> codes, std::span<const double> reference, int64_t d_v, double o_scale,
                         double max_rel);
 
-/// How a backend multiplies.
-enum class Precision : uint8_t {
-  kF32,      ///< products and weights in f32
-  kBF16Dot,  ///< bf16 x bf16 products summed in f32, so the softmax weights P are rounded to bf16
-  kBF16Mma,  ///< the same on tensor cores, which cut sums off; f32 queries are two bf16 parts
-  kF16Mma,   ///< the same in f16
-};
-
-/// By the row's name; bf16 dot products of the CPU serve bf16 operands only, tensor cores multiply in the cache's type,
-/// bf16 if it is quantized.
-Precision precision_of(std::string_view backend, const DecodeSpec& spec);
-Precision precision_of(std::string_view backend, const DecodeSparseSpec& spec);
-Precision precision_of(std::string_view backend, const PrefillSpec& spec);
-Precision precision_of(std::string_view backend, const PrefillSparseSpec& spec);
+/// How a row computes a problem, as it says itself; of a row that the operation does not have: as exactly as any may.
+Numerics numerics_of(std::string_view backend, const Problem& problem);
 
 /// The error model is derived in compare.cpp.
-Tolerance tolerance_of(const DecodeSpec& spec, Precision precision);
-Tolerance tolerance_of(const DecodeSparseSpec& spec, Precision precision);
-Tolerance tolerance_of(const PrefillSpec& spec, Precision precision);
-Tolerance tolerance_of(const PrefillSparseSpec& spec, Precision precision);
+Tolerance tolerance_of(const DecodeSpec& spec, const Numerics& numerics);
+Tolerance tolerance_of(const DecodeSparseSpec& spec, const Numerics& numerics);
+Tolerance tolerance_of(const PrefillSpec& spec, const Numerics& numerics);
+Tolerance tolerance_of(const PrefillSparseSpec& spec, const Numerics& numerics);
 Tolerance tolerance_of(const MergeSpec& spec);
 /// Of logits, as a share of IndexerLogitsCase::row_scales.
 double tolerance_of(const IndexerLogitsSpec& spec);

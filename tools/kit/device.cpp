@@ -35,6 +35,32 @@ Problem on_device(Problem problem, std::string_view device) {
   return problem;
 }
 
+bool is_gpu_backend(std::string_view name) {
+  const std::vector<BackendInfo> all = backends();
+  return std::any_of(all.begin(), all.end(), [&](const BackendInfo& backend) {
+    return backend.name == name && backend.device == DeviceType::kCuda;
+  });
+}
+
+std::vector<std::string> gpu_backends(int32_t arch) {
+  std::vector<std::string> names;
+  for (const BackendInfo& backend : backends()) {
+    const std::vector<int32_t>& archs = backend.archs;
+    if (backend.device == DeviceType::kCuda &&
+        (archs.empty() || std::find(archs.begin(), archs.end(), arch) != archs.end()))
+      names.push_back(backend.name);
+  }
+  return names;
+}
+
+int32_t arch_of(std::string_view device) {
+  const Problem problem = on_device({}, device);
+  if (problem.gpu_arch != 0) return problem.gpu_arch;
+  for (const GpuInfo& gpu : machine_info().gpus)
+    if (problem.device == Device{DeviceType::kCuda, gpu.index}) return gpu.arch;
+  return 0;
+}
+
 Result<DeviceImage> DeviceImage::create(const std::string& device, const std::vector<const Buffer*>& buffers) {
   DeviceImage image;
   if (!device.starts_with(kCuda)) return image;

@@ -22,6 +22,13 @@ namespace mla::kit {
 /// architecture that need not be there: "sm90".
 Problem on_device(Problem problem, std::string_view device);
 
+/// Whether a row of that name is for tensors on GPUs.
+bool is_gpu_backend(std::string_view name);
+/// Names of the backends that are for GPUs of an architecture, in the order of the tables.
+std::vector<std::string> gpu_backends(int32_t arch);
+/// The architecture of a GPU, "emulated:sm90" or "cuda:0"; 0 if it is not there.
+int32_t arch_of(std::string_view device);
+
 /// Copies of Buffers in a GPU's memory, freed with it.
 class DeviceImage {
  public:

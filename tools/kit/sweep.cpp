@@ -84,7 +84,7 @@ bool matches(const std::string& row, const std::string& filter, const std::vecto
 
 /// Rows of the other kind of device are skipped without a word, unless they were asked for.
 bool is_for(const std::string& row, const Problem& problem) {
-  return row.starts_with("cuda") == (problem.device.type == DeviceType::kCuda);
+  return is_gpu_backend(row) == (problem.device.type == DeviceType::kCuda);
 }
 
 std::string all_names() {

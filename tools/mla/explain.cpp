@@ -121,7 +121,13 @@ int explain_problem(const ExplainOptions& options) {
   Json rows = Json::array();
   for (const BackendVerdict& row : explanation.rows) {
     table.add_row({(row.name == explanation.selected ? "> " : "  ") + row.name, row.usable ? "yes" : "no", row.reason});
-    rows.push_back({{"backend", row.name}, {"usable", row.usable}, {"reason", row.reason}});
+    rows.push_back({{"backend", row.name},
+                    {"usable", row.usable},
+                    {"reason", row.reason},
+                    {"multiplied", name(row.numerics.multiplied)},
+                    {"summed", name(row.numerics.summed)},
+                    {"products_per_cut", row.numerics.products_per_cut},
+                    {"query_bits", row.numerics.query_bits}});
   }
   const bool found = !explanation.selected.empty();
   options.output.write_json({{"selected", found ? Json(explanation.selected) : Json(nullptr)},

@@ -213,7 +213,7 @@ std::string gpu_cell_of(const Problem& problem, const std::string& row_name) {
 std::vector<std::string> cells_of(const Problem& problem, const std::vector<std::string>& row_names) {
   std::vector<std::string> cells;
   for (const std::string& row : row_names)
-    cells.push_back(row.starts_with("cuda") ? gpu_cell_of(problem, row) : cell_of(problem, row));
+    cells.push_back(kit::is_gpu_backend(row) ? gpu_cell_of(problem, row) : cell_of(problem, row));
   return cells;
 }
 
@@ -281,15 +281,22 @@ void print_operation(Op op, std::FILE* file) {
   if (!missing.empty()) print_to(file, "No backend: {}.\n\n", fmt::join(missing, ", "));
 }
 
+// ", except that cuda_sm90 leaves ... to cuda_portable"
+std::string exceptions() {
+  std::string text;
+  for (const BackendInfo& backend : backends())
+    if (!backend.leaves.empty())
+      text += fmt::format("{}{} leaves {}", text.empty() ? ", except that " : ", and ", backend.name, backend.leaves);
+  return text;
+}
+
 int print_matrix(const Output& out) {
   out.print(
       "Judged by `explain` on: {}. Cells name the types of queries (prefill: of q, k and v; cache tools: of rows; "
-      "merge_states: of states), or say yes where there is no choice; any page size; any number of heads, except that "
-      "cuda_sm90 leaves attention with up to 16 query rows of a request (query tokens times heads), and indexers with "
-      "up to 32 heads, to cuda_portable. "
+      "merge_states: of states), or say yes where there is no choice; any page size; any number of heads{}. "
       "copy_pages takes any format and writes the one that is named. Rows of GPUs are judged for all "
       "architectures that this build emulates, and an architecture is named where it differs from the others.\n\n",
-      machine_info().cpu);
+      machine_info().cpu, exceptions());
   for (Op op : kAllOps) print_operation(op, out.text());
   return 0;
 }

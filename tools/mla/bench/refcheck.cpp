@@ -135,7 +135,8 @@ void check_attention(const Context& context, Params params, const kit::Tolerance
 void check_decode(const Workload& workload, const kit::DecodeCase& problem, RefcheckResult& result) {
   const Context context = reference_context();
   const Case& one = workload.description();
-  const kit::Tolerance tolerance = kit::tolerance_of(problem.spec, kit::precision_of(workload.backend(), problem.spec));
+  const kit::Tolerance tolerance =
+      kit::tolerance_of(problem.spec, kit::numerics_of(workload.backend(), kit::problem_of(problem.spec)));
   const DecodeParams all = problem.params();
   const auto* offsets = static_cast<const int32_t*>(all.qo_indptr.data);
   for (size_t request : sampled_requests(one.requests)) {
@@ -169,7 +170,8 @@ void check_decode(const Workload& workload, const kit::DecodeCase& problem, Refc
 void check_decode_sparse(const Workload& workload, const kit::DecodeSparseCase& problem, RefcheckResult& result) {
   const Context context = reference_context();
   const Case& one = workload.description();
-  const kit::Tolerance tolerance = kit::tolerance_of(problem.spec, kit::precision_of(workload.backend(), problem.spec));
+  const kit::Tolerance tolerance =
+      kit::tolerance_of(problem.spec, kit::numerics_of(workload.backend(), kit::problem_of(problem.spec)));
   const DecodeSparseParams all = problem.params();
   const int64_t tokens = all.o.shape[0], count = std::min(tokens, kQueriesPerSample);
   const HeadSample heads(one.heads, 2.0 * static_cast<double>(count * (one.topk + one.extra_topk)) *
@@ -193,7 +195,8 @@ void check_decode_sparse(const Workload& workload, const kit::DecodeSparseCase& 
 void check_prefill_sparse(const Workload& workload, const kit::PrefillSparseCase& problem, RefcheckResult& result) {
   const Context context = reference_context();
   const Case& one = workload.description();
-  const kit::Tolerance tolerance = kit::tolerance_of(problem.spec, kit::precision_of(workload.backend(), problem.spec));
+  const kit::Tolerance tolerance =
+      kit::tolerance_of(problem.spec, kit::numerics_of(workload.backend(), kit::problem_of(problem.spec)));
   const PrefillSparseParams all = problem.params();
   const int64_t tokens = all.o.shape[0], count = std::min(tokens, kQueriesPerSample);
   const HeadSample heads(one.heads,
@@ -216,7 +219,8 @@ void check_prefill_sparse(const Workload& workload, const kit::PrefillSparseCase
 void check_prefill(const Workload& workload, const kit::PrefillCase& problem, RefcheckResult& result) {
   const Context context = reference_context();
   const Case& one = workload.description();
-  const kit::Tolerance tolerance = kit::tolerance_of(problem.spec, kit::precision_of(workload.backend(), problem.spec));
+  const kit::Tolerance tolerance =
+      kit::tolerance_of(problem.spec, kit::numerics_of(workload.backend(), kit::problem_of(problem.spec)));
   const PrefillParams all = problem.params();
   const auto* q_offsets = static_cast<const int32_t*>(all.qo_indptr.data);
   const auto* kv_offsets = static_cast<const int32_t*>(all.kv_indptr.data);

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/common/operations.h"
+
+namespace mla::MLA_CUDA_NAMESPACE::nothing {
+
+const cuda::Operations& operations();
+
+const cuda::Operations& operations() {
+  static const cuda::Operations all = {.top_k = run_top_k};
+  return all;
+}
+
+}  // namespace mla::MLA_CUDA_NAMESPACE::nothing
