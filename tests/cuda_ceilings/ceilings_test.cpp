@@ -69,8 +69,8 @@ TEST(MmaCeiling, MultipliesAsOftenAsItCounts) {
 
 TEST(WgmmaCeiling, RunsInItsSharedMemory) {
   uint32_t sink = 77;
-  const Status status = run_kernel<WgmmaCeilingKernel>({.rounds = 1, .sink = &sink},
-                                                       {.shared_bytes = WgmmaCeilingKernel::kSharedBytes}, 1);
+  const Status status = run_kernel<WgmmaCeilingKernel<>>({.rounds = 1, .sink = &sink},
+                                                         {.shared_bytes = WgmmaCeilingKernel<>::kSharedBytes}, 1);
   EXPECT_TRUE(status.ok()) << status.message();
   EXPECT_EQ(sink, 77U);
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/common/ceilings.cuh"
 
+#include <type_traits>
+
 #include "cuda/common/ceilings.h"
 
 namespace mla::MLA_CUDA_NAMESPACE {
@@ -34,35 +36,42 @@ double mma_flops(int32_t rounds, const cuda::DeviceProperties& device) {
   return static_cast<double>(warps) * rounds * MmaCeilingKernel::kChains * MmaCeilingKernel::kFlops;
 }
 
-#if MLA_CUDA_ARCH == 90
+// Templates, so that only what has wgmma compiles its kernel.
+template <class Kernel>
 Status run_wgmma(int32_t rounds, uint32_t* sink, cuda::Queue& queue) {
-  const cuda::LaunchShape shape{.grid_x = queue.device().num_sms, .shared_bytes = WgmmaCeilingKernel::kSharedBytes};
-  return launch<WgmmaCeilingKernel>(queue, shape, {.rounds = rounds, .sink = sink});
+  const cuda::LaunchShape shape{.grid_x = queue.device().num_sms, .shared_bytes = Kernel::kSharedBytes};
+  return launch<Kernel>(queue, shape, {.rounds = rounds, .sink = sink});
 }
 
+template <class Kernel>
 double wgmma_flops(int32_t rounds, const cuda::DeviceProperties& device) {
-  const int32_t warpgroups = device.num_sms * (WgmmaCeilingKernel::kThreads / WgmmaCeilingKernel::kWarpgroup);
-  return static_cast<double>(warpgroups) * rounds * WgmmaCeilingKernel::kGroup * WgmmaCeilingKernel::kFlops;
+  const int32_t warpgroups = device.num_sms * (Kernel::kThreads / Kernel::kWarpgroup);
+  return static_cast<double>(warpgroups) * rounds * Kernel::kGroup * Kernel::kFlops;
 }
-#endif
+
+/// With WgmmaCeilingKernel, or void.
+template <class Kernel>
+void add_wgmma(cuda::CeilingKernels& kernels) {
+  if constexpr (!std::is_void_v<Kernel>) {
+    kernels.wgmma_bf16 = run_wgmma<Kernel>;
+    kernels.wgmma_bf16_flops = wgmma_flops<Kernel>;
+  }
+}
 
 }  // namespace
 
 const cuda::CeilingKernels& ceiling_kernels() {
-  static const cuda::CeilingKernels kernels = {
-    .arch = kArch,
-    .read = run_read,
-    .copy = run_copy,
-    .mma_bf16 = run_mma,
-    .mma_bf16_flops = mma_flops,
-#if MLA_CUDA_ARCH == 90
-    .wgmma_bf16 = run_wgmma,
-    .wgmma_bf16_flops = wgmma_flops,
-#else
-    .wgmma_bf16 = nullptr,
-    .wgmma_bf16_flops = nullptr,
-#endif
-  };
+  static const cuda::CeilingKernels kernels = [] {
+    cuda::CeilingKernels all = {.arch = kArch,
+                                .read = run_read,
+                                .copy = run_copy,
+                                .mma_bf16 = run_mma,
+                                .mma_bf16_flops = mma_flops,
+                                .wgmma_bf16 = nullptr,
+                                .wgmma_bf16_flops = nullptr};
+    add_wgmma<std::conditional_t<kHasWgmma, WgmmaCeilingKernel<>, void>>(all);
+    return all;
+  }();
   return kernels;
 }
 

@@ -10,9 +10,7 @@
 
 #include "cuda/border/launch.h"
 #include "cuda/ptx/ptx.h"
-#if MLA_CUDA_ARCH == 90
 #include "cuda/ptx/wgmma.h"
-#endif
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
@@ -119,7 +117,8 @@ struct MmaCeilingKernel {
   }
 };
 
-#if MLA_CUDA_ARCH == 90
+/// Compiled only where somebody uses it: that is, where there is wgmma.
+template <int kOn = kArch>
 struct WgmmaCeilingKernel {
   using Params = MultiplyParams;
   static constexpr const char* kName = "wgmma_ceiling";
@@ -157,6 +156,5 @@ struct WgmmaCeilingKernel {
     if (total == 0.123456789F) *params.sink = 1;
   }
 };
-#endif
 
 }  // namespace mla::MLA_CUDA_NAMESPACE

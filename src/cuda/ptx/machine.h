@@ -39,6 +39,8 @@ inline constexpr bool kHasE4M3 = kArch >= 89;
 /// Bulk copies, mbarrier transactions, griddepcontrol.
 inline constexpr bool kHasBulkCopies = kArch >= 90;
 inline constexpr bool kHasGridDependencies = kArch >= 90;
+/// Multiplication by warpgroups, of that architecture alone.
+inline constexpr bool kHasWgmma = kArch == 90;
 
 inline constexpr int kWarpSize = 32;
 
