@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// indexer_logits by wgmma (portable/indexer_block.cuh says what is computed). A warpgroup takes 64 keys at a time, a
+// indexer_logits by wgmma (attention/indexer_block.cuh says what is computed). A warpgroup takes 64 keys at a time, a
 // warp 16 of them: decoded to A operands in registers (M = keys) once for all tokens; 64 heads (N) are one product, and
 // each lane adds up 2 keys over the heads that it has. The next keys' rows are on their way meanwhile. Once queries are
 // staged, warpgroups do not wait for each other.
