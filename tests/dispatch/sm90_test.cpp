@@ -145,6 +145,33 @@ TEST(Sm90, SaysWhatItLeavesToTheOther) {
   expect(prefill, "takes d_qk/d_v of 192/128, 128/128, not 64/64");
 }
 
+TEST(Sm90, LeavesIndexersOfFewHeads) {
+  for (Op op : {Op::kIndexerLogits, Op::kIndexerTopK}) {
+    Problem problem = on_sm90(op);
+    problem.q_dtype = DType::kE4M3;
+    problem.num_heads = 32;
+    EXPECT_EQ(of_sm90(problem).reason, "takes more than 32 heads, not 32: cuda_portable does");
+    problem.num_heads = 33;
+    if (emulates_sm90()) {
+      EXPECT_TRUE(of_sm90(problem).usable) << of_sm90(problem).reason;
+    }
+    problem.q_dtype = DType::kF32;
+    EXPECT_EQ(of_sm90(problem).reason, "takes e4m3, bf16 and f16, not f32: cuda_portable does");
+  }
+}
+
+/// What is said of the backend as a whole has the numbers of its verdicts.
+TEST(Sm90, SaysOfItselfWhatItLeaves) {
+  for (const BackendInfo& backend : backends())
+    if (backend.name == "cuda_sm90") {
+      EXPECT_EQ(backend.archs, std::vector<int32_t>{90});
+      EXPECT_EQ(
+          backend.leaves,
+          "attention with up to 16 query rows of a request (query tokens times heads), and indexers with up to 32 "
+          "heads, to cuda_portable");
+    }
+}
+
 TEST(Sm90, RefusesWhatTheOtherDoes) {
   for (const Op op : kOps) {
     Problem problem = on_sm90(op);
