@@ -74,7 +74,7 @@ TEST(CliDevice, MarkdownJudgesRowsOfGpusForEmulatedOnes) {
 TEST_F(CliEmulated, RunsOneOperation) {
   const json document = json_of("run --kv-len 70 --heads 4 --device " + device_ + " --json");
   EXPECT_EQ(document["device"], device_);
-  EXPECT_EQ(document["backend"], "cuda_portable");
+  EXPECT_TRUE(kit::is_gpu_backend(document["backend"].get<std::string>())) << document["backend"];
   EXPECT_EQ(document["error_text"], "");
   EXPECT_TRUE(document["ceiling_share"].is_null());
   const Ran text = run_mla("run --kv-len 70 --heads 4 --device " + device_);
@@ -91,7 +91,8 @@ TEST_F(CliEmulated, Checks) {
   const json document = json_of("check --op append --cases 2 --json --device " + device_);
   EXPECT_EQ(document["device"], device_);
   EXPECT_EQ(document["failed"], 0);
-  for (const json& row : document["backends"]) EXPECT_EQ(row["backend"], "cuda_portable");
+  EXPECT_GT(document["backends"].size(), 0U);
+  for (const json& row : document["backends"]) EXPECT_TRUE(kit::is_gpu_backend(row["backend"].get<std::string>()));
 }
 
 TEST_F(CliEmulated, BothRowsOfAttentionAreExplainedRunAndChecked) {
