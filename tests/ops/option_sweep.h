@@ -336,17 +336,6 @@ inline std::vector<std::tuple<std::string, std::string>> all_rows(Op op) {
   return all;
 }
 
-/// Defines the sweep of an operation: `specs` and `options` are expressions.
-#define MLA_SWEEP_OPTIONS(name, Case, op, specs, options)                                        \
-  class name : public testing::TestWithParam<std::tuple<std::string, std::string>> {};           \
-  TEST_P(name, EveryFieldMatters) {                                                              \
-    const auto& [device, row] = GetParam();                                                      \
-    if (const std::string why = why_not(op, device, row); !why.empty()) GTEST_SKIP() << why;     \
-    sweep_options<Case>(device, row, specs, options);                                            \
-  }                                                                                              \
-  INSTANTIATE_TEST_SUITE_P(Rows, name, testing::ValuesIn(all_rows(op)), name_of_device_and_row); \
-  static_assert(true) /* so that a semicolon follows */
-
 /// Why this machine cannot run a row at all; empty if it can.
 inline std::string why_not(Op op, const std::string& device, const std::string& row) {
   Problem problem = usual_problem(op);
@@ -355,5 +344,19 @@ inline std::string why_not(Op op, const std::string& device, const std::string& 
     if (verdict.name == row && !verdict.usable) return row + ": " + verdict.reason;
   return {};
 }
+
+/// The parameter is a device and a row.
+template <class Case, Op op>
+class OptionSweep : public testing::TestWithParam<std::tuple<std::string, std::string>> {
+ protected:
+  void sweep(const std::vector<SpecOf<Case>>& specs, const Options<Case>& options) const {
+    const auto& [device, row] = GetParam();
+    if (const std::string why = why_not(op, device, row); !why.empty()) GTEST_SKIP() << why;
+    sweep_options<Case>(device, row, specs, options);
+  }
+};
+
+#define MLA_FOR_ALL_ROWS(Suite, op) \
+  INSTANTIATE_TEST_SUITE_P(Rows, Suite, testing::ValuesIn(mla::all_rows(op)), mla::name_of_device_and_row)
 
 }  // namespace mla

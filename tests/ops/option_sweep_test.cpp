@@ -100,7 +100,10 @@ Options<kit::DecodeCase> decode_options() {
                     context_parallel_options<Case>()});
 }
 
-MLA_SWEEP_OPTIONS(DecodeSweep, kit::DecodeCase, Op::kDecode, decode_specs(), decode_options());
+class DecodeSweep : public OptionSweep<kit::DecodeCase, Op::kDecode> {};
+MLA_FOR_ALL_ROWS(DecodeSweep, Op::kDecode);
+
+TEST_P(DecodeSweep, EveryFieldMatters) { sweep(decode_specs(), decode_options()); }
 
 // decode_sparse
 
@@ -171,8 +174,10 @@ Options<kit::DecodeSparseCase> decode_sparse_options() {
                         [](Spec& s) -> kit::SparsePoolSpec& { return s.pool; })});
 }
 
-MLA_SWEEP_OPTIONS(DecodeSparseSweep, kit::DecodeSparseCase, Op::kDecodeSparse, decode_sparse_specs(),
-                  decode_sparse_options());
+class DecodeSparseSweep : public OptionSweep<kit::DecodeSparseCase, Op::kDecodeSparse> {};
+MLA_FOR_ALL_ROWS(DecodeSparseSweep, Op::kDecodeSparse);
+
+TEST_P(DecodeSparseSweep, EveryFieldMatters) { sweep(decode_sparse_specs(), decode_sparse_options()); }
 
 // prefill, prefill_sparse, merge_states
 
@@ -200,7 +205,10 @@ Options<kit::PrefillCase> prefill_options() {
   return join(own, {attention_options<kit::PrefillCase>(Effect::kChanges)});
 }
 
-MLA_SWEEP_OPTIONS(PrefillSweep, kit::PrefillCase, Op::kPrefill, prefill_specs(), prefill_options());
+class PrefillSweep : public OptionSweep<kit::PrefillCase, Op::kPrefill> {};
+MLA_FOR_ALL_ROWS(PrefillSweep, Op::kPrefill);
+
+TEST_P(PrefillSweep, EveryFieldMatters) { sweep(prefill_specs(), prefill_options()); }
 
 std::vector<kit::PrefillSparseSpec> prefill_sparse_specs() {
   std::vector<kit::PrefillSparseSpec> specs(2);
@@ -228,8 +236,10 @@ Options<kit::PrefillSparseCase> prefill_sparse_options() {
   return join(own, {attention_options<kit::PrefillSparseCase>(Effect::kRefused)});
 }
 
-MLA_SWEEP_OPTIONS(PrefillSparseSweep, kit::PrefillSparseCase, Op::kPrefillSparse, prefill_sparse_specs(),
-                  prefill_sparse_options());
+class PrefillSparseSweep : public OptionSweep<kit::PrefillSparseCase, Op::kPrefillSparse> {};
+MLA_FOR_ALL_ROWS(PrefillSparseSweep, Op::kPrefillSparse);
+
+TEST_P(PrefillSparseSweep, EveryFieldMatters) { sweep(prefill_sparse_specs(), prefill_sparse_options()); }
 
 Options<kit::MergeCase> merge_options() {
   using Params = MergeStatesParams;
@@ -243,7 +253,10 @@ Options<kit::MergeCase> merge_options() {
   };
 }
 
-MLA_SWEEP_OPTIONS(MergeStatesSweep, kit::MergeCase, Op::kMergeStates, {kit::MergeSpec{}}, merge_options());
+class MergeStatesSweep : public OptionSweep<kit::MergeCase, Op::kMergeStates> {};
+MLA_FOR_ALL_ROWS(MergeStatesSweep, Op::kMergeStates);
+
+TEST_P(MergeStatesSweep, EveryFieldMatters) { sweep({kit::MergeSpec{}}, merge_options()); }
 
 }  // namespace
 }  // namespace mla

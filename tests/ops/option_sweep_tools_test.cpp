@@ -44,7 +44,10 @@ Options<kit::AppendCase> append_options() {
                        [](Spec& s, const auto& f) { f(s.cache); })});
 }
 
-MLA_SWEEP_OPTIONS(AppendSweep, kit::AppendCase, Op::kAppend, append_specs(), append_options());
+class AppendSweep : public OptionSweep<kit::AppendCase, Op::kAppend> {};
+MLA_FOR_ALL_ROWS(AppendSweep, Op::kAppend);
+
+TEST_P(AppendSweep, EveryFieldMatters) { sweep(append_specs(), append_options()); }
 
 std::vector<kit::AppendRopeSpec> append_rope_specs() {
   kit::AppendRopeSpec spec;
@@ -80,7 +83,10 @@ Options<kit::AppendRopeCase> append_rope_options() {
                        [](Spec& s, const auto& f) { f(s.cache); })});
 }
 
-MLA_SWEEP_OPTIONS(AppendRopeSweep, kit::AppendRopeCase, Op::kAppendRope, append_rope_specs(), append_rope_options());
+class AppendRopeSweep : public OptionSweep<kit::AppendRopeCase, Op::kAppendRope> {};
+MLA_FOR_ALL_ROWS(AppendRopeSweep, Op::kAppendRope);
+
+TEST_P(AppendRopeSweep, EveryFieldMatters) { sweep(append_rope_specs(), append_rope_options()); }
 
 std::vector<kit::GatherSpec> gather_specs() {
   kit::GatherSpec spec;
@@ -110,7 +116,10 @@ Options<kit::GatherCase> gather_options() {
                         [](Spec& s) -> bool& { return s.cache.block_table; }, Effect::kAny)});
 }
 
-MLA_SWEEP_OPTIONS(GatherSweep, kit::GatherCase, Op::kGather, gather_specs(), gather_options());
+class GatherSweep : public OptionSweep<kit::GatherCase, Op::kGather> {};
+MLA_FOR_ALL_ROWS(GatherSweep, Op::kGather);
+
+TEST_P(GatherSweep, EveryFieldMatters) { sweep(gather_specs(), gather_options()); }
 
 /// One of the caches is bf16, in rows as wide as the other's.
 std::vector<kit::CopyPagesSpec> copy_pages_specs() {
@@ -127,7 +136,6 @@ Options<kit::CopyPagesCase> copy_pages_options() {
       {"from_pages", Effect::kChanges, [](Params& p) { swap_first(p.from_pages); }},
       {"to_pages", Effect::kChanges, [](Params& p) { swap_first(p.to_pages); }},
   };
-  // Scales of fp8 need to know where both caches' rows are divided.
   return join(
       own, {cache_options<kit::CopyPagesCase>(
                 "from", false, [](Params& p) -> KvCache& { return p.from; }, [](Spec& s, const auto& f) { f(s.from); }),
@@ -135,7 +143,10 @@ Options<kit::CopyPagesCase> copy_pages_options() {
                 "to", true, [](Params& p) -> KvCache& { return p.to; }, [](Spec& s, const auto& f) { f(s.to); })});
 }
 
-MLA_SWEEP_OPTIONS(CopyPagesSweep, kit::CopyPagesCase, Op::kCopyPages, copy_pages_specs(), copy_pages_options());
+class CopyPagesSweep : public OptionSweep<kit::CopyPagesCase, Op::kCopyPages> {};
+MLA_FOR_ALL_ROWS(CopyPagesSweep, Op::kCopyPages);
+
+TEST_P(CopyPagesSweep, EveryFieldMatters) { sweep(copy_pages_specs(), copy_pages_options()); }
 
 // Index tools
 
@@ -150,8 +161,10 @@ Options<kit::BlockTableToCsrCase> block_table_to_csr_options() {
   };
 }
 
-MLA_SWEEP_OPTIONS(BlockTableToCsrSweep, kit::BlockTableToCsrCase, Op::kBlockTableToCsr, {kit::BlockTableToCsrSpec{}},
-                  block_table_to_csr_options());
+class BlockTableToCsrSweep : public OptionSweep<kit::BlockTableToCsrCase, Op::kBlockTableToCsr> {};
+MLA_FOR_ALL_ROWS(BlockTableToCsrSweep, Op::kBlockTableToCsr);
+
+TEST_P(BlockTableToCsrSweep, EveryFieldMatters) { sweep({kit::BlockTableToCsrSpec{}}, block_table_to_csr_options()); }
 
 std::vector<kit::PhysicalSlotsSpec> physical_slots_specs() {
   kit::PhysicalSlotsSpec spec;
@@ -182,8 +195,10 @@ Options<kit::PhysicalSlotsCase> physical_slots_options() {
                     context_parallel_options<Case>()});
 }
 
-MLA_SWEEP_OPTIONS(PhysicalSlotsSweep, kit::PhysicalSlotsCase, Op::kPhysicalSlots, physical_slots_specs(),
-                  physical_slots_options());
+class PhysicalSlotsSweep : public OptionSweep<kit::PhysicalSlotsCase, Op::kPhysicalSlots> {};
+MLA_FOR_ALL_ROWS(PhysicalSlotsSweep, Op::kPhysicalSlots);
+
+TEST_P(PhysicalSlotsSweep, EveryFieldMatters) { sweep(physical_slots_specs(), physical_slots_options()); }
 
 Options<kit::TopKCase> top_k_options() {
   using Params = TopKParams;
@@ -195,7 +210,10 @@ Options<kit::TopKCase> top_k_options() {
   };
 }
 
-MLA_SWEEP_OPTIONS(TopKSweep, kit::TopKCase, Op::kTopK, {kit::TopKSpec{}}, top_k_options());
+class TopKSweep : public OptionSweep<kit::TopKCase, Op::kTopK> {};
+MLA_FOR_ALL_ROWS(TopKSweep, Op::kTopK);
+
+TEST_P(TopKSweep, EveryFieldMatters) { sweep({kit::TopKSpec{}}, top_k_options()); }
 
 // The indexer
 
@@ -210,8 +228,10 @@ Options<kit::AppendIndexerCase> append_indexer_options() {
   };
 }
 
-MLA_SWEEP_OPTIONS(AppendIndexerSweep, kit::AppendIndexerCase, Op::kAppendIndexer, {kit::AppendIndexerSpec{}},
-                  append_indexer_options());
+class AppendIndexerSweep : public OptionSweep<kit::AppendIndexerCase, Op::kAppendIndexer> {};
+MLA_FOR_ALL_ROWS(AppendIndexerSweep, Op::kAppendIndexer);
+
+TEST_P(AppendIndexerSweep, EveryFieldMatters) { sweep({kit::AppendIndexerSpec{}}, append_indexer_options()); }
 
 /// Up to 32 heads and more, which are kernels of their own on SM90.
 std::vector<kit::IndexerLogitsSpec> indexer_logits_specs() {
@@ -253,8 +273,10 @@ Options<kit::IndexerLogitsCase> indexer_logits_options() {
       [](kit::IndexerLogitsSpec& s) -> bool& { return s.block_table; }, Effect::kChanges);
 }
 
-MLA_SWEEP_OPTIONS(IndexerLogitsSweep, kit::IndexerLogitsCase, Op::kIndexerLogits, indexer_logits_specs(),
-                  indexer_logits_options());
+class IndexerLogitsSweep : public OptionSweep<kit::IndexerLogitsCase, Op::kIndexerLogits> {};
+MLA_FOR_ALL_ROWS(IndexerLogitsSweep, Op::kIndexerLogits);
+
+TEST_P(IndexerLogitsSweep, EveryFieldMatters) { sweep(indexer_logits_specs(), indexer_logits_options()); }
 
 std::vector<kit::IndexerTopKSpec> indexer_top_k_specs() {
   std::vector<kit::IndexerTopKSpec> specs;
@@ -282,8 +304,10 @@ Options<kit::IndexerTopKCase> indexer_top_k_options() {
                          "pages", [](Params& p) -> PageTable& { return p.pages; }, block_table, Effect::kAny)});
 }
 
-MLA_SWEEP_OPTIONS(IndexerTopKSweep, kit::IndexerTopKCase, Op::kIndexerTopK, indexer_top_k_specs(),
-                  indexer_top_k_options());
+class IndexerTopKSweep : public OptionSweep<kit::IndexerTopKCase, Op::kIndexerTopK> {};
+MLA_FOR_ALL_ROWS(IndexerTopKSweep, Op::kIndexerTopK);
+
+TEST_P(IndexerTopKSweep, EveryFieldMatters) { sweep(indexer_top_k_specs(), indexer_top_k_options()); }
 
 }  // namespace
 }  // namespace mla
