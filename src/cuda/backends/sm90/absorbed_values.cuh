@@ -50,7 +50,6 @@ class WgmmaValues : WgmmaBlock<Config> {
 
   MLA_DEVICE void step(uint32_t n) {
     ptx::mbarrier_wait(Block::ready(n, 0), Block::parity(n));
-    say_received(n);
     rescale(n);
     if (Block::poison(n).any()) [[unlikely]]
       silence_poison(n);
@@ -77,13 +76,6 @@ class WgmmaValues : WgmmaBlock<Config> {
 
   MLA_DEVICE void release(uint32_t n, int half) const {
     if (ptx::elect()) ptx::mbarrier_arrive(Block::free(n, half));
-  }
-
-  /// Weights are there, so the rows are. The other block may wait for it, or not: that costs no registers to know.
-  MLA_DEVICE void say_received(uint32_t n) const {
-    if constexpr (Config::kCluster > 1)
-      if (value_warp() == 0 && ptx::elect())
-        ptx::mbarrier_arrive_in_cluster(ptx::map_shared(Block::received_by_other(n), ptx::cluster_rank() ^ 1));
   }
 
   MLA_DEVICE void rescale(uint32_t n) {
