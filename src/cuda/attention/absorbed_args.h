@@ -18,7 +18,7 @@ struct KeyPool {
   int32_t scale_words = 0;           // of a key's scales, by words, to which the scales of a row are padded
   bool ue8m0 = false;                // whether scales are UE8M0
   bool quantized_kpe = false;        // whether rotary channels are codes
-  bool common_codes = false;         // whether codes are e4m3, their scales f32 or UE8M0, and there is no outer one
+  bool common_codes = false;         // Cache::has_common_codes()
   bool aligned = false;              // whether all rows can be copied 16 bytes at a time
   bool whole = false;                // whether also a row's parts can be copied as one piece
   bool scales_inside = false;        // whether that piece has the row's scales, right behind the latent channels

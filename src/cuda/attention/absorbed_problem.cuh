@@ -109,8 +109,7 @@ inline cuda::KeyPool pool_of(const core::Cache& cache) {
   pool.scale_words = (cache.num_scales * size_of(cache.scale_type) + 3) / 4;
   pool.ue8m0 = cache.scale_type == ScaleType::kUE8M0;
   pool.quantized_kpe = cache.has_quantized_kpe();
-  pool.common_codes = cache.ckv_dtype == DType::kE4M3 && cache.outer_scale == nullptr &&
-                      (cache.scale_type == ScaleType::kF32 || pool.ue8m0);
+  pool.common_codes = cache.has_common_codes();
   pool.aligned = is_chunked(cache.ckv) && (cache.d_kpe == 0 || is_chunked(cache.kpe));
   const int64_t gap = pool.aligned ? bytes_behind(cache.ckv, pool.ckv_bytes, cache.kpe) : -1;
   pool.scales_inside =

@@ -204,9 +204,17 @@ MLA_DEVICE float max_of_lanes(float value, int32_t lanes) {
 }
 
 /// Chooses the scale of group `g` by the group's largest magnitude and stores it, where `stores` says so. Returns what
-/// the group's values are divided by.
+/// the group's values are divided by. kCommon: Cache::has_common_codes().
+template <bool kCommon>
 MLA_DEVICE float make_scale(const CacheRow& row, int32_t g, float amax, bool stores) {
   const core::Cache& cache = row.cache;
+  if constexpr (kCommon) {
+    const float scale = cache.power_of_two_scales ? e4m3_power_of_two_scale(amax) : e4m3_scale(amax);
+    if (stores)
+      store_scale(row.of(cache.scales), cache.scale_type == ScaleType::kUE8M0 ? ScaleType::kUE8M0 : ScaleType::kF32, g,
+                  scale);
+    return scale;
+  }
   const float outer = cache.outer_scale != nullptr ? *cache.outer_scale : 1.0F;
   const float scale = choose_scale(cache.ckv_dtype, cache.scale_type, cache.power_of_two_scales, amax, outer);
   if (stores) store_scale(row.of(cache.scales), cache.scale_type, g, scale);
@@ -214,7 +222,7 @@ MLA_DEVICE float make_scale(const CacheRow& row, int32_t g, float amax, bool sto
 }
 
 /// Groups whose channels neighbouring lanes hold, eight each: chosen and quantized in registers.
-template <class Source>
+template <bool kCommon, class Source>
 MLA_DEVICE void write_lane_groups(const CacheRow& row, const Source& source, int32_t group) {
   const int32_t n = row.cache.d_ckv, lanes = group / kVector;
   std::byte* to = row.of(row.cache.ckv);
@@ -234,8 +242,8 @@ MLA_DEVICE void write_lane_groups(const CacheRow& row, const Source& source, int
       float amax = 0;
 #pragma unroll
       for (int i = 0; i < kVector; ++i) amax = with_magnitude(amax, values[i]);
-      const float scale = make_scale(row, c / group, max_of_lanes(amax, lanes), c < n && c % group == 0);
-      if (c < n) store_codes8(to, row.cache.ckv_dtype, c, values, Divisor(scale));
+      const float scale = make_scale<kCommon>(row, c / group, max_of_lanes(amax, lanes), c < n && c % group == 0);
+      if (c < n) store_codes8(to, kCommon ? DType::kE4M3 : row.cache.ckv_dtype, c, values, Divisor(scale));
     }
   }
 }
@@ -248,7 +256,7 @@ MLA_DEVICE void write_odd_groups(const CacheRow& row, const Source& source, int3
     const int32_t begin = g * group, end = begin + group;
     float amax = 0;
     for (int32_t c = begin + ptx::lane(); c < end; c += kWarpSize) amax = with_magnitude(amax, source(c));
-    const float scale = make_scale(row, g, max_of_lanes(amax, kWarpSize), ptx::lane() == 0);
+    const float scale = make_scale<false>(row, g, max_of_lanes(amax, kWarpSize), ptx::lane() == 0);
     if (row.cache.ckv_dtype == DType::kE2M1) {  // a lane has both channels of a byte
       for (int32_t c = begin + 2 * ptx::lane(); c < end; c += 2 * kWarpSize)
         as<uint8_t>(to)[c / 2] =
@@ -264,10 +272,12 @@ MLA_DEVICE void write_groups(const CacheRow& row, const Source& source) {
   const core::Cache& cache = row.cache;
   const int32_t group = cache.channels_per_scale, lanes = group / kVector;
   const bool lanes_hold_groups = group % kVector == 0 && (lanes & (lanes - 1)) == 0 && lanes <= kWarpSize;
-  if (lanes_hold_groups && source.vector_channels(cache.d_ckv) == cache.d_ckv)
-    write_lane_groups(row, source, group);
-  else
+  if (!lanes_hold_groups || source.vector_channels(cache.d_ckv) != cache.d_ckv)
     write_odd_groups(row, source, group);
+  else if (cache.has_common_codes())
+    write_lane_groups<true>(row, source, group);
+  else
+    write_lane_groups<false>(row, source, group);
   const int32_t pad = cache.num_scales * size_of(cache.scale_type) + ptx::lane();
   if (pad < cache.scale_bytes) row.of(cache.scales)[pad] = std::byte{0};
 }
