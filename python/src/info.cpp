@@ -15,7 +15,13 @@ using Json = nlohmann::ordered_json;
 Json rows_of(const Explanation& explanation) {
   Json rows = Json::array();
   for (const BackendVerdict& row : explanation.rows)
-    rows.push_back({{"backend", row.name}, {"usable", row.usable}, {"reason", row.reason}});
+    rows.push_back({{"backend", row.name},
+                    {"usable", row.usable},
+                    {"reason", row.reason},
+                    {"multiplied", name(row.numerics.multiplied)},
+                    {"summed", name(row.numerics.summed)},
+                    {"products_per_cut", row.numerics.products_per_cut},
+                    {"query_bits", row.numerics.query_bits}});
   return rows;
 }
 
