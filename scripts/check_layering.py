@@ -189,7 +189,7 @@ PLANTED = {
     "src/cpu/a.cpp": (SPDX + "#include \"cuda/x.h\"\n", 'may not include "cuda/x.h"'),
     "src/cpu/d.cpp": (SPDX + "#include \"dispatch/select.h\"\n", 'may not include "dispatch/select.h"'),
     "src/cpu/b.cpp": (SPDX + "int bytes = 656 * 2;\n", "number 656"),
-    "src/cpu/d.cpp": (SPDX + "bool f(CacheFormat a) { return a != CacheFormat::kFP8; }\n", "asked for by name"),
+    "src/cpu/e.cpp": (SPDX + "bool f(CacheFormat a) { return a != CacheFormat::kFP8; }\n", "asked for by name"),
     "src/dispatch/d.cpp": (SPDX + "int f() { switch (a) { case CacheFormat::kFP8: return 1; } }\n", "asked for by name"),
     "src/cuda/tile/d.cuh": (SPDX + "#pragma once\nbool f(const Cache& c) { return c.num_scales > 0; }\n", "is guessed from"),
     "tools/kit/d.cpp": (SPDX + "int f(bool ue8m0) { return ue8m0 ? 1 : 4; }\n", "bytes of a scale"),

@@ -5,8 +5,8 @@
     ptxas_reports.py FILE         FILE lists objects, each with its report OBJECT.ptxas beside it
     ptxas_reports.py --self-test
 
-No kernel spills registers, uses more of them than a thread can have, or keeps arrays in local memory (a stack frame of
-more than a few words). Every object but the tables of operations has kernels.
+No kernel spills registers, uses more of them than a thread can have, keeps arrays in local memory (a stack frame of more
+than a few words), or has its wgmma products serialized. Every object but the tables of operations has kernels.
 """
 
 import pathlib
@@ -21,13 +21,16 @@ WITHOUT_KERNELS = {"operations.cu.o"}
 KERNEL = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
 STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 REGISTERS = re.compile(r"Used (\d+) registers")
+SERIALIZED = re.compile(r"wgmma\.mma_async instructions are serialized.* in (?:the )?function '(\w+)'")
 
 
 def check_report(name, text):
     """What is wrong with one object's report, and how many kernels it names."""
     wrong, kernel, kernels, seen = [], None, 0, {"stack": 0, "registers": 0}
     for line in text.splitlines():
-        if match := KERNEL.search(line):
+        if match := SERIALIZED.search(line):
+            wrong.append(f"{name}: {match.group(1)}: its wgmma products are serialized")
+        elif match := KERNEL.search(line):
             kernel, kernels = f"{name}: {match.group(1)} ({match.group(2)})", kernels + 1
         elif match := STACK.search(line):
             seen["stack"] += 1
@@ -87,6 +90,11 @@ def self_test():
     expect(GOOD.replace("0 bytes stack", "1024 bytes stack"), "keeps 1024 bytes")
     expect(GOOD.replace("Used 126", "Used 256"), "uses 256 registers")
     expect(GOOD.replace("Used 126 registers", "Used nothing"), "0 lines on registers")
+    serialized = (
+        "ptxas info    : (C7520) Potential Performance Loss: wgmma.mma_async instructions are serialized due to program "
+        "dependence on compiler-inserted WG.AR in divergent path in the function '_Z4good'\n"
+    )
+    expect(serialized + GOOD, "_Z4good: its wgmma products are serialized")
     expect("", "names no kernel")
     expect("", "", name="operations.cu.o")
     expect("", "no report beside it", report=False)
