@@ -218,8 +218,8 @@ struct GatherParams {
 /// from_pages[1], ... fill pages to_pages[0], to_pages[1], ... Formats and page sizes may differ, so this also
 /// quantizes, dequantizes, and splits 256-token footer pages into 64-token ones. Rows of equal formats are copied bit
 /// for bit, their scales too: a cache of any scales takes powers of two as they are. Only where scales are any numbers
-/// in `from` and powers of two in `to` are latent rows dequantized to bf16 and quantized anew. `from` and `to` may be one
-/// cache, or views of one. Whether pages repeat in `to_pages`, or overlap those that are read, is not checked.
+/// in `from` and powers of two in `to` are latent rows dequantized to bf16 and quantized anew. `from` and `to` may be
+/// one cache, or views of one. Whether pages repeat in `to_pages`, or overlap those that are read, is not checked.
 struct CopyPagesParams {
   KvCache from = {};
   TensorView from_pages = {};  ///< [N], pages of `from`

@@ -99,7 +99,9 @@ class Verdict(NamedTuple):
     reason: str  #: why it is, or is not, usable
     multiplied: str  #: what queries and keys, probabilities and values are multiplied as: "bf16", "f32", ...
     summed: str  #: what their products are summed in
-    products_per_cut: int  #: products that tensor cores add at once before they cut the sum off; 0: every sum is rounded
+    products_per_cut: (
+        int  #: products that tensor cores add at once before they cut the sum off; 0: every sum is rounded
+    )
     query_bits: int  #: significant bits of a query that take part
 
 

@@ -87,7 +87,9 @@ def test_outputs_over_other_tensors(good):
     before = q.clone(), cache.view(torch.int16).clone()  # of a cache that holds NaN
     for over, name in ((q, "q"), (cache, "cache")):
         out = over.view(-1)[512 : 512 + 2 * 4 * 512].view(2, 4, 512)
-        with pytest.raises(ValueError, match=f"^decode: out: expected memory apart from that of {name}, got ranges with"):
+        with pytest.raises(
+            ValueError, match=f"^decode: out: expected memory apart from that of {name}, got ranges with"
+        ):
             libmla.decode(**good, out=out)
     with pytest.raises(ValueError, match="workspace: expected memory apart from that of out"):
         plan = libmla.Plan.decode(**good)

@@ -66,8 +66,8 @@ Reason shape_refusal(const Problem& problem) {
 
 Numerics tensor_core_numerics(const Problem& problem) {
   constexpr int32_t kProducts = 16;  // K of mma.sync and of wgmma on 16-bit numbers
-  bool f16 = key_dtype(problem.cache) == DType::kF16 &&
-             key_dtype(problem.extra_cache.value_or(problem.cache)) == DType::kF16;
+  bool f16 =
+      key_dtype(problem.cache) == DType::kF16 && key_dtype(problem.extra_cache.value_or(problem.cache)) == DType::kF16;
   if (problem.op == Op::kPrefill) f16 = problem.q_dtype == DType::kF16;
   // Keys and e4m3 queries of the indexer have all their bits in f16.
   if (is_indexer(problem.op)) f16 = problem.q_dtype == DType::kF16 || problem.q_dtype == DType::kE4M3;

@@ -11,8 +11,7 @@ namespace {
 bool certainly_same_code(const core::Cache& from, const core::Cache& to) {
   const bool tensor_scales =
       (from.is_quantized() && !from.writes_scales) || from.outer_scale != nullptr || from.has_quantized_kpe();
-  return from.format == to.format && from.num_scales == to.num_scales && !tensor_scales &&
-         to.takes_scales_of(from);
+  return from.format == to.format && from.num_scales == to.num_scales && !tensor_scales && to.takes_scales_of(from);
 }
 
 }  // namespace

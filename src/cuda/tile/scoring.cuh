@@ -15,8 +15,8 @@ constexpr bool needs_only_scale(const core::Options& options) {
   return options.logits_soft_cap == 0.0F && options.alibi_slopes == nullptr;
 }
 
-/// cap * tanh(x), by tanh(x) = 1 - 2 / (e^(2x) + 1), which saturates where the exponential over- or underflows. Soft caps
-/// are that of x = logit / cap; the exponent is kSoftCapExponent * x.
+/// cap * tanh(x), by tanh(x) = 1 - 2 / (e^(2x) + 1), which saturates where the exponential over- or underflows. Soft
+/// caps are that of x = logit / cap; the exponent is kSoftCapExponent * x.
 MLA_DEVICE float soft_capped(float exponent, float cap) {
   return cap - 2.0F * cap * ptx::reciprocal_approx(ptx::exp2_approx(exponent) + 1.0F);
 }
