@@ -128,6 +128,8 @@ TEST(ValidateFormats, Fp8Planes) {
   EXPECT_FALSE(cache.power_of_two_scales);
   EXPECT_EQ(cache.kpe_scale, p.quantized.kpe_scale.data());
 
+  p.quantized.quarter_scales.resize(kPages * 2 * kPageSize * 5);
+  p.params.cache.ckv_scale.data = p.quantized.quarter_scales.data();
   p.params.cache.ckv_scale.stride[0] = 2 * kPageSize * 5;
   p.params.cache.ckv_scale.stride[1] = 5;
   cache = accepted(p.params).cache;

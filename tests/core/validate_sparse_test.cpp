@@ -270,6 +270,7 @@ TEST(ValidatePrefillSparse, RowsAreOnePage) {
   EXPECT_EQ(args.max_logits, reinterpret_cast<float*>(p.max_logits.data()));
 
   p.params.kv = of(p.kv, {0, 6}, DType::kF16);
+  p.o.resize(3 * kHeads * 6);
   p.params.o = of(p.o, {3, kHeads, 6});
   ASSERT_EQ(core::validate(p.params, core::Scope::kAll, args, device).message(), "");
   EXPECT_EQ(cache.num_slots(), 0);
