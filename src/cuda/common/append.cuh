@@ -16,7 +16,7 @@ struct AppendKernel {
   using Params = core::AppendArgs;
   static constexpr const char* kName = copies ? "append" : "append_converted";
   static constexpr int kThreads = 256;
-  static constexpr int kMinBlocks = copies ? 5 : kArch == 120 ? 2 : 3;
+  static constexpr int kMinBlocks = copies ? 5 : kArch >= 100 ? 2 : 3;  // as many as run without spills
 
   static MLA_DEVICE void run(const Params& args) {
     ptx::allow_next_grid();  // attention over these rows begins, as far as it can without them

@@ -100,7 +100,7 @@ struct AppendRopeKernel {
   using Params = core::AppendRopeArgs;
   static constexpr const char* kName = "append_rope";
   static constexpr int kThreads = 256;
-  static constexpr int kMinBlocks = 2;
+  static constexpr int kMinBlocks = kArch >= 100 ? 1 : 2;  // as many as run without spills
 
   static MLA_DEVICE void run(const Params& args) {
     ptx::allow_next_grid();  // attention over these rows begins, as far as it can without them

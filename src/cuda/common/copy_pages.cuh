@@ -16,7 +16,7 @@ struct CopyPagesKernel {
   using Params = core::CopyPagesArgs;
   static constexpr const char* kName = copies ? "copy_pages" : "copy_pages_converted";
   static constexpr int kThreads = 256;
-  static constexpr int kMinBlocks = copies ? 4 : 2;
+  static constexpr int kMinBlocks = copies ? 4 : kArch >= 100 ? 1 : 2;  // as many as run without spills
 
   static MLA_DEVICE void run(const Params& args) {
     constexpr int kWarps = kThreads / kWarpSize;
