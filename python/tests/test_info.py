@@ -35,8 +35,8 @@ def test_info_is_what_the_tool_says(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.version == libmla.__version__ == expected["version"]
     assert (found.cpu, found.threads) == (expected["cpu"], expected["threads"])
     assert [dataclasses.asdict(level) for level in found.isa] == expected["isa"]
-    assert [row._asdict() for row in found.decode.rows] == [
-        {"backend": row["name"], "usable": row["usable"], "reason": row["reason"]} for row in expected["backends"]
+    assert [(row.backend, row.usable, row.reason) for row in found.decode.rows] == [
+        (row["name"], row["usable"], row["reason"]) for row in expected["backends"]
     ]
     assert [f"sm{arch}" for arch in found.emulated_archs] == expected["cuda"]["emulated_archs"]
     assert found.cuda == expected["cuda"]["error"]
