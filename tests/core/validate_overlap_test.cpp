@@ -13,17 +13,31 @@
 namespace mla::test {
 namespace {
 
+struct Room {
+  std::vector<std::byte> bytes, before;
+};
+
+std::deque<Room> rooms;  // of the test that runs
+
+class ValidateOverlap : public ::testing::Test {
+ protected:
+  void TearDown() override {
+    for (const Room& room : rooms) EXPECT_EQ(room.bytes, room.before) << "a refused call has written";
+    rooms.clear();
+  }
+};
+
 /// The view begins `bytes` behind where `other` begins. `other` moves to memory with room for both: what a view reaches
 /// behind the end of a small list would else depend on the heap.
 void put_on(TensorView& view, TensorView& other, int64_t bytes = 0) {
   constexpr size_t kRoom = 1 << 16;
-  static std::deque<std::vector<std::byte>> rooms;
-  std::byte* const room = rooms.emplace_back(kRoom).data();
+  std::byte* const room = rooms.emplace_back(Room{.bytes = std::vector<std::byte>(kRoom), .before = {}}).bytes.data();
   const core::ByteRange range = core::byte_range(other);
   auto* const data = static_cast<std::byte*>(other.data);
   const int64_t before = static_cast<int64_t>(reinterpret_cast<uintptr_t>(data) - range.begin);
   ASSERT_LE(range.end - range.begin, kRoom / 2);
   std::memcpy(room, data - before, range.end - range.begin);
+  rooms.back().before = rooms.back().bytes;
   other.data = room + before;
   view.data = room + before + bytes;
 }
@@ -34,7 +48,7 @@ BadCase<Problem> refused(const char* name, std::function<void(Problem&)> breaks,
   return {.name = name, .breaks = std::move(breaks), .message = message, .seen_by_plan = false};
 }
 
-TEST(ValidateOverlap, Decode) {
+TEST_F(ValidateOverlap, Decode) {
   expect_refused<Decode>(
       {refused<Decode>(
            "the queries", [](Decode& p) { put_on(p.params.o, p.params.q); },
@@ -66,7 +80,7 @@ TEST(ValidateOverlap, Decode) {
            "decode: lse: expected memory apart from that of kv_len, got ranges with 4 bytes in common")});
 }
 
-TEST(ValidateOverlap, PartsAreNamed) {
+TEST_F(ValidateOverlap, PartsAreNamed) {
   expect_refused<DecodeSparse>(
       {refused<DecodeSparse>(
            "the second pool's cache",
@@ -93,7 +107,7 @@ TEST(ValidateOverlap, PartsAreNamed) {
         "common"}});
 }
 
-TEST(ValidateOverlap, OtherOperations) {
+TEST_F(ValidateOverlap, OtherOperations) {
   expect_refused<Prefill>({refused<Prefill>(
       "values", [](Prefill& p) { put_on(p.params.o, p.params.v); },
       "prefill: o: expected memory apart from that of v, got ranges with 48 bytes in common")});
@@ -153,7 +167,7 @@ TEST(ValidateOverlap, OtherOperations) {
         "common"}});
 }
 
-TEST(ValidateOverlap, SlotsMayBeTheIndices) {
+TEST_F(ValidateOverlap, SlotsMayBeTheIndices) {
   PhysicalSlots p;
   p.params.slots = p.params.indices;
   core::PhysicalSlotsArgs args;
@@ -167,7 +181,7 @@ TEST(ValidateOverlap, SlotsMayBeTheIndices) {
   EXPECT_EQ(core::validate(p.params, args, device).message(), "");
 }
 
-TEST(ValidateOverlap, Workspace) {
+TEST_F(ValidateOverlap, Workspace) {
   const Context context = reference_context();
   Decode p;
   const std::span<std::byte> workspace = p.workspace;
@@ -194,7 +208,7 @@ TEST(ValidateOverlap, Workspace) {
   EXPECT_TRUE(p.untouched());
 }
 
-TEST(ValidateOverlap, FooterPagesEndBehindTheirTokens) {
+TEST_F(ValidateOverlap, FooterPagesEndBehindTheirTokens) {
   // Pages that reach over those of the next layer, as a slice of the layers' buffer does: this one's bytes end before.
   AppendIndexer p;
   p.params.cache = {.kv = of(p.keys, {4, 2 * 4 * 132}, DType::kU8), .page_size = 4};
