@@ -131,8 +131,8 @@ struct BackendInfo {
   std::string name = {};
   DeviceType device = DeviceType::kCpu;  ///< where its tensors are
   std::vector<int32_t> archs = {};       ///< architectures of GPUs that it is for; empty: all, or the CPU
-  /// What it could run and leaves to a row behind it, which does it faster: "indexers with up to 32 heads to
-  /// cuda_portable". Empty: nothing.
+  /// What it could run and leaves to the rows behind it, of which one does it faster: "indexers with up to 32 heads".
+  /// Empty: nothing.
   std::string leaves = {};
 };
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -196,7 +197,9 @@ def test_environment():
     assert child(show, MLA_BACKEND="reference") == "reference"
     archs = libmla.info().emulated_archs
     if archs:
-        assert child(show, MLA_EMULATE=f"sm{archs[0]}") == "cuda_portable"
+        small: dict[str, Any] = {"cache": "f16", "q_dtype": "f16", "num_heads": 2}
+        expected = libmla.explain("decode", device=f"emulated:sm{archs[0]}", **small).selected
+        assert child(show, MLA_EMULATE=f"sm{archs[0]}") == expected
     wrong = SMALL + "try: run()\nexcept ValueError as error: print(error)"
     assert "MLA_EMULATE" in child(wrong, MLA_EMULATE="h100")
 

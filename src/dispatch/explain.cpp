@@ -21,12 +21,13 @@ Status unknown_backend(Op op, const Forced& force, std::span<const std::string_v
                        fmt::join(names, ", "), force.backend)};
 }
 
-Status unusable(Op op, const Forced& force, std::span<const BackendVerdict> refused) {
+Status unusable(Op op, const Forced& force, std::span<const BackendVerdict> refused, std::string_view other) {
   std::string text = force.backend.empty()
                          ? core::format("{}: no backend can run this", name(op))
                          : core::format("{}: {}: \"{}\" cannot run this", name(op), force.source, force.backend);
   for (const BackendVerdict& row : refused)
     text += core::format("{} {}: {}", &row == refused.data() ? ":" : ";", row.name, row.reason);
+  if (!other.empty()) text += core::format("; {} can", other);
   return {StatusCode::kUnsupported, std::move(text)};
 }
 

@@ -63,8 +63,10 @@ Status check_problem(const Problem& problem);
 
 /// "decode: backend: expected one of cpu_avx2, reference, got foo"
 Status unknown_backend(Op op, const Forced& force, std::span<const std::string_view> names);
-/// "decode: no backend can run this: cpu_avx2: <reason>; reference: <reason>"
-Status unusable(Op op, const Forced& force, std::span<const BackendVerdict> refused);
+/// "decode: no backend can run this: cpu_avx2: <reason>; reference: <reason>". `other` is a row that the forced name
+/// does not admit and that can run the problem, empty if there is none: "decode: backend: "cuda_sm90" cannot run this:
+/// cuda_sm90: <reason>; cuda_bulk can".
+Status unusable(Op op, const Forced& force, std::span<const BackendVerdict> refused, std::string_view other);
 
 /// The row that runs `problem`, or null with the reasons in `error`. Success allocates nothing.
 template <class Row>
@@ -75,11 +77,14 @@ const Row* select(std::span<const Row> rows, const Problem& problem, const Force
 
   std::vector<std::string_view> names;
   std::vector<BackendVerdict> refused;
+  std::string_view other;
   for (const Row& row : rows) {
     names.push_back(row.name);
-    if (admitted(row)) refused.push_back({std::string(row.name), false, row.verdict(problem).reason.str(), {}});
+    const core::Verdict verdict = row.verdict(problem);
+    if (admitted(row)) refused.push_back({std::string(row.name), false, verdict.reason.str(), {}});
+    if (verdict.usable && other.empty()) other = row.name;
   }
-  error = refused.empty() ? unknown_backend(problem.op, force, names) : unusable(problem.op, force, refused);
+  error = refused.empty() ? unknown_backend(problem.op, force, names) : unusable(problem.op, force, refused, other);
   return nullptr;
 }
 

@@ -783,7 +783,7 @@ static void test_struct_growth(const mla_context* context) {
   CHECK(strstr(text, "cuda_sm90: no, takes requests of more than 16 query rows (tokens x heads), not 16") != NULL);
   wanted.struct_size = offsetof(mla_problem, q_len);
   CHECK(mla_explain(&wanted, "auto", text, sizeof text, NULL) == MLA_OK);
-  CHECK(strstr(text, "not 8: cuda_portable does") != NULL);
+  CHECK(strstr(text, "not 8") != NULL);
   wanted.struct_size = sizeof wanted;
   wanted.q_len = -1;
   CHECK_ERROR(mla_explain(&wanted, "auto", text, sizeof text, NULL), MLA_INVALID_ARGUMENT,

@@ -81,9 +81,9 @@ TEST(Select, TheNameOfARowIsNotAFamily) {
 TEST(Select, ForcingIsNeverAFallback) {
   std::string error;
   EXPECT_EQ(chosen({.num_heads = 16}, "cpu_best", &error), "");
-  EXPECT_EQ(error, "decode: backend: \"cpu_best\" cannot run this: cpu_best: never");
+  EXPECT_EQ(error, "decode: backend: \"cpu_best\" cannot run this: cpu_best: never; cpu_good can");
   EXPECT_EQ(chosen({.op = Op::kPrefill, .num_heads = 17}, "cpu", &error), "");
-  EXPECT_EQ(error, "prefill: backend: \"cpu\" cannot run this: cpu_best: never; cpu_good: takes 16 heads");
+  EXPECT_EQ(error, "prefill: backend: \"cpu\" cannot run this: cpu_best: never; cpu_good: takes 16 heads; cpuid can");
   EXPECT_EQ(chosen({}, "gpu", &error), "");
   EXPECT_EQ(error,
             "decode: backend: expected one of cpu_best, cpu_good, cpuid, reference, a family such as cpu, or auto, "
@@ -112,13 +112,18 @@ TEST(Tables, AreInTheOrderOfTheBackends) {
   for (const BackendInfo& backend : backends()) all.push_back(backend.name);
   for (Op op : kAllOps) EXPECT_EQ(in_order(all, backend_names(op)), backend_names(op)) << name(op);
   const std::vector<std::string> cpu = {"cpu_avx512_bf16", "cpu_avx512", "cpu_avx2", "cpu_portable", "reference"};
-  std::vector<std::string> known = {"cuda_sm90", "cuda_portable"};
-  known.insert(known.end(), cpu.begin(), cpu.end());
-  for (Op op : {Op::kDecode, Op::kDecodeSparse, Op::kPrefillSparse, Op::kPrefill, Op::kIndexerLogits, Op::kIndexerTopK})
+  const auto expect_after = [&](Op op, std::vector<std::string> known) {
+    known.insert(known.end(), cpu.begin(), cpu.end());
     EXPECT_EQ(in_order(backend_names(op), known), known) << name(op);
-  known.erase(known.begin());  // cuda_sm90 has attention and the indexer only
+  };
+  for (Op op : {Op::kDecode, Op::kDecodeSparse, Op::kPrefillSparse})
+    expect_after(op, {"cuda_sm90", "cuda_bulk", "cuda_portable"});
+  for (Op op : {Op::kPrefill, Op::kIndexerLogits, Op::kIndexerTopK}) {
+    EXPECT_THAT(backend_names(op), testing::Not(testing::Contains("cuda_bulk")));
+    expect_after(op, {"cuda_sm90", "cuda_portable"});
+  }
   EXPECT_THAT(backend_names(Op::kAppend), testing::Not(testing::Contains("cuda_sm90")));
-  EXPECT_EQ(in_order(backend_names(Op::kAppend), known), known);
+  expect_after(Op::kAppend, {"cuda_portable"});
 }
 
 TEST(Backends, SayWhereTheirTensorsAre) {

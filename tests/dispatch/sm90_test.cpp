@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What cuda_sm90 takes, what it leaves to cuda_portable, and that what runs is what explain selects.
+// What cuda_sm90 takes, what it leaves to cuda_bulk and cuda_portable, and that what runs is what explain selects.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -89,7 +89,7 @@ TEST(Sm90, TakesWhatItIsFor) {
         problem.q_dtype = q_dtype;
         EXPECT_EQ(explain(problem, "auto").selected, "cuda_sm90") << name(op) << " " << name(format);
         problem.num_heads = 16;
-        EXPECT_EQ(explain(problem, "auto").selected, "cuda_portable") << name(op) << " " << name(format);
+        EXPECT_EQ(explain(problem, "auto").selected, "cuda_bulk") << name(op) << " " << name(format);
       }
   Problem problem = with_cache(Op::kDecodeSparse, CacheFormat::kFP8DsV4);
   problem.extra_cache = CacheFormat::kFP8DsV4;
@@ -103,15 +103,16 @@ TEST(Sm90, TakesWhatItIsFor) {
   EXPECT_TRUE(of_sm90(problem).usable);
 }
 
-TEST(Sm90, SaysWhatItLeavesToTheOther) {
-  const auto expect = [](const Problem& problem, const std::string& reason) {
+TEST(Sm90, SaysWhatItLeavesToOthers) {
+  const auto expect = [](const Problem& problem, const std::string& reason, const char* other = "cuda_portable") {
     EXPECT_FALSE(of_sm90(problem).usable) << name(problem.op);
     EXPECT_EQ(of_sm90(problem).reason, reason) << name(problem.op);
     EXPECT_THAT(explain(problem, "cuda_sm90").error,
-                HasSubstr("backend: \"cuda_sm90\" cannot run this: cuda_sm90: " + reason));
+                HasSubstr("backend: \"cuda_sm90\" cannot run this: cuda_sm90: " + reason +
+                          (emulates_sm90() ? "; " + std::string(other) + " can" : "")));
     if (emulates_sm90()) {
-      EXPECT_EQ(explain(problem, "auto").selected, "cuda_portable") << name(problem.op);
-      EXPECT_EQ(explain(problem, "cuda").selected, "cuda_portable") << name(problem.op);
+      EXPECT_EQ(explain(problem, "auto").selected, other) << name(problem.op);
+      EXPECT_EQ(explain(problem, "cuda").selected, other) << name(problem.op);
     }
   };
   for (Op op : {Op::kDecode, Op::kDecodeSparse})
@@ -120,26 +121,25 @@ TEST(Sm90, SaysWhatItLeavesToTheOther) {
         Problem problem = with_cache(op, format);
         problem.q_dtype = q_dtype;
         expect(problem, "takes bf16 and e4m3 queries with " + std::string(name(format)) + " keys, not " +
-                            std::string(name(q_dtype)) + ": cuda_portable does");
+                            std::string(name(q_dtype)));
       }
   for (Op op : {Op::kDecode, Op::kDecodeSparse, Op::kPrefillSparse}) {
     const std::string and_e4m3 = op == Op::kPrefillSparse ? "" : " and e4m3";
     Problem problem = on_sm90(op);
     for (DType q_dtype : {DType::kF32, DType::kF16}) {
       problem.q_dtype = q_dtype;
-      expect(problem, "takes bf16" + and_e4m3 + " queries with bf16 keys, not " + std::string(name(q_dtype)) +
-                          ": cuda_portable does");
+      expect(problem, "takes bf16" + and_e4m3 + " queries with bf16 keys, not " + std::string(name(q_dtype)));
     }
     problem.cache = CacheFormat::kF16;
     problem.q_dtype = DType::kBF16;
-    expect(problem, "takes f16" + and_e4m3 + " queries with f16 keys, not bf16: cuda_portable does");
+    expect(problem, "takes f16" + and_e4m3 + " queries with f16 keys, not bf16");
     problem = on_sm90(op);
     problem.num_heads = 16;
-    expect(problem, "takes requests of more than 16 query rows (tokens x heads), not 16: cuda_portable does");
+    expect(problem, "takes requests of more than 16 query rows (tokens x heads), not 16", "cuda_bulk");
   }
   Problem prefill = on_sm90(Op::kPrefill);
   prefill.q_dtype = DType::kF32;
-  expect(prefill, "takes bf16 and f16, not f32: cuda_portable does");
+  expect(prefill, "takes bf16 and f16, not f32");
   prefill = on_sm90(Op::kPrefill);
   prefill.d_qk = prefill.d_v = 64;
   expect(prefill, "takes d_qk/d_v of 192/128, 128/128, not 64/64");
@@ -150,13 +150,13 @@ TEST(Sm90, LeavesIndexersOfFewHeads) {
     Problem problem = on_sm90(op);
     problem.q_dtype = DType::kE4M3;
     problem.num_heads = 32;
-    EXPECT_EQ(of_sm90(problem).reason, "takes more than 32 heads, not 32: cuda_portable does");
+    EXPECT_EQ(of_sm90(problem).reason, "takes more than 32 heads, not 32");
     problem.num_heads = 33;
     if (emulates_sm90()) {
       EXPECT_TRUE(of_sm90(problem).usable) << of_sm90(problem).reason;
     }
     problem.q_dtype = DType::kF32;
-    EXPECT_EQ(of_sm90(problem).reason, "takes e4m3, bf16 and f16, not f32: cuda_portable does");
+    EXPECT_EQ(of_sm90(problem).reason, "takes e4m3, bf16 and f16, not f32");
   }
 }
 
@@ -168,7 +168,7 @@ TEST(Sm90, SaysOfItselfWhatItLeaves) {
       EXPECT_EQ(
           backend.leaves,
           "attention with up to 16 query rows of a request (query tokens times heads), and indexers with up to 32 "
-          "heads, to cuda_portable");
+          "heads");
     }
 }
 
@@ -236,11 +236,10 @@ TEST(Sm90, PlansFollowTheQueryTokensOfTheBatch) {
     bool batch_invariant;
     int64_t q_len;
     const char* backend;
-  } cases[] = {
-      {1, 1, 16, false, 1, "cuda_portable"}, {1, 1, 17, false, 1, "cuda_sm90"},     {1, 2, 16, false, 2, "cuda_sm90"},
-      {4, 4, 16, false, 1, "cuda_portable"}, {4, 5, 16, false, 2, "cuda_sm90"},  // rounded up
-      {4, 5, 8, false, 2, "cuda_portable"},  {4, 9, 8, false, 3, "cuda_sm90"},      {4, 9, 8, true, 1, "cuda_portable"},
-      {4, 9, 32, true, 1, "cuda_sm90"},      {3, 0, 16, false, 1, "cuda_portable"}, {3, 2, 17, false, 1, "cuda_sm90"}};
+  } cases[] = {{1, 1, 16, false, 1, "cuda_bulk"}, {1, 1, 17, false, 1, "cuda_sm90"}, {1, 2, 16, false, 2, "cuda_sm90"},
+               {4, 4, 16, false, 1, "cuda_bulk"}, {4, 5, 16, false, 2, "cuda_sm90"},  // rounded up
+               {4, 5, 8, false, 2, "cuda_bulk"},  {4, 9, 8, false, 3, "cuda_sm90"},  {4, 9, 8, true, 1, "cuda_bulk"},
+               {4, 9, 32, true, 1, "cuda_sm90"},  {3, 0, 16, false, 1, "cuda_bulk"}, {3, 2, 17, false, 1, "cuda_sm90"}};
   for (const auto& c : cases) {
     MLA_TRACE(std::to_string(c.tokens) + " tokens, " + std::to_string(c.requests) + " requests");
     const DecodeOf problem(c.requests, c.tokens, c.heads, c.batch_invariant);
@@ -260,7 +259,7 @@ TEST(Sm90, IsForcedByNameAndLeftByTheNameOfTheOther) {
     return Context::create({.num_threads = 1, .device = "emulated:sm90"}).value();
   };
   EXPECT_EQ(many.planned_for(context_of("cuda")), "cuda_sm90");
-  EXPECT_EQ(few.planned_for(context_of("cuda")), "cuda_portable");
+  EXPECT_EQ(few.planned_for(context_of("cuda")), "cuda_bulk");
   EXPECT_EQ(many.planned_for(context_of("cuda_portable")), "cuda_portable");
   const Context forced = context_of("cuda_sm90");
   EXPECT_EQ(many.planned_for(forced), "cuda_sm90");

@@ -72,8 +72,9 @@ struct Machine {
   cuda::Code code = {};
 
   core::Executor executor() const { return {.pool = pool, .queue = queue.get(), .code = &code}; }
+  /// Rows are asked about a quantized format that they know.
   Problem problem(Op op, DType dtype) const {
-    Problem problem = {.op = op, .q_dtype = dtype, .num_heads = 20};
+    Problem problem = {.op = op, .q_dtype = dtype, .cache = CacheFormat::kFP8DsMla, .num_heads = 20};
     if (code.arch == 0) return problem;
     problem.device.type = DeviceType::kCuda;
     problem.gpu_arch = code.arch;

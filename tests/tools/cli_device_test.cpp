@@ -95,20 +95,20 @@ TEST_F(CliEmulated, Checks) {
   for (const json& row : document["backends"]) EXPECT_TRUE(kit::is_gpu_backend(row["backend"].get<std::string>()));
 }
 
-TEST_F(CliEmulated, BothRowsOfAttentionAreExplainedRunAndChecked) {
+TEST_F(CliEmulated, AllRowsOfAttentionAreExplainedRunAndChecked) {
   if (arch_ != "sm90") GTEST_SKIP() << "this build does not emulate sm90";
   const std::string device = " --json --device " + device_;
   const json few = json_of("explain --heads 8 --q-len 2" + device),
              many = json_of("explain --heads 8 --q-len 3" + device);
-  EXPECT_EQ(few["selected"], "cuda_portable");
+  EXPECT_EQ(few["selected"], "cuda_bulk");
   EXPECT_EQ(few["q_len"], 2);
   EXPECT_EQ(few["heads"], 8);
   EXPECT_EQ(many["selected"], "cuda_sm90");
-  EXPECT_EQ(json_of("run --kv-len 40 --heads 8 --q-len 2" + device)["backend"], "cuda_portable");
+  EXPECT_EQ(json_of("run --kv-len 40 --heads 8 --q-len 2" + device)["backend"], "cuda_bulk");
   EXPECT_EQ(json_of("run --kv-len 40 --heads 8 --q-len 3" + device)["backend"], "cuda_sm90");
   EXPECT_EQ(json_of("run --kv-len 40 --heads 8 --q-len 3 --backend cuda_portable" + device)["backend"],
             "cuda_portable");
-  for (const char* row : {"cuda_sm90", "cuda_portable"}) {
+  for (const char* row : {"cuda_sm90", "cuda_bulk", "cuda_portable"}) {
     const json checked = json_of("check --cache bf16 --cases 2 --backend " + std::string(row) + device);
     EXPECT_EQ(checked["failed"], 0);
     EXPECT_GT(checked["cases"], 0);

@@ -281,12 +281,13 @@ void print_operation(Op op, std::FILE* file) {
   if (!missing.empty()) print_to(file, "No backend: {}.\n\n", fmt::join(missing, ", "));
 }
 
-// ", except that cuda_sm90 leaves ... to cuda_portable"
+// ", except that cuda_sm90 leaves ..., to the rows behind it"
 std::string exceptions() {
   std::string text;
   for (const BackendInfo& backend : backends())
     if (!backend.leaves.empty())
-      text += fmt::format("{}{} leaves {}", text.empty() ? ", except that " : ", and ", backend.name, backend.leaves);
+      text += fmt::format("{}{} leaves {} to the rows behind it", text.empty() ? ", except that " : ", and ",
+                          backend.name, backend.leaves);
   return text;
 }
 

@@ -9,6 +9,7 @@
 
 #include "cuda/attention/absorbed_args.h"
 #include "cuda/attention/block_rows.h"
+#include "cuda/attention/key_kind.h"
 #include "cuda/border/launch.h"
 #include "cuda/border/operations.h"
 #include "cuda/common/combine.h"
@@ -38,6 +39,21 @@ cuda::WorkShape absorbed_shape(const cuda::AbsorbedArgs& args, int64_t num_token
   shape.batch_invariant = batch_invariant;
   shape.max_keys = max_keys;
   return shape;
+}
+
+/// Calls f.operator()<kLatentDims, kKind>() for the rows of the arguments' caches, of which kernels are compiled for
+/// some widths and kinds.
+template <class F>
+auto with_key_rows(const cuda::AbsorbedArgs& args, const F& f) {
+  const auto for_width = [&]<int kLatentDims>() {
+    switch (key_kind(args.pools[0].cache.ckv_dtype)) {
+      case KeyKind::kQuantized: return f.template operator()<kLatentDims, KeyKind::kQuantized>();
+      case KeyKind::kF16: return f.template operator()<kLatentDims, KeyKind::kF16>();
+      case KeyKind::kBF16: break;
+    }
+    return f.template operator()<kLatentDims, KeyKind::kBF16>();
+  };
+  return args.d_v == 512 ? for_width.template operator()<512>() : for_width.template operator()<256>();
 }
 
 /// Everything about a problem that does not depend on the configuration. Kernels::with(args, block_rows, f) calls f

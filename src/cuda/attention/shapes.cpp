@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <string_view>
 
 #include "core/format.h"
+#include "cuda/attention/block_rows.h"
 
 namespace mla::cuda {
 namespace {
@@ -62,6 +64,20 @@ Reason shape_refusal(const Problem& problem) {
   if (const Reason reason = core::width_refusal(problem); !reason.empty()) return reason;
   if (is_absorbed(problem.op)) return widths_refusal(problem, kAbsorbedWidths);
   return {};
+}
+
+int64_t usual_query_rows(const Problem& problem) {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  const int64_t q_len = problem.op == Op::kDecode ? std::max<int64_t>(problem.q_len, 1) : 1;
+  return q_len > kMost / problem.num_heads ? kMost : q_len * problem.num_heads;
+}
+
+Reason query_type_refusal(const Problem& problem) {
+  const DType keys = key_dtype(problem.cache);
+  if (problem.q_dtype == keys || problem.q_dtype == DType::kE4M3) return {};
+  return Reason::format("takes {}{} queries with {} keys, not {}", name(keys),
+                        problem.op == Op::kPrefillSparse ? "" : " and e4m3", name(problem.cache),
+                        name(problem.q_dtype));
 }
 
 Numerics tensor_core_numerics(const Problem& problem) {

@@ -28,6 +28,13 @@ core::Reason widths_refusal(const Problem& problem, std::span<const Widths> all)
 /// What all such kernels refuse alike; empty if nothing.
 core::Reason shape_refusal(const Problem& problem);
 
+/// Query rows (tokens x heads) of a usual request of absorbed attention.
+int64_t usual_query_rows(const Problem& problem);
+
+/// What kernels of absorbed attention refuse that multiply queries as they are, with keys of the same type: quantized
+/// keys become bf16.
+core::Reason query_type_refusal(const Problem& problem);
+
 /// Of tensor cores that multiply 16-bit numbers.
 Numerics tensor_core_numerics(const Problem& problem);
 

@@ -19,7 +19,7 @@
 #include "cuda/backends/portable/absorbed_config.cuh"
 #include "cuda/border/launch.h"
 
-namespace mla::MLA_CUDA_NAMESPACE {
+namespace mla::MLA_CUDA_NAMESPACE::portable {
 
 /// What all threads of a block know of the unit they compute; its steps are numbered from 0 on.
 struct BlockUnit : AbsorbedUnit {
@@ -519,4 +519,4 @@ struct AbsorbedKernel {
   }
 };
 
-}  // namespace mla::MLA_CUDA_NAMESPACE
+}  // namespace mla::MLA_CUDA_NAMESPACE::portable

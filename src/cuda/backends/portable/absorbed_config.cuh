@@ -10,7 +10,7 @@
 #include "cuda/ptx/ptx.h"
 #include "mla/types.h"
 
-namespace mla::MLA_CUDA_NAMESPACE {
+namespace mla::MLA_CUDA_NAMESPACE::portable {
 
 /// `kRows_` query rows (16, 32, 64) against rows of `kLatentDims_` channels and 64 more. `kQueryParts_` is 2 where
 /// queries are more precise than the multiplied type: they are split into what that type holds and the rest.
@@ -87,4 +87,4 @@ struct AbsorbedConfig {
       kRows == 16 && kQueryParts == 1 && 2 * (kSharedBytes + 1024) <= kSharedBytesPerBlock + 1024 ? 2 : 1;
 };
 
-}  // namespace mla::MLA_CUDA_NAMESPACE
+}  // namespace mla::MLA_CUDA_NAMESPACE::portable

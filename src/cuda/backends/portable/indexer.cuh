@@ -8,7 +8,7 @@
 
 #include "cuda/attention/indexer_block.cuh"
 
-namespace mla::MLA_CUDA_NAMESPACE {
+namespace mla::MLA_CUDA_NAMESPACE::portable {
 
 template <DType kQueries>
 class IndexerKernel : IndexerBlock<kQueries, 4> {
@@ -156,4 +156,4 @@ class IndexerKernel : IndexerBlock<kQueries, 4> {
   int32_t padded_heads_;
 };
 
-}  // namespace mla::MLA_CUDA_NAMESPACE
+}  // namespace mla::MLA_CUDA_NAMESPACE::portable

@@ -27,7 +27,7 @@
 #include "cuda/tile/softmax.cuh"
 #include "cuda/tile/tile.cuh"
 
-namespace mla::MLA_CUDA_NAMESPACE {
+namespace mla::MLA_CUDA_NAMESPACE::portable {
 
 struct PrefillTiling {
   int warps;
@@ -464,4 +464,4 @@ class PrefillKernel {
   }
 };
 
-}  // namespace mla::MLA_CUDA_NAMESPACE
+}  // namespace mla::MLA_CUDA_NAMESPACE::portable

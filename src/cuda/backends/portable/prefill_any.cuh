@@ -19,7 +19,7 @@
 #include "cuda/tile/search.cuh"
 #include "cuda/tile/softmax.cuh"
 
-namespace mla::MLA_CUDA_NAMESPACE {
+namespace mla::MLA_CUDA_NAMESPACE::portable {
 
 template <DType kType>
 class PrefillAnyKernel {
@@ -114,4 +114,4 @@ class PrefillAnyKernel {
   }
 };
 
-}  // namespace mla::MLA_CUDA_NAMESPACE
+}  // namespace mla::MLA_CUDA_NAMESPACE::portable

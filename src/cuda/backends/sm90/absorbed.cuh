@@ -21,13 +21,13 @@
 #include "cuda/backends/sm90/absorbed_values.cuh"
 #include "cuda/border/launch.h"
 
-namespace mla::MLA_CUDA_NAMESPACE {
+namespace mla::MLA_CUDA_NAMESPACE::sm90 {
 
 template <class Config_>
-struct WgmmaKernel {
+struct AbsorbedKernel {
   using Config = Config_;
   using Params = cuda::AbsorbedArgs;
-  static constexpr const char* kName = "absorbed_attention_wgmma";
+  static constexpr const char* kName = "sm90_absorbed";
   static constexpr int kThreads = Config::kThreads;
   static constexpr int kMinBlocks = Config::kMinBlocks;
   static constexpr int kCluster = Config::kCluster;
@@ -37,8 +37,8 @@ struct WgmmaKernel {
     ptx::wait_for_previous_grid();  // the plan
     ptx::allow_next_grid();
     const cuda::Share share = args.list.shares[ptx::block_index_x()];
-    WgmmaBlock<Config>(args).init();
-    if (share.begin < share.end) compute_all(args, share, WgmmaBlock<Config>::shares_keys(args));
+    AbsorbedBlock<Config>(args).init();
+    if (share.begin < share.end) compute_all(args, share, AbsorbedBlock<Config>::shares_keys(args));
     if constexpr (kCluster > 1) ptx::sync_cluster();  // the other block may still store here
   }
 
@@ -47,17 +47,17 @@ struct WgmmaKernel {
     if (ptx::warp() < Config::kFirstScoreWarp) {
       ptx::give_registers<Config::kFetchRegisters>();
       if constexpr (!Config::kQuantized)
-        compute(WgmmaFetch<Config>(args, share));
+        compute(LoadRole<Config>(args, share));
       else if (shares_keys)
-        compute(WgmmaDecode<Config, true>(args, share));
+        compute(DecodeRole<Config, true>(args, share));
       else
-        compute(WgmmaDecode<Config, false>(args, share));
+        compute(DecodeRole<Config, false>(args, share));
     } else if (ptx::warp() < Config::kFirstValueWarp) {
       ptx::give_registers<Config::kScoreRegisters>();
-      compute(WgmmaScores<Config>(args));
+      compute(ScoreRole<Config>(args));
     } else {
       ptx::take_registers<Config::kValueRegisters>();
-      compute(WgmmaValues<Config>(args));
+      compute(ValueRole<Config>(args));
     }
   }
 
@@ -67,4 +67,4 @@ struct WgmmaKernel {
   }
 };
 
-}  // namespace mla::MLA_CUDA_NAMESPACE
+}  // namespace mla::MLA_CUDA_NAMESPACE::sm90

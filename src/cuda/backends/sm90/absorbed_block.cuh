@@ -5,11 +5,11 @@
 #include "cuda/backends/sm90/absorbed_config.cuh"
 #include "cuda/backends/sm90/wgmma.cuh"
 
-namespace mla::MLA_CUDA_NAMESPACE {
+namespace mla::MLA_CUDA_NAMESPACE::sm90 {
 
 /// Step n uses stage n % kStages.
 template <class Config>
-class WgmmaBlock : protected AbsorbedUnits<Config> {
+class AbsorbedBlock : protected AbsorbedUnits<Config> {
   using Units = AbsorbedUnits<Config>;
 
  public:
@@ -181,4 +181,4 @@ class WgmmaBlock : protected AbsorbedUnits<Config> {
   }
 };
 
-}  // namespace mla::MLA_CUDA_NAMESPACE
+}  // namespace mla::MLA_CUDA_NAMESPACE::sm90

@@ -8,11 +8,11 @@
 #include "cuda/attention/poison.cuh"
 #include "mla/types.h"
 
-namespace mla::MLA_CUDA_NAMESPACE {
+namespace mla::MLA_CUDA_NAMESPACE::sm90 {
 
 /// 64 query rows against rows of `kLatentDims_` (512 or 256) channels and up to 64 more. Quantized ones become bf16.
 template <int kLatentDims_, KeyKind kKind_>
-struct WgmmaConfig {
+struct AbsorbedConfig {
   static constexpr bool kQuantized = kKind_ == KeyKind::kQuantized;
   static constexpr DType kType = kKind_ == KeyKind::kF16 ? DType::kF16 : DType::kBF16;  // what is multiplied
   static constexpr int kRows = 64;
@@ -76,4 +76,4 @@ struct WgmmaConfig {
   static_assert(kSharedBytes <= kSharedBytesPerBlock);
 };
 
-}  // namespace mla::MLA_CUDA_NAMESPACE
+}  // namespace mla::MLA_CUDA_NAMESPACE::sm90

@@ -11,19 +11,19 @@
 
 #include "cuda/backends/sm90/absorbed_fetch.cuh"
 
-namespace mla::MLA_CUDA_NAMESPACE {
+namespace mla::MLA_CUDA_NAMESPACE::sm90 {
 
 /// Quantized rows. kShared: the other block of the cluster has the same segments, and decodes half of the keys.
 template <class Config, bool kShared>
-class WgmmaDecode : WgmmaKeys<Config> {
-  using Block = WgmmaBlock<Config>;
-  using Keys = WgmmaKeys<Config>;
+class DecodeRole : AbsorbedKeys<Config> {
+  using Block = AbsorbedBlock<Config>;
+  using Keys = AbsorbedKeys<Config>;
   using Keys::args_, Keys::unit, Keys::place_, Keys::next_, Keys::first_row;
 
  public:
   using Keys::next_unit;
 
-  MLA_DEVICE WgmmaDecode(const cuda::AbsorbedArgs& args, const cuda::Share& share) : Keys(args, share) {
+  MLA_DEVICE DecodeRole(const cuda::AbsorbedArgs& args, const cuda::Share& share) : Keys(args, share) {
     if constexpr (kShared) to_other_ = ptx::map_shared(Block::shared_, ptx::cluster_rank() ^ 1) - Block::shared_;
   }
 
@@ -76,7 +76,7 @@ class WgmmaDecode : WgmmaKeys<Config> {
     Traits() = default;
     MLA_DEVICE explicit Traits(const cuda::KeyPool& pool) {
       const core::Cache& cache = pool.cache;
-      bits_ = (WgmmaDecode::is_plain(pool) ? kPlain : 0U) | (pool.ue8m0 ? kUe8m0 : 0U) |
+      bits_ = (DecodeRole::is_plain(pool) ? kPlain : 0U) | (pool.ue8m0 ? kUe8m0 : 0U) |
               (cache.d_ckv == Config::kLatentDims ? kLastCoded : 0U) | (cache.d_kpe > 0 ? kTail : 0U) |
               (pool.quantized_kpe ? kCodedTail : 0U);
       MLA_UNROLL
@@ -346,4 +346,4 @@ class WgmmaDecode : WgmmaKeys<Config> {
   uint32_t scales_[kHalves][kFours];  // of pieces 4 i + lane % 4, in the halves that are decoded
 };
 
-}  // namespace mla::MLA_CUDA_NAMESPACE
+}  // namespace mla::MLA_CUDA_NAMESPACE::sm90

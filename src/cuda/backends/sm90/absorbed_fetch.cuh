@@ -4,12 +4,12 @@
 
 #include "cuda/backends/sm90/absorbed_block.cuh"
 
-namespace mla::MLA_CUDA_NAMESPACE {
+namespace mla::MLA_CUDA_NAMESPACE::sm90 {
 
 /// What fetching warps do whatever the rows are made of: units, and where their keys' rows lie.
 template <class Config>
-class WgmmaKeys : protected WgmmaBlock<Config> {
-  using Block = WgmmaBlock<Config>;
+class AbsorbedKeys : protected AbsorbedBlock<Config> {
+  using Block = AbsorbedBlock<Config>;
 
  public:
   MLA_DEVICE bool next_unit() {
@@ -22,7 +22,7 @@ class WgmmaKeys : protected WgmmaBlock<Config> {
   using Block::args_, Block::unit;
   static constexpr int kWarpKeys = Block::kWarpRows;
 
-  MLA_DEVICE WgmmaKeys(const cuda::AbsorbedArgs& args, const cuda::Share& share) : Block(args) {
+  MLA_DEVICE AbsorbedKeys(const cuda::AbsorbedArgs& args, const cuda::Share& share) : Block(args) {
     if (is_describing()) Block::walk() = UnitWalk(share);
   }
 
@@ -79,15 +79,15 @@ class WgmmaKeys : protected WgmmaBlock<Config> {
 
 /// Rows that are multiplied as they are.
 template <class Config>
-class WgmmaFetch : WgmmaKeys<Config> {
-  using Block = WgmmaBlock<Config>;
-  using Keys = WgmmaKeys<Config>;
+class LoadRole : AbsorbedKeys<Config> {
+  using Block = AbsorbedBlock<Config>;
+  using Keys = AbsorbedKeys<Config>;
   using Keys::args_, Keys::unit, Keys::place_, Keys::next_, Keys::first_row;
 
  public:
   using Keys::next_unit;
 
-  MLA_DEVICE WgmmaFetch(const cuda::AbsorbedArgs& args, const cuda::Share& share) : Keys(args, share) {}
+  MLA_DEVICE LoadRole(const cuda::AbsorbedArgs& args, const cuda::Share& share) : Keys(args, share) {}
 
   MLA_DEVICE void compute() {
     Keys::begin_unit();
@@ -148,4 +148,4 @@ class WgmmaFetch : WgmmaKeys<Config> {
   }
 };
 
-}  // namespace mla::MLA_CUDA_NAMESPACE
+}  // namespace mla::MLA_CUDA_NAMESPACE::sm90

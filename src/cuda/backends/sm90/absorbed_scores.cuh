@@ -6,17 +6,17 @@
 #include "cuda/attention/absorbed_results.cuh"
 #include "cuda/backends/sm90/absorbed_block.cuh"
 
-namespace mla::MLA_CUDA_NAMESPACE {
+namespace mla::MLA_CUDA_NAMESPACE::sm90 {
 
 template <class Config>
-class WgmmaScores : WgmmaBlock<Config> {
-  using Block = WgmmaBlock<Config>;
+class ScoreRole : AbsorbedBlock<Config> {
+  using Block = AbsorbedBlock<Config>;
   using Block::args_, Block::unit;
 
  public:
   using Block::next_unit;
 
-  MLA_DEVICE explicit WgmmaScores(const cuda::AbsorbedArgs& args) : Block(args) {}
+  MLA_DEVICE explicit ScoreRole(const cuda::AbsorbedArgs& args) : Block(args) {}
 
   MLA_DEVICE void compute() {
     load_queries();
@@ -302,4 +302,4 @@ class WgmmaScores : WgmmaBlock<Config> {
   bool only_valid_;  // whether all rows see the same keys, those that are there
 };
 
-}  // namespace mla::MLA_CUDA_NAMESPACE
+}  // namespace mla::MLA_CUDA_NAMESPACE::sm90

@@ -5,17 +5,17 @@
 #include "cuda/attention/absorbed_results.cuh"
 #include "cuda/backends/sm90/absorbed_block.cuh"
 
-namespace mla::MLA_CUDA_NAMESPACE {
+namespace mla::MLA_CUDA_NAMESPACE::sm90 {
 
 template <class Config>
-class WgmmaValues : WgmmaBlock<Config> {
-  using Block = WgmmaBlock<Config>;
+class ValueRole : AbsorbedBlock<Config> {
+  using Block = AbsorbedBlock<Config>;
   using Block::args_, Block::unit;
 
  public:
   using Block::next_unit;
 
-  MLA_DEVICE explicit WgmmaValues(const cuda::AbsorbedArgs& args) : Block(args) {}
+  MLA_DEVICE explicit ValueRole(const cuda::AbsorbedArgs& args) : Block(args) {}
 
   MLA_DEVICE void compute() {
     MLA_UNROLL
@@ -127,4 +127,4 @@ class WgmmaValues : WgmmaBlock<Config> {
   float outputs_[kParts][kPartDims / 2];
 };
 
-}  // namespace mla::MLA_CUDA_NAMESPACE
+}  // namespace mla::MLA_CUDA_NAMESPACE::sm90

@@ -2,8 +2,6 @@
 // cuda_sm90: attention and indexer by wgmma, where its products are full.
 #include "cuda/border/backend.h"
 
-#include <algorithm>
-
 #include "cuda/attention/block_rows.h"
 #include "cuda/attention/shapes.h"
 
@@ -14,32 +12,26 @@ using core::Reason;
 
 constexpr Op kOps[] = {Op::kDecode,  Op::kDecodeSparse,  Op::kPrefillSparse,
                        Op::kPrefill, Op::kIndexerLogits, Op::kIndexerTopK};
-/// Of the 64 that a product has: with half of them cuda_portable is faster.
+/// Of the 64 that a product has: with half of them mma.sync is faster.
 constexpr int64_t kFewHeads = 32;
 
 Reason indexer_refusal(const Problem& problem) {
-  if (problem.q_dtype == DType::kF32) return "takes e4m3, bf16 and f16, not f32: cuda_portable does";
+  if (problem.q_dtype == DType::kF32) return "takes e4m3, bf16 and f16, not f32";
   if (problem.num_heads <= kFewHeads)
-    return Reason::format("takes more than {} heads, not {}: cuda_portable does", kFewHeads, problem.num_heads);
+    return Reason::format("takes more than {} heads, not {}", kFewHeads, problem.num_heads);
   return {};
 }
 
 Reason prefill_refusal(const Problem& problem) {
-  if (problem.q_dtype == DType::kF32) return "takes bf16 and f16, not f32: cuda_portable does";
+  if (problem.q_dtype == DType::kF32) return "takes bf16 and f16, not f32";
   return widths_refusal(problem, kPrefillWidths);
 }
 
 Reason absorbed_refusal(const Problem& problem) {
-  // Quantized keys become bf16.
-  const DType keys = key_dtype(problem.cache);
-  if (problem.q_dtype != keys && problem.q_dtype != DType::kE4M3)
-    return Reason::format("takes {}{} queries with {} keys, not {}: cuda_portable does", name(keys),
-                          problem.op == Op::kPrefillSparse ? "" : " and e4m3", name(problem.cache),
-                          name(problem.q_dtype));
-  const int64_t q_len = problem.op == Op::kDecode ? std::max<int64_t>(problem.q_len, 1) : 1;
-  if (q_len <= kSmallBlockRows / problem.num_heads)
-    return Reason::format("takes requests of more than {} query rows (tokens x heads), not {}: cuda_portable does",
-                          kSmallBlockRows, q_len * problem.num_heads);
+  if (const Reason reason = query_type_refusal(problem); !reason.empty()) return reason;
+  if (usual_query_rows(problem) <= kSmallBlockRows)
+    return Reason::format("takes requests of more than {} query rows (tokens x heads), not {}", kSmallBlockRows,
+                          usual_query_rows(problem));
   return {};
 }
 
@@ -61,7 +53,7 @@ Backend backend() {
           .refusal = refusal,
           .numerics = tensor_core_numerics,
           .leaves = Reason::format("attention with up to {} query rows of a request (query tokens times heads), and "
-                                   "indexers with up to {} heads, to cuda_portable",
+                                   "indexers with up to {} heads",
                                    kSmallBlockRows, kFewHeads)};
 }
 

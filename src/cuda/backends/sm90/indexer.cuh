@@ -11,10 +11,10 @@
 #include "cuda/backends/sm90/wgmma.cuh"
 #include "cuda/tile/tile.cuh"
 
-namespace mla::MLA_CUDA_NAMESPACE {
+namespace mla::MLA_CUDA_NAMESPACE::sm90 {
 
 template <DType kQueries>
-class WgmmaIndexer : IndexerBlock<kQueries, 2> {
+class IndexerKernel : IndexerBlock<kQueries, 2> {
   using Block = IndexerBlock<kQueries, 2>;
   using Block::args_, Block::shape_, Block::kOperand, Block::kSteps, Block::kWarpKeys;
   using typename Block::Operands, typename Block::Places, typename Block::Rows, typename Block::Segment,
@@ -31,7 +31,7 @@ class WgmmaIndexer : IndexerBlock<kQueries, 2> {
   static constexpr int kRowBytes = kIndexerLayout.head_dim * 2;
   static constexpr int64_t kHeadBytes = kRowBytes + 4;  // of a token's padded heads
 
-  static MLA_DEVICE void run(const Params& params) { WgmmaIndexer(params).run(); }
+  static MLA_DEVICE void run(const Params& params) { IndexerKernel(params).run(); }
 
  private:
   static constexpr int kGroupWarps = 4, kGroupKeys = kGroupWarps * kWarpKeys;
@@ -39,7 +39,7 @@ class WgmmaIndexer : IndexerBlock<kQueries, 2> {
   static constexpr int kTileBytes = kHeadTile * kRowBytes, kProducts = kHeadTile / 2;
   static constexpr int kPieceSteps = kPieceDims / 16;
 
-  MLA_DEVICE explicit WgmmaIndexer(const Params& params)
+  MLA_DEVICE explicit IndexerKernel(const Params& params)
       : Block(params), head_tiles_((args_.num_heads + kHeadTile - 1) / kHeadTile) {}
 
   MLA_DEVICE void run() {
@@ -138,4 +138,4 @@ class WgmmaIndexer : IndexerBlock<kQueries, 2> {
   int32_t head_tiles_;
 };
 
-}  // namespace mla::MLA_CUDA_NAMESPACE
+}  // namespace mla::MLA_CUDA_NAMESPACE::sm90

@@ -10,7 +10,7 @@
 namespace mla::MLA_CUDA_NAMESPACE::sm90 {
 namespace {
 
-constexpr Sm90PrefillTiling kTiling = {.keys = 128, .stages = 2, .q_steps = 0, .takes_turns = true};
+constexpr PrefillTiling kTiling = {.keys = 128, .stages = 2, .q_steps = 0, .takes_turns = true};
 
 bool is_multiple(int64_t n, const void* base, int64_t stride_token, int64_t stride_head) {
   return (reinterpret_cast<uintptr_t>(base) % static_cast<uintptr_t>(2 * n)) == 0 && stride_token % n == 0 &&
@@ -19,20 +19,20 @@ bool is_multiple(int64_t n, const void* base, int64_t stride_token, int64_t stri
 
 template <DType kType, int kDQk>
 Status run_of(const core::PrefillArgs& args, cuda::Queue& queue, uint32_t* next_unit) {
-  using Kernel = Sm90PrefillKernel<kType, kDQk, 128, kTiling>;
+  using Kernel = PrefillKernel<kType, kDQk, 128, kTiling>;
   using Config = typename Kernel::Config;
   const auto num_slots = static_cast<uint32_t>(num_query_blocks(args.num_tokens, args.batch_size, Config::kRows));
   const uint32_t num_units = num_slots * static_cast<uint32_t>(args.num_heads);
   const auto num_blocks = std::min(num_units, static_cast<uint32_t>(queue.device().num_sms));
-  const Sm90PrefillParams params = {.args = args,
-                                    .num_slots = num_slots,
-                                    .num_units = num_units,
-                                    .next_unit = next_unit,
-                                    .rows_aligned = is_multiple(8, args.q, args.q_stride_token, args.q_stride_head) &&
-                                                    is_multiple(8, args.k, args.k_stride_token, args.k_stride_head) &&
-                                                    is_multiple(8, args.v, args.v_stride_token, args.v_stride_head),
-                                    .o_pairs_aligned = is_multiple(2, args.o, args.o_stride_token, args.o_stride_head),
-                                    .o_rows_aligned = is_multiple(8, args.o, args.o_stride_token, args.o_stride_head)};
+  const PrefillParams params = {.args = args,
+                                .num_slots = num_slots,
+                                .num_units = num_units,
+                                .next_unit = next_unit,
+                                .rows_aligned = is_multiple(8, args.q, args.q_stride_token, args.q_stride_head) &&
+                                                is_multiple(8, args.k, args.k_stride_token, args.k_stride_head) &&
+                                                is_multiple(8, args.v, args.v_stride_token, args.v_stride_head),
+                                .o_pairs_aligned = is_multiple(2, args.o, args.o_stride_token, args.o_stride_head),
+                                .o_rows_aligned = is_multiple(8, args.o, args.o_stride_token, args.o_stride_head)};
   return launch<Kernel>(queue, {.grid_x = static_cast<int32_t>(num_blocks), .shared_bytes = Config::kSharedBytes},
                         params);
 }
@@ -53,7 +53,7 @@ size_t workspace_size(const core::PrefillArgs& args, const cuda::DevicePropertie
 
 Status plan(const core::PrefillArgs& args, cuda::Queue& queue, std::span<std::byte> workspace) {
   if (empty(args)) return {};
-  return launch<Sm90PrefillPlanKernel>(queue, {}, reinterpret_cast<uint32_t*>(workspace.data()));
+  return launch<PrefillPlanKernel>(queue, {}, reinterpret_cast<uint32_t*>(workspace.data()));
 }
 
 /// For d_qk of 192 or 128, d_v of 128, bf16 and f16; nothing else comes here.

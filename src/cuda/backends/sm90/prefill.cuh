@@ -18,33 +18,33 @@
 #include "cuda/border/launch.h"
 #include "cuda/ptx/ptx.h"
 
-namespace mla::MLA_CUDA_NAMESPACE {
+namespace mla::MLA_CUDA_NAMESPACE::sm90 {
 
-template <DType kType, int kDQk, int kDV, Sm90PrefillTiling kTiling>
-struct Sm90PrefillKernel {
-  using Config = Sm90PrefillConfig<kType, kDQk, kDV, kTiling>;
-  using Params = Sm90PrefillParams;
-  static constexpr const char* kName = "prefill_wgmma";
+template <DType kType, int kDQk, int kDV, PrefillTiling kTiling>
+struct PrefillKernel {
+  using Config = PrefillConfig<kType, kDQk, kDV, kTiling>;
+  using Params = PrefillParams;
+  static constexpr const char* kName = "sm90_prefill";
   static constexpr int kThreads = Config::kThreads;
   static constexpr int kMinBlocks = 1;
 
   static MLA_DEVICE void run(const Params& params) {
-    Sm90PrefillBlock<Config>(params).init();
+    PrefillBlock<Config>(params).init();
     const int group = ptx::shuffle(ptx::warp(), 0) * kWarpSize / Config::kGroupThreads;
     if (group == 0) {
       ptx::give_registers<Config::kFetchRegisters>();
-      Sm90PrefillFetch<Config>(params).run();
+      PrefillFetch<Config>(params).run();
     } else {
       ptx::take_registers<Config::kAttendRegisters>();
-      Sm90PrefillAttend<Config>(params, group - 1).run();
+      PrefillAttend<Config>(params, group - 1).run();
     }
   }
 };
 
 /// Before the first launch that shares units out by a counter.
-struct Sm90PrefillPlanKernel {
+struct PrefillPlanKernel {
   using Params = uint32_t*;
-  static constexpr const char* kName = "prefill_wgmma_plan";
+  static constexpr const char* kName = "sm90_prefill_plan";
   static constexpr int kThreads = 32;
   static constexpr int kMinBlocks = 1;
 
@@ -53,4 +53,4 @@ struct Sm90PrefillPlanKernel {
   }
 };
 
-}  // namespace mla::MLA_CUDA_NAMESPACE
+}  // namespace mla::MLA_CUDA_NAMESPACE::sm90

@@ -15,7 +15,7 @@
 #include "cuda/tile/finish.cuh"
 #include "cuda/tile/softmax.cuh"
 
-namespace mla::MLA_CUDA_NAMESPACE {
+namespace mla::MLA_CUDA_NAMESPACE::sm90 {
 
 /// The accumulators of 8-column tiles as wgmma names them.
 template <int kTiles>
@@ -24,12 +24,12 @@ MLA_DEVICE float (&flat(float (&tiles)[1][kTiles][4]))[kTiles * 4] {
 }
 
 template <class Config>
-class Sm90PrefillAttend : public Sm90PrefillBlock<Config> {
+class PrefillAttend : public PrefillBlock<Config> {
  public:
-  MLA_DEVICE Sm90PrefillAttend(const Sm90PrefillParams& params, int group)
-      : Sm90PrefillBlock<Config>(params),
+  MLA_DEVICE PrefillAttend(const PrefillParams& params, int group)
+      : PrefillBlock<Config>(params),
         group_(group),
-        warp_row_(ptx::shuffle(ptx::warp(), 0) % Sm90PrefillAttend::kGroupWarps * 16),
+        warp_row_(ptx::shuffle(ptx::warp(), 0) % PrefillAttend::kGroupWarps * 16),
         raw_scores_(needs_only_scale(params.args.options)),
         scale_log2_((raw_scores_ ? params.args.sm_scale : 1.0F) * std::numbers::log2e_v<float>) {}
 
@@ -77,24 +77,24 @@ class Sm90PrefillAttend : public Sm90PrefillBlock<Config> {
   int place_ = 0;  // of the last all_finite()
 
   /// Rows of a unit that are this group's; 0 or less: none.
-  MLA_DEVICE int rows_of(const Sm90PrefillUnit& unit) const {
+  MLA_DEVICE int rows_of(const PrefillUnit& unit) const {
     const int rows = unit.rows - group_ * Config::kGroupRows;
     return rows < Config::kGroupRows ? rows : Config::kGroupRows;
   }
   /// Of the group's first row.
-  MLA_DEVICE int position_of(const Sm90PrefillUnit& unit) const { return unit.position + group_ * Config::kGroupRows; }
+  MLA_DEVICE int position_of(const PrefillUnit& unit) const { return unit.position + group_ * Config::kGroupRows; }
   /// Of the lane's first row.
-  MLA_DEVICE int lane_position(const Sm90PrefillUnit& unit) const {
+  MLA_DEVICE int lane_position(const PrefillUnit& unit) const {
     return position_of(unit) + warp_row_ + accumulator_row();
   }
 
   /// Keys that all of the group's rows see; that any sees.
-  MLA_DEVICE KeyRange seen_by_all(const Sm90PrefillUnit& unit) const {
+  MLA_DEVICE KeyRange seen_by_all(const PrefillUnit& unit) const {
     const int first = position_of(unit), last = first + rows_of(unit) - 1;
     if (last < first) return {};
     return {this->visible(unit, last).begin, this->visible(unit, first).end};
   }
-  MLA_DEVICE KeyRange seen_by_any(const Sm90PrefillUnit& unit) const {
+  MLA_DEVICE KeyRange seen_by_any(const PrefillUnit& unit) const {
     const int first = position_of(unit), last = first + rows_of(unit) - 1;
     if (last < first) return {};
     return {this->visible(unit, first).begin, this->visible(unit, last).end};
@@ -111,7 +111,7 @@ class Sm90PrefillAttend : public Sm90PrefillBlock<Config> {
   }
 
   MLA_DEVICE void attend(Outputs& o, SoftmaxRows (&rows)[1]) {
-    const Sm90PrefillUnit unit = this->unit(unit_);
+    const PrefillUnit unit = this->unit(unit_);
     const KeyRange whole = seen_by_all(unit);
     // Tiles that all rows see whole; none where the loop over these does not know what to do.
     const int first_whole = (whole.begin + Config::kKeys - 1) / Config::kKeys;
@@ -148,7 +148,7 @@ class Sm90PrefillAttend : public Sm90PrefillBlock<Config> {
 
   MLA_DEVICE void load_q() const {
     const core::PrefillArgs& args = this->args_;
-    const Sm90PrefillUnit unit = this->unit(unit_);
+    const PrefillUnit unit = this->unit(unit_);
     this->template load_tile<Config::kGroupRows, Config::kQkSegments>(
         this->q_tile(group_), args.q,
         (unit.first_token + group_ * Config::kGroupRows) * args.q_stride_token + unit.head * args.q_stride_head,
@@ -271,7 +271,7 @@ class Sm90PrefillAttend : public Sm90PrefillBlock<Config> {
 
   /// Any tile.
   MLA_DEVICE void attend_tile(const QRegisters& q, int tile, SoftmaxRows (&rows)[1], Outputs& o) {
-    const Sm90PrefillUnit unit = this->unit(unit_);
+    const PrefillUnit unit = this->unit(unit_);
     const KeyRange any = seen_by_any(unit), all = seen_by_all(unit);
     const int n = tile_++;
     bool passed = false;
@@ -323,7 +323,7 @@ class Sm90PrefillAttend : public Sm90PrefillBlock<Config> {
   template <int kColTiles>
   MLA_DEVICE void transform(float (&s)[kColTiles][4], int first_key) const {
     const core::Options& options = this->args_.options;
-    const Sm90PrefillUnit unit = this->unit(unit_);
+    const PrefillUnit unit = this->unit(unit_);
     const float slope = options.alibi_slopes != nullptr ? options.alibi_slopes[unit.head] : 0.0F;
     const float scale = options.logits_soft_cap == 0.0F ? this->args_.sm_scale : 1.0F;
     if (options.logits_soft_cap != 0.0F) cap_scores(s, this->args_.sm_scale, options.logits_soft_cap);
@@ -331,7 +331,7 @@ class Sm90PrefillAttend : public Sm90PrefillBlock<Config> {
   }
   template <int kColTiles>
   MLA_DEVICE void mask(float (&s)[kColTiles][4], int first_key) const {
-    const Sm90PrefillUnit unit = this->unit(unit_);
+    const PrefillUnit unit = this->unit(unit_);
     const int position = lane_position(unit);
     mask_scores(s, {this->visible(unit, position), this->visible(unit, position + 8)}, first_key);
   }
@@ -416,7 +416,7 @@ class Sm90PrefillAttend : public Sm90PrefillBlock<Config> {
 
   /// 1 where a row sees a key and 0 elsewhere, as A operand.
   MLA_DEVICE void visible_as_operand(uint32_t (&a)[4], int first_key) const {
-    const Sm90PrefillUnit unit = this->unit(unit_);
+    const PrefillUnit unit = this->unit(unit_);
     MLA_UNROLL
     for (int i = 0; i < 4; ++i) {
       const KeyRange seen = this->visible(unit, lane_position(unit) + i % 2 * 8);
@@ -427,7 +427,7 @@ class Sm90PrefillAttend : public Sm90PrefillBlock<Config> {
 
   MLA_DEVICE void store(Outputs& o, const SoftmaxRows& state, int u) const {
     const core::PrefillArgs& args = this->args_;
-    const Sm90PrefillUnit unit = this->unit(u);
+    const PrefillUnit unit = this->unit(u);
     const float sink = load_sink(args.options, unit.head);
     const int first_token = unit.first_token + group_ * Config::kGroupRows + warp_row_;
     const int num_rows = rows_of(unit) - warp_row_;
@@ -458,7 +458,7 @@ class Sm90PrefillAttend : public Sm90PrefillBlock<Config> {
     const ptx::SharedAddress place =
         this->shared_ +
         static_cast<uint32_t>(Config::kOutputBegin +
-                              (group_ * Sm90PrefillAttend::kGroupWarps + warp_row_ / 16) * Config::kOutputBytes);
+                              (group_ * PrefillAttend::kGroupWarps + warp_row_ / 16) * Config::kOutputBytes);
     ptx::sync_warp();  // the rows before have been read
     MLA_UNROLL
     for (int column = 0; column < kOutTiles; ++column)
@@ -501,4 +501,4 @@ class Sm90PrefillAttend : public Sm90PrefillBlock<Config> {
   }
 };
 
-}  // namespace mla::MLA_CUDA_NAMESPACE
+}  // namespace mla::MLA_CUDA_NAMESPACE::sm90

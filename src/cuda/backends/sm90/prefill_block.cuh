@@ -10,16 +10,16 @@
 #include "cuda/tile/query_block.cuh"
 #include "cuda/tile/tile.cuh"
 
-namespace mla::MLA_CUDA_NAMESPACE {
+namespace mla::MLA_CUDA_NAMESPACE::sm90 {
 
-struct Sm90PrefillTiling {
+struct PrefillTiling {
   int keys;          // per tile of K and V: 64 or 128
   int stages;        // tiles of K, and of V, in shared memory
   int q_steps;       // k steps (of 16 channels) of Q that are multiplied from registers
   bool takes_turns;  // the warpgroups issue their products one after the other
 };
 
-struct Sm90PrefillParams {
+struct PrefillParams {
   core::PrefillArgs args;
   uint32_t num_slots;    // for query blocks, of each head
   uint32_t num_units;    // slots of all heads
@@ -30,7 +30,7 @@ struct Sm90PrefillParams {
 };
 
 /// Query rows of one request and head.
-struct alignas(16) Sm90PrefillUnit {
+struct alignas(16) PrefillUnit {
   int first_token, first_key;  // of all tokens, of all keys
   int rows;                    // 0: no unit is left
   int position;                // of the first row in its request
@@ -41,8 +41,8 @@ struct alignas(16) Sm90PrefillUnit {
   MLA_DEVICE int num_tiles() const { return end_tile - first_tile; }
 };
 
-template <DType kType_, int kDQk_, int kDV_, Sm90PrefillTiling kTiling>
-struct Sm90PrefillConfig {
+template <DType kType_, int kDQk_, int kDV_, PrefillTiling kTiling>
+struct PrefillConfig {
   static constexpr DType kType = kType_;
   static constexpr int kDQk = kDQk_, kDV = kDV_;
   static constexpr int kGroupThreads = 128;  // of a warpgroup
@@ -61,7 +61,7 @@ struct Sm90PrefillConfig {
   /// Where warps put 8 rows of 16-bit outputs in order.
   static constexpr int kOutputBytes = 8 * kDV * 2, kOutputBegin = kVBegin + kStages * kVBytes;
   static constexpr int kUnitsBegin = kOutputBegin + kGroups * 4 * kOutputBytes;
-  static constexpr int kFoundBegin = kUnitsBegin + 2 * static_cast<int>(sizeof(Sm90PrefillUnit));
+  static constexpr int kFoundBegin = kUnitsBegin + 2 * static_cast<int>(sizeof(PrefillUnit));
   static constexpr int kBarriersBegin = kFoundBegin + kGroups * 2 * 16;
   static constexpr int kSharedBytes = kBarriersBegin + (4 * kStages + 4) * 8;
   static_assert(kSharedBytes <= kSharedBytesPerBlock);
@@ -71,9 +71,9 @@ struct Sm90PrefillConfig {
 /// Warpgroups walk through the units each at its own pace. Units and tiles are numbered from the kernel's start on:
 /// unit u is described in place u % 2, tile n lies in stage n % kStages.
 template <class Config>
-class Sm90PrefillBlock {
+class PrefillBlock {
  public:
-  MLA_DEVICE explicit Sm90PrefillBlock(const Sm90PrefillParams& params)
+  MLA_DEVICE explicit PrefillBlock(const PrefillParams& params)
       : params_(params), args_(params.args), shared_(ptx::shared_address(ptx::shared_memory())) {}
 
   /// For all threads, once.
@@ -98,7 +98,7 @@ class Sm90PrefillBlock {
   static constexpr int kGroupWarps = Config::kGroupThreads / kWarpSize;
   static constexpr uint32_t kGroupOf8 = 8 * kSegmentBytes;  // bytes
 
-  MLA_DEVICE KeyRange visible(const Sm90PrefillUnit& unit, int position) const {
+  MLA_DEVICE KeyRange visible(const PrefillUnit& unit, int position) const {
     return visible_keys(position, unit.kv_len, args_.causal, args_.options.window_left);
   }
 
@@ -123,12 +123,12 @@ class Sm90PrefillBlock {
     return shared_ + static_cast<uint32_t>(Config::kVBegin + n % Config::kStages * Config::kVBytes);
   }
   MLA_DEVICE ptx::SharedAddress unit_place(int u) const {
-    return shared_ + static_cast<uint32_t>(Config::kUnitsBegin + u % 2 * static_cast<int>(sizeof(Sm90PrefillUnit)));
+    return shared_ + static_cast<uint32_t>(Config::kUnitsBegin + u % 2 * static_cast<int>(sizeof(PrefillUnit)));
   }
 
   MLA_DEVICE void wait_for_unit(int u) const { ptx::mbarrier_wait(described(u), unit_parity(u)); }
   /// Each time from shared memory: registers are short.
-  MLA_DEVICE Sm90PrefillUnit unit(int u) const {
+  MLA_DEVICE PrefillUnit unit(int u) const {
     const auto a = ptx::load_shared<ptx::Vec4>(unit_place(u)), b = ptx::load_shared<ptx::Vec4>(unit_place(u) + 16);
     const auto number = [](uint32_t bits) { return static_cast<int>(bits); };
     return {.first_token = number(a.x[0]),
@@ -185,7 +185,7 @@ class Sm90PrefillBlock {
     }
   }
 
-  const Sm90PrefillParams& params_;
+  const PrefillParams& params_;
   const core::PrefillArgs& args_;
   const ptx::SharedAddress shared_;
 
@@ -195,4 +195,4 @@ class Sm90PrefillBlock {
   }
 };
 
-}  // namespace mla::MLA_CUDA_NAMESPACE
+}  // namespace mla::MLA_CUDA_NAMESPACE::sm90

@@ -7,12 +7,12 @@
 
 #include "cuda/backends/sm90/prefill_block.cuh"
 
-namespace mla::MLA_CUDA_NAMESPACE {
+namespace mla::MLA_CUDA_NAMESPACE::sm90 {
 
 template <class Config>
-class Sm90PrefillFetch : public Sm90PrefillBlock<Config> {
+class PrefillFetch : public PrefillBlock<Config> {
  public:
-  using Sm90PrefillBlock<Config>::Sm90PrefillBlock;
+  using PrefillBlock<Config>::PrefillBlock;
 
   MLA_DEVICE void run() const {
     MLA_NO_UNROLL
@@ -20,7 +20,7 @@ class Sm90PrefillFetch : public Sm90PrefillBlock<Config> {
       if (ptx::thread_index() == 0) describe(u);
       ptx::sync_warp();
       this->wait_for_unit(u);
-      const Sm90PrefillUnit unit = this->unit(u);
+      const PrefillUnit unit = this->unit(u);
       this->leave_unit(u);
       if (unit.rows == 0) return;
       const int count = unit.num_tiles();
@@ -36,7 +36,7 @@ class Sm90PrefillFetch : public Sm90PrefillBlock<Config> {
  private:
   /// Finds the next unit of this block, while the tiles of the last one are still being computed.
   MLA_DEVICE void describe(int u) const {
-    const Sm90PrefillParams& params = this->params_;
+    const PrefillParams& params = this->params_;
     uint32_t number = 0;
     QueryBlock block = {};
     do {
@@ -45,7 +45,7 @@ class Sm90PrefillFetch : public Sm90PrefillBlock<Config> {
       block = find_query_block(this->args_, Config::kRows,
                                static_cast<int>(params.num_slots - 1 - number % params.num_slots));
     } while (block.rows <= 0 && params.next_unit != nullptr);
-    Sm90PrefillUnit unit = {};
+    PrefillUnit unit = {};
     if (number < params.num_units && block.rows > 0) {
       unit = {.first_token = block.first_token,
               .first_key = block.first_key,
@@ -72,7 +72,7 @@ class Sm90PrefillFetch : public Sm90PrefillBlock<Config> {
   /// num_units or more: there is none. Every block asks until it is told so; who is told last starts anew for the next
   /// launch.
   MLA_DEVICE uint32_t next_number(int u) const {
-    const Sm90PrefillParams& params = this->params_;
+    const PrefillParams& params = this->params_;
     const auto blocks = static_cast<uint32_t>(ptx::grid_size_x());
     if (params.next_unit == nullptr) return u == 0 ? static_cast<uint32_t>(ptx::block_index_x()) : params.num_units;
     const uint32_t number = ptx::atomic_add(params.next_unit, 1U);
@@ -80,18 +80,18 @@ class Sm90PrefillFetch : public Sm90PrefillBlock<Config> {
     return number;
   }
 
-  MLA_DEVICE void fetch_k(const Sm90PrefillUnit& unit, int tile, int n) const {
+  MLA_DEVICE void fetch_k(const PrefillUnit& unit, int tile, int n) const {
     const core::PrefillArgs& args = this->args_;
     fetch<Config::kQkSegments>(unit, tile, n, args.k, args.k_stride_token, args.k_stride_head, this->k_tile(n),
                                this->k_free(n), this->k_full(n));
   }
-  MLA_DEVICE void fetch_v(const Sm90PrefillUnit& unit, int tile, int n) const {
+  MLA_DEVICE void fetch_v(const PrefillUnit& unit, int tile, int n) const {
     const core::PrefillArgs& args = this->args_;
     fetch<Config::kVSegments>(unit, tile, n, args.v, args.v_stride_token, args.v_stride_head, this->v_tile(n),
                               this->v_free(n), this->v_full(n));
   }
   template <int kSegments>
-  MLA_DEVICE void fetch(const Sm90PrefillUnit& unit, int tile, int n, const void* from, int64_t stride_token,
+  MLA_DEVICE void fetch(const PrefillUnit& unit, int tile, int n, const void* from, int64_t stride_token,
                         int64_t stride_head, ptx::SharedAddress to, ptx::SharedAddress free,
                         ptx::SharedAddress full) const {
     const int first = (unit.first_tile + tile) * Config::kKeys;
@@ -105,4 +105,4 @@ class Sm90PrefillFetch : public Sm90PrefillBlock<Config> {
   }
 };
 
-}  // namespace mla::MLA_CUDA_NAMESPACE
+}  // namespace mla::MLA_CUDA_NAMESPACE::sm90

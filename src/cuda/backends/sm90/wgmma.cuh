@@ -5,7 +5,7 @@
 #include "cuda/ptx/wgmma.h"
 #include "mla/types.h"
 
-namespace mla::MLA_CUDA_NAMESPACE {
+namespace mla::MLA_CUDA_NAMESPACE::sm90 {
 
 /// d = a b + (accumulate ? d : 0), with A in shared memory, by its descriptor, or in registers.
 template <DType kType, int kN, bool kTransposeB = false, class A>
@@ -23,4 +23,4 @@ MLA_DEVICE uint64_t advance(uint64_t descriptor, int bytes) {
   return (descriptor >> 32) << 32 | (static_cast<uint32_t>(descriptor) + static_cast<uint32_t>(bytes / 16));
 }
 
-}  // namespace mla::MLA_CUDA_NAMESPACE
+}  // namespace mla::MLA_CUDA_NAMESPACE::sm90

@@ -3,13 +3,13 @@
 #pragma once
 
 #include "cuda/attention/absorbed_results.cuh"
-#include "cuda/backends/portable/specialized_block.cuh"
+#include "cuda/backends/bulk/block.cuh"
 
-namespace mla::MLA_CUDA_NAMESPACE {
+namespace mla::MLA_CUDA_NAMESPACE::bulk {
 
 template <class Config>
-class OutputRole : protected SpecializedBlock<Config> {
-  using Block = SpecializedBlock<Config>;
+class OutputRole : protected AbsorbedBlock<Config> {
+  using Block = AbsorbedBlock<Config>;
 
  protected:
   using Block::args_, Block::unit;
@@ -93,4 +93,4 @@ class OutputRole : protected SpecializedBlock<Config> {
   MLA_DEVICE static int lane_row(int m, int half) { return m * 16 + half * 8 + (ptx::lane() >> 2); }
 };
 
-}  // namespace mla::MLA_CUDA_NAMESPACE
+}  // namespace mla::MLA_CUDA_NAMESPACE::bulk

@@ -8,7 +8,7 @@
 
 #include "cuda/attention/absorbed_keys.cuh"
 
-namespace mla::MLA_CUDA_NAMESPACE {
+namespace mla::MLA_CUDA_NAMESPACE::bulk {
 
 template <class Config>
 class FirstRows {
@@ -69,4 +69,4 @@ class FirstRows {
   int64_t num_entries_ = 0;
 };
 
-}  // namespace mla::MLA_CUDA_NAMESPACE
+}  // namespace mla::MLA_CUDA_NAMESPACE::bulk

@@ -6,13 +6,14 @@
 
 #include "cuda/attention/absorbed_units.cuh"
 #include "cuda/attention/poison.cuh"
+#include "cuda/backends/bulk/limits.h"
 
-namespace mla::MLA_CUDA_NAMESPACE {
+namespace mla::MLA_CUDA_NAMESPACE::bulk {
 
 /// `kRows_` query rows against rows of `kLatentDims_` channels and up to 64 more: 64 rows, of 16-bit caches only; or
 /// 16, where keys shall come as fast as memory gives them.
 template <int kRows_, int kLatentDims_, KeyKind kKind_>
-struct SpecializedConfig {
+struct AbsorbedConfig {
   static constexpr int kRows = kRows_;
   static constexpr bool kQuantized = kKind_ == KeyKind::kQuantized;
   static constexpr int kKeys = kQuantized ? 64 : 32;  // of one step
@@ -93,7 +94,7 @@ struct SpecializedConfig {
   static constexpr int kScorePitch = kKeys * 4 + 32;
   static constexpr int kScoreBytes = kParts * kRows * (kScoresInRows ? kScorePitch : kKeys * 4);
   static constexpr int kPoisonBytes = (PoisonMarks<kKeys>::kBytes + 3) / 4 * 4;
-  static constexpr int kScaleGroups = kQuantized ? 8 : 0;
+  static constexpr int kScaleGroups = kQuantized ? cuda::bulk::kMostScales : 0;
   static constexpr int kScaleBytes = kScaleGroups * kKeys * 2;  // of a step: f16 for each key
 
   static constexpr int kBarrierOffset = 0;
@@ -111,14 +112,7 @@ struct SpecializedConfig {
   static constexpr int kQueryOffset = kScoreOffset + kScoreBytes;
   static constexpr int kStageOffset = kQueryOffset + kQueryBytes;
   static constexpr int kSharedBytes = kStageOffset + kStages * kStageBytes;
-  /// Whether the kernel computes with a pool's rows.
-  static bool takes(const cuda::KeyPool& pool) {
-    return !kQuantized ||
-           (pool.common_codes && pool.cache.num_scales <= kScaleGroups && pool.scale_words * 4 <= kKeyScaleBytes);
-  }
-
-  static constexpr bool kAvailable = kHasBulkCopies && kSharedBytesPerBlock >= 227 * 1024;
-  static_assert(!kAvailable || kSharedBytes <= kSharedBytesPerBlock);
+  static_assert(kHasBulkCopies && kSharedBytes <= kSharedBytesPerBlock);
 };
 
-}  // namespace mla::MLA_CUDA_NAMESPACE
+}  // namespace mla::MLA_CUDA_NAMESPACE::bulk

@@ -2,22 +2,22 @@
 // The score warps of quantized rows: each has a quarter of the channels and half of a step's keys.
 #pragma once
 
-#include "cuda/backends/portable/specialized_codes.cuh"
+#include "cuda/backends/bulk/e4m3_rows.cuh"
 
-namespace mla::MLA_CUDA_NAMESPACE {
+namespace mla::MLA_CUDA_NAMESPACE::bulk {
 
 /// Two ways. Where scales are short (powers of two, mostly), a scale times a code is exact in bf16, so that codes may
 /// be multiplied by queries in f16 and the products by the scale. Others are decoded to bf16 and multiplied by queries
 /// as they are. A warp goes the first way until it meets a long scale in a unit.
 template <class Config>
-class CodeScoreRole : SpecializedBlock<Config> {
-  using Block = SpecializedBlock<Config>;
+class E4m3ScoreRole : AbsorbedBlock<Config> {
+  using Block = AbsorbedBlock<Config>;
   using Block::args_, Block::memory_, Block::shared_, Block::unit;
 
  public:
   using Block::next_unit;
 
-  MLA_DEVICE explicit CodeScoreRole(const cuda::AbsorbedArgs& args) : Block(args) {}
+  MLA_DEVICE explicit E4m3ScoreRole(const cuda::AbsorbedArgs& args) : Block(args) {}
 
   MLA_DEVICE void compute() {
     bool long_scales = false;
@@ -219,7 +219,7 @@ class CodeScoreRole : SpecializedBlock<Config> {
 
   /// What the lane reads of a stage, by bytes from the stage's begin on, and where it writes scores.
   struct Places {
-    MLA_DEVICE Places(const CodeScoreRole& role, const LandedRows& rows)
+    MLA_DEVICE Places(const E4m3ScoreRole& role, const LandedRows& rows)
         : codes(static_cast<uint32_t>((first_key() + (ptx::lane() & 15)) * Config::kKeyPitch + first_channel() +
                                       (ptx::lane() >> 4) * kChunkBytes)),
           rope(codes - static_cast<uint32_t>(first_channel()) + rows.rope_at +
@@ -370,4 +370,4 @@ class CodeScoreRole : SpecializedBlock<Config> {
   float row_factor_[2];          // what the queries were divided by
 };
 
-}  // namespace mla::MLA_CUDA_NAMESPACE
+}  // namespace mla::MLA_CUDA_NAMESPACE::bulk

@@ -2,13 +2,13 @@
 // The score warps: they multiply queries and keys. Those of a band divide the channels.
 #pragma once
 
-#include "cuda/backends/portable/specialized_block.cuh"
+#include "cuda/backends/bulk/block.cuh"
 
-namespace mla::MLA_CUDA_NAMESPACE {
+namespace mla::MLA_CUDA_NAMESPACE::bulk {
 
 template <class Config>
-class ScoreRole : SpecializedBlock<Config> {
-  using Block = SpecializedBlock<Config>;
+class ScoreRole : AbsorbedBlock<Config> {
+  using Block = AbsorbedBlock<Config>;
   using Block::args_, Block::memory_, Block::shared_, Block::unit;
 
  public:
@@ -238,4 +238,4 @@ class ScoreRole : SpecializedBlock<Config> {
   uint32_t queries_[kTiles][Config::kHeldSteps][4];  // of the part's first steps
 };
 
-}  // namespace mla::MLA_CUDA_NAMESPACE
+}  // namespace mla::MLA_CUDA_NAMESPACE::bulk

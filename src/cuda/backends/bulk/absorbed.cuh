@@ -8,9 +8,9 @@
 //   weight warps   softmax: scores -> weights, rounded to 16 bits
 //   value warps    weights x values, accumulators in registers: all rows, each warp its share of the channels
 //   scale warp     of quantized caches: the scales of a step's values
-// Quantized rows stay as they land: score and value warps convert codes as they load them (specialized_codes.cuh).
+// Quantized rows stay as they land: score and value warps convert codes as they load them (e4m3_rows.cuh).
 // Shared memory: [barriers, units][weights of two steps][scores][queries][stages: a step's rows as they land];
-//                specialized_config.cuh has the numbers.
+//                config.cuh has the numbers.
 //   fetch    left(u - 2) -> unit u -> described(u); free(n - stages) -> copies of n -> full(n)
 //   scores   described(u), full(n), taken(n - 1) -> scores n -> scored(n)
 //   weights  scored(n), free(n - 2) -> weights n -> taken(n), ready(n); in the end weighed(u)
@@ -20,23 +20,23 @@
 // while the last one's outputs go. docs/kernels/cuda_bulk.md.
 #pragma once
 
-#include "cuda/backends/portable/specialized_code_scores.cuh"
-#include "cuda/backends/portable/specialized_code_values.cuh"
-#include "cuda/backends/portable/specialized_fetch.cuh"
-#include "cuda/backends/portable/specialized_first_rows.cuh"
-#include "cuda/backends/portable/specialized_scales.cuh"
-#include "cuda/backends/portable/specialized_scores.cuh"
-#include "cuda/backends/portable/specialized_values.cuh"
-#include "cuda/backends/portable/specialized_weights.cuh"
+#include "cuda/backends/bulk/e4m3_scores.cuh"
+#include "cuda/backends/bulk/e4m3_values.cuh"
+#include "cuda/backends/bulk/first_rows.cuh"
+#include "cuda/backends/bulk/load.cuh"
+#include "cuda/backends/bulk/scales.cuh"
+#include "cuda/backends/bulk/scores.cuh"
+#include "cuda/backends/bulk/softmax.cuh"
+#include "cuda/backends/bulk/values.cuh"
 #include "cuda/border/launch.h"
 
-namespace mla::MLA_CUDA_NAMESPACE {
+namespace mla::MLA_CUDA_NAMESPACE::bulk {
 
 template <class Config_>
-struct SpecializedKernel {
+struct AbsorbedKernel {
   using Config = Config_;
   using Params = cuda::AbsorbedArgs;
-  static constexpr const char* kName = "absorbed_attention_specialized";
+  static constexpr const char* kName = "bulk_absorbed";
   static constexpr int kThreads = Config::kThreads;
   static constexpr int kMinBlocks = Config::kMinBlocks;
   /// Whether blocks begin while the kernel in front of them still ends. With 64 rows it costs more than it gains.
@@ -45,7 +45,7 @@ struct SpecializedKernel {
 
   static MLA_DEVICE void run(const Params& args) {
     if constexpr (kStartsEarly) {
-      SpecializedBlock<Config>(args).init();
+      AbsorbedBlock<Config>(args).init();
       // By warps that have nothing to do yet; if there is no time left before the wait, nobody loses any.
       if (ptx::warp() >= Config::kFirstValueWarp)
         FirstRows<Config>(args).prefetch(ptx::warp() - Config::kFirstValueWarp);
@@ -53,27 +53,27 @@ struct SpecializedKernel {
     ptx::wait_for_previous_grid();  // the plan
     ptx::allow_next_grid();
     const cuda::Share share = args.list.shares[ptx::block_index_x()];
-    if constexpr (!kStartsEarly) SpecializedBlock<Config>(args).init();
+    if constexpr (!kStartsEarly) AbsorbedBlock<Config>(args).init();
     if (share.begin == share.end) return;
     if (ptx::warp() < Config::kFirstScoreWarp) {
       keep_registers<Config::kWeightRegisters>();
       if (ptx::warp() < Config::kFirstFetchWarp) {
-        compute(WeightRole<Config>(args));
+        compute(SoftmaxRole<Config>(args));
       } else if (ptx::warp() < Config::kFirstScaleWarp) {
-        compute(FetchRole<Config>(args, share));
+        compute(LoadRole<Config>(args, share));
       } else {
         if constexpr (Config::kQuantized) compute(ScaleRole<Config>(args));
       }
     } else if (ptx::warp() < Config::kFirstValueWarp) {
       keep_registers<Config::kScoreRegisters>();
       if constexpr (Config::kQuantized)
-        compute(CodeScoreRole<Config>(args));
+        compute(E4m3ScoreRole<Config>(args));
       else
         compute(ScoreRole<Config>(args));
     } else {
       keep_registers<Config::kValueRegisters>();
       if constexpr (Config::kQuantized)
-        compute(CodeValueRole<Config>(args));
+        compute(E4m3ValueRole<Config>(args));
       else
         compute(ValueRole<Config>(args));
     }
@@ -92,4 +92,4 @@ struct SpecializedKernel {
   }
 };
 
-}  // namespace mla::MLA_CUDA_NAMESPACE
+}  // namespace mla::MLA_CUDA_NAMESPACE::bulk

@@ -5,17 +5,17 @@
 // is still there when the next one does.
 #pragma once
 
-#include "cuda/backends/portable/specialized_block.cuh"
+#include "cuda/backends/bulk/block.cuh"
 
-namespace mla::MLA_CUDA_NAMESPACE {
+namespace mla::MLA_CUDA_NAMESPACE::bulk {
 
 template <class Config>
-class FetchRole : SpecializedBlock<Config> {
-  using Block = SpecializedBlock<Config>;
+class LoadRole : AbsorbedBlock<Config> {
+  using Block = AbsorbedBlock<Config>;
   using Block::args_, Block::memory_, Block::shared_, Block::unit;
 
  public:
-  MLA_DEVICE FetchRole(const cuda::AbsorbedArgs& args, const cuda::Share& share) : Block(args), walk_(share) {}
+  MLA_DEVICE LoadRole(const cuda::AbsorbedArgs& args, const cuda::Share& share) : Block(args), walk_(share) {}
 
   MLA_DEVICE bool next_unit() {
     if (fetch_warp() == 0 && ptx::lane() == 0) Block::describe_next_unit(walk_);
@@ -247,4 +247,4 @@ class FetchRole : SpecializedBlock<Config> {
   int32_t next_entry_ = -1;      // of that key
 };
 
-}  // namespace mla::MLA_CUDA_NAMESPACE
+}  // namespace mla::MLA_CUDA_NAMESPACE::bulk

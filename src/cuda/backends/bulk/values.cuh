@@ -2,13 +2,13 @@
 // The value warps: they add weighted rows to the outputs, each its own channels of all query rows.
 #pragma once
 
-#include "cuda/backends/portable/specialized_outputs.cuh"
+#include "cuda/backends/bulk/outputs.cuh"
 
-namespace mla::MLA_CUDA_NAMESPACE {
+namespace mla::MLA_CUDA_NAMESPACE::bulk {
 
 template <class Config>
 class ValueRole : OutputRole<Config> {
-  using Block = SpecializedBlock<Config>;
+  using Block = AbsorbedBlock<Config>;
   using Output = OutputRole<Config>;
   using Block::unit, Output::kValueThreads, Output::output_channel, Output::outputs_, Output::value_warp;
 
@@ -77,4 +77,4 @@ class ValueRole : OutputRole<Config> {
   uint32_t next_ = 0;  // number of the next step
 };
 
-}  // namespace mla::MLA_CUDA_NAMESPACE
+}  // namespace mla::MLA_CUDA_NAMESPACE::bulk

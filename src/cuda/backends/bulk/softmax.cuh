@@ -4,19 +4,19 @@
 #pragma once
 
 #include "cuda/attention/absorbed_results.cuh"
-#include "cuda/backends/portable/specialized_block.cuh"
+#include "cuda/backends/bulk/block.cuh"
 
-namespace mla::MLA_CUDA_NAMESPACE {
+namespace mla::MLA_CUDA_NAMESPACE::bulk {
 
 template <class Config>
-class WeightRole : SpecializedBlock<Config> {
-  using Block = SpecializedBlock<Config>;
+class SoftmaxRole : AbsorbedBlock<Config> {
+  using Block = AbsorbedBlock<Config>;
   using Block::args_, Block::memory_, Block::shared_, Block::unit;
 
  public:
   using Block::next_unit;
 
-  MLA_DEVICE explicit WeightRole(const cuda::AbsorbedArgs& args) : Block(args) {}
+  MLA_DEVICE explicit SoftmaxRole(const cuda::AbsorbedArgs& args) : Block(args) {}
 
   MLA_DEVICE void compute() {
     MLA_UNROLL
@@ -209,4 +209,4 @@ class WeightRole : SpecializedBlock<Config> {
   ScoreState states_[kLaneRows];  // sums are over the lane's keys
 };
 
-}  // namespace mla::MLA_CUDA_NAMESPACE
+}  // namespace mla::MLA_CUDA_NAMESPACE::bulk

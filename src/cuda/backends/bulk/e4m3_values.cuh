@@ -2,21 +2,21 @@
 // The value warps of quantized rows: weights times scales, in f16, by codes; a warp's channels have one scale.
 #pragma once
 
-#include "cuda/backends/portable/specialized_codes.cuh"
-#include "cuda/backends/portable/specialized_outputs.cuh"
+#include "cuda/backends/bulk/e4m3_rows.cuh"
+#include "cuda/backends/bulk/outputs.cuh"
 
-namespace mla::MLA_CUDA_NAMESPACE {
+namespace mla::MLA_CUDA_NAMESPACE::bulk {
 
 template <class Config>
-class CodeValueRole : OutputRole<Config> {
-  using Block = SpecializedBlock<Config>;
+class E4m3ValueRole : OutputRole<Config> {
+  using Block = AbsorbedBlock<Config>;
   using Output = OutputRole<Config>;
   using Block::args_, Block::unit, Output::kValueThreads, Output::output_channel, Output::outputs_, Output::value_warp;
 
  public:
   using Block::next_unit;
 
-  MLA_DEVICE explicit CodeValueRole(const cuda::AbsorbedArgs& args) : Output(args) {}
+  MLA_DEVICE explicit E4m3ValueRole(const cuda::AbsorbedArgs& args) : Output(args) {}
 
   MLA_DEVICE void compute() {
     Output::clear_outputs();
@@ -74,7 +74,7 @@ class CodeValueRole : OutputRole<Config> {
 
   /// What the lane reads: of a stage, by bytes from its begin on, and of what belongs to even steps.
   struct Places {
-    MLA_DEVICE Places(const CodeValueRole& role, const LandedRows& rows)
+    MLA_DEVICE Places(const E4m3ValueRole& role, const LandedRows& rows)
         : values(static_cast<uint32_t>((ptx::lane() & 15) * Config::kKeyPitch + (ptx::lane() >> 4) * kChunkBytes) +
                  (role.has_rope() ? rows.rope_at + static_cast<uint32_t>((output_channel() - rows.d_ckv) * 2)
                                   : static_cast<uint32_t>(output_channel()))),
@@ -245,4 +245,4 @@ class CodeValueRole : OutputRole<Config> {
   uint32_t reference_ = 0;  // of the outputs so far, as f32
 };
 
-}  // namespace mla::MLA_CUDA_NAMESPACE
+}  // namespace mla::MLA_CUDA_NAMESPACE::bulk

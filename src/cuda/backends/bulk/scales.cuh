@@ -3,16 +3,16 @@
 // + 1 of a step.
 #pragma once
 
-#include "cuda/backends/portable/specialized_codes.cuh"
+#include "cuda/backends/bulk/e4m3_rows.cuh"
 
-namespace mla::MLA_CUDA_NAMESPACE {
+namespace mla::MLA_CUDA_NAMESPACE::bulk {
 
 /// Weights are f16, and so is what they are multiplied by: a unit has a reference, a power of two that follows its
 /// largest scale, and scales are divided by it. A step in which a scale is too small for that is marked by the
 /// reference's sign: its weights are multiplied in f32.
 template <class Config>
-class ScaleRole : SpecializedBlock<Config> {
-  using Block = SpecializedBlock<Config>;
+class ScaleRole : AbsorbedBlock<Config> {
+  using Block = AbsorbedBlock<Config>;
   using Block::args_;
 
  public:
@@ -131,4 +131,4 @@ class ScaleRole : SpecializedBlock<Config> {
   uint32_t reference_ = 0;  // as f32; 0: there is none yet
 };
 
-}  // namespace mla::MLA_CUDA_NAMESPACE
+}  // namespace mla::MLA_CUDA_NAMESPACE::bulk

@@ -3,9 +3,9 @@
 // they are; their scales come in where numbers are fewer.
 #pragma once
 
-#include "cuda/backends/portable/specialized_block.cuh"
+#include "cuda/backends/bulk/block.cuh"
 
-namespace mla::MLA_CUDA_NAMESPACE {
+namespace mla::MLA_CUDA_NAMESPACE::bulk {
 
 /// Where the parts of a landed row lie, and what they are.
 struct LandedRows {
@@ -49,4 +49,4 @@ MLA_DEVICE LandedRows landed_rows(const cuda::KeyPool (&pools)[2], int pool) {
   return pool == 0 ? landed_rows<Config>(pools[0]) : landed_rows<Config>(pools[1]);
 }
 
-}  // namespace mla::MLA_CUDA_NAMESPACE
+}  // namespace mla::MLA_CUDA_NAMESPACE::bulk

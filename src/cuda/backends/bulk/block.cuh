@@ -4,9 +4,9 @@
 
 #include <type_traits>
 
-#include "cuda/backends/portable/specialized_config.cuh"
+#include "cuda/backends/bulk/config.cuh"
 
-namespace mla::MLA_CUDA_NAMESPACE {
+namespace mla::MLA_CUDA_NAMESPACE::bulk {
 
 /// By which power of two weights for quantized rows are stored larger, so that small ones stay precise in f16: weights
 /// are up to 2^8, scales over their reference below 4 (ScaleRole).
@@ -15,7 +15,7 @@ inline constexpr float kWeightShift = Config::kQuantized ? 5.0F : 0.0F;
 
 /// Step n uses stage n % kStages and weights n % 2.
 template <class Config>
-class SpecializedBlock : protected AbsorbedUnits<Config> {
+class AbsorbedBlock : protected AbsorbedUnits<Config> {
   using Units = AbsorbedUnits<Config>;
 
  public:
@@ -129,4 +129,4 @@ class SpecializedBlock : protected AbsorbedUnits<Config> {
   MLA_DEVICE ptx::SharedAddress barrier(uint32_t i) const { return shared_ + Config::kBarrierOffset + i * 8; }
 };
 
-}  // namespace mla::MLA_CUDA_NAMESPACE
+}  // namespace mla::MLA_CUDA_NAMESPACE::bulk

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// cuda_bulk: absorbed attention by warps with roles, on rows that bulk copies bring.
+#include "cuda/border/backend.h"
+
+#include "cuda/attention/block_rows.h"
+#include "cuda/attention/shapes.h"
+#include "cuda/backends/bulk/limits.h"
+
+namespace mla::cuda::bulk {
+namespace {
+
+using core::Reason;
+
+constexpr Op kOps[] = {Op::kDecode, Op::kDecodeSparse, Op::kPrefillSparse};
+
+bool takes_rows_of(CacheFormat format) {
+  const KvLayout layout = kv_layout(format);
+  return takes(layout.nope, layout.nope_dim);
+}
+
+Reason refusal(const Problem& problem) {
+  if (const Reason reason = shape_refusal(problem); !reason.empty()) return reason;
+  if (const Reason reason = query_type_refusal(problem); !reason.empty()) return reason;
+  for (const CacheFormat format : {problem.cache, problem.extra_cache.value_or(problem.cache)})
+    if (!takes_rows_of(format))
+      return Reason::format("takes quantized rows of e4m3 with up to {} scales of f32 or UE8M0, not {}", kMostScales,
+                            name(format));
+  if (is_quantized(kv_layout(problem.cache).nope.element) && usual_query_rows(problem) > kSmallBlockRows)
+    return Reason::format("takes requests of up to {} query rows (tokens x heads) with quantized keys, not {}",
+                          kSmallBlockRows, usual_query_rows(problem));
+  return {};
+}
+
+}  // namespace
+
+Backend backend();
+
+Backend backend() {
+  return {.name = "cuda_bulk",
+          .kernels = "mma.sync kernels with bulk copies",
+          .gpus = "H100, H200, B200",
+          .ops = kOps,
+          .refusal = refusal,
+          .numerics = tensor_core_numerics,
+          .leaves = Reason::format("attention to quantized rows with more than {} query rows of a request (query "
+                                   "tokens times heads)",
+                                   kSmallBlockRows)};
+}
+
+}  // namespace mla::cuda::bulk

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// decode, decode_sparse and prefill_sparse of cuda_bulk.
+#include "cuda/attention/absorbed_problem.cuh"
+#include "cuda/backends/bulk/absorbed.cuh"
+#include "cuda/backends/bulk/operations.h"
+
+namespace mla::MLA_CUDA_NAMESPACE::bulk {
+namespace {
+
+/// For AbsorbedProblem. Quantized rows come here for few query rows only (backend.cpp).
+struct Kernels {
+  template <class F>
+  static auto with(const cuda::AbsorbedArgs& args, int32_t block_rows, const F& f) {
+    return with_key_rows(args, [&]<int kLatentDims, KeyKind kKind>() {
+      if constexpr (kKind != KeyKind::kQuantized)
+        if (block_rows != 16) return f.template operator()<AbsorbedKernel<AbsorbedConfig<64, kLatentDims, kKind>>>();
+      return f.template operator()<AbsorbedKernel<AbsorbedConfig<16, kLatentDims, kKind>>>();
+    });
+  }
+};
+
+}  // namespace
+
+cuda::PlannedOperation<core::DecodeArgs> decode() { return absorbed_operation<Kernels, core::DecodeArgs>(); }
+cuda::PlannedOperation<core::DecodeSparseArgs> decode_sparse() {
+  return absorbed_operation<Kernels, core::DecodeSparseArgs>();
+}
+
+}  // namespace mla::MLA_CUDA_NAMESPACE::bulk

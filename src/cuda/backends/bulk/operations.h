@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// The host side of the operations that cuda_bulk has kernels for.
+#pragma once
+
+#include "cuda/border/operations.h"
+#include "cuda/ptx/machine.h"
+
+namespace mla::MLA_CUDA_NAMESPACE::bulk {
+
+cuda::PlannedOperation<core::DecodeArgs> decode();
+cuda::PlannedOperation<core::DecodeSparseArgs> decode_sparse();
+
+/// All that the backend offers.
+const cuda::Operations& operations();
+
+}  // namespace mla::MLA_CUDA_NAMESPACE::bulk
