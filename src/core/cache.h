@@ -12,7 +12,7 @@
 namespace mla::core {
 
 /// Whether latent channels are e4m3 with scales of f32 or UE8M0 and no outer one: kernels have fast ways for these.
-constexpr bool is_common_code(DType element, ScaleType scale_type, bool outer_scale) {
+constexpr bool is_common_e4m3(DType element, ScaleType scale_type, bool outer_scale) {
   return element == DType::kE4M3 && !outer_scale && (scale_type == ScaleType::kF32 || scale_type == ScaleType::kUE8M0);
 }
 
@@ -51,7 +51,7 @@ struct Cache {
   /// Whether scales that were chosen for another cache may stand in this one: any numbers may be powers of two.
   constexpr bool takes_scales_of(const Cache& from) const { return !power_of_two_scales || from.power_of_two_scales; }
   constexpr bool is_quantized() const { return mla::is_quantized(ckv_dtype); }
-  constexpr bool has_common_codes() const { return is_common_code(ckv_dtype, scale_type, outer_scale != nullptr); }
+  constexpr bool has_common_e4m3() const { return is_common_e4m3(ckv_dtype, scale_type, outer_scale != nullptr); }
   constexpr bool has_quantized_kpe() const { return d_kpe > 0 && mla::is_quantized(kpe_dtype); }
   constexpr int32_t ckv_bytes() const { return static_cast<int32_t>(bytes_of(ckv_dtype, d_ckv)); }
   constexpr int32_t kpe_bytes() const { return static_cast<int32_t>(bytes_of(kpe_dtype, d_kpe)); }

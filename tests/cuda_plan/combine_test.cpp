@@ -118,7 +118,7 @@ class Fixture {
     std::vector<bool> merged(lse_.size(), false);
     for (int32_t m = 0; m < list.header->num_merges; ++m) {
       const cuda::Merge& merge = list.merges[m];
-      const int32_t rows = std::min(merge.num_rows - merge.row_begin, list.header->lanes * list.block_rows);
+      const int32_t rows = std::min(merge.num_rows - merge.row_begin, list.header->row_lanes * list.block_rows);
       for (int32_t row = 0; row < rows; ++row) {
         const int32_t token = merge.token_begin + (merge.row_begin + row) / c_.num_heads;
         const int32_t head = (merge.row_begin + row) % c_.num_heads;

@@ -68,19 +68,19 @@ class ListChecker {
   }
 
   void read_segments() {
-    ASSERT_GE(header().lanes, 1);
+    ASSERT_GE(header().row_lanes, 1);
     ASSERT_GE(header().num_workers, 0);
     ASSERT_LE(header().num_workers, list_.max_workers);
-    ASSERT_LE(int64_t{header().num_workers} * header().lanes, shape_.max_grid_blocks);
+    ASSERT_LE(int64_t{header().num_workers} * header().row_lanes, shape_.max_grid_blocks);
     std::set<int32_t> seen;
     for (int32_t w = 0; w < header().num_workers; ++w) {
       int64_t load = 0;
-      const cuda::Share share = list_.shares[w * header().lanes];
-      for (int32_t lane = 0; lane < header().lanes; ++lane) {
-        const cuda::Share& of_lane = list_.shares[w * header().lanes + lane];
+      const cuda::Share share = list_.shares[w * header().row_lanes];
+      for (int32_t lane = 0; lane < header().row_lanes; ++lane) {
+        const cuda::Share& of_lane = list_.shares[w * header().row_lanes + lane];
         EXPECT_EQ(of_lane.begin, share.begin);
         EXPECT_EQ(of_lane.end, share.end);
-        EXPECT_EQ(of_lane.lane, lane);
+        EXPECT_EQ(of_lane.row_lane, lane);
         EXPECT_TRUE(same(of_lane.first, share.first));
       }
       ASSERT_GE(share.begin, 0);
@@ -97,7 +97,7 @@ class ListChecker {
       }
       loads_.push_back(load);
     }
-    for (int32_t block = header().num_workers * header().lanes; block < shape_.max_grid_blocks; ++block)
+    for (int32_t block = header().num_workers * header().row_lanes; block < shape_.max_grid_blocks; ++block)
       EXPECT_EQ(list_.shares[block].begin, list_.shares[block].end) << "an idle block";
     for (auto& [at, pieces] : row_blocks_) std::sort(pieces.begin(), pieces.end());
   }
@@ -111,13 +111,13 @@ class ListChecker {
     EXPECT_EQ(segment.token_begin, request.token_begin);
     EXPECT_EQ(segment.q_len, request.q_len);
     EXPECT_EQ(segment.kv_len, request.kv_len);
-    EXPECT_EQ(segment.row_begin % (header().lanes * shape_.block_rows), 0);
+    EXPECT_EQ(segment.row_begin % (header().row_lanes * shape_.block_rows), 0);
     ASSERT_LT(segment.row_begin, rows_of(segment.request));
     EXPECT_GE(segment.partial_slot, -1);
     if (segment.partial_slot >= 0) {
-      ASSERT_LE(segment.partial_slot + header().lanes, list_.max_slots);
+      ASSERT_LE(segment.partial_slot + header().row_lanes, list_.max_slots);
     }
-    for (int32_t lane = 0; lane < header().lanes; ++lane) {
+    for (int32_t lane = 0; lane < header().row_lanes; ++lane) {
       const int32_t row = segment.row_begin + lane * shape_.block_rows;
       const int32_t slot = segment.partial_slot < 0 ? -1 : segment.partial_slot + lane;
       if (row < rows_of(segment.request))
@@ -163,9 +163,9 @@ class ListChecker {
       EXPECT_EQ(merge.token_begin, requests_[static_cast<size_t>(merge.request)].token_begin);
       EXPECT_EQ(merge.num_rows, rows_of(merge.request));
       num_splits_ += merge.num_splits;
-      largest_unit = std::max<int64_t>(largest_unit,
-                                       std::min(header().lanes * shape_.block_rows, merge.num_rows - merge.row_begin));
-      for (int32_t lane = 0; lane < header().lanes; ++lane) {
+      largest_unit = std::max<int64_t>(
+          largest_unit, std::min(header().row_lanes * shape_.block_rows, merge.num_rows - merge.row_begin));
+      for (int32_t lane = 0; lane < header().row_lanes; ++lane) {
         const int32_t row = merge.row_begin + lane * shape_.block_rows;
         if (row >= merge.num_rows) continue;
         std::vector<int32_t>& slots = merged[{merge.request, row}];
@@ -196,12 +196,12 @@ class ListChecker {
   void check_balance() const {
     int64_t blocks = 0, units = 0;
     for (size_t r = 0; r < requests_.size(); ++r) {
-      const int64_t of_request = ceil_div(rows_of(static_cast<int32_t>(r)), shape_.block_rows * header().lanes);
+      const int64_t of_request = ceil_div(rows_of(static_cast<int32_t>(r)), shape_.block_rows * header().row_lanes);
       units += of_request;
       blocks += of_request * ceil_div(requests_[r].key_end - requests_[r].key_begin, shape_.key_block);
     }
     if (units == 0) return;
-    const int64_t workers = std::min<int64_t>(shape_.max_grid_blocks / header().lanes, list_.max_workers);
+    const int64_t workers = std::min<int64_t>(shape_.max_grid_blocks / header().row_lanes, list_.max_workers);
     const int64_t useful = std::clamp<int64_t>(std::max(blocks / shape_.min_share, units), 1, workers);
     const int64_t share = ceil_div(blocks + units * shape_.unit_overhead, useful);
     EXPECT_LE(*std::max_element(loads_.begin(), loads_.end()),

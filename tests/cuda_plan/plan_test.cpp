@@ -121,14 +121,14 @@ TEST(Plan, GivesRowBlocksOfARequestToNeighbours) {
   const cuda::WorkShape shape = batch.shape(64, 64, 132);
   ListMemory memory(shape);
   expect_planned(shape, batch.args(), memory);
-  EXPECT_EQ(memory.list.header->lanes, 2);
+  EXPECT_EQ(memory.list.header->row_lanes, 2);
   ListChecker(shape, memory.list, batch.expected(shape.key_block)).check();
 
   batch.qo_indptr = {0, 1, 3, 4};  // no longer the same number of row blocks
   const cuda::WorkShape ragged = batch.shape(64, 64, 132);
   ListMemory other(ragged);
   expect_planned(ragged, batch.args(), other);
-  EXPECT_EQ(other.list.header->lanes, 1);
+  EXPECT_EQ(other.list.header->row_lanes, 1);
   ListChecker(ragged, other.list, batch.expected(ragged.key_block)).check();
 }
 
@@ -214,12 +214,13 @@ TEST(Plan, SurvivesGarbage) {
     ListMemory memory(shape);
     expect_planned(shape, args, memory);
     const cuda::WorkList& list = memory.list;
-    ASSERT_LE(int64_t{list.header->num_workers} * list.header->lanes, shape.max_grid_blocks);
+    ASSERT_LE(int64_t{list.header->num_workers} * list.header->row_lanes, shape.max_grid_blocks);
     ASSERT_LE(list.header->num_merges, list.max_merges);
     for (int32_t w = 0; w < list.header->num_workers; ++w)
-      for (int32_t s = list.shares[w * list.header->lanes].begin; s < list.shares[w * list.header->lanes].end; ++s) {
+      for (int32_t s = list.shares[w * list.header->row_lanes].begin; s < list.shares[w * list.header->row_lanes].end;
+           ++s) {
         const cuda::Segment& segment = list.segments[s];
-        ASSERT_LE(segment.partial_slot < 0 ? 0 : segment.partial_slot + list.header->lanes, list.max_slots);
+        ASSERT_LE(segment.partial_slot < 0 ? 0 : segment.partial_slot + list.header->row_lanes, list.max_slots);
         ASSERT_LE(segment.token_begin + segment.q_len, shape.max_tokens);
         ASSERT_LE(0, segment.key_begin);
         ASSERT_LE(segment.key_begin, segment.key_end);

@@ -47,7 +47,7 @@ TEST(Channels, QuantizeAsDivisionDoes) {
     float values[kVector];
     for (float& value : values) value = random.chance(3) ? near_tie(random, scale) : random.value();
     if (random.chance(10)) values[0] = std::bit_cast<float>(random.bits());
-    const Bits8 codes = quantize8(values, Divisor(scale));
+    const Bits8 codes = quantize8(values, ScaleDivisor(scale));
     for (int i = 0; i < kVector; ++i)
       ASSERT_EQ(byte_of(codes, i), quantize_e4m3(values[i], scale)) << values[i] << " / " << scale;
   }

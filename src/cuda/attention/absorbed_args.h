@@ -5,20 +5,20 @@
 
 #include "core/args.h"
 #include "cuda/common/work_list.h"
-#include "cuda/tile/divisor.h"
+#include "cuda/tile/fast_divisor.h"
 
 namespace mla::cuda {
 
 /// One pool of rows. Dense decode has one, addressed by pages; sparse attention one or two, addressed by slots.
 struct KeyPool {
   core::Cache cache = {};
-  Divisor page_size = {};            // of the cache
+  FastDivisor page_size = {};        // of the cache
   int32_t ckv_bytes = 0;             // of a row's latent channels
   int32_t kpe_bytes = 0;             // of its rotary ones
   int32_t scale_words = 0;           // of a key's scales, by words, to which the scales of a row are padded
   bool ue8m0 = false;                // whether scales are UE8M0
   bool quantized_kpe = false;        // whether rotary channels are codes
-  bool common_codes = false;         // Cache::has_common_codes()
+  bool common_e4m3 = false;          // Cache::has_common_e4m3()
   bool aligned = false;              // whether all rows can be copied 16 bytes at a time
   bool whole = false;                // whether also a row's parts can be copied as one piece
   bool scales_inside = false;        // whether that piece has the row's scales, right behind the latent channels
@@ -32,7 +32,7 @@ struct KeyPool {
 };
 
 struct AbsorbedArgs {
-  Divisor num_heads = {};
+  FastDivisor num_heads = {};
   int32_t d_qk = 0, d_v = 0;
   DType q_dtype = DType::kBF16;
   const float* q_scale = nullptr;

@@ -168,7 +168,7 @@ class RowCopy {
   }
 
  private:
-  static constexpr int kRopeChunks = Config::kTailDims * 2 / kChunkBytes;
+  static constexpr int kRopeChunks = Config::kRopeDims * 2 / kChunkBytes;
   static constexpr int kKeysPerWarp = Config::kKeys / Config::kWarps;
 
   MLA_DEVICE static const std::byte* row_of(ptx::SharedAddress places, int key, bool kpe) {
@@ -281,7 +281,7 @@ MLA_DEVICE void decode_any_latents(const cuda::KeyPool& pool, const std::byte* r
 template <class Config>
 MLA_DEVICE void decode_raw(const cuda::KeyPool& pool, const std::byte* raw, const std::byte* scales,
                            ptx::SharedAddress tile) {
-  if (!pool.common_codes)
+  if (!pool.common_e4m3)
     decode_any_latents<Config>(pool, raw, scales, tile);
   else if (pool.ue8m0)
     decode_latents<Config, true>(pool, raw, scales, tile);

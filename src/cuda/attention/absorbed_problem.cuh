@@ -119,13 +119,13 @@ inline int64_t bytes_behind(const core::Plane& part, int64_t part_bytes, const c
 
 /// All that kernels need to know of a pool's rows.
 inline cuda::KeyPool pool_of(const core::Cache& cache) {
-  cuda::KeyPool pool{.cache = cache, .page_size = cuda::Divisor(cache.page_size)};
+  cuda::KeyPool pool{.cache = cache, .page_size = cuda::FastDivisor(cache.page_size)};
   pool.ckv_bytes = cache.ckv_bytes();
   pool.kpe_bytes = cache.kpe_bytes();
   pool.scale_words = (cache.num_scales * size_of(cache.scale_type) + 3) / 4;
   pool.ue8m0 = cache.scale_type == ScaleType::kUE8M0;
   pool.quantized_kpe = cache.has_quantized_kpe();
-  pool.common_codes = cache.has_common_codes();
+  pool.common_e4m3 = cache.has_common_e4m3();
   pool.aligned = is_chunked(cache.ckv) && (cache.d_kpe == 0 || is_chunked(cache.kpe));
   const int64_t gap = pool.aligned ? bytes_behind(cache.ckv, pool.ckv_bytes, cache.kpe) : -1;
   pool.scales_inside =
@@ -142,7 +142,7 @@ inline cuda::KeyPool pool_of(const core::Cache& cache) {
 template <class Args>
 cuda::AbsorbedArgs common_args(const Args& args) {
   cuda::AbsorbedArgs to;
-  to.num_heads = cuda::Divisor(args.num_heads);
+  to.num_heads = cuda::FastDivisor(args.num_heads);
   to.d_qk = args.d_qk;
   to.d_v = args.d_v;
   to.q_dtype = args.q_dtype;

@@ -56,8 +56,8 @@ MLA_DEVICE int32_t tree_begin(const cuda::AbsorbedArgs& args, const cuda::Segmen
 }
 
 /// The keys that all of a unit's rows see and whose scores need nothing but the scale.
-MLA_DEVICE KeyRange plain_keys(const cuda::AbsorbedArgs& args, const cuda::Segment& segment, const UnitRows& rows,
-                               int num_rows) {
+MLA_DEVICE KeyRange unmasked_keys(const cuda::AbsorbedArgs& args, const cuda::Segment& segment, const UnitRows& rows,
+                                  int num_rows) {
   if (args.sparse() || !needs_only_scale(args.options)) return {0, 0};
   const int32_t last_row = std::min<int32_t>(rows.row_begin + num_rows, rows.num_rows) - 1;
   const int32_t begin = keys_in_sight(args, segment, args.num_heads.divide(last_row)).begin;

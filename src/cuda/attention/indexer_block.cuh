@@ -28,7 +28,7 @@ struct IndexerShape {
   bool adds = false;               // to logits of other heads
   int32_t chunk_keys = 0;          // keys of a block
   int32_t num_chunks = 0;
-  cuda::Divisor page_size = {};
+  cuda::FastDivisor page_size = {};
 };
 
 struct IndexerParams {

@@ -43,7 +43,7 @@ template <class Kernel>
 Status launch_heads(const core::IndexerLogitsArgs& args, bool adds, cuda::Queue& queue) {
   IndexerShape shape = shape_of<Kernel>(args);
   shape.adds = adds;
-  shape.page_size = cuda::Divisor(args.pages.page_size);
+  shape.page_size = cuda::FastDivisor(args.pages.page_size);
   const int64_t num_groups = shape.groups_per_request > 0 ? int64_t{args.batch_size} * shape.groups_per_request
                                                           : args.num_tokens / shape.group_tokens + args.batch_size;
   // Two blocks run on a multiprocessor at a time. Fewer than four would let some of them idle at the end.

@@ -14,7 +14,7 @@ Status launch_combine(const cuda::WorkShape& shape, const Args& args, const cuda
                       bool next_starts_early, cuda::Queue& queue) {
   if (list.max_slots == 0) return {};
   CombineKernel::Params params{.list = list,
-                               .num_heads = cuda::Divisor(args.num_heads),
+                               .num_heads = cuda::FastDivisor(args.num_heads),
                                .d_v = args.d_v,
                                .attn_sink = args.options.attn_sink,
                                .lse_base = args.lse_base,

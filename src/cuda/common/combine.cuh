@@ -23,7 +23,7 @@
 #include "cuda/common/work_list.h"
 #include "cuda/ptx/ptx.h"
 #include "cuda/tile/channels.cuh"
-#include "cuda/tile/divisor.h"
+#include "cuda/tile/fast_divisor.h"
 #include "cuda/tile/finish.cuh"
 #include "cuda/tile/store_output.cuh"
 
@@ -32,7 +32,7 @@ namespace mla::MLA_CUDA_NAMESPACE {
 struct CombineKernel {
   struct Params {
     cuda::WorkList list;
-    cuda::Divisor num_heads = {};
+    cuda::FastDivisor num_heads = {};
     int32_t d_v = 0;  // a multiple of kSliceColumns
     const float* attn_sink = nullptr;
     LseBase lse_base = LseBase::kE;

@@ -4,7 +4,7 @@
 // Grid: one block. An *item* is a unit, or an even part of one: a chunk. All items of a request cost the same,
 // item_blocks + unit_overhead, so that prefix sums over requests say where on the line of all work an item lies, and a
 // binary search finds the item at any place of it. Phases, each by all threads:
-//   measure     lengths -> row blocks and key blocks of each request; how many lanes
+//   measure     lengths -> row blocks and key blocks of each request; how many row lanes
 //   accumulate  prefix sums of items and costs
 //   choose      the way of sharing whose most loaded worker has least to do: each item its own worker; each chunk, of
 //               the least size that leaves a worker for each; or the line cut evenly, wherever that falls, with cuts
@@ -29,8 +29,8 @@ namespace mla::MLA_CUDA_NAMESPACE {
 inline constexpr int kPlanThreads = 512;
 inline constexpr int kSharedRequests = 1024;
 inline constexpr int kMaxPlanWorkers = 1024;
-/// Blocks of the same request that walk its keys side by side read them from L2 once. More lanes gain nothing.
-inline constexpr int kMaxLanes = 16;
+/// Blocks of the same request that walk its keys side by side read them from L2 once. More row lanes gain nothing.
+inline constexpr int kMaxRowLanes = 16;
 
 /// What a request has to do, in its own numbering of keys.
 struct RequestWork {
@@ -190,7 +190,7 @@ struct PlanKernel {
   int32_t* blocks_;
   int32_t* row_blocks_;
   int32_t chunk_blocks_ = 0;  // units are cut into even parts of about so many key blocks; 0: they are not
-  int32_t lanes_ = 1;
+  int32_t row_lanes_ = 1;
   int32_t max_workers_ = 1;
   int64_t max_rows_ = 0;
   int64_t total_items_ = 0, total_cost_ = 0, largest_cost_ = 0;
@@ -240,16 +240,16 @@ struct PlanKernel {
     max_rows_ = block_max<kThreads>(max_rows_, shared_.scratch);
     most = block_max<kThreads>(most, shared_.scratch);
     least = block_max<kThreads>(least, shared_.scratch);
-    if (most == -least) choose_lanes(static_cast<int32_t>(most));
-    max_workers_ = std::min(shape_.max_grid_blocks / lanes_, int32_t{kMaxPlanWorkers});
+    if (most == -least) choose_row_lanes(static_cast<int32_t>(most));
+    max_workers_ = std::min(shape_.max_grid_blocks / row_lanes_, int32_t{kMaxPlanWorkers});
   }
 
   /// As many as divide the row blocks and leave hardly a block of the grid idle.
-  MLA_DEVICE void choose_lanes(int32_t row_blocks) {
+  MLA_DEVICE void choose_row_lanes(int32_t row_blocks) {
     const int32_t grid = shape_.max_grid_blocks;
-    for (int32_t lanes = std::min(std::min(row_blocks, grid), int32_t{kMaxLanes}); lanes > 1; --lanes) {
+    for (int32_t lanes = std::min(std::min(row_blocks, grid), int32_t{kMaxRowLanes}); lanes > 1; --lanes) {
       if (row_blocks % lanes != 0 || grid / lanes * lanes * 10 < grid * 9) continue;
-      lanes_ = lanes;
+      row_lanes_ = lanes;
       return;
     }
   }
@@ -261,7 +261,7 @@ struct PlanKernel {
       int64_t items = 0, cost = 0;
       if (r < shape_.batch) {
         const int64_t item_cost = int64_t{item_blocks(blocks_[r])} + shape_.unit_overhead;
-        items = int64_t{row_blocks_[r]} / lanes_ * items_per_unit(blocks_[r]);
+        items = int64_t{row_blocks_[r]} / row_lanes_ * items_per_unit(blocks_[r]);
         cost = items * item_cost;
         if (items > 0) largest_cost_ = std::max(largest_cost_, item_cost);
       }
@@ -284,7 +284,7 @@ struct PlanKernel {
 
   /// Only pointers to queries that run backwards can ask for more than the shapes allow.
   MLA_DEVICE bool fits() const {
-    return total_items_ > 0 && total_items_ * lanes_ <= int64_t{list_.max_segments} - list_.max_workers;
+    return total_items_ > 0 && total_items_ * row_lanes_ <= int64_t{list_.max_segments} - list_.max_workers;
   }
 
   MLA_DEVICE void write_idle_shares(int32_t first_block) const {
@@ -293,7 +293,7 @@ struct PlanKernel {
 
   MLA_DEVICE void write_nothing() const {
     write_idle_shares(0);
-    if (ptx::thread_index() == 0) *list_.header = {.lanes = 1, .num_workers = 0, .num_merges = 0, .merge_rows = 0};
+    if (ptx::thread_index() == 0) *list_.header = {.row_lanes = 1, .num_workers = 0, .num_merges = 0, .merge_rows = 0};
   }
 
   MLA_DEVICE UnsnappedCut find(int64_t place) const {
@@ -397,7 +397,7 @@ struct PlanKernel {
   MLA_DEVICE int64_t num_chunks(int32_t size) const {
     int64_t sum = 0;
     for (int32_t r = ptx::lane(); r < shape_.batch; r += kWarpSize)
-      sum += int64_t{row_blocks_[r]} / lanes_ * (blocks_[r] == 0 ? 1 : parts(blocks_[r], size));
+      sum += int64_t{row_blocks_[r]} / row_lanes_ * (blocks_[r] == 0 ? 1 : parts(blocks_[r], size));
     for (int mask = 1; mask < kWarpSize; mask *= 2) sum += shuffle_xor_64(sum, mask);
     return sum;
   }
@@ -434,13 +434,13 @@ struct PlanKernel {
     const int64_t end_block = last >= 0 ? chunk_begin + last : chunk_begin + item_blocks(blocks_[at.request]);
     int32_t slot = -1;
     if (at.num_chunks > 1)
-      slot = item * lanes_;
+      slot = item * row_lanes_;
     else if (first > 0)
-      slot = 2 * worker * lanes_;
+      slot = 2 * worker * row_lanes_;
     else if (last >= 0)
-      slot = (2 * worker + 1) * lanes_;
+      slot = (2 * worker + 1) * row_lanes_;
     return {.request = at.request,
-            .row_begin = at.unit * lanes_ * shape_.block_rows,
+            .row_begin = at.unit * row_lanes_ * shape_.block_rows,
             .key_begin = static_cast<int32_t>(begin),
             .key_end = static_cast<int32_t>(std::min(work.key_end, work.key_begin + end_block * shape_.key_block)),
             .partial_slot = slot,
@@ -450,23 +450,23 @@ struct PlanKernel {
   }
 
   MLA_DEVICE void write_segments() const {
-    write_idle_shares(num_workers_ * lanes_);
+    write_idle_shares(num_workers_ * row_lanes_);
     for (int32_t w = ptx::warp(); w < num_workers_; w += kThreads / kWarpSize) {
       const int32_t first_item = shared_.cut_item[w], last_item = shared_.cut_item[w + 1];
       const int32_t last_block = shared_.cut_block[w + 1];
       const int32_t end_item = last_item + (last_block > 0 ? 1 : 0);
-      for (int32_t lane = ptx::lane(); lane < lanes_; lane += kWarpSize) {
-        cuda::Share& share = list_.shares[w * lanes_ + lane];
+      for (int32_t lane = ptx::lane(); lane < row_lanes_; lane += kWarpSize) {
+        cuda::Share& share = list_.shares[w * row_lanes_ + lane];
         share.begin = first_item + w;
         share.end = end_item + w;
-        share.lane = lane;
+        share.row_lane = lane;
       }
       for (int32_t item = first_item + ptx::lane(); item < end_item; item += kWarpSize) {
         const cuda::Segment segment =
             segment_of(item, w, item == first_item ? shared_.cut_block[w] : 0, item == last_item ? last_block : -1);
         list_.segments[item + w] = segment;
-        for (int32_t lane = 0; item == first_item && lane < lanes_; ++lane)
-          list_.shares[w * lanes_ + lane].first = segment;
+        for (int32_t lane = 0; item == first_item && lane < row_lanes_; ++lane)
+          list_.shares[w * row_lanes_ + lane].first = segment;
       }
     }
   }
@@ -484,17 +484,17 @@ struct PlanKernel {
     const ItemPlace at = locate(item);
     const RequestWork work = lengths_.of(at.request);
     cuda::Merge merge{.request = at.request,
-                      .row_begin = at.unit * lanes_ * shape_.block_rows,
+                      .row_begin = at.unit * row_lanes_ * shape_.block_rows,
                       .token_begin = work.token_begin,
                       .num_rows = work.q_len * shape_.num_heads,
-                      .first_slot = item * lanes_,
-                      .rest_slot = (item + 1) * lanes_,
-                      .slot_stride = lanes_,
+                      .first_slot = item * row_lanes_,
+                      .rest_slot = (item + 1) * row_lanes_,
+                      .slot_stride = row_lanes_,
                       .num_splits = at.num_chunks};
     if (chunked) return merge;
-    merge.first_slot = (2 * index + 1) * lanes_;
-    merge.rest_slot = 2 * (index + 1) * lanes_;
-    merge.slot_stride = 2 * lanes_;
+    merge.first_slot = (2 * index + 1) * row_lanes_;
+    merge.rest_slot = 2 * (index + 1) * row_lanes_;
+    merge.slot_stride = 2 * row_lanes_;
     merge.num_splits = find_in_prefix(shared_.cut_item, num_workers_, item) - index + 1;
     return merge;
   }
@@ -518,10 +518,10 @@ struct PlanKernel {
       num_merges += found;
     }
     if (ptx::thread_index() != 0) return;
-    *list_.header = {.lanes = lanes_,
+    *list_.header = {.row_lanes = row_lanes_,
                      .num_workers = num_workers_,
                      .num_merges = static_cast<int32_t>(num_merges),
-                     .merge_rows = static_cast<int32_t>(std::min<int64_t>(max_rows_, lanes_ * shape_.block_rows))};
+                     .merge_rows = static_cast<int32_t>(std::min<int64_t>(max_rows_, row_lanes_ * shape_.block_rows))};
   }
 };
 

@@ -3,10 +3,10 @@
 // which keys. Everything lies in the caller's workspace, at offsets that depend on shapes alone, so that one captured
 // graph serves every batch up to its capacity.
 //
-// A *unit* is a block of at most `block_rows` query rows (row = query * num_heads + head) of one request, or `lanes`
-// such blocks side by side, over all keys that any query of the request sees. The units' key blocks, laid end to end,
-// are cut into equal shares, one for each *worker* (a block of the persistent grid, or `lanes` of them); a worker's
-// share is a few *segments*.
+// A *unit* is a block of at most `block_rows` query rows (row = query * num_heads + head) of one request, or
+// `row_lanes` such blocks side by side, over all keys that any query of the request sees. The units' key blocks, laid
+// end to end, are cut into equal shares, one for each *worker* (a block of the persistent grid, or `row_lanes` of
+// them); a worker's share is a few *segments*.
 //
 // Keys are numbered from 0 in each request. decode: the rank's local tokens. decode_sparse, where every query token is
 // a request: the entries of pool 0's row, padded to a multiple of key_block, then those of pool 1's.
@@ -21,37 +21,40 @@ namespace mla::cuda {
 /// are equal: such a unit has one segment all the same, for its o = 0 and lse = -inf.
 struct alignas(16) Segment {
   int32_t request;
-  int32_t row_begin;  // of lane 0; lane l computes rows from row_begin + l * block_rows, as far as the request has them
+  // Of row lane 0; row lane l computes rows from row_begin + l * block_rows, as far as the request has them.
+  int32_t row_begin;
   int32_t key_begin, key_end;
-  int32_t partial_slot;  // of lane 0 (lane l: + l); -1: these are all the unit's keys, write o and lse
+  int32_t partial_slot;  // of row lane 0 (row lane l: + l); -1: these are all the unit's keys, write o and lse
   int32_t token_begin;   // of the request: its first query
   int32_t q_len;         // of the request; decode_sparse: 1
   int32_t kv_len;        // of the request, clamped: tokens of all ranks; decode_sparse: entries of pool 0
 };
 
 /// A unit whose segments went to several workers, to be merged in key order: partial states first_slot, then
-/// rest_slot, rest_slot + slot_stride, ... (num_splits in all). The slots of its lane l follow by + l.
+/// rest_slot, rest_slot + slot_stride, ... (num_splits in all). The slots of its row lane l follow by + l.
 struct alignas(16) Merge {
   int32_t request;
-  int32_t row_begin;    // of lane 0, as in Segment
+  int32_t row_begin;    // of row lane 0, as in Segment
   int32_t token_begin;  // of the request: its first query
   int32_t num_rows;     // of the request: q_len * num_heads
   int32_t first_slot, rest_slot, slot_stride;
   int32_t num_splits;  // fewer than 2: nothing to merge
 };
 
-/// What a block of the grid computes: its lane's rows of segments [begin, end). Beyond num_workers * lanes: nothing.
+/// What a block of the grid computes: its row lane's rows of segments [begin, end). Blocks beyond num_workers *
+/// row_lanes compute nothing.
 struct alignas(16) Share {
   int32_t begin, end;
-  int32_t lane;
+  int32_t row_lane;
   Segment first;  // segments[begin], so that a block begins with one load and not with two, one behind the other
 };
 
 struct alignas(16) WorkListHeader {
-  int32_t lanes;  // blocks of the grid that share a worker's segments: block b is lane b % lanes of worker b / lanes
+  // Blocks of the grid that share a worker's segments: block b is row lane b % row_lanes of worker b / row_lanes.
+  int32_t row_lanes;
   int32_t num_workers;
   int32_t num_merges;
-  int32_t merge_rows;  // no unit has more rows, over all its lanes
+  int32_t merge_rows;  // no unit has more rows, over all its row lanes
 };
 
 /// Where everything lies; pointers into the workspace.
@@ -75,7 +78,8 @@ struct WorkList {
 
 inline constexpr int32_t kMaxInvariantChunks = 32;
 
-/// What the work list depends on, apart from lengths. The costs are in key blocks: what one lane takes for a key block.
+/// What the work list depends on, apart from lengths. The costs are in key blocks: what one row lane takes for a key
+/// block.
 struct WorkShape {
   int64_t max_tokens = 0;  // T
   int32_t batch = 0;       // requests; decode_sparse: T

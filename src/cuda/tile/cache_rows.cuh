@@ -65,7 +65,7 @@ class Encoder {
  private:
   DType dtype_;
   float scale_;
-  Divisor divide_;
+  ScaleDivisor divide_;
 };
 
 /// Channels [0, n) of `source` to `to`.
@@ -204,7 +204,7 @@ MLA_DEVICE float max_of_lanes(float value, int32_t lanes) {
 }
 
 /// Chooses the scale of group `g` by the group's largest magnitude and stores it, where `stores` says so. Returns what
-/// the group's values are divided by. kCommon: Cache::has_common_codes().
+/// the group's values are divided by. kCommon: Cache::has_common_e4m3().
 template <bool kCommon>
 MLA_DEVICE float make_scale(const CacheRow& row, int32_t g, float amax, bool stores) {
   const core::Cache& cache = row.cache;
@@ -243,7 +243,7 @@ MLA_DEVICE void write_lane_groups(const CacheRow& row, const Source& source, int
 #pragma unroll
       for (int i = 0; i < kVector; ++i) amax = with_magnitude(amax, values[i]);
       const float scale = make_scale<kCommon>(row, c / group, max_of_lanes(amax, lanes), c < n && c % group == 0);
-      if (c < n) store_codes8(to, kCommon ? DType::kE4M3 : row.cache.ckv_dtype, c, values, Divisor(scale));
+      if (c < n) store_codes8(to, kCommon ? DType::kE4M3 : row.cache.ckv_dtype, c, values, ScaleDivisor(scale));
     }
   }
 }
@@ -274,7 +274,7 @@ MLA_DEVICE void write_groups(const CacheRow& row, const Source& source) {
   const bool lanes_hold_groups = group % kVector == 0 && (lanes & (lanes - 1)) == 0 && lanes <= kWarpSize;
   if (!lanes_hold_groups || source.vector_channels(cache.d_ckv) != cache.d_ckv)
     write_odd_groups(row, source, group);
-  else if (cache.has_common_codes())
+  else if (cache.has_common_e4m3())
     write_lane_groups<true>(row, source, group);
   else
     write_lane_groups<false>(row, source, group);

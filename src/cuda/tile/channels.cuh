@@ -166,9 +166,12 @@ MLA_DEVICE Bits8 encode8(const float (&values)[kVector], DType dtype) {
 
 /// Division by one scale, as e4m3 sees it: quotients from 2^-11 to 1024 are those of IEEE division; smaller ones
 /// become 0 and larger ones 448 all the same.
-class Divisor {
+class ScaleDivisor {
  public:
-  MLA_DEVICE explicit Divisor(float scale) : factor_(scale > 0x1p60F ? 0x1p-80F : scale < 0x1p-60F ? 0x1p80F : 1.0F) {
+  MLA_DEVICE explicit ScaleDivisor(float scale)
+      : factor_(scale > 0x1p60F    ? 0x1p-80F
+                : scale < 0x1p-60F ? 0x1p80F
+                                   : 1.0F) {
     scale_ = scale * factor_;
     reciprocal_ = 1.0F / scale_;
   }
@@ -190,7 +193,7 @@ class Divisor {
 };
 
 /// quantize_e4m3 of eight values.
-MLA_DEVICE Bits8 quantize8(const float (&values)[kVector], const Divisor& divide) {
+MLA_DEVICE Bits8 quantize8(const float (&values)[kVector], const ScaleDivisor& divide) {
   Bits8 bits = {};
 #pragma unroll
   for (int i = 0; i < kVector; i += 2) {
@@ -205,7 +208,7 @@ MLA_DEVICE Bits8 quantize8(const float (&values)[kVector], const Divisor& divide
 
 /// Eight values, quantized, as codes c ... c + 7 of a row, c a multiple of eight.
 MLA_DEVICE void store_codes8(std::byte* row, DType dtype, int32_t c, const float (&values)[kVector],
-                             const Divisor& divide) {
+                             const ScaleDivisor& divide) {
   if (dtype != DType::kE2M1) return store_bits8(row + c, 1, quantize8(values, divide));
   uint32_t codes = 0;
 #pragma unroll

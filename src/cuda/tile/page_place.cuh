@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "cuda/ptx/machine.h"
-#include "cuda/tile/divisor.h"
+#include "cuda/tile/fast_divisor.h"
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
@@ -12,7 +12,7 @@ namespace mla::MLA_CUDA_NAMESPACE {
 struct PagePlace {
   int32_t page, offset;
 };
-MLA_DEVICE PagePlace place_in_pages(int32_t token, const cuda::Divisor& page_size) {
+MLA_DEVICE PagePlace place_in_pages(int32_t token, const cuda::FastDivisor& page_size) {
   const int32_t page = page_size.divide(token);
   return {page, token - page * page_size.value};
 }

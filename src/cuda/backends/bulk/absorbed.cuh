@@ -11,11 +11,11 @@
 // Quantized rows stay as they land: score and value warps convert codes as they load them (e4m3_rows.cuh).
 // Shared memory: [barriers, units][weights of two steps][scores][queries][stages: a step's rows as they land];
 //                config.cuh has the numbers.
-//   fetch    left(u - 2) -> unit u -> described(u); free(n - stages) -> copies of n -> full(n)
-//   scores   described(u), full(n), taken(n - 1) -> scores n -> scored(n)
-//   weights  scored(n), free(n - 2) -> weights n -> taken(n), ready(n); in the end weighed(u)
-//   scale    full(n), free(n - 2) -> scales n -> ready(n)
-//   values   ready(n) -> values n -> free(n); in the end weighed(u) -> outputs
+//   fetch    unit_empty(u - 2) -> unit u -> unit_full(u); kv_empty(n - stages) -> copies of n -> kv_full(n)
+//   scores   unit_full(u), kv_full(n), s_empty(n - 1) -> scores n -> s_full(n)
+//   weights  s_full(n), kv_empty(n - 2) -> weights n -> s_empty(n), p_full(n); in the end stats_full(u)
+//   scale    kv_full(n), kv_empty(n - 2) -> scales n -> p_full(n)
+//   values   p_full(n) -> values n -> kv_empty(n); in the end stats_full(u) -> outputs
 // So the tensor cores have values n and scores n + 1 to do at the same time, and the next unit's keys and scores come
 // while the last one's outputs go. docs/kernels/cuda_bulk.md.
 #pragma once
@@ -56,8 +56,8 @@ struct AbsorbedKernel {
     if constexpr (!kStartsEarly) AbsorbedBlock<Config>(args).init();
     if (share.begin == share.end) return;
     if (ptx::warp() < Config::kFirstScoreWarp) {
-      keep_registers<Config::kWeightRegisters>();
-      if (ptx::warp() < Config::kFirstFetchWarp) {
+      keep_registers<Config::kSoftmaxRegisters>();
+      if (ptx::warp() < Config::kFirstLoadWarp) {
         compute(SoftmaxRole<Config>(args));
       } else if (ptx::warp() < Config::kFirstScaleWarp) {
         compute(LoadRole<Config>(args, share));

@@ -11,7 +11,7 @@ namespace mla::MLA_CUDA_NAMESPACE::bulk {
 /// By which power of two weights for quantized rows are stored larger, so that small ones stay precise in f16: weights
 /// are up to 2^8, scales over their reference below 4 (ScaleRole).
 template <class Config>
-inline constexpr float kWeightShift = Config::kQuantized ? 5.0F : 0.0F;
+inline constexpr float kPShift = Config::kQuantized ? 5.0F : 0.0F;
 
 /// Step n uses stage n % kStages and weights n % 2.
 template <class Config>
@@ -25,16 +25,17 @@ class AbsorbedBlock : protected AbsorbedUnits<Config> {
   MLA_DEVICE void init() const {
     if (ptx::thread_index() == 0) {
       for (int stage = 0; stage < Config::kStages; ++stage) {
-        ptx::mbarrier_init(full(stage), Config::kStepCopies);
-        ptx::mbarrier_init(free(stage), Config::kValueWarps);
+        ptx::mbarrier_init(kv_full(stage), Config::kStepCopies);
+        ptx::mbarrier_init(kv_empty(stage), Config::kValueWarps);
       }
-      for (int group = 0; group < Config::kFirstGroups; ++group) ptx::mbarrier_init(sent(group), Config::kGroupCopies);
+      for (int group = 0; group < Config::kFirstGroups; ++group)
+        ptx::mbarrier_init(first_issued(group), Config::kGroupCopies);
       for (int band = 0; band < Config::kBands; ++band) {
-        ptx::mbarrier_init(scored(band), Config::kScoreWarps / Config::kBands);
-        ptx::mbarrier_init(taken(band), Config::kWeightWarps / Config::kBands);
+        ptx::mbarrier_init(s_full(band), Config::kScoreWarps / Config::kBands);
+        ptx::mbarrier_init(s_empty(band), Config::kSoftmaxWarps / Config::kBands);
       }
-      for (int i = 0; i < 2; ++i) ptx::mbarrier_init(ready(i), Config::kWeightWarps + Config::kScaleWarps);
-      ptx::mbarrier_init(weighed(), Config::kWeightWarps);
+      for (int i = 0; i < 2; ++i) ptx::mbarrier_init(p_full(i), Config::kSoftmaxWarps + Config::kScaleWarps);
+      ptx::mbarrier_init(stats_full(), Config::kSoftmaxWarps);
       Units::init_unit_barriers();
       ptx::fence_mbarrier_init();
     }
@@ -49,24 +50,24 @@ class AbsorbedBlock : protected AbsorbedUnits<Config> {
   static constexpr int kValuesBarrier = 1;
 
   /// The rows of a stage are there; every value warp is done with it; every weight warp has written its weights.
-  MLA_DEVICE ptx::SharedAddress full(uint32_t n) const { return barrier(n % Config::kStages); }
-  MLA_DEVICE ptx::SharedAddress free(uint32_t n) const { return barrier(Config::kStages + n % Config::kStages); }
-  MLA_DEVICE ptx::SharedAddress ready(uint32_t n) const { return barrier(2 * Config::kStages + n % 2); }
+  MLA_DEVICE ptx::SharedAddress kv_full(uint32_t n) const { return barrier(n % Config::kStages); }
+  MLA_DEVICE ptx::SharedAddress kv_empty(uint32_t n) const { return barrier(Config::kStages + n % Config::kStages); }
+  MLA_DEVICE ptx::SharedAddress p_full(uint32_t n) const { return barrier(2 * Config::kStages + n % 2); }
   /// The unit's last weights and its output factors are written.
-  MLA_DEVICE ptx::SharedAddress weighed() const { return barrier(2 * Config::kStages + 2); }
+  MLA_DEVICE ptx::SharedAddress stats_full() const { return barrier(2 * Config::kStages + 2); }
   /// The band's score warps have written their scores; its weight warps have read them.
-  MLA_DEVICE ptx::SharedAddress scored(int band) const {
+  MLA_DEVICE ptx::SharedAddress s_full(int band) const {
     return barrier(2 * Config::kStages + 3 + static_cast<uint32_t>(band));
   }
-  MLA_DEVICE ptx::SharedAddress taken(int band) const { return scored(band) + Config::kBands * 8; }
+  MLA_DEVICE ptx::SharedAddress s_empty(int band) const { return s_full(band) + Config::kBands * 8; }
   /// A group of the first copies is sent for. One phase.
-  MLA_DEVICE ptx::SharedAddress sent(uint32_t group) const {
+  MLA_DEVICE ptx::SharedAddress first_issued(uint32_t group) const {
     return barrier(2 * Config::kStages + 3 + 2 * Config::kBands + group);
   }
-  MLA_DEVICE static uint32_t score_parity(uint32_t n) { return n & 1U; }
-  MLA_DEVICE static uint32_t stage_parity(uint32_t n) { return n / Config::kStages & 1U; }
-  MLA_DEVICE static uint32_t ready_parity(uint32_t n) { return n / 2 & 1U; }
-  MLA_DEVICE static uint32_t weighed_parity(int unit) { return static_cast<uint32_t>(unit) & 1U; }
+  MLA_DEVICE static uint32_t s_parity(uint32_t n) { return n & 1U; }
+  MLA_DEVICE static uint32_t kv_parity(uint32_t n) { return n / Config::kStages & 1U; }
+  MLA_DEVICE static uint32_t p_parity(uint32_t n) { return n / 2 & 1U; }
+  MLA_DEVICE static uint32_t stats_parity(int unit) { return static_cast<uint32_t>(unit) & 1U; }
 
   /// Number of the step behind the unit's last of pool 0; and of pool 1, the unit's last.
   MLA_DEVICE uint32_t last_step_of_pool(int pool) const {
@@ -108,8 +109,8 @@ class AbsorbedBlock : protected AbsorbedUnits<Config> {
     return shared_ + static_cast<uint32_t>(Config::kScaleOffset + group * Config::kKeys * 2) +
            n % 2 * Config::kScaleBytes;
   }
-  MLA_DEVICE ptx::SharedAddress weights(uint32_t n) const {
-    return shared_ + static_cast<uint32_t>(Config::kWeightOffset + n % 2 * Config::kWeightBytes);
+  MLA_DEVICE ptx::SharedAddress p(uint32_t n) const {
+    return shared_ + static_cast<uint32_t>(Config::kPOffset + n % 2 * Config::kPBytes);
   }
   /// The lane's four scores: rows g and g + 8 of tile `m` of the band, keys 8 j + 2 t and the next.
   MLA_DEVICE ptx::SharedAddress scores(int band, int part, int m, int j) const {

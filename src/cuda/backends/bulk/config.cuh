@@ -24,18 +24,18 @@ struct AbsorbedConfig {
   static constexpr int kCopyKeys = kQuantized || kRows == 64 ? 32 : 16;
   static constexpr int kStepCopies = kKeys / kCopyKeys, kGroupCopies = kQuantized ? 1 : kStepCopies;
   static constexpr int kLatentDims = kLatentDims_;
-  static constexpr int kTailDims = 64;  // rotary channels behind the latent ones, where d_qk is larger than d_v
+  static constexpr int kRopeDims = 64;  // rotary channels behind the latent ones, where d_qk is larger than d_v
   // What weights are; of 16-bit caches also queries and keys.
   static constexpr DType kType = kKind_ == KeyKind::kBF16 ? DType::kBF16 : DType::kF16;
   static_assert(kRows == 16 || (kRows == 64 && !kQuantized));
 
   // Rows are one or two bands; a band has several warps for its scores, and some for its weights.
   static constexpr int kBands = kRows == 64 ? 2 : 1, kBandRows = kRows / kBands, kBandTiles = kBandRows / 16;
-  static constexpr int kWeightWarps = kRows == 64 ? 2 : 4, kFetchWarps = kRows == 64 ? 2 : 3;
+  static constexpr int kSoftmaxWarps = kRows == 64 ? 2 : 4, kLoadWarps = kRows == 64 ? 2 : 3;
   static constexpr int kScaleWarps = kQuantized ? 1 : 0;
   static constexpr int kScoreWarps = kQuantized ? 8 : 4, kValueWarps = 8;
-  static constexpr int kFirstWeightWarp = 0, kFirstFetchWarp = kWeightWarps;
-  static constexpr int kFirstScaleWarp = kFirstFetchWarp + kFetchWarps;
+  static constexpr int kFirstSoftmaxWarp = 0, kFirstLoadWarp = kSoftmaxWarps;
+  static constexpr int kFirstScaleWarp = kFirstLoadWarp + kLoadWarps;
   static constexpr int kFirstScoreWarp = kFirstScaleWarp + kScaleWarps;
   static constexpr int kFirstValueWarp = kFirstScoreWarp + kScoreWarps;
   static constexpr int kWarps = kFirstValueWarp + kValueWarps;
@@ -45,12 +45,12 @@ struct AbsorbedConfig {
   // With 64 rows or 24 warps registers are short: four warps share one number of them, those who fetch and weigh, those
   // who multiply, those who add. What nvcc 13.0 needs to spill nothing. Re-check: tests/cuda/ptxas_reports.py.
   static constexpr bool kMovesRegisters = kRows == 64 || kQuantized;
-  static constexpr int kWeightRegisters = kQuantized ? (kArch == 100 ? 64 : 72) : kArch == 100 ? 56 : 80;
+  static constexpr int kSoftmaxRegisters = kQuantized ? (kArch == 100 ? 64 : 72) : kArch == 100 ? 56 : 80;
   static constexpr int kScoreRegisters = kQuantized ? 88 : kArch == 100 ? 120 : 112;
   static constexpr int kValueRegisters = kQuantized ? (kArch == 100 ? 88 : 80) : kArch == 100 ? 168 : 160;
   static constexpr int kFirstRegisters = 65536 / kThreads / 8 * 8;  // what the launch gives every thread
   static_assert(!kMovesRegisters ||
-                kFirstScoreWarp * kWeightRegisters + kScoreWarps * kScoreRegisters + kValueWarps * kValueRegisters <=
+                kFirstScoreWarp * kSoftmaxRegisters + kScoreWarps * kScoreRegisters + kValueWarps * kValueRegisters <=
                     kWarps * kFirstRegisters);
   // Whether rows of both pools are sent for by the same code, which holds what they are like in registers: on SM100 it
   // would spill.
@@ -62,10 +62,10 @@ struct AbsorbedConfig {
   static constexpr int kPartKeys = kKeys * kParts * kBands / kScoreWarps;
   static constexpr int kPartDims = kLatentDims / kParts;
   static constexpr int kLatentSteps = kPartDims / 16;  // of 16 channels, of one part
-  static constexpr int kTailSteps = kTailDims / 16 / kParts;
+  static constexpr int kRopeSteps = kRopeDims / 16 / kParts;
   // The queries of these steps stay in registers, the others are shared.
   static constexpr int kHeldSteps = kRows == 64 ? kLatentSteps * 5 / 16 : kLatentSteps * 3 / 4;
-  static constexpr int kSharedSteps = kLatentSteps - kHeldSteps + kTailSteps;
+  static constexpr int kSharedSteps = kLatentSteps - kHeldSteps + kRopeSteps;
 
   // Outputs: a warp has all rows and its share of the channels.
   static constexpr int kOutputTilesM = kRows / 16;
@@ -75,8 +75,8 @@ struct AbsorbedConfig {
   // Shared memory. Rows of a stage are an odd number of 16-byte chunks apart, so that they lie in different banks.
   static constexpr int kStages = 4;
   static constexpr int kFirstGroups = kStages * kStepCopies / kGroupCopies;
-  static constexpr int kKeyPitch = kQuantized ? kLatentDims + 16 + kTailDims * 2  // codes, scales of some formats
-                                              : (kLatentDims + kTailDims) * 2 + 16;
+  static constexpr int kKeyPitch = kQuantized ? kLatentDims + 16 + kRopeDims * 2  // codes, scales of some formats
+                                              : (kLatentDims + kRopeDims) * 2 + 16;
   static constexpr int kKeyScaleBytes = kQuantized ? 16 : 0;  // of other formats, behind the rows
   static_assert(!kQuantized || kKeyScaleBytes >= most_scale_bytes(DType::kE4M3));
   static constexpr int kStageBytes = kKeys * (kKeyPitch + kKeyScaleBytes);
@@ -88,8 +88,8 @@ struct AbsorbedConfig {
                                          32;
   static constexpr int kQueryPitch = kQuantized ? (kPartDims + 16) * 2 + 16 : kParts * kQueryPartBytes + 16;
   static constexpr int kQueryBytes = kQuantized ? kScoreWarps * 8 * kQueryPitch : kRows * kQueryPitch;
-  static constexpr int kWeightPitch = kKeys * 2 + 16;
-  static constexpr int kWeightBytes = kRows * kWeightPitch;
+  static constexpr int kPPitch = kKeys * 2 + 16;
+  static constexpr int kPBytes = kRows * kPPitch;
   static constexpr bool kScoresInRows = kRows == 16;  // or as products come
   static constexpr int kScorePitch = kKeys * 4 + 32;
   static constexpr int kScoreBytes = kParts * kRows * (kScoresInRows ? kScorePitch : kKeys * 4);
@@ -107,8 +107,8 @@ struct AbsorbedConfig {
   static constexpr int kScaleOffset = kEventOffset + 2 * 8;                         // of two steps
   static constexpr int kUnitOffset = (kScaleOffset + 2 * kScaleBytes + 15) / 16 * 16;
   static constexpr int kUnitNumberOffset = kUnitOffset + 2 * kUnitBytes;  // of each warp
-  static constexpr int kWeightOffset = (kUnitNumberOffset + kWarps * 4 + 127) / 128 * 128;
-  static constexpr int kScoreOffset = kWeightOffset + 2 * kWeightBytes;
+  static constexpr int kPOffset = (kUnitNumberOffset + kWarps * 4 + 127) / 128 * 128;
+  static constexpr int kScoreOffset = kPOffset + 2 * kPBytes;
   static constexpr int kQueryOffset = kScoreOffset + kScoreBytes;
   static constexpr int kStageOffset = kQueryOffset + kQueryBytes;
   static constexpr int kSharedBytes = kStageOffset + kStages * kStageBytes;

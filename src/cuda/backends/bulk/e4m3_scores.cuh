@@ -40,7 +40,7 @@ class E4m3ScoreRole : AbsorbedBlock<Config> {
 
  private:
   static constexpr int kSteps = Config::kLatentSteps, kHalfSteps = kSteps / 2, kHalfDims = Config::kPartDims / 2;
-  static_assert(Config::kRows == 16 && Config::kPartKeys % 16 == 0 && Config::kTailSteps == 1);
+  static_assert(Config::kRows == 16 && Config::kPartKeys % 16 == 0 && Config::kRopeSteps == 1);
 
   static constexpr int kTiles = Config::kPartKeys / 16;  // of keys
 
@@ -238,7 +238,7 @@ class E4m3ScoreRole : AbsorbedBlock<Config> {
   };
 
   MLA_DEVICE ptx::SharedAddress wait_for_rows(uint32_t n) const {
-    ptx::mbarrier_wait(Block::full(n), Block::stage_parity(n));
+    ptx::mbarrier_wait(Block::kv_full(n), Block::kv_parity(n));
     return Block::stage(n);
   }
 
@@ -347,11 +347,11 @@ class E4m3ScoreRole : AbsorbedBlock<Config> {
     for (int tile = 0; tile < kTiles; ++tile) {
       float s[2][4];
       multiply(s, tile);
-      if (tile == 0 && next_ > 0) ptx::mbarrier_wait(Block::taken(0), Block::score_parity(next_ - 1));
+      if (tile == 0 && next_ > 0) ptx::mbarrier_wait(Block::s_empty(0), Block::s_parity(next_ - 1));
       store_scores(s, at.scores + static_cast<uint32_t>(tile * 64));
     }
     ptx::sync_warp();
-    if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::scored(0));
+    if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::s_full(0));
   }
 
   MLA_DEVICE static void store_scores(const float (&s)[2][4], ptx::SharedAddress to) {

@@ -29,7 +29,7 @@ class E4m3ValueRole : OutputRole<Config> {
       else
         steps<false>(pool, end);
     }
-    ptx::mbarrier_wait(Block::weighed(), Block::weighed_parity(Block::unit_number()));
+    ptx::mbarrier_wait(Block::stats_full(), Block::stats_parity(Block::unit_number()));
     finish_outputs();
     Block::leave_unit();
   }
@@ -50,25 +50,25 @@ class E4m3ValueRole : OutputRole<Config> {
     MLA_NO_UNROLL
     for (; next_ < end; ++next_) {
       const uint32_t n = next_;
-      ptx::mbarrier_wait(Block::full(n), Block::stage_parity(n));  // for the sight of what copies wrote
-      ptx::mbarrier_wait(Block::ready(n), Block::ready_parity(n));
+      ptx::mbarrier_wait(Block::kv_full(n), Block::kv_parity(n));  // for the sight of what copies wrote
+      ptx::mbarrier_wait(Block::p_full(n), Block::p_parity(n));
       const auto both = ptx::load_shared<uint64_t>(Block::events(n));
       const auto events = static_cast<uint32_t>(both);
       const uint32_t reference = kRope ? 0U : static_cast<uint32_t>(both >> 32);
-      bool plain = true;
+      bool in_f16 = true;
       if ((events | (reference ^ reference_)) != 0) [[unlikely]] {
         const LandedRows rows = landed_rows<Config>(args_.pools, pool);
         if (Block::poison(n).any()) silence_poison<kRope>(n, rows);
         Output::rescale(n, kRope ? 1.0F : change_reference(reference & ~kSmallScales));
-        plain = (reference & kSmallScales) == 0;
-        if (!plain) add_values(n, rows);
+        in_f16 = (reference & kSmallScales) == 0;
+        if (!in_f16) add_values(n, rows);
       }
       if constexpr (kRope)
         add_rope(n, at);
-      else if (plain)
+      else if (in_f16)
         add_codes(n, at);
       ptx::sync_warp();
-      if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::free(n));
+      if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::kv_empty(n));
     }
   }
 
@@ -78,12 +78,11 @@ class E4m3ValueRole : OutputRole<Config> {
         : values(static_cast<uint32_t>((ptx::lane() & 15) * Config::kKeyPitch + (ptx::lane() >> 4) * kChunkBytes) +
                  (role.has_rope() ? rows.rope_at + static_cast<uint32_t>((output_channel() - rows.d_ckv) * 2)
                                   : static_cast<uint32_t>(output_channel()))),
-          weights(role.weights(0) +
-                  static_cast<uint32_t>((ptx::lane() & 15) * Config::kWeightPitch + (ptx::lane() >> 4) * kChunkBytes)),
+          p(role.p(0) + static_cast<uint32_t>((ptx::lane() & 15) * Config::kPPitch + (ptx::lane() >> 4) * kChunkBytes)),
           scales(role.value_scales(0, role.group_of(rows)) + static_cast<uint32_t>((ptx::lane() & 3) * 4)) {}
 
     uint32_t values;  // of key `lane & 15`, and of chunk `lane >> 4`
-    ptx::SharedAddress weights, scales;
+    ptx::SharedAddress p, scales;
   };
 
   static constexpr uint32_t kSmallScales = 0x80000000U;
@@ -97,8 +96,8 @@ class E4m3ValueRole : OutputRole<Config> {
   }
 
   /// Weights of 16 keys: rows g and g + 8, keys 2t, 2t + 1, then those 8 on.
-  MLA_DEVICE static void load_weights(uint32_t (&a)[4], uint32_t n, int step, const Places& at) {
-    ptx::ldmatrix_x4(a, at.weights + n % 2 * Config::kWeightBytes + static_cast<uint32_t>(step * 32));
+  MLA_DEVICE static void load_p(uint32_t (&a)[4], uint32_t n, int step, const Places& at) {
+    ptx::ldmatrix_x4(a, at.p + n % 2 * Config::kPBytes + static_cast<uint32_t>(step * 32));
   }
 
   /// Codes of 16 keys and 16 channels of tiles 2 `pair`, whose columns are the even channels, and the next, odd ones:
@@ -133,7 +132,7 @@ class E4m3ValueRole : OutputRole<Config> {
     MLA_UNROLL
     for (int step = 0; step < kSteps; ++step) {
       uint32_t a[4];
-      load_weights(a, n, step, at);
+      load_p(a, n, step, at);
       MLA_UNROLL
       for (int i = 0; i < 4; ++i)
         a[i] = ptx::mul_f16x2(a[i], ptx::load_shared<uint32_t>(scales + static_cast<uint32_t>(step * 32 + i / 2 * 16)));
@@ -152,7 +151,7 @@ class E4m3ValueRole : OutputRole<Config> {
     MLA_NO_UNROLL
     for (int step = 0; step < kSteps; ++step) {
       uint32_t a[4];
-      load_weights(a, n, step, at);
+      load_p(a, n, step, at);
       MLA_UNROLL
       for (int i = 0; i < 4; ++i) {
         const int key = step * 16 + i / 2 * 8 + (ptx::lane() & 3) * 2;
@@ -172,7 +171,7 @@ class E4m3ValueRole : OutputRole<Config> {
     MLA_NO_UNROLL
     for (int step = 0; step < kSteps; ++step) {
       uint32_t a[4];
-      load_weights(a, n, step, at);
+      load_p(a, n, step, at);
       MLA_UNROLL
       for (int i = 0; i < 4; ++i) a[i] = scale_to_bf16(a[i], 1.0F, 1.0F);
       MLA_UNROLL
@@ -222,8 +221,7 @@ class E4m3ValueRole : OutputRole<Config> {
   }
 
   MLA_DEVICE void finish_outputs() {
-    const float factor =
-        ptx::exp2_approx(-kWeightShift<Config>) * (has_rope() ? 1.0F : std::bit_cast<float>(reference_));
+    const float factor = ptx::exp2_approx(-kPShift<Config>) * (has_rope() ? 1.0F : std::bit_cast<float>(reference_));
     MLA_UNROLL
     for (int j = 0; j < kTiles; ++j) MLA_UNROLL
     for (int i = 0; i < 4; ++i) outputs_[0][j][i] *= factor;

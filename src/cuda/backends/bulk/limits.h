@@ -12,7 +12,7 @@ inline constexpr int32_t kMostScales = 8;
 /// Whether the kernel computes with rows of such latent channels, `channels` in number.
 constexpr bool takes(const Codec& codec, int32_t channels) {
   if (!is_quantized(codec.element)) return true;
-  return core::is_common_code(codec.element, codec.scale_type, codec.outer_scale) &&
+  return core::is_common_e4m3(codec.element, codec.scale_type, codec.outer_scale) &&
          (codec.channels_per_scale == 0 || channels <= kMostScales * codec.channels_per_scale);
 }
 

@@ -18,7 +18,7 @@ class LoadRole : AbsorbedBlock<Config> {
   MLA_DEVICE LoadRole(const cuda::AbsorbedArgs& args, const cuda::Share& share) : Block(args), walk_(share) {}
 
   MLA_DEVICE bool next_unit() {
-    if (fetch_warp() == 0 && ptx::lane() == 0) Block::describe_next_unit(walk_);
+    if (load_warp() == 0 && ptx::lane() == 0) Block::describe_next_unit(walk_);
     ptx::sync_warp();
     return Block::next_unit();
   }
@@ -27,14 +27,14 @@ class LoadRole : AbsorbedBlock<Config> {
     keys_ = unit().keys;
     key_ = unit().segment.key_begin + ptx::lane();
     if (ptx::lane() >= Config::kCopyKeys) key_ = kNone;
-    const uint32_t behind = first_ % Config::kFetchWarps, warp = static_cast<uint32_t>(fetch_warp());
-    const uint32_t skipped = (warp + Config::kFetchWarps - behind) % Config::kFetchWarps;  // copies of other warps
+    const uint32_t behind = first_ % Config::kLoadWarps, warp = static_cast<uint32_t>(load_warp());
+    const uint32_t skipped = (warp + Config::kLoadWarps - behind) % Config::kLoadWarps;  // copies of other warps
     key_ += static_cast<int32_t>(skipped) * Config::kCopyKeys;
     next_entry_ = load_entry(key_);
     find_next();
     const uint32_t end = unit().steps.end * Config::kStepCopies;
     MLA_NO_UNROLL
-    for (uint32_t copy = first_ + skipped; copy < end; copy += Config::kFetchWarps) {
+    for (uint32_t copy = first_ + skipped; copy < end; copy += Config::kLoadWarps) {
       wait_for_room(copy);
       if constexpr (Config::kChoosesRows) {
         fetch(copy, in_second_pool_ ? LandedRow(args_.pools[1]) : LandedRow(args_.pools[0]));
@@ -53,7 +53,7 @@ class LoadRole : AbsorbedBlock<Config> {
   static constexpr uint32_t kAllKeys = ~0U >> (kWarpSize - Config::kCopyKeys);
   static constexpr int32_t kNone = INT32_MAX / 2;  // behind all keys, and stays there
 
-  MLA_DEVICE static int fetch_warp() { return ptx::warp() - Config::kFirstFetchWarp; }
+  MLA_DEVICE static int load_warp() { return ptx::warp() - Config::kFirstLoadWarp; }
 
   // Rows. They land in the stage where they are multiplied.
 
@@ -69,7 +69,7 @@ class LoadRole : AbsorbedBlock<Config> {
       find_in(args_.pools[0]);
     else
       find_in(args_.pools[1]);
-    key_ += Config::kFetchWarps * Config::kCopyKeys;
+    key_ += Config::kLoadWarps * Config::kCopyKeys;
     next_entry_ = load_entry(key_);
   }
   MLA_DEVICE void find_in(const cuda::KeyPool& pool) {
@@ -82,9 +82,9 @@ class LoadRole : AbsorbedBlock<Config> {
   MLA_DEVICE void wait_for_room(uint32_t copy) const {
     const uint32_t n = copy / Config::kStepCopies, group = copy / Config::kGroupCopies;
     if (n >= Config::kStages)
-      ptx::mbarrier_wait(Block::free(n), Block::stage_parity(n - Config::kStages));
+      ptx::mbarrier_wait(Block::kv_empty(n), Block::kv_parity(n - Config::kStages));
     else if (group > 0)
-      ptx::mbarrier_wait(Block::sent(group - 1), 0);  // the first rows first: sent at once, all would come late
+      ptx::mbarrier_wait(Block::first_issued(group - 1), 0);  // the first rows first: sent at once, all would come late
   }
 
   /// What a pool's rows are like, and how their parts lie where they land. In registers, where they suffice: a pool
@@ -126,11 +126,11 @@ class LoadRole : AbsorbedBlock<Config> {
     if (elected) {
       Block::set_valid(copy, valid);
       const uint32_t bytes = row.whole ? row.bytes() : row.latent_bytes + row.rope_bytes;
-      ptx::mbarrier_arrive_expect_bytes(Block::full(n),
+      ptx::mbarrier_arrive_expect_bytes(Block::kv_full(n),
                                         row.aligned ? static_cast<uint32_t>(std::popcount(valid)) * bytes : 0U);
     }
-    if (row.aligned) copy_rows(valid, row, to, Block::full(n), elected);
-    if (n < Config::kStages && elected) ptx::mbarrier_arrive(Block::sent(copy / Config::kGroupCopies));
+    if (row.aligned) copy_rows(valid, row, to, Block::kv_full(n), elected);
+    if (n < Config::kStages && elected) ptx::mbarrier_arrive(Block::first_issued(copy / Config::kGroupCopies));
   }
 
   /// One lane sends: the instruction takes its operands from the whole warp, so that several would take turns. Where

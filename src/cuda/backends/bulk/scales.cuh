@@ -38,7 +38,7 @@ class ScaleRole : AbsorbedBlock<Config> {
   static constexpr int kLaneKeys = 2;
   static_assert(Config::kKeys == kLaneKeys * kWarpSize);
   static constexpr uint32_t kOne = 1U << 23;  // an exponent's
-  // Scales over the reference are from 2^-10 to 2^2; see kWeightShift.
+  // Scales over the reference are from 2^-10 to 2^2; see kPShift.
   static constexpr uint32_t kSmallest = 10 * kOne, kBehindLargest = 2 * kOne;
 
   template <bool kUe8m0>
@@ -52,7 +52,7 @@ class ScaleRole : AbsorbedBlock<Config> {
   MLA_DEVICE void step(uint32_t n, uint32_t place, uint32_t pitch, int32_t num_scales) {
     constexpr int kGroups = kUe8m0 ? 8 : 4;
     static_assert(kGroups <= Config::kScaleGroups);
-    ptx::mbarrier_wait(Block::full(n), Block::stage_parity(n));
+    ptx::mbarrier_wait(Block::kv_full(n), Block::kv_parity(n));
     const uint32_t valid = Block::valid_from(n, ptx::lane() * kLaneKeys);
     float scales[kLaneKeys][kGroups];
     bool fits = true;
@@ -72,7 +72,7 @@ class ScaleRole : AbsorbedBlock<Config> {
     if (ptx::any(!fits)) [[unlikely]]
       marked = raise_reference(scales, valid);
     const float inverse = reference_ == 0 ? 0.0F : std::bit_cast<float>(254U * kOne - reference_);
-    if (n >= 2) ptx::mbarrier_wait(Block::free(n - 2), Block::stage_parity(n - 2));
+    if (n >= 2) ptx::mbarrier_wait(Block::kv_empty(n - 2), Block::kv_parity(n - 2));
     MLA_UNROLL
     for (int group = 0; group < kGroups; ++group)
       ptx::store_shared(Block::value_scales(n, group) + static_cast<uint32_t>(ptx::lane() * kLaneKeys * 2),
@@ -80,7 +80,7 @@ class ScaleRole : AbsorbedBlock<Config> {
                                         has(valid, 1) ? scales[1][group] * inverse : 0.0F));
     if (ptx::lane() == 0) ptx::store_shared(Block::scale_reference(n), reference_ | (marked ? kSmallScales : 0U));
     ptx::sync_warp();
-    if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::ready(n));
+    if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::p_full(n));
   }
 
   /// Of a key. The first scale stands for those that are not there.

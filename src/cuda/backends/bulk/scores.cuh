@@ -25,7 +25,7 @@ class ScoreRole : AbsorbedBlock<Config> {
   }
 
  private:
-  static constexpr int kTiles = Config::kBandTiles, kSteps = Config::kLatentSteps + Config::kTailSteps;
+  static constexpr int kTiles = Config::kBandTiles, kSteps = Config::kLatentSteps + Config::kRopeSteps;
 
   MLA_DEVICE static int score_warp() { return ptx::warp() - Config::kFirstScoreWarp; }
   MLA_DEVICE static int band() { return score_warp() / Config::kParts; }
@@ -129,7 +129,7 @@ class ScoreRole : AbsorbedBlock<Config> {
   MLA_DEVICE static int channel_of(int step) {
     return step < Config::kLatentSteps
                ? (part() * Config::kLatentSteps + step) * 16
-               : Config::kLatentDims + (part() * Config::kTailSteps + step - Config::kLatentSteps) * 16;
+               : Config::kLatentDims + (part() * Config::kRopeSteps + step - Config::kLatentSteps) * 16;
   }
 
   /// Where a row begins, in elements.
@@ -143,16 +143,16 @@ class ScoreRole : AbsorbedBlock<Config> {
   // Scores.
 
   MLA_DEVICE void step(uint32_t n) const {
-    ptx::mbarrier_wait(Block::full(n), Block::stage_parity(n));
+    ptx::mbarrier_wait(Block::kv_full(n), Block::kv_parity(n));
     float s[kTiles][4][4] = {};
     multiply_queries(s, n);
-    if (n > 0) ptx::mbarrier_wait(Block::taken(band()), Block::score_parity(n - 1));
+    if (n > 0) ptx::mbarrier_wait(Block::s_empty(band()), Block::s_parity(n - 1));
     if constexpr (Config::kScoresInRows)
       store_rows(s[0]);
     else
       store_products(s);
     ptx::sync_warp();
-    if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::scored(band()));
+    if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::s_full(band()));
   }
 
   MLA_DEVICE void store_rows(const float (&s)[4][4]) const {
@@ -197,7 +197,7 @@ class ScoreRole : AbsorbedBlock<Config> {
                                                 ((ptx::lane() >> 3) & 1) * kChunkBytes);
     const ptx::SharedAddress latents = lane_keys + static_cast<uint32_t>(part() * Config::kLatentSteps * 32);
     const ptx::SharedAddress tails =
-        lane_keys + static_cast<uint32_t>(Config::kLatentDims * 2 + part() * Config::kTailSteps * 32);
+        lane_keys + static_cast<uint32_t>(Config::kLatentDims * 2 + part() * Config::kRopeSteps * 32);
     const ptx::SharedAddress rows = kept_lane_queries();
     const auto load = [&](Operands& to, int step) {
       const ptx::SharedAddress keys = step < Config::kLatentSteps
@@ -229,9 +229,9 @@ class ScoreRole : AbsorbedBlock<Config> {
       multiply(s, odd);
     }
     if (!has_tail) return;
-    if constexpr (Config::kTailSteps == 2) load(odd, Config::kLatentSteps + 1);
+    if constexpr (Config::kRopeSteps == 2) load(odd, Config::kLatentSteps + 1);
     multiply(s, even);
-    if constexpr (Config::kTailSteps == 2) multiply(s, odd);
+    if constexpr (Config::kRopeSteps == 2) multiply(s, odd);
   }
 
   uint32_t next_ = 0;                                // number of the next step

@@ -21,12 +21,12 @@ class SoftmaxRole : AbsorbedBlock<Config> {
   MLA_DEVICE void compute() {
     MLA_UNROLL
     for (ScoreState& state : states_) state = {};
-    Block::find_plain_steps();
-    const StepRange known = unit().plain;
+    Block::find_unmasked_steps();
+    const StepRange known = unit().unmasked;
     MLA_NO_UNROLL
     for (const uint32_t end = unit().steps.end; next_ < end; ++next_) {
-      const StepRange plain = kInRows ? known : unit().plain;  // with 64 rows registers are short
-      weigh(next_, plain.contains(next_));
+      const StepRange unmasked = kInRows ? known : unit().unmasked;  // with 64 rows registers are short
+      weigh(next_, unmasked.contains(next_));
     }
     finish();
     Block::leave_unit();
@@ -38,13 +38,13 @@ class SoftmaxRole : AbsorbedBlock<Config> {
   static constexpr int kLaneRows = kTileRows * Config::kBandTiles;
   static constexpr int kRowLanes = kInRows ? 8 : 4, kLaneKeys = Config::kKeys / kRowLanes;
 
-  MLA_DEVICE static int weight_warp() { return ptx::warp() - Config::kFirstWeightWarp; }
-  MLA_DEVICE static int band() { return kInRows ? 0 : weight_warp(); }
+  MLA_DEVICE static int softmax_warp() { return ptx::warp() - Config::kFirstSoftmaxWarp; }
+  MLA_DEVICE static int band() { return kInRows ? 0 : softmax_warp(); }
   /// Of the lane's rows: its tile, which half of that, and its number in the unit.
   MLA_DEVICE static int tile_of(int row) { return row / kTileRows; }
   MLA_DEVICE static int half_of(int row) { return row % 2; }
   MLA_DEVICE static int row_of_unit(int row) {
-    if constexpr (kInRows) return weight_warp() * 4 + ptx::lane() / kRowLanes;
+    if constexpr (kInRows) return softmax_warp() * 4 + ptx::lane() / kRowLanes;
     return band() * Config::kBandRows + tile_of(row) * 16 + half_of(row) * 8 + (ptx::lane() >> 2);
   }
   /// Of the step's keys: the lane has this one, the next, and those 8, 16, 24 on; or four neighbours, and those 32 on.
@@ -57,13 +57,13 @@ class SoftmaxRole : AbsorbedBlock<Config> {
     return Block::scores(band(), part, tile_of(row), i / 2) + static_cast<uint32_t>((half_of(row) * 2 + i % 2) * 4);
   }
 
-  /// Step n. `plain`: as AbsorbedUnit has it.
-  MLA_DEVICE void weigh(uint32_t n, bool plain) {
-    ptx::mbarrier_wait(Block::scored(band()), Block::score_parity(n));
+  /// Step n. `unmasked`: as AbsorbedUnit has it.
+  MLA_DEVICE void weigh(uint32_t n, bool unmasked) {
+    ptx::mbarrier_wait(Block::s_full(band()), Block::s_parity(n));
     // The place of these weights is free once the values of two steps ago are added.
-    if (n >= 2) ptx::mbarrier_wait(Block::free(n - 2), Block::stage_parity(n - 2));
+    if (n >= 2) ptx::mbarrier_wait(Block::kv_empty(n - 2), Block::kv_parity(n - 2));
     const bool only_valid = args_.sparse() && needs_only_scale(args_.options);
-    const bool direct = plain || only_valid;
+    const bool direct = unmasked || only_valid;
     if (!direct) [[unlikely]]
       replace_scores(n);
     const float scale = direct ? score_scale(args_) * std::numbers::log2e_v<float> : 1.0F;
@@ -75,7 +75,7 @@ class SoftmaxRole : AbsorbedBlock<Config> {
       take_logits(s, m, scale, valid);
       if (m == Config::kBandTiles - 1) {
         ptx::sync_warp();
-        if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::taken(band()));
+        if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::s_empty(band()));
       }
       MLA_UNROLL
       for (int r = 0; r < kTileRows; ++r) rescaled |= weigh_row(s[r], n, m * kTileRows + r);
@@ -83,10 +83,10 @@ class SoftmaxRole : AbsorbedBlock<Config> {
     if constexpr (Config::kQuantized) {
       const bool event = ptx::any(rescaled) || !direct;
       if (ptx::lane() == 0)
-        ptx::store_shared(Block::events(n) + static_cast<uint32_t>(weight_warp()), static_cast<uint8_t>(event));
+        ptx::store_shared(Block::events(n) + static_cast<uint32_t>(softmax_warp()), static_cast<uint8_t>(event));
     }
     ptx::sync_warp();
-    if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::ready(n));
+    if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::p_full(n));
   }
 
   /// Which of the lane's keys have rows.
@@ -121,7 +121,7 @@ class SoftmaxRole : AbsorbedBlock<Config> {
 
   /// One of the lane's rows. Whether its outputs so far are to be rescaled.
   MLA_DEVICE bool weigh_row(const float (&s)[kLaneKeys], uint32_t n, int row) {
-    const float factor = raise_max(s, row), base = states_[row].base() - kWeightShift<Config>;
+    const float factor = raise_max(s, row), base = states_[row].base() - kPShift<Config>;
     uint32_t weights[kLaneKeys / 2];
     MLA_UNROLL
     for (int i = 0; i < kLaneKeys; i += 2) {
@@ -130,7 +130,7 @@ class SoftmaxRole : AbsorbedBlock<Config> {
       weights[i / 2] = pack<Config::kType>(low, high);
     }
     const ptx::SharedAddress to =
-        Block::weights(n) + static_cast<uint32_t>(row_of_unit(row) * Config::kWeightPitch + first_column() * 2);
+        Block::p(n) + static_cast<uint32_t>(row_of_unit(row) * Config::kPPitch + first_column() * 2);
     if constexpr (kInRows) {
       MLA_UNROLL
       for (int i = 0; i < kLaneKeys; i += 4)
@@ -186,12 +186,12 @@ class SoftmaxRole : AbsorbedBlock<Config> {
   MLA_DEVICE void finish() const {
     const int number = Block::unit_number();
     if (number > 0)
-      ptx::mbarrier_wait(Block::left(number - 1), Block::unit_parity(number - 1));  // whose factors lie there
+      ptx::mbarrier_wait(Block::unit_empty(number - 1), Block::unit_parity(number - 1));  // whose factors lie there
     const bool first_of_row = ptx::lane() % kRowLanes == 0;
     RowEnd<Config> ends[kLaneRows];
     MLA_UNROLL
     for (int row = 0; row < kLaneRows; ++row) {
-      float sum = states_[row].sum * ptx::exp2_approx(-kWeightShift<Config>);
+      float sum = states_[row].sum * ptx::exp2_approx(-kPShift<Config>);
       MLA_UNROLL
       for (int mask = 1; mask < kRowLanes; mask *= 2) sum += ptx::shuffle_xor(sum, mask);
       const int r = row_of_unit(row);
@@ -199,7 +199,7 @@ class SoftmaxRole : AbsorbedBlock<Config> {
       if (first_of_row) Block::output_factors()[r] = ends[row].output_factor();
     }
     ptx::sync_warp();
-    if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::weighed());
+    if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::stats_full());
     if (!first_of_row) return;
     MLA_UNROLL
     for (int row = 0; row < kLaneRows; ++row) ends[row].store_statistics(args_);

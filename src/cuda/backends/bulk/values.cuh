@@ -21,26 +21,25 @@ class ValueRole : OutputRole<Config> {
     Output::clear_outputs();
     MLA_NO_UNROLL
     for (; next_ < unit().steps.end; ++next_) step(next_);
-    ptx::mbarrier_wait(Block::weighed(), Block::weighed_parity(Block::unit_number()));
+    ptx::mbarrier_wait(Block::stats_full(), Block::stats_parity(Block::unit_number()));
     Output::template store_outputs<8>();
     Block::leave_unit();
   }
 
  private:
   MLA_DEVICE void step(uint32_t n) {
-    ptx::mbarrier_wait(Block::full(n), Block::stage_parity(n));  // for the sight of what copies wrote
-    ptx::mbarrier_wait(Block::ready(n), Block::ready_parity(n));
+    ptx::mbarrier_wait(Block::kv_full(n), Block::kv_parity(n));  // for the sight of what copies wrote
+    ptx::mbarrier_wait(Block::p_full(n), Block::p_parity(n));
     Output::rescale(n, 1.0F);
     if (Block::poison(n).any()) silence_poison(n);
     add_values(n);
     ptx::sync_warp();
-    if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::free(n));
+    if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::kv_empty(n));
   }
 
   MLA_DEVICE void add_values(uint32_t n) {
     const auto chunk = static_cast<uint32_t>((ptx::lane() >> 4) * kChunkBytes);
-    const ptx::SharedAddress weight_rows =
-        Block::weights(n) + static_cast<uint32_t>((ptx::lane() & 15) * Config::kWeightPitch) + chunk;
+    const ptx::SharedAddress p_rows = Block::p(n) + static_cast<uint32_t>((ptx::lane() & 15) * Config::kPPitch) + chunk;
     const ptx::SharedAddress value_rows =
         Block::stage(n) + static_cast<uint32_t>((ptx::lane() & 15) * Config::kKeyPitch + output_channel() * 2) + chunk;
     MLA_UNROLL
@@ -52,7 +51,7 @@ class ValueRole : OutputRole<Config> {
       MLA_UNROLL
       for (int m = 0; m < Config::kOutputTilesM; ++m) {
         uint32_t a[4];
-        ptx::ldmatrix_x4(a, weight_rows + static_cast<uint32_t>(m * 16 * Config::kWeightPitch + step * 32));
+        ptx::ldmatrix_x4(a, p_rows + static_cast<uint32_t>(m * 16 * Config::kPPitch + step * 32));
         MLA_UNROLL
         for (int j = 0; j < Config::kOutputTilesN / 2; ++j) {
           mma<Config::kType>(outputs_[m][2 * j], a, b[j][0], b[j][1]);

@@ -32,9 +32,9 @@ class AbsorbedBlock {
   MLA_DEVICE explicit AbsorbedBlock(const cuda::AbsorbedArgs& args)
       : args_(args), memory_(ptx::shared_memory()), shared_(ptx::shared_address(memory_)) {}
 
-  MLA_DEVICE void compute(const cuda::Segment& segment, int unit_lane) {
-    if (segment.row_begin + unit_lane * Config::kRows >= segment.q_len * args_.num_heads.value) return;
-    start(segment, unit_lane);
+  MLA_DEVICE void compute(const cuda::Segment& segment, int row_lane) {
+    if (segment.row_begin + row_lane * Config::kRows >= segment.q_len * args_.num_heads.value) return;
+    start(segment, row_lane);
     const auto num_blocks = static_cast<int>(unit().steps.end);
     if (num_blocks > 0) {
       copy_entries(2);
@@ -84,7 +84,7 @@ class AbsorbedBlock {
   MLA_DEVICE static int softmax_row() { return ptx::warp() * 8 + (ptx::lane() & 7); }
 
   /// Describes the unit, and finds the first two blocks of keys.
-  MLA_DEVICE void start(const cuda::Segment& segment, int unit_lane) {
+  MLA_DEVICE void start(const cuda::Segment& segment, int row_lane) {
     MLA_UNROLL
     for (int m = 0; m < Config::kOutputTilesM; ++m) MLA_UNROLL
     for (int n = 0; n < Config::kOutputTilesN; ++n) MLA_UNROLL
@@ -92,8 +92,8 @@ class AbsorbedBlock {
     clear_poison();
     for (int r = ptx::thread_index(); r < Config::kRows; r += Config::kThreads) row_states()[r] = {};
     if (ptx::thread_index() == 0) {
-      describe_unit<Config>(args_, segment, unit_lane, 0, unit());
-      unit().template find_plain_steps<Config>(args_);
+      describe_unit<Config>(args_, segment, row_lane, 0, unit());
+      unit().template find_unmasked_steps<Config>(args_);
     }
     ptx::sync_block();
     if (ptx::thread_index() < Config::kKeys)
@@ -156,14 +156,14 @@ class AbsorbedBlock {
 
   /// Through shared memory into registers.
   MLA_DEVICE void load_queries() {
-    constexpr int kLatentChunks = Config::kLatentDims / kVector, kChunks = kLatentChunks + Config::kTailDims / kVector;
+    constexpr int kLatentChunks = Config::kLatentDims / kVector, kChunks = kLatentChunks + Config::kRopeDims / kVector;
     MLA_NO_UNROLL
     for (int i = ptx::thread_index(); i < Config::kQueryParts * Config::kRows * kChunks; i += Config::kThreads) {
       const int chunk = i % kChunks, r = i / kChunks % Config::kRows, part = i / (kChunks * Config::kRows);
       const Bits8 bits = query_channels<Config::kType>(args_, unit().rows.row(args_, r), chunk * kVector, part);
       const ptx::SharedAddress to =
           chunk < kLatentChunks ? latent_stage(part) + tile_offset<Config::kLatentDims * 2>(r, chunk)
-                                : tail_stage(part) + tile_offset<Config::kTailDims * 2>(r, chunk - kLatentChunks);
+                                : tail_stage(part) + tile_offset<Config::kRopeDims * 2>(r, chunk - kLatentChunks);
       ptx::store_shared(to, ptx::Vec4{bits.w[0], bits.w[1], bits.w[2], bits.w[3]});
     }
     ptx::sync_block();
@@ -176,7 +176,7 @@ class AbsorbedBlock {
       MLA_UNROLL
       for (int step = 0; step < Config::kLatentSteps; ++step)
         ptx::ldmatrix_x4(queries_[m][step][part], latent.at(0, 2 * step));
-      const TileLane<Config::kTailDims * 2> tail(tail_stage(part) + static_cast<uint32_t>(row * Config::kTailDims * 2),
+      const TileLane<Config::kRopeDims * 2> tail(tail_stage(part) + static_cast<uint32_t>(row * Config::kRopeDims * 2),
                                                  ptx::lane() & 15, (ptx::lane() >> 4) | score_warp_k() * 2);
       ptx::ldmatrix_x4(queries_[m][Config::kLatentSteps][part], tail.at(0, 0));
     }
@@ -187,7 +187,7 @@ class AbsorbedBlock {
     return shared_ + static_cast<uint32_t>(Config::kQueryStageOffset + part * Config::kRows * Config::kLatentDims * 2);
   }
   MLA_DEVICE ptx::SharedAddress tail_stage(int part) const {
-    return shared_ + static_cast<uint32_t>(Config::kTailStageOffset + part * Config::kRows * Config::kTailDims * 2);
+    return shared_ + static_cast<uint32_t>(Config::kTailStageOffset + part * Config::kRows * Config::kRopeDims * 2);
   }
 
   // Scores.
@@ -310,13 +310,13 @@ class AbsorbedBlock {
 
   /// The lane's scores as base-2 logits, -inf where its row does not see the key.
   MLA_DEVICE void make_logits(float (&s)[kGroups][8], int block) const {
-    const bool plain = unit().plain.contains(static_cast<uint32_t>(block));
+    const bool unmasked = unit().unmasked.contains(static_cast<uint32_t>(block));
     const bool only_valid = args_.sparse() && needs_only_scale(args_.options);
-    if (!plain && !only_valid) {
+    if (!unmasked && !only_valid) {
       const RowScores row(args_, unit().segment, unit().rows.row(args_, softmax_row()));
       for (int group = 0; group < kGroups; ++group) replace_scores(block, lane_chunk(group) * 8, row);
     }
-    const bool direct = plain || only_valid;
+    const bool direct = unmasked || only_valid;
     const float scale = direct ? score_scale(args_) * std::numbers::log2e_v<float> : 1.0F;
     MLA_UNROLL
     for (int group = 0; group < kGroups; ++group) {
@@ -515,7 +515,7 @@ struct AbsorbedKernel {
     const cuda::Share share = list.shares[ptx::block_index_x()];
     AbsorbedBlock<Config> block(args);
     MLA_NO_UNROLL
-    for (int32_t i = share.begin; i < share.end; ++i) block.compute(list.segments[i], share.lane);
+    for (int32_t i = share.begin; i < share.end; ++i) block.compute(list.segments[i], share.row_lane);
   }
 };
 

@@ -22,8 +22,8 @@ struct AbsorbedConfig {
   static constexpr bool kQuantized = kKind_ == KeyKind::kQuantized;
   static constexpr DType kType = kKind_ == KeyKind::kF16 ? DType::kF16 : DType::kBF16;  // what is multiplied
 
-  static constexpr int kTailDims = 64;  // rotary channels behind the latent ones, where d_qk is larger than d_v
-  static constexpr int kRowBytes = (kLatentDims + kTailDims) * 2;
+  static constexpr int kRopeDims = 64;  // rotary channels behind the latent ones, where d_qk is larger than d_v
+  static constexpr int kRowBytes = (kLatentDims + kRopeDims) * 2;
 
   static constexpr int kThreads = 256;
   static constexpr int kWarps = kThreads / kWarpSize;
@@ -38,8 +38,8 @@ struct AbsorbedConfig {
   static constexpr int kScoreTilesM = kRows / 16 / kScoreWarpsM;
   static constexpr int kScoreGroups = kKeys / 16 / kScoreWarpsN;  // of 16 keys, one after another
   static constexpr int kLatentSteps = kLatentDims / 16 / kScoreWarpsK;
-  static constexpr int kTailSteps = kTailDims / 16 / kScoreWarpsK;
-  static_assert(kTailSteps == 1);
+  static constexpr int kRopeSteps = kRopeDims / 16 / kScoreWarpsK;
+  static_assert(kRopeSteps == 1);
 
   // Outputs. A warp has all rows and its share of the channels.
   static constexpr int kOutputTilesM = kRows / 16;
@@ -49,7 +49,7 @@ struct AbsorbedConfig {
   // Shared memory. Quantized rows land in raw stages and are decoded into the one tile; others land in the tiles.
   static constexpr int kTiles = kQuantized ? 1 : 2;
   static constexpr int kTileBytes = kKeys * kRowBytes;
-  static constexpr int kRawRowBytes = kLatentDims + 2 * kTailDims;  // e4m3 latents, bf16 or e4m3 rotary channels
+  static constexpr int kRawRowBytes = kLatentDims + 2 * kRopeDims;  // e4m3 latents, bf16 or e4m3 rotary channels
   static constexpr int kRawBytes = kKeys * kRawRowBytes;
   static constexpr int kScoreRowBytes = kKeys * 4;
   static constexpr int kPlaceBytes = kKeys * (kQuantized ? 24 : 16);

@@ -9,9 +9,9 @@
 //   scores   queries x keys (64 x 64 x d_qk); softmax; weights, rounded to 16 bits
 //   values   two: weights x values (64 x 64 x d_v / 2), accumulators in registers
 // Shared memory: [queries][two stages of 64 rows][barriers, units, ...]; absorbed_config.cuh has the numbers.
-//   fetch    left(u - 2) -> unit u -> described(u); free(n - 2, half) -> rows of that half -> full(n)
-//   scores   described(u), full(n) -> scores n -> weights n, where the rotary channels were -> ready(n); weighed(u)
-//   values   ready(n) -> values n -> free(n, half); in the end weighed(u) -> outputs
+//   fetch    unit_empty(u - 2) -> unit u -> unit_full(u); kv_empty(n - 2, half) -> rows of that half -> kv_full(n)
+//   scores   unit_full(u), kv_full(n) -> scores n -> weights n, where the rotary channels were -> p_full(n);
+//   stats_full(u) values   p_full(n) -> values n -> kv_empty(n, half); in the end stats_full(u) -> outputs
 // What one block of a cluster decodes for both it may change once the other one has it: received_by_other(n).
 // So the tensor cores have values n and scores n + 1 to do at the same time. docs/kernels/cuda_sm90.md.
 #pragma once
@@ -45,7 +45,7 @@ struct AbsorbedKernel {
  private:
   static MLA_DEVICE void compute_all(const Params& args, const cuda::Share& share, bool shares_keys) {
     if (ptx::warp() < Config::kFirstScoreWarp) {
-      ptx::give_registers<Config::kFetchRegisters>();
+      ptx::give_registers<Config::kLoadRegisters>();
       if constexpr (!Config::kQuantized)
         compute(LoadRole<Config>(args, share));
       else if (shares_keys)

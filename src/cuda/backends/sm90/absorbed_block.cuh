@@ -21,19 +21,19 @@ class AbsorbedBlock : protected AbsorbedUnits<Config> {
       for (int stage = 0; stage < Config::kStages; ++stage) {
         // Every fetching warp's ordinary stores; and every thread's copies, where nobody waits for these before.
         for (int arrival = 0; arrival < Config::kArrivals; ++arrival)
-          ptx::mbarrier_init(full(stage, arrival),
+          ptx::mbarrier_init(kv_full(stage, arrival),
                              Config::kGroupWarps + (Config::kQuantized ? 0 : Config::kGroupThreads));
         for (int half = 0; half < 2; ++half) {
-          ptx::mbarrier_init(ready(stage, half), Config::kGroupWarps);
-          ptx::mbarrier_init(free(stage, half), Config::kValueWarps);
+          ptx::mbarrier_init(p_full(stage, half), Config::kGroupWarps);
+          ptx::mbarrier_init(kv_empty(stage, half), Config::kValueWarps);
         }
         if constexpr (Config::kCluster > 1) {
           for (int warp = 0; warp < Config::kGroupWarps; ++warp) ptx::mbarrier_init(room_in_other(stage, warp), 1);
           ptx::mbarrier_init(received_by_other(stage), Config::kGroupWarps);
         }
       }
-      ptx::mbarrier_init(scored(), Config::kGroupWarps);
-      ptx::mbarrier_init(weighed(), Config::kGroupWarps);
+      ptx::mbarrier_init(s_full(), Config::kGroupWarps);
+      ptx::mbarrier_init(stats_full(), Config::kGroupWarps);
       Units::init_unit_barriers();
       ptx::fence_mbarrier_init();
     }
@@ -61,9 +61,11 @@ class AbsorbedBlock : protected AbsorbedUnits<Config> {
   static constexpr int kScoreBarrier = 1, kValuesBarrier = 2;  // named
 
   /// Some pieces of a step's rows are there; the weights of a half of them are; every value warp is done with a half.
-  MLA_DEVICE ptx::SharedAddress full(uint32_t n, int arrival) const { return stage_barrier(n, arrival); }
-  MLA_DEVICE ptx::SharedAddress ready(uint32_t n, int half) const { return stage_barrier(n, Config::kArrivals + half); }
-  MLA_DEVICE ptx::SharedAddress free(uint32_t n, int half) const {
+  MLA_DEVICE ptx::SharedAddress kv_full(uint32_t n, int arrival) const { return stage_barrier(n, arrival); }
+  MLA_DEVICE ptx::SharedAddress p_full(uint32_t n, int half) const {
+    return stage_barrier(n, Config::kArrivals + half);
+  }
+  MLA_DEVICE ptx::SharedAddress kv_empty(uint32_t n, int half) const {
     return stage_barrier(n, Config::kArrivals + 2 + half);
   }
   /// The other block of the cluster has room for the rows of a fetching warp.
@@ -76,24 +78,24 @@ class AbsorbedBlock : protected AbsorbedUnits<Config> {
   }
   MLA_DEVICE static uint32_t parity(uint32_t n) { return n / Config::kStages & 1U; }
   /// All scores of a step are there; a phase for each step.
-  MLA_DEVICE ptx::SharedAddress scored() const { return stage_barrier(1, Config::kArrivals + 4); }
+  MLA_DEVICE ptx::SharedAddress s_full() const { return stage_barrier(1, Config::kArrivals + 4); }
   /// The unit's last weights and its output factors are written.
-  MLA_DEVICE ptx::SharedAddress weighed() const { return stage_barrier(0, Config::kArrivals + 4); }
-  MLA_DEVICE static uint32_t weighed_parity(int unit) { return static_cast<uint32_t>(unit) & 1U; }
+  MLA_DEVICE ptx::SharedAddress stats_full() const { return stage_barrier(0, Config::kArrivals + 4); }
+  MLA_DEVICE static uint32_t stats_parity(int unit) { return static_cast<uint32_t>(unit) & 1U; }
 
   MLA_DEVICE ptx::SharedAddress queries() const { return shared_ + Config::kQueryOffset; }
   MLA_DEVICE ptx::SharedAddress stage(uint32_t n) const {
     return shared_ + Config::kStageOffset + n % Config::kStages * Config::kTileBytes;
   }
-  MLA_DEVICE ptx::SharedAddress weights(uint32_t n, int half) const {
-    return stage(n) + static_cast<uint32_t>(Config::kTailOffset + half * Config::kHalfBytes);
+  MLA_DEVICE ptx::SharedAddress p(uint32_t n, int half) const {
+    return stage(n) + static_cast<uint32_t>(Config::kRopeOffset + half * Config::kHalfBytes);
   }
   /// Where a row of a tile's piece lies; and a 16-byte chunk of a row.
   MLA_DEVICE static uint32_t row_offset(int row, int piece) {
     const auto group = static_cast<uint32_t>(row) / 8, in_group = static_cast<uint32_t>(row) % 8;
     return (piece < Config::kLatentPieces
                 ? group * Config::kGroupBytes + static_cast<uint32_t>(piece * Config::kGroupRowsBytes)
-                : Config::kTailOffset + group * Config::kGroupRowsBytes) +
+                : Config::kRopeOffset + group * Config::kGroupRowsBytes) +
            in_group * Config::kPieceRowBytes;
   }
   MLA_DEVICE static uint32_t chunk_offset(int row, int chunk) {
@@ -151,7 +153,7 @@ class AbsorbedBlock : protected AbsorbedUnits<Config> {
     return ptx::matrix_descriptor(tile, 0, Config::kGroupBytes, ptx::Swizzle::k128);
   }
   MLA_DEVICE static uint64_t tails_of(ptx::SharedAddress tile) {
-    return ptx::matrix_descriptor(tile + Config::kTailOffset, 0, Config::kGroupRowsBytes, ptx::Swizzle::k128);
+    return ptx::matrix_descriptor(tile + Config::kRopeOffset, 0, Config::kGroupRowsBytes, ptx::Swizzle::k128);
   }
   /// By a sum of 64 bits: with the free advance() quantized rows are decoded 1.3 % slower (measured, H200; others as
   /// fast).

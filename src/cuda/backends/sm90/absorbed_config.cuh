@@ -19,7 +19,7 @@ struct AbsorbedConfig {
   static constexpr int kKeys = 64;  // of one step
   static constexpr int kPlanKeys = kKeys;
   static constexpr int kLatentDims = kLatentDims_;
-  static constexpr int kTailDims = 64;  // rotary channels behind the latent ones, where d_qk is larger than d_v
+  static constexpr int kRopeDims = 64;  // rotary channels behind the latent ones, where d_qk is larger than d_v
 
   // Warpgroups of four warps: one that fetches rows, one for scores and weights, two for values.
   static constexpr int kGroupWarps = 4, kGroupThreads = kGroupWarps * kWarpSize;
@@ -32,10 +32,10 @@ struct AbsorbedConfig {
   static constexpr int kCluster = kQuantized ? 2 : 1;
   static constexpr int kFirstRegisters = 65536 / kThreads;  // what the launch gives every thread
   // Decoding takes registers, and fewer outputs fewer.
-  static constexpr int kFetchRegisters = !kQuantized ? 72 : kLatentDims == 512 ? 88 : 104;
+  static constexpr int kLoadRegisters = !kQuantized ? 72 : kLatentDims == 512 ? 88 : 104;
   static constexpr int kScoreRegisters = kQuantized && kLatentDims == 512 ? 104 : 120;
   static constexpr int kValueRegisters = kQuantized && kLatentDims != 512 ? 144 : 160;
-  static_assert(kFetchRegisters + kScoreRegisters + 2 * kValueRegisters <= 4 * kFirstRegisters);
+  static_assert(kLoadRegisters + kScoreRegisters + 2 * kValueRegisters <= 4 * kFirstRegisters);
 
   // Tiles of 64 rows: pieces of 64 channels, of 128-byte rows swizzled as wgmma reads them. Eight rows of a piece lie
   // together, and then those of its latent pieces, so that decoded ones can be copied at once; rotary channels behind
@@ -44,7 +44,7 @@ struct AbsorbedConfig {
   static constexpr int kLatentPieces = kLatentDims / kPieceDims, kPieces = kLatentPieces + 1;
   static constexpr int kTileBytes = kPieces * kPieceBytes;
   static constexpr int kGroupRowsBytes = 8 * kPieceRowBytes;
-  static constexpr int kGroupBytes = kLatentPieces * kGroupRowsBytes, kTailOffset = kLatentPieces * kPieceBytes;
+  static constexpr int kGroupBytes = kLatentPieces * kGroupRowsBytes, kRopeOffset = kLatentPieces * kPieceBytes;
   static constexpr int kStages = 2;
   // Scores begin with the first pieces while later ones are on their way. Decoded ones arrive together: each arrival
   // takes time from who decodes.

@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <bit>
 
-#include "cuda/backends/sm90/absorbed_fetch.cuh"
+#include "cuda/backends/sm90/absorbed_load.cuh"
 
 namespace mla::MLA_CUDA_NAMESPACE::sm90 {
 
@@ -104,9 +104,9 @@ class DecodeRole : AbsorbedKeys<Config> {
 
   MLA_DEVICE static bool is_plain(const cuda::KeyPool& pool) {
     const core::Cache& cache = pool.cache;
-    return pool.common_codes && pool.aligned && cache.d_ckv % Config::kPieceDims == 0 &&
+    return pool.common_e4m3 && pool.aligned && cache.d_ckv % Config::kPieceDims == 0 &&
            cache.d_ckv >= Config::kLatentDims - Config::kPieceDims && pool.scale_shift >= 3 && are_words(pool) &&
-           (cache.d_kpe == 0 || cache.d_kpe == Config::kTailDims) &&
+           (cache.d_kpe == 0 || cache.d_kpe == Config::kRopeDims) &&
            (!pool.quantized_kpe || cache.d_ckv == Config::kLatentDims);
   }
 
@@ -294,7 +294,7 @@ class DecodeRole : AbsorbedKeys<Config> {
     const ptx::SharedAddress from = Block::stage(n) + Block::row_offset(first_row() + first_half() * 8, 0) +
                                     static_cast<uint32_t>(begin * Config::kGroupRowsBytes);
     ptx::bulk_copy_in_cluster(from + to_other_, from, static_cast<uint32_t>((end - begin) * Config::kGroupRowsBytes),
-                              Block::full(n, 0) + to_other_);
+                              Block::kv_full(n, 0) + to_other_);
   }
 
   /// The warp's rows are there; where they are shared, the other block's half of them is waited for. Who multiplies
@@ -303,10 +303,10 @@ class DecodeRole : AbsorbedKeys<Config> {
     ptx::sync_warp();
     if (ptx::lane() != 0) return;
     if constexpr (kShared)
-      ptx::mbarrier_arrive_expect_bytes(Block::full(n, 0),
+      ptx::mbarrier_arrive_expect_bytes(Block::kv_full(n, 0),
                                         static_cast<uint32_t>(coded_pieces(last_is_coded) * Config::kGroupRowsBytes));
     else
-      ptx::mbarrier_arrive(Block::full(n, 0));
+      ptx::mbarrier_arrive(Block::kv_full(n, 0));
   }
 
   /// Rows that begin anywhere.
@@ -337,7 +337,7 @@ class DecodeRole : AbsorbedKeys<Config> {
       }
     }
     ptx::sync_warp();
-    if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::full(n, 0));
+    if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::kv_full(n, 0));
   }
   ptx::SharedAddress to_other_ = 0;  // how far behind this block's the shared memory of the other one is
   Traits of_pools_[2];

@@ -20,7 +20,7 @@ class ScoreRole : AbsorbedBlock<Config> {
 
   MLA_DEVICE void compute() {
     load_queries();
-    Block::find_plain_steps();
+    Block::find_unmasked_steps();
     MLA_UNROLL
     for (int half = 0; half < 2; ++half) states_[half] = {};
     scale_ = score_scale(args_) * std::numbers::log2e_v<float>;
@@ -104,11 +104,11 @@ class ScoreRole : AbsorbedBlock<Config> {
   MLA_DEVICE void step(uint32_t n) {
     float s[kScores];
     multiply_queries(s, n);
-    const StepRange plain = unit().plain;  // while the tensor cores are at it
+    const StepRange unmasked = unit().unmasked;  // while the tensor cores are at it
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(s);
     if (ptx::elect()) {
-      ptx::mbarrier_arrive(Block::scored());
+      ptx::mbarrier_arrive(Block::s_full());
       // The rows are there. The other block may wait to know it, or not. From here, since a branch in the value warps
       // makes ptxas (13.0) serialize their products (C7520), which costs 10 %.
       if constexpr (Config::kCluster > 1)
@@ -116,7 +116,7 @@ class ScoreRole : AbsorbedBlock<Config> {
     }
     // Maxima of products are those of logits only if what products are multiplied by is positive.
     float scale = scale_;
-    if ((plain.contains(n) || only_valid_) && scale > 0.0F) [[likely]] {
+    if ((unmasked.contains(n) || only_valid_) && scale > 0.0F) [[likely]] {
       if (only_valid_) hide_invalid(s, n);
     } else {
       replace_scores(s, n);
@@ -152,11 +152,11 @@ class ScoreRole : AbsorbedBlock<Config> {
     for (int half = 0; half < 2; ++half)
       states_[half].sum += (sums[half][0] + sums[half][1]) + (sums[half][2] + sums[half][3]);
     // Every warp's scores are there, and so the rotary channels no longer needed.
-    if (kPart == 0) ptx::mbarrier_wait(Block::scored(), n & 1U);
+    if (kPart == 0) ptx::mbarrier_wait(Block::s_full(), n & 1U);
     store_weights<kPart>(s, n);
     ptx::fence_async_proxy();
     ptx::sync_warp();
-    if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::ready(n, kPart));
+    if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::p_full(n, kPart));
   }
 
   /// Of the lane's scores: its row, and which of four.
@@ -192,7 +192,7 @@ class ScoreRole : AbsorbedBlock<Config> {
     MLA_UNROLL
     for (int piece = 0; piece < Config::kPieces; ++piece) {
       if (piece % Config::kArrivalPieces == 0) {
-        ptx::mbarrier_wait(Block::full(n, piece / Config::kArrivalPieces), Block::parity(n));
+        ptx::mbarrier_wait(Block::kv_full(n, piece / Config::kArrivalPieces), Block::parity(n));
         ptx::fence_async_proxy();
       }
       if (piece == Config::kLatentPieces) {
@@ -254,7 +254,7 @@ class ScoreRole : AbsorbedBlock<Config> {
   template <int kPart>
   MLA_DEVICE void store_weights(const float (&s)[kScores], uint32_t n) const {
     const ptx::SharedAddress row =
-        Block::weights(n, kPart) + static_cast<uint32_t>(lane_row() * Config::kWeightRowBytes + lane_column() * 2);
+        Block::p(n, kPart) + static_cast<uint32_t>(lane_row() * Config::kWeightRowBytes + lane_column() * 2);
     const int swizzle = lane_row() >> 1 & 3;
     MLA_UNROLL
     for (int j = 0; j < 4; ++j) {
@@ -273,7 +273,7 @@ class ScoreRole : AbsorbedBlock<Config> {
   MLA_DEVICE void finish() const {
     const int number = Block::unit_number();
     if (number > 0)
-      ptx::mbarrier_wait(Block::left(number - 1), Block::unit_parity(number - 1));  // whose factors lie there
+      ptx::mbarrier_wait(Block::unit_empty(number - 1), Block::unit_parity(number - 1));  // whose factors lie there
     const RowEnd<Config> upper = end_of_row(0), lower = end_of_row(1);
     const bool first_of_row = (ptx::lane() & 3) == 0;
     if (first_of_row) {
@@ -281,7 +281,7 @@ class ScoreRole : AbsorbedBlock<Config> {
       Block::output_factors()[lane_row() + 8] = lower.output_factor();
     }
     ptx::sync_warp();
-    if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::weighed());
+    if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::stats_full());
     if (first_of_row) {
       upper.store_statistics(args_);
       lower.store_statistics(args_);

@@ -23,7 +23,7 @@ class ValueRole : AbsorbedBlock<Config> {
     for (float& output : part) output = 0.0F;
     MLA_NO_UNROLL
     for (const uint32_t end = unit().steps.end; next_ < end; ++next_) step(next_);
-    ptx::mbarrier_wait(Block::weighed(), Block::weighed_parity(Block::unit_number()));
+    ptx::mbarrier_wait(Block::stats_full(), Block::stats_parity(Block::unit_number()));
     MLA_UNROLL
     for (int half = 0; half < 2; ++half) {
       hold();  // the second row's addresses wait for the first one's stores: registers are short
@@ -49,7 +49,7 @@ class ValueRole : AbsorbedBlock<Config> {
   MLA_DEVICE static int lane_row() { return value_warp() % Config::kGroupWarps * 16 + (ptx::lane() >> 2); }
 
   MLA_DEVICE void step(uint32_t n) {
-    ptx::mbarrier_wait(Block::ready(n, 0), Block::parity(n));
+    ptx::mbarrier_wait(Block::p_full(n, 0), Block::parity(n));
     rescale(n);
     if (Block::poison(n).any()) [[unlikely]]
       silence_poison(n);
@@ -57,7 +57,7 @@ class ValueRole : AbsorbedBlock<Config> {
     ptx::wgmma_fence();
     MLA_UNROLL
     for (int half = 0; half < 2; ++half) {
-      if (half == 1) ptx::mbarrier_wait(Block::ready(n, 1), Block::parity(n));
+      if (half == 1) ptx::mbarrier_wait(Block::p_full(n, 1), Block::parity(n));
       ptx::fence_async_proxy();
       add_values(n, half);
       ptx::wgmma_commit();
@@ -75,7 +75,7 @@ class ValueRole : AbsorbedBlock<Config> {
   }
 
   MLA_DEVICE void release(uint32_t n, int half) const {
-    if (ptx::elect()) ptx::mbarrier_arrive(Block::free(n, half));
+    if (ptx::elect()) ptx::mbarrier_arrive(Block::kv_empty(n, half));
   }
 
   MLA_DEVICE void rescale(uint32_t n) {
@@ -89,7 +89,7 @@ class ValueRole : AbsorbedBlock<Config> {
 
   MLA_DEVICE void add_values(uint32_t n, int half) {
     constexpr int kWeightGroupBytes = 8 * Config::kWeightRowBytes;
-    const uint64_t weights = ptx::matrix_descriptor(Block::weights(n, half), 0, kWeightGroupBytes, ptx::Swizzle::k64);
+    const uint64_t weights = ptx::matrix_descriptor(Block::p(n, half), 0, kWeightGroupBytes, ptx::Swizzle::k64);
     const ptx::SharedAddress keys =
         Block::stage(n) + Block::row_offset(half * Config::kHalfKeys, output_channel() / Config::kPieceDims);
     const uint64_t values =

@@ -8,13 +8,13 @@
 //   warpgroups 1, 2 have 64 rows each: S, softmax, O; in turns, so that one multiplies while the other exponentiates
 // Shared memory: Q [2][64, d_qk] | K [stages][keys, d_qk] | V [stages][keys, d_v], 2 bytes each, swizzled | outputs on
 // their way, 16 KB | units, barriers:
-//   fetch    left(u - 2) -> describe u -> described(u); free(n - stages) -> copy n -> full(n), of K and of V
-//   attend   described(u); full K(n) -> S(n) -> free K(n); full V(n - 1) -> O(n - 1) -> free V(n - 1); left(u)
+//   fetch    unit_empty(u - 2) -> describe u -> unit_full(u); kv_empty(n - stages) -> copy n -> kv_full(n), of K and of
+//   V attend   unit_full(u); full K(n) -> S(n) -> free K(n); full V(n - 1) -> O(n - 1) -> free V(n - 1); unit_empty(u)
 // docs/kernels/cuda_sm90_prefill.md
 #pragma once
 
 #include "cuda/backends/sm90/prefill_attend.cuh"
-#include "cuda/backends/sm90/prefill_fetch.cuh"
+#include "cuda/backends/sm90/prefill_load.cuh"
 #include "cuda/border/launch.h"
 #include "cuda/ptx/ptx.h"
 
@@ -32,7 +32,7 @@ struct PrefillKernel {
     PrefillBlock<Config>(params).init();
     const int group = ptx::shuffle(ptx::warp(), 0) * kWarpSize / Config::kGroupThreads;
     if (group == 0) {
-      ptx::give_registers<Config::kFetchRegisters>();
+      ptx::give_registers<Config::kLoadRegisters>();
       PrefillFetch<Config>(params).run();
     } else {
       ptx::take_registers<Config::kAttendRegisters>();

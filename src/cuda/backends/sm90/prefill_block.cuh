@@ -48,7 +48,7 @@ struct PrefillConfig {
   static constexpr int kGroupThreads = 128;  // of a warpgroup
   static constexpr int kGroups = 2;          // that compute; one more fetches
   static constexpr int kThreads = (kGroups + 1) * kGroupThreads;
-  static constexpr int kFetchRegisters = 40, kAttendRegisters = 232;
+  static constexpr int kLoadRegisters = 40, kAttendRegisters = 232;
   static constexpr int kGroupRows = 64, kRows = kGroups * kGroupRows;
   static constexpr int kKeys = kTiling.keys, kStages = kTiling.stages, kQSteps = kTiling.q_steps;
   static constexpr bool kTakesTurns = kTiling.takes_turns;
@@ -86,8 +86,8 @@ class PrefillBlock {
         ptx::mbarrier_init(v_free(n), Config::kGroups * kGroupWarps);
       }
       for (int u = 0; u < 2; ++u) {
-        ptx::mbarrier_init(described(u), 1);
-        ptx::mbarrier_init(left(u), (Config::kGroups + 1) * kGroupWarps);
+        ptx::mbarrier_init(unit_full(u), 1);
+        ptx::mbarrier_init(unit_empty(u), (Config::kGroups + 1) * kGroupWarps);
       }
       ptx::fence_mbarrier_init();
     }
@@ -108,8 +108,8 @@ class PrefillBlock {
   MLA_DEVICE ptx::SharedAddress v_full(int n) const { return barrier(2 * Config::kStages + n % Config::kStages); }
   MLA_DEVICE ptx::SharedAddress v_free(int n) const { return barrier(3 * Config::kStages + n % Config::kStages); }
   /// A unit is described; all warps are done with it.
-  MLA_DEVICE ptx::SharedAddress described(int u) const { return barrier(4 * Config::kStages + u % 2); }
-  MLA_DEVICE ptx::SharedAddress left(int u) const { return barrier(4 * Config::kStages + 2 + u % 2); }
+  MLA_DEVICE ptx::SharedAddress unit_full(int u) const { return barrier(4 * Config::kStages + u % 2); }
+  MLA_DEVICE ptx::SharedAddress unit_empty(int u) const { return barrier(4 * Config::kStages + 2 + u % 2); }
   static MLA_DEVICE uint32_t tile_parity(int n) { return static_cast<uint32_t>(n / Config::kStages) & 1U; }
   static MLA_DEVICE uint32_t unit_parity(int u) { return static_cast<uint32_t>(u / 2) & 1U; }
 
@@ -126,7 +126,7 @@ class PrefillBlock {
     return shared_ + static_cast<uint32_t>(Config::kUnitsBegin + u % 2 * static_cast<int>(sizeof(PrefillUnit)));
   }
 
-  MLA_DEVICE void wait_for_unit(int u) const { ptx::mbarrier_wait(described(u), unit_parity(u)); }
+  MLA_DEVICE void wait_for_unit(int u) const { ptx::mbarrier_wait(unit_full(u), unit_parity(u)); }
   /// Each time from shared memory: registers are short.
   MLA_DEVICE PrefillUnit unit(int u) const {
     const auto a = ptx::load_shared<ptx::Vec4>(unit_place(u)), b = ptx::load_shared<ptx::Vec4>(unit_place(u) + 16);
@@ -143,7 +143,7 @@ class PrefillBlock {
   /// For a warp that will not ask for the unit any more.
   MLA_DEVICE void leave_unit(int u) const {
     ptx::sync_warp();
-    if (ptx::lane() == 0) ptx::mbarrier_arrive(left(u));
+    if (ptx::lane() == 0) ptx::mbarrier_arrive(unit_empty(u));
   }
 
   /// For a warpgroup: starts to copy rows of global memory into a tile; rows from `num_rows` on become zero. A warp

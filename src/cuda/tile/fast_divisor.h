@@ -10,13 +10,13 @@ namespace mla::cuda {
 
 /// Divides numbers of [0, 2^31) by one of [1, 2^31), for which what is less counts as 1. Granlund, Montgomery, Division
 /// by invariant integers using multiplication (1994), with the dividend doubled so that the factor has 32 bits.
-struct Divisor {
+struct FastDivisor {
   int32_t value = 1;
   uint32_t factor = (1U << 31) + 1;
   int32_t shift = 0;
 
-  constexpr Divisor() = default;
-  constexpr explicit Divisor(int32_t divisor)
+  constexpr FastDivisor() = default;
+  constexpr explicit FastDivisor(int32_t divisor)
       : value(std::max(divisor, 1)), shift(std::bit_width(static_cast<uint32_t>(value) - 1)) {
     factor = static_cast<uint32_t>((uint64_t{1} << (31 + shift)) / static_cast<uint32_t>(value) + 1);
   }

@@ -60,13 +60,13 @@ class PrefillFetch : public PrefillBlock<Config> {
       unit.first_tile = keys.begin / Config::kKeys;
       unit.end_tile = keys.empty() ? unit.first_tile : (keys.end - 1) / Config::kKeys + 1;
     }
-    ptx::mbarrier_wait(this->left(u), this->unit_parity(u) ^ 1U);
+    ptx::mbarrier_wait(this->unit_empty(u), this->unit_parity(u) ^ 1U);
     const auto bits = [](int value) { return static_cast<uint32_t>(value); };
     ptx::store_shared(this->unit_place(u),
                       ptx::Vec4{{bits(unit.first_token), bits(unit.first_key), bits(unit.rows), bits(unit.position)}});
     ptx::store_shared(this->unit_place(u) + 16,
                       ptx::Vec4{{bits(unit.kv_len), bits(unit.head), bits(unit.first_tile), bits(unit.end_tile)}});
-    ptx::mbarrier_arrive(this->described(u));
+    ptx::mbarrier_arrive(this->unit_full(u));
   }
 
   /// num_units or more: there is none. Every block asks until it is told so; who is told last starts anew for the next

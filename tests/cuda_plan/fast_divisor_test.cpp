@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/tile/divisor.h"
+#include "cuda/tile/fast_divisor.h"
 
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@ namespace {
 constexpr int32_t kMax = std::numeric_limits<int32_t>::max();
 
 void expect_quotients_of(int32_t divisor) {
-  const Divisor prepared(divisor);
+  const FastDivisor prepared(divisor);
   ASSERT_EQ(prepared.value, divisor);
   std::vector<int64_t> dividends = {0, 1, kMax - 1, kMax};
   // Where quotients change, from the first such places to the last.
@@ -27,7 +27,7 @@ void expect_quotients_of(int32_t divisor) {
   }
 }
 
-TEST(Divisor, DividesAsTheProcessorDoes) {
+TEST(FastDivisor, DividesAsTheProcessorDoes) {
   for (int32_t divisor = 1; divisor <= 5000; ++divisor) expect_quotients_of(divisor);
   for (int bit = 0; bit < 31; ++bit)
     for (const int64_t divisor : {(int64_t{1} << bit) - 1, int64_t{1} << bit, (int64_t{1} << bit) + 1})
@@ -40,12 +40,12 @@ TEST(Divisor, DividesAsTheProcessorDoes) {
   }
 }
 
-TEST(Divisor, CountsAsOneWhereThereIsNothingToDivideBy) {
+TEST(FastDivisor, CountsAsOneWhereThereIsNothingToDivideBy) {
   for (const int32_t divisor : {0, -1, std::numeric_limits<int32_t>::min()}) {
-    EXPECT_EQ(Divisor(divisor).value, 1);
-    EXPECT_EQ(Divisor(divisor).divide(kMax), kMax);
+    EXPECT_EQ(FastDivisor(divisor).value, 1);
+    EXPECT_EQ(FastDivisor(divisor).divide(kMax), kMax);
   }
-  EXPECT_EQ(Divisor().divide(kMax), kMax);
+  EXPECT_EQ(FastDivisor().divide(kMax), kMax);
 }
 
 }  // namespace

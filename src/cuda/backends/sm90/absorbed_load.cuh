@@ -51,7 +51,7 @@ class AbsorbedKeys : protected AbsorbedBlock<Config> {
   /// Until there is room for the warp's rows of step n.
   MLA_DEVICE void wait_for_room(uint32_t n) const {
     if (n >= Config::kStages)
-      ptx::mbarrier_wait(Block::free(n, first_row() / Config::kHalfKeys), Block::parity(n - Config::kStages));
+      ptx::mbarrier_wait(Block::kv_empty(n, first_row() / Config::kHalfKeys), Block::parity(n - Config::kStages));
   }
 
   /// Says which rows of step n are there; they are found.
@@ -125,9 +125,9 @@ class LoadRole : AbsorbedKeys<Config> {
 
   /// The warp has sent for its rows' pieces of an arrival.
   MLA_DEVICE void arrive(uint32_t n, int arrival) const {
-    ptx::mbarrier_arrive_after_copies(Block::full(n, arrival));
+    ptx::mbarrier_arrive_after_copies(Block::kv_full(n, arrival));
     if (arrival == 0) ptx::sync_warp();  // the valid bits, and rows copied slowly
-    if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::full(n, arrival));
+    if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::kv_full(n, arrival));
   }
 
   /// Rows that begin anywhere.
