@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/format.h"
-#include "dispatch/c_tensors.h"
+#include "dispatch/c_structs.h"
 #include "dispatch/guard.h"
 #include "dispatch/select.h"
 #include "mla/mla.h"
@@ -31,7 +31,7 @@ using mla::Result;
 using mla::Status;
 using mla::StatusCode;
 using mla::dispatch::guarded;
-using mla::dispatch::TensorReader;
+using mla::dispatch::StructReader;
 
 thread_local std::string last_error;
 
@@ -94,11 +94,11 @@ int call(Op op, const mla_context* context, const CParams* given, F&& f) {
     if (context == nullptr) return null_pointer(mla::name(op), "context");
     CParams copy;
     if (Status status = read_struct(mla::name(op), given, copy); !status.ok()) return status;
-    TensorReader reader(op);
+    StructReader reader(op);
     const auto params = mla::dispatch::read(copy, reader);
-    const Status status =
-        reader.status().ok() ? f(context->context, params, mla::Stream{.handle = copy.stream}) : reader.status();
-    return status.ok() ? status : status.renamed(mla::dispatch::names_in_c(op));
+    if (!reader.status().ok()) return reader.status();
+    const Status status = f(context->context, params, mla::Stream{.handle = copy.stream});
+    return status.ok() ? status : mla::dispatch::named_as_in_c(status, copy);
   }));
 }
 

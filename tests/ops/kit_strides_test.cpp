@@ -22,7 +22,7 @@ class SeenStrides {
   template <class Params>
   void add(Params params) {
     std::map<std::string, TensorView> views;
-    kit::for_each_leaf(params, [&](const std::string& path, auto& field) {
+    for_each_leaf(params, [&](const std::string& path, auto& field) {
       if constexpr (std::is_same_v<std::remove_reference_t<decltype(field)>, TensorView>)
         if (field.given() && field.ndim > 1) views.emplace(path + " of " + std::to_string(field.ndim) + "D", field);
     });

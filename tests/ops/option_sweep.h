@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Whatever field of an operation's parameters changes, on whatever row of its table: the outputs change, or the call is
-// refused. A field without an entry fails the sweep, a struct's field that kit/fields.h lacks does not compile.
+// refused. A field without an entry fails the sweep, a struct's field that mla/fields.h lacks does not compile.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "device_test.h"
-#include "kit/fields.h"
+#include "mla/fields.h"
 
 namespace mla {
 
@@ -254,7 +254,7 @@ template <class Case>
 void expect_all_fields(const Options<Case>& options) {
   std::set<std::string> fields, entries;
   ParamsOf<Case> params;
-  kit::for_each_leaf(params, [&](const std::string& path, auto&) { fields.insert(path); });
+  for_each_leaf(params, [&](const std::string& path, auto&) { fields.insert(path); });
   for (const Option<Case>& option : options) entries.insert(option.field);
   for (const std::string& field : fields) EXPECT_TRUE(entries.contains(field)) << "no entry changes " << field;
   for (const std::string& entry : entries) EXPECT_TRUE(fields.contains(entry)) << "no field is called " << entry;
@@ -263,9 +263,9 @@ void expect_all_fields(const Options<Case>& options) {
 /// An entry that is about a number changes that number.
 template <class Params>
 void expect_number_changed(const std::string& field, Params before, Params after) {
-  kit::for_each_leaf(before, [&](const std::string& path, auto& was) {
+  for_each_leaf(before, [&](const std::string& path, auto& was) {
     if constexpr (!std::is_same_v<std::remove_reference_t<decltype(was)>, TensorView>)
-      kit::for_each_leaf(after, [&](const std::string& other, auto& is) {
+      for_each_leaf(after, [&](const std::string& other, auto& is) {
         if constexpr (std::is_same_v<decltype(was), decltype(is)>) {
           if (path == other) {
             EXPECT_EQ(was != is, path == field) << field << " changes " << path;

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <type_traits>
 
-#include "kit/fields.h"
+#include "mla/fields.h"
 #include "mla/params.h"
 
 namespace mla::kit {
