@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // workspace_size, plan and run: validate, select, hand over.
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <string_view>
+#include <type_traits>
 
 #include "core/format.h"
 #include "core/validate.h"
@@ -14,6 +15,7 @@
 #include "cuda/runtime/stream_queue.h"
 #include "dispatch/context.h"
 #include "dispatch/guard.h"
+#include "mla/fields.h"
 
 namespace mla {
 namespace {
@@ -34,40 +36,19 @@ struct Operation<DecodeParams> {
   using Args = core::DecodeArgs;
   using Row = dispatch::DecodeRow;
   static constexpr Op kOp = Op::kDecode;
-  static constexpr std::array kShapeNames = {"batch_size",
-                                             "num_tokens",
-                                             "num_heads",
-                                             "d_qk",
-                                             "d_v",
-                                             "q.dtype",
-                                             "o.dtype",
-                                             "page_size",
-                                             "cache.format",
-                                             "causal",
-                                             "tree_mask or tree_parents",
-                                             "options.window_left",
-                                             "context_parallel.rank",
-                                             "context_parallel.world",
-                                             "context_parallel.interleave",
-                                             "batch_invariant"};
 
-  static std::array<int64_t, kShapeNames.size()> shape(const Args& a) {
-    return {a.batch_size,
-            a.num_tokens,
-            a.num_heads,
-            a.d_qk,
-            a.d_v,
-            static_cast<int64_t>(a.q_dtype),
-            static_cast<int64_t>(a.o_dtype),
-            a.cache.page_size,
-            static_cast<int64_t>(a.cache.format),
-            static_cast<int64_t>(a.causal),
-            static_cast<int64_t>(a.tree_mask != nullptr || a.tree_parents != nullptr),
-            a.options.window_left,
-            a.context_parallel.rank,
-            a.context_parallel.world,
-            a.context_parallel.interleave,
-            static_cast<int64_t>(a.batch_invariant)};
+  template <class F>
+  static void tell_shape(const Args& a, const F& tell) {
+    tell("batch_size", a.batch_size);
+    tell("num_tokens", a.num_tokens);
+    tell("num_heads", a.num_heads);
+    tell("d_qk", a.d_qk);
+    tell("d_v", a.d_v);
+    tell("q.dtype", static_cast<int64_t>(a.q_dtype));
+    tell("o.dtype", static_cast<int64_t>(a.o_dtype));
+    tell("page_size", a.cache.page_size);
+    tell("cache.format", static_cast<int64_t>(a.cache.format));
+    tell("tree_mask or tree_parents", static_cast<int64_t>(a.tree_mask != nullptr || a.tree_parents != nullptr));
   }
   static int32_t q_len(const Args& a, int32_t request) { return a.queries.len(request); }
   static int32_t kv_len(const Args& a, int32_t request) { return a.pages.kv_len[request]; }
@@ -83,22 +64,17 @@ struct Operation<PrefillParams> {
   using Args = core::PrefillArgs;
   using Row = dispatch::PrefillRow;
   static constexpr Op kOp = Op::kPrefill;
-  static constexpr std::array kShapeNames = {
-      "batch_size", "num_tokens", "num_keys", "num_heads",           "d_qk",           "d_v",
-      "q.dtype",    "o.dtype",    "causal",   "options.window_left", "batch_invariant"};
 
-  static std::array<int64_t, kShapeNames.size()> shape(const Args& a) {
-    return {a.batch_size,
-            a.num_tokens,
-            a.num_keys,
-            a.num_heads,
-            a.d_qk,
-            a.d_v,
-            static_cast<int64_t>(a.dtype),
-            static_cast<int64_t>(a.o_dtype),
-            static_cast<int64_t>(a.causal),
-            a.options.window_left,
-            static_cast<int64_t>(a.batch_invariant)};
+  template <class F>
+  static void tell_shape(const Args& a, const F& tell) {
+    tell("batch_size", a.batch_size);
+    tell("num_tokens", a.num_tokens);
+    tell("num_keys", a.num_keys);
+    tell("num_heads", a.num_heads);
+    tell("d_qk", a.d_qk);
+    tell("d_v", a.d_v);
+    tell("q.dtype", static_cast<int64_t>(a.dtype));
+    tell("o.dtype", static_cast<int64_t>(a.o_dtype));
   }
   static int32_t q_len(const Args& a, int32_t b) { return a.qo_indptr[b + 1] - a.qo_indptr[b]; }
   static int32_t kv_len(const Args& a, int32_t b) { return a.kv_indptr[b + 1] - a.kv_indptr[b]; }
@@ -113,32 +89,20 @@ struct SparseOperation {
   using Args = core::DecodeSparseArgs;
   using Row = dispatch::DecodeSparseRow;
   static constexpr Op kOp = op;
-  static constexpr std::array kShapeNames = {"num_tokens",
-                                             "num_heads",
-                                             "d_qk",
-                                             "d_v",
-                                             "q.dtype",
-                                             "o.dtype",
-                                             "number of pools",
-                                             "topk",
-                                             "cache.format",
-                                             "extra_pool.topk",
-                                             "extra_pool.cache.format",
-                                             "batch_invariant"};
 
-  static std::array<int64_t, kShapeNames.size()> shape(const Args& a) {
-    return {a.num_tokens,
-            a.num_heads,
-            a.d_qk,
-            a.d_v,
-            static_cast<int64_t>(a.q_dtype),
-            static_cast<int64_t>(a.o_dtype),
-            a.num_pools,
-            a.pools[0].topk,
-            static_cast<int64_t>(a.pools[0].cache.format),
-            a.pools[1].topk,
-            static_cast<int64_t>(a.pools[1].cache.format),
-            static_cast<int64_t>(a.batch_invariant)};
+  template <class F>
+  static void tell_shape(const Args& a, const F& tell) {
+    tell("num_tokens", a.num_tokens);
+    tell("num_heads", a.num_heads);
+    tell("d_qk", a.d_qk);
+    tell("d_v", a.d_v);
+    tell("q.dtype", static_cast<int64_t>(a.q_dtype));
+    tell("o.dtype", static_cast<int64_t>(a.o_dtype));
+    tell("number of pools", a.num_pools);
+    tell("topk", a.pools[0].topk);
+    tell("cache.format", static_cast<int64_t>(a.pools[0].cache.format));
+    tell("extra_pool.topk", a.pools[1].topk);
+    tell("extra_pool.cache.format", static_cast<int64_t>(a.pools[1].cache.format));
   }
   static Problem problem(const Args& a, Device device) {
     Problem problem = {kOp, device, a.q_dtype, a.pools[0].cache.format, a.num_heads, a.d_qk, a.d_v};
@@ -151,6 +115,27 @@ template <>
 struct Operation<DecodeSparseParams> : SparseOperation<Op::kDecodeSparse> {};
 template <>
 struct Operation<PrefillSparseParams> : SparseOperation<Op::kPrefillSparse> {};
+
+/// Options that a plan depends on: switches and counts (bool, int32), which say what there is to do. Numbers (f32),
+/// enumerations and tensors say how it is done, and may change from run to run. A cache is in the shape.
+template <class Params, class F>
+void tell_options(const Params& params, const F& tell, std::string_view part = {}) {
+  for_each_field(params, [&](std::string_view name, const auto& field) {
+    using Field = std::remove_cvref_t<decltype(field)>;
+    if constexpr (std::is_same_v<Field, bool> || std::is_same_v<Field, int32_t>)
+      tell(part, name, int64_t{field});
+    else if constexpr (HasFields<Field> && !std::is_same_v<Field, KvCache>)
+      tell_options(field, tell, name);
+  });
+}
+
+/// Calls tell(part, name, value) for all that a plan remembers of its parameters: `name` stands in their field `part`,
+/// or, if that is empty, in themselves.
+template <class Params, class F>
+void tell_planned(const Params& params, const typename Operation<Params>::Args& args, const F& tell) {
+  Operation<Params>::tell_shape(args, [&](std::string_view name, int64_t value) { tell("", name, value); });
+  tell_options(params, tell);
+}
 
 /// Whether a plan depends on the lengths of the requests.
 template <class O>
@@ -350,8 +335,8 @@ Result<Plan> make_plan(const Context& context, const Params& params, std::span<s
     impl->id = next_plan_id();
     impl->given_workspace = workspace;
     impl->num_threads = context.num_threads();
-    const auto shape = O::shape(prepared.args);
-    impl->shape.assign(shape.begin(), shape.end());
+    tell_planned(params, prepared.args,
+                 [&](std::string_view, std::string_view, int64_t value) { impl->planned.push_back(value); });
     if constexpr (kHasLengths<O>)
       for (int32_t b = 0; !prepared.place.on_gpu() && b < prepared.args.batch_size; ++b) {
         impl->q_len.push_back(O::q_len(prepared.args, b));
@@ -370,18 +355,23 @@ Result<Plan> make_plan(const Context& context, const Params& params, std::span<s
   });
 }
 
-/// Whether `args` are what was planned. The first difference is named.
+/// Whether the parameters are what was planned. The first difference is named.
 template <class Params>
-Status check_planned(const Plan::Impl& plan, const typename Operation<Params>::Args& args) {
+Status check_planned(const Plan::Impl& plan, const Params& params, const typename Operation<Params>::Args& args) {
   using O = Operation<Params>;
   const auto differs = [](std::string_view field, int64_t planned, int64_t given, const std::string& where) {
     return Status::naming_fields(
         StatusCode::kInvalidArgument,
         core::format("{}: `{}`: expected {} as planned, got {}{}", name(O::kOp), field, planned, given, where));
   };
-  const auto shape = O::shape(args);
-  for (size_t i = 0; i < shape.size(); ++i)
-    if (shape[i] != plan.shape[i]) return differs(O::kShapeNames[i], plan.shape[i], shape[i], "");
+  Status status;
+  auto planned = plan.planned.begin();
+  tell_planned(params, args, [&](std::string_view part, std::string_view name, int64_t value) {
+    if (status.ok() && value != *planned)
+      status = differs(core::format("{}{}{}", part, part.empty() ? "" : ".", name), *planned, value, "");
+    ++planned;
+  });
+  if (!status.ok()) return status;
   if constexpr (kHasLengths<O>)
     for (int32_t b = 0; !plan.place.on_gpu() && b < args.batch_size; ++b) {
       const auto at = static_cast<size_t>(b);
@@ -423,7 +413,7 @@ Status run_planned(const Context& context, const Plan& plan, const Params& param
     if (!status.ok()) return status;
     if (place != planned.place)
       return wrong_plan(core::format("one for {}", place.text()), core::format("one for {}", planned.place.text()));
-    status = check_planned<Params>(planned, args);
+    status = check_planned(planned, params, args);
     if (!status.ok()) return status;
     const auto turn = take_turn(context.impl(), place);
     if (!owns_workspace(planned))

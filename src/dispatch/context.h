@@ -44,8 +44,8 @@ struct Plan::Impl {
   std::variant<const dispatch::DecodeRow*, const dispatch::PrefillRow*, const dispatch::DecodeSparseRow*> row;
   dispatch::Place place;
   int32_t num_threads = 1;
-  std::vector<int64_t> shape;  // what `run` must find again, and,
-  std::vector<int32_t> q_len;  // on the CPU, the lengths of every request
+  std::vector<int64_t> planned;  // what `run` must find again, and,
+  std::vector<int32_t> q_len;    // on the CPU, the lengths of every request
   std::vector<int32_t> kv_len;
   uint64_t id = 0;                       // never that of another plan of the process
   std::byte* stamp = nullptr;            // where `run` must find the id again; null without a workspace, and on a GPU
