@@ -402,6 +402,28 @@ typedef struct mla_problem {
   int64_t q_len;    /* decode: query tokens of a request, rounded up; 1 with batch_invariant; 0 = 1 */
 } mla_problem;
 
+/* What numbers are multiplied and summed as. */
+typedef enum mla_arithmetic {
+  MLA_ARITHMETIC_F64 = 0,
+  MLA_ARITHMETIC_F32 = 1,
+  MLA_ARITHMETIC_F16 = 2,
+  MLA_ARITHMETIC_BF16 = 3,
+  MLA_ARITHMETIC_E4M3 = 4
+} mla_arithmetic;
+
+/* What one backend says of a problem. The numerics bound how far its results are from exact ones; backends that only
+ * move or rotate channels say f32. */
+typedef struct mla_verdict {
+  size_t struct_size;       /* of the caller's version: no more is written */
+  const char* backend;      /* its name; lives as long as the process */
+  int32_t usable;           /* whether it can run the problem; mla_explain says why */
+  int32_t multiplied;       /* mla_arithmetic, of queries and keys, softmax weights and values */
+  int32_t summed;           /* mla_arithmetic, of products */
+  int32_t products_per_cut; /* tensor cores add so many at once and cut the sum off; 0: every sum is rounded */
+  int32_t query_bits;       /* significant bits of a query that take part, where it has more than `multiplied` */
+  int32_t reserved;         /* 0 */
+} mla_verdict;
+
 /* The defaults of each struct: everything zero or null, causal and interleaved set, and for mla_problem the shapes of
  * DeepSeek-V3. */
 #define MLA_DEFINE_INIT_(type)           \
@@ -420,6 +442,7 @@ typedef struct mla_problem {
     return value;                          \
   }
 MLA_DEFINE_INIT_(mla_context_options)
+MLA_DEFINE_INIT_(mla_verdict)
 MLA_DEFINE_INIT_WITH_(mla_decode_params, causal)
 MLA_DEFINE_INIT_WITH_(mla_prefill_params, causal)
 MLA_DEFINE_INIT_(mla_decode_sparse_params)
@@ -513,6 +536,9 @@ int mla_backend_name(int32_t op, size_t index, const char** out);
  * <reason>". `force` may be null. `*length` (may be null) receives the length of the whole text without its end; at
  * most capacity - 1 characters of it and a terminating zero are written to `text` (may be null if capacity is 0). */
 int mla_explain(const mla_problem* problem, const char* force, char* text, size_t capacity, size_t* length);
+
+/* What the backend of that index, as in mla_backend_name, says of a problem. */
+int mla_explain_backend(const mla_problem* problem, size_t index, mla_verdict* out);
 
 #ifdef __cplusplus
 }

@@ -67,23 +67,42 @@ template <>
 constexpr size_t kFirstVersion<mla_context_options> = offsetof(mla_context_options, device);
 template <>
 constexpr size_t kFirstVersion<mla_problem> = offsetof(mla_problem, gpu_arch);
+template <>
+constexpr size_t kFirstVersion<mla_verdict> = offsetof(mla_verdict, reserved) + sizeof(int32_t);
+
+/// Whether a caller's struct is of some version.
+template <class T>
+Status check_size(std::string_view where, const T& given) {
+  constexpr size_t kLargest = 4096;
+  if (given.struct_size >= kFirstVersion<T> && given.struct_size <= kLargest) return {};
+  return {StatusCode::kInvalidArgument, mla::core::format("{}: struct_size: expected {} to {} bytes, got {}", where,
+                                                          kFirstVersion<T>, kLargest, given.struct_size)};
+}
 
 /// Copies a caller's struct, of its version's size, into this version's: absent fields are zero, unknown ones must be.
 template <class T>
 Status read_struct(std::string_view where, const T* given, T& params) {
   if (given == nullptr) return null_pointer(where, "params");
+  if (Status status = check_size(where, *given); !status.ok()) return status;
   const size_t size = given->struct_size;
   const auto* bytes = reinterpret_cast<const unsigned char*>(given);
-  constexpr size_t kLargest = 4096;
-  if (size < kFirstVersion<T> || size > kLargest)
-    return {StatusCode::kInvalidArgument, mla::core::format("{}: struct_size: expected {} to {} bytes, got {}", where,
-                                                            kFirstVersion<T>, kLargest, size)};
   if (size > sizeof(T) && std::any_of(bytes + sizeof(T), bytes + size, [](unsigned char byte) { return byte != 0; }))
     return {StatusCode::kInvalidArgument,
             mla::core::format("{}: struct_size: expected only zeros after the {} bytes this version knows", where,
                               sizeof(T))};
   std::memset(&params, 0, sizeof(T));
   std::memcpy(&params, given, std::min(size, sizeof(T)));
+  return {};
+}
+
+/// Fills a caller's struct, of its version's size: fields that this version does not know are zero.
+template <class T>
+Status write_struct(std::string_view where, T result, T* out) {
+  if (out == nullptr) return null_pointer(where, "out");
+  if (Status status = check_size(where, *out); !status.ok()) return status;
+  result.struct_size = out->struct_size;
+  std::memset(out, 0, result.struct_size);
+  std::memcpy(out, &result, std::min(result.struct_size, sizeof(T)));
   return {};
 }
 
@@ -155,6 +174,13 @@ const std::vector<std::string>& names_of(int32_t op) {
     return all;
   }();
   return names[static_cast<size_t>(op)];
+}
+
+Status check_index(std::string_view where, int32_t op, size_t index) {
+  const size_t count = names_of(op).size();
+  if (index < count) return {};
+  return {StatusCode::kInvalidArgument,
+          mla::core::format("{}: index: expected less than {}, got {}", where, count, index)};
 }
 
 Result<mla::Problem> read_problem(const mla_problem* given) {
@@ -327,11 +353,8 @@ int mla_backend_name(int32_t op, size_t index, const char** out) {
   return report(guarded([&]() -> Status {
     if (out == nullptr) return null_pointer("backend_name", "out");
     if (Status status = check_op("backend_name", op); !status.ok()) return status;
-    const std::vector<std::string>& names = names_of(op);
-    if (index >= names.size())
-      return {StatusCode::kInvalidArgument,
-              mla::core::format("backend_name: index: expected less than {}, got {}", names.size(), index)};
-    *out = names[index].c_str();
+    if (Status status = check_index("backend_name", op, index); !status.ok()) return status;
+    *out = names_of(op)[index].c_str();
     return {};
   }));
 }
@@ -345,6 +368,26 @@ int mla_explain(const mla_problem* problem, const char* force, char* text, size_
     if (length != nullptr) *length = all.size();
     if (capacity > 0) text[all.copy(text, capacity - 1)] = '\0';
     return {};
+  }));
+}
+
+int mla_explain_backend(const mla_problem* problem, size_t index, mla_verdict* out) {
+  return report(guarded([&]() -> Status {
+    const Result<mla::Problem> wanted = read_problem(problem);
+    if (!wanted.ok()) return wanted.status();
+    const auto op = static_cast<int32_t>(wanted->op);
+    if (Status status = check_index("explain", op, index); !status.ok()) return status;
+    const mla::Explanation explanation = mla::explain(*wanted);
+    if (index >= explanation.rows.size()) return {StatusCode::kInternal, explanation.error};
+    const mla::BackendVerdict& row = explanation.rows[index];
+    mla_verdict verdict = mla_verdict_init();
+    verdict.backend = names_of(op)[index].c_str();
+    verdict.usable = row.usable ? 1 : 0;
+    verdict.multiplied = static_cast<int32_t>(row.numerics.multiplied);
+    verdict.summed = static_cast<int32_t>(row.numerics.summed);
+    verdict.products_per_cut = row.numerics.products_per_cut;
+    verdict.query_bits = row.numerics.query_bits;
+    return write_struct("explain", verdict, out);
   }));
 }
 

@@ -67,6 +67,11 @@ TEST(Layout, EnumerationsAreThoseOfTheCppApi) {
   EXPECT_EQ(static_cast<int>(MLA_CACHE_FP8), static_cast<int>(mla::CacheFormat::kFP8));
   EXPECT_EQ(static_cast<int>(MLA_CACHE_FP8_DS_MLA), static_cast<int>(mla::CacheFormat::kFP8DsMla));
   EXPECT_EQ(static_cast<int>(MLA_CACHE_FP8_DSV4), static_cast<int>(mla::CacheFormat::kFP8DsV4));
+  EXPECT_EQ(static_cast<int>(MLA_ARITHMETIC_F64), static_cast<int>(mla::Arithmetic::kF64));
+  EXPECT_EQ(static_cast<int>(MLA_ARITHMETIC_F32), static_cast<int>(mla::Arithmetic::kF32));
+  EXPECT_EQ(static_cast<int>(MLA_ARITHMETIC_F16), static_cast<int>(mla::Arithmetic::kF16));
+  EXPECT_EQ(static_cast<int>(MLA_ARITHMETIC_BF16), static_cast<int>(mla::Arithmetic::kBF16));
+  EXPECT_EQ(static_cast<int>(MLA_ARITHMETIC_E4M3), static_cast<int>(mla::Arithmetic::kE4M3));
   EXPECT_EQ(static_cast<int>(MLA_LSE_BASE_2), static_cast<int>(mla::LseBase::kTwo));
   EXPECT_EQ(static_cast<int>(MLA_LENGTH_BY_SHAPE), static_cast<int>(mla::LengthPer::kByShape));
   EXPECT_EQ(static_cast<int>(MLA_LENGTH_PER_TOKEN), static_cast<int>(mla::LengthPer::kToken));
@@ -93,6 +98,12 @@ TEST(Layout, OlderCallersFindTheirFieldsWhereTheyWere) {
   // As the third had them.
   EXPECT_EQ(offsetof(mla_problem, q_len), 64U);
   EXPECT_EQ(offsetof(mla_decode_sparse_params, topk_length_per), offsetof(mla_decode_sparse_params, stream) + 8);
+}
+
+TEST(Layout, VerdictsKeepTheirFirstForm) {
+  EXPECT_EQ(sizeof(mla_verdict), 40U);
+  EXPECT_EQ(offsetof(mla_verdict, multiplied), 20U);
+  EXPECT_EQ(offsetof(mla_verdict, reserved), 36U);
 }
 
 TEST(Layout, StructsAreFitForC) {
