@@ -5,22 +5,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import _core
-from ._call import NO_CACHE, cache_fields, call, two, whole_and_parts
+from ._operation import Output, operation
 from .context import Context
-from .frameworks import operation
 from .types import Cache, DType, LengthPer, LseBase, Rows, Tensor
 
 if TYPE_CHECKING:
     from .plan import Plan
 
-_decode = _core.function("decode")
-_decode_sparse = _core.function("decode_sparse")
-_prefill = _core.function("prefill")
-_prefill_sparse = _core.function("prefill_sparse")
 
-
-@operation
+@operation(Output("out"), Output("lse", "return_lse"))
 def decode(
     q: Rows,
     cache: Cache,
@@ -31,21 +24,21 @@ def decode(
     kv_indptr: Tensor | None = None,
     kv_indices: Tensor | None = None,
     qo_indptr: Tensor | None = None,
-    causal: bool = True,
-    q_scale: Tensor | None = None,
     tree_mask: Tensor | None = None,
     tree_parents: Tensor | None = None,
-    attn_sink: Tensor | None = None,
-    window_left: int = -1,
-    logits_soft_cap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
     context_parallel: tuple[int, int, int] | None = None,
+    causal: bool = True,
+    window_left: int = -1,
+    alibi_slopes: Tensor | None = None,
+    attn_sink: Tensor | None = None,
+    logits_soft_cap: float = 0.0,
     lse_base: LseBase = "e",
     batch_invariant: bool = False,
     d_v: int | None = None,
+    q_scale: Tensor | None = None,
+    o_scale: Tensor | None = None,
     out: Tensor | None = None,
     out_dtype: DType | None = None,
-    o_scale: Tensor | None = None,
     lse: Tensor | None = None,
     return_lse: bool = False,
     plan: Plan | None = None,
@@ -91,68 +84,31 @@ def decode(
     Returns:
         o, or (o, lse).
     """
-    want_lse = return_lse or lse is not None
-    made = call(
-        _decode,
-        "decode",
-        context,
-        plan,
-        (
-            *whole_and_parts(q, "q"),
-            q_scale,
-            *cache_fields(cache),
-            kv_len,
-            block_table,
-            kv_indptr,
-            kv_indices,
-            qo_indptr,
-            causal,
-            tree_mask,
-            tree_parents,
-            attn_sink,
-            logits_soft_cap,
-            window_left,
-            alibi_slopes,
-            context_parallel,
-            sm_scale,
-            lse_base,
-            batch_invariant,
-            d_v,
-            out_dtype,
-            out,
-            o_scale,
-            want_lse,
-            lse,
-        ),
-    )
-    if want_lse:
-        return two(made, out, lse)
-    return made if out is None else out
 
 
-@operation
+@operation(Output("out"), Output("lse", "return_lse"))
 def decode_sparse(
     q: Rows,
     cache: Cache,
     indices: Tensor,
     *,
+    extra_cache: Cache | None = None,
     sm_scale: float,
     topk_length: Tensor | None = None,
     topk_length_per: LengthPer | None = None,
-    extra_cache: Cache | None = None,
     extra_indices: Tensor | None = None,
     extra_topk_length: Tensor | None = None,
     extra_topk_length_per: LengthPer | None = None,
     qo_indptr: Tensor | None = None,
-    q_scale: Tensor | None = None,
     attn_sink: Tensor | None = None,
     logits_soft_cap: float = 0.0,
     lse_base: LseBase = "e",
     batch_invariant: bool = False,
     d_v: int | None = None,
+    q_scale: Tensor | None = None,
+    o_scale: Tensor | None = None,
     out: Tensor | None = None,
     out_dtype: DType | None = None,
-    o_scale: Tensor | None = None,
     lse: Tensor | None = None,
     return_lse: bool = False,
     plan: Plan | None = None,
@@ -179,43 +135,9 @@ def decode_sparse(
     Returns:
         o [T, H, d_v], or (o, lse [T, H] f32).
     """
-    want_lse = return_lse or lse is not None
-    made = call(
-        _decode_sparse,
-        "decode_sparse",
-        context,
-        plan,
-        (
-            *whole_and_parts(q, "q"),
-            q_scale,
-            *cache_fields(cache),
-            indices,
-            topk_length,
-            topk_length_per,
-            *(NO_CACHE if extra_cache is None else cache_fields(extra_cache, "extra_cache")),
-            extra_indices,
-            extra_topk_length,
-            extra_topk_length_per,
-            qo_indptr,
-            attn_sink,
-            logits_soft_cap,
-            sm_scale,
-            lse_base,
-            batch_invariant,
-            d_v,
-            out_dtype,
-            out,
-            o_scale,
-            want_lse,
-            lse,
-        ),
-    )
-    if want_lse:
-        return two(made, out, lse)
-    return made if out is None else out
 
 
-@operation
+@operation(Output("out"), Output("lse", "return_lse"))
 def prefill(
     q: Tensor,
     k: Tensor,
@@ -225,10 +147,10 @@ def prefill(
     kv_indptr: Tensor,
     sm_scale: float,
     causal: bool = True,
-    attn_sink: Tensor | None = None,
     window_left: int = -1,
-    logits_soft_cap: float = 0.0,
     alibi_slopes: Tensor | None = None,
+    attn_sink: Tensor | None = None,
+    logits_soft_cap: float = 0.0,
     lse_base: LseBase = "e",
     batch_invariant: bool = False,
     out: Tensor | None = None,
@@ -258,38 +180,11 @@ def prefill(
     Returns:
         o, or (o, lse [T, H] f32).
     """
-    want_lse = return_lse or lse is not None
-    made = call(
-        _prefill,
-        "prefill",
-        context,
-        plan,
-        (
-            q,
-            k,
-            v,
-            qo_indptr,
-            kv_indptr,
-            causal,
-            attn_sink,
-            logits_soft_cap,
-            window_left,
-            alibi_slopes,
-            sm_scale,
-            lse_base,
-            batch_invariant,
-            out_dtype,
-            out,
-            want_lse,
-            lse,
-        ),
-    )
-    if want_lse:
-        return two(made, out, lse)
-    return made if out is None else out
 
 
-@operation
+@operation(
+    Output("out"), Output("max_logits", "return_max_logits"), Output("lse", "return_lse", implied_by="max_logits")
+)
 def prefill_sparse(
     q: Tensor,
     kv: Tensor,
@@ -330,38 +225,3 @@ def prefill_sparse(
     Returns:
         o; or (o, lse); or (o, max_logits, lse).
     """
-    want_max = return_max_logits or max_logits is not None
-    want_lse = want_max or return_lse or lse is not None
-    made = call(
-        _prefill_sparse,
-        "prefill_sparse",
-        context,
-        plan,
-        (
-            q,
-            kv,
-            indices,
-            topk_length,
-            attn_sink,
-            logits_soft_cap,
-            sm_scale,
-            lse_base,
-            batch_invariant,
-            d_v,
-            out_dtype,
-            out,
-            want_max,
-            max_logits,
-            want_lse,
-            lse,
-        ),
-    )
-    if not want_lse:
-        return made if out is None else out
-    if not want_max:
-        return two(made, out, lse)
-    if made is None:
-        return out, max_logits, lse
-    missing = [out, max_logits, lse].count(None)
-    fresh = iter(made if missing > 1 else (made,))
-    return tuple(next(fresh) if given is None else given for given in (out, max_logits, lse))

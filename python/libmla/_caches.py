@@ -3,29 +3,21 @@
 
 from __future__ import annotations
 
-from . import _core
-from ._call import cache_fields, call, parts, two, whole_and_parts
+from ._operation import Output, operation
 from .context import Context
-from .frameworks import operation
 from .types import Cache, DType, LseBase, Rows, Tensor
 
-_merge_states = _core.function("merge_states")
-_append = _core.function("append")
-_append_rope = _core.function("append_rope")
-_gather = _core.function("gather")
-_copy_pages = _core.function("copy_pages")
 
-
-@operation
+@operation(Output("out"), Output("lse"))
 def merge_states(
     partial_o: Tensor,
     partial_lse: Tensor,
     *,
     lse_base: LseBase = "e",
+    in_place: bool = False,
     out: Tensor | None = None,
     out_dtype: DType | None = None,
     lse: Tensor | None = None,
-    in_place: bool = False,
     context: Context | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Merges N partial attention states: ``lse = log(sum exp(lse_n))``, ``o = sum exp(lse_n - lse) o_n``.
@@ -44,13 +36,9 @@ def merge_states(
     Returns:
         (o, lse).
     """
-    made = call(
-        _merge_states, "merge_states", context, None, (partial_o, partial_lse, lse_base, in_place, out_dtype, out, lse)
-    )
-    return two(made, out, lse)
 
 
-@operation
+@operation(written="cache")
 def append(rows: Rows, slot_mapping: Tensor, cache: Cache, *, context: Context | None = None) -> None:
     """Writes each token's latent row into its cache slot, quantized as the cache's format is.
 
@@ -60,10 +48,9 @@ def append(rows: Rows, slot_mapping: Tensor, cache: Cache, *, context: Context |
         slot_mapping: [T] int64: page * page_size + offset; a negative slot skips the token. All others differ.
         cache: is written.
     """
-    call(_append, "append", context, None, (*whole_and_parts(rows, "rows"), slot_mapping, *cache_fields(cache)))
 
 
-@operation
+@operation(Output("q_out", "q"), written="cache")
 def append_rope(
     ckv: Tensor,
     kpe: Tensor,
@@ -97,31 +84,9 @@ def append_rope(
     Returns:
         The rotated queries, or None without ``q``.
     """
-    q_nope, q_pe = (None, None) if q is None else parts(q, "q")
-    made = call(
-        _append_rope,
-        "append_rope",
-        context,
-        None,
-        (
-            q_nope,
-            q_pe,
-            ckv,
-            kpe,
-            cos_sin,
-            positions,
-            slot_mapping,
-            *cache_fields(cache),
-            interleaved,
-            q_scale,
-            q_out_dtype,
-            q_out,
-        ),
-    )
-    return made if q_out is None else q_out
 
 
-@operation
+@operation(Output("out"))
 def gather(
     cache: Cache,
     *,
@@ -152,31 +117,9 @@ def gather(
     Returns:
         ``out``.
     """
-    whole, out_ckv, out_kpe = (None, None, None) if out is None else whole_and_parts(out, "out")
-    made = call(
-        _gather,
-        "gather",
-        context,
-        None,
-        (
-            *cache_fields(cache),
-            kv_len,
-            block_table,
-            kv_indptr,
-            kv_indices,
-            out_indptr,
-            token_start,
-            num_rows,
-            out_dtype,
-            out_ckv,
-            out_kpe,
-            whole,
-        ),
-    )
-    return made if out is None else out
 
 
-@operation
+@operation(written="to_cache")
 def copy_pages(
     from_cache: Cache,
     from_pages: Tensor,
@@ -198,10 +141,3 @@ def copy_pages(
         to_cache: is written; of the same row widths, and not overlapping the pages that are read.
         to_pages: [M] int32, pages of it, all different; M times its page size = N times that of ``from_cache``.
     """
-    call(
-        _copy_pages,
-        "copy_pages",
-        context,
-        None,
-        (*cache_fields(from_cache, "from_cache"), from_pages, *cache_fields(to_cache, "to_cache"), to_pages),
-    )

@@ -5,21 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import _core
-from ._call import call, two
+from ._operation import Output, operation
 from .context import Context
-from .frameworks import operation
 from .types import Tensor
 
-_block_table_to_csr = _core.function("block_table_to_csr")
-_physical_slots = _core.function("physical_slots")
-_append_indexer = _core.function("append_indexer")
-_indexer_logits = _core.function("indexer_logits")
-_top_k = _core.function("top_k")
-_indexer_top_k = _core.function("indexer_top_k")
 
-
-@operation
+@operation(Output("kv_indptr"), Output("kv_indices"))
 def block_table_to_csr(
     block_table: Tensor,
     kv_len: Tensor,
@@ -41,17 +32,9 @@ def block_table_to_csr(
     Returns:
         (kv_indptr, kv_indices).
     """
-    made = call(
-        _block_table_to_csr,
-        "block_table_to_csr",
-        context,
-        None,
-        (block_table, kv_len, page_size, kv_indptr, kv_indices),
-    )
-    return two(made, kv_indptr, kv_indices)
 
 
-@operation
+@operation(Output("slots"), Output("valid_count", "return_valid_count"))
 def physical_slots(
     indices: Tensor,
     *,
@@ -86,34 +69,9 @@ def physical_slots(
     Returns:
         slots, or (slots, valid_count).
     """
-    want_count = return_valid_count or valid_count is not None
-    made = call(
-        _physical_slots,
-        "physical_slots",
-        context,
-        None,
-        (
-            indices,
-            topk_length,
-            qo_indptr,
-            kv_len,
-            block_table,
-            kv_indptr,
-            kv_indices,
-            page_size,
-            context_parallel,
-            compact,
-            slots,
-            want_count,
-            valid_count,
-        ),
-    )
-    if want_count:
-        return two(made, slots, valid_count)
-    return made if slots is None else slots
 
 
-@operation
+@operation(written="cache")
 def append_indexer(
     k: Tensor,
     slot_mapping: Tensor,
@@ -132,10 +90,9 @@ def append_indexer(
         page_size: tokens of a page.
         power_of_two_scales: whether scales are rounded up to powers of two.
     """
-    call(_append_indexer, "append_indexer", context, None, (k, slot_mapping, cache, page_size, power_of_two_scales))
 
 
-@operation
+@operation(Output("logits"))
 def indexer_logits(
     q: Tensor,
     weights: Tensor,
@@ -170,30 +127,9 @@ def indexer_logits(
     Returns:
         ``logits``.
     """
-    made = call(
-        _indexer_logits,
-        "indexer_logits",
-        context,
-        None,
-        (
-            q,
-            weights,
-            cache,
-            page_size,
-            kv_len,
-            block_table,
-            kv_indptr,
-            kv_indices,
-            qo_indptr,
-            causal,
-            max_kv_len,
-            logits,
-        ),
-    )
-    return made if logits is None else logits
 
 
-@operation
+@operation(Output("indices"))
 def top_k(
     logits: Tensor,
     k: int,
@@ -213,11 +149,9 @@ def top_k(
     Returns:
         ``indices``; rows shorter than k end in -1.
     """
-    made = call(_top_k, "top_k", context, None, (logits, k, lengths, indices))
-    return made if indices is None else indices
 
 
-@operation
+@operation(Output("logits", returned=False), Output("slots"), Output("valid_count", "return_valid_count"))
 def indexer_top_k(
     q: Tensor,
     weights: Tensor,
@@ -231,16 +165,16 @@ def indexer_top_k(
     kv_indices: Tensor | None = None,
     qo_indptr: Tensor | None = None,
     causal: bool = True,
+    max_kv_len: int | None = None,
+    context: Context | None = None,
     latent_page_size: int | None = None,
     latent_block_table: Tensor | None = None,
     latent_kv_indptr: Tensor | None = None,
     latent_kv_indices: Tensor | None = None,
-    max_kv_len: int | None = None,
     logits: Tensor | None = None,
     slots: Tensor | None = None,
     valid_count: Tensor | None = None,
     return_valid_count: bool = False,
-    context: Context | None = None,
 ) -> Any:
     """From the indexer's query to the slots that sparse attention takes.
 
@@ -261,35 +195,3 @@ def indexer_top_k(
     Returns:
         slots, -1 behind the valid ones; or (slots, valid_count).
     """
-    want_count = return_valid_count or valid_count is not None
-    made = call(
-        _indexer_top_k,
-        "indexer_top_k",
-        context,
-        None,
-        (
-            q,
-            weights,
-            cache,
-            page_size,
-            kv_len,
-            block_table,
-            kv_indptr,
-            kv_indices,
-            qo_indptr,
-            causal,
-            max_kv_len,
-            logits,
-            k,
-            latent_block_table,
-            latent_kv_indptr,
-            latent_kv_indices,
-            latent_page_size,
-            slots,
-            want_count,
-            valid_count,
-        ),
-    )
-    if want_count:
-        return two(made, slots, valid_count)
-    return made if slots is None else slots

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which way a call takes, by whose arrays it was given.
+"""Arrays of other frameworks, lent to the operations of :mod:`libmla.ops`.
 
-The operations of :mod:`libmla.ops` know two kinds of tensors: those of torch and those of tvm-ffi. :func:`operation`
-stands before each of them and lets torch tensors through untouched. Arrays of other frameworks (numpy, JAX, CuPy, and
-whatever else speaks DLPack) become tvm-ffi tensors over the same memory, and what comes back becomes arrays of the
-framework of the first array. Under torch.compile and torch.export the call goes to the registered operators of
-:mod:`libmla.torch_ops` instead.
+Operations know two kinds of tensors: those of torch and those of tvm-ffi. Arrays of other frameworks (numpy, JAX, CuPy,
+and whatever else speaks DLPack) become tvm-ffi tensors over the same memory, and what comes back becomes arrays of the
+framework of the first array.
 """
 
 from __future__ import annotations
@@ -14,27 +12,26 @@ import contextlib
 import ctypes
 import dataclasses
 import functools
-import inspect
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import tvm_ffi
 
 from ._foreign_memory import DLTensor, allocating, wait_for_default_stream
 
-P = ParamSpec("P")
-R = TypeVar("R")
+if TYPE_CHECKING:
+    from ._operation import Operation
 
 _NATIVE = "tvm_ffi"
 _TORCH = "torch"
-_TRACED = "torch, traced"
+TRACED = "torch, traced"
 _NUMPY = "numpy"
 _JAX = "jax"
 _CUPY = "cupy"
 _DLPACK = "dlpack"
 _NONE = ""  # not an array
-_DIRECT = (_TORCH, _NATIVE)
+DIRECT = (_TORCH, _NATIVE)
 
 _DLPACK_CUDA = 2
 _DLPACK_UINT = 1
@@ -44,7 +41,7 @@ _DLPACK_NO_WAITING = -1
 # DLPack's codes of the element types that numpy knows by ml_dtypes only, and the integers that stand in for them.
 _EXTENDED_TYPES = {"bfloat16": (4, "uint16"), "float8_e4m3fn": (10, "uint8")}
 
-_framework_of_type: dict[type, str] = {tvm_ffi.Tensor: _NATIVE}
+framework_of_type: dict[type, str] = {tvm_ffi.Tensor: _NATIVE}
 
 
 def _framework_of_class(cls: type) -> str:
@@ -54,7 +51,7 @@ def _framework_of_class(cls: type) -> str:
         if root == "torch" and base.__name__ == "Tensor":
             # Subclasses may have no memory of their own (FakeTensor) or mean something else by it: torch's dispatcher
             # knows. A Parameter is a plain tensor.
-            return _TORCH if cls is base or cls.__name__ in ("Parameter", "Buffer") else _TRACED
+            return _TORCH if cls is base or cls.__name__ in ("Parameter", "Buffer") else TRACED
         if root == "numpy" and base.__name__ == "ndarray":
             return _NUMPY
         if root in ("jax", "jaxlib") and hasattr(cls, "__dlpack__"):
@@ -67,9 +64,9 @@ def _framework_of_class(cls: type) -> str:
 def framework_of(value: object) -> str:
     """Whose array it is: "torch", "numpy", "jax", "cupy", "tvm_ffi" or "dlpack"; "" if it is none."""
     cls = type(value)
-    framework = _framework_of_type.get(cls)
+    framework = framework_of_type.get(cls)
     if framework is None:
-        framework = _framework_of_type[cls] = _framework_of_class(cls)
+        framework = framework_of_type[cls] = _framework_of_class(cls)
     return framework
 
 
@@ -87,7 +84,7 @@ def _arrays(value: object) -> Iterator[object]:
         yield value
 
 
-def _leader(args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+def leader_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     """The first array of a call: its framework is the caller's."""
     for value in (*args, *kwargs.values()):
         for array in _arrays(value):
@@ -216,7 +213,7 @@ class _Borrowed:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return _replace(value, lambda item: self.lend(item, writable, replaced))
         framework = framework_of(value)
-        if framework in (_NONE, _NATIVE, _TORCH, _TRACED):
+        if framework in (_NONE, _NATIVE, _TORCH, TRACED):
             return value
         if writable and framework == _JAX:
             if not replaced:
@@ -279,76 +276,23 @@ def _lend_array(array: Any, framework: str, writable: bool) -> tvm_ffi.Tensor:
     return tvm_ffi.from_dlpack(array)
 
 
-_ATTENTION = ("out", "lse")
-# Arguments that an operation only writes, and the cache that it changes in place.
-_OUTPUTS: dict[str, tuple[str, ...]] = {
-    "decode": _ATTENTION,
-    "decode_sparse": _ATTENTION,
-    "prefill": _ATTENTION,
-    "prefill_sparse": (*_ATTENTION, "max_logits"),
-    "merge_states": _ATTENTION,
-    "append_rope": ("q_out",),
-    "gather": ("out",),
-    "block_table_to_csr": ("kv_indptr", "kv_indices"),
-    "physical_slots": ("slots", "valid_count"),
-    "indexer_logits": ("logits",),
-    "top_k": ("indices",),
-    "indexer_top_k": ("logits", "slots", "valid_count"),
-}
-_CACHES = {"append": "cache", "append_rope": "cache", "copy_pages": "to_cache", "append_indexer": "cache"}
-
-
-def _run_borrowed(function: Callable[..., Any], arguments: dict[str, Any], leader: Any) -> Any:
+def run_borrowed(operation: Operation, arguments: dict[str, Any], leader: Any) -> Any:
+    """Runs an operation on arrays, of which `leader` is the first."""
     framework = framework_of(leader)
     borrowed = _Borrowed(leader)
-    outputs = _OUTPUTS.get(function.__name__, ())
-    cache_name = _CACHES.get(function.__name__)
+    outputs = {output.name for output in operation.outputs}
     lent = {}
     for name, value in arguments.items():
+        written = name == operation.written
         try:
-            lent[name] = borrowed.lend(value, name in outputs or name == cache_name, name == cache_name)
+            lent[name] = borrowed.lend(value, written or name in outputs, written)
         except (TypeError, ValueError) as error:
             kind = TypeError if isinstance(error, TypeError) else ValueError
-            raise kind(f"{function.__name__}: {name}: {error}") from error
+            raise kind(f"{operation.name}: {name}: {error}") from error
     with _in_framework(leader, framework):
-        result = function(**lent)
+        result = operation.run((), lent)
     result = borrowed.give_back(result)
-    if framework == _JAX and cache_name is not None:
-        cache = borrowed.give_back(lent[cache_name])
+    if framework == _JAX and operation.written:
+        cache = borrowed.give_back(lent[operation.written])
         return cache if result is None else (result, cache)
     return result
-
-
-def operation(function: Callable[P, R]) -> Callable[P, R]:
-    """Puts the choice of the way before an operation of :mod:`libmla.ops`."""
-    name = function.__name__
-    parameters = inspect.signature(function).parameters.values()
-    names = [parameter.name for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
-
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        torch = sys.modules.get("torch")
-        if torch is not None and torch.compiler.is_compiling():
-            return _traced(name)(*args, **kwargs)
-        first = args[0] if args else None
-        if type(first) is tuple and first:
-            first = first[0]
-        framework = _framework_of_type.get(type(first))
-        if framework not in _DIRECT:
-            leader = _leader(args, kwargs)
-            framework = framework_of(leader)
-            if framework == _TRACED:
-                return _traced(name)(*args, **kwargs)
-            fits = len(args) <= len(names) and kwargs.keys().isdisjoint(names[: len(args)])
-            # What does not fit its signature, the function says itself.
-            if fits and framework and framework not in _DIRECT:
-                return _run_borrowed(function, {**dict(zip(names, args)), **kwargs}, leader)
-        return function(*args, **kwargs)
-
-    return call
-
-
-def _traced(name: str) -> Callable[..., Any]:
-    from . import torch_ops
-
-    return getattr(torch_ops, name)

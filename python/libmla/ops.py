@@ -17,9 +17,13 @@ Every function raises
 - RuntimeError: a fault of the library or of the machine.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 from ._attention import decode, decode_sparse, prefill, prefill_sparse
 from ._caches import append, append_rope, copy_pages, gather, merge_states
 from ._indexing import append_indexer, block_table_to_csr, indexer_logits, indexer_top_k, physical_slots, top_k
+from ._operation import trace_with
 
 __all__ = [
     "append",
@@ -38,3 +42,12 @@ __all__ = [
     "prefill_sparse",
     "top_k",
 ]
+
+
+def _traced(name: str) -> Callable[..., Any]:
+    from . import torch_ops
+
+    return getattr(torch_ops, name)
+
+
+trace_with(_traced)

@@ -5,7 +5,7 @@ Importing this module registers ``torch.ops.libmla.decode`` and its like. Nobody
 torch.export the functions of libmla (``libmla.decode``) turn into them by themselves, while eager calls keep the short
 way. A process that only loads an exported program imports it first.
 
-An operator has the arguments of the function of its name, in torch's types: a KvCache becomes its fields
+An operator has the arguments of the function of its name, in torch's types, which are made from its signature: a KvCache becomes its fields
 (``cache_format``, ``cache_kv``, ``cache_ckv``, ...), a pair two tensors (``q`` and ``q_pe``), a Plan or Context its
 number; ``out`` is called ``o``. ``torch.ops.libmla.<name>`` makes its outputs, all of them; those that the caller did not ask for are empty.
 ``torch.ops.libmla.<name>_out`` writes into tensors that are given, which are annotated as mutated, as are the caches
@@ -17,55 +17,85 @@ to the host: ``mode="reduce-overhead"`` and ``torch.cuda.graph`` may capture the
 
 from __future__ import annotations
 
-import inspect
+import dataclasses
+import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from . import _call, _core, ops
+from . import _attention, _caches, _core, _indexing  # noqa: F401 (three declare the operations)
+from ._call import refuse_gradients
+from ._operation import OPERATIONS, Operation, Output
 from .types import KvCache
 
 _Arguments = dict[str, Any]
 _Tensors = dict[str, torch.Tensor]
 
-_CACHE_TENSORS = ("kv", "ckv", "kpe", "ckv_scale", "kpe_scale")
 _DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn}
-
-_TABLE = "Tensor? block_table=None, Tensor? kv_indptr=None, Tensor? kv_indices=None"
-_OPTIONS = 'Tensor? attn_sink=None, float logits_soft_cap=0.0, str lse_base="e", bool batch_invariant=False'
-_POSITIONS = "bool causal=True, SymInt window_left=-1, Tensor? alibi_slopes=None"
-_QUERY = "SymInt? d_v=None, Tensor? q_scale=None, Tensor? o_scale=None"
-_PLANNED = "ScalarType? out_dtype=None, SymInt plan=0, SymInt context=0"
-
-
-def _cache_schema(name: str, written: bool = False) -> str:
-    """The fields of a cache. Those that are written are annotated, each with an alias set of its own."""
-    fields = []
-    for alias, field in zip("abcde", _CACHE_TENSORS, strict=True):
-        mark = f"({alias}!)" if written and field != "kpe_scale" else ""
-        fields.append(f"Tensor{mark}? {name}_{field}")
-    return f"str {name}_format, {', '.join(fields)}, SymInt {name}_page_size, bool {name}_power_of_two_scales"
+_TYPES = {
+    "Tensor": "Tensor",
+    "bool": "bool",
+    "int": "SymInt",
+    "float": "float",
+    "CacheFormat": "str",
+    "DType": "ScalarType",
+    "LengthPer": "str",
+    "LseBase": "str",
+    "tuple[int, int, int]": "SymInt[]",
+}
+_CACHE_TYPES = {field.name: str(field.type) for field in dataclasses.fields(KvCache)}
+_CACHE_TENSORS = tuple(name for name, annotation in _CACHE_TYPES.items() if annotation.startswith("Tensor"))
 
 
-@dataclass(frozen=True)
-class _Output:
-    """A tensor that an operation writes.
-
-    Attributes:
-        flag: the argument by which a caller asks for it; empty: always.
-        returned: whether the function returns it by itself. Others are scratch, or the second part of a pair.
-        dtype: element type of the empty tensor that stands for it when nobody asked for it.
-    """
-
-    name: str
-    flag: str = ""
-    returned: bool = True
-    dtype: torch.dtype = torch.float32
+def _type(annotation: str, mark: str = "") -> str:
+    """A type of a signature in torch's words. What is written is marked, each with an alias set of its own."""
+    plain = annotation.removesuffix(" | None")
+    return _TYPES[plain] + mark + ("?" if plain != annotation else "")
 
 
-@dataclass(frozen=True)
+def _cache_schema(name: str, written: bool) -> str:
+    """The fields of a cache. None has a default."""
+    marks = dict(zip(_CACHE_TENSORS, ("(a!)", "(b!)", "(c!)", "(d!)"))) if written else {}
+    return ", ".join(
+        f"{_type(annotation, marks.get(field, ''))} {name}_{field}" for field, annotation in _CACHE_TYPES.items()
+    )
+
+
+def _inputs_schema(operation: Operation) -> str:
+    """The arguments of an operation but for outputs and flags: those without a default first."""
+    required, optional = [], []
+    left_out = {output.name for output in operation.outputs} | set(_flags(operation))
+    for name, parameter in operation.signature.parameters.items():
+        if name in operation.caches:
+            required.append(_cache_schema(name, name == operation.written))
+        elif name in operation.pairs and name not in left_out:
+            if parameter.default is None:
+                optional.append(f"Tensor? {name}=None, Tensor? {name}_pe=None")
+            else:
+                required.append(f"Tensor {name}, Tensor? {name}_pe")
+        elif name in ("plan", "context"):
+            optional.append(f"SymInt {name}=0")
+        elif name not in left_out:
+            schema = f"{_type(parameter.annotation, '(a!)' if name == operation.written else '')} {name}"
+            if parameter.default is parameter.empty:
+                required.append(schema)
+            else:
+                default = json.dumps(parameter.default) if type(parameter.default) is str else parameter.default
+                optional.append(f"{schema}={default}")
+    return ", ".join(required + optional)
+
+
+def _flags(operation: Operation) -> tuple[str, ...]:
+    """Arguments of the function that ask for outputs and are nothing else."""
+    return tuple(output.flag for output in operation.outputs if output.flag.startswith("return_"))
+
+
+def _torch_name(name: str) -> str:
+    """`out` is called `o`: dynamo takes arguments of that name for what torch's own operators have, and refuses views."""
+    return "o" if name == "out" else name
+
+
 class _Operator:
     """How an operation looks to torch.
 
@@ -74,24 +104,25 @@ class _Operator:
         outputs: what it writes beside caches.
         caches: arguments that are a Cache. Their fields stand in the schema.
         pairs: arguments that may be a pair of tensors. The second one is `<name>_pe`.
+        flags: arguments that ask for outputs and are nothing else.
+        writes_inputs: whether there is but one form: it writes caches, and outputs where they are given.
+        run: the operation itself.
         make: new outputs for given inputs, by name.
     """
 
-    inputs: str
-    outputs: tuple[_Output, ...] = ()
-    caches: tuple[str, ...] = ()
-    pairs: tuple[str, ...] = ()
-    make: Callable[[_Arguments], _Tensors] = lambda _: {}
-
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """Arguments of the function that ask for outputs and are nothing else."""
-        return tuple(output.flag for output in self.outputs if output.flag.startswith("return_"))
-
-    @property
-    def writes_inputs(self) -> bool:
-        """Whether there is but one form: it writes caches, and outputs where they are given."""
-        return "!" in self.inputs
+    def __init__(self, operation: Operation, make: Callable[[_Arguments], _Tensors]) -> None:
+        self.inputs = _inputs_schema(operation)
+        self.outputs = [dataclasses.replace(output, name=_torch_name(output.name)) for output in operation.outputs]
+        self.caches = operation.caches
+        self.pairs = tuple(_torch_name(name) for name in operation.pairs)
+        self.outputs += [
+            Output(output.name + "_pe", returned=False) for output in self.outputs if output.name in self.pairs
+        ]
+        self.flags = _flags(operation)
+        self.writes_inputs = bool(operation.written)
+        self.parameters = tuple(operation.signature.parameters)
+        self.run = operation.run
+        self.make = make
 
 
 # What new outputs look like, as in the library.
@@ -116,7 +147,7 @@ def _value_width(a: _Arguments) -> int:
     return 1 << (int(q.shape[-1]).bit_length() - 1)
 
 
-def _attention(a: _Arguments, d_v: int) -> _Tensors:
+def _attention_outputs(a: _Arguments, d_v: int) -> _Tensors:
     q = a["q"]
     return {
         "o": q.new_empty((*q.shape[:2], d_v), dtype=_output_dtype(a, q.dtype)),
@@ -187,108 +218,25 @@ def _selected(a: _Arguments) -> _Tensors:
     }
 
 
-# libmla's `out`: dynamo takes arguments of that name for what torch's own operators have, and refuses views.
-_OUT = _Output("o")
-_LSE = _Output("lse", "return_lse")
-_VALID_COUNT = _Output("valid_count", "return_valid_count", dtype=torch.int32)
-_INDEXER = (
-    "Tensor q, Tensor weights, Tensor cache, {}SymInt page_size, Tensor kv_len, "
-    f"{_TABLE}, Tensor? qo_indptr=None, bool causal=True, SymInt? max_kv_len=None, SymInt context=0"
-)
-
-_OPERATORS = {
-    "decode": _Operator(
-        f"Tensor q, Tensor? q_pe, {_cache_schema('cache')}, Tensor kv_len, float sm_scale, {_TABLE}, "
-        "Tensor? qo_indptr=None, Tensor? tree_mask=None, Tensor? tree_parents=None, SymInt[]? context_parallel=None, "
-        f"{_POSITIONS}, {_OPTIONS}, {_QUERY}, {_PLANNED}",
-        (_OUT, _LSE),
-        caches=("cache",),
-        pairs=("q",),
-        make=lambda a: _attention(a, _value_width(a)),
-    ),
-    "decode_sparse": _Operator(
-        f"Tensor q, Tensor? q_pe, {_cache_schema('cache')}, Tensor indices, {_cache_schema('extra_cache')}, "
-        "float sm_scale, Tensor? topk_length=None, str? topk_length_per=None, Tensor? extra_indices=None, "
-        "Tensor? extra_topk_length=None, str? extra_topk_length_per=None, "
-        f"Tensor? qo_indptr=None, {_OPTIONS}, {_QUERY}, {_PLANNED}",
-        (_OUT, _LSE),
-        caches=("cache", "extra_cache"),
-        pairs=("q",),
-        make=lambda a: _attention(a, _value_width(a)),
-    ),
-    "prefill": _Operator(
-        "Tensor q, Tensor k, Tensor v, Tensor qo_indptr, Tensor kv_indptr, float sm_scale, "
-        f"{_POSITIONS}, {_OPTIONS}, {_PLANNED}",
-        (_OUT, _LSE),
-        make=lambda a: _attention(a, a["v"].shape[-1]),
-    ),
-    "prefill_sparse": _Operator(
-        "Tensor q, Tensor kv, Tensor indices, float sm_scale, Tensor? topk_length=None, SymInt d_v=512, "
-        f"{_OPTIONS}, {_PLANNED}",
-        (_OUT, _Output("max_logits", "return_max_logits"), _LSE),
-        make=lambda a: _attention(a, a.get("d_v", 512)),
-    ),
-    "merge_states": _Operator(
-        'Tensor partial_o, Tensor partial_lse, str lse_base="e", bool in_place=False, ScalarType? out_dtype=None, '
-        "SymInt context=0",
-        (_OUT, _Output("lse")),
-        make=_merged,
-    ),
-    "append": _Operator(
-        f"Tensor rows, Tensor? rows_pe, Tensor slot_mapping, {_cache_schema('cache', written=True)}, SymInt context=0",
-        caches=("cache",),
-        pairs=("rows",),
-    ),
-    "append_rope": _Operator(
-        f"Tensor ckv, Tensor kpe, Tensor slot_mapping, {_cache_schema('cache', written=True)}, Tensor cos_sin, "
-        "Tensor positions, Tensor? q=None, Tensor? q_pe=None, bool interleaved=True, Tensor? q_scale=None, "
-        "ScalarType? q_out_dtype=None, SymInt context=0",
-        (_Output("q_out", "q"),),
-        caches=("cache",),
-        pairs=("q",),
-        make=_rotated,
-    ),
-    "gather": _Operator(
-        f"{_cache_schema('cache')}, Tensor kv_len, Tensor out_indptr, {_TABLE}, Tensor? token_start=None, "
-        "SymInt? num_rows=None, ScalarType? out_dtype=None, SymInt context=0",
-        (_OUT, _Output("o_pe", returned=False)),
-        caches=("cache",),
-        pairs=("o",),
-        make=_gathered,
-    ),
-    "copy_pages": _Operator(
-        f"{_cache_schema('from_cache')}, Tensor from_pages, {_cache_schema('to_cache', written=True)}, "
-        "Tensor to_pages, SymInt context=0",
-        caches=("from_cache", "to_cache"),
-    ),
-    "block_table_to_csr": _Operator(
-        "Tensor block_table, Tensor kv_len, SymInt page_size, SymInt context=0",
-        (_Output("kv_indptr"), _Output("kv_indices")),
-        make=_csr,
-    ),
-    "physical_slots": _Operator(
-        f"Tensor indices, Tensor kv_len, SymInt page_size, {_TABLE}, Tensor? topk_length=None, "
-        "Tensor? qo_indptr=None, SymInt[]? context_parallel=None, bool compact=False, SymInt context=0",
-        (_Output("slots"), _VALID_COUNT),
-        make=_slots,
-    ),
-    "append_indexer": _Operator(
-        "Tensor k, Tensor slot_mapping, Tensor(a!) cache, SymInt page_size, bool power_of_two_scales=True, "
-        "SymInt context=0"
-    ),
-    "indexer_logits": _Operator(_INDEXER.format(""), (_Output("logits"),), make=lambda a: {"logits": _logits(a)}),
-    "top_k": _Operator(
-        "Tensor logits, SymInt k, Tensor? lengths=None, SymInt context=0",
-        (_Output("indices"),),
-        make=lambda a: {"indices": _integers(a["logits"], a["logits"].shape[0], a["k"])},
-    ),
-    "indexer_top_k": _Operator(
-        _INDEXER.format("SymInt k, ") + ", SymInt? latent_page_size=None, Tensor? latent_block_table=None, "
-        "Tensor? latent_kv_indptr=None, Tensor? latent_kv_indices=None",
-        (_Output("logits", returned=False), _Output("slots"), _VALID_COUNT),
-        make=_selected,
-    ),
+_NEW_OUTPUTS: dict[str, Callable[[_Arguments], _Tensors]] = {
+    "decode": lambda a: _attention_outputs(a, _value_width(a)),
+    "decode_sparse": lambda a: _attention_outputs(a, _value_width(a)),
+    "prefill": lambda a: _attention_outputs(a, a["v"].shape[-1]),
+    "prefill_sparse": lambda a: _attention_outputs(a, a.get("d_v", 512)),
+    "merge_states": _merged,
+    "append_rope": _rotated,
+    "gather": _gathered,
+    "block_table_to_csr": _csr,
+    "physical_slots": _slots,
+    "indexer_logits": lambda a: {"logits": _logits(a)},
+    "top_k": lambda a: {"indices": _integers(a["logits"], a["logits"].shape[0], a["k"])},
+    "indexer_top_k": _selected,
 }
+_OPERATORS = {
+    name: _Operator(operation, _NEW_OUTPUTS.get(name, lambda _: {})) for name, operation in OPERATIONS.items()
+}
+# Of the empty tensor that stands for an output which nobody asked for; others: f32.
+_EMPTY_DTYPES = {"valid_count": torch.int32}
 
 
 def _number(thing: Any) -> int:
@@ -314,23 +262,17 @@ def _dtype(dtype: Any) -> torch.dtype | None:
 
 
 def _flatten_cache(name: str, cache: Any) -> _Arguments:
-    rest: tuple[str, int, bool]
-    if type(cache) is KvCache:
-        tensors = (cache.kv, cache.ckv, cache.kpe, cache.ckv_scale, cache.kpe_scale)
-        rest = (cache.format, cache.page_size, cache.power_of_two_scales)
-    else:
-        tensors = (None, *cache, None, None) if type(cache) is tuple else (cache, None, None, None, None)
-        rest = ("", 0, True)
-    flat = {f"{name}_{field}": tensor for field, tensor in zip(_CACHE_TENSORS, tensors)}
-    flat.update(zip((f"{name}_format", f"{name}_page_size", f"{name}_power_of_two_scales"), rest))
-    return flat
+    if type(cache) is not KvCache:  # an empty format: that of the elements
+        ckv, kpe = cache if type(cache) is tuple else (None, None)
+        cache = KvCache("", kv=None if type(cache) is tuple else cache, ckv=ckv, kpe=kpe)
+    return {f"{name}_{field}": getattr(cache, field) for field in _CACHE_TYPES}
 
 
 def _flatten(operator: _Operator, arguments: _Arguments) -> _Arguments:
     """The function's arguments as the operator's."""
     flat = {}
     for given, value in arguments.items():
-        name = "o" if given == "out" else given
+        name = _torch_name(given)
         if name in operator.caches:
             flat.update(_flatten_cache(name, value))
         elif name in operator.pairs and type(value) is tuple:
@@ -353,10 +295,9 @@ def _unflatten(operator: _Operator, flat: _Arguments) -> _Arguments:
     """The operator's arguments as the function's."""
     arguments = dict(flat)
     for name in operator.caches:
-        fields = {field: arguments.pop(f"{name}_{field}") for field in (*_CACHE_TENSORS, "format")}
-        page_size, powers = arguments.pop(f"{name}_page_size"), arguments.pop(f"{name}_power_of_two_scales")
+        fields = {field: arguments.pop(f"{name}_{field}") for field in _CACHE_TYPES}
         if fields["format"]:
-            arguments[name] = KvCache(**fields, page_size=page_size, power_of_two_scales=powers)
+            arguments[name] = KvCache(**fields)
         elif fields["ckv"] is not None:
             arguments[name] = (fields["ckv"], fields["kpe"])
         elif fields["kv"] is not None:
@@ -378,24 +319,26 @@ def _unflatten(operator: _Operator, flat: _Arguments) -> _Arguments:
 def _wanted(operator: _Operator, flat: _Arguments) -> list[str]:
     """The outputs that a call makes or writes."""
 
-    def asked_for(output: _Output) -> bool:
+    def asked_for(output: Output) -> bool:
         flag = flat.get(output.flag) if output.flag else True
         return output.returned and flag is not None and flag is not False
 
-    names = [output.name for output in operator.outputs if flat.get(output.name) is not None or asked_for(output)]
-    return [*names, "lse"] if "max_logits" in names and "lse" not in names else names
+    names: list[str] = []
+    for output in operator.outputs:
+        if flat.get(output.name) is not None or asked_for(output) or output.implied_by in names:
+            names.append(output.name)
+    return names
 
 
 def _traced(name: str, operator: _Operator) -> Callable[..., Any]:
     """The function of that name for tensors that are being traced."""
-    parameters = tuple(inspect.signature(getattr(ops, name)).parameters)
     outputs, flags, writes_inputs = operator.outputs, operator.flags, operator.writes_inputs
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        arguments = {**dict(zip(parameters, args)), **kwargs}
+        arguments = {**dict(zip(operator.parameters, args)), **kwargs}
         flat = _flatten(operator, arguments)
         if torch.is_grad_enabled():
-            _call._refuse_gradients(name, tuple(flat.values()))
+            refuse_gradients(name, tuple(flat.values()))
         wanted = _wanted(operator, flat)
         given = {output.name: flat.pop(output.name, None) for output in outputs}
         asked = {flag: flat.pop(flag) for flag in flags if flag in flat}
@@ -432,21 +375,22 @@ def _register_making(library: torch.library.Library, name: str, operator: _Opera
     returned = [output for output in operator.outputs if output.returned]
     flags = "".join(f", bool {flag}=False" for flag in operator.flags)
     library.define(f"{name}({operator.inputs}{flags}) -> ({', '.join(['Tensor'] * len(returned))})", tags=_TAGS)
-    function = getattr(ops, name).__wrapped__
     bind = _bound(getattr(torch.ops.libmla, name).default._schema)
 
     def collect(flat: _Arguments, results: Callable[[str], torch.Tensor]) -> Any:
         wanted = _wanted(operator, flat)
         device = next(value for value in flat.values() if isinstance(value, torch.Tensor)).device
         collected = tuple(
-            results(output.name) if output.name in wanted else torch.empty(0, dtype=output.dtype, device=device)
+            results(output.name)
+            if output.name in wanted
+            else torch.empty(0, dtype=_EMPTY_DTYPES.get(output.name, torch.float32), device=device)
             for output in returned
         )
         return collected if len(collected) > 1 else collected[0]
 
     def run(*args: Any, **kwargs: Any) -> Any:
         flat = bind(args, kwargs)
-        result = function(**_unflatten(operator, flat))
+        result = operator.run((), _unflatten(operator, flat))
         made = iter(result if type(result) is tuple else (result,))
         return collect(flat, lambda _: next(made))
 
@@ -464,11 +408,10 @@ def _register_writing(library: torch.library.Library, name: str, operator: _Oper
     form = name if operator.writes_inputs else name + "_out"
     outputs = "".join(f", Tensor({alias}!)? {output.name}=None" for alias, output in zip("wxyz", operator.outputs))
     library.define(f"{form}({operator.inputs}{outputs}) -> ()", tags=_TAGS)
-    function = getattr(ops, name).__wrapped__
     bind = _bound(getattr(torch.ops.libmla, form).default._schema)
 
     def run(*args: Any, **kwargs: Any) -> None:
-        function(**_unflatten(operator, bind(args, kwargs)))
+        operator.run((), _unflatten(operator, bind(args, kwargs)))
 
     library.impl(form, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"libmla::{form}", lambda *args, **kwargs: None, lib=library)

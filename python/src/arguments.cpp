@@ -21,14 +21,6 @@ constexpr std::pair<std::string_view, DType> kDTypeNames[] = {
     {"u8", DType::kU8},     {"uint8", DType::kU8},      {"i32", DType::kI32},   {"int32", DType::kI32},
     {"i64", DType::kI64},   {"int64", DType::kI64}};
 
-/// Fields of libmla.KvCache.
-constexpr int kCacheFields = 8;
-
-std::string type_name(DLDataType type) {
-  if (type.code == kDLComplex) return "complex" + std::to_string(type.bits);
-  return ffi::DLDataTypeToString(type);
-}
-
 std::string device_name(DLDevice device) {
   return "DLPack device " + std::to_string(device.device_type) + ":" + std::to_string(device.device_id);
 }
@@ -51,17 +43,6 @@ void set_strides(const DLTensor& tensor, TensorView& view) {
     view.stride[at] = tensor.strides != nullptr ? tensor.strides[i] : stride;
     stride *= view.shape[at];
   }
-}
-
-CacheFormat format_of(const Arguments& args, const char* cache, const std::string& text, ffi::AnyView rows) {
-  if (const auto format = parse_cache_format(text)) return *format;
-  if (!text.empty()) args.fail("ValueError", {cache, ".format"}, "bf16, f16, fp8, fp8_ds_mla or fp8_dsv4", text);
-  if (const auto tensor = rows.try_cast<DLTensor*>()) {
-    if (const auto format = format_of_elements(dtype_of((*tensor)->dtype))) return *format;
-    args.fail("TypeError", cache, "a KvCache, which names its format, or a tensor of bf16, f16 or e4m3",
-              "elements of " + type_name((*tensor)->dtype));
-  }
-  return CacheFormat::kBF16;
 }
 
 }  // namespace
@@ -96,6 +77,11 @@ DType dtype_of(DLDataType type, Bytes bytes) {
   }
 }
 
+std::string type_name(DLDataType type) {
+  if (type.code == kDLComplex) return "complex" + std::to_string(type.bits);
+  return ffi::DLDataTypeToString(type);
+}
+
 DLDataType dlpack_type(DType dtype) {
   switch (dtype) {
     case DType::kF32: return {kDLFloat, 32, 1};
@@ -118,15 +104,18 @@ std::optional<DType> parse_dtype(std::string_view text) {
   return std::nullopt;
 }
 
-ffi::AnyView Arguments::next() {
-  if (read_ >= args_.size())
-    raise("RuntimeError", std::string(operation_) + ": libmla's Python and its library are of different versions");
+ffi::AnyView Arguments::next(Field field) {
+  const bool other = read_ >= first_more_ && more_[static_cast<size_t>(read_ - first_more_)] != field.name;
+  if (read_ >= args_.size() || other) wrong_version();
   return args_[read_++];
 }
 
 void Arguments::end() const {
-  if (read_ != args_.size())
-    raise("RuntimeError", std::string(operation_) + ": libmla's Python and its library are of different versions");
+  if (read_ != args_.size()) wrong_version();
+}
+
+void Arguments::wrong_version() const {
+  raise("RuntimeError", std::string(operation_) + ": libmla's Python and its library are of different versions");
 }
 
 Status Arguments::for_callers(const Status& status) const {
@@ -141,15 +130,12 @@ Status Arguments::for_callers(const Status& status) const {
 void Arguments::check(const Status& status) const {
   if (status.ok()) return;
   std::vector<std::pair<std::string, std::string>> of_caches;
-  for (const NamedCache& cache : std::span(caches_).first(num_caches_)) {
-    const std::string path = cache.path;
-    const std::string name = cache.name;
-    if (cache.bare) {
-      of_caches.emplace_back(path + ".kv", name);
-      of_caches.emplace_back(path + ".ckv", name + "[0]");
-      of_caches.emplace_back(path + ".kpe", name + "[1]");
-    }
-    of_caches.emplace_back(path + ".", name + ".");
+  for (const BareCache& cache : std::span(caches_).first(num_caches_)) {
+    const std::string path(cache.path);
+    const std::string name(cache.name);
+    of_caches.emplace_back(path + ".kv", name);
+    of_caches.emplace_back(path + ".ckv", name + "[0]");
+    of_caches.emplace_back(path + ".kpe", name + "[1]");
   }
   std::vector<FieldName> names;
   for (const auto& [field, name] : of_caches) names.push_back({field, name});
@@ -196,25 +182,25 @@ TensorView Arguments::view_of(Field field, ffi::AnyView value, Bytes bytes, DTyp
 }
 
 TensorView Arguments::tensor(Field field, Bytes bytes) {
-  const ffi::AnyView value = next();
+  const ffi::AnyView value = next(field);
   if (is_none(value)) return {};
   return view_of(field, value, bytes);
 }
 
 TensorView Arguments::integers(Field field, DType type) {
-  const ffi::AnyView value = next();
+  const ffi::AnyView value = next(field);
   if (is_none(value)) return {};
   return view_of(field, value, Bytes::kAsGiven, type);
 }
 
 bool Arguments::boolean(Field field) {
-  const ffi::AnyView value = next();
+  const ffi::AnyView value = next(field);
   if (const auto found = value.try_cast<bool>()) return *found;
   wrong_type(field, "a bool", value);
 }
 
 int32_t Arguments::integer(Field field) {
-  const ffi::AnyView value = next();
+  const ffi::AnyView value = next(field);
   const auto found = value.try_cast<int64_t>();
   if (!found) wrong_type(field, "an int", value);
   using Limits = std::numeric_limits<int32_t>;
@@ -225,7 +211,7 @@ int32_t Arguments::integer(Field field) {
 
 std::optional<int32_t> Arguments::optional_count(Field field, int32_t least) {
   if (next_is_none()) {
-    next();
+    next(field);
     return std::nullopt;
   }
   const int32_t value = integer(field);
@@ -240,37 +226,19 @@ int32_t Arguments::count(Field field, int32_t least) {
 }
 
 float Arguments::number(Field field) {
-  const ffi::AnyView value = next();
+  const ffi::AnyView value = next(field);
   if (const auto found = value.try_cast<double>()) return static_cast<float>(*found);
   wrong_type(field, "a number", value);
 }
 
 std::string Arguments::text(Field field) {
-  const ffi::AnyView value = next();
+  const ffi::AnyView value = next(field);
   if (const auto found = value.try_cast<ffi::String>()) return *found;
   wrong_type(field, "a str", value);
 }
 
-LseBase Arguments::lse_base() {
-  const std::string base = text("lse_base");
-  if (base == "e") return LseBase::kE;
-  if (base == "2") return LseBase::kTwo;
-  fail("ValueError", "lse_base", "\"e\" or \"2\"", '"' + base + '"');
-}
-
-LengthPer Arguments::length_per(Field field) {
-  if (next_is_none()) {
-    next();
-    return LengthPer::kByShape;
-  }
-  const std::string per = text(field);
-  if (per == "token") return LengthPer::kToken;
-  if (per == "request") return LengthPer::kRequest;
-  fail("ValueError", field, "\"token\", \"request\" or None", '"' + per + '"');
-}
-
 DType Arguments::dtype(Field field) {
-  const ffi::AnyView value = next();
+  const ffi::AnyView value = next(field);
   if (is_none(value)) return DType::kNone;
   if (const auto text = value.try_cast<ffi::String>()) {
     if (const auto dtype = parse_dtype(std::string_view(text->data(), text->size()))) return *dtype;
@@ -278,49 +246,6 @@ DType Arguments::dtype(Field field) {
     if (const DType dtype = dtype_of(*type); dtype != DType::kNone) return dtype;
   }
   wrong_type(field, "an element type such as \"bf16\" or that of a framework", value);
-}
-
-KvCache Arguments::cache(const char* field, const char* path) {
-  const ffi::AnyView format = next();
-  if (is_none(format)) {
-    read_ += kCacheFields - 1;
-    return {};
-  }
-  const ffi::AnyView kv = next();
-  const ffi::AnyView ckv = next();
-  const ffi::AnyView kpe = next();
-  const auto name = format.try_cast<ffi::String>();
-  if (!name) wrong_type({field, ".format"}, "a str", format);
-  const bool bare = name->empty();
-  caches_.at(num_caches_++) = {field, path, bare};
-  KvCache cache;
-  cache.format = format_of(*this, field, *name, is_none(kv) ? ckv : kv);
-  const KvLayout layout = kv_layout(cache.format);
-  const Bytes bytes = layout.is_packed()                    ? Bytes::kRaw
-                      : layout.nope.element == DType::kE4M3 ? Bytes::kE4M3
-                                                            : Bytes::kAsGiven;
-  if (!is_none(kv)) cache.kv = view_of({field, bare ? "" : ".kv"}, kv, bytes);
-  if (!is_none(ckv)) cache.ckv = view_of({field, bare ? "[0]" : ".ckv"}, ckv, bytes);
-  if (!is_none(kpe)) cache.kpe = view_of({field, bare ? "[1]" : ".kpe"}, kpe, bytes);
-  cache.ckv_scale = tensor({field, ".ckv_scale"});
-  cache.kpe_scale = tensor({field, ".kpe_scale"});
-  cache.page_size = integer({field, ".page_size"});
-  cache.power_of_two_scales = boolean({field, ".power_of_two_scales"});
-  return cache;
-}
-
-ContextParallel Arguments::context_parallel() {
-  const ffi::AnyView value = next();
-  if (is_none(value)) return {};
-  const auto share = value.try_cast<ffi::Array<int64_t>>();
-  if (!share || share->size() != 3) wrong_type("context_parallel", "(rank, world, interleave)", value);
-  const auto at = [&](int64_t i) {
-    const int64_t number = (*share)[i];
-    if (number != static_cast<int32_t>(number))
-      fail("ValueError", "context_parallel", "ints of 32 bits", std::to_string(number));
-    return static_cast<int32_t>(number);
-  };
-  return {.rank = at(0), .world = at(1), .interleave = at(2)};
 }
 
 }  // namespace mla::python

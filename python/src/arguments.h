@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a call from Python carries: the values of one packed call, read one after the other in the order in which
-// python/libmla passes them. Each read names its field, for errors. Values are turned into the library's types and not
-// judged: that is the library's part.
+// What a call from Python carries: the values of one packed call, read one after the other. operation.h says in which
+// order those of an operation come. Each read names its field, for errors. Values are turned into the library's types
+// and not judged: that is the library's part.
 #pragma once
 
 #include <tvm/ffi/function.h>
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <span>
 #include <string>
@@ -35,6 +36,7 @@ enum class Bytes : uint8_t { kAsGiven, kE4M3, kRaw };
 
 /// The library's name of a DLPack element type, kNone for one it does not know.
 DType dtype_of(DLDataType type, Bytes bytes = Bytes::kAsGiven);
+std::string type_name(DLDataType type);
 DLDataType dlpack_type(DType dtype);
 DLDevice dlpack_device(Device device);
 /// "f32", "float32", "e4m3", "float8_e4m3fn"; nothing for other texts.
@@ -44,12 +46,16 @@ inline bool is_none(ffi::AnyView value) { return value.type_index() == ffi::Type
 
 /// An argument's name in errors, or that of a part of it: {"cache", ".kv"}, {"q", "[0]"}.
 struct Field {
-  Field(const char* whole) : name(whole) {}  // NOLINT(google-explicit-constructor): most fields have no parts
-  Field(const char* whole, const char* of_it) : name(whole), part(of_it) {}
-  std::string text() const { return std::string(name) + part; }
+  // NOLINTBEGIN(google-explicit-constructor): most fields have no parts
+  Field(const char* whole) : name(whole) {}
+  Field(std::string_view whole) : name(whole) {}
+  Field(const std::string& whole) : name(whole) {}
+  // NOLINTEND(google-explicit-constructor)
+  Field(std::string_view whole, std::string_view of_it) : name(whole), part(of_it) {}
+  std::string text() const { return std::string(name).append(part); }
 
-  const char* name;
-  const char* part = "";
+  std::string_view name;
+  std::string_view part = {};
 };
 
 class Arguments {
@@ -67,29 +73,21 @@ class Arguments {
   int32_t count(Field field, int32_t least = 1);
   float number(Field field);
   std::string text(Field field);
-  LseBase lse_base();
-  /// None, "token" or "request".
-  LengthPer length_per(Field field);
   /// kNone for None.
   DType dtype(Field field);
   /// An object of one of the border's own classes, or null for None.
   template <class T>
   const T* object(Field field, std::string_view expected) {
-    const ffi::AnyView value = next();
+    const ffi::AnyView value = next(field);
     if (is_none(value)) return nullptr;
     if (const auto found = value.as<T>()) return found;
     wrong_type(field, expected, value);
   }
-  ffi::AnyView any() { return next(); }
+  ffi::AnyView any(Field field) { return next(field); }
   bool next_is_none() const { return read_ < args_.size() && is_none(args_[read_]); }
-  /// The fields of a cache, in the order of libmla.KvCache, for the parameters' `path`. An empty format means that of
-  /// the elements; None, that there is no cache.
-  KvCache cache(const char* field, const char* path);
-  /// None, or (rank, world, interleave).
-  ContextParallel context_parallel();
 
   const char* operation() const { return operation_; }
-  /// Fields of the parameters whose arguments have other names, beside those of caches. Of static storage.
+  /// Fields of the parameters whose arguments have other names. Of static storage.
   void call_fields(std::span<const FieldName> names) { names_ = names; }
   /// A table of names that the caller's own callers know the arguments by: field, name, field, name, ...; or None.
   void call_arguments(ffi::AnyView names) { callers_names_ = names; }
@@ -105,26 +103,33 @@ class Arguments {
   /// The caller and the reader must agree on the fields.
   void end() const;
 
- private:
-  ffi::AnyView next();
-  [[noreturn]] void wrong_type(Field field, std::string_view expected, ffi::AnyView value) const;
-  TensorView view_of(Field field, ffi::AnyView value, Bytes bytes, DType expected = DType::kNone) const;
-  /// The status as the caller's callers are to read it.
-  Status for_callers(const Status& status) const;
-
-  /// A cache that was read: what it is called, and where it stands in the parameters. `bare`: tensors, not a KvCache.
-  struct NamedCache {
-    const char* name;
-    const char* path;
-    bool bare;
+ protected:
+  /// A cache that was given as tensors: what it is called, and where it stands in the parameters.
+  struct BareCache {
+    std::string_view name;
+    std::string_view path;
   };
+
+  ffi::AnyView next(Field field);
+  void name_bare_cache(BareCache cache) { caches_.at(num_caches_++) = cache; }
+  [[noreturn]] void wrong_type(Field field, std::string_view expected, ffi::AnyView value) const;
 
   const char* operation_;
   ffi::PackedArgs args_;
   int read_ = 0;
+  // Arguments that must be read by their names: the last ones.
+  std::span<const std::string_view> more_;
+  int first_more_ = std::numeric_limits<int>::max();
+
+ private:
+  [[noreturn]] void wrong_version() const;
+  TensorView view_of(Field field, ffi::AnyView value, Bytes bytes, DType expected = DType::kNone) const;
+  /// The status as the caller's callers are to read it.
+  Status for_callers(const Status& status) const;
+
   std::span<const FieldName> names_;
   ffi::AnyView callers_names_;
-  std::array<NamedCache, 2> caches_ = {};
+  std::array<BareCache, 2> caches_ = {};
   size_t num_caches_ = 0;
 };
 

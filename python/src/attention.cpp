@@ -1,20 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0
-// decode, decode_sparse, prefill and prefill_sparse. Each reads its fields in the order of the functions of the same
-// names in python/libmla/ops.py and returns the outputs that the caller did not bring.
+// decode, decode_sparse, prefill and prefill_sparse: what Python calls their fields, and the outputs that the caller
+// did not bring.
 #include <tvm/ffi/reflection/registry.h>
 
 #include <bit>
 
-#include "arguments.h"
+#include "operation.h"
 #include "outputs.h"
 #include "plan.h"
 
 namespace mla::python {
 namespace {
 
-constexpr FieldName kNamesOfAttention[] = {{"options.", ""},         {"o", "out"},     {"o.", "out."},
-                                           {"q_nope", "q[0]"},       {"q_pe", "q[1]"}, {"pool.", ""},
+constexpr FieldName kNamesOfAttention[] = {{"options.", ""},
+                                           {"o", "out"},
+                                           {"o.", "out."},
+                                           {"q_nope", "q[0]"},
+                                           {"q_pe", "q[1]"},
+                                           {"pool.cache.", "cache."},
+                                           {"pool.", ""},
+                                           {"extra_pool.cache.", "extra_cache."},
                                            {"extra_pool.", "extra_"}};
+
+const Operation kDecode = Operation::of<DecodeParams>({.name = "decode",
+                                                       .names = kNamesOfAttention,
+                                                       .e4m3 = {"q", "q_nope", "q_pe", "o"},
+                                                       .more = {"d_v", "out_dtype", "return_lse"}});
+// Keys that indices name have no positions.
+const Operation kDecodeSparse =
+    Operation::of<DecodeSparseParams>({.name = "decode_sparse",
+                                       .names = kNamesOfAttention,
+                                       .e4m3 = {"q", "q_nope", "q_pe", "o"},
+                                       .left_out = {"options.window_left", "options.alibi_slopes"},
+                                       .more = {"d_v", "out_dtype", "return_lse"}});
+const Operation kPrefill = Operation::of<PrefillParams>(
+    {.name = "prefill", .names = kNamesOfAttention, .e4m3 = {"o"}, .more = {"out_dtype", "return_lse"}});
+const Operation kPrefillSparse =
+    Operation::of<PrefillSparseParams>({.name = "prefill_sparse",
+                                        .names = kNamesOfAttention,
+                                        .e4m3 = {"o"},
+                                        .left_out = {"options.window_left", "options.alibi_slopes"},
+                                        .more = {"d_v", "out_dtype", "return_max_logits", "return_lse"}});
 
 int64_t last_extent(const TensorView& view) {
   return view.ndim > 0 ? view.shape[static_cast<size_t>(view.ndim - 1)] : 0;
@@ -37,142 +63,73 @@ int64_t value_width(const KvCache& cache, const TensorView& q, const TensorView&
   return static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(d_qk)));
 }
 
-template <class Params>
-void read_queries(Arguments& args, Params& params) {
-  params.q = args.tensor("q", Bytes::kE4M3);
-  params.q_nope = args.tensor({"q", "[0]"}, Bytes::kE4M3);
-  params.q_pe = args.tensor({"q", "[1]"}, Bytes::kE4M3);
-  params.q_scale = args.tensor("q_scale");
+int32_t read_value_width(OperationArguments& args, int64_t of_shapes) {
+  return args.optional_count("d_v").value_or(static_cast<int32_t>(of_shapes));
 }
 
-AttentionOptions read_options(Arguments& args, bool with_positions) {
-  AttentionOptions options;
-  options.attn_sink = args.tensor("attn_sink");
-  options.logits_soft_cap = args.number("logits_soft_cap");
-  if (!with_positions) return options;
-  options.window_left = args.integer("window_left");
-  options.alibi_slopes = args.tensor("alibi_slopes");
-  return options;
-}
-
+/// [T, H, d_v], of the queries' type unless the caller says otherwise.
 template <class Params>
-void read_common(Arguments& args, Params& params) {
-  params.sm_scale = args.number("sm_scale");
-  params.lse_base = args.lse_base();
-  params.batch_invariant = args.boolean("batch_invariant");
-}
-
-/// out_dtype, out: `d_v` wide unless the caller says otherwise.
-template <class Params>
-void read_output(Arguments& args, Outputs& outputs, const TensorView& q, int64_t d_v, Params& params) {
+void make_output(OperationArguments& args, Outputs& outputs, const TensorView& q, int64_t d_v, Params& params) {
   DType dtype = args.dtype("out_dtype");
   if (dtype == DType::kNone) dtype = q.dtype == DType::kE4M3 ? DType::kBF16 : q.dtype;
-  params.o = outputs.tensor("out", dtype, {q.shape[0], q.shape[1], d_v}, q.device, Bytes::kE4M3);
+  outputs.make(params.o, "out", dtype, {q.shape[0], q.shape[1], d_v}, q.device);
 }
 
-/// A statistic of every query and head, and whether the caller wants it without bringing a tensor for it.
-TensorView read_statistic(Arguments& args, Outputs& outputs, const char* field, const TensorView& q) {
-  const bool wanted = args.boolean(field);
-  return outputs.optional(field, wanted, DType::kF32, {q.shape[0], q.shape[1]}, q.device);
+/// A statistic of every query and head.
+void make_statistic(Outputs& outputs, TensorView& statistic, const char* field, const TensorView& q) {
+  outputs.make(statistic, field, DType::kF32, {q.shape[0], q.shape[1]}, q.device);
 }
 
 void decode(ffi::PackedArgs packed, ffi::Any* result) {
-  Arguments args("decode", packed);
-  args.call_fields(kNamesOfAttention);
+  OperationArguments args(kDecode, packed);
   const Call call = Call::read(args);
+  auto params = args.fields<DecodeParams>();
   Outputs outputs(args, call.outputs());
-  DecodeParams params;
-  read_queries(args, params);
-  params.cache = args.cache("cache", "cache");
-  params.pages.kv_len = args.integers("kv_len");
-  params.pages.block_table = args.integers("block_table");
-  params.pages.kv_indptr = args.integers("kv_indptr");
-  params.pages.kv_indices = args.integers("kv_indices");
-  params.qo_indptr = args.integers("qo_indptr");
-  params.causal = args.boolean("causal");
-  params.tree_mask = args.tensor("tree_mask");
-  params.tree_parents = args.integers("tree_parents");
-  params.options = read_options(args, true);
-  params.context_parallel = args.context_parallel();
-  read_common(args, params);
-  const int32_t d_v = args.optional_count("d_v").value_or(
-      static_cast<int32_t>(value_width(params.cache, params.q, params.q_nope, params.q_pe)));
-  read_output(args, outputs, first_of_q(params), d_v, params);
-  params.o_scale = args.tensor("o_scale");
-  params.lse = read_statistic(args, outputs, "lse", first_of_q(params));
+  const TensorView& q = first_of_q(params);
+  const int32_t d_v = read_value_width(args, value_width(params.cache, params.q, params.q_nope, params.q_pe));
+  make_output(args, outputs, q, d_v, params);
+  if (args.boolean("return_lse")) make_statistic(outputs, params.lse, "lse", q);
   args.end();
   call.carry_out(params);
   *result = outputs.take();
 }
 
-SparsePool read_pool(Arguments& args, const char* prefix, const char* path) {
-  SparsePool pool;
-  pool.cache = args.cache(prefix[0] == '\0' ? "cache" : "extra_cache", path);
-  pool.indices = args.integers({prefix, "indices"});
-  pool.topk_length = args.integers({prefix, "topk_length"});
-  pool.topk_length_per = args.length_per({prefix, "topk_length_per"});
-  return pool;
-}
-
 void decode_sparse(ffi::PackedArgs packed, ffi::Any* result) {
-  Arguments args("decode_sparse", packed);
-  args.call_fields(kNamesOfAttention);
+  OperationArguments args(kDecodeSparse, packed);
   const Call call = Call::read(args);
+  auto params = args.fields<DecodeSparseParams>();
   Outputs outputs(args, call.outputs());
-  DecodeSparseParams params;
-  read_queries(args, params);
-  params.pool = read_pool(args, "", "pool.cache");
-  params.extra_pool = read_pool(args, "extra_", "extra_pool.cache");
-  params.qo_indptr = args.integers("qo_indptr");
-  params.options = read_options(args, false);
-  read_common(args, params);
-  const int32_t d_v = args.optional_count("d_v").value_or(
-      static_cast<int32_t>(value_width(params.pool.cache, params.q, params.q_nope, params.q_pe)));
-  read_output(args, outputs, first_of_q(params), d_v, params);
-  params.o_scale = args.tensor("o_scale");
-  params.lse = read_statistic(args, outputs, "lse", first_of_q(params));
+  const TensorView& q = first_of_q(params);
+  const int32_t d_v = read_value_width(args, value_width(params.pool.cache, params.q, params.q_nope, params.q_pe));
+  make_output(args, outputs, q, d_v, params);
+  if (args.boolean("return_lse")) make_statistic(outputs, params.lse, "lse", q);
   args.end();
   call.carry_out(params);
   *result = outputs.take();
 }
 
 void prefill(ffi::PackedArgs packed, ffi::Any* result) {
-  Arguments args("prefill", packed);
-  args.call_fields(kNamesOfAttention);
+  OperationArguments args(kPrefill, packed);
   const Call call = Call::read(args);
+  auto params = args.fields<PrefillParams>();
   Outputs outputs(args, call.outputs());
-  PrefillParams params;
-  params.q = args.tensor("q");
-  params.k = args.tensor("k");
-  params.v = args.tensor("v");
-  params.qo_indptr = args.integers("qo_indptr");
-  params.kv_indptr = args.integers("kv_indptr");
-  params.causal = args.boolean("causal");
-  params.options = read_options(args, true);
-  read_common(args, params);
-  read_output(args, outputs, params.q, last_extent(params.v), params);
-  params.lse = read_statistic(args, outputs, "lse", params.q);
+  make_output(args, outputs, params.q, last_extent(params.v), params);
+  if (args.boolean("return_lse")) make_statistic(outputs, params.lse, "lse", params.q);
   args.end();
   call.carry_out(params);
   *result = outputs.take();
 }
 
 void prefill_sparse(ffi::PackedArgs packed, ffi::Any* result) {
-  Arguments args("prefill_sparse", packed);
-  args.call_fields(kNamesOfAttention);
+  OperationArguments args(kPrefillSparse, packed);
   const Call call = Call::read(args);
+  auto params = args.fields<PrefillSparseParams>();
   Outputs outputs(args, call.outputs());
-  PrefillSparseParams params;
-  params.q = args.tensor("q");
-  params.kv = args.tensor("kv");
-  params.indices = args.integers("indices");
-  params.topk_length = args.integers("topk_length");
-  params.options = read_options(args, false);
-  read_common(args, params);
   const int32_t d_v = args.count("d_v");
-  read_output(args, outputs, params.q, d_v, params);
-  params.max_logits = read_statistic(args, outputs, "max_logits", params.q);
-  params.lse = read_statistic(args, outputs, "lse", params.q);
+  make_output(args, outputs, params.q, d_v, params);
+  const bool max_logits = args.boolean("return_max_logits") || params.max_logits.given();
+  if (max_logits) make_statistic(outputs, params.max_logits, "max_logits", params.q);
+  if (args.boolean("return_lse") || max_logits) make_statistic(outputs, params.lse, "lse", params.q);
   args.end();
   call.carry_out(params);
   *result = outputs.take();
@@ -184,6 +141,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def_packed("libmla.decode_sparse", decode_sparse)
       .def_packed("libmla.prefill", prefill)
       .def_packed("libmla.prefill_sparse", prefill_sparse);
+  for (const Operation* operation : {&kDecode, &kDecodeSparse, &kPrefill, &kPrefillSparse}) define(*operation);
 }
 
 }  // namespace

@@ -27,7 +27,7 @@ void new_context(ffi::PackedArgs packed, ffi::Any* result) {
   Arguments args("Context", packed);
   ContextOptions options;
   options.num_threads = args.integer("num_threads");
-  const auto affinity = args.any().try_cast<ffi::Array<int64_t>>();
+  const auto affinity = args.any("affinity").try_cast<ffi::Array<int64_t>>();
   if (!affinity) args.fail("TypeError", "affinity", "a sequence of ints", "something else");
   for (const int64_t processor : *affinity) {
     if (processor != static_cast<int32_t>(processor))

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Index tools and the indexer. Each reads its fields in the order of the function of the same name in
-// python/libmla/ops.py and returns the outputs that the caller did not bring.
+// The index tools and the indexer: what Python calls their fields, and the outputs that the caller did not bring.
 #include <tvm/ffi/reflection/registry.h>
 
-#include "arguments.h"
+#include "operation.h"
 #include "outputs.h"
 #include "plan.h"
 
@@ -18,82 +17,56 @@ constexpr FieldName kNamesOfTopK[] = {{"block_table", "latent_block_table"},    
                                       {"page_size", "latent_page_size"},        {"topk", "k"}};
 constexpr std::span kNamesOfSharedTopK = std::span(kNamesOfTopK).subspan(3);
 
-PageTable read_pages(Arguments& args) {
-  PageTable pages;
-  pages.kv_len = args.integers("kv_len");
-  pages.block_table = args.integers("block_table");
-  pages.kv_indptr = args.integers("kv_indptr");
-  pages.kv_indices = args.integers("kv_indices");
-  return pages;
-}
-
-IndexerCache read_indexer_cache(Arguments& args) {
-  IndexerCache cache;
-  cache.kv = args.tensor("cache", Bytes::kRaw);
-  cache.page_size = args.count("page_size");
-  return cache;
-}
+const Operation kBlockTableToCsr = Operation::of<BlockTableToCsrParams>({.name = "block_table_to_csr"});
+const Operation kPhysicalSlots =
+    Operation::of<PhysicalSlotsParams>({.name = "physical_slots", .more = {"return_valid_count"}});
+const Operation kAppendIndexer =
+    Operation::of<AppendIndexerParams>({.name = "append_indexer", .names = kNamesOfIndexer});
+const Operation kIndexerLogits = Operation::of<IndexerLogitsParams>(
+    {.name = "indexer_logits", .names = kNamesOfIndexer, .e4m3 = {"q"}, .more = {"max_kv_len"}});
+const Operation kTopK = Operation::of<TopKParams>({.name = "top_k", .more = {"k"}});
+// The latent cache's pages are those of the indexer's, unless arguments of their own say otherwise.
+const Operation kIndexerTopK =
+    Operation::of<IndexerTopKParams>({.name = "indexer_top_k",
+                                      .names = kNamesOfSharedTopK,
+                                      .e4m3 = {"indexer.q"},
+                                      .left_out = {"kv_indptr", "kv_indices", "block_table", "kv_len", "page_size"},
+                                      .more = {"max_kv_len", "k", "latent_block_table", "latent_kv_indptr",
+                                               "latent_kv_indices", "latent_page_size", "return_valid_count"}});
 
 void block_table_to_csr(ffi::PackedArgs packed, ffi::Any* result) {
-  Arguments args("block_table_to_csr", packed);
+  OperationArguments args(kBlockTableToCsr, packed);
   const Call call = Call::read(args);
+  auto params = args.fields<BlockTableToCsrParams>();
   Outputs outputs(args, call.outputs());
-  BlockTableToCsrParams params;
-  params.block_table = args.integers("block_table");
-  params.kv_len = args.integers("kv_len");
-  params.page_size = args.count("page_size");
   const TensorView& table = params.block_table;
-  params.kv_indptr = outputs.tensor("kv_indptr", DType::kI32, {table.shape[0] + 1}, table.device);
-  params.kv_indices = outputs.tensor("kv_indices", DType::kI32, {table.shape[0] * table.shape[1]}, table.device);
+  outputs.make(params.kv_indptr, "kv_indptr", DType::kI32, {table.shape[0] + 1}, table.device);
+  outputs.make(params.kv_indices, "kv_indices", DType::kI32, {table.shape[0] * table.shape[1]}, table.device);
   args.end();
   call.carry_out_unplanned(params, table.device);
   *result = outputs.take();
 }
 
 void physical_slots(ffi::PackedArgs packed, ffi::Any* result) {
-  Arguments args("physical_slots", packed);
+  OperationArguments args(kPhysicalSlots, packed);
   const Call call = Call::read(args);
+  auto params = args.fields<PhysicalSlotsParams>();
   Outputs outputs(args, call.outputs());
-  PhysicalSlotsParams params;
-  params.indices = args.integers("indices");
-  params.topk_length = args.integers("topk_length");
-  params.qo_indptr = args.integers("qo_indptr");
-  params.pages = read_pages(args);
-  params.page_size = args.count("page_size");
-  params.context_parallel = args.context_parallel();
-  params.compact = args.boolean("compact");
   const TensorView& rows = params.indices;
-  params.slots = outputs.tensor("slots", DType::kI32, {rows.shape[0], rows.shape[1]}, rows.device);
-  const bool wanted = args.boolean("return_valid_count");
-  params.valid_count = outputs.optional("valid_count", wanted, DType::kI32, {rows.shape[0]}, rows.device);
+  outputs.make(params.slots, "slots", DType::kI32, {rows.shape[0], rows.shape[1]}, rows.device);
+  if (args.boolean("return_valid_count"))
+    outputs.make(params.valid_count, "valid_count", DType::kI32, {rows.shape[0]}, rows.device);
   args.end();
   call.carry_out_unplanned(params, rows.device);
   *result = outputs.take();
 }
 
 void append_indexer(ffi::PackedArgs packed, ffi::Any*) {
-  Arguments args("append_indexer", packed);
-  args.call_fields(kNamesOfIndexer);
+  OperationArguments args(kAppendIndexer, packed);
   const Call call = Call::read(args);
-  AppendIndexerParams params;
-  params.k = args.tensor("k");
-  params.slot_mapping = args.integers("slot_mapping", DType::kI64);
-  params.cache = read_indexer_cache(args);
-  params.power_of_two_scales = args.boolean("power_of_two_scales");
+  const auto params = args.fields<AppendIndexerParams>();
   args.end();
   call.carry_out_unplanned(params, params.k.device);
-}
-
-/// q to causal; the logits follow where the caller's arguments have them.
-IndexerLogitsParams read_indexer(Arguments& args) {
-  IndexerLogitsParams params;
-  params.q = args.tensor("q", Bytes::kE4M3);
-  params.weights = args.tensor("weights");
-  params.cache = read_indexer_cache(args);
-  params.pages = read_pages(args);
-  params.qo_indptr = args.integers("qo_indptr");
-  params.causal = args.boolean("causal");
-  return params;
 }
 
 /// Keys that the page table has room for: as many as a query can have logits.
@@ -102,67 +75,62 @@ int64_t most_keys(const IndexerLogitsParams& params) {
   return pages.ndim > 0 ? pages.shape[static_cast<size_t>(pages.ndim - 1)] * params.cache.page_size : 0;
 }
 
-void read_logits(Arguments& args, Outputs& outputs, IndexerLogitsParams& params) {
+void make_logits(OperationArguments& args, Outputs& outputs, IndexerLogitsParams& params) {
   const std::optional<int32_t> given = args.optional_count("max_kv_len", 0);
   const int64_t width = given ? *given : most_keys(params);
-  params.logits = outputs.tensor("logits", DType::kF32, {params.q.shape[0], width}, params.q.device);
+  outputs.make(params.logits, "logits", DType::kF32, {params.q.shape[0], width}, params.q.device);
 }
 
 void indexer_logits(ffi::PackedArgs packed, ffi::Any* result) {
-  Arguments args("indexer_logits", packed);
-  args.call_fields(kNamesOfIndexer);
+  OperationArguments args(kIndexerLogits, packed);
   const Call call = Call::read(args);
+  auto params = args.fields<IndexerLogitsParams>();
   Outputs outputs(args, call.outputs());
-  IndexerLogitsParams params = read_indexer(args);
-  read_logits(args, outputs, params);
+  make_logits(args, outputs, params);
   args.end();
   call.carry_out_unplanned(params, params.q.device);
   *result = outputs.take();
 }
 
 void top_k(ffi::PackedArgs packed, ffi::Any* result) {
-  Arguments args("top_k", packed);
+  OperationArguments args(kTopK, packed);
   const Call call = Call::read(args);
+  auto params = args.fields<TopKParams>();
   Outputs outputs(args, call.outputs());
-  TopKParams params;
-  params.logits = args.tensor("logits");
   const int32_t k = args.count("k");
-  params.lengths = args.integers("lengths");
-  params.indices = outputs.tensor("indices", DType::kI32, {params.logits.shape[0], k}, params.logits.device);
+  outputs.make(params.indices, "indices", DType::kI32, {params.logits.shape[0], k}, params.logits.device);
   args.end();
   call.carry_out_unplanned(params, params.logits.device);
   *result = outputs.take();
 }
 
 /// Those of the latent cache, where they are not those of the indexer's cache too.
-void read_latent_pages(Arguments& args, PageTable& pages) {
+void read_latent_pages(OperationArguments& args, IndexerTopKParams& params) {
+  params.pages = params.indexer.pages;
   const TensorView block_table = args.integers("latent_block_table");
   const TensorView kv_indptr = args.integers("latent_kv_indptr");
   const TensorView kv_indices = args.integers("latent_kv_indices");
+  params.page_size = args.optional_count("latent_page_size").value_or(params.indexer.cache.page_size);
   if (!block_table.given() && !kv_indptr.given() && !kv_indices.given()) return;
   args.call_fields(kNamesOfTopK);
-  pages.block_table = block_table;
-  pages.kv_indptr = kv_indptr;
-  pages.kv_indices = kv_indices;
+  params.pages.block_table = block_table;
+  params.pages.kv_indptr = kv_indptr;
+  params.pages.kv_indices = kv_indices;
 }
 
 void indexer_top_k(ffi::PackedArgs packed, ffi::Any* result) {
-  Arguments args("indexer_top_k", packed);
-  args.call_fields(kNamesOfSharedTopK);
+  OperationArguments args(kIndexerTopK, packed);
   const Call call = Call::read(args);
-  IndexerTopKParams params;
-  params.indexer = read_indexer(args);
+  auto params = args.fields<IndexerTopKParams>();
   Outputs scratch(args, call.outputs());
-  read_logits(args, scratch, params.indexer);
+  make_logits(args, scratch, params.indexer);
   Outputs outputs(args, call.outputs());
   const int32_t k = args.count("k");
-  params.pages = params.indexer.pages;
-  read_latent_pages(args, params.pages);
-  params.page_size = args.optional_count("latent_page_size").value_or(params.indexer.cache.page_size);
+  read_latent_pages(args, params);
   const TensorView& q = params.indexer.q;
-  params.slots = outputs.tensor("slots", DType::kI32, {q.shape[0], k}, q.device);
-  const bool wanted = args.boolean("return_valid_count");
-  params.valid_count = outputs.optional("valid_count", wanted, DType::kI32, {q.shape[0]}, q.device);
+  outputs.make(params.slots, "slots", DType::kI32, {q.shape[0], k}, q.device);
+  if (args.boolean("return_valid_count"))
+    outputs.make(params.valid_count, "valid_count", DType::kI32, {q.shape[0]}, q.device);
   args.end();
   call.carry_out_unplanned(params, q.device);
   *result = outputs.take();
@@ -176,6 +144,9 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def_packed("libmla.indexer_logits", indexer_logits)
       .def_packed("libmla.top_k", top_k)
       .def_packed("libmla.indexer_top_k", indexer_top_k);
+  for (const Operation* operation :
+       {&kBlockTableToCsr, &kPhysicalSlots, &kAppendIndexer, &kIndexerLogits, &kTopK, &kIndexerTopK})
+    define(*operation);
 }
 
 }  // namespace

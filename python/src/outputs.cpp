@@ -32,26 +32,15 @@ ffi::Tensor allocate(const char* operation, std::string_view field, DType dtype,
                           std::string(name(device.type)) + ", got None");
 }
 
-TensorView Outputs::make(const char* field, DType dtype, std::initializer_list<int64_t> shape, Device device) {
+void Outputs::make(TensorView& output, const char* field, DType dtype, std::initializer_list<int64_t> shape,
+                   Device device) {
+  if (output.given()) return;
   for (const int64_t extent : shape)
     if (extent < 0) args_.fail("ValueError", field, "extents of at least 0", std::to_string(extent));
-  TensorView view = contiguous(nullptr, dtype, shape, device);
-  if (memory_ == Memory::kLater) return view;
+  output = contiguous(nullptr, dtype, shape, device);
+  if (memory_ == Memory::kLater) return;
   made_.push_back(allocate(args_.operation(), field, dtype, shape, device));
-  view.data = static_cast<std::byte*>(made_.back().data_ptr()) + made_.back().byte_offset();
-  return view;
-}
-
-TensorView Outputs::tensor(const char* field, DType dtype, std::initializer_list<int64_t> shape, Device device,
-                           Bytes bytes) {
-  const TensorView given = args_.tensor(field, bytes);
-  return given.given() ? given : make(field, dtype, shape, device);
-}
-
-TensorView Outputs::optional(const char* field, bool wanted, DType dtype, std::initializer_list<int64_t> shape,
-                             Device device) {
-  const TensorView given = args_.tensor(field);
-  return given.given() || !wanted ? given : make(field, dtype, shape, device);
+  output.data = static_cast<std::byte*>(made_.back().data_ptr()) + made_.back().byte_offset();
 }
 
 ffi::Any Outputs::take() {

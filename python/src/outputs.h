@@ -21,21 +21,16 @@ class Outputs {
   /// kLater: tensors that are not given become views without memory, which is all that a plan looks at.
   enum class Memory : uint8_t { kNow, kLater };
 
-  Outputs(Arguments& args, Memory memory) : args_(args), memory_(memory) {}
+  Outputs(const Arguments& args, Memory memory) : args_(args), memory_(memory) {}
 
-  /// The next argument, or a new tensor if that is None.
-  TensorView tensor(const char* field, DType dtype, std::initializer_list<int64_t> shape, Device device,
-                    Bytes bytes = Bytes::kAsGiven);
-  /// As `tensor`, but None stays empty unless the caller wants it.
-  TensorView optional(const char* field, bool wanted, DType dtype, std::initializer_list<int64_t> shape, Device device);
+  /// Makes an output that the caller did not give.
+  void make(TensorView& output, const char* field, DType dtype, std::initializer_list<int64_t> shape, Device device);
 
   /// The new tensors in order: None, one, or an array.
   ffi::Any take();
 
  private:
-  TensorView make(const char* field, DType dtype, std::initializer_list<int64_t> shape, Device device);
-
-  Arguments& args_;
+  const Arguments& args_;
   Memory memory_;
   std::vector<ffi::Tensor> made_;
 };

@@ -17,7 +17,7 @@ void new_plan(ffi::PackedArgs packed, ffi::Any* result) {
   ffi::Optional<ffi::ObjectRef> context;
   if (const auto* const given = args.object<ContextObj>("context", "a Context"))
     context = ffi::GetRef<ffi::ObjectRef>(given);
-  const ffi::AnyView given = args.any();
+  const ffi::AnyView given = args.any("workspace");
   args.end();
   ffi::Optional<ffi::Tensor> workspace;
   if (!is_none(given)) {
@@ -68,9 +68,9 @@ const ContextObj& choose_context(const ContextObj* given, const PlanObj* plan) {
 }  // namespace
 
 Call Call::read(Arguments& args) {
-  args.call_arguments(args.any());
+  args.call_arguments(args.any("names"));
   const auto* const context = args.object<ContextObj>("context", "a Context");
-  const ffi::AnyView value = args.any();
+  const ffi::AnyView value = args.any("plan");
   const auto* plan = value.as<PlanObj>();
   PlanObj* draft = nullptr;
   if (plan == nullptr && !is_none(value)) {

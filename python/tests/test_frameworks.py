@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import subprocess
 import sys
 import types
@@ -22,6 +21,7 @@ import example_calls
 import libmla
 from capsules import CPU, CUDA, relabelled
 from libmla import _foreign_memory, frameworks
+from libmla._operation import OPERATIONS
 from processes import python
 from small_problems import decode_problem
 
@@ -319,15 +319,17 @@ def test_arrays_of_cupy_use_its_stream_and_its_memory(monkeypatch: pytest.Monkey
         (problem.q, problem.cache, problem.arguments), torch.Tensor, lambda x: cupy.ndarray(x.numpy())
     )
     streams = []
-    seen = libmla.decode.__wrapped__
+    decode = OPERATIONS["decode"]
+    run = decode.run
 
-    @frameworks.operation
-    @functools.wraps(seen)
-    def decode(*args: Any, **kwargs: Any) -> Any:
+    def watched(*call: Any) -> Any:
         streams.append(tvm_ffi.get_raw_stream(tvm_ffi.device("cuda", 0)))
-        return seen(*args, **kwargs)
+        return run(*call)
 
-    o, lse = decode(q, cache, return_lse=True, context=context, **named)
+    monkeypatch.setattr(decode, "run", watched)
+    o, lse = frameworks.run_borrowed(
+        decode, {"q": q, "cache": cache, "return_lse": True, "context": context, **named}, q
+    )
     assert type(o) is type(lse) is cupy.ndarray
     problem.check(to_torch(o.host), to_torch(lse.host))
     assert {2 * 4 * 512 * 2, 2 * 4 * 4} <= set(cupy.allocated)

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from transformers.cache_utils import CacheLayerMixin
 
 if TYPE_CHECKING:
-    from .cache import LatentCache
+    from .step import Step
 
 
 class LatentLayer(CacheLayerMixin):
@@ -82,6 +82,13 @@ class IndexedLatentLayer(LatentLayer):
             self.indexer_keys = self.indexer_keys.index_select(0, beam_idx.to(self.indexer_keys.device))
 
 
+class Store(Protocol):
+    """Where rows belong, which is a LatentCache."""
+
+    def step(self, latents: Latents, valid: torch.Tensor | None) -> Step:
+        """The batch that these rows belong to."""
+
+
 class Latents:
     """New rows of one layer on their way to the attention: what the cache's ``update`` gives in place of tensors.
 
@@ -96,7 +103,7 @@ class Latents:
     __slots__ = ("cache", "ckv", "kpe", "layer", "start", "written")
 
     def __init__(
-        self, ckv: torch.Tensor, kpe: torch.Tensor, layer: int = 0, start: int = 0, cache: LatentCache | None = None
+        self, ckv: torch.Tensor, kpe: torch.Tensor, layer: int = 0, start: int = 0, cache: Store | None = None
     ) -> None:
         self.ckv, self.kpe, self.layer, self.start, self.cache = ckv, kpe, layer, start, cache
         self.written = False

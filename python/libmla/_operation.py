@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the operations of :mod:`libmla.ops` have in common: how a call's arguments reach the library, and its results.
+
+An operation is declared, not written: a function with a signature and a documentation, and no body. Its arguments have
+the names that the library has for them, which says in which order they are passed (``libmla.arguments``, in C++).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, fields
+from operator import attrgetter
+from typing import Any, ParamSpec, TypeVar
+
+from . import _core, frameworks
+from ._call import calling_names, gradients, refuse_gradients, refuse_without_memory
+from .types import Cache, KvCache, Rows
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+OPERATIONS: dict[str, Operation] = {}
+"""All of them, by name."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """A tensor that an operation writes, by the argument in which the caller may give it.
+
+    Attributes:
+        flag: the argument by which a caller asks for it; empty: it is always made.
+        implied_by: the output that does not come without this one.
+        returned: whether the function returns it. Others are scratch.
+    """
+
+    name: str
+    flag: str = ""
+    implied_by: str = ""
+    returned: bool = True
+
+
+def parts(pair: Any, name: str) -> tuple[Any, Any]:
+    if len(pair) != 2:
+        raise TypeError(f"{name}: expected a pair of tensors, the latent and the rotary part, got {len(pair)}")
+    return pair[0], pair[1]
+
+
+def _whole_and_parts(rows: Rows, name: str) -> tuple[Any, Any, Any]:
+    return (None, *parts(rows, name)) if type(rows) is tuple else (rows, None, None)
+
+
+def _optional_parts(pair: Any, name: str) -> tuple[Any, Any]:
+    return (None, None) if pair is None else parts(pair, name)
+
+
+_CACHE_FIELDS = tuple(field.name for field in fields(KvCache))
+_fields_of = attrgetter(*_CACHE_FIELDS)
+_NO_CACHE = (None,) * len(_CACHE_FIELDS)
+_KV, _CKV, _KPE = (_CACHE_FIELDS.index(name) for name in ("kv", "ckv", "kpe"))
+# Of a cache that is no KvCache. The library finds its format.
+_BARE = ["" if field.default is MISSING else field.default for field in fields(KvCache)]
+
+
+def _cache_fields(cache: Cache, name: str) -> Sequence[Any]:
+    if type(cache) is KvCache:
+        return _fields_of(cache)
+    bare = _BARE.copy()
+    if type(cache) is tuple:
+        bare[_CKV], bare[_KPE] = parts(cache, name)
+    else:
+        bare[_KV] = cache
+    return bare
+
+
+def _optional_cache_fields(cache: Cache | None, name: str) -> Sequence[Any]:
+    return _NO_CACHE if cache is None else _cache_fields(cache, name)
+
+
+# What the text of a layout may name.
+_WORDS = {
+    "calling_names": calling_names,
+    "whole_and_parts": _whole_and_parts,
+    "optional_parts": _optional_parts,
+    "cache_fields": _cache_fields,
+    "optional_cache_fields": _optional_cache_fields,
+}
+
+
+class Operation:
+    """How the arguments of one operation become those of the library's function, and what that made the results.
+
+    Attributes:
+        signature: that of the Python function.
+        outputs: what it writes beside caches.
+        written: the cache that it changes in place; empty: none.
+        caches: arguments that are a Cache, which the library gets field by field.
+        pairs: arguments that may be a pair of tensors, which the library gets one by one.
+    """
+
+    def __init__(self, function: Callable[..., Any], outputs: tuple[Output, ...], written: str) -> None:
+        self.name = function.__name__
+        self.signature = inspect.signature(function)
+        self.outputs = outputs
+        self.written = written
+        passed = [str(name) for name in _core.function("arguments")(self.name)]
+        self.caches = tuple(name.removesuffix(".format") for name in passed if name.endswith(".format"))
+        self.pairs = tuple(name.removesuffix("[0]") for name in passed if name.endswith("[0]"))
+        self.positional = tuple(
+            name
+            for name, parameter in self.signature.parameters.items()
+            if parameter.kind is not parameter.KEYWORD_ONLY
+        )
+        self._library = _core.function(self.name)
+        self._lay_out = self._layout(function, passed)
+
+    def _layout(self, function: Callable[..., Any], passed: list[str]) -> Callable[..., Any]:
+        """A function of the operation's signature: the outputs to be returned, those that the caller gave being there
+        already, and what the library's function is called with.
+
+        Made of text, as collections.namedtuple makes its own: a call costs no more than a tuple that somebody ordered.
+        """
+        parameters = self.signature.parameters
+        handles = {name: f"getattr({name}, '_handle', {name})" for name in ("context", "plan") if name in parameters}
+        values = {"names": "calling_names()", "context": "None", "plan": "None", **handles}
+        for name in passed:
+            argument = re.match(r"\w+", name).group()
+            if argument in self.caches:
+                fields_of = "optional_cache_fields" if parameters[argument].default is None else "cache_fields"
+                values[argument] = f"*{fields_of}({argument}, '{argument}')"
+            elif argument in self.pairs:
+                halves = "whole_and_parts" if argument in passed else "optional_parts"
+                values[argument] = f"*{halves}({argument}, '{argument}')"
+            else:
+                values[argument] = argument
+        self._check_names(passed, set(values) - {"names", "context", "plan"} | set(handles))
+        listed = ", ".join(self.positional + ("*",) + tuple(name for name in parameters if name not in self.positional))
+        results = "".join(self._result(output) for output in self.outputs if output.returned)
+        lay_out = eval(f"lambda {listed}: (({results}), ({', '.join(values.values())}))", _WORDS)
+        lay_out.__name__ = lay_out.__qualname__ = self.name  # for what Python says of arguments that do not fit
+        lay_out.__defaults__, lay_out.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+        return lay_out
+
+    def _result(self, output: Output) -> str:
+        """What stands in a list of results for an output: nothing if nobody asked for it."""
+        if not output.flag.startswith("return_"):
+            return f"{output.name}, "
+        asked = [each for each in self.outputs if each.name in (output.name, output.implied_by)]
+        wanted = " or ".join(f"{each.flag} or {each.name} is not None" for each in asked)
+        return f"*(({output.name},) if {wanted} else ()), "
+
+    def _check_names(self, passed: list[str], arguments: set[str]) -> None:
+        """The library knows the arguments of the signature and no others, and has the fields of a cache in a row."""
+        of_caches = [name.rpartition(".")[2] for name in passed if "." in name]
+        if arguments != set(self.signature.parameters) or of_caches != [*_CACHE_FIELDS] * len(self.caches):
+            differing = sorted(arguments.symmetric_difference(self.signature.parameters))
+            raise RuntimeError(
+                f"{self.name}: libmla's Python and its library are of different versions: {', '.join(differing)}"
+            )
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls the library with tensors that it can take as they are."""
+        results, arguments = self._lay_out(*args, **kwargs)
+        if gradients():
+            refuse_gradients(self.name, arguments)
+        try:
+            made = self._library(*arguments)
+        except RuntimeError:
+            refuse_without_memory(self.name, arguments)
+            raise
+        if len(results) == 1:
+            return results[0] if made is None else made
+        if made is None:
+            return results or None
+        missing = [given for given in results if given is None]
+        fresh = iter(made if len(missing) > 1 else (made,))
+        return tuple(next(fresh) if given is None else given for given in results)
+
+
+_traced: Callable[[str], Callable[..., Any]] | None = None
+
+
+def trace_with(operators: Callable[[str], Callable[..., Any]]) -> None:
+    """Says what finds the function that stands for an operation while torch traces."""
+    global _traced
+    _traced = operators
+
+
+def operation(*outputs: Output, written: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Makes an operation of its declaration.
+
+    Tensors of torch and of tvm-ffi go straight to the library. Arrays of other frameworks (numpy, JAX, CuPy, and
+    whatever else speaks DLPack) are lent to it, see :mod:`libmla.frameworks`. Under torch.compile and torch.export the
+    call goes to the registered operators of :mod:`libmla.torch_ops`.
+    """
+
+    def declare(function: Callable[P, R]) -> Callable[P, R]:
+        declared = OPERATIONS[function.__name__] = Operation(function, outputs, written)
+        name, positional, run = declared.name, declared.positional, declared.run
+        framework_of_type, direct = frameworks.framework_of_type, frameworks.DIRECT
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> Any:
+            torch = sys.modules.get("torch")
+            if torch is not None and torch.compiler.is_compiling():
+                return _traced(name)(*args, **kwargs)
+            first = args[0] if args else None
+            if type(first) is tuple and first:
+                first = first[0]
+            framework = framework_of_type.get(type(first))
+            if framework not in direct:
+                leader = frameworks.leader_of(args, kwargs)
+                framework = frameworks.framework_of(leader)
+                if framework == frameworks.TRACED:
+                    return _traced(name)(*args, **kwargs)
+                fits = len(args) <= len(positional) and kwargs.keys().isdisjoint(positional[: len(args)])
+                # What does not fit its signature, Python says itself.
+                if fits and framework and framework not in direct:
+                    return frameworks.run_borrowed(declared, {**dict(zip(positional, args)), **kwargs}, leader)
+            return run(args, kwargs)
+
+        return call
+
+    return declare
