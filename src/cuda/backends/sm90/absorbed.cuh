@@ -2,18 +2,23 @@
 // Absorbed attention on wgmma: 64 query rows against paged or indexed rows of a latent cache, which are key and value
 // at once.
 //
-// Grid: persistent; a block walks the segments of its worker (work_list.h), 64 keys a step. Four warpgroups:
-//   fetch    describes units; cp.async of rows, 16 bytes at a time, to where swizzling puts them; quantized ones land
-//            elsewhere in their stage, and are decoded to bf16 from there. Two blocks of a cluster that have other rows
-//            of the same segments decode half of each step's keys each, for both
-//   scores   queries x keys (64 x 64 x d_qk); softmax; weights, rounded to 16 bits
-//   values   two: weights x values (64 x 64 x d_v / 2), accumulators in registers
+// Grid: persistent; a block computes the segments of its worker (work_list.h), 64 keys a step. Its four warpgroups:
+//   load     one: describes units; issues cp.async of rows, 16 bytes at a time, to their swizzled places. Rows of a
+//            quantized cache land elsewhere in their stage and are decoded to bf16 from there. Two blocks of a cluster
+//            that compute other rows of the same segments decode half of each step's keys each, for both
+//   scores   one: S = Q K^T (64 x 64 x d_qk), softmax, P rounded to 16 bits
+//   values   two: O += P V (64 x 64 x d_v / 2 each), accumulators in registers
 // Shared memory: [queries][two stages of 64 rows][barriers, units, ...]; absorbed_config.cuh has the numbers.
-//   fetch    unit_empty(u - 2) -> unit u -> unit_full(u); kv_empty(n - 2, half) -> rows of that half -> kv_full(n)
-//   scores   unit_full(u), kv_full(n) -> scores n -> weights n, where the rotary channels were -> p_full(n);
-//   stats_full(u) values   p_full(n) -> values n -> kv_empty(n, half); in the end stats_full(u) -> outputs
-// What one block of a cluster decodes for both it may change once the other one has it: received_by_other(n).
-// So the tensor cores have values n and scores n + 1 to do at the same time. docs/kernels/cuda_sm90.md.
+// What each role waits for, does, and arrives at, for unit u and step n:
+//   load     unit_empty(u - 2) -> describe u -> unit_full(u)
+//            kv_empty(n - 2, half) -> rows of that half -> kv_full(n)
+//   scores   unit_full(u), kv_full(n) -> S(n) -> P(n), where the rotary channels were -> p_full(n)
+//            at the end of the unit: stats_full(u)
+//   values   p_full(n) -> O += P(n) V -> kv_empty(n, half)
+//            at the end of the unit: stats_full(u) -> outputs
+// A block of a cluster that changes rows which it copies to the other block waits for received_by_other(n) first.
+// So the tensor cores have the values of step n and the scores of step n + 1 to multiply at the same time.
+// docs/kernels/cuda_sm90.md.
 #pragma once
 
 #include "cuda/backends/sm90/absorbed_decode.cuh"
@@ -34,12 +39,12 @@ struct AbsorbedKernel {
   static constexpr bool kStartsEarly = false;
 
   static MLA_DEVICE void run(const Params& args) {
-    ptx::wait_for_previous_grid();  // the plan
+    ptx::wait_for_previous_grid();  // waits for the plan
     ptx::allow_next_grid();
     const cuda::Share share = args.list.shares[ptx::block_index_x()];
     AbsorbedBlock<Config>(args).init();
     if (share.begin < share.end) compute_all(args, share, AbsorbedBlock<Config>::shares_keys(args));
-    if constexpr (kCluster > 1) ptx::sync_cluster();  // the other block may still store here
+    if constexpr (kCluster > 1) ptx::sync_cluster();  // the other block may still copy rows to this one
   }
 
  private:

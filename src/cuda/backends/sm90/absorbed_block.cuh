@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the roles of the wgmma attention kernel share: the map of shared memory and the barriers.
+// The roles of the wgmma kernel for absorbed attention share what is here: the map of shared memory, the barriers, and
+// copies of rows into tiles.
 #pragma once
 
 #include "cuda/backends/sm90/absorbed_config.cuh"
@@ -7,7 +8,7 @@
 
 namespace mla::MLA_CUDA_NAMESPACE::sm90 {
 
-/// Step n uses stage n % kStages.
+/// This is the base of all roles. Step n uses stage n % kStages.
 template <class Config>
 class AbsorbedBlock : protected AbsorbedUnits<Config> {
   using Units = AbsorbedUnits<Config>;
@@ -15,11 +16,12 @@ class AbsorbedBlock : protected AbsorbedUnits<Config> {
  public:
   using Units::Units, Units::next_unit;
 
-  /// For all threads, once.
+  /// Initializes barriers and marks. All threads call it once, at the kernel's start.
   MLA_DEVICE void init() const {
     if (ptx::thread_index() == 0) {
       for (int stage = 0; stage < Config::kStages; ++stage) {
-        // Every fetching warp's ordinary stores; and every thread's copies, where nobody waits for these before.
+        // Every load warp arrives for its ordinary stores. With 16-bit rows every thread's copies arrive by themselves,
+        // too; the threads that decode have waited for theirs.
         for (int arrival = 0; arrival < Config::kArrivals; ++arrival)
           ptx::mbarrier_init(kv_full(stage, arrival),
                              Config::kGroupWarps + (Config::kQuantized ? 0 : Config::kGroupThreads));
@@ -32,7 +34,7 @@ class AbsorbedBlock : protected AbsorbedUnits<Config> {
           ptx::mbarrier_init(received_by_other(stage), Config::kGroupWarps);
         }
       }
-      ptx::mbarrier_init(s_full(), Config::kGroupWarps);
+      ptx::mbarrier_init(s_done(), Config::kGroupWarps);
       ptx::mbarrier_init(stats_full(), Config::kGroupWarps);
       Units::init_unit_barriers();
       ptx::fence_mbarrier_init();
@@ -44,8 +46,8 @@ class AbsorbedBlock : protected AbsorbedUnits<Config> {
     if constexpr (Config::kCluster > 1) ptx::sync_cluster();
   }
 
-  /// Whether this block and the other one of its cluster are lanes of one worker: both have rows of all of its segments
-  /// then, and one copies to the other what it decodes.
+  /// Returns whether this block and the other one of its cluster are row lanes of one worker. Both then compute the
+  /// same segments for different rows, and each copies to the other what it decodes.
   MLA_DEVICE static bool shares_keys(const cuda::AbsorbedArgs& args) {
     if constexpr (Config::kCluster == 1) {
       return false;
@@ -58,29 +60,34 @@ class AbsorbedBlock : protected AbsorbedUnits<Config> {
 
  protected:
   using Units::args_, Units::memory_, Units::shared_;
-  static constexpr int kScoreBarrier = 1, kValuesBarrier = 2;  // named
 
-  /// Some pieces of a step's rows are there; the weights of a half of them are; every value warp is done with a half.
-  MLA_DEVICE ptx::SharedAddress kv_full(uint32_t n, int arrival) const { return stage_barrier(n, arrival); }
+  /// kv_full: the pieces of one arrival of step n are in the stage.
+  MLA_DEVICE ptx::SharedAddress kv_full(uint32_t n, int arrival) const {
+    return stage_barrier(Config::kKvFull + arrival * Config::kStages, n);
+  }
+  /// p_full: P of a half of step n's keys is written, and the factors of the rows are.
   MLA_DEVICE ptx::SharedAddress p_full(uint32_t n, int half) const {
-    return stage_barrier(n, Config::kArrivals + half);
+    return stage_barrier(Config::kPFull + half * Config::kStages, n);
   }
+  /// kv_empty: every value warp is done with a half of step n's keys and with P of them.
   MLA_DEVICE ptx::SharedAddress kv_empty(uint32_t n, int half) const {
-    return stage_barrier(n, Config::kArrivals + 2 + half);
+    return stage_barrier(Config::kKvEmpty + half * Config::kStages, n);
   }
-  /// The other block of the cluster has room for the rows of a fetching warp.
+  /// room_in_other: the other block of the cluster has room for the rows that this load warp decodes of step n.
   MLA_DEVICE ptx::SharedAddress room_in_other(uint32_t n, int warp) const {
-    return stage_barrier(n, Config::kArrivals + 5 + warp);
+    return stage_barrier(Config::kRoomInOther + warp * Config::kStages, n);
   }
-  /// The other block of the cluster has all of a step's rows, and so what it gets of them from here.
+  /// received_by_other: the other block of the cluster has all rows of step n, and so all that this block copied to it.
   MLA_DEVICE ptx::SharedAddress received_by_other(uint32_t n) const {
-    return stage_barrier(n, Config::kArrivals + 5 + Config::kGroupWarps);
+    return stage_barrier(Config::kReceivedByOther, n);
   }
+  /// Returns the parity that a wait for step n's phase of a stage's barrier takes.
   MLA_DEVICE static uint32_t parity(uint32_t n) { return n / Config::kStages & 1U; }
-  /// All scores of a step are there; a phase for each step.
-  MLA_DEVICE ptx::SharedAddress s_full() const { return stage_barrier(1, Config::kArrivals + 4); }
-  /// The unit's last weights and its output factors are written.
-  MLA_DEVICE ptx::SharedAddress stats_full() const { return stage_barrier(0, Config::kArrivals + 4); }
+  /// s_done: every score warp has its products of the step, so that nobody reads the rotary channels any more. A phase
+  /// completes in every step.
+  MLA_DEVICE ptx::SharedAddress s_done() const { return barrier(Config::kSDone); }
+  /// stats_full: P of the unit's last step is written, and its output factors are.
+  MLA_DEVICE ptx::SharedAddress stats_full() const { return barrier(Config::kStatsFull); }
   MLA_DEVICE static uint32_t stats_parity(int unit) { return static_cast<uint32_t>(unit) & 1U; }
 
   MLA_DEVICE ptx::SharedAddress queries() const { return shared_ + Config::kQueryOffset; }
@@ -90,96 +97,104 @@ class AbsorbedBlock : protected AbsorbedUnits<Config> {
   MLA_DEVICE ptx::SharedAddress p(uint32_t n, int half) const {
     return stage(n) + static_cast<uint32_t>(Config::kRopeOffset + half * Config::kHalfBytes);
   }
-  /// Where a row of a tile's piece lies; and a 16-byte chunk of a row.
+  /// Returns the offset of a row of a piece, in bytes from the tile's start.
   MLA_DEVICE static uint32_t row_offset(int row, int piece) {
-    const auto group = static_cast<uint32_t>(row) / 8, in_group = static_cast<uint32_t>(row) % 8;
+    const auto eight = static_cast<uint32_t>(row) / Config::kAtomRows,
+               row_in_atom = static_cast<uint32_t>(row) % Config::kAtomRows;
     return (piece < Config::kLatentPieces
-                ? group * Config::kGroupBytes + static_cast<uint32_t>(piece * Config::kGroupRowsBytes)
-                : Config::kRopeOffset + group * Config::kGroupRowsBytes) +
-           in_group * Config::kPieceRowBytes;
+                ? eight * Config::kEightRowsBytes + static_cast<uint32_t>(piece * Config::kAtomBytes)
+                : Config::kRopeOffset + eight * Config::kAtomBytes) +
+           row_in_atom * Config::kPieceRowBytes;
   }
+  /// Returns the offset of a 16-byte chunk of a row, in bytes from the tile's start.
   MLA_DEVICE static uint32_t chunk_offset(int row, int chunk) {
     return row_offset(row, chunk / 8) + static_cast<uint32_t>(((chunk ^ row) & 7) * kChunkBytes);
   }
-  static constexpr int kWarpRows = 16;  // of a tile, that a warp copies
+  static constexpr int kWarpRows = 16;  // rows of a tile that one warp copies
   static_assert(Config::kGroupWarps * kWarpRows == Config::kRows && Config::kRows == Config::kKeys);
 
-  /// Sends for rows first_row ... first_row + 15 of a tile: eight lanes copy 128 bytes of a row, four rows at a time.
-  /// Lanes r and r + 16 give where row r lies, null: zeros. kJoined: its rotary channels lie right behind the latent
-  /// ones, of which else whole pieces come from `ckv`. After each piece done(piece) is called. Rows are read once, or
-  /// by several blocks at the same time.
+  /// Issues copies of rows first_row ... first_row + 15 of a tile, for a warp: eight lanes copy 128 bytes of a row,
+  /// four rows in a turn. The arguments of lanes r and r + 16 say where row r lies; null stands for a row of zeros.
+  /// kJoined: the rotary channels lie right behind the latent ones; otherwise pieces below d_ckv come from `ckv`, the
+  /// others from `kpe`. done(piece) is called behind each piece. Rows leave L2 first, because they are read once, or by
+  /// several blocks at the same time.
   template <bool kJoined, class Done>
   MLA_DEVICE void copy_rows(ptx::SharedAddress tile, int first_row, const std::byte* ckv, const std::byte* kpe,
                             int d_ckv, const Done& done) const {
-    constexpr int kFours = kWarpRows / 4;
-    const int of_four = ptx::lane() >> 3, chunk = ptx::lane() & 7;
-    // As if all rows of their eight began at 0.
-    const ptx::SharedAddress even = tile + chunk_offset(of_four, chunk), odd = tile + chunk_offset(4 + of_four, chunk);
-    const bool has_tail = args_.d_qk > Config::kLatentDims;
-    const std::byte *latent[kFours], *rotary[kFours];
-    bool valid[kFours];
+    constexpr int kTurnRows = 4, kTurns = kWarpRows / kTurnRows;
+    const int row_in_turn = ptx::lane() >> 3, chunk = ptx::lane() & 7;
+    // These are the lane's chunks in even and in odd turns, which have the upper and the lower four rows of an atom.
+    const ptx::SharedAddress even = tile + chunk_offset(row_in_turn, chunk),
+                             odd = tile + chunk_offset(kTurnRows + row_in_turn, chunk);
+    const bool has_rope = args_.d_qk > Config::kLatentDims;
+    const std::byte *latent[kTurns], *rope[kTurns];
+    bool valid[kTurns];
     MLA_UNROLL
-    for (int four = 0; four < kFours; ++four) {
-      latent[four] = of_lane(ckv, four * 4 + of_four);
-      valid[four] = latent[four] != nullptr;
-      latent[four] += chunk * kChunkBytes;
-      if constexpr (!kJoined) rotary[four] = of_lane(kpe, four * 4 + of_four) + chunk * kChunkBytes;
+    for (int turn = 0; turn < kTurns; ++turn) {
+      latent[turn] = shuffle_pointer(ckv, turn * kTurnRows + row_in_turn);
+      valid[turn] = latent[turn] != nullptr;
+      latent[turn] += chunk * kChunkBytes;
+      if constexpr (!kJoined) rope[turn] = shuffle_pointer(kpe, turn * kTurnRows + row_in_turn) + chunk * kChunkBytes;
     }
     MLA_UNROLL
     for (int piece = 0; piece < Config::kPieces; ++piece) {
       MLA_UNROLL
-      for (int four = 0; four < kFours; ++four) {
-        if (piece >= Config::kLatentPieces && !has_tail) continue;
+      for (int turn = 0; turn < kTurns; ++turn) {
+        if (piece >= Config::kLatentPieces && !has_rope) continue;
         const std::byte* from = kJoined || piece * Config::kPieceDims < d_ckv
-                                    ? latent[four] + piece * Config::kPieceRowBytes
-                                    : rotary[four] + (piece * Config::kPieceRowBytes - d_ckv * 2);
-        ptx::cp_async_16((four % 2 == 0 ? even : odd) + row_offset(first_row + four / 2 * 8, piece), from, valid[four],
-                         ptx::evict_first());
+                                    ? latent[turn] + piece * Config::kPieceRowBytes
+                                    : rope[turn] + (piece * Config::kPieceRowBytes - d_ckv * 2);
+        ptx::cp_async_16((turn % 2 == 0 ? even : odd) + row_offset(first_row + turn / 2 * Config::kAtomRows, piece),
+                         from, valid[turn], ptx::evict_first());
       }
       done(piece);
     }
   }
 
-  MLA_DEVICE static const std::byte* of_lane(const std::byte* pointer, int lane) {
+  /// Returns the pointer that a lane of the warp has.
+  MLA_DEVICE static const std::byte* shuffle_pointer(const std::byte* pointer, int lane) {
     const auto bits = reinterpret_cast<uint64_t>(pointer);
     const uint32_t low = ptx::shuffle(static_cast<uint32_t>(bits), lane);
     const uint32_t high = ptx::shuffle(static_cast<uint32_t>(bits >> 32), lane);
     return reinterpret_cast<const std::byte*>(uint64_t{high} << 32 | low);
   }
 
-  /// A descriptor of a tile's rows for products over their channels, of the first 16 latent or rotary ones; the next 16
-  /// of a piece lie 32 bytes on.
-  MLA_DEVICE static uint64_t rows_of(ptx::SharedAddress tile) {
-    return ptx::matrix_descriptor(tile, 0, Config::kGroupBytes, ptx::Swizzle::k128);
+  /// Returns the wgmma descriptor of a tile's rows for products along their channels: the first 16 latent or rotary
+  /// channels. The next 16 channels of a piece lie 32 bytes on.
+  MLA_DEVICE static uint64_t latent_descriptor(ptx::SharedAddress tile) {
+    return ptx::matrix_descriptor(tile, 0, Config::kEightRowsBytes, ptx::Swizzle::k128);
   }
-  MLA_DEVICE static uint64_t tails_of(ptx::SharedAddress tile) {
-    return ptx::matrix_descriptor(tile + Config::kRopeOffset, 0, Config::kGroupRowsBytes, ptx::Swizzle::k128);
+  MLA_DEVICE static uint64_t rope_descriptor(ptx::SharedAddress tile) {
+    return ptx::matrix_descriptor(tile + Config::kRopeOffset, 0, Config::kAtomBytes, ptx::Swizzle::k128);
   }
-  /// By a sum of 64 bits: with the free advance() quantized rows are decoded 1.3 % slower (measured, H200; others as
-  /// fast).
+  /// Moves a descriptor by a sum of 64 bits. The function advance() of wgmma.cuh, which adds 32 bits, made decode of
+  /// quantized rows 1.3 % slower and was as fast elsewhere (H200, 2026-11-21).
   MLA_DEVICE static uint64_t advance(uint64_t descriptor, int bytes) {
     return descriptor + static_cast<uint64_t>(bytes / 16);
   }
 
-  /// 16 bits for each fetching warp's keys.
+  /// Returns the valid bits of step n: 16 bits for the keys of each load warp, set where a key has a row.
   MLA_DEVICE uint16_t* valid(uint32_t n) const {
     return as<uint16_t>(memory_ + Config::kValidOffset) + n % Config::kStages * Config::kGroupWarps;
   }
-  /// Of the thread that describes units. It lies in shared memory: registers are short.
+  /// Returns the state of the thread that describes units, which lies in shared memory because registers are short.
   MLA_DEVICE UnitWalk& walk() const { return *as<UnitWalk>(memory_ + Config::kWalkOffset); }
   MLA_DEVICE PoisonMarks<Config::kKeys> poison(uint32_t n) const {
     return PoisonMarks<Config::kKeys>(as<uint8_t>(memory_ + Config::kPoisonOffset + n % 2 * Config::kPoisonBytes));
   }
-  /// What the outputs so far are to be multiplied by in step n; and in the end of a unit.
+  /// Returns the factors by which each row's outputs are rescaled before values of step n are added.
   MLA_DEVICE float* factors(uint32_t n) const {
     return as<float>(memory_ + Config::kFactorOffset) + n % 2 * Config::kRows;
   }
+  /// Returns the factors that each row's outputs are multiplied by at the end of a unit.
   MLA_DEVICE float* output_factors() const { return factors(0) + 2 * Config::kRows; }
 
  private:
-  MLA_DEVICE ptx::SharedAddress stage_barrier(uint32_t n, int which) const {
-    return shared_ + Config::kBarrierOffset +
-           (static_cast<uint32_t>(which) * Config::kStages + n % Config::kStages) * 8;
+  MLA_DEVICE ptx::SharedAddress barrier(uint32_t place) const {
+    return shared_ + Config::kBarrierOffset + place * Config::kBarrierBytes;
+  }
+  MLA_DEVICE ptx::SharedAddress stage_barrier(int first, uint32_t n) const {
+    return barrier(static_cast<uint32_t>(first) + n % Config::kStages);
   }
 };
 

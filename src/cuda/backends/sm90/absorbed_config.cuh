@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shape of the wgmma attention kernel's block, and what lies where in its shared memory.
+// This is the configuration of the wgmma kernel for absorbed attention: the sizes of a block, and the map of its shared
+// memory.
 #pragma once
 
 #include <cstdint>
@@ -10,64 +11,91 @@
 
 namespace mla::MLA_CUDA_NAMESPACE::sm90 {
 
-/// 64 query rows against rows of `kLatentDims_` (512 or 256) channels and up to 64 more. Quantized ones become bf16.
+/// A block multiplies 64 query rows with rows of `kLatentDims_` (512 or 256) latent channels and up to 64 rotary ones.
+/// Rows of a quantized cache are decoded to bf16 first.
 template <int kLatentDims_, KeyKind kKind_>
 struct AbsorbedConfig {
   static constexpr bool kQuantized = kKind_ == KeyKind::kQuantized;
-  static constexpr DType kType = kKind_ == KeyKind::kF16 ? DType::kF16 : DType::kBF16;  // what is multiplied
-  static constexpr int kRows = 64;
-  static constexpr int kKeys = 64;  // of one step
+  // All operands have this type.
+  static constexpr DType kType = kKind_ == KeyKind::kF16 ? DType::kF16 : DType::kBF16;
+  static constexpr int kRows = 64;  // query rows of a block
+  static constexpr int kKeys = 64;  // keys of one step
   static constexpr int kPlanKeys = kKeys;
   static constexpr int kLatentDims = kLatentDims_;
-  static constexpr int kRopeDims = 64;  // rotary channels behind the latent ones, where d_qk is larger than d_v
+  static constexpr int kRopeDims = 64;  // rotary channels behind the latent ones, if the problem has any
 
-  // Warpgroups of four warps: one that fetches rows, one for scores and weights, two for values.
+  // Each role has whole warpgroups of four warps: one loads rows, one computes scores and P, two add values.
   static constexpr int kGroupWarps = 4, kGroupThreads = kGroupWarps * kWarpSize;
   static constexpr int kFirstScoreWarp = kGroupWarps, kFirstValueWarp = 2 * kGroupWarps;
   static constexpr int kValueGroups = 2, kValueWarps = kValueGroups * kGroupWarps;
   static constexpr int kWarps = kFirstValueWarp + kValueWarps;
   static constexpr int kThreads = kWarps * kWarpSize;
   static constexpr int kMinBlocks = 1;
-  // Where decoding takes longer than multiplying, two blocks of the same keys decode half of them each.
+  // Decoding a quantized row takes longer than multiplying it, so that two blocks with the same keys form a cluster, in
+  // which each decodes half of the keys for both: 383 instead of 444 us (fp8_ds_mla, 128 heads, batch 64, kv 8k; H200,
+  // 2026-11-22).
   static constexpr int kCluster = kQuantized ? 2 : 1;
   static constexpr int kFirstRegisters = 65536 / kThreads;  // what the launch gives every thread
-  // Decoding takes registers, and fewer outputs fewer.
+  // setmaxnreg moves registers to the roles that need them. Decoding needs more than copying; with 256 latent channels
+  // the accumulators of the value warps need fewer. Measured on an H200: 72 registers for decoding 512 channels are 7 %
+  // slower than 88, and 80 are 2 % slower (2026-11-22); the splits for 256 channels and for 16-bit rows were chosen
+  // without a recorded measurement.
   static constexpr int kLoadRegisters = !kQuantized ? 72 : kLatentDims == 512 ? 88 : 104;
   static constexpr int kScoreRegisters = kQuantized && kLatentDims == 512 ? 104 : 120;
   static constexpr int kValueRegisters = kQuantized && kLatentDims != 512 ? 144 : 160;
   static_assert(kLoadRegisters + kScoreRegisters + 2 * kValueRegisters <= 4 * kFirstRegisters);
 
-  // Tiles of 64 rows: pieces of 64 channels, of 128-byte rows swizzled as wgmma reads them. Eight rows of a piece lie
-  // together, and then those of its latent pieces, so that decoded ones can be copied at once; rotary channels behind
-  // all of them.
+  // A tile holds 64 rows as pieces of 64 channels: rows of 128 bytes, swizzled as wgmma reads them. Eight rows of a
+  // piece are an atom of the swizzle. The atoms of all latent pieces of the same eight rows lie together, so that eight
+  // decoded rows are one contiguous copy; the rotary piece lies behind all latent ones.
   static constexpr int kPieceDims = 64, kPieceRowBytes = kPieceDims * 2, kPieceBytes = 64 * kPieceRowBytes;
   static constexpr int kLatentPieces = kLatentDims / kPieceDims, kPieces = kLatentPieces + 1;
   static constexpr int kTileBytes = kPieces * kPieceBytes;
-  static constexpr int kGroupRowsBytes = 8 * kPieceRowBytes;
-  static constexpr int kGroupBytes = kLatentPieces * kGroupRowsBytes, kRopeOffset = kLatentPieces * kPieceBytes;
-  static constexpr int kStages = 2;
-  // Scores begin with the first pieces while later ones are on their way. Decoded ones arrive together: each arrival
-  // takes time from who decodes.
+  static constexpr int kAtomRows = 8, kAtomBytes = kAtomRows * kPieceRowBytes;
+  static constexpr int kEightRowsBytes = kLatentPieces * kAtomBytes;  // eight rows' latent channels
+  static constexpr int kRopeOffset = kLatentPieces * kPieceBytes;
+  static constexpr int kStages = 2;  // no more fit beside the queries
+  // Load warps arrive at kv_full once for so many pieces. With 16-bit rows scores begin with the first three pieces
+  // while later ones are on their way: with faster maxima and a faster combine, 436 instead of 396 TFLOP/s at batch 32
+  // (128 heads, kv 8k; H200, 2026-11-21). Decoded rows arrive at once, because an arrival takes time from the decoding
+  // warps, which bound the kernel: two arrivals took 364 instead of 355 us (fp8_ds_mla, 128 heads, batch 64, kv 8k;
+  // H200, 2026-11-22).
   static constexpr int kArrivalPieces = kQuantized ? kPieces : 3;
   static constexpr int kArrivals = (kPieces + kArrivalPieces - 1) / kArrivalPieces;
-  // Stages are free again half by half, of 32 keys each. Weights take the place of a half's rotary channels, which are
-  // not needed once scores are there: 64 rows by 32 keys, rows of 64 bytes.
+  // A stage is given back in two halves of 32 keys. P of a half (64 rows by 32 keys, 64 bytes a row) replaces the
+  // rotary channels of the half's keys, which have the same size and which nobody needs once the scores are computed. P
+  // handed over by halves: 481 instead of 472 TFLOP/s at batch 32 (128 heads, kv 8k; H200, 2026-11-21).
   static constexpr int kHalfKeys = kKeys / 2, kHalfBytes = kHalfKeys * kPieceRowBytes;
-  static constexpr int kWeightRowBytes = kHalfKeys * 2;
-  static_assert(kRows * kWeightRowBytes == kHalfBytes);
+  static constexpr int kPRowBytes = kHalfKeys * 2;
+  static_assert(kRows * kPRowBytes == kHalfBytes);
 
-  // Outputs: a value warpgroup has all rows of its share of the channels.
+  // A value warpgroup has all rows and half of the output channels.
   static constexpr int kOutputDims = kLatentDims / kValueGroups, kOutputTiles = kOutputDims / 8;
 
-  // Shared memory.
+  // The mbarriers have these places behind kBarrierOffset, in units of kBarrierBytes. Those of a stage have a place for
+  // each stage, side by side.
+  static constexpr int kBarrierBytes = 8;
+  enum Barrier : int {
+    kKvFull = 0,                             // [arrival][stage]
+    kPFull = kKvFull + kArrivals * kStages,  // [half][stage]
+    kKvEmpty = kPFull + 2 * kStages,         // [half][stage]
+    kStatsFull = kKvEmpty + 2 * kStages,
+    kSDone,
+    kRoomInOther,                                             // [load warp][stage], in clusters only
+    kReceivedByOther = kRoomInOther + kGroupWarps * kStages,  // [stage], in clusters only
+    kNumBarriers = kCluster > 1 ? kReceivedByOther + kStages : kRoomInOther
+  };
+  // These are barriers of bar.sync; number 0 is that of the whole block.
+  enum NamedBarrier : int { kScoreBarrier = 1, kValueBarrier };
+
+  // These are offsets in shared memory, in bytes.
   static constexpr int kPoisonBytes = (PoisonMarks<kKeys>::kBytes + 3) / 4 * 4;
   static constexpr int kQueryOffset = 0;
   static constexpr int kStageOffset = kQueryOffset + kTileBytes;
   static constexpr int kBarrierOffset = kStageOffset + kStages * kTileBytes;
-  static constexpr int kNumBarriers = (kArrivals + 5 + (kCluster > 1 ? kGroupWarps + 1 : 0)) * kStages;
-  static constexpr int kUnitBarrierOffset = kBarrierOffset + kNumBarriers * 8;
-  static constexpr int kValidOffset = kUnitBarrierOffset + kUnitBarriers * 8;  // a bit for each key of a stage
-  static constexpr int kFactorOffset = kValidOffset + kStages * kKeys / 8;     // of two steps, and of a unit
+  static constexpr int kUnitBarrierOffset = kBarrierOffset + kNumBarriers * kBarrierBytes;
+  static constexpr int kValidOffset = kUnitBarrierOffset + kUnitBarriers * kBarrierBytes;  // a bit for each staged key
+  static constexpr int kFactorOffset = kValidOffset + kStages * kKeys / 8;  // f32 factors: of two steps, and of a unit
   static constexpr int kUnitOffset = (kFactorOffset + 3 * kRows * 4 + 15) / 16 * 16;
   static constexpr int kUnitNumberOffset = kUnitOffset + 2 * kUnitBytes;
   static constexpr int kWalkOffset = kUnitNumberOffset + kWarps * 4;

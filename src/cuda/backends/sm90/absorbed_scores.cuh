@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The warpgroup for scores: queries x keys, and the online softmax, which turns scores into weights. A warp has 16
-// query rows, a lane two of them (lane / 4, and eight below) and of the step's keys 8 j + 2 (lane % 4) and the next.
+// The score role is one warpgroup: it computes S = Q K^T and the online softmax, which turns scores into P. A warp has
+// 16 query rows. A lane has two of them, lane / 4 and the row eight below, and of a step's keys 8 j + 2 (lane % 4) and
+// the next one, for each j.
 #pragma once
 
 #include "cuda/attention/absorbed_results.cuh"
@@ -22,7 +23,7 @@ class ScoreRole : AbsorbedBlock<Config> {
     load_queries();
     Block::find_unmasked_steps();
     MLA_UNROLL
-    for (int half = 0; half < 2; ++half) states_[half] = {};
+    for (int r = 0; r < 2; ++r) states_[r] = {};
     scale_ = score_scale(args_) * std::numbers::log2e_v<float>;
     only_valid_ = args_.sparse() && needs_only_scale(args_.options);
     MLA_NO_UNROLL
@@ -32,22 +33,23 @@ class ScoreRole : AbsorbedBlock<Config> {
   }
 
  private:
-  static constexpr int kScores = Config::kKeys / 2;  // of a lane: [key pair j][row of the lane][key of the pair]
+  static constexpr int kScores = Config::kKeys / 2;  // scores of a lane: [j][row of the lane][key of the pair]
+  static constexpr int kLaneRowStep = 8;             // from the first to the second row of a lane
 
   MLA_DEVICE static int group_warp() { return ptx::warp() - Config::kFirstScoreWarp; }
-  MLA_DEVICE static void sync_group() { ptx::sync_threads(Block::kScoreBarrier, Config::kGroupThreads); }
-  /// In the unit, of the lane's first row; and its first key in a step.
-  MLA_DEVICE static int lane_row() { return group_warp() * 16 + (ptx::lane() >> 2); }
+  MLA_DEVICE static void sync_group() { ptx::sync_threads(Config::kScoreBarrier, Config::kGroupThreads); }
+  /// Returns the lane's first row in the block, and its first key in a step.
+  MLA_DEVICE static int lane_row() { return group_warp() * Block::kWarpRows + (ptx::lane() >> 2); }
   MLA_DEVICE static int lane_column() { return (ptx::lane() & 3) * 2; }
 
   // Queries.
 
   MLA_DEVICE void load_queries() const {
-    sync_group();  // nobody multiplies those of the unit before any more
+    sync_group();  // no warp multiplies the queries of the unit before any more
     const int d_ckv = args_.pools[0].cache.d_ckv;
     if (args_.q_dtype == Config::kType && d_ckv % Config::kPieceDims == 0 &&
-        are_chunked(args_.q_nope, args_.q_nope_stride_token, args_.q_nope_stride_head) &&
-        are_chunked(args_.q_pe, args_.q_pe_stride_token, args_.q_pe_stride_head)) [[likely]] {
+        has_whole_chunks(args_.q_nope, args_.q_nope_stride_token, args_.q_nope_stride_head) &&
+        has_whole_chunks(args_.q_pe, args_.q_pe_stride_token, args_.q_pe_stride_head)) [[likely]] {
       const QueryRow row =
           unit().rows.row(args_, group_warp() * Block::kWarpRows + (ptx::lane() & (Block::kWarpRows - 1)));
       const bool valid = row.token >= 0;
@@ -63,7 +65,7 @@ class ScoreRole : AbsorbedBlock<Config> {
     sync_group();
   }
 
-  /// Where a channel of a query lies.
+  /// Returns where a channel of a query lies.
   MLA_DEVICE const std::byte* query(const QueryRow& row, int channel) const {
     const int d_ckv = args_.pools[0].cache.d_ckv;
     const int64_t nope = int64_t{row.token} * args_.q_nope_stride_token + row.head * args_.q_nope_stride_head + channel;
@@ -73,13 +75,14 @@ class ScoreRole : AbsorbedBlock<Config> {
            (channel < d_ckv ? nope : pe) * static_cast<int64_t>(size_of(args_.q_dtype));
   }
 
-  MLA_DEVICE static bool are_chunked(const void* from, int64_t stride_token, int64_t stride_head) {
+  /// Returns whether all rows of 16-bit queries can be copied 16 bytes at a time.
+  MLA_DEVICE static bool has_whole_chunks(const void* from, int64_t stride_token, int64_t stride_head) {
     return ((reinterpret_cast<uint64_t>(from) | static_cast<uint64_t>(stride_token * 2) |
              static_cast<uint64_t>(stride_head * 2)) &
             (kChunkBytes - 1)) == 0;
   }
 
-  /// Queries of another type, or that begin anywhere: two channels at a time.
+  /// Loads queries of another type or alignment, two channels at a time.
   MLA_DEVICE void convert_queries() const {
     const int thread = ptx::thread_index() - Config::kFirstScoreWarp * kWarpSize, pairs = args_.d_qk / 2;
     MLA_NO_UNROLL
@@ -99,22 +102,24 @@ class ScoreRole : AbsorbedBlock<Config> {
 
   // Steps.
 
-  /// Step n. The warp works alone on its multiprocessor's quarter most of the time, so that
-  /// latency counts: sums and maxima are those of four chains.
+  /// Computes S and P of step n. The warp is alone on its quarter of the SM most of the time, so that latency counts:
+  /// sums and maxima are computed in four chains (with changes to combine, 472 instead of 436 TFLOP/s at batch 32, 128
+  /// heads, kv 8k; H200, 2026-11-21).
   MLA_DEVICE void step(uint32_t n) {
     float s[kScores];
     multiply_queries(s, n);
-    const StepRange unmasked = unit().unmasked;  // while the tensor cores are at it
+    const StepRange unmasked = unit().unmasked;  // loaded while the tensor cores multiply
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(s);
     if (ptx::elect()) {
-      ptx::mbarrier_arrive(Block::s_full());
-      // The rows are there. The other block may wait to know it, or not. From here, since a branch in the value warps
-      // makes ptxas (13.0) serialize their products (C7520), which costs 10 %.
+      ptx::mbarrier_arrive(Block::s_done());
+      // The step's rows have come, which the other block may wait for. The score warps say so, because a branch for it
+      // in the value warps makes ptxas 13.0 serialize their products (C7520): quantized decode was 6 to 14 % slower
+      // (H200, 2026-11-23).
       if constexpr (Config::kCluster > 1)
         ptx::mbarrier_arrive_in_cluster(ptx::map_shared(Block::received_by_other(n), ptx::cluster_rank() ^ 1));
     }
-    // Maxima of products are those of logits only if what products are multiplied by is positive.
+    // The largest score belongs to the largest logit only if the scale is positive.
     float scale = scale_;
     if ((unmasked.contains(n) || only_valid_) && scale > 0.0F) [[likely]] {
       if (only_valid_) hide_invalid(s, n);
@@ -124,69 +129,68 @@ class ScoreRole : AbsorbedBlock<Config> {
     }
     float largest[2], factor[2] = {1.0F, 1.0F}, base[2];
     find_largest(s, scale, largest);
-    const float headroom = args_.max_logits != nullptr ? 0.0F : kHeadroom;  // who is asked for the maximum keeps to it
+    const float headroom = args_.max_logits != nullptr ? 0.0F : kHeadroom;  // max_logits are the exact maxima
     if (ptx::any(states_[0].is_outgrown_by(largest[0], headroom) || states_[1].is_outgrown_by(largest[1], headroom))) {
       MLA_UNROLL
-      for (int half = 0; half < 2; ++half)
-        if (states_[half].is_outgrown_by(largest[half], headroom)) factor[half] = states_[half].raise(largest[half]);
+      for (int r = 0; r < 2; ++r)
+        if (states_[r].is_outgrown_by(largest[r], headroom)) factor[r] = states_[r].raise(largest[r]);
     }
     MLA_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      base[half] = states_[half].base();
-      if ((ptx::lane() & 3) == 0) Block::factors(n)[lane_row() + half * 8] = factor[half];
+    for (int r = 0; r < 2; ++r) {
+      base[r] = states_[r].base();
+      if ((ptx::lane() & 3) == 0) Block::factors(n)[lane_row() + r * kLaneRowStep] = factor[r];
     }
-    weigh<0>(s, n, scale, base);
-    weigh<1>(s, n, scale, base);
+    softmax_half<0>(s, n, scale, base);
+    softmax_half<1>(s, n, scale, base);
   }
 
-  /// Scores of a half of the keys become weights.
-  template <int kPart>
-  MLA_DEVICE void weigh(float (&s)[kScores], uint32_t n, float scale, const float (&base)[2]) {
+  /// Turns the scores of half of the keys into P, and hands them over.
+  template <int kHalf>
+  MLA_DEVICE void softmax_half(float (&s)[kScores], uint32_t n, float scale, const float (&base)[2]) {
     float sums[2][4] = {};
     MLA_UNROLL
-    for (int i = kPart * kScores / 2; i < (kPart + 1) * kScores / 2; ++i) {
-      s[i] = ptx::exp2_approx(s[i] * scale - base[half_of(i)]);
-      sums[half_of(i)][chain_of(i)] += s[i];
+    for (int i = kHalf * kScores / 2; i < (kHalf + 1) * kScores / 2; ++i) {
+      s[i] = ptx::exp2_approx(s[i] * scale - base[row_of(i)]);
+      sums[row_of(i)][chain_of(i)] += s[i];
     }
     MLA_UNROLL
-    for (int half = 0; half < 2; ++half)
-      states_[half].sum += (sums[half][0] + sums[half][1]) + (sums[half][2] + sums[half][3]);
-    // Every warp's scores are there, and so the rotary channels no longer needed.
-    if (kPart == 0) ptx::mbarrier_wait(Block::s_full(), n & 1U);
-    store_weights<kPart>(s, n);
+    for (int r = 0; r < 2; ++r) states_[r].sum += (sums[r][0] + sums[r][1]) + (sums[r][2] + sums[r][3]);
+    // P goes where the rotary channels are until every warp has its scores.
+    if (kHalf == 0) ptx::mbarrier_wait(Block::s_done(), n & 1U);
+    store_p<kHalf>(s, n);
     ptx::fence_async_proxy();
     ptx::sync_warp();
-    if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::p_full(n, kPart));
+    if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::p_full(n, kHalf));
   }
 
-  /// Of the lane's scores: its row, and which of four.
-  static constexpr int half_of(int i) { return i >> 1 & 1; }
+  /// Returns which of the lane's two rows score i is of, and which of the row's four chains takes it.
+  static constexpr int row_of(int i) { return i >> 1 & 1; }
   static constexpr int chain_of(int i) { return (i >> 1 & 2) | (i & 1); }
 
-  /// The largest logit of each row.
+  /// Finds the largest logit of each row.
   MLA_DEVICE static void find_largest(const float (&s)[kScores], float scale, float (&largest)[2]) {
     float of_chain[2][4];
     MLA_UNROLL
     for (int i = 0; i < kScores; ++i)
-      of_chain[half_of(i)][chain_of(i)] = i < 8 ? s[i] : std::fmax(of_chain[half_of(i)][chain_of(i)], s[i]);
+      of_chain[row_of(i)][chain_of(i)] = i < 8 ? s[i] : std::fmax(of_chain[row_of(i)][chain_of(i)], s[i]);
     MLA_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const float(&of)[4] = of_chain[half];
-      largest[half] = std::fmax(std::fmax(of[0], of[1]), std::fmax(of[2], of[3]));
+    for (int r = 0; r < 2; ++r) {
+      const float(&of)[4] = of_chain[r];
+      largest[r] = std::fmax(std::fmax(of[0], of[1]), std::fmax(of[2], of[3]));
     }
     MLA_UNROLL
     for (int mask = 1; mask <= 2; mask *= 2) {
       const float others[2] = {ptx::shuffle_xor(largest[0], mask), ptx::shuffle_xor(largest[1], mask)};
       MLA_UNROLL
-      for (int half = 0; half < 2; ++half) largest[half] = std::fmax(largest[half], others[half]);
+      for (int r = 0; r < 2; ++r) largest[r] = std::fmax(largest[r], others[r]);
     }
     MLA_UNROLL
     for (float& logit : largest) logit *= scale;
   }
 
-  /// Products of step n, to be waited for.
+  /// Issues the products of step n, as the rows' pieces come.
   MLA_DEVICE void multiply_queries(float (&s)[kScores], uint32_t n) const {
-    uint64_t queries = Block::rows_of(Block::queries()), keys = Block::rows_of(Block::stage(n));
+    uint64_t queries = Block::latent_descriptor(Block::queries()), keys = Block::latent_descriptor(Block::stage(n));
     ptx::wgmma_hold(s);
     ptx::wgmma_fence();
     MLA_UNROLL
@@ -197,12 +201,12 @@ class ScoreRole : AbsorbedBlock<Config> {
       }
       if (piece == Config::kLatentPieces) {
         if (args_.d_qk <= Config::kLatentDims) break;
-        queries = Block::tails_of(Block::queries());
-        keys = Block::tails_of(Block::stage(n));
+        queries = Block::rope_descriptor(Block::queries());
+        keys = Block::rope_descriptor(Block::stage(n));
       }
       MLA_UNROLL
       for (int step = 0; step < Config::kPieceDims / 16; ++step) {
-        const int at = piece % Config::kLatentPieces * Config::kGroupRowsBytes + step * 32;
+        const int at = piece % Config::kLatentPieces * Config::kAtomBytes + step * 32;
         wgmma<Config::kType, Config::kKeys>(s, Block::advance(queries, at), Block::advance(keys, at),
                                             piece > 0 || step > 0);
       }
@@ -210,11 +214,11 @@ class ScoreRole : AbsorbedBlock<Config> {
     ptx::wgmma_commit();
   }
 
-  /// Keys that are not valid get -inf.
+  /// Sets the scores of keys that have no row to -inf.
   MLA_DEVICE void hide_invalid(float (&s)[kScores], uint32_t n) const {
     const auto* words = reinterpret_cast<const uint32_t*>(Block::valid(n));
     MLA_UNROLL
-    for (int word = 0; word < 2; ++word) {
+    for (int word = 0; word < 2; ++word) {  // a word has the bits of 32 keys
       if (words[word] == ~0U) continue;
       const uint32_t valid = words[word] >> lane_column();
       MLA_UNROLL
@@ -223,12 +227,13 @@ class ScoreRole : AbsorbedBlock<Config> {
     }
   }
 
-  /// The long way: scores become base-2 logits, -inf where a row does not see the key. Scores
-  /// rotate through the first four registers.
+  /// Turns scores into base-2 logits, one key at a time for what the fast path does not compute: -inf where a row
+  /// does not see the key, soft cap, ALiBi, scales that are not positive. Scores rotate through the first four
+  /// registers.
   MLA_DEVICE void replace_scores(float (&s)[kScores], uint32_t n) const {
     const int32_t key = unit().template first_key<Config>(n);
     const RowScores rows[2] = {RowScores(args_, unit().segment, unit().rows.row(args_, lane_row())),
-                               RowScores(args_, unit().segment, unit().rows.row(args_, lane_row() + 8))};
+                               RowScores(args_, unit().segment, unit().rows.row(args_, lane_row() + kLaneRowStep))};
     MLA_NO_UNROLL
     for (int j = 0; j < kScores / 4; ++j) {
       float four[4];
@@ -250,35 +255,36 @@ class ScoreRole : AbsorbedBlock<Config> {
     return kNoKey;
   }
 
-  /// Of half the keys: rows of 64 bytes in the order of Swizzle::k64.
-  template <int kPart>
-  MLA_DEVICE void store_weights(const float (&s)[kScores], uint32_t n) const {
+  /// Stores P of half of the keys, rows of 64 bytes in the order of Swizzle::k64.
+  template <int kHalf>
+  MLA_DEVICE void store_p(const float (&s)[kScores], uint32_t n) const {
     const ptx::SharedAddress row =
-        Block::p(n, kPart) + static_cast<uint32_t>(lane_row() * Config::kWeightRowBytes + lane_column() * 2);
+        Block::p(n, kHalf) + static_cast<uint32_t>(lane_row() * Config::kPRowBytes + lane_column() * 2);
     const int swizzle = lane_row() >> 1 & 3;
     MLA_UNROLL
     for (int j = 0; j < 4; ++j) {
       const ptx::SharedAddress to = row + static_cast<uint32_t>((j ^ swizzle) * kChunkBytes);
       MLA_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        const int i = (kPart * 4 + j) * 4 + half * 2;
-        ptx::store_shared(to + static_cast<uint32_t>(half * 8 * Config::kWeightRowBytes),
+      for (int r = 0; r < 2; ++r) {
+        const int i = (kHalf * 4 + j) * 4 + r * 2;
+        ptx::store_shared(to + static_cast<uint32_t>(r * kLaneRowStep * Config::kPRowBytes),
                           pack<Config::kType>(s[i], s[i + 1]));
       }
     }
   }
 
-  // The end of a segment.
+  // The end of a unit.
 
   MLA_DEVICE void finish() const {
     const int number = Block::unit_number();
     if (number > 0)
-      ptx::mbarrier_wait(Block::unit_empty(number - 1), Block::unit_parity(number - 1));  // whose factors lie there
+      ptx::mbarrier_wait(Block::unit_empty(number - 1),
+                         Block::unit_parity(number - 1));  // its factors have been read
     const RowEnd<Config> upper = end_of_row(0), lower = end_of_row(1);
     const bool first_of_row = (ptx::lane() & 3) == 0;
     if (first_of_row) {
       Block::output_factors()[lane_row()] = upper.output_factor();
-      Block::output_factors()[lane_row() + 8] = lower.output_factor();
+      Block::output_factors()[lane_row() + kLaneRowStep] = lower.output_factor();
     }
     ptx::sync_warp();
     if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::stats_full());
@@ -288,18 +294,18 @@ class ScoreRole : AbsorbedBlock<Config> {
     }
   }
 
-  MLA_DEVICE RowEnd<Config> end_of_row(int half) const {
-    float sum = states_[half].sum;
+  MLA_DEVICE RowEnd<Config> end_of_row(int r) const {
+    float sum = states_[r].sum;
     sum += ptx::shuffle_xor(sum, 1);
     sum += ptx::shuffle_xor(sum, 2);
-    return {args_, unit(), lane_row() + half * 8, ScoreState{states_[half].max, sum}};
+    return {args_, unit(), lane_row() + r * kLaneRowStep, ScoreState{states_[r].max, sum}};
   }
 
   uint32_t next_ = 0;     // number of the next step
-  ScoreState states_[2];  // sums are over the lane's keys
-  // Of the unit:
-  float scale_;      // what products are multiplied by to become base-2 logits
-  bool only_valid_;  // whether all rows see the same keys, those that are there
+  ScoreState states_[2];  // of the lane's rows; the sums are over the lane's keys
+  // These hold for the unit:
+  float scale_;      // factor from scores to base-2 logits
+  bool only_valid_;  // whether every row sees exactly the keys that have a row
 };
 
 }  // namespace mla::MLA_CUDA_NAMESPACE::sm90

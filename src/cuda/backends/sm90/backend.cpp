@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// cuda_sm90: attention and indexer by wgmma, where its products are full.
+// The backend cuda_sm90 computes attention and the indexer by wgmma, where the 64 rows of a product are not mostly
+// padding.
 #include "cuda/border/backend.h"
 
 #include "cuda/attention/block_rows.h"
@@ -12,7 +13,8 @@ using core::Reason;
 
 constexpr Op kOps[] = {Op::kDecode,  Op::kDecodeSparse,  Op::kPrefillSparse,
                        Op::kPrefill, Op::kIndexerLogits, Op::kIndexerTopK};
-/// Of the 64 that a product has: with half of them mma.sync is faster.
+/// A product has 64 heads; where half of them would be padding mma.sync is faster: 98 instead of 110 us with 32 heads
+/// (batch 64, kv 32k; H200, 2026-11-21).
 constexpr int64_t kFewHeads = 32;
 
 Reason indexer_refusal(const Problem& problem) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// decode, decode_sparse and prefill_sparse of cuda_sm90.
+// The host side of decode, decode_sparse and prefill_sparse in cuda_sm90 chooses the kernel.
 #include "cuda/attention/absorbed_problem.cuh"
 #include "cuda/backends/sm90/absorbed.cuh"
 #include "cuda/backends/sm90/operations.h"
@@ -7,7 +7,7 @@
 namespace mla::MLA_CUDA_NAMESPACE::sm90 {
 namespace {
 
-/// For AbsorbedProblem.
+/// Picks the kernel for AbsorbedProblem.
 struct Kernels {
   template <class F>
   static auto with(const cuda::AbsorbedArgs& args, int32_t, const F& f) {

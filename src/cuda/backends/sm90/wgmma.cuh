@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Multiplications by warpgroups, for kernels that are compiled for several types.
+// wgmma for kernels that are compiled for several types.
 #pragma once
 
 #include "cuda/ptx/wgmma.h"
@@ -7,7 +7,7 @@
 
 namespace mla::MLA_CUDA_NAMESPACE::sm90 {
 
-/// d = a b + (accumulate ? d : 0), with A in shared memory, by its descriptor, or in registers.
+/// Issues d = a b + (accumulate ? d : 0). A lies in shared memory, given by its descriptor, or in registers.
 template <DType kType, int kN, bool kTransposeB = false, class A>
 MLA_DEVICE void wgmma(float (&d)[kN / 2], const A& a, uint64_t b, bool accumulate) {
   static_assert(kType == DType::kBF16 || kType == DType::kF16);
@@ -17,8 +17,8 @@ MLA_DEVICE void wgmma(float (&d)[kN / 2], const A& a, uint64_t b, bool accumulat
     ptx::wgmma_f16<kN, kTransposeB>(d, a, b, accumulate);
 }
 
-/// The operand `bytes` further on, a multiple of 16. Its address is in the lower half, from which nothing is carried: a
-/// sum of 64 bits would take twice the instructions.
+/// Returns the descriptor of the operand that lies `bytes` further on, a multiple of 16. The address is in the lower
+/// half and never carries into the upper one; a sum of 64 bits would take twice the instructions.
 MLA_DEVICE uint64_t advance(uint64_t descriptor, int bytes) {
   return (descriptor >> 32) << 32 | (static_cast<uint32_t>(descriptor) + static_cast<uint32_t>(bytes / 16));
 }
