@@ -1,19 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// Up-projected prefill of bf16 and f16 by warpgroups:
-//   S = Q K^T, softmax over the keys that each row sees, O = P V, all on wgmma.
-// Grid: persistent. A unit of work is 128 query rows of a head; its number is head * slots + slot, where the T / 128 +
-// B slots are for query blocks (a unit finds its request by bisection, surplus ones are skipped), longest rows of a
-// request first. Blocks take units from a counter.
-//   warpgroup 0     describes units, fetches tiles of K and V (cp.async; zeros beyond the request's end)
-//   warpgroups 1, 2 have 64 rows each: S, softmax, O; in turns, so that one multiplies while the other exponentiates
+// Up-projected prefill of bf16 and f16 by wgmma: S = Q K^T, softmax over the keys that each row sees, O = P V.
+//
+// Grid: persistent. A unit of work is 128 query rows of a head. Its number is head * slots + slot; there are T / 128 +
+// B slots for query blocks, since a unit finds its request by bisection and surplus slots are skipped, and the longest
+// rows of a request come first. Blocks take units from a counter.
+//   warpgroup 0     load: describes units, loads tiles of K and V (cp.async; zeros behind the request's end)
+//   warpgroups 1, 2 compute: S, softmax and O of 64 rows each; they take turns, so that one multiplies while the other
+//                   exponentiates
 // Shared memory: Q [2][64, d_qk] | K [stages][keys, d_qk] | V [stages][keys, d_v], 2 bytes each, swizzled | outputs on
-// their way, 16 KB | units, barriers:
-//   fetch    unit_empty(u - 2) -> describe u -> unit_full(u); kv_empty(n - stages) -> copy n -> kv_full(n), of K and of
-//   V attend   unit_full(u); full K(n) -> S(n) -> free K(n); full V(n - 1) -> O(n - 1) -> free V(n - 1); unit_empty(u)
+// their way, 16 KB | units, barriers. What each role waits for, does, and arrives at, for unit u and tile n:
+//   load     unit_empty(u - 2) -> describe u -> unit_full(u)
+//            k_empty(n - stages) -> K(n) -> k_full(n);  v_empty(n - stages) -> V(n) -> v_full(n)
+//   compute  unit_full(u);  k_full(n) -> S(n) -> k_empty(n);  v_full(n - 1) -> O += P(n - 1) V -> v_empty(n - 1)
+//            at the end of the unit: unit_empty(u)
 // docs/kernels/cuda_sm90_prefill.md
 #pragma once
 
-#include "cuda/backends/sm90/prefill_attend.cuh"
+#include "cuda/backends/sm90/prefill_compute.cuh"
 #include "cuda/backends/sm90/prefill_load.cuh"
 #include "cuda/border/launch.h"
 #include "cuda/ptx/ptx.h"
@@ -33,15 +36,16 @@ struct PrefillKernel {
     const int group = ptx::shuffle(ptx::warp(), 0) * kWarpSize / Config::kGroupThreads;
     if (group == 0) {
       ptx::give_registers<Config::kLoadRegisters>();
-      PrefillFetch<Config>(params).run();
+      PrefillLoadRole<Config>(params).run();
     } else {
-      ptx::take_registers<Config::kAttendRegisters>();
-      PrefillAttend<Config>(params, group - 1).run();
+      ptx::take_registers<Config::kComputeRegisters>();
+      PrefillComputeRole<Config>(params, group - 1).run();
     }
   }
 };
 
-/// Before the first launch that shares units out by a counter.
+/// Clears the counter of units. The plan launches it, and afterwards every launch of the kernel leaves the counter at
+/// 0.
 struct PrefillPlanKernel {
   using Params = uint32_t*;
   static constexpr const char* kName = "sm90_prefill_plan";

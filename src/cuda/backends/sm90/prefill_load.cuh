@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The warpgroup of a prefill block that describes units and brings their keys and values: K(0), K(1), V(0), K(2), V(1),
-// ..., in the order in which they are multiplied.
+// The load role of prefill is one warpgroup: it describes units and loads their K and V in the order in which they are
+// multiplied: K(0), K(1), V(0), K(2), V(1), ...
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 namespace mla::MLA_CUDA_NAMESPACE::sm90 {
 
 template <class Config>
-class PrefillFetch : public PrefillBlock<Config> {
+class PrefillLoadRole : public PrefillBlock<Config> {
  public:
   using PrefillBlock<Config>::PrefillBlock;
 
@@ -26,15 +26,15 @@ class PrefillFetch : public PrefillBlock<Config> {
       const int count = unit.num_tiles();
       MLA_NO_UNROLL
       for (int tile = 0; tile <= count; ++tile) {
-        if (tile < count) fetch_k(unit, tile, base + tile);
-        if (tile > 0) fetch_v(unit, tile - 1, base + tile - 1);
+        if (tile < count) load_k(unit, tile, base + tile);
+        if (tile > 0) load_v(unit, tile - 1, base + tile - 1);
       }
       base += count;
     }
   }
 
  private:
-  /// Finds the next unit of this block, while the tiles of the last one are still being computed.
+  /// Finds the block's next unit and describes it, while the tiles of the last one are still being computed.
   MLA_DEVICE void describe(int u) const {
     const PrefillParams& params = this->params_;
     uint32_t number = 0;
@@ -69,8 +69,8 @@ class PrefillFetch : public PrefillBlock<Config> {
     ptx::mbarrier_arrive(this->unit_full(u));
   }
 
-  /// num_units or more: there is none. Every block asks until it is told so; who is told last starts anew for the next
-  /// launch.
+  /// Returns the number of the block's next unit; num_units or more stands for none. Every block asks until there is
+  /// none, and the block that asks last resets the counter for the next launch.
   MLA_DEVICE uint32_t next_number(int u) const {
     const PrefillParams& params = this->params_;
     const auto blocks = static_cast<uint32_t>(ptx::grid_size_x());
@@ -80,23 +80,23 @@ class PrefillFetch : public PrefillBlock<Config> {
     return number;
   }
 
-  MLA_DEVICE void fetch_k(const PrefillUnit& unit, int tile, int n) const {
+  MLA_DEVICE void load_k(const PrefillUnit& unit, int tile, int n) const {
     const core::PrefillArgs& args = this->args_;
-    fetch<Config::kQkSegments>(unit, tile, n, args.k, args.k_stride_token, args.k_stride_head, this->k_tile(n),
-                               this->k_free(n), this->k_full(n));
+    load<Config::kQkPieces>(unit, tile, n, args.k, args.k_stride_token, args.k_stride_head, this->k_tile(n),
+                            this->k_empty(n), this->k_full(n));
   }
-  MLA_DEVICE void fetch_v(const PrefillUnit& unit, int tile, int n) const {
+  MLA_DEVICE void load_v(const PrefillUnit& unit, int tile, int n) const {
     const core::PrefillArgs& args = this->args_;
-    fetch<Config::kVSegments>(unit, tile, n, args.v, args.v_stride_token, args.v_stride_head, this->v_tile(n),
-                              this->v_free(n), this->v_full(n));
+    load<Config::kVPieces>(unit, tile, n, args.v, args.v_stride_token, args.v_stride_head, this->v_tile(n),
+                           this->v_empty(n), this->v_full(n));
   }
-  template <int kSegments>
-  MLA_DEVICE void fetch(const PrefillUnit& unit, int tile, int n, const void* from, int64_t stride_token,
-                        int64_t stride_head, ptx::SharedAddress to, ptx::SharedAddress free,
-                        ptx::SharedAddress full) const {
+  template <int kPieces>
+  MLA_DEVICE void load(const PrefillUnit& unit, int tile, int n, const void* from, int64_t stride_token,
+                       int64_t stride_head, ptx::SharedAddress to, ptx::SharedAddress empty,
+                       ptx::SharedAddress full) const {
     const int first = (unit.first_tile + tile) * Config::kKeys;
-    ptx::mbarrier_wait(free, this->tile_parity(n) ^ 1U);
-    this->template load_tile<Config::kKeys, kSegments>(
+    ptx::mbarrier_wait(empty, this->tile_parity(n) ^ 1U);
+    this->template load_tile<Config::kKeys, kPieces>(
         to, from, (unit.first_key + first) * stride_token + unit.head * stride_head, stride_token, unit.kv_len - first);
     if (this->params_.rows_aligned)
       ptx::mbarrier_arrive_after_copies(full);

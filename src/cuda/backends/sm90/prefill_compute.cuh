@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A warpgroup of a prefill block that computes: 64 query rows, of which its warps own 16 each.
-//   Tiles that all of its rows see whole: S(n + 1) = Q K^T and O += P(n) V are issued together; the softmax of n + 1
-//   runs while the latter, and then the other warpgroup's products, keep the tensor cores busy.
-//   Other tiles, and all tiles where scores need more than a scale: 64 keys at a time, one thing after another.
-// The accumulators of S have the layout that P needs as operand: P never leaves registers.
+// The computing role of prefill is a warpgroup with 64 query rows, of which each warp has 16.
+//   A tile is unmasked if every row of the warpgroup sees all its keys and scores need only the scale. Then
+//   S(n + 1) = Q K^T and O += P(n) V are issued together, and the softmax of n + 1 runs while P(n) V, and then the
+//   other warpgroup's products, keep the tensor cores busy.
+//   Other tiles are computed 64 keys at a time, one thing after another.
+// P never leaves registers, because the accumulators of S have the layout of P as an operand.
 #pragma once
 
 #include <cstdint>
@@ -17,115 +18,115 @@
 
 namespace mla::MLA_CUDA_NAMESPACE::sm90 {
 
-/// The accumulators of 8-column tiles as wgmma names them.
+/// Returns accumulators of 8-column tiles as the flat array that wgmma takes.
 template <int kTiles>
 MLA_DEVICE float (&flat(float (&tiles)[1][kTiles][4]))[kTiles * 4] {
   return reinterpret_cast<float(&)[kTiles * 4]>(tiles);
 }
 
 template <class Config>
-class PrefillAttend : public PrefillBlock<Config> {
+class PrefillComputeRole : public PrefillBlock<Config> {
  public:
-  MLA_DEVICE PrefillAttend(const PrefillParams& params, int group)
+  MLA_DEVICE PrefillComputeRole(const PrefillParams& params, int group)
       : PrefillBlock<Config>(params),
         group_(group),
-        warp_row_(ptx::shuffle(ptx::warp(), 0) % PrefillAttend::kGroupWarps * 16),
+        warp_row_(ptx::shuffle(ptx::warp(), 0) % PrefillComputeRole::kGroupWarps * 16),
         raw_scores_(needs_only_scale(params.args.options)),
         scale_log2_((raw_scores_ ? params.args.sm_scale : 1.0F) * std::numbers::log2e_v<float>) {}
 
   MLA_DEVICE void run() {
-    if (Config::kTakesTurns && group_ == 1) pass_turn();  // the other one begins
+    if (Config::kTakesTurns && group_ == 1) pass_turn();  // group 0 takes the first turn
     this->wait_for_unit(0);
     load_q();
     MLA_NO_UNROLL
     while (this->unit(unit_).rows > 0) {
       Outputs o = {};
       SoftmaxRows rows[1];
-      attend(o, rows);
+      compute_unit(o, rows);
       ++unit_;
       this->wait_for_unit(unit_);
-      ptx::sync_threads(kGroupBarrier + group_, Config::kGroupThreads);  // nobody multiplies the old queries any more
+      sync_group();  // no warp multiplies the old queries any more
       load_q();
       store(o, rows[0], unit_ - 1);
       this->leave_unit(unit_ - 1);
     }
-    if (Config::kTakesTurns && group_ == 0) wait_for_turn();  // that the other one passed in the end
+    if (Config::kTakesTurns && group_ == 0) wait_for_turn();  // takes the turn that group 1 passed last
   }
 
  private:
-  static constexpr int kPartKeys = 64;  // of attend_tile()
+  static constexpr int kSubtileKeys = 64;  // keys that compute_tile() computes at a time
   static constexpr int kQkSteps = Config::kDQk / 16;
   static constexpr int kQSteps = Config::kQSteps < kQkSteps ? Config::kQSteps : kQkSteps;
   static constexpr int kOutTiles = Config::kDV / 8;
   static constexpr DType kType = Config::kType;
-  // Barriers of bar.sync: two for the groups' turns, one for each group.
-  static constexpr int kTurnBarrier = 1, kGroupBarrier = kTurnBarrier + Config::kGroups;
 
   template <int kKeys>
   using Scores = float[1][kKeys / 8][4];
   template <int kKeys>
-  using Weights = uint32_t[kKeys / 16][4];
+  using PRegisters = uint32_t[kKeys / 16][4];
   using Outputs = float[1][kOutTiles][4];
   using QRegisters = uint32_t[kQSteps > 0 ? kQSteps : 1][4];
 
   const int group_;
-  const int warp_row_;  // first row of the warp in its group
-  const bool raw_scores_;
-  const float scale_log2_;
-  int unit_ = 0;   // being computed
-  int tile_ = 0;   // the number of its next tile
-  int place_ = 0;  // of the last all_finite()
+  const int warp_row_;      // first row of the warp in its group
+  const bool raw_scores_;   // whether scores need only the scale
+  const float scale_log2_;  // factor from scores, or from natural logits, to base-2 logits
+  int unit_ = 0;            // number of the unit being computed
+  int tile_ = 0;            // number of its next tile
+  int place_ = 0;           // which of two places of flags all_finite() used last
 
-  /// Rows of a unit that are this group's; 0 or less: none.
+  /// Returns how many rows of a unit are this group's; 0 or less: none.
   MLA_DEVICE int rows_of(const PrefillUnit& unit) const {
     const int rows = unit.rows - group_ * Config::kGroupRows;
     return rows < Config::kGroupRows ? rows : Config::kGroupRows;
   }
-  /// Of the group's first row.
+  /// Returns the position of the group's first row, and of the lane's first row, in the request.
   MLA_DEVICE int position_of(const PrefillUnit& unit) const { return unit.position + group_ * Config::kGroupRows; }
-  /// Of the lane's first row.
   MLA_DEVICE int lane_position(const PrefillUnit& unit) const {
     return position_of(unit) + warp_row_ + accumulator_row();
   }
 
-  /// Keys that all of the group's rows see; that any sees.
-  MLA_DEVICE KeyRange seen_by_all(const PrefillUnit& unit) const {
+  /// Returns the keys that all of the group's rows see, and those that any of them sees.
+  MLA_DEVICE KeyRange visible_to_all(const PrefillUnit& unit) const {
     const int first = position_of(unit), last = first + rows_of(unit) - 1;
     if (last < first) return {};
     return {this->visible(unit, last).begin, this->visible(unit, first).end};
   }
-  MLA_DEVICE KeyRange seen_by_any(const PrefillUnit& unit) const {
+  MLA_DEVICE KeyRange visible_to_any(const PrefillUnit& unit) const {
     const int first = position_of(unit), last = first + rows_of(unit) - 1;
     if (last < first) return {};
     return {this->visible(unit, first).begin, this->visible(unit, last).end};
   }
 
-  // Whose turn it is: every warpgroup takes one for each tile, whatever it does with it.
+  MLA_DEVICE void sync_group() const { ptx::sync_threads(Config::kGroupBarrier + group_, Config::kGroupThreads); }
+
+  // The groups take turns in issuing products. Each takes a turn for every tile of a unit, whatever it does with the
+  // tile, so that the two never count differently.
   MLA_DEVICE void wait_for_turn() const {
     if constexpr (Config::kTakesTurns)
-      ptx::sync_threads(kTurnBarrier + group_, Config::kGroups * Config::kGroupThreads);
+      ptx::sync_threads(Config::kTurnBarrier + group_, Config::kGroups * Config::kGroupThreads);
   }
   MLA_DEVICE void pass_turn() const {
     if constexpr (Config::kTakesTurns)
-      ptx::arrive_threads(kTurnBarrier + (group_ ^ 1), Config::kGroups * Config::kGroupThreads);
+      ptx::arrive_threads(Config::kTurnBarrier + (group_ ^ 1), Config::kGroups * Config::kGroupThreads);
   }
 
-  MLA_DEVICE void attend(Outputs& o, SoftmaxRows (&rows)[1]) {
+  MLA_DEVICE void compute_unit(Outputs& o, SoftmaxRows (&rows)[1]) {
     const PrefillUnit unit = this->unit(unit_);
-    const KeyRange whole = seen_by_all(unit);
-    // Tiles that all rows see whole; none where the loop over these does not know what to do.
-    const int first_whole = (whole.begin + Config::kKeys - 1) / Config::kKeys;
-    int end_whole = raw_scores_ ? whole.end / Config::kKeys : first_whole;
-    if (end_whole > unit.end_tile) end_whole = unit.end_tile;
+    const KeyRange unmasked = visible_to_all(unit);
+    // These tiles are unmasked; there are none if scores need more than the scale.
+    const int first_unmasked = (unmasked.begin + Config::kKeys - 1) / Config::kKeys;
+    int end_unmasked = raw_scores_ ? unmasked.end / Config::kKeys : first_unmasked;
+    if (end_unmasked > unit.end_tile) end_unmasked = unit.end_tile;
     QRegisters q;
     wait_for_q(q);
     MLA_NO_UNROLL
     for (int tile = unit.first_tile; tile < unit.end_tile;) {
-      if (tile >= first_whole && tile < end_whole) {
-        attend_whole_tiles(q, end_whole - tile, rows, o);
-        tile = end_whole;
+      if (tile >= first_unmasked && tile < end_unmasked) {
+        compute_unmasked_tiles(q, end_unmasked - tile, rows, o);
+        tile = end_unmasked;
       } else {
-        attend_tile(q, tile, rows, o);
+        compute_tile(q, tile, rows, o);
         ++tile;
       }
     }
@@ -140,16 +141,16 @@ class PrefillAttend : public PrefillBlock<Config> {
     ptx::fence_async_proxy();
   }
   MLA_DEVICE void release_k(int n) const {
-    if (ptx::lane() == 0) ptx::mbarrier_arrive(this->k_free(n));
+    if (ptx::lane() == 0) ptx::mbarrier_arrive(this->k_empty(n));
   }
   MLA_DEVICE void release_v(int n) const {
-    if (ptx::lane() == 0) ptx::mbarrier_arrive(this->v_free(n));
+    if (ptx::lane() == 0) ptx::mbarrier_arrive(this->v_empty(n));
   }
 
   MLA_DEVICE void load_q() const {
     const core::PrefillArgs& args = this->args_;
     const PrefillUnit unit = this->unit(unit_);
-    this->template load_tile<Config::kGroupRows, Config::kQkSegments>(
+    this->template load_tile<Config::kGroupRows, Config::kQkPieces>(
         this->q_tile(group_), args.q,
         (unit.first_token + group_ * Config::kGroupRows) * args.q_stride_token + unit.head * args.q_stride_head,
         args.q_stride_token, rows_of(unit));
@@ -158,47 +159,48 @@ class PrefillAttend : public PrefillBlock<Config> {
   MLA_DEVICE void wait_for_q(QRegisters& q) const {
     ptx::cp_async_wait<0>();
     ptx::fence_async_proxy();
-    ptx::sync_threads(kGroupBarrier + group_, Config::kGroupThreads);
+    sync_group();
     MLA_UNROLL
     for (int step = 0; step < kQSteps; ++step) {
-      constexpr uint32_t kSegment = Config::kGroupRows * kSegmentBytes;
-      const auto lane = lane_of_a<kSegmentBytes>(this->q_tile(group_) + static_cast<uint32_t>(step / 4) * kSegment +
+      constexpr uint32_t kQPieceBytes = Config::kGroupRows * kSegmentBytes;
+      const auto lane = lane_of_a<kSegmentBytes>(this->q_tile(group_) + static_cast<uint32_t>(step / 4) * kQPieceBytes +
                                                  static_cast<uint32_t>(warp_row_ * kSegmentBytes));
       ptx::ldmatrix_x4(q[step], lane.at(0, step % 4 * 2));
     }
   }
 
-  /// s = q k^T of kKeys keys from `first` on, which is one of the tile's; issued.
+  /// Issues s = q k^T for kKeys keys of tile n, from the tile's key `first` on.
   template <int kKeys>
   MLA_DEVICE void multiply_qk(Scores<kKeys>& s, const QRegisters& q, int n, int first) const {
-    constexpr int kQSegment = Config::kGroupRows * kSegmentBytes, kKSegment = Config::kKeys * kSegmentBytes;
-    const uint64_t a = ptx::matrix_descriptor(this->q_tile(group_), 0, this->kGroupOf8, ptx::Swizzle::k128);
+    constexpr int kQPieceBytes = Config::kGroupRows * kSegmentBytes, kKPieceBytes = Config::kKeys * kSegmentBytes;
+    const uint64_t a = ptx::matrix_descriptor(this->q_tile(group_), 0, this->kAtomBytes, ptx::Swizzle::k128);
     const uint64_t b = ptx::matrix_descriptor(this->k_tile(n) + static_cast<uint32_t>(first * kSegmentBytes), 0,
-                                              this->kGroupOf8, ptx::Swizzle::k128);
+                                              this->kAtomBytes, ptx::Swizzle::k128);
+    // A step has 16 channels, 32 bytes, and a piece four steps.
     MLA_UNROLL
     for (int step = 0; step < kQkSteps; ++step) {
-      const uint64_t b_step = advance(b, step / 4 * kKSegment + step % 4 * 32);
+      const uint64_t b_step = advance(b, step / 4 * kKPieceBytes + step % 4 * 32);
       if (step < kQSteps)
         wgmma<kType, kKeys, false>(flat(s), q[step < kQSteps ? step : 0], b_step, step > 0);
       else
-        wgmma<kType, kKeys, false>(flat(s), advance(a, step / 4 * kQSegment + step % 4 * 32), b_step, step > 0);
+        wgmma<kType, kKeys, false>(flat(s), advance(a, step / 4 * kQPieceBytes + step % 4 * 32), b_step, step > 0);
     }
   }
 
-  /// o += p v of kKeys keys from `first` on; issued.
+  /// Issues o += p v for kKeys keys of tile n, from the tile's key `first` on.
   template <int kKeys>
-  MLA_DEVICE void multiply_pv(Outputs& o, const Weights<kKeys>& p, int n, int first) const {
+  MLA_DEVICE void multiply_pv(Outputs& o, const PRegisters<kKeys>& p, int n, int first) const {
     const uint64_t b = ptx::matrix_descriptor(this->v_tile(n) + static_cast<uint32_t>(first * kSegmentBytes),
-                                              Config::kKeys * kSegmentBytes, this->kGroupOf8, ptx::Swizzle::k128);
+                                              Config::kKeys * kSegmentBytes, this->kAtomBytes, ptx::Swizzle::k128);
     MLA_UNROLL
     for (int step = 0; step < kKeys / 16; ++step)
       wgmma<kType, Config::kDV, true>(flat(o), p[step], advance(b, step * 16 * kSegmentBytes), true);
   }
 
-  /// `count` tiles that all rows see whole and whose scores need nothing but the scale.
-  MLA_DEVICE void attend_whole_tiles(const QRegisters& q, int count, SoftmaxRows (&rows)[1], Outputs& o) {
+  /// Computes the next `count` tiles, which are unmasked.
+  MLA_DEVICE void compute_unmasked_tiles(const QRegisters& q, int count, SoftmaxRows (&rows)[1], Outputs& o) {
     Scores<Config::kKeys> s;
-    Weights<Config::kKeys> p;
+    PRegisters<Config::kKeys> p;
     float factor[1][2];
     int n = tile_;
     tile_ += count;
@@ -212,7 +214,7 @@ class PrefillAttend : public PrefillBlock<Config> {
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(flat(s));
     release_k(n);
-    if (weigh(s, rows, factor)) scale_rows(o[0], factor[0]);
+    if (softmax(s, rows, factor)) scale_rows(o[0], factor[0]);
     pack_all(s[0], p);
     if (++n < tile_) wait_for_k(n);
 
@@ -232,10 +234,11 @@ class PrefillAttend : public PrefillBlock<Config> {
       ptx::wgmma_wait<1>();
       ptx::wgmma_hold(flat(s));
       release_k(n);
-      const bool outgrown = weigh(s, rows, factor);
+      const bool outgrown = softmax(s, rows, factor);
       ptx::wgmma_hold(flat(s));
-      // Here, because ptxas (13.0) moves the exponentials behind the next wait unless a branch stands between. To
-      // re-check: in the loop with 20 HGMMA, MUFU.EX2 come before WARPGROUP.DEPBAR.LE gsb0, 0x0.
+      // The wait stands here, because ptxas 13.0 moves the exponentials behind the next wait_group unless a branch
+      // stands between. To check it again: in the loop with 20 HGMMA, MUFU.EX2 come before WARPGROUP.DEPBAR.LE gsb0,
+      // 0x0.
       if (n + 1 < tile_) wait_for_k(n + 1);
       ptx::wgmma_wait<0>();
       ptx::wgmma_hold(flat(o));
@@ -253,9 +256,10 @@ class PrefillAttend : public PrefillBlock<Config> {
     release_v(n - 1);
   }
 
-  /// Scores become weights, which `rows` takes in. True: what was summed before is to be multiplied by `factor`.
+  /// Turns scores into P and takes them into `rows`. Returns whether a maximum was raised, so that the outputs so far
+  /// must be multiplied by `factor`.
   template <int kColTiles>
-  MLA_DEVICE bool weigh(float (&s)[1][kColTiles][4], SoftmaxRows (&rows)[1], float (&factor)[1][2]) const {
+  MLA_DEVICE bool softmax(float (&s)[1][kColTiles][4], SoftmaxRows (&rows)[1], float (&factor)[1][2]) const {
     float largest[1][2];
     row_max(s[0], largest[0]);
     const bool outgrown = raise_rows(largest, scale_log2_, rows, factor);
@@ -269,41 +273,41 @@ class PrefillAttend : public PrefillBlock<Config> {
     for (int i = 0; i < kColTiles / 2; ++i) pack_weights<kType>(s[2 * i], s[2 * i + 1], p[i]);
   }
 
-  /// Any tile.
-  MLA_DEVICE void attend_tile(const QRegisters& q, int tile, SoftmaxRows (&rows)[1], Outputs& o) {
+  /// Computes the keys of any tile that a row of the group sees, kSubtileKeys at a time.
+  MLA_DEVICE void compute_tile(const QRegisters& q, int tile, SoftmaxRows (&rows)[1], Outputs& o) {
     const PrefillUnit unit = this->unit(unit_);
-    const KeyRange any = seen_by_any(unit), all = seen_by_all(unit);
+    const KeyRange any = visible_to_any(unit), all = visible_to_all(unit);
     const int n = tile_++;
     bool passed = false;
     wait_for_k(n);
     wait_for_turn();
     MLA_NO_UNROLL
-    for (int first = 0; first < Config::kKeys; first += kPartKeys) {
+    for (int first = 0; first < Config::kKeys; first += kSubtileKeys) {
       const int first_key = tile * Config::kKeys + first;
-      if (first_key >= any.end || first_key + kPartKeys <= any.begin) continue;
-      Scores<kPartKeys> s;
-      Weights<kPartKeys> p;
+      if (first_key >= any.end || first_key + kSubtileKeys <= any.begin) continue;
+      Scores<kSubtileKeys> s;
+      PRegisters<kSubtileKeys> p;
       ptx::wgmma_hold(flat(s));
       ptx::wgmma_fence();
-      multiply_qk<kPartKeys>(s, q, n, first);
+      multiply_qk<kSubtileKeys>(s, q, n, first);
       ptx::wgmma_commit();
       if (!passed) pass_turn();
       passed = true;
       wait_for_v(n);
-      const bool masked = first_key + kPartKeys > all.end || first_key < all.begin;
-      // A weight of 0 does not silence a value that is infinite or NaN.
+      const bool masked = first_key + kSubtileKeys > all.end || first_key < all.begin;
+      // A probability of 0 does not silence a value that is infinite or NaN.
       const bool finite = !masked || all_finite(n, first);
       ptx::wgmma_wait<0>();
       ptx::wgmma_hold(flat(s));
       if (!raw_scores_) transform(s[0], first_key);
       if (masked) mask(s[0], first_key);
       float factor[1][2];
-      if (weigh(s, rows, factor)) scale_rows(o[0], factor[0]);
+      if (softmax(s, rows, factor)) scale_rows(o[0], factor[0]);
       pack_all(s[0], p);
       if (finite) {
         ptx::wgmma_hold(flat(o));
         ptx::wgmma_fence();
-        multiply_pv<kPartKeys>(o, p, n, first);
+        multiply_pv<kSubtileKeys>(o, p, n, first);
         ptx::wgmma_commit();
         ptx::wgmma_wait<0>();
         ptx::wgmma_hold(flat(o));
@@ -319,7 +323,7 @@ class PrefillAttend : public PrefillBlock<Config> {
     release_v(n);
   }
 
-  /// Soft cap and ALiBi; scores become natural logits.
+  /// Applies soft cap and ALiBi; scores become natural logits.
   template <int kColTiles>
   MLA_DEVICE void transform(float (&s)[kColTiles][4], int first_key) const {
     const core::Options& options = this->args_.options;
@@ -336,37 +340,38 @@ class PrefillAttend : public PrefillBlock<Config> {
     mask_scores(s, {this->visible(unit, position), this->visible(unit, position + 8)}, first_key);
   }
 
-  /// Rows `first` ... first + 15 of channels 64 * segment ... of a tile of V.
-  MLA_DEVICE ptx::SharedAddress v_piece(int n, int segment, int first) const {
-    return this->v_tile(n) + static_cast<uint32_t>((segment * Config::kKeys + first) * kSegmentBytes);
+  /// Returns where rows `first` ... first + 15 of channels 64 * piece ... of V's tile n lie.
+  MLA_DEVICE ptx::SharedAddress v_piece(int n, int piece, int first) const {
+    return this->v_tile(n) + static_cast<uint32_t>((piece * Config::kKeys + first) * kSegmentBytes);
   }
 
-  /// Whether kPartKeys values from `first` on are finite; for all warps of the group, each of which looks at 16 of
-  /// them.
+  /// Returns whether kSubtileKeys values from `first` on are finite. All warps of the group call it, and each looks at
+  /// 16 of the values.
   MLA_DEVICE bool all_finite(int n, int first) {
     bool found = false;
-    for (int segment = 0; segment < Config::kVSegments; ++segment)
+    for (int piece = 0; piece < Config::kVPieces; ++piece)
       for (int i = ptx::lane() * kChunkBytes; i < 16 * kSegmentBytes; i += kWarpSize * kChunkBytes) {
         const auto elements =
-            ptx::load_shared<ptx::Vec4>(v_piece(n, segment, first + warp_row_) + static_cast<uint32_t>(i));
+            ptx::load_shared<ptx::Vec4>(v_piece(n, piece, first + warp_row_) + static_cast<uint32_t>(i));
         MLA_UNROLL
         for (uint32_t pair : elements.x) found |= !both_finite<kType>(pair);
       }
     found = ptx::any(found);
-    // Two places by turns: when one is written again, all have read it, since they met at the other in between.
+    // The two places are used by turns: before a place is written again, all warps have read it, because they met at
+    // the barrier for the other place in between.
     place_ ^= 1;
     const ptx::SharedAddress place =
-        this->shared_ + static_cast<uint32_t>(Config::kFoundBegin + (group_ * 2 + place_) * 16);
+        this->shared_ + static_cast<uint32_t>(Config::kFlagsBegin + (group_ * 2 + place_) * Config::kFlagBytes);
     if (ptx::lane() == 0) ptx::store_shared(place + static_cast<uint32_t>(warp_row_ / 16 * 4), found ? 1U : 0U);
-    ptx::sync_threads(kGroupBarrier + group_, Config::kGroupThreads);
+    sync_group();
     const auto flags = ptx::load_shared<ptx::Vec4>(place);
     return (flags.x[0] | flags.x[1] | flags.x[2] | flags.x[3]) == 0;
   }
 
-  /// o += p v, where infinite and NaN values count as 0.
-  MLA_DEVICE void multiply_finite(Outputs& o, const Weights<kPartKeys>& p, int n, int first) const {
+  /// Adds p v to o, where infinite and NaN values count as 0.
+  MLA_DEVICE void multiply_finite(Outputs& o, const PRegisters<kSubtileKeys>& p, int n, int first) const {
     MLA_UNROLL
-    for (int step = 0; step < kPartKeys / 16; ++step) {
+    for (int step = 0; step < kSubtileKeys / 16; ++step) {
       MLA_UNROLL
       for (int column = 0; column < kOutTiles; column += 2) {
         uint32_t b[4];
@@ -379,21 +384,21 @@ class PrefillAttend : public PrefillBlock<Config> {
     }
   }
 
-  /// Adds what multiply_finite() left out, to the rows that see it: visible keys (1 or 0) times where values are NaN or
-  /// infinite (1 or 0) tells how many of each a row and channel sees.
+  /// Adds what multiply_finite() left out to the rows that see it. The product of two matrices of ones and zeros, "the
+  /// row sees the key" and "the value is NaN or infinite", counts how many such values each row sees in each channel.
   MLA_DEVICE void add_infinite(Outputs& o, int n, int first, int first_key) const {
     MLA_UNROLL
     for (int column = 0; column < kOutTiles; column += 2) {
-      float up[2][4] = {}, down[2][4] = {};  // numbers of +inf and of -inf; NaN is both
+      float up[2][4] = {}, down[2][4] = {};  // counts of +inf and of -inf; NaN counts as both
       MLA_NO_UNROLL
-      for (int step = 0; step < kPartKeys / 16; ++step) {
+      for (int step = 0; step < kSubtileKeys / 16; ++step) {
         uint32_t a[4], b[4], b_up[4], b_down[4];
         visible_as_operand(a, first_key + step * 16);
         load_values(b, n, first + step * 16, column);
         MLA_UNROLL
         for (int i = 0; i < 4; ++i) {
           b_up[i] = not_below_infinity<kType>(b[i]);
-          b_down[i] = not_below_infinity<kType>(b[i] ^ 0x80008000U);
+          b_down[i] = not_below_infinity<kType>(b[i] ^ 0x80008000U);  // with the signs flipped
         }
         MLA_UNROLL
         for (int half = 0; half < 2; ++half) {
@@ -409,19 +414,19 @@ class PrefillAttend : public PrefillBlock<Config> {
     }
   }
 
-  /// Two operands of 16 keys from `first` on and 8 channels each, from 8 * column on.
+  /// Loads two B operands of 16 keys from `first` on, of 8 channels each from 8 * column on.
   MLA_DEVICE void load_values(uint32_t (&b)[4], int n, int first, int column) const {
     ptx::ldmatrix_x4_trans(b, lane_of_b_trans<kSegmentBytes>(v_piece(n, column / 8, first)).at(0, column % 8));
   }
 
-  /// 1 where a row sees a key and 0 elsewhere, as A operand.
+  /// Makes the A operand that is 1 where a row sees a key and 0 elsewhere.
   MLA_DEVICE void visible_as_operand(uint32_t (&a)[4], int first_key) const {
     const PrefillUnit unit = this->unit(unit_);
     MLA_UNROLL
     for (int i = 0; i < 4; ++i) {
-      const KeyRange seen = this->visible(unit, lane_position(unit) + i % 2 * 8);
+      const KeyRange keys = this->visible(unit, lane_position(unit) + i % 2 * 8);
       const int key = first_key + accumulator_column() + i / 2 * 8;
-      a[i] = pack<kType>(seen.contains(key) ? 1.0F : 0.0F, seen.contains(key + 1) ? 1.0F : 0.0F);
+      a[i] = pack<kType>(keys.contains(key) ? 1.0F : 0.0F, keys.contains(key + 1) ? 1.0F : 0.0F);
     }
   }
 
@@ -450,7 +455,7 @@ class PrefillAttend : public PrefillBlock<Config> {
     }
   }
 
-  /// Eight rows, put in order in shared memory, so that 16 lanes write a row.
+  /// Stores eight rows by way of shared memory, so that 16 lanes write one row.
   MLA_DEVICE void store_rows(const float (&o)[kOutTiles][4], int i, int first_token, int num_rows,
                              int64_t head_offset) const {
     constexpr int kRowBytes = Config::kDV * 2, kRowChunks = kRowBytes / kChunkBytes;
@@ -458,8 +463,8 @@ class PrefillAttend : public PrefillBlock<Config> {
     const ptx::SharedAddress place =
         this->shared_ +
         static_cast<uint32_t>(Config::kOutputBegin +
-                              (group_ * PrefillAttend::kGroupWarps + warp_row_ / 16) * Config::kOutputBytes);
-    ptx::sync_warp();  // the rows before have been read
+                              (group_ * PrefillComputeRole::kGroupWarps + warp_row_ / 16) * Config::kOutputBytes);
+    ptx::sync_warp();  // all lanes have read the rows stored before
     MLA_UNROLL
     for (int column = 0; column < kOutTiles; ++column)
       ptx::store_shared(
@@ -477,7 +482,7 @@ class PrefillAttend : public PrefillBlock<Config> {
     }
   }
 
-  /// What the lane has of a row, from `offset` on.
+  /// Stores the lane's elements of a row, from `offset` on.
   MLA_DEVICE void store_row(const float (&o)[kOutTiles][4], int i, int64_t offset) const {
     MLA_UNROLL
     for (int column = 0; column < kOutTiles; ++column)
