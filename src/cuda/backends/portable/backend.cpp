@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// cuda_portable: runs everywhere, and everything that any backend of GPUs does.
+// The backend cuda_portable runs on every GPU, and does everything that any backend of GPUs does.
 #include "cuda/border/backend.h"
 
 #include "cuda/attention/shapes.h"
@@ -9,9 +9,9 @@ namespace {
 
 Numerics numerics(const Problem& problem) {
   // f32, and head dims that the tensor cores do not take, are computed without them (prefill_any.cuh).
-  const bool plain_prefill = problem.q_dtype == DType::kF32 || !is_one_of(problem, kPrefillWidths);
+  const bool scalar_prefill = problem.q_dtype == DType::kF32 || !is_one_of(problem, kPrefillWidths);
   const bool multiplies =
-      is_absorbed(problem.op) || is_indexer(problem.op) || (problem.op == Op::kPrefill && !plain_prefill);
+      is_absorbed(problem.op) || is_indexer(problem.op) || (problem.op == Op::kPrefill && !scalar_prefill);
   return multiplies ? tensor_core_numerics(problem) : Numerics{};
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// decode, decode_sparse and prefill_sparse of cuda_portable: which block shape.
+// The host side of decode, decode_sparse and prefill_sparse in cuda_portable chooses the size of the block.
 #include "cuda/attention/absorbed_problem.cuh"
 #include "cuda/backends/portable/absorbed.cuh"
 #include "cuda/backends/portable/operations.h"
@@ -7,7 +7,7 @@
 namespace mla::MLA_CUDA_NAMESPACE::portable {
 namespace {
 
-/// For AbsorbedProblem.
+/// Picks the kernel for AbsorbedProblem.
 struct Kernels {
   template <class F>
   static auto with(const cuda::AbsorbedArgs& args, int32_t block_rows, const F& f) {
@@ -16,8 +16,8 @@ struct Kernels {
       if (args.q_dtype != kType && args.q_dtype != DType::kE4M3)
         return f.template operator()<AbsorbedKernel<AbsorbedConfig<16, kLatentDims, kKind, 2>>>();
       if (block_rows == 16) return f.template operator()<AbsorbedKernel<AbsorbedConfig<16, kLatentDims, kKind, 1>>>();
-      // SM100 has the memory for 64 rows, but nvcc 13.0 spills 20 to 90 bytes there. Re-check:
-      // tests/cuda/ptxas_reports.py.
+      // SM100 has the memory for 64 rows, but nvcc 13.0 spills 20 to 90 bytes there; tests/cuda/ptxas_reports.py tells
+      // whether a later one still does.
       constexpr int kLargeRows = kSharedBytesPerBlock >= 163 * 1024 && kArch != 100 ? 64 : 32;
       return f.template operator()<AbsorbedKernel<AbsorbedConfig<kLargeRows, kLatentDims, kKind, 1>>>();
     });

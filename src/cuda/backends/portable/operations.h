@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The host side of the operations that cuda_portable has kernels of its own for.
+// cuda_portable has kernels of its own for these operations.
 #pragma once
 
 #include "cuda/border/operations.h"
@@ -13,7 +13,7 @@ cuda::PlannedOperation<core::PrefillArgs> prefill();
 Status run_indexer_logits(const core::IndexerLogitsArgs& args, cuda::Queue& queue);
 Status run_indexer_top_k(const core::IndexerTopKArgs& args, cuda::Queue& queue);
 
-/// All that the backend offers.
+/// Returns all operations that the backend offers.
 const cuda::Operations& operations();
 
 }  // namespace mla::MLA_CUDA_NAMESPACE::portable

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Up-projected prefill of bf16 and f16, one block per kRows query rows of a head:
-//   S = Q K^T, softmax over the keys that each row sees, O = P V, all on mma.sync m16n8k16.
-// Grid: x = T / kRows + B slots for query blocks (each finds its request by bisection; surplus ones exit), longest rows
-// of a request first; y, z = heads. Each of kWarps warps owns 16 * row_tiles rows of Q and O; P never leaves registers,
-// because the accumulator of S has the layout of the operand of P V.
+// Up-projected prefill of bf16 and f16 on mma.sync m16n8k16: S = Q K^T, softmax over the keys that each row sees,
+// O = P V. A block computes kRows query rows of a head.
+//
+// Grid: x = T / kRows + B slots for query blocks, since a block finds its request by bisection and surplus blocks exit;
+// the longest rows of a request come first; y, z = heads. Each of kTiling.warps warps has 16 * row_tiles rows of Q and
+// O. P never leaves registers, because the accumulators of S have the layout of P as an operand.
 // Shared memory (swizzled tiles): Q [kRows, d_qk] | K [stages][keys, d_qk] | V [stages][keys, d_v], 2 bytes each, and
-// WarpRows [kWarps]; Q lies under K and V if all of it is held in registers.
-// Pipeline, one stage: K(t+1) arrives during softmax and P V of tile t, V(t) during Q K^T; two blocks per
-// multiprocessor fill each other's gaps:
-//   wait K(t), barrier | fetch V(t) | S | wait V(t), barrier | fetch K(t+1) | softmax, P V
-// Two stages: one barrier per tile, K and V of t+1 arrive during all of tile t.
-// See docs/kernels/cuda_portable_prefill.md.
+// WarpRows [warps]. Q lies under K and V if registers hold all of it.
+// The loop with one stage: K of tile t + 1 comes during softmax and P V of tile t, V(t) during Q K^T; two blocks of an
+// SM fill each other's gaps:
+//   wait K(t), barrier | load V(t) | S | wait V(t), barrier | load K(t + 1) | softmax, P V
+// The loop with two stages has one barrier a tile: K and V of tile t + 1 come during all of tile t.
+// docs/kernels/cuda_portable_prefill.md.
 #pragma once
 
 #include <cstddef>
@@ -31,17 +32,17 @@ namespace mla::MLA_CUDA_NAMESPACE::portable {
 
 struct PrefillTiling {
   int warps;
-  int row_tiles;   // of 16 rows, per warp
-  int keys;        // per tile of K and V
+  int row_tiles;   // tiles of 16 rows that a warp has
+  int keys;        // keys of a tile of K or V
   int stages;      // 1 or 2
-  int q_steps;     // k steps (of 16 channels) of Q that stay in registers
-  int min_blocks;  // per multiprocessor
+  int q_steps;     // steps of 16 channels of Q that stay in registers; the others are read from shared memory
+  int min_blocks;  // blocks that share an SM
 };
 
 struct PrefillParams {
   core::PrefillArgs args;
-  bool rows_aligned;  // every row of q, k and v begins at a multiple of 16 bytes
-  bool o_aligned;     // every row of o at a multiple of 2 elements
+  bool rows_aligned;  // whether every row of q, k and v begins at a multiple of 16 bytes
+  bool o_aligned;     // whether every row of o begins at a multiple of 2 elements
 };
 
 template <DType kType, int kDQk, int kDV, PrefillTiling kTiling>
@@ -54,19 +55,19 @@ class PrefillKernel {
   static constexpr int kRows = kTiling.warps * kTiling.row_tiles * 16;
 
  private:
-  /// Of a warp's rows, in shared memory, because the main loop leaves no registers for it.
+  /// Describes a warp's rows. It lies in shared memory, because the main loop leaves no registers for it.
   struct alignas(16) WarpRows {
-    int first_token;  // of all tokens
+    int first_token;  // among all tokens of the batch
     int position;     // of the first row in its request
-    int rows;         // that exist
+    int rows;         // how many of the warp's rows exist
     int head;
   };
 
   static constexpr int kElementBytes = 2;
   static constexpr int kQkBytes = kDQk * kElementBytes, kVBytes = kDV * kElementBytes;
   static constexpr int kKeys = kTiling.keys;
-  static constexpr int kKeyTiles = kKeys / 8;   // columns of S
-  static constexpr int kKeySteps = kKeys / 16;  // k steps of P V
+  static constexpr int kKeyTiles = kKeys / 8;   // tiles of 8 columns of S
+  static constexpr int kKeySteps = kKeys / 16;  // steps of 16 keys of P V
   static constexpr int kQkSteps = kDQk / 16;
   static constexpr int kOutTiles = kDV / 8;
   static constexpr int kRowTiles = kTiling.row_tiles;
@@ -106,7 +107,7 @@ class PrefillKernel {
 
   using QRegisters = uint32_t[kQSteps > 0 ? kQSteps : 1][kRowTiles][4];
   using Scores = float[kRowTiles][kKeyTiles][4];
-  using Weights = uint32_t[kRowTiles][kKeySteps][4];
+  using PRegisters = uint32_t[kRowTiles][kKeySteps][4];
   using Outputs = float[kRowTiles][kOutTiles][4];
 
   MLA_DEVICE PrefillKernel(const Params& params, const QueryBlock& block, int head)
@@ -130,18 +131,19 @@ class PrefillKernel {
   MLA_DEVICE KeyRange visible(int position) const {
     return visible_keys(position, block_.kv_len, args_.causal, args_.options.window_left);
   }
-  /// Whether any of the warp's rows sees a key of the tile from first_key on, and whether all see all.
-  MLA_DEVICE bool seen_by_any(int first_key) const {
+  /// Returns whether any of the warp's rows sees any key of the tile from first_key on, and whether all rows see all
+  /// keys.
+  MLA_DEVICE bool any_visible(int first_key) const {
     const WarpRows rows = warp_rows();
     return rows.rows > 0 && first_key < visible(rows.position + rows.rows - 1).end &&
            first_key + kKeys > visible(rows.position).begin;
   }
-  MLA_DEVICE bool seen_by_all(int first_key) const {
+  MLA_DEVICE bool all_visible(int first_key) const {
     const WarpRows rows = warp_rows();
     return first_key + kKeys <= visible(rows.position).end && first_key >= visible(rows.position + kWarpRows - 1).begin;
   }
 
-  /// The warp's rows of Q.
+  /// Returns where the warp's rows of Q lie.
   MLA_DEVICE ptx::SharedAddress q_tile() const { return shared_ + static_cast<uint32_t>(warp_row_ * kQkBytes); }
   MLA_DEVICE ptx::SharedAddress k_tile(int stage) const {
     return shared_ + static_cast<uint32_t>(kKBegin + stage * kKTileBytes);
@@ -150,8 +152,8 @@ class PrefillKernel {
     return shared_ + static_cast<uint32_t>(kVBegin + stage * kVTileBytes);
   }
 
-  /// Starts to copy rows of global memory into a tile; rows from `num_rows` on become zero. A warp takes four rows of
-  /// 128 bytes at a time.
+  /// Starts to copy rows of global memory into a tile; rows from `num_rows` on become zero. A warp copies four rows of
+  /// 128 bytes at a time. Rows that are not aligned have been copied when it returns.
   template <int kTileRows, int kRowBytes>
   MLA_DEVICE void load_tile(ptx::SharedAddress to, const void* from, int64_t offset, int64_t stride,
                             int num_rows) const {
@@ -164,8 +166,8 @@ class PrefillKernel {
       MLA_UNROLL
       for (int r = 0; r < kTileRows; r += kRowsAtOnce) {
         MLA_UNROLL
-        for (int segment = 0; segment < kRowBytes / kSegmentBytes; ++segment)
-          ptx::cp_async_16(to + static_cast<uint32_t>(r * kRowBytes + segment * kSegmentBytes), source + segment * 64,
+        for (int piece = 0; piece < kRowBytes / kSegmentBytes; ++piece)
+          ptx::cp_async_16(to + static_cast<uint32_t>(r * kRowBytes + piece * kSegmentBytes), source + piece * 64,
                            row + r < num_rows);
         source += kRowsAtOnce * stride;
       }
@@ -174,15 +176,15 @@ class PrefillKernel {
     MLA_NO_UNROLL
     for (int r = 0; r < kTileRows; r += kRowsAtOnce) {
       MLA_NO_UNROLL
-      for (int segment = 0; segment < kRowBytes / kSegmentBytes; ++segment) {
+      for (int piece = 0; piece < kRowBytes / kSegmentBytes; ++piece) {
         ptx::Vec4 elements = {};
         if (row + r < num_rows) {
-          const uint16_t* piece = source + segment * 64;
+          const uint16_t* pairs = source + piece * 64;
           MLA_UNROLL
           for (int i = 0; i < 4; ++i)
-            elements.x[i] = static_cast<uint32_t>(piece[2 * i]) | static_cast<uint32_t>(piece[2 * i + 1]) << 16;
+            elements.x[i] = static_cast<uint32_t>(pairs[2 * i]) | static_cast<uint32_t>(pairs[2 * i + 1]) << 16;
         }
-        ptx::store_shared(to + static_cast<uint32_t>(r * kRowBytes + segment * kSegmentBytes), elements);
+        ptx::store_shared(to + static_cast<uint32_t>(r * kRowBytes + piece * kSegmentBytes), elements);
       }
       source += kRowsAtOnce * stride;
     }
@@ -222,22 +224,22 @@ class PrefillKernel {
     if constexpr (!kSharedQ) {
       ptx::cp_async_commit();
       wait_for_copies();
-      keep_q(q);
-      ptx::sync_block();  // K and V come where Q was
+      load_q_registers(q);
+      ptx::sync_block();  // all warps have read Q, so that K and V may lie there
     }
     if (first_tile < end_tile) {
       load_k(0, first_tile);
       if constexpr (kTiling.stages == 2) load_v(0, first_tile);
     }
     ptx::cp_async_commit();
-    ptx::sync_warp();  // its WarpRows are there
+    ptx::sync_warp();  // the warp's WarpRows are written
 
     MLA_NO_UNROLL
     for (int tile = first_tile, stage = 0; tile < end_tile; ++tile, stage ^= kTiling.stages - 1) {
-      const bool meets = seen_by_any(tile * kKeys);
+      const bool computes = any_visible(tile * kKeys);
       Scores s = {};
 
-      // K (of two stages: and V) of this tile is there, and all warps are done with the tile before.
+      // K of this tile has come, with two stages V as well, and all warps are done with the tile before.
       wait_for_copies();
       if constexpr (kTiling.stages == 1) {
         load_v(0, tile);
@@ -247,27 +249,27 @@ class PrefillKernel {
       }
       ptx::cp_async_commit();
       if constexpr (kSharedQ && kQSteps > 0) {
-        if (tile == first_tile) keep_q(q);
+        if (tile == first_tile) load_q_registers(q);
       }
-      if (meets) multiply_qk(s, q, k_tile(stage));
+      if (computes) multiply_qk(s, q, k_tile(stage));
 
       if constexpr (kTiling.stages == 1) {
-        wait_for_copies();  // V is there, and all warps are done with K
+        wait_for_copies();  // V has come, and all warps are done with K
         if (tile + 1 < end_tile) load_k(0, tile + 1);
         ptx::cp_async_commit();
       }
-      if (!meets) continue;
+      if (!computes) continue;
       if (!raw_scores) transform(s, tile * kKeys);
-      const bool masked = !seen_by_all(tile * kKeys);
+      const bool masked = !all_visible(tile * kKeys);
       if (masked) mask(s, tile * kKeys);
       online_softmax(s, scale_log2, states, o);
-      Weights p;
+      PRegisters p;
       MLA_UNROLL
       for (int r = 0; r < kRowTiles; ++r) {
         MLA_UNROLL
         for (int i = 0; i < kKeySteps; ++i) pack_weights<kType>(s[r][2 * i], s[r][2 * i + 1], p[r][i]);
       }
-      // A weight of 0 does not silence a value that is infinite or NaN.
+      // A probability of 0 does not silence a value that is infinite or NaN.
       if (masked && !all_finite(v_tile(stage))) {
         multiply_pv<true>(o, p, v_tile(stage));
         add_infinite_values(o, v_tile(stage), tile * kKeys);
@@ -278,8 +280,8 @@ class PrefillKernel {
     store(o, states);
   }
 
-  /// Q of the k steps that stay in registers.
-  MLA_DEVICE void keep_q(QRegisters& q) const {
+  /// Loads the steps of Q that stay in registers.
+  MLA_DEVICE void load_q_registers(QRegisters& q) const {
     const auto lane = lane_of_a<kQkBytes>(q_tile());
     MLA_UNROLL
     for (int step = 0; step < kQSteps; ++step) {
@@ -288,7 +290,7 @@ class PrefillKernel {
     }
   }
 
-  /// s = q k^T
+  /// Computes s += q k^T.
   MLA_DEVICE void multiply_qk(Scores& s, const QRegisters& q, ptx::SharedAddress k_tile) const {
     const auto q_lane = lane_of_a<kQkBytes>(q_tile());
     const auto k_lane = lane_of_b<kQkBytes>(k_tile);
@@ -317,7 +319,7 @@ class PrefillKernel {
     }
   }
 
-  /// Soft cap and ALiBi; scores become natural logits.
+  /// Applies soft cap and ALiBi; scores become natural logits.
   MLA_DEVICE void transform(Scores& s, int first_key) const {
     const core::Options& options = args_.options;
     const WarpRows rows = warp_rows();
@@ -338,9 +340,9 @@ class PrefillKernel {
       mask_scores(s[r], {visible(position + r * 16), visible(position + r * 16 + 8)}, first_key);
   }
 
-  /// o += p v; kFiniteOnly: infinite and NaN values count as 0.
+  /// Computes o += p v; with kFiniteOnly infinite and NaN values count as 0.
   template <bool kFiniteOnly>
-  MLA_DEVICE void multiply_pv(Outputs& o, const Weights& p, ptx::SharedAddress v_tile) const {
+  MLA_DEVICE void multiply_pv(Outputs& o, const PRegisters& p, ptx::SharedAddress v_tile) const {
     const auto v_lane = lane_of_b_trans<kVBytes>(v_tile);
     MLA_UNROLL
     for (int step = 0; step < kKeySteps; ++step) {
@@ -371,13 +373,13 @@ class PrefillKernel {
     return !ptx::any(found);
   }
 
-  /// Adds what multiply_pv<true> left out, to the rows that see it: visible keys (1 or 0) times where values are NaN or
-  /// infinite (1 or 0) tells how many of each a row and channel sees.
+  /// Adds what multiply_pv<true> left out to the rows that see it. The product of two matrices of ones and zeros, "the
+  /// row sees the key" and "the value is NaN or infinite", counts how many such values each row sees in each channel.
   MLA_DEVICE void add_infinite_values(Outputs& o, ptx::SharedAddress v_tile, int first_key) const {
     const auto v_lane = lane_of_b_trans<kVBytes>(v_tile);
     MLA_UNROLL
     for (int n = 0; n < kOutTiles; n += 2) {
-      float up[kRowTiles][2][4] = {}, down[kRowTiles][2][4] = {};  // numbers of +inf and of -inf; NaN is both
+      float up[kRowTiles][2][4] = {}, down[kRowTiles][2][4] = {};  // counts of +inf and of -inf; NaN counts as both
       MLA_NO_UNROLL
       for (int step = 0; step < kKeySteps; ++step) {
         uint32_t b[4], b_up[4], b_down[4];
@@ -385,7 +387,7 @@ class PrefillKernel {
         MLA_UNROLL
         for (int i = 0; i < 4; ++i) {
           b_up[i] = not_below_infinity<kType>(b[i]);
-          b_down[i] = not_below_infinity<kType>(b[i] ^ 0x80008000U);
+          b_down[i] = not_below_infinity<kType>(b[i] ^ 0x80008000U);  // with the signs flipped
         }
         MLA_UNROLL
         for (int r = 0; r < kRowTiles; ++r) {
@@ -409,14 +411,14 @@ class PrefillKernel {
     }
   }
 
-  /// 1 where a row sees a key and 0 elsewhere, as A operand.
+  /// Makes the A operand that is 1 where a row sees a key and 0 elsewhere.
   MLA_DEVICE void visible_as_operand(uint32_t (&a)[4], int row, int first_key) const {
     const int position = warp_rows().position + row + accumulator_row();
     MLA_UNROLL
     for (int i = 0; i < 4; ++i) {
-      const KeyRange seen = visible(position + i % 2 * 8);
+      const KeyRange keys = visible(position + i % 2 * 8);
       const int key = first_key + accumulator_column() + i / 2 * 8;
-      a[i] = pack<kType>(seen.contains(key) ? 1.0F : 0.0F, seen.contains(key + 1) ? 1.0F : 0.0F);
+      a[i] = pack<kType>(keys.contains(key) ? 1.0F : 0.0F, keys.contains(key + 1) ? 1.0F : 0.0F);
     }
   }
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Up-projected prefill of what the tensor cores do not take: f32, and head dims other than theirs. Simple, not fast.
-// Grid: x = ceil(T / kWarps), y, z = heads; a warp computes one query row. Scores: a lane has a key of its own, 32 keys
-// at a time. Values: a lane has kColumns / 32 channels; rows wider than kColumns are computed in several passes. No
-// shared memory.
+// Up-projected prefill of what the tensor cores do not take: f32, and other head dims. The kernel is simple, not fast.
+//
+// Grid: x = ceil(T / kWarps), y, z = heads; a warp computes one query row. Scores: a lane has one key of 32. Values: a
+// lane has kColumns / 32 channels, and rows wider than kColumns are computed in several passes. It uses no shared
+// memory.
 #pragma once
 
 #include <cmath>
@@ -35,7 +36,7 @@ class PrefillAnyKernel {
     const int64_t token = int64_t{ptx::block_index_x()} * kWarps + ptx::warp();
     if (head >= args.num_heads || token >= args.num_tokens) return;
     const int32_t request = find_range(args.qo_indptr, args.batch_size, token);
-    if (request < 0) return;  // a row that pads the batch
+    if (request < 0) return;  // the row pads the batch
     const int first_key = args.kv_indptr[request], kv_len = args.kv_indptr[request + 1] - first_key;
     const int rows_left = args.qo_indptr[request + 1] - static_cast<int>(token);
     const QueryBlock row = {.first_token = static_cast<int>(token),
@@ -50,7 +51,7 @@ class PrefillAnyKernel {
   static constexpr int kColumns = 256;
   static constexpr int kLaneColumns = kColumns / kWarpSize;
 
-  /// The base-2 logit of a key.
+  /// Returns the base-2 logit of a key.
   static MLA_DEVICE float score(const Params& args, const QueryBlock& row, int head, int key) {
     const int64_t q = row.first_token * args.q_stride_token + head * args.q_stride_head;
     const int64_t k = (row.first_key + key) * args.k_stride_token + head * args.k_stride_head;
@@ -64,7 +65,7 @@ class PrefillAnyKernel {
     return s * std::numbers::log2e_v<float>;
   }
 
-  /// Channels first_column ... first_column + kColumns - 1 of the output.
+  /// Computes channels first_column ... first_column + kColumns - 1 of the output.
   static MLA_DEVICE void attend(const Params& args, const QueryBlock& row, int head, int first_column) {
     const KeyRange keys = visible_keys(row.position, row.kv_len, args.causal, args.options.window_left);
     const int lane_column = first_column + ptx::lane();
@@ -79,16 +80,16 @@ class PrefillAnyKernel {
         MLA_UNROLL
         for (float& value : o) value *= factor;
       }
-      const float weight = ptx::exp2_approx(s - state.base());
-      state.sum += weight;
+      const float p = ptx::exp2_approx(s - state.base());
+      state.sum += p;
       const int count = keys.end - first < kWarpSize ? keys.end - first : kWarpSize;
       for (int j = 0; j < count; ++j) {
-        const float w = ptx::shuffle(weight, j);
+        const float p_of_key = ptx::shuffle(p, j);
         const int64_t v = int64_t{row.first_key + first + j} * args.v_stride_token + head * args.v_stride_head;
         MLA_UNROLL
         for (int i = 0; i < kLaneColumns; ++i) {
           const int column = lane_column + i * kWarpSize;
-          if (column < args.d_v) o[i] += w * load_element(args.v, kType, v + column);
+          if (column < args.d_v) o[i] += p_of_key * load_element(args.v, kType, v + column);
         }
       }
     }
