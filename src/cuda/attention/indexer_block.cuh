@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the indexer's kernels share: who computes what, how rows of keys and queries are read, and who writes a logit.
-//   logits[t][j] = scale[j] * sum_h weight[t][h] * max(0, q[t][h] . k[j]); -inf where t does not see j
-// Grid: a block per group of a request's query tokens and chunk of keys (see IndexerShape), known from shapes alone:
-// blocks whose keys no token of theirs sees write -inf, and some have no tokens. The queries of the group, as 16-bit
-// operands, lie in shared memory; hundreds of heads take more than one launch, which add up.
-// Lanes of a quad share a key's row: lane t of it reads bytes 64 j + 16 t ... + 15, so that a warp reads whole sectors.
-// The dot product does not care that a multiplication takes these for other channels, as queries are laid out alike.
-// Products of e4m3 with f16 or bf16 are exact in f32. (Multiplications of e4m3 itself sum in fewer bits than f32 on
-// some chips.)
+// The indexer's kernels share what is here: who computes what, how rows of keys and queries are read, and who writes a
+// logit.
+//   logits[t][j] = scale[j] * sum_h weight[t][h] * max(0, q[t][h] . k[j]), or -inf where token t does not see key j
+// Grid: a block for each group of a request's query tokens and each split of the keys (IndexerShape). It is known from
+// shapes alone: a block writes -inf if none of its tokens sees its keys, and some blocks have no tokens. The group's
+// queries lie in shared memory as 16-bit operands. Hundreds of heads take more than one launch; each adds to the
+// logits. The four lanes of a quad share a key's row: lane t of it reads bytes 64 j + 16 t ... + 15, so that a warp
+// reads whole sectors. A product takes these bytes for other channels than they are, which does not change it, because
+// queries are laid out alike. Products of e4m3 with f16 or bf16 are exact in f32. (Products of two e4m3 are summed in
+// fewer bits than f32 on some chips.)
 #pragma once
 
 #include <algorithm>
@@ -21,13 +22,13 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// Who computes what.
+/// Says how the work is divided into blocks.
 struct IndexerShape {
-  int32_t group_tokens = 1;        // query tokens of a block, of one request, all in shared memory
+  int32_t group_tokens = 1;        // query tokens of a block; they are of one request, and all in shared memory
   int32_t groups_per_request = 0;  // for equal q_len; 0: request r has groups from qo_indptr[r] / group_tokens + r on
-  bool adds = false;               // to logits of other heads
-  int32_t chunk_keys = 0;          // keys of a block
-  int32_t num_chunks = 0;
+  bool adds = false;               // whether logits are added to those of other heads
+  int32_t split_keys = 0;          // keys of a block
+  int32_t num_splits = 0;
   cuda::FastDivisor page_size = {};
 };
 
@@ -36,7 +37,7 @@ struct IndexerParams {
   IndexerShape shape;
 };
 
-/// kLaneKeys_: of so many keys a lane reads its part of the row: lane / 4 + 8 i of its warp's.
+/// kLaneKeys_: a lane reads its quarter of the rows of so many keys, which are lane / 4 + 8 i of its warp's keys.
 template <DType kQueries, int kLaneKeys_>
 class IndexerBlock {
  public:
@@ -45,32 +46,34 @@ class IndexerBlock {
   static constexpr int kWarpKeys = 8 * kLaneKeys_;
 
  protected:
-  /// e4m3 and f16 queries meet keys in f16, which holds every e4m3; the others have the range of bf16.
+  /// e4m3 and f16 queries are multiplied with keys as f16, which holds every e4m3; the others have the range of bf16.
   static constexpr DType kOperand = kQueries == DType::kE4M3 || kQueries == DType::kF16 ? DType::kF16 : DType::kBF16;
-  static constexpr int kLaneKeys = kLaneKeys_, kTiles = kLaneKeys / 2;  // of 16 keys
+  static constexpr int kLaneKeys = kLaneKeys_, kTiles = kLaneKeys / 2;  // a tile has 16 keys
   static constexpr int kSteps = kIndexerLayout.head_dim / 16;           // multiplications over the channels
-  static constexpr float kUnseen = -std::numeric_limits<float>::infinity();
+  static constexpr float kHidden =
+      -std::numeric_limits<float>::infinity();  // the logit of a key that a token does not see
 
-  /// Of the lane's keys: numbers of pages, and places there.
+  /// Has the numbers of the pages that the lane's keys are in, and their places there.
   struct Places {
     PagePlace of[kLaneKeys];
   };
-  /// The lane's parts of its keys' rows, and the scale of key own_key().
+  /// Has the lane's bytes of its keys' rows, 16 of each half, and the scale of key own_key().
   struct Rows {
     ptx::Vec4 halves[kLaneKeys][2];
     float scale;
   };
-  /// The same as A operands, of 16 keys each.
+  /// Has the same keys as A operands, of 16 keys each.
   struct Operands {
     uint32_t of[kTiles][kSteps][4];
   };
-  /// Sums over heads of the lane's keys.
+  /// Has sums over heads, for the lane's keys.
   struct Sums {
     float of[kTiles][2];
   };
 
-  /// Consecutive tokens of one request, and how many keys token 0 would see.
-  struct Segment {
+  /// Describes consecutive tokens of one request. Token t sees origin + t keys under causality, and origin keys
+  /// without it.
+  struct TokenGroup {
     int32_t request, first, stop, origin;
   };
 
@@ -79,34 +82,34 @@ class IndexerBlock {
         shape_(params.shape),
         aligned_(is_aligned(args_.cache.base, 16) && args_.cache.stride_page % 16 == 0) {}
 
-  MLA_DEVICE Segment find_segment() const { return find_segment(ptx::block_index_x() / shape_.num_chunks); }
-  /// The block's first key, and the one behind its last.
-  MLA_DEVICE int32_t first_key() const { return ptx::block_index_x() % shape_.num_chunks * shape_.chunk_keys; }
+  MLA_DEVICE TokenGroup find_group() const { return find_group(ptx::block_index_x() / shape_.num_splits); }
+  /// Returns the block's first key, and the one behind its last.
+  MLA_DEVICE int32_t first_key() const { return ptx::block_index_x() % shape_.num_splits * shape_.split_keys; }
   MLA_DEVICE int32_t end_key() const {
-    return std::min(first_key() + shape_.chunk_keys, static_cast<int32_t>(args_.max_kv_len));
+    return std::min(first_key() + shape_.split_keys, static_cast<int32_t>(args_.max_kv_len));
   }
 
-  /// How many keys a token of the segment sees.
-  MLA_DEVICE int32_t num_visible(const Segment& segment, int32_t token) const {
-    const int32_t visible = segment.origin + (args_.causal ? token : 0);
+  /// Returns how many keys a token of the group sees.
+  MLA_DEVICE int32_t num_visible(const TokenGroup& group, int32_t token) const {
+    const int32_t visible = group.origin + (args_.causal ? token : 0);
     return std::clamp(visible, 0, static_cast<int32_t>(args_.max_kv_len));
   }
 
-  /// Where the lane's keys among [warp_base, seen), at most kWarpKeys, lie; behind them the last one again, for logits
-  /// that nobody asks for.
-  MLA_DEVICE Places find_rows(int32_t request, int32_t warp_base, int32_t seen) const {
+  /// Finds the lane's keys among [warp_base, end), of which the warp has at most kWarpKeys. The last key stands for
+  /// those behind it, whose logits are not written.
+  MLA_DEVICE Places find_rows(int32_t request, int32_t warp_base, int32_t end) const {
     const int32_t* const pages = args_.pages.of(request);
     Places places;
     MLA_UNROLL
     for (int i = 0; i < kLaneKeys; ++i) {
-      const int32_t key = std::min(warp_base + ptx::lane() / 4 + 8 * i, seen - 1);
+      const int32_t key = std::min(warp_base + ptx::lane() / 4 + 8 * i, end - 1);
       const PagePlace at = place_in_pages(key, shape_.page_size);
       places.of[i] = {pages[at.page], at.offset};
     }
     return places;
   }
 
-  /// No load waits for another one.
+  /// Loads the lane's bytes of its keys' rows and a scale, so that no load waits for another one.
   MLA_DEVICE void load_rows(const Places& places, Rows& to) const {
     const int32_t quad_lane = ptx::lane() % 4;
     const std::byte *rows[kLaneKeys], *scale = nullptr;
@@ -142,21 +145,22 @@ class IndexerBlock {
     }
   }
 
-  /// Of two neighbouring heads.
+  /// Has the weights of two neighbouring heads.
   struct alignas(8) Weights {
     float of[2];
   };
-  /// Adds what two heads give for two keys: products of both heads with the first key, then with the second.
+  /// Adds what two heads give to the sums of two keys. `products` are those of both heads with the first key, then with
+  /// the second.
   static MLA_DEVICE void add_heads(const float (&products)[4], const Weights& weights, float (&sums)[2]) {
     MLA_UNROLL
     for (int head = 0; head < 2; ++head) MLA_UNROLL
     for (int key = 0; key < 2; ++key) sums[key] += weights.of[head] * ptx::max_or_nan(products[key * 2 + head], 0.0F);
   }
 
-  /// Of the warp's keys, the one whose logit the lane writes; kWarpKeys or more: none.
+  /// Returns which of the warp's keys is the one whose logit the lane writes; kWarpKeys or more: none.
   static MLA_DEVICE int32_t own_key() { return ptx::lane() % 4 * 8 + ptx::lane() / 4; }
 
-  /// Lanes of a quad have summed different heads.
+  /// Returns the sum over all heads for own_key(), by adding up the lanes of a quad, which have summed different heads.
   static MLA_DEVICE float own_sum(Sums& sums) {
     float own = 0.0F;
     MLA_UNROLL
@@ -169,16 +173,17 @@ class IndexerBlock {
     return own;
   }
 
-  /// Writes the logit of the warp's own_key(), unless nobody asked for it.
+  /// Writes the logit of the warp's own_key(), if there is such a key.
   MLA_DEVICE void write_logit(int32_t token, int32_t warp_base, int32_t visible, float logit) const {
     const int32_t key = warp_base + own_key();
     if (own_key() >= kWarpKeys || key >= args_.max_kv_len) return;
     float* const out = args_.logits + token * args_.logits_stride_token + key;
-    *out = key >= visible ? kUnseen : shape_.adds ? *out + logit : logit;
+    *out = key >= visible ? kHidden : shape_.adds ? *out + logit : logit;
   }
 
-  /// Reads queries and weights of `count` tokens for the block; what lies behind the last head is zeros. Of all tokens'
-  /// padded heads, a row each, store_query(row, column, bits) gets eight channels, and `weights` the weights, f32.
+  /// Stages queries and weights of `count` tokens in shared memory, for the block; heads behind the last one are zeros.
+  /// store_query(row, column, bits) gets eight channels of a query at a time, where `row` counts the padded heads of
+  /// all tokens. `weights` is where the weights go, as f32. Each thread has kAhead loads under way.
   template <int kThreads, int kAhead, class Store>
   MLA_DEVICE void stage(int32_t first, int32_t count, int32_t padded_heads, ptx::SharedAddress weights,
                         const Store& store_query) const {
@@ -186,7 +191,7 @@ class IndexerBlock {
     const int32_t rows = count * padded_heads, column = ptx::thread_index() % kLanes;
     MLA_NO_UNROLL
     for (int32_t row = ptx::thread_index() / kLanes; row < rows; row += kRows * kAhead) {
-      Bits8 bits[kAhead] = {};  // reads under way
+      Bits8 bits[kAhead] = {};
       MLA_UNROLL
       for (int a = 0; a < kAhead; ++a) {
         const int32_t at = row + a * kRows, head = at % padded_heads;
@@ -214,20 +219,21 @@ class IndexerBlock {
     return load_bits8(static_cast<const std::byte*>(args_.q) + element * kBytes, kBytes);
   }
 
-  /// The tokens of a group; none if there are more groups than the lengths need.
-  MLA_DEVICE Segment find_segment(int32_t group) const {
+  /// Finds the tokens of a group; it has none if there are more groups than the lengths need.
+  MLA_DEVICE TokenGroup find_group(int32_t number) const {
     const core::QueryRanges& queries = args_.queries;
     const int32_t size = shape_.group_tokens;
-    int32_t request, part;
+    int32_t request, in_request;
     if (shape_.groups_per_request > 0) {
-      request = group / shape_.groups_per_request;
-      part = group % shape_.groups_per_request;
+      request = number / shape_.groups_per_request;
+      in_request = number % shape_.groups_per_request;
     } else {
       const auto first_group = [&](int32_t r) { return queries.indptr[r] / size + r; };
-      request = count_leading(args_.batch_size - 1, [&](int32_t r) { return first_group(r + 1) <= group; });
-      part = group - first_group(request);
+      request = count_leading(args_.batch_size - 1, [&](int32_t r) { return first_group(r + 1) <= number; });
+      in_request = number - first_group(request);
     }
-    const int32_t first = queries.begin(request) + part * size, end = queries.begin(request) + queries.len(request);
+    const int32_t first = queries.begin(request) + in_request * size,
+                  end = queries.begin(request) + queries.len(request);
     const int32_t kv_len = args_.pages.kv_len[request];
     return {.request = request,
             .first = first,
@@ -255,7 +261,7 @@ class IndexerBlock {
     return ptx::pack_bf16x2(low, high);
   }
 
-  bool aligned_;  // whether all rows of keys are at multiples of 16 bytes
+  bool aligned_;  // whether all rows of keys begin at multiples of 16 bytes
 };
 
 }  // namespace mla::MLA_CUDA_NAMESPACE

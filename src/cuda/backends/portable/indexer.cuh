@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // indexer_logits by mma.sync (indexer_block.cuh says what is computed). Once queries are staged, warps do not wait for
-// each other: each takes 32 keys at a time from global memory into registers, decoded to A operands of m16n8k16 (M =
-// keys, N = heads) once for all tokens and heads, and each of its lanes adds up 4 keys over the heads that it has.
-// f32 queries are three bf16 parts, which hold all their bits.
-// Shared memory: queries [tokens][parts][heads, padded to 8][272 bytes], then weights [tokens][heads, padded] f32.
+// each other. A warp loads 32 keys at a time from global memory into registers and decodes them to A operands of
+// m16n8k16 (M = keys, N = heads), once for all tokens and heads; each lane adds up 4 keys over the heads that it has. A
+// f32 query is the sum of three bf16 terms, which hold all its bits. Shared memory: queries [tokens][terms][heads,
+// padded to 8][272 bytes], then weights [tokens][heads, padded] f32.
 #pragma once
 
 #include "cuda/attention/indexer_block.cuh"
@@ -14,7 +14,7 @@ template <DType kQueries>
 class IndexerKernel : IndexerBlock<kQueries, 4> {
   using Block = IndexerBlock<kQueries, 4>;
   using Block::args_, Block::shape_, Block::kOperand, Block::kSteps, Block::kTiles, Block::kWarpKeys;
-  using typename Block::Operands, typename Block::Rows, typename Block::Segment, typename Block::Sums,
+  using typename Block::Operands, typename Block::Rows, typename Block::TokenGroup, typename Block::Sums,
       typename Block::Weights;
 
  public:
@@ -24,10 +24,10 @@ class IndexerKernel : IndexerBlock<kQueries, 4> {
   static constexpr int kMinBlocks = kQueries == DType::kF32 ? 1 : 2;
   static constexpr int kBlockKeys = kThreads / kWarpSize * kWarpKeys;
   static constexpr int kHeadTile = 8;
-  static constexpr int kParts = kQueries == DType::kF32 ? 3 : 1;
-  /// 16 bytes behind each row move the next one by 4 banks, so that 8 lanes read from 32 different ones.
+  static constexpr int kTerms = kQueries == DType::kF32 ? 3 : 1;
+  /// 16 bytes behind each row move the next one by 4 banks, so that 8 lanes read from 32 different banks.
   static constexpr int kRowBytes = kIndexerLayout.head_dim * 2 + 16;
-  static constexpr int64_t kHeadBytes = kParts * kRowBytes + 4;  // of a token's padded heads
+  static constexpr int64_t kHeadBytes = kTerms * kRowBytes + 4;  // shared memory for each padded head of a token
 
   static MLA_DEVICE void run(const Params& params) { IndexerKernel(params).run(); }
 
@@ -36,46 +36,46 @@ class IndexerKernel : IndexerBlock<kQueries, 4> {
       : Block(params), padded_heads_((args_.num_heads + kHeadTile - 1) / kHeadTile * kHeadTile) {}
 
   MLA_DEVICE void run() {
-    const Segment segment = Block::find_segment();
-    if (segment.first >= segment.stop) return;
+    const TokenGroup group = Block::find_group();
+    if (group.first >= group.stop) return;
     const int32_t begin = Block::first_key(), end = Block::end_key();
-    const int32_t seen = Block::num_visible(segment, segment.stop - 1);  // by any of its tokens
-    if (begin < seen) {
+    const int32_t most_visible = Block::num_visible(group, group.stop - 1);  // to any of its tokens
+    if (begin < most_visible) {
       Block::template stage<kThreads, kQueries == DType::kF32 ? 2 : 4>(
-          segment.first, segment.stop - segment.first, padded_heads_, weight_address(0, 0),
+          group.first, group.stop - group.first, padded_heads_, weight_address(0, 0),
           [&](int32_t row, int32_t column, const Bits8& bits) { store_query(row, column, bits); });
-      ptx::sync_block();  // staged, before warps multiply
+      ptx::sync_block();  // queries and weights are staged
     }
     MLA_NO_UNROLL
     for (int32_t base = begin; base < end; base += kBlockKeys) {
       const int32_t warp_base = base + ptx::warp() * kWarpKeys;
       Operands keys;
       float scale = 0.0F;
-      if (warp_base < seen) {
+      if (warp_base < most_visible) {
         Rows rows;
-        Block::load_rows(Block::find_rows(segment.request, warp_base, seen), rows);
+        Block::load_rows(Block::find_rows(group.request, warp_base, most_visible), rows);
         Block::decode(rows, keys);
         scale = rows.scale;
       }
       MLA_NO_UNROLL
-      for (int32_t token = segment.first; token < segment.stop; ++token) {
-        const int32_t visible = Block::num_visible(segment, token);
+      for (int32_t token = group.first; token < group.stop; ++token) {
+        const int32_t visible = Block::num_visible(group, token);
         Sums sums = {};
-        if (warp_base < visible) add_heads(token - segment.first, keys, sums);
+        if (warp_base < visible) add_heads(token - group.first, keys, sums);
         Block::write_logit(token, warp_base, visible, Block::own_sum(sums) * scale);
       }
     }
   }
 
-  MLA_DEVICE ptx::SharedAddress row_address(int32_t token, int part, int32_t head) const {
+  MLA_DEVICE ptx::SharedAddress row_address(int32_t token, int term, int32_t head) const {
     return ptx::shared_address(ptx::shared_memory()) +
-           static_cast<uint32_t>(((token * kParts + part) * padded_heads_ + head) * kRowBytes);
+           static_cast<uint32_t>(((token * kTerms + term) * padded_heads_ + head) * kRowBytes);
   }
   MLA_DEVICE ptx::SharedAddress weight_address(int32_t token, int32_t head) const {
     return row_address(shape_.group_tokens, 0, 0) + static_cast<uint32_t>((token * padded_heads_ + head) * 4);
   }
 
-  /// Adds what the staged heads of the group's token give.
+  /// Adds what all heads of a staged token give.
   MLA_DEVICE void add_heads(int32_t token, const Operands& keys, Sums& sums) const {
     int32_t head = 0;
     MLA_NO_UNROLL
@@ -95,8 +95,8 @@ class IndexerKernel : IndexerBlock<kQueries, 4> {
     float scores[kCount][kTiles][4] = {};
     const auto lane_offset = static_cast<uint32_t>(ptx::lane() / 4 * kRowBytes + ptx::lane() % 4 * 32);
     MLA_NO_UNROLL
-    for (int part = kParts - 1; part >= 0; --part) {  // the small parts first
-      const ptx::SharedAddress row = row_address(token, part, head) + lane_offset;
+    for (int term = kTerms - 1; term >= 0; --term) {  // the small terms first
+      const ptx::SharedAddress row = row_address(token, term, head) + lane_offset;
       MLA_UNROLL
       for (int step = 0; step < kSteps; step += 2) {
         MLA_UNROLL
@@ -119,9 +119,9 @@ class IndexerKernel : IndexerBlock<kQueries, 4> {
     }
   }
 
-  /// Eight channels as 16-bit operands.
+  /// Stores eight channels of a query as 16-bit operands. `row` counts the padded heads of all tokens.
   MLA_DEVICE void store_query(int32_t row, int32_t column, const Bits8& bits) const {
-    ptx::Vec4 operands[kParts];
+    ptx::Vec4 operands[kTerms];
     MLA_UNROLL
     for (int i = 0; i < kVector / 2; ++i) {
       if constexpr (kQueries == DType::kE4M3)
@@ -132,21 +132,22 @@ class IndexerKernel : IndexerBlock<kQueries, 4> {
         operands[0].x[i] = bits.w[i];
     }
     MLA_UNROLL
-    for (int part = 0; part < kParts; ++part)
+    for (int term = 0; term < kTerms; ++term)
       ptx::store_shared(
-          row_address(row / padded_heads_, part, row % padded_heads_) + static_cast<uint32_t>(column * 16),
-          operands[part]);
+          row_address(row / padded_heads_, term, row % padded_heads_) + static_cast<uint32_t>(column * 16),
+          operands[term]);
   }
 
-  /// Two f32 in three parts of bf16 each, whose sums they are. Parts are cut off, not rounded: none is too large.
+  /// Splits two f32 into three bf16 terms each, whose sums they are. Terms are truncated, not rounded, so that none
+  /// overflows.
   static MLA_DEVICE void split_pair(uint32_t low, uint32_t high, uint32_t& first, uint32_t& second, uint32_t& third) {
-    constexpr uint32_t kTop = 0xFFFF0000U;
-    const auto rest = [](uint32_t value) {  // of a value of bf16, infinity or NaN: nothing
+    constexpr uint32_t kTop = 0xFFFF0000U, kQuietNan = 0x400000U;
+    const auto rest = [](uint32_t value) {  // what truncation to bf16 leaves; nothing of infinity or NaN
       const auto f32 = std::bit_cast<float>(value);
       return is_finite(f32) ? std::bit_cast<uint32_t>(f32 - std::bit_cast<float>(value & kTop)) : 0U;
     };
     const auto join = [](uint32_t a, uint32_t b) { return a >> 16 | (b & kTop); };
-    const auto quiet = [](uint32_t value) { return is_nan(std::bit_cast<float>(value)) ? value | 0x400000U : value; };
+    const auto quiet = [](uint32_t value) { return is_nan(std::bit_cast<float>(value)) ? value | kQuietNan : value; };
     const uint32_t low_rest = rest(low), high_rest = rest(high);
     first = join(quiet(low), quiet(high));
     second = join(low_rest, high_rest);

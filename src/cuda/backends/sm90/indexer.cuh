@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// indexer_logits by wgmma (attention/indexer_block.cuh says what is computed). A warpgroup takes 64 keys at a time, a
-// warp 16 of them: decoded to A operands in registers (M = keys) once for all tokens; 64 heads (N) are one product, and
-// each lane adds up 2 keys over the heads that it has. The next keys' rows are on their way meanwhile. Once queries are
-// staged, warpgroups do not wait for each other.
+// indexer_logits by wgmma (attention/indexer_block.cuh says what is computed). A warpgroup computes 64 keys at a time,
+// of which a warp has 16: it decodes them to A operands in registers (M = keys) once for all tokens. 64 heads (N) are
+// one product, and each lane adds up 2 keys over the heads that it has. The next keys' rows are on their way meanwhile.
+// Once queries are staged, warpgroups do not wait for each other.
 // Shared memory: queries [tokens][tiles of 64 heads][two pieces of 64 channels][64 rows of 128 bytes, swizzled], then
 // weights [tokens][heads, padded to 64] f32.
 #pragma once
@@ -17,7 +17,7 @@ template <DType kQueries>
 class IndexerKernel : IndexerBlock<kQueries, 2> {
   using Block = IndexerBlock<kQueries, 2>;
   using Block::args_, Block::shape_, Block::kOperand, Block::kSteps, Block::kWarpKeys;
-  using typename Block::Operands, typename Block::Places, typename Block::Rows, typename Block::Segment,
+  using typename Block::Operands, typename Block::Places, typename Block::Rows, typename Block::TokenGroup,
       typename Block::Sums, typename Block::Weights;
   static_assert(kQueries != DType::kF32);
 
@@ -29,7 +29,7 @@ class IndexerKernel : IndexerBlock<kQueries, 2> {
   static constexpr int kBlockKeys = kThreads / kWarpSize * kWarpKeys;
   static constexpr int kHeadTile = 64;
   static constexpr int kRowBytes = kIndexerLayout.head_dim * 2;
-  static constexpr int64_t kHeadBytes = kRowBytes + 4;  // of a token's padded heads
+  static constexpr int64_t kHeadBytes = kRowBytes + 4;  // shared memory for each padded head of a token
 
   static MLA_DEVICE void run(const Params& params) { IndexerKernel(params).run(); }
 
@@ -37,45 +37,45 @@ class IndexerKernel : IndexerBlock<kQueries, 2> {
   static constexpr int kGroupWarps = 4, kGroupKeys = kGroupWarps * kWarpKeys;
   static constexpr int kPieceDims = 64, kPieceRowBytes = kPieceDims * 2, kPieceBytes = kHeadTile * kPieceRowBytes;
   static constexpr int kTileBytes = kHeadTile * kRowBytes, kProducts = kHeadTile / 2;
-  static constexpr int kPieceSteps = kPieceDims / 16;
+  static constexpr int kPieceSteps = kPieceDims / 16;  // a step has 16 channels, 32 bytes
 
   MLA_DEVICE explicit IndexerKernel(const Params& params)
       : Block(params), head_tiles_((args_.num_heads + kHeadTile - 1) / kHeadTile) {}
 
   MLA_DEVICE void run() {
-    const Segment segment = Block::find_segment();
-    if (segment.first >= segment.stop) return;
+    const TokenGroup group = Block::find_group();
+    if (group.first >= group.stop) return;
     const int32_t begin = Block::first_key(), end = Block::end_key();
-    const int32_t seen = Block::num_visible(segment, segment.stop - 1);  // by any of its tokens
+    const int32_t most_visible = Block::num_visible(group, group.stop - 1);  // to any of its tokens
     const int32_t group_begin = begin + ptx::warp() / kGroupWarps * kGroupKeys;
     const int32_t warp_offset = ptx::warp() % kGroupWarps * kWarpKeys;
     Places places = {};
     Rows rows = {};
-    if (group_begin < seen) {
-      Block::load_rows(Block::find_rows(segment.request, group_begin + warp_offset, seen), rows);
-      places = Block::find_rows(segment.request, group_begin + kBlockKeys + warp_offset, seen);
+    if (group_begin < most_visible) {
+      Block::load_rows(Block::find_rows(group.request, group_begin + warp_offset, most_visible), rows);
+      places = Block::find_rows(group.request, group_begin + kBlockKeys + warp_offset, most_visible);
     }
-    if (begin < seen) {
+    if (begin < most_visible) {
       Block::template stage<kThreads, 4>(
-          segment.first, segment.stop - segment.first, head_tiles_ * kHeadTile, weight_address(0, 0),
+          group.first, group.stop - group.first, head_tiles_ * kHeadTile, weight_address(0, 0),
           [&](int32_t row, int32_t column, const Bits8& bits) { store_query(row, column, bits); });
       ptx::fence_async_proxy();
-      ptx::sync_block();  // staged, before warpgroups multiply
+      ptx::sync_block();  // queries and weights are staged
     }
     MLA_NO_UNROLL
     for (int32_t base = group_begin; base < end; base += kBlockKeys) {
       const float scale = rows.scale;
       Operands keys;
-      if (base < seen) Block::decode(rows, keys);
-      if (base + kBlockKeys < std::min(seen, end)) {
+      if (base < most_visible) Block::decode(rows, keys);
+      if (base + kBlockKeys < std::min(most_visible, end)) {
         Block::load_rows(places, rows);
-        places = Block::find_rows(segment.request, base + 2 * kBlockKeys + warp_offset, seen);
+        places = Block::find_rows(group.request, base + 2 * kBlockKeys + warp_offset, most_visible);
       }
       MLA_NO_UNROLL
-      for (int32_t token = segment.first; token < segment.stop; ++token) {
-        const int32_t visible = Block::num_visible(segment, token);
+      for (int32_t token = group.first; token < group.stop; ++token) {
+        const int32_t visible = Block::num_visible(group, token);
         Sums sums = {};
-        if (base < visible) add_heads(token - segment.first, keys, sums);
+        if (base < visible) add_heads(token - group.first, keys, sums);
         Block::write_logit(token, base + warp_offset, visible, Block::own_sum(sums) * scale);
       }
     }
@@ -88,7 +88,7 @@ class IndexerKernel : IndexerBlock<kQueries, 2> {
     return tile_address(shape_.group_tokens, 0) + static_cast<uint32_t>((token * head_tiles_ * kHeadTile + head) * 4);
   }
 
-  /// Adds what the staged heads of the group's token give.
+  /// Adds what all heads of a staged token give.
   MLA_DEVICE void add_heads(int32_t token, const Operands& keys, Sums& sums) const {
     MLA_NO_UNROLL
     for (int32_t tile = 0; tile < head_tiles_; ++tile) {
@@ -118,9 +118,9 @@ class IndexerKernel : IndexerBlock<kQueries, 2> {
     ptx::wgmma_hold(products);
   }
 
-  /// Eight channels of a row, of all tokens' padded heads, as 16-bit operands in the order in which lanes hold those of
-  /// keys: step s of a piece multiplies channels 16 t + 4 s and the next as k = 2t, 2t + 1, the two behind as k = 2t +
-  /// 8, 2t + 9.
+  /// Stores eight channels of a query as 16-bit operands. `row` counts the padded heads of all tokens. The channels
+  /// stand in the order in which lanes hold those of keys: for lane t of a quad, step s of a piece multiplies channels
+  /// 16 t + 4 s and the next one as k = 2t, 2t + 1, and the two behind them as k = 2t + 8, 2t + 9.
   MLA_DEVICE void store_query(int32_t row, int32_t column, const Bits8& bits) const {
     const int quad_lane = column / 2 % 4;
     const ptx::SharedAddress to =
@@ -128,7 +128,7 @@ class IndexerKernel : IndexerBlock<kQueries, 2> {
                                                    row % kHeadTile * kPieceRowBytes + quad_lane * 4);
     MLA_UNROLL
     for (int i = 0; i < kVector / 2; ++i) {
-      const int chunk = column % 2 * 4 + i;  // of 16 bytes: two for each step
+      const int chunk = column % 2 * 4 + i;  // a step has two chunks of 16 bytes
       uint32_t pair = bits.w[i];
       if constexpr (kQueries == DType::kE4M3) pair = ptx::e4m3x2_to_f16x2(half_of(bits, i));
       ptx::store_shared(to + static_cast<uint32_t>((chunk ^ (row & 7)) * kChunkBytes), pair);
