@@ -204,14 +204,14 @@ def cuda_sm90_block() -> Picture:
     p_a = t + products + first
     one.arrow([(at(p_a), rows["tensor"] + 36), (at(p_a) + 6, rows["values"])], "p_full(n, a), (n, b)",
               (at(p_a) - 66, rows["values"] - 10))  # fmt: skip
-    free = p_a + values / 2
-    one.arrow([(at(free), rows["values"]), (at(free), rows["load"] + 36)], "kv_empty(n, a), (n, b)",
-              (at(free) + 2, rows["load"] - 8))  # fmt: skip
-    landed = free + 800
+    empty = p_a + values / 2
+    one.arrow([(at(empty), rows["values"]), (at(empty), rows["load"] + 36)], "kv_empty(n, a), (n, b)",
+              (at(empty) + 2, rows["load"] - 8))  # fmt: skip
+    landed = empty + 800
     one.arrow([(at(landed) - 30, rows["load"] + 36), (at(landed) + 8, rows["scores"] - 2)])
     one.text(at(landed) + 22, rows["load"] + 52, "kv_full(n+2), three pieces", "signal halo", "start")
     one.text(12, 336, "a, b: the halves of 32 keys. P(n) takes the place of the rotary channels of stage n, which nobody "
-             "needs once S(n) is complete.", "small muted")  # fmt: skip
+             "reads once S(n) is complete.", "small muted")  # fmt: skip
     one.text(12, 353, "S(n + 1) and O(n) are independent: both are on the tensor cores while the values are added.",
              "small muted")  # fmt: skip
     return one
@@ -254,8 +254,8 @@ def cuda_sm90_prefill_block() -> Picture:
     y = rows["two"] + 50
     one.arrow([(x0 + 0.6 * unit, rows["load"]), (x0 + 0.6 * unit, y), (x0 + 6.2 * unit, y),
                (x0 + 6.2 * unit, rows["two"] + 36)], "k_full(2)", (x0 + 4.6 * unit, y + 14))  # fmt: skip
-    one.text(12, 302, "P stays in registers: the accumulators of S have the layout of the first operand of P V. Tiles that "
-             "some row sees in part take a slower path, 64 keys at a time.", "small muted")  # fmt: skip
+    one.text(12, 302, "P stays in registers: the accumulators of S have the layout of the first operand of P V. Masked "
+             "tiles take a slower path, 64 keys at a time.", "small muted")  # fmt: skip
     return one
 
 
@@ -294,18 +294,16 @@ def cuda_portable_block() -> Picture:
         one.text(x0 + (4, 190, 274)[i], rows["warps"] + 57, text, "signal halo", "middle" if i else "start")
     one.text(12, 262, "16-bit rows land in two tiles, A and B, in turn. Quantized rows land in raw stages and become bf16 in "
              "the one tile, behind one more barrier.", "small muted")  # fmt: skip
-    one.text(12, 279, "Score warps divide the channels in four; the four partial sums meet in shared memory, where a softmax "
-             "warp has whole rows.", "small muted")  # fmt: skip
+    one.text(12, 279, "Score warps divide the channels in four; the sums of the K slices meet in shared memory, where "
+             "a softmax warp has whole rows.", "small muted")  # fmt: skip
     return one
 
 
 def cuda_portable_prefill_block() -> Picture:
-    one = Timeline(
-        "cuda_portable_prefill-block", 930, 268, "cuda_portable prefill: one stage, two blocks a multiprocessor"
-    )
+    one = Timeline("cuda_portable_prefill-block", 930, 268, "cuda_portable prefill: one stage, two blocks an SM")
     one.heading(
         "Four warps of 32 rows each. K of the next tile arrives during softmax and P V, V of this tile during Q Kᵀ.",
-        "The other block of the multiprocessor fills the gaps. Red: __syncthreads behind cp.async waits.",
+        "The other block of the SM fills the gaps. Red: __syncthreads behind cp.async waits.",
     )
     x0, end = one.LEFT + 8, one.width - 14
     load, warps = 80, 156
@@ -330,7 +328,7 @@ def cuda_portable_prefill_block() -> Picture:
                     one.arrow([(x + 4, warps - 16), (x + 4, warps + 40)])
                 x += 10
     one.text(x0 + 2, warps + 57, "K(t) is there", "signal halo")
-    one.text(x0 + 128, warps + 57, "V(t) is there, K(t) free", "signal halo")
+    one.text(x0 + 128, warps + 57, "V(t) is there, K(t) is read", "signal halo")
     one.text(12, 250, "On machines with 99 KB a block, eight warps of 16 rows have two stages and Q in registers: one barrier "
              "a tile.", "small muted")  # fmt: skip
     return one
@@ -490,7 +488,7 @@ def cuda_portable_memory() -> Picture:
             ("32 rows, 16-bit, 99 KB machines", "32 keys a step; SM86, SM89, SM120", [
                 ("other", "addresses, entries, row state", 1_920), ("load", "tile A: 32 rows of 1,152", 36_864),
                 ("load", "tile B", 36_864), ("scores", "S, four K slices; then P", 16_384)], 99 * KB),
-            ("32 rows, e4m3, 99 KB machines", "codes land raw, one tile of bf16", [
+            ("32 rows, e4m3, 99 KB machines", "rows land raw, one tile of bf16", [
                 ("other", "addresses, scales, row state", 4_480), ("values", "tile: 32 rows as bf16", 36_864),
                 ("scores", "S, four K slices; then P", 16_384), ("load", "raw stage 0: 32 rows of 640", 20_480),
                 ("load", "raw stage 1", 20_480)], 99 * KB),
