@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: Apache-2.0
+// append_indexer, indexer_logits and indexer_top_k on an emulated GPU against the reference.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "cuda/backends/portable/operations.h"
+#include "cuda/backends/sm90/operations.h"
+#include "cuda/common/memory.h"
+#include "reference/reference.h"
+#include "reference/scalar.h"
+#include "trace.h"
+
+namespace mla::indexer_test {
+namespace {
+
+using namespace mla::writers_test;  // NOLINT(google-build-using-namespace): random problems and their memory
+
+constexpr int32_t kDim = kIndexerLayout.head_dim;
+
+TEST(CudaAppendIndexer, LeavesTheBytesOfTheReference) {
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    MLA_TRACE(testing::Message() << "seed " << seed);
+    Random random(seed);
+    Memory memory(random);
+    const int32_t page_size = random.of({1, 7, 64}), num_pages = random.integer(1, 6);
+    const int64_t stride = indexer_page_bytes(page_size) + random.of({0, 0, 4, 3, 13}),
+                  width = kDim + random.of({0, 5});
+    core::AppendIndexerArgs args = {
+        .num_tokens = random.integer(0, page_size * num_pages),
+        .dtype = random.of({DType::kF32, DType::kBF16, DType::kF16}),
+        .k_stride_token = width,
+        .power_of_two_scales = random.chance(2),
+        .cache = {memory.bytes(num_pages * stride, random.of({0, 1, 4})), stride, num_pages, page_size}};
+    args.k = memory.elements(args.dtype, args.num_tokens * width, random.integer(0, 3));
+    std::vector<int64_t> slots;
+    for (int64_t t = 0; t < args.num_tokens; ++t)
+      slots.push_back(random.chance(8) ? -random.integer(1, 5) : num_pages * page_size - 1 - t);
+    args.slot_mapping = memory.list(slots);
+    TestQueue queue(seed);
+    ASSERT_NO_FATAL_FAILURE(expect_same_bytes(
+        memory, [&] { reference::append_indexer(args); }, [&] { return run_append_indexer(args, queue); }));
+  }
+}
+
+/// What a test asks for; everything else is random.
+struct Shape {
+  int32_t num_heads;
+  DType q_dtype;
+  int32_t most_keys = 400;
+};
+
+/// Ragged requests over shuffled pages, with slots that no request owns full of NaN, and tokens of no request.
+class Problem {
+ public:
+  Problem(Random& random, Memory& memory, const Shape& shape) : random_(random), memory_(memory) {
+    args.batch_size = random.integer(1, 4);
+    args.num_heads = shape.num_heads;
+    args.q_dtype = shape.q_dtype;
+    args.causal = !random.chance(4);
+    args.cache.page_size = args.pages.page_size = random.of({1, 3, 64, 64, 256});
+    lay_out_requests(shape.most_keys);
+    fill_cache();
+    fill_queries();
+    args.max_kv_len = shape.most_keys + random.of({0, 0, 290});
+    args.logits_stride_token = args.max_kv_len + random.integer(0, 3);
+    args.logits = reinterpret_cast<float*>(memory.bytes(logits_size() * 4, 4 * random.integer(0, 1)));
+    std::fill_n(args.logits, logits_size(), 7.0F);
+  }
+
+  core::IndexerLogitsArgs args;
+
+  int64_t logits_size() const { return args.num_tokens * args.logits_stride_token; }
+  std::vector<float> logits() const { return {args.logits, args.logits + logits_size()}; }
+  int32_t visible(int32_t request, int32_t token) const {
+    const int32_t kv_len = kv_len_[static_cast<size_t>(request)];
+    const int32_t later = args.queries.begin(request) + args.queries.len(request) - 1 - token;
+    return args.causal ? std::max(0, kv_len - later) : kv_len;
+  }
+
+  /// How much f32 arithmetic may be off: a few roundings of the largest |q| |k| scale, summed over heads.
+  std::vector<double> tolerances() const {
+    std::vector<double> result(static_cast<size_t>(args.num_tokens));
+    for (int32_t request = 0; request < args.batch_size; ++request) {
+      double largest = 0;
+      for (int32_t j = 0; j < kv_len_[static_cast<size_t>(request)]; ++j)
+        largest = std::max(largest, key_size(request, j));
+      for (int32_t i = 0; i < args.queries.len(request); ++i) {
+        const int64_t token = args.queries.begin(request) + i;
+        double sum = 0;
+        for (int64_t h = 0; h < args.num_heads; ++h)
+          sum += std::fabs(double{args.weights[token * args.weights_stride_token + h]}) *
+                 norm(args.q, args.q_dtype, token * args.q_stride_token + h * args.q_stride_head);
+        result[static_cast<size_t>(token)] = 0x1p-24 * (8 + 2 * std::sqrt(double(args.num_heads))) * sum * largest;
+      }
+    }
+    return result;
+  }
+
+ private:
+  void lay_out_requests(int32_t most_keys) {
+    const int32_t width = (most_keys + args.pages.page_size - 1) / args.pages.page_size;
+    args.cache.num_pages = args.batch_size * width + 1;
+    std::vector<int32_t> table, kv_indptr = {0}, qo_indptr = {0};
+    const int32_t uniform = random_.chance(3) ? random_.integer(1, 5) : 0;
+    for (int32_t request = 0; request < args.batch_size; ++request) {
+      kv_len_.push_back(random_.chance(5) ? 0 : random_.integer(0, most_keys));
+      for (int32_t i = 0; i < width; ++i)  // pages of the requests take turns; behind the last in use no page is named
+        table.push_back(i * args.pages.page_size < kv_len_.back() ? i * args.batch_size + request : 1 << 30);
+      kv_indptr.push_back(width * (request + 1));
+      qo_indptr.push_back(qo_indptr.back() + (uniform > 0 ? uniform : random_.integer(0, 5)));
+    }
+    args.num_tokens = qo_indptr.back();
+    args.queries.uniform_len = uniform;
+    if (uniform == 0) {
+      args.queries.indptr = memory_.list(qo_indptr);
+      args.num_tokens += random_.integer(0, 2);  // of no request: their rows stay as they are
+    }
+    args.pages.batch_size = args.batch_size;
+    args.pages.table = memory_.list(table);
+    args.pages.kv_len = memory_.list(kv_len_);
+    if (random_.chance(2))
+      args.pages.kv_indptr = memory_.list(kv_indptr);
+    else
+      args.pages.table_stride_request = width;
+  }
+
+  void fill_cache() {
+    core::IndexerPages& cache = args.cache;
+    cache.stride_page = indexer_page_bytes(cache.page_size) + random_.of({0, 0, 12, 3, 16});
+    const int64_t bytes = cache.num_pages * cache.stride_page;
+    cache.base = memory_.bytes(bytes, random_.of({0, 0, 4, 1}));
+    std::memset(cache.base, 0x7F, static_cast<size_t>(bytes));
+    for (int32_t request = 0; request < args.batch_size; ++request)
+      for (int32_t j = 0; j < kv_len_[static_cast<size_t>(request)]; ++j) {
+        const float scale = static_cast<float>(random_.integer(1, 1000)) * 1e-4F;
+        std::memcpy(scale_of(request, j), &scale, sizeof scale);
+        for (int32_t c = 0; c < kDim; ++c)  // any code but NaN
+          key_of(request, j)[c] = static_cast<std::byte>(random_.integer(0, 126) | (random_.chance(2) ? 128 : 0));
+        if (random_.chance(60)) key_of(request, j)[random_.integer(0, kDim - 1)] = std::byte{0xFF};
+      }
+  }
+  std::byte* key_of(int32_t request, int32_t j) const {
+    const int32_t size = args.cache.page_size;
+    return args.cache.key(args.pages.of(request)[j / size], j % size);
+  }
+  std::byte* scale_of(int32_t request, int32_t j) const {
+    const int32_t size = args.cache.page_size;
+    return args.cache.scale(args.pages.of(request)[j / size], j % size);
+  }
+  double key_size(int32_t request, int32_t j) const {
+    float scale;
+    std::memcpy(&scale, scale_of(request, j), sizeof scale);
+    const double size = norm(key_of(request, j), DType::kE4M3, 0) * double{scale};
+    return std::isnan(size) ? 0 : size;
+  }
+  static double norm(const void* data, DType dtype, int64_t first) {
+    double squares = 0;
+    for (int64_t c = 0; c < kDim; ++c) squares += std::pow(double{reference::load(data, dtype, first + c)}, 2);
+    return std::sqrt(squares);
+  }
+
+  void fill_queries() {
+    args.q_stride_head = kDim + random_.of({0, 0, 8, 3});
+    args.q_stride_token = args.num_heads * args.q_stride_head + random_.of({0, 5});
+    args.weights_stride_token = args.num_heads + random_.of({0, 3});
+    const auto size = static_cast<int64_t>(size_of(args.q_dtype));
+    const int64_t n = args.num_tokens * args.q_stride_token;
+    std::byte* const q = memory_.bytes(n * size, size * random_.integer(0, 1));
+    const auto value = [&] { return static_cast<float>(random_.integer(-9999, 9999)) * 3.1e-4F; };
+    for (int64_t i = 0; i < n; ++i) reference::store(value(), args.q_dtype, i, q);
+    args.q = q;
+    std::vector<float> weights;
+    for (int64_t i = 0; i < args.num_tokens * args.weights_stride_token; ++i) weights.push_back(value());
+    args.weights = memory_.list(weights);
+  }
+
+  Random& random_;
+  Memory& memory_;
+  std::vector<int32_t> kv_len_;
+};
+
+using IndexerLogits = cuda::DirectOperation<core::IndexerLogitsArgs>;
+
+void expect_logits_of_reference(Problem& problem, uint64_t seed, IndexerLogits run, int32_t num_sms = 4) {
+  TestQueue queue(seed, num_sms);
+  const Status status = run(problem.args, queue);
+  ASSERT_TRUE(status.ok()) << status.message();
+  const std::vector<float> actual = problem.logits();
+  std::fill_n(problem.args.logits, problem.logits_size(), 7.0F);
+  reference::indexer_logits(problem.args);
+  const std::vector<double> tolerances = problem.tolerances();
+  for (size_t i = 0; i < actual.size(); ++i) {
+    const float expected = problem.args.logits[i];
+    const size_t token = i / static_cast<size_t>(problem.args.logits_stride_token);
+    if (std::isnan(expected))
+      ASSERT_TRUE(std::isnan(actual[i])) << "logit " << i << " is " << actual[i];
+    else if (std::isinf(expected) || expected == 7.0F)
+      ASSERT_EQ(actual[i], expected) << "logit " << i;
+    else
+      ASSERT_NEAR(double{actual[i]}, double{expected}, tolerances[token]) << "logit " << i;
+  }
+}
+
+/// Long requests on one multiprocessor: blocks take many keys, one pass after another.
+void expect_many_keys(IndexerLogits run) {
+  for (uint64_t seed = 0; seed < 6; ++seed) {
+    MLA_TRACE(testing::Message() << "seed " << seed);
+    Random random(seed);
+    Memory memory(random);
+    Problem problem(random, memory, {.num_heads = 33, .q_dtype = DType::kE4M3, .most_keys = 5000});
+    ASSERT_NO_FATAL_FAILURE(expect_logits_of_reference(problem, seed, run, 1));
+  }
+}
+
+TEST(CudaIndexerLogits, ManyKeys) { expect_many_keys(portable::run_indexer_logits); }
+
+TEST(CudaIndexerLogits, CloseToTheReference) {
+  for (uint64_t seed = 0; seed < 48; ++seed) {
+    MLA_TRACE(testing::Message() << "seed " << seed);
+    Random random(seed);
+    Memory memory(random);
+    constexpr DType kTypes[] = {DType::kE4M3, DType::kBF16, DType::kF16, DType::kF32};
+    Problem problem(random, memory, {.num_heads = random.of({1, 7, 8, 16, 24, 64, 65}), .q_dtype = kTypes[seed % 4]});
+    ASSERT_NO_FATAL_FAILURE(expect_logits_of_reference(problem, seed, portable::run_indexer_logits));
+  }
+}
+
+#if MLA_CUDA_ARCH == 90
+TEST(Sm90IndexerLogits, CloseToTheReference) {
+  for (uint64_t seed = 0; seed < 48; ++seed) {
+    MLA_TRACE(testing::Message() << "seed " << seed);
+    Random random(seed);
+    Memory memory(random);
+    constexpr DType kTypes[] = {DType::kE4M3, DType::kBF16, DType::kF16};
+    Problem problem(random, memory, {.num_heads = random.of({1, 33, 64, 64, 65}), .q_dtype = kTypes[seed % 3]});
+    ASSERT_NO_FATAL_FAILURE(expect_logits_of_reference(problem, seed, sm90::run_indexer_logits));
+  }
+}
+
+TEST(Sm90IndexerLogits, ManyKeys) { expect_many_keys(sm90::run_indexer_logits); }
+
+TEST(Sm90IndexerLogits, AnyNumberOfHeads) {
+  Random random(9);
+  Memory memory(random);
+  Problem problem(random, memory, {.num_heads = 900, .q_dtype = DType::kE4M3, .most_keys = 70});
+  ASSERT_NO_FATAL_FAILURE(expect_logits_of_reference(problem, 1, sm90::run_indexer_logits));
+}
+#endif
+
+/// More heads than fit: several launches add up.
+TEST(CudaIndexerLogits, AnyNumberOfHeads) {
+  for (DType type : {DType::kE4M3, DType::kF32}) {
+    Random random(9);
+    Memory memory(random);
+    Problem problem(random, memory, {.num_heads = 900, .q_dtype = type, .most_keys = 70});
+    ASSERT_NO_FATAL_FAILURE(expect_logits_of_reference(problem, 1, portable::run_indexer_logits));
+  }
+}
+
+/// Selections are exact on logits of the same backend, and NaN among visible logits do not let in what is not seen.
+TEST(CudaIndexerTopK, SelectsAndTranslates) {
+  for (uint64_t seed = 0; seed < 24; ++seed) {
+    MLA_TRACE(testing::Message() << "seed " << seed);
+    Random random(seed);
+    Memory memory(random);
+    Problem problem(random, memory, {.num_heads = 4, .q_dtype = DType::kBF16});
+    const auto tokens = static_cast<int32_t>(problem.args.num_tokens);
+    const int32_t topk = random.of({1, 20, 300, 512});
+    std::vector<int32_t> slots(static_cast<size_t>(tokens * topk), -77), counts(static_cast<size_t>(tokens), -77);
+    std::vector<int32_t> expected = slots, expected_counts = counts;
+    core::IndexerTopKArgs args = {.indexer = problem.args,
+                                  .top_k = {.num_tokens = tokens,
+                                            .num_logits = problem.args.max_kv_len,
+                                            .logits = problem.args.logits,
+                                            .logits_stride_token = problem.args.logits_stride_token,
+                                            .k = topk,
+                                            .indices = slots.data(),
+                                            .indices_stride_token = topk},
+                                  .slots = {.num_tokens = tokens,
+                                            .topk = topk,
+                                            .indices = slots.data(),
+                                            .indices_stride_token = topk,
+                                            .queries = problem.args.queries,
+                                            .pages = problem.args.pages,
+                                            .slots = slots.data(),
+                                            .slots_stride_token = topk,
+                                            .valid_count = counts.data()}};
+    TestQueue queue(seed);
+    const Status status = portable::run_indexer_top_k(args, queue);
+    ASSERT_TRUE(status.ok()) << status.message();
+
+    for (int32_t request = 0; request < problem.args.batch_size; ++request)
+      for (int32_t i = 0; i < problem.args.queries.len(request); ++i) {
+        const int32_t token = problem.args.queries.begin(request) + i, length = problem.visible(request, token);
+        core::TopKArgs row = args.top_k;
+        row.num_tokens = 1;
+        row.logits += token * row.logits_stride_token;
+        row.lengths = &length;
+        row.indices = expected.data() + int64_t{token} * topk;
+        reference::top_k(row);
+      }
+    core::PhysicalSlotsArgs translation = args.slots;
+    translation.indices = translation.slots = expected.data();
+    translation.valid_count = expected_counts.data();
+    reference::physical_slots(translation);
+    ASSERT_EQ(slots, expected);
+    ASSERT_EQ(counts, expected_counts);
+  }
+}
+
+}  // namespace
+}  // namespace mla::indexer_test

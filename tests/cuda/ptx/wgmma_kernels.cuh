@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every form of wgmma, on operands in every layout.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#include "cuda/ptx/ptx.h"
+#include "cuda/ptx/wgmma.h"
+#include "cuda/ptx/wrapper_kernels.h"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+/// How a tile of 16-bit elements, [rows, 64 channels], lies in shared memory for a swizzle: bytes.
+template <ptx::Swizzle kSwizzle, bool kTransposed>
+struct TileLayout {
+  static constexpr int kChannels = 64;
+  /// Of a row of units: 8 rows of 16 bytes without a swizzle.
+  static constexpr int kRowBytes = kSwizzle == ptx::Swizzle::k128 ? 128 : kSwizzle == ptx::Swizzle::k64 ? 64 : 16;
+  static constexpr int kCore = 8 * kRowBytes;
+
+  static MLA_DEVICE uint32_t place(int rows, int row, int k) {
+    constexpr int kElements = kRowBytes / 2;  // in a row of a core
+    if constexpr (kTransposed) {
+      const int core = row / kElements * (kChannels / 8) + k / 8;
+      return swizzled(static_cast<uint32_t>(core * kCore + k % 8 * kRowBytes + row % kElements * 2));
+    } else if constexpr (kSwizzle == ptx::Swizzle::kNone) {
+      const int core = row / 8 * (kChannels / 8) + k / 8;
+      return static_cast<uint32_t>(core * kCore + row % 8 * 16 + k % 8 * 2);
+    } else {
+      return swizzled(static_cast<uint32_t>((k / kElements * rows + row) * kRowBytes + k % kElements * 2));
+    }
+  }
+  /// Of channels 16 step ...
+  static MLA_DEVICE uint64_t descriptor(ptx::SharedAddress tile, int rows, int step) {
+    constexpr uint32_t kCores = kChannels / 8 * kCore;  // all those along the channels
+    if constexpr (kTransposed && kSwizzle != ptx::Swizzle::kNone) {
+      return ptx::matrix_descriptor(tile + static_cast<uint32_t>(step * 2 * kCore), kCores, kCore, kSwizzle);
+    } else if constexpr (kSwizzle == ptx::Swizzle::kNone) {
+      return ptx::matrix_descriptor(tile + static_cast<uint32_t>(step * 2 * kCore), kCore, kCores, kSwizzle);
+    } else {
+      constexpr int kSteps = kRowBytes / 32;  // within a row
+      const int begin = step / kSteps * rows * kRowBytes + step % kSteps * 32;
+      return ptx::matrix_descriptor(tile + static_cast<uint32_t>(begin), 0, kCore, kSwizzle);
+    }
+  }
+
+ private:
+  /// 16-byte units change places within their row, as its place among 8 rows says.
+  static MLA_DEVICE uint32_t swizzled(uint32_t offset) {
+    if constexpr (kSwizzle == ptx::Swizzle::k128) return offset ^ (offset / 128 % 8) * 16;
+    if constexpr (kSwizzle == ptx::Swizzle::k64) return offset ^ (offset / 128 % 4) * 16;
+    return offset;
+  }
+};
+
+enum class WgmmaElement { kBf16, kF16 };
+
+/// One warpgroup: a [64, 64] of 16-bit elements from word 0 of the input, b [kN, 64] from word 2048. For each of three
+/// swizzles two outputs [64, kN]: a b^T + register number % 8, and a b^T where the registers hold NaN at first.
+template <int kN, WgmmaElement kElement, bool kTransposeB, bool kARegisters>
+struct WgmmaForm {
+  using Params = cuda::WrapperParams;
+  static constexpr const char* kName = "wgmma_form";
+  static constexpr int kThreads = 128;
+  static constexpr int kMinBlocks = 1;
+  static constexpr int kSteps = 4;  // of 16 channels
+  static constexpr uint32_t kABytes = 64 * 128, kBBytes = kN * 128;
+  static constexpr cuda::LaunchShape kShape{.shared_bytes = kABytes + kBBytes};
+
+  template <class A>
+  static MLA_DEVICE void multiply(float (&d)[kN / 2], const A& a, uint64_t b, bool accumulate) {
+    if constexpr (kElement == WgmmaElement::kBf16)
+      ptx::wgmma_bf16<kN, kTransposeB>(d, a, b, accumulate);
+    else
+      ptx::wgmma_f16<kN, kTransposeB>(d, a, b, accumulate);
+  }
+
+  template <class Layout>
+  static MLA_DEVICE void lay_out(const uint32_t* from, ptx::SharedAddress to, int rows) {
+    for (int i = ptx::thread_index(); i < rows * 64; i += kThreads) {
+      const auto code = static_cast<uint16_t>(from[i / 2] >> 16 * (i % 2));
+      ptx::store_shared(to + Layout::place(rows, i / 64, i % 64), code);
+    }
+  }
+
+  /// Returns where the next layout's outputs begin.
+  template <ptx::Swizzle kSwizzle>
+  static MLA_DEVICE uint32_t* run_layout(const Params& p, uint32_t* out) {
+    using LayoutA = TileLayout<kSwizzle, false>;
+    using LayoutB = TileLayout<kSwizzle, kTransposeB>;
+    const ptx::SharedAddress a = ptx::shared_address(ptx::shared_memory());
+    const ptx::SharedAddress b = a + kABytes;
+    ptx::sync_block();
+    lay_out<LayoutA>(p.in, a, 64);
+    lay_out<LayoutB>(p.in + 2048, b, kN);
+    ptx::fence_async_proxy();
+    ptx::sync_block();
+    const int row = ptx::warp() * 16 + ptx::lane() / 4;
+    uint32_t registers[kSteps][4];
+    MLA_UNROLL
+    for (int step = 0; step < kSteps; ++step) MLA_UNROLL
+    for (int i = 0; i < 4; ++i)
+      registers[step][i] = p.in[(row + i % 2 * 8) * 32 + step * 8 + i / 2 * 4 + ptx::lane() % 4];
+    MLA_NO_UNROLL
+    for (int round = 0; round < 2; ++round) {
+      const bool accumulate = round == 0;
+      float d[kN / 2];
+      for (int i = 0; i < kN / 2; ++i)
+        d[i] = accumulate ? static_cast<float>(i % 8) : std::bit_cast<float>(0x7FC00000U);
+      ptx::wgmma_hold(d);
+      ptx::wgmma_fence();
+      MLA_UNROLL
+      for (int step = 0; step < kSteps; ++step) {
+        const uint64_t descriptor_b = LayoutB::descriptor(b, kN, step);
+        if constexpr (kARegisters)
+          multiply(d, registers[step], descriptor_b, accumulate || step != 0);
+        else
+          multiply(d, LayoutA::descriptor(a, 64, step), descriptor_b, accumulate || step != 0);
+        if (step % 2 == 1) ptx::wgmma_commit();
+      }
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_hold(d);
+      for (int i = 0; i < kN / 2; ++i)
+        out[(row + i % 4 / 2 * 8) * kN + i / 4 * 8 + ptx::lane() % 4 * 2 + i % 2] = std::bit_cast<uint32_t>(d[i]);
+      out += 64 * kN;
+    }
+    return out;
+  }
+
+  static MLA_DEVICE void run(const Params& p) {
+    uint32_t* out = run_layout<ptx::Swizzle::kNone>(p, p.out);
+    out = run_layout<ptx::Swizzle::k128>(p, out);
+    run_layout<ptx::Swizzle::k64>(p, out);
+  }
+};
+
+}  // namespace mla::MLA_CUDA_NAMESPACE

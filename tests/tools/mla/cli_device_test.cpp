@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+// --device of every command: GPUs that are not there, emulated ones, and what MLA_EMULATE does.
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "kit/device.h"
+#include "mla/backend.h"
+#include "tools/mla/run_mla.h"
+
+namespace mla::cli {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+bool has_row(const json& rows, const std::string& name) {
+  return std::any_of(rows.begin(), rows.end(), [&](const json& row) { return row["backend"] == name; });
+}
+
+/// "emulated:sm90", or the first architecture that this build emulates.
+class CliEmulated : public testing::Test {
+ protected:
+  void SetUp() override {
+    const std::vector<int32_t>& archs = machine_info().emulated_archs;
+    if (archs.empty()) GTEST_SKIP() << "this build emulates no GPU";
+    const bool hopper = std::find(archs.begin(), archs.end(), 90) != archs.end();
+    arch_ = "sm" + std::to_string(hopper ? 90 : archs.front());
+    device_ = "emulated:" + arch_;
+  }
+  std::string arch_, device_;
+};
+
+TEST(CliDevice, MistakesAreOneLineAndStatusTwo) {
+  for (const char* command : {"run", "check", "bench --list", "explain"})
+    expect_refusal(std::string(command) + " --device tpu", {"--device", "tpu", "cuda:0"});
+  for (const char* command : {"run", "check", "bench --list"})
+    expect_refusal(std::string(command) + " --device sm90", {"--device", "emulated:sm90"});
+  expect_refusal("check --device emulated:sm77", {"--device", "sm77"});
+  expect_refusal("run --kv-len 64 --device emulated:sm77", {"sm77"});
+  expect_refusal("check --device cuda:99", {"cuda:99"});
+  expect_refusal("explain", {"MLA_EMULATE", "tpu"}, "MLA_EMULATE=tpu");
+}
+
+TEST(CliDevice, ExplainAnswersForAGpuThatIsNotThere) {
+  for (const char* arch : {"sm80", "sm120"}) {
+    const Ran ran = run_mla(std::string("explain --json --device ") + arch);
+    const json document = json::parse(ran.out);
+    EXPECT_EQ(document["device"], arch);
+    EXPECT_TRUE(has_row(document["rows"], "cuda_portable"));
+    for (const json& row : document["rows"])
+      EXPECT_TRUE(kit::is_gpu_backend(row["backend"].get<std::string>()) || row["usable"] == false) << row;
+  }
+}
+
+TEST(CliDevice, InfoSaysWhatTheBuildHasForGpus) {
+  const json cuda = json_of("info --json")["cuda"];
+  for (const char* key : {"driver", "error", "archs", "emulated_archs"}) EXPECT_TRUE(cuda.contains(key)) << key;
+  EXPECT_EQ(cuda["emulated_archs"].size(), machine_info().emulated_archs.size());
+  EXPECT_THAT(run_mla("info").out, HasSubstr("emulates"));
+}
+
+TEST(CliDevice, MarkdownJudgesRowsOfGpusForEmulatedOnes) {
+  const Ran ran = run_mla("info --markdown");
+  EXPECT_EQ(ran.status, 0);
+  EXPECT_THAT(ran.out, HasSubstr("`cuda_portable`"));
+  const bool refused = ran.out.find("`cuda_portable` is idle on this machine") != std::string::npos;
+  EXPECT_EQ(refused, machine_info().emulated_archs.empty());
+}
+
+TEST_F(CliEmulated, RunsOneOperation) {
+  const json document = json_of("run --kv-len 70 --heads 4 --device " + device_ + " --json");
+  EXPECT_EQ(document["device"], device_);
+  EXPECT_TRUE(kit::is_gpu_backend(document["backend"].get<std::string>())) << document["backend"];
+  EXPECT_EQ(document["error_text"], "");
+  EXPECT_TRUE(document["ceiling_share"].is_null());
+  const Ran text = run_mla("run --kv-len 70 --heads 4 --device " + device_);
+  EXPECT_THAT(text.out, HasSubstr("emulator"));
+}
+
+TEST_F(CliEmulated, TheEnvironmentDoesWhatTheOptionDoes) {
+  const Ran ran = run_mla("run --kv-len 40 --heads 2 --json", "MLA_EMULATE=" + arch_);
+  EXPECT_EQ(ran.status, 0) << ran.err;
+  EXPECT_EQ(json::parse(ran.out)["device"], device_);
+}
+
+TEST_F(CliEmulated, Checks) {
+  const json document = json_of("check --op append --cases 2 --json --device " + device_);
+  EXPECT_EQ(document["device"], device_);
+  EXPECT_EQ(document["failed"], 0);
+  EXPECT_GT(document["backends"].size(), 0U);
+  for (const json& row : document["backends"]) EXPECT_TRUE(kit::is_gpu_backend(row["backend"].get<std::string>()));
+}
+
+TEST_F(CliEmulated, AllRowsOfAttentionAreExplainedRunAndChecked) {
+  if (arch_ != "sm90") GTEST_SKIP() << "this build does not emulate sm90";
+  const std::string device = " --json --device " + device_;
+  const json few = json_of("explain --heads 8 --q-len 2" + device),
+             many = json_of("explain --heads 8 --q-len 3" + device);
+  EXPECT_EQ(few["selected"], "cuda_bulk");
+  EXPECT_EQ(few["q_len"], 2);
+  EXPECT_EQ(few["heads"], 8);
+  EXPECT_EQ(many["selected"], "cuda_sm90");
+  EXPECT_EQ(json_of("run --kv-len 40 --heads 8 --q-len 2" + device)["backend"], "cuda_bulk");
+  EXPECT_EQ(json_of("run --kv-len 40 --heads 8 --q-len 3" + device)["backend"], "cuda_sm90");
+  EXPECT_EQ(json_of("run --kv-len 40 --heads 8 --q-len 3 --backend cuda_portable" + device)["backend"],
+            "cuda_portable");
+  for (const char* row : {"cuda_sm90", "cuda_bulk", "cuda_portable"}) {
+    const json checked = json_of("check --cache bf16 --cases 2 --backend " + std::string(row) + device);
+    EXPECT_EQ(checked["failed"], 0);
+    EXPECT_GT(checked["cases"], 0);
+    for (const json& each : checked["backends"]) EXPECT_EQ(each["backend"], row);
+  }
+}
+
+TEST_F(CliEmulated, BenchComparesItWithTheCpu) {
+  const json document =
+      json_of("bench --kv-len 40 --heads 2 --min-time 0.01 --compare device --json --device cpu," + device_);
+  ASSERT_EQ(document["results"].size(), 2U);
+  EXPECT_EQ(document["results"][0]["device"], "cpu");
+  EXPECT_EQ(document["results"][1]["device"], device_);
+  EXPECT_EQ(document["results"][1]["copies"], 1);
+  EXPECT_TRUE(document["results"][1]["plan_us"].is_null());
+  EXPECT_EQ(document["ceilings"]["gpus"], json::array());
+  EXPECT_TRUE(document["ceilings"]["bf16_gflops"].is_number());
+}
+
+TEST_F(CliEmulated, BenchWithoutTheCpuMeasuresNoneOfItsCeilings) {
+  const json document = json_of("bench --kv-len 40 --heads 2 --json --device " + device_);
+  EXPECT_TRUE(document["ceilings"]["bf16_gflops"].is_null());
+  EXPECT_TRUE(document["results"][0]["ceiling_share"].is_null());
+}
+
+// Caches lie in the emulated GPU's memory, as in a real one's: what is not copied there or back is missed.
+TEST_F(CliEmulated, Replays) {
+  const std::string path = testing::TempDir() + "mla_device_trace.jsonl";
+  std::ofstream(path) << R"({"timestamp": 0, "input_length": 40, "output_length": 3, "hash_ids": [1]})"
+                      << "\n"
+                      << R"({"timestamp": 1, "input_length": 130, "output_length": 2, "hash_ids": [2]})"
+                      << "\n";
+  for (const char* options : {"", "--cache fp8 --dcp 2", "--model deepseek-v3.2 --sparse --cache fp8_ds_mla --mtp 1",
+                              "--model deepseek-v4-flash --sparse"}) {
+    const json document = json_of("replay " + path + " --chunk 100 --pool-tokens 1k --check-every 1 --json --device " +
+                                  device_ + " " + options);
+    EXPECT_EQ(document["device"], device_) << options;
+    EXPECT_EQ(document["requests"], 2) << options;
+    EXPECT_GE(document["checks"], 4) << options;
+    EXPECT_EQ(document["failures"], json::array()) << options;
+    EXPECT_GT(document["worst_error_reference"], 0.0) << options;
+    EXPECT_GT(document["phase_seconds"]["transfer"], 0.0) << options;
+    EXPECT_TRUE(kit::is_gpu_backend(document["backends"]["decode"].get<std::string>())) << options;
+    EXPECT_TRUE(document["ceiling_share"].is_null()) << options;
+  }
+}
+
+}  // namespace
+}  // namespace mla::cli

@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: Apache-2.0
+// The command line's contract: exit statuses, streams, keys and types of the JSON, one-line errors.
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+
+#include "kit/device.h"
+#include "mla/types.h"
+#include "tools/mla/run_mla.h"
+
+namespace mla::cli {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+TEST(Cli, HelpOfEveryCommandShowsExamples) {
+  EXPECT_EQ(run_mla("--help").status, 0);
+  for (const char* command : {"info", "explain", "run", "check", "bench", "replay", "quant-report"}) {
+    const Ran ran = run_mla(std::string(command) + " --help");
+    EXPECT_EQ(ran.status, 0) << command;
+    EXPECT_THAT(ran.out, HasSubstr("Examples:")) << command;
+    EXPECT_THAT(ran.out, HasSubstr("--json")) << command;
+  }
+}
+
+TEST(Cli, VersionIsTheLibrarys) {
+  const Ran ran = run_mla("--version");
+  EXPECT_EQ(ran.status, 0);
+  EXPECT_EQ(ran.out, json_of("info --json")["version"].get<std::string>() + "\n");
+}
+
+TEST(Cli, NoCommandPrintsHelpAndFails) {
+  const Ran ran = run_mla("");
+  EXPECT_EQ(ran.status, 2);
+  EXPECT_EQ(ran.out, "");
+  EXPECT_THAT(ran.err, HasSubstr("Usage: mla"));
+}
+
+TEST(Cli, BadArgumentsAreOneLineAndStatusTwo) {
+  expect_refusal("frobnicate", {"unknown command 'frobnicate'", "info", "bench"});
+  expect_refusal("info --frobnicate", {"--frobnicate"});
+  expect_refusal("explain --op", {"--op"});
+  expect_refusal("explain --op dekode", {"--op", "decode", "gather", "dekode"});
+  expect_refusal("explain --cache int4", {"--cache", "bf16", "int4"});
+  expect_refusal("explain --q-dtype i32", {"--q-dtype", "bf16, f16, f32, e4m3", "i32"});
+  expect_refusal("explain --topk 5", {"--topk"});
+  expect_refusal("explain --op top_k --cache fp8", {"--cache", "top_k"});
+  expect_refusal("explain --model no-such-model", {"no-such-model", "deepseek-v3"});
+  expect_refusal("explain --model /no/such/config.json", {"/no/such/config.json"});
+  expect_refusal("explain --backend cpu_avx3", {"cpu_avx3", "cpu_avx2", "reference"});
+  expect_refusal("explain --heads none", {"--heads", "none"});
+  expect_refusal("explain --head-dims 576", {"--head-dims", "576/512"});
+  expect_refusal("explain --device tpu", {"--device", "tpu"});
+  expect_refusal("explain --q-len 0", {"--q-len", "at least 1"});
+  expect_refusal("explain --op prefill --q-len 2", {"--q-len", "prefill"});
+  expect_refusal("check --op frob", {"--op", "frob"});
+  expect_refusal("check --seed -1", {"--seed"});
+  expect_refusal("check --backend frob", {"frob"});
+  expect_refusal("check --cache int4 --op decode", {"--cache", "int4"});
+  expect_refusal("check --cases -1", {"--cases", "at least 0"});
+  expect_refusal("run --heads 16,32", {"--heads", "one value", "16,32", "mla bench"});
+  expect_refusal("run --trace x.jsonl", {"--trace"});
+  expect_refusal("run --min-time 0", {"--min-time: expected seconds above 0, got 0"});
+  expect_refusal("run --min-time nan", {"--min-time: expected seconds above 0, got nan"});
+  expect_refusal("run --seed -1", {"--seed", "at least 0"});
+  expect_refusal("run --states 3", {"--states", "decode"});
+  expect_refusal("run --op prefill --cache f16", {"--cache", "prefill", "--q-dtype"});
+  expect_refusal("explain --op merge_states --cache bf16", {"--cache", "merge_states", "--q-dtype"});
+  expect_refusal("explain --model /no/such/folder/x.json", {"--model: cannot open", "No such file"});
+  expect_refusal("explain --model no-such-model", {"--model: expected a preset"});
+  expect_refusal("--frobnicate info", {"'--frobnicate'"});
+  expect_refusal("info --json out.json", {"out.json", "--json=out.json"});
+  expect_refusal("run --cache fp8_ds_mla --head-dims 512/512 --kv-len 64", {"fp8_ds_mla", "576", "512"});
+  expect_refusal("run --cache fp8_dsv4 --head-dims 576/512 --kv-len 64", {"fp8_dsv4", "512", "576"});
+  expect_refusal("run --op prefill_sparse --cache fp8 --kv-len 64", {"prefill_sparse", "bf16 or f16", "fp8"});
+  expect_refusal("run --op append --q-dtype e4m3", {"--q-dtype", "e4m3"});
+  expect_refusal("run --topk 7", {"--topk", "decode"});
+  expect_refusal("run --op decode_sparse --kv-len 7", {"--kv-len", "pool_tokens"});
+  expect_refusal("run --op decode_sparse --window 7", {"--window", "decode_sparse"});
+  expect_refusal("run --op prefill --dcp 2", {"--dcp", "prefill"});
+  expect_refusal("run --cache bf16 --scales per-slot", {"--scales", "fp8", "bf16"});
+  expect_refusal("run --scales pow3", {"--scales", "pow2, f32, per-slot", "pow3"});
+  expect_refusal("run --tree oak", {"--tree", "none, mask, parents", "oak"});
+  expect_refusal("run --soft-cap 0", {"--soft-cap", "above 0"});
+  expect_refusal("quant-report --queries 9 --kv-len 8", {"--queries", "at most --kv-len = 8", "9"});
+  expect_refusal("quant-report --heads 0", {"--heads", "at least 1"});
+  expect_refusal("quant-report --backend cpu_avx3", {"--backend", "cpu_avx3"});
+  expect_refusal("info --json=/no/such/folder/out.json", {"/no/such/folder/out.json"});
+}
+
+TEST(Cli, StreamsThatCannotBeWrittenAreNoCrashAndNoSuccess) {
+  const std::string path = testing::TempDir() + "mla_closed.json";
+  EXPECT_EQ(status_of("info --json=" + path, ">/dev/null 2>&-"), 0);
+  EXPECT_TRUE(json::accept(read_text(path)));
+  for (const char* redirection : {"2>&-", "2>/dev/full"}) {
+    EXPECT_EQ(status_of("explain --op dekode", redirection), 2) << redirection;
+    EXPECT_EQ(status_of("info --json", std::string(">/dev/null ") + redirection), 0) << redirection;
+  }
+  for (const char* redirection : {">&- 2>/dev/null", ">/dev/full 2>/dev/null"})
+    for (const char* command : {"info", "info --json", "--help"})
+      EXPECT_EQ(status_of(command, redirection), 2) << command << " " << redirection;
+}
+
+TEST(Cli, ARefusedCommandLeavesNoFile) {
+  const std::string path = testing::TempDir() + "mla_refused.json";
+  std::remove(path.c_str());
+  expect_refusal("bench --kv-len 8:4 --json=" + path, {"--kv-len"});
+  expect_refusal("run --batch 1024 --kv-len 100m --json=" + path, {"memory"});
+  EXPECT_FALSE(std::ifstream(path).good());
+}
+
+TEST(CliInfo, SaysThatMlaBackendForcesWhatIsNotThere) {
+  const Ran ran = run_mla("info --json", "MLA_BACKEND=foo");
+  EXPECT_EQ(ran.status, 2);
+  EXPECT_THAT(ran.err, HasSubstr("mla: "));
+  EXPECT_THAT(json::parse(ran.out)["error"].get<std::string>(), HasSubstr("foo"));
+  EXPECT_TRUE(json_of("info --json")["error"].is_null());
+}
+
+TEST(CliExplain, DescribesOnlyWhatTheOperationHas) {
+  EXPECT_THAT(run_mla("explain --op prefill").out, testing::Not(HasSubstr("cache")));
+  EXPECT_THAT(run_mla("explain --op append").out, testing::Not(HasSubstr("heads,")));
+  EXPECT_THAT(run_mla("explain --backend reference").out, testing::Not(HasSubstr("note:")));
+  EXPECT_THAT(run_mla("explain --head-dims 37/5").out, HasSubstr("only the float64 reference"));
+  EXPECT_THAT(run_mla("explain --heads 8 --q-len 3").out, HasSubstr("queries bf16, 3 per request, 8 heads"));
+}
+
+TEST(CliExplain, TakesTheFolderOfAConfig) {
+  const std::string folder = testing::TempDir() + "mla_model_folder";
+  std::filesystem::create_directories(folder);
+  std::ofstream(folder + "/config.json")
+      << R"({"num_attention_heads": 24, "num_hidden_layers": 1, "kv_lora_rank": 256, "qk_nope_head_dim": 128,
+             "qk_rope_head_dim": 64, "v_head_dim": 128})";
+  EXPECT_THAT(run_mla("explain --model " + folder).out, HasSubstr("24 heads, head dims 320/256"));
+}
+
+TEST(CliInfo, TextNamesThePartsOfTheMachine) {
+  const Ran ran = run_mla("info");
+  EXPECT_EQ(ran.status, 0);
+  EXPECT_EQ(ran.err, "");
+  for (const char* part : {"libmla", "cpu", "threads", "gpu", "avx2", "portable", "reference", "usable"})
+    EXPECT_THAT(ran.out, HasSubstr(part));
+}
+
+TEST(CliInfo, JsonHasTheContractsKeys) {
+  const json info = json_of("info --json");
+  EXPECT_TRUE(info["version"].is_string());
+  EXPECT_TRUE(info["cpu"].is_string());
+  ASSERT_TRUE(info["devices"].is_array());
+  EXPECT_EQ(info["devices"][0]["type"], "cpu");
+  ASSERT_TRUE(info["backends"].is_array());
+  bool reference = false;
+  for (const json& backend : info["backends"]) {
+    EXPECT_TRUE(backend["name"].is_string());
+    EXPECT_TRUE(backend["usable"].is_boolean());
+    EXPECT_TRUE(backend["reason"].is_string());
+    reference = reference || (backend["name"] == "reference" && backend["usable"] == true);
+  }
+  EXPECT_TRUE(reference);
+}
+
+TEST(CliInfo, JsonGoesToTheFileAndTextToStandardError) {
+  const std::string path = testing::TempDir() + "mla_info.json";
+  const Ran ran = run_mla("info --json=" + path);
+  EXPECT_EQ(ran.status, 0);
+  EXPECT_EQ(ran.out, "");
+  EXPECT_THAT(ran.err, HasSubstr("libmla"));
+  EXPECT_TRUE(json::parse(read_text(path)).contains("backends"));
+}
+
+TEST(CliInfo, MarkdownIsOneTablePerOperation) {
+  const Ran ran = run_mla("info --markdown");
+  EXPECT_EQ(ran.status, 0);
+  for (Op op : kAllOps) EXPECT_THAT(ran.out, HasSubstr("**" + std::string(name(op)) + "**"));
+  EXPECT_THAT(ran.out, testing::Not(HasSubstr("No backend")));
+  EXPECT_THAT(ran.out, HasSubstr("`reference`"));
+  EXPECT_THAT(ran.out, HasSubstr("`fp8_ds_mla`"));
+  expect_refusal("info --markdown --json", {"--json"});
+}
+
+TEST(CliExplain, JsonListsEveryRowAndTheChoice) {
+  const json explained = json_of("explain --op decode --model deepseek-v3 --cache bf16 --json");
+  ASSERT_TRUE(explained["selected"].is_string());
+  const std::string selected = explained["selected"];
+  bool first_usable = true;
+  for (const json& row : explained["rows"]) {
+    EXPECT_TRUE(row["backend"].is_string());
+    EXPECT_TRUE(row["reason"].is_string());
+    ASSERT_TRUE(row["usable"].is_boolean());
+    if (row["usable"] == true && first_usable) {
+      EXPECT_EQ(row["backend"], selected);
+      first_usable = false;
+    }
+  }
+  EXPECT_FALSE(first_usable);
+}
+
+TEST(CliExplain, ForcesByFlagAndByEnvironment) {
+  EXPECT_EQ(json_of("explain --backend reference --json")["selected"], "reference");
+  const Ran ran = run_mla("explain --json", "MLA_BACKEND=reference");
+  EXPECT_EQ(json::parse(ran.out)["selected"], "reference");
+}
+
+TEST(CliExplain, ForcedBackendThatCannotRunFailsWithTheReason) {
+  const Ran ran = run_mla("explain --head-dims 37/5 --backend cpu --json");
+  EXPECT_EQ(ran.status, 2);
+  EXPECT_THAT(ran.err, HasSubstr("mla: "));
+  EXPECT_THAT(ran.err, HasSubstr("cannot run this"));
+  EXPECT_TRUE(json::parse(ran.out)["selected"].is_null());
+}
+
+TEST(CliExplain, EveryOperationHasARow) {
+  for (Op op : kAllOps)
+    EXPECT_TRUE(json_of("explain --json --op " + std::string(name(op)))["selected"].is_string()) << name(op);
+  EXPECT_THAT(run_mla("explain --op decode_sparse --model deepseek-v4-flash").out,
+              HasSubstr("cache fp8_dsv4, queries bf16, 64 heads, head dims 512/512"));
+}
+
+TEST(CliRun, EveryOperationIsCorrect) {
+  for (Op op : kAllOps) {
+    const std::string length = op == Op::kDecodeSparse ? "--pool-tokens 70" : "--kv-len 70";
+    const json ran =
+        json_of("run --heads 4 --batch 2 --min-time 0.01 --json " + length + " --op " + std::string(name(op)));
+    EXPECT_EQ(ran["op"], name(op));
+    EXPECT_TRUE(ran["error"].is_number()) << name(op);
+    EXPECT_EQ(ran["error_text"], "") << name(op);
+    EXPECT_GT(ran["median_us"].get<double>(), 0.0) << name(op);
+  }
+  EXPECT_THAT(run_mla("run --heads 4 --kv-len 70 --min-time 0.01").out, HasSubstr("GFLOP/s"));
+}
+
+TEST(CliRun, ForcedBackendThatCannotRunFailsWithTheReason) {
+  const Ran ran = run_mla("run --head-dims 37/5 --backend cpu --kv-len 70");
+  EXPECT_EQ(ran.status, 2);
+  EXPECT_THAT(ran.err, testing::StartsWith("mla: decode: backend: \"cpu\" cannot run this: "));
+}
+
+TEST(CliRun, EveryFormatAndOptionIsCorrect) {
+  constexpr const char* kTwoPools =
+      "--op decode_sparse --cache fp8_dsv4 --topk 20 --page-size 16 --extra-topk 9 --extra-page-size 4 --sink true "
+      "--pool-tokens 100";
+  for (const char* options :
+       {"--cache fp8", "--cache fp8 --scales per-slot --q-dtype e4m3", "--cache fp8_ds_mla --scales f32 --sink true",
+        "--cache fp8_dsv4 --window 20 --soft-cap 30", "--q-len 4 --tree mask --alibi true", "--q-len 4 --tree parents",
+        "--q-len 3 --dcp 3", "--op decode_sparse --cache fp8_ds_mla --topk 20 --pool-tokens 100", kTwoPools,
+        "--op copy_pages --cache fp8_dsv4 --page-size 32 --to-page-size 8",
+        "--op copy_pages --cache bf16 --to-cache fp8_ds_mla", "--op append_rope --cache fp8_ds_mla"}) {
+    const std::string length = std::string_view(options).find("sparse") == std::string_view::npos ? " --kv-len 70" : "";
+    const json ran = json_of("run --heads 4 --min-time 0.01 --json " + std::string(options) + length);
+    EXPECT_EQ(ran["error_text"], "") << options;
+  }
+  const json sparse = json_of(
+      "run --op decode_sparse --heads 4 --cache fp8_dsv4 --topk 20 --extra-topk 9 --min-time "
+      "0.01 --pool-tokens 100 --json");
+  EXPECT_EQ(sparse["topk"], 29);
+  EXPECT_EQ(sparse["extra_topk"], 9);
+  EXPECT_EQ(sparse["kv_len"], 100);
+  EXPECT_EQ(sparse["d_qk"], 512);
+  const json top_k = json_of("run --op top_k --kv-len 1000 --topk 20 --min-time 0.01 --json");
+  EXPECT_GT(top_k["ratio"].get<double>(), 0.0);
+}
+
+TEST(CliQuantReport, OrdersTheFormatsByWhatTheyKeep) {
+  const json report = json_of("quant-report --heads 4 --kv-len 600 --json");
+  EXPECT_TRUE(report["version"].is_string());
+  EXPECT_EQ(report["heads"], 4);
+  EXPECT_EQ(report["kv_len"], 600);
+  std::map<std::string, json> by_name;
+  for (const json& format : report["formats"]) {
+    for (const char* key : {"cache", "scales", "backend"}) EXPECT_TRUE(format[key].is_string()) << key;
+    for (const char* key : {"bytes_per_token", "d_qk", "d_v"}) EXPECT_TRUE(format[key].is_number_integer()) << key;
+    EXPECT_LE(format["output_error_rms"], format["output_error_worst"]);
+    EXPECT_LE(format["lse_error_rms"], format["lse_error_worst"]);
+    const std::string name = format["cache"].get<std::string>() + " " + format["scales"].get<std::string>();
+    if (name == "bf16 -") {
+      EXPECT_EQ(format["output_error_worst"], 0.0);
+      EXPECT_EQ(format["bytes_per_token"], 2 * format["d_qk"].get<int64_t>());
+    }
+    by_name[name] = format;
+  }
+  const std::map<std::string, int64_t> bytes = {{"f16 -", 1152},
+                                                {"fp8 one, f32", 576},
+                                                {"fp8 4 per token, f32", 592},
+                                                {"fp8_ds_mla 4 per token, powers of two", 656},
+                                                {"fp8_ds_mla 4 per token, f32", 656},
+                                                {"fp8_dsv4 7 per token, powers of two", 584}};
+  for (const auto& [name, count] : bytes) {
+    ASSERT_TRUE(by_name.contains(name)) << name;
+    EXPECT_EQ(by_name[name]["bytes_per_token"], count) << name;
+  }
+  // Three bits of mantissa round by at most 1/16; the softmax adds up its own share of that.
+  for (const auto& [name, count] : bytes) {
+    if (name == "f16 -") {
+      EXPECT_LT(by_name[name]["output_error_worst"], 1e-5) << "f16 holds bf16 rows of this size exactly";
+      continue;
+    }
+    EXPECT_GT(by_name[name]["output_error_rms"], 1e-3) << name;
+    EXPECT_LT(by_name[name]["output_error_rms"], 0.1) << name;
+    EXPECT_GT(by_name[name]["lse_error_rms"], 1e-5) << name;
+  }
+  EXPECT_THAT(run_mla("quant-report --heads 1 --kv-len 1 --queries 1").out, HasSubstr("bytes/token"));
+}
+
+TEST(CliCheck, JsonCountsTheCases) {
+  const json checked = json_of("check --quick --op merge_states --seed 3 --json");
+  EXPECT_GT(checked["cases"].get<int64_t>(), 0);
+  EXPECT_EQ(checked["failed"], 0);
+  EXPECT_TRUE(checked["failures"].is_array());
+  EXPECT_EQ(checked["seed"], 3);
+  EXPECT_GT(checked["seconds"], 0.0);
+  int64_t cases = 0, of_one_row = 0;
+  for (const json& row : checked["backends"]) {
+    EXPECT_EQ(row["op"], "merge_states");
+    EXPECT_EQ(row["failed"], 0);
+    cases += row["cases"].get<int64_t>();
+    if (row["backend"] == "reference") of_one_row = row["cases"].get<int64_t>();
+  }
+  EXPECT_EQ(checked["cases"], cases);
+  ASSERT_TRUE(checked["skipped"].is_array());
+  for (const json& entry : checked["skipped"]) {
+    EXPECT_TRUE(entry["backend"].is_string());
+    EXPECT_TRUE(entry["reason"].is_string());
+    cases += entry["count"].get<int64_t>();
+  }
+  int64_t rows = 0;  // for the host's memory: what is for GPUs is not even counted as skipped
+  const json explained = json_of("explain --op merge_states --json");
+  for (const json& row : explained["rows"]) rows += kit::is_gpu_backend(row["backend"].get<std::string>()) ? 0 : 1;
+  EXPECT_EQ(cases, rows * of_one_row);
+  EXPECT_EQ(run_mla("check --quick --op merge_states", "MLA_BACKEND=foo").status, 0);
+}
+
+}  // namespace
+}  // namespace mla::cli
