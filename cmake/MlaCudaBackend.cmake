@@ -45,12 +45,10 @@ function(mla_compile_for_gpu target arch)
                                          ${CMAKE_CUDA_COMPILER_LAUNCHER})
 endfunction()
 
-# How kernels are compiled for the emulator, those of tests too. Sums are not fused, as the sources say where they are;
-# variables without a value hold large numbers.
+# How kernels are compiled for the emulator, those of tests too. Variables without a value hold large numbers.
 if(MLA_EMULATOR_ENABLED)
   add_library(mla_emulated_kernels INTERFACE)
-  target_compile_options(mla_emulated_kernels INTERFACE -ffp-contract=off -Wno-unknown-pragmas
-                                                        -ftrivial-auto-var-init=pattern)
+  target_compile_options(mla_emulated_kernels INTERFACE -Wno-unknown-pragmas -ftrivial-auto-var-init=pattern)
 endif()
 
 # Of the emulator. Each kernel file is compiled as C++ through a file that includes it.

@@ -153,10 +153,10 @@ HWY_INLINE FloatVec times_exp2_floor(FloatVec y, FloatVec x) { return FloatVec{_
 #else
 /// The larger of `least` and x; a NaN in x survives.
 HWY_INLINE FloatVec at_least(FloatVec least, FloatVec x) {
-#if HWY_TARGET == HWY_SCALAR
-  return hn::IfThenElse(x < least, least, x);
+#if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR
+  return hn::Max(least, x);  // the second operand if either is NaN
 #else
-  return hn::Max(least, x);  // x86 returns the second operand if either is NaN, Arm the NaN
+  return hn::IfThenElse(x < least, least, x);  // Max of 64-bit Arm is the number if the other is NaN
 #endif
 }
 
