@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # A thin front of the CMake presets. CMAKE_ARGS goes to every configuration: make test CMAKE_ARGS=-DMLA_WERROR=ON
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-engines lint format coverage asan tsan docs clean
+.PHONY: help build demo test test-engines lint format coverage asan tsan cuda aarch64 docs clean
 
 JOBS ?= $(shell nproc)
 CMAKE_ARGS ?=
@@ -18,7 +18,7 @@ configure = cmake --preset $(1) $(2) $(CMAKE_ARGS)
 build = cmake --build --preset $(1) --parallel $(JOBS)
 
 help: ## Show this list
-	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
 
 build: ## Set up, build the library and the command line (Release)
 	scripts/setup.sh build
@@ -76,6 +76,18 @@ tsan: ## The tests of the label "threads" under the thread sanitizer
 	$(call configure,tsan)
 	$(call build,tsan) --target tests_threads
 	ctest --preset tsan -L '^threads$$'
+
+cuda: ## The kernels by nvcc for all architectures: ptxas must report no spill and no serialized wgmma
+	scripts/setup.sh test
+	$(call configure,cuda)
+	$(call build,cuda) --target mla
+	ctest --preset cuda -R '^cuda.ptxas'
+
+aarch64: ## The library for 64-bit Arm by the cross compiler; tests of what it does on CPUs run under qemu-user
+	scripts/setup.sh aarch64
+	$(call configure,aarch64)
+	$(call build,aarch64)
+	ctest --preset aarch64
 
 # The readings of README's chart.
 CHART = bench/peers/2026-11-22-h200.json
