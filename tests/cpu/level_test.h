@@ -21,7 +21,7 @@ class LevelTest : public testing::TestWithParam<Level> {
   KernelSet set_ = {};
 };
 
-inline void PrintTo(const Level& level, std::ostream* out) { *out << level.name; }
+inline std::ostream& operator<<(std::ostream& out, const Level& level) { return out << level.name; }
 
 #define MLA_FOR_EVERY_LEVEL(Suite)                                               \
   INSTANTIATE_TEST_SUITE_P(Levels, Suite, testing::ValuesIn(mla::cpu::levels()), \
