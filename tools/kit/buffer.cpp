@@ -171,7 +171,7 @@ double load_element(const void* data, DType dtype, int64_t index) {
     case DType::kU8: return static_cast<double>(static_cast<const uint8_t*>(data)[index]);
     case DType::kI32: return static_cast<double>(static_cast<const int32_t*>(data)[index]);
     case DType::kI64: return static_cast<double>(static_cast<const int64_t*>(data)[index]);
-    case DType::kE2M1: break;  // no element of a tensor: two share a byte
+    case DType::kE2M1:  // no element of a tensor: two share a byte
     case DType::kNone: break;
   }
   return std::nan("");
