@@ -10,8 +10,9 @@ Status run_append(const core::AppendArgs& args, cuda::Queue& queue) {
   const auto enqueue = [&]<class Kernel>(Kernel) {
     return launch<Kernel>(queue, cuda::warp_per_row(args.num_tokens, Kernel::kThreads), args);
   };
-  if (args.dtype == args.cache.ckv_dtype) return enqueue(AppendKernel<true>{});
-  return enqueue(AppendKernel<false>{});
+  if (args.dtype == args.cache.ckv_dtype) return enqueue(AppendKernel<RowWay::kCopied>{});
+  if (args.cache.writes_scales) return enqueue(AppendKernel<RowWay::kGrouped>{});
+  return enqueue(AppendKernel<RowWay::kConverted>{});
 }
 
 }  // namespace mla::MLA_CUDA_NAMESPACE

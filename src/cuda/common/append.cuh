@@ -10,13 +10,13 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// `copies`: the rows have the cache's type, and keep their bits, NaN payloads included.
-template <bool copies>
+template <RowWay kWay>
 struct AppendKernel {
   using Params = core::AppendArgs;
-  static constexpr const char* kName = copies ? "append" : "append_converted";
+  static constexpr bool kCopies = kWay == RowWay::kCopied;
+  static constexpr const char* kName = kCopies ? "append" : "append_converted";
   static constexpr int kThreads = 256;
-  static constexpr int kMinBlocks = copies ? 5 : kArch >= 100 ? 2 : 3;  // as many as run without spills
+  static constexpr int kMinBlocks = kCopies ? 5 : kArch >= 100 ? 2 : 3;  // as many as run without spills
 
   static MLA_DEVICE void run(const Params& args) {
     ptx::allow_next_grid();  // attention over these rows begins, as far as it can without them
@@ -29,18 +29,19 @@ struct AppendKernel {
  private:
   static MLA_DEVICE void append(const Params& args, int64_t token) {
     const int64_t slot = args.slot_mapping[token];
-    if (slot < 0 || slot >= args.cache.num_slots()) return;
-    const CacheRow row = CacheRow::at_slot(args.cache, slot);
     const auto bytes = static_cast<int64_t>(size_of(args.dtype));
     const auto* ckv = static_cast<const std::byte*>(args.ckv) + token * args.ckv_stride_token * bytes;
     const auto* kpe = static_cast<const std::byte*>(args.kpe) + token * args.kpe_stride_token * bytes;
-    const Piece kpe_bits = {row.of(args.cache.kpe), kpe, args.cache.d_kpe * bytes};
-    if constexpr (copies) {
-      copy_pieces({row.of(args.cache.ckv), ckv, args.cache.d_ckv * bytes}, kpe_bits);
+    const int64_t kpe_bytes = args.cache.d_kpe * bytes;
+    const bool copies_kpe = kCopies || args.dtype == args.cache.kpe_dtype;
+    const PieceInFlight kpe_bits(kpe, kCopies || !copies_kpe ? 0 : kpe_bytes);
+    if (slot < 0 || slot >= args.cache.num_slots()) return;
+    const CacheRow row = CacheRow::at_slot(args.cache, slot);
+    if constexpr (kCopies) {
+      copy_pieces({row.of(args.cache.ckv), ckv, args.cache.d_ckv * bytes}, {row.of(args.cache.kpe), kpe, kpe_bytes});
     } else {
-      const bool copies_kpe = args.dtype == args.cache.kpe_dtype;
-      if (copies_kpe) copy_piece(kpe_bits);
-      write_row(row, true, {.data = ckv, .dtype = args.dtype}, !copies_kpe, {.data = kpe, .dtype = args.dtype});
+      write_row<kWay>(row, true, {.data = ckv, .dtype = args.dtype}, !copies_kpe, {.data = kpe, .dtype = args.dtype});
+      kpe_bits.store(row.of(args.cache.kpe));
     }
   }
 };

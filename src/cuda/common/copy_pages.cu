@@ -20,8 +20,11 @@ Status run_copy_pages(const core::CopyPagesArgs& args, cuda::Queue& queue) {
   const auto enqueue = [&]<class Kernel>(Kernel) {
     return launch<Kernel>(queue, cuda::warp_per_row(args.num_tokens(), Kernel::kThreads), args);
   };
-  if (certainly_same_code(args.from, args.to)) return enqueue(CopyPagesKernel<true>{});
-  return enqueue(CopyPagesKernel<false>{});
+  if (certainly_same_code(args.from, args.to)) return enqueue(CopyPagesKernel<RowWay::kCopied>{});
+  if (args.to.writes_scales) return enqueue(CopyPagesKernel<RowWay::kGrouped>{});
+  if (args.from.is_quantized() && args.to.ckv_dtype == DType::kBF16)
+    return enqueue(CopyPagesKernel<RowWay::kDequantized>{});
+  return enqueue(CopyPagesKernel<RowWay::kConverted>{});
 }
 
 }  // namespace mla::MLA_CUDA_NAMESPACE

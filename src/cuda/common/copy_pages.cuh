@@ -10,19 +10,24 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// `copies`: all parts mean the same in both caches, which then is known before the scales are read.
-template <bool copies>
+/// kCopied: all parts mean the same in both caches, which then is known before the scales are read.
+template <RowWay kWay>
 struct CopyPagesKernel {
   using Params = core::CopyPagesArgs;
-  static constexpr const char* kName = copies ? "copy_pages" : "copy_pages_converted";
+  static constexpr bool kCopies = kWay == RowWay::kCopied;
+  static constexpr const char* kName = kCopies ? "copy_pages" : "copy_pages_converted";
   static constexpr int kThreads = 256;
-  static constexpr int kMinBlocks = copies ? 4 : kArch >= 100 ? 1 : 2;  // as many as run without spills
+  // As many as run without spills.
+  static constexpr int kMinBlocks = kCopies                        ? 4
+                                    : kWay == RowWay::kDequantized ? (kArch >= 100 ? 2 : 3)
+                                    : kArch >= 100                 ? 1
+                                                                   : 2;
 
   static MLA_DEVICE void run(const Params& args) {
     constexpr int kWarps = kThreads / kWarpSize;
     const int64_t step = int64_t{kWarps} * ptx::grid_size_x(), num_tokens = args.num_tokens();
-    const bool copies_ckv = copies || same_ckv_code(args.from, args.to);
-    const bool copies_kpe = copies || same_kpe_code(args.from, args.to);
+    const bool copies_ckv = kCopies || same_ckv_code(args.from, args.to);
+    const bool copies_kpe = kCopies || same_kpe_code(args.from, args.to);
     for (int64_t token = int64_t{kWarps} * ptx::block_index_x() + ptx::warp(); token < num_tokens; token += step)
       copy(args, token, copies_ckv, copies_kpe);
   }
@@ -47,13 +52,12 @@ struct CopyPagesKernel {
     const Piece ckv = {to.of(args.to.ckv), from.of(args.from.ckv), args.from.ckv_bytes()};
     const Piece kpe = {to.of(args.to.kpe), from.of(args.from.kpe), args.from.kpe_bytes()};
     const bool copies_scales = copies_ckv && args.to.writes_scales;
-    if (copies_scales) {
-      const Piece scales = {to.of(args.to.scales), from.of(args.from.scales), args.from.scale_bytes};
-      copy_piece(scales);
-    }
+    const PieceInFlight scales(copies_scales ? from.of(args.from.scales) : nullptr,
+                               copies_scales ? args.from.scale_bytes : 0);
     copy_pieces(copies_ckv ? ckv : Piece{}, copies_kpe ? kpe : Piece{});
-    if constexpr (!copies) {
-      write_row(to, !copies_ckv, from.ckv(), !copies_kpe, args.from.d_kpe > 0 ? from.kpe() : Channels{});
+    scales.store(to.of(args.to.scales));
+    if constexpr (!kCopies) {
+      write_row<kWay>(to, !copies_ckv, from.ckv(), !copies_kpe, args.from.d_kpe > 0 ? from.kpe() : Channels{});
     }
   }
 };

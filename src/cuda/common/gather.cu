@@ -10,8 +10,9 @@ Status run_gather(const core::GatherArgs& args, cuda::Queue& queue) {
   const auto enqueue = [&]<class Kernel>(Kernel) {
     return launch<Kernel>(queue, cuda::warp_per_row(args.num_rows, Kernel::kThreads), args);
   };
-  if (args.out_dtype == args.cache.ckv_dtype) return enqueue(GatherKernel<true>{});
-  return enqueue(GatherKernel<false>{});
+  if (args.out_dtype == args.cache.ckv_dtype) return enqueue(GatherKernel<RowWay::kCopied>{});
+  if (args.cache.is_quantized() && args.out_dtype == DType::kBF16) return enqueue(GatherKernel<RowWay::kDequantized>{});
+  return enqueue(GatherKernel<RowWay::kConverted>{});
 }
 
 }  // namespace mla::MLA_CUDA_NAMESPACE

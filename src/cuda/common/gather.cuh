@@ -12,13 +12,13 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// `copies`: the output has the cache's type, and gets its bits, NaN payloads included.
-template <bool copies>
+template <RowWay kWay>
 struct GatherKernel {
   using Params = core::GatherArgs;
-  static constexpr const char* kName = copies ? "gather" : "gather_converted";
+  static constexpr bool kCopies = kWay == RowWay::kCopied;
+  static constexpr const char* kName = kCopies ? "gather" : "gather_converted";
   static constexpr int kThreads = 256;
-  static constexpr int kMinBlocks = copies ? 5 : 3;
+  static constexpr int kMinBlocks = kCopies ? 5 : 3;
 
   static MLA_DEVICE void run(const Params& args) {
     constexpr int kWarps = kThreads / kWarpSize;
@@ -36,17 +36,24 @@ struct GatherKernel {
     const auto bytes = static_cast<int64_t>(size_of(args.out_dtype));
     auto* ckv = static_cast<std::byte*>(args.out_ckv) + out * args.out_ckv_stride_token * bytes;
     auto* kpe = static_cast<std::byte*>(args.out_kpe) + out * args.out_kpe_stride_token * bytes;
-    const Piece kpe_bits = {kpe, row.of(args.cache.kpe), args.cache.d_kpe * bytes};
-    if constexpr (copies) {
-      copy_pieces({ckv, row.of(args.cache.ckv), args.cache.d_ckv * bytes}, kpe_bits);
+    const int64_t kpe_bytes = args.cache.d_kpe * bytes;
+    if constexpr (kCopies) {
+      copy_pieces({ckv, row.of(args.cache.ckv), args.cache.d_ckv * bytes}, {kpe, row.of(args.cache.kpe), kpe_bytes});
     } else {
       const bool copies_kpe = args.out_dtype == args.cache.kpe_dtype;
-      if (copies_kpe) copy_piece(kpe_bits);
+      const PieceInFlight kpe_bits(row.of(args.cache.kpe), copies_kpe ? kpe_bytes : 0);
       const Encoder encode(args.out_dtype);
 #pragma unroll 1
-      for (int part = copies_kpe || args.cache.d_kpe == 0 ? 1 : 0; part < 2; ++part)  // not unrolled: half the code
-        write_channels(part == 0 ? row.kpe() : row.ckv(), part == 0 ? args.cache.d_kpe : args.cache.d_ckv, encode,
-                       part == 0 ? kpe : ckv);
+      for (int part = copies_kpe || args.cache.d_kpe == 0 ? 1 : 0; part < 2; ++part) {  // not unrolled: half the code
+        const Channels source = part == 0 ? row.kpe() : row.ckv();
+        const int32_t n = part == 0 ? args.cache.d_kpe : args.cache.d_ckv;
+        std::byte* const to = part == 0 ? kpe : ckv;
+        if constexpr (kWay == RowWay::kDequantized)
+          write_dequantized(source, n, to);
+        else
+          write_channels(source, n, encode, to);
+      }
+      kpe_bits.store(kpe);
     }
   }
 };

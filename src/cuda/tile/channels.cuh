@@ -206,6 +206,19 @@ MLA_DEVICE Bits8 quantize8(const float (&values)[kVector], const ScaleDivisor& d
   return bits;
 }
 
+/// quantize8 of finite values by a power of two from 2^-126 to 2^126: products with its reciprocal are the quotients,
+/// for a fifth of the instructions.
+MLA_DEVICE Bits8 quantize8_by_power_of_two(const float (&values)[kVector], float scale) {
+  const float reciprocal = std::bit_cast<float>(0x7F000000U - std::bit_cast<uint32_t>(scale));
+  Bits8 bits = {};
+#pragma unroll
+  for (int i = 0; i < kVector; i += 2) {
+    const uint32_t pair = ptx::pack_e4m3x2(ptx::mul_rn(values[i], reciprocal), ptx::mul_rn(values[i + 1], reciprocal));
+    bits.w[i / 4] |= pair << (8 * (i % 4));
+  }
+  return bits;
+}
+
 /// Eight values, quantized, as codes c ... c + 7 of a row, c a multiple of eight.
 MLA_DEVICE void store_codes8(std::byte* row, DType dtype, int32_t c, const float (&values)[kVector],
                              const ScaleDivisor& divide) {
