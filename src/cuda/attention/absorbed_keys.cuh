@@ -61,7 +61,7 @@ MLA_DEVICE KeyList make_key_list(const cuda::AbsorbedArgs& args, const cuda::Seg
                   {segment.kv_len, 0}};
   if (args.num_pools() == 2) {
     list.entries[1] = args.pools[1].indices + segment.request * args.pools[1].indices_stride_token;
-    list.second_pool = (segment.kv_len + args.list.key_block - 1) / args.list.key_block * args.list.key_block;
+    list.second_pool = (segment.kv_len + args.list.step_keys - 1) / args.list.step_keys * args.list.step_keys;
     list.length[1] = second_pool_length(args, segment.request);
   }
   return list;

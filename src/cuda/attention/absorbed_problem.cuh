@@ -34,7 +34,7 @@ cuda::WorkShape absorbed_shape(const cuda::AbsorbedArgs& args, int64_t num_token
   shape.num_heads = args.num_heads.value;
   shape.d_v = args.d_v;
   shape.block_rows = Kernel::Config::kRows;
-  shape.key_block = Kernel::Config::kPlanKeys;
+  shape.step_keys = Kernel::Config::kPlanKeys;
   shape.max_grid_blocks = std::max(device.num_sms * Kernel::kMinBlocks / Kernel::kCluster, 1) * Kernel::kCluster;
   shape.batch_invariant = batch_invariant;
   shape.max_keys = max_keys;

@@ -21,7 +21,7 @@ int64_t max_row_blocks(const cuda::WorkShape& shape) {
 /// Chunks into which batch_invariant may cut a unit.
 int64_t max_chunks(const cuda::WorkShape& shape) {
   if (!shape.batch_invariant) return 1;
-  const int64_t chunk = std::max(shape.invariant_chunk_keys / shape.key_block, 1) * int64_t{shape.key_block};
+  const int64_t chunk = std::max(shape.invariant_chunk_keys / shape.step_keys, 1) * int64_t{shape.step_keys};
   return std::clamp<int64_t>(ceil_div(shape.max_keys, chunk), 1, cuda::kMaxInvariantChunks);
 }
 
@@ -56,7 +56,7 @@ cuda::WorkList lay_out(const cuda::WorkShape& shape, Layout& layout) {
   if (shape.batch > kSharedRequests) {
     list.request_cost = layout.take<int64_t>(shape.batch + int64_t{1});
     list.request_items = layout.take<int32_t>(shape.batch + int64_t{1});
-    list.request_blocks = layout.take<int32_t>(shape.batch);
+    list.request_steps = layout.take<int32_t>(shape.batch);
     list.request_row_blocks = layout.take<int32_t>(shape.batch);
   }
   list.partial_max = layout.take<float>(slots * shape.block_rows);
@@ -69,7 +69,7 @@ cuda::WorkList lay_out(const cuda::WorkShape& shape, Layout& layout) {
   list.max_requests = shape.batch;
   list.max_chunks = static_cast<int32_t>(chunks);
   list.block_rows = shape.block_rows;
-  list.key_block = shape.key_block;
+  list.step_keys = shape.step_keys;
   return list;
 }
 
@@ -101,13 +101,13 @@ Status plan_work(const cuda::WorkShape& shape, const core::DecodeArgs& args, con
                                    .share = args.context_parallel,
                                    .window_left = args.options.window_left,
                                    .num_tokens = args.num_tokens,
-                                   .key_block = shape.key_block},
+                                   .step_keys = shape.step_keys},
                      queue);
 }
 
 Status plan_work(const cuda::WorkShape& shape, const core::DecodeSparseArgs& args, const cuda::WorkList& list,
                  cuda::Queue& queue) {
-  SparseLengths lengths{.queries = args.queries, .batch_size = args.batch_size, .key_block = shape.key_block};
+  SparseLengths lengths{.queries = args.queries, .batch_size = args.batch_size, .step_keys = shape.step_keys};
   for (int32_t pool = 0; pool < args.num_pools; ++pool) {
     lengths.topk_length[pool] = args.pools[pool].topk_length;
     lengths.topk[pool] = args.pools[pool].topk;

@@ -37,7 +37,7 @@ struct RequestWork {
   int32_t token_begin = 0;
   int32_t q_len = 0;
   int32_t kv_len = 0;
-  int64_t key_begin = 0;  // a multiple of key_block
+  int64_t key_begin = 0;  // a multiple of step_keys
   int64_t key_end = 0;    // key_begin, if no query sees a key
 
   MLA_DEVICE int64_t num_keys() const { return key_end - key_begin; }
@@ -51,7 +51,7 @@ struct DecodeLengths {
   ContextParallel share = {};
   int32_t window_left = -1;
   int64_t num_tokens = 0;
-  int32_t key_block = 1;
+  int32_t step_keys = 1;
 
   MLA_DEVICE RequestWork of(int32_t request) const {
     RequestWork work;
@@ -62,7 +62,7 @@ struct DecodeLengths {
     if (work.q_len == 0) return work;
     work.kv_len = std::max(pages.kv_len[request], 0);
     const int32_t first_seen = visible_keys(work.kv_len - work.q_len, work.kv_len, false, window_left).begin;
-    work.key_begin = local_length(share, first_seen) / key_block * key_block;
+    work.key_begin = local_length(share, first_seen) / step_keys * step_keys;
     work.key_end = std::max(std::min(local_length(share, work.kv_len), held(request)), work.key_begin);
     return work;
   }
@@ -81,7 +81,7 @@ struct SparseLengths {
   bool length_per_request[2] = {};
   core::QueryRanges queries = {};
   int32_t batch_size = 0;
-  int32_t key_block = 1;
+  int32_t step_keys = 1;
 
   MLA_DEVICE RequestWork of(int32_t token) const {
     RequestWork work;
@@ -96,7 +96,7 @@ struct SparseLengths {
     }
     work.q_len = 1;
     work.kv_len = length[0];
-    const int64_t first = (int64_t{length[0]} + key_block - 1) / key_block * key_block;
+    const int64_t first = (int64_t{length[0]} + step_keys - 1) / step_keys * step_keys;
     work.key_end = length[1] > 0 ? first + length[1] : length[0];
     return work;
   }
@@ -207,9 +207,9 @@ struct PlanKernel {
     const bool small = shape_.batch <= kSharedRequests;
     cost_ = small ? shared_.cost : list_.request_cost;
     items_ = small ? shared_.items : list_.request_items;
-    blocks_ = small ? shared_.blocks : list_.request_blocks;
+    blocks_ = small ? shared_.blocks : list_.request_steps;
     row_blocks_ = small ? shared_.row_blocks : list_.request_row_blocks;
-    if (shape_.batch_invariant) chunk_blocks_ = std::max(shape_.invariant_chunk_keys / shape_.key_block, 1);
+    if (shape_.batch_invariant) chunk_blocks_ = std::max(shape_.invariant_chunk_keys / shape_.step_keys, 1);
   }
 
   static MLA_DEVICE int32_t parts(int32_t blocks, int32_t size) { return (blocks - 1) / size + 1; }
@@ -231,7 +231,7 @@ struct PlanKernel {
       const int64_t rows = int64_t{work.q_len} * shape_.num_heads;
       const int64_t row_blocks = (rows + shape_.block_rows - 1) / shape_.block_rows;
       row_blocks_[r] = static_cast<int32_t>(row_blocks);
-      blocks_[r] = static_cast<int32_t>((work.num_keys() + shape_.key_block - 1) / shape_.key_block);
+      blocks_[r] = static_cast<int32_t>((work.num_keys() + shape_.step_keys - 1) / shape_.step_keys);
       max_rows_ = std::max(max_rows_, rows);
       if (row_blocks == 0) continue;
       most = std::max(most, row_blocks);
@@ -430,7 +430,7 @@ struct PlanKernel {
     const ItemPlace at = locate(item);
     const RequestWork work = lengths_.of(at.request);
     const int64_t chunk_begin = int64_t{at.chunk} * item_blocks(blocks_[at.request]);
-    const int64_t begin = work.key_begin + (chunk_begin + first) * shape_.key_block;
+    const int64_t begin = work.key_begin + (chunk_begin + first) * shape_.step_keys;
     const int64_t end_block = last >= 0 ? chunk_begin + last : chunk_begin + item_blocks(blocks_[at.request]);
     int32_t slot = -1;
     if (at.num_chunks > 1)
@@ -442,7 +442,7 @@ struct PlanKernel {
     return {.request = at.request,
             .row_begin = at.unit * row_lanes_ * shape_.block_rows,
             .key_begin = static_cast<int32_t>(begin),
-            .key_end = static_cast<int32_t>(std::min(work.key_end, work.key_begin + end_block * shape_.key_block)),
+            .key_end = static_cast<int32_t>(std::min(work.key_end, work.key_begin + end_block * shape_.step_keys)),
             .partial_slot = slot,
             .token_begin = work.token_begin,
             .q_len = work.q_len,

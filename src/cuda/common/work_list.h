@@ -9,7 +9,7 @@
 // them); a worker's share is a few *segments*.
 //
 // Keys are numbered from 0 in each request. decode: the rank's local tokens. decode_sparse, where every query token is
-// a request: the entries of pool 0's row, padded to a multiple of key_block, then those of pool 1's.
+// a request: the entries of pool 0's row, padded to a multiple of step_keys, then those of pool 1's.
 #pragma once
 
 #include <cstddef>
@@ -68,12 +68,12 @@ struct WorkList {
   float* partial_sum;  // [max_slots, block_rows]: sum over keys of 2^(score - max)
   int64_t* request_cost;        // [max_requests + 1], scratch of the plan kernel, as the next three
   int32_t* request_items;       // [max_requests + 1]
-  int32_t* request_blocks;      // [max_requests]
+  int32_t* request_steps;       // [max_requests]
   int32_t* request_row_blocks;  // [max_requests]
   int32_t max_workers, max_segments, max_merges, max_slots, max_requests;
   int32_t max_chunks;  // batch_invariant: into which a unit may be cut
   int32_t block_rows;  // of a unit
-  int32_t key_block;   // segments begin and end on its multiples, but for a unit's last
+  int32_t step_keys;   // segments begin and end on its multiples, but for a unit's last
 };
 
 inline constexpr int32_t kMaxInvariantChunks = 32;
@@ -86,7 +86,7 @@ struct WorkShape {
   int32_t num_heads = 0;
   int32_t d_v = 0;
   int32_t block_rows = 0;       // rows of a block of the attention kernel
-  int32_t key_block = 0;        // keys of one step of its pipeline
+  int32_t step_keys = 0;        // keys of one step of its pipeline
   int32_t max_grid_blocks = 0;  // its persistent grid: all blocks that run at the same time
   bool batch_invariant = false;
   /// No request has more keys, as far as shapes say (cache slots; decode_sparse: entries of both rows). Sizes the

@@ -99,7 +99,7 @@ MLA_DEVICE void online_softmax(float (&s)[kRowTiles][kColTiles][4], float scale_
 /// Two neighbouring column tiles of weights as the A operand of the next product, where they are the k dimension: the
 /// accumulator's layout is the operand's.
 template <DType kType>
-MLA_DEVICE void pack_weights(const float (&left)[4], const float (&right)[4], uint32_t (&a)[4]) {
+MLA_DEVICE void pack_p(const float (&left)[4], const float (&right)[4], uint32_t (&a)[4]) {
   a[0] = pack<kType>(left[0], left[1]);
   a[1] = pack<kType>(left[2], left[3]);
   a[2] = pack<kType>(right[0], right[1]);

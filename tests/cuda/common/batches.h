@@ -29,13 +29,13 @@ struct DecodeBatch {
     return (qo_indptr.empty() ? int64_t{size()} * uniform_len : int64_t{qo_indptr.back()}) + padding_tokens;
   }
 
-  cuda::WorkShape shape(int32_t block_rows, int32_t key_block, int32_t grid) const {
+  cuda::WorkShape shape(int32_t block_rows, int32_t step_keys, int32_t grid) const {
     return {.max_tokens = num_tokens(),
             .batch = size(),
             .num_heads = num_heads,
             .d_v = 4,
             .block_rows = block_rows,
-            .key_block = key_block,
+            .step_keys = step_keys,
             .max_grid_blocks = grid};
   }
 
@@ -56,7 +56,7 @@ struct DecodeBatch {
     return args;
   }
 
-  std::vector<Expected> expected(int32_t key_block) const {
+  std::vector<Expected> expected(int32_t step_keys) const {
     std::vector<Expected> all;
     for (int32_t r = 0; r < size(); ++r) {
       const auto at = static_cast<size_t>(r);
@@ -72,7 +72,7 @@ struct DecodeBatch {
           begin = std::min(begin, keys.begin);
           end = std::max(end, keys.end);
         }
-        e.key_begin = begin / key_block * key_block;
+        e.key_begin = begin / step_keys * step_keys;
         e.key_end = std::max<int64_t>(end, e.key_begin);
       }
       all.push_back(e);
@@ -85,7 +85,7 @@ struct DecodeBatch {
 inline RowBlocks plan_and_check(const DecodeBatch& batch, const cuda::WorkShape& shape, uint64_t seed = 0) {
   ListMemory memory(shape);
   expect_planned(shape, batch.args(), memory, seed);
-  const std::vector<Expected> requests = batch.expected(shape.key_block);
+  const std::vector<Expected> requests = batch.expected(shape.step_keys);
   return ListChecker(shape, memory.list, requests).check();
 }
 

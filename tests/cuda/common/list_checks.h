@@ -92,7 +92,7 @@ class ListChecker {
         EXPECT_TRUE(seen.insert(s).second) << "segment " << s << " twice";
         const cuda::Segment& segment = list_.segments[s];
         ASSERT_NO_FATAL_FAILURE(check_segment(segment));
-        load += ceil_div(segment.key_end - segment.key_begin, shape_.key_block) + shape_.unit_overhead;
+        load += ceil_div(segment.key_end - segment.key_begin, shape_.step_keys) + shape_.unit_overhead;
         if (segment.partial_slot >= 0) load += shape_.split_overhead;
       }
       loads_.push_back(load);
@@ -138,7 +138,7 @@ class ListChecker {
         int64_t next = request.key_begin;
         for (const Piece& piece : pieces) {
           EXPECT_EQ(piece.key_begin, next) << "request " << r << " row " << row;
-          EXPECT_EQ(piece.key_begin % shape_.key_block, 0);
+          EXPECT_EQ(piece.key_begin % shape_.step_keys, 0);
           if (pieces.size() > 1) {
             EXPECT_GT(piece.key_end, piece.key_begin);
           }
@@ -198,7 +198,7 @@ class ListChecker {
     for (size_t r = 0; r < requests_.size(); ++r) {
       const int64_t of_request = ceil_div(rows_of(static_cast<int32_t>(r)), shape_.block_rows * header().row_lanes);
       units += of_request;
-      blocks += of_request * ceil_div(requests_[r].key_end - requests_[r].key_begin, shape_.key_block);
+      blocks += of_request * ceil_div(requests_[r].key_end - requests_[r].key_begin, shape_.step_keys);
     }
     if (units == 0) return;
     const int64_t workers = std::min<int64_t>(shape_.max_grid_blocks / header().row_lanes, list_.max_workers);

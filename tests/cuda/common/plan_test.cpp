@@ -23,9 +23,9 @@ TEST(Plan, CoversRandomBatches) {
     const int32_t size = sizes[i % 6];
     const DecodeBatch batch = random_batch(random, size, i % 2 == 0 ? 131072 : 3000, i % 3 == 0 ? 16 : 2);
     const int32_t block_rows = 16 << random() % 3;
-    const int32_t key_block = 32 << random() % 2;
+    const int32_t step_keys = 32 << random() % 2;
     const auto grid = static_cast<int32_t>(1 + random() % 200);
-    cuda::WorkShape shape = batch.shape(block_rows, key_block, grid);
+    cuda::WorkShape shape = batch.shape(block_rows, step_keys, grid);
     shape.batch_invariant = i % 5 == 4;
     MLA_TRACE(testing::Message() << "batch " << i << " of " << size << " requests, " << batch.num_heads
                                  << " heads, grid " << grid << ", rows " << block_rows);
@@ -72,7 +72,7 @@ TEST(Plan, ReplaysWithOtherLengths) {
     core::DecodeArgs args = batch.args();
     args.num_tokens = shape.max_tokens;
     expect_planned(shape, args, memory);
-    return ListChecker(shape, memory.list, batch.expected(shape.key_block)).check();
+    return ListChecker(shape, memory.list, batch.expected(shape.step_keys)).check();
   };
   replan({5000, 70, 12345, 1}, {0, 1, 3, 4, 8});
   EXPECT_EQ(replan({300, 0, 0, 0}, {0, 1, 1, 1, 1}).size(), 1U);
@@ -122,14 +122,14 @@ TEST(Plan, GivesRowBlocksOfARequestToNeighbours) {
   ListMemory memory(shape);
   expect_planned(shape, batch.args(), memory);
   EXPECT_EQ(memory.list.header->row_lanes, 2);
-  ListChecker(shape, memory.list, batch.expected(shape.key_block)).check();
+  ListChecker(shape, memory.list, batch.expected(shape.step_keys)).check();
 
   batch.qo_indptr = {0, 1, 3, 4};  // no longer the same number of row blocks
   const cuda::WorkShape ragged = batch.shape(64, 64, 132);
   ListMemory other(ragged);
   expect_planned(ragged, batch.args(), other);
   EXPECT_EQ(other.list.header->row_lanes, 1);
-  ListChecker(ragged, other.list, batch.expected(ragged.key_block)).check();
+  ListChecker(ragged, other.list, batch.expected(ragged.step_keys)).check();
 }
 
 TEST(Plan, NoVisibleKeyIsStillASegment) {
@@ -152,7 +152,7 @@ TEST(Plan, BatchInvariantCutsByTheRequestAlone) {
     const RowBlocks together = plan_and_check(batch, shape);
     for (int32_t r = 0; r < batch.size(); r += 7) {
       DecodeBatch alone = batch;
-      const Expected request = batch.expected(shape.key_block)[static_cast<size_t>(r)];
+      const Expected request = batch.expected(shape.step_keys)[static_cast<size_t>(r)];
       alone.kv_len = {batch.kv_len[static_cast<size_t>(r)]};
       if (!batch.qo_indptr.empty()) alone.qo_indptr = {0, request.q_len};
       cuda::WorkShape other = alone.shape(32, 64, 17);
@@ -191,7 +191,7 @@ TEST(Plan, BoundsKeysByThePagesOfTheRequest) {
   ListMemory memory(shape);
   expect_planned(shape, batch.args(), memory);
   const int64_t held[] = {128, 192, 0, 0};
-  std::vector<Expected> requests = batch.expected(shape.key_block);
+  std::vector<Expected> requests = batch.expected(shape.step_keys);
   for (size_t r = 0; r < requests.size(); ++r) {
     requests[r].key_begin = 0;
     requests[r].key_end = held[r];
@@ -249,7 +249,7 @@ TEST(PlanSparse, PoolsLieOneBehindTheOther) {
                                   .num_heads = 128,
                                   .d_v = 4,
                                   .block_rows = 64,
-                                  .key_block = 64,
+                                  .step_keys = 64,
                                   .max_grid_blocks = 132};
       std::vector<Expected> requests;
       for (int32_t t = 0; t < kTokens; ++t) {
@@ -278,7 +278,7 @@ TEST(PlanSparse, LengthsOfRequests) {
   args.queries.indptr = qo_indptr.data();
   args.pools[0] = {.topk = 256, .topk_length = lengths.data(), .length_per_request = true};
   const cuda::WorkShape shape{
-      .max_tokens = 7, .batch = 7, .num_heads = 16, .d_v = 4, .block_rows = 16, .key_block = 32, .max_grid_blocks = 40};
+      .max_tokens = 7, .batch = 7, .num_heads = 16, .d_v = 4, .block_rows = 16, .step_keys = 32, .max_grid_blocks = 40};
   std::vector<Expected> requests;
   for (int32_t t = 0; t < 7; ++t) {
     const int32_t entries = t < 2 ? 100 : 256;
@@ -300,7 +300,7 @@ TEST(PlanSparse, PrefillOfManyTokens) {
                               .num_heads = 64,
                               .d_v = 4,
                               .block_rows = 32,
-                              .key_block = 64,
+                              .step_keys = 64,
                               .max_grid_blocks = 132};
   std::vector<Expected> requests;
   for (int32_t t = 0; t < 5000; ++t) requests.push_back({.token_begin = t, .q_len = 1, .kv_len = 512, .key_end = 512});

@@ -267,7 +267,7 @@ class PrefillKernel {
       MLA_UNROLL
       for (int r = 0; r < kRowTiles; ++r) {
         MLA_UNROLL
-        for (int i = 0; i < kKeySteps; ++i) pack_weights<kType>(s[r][2 * i], s[r][2 * i + 1], p[r][i]);
+        for (int i = 0; i < kKeySteps; ++i) pack_p<kType>(s[r][2 * i], s[r][2 * i + 1], p[r][i]);
       }
       // A probability of 0 does not silence a value that is infinite or NaN.
       if (masked && !all_finite(v_tile(stage))) {

@@ -270,7 +270,7 @@ class PrefillComputeRole : public PrefillBlock<Config> {
   template <int kColTiles>
   static MLA_DEVICE void pack_all(const float (&s)[kColTiles][4], uint32_t (&p)[kColTiles / 2][4]) {
     MLA_UNROLL
-    for (int i = 0; i < kColTiles / 2; ++i) pack_weights<kType>(s[2 * i], s[2 * i + 1], p[i]);
+    for (int i = 0; i < kColTiles / 2; ++i) pack_p<kType>(s[2 * i], s[2 * i + 1], p[i]);
   }
 
   /// Computes the keys of any tile that a row of the group sees, kSubtileKeys at a time.
