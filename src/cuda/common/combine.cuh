@@ -86,9 +86,9 @@ struct CombineKernel {
   }
 
   /// By what a split's accumulators and sum count.
-  static MLA_DEVICE float weight(float split_max, float max) {
-    const float weight = ptx::exp2_approx(finite_or_zero(split_max) - finite_or_zero(max));
-    return split_max == kNoKey ? 0.0F : weight;
+  static MLA_DEVICE float split_factor(float split_max, float max) {
+    const float factor = ptx::exp2_approx(finite_or_zero(split_max) - finite_or_zero(max));
+    return split_max == kNoKey ? 0.0F : factor;
   }
 
   struct State {
@@ -147,14 +147,14 @@ struct CombineKernel {
 
   /// Where a task is: which merge, which of its rows, which task of the row. Divisions, which are slow, only make it.
   struct Place {
-    int32_t merge, row, part;
+    int32_t merge, row, slice;
 
     MLA_DEVICE Place(int32_t task, int32_t per_row, int32_t merge_rows)
-        : merge(task / per_row / merge_rows), row(task / per_row % merge_rows), part(task % per_row) {}
+        : merge(task / per_row / merge_rows), row(task / per_row % merge_rows), slice(task % per_row) {}
     MLA_DEVICE void advance(const Place& by, int32_t per_row, int32_t merge_rows) {
-      part += by.part;
-      row += by.row + static_cast<int32_t>(part >= per_row);
-      if (part >= per_row) part -= per_row;
+      slice += by.slice;
+      row += by.row + static_cast<int32_t>(slice >= per_row);
+      if (slice >= per_row) slice -= per_row;
       merge += by.merge + static_cast<int32_t>(row >= merge_rows);
       if (row >= merge_rows) row -= merge_rows;
     }
@@ -179,14 +179,14 @@ struct CombineKernel {
     while (at.merge < header.num_merges) {
       Row row(params, unit, at.row);
       const bool exists = row.exists();
-      const int32_t part = at.part;
+      const int32_t slice = at.slice;
       if (rehearsal != 0) {
         row.rehearse();
       } else {
         at.advance(step, tasks.per_row, merge_rows);
         unit = unit_at(at);
       }
-      if (exists) f(row, part);
+      if (exists) f(row, slice);
       if (rehearsal != 0) ptx::wait_for_previous_grid();
       if constexpr (kRehearses) rehearsal = ptx::opaque(0);
     }
@@ -260,7 +260,7 @@ struct CombineKernel {
     row.finish(params, all, !row.is_rehearsed());
     float scales[kSplits];
     MLA_UNROLL
-    for (int i = 0; i < kSplits; ++i) scales[i] = weight(states[i].max, row.max);
+    for (int i = 0; i < kSplits; ++i) scales[i] = split_factor(states[i].max, row.max);
     const auto add = [&](float(&o)[kLaneColumns], int slice) {
       MLA_UNROLL
       for (int c = 0; c < kLaneColumns; ++c) {
@@ -334,7 +334,7 @@ struct CombineKernel {
   /// A sum counts only where there is a key.
   static MLA_DEVICE State joined(const State& a, const State& b) {
     const float max = larger(a.max, b.max);
-    const float of_a = a.sum * weight(a.max, max), of_b = b.sum * weight(b.max, max);
+    const float of_a = a.sum * split_factor(a.max, max), of_b = b.sum * split_factor(b.max, max);
     return {max, (a.max == kNoKey ? 0.0F : of_a) + (b.max == kNoKey ? 0.0F : of_b)};
   }
 
@@ -366,7 +366,7 @@ struct CombineKernel {
       for (int i = 0; i < kSums; ++i) {
         const float max = list.partial_max[state(i)];
         const bool counts = first + i * kStride < row.merge.num_splits && max != kNoKey;
-        const float scale = weight(max, row.max);
+        const float scale = split_factor(max, row.max);
         float(&sum)[kLaneColumns] = sums[kShared ? 0 : i];
         MLA_UNROLL
         for (int c = 0; c < kLaneColumns; ++c) {

@@ -51,7 +51,7 @@ struct MergeStatesKernel {
   };
 
   /// What the states weigh, against the largest: exp(lse - max).
-  struct Weights {
+  struct Factors {
     float max, to_log2, sum;
 
     MLA_DEVICE float operator()(float lse) const { return ptx::exp2_approx((lse - max) * to_log2); }
@@ -76,73 +76,73 @@ struct MergeStatesKernel {
   }
 
   /// Lanes share the states.
-  static MLA_DEVICE Weights weigh(const States& states, LseBase base) {
-    Weights weights = {.max = -std::numeric_limits<float>::infinity(),
+  static MLA_DEVICE Factors factors_of(const States& states, LseBase base) {
+    Factors factors = {.max = -std::numeric_limits<float>::infinity(),
                        .to_log2 = base == LseBase::kTwo ? 1.0F : std::numbers::log2e_v<float>,
                        .sum = 0};
     for (int32_t n = ptx::lane(); n < states.count; n += kWarpSize) {
       const float lse = states.lse(n);
-      weights.max = lse > weights.max ? lse : weights.max;
+      factors.max = lse > factors.max ? lse : factors.max;
     }
-    weights.max = max_of_lanes(weights.max, kWarpSize);
-    if (!is_finite(weights.max)) weights.max = 0;  // no state weighs anything, or one weighs infinitely much
-    for (int32_t n = ptx::lane(); n < states.count; n += kWarpSize) weights.sum += weights(states.lse(n));
-    for (int mask = kWarpSize / 2; mask > 0; mask /= 2) weights.sum += ptx::shuffle_xor(weights.sum, mask);
-    return weights;
+    factors.max = max_of_lanes(factors.max, kWarpSize);
+    if (!is_finite(factors.max)) factors.max = 0;  // no state weighs anything, or one weighs infinitely much
+    for (int32_t n = ptx::lane(); n < states.count; n += kWarpSize) factors.sum += factors(states.lse(n));
+    for (int mask = kWarpSize / 2; mask > 0; mask /= 2) factors.sum += ptx::shuffle_xor(factors.sum, mask);
+    return factors;
   }
 
   /// Channels c ... c + 7.
-  static MLA_DEVICE void sum_vectors(const States& states, const Weights& weights, int32_t c, float (&sums)[kVector]) {
+  static MLA_DEVICE void sum_vectors(const States& states, const Factors& factors, int32_t c, float (&sums)[kVector]) {
     for (int32_t first = 0; first < states.count; first += kBatch) {
       Bits8 bits[kBatch];
-      float weight[kBatch];
+      float factor[kBatch];
 #pragma unroll
-      for (int b = 0; b < kBatch; ++b) weight[b] = first + b < states.count ? weights(states.lse(first + b)) : 0.0F;
+      for (int b = 0; b < kBatch; ++b) factor[b] = first + b < states.count ? factors(states.lse(first + b)) : 0.0F;
 #pragma unroll
       for (int b = 0; b < kBatch; ++b)
-        if (weight[b] != 0) bits[b] = states.o(first + b).fetch(c).bits;
+        if (factor[b] != 0) bits[b] = states.o(first + b).fetch(c).bits;
 #pragma unroll
       for (int b = 0; b < kBatch; ++b) {
-        if (weight[b] == 0) continue;
+        if (factor[b] == 0) continue;
         float values[kVector];
         decode8(bits[b], first + b < states.num_partial ? states.partial_dtype : states.own_dtype, values);
 #pragma unroll
-        for (int i = 0; i < kVector; ++i) sums[i] += weight[b] * values[i];
+        for (int i = 0; i < kVector; ++i) sums[i] += factor[b] * values[i];
       }
     }
   }
 
-  static MLA_DEVICE float sum_channel(const States& states, const Weights& weights, int32_t c) {
+  static MLA_DEVICE float sum_channel(const States& states, const Factors& factors, int32_t c) {
     float sum = 0;
     for (int32_t n = 0; n < states.count; ++n) {
-      const float weight = weights(states.lse(n));
-      if (weight != 0) sum += weight * states.o(n)(c);
+      const float factor = factors(states.lse(n));
+      if (factor != 0) sum += factor * states.o(n)(c);
     }
     return sum;
   }
 
   static MLA_DEVICE void merge(const Params& args, int64_t token, int64_t head) {
     const States states = states_of(args, token, head);
-    const Weights weights = weigh(states, args.lse_base);
-    const float normalize = weights.sum != 0 ? 1.0F / weights.sum : 0.0F;
+    const Factors factors = factors_of(states, args.lse_base);
+    const float normalize = factors.sum != 0 ? 1.0F / factors.sum : 0.0F;
     const auto bytes = static_cast<int32_t>(size_of(args.o_dtype));
     std::byte* out =
         static_cast<std::byte*>(args.o) + (token * args.o_stride_token + head * args.o_stride_head) * bytes;
     const int32_t whole = args.d_v / kVector * kVector;
     for (int32_t c = ptx::lane() * kVector; c < whole; c += kWarpChannels) {
       float sums[kVector] = {};
-      sum_vectors(states, weights, c, sums);
+      sum_vectors(states, factors, c, sums);
 #pragma unroll
       for (int i = 0; i < kVector; ++i) sums[i] *= normalize;
       store_bits8(out + int64_t{c} * bytes, bytes, encode8(sums, args.o_dtype));
     }
     for (int32_t c = whole + ptx::lane(); c < args.d_v; c += kWarpSize)
-      store_element(out, args.o_dtype, c, sum_channel(states, weights, c) * normalize);
+      store_element(out, args.o_dtype, c, sum_channel(states, factors, c) * normalize);
     if (args.lse == nullptr) return;
     ptx::sync_warp();  // in place, all lanes have read the state's own lse
     if (ptx::lane() == 0)
       args.lse[token * args.lse_stride_token + head * args.lse_stride_head] =
-          weights.max + ptx::log2_approx(weights.sum) / weights.to_log2;
+          factors.max + ptx::log2_approx(factors.sum) / factors.to_log2;
   }
 };
 

@@ -33,9 +33,9 @@ struct Layout {
   template <class T>
   T* take(int64_t count) {
     constexpr size_t kAlignment = 64;
-    T* part = base != nullptr ? reinterpret_cast<T*>(base + bytes) : nullptr;
+    T* array = base != nullptr ? reinterpret_cast<T*>(base + bytes) : nullptr;
     bytes += (static_cast<size_t>(count) * sizeof(T) + kAlignment - 1) / kAlignment * kAlignment;
-    return part;
+    return array;
   }
 };
 

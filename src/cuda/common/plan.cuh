@@ -2,7 +2,7 @@
 // The plan of absorbed attention: from lengths in device memory to the work list of work_list.h.
 //
 // Grid: one block. An *item* is a unit, or an even part of one: a chunk. All items of a request cost the same,
-// item_blocks + unit_overhead, so that prefix sums over requests say where on the line of all work an item lies, and a
+// item_steps + unit_overhead, so that prefix sums over requests say where on the line of all work an item lies, and a
 // binary search finds the item at any place of it. Phases, each by all threads:
 //   measure     lengths -> row blocks and key blocks of each request; how many row lanes
 //   accumulate  prefix sums of items and costs
@@ -122,10 +122,10 @@ struct PlanShared {
   bool enough[kPlanThreads / kWarpSize];
   int64_t cost[kSharedRequests + 1];   // of all items of earlier requests
   int32_t items[kSharedRequests + 1];  // of earlier requests
-  int32_t blocks[kSharedRequests];     // key blocks of a unit
+  int32_t steps[kSharedRequests];      // key blocks of a unit
   int32_t row_blocks[kSharedRequests];
   int32_t cut_item[kMaxPlanWorkers + 1];
-  int32_t cut_block[kMaxPlanWorkers + 1];
+  int32_t cut_step[kMaxPlanWorkers + 1];
 };
 
 /// The last i with prefix[i] <= value, of prefix[0] = 0 <= value < prefix[n].
@@ -168,13 +168,13 @@ struct PlanKernel {
   /// A place on the line of all work: `block` key blocks into an item, or between two items if 0.
   struct Cut {
     int32_t item = 0;
-    int32_t block = 0;
-    int64_t blocks_before = 0;  // key blocks of the line before here
+    int32_t step = 0;
+    int64_t steps_before = 0;  // key blocks of the line before here
   };
   struct UnsnappedCut {
     Cut item_begin;
     int64_t offset = 0;  // into the item, its overhead included, which counts as its end
-    int32_t item_blocks = 0;
+    int32_t item_steps = 0;
   };
 
   /// Cuts nearer to an item's end than this move there.
@@ -187,9 +187,9 @@ struct PlanKernel {
   PlanShared& shared_;
   int64_t* cost_;
   int32_t* items_;
-  int32_t* blocks_;
+  int32_t* steps_;
   int32_t* row_blocks_;
-  int32_t chunk_blocks_ = 0;  // units are cut into even parts of about so many key blocks; 0: they are not
+  int32_t chunk_steps_ = 0;  // units are cut into even parts of about so many key blocks; 0: they are not
   int32_t row_lanes_ = 1;
   int32_t max_workers_ = 1;
   int64_t max_rows_ = 0;
@@ -207,22 +207,20 @@ struct PlanKernel {
     const bool small = shape_.batch <= kSharedRequests;
     cost_ = small ? shared_.cost : list_.request_cost;
     items_ = small ? shared_.items : list_.request_items;
-    blocks_ = small ? shared_.blocks : list_.request_steps;
+    steps_ = small ? shared_.steps : list_.request_steps;
     row_blocks_ = small ? shared_.row_blocks : list_.request_row_blocks;
-    if (shape_.batch_invariant) chunk_blocks_ = std::max(shape_.invariant_chunk_keys / shape_.step_keys, 1);
+    if (shape_.batch_invariant) chunk_steps_ = std::max(shape_.invariant_chunk_keys / shape_.step_keys, 1);
   }
 
-  static MLA_DEVICE int32_t parts(int32_t blocks, int32_t size) { return (blocks - 1) / size + 1; }
+  static MLA_DEVICE int32_t ceil_div(int32_t steps, int32_t size) { return (steps - 1) / size + 1; }
 
   /// Key blocks of an item of a request whose units have `blocks`.
-  MLA_DEVICE int32_t item_blocks(int32_t blocks) const {
-    if (chunk_blocks_ == 0 || blocks == 0) return blocks;
-    const int32_t least = shape_.batch_invariant ? parts(blocks, list_.max_chunks) : 1;
-    return parts(blocks, parts(blocks, std::max(chunk_blocks_, least)));
+  MLA_DEVICE int32_t item_steps(int32_t steps) const {
+    if (chunk_steps_ == 0 || steps == 0) return steps;
+    const int32_t least = shape_.batch_invariant ? ceil_div(steps, list_.max_chunks) : 1;
+    return ceil_div(steps, ceil_div(steps, std::max(chunk_steps_, least)));
   }
-  MLA_DEVICE int32_t items_per_unit(int32_t blocks) const {
-    return blocks == 0 ? 1 : parts(blocks, item_blocks(blocks));
-  }
+  MLA_DEVICE int32_t items_per_unit(int32_t steps) const { return steps == 0 ? 1 : ceil_div(steps, item_steps(steps)); }
 
   MLA_DEVICE void measure() {
     int64_t most = 0, least = -INT32_MAX;  // row blocks of a request that has any; the least negated
@@ -231,7 +229,7 @@ struct PlanKernel {
       const int64_t rows = int64_t{work.q_len} * shape_.num_heads;
       const int64_t row_blocks = (rows + shape_.block_rows - 1) / shape_.block_rows;
       row_blocks_[r] = static_cast<int32_t>(row_blocks);
-      blocks_[r] = static_cast<int32_t>((work.num_keys() + shape_.step_keys - 1) / shape_.step_keys);
+      steps_[r] = static_cast<int32_t>((work.num_keys() + shape_.step_keys - 1) / shape_.step_keys);
       max_rows_ = std::max(max_rows_, rows);
       if (row_blocks == 0) continue;
       most = std::max(most, row_blocks);
@@ -247,9 +245,9 @@ struct PlanKernel {
   /// As many as divide the row blocks and leave hardly a block of the grid idle.
   MLA_DEVICE void choose_row_lanes(int32_t row_blocks) {
     const int32_t grid = shape_.max_grid_blocks;
-    for (int32_t lanes = std::min(std::min(row_blocks, grid), int32_t{kMaxRowLanes}); lanes > 1; --lanes) {
-      if (row_blocks % lanes != 0 || grid / lanes * lanes * 10 < grid * 9) continue;
-      row_lanes_ = lanes;
+    for (int32_t row_lanes = std::min(std::min(row_blocks, grid), int32_t{kMaxRowLanes}); row_lanes > 1; --row_lanes) {
+      if (row_blocks % row_lanes != 0 || grid / row_lanes * row_lanes * 10 < grid * 9) continue;
+      row_lanes_ = row_lanes;
       return;
     }
   }
@@ -260,8 +258,8 @@ struct PlanKernel {
       const int32_t r = base + ptx::thread_index();
       int64_t items = 0, cost = 0;
       if (r < shape_.batch) {
-        const int64_t item_cost = int64_t{item_blocks(blocks_[r])} + shape_.unit_overhead;
-        items = int64_t{row_blocks_[r]} / row_lanes_ * items_per_unit(blocks_[r]);
+        const int64_t item_cost = int64_t{item_steps(steps_[r])} + shape_.unit_overhead;
+        items = int64_t{row_blocks_[r]} / row_lanes_ * items_per_unit(steps_[r]);
         cost = items * item_cost;
         if (items > 0) largest_cost_ = std::max(largest_cost_, item_cost);
       }
@@ -300,43 +298,44 @@ struct PlanKernel {
     UnsnappedCut cut;
     if (place >= total_cost_) {
       cut.item_begin.item = static_cast<int32_t>(total_items_);
-      cut.item_begin.blocks_before = total_cost_ - total_items_ * shape_.unit_overhead;
+      cut.item_begin.steps_before = total_cost_ - total_items_ * shape_.unit_overhead;
       return cut;
     }
     const int32_t r = find_in_prefix(cost_, shape_.batch, place);
-    cut.item_blocks = item_blocks(blocks_[r]);
-    const int64_t item_cost = int64_t{cut.item_blocks} + shape_.unit_overhead;
+    cut.item_steps = item_steps(steps_[r]);
+    const int64_t item_cost = int64_t{cut.item_steps} + shape_.unit_overhead;
     const int64_t index = item_cost > 0 ? (place - cost_[r]) / item_cost : 0;
     cut.offset = place - cost_[r] - index * item_cost;
     cut.item_begin.item = static_cast<int32_t>(items_[r] + index);
-    cut.item_begin.blocks_before = place - cut.offset - int64_t{cut.item_begin.item} * shape_.unit_overhead;
+    cut.item_begin.steps_before = place - cut.offset - int64_t{cut.item_begin.item} * shape_.unit_overhead;
     return cut;
   }
 
   static MLA_DEVICE Cut snap(const UnsnappedCut& cut, int32_t tolerance) {
     const Cut& begin = cut.item_begin;
-    const int64_t rest = cut.item_blocks - cut.offset;
+    const int64_t rest = cut.item_steps - cut.offset;
     const bool to_begin = cut.offset <= tolerance && (rest > tolerance || cut.offset < rest);
     if (cut.offset == 0 || (rest > 0 && to_begin)) return begin;
-    if (rest <= tolerance) return {begin.item + 1, 0, begin.blocks_before + cut.item_blocks};
-    return {begin.item, static_cast<int32_t>(cut.offset), begin.blocks_before + cut.offset};
+    if (rest <= tolerance) return {begin.item + 1, 0, begin.steps_before + cut.item_steps};
+    return {begin.item, static_cast<int32_t>(cut.offset), begin.steps_before + cut.offset};
   }
 
   /// What a worker with the line from `begin` to `end` has to do.
   MLA_DEVICE int64_t load(const Cut& begin, const Cut& end) const {
-    const bool head = begin.block > 0;
-    const bool tail = end.block > 0;
-    const int32_t segments = end.item - begin.item + (tail ? 1 : 0);
-    const int32_t partials = (head ? 1 : 0) + (tail && !(head && begin.item == end.item) ? 1 : 0);
-    return end.blocks_before - begin.blocks_before + int64_t{segments} * shape_.unit_overhead +
+    const bool begins_inside = begin.step > 0;
+    const bool ends_inside = end.step > 0;
+    const int32_t segments = end.item - begin.item + (ends_inside ? 1 : 0);
+    const int32_t partials =
+        (begins_inside ? 1 : 0) + (ends_inside && !(begins_inside && begin.item == end.item) ? 1 : 0);
+    return end.steps_before - begin.steps_before + int64_t{segments} * shape_.unit_overhead +
            int64_t{partials} * shape_.split_overhead;
   }
 
   MLA_DEVICE int64_t even_cut(int32_t worker, int32_t workers) const { return worker * total_cost_ / workers; }
 
   MLA_DEVICE void choose() {
-    const int64_t total_blocks = total_cost_ - total_items_ * shape_.unit_overhead;
-    const int64_t useful = std::max(total_blocks / std::max(shape_.min_share, 1), total_items_);
+    const int64_t total_steps = total_cost_ - total_items_ * shape_.unit_overhead;
+    const int64_t useful = std::max(total_steps / std::max(shape_.min_share, 1), total_items_);
     const auto workers = static_cast<int32_t>(std::clamp<int64_t>(useful, 1, max_workers_));
     const int64_t share = total_cost_ / workers;
 
@@ -351,7 +350,7 @@ struct PlanKernel {
     owned_ = total_items_ <= max_workers_;
     int64_t best = owned_ ? largest_cost_ : INT64_MAX;
     num_workers_ = owned_ ? static_cast<int32_t>(total_items_) : 0;
-    if (owned_ && !shape_.batch_invariant) choose_chunks(total_blocks, best);
+    if (owned_ && !shape_.batch_invariant) choose_chunks(total_steps, best);
     for (int i = 0; i < (shape_.batch_invariant ? 1 : kNumTolerances); ++i) {
       const int64_t merging = tolerances[i] == kWhole ? 0 : shape_.split_overhead;
       const int64_t time = block_max<kThreads>(loads[i], shared_.scratch) + merging;
@@ -362,42 +361,42 @@ struct PlanKernel {
       tolerance_ = tolerances[i];
     }
     if (!owned_) {
-      if (!shape_.batch_invariant) chunk_blocks_ = 0;
-    } else if (chunk_blocks_ > 0 && !shape_.batch_invariant) {
+      if (!shape_.batch_invariant) chunk_steps_ = 0;
+    } else if (chunk_steps_ > 0 && !shape_.batch_invariant) {
       accumulate();
       num_workers_ = static_cast<int32_t>(total_items_);
     }
   }
 
   /// Chunks of the least size that leaves a worker for each, if that beats `best`.
-  MLA_DEVICE void choose_chunks(int64_t total_blocks, int64_t& best) {
+  MLA_DEVICE void choose_chunks(int64_t total_steps, int64_t& best) {
     const auto largest = static_cast<int32_t>(largest_cost_ - shape_.unit_overhead);
-    auto low = static_cast<int32_t>((total_blocks - 1) / max_workers_ + 1);
+    auto low = static_cast<int32_t>((total_steps - 1) / max_workers_ + 1);
     low = std::max(low, shape_.min_share);
     int32_t high = largest;  // chunks of this size are few enough; those below `low` are too many, or too small
     constexpr int kWarps = kThreads / kWarpSize;
     while (low < high) {
-      const int32_t step = (high - low) / kWarps + 1;
-      const bool few = num_chunks(std::min(low + ptx::warp() * step, high)) <= max_workers_;
+      const int32_t stride = (high - low) / kWarps + 1;
+      const bool few = num_chunks(std::min(low + ptx::warp() * stride, high)) <= max_workers_;
       if (ptx::lane() == 0) shared_.enough[ptx::warp()] = few;
       ptx::sync_block();
       int first = 0;
       while (first < kWarps && !shared_.enough[first]) ++first;
       ptx::sync_block();  // all have read
-      if (first < kWarps) high = std::min(low + first * step, high);
-      if (first > 0) low = std::min(low + (first - 1) * step + 1, high);
+      if (first < kWarps) high = std::min(low + first * stride, high);
+      if (first > 0) low = std::min(low + (first - 1) * stride + 1, high);
     }
     const int64_t time = int64_t{high} + shape_.unit_overhead + 2 * int64_t{shape_.split_overhead};
     if (high >= largest || time >= best) return;
     best = time;
-    chunk_blocks_ = high;
+    chunk_steps_ = high;
   }
 
   /// Chunks of all units, of about `size` key blocks each. By whole warps.
   MLA_DEVICE int64_t num_chunks(int32_t size) const {
     int64_t sum = 0;
     for (int32_t r = ptx::lane(); r < shape_.batch; r += kWarpSize)
-      sum += int64_t{row_blocks_[r]} / row_lanes_ * (blocks_[r] == 0 ? 1 : parts(blocks_[r], size));
+      sum += int64_t{row_blocks_[r]} / row_lanes_ * (steps_[r] == 0 ? 1 : ceil_div(steps_[r], size));
     for (int mask = 1; mask < kWarpSize; mask *= 2) sum += shuffle_xor_64(sum, mask);
     return sum;
   }
@@ -406,7 +405,7 @@ struct PlanKernel {
     for (int32_t w = ptx::thread_index(); w <= num_workers_; w += kThreads) {
       const Cut cut = owned_ ? Cut{w, 0, 0} : snap(find(even_cut(w, num_workers_)), tolerance_);
       shared_.cut_item[w] = cut.item;
-      shared_.cut_block[w] = cut.block;
+      shared_.cut_step[w] = cut.step;
     }
     ptx::sync_block();
   }
@@ -419,7 +418,7 @@ struct PlanKernel {
   MLA_DEVICE ItemPlace locate(int32_t item) const {
     ItemPlace at;
     at.request = find_in_prefix(items_, shape_.batch, item);
-    at.num_chunks = items_per_unit(blocks_[at.request]);
+    at.num_chunks = items_per_unit(steps_[at.request]);
     at.unit = (item - items_[at.request]) / at.num_chunks;
     at.chunk = (item - items_[at.request]) % at.num_chunks;
     return at;
@@ -429,9 +428,9 @@ struct PlanKernel {
   MLA_DEVICE cuda::Segment segment_of(int32_t item, int32_t worker, int32_t first, int32_t last) const {
     const ItemPlace at = locate(item);
     const RequestWork work = lengths_.of(at.request);
-    const int64_t chunk_begin = int64_t{at.chunk} * item_blocks(blocks_[at.request]);
+    const int64_t chunk_begin = int64_t{at.chunk} * item_steps(steps_[at.request]);
     const int64_t begin = work.key_begin + (chunk_begin + first) * shape_.step_keys;
-    const int64_t end_block = last >= 0 ? chunk_begin + last : chunk_begin + item_blocks(blocks_[at.request]);
+    const int64_t end_step = last >= 0 ? chunk_begin + last : chunk_begin + item_steps(steps_[at.request]);
     int32_t slot = -1;
     if (at.num_chunks > 1)
       slot = item * row_lanes_;
@@ -442,7 +441,7 @@ struct PlanKernel {
     return {.request = at.request,
             .row_begin = at.unit * row_lanes_ * shape_.block_rows,
             .key_begin = static_cast<int32_t>(begin),
-            .key_end = static_cast<int32_t>(std::min(work.key_end, work.key_begin + end_block * shape_.step_keys)),
+            .key_end = static_cast<int32_t>(std::min(work.key_end, work.key_begin + end_step * shape_.step_keys)),
             .partial_slot = slot,
             .token_begin = work.token_begin,
             .q_len = work.q_len,
@@ -453,20 +452,20 @@ struct PlanKernel {
     write_idle_shares(num_workers_ * row_lanes_);
     for (int32_t w = ptx::warp(); w < num_workers_; w += kThreads / kWarpSize) {
       const int32_t first_item = shared_.cut_item[w], last_item = shared_.cut_item[w + 1];
-      const int32_t last_block = shared_.cut_block[w + 1];
-      const int32_t end_item = last_item + (last_block > 0 ? 1 : 0);
-      for (int32_t lane = ptx::lane(); lane < row_lanes_; lane += kWarpSize) {
-        cuda::Share& share = list_.shares[w * row_lanes_ + lane];
+      const int32_t last_step = shared_.cut_step[w + 1];
+      const int32_t end_item = last_item + (last_step > 0 ? 1 : 0);
+      for (int32_t row_lane = ptx::lane(); row_lane < row_lanes_; row_lane += kWarpSize) {
+        cuda::Share& share = list_.shares[w * row_lanes_ + row_lane];
         share.begin = first_item + w;
         share.end = end_item + w;
-        share.row_lane = lane;
+        share.row_lane = row_lane;
       }
       for (int32_t item = first_item + ptx::lane(); item < end_item; item += kWarpSize) {
         const cuda::Segment segment =
-            segment_of(item, w, item == first_item ? shared_.cut_block[w] : 0, item == last_item ? last_block : -1);
+            segment_of(item, w, item == first_item ? shared_.cut_step[w] : 0, item == last_item ? last_step : -1);
         list_.segments[item + w] = segment;
-        for (int32_t lane = 0; item == first_item && lane < row_lanes_; ++lane)
-          list_.shares[w * row_lanes_ + lane].first = segment;
+        for (int32_t row_lane = 0; item == first_item && row_lane < row_lanes_; ++row_lane)
+          list_.shares[w * row_lanes_ + row_lane].first = segment;
       }
     }
   }
@@ -474,12 +473,12 @@ struct PlanKernel {
   /// Whether worker `w` has the first segment of an item that others go on with.
   MLA_DEVICE bool begins_merge(int32_t w) const {
     const int32_t last_item = shared_.cut_item[w + 1];
-    return shared_.cut_block[w + 1] > 0 && (last_item > shared_.cut_item[w] || shared_.cut_block[w] == 0);
+    return shared_.cut_step[w + 1] > 0 && (last_item > shared_.cut_item[w] || shared_.cut_step[w] == 0);
   }
 
   /// The unit of which worker (of chunks: item) `index` has the first part.
   MLA_DEVICE cuda::Merge merge_at(int32_t index) const {
-    const bool chunked = chunk_blocks_ > 0;
+    const bool chunked = chunk_steps_ > 0;
     const int32_t item = chunked ? index : shared_.cut_item[index + 1];
     const ItemPlace at = locate(item);
     const RequestWork work = lengths_.of(at.request);
@@ -500,7 +499,7 @@ struct PlanKernel {
   }
 
   MLA_DEVICE void write_merges() const {
-    const bool chunked = chunk_blocks_ > 0;
+    const bool chunked = chunk_steps_ > 0;
     const int32_t candidates = chunked ? static_cast<int32_t>(total_items_) : num_workers_;
     int64_t num_merges = 0;
     for (int32_t base = 0; base < candidates; base += kThreads) {
