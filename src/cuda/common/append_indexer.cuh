@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// append_indexer: one key of 128 channels per token, quantized to e4m3 with one scale, into its slot of the indexer's
-// cache.
+// append_indexer writes one key of 128 channels per token, quantized to e4m3 with one scale, into its slot of the
+// indexer's cache.
 //
-// Grid: a warp per token. Lane l has channels l, l + 32, ...: reads and writes of a warp lie side by side, wherever
-// rows and pages begin.
+// The grid has a warp per token. Lane l has channels l, l + 32, ..., so that the loads and stores of a warp are
+// contiguous at any alignment of rows and pages.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@ struct AppendIndexerKernel {
   static constexpr const char* kName = "append_indexer";
   static constexpr int kThreads = 128;
   static constexpr int kMinBlocks = 1;
-  static constexpr int kTokens = kThreads / kWarpSize;  // of a block
+  static constexpr int kTokens = kThreads / kWarpSize;  // tokens of a block
 
   static MLA_DEVICE void run(const Params& args) {
     constexpr int kEach = kIndexerLayout.head_dim / kWarpSize;
@@ -31,7 +31,7 @@ struct AppendIndexerKernel {
     const int64_t page = slot / args.cache.page_size, offset = slot % args.cache.page_size;
 
     float k[kEach];
-    float largest = 0.0F;  // infinities and NaN have no say in the scale
+    float largest = 0.0F;  // of the finite channels only: infinities and NaN do not affect the scale
     for (int i = 0; i < kEach; ++i) {
       k[i] = load_element(args.k, args.dtype, token * args.k_stride_token + ptx::lane() + i * kWarpSize);
       if (is_finite(k[i])) largest = std::max(largest, magnitude(k[i]));

@@ -36,7 +36,7 @@ double mma_flops(int32_t rounds, const cuda::DeviceProperties& device) {
   return static_cast<double>(warps) * rounds * MmaCeilingKernel::kChains * MmaCeilingKernel::kFlops;
 }
 
-// Templates, so that only what has wgmma compiles its kernel.
+// These are templates, so that only architectures with wgmma compile its kernel.
 template <class Kernel>
 Status run_wgmma(int32_t rounds, uint32_t* sink, cuda::Queue& queue) {
   const cuda::LaunchShape shape{.grid_x = queue.device().num_sms, .shared_bytes = Kernel::kSharedBytes};
@@ -49,7 +49,7 @@ double wgmma_flops(int32_t rounds, const cuda::DeviceProperties& device) {
   return static_cast<double>(warpgroups) * rounds * Kernel::kGroup * Kernel::kFlops;
 }
 
-/// With WgmmaCeilingKernel, or void.
+/// Adds the wgmma kernel to the table. `Kernel` is a WgmmaCeilingKernel, or void where there is none.
 template <class Kernel>
 void add_wgmma(cuda::CeilingKernels& kernels) {
   if constexpr (!std::is_void_v<Kernel>) {

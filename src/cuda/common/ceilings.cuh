@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loops behind a GPU's ceilings: nothing but reads, copies, or multiply-adds. Blocks beyond what the GPU holds at
-// once would only wait, so grids are a few blocks per multiprocessor and every block strides over its share.
 //   read, copy   8 loads of 16 bytes in flight per thread, past L1
-//   mma          8 warps a block, 2 blocks a multiprocessor; 8 accumulators per warp hide the latency of mma.sync
-//   wgmma        2 warpgroups a multiprocessor take turns, 16 multiplications of m64n256k16 each; operands stay in
-//                shared memory (12 KB)
-// Values have random mantissas and signs: multiplying zeros draws less power and so runs at higher clocks.
+//   mma          8 warps a block, 2 blocks an SM; 8 accumulators per warp hide the latency of mma.sync
+//   wgmma        2 warpgroups an SM take turns, 16 multiplications of m64n256k16 each; operands stay in shared memory
+//                (12 KB)
+// Values have random mantissas and signs, because multiplying zeros draws less power and so runs at higher clocks.
 #pragma once
 
 #include "cuda/border/launch.h"
@@ -18,7 +16,7 @@ inline constexpr int kCeilingUnroll = 8;
 
 struct ReadParams {
   const ptx::Vec4* data;
-  int64_t count;  // of 16 bytes
+  int64_t count;  // number of 16-byte vectors
   uint32_t* sink;
 };
 
@@ -41,7 +39,8 @@ struct ReadCeilingKernel {
         folded |= values[i].x[0] ^ values[i].x[1] ^ values[i].x[2] ^ values[i].x[3];
     }
     for (; at < params.count; at += step) folded |= ptx::load_once(params.data + at).x[0];
-    // The buffer holds even words only, so their sums are even too.
+    // The buffer holds only even words, so that `folded` is never odd: the store never happens, but the compiler cannot
+    // drop the loads.
     if ((folded & 1U) != 0) *params.sink = folded;
   }
 };
@@ -49,7 +48,7 @@ struct ReadCeilingKernel {
 struct CopyParams {
   ptx::Vec4* to;
   const ptx::Vec4* from;
-  int64_t count;  // of 16 bytes
+  int64_t count;  // number of 16-byte vectors
 };
 
 struct CopyCeilingKernel {
@@ -77,7 +76,7 @@ struct MultiplyParams {
   uint32_t* sink;
 };
 
-/// Two bf16 of magnitude 1 to 2, of random signs and mantissas.
+/// Returns two bf16 with random signs and mantissas and magnitudes from 1 to 2.
 MLA_DEVICE uint32_t random_bf16x2(uint32_t seed) {
   uint32_t bits = seed * 0x9E3779B9U + 0x7F4A7C15U;
   bits ^= bits >> 15;
@@ -92,7 +91,7 @@ struct MmaCeilingKernel {
   static constexpr int kThreads = 256;
   static constexpr int kMinBlocks = 2;
   static constexpr int kChains = 8;                    // independent accumulators of a warp
-  static constexpr double kFlops = 2.0 * 16 * 8 * 16;  // of one mma
+  static constexpr double kFlops = 2.0 * 16 * 8 * 16;  // floating-point operations of one mma
 
   static MLA_DEVICE void run(const Params& params) {
     uint32_t a[2][4], b[2][2];
@@ -113,11 +112,12 @@ struct MmaCeilingKernel {
     float total = 0;
     MLA_UNROLL
     for (int i = 0; i < kChains * 4; ++i) total += sums[i / 4][i % 4];
-    if (total == 0.123456789F) *params.sink = 1;  // a fraction of other denominators than the products'
+    // No sum of these products equals the constant, so that nothing is stored; but the compiler must compute the sums.
+    if (total == 0.123456789F) *params.sink = 1;
   }
 };
 
-/// Compiled only where somebody uses it: that is, where there is wgmma.
+/// The kernel is a template, so that it is compiled only where it is used: where there is wgmma.
 template <int kOn = kArch>
 struct WgmmaCeilingKernel {
   using Params = MultiplyParams;
@@ -125,9 +125,10 @@ struct WgmmaCeilingKernel {
   static constexpr int kThreads = 256;
   static constexpr int kMinBlocks = 1;
   static constexpr int kWarpgroup = 128;
-  static constexpr int kGroup = 16;                      // wgmma between two waits
-  static constexpr double kFlops = 2.0 * 64 * 256 * 16;  // of one
-  // Cores of 128 bytes, two along k: A [64, 16] of each warpgroup, then B [256, 16].
+  static constexpr int kGroup = 16;                      // wgmma instructions between two waits
+  static constexpr double kFlops = 2.0 * 64 * 256 * 16;  // floating-point operations of one wgmma
+  // Operands are cores of 128 bytes (8 rows of 16 bytes), two along k. A [64, 16] of each warpgroup comes first, then B
+  // [256, 16].
   static constexpr int kCoreBytes = 128, kRowStride = 2 * kCoreBytes;
   static constexpr int kABytes = 64 * 32, kBBytes = 256 * 32;
   static constexpr int kSharedBytes = kThreads / kWarpgroup * kABytes + kBBytes;

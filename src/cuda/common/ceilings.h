@@ -6,7 +6,7 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// Of this architecture.
+/// Returns the ceiling kernels of this architecture.
 const cuda::CeilingKernels& ceiling_kernels();
 
 }  // namespace mla::MLA_CUDA_NAMESPACE

@@ -32,7 +32,8 @@ Status launch_combine(const cuda::WorkShape& shape, const Args& args, const cuda
     params.max_logits_stride_token = args.max_logits_stride_token;
     params.max_logits_stride_head = args.max_logits_stride_head;
   }
-  // A block for each slice of each row; no more rows than the batch has, or than partial states are for.
+  // The grid has a block for each slice of each row, and no more than run at a time. There are no more rows than the
+  // batch has, and no more than there are partial states for.
   const int64_t rows = std::min(shape.max_tokens * shape.num_heads, int64_t{list.max_slots} * list.block_rows);
   const int64_t slices = args.d_v / CombineKernel::kSliceColumns;
   const int64_t resident = int64_t{queue.device().num_sms} * CombineKernel::kMinBlocks;

@@ -1,19 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// Merges the partial states that several workers left of one unit, and writes o, lse and max_logits.
+// The combine kernel merges the partial states that several workers left of one unit, and writes o, lse and max_logits.
 //
-// Grid: as many blocks as the GPU holds, whatever there is to merge. Rows are merged in slices of 128 columns, four per
-// lane. Partial states lie in L2; latency is what costs, so that many loads are in flight at a time, and all warps have
-// something to do: of rows of at most four splits, a warp takes all slices and loads all splits at once; of others it
-// takes one slice, and loads eight splits at once; few slices of many splits (a small batch) are shared by the eight
-// warps of a block, each with every eighth split.
-//   weights  lanes read the states of 128 splits at a time -> the row's max and sum, in every lane
-//   o        split i counts towards sum i % 8, and the eight sums meet at the end (in shared memory, where warps have
-//            one each): the same arithmetic in all ways, so that a row's bits do not depend on the batch
-// Reads the number of merges first, and is done if there are none.
+// The grid has as many blocks as the GPU holds, whatever there is to merge. Rows are merged in slices of 128 columns,
+// four per lane. Partial states lie in L2, so that latency is what costs; therefore many loads are in flight at a time,
+// and all warps have something to do. Of rows with at most four splits, a warp takes all slices and loads all splits at
+// once. Of rows with more splits, a warp takes one slice and loads eight splits at once. Where there are few slices of
+// many splits (a small batch), the eight warps of a block share a slice, and each takes every eighth split.
+//   state    lanes read the states of 128 splits at a time -> the row's max and sum, in every lane
+//   o        split i is added to sum i % 8, and the eight sums are added at the end (through shared memory, where each
+//            warp has one of them): the arithmetic is the same in all three ways, so that a row's bits do not depend on
+//            the batch
+// The kernel reads the number of merges first, and ends if there are none.
 //
-// Where warps take whole rows, each rehearses its first one while attention still runs: it goes through the same
-// instructions, but loads no partial state and stores nothing. They come line by line from the L2 cache, which takes
-// longer than the loads. Where rows are shared, who begins last is waited for, and rehearsed in vain (measured, H200).
+// Where warps take whole rows, each warp rehearses its first row while attention still runs: it executes the same
+// instructions, but loads no partial state and stores nothing. This brings the instructions, which come line by line
+// from the L2 cache and take longer than the loads, into the SM. It took 0 to 1.2 us off runs of 16 heads with 4k
+// keys (H200, 2026-11-22; docs/notebook/2026-11-22-first-rows.md). Where warps share rows it made runs 0.6 to 1.5 us
+// slower, since the others wait for the warp that begins last.
 #pragma once
 
 #include <algorithm>
@@ -44,7 +47,7 @@ struct CombineKernel {
     int64_t lse_stride_token = 0, lse_stride_head = 0;
     float* max_logits = nullptr;
     int64_t max_logits_stride_token = 0, max_logits_stride_head = 0;
-    bool next_starts_early = false;  // whether the next kernel may, as far as it does not wait for this one
+    bool next_starts_early = false;  // whether the next kernel may start, up to its wait for this one
   };
   static constexpr const char* kName = "combine";
   static constexpr int kThreads = 256;
@@ -56,7 +59,7 @@ struct CombineKernel {
 
   static MLA_DEVICE void run(const Params& params) {
     if (params.next_starts_early) ptx::allow_next_grid();
-    // The plan was complete before attention let this kernel start: it is read while attention still runs.
+    // The plan was complete before attention let this kernel start, so that it may be read while attention still runs.
     const cuda::WorkListHeader header = *params.list.header;
     const int32_t slices = params.d_v / kSliceColumns;
     const int32_t tasks = header.num_merges * header.merge_rows * slices;
@@ -74,18 +77,18 @@ struct CombineKernel {
   }
 
  private:
-  /// Whether a row has more splits than that, on average.
+  /// Returns whether rows have more than `splits` splits on average.
   static MLA_DEVICE bool has_more(const cuda::WorkListHeader& header, int32_t splits) {
     return header.num_workers > header.num_merges * splits;
   }
 
-  /// Index of a row's state of split `i` in partial_max and partial_sum.
+  /// Returns the index in partial_max and partial_sum of a row's state of split `i`.
   static MLA_DEVICE int64_t state_of(const cuda::WorkList& list, const cuda::Merge& merge, int32_t row, int32_t i) {
     const int32_t slot = i == 0 ? merge.first_slot : merge.rest_slot + (i - 1) * merge.slot_stride;
-    return int64_t{slot} * list.block_rows + row;  // a row's lane is its slot's neighbour
+    return int64_t{slot} * list.block_rows + row;  // the slots of the next row lane's rows follow directly
   }
 
-  /// By what a split's accumulators and sum count.
+  /// Returns the factor of a split's accumulators and sum, 2^(split_max - max); 0 if the split has no visible key.
   static MLA_DEVICE float split_factor(float split_max, float max) {
     const float factor = ptx::exp2_approx(finite_or_zero(split_max) - finite_or_zero(max));
     return split_max == kNoKey ? 0.0F : factor;
@@ -95,10 +98,10 @@ struct CombineKernel {
     float max, sum;
   };
 
-  /// A row of a unit, and what becomes of it.
+  /// A row of a unit, with its merged maximum and the factors of its outputs once finish() was called.
   struct Row {
     cuda::Merge merge;
-    int32_t row;  // in the unit
+    int32_t row;  // index of the row in the unit
     int32_t token, head;
     float sink;
     float max = kNoKey;
@@ -112,11 +115,12 @@ struct CombineKernel {
     }
     MLA_DEVICE bool exists() const { return merge.row_begin + row < merge.num_rows && merge.num_splits >= 2; }
 
-    /// Makes it a row of which nothing is loaded or stored, which the negative number of its splits says.
+    /// Makes this a rehearsed row, of which nothing is loaded or stored. A negative number of splits marks it.
     MLA_DEVICE void rehearse() { merge.num_splits = -merge.num_splits; }
     MLA_DEVICE bool is_rehearsed() const { return kHasGridDependencies && merge.num_splits < 0; }
 
-    /// By a whole warp, with the state of all splits; `writes`: its first lane writes lse and max_logits.
+    /// Computes the factors of the outputs from the merged state of all splits; lane 0 writes lse and max_logits if
+    /// `writes`. All lanes of a warp call.
     MLA_DEVICE void finish(const Params& params, const State& state, bool writes) {
       max = state.max;
       finished = finish_row(state.max, state.sum, sink, inverse_o_scale(params.o_scale), params.lse_base);
@@ -131,7 +135,7 @@ struct CombineKernel {
     MLA_DEVICE int64_t output(const Params& params) const {
       return token * params.o_stride_token + head * params.o_stride_head;
     }
-    /// The lane's columns of the outputs.
+    /// Stores the lane's columns of o.
     MLA_DEVICE void store(const Params& params, int32_t column, float (&o)[kLaneColumns]) const {
       for (float& value : o) value *= finished.o_factor;
       store_columns(params.o, params.o_dtype, output(params) + column, o);
@@ -140,12 +144,13 @@ struct CombineKernel {
 
   static MLA_DEVICE int32_t lane_column(int32_t slice) { return slice * kSliceColumns + ptx::lane() * kLaneColumns; }
 
-  /// Every step-th task from the first on; so many tasks belong to a row.
+  /// The tasks of a warp or block: every step-th one from `first` on. A row has `per_row` tasks.
   struct Tasks {
     int32_t first, step, per_row;
   };
 
-  /// Where a task is: which merge, which of its rows, which task of the row. Divisions, which are slow, only make it.
+  /// The place of a task: which merge, which of its rows, which slice of the row. Only the constructor divides, which
+  /// is slow; advance() adds.
   struct Place {
     int32_t merge, row, slice;
 
@@ -160,8 +165,8 @@ struct CombineKernel {
     }
   };
 
-  /// f(row, number of the task among its row's). What the plan says of a row is read one task ahead, and of the first
-  /// one before attention has ended.
+  /// Calls f(row, slice) for all tasks; slice is 0 where a task is a whole row. The plan's entry is read one task
+  /// ahead, and that of the first task before attention has ended.
   template <bool kRehearses, class F>
   static MLA_DEVICE void for_rows(const Params& params, const cuda::WorkListHeader& header, const Tasks& tasks,
                                   const F& f) {
@@ -172,7 +177,8 @@ struct CombineKernel {
     const Place step(tasks.step, tasks.per_row, merge_rows);
     Place at(tasks.first, tasks.per_row, merge_rows);
     cuda::Merge unit = unit_at(at);
-    // Were it known when it is one, the compiler would give a rehearsal instructions of its own.
+    // `rehearsal` is opaque because nvcc would otherwise compile a copy of the loop for it, whose instructions the real
+    // rows do not execute.
     uint32_t rehearsal = kRehearses ? ptx::opaque(params.d_v <= kFewSlices * kSliceColumns ? 1 : 0) : 0;
     if (rehearsal == 0 || at.merge >= header.num_merges) ptx::wait_for_previous_grid();
     MLA_NO_UNROLL
@@ -192,7 +198,7 @@ struct CombineKernel {
     }
   }
 
-  /// A block's: one slice of a row.
+  /// Merges one slice of a row with all warps of the block.
   static MLA_DEVICE void merge_slice(const Params& params, Row& row, int32_t slice) {
     float sum[1][kLaneColumns];
     add_splits<true>(params, row, lane_column(slice), slice == 0 && ptx::warp() == 0, sum);
@@ -200,7 +206,7 @@ struct CombineKernel {
     ptx::Vec4 four;
     for (int c = 0; c < kLaneColumns; ++c) four.x[c] = std::bit_cast<uint32_t>(sum[0][c]);
     ptx::store_shared(mine + ptx::warp() * kSliceColumns * 4, four);
-    ptx::sync_block();  // the sums of all warps
+    ptx::sync_block();  // the sums of all warps are in shared memory
     if (ptx::warp() == 0) {
       float sums[kSums][kLaneColumns], o[kLaneColumns];
       MLA_UNROLL
@@ -211,10 +217,10 @@ struct CombineKernel {
       add_sums(sums, o);
       row.store(params, lane_column(slice), o);
     }
-    ptx::sync_block();  // they have been read
+    ptx::sync_block();  // the sums have been read and may be overwritten
   }
 
-  /// A warp's: a whole row.
+  /// Merges a whole row with one warp.
   static MLA_DEVICE void merge_row(const Params& params, Row& row, int32_t slices) {
     const bool two = row.merge.num_splits == 2 || row.merge.num_splits == -2;
     if (slices <= kFewSlices && two) return merge_few<2>(params, row);
@@ -222,7 +228,7 @@ struct CombineKernel {
     merge_slices(params, row, 0, slices);
   }
 
-  /// A warp's: slices [begin, end) of a row.
+  /// Merges slices [begin, end) of a row with one warp.
   static MLA_DEVICE void merge_slices(const Params& params, Row& row, int32_t begin, int32_t end) {
     MLA_NO_UNROLL
     for (int32_t slice = begin; slice < end; ++slice) {
@@ -233,9 +239,12 @@ struct CombineKernel {
     }
   }
 
+  /// Rows of at most kFewSplits splits and kFewSlices slices are merged by merge_few(), which holds all of them in
+  /// registers: 4,096 rows of two splits take 10 us instead of 20 (H200, 2026-11-21).
   static constexpr int kFewSplits = 4, kFewSlices = 4;
 
-  /// Those of at most kSplits splits. Sums beyond would be zeros.
+  /// Merges a row of at most kSplits splits with one warp. The sums of the other splits, which add_sums() would add,
+  /// are zeros and are left out.
   template <int kSplits>
   static MLA_DEVICE void merge_few(const Params& params, Row& row) {
     ptx::Vec4 values[kSplits][kFewSlices];
@@ -253,8 +262,8 @@ struct CombineKernel {
                    ptx::load_if(exists, params.list.partial_sum + state)};
       if (!exists) states[i].max = kNoKey;
     }
-    ptx::sync_warp();  // all loads are on their way before the first one is waited for
-    // As state_of_row joins them.
+    ptx::sync_warp();  // all loads have been issued before the first one is waited for
+    // The states are joined in the same order as in state_of_row().
     State all = joined(states[0], states[1]);
     if constexpr (kSplits > 2) all = joined(all, joined(states[2], states[3]));
     row.finish(params, all, !row.is_rehearsed());
@@ -266,7 +275,7 @@ struct CombineKernel {
       for (int c = 0; c < kLaneColumns; ++c) {
         float sums[kSplits];
         MLA_UNROLL
-        for (int i = 0; i < kSplits; ++i)  // what a split without keys left does not count
+        for (int i = 0; i < kSplits; ++i)  // a split without a visible key counts as 0, whatever its memory holds
           sums[i] = 0.0F + (states[i].max == kNoKey ? 0.0F : std::bit_cast<float>(values[i][slice].x[c]) * scales[i]);
         if constexpr (kSplits == 2)
           o[c] = sums[0] + sums[1];
@@ -309,7 +318,7 @@ struct CombineKernel {
     for (int c = 0; c < kLaneColumns; ++c) o[c] = sums[0][c];
   }
 
-  /// Of all splits, in every lane.
+  /// Returns the merged state of all splits of a row, in every lane.
   static MLA_DEVICE State state_of_row(const cuda::WorkList& list, const cuda::Merge& merge, int32_t row) {
     constexpr int kAtOnce = 4;
     State all = {kNoKey, 0.0F};
@@ -331,24 +340,25 @@ struct CombineKernel {
     return all;
   }
 
-  /// A sum counts only where there is a key.
+  /// Merges two states. The sum of a state without a visible key is ignored.
   static MLA_DEVICE State joined(const State& a, const State& b) {
     const float max = larger(a.max, b.max);
     const float of_a = a.sum * split_factor(a.max, max), of_b = b.sum * split_factor(b.max, max);
     return {max, (a.max == kNoKey ? 0.0F : of_a) + (b.max == kNoKey ? 0.0F : of_b)};
   }
 
-  /// NaN stays.
+  /// Returns the larger number; NaN if one is NaN.
   static MLA_DEVICE float larger(float a, float b) { return b > a || b != b ? b : a; }
 
-  /// Finishes the row; then every split's columns, or (kShared) those of every eighth from the warp's first on.
+  /// Finishes the row, and adds the columns of every split to `sums`; with kShared those of every eighth split,
+  /// beginning with the split whose number is the warp's.
   template <bool kShared>
   static MLA_DEVICE void add_splits(const Params& params, Row& row, int32_t column, bool writes,
                                     float (&sums)[kShared ? 1 : kSums][kLaneColumns]) {
     constexpr int kStride = kShared ? kSums : 1;
     const cuda::WorkList& list = params.list;
     int32_t first = kShared ? ptx::warp() : 0;
-    // The last split stands for those that are not there.
+    // The last split's address stands for those of splits that do not exist; their values are not added.
     const auto state = [&](int i) {
       return state_of(list, row.merge, row.row, std::min(first + i * kStride, row.merge.num_splits - 1));
     };
@@ -359,7 +369,7 @@ struct CombineKernel {
         values[i] = ptx::load_once(reinterpret_cast<const ptx::Vec4*>(list.partial_o + state(i) * params.d_v + column));
     };
     load();
-    ptx::sync_warp();  // they are on their way before the row's state is waited for
+    ptx::sync_warp();  // the loads have been issued before the row's state is waited for
     row.finish(params, state_of_row(list, row.merge, row.row), writes);
     const auto add = [&](bool more) {
       MLA_UNROLL

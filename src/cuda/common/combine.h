@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Merges the partial states of units that several workers computed, into the outputs of the operation.
+// The host side of combine, which merges the partial states of units that several workers computed into the outputs.
 #pragma once
 
 #include "core/args.h"
@@ -9,8 +9,8 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// Enqueue behind the attention kernel, which it may overlap. Writes only rows of units that were split.
-/// `next_starts_early`: the kernel behind this one may begin while it still runs.
+/// Enqueues combine, which must come right behind the attention kernel and may overlap it. It writes only the rows of
+/// units that were split. `next_starts_early` allows the kernel behind combine to start while combine still runs.
 Status combine_work(const cuda::WorkShape& shape, const core::DecodeArgs& args, const cuda::WorkList& list,
                     bool next_starts_early, cuda::Queue& queue);
 Status combine_work(const cuda::WorkShape& shape, const core::DecodeSparseArgs& args, const cuda::WorkList& list,

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// block_table_to_csr and physical_slots.
-//   ScanPagesKernel      one block: the page counts of all requests, summed up into kv_indptr
+// The kernels of block_table_to_csr and physical_slots.
+//   ScanPagesKernel      one block sums up the page counts of all requests into kv_indptr
 //   CopyPageRowsKernel   blocks stride over requests, and copy their page numbers to where kv_indptr says
-//   PhysicalSlotsKernel  blocks stride over tokens: the entries of one row of indices, 2048 at a time, in registers;
-//                        all of them are read before any is written, so that a row may be its own output
-// Shared memory: the counts of each warp, int32, at byte 0; its sum behind them.
+//   PhysicalSlotsKernel  blocks stride over tokens, and hold the entries of one row of indices, 2048 at a time, in
+//                        registers; all of them are read before any is written, so that a row may be its own output
+// Shared memory holds the count of each warp (int32) from byte 0 on, and their sum behind them.
 #pragma once
 
 #include <bit>
@@ -15,7 +15,7 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// Replaces each lane's value by the sum of those of the lanes before it; returns the warp's sum.
+/// Replaces each lane's value by the sum of the values of all lanes before it, and returns the warp's sum.
 MLA_DEVICE int32_t sum_before_lane(int32_t& value) {
   int32_t sum = value;
   for (int delta = 1; delta < kWarpSize; delta *= 2) {
@@ -37,20 +37,20 @@ struct ScanPagesKernel {
     ptx::allow_next_grid();
     if (ptx::thread_index() == 0) args.kv_indptr[0] = 0;
     auto* warp_sums = reinterpret_cast<int32_t*>(ptx::shared_memory());
-    int32_t begin = 0;  // of the first request of this step
+    int32_t begin = 0;  // kv_indptr of the first request of this turn of the loop
     for (int32_t first = 0; first < args.batch_size; first += kThreads) {
       const int32_t request = first + ptx::thread_index();
       const int32_t own = request < args.batch_size ? num_pages(args, request) : 0;
       int32_t before = own;
       const int32_t sum = sum_before_lane(before);
       if (ptx::lane() == 0) warp_sums[ptx::warp()] = sum;
-      ptx::sync_block();  // all sums are there
+      ptx::sync_block();  // the sums of all warps are in shared memory
       int32_t warps_before = warp_sums[ptx::lane()];
       const int32_t total = sum_before_lane(warps_before);
       before += begin + ptx::shuffle(warps_before, ptx::warp());
       if (request < args.batch_size) args.kv_indptr[request + 1] = before + own;
       begin += total;
-      ptx::sync_block();  // all have read the sums, which the next step overwrites
+      ptx::sync_block();  // all threads have read the sums, which the next turn overwrites
     }
   }
 
@@ -69,7 +69,7 @@ struct CopyPageRowsKernel {
   static constexpr int kMinBlocks = 4;
 
   static MLA_DEVICE void run(const Params& args) {
-    ptx::wait_for_previous_grid();  // ScanPagesKernel has written kv_indptr
+    ptx::wait_for_previous_grid();  // until ScanPagesKernel has written kv_indptr
     for (int32_t request = ptx::block_index_x(); request < args.batch_size; request += ptx::grid_size_x()) {
       const int32_t begin = args.kv_indptr[request], count = args.kv_indptr[request + 1] - begin;
       const int32_t* pages = args.block_table + request * args.block_table_stride_request;
@@ -85,7 +85,7 @@ struct PhysicalSlotsKernel {
   static constexpr int kThreads = 256;
   static constexpr int kMinBlocks = 4;
   static constexpr int kWarps = kThreads / kWarpSize;
-  static constexpr int kPerThread = 8;  // entries, kThreads apart
+  static constexpr int kPerThread = 8;  // entries of a thread, kThreads apart
   static constexpr int kCounts = kPerThread * kWarps;
   static constexpr int kSharedBytes = (kCounts + 1) * 4;
 
@@ -102,20 +102,21 @@ struct PhysicalSlotsKernel {
     return static_cast<int32_t>(static_cast<uint32_t>(token) / static_cast<uint32_t>(args.queries.uniform_len));
   }
 
-  /// A request's tokens, looked up.
+  /// Finds the slots of one request's tokens.
   struct Finder {
     const ContextParallel& share;
     const int32_t* pages;
     uint32_t page_size, kv_len;
 
-    /// The slot of a token, or -1.
+    /// Returns the slot of a token; -1 if the token is not valid or belongs to another rank.
     MLA_DEVICE int32_t operator()(int32_t token) const {
-      const auto position = static_cast<uint32_t>(token);  // a negative one lies beyond kv_len
+      const auto position = static_cast<uint32_t>(token);  // as unsigned, a negative token lies beyond kv_len
       if (position >= kv_len) return -1;
       uint32_t local = position;
       if (share.world > 1) {
         if (!owns(share, token)) return -1;
-        local = static_cast<uint32_t>(local_length(share, token));  // as many as the rank owns before it
+        // The local index is how many earlier tokens the rank owns.
+        local = static_cast<uint32_t>(local_length(share, token));
       }
       const uint32_t page = local / page_size;
       return static_cast<int32_t>(static_cast<uint32_t>(pages[page]) * page_size + (local - page * page_size));
@@ -147,17 +148,19 @@ struct PhysicalSlotsKernel {
     if (args.valid_count != nullptr && ptx::thread_index() == 0) args.valid_count[token] = valid;
   }
 
-  /// Entries first, first + 1, ...; returns how many are valid, of all threads. `valid` of them stood before.
+  /// Writes entries first, first + 1, ... of a row, of which `valid` valid ones stand before. Returns how many of all
+  /// threads' entries are valid.
   static MLA_DEVICE int32_t write_entries(const Params& args, const int32_t (&found)[kPerThread], int64_t first,
                                           int32_t valid, int32_t* slots) {
-    auto* counts = reinterpret_cast<int32_t*>(ptx::shared_memory());  // in the order of the entries
+    // One count per warp and entry of a thread, in the order of the entries.
+    auto* counts = reinterpret_cast<int32_t*>(ptx::shared_memory());
     uint32_t valid_lanes[kPerThread];
 #pragma unroll
     for (int j = 0; j < kPerThread; ++j) {
       valid_lanes[j] = ptx::ballot(found[j] >= 0);
       if (ptx::lane() == 0) counts[j * kWarps + ptx::warp()] = std::popcount(valid_lanes[j]);
     }
-    ptx::sync_block();  // all counts are there, and all entries have been read
+    ptx::sync_block();  // all counts are in shared memory, and all entries have been read
     if (ptx::warp() == 0) {
       int32_t sum = 0;
       for (int i = ptx::lane(); i < kCounts; i += kWarpSize) {
@@ -168,7 +171,7 @@ struct PhysicalSlotsKernel {
       }
       if (ptx::lane() == 0) counts[kCounts] = sum;
     }
-    ptx::sync_block();  // warp 0 has summed them up
+    ptx::sync_block();  // warp 0 has summed up the counts
 #pragma unroll
     for (int j = 0; j < kPerThread; ++j) {
       const int64_t i = first + j * kThreads + ptx::thread_index();
@@ -180,7 +183,7 @@ struct PhysicalSlotsKernel {
       }
     }
     const int32_t sum = counts[kCounts];
-    ptx::sync_block();  // all have read the counts, which the next entries overwrite
+    ptx::sync_block();  // all threads have read the counts, which the next entries overwrite
     return sum;
   }
 };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// merge_states: lse = log(sum_n exp(lse_n)), o = sum_n exp(lse_n - lse) o_n, in f32. Bound by memory.
+// merge_states computes lse = log(sum_n exp(lse_n)) and o = sum_n exp(lse_n - lse) o_n in f32. It is bound by memory.
 //   grid    warps stride over rows (token, head): one per warp and step; a block is 8 warps that share nothing
 //   memory  each lane sums 8 channels at a time over all states, several states' loads in flight; no shared memory
-// States that weigh nothing are not read: their o may be anything.
+// States whose factor is 0 are not read: their o may be anything.
 #pragma once
 
 #include <limits>
@@ -30,13 +30,13 @@ struct MergeStatesKernel {
  private:
   static constexpr int kBatch = 4;  // states whose loads are in flight together
 
-  /// The states of one row: those of the arguments, and in place the one in o and lse as the last.
+  /// The states of one row: those of the arguments, and with in_place the state in o and lse as the last one.
   struct States {
     int32_t count;
-    int32_t num_partial;
-    const float* partial_lse;  // `lse_stride` apart
+    int32_t num_partial;       // states before the one in o and lse
+    const float* partial_lse;  // elements `lse_stride` apart
     int64_t lse_stride;
-    const std::byte* partial_o;  // `o_stride` bytes apart
+    const std::byte* partial_o;  // states `o_stride` bytes apart
     int64_t o_stride;
     DType partial_dtype;
     const float* own_lse;
@@ -50,7 +50,7 @@ struct MergeStatesKernel {
     }
   };
 
-  /// What the states weigh, against the largest: exp(lse - max).
+  /// Gives the factor of a state, exp(lse - max), where max is the largest lse of the row's states.
   struct Factors {
     float max, to_log2, sum;
 
@@ -75,7 +75,7 @@ struct MergeStatesKernel {
         .own_dtype = args.o_dtype};
   }
 
-  /// Lanes share the states.
+  /// Finds the largest lse and the sum of all factors. Each lane takes every 32nd state.
   static MLA_DEVICE Factors factors_of(const States& states, LseBase base) {
     Factors factors = {.max = -std::numeric_limits<float>::infinity(),
                        .to_log2 = base == LseBase::kTwo ? 1.0F : std::numbers::log2e_v<float>,
@@ -85,13 +85,13 @@ struct MergeStatesKernel {
       factors.max = lse > factors.max ? lse : factors.max;
     }
     factors.max = max_of_lanes(factors.max, kWarpSize);
-    if (!is_finite(factors.max)) factors.max = 0;  // no state weighs anything, or one weighs infinitely much
+    if (!is_finite(factors.max)) factors.max = 0;  // all factors are 0, or one is infinite
     for (int32_t n = ptx::lane(); n < states.count; n += kWarpSize) factors.sum += factors(states.lse(n));
     for (int mask = kWarpSize / 2; mask > 0; mask /= 2) factors.sum += ptx::shuffle_xor(factors.sum, mask);
     return factors;
   }
 
-  /// Channels c ... c + 7.
+  /// Adds channels c ... c + 7 of all states, times their factors, to `sums`.
   static MLA_DEVICE void sum_vectors(const States& states, const Factors& factors, int32_t c, float (&sums)[kVector]) {
     for (int32_t first = 0; first < states.count; first += kBatch) {
       Bits8 bits[kBatch];
@@ -139,7 +139,7 @@ struct MergeStatesKernel {
     for (int32_t c = whole + ptx::lane(); c < args.d_v; c += kWarpSize)
       store_element(out, args.o_dtype, c, sum_channel(states, factors, c) * normalize);
     if (args.lse == nullptr) return;
-    ptx::sync_warp();  // in place, all lanes have read the state's own lse
+    ptx::sync_warp();  // with in_place, all lanes have read the row's own lse before it is overwritten
     if (ptx::lane() == 0)
       args.lse[token * args.lse_stride_token + head * args.lse_stride_head] =
           factors.max + ptx::log2_approx(factors.sum) / factors.to_log2;

@@ -11,21 +11,21 @@ namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0 ? 1 : 0); }
 
-/// Blocks of rows that any batch within the shapes may have.
+/// Returns the most row blocks (runs of at most block_rows query rows) that a batch within the shapes can have.
 int64_t max_row_blocks(const cuda::WorkShape& shape) {
   const int64_t by_tokens = shape.max_tokens * ceil_div(shape.num_heads, shape.block_rows);
   const int64_t requests = std::min<int64_t>(shape.batch, shape.max_tokens);
   return std::min(by_tokens, shape.max_tokens * shape.num_heads / shape.block_rows + requests);
 }
 
-/// Chunks into which batch_invariant may cut a unit.
+/// Returns the most chunks into which batch_invariant may cut a unit; 1 without batch_invariant.
 int64_t max_chunks(const cuda::WorkShape& shape) {
   if (!shape.batch_invariant) return 1;
   const int64_t chunk = std::max(shape.invariant_chunk_keys / shape.step_keys, 1) * int64_t{shape.step_keys};
   return std::clamp<int64_t>(ceil_div(shape.max_keys, chunk), 1, cuda::kMaxInvariantChunks);
 }
 
-/// Lays out parts of a workspace one after another; without one it only counts.
+/// Lays out arrays in a workspace one after another. With a null base it only counts their bytes.
 struct Layout {
   std::byte* base;
   size_t bytes = 0;
@@ -44,7 +44,8 @@ cuda::WorkList lay_out(const cuda::WorkShape& shape, Layout& layout) {
   const int64_t chunks = max_chunks(shape);
   const int64_t workers = std::clamp(shape.max_grid_blocks, 1, kMaxPlanWorkers);
   const int64_t segments = std::max(row_blocks * chunks, workers) + workers;
-  const int64_t merges = shape.batch_invariant ? row_blocks * chunks / 2 : workers;  // a merge has two chunks or more
+  // A merged unit has at least two chunks.
+  const int64_t merges = shape.batch_invariant ? row_blocks * chunks / 2 : workers;
   int64_t slots = 2 * std::max<int64_t>(shape.max_grid_blocks, 1);
   if (shape.batch_invariant) slots = chunks > 1 ? row_blocks * chunks : 0;
 

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plan of absorbed attention: from lengths in device memory to the work list of work_list.h.
+// The plan kernel of absorbed attention: it turns lengths in device memory into the work list of work_list.h.
 //
-// Grid: one block. An *item* is a unit, or an even part of one: a chunk. All items of a request cost the same,
-// item_steps + unit_overhead, so that prefix sums over requests say where on the line of all work an item lies, and a
-// binary search finds the item at any place of it. Phases, each by all threads:
-//   measure     lengths -> row blocks and key blocks of each request; how many row lanes
+// The grid is one block. An *item* is a unit, or a *chunk*: one of several even parts of a unit's keys. All items, laid
+// end to end, are the *line* of all work. All items of a request cost the same, item_steps + unit_overhead, so that
+// prefix sums over requests say where on the line an item lies, and a binary search finds the item at any place of it.
+// All threads take part in each phase:
+//   measure     lengths -> row blocks and steps of each request; how many row lanes
 //   accumulate  prefix sums of items and costs
-//   choose      the way of sharing whose most loaded worker has least to do: each item its own worker; each chunk, of
-//               the least size that leaves a worker for each; or the line cut evenly, wherever that falls, with cuts
-//               near an item's end moved there
+//   choose      of three ways of sharing, the one whose most loaded worker has least to do: a worker for each unit; a
+//               worker for each chunk, where chunks have the least size that leaves enough workers; or the line cut
+//               evenly, with cuts near an item's end moved there
 //   write       cuts -> segments (one warp per worker) and merges
-// Item t of worker w has its segment at index t + w: nobody has to wait to know where to write.
+// The segment of item t that worker w computes has index t + w, so that all segments can be written at once.
 //
-// Shared memory: PlanShared. Batches above kSharedRequests keep the prefix sums in the workspace instead.
+// Shared memory holds a PlanShared. Batches of more than kSharedRequests keep the prefix sums in the workspace instead.
 #pragma once
 
 #include <algorithm>
@@ -29,22 +30,24 @@ namespace mla::MLA_CUDA_NAMESPACE {
 inline constexpr int kPlanThreads = 512;
 inline constexpr int kSharedRequests = 1024;
 inline constexpr int kMaxPlanWorkers = 1024;
-/// Blocks of the same request that walk its keys side by side read them from L2 once. More row lanes gain nothing.
+/// Row lanes walk the same keys side by side, so that all but the first of them read the keys from L2. The limit was
+/// chosen without a recorded measurement: more row lanes were seen to gain nothing.
 inline constexpr int kMaxRowLanes = 16;
 
-/// What a request has to do, in its own numbering of keys.
+/// The work of one request. Keys are numbered from 0 in the request.
 struct RequestWork {
   int32_t token_begin = 0;
   int32_t q_len = 0;
   int32_t kv_len = 0;
   int64_t key_begin = 0;  // a multiple of step_keys
-  int64_t key_end = 0;    // key_begin, if no query sees a key
+  int64_t key_end = 0;    // equals key_begin if no query sees a key
 
   MLA_DEVICE int64_t num_keys() const { return key_end - key_begin; }
 };
 
-/// decode: the keys of the rank that any of the request's queries sees. The last query sees to the end, causal or not;
-/// the first looks back farthest. Lengths that cannot be right are cut down to what cannot hurt.
+/// Gives the work of decode's requests: those keys of this rank that at least one of the request's queries sees. The
+/// last query sees the keys to the end, causal or not, and the first query looks back farthest. Lengths that cannot be
+/// right are clamped, so that they lead to no access outside of the tensors.
 struct DecodeLengths {
   core::QueryRanges queries = {};
   core::Pages pages = {};
@@ -67,14 +70,16 @@ struct DecodeLengths {
     return work;
   }
 
-  /// Keys that the request's pages have room for, where the table says how many they are.
+  /// Returns how many keys the request's pages have room for; INT32_MAX where the page table does not say how many
+  /// pages there are.
   MLA_DEVICE int64_t held(int32_t request) const {
     if (pages.kv_indptr == nullptr) return INT32_MAX;
     return std::max<int64_t>(int64_t{pages.kv_indptr[request + 1]} - pages.kv_indptr[request], 0) * pages.page_size;
   }
 };
 
-/// decode_sparse: each token is a request, its keys the entries of its rows of indices.
+/// Gives the work of decode_sparse, where each query token is a request and its keys are the entries of its rows of
+/// indices.
 struct SparseLengths {
   const int32_t* topk_length[2] = {};
   int32_t topk[2] = {};
@@ -91,7 +96,7 @@ struct SparseLengths {
       length[pool] = topk[pool];
       if (topk_length[pool] == nullptr) continue;
       const int32_t at = length_per_request[pool] ? request_of(token) : token;
-      if (length_per_request[pool] && at == batch_size) return work;  // padding behind the last request
+      if (length_per_request[pool] && at == batch_size) return work;  // a token of the padding
       length[pool] = std::clamp(topk_length[pool][at], 0, topk[pool]);
     }
     work.q_len = 1;
@@ -101,11 +106,11 @@ struct SparseLengths {
     return work;
   }
 
-  /// batch_size if there is none.
+  /// Returns the request that the token belongs to; batch_size if there is none.
   MLA_DEVICE int32_t request_of(int32_t token) const {
     if (queries.indptr == nullptr)
       return queries.uniform_len > 0 ? std::min(token / queries.uniform_len, batch_size) : batch_size;
-    int32_t low = 0, high = batch_size;  // the first request that ends behind the token
+    int32_t low = 0, high = batch_size;  // the search is for the first request that ends behind the token
     while (low < high) {
       const int32_t middle = (low + high) / 2;
       if (queries.indptr[middle + 1] > token)
@@ -120,15 +125,15 @@ struct SparseLengths {
 struct PlanShared {
   int64_t scratch[kPlanThreads / kWarpSize];
   bool enough[kPlanThreads / kWarpSize];
-  int64_t cost[kSharedRequests + 1];   // of all items of earlier requests
-  int32_t items[kSharedRequests + 1];  // of earlier requests
-  int32_t steps[kSharedRequests];      // key blocks of a unit
+  int64_t cost[kSharedRequests + 1];   // sum over the items of all earlier requests
+  int32_t items[kSharedRequests + 1];  // number of items of all earlier requests
+  int32_t steps[kSharedRequests];      // steps of one unit of the request
   int32_t row_blocks[kSharedRequests];
   int32_t cut_item[kMaxPlanWorkers + 1];
   int32_t cut_step[kMaxPlanWorkers + 1];
 };
 
-/// The last i with prefix[i] <= value, of prefix[0] = 0 <= value < prefix[n].
+/// Returns the last i with prefix[i] <= value. Requires prefix[0] = 0 <= value < prefix[n].
 template <class T>
 MLA_DEVICE int32_t find_in_prefix(const T* prefix, int32_t n, T value) {
   int32_t low = 0, high = n;
@@ -165,19 +170,19 @@ struct PlanKernel {
   }
 
  private:
-  /// A place on the line of all work: `block` key blocks into an item, or between two items if 0.
+  /// A place on the line of all work: `step` steps behind the beginning of an item; between two items if `step` is 0.
   struct Cut {
     int32_t item = 0;
     int32_t step = 0;
-    int64_t steps_before = 0;  // key blocks of the line before here
+    int64_t steps_before = 0;  // steps on the line before this place, without overheads
   };
   struct UnsnappedCut {
     Cut item_begin;
-    int64_t offset = 0;  // into the item, its overhead included, which counts as its end
+    int64_t offset = 0;  // from the item's beginning; the overhead counts as the item's end
     int32_t item_steps = 0;
   };
 
-  /// Cuts nearer to an item's end than this move there.
+  /// The tolerance that moves every cut to an end of its item.
   static constexpr int32_t kWhole = INT32_MAX;
   static constexpr int32_t kNumTolerances = 3;
 
@@ -189,12 +194,13 @@ struct PlanKernel {
   int32_t* items_;
   int32_t* steps_;
   int32_t* row_blocks_;
-  int32_t chunk_steps_ = 0;  // units are cut into even parts of about so many key blocks; 0: they are not
+  int32_t chunk_steps_ = 0;  // units are cut into even chunks of about this many steps; 0: units are not cut
   int32_t row_lanes_ = 1;
   int32_t max_workers_ = 1;
   int64_t max_rows_ = 0;
   int64_t total_items_ = 0, total_cost_ = 0, largest_cost_ = 0;
-  // The chosen way: even cuts of the line, moved by at most tolerance_, or each item its own worker.
+  // The chosen way of sharing: a worker for each item if owned_, else even cuts of the line, each moved by at most
+  // tolerance_ to an item's end.
   int32_t num_workers_ = 0;
   bool owned_ = false;
   int32_t tolerance_ = kWhole;
@@ -214,7 +220,7 @@ struct PlanKernel {
 
   static MLA_DEVICE int32_t ceil_div(int32_t steps, int32_t size) { return (steps - 1) / size + 1; }
 
-  /// Key blocks of an item of a request whose units have `blocks`.
+  /// Returns the steps of an item of a request whose units have `steps` steps.
   MLA_DEVICE int32_t item_steps(int32_t steps) const {
     if (chunk_steps_ == 0 || steps == 0) return steps;
     const int32_t least = shape_.batch_invariant ? ceil_div(steps, list_.max_chunks) : 1;
@@ -223,7 +229,8 @@ struct PlanKernel {
   MLA_DEVICE int32_t items_per_unit(int32_t steps) const { return steps == 0 ? 1 : ceil_div(steps, item_steps(steps)); }
 
   MLA_DEVICE void measure() {
-    int64_t most = 0, least = -INT32_MAX;  // row blocks of a request that has any; the least negated
+    int64_t most = 0, least = -INT32_MAX;  // row blocks of the requests that have any; the least is negated, so that
+                                           // block_max finds it
     for (int32_t r = ptx::thread_index(); r < shape_.batch; r += kThreads) {
       const RequestWork work = lengths_.of(r);
       const int64_t rows = int64_t{work.q_len} * shape_.num_heads;
@@ -242,7 +249,8 @@ struct PlanKernel {
     max_workers_ = std::min(shape_.max_grid_blocks / row_lanes_, int32_t{kMaxPlanWorkers});
   }
 
-  /// As many as divide the row blocks and leave hardly a block of the grid idle.
+  /// Chooses the largest number of row lanes that divides the row blocks of a request and leaves at most a tenth of the
+  /// grid idle (the tenth was chosen without a recorded measurement).
   MLA_DEVICE void choose_row_lanes(int32_t row_blocks) {
     const int32_t grid = shape_.max_grid_blocks;
     for (int32_t row_lanes = std::min(std::min(row_blocks, grid), int32_t{kMaxRowLanes}); row_lanes > 1; --row_lanes) {
@@ -277,10 +285,12 @@ struct PlanKernel {
       items_[shape_.batch] = static_cast<int32_t>(total_items_);
       cost_[shape_.batch] = total_cost_;
     }
-    largest_cost_ = block_max<kThreads>(largest_cost_, shared_.scratch);  // its barriers publish the sums
+    // The barriers of block_max also make the sums visible to all threads.
+    largest_cost_ = block_max<kThreads>(largest_cost_, shared_.scratch);
   }
 
-  /// Only pointers to queries that run backwards can ask for more than the shapes allow.
+  /// Returns whether there is work and the work list has room for it. Only a qo_indptr that decreases can ask for more
+  /// room than the shapes allow.
   MLA_DEVICE bool fits() const {
     return total_items_ > 0 && total_items_ * row_lanes_ <= int64_t{list_.max_segments} - list_.max_workers;
   }
@@ -320,7 +330,7 @@ struct PlanKernel {
     return {begin.item, static_cast<int32_t>(cut.offset), begin.steps_before + cut.offset};
   }
 
-  /// What a worker with the line from `begin` to `end` has to do.
+  /// Returns the cost of a worker that has the line from `begin` to `end`.
   MLA_DEVICE int64_t load(const Cut& begin, const Cut& end) const {
     const bool begins_inside = begin.step > 0;
     const bool ends_inside = end.step > 0;
@@ -368,12 +378,14 @@ struct PlanKernel {
     }
   }
 
-  /// Chunks of the least size that leaves a worker for each, if that beats `best`.
+  /// Finds the least size of chunks that leaves a worker for each chunk, and takes it if that beats `best`. The warps
+  /// try as many sizes at a time as there are warps.
   MLA_DEVICE void choose_chunks(int64_t total_steps, int64_t& best) {
     const auto largest = static_cast<int32_t>(largest_cost_ - shape_.unit_overhead);
     auto low = static_cast<int32_t>((total_steps - 1) / max_workers_ + 1);
     low = std::max(low, shape_.min_share);
-    int32_t high = largest;  // chunks of this size are few enough; those below `low` are too many, or too small
+    int32_t high = largest;  // invariant: chunks of size `high` are few enough; sizes below `low` give too many chunks,
+                             // or too small ones
     constexpr int kWarps = kThreads / kWarpSize;
     while (low < high) {
       const int32_t stride = (high - low) / kWarps + 1;
@@ -382,7 +394,7 @@ struct PlanKernel {
       ptx::sync_block();
       int first = 0;
       while (first < kWarps && !shared_.enough[first]) ++first;
-      ptx::sync_block();  // all have read
+      ptx::sync_block();  // all threads have read `enough`
       if (first < kWarps) high = std::min(low + first * stride, high);
       if (first > 0) low = std::min(low + (first - 1) * stride + 1, high);
     }
@@ -392,7 +404,7 @@ struct PlanKernel {
     chunk_steps_ = high;
   }
 
-  /// Chunks of all units, of about `size` key blocks each. By whole warps.
+  /// Returns how many chunks all units have together if a chunk has about `size` steps. All lanes of a warp call.
   MLA_DEVICE int64_t num_chunks(int32_t size) const {
     int64_t sum = 0;
     for (int32_t r = ptx::lane(); r < shape_.batch; r += kWarpSize)
@@ -424,7 +436,7 @@ struct PlanKernel {
     return at;
   }
 
-  /// Key blocks [first, last) of an item, last -1 for the item's end.
+  /// Returns the segment of steps [first, last) of an item; last is -1 for the item's end.
   MLA_DEVICE cuda::Segment segment_of(int32_t item, int32_t worker, int32_t first, int32_t last) const {
     const ItemPlace at = locate(item);
     const RequestWork work = lengths_.of(at.request);
@@ -470,13 +482,14 @@ struct PlanKernel {
     }
   }
 
-  /// Whether worker `w` has the first segment of an item that others go on with.
+  /// Returns whether worker `w` has the first segment of an item that other workers continue.
   MLA_DEVICE bool begins_merge(int32_t w) const {
     const int32_t last_item = shared_.cut_item[w + 1];
     return shared_.cut_step[w + 1] > 0 && (last_item > shared_.cut_item[w] || shared_.cut_step[w] == 0);
   }
 
-  /// The unit of which worker (of chunks: item) `index` has the first part.
+  /// Returns the merge of the unit whose first segment belongs to worker `index`, or, where units are cut into chunks,
+  /// whose first chunk is item `index`.
   MLA_DEVICE cuda::Merge merge_at(int32_t index) const {
     const bool chunked = chunk_steps_ > 0;
     const int32_t item = chunked ? index : shared_.cut_item[index + 1];

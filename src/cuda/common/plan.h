@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plan of absorbed attention: sizes and places the work list, and enqueues the kernel that fills it from the
-// lengths in device memory.
+// The host side of the plan of absorbed attention: it sizes and places the work list, and enqueues the kernel that
+// fills the list from lengths in device memory.
 #pragma once
 
 #include <cstddef>
@@ -12,10 +12,10 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// Bytes of workspace of the work list and its partial states, for any lengths that fit the shape.
+/// Returns the bytes of workspace that the work list and its partial states take, for any lengths that fit the shape.
 size_t work_list_bytes(const cuda::WorkShape& shape);
 
-/// The work list in a workspace of work_list_bytes; each part is aligned to 64 bytes if `base` is.
+/// Returns the work list in a workspace of work_list_bytes(); each array is aligned to 64 bytes if `base` is.
 cuda::WorkList place_work_list(const cuda::WorkShape& shape, std::byte* base);
 
 Status plan_work(const cuda::WorkShape& shape, const core::DecodeArgs& args, const cuda::WorkList& list,

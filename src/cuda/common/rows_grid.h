@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The grid of kernels whose warps stride over rows.
+// This is the grid of kernels whose warps stride over rows.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,8 @@
 
 namespace mla::cuda {
 
-/// One warp for every row, as far as a grid reaches.
+/// Returns a grid with one warp for every row. A grid has at most INT32_MAX / 2 blocks here, below the limit of CUDA
+/// (2^31 - 1); the warps stride over further rows.
 inline LaunchShape warp_per_row(int64_t rows, int32_t threads) {
   const int64_t warps = threads / 32;
   return {.grid_x = static_cast<int32_t>(std::min<int64_t>((rows + warps - 1) / warps, INT32_MAX / 2))};

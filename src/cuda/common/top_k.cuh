@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// top_k: the indices of the k largest logits of every row, ascending; of equal ones the lower index.
+// top_k writes the indices of the k largest logits of every row in ascending order; of equal logits it takes those with
+// lower indices.
 //
-// Grid: one block per row, which reads it up to four times, from L2 after the first.
-//   1. Radix select: logits become integers of the same order ("ranks"), and histograms of their top 11 bits, then the
-//      next 11 and the last 10 among those that share the threshold's bits so far, find the rank of the k-th largest.
-//      It ends early where all ranks with these bits are wanted.
+// The grid has one block per row, which reads the row up to four times, from L2 after the first time.
+//   1. Radix select: logits become integers of the same order ("ranks"). Histograms of the ranks' top 11 bits, then of
+//      the next 11 and the last 10 bits of those that share the threshold's bits so far, find the rank of the k-th
+//      largest. The search ends early where all ranks with the bits found so far are wanted.
 //   2. Ordered compaction: chunk after chunk of 16 logits per thread, a scan over the block gives each one that is
 //      wanted its place.
-// Shared memory: histogram [2048 bins][8 copies] of u32, 64 KB; copy = lane % 8, so that rows of equal logits do not
-// queue up at one address; then the chunk sums of the warps [2][32] and the bin that was found.
+// Shared memory holds the histogram [2048 bins][8 copies] of u32, 64 KB, where copy = lane % 8, so that the atomics of
+// equal logits do not queue up at one address; then the sums of the warps [2][32] and the bin that was found.
 #pragma once
 
 #include <algorithm>
@@ -25,11 +26,12 @@ namespace mla::MLA_CUDA_NAMESPACE {
 
 struct TopKParams {
   core::TopKArgs args;
-  /// If it has a kv_len, rows are as long as their tokens see keys, and tokens of no request are left out.
+  /// If batch.kv_len is given, a row has as many logits as its token sees keys, and tokens of no request are left out.
   QueryBatch batch;
 };
 
-/// Orders as the operation does: NaN, then -inf ... +inf; both zeros are one.
+/// Returns an integer that orders as the operation orders logits: NaN is lowest, then -inf ... +inf; both zeros are
+/// equal.
 MLA_DEVICE uint32_t logit_rank(float logit) {
   if (is_nan(logit)) return 0;
   const auto bits = std::bit_cast<uint32_t>(logit + 0.0F);  // -0 becomes 0
@@ -69,13 +71,14 @@ class TopKKernel {
   }
 
  private:
-  static constexpr int kQuad = 4;   // logits of a 16-byte read
-  static constexpr int kQuads = 4;  // reads of a thread in a chunk
+  static constexpr int kQuad = 4;   // logits of a 16-byte load
+  static constexpr int kQuads = 4;  // loads of a thread in a chunk
   static constexpr int kWarpChunk = kWarpSize * kQuad * kQuads;
   static constexpr int kChunk = kWarps * kWarpChunk;
 
-  /// A row in chunks of which each warp has a part, and of that each quad a part: reads of a warp lie side by side. The
-  /// first chunk begins where 16-byte reads may, up to 3 logits before the row.
+  /// A row, read in chunks. A chunk is divided among the warps, and a warp's share among its kQuads loads, so that the
+  /// 16-byte loads of a warp's lanes are contiguous. The first chunk begins at a multiple of 16 bytes, up to 3 logits
+  /// before the row.
   struct Row {
     const float* logits;
     int32_t length, before;
@@ -84,11 +87,11 @@ class TopKKernel {
         : logits(data), length(n), before(static_cast<int32_t>(reinterpret_cast<uintptr_t>(data) / 4 % kQuad)) {}
 
     MLA_DEVICE int32_t num_chunks() const { return (length + before - 1) / kChunk + 1; }
-    /// Of the thread's first logit in a quad; may be outside of the row.
+    /// Returns the index of the thread's first logit in a quad, which may be outside of the row.
     MLA_DEVICE int32_t index(int32_t chunk, int quad) const {
       return chunk * kChunk + ptx::warp() * kWarpChunk + (quad * kWarpSize + ptx::lane()) * kQuad - before;
     }
-    /// Bit j: the row has logit i + j.
+    /// Returns a mask whose bit j says that the row has logit i + j.
     MLA_DEVICE uint32_t valid(int32_t i) const {
       if (i >= 0 && i < length - (kQuad - 1)) return (1U << kQuad) - 1;
       uint32_t bits = 0;
@@ -105,13 +108,14 @@ class TopKKernel {
     }
   };
 
-  /// Wanted are the ranks above `rank`, and the first `ties` of those that equal it, in the bits of `mask`.
+  /// The ranks above `rank` are wanted, and the first `ties` of those equal to it. Only the bits of `mask` are
+  /// compared.
   struct Threshold {
     uint32_t rank, mask, ties;
   };
 
   struct Bin {
-    uint32_t number, above, count;  // its own ranks, and those in higher bins
+    uint32_t number, above, count;  // `count` ranks are in the bin, `above` in higher bins
   };
 
   static MLA_DEVICE uint32_t* histogram() { return reinterpret_cast<uint32_t*>(ptx::shared_memory()); }
@@ -133,11 +137,11 @@ class TopKKernel {
     return threshold;
   }
 
-  /// Fills the histogram with the bits from `shift` up of all ranks that have the threshold's bits.
+  /// Counts, in the histogram, the bits from `shift` up of all ranks that have the threshold's bits.
   static MLA_DEVICE void count(const Row& row, const Threshold& threshold, int shift, uint32_t bin_mask) {
     for (int i = ptx::thread_index(); i < kBins * kCopies / 4; i += kThreads)
       reinterpret_cast<ptx::Vec4*>(histogram())[i] = {};
-    ptx::sync_block();  // cleared, before anyone adds
+    ptx::sync_block();  // the histogram is cleared before any thread adds to it
     const auto copy = ptx::shared_address(histogram()) + static_cast<uint32_t>(ptx::lane() % kCopies) * 4;
     MLA_NO_UNROLL
     for (int32_t chunk = 0; chunk < row.num_chunks(); ++chunk) {
@@ -155,7 +159,7 @@ class TopKKernel {
         }
       }
     }
-    ptx::sync_block();  // complete, before find() reads
+    ptx::sync_block();  // the histogram is complete before find() reads it
   }
 
   static MLA_DEVICE uint32_t bin_count(int32_t bin) {
@@ -167,7 +171,7 @@ class TopKKernel {
     return sum;
   }
 
-  /// The bin of the `wanted`-th largest. Thread 0 looks at the two highest bins.
+  /// Returns the bin of the `wanted`-th largest rank. Each thread looks at two bins, thread 0 at the two highest.
   static MLA_DEVICE Bin find(uint32_t wanted) {
     static_assert(kBins == 2 * kThreads);
     const int32_t high = kBins - 1 - 2 * ptx::thread_index();
@@ -184,22 +188,22 @@ class TopKKernel {
       }
       above += counts[i];
     }
-    ptx::sync_block();  // found, before all read; and the histogram may be cleared
+    ptx::sync_block();  // the bin is found before all threads read it, and the histogram may be cleared again
     return {found_bin()[0], found_bin()[1], found_bin()[2]};
   }
 
-  /// The sum over all warps before this one, and over all. Successive calls take different `turn` parity: a warp may
-  /// write the next sums while others still read the last.
+  /// Returns the sum over all warps before this one, and sets `all` to the sum over all warps. Successive calls must
+  /// alternate the parity of `turn`, since a warp may write the next sums while others still read the last ones.
   static MLA_DEVICE uint32_t sum_before_warp(uint32_t sum_of_warp, int32_t turn, uint32_t& all) {
     if (ptx::lane() == 0) warp_sums(turn)[ptx::warp()] = sum_of_warp;
-    ptx::sync_block();  // sums of all warps are there
+    ptx::sync_block();  // the sums of all warps are in shared memory
     const uint32_t sum = warp_sums(turn)[ptx::lane()];
     const uint32_t inclusive = scan_warp(sum);
     all = ptx::shuffle(inclusive, kWarpSize - 1);
     return ptx::shuffle(inclusive - sum, ptx::warp());
   }
 
-  /// The sum over the lanes up to this one.
+  /// Returns the sum over the lanes up to and including this one.
   static MLA_DEVICE uint32_t scan_warp(uint32_t value) {
     static_assert(kWarps == kWarpSize);
     for (int delta = 1; delta < kWarpSize; delta *= 2) {
@@ -209,14 +213,14 @@ class TopKKernel {
     return value;
   }
 
-  /// Sums of four counts, one to a byte: quad q's are byte q.
+  /// These functions read four counts that are packed into a word, that of quad q in byte q.
   static MLA_DEVICE uint32_t byte_of_quad(uint32_t counts, int quad) { return counts >> (8 * quad) & 0xFFU; }
   static MLA_DEVICE uint32_t sum_of_quads(uint32_t counts) {
     const uint32_t pairs = (counts & 0xFF00FFU) + (counts >> 8 & 0xFF00FFU);
     return (pairs + (pairs >> 16)) & 0xFFFFU;
   }
 
-  /// What a thread wants of a chunk: bit 4 q + j is logit j of quad q.
+  /// The logits of a chunk that a thread wants: bit 4 q + j is logit j of quad q.
   struct Wanted {
     uint32_t above, equal;
   };
@@ -243,7 +247,7 @@ class TopKKernel {
 
   static MLA_DEVICE void compact(const Row& row, const Threshold& threshold, uint32_t k, int32_t* indices) {
     static_assert(kQuads == 4 && kWarpSize * kQuad < 256 && kChunk < 1 << 16, "counts fit their bytes and halves");
-    uint32_t above = 0, equal = 0;  // before the chunk
+    uint32_t above = 0, equal = 0;  // wanted logits of earlier chunks
     MLA_NO_UNROLL
     for (int32_t chunk = 0; chunk < row.num_chunks(); ++chunk) {
       const Wanted wanted = wanted_of(row, threshold, chunk);

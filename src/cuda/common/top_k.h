@@ -7,7 +7,8 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// top_k over logits that indexer_logits has just written: of the keys that each token sees, whatever their logits.
+/// Enqueues top_k over logits that indexer_logits has just written. It selects among the keys that each token sees, and
+/// never selects another, whatever the logits are.
 Status run_visible_top_k(const core::TopKArgs& args, const core::IndexerLogitsArgs& indexer, cuda::Queue& queue);
 
 }  // namespace mla::MLA_CUDA_NAMESPACE
