@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a GPU can do at best, as kernels to be timed: reading, copying, and multiplying in registers. One table per
-// architecture, beside that of its operations.
+// Kernels that are timed to learn what a GPU can do at best: read, copy, and multiply in registers. Each architecture
+// has one table of them.
 #pragma once
 
 #include <cstddef>
@@ -12,16 +12,17 @@ namespace mla::cuda {
 
 struct CeilingKernels {
   int32_t arch;
-  /// Reads [data, data + bytes), bytes a multiple of 16, once. `sink` is 4 bytes that are never written, which the
-  /// compiler does not know.
+  /// Reads [data, data + bytes) once; `bytes` is a multiple of 16. `sink` is 4 bytes that are never written, but the
+  /// compiler cannot know that.
   Status (*read)(const std::byte* data, size_t bytes, uint32_t* sink, Queue& queue);
-  /// Copies bytes, a multiple of 16, that do not overlap.
+  /// Copies `bytes` bytes, a multiple of 16, between ranges that do not overlap.
   Status (*copy)(std::byte* to, const std::byte* from, size_t bytes, Queue& queue);
-  /// Enough warps to fill the GPU, `rounds` times their independent chains of mma.sync.m16n8k16 on bf16.
+  /// Runs enough warps to fill the GPU; each repeats its independent chains of mma.sync.m16n8k16 on bf16 `rounds`
+  /// times.
   Status (*mma_bf16)(int32_t rounds, uint32_t* sink, Queue& queue);
-  /// The floating-point operations of one call of mma_bf16.
+  /// Returns the floating-point operations of one call of mma_bf16.
   double (*mma_bf16_flops)(int32_t rounds, const DeviceProperties& device);
-  /// The same of wgmma.mma_async.m64n256k16; null where the architecture has none.
+  /// Do the same with wgmma.mma_async.m64n256k16; null where the architecture has none.
   Status (*wgmma_bf16)(int32_t rounds, uint32_t* sink, Queue& queue);
   double (*wgmma_bf16_flops)(int32_t rounds, const DeviceProperties& device);
 };

@@ -3,8 +3,8 @@
 //   struct AppendKernel {
 //     using Params = core::AppendArgs;            // passed by value, trivially copyable, at most 4 KB
 //     static constexpr const char* kName = "append";
-//     static constexpr int kThreads = 256;        // of a block
-//     static constexpr int kMinBlocks = 1;        // per multiprocessor, for the register allocation
+//     static constexpr int kThreads = 256;        // threads of a block
+//     static constexpr int kMinBlocks = 1;        // blocks per SM that registers must suffice for
 //     static MLA_DEVICE void run(const Params& params);
 //   };
 #pragma once

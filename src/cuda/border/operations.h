@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The host side of operations: what picks a kernel, sizes the launch and enqueues. All pointers in the arguments are
-// the device's: shapes are read, never lengths.
+// The host side of operations: functions that choose a kernel, size the launch and enqueue it. All pointers in the
+// arguments are the device's, so these functions look at shapes and never at lengths.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ namespace mla::cuda {
 
 template <class Args>
 struct PlannedOperation {
-  /// For any lengths that fit the shapes.
+  /// Returns the bytes of workspace that suffice for any lengths that fit the shapes.
   size_t (*workspace_size)(const Args& args, const DeviceProperties& device) = nullptr;
   /// Enqueues the kernel that writes the work list into the workspace.
   Status (*plan)(const Args& args, Queue& queue, std::span<std::byte> workspace) = nullptr;
@@ -25,10 +25,10 @@ struct PlannedOperation {
 template <class Args>
 using DirectOperation = Status (*)(const Args& args, Queue& queue);
 
-/// What a backend has in code for one architecture; null what it has not.
+/// The operations of a backend in code for one architecture; null where it has none.
 struct Operations {
   PlannedOperation<core::DecodeArgs> decode = {};
-  PlannedOperation<core::DecodeSparseArgs> decode_sparse = {};  // and prefill_sparse
+  PlannedOperation<core::DecodeSparseArgs> decode_sparse = {};  // also runs prefill_sparse
   PlannedOperation<core::PrefillArgs> prefill = {};
   DirectOperation<core::IndexerLogitsArgs> indexer_logits = nullptr;
   DirectOperation<core::IndexerTopKArgs> indexer_top_k = nullptr;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where kernels go: a stream of a GPU, or the emulator. The only thing that the host side of an operation needs to know
+// A queue takes launches: it is a stream of a GPU, or the emulator. It is all that the host side of an operation knows
 // of its machine.
 #pragma once
 
@@ -11,23 +11,25 @@ namespace mla::cuda {
 
 struct DeviceProperties {
   int32_t arch = 0;     ///< 80, 86, 89, 90, 100, 120
-  int32_t num_sms = 0;  ///< multiprocessors
+  int32_t num_sms = 0;  ///< streaming multiprocessors
   int32_t shared_bytes_per_block = 0;
 };
 
 struct LaunchShape {
   int32_t grid_x = 1, grid_y = 1, grid_z = 1;
-  int32_t cluster = 1;  ///< SM90 and later: so many neighbours in x are a cluster (ptx/cluster.h); divides grid_x
+  /// Blocks of a cluster, neighbours in x (ptx/cluster.h); divides grid_x; above 1 on SM90 and later only.
+  int32_t cluster = 1;
   int32_t shared_bytes = 0;
-  /// Programmatic dependent launch: the kernel may start before the previous one of the stream has ended, and must call
-  /// ptx::wait_for_previous_grid() before it reads what that one writes. Where the architecture lacks it: ignored.
+  /// Asks for a programmatic dependent launch: the kernel may start before the previous one of the stream has ended,
+  /// and must call ptx::wait_for_previous_grid() before it reads what that one writes. It is ignored where the
+  /// architecture lacks such launches.
   bool overlaps_previous = false;
 };
 
-/// A kernel as the launch glue hands it over.
+/// A kernel as launch() in border/launch.h hands it to the queue.
 struct KernelEntry {
-  const char* name;      ///< for errors
-  const void* function;  ///< GPU: the __global__ function; emulator: void (*)(const void* params)
+  const char* name;      ///< named in errors
+  const void* function;  ///< on a GPU the __global__ function; on the emulator a void (*)(const void* params)
   int32_t threads;
   int32_t params_bytes;
 };
@@ -36,7 +38,7 @@ class Queue {
  public:
   virtual ~Queue() = default;
   virtual const DeviceProperties& device() const = 0;
-  /// Enqueues; does not wait. `params` is copied. An empty grid is no launch.
+  /// Enqueues the kernel and does not wait. `params` is copied. An empty grid launches nothing.
   virtual Status launch(const KernelEntry& kernel, const LaunchShape& shape, const void* params) = 0;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums and maxima over all threads of a block, of 64-bit counts. Every thread of the block calls; `scratch` is shared
-// memory for one count per warp, and free again when the call returns.
+// These functions compute sums and maxima of 64-bit counts over all threads of a block. Every thread of the block
+// calls. `scratch` is shared memory for one count per warp, and free again when the call returns.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ MLA_DEVICE int64_t shuffle_xor_64(int64_t value, int mask) {
   return static_cast<int64_t>(uint64_t{ptx::shuffle_xor(high, mask)} << 32 | ptx::shuffle_xor(low, mask));
 }
 
-/// The sum of the values of all earlier threads; `total` becomes that of all.
+/// Returns the sum of the values of all earlier threads, and sets `total` to the sum of all threads' values.
 template <int kThreads>
 MLA_DEVICE int64_t exclusive_scan(int64_t value, int64_t* scratch, int64_t& total) {
   static_assert(kThreads % kWarpSize == 0 && kThreads / kWarpSize <= kWarpSize);
@@ -39,11 +39,11 @@ MLA_DEVICE int64_t exclusive_scan(int64_t value, int64_t* scratch, int64_t& tota
     if (w < ptx::warp()) earlier += scratch[w];
     total += scratch[w];
   }
-  ptx::sync_block();  // scratch was read by all
+  ptx::sync_block();  // all threads have read scratch
   return earlier + sum - value;
 }
 
-/// The largest value, in every thread.
+/// Returns the largest value of all threads, in every thread.
 template <int kThreads>
 MLA_DEVICE int64_t block_max(int64_t value, int64_t* scratch) {
   constexpr int kWarps = kThreads / kWarpSize;
@@ -54,7 +54,7 @@ MLA_DEVICE int64_t block_max(int64_t value, int64_t* scratch) {
   if (ptx::lane() == 0) scratch[ptx::warp()] = value;
   ptx::sync_block();
   for (int w = 0; w < kWarps; ++w) value = scratch[w] > value ? scratch[w] : value;
-  ptx::sync_block();  // scratch was read by all
+  ptx::sync_block();  // all threads have read scratch
   return value;
 }
 

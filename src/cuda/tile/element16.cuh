@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The verbs on pairs of 16-bit floats that depend on which of the two types they are.
+// The operations on pairs of 16-bit floats whose instruction depends on the type, bf16 or f16.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// c += a b, m16n8k16.
+/// Computes c += a b as m16n8k16.
 template <DType kType>
 MLA_DEVICE void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   static_assert(kType == DType::kBF16 || kType == DType::kF16);
@@ -19,7 +19,7 @@ MLA_DEVICE void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t
     ptx::mma_f16(c, a, b0, b1);
 }
 
-/// Rounds to nearest even; `low` goes to the lower address.
+/// Packs two floats, each rounded to nearest even; `low` goes to the lower address.
 template <DType kType>
 MLA_DEVICE uint32_t pack(float low, float high) {
   static_assert(kType == DType::kBF16 || kType == DType::kF16);
@@ -38,21 +38,21 @@ MLA_DEVICE void unpack(uint32_t pair, float& low, float& high) {
     ptx::unpack_f16x2(pair, low, high);
 }
 
-/// Whether neither of the pair is infinite or NaN.
+/// Returns whether both elements of the pair are finite.
 template <DType kType>
 MLA_DEVICE bool both_finite(uint32_t pair) {
   constexpr uint32_t kLow = kInfinityBits<kType>, kHigh = kLow << 16;
   return (pair & kLow) != kLow && (pair & kHigh) != kHigh;
 }
 
-/// The pair with 0 for what is infinite or NaN.
+/// Returns the pair with 0 in place of each infinite or NaN element.
 template <DType kType>
 MLA_DEVICE uint32_t finite_or_zero(uint32_t pair) {
   constexpr uint32_t kLow = kInfinityBits<kType>, kHigh = kLow << 16;
   return ((pair & kLow) != kLow ? pair & 0xFFFFU : 0U) | ((pair & kHigh) != kHigh ? pair & 0xFFFF0000U : 0U);
 }
 
-/// 1 for NaN and +inf, 0 for what is below.
+/// Returns, for each element of the pair, 1 if it is NaN or +inf, else 0.
 template <DType kType>
 MLA_DEVICE uint32_t not_below_infinity(uint32_t pair) {
   constexpr uint32_t kLow = kInfinityBits<kType>, kHigh = kLow << 16;

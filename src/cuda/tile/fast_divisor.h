@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Division by a number that the host knows: a device has no instruction for it, and needs thirty for any other.
+// Fast division by a number that the host knows. A GPU has no instruction for integer division and needs some thirty
+// instructions for it.
 #pragma once
 
 #include <algorithm>
@@ -8,8 +9,9 @@
 
 namespace mla::cuda {
 
-/// Divides numbers of [0, 2^31) by one of [1, 2^31), for which what is less counts as 1. Granlund, Montgomery, Division
-/// by invariant integers using multiplication (1994), with the dividend doubled so that the factor has 32 bits.
+/// Divides numbers of [0, 2^31) by one of [1, 2^31); a divisor below 1 counts as 1. The method is that of Granlund and
+/// Montgomery, "Division by invariant integers using multiplication" (1994), with the dividend doubled so that the
+/// factor has 32 bits.
 struct FastDivisor {
   int32_t value = 1;
   uint32_t factor = (1U << 31) + 1;

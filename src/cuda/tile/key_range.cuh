@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which keys a query sees.
+// Ranges of keys, and the range that a query sees.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// Keys begin ... end - 1; empty if end <= begin.
+/// Keys begin ... end - 1. The range is empty if end <= begin.
 struct KeyRange {
   int32_t begin = 0, end = 0;
 
@@ -17,8 +17,9 @@ struct KeyRange {
   MLA_DEVICE bool contains(int32_t key) const { return begin <= key && key < end; }
 };
 
-/// The keys that causality and the window leave to the query at `position`, which may be negative, of a request with
-/// kv_len keys. Positions and keys are global where ranks share them. Both ends grow with the position.
+/// Returns the keys that causality and the window leave visible to the query at `position` of a request with kv_len
+/// keys. The position may be negative. Where ranks share a request, positions and keys are global. Both ends of the
+/// range grow with the position.
 MLA_DEVICE KeyRange visible_keys(int32_t position, int32_t kv_len, bool causal, int32_t window_left) {
   const int32_t end = causal && position < kv_len ? std::max(position + 1, 0) : kv_len;
   return {window_left < 0 || position <= window_left ? 0 : position - window_left, end};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Masks on score tiles.
+// Masks of score tiles.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,14 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// The column of a 16 x 8 accumulator tile where a lane's elements 0 and 2 lie; 1 and 3 are one further.
+/// Returns the column of a 16 x 8 accumulator tile where a lane's elements 0 and 2 lie; elements 1 and 3 lie in the
+/// next column.
 MLA_DEVICE int accumulator_column() { return (ptx::lane() & 3) * 2; }
-/// The row where elements 0 and 1 lie; 2 and 3 are eight below.
+/// Returns the row of the tile where elements 0 and 1 lie; elements 2 and 3 lie eight rows below.
 MLA_DEVICE int accumulator_row() { return ptx::lane() >> 2; }
 
-/// Scores of 16 queries and 8 * kColTiles keys from first_key on: -inf where a query does not see the key. `visible` is
-/// of the lane's two rows.
+/// Sets the scores of 16 queries and of 8 * kColTiles keys, from first_key on, to -inf where a query does not see the
+/// key. `visible` holds the ranges of the lane's two rows.
 template <int kColTiles>
 MLA_DEVICE void mask_scores(float (&s)[kColTiles][4], const KeyRange (&visible)[2], int first_key) {
   const int lane_key = first_key + accumulator_column();

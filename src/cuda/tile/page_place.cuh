@@ -8,7 +8,7 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// A token's page and its place there.
+/// A token's page and the token's place in it.
 struct PagePlace {
   int32_t page, offset;
 };

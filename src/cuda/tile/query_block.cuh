@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks of query rows of a ragged batch, found on the device: the grid knows T and B, not where requests begin.
+// A block's query rows in a ragged batch are found on the device, since the grid depends on T and B but not on where
+// requests begin.
 #pragma once
 
 #include <cstdint>
@@ -9,27 +10,27 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// Heads beyond this go to the third dimension of a grid.
+/// The limit of a grid's y dimension. Further heads go to the third dimension.
 inline constexpr int kMaxGridY = 65535;
 
-/// Rows of one request; those of the request lie one after another.
+/// Neighbouring query rows of one request.
 struct QueryBlock {
-  int first_token;  // of all tokens
-  int first_key;    // of all keys
-  int rows;         // 0 or less: a surplus block
-  int position;     // of the first row in its request
+  int first_token;  // first query token, counted over all requests
+  int first_key;    // the request's first key, counted over all requests
+  int rows;         // 0 or less if the slot has no rows
+  int position;     // position of the first row in its request
   int kv_len;
 };
 
-/// Slots that hold the blocks of any batch of these sizes: request b begins at slot qo_indptr[b] / rows + b, and so has
-/// room for its ceil(q_len / rows).
+/// Returns how many slots hold the query blocks of any batch of these sizes. Request b begins at slot qo_indptr[b] /
+/// rows + b, and so has room for its ceil(q_len / rows) blocks.
 constexpr int num_query_blocks(int64_t num_tokens, int batch_size, int rows) {
   return static_cast<int>(num_tokens / rows) + batch_size;
 }
 
-/// The block in a slot; within a request, slots and rows have the same order.
+/// Returns the query block in a slot. Within a request, slots and rows have the same order.
 MLA_DEVICE QueryBlock find_query_block(const core::PrefillArgs& args, int rows, int slot) {
-  int low = 0, high = args.batch_size - 1;  // the last request that begins at or before the slot
+  int low = 0, high = args.batch_size - 1;  // the search is for the last request that begins at or before the slot
   while (low < high) {
     const int middle = low + (high - low + 1) / 2;
     if (args.qo_indptr[middle] / rows + middle <= slot)

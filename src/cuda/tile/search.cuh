@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which request a row of a ragged tensor belongs to, found on the device.
+// The search for the request that a row of a ragged tensor belongs to, on the device.
 #pragma once
 
 #include <bit>
@@ -9,10 +9,11 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// The range [indptr[r], indptr[r + 1]) of n that holds `value`, or -1: rows that pad a captured graph's capacity lie
-/// beyond indptr[n]. Called by all lanes of a warp with the same arguments, which probe 32 places per step.
+/// Returns the r below n whose range [indptr[r], indptr[r + 1]) holds `value`; -1 if there is none, since rows that pad
+/// a captured graph's capacity lie beyond indptr[n]. All lanes of a warp call with the same arguments, and probe 32
+/// places at a time.
 MLA_DEVICE int32_t find_range(const int32_t* indptr, int32_t n, int64_t value) {
-  int32_t low = -1, high = n + 1;  // indptr[low] <= value < indptr[high], as far as these exist
+  int32_t low = -1, high = n + 1;  // invariant: indptr[low] <= value < indptr[high], as far as these exist
   while (high - low > 1) {
     const int32_t step = (high - low - 1 + kWarpSize - 1) / kWarpSize;
     const int64_t probe = low + int64_t{step} * (ptx::lane() + 1);

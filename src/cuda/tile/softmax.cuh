@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Online softmax on accumulator fragments of m16n8k16: of each 16-row tile a lane holds two rows (accumulator_row() and
-// eight below), a fourth of their columns; four neighbouring lanes hold a row.
+// The online softmax on accumulator fragments of m16n8k16. Of each 16-row tile a lane holds a fourth of the columns of
+// two rows (accumulator_row() and eight below); four neighbouring lanes hold a row.
 #pragma once
 
 #include <cmath>
@@ -13,7 +13,8 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// The states of a lane's two rows of a tile: maxima are equal in the four lanes of a row, sums are the lane's own.
+/// The states of a lane's two rows of a tile. Maxima are equal in the four lanes of a row; sums are over the lane's own
+/// columns.
 struct SoftmaxRows {
   ScoreState of[2];
 };
@@ -27,7 +28,7 @@ MLA_DEVICE float quad_sum(float value) {
   return value + ptx::shuffle_xor(value, 2);
 }
 
-/// The largest of a lane's rows in a score tile; the same in all lanes of a row.
+/// Finds the largest scores of the lane's two rows in a score tile. The four lanes of a row get the same.
 template <int kColTiles>
 MLA_DEVICE void row_max(const float (&s)[kColTiles][4], float (&max)[2]) {
   max[0] = max[1] = kNoKey;
@@ -40,7 +41,7 @@ MLA_DEVICE void row_max(const float (&s)[kColTiles][4], float (&max)[2]) {
   max[1] = quad_max(max[1]);
 }
 
-/// Scores become weights, and are added to the sums.
+/// Turns scores into P, and adds them to the sums.
 template <int kColTiles>
 MLA_DEVICE void exponentiate(float (&s)[kColTiles][4], float scale_log2, SoftmaxRows& rows) {
   const float base[2] = {rows.of[0].base(), rows.of[1].base()};
@@ -63,8 +64,8 @@ MLA_DEVICE void scale_rows(float (&tile)[kColTiles][4], const float (&factor)[2]
   }
 }
 
-/// Takes the largest scores of a step into the states. True, for the whole warp: some rows have outgrown theirs, and
-/// what was summed before is to be multiplied by `factor`.
+/// Takes the largest scores of a step into the states. Returns true, in the whole warp, if some row has exceeded its
+/// headroom: then earlier accumulators must be multiplied by `factor`.
 template <int kRowTiles>
 MLA_DEVICE bool raise_rows(const float (&largest)[kRowTiles][2], float scale_log2, SoftmaxRows (&rows)[kRowTiles],
                            float (&factor)[kRowTiles][2]) {
@@ -80,8 +81,8 @@ MLA_DEVICE bool raise_rows(const float (&largest)[kRowTiles][2], float scale_log
   return true;
 }
 
-/// One step of the online softmax for a warp: s (16 * kRowTiles queries) becomes weights, `rows` takes them in, and
-/// earlier accumulators `o` are rescaled where maxima have grown too far.
+/// Computes one step of the online softmax for a warp: turns s (16 * kRowTiles queries) into P, updates `rows`, and
+/// rescales the earlier accumulators `o` where maxima have exceeded the headroom.
 template <int kRowTiles, int kColTiles, int kOutTiles>
 MLA_DEVICE void online_softmax(float (&s)[kRowTiles][kColTiles][4], float scale_log2, SoftmaxRows (&rows)[kRowTiles],
                                float (&o)[kRowTiles][kOutTiles][4]) {
@@ -96,8 +97,8 @@ MLA_DEVICE void online_softmax(float (&s)[kRowTiles][kColTiles][4], float scale_
   for (int r = 0; r < kRowTiles; ++r) exponentiate(s[r], scale_log2, rows[r]);
 }
 
-/// Two neighbouring column tiles of weights as the A operand of the next product, where they are the k dimension: the
-/// accumulator's layout is the operand's.
+/// Packs two neighbouring column tiles of P into the A operand of the next product, whose k dimension the columns are.
+/// The layout of the accumulator is that of the operand.
 template <DType kType>
 MLA_DEVICE void pack_p(const float (&left)[4], const float (&right)[4], uint32_t (&a)[4]) {
   a[0] = pack<kType>(left[0], left[1]);
@@ -106,7 +107,7 @@ MLA_DEVICE void pack_p(const float (&left)[4], const float (&right)[4], uint32_t
   a[3] = pack<kType>(right[2], right[3]);
 }
 
-/// Raw scores become soft-capped logits.
+/// Turns products into soft-capped logits.
 template <int kColTiles>
 MLA_DEVICE void cap_scores(float (&s)[kColTiles][4], float sm_scale, float cap) {
   const float exponent_scale = kSoftCapExponent * sm_scale / cap;
@@ -117,8 +118,8 @@ MLA_DEVICE void cap_scores(float (&s)[kColTiles][4], float sm_scale, float cap) 
   }
 }
 
-/// s = s * scale + slope * (position of the key - position of the query); `distance` is that difference of the lane's
-/// first element.
+/// Computes s = s * scale + slope * (position of the key - position of the query). `distance` is this difference for
+/// the lane's first element.
 template <int kColTiles>
 MLA_DEVICE void add_slope(float (&s)[kColTiles][4], float scale, float slope, int distance) {
   MLA_UNROLL

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs of neighbouring f32 values into an output of any float type, with as few stores as its alignment allows. Rounds
-// once, to nearest even; e4m3 saturates.
+// These functions store runs of neighbouring f32 values into an output of any float type, with as few stores as its
+// alignment allows. They round once, to nearest even; e4m3 saturates.
 #pragma once
 
 #include <bit>
@@ -12,7 +12,7 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// A store of sizeof(T) bytes where the address allows it.
+/// Stores sizeof(T) bytes if the address allows it, and returns whether it did.
 template <class T>
 MLA_DEVICE bool store_if_aligned(std::byte* to, T value) {
   if (reinterpret_cast<uintptr_t>(to) % sizeof(T) != 0) return false;
@@ -24,7 +24,7 @@ MLA_DEVICE uint32_t pack_e4m3x2(float low, float high) {
   return static_cast<uint32_t>(f32_to_e4m3(high)) << 8 | f32_to_e4m3(low);
 }
 
-/// Four elements at `index`.
+/// Stores four elements from `index` on with one store, if the address allows it, and returns whether it did.
 MLA_DEVICE bool store_four(void* base, DType dtype, int64_t index, const float (&v)[4]) {
   std::byte* to = static_cast<std::byte*>(base) + index * static_cast<int64_t>(size_of(dtype));
   switch (dtype) {
@@ -41,14 +41,14 @@ MLA_DEVICE bool store_four(void* base, DType dtype, int64_t index, const float (
   }
 }
 
-/// Four elements at `index`.
+/// Stores four elements from `index` on.
 MLA_DEVICE void store_columns(void* base, DType dtype, int64_t index, const float (&v)[4]) {
   if (store_four(base, dtype, index, v)) return;
   MLA_UNROLL
   for (int i = 0; i < 4; ++i) store_element(base, dtype, index + i, v[i]);
 }
 
-/// Two elements at `index`, as accumulator fragments hold them.
+/// Stores two elements from `index` on: as many neighbours as an accumulator fragment holds.
 MLA_DEVICE void store_two(void* base, DType dtype, int64_t index, float low, float high) {
   std::byte* to = static_cast<std::byte*>(base) + index * static_cast<int64_t>(size_of(dtype));
   bool stored = false;

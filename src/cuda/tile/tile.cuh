@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiles in shared memory: rows of whole 128-byte segments, whose eight 16-byte chunks are stored in the order
-// chunk ^ (row & 7). Eight consecutive rows then show the same chunk in eight different bank groups, so that ldmatrix
-// and row-wise copies both run without bank conflicts, and no byte is spent on padding.
+// Tiles in shared memory have rows of whole 128-byte segments, whose eight 16-byte chunks are stored in the order chunk
+// ^ (row & 7). Eight consecutive rows then have the same chunk in eight different bank groups, so that ldmatrix and
+// row-wise copies both run without bank conflicts, and no byte is spent on padding.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ inline constexpr int kChunkBytes = 16;
 inline constexpr int kSegmentBytes = 128;
 inline constexpr int kChunksPerSegment = kSegmentBytes / kChunkBytes;
 
-/// Where a 16-byte chunk of a row lies, in bytes from the tile's base, which must be a multiple of 128.
+/// Returns where a 16-byte chunk of a row lies, in bytes from the tile's base, which must be a multiple of 128.
 template <int kRowBytes>
 constexpr uint32_t tile_offset(int row, int chunk) {
   static_assert(kRowBytes % kSegmentBytes == 0);
@@ -22,8 +22,8 @@ constexpr uint32_t tile_offset(int row, int chunk) {
                                ((chunk ^ row) & (kChunksPerSegment - 1)) * kChunkBytes);
 }
 
-/// The row that a lane addresses in ldmatrix, for tiles that it walks in steps of 8 rows and of 2 chunks: all but one
-/// exclusive or is known at compile time.
+/// The address that a lane gives to ldmatrix, moved through a tile in steps of 8 rows and of 2 chunks. All of it but
+/// one exclusive or is known at compile time.
 template <int kRowBytes>
 class TileLane {
  public:
@@ -31,7 +31,7 @@ class TileLane {
   MLA_DEVICE TileLane(ptx::SharedAddress tile, int row, int half)
       : address_(tile + static_cast<uint32_t>(row * kRowBytes + ((row & 7) ^ half) * kChunkBytes)) {}
 
-  /// The same `rows` (a multiple of 8) further down and `chunks` (even) to the right.
+  /// Returns the address `rows` (a multiple of 8) further down and `chunks` (even) to the right.
   MLA_DEVICE ptx::SharedAddress at(int rows, int chunks) const {
     const int in_segment = chunks & (kChunksPerSegment - 1);
     return (address_ ^ static_cast<uint32_t>(in_segment * kChunkBytes)) +
@@ -39,24 +39,25 @@ class TileLane {
   }
 
  private:
-  ptx::SharedAddress address_;  // rows begin at multiples of 128, so that the chunk has its own bits
+  ptx::SharedAddress address_;  // rows begin at multiples of 128, so that the chunk has bits of its own
 };
 
-/// Lane address of ldmatrix_x4 for the A operand of m16n8k16: rows are the matrix rows, r[0...3] = a[0...3].
+/// Returns the lane's address of ldmatrix_x4 for the A operand of m16n8k16. The tile's rows are the rows of A, and
+/// r[0...3] = a[0...3].
 template <int kRowBytes>
 MLA_DEVICE TileLane<kRowBytes> lane_of_a(ptx::SharedAddress tile) {
   return {tile, ptx::lane() & 15, ptx::lane() >> 4};
 }
 
-/// The same for two B operands from a tile whose rows are the columns of B (keys of Q K^T): r[0], r[1] are those of
-/// rows 0 ... 7, r[2], r[3] of rows 8 ... 15.
+/// Returns the lane's address for two B operands from a tile whose rows are the columns of B (keys of Q K^T). The
+/// operand of rows 0 ... 7 is r[0], r[1], that of rows 8 ... 15 is r[2], r[3].
 template <int kRowBytes>
 MLA_DEVICE TileLane<kRowBytes> lane_of_b(ptx::SharedAddress tile) {
   return {tile, (ptx::lane() & 7) | (ptx::lane() >> 4) << 3, (ptx::lane() >> 3) & 1};
 }
 
-/// The same with ldmatrix_x4_trans, from a tile whose rows are the rows of B (keys of P V): r[0], r[1] are the operand
-/// of columns 0 ... 7, r[2], r[3] of columns 8 ... 15.
+/// Returns the lane's address of ldmatrix_x4_trans for two B operands from a tile whose rows are the rows of B (keys of
+/// P V). The operand of columns 0 ... 7 is r[0], r[1], that of columns 8 ... 15 is r[2], r[3].
 template <int kRowBytes>
 MLA_DEVICE TileLane<kRowBytes> lane_of_b_trans(ptx::SharedAddress tile) {
   return {tile, ptx::lane() & 15, ptx::lane() >> 4};
