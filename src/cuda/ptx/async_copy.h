@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies from global to shared memory that the issuing thread waits for in groups. PTX ISA: cp.async,
-// cp.async.commit_group, cp.async.wait_group. Other threads see the data after a barrier that follows the wait.
+// Copies from global to shared memory, for which the issuing thread waits in groups (PTX ISA: cp.async,
+// cp.async.commit_group, cp.async.wait_group). Other threads see the data after a barrier that follows the wait.
 #pragma once
 
 #include "cuda/ptx/cache_policy.h"
@@ -9,7 +9,8 @@
 
 namespace mla::MLA_CUDA_NAMESPACE::ptx {
 
-// With ignore-src, a predicate: a number of bytes that is known late would cost instructions that move the source.
+// These use the predicate ignore-src and not the operand src-size, because a size that is known only at run time costs
+// instructions that compute the source's address.
 #if MLA_EMULATED
 #define MLA_PTX_COPY(name, bytes, instruction)                                        \
   MLA_DEVICE void name(SharedAddress to, const void* from, bool valid MLA_PTX_SITE) { \
@@ -24,15 +25,15 @@ namespace mla::MLA_CUDA_NAMESPACE::ptx {
   }
 #endif
 
-/// cp.async.cg: 16 bytes, past the L1 cache; zeros, and `from` not read, unless `valid`.
+/// cp.async.cg: copies 16 bytes past the L1 cache. Unless `valid`, it writes zeros and does not read `from`.
 MLA_PTX_COPY(cp_async_16, 16, "cp.async.cg.shared.global")
-/// cp.async.ca: 8 bytes
+/// cp.async.ca: copies 8 bytes, else as cp_async_16.
 MLA_PTX_COPY(cp_async_8, 8, "cp.async.ca.shared.global")
-/// cp.async.ca: 4 bytes
+/// cp.async.ca: copies 4 bytes, else as cp_async_16.
 MLA_PTX_COPY(cp_async_4, 4, "cp.async.ca.shared.global")
 #undef MLA_PTX_COPY
 
-/// 16 bytes, kept in the L2 cache as `policy` says.
+/// cp.async.cg with a cache hint: copies 16 bytes, which stay in the L2 cache as `policy` says.
 MLA_DEVICE void cp_async_16(SharedAddress to, const void* from, bool valid,
                             [[maybe_unused]] CachePolicy policy MLA_PTX_SITE) {
 #if MLA_EMULATED
@@ -46,7 +47,7 @@ MLA_DEVICE void cp_async_16(SharedAddress to, const void* from, bool valid,
 #endif
 }
 
-/// cp.async.commit_group: closes a group, which may be empty.
+/// cp.async.commit_group: closes a group of copies, which may be empty.
 MLA_DEVICE void cp_async_commit() {
 #if MLA_EMULATED
   emulator::copy_async_commit();
@@ -55,7 +56,7 @@ MLA_DEVICE void cp_async_commit() {
 #endif
 }
 
-/// cp.async.wait_group: until at most the kGroups latest groups of this thread are in flight.
+/// cp.async.wait_group: waits until at most the kGroups latest groups of this thread are in flight.
 template <int kGroups>
 MLA_DEVICE void cp_async_wait() {
   static_assert(kGroups >= 0);

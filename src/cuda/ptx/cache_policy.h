@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How long the L2 cache keeps what an instruction brings into it. PTX ISA: createpolicy, .L2::cache_hint (SM80 and
-// later). The emulator has no caches.
+// A cache policy says how long the L2 cache keeps the lines that an instruction brings into it (PTX ISA: createpolicy,
+// .L2::cache_hint; SM80 and later). The emulator has no caches.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@ struct CachePolicy {
   uint64_t bits = 0;
 };
 
-/// createpolicy.fractional.L2::evict_first: for what is read once. Its lines make room for one another, so that all
-/// else stays: instructions, plans, page tables, queries.
+/// createpolicy.fractional.L2::evict_first: returns the policy for data that is read once. Its lines are evicted first,
+/// so that instructions, plans, page tables and queries stay in the cache.
 MLA_DEVICE CachePolicy evict_first() {
   CachePolicy policy;
 #if !MLA_EMULATED

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Clusters: blocks that run at the same time and reach each other's shared memory (SM90 and later; LaunchShape has how
-// many). PTX ISA: %cluster_ctarank, mapa, barrier.cluster, cp.async.bulk, mbarrier.arrive. Templates, so that code for
-// older architectures may name these functions where it does not call them.
+// The blocks of a cluster run at the same time and reach each other's shared memory (SM90 and later; LaunchShape says
+// how many they are). PTX ISA: %cluster_ctarank, mapa, barrier.cluster, cp.async.bulk, mbarrier.arrive. These functions
+// are templates, so that code for older architectures may name them where it does not call them.
 #pragma once
 
 #include "cuda/ptx/shared.h"
@@ -9,7 +9,7 @@
 
 namespace mla::MLA_CUDA_NAMESPACE::ptx {
 
-/// %cluster_ctarank: which block of its cluster this is.
+/// %cluster_ctarank: returns which block of its cluster this is.
 template <int kOn = kArch>
 MLA_DEVICE int cluster_rank() {
   static_assert(kOn >= 90, "clusters came with SM90");
@@ -22,8 +22,9 @@ MLA_DEVICE int cluster_rank() {
 #endif
 }
 
-/// mapa.shared::cluster: where `address` of this block lies in block `rank` of the cluster. Only functions that say so
-/// take what it returns; it may be moved within that block's shared memory.
+/// mapa.shared::cluster: returns the address in block `rank` of the cluster that corresponds to `address` in this
+/// block. Only functions that say so take such a *mapped* address; offsets within that block's shared memory may be
+/// added to it.
 template <int kOn = kArch>
 MLA_DEVICE SharedAddress map_shared(SharedAddress address, int rank MLA_PTX_SITE) {
   static_assert(kOn >= 90, "clusters came with SM90");
@@ -36,9 +37,10 @@ MLA_DEVICE SharedAddress map_shared(SharedAddress address, int rank MLA_PTX_SITE
 #endif
 }
 
-/// barrier.cluster.arrive.relaxed and .wait: for all threads of the cluster. Before it nobody may touch another block's
-/// mbarriers, and no block may end while others still touch its shared memory. It orders nothing but what
-/// fence_mbarrier_init() was called for: a release would wait until all stores to global memory are done.
+/// barrier.cluster.arrive.relaxed and .wait: waits for all threads of the cluster. Before the first such barrier no
+/// thread may touch another block's mbarriers, and a block may end only behind one that follows all accesses to its
+/// shared memory. It orders only the initialization of mbarriers before fence_mbarrier_init(); a release would wait
+/// until all stores to global memory are done.
 template <int kOn = kArch>
 MLA_DEVICE void sync_cluster(MLA_PTX_SITE_ONLY) {
   static_assert(kOn >= 90, "clusters came with SM90");
@@ -49,8 +51,9 @@ MLA_DEVICE void sync_cluster(MLA_PTX_SITE_ONLY) {
 #endif
 }
 
-/// cp.async.bulk shared::cta to shared::cluster: `bytes`, `to` and `from` multiples of 16; reports its bytes to `bar`.
-/// `to` and `bar` are mapped, of one block. `from` may change once who waits at `bar` has been woken.
+/// cp.async.bulk from shared::cta to shared::cluster: copies `bytes` bytes and reports them to `bar`. `bytes`, `to` and
+/// `from` are multiples of 16. `to` and `bar` are mapped addresses in the same block. `from` may be overwritten once a
+/// wait for `bar` has returned.
 template <int kOn = kArch>
 MLA_DEVICE void bulk_copy_in_cluster(SharedAddress to, SharedAddress from, uint32_t bytes,
                                      SharedAddress bar MLA_PTX_SITE) {
@@ -64,8 +67,8 @@ MLA_DEVICE void bulk_copy_in_cluster(SharedAddress to, SharedAddress from, uint3
 #endif
 }
 
-/// mbarrier.arrive at a mapped barrier. Says that this block is done with what it has read; it orders no stores of this
-/// block before loads of another, which a release for the cluster would take a thousand clocks for.
+/// mbarrier.arrive: arrives at a mapped barrier. It tells that this block has read what it needed. It does not order
+/// stores of this block before loads of another, for which a release at cluster scope would take a thousand clocks.
 template <int kOn = kArch>
 MLA_DEVICE void mbarrier_arrive_in_cluster(SharedAddress bar MLA_PTX_SITE) {
   static_assert(kOn >= 90, "clusters came with SM90");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversions between float types in pairs, products of pairs, and fast transcendental functions. PTX ISA: cvt, mul,
-// fma, ex2, lg2. For bytes that must equal the reference use mla/numeric.h: the payloads of NaN differ.
+// Conversions between pairs of floats, products of pairs, and fast transcendental functions (PTX ISA: cvt, mul, fma,
+// ex2, lg2). The payloads of NaN differ from those of mla/numeric.h, which is to be used for bytes that must equal the
+// reference.
 #pragma once
 
 #include <bit>
@@ -17,14 +18,14 @@ namespace detail {
 inline uint32_t join(uint16_t low, uint16_t high) { return static_cast<uint32_t>(high) << 16 | low; }
 inline uint16_t low_half(uint32_t pair) { return static_cast<uint16_t>(pair); }
 inline uint16_t high_half(uint32_t pair) { return static_cast<uint16_t>(pair >> 16); }
-/// cvt and mul have one NaN.
+/// cvt and mul give a single NaN.
 inline uint16_t canonical_f16(float x) { return x != x ? uint16_t{0x7FFF} : f32_to_f16(x); }
 inline uint16_t canonical_bf16(float x) { return x != x ? uint16_t{0x7FFF} : f32_to_bf16(x); }
 inline float flush(float x) { return std::abs(x) < 0x1p-126F ? std::copysign(0.0F, x) : x; }
 }  // namespace detail
 #endif
 
-/// cvt.rn.bf16x2.f32: `low` in bits 0 ... 15
+/// cvt.rn.bf16x2.f32: packs two floats as bf16, `low` in bits 0 ... 15.
 MLA_DEVICE uint32_t pack_bf16x2(float low, float high) {
 #if MLA_EMULATED
   return detail::join(detail::canonical_bf16(low), detail::canonical_bf16(high));
@@ -35,7 +36,7 @@ MLA_DEVICE uint32_t pack_bf16x2(float low, float high) {
 #endif
 }
 
-/// cvt.rn.f16x2.f32
+/// cvt.rn.f16x2.f32: packs two floats as f16, `low` in bits 0 ... 15.
 MLA_DEVICE uint32_t pack_f16x2(float low, float high) {
 #if MLA_EMULATED
   return detail::join(detail::canonical_f16(low), detail::canonical_f16(high));
@@ -46,13 +47,13 @@ MLA_DEVICE uint32_t pack_f16x2(float low, float high) {
 #endif
 }
 
-/// Exact; shifts, no instruction of its own.
+/// Unpacks two bf16 exactly, by a shift and a mask: there is no instruction for it.
 MLA_DEVICE void unpack_bf16x2(uint32_t pair, float& low, float& high) {
   low = std::bit_cast<float>(pair << 16);
   high = std::bit_cast<float>(pair & 0xFFFF0000U);
 }
 
-/// cvt.f32.f16, exact
+/// cvt.f32.f16: unpacks two f16 exactly.
 MLA_DEVICE void unpack_f16x2(uint32_t pair, float& low, float& high) {
 #if MLA_EMULATED
   low = f16_to_f32(detail::low_half(pair));
@@ -64,7 +65,7 @@ MLA_DEVICE void unpack_f16x2(uint32_t pair, float& low, float& high) {
 #endif
 }
 
-/// mul.rn.f16x2
+/// mul.rn.f16x2: multiplies two pairs of f16.
 MLA_DEVICE uint32_t mul_f16x2(uint32_t a, uint32_t b) {
 #if MLA_EMULATED
   return detail::join(detail::canonical_f16(f16_to_f32(detail::low_half(a)) * f16_to_f32(detail::low_half(b))),
@@ -76,7 +77,7 @@ MLA_DEVICE uint32_t mul_f16x2(uint32_t a, uint32_t b) {
 #endif
 }
 
-/// fma.rn.bf16x2 with -0 as addend: mul.bf16x2 came with SM90 only.
+/// fma.rn.bf16x2 with -0 as addend: multiplies two pairs of bf16. mul.bf16x2 came only with SM90.
 MLA_DEVICE uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
 #if MLA_EMULATED
   return detail::join(detail::canonical_bf16(bf16_to_f32(detail::low_half(a)) * bf16_to_f32(detail::low_half(b))),
@@ -88,8 +89,8 @@ MLA_DEVICE uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
 #endif
 }
 
-/// Two e4m3 to two f16, exact; NaN stays NaN. cvt.rn.f16x2.e4m3x2 from SM89 on; before, the bits of e4m3 read as f16
-/// are the value times 2^-8, subnormals included.
+/// Converts two e4m3 to two f16 exactly; NaN stays NaN. It is cvt.rn.f16x2.e4m3x2 from SM89 on. Before SM89 it shifts
+/// the bits into those of f16, which are then the value times 2^-8, subnormals included.
 MLA_DEVICE uint32_t e4m3x2_to_f16x2(uint16_t pair) {
   if constexpr (kHasE4M3) {
 #if MLA_EMULATED
@@ -103,30 +104,31 @@ MLA_DEVICE uint32_t e4m3x2_to_f16x2(uint16_t pair) {
   } else {
     const uint32_t spread = (static_cast<uint32_t>(pair & 0xFF00U) << 16) | (static_cast<uint32_t>(pair & 0xFFU) << 8);
     const uint32_t magnitude = (spread & 0x7F007F00U) >> 1;
-    const uint32_t nan = (magnitude + 0x00800080U) & 0x40004000U;  // set where the magnitude is 0x3F80
+    const uint32_t nan = (magnitude + 0x00800080U) & 0x40004000U;  // bit 14 is set where the magnitude is 0x3F80, a NaN
     return mul_f16x2(magnitude | (spread & 0x80008000U), 0x5C005C00U) | nan | (nan - (nan >> 14));
   }
 }
 
-/// Four e4m3 to f16: the lower two and the upper two.
-MLA_DEVICE void e4m3x4_to_f16x2(uint32_t codes, uint32_t& low, uint32_t& high) {
+/// Converts four e4m3 to f16: `low` gets the lower two and `high` the upper two.
+MLA_DEVICE void e4m3x4_to_f16x2(uint32_t four, uint32_t& low, uint32_t& high) {
   if constexpr (kHasE4M3) {
 #if MLA_EMULATED
-    low = e4m3x2_to_f16x2(detail::low_half(codes));
-    high = e4m3x2_to_f16x2(detail::high_half(codes));
+    low = e4m3x2_to_f16x2(detail::low_half(four));
+    high = e4m3x2_to_f16x2(detail::high_half(four));
 #else
-    // ptxas shifts the upper half down unless it comes from a mov of halves.
+    // ptxas needs no shift for the upper half if it comes from a mov that splits the word.
     asm("{\n.reg .b16 lo, hi;\nmov.b32 {lo, hi}, %2;\ncvt.rn.f16x2.e4m3x2 %0, lo;\ncvt.rn.f16x2.e4m3x2 %1, hi;\n}"
         : "=r"(low), "=r"(high)
-        : "r"(codes));
+        : "r"(four));
 #endif
   } else {
-    low = e4m3x2_to_f16x2(static_cast<uint16_t>(codes));
-    high = e4m3x2_to_f16x2(static_cast<uint16_t>(codes >> 16));
+    low = e4m3x2_to_f16x2(static_cast<uint16_t>(four));
+    high = e4m3x2_to_f16x2(static_cast<uint16_t>(four >> 16));
   }
 }
 
-/// prmt.b32 of one word: byte i of the result is that whose number stands in bits 4 i ... 4 i + 2 of `which`.
+/// prmt.b32 of one word: byte i of the result is the byte of `word` whose number stands in bits 4 i ... 4 i + 2 of
+/// `which`.
 MLA_DEVICE uint32_t permute_bytes(uint32_t word, uint32_t which) {
 #if MLA_EMULATED
   uint32_t result = 0;
@@ -139,7 +141,7 @@ MLA_DEVICE uint32_t permute_bytes(uint32_t word, uint32_t which) {
 #endif
 }
 
-/// prmt.b32 of two words: bytes 0 ... 3 are those of `low`, 4 ... 7 those of `high`.
+/// prmt.b32 of two words: does the same with bytes 0 ... 3 from `low` and 4 ... 7 from `high`.
 MLA_DEVICE uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t which) {
 #if MLA_EMULATED
   const uint64_t words = uint64_t{high} << 32 | low;
@@ -154,7 +156,7 @@ MLA_DEVICE uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t which) {
 #endif
 }
 
-/// ex2.approx.ftz.f32: 2^x, relative error up to 2^-22; subnormals become 0.
+/// ex2.approx.ftz.f32: returns 2^x with a relative error of up to 2^-22; subnormals become 0.
 MLA_DEVICE float exp2_approx(float x) {
 #if MLA_EMULATED
   return detail::flush(std::exp2(detail::flush(x)));
@@ -165,7 +167,7 @@ MLA_DEVICE float exp2_approx(float x) {
 #endif
 }
 
-/// lg2.approx.ftz.f32: base-2 logarithm; of 0 and subnormals -inf.
+/// lg2.approx.ftz.f32: returns the base-2 logarithm; -inf for 0 and subnormals.
 MLA_DEVICE float log2_approx(float x) {
 #if MLA_EMULATED
   return std::log2(detail::flush(x));

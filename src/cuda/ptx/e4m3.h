@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// f32 to e4m3. The way back is in convert.h.
+// The conversion of f32 to e4m3. Its inverse is in convert.h.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,9 @@
 
 namespace mla::MLA_CUDA_NAMESPACE::ptx {
 
-/// Two floats as e4m3, `low` in the low byte; round to nearest even, beyond 448 saturates. A NaN gives 0x7F, with the
-/// NaN's sign or without.
-/// cvt.rn.satfinite.e4m3x2.f32 (PTX ISA "Data Movement and Conversion Instructions: cvt", sm_89 and later); bit
-/// arithmetic before.
+/// Packs two floats as e4m3, `low` in the low byte. Values are rounded to nearest even, and beyond 448 they saturate. A
+/// NaN gives 0x7F, with or without the NaN's sign. It is cvt.rn.satfinite.e4m3x2.f32 (PTX ISA "Data Movement and
+/// Conversion Instructions: cvt") from SM89 on, and bit arithmetic before.
 MLA_DEVICE uint32_t pack_e4m3x2(float low, float high) {
 #if !MLA_EMULATED && MLA_CUDA_ARCH >= 89
   uint16_t packed;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Global memory: loads and stores with cache hints, atomics, acquire and release. PTX ISA: ld, st, atom. Atomics,
-// acquire and release take pointers into shared memory as well (generic addresses).
+// Loads and stores of global memory with cache hints, atomics, acquire and release (PTX ISA: ld, st, atom). Atomics,
+// acquire and release take pointers into shared memory too (generic addresses).
 #pragma once
 
 #include <atomic>
@@ -51,13 +51,14 @@ namespace mla::MLA_CUDA_NAMESPACE::ptx {
   }
 #endif
 
-/// ld.global: T of 1, 2, 4, 8 or 16 bytes at a multiple of its size.
+/// ld.global: loads a T of 1, 2, 4, 8 or 16 bytes from a multiple of its size.
 MLA_PTX_LOAD(load_global, "ld.global")
-/// ld.global.L1::no_allocate: for what this multiprocessor reads once.
+/// ld.global.L1::no_allocate: loads data that this SM reads once.
 MLA_PTX_LOAD(load_once, "ld.global.L1::no_allocate")
 #undef MLA_PTX_LOAD
 
-/// load_once of 16 bytes; zeros, and `from` not read, unless `valid`.
+/// ld.global.L1::no_allocate: loads 16 bytes as load_once() does. Unless `valid`, it returns zeros and does not read
+/// `from`.
 MLA_DEVICE Vec4 load_once_if(bool valid, const Vec4* from MLA_PTX_SITE) {
 #if MLA_EMULATED
   if (!valid) return {};
@@ -75,7 +76,7 @@ MLA_DEVICE Vec4 load_once_if(bool valid, const Vec4* from MLA_PTX_SITE) {
 #endif
 }
 
-/// ld.global; 0, and `from` not read, unless `valid`.
+/// ld.global: loads a float. Unless `valid`, it returns 0 and does not read `from`.
 MLA_DEVICE float load_if(bool valid, const float* from MLA_PTX_SITE) {
 #if MLA_EMULATED
   if (!valid) return 0.0F;
@@ -91,7 +92,7 @@ MLA_DEVICE float load_if(bool valid, const float* from MLA_PTX_SITE) {
 #endif
 }
 
-/// ld.relaxed.gpu: past the L1 cache, for what another kernel may still be writing.
+/// ld.relaxed.gpu: loads past the L1 cache what another kernel may still be writing.
 MLA_DEVICE int32_t load_relaxed(const int32_t* from MLA_PTX_SITE) {
 #if MLA_EMULATED
   emulator::check_aligned(from, sizeof(int32_t), MLA_PTX_HERE);
@@ -103,7 +104,7 @@ MLA_DEVICE int32_t load_relaxed(const int32_t* from MLA_PTX_SITE) {
 #endif
 }
 
-/// prefetch.global.L2: the line around `at` comes into the L2 cache. The emulator looks whether there is memory.
+/// prefetch.global.L2: brings the line around `at` into the L2 cache. The emulator checks that there is memory.
 MLA_DEVICE void prefetch_l2(const void* at) {
 #if MLA_EMULATED
   emulator::prefetch(at);
@@ -112,7 +113,8 @@ MLA_DEVICE void prefetch_l2(const void* at) {
 #endif
 }
 
-/// st.global.cs: likely not read again soon. T of 1, 2, 4, 8 or 16 bytes at a multiple of its size.
+/// st.global.cs: stores data that will likely not be read soon. T has 1, 2, 4, 8 or 16 bytes, and `to` is a multiple of
+/// its size.
 template <class T>
 MLA_DEVICE void store_streaming(T* to, T value MLA_PTX_SITE) {
   static_assert(sizeof(T) == 1 || sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16);
@@ -159,7 +161,7 @@ MLA_DEVICE void store_streaming(T* to, T value MLA_PTX_SITE) {
 #endif
 // NOLINTEND(bugprone-macro-parentheses)
 
-/// atom.relaxed.gpu.*: return the old value.
+/// atom.relaxed.gpu.*: these return the old value.
 MLA_PTX_ATOMIC(atomic_add, int32_t, "atom.relaxed.gpu.add.s32", "r",
                static_cast<int32_t>(static_cast<uint32_t>(old) + static_cast<uint32_t>(value)))
 MLA_PTX_ATOMIC(atomic_add, uint32_t, "atom.relaxed.gpu.add.u32", "r", old + value)
@@ -172,7 +174,8 @@ MLA_PTX_ATOMIC(atomic_or, uint32_t, "atom.relaxed.gpu.or.b32", "r", old | value)
 MLA_PTX_ATOMIC(atomic_exchange, int32_t, "atom.relaxed.gpu.exch.b32", "r", value)
 #undef MLA_PTX_ATOMIC
 
-/// ld.acquire.gpu. Never wait in a loop for a block that may not have started: blocks run in any order.
+/// ld.acquire.gpu: loads an int. A loop must not wait for a block that may not have started, since blocks run in any
+/// order.
 MLA_DEVICE int load_acquire(const int* from MLA_PTX_SITE) {
 #if MLA_EMULATED
   emulator::poll(MLA_PTX_HERE);
@@ -184,7 +187,7 @@ MLA_DEVICE int load_acquire(const int* from MLA_PTX_SITE) {
 #endif
 }
 
-/// st.release.gpu
+/// st.release.gpu: stores an int.
 MLA_DEVICE void store_release(int* to, int value) {
 #if MLA_EMULATED
   std::atomic_ref<int>(*to).store(value, std::memory_order_release);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// For which machine this translation unit is compiled. Every kernel is compiled once per architecture and machine, each
-// time in a namespace of its own, so that one program can hold them all:
+// These constants say for which machine a translation unit is compiled. Every kernel is compiled once per architecture
+// and machine, each time in a namespace of its own, so that one program can hold all of them:
 //   nvcc            -DMLA_CUDA_ARCH=90                    namespace mla::sm90           runs on a GPU
 //   host compiler   -DMLA_CUDA_ARCH=90 -DMLA_EMULATED=1   namespace mla::emulated_sm90  runs in src/emulator
 #pragma once
@@ -31,15 +31,15 @@
 namespace mla::MLA_CUDA_NAMESPACE {
 
 inline constexpr int kArch = MLA_CUDA_ARCH;
-/// Shared memory that one block may take. CUDA programming guide, table "Technical Specifications per Compute
-/// Capability".
+/// The shared memory that one block may take (CUDA programming guide, table "Technical Specifications per Compute
+/// Capability").
 inline constexpr int kSharedBytesPerBlock = (kArch == 80 ? 163 : kArch == 90 || kArch == 100 ? 227 : 99) * 1024;
-/// cvt between e4m3x2 and f16x2, and mma on e4m3.
+/// Whether there are cvt between e4m3x2 and f16x2 and mma on e4m3.
 inline constexpr bool kHasE4M3 = kArch >= 89;
-/// Bulk copies, mbarrier transactions, griddepcontrol.
+/// Whether there are bulk copies, mbarrier transactions and griddepcontrol.
 inline constexpr bool kHasBulkCopies = kArch >= 90;
 inline constexpr bool kHasGridDependencies = kArch >= 90;
-/// Multiplication by warpgroups, of that architecture alone.
+/// Whether there is wgmma, which only SM90 has.
 inline constexpr bool kHasWgmma = kArch == 90;
 
 inline constexpr int kWarpSize = 32;

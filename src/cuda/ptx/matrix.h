@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Matrix fragments: ldmatrix and mma.sync. PTX ISA, "Warp-level Matrix Instructions", which draws the fragments:
+// ldmatrix and mma.sync (PTX ISA, "Warp-level Matrix Instructions", which draws the fragments):
 //   lane = 4 g + t.  c[0..1]: row g, columns 2t, 2t+1; c[2..3]: row g+8.
 //   m16n8k16, 16-bit: a[0]: row g, k 2t, 2t+1; a[1]: row g+8; a[2], a[3]: the same, k + 8. b0: k 2t, 2t+1, column g;
 //   b1: k + 8. m16n8k32, 8-bit:  a[0]: row g, k 4t ... 4t+3; a[1]: row g+8; a[2], a[3]: the same, k + 16. b0, b1 alike.
@@ -12,8 +12,8 @@
 
 namespace mla::MLA_CUDA_NAMESPACE::ptx {
 
-/// ldmatrix.sync.aligned.m8n8.x4.shared.b16: four 8 x 8 matrices of 16-bit elements. Lane 8 i + j gives the address of
-/// row j (16 bytes, at a multiple of 16) of matrix i; r[i] holds row g, columns 2t, 2t+1 of matrix i.
+/// ldmatrix.sync.aligned.m8n8.x4.shared.b16: loads four 8 x 8 matrices of 16-bit elements. Lane 8 i + j gives the
+/// address of row j (16 bytes, at a multiple of 16) of matrix i; r[i] gets row g, columns 2t, 2t+1 of matrix i.
 MLA_DEVICE void ldmatrix_x4(uint32_t (&r)[4], SharedAddress row MLA_PTX_SITE) {
 #if MLA_EMULATED
   emulator::ldmatrix(r, row, 4, false, MLA_PTX_HERE);
@@ -25,7 +25,7 @@ MLA_DEVICE void ldmatrix_x4(uint32_t (&r)[4], SharedAddress row MLA_PTX_SITE) {
 #endif
 }
 
-/// ldmatrix with .trans: r[i] holds rows 2t, 2t+1, column g of matrix i.
+/// ldmatrix with .trans: r[i] gets rows 2t, 2t+1, column g of matrix i.
 MLA_DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], SharedAddress row MLA_PTX_SITE) {
 #if MLA_EMULATED
   emulator::ldmatrix(r, row, 4, true, MLA_PTX_HERE);
@@ -37,7 +37,7 @@ MLA_DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], SharedAddress row MLA_PTX_SI
 #endif
 }
 
-/// Two matrices: the addresses of lanes 0 ... 15 count.
+/// ldmatrix with .x2: loads two matrices, from the addresses of lanes 0 ... 15.
 MLA_DEVICE void ldmatrix_x2(uint32_t (&r)[2], SharedAddress row MLA_PTX_SITE) {
 #if MLA_EMULATED
   emulator::ldmatrix(r, row, 2, false, MLA_PTX_HERE);
@@ -60,7 +60,7 @@ MLA_DEVICE void ldmatrix_x2_trans(uint32_t (&r)[2], SharedAddress row MLA_PTX_SI
 #endif
 }
 
-/// mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32: c += a b
+/// mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32: computes c += a b.
 MLA_DEVICE void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1 MLA_PTX_SITE) {
 #if MLA_EMULATED
   emulator::mma(c, a, b0, b1, emulator::MmaType::kBf16, MLA_PTX_HERE);
@@ -73,7 +73,7 @@ MLA_DEVICE void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uin
 #endif
 }
 
-/// mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32
+/// mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32: computes c += a b.
 MLA_DEVICE void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1 MLA_PTX_SITE) {
 #if MLA_EMULATED
   emulator::mma(c, a, b0, b1, emulator::MmaType::kF16, MLA_PTX_HERE);
@@ -86,7 +86,7 @@ MLA_DEVICE void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint
 #endif
 }
 
-/// mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 (SM89 and later)
+/// mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 (SM89 and later): computes c += a b.
 template <int kOn = kArch>
 MLA_DEVICE void mma_e4m3(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1 MLA_PTX_SITE) {
   static_assert(kOn >= 89, "mma on e4m3 needs SM89");

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Barriers in shared memory that count threads and bytes, and bulk copies that report to them (SM90 and later). PTX
-// ISA: "Parallel Synchronization and Communication Instructions: mbarrier", cp.async.bulk. Templates, so that code for
-// older architectures may name these functions where it does not call them.
+// Barriers in shared memory that count threads and bytes, and bulk copies that report to them (SM90 and later; PTX ISA:
+// "Parallel Synchronization and Communication Instructions: mbarrier", cp.async.bulk). These functions are templates,
+// so that code for older architectures may name them where it does not call them.
 //
-// A barrier is 8 bytes at a multiple of 8. Its phases end, one after another, when `count` threads have arrived and all
-// expected bytes have landed. mbarrier_wait(bar, p) waits for the end of the current phase if its parity is p (the
-// first phase has parity 0), and returns at once if it is not.
+// A barrier is 8 bytes at a multiple of 8. Each of its phases ends when `count` threads have arrived and all expected
+// bytes have landed. mbarrier_wait(bar, p) waits for the end of the current phase if its parity is p (the first phase
+// has parity 0), and returns at once if its parity is not p.
 #pragma once
 
 #include "cuda/ptx/cache_policy.h"
@@ -14,7 +14,8 @@
 
 namespace mla::MLA_CUDA_NAMESPACE::ptx {
 
-/// mbarrier.init; then fence_mbarrier_init() by the same thread and a barrier of the block before anyone uses it.
+/// mbarrier.init: initializes a barrier. The same thread must then call fence_mbarrier_init(), and the block must pass
+/// a barrier before any thread uses it.
 template <int kOn = kArch>
 MLA_DEVICE void mbarrier_init(SharedAddress bar, int count MLA_PTX_SITE) {
   static_assert(kOn >= 90, "mbarriers with transactions need SM90");
@@ -25,7 +26,7 @@ MLA_DEVICE void mbarrier_init(SharedAddress bar, int count MLA_PTX_SITE) {
 #endif
 }
 
-/// mbarrier.arrive
+/// mbarrier.arrive: counts the calling thread.
 template <int kOn = kArch>
 MLA_DEVICE void mbarrier_arrive(SharedAddress bar MLA_PTX_SITE) {
   static_assert(kOn >= 90, "mbarriers with transactions need SM90");
@@ -36,7 +37,7 @@ MLA_DEVICE void mbarrier_arrive(SharedAddress bar MLA_PTX_SITE) {
 #endif
 }
 
-/// mbarrier.expect_tx: the current phase ends only after `bytes` more bytes; does not arrive.
+/// mbarrier.expect_tx: lets the current phase end only after `bytes` more bytes have landed. It does not arrive.
 template <int kOn = kArch>
 MLA_DEVICE void mbarrier_expect_bytes(SharedAddress bar, uint32_t bytes MLA_PTX_SITE) {
   static_assert(kOn >= 90, "mbarriers with transactions need SM90");
@@ -47,7 +48,7 @@ MLA_DEVICE void mbarrier_expect_bytes(SharedAddress bar, uint32_t bytes MLA_PTX_
 #endif
 }
 
-/// mbarrier.arrive.expect_tx: both at once, as the thread that issues the copies does.
+/// mbarrier.arrive.expect_tx: expects bytes and arrives, as the thread that issues the copies does.
 template <int kOn = kArch>
 MLA_DEVICE void mbarrier_arrive_expect_bytes(SharedAddress bar, uint32_t bytes MLA_PTX_SITE) {
   static_assert(kOn >= 90, "mbarriers with transactions need SM90");
@@ -70,7 +71,7 @@ MLA_DEVICE void mbarrier_arrive_after_copies(SharedAddress bar MLA_PTX_SITE) {
 #endif
 }
 
-/// mbarrier.try_wait.parity, until it succeeds
+/// mbarrier.try_wait.parity: is repeated until it succeeds.
 template <int kOn = kArch>
 MLA_DEVICE void mbarrier_wait(SharedAddress bar, uint32_t parity MLA_PTX_SITE) {
   static_assert(kOn >= 90, "mbarriers with transactions need SM90");
@@ -108,7 +109,8 @@ MLA_DEVICE void fence_async_proxy() {
 #endif
 }
 
-/// cp.async.bulk global to shared: `bytes`, `to` and `from` multiples of 16; reports its bytes to `bar`.
+/// cp.async.bulk from global to shared memory: copies `bytes` bytes and reports them to `bar`. `bytes`, `to` and `from`
+/// are multiples of 16.
 template <int kOn = kArch>
 MLA_DEVICE void bulk_copy(SharedAddress to, const void* from, uint32_t bytes, SharedAddress bar,
                           [[maybe_unused]] CachePolicy policy MLA_PTX_SITE) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The PTX layer: one function per instruction that the kernels use, each with a body for the GPU and one for the
-// emulator. The only place where `asm` is legal, and all that kernels know of their machine.
+// The PTX layer has one function per instruction that the kernels use, each with a body for the GPU and one for the
+// emulator. It is the only place where `asm` is allowed, and all that kernels know of their machine.
 #pragma once
 
 #include "cuda/ptx/arithmetic.h"

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Registers that groups of four warps give each other, in a kernel whose launch bounds fix what each has at first. PTX
-// ISA, "Miscellaneous Instructions": setmaxnreg (SM90 and SM100, with the architecture's own features).
+// Groups of four warps may give registers to each other, in a kernel whose launch bounds fix how many each thread has
+// at first (PTX ISA, "Miscellaneous Instructions": setmaxnreg; SM90 and SM100, compiled for the architecture's own
+// features).
 #pragma once
 
 #include "cuda/ptx/site.h"
 
 namespace mla::MLA_CUDA_NAMESPACE::ptx {
 
-/// setmaxnreg.dec: the warps of the group, all of them, keep `kRegisters` (a multiple of 8) for each thread.
+/// setmaxnreg.dec: all warps of the group keep `kRegisters` registers (a multiple of 8) for each thread, and release
+/// the rest.
 template <int kRegisters, int kOn = kArch>
 MLA_DEVICE void give_registers() {
   static_assert(kOn == 90 || kOn == 100, "setmaxnreg needs SM90a or SM100a");
@@ -17,7 +19,7 @@ MLA_DEVICE void give_registers() {
 #endif
 }
 
-/// setmaxnreg.inc: waits until there are as many.
+/// setmaxnreg.inc: waits until `kRegisters` registers for each thread of the group are available, and takes them.
 template <int kRegisters, int kOn = kArch>
 MLA_DEVICE void take_registers() {
   static_assert(kOn == 90 || kOn == 100, "setmaxnreg needs SM90a or SM100a");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared memory and its 32-bit addresses. PTX ISA, "Data Movement and Conversion Instructions": ld, st, cvta.
+// Shared memory and its 32-bit addresses (PTX ISA, "Data Movement and Conversion Instructions": ld, st, cvta).
 #pragma once
 
 #include <bit>
@@ -13,12 +13,12 @@ namespace mla::MLA_CUDA_NAMESPACE::ptx {
 
 using SharedAddress = uint32_t;
 
-/// 16 bytes that move with one instruction.
+/// 16 bytes that one instruction loads or stores.
 struct alignas(16) Vec4 {
   uint32_t x[4];
 };
 
-/// The block's dynamic shared memory, aligned to 1024 bytes. Its size is the launch's shared_bytes.
+/// Returns the block's dynamic shared memory, aligned to 1024 bytes. Its size is the launch's shared_bytes.
 MLA_DEVICE std::byte* shared_memory() {
 #if MLA_EMULATED
   return emulator::current_thread->shared;
@@ -28,7 +28,7 @@ MLA_DEVICE std::byte* shared_memory() {
 #endif
 }
 
-/// cvta.to.shared.u64, truncated
+/// cvta.to.shared.u64: returns the address in shared memory, truncated to 32 bits.
 MLA_DEVICE SharedAddress shared_address(const void* pointer MLA_PTX_SITE) {
 #if MLA_EMULATED
   return emulator::shared_address(pointer, MLA_PTX_HERE);
@@ -37,7 +37,7 @@ MLA_DEVICE SharedAddress shared_address(const void* pointer MLA_PTX_SITE) {
 #endif
 }
 
-/// ld.shared.{u8,u16,u32,v2.u32,v4.u32}: T of 1, 2, 4, 8 or 16 bytes at a multiple of its size.
+/// ld.shared.{u8,u16,u32,v2.u32,v4.u32}: loads a T of 1, 2, 4, 8 or 16 bytes from a multiple of its size.
 template <class T>
 MLA_DEVICE T load_shared(SharedAddress from MLA_PTX_SITE) {
   static_assert(sizeof(T) == 1 || sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16);
@@ -73,7 +73,7 @@ MLA_DEVICE T load_shared(SharedAddress from MLA_PTX_SITE) {
 #endif
 }
 
-/// st.shared.{u8,u16,u32,u64,v4.u32}: T of 1, 2, 4, 8 or 16 bytes at a multiple of its size.
+/// st.shared.{u8,u16,u32,u64,v4.u32}: stores a T of 1, 2, 4, 8 or 16 bytes to a multiple of its size.
 template <class T>
 MLA_DEVICE void store_shared(SharedAddress to, T value MLA_PTX_SITE) {
   static_assert(sizeof(T) == 1 || sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Atomic sums in shared memory by its own addresses: histograms. PTX ISA: red.
+// Atomic addition to shared memory by its 32-bit addresses, for histograms (PTX ISA: red).
 #pragma once
 
 #include <atomic>
@@ -9,7 +9,7 @@
 
 namespace mla::MLA_CUDA_NAMESPACE::ptx {
 
-/// red.relaxed.cta.shared.add.u32
+/// red.relaxed.cta.shared.add.u32: adds `value` atomically.
 MLA_DEVICE void add_shared(SharedAddress to, uint32_t value MLA_PTX_SITE) {
 #if MLA_EMULATED
   auto* const word = reinterpret_cast<uint32_t*>(emulator::shared_pointer(to, 4, 4, MLA_PTX_HERE));

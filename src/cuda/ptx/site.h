@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// How wrappers tell the emulator where they were called: parameters that nobody passes, and that the GPU's build lacks.
+// By these parameters wrappers tell the emulator where they were called. Their default arguments find the place, no
+// caller passes them, and the GPU's build does not have them.
 #pragma once
 
 #include "cuda/ptx/machine.h"
 
 #if MLA_EMULATED
 #include "emulator/device.h"
-/// Last in a parameter list: behind other parameters, or alone.
+/// The macro stands last in a parameter list: MLA_PTX_SITE behind other parameters, MLA_PTX_SITE_ONLY alone.
 #define MLA_PTX_SITE , const char *file = __builtin_FILE(), int line = __builtin_LINE()
 #define MLA_PTX_SITE_ONLY const char *file = __builtin_FILE(), int line = __builtin_LINE()
 /// The value of those parameters.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Barriers and fences of a block. PTX ISA, "Parallel Synchronization and Communication Instructions".
+// Barriers and fences of a block (PTX ISA, "Parallel Synchronization and Communication Instructions").
 #pragma once
 
 #include "cuda/ptx/site.h"
@@ -15,8 +15,8 @@ MLA_DEVICE void sync_block(MLA_PTX_SITE_ONLY) {
 #endif
 }
 
-/// bar.sync id, n: waits until n threads (a multiple of 32, whole warps) have come to barrier 0 ... 15 by this or by
-/// arrive_threads. sync_block() uses barrier 0.
+/// bar.sync id, n: waits until n threads (a multiple of 32, whole warps) have arrived at barrier 0 ... 15 by this
+/// function or by arrive_threads(). sync_block() uses barrier 0.
 MLA_DEVICE void sync_threads(int barrier, int num_threads MLA_PTX_SITE) {
 #if MLA_EMULATED
   emulator::sync_threads(barrier, num_threads, MLA_PTX_HERE);
@@ -52,7 +52,7 @@ MLA_DEVICE void fence_block() {
 #endif
 }
 
-/// fence.acq_rel.gpu (membar.gl): as seen by all blocks.
+/// fence.acq_rel.gpu (membar.gl): orders the thread's accesses as seen by all blocks.
 MLA_DEVICE void fence_device() {
 #if MLA_EMULATED
   emulator::fence();

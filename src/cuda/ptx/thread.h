@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which thread this is. Blocks are one-dimensional. PTX ISA, "Special Registers".
+// These functions say which thread is running (PTX ISA, "Special Registers"). Blocks are one-dimensional.
 #pragma once
 
 #include "cuda/ptx/site.h"
@@ -18,21 +18,22 @@ namespace mla::MLA_CUDA_NAMESPACE::ptx {
   }
 #endif
 
-/// %tid.x
+/// %tid.x: the thread's index in its block.
 MLA_PTX_SPECIAL_REGISTER(thread_index, "tid.x", thread)
-/// %ctaid.x, .y, .z
+/// %ctaid.x, .y, .z: the block's indices in the grid.
 MLA_PTX_SPECIAL_REGISTER(block_index_x, "ctaid.x", block_x)
 MLA_PTX_SPECIAL_REGISTER(block_index_y, "ctaid.y", block_y)
 MLA_PTX_SPECIAL_REGISTER(block_index_z, "ctaid.z", block_z)
-/// %nctaid.x, .y, .z: blocks of the grid
+/// %nctaid.x, .y, .z: the numbers of blocks of the grid.
 MLA_PTX_SPECIAL_REGISTER(grid_size_x, "nctaid.x", grid_x)
 MLA_PTX_SPECIAL_REGISTER(grid_size_y, "nctaid.y", grid_y)
 MLA_PTX_SPECIAL_REGISTER(grid_size_z, "nctaid.z", grid_z)
 #undef MLA_PTX_SPECIAL_REGISTER
 
-/// Of the thread within its warp. Not %laneid, so that the compiler sees what it shares with thread_index().
+/// Returns the thread's index in its warp. It is computed and not read from %laneid, so that the compiler knows how it
+/// depends on thread_index().
 MLA_DEVICE int lane() { return thread_index() & (kWarpSize - 1); }
-/// Of the warp within its block.
+/// Returns the warp's index in its block.
 MLA_DEVICE int warp() { return static_cast<int>(static_cast<uint32_t>(thread_index()) / kWarpSize); }
 
 }  // namespace mla::MLA_CUDA_NAMESPACE::ptx

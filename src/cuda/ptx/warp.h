@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shuffles and votes of a full warp. PTX ISA: shfl.sync, vote.sync.
+// Shuffles and votes of a full warp (PTX ISA: shfl.sync, vote.sync).
 #pragma once
 
 #include <bit>
@@ -9,7 +9,7 @@
 
 namespace mla::MLA_CUDA_NAMESPACE::ptx {
 
-/// shfl.sync.bfly.b32: the value of lane `lane() ^ mask`. T: float, int32_t or uint32_t, as in all shuffles.
+/// shfl.sync.bfly.b32: returns the value of lane `lane() ^ mask`. T is float, int32_t or uint32_t, as in all shuffles.
 template <class T>
 MLA_DEVICE T shuffle_xor(T value, int mask MLA_PTX_SITE) {
   static_assert(sizeof(T) == 4);
@@ -25,7 +25,7 @@ MLA_DEVICE T shuffle_xor(T value, int mask MLA_PTX_SITE) {
 #endif
 }
 
-/// shfl.sync.idx.b32: the value of lane `source_lane`, which may differ from lane to lane.
+/// shfl.sync.idx.b32: returns the value of lane `source_lane`, which may differ from lane to lane.
 template <class T>
 MLA_DEVICE T shuffle(T value, int source_lane MLA_PTX_SITE) {
   static_assert(sizeof(T) == 4);
@@ -41,7 +41,7 @@ MLA_DEVICE T shuffle(T value, int source_lane MLA_PTX_SITE) {
 #endif
 }
 
-/// shfl.sync.up.b32: the value of lane `lane() - delta`; its own, where there is no such lane.
+/// shfl.sync.up.b32: returns the value of lane `lane() - delta`; the lane's own where there is no such lane.
 template <class T>
 MLA_DEVICE T shuffle_up(T value, int delta MLA_PTX_SITE) {
   static_assert(sizeof(T) == 4);
@@ -57,7 +57,7 @@ MLA_DEVICE T shuffle_up(T value, int delta MLA_PTX_SITE) {
 #endif
 }
 
-/// shfl.sync.down.b32: the value of lane `lane() + delta`; its own, where there is no such lane.
+/// shfl.sync.down.b32: returns the value of lane `lane() + delta`; the lane's own where there is no such lane.
 template <class T>
 MLA_DEVICE T shuffle_down(T value, int delta MLA_PTX_SITE) {
   static_assert(sizeof(T) == 4);
@@ -73,7 +73,7 @@ MLA_DEVICE T shuffle_down(T value, int delta MLA_PTX_SITE) {
 #endif
 }
 
-/// vote.sync.ballot.b32: bit l is lane l's predicate.
+/// vote.sync.ballot.b32: returns a word whose bit l is lane l's predicate.
 MLA_DEVICE uint32_t ballot(bool predicate MLA_PTX_SITE) {
 #if MLA_EMULATED
   return emulator::ballot(predicate, MLA_PTX_HERE);
@@ -86,7 +86,7 @@ MLA_DEVICE uint32_t ballot(bool predicate MLA_PTX_SITE) {
 #endif
 }
 
-/// vote.sync.any.pred
+/// vote.sync.any.pred: returns whether any lane's predicate is true.
 MLA_DEVICE bool any(bool predicate MLA_PTX_SITE) {
 #if MLA_EMULATED
   return emulator::ballot(predicate, MLA_PTX_HERE) != 0;
@@ -100,7 +100,7 @@ MLA_DEVICE bool any(bool predicate MLA_PTX_SITE) {
 #endif
 }
 
-/// vote.sync.all.pred
+/// vote.sync.all.pred: returns whether all lanes' predicates are true.
 MLA_DEVICE bool all(bool predicate MLA_PTX_SITE) {
 #if MLA_EMULATED
   return emulator::ballot(predicate, MLA_PTX_HERE) == 0xFFFFFFFFU;
@@ -114,7 +114,7 @@ MLA_DEVICE bool all(bool predicate MLA_PTX_SITE) {
 #endif
 }
 
-/// redux.sync.max.u32: the largest value of all lanes.
+/// redux.sync.max.u32: returns the largest value of all lanes.
 MLA_DEVICE uint32_t max_of_warp(uint32_t value MLA_PTX_SITE) {
 #if MLA_EMULATED
   for (uint32_t mask = 1; mask < static_cast<uint32_t>(kWarpSize); mask *= 2) {
@@ -129,7 +129,8 @@ MLA_DEVICE uint32_t max_of_warp(uint32_t value MLA_PTX_SITE) {
 #endif
 }
 
-/// elect.sync (SM90 and later): true for one lane of the full warp, of which the compiler then knows that it is alone.
+/// elect.sync (SM90 and later): returns true in one lane of the full warp. The compiler knows that only one lane takes
+/// the branch that follows.
 template <int kOn = kArch>
 MLA_DEVICE bool elect(MLA_PTX_SITE_ONLY) {
   static_assert(kOn >= 90, "elect.sync needs SM90");

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Multiplication by a warpgroup (4 warps, 128 threads): D [64, kN] = A [64, 16] B [16, kN] + D, with B in shared memory
-// and A there or in registers. PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions": wgmma.fence,
-// wgmma.mma_async, wgmma.commit_group, wgmma.wait_group, and "Matrix Descriptor". SM90 alone (sm_90a).
+// Multiplications by a warpgroup (4 warps, 128 threads): D [64, kN] = A [64, 16] B [16, kN] + D, with B in shared
+// memory and A in shared memory or in registers (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions":
+// wgmma.fence, wgmma.mma_async, wgmma.commit_group, wgmma.wait_group, and "Matrix Descriptor"). Only SM90 has them
+// (sm_90a).
 //   D: warp w of the warpgroup, lane 4 g + t: d[4 n + 0..1]: row 16 w + g, columns 8 n + 2t, 2t+1; d[4 n + 2..3]: row 8
 //   below.
 //   A in registers: as that of mma.m16n8k16 for the warp's 16 rows: a[0]: row 16 w + g, k = 2t, 2t+1; a[1]: row 8
 //   below; a[2..3]: k + 8 of both.
-// The order of things: write the operands, fence_async_proxy(), a barrier, wgmma_fence(), multiplications,
-// wgmma_commit(), wgmma_wait(). From a multiplication to its wait nobody touches d, changes a, or writes the operands.
+// The order is: write the operands, fence_async_proxy(), a barrier, wgmma_fence(), multiplications, wgmma_commit(),
+// wgmma_wait(). Between a multiplication and its wait no thread may touch d, change a, or write the operands.
 #pragma once
 
 #include <cstdint>
@@ -17,11 +18,12 @@
 
 namespace mla::MLA_CUDA_NAMESPACE::ptx {
 
-/// How 16-byte units lie in shared memory. k128: address bits 4-6 ^= bits 7-9; k64: bits 4-5 ^= bits 7-8. Tiles begin
-/// at multiples of 1024 (512) bytes.
+/// The order of 16-byte units in shared memory. k128 changes address bits 4-6 by exclusive or with bits 7-9, k64 bits
+/// 4-5 with bits 7-8. Tiles begin at multiples of 1024 bytes (k64: 512).
 enum class Swizzle : uint8_t { kNone = 0, k128 = 1, k64 = 2 };
 
-/// Where an operand of 16-bit elements lies. `begin`, `leading` and `stride` are bytes, multiples of 16.
+/// Returns the descriptor that says where an operand of 16-bit elements lies. `begin`, `leading` and `stride` are in
+/// bytes, multiples of 16.
 ///   Contiguous along k (A, and B [kN, 16] unless kTransposeB):
 ///     kNone    cores of 8 rows by 16 bytes, each of 128 contiguous bytes; `leading` between cores that are neighbours
 ///              along k, `stride` between those 8 rows apart
@@ -37,7 +39,7 @@ MLA_DEVICE uint64_t matrix_descriptor(SharedAddress begin, uint32_t leading, uin
   return field(begin) | field(leading) << 16 | field(stride) << 32 | static_cast<uint64_t>(swizzle) << 62;
 }
 
-/// wgmma.fence.sync.aligned: registers and shared memory written before may be used by the next wgmma.
+/// wgmma.fence.sync.aligned: lets the next wgmma use registers and shared memory that were written before.
 MLA_DEVICE void wgmma_fence(MLA_PTX_SITE_ONLY) {
 #if MLA_EMULATED
   emulator::wgmma_fence(MLA_PTX_HERE);
@@ -46,7 +48,7 @@ MLA_DEVICE void wgmma_fence(MLA_PTX_SITE_ONLY) {
 #endif
 }
 
-/// wgmma.commit_group.sync.aligned
+/// wgmma.commit_group.sync.aligned: closes a group of multiplications.
 MLA_DEVICE void wgmma_commit(MLA_PTX_SITE_ONLY) {
 #if MLA_EMULATED
   emulator::wgmma_commit(MLA_PTX_HERE);
@@ -55,7 +57,7 @@ MLA_DEVICE void wgmma_commit(MLA_PTX_SITE_ONLY) {
 #endif
 }
 
-/// wgmma.wait_group.sync.aligned: until at most the kGroups latest groups are in flight.
+/// wgmma.wait_group.sync.aligned: waits until at most the kGroups latest groups are in flight.
 template <int kGroups>
 MLA_DEVICE void wgmma_wait(MLA_PTX_SITE_ONLY) {
   static_assert(kGroups >= 0 && kGroups <= 7);
@@ -66,8 +68,8 @@ MLA_DEVICE void wgmma_wait(MLA_PTX_SITE_ONLY) {
 #endif
 }
 
-/// No instruction: the compiler moves no access of `d` across it. For accumulators, before wgmma_fence() and after
-/// wgmma_wait().
+/// Keeps the compiler from moving an access of `d` across this call; it is no instruction. It is called for
+/// accumulators before wgmma_fence() and after wgmma_wait().
 template <int kCount>
 MLA_DEVICE void wgmma_hold([[maybe_unused]] float (&d)[kCount]) {
 #if !MLA_EMULATED
@@ -77,7 +79,7 @@ MLA_DEVICE void wgmma_hold([[maybe_unused]] float (&d)[kCount]) {
 }
 
 #if !MLA_EMULATED
-// Operands %0 ... of 32, 64 and 128 accumulators: their names, and d[0] ... themselves.
+// MLA_NAMES_* are the names %0 ... of 32, 64 and 128 accumulators in an asm statement; the operands are d[0] ...
 #define MLA_NAMES_32                                                                                \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, " \
   "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -96,7 +98,8 @@ MLA_DEVICE void wgmma_hold([[maybe_unused]] float (&d)[kCount]) {
 #define MLA_D_32 MLA_D16(0), MLA_D16(16)
 #define MLA_D_64 MLA_D_32, MLA_D16(32), MLA_D16(48)
 #define MLA_D_128 MLA_D_64, MLA_D16(64), MLA_D16(80), MLA_D16(96), MLA_D16(112)
-// One instruction: of n columns, with that many accumulators. What follows them are the names of the other operands.
+// One wgmma of n columns with `count` accumulators. The further arguments are the type and the names of the other
+// operands.
 #define MLA_WGMMA_SHARED(n, count, type, a_name, b_name, accumulate_name, transpose_name)                       \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " accumulate_name ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n \
                "k16.f32." type "." type " {" MLA_NAMES_##count "}, " a_name ", " b_name                         \
@@ -126,7 +129,8 @@ MLA_DEVICE void wgmma_hold([[maybe_unused]] float (&d)[kCount]) {
     MLA_WGMMA_REGISTERS(256, 128, type, "%128, %129, %130, %131", "%132", "%133", "%134")
 #endif
 
-/// wgmma.mma_async.sync.aligned.m64n{64,128,256}k16.f32.bf16.bf16, A by its descriptor: d = a b + (accumulate ? d : 0)
+/// wgmma.mma_async.sync.aligned.m64n{64,128,256}k16.f32.bf16.bf16: computes d = a b + (accumulate ? d : 0), with A
+/// given by its descriptor.
 template <int kN, bool kTransposeB = false>
 MLA_DEVICE void wgmma_bf16(float (&d)[kN / 2], uint64_t a, uint64_t b, bool accumulate MLA_PTX_SITE) {
   static_assert(kN == 64 || kN == 128 || kN == 256);
@@ -137,7 +141,7 @@ MLA_DEVICE void wgmma_bf16(float (&d)[kN / 2], uint64_t a, uint64_t b, bool accu
 #endif
 }
 
-/// The same with A in registers, which stay as they are until wgmma_wait().
+/// Computes the same with A in registers, which must not change until wgmma_wait().
 template <int kN, bool kTransposeB = false>
 MLA_DEVICE void wgmma_bf16(float (&d)[kN / 2], const uint32_t (&a)[4], uint64_t b, bool accumulate MLA_PTX_SITE) {
   static_assert(kN == 64 || kN == 128 || kN == 256);
@@ -148,7 +152,7 @@ MLA_DEVICE void wgmma_bf16(float (&d)[kN / 2], const uint32_t (&a)[4], uint64_t 
 #endif
 }
 
-/// wgmma.mma_async.sync.aligned.m64n{64,128,256}k16.f32.f16.f16
+/// wgmma.mma_async.sync.aligned.m64n{64,128,256}k16.f32.f16.f16: computes d = a b + (accumulate ? d : 0).
 template <int kN, bool kTransposeB = false>
 MLA_DEVICE void wgmma_f16(float (&d)[kN / 2], uint64_t a, uint64_t b, bool accumulate MLA_PTX_SITE) {
   static_assert(kN == 64 || kN == 128 || kN == 256);

@@ -4,9 +4,10 @@
 
 #include "core/format.h"
 #include "cuda/border/backend.h"
-#include "cuda/built_backends.h"  // of the build folder: MLA_FOR_EVERY_BACKEND and what of each is compiled
+#include "cuda/built_backends.h"  // generated: MLA_FOR_EVERY_BACKEND, and what is compiled of each
 
-// Each has its folder's name as a namespace: in mla::cuda, and in that of every architecture and machine.
+// Each backend has a namespace with its folder's name in mla::cuda, and one in the namespace of every architecture and
+// machine.
 #define MLA_DECLARE(folder, ...) \
   namespace mla::cuda::folder {  \
   Backend backend();             \
@@ -31,7 +32,7 @@ struct Built {
 
 #define MLA_BUILT_CUDA(folder, arch) {#folder, {arch, false, mla::sm##arch::folder::operations}},
 #define MLA_BUILT_EMULATED(folder, arch) {#folder, {arch, true, mla::emulated_sm##arch::folder::operations}},
-/// The list may be empty: a last one of no backend.
+/// The last entry belongs to no backend: an array must not be empty.
 constexpr Built kBuilt[] = {MLA_FOR_EVERY_CUDA_BACKEND(MLA_BUILT_CUDA)
                                 MLA_FOR_EVERY_EMULATED_BACKEND(MLA_BUILT_EMULATED){"", {0, false, nullptr}}};
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/runtime/code.h"
 
-#include "cuda/built_archs.h"  // of the build folder: MLA_FOR_EVERY_CUDA_ARCH, MLA_FOR_EVERY_EMULATED_ARCH
+#include "cuda/built_archs.h"  // generated: MLA_FOR_EVERY_CUDA_ARCH, MLA_FOR_EVERY_EMULATED_ARCH
 
-// Each in a namespace of its own: src/cuda/common/ceilings.cu, compiled for it.
+// Each architecture and machine has a ceiling_kernels() in its namespace: src/cuda/common/ceilings.cu is compiled for
+// each.
 #define MLA_DECLARE(space)                       \
   namespace mla::space {                         \
   const cuda::CeilingKernels& ceiling_kernels(); \
@@ -17,7 +18,7 @@ namespace mla::cuda {
 namespace {
 
 #define MLA_NUMBER(arch) arch,
-// A list may be empty: a last 0 that is not part of it.
+// A list of architectures may be empty but an array must not, so that each ends in a 0 that does not count.
 constexpr int32_t kBuilt[] = {MLA_FOR_EVERY_CUDA_ARCH(MLA_NUMBER) 0};
 constexpr int32_t kEmulated[] = {MLA_FOR_EVERY_EMULATED_ARCH(MLA_NUMBER) 0};
 

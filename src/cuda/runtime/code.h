@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which architectures this build holds kernels for, as GPU code and as code of the emulator.
+// The architectures that this build holds kernels for, as GPU code and as code of the emulator.
 #pragma once
 
 #include <cstdint>
@@ -9,22 +9,23 @@
 
 namespace mla::cuda {
 
-/// The kernels of one architecture. Those of operations are the backends' (border/backend.h).
+/// The code of one architecture. The kernels of operations belong to backends (border/backend.h).
 struct Code {
-  int32_t arch = 0;  // 0: there are none
+  int32_t arch = 0;  // 0 if there is no code
   bool emulated = false;
   const CeilingKernels* ceilings = nullptr;
 };
 
-/// Ascending.
+/// Return the architectures in ascending order.
 std::span<const int32_t> built_archs();
 std::span<const int32_t> emulated_archs();
 
-/// Oldest architecture that the kernels can be compiled for.
+/// The oldest architecture that the kernels can be compiled for.
 inline constexpr int32_t kOldestArch = 80;
 
-/// Which of `built` a GPU of `arch` runs; 0 if none. Its own; else, among 8.x, the newest older one, whose instructions
-/// it has; else that of sm80, which is also there in the form that a newer driver compiles.
+/// Returns which of the architectures in `built` has the code that a GPU of `arch` runs; 0 if there is none. That is
+/// the GPU's own architecture; else, for a GPU of 8.x, the newest older one of 8.x, whose instructions it has; else
+/// sm80, whose code is also there as PTX that a driver compiles for newer GPUs.
 constexpr int32_t arch_of_code(int32_t arch, std::span<const int32_t> built) {
   int32_t best = 0;
   for (const int32_t candidate : built) {
@@ -35,9 +36,9 @@ constexpr int32_t arch_of_code(int32_t arch, std::span<const int32_t> built) {
   return best;
 }
 
-/// What a GPU of `arch` runs; arch 0 if this build has nothing for it.
+/// Returns the code that a GPU of `arch` runs; its arch is 0 if this build has none.
 Code code_for(int32_t arch);
-/// Exactly that architecture's.
+/// Returns the emulator's code of exactly this architecture.
 Code emulated_code(int32_t arch);
 
 }  // namespace mla::cuda

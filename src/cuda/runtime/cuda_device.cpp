@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// GPUs of this machine, through the CUDA runtime. The runtime is linked statically and loads the driver's library when
-// it is first asked: without a driver everything else works.
+// The GPUs of this machine, used through the CUDA runtime. The runtime is linked statically and loads the driver's
+// library when it is first called, so that everything else works without a driver.
 #include <memory>
 #include <string>
 #include <vector>
@@ -182,7 +182,7 @@ class CudaDevice final : public DeviceRuntime {
 
 std::string version_text(int32_t version) { return core::format("{}.{}", version / 1000, version % 1000 / 10); }
 
-/// Why there is no GPU at all.
+/// Returns why there is no GPU at all.
 Status no_device(cudaError_t error) {
   const Versions versions = cuda_versions();
   cudaGetLastError();
@@ -195,7 +195,7 @@ Status no_device(cudaError_t error) {
   return status_of(error, "the NVIDIA driver cannot be used");
 }
 
-/// What the driver said when it was first asked. Its answer does not change while the process lives.
+/// The driver's first answer, which does not change while the process lives.
 struct Devices {
   Status error;
   std::vector<std::unique_ptr<CudaDevice>> devices;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA runtime's errors in the library's words.
+// Conversion of the CUDA runtime's errors to Status.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,10 +10,11 @@
 
 namespace mla::cuda {
 
-/// Success, or "<what>: <CUDA's description> (<its name>)". The error is cleared, unless it ended the CUDA context.
+/// Returns success, or "<what>: <CUDA's description> (<its name>)". The error is cleared, unless it ended the CUDA
+/// context.
 Status status_of(cudaError_t error, std::string_view what);
 
-/// While it lives the thread's current GPU is `index`; then again the one before.
+/// Makes `index` the thread's current GPU for this object's lifetime, and then restores the earlier one.
 class CurrentDevice {
  public:
   explicit CurrentDevice(int32_t index) {

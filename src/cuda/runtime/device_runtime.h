@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A GPU as mla/device.h shows it: this machine's, through the CUDA runtime, or an emulated one.
+// The implementation of mla/device.h for a GPU of this machine (through the CUDA runtime) or for an emulated one.
 #pragma once
 
 #include <cstddef>
@@ -47,10 +47,10 @@ class DeviceRuntime {
   virtual Result<Graph> end_capture(Stream stream) = 0;
   virtual Status launch(Graph graph, Stream stream) = 0;
   virtual Status destroy(Graph graph) = 0;
-  /// f of a queue that ends in the stream.
+  /// Calls f with a queue whose launches go into the stream.
   virtual Status with_queue(Stream stream, const std::function<Status(Queue&)>& f) = 0;
-  /// Whether kernels may read and write there: "expected memory of cuda:0, got the host's". For what the host names
-  /// itself (the workspace); tensors say where they are.
+  /// Checks that kernels may read and write there, else fails with "expected memory of cuda:0, got the host's". It is
+  /// for memory that is given without a device (the workspace); tensors say where they are.
   virtual Status check_memory(const void* memory) const = 0;
 
  protected:
@@ -63,22 +63,22 @@ class DeviceRuntime {
   Code code_;
 };
 
-/// GPU `index` of this process. It lives as long as the process. An error says what is missing: the build's code, the
-/// driver, a driver that is new enough, the GPU.
+/// Returns GPU `index` of this process, which lives as long as the process. An error says what is missing: the build's
+/// code, the driver, a driver that is new enough, or the GPU.
 Result<DeviceRuntime*> cuda_device(int32_t index);
-/// GPUs this process can use; 0 also without a driver.
+/// Returns how many GPUs this process can use; 0 also without a driver.
 int32_t num_cuda_devices();
-/// The CUDA versions of driver and build, 13000 for 13.0, 0 if there is none.
+/// The CUDA versions of driver and build: 13000 means 13.0, and 0 that there is none.
 struct Versions {
   int32_t driver = 0, runtime = 0;
 };
 Versions cuda_versions();
 
-/// One for each architecture, for the life of the process.
+/// Returns the emulated GPU of an architecture; there is one for each, which lives as long as the process.
 Result<DeviceRuntime*> emulated_device(int32_t arch);
 
-/// What no GPU would launch: blocks, grids or shared memory beyond the limits. "decode: expected at most 101376 bytes
-/// of shared memory (sm89), got 120000".
+/// Refuses launches that no GPU would take: blocks, grids or shared memory beyond the limits. Errors read "decode:
+/// expected at most 101376 bytes of shared memory (sm89), got 120000".
 Status check_launch(const KernelEntry& kernel, const LaunchShape& shape, const DeviceProperties& device);
 
 }  // namespace mla::cuda

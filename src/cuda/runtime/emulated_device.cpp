@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Emulated GPUs: host memory, the emulator's kernels, the recorder's streams.
+// An emulated GPU has host memory, the emulator's kernels and the recorder's streams.
 #include <fmt/ranges.h>
 #include <unistd.h>
 
@@ -22,7 +22,8 @@ namespace {
 
 constexpr size_t kAlignment = 256;
 
-/// As the programming guide has them; see also ptx/machine.h, which kernels are compiled by.
+/// Returns the shared memory that a block may take, by the CUDA programming guide. ptx/machine.h has the same numbers
+/// for kernels.
 int32_t shared_bytes_of(int32_t arch) {
   constexpr int32_t kKiB = 1024;
   if (arch == 80) return 163 * kKiB;
@@ -30,7 +31,8 @@ int32_t shared_bytes_of(int32_t arch) {
 }
 
 GpuInfo emulated_info(int32_t arch) {
-  constexpr int32_t kNumSms = 6;  // enough for work to be split; more would be split finer than tests' problems merit
+  // Enough for work to be split; with more, the small problems of tests would be split too finely.
+  constexpr int32_t kNumSms = 6;
   constexpr int64_t kL2Bytes = 4 << 20;
   return {.name = core::format("emulated sm{}", arch),
           .arch = arch,
@@ -56,7 +58,8 @@ Status compute(core::ThreadPool& pool, const KernelEntry& kernel, const LaunchSh
                        pool);
 }
 
-/// Threads of what belongs to no context: graphs, which outlive those that captured them, and ceilings.
+/// Returns the threads for work that belongs to no context: graphs, which outlive the context that captured them, and
+/// ceilings.
 core::ThreadPool& shared_threads() {
   static core::ThreadPool pool(std::max(1, static_cast<int32_t>(std::thread::hardware_concurrency())), {});
   return pool;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launches on an emulated GPU.
+// The queue of an emulated GPU.
 #pragma once
 
 #include <atomic>
@@ -11,11 +11,11 @@
 
 namespace mla::cuda {
 
-/// Order of blocks and threads of launches from here on; MLA_EMULATE_SEED at the start, else 0. Results must not
+/// The seed of the order of blocks and threads in later launches. It begins as MLA_EMULATE_SEED, or 0. Results must not
 /// depend on it.
 std::atomic<uint64_t>& emulator_seed();
 
-/// Computes with the pool's threads before `launch` returns, or records if the stream is being captured.
+/// Runs a kernel on the pool's threads before `launch` returns, or records it if the stream is being captured.
 class EmulatedQueue final : public Queue {
  public:
   /// `runtime` is one of emulated_device().
@@ -27,7 +27,7 @@ class EmulatedQueue final : public Queue {
 
  private:
   const DeviceRuntime& runtime_;
-  [[maybe_unused]] core::ThreadPool& pool_;  // by builds without the emulator
+  [[maybe_unused]] core::ThreadPool& pool_;  // unused in builds without the emulator
   Stream stream_;
 };
 

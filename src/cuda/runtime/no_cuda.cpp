@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// In place of the GPUs, in a build without the CUDA toolkit.
+// This file takes the place of cuda_device.cpp and stream_queue.cpp in a build without the CUDA toolkit.
 #include "cuda/runtime/stream_queue.h"
 
 namespace mla::cuda {

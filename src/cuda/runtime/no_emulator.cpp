@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// In place of the emulated GPUs, in a build without the emulator.
+// This file takes the place of emulated_device.cpp in a build without the emulator.
 #include "cuda/runtime/emulated_queue.h"
 
 namespace mla::cuda {

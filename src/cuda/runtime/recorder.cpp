@@ -14,7 +14,7 @@ thread_local std::vector<std::shared_ptr<Capture>> captures_of_thread;
 
 Status invalid(std::string text) { return {StatusCode::kInvalidArgument, std::move(text)}; }
 
-/// Ends the captures of this thread: CUDA does, when something is called that a capture forbids.
+/// Invalidates the captures of this thread, as CUDA does when a function is called that a capture forbids.
 Status forbidden(const char* what) {
   Status status = invalid(core::format("{}: expected no capture on this thread, got one: it is lost", what));
   for (const auto& capture : captures_of_thread)
@@ -168,7 +168,7 @@ Status Recorder::wait(Event event, Stream stream) {
     waiter->capture->streams.push_back(waiter);
   }
   waiter->joined = waiter->origin;
-  const auto& streams = target->capture->streams;  // the event's own may have been destroyed
+  const auto& streams = target->capture->streams;  // the event's stream may have been destroyed
   if (target->stream != waiter && std::find(streams.begin(), streams.end(), target->stream) != streams.end())
     target->stream->joined = true;
   return {};

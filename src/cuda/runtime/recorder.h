@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Streams, events and graphs of emulated GPUs. What is enqueued happens at once, unless its stream is being captured:
-// then it is recorded, and what a real capture refuses is refused. CUDA programming guide, "Stream Capture", with the
-// thread-local mode.
+// Streams, events and graphs of emulated GPUs. Enqueued work is done at once, unless its stream is being captured: then
+// it is recorded, and what a real capture refuses is refused (CUDA programming guide, "Stream Capture", with the
+// thread-local mode).
 #pragma once
 
 #include <chrono>
@@ -18,10 +18,10 @@
 
 namespace mla::cuda {
 
-/// What a stream was told to do, with a copy of all it was told.
+/// Work that was enqueued in a stream, with copies of its arguments.
 using Work = std::function<Status()>;
 
-/// What an emulated graph does, in an order that its captured streams allow.
+/// The work of an emulated graph, in an order that the captured streams allow.
 struct RecordedGraph {
   std::vector<Work> work;
 };
@@ -30,35 +30,36 @@ class Recorder;
 
 struct RecordedStream;
 
-/// One capture: from its beginning in a stream to its end there. Other streams may join by waiting for its events.
+/// One capture, which begins and ends in the same stream. Other streams join it by waiting for its events.
 struct Capture {
   std::vector<Work> work;
-  std::vector<RecordedStream*> streams;  // being captured
+  std::vector<RecordedStream*> streams;  // streams that are being captured
   bool ended = false;
-  std::string broken;  // why it is lost, or empty
+  std::string broken;  // why the capture is lost; empty if it is not
 };
 
 struct RecordedStream {
-  std::shared_ptr<Capture> capture;  // being captured if not null
-  bool origin = false;               // of that capture
-  bool joined = true;                // the origin waits for all that this stream has recorded
+  std::shared_ptr<Capture> capture;  // the capture that the stream is part of, or null
+  bool origin = false;               // whether the capture began in this stream
+  bool joined = true;                // whether the origin waits for all that this stream has recorded
 };
 
 struct RecordedEvent {
-  std::shared_ptr<Capture> capture;  // recorded in one, if not null
-  RecordedStream* stream = nullptr;  // where, if in a capture
+  std::shared_ptr<Capture> capture;  // the capture in which the event was recorded, or null
+  RecordedStream* stream = nullptr;  // the captured stream in which it was recorded
   bool recorded = false;
   std::chrono::steady_clock::time_point time = {};
 };
 
-/// Captures end on the thread on which they began.
+/// Records captures. A capture must end on the thread on which it began.
 class Recorder {
  public:
   /// Does the work, or records it if the stream is being captured.
   Status enqueue(Stream stream, Work work);
-  /// Whether work would be recorded now; an error if it would be neither done nor recorded.
+  /// Returns whether work would be recorded now; an error if it would be neither done nor recorded.
   Result<bool> capturing(Stream stream);
-  /// What waits, allocates or frees: an error on a thread that captures, and the end of its captures.
+  /// Must be called by functions that wait, allocate or free. On a thread that captures, it invalidates the captures
+  /// and returns an error.
   Status unsafe(const char* what);
 
   Stream create_stream();
@@ -76,7 +77,7 @@ class Recorder {
   Status destroy(Graph graph);
 
  private:
-  /// Null with an error if the handle is none of this recorder's.
+  /// Return null and set `error` if the handle is none of this recorder's.
   RecordedStream* find(Stream stream, Status& error);
   RecordedEvent* find(Event event, Status& error);
   std::shared_ptr<RecordedGraph> find(Graph graph, Status& error);
@@ -88,7 +89,7 @@ class Recorder {
   std::vector<std::shared_ptr<RecordedGraph>> graphs_;
 };
 
-/// Of all emulated GPUs: a stream belongs to none of them.
+/// Returns the recorder of all emulated GPUs. A stream belongs to no particular one.
 Recorder& recorder();
 
 }  // namespace mla::cuda

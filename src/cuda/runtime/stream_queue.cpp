@@ -11,8 +11,8 @@
 namespace mla::cuda {
 namespace {
 
-/// Which kernels have been made ready on which GPU: loaded, and allowed all of the shared memory. A set without
-/// deletion; where it is full, kernels are made ready again and again, which is slow but right.
+/// The set of kernels that have been made ready on a GPU: loaded, and allowed to use all shared memory. Nothing is ever
+/// removed. If the set is full, kernels are made ready again at every launch, which is slow but correct.
 class ReadyKernels {
  public:
   bool contains(const void* function, int32_t device) const {
@@ -58,7 +58,8 @@ Status refused(cudaError_t error, const KernelEntry& kernel, const DeviceRuntime
   return status_of(error, core::format("kernel {} on {}", kernel.name, runtime.name()));
 }
 
-/// Loads the kernel, which a stream that is being captured must not do, and raises its limit of shared memory.
+/// Loads the kernel and raises its limit of shared memory. The relaxed mode permits the loading while a stream is being
+/// captured.
 cudaError_t make_ready(const void* function, int32_t shared_limit) {
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   cudaThreadExchangeStreamCaptureMode(&mode);
@@ -91,8 +92,8 @@ Status StreamQueue::launch(const KernelEntry& kernel, const LaunchShape& shape, 
   config.blockDim = dim3(static_cast<unsigned>(kernel.threads));
   config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
   config.stream = static_cast<cudaStream_t>(stream_.handle);
-  // The kernel must have been compiled to wait for its predecessor: a GPU newer than the code's architecture is not
-  // enough.
+  // The kernel's code must contain the wait for its predecessor, so that the architecture of the code decides, and not
+  // that of the GPU.
   constexpr int32_t kOldestWithDependencies = 90;
   config.attrs = attributes;
   if (shape.overlaps_previous && runtime_.code().arch >= kOldestWithDependencies) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launches into a stream of a GPU.
+// The queue of a stream of a real GPU.
 #pragma once
 
 #include "cuda/border/queue.h"
@@ -7,14 +7,14 @@
 
 namespace mla::cuda {
 
-/// Makes and is nothing but a pair of pointers: one for each call.
+/// A queue is only a pair of pointers, so that each call makes its own.
 class StreamQueue final : public Queue {
  public:
   /// `runtime` is one of cuda_device().
   StreamQueue(const DeviceRuntime& runtime, Stream stream) : runtime_(runtime), stream_(stream) {}
 
   const DeviceProperties& device() const override { return runtime_.properties(); }
-  /// Neither waits nor allocates.
+  /// Enqueues the kernel. It neither waits nor allocates.
   Status launch(const KernelEntry& kernel, const LaunchShape& shape, const void* params) override;
 
  private:
