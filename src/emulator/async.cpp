@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Asynchronous copies and the barriers that count their bytes. What is on its way overwrites its destination with NaN
-// at once, and reads its source as late as the waits allow.
+// Asynchronous copies and the barriers that count their bytes. A copy overwrites its destination with NaN as soon as it
+// is issued, and reads its source as late as the waits allow.
 #include <algorithm>
 #include <cstring>
 
@@ -9,7 +9,7 @@
 namespace mla::emulator {
 namespace {
 
-/// What the 8 bytes of a barrier hold, so that a stray store into it is noticed.
+/// The 8 bytes of a barrier hold this mark, so that a stray store into the barrier is noticed.
 constexpr uint64_t kMbarrierMark = 0x6D62617272696572ULL;
 
 }  // namespace
@@ -43,7 +43,8 @@ void Block::forget_landed(Thread& thread) {
 }
 
 std::byte* Block::memory_at(uint32_t address, uint32_t bytes, uint32_t alignment, Site site) {
-  shared_pointer(address, bytes, alignment, site);  // the running block has as much
+  // The check uses the running block's size; all blocks of a launch have the same.
+  shared_pointer(address, bytes, alignment, site);
   return shared_ + (address - kSharedBase);
 }
 
@@ -104,7 +105,8 @@ void Block::wait_for_mbarrier(uint32_t address, uint32_t parity, Site site) {
 
 namespace {
 
-/// Whether something of what a bulk copy reads has been written since it was issued: hardware may have read it earlier.
+/// Returns whether a part of the copy's source has been written since the copy was issued. Hardware may read it at any
+/// time in between.
 bool is_overwritten(const PendingCopy& copy) {
   if (copy.source == nullptr) return false;
   const SharedWrites::Write* const first = &copy.source->last[copy.source_offset / SharedWrites::kUnit];
@@ -114,7 +116,7 @@ bool is_overwritten(const PendingCopy& copy) {
 
 }  // namespace
 
-/// When no thread can run: one copy that some thread waits for. False if there is none.
+/// Is called when no thread can run. Lands one bulk copy that some thread waits for; returns false if there is none.
 bool Block::land_some_bulk_copy() {
   const auto count = static_cast<uint32_t>(bulk_copies_.size());
   if (count == 0) return false;
@@ -138,7 +140,7 @@ bool Block::land_some_bulk_copy() {
   return false;
 }
 
-/// The same for the cp.async of one thread that some thread waits for, and all before them.
+/// Does the same with the cp.async of one thread before an arrival that some thread waits for.
 bool Block::land_copies_of_some_arrival() {
   const auto count = static_cast<uint32_t>(arrivals_.size());
   if (count == 0) return false;
@@ -160,7 +162,7 @@ bool Block::land_copies_of_some_arrival() {
   return false;
 }
 
-/// When no thread can run: something that a thread waits for.
+/// Is called when no thread can run. Lands copies that some thread waits for; returns false if there are none.
 bool Block::land_something() {
   const bool bulk_first = (random_.next() & 1U) != 0;
   return bulk_first ? land_some_bulk_copy() || land_copies_of_some_arrival()
@@ -169,7 +171,7 @@ bool Block::land_something() {
 
 namespace {
 
-/// Addresses of block r of the cluster begin at (r + 1) << kRankShift.
+/// The mapped addresses of block r of the cluster begin at (r + 1) << kRankShift.
 constexpr int kRankShift = 24;
 
 }  // namespace

@@ -20,10 +20,10 @@ namespace {
 
 constexpr size_t kZoneBytes = 64 * 1024;
 constexpr size_t kArenaBytes = kMaxSharedBytes + 2 * kZoneBytes;
-/// Of one thread. Far more than a wait within a block can take.
+/// The limit of one thread's polls, far above what a wait within a block can take.
 constexpr int64_t kMaxPolls = 1 << 18;
 
-uint64_t mix(uint64_t x) {  // splitmix64
+uint64_t mix(uint64_t x) {  // the finalizer of splitmix64
   x += 0x9E3779B97F4A7C15ULL;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ULL;
   x = (x ^ (x >> 27)) * 0x94D049BB133111EBULL;
@@ -139,7 +139,7 @@ void Block::start(int64_t block) {
   bulk_copies_.clear();
   arrivals_.clear();
   cluster_arrivals_ = 0;
-  // A warp may run far ahead of the others, or keep step with them.
+  // By the mask a warp runs far ahead of the others, or keeps step with them.
   constexpr uint32_t kSwitchMasks[] = {0, 0x3F, 0x3};
   switch_mask_ = kSwitchMasks[random_.next() % 3];
   current_ = static_cast<int32_t>(random_.next() % static_cast<uint32_t>(num_threads));
@@ -147,7 +147,8 @@ void Block::start(int64_t block) {
 
 void Block::thread_main(boost::context::detail::transfer_t transfer) {
   finish_switch(transfer, nullptr);
-  // The fiber serves one thread of a block after another, perhaps on different host threads: `block` stays the same.
+  // The fiber runs a thread of one launch's block after another, perhaps on different host threads. `block` stays the
+  // same.
   Block& block = running_block();
   for (;;) {
     bool threw = false;
@@ -210,7 +211,7 @@ void Block::maybe_yield() {
 }
 
 Block& Block::find_runnable() {
-  // Copies of this block, or other blocks first.
+  // It is random whether copies of this block land first, or other blocks run first.
   const bool others_first = cluster_.size() > 1 && (random_.next() & 1U) != 0;
   while (!others_first && land_something())
     if (ready_warps_ != 0) return *this;
@@ -234,7 +235,7 @@ void Block::fail_diverged() {
 
 void Block::leave() {
   switch_fiber(current().fiber, *host_);
-  __builtin_unreachable();  // abandoned
+  __builtin_unreachable();  // the ended thread's fiber is never resumed
 }
 
 void Block::poll(Site site) {
@@ -244,7 +245,7 @@ void Block::poll(Site site) {
         "load_acquire was called hundreds of thousands of times: blocks may run one after another, and cannot wait for "
         "each other",
         {}, site);
-  // The thread stays ready, so this only gives the others a turn.
+  // The thread stays ready: it only gives the others a turn.
   const int32_t index = current_;
   const int32_t next = next_thread(false);
   current_ = next;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One block of a launch while it runs: its threads, warps, barriers and shared memory. A host thread runs one cluster
-// at a time, all of its blocks by turns; blocks are reused, since their stacks and shared memory cost more than a small
-// kernel.
+// A Block is one block of a launch while it runs: its threads, warps, barriers and shared memory. A host thread runs
+// one cluster at a time, all of its blocks by turns. Blocks are reused, since their stacks and shared memory cost more
+// than a small kernel.
 #pragma once
 
 #include <bit>
@@ -25,7 +25,7 @@ inline constexpr int32_t kWarpgroupSize = 128;
 inline constexpr int32_t kMaxThreads = 1024;
 inline constexpr int32_t kNumBarriers = 16;
 inline constexpr int32_t kMaxSharedBytes = 256 * 1024;
-inline constexpr int32_t kMaxCluster = 8;  // that every GPU with clusters grants
+inline constexpr int32_t kMaxCluster = 8;  // blocks of a cluster that every GPU with clusters grants
 
 /// Thrown through a kernel by a thread that waits for a previous grid which does not end.
 struct WaitsForEver {};
@@ -46,7 +46,7 @@ enum class Wait : uint8_t {
   kCluster,
 };
 
-/// xorshift64*
+/// The generator xorshift64*.
 class Random {
  public:
   void seed(uint64_t value);
@@ -65,14 +65,15 @@ class Random {
 struct PendingCopy {
   uint32_t to;
   uint32_t bytes;
-  const void* from;  // null: zeros
-  uint32_t barrier;  // bulk copies: of the mbarrier
-  // Bulk copies from a block of the cluster: its writes, where in its shared memory they begin, and when it was issued.
+  const void* from;  // null if zeros are written
+  uint32_t barrier;  // address of the mbarrier, for bulk copies
+  // For bulk copies from a block of the cluster: the writes of that block's shared memory, the offset of the source in
+  // it, and the time of issue.
   const SharedWrites* source = nullptr;
   uint32_t source_offset = 0, issued = 0;
 };
 
-/// cp.async.mbarrier.arrive: arrives once the thread's copies before `end` have landed.
+/// A pending cp.async.mbarrier.arrive, which arrives once the thread's copies before `end` have landed.
 struct PendingArrival {
   uint32_t barrier;
   int32_t thread;
@@ -80,16 +81,16 @@ struct PendingArrival {
   Site site;
 };
 
-/// A wgmma.mma_async that was issued and not computed, of a warp.
+/// A warp's wgmma.mma_async that was issued and not yet computed.
 struct PendingWgmma {
-  Wgmma what;  // as lane 0 brought it
+  Wgmma what;  // the arguments of lane 0
   uint32_t time;
   Site site;
   const uint32_t* a_registers[kWarpSize];
-  uint32_t a[kWarpSize][4];  // their values on issue
+  uint32_t a[kWarpSize][4];  // values of the registers of A at the time of issue
 };
 
-/// What a warp's accumulators will be once its pending multiplications are done.
+/// The values that a warp's accumulators will have once its pending multiplications are computed.
 struct WarpgroupAccumulator {
   float* registers[kWarpSize] = {};
   std::vector<float> values;  // [16, columns]
@@ -101,19 +102,19 @@ struct Thread {
   Fiber fiber;
   Wait wait = Wait::kNothing;
   Site site{};
-  uint32_t wait_a = 0, wait_b = 0;  // barrier and count, or address and parity
+  uint32_t wait_a = 0, wait_b = 0;  // what it waits for: barrier and count, or address and parity
   int64_t polls = 0;
-  std::vector<PendingCopy> copies;       // cp.async, in order of issue
-  std::vector<uint32_t> group_ends;      // numbers of copies at each commit
-  size_t next_copy = 0, next_group = 0;  // first in flight
-  uint64_t forgotten_copies = 0;         // landed, and no longer in `copies`
-  uint32_t proxy_fence = 0;              // time of the latest
+  std::vector<PendingCopy> copies;       // cp.async in order of issue
+  std::vector<uint32_t> group_ends;      // number of copies at each commit
+  size_t next_copy = 0, next_group = 0;  // first copy and first group in flight
+  uint64_t forgotten_copies = 0;         // copies that have landed and are no longer in `copies`
+  uint32_t proxy_fence = 0;              // time of the thread's latest fence_async_proxy()
 };
 
 class Block;
 
-/// A collective of a warp: what its last lane to arrive does, with what the lanes brought. False: the lanes stay
-/// asleep.
+/// The function of a warp's collective, which the last lane to arrive calls with the arguments of all lanes. If it
+/// returns false, the lanes stay asleep.
 using CollectiveFunction = bool (*)(Block& block, void* const* lanes);
 
 struct Warp {
@@ -122,37 +123,37 @@ struct Warp {
   uint32_t arrived = 0;  // lanes at the collective in progress
   Wait wait = Wait::kNothing;
   Site site{};
-  bool diverged = false;  // lanes wait for different things: reported when all have come to rest
+  bool diverged = false;  // lanes wait for different things, which is reported once none of them can run
   uint32_t order_mul = 1, order_xor = 0, cursor = 0;
   void* lanes[kWarpSize] = {};
   std::vector<PendingWgmma> wgmmas;
-  std::vector<size_t> wgmma_groups;  // numbers of pending ones at each commit
+  std::vector<size_t> wgmma_groups;  // number of pending wgmmas at each commit
   std::vector<WarpgroupAccumulator> accumulators;
   bool wgmma_fenced = false;
-  size_t issued_wgmmas = 0;  // of those in Warpgroup::issued
+  size_t issued_wgmmas = 0;  // how many of Warpgroup::issued this warp has issued
 };
 
 struct Warpgroup {
-  std::vector<Wgmma> issued;  // by its first warp to do so, until all have come to the same point
-  uint32_t proxy_fence = 0;   // time of the latest by any of its threads
+  std::vector<Wgmma> issued;  // wgmmas of the warp that is ahead, until all warps have issued them
+  uint32_t proxy_fence = 0;   // time of the latest fence_async_proxy() of any of its threads
 };
 
 struct Barrier {
-  int32_t count = 0;     // threads that it waits for
-  int32_t arrived = 0;   // threads
-  uint32_t warps = 0;    // that have arrived
-  uint32_t waiting = 0;  // those of them that wait
+  int32_t count = 0;     // threads that the barrier waits for
+  int32_t arrived = 0;   // threads that have arrived
+  uint32_t warps = 0;    // warps that have arrived, as bits
+  uint32_t waiting = 0;  // those of these warps that wait
 };
 
 struct Mbarrier {
   uint32_t address;
   uint32_t count;
   uint32_t pending;       // arrivals until the phase ends
-  int64_t pending_bytes;  // expected and not landed
+  int64_t pending_bytes;  // bytes expected and not yet landed
   uint32_t phase;         // parity of the current phase
   bool fenced;
   int32_t owner;                 // thread that initialized it
-  std::vector<int32_t> waiting;  // threads
+  std::vector<int32_t> waiting;  // threads that wait
 };
 
 class Block {
@@ -163,12 +164,12 @@ class Block {
   Block& operator=(const Block&) = delete;
 
   /// Runs blocks first, first + 1, ... of the launch, as many as there are in `cluster`, on the calling host thread.
-  /// Returns what was wrong, null: nothing.
+  /// Returns the fault, or null.
   static const std::string* run(std::span<Block* const> cluster, const Launch& launch, int64_t first);
   const Counters& counters() const { return counters_; }
   void clear_counters() { counters_ = {}; }
 
-  // What follows is called by the running fiber.
+  // The running fiber calls the functions below.
   Thread& current() { return threads_[static_cast<size_t>(current_)]; }
   int32_t current_index() const { return current_; }
   int32_t num_threads() const { return launch_.threads; }
@@ -179,10 +180,10 @@ class Block {
   SharedWrites& shared_writes() { return *writes_; }
 
   void collective(Wait kind, CollectiveFunction function, void* lane, Site site);
-  /// Called by the last lane of a warp at bar.sync or bar.arrive. Whether the warp goes on.
+  /// Is called by the last lane of a warp at bar.sync or bar.arrive. Returns whether the warp goes on.
   bool arrive_at_barrier(uint32_t barrier, uint32_t count, bool waits);
   void wait_for_mbarrier(uint32_t address, uint32_t parity, Site site);
-  /// Now and then lets another thread run, where what a thread has just said lets others go on.
+  /// Now and then lets another thread run. It is called after an instruction that may have made other threads ready.
   void maybe_yield();
   void poll(Site site);
 
@@ -190,20 +191,22 @@ class Block {
   void init_mbarrier(uint32_t address, uint32_t count, Site site);
   void fence_mbarriers();
   void arrive(Mbarrier& barrier, uint32_t arrivals, int64_t expected_bytes, Site site);
-  /// From global memory, or from another block's shared memory.
+  /// Issues a bulk copy from global memory, or from another block's shared memory, into this block.
   void add_bulk_copy(const PendingCopy& copy, Site site);
-  /// A bulk copy of what is there: it must have been fenced since it was written.
+  /// Returns a bulk copy that reads this block's shared memory there. Faults unless what was written there has been
+  /// fenced.
   PendingCopy bulk_copy_from(uint32_t from, uint32_t bytes, Site site);
   void add_arrival(const PendingArrival& arrival) { arrivals_.push_back(arrival); }
-  /// The block of the cluster that an address from map_shared() leads to; `address` becomes that block's own.
+  /// Returns the block of the cluster that a mapped address points into, and turns `address` into that block's own.
   Block& block_of(uint32_t& address, Site site);
   void sync_cluster(Site site);
-  /// Copies of a thread before `end`, an index into Thread::copies.
+  /// Lands a thread's copies before `end`, an index into Thread::copies.
   void land_copies(int32_t thread, size_t end);
-  /// Takes what has landed off the lists.
+  /// Removes landed copies from the thread's lists.
   static void forget_landed(Thread& thread);
 
-  /// Ends the block. `text` says what is wrong, with {} for each number; the running thread and `site` are added.
+  /// Ends the block with a fault. `text` says what is wrong, with {} for each number; the running thread and `site` are
+  /// added.
   [[noreturn]] void fail(std::string_view text, std::initializer_list<int64_t> numbers, Site site);
 
   Counters& counters_of_block() { return counters_; }
@@ -214,7 +217,7 @@ class Block {
 
   void start(int64_t block);
   void end_thread();
-  /// From the running fiber to the block's next thread, or another block's of the cluster.
+  /// Switches from the running fiber to a thread of this block, or of another block of the cluster.
   void go_on(Block& block, int32_t thread);
   void block_current();
   int32_t next_lane(Warp& warp);
@@ -225,20 +228,20 @@ class Block {
   bool copies_from(const Block& other) const;
   void land(const PendingCopy& copy);
   std::byte* memory_at(uint32_t address, uint32_t bytes, uint32_t alignment, Site site);
-  /// No thread of the block can run: another block that can, or this one once copies have landed. Ends the cluster if
-  /// none ever will.
+  /// Is called when no thread of the block can run. Returns another block that can run, or this one once copies have
+  /// landed. Ends the cluster if no thread can ever run again.
   Block& find_runnable();
   [[noreturn]] void fail_diverged();
   void complete_phase_if_due(Mbarrier& barrier);
   void make_ready(int32_t thread);
   void make_warp_ready(int32_t warp);
-  /// fault() becomes `text` after the kernel and the block. What these build on the stack is gone when they return, and
-  /// the stack may be abandoned.
+  /// These set fault_ to the kernel, the block and `text`. They return before the fiber is left, since its stack may be
+  /// abandoned and what lies on it is then never destroyed.
   void record(const std::string& text);
   void record_at(std::string_view text, std::initializer_list<int64_t> numbers, Site site);
-  /// Who waits where, among threads [first, last].
+  /// Records which of threads [first, last] wait, and where.
   void record_waits(std::string_view what, int32_t first, int32_t last);
-  /// Of all blocks of the cluster.
+  /// Records the waits of all blocks of the cluster.
   void record_deadlock();
   std::string wait_text(const Thread& thread) const;
   [[noreturn]] void leave();
@@ -254,23 +257,23 @@ class Block {
   std::vector<Mbarrier> mbarriers_;
   std::vector<PendingCopy> bulk_copies_;
   std::vector<PendingArrival> arrivals_;
-  std::span<Block* const> cluster_;  // this one among them
-  int32_t cluster_arrivals_ = 0;     // threads at the cluster's barrier; of its first block
+  std::span<Block* const> cluster_;  // all blocks of the cluster, this one among them
+  int32_t cluster_arrivals_ = 0;     // threads at the cluster's barrier; counted in the cluster's first block
   Fiber own_host_;
-  Fiber* host_ = nullptr;  // of the cluster's first block
+  Fiber* host_ = nullptr;  // that of the cluster's first block
   Random random_;
-  uint32_t switch_mask_ = 0;  // how often another warp gets a turn; 0: only when this one cannot go on
+  uint32_t switch_mask_ = 0;  // says how often another warp gets a turn; 0: only when this one cannot go on
   int32_t current_ = 0;
   int32_t ended_ = 0;
-  int32_t started_threads_ = 0;  // whose fibers wait for their next block
+  int32_t started_threads_ = 0;  // threads whose fibers wait for their next block
   bool abandoned_ = true;
   std::string fault_;
   Counters counters_;
-  std::byte* arena_ = nullptr;  // with a zone on either side that nobody may touch
+  std::byte* arena_ = nullptr;  // shared memory with a guard zone on either side
   std::byte* shared_ = nullptr;
 };
 
-/// The block that the calling host thread runs.
+/// The block that the host thread is running.
 extern thread_local constinit Block* current_block;
 inline Block& running_block() { return *current_block; }
 
@@ -288,7 +291,7 @@ inline Block& running_block() { return *current_block; }
 
 [[gnu::always_inline]] inline int32_t Block::next_lane(Warp& warp) {
   for (;;) {
-    if (warp.cursor == kWarpSize) {  // an odd factor and an exclusive or permute the lanes
+    if (warp.cursor == kWarpSize) {  // an odd factor and an exclusive or give a new order of the lanes
       const uint32_t r = random_.next();
       warp.order_mul = (r & 31U) | 1U;
       warp.order_xor = (r >> 8) & 31U;
@@ -299,7 +302,7 @@ inline Block& running_block() { return *current_block; }
   }
 }
 
-/// -1: none can run.
+/// Returns the thread to run next; -1 if none can run.
 [[gnu::always_inline]] inline int32_t Block::next_thread(bool may_stay) {
   if (ready_warps_ == 0) return -1;
   int32_t warp = current_ / kWarpSize;
@@ -312,7 +315,7 @@ inline Block& running_block() { return *current_block; }
   return warp * kWarpSize + next_lane(warps_[warp]);
 }
 
-/// The running fiber cannot go on, or has ended.
+/// Leaves the running fiber, which cannot go on or has ended.
 [[gnu::always_inline]] inline void Block::block_current() {
   const int32_t self = current_;
   Warp& warp = current_warp();

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the lanes of a warp compute together, from the fragment layouts of the PTX ISA ("Warp-level Matrix
-// Instructions").
+// The collectives of a warp, by the fragment layouts of the PTX ISA ("Warp-level Matrix Instructions").
 #include <array>
 #include <atomic>
 #include <cstring>
@@ -106,7 +105,7 @@ inline constexpr int kDepth = 8 * Element::kPerRegister;
 /// The operands of one warp as matrices: c[16, 8] += a[16, depth] b[depth, 8].
 template <class Element>
 struct Tiles {
-  uint32_t a[16][kDepth<Element>];  // codes
+  uint32_t a[16][kDepth<Element>];  // bits of the elements
   uint32_t b[kDepth<Element>][8];
   float c[16][8];
 };
@@ -138,7 +137,7 @@ MLA_EMULATOR_AVX2 void multiply_avx2(Tiles<Element>& tiles) {
   multiply(tiles);
 }
 
-/// m16n8k16 for two elements per register, m16n8k32 for four.
+/// Computes m16n8k16 where a register has two elements, and m16n8k32 where it has four.
 template <class Element>
 bool complete_mma(Block& block, void* const* lanes) {
   constexpr int kPer = Element::kPerRegister;
@@ -203,7 +202,7 @@ void wait_for_previous_grid() {
 }
 
 void prefetch(const void* at) {
-  // Whoever writes there may do so: nobody sees what is read.
+  // Another thread may be writing there, which is no race of the kernel: the value that is read here is not used.
   static_cast<void>(std::atomic_ref(*static_cast<std::byte*>(const_cast<void*>(at))).load(std::memory_order_relaxed));
   ++running_block().counters_of_block().prefetches;
 }

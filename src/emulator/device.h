@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the emulated bodies of src/cuda/ptx call, on a fiber of a running launch. A fault ends the block: these
-// functions then do not return.
+// The functions that the emulated bodies of src/cuda/ptx call, on a fiber of a running launch. A fault ends the block:
+// these functions then do not return.
 #pragma once
 
 #include <atomic>
@@ -11,20 +11,20 @@
 
 namespace mla::emulator {
 
-/// Where a kernel calls a wrapper.
+/// The place in a kernel where a wrapper is called.
 struct Site {
   const char* file;
   int line;
   bool operator==(const Site&) const = default;
 };
 
-/// Who wrote each 16 bytes of shared memory last, and when: wgmma reads by the asynchronous proxy, for which ordinary
-/// stores and cp.async need a fence. Times are numbers of fences and of wgmmas in the block so far.
+/// Records which thread wrote each 16 bytes of shared memory last, and when: wgmma reads by the asynchronous proxy, for
+/// which ordinary stores and cp.async need a fence. A time is the number of fences and wgmmas in the block so far.
 struct SharedWrites {
   static constexpr uint32_t kUnit = 16;
   static constexpr uint32_t kUnits = 256 * 1024 / kUnit;
   static constexpr uint32_t kNobody = 0;
-  static constexpr uint32_t kBulkCopy = 0xFFFF;  // others: thread + 1
+  static constexpr uint32_t kBulkCopy = 0xFFFF;  // the writer was a bulk copy; other writers are thread + 1
   struct Write {
     uint32_t time, writer;
   };
@@ -32,7 +32,7 @@ struct SharedWrites {
   Write last[kUnits];
 };
 
-/// The special registers of the running thread, and its block's shared memory.
+/// The special registers of a thread, and its block's shared memory.
 struct ThreadView {
   int32_t thread = 0;
   int32_t block_x = 0, block_y = 0, block_z = 0;
@@ -44,10 +44,12 @@ struct ThreadView {
 };
 extern thread_local constinit ThreadView* current_thread;
 
-/// Address of the first byte of a block's shared memory. Not 0, so that a forgotten address is out of range.
+/// The address of the first byte of a block's shared memory. It is not 0, so that an address that was never set is out
+/// of range.
 inline constexpr uint32_t kSharedBase = 1024;
 
-/// `bytes` bytes at `address` are not all in shared memory, or `address` is no multiple of `alignment`.
+/// Faults because `bytes` bytes at `address` are not all in shared memory, or because `address` is no multiple of
+/// `alignment`.
 [[noreturn]] void shared_fault(uint32_t address, uint32_t bytes, uint32_t alignment, Site site);
 inline std::byte* shared_pointer(uint32_t address, uint32_t bytes, uint32_t alignment, Site site) {
   const ThreadView& view = *current_thread;
@@ -56,23 +58,24 @@ inline std::byte* shared_pointer(uint32_t address, uint32_t bytes, uint32_t alig
     return view.shared + offset;
   shared_fault(address, bytes, alignment, site);
 }
-/// An ordinary store of at most 16 bytes to where shared_pointer() has led.
+/// Records an ordinary store of at most 16 bytes to an address that shared_pointer() has accepted.
 inline void note_shared_store(uint32_t address) {
   SharedWrites& writes = *current_thread->writes;
   writes.last[(address - kSharedBase) / SharedWrites::kUnit % SharedWrites::kUnits] = {
       writes.time, static_cast<uint32_t>(current_thread->thread) + 1};
 }
-/// Faults if `pointer` is not into shared memory, or just behind it.
+/// Returns the address of a pointer into shared memory or just behind it; faults for any other pointer.
 uint32_t shared_address(const void* pointer, Site site);
-/// Faults if `pointer` is no multiple of `bytes`.
+/// misaligned() faults; check_aligned() calls it if `pointer` is no multiple of `bytes`.
 void misaligned(const void* pointer, uint32_t bytes, Site site);
 inline void check_aligned(const void* pointer, uint32_t bytes, Site site) {
   if (reinterpret_cast<uintptr_t>(pointer) % bytes != 0) misaligned(pointer, bytes, site);
 }
-/// Gives other threads of the block a turn; faults if one thread does so hundreds of thousands of times.
+/// Gives other threads of the block a turn. Faults if one thread calls it hundreds of thousands of times.
 void poll(Site site);
 
-/// Of the host thread, between blocks. ThreadSanitizer does not know fences; emulated atomics order by themselves.
+/// Orders the host thread's accesses between blocks. ThreadSanitizer does not know fences, and emulated atomics order
+/// by themselves.
 inline void fence() {
 #if !MLA_EMULATOR_TSAN
   std::atomic_thread_fence(std::memory_order_acq_rel);
@@ -81,7 +84,7 @@ inline void fence() {
 
 /// Ends the thread if the previous grid does not end.
 void wait_for_previous_grid();
-/// There must be memory.
+/// Reads a byte there, so that an address without memory crashes.
 void prefetch(const void* at);
 
 void sync_block(Site site);
@@ -89,7 +92,7 @@ void sync_threads(int32_t barrier, int32_t num_threads, Site site);
 void arrive_threads(int32_t barrier, int32_t num_threads, Site site);
 void sync_warp(Site site);
 
-/// The value of lane `source_lane`, which each lane chooses for itself.
+/// Returns the value of lane `source_lane`, which each lane chooses for itself.
 uint32_t shuffle(uint32_t value, uint32_t source_lane, Site site);
 uint32_t ballot(bool predicate, Site site);
 
@@ -105,24 +108,24 @@ void mbarrier_wait(uint32_t barrier, uint32_t parity, Site site);
 void fence_mbarrier_init();
 void fence_async_proxy();
 
-/// Where `address` of the calling block lies in block `rank` of its cluster; for what follows.
+/// Returns the mapped address in block `rank` of the cluster, which the next functions take.
 uint32_t map_shared(uint32_t address, int32_t rank, Site site);
 void bulk_copy_in_cluster(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier, Site site);
 void mbarrier_arrive_in_cluster(uint32_t barrier, Site site);
 void sync_cluster(Site site);
 void bulk_copy(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier, Site site);
 
-/// `num` matrices of 8 x 8 16-bit elements; lane 8 i + r holds the address of row r of matrix i.
+/// Loads `num` matrices of 8 x 8 16-bit elements; lane 8 i + r gives the address of row r of matrix i.
 void ldmatrix(uint32_t* registers, uint32_t row, int32_t num, bool transposed, Site site);
-/// c += a b with the fragments of mma.m16n8k16 (16-bit operands) and m16n8k32 (8-bit operands).
+/// mma() computes c += a b with the fragments of mma.m16n8k16 (16-bit operands) and m16n8k32 (8-bit operands).
 enum class MmaType : uint8_t { kBf16, kF16, kE4M3 };
 void mma(float* c, const uint32_t* a, uint32_t b0, uint32_t b1, MmaType type, Site site);
 
-/// d [64, n] = a [64, 16] b [16, n] + (accumulate ? d : 0) of a warpgroup, by wgmma's fragments and descriptors; done
-/// when waited for.
+/// The arguments of wgmma(), by which a warpgroup computes d [64, n] = a [64, 16] b [16, n] + (accumulate ? d : 0) with
+/// wgmma's fragments and descriptors. The product is computed when it is waited for.
 struct Wgmma {
   float* d;                     // n / 2 registers of the calling lane
-  const uint32_t* a_registers;  // 4 of them; null: A is in shared memory
+  const uint32_t* a_registers;  // the lane's 4 registers of A; null if A is in shared memory
   uint64_t a, b;                // descriptors
   int32_t n;
   MmaType type;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// 16-bit operands of multiplications as f32: exact and without branches, so that the compiler makes vectors of it.
+// Conversions of 16-bit operands to f32. They are exact and have no branches, so that the compiler vectorizes them.
 #pragma once
 
 #include <bit>
@@ -22,10 +22,12 @@ struct Bf16 {
   static float to_float(uint32_t bits) { return std::bit_cast<float>(bits << 16); }
 };
 
-/// GCC 12 vectorizes sums of products over plain arrays along k, with more shuffles than products.
+/// A row of 8 floats. It is a vector type because GCC 12 vectorizes sums of products over ordinary arrays along k, with
+/// more shuffles than products.
 using Row [[gnu::vector_size(32)]] = float;
 
-/// Whether functions for AVX2 may be called. They give the same bits, since AVX2 alone fuses nothing.
+/// The macros below say whether functions compiled for AVX2 may be called. They give the same bits, since AVX2 without
+/// FMA fuses nothing.
 #if defined(__x86_64__)
 #define MLA_EMULATOR_AVX2 [[gnu::target("avx2")]]
 inline const bool kHasAvx2 = [] {

@@ -16,7 +16,7 @@
 namespace mla::emulator {
 namespace {
 
-/// Blocks that no launch uses; their stacks and pages stay warm.
+/// Keeps the blocks that no launch uses, so that their stacks and pages are already mapped for the next one.
 class BlockStore {
  public:
   std::unique_ptr<Block> take() {
@@ -45,12 +45,12 @@ BlockStore& block_store() {
   return store;
 }
 
-/// 0 ... count - 1 in an order that follows a seed, without a list of them: a linear map modulo the count.
+/// Gives 0 ... count - 1 in an order that depends on a seed, without a list of them, by a linear map modulo the count.
 class Order {
  public:
   Order(int64_t count, Random& random) : count_(count), shift_(draw(count, random)) {
     do {
-      factor_ = (random.next() & 0xFFFFFF) | 1;  // times any real number of blocks: below 2^63
+      factor_ = (random.next() & 0xFFFFFF) | 1;  // its product with any real number of blocks is below 2^63
     } while (gcd(factor_, count) != 1);
   }
   int64_t operator()(int64_t i) const { return (i * factor_ + shift_) % count_; }
@@ -88,7 +88,7 @@ Status check(const Launch& launch) {
   return {};
 }
 
-/// What the workers of one launch share.
+/// The state that the workers of one launch share.
 struct Progress {
   std::mutex mutex;
   std::atomic<int64_t> next{0};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a block says of its faults.
+// The texts of a block's faults.
 #include <string>
 #include <utility>
 
@@ -34,7 +34,7 @@ std::string range(int32_t first, int32_t last) {
 bool waits_alike(const Thread& a, const Thread& b) {
   if (a.wait != b.wait) return false;
   if (a.wait == Wait::kEnded) return true;
-  // Other waits leave the numbers of an earlier one where they are.
+  // Only these waits set the numbers; with others, wait_a and wait_b are those of an earlier wait.
   const bool numbered = a.wait == Wait::kBarrierSync || a.wait == Wait::kMbarrier;
   return a.site == b.site && (!numbered || (a.wait_a == b.wait_a && a.wait_b == b.wait_b));
 }

@@ -7,13 +7,15 @@ namespace mla::emulator {
 namespace {
 
 constexpr size_t kPage = 4096;
-/// Untouched pages cost address space only.
+/// The size of a stack. Untouched pages cost only address space.
 constexpr size_t kStackBytes = 256 * 1024;
-/// Stacks a power of two apart would share the same few sets of the caches: their tops are spread over two pages.
+/// Stacks a power of two apart would share the same few sets of the caches, so that their tops are spread over two
+/// pages.
 constexpr size_t kColors = 16;
 constexpr size_t kColorBytes = 512 + 64;
 
-/// Who is given the addresses next must not find the marks of frames that never returned.
+/// Unmaps stacks. Whatever is mapped at these addresses next must not find AddressSanitizer's marks of frames that
+/// never returned.
 void unmap(std::byte* memory, size_t bytes) {
   if (memory == nullptr) return;
   unpoison(memory, bytes);
@@ -33,8 +35,8 @@ bool Stacks::reserve(int32_t num_fibers) {
   memory_ = static_cast<std::byte*>(memory);
   bytes_ = bytes;
   num_fibers_ = num_fibers;
-  // An overflow should end the program rather than another thread's stack. Where the process has no mappings left to
-  // split, it goes without.
+  // A guard page makes an overflow end the program instead of overwriting another thread's stack. There is none where
+  // the process may have no more mappings.
   for (int32_t i = 0; i < num_fibers; ++i)
     if (mprotect(memory_ + static_cast<size_t>(i) * kStackBytes, kPage, PROT_NONE) != 0) break;
   return true;
@@ -44,7 +46,7 @@ void Stacks::restart(Fiber& fiber, int32_t index, void (*entry)(boost::context::
   std::byte* const bottom = memory_ + static_cast<size_t>(index) * kStackBytes + kPage;
   fiber.stack = bottom;
   fiber.stack_bytes = kStackBytes - kPage - (static_cast<size_t>(index) % kColors) * kColorBytes;
-  unpoison(bottom, kStackBytes - kPage);  // frames that never returned
+  unpoison(bottom, kStackBytes - kPage);  // removes the marks of frames that never returned
 #if MLA_EMULATOR_TSAN
   forget_fiber(fiber);
   fiber.tsan = __tsan_create_fiber(0);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A stack of its own for every CUDA thread, and the switch between them; tells the sanitizers what it does.
+// A fiber is a stack of its own for a CUDA thread. Switches between fibers are announced to the sanitizers.
 #pragma once
 
 #include <boost/context/detail/fcontext.hpp>
@@ -17,7 +17,7 @@
 
 namespace mla::emulator {
 
-/// A place to continue: a CUDA thread, or the host thread that runs the block.
+/// A place where execution can continue: a CUDA thread, or the host thread that runs the block.
 struct Fiber {
   boost::context::detail::fcontext_t context = nullptr;
   ThreadView view;
@@ -26,7 +26,7 @@ struct Fiber {
   void* tsan = nullptr;
 };
 
-/// Stacks for a number of fibers, mapped once and reused from block to block.
+/// The stacks of a number of fibers, mapped once and reused from block to block.
 class Stacks {
  public:
   Stacks() = default;
@@ -34,9 +34,9 @@ class Stacks {
   Stacks(const Stacks&) = delete;
   Stacks& operator=(const Stacks&) = delete;
 
-  /// False if there is no memory for them.
+  /// Maps the stacks; returns false if there is no memory for them.
   bool reserve(int32_t num_fibers);
-  /// Makes `fiber`, number `index`, start at `entry` when it is next switched to, whatever it was doing.
+  /// Makes `fiber`, number `index`, start at `entry` when it is next switched to, wherever it was.
   void restart(Fiber& fiber, int32_t index, void (*entry)(boost::context::detail::transfer_t));
 
  private:
@@ -45,7 +45,7 @@ class Stacks {
   int32_t num_fibers_ = 0;
 };
 
-/// Completes a switch: in the fiber that was switched to.
+/// Completes a switch. It is called in the fiber that was switched to.
 inline void finish_switch(boost::context::detail::transfer_t transfer, [[maybe_unused]] void* fake_stack) {
   auto& from = *static_cast<Fiber*>(transfer.data);
   from.context = transfer.fctx;
@@ -53,13 +53,13 @@ inline void finish_switch(boost::context::detail::transfer_t transfer, [[maybe_u
   const void* bottom = nullptr;
   size_t bytes = 0;
   __sanitizer_finish_switch_fiber(fake_stack, &bottom, &bytes);
-  from.stack = static_cast<std::byte*>(const_cast<void*>(bottom));  // the host's is known only now
+  from.stack = static_cast<std::byte*>(const_cast<void*>(bottom));  // the host thread's stack is known only now
   from.stack_bytes = bytes;
 #endif
 }
 
-/// Continues `to`; returns when something switches back to `from`. Inlined all the way up to what the kernel called:
-/// the processor predicts none of the returns that follow a switch.
+/// Continues `to`, and returns when something switches back to `from`. It is inlined into the functions that kernels
+/// call, because the processor predicts none of the returns that follow a switch.
 [[gnu::always_inline]] inline void switch_fiber(Fiber& from, Fiber& to) {
   current_thread = &to.view;
   void* fake_stack = nullptr;
@@ -72,9 +72,9 @@ inline void finish_switch(boost::context::detail::transfer_t transfer, [[maybe_u
   finish_switch(boost::context::detail::jump_fcontext(to.context, &from), fake_stack);
 }
 
-/// For the host thread's fiber, before and after it runs others.
+/// Is called with the host thread's fiber before and after it runs others.
 void adopt_host(Fiber& host);
-/// After a fiber has been abandoned or its stack is to go.
+/// Is called after a fiber has been abandoned, or before its stack is unmapped.
 void forget_fiber(Fiber& fiber);
 
 }  // namespace mla::emulator

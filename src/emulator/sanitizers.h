@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that AddressSanitizer reports when touched; nothing without it.
+// These functions mark memory that AddressSanitizer is to report when it is touched. Without AddressSanitizer they do
+// nothing.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// wgmma.mma_async: issued, its accumulators turn into NaN; computed when its warp waits for its group, from what shared
-// memory holds by then. PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions".
+// wgmma.mma_async (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions"). When it is issued, its accumulators
+// turn into NaN. It is computed when its warp waits for its group, from what shared memory holds by then.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -11,15 +11,16 @@
 namespace mla::emulator {
 namespace {
 
-constexpr int kRows = 16;  // of a warp
+constexpr int kRows = 16;  // rows of a warp
 constexpr int kMaxColumns = 256;
 constexpr int kDepth = 16;
-constexpr uint32_t kUntouched = 0xFFFFFFFFU;  // accumulators between issue and wait
+constexpr uint32_t kUntouched = 0xFFFFFFFFU;  // bits of accumulators between issue and wait, a NaN
 
 // ---- Where operands lie ------------------------------------------------------------------------------------------
 
-/// Addresses of the units of an operand: 16 bytes, 8 elements. A core is 8 rows of a unit, at neighbouring rows (of A,
-/// columns of B) where the operand is contiguous along k, and at neighbouring k where it is contiguous along n.
+/// Gives the addresses of an operand's units of 16 bytes (8 elements). A core is 8 units: those of neighbouring rows
+/// (of A; columns of B) where the operand is contiguous along k, and those of neighbouring k where it is contiguous
+/// along n.
 class Units {
  public:
   Units(uint64_t descriptor, bool transposed, Block& block, Site site) : begin_(field(descriptor, 0)) {
@@ -47,12 +48,12 @@ class Units {
           {row_, begin_, 8 * row_}, site);
   }
 
-  /// Of rows (columns) 8 rows8 ... and k = 8 half ...
+  /// Returns the address of the core that begins at row (column) 8 * rows8 and at k = 8 * half.
   uint32_t core(int rows8, int half) const {
     const auto r = static_cast<uint32_t>(rows8);
     return begin_ + r / cores_per_row_ * along_rows_ + r % cores_per_row_ * 16 + static_cast<uint32_t>(half) * along_k_;
   }
-  /// Row i of a core.
+  /// Returns the address of unit i of a core, with the swizzle.
   uint32_t unit(uint32_t core, int i) const {
     const uint32_t address = core + static_cast<uint32_t>(i) * row_;
     return address ^ (address >> 3 & bits_);
@@ -64,21 +65,22 @@ class Units {
   }
 
   uint32_t begin_;
-  uint32_t bits_ = 0;  // of addresses, that the swizzle changes
-  uint32_t row_ = 16;  // bytes
+  uint32_t bits_ = 0;  // the address bits that the swizzle changes
+  uint32_t row_ = 16;  // bytes from one unit of a core to the next
   uint32_t cores_per_row_ = 1;
-  uint32_t along_rows_ = 0, along_k_ = 0;  // bytes between rows of cores, and between the halves of k
+  uint32_t along_rows_ = 0, along_k_ = 0;  // bytes between cores along the rows, and between the halves of k
 };
 
 // ---- Who wrote them ----------------------------------------------------------------------------------------------
 
-/// What a warp may read.
+/// Reads operands, and checks that the warp may read them.
 class Reader {
  public:
   Reader(Block& block, Site site)
       : block_(block), site_(site), shared_(current_thread->shared), bytes_(current_thread->shared_bytes) {}
 
-  /// On issue: what ordinary stores and cp.async wrote must have been fenced since, by the writer or by this warpgroup.
+  /// Checks, on issue, that what ordinary stores and cp.async wrote has been fenced since, by the writer or by this
+  /// warpgroup.
   void check_fenced(uint32_t address) const {
     SharedWrites::Write& write = write_of(address);
     if (write.writer == SharedWrites::kNobody || write.writer == SharedWrites::kBulkCopy) return;
@@ -89,7 +91,7 @@ class Reader {
                   {address - kSharedBase, writer}, site_);
     write.writer = SharedWrites::kNobody;
   }
-  /// When waited for.
+  /// Returns a unit when the product is computed; faults if it was overwritten after the issue.
   const std::byte* read(uint32_t address, uint32_t issue_time) const {
     if (write_of(address).time >= issue_time)
       block_.fail("an operand of wgmma at offset {} of shared memory was overwritten before the wait",
@@ -120,7 +122,7 @@ struct Operands {
 
 using Unit [[gnu::vector_size(16)]] = uint16_t;
 
-/// Three times: row i and row i + 4 by turns become rows 2 i and 2 i + 1.
+/// Transposes 8 x 8 elements by interleaving row i with row i + 4 into rows 2 i and 2 i + 1, three times.
 void transpose(Unit (&rows)[8]) {
   for (int step = 0; step < 3; ++step) {
     Unit to[8];
@@ -165,11 +167,11 @@ void read_a(Block& block, const PendingWgmma& pending, Operands& operands) {
   }
 }
 
-/// A Row where no alignment is known.
+/// A Row in memory of any alignment.
 using LooseRow [[gnu::vector_size(32), gnu::aligned(4), gnu::may_alias]] = float;
 LooseRow& row_at(float* values) { return *reinterpret_cast<LooseRow*>(values); }
 
-/// sums [16, columns] += a b
+/// Computes sums [16, columns] += a b.
 template <class Element>
 [[gnu::always_inline]] inline void multiply(const Operands& operands, int columns, float* sums) {
   static thread_local float b[kDepth][kMaxColumns];
@@ -178,7 +180,8 @@ template <class Element>
     for (int k = 0; k < kDepth; ++k) a[i][k] = Element::to_float(operands.a[i][k]);
   for (int k = 0; k < kDepth; ++k)
     for (int j = 0; j < columns; ++j) b[k][j] = Element::to_float(operands.b[k][j]);
-  // Four rows by 16 columns at once, by name: GCC 12 keeps an array of them in memory.
+  // Four rows by 16 columns are computed at once. The sums are eight variables because GCC 12 would keep an array of
+  // them in memory.
   for (int i = 0; i < kRows; i += 4)
     for (int j = 0; j < columns; j += 16) {
       float* const to = sums + i * columns + j;
@@ -224,7 +227,7 @@ void compute(Block& block, const PendingWgmma& pending, WarpgroupAccumulator& ac
 
 // ---- Accumulators ------------------------------------------------------------------------------------------------
 
-/// Calls function(two neighbouring registers of a lane, their values).
+/// Calls function(registers, values) for every two neighbouring accumulator registers of a lane.
 template <class Function>
 void for_accumulators(WarpgroupAccumulator& accumulator, const Function& function) {
   const int columns = accumulator.columns;
@@ -299,7 +302,7 @@ void check_operands(Block& block, const Wgmma& what, Site site) {
   const int warp = block.current_index() / kWarpSize % 4;
   if (what.a_registers == nullptr)
     check(Units(what.a, false, block, site), warp * (kRows / 8), (warp + 1) * (kRows / 8));
-  // Once for all four.
+  // The first warp checks B once for all four.
   if (warp == 0) check(Units(what.b, what.transpose_b, block, site), 0, what.n / 8);
 }
 

@@ -12,21 +12,21 @@ namespace {
 
 constexpr int32_t kMinSplitKeys = 32;
 constexpr int32_t kFineAlignment = 16;
-constexpr double kWorthwhile = 0.99;  // smaller gains of makespan are none
+constexpr double kWorthwhile = 0.99;  // a makespan counts as shorter if it is at most this share of another
 
 int32_t ceil_div(int32_t a, int32_t b) { return a / b + (a % b != 0 ? 1 : 0); }
 int32_t round_up(int32_t a, int32_t b) { return ceil_div(a, b) * b; }
 
 int32_t num_row_groups(const CostModel& cost, int32_t num_rows) { return ceil_div(num_rows, cost.group_rows); }
 
-/// Keys per split when a unit is cut into about `num_splits`.
+/// Returns the keys per split when a unit is cut into about `num_splits` splits.
 int32_t split_length(int32_t num_keys, int32_t num_splits, int32_t key_block) {
   const int32_t keys = ceil_div(num_keys, num_splits);
   const int32_t alignment = keys >= 4 * key_block ? key_block : kFineAlignment;
   return std::max(kMinSplitKeys, round_up(keys, alignment));
 }
 
-/// A block of rows of a sequence over all the keys that any of them sees.
+/// A block of rows of a sequence, over all keys that at least one of the rows sees.
 struct Unit {
   const Sequence& sequence;
   int32_t row_begin;
@@ -34,7 +34,7 @@ struct Unit {
   KeyRange keys;
 };
 
-/// Adds the unit's tasks and their costs, cut every `keys_per_split` keys.
+/// Cuts the unit every `keys_per_split` keys, and adds the tasks and their costs.
 void add_tasks(const Unit& unit, int32_t keys_per_split, const CostModel& cost, Schedule& schedule,
                std::vector<double>& costs) {
   const int32_t num_splits = std::max(1, ceil_div(unit.keys.count(), keys_per_split));
@@ -57,8 +57,8 @@ void add_tasks(const Unit& unit, int32_t keys_per_split, const CostModel& cost, 
   if (num_splits > 1) schedule.num_partials += num_splits;
 }
 
-/// Longest first. Tasks of one sequence read the same keys: they stay together where that balances as well. `owners`
-/// says whose a task is.
+/// Orders tasks by cost, the largest first. Tasks of one sequence read the same keys and stay together, unless that
+/// makes the makespan more than 1 % longer. `owners` holds the sequence of each task.
 void order_tasks(Schedule& schedule, std::vector<double>& costs, const std::vector<int32_t>& owners,
                  int32_t num_workers) {
   using Index = size_t;
@@ -75,7 +75,7 @@ void order_tasks(Schedule& schedule, std::vector<double>& costs, const std::vect
   };
   std::vector<Index> order = sorted([&](Index i) { return -costs[i]; });
   if (std::adjacent_find(owners.begin(), owners.end()) != owners.end()) {
-    std::vector<double> longest(static_cast<Index>(owners.back()) + 1);  // task of each sequence
+    std::vector<double> longest(static_cast<Index>(owners.back()) + 1);  // largest cost of a task of each sequence
     for (Index i = 0; i < costs.size(); ++i) {
       double& cost = longest[static_cast<Index>(owners[i])];
       cost = std::max(cost, costs[i]);
@@ -89,9 +89,10 @@ void order_tasks(Schedule& schedule, std::vector<double>& costs, const std::vect
   costs = in_order(costs, order);
 }
 
-/// Small neighbours form one group, so that taking it from the shared counter costs nothing beside the work.
+/// Joins small neighbouring tasks to groups, so that taking a group from the shared counter costs little beside its
+/// work.
 void group_tasks(Schedule& schedule, const std::vector<double>& costs, int32_t num_workers) {
-  constexpr double kGroupsPerWorker = 64;
+  constexpr double kGroupsPerWorker = 64;  // chosen without a recorded measurement
   const double least = schedule.total_cost / (num_workers * kGroupsPerWorker);
   schedule.group_begin.assign(1, 0);
   double sum = 0.0;
@@ -103,8 +104,8 @@ void group_tasks(Schedule& schedule, const std::vector<double>& costs, int32_t n
   }
 }
 
-/// How finely a batch is cut: blocks of at most `max_rows` rows, tasks that cost little more than `largest_task` (0:
-/// nothing is split).
+/// Says how finely a batch is cut: into blocks of at most `max_rows` rows, and into tasks that cost little more than
+/// `largest_task` (0: nothing is split).
 struct Cut {
   int32_t max_rows;
   double largest_task;
@@ -113,7 +114,7 @@ struct Cut {
 Schedule schedule_with_cut(std::span<const Sequence> sequences, const SplitOptions& options, const Cut& cut) {
   Schedule schedule;
   std::vector<double> costs;
-  std::vector<int32_t> owners;  // of the tasks: sequences
+  std::vector<int32_t> owners;  // the sequence of each task
   schedule.tasks.reserve(sequences.size());
   costs.reserve(sequences.size());
   owners.reserve(sequences.size());
@@ -196,8 +197,8 @@ Schedule make_schedule(std::span<const Sequence> sequences, const SplitOptions& 
   Schedule best = schedule_with_cut(sequences, options, {options.max_rows, 0.0});
   if (options.batch_invariant || options.num_workers == 1) return best;
 
-  // Finer cuts balance better and cost more: take the first that the simulation likes better by 1 %, until little is
-  // left to gain.
+  // Finer cuts balance better and cost more. Each candidate that shortens the simulated makespan by more than 1 % is
+  // taken, until at most 1 % is left to gain.
   constexpr double kTasksPerWorker[] = {0, 1, 2, 4, 8};
   const double share = best.total_cost / options.num_workers;
   for (int32_t rows = options.max_rows; rows >= std::min(kMinBlockRows, options.max_rows); rows /= 2)
