@@ -10,7 +10,7 @@
 namespace mla::cpu {
 
 const TileKernels& absorbed_kernels(const KernelSet& set, DType q_dtype, std::span<const core::Cache> caches) {
-  const DType q = q_dtype == DType::kE4M3 ? DType::kBF16 : q_dtype;  // exact
+  const DType q = q_dtype == DType::kE4M3 ? DType::kBF16 : q_dtype;  // bf16 holds every e4m3 exactly
   const bool f16 = std::any_of(caches.begin(), caches.end(),
                                [](const core::Cache& cache) { return cache.ckv_dtype == DType::kF16; });
   return set.pick(q, f16 ? DType::kF16 : DType::kBF16);
@@ -72,7 +72,8 @@ void AbsorbedRun::finish(const schedule::Task& task, int64_t first_token, const 
     layout.partial_lse[first + i] = tiles.lse(i);
     if (setup_.keeps_max) layout.partial_max[first + i] = tiles.largest_score(i);
   }
-  // Whoever finishes a unit's last split merges it: the release of each split is acquired here.
+  // The worker that finishes a unit's last split merges the unit. Here it acquires what the workers of the other splits
+  // released.
   if (layout.merged_splits[task.partial_slot].fetch_add(1, std::memory_order_acq_rel) + 1 == task.num_splits)
     merge(task, first_token, layout);
 }
@@ -80,19 +81,20 @@ void AbsorbedRun::finish(const schedule::Task& task, int64_t first_token, const 
 void AbsorbedRun::merge(const schedule::Task& task, int64_t first_token, const AttentionLayout& layout) const {
   const TileShape& shape = setup_.shape;
   const int64_t first = static_cast<int64_t>(task.partial_slot) * shape.max_rows;
-  float* weight = layout.partial_lse + first;  // of row i and split n, [n * max_rows + i], becomes the weight
+  // [n * max_rows + i] is the lse of row i and split n, and becomes the factor.
+  float* factors = layout.partial_lse + first;
   for (int32_t i = 0; i < task.row_count; ++i) {
     const Row row = row_of(task, first_token, i);
-    const float lse = merge_weights(weight + i, shape.max_rows, task.num_splits);
+    const float lse = merge_factors(factors + i, shape.max_rows, task.num_splits);
     const float factor = sink_factor(problem_.options.attn_sink, row.head, lse) * problem_.o_factor;
     float largest = -std::numeric_limits<float>::infinity();
     for (int32_t n = 0; n < task.num_splits; ++n) {
-      weight[n * shape.max_rows + i] *= factor;
+      factors[n * shape.max_rows + i] *= factor;
       if (setup_.keeps_max) largest = std::max(largest, layout.partial_max[first + n * shape.max_rows + i]);
     }
     setup_.kernels.weighted_sum(layout.partial_o + (first + i) * shape.d_v,
                                 static_cast<int64_t>(shape.max_rows) * shape.d_v, DType::kF32, task.num_splits,
-                                weight + i, shape.max_rows, shape.d_v, nullptr, output(row), problem_.o_dtype);
+                                factors + i, shape.max_rows, shape.d_v, nullptr, output(row), problem_.o_dtype);
     write_statistics(row, lse, largest);
   }
 }

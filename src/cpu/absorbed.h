@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What decode and decode_sparse share: query rows are (token, head) pairs, keys are latent rows that some source lists.
+// The code that decode and decode_sparse share: query rows are (token, head) pairs, and keys are latent rows that a
+// source of rows lists.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +13,14 @@
 
 namespace mla::cpu {
 
-/// The queries, outputs and options of either operation.
+/// The queries, outputs and options of one of the two operations.
 struct Absorbed {
   int32_t num_heads, d_ckv, d_v;
   DType q_dtype;
   const char *q_nope, *q_pe;
   int64_t q_nope_stride_token, q_nope_stride_head, q_pe_stride_token, q_pe_stride_head;
   core::Options options;
-  float scale;  // of the dot products, natural logarithm
+  float scale;  // turns dot products into natural-log scores
   LseBase lse_base;
   DType o_dtype;
   float o_factor;
@@ -59,7 +60,7 @@ struct Absorbed {
   }
 };
 
-/// The kernels that multiply queries with the rows of these caches, and the tiles that they need.
+/// These return the kernels that multiply queries with the rows of these caches, and the tiles that the kernels need.
 const TileKernels& absorbed_kernels(const KernelSet& set, DType q_dtype, std::span<const core::Cache> caches);
 TileShape absorbed_shape(const TileKernels& kernels, int32_t d_qk, int32_t d_v, DType q_dtype,
                          std::span<const core::Cache> caches);
@@ -68,8 +69,8 @@ class AbsorbedRun {
  public:
   AbsorbedRun(const Absorbed& problem, const AttentionSetup& setup) : problem_(problem), setup_(setup) {}
 
-  /// Computes a task. `first_token`: of the task's sequence. visible(row) and position(row) tell what row `row` of the
-  /// sequence sees and where it stands; next(block) makes the next block of keys.
+  /// Computes a task. `first_token` is the first token of the task's sequence. visible(row) and position(row) return
+  /// the keys that row `row` of the sequence sees and the position of its query; next(block) makes the next key block.
   template <class Visible, class Position, class Next>
   void run(const schedule::Task& task, int64_t first_token, const Scoring& scoring, Tiles& tiles,
            const AttentionLayout& layout, const Visible& visible, const Position& position, const Next& next) const {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows into the cache, and out of it into dense tensors. Bound by memory.
+// append and gather write rows into a cache, and read them out of it into dense tensors. They are bound by memory.
 #include <algorithm>
 
 #include "cpu/cache_rows.h"

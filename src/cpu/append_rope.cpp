@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Append with rotary embedding: queries rotated and converted, keys rotated, quantized and appended.
+// append_rope rotates and converts queries, and rotates, quantizes and appends keys.
 #include <algorithm>
 
 #include "cpu/cache_rows.h"
@@ -9,9 +9,10 @@
 namespace mla::cpu {
 namespace {
 
-constexpr int32_t kAngles = 128;  // rotated at a time
+constexpr int32_t kAngles = 128;  // angles that are rotated at a time
 
-/// A token's angles first ... first + n - 1: factors of a channel and of its partner, for the channels of n pairs.
+/// A token's angles first ... first + n - 1, as factors of each channel and of its partner, for the channels of n
+/// pairs.
 struct Angles {
   int32_t first, n;
   alignas(64) float own[2 * kAngles];
@@ -68,7 +69,7 @@ class Rotator {
       ElementCopier(set_, dtype, args_.q_out_dtype, 0).copy(from, to, n);
   }
 
-  /// Calls write(values, first channel, channels) for the channels that these angles turn.
+  /// Rotates channels by these angles, and calls write(values, first channel, number of channels) with the results.
   template <class Write>
   void rotate(const void* pe, DType dtype, const Angles& angles, const Write& write) const {
     alignas(64) float out[2 * kAngles];

@@ -18,9 +18,13 @@ int32_t round_up(int32_t a, int32_t b) { return (a + b - 1) / b * b; }
 }  // namespace
 
 TileShape TileShape::choose(const TileKernels& kernels, int32_t d_qk, int32_t d_v) {
-  // Two slabs of pairs (2 x 12 KiB) or one of floats (24 KiB) stay in L1 while the rows pass by.
+  // With 96 keys, two slabs of pairs (2 x 6 KiB) or one of floats (12 KiB) stay in L1 while all rows are multiplied
+  // with them. 96 instead of 128 or 192 gained 1 to 2 percent of the peak at 16 heads (AMD EPYC, Zen 4, 2026-11-20;
+  // docs/notebook/2026-11-20-cpu.md).
   constexpr int32_t kKeyBlock = 96;
-  // Queries, probabilities and outputs of all rows share a 1 MiB L2 with the keys; more rows read the keys less often.
+  // Queries, P and outputs of all rows share a 1 MiB L2 with the keys; with more rows the keys are read less often. In
+  // prefill of 1k tokens 256 rows reached 5 to 6 percent of the peak more than 128 or 176, and 3 more than 512 (AMD
+  // EPYC, Zen 4, 2026-11-20; docs/notebook/2026-11-20-cpu.md).
   constexpr int64_t kRowBytes = 448 << 10;
   constexpr int32_t kMostRows = 256;
   const int64_t bytes_per_row = int64_t{4} * ((d_qk + kKeyBlock) / kernels.pack + d_v);
@@ -44,7 +48,7 @@ Tiles::Tiles(const TileKernels& kernels, const TileShape& shape, std::byte* memo
 void Tiles::carve(Carver& carver) {
   const int64_t rows = shape_.max_rows;
   const int64_t keys = shape_.key_block;
-  const int64_t d_qk = round_up(shape_.d_qk, kSlab);  // key memory is cut into slabs where keys are converted
+  const int64_t d_qk = round_up(shape_.d_qk, kSlab);  // where keys are converted, their memory consists of slabs
   query_rows_ = carver.take<const void*>(2 * rows);
   q_ = carver.take<uint32_t>(rows * shape_.d_qk / kernels_.pack);
   s_ = carver.take<float>(kRowVectors * kernels_.lanes * (keys + kKeyTile));
@@ -87,7 +91,7 @@ void Tiles::begin(int32_t num_rows) {
   }
 }
 
-/// Replaces e4m3 rows by copies in bf16.
+/// Replaces e4m3 query rows by copies in bf16.
 void Tiles::decode_queries(int32_t first_width) {
   uint16_t* to = decoded_queries_;
   for (int32_t row = 0; row < num_rows_; ++row)
@@ -128,7 +132,7 @@ void Tiles::pack_queries(int32_t group) {
   }
 }
 
-/// Scores of `count` neighbouring groups, each with as many of the block's keys as its rows see.
+/// Computes the scores of `count` neighbouring groups, of group i with the block's first keys[i] keys.
 void Tiles::score(const KeyBlock& block, const Prefetch& prefetch, int32_t group, const int32_t* keys, int32_t count) {
   const int64_t q_stride = static_cast<int64_t>(shape_.d_qk / kernels_.pack) * kernels_.lanes;
   const int64_t s_stride = static_cast<int64_t>(shape_.key_block + kKeyTile) * kernels_.lanes;
@@ -146,7 +150,7 @@ bool Tiles::sees(int32_t row, int32_t key, const HiddenKeys* hidden) const {
          (hidden == nullptr || key < hidden->first() || !hidden->hidden(row, key));
 }
 
-/// Takes keys before a row's range, and those hidden in it, out of a group's scores.
+/// Sets the scores of a group to -inf where a key lies before the row's range or is hidden in it.
 void Tiles::hide(int32_t first_row, int32_t first_key, int32_t num_keys, const HiddenKeys* hidden, float* s) const {
   for (int32_t lane = 0; lane < kernels_.lanes; ++lane) {
     const int32_t row = first_row + lane;
@@ -158,8 +162,8 @@ void Tiles::hide(int32_t first_row, int32_t first_key, int32_t num_keys, const H
   }
 }
 
-/// What to prefetch beside the scores of the groups from `group` on. Where rows lie far apart: the queries that are
-/// packed next, and beside the last groups, which see the most keys, the next block.
+/// Returns what to prefetch while the scores of the groups from `group` on are computed. Where rows lie far apart,
+/// these are the queries that are packed next, and with the last groups, which see the most keys, the next key block.
 Prefetch Tiles::prefetch_beside(const KeyBlock& block, int32_t group) const {
   const int32_t next = group + kRowVectors;
   if (block.far ? next >= num_groups_ : group == 0) return block.prefetch;
@@ -174,7 +178,7 @@ Prefetch Tiles::prefetch_beside(const KeyBlock& block, int32_t group) const {
 }
 
 void Tiles::score_groups(const KeyBlock& block, int32_t first_key, const Scoring& scoring) {
-  const float scale_log2 = (scoring.plain() ? scoring.scale : 1.0F) * std::numbers::log2e_v<float>;
+  const float scale_log2 = (scoring.needs_only_scale() ? scoring.scale : 1.0F) * std::numbers::log2e_v<float>;
   const bool hiding =
       first_key < most_begin_ || (scoring.hidden != nullptr && first_key + block.num_keys > scoring.hidden->first());
   for (int32_t key = 0; scoring.biased && key < block.num_keys; ++key)
@@ -201,7 +205,7 @@ void Tiles::score_groups(const KeyBlock& block, int32_t first_key, const Scoring
         continue;
       }
       float* s = s_ + i * s_stride;
-      if (!scoring.plain())
+      if (!scoring.needs_only_scale())
         kernels_.shape_scores(s, n, scoring.scale, scoring.soft_cap, scoring.biased ? slope_ + row : nullptr,
                               position_ + row, key_position_);
       if (hiding) hide(row, first_key, n, scoring.hidden, s);
@@ -215,10 +219,11 @@ void Tiles::score_groups(const KeyBlock& block, int32_t first_key, const Scoring
   }
 }
 
-// A key that some rows do not see has probability 0 there, but 0 * NaN is NaN: values that are not finite are taken out
-// of the product and added to the rows that do see them. Costs a look at the keys around the causal diagonal.
+// The P of a key that a row does not see is 0, but 0 * NaN is NaN. So values that are not finite are taken out of the
+// product, and added to the rows that see them. Only keys that some row does not see must be checked for this.
 
-/// Finds the keys of the block that not all rows see and whose values are not all finite; returns how many.
+/// Finds the keys of the block that some row does not see and whose values are not all finite. Returns how many there
+/// are.
 int32_t Tiles::set_aside(const KeyBlock& block, int32_t first_key, const HiddenKeys* hidden) {
   const int32_t all_see_before = std::min(least_visible_, hidden != nullptr ? hidden->first() : least_visible_);
   int32_t count = 0;
@@ -243,7 +248,7 @@ int32_t Tiles::set_aside(const KeyBlock& block, int32_t first_key, const HiddenK
   return count;
 }
 
-/// Keeps the set-aside keys' values of a slab, and clears them where they lie packed already.
+/// Keeps a slab of the values of the keys that set_aside() found, and clears them where they are packed already.
 void Tiles::take_out(const KeyBlock& block, int32_t slab, int32_t count) {
   for (int32_t i = 0; i < count; ++i) {
     float* values = aside_values_ + int64_t{i} * kSlab;
@@ -258,14 +263,14 @@ void Tiles::take_out(const KeyBlock& block, int32_t slab, int32_t count) {
   }
 }
 
-/// Adds the set-aside keys to the slab's rows that see them.
+/// Adds the values of these keys to the slab's rows that see them.
 void Tiles::put_back(int32_t first_key, int32_t slab, int32_t count, const HiddenKeys* hidden) {
   for (int32_t i = 0; i < count; ++i)
     for (int32_t row = 0; row < num_rows_; ++row) {
       if (!sees(row, first_key + aside_keys_[i], hidden)) continue;
-      const float weight = probability(row, aside_keys_[i]);
+      const float p = probability(row, aside_keys_[i]);
       float* o = o_ + (int64_t{slab} * shape_.max_rows + row) * kSlab;
-      for (int32_t c = 0; c < kSlab; ++c) o[c] += weight * aside_values_[int64_t{i} * kSlab + c];
+      for (int32_t c = 0; c < kSlab; ++c) o[c] += p * aside_values_[int64_t{i} * kSlab + c];
     }
 }
 
@@ -277,7 +282,7 @@ float Tiles::probability(int32_t row, int32_t key) const {
   return std::bit_cast<float>(key % 2 == 0 ? word << 16 : word & 0xFFFF0000U);
 }
 
-/// What to do beside the multiplies of one slab: pack the block's next slab, or begin with the next block.
+/// Returns what to do while one slab is multiplied: pack the block's next slab, or begin with the next block.
 Background Tiles::prepare(const KeyBlock& block, int32_t next_slab) const {
   uint32_t* v = values_ + (value_buffer_ ^ 1) * slab_stride();
   if (next_slab < shape_.d_v / kSlab)

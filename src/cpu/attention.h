@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Flash attention of one block of query rows over blocks of keys, for decode and prefill alike: who loads the keys and
-// what the rows mean is the caller's business.
+// Flash attention of one block of query rows over key blocks, for decode and prefill. The caller loads the keys and
+// knows what the rows are.
 #pragma once
 
 #include <algorithm>
@@ -14,45 +14,45 @@
 
 namespace mla::cpu {
 
-/// Sizes of the tiles that one worker holds.
+/// The sizes of the tiles that one worker holds.
 struct TileShape {
   int32_t max_rows = 0;   // query rows of a task, a multiple of lanes
-  int32_t key_block = 0;  // keys loaded and scored together
+  int32_t key_block = 0;  // keys that are loaded and scored together
   int32_t d_qk = 0, d_v = 0;
-  bool decoded_rows = false;     // room for a block of keys in bf16, for formats that need decoding
+  bool decoded_rows = false;     // room for a key block in bf16, for formats that need decoding
   bool decoded_queries = false;  // room for the queries in bf16
-  bool copied_values = false;    // room for a block of bf16 values
+  bool copied_values = false;    // room for a key block of bf16 values
 
-  /// Rows and keys by head widths: the working set (docs/kernels/cpu.md) must stay inside a 1 MiB L2.
+  /// Chooses rows and keys by the head widths, so that the working set (docs/kernels/cpu.md) stays inside a 1 MiB L2.
   static TileShape choose(const TileKernels& kernels, int32_t d_qk, int32_t d_v);
 };
 
 inline constexpr int32_t kMaxSegments = 40;
 
-/// One block of keys, ready to be multiplied.
+/// One key block, ready to be multiplied.
 struct KeyBlock {
   int32_t num_keys = 0;
   int32_t num_segments = 0;
   Segment segments[kMaxSegments];
-  Prefetch prefetch;                  // what the next block needs
-  bool far = false;                   // rows, and those of the queries, lie far apart: none is near the one before
-  const void** value_rows = nullptr;  // pack 2: rows of bf16 values, packed one slab at a time; or
-  uint32_t* value_slabs = nullptr;    // slabs that are packed already, key_block * kSlab steps apart
-  // pack 2, where another block follows: what to get ready for it while this one's values are multiplied. Copies may
-  // overwrite this one's rows; the next one's value rows may be copies.
+  Prefetch prefetch;                  // rows of the next block
+  bool far = false;                   // rows of keys and of queries lie far apart in memory
+  const void** value_rows = nullptr;  // with pack 2: rows of bf16 values, which are packed one slab at a time
+  uint32_t* value_slabs = nullptr;    // with pack 1: packed slabs, key_block * kSlab steps apart
+  // These say, with pack 2 and where another block follows, what to prepare for it while this block's values are
+  // multiplied. The copies may overwrite this block's rows, and the next block's value rows may be such copies.
   int32_t next_num_keys = 0;
   const void* const* next_value_rows = nullptr;
   std::array<RowCopy, 2> next_copies = {};
 };
 
-/// Keys that a row does not see although they lie in its range.
+/// Says which keys a row does not see although they lie in its range.
 class HiddenKeys {
  public:
   explicit HiddenKeys(int32_t first) : first_(first) {}
   HiddenKeys(const HiddenKeys&) = delete;
   HiddenKeys& operator=(const HiddenKeys&) = delete;
 
-  int32_t first() const { return first_; }  // all earlier ones are seen
+  int32_t first() const { return first_; }  // all earlier keys of a range are visible
   virtual bool hidden(int32_t row, int32_t key) const = 0;
 
  protected:
@@ -62,26 +62,27 @@ class HiddenKeys {
   int32_t first_;
 };
 
-/// How dot products become scores: cap * tanh(scale * dot / cap) + slope of the row * (key's - query's position).
+/// Says how dot products become scores: cap * tanh(scale * dot / cap) + slope of the row * (key's position - query's
+/// position).
 struct Scoring {
   float scale = 1.0F;
-  float soft_cap = 0.0F;       // 0: none
+  float soft_cap = 0.0F;       // 0 for none
   bool biased = false;         // rows have slopes
-  ContextParallel share = {};  // says the keys' positions
+  ContextParallel share = {};  // gives the keys' positions
   const HiddenKeys* hidden = nullptr;
 
-  bool plain() const { return soft_cap == 0.0F && !biased; }
+  bool needs_only_scale() const { return soft_cap == 0.0F && !biased; }
 };
 
-/// One worker's tiles, in its part of the workspace.
+/// One worker's tiles, which lie in its part of the workspace.
 class Tiles {
  public:
   static size_t bytes(const TileKernels& kernels, const TileShape& shape);
   Tiles(const TileKernels& kernels, const TileShape& shape, std::byte* memory);
 
-  /// Starts a block of rows: no key seen.
+  /// Starts a block of rows that have seen no key yet.
   void begin(int32_t num_rows);
-  /// A row's query, in one or two parts, and the keys of the request that it sees.
+  /// Sets a row's query, in one or two parts, and the keys of the request that it sees.
   void set_row(int32_t row, const void* first_part, const void* second_part, schedule::KeyRange visible) {
     query_rows_[row] = first_part;
     query_rows_[shape_.max_rows + row] = second_part;
@@ -90,28 +91,29 @@ class Tiles {
     least_visible_ = row == 0 ? visible.end : std::min(least_visible_, visible.end);
     most_begin_ = row == 0 ? visible.begin : std::max(most_begin_, visible.begin);
   }
-  /// A row's slope and position, for a biased Scoring.
+  /// Sets a row's slope and position, which a biased Scoring needs.
   void set_bias(int32_t row, float slope, int32_t position) {
     slope_[row] = slope;
     position_[row] = position;
   }
-  /// Says what the rows' queries are, once all are set: parts of `first_width` and d_qk - first_width channels.
+  /// Must be called once all rows are set. The queries are of type `dtype`, in parts of `first_width` and of d_qk -
+  /// first_width channels.
   void set_queries(DType dtype, int32_t first_width);
 
   /// Attends to keys first_key ... first_key + block.num_keys - 1.
   void attend(const KeyBlock& block, int32_t first_key, const Scoring& scoring);
 
-  /// A row's lse, base 2; -inf: it saw no key.
+  /// Returns a row's lse to base 2; -inf if the row saw no key.
   float lse(int32_t row) const;
-  /// A row's largest score, base 2.
+  /// Returns a row's largest score in base 2.
   float largest_score(int32_t row) const { return m_[row]; }
-  /// Writes `factor` times a row of the output; 0 if it saw no key.
+  /// Writes `factor` times a row of the output; zeros if the row saw no key.
   void store(int32_t row, float factor, void* o, DType o_dtype) const;
 
   /// Packs a slab into key memory and appends the segment that reads it.
   void add_key_slab(const SlabSource& source, KeyBlock& block);
 
-  // For loaders: row lists (2 * key_block + kKeyTile entries) and key memory (key_block rows of d_qk elements).
+  // Loaders fill row lists (2 * key_block + kKeyTile entries) and key memory (key_block rows of d_qk elements).
   const void** rows(int32_t list) { return row_lists_ + list * (2 * shape_.key_block + kKeyTile); }
   uint32_t* keys() { return keys_; }
   uint32_t* copied_values() { return copied_values_; }  // [key_block][d_v], if the shape says so
@@ -121,7 +123,7 @@ class Tiles {
   const TileKernels& kernels() const { return kernels_; }
   const TileShape& shape() const { return shape_; }
 
-  static constexpr int32_t kLoaderRowLists = 4;  // lists 0 ... 3 are the loader's, the others add_key_slab's
+  static constexpr int32_t kLoaderRowLists = 4;  // lists 0 ... 3 belong to the loader, the others to add_key_slab
 
  private:
   void carve(Carver& carver);
@@ -148,11 +150,11 @@ class Tiles {
   DType query_dtype_ = DType::kNone;
   int32_t query_width_[2] = {};
   int32_t num_rows_ = 0, num_groups_ = 0;
-  int32_t least_visible_ = 0;  // keys from here on some row does not see,
-  int32_t most_begin_ = 0;     // nor those before here
+  int32_t least_visible_ = 0;  // some row does not see the keys from here on
+  int32_t most_begin_ = 0;     // some row does not see the keys before here
   bool first_ = true;
-  bool packed_ahead_ = false;          // the first slab of the next block's values lies in
-  int32_t value_buffer_ = 0;           // this one of two buffers
+  bool packed_ahead_ = false;          // the first slab of the next block's values is packed already
+  int32_t value_buffer_ = 0;           // which of two buffers holds the current slab
   const void** query_rows_ = nullptr;  // [2][max_rows]
   uint32_t* q_ = nullptr;
   float* s_ = nullptr;
@@ -166,7 +168,7 @@ class Tiles {
   float* alpha_ = nullptr;
   int32_t* visible_begin_ = nullptr;
   int32_t* visible_ = nullptr;       // end of a row's range
-  Extent* group_visible_ = nullptr;  // of the rows of a group
+  Extent* group_visible_ = nullptr;  // least and largest end of the ranges of a group's rows
   float* slope_ = nullptr;
   int32_t* position_ = nullptr;
   int32_t* key_position_ = nullptr;
@@ -175,13 +177,14 @@ class Tiles {
   int32_t* limit_ = nullptr;
   int32_t* key_steps_ = nullptr;
   const void** row_lists_ = nullptr;
-  int32_t* aside_keys_ = nullptr;      // [key_block] keys of the block whose values are not all finite,
+  int32_t* aside_keys_ = nullptr;      // [key_block] keys that set_aside() found
   const void** aside_rows_ = nullptr;  // [key_block] their rows (pack 2)
-  float* aside_values_ = nullptr;      // [key_block][kSlab] and one slab of them
-  uint16_t* zero_row_ = nullptr;       // [d_v], stands in for them
+  float* aside_values_ = nullptr;      // [key_block][kSlab] one slab of their values
+  uint16_t* zero_row_ = nullptr;       // [d_v] zeros, in place of their values
 };
 
-/// Repeats the last of a list's num_rows rows until it has `length` entries, and on until they fill whole key tiles.
+/// Repeats the last of a list's num_rows rows until the list has `length` entries, and further until they fill whole
+/// key tiles.
 void pad_rows(const void** rows, int32_t num_rows, int32_t length);
 
 }  // namespace mla::cpu

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What planned attention operations share: what lies in the workspace, and the walk over the tasks.
+// The code that planned attention operations share: the layout of the workspace, and the loop over the tasks.
 #pragma once
 
 #include <atomic>
@@ -14,33 +14,34 @@
 
 namespace mla::cpu {
 
-/// How an operation computes one problem.
+/// Says how an operation computes one problem.
 struct AttentionSetup {
   const TileKernels& kernels;
   TileShape shape;
   schedule::SplitOptions options;
-  bool keeps_max = false;  // partial states need their largest score too
+  bool keeps_max = false;  // partial states also hold the largest score
 };
 
-/// Options that all operations set alike.
+/// Returns the options that all operations set alike.
 schedule::SplitOptions split_options(const TileKernels& kernels, const TileShape& shape, int32_t num_threads,
                                      bool batch_invariant);
 
-/// Everything `run` finds in the workspace.
+/// Everything that `run` finds in the workspace.
 struct AttentionLayout {
   TaskList tasks;
-  std::atomic<int32_t>* merged_splits = nullptr;  // [partial slots] of each unit's first slot: splits done
-  float* partial_lse = nullptr;                   // [partial slots][max_rows], base 2
-  float* partial_max = nullptr;                   // the same, if kept
-  float* partial_o = nullptr;                     // [partial slots][max_rows][d_v]
-  std::byte* tiles = nullptr;                     // [workers][tile_bytes]
+  // [partial slots]; the entry of a unit's first slot counts its finished splits.
+  std::atomic<int32_t>* merged_splits = nullptr;
+  float* partial_lse = nullptr;  // [partial slots][max_rows], to base 2
+  float* partial_max = nullptr;  // [partial slots][max_rows], if kept
+  float* partial_o = nullptr;    // [partial slots][max_rows][d_v]
+  std::byte* tiles = nullptr;    // [workers][tile_bytes]
   size_t tile_bytes = 0;
 
   AttentionLayout(Carver& carver, const AttentionSetup& setup, const TaskList::Capacity& capacity, int32_t num_threads);
 };
 
-/// Room for any lengths of `num_rows` rows in `num_sequences` sequences; batch_invariant splits by length, so there the
-/// lengths decide. `sequences` gives them.
+/// Returns the room for any lengths of `num_rows` rows in `num_sequences` sequences. With batch_invariant the number of
+/// splits depends on the lengths, which `sequences` then gives.
 template <class Sequences>
 TaskList::Capacity capacity_of(const AttentionSetup& setup, int64_t num_rows, int64_t num_sequences,
                                const Sequences& sequences) {

@@ -3,21 +3,21 @@
 
 #include <algorithm>
 
-#include "cpu/cache_codes.h"
+#include "cpu/e4m3_reader.h"
 #include "cpu/share.h"
 #include "mla/numeric.h"
 
 namespace mla::cpu {
 namespace {
 
-constexpr int32_t kMaxScales = 8;  // chosen at a time
-static_assert(kMaxScales * kMostE2M1Group <= CodeReader::kMostCodes);
+constexpr int32_t kMaxScales = 8;  // scales that are chosen at a time
+static_assert(kMaxScales * kMostE2M1Group <= E4M3Reader::kMostElements);
 
-uint8_t* codes_of(const core::Plane& plane, int64_t page, int64_t offset) {
+uint8_t* elements_of(const core::Plane& plane, int64_t page, int64_t offset) {
   return reinterpret_cast<uint8_t*>(plane.row(page, offset));
 }
 
-/// Clears the bytes behind a token's scales.
+/// Clears the bytes that pad a token's scales.
 void pad_scales(const core::Cache& cache, std::byte* scales) {
   std::fill(scales + cache.num_scales * size_of(cache.scale_type), scales + cache.scale_bytes, std::byte{0});
 }
@@ -55,23 +55,23 @@ void CacheReader::prefetch(int64_t page, int64_t offset) const {
 void CacheWriter::write_ckv(const void* source, int64_t page, int64_t offset) const {
   if (!cache_.is_quantized()) return ckv_.copy(source, cache_.ckv.row(page, offset), cache_.d_ckv);
   if (cache_.ckv_dtype == DType::kE2M1) return write_e2m1(source, page, offset);
-  uint8_t* codes = codes_of(cache_.ckv, page, offset);
+  uint8_t* elements = elements_of(cache_.ckv, page, offset);
   std::byte* scales = cache_.scales.row(page, offset);
   if (!cache_.writes_scales)
-    return kernels_.quantize(source, ckv_source_, load_scale(cache_, scales, 0), cache_.d_ckv, codes);
+    return kernels_.quantize(source, ckv_source_, load_scale(cache_, scales, 0), cache_.d_ckv, elements);
   const int32_t group = cache_.channels_per_scale;
   for (int32_t first = 0; first < cache_.num_scales; first += kMaxScales) {
     float chosen[kMaxScales];
     const int32_t n = std::min(kMaxScales, cache_.num_scales - first);
     kernels_.quantize_groups(at(source, int64_t{first} * group, ckv_source_), ckv_source_, n, group,
-                             cache_.power_of_two_scales, chosen, codes + int64_t{first} * group);
+                             cache_.power_of_two_scales, chosen, elements + int64_t{first} * group);
     for (int32_t i = 0; i < n; ++i) store_scale(cache_, chosen[i], scales, first + i);
   }
   pad_scales(cache_, scales);
 }
 
 void CacheWriter::write_e2m1(const void* source, int64_t page, int64_t offset) const {
-  uint8_t* codes = codes_of(cache_.ckv, page, offset);
+  uint8_t* elements = elements_of(cache_.ckv, page, offset);
   std::byte* scales = cache_.scales.row(page, offset);
   const int32_t group = cache_.channels_per_scale;
   const float outer = cache_.outer_scale != nullptr ? *cache_.outer_scale : 1.0F;
@@ -86,7 +86,7 @@ void CacheWriter::write_e2m1(const void* source, int64_t page, int64_t offset) c
     float values[kMostE2M1Group];
     tiles_.convert(from, ckv_source_, values, DType::kF32, group);
     for (int32_t c = 0; c < group; c += 2)
-      *codes++ = static_cast<uint8_t>(quantize_e2m1(values[c], scale) | quantize_e2m1(values[c + 1], scale) << 4);
+      *elements++ = static_cast<uint8_t>(quantize_e2m1(values[c], scale) | quantize_e2m1(values[c + 1], scale) << 4);
   }
   if (cache_.writes_scales) pad_scales(cache_, scales);
 }
@@ -100,31 +100,31 @@ void CacheWriter::write_kpe(const void* source, int64_t page, int64_t offset, in
 
 void CacheReader::read_ckv(int64_t page, int64_t offset, void* out) const {
   if (!cache_.is_quantized()) return ckv_.copy(cache_.ckv.row(page, offset), out, cache_.d_ckv);
-  CodeReader codes(cache_.ckv_dtype, cache_.ckv.row(page, offset));
+  E4M3Reader elements(cache_.ckv_dtype, cache_.ckv.row(page, offset));
   const std::byte* stored = cache_.scales.row(page, offset);
   const int64_t group = cache_.channels_per_scale;
   for (int32_t first = 0; first < cache_.num_scales; first += kMaxScales) {
     float scales[kMaxScales];
     const int32_t n = std::min(kMaxScales, cache_.num_scales - first);
     for (int32_t i = 0; i < n; ++i) scales[i] = load_scale(cache_, stored, first + i);
-    dequantize(codes.read(first * group, n * cache_.channels_per_scale), scales, n, group,
+    dequantize(elements.read(first * group, n * cache_.channels_per_scale), scales, n, group,
                at(out, first * group, out_));
   }
 }
 
 void CacheReader::read_kpe(int64_t page, int64_t offset, void* out) const {
   if (!is_quantized(cache_.kpe_dtype)) return kpe_.copy(cache_.kpe.row(page, offset), out, cache_.d_kpe);
-  dequantize(codes_of(cache_.kpe, page, offset), cache_.kpe_scale, 1, cache_.d_kpe, out);
+  dequantize(elements_of(cache_.kpe, page, offset), cache_.kpe_scale, 1, cache_.d_kpe, out);
 }
 
-/// What goes past the caches is made in L1 first.
-void CacheReader::dequantize(const uint8_t* codes, const float* scales, int32_t num_groups, int64_t group,
+/// Rows that are written past the caches are first made in L1.
+void CacheReader::dequantize(const uint8_t* elements, const float* scales, int32_t num_groups, int64_t group,
                              void* out) const {
   constexpr int64_t kStaged = 1024;
   if (!streaming_ || num_groups * group > kStaged)
-    return kernels_.dequantize(codes, scales, num_groups, group, out, out_);
-  alignas(64) float values[kStaged];  // of any type
-  kernels_.dequantize(codes, scales, num_groups, group, values, out_);
+    return kernels_.dequantize(elements, scales, num_groups, group, out, out_);
+  alignas(64) float values[kStaged];  // memory for elements of any float type
+  kernels_.dequantize(elements, scales, num_groups, group, values, out_);
   staged_.copy(values, out, num_groups * group);
 }
 

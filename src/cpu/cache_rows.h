@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A token's row in a cache of any format, read and written. Writers and readers of caches go through these classes;
-// what a format is they take from core::Cache.
+// These classes read and write a token's row in a cache of any format. All operations on caches use them; they know a
+// format only by the fields of core::Cache.
 #pragma once
 
 #include <cstddef>
@@ -11,15 +11,15 @@
 
 namespace mla::cpu {
 
-/// Copies elements from type to type. Rows of operations larger than any cache level they could stay in go past the
-/// caches: stores into them would first read every line.
+/// Copies elements from type to type. Where an operation is too large for its rows to stay in a cache level, they are
+/// written past the caches, since a store into a cache would first read its line.
 class ElementCopier {
  public:
   ElementCopier(const KernelSet& set, DType src, DType dst, int64_t total_bytes)
       : kernels_(*set.floats), rows_(*set.rows), src_(src), dst_(dst), streaming_(src == dst && streams(total_bytes)) {}
 
   void copy(const void* src, void* dst, int64_t n) const;
-  /// Before another thread may read what was copied.
+  /// Must be called before another thread reads the copies.
   void finish() const;
 
   static bool streams(int64_t total_bytes) { return total_bytes >= kStreamBytes; }
@@ -33,19 +33,19 @@ class ElementCopier {
   bool streaming_;
 };
 
-/// Bytes that a token's row takes, its scales included.
+/// Returns the bytes of a token's row, its scales included.
 int64_t token_bytes(const core::Cache& cache);
 
-/// How many rows ahead memory is asked for: further than the hardware sees, whose prefetchers stop at 4 KiB and at
-/// pages.
+/// Rows are prefetched this many rows ahead, since the hardware's prefetchers stop at 4 KiB pages. It took the
+/// dequantizing gather from 46 to 73 % of its ceiling (AMD EPYC, Zen 4, 2026-11-20; docs/notebook/2026-11-20-cpu.md).
 inline constexpr int64_t kRowsAhead = 4;
 
-/// Asks for memory that will be read soon.
+/// Prefetches memory that will be read soon.
 inline void prefetch_for_read(const void* begin, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(begin) + i);
 }
 
-/// Rows of floats into a cache, quantized as its format asks.
+/// Writes rows of floats into a cache, quantized as its format asks.
 class CacheWriter {
  public:
   CacheWriter(const KernelSet& set, const core::Cache& cache, DType ckv, DType kpe, int64_t total_bytes)
@@ -57,10 +57,10 @@ class CacheWriter {
         ckv_(set, ckv, cache.ckv_dtype, total_bytes),
         kpe_(set, kpe, cache.kpe_dtype, cache.is_quantized() ? 0 : total_bytes) {}
 
-  /// Asks for a row that will be written soon.
+  /// Prefetches a row that will be written soon.
   void prefetch(int64_t page, int64_t offset) const;
   void write_ckv(const void* source, int64_t page, int64_t offset) const;
-  /// Channels first ... first + n - 1 of the rotary part.
+  /// Writes channels first ... first + n - 1 of the rotary channels.
   void write_kpe(const void* source, int64_t page, int64_t offset, int32_t first, int32_t n) const;
   void finish() const {
     ckv_.finish();
@@ -77,7 +77,7 @@ class CacheWriter {
   ElementCopier ckv_, kpe_;
 };
 
-/// Rows of a cache as floats, dequantized.
+/// Reads rows of a cache as floats, dequantized.
 class CacheReader {
  public:
   CacheReader(const KernelSet& set, const core::Cache& cache, DType out, int64_t total_bytes)
@@ -89,7 +89,7 @@ class CacheReader {
         staged_(set, out, out, total_bytes),
         streaming_(ElementCopier::streams(total_bytes)) {}
 
-  /// Asks for a row that will be read soon.
+  /// Prefetches a row that will be read soon.
   void prefetch(int64_t page, int64_t offset) const;
   void read_ckv(int64_t page, int64_t offset, void* out) const;
   void read_kpe(int64_t page, int64_t offset, void* out) const;
@@ -100,7 +100,7 @@ class CacheReader {
   }
 
  private:
-  void dequantize(const uint8_t* codes, const float* scales, int32_t num_groups, int64_t group, void* out) const;
+  void dequantize(const uint8_t* elements, const float* scales, int32_t num_groups, int64_t group, void* out) const;
 
   const RowKernels& kernels_;
   const core::Cache& cache_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lays arrays into a workspace.
+// The allocator that lays arrays into a workspace.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace mla::cpu {
 
-/// Hands out 64-byte aligned pieces of a buffer; with a null base it only counts.
+/// Hands out arrays of a buffer, aligned to 64 bytes. With a null base it only counts their bytes.
 class Carver {
  public:
   explicit Carver(std::byte* base) : base_(base) {}

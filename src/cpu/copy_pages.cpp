@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pages from cache to cache. Bound by memory.
+// copy_pages copies pages from cache to cache. It is bound by memory.
 #include <algorithm>
 #include <cstring>
 
@@ -12,7 +12,7 @@ namespace {
 
 float first_scale(const core::Cache& cache) { return *reinterpret_cast<const float*>(cache.scales.base); }
 
-/// Whether the same bytes mean the same: then they are copied.
+/// Returns whether the same bytes mean the same values in both caches: then they are copied as they are.
 bool same_ckv_code(const core::Cache& from, const core::Cache& to) {
   if (from.format != to.format || from.num_scales != to.num_scales) return false;
   if (!from.is_quantized()) return true;
@@ -26,8 +26,8 @@ bool same_kpe_code(const core::Cache& from, const core::Cache& to) {
   return from.kpe_dtype == to.kpe_dtype && (!is_quantized(from.kpe_dtype) || *from.kpe_scale == *to.kpe_scale);
 }
 
-/// One plane of both caches, to be copied byte by byte: `bytes` of each token. Where tokens lie side by side in both,
-/// runs of them are copied at once.
+/// One plane of both caches, of which `bytes` bytes of each token are copied as they are. Where tokens are contiguous
+/// in both caches, runs of them are copied at once.
 struct PlaneCopy {
   const core::Plane* from;
   const core::Plane* to;
@@ -78,7 +78,7 @@ class PageCopier {
   }
 
  private:
-  /// Planes that follow one another inside every row are one.
+  /// Adds a plane. Planes that are contiguous inside every row are copied as one.
   void add(const PlaneCopy& plane) {
     if (num_planes_ > 0) {
       PlaneCopy& last = planes_[num_planes_ - 1];
@@ -93,7 +93,7 @@ class PageCopier {
     planes_[num_planes_++] = plane;
   }
 
-  /// Whether what is read goes to its place, not into a buffer.
+  /// Returns whether rows are read directly to their place and not into a buffer.
   bool copies_straight() const { return args_.to.ckv_dtype == between_; }
 
   struct Place {
@@ -110,7 +110,7 @@ class PageCopier {
     writer_.prefetch(to.page, to.offset);
   }
 
-  /// By way of a buffer, unless what is read or what is written is the type between them as it lies.
+  /// Converts a token's row through a buffer of type between_. The step whose cache has that type already is left out.
   void convert(int64_t token) const {
     alignas(64) uint16_t values[kMaxCopiedWidth];
     const Place from = source(token), to = target(token);
@@ -127,7 +127,7 @@ class PageCopier {
   }
 
   const core::CopyPagesArgs& args_;
-  DType between_;  // holds every value of `from`
+  DType between_;  // a type that holds every value of `from`
   CacheReader reader_;
   CacheWriter writer_;
   ElementCopier bytes_;

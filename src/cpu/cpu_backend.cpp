@@ -18,10 +18,10 @@ constexpr int64_t kMaxHeadDim = 1024;
 
 bool is_float(DType dtype) { return dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32; }
 
-/// Attention in the absorbed form, over a latent cache.
+/// Returns whether the operation is attention in the absorbed form, over a latent cache.
 bool is_absorbed(Op op) { return op == Op::kDecode || op == Op::kDecodeSparse || op == Op::kPrefillSparse; }
 
-/// What every level refuses alike; empty if nothing.
+/// Returns why every level refuses the problem; empty if none has to.
 Reason refusal(const Problem& problem) {
   if (problem.device.type != DeviceType::kCpu)
     return Reason::format("tensors are on {}, not on the CPU", name(problem.device.type));

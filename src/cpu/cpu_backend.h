@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rows that the cpu backend puts into the tables, best instruction set first.
+// These functions give the rows that the cpu backend puts into the tables, best instruction set first.
 #pragma once
 
 #include <span>

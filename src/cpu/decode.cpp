@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Absorbed decode: rows are (query token, head) pairs of one request, keys are rows of the paged cache.
+// Absorbed decode, where query rows are (query token, head) pairs of one request and keys are rows of the paged cache.
 #include <algorithm>
 #include <vector>
 
@@ -10,7 +10,8 @@ namespace mla::cpu {
 namespace {
 
 schedule::Sequence sequence_of(const core::DecodeArgs& args, int32_t request) {
-  const bool tree = args.tree_mask != nullptr || args.tree_parents != nullptr;  // says itself which drafts are seen
+  // The tree says which drafts are visible, not causality.
+  const bool tree = args.tree_mask != nullptr || args.tree_parents != nullptr;
   return {.request = request,
           .head = 0,
           .q_len = args.queries.len(request),
@@ -39,7 +40,7 @@ TaskList::Capacity capacity_of(const AttentionSetup& setup, const core::DecodeAr
   return capacity_of(setup, args.num_tokens * args.num_heads, args.batch_size, [&] { return sequences_of(args); });
 }
 
-/// Rows of a request in the order of its page table.
+/// Lists the rows of a request in the order of its page table.
 class PagedRows {
  public:
   PagedRows(const core::DecodeArgs& args, const schedule::Task& task)
@@ -63,7 +64,7 @@ class PagedRows {
   int32_t key_, end_;
 };
 
-/// The drafts that a query does not see: the last q_len tokens of a request form a tree.
+/// Says which drafts a query does not see: the last q_len tokens of a request form a tree.
 class HiddenDrafts final : public HiddenKeys {
  public:
   HiddenDrafts(const core::DecodeArgs& args, const schedule::Task& task, const schedule::Sequence& sequence)

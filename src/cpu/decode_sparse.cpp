@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Absorbed sparse attention: rows are the heads of one query token, keys are the slots that its indices name, of one
-// pool and then of the other. decode_sparse and prefill_sparse.
+// decode_sparse and prefill_sparse, which are absorbed sparse attention: query rows are the heads of one query token,
+// and keys are the slots that its indices name, first of one pool and then of the other.
 #include <algorithm>
 #include <limits>
 #include <vector>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr schedule::KeyRange kEverything = {.begin = 0, .end = std::numeric_limits<int32_t>::max()};
 
-/// Entries of indices that a token has, of both pools: what a task's keys count.
+/// Returns how many entries of indices a token has in both pools. A task's keys are numbered by these entries.
 int32_t num_entries(const core::DecodeSparseArgs& args) {
   return args.pools[0].topk + (args.num_pools > 1 ? args.pools[1].topk : 0);
 }
@@ -45,7 +45,7 @@ TaskList::Capacity capacity_of(const AttentionSetup& setup, const core::DecodeSp
   return capacity_of(setup, args.num_tokens * args.num_heads, args.num_tokens, [&] { return sequences_of(args); });
 }
 
-/// The valid slots among a pool's entries [begin, end) of a token's row.
+/// Lists the valid slots among entries [begin, end) of a token's row of indices in one pool.
 class IndexedRows {
  public:
   IndexedRows(const core::DecodeSparseArgs& args, int32_t pool, int64_t token, int32_t begin, int32_t end)

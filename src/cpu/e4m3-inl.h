@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// e4m3 and vectors. Every function gives the bits of its scalar namesake in numeric.h, on every instruction set, also
-// where the processor is told to treat subnormal floats as zero: no step takes or makes one that would show in a code,
-// or in a product with a scale of at least 2^-117. Included like vectors-inl.h.
+// Conversions between e4m3 and vectors of floats. Every function gives the bits of its scalar namesake in numeric.h, on
+// every instruction set, also where the processor is set to treat subnormal floats as zero: no step uses or gives a
+// subnormal float that would show in an e4m3 element, or in a product with a scale of at least 2^-117. The file is
+// included like vectors-inl.h.
 #pragma once
 
 #include <cstdint>
@@ -15,13 +16,13 @@ namespace {
 using Bytes = hn::Rebind<uint8_t, Floats>;
 constexpr Bytes kBytes;
 
-/// kLanes codes.
-HWY_INLINE FloatVec e4m3_to_f32(const uint8_t* codes) {
-  const WordVec words = hn::PromoteTo(kWords, hn::LoadU(kBytes, codes));
+/// Converts kLanes elements to f32.
+HWY_INLINE FloatVec e4m3_to_f32(const uint8_t* e4m3) {
+  const WordVec words = hn::PromoteTo(kWords, hn::LoadU(kBytes, e4m3));
   const WordVec magnitude = hn::And(words, hn::Set(kWords, 0x7FU));
   const WordVec shifted = hn::ShiftLeft<20>(magnitude);
   const WordVec normal = shifted + hn::Set(kWords, 120U << 23);
-  // Code m < 8 is m units of 2^-9: (1 + m / 8) * 2^-6 less 2^-6.
+  // The bits m < 8 stand for m units of 2^-9, that is (1 + m / 8) * 2^-6 minus 2^-6.
   const FloatVec small = hn::BitCast(kFloats, shifted + hn::Set(kWords, 121U << 23)) - hn::Set(kFloats, 0x1p-6F);
   const auto is_small = hn::RebindMask(kWords, hn::Lt(hn::BitCast(kInts, magnitude), hn::Set(kInts, 8)));
   WordVec bits = hn::IfThenElse(is_small, hn::BitCast(kWords, small), normal);
@@ -29,10 +30,10 @@ HWY_INLINE FloatVec e4m3_to_f32(const uint8_t* codes) {
   return hn::BitCast(kFloats, hn::Or(bits, hn::ShiftLeft<24>(hn::Xor(words, magnitude))));
 }
 
-/// Codes in the low byte of each lane.
+/// Converts floats to e4m3, in the low byte of each lane.
 ///
 /// Adding 2^(e + 20) to a magnitude below 2^(e + 1) rounds it to units of 2^(e - 3), ties to even, and leaves the
-/// number of units in the low bits; with e of at least -6 that holds for normal and subnormal codes alike.
+/// number of units in the low bits. With e of at least -6 this holds for normal and subnormal results.
 HWY_INLINE WordVec f32_to_e4m3(FloatVec x) {
   const WordVec bits = hn::BitCast(kWords, x);
   const WordVec sign = hn::And(hn::ShiftRight<24>(bits), hn::Set(kWords, 0x80U));
@@ -41,44 +42,46 @@ HWY_INLINE WordVec f32_to_e4m3(FloatVec x) {
   const WordVec exponent =
       hn::Max(hn::And(hn::BitCast(kWords, magnitude), hn::Set(kWords, 0x7F800000U)), hn::Set(kWords, 121U << 23));
   const FloatVec big = hn::BitCast(kFloats, exponent + hn::Set(kWords, 20U << 23));
-  const WordVec sum = hn::BitCast(kWords, magnitude + big);  // exponent e + 147, then 8 ... 16 units, or 0 ... 8
-  const WordVec code = hn::And(sum + hn::ShiftRight<20>(sum) - hn::Set(kWords, 141U << 3), hn::Set(kWords, 0xFFU));
-  return hn::Or(sign, hn::IfThenElse(nan, hn::Set(kWords, 0x7FU), hn::Min(code, hn::Set(kWords, 0x7EU))));
+  // Exponent e + 147, then 8 ... 16 units (0 ... 8 if subnormal).
+  const WordVec sum = hn::BitCast(kWords, magnitude + big);
+  const WordVec rounded = hn::And(sum + hn::ShiftRight<20>(sum) - hn::Set(kWords, 141U << 3), hn::Set(kWords, 0xFFU));
+  return hn::Or(sign, hn::IfThenElse(nan, hn::Set(kWords, 0x7FU), hn::Min(rounded, hn::Set(kWords, 0x7EU))));
 }
 
-HWY_INLINE void store_codes(WordVec codes, uint8_t* to) { hn::StoreU(hn::U8FromU32(codes), kBytes, to); }
+HWY_INLINE void store_e4m3(WordVec e4m3, uint8_t* to) { hn::StoreU(hn::U8FromU32(e4m3), kBytes, to); }
 
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
-/// The values of codes 0 ... 127.
+/// The values of the magnitudes 0 ... 127 of e4m3.
 template <class T>
 struct MagnitudeTable {
   alignas(64) T value[128];
 };
 constexpr MagnitudeTable<float> kF32Magnitudes = [] {
   MagnitudeTable<float> table = {};
-  for (int32_t code = 0; code < 128; ++code) table.value[code] = mla::e4m3_to_f32(static_cast<uint8_t>(code));
+  for (int32_t i = 0; i < 128; ++i) table.value[i] = mla::e4m3_to_f32(static_cast<uint8_t>(i));
   return table;
 }();
 constexpr MagnitudeTable<uint16_t> kBF16Magnitudes = [] {
   MagnitudeTable<uint16_t> table = {};
-  for (int32_t code = 0; code < 128; ++code) table.value[code] = f32_to_bf16(kF32Magnitudes.value[code]);
+  for (int32_t i = 0; i < 128; ++i) table.value[i] = f32_to_bf16(kF32Magnitudes.value[i]);
   return table;
 }();
 #endif
 
-/// Makes bf16 of codes with one scale: rows of any number of channels. AVX-512 looks 32 of them up at a time in a table
-/// of all products, which even 64 codes are worth.
+/// Converts rows of e4m3 with one scale, of any number of channels, to bf16. AVX-512 looks up 32 channels at a time in
+/// a table of all 128 products with the scale. The table is worth its cost from 64 channels on (chosen without a
+/// recorded measurement).
 class Dequantizer {
  public:
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
-  static constexpr int32_t kCodes = 32;  // decoded at a time
+  static constexpr int32_t kElements = 32;  // elements that are decoded at a time
 
   explicit Dequantizer(float scale) {
     uint32_t bits;
     std::memcpy(&bits, &scale, sizeof bits);
     const bool power_of_two = (bits & 0x7FFFFFU) == 0;
     if (power_of_two && has_normal_products(scale)) {
-      // Exponents grow by the scale's; zero and NaN stay.
+      // The scale's exponent is added to those of the values; zero and NaN stay.
       const __m512i exponent = _mm512_set1_epi16(static_cast<int16_t>((static_cast<int32_t>(bits >> 23) - 127) * 128));
       for (int32_t i = 0; i < 4; ++i) {
         const __m512i unscaled = _mm512_load_si512(kBF16Magnitudes.value + 32 * i);
@@ -95,34 +98,35 @@ class Dequantizer {
     }
   }
 
-  /// The bf16 of kCodes codes.
+  /// Returns kElements elements as bf16.
   HWY_INLINE __m512i decode(const uint8_t* from) const {
-    const __m512i codes = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-    const __mmask32 upper = _mm512_test_epi16_mask(codes, _mm512_set1_epi16(0x40));
-    const __m512i lower_half = _mm512_mask2_permutex2var_epi16(table_[0], codes, _knot_mask32(upper), table_[1]);
+    const __m512i e4m3 = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+    const __mmask32 upper = _mm512_test_epi16_mask(e4m3, _mm512_set1_epi16(0x40));
+    const __m512i lower_half = _mm512_mask2_permutex2var_epi16(table_[0], e4m3, _knot_mask32(upper), table_[1]);
     const __m512i magnitude = _mm512_mask2_permutex2var_epi16(table_[2], lower_half, upper, table_[3]);
-    constexpr int kFlip = 0x78;  // a ^ (b & c); what a cache holds as a scale may be negative
-    return _mm512_ternarylogic_epi32(magnitude, _mm512_slli_epi16(codes, 8), _mm512_set1_epi16(-0x8000), kFlip);
+    // A ^ (b & c): flips the sign and does not set it, since a scale in a cache may be negative.
+    constexpr int kFlip = 0x78;
+    return _mm512_ternarylogic_epi32(magnitude, _mm512_slli_epi16(e4m3, 8), _mm512_set1_epi16(-0x8000), kFlip);
   }
 
-  void operator()(const uint8_t* codes, int64_t n, uint16_t* bf16) const {
+  void operator()(const uint8_t* e4m3, int64_t n, uint16_t* bf16) const {
     int64_t i = 0;
-    for (; i + kCodes <= n; i += kCodes) _mm512_storeu_si512(bf16 + i, decode(codes + i));
+    for (; i + kElements <= n; i += kElements) _mm512_storeu_si512(bf16 + i, decode(e4m3 + i));
     if (i == n) return;
-    alignas(64) uint8_t rest[kCodes] = {};
-    std::memcpy(rest, codes + i, static_cast<size_t>(n - i));
-    alignas(64) uint16_t values[kCodes];
+    alignas(64) uint8_t rest[kElements] = {};
+    std::memcpy(rest, e4m3 + i, static_cast<size_t>(n - i));
+    alignas(64) uint16_t values[kElements];
     _mm512_store_si512(values, decode(rest));
     std::memcpy(bf16 + i, values, static_cast<size_t>(n - i) * sizeof(uint16_t));
   }
 
  private:
-  /// Those of 2^-9, the least code, to 448.
+  /// Returns whether the products of the scale with 2^-9 (the least magnitude of e4m3) to 448 are normal floats.
   static bool has_normal_products(float scale) { return scale >= 0x1p-117F && scale <= 0x1p118F; }
 
   static HWY_INLINE __m512i round(__m512 low, __m512 high, [[maybe_unused]] bool normal) {
 #if MLA_CPU_BF16_PAIRS
-    // The instruction takes subnormal floats for zero.
+    // The instruction treats subnormal floats as zero.
     if (HWY_LIKELY(normal)) return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
 #endif
     const __m256i halves[2] = {_mm512_cvtepi32_epi16(round_to_bf16(FloatVec{low}).raw),
@@ -134,11 +138,11 @@ class Dequantizer {
 #else
   explicit Dequantizer(float scale) : scale_(scale) {}
 
-  void operator()(const uint8_t* codes, int64_t n, uint16_t* bf16) const {
+  void operator()(const uint8_t* e4m3, int64_t n, uint16_t* bf16) const {
     const FloatVec scale = hn::Set(kFloats, scale_);
     int64_t i = 0;
-    for (; i + kLanes <= n; i += kLanes) store_from_f32(e4m3_to_f32(codes + i) * scale, bf16 + i, DType::kBF16);
-    for (; i < n; ++i) bf16[i] = dequantize_e4m3(codes[i], scale_);
+    for (; i + kLanes <= n; i += kLanes) store_from_f32(e4m3_to_f32(e4m3 + i) * scale, bf16 + i, DType::kBF16);
+    for (; i < n; ++i) bf16[i] = dequantize_e4m3(e4m3[i], scale_);
   }
 
  private:

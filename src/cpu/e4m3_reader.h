@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The codes and scales of quantized rows as the kernels take them: e4m3 codes and f32 scales.
+// The elements and scales of quantized rows as the kernels take them: e4m3 elements and f32 scales.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@
 
 namespace mla::cpu {
 
-/// Scale `i` of a token's, with the outer one. It may lie at any address.
+/// Returns scale `i` of a token, times the outer scale if there is one. It may lie at any address.
 inline float load_scale(const core::Cache& cache, const std::byte* scales, int32_t i) {
   const std::byte* at = scales + int64_t{i} * size_of(cache.scale_type);
   float scale;
@@ -33,25 +33,26 @@ inline void store_scale(const core::Cache& cache, float scale, std::byte* scales
   }
 }
 
-/// Reads codes of one quantized row as e4m3. Codes of e2m1 are looked up, since every value of it is one of e4m3.
-class CodeReader {
+/// Reads elements of one quantized row as e4m3. Elements of e2m1 are converted by a table, since every value of e2m1 is
+/// one of e4m3.
+class E4M3Reader {
  public:
-  /// How many codes of e2m1 are read at a time.
-  static constexpr int32_t kMostCodes = 8 * kMostE2M1Group;
+  /// The most e2m1 elements that one call of read() takes.
+  static constexpr int32_t kMostElements = 8 * kMostE2M1Group;
 
-  CodeReader(DType element, const std::byte* row) : element_(element), row_(row) {}
+  E4M3Reader(DType element, const std::byte* row) : element_(element), row_(row) {}
 
-  /// The codes of channels first ... first + n - 1, until the next call.
+  /// Returns the elements of channels first ... first + n - 1, which are valid until the next call.
   const uint8_t* read(int64_t first, int32_t n) {
     if (element_ != DType::kE2M1) return reinterpret_cast<const uint8_t*>(row_) + first;
     const std::byte* from = row_ + bytes_of(element_, first);
     for (int32_t i = 0; i < n / 2; ++i)
-      std::memcpy(codes_ + 2 * i, kPairs.data() + static_cast<uint8_t>(from[i]), sizeof kPairs[0]);
-    return codes_;
+      std::memcpy(elements_ + 2 * i, kPairs.data() + static_cast<uint8_t>(from[i]), sizeof kPairs[0]);
+    return elements_;
   }
 
  private:
-  /// Both codes of a byte; the even channel has its low half.
+  /// Holds both elements of a byte as e4m3; the even channel is in the low half of the byte.
   static constexpr std::array<std::array<uint8_t, 2>, 256> kPairs = [] {
     std::array<std::array<uint8_t, 2>, 256> pairs = {};
     for (uint32_t byte = 0; byte < 256; ++byte)
@@ -61,7 +62,7 @@ class CodeReader {
 
   DType element_;
   const std::byte* row_;
-  alignas(64) uint8_t codes_[kMostCodes];
+  alignas(64) uint8_t elements_[kMostElements];
 };
 
 }  // namespace mla::cpu

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Page tables and token indices, from one form to another.
+// block_table_to_csr and physical_slots convert page tables and token indices from one form to another.
 #include <algorithm>
 #include <cstring>
 
@@ -9,7 +9,7 @@
 namespace mla::cpu {
 namespace {
 
-/// The slots of one request's tokens.
+/// Finds the slots of one request's tokens.
 class SlotFinder {
  public:
   SlotFinder(const core::PhysicalSlotsArgs& args, int32_t request)
@@ -18,14 +18,14 @@ class SlotFinder {
         page_size_(static_cast<uint32_t>(args.pages.page_size)),
         kv_len_(static_cast<uint32_t>(args.pages.kv_len[request])) {}
 
-  /// The slot of a token, or -1.
+  /// Returns the slot of a token; -1 if the token is not valid or belongs to another rank.
   int32_t operator()(int32_t token) const {
-    const auto position = static_cast<uint32_t>(token);  // a negative one lies beyond kv_len
+    const auto position = static_cast<uint32_t>(token);  // as unsigned, a negative token lies beyond kv_len
     if (position >= kv_len_) return -1;
     uint32_t local = position;
     if (share_.world > 1) {
       if (!owns(share_, token)) return -1;
-      local = static_cast<uint32_t>(local_length(share_, token));  // as many as the rank owns before it
+      local = static_cast<uint32_t>(local_length(share_, token));  // how many earlier tokens the rank owns
     }
     const uint32_t page = local / page_size_;
     return static_cast<int32_t>(static_cast<uint32_t>(pages_[page]) * page_size_ + (local - page * page_size_));
@@ -37,7 +37,7 @@ class SlotFinder {
   uint32_t page_size_, kv_len_;
 };
 
-/// `slots` may be `indices`: what is written has been read.
+/// Writes the slots of one row. `slots` may be `indices`, since each entry is read before it is written.
 void fill_row(const core::PhysicalSlotsArgs& args, const SlotFinder& find, int64_t token) {
   const int32_t* indices = args.indices + token * args.indices_stride_token;
   int32_t* slots = args.slots + token * args.slots_stride_token;
@@ -45,7 +45,7 @@ void fill_row(const core::PhysicalSlotsArgs& args, const SlotFinder& find, int64
   int32_t valid = 0;
   for (int32_t i = 0; i < length; ++i) {
     const int32_t slot = find(indices[i]);
-    slots[args.compact ? valid : i] = slot;  // an invalid one is overwritten by the next where rows are compacted
+    slots[args.compact ? valid : i] = slot;  // where rows are compacted, the next slot overwrites an invalid one
     valid += slot >= 0 ? 1 : 0;
   }
   std::fill(slots + (args.compact ? valid : length), slots + args.topk, -1);
@@ -71,7 +71,8 @@ void run_block_table_to_csr(const KernelSet&, const core::BlockTableToCsrArgs& a
 }
 
 void run_physical_slots(const KernelSet&, const core::PhysicalSlotsArgs& args, core::ThreadPool& pool) {
-  const int64_t bytes = 16 * args.num_tokens * args.topk;  // a division each is worth more than its 4 bytes
+  // An entry costs a division, which takes longer than its 4 bytes.
+  const int64_t bytes = 16 * args.num_tokens * args.topk;
   share(pool, args.num_tokens, bytes, [&](int64_t begin, int64_t end) {
     for (int32_t request = 0; request < args.pages.batch_size; ++request) {
       const int64_t first = std::max<int64_t>(begin, args.queries.begin(request));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The indexer of sparse attention: keys into its cache, logits of all keys, and the keys that they select.
+// The indexer of sparse attention writes keys into its cache, computes the logits of all keys, and selects keys by
+// them.
 //   logits[t][j] = scale[j] * sum_h weights[t][h] * max(0, q[t][h] . k[j])
 #include <algorithm>
 #include <cstring>
@@ -18,7 +19,7 @@ int64_t visible_keys(const core::IndexerLogitsArgs& args, int32_t request, int64
   return args.causal ? std::clamp<int64_t>(kv_len - args.queries.len(request) + query + 1, 0, kv_len) : kv_len;
 }
 
-/// Logits of ranges of a token's keys, with queries packed for kIndexerHeads heads at a time.
+/// Computes logits of ranges of a token's keys, with the queries of kIndexerHeads heads packed at a time.
 class LogitsWorker {
  public:
   LogitsWorker(const RowKernels& kernels, const core::IndexerLogitsArgs& args) : kernels_(kernels), args_(args) {}
@@ -42,7 +43,7 @@ class LogitsWorker {
   }
 
  private:
-  /// Calls f(key, page, offset, n) for runs of keys that lie side by side.
+  /// Calls f(key, page, offset, n) for runs of n contiguous keys.
   template <class F>
   void for_each_run(int32_t request, int64_t begin, int64_t end, const F& f) const {
     const int32_t* pages = args_.pages.of(request);
@@ -76,7 +77,8 @@ void for_each_token(const core::IndexerLogitsArgs& args, const F& f) {
     for (int32_t i = 0; i < args.queries.len(request); ++i) f(request, i, args.queries.begin(request) + int64_t{i});
 }
 
-/// Writes what lies in [begin, end) of all tokens' rows laid end to end: every visible key, and one more for the rest.
+/// Writes the share [begin, end) of all tokens' rows laid end to end, where a row counts as its visible keys and one
+/// more for its rest.
 void logits_share(const RowKernels& kernels, const core::IndexerLogitsArgs& args, int64_t begin, int64_t end) {
   LogitsWorker worker(kernels, args);
   int64_t row_begin = 0;
@@ -118,7 +120,8 @@ void run_indexer_logits(const KernelSet& set, const core::IndexerLogitsArgs& arg
   int64_t work = 0;
   for_each_token(args,
                  [&](int32_t request, int32_t query, int64_t) { work += visible_keys(args, request, query) + 1; });
-  const int64_t key_bytes = int64_t{kHeadDim} * args.num_heads;  // a key costs many more cycles than it has bytes
+  // Counts a key once per head, since it costs many more cycles than it has bytes.
+  const int64_t key_bytes = int64_t{kHeadDim} * args.num_heads;
   share(pool, work, work * key_bytes, [&](int64_t begin, int64_t end) { logits_share(kernels, args, begin, end); });
 }
 

@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "cpu/cache_codes.h"
+#include "cpu/e4m3_reader.h"
 
 namespace mla::cpu {
 
@@ -19,7 +19,8 @@ KeyStream::KeyStream(const core::Cache& cache, Tiles& tiles)
   const auto attach = [&](const core::Plane& plane, int32_t bytes) {
     const Part part = add_part(plane);
     if (part.list >= 0) bytes_[part.list] = bytes;
-    constexpr int64_t kNear = 4096;  // what lies further away is another tensor
+    // Parts that lie further away belong to another tensor and are not prefetched with ckv.
+    constexpr int64_t kNear = 4096;
     if (part.list < 0 && part.shared == nullptr && part.distance >= 0 && part.distance < kNear)
       bytes_[0] = std::max(bytes_[0], static_cast<int32_t>(part.distance) + bytes);
     return part;
@@ -32,7 +33,8 @@ KeyStream::Part KeyStream::add_part(const core::Plane& plane) {
   const core::Plane& first = planes_[0];
   const int64_t distance = plane.base - first.base;
   const bool together = plane.stride_page == first.stride_page && plane.stride_token == first.stride_token;
-  // Rows that are not decoded are multiplied in one piece or in two.
+  // A part at a fixed distance needs no list if rows are decoded. Rows that are not decoded are multiplied where they
+  // lie, so that it must also follow ckv directly.
   if (together && (decodes_ || distance == bytes_[0])) return {.distance = distance};
   if (plane.stride_page == 0 && plane.stride_token == 0) return {.shared = plane.base};
   planes_[num_lists_] = plane;
@@ -52,7 +54,7 @@ void KeyStream::enter(int32_t entry, int64_t page, int64_t offset, int32_t count
   }
 }
 
-/// Forgets the first rows of the lists.
+/// Removes the first `count` rows from the lists.
 void KeyStream::drop(int32_t count) {
   listed_ -= std::min(count, listed_);
   for (int32_t i = 0; i < num_lists_; ++i) {
@@ -93,10 +95,10 @@ void KeyStream::decode(int32_t count) {
   const void** decoded = tiles_.rows(kDecodedList);
   for (int32_t key = 0; key < count; ++key, row += tiles_.shape().d_qk) {
     decoded[key] = row;
-    CodeReader codes(cache_.ckv_dtype, static_cast<const std::byte*>(tiles_.rows(0)[key]));
+    E4M3Reader elements(cache_.ckv_dtype, static_cast<const std::byte*>(tiles_.rows(0)[key]));
     const std::byte* scales = find(scales_, key);
     for (int32_t i = 0; i < cache_.num_scales; ++i)
-      kernels.decode_row(codes.read(i * group, group), group, load_scale(cache_, scales, i), row + i * group);
+      kernels.decode_row(elements.read(i * group, group), group, load_scale(cache_, scales, i), row + i * group);
     if (cache_.d_kpe == 0) continue;
     const std::byte* kpe = find(kpe_, key);
     if (is_quantized(cache_.kpe_dtype))
@@ -107,7 +109,7 @@ void KeyStream::decode(int32_t count) {
   pad_rows(decoded, count, count);
 }
 
-/// Adds slabs of `width` channels of the listed rows.
+/// Converts `width` channels of the listed rows into slabs of key memory.
 void KeyStream::convert(int32_t list, DType dtype, int32_t width, KeyBlock& block) {
   for (int32_t channel = 0; channel < width; channel += kSlab)
     tiles_.add_key_slab({.rows = tiles_.rows(list),

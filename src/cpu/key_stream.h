@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Makes key blocks of a latent cache, whatever its format, from rows that someone else finds: a page table or a list of
-// slots.
+// Makes key blocks of a latent cache of any format, from rows that a page table or a list of slots gives.
 #pragma once
 
 #include <algorithm>
@@ -11,18 +10,19 @@
 
 namespace mla::cpu {
 
-/// Rows of one cache, block by block. Pairs read 16-bit rows as they lie; all other rows are decoded to bf16, or
-/// converted into slabs, once per block. Either way the rows that come next are prefetched, since the hardware cannot
-/// follow a page table.
+/// Gives the rows of one cache, key block by key block. Kernels of pairs read 16-bit rows where they lie; all other
+/// rows are decoded to bf16, or converted into slabs, once per block. In both cases the next rows are prefetched, since
+/// the hardware cannot follow a page table.
 ///
-/// A row is known by its parts' addresses. Those of ckv lead; a part with the same strides lies at a fixed distance,
-/// one without strides is shared by all, and any other has a list of its own.
+/// A row is given by the addresses of its parts (ckv, kpe, scales). The addresses of ckv are listed. Another part with
+/// the same strides lies at a fixed distance from ckv, a part without strides is shared by all rows, and any other part
+/// has a list of its own.
 class KeyStream {
  public:
   KeyStream(const core::Cache& cache, Tiles& tiles);
 
-  /// The next block; false if there is none. `rows.list(stream, entry, room)` lists at most `room` further rows from
-  /// entry `entry` on and says how many.
+  /// Makes the next block; returns false if there is none. `rows.list(stream, entry, room)` must list at most `room`
+  /// further rows from entry `entry` on, and return how many.
   template <class Rows>
   bool next(Rows& rows, KeyBlock& block) {
     drop(block.num_keys);
@@ -32,23 +32,23 @@ class KeyStream {
     return true;
   }
 
-  /// Enters the row (page, offset).
+  /// Lists the row (page, offset) in entry `entry`.
   void enter(int32_t entry, int64_t page, int64_t offset) {
     for (int32_t i = 0; i < num_lists_; ++i) tiles_.rows(i)[entry] = planes_[i].row(page, offset);
   }
-  /// Enters rows (page, offset) ... (page, offset + count - 1).
+  /// Lists rows (page, offset) ... (page, offset + count - 1) from entry `entry` on.
   void enter(int32_t entry, int64_t page, int64_t offset, int32_t count);
 
  private:
-  static constexpr int32_t kMaxLists = 3;     // ckv, kpe, scales
-  static constexpr int32_t kDecodedList = 3;  // rows of bf16
+  static constexpr int32_t kMaxLists = 3;     // lists of ckv, kpe and scales
+  static constexpr int32_t kDecodedList = 3;  // the list of decoded rows
   static constexpr int32_t kTilesAhead = 4;
 
-  /// Where a part of a row lies.
+  /// Says where a part of a row lies.
   struct Part {
-    int32_t list = -1;                  // its list, or
-    const std::byte* shared = nullptr;  // the same for all rows, or
-    int64_t distance = 0;               // behind ckv
+    int32_t list = -1;                  // its list; -1 if it has none
+    const std::byte* shared = nullptr;  // its address, if it is the same for all rows
+    int64_t distance = 0;               // bytes from ckv, in the other cases
   };
 
   Part add_part(const core::Plane& plane);
@@ -60,14 +60,14 @@ class KeyStream {
 
   const core::Cache& cache_;
   Tiles& tiles_;
-  DType dtype_;  // of the rows to be multiplied
+  DType dtype_;  // type of the rows that are multiplied
   bool decodes_;
   bool in_place_;
-  int32_t ahead_;       // rows listed beyond a block
-  int32_t listed_ = 0;  // rows in the lists, the block's first
+  int32_t ahead_;       // rows that are listed beyond a block
+  int32_t listed_ = 0;  // rows in the lists; those of the block come first
   int32_t num_lists_ = 1;
   core::Plane planes_[kMaxLists];
-  int32_t bytes_[kMaxLists] = {};  // of a row's part, to be prefetched
+  int32_t bytes_[kMaxLists] = {};  // bytes of a row to prefetch, for each list
   Part kpe_, scales_;
 };
 

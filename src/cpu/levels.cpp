@@ -6,7 +6,7 @@
 namespace mla::cpu {
 namespace {
 
-/// Each level needs what the one below it does, and more.
+/// Each level needs what the level below it needs, and more.
 constexpr std::string_view kNeeds[] = {"avx2",     "fma",      "f16c",     "avx512f",    "avx512dq",
                                        "avx512cd", "avx512bw", "avx512vl", "avx512_bf16"};
 constexpr std::span<const std::string_view> kAvx2Needs = std::span(kNeeds).first(3),

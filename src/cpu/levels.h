@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The instruction sets that the backend of the CPU is compiled for, each an object that says all the rest of the
+// The instruction sets that the CPU backend is compiled for. Each is an object that holds all that the rest of the
 // library knows of it.
 #pragma once
 
@@ -13,25 +13,26 @@
 
 namespace mla::cpu {
 
-/// Vector registers that the operating system must save on a task switch.
+/// The vector registers that the operating system must save on a task switch.
 enum class Registers : uint8_t { kBaseline, kYmm, kZmm };
 
 struct Level {
   std::string_view name;                    // "avx2"
-  std::string_view row;                     // in every table: "cpu_avx2"
-  std::span<const std::string_view> needs;  // what the processor must report, as Linux names it; empty: nothing
+  std::string_view row;                     // name of its row in every table: "cpu_avx2"
+  std::span<const std::string_view> needs;  // features that the processor must report, as Linux names them
   Registers registers;
-  Arithmetic multiplied;          // of bf16 queries with keys that bf16 holds; all others in f32
-  const KernelSet& (*kernels)();  // null: not in this build. Only called where the machine has the level
+  // How bf16 queries are multiplied with keys that bf16 holds; all others are multiplied in f32.
+  Arithmetic multiplied;
+  const KernelSet& (*kernels)();  // null if not in this build; may be called only where the machine has the level
 };
 
-/// Best first.
+/// Returns all levels, the best first.
 std::span<const Level> levels();
 
-/// What this machine or this build lacks for the level; empty if nothing.
+/// Returns what this machine or this build lacks for the level; empty if nothing.
 core::Reason missing(const Level& level);
 
-/// How the level computes a problem.
+/// Returns how the level computes a problem.
 Numerics numerics(const Level& level, const Problem& problem);
 
 }  // namespace mla::cpu

@@ -5,7 +5,7 @@
 
 namespace mla::cpu {
 
-float merge_weights(float* lse, int64_t stride, int32_t n) {
+float merge_factors(float* lse, int64_t stride, int32_t n) {
   LogSum sum;
   for (int32_t i = 0; i < n; ++i) sum.see(lse[i * stride]);
   if (!sum.empty())

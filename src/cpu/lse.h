@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums of exponentials, by their logarithms to base 2.
+// Sums of exponentials, given and returned as their logarithms to base 2.
 #pragma once
 
 #include <cmath>
@@ -8,17 +8,18 @@
 
 namespace mla::cpu {
 
-/// Turns n partial lse values (base 2, `stride` apart) into the weights with which their outputs are summed, in place,
-/// and returns the merged lse. All -inf: weights 0, lse -inf.
-float merge_weights(float* lse, int64_t stride, int32_t n);
+/// Replaces n partial lse values (base 2, `stride` apart) by the factors with which their outputs are summed, and
+/// returns the merged lse. If all are -inf, the factors are 0 and the lse is -inf.
+float merge_factors(float* lse, int64_t stride, int32_t n);
 
-/// By what the sink (natural logarithm; null: none) shrinks the output of a head whose lse is known.
+/// Returns the factor by which a head's sink (a natural-log logit; null for none) shrinks an output with this lse.
 float sink_factor(const float* attn_sink, int32_t head, float lse_log2);
 
-/// log2(2^a + 2^b + ...) of values added one by one. NaN in, NaN out; nothing but -inf gives -inf.
+/// Computes log2(2^a + 2^b + ...) of values that are added one by one. It is NaN if a value is NaN, and -inf if all
+/// values are -inf.
 class LogSum {
  public:
-  /// The largest value must be known before the sum: feed all to `see`, then all to `add`.
+  /// The largest value must be known before the sum: pass all values to `see` first, and then all to `add`.
   void see(float value) { top_ = value > top_ || std::isnan(value) ? value : top_; }
   void add(float value) { sum_ += std::exp2(value - top_); }
   bool empty() const { return top_ == -std::numeric_limits<float>::infinity(); }

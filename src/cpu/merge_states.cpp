@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Merges partial attention states, row by row. Bound by memory.
+// merge_states merges partial attention states row by row. It is bound by memory.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -12,14 +12,14 @@
 namespace mla::cpu {
 namespace {
 
-/// log2(sum 2^lse) of the states of one output row, and what it takes to weigh them.
+/// The merged lse of one output row's states, log2(sum 2^lse), and the factors of the states.
 struct MergedRow {
   const float* lse;  // [N], `stride` apart
   int64_t stride;
   float to_log2;
   float merged = -std::numeric_limits<float>::infinity();
 
-  float weight(float value) const {
+  float factor(float value) const {
     return merged == -std::numeric_limits<float>::infinity() ? 0.0F : std::exp2(value * to_log2 - merged);
   }
   void add_all(int32_t n, const float* own) {
@@ -34,8 +34,8 @@ struct MergedRow {
 };
 
 void merge_row(const TileKernels& kernels, const core::MergeStatesArgs& args, int64_t token, int64_t head) {
-  constexpr int32_t kStates = 64;     // weighed at a time
-  constexpr int32_t kChannels = 512;  // summed at a time
+  constexpr int32_t kStates = 64;     // states whose factors are computed at a time
+  constexpr int32_t kChannels = 512;  // channels that are summed at a time
   const char* partial =
       at(args.partial_o, token * args.partial_o_stride_token + head * args.partial_o_stride_head, args.partial_dtype);
   char* o = at(args.o, token * args.o_stride_token + head * args.o_stride_head, args.o_dtype);
@@ -46,17 +46,17 @@ void merge_row(const TileKernels& kernels, const core::MergeStatesArgs& args, in
   row.add_all(args.num_states, args.in_place ? lse : nullptr);
 
   alignas(64) float sum[kChannels];
-  float weight[kStates];
+  float factors[kStates];
   for (int32_t d = 0; d < args.d_v; d += kChannels) {
     const int32_t width = std::min(kChannels, args.d_v - d);
-    weight[0] = args.in_place ? row.weight(*lse) : 0.0F;
-    kernels.weighted_sum(at(o, d, args.o_dtype), 0, args.o_dtype, 1, weight, 1, width, nullptr, sum, DType::kF32);
+    factors[0] = args.in_place ? row.factor(*lse) : 0.0F;
+    kernels.weighted_sum(at(o, d, args.o_dtype), 0, args.o_dtype, 1, factors, 1, width, nullptr, sum, DType::kF32);
     for (int32_t first = 0; first < args.num_states; first += kStates) {
       const int32_t n = std::min(kStates, args.num_states - first);
-      for (int32_t i = 0; i < n; ++i) weight[i] = row.weight(row.lse[(first + i) * row.stride]);
+      for (int32_t i = 0; i < n; ++i) factors[i] = row.factor(row.lse[(first + i) * row.stride]);
       const bool last = first + n == args.num_states;
       kernels.weighted_sum(at(partial, first * args.partial_o_stride_state + d, args.partial_dtype),
-                           args.partial_o_stride_state, args.partial_dtype, n, weight, 1, width, sum,
+                           args.partial_o_stride_state, args.partial_dtype, n, factors, 1, width, sum,
                            last ? static_cast<void*>(at(o, d, args.o_dtype)) : sum, last ? args.o_dtype : DType::kF32);
     }
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operations of the cpu backend, each for any set of kernels.
+// The operations of the cpu backend; each takes any set of kernels.
 #pragma once
 
 #include <cstddef>
@@ -15,10 +15,10 @@ namespace mla::cpu {
 
 /// The kernels of one instruction set.
 struct KernelSet {
-  const TileKernels* pairs;  // for bf16 times bf16; null where the machine has no such instruction
+  const TileKernels* pairs;  // multiply bf16 by bf16; null where the machine has no such instruction
   const TileKernels* floats;
   const RowKernels* rows;
-  const RowKernels* float_rows;  // whose indexer multiplies f32
+  const RowKernels* float_rows;  // row kernels whose indexer multiplies f32
 
   const TileKernels& pick(DType a, DType b) const {
     return pairs != nullptr && a == DType::kBF16 && b == DType::kBF16 ? *pairs : *floats;
@@ -47,7 +47,7 @@ void run_merge_states(const KernelSet& set, const core::MergeStatesArgs& args, c
 void run_append(const KernelSet& set, const core::AppendArgs& args, core::ThreadPool& pool);
 void run_gather(const KernelSet& set, const core::GatherArgs& args, core::ThreadPool& pool);
 void run_append_rope(const KernelSet& set, const core::AppendRopeArgs& args, core::ThreadPool& pool);
-inline constexpr int32_t kMaxCopiedWidth = 4096;  // d_ckv + d_kpe that copy_pages takes
+inline constexpr int32_t kMaxCopiedWidth = 4096;  // largest d_ckv + d_kpe that copy_pages takes
 void run_copy_pages(const KernelSet& set, const core::CopyPagesArgs& args, core::ThreadPool& pool);
 void run_block_table_to_csr(const KernelSet& set, const core::BlockTableToCsrArgs& args, core::ThreadPool& pool);
 void run_physical_slots(const KernelSet& set, const core::PhysicalSlotsArgs& args, core::ThreadPool& pool);
@@ -56,7 +56,7 @@ void run_indexer_logits(const KernelSet& set, const core::IndexerLogitsArgs& arg
 void run_top_k(const KernelSet& set, const core::TopKArgs& args, core::ThreadPool& pool);
 void run_indexer_top_k(const KernelSet& set, const core::IndexerTopKArgs& args, core::ThreadPool& pool);
 
-/// The top k of one row, as run_top_k.
+/// Selects the top k of one row, as run_top_k does.
 void select_top_k(const RowKernels& kernels, const float* logits, int64_t n, int32_t k, int32_t* indices);
 
 }  // namespace mla::cpu

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Up-projected prefill: rows are query tokens of one request and head, keys the request's tokens of that head.
+// Up-projected prefill, where query rows are the query tokens of one request and head, and keys are the request's
+// tokens of that head.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -45,8 +46,9 @@ TaskList::Capacity capacity_of(const AttentionSetup& setup, const core::PrefillA
   return capacity_of(setup, args.num_tokens * heads, args.batch_size * heads, [&] { return sequences_of(args); });
 }
 
-/// Makes key blocks of one head. The rows of a head lie far apart, each in a page of its own: pairs multiply a copy,
-/// made beside the multiplies of the block before, so that every row is visited once; floats convert them into slabs.
+/// Makes key blocks of one head. The rows of a head lie far apart, each in a page of memory of its own. Kernels of
+/// pairs multiply a copy, which is made while the block before is multiplied, so that every row is read once; kernels
+/// of floats convert the rows into slabs.
 class HeadLoader {
  public:
   HeadLoader(const core::PrefillArgs& args, const schedule::Task& task, Tiles& tiles)
@@ -65,13 +67,14 @@ class HeadLoader {
     point_at(tiles_.copied_values(), d_v_, tiles_.rows(kCopiedValues));
   }
 
-  /// The block that begins at key `begin`; blocks must be asked for in order.
+  /// Makes the block that begins at key `begin`. Blocks must be loaded in order.
   void load(int32_t begin, KeyBlock& block) {
     const void** k = tiles_.rows(0);
     const void** v = tiles_.rows(1);
     if (copies_) {
-      std::copy_n(tiles_.rows(kCopiedValues), key_block_, v);  // the block before may have replaced some
-    } else if (begin > task_.kv_begin) {                       // what came next is now the block
+      // set_aside() may have replaced some entries in the block before.
+      std::copy_n(tiles_.rows(kCopiedValues), key_block_, v);
+    } else if (begin > task_.kv_begin) {  // the rows listed as next are now the block's
       std::copy_n(k + key_block_, key_block_, k);
       std::copy_n(v + key_block_, key_block_, v);
     }
@@ -93,13 +96,14 @@ class HeadLoader {
   }
 
  private:
-  static constexpr int32_t kCopiedValues = 2;  // the list of the copy's rows; 0 and 1 list this block and the next
+  // The list of the copied values' rows; lists 0 and 1 hold keys and values of this block and the next.
+  static constexpr int32_t kCopiedValues = 2;
 
   int32_t count_at(int32_t key) const { return std::min(key_block_, task_.kv_end - key); }
   int32_t lines(int32_t width) const {
     return static_cast<int32_t>((width * static_cast<int64_t>(size_of(args_.dtype)) + 63) / 64);
   }
-  /// Copies of the keys and values listed from entry `entry` on.
+  /// Returns the copies to make of the keys and values that are listed from entry `entry` on.
   std::array<RowCopy, 2> copies_of(int32_t entry, int32_t count) const {
     return {
         RowCopy{.rows = tiles_.rows(0) + entry, .num_rows = count, .lines = lines(d_qk_), .to = tiles_.keys()},
@@ -120,7 +124,7 @@ class HeadLoader {
     add(tiles_.rows(1), args_.v, args_.v_stride_token, args_.v_stride_head);
   }
 
-  /// Lists the rows of a copy.
+  /// Lists the rows of a copy in `rows`.
   void point_at(const uint32_t* copy, int32_t width, const void** rows) const {
     const auto* row = reinterpret_cast<const std::byte*>(copy);
     for (int32_t i = 0; i < key_block_; ++i, row += int64_t{lines(width)} * 64) rows[i] = row;
@@ -188,7 +192,9 @@ class PrefillRun {
   }
 
  private:
-  static constexpr int32_t kRowsAhead = 8;  // outputs of one head lie far apart too
+  // Outputs are prefetched this many rows ahead, since those of one head lie far apart too; 16 or 32 gained nothing
+  // (Zen 4, 2026-11-20).
+  static constexpr int32_t kRowsAhead = 8;
 
   void* output(const schedule::Task& task, int32_t row) const {
     const int64_t token = args_.qo_indptr[task.request] + task.row_begin + row;

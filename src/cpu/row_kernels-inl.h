@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one source of all row kernels, included as tile_kernels-inl.h is.
+// This is the one source of all row kernels. It is included as tile_kernels-inl.h is.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -23,9 +23,9 @@ void copy(const void* src, void* dst, int64_t bytes) {
   if (i < bytes) std::memcpy(to + i, from + i, static_cast<size_t>(bytes - i));
 }
 
-// ---- codes ----
+// ---- quantized elements ----
 
-/// bf16 into a wider or another type.
+/// Converts bf16 to another type.
 HWY_INLINE void widen(const uint16_t* values, int64_t n, void* dst, DType dtype) {
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes)
@@ -38,24 +38,24 @@ HWY_INLINE void widen(const uint16_t* values, int64_t n, void* dst, DType dtype)
   }
 }
 
-void dequantize(const uint8_t* codes, const float* scales, int32_t num_groups, int64_t group, void* dst, DType dtype) {
+void dequantize(const uint8_t* e4m3, const float* scales, int32_t num_groups, int64_t group, void* dst, DType dtype) {
   constexpr int64_t kChunk = 256;
   alignas(64) uint16_t values[kChunk];
-  for (int32_t g = 0; g < num_groups; ++g, codes += group, dst = advance(dst, dtype, group)) {
+  for (int32_t g = 0; g < num_groups; ++g, e4m3 += group, dst = advance(dst, dtype, group)) {
     const Dequantizer dequantizer(scales[g]);
     if (dtype == DType::kBF16) {
-      dequantizer(codes, group, static_cast<uint16_t*>(dst));
+      dequantizer(e4m3, group, static_cast<uint16_t*>(dst));
       continue;
     }
     for (int64_t i = 0; i < group; i += kChunk) {
       const int64_t count = std::min(kChunk, group - i);
-      dequantizer(codes + i, count, values);
+      dequantizer(e4m3 + i, count, values);
       widen(values, count, advance(dst, dtype, i), dtype);
     }
   }
 }
 
-/// Calls f(vector, count, i) for vectors of floats from i on, the last one filled up with zeros.
+/// Calls f(vector, i, count) for vectors of `count` floats from element i on. The last vector is filled up with zeros.
 template <class F>
 HWY_INLINE void for_each_vector(const void* src, DType dtype, int64_t n, const F& f) {
   int64_t i = 0;
@@ -66,7 +66,7 @@ HWY_INLINE void for_each_vector(const void* src, DType dtype, int64_t n, const F
   f(load_as_f32(rest, dtype), i, n - i);
 }
 
-/// Whether dividing by `scale` is multiplying by its reciprocal, to the last bit that a code can show.
+/// Returns whether multiplying by the reciprocal of `scale` gives the same e4m3 elements as dividing by `scale`.
 HWY_INLINE bool has_exact_reciprocal(float scale) {
   uint32_t bits;
   std::memcpy(&bits, &scale, sizeof bits);
@@ -74,42 +74,42 @@ HWY_INLINE bool has_exact_reciprocal(float scale) {
 }
 
 template <class Divide>
-HWY_INLINE void quantize_vectors(const void* src, DType dtype, int64_t n, uint8_t* codes, const Divide& divide) {
+HWY_INLINE void quantize_vectors(const void* src, DType dtype, int64_t n, uint8_t* e4m3, const Divide& divide) {
   for_each_vector(src, dtype, n, [&](FloatVec x, int64_t i, int64_t count) {
     const WordVec quotient = f32_to_e4m3(divide(x));
-    if (count == kLanes) return store_codes(quotient, codes + i);
+    if (count == kLanes) return store_e4m3(quotient, e4m3 + i);
     uint8_t rest[kLanes];
-    store_codes(quotient, rest);
-    std::memcpy(codes + i, rest, static_cast<size_t>(count));
+    store_e4m3(quotient, rest);
+    std::memcpy(e4m3 + i, rest, static_cast<size_t>(count));
   });
 }
 
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
-/// f32_to_e4m3 of the quotients of 32 bf16 magnitudes, without their limit of 0x7E; in words.
+/// Returns f32_to_e4m3 of 32 bf16 magnitudes divided by `divisor`, in 16-bit words, without the limit of 0x7E.
 HWY_INLINE __m512i divide_words(__m512i magnitudes, __m512 divisor) {
   const auto rounded = [&](__m512i bits) {
     const __m512 quotient = _mm512_min_ps(_mm512_div_ps(_mm512_castsi512_ps(bits), divisor), _mm512_set1_ps(480.0F));
     const __m512i exponent = _mm512_max_epu32(
         _mm512_and_si512(_mm512_castps_si512(quotient), _mm512_set1_epi32(0x7F800000)), _mm512_set1_epi32(121 << 23));
     const __m512 big = _mm512_castsi512_ps(_mm512_add_epi32(exponent, _mm512_set1_epi32(20 << 23)));
-    const __m512i sum = _mm512_castps_si512(_mm512_add_ps(quotient, big));  // see f32_to_e4m3
+    const __m512i sum = _mm512_castps_si512(_mm512_add_ps(quotient, big));  // rounds as f32_to_e4m3 does
     return _mm512_add_epi32(sum, _mm512_srli_epi32(sum, 20));
   };
   const __m512i even = rounded(_mm512_slli_epi32(magnitudes, 16));
   const __m512i odd = rounded(_mm512_and_si512(magnitudes, _mm512_set1_epi32(-0x10000)));
-  const __m512i codes = _mm512_mask_blend_epi16(0xAAAAAAAAU, even, _mm512_slli_epi32(odd, 16));
-  return _mm512_sub_epi16(codes, _mm512_set1_epi16(141 << 3));
+  const __m512i e4m3 = _mm512_mask_blend_epi16(0xAAAAAAAAU, even, _mm512_slli_epi32(odd, 16));
+  return _mm512_sub_epi16(e4m3, _mm512_set1_epi16(141 << 3));
 }
 
-/// f32_to_e4m3 of 32 bf16 magnitudes divided by a power of two, of which `bias` is (its exponent + 120) << 7; without
-/// their limit of 0x7E; in words.
+/// Returns f32_to_e4m3 of 32 bf16 magnitudes divided by a power of two, in 16-bit words, without the limit of 0x7E.
+/// `bias` is (the power's exponent + 120) << 7.
 HWY_INLINE __m512i quantize_words(__m512i magnitudes, __m512i bias) {
   const __m512i one = _mm512_set1_epi16(1);
-  const __m512i quotients = _mm512_sub_epi16(magnitudes, bias);  // the code, and 4 bits more
+  const __m512i quotients = _mm512_sub_epi16(magnitudes, bias);  // the e4m3 magnitude with 4 more bits of mantissa
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi16(quotients, 4), one);
-  const __m512i codes = _mm512_srai_epi16(_mm512_add_epi16(_mm512_add_epi16(quotients, _mm512_set1_epi16(7)), odd), 4);
+  const __m512i e4m3 = _mm512_srai_epi16(_mm512_add_epi16(_mm512_add_epi16(quotients, _mm512_set1_epi16(7)), odd), 4);
   const __mmask32 subnormal = _mm512_cmplt_epi16_mask(quotients, _mm512_set1_epi16(0x80));
-  if (HWY_LIKELY(subnormal == 0)) return codes;
+  if (HWY_LIKELY(subnormal == 0)) return e4m3;
   const __m512i mantissa =
       _mm512_or_si512(_mm512_and_si512(magnitudes, _mm512_set1_epi16(0x7F)), _mm512_set1_epi16(0x80));
   const __m512i shift =
@@ -117,15 +117,16 @@ HWY_INLINE __m512i quantize_words(__m512i magnitudes, __m512i bias) {
   const __m512i half = _mm512_sllv_epi16(one, _mm512_sub_epi16(shift, one));
   const __m512i odd_unit = _mm512_and_si512(_mm512_srlv_epi16(mantissa, shift), one);
   const __m512i rounded = _mm512_add_epi16(mantissa, _mm512_add_epi16(_mm512_sub_epi16(half, one), odd_unit));
-  return _mm512_mask_srlv_epi16(codes, subnormal, rounded, shift);
+  return _mm512_mask_srlv_epi16(e4m3, subnormal, rounded, shift);
 }
 
-/// 64 bf16 at a time, `quotients` making words of codes of their magnitudes; the rest is the caller's. Returns how
-/// many.
+/// Quantizes bf16, 64 at a time, where `quotients` turns their magnitudes into words of e4m3. Returns how many elements
+/// it has quantized; the caller quantizes the rest.
 template <class Quotients>
-HWY_INLINE int64_t quantize_bf16(const uint16_t* src, int64_t n, uint8_t* codes, const Quotients& quotients) {
+HWY_INLINE int64_t quantize_bf16(const uint16_t* src, int64_t n, uint8_t* e4m3, const Quotients& quotients) {
   const __m512i unsign = _mm512_set1_epi16(0x7FFF);
-  const __m512i in_order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);  // packs work on 128 bits at a time
+  // Undoes the order of the pack instructions, which work on 128 bits at a time.
+  const __m512i in_order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
   int64_t i = 0;
   for (; i + 64 <= n; i += 64) {
     const __m512i low = _mm512_loadu_si512(src + i);
@@ -134,34 +135,36 @@ HWY_INLINE int64_t quantize_bf16(const uint16_t* src, int64_t n, uint8_t* codes,
     const __m512i high_magnitudes = _mm512_and_si512(high, unsign);
     __m512i bytes = _mm512_packus_epi16(quotients(low_magnitudes), quotients(high_magnitudes));
     bytes = _mm512_min_epu8(bytes, _mm512_set1_epi8(0x7E));
-    constexpr int kOrIfThird = 0xF8;  // a | (b & c)
+    constexpr int kOrIfThird = 0xF8;  // a | (b & c): inserts the signs
     bytes = _mm512_ternarylogic_epi32(bytes, _mm512_packs_epi16(low, high), _mm512_set1_epi8(-0x80), kOrIfThird);
     bytes = _mm512_permutexvar_epi64(in_order, bytes);
     const auto above = [&](__m512i bound) {
       return _mm512_kunpackd(_mm512_cmpgt_epi16_mask(high_magnitudes, bound),
                              _mm512_cmpgt_epi16_mask(low_magnitudes, bound));
     };
-    const __mmask64 special = above(_mm512_set1_epi16(0x7F7F));  // infinities may be as little as 256 scales
+    // An infinity counts as 2^128 here, which may be as little as 256 times the scale and would not saturate.
+    const __mmask64 special = above(_mm512_set1_epi16(0x7F7F));
     if (HWY_UNLIKELY(special != 0)) {
       const __mmask64 nan = above(_mm512_set1_epi16(0x7F80));
       const __m512i sign = _mm512_and_si512(bytes, _mm512_set1_epi8(-0x80));
       bytes = _mm512_mask_blend_epi8(special, bytes, _mm512_or_si512(sign, _mm512_set1_epi8(0x7E)));
       bytes = _mm512_mask_blend_epi8(nan, bytes, _mm512_or_si512(sign, _mm512_set1_epi8(0x7F)));
     }
-    _mm512_storeu_si512(codes + i, bytes);
+    _mm512_storeu_si512(e4m3 + i, bytes);
   }
   return i;
 }
 #endif
 
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
-/// quantize_bf16 with the scale 2^(exponent - 127).
-HWY_INLINE int64_t shift_bf16(const uint16_t* src, int64_t n, int32_t exponent, uint8_t* codes) {
+/// Runs quantize_bf16 with the scale 2^(exponent - 127).
+HWY_INLINE int64_t shift_bf16(const uint16_t* src, int64_t n, int32_t exponent, uint8_t* e4m3) {
   const __m512i bias = _mm512_set1_epi16(static_cast<int16_t>((exponent - 7) * 128));
-  return quantize_bf16(src, n, codes, [&](__m512i magnitudes) { return quantize_words(magnitudes, bias); });
+  return quantize_bf16(src, n, e4m3, [&](__m512i magnitudes) { return quantize_words(magnitudes, bias); });
 }
 
-/// The bits of the largest finite magnitude of n bf16, a multiple of 32: they order as integers.
+/// Returns the bits of the largest finite magnitude of n bf16, where n is a multiple of 32. Magnitudes order as their
+/// bits do.
 HWY_INLINE uint32_t finite_amax_bits(const uint16_t* src, int64_t n) {
   const __m512i largest = _mm512_set1_epi16(0x7F7F);
   __m512i top = _mm512_setzero_si512();
@@ -175,47 +178,47 @@ HWY_INLINE uint32_t finite_amax_bits(const uint16_t* src, int64_t n) {
   return 0xFFFFU ^ static_cast<uint32_t>(_mm_extract_epi16(least, 0));
 }
 
-/// The biased exponent of e4m3_power_of_two_scale of a bf16: its own less 8, one more if its mantissa is above that of
-/// 448, 1.75; at least that of 1e-4.
+/// Returns the biased exponent of e4m3_power_of_two_scale of a bf16: the exponent of the bf16 minus 8, one more if its
+/// mantissa is above 1.75, which is that of 448; and at least the one for 1e-4.
 HWY_INLINE int32_t scale_exponent(uint32_t amax_bits) {
   constexpr int32_t kLeast = static_cast<int32_t>(std::bit_cast<uint32_t>(e4m3_power_of_two_scale(0.0F)) >> 23);
   return HWY_MAX(static_cast<int32_t>((amax_bits + 31U) >> 7) - 8, kLeast);
 }
 #endif
 
-/// The multiples of 64 of n bf16. Returns how many these are.
-HWY_INLINE int64_t quantize_most(const void* src, DType dtype, float scale, int64_t n, uint8_t* codes) {
+/// Quantizes the first elements, as many as are a multiple of 64, if they are bf16. Returns how many it has quantized.
+HWY_INLINE int64_t quantize_most(const void* src, DType dtype, float scale, int64_t n, uint8_t* e4m3) {
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
   if (dtype != DType::kBF16) return 0;
   const auto* from = static_cast<const uint16_t*>(src);
   if (!has_exact_reciprocal(scale))
-    return quantize_bf16(from, n, codes,
+    return quantize_bf16(from, n, e4m3,
                          [&](__m512i magnitudes) { return divide_words(magnitudes, _mm512_set1_ps(scale)); });
   uint32_t bits;
   std::memcpy(&bits, &scale, sizeof bits);
-  return shift_bf16(from, n, static_cast<int32_t>(bits >> 23), codes);
+  return shift_bf16(from, n, static_cast<int32_t>(bits >> 23), e4m3);
 #else
   static_cast<void>(src), static_cast<void>(dtype), static_cast<void>(scale), static_cast<void>(n);
-  static_cast<void>(codes);
+  static_cast<void>(e4m3);
   return 0;
 #endif
 }
 
-HWY_INLINE void quantize_inline(const void* src, DType dtype, float scale, int64_t n, uint8_t* codes) {
-  const int64_t done = quantize_most(src, dtype, scale, n, codes);
+HWY_INLINE void quantize_inline(const void* src, DType dtype, float scale, int64_t n, uint8_t* e4m3) {
+  const int64_t done = quantize_most(src, dtype, scale, n, e4m3);
   if (done == n) return;
   src = advance(src, dtype, done);
   if (has_exact_reciprocal(scale)) {
     const FloatVec reciprocal = hn::Set(kFloats, 1.0F / scale);
-    quantize_vectors(src, dtype, n - done, codes + done, [&](FloatVec x) { return x * reciprocal; });
+    quantize_vectors(src, dtype, n - done, e4m3 + done, [&](FloatVec x) { return x * reciprocal; });
   } else {
     const FloatVec divisor = hn::Set(kFloats, scale);
-    quantize_vectors(src, dtype, n - done, codes + done, [&](FloatVec x) { return x / divisor; });
+    quantize_vectors(src, dtype, n - done, e4m3 + done, [&](FloatVec x) { return x / divisor; });
   }
 }
 
-void quantize(const void* src, DType dtype, float scale, int64_t n, uint8_t* codes) {
-  quantize_inline(src, dtype, scale, n, codes);
+void quantize(const void* src, DType dtype, float scale, int64_t n, uint8_t* e4m3) {
+  quantize_inline(src, dtype, scale, n, e4m3);
 }
 
 HWY_INLINE float finite_amax(const void* src, DType dtype, int64_t n) {
@@ -233,15 +236,15 @@ HWY_INLINE float finite_amax(const void* src, DType dtype, int64_t n) {
 }
 
 void quantize_groups(const void* src, DType dtype, int32_t num_groups, int32_t group, bool power_of_two, float* scales,
-                     uint8_t* codes) {
+                     uint8_t* e4m3) {
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
   if (dtype == DType::kBF16 && power_of_two && group % 64 == 0) {
     const auto* from = static_cast<const uint16_t*>(src);
-    for (int32_t i = 0; i < num_groups; ++i, from += group, codes += group) {
+    for (int32_t i = 0; i < num_groups; ++i, from += group, e4m3 += group) {
       const int32_t exponent = scale_exponent(finite_amax_bits(from, group));
       const uint32_t bits = static_cast<uint32_t>(exponent) << 23;
       std::memcpy(scales + i, &bits, sizeof bits);
-      shift_bf16(from, group, exponent, codes);
+      shift_bf16(from, group, exponent, e4m3);
     }
     return;
   }
@@ -251,7 +254,7 @@ void quantize_groups(const void* src, DType dtype, int32_t num_groups, int32_t g
     scales[i] = power_of_two ? e4m3_power_of_two_scale(amax) : e4m3_scale(amax);
   }
   for (int32_t i = 0; i < num_groups; ++i)
-    quantize_inline(advance(src, dtype, int64_t{i} * group), dtype, scales[i], group, codes + int64_t{i} * group);
+    quantize_inline(advance(src, dtype, int64_t{i} * group), dtype, scales[i], group, e4m3 + int64_t{i} * group);
 }
 
 // ---- rotation ----
@@ -264,7 +267,7 @@ HWY_INLINE float scalar_as_f32(const void* src, DType dtype, int64_t i) {
   }
 }
 
-/// Products and sums are rounded apart: the build forbids to fuse them.
+/// Products and sums are rounded separately, since the build forbids fusing them.
 void rotate(const void* x, const void* second, DType dtype, const float* own, const float* partner, int32_t n,
             float* out) {
   if (second == nullptr) {
@@ -298,11 +301,11 @@ void rotate(const void* x, const void* second, DType dtype, const float* own, co
 
 constexpr int32_t kHeadDim = kIndexerLayout.head_dim;
 constexpr int32_t kHeadSteps = kHeadDim / kPack;
-constexpr int32_t kGroupWords = kHeadSteps * kLanes;       // of one group of packed queries
-constexpr int32_t kGroupsTogether = kLanes == 16 ? 2 : 1;  // whose products with 8 keys fill the registers
+constexpr int32_t kGroupWords = kHeadSteps * kLanes;       // 32-bit words of one group of packed queries
+constexpr int32_t kGroupsTogether = kLanes == 16 ? 2 : 1;  // groups whose products with 8 keys fill the registers
 constexpr int32_t kKeysTogether = 8;
 
-/// A row of kHeadDim elements as steps: bf16 pairs or f32.
+/// Loads a row of kHeadDim elements as steps: bf16 pairs or f32.
 HWY_INLINE void load_steps(const void* row, DType dtype, [[maybe_unused]] const Dequantizer& unscaled,
                            uint32_t* steps) {
 #if MLA_CPU_BF16_PAIRS
@@ -334,10 +337,11 @@ void pack_indexer_queries(const void* q, DType dtype, int64_t head_stride, int32
   }
 }
 
-/// NaN stays.
+/// Returns max(0, x); NaN stays NaN.
 HWY_INLINE FloatVec positive_part(FloatVec x) { return hn::IfThenZeroElse(hn::Lt(x, hn::Zero(kFloats)), x); }
 
-/// Adds to sums[j], by lanes, what kGroups groups of heads make of kKeysTogether keys.
+/// Adds to sums[j] the weighted products of kGroups groups of heads with key j, for kKeysTogether keys. A lane is a
+/// head of a group.
 template <int32_t kGroups>
 HWY_INLINE void indexer_tile(const uint32_t* q, const float* weights, const uint32_t* keys, FloatVec* sums) {
   FloatVec dots[kGroups][kKeysTogether];
@@ -385,20 +389,20 @@ void indexer_sums(const uint32_t* packed, int32_t num_heads, const float* weight
 
 // ---- top-k ----
 
-/// As RankRange says.
+/// Returns the ranks of logits, as RankRange defines them.
 HWY_INLINE WordVec rank_of(FloatVec logits) {
   WordVec bits = hn::BitCast(kWords, logits);
   const WordVec sign = hn::Set(kWords, 0x80000000U);
-  bits = hn::IfThenZeroElse(hn::Eq(bits, sign), bits);  // -0
+  bits = hn::IfThenZeroElse(hn::Eq(bits, sign), bits);  // -0 becomes 0
   const WordVec negative = hn::BitCast(kWords, hn::ShiftRight<31>(hn::BitCast(kInts, bits)));
   const WordVec rank = hn::Xor(bits, hn::Or(negative, sign));
   return hn::IfThenZeroElse(hn::RebindMask(kWords, hn::IsNaN(logits)), rank);
 }
 
-/// Lanes of a <= b, unsigned.
+/// Returns the lanes where a <= b, unsigned.
 HWY_INLINE auto not_above(WordVec a, WordVec b) { return hn::Eq(hn::Max(a, b), b); }
 
-/// Calls f(ranks, lanes that exist, i) for vectors of logits.
+/// Calls f(ranks, lanes that exist, i) for vectors of logits from logit i on.
 template <class F>
 HWY_INLINE void for_each_rank(const float* logits, int64_t n, const F& f) {
   int64_t i = 0;
@@ -409,10 +413,11 @@ HWY_INLINE void for_each_rank(const float* logits, int64_t n, const F& f) {
   f(rank_of(hn::Load(kFloats, rest)), n - i, i);
 }
 
-/// The lanes of `mask`, moved to the front.
+/// Returns the lanes of `mask` moved to the front.
 template <class Tag, class Vec, class Mask>
 HWY_INLINE Vec compress(Tag tag, Vec values, Mask mask) {
-#if HWY_TARGET == HWY_EMU128 || HWY_TARGET == HWY_SCALAR  // there Compress needs Highway's library
+// On these targets Compress needs Highway's library, which is not linked.
+#if HWY_TARGET == HWY_EMU128 || HWY_TARGET == HWY_SCALAR
   alignas(64) hn::TFromD<Tag> value[kLanes];
   alignas(64) hn::TFromD<Tag> chosen[kLanes];
   hn::Store(values, tag, value);
@@ -458,7 +463,7 @@ int64_t select_ranks(const float* logits, int64_t n, uint32_t rank, int64_t ties
       if (count <= ties) {
         take = hn::Or(take, tied);
         ties -= count;
-      } else {  // the lowest of them
+      } else {  // there is room only for the lowest of them
         alignas(64) uint32_t chosen[kLanes];
         hn::Store(hn::VecFromMask(kWords, tied), kWords, chosen);
         for (uint32_t& one : chosen)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operations that are bound by memory: contiguous shares of rows for the workers.
+// The division of an operation that is bound by memory into contiguous shares of rows for the workers.
 #pragma once
 
 #include <algorithm>
@@ -10,9 +10,11 @@
 
 namespace mla::cpu {
 
-inline constexpr int64_t kMinBytesPerWorker = 64 << 10;  // below this, waking another worker costs more than it saves
+// With fewer bytes, waking another worker costs more than it saves (chosen without a recorded measurement).
+inline constexpr int64_t kMinBytesPerWorker = 64 << 10;
 
-/// Calls f(begin, end) for shares of [0, count), on as many workers as the bytes are worth.
+/// Calls f(begin, end) for shares of [0, count), on one worker per kMinBytesPerWorker bytes as far as there are
+/// workers.
 template <class F>
 void share(core::ThreadPool& pool, int64_t count, int64_t bytes, const F& f) {
   const auto workers = static_cast<int32_t>(std::clamp<int64_t>(bytes / kMinBytesPerWorker, 1, pool.size()));

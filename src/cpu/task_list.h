@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A schedule as it lies in the workspace, and the loop in which the workers take their tasks from it.
+// A TaskList is a schedule in the workspace, with the loop in which workers take their tasks from it.
 #pragma once
 
 #include <atomic>
@@ -15,7 +15,7 @@ namespace mla::cpu {
 
 class TaskList {
  public:
-  /// Room that the workspace has; kept in it, so that `run` finds what `plan` laid out.
+  /// The room of a list. It is kept in the workspace, so that `run` finds the layout that `plan` made.
   struct Capacity {
     int32_t tasks = 0;
     int32_t partials = 0;
@@ -23,15 +23,16 @@ class TaskList {
 
   TaskList(Carver& carver, const Capacity& capacity);
 
-  /// The capacity of the list at the start of a workspace.
+  /// Returns the capacity of the list at the start of a workspace.
   static Capacity stored_capacity(const std::byte* workspace);
 
-  /// Copies a schedule that fits the capacity, and describes it.
+  /// Copies a schedule that fits the capacity, and returns its description.
   core::PlanSummary store(const schedule::Schedule& schedule, const TileShape& shape);
 
   int32_t num_partials() const { return header_->num_partials; }
 
-  /// Calls f(task, worker) for every task. Which worker gets which task varies; what a task computes does not.
+  /// Calls f(task, worker) for every task. Which worker gets which task may vary from run to run; what a task computes
+  /// does not depend on it.
   template <class F>
   void for_each(core::ThreadPool& pool, const F& f) const {
     header_->next_group.store(0, std::memory_order_relaxed);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The k largest logits of every row, by radix selection: passes over the row count the ranks that are still in question
-// by their next digit, until the rank of the k-th is known; a last pass writes the indices in order.
+// top_k finds the k largest logits of every row by radix selection: passes over the row count the ranks that are still
+// in question by their next digit, until the rank of the k-th largest is known. A last pass writes the indices in
+// order.
 #include <algorithm>
 #include <cstring>
 
@@ -10,24 +11,26 @@
 namespace mla::cpu {
 namespace {
 
-/// Rank of the k-th largest logit, and how many of that rank to take.
+/// The rank of the k-th largest logit, and how many logits of that rank to take.
 struct Threshold {
   uint32_t rank = 0;
   int64_t ties = 0;
 };
 
 Threshold find_threshold(const RowKernels& kernels, const float* logits, int64_t n, int64_t k) {
-  constexpr int32_t kShifts[] = {21, 10, 0};  // digits of 11 bits; the last one shares its highest with the one before
+  // Digits of 11 bits; the last digit shares its highest bit with the one before.
+  constexpr int32_t kShifts[] = {21, 10, 0};
   RankRange range;
   for (int32_t shift : kShifts) {
     uint32_t counts[kMaxDigits] = {};
     kernels.count_ranks(logits, n, range, shift, counts);
     uint32_t digit = kMaxDigits - 1;
     for (; counts[digit] < k; --digit) k -= counts[digit];
-    const uint32_t below = (uint32_t{kMaxDigits} << shift) - 1U;  // bits of this digit and the lower ones
+    const uint32_t below = (uint32_t{kMaxDigits} << shift) - 1U;  // the bits of this digit and of the lower ones
     range.first = (range.first & ~below) | (digit << shift);
     range.last = range.first | ((1U << shift) - 1U);
-    if (counts[digit] == k && range.first > 0) return {range.first - 1, 0};  // all of them: nothing to look closer at
+    // All ranks of this digit are taken, so that lower digits do not matter.
+    if (counts[digit] == k && range.first > 0) return {range.first - 1, 0};
   }
   return {range.first, k};
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Vectors of one instruction set, and what all kernels do with them: the multiply, conversions, a transposition. As
-// tile_kernels-inl.h: included in a translation unit per instruction set, everything with internal linkage.
+// Vectors of one instruction set, and the operations on them that all kernels share: the multiply, conversions, a
+// transposition. As tile_kernels-inl.h, this file is included in one translation unit per instruction set, and
+// everything has internal linkage.
 #pragma once
 
 #include <hwy/highway.h>
@@ -36,7 +37,7 @@ HWY_INLINE T load_unaligned(const void* from) {
   return value;
 }
 
-// ---- the multiply: what one step is ----
+// ---- the multiply of one step ----
 
 #if MLA_CPU_BF16_PAIRS
 constexpr int32_t kPack = 2;
@@ -56,7 +57,7 @@ HWY_INLINE FloatVec multiply_add(Operand a, Operand b, FloatVec sum) { return hn
 
 // ---- conversions ----
 
-/// Ties to even, NaN stays NaN; result in the low half of each lane.
+/// Rounds to bf16, ties to even, with the result in the low half of each lane; NaN stays NaN.
 HWY_INLINE WordVec round_to_bf16(FloatVec x) {
   const WordVec bits = hn::BitCast(kWords, x);
   const WordVec odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(kWords, 1U));
@@ -116,12 +117,12 @@ HWY_INLINE void* advance(void* base, DType dtype, int64_t elements) {
 
 // ---- transposition ----
 
-/// Turns kLanes rows of as many words into columns.
+/// Transposes kLanes rows of kLanes words.
 HWY_INLINE void transpose(WordVec* rows) {
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
   alignas(64) static constexpr uint32_t kLane[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   const __m512i lane = _mm512_load_si512(kLane);
-  MLA_UNROLL for (int32_t bit = 1; bit < kLanes; bit *= 2) {  // swap the off-diagonal blocks of each size
+  MLA_UNROLL for (int32_t bit = 1; bit < kLanes; bit *= 2) {  // swaps the off-diagonal blocks of each size
     const __mmask16 high = _mm512_test_epi32_mask(lane, _mm512_set1_epi32(bit));
     const __m512i step = _mm512_set1_epi32(bit);
     const __m512i from_low = _mm512_mask_add_epi32(lane, high, _mm512_sub_epi32(lane, step), _mm512_set1_epi32(kLanes));

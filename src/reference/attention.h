@@ -191,7 +191,7 @@ void attend_rows(RowBlock& block, const Args& args, const Keys& keys, int64_t nu
 }
 
 /// Whether causality and the window let a query see a key.
-inline bool in_sight(const core::Options& options, bool causal, int64_t query_position, int64_t key_position) {
+inline bool is_visible(const core::Options& options, bool causal, int64_t query_position, int64_t key_position) {
   if (causal && key_position > query_position) return false;
   return options.window_left < 0 || key_position >= query_position - options.window_left;
 }

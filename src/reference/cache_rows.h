@@ -32,7 +32,7 @@ struct Scales {
 };
 
 /// The code of channel `c` of a quantized row.
-inline uint8_t load_code(const std::byte* row, DType element, int64_t c) {
+inline uint8_t load_bits(const std::byte* row, DType element, int64_t c) {
   if (element == DType::kE4M3) return read_as<uint8_t>(row + c);
   return static_cast<uint8_t>(read_as<uint8_t>(row + c / 2) >> (c % 2 * 4) & 0xF);  // even channels in the low half
 }
@@ -58,7 +58,7 @@ struct Channels {
   const std::byte* bytes() const { return static_cast<const std::byte*>(data) + bytes_of(dtype, first); }
   float operator()(int32_t c) const {
     if (scales.data == nullptr) return load(data, dtype, first + c);
-    return dequantize(dtype, load_code(bytes(), dtype, c), scales[c / scales.channels_each]);
+    return dequantize(dtype, load_bits(bytes(), dtype, c), scales[c / scales.channels_each]);
   }
 };
 

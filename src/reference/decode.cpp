@@ -20,7 +20,7 @@ struct DecodeKeys {
   bool sees(const QueryRow& row, int64_t j) const {
     const int64_t draft = position(j) - (kv_len() - q_len());
     const bool in_tree = draft >= 0 && (args.tree_mask != nullptr || args.tree_parents != nullptr);
-    if (!in_sight(args.options, args.causal && !in_tree, row.position, position(j))) return false;
+    if (!is_visible(args.options, args.causal && !in_tree, row.position, position(j))) return false;
     if (!in_tree) return true;
     if (args.tree_mask != nullptr) return args.tree_mask[row.token * args.tree_mask_stride_token + draft] != 0;
     return is_ancestor(draft, row);

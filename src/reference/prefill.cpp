@@ -15,7 +15,7 @@ struct PrefillKeys {
   int64_t begin() const { return args.kv_indptr[request]; }
   int64_t count() const { return args.kv_indptr[request + 1] - begin(); }
   static int64_t position(int64_t j) { return j; }
-  bool sees(const QueryRow& row, int64_t j) const { return in_sight(args.options, args.causal, row.position, j); }
+  bool sees(const QueryRow& row, int64_t j) const { return is_visible(args.options, args.causal, row.position, j); }
 
   void load(int64_t j, RowBlock& block) const {
     load_row(args.k, args.dtype, (begin() + j) * args.k_stride_token + head * args.k_stride_head, args.d_qk, block.key);

@@ -43,7 +43,7 @@ TEST(TaskList, HandsEveryTaskToOneWorkerAndCanRunAgain) {
 
 TEST(MergeWeights, AddUpToOne) {
   float lse[] = {1.0F, 99.0F, 2.0F, 99.0F, kLowest, 99.0F};  // stride 2
-  const float merged = merge_weights(lse, 2, 3);
+  const float merged = merge_factors(lse, 2, 3);
   EXPECT_NEAR(merged, std::log2(6.0F), 1e-6);
   EXPECT_NEAR(lse[0], 2.0F / 6.0F, 1e-6);
   EXPECT_NEAR(lse[2], 4.0F / 6.0F, 1e-6);
@@ -53,7 +53,7 @@ TEST(MergeWeights, AddUpToOne) {
 
 TEST(MergeWeights, OfStatesThatSawNothingAreZero) {
   float lse[] = {kLowest, kLowest};
-  EXPECT_EQ(merge_weights(lse, 1, 2), kLowest);
+  EXPECT_EQ(merge_factors(lse, 1, 2), kLowest);
   EXPECT_EQ(lse[0], 0.0F);
   EXPECT_EQ(lse[1], 0.0F);
 }
@@ -62,14 +62,14 @@ TEST(MergeWeights, KeepNaN) {
   constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
   for (auto [a, b] : {std::pair{kNaN, kNaN}, std::pair{kNaN, 1.0F}, std::pair{1.0F, kNaN}, std::pair{kLowest, kNaN}}) {
     float lse[] = {a, b};
-    EXPECT_TRUE(std::isnan(merge_weights(lse, 1, 2)));
+    EXPECT_TRUE(std::isnan(merge_factors(lse, 1, 2)));
     EXPECT_TRUE(std::isnan(lse[0]));
   }
 }
 
 TEST(MergeWeights, SurvivesHugeValues) {
   float lse[] = {3e38F, -3e38F};
-  EXPECT_EQ(merge_weights(lse, 1, 2), 3e38F);
+  EXPECT_EQ(merge_factors(lse, 1, 2), 3e38F);
   EXPECT_EQ(lse[0], 1.0F);
   EXPECT_EQ(lse[1], 0.0F);
 }
