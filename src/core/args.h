@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operations as backends see them: validated, every optional form of the public params folded into one. Plain
-// pointers with the shape beside them; strides are named <tensor>_stride_<dim>, int64, in elements; the innermost
-// stride is always 1. Produced by src/core/validate.h only.
+// The arguments of operations as backends see them: validated, with every optional form of the public params folded
+// into one. They are raw pointers with the shape beside them. Strides are named <tensor>_stride_<dim> and are int64, in
+// elements; the innermost stride is always 1. Only src/core/validate.h produces them.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 namespace mla::core {
 
-/// Where the query tokens of each request lie: CSR, or the same number for each.
+/// Says where the query tokens of each request lie: by CSR, or by the same number for each request.
 struct QueryRanges {
   const int32_t* indptr = nullptr;  // [B+1], or null
   int32_t uniform_len = 1;          // queries per request if indptr is null
@@ -26,27 +26,27 @@ struct QueryRanges {
   }
 };
 
-/// Page numbers of each request: CSR or block table.
+/// The page numbers of each request, as CSR or as a block table.
 struct Pages {
   int32_t page_size = 1;
   int32_t batch_size = 0;
   const int32_t* table = nullptr;      // kv_indices or block_table
-  const int32_t* kv_indptr = nullptr;  // [B+1], or null for a block table
+  const int32_t* kv_indptr = nullptr;  // [B+1]; null for a block table
   int64_t table_stride_request = 0;    // block table only
-  int64_t table_entries = 0;           // from `table` on; behind them nothing may be read, whatever lengths say
+  int64_t table_entries = 0;           // entries from `table` on; nothing behind them may be read, whatever lengths say
   const int32_t* kv_len = nullptr;     // [B]
 
-  /// Page numbers of a request; only the first ceil(kv_len / page_size) may be read.
+  /// Returns the page numbers of a request, of which only the first ceil(kv_len / page_size) may be read.
   constexpr const int32_t* of(int32_t request) const {
     return kv_indptr != nullptr ? table + kv_indptr[request] : table + request * table_stride_request;
   }
 };
 
-/// AttentionOptions; pointers are null where there is nothing to do.
+/// AttentionOptions with raw pointers, which are null for options that are not set.
 struct Options {
   const float* attn_sink = nullptr;     // [H]
-  int32_t window_left = -1;             // -1: all
-  float logits_soft_cap = 0.0F;         // 0: none
+  int32_t window_left = -1;             // -1 for all keys
+  float logits_soft_cap = 0.0F;         // 0 for none
   const float* alibi_slopes = nullptr;  // [H]
 };
 
@@ -81,8 +81,9 @@ struct DecodeArgs {
   float* lse = nullptr;  // [T, H], may be null
   int64_t lse_stride_token = 0, lse_stride_head = 0;
 
-  /// Query tokens of a request, as far as backends and kernels are chosen by them: T / B rounded up, for on a GPU a
-  /// request's share of a ragged batch is not known; 1 with batch_invariant, which may not look at the batch.
+  /// Returns the number of query tokens of a request by which backends and kernels are chosen. It is T / B rounded up,
+  /// since the lengths of a ragged batch are not known on the host of a GPU. It is 1 with batch_invariant, which must
+  /// not depend on the batch.
   constexpr int64_t usual_q_len() const {
     if (batch_invariant || num_tokens <= batch_size) return 1;
     return (num_tokens + batch_size - 1) / std::max(batch_size, 1);
@@ -98,7 +99,7 @@ struct PoolArgs {
   bool length_per_request = false;
 };
 
-/// decode_sparse, and prefill_sparse as one page of S tokens.
+/// The arguments of decode_sparse, and of prefill_sparse as a cache of one page of S tokens.
 struct DecodeSparseArgs {
   int64_t num_tokens = 0;  // T
   int32_t num_heads = 0;
@@ -111,8 +112,8 @@ struct DecodeSparseArgs {
   int64_t q_pe_stride_token = 0, q_pe_stride_head = 0;
   int32_t num_pools = 1;
   PoolArgs pools[2] = {};
-  int32_t batch_size = 0;    // with length_per_request
-  QueryRanges queries = {};  // with length_per_request
+  int32_t batch_size = 0;    // only with length_per_request
+  QueryRanges queries = {};  // only with length_per_request
   Options options = {};
   bool batch_invariant = false;
   float sm_scale = 0.0F;
@@ -121,12 +122,12 @@ struct DecodeSparseArgs {
   const float* o_scale = nullptr;
   void* o = nullptr;  // [T, H, d_v]
   int64_t o_stride_token = 0, o_stride_head = 0;
-  float* max_logits = nullptr;  // [T, H], may be null; prefill_sparse
+  float* max_logits = nullptr;  // [T, H], may be null; only prefill_sparse has it
   int64_t max_logits_stride_token = 0, max_logits_stride_head = 0;
   float* lse = nullptr;  // [T, H], may be null
   int64_t lse_stride_token = 0, lse_stride_head = 0;
 
-  /// Entries of the token's row of indices that count, 0 ... topk.
+  /// Returns how many entries of the token's row of indices count, 0 ... topk.
   constexpr int32_t topk_length(int32_t pool, int64_t token) const {
     const PoolArgs& p = pools[pool];
     if (p.topk_length == nullptr) return p.topk;
@@ -145,7 +146,7 @@ struct PrefillArgs {
   int64_t num_keys = 0;    // S
   int32_t num_heads = 0;
   int32_t d_qk = 0, d_v = 0;
-  DType dtype = DType::kBF16;  // of q, k and v
+  DType dtype = DType::kBF16;  // type of q, k and v
   const void* q = nullptr;     // [T, H, d_qk]
   int64_t q_stride_token = 0, q_stride_head = 0;
   const void* k = nullptr;  // [S, H, d_qk]
@@ -187,7 +188,7 @@ struct MergeStatesArgs {
 
 struct AppendArgs {
   int64_t num_tokens = 0;
-  DType dtype = DType::kBF16;  // of ckv and kpe
+  DType dtype = DType::kBF16;  // type of ckv and kpe
   const void* ckv = nullptr;   // [T, d_ckv]
   int64_t ckv_stride_token = 0;
   const void* kpe = nullptr;  // [T, d_kpe], null if d_kpe is 0
@@ -198,8 +199,8 @@ struct AppendArgs {
 
 struct AppendRopeArgs {
   int64_t num_tokens = 0;
-  int32_t num_heads = 0;         // 0: keys only
-  DType q_dtype = DType::kBF16;  // of q_nope and q_pe
+  int32_t num_heads = 0;         // 0 if only keys are written
+  DType q_dtype = DType::kBF16;  // type of q_nope and q_pe
   const void* q_nope = nullptr;  // [T, H, d_ckv]
   int64_t q_nope_stride_token = 0, q_nope_stride_head = 0;
   const void* q_pe = nullptr;  // [T, H, d_kpe]
@@ -208,7 +209,7 @@ struct AppendRopeArgs {
   void* q_out = nullptr;  // [T, H, d_ckv + d_kpe]
   int64_t q_out_stride_token = 0, q_out_stride_head = 0;
   const float* q_scale = nullptr;  // [1], for e4m3
-  DType dtype = DType::kBF16;      // of ckv and kpe
+  DType dtype = DType::kBF16;      // type of ckv and kpe
   const void* ckv = nullptr;       // [T, d_ckv]
   int64_t ckv_stride_token = 0;
   const void* kpe = nullptr;  // [T, d_kpe]
@@ -264,7 +265,7 @@ struct IndexerPages {
   constexpr std::byte* key(int64_t page, int64_t offset) const {
     return base + page * stride_page + offset * kIndexerLayout.key_bytes;
   }
-  /// Not necessarily aligned.
+  /// Returns the address of a key's scale, which may have any alignment.
   constexpr std::byte* scale(int64_t page, int64_t offset) const {
     return base + page * stride_page + page_size * int64_t{kIndexerLayout.key_bytes} +
            offset * kIndexerLayout.scale_bytes;
@@ -310,7 +311,8 @@ struct TopKArgs {
   int64_t indices_stride_token = 0;
 };
 
-/// The three steps, sharing the queries and kv_len; `top_k` writes into `slots.slots`, where `slots` finds its indices.
+/// The arguments of the three steps, which share the queries and kv_len. `top_k` writes into `slots.slots`, from where
+/// `slots` reads its indices.
 struct IndexerTopKArgs {
   IndexerLogitsArgs indexer;
   TopKArgs top_k;
@@ -324,7 +326,7 @@ struct GatherArgs {
   int64_t num_rows = 0;  // S = out_indptr[B]
   Cache cache = {};
   Pages pages = {};
-  const int32_t* token_start = nullptr;  // [B], or null for 0
+  const int32_t* token_start = nullptr;  // [B]; null for 0
   const int32_t* out_indptr = nullptr;   // [B+1]
   DType out_dtype = DType::kBF16;
   void* out_ckv = nullptr;  // [S, d_ckv]

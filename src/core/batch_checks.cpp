@@ -9,7 +9,7 @@
 namespace mla::core {
 namespace {
 
-/// kv_len of every request against what its part of the table can hold.
+/// Checks kv_len of every request against the number of tokens that its pages can hold.
 bool check_kv_len(Checks& check, const Pages& pages, const ContextParallel& share, int64_t max_pages) {
   for (int32_t b = 0; b < pages.batch_size; ++b) {
     const int32_t length = pages.kv_len[b];
@@ -29,7 +29,7 @@ bool check_kv_len(Checks& check, const Pages& pages, const ContextParallel& shar
   return true;
 }
 
-/// An optional list of one f32 per head.
+/// Checks an optional list of one f32 per head.
 bool check_per_head(Checks& check, std::string_view field, const TensorView& view, int64_t num_heads,
                     const float*& result) {
   if (!view.given()) return check.ok();

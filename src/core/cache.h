@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A paged cache as backends see it: where the parts of its rows lie and how they are stored, resolved once, on the
+// A paged cache as backends see it. Where the parts of its rows lie and how they are stored is resolved once, on the
 // host.
 #pragma once
 
@@ -11,12 +11,13 @@
 
 namespace mla::core {
 
-/// Whether latent channels are e4m3 with scales of f32 or UE8M0 and no outer one: kernels have fast ways for these.
+/// Returns whether latent channels are e4m3 with scales of f32 or UE8M0 and without an outer scale. Kernels have faster
+/// code for these.
 constexpr bool is_common_e4m3(DType element, ScaleType scale_type, bool outer_scale) {
   return element == DType::kE4M3 && !outer_scale && (scale_type == ScaleType::kF32 || scale_type == ScaleType::kUE8M0);
 }
 
-/// One part of every token's row: strides in bytes.
+/// One part of every token's row, with strides in bytes.
 struct Plane {
   std::byte* base = nullptr;
   int64_t stride_page = 0, stride_token = 0;
@@ -26,29 +27,31 @@ struct Plane {
   }
 };
 
-/// The parts of a cache's rows, whatever the format. For a cache of one tensor all point into it. Whoever reads or
-/// writes rows goes by these fields and never asks for the format.
+/// The parts of a cache's rows, for any format. For a cache of one tensor all planes point into it. Code that reads or
+/// writes rows uses these fields and never asks for the format.
 struct Cache {
-  CacheFormat format = CacheFormat::kBF16;  // for its name, and to see whether two caches are alike
+  CacheFormat format = CacheFormat::kBF16;  // only for its name, and to compare two caches
   int64_t num_pages = 0;
   int32_t page_size = 1;
-  int32_t d_ckv = 0;                                         // kv_lora_rank; fp8_dsv4: the quantized channels
+  int32_t d_ckv = 0;                                         // kv_lora_rank; in fp8_dsv4 the quantized channels
   int32_t d_kpe = 0;                                         // qk_rope_head_dim, may be 0
-  DType ckv_dtype = DType::kBF16, kpe_dtype = DType::kBF16;  // bf16, f16, or the codes of a quantized part
-  ScaleType scale_type = ScaleType::kNone;                   // of ckv
+  DType ckv_dtype = DType::kBF16, kpe_dtype = DType::kBF16;  // bf16 or f16; e4m3 or e2m1 if quantized
+  ScaleType scale_type = ScaleType::kNone;                   // type of the scales of ckv
   Plane ckv = {};
-  Plane kpe = {};     // no base if d_kpe is 0
-  Plane scales = {};  // of ckv, num_scales for each token; strides 0 if all tokens share them
+  Plane kpe = {};     // its base is null if d_kpe is 0
+  Plane scales = {};  // scales of ckv, num_scales for each token; strides are 0 if all tokens share them
   int32_t num_scales = 0;
   int32_t channels_per_scale = 1;
-  int32_t scale_bytes = 0;             // of a token's scales, with the bytes that pad them
-  const float* outer_scale = nullptr;  // [1], multiplies every scale of ckv; null: there is none
-  const float* kpe_scale = nullptr;    // [1], of a quantized kpe
-  bool writes_scales = false;          // writers choose the scales: of all quantized forms but fp8 with one scale
-  bool power_of_two_scales = true;     // what they choose where scales are f32
+  int32_t scale_bytes = 0;             // bytes of a token's scales, with those that pad them
+  const float* outer_scale = nullptr;  // [1], multiplies every scale of ckv; null if there is none
+  const float* kpe_scale = nullptr;    // [1], scale of a quantized kpe
+  // Whether writers choose the scales, as in all quantized forms but fp8 with one scale.
+  bool writes_scales = false;
+  bool power_of_two_scales = true;  // whether the f32 scales that writers choose are powers of two
 
   constexpr int64_t num_slots() const { return num_pages * page_size; }
-  /// Whether scales that were chosen for another cache may stand in this one: any numbers may be powers of two.
+  /// Returns whether scales that were chosen for another cache are valid in this one. A cache whose scales may be any
+  /// numbers takes powers of two.
   constexpr bool takes_scales_of(const Cache& from) const { return !power_of_two_scales || from.power_of_two_scales; }
   constexpr bool is_quantized() const { return mla::is_quantized(ckv_dtype); }
   constexpr bool has_common_e4m3() const { return is_common_e4m3(ckv_dtype, scale_type, outer_scale != nullptr); }
@@ -57,7 +60,7 @@ struct Cache {
   constexpr int32_t kpe_bytes() const { return static_cast<int32_t>(bytes_of(kpe_dtype, d_kpe)); }
 };
 
-/// Sets how the parts of the rows of a cache of this layout are stored; d_ckv is set already.
+/// Sets how the parts of rows are stored in a cache of this layout. d_ckv must be set before.
 constexpr void set_codecs(const KvLayout& layout, Cache& cache) {
   cache.ckv_dtype = layout.nope.element;
   cache.kpe_dtype = layout.rope.element;
@@ -69,7 +72,8 @@ constexpr void set_codecs(const KvLayout& layout, Cache& cache) {
   cache.writes_scales = layout.nope.channels_per_scale != 0;
 }
 
-/// The scales lie in a tensor of their own, kTensorScalesPerToken for every token: not one for all.
+/// Sets that the scales lie in a tensor of their own with kTensorScalesPerToken for every token, and not one for all
+/// tokens.
 constexpr void set_token_scales(Cache& cache) {
   cache.num_scales = kTensorScalesPerToken;
   cache.channels_per_scale = cache.d_ckv / cache.num_scales;
@@ -77,8 +81,8 @@ constexpr void set_token_scales(Cache& cache) {
   cache.writes_scales = true;
 }
 
-/// Points the parts of a packed cache into its bytes. `stride_token` matters where rows lie in a tensor's dimension,
-/// not in pages with a footer.
+/// Points the planes of a packed cache into its bytes. `stride_token` is used by formats whose tokens are a dimension
+/// of the tensor; in formats with footers the layout gives it.
 constexpr void set_planes(const KvLayout& layout, std::byte* base, int64_t stride_page, int64_t stride_token,
                           Cache& cache) {
   const auto plane = [&](int64_t offset, int64_t stride) {

@@ -8,7 +8,7 @@
 namespace mla::core {
 namespace {
 
-/// `outer` with the width appended.
+/// Checks a tensor whose dimensions are `outer` and then the width.
 bool check_part(Checks& check, std::string_view field, const TensorView& view, DTypes dtypes,
                 std::initializer_list<Dim> outer, Dim width, Role role) {
   const Dim* dims = outer.begin();
@@ -41,7 +41,7 @@ bool RowWidths::begin(Checks& check, std::string_view part, CacheFormat format) 
 }
 
 bool RowWidths::settle(Checks& check, std::string_view field) {
-  // Each alone first: a tensor without tokens may be of any width, and the sum must not overflow.
+  // Each width is checked alone first: a tensor without tokens may have any width, and the sum must not overflow.
   if (!check.fits_int32("kv_lora_rank", ckv) || !check.fits_int32("qk_rope_head_dim", kpe) ||
       !check.fits_int32("d_qk", total))
     return false;
@@ -93,7 +93,7 @@ bool check_rows(Checks& check, const RowForms& rows, DTypes dtypes, std::initial
 }
 
 RowPointers point_to_rows(const RowForms& rows, const RowWidths& widths) {
-  static constexpr int64_t kNoStride[kMaxDims] = {};  // backends step a null kpe by 0, which is defined
+  static constexpr int64_t kNoStride[kMaxDims] = {};  // backends advance a null kpe by 0, which is defined
   const TensorView& first = rows.first();
   RowPointers at{.ckv = first.data, .ckv_stride = first.stride.data(), .kpe_stride = kNoStride};
   if (widths.kpe == 0) return at;
@@ -115,7 +115,7 @@ RowForms cache_rows(const KvCache& cache) {
       .whole_name = "kv", .ckv_name = "ckv", .kpe_name = "kpe", .whole = cache.kv, .ckv = cache.ckv, .kpe = cache.kpe};
 }
 
-/// bf16 channels inside bytes: wherever a row starts, it must be even.
+/// Checks that every row begins at an even address, since rows of bytes contain bf16 channels.
 bool check_even(Checks& check, const TensorView& kv) {
   if (reinterpret_cast<uintptr_t>(kv.data) % 2 != 0)
     return check.fail("kv", "expected an address that is a multiple of 2 bytes, got an odd one");
@@ -146,7 +146,7 @@ bool check_packed_rows(Checks& check, const KvCache& cache, Role role, CacheShap
          check_page_size(check, shape.page_size) && check_even(check, cache.kv);
 }
 
-/// Scales in tensors of their own: one for the whole cache, or one for every quarter of a token's ckv.
+/// Checks scales in tensors of their own: one for the whole cache, or one for every quarter of a token's ckv.
 bool check_tensor_scales(Checks& check, const KvCache& cache, Role role, const RowWidths& widths,
                          const CacheShape& shape) {
   const bool of_quarters = cache.ckv_scale.given() && cache.ckv_scale.ndim == 3;
@@ -202,7 +202,7 @@ bool check_page_size(Checks& check, int64_t page_size) {
 bool check_byte_pages(Checks& check, const TensorView& kv, int64_t needed, int64_t page_size, Role role,
                       int64_t& num_pages) {
   int64_t bytes = kUnbound;
-  // What lies behind the tokens of a page is not the cache's, even if the view reaches there.
+  // Bytes behind the tokens of a page do not belong to the cache, even if the view includes them.
   TensorView used = kv;
   if (kv.ndim == 2) used.shape[1] = std::min(kv.shape[1], needed);
   return check.tensor("kv", used, kU8Only, {{"num_pages", &num_pages}, {"page bytes", &bytes}}, role) &&

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks shared by the operations on a paged latent cache: its tensors and scales, and rows given whole or in two.
+// Checks that the operations on a paged latent cache share: of its tensors and scales, and of rows that are given as
+// one tensor or as two.
 #pragma once
 
 #include <cstdint>
@@ -11,47 +12,49 @@
 
 namespace mla::core {
 
-/// Widths of a latent row, bound by whichever tensors say them.
+/// The widths of a latent row. They are bound by the tensors that determine them.
 struct RowWidths {
   int64_t ckv = kUnbound;    // kv_lora_rank
   int64_t kpe = kUnbound;    // qk_rope_head_dim
   int64_t total = kUnbound;  // their sum
-  bool divided = true;       // false once `finish` found nothing that says where kpe begins
+  bool divided = true;       // false if `finish` found nothing that says where kpe begins
 
   /// Binds the widths that a format fixes; fails for a value that is no format.
   bool begin(Checks& check, std::string_view part, CacheFormat format);
-  /// Derives what can be derived; fails, naming `field`, if the three disagree.
+  /// Derives the third width from the other two where possible. Fails, naming `field`, if the three disagree.
   bool settle(Checks& check, std::string_view field);
-  /// Once every tensor has spoken: undivided rows count as ckv. Checks that the widths are usable.
+  /// Is called once all tensors have been checked. Rows that nothing divides count as ckv. Checks that the widths are
+  /// usable.
   bool finish(Checks& check);
 };
 
-/// Width of a value: the latent channels, or in some formats the whole row.
+/// Returns the width of a value: the latent channels, or in some formats the whole row.
 inline Dim value_dim(CacheFormat format, RowWidths& widths) {
   if (kv_layout(format).value_has_rope) return {"d_v", &widths.total};
   return {"kv_lora_rank", &widths.ckv};
 }
 
-/// A row tensor that may be given whole (`whole`) or as `ckv` and `kpe`.
+/// Rows that may be given as one tensor (`whole`) or as two (`ckv` and `kpe`).
 struct RowForms {
   std::string_view whole_name, ckv_name, kpe_name;
   const TensorView& whole;
   const TensorView& ckv;
   const TensorView& kpe;
 
-  /// The tensor that is surely there.
+  /// Returns a tensor that is given in either form.
   const TensorView& first() const { return whole.given() ? whole : ckv; }
 };
 
-/// Checks the form given, of element types `dtypes` (the same in both parts) and dimensions [outer..., width].
+/// Checks the form that is given. Its element types are `dtypes` (the same type in both tensors) and its dimensions
+/// [outer..., width].
 bool check_rows(Checks& check, const RowForms& rows, DTypes dtypes, std::initializer_list<Dim> outer, Role role,
                 RowWidths& widths);
 
-/// Where the parts of checked rows start, with the strides of their outer dimensions.
+/// The addresses of the parts of checked rows, with the strides of their outer dimensions.
 struct RowPointers {
   void* ckv = nullptr;
   const int64_t* ckv_stride = nullptr;
-  void* kpe = nullptr;  // null if kpe has no width
+  void* kpe = nullptr;  // null if kpe has a width of 0
   const int64_t* kpe_stride = nullptr;
 };
 RowPointers point_to_rows(const RowForms& rows, const RowWidths& widths);
@@ -63,18 +66,19 @@ struct CacheShape {
   int64_t num_slots() const { return num_pages * page_size; }
 };
 
-/// The cache `part` of the parameters: format, shape and layout of its rows; binds `shape`.
+/// Checks the cache that is `part` of the parameters: its format, its shape and the layout of its rows. Binds `shape`.
 bool check_cache(Checks& check, std::string_view part, const KvCache& cache, Role role, RowWidths& widths,
                  CacheShape& shape);
-/// The rest, once the widths are finished: its scales. Then the cache as backends see it.
+/// Is called once the widths are finished. Checks the cache's scales, and sets `result` to the cache as backends see
+/// it.
 bool finish_cache(Checks& check, std::string_view part, const KvCache& cache, Role role, const RowWidths& widths,
                   const CacheShape& shape, Cache& result);
 
-/// Pages of bytes, of `needed` each at least; binds `num_pages`.
+/// Checks pages of bytes, at least `needed` bytes each. Binds `num_pages`.
 bool check_byte_pages(Checks& check, const TensorView& kv, int64_t needed, int64_t page_size, Role role,
                       int64_t& num_pages);
 
-/// Tokens of a page.
+/// Checks the number of tokens of a page.
 bool check_page_size(Checks& check, int64_t page_size);
 
 }  // namespace mla::core

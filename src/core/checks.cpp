@@ -59,7 +59,7 @@ bool is_empty(const TensorView& view) {
   return false;
 }
 
-/// Whether every element's byte offset, and the number of elements, fit int64.
+/// Returns whether the byte offset of every element, and the number of elements, fit int64.
 bool addressable(const TensorView& view) {
   int64_t span = 1;
   int64_t count = 1;
@@ -76,8 +76,8 @@ bool addressable(const TensorView& view) {
          !__builtin_mul_overflow(count, static_cast<int64_t>(size_of(view.dtype)), &bytes);
 }
 
-/// The first dimension whose stride lets two elements share memory, or -1. Sufficient, not necessary: from the
-/// smallest stride up, each must step over everything below it.
+/// Returns the first dimension whose stride may let two elements share memory, or -1. The test is sufficient, not
+/// necessary: from the smallest stride up, each stride must exceed the extent of everything below it.
 int32_t overlapping_dim(const TensorView& view) {
   std::array<int32_t, kMaxDims> order{};
   int32_t count = 0;
@@ -225,7 +225,7 @@ bool Checks::apart() {
     if (output.role != Role::kOutput) continue;
     for (size_t j = 0; j < num_seen_; ++j) {
       const Seen& other = seen_[j];
-      if (j <= i && other.role == Role::kOutput) continue;  // itself, or a pair that was compared before
+      if (j <= i && other.role == Role::kOutput) continue;  // the tensor itself, or a pair that was compared before
       const uint64_t common = common_bytes(output.range, other.range);
       if (common == 0 || !overlap(output.view, other.view)) continue;
       return fail(output.path.text(output.field),
@@ -265,7 +265,7 @@ bool Checks::absent(std::string_view field, const TensorView& view, std::string_
 }
 
 bool Checks::sm_scale(float value) {
-  // Backends work in base 2: they scale by the product.
+  // Backends compute in base 2, and scale by this product.
   return require(std::isfinite(value) && value > 0.0F, "sm_scale", "expected a finite number above 0, got {}", value) &&
          require(std::isfinite(value * std::numbers::log2e_v<float>), "sm_scale",
                  "expected a number whose product with log2(e) is finite in f32, got {}", value);

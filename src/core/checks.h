@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The vocabulary of validation: each check names the field, what was expected and what was given. The first failure
-// sticks, checks after it do nothing, and no check that passes allocates.
+// The elementary checks of validation. Each error names the field, what was expected and what was given. After the
+// first failure all further checks do nothing. No check that passes allocates.
 #pragma once
 
 #include <fmt/core.h>
@@ -20,29 +20,30 @@
 
 namespace mla::core {
 
-/// An extent that the first tensor to have it decides and all later ones must repeat.
+/// The value of an extent that is not known yet: the first tensor that has the dimension binds it, and all later ones
+/// must repeat it.
 inline constexpr int64_t kUnbound = -1;
 
-/// Keys of a request, and tokens of a page: backends count both in int32 and round them up to whole blocks.
+/// The most keys of a request, and tokens of a page. Backends count both in int32 and round them up to whole steps.
 inline constexpr int64_t kMaxKvLen = int64_t{1} << 30;
 
-/// No operation has more tensors, the workspace among them.
+/// The most tensors of an operation, its workspace included.
 inline constexpr size_t kMaxTensors = 24;
 
-/// A named dimension ("" for a fixed one). `*extent` is bound by the check if it is kUnbound.
+/// A named dimension (name "" for a fixed one). The check binds `*extent` if it is kUnbound.
 struct Dim {
   const char* name;
   int64_t* extent;
 };
 
-/// kSharedInput: an input that outputs may share memory with, as the operation defines.
+/// The role of a tensor. A kSharedInput is an input with which outputs may share memory, as the operation defines.
 enum class Role : uint8_t { kInput, kSharedInput, kOutput };
 
-/// Element types as a set.
+/// A set of element types, one bit each.
 using DTypes = uint32_t;
 constexpr DTypes set_of(std::initializer_list<DType> dtypes) {
   DTypes set = 0;
-  for (DType dtype : dtypes) set |= 1U << (static_cast<unsigned>(dtype) & 31U);  // callers' values may be anything
+  for (DType dtype : dtypes) set |= 1U << (static_cast<unsigned>(dtype) & 31U);  // callers may pass any value
   return set;
 }
 inline constexpr DTypes kFloats = set_of({DType::kBF16, DType::kF16, DType::kF32});
@@ -52,35 +53,35 @@ inline constexpr DTypes kI32Only = set_of({DType::kI32});
 inline constexpr DTypes kI64Only = set_of({DType::kI64});
 inline constexpr DTypes kU8Only = set_of({DType::kU8});
 
-/// Where a field stands: the parts of the parameters around it, outermost first.
+/// The path of a field: the parts of the parameters that contain it, outermost first.
 class FieldPath {
  public:
   void enter(std::string_view part) { parts_[static_cast<size_t>(depth_++)] = part; }
   void leave() { --depth_; }
-  /// "pool.cache.kv"
+  /// Returns the field with its path, as "pool.cache.kv".
   std::string text(std::string_view field) const;
-  /// A text with the fields that it names, which stand where the path leads ("`kv`") or not ("`/pool.cache.kv`"), by
-  /// their whole paths.
+  /// Returns the text with every field that it names replaced by its whole path. A name is relative to the path
+  /// ("`kv`") or absolute ("`/pool.cache.kv`").
   std::string resolve(std::string_view text) const;
 
  private:
-  std::array<std::string_view, 3> parts_;  // as deep as parameters are nested
+  std::array<std::string_view, 3> parts_;  // parameters are nested no deeper
   int depth_ = 0;
 };
 
-/// What a caller wants to know: `plan` looks at shapes and lengths only, so that it may be called before the data
-/// exists; `run` looks at everything.
+/// What is checked: `plan` looks at shapes and lengths only, so that it may be called before the data exists; `run`
+/// looks at everything.
 enum class Scope : uint8_t { kShapesAndLengths, kAll };
 
-/// Whose memory the tensors are in: their devices', or, whatever they say, that of an emulated GPU. What a GPU's memory
-/// holds is not looked at, emulated or not.
+/// The memory that the tensors are in: that of their devices, or, whatever device they name, that of an emulated GPU.
+/// The contents of a GPU's memory are not looked at, emulated or not.
 enum class Memory : uint8_t { kOfTensors, kEmulated };
 
 class Checks {
  public:
   Checks(Op op, Scope scope, Memory memory = Memory::kOfTensors) : op_(op), scope_(scope), memory_(memory) {}
 
-  /// While it lives, fields belong to a part of the parameters.
+  /// For the lifetime of this object, checked fields belong to a part of the parameters.
   class Within {
    public:
     Within(Checks& check, std::string_view part) : check_(check) { check_.path_.enter(part); }
@@ -94,18 +95,18 @@ class Checks {
 
   bool ok() const { return status_.ok(); }
   Status take() { return std::move(status_); }
-  /// The last check, once all tensors have been seen: no output shares memory with another tensor. Then `device` is
-  /// where they are.
+  /// Is the last check, after all tensors have been checked: no output may share memory with another tensor. Sets
+  /// `device` to the tensors' device.
   Status finish(Device& device);
-  /// Whether all tensors so far live where this code can read them.
+  /// Returns whether all tensors so far are in memory that this code can read.
   bool on_cpu() const { return memory_ == Memory::kOfTensors && (!device_known_ || device_.type == DeviceType::kCpu); }
   Device device() const { return memory_ == Memory::kEmulated ? Device{DeviceType::kCuda, 0} : device_; }
   bool full() const { return scope_ == Scope::kAll; }
-  /// Whether the contents of tensors that `plan` does not read may be read.
+  /// Returns whether the contents of tensors that `plan` does not read may be read now.
   bool reads_data() const { return ok() && full() && on_cpu(); }
 
-  /// Records "<op>: <field>: <text>". Always false, to be returned. Backticks enclose the fields that the text names,
-  /// so that bindings can put the names of their callers there.
+  /// Records "<op>: <field>: <text>", and returns false, so that checks can return it. Backticks enclose the fields
+  /// that the text names, so that bindings can replace them by their callers' names.
   template <class... A>
   bool fail(std::string_view field, fmt::format_string<A...> text, A&&... a) {
     return record(field, text, fmt::make_format_args(a...));
@@ -115,26 +116,26 @@ class Checks {
     return ok() && (condition || fail(field, text, std::forward<A>(a)...));
   }
 
-  /// A tensor that must be given: element type, dimensions, device, layout, and its pointer where data is needed.
-  /// `lengths` marks the tensors whose contents `plan` reads.
+  /// Checks a tensor that must be given: its element type, dimensions, device, layout, and its pointer where data is
+  /// needed.
   bool tensor(std::string_view field, const TensorView& view, DTypes dtypes, std::initializer_list<Dim> dims,
               Role role = Role::kInput);
-  /// As `tensor`, for the rank-1 lists whose contents are read even by `plan`.
+  /// Does what `tensor` does, for the rank-1 lists whose contents `plan` reads too.
   bool lengths(std::string_view field, const TensorView& view, Dim dim);
-  /// As `tensor`, for tensors whose innermost stride may be anything (lse).
+  /// Does what `tensor` does, for tensors whose innermost stride may be anything (lse).
   bool strided(std::string_view field, const TensorView& view, DTypes dtypes, std::initializer_list<Dim> dims,
                Role role = Role::kInput);
 
-  /// The memory that a plan owns and that its operation writes.
+  /// Registers the memory that a plan owns and that its operation writes.
   void workspace(std::span<const std::byte> bytes);
 
   bool at_least(std::string_view field, int64_t value, int64_t least);
   bool at_most(std::string_view field, int64_t value, int64_t most);
-  /// `value` fits the int32 of the backends' arguments.
+  /// Checks that `value` fits the int32 of the backends' arguments.
   bool fits_int32(std::string_view field, int64_t value);
-  /// A tensor [1] of f32 whose value is finite and above 0.
+  /// Checks a tensor [1] of f32 whose value must be finite and above 0.
   bool scale(std::string_view field, const TensorView& view);
-  /// A tensor that must not be given: "expected none, since <why>, got a tensor".
+  /// Checks that a tensor is not given: "expected none, since <why>, got a tensor".
   bool absent(std::string_view field, const TensorView& view, std::string_view why);
   bool sm_scale(float value);
   bool lse_base(LseBase base);
@@ -149,7 +150,7 @@ class Checks {
   void keep(std::string_view field, const TensorView& view, Role role);
   bool apart();
 
-  /// A tensor whose contents matter, as `apart` needs it.
+  /// A tensor that was checked, as `apart` needs it to compare its memory with other tensors.
   struct Seen {
     FieldPath path;
     std::string_view field;
@@ -171,10 +172,10 @@ class Checks {
   size_t num_seen_ = 0;
 };
 
-/// An optional tensor, or one without data and strides if it was not given (whatever its other fields hold).
+/// Returns an optional tensor; an empty view if it was not given, whatever its other fields hold.
 inline TensorView if_given(const TensorView& view) { return view.given() ? view : TensorView{}; }
 
-/// "[2, 16, 576]"
+/// Returns the shape as "[2, 16, 576]".
 std::string shape_text(const TensorView& view);
 
 }  // namespace mla::core

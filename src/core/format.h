@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Text from numbers and names. What fmt does for that is compiled once, in format.cpp: it comes as headers only, and
-// takes every file that calls it seconds.
+// Text formatting. fmt comes as headers only, and each file that uses it directly takes seconds longer to compile; so
+// its code is compiled once, in format.cpp.
 #pragma once
 
 #include <fmt/core.h>
@@ -13,10 +13,10 @@
 namespace mla::core {
 
 std::string format_args(fmt::string_view text, fmt::format_args args);
-/// Characters written to `to`; what does not fit is cut. Allocates nothing.
+/// Formats into `to`, and returns the number of characters written. What does not fit is cut. Allocates nothing.
 size_t format_args_to(std::span<char> to, fmt::string_view text, fmt::format_args args);
 
-/// fmt::format
+/// Does what fmt::format does.
 template <class... Args>
 std::string format(fmt::format_string<Args...> text, Args&&... args) {
   return format_args(text, fmt::make_format_args(args...));

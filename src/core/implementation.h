@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A row of an operation's table: what a backend provides.
+// A row of an operation's table is what a backend provides for it.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,8 @@ struct Code;
 
 namespace mla::core {
 
-/// One sentence in place: verdicts are asked for in `run`, where nothing may be allocated. What does not fit is cut.
+/// A sentence that is stored without allocation, since verdicts are asked for in `run`, where nothing may be allocated.
+/// What does not fit is cut.
 class Reason {
  public:
   Reason() = default;
@@ -46,7 +47,8 @@ class Reason {
   size_t size_ = 0;
 };
 
-/// Formats that fix the widths of their rows have no others, whoever computes; empty if there is nothing to refuse.
+/// Returns why no backend can run a problem whose row width is not the one that its format fixes; empty if there is
+/// nothing to refuse.
 inline Reason width_refusal(const Problem& problem) {
   const KvLayout layout = kv_layout(problem.cache);
   const int32_t width = layout.nope_dim + layout.rope_dim;
@@ -56,30 +58,30 @@ inline Reason width_refusal(const Problem& problem) {
   return Reason::format("rows of {} have {} channels, not {}", name(problem.cache), width, problem.d_qk);
 }
 
-/// "Can you run this?": yes, or why not. Selection asks the same function.
+/// Says whether a row can run a problem, and why. Selection and explain() ask the same function.
 struct Verdict {
   bool usable = false;
   Reason reason;
 };
 
-/// What a plan says of itself.
+/// The description of a plan.
 struct PlanSummary {
   size_t num_tasks = 0;
   size_t num_splits = 0;
   std::string text;
 };
 
-/// What a row computes with.
+/// The resources that a row computes with.
 struct Executor {
-  ThreadPool& pool;                  // of the context
-  cuda::Queue* queue = nullptr;      // rows of a GPU: the stream, and
-  const cuda::Code* code = nullptr;  // what the GPU runs
+  ThreadPool& pool;                  // threads of the context
+  cuda::Queue* queue = nullptr;      // for rows of a GPU: the stream
+  const cuda::Code* code = nullptr;  // for rows of a GPU: the code that it runs
 };
 
 /// A backend's implementation of a planned operation (attention). `workspace` is aligned to kWorkspaceAlignment and at
-/// least workspace_size(args, executor) long; `plan` writes the work list into it and `run` reads it there. `run` gets
-/// arguments of the same shapes as `plan` did and, on the CPU, of the same lengths. On a GPU both enqueue kernels, and
-/// nothing that the arguments point to may be read. A status is success, or why a kernel could not be enqueued.
+/// least workspace_size(args, executor) bytes long; `plan` writes the work list into it, and `run` reads it there.
+/// `run` gets arguments of the same shapes as `plan` did and, on the CPU, of the same lengths. On a GPU both enqueue
+/// kernels, and must not read what the arguments point to. They return success, or why a kernel could not be enqueued.
 /// The functions hold what they need of their backend; none of them allocates when it is called.
 template <class Args>
 struct PlannedImplementation {

@@ -9,10 +9,10 @@
 
 namespace mla::core {
 
-/// Page numbers in use: those whose slots fit int32. The pool is not known here.
+/// Checks that the slots of all pages in use fit int32. The size of the pool is not known here.
 bool check_slot_pages(Checks& check, const Pages& pages, const ContextParallel& share);
 
-/// The optional [T] output of valid slots.
+/// Checks the optional [T] output of numbers of valid slots.
 bool check_valid_count(Checks& check, const TensorView& valid_count, int64_t num_tokens);
 
 }  // namespace mla::core

@@ -29,8 +29,8 @@ bool check_indptr_extent(Checks& check, std::string_view field, int64_t extent) 
 }
 
 bool all_below(const int32_t* values, int64_t count, int64_t limit) {
-  // The sign bit of `outside` is set once a value is negative or above `most`; no compare, so that even baseline
-  // vector instructions do four at a time.
+  // The sign bit of `outside` is set once a value is negative or above `most`. There is no comparison, so that even
+  // baseline vector instructions check four values at a time.
   const int64_t most = std::min<int64_t>(limit, int64_t{INT32_MAX} + 1) - 1;
   if (count > 0 && most < 0) return false;
   const auto most32 = static_cast<uint32_t>(most);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of the integer lists: CSR pointers, lengths, page numbers, slots. Callers have checked shapes and device.
+// Checks of integer lists: CSR pointers, lengths, page numbers, slots. The callers have checked shapes and device.
 #pragma once
 
 #include <cstdint>
@@ -9,21 +9,22 @@
 
 namespace mla::core {
 
-/// CSR: indptr[0] = 0, never decreasing; its last entry is `total`, or at most that if `exact` is false.
+/// Checks a CSR's indptr: it begins with 0, never decreases, and ends with `total`, or with at most `total` if `exact`
+/// is false.
 bool check_indptr(Checks& check, std::string_view field, const int32_t* indptr, int64_t batch_size,
                   std::string_view total_name, int64_t total, bool exact = true);
 
-/// B + 1 entries of a CSR's indptr.
+/// Checks that the indptr of a CSR has a valid number of entries, B + 1.
 bool check_indptr_extent(Checks& check, std::string_view field, int64_t extent);
 
-/// Whether all of values[0..count) lie in [0, limit). Cheap: one pass that vectorizes.
+/// Returns whether values[0] ... values[count - 1] lie in [0, limit). It is one pass, which the compiler vectorizes.
 bool all_below(const int32_t* values, int64_t count, int64_t limit);
 
-/// Page numbers of one request, entries [first, last) of its row: all in [0, num_pages).
+/// Checks that the page numbers of one request, entries [first, last) of its row, lie in [0, num_pages).
 bool check_pages(Checks& check, std::string_view field, const int32_t* pages, int64_t first, int64_t last,
                  int64_t num_pages, int64_t request);
 
-/// Slots: negative, or below `num_slots`.
+/// Checks that every slot is negative or below `num_slots`.
 bool check_slots(Checks& check, std::string_view field, const int64_t* slots, int64_t count, int64_t num_slots);
 
 }  // namespace mla::core

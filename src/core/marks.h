@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Texts that enclose the names of fields in backticks.
+// Functions for texts that enclose the names of fields in backticks.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace mla::core {
 
-/// `text` with every name and its backticks replaced by what `f` makes of the name.
+/// Returns `text` with every name and its backticks replaced by f(name).
 template <class F>
 std::string replace_marked(std::string_view text, F&& f) {
   std::string result;

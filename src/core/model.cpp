@@ -21,7 +21,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// The shape that DeepSeek V2, V3 and Kimi share; they differ in heads, layers, topk and rotary base.
+/// Returns the shape that DeepSeek V2, V3 and Kimi share; they differ in heads, layers, topk and rotary base.
 ModelConfig deepseek_shape(const char* name, int32_t num_attention_heads, int32_t num_hidden_layers, int32_t index_topk,
                            double rope_theta) {
   return {.name = name,
@@ -39,16 +39,17 @@ Status invalid(std::string_view source, std::string_view what) {
   return {StatusCode::kInvalidArgument, core::format("{}: {}", source, what)};
 }
 
-/// One JSON value, shortened to what fits an error message.
+/// Returns the text of a JSON value, shortened to fit an error message.
 std::string excerpt(const Json& value) {
-  if (value.is_structured()) return value.type_name();  // dump() recurses, and nesting is the file's choice
+  // dump() recurses, and the file may nest values arbitrarily deeply.
+  if (value.is_structured()) return value.type_name();
   constexpr size_t kLongest = 40;
   std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
   if (text.size() > kLongest) text = text.substr(0, kLongest) + "...";
   return text;
 }
 
-/// Reads an integer of at least `least`; `fallback` stands in for a missing or null field, if there is one.
+/// Reads an integer of at least `least`. `fallback`, if there is one, replaces a missing or null field.
 std::optional<Status> read_int(const Json& object, std::string_view source, const char* field, int32_t least,
                                std::optional<int32_t> fallback, int32_t& value) {
   const auto at = object.find(field);
@@ -70,7 +71,7 @@ std::optional<Status> read_int(const Json& object, std::string_view source, cons
   return std::nullopt;
 }
 
-/// rope_theta stands at the top or, in newer files, inside rope_parameters.
+/// Reads rope_theta, which is at the top or, in newer files, inside rope_parameters.
 std::optional<Status> read_rope_theta(const Json& object, std::string_view source, double& value) {
   auto at = object.find("rope_theta");
   const auto nested = object.find("rope_parameters");
@@ -87,7 +88,7 @@ std::optional<Status> read_rope_theta(const Json& object, std::string_view sourc
   return std::nullopt;
 }
 
-/// The text of a file, or the operating system's reason why not.
+/// Reads the text of a file, or returns the operating system's reason why it cannot be read.
 std::optional<std::string> read_file(const std::string& path, std::string& text) {
   errno = 0;
   std::ifstream file(path, std::ios::binary);
@@ -137,7 +138,7 @@ Result<ModelConfig> read_config(const Json& root, std::string_view source) {
 float ModelConfig::sm_scale() const { return 1.0F / std::sqrt(static_cast<float>(prefill_d_qk())); }
 
 std::span<const ModelConfig> model_presets() {
-  // Values from the config.json that each model was published with.
+  // The values are those of the config.json with which each model was published.
   static const std::array presets = {
       deepseek_shape("deepseek-v2-lite", 16, 27, 0, 10000.0),
       deepseek_shape("deepseek-v2", 128, 60, 0, 10000.0),
@@ -195,7 +196,7 @@ Result<ModelConfig> parse_model_config(std::string_view json, std::string_view s
     return read_config(Json::parse(json), source);
   } catch (const Json::parse_error& error) {
     return invalid(source, core::format("not JSON (at byte {})", error.byte));
-  } catch (const Json::exception&) {  // a number no double can hold
+  } catch (const Json::exception&) {  // a number that no double can hold
     return invalid(source, "not JSON (a number is out of range)");
   }
 } catch (const std::exception&) {

@@ -8,13 +8,14 @@
 namespace mla::core {
 namespace {
 
-/// Addresses of real memory are lower, and sums of a few of them fit 64 bits.
+/// An upper bound on addresses of real memory, so that sums of a few of them fit 64 bits.
 constexpr uint64_t kAddressLimit = uint64_t{1} << 60;
 
-/// Candidates that are looked at. Strides that are multiples of one another need two per dimension at most.
+/// The number of candidates that are looked at. Strides that are multiples of one another need at most two per
+/// dimension.
 constexpr int kMaxSteps = 256;
 
-/// step * t, for all t from `least` to `most`.
+/// The numbers step * t for all t from `least` to `most`.
 struct Term {
   int64_t step = 1;
   int64_t least = 0, most = 0;
@@ -26,8 +27,8 @@ struct Term {
 constexpr int64_t div_floor(int64_t value, int64_t by) { return value / by - (value % by < 0 ? 1 : 0); }
 constexpr int64_t div_ceil(int64_t value, int64_t by) { return -div_floor(-value, by); }
 
-/// By how many bytes an address of one view can differ from an address of the other, apart from the distance of their
-/// lowest: a sum of terms, one for each dimension of both.
+/// The differences in bytes between an address of one view and an address of the other, without the distance of their
+/// lowest addresses. Each is a sum of terms, one for each dimension of both views.
 class Differences {
  public:
   Differences(const TensorView& a, const TensorView& b) {
@@ -41,14 +42,14 @@ class Differences {
     }
   }
 
-  /// Whether the sum can be `wanted`; no if that is not known after all steps.
+  /// Returns whether the sum can be `wanted`; false if this is not known after kMaxSteps steps.
   bool can_be(int64_t wanted) { return can_be(wanted, count_); }
 
  private:
   static constexpr size_t at(int i) { return static_cast<size_t>(i); }
   static int64_t last_byte(const TensorView& view) { return static_cast<int64_t>(size_of(view.dtype)) - 1; }
 
-  /// Terms stay sorted by step.
+  /// Adds a term, so that terms stay sorted by step.
   void add(const Term& term) {
     int i = count_++;
     for (; i > 0 && terms_[at(i - 1)].step > term.step; --i) terms_[at(i)] = terms_[at(i - 1)];
@@ -64,7 +65,8 @@ class Differences {
     }
   }
 
-  /// One term for two where the steps of the larger are whole steps of the smaller, and the smaller fills the gaps.
+  /// Replaces two terms by one where the larger step is a multiple of the smaller and the smaller term fills the gaps
+  /// between the larger steps.
   void merge() {
     int merged = 0;
     for (int i = 1; i < count_; ++i) {
@@ -81,7 +83,8 @@ class Differences {
     count_ = merged + 1;
   }
 
-  /// The first `count` terms: the largest takes every value from which those below can reach `wanted`.
+  /// Returns whether the first `count` terms can sum to `wanted`, by trying every value of the largest term from which
+  /// the smaller ones can reach it.
   bool can_be(int64_t wanted, int count) {
     if (count == 0) return wanted == 0;
     const Term& term = terms_[at(count - 1)];
@@ -96,7 +99,8 @@ class Differences {
 
   static constexpr size_t kMaxTerms = size_t{2} * kMaxDims + 1;
   std::array<Term, kMaxTerms> terms_;
-  std::array<int64_t, kMaxTerms + 1> lowest_below_ = {}, highest_below_ = {};  // of the first i terms
+  // Least and greatest sums of the first i terms.
+  std::array<int64_t, kMaxTerms + 1> lowest_below_ = {}, highest_below_ = {};
   int count_ = 0;
   int steps_left_ = kMaxSteps;
 };

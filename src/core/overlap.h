@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether tensors share memory.
+// The test whether tensors share memory.
 #pragma once
 
 #include <cstdint>
@@ -8,25 +8,25 @@
 
 namespace mla::core {
 
-// Views here have elements, whose byte offsets fit 64 bits.
+// All views here have elements, whose byte offsets fit 64 bits.
 
-/// The bytes from a view's lowest to behind its highest; none if no memory can lie there.
+/// The bytes from a view's lowest to its highest; empty if no memory can lie there.
 struct ByteRange {
   uint64_t begin = 0, end = 0;
 };
 
 ByteRange byte_range(const TensorView& view);
 
-/// How many bytes two ranges have in common.
+/// Returns how many bytes two ranges have in common.
 constexpr uint64_t common_bytes(ByteRange a, ByteRange b) {
   const uint64_t begin = a.begin > b.begin ? a.begin : b.begin;
   const uint64_t end = a.end < b.end ? a.end : b.end;
   return begin < end ? end - begin : 0;
 }
 
-/// Whether an element of one view shares a byte with one of the other. Views that interleave without touching (slices
-/// of one tensor, layers in one buffer) do not. Where strides are no multiples of one another, finding out may take
-/// long: after a bounded number of steps they count as apart.
+/// Returns whether an element of one view shares a byte with an element of the other. Views that interleave without
+/// touching (slices of one tensor, layers in one buffer) do not overlap. Where strides are no multiples of one another
+/// the search may take long; views for which it finds no common byte in a bounded number of steps count as apart.
 bool overlap(const TensorView& a, const TensorView& b);
 
 }  // namespace mla::core

@@ -14,7 +14,8 @@
 namespace mla::core {
 namespace {
 
-/// Long enough to bridge the gap between two operations of one layer, short enough to leave the core to others.
+/// Idle workers spin this long before they sleep: long enough to bridge the gap between two operations of one layer,
+/// and short enough to leave the core to others. It was chosen without a recorded measurement.
 constexpr std::chrono::microseconds kSpinTime{50};
 constexpr int kPausesPerClockRead = 32;
 
@@ -46,13 +47,13 @@ bool pin(std::thread& thread, int32_t processor) {
   return pthread_setaffinity_np(thread.native_handle(), sizeof set, &set) == 0;
 }
 
-/// Whether the calling thread, and so the workers it starts, may use at least `count` processors.
+/// Returns whether the calling thread, and so the workers that it starts, may use at least `count` processors.
 bool may_use(int32_t count) {
   cpu_set_t allowed;
   return pthread_getaffinity_np(pthread_self(), sizeof allowed, &allowed) == 0 && CPU_COUNT(&allowed) >= count;
 }
 
-/// Moves the calling thread off `processor`: forbidden for a moment, then allowed again.
+/// Moves the calling thread off `processor`, by forbidding the processor for a moment and then allowing it again.
 void leave(int32_t processor) {
   cpu_set_t allowed;
   if (processor < 0 || processor >= CPU_SETSIZE) return;
@@ -64,9 +65,10 @@ void leave(int32_t processor) {
     pthread_setaffinity_np(pthread_self(), sizeof allowed, &allowed);
 }
 
-/// Keeps an unpinned worker off the caller's processor. Schedulers like to wake a thread where its waker runs, and to
-/// leave it there: the two then take turns, at 100 us a call instead of 1 us (two processors, the other one busy with
-/// low-priority work, Linux 6.18, November 2026). Rarely enough not to matter where processors are short.
+/// Keeps an unpinned worker off the caller's processor. Schedulers tend to wake a thread where its waker runs, and to
+/// leave it there: the two then take turns, and a call takes 100 us instead of 1 us (two processors, the other one busy
+/// with low-priority work, Linux 6.18, November 2026). It acts so rarely that it does not matter where there are too
+/// few processors.
 class Separation {
  public:
   void keep(int32_t callers_processor) {
@@ -82,7 +84,7 @@ class Separation {
   std::chrono::steady_clock::time_point next_;
 };
 
-/// One call waiting for one worker; alone on its cache line, since the worker polls it.
+/// The place where a worker finds its next call. It has a cache line of its own, since the worker polls it.
 struct alignas(64) Mailbox {
   std::atomic<uint32_t> calls{0};
 };
@@ -93,8 +95,8 @@ struct ThreadPool::State {
   std::mutex run_mutex;
   const WorkerFunction* function = nullptr;  // ordered by the mailboxes and `pending`
   std::atomic<bool> stop{false};
-  bool separate = false;                       // workers keep off the caller's processor,
-  std::atomic<int32_t> callers_processor{-1};  // this one
+  bool separate = false;                       // workers keep off the caller's processor
+  std::atomic<int32_t> callers_processor{-1};  // the processor that the caller runs on
   alignas(64) std::atomic<uint32_t> pending{0};
   std::vector<Mailbox> mailboxes;
   std::vector<std::thread> threads;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The persistent workers of one context.
+// A ThreadPool holds the persistent workers of one context.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace mla::core {
 
-/// A call of a function object the caller keeps alive: no allocation.
+/// A reference to a function object that the caller keeps alive; it allocates nothing.
 class WorkerFunction {
  public:
   template <class F>
@@ -22,7 +22,7 @@ class WorkerFunction {
   void (*call_)(const void*, int32_t);
 };
 
-/// A worker could not be bound to its processor.
+/// The error that a worker could not be bound to its processor.
 struct PinningError : std::runtime_error {
   PinningError(int32_t worker_index, int32_t processor_index)
       : std::runtime_error("cannot pin a worker"), worker(worker_index), processor(processor_index) {}
@@ -30,12 +30,12 @@ struct PinningError : std::runtime_error {
   int32_t processor;
 };
 
-/// `size` workers; the calling thread is worker 0, so size 1 owns no thread. Idle workers spin for a few tens of
-/// microseconds, then sleep.
+/// A pool of `size` workers. The calling thread is worker 0, so that a pool of size 1 owns no thread. Idle workers spin
+/// for a few tens of microseconds, then sleep.
 class ThreadPool {
  public:
-  /// `affinity`: processor of each worker (entry 0, the caller's, is ignored), or empty. Throws PinningError, or
-  /// std::system_error if a thread cannot be started.
+  /// `affinity` holds the processor of each worker (entry 0, the caller's, is ignored), or is empty. Throws
+  /// PinningError, or std::system_error if a thread cannot be started.
   ThreadPool(int32_t size, std::span<const int32_t> affinity);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;

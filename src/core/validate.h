@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The border: public parameters, checked once, become the arguments that backends see. Nothing is written to the
+// Validation: public parameters are checked once and become the arguments that backends see. Nothing is written to the
 // caller's tensors here, and nothing is allocated unless a check fails.
 #pragma once
 
@@ -13,9 +13,9 @@
 
 namespace mla::core {
 
-/// On success `args` is complete and `device` is where all tensors live. Lists are only read if that is the CPU.
-/// With Memory::kEmulated it is an emulated GPU, whatever the tensors say. `workspace` is what the operation writes
-/// beside its outputs, and what planning it writes.
+/// On success `args` is complete and `device` is the device of all tensors. Lists are read only if that is the CPU.
+/// With Memory::kEmulated the device is an emulated GPU, whatever the tensors say. `workspace` is the memory that
+/// planning, and the operation beside its outputs, writes.
 Status validate(const DecodeParams& params, Scope scope, DecodeArgs& args, Device& device,
                 Memory memory = Memory::kOfTensors, std::span<const std::byte> workspace = {});
 Status validate(const PrefillParams& params, Scope scope, PrefillArgs& args, Device& device,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// prefill and merge_states.
+// Validation of prefill and merge_states.
 #include <cstdint>
 
 #include "core/batch_checks.h"
@@ -9,7 +9,7 @@
 namespace mla::core {
 namespace {
 
-/// Keys of every request of a prefill.
+/// Checks the number of keys of every request of a prefill.
 bool check_key_ranges(Checks& check, const int32_t* kv_indptr, int64_t batch_size) {
   for (int64_t b = 0; b < batch_size; ++b)
     if (const int32_t count = kv_indptr[b + 1] - kv_indptr[b]; count > kMaxKvLen)
@@ -17,7 +17,7 @@ bool check_key_ranges(Checks& check, const int32_t* kv_indptr, int64_t batch_siz
   return true;
 }
 
-/// What is merged in place must be there.
+/// Checks that o and lse are given if they hold a state that is merged in place.
 bool check_state(Checks& check, std::string_view field, const TensorView& view, bool in_place) {
   return check.require(view.given() || !in_place, field, "expected a tensor, since `in_place` is set, got none");
 }

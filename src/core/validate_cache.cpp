@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// append, append_rope, gather and copy_pages.
+// Validation of append, append_rope, gather and copy_pages.
 #include <cstdint>
 
 #include "core/batch_checks.h"
@@ -9,7 +9,7 @@
 namespace mla::core {
 namespace {
 
-/// Token ranges of a gather against kv_len, and the pages they touch.
+/// Checks the token ranges of a gather against kv_len, and the page numbers that they use.
 bool check_ranges(Checks& check, const GatherArgs& args) {
   for (int32_t b = 0; b < args.batch_size; ++b) {
     const int64_t start = args.token_start != nullptr ? args.token_start[b] : 0;
@@ -34,7 +34,7 @@ bool check_slot_mapping(Checks& check, const TensorView& slots, int64_t num_toke
           check_slots(check, "slot_mapping", static_cast<const int64_t*>(slots.data), num_tokens, shape.num_slots()));
 }
 
-/// Queries, all three tensors or none.
+/// Checks the queries, of which either all three tensors are given or none.
 bool check_rope_queries(Checks& check, const AppendRopeParams& params, BatchShape& batch, RowWidths& widths) {
   if (!params.q_nope.given())
     return check.absent("q_pe", params.q_pe, "`q_nope` is not given") &&
@@ -61,7 +61,7 @@ bool check_positions(Checks& check, const TensorView& positions, int64_t num_tok
   return true;
 }
 
-/// A list of whole pages to copy.
+/// Checks a list of the pages to copy.
 bool check_page_list(Checks& check, std::string_view field, const TensorView& pages, Dim count, int64_t num_pages) {
   if (!check.tensor(field, pages, kI32Only, {count}) || !check.fits_int32(field, *count.extent)) return false;
   const auto* values = static_cast<const int32_t*>(pages.data);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// decode.
+// Validation of decode.
 #include <algorithm>
 #include <cstdint>
 
@@ -15,7 +15,7 @@ int64_t longest(const QueryRanges& queries, int32_t batch_size) {
   return most;
 }
 
-/// Every draft's parent stands before it.
+/// Checks that the parent of every draft comes before it.
 bool check_parents(Checks& check, const DecodeArgs& args) {
   for (int32_t b = 0; b < args.batch_size; ++b) {
     const int64_t begin = args.queries.begin(b);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// block_table_to_csr, physical_slots and top_k.
+// Validation of block_table_to_csr, physical_slots and top_k.
 #include <cstdint>
 
 #include "core/batch_checks.h"
@@ -9,7 +9,7 @@
 namespace mla::core {
 namespace {
 
-/// Whether both are the same memory, row by row.
+/// Returns whether both tensors have the same memory, row by row.
 bool same_rows(const TensorView& a, const TensorView& b) {
   return a.data == b.data && (a.stride[0] == b.stride[0] || a.shape[0] == 1);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// append_indexer, indexer_logits and indexer_top_k.
+// Validation of append_indexer, indexer_logits and indexer_top_k.
 #include <cstdint>
 
 #include "core/batch_checks.h"
@@ -23,7 +23,7 @@ bool check_indexer_cache(Checks& check, const IndexerCache& cache, Role role, In
   return true;
 }
 
-/// What indexer_logits and indexer_top_k share: all of it.
+/// Checks the parameters that indexer_logits and indexer_top_k share, which are all of those of indexer_logits.
 bool check_indexer(Checks& check, const IndexerLogitsParams& params, IndexerLogitsArgs& args) {
   BatchShape batch;
   int64_t head_dim = kIndexerLayout.head_dim;
@@ -63,7 +63,7 @@ bool check_indexer(Checks& check, const IndexerLogitsParams& params, IndexerLogi
   return true;
 }
 
-/// The latent cache holds as many tokens of each request as the indexer's.
+/// Checks that the latent cache holds as many tokens of each request as the indexer's cache.
 bool check_same_lengths(Checks& check, const Pages& indexer, const Pages& latent) {
   if (!check.require(indexer.batch_size == latent.batch_size, "kv_len",
                      "expected {} requests, as in `indexer.kv_len`, got {}", indexer.batch_size, latent.batch_size))

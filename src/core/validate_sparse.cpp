@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// decode_sparse and prefill_sparse.
+// Validation of decode_sparse and prefill_sparse.
 #include <algorithm>
 #include <cstdint>
 
@@ -10,7 +10,7 @@
 namespace mla::core {
 namespace {
 
-/// Which rows each query attends to.
+/// Checks the indices, which name the rows that each query attends to.
 bool check_indices(Checks& check, const TensorView& indices, int64_t num_tokens, PoolArgs& pool) {
   int64_t topk = kUnbound;
   if (!check.tensor("indices", indices, kI32Only, {{"T", &num_tokens}, {"topk", &topk}}) ||
@@ -22,8 +22,8 @@ bool check_indices(Checks& check, const TensorView& indices, int64_t num_tokens,
   return true;
 }
 
-/// Lengths of a pool, of every query or of every request; binds the requests. Only shapes and arguments decide which:
-/// where the queries of a request begin may stand in a GPU's memory.
+/// Checks the lengths of a pool, which are per query or per request; binds `batch_size`. Only shapes and arguments
+/// decide which of the two they are, since qo_indptr may be in a GPU's memory.
 bool check_topk_length(Checks& check, const SparsePool& given, bool ragged, int64_t num_tokens, int64_t& batch_size,
                        PoolArgs& pool) {
   const LengthPer per = given.topk_length_per;
@@ -74,7 +74,7 @@ bool check_pool_lengths(Checks& check, const DecodeSparseParams& params, DecodeS
          check_queries(check, params.qo_indptr, batch_size, args.num_tokens, args.queries);
 }
 
-/// The parts of both operations' arguments that have the same names.
+/// Copies the parameters that both operations have under the same names.
 template <class Params>
 void copy_common(const Params& params, const BatchShape& batch, DecodeSparseArgs& args) {
   const TensorView lse = if_given(params.lse);
@@ -104,7 +104,7 @@ void point_to_queries(const RowForms& q, const RowWidths& widths, DecodeSparseAr
   args.q_pe_stride_head = at.kpe_stride[1];
 }
 
-/// One value for both pools: the whole row, or its latent part.
+/// Checks that a value is the same in both pools: the whole row, or the row's latent part.
 bool check_same_values(Checks& check, const DecodeSparseParams& params) {
   const KvLayout first = kv_layout(params.pool.cache.format), second = kv_layout(params.extra_pool.cache.format);
   return first.value_has_rope == second.value_has_rope ||
@@ -112,7 +112,7 @@ bool check_same_values(Checks& check, const DecodeSparseParams& params) {
                     first.value_has_rope ? first.name : second.name, second.name, first.name);
 }
 
-/// A pool without indices has nothing else either.
+/// Checks that a pool without indices has no other field set.
 bool check_no_pool(Checks& check, const SparsePool& pool) {
   const Checks::Within within(check, "extra_pool");
   constexpr std::string_view kWhy = "`indices` are not given";
@@ -136,7 +136,7 @@ Status validate(const DecodeSparseParams& params, Scope scope, DecodeSparseArgs&
                    .whole = params.q,
                    .ckv = params.q_nope,
                    .kpe = params.q_pe};
-  const DecodeSparseArgs empty;  // a temporary crashes gcc 12
+  const DecodeSparseArgs empty;  // a variable, because a temporary crashes GCC 12
   args = empty;
   args.num_pools = params.extra_pool.indices.given() ? 2 : 1;
   const bool two = args.num_pools == 2;
@@ -186,7 +186,7 @@ Status validate(const PrefillSparseParams& params, Scope scope, DecodeSparseArgs
   RowWidths widths;
   BatchShape batch;
   int64_t num_keys = kUnbound;
-  const DecodeSparseArgs empty;  // a temporary crashes gcc 12
+  const DecodeSparseArgs empty;  // a variable, because a temporary crashes GCC 12
   args = empty;
   PoolArgs& pool = args.pools[0];
   const bool shapes =

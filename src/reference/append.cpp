@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows into the cache: as they are, or with their rotary parts rotated.
+// append and append_rope write rows into the cache, as they are or with their rotary parts rotated.
 #include "reference/cache_rows.h"
 #include "reference/reference.h"
 
 namespace mla::reference {
 namespace {
 
-/// The channels of a rotary part, turned by the angles of its token's position, in f32.
+/// The channels of a rotary part, rotated by the angles of its token's position, in f32.
 struct Rotated {
   Channels pe;
   int32_t dim;
   const float* cos_sin;  // dim / 2 cosines, then as many sines
   bool interleaved;
 
-  /// Rounded to f32. By way of double, where it is exact, so that no compiler fuses it into the sum.
+  /// Returns the product rounded to f32. It is computed in double, where it is exact, so that no compiler fuses it into
+  /// the sum.
   static float product(float a, float b) { return static_cast<float>(static_cast<double>(a) * static_cast<double>(b)); }
 
   float operator()(int32_t c) const {
@@ -26,7 +27,7 @@ struct Rotated {
   }
 };
 
-/// `n` channels of a query.
+/// Writes `n` channels of a query, from element `offset` of q_out on.
 template <class Source>
 void write_query(const core::AppendRopeArgs& args, const Source& source, int32_t n, int64_t offset) {
   if (args.q_out_dtype != DType::kE4M3) return write_channels(source, n, args.q_out_dtype, offset, args.q_out);

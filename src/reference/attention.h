@@ -6,7 +6,7 @@
 //   lse[r]  = m[r] + log(sum_j exp(s[r][j] - m[r]))
 //   o[r]    = sum_j exp(s[r][j] - m[r]) v[j] / sum_j exp(s[r][j] - m[r])
 //             then * exp(lse[r]) / (exp(lse[r]) + exp(sink)), then / o_scale
-// The keys are walked twice, for m and for the sums: no memory grows with their number.
+// The loop over the keys runs twice, for m and for the sums, so that no memory grows with the number of keys.
 #pragma once
 
 #include <algorithm>
@@ -24,17 +24,17 @@
 
 namespace mla::reference {
 
-/// Rows computed together: each key is converted once per block and walk.
+/// The rows that are computed together. Each key is converted once per block of rows and loop.
 inline constexpr int64_t kRowsPerBlock = 64;
 
 /// One query of one head.
 struct QueryRow {
   int64_t token = 0, head = 0;
-  int64_t index = 0;     // of the query in its request
-  int64_t position = 0;  // in its request
+  int64_t index = 0;     // index of the query in its request
+  int64_t position = 0;  // position of the query in its request
 };
 
-/// The elements lie in the caller's workspace.
+/// A block of rows, whose elements lie in the caller's workspace.
 struct RowBlock {
   int64_t rows = 0;
   int32_t d_qk = 0, d_v = 0;
@@ -51,12 +51,12 @@ struct RowBlock {
   double* o_row(int64_t r) const { return o + r * d_v; }
 };
 
-/// Bytes of workspace that a block takes.
+/// Returns the bytes of workspace that a block takes.
 inline size_t block_bytes(int32_t d_qk, int32_t d_v) {
   return static_cast<size_t>(kRowsPerBlock + 1) * static_cast<size_t>(d_qk + d_v) * sizeof(double);
 }
 
-/// A block of kRowsPerBlock rows for the problem of `args` in a workspace of block_bytes.
+/// Makes a block of kRowsPerBlock rows for the problem of `args` in a workspace of block_bytes().
 template <class Args>
 RowBlock make_block(const Args& args, std::span<std::byte> workspace) {
   RowBlock block;
@@ -73,7 +73,8 @@ RowBlock make_block(const Args& args, std::span<std::byte> workspace) {
   return block;
 }
 
-/// a . b. Eight partial sums, because one is a chain of dependent additions that no compiler may reorder.
+/// Returns a . b. It has eight partial sums, because one sum is a chain of dependent additions that no compiler may
+/// reorder.
 inline double dot(const double* a, const double* b, int32_t n) {
   double partial[8] = {};
   int32_t i = 0;
@@ -85,16 +86,16 @@ inline double dot(const double* a, const double* b, int32_t n) {
   return sum;
 }
 
-/// y += weight * x
+/// Computes y += weight * x.
 inline void add_scaled(double weight, const double* __restrict x, int32_t n, double* __restrict y) {
   for (int32_t i = 0; i < n; ++i) y[i] += weight * x[i];
 }
 
-/// What is subtracted from scores before exp: their maximum, unless that is infinite. Then exp(-inf) is 0 and
-/// exp(+inf) infinite as they should be.
+/// Returns what is subtracted from scores before exp: their maximum, or 0 if that is infinite. So exp(-inf) is 0 and
+/// exp(+inf) is infinite, and no difference of infinities gives NaN.
 inline double finite_or_zero(double max) { return std::isfinite(max) ? max : 0; }
 
-/// s[r][j] for the key that block.key holds.
+/// Returns s[r][j] for the key that block.key holds.
 inline double score(const RowBlock& block, int64_t r, int64_t key_position) {
   const QueryRow& row = block.row[static_cast<size_t>(r)];
   double s = block.scale * dot(block.q_row(r), block.key, block.d_qk);
@@ -105,10 +106,10 @@ inline double score(const RowBlock& block, int64_t r, int64_t key_position) {
   return s;
 }
 
-/// Calls use(r, s[r][j]) for every key j that row r sees. `keys` says what there is to see:
-/// - count(): keys 0 ... count - 1, and position(j) of each in its request;
-/// - sees(row, j): whether a QueryRow sees key j;
-/// - load(j, block): fills block.key and block.value; not called for keys that no row of the block sees.
+/// Calls use(r, s[r][j]) for every key j that row r sees. `keys` has these functions:
+/// - count() says that the keys are 0 ... count - 1, and position(j) where each is in its request;
+/// - sees(row, j) returns whether a QueryRow sees key j;
+/// - load(j, block) fills block.key and block.value; it is not called for keys that no row of the block sees.
 template <class Keys, class Use>
 void for_each_score(RowBlock& block, const Keys& keys, const Use& use) {
   for (int64_t j = 0; j < keys.count(); ++j) {
@@ -122,13 +123,13 @@ void for_each_score(RowBlock& block, const Keys& keys, const Use& use) {
   }
 }
 
-/// Fills block.max and block.lse (natural), and block.o before sink and o_scale.
+/// Computes block.max and block.lse (natural), and block.o before sink and o_scale.
 template <class Keys>
 void attend(RowBlock& block, const Keys& keys) {
   block.max.fill(-std::numeric_limits<double>::infinity());
   std::fill_n(block.o, block.rows * block.d_v, 0.0);
   for_each_score(block, keys, [&](size_t r, double s) {
-    if (!std::isnan(block.max[r]) && !(s <= block.max[r])) block.max[r] = s;  // NaN stays
+    if (!std::isnan(block.max[r]) && !(s <= block.max[r])) block.max[r] = s;  // NaN stays NaN
   });
 
   std::array<double, kRowsPerBlock> sum = {};
@@ -140,13 +141,13 @@ void attend(RowBlock& block, const Keys& keys) {
 
   for (size_t r = 0; r < static_cast<size_t>(block.rows); ++r) {
     double* o = block.o_row(static_cast<int64_t>(r));
-    // Without a weight o is 0 already, or what visible NaN values made of it.
+    // If the sum is 0, o is 0 already, or NaN by visible NaN values.
     for (int32_t c = 0; c < block.d_v && sum[r] != 0; ++c) o[c] /= sum[r];
     block.lse[r] = finite_or_zero(block.max[r]) + std::log(sum[r]);
   }
 }
 
-/// exp(lse) / (exp(lse) + exp(sink))
+/// Returns exp(lse) / (exp(lse) + exp(sink)).
 inline double sink_factor(double lse, double sink) {
   if (sink == -std::numeric_limits<double>::infinity()) return 1;
   return 1 / (1 + std::exp(sink - lse));
@@ -174,8 +175,8 @@ void store_outputs(RowBlock& block, int64_t r, const Args& args) {
           static_cast<float>(block.max[static_cast<size_t>(r)]);
 }
 
-/// Computes `num_rows` rows that share keys, block by block: `row_at(i)` names row i, `load_q(row, out)` fetches its
-/// query.
+/// Computes `num_rows` rows that share keys, block by block. `row_at(i)` returns row i, and `load_q(row, out)` loads
+/// its query.
 template <class Args, class Keys, class RowAt, class LoadQ>
 void attend_rows(RowBlock& block, const Args& args, const Keys& keys, int64_t num_rows, const RowAt& row_at,
                  const LoadQ& load_q) {
@@ -190,13 +191,13 @@ void attend_rows(RowBlock& block, const Args& args, const Keys& keys, int64_t nu
   }
 }
 
-/// Whether causality and the window let a query see a key.
+/// Returns whether causality and the window let a query see a key.
 inline bool is_visible(const core::Options& options, bool causal, int64_t query_position, int64_t key_position) {
   if (causal && key_position > query_position) return false;
   return options.window_left < 0 || key_position >= query_position - options.window_left;
 }
 
-/// The query of a row in the absorbed form, [q_nope | q_pe].
+/// Loads the query of a row in the absorbed form, [q_nope | q_pe].
 template <class Args>
 void load_absorbed_query(const Args& args, int32_t d_ckv, const QueryRow& row, double* out) {
   const int64_t nope = row.token * args.q_nope_stride_token + row.head * args.q_nope_stride_head;

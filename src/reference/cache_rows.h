@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One token's row in a cache of any format, read and written. Every operation of the oracle goes through these two; no
-// other file of it knows a format. A source of channels is any function (c) -> float.
+// The row reader and the row packer of the oracle, for one token's row in a cache of any format. All its operations use
+// them, and no other file of it knows a format. A source of channels is any function (c) -> float.
 #pragma once
 
 #include <algorithm>
@@ -17,9 +17,9 @@ namespace mla::reference {
 
 /// Scale factors in memory, at any address.
 struct Scales {
-  const std::byte* data = nullptr;  // null: none
+  const std::byte* data = nullptr;  // null if there are none
   ScaleType type = ScaleType::kF32;
-  const float* outer = nullptr;  // null: 1
+  const float* outer = nullptr;  // null stands for 1
   int32_t channels_each = 1;
 
   float operator[](int32_t group) const {
@@ -31,12 +31,12 @@ struct Scales {
   }
 };
 
-/// The code of channel `c` of a quantized row.
+/// Returns the bits of channel `c` of a quantized row.
 inline uint8_t load_bits(const std::byte* row, DType element, int64_t c) {
   if (element == DType::kE4M3) return read_as<uint8_t>(row + c);
-  return static_cast<uint8_t>(read_as<uint8_t>(row + c / 2) >> (c % 2 * 4) & 0xF);  // even channels in the low half
+  return static_cast<uint8_t>(read_as<uint8_t>(row + c / 2) >> (c % 2 * 4) & 0xF);  // even channels are in the low half
 }
-inline void store_code(std::byte* row, DType element, int64_t c, uint8_t code) {
+inline void store_bits(std::byte* row, DType element, int64_t c, uint8_t code) {
   if (element == DType::kE4M3) return write_as(row + c, code);
   const auto other = static_cast<uint8_t>(read_as<uint8_t>(row + c / 2) & (c % 2 == 0 ? 0xF0 : 0x0F));
   write_as(row + c / 2, static_cast<uint8_t>(other | code << (c % 2 * 4)));
@@ -48,11 +48,11 @@ inline uint8_t quantize(DType element, float value, float scale) {
   return element == DType::kE2M1 ? quantize_e2m1(value, scale) : quantize_e4m3(value, scale);
 }
 
-/// Channels in memory, dequantized if they have scales.
+/// Channels in memory, which are dequantized if they have scales.
 struct Channels {
   const void* data = nullptr;
   DType dtype = DType::kNone;
-  int64_t first = 0;  // elements
+  int64_t first = 0;  // element that channel 0 is
   Scales scales = {};
 
   const std::byte* bytes() const { return static_cast<const std::byte*>(data) + bytes_of(dtype, first); }
@@ -68,7 +68,7 @@ void write_channels(const Source& source, int32_t n, DType dtype, int64_t offset
   for (int32_t c = 0; c < n; ++c) store(source(c), dtype, offset + c, out);
 }
 
-/// Equal types keep their bits, NaN payloads included.
+/// Writes channels from memory. If the types are equal, the bits are kept, NaN payloads included.
 inline void write_channels(const Channels& source, int32_t n, DType dtype, int64_t offset, void* out) {
   if (source.dtype == dtype && n > 0)
     std::memcpy(static_cast<std::byte*>(out) + bytes_of(dtype, offset), source.bytes(),
@@ -77,7 +77,7 @@ inline void write_channels(const Channels& source, int32_t n, DType dtype, int64
     write_channels<Channels>(source, n, dtype, offset, out);
 }
 
-/// The largest finite magnitude of channels [first, first + n): infinities and NaN have no say in a scale.
+/// Returns the largest finite magnitude of channels [first, first + n). Infinities and NaN do not affect a scale.
 template <class Source>
 float finite_amax(const Source& source, int32_t first, int32_t n) {
   float amax = 0;
@@ -86,7 +86,7 @@ float finite_amax(const Source& source, int32_t first, int32_t n) {
   return amax;
 }
 
-/// Where a token's row lies.
+/// The place of a token's row.
 struct CacheRow {
   const core::Cache& cache;
   int64_t page, offset;
@@ -106,7 +106,7 @@ struct CacheRow {
                          .channels_each = cache.channels_per_scale};
     return channels;
   }
-  /// None if d_kpe is 0.
+  /// Returns the rotary channels; empty if d_kpe is 0.
   Channels kpe() const {
     if (cache.d_kpe == 0) return {};
     Channels channels = {.data = of(cache.kpe), .dtype = cache.kpe_dtype};
@@ -116,7 +116,7 @@ struct CacheRow {
   }
 };
 
-/// The row reader: [ckv | kpe], dequantized.
+/// The row reader. It returns [ckv | kpe], dequantized.
 inline void read_row(const CacheRow& row, double* out) {
   const core::Cache& cache = row.cache;
   const Channels ckv = row.ckv();
@@ -125,7 +125,7 @@ inline void read_row(const CacheRow& row, double* out) {
   for (int32_t c = 0; c < cache.d_kpe; ++c) out[cache.d_ckv + c] = static_cast<double>(kpe(c));
 }
 
-/// The row packer: the latent part, with its scales where the writer chooses them.
+/// The row packer of the latent part, with its scales where writers choose them.
 template <class Source>
 void write_ckv(const CacheRow& row, const Source& source) {
   const core::Cache& cache = row.cache;
@@ -135,7 +135,7 @@ void write_ckv(const CacheRow& row, const Source& source) {
   const int32_t group = cache.channels_per_scale;
   if (cache.writes_scales) {
     std::byte* at = row.of(cache.scales);
-    std::memset(at, 0, static_cast<size_t>(cache.scale_bytes));  // what pads them
+    std::memset(at, 0, static_cast<size_t>(cache.scale_bytes));  // also clears the bytes that pad the scales
     const float outer = cache.outer_scale != nullptr ? *cache.outer_scale : 1.0F;
     for (int32_t g = 0; g < cache.num_scales; ++g, at += size_of(cache.scale_type)) {
       const float scale = choose_scale(cache.ckv_dtype, cache.scale_type, cache.power_of_two_scales,
@@ -149,10 +149,10 @@ void write_ckv(const CacheRow& row, const Source& source) {
     }
   }
   for (int32_t c = 0; c < cache.d_ckv; ++c)
-    store_code(out, cache.ckv_dtype, c, quantize(cache.ckv_dtype, source(c), scales[c / group]));
+    store_bits(out, cache.ckv_dtype, c, quantize(cache.ckv_dtype, source(c), scales[c / group]));
 }
 
-/// The rotary part.
+/// The row packer of the rotary part.
 template <class Source>
 void write_kpe(const CacheRow& row, const Source& source) {
   const core::Cache& cache = row.cache;
@@ -161,7 +161,7 @@ void write_kpe(const CacheRow& row, const Source& source) {
   std::byte* out = row.of(cache.kpe);
   if (target.scales.data == nullptr) return write_channels(source, cache.d_kpe, target.dtype, 0, out);
   for (int32_t c = 0; c < cache.d_kpe; ++c)
-    store_code(out, target.dtype, c, quantize(target.dtype, source(c), target.scales[0]));
+    store_bits(out, target.dtype, c, quantize(target.dtype, source(c), target.scales[0]));
 }
 
 }  // namespace mla::reference

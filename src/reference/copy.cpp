@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows out of a cache: into dense tensors, and into another cache.
+// gather and copy_pages read rows out of a cache, and write them into dense tensors or into another cache.
 #include <cstring>
 
 #include "reference/cache_rows.h"
@@ -8,7 +8,7 @@
 namespace mla::reference {
 namespace {
 
-/// Whether the same bits mean the same: then a copy must not round.
+/// Returns whether the same bits mean the same values in both caches: then a copy must not round.
 bool same_ckv_code(const core::Cache& from, const core::Cache& to) {
   if (from.format != to.format || from.num_scales != to.num_scales) return false;
   if (!from.is_quantized()) return true;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Absorbed decode: one KV head, key [ckv | kpe], the value its first d_v channels, rows found through the page table.
+// Absorbed decode with one KV head: a key is a row [ckv | kpe], a value its first d_v channels, and rows are found
+// through the page table.
 #include "reference/attention.h"
 #include "reference/cache_rows.h"
 #include "reference/reference.h"
@@ -26,7 +27,7 @@ struct DecodeKeys {
     return is_ancestor(draft, row);
   }
 
-  /// Counting the row's own draft.
+  /// Returns whether a draft is an ancestor of the row's query, or the query itself.
   bool is_ancestor(int64_t draft, const QueryRow& row) const {
     const int32_t* parents = args.tree_parents + row.token - row.index;
     int64_t i = row.index;

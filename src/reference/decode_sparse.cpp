@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sparse attention in the absorbed form: every query names its own keys, in one or two pools.
+// Sparse attention in the absorbed form, where every query names its own keys in one or two pools.
 #include "reference/attention.h"
 #include "reference/cache_rows.h"
 #include "reference/reference.h"
@@ -7,11 +7,12 @@
 namespace mla::reference {
 namespace {
 
-/// What one token's rows of indices name, one pool after the other. Visible is what exists: masks are the caller's.
+/// The keys that one token's rows of indices name, one pool after the other. Every key that exists is visible, since
+/// callers mask by their choice of indices.
 struct SparseKeys {
   const core::DecodeSparseArgs& args;
   int64_t token;
-  int64_t first_length = args.topk_length(0, token);  // entries of pools[0]
+  int64_t first_length = args.topk_length(0, token);  // entries of pools[0]; those of pools[1] follow
   int64_t second_length = args.num_pools > 1 ? args.topk_length(1, token) : 0;
 
   int64_t count() const { return first_length + second_length; }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Page tables and token indices, from one form to another.
+// block_table_to_csr and physical_slots convert page tables and token indices from one form to another.
 #include <algorithm>
 
 #include "reference/reference.h"
@@ -7,15 +7,15 @@
 namespace mla::reference {
 namespace {
 
-/// The slot of a request's token, or -1.
+/// Returns the slot of a request's token; -1 if the token is not valid or belongs to another rank.
 int32_t slot_of(const core::PhysicalSlotsArgs& args, int32_t request, int32_t token) {
   if (token < 0 || token >= args.pages.kv_len[request] || !owns(args.context_parallel, token)) return -1;
-  const int64_t local = local_length(args.context_parallel, token);  // as many as the rank owns before it
+  const int64_t local = local_length(args.context_parallel, token);  // how many earlier tokens the rank owns
   const int64_t page = args.pages.of(request)[local / args.pages.page_size];
   return static_cast<int32_t>(page * args.pages.page_size + local % args.pages.page_size);
 }
 
-/// `slots` may be `indices`: what is written has been read.
+/// Writes the slots of one row. `slots` may be `indices`, since each entry is read before it is written.
 void fill_row(const core::PhysicalSlotsArgs& args, int32_t request, int64_t token) {
   const int32_t* indices = args.indices + token * args.indices_stride_token;
   int32_t* slots = args.slots + token * args.slots_stride_token;

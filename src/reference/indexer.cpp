@@ -17,16 +17,16 @@ namespace {
 constexpr int32_t kHeadDim = kIndexerLayout.head_dim;
 using Row = std::array<double, kHeadDim>;
 
-/// Keys that query `i` of a request sees.
+/// Returns how many keys query `i` of a request sees.
 int64_t visible_keys(const core::IndexerLogitsArgs& args, int32_t request, int64_t i) {
   const int64_t kv_len = args.pages.kv_len[request], q_len = args.queries.len(request);
   return args.causal ? std::clamp<int64_t>(kv_len - q_len + i + 1, 0, kv_len) : kv_len;
 }
 
-/// Keys whose logits are computed together: queries are converted once for them.
+/// The keys whose logits are computed together, so that queries are converted once for all of them.
 constexpr int64_t kKeysPerBlock = 32;
 
-/// The logits of a token for keys [first, first + n) of its request.
+/// Computes the logits of a token for keys [first, first + n) of its request.
 void fill_block(const core::IndexerLogitsArgs& args, const int32_t* pages, int64_t token, int64_t first, int64_t n,
                 float* logits) {
   std::array<Row, kKeysPerBlock> keys;
@@ -43,7 +43,7 @@ void fill_block(const core::IndexerLogitsArgs& args, const int32_t* pages, int64
     const auto weight = static_cast<double>(args.weights[token * args.weights_stride_token + head]);
     for (size_t j = 0; j < static_cast<size_t>(n); ++j) {
       const double score = dot(q.data(), keys[j].data(), kHeadDim);
-      sums[j] += weight * (score < 0 ? 0 : score);  // NaN stays
+      sums[j] += weight * (score < 0 ? 0 : score);  // NaN stays NaN
     }
   }
   for (size_t j = 0; j < static_cast<size_t>(n); ++j)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// lse = log(sum_n exp(lse_n)),  o = sum_n exp(lse_n - lse) o_n
+// merge_states computes lse = log(sum_n exp(lse_n)) and o = sum_n exp(lse_n - lse) o_n.
 #include <algorithm>
 #include <array>
 
@@ -10,7 +10,7 @@
 namespace mla::reference {
 namespace {
 
-/// The states of one row: those of the params, and in place the one in o and lse as the last.
+/// The states of one row: those of the params, and with in_place the state in o and lse as the last one.
 struct States {
   const core::MergeStatesArgs& args;
   int64_t token, head;
@@ -21,7 +21,7 @@ struct States {
 
   double natural_per_unit() const { return args.lse_base == LseBase::kTwo ? std::numbers::ln2 : 1.0; }
 
-  /// Natural.
+  /// Returns the natural lse of a state.
   double lse(int64_t n) const {
     const float given =
         n == args.num_states
@@ -57,7 +57,7 @@ void merge_row(const States& states) {
     merged.fill(0.0);
     for (int64_t n = 0; n < states.count(); ++n) {
       const double weight = std::exp(states.lse(n) - max);
-      if (weight == 0) continue;  // its o may be anything, NaN included
+      if (weight == 0) continue;  // the o of such a state may be anything, NaN included
       states.load_o(n, first, count, partial.data());
       add_scaled(weight / sum, partial.data(), count, merged.data());
     }

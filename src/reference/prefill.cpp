@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Up-projected prefill: every head has its own keys and values, requests lie one after another.
+// Up-projected prefill, where every head has its own keys and values and the requests are contiguous.
 #include "reference/attention.h"
 #include "reference/reference.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The float64 oracle: every operation and format, written to be read against spec formulas, never to be fast.
+// The float64 oracle of every operation and format. It is written to be read beside the formulas, not to be fast.
 #pragma once
 
 #include <cstddef>
@@ -9,15 +9,15 @@
 
 namespace mla::reference {
 
-/// Bytes that decode and prefill need, whatever the lengths.
+/// Return the bytes of workspace that decode and prefill need, for any lengths.
 size_t workspace_size(const core::DecodeArgs& args);
 size_t workspace_size(const core::PrefillArgs& args);
 size_t workspace_size(const core::DecodeSparseArgs& args);
 
-/// `workspace` begins where a double may.
+/// These run the operations. `workspace` must be aligned for doubles.
 void decode(const core::DecodeArgs& args, std::span<std::byte> workspace);
 void prefill(const core::PrefillArgs& args, std::span<std::byte> workspace);
-void decode_sparse(const core::DecodeSparseArgs& args, std::span<std::byte> workspace);  // and prefill_sparse
+void decode_sparse(const core::DecodeSparseArgs& args, std::span<std::byte> workspace);  // also prefill_sparse
 void merge_states(const core::MergeStatesArgs& args);
 void append(const core::AppendArgs& args);
 void gather(const core::GatherArgs& args);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Elements of every float type, at any address, to float and to double: loads are exact, stores round once.
+// Loads and stores of elements of every float type, at any address, as float and as double. Loads are exact, and stores
+// round once.
 #pragma once
 
 #include <bit>
@@ -24,7 +25,7 @@ void write_as(std::byte* at, T value) {
   std::memcpy(at, &value, sizeof(value));
 }
 
-/// Element `i`, an e4m3 one without its scale.
+/// Returns element `i`; an e4m3 element without its scale.
 inline float load(const void* data, DType dtype, int64_t i) {
   const std::byte* at = static_cast<const std::byte*>(data) + i * static_cast<int64_t>(size_of(dtype));
   switch (dtype) {
@@ -45,8 +46,8 @@ inline void store(float value, DType dtype, int64_t i, void* data) {
   }
 }
 
-/// `value` in f32, the last bit set if anything was lost ("round to odd"): rounding the result to a type with at least
-/// two fewer bits is then the same as rounding `value` itself.
+/// Returns `value` in f32 with the last bit set if the conversion is inexact ("round to odd"). Rounding the result to a
+/// type with at least two fewer bits then equals rounding `value` itself.
 inline float to_f32_odd(double value) {
   const auto nearest = static_cast<float>(value);
   const auto back = static_cast<double>(nearest);
@@ -56,7 +57,7 @@ inline float to_f32_odd(double value) {
   return std::bit_cast<float>(bits | 1U);
 }
 
-/// Elements [0, n) of a row that starts `offset` elements into `data`.
+/// Loads elements [0, n) of a row that begins `offset` elements into `data`.
 inline void load_row(const void* data, DType dtype, int64_t offset, int32_t n, double* out) {
   for (int32_t i = 0; i < n; ++i) out[i] = static_cast<double>(load(data, dtype, offset + i));
 }

@@ -11,7 +11,8 @@
 namespace mla::reference {
 namespace {
 
-/// Orders as the operation does: NaN, then -inf ... +inf; both zeros are one.
+/// Returns an integer that orders as the operation orders logits: NaN is lowest, then -inf ... +inf; both zeros are
+/// equal.
 uint32_t rank(float logit) {
   if (std::isnan(logit)) return 0;
   if (logit == 0) logit = 0;
@@ -25,7 +26,7 @@ void select_top_k(const float* logits, int64_t n, int32_t k, int32_t* indices) {
   const auto count = [&](uint32_t at_least) {
     return std::count_if(logits, logits + n, [&](float logit) { return rank(logit) >= at_least; });
   };
-  // The rank of the k-th largest, bit by bit: the greatest that k logits reach.
+  // The loop finds the rank of the k-th largest logit bit by bit: it is the greatest rank that at least k logits reach.
   uint32_t least = 0;
   for (uint32_t bit = 0x80000000U; bit != 0; bit >>= 1)
     if (count(least | bit) >= k) least |= bit;

@@ -5,8 +5,8 @@
 
 namespace mla::reference {
 
-/// Writes the indices of the `k` largest of `n` logits, ascending, then -1. Of equal ones the lower index wins; NaN is
-/// less than -inf. Needs no memory.
+/// Writes the indices of the `k` largest of `n` logits in ascending order, and then -1. Of equal logits those with
+/// lower indices are taken; NaN is less than -inf. It needs no memory.
 void select_top_k(const float* logits, int64_t n, int32_t k, int32_t* indices);
 
 }  // namespace mla::reference
