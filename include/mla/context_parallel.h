@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decode context parallelism (DCP): the tokens of a request are dealt out to ranks in runs of `interleave`. Token i
-// lives on rank (i / interleave) % world. As vLLM's decode context parallel does.
+// Decode context parallelism (DCP) deals the tokens of a request out to ranks in runs of `interleave`, as vLLM's decode
+// context parallel does. Token i is on rank (i / interleave) % world.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace mla {
 
-/// One rank's share. The default is the whole request.
+/// One rank's share of a request. The default is the whole request.
 struct ContextParallel {
   int32_t rank = 0;
   int32_t world = 1;
@@ -17,8 +17,8 @@ struct ContextParallel {
   friend bool operator==(const ContextParallel&, const ContextParallel&) = default;
 };
 
-/// Tokens among the first `length` of a request that live on the rank. Since a rank keeps their order, this is also how
-/// many of its local tokens a query at global position length - 1 sees.
+/// Returns how many of the first `length` tokens of a request are on the rank. Since a rank keeps their order, this is
+/// also how many of its local tokens a query at global position length - 1 sees.
 constexpr int64_t local_length(const ContextParallel& share, int64_t length) {
   const int64_t run = share.interleave;
   const int64_t rounds = length / (run * share.world);
@@ -26,13 +26,13 @@ constexpr int64_t local_length(const ContextParallel& share, int64_t length) {
   return rounds * run + std::clamp<int64_t>(rest, 0, run);
 }
 
-/// Global position of the rank's local token.
+/// Returns the global position of the rank's local token.
 constexpr int64_t global_position(const ContextParallel& share, int64_t local) {
   const int64_t run = share.interleave;
   return (local / run * share.world + share.rank) * run + local % run;
 }
 
-/// Whether token `position` of a request lives on the rank.
+/// Returns whether token `position` of a request is on the rank.
 constexpr bool owns(const ContextParallel& share, int64_t position) {
   return position / share.interleave % share.world == share.rank;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The byte map of every cache format, for host and device code alike. No other file states these numbers.
+// The byte map of every cache format, for host and device code. No other file has these numbers.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ inline constexpr CacheFormat kAllCacheFormats[] = {CacheFormat::kBF16, CacheForm
 /// The type of a scale factor.
 enum class ScaleType : uint8_t { kNone, kF32, kUE8M0, kE4M3 };
 
-/// Where the scale factors of a token lie.
+/// The place of a token's scale factors.
 enum class ScalePlace : uint8_t {
   kNone,    ///< there are none
   kTensor,  ///< in a tensor of their own
@@ -27,7 +27,7 @@ enum class ScalePlace : uint8_t {
   kFooter   ///< in the footer of the page, behind the rows of all its tokens
 };
 
-/// Bytes of one scale factor.
+/// Returns the bytes of one scale factor.
 constexpr int32_t size_of(ScaleType type) {
   switch (type) {
     case ScaleType::kNone: return 0;
@@ -38,26 +38,27 @@ constexpr int32_t size_of(ScaleType type) {
   return 0;
 }
 
-/// How the channels of one part of a row are stored. A quantized channel stands for element * scale, rounded to bf16.
+/// Says how the channels of one part of a row are stored. A quantized channel stands for element * scale, rounded to
+/// bf16.
 struct Codec {
   DType element = DType::kBF16;             ///< bf16 and f16 are stored as they are; e4m3 and e2m1 are quantized
-  ScaleType scale_type = ScaleType::kNone;  ///< of quantized channels
+  ScaleType scale_type = ScaleType::kNone;  ///< type of the scales of quantized channels
   ScalePlace scale_place = ScalePlace::kNone;
   int32_t channels_per_scale = 0;  ///< neighbouring channels that share a scale; 0: one f32 scale for the whole tensor
   bool outer_scale = false;        ///< whether one more scale, an f32 for the whole tensor, multiplies all the others
 };
 
-/// Whether channels are codes that a scale multiplies, not values.
+/// Returns whether elements of this type are quantized: a scale multiplies them.
 constexpr bool is_quantized(DType element) { return element == DType::kE4M3 || element == DType::kE2M1; }
 
-/// The type that holds what channels stand for: bf16 where they are quantized.
+/// Returns the type of the values that elements stand for: bf16 if they are quantized.
 constexpr DType value_dtype(DType element) { return is_quantized(element) ? DType::kBF16 : element; }
 
-/// Channels of e2m1 come in groups of at most so many to a scale.
+/// The most channels of e2m1 that share a scale.
 inline constexpr int32_t kMostE2M1Group = 64;
 
-/// Where the parts of one token lie. Offsets count from the token's row (`row_bytes` apart) unless they say otherwise.
-/// `nope` are the latent channels, `rope` the rotary ones.
+/// Says where the parts of one token lie. Offsets count from the token's row (`row_bytes` apart) unless they say
+/// otherwise. `nope` are the latent channels, `rope` the rotary ones.
 struct KvLayout {
   std::string_view name;
   Codec nope, rope;
@@ -65,16 +66,16 @@ struct KvLayout {
   int32_t row_bytes = 0;               ///< from one token's row to the next inside a page; 0 where the shapes say
   int32_t rope_offset = 0;             ///< bytes; 0 where the shapes say
   int32_t scale_offset = 0;            ///< bytes from the row (kRow); footer scales start at page_size * row_bytes
-  int32_t scale_bytes_per_token = 0;   ///< of nope, pad bytes included
+  int32_t scale_bytes_per_token = 0;   ///< bytes of the scales of nope, padding included
   int32_t page_alignment = 1;          ///< bytes to which writers may pad a page; 1 = no padding
   bool value_has_rope = false;         ///< whether a value is the whole row, not its nope channels alone
 
-  /// Whether the rows are bytes that this map divides; else tensors of elements.
+  /// Returns whether rows are bytes that this map divides; otherwise they are tensors of elements.
   constexpr bool is_packed() const { return row_bytes != 0; }
   constexpr bool has_footer() const { return nope.scale_place == ScalePlace::kFooter; }
 };
 
-/// The layout of a format.
+/// Returns the layout of a format.
 constexpr KvLayout kv_layout(CacheFormat format) {
   switch (format) {
     case CacheFormat::kBF16:
@@ -124,31 +125,32 @@ constexpr std::optional<CacheFormat> parse_cache_format(std::string_view text) {
   return std::nullopt;
 }
 
-/// The format whose caches are tensors of such elements.
+/// Returns the format whose caches are tensors of such elements.
 constexpr std::optional<CacheFormat> format_of_elements(DType element) {
   for (CacheFormat format : kAllCacheFormats)
     if (!kv_layout(format).is_packed() && kv_layout(format).nope.element == element) return format;
   return std::nullopt;
 }
 
-/// Whether a row can have so many channels, or a page so many tokens: bytes of what can be fit int64.
+/// Returns whether a row can have so many channels, or a page so many tokens. For such counts the bytes of a page fit
+/// int64.
 constexpr bool is_extent(int64_t count) { return count >= 1 && count <= INT32_MAX; }
 
-/// Bytes of one token's row, with its inline scales. `d_qk` (nope + rope channels) matters to the formats whose
-/// widths the shapes give; there, 0 says that no row is so wide: d_qk is below 1 or above 2^31 - 1.
+/// Returns the bytes of one token's row, with its inline scales. `d_qk` (nope + rope channels) is used by formats whose
+/// widths the shapes give. For these the result is 0 if no row is so wide: d_qk is below 1 or above 2^31 - 1.
 constexpr int64_t row_bytes(CacheFormat format, int64_t d_qk) {
   const KvLayout layout = kv_layout(format);
   if (layout.is_packed()) return layout.row_bytes;
   return is_extent(d_qk) ? bytes_of(layout.nope.element, d_qk) : 0;
 }
 
-/// Byte of token `token`'s scales from the start of its page (footer formats).
+/// Returns where the scales of token `token` lie, in bytes from the start of its page (footer formats).
 constexpr int64_t footer_scale_offset(const KvLayout& layout, int64_t page_size, int64_t token) {
   return page_size * layout.row_bytes + token * layout.scale_bytes_per_token;
 }
 
-/// Bytes of a page, its footer included; `padded` rounds up to the format's alignment. 0 says that no page has so many
-/// tokens (page_size is below 1 or above 2^31 - 1), or no row is so wide.
+/// Returns the bytes of a page, its footer included; `padded` rounds them up to the format's alignment. The result is 0
+/// if no page has so many tokens (page_size is below 1 or above 2^31 - 1), or no row is so wide.
 constexpr int64_t page_bytes(CacheFormat format, int64_t d_qk, int64_t page_size, bool padded) {
   if (!is_extent(page_size)) return 0;
   const KvLayout layout = kv_layout(format);
@@ -158,10 +160,10 @@ constexpr int64_t page_bytes(CacheFormat format, int64_t d_qk, int64_t page_size
   return bytes;
 }
 
-/// Scales of a token where they lie in a tensor of their own, one for every quarter of its latent channels.
+/// The scales of a token where they lie in a tensor of their own: one for every quarter of its latent channels.
 inline constexpr int32_t kTensorScalesPerToken = 4;
 
-/// The most bytes that a token's scales take in the formats with such latent channels.
+/// Returns the most bytes that a token's scales take in all formats whose latent channels have this type.
 constexpr int32_t most_scale_bytes(DType element) {
   int32_t most = 0;
   for (CacheFormat format : kAllCacheFormats) {
@@ -178,13 +180,13 @@ constexpr int32_t most_scale_bytes(DType element) {
 /// The paged cache of the sparse-attention indexer: a page holds page_size keys of e4m3, then page_size f32 scales.
 struct IndexerLayout {
   int32_t head_dim;     ///< channels of a key
-  int32_t key_bytes;    ///< of a token's key; token t's lies at t * key_bytes
-  int32_t scale_bytes;  ///< of a token's scale; token t's lies at page_size * key_bytes + t * scale_bytes
+  int32_t key_bytes;    ///< bytes of a key; that of token t lies at t * key_bytes
+  int32_t scale_bytes;  ///< bytes of a scale; that of token t lies at page_size * key_bytes + t * scale_bytes
 };
 
 inline constexpr IndexerLayout kIndexerLayout = {.head_dim = 128, .key_bytes = 128, .scale_bytes = 4};
 
-/// Bytes of a page of the indexer's cache; 0 as in page_bytes.
+/// Returns the bytes of a page of the indexer's cache; 0 as in page_bytes.
 constexpr int64_t indexer_page_bytes(int64_t page_size) {
   return is_extent(page_size) ? page_size * (kIndexerLayout.key_bytes + kIndexerLayout.scale_bytes) : 0;
 }

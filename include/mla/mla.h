@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Everything: include this, link libmla::mla.
+// This header includes the whole API. Link libmla::mla.
 #pragma once
 
 #include "mla/backend.h"           // IWYU pragma: export

@@ -19,10 +19,10 @@ struct ModelConfig {
   int32_t qk_nope_head_dim = 0;
   int32_t qk_rope_head_dim = 0;
   int32_t v_head_dim = 0;
-  int32_t index_topk = 0;      ///< 0 = dense
-  int32_t sliding_window = 0;  ///< tokens that every query sees beside compressed ones (DeepSeek V4); 0 = no window
-  /// DeepSeek V4: rows are cached as they are attended to, without a projection; kv_lora_rank is their non-rotary part,
-  /// and the value is the whole row.
+  int32_t index_topk = 0;      ///< keys that a query selects; 0 = dense attention
+  int32_t sliding_window = 0;  ///< tokens that every query sees beside the compressed ones (DeepSeek V4); 0 = no window
+  /// Set for DeepSeek V4: rows are cached as they are attended to, without a projection; kv_lora_rank is their
+  /// non-rotary part, and the value is the whole row.
   bool value_is_row = false;
   double rope_theta = 10000.0;
 
@@ -32,10 +32,11 @@ struct ModelConfig {
   float sm_scale() const;  ///< 1/sqrt(qk_nope_head_dim + qk_rope_head_dim)
 };
 
-/// All presets.
+/// Returns all presets.
 std::span<const ModelConfig> model_presets();
 
-/// A preset by name ("deepseek-v3", in any case), or the config.json at a path. The error names what is missing.
+/// Returns a preset by its name ("deepseek-v3", in upper or lower case), or reads the config.json at a path. The error
+/// names what is missing.
 Result<ModelConfig> load_model(std::string_view name_or_path);
 
 /// Reads the text of a config.json. `source` names it in errors.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scalar conversions of the narrow float types, round to nearest, ties to even, NaN stays NaN; and the scale factors of
-// quantized caches.
+// Scalar conversions of the narrow float types, and the scale factors of quantized caches. Conversions round to
+// nearest, ties to even; NaN stays NaN.
 #pragma once
 
 #include <bit>
@@ -24,7 +24,7 @@ constexpr float f16_to_f32(uint16_t bits) {
   const uint32_t mantissa = bits & 0x3FFU;
   if (exponent == 0x1FU) return std::bit_cast<float>(sign | 0x7F800000U | (mantissa << 13));
   if (exponent != 0) return std::bit_cast<float>(sign | ((exponent + 112U) << 23) | (mantissa << 13));
-  const float magnitude = static_cast<float>(mantissa) * 0x1p-24F;  // zero and subnormals, exact
+  const float magnitude = static_cast<float>(mantissa) * 0x1p-24F;  // exact, for zero and subnormals
   return std::bit_cast<float>(std::bit_cast<uint32_t>(magnitude) | sign);
 }
 
@@ -42,7 +42,7 @@ constexpr uint16_t f32_to_f16(float value) {
   return static_cast<uint16_t>(sign | (rounded >> 13));
 }
 
-/// Largest magnitude of e4m3 (OCP "E4M3FN": no infinity, 0x7F and 0xFF are NaN).
+/// The largest magnitude of e4m3 (OCP "E4M3FN": no infinity, 0x7F and 0xFF are NaN).
 inline constexpr float kE4M3Max = 448.0F;
 
 constexpr float e4m3_to_f32(uint8_t code) {
@@ -51,11 +51,11 @@ constexpr float e4m3_to_f32(uint8_t code) {
   const uint32_t mantissa = code & 0x7U;
   if ((code & 0x7FU) == 0x7FU) return std::bit_cast<float>(sign | 0x7FC00000U);
   if (exponent != 0) return std::bit_cast<float>(sign | ((exponent + 120U) << 23) | (mantissa << 20));
-  const float magnitude = static_cast<float>(mantissa) * 0x1p-9F;  // zero and subnormals, exact
+  const float magnitude = static_cast<float>(mantissa) * 0x1p-9F;  // exact, for zero and subnormals
   return std::bit_cast<float>(std::bit_cast<uint32_t>(magnitude) | sign);
 }
 
-/// Saturates: what rounds beyond 448, infinities too, becomes 448.
+/// Converts to e4m3 and saturates: what rounds beyond 448, infinities too, becomes 448.
 constexpr uint8_t f32_to_e4m3(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const auto sign = static_cast<uint8_t>((bits >> 24) & 0x80U);
@@ -70,10 +70,10 @@ constexpr uint8_t f32_to_e4m3(float value) {
   return static_cast<uint8_t>(sign | (rounded >> 20));
 }
 
-/// Largest magnitude of e2m1, whose values are 0, 0.5, 1, 1.5, 2, 3, 4 and 6.
+/// The largest magnitude of e2m1, whose values are 0, 0.5, 1, 1.5, 2, 3, 4 and 6.
 inline constexpr float kE2M1Max = 6.0F;
 
-/// A code is the low half of a byte: a sign, two bits of exponent, one of mantissa.
+/// Converts from e2m1, which is in the low half of a byte: a sign, two bits of exponent, one of mantissa.
 constexpr float e2m1_to_f32(uint8_t code) {
   const uint32_t sign = static_cast<uint32_t>(code & 0x8U) << 28;
   const uint32_t magnitude = code & 0x7U;
@@ -81,14 +81,15 @@ constexpr float e2m1_to_f32(uint8_t code) {
   return std::bit_cast<float>(sign | ((magnitude << 22) + 0x3F000000U));
 }
 
-/// Saturates: what rounds beyond 6, infinities too, becomes 6. A NaN becomes 6 too, as NVIDIA's conversions make it.
+/// Converts to e2m1 and saturates: what rounds beyond 6, infinities too, becomes 6. A NaN becomes 6 too, as in NVIDIA's
+/// conversions.
 constexpr uint8_t f32_to_e2m1(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const auto sign = static_cast<uint8_t>((bits >> 28) & 0x8U);
   const uint32_t magnitude = bits & 0x7FFFFFFFU;
   if (magnitude > 0x7F800000U) return 0x7U;
   if (magnitude >= 0x40A00001U) return static_cast<uint8_t>(sign | 0x7U);  // above 5
-  if (magnitude < 0x3F800000U) {  // below 1, where codes are units of 0.5: adding 2^22 aligns them
+  if (magnitude < 0x3F800000U) {  // below 1, where values are multiples of 0.5: adding 2^22 aligns them
     const float shifted = std::bit_cast<float>(magnitude) + 0x1p22F;
     return static_cast<uint8_t>(sign | (std::bit_cast<uint32_t>(shifted) - 0x4A800000U));
   }
@@ -96,46 +97,47 @@ constexpr uint8_t f32_to_e2m1(float value) {
   return static_cast<uint8_t>(sign | (rounded >> 22));
 }
 
-/// The e4m3 code of the same value: every value of e2m1 is one of e4m3.
+/// Returns the same value as e4m3; every value of e2m1 is one of e4m3.
 constexpr uint8_t e2m1_to_e4m3(uint8_t code) { return f32_to_e4m3(e2m1_to_f32(code)); }
 
-/// UE8M0 scale: 2^(code - 127); 0 decodes to 0, 255 to NaN.
+/// Converts a UE8M0 scale, which is 2^(code - 127); 0 gives 0 and 255 gives NaN.
 constexpr float ue8m0_to_f32(uint8_t code) {
   if (code == 0xFFU) return std::bit_cast<float>(0x7FC00000U);
   return std::bit_cast<float>(static_cast<uint32_t>(code) << 23);
 }
 
-/// The scale of a group whose largest finite magnitude is `amax`, where scales may be any f32: amax / 448. At least
-/// 2^-126, the smallest normal number, so that groups of zeros can be divided by theirs.
+/// Returns the scale of a group whose largest finite magnitude is `amax`, where scales may be any f32: amax / 448, but
+/// at least 2^-126, the smallest normal number, so that a group of zeros can be divided by its scale.
 constexpr float e4m3_scale(float amax) {
   const float scale = amax / kE4M3Max;
   return scale < 0x1p-126F ? 0x1p-126F : scale;
 }
 
-/// Smallest magnitude that a power-of-two scale is made for; a group of zeros gets the scale of this.
+/// The smallest magnitude for which a power-of-two scale is made; groups of smaller magnitudes get the scale of this
+/// one.
 inline constexpr float kLeastAmax = 1e-4F;
 
-/// 2^ceil(log2(value)) of a positive, normal value.
+/// Returns 2^ceil(log2(value)) of a positive, normal value.
 constexpr float round_up_to_power_of_two(float value) {
   return std::bit_cast<float>((std::bit_cast<uint32_t>(value) + 0x7FFFFFU) & 0x7F800000U);
 }
 
-/// The scale where scales are powers of two: 2^ceil(log2(max(amax, 1e-4) / 448)).
+/// Returns the scale of a group where scales are powers of two: 2^ceil(log2(max(amax, 1e-4) / 448)).
 constexpr float e4m3_power_of_two_scale(float amax) {
   return round_up_to_power_of_two(e4m3_scale(amax < kLeastAmax ? kLeastAmax : amax));
 }
 
-/// A power of two from 2^-126 to 2^127 as UE8M0.
+/// Converts a power of two from 2^-126 to 2^127 to UE8M0.
 constexpr uint8_t f32_to_ue8m0(float power_of_two) {
   return static_cast<uint8_t>(std::bit_cast<uint32_t>(power_of_two) >> 23);
 }
 
-/// Least scale that e4m3 holds.
+/// The least positive e4m3, below which no scale goes.
 inline constexpr float kLeastE4M3 = 0x1p-9F;
 
-/// What a quantized cache of these elements holds as the scale of a group whose largest finite magnitude is `amax`, as
-/// it is read again. `power_of_two` matters to f32 scales only. Scales of e4m3 go with an `outer` scale by which they
-/// are multiplied: clamp(amax / outer / largest element, 2^-9, 448), rounded to e4m3.
+/// Returns the scale that a quantized cache of these elements holds for a group whose largest finite magnitude is
+/// `amax`, as it is read again. `power_of_two` is used for f32 scales only. Scales of e4m3 are multiplied by an `outer`
+/// scale; they are clamp(amax / outer / largest element, 2^-9, 448), rounded to e4m3.
 constexpr float choose_scale(DType element, ScaleType type, bool power_of_two, float amax, float outer = 1.0F) {
   const float largest = element == DType::kE2M1 ? kE2M1Max : kE4M3Max;
   if (type == ScaleType::kE4M3) {
@@ -148,13 +150,13 @@ constexpr float choose_scale(DType element, ScaleType type, bool power_of_two, f
   return scale < 0x1p-126F ? 0x1p-126F : scale;
 }
 
-/// What a quantized cache holds for `value`: the quotient is rounded to f32 first, as every packer does.
+/// Returns what a quantized cache holds for `value`. The quotient is rounded to f32 first, as every packer does.
 constexpr uint8_t quantize_e4m3(float value, float scale) { return f32_to_e4m3(value / scale); }
 
-/// What a quantized cache says: the product rounded to bf16.
+/// Returns the value of a quantized element: the product with its scale, rounded to bf16.
 constexpr uint16_t dequantize_e4m3(uint8_t code, float scale) { return f32_to_bf16(e4m3_to_f32(code) * scale); }
 
-/// The same for e2m1.
+/// These do the same for e2m1.
 constexpr uint8_t quantize_e2m1(float value, float scale) { return f32_to_e2m1(value / scale); }
 constexpr uint16_t dequantize_e2m1(uint8_t code, float scale) { return f32_to_bf16(e2m1_to_f32(code) * scale); }
 

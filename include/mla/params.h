@@ -42,8 +42,8 @@ struct KvCache {
   bool power_of_two_scales = true;
 };
 
-/// Which pages hold which tokens: either CSR (`kv_indptr`, `kv_indices`) or a padded `block_table`. Entries past the
-/// last page a request needs, ceil(kv_len / page_size), are never read.
+/// Says which pages hold which tokens, by either CSR (`kv_indptr`, `kv_indices`) or a padded `block_table`. Entries
+/// past the last page that a request needs, ceil(kv_len / page_size), are never read.
 struct PageTable {
   TensorView kv_indptr = {};    ///< [B+1], offsets into kv_indices, in pages
   TensorView kv_indices = {};   ///< [kv_indptr[B]] or more, page numbers
@@ -51,7 +51,7 @@ struct PageTable {
   TensorView kv_len = {};       ///< [B], tokens of each request, those of the queries included; 0 is legal
 };
 
-/// What attention operations have in common beyond the formula. Positions are the request's global ones.
+/// The options that attention operations have in common. Positions are the request's global ones.
 struct AttentionOptions {
   /// [H] f32, natural-log logits: o is multiplied by exp(lse) / (exp(lse) + exp(sink)); lse excludes the sink. -inf
   /// changes nothing, +inf gives o = 0.
@@ -92,7 +92,7 @@ struct DecodeParams {
   TensorView lse = {};      ///< out [T, H] f32, optional
 };
 
-/// Whom an entry of topk_length is for.
+/// Says what an entry of topk_length belongs to.
 enum class LengthPer : uint8_t {
   kByShape,  ///< as its shape [T] or [B] says; refused where it says neither: T = B > 1, with qo_indptr
   kToken,    ///< one query token: [T]
@@ -163,8 +163,8 @@ struct PrefillSparseParams {
   TensorView lse = {};         ///< out [T, H] f32, optional
 };
 
-/// Merges N partial attention states into one: lse = log(sum_n exp(lse_n)), o = sum_n exp(lse_n - lse) o_n.
-/// States with lse = -inf weigh nothing; if all do, o = 0 and lse = -inf.
+/// Merges N partial attention states into one: lse = log(sum_n exp(lse_n)), o = sum_n exp(lse_n - lse) o_n. States with
+/// lse = -inf are ignored; if all are, o = 0 and lse = -inf.
 struct MergeStatesParams {
   TensorView partial_o = {};    ///< [N, T, H, d_v]; bf16, f16 or f32
   TensorView partial_lse = {};  ///< [N, T, H] f32
@@ -251,7 +251,7 @@ struct PhysicalSlotsParams {
   TensorView valid_count = {};  ///< out [T], optional: valid slots of each row
 };
 
-/// The paged cache of the indexer: bytes as kIndexerLayout says.
+/// The paged cache of the indexer, whose bytes kIndexerLayout describes.
 struct IndexerCache {
   TensorView kv = {};  ///< u8 [num_pages, indexer_page_bytes(page_size) or more]
   int32_t page_size = 0;
@@ -277,16 +277,16 @@ struct IndexerLogitsParams {
   TensorView logits = {};  ///< out [T, N] f32, N at least the largest kv_len
 };
 
-/// The indices of the k largest logits of every row, ascending. Of equal ones the lower index wins; NaN counts as less
-/// than -inf. Rows shorter than k end in -1.
+/// Finds the indices of the k largest logits of every row, in ascending order. Of equal logits those with lower indices
+/// are taken; NaN counts as less than -inf. Rows shorter than k end in -1.
 struct TopKParams {
   TensorView logits = {};   ///< [T, N] f32
   TensorView lengths = {};  ///< [T]: the first lengths[t] <= N logits count; not given: all
   TensorView indices = {};  ///< out [T, k], k >= 1
 };
 
-/// From the indexer's query to the slots that sparse attention takes: indexer_logits, top_k and physical_slots. Keys
-/// that a query does not see are never selected.
+/// Computes the slots that sparse attention takes from the indexer's queries, by indexer_logits, top_k and
+/// physical_slots. Keys that a query does not see are never selected.
 struct IndexerTopKParams {
   IndexerLogitsParams indexer = {};  ///< its `logits` are scratch here, -inf where a key is not seen
   PageTable pages = {};              ///< of the latent cache; kv_len as in indexer.pages

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// How an operation runs: workspace_size -> plan -> run. The caller owns every buffer; `run` neither allocates nor
-// prints. Arguments are checked before anything is written: a call that finds them wrong has left the outputs alone.
+// An operation runs in three steps: workspace_size -> plan -> run. The caller owns every buffer; `run` neither
+// allocates nor prints. Arguments are checked before anything is written, so that a call that refuses them leaves the
+// outputs unchanged.
 //
-// Tensors on a GPU: `plan` and `run` put kernels into the stream and return; they neither wait nor look at what lies in
-// the GPU's memory, so a CUDA graph may capture them. Lengths, page numbers, indices and scales are therefore not
-// checked (shapes, strides and element types are), and a workspace is memory of the GPU, large enough for any lengths
-// that fit the shapes. A plan is a kernel of its own: after kv_len or qo_indptr changed in place, enqueue it again, or
-// replay a graph that holds it.
+// With tensors on a GPU, `plan` and `run` put kernels into the stream and return; they neither wait nor look at the
+// contents of the GPU's memory, so that a CUDA graph may capture them. Lengths, page numbers, indices and scales are
+// therefore not checked (shapes, strides and element types are), and a workspace is memory of the GPU, large enough for
+// any lengths that fit the shapes. A plan is a kernel of its own: after kv_len or qo_indptr changed in place, enqueue
+// it again, or replay a graph that holds it.
 #pragma once
 
 #include <cstddef>
@@ -22,20 +23,20 @@
 namespace mla {
 
 struct ContextOptions {
-  /// Workers, the calling thread among them; 0 = as many as the process may use.
+  /// The number of workers, the calling thread among them; 0 = as many as the process may use.
   int32_t num_threads = 0;
-  /// Processor of each worker: empty = not pinned, else num_threads entries. The first is ignored: the calling thread
-  /// is worker 0 and stays where it is. Workers that are not pinned inherit the processors that the thread which
+  /// The processor of each worker: empty = not pinned, else num_threads entries. The first is ignored: the calling
+  /// thread is worker 0 and stays where it is. Workers that are not pinned inherit the processors that the thread which
   /// creates the context may use at that moment.
   std::vector<int32_t> affinity = {};
-  /// A row or family to force; in operations that have no such row, its family. Empty = MLA_BACKEND as it is now, else
-  /// the best.
+  /// The row or family to force; in operations that have no such row, its family is forced. Empty = MLA_BACKEND as it
+  /// is now, else the best row.
   std::string backend = {};
-  /// Where the context computes:
-  /// - "cpu", "cuda:1" ("cuda" is "cuda:0"): there; tensors elsewhere are an error;
+  /// The device on which the context computes:
+  /// - "cpu", "cuda:1" ("cuda" is "cuda:0"): that device; tensors elsewhere are an error;
   /// - "emulated:sm120" (sm80, sm86, sm89, sm90, sm100): the kernels of that GPU on the context's threads, in the
   ///   emulator. All tensors, on the CPU or said to be on a GPU, are host memory that stands for the GPU's;
-  /// - empty: as MLA_EMULATE says ("sm120"), if it is set now; else each call where its tensors are.
+  /// - empty: the device that MLA_EMULATE names ("sm120"), if it is set now; else, for each call, that of its tensors.
   std::string device = {};
 };
 
@@ -63,12 +64,12 @@ class Context {
   std::unique_ptr<Impl> impl_;
 };
 
-/// The decisions for one batch: backend, split of every request over the workers, place of everything in the
-/// workspace. From `plan` on the caller's workspace belongs to the plan, all of it, and must outlive it; no tensor of a
-/// `run` may lie there, which is checked. Planning again from the
-/// same address gives it to the new plan: running the earlier one is an error from then on. So is running a plan whose
-/// workspace begins with other bytes than `plan` wrote. Other writes into the workspace go unnoticed and are undefined,
-/// as are runs of one plan on two contexts at once. On a GPU both go unnoticed: order the stream accordingly.
+/// A Plan holds the decisions for one batch: the backend, the split of every request over the workers, and the place of
+/// everything in the workspace. From `plan` on the caller's workspace belongs to the plan, all of it, and must outlive
+/// it; no tensor of a `run` may lie there, which is checked. Planning again from the same address gives it to the new
+/// plan: running the earlier one is an error from then on. So is running a plan whose workspace begins with other bytes
+/// than `plan` wrote. Other writes into the workspace go unnoticed and are undefined, as are runs of one plan on two
+/// contexts at once. On a GPU both go unnoticed: order the stream accordingly.
 class Plan {
  public:
   Plan();
@@ -77,7 +78,7 @@ class Plan {
   ~Plan();
 
   std::string_view backend() const;  ///< the row that will run
-  std::string describe() const;      ///< tasks, splits, rows per task: for people
+  std::string describe() const;      ///< tasks, splits and rows per task, as text for people
   bool valid() const;                ///< false if default-constructed or moved from
   size_t num_tasks() const;
   size_t num_splits() const;  ///< partial states to be merged, 0 if no request is split
@@ -90,9 +91,9 @@ class Plan {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Bytes of workspace (any alignment) that `plan` and `run` need for these shapes and lengths; 0 if there is no query.
-/// The reference takes 520 * (d_qk + d_v) + 128 bytes for any batch. Other backends' grows with
-/// - the threads: the tiles of each (at most 1.2 MiB), and in decode, if there are several, room for 16 partial
+/// Returns the bytes of workspace (of any alignment) that `plan` and `run` need for these shapes and lengths; 0 if
+/// there is no query. The reference takes 520 * (d_qk + d_v) + 128 bytes for any batch. Other backends' grows with -
+/// the threads: the tiles of each (at most 1.2 MiB), and in decode, if there are several, room for 16 partial
 ///   states each of 4 * R * (d_v + 1) bytes, R being the rows (queries x heads) of a block, at most 256;
 /// - the blocks of query rows, 40 bytes each: at most T * H / 16 + B (prefill: + B * H) of them.
 /// It does not grow with kv_len, except in decode under batch_invariant, where the split of a request is a function of
@@ -124,7 +125,7 @@ Status run(const Context& context, const Plan& plan, const PrefillParams& params
 Status run(const Context& context, const Plan& plan, const DecodeSparseParams& params, Stream stream = {});
 Status run(const Context& context, const Plan& plan, const PrefillSparseParams& params, Stream stream = {});
 
-/// Operations that need neither plan nor workspace.
+/// These operations need neither a plan nor a workspace.
 Status run(const Context& context, const MergeStatesParams& params, Stream stream = {});
 Status run(const Context& context, const AppendParams& params, Stream stream = {});
 Status run(const Context& context, const GatherParams& params, Stream stream = {});

@@ -19,8 +19,9 @@ enum class StatusCode : int {
   kInternal = 4,           ///< a bug in the library
 };
 
-/// What the callers of a binding call a field. `field` is its path in the parameters of mla/params.h ("o"); or it ends
-/// in a dot and stands for the beginning of all paths below it ("options."), which `name` ("") then replaces.
+/// The name that the callers of a binding have for a field. `field` is its path in the parameters of mla/params.h
+/// ("o"); or it ends in a dot and stands for the beginning of all paths below it ("options."), which `name` ("") then
+/// replaces.
 struct FieldName {
   std::string_view field;
   std::string_view name;
@@ -32,9 +33,11 @@ class [[nodiscard]] Status {
   Status() = default;
   Status(StatusCode code, std::string message) : code_(code), message_(std::move(message)) {}
 
-  /// Whose message names fields: those that `text` encloses in backticks, which the message leaves out.
+  /// Makes a status whose message names fields: those that `text` encloses in backticks. The message omits the
+  /// backticks.
   static Status naming_fields(StatusCode code, std::string text);
-  /// The same, with every field that the message names as the first fitting entry of `names` calls it.
+  /// Returns the same status with every field in the message replaced by the name of the first entry of `names` that
+  /// fits.
   Status renamed(std::span<const FieldName> names) const;
 
   bool ok() const { return code_ == StatusCode::kOk; }
@@ -47,8 +50,8 @@ class [[nodiscard]] Status {
   std::string marked_;  // the message with its backticks; empty if it names no field
 };
 
-/// A value, or the status that says why there is none. Asking for the value when ok() is false is undefined; builds
-/// with assertions end the program there.
+/// A value, or the status that says why there is none. Taking the value when ok() is false is undefined; builds with
+/// assertions end the program there.
 template <class T>
 class [[nodiscard]] Result {
  public:

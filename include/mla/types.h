@@ -10,11 +10,11 @@
 
 namespace mla {
 
-/// Element type of a tensor, or of what a cache's rows store. `kNone` marks a tensor that was not given; no tensor has
+/// The element type of a tensor, or of a cache's rows. `kNone` marks a tensor that was not given; no tensor has
 /// elements of kE2M1, which are half a byte.
 enum class DType : uint8_t { kNone, kF32, kF16, kBF16, kE4M3, kU8, kI32, kI64, kE2M1 };
 
-/// Device kinds; the values are DLPack's (`DLDeviceType`).
+/// The kind of a device; the values are DLPack's (`DLDeviceType`).
 enum class DeviceType : int32_t { kCpu = 1, kCuda = 2 };
 
 struct Device {
@@ -23,7 +23,7 @@ struct Device {
   friend bool operator==(const Device&, const Device&) = default;
 };
 
-/// Where the work of a GPU is put in order: a `cudaStream_t`, or a stream of mla/device.h; null is the default stream.
+/// The stream that orders the work of a GPU: a `cudaStream_t`, or a stream of mla/device.h; null is the default stream.
 /// Operations on the CPU ignore it.
 struct Stream {
   void* handle = nullptr;
@@ -53,18 +53,19 @@ inline constexpr Op kAllOps[] = {
     Op::kDecodeSparse,  Op::kPrefillSparse, Op::kAppendRope,    Op::kCopyPages, Op::kBlockTableToCsr,
     Op::kPhysicalSlots, Op::kAppendIndexer, Op::kIndexerLogits, Op::kTopK,      Op::kIndexerTopK};
 
-/// Base of the logarithm in which `lse` is written. Partial states that are merged must agree.
+/// The base of the logarithm in which `lse` is written. Partial states that are merged must agree.
 enum class LseBase : uint8_t { kE, kTwo };
 
-/// "f32", "f16", "bf16", "e4m3", "uint8", "int32", "int64"; "none" for kNone.
+/// Returns "f32", "f16", "bf16", "e4m3", "uint8", "int32" or "int64"; "none" for kNone.
 std::string_view name(DType dtype);
-/// "decode", "prefill", "merge_states", "append", "gather", "decode_sparse", "prefill_sparse", "append_rope",
-/// "copy_pages", "block_table_to_csr", "physical_slots", "append_indexer", "indexer_logits", "top_k", "indexer_top_k".
+/// Returns "decode", "prefill", "merge_states", "append", "gather", "decode_sparse", "prefill_sparse", "append_rope",
+/// "copy_pages", "block_table_to_csr", "physical_slots", "append_indexer", "indexer_logits", "top_k" or
+/// "indexer_top_k".
 std::string_view name(Op op);
-/// "cpu", "cuda".
+/// Returns "cpu" or "cuda".
 std::string_view name(DeviceType type);
 
-/// Bits of one element; 0 for kNone.
+/// Returns the bits of one element; 0 for kNone.
 constexpr int32_t bits_of(DType dtype) {
   switch (dtype) {
     case DType::kNone: return 0;
@@ -80,16 +81,16 @@ constexpr int32_t bits_of(DType dtype) {
   return 0;
 }
 
-/// Bytes of one element of a tensor; 0 for kNone, and for kE2M1, of which a byte holds two.
+/// Returns the bytes of one element of a tensor; 0 for kNone, and for kE2M1, of which a byte holds two.
 constexpr size_t size_of(DType dtype) { return static_cast<size_t>(bits_of(dtype)) / 8; }
 
-/// Bytes of `n` elements that follow one another; `n` is even where they are halves of bytes.
+/// Returns the bytes of `n` contiguous elements; `n` must be even for kE2M1.
 constexpr int64_t bytes_of(DType dtype, int64_t n) { return n * bits_of(dtype) / 8; }
 
 inline constexpr int kMaxDims = 5;
 
-/// A strided view of memory the caller owns, in the manner of DLPack. The library never keeps one past the call.
-/// Strides are in elements, int64. `const_cast` is the view's, not yours: inputs are only read.
+/// A strided view of memory that the caller owns, in the manner of DLPack. The library never keeps one past the call.
+/// Strides are in elements, int64. `data` is not const for inputs either, but the library only reads them.
 struct TensorView {
   void* data = nullptr;
   DType dtype = DType::kNone;
@@ -98,7 +99,7 @@ struct TensorView {
   std::array<int64_t, kMaxDims> shape = {};
   std::array<int64_t, kMaxDims> stride = {};
 
-  /// False for a default-constructed view: an optional tensor that was not given.
+  /// Returns false for a default-constructed view, which stands for an optional tensor that is not given.
   constexpr bool given() const { return dtype != DType::kNone; }
   constexpr int64_t numel() const {
     uint64_t n = 1;
@@ -107,8 +108,8 @@ struct TensorView {
   }
 };
 
-/// A row-major view of `data`. At most kMaxDims extents are taken. Extents whose product does not fit int64 wrap
-/// around; the operations refuse them.
+/// Returns a row-major view of `data`. At most kMaxDims extents are taken. If the product of the extents does not fit
+/// int64, the strides wrap around; the operations refuse such views.
 inline TensorView contiguous(const void* data, DType dtype, std::initializer_list<int64_t> shape, Device device = {}) {
   TensorView view{.data = const_cast<void*>(data), .dtype = dtype, .device = device};
   for (int64_t extent : shape)
