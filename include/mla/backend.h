@@ -33,7 +33,7 @@ struct Problem {
   /// For tensors on a GPU, the GPU's architecture, 80 for sm80, whether or not this machine has one; 0 = that of
   /// `device`.
   int32_t gpu_arch = 0;
-  /// Whether the GPU is an emulated one (ContextOptions::device), whose memory is the host's.
+  /// Set if the GPU is an emulated one (ContextOptions::device), whose memory is the host's.
   bool emulated = false;
   /// The format of the second pool of decode_sparse, if there is one.
   std::optional<CacheFormat> extra_cache = {};

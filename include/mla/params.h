@@ -36,9 +36,9 @@ struct KvCache {
   TensorView ckv_scale = {};
   TensorView kpe_scale = {};  ///< fp8: [1]; not given: that of ckv, which must then be [1]
   int32_t page_size = 0;      ///< fp8_dsv4: tokens of a page, which the shape does not say; else 0
-  /// Of fp8_ds_mla, and of fp8 with quarter scales: whether scales are powers of two (V3.2) or any numbers (GLM).
-  /// Writers choose 2^ceil(log2(max(amax, 1e-4) / 448)) or amax / 448, of a group's largest finite magnitude; readers
-  /// take scales as they are.
+  /// For fp8_ds_mla, and for fp8 with quarter scales, this says whether scales are powers of two (V3.2) or any numbers
+  /// (GLM). Writers choose 2^ceil(log2(max(amax, 1e-4) / 448)) or amax / 448, of a group's largest finite magnitude;
+  /// readers take scales as they are.
   bool power_of_two_scales = true;
 };
 

@@ -45,7 +45,7 @@ struct Cache {
   int32_t scale_bytes = 0;             // bytes of a token's scales, with those that pad them
   const float* outer_scale = nullptr;  // [1], multiplies every scale of ckv; null if there is none
   const float* kpe_scale = nullptr;    // [1], scale of a quantized kpe
-  // Whether writers choose the scales, as in all quantized forms but fp8 with one scale.
+  // Writers choose the scales if this is set, as in all quantized forms but fp8 with one scale.
   bool writes_scales = false;
   bool power_of_two_scales = true;  // whether the f32 scales that writers choose are powers of two
 

@@ -69,8 +69,8 @@ class FieldPath {
   int depth_ = 0;
 };
 
-/// What is checked: `plan` looks at shapes and lengths only, so that it may be called before the data exists; `run`
-/// looks at everything.
+/// The scope of the checks: `plan` looks at shapes and lengths only, so that it may be called before the data exists;
+/// `run` looks at everything.
 enum class Scope : uint8_t { kShapesAndLengths, kAll };
 
 /// The memory that the tensors are in: that of their devices, or, whatever device they name, that of an emulated GPU.

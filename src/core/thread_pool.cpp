@@ -17,7 +17,7 @@ namespace {
 /// Idle workers spin this long before they sleep: long enough to bridge the gap between two operations of one layer,
 /// and short enough to leave the core to others. It was chosen without a recorded measurement.
 constexpr std::chrono::microseconds kSpinTime{50};
-constexpr int kPausesPerClockRead = 32;
+constexpr int kPausesPerClockRead = 32;  // pause instructions between two looks at the clock
 
 void pause_core() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -80,7 +80,7 @@ class Separation {
   }
 
  private:
-  static constexpr std::chrono::milliseconds kInterval{1};
+  static constexpr std::chrono::milliseconds kInterval{1};  // least time between two moves of a worker
   std::chrono::steady_clock::time_point next_;
 };
 

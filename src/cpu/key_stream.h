@@ -42,7 +42,7 @@ class KeyStream {
  private:
   static constexpr int32_t kMaxLists = 3;     // lists of ckv, kpe and scales
   static constexpr int32_t kDecodedList = 3;  // the list of decoded rows
-  static constexpr int32_t kTilesAhead = 4;
+  static constexpr int32_t kTilesAhead = 4;   // key tiles (32 keys) that are listed and prefetched ahead
 
   /// Says where a part of a row lies.
   struct Part {

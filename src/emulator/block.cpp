@@ -139,7 +139,7 @@ void Block::start(int64_t block) {
   bulk_copies_.clear();
   arrivals_.clear();
   cluster_arrivals_ = 0;
-  // By the mask a warp runs far ahead of the others, or keeps step with them.
+  // The mask decides whether a warp runs far ahead of the others or keeps step with them.
   constexpr uint32_t kSwitchMasks[] = {0, 0x3F, 0x3};
   switch_mask_ = kSwitchMasks[random_.next() % 3];
   current_ = static_cast<int32_t>(random_.next() % static_cast<uint32_t>(num_threads));

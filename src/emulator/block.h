@@ -30,7 +30,7 @@ inline constexpr int32_t kMaxCluster = 8;  // blocks of a cluster that every GPU
 /// Thrown through a kernel by a thread that waits for a previous grid which does not end.
 struct WaitsForEver {};
 
-/// What a thread can wait for.
+/// The instructions at which a thread can wait.
 enum class Wait : uint8_t {
   kNothing,
   kEnded,

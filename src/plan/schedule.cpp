@@ -10,8 +10,13 @@
 namespace mla::schedule {
 namespace {
 
+/// A split has at least kMinSplitKeys keys. Splits shorter than kCoarseBlocks key blocks begin at multiples of
+/// kFineAlignment keys, longer ones at multiples of a key block. All three were chosen without a recorded measurement.
 constexpr int32_t kMinSplitKeys = 32;
 constexpr int32_t kFineAlignment = 16;
+constexpr int32_t kCoarseBlocks = 4;
+/// A unit is cut into at most this many splits (chosen without a recorded measurement).
+constexpr double kMaxSplits = 1024;
 constexpr double kWorthwhile = 0.99;  // a makespan counts as shorter if it is at most this share of another
 
 int32_t ceil_div(int32_t a, int32_t b) { return a / b + (a % b != 0 ? 1 : 0); }
@@ -22,7 +27,7 @@ int32_t num_row_groups(const CostModel& cost, int32_t num_rows) { return ceil_di
 /// Returns the keys per split when a unit is cut into about `num_splits` splits.
 int32_t split_length(int32_t num_keys, int32_t num_splits, int32_t key_block) {
   const int32_t keys = ceil_div(num_keys, num_splits);
-  const int32_t alignment = keys >= 4 * key_block ? key_block : kFineAlignment;
+  const int32_t alignment = keys >= kCoarseBlocks * key_block ? key_block : kFineAlignment;
   return std::max(kMinSplitKeys, round_up(keys, alignment));
 }
 
@@ -130,7 +135,7 @@ Schedule schedule_with_cut(std::span<const Sequence> sequences, const SplitOptio
         keys = split_length(keys, invariant_num_splits(keys), options.key_block);
       } else if (options.split_keys && cut.largest_task > 0.0) {
         const double whole = task_cost(options.cost, unit.row_count, range.count());
-        const auto num_splits = static_cast<int32_t>(std::min(1024.0, whole / cut.largest_task + 0.5));
+        const auto num_splits = static_cast<int32_t>(std::min(kMaxSplits, whole / cut.largest_task + 0.5));
         if (num_splits > 1) keys = split_length(keys, num_splits, options.key_block);
       }
       add_tasks(unit, keys, options.cost, schedule, costs);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// append: latent rows into cache slots, converted or quantized as the format asks. Bound by memory.
+// append writes latent rows into cache slots, converted or quantized as the format requires. It is bound by memory.
 //   grid    warps stride over tokens: one token's row per warp and step; a block is 8 warps that share nothing
 //   memory  each lane moves 16 bytes per access, a row's loads all in flight; no shared memory
 // Slots that are negative, or beyond the pool, write nothing.
@@ -16,10 +16,11 @@ struct AppendKernel {
   static constexpr bool kCopies = kWay == RowWay::kCopied;
   static constexpr const char* kName = kCopies ? "append" : "append_converted";
   static constexpr int kThreads = 256;
-  static constexpr int kMinBlocks = kCopies ? 5 : kArch >= 100 ? 2 : 3;  // as many as run without spills
+  // As many blocks per SM as the registers allow without spills.
+  static constexpr int kMinBlocks = kCopies ? 5 : kArch >= 100 ? 2 : 3;
 
   static MLA_DEVICE void run(const Params& args) {
-    ptx::allow_next_grid();  // attention over these rows begins, as far as it can without them
+    ptx::allow_next_grid();  // lets attention over these rows start, up to its wait for them
     constexpr int kWarps = kThreads / kWarpSize;
     const int64_t step = int64_t{kWarps} * ptx::grid_size_x();
     for (int64_t token = int64_t{kWarps} * ptx::block_index_x() + ptx::warp(); token < args.num_tokens; token += step)

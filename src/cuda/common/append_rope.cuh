@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// append_rope: the rotary parts of queries and keys rotated, queries converted, keys quantized and appended, in one
-// pass. Bound by memory.
+// append_rope rotates the rotary channels of queries and keys, converts queries, and quantizes and appends keys, in one
+// pass. It is bound by memory.
 //   grid    warps stride over rows: num_heads query rows of a token, then its key; a block is 8 warps that share
-//   nothing memory  each lane moves 16 bytes per access; no shared memory
-// The rotation is f32 with every product and sum rounded by itself, as on the CPU.
+//           nothing
+//   memory  each lane moves 16 bytes per access; no shared memory
+// The rotation is in f32 with every product and sum rounded separately, as on the CPU.
 #pragma once
 
 #include "cuda/border/launch.h"
@@ -11,8 +12,7 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// The channels of a rotary part, turned by the angles of its token's position. A source in the sense of
-/// cache_rows.cuh.
+/// A source, in the sense of cache_rows.cuh, of rotary channels rotated by the angles of their token's position.
 struct Rotated {
   Channels pe;
   int32_t dim;
@@ -21,13 +21,13 @@ struct Rotated {
 
   static constexpr int kBatch = 1;
   struct Fetched {
-    Bits8 own, partner;  // without partner where pairs are neighbours
+    Bits8 own, partner;  // `partner` is not set where pairs are neighbouring channels
     Bits8 cos, sin;
-    bool is_x;  // else the lane's channels are those of y; only with a partner
+    bool is_x;  // whether the lane's channels are x of their pairs, or y; only set with `partner`
   };
 
   static MLA_DEVICE float product(float a, float b) { return settle_nan(ptx::mul_rn(a, b), a, b); }
-  /// A pair (x, y) turns into (x cos - y sin, x sin + y cos): the one of the two that replaces `own`.
+  /// A pair (x, y) is rotated into (x cos - y sin, x sin + y cos). Returns the one of the two that replaces `own`.
   static MLA_DEVICE float turned(float own, float partner, float cos, float sin, bool own_is_x) {
     const float a = product(own, cos), b = product(partner, sin);
     return own_is_x ? settle_nan(ptx::add_rn(a, -b), a, b) : settle_nan(ptx::add_rn(b, a), b, a);
@@ -100,10 +100,11 @@ struct AppendRopeKernel {
   using Params = core::AppendRopeArgs;
   static constexpr const char* kName = "append_rope";
   static constexpr int kThreads = 256;
-  static constexpr int kMinBlocks = kArch >= 100 ? 1 : 2;  // as many as run without spills
+  // As many blocks per SM as the registers allow without spills.
+  static constexpr int kMinBlocks = kArch >= 100 ? 1 : 2;
 
   static MLA_DEVICE void run(const Params& args) {
-    ptx::allow_next_grid();  // attention over these rows begins, as far as it can without them
+    ptx::allow_next_grid();  // lets attention over these rows start, up to its wait for them
     constexpr int kWarps = kThreads / kWarpSize;
     const int64_t step = int64_t{kWarps} * ptx::grid_size_x();
     const int64_t rows_per_token = int64_t{args.num_heads} + 1, rows = args.num_tokens * rows_per_token;
@@ -120,13 +121,13 @@ struct AppendRopeKernel {
     return {.data = static_cast<const std::byte*>(base) + first * static_cast<int64_t>(size_of(dtype)), .dtype = dtype};
   }
 
-  /// Query row `head` of a token; behind the last, the token's key.
+  /// Writes query row `head` of a token; the `head` behind the last stands for the token's key.
   static MLA_DEVICE void write_row(const Params& args, int64_t token, int64_t head) {
     const core::Cache& cache = args.cache;
     const bool is_key = head == args.num_heads;
     const int64_t slot = is_key ? args.slot_mapping[token] : 0;
     if (is_key && (slot < 0 || slot >= cache.num_slots())) return;
-    const CacheRow row = CacheRow::at_slot(cache, slot);  // of a key
+    const CacheRow row = CacheRow::at_slot(cache, slot);  // used for a key only
     const DType pe_dtype = is_key ? cache.kpe_dtype : args.q_out_dtype;
     const DType nope_dtype = is_key ? cache.ckv_dtype : args.q_out_dtype;
     const auto out_bytes = static_cast<int64_t>(size_of(args.q_out_dtype));

@@ -65,6 +65,8 @@ struct CombineKernel {
     const int32_t tasks = header.num_merges * header.merge_rows * slices;
     const int32_t block = ptx::block_index_x(), blocks = ptx::grid_size_x();
     const int32_t warp = block * kSums + ptx::warp(), warps = blocks * kSums;
+    // The way of merging depends on the splits of a row and on how many warps or blocks the tasks keep busy. The
+    // thresholds have no recorded measurement of their own; docs/notebook/2026-11-22-combine.md compares the ways.
     if (!has_more(header, kFewSplits) || tasks > 2 * warps)
       for_rows<kHasGridDependencies>(params, header, {warp, warps, 1},
                                      [&](Row& row, int32_t) { merge_row(params, row, slices); });

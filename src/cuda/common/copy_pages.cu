@@ -7,7 +7,8 @@
 namespace mla::MLA_CUDA_NAMESPACE {
 namespace {
 
-/// Whether all bits mean the same in both caches, as far as the host sees: it cannot compare scales of whole tensors.
+/// Returns whether it is certain on the host that all bits mean the same in both caches. The host cannot compare scales
+/// of whole tensors.
 bool certainly_same_code(const core::Cache& from, const core::Cache& to) {
   const bool tensor_scales =
       (from.is_quantized() && !from.writes_scales) || from.outer_scale != nullptr || from.has_quantized_kpe();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// copy_pages: the tokens of some pages of one cache into pages of another, whose format and page size may differ. Bound
-// by memory.
+// copy_pages copies the tokens of some pages of one cache into pages of another, whose format and page size may differ.
+// It is bound by memory.
 //   grid    warps stride over tokens: one token's row per warp and step; a block is 8 warps that share nothing
 //   memory  each lane moves 16 bytes per access, a row's loads all in flight; no shared memory
 #pragma once
@@ -10,14 +10,14 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// kCopied: all parts mean the same in both caches, which then is known before the scales are read.
+/// With kCopied the host knows that the bits of all parts mean the same in both caches.
 template <RowWay kWay>
 struct CopyPagesKernel {
   using Params = core::CopyPagesArgs;
   static constexpr bool kCopies = kWay == RowWay::kCopied;
   static constexpr const char* kName = kCopies ? "copy_pages" : "copy_pages_converted";
   static constexpr int kThreads = 256;
-  // As many as run without spills.
+  // As many blocks per SM as the registers allow without spills.
   static constexpr int kMinBlocks = kCopies                        ? 4
                                     : kWay == RowWay::kDequantized ? (kArch >= 100 ? 2 : 3)
                                     : kArch >= 100                 ? 1
@@ -33,7 +33,7 @@ struct CopyPagesKernel {
   }
 
  private:
-  /// Whether the same bits mean the same: then a copy must not round.
+  /// Returns whether the same bits mean the same values in both caches: then a copy must not round.
   static MLA_DEVICE bool same_ckv_code(const core::Cache& from, const core::Cache& to) {
     if (from.format != to.format || from.num_scales != to.num_scales) return false;
     if (!from.is_quantized()) return true;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// gather: cache rows of a range of every request into dense tensors, dequantized. Bound by memory.
+// gather copies the cache rows of a range of every request into dense tensors, dequantized. It is bound by memory.
 //   grid    warps stride over output rows: one row per warp and step, whose request the warp finds in out_indptr;
 //           a block is 8 warps that share nothing
 //   memory  each lane moves 16 bytes per access, a row's loads all in flight; no shared memory
-// Rows beyond out_indptr[batch_size] stay as they are.
+// Rows beyond out_indptr[batch_size] are not written.
 #pragma once
 
 #include "cuda/border/launch.h"
@@ -44,7 +44,8 @@ struct GatherKernel {
       const PieceInFlight kpe_bits(row.of(args.cache.kpe), copies_kpe ? kpe_bytes : 0);
       const Encoder encode(args.out_dtype);
 #pragma unroll 1
-      for (int part = copies_kpe || args.cache.d_kpe == 0 ? 1 : 0; part < 2; ++part) {  // not unrolled: half the code
+      // Is not unrolled, which halves the code.
+      for (int part = copies_kpe || args.cache.d_kpe == 0 ? 1 : 0; part < 2; ++part) {
         const Channels source = part == 0 ? row.kpe() : row.ckv();
         const int32_t n = part == 0 ? args.cache.d_kpe : args.cache.d_ckv;
         std::byte* const to = part == 0 ? kpe : ckv;

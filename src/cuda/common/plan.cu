@@ -46,6 +46,7 @@ cuda::WorkList lay_out(const cuda::WorkShape& shape, Layout& layout) {
   const int64_t segments = std::max(row_blocks * chunks, workers) + workers;
   // A merged unit has at least two chunks.
   const int64_t merges = shape.batch_invariant ? row_blocks * chunks / 2 : workers;
+  // A block leaves at most two partial states, where its share begins and ends inside an item. A chunk leaves one.
   int64_t slots = 2 * std::max<int64_t>(shape.max_grid_blocks, 1);
   if (shape.batch_invariant) slots = chunks > 1 ? row_blocks * chunks : 0;
 

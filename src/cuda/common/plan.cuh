@@ -28,6 +28,7 @@
 namespace mla::MLA_CUDA_NAMESPACE {
 
 inline constexpr int kPlanThreads = 512;
+/// The prefix sums of this many requests, and the cuts of this many workers, fit shared memory (PlanShared).
 inline constexpr int kSharedRequests = 1024;
 inline constexpr int kMaxPlanWorkers = 1024;
 /// Row lanes walk the same keys side by side, so that all but the first of them read the keys from L2. The limit was
@@ -349,6 +350,8 @@ struct PlanKernel {
     const auto workers = static_cast<int32_t>(std::clamp<int64_t>(useful, 1, max_workers_));
     const int64_t share = total_cost_ / workers;
 
+    // Even cuts are tried with three tolerances: every cut moves to an end of its item, cuts move by at most an eighth
+    // of a share, or cuts move by at most one step (chosen without a recorded measurement).
     const auto eighth = static_cast<int32_t>(std::min<int64_t>(share / 8, INT32_MAX - 1));
     const int32_t tolerances[kNumTolerances] = {kWhole, eighth > 1 ? eighth : 2, 1};
     int64_t loads[kNumTolerances] = {};

@@ -34,12 +34,12 @@ inline constexpr int kArch = MLA_CUDA_ARCH;
 /// The shared memory that one block may take (CUDA programming guide, table "Technical Specifications per Compute
 /// Capability").
 inline constexpr int kSharedBytesPerBlock = (kArch == 80 ? 163 : kArch == 90 || kArch == 100 ? 227 : 99) * 1024;
-/// Whether there are cvt between e4m3x2 and f16x2 and mma on e4m3.
+/// Says whether the architecture has cvt between e4m3x2 and f16x2, and mma on e4m3.
 inline constexpr bool kHasE4M3 = kArch >= 89;
-/// Whether there are bulk copies, mbarrier transactions and griddepcontrol.
+/// These say whether the architecture has bulk copies with mbarrier transactions, and griddepcontrol.
 inline constexpr bool kHasBulkCopies = kArch >= 90;
 inline constexpr bool kHasGridDependencies = kArch >= 90;
-/// Whether there is wgmma, which only SM90 has.
+/// Says whether the architecture has wgmma, which only SM90 has.
 inline constexpr bool kHasWgmma = kArch == 90;
 
 inline constexpr int kWarpSize = 32;

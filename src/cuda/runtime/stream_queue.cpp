@@ -30,6 +30,7 @@ class ReadyKernels {
   }
 
  private:
+  /// The slots are many times the kernels of the library; a key is looked for in kProbes neighbouring slots.
   static constexpr size_t kSlots = 4096, kProbes = 16;
   /// Addresses of functions lie in the lower 57 bits.
   static uintptr_t key_of(const void* function, int32_t device) {

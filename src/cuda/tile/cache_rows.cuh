@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// One token's row in a cache of any format, read and written by one warp. Writers, gather and copies go through these;
-// what a format is they take from core::Cache. All lanes call with the same arguments.
+// One warp reads and writes one token's row in a cache of any format. Writers, gather and copies use these functions,
+// which know a format only by the fields of core::Cache. All lanes call with the same arguments.
 //
-// A *source* of channels gives them one at a time, source(c), or, for c a multiple of eight below
-// source.vector_channels(n), eight at a time in two steps, so that several loads are in flight:
-// source.decode(source.fetch(c), values).
+// A *source* gives channels one at a time, source(c), or, for c a multiple of eight below source.vector_channels(n),
+// eight at a time. The latter has two steps, source.decode(source.fetch(c), values), so that the loads of several calls
+// of fetch can be in flight.
 #pragma once
 
 #include "core/args.h"
@@ -13,25 +13,25 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// Channels that one warp handles at a time.
+/// The channels that one warp handles at a time, eight per lane.
 inline constexpr int kWarpChannels = kWarpSize * kVector;
 
-/// The scale that channel c has, of those that so many neighbours share: a shift where it can be one, since a division
-/// takes twenty instructions.
+/// Returns which scale channel c has, where `channels_each` neighbours share one. A shift replaces the division, which
+/// takes some twenty instructions, where it can.
 MLA_DEVICE int32_t scale_of_channel(int32_t c, int32_t channels_each) {
   const auto below = static_cast<uint32_t>(channels_each) - 1;
   if ((static_cast<uint32_t>(channels_each) & below) == 0) return c >> std::popcount(below);
   return c / channels_each;
 }
 
-/// Channels in memory: bf16, f16 or f32; or codes, which are dequantized by their scales.
+/// A source of channels in memory, which are bf16, f16 or f32, or quantized elements with scales, which it dequantizes.
 struct Channels {
   const std::byte* data = nullptr;
   DType dtype = DType::kNone;
-  const std::byte* scales = nullptr;  // at any address; null: none
+  const std::byte* scales = nullptr;  // may have any alignment; null if there are none
   ScaleType scale_type = ScaleType::kF32;
-  const float* outer_scale = nullptr;  // null: 1
-  int32_t channels_each = 1;           // of a scale
+  const float* outer_scale = nullptr;  // null stands for 1
+  int32_t channels_each = 1;           // channels that share a scale
 
   static constexpr int kBatch = 2;
   struct Fetched {
@@ -58,10 +58,10 @@ struct Channels {
   }
 };
 
-/// How channels are written: as bf16, f16 or f32 elements, or as e4m3 with one scale for all.
+/// Converts channels to bf16, f16 or f32 elements, or to e4m3 with one scale for all.
 class Encoder {
  public:
-  /// `scale` matters to e4m3 only.
+  /// `scale` is used for e4m3 only.
   MLA_DEVICE explicit Encoder(DType dtype, float scale = 1.0F) : dtype_(dtype), scale_(scale), divide_(scale) {}
 
   MLA_DEVICE int32_t bytes_each() const { return static_cast<int32_t>(size_of(dtype_)); }
@@ -76,8 +76,8 @@ class Encoder {
   ScaleDivisor divide_;
 };
 
-/// Channels [0, n) of `source` to `to`, elements of `bytes_each`: eight by eight as the bits convert8(fetched), those
-/// behind the last eight by convert1(c).
+/// Writes channels [0, n) of `source` to `to` as elements of `bytes_each` bytes. convert8(fetched) returns the bits of
+/// eight channels; convert1(c) writes one of those behind the last eight.
 template <class Source, class Convert8, class Convert1>
 MLA_DEVICE void for_channels(const Source& source, int32_t n, int32_t bytes_each, std::byte* to,
                              const Convert8& convert8, const Convert1& convert1) {
@@ -97,7 +97,7 @@ MLA_DEVICE void for_channels(const Source& source, int32_t n, int32_t bytes_each
   for (int32_t c = whole + ptx::lane(); c < n; c += kWarpSize) convert1(c);
 }
 
-/// Channels [0, n) of `source` to `to`.
+/// Writes channels [0, n) of `source` to `to`.
 template <class Source>
 MLA_DEVICE void write_channels(const Source& source, int32_t n, const Encoder& encode, std::byte* to) {
   for_channels(
@@ -110,14 +110,14 @@ MLA_DEVICE void write_channels(const Source& source, int32_t n, const Encoder& e
       [&](int32_t c) { encode.store(to, c, source(c)); });
 }
 
-/// Quantized channels [0, n) as the bf16 values that they stand for.
+/// Writes quantized channels [0, n) as the bf16 values that they stand for.
 MLA_DEVICE void write_dequantized(const Channels& source, int32_t n, std::byte* to) {
   for_channels(
       source, n, 2, to, [&](const Channels::Fetched& fetched) { return dequantize8(fetched.bits, fetched.scale); },
       [&](int32_t c) { store_element(to, DType::kBF16, c, source(c)); });
 }
 
-/// Bytes to be copied as they are.
+/// A range of bytes that is copied as it is.
 struct Piece {
   std::byte* to = nullptr;
   const std::byte* from = nullptr;
@@ -145,8 +145,8 @@ MLA_DEVICE void copy_piece(const Piece& piece) {
     copy_units<uint8_t>(piece);
 }
 
-/// A piece that is loaded before its place is known, and before other loads, so that their latencies overlap: up to 128
-/// bytes at an address that is a multiple of four. Others are copied by store().
+/// A piece whose loads are issued before its destination is known, so that they overlap with other loads. A piece of up
+/// to 128 bytes at a multiple of four bytes is loaded that way; store() copies any other.
 class PieceInFlight {
  public:
   MLA_DEVICE PieceInFlight(const std::byte* from, int64_t bytes)
@@ -169,8 +169,8 @@ class PieceInFlight {
   uint32_t word_ = 0;
 };
 
-/// Two pieces, 16 bytes per lane and up to three loads in flight where addresses allow: a row of 576 bf16 channels goes
-/// at once.
+/// Copies two pieces. Where addresses allow, each lane copies 16 bytes at a time with up to three loads in flight,
+/// which covers a row of 576 bf16 channels.
 MLA_DEVICE void copy_pieces(const Piece& a, const Piece& b) {
   if (!a.aligned_to(16) || !b.aligned_to(16)) {
     copy_piece(a);
@@ -196,17 +196,17 @@ MLA_DEVICE void copy_pieces(const Piece& a, const Piece& b) {
   }
 }
 
-/// Where a token's row lies.
+/// The place of a token's row.
 struct CacheRow {
   const core::Cache& cache;
   int64_t page, offset;
 
-  /// `slot` is not negative.
+  /// `slot` must not be negative.
   static MLA_DEVICE CacheRow at_slot(const core::Cache& cache, int64_t slot) { return at(cache, nullptr, slot); }
-  /// Token `token` of the request whose pages these are; without pages, of the whole pool.
+  /// Returns the row of token `token` of the request that has these pages; without pages, of the whole pool.
   static MLA_DEVICE CacheRow at(const core::Cache& cache, const int32_t* pages, int64_t token) {
     int64_t page, offset;
-    if (token <= INT32_MAX) {  // a 64-bit division is a long subroutine
+    if (token <= INT32_MAX) {  // because a 64-bit division is a long subroutine
       page = static_cast<uint32_t>(token) / static_cast<uint32_t>(cache.page_size);
       offset = static_cast<uint32_t>(token) % static_cast<uint32_t>(cache.page_size);
     } else {
@@ -228,7 +228,7 @@ struct CacheRow {
     }
     return channels;
   }
-  /// Only where d_kpe is not 0.
+  /// Must be called only if d_kpe is not 0.
   MLA_DEVICE Channels kpe() const {
     Channels channels = {.data = of(cache.kpe), .dtype = cache.kpe_dtype};
     if (is_quantized(channels.dtype)) {
@@ -239,15 +239,16 @@ struct CacheRow {
   }
 };
 
-/// Infinities and NaN have no say in a group's largest magnitude.
+/// Returns the larger of `amax` and the magnitude of `value`; infinities and NaN are ignored.
 MLA_DEVICE float with_magnitude(float amax, float value) {
   const float m = magnitude(value);
   return is_finite(value) && m > amax ? m : amax;
 }
 
-/// The largest magnitude of those values that are finite.
+/// Returns the largest magnitude of those values that are finite, and in `all_finite` whether all are.
 MLA_DEVICE float largest_magnitude(const float (&values)[kVector], bool& all_finite) {
-  uint32_t largest = 0;  // the bits of magnitudes are in their order, infinity and NaN above all others
+  // Magnitudes are ordered as their bits are, infinity and NaN above all others.
+  uint32_t largest = 0;
 #pragma unroll
   for (int i = 0; i < kVector; ++i) largest = std::max(largest, std::bit_cast<uint32_t>(magnitude(values[i])));
   all_finite = is_finite(std::bit_cast<float>(largest));
@@ -258,7 +259,7 @@ MLA_DEVICE float largest_magnitude(const float (&values)[kVector], bool& all_fin
   return amax;
 }
 
-/// The largest over `lanes` neighbouring lanes, a power of two.
+/// Returns the largest value of `lanes` neighbouring lanes, where `lanes` is a power of two.
 MLA_DEVICE float max_of_lanes(float value, int32_t lanes) {
   for (int32_t mask = lanes / 2; mask > 0; mask /= 2) {
     const float other = ptx::shuffle_xor(value, mask);
@@ -267,8 +268,8 @@ MLA_DEVICE float max_of_lanes(float value, int32_t lanes) {
   return value;
 }
 
-/// Chooses the scale of group `g` by the group's largest magnitude and stores it, where `stores` says so. Returns what
-/// the group's values are divided by. kCommon: Cache::has_common_e4m3().
+/// Chooses the scale of group `g` by the group's largest magnitude, and stores it if `stores` is set. Returns the
+/// number by which the group's values are divided. kCommon is Cache::has_common_e4m3().
 template <bool kCommon>
 MLA_DEVICE float make_scale(const CacheRow& row, int32_t g, float amax, bool stores) {
   const core::Cache& cache = row.cache;
@@ -285,8 +286,8 @@ MLA_DEVICE float make_scale(const CacheRow& row, int32_t g, float amax, bool sto
   return cache.outer_scale != nullptr ? scale * outer : scale;
 }
 
-/// Groups whose channels neighbouring lanes hold, eight each: chosen and quantized in registers. Their widths are
-/// powers of two.
+/// Writes groups whose channels neighbouring lanes hold, eight per lane; their widths are powers of two. Scales are
+/// chosen and elements are quantized in registers.
 template <bool kCommon, class Source>
 MLA_DEVICE void write_lane_groups(const CacheRow& row, const Source& source, int32_t group) {
   const int32_t n = row.cache.d_ckv, lanes = group / kVector;
@@ -300,7 +301,7 @@ MLA_DEVICE void write_lane_groups(const CacheRow& row, const Source& source, int
       if (first + b * kWarpChannels < n) fetched[b] = source.fetch(first + b * kWarpChannels);
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
-      if (base + b * kWarpChannels >= n) continue;  // of all lanes
+      if (base + b * kWarpChannels >= n) continue;  // for all lanes
       const int32_t c = first + b * kWarpChannels;
       float values[kVector] = {};
       if (c < n) source.decode(fetched[b], values);
@@ -316,7 +317,7 @@ MLA_DEVICE void write_lane_groups(const CacheRow& row, const Source& source, int
   }
 }
 
-/// Groups of any width, one after another.
+/// Writes groups of any width, one after another.
 template <class Source>
 MLA_DEVICE void write_odd_groups(const CacheRow& row, const Source& source, int32_t group) {
   std::byte* to = row.of(row.cache.ckv);
@@ -325,7 +326,7 @@ MLA_DEVICE void write_odd_groups(const CacheRow& row, const Source& source, int3
     float amax = 0;
     for (int32_t c = begin + ptx::lane(); c < end; c += kWarpSize) amax = with_magnitude(amax, source(c));
     const float scale = make_scale<false>(row, g, max_of_lanes(amax, kWarpSize), ptx::lane() == 0);
-    if (row.cache.ckv_dtype == DType::kE2M1) {  // a lane has both channels of a byte
+    if (row.cache.ckv_dtype == DType::kE2M1) {  // each lane writes both channels of a byte
       for (int32_t c = begin + 2 * ptx::lane(); c < end; c += 2 * kWarpSize)
         as<uint8_t>(to)[c / 2] =
             static_cast<uint8_t>(quantize_e2m1(source(c), scale) | quantize_e2m1(source(c + 1), scale) << 4);
@@ -350,18 +351,18 @@ MLA_DEVICE void write_groups(const CacheRow& row, const Source& source) {
   if (pad < cache.scale_bytes) row.of(cache.scales)[pad] = std::byte{0};
 }
 
-/// How the rotary part is packed.
+/// Returns the encoder of the rotary channels.
 MLA_DEVICE Encoder kpe_encoder(const core::Cache& cache) {
   return Encoder(cache.kpe_dtype, is_quantized(cache.kpe_dtype) ? *cache.kpe_scale : 1.0F);
 }
 
-/// How the latent part is packed, where writers do not choose its scales.
+/// Returns the encoder of the latent channels for caches whose scales writers do not choose.
 MLA_DEVICE Encoder ckv_encoder(const CacheRow& row) {
   return Encoder(row.cache.ckv_dtype, row.cache.is_quantized() ? row.ckv().scale(0) : 1.0F);
 }
 
-/// How a kernel writes rows. Each way is a kernel of its own: with all of them in one, every row pays for the registers
-/// of the largest (copies from bf16 into fp8: 5 %, from quantized rows: 10 to 20 %; H100, 2026-11-23).
+/// How a kernel writes rows. Each way is a kernel of its own, because with all of them in one every row pays for the
+/// registers and the code of the largest.
 enum class RowWay : uint8_t {
   kCopied,       ///< the latent part keeps its bits, NaN payloads included
   kDequantized,  ///< quantized parts become bf16
@@ -369,17 +370,19 @@ enum class RowWay : uint8_t {
   kConverted,    ///< anything else
 };
 
-/// Writes those parts of a row that are not better copied: elements that already have the cache's type are.
+/// Writes the parts of a row, with the scales of its latent channels in kGrouped. A part whose elements already have
+/// the cache's type is copied faster by copy_pieces(), and is then left out here.
 template <RowWay kWay>
 MLA_DEVICE void write_row(const CacheRow& row, bool writes_ckv, const Channels& ckv, bool writes_kpe,
                           const Channels& kpe) {
   static_assert(kWay != RowWay::kCopied);
   const core::Cache& cache = row.cache;
 #pragma unroll 1
-  for (int part = 0; part < (kWay == RowWay::kGrouped ? 1 : 2); ++part) {  // not unrolled: half the code
+  for (int part = 0; part < (kWay == RowWay::kGrouped ? 1 : 2); ++part) {  // is not unrolled, which halves the code
     const bool is_kpe = part == 0;
     if (is_kpe ? !writes_kpe || cache.d_kpe == 0 : !writes_ckv) continue;
-    // Field by field: nvcc 13.0 keeps both structs in local memory where one is chosen (ptxas -v: "stack frame").
+    // The fields are chosen one by one, because nvcc 13.0 puts both structs into local memory where a whole one is
+    // chosen (ptxas -v: "stack frame").
     const Channels source = {.data = is_kpe ? kpe.data : ckv.data,
                              .dtype = is_kpe ? kpe.dtype : ckv.dtype,
                              .scales = is_kpe ? kpe.scales : ckv.scales,

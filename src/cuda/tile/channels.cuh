@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Eight neighbouring channels of one row, as a lane moves and converts them: loads and stores of 16 bytes where the
-// address allows, and conversions two values at a time. Bits are those of scalar.cuh.
+// A lane loads, converts and stores eight neighbouring channels of one row: with accesses of 16 bytes where the address
+// allows, and conversions two values at a time. The results have the bits of those of scalar.cuh.
 #pragma once
 
 #include "cuda/ptx/arithmetic.h"
@@ -12,7 +12,8 @@ namespace mla::MLA_CUDA_NAMESPACE {
 
 inline constexpr int kVector = 8;
 
-/// The bits of eight elements: of one byte each in w[0] and w[1], of two in w[0] ... w[3], of four in all.
+/// The bits of eight elements. Elements of one byte are in w[0] and w[1], those of two bytes in w[0] ... w[3], those of
+/// four bytes in all words.
 struct Bits8 {
   uint32_t w[8];
 };
@@ -28,7 +29,7 @@ MLA_DEVICE T* as(std::byte* at) {
   return reinterpret_cast<T*>(at);
 }
 
-/// `at` is aligned to the element.
+/// Loads eight elements. `at` must be aligned to the element.
 MLA_DEVICE Bits8 load_bits8(const std::byte* at, int32_t element_bytes) {
   Bits8 bits = {};
   if (element_bytes == 2) {
@@ -88,10 +89,10 @@ MLA_DEVICE void store_bits8(std::byte* at, int32_t element_bytes, const Bits8& b
   }
 }
 
-/// Eight codes of e2m1, the first in the lowest bits, as e4m3: every value of e2m1 is one of e4m3.
+/// Converts eight e2m1 elements, the first in the lowest bits, to e4m3; every value of e2m1 is one of e4m3.
 MLA_DEVICE Bits8 e2m1x8_to_e4m3(uint32_t codes) {
-  constexpr uint32_t kBelow2 = 0x3C383000U, kFrom2 = 0x4C484440U;  // the e4m3 codes of 0, 0.5, 1, 1.5; of 2, 3, 4, 6
-  constexpr uint32_t kSigns = 0x8000U;                             // byte 0 or 1
+  constexpr uint32_t kBelow2 = 0x3C383000U, kFrom2 = 0x4C484440U;  // 0, 0.5, 1, 1.5 and 2, 3, 4, 6 as e4m3
+  constexpr uint32_t kSigns = 0x8000U;                             // the sign bits of bytes 0 and 1
   Bits8 bits = {};
 #pragma unroll
   for (int i = 0; i < 2; ++i, codes >>= 16)
@@ -100,7 +101,7 @@ MLA_DEVICE Bits8 e2m1x8_to_e4m3(uint32_t codes) {
   return bits;
 }
 
-/// Elements c ... c + 7 of a row, c a multiple of eight; those of e2m1 as e4m3.
+/// Loads elements c ... c + 7 of a row, where c is a multiple of eight. Elements of e2m1 are converted to e4m3.
 MLA_DEVICE Bits8 load_elements8(const std::byte* row, DType dtype, int32_t c) {
   if (dtype == DType::kE2M1) {
     const std::byte* at = row + c / 2;
@@ -114,7 +115,7 @@ MLA_DEVICE Bits8 load_elements8(const std::byte* row, DType dtype, int32_t c) {
 MLA_DEVICE uint16_t half_of(const Bits8& bits, int i) { return static_cast<uint16_t>(bits.w[i / 2] >> (16 * (i % 2))); }
 MLA_DEVICE uint8_t byte_of(const Bits8& bits, int i) { return static_cast<uint8_t>(bits.w[i / 4] >> (8 * (i % 4))); }
 
-/// Eight elements as floats, e4m3 ones without their scale.
+/// Converts eight elements to floats; e4m3 elements without their scale.
 MLA_DEVICE void decode8(const Bits8& bits, DType dtype, float (&values)[kVector]) {
   if (dtype == DType::kF32) {
 #pragma unroll
@@ -127,13 +128,13 @@ MLA_DEVICE void decode8(const Bits8& bits, DType dtype, float (&values)[kVector]
     for (int i = 0; i < 4; ++i)
       ptx::unpack_f16x2(ptx::e4m3x2_to_f16x2(half_of(bits, i)), values[2 * i], values[2 * i + 1]);
 #pragma unroll
-    for (int i = 0; i < kVector; ++i)  // cvt loses the sign of a NaN
+    for (int i = 0; i < kVector; ++i)  // restores the sign of a NaN, which cvt loses
       if (values[i] != values[i]) values[i] = e4m3_to_f32(byte_of(bits, i));
   } else {
 #pragma unroll
     for (int i = 0; i < 4; ++i) ptx::unpack_f16x2(bits.w[i], values[2 * i], values[2 * i + 1]);
 #pragma unroll
-    for (int i = 0; i < kVector; ++i) {  // cvt loses what a NaN carries
+    for (int i = 0; i < kVector; ++i) {  // restores the payload of a NaN, which cvt loses
       const uint32_t half = half_of(bits, i);
       const uint32_t nan = (half & 0x8000U) << 16 | 0x7F800000U | (half & 0x3FFU) << 13;
       if (values[i] != values[i]) values[i] = std::bit_cast<float>(nan);
@@ -141,7 +142,7 @@ MLA_DEVICE void decode8(const Bits8& bits, DType dtype, float (&values)[kVector]
   }
 }
 
-/// To bf16, f16 or f32.
+/// Converts eight floats to bf16, f16 or f32.
 MLA_DEVICE Bits8 encode8(const float (&values)[kVector], DType dtype) {
   Bits8 bits = {};
   if (dtype == DType::kF32) {
@@ -155,7 +156,7 @@ MLA_DEVICE Bits8 encode8(const float (&values)[kVector], DType dtype) {
     bits.w[i] =
         bf16 ? ptx::pack_bf16x2(values[2 * i], values[2 * i + 1]) : ptx::pack_f16x2(values[2 * i], values[2 * i + 1]);
 #pragma unroll
-  for (int i = 0; i < kVector; ++i) {  // cvt loses what a NaN carries
+  for (int i = 0; i < kVector; ++i) {  // restores the payload of a NaN, which cvt loses
     if (values[i] == values[i]) continue;
     const uint32_t value = std::bit_cast<uint32_t>(values[i]) >> 16;
     const uint32_t nan = bf16 ? value | 0x40U : (value & 0x8000U) | 0x7E00U;
@@ -164,8 +165,8 @@ MLA_DEVICE Bits8 encode8(const float (&values)[kVector], DType dtype) {
   return bits;
 }
 
-/// Division by one scale, as e4m3 sees it: quotients from 2^-11 to 1024 are those of IEEE division; smaller ones
-/// become 0 and larger ones 448 all the same.
+/// Divides by one scale, exactly as far as e4m3 can tell: quotients from 2^-11 to 1024 are those of IEEE division.
+/// Smaller ones become 0 as e4m3, and larger ones 448, in any case.
 class ScaleDivisor {
  public:
   MLA_DEVICE explicit ScaleDivisor(float scale)
@@ -177,11 +178,11 @@ class ScaleDivisor {
   }
 
   MLA_DEVICE float operator()(float value) const {
-    // A power of two keeps what follows away from overflow and underflow, where a quotient matters at all.
+    // Multiplying by a power of two keeps the next steps from overflow and underflow for all quotients that matter.
     const float dividend = ptx::mul_rn(value, factor_);
     const float estimate = ptx::mul_rn(dividend, reciprocal_);
-    // Two Newton steps: the first leaves a neighbour of the quotient, and Markstein's theorem makes of it the correctly
-    // rounded one ("Handbook of Floating-Point Arithmetic", division algorithms).
+    // There are two Newton steps. The first gives a neighbour of the quotient, from which the second, by Markstein's
+    // theorem, gives the correctly rounded one ("Handbook of Floating-Point Arithmetic", division algorithms).
     const float better = ptx::fma_rn(ptx::fma_rn(-estimate, scale_, dividend), reciprocal_, estimate);
     const float quotient = ptx::fma_rn(ptx::fma_rn(-better, scale_, dividend), reciprocal_, better);
     const bool matters = magnitude(estimate) >= 0x1p-11F && magnitude(estimate) < 1024.0F;
@@ -192,13 +193,13 @@ class ScaleDivisor {
   float factor_, scale_, reciprocal_;
 };
 
-/// quantize_e4m3 of eight values.
+/// Does what quantize_e4m3 does, with eight values.
 MLA_DEVICE Bits8 quantize8(const float (&values)[kVector], const ScaleDivisor& divide) {
   Bits8 bits = {};
 #pragma unroll
   for (int i = 0; i < kVector; i += 2) {
     const uint32_t pair = ptx::pack_e4m3x2(divide(values[i]), divide(values[i + 1]));
-    // The sign of a quotient is the value's; only a NaN may have lost it.
+    // A quotient has the sign of its value; only a NaN may have lost it.
     const uint32_t signs =
         (std::bit_cast<uint32_t>(values[i]) >> 24 & 0x80U) | (std::bit_cast<uint32_t>(values[i + 1]) >> 16 & 0x8000U);
     bits.w[i / 4] |= (pair | signs) << (8 * (i % 4));
@@ -206,8 +207,8 @@ MLA_DEVICE Bits8 quantize8(const float (&values)[kVector], const ScaleDivisor& d
   return bits;
 }
 
-/// quantize8 of finite values by a power of two from 2^-126 to 2^126: products with its reciprocal are the quotients,
-/// for a fifth of the instructions.
+/// Does what quantize8 does to finite values where the scale is a power of two from 2^-126 to 2^126. Products with its
+/// reciprocal are the quotients then, and take a fifth of the instructions.
 MLA_DEVICE Bits8 quantize8_by_power_of_two(const float (&values)[kVector], float scale) {
   const float reciprocal = std::bit_cast<float>(0x7F000000U - std::bit_cast<uint32_t>(scale));
   Bits8 bits = {};
@@ -219,7 +220,7 @@ MLA_DEVICE Bits8 quantize8_by_power_of_two(const float (&values)[kVector], float
   return bits;
 }
 
-/// Eight values, quantized, as codes c ... c + 7 of a row, c a multiple of eight.
+/// Quantizes eight values, and stores them as elements c ... c + 7 of a row, where c is a multiple of eight.
 MLA_DEVICE void store_codes8(std::byte* row, DType dtype, int32_t c, const float (&values)[kVector],
                              const ScaleDivisor& divide) {
   if (dtype != DType::kE2M1) return store_bits8(row + c, 1, quantize8(values, divide));
@@ -229,7 +230,7 @@ MLA_DEVICE void store_codes8(std::byte* row, DType dtype, int32_t c, const float
   store_f32_anywhere(row + c / 2, std::bit_cast<float>(codes));
 }
 
-/// dequantize_e4m3 of eight codes: bf16 bits, in w[0] ... w[3].
+/// Does what dequantize_e4m3 does, with eight elements. The result is bf16, in w[0] ... w[3].
 MLA_DEVICE Bits8 dequantize8(const Bits8& codes, float scale) {
   Bits8 bits = {};
 #pragma unroll
@@ -241,7 +242,7 @@ MLA_DEVICE Bits8 dequantize8(const Bits8& codes, float scale) {
   const auto has_nan = [](uint32_t w) { return (((w & 0x7F7F7F7FU) + 0x01010101U) & 0x80808080U) != 0; };
   if (!has_nan(codes.w[0]) && !has_nan(codes.w[1]) && is_finite(scale)) return bits;
 #pragma unroll
-  for (int i = 0; i < kVector; ++i) {  // the NaN of scalar.cuh
+  for (int i = 0; i < kVector; ++i) {  // a NaN gets the bits that scalar.cuh gives it
     const uint32_t code = byte_of(codes, i), product = half_of(bits, i) & 0x7FFFU;
     const uint32_t nan = (code & 0x7FU) == 0x7FU ? (code & 0x80U) << 8 | 0x7FC0U
                          : is_nan(scale)         ? std::bit_cast<uint32_t>(scale) >> 16 | 0x40U

@@ -15,7 +15,7 @@ namespace mla::MLA_CUDA_NAMESPACE {
 
 inline constexpr float kNoKey = -std::numeric_limits<float>::infinity();
 
-/// What finish_row() makes of a row's state.
+/// The result of finish_row() for a row's state.
 struct FinishedRow {
   float o_factor;  // o = accumulator * o_factor
   float lse;       // in the requested base; excludes the sink
