@@ -25,7 +25,7 @@ struct Problem {
   AbsorbedUnit unit;
 
   Problem() {
-    args.num_heads = cuda::Divisor(kHeads);
+    args.num_heads = cuda::FastDivisor(kHeads);
     args.lse = lse.data();
     args.max_logits = max_logits.data();
     args.lse_stride_token = args.max_logits_stride_token = kHeads;
