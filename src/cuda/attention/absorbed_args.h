@@ -20,7 +20,7 @@ struct KeyPool {
   bool quantized_kpe = false;        // whether rotary channels are codes
   bool common_e4m3 = false;          // Cache::has_common_e4m3()
   bool aligned = false;              // whether all rows can be copied 16 bytes at a time
-  bool whole = false;                // whether also a row's parts can be copied as one piece
+  bool contiguous = false;           // whether also a row's parts can be copied as one piece
   bool scales_inside = false;        // whether that piece has the row's scales, right behind the latent channels
   int32_t landed_rope_at = 0;        // bytes from a row's first channel to its rotary ones, once it is copied
   int32_t scale_shift = 31;          // quantized: channel / 8 >> scale_shift is the number of the channel's scale

@@ -93,7 +93,7 @@ MLA_DEVICE Place<Config> find_place(const cuda::AbsorbedArgs& args, const cuda::
 }
 
 /// Copies 16 bytes without knowing their alignment, but that of an element.
-MLA_DEVICE void copy_chunk_slowly(ptx::SharedAddress to, const std::byte* from, int element_bytes, bool valid) {
+MLA_DEVICE void copy_unaligned_chunk(ptx::SharedAddress to, const std::byte* from, int element_bytes, bool valid) {
   ptx::Vec4 chunk = {};
   if (valid) {
     for (int half = 0; half < 2 && element_bytes == 1; ++half) {
@@ -205,8 +205,8 @@ class RowCopy {
       const int key = i / (latent_chunks + rope_chunks), chunk = i % (latent_chunks + rope_chunks);
       const bool latent = chunk < latent_chunks;
       const std::byte* of_row = row_of(places, key, !latent);
-      copy_chunk_slowly(to(key, chunk), of_row + (latent ? chunk : chunk - latent_chunks) * kChunkBytes,
-                        latent ? latent_bytes : rope_bytes, of_row != nullptr);
+      copy_unaligned_chunk(to(key, chunk), of_row + (latent ? chunk : chunk - latent_chunks) * kChunkBytes,
+                           latent ? latent_bytes : rope_bytes, of_row != nullptr);
     }
   }
 
@@ -222,7 +222,7 @@ MLA_DEVICE uint32_t scale_to_bf16(uint32_t pair, float low_scale, float high_sca
 }
 
 /// Eight codes times their scale.
-MLA_DEVICE ptx::Vec4 decode_codes(uint64_t codes, float scale) {
+MLA_DEVICE ptx::Vec4 e4m3_to_bf16(uint64_t codes, float scale) {
   ptx::Vec4 values;
   MLA_UNROLL
   for (int half = 0; half < 2; ++half) {
@@ -252,7 +252,7 @@ MLA_DEVICE void decode_latents(const cuda::KeyPool& pool, const std::byte* raw, 
     for (int key = 0; key < Config::kKeys; key += Config::kWarps) {
       const std::byte* of_key = scale_from + key * Config::kKeyScaleBytes;
       const float scale = kUe8m0 ? ue8m0_to_f32(static_cast<uint8_t>(*of_key)) : *as<float>(of_key);
-      const ptx::Vec4 values = decode_codes(*as<uint64_t>(from + key * Config::kRawRowBytes), scale);
+      const ptx::Vec4 values = e4m3_to_bf16(*as<uint64_t>(from + key * Config::kRawRowBytes), scale);
       ptx::store_shared(to + static_cast<uint32_t>(key * Config::kRowBytes), values);
     }
   }
@@ -273,7 +273,7 @@ MLA_DEVICE void decode_any_latents(const cuda::KeyPool& pool, const std::byte* r
     const uint64_t codes = e2m1 ? uint64_t{bits.w[1]} << 32 | bits.w[0] : *as<uint64_t>(from);
     const float scale = load_scale(scales + key * Config::kKeyScaleBytes, cache.scale_type, chunk >> pool.scale_shift,
                                    cache.outer_scale);
-    ptx::store_shared(tile + tile_offset<Config::kRowBytes>(key, chunk), decode_codes(codes, scale));
+    ptx::store_shared(tile + tile_offset<Config::kRowBytes>(key, chunk), e4m3_to_bf16(codes, scale));
   }
 }
 
@@ -297,7 +297,7 @@ MLA_DEVICE void decode_raw(const cuda::KeyPool& pool, const std::byte* raw, cons
     const std::byte* from =
         raw + RowCopy<Config>::raw_offset(key, Config::kLatentDims + chunk * kVector * (codes ? 1 : 2));
     ptx::store_shared(tile + tile_offset<Config::kRowBytes>(key, latent_chunks + chunk),
-                      codes ? decode_codes(*as<uint64_t>(from), kpe_scale) : *as<ptx::Vec4>(from));
+                      codes ? e4m3_to_bf16(*as<uint64_t>(from), kpe_scale) : *as<ptx::Vec4>(from));
   }
 }
 

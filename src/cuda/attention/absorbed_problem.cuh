@@ -130,7 +130,7 @@ inline cuda::KeyPool pool_of(const core::Cache& cache) {
   const int64_t gap = pool.aligned ? bytes_behind(cache.ckv, pool.ckv_bytes, cache.kpe) : -1;
   pool.scales_inside =
       gap == kChunkBytes && cache.num_scales > 1 && bytes_behind(cache.ckv, pool.ckv_bytes, cache.scales) == 0;
-  pool.whole = cache.d_kpe > 0 && (gap == 0 || pool.scales_inside);
+  pool.contiguous = cache.d_kpe > 0 && (gap == 0 || pool.scales_inside);
   pool.landed_rope_at = static_cast<int32_t>(pool.ckv_bytes + (pool.scales_inside ? gap : 0));
   // Channels of a scale are a power of two in all formats.
   if (cache.num_scales > 1)

@@ -25,7 +25,7 @@ class RowEnd {
   MLA_DEVICE float output_factor() const { return finished_.o_factor; }
 
   /// Writes lse and max_logits, or those of the partial state.
-  MLA_DEVICE void store_statistics(const cuda::AbsorbedArgs& args) const {
+  MLA_DEVICE void store_stats(const cuda::AbsorbedArgs& args) const {
     if (row_.token < 0) return;
     if (slot_ >= 0) {
       args.list.partial_max[int64_t{slot_} * Config::kRows + r_] = state_.max;

@@ -43,7 +43,7 @@ TEST(RowEnd, WritesStatisticsOfTheRow) {
   Problem problem;
   const RowEnd<Config> end(problem.args, problem.unit, 4, ScoreState{kMax, kSum});
   EXPECT_NEAR(end.output_factor(), 1.0F / kSum, 1e-6F);
-  end.store_statistics(problem.args);
+  end.store_stats(problem.args);
   EXPECT_NEAR(problem.lse[4], (kMax + std::log2(kSum)) * std::numbers::ln2_v<float>, 1e-6F);
   EXPECT_NEAR(problem.max_logits[4], kMax * std::numbers::ln2_v<float>, 1e-6F);
   for (size_t i = 0; i < problem.lse.size(); ++i) {
@@ -56,7 +56,7 @@ TEST(RowEnd, WritesStatisticsOfTheRow) {
 TEST(RowEnd, TheBaseOfTheLogarithmIsAsAsked) {
   Problem problem;
   problem.args.lse_base = LseBase::kTwo;
-  RowEnd<Config>(problem.args, problem.unit, 0, ScoreState{kMax, kSum}).store_statistics(problem.args);
+  RowEnd<Config>(problem.args, problem.unit, 0, ScoreState{kMax, kSum}).store_stats(problem.args);
   EXPECT_NEAR(problem.lse[0], kMax + std::log2(kSum), 1e-6F);
 }
 
@@ -70,7 +70,7 @@ TEST(RowEnd, ASinkShrinksOutputsAndNotTheLse) {
   const float lse = (kMax + std::log2(kSum)) * std::numbers::ln2_v<float>;
   EXPECT_NEAR(factor(1), 1.0F / kSum / (1.0F + std::exp(0.5F - lse)), 1e-6F);
   EXPECT_EQ(factor(2), 0.0F);
-  RowEnd<Config>(problem.args, problem.unit, 1, ScoreState{kMax, kSum}).store_statistics(problem.args);
+  RowEnd<Config>(problem.args, problem.unit, 1, ScoreState{kMax, kSum}).store_stats(problem.args);
   EXPECT_NEAR(problem.lse[1], lse, 1e-6F);
 }
 
@@ -80,7 +80,7 @@ TEST(RowEnd, ARowWithoutKeysIsZeroAndMinusInfinity) {
   for (int r = 0; r < 3; ++r) {
     const RowEnd<Config> end(problem.args, problem.unit, r, ScoreState{});
     EXPECT_EQ(end.output_factor(), 0.0F);
-    end.store_statistics(problem.args);
+    end.store_stats(problem.args);
     EXPECT_EQ(problem.lse[static_cast<size_t>(r)], kNoKey);
   }
 }
@@ -90,7 +90,7 @@ TEST(RowEnd, APartialStateIsLeftAsItIs) {
   problem.unit.slot = 2;
   const RowEnd<Config> end(problem.args, problem.unit, 5, ScoreState{kMax, kSum});
   EXPECT_EQ(end.output_factor(), 1.0F);
-  end.store_statistics(problem.args);
+  end.store_stats(problem.args);
   EXPECT_EQ(problem.partial_max[2 * Config::kRows + 5], kMax);
   EXPECT_EQ(problem.partial_sum[2 * Config::kRows + 5], kSum);
   EXPECT_EQ(problem.lse[5], -7.0F);
@@ -98,7 +98,7 @@ TEST(RowEnd, APartialStateIsLeftAsItIs) {
 
 TEST(RowEnd, RowsBehindTheLastWriteNothing) {
   Problem problem;
-  RowEnd<Config>(problem.args, problem.unit, 6, ScoreState{kMax, kSum}).store_statistics(problem.args);
+  RowEnd<Config>(problem.args, problem.unit, 6, ScoreState{kMax, kSum}).store_stats(problem.args);
   for (const float lse : problem.lse) EXPECT_EQ(lse, -7.0F);
 }
 

@@ -96,13 +96,13 @@ class LoadRole : AbsorbedBlock<Config> {
           rope_at(static_cast<uint32_t>(pool.landed_rope_at)),
           stride(pool.cache.ckv.stride_token),
           aligned(pool.aligned),
-          whole(pool.whole),
+          contiguous(pool.contiguous),
           scales_inside(pool.scales_inside) {}
     MLA_DEVICE uint32_t bytes() const { return rope_at + rope_bytes; }
 
     uint32_t latent_bytes, rope_bytes, rope_at;
     int64_t stride;
-    bool aligned, whole, scales_inside;
+    bool aligned, contiguous, scales_inside;
   };
 
   /// Sends for the rows of a copy, which are found.
@@ -125,7 +125,7 @@ class LoadRole : AbsorbedBlock<Config> {
     const bool elected = ptx::elect();
     if (elected) {
       Block::set_valid(copy, valid);
-      const uint32_t bytes = row.whole ? row.bytes() : row.latent_bytes + row.rope_bytes;
+      const uint32_t bytes = row.contiguous ? row.bytes() : row.latent_bytes + row.rope_bytes;
       ptx::mbarrier_arrive_expect_bytes(Block::kv_full(n),
                                         row.aligned ? static_cast<uint32_t>(std::popcount(valid)) * bytes : 0U);
     }
@@ -139,13 +139,13 @@ class LoadRole : AbsorbedBlock<Config> {
                             bool elected) const {
     if constexpr (Config::kQuantized) {
       const std::byte* from = of_lane(place_.ckv, 0);
-      if (row.whole && ptx::all(place_.ckv == from + ptx::lane() * row.stride)) {
+      if (row.contiguous && ptx::all(place_.ckv == from + ptx::lane() * row.stride)) {
         if (elected) copy_rows_of_page(to, from, row.stride, row.bytes(), bar);
         return;
       }
     }
     constexpr int kAtOnce = Config::kQuantized ? 4 : 8;  // that are known before the first is sent for
-    if (row.whole && keys == kAllKeys) {
+    if (row.contiguous && keys == kAllKeys) {
       MLA_UNROLL
       for (int first = 0; first < Config::kCopyKeys; first += kAtOnce) {
         const std::byte* from[kAtOnce];
@@ -165,8 +165,8 @@ class LoadRole : AbsorbedBlock<Config> {
       const std::byte* kpe = of_lane(place_.kpe, key);
       if ((keys >> key & 1U) == 0 || !elected) continue;
       const ptx::SharedAddress at = to + static_cast<uint32_t>(key * Config::kKeyPitch);
-      send(at, ckv, row.whole ? row.bytes() : row.latent_bytes, bar);
-      if (!row.whole && row.rope_bytes != 0) send(at + row.rope_at, kpe, row.rope_bytes, bar);
+      send(at, ckv, row.contiguous ? row.bytes() : row.latent_bytes, bar);
+      if (!row.contiguous && row.rope_bytes != 0) send(at + row.rope_at, kpe, row.rope_bytes, bar);
     }
   }
 
@@ -212,11 +212,11 @@ class LoadRole : AbsorbedBlock<Config> {
       MLA_NO_UNROLL
       for (auto at = static_cast<uint32_t>(ptx::lane() * kChunkBytes); at < row.latent_bytes;
            at += kWarpSize * kChunkBytes)
-        copy_chunk_slowly(row_to + at, ckv + at, kElementBytes, true);
+        copy_unaligned_chunk(row_to + at, ckv + at, kElementBytes, true);
       MLA_NO_UNROLL
       for (auto at = static_cast<uint32_t>(ptx::lane() * kChunkBytes); at < row.rope_bytes;
            at += kWarpSize * kChunkBytes)
-        copy_chunk_slowly(row_to + row.rope_at + at, kpe + at, kElementBytes, true);
+        copy_unaligned_chunk(row_to + row.rope_at + at, kpe + at, kElementBytes, true);
     }
     ptx::fence_async_proxy();
   }

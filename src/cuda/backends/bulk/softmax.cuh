@@ -202,7 +202,7 @@ class SoftmaxRole : AbsorbedBlock<Config> {
     if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::stats_full());
     if (!first_of_row) return;
     MLA_UNROLL
-    for (int row = 0; row < kLaneRows; ++row) ends[row].store_statistics(args_);
+    for (int row = 0; row < kLaneRows; ++row) ends[row].store_stats(args_);
   }
 
   uint32_t next_ = 0;             // number of the next step

@@ -449,7 +449,7 @@ class AbsorbedBlock {
     const int r = ptx::thread_index();
     const RowEnd<Config> end(args_, unit(), r, row_states()[r]);
     row_factors()[r] = end.output_factor();
-    end.store_statistics(args_);
+    end.store_stats(args_);
   }
 
   /// Stores 16 rows of the warp's channels by way of the warp's corner of the tiles, so that lanes store neighbouring

@@ -305,7 +305,7 @@ class DecodeRole : LoadRoleBase<Config> {
     MLA_UNROLL
     for (int i = 0; i < 2; ++i)
       ptx::store_shared(row + static_cast<uint32_t>((chunk ^ i) * kChunkBytes),
-                        decode_codes(uint64_t{e4m3.x[2 * i + 1]} << 32 | e4m3.x[2 * i], scale));
+                        e4m3_to_bf16(uint64_t{e4m3.x[2 * i + 1]} << 32 | e4m3.x[2 * i], scale));
   }
 
   /// Copies decoded pieces begin ... end - 1 of this block's half to the other block.
@@ -352,7 +352,7 @@ class DecodeRole : LoadRoleBase<Config> {
           values = {bits.w[0], bits.w[1], bits.w[2], bits.w[3]};
           if (latent || pool.quantized_kpe)
             values =
-                decode_codes(uint64_t{bits.w[1]} << 32 | bits.w[0],
+                e4m3_to_bf16(uint64_t{bits.w[1]} << 32 | bits.w[0],
                              latent ? load_scale(scales, cache.scale_type, chunk >> pool.scale_shift, cache.outer_scale)
                                     : kpe_scale);
         }

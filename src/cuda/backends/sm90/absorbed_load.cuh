@@ -114,7 +114,7 @@ class LoadRole : LoadRoleBase<Config> {
       if ((piece + 1) % Config::kArrivalPieces == 0 || piece + 1 == Config::kPieces)
         arrive(n, piece / Config::kArrivalPieces);
     };
-    if (pool.aligned && (pool.whole || pool.cache.d_kpe == 0)) [[likely]] {
+    if (pool.aligned && (pool.contiguous || pool.cache.d_kpe == 0)) [[likely]] {
       Block::template copy_rows<true>(Block::stage(n), first_row(), place_.ckv, nullptr, d_ckv, issued);
     } else if (pool.aligned && d_ckv % Config::kPieceDims == 0) {
       Block::template copy_rows<false>(Block::stage(n), first_row(), place_.ckv, place_.kpe, d_ckv, issued);
@@ -143,7 +143,7 @@ class LoadRole : LoadRoleBase<Config> {
       for (int chunk = ptx::lane(); chunk < num_chunks; chunk += kWarpSize) {
         const std::byte* from =
             chunk < latent_chunks ? ckv + chunk * kChunkBytes : kpe + (chunk - latent_chunks) * kChunkBytes;
-        copy_chunk_slowly(Block::stage(n) + Block::chunk_offset(first_row() + key, chunk), from, 2, ckv != nullptr);
+        copy_unaligned_chunk(Block::stage(n) + Block::chunk_offset(first_row() + key, chunk), from, 2, ckv != nullptr);
       }
     }
     ptx::fence_async_proxy();

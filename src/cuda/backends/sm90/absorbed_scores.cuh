@@ -289,8 +289,8 @@ class ScoreRole : AbsorbedBlock<Config> {
     ptx::sync_warp();
     if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::stats_full());
     if (first_of_row) {
-      upper.store_statistics(args_);
-      lower.store_statistics(args_);
+      upper.store_stats(args_);
+      lower.store_stats(args_);
     }
   }
 
