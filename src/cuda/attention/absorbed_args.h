@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the absorbed attention kernel takes: decode, decode_sparse and prefill_sparse brought to one form. All pointers
-// are the device's.
+// The arguments of the absorbed attention kernels: decode, decode_sparse and prefill_sparse in one form. All pointers
+// point to device memory.
 #pragma once
 
 #include "core/args.h"
@@ -9,22 +9,23 @@
 
 namespace mla::cuda {
 
-/// One pool of rows. Dense decode has one, addressed by pages; sparse attention one or two, addressed by slots.
+/// A pool holds rows of keys. Dense decode has one pool, whose rows are found by page numbers. Sparse attention has one
+/// or two, whose rows are found by slot numbers.
 struct KeyPool {
   core::Cache cache = {};
-  FastDivisor page_size = {};        // of the cache
-  int32_t ckv_bytes = 0;             // of a row's latent channels
-  int32_t kpe_bytes = 0;             // of its rotary ones
-  int32_t scale_words = 0;           // of a key's scales, by words, to which the scales of a row are padded
-  bool ue8m0 = false;                // whether scales are UE8M0
-  bool quantized_kpe = false;        // whether rotary channels are codes
-  bool common_e4m3 = false;          // Cache::has_common_e4m3()
-  bool aligned = false;              // whether all rows can be copied 16 bytes at a time
-  bool contiguous = false;           // whether also a row's parts can be copied as one piece
-  bool scales_inside = false;        // whether that piece has the row's scales, right behind the latent channels
-  int32_t landed_rope_at = 0;        // bytes from a row's first channel to its rotary ones, once it is copied
-  int32_t scale_shift = 31;          // quantized: channel / 8 >> scale_shift is the number of the channel's scale
-  const int32_t* indices = nullptr;  // [T, topk]; dense: null
+  FastDivisor page_size = {};  // tokens of a page
+  int32_t ckv_bytes = 0;       // bytes of a row's latent channels
+  int32_t kpe_bytes = 0;       // bytes of a row's rotary channels
+  int32_t scale_words = 0;     // 4-byte words of a row's scales, to which they are padded
+  bool ue8m0 = false;          // scales are UE8M0
+  bool quantized_kpe = false;  // rotary channels are quantized
+  bool common_e4m3 = false;    // Cache::has_common_e4m3()
+  bool aligned = false;        // all rows can be copied 16 bytes at a time
+  bool contiguous = false;     // aligned, and one copy can bring a row's latent and rotary channels
+  bool scales_inside = false;  // contiguous, and that copy also brings the scales, right behind the latent channels
+  int32_t landed_rope_at = 0;  // bytes from a row's first channel to its rotary channels in shared memory
+  int32_t scale_shift = 31;    // quantized: channel / 8 >> scale_shift is the number of the channel's scale
+  const int32_t* indices = nullptr;  // slots, [T, topk]; dense: null
   int64_t indices_stride_token = 0;
   int32_t topk = 0;
   const int32_t* topk_length = nullptr;  // [T] or [B], or null
@@ -42,7 +43,7 @@ struct AbsorbedArgs {
   int64_t q_pe_stride_token = 0, q_pe_stride_head = 0;
 
   KeyPool pools[2] = {};
-  core::Pages pages = {};  // dense
+  core::Pages pages = {};  // dense only
   int32_t batch_size = 0;
   core::QueryRanges queries = {};
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which rows of which cache a segment's keys are, and their way into shared memory.
+// Finds the rows of the cache that hold the keys of a segment, copies them to shared memory, and converts quantized
+// rows.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +13,8 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// Where the parts of a key's row lie; nulls: there is none, and the tile holds zeros instead.
+/// The addresses of a key's latent channels, rotary channels and scales. They are null where the key has no row; the
+/// tile then holds zeros instead.
 template <class Config, bool kQuantized = Config::kQuantized>
 struct alignas(8) Place {
   const std::byte* ckv = nullptr;
@@ -25,16 +27,18 @@ struct alignas(8) Place<Config, true> {
   const std::byte* scales = nullptr;
 };
 
-/// The keys of one segment, in shared memory. Every key has an entry in a list: dense, the number of its page; sparse,
-/// its slot. Sparse: the entries of pool 0 fill whole blocks of keys, those of pool 1 follow.
+/// Tells where the rows of a segment's keys are found. Every key has an entry in a list: in dense attention the entry
+/// is the number of the key's page, in sparse attention the key's slot. In sparse attention the keys of pool 0 come
+/// first, padded to a multiple of kPlanKeys, and those of pool 1 follow.
 struct KeyList {
   const int32_t* entries[2];
-  int32_t second_pool;  // its first key
+  int32_t second_pool;  // number of the first key of pool 1; INT32_MAX: there is no pool 1
   int32_t length[2];    // keys of each pool; dense: the segment's end
 
   MLA_DEVICE int pool_of(int32_t key) const { return key >= second_pool ? 1 : 0; }
 };
 
+/// Returns how many keys of pool 1 a query token has.
 MLA_DEVICE int32_t second_pool_length(const cuda::AbsorbedArgs& args, int32_t token) {
   const cuda::KeyPool& pool = args.pools[1];
   if (pool.topk_length == nullptr) return pool.topk;
@@ -42,7 +46,7 @@ MLA_DEVICE int32_t second_pool_length(const cuda::AbsorbedArgs& args, int32_t to
   if (pool.length_per_request && args.queries.indptr == nullptr) {
     at = token / args.queries.uniform_len;
   } else if (pool.length_per_request) {
-    int32_t last = args.batch_size;  // `at` becomes the last request that begins at or before the token
+    int32_t last = args.batch_size;  // the loop leaves in `at` the last request that begins at or before the token
     for (at = 0; last - at > 1;) {
       const int32_t middle = (at + last) / 2;
       if (args.queries.indptr[middle] <= token)
@@ -67,7 +71,7 @@ MLA_DEVICE KeyList make_key_list(const cuda::AbsorbedArgs& args, const cuda::Seg
   return list;
 }
 
-/// Where the entry of a key stands; null if the segment has no such key.
+/// Returns the address of a key's entry; null if the segment has no such key.
 MLA_DEVICE const int32_t* entry_of(const cuda::AbsorbedArgs& args, const KeyList& list, int32_t key) {
   if (!args.sparse())
     return key < list.length[0] ? list.entries[0] + place_in_pages(key, args.pools[0].page_size).page : nullptr;
@@ -77,7 +81,7 @@ MLA_DEVICE const int32_t* entry_of(const cuda::AbsorbedArgs& args, const KeyList
   return (second ? list.entries[1] : list.entries[0]) + at;
 }
 
-/// The place of a key whose entry is known; -1 stands for none.
+/// Returns the addresses of a key's row from the key's entry. A negative entry stands for a key without a row.
 template <class Config>
 MLA_DEVICE Place<Config> find_place(const cuda::AbsorbedArgs& args, const cuda::KeyPool& pool, int32_t key,
                                     int32_t entry) {
@@ -92,7 +96,7 @@ MLA_DEVICE Place<Config> find_place(const cuda::AbsorbedArgs& args, const cuda::
   return place;
 }
 
-/// Copies 16 bytes without knowing their alignment, but that of an element.
+/// Copies 16 bytes that are aligned as one element is, and no better.
 MLA_DEVICE void copy_unaligned_chunk(ptx::SharedAddress to, const std::byte* from, int element_bytes, bool valid) {
   ptx::Vec4 chunk = {};
   if (valid) {
@@ -109,7 +113,7 @@ MLA_DEVICE void copy_unaligned_chunk(ptx::SharedAddress to, const std::byte* fro
   ptx::store_shared(to, chunk);
 }
 
-/// A key's scales, by words: a row's scale bytes are padded to them. Null: zeros.
+/// Copies a key's scales, whose bytes are padded to `words` words of 4 bytes. Where `from` is null it stores zeros.
 MLA_DEVICE void copy_scales(int words, ptx::SharedAddress to, const std::byte* from) {
   const bool valid = from != nullptr;
   for (int word = 0; word < words; ++word, from += 4, to += 4) {
@@ -120,15 +124,17 @@ MLA_DEVICE void copy_scales(int words, ptx::SharedAddress to, const std::byte* f
   }
 }
 
-/// Rows of a pool on their way into shared memory. A warp takes keys warp, warp + 8, ...: their rows in a tile are
-/// swizzled alike, so that a lane's addresses are one start and steps known at compile time. Rows leave the L2 cache
-/// first: blocks that read the same ones do so at the same time.
+/// Copies rows of a pool to shared memory by cp.async. Warp w takes keys w, w + kWarps, ...: their rows have the same
+/// swizzle in a tile, so that a lane's addresses are one start plus offsets that are known at compile time. Rows are
+/// copied with L2::evict_first, so that they leave the L2 cache before the instructions and the plan that the next run
+/// needs: blocks that read the same rows do so at the same time. Gain: fp8_ds_mla of 128 heads 238 to 233 us, of 32
+/// heads 133 to 128 us (H200, 2026-11-21).
 template <class Config>
 class RowCopy {
  public:
   MLA_DEVICE explicit RowCopy(const cuda::KeyPool& pool) : pool_(pool) {}
 
-  /// 16-bit rows into a tile.
+  /// Copies 16-bit rows into a tile.
   MLA_DEVICE void to_tile(ptx::SharedAddress tile, ptx::SharedAddress places) const {
     const int latent_chunks = pool_.ckv_bytes / kChunkBytes, rope_chunks = pool_.kpe_bytes / kChunkBytes;
     if (pool_.aligned) {
@@ -136,19 +142,20 @@ class RowCopy {
       copy_plane<kRopeChunks, Config::kRowBytes>(true, rope_chunks,
                                                  tile + static_cast<uint32_t>(latent_chunks * kChunkBytes), places);
     } else {
-      copy_slowly(places, latent_chunks, rope_chunks, 2, 2,
-                  [&](int key, int chunk) { return tile + tile_offset<Config::kRowBytes>(key, chunk); });
+      copy_unaligned(places, latent_chunks, rope_chunks, 2, 2,
+                     [&](int key, int chunk) { return tile + tile_offset<Config::kRowBytes>(key, chunk); });
     }
   }
 
-  /// Quantized rows into a raw stage: latent codes, from kLatentDims on the rotary channels.
+  /// Copies quantized rows into a raw stage: the latent channels from byte 0 of a row on, the rotary channels from byte
+  /// kLatentDims on.
   MLA_DEVICE void to_raw(ptx::SharedAddress raw, ptx::SharedAddress scales, ptx::SharedAddress places) const {
     const int latent_chunks = pool_.ckv_bytes / kChunkBytes, rope_chunks = pool_.kpe_bytes / kChunkBytes;
     if (pool_.aligned) {
       copy_plane<Config::kLatentDims / kChunkBytes, Config::kRawRowBytes>(false, latent_chunks, raw, places);
       copy_plane<kRopeChunks, Config::kRawRowBytes>(true, rope_chunks, raw + Config::kLatentDims, places);
     } else {
-      copy_slowly(places, latent_chunks, rope_chunks, 1, pool_.quantized_kpe ? 1 : 2, [&](int key, int chunk) {
+      copy_unaligned(places, latent_chunks, rope_chunks, 1, pool_.quantized_kpe ? 1 : 2, [&](int key, int chunk) {
         const int at =
             chunk < latent_chunks ? chunk * kChunkBytes : Config::kLatentDims + (chunk - latent_chunks) * kChunkBytes;
         return raw + raw_offset(key, at);
@@ -157,12 +164,12 @@ class RowCopy {
     if (ptx::thread_index() < Config::kKeys) {
       const auto key = static_cast<uint32_t>(ptx::thread_index());
       const auto* from =
-          ptx::load_shared<const std::byte*>(places + key * static_cast<uint32_t>(sizeof(Place<Config>)) + 16);
+          ptx::load_shared<const std::byte*>(places + key * static_cast<uint32_t>(sizeof(Place<Config>)) + kScalesAt);
       copy_scales(pool_.scale_words, scales + key * Config::kKeyScaleBytes, from);
     }
   }
 
-  /// Raw rows are swizzled as tiles are.
+  /// Returns where a byte of a key lies in a raw stage, whose rows are swizzled as those of a tile are.
   MLA_DEVICE static uint32_t raw_offset(int key, int byte) {
     return tile_offset<Config::kRawRowBytes>(key, byte / kChunkBytes) + static_cast<uint32_t>(byte % kChunkBytes);
   }
@@ -170,19 +177,21 @@ class RowCopy {
  private:
   static constexpr int kRopeChunks = Config::kRopeDims * 2 / kChunkBytes;
   static constexpr int kKeysPerWarp = Config::kKeys / Config::kWarps;
+  static constexpr int kKpeAt = 8, kScalesAt = 16;  // bytes from the begin of a Place
 
+  /// Returns the address of a key's latent or rotary channels.
   MLA_DEVICE static const std::byte* row_of(ptx::SharedAddress places, int key, bool kpe) {
     return ptx::load_shared<const std::byte*>(
-        places + static_cast<uint32_t>(key * static_cast<int>(sizeof(Place<Config>)) + (kpe ? 8 : 0)));
+        places + static_cast<uint32_t>(key * static_cast<int>(sizeof(Place<Config>)) + (kpe ? kKpeAt : 0)));
   }
 
-  /// `num_chunks` (at most kMostChunks) of every row of one part. As many lanes as a row has chunks
-  /// work on it, the others on further rows.
+  /// Copies `num_chunks` (at most kMostChunks) chunks of the latent or the rotary channels of every row. As many lanes
+  /// as a row may have chunks work on one row; the other lanes of the warp work on further rows.
   template <int kMostChunks, int kRowBytes>
   MLA_DEVICE void copy_plane(bool kpe, int num_chunks, ptx::SharedAddress to, ptx::SharedAddress places) const {
     constexpr int kLanes = std::min(kMostChunks, kWarpSize), kRowsAtOnce = kWarpSize / kLanes;
     const int first = ptx::lane() % kLanes, key = ptx::warp() + ptx::lane() / kLanes * Config::kWarps;
-    // `to` is a row's segment boundary, so that the swizzle is that of the row's first chunks.
+    // `to` lies at a multiple of 128 bytes of a row, so that its chunks have the swizzle of the row's first chunks.
     const ptx::SharedAddress start = to + tile_offset<kRowBytes>(key, first);
     MLA_UNROLL
     for (int row = 0; row < kKeysPerWarp; row += kRowsAtOnce) {
@@ -197,9 +206,11 @@ class RowCopy {
     }
   }
 
+  /// Copies rows that are not aligned to 16 bytes. The elements of latent and rotary channels have `latent_bytes` and
+  /// `rope_bytes` bytes; to(key, chunk) returns where a chunk goes.
   template <class To>
-  MLA_DEVICE void copy_slowly(ptx::SharedAddress places, int latent_chunks, int rope_chunks, int latent_bytes,
-                              int rope_bytes, const To& to) const {
+  MLA_DEVICE void copy_unaligned(ptx::SharedAddress places, int latent_chunks, int rope_chunks, int latent_bytes,
+                                 int rope_bytes, const To& to) const {
     MLA_NO_UNROLL
     for (int i = ptx::thread_index(); i < Config::kKeys * (latent_chunks + rope_chunks); i += Config::kThreads) {
       const int key = i / (latent_chunks + rope_chunks), chunk = i % (latent_chunks + rope_chunks);
@@ -213,29 +224,29 @@ class RowCopy {
   const cuda::KeyPool& pool_;
 };
 
-/// Two codes, already f16, times their scales, rounded to bf16: the values that a quantized cache stands for. A NaN may
-/// come out as another one: nobody looks at its bits here.
+/// Returns two e4m3 elements, given in f16, times their scales and rounded to bf16: these are the values that a
+/// quantized cache stands for. A NaN may come out with other bits, which nothing depends on.
 MLA_DEVICE uint32_t scale_to_bf16(uint32_t pair, float low_scale, float high_scale) {
   float low, high;
   ptx::unpack_f16x2(pair, low, high);
   return ptx::pack_bf16x2(low * low_scale, high * high_scale);
 }
 
-/// Eight codes times their scale.
-MLA_DEVICE ptx::Vec4 e4m3_to_bf16(uint64_t codes, float scale) {
+/// Returns eight e4m3 elements times their scale, in bf16.
+MLA_DEVICE ptx::Vec4 e4m3_to_bf16(uint64_t e4m3, float scale) {
   ptx::Vec4 values;
   MLA_UNROLL
   for (int half = 0; half < 2; ++half) {
     uint32_t low, high;
-    ptx::e4m3x4_to_f16x2(static_cast<uint32_t>(codes >> (32 * half)), low, high);
+    ptx::e4m3x4_to_f16x2(static_cast<uint32_t>(e4m3 >> (32 * half)), low, high);
     values.x[2 * half] = scale_to_bf16(low, scale, scale);
     values.x[2 * half + 1] = scale_to_bf16(high, scale, scale);
   }
   return values;
 }
 
-/// Decodes the latent channels of a raw stage into the tile: e4m3 times a scale of f32 or UE8M0, rounded to bf16. Keys
-/// as in RowCopy.
+/// Converts the latent channels of a raw stage to bf16 and stores them in the tile. The elements are e4m3, the scales
+/// f32 or UE8M0. Warps share the keys as in RowCopy.
 template <class Config, bool kUe8m0>
 MLA_DEVICE void decode_latents(const cuda::KeyPool& pool, const std::byte* raw, const std::byte* scales,
                                ptx::SharedAddress tile) {
@@ -258,7 +269,9 @@ MLA_DEVICE void decode_latents(const cuda::KeyPool& pool, const std::byte* raw, 
   }
 }
 
-/// The same for any codes and scales. Not unrolled: queries and outputs hold most of the registers.
+/// Does the same for all quantized formats: elements of e4m3 or e2m1, scales of any type. The loop is not unrolled,
+/// because queries and outputs hold most of the registers: unrolled, 64 rows of cuda_portable spilled 16 bytes (nvcc
+/// 13.0, 2026-11-23).
 template <class Config>
 MLA_DEVICE void decode_any_latents(const cuda::KeyPool& pool, const std::byte* raw, const std::byte* scales,
                                    ptx::SharedAddress tile) {
@@ -270,14 +283,15 @@ MLA_DEVICE void decode_any_latents(const cuda::KeyPool& pool, const std::byte* r
     const int key = i / num_chunks, chunk = i % num_chunks;
     const std::byte* from = raw + RowCopy<Config>::raw_offset(key, chunk * (e2m1 ? kVector / 2 : kVector));
     const Bits8 bits = e2m1x8_to_e4m3(*as<uint32_t>(from));
-    const uint64_t codes = e2m1 ? uint64_t{bits.w[1]} << 32 | bits.w[0] : *as<uint64_t>(from);
+    const uint64_t e4m3 = e2m1 ? uint64_t{bits.w[1]} << 32 | bits.w[0] : *as<uint64_t>(from);
     const float scale = load_scale(scales + key * Config::kKeyScaleBytes, cache.scale_type, chunk >> pool.scale_shift,
                                    cache.outer_scale);
-    ptx::store_shared(tile + tile_offset<Config::kRowBytes>(key, chunk), e4m3_to_bf16(codes, scale));
+    ptx::store_shared(tile + tile_offset<Config::kRowBytes>(key, chunk), e4m3_to_bf16(e4m3, scale));
   }
 }
 
-/// Decodes a raw stage into the tile. The rotary channels are bf16 already, or have a scale of their own.
+/// Converts a raw stage to bf16 and stores it in the tile. The rotary channels are bf16 already, or e4m3 with one scale
+/// for all of them.
 template <class Config>
 MLA_DEVICE void decode_raw(const cuda::KeyPool& pool, const std::byte* raw, const std::byte* scales,
                            ptx::SharedAddress tile) {
@@ -289,15 +303,15 @@ MLA_DEVICE void decode_raw(const cuda::KeyPool& pool, const std::byte* raw, cons
     decode_latents<Config, false>(pool, raw, scales, tile);
   const int latent_chunks = pool.cache.d_ckv / kVector, rope_chunks = pool.cache.d_kpe / kVector;
   if (rope_chunks == 0) return;
-  const bool codes = pool.quantized_kpe;
-  const float kpe_scale = codes ? *pool.cache.kpe_scale : 1.0F;
+  const bool quantized = pool.quantized_kpe;
+  const float kpe_scale = quantized ? *pool.cache.kpe_scale : 1.0F;
   MLA_NO_UNROLL
   for (int i = ptx::thread_index(); i < Config::kKeys * rope_chunks; i += Config::kThreads) {
     const int key = i / rope_chunks, chunk = i % rope_chunks;
     const std::byte* from =
-        raw + RowCopy<Config>::raw_offset(key, Config::kLatentDims + chunk * kVector * (codes ? 1 : 2));
+        raw + RowCopy<Config>::raw_offset(key, Config::kLatentDims + chunk * kVector * (quantized ? 1 : 2));
     ptx::store_shared(tile + tile_offset<Config::kRowBytes>(key, latent_chunks + chunk),
-                      codes ? e4m3_to_bf16(*as<uint64_t>(from), kpe_scale) : *as<ptx::Vec4>(from));
+                      quantized ? e4m3_to_bf16(*as<uint64_t>(from), kpe_scale) : *as<ptx::Vec4>(from));
   }
 }
 

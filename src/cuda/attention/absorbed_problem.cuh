@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The host side of absorbed attention, whichever kernels compute it: arguments in their form, how large a grid, then
-// plan, attention, combine.
+// The host side of absorbed attention, whichever kernels compute it: it brings the arguments into the kernels' form,
+// chooses the size of the grid, and launches plan, attention and combine.
 #pragma once
 
 #include <algorithm>
@@ -19,12 +19,13 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// Small blocks where one holds all rows of a usual request.
+/// Returns the query rows of a block: small blocks are chosen where one holds all rows of a usual request.
 inline int32_t absorbed_block_rows(int64_t rows_per_request) {
-  return rows_per_request <= cuda::kSmallBlockRows ? cuda::kSmallBlockRows : 64;
+  constexpr int32_t kLargeBlockRows = 64;
+  return rows_per_request <= cuda::kSmallBlockRows ? cuda::kSmallBlockRows : kLargeBlockRows;
 }
 
-/// The shape of the plan for a kernel.
+/// Returns the shape of the work list that the plan makes for a kernel.
 template <class Kernel>
 cuda::WorkShape absorbed_shape(const cuda::AbsorbedArgs& args, int64_t num_tokens, int64_t max_keys,
                                bool batch_invariant, const cuda::DeviceProperties& device) {
@@ -41,8 +42,8 @@ cuda::WorkShape absorbed_shape(const cuda::AbsorbedArgs& args, int64_t num_token
   return shape;
 }
 
-/// Calls f.operator()<kLatentDims, kKind>() for the rows of the arguments' caches, of which kernels are compiled for
-/// some widths and kinds.
+/// Calls f.operator()<kLatentDims, kKind>() with the width and the kind of the rows of the arguments' caches. Kernels
+/// are compiled for the widths and kinds that are listed here.
 template <class F>
 auto with_key_rows(const cuda::AbsorbedArgs& args, const F& f) {
   const auto for_width = [&]<int kLatentDims>() {
@@ -56,8 +57,8 @@ auto with_key_rows(const cuda::AbsorbedArgs& args, const F& f) {
   return args.d_v == 512 ? for_width.template operator()<512>() : for_width.template operator()<256>();
 }
 
-/// Everything about a problem that does not depend on the configuration. Kernels::with(args, block_rows, f) calls f
-/// with the kernel for arguments of these shapes.
+/// A problem in the kernels' form: all that does not depend on which kernel computes it. Kernels::with(args,
+/// block_rows, f) calls f with the kernel for arguments of these shapes.
 template <class Kernels, class Args>
 struct AbsorbedProblem {
   const Args& args;
@@ -65,7 +66,8 @@ struct AbsorbedProblem {
   int64_t max_keys;
   int32_t block_rows;
 
-  /// Spelled out: GCC 12 spoils the pools of a braced list where it fills registers with a pattern. docs/emulator.md
+  /// The constructor is spelled out because GCC 12 spoils the pools of a braced list where it is told to fill registers
+  /// with a pattern (docs/emulator.md).
   AbsorbedProblem(const Args& problem, const cuda::AbsorbedArgs& launch_args, int64_t keys, int32_t rows)
       : args(problem), kernel_args(launch_args), max_keys(keys), block_rows(rows) {}
 
@@ -110,14 +112,15 @@ inline bool is_chunked(const core::Plane& plane) {
          plane.stride_token % kChunkBytes == 0;
 }
 
-/// How far behind the end of one part of every row another begins; -1: that differs.
-inline int64_t bytes_behind(const core::Plane& part, int64_t part_bytes, const core::Plane& other) {
-  const int64_t distance = static_cast<const std::byte*>(other.base) - static_cast<const std::byte*>(part.base);
-  const bool together = other.stride_page == part.stride_page && other.stride_token == part.stride_token;
-  return together && distance >= part_bytes ? distance - part_bytes : -1;
+/// Returns how many bytes lie between the end of a row's elements in one plane (`row_bytes` of them) and the beginning
+/// of its elements in another; -1 if that differs from row to row, or `next` does not follow `plane`.
+inline int64_t bytes_between(const core::Plane& plane, int64_t row_bytes, const core::Plane& next) {
+  const int64_t distance = static_cast<const std::byte*>(next.base) - static_cast<const std::byte*>(plane.base);
+  const bool together = next.stride_page == plane.stride_page && next.stride_token == plane.stride_token;
+  return together && distance >= row_bytes ? distance - row_bytes : -1;
 }
 
-/// All that kernels need to know of a pool's rows.
+/// Returns all that kernels need to know of the rows of a cache.
 inline cuda::KeyPool pool_of(const core::Cache& cache) {
   cuda::KeyPool pool{.cache = cache, .page_size = cuda::FastDivisor(cache.page_size)};
   pool.ckv_bytes = cache.ckv_bytes();
@@ -127,18 +130,18 @@ inline cuda::KeyPool pool_of(const core::Cache& cache) {
   pool.quantized_kpe = cache.has_quantized_kpe();
   pool.common_e4m3 = cache.has_common_e4m3();
   pool.aligned = is_chunked(cache.ckv) && (cache.d_kpe == 0 || is_chunked(cache.kpe));
-  const int64_t gap = pool.aligned ? bytes_behind(cache.ckv, pool.ckv_bytes, cache.kpe) : -1;
+  const int64_t gap = pool.aligned ? bytes_between(cache.ckv, pool.ckv_bytes, cache.kpe) : -1;
   pool.scales_inside =
-      gap == kChunkBytes && cache.num_scales > 1 && bytes_behind(cache.ckv, pool.ckv_bytes, cache.scales) == 0;
+      gap == kChunkBytes && cache.num_scales > 1 && bytes_between(cache.ckv, pool.ckv_bytes, cache.scales) == 0;
   pool.contiguous = cache.d_kpe > 0 && (gap == 0 || pool.scales_inside);
   pool.landed_rope_at = static_cast<int32_t>(pool.ckv_bytes + (pool.scales_inside ? gap : 0));
-  // Channels of a scale are a power of two in all formats.
+  // In all formats the number of channels that share a scale is a power of two.
   if (cache.num_scales > 1)
     pool.scale_shift = std::countr_zero(static_cast<uint32_t>(cache.channels_per_scale / kVector));
   return pool;
 }
 
-/// What all three have.
+/// Returns the arguments that decode, decode_sparse and prefill_sparse have in common.
 template <class Args>
 cuda::AbsorbedArgs common_args(const Args& args) {
   cuda::AbsorbedArgs to;
@@ -184,6 +187,7 @@ AbsorbedProblem<Kernels, core::DecodeArgs> problem_of(const core::DecodeArgs& ar
 
 template <class Kernels>
 AbsorbedProblem<Kernels, core::DecodeSparseArgs> problem_of(const core::DecodeSparseArgs& args) {
+  constexpr int64_t kMostPlanKeys = 64;  // no kernel's Config::kPlanKeys is larger
   cuda::AbsorbedArgs to = common_args(args);
   int64_t max_keys = 0;
   for (int32_t i = 0; i < args.num_pools; ++i) {
@@ -194,7 +198,7 @@ AbsorbedProblem<Kernels, core::DecodeSparseArgs> problem_of(const core::DecodeSp
     to.pools[i].topk = pool.topk;
     to.pools[i].topk_length = pool.topk_length;
     to.pools[i].length_per_request = pool.length_per_request;
-    max_keys += pool.topk + 64;
+    max_keys += pool.topk + kMostPlanKeys;  // make_key_list() rounds the length of pool 0 up to a multiple of kPlanKeys
   }
   to.max_logits = args.max_logits;
   to.max_logits_stride_token = args.max_logits_stride_token;
@@ -202,7 +206,7 @@ AbsorbedProblem<Kernels, core::DecodeSparseArgs> problem_of(const core::DecodeSp
   return {args, to, max_keys, absorbed_block_rows(args.num_heads)};
 }
 
-/// decode or decode_sparse of a backend that has these kernels.
+/// Returns decode or decode_sparse of a backend whose kernels of absorbed attention are `Kernels`.
 template <class Kernels, class Args>
 cuda::PlannedOperation<Args> absorbed_operation() {
   struct Calls {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The query side of absorbed attention: which query a row of the block is, what it sees, its operand, its outputs.
+// The query side of absorbed attention: which query token and head a row of the block is, which keys it sees, its
+// operand of the multiplication, and where its outputs go.
 #pragma once
 
 #include <algorithm>
@@ -14,15 +15,17 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// One row of the block; token -1: the request has no such row.
+/// One query row of the block. `query` counts the query tokens of the request, `token` those of the batch; token is -1
+/// where the request has no such row.
 struct QueryRow {
   int32_t token = -1, query = 0, head = 0;
 };
 
-/// The rows of one unit.
+/// The query rows of one unit.
 struct UnitRows {
-  int32_t row_begin, num_rows;  // of the block's row 0; of the request
-  int32_t token_begin;
+  int32_t row_begin;    // number, in the request, of the block's row 0
+  int32_t num_rows;     // rows of the request
+  int32_t token_begin;  // the request's first query token
 
   MLA_DEVICE QueryRow row(const cuda::AbsorbedArgs& args, int r) const {
     const int32_t at = row_begin + r;
@@ -32,7 +35,7 @@ struct UnitRows {
   }
 };
 
-/// A rank's share of a length; the divisions only where there are ranks.
+/// Returns this rank's share of a length of all context-parallel ranks. It divides only where there are several ranks.
 MLA_DEVICE int32_t local(const cuda::AbsorbedArgs& args, int64_t length) {
   if (args.context_parallel.world == 1) [[likely]]
     return static_cast<int32_t>(length);
@@ -43,38 +46,40 @@ MLA_DEVICE bool has_tree(const cuda::AbsorbedArgs& args) {
   return args.tree_mask != nullptr || args.tree_parents != nullptr;
 }
 
-/// The rank's keys that causality and the window leave to a query of a dense segment; a draft tree says more by itself.
-MLA_DEVICE KeyRange keys_in_sight(const cuda::AbsorbedArgs& args, const cuda::Segment& segment, int32_t query) {
-  const KeyRange seen = visible_keys(segment.kv_len - segment.q_len + query, segment.kv_len,
-                                     args.causal && !has_tree(args), args.options.window_left);
-  return {local(args, seen.begin), local(args, seen.end)};
+/// Returns the rank's keys that causality and the window leave visible to a query token of a dense segment. With a
+/// draft tree causality does not apply, and RowScores::in_tree() decides about the tree's keys.
+MLA_DEVICE KeyRange visible_local_keys(const cuda::AbsorbedArgs& args, const cuda::Segment& segment, int32_t query) {
+  const KeyRange visible = visible_keys(segment.kv_len - segment.q_len + query, segment.kv_len,
+                                        args.causal && !has_tree(args), args.options.window_left);
+  return {local(args, visible.begin), local(args, visible.end)};
 }
 
-/// The first local key that belongs to the draft tree; none: INT32_MAX.
+/// Returns the rank's first key that belongs to the draft tree; INT32_MAX if there is no tree.
 MLA_DEVICE int32_t tree_begin(const cuda::AbsorbedArgs& args, const cuda::Segment& segment) {
   return has_tree(args) ? local(args, std::max<int64_t>(int64_t{segment.kv_len} - segment.q_len, 0)) : INT32_MAX;
 }
 
-/// The keys that all of a unit's rows see and whose scores need nothing but the scale.
+/// Returns the keys that all rows of a unit see and whose scores need nothing but the scale; an empty range if there
+/// are none.
 MLA_DEVICE KeyRange unmasked_keys(const cuda::AbsorbedArgs& args, const cuda::Segment& segment, const UnitRows& rows,
                                   int num_rows) {
   if (args.sparse() || !needs_only_scale(args.options)) return {0, 0};
   const int32_t last_row = std::min<int32_t>(rows.row_begin + num_rows, rows.num_rows) - 1;
-  const int32_t begin = keys_in_sight(args, segment, args.num_heads.divide(last_row)).begin;
-  const int32_t end = keys_in_sight(args, segment, args.num_heads.divide(rows.row_begin)).end;
+  const int32_t begin = visible_local_keys(args, segment, args.num_heads.divide(last_row)).begin;
+  const int32_t end = visible_local_keys(args, segment, args.num_heads.divide(rows.row_begin)).end;
   const int32_t tree = tree_begin(args, segment);
   return {begin, end < tree ? end : tree};
 }
 
-/// What products are multiplied by.
+/// Returns the factor from Q K to scores: the softmax scale times the scale of the queries.
 MLA_DEVICE float score_scale(const cuda::AbsorbedArgs& args) {
   return args.q_scale != nullptr ? args.sm_scale * *args.q_scale : args.sm_scale;
 }
 
-/// Eight channels of a query from `channel` on as kType, in w[0] ... w[3]: part 0 is the value rounded, part 1 the
-/// rest.
+/// Returns eight channels of a query row, from `channel` on, in kType; they are in w[0] ... w[3] of the result. Queries
+/// that kType does not hold exactly are split into two terms: term 0 is the rounded value, term 1 the rest.
 template <DType kType>
-MLA_DEVICE Bits8 query_channels(const cuda::AbsorbedArgs& args, const QueryRow& row, int channel, int part) {
+MLA_DEVICE Bits8 query_channels(const cuda::AbsorbedArgs& args, const QueryRow& row, int channel, int term) {
   if (row.token < 0 || channel >= args.d_qk) return {};
   const int32_t d_ckv = args.pools[0].cache.d_ckv;
   const bool latent = channel < d_ckv;
@@ -88,29 +93,29 @@ MLA_DEVICE Bits8 query_channels(const cuda::AbsorbedArgs& args, const QueryRow& 
   float values[kVector];
   decode8(bits, args.q_dtype, values);
   const Bits8 rounded = encode8(values, kType);
-  if (part == 0) return rounded;
+  if (term == 0) return rounded;
   float kept[kVector];
   decode8(rounded, kType, kept);
-  // What overflowed has no rest: infinity minus infinity would make a NaN of it.
+  // A value that overflowed to infinity gets the rest 0: infinity minus infinity would be NaN.
   MLA_UNROLL
   for (int i = 0; i < kVector; ++i) values[i] = is_finite(kept[i]) ? values[i] - kept[i] : 0.0F;
   return encode8(values, kType);
 }
 
-/// What one row sees and how its scores are made: the general way.
+/// Decides which keys one row sees and computes its logits, with all options. Steps that are not unmasked use it.
 class RowScores {
  public:
   MLA_DEVICE RowScores(const cuda::AbsorbedArgs& args, const cuda::Segment& segment, const QueryRow& row)
       : args_(args), row_(row), scale_(score_scale(args)) {
     if (row.token < 0) return;
-    sight_ = args.sparse() ? KeyRange{0, INT32_MAX} : keys_in_sight(args, segment, row.query);
+    visible_ = args.sparse() ? KeyRange{0, INT32_MAX} : visible_local_keys(args, segment, row.query);
     draft_begin_ = segment.kv_len - segment.q_len;
     if (!args.sparse()) tree_begin_ = tree_begin(args, segment);
     if (args.options.alibi_slopes != nullptr) slope_ = args.options.alibi_slopes[row.head];
   }
 
   MLA_DEVICE bool sees(int32_t key) const {
-    if (key < sight_.begin || key >= sight_.end) return false;
+    if (key < visible_.begin || key >= visible_.end) return false;
     return key < tree_begin_ || in_tree(global_position(args_.context_parallel, key) - draft_begin_);
   }
 
@@ -130,7 +135,7 @@ class RowScores {
       return args_.tree_mask[int64_t{row_.token} * args_.tree_mask_stride_token + draft] != 0;
     const int32_t* parents = args_.tree_parents + (row_.token - row_.query);
     int64_t at = row_.query;
-    // Parents stand before their children; a list that says otherwise ends the walk.
+    // Parents come before their children. A list that breaks this rule ends the walk, so that the loop always ends.
     for (int64_t next; at > draft; at = next)
       if (next = parents[at]; next >= at) return false;
     return at == draft;
@@ -139,12 +144,12 @@ class RowScores {
   const cuda::AbsorbedArgs& args_;
   QueryRow row_;
   float scale_, slope_ = 0.0F;
-  KeyRange sight_ = {0, 0};
+  KeyRange visible_ = {0, 0};
   int64_t draft_begin_ = 0;  // position of query 0; may be negative
   int32_t tree_begin_ = INT32_MAX;
 };
 
-/// Eight channels of an output row from `channel` on.
+/// Stores eight channels of an output row, from `channel` on.
 MLA_DEVICE void store_output(const cuda::AbsorbedArgs& args, const QueryRow& row, int channel,
                              const float (&values)[kVector]) {
   const int64_t at = int64_t{row.token} * args.o_stride_token + row.head * args.o_stride_head + channel;

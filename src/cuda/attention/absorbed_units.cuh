@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Units of kernels whose warps have roles: every role walks from unit to unit at its own pace, at most two units apart.
-// Units and steps are numbered from the kernel's start on; unit u is described in place u % 2 of shared memory.
+// Units of kernels whose warps have roles. Every role walks from unit to unit at its own pace; two roles are at most
+// two units apart. A CTA numbers its units and steps from the kernel's start on. The description of unit u lies in
+// place u % 2 of shared memory.
 #pragma once
 
 #include "cuda/attention/absorbed_keys.cuh"
@@ -8,30 +9,30 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// Steps by their numbers.
+/// Steps begin ... end - 1, by their numbers.
 struct StepRange {
   uint32_t begin, end;
 
   MLA_DEVICE bool contains(uint32_t n) const { return begin <= n && n < end; }
 };
 
-/// What all threads of a block know of a segment they compute.
+/// The description of a unit: one segment of it, for all threads of the block.
 struct AbsorbedUnit {
   cuda::Segment segment;
   KeyList keys;
   UnitRows rows;
-  StepRange steps;     // all of the unit
-  StepRange unmasked;  // those whose keys every row sees, and whose scores need nothing but the scale
-  int32_t slot;        // of the partial state, -1: write outputs
-  bool more;           // whether all this is about a segment; else there is none any more
+  StepRange steps;     // all steps of the segment
+  StepRange unmasked;  // the steps whose keys every row sees, and whose scores need nothing but the scale
+  int32_t slot;        // slot of the partial state; -1: the unit is not cut, write outputs
+  bool more;           // false: no unit is left, and no other field is set
 
-  /// Of step n.
+  /// Returns the first key of step n.
   template <class Config>
   MLA_DEVICE int32_t first_key(uint32_t n) const {
     return segment.key_begin + static_cast<int32_t>(n - steps.begin) * Config::kKeys;
   }
 
-  /// For who knows `steps`.
+  /// Computes `unmasked`. `steps` must be set before.
   template <class Config>
   MLA_DEVICE void find_unmasked_steps(const cuda::AbsorbedArgs& args) {
     const KeyRange found = unmasked_keys(args, segment, rows, Config::kRows);
@@ -43,8 +44,8 @@ struct AbsorbedUnit {
   }
 };
 
-/// Describes the unit of a segment that lane `row_lane` of its worker has, whose steps are numbered from `first_step`
-/// on. False: the lane has no rows of the segment.
+/// Describes the unit that row lane `row_lane` of the worker computes of a segment. Its steps are numbered from
+/// `first_step` on. Returns false if the row lane has no rows of the segment.
 template <class Config>
 MLA_DEVICE bool describe_unit(const cuda::AbsorbedArgs& args, const cuda::Segment& segment, int row_lane,
                               uint32_t first_step, AbsorbedUnit& to) {
@@ -59,29 +60,38 @@ MLA_DEVICE bool describe_unit(const cuda::AbsorbedArgs& args, const cuda::Segmen
   return true;
 }
 
-inline constexpr int kUnitBytes = 112;  // of shared memory for each of the two places
+inline constexpr int kUnitPlaces = 2;   // descriptions in shared memory
+inline constexpr int kUnitBytes = 112;  // bytes of a description
 static_assert(sizeof(AbsorbedUnit) <= kUnitBytes);
-inline constexpr int kUnitBarriers = 4;
+inline constexpr int kMbarrierBytes = 8;
 
-/// Whether who weighs scores finds a unit's unmasked steps, while its rows are on their way, and not who describes it:
-/// rows are sent for a microsecond sooner. Quantized ones were decoded 5 % slower that way, in the same loop of
-/// instructions (measured, H200), so there it stays.
+/// The places of the units' mbarriers in shared memory.
+enum UnitBarrier : int {
+  kUnitFull,                             // one for each description
+  kUnitEmpty = kUnitFull + kUnitPlaces,  // one for each description
+  kUnitBarriers = kUnitEmpty + kUnitPlaces
+};
+
+/// true: the softmax warps compute a unit's unmasked steps while the first rows load. false: the thread that describes
+/// the unit does, before the first load. The first rows of 16-bit caches are issued sooner with true (part of 84.7 to
+/// 82.0 us for 128 heads, batch 64, kv 2k; H200, 2026-11-21). Quantized rows were decoded 5 % slower with true, by the
+/// same instructions; the cause is not known (H200, 2026-11-21).
 template <class Config>
 inline constexpr bool kUnmaskedStepsLater = !Config::kQuantized;
 
-/// What the one thread that describes units remembers between them.
+/// The state of the one thread that describes units.
 struct UnitWalk {
-  int32_t next_segment, last_segment, row_lane;
-  uint32_t steps = 0;  // of all units so far
-  cuda::Segment next;  // read ahead
+  int32_t next_segment, end_segment, row_lane;
+  uint32_t steps = 0;  // number of steps of all units so far
+  cuda::Segment next;  // a copy of segment `next_segment`, read ahead
 
   MLA_DEVICE explicit UnitWalk(const cuda::Share& share)
-      : next_segment(share.begin), last_segment(share.end), row_lane(share.row_lane), next(share.first) {}
+      : next_segment(share.begin), end_segment(share.end), row_lane(share.row_lane), next(share.first) {}
 
-  /// Describes the worker's next unit that this lane has rows of.
+  /// Describes the worker's next unit that this row lane has rows of.
   template <class Config>
   MLA_DEVICE void describe_next(const cuda::AbsorbedArgs& args, AbsorbedUnit& to) {
-    while (next_segment < last_segment) {
+    while (next_segment < end_segment) {
       to.more = describe<Config>(args, next, to);
       if (to.more) return;
       read_ahead(args);
@@ -89,9 +99,9 @@ struct UnitWalk {
     to.more = false;
   }
 
-  /// Afterwards.
+  /// Reads the next segment. Call it after describe_next(), when nobody waits for this thread.
   MLA_DEVICE void read_ahead(const cuda::AbsorbedArgs& args) {
-    if (++next_segment < last_segment) next = args.list.segments[next_segment];
+    if (++next_segment < end_segment) next = args.list.segments[next_segment];
   }
 
  private:
@@ -104,14 +114,15 @@ struct UnitWalk {
   }
 };
 
-/// Config: kWarps, kRows, kKeys (of a step), kUnitBarrierOffset, kUnitOffset, kUnitNumberOffset (an int for each warp).
+/// The base of a block's roles: it takes each warp from unit to unit. Config has kWarps, kRows, kKeys (keys of a step),
+/// and the offsets in shared memory kUnitBarrierOffset, kUnitOffset and kUnitNumberOffset (an int for each warp).
 template <class Config>
 class AbsorbedUnits {
  public:
   MLA_DEVICE explicit AbsorbedUnits(const cuda::AbsorbedArgs& args)
       : args_(args), memory_(ptx::shared_memory()), shared_(ptx::shared_address(memory_)) {}
 
-  /// For a warp: waits until its next unit is described. False: there is none.
+  /// All lanes of a warp call this. It waits until the warp's next unit is described. Returns false if no unit is left.
   MLA_DEVICE bool next_unit() const {
     const int number = unit_number() + 1;
     ptx::sync_warp();
@@ -122,40 +133,40 @@ class AbsorbedUnits {
   }
 
  protected:
-  /// For one thread, before fence_mbarrier_init().
+  /// One thread of the block calls this, before fence_mbarrier_init().
   MLA_DEVICE void init_unit_barriers() const {
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < kUnitPlaces; ++i) {
       ptx::mbarrier_init(unit_full(i), 1);
       ptx::mbarrier_init(unit_empty(i), Config::kWarps);
     }
   }
-  /// For every warp, before a barrier of the block.
+  /// Every warp calls this, before a barrier of the whole block.
   MLA_DEVICE void init_unit_number() const {
     if (ptx::lane() == 0) *number_of_warp() = -1;
   }
 
-  /// For the one thread that describes units: the one after its warp's.
+  /// The one thread that describes units calls this before its warp goes on to the next unit, which it describes.
   MLA_DEVICE void describe_next_unit(UnitWalk& walk) const {
     const int number = unit_number() + 1;
-    if (number >= 2) ptx::mbarrier_wait(unit_empty(number), unit_parity(number - 2));
+    if (number >= kUnitPlaces) ptx::mbarrier_wait(unit_empty(number), unit_parity(number - kUnitPlaces));
     walk.describe_next<Config>(args_, unit(number));
     ptx::mbarrier_arrive(unit_full(number));
     walk.read_ahead(args_);
   }
 
-  /// The unit is described; every warp is done with it.
-  MLA_DEVICE ptx::SharedAddress unit_full(int unit) const { return unit_barrier(unit % 2); }
-  MLA_DEVICE ptx::SharedAddress unit_empty(int unit) const { return unit_barrier(2 + unit % 2); }
-  MLA_DEVICE static uint32_t unit_parity(int unit) { return static_cast<uint32_t>(unit / 2) & 1U; }
+  /// unit_full: the unit is described. unit_empty: every warp is done with the unit.
+  MLA_DEVICE ptx::SharedAddress unit_full(int unit) const { return unit_barrier(kUnitFull + unit % kUnitPlaces); }
+  MLA_DEVICE ptx::SharedAddress unit_empty(int unit) const { return unit_barrier(kUnitEmpty + unit % kUnitPlaces); }
+  MLA_DEVICE static uint32_t unit_parity(int unit) { return static_cast<uint32_t>(unit / kUnitPlaces) & 1U; }
 
   MLA_DEVICE AbsorbedUnit& unit(int number) const {
-    return *as<AbsorbedUnit>(memory_ + Config::kUnitOffset + number % 2 * kUnitBytes);
+    return *as<AbsorbedUnit>(memory_ + Config::kUnitOffset + number % kUnitPlaces * kUnitBytes);
   }
   MLA_DEVICE AbsorbedUnit& unit() const { return unit(unit_number()); }
-  /// The warp's. It lies in shared memory: registers are short.
+  /// Returns the number of the warp's unit. It is kept in shared memory because registers are short.
   MLA_DEVICE int unit_number() const { return *number_of_warp(); }
 
-  /// For a warp that weighs scores, before it looks at unit().unmasked. All such warps write the same.
+  /// A softmax warp calls this before it reads unit().unmasked. All softmax warps write the same values.
   MLA_DEVICE void find_unmasked_steps() const {
     if constexpr (kUnmaskedStepsLater<Config>) {
       if (ptx::lane() == 0) unit().template find_unmasked_steps<Config>(args_);
@@ -163,7 +174,7 @@ class AbsorbedUnits {
     }
   }
 
-  /// For a warp that has done its part of the unit.
+  /// All lanes of a warp call this when the warp is done with its unit.
   MLA_DEVICE void leave_unit() const {
     ptx::sync_warp();
     if (ptx::lane() == 0) ptx::mbarrier_arrive(unit_empty(unit_number()));
@@ -175,7 +186,7 @@ class AbsorbedUnits {
 
  private:
   MLA_DEVICE ptx::SharedAddress unit_barrier(int i) const {
-    return shared_ + static_cast<uint32_t>(Config::kUnitBarrierOffset + i * 8);
+    return shared_ + static_cast<uint32_t>(Config::kUnitBarrierOffset + i * kMbarrierBytes);
   }
   MLA_DEVICE int* number_of_warp() const {
     return as<int>(memory_ + Config::kUnitNumberOffset + ptx::warp() * static_cast<int>(sizeof(int)));

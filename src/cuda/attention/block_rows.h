@@ -5,8 +5,8 @@
 
 namespace mla::cuda {
 
-/// Query rows (tokens x heads) of the smallest blocks of absorbed attention. A request of no more is one such block: it
-/// reads each key once and is bound by memory.
+/// The smallest blocks of absorbed attention have this many query rows (tokens x heads). A request of no more rows is
+/// one such block: it reads each key once and is bound by memory.
 inline constexpr int32_t kSmallBlockRows = 16;
 
 }  // namespace mla::cuda

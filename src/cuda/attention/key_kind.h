@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// For which rows a kernel of attention is compiled: those of 16-bit values are multiplied as they are, codes of any
-// quantized format are decoded on the way.
+// A kernel of attention is compiled for one kind of rows. It multiplies rows of 16-bit values as they are, and converts
+// the elements of quantized rows, whatever their format, to 16 bits before it multiplies them.
 #pragma once
 
 #include <cstdint>

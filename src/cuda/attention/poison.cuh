@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys that some queries see and others do not may hold infinities or NaN, which a probability of 0 does not silence.
+// A key that some query rows see and others do not may hold infinities or NaN. In the rows that do not see it, P is 0,
+// but 0 times infinity or NaN is NaN, so that the key would spoil their outputs: it is called *poison*.
 //
-// Whoever hides a key from a row and finds its product not finite marks the key. Before a step's values are multiplied,
-// every warp that multiplies them clears what is not finite in its own channels of marked keys, and once all have seen
-// the marks one of them resets these. Who sees such a key has an infinite score or NaN, and so NaN in its outputs all
-// the same. Marks are rare: a step without any costs a look at one byte.
+// The warp that hides a key from a row marks the key if their score is not finite. Before the values of a step are
+// multiplied, every warp that multiplies them clears the channels of marked keys that are not finite, among the
+// channels that it multiplies itself. Once all these warps have seen the marks, one of them resets the marks. Rows that
+// do see the key are not repaired by this: their score is infinite or NaN, so that their outputs are NaN all the same.
+// Marks are rare: a step without any costs one test of a byte.
 #pragma once
 
 #include <cstdint>
@@ -18,13 +20,13 @@ namespace mla::MLA_CUDA_NAMESPACE {
 template <int kKeys>
 class PoisonMarks {
  public:
-  static constexpr int kBytes = kKeys + 1;  // one for each key, then one for any
+  static constexpr int kBytes = kKeys + 1;  // a byte for each key, then one that is set if any of them is
 
   MLA_DEVICE explicit PoisonMarks(uint8_t* marks) : marks_(marks) {}
 
   MLA_DEVICE void mark(int key) const { marks_[key] = marks_[kKeys] = 1; }
   MLA_DEVICE bool any() const { return marks_[kKeys] != 0; }
-  /// By the threads `first`, `first` + 1 ... of `count`.
+  /// Thread `first` of `count` threads calls this; all of them together clear all marks.
   MLA_DEVICE void reset(int first, int count) const {
     for (int i = first; i < kBytes; i += count) marks_[i] = 0;
   }
@@ -39,7 +41,8 @@ class PoisonMarks {
   uint8_t* const marks_;
 };
 
-/// For a warp: zeros for those of `channels` 16-bit values that are not finite; address(c) is where value c lies.
+/// All lanes of a warp call this. It overwrites those of `channels` 16-bit values that are not finite with 0.
+/// address(c) returns where value c lies.
 template <DType kType, class Address>
 MLA_DEVICE void silence_values(int channels, const Address& address) {
   for (int c = ptx::lane(); c < channels; c += kWarpSize) {

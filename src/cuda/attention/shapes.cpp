@@ -14,7 +14,7 @@ namespace {
 
 using core::Reason;
 
-/// Head dims of absorbed attention that kernels are compiled for: kv_lora_rank with and without 64 rotary channels.
+/// Kernels of absorbed attention are compiled for these head dims: kv_lora_rank with and without 64 rotary channels.
 constexpr Widths kAbsorbedWidths[] = {{512 + 64, 512}, {512, 512}, {256 + 64, 256}, {256, 256}};
 
 }  // namespace
@@ -26,8 +26,9 @@ DType key_dtype(CacheFormat format) { return value_dtype(kv_layout(format).nope.
 
 namespace {
 
-/// Whether one block can compute keys of both: its kernel is compiled for bf16, for f16, or for quantized rows.
-bool go_together(CacheFormat a, CacheFormat b) {
+/// Returns whether one kernel can compute keys of both formats: it is compiled for bf16, for f16, or for quantized
+/// rows.
+bool share_a_kernel(CacheFormat a, CacheFormat b) {
   const DType first = kv_layout(a).nope.element, second = kv_layout(b).nope.element;
   return first == second || (is_quantized(first) && is_quantized(second));
 }
@@ -58,7 +59,7 @@ Reason shape_refusal(const Problem& problem) {
   if (!float16 && problem.q_dtype != DType::kF32 && !(takes_e4m3 && problem.q_dtype == DType::kE4M3))
     return Reason::format("takes bf16, f16{} f32{}, not {}", takes_e4m3 ? "," : " and", takes_e4m3 ? " and e4m3" : "",
                           name(problem.q_dtype));
-  if (problem.extra_cache && !go_together(problem.cache, *problem.extra_cache))
+  if (problem.extra_cache && !share_a_kernel(problem.cache, *problem.extra_cache))
     return Reason::format("takes two pools of bf16, two of f16 or two of quantized rows, not {} and {}",
                           name(problem.cache), name(*problem.extra_cache));
   if (const Reason reason = core::width_refusal(problem); !reason.empty()) return reason;
@@ -81,16 +82,16 @@ Reason query_type_refusal(const Problem& problem) {
 }
 
 Numerics tensor_core_numerics(const Problem& problem) {
-  constexpr int32_t kProducts = 16;  // K of mma.sync and of wgmma on 16-bit numbers
+  constexpr int32_t kProducts = 16;  // the K of mma.sync and of wgmma on 16-bit numbers
   bool f16 =
       key_dtype(problem.cache) == DType::kF16 && key_dtype(problem.extra_cache.value_or(problem.cache)) == DType::kF16;
   if (problem.op == Op::kPrefill) f16 = problem.q_dtype == DType::kF16;
-  // Keys and e4m3 queries of the indexer have all their bits in f16.
+  // The indexer multiplies in f16 where that is exact: its keys and e4m3 queries fit f16 without rounding.
   if (is_indexer(problem.op)) f16 = problem.q_dtype == DType::kF16 || problem.q_dtype == DType::kE4M3;
   Numerics numerics{.multiplied = f16 ? Arithmetic::kF16 : Arithmetic::kBF16,
                     .summed = Arithmetic::kF32,
                     .products_per_cut = kProducts};
-  // Two parts of a query; the indexer has three of f32.
+  // An f32 query is split into two terms of 8 or 11 bits each. (The indexer splits it into three.)
   if (is_absorbed(problem.op) && problem.q_dtype == DType::kF32) numerics.query_bits = f16 ? 22 : 16;
   return numerics;
 }

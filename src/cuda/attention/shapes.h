@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What kernels that are built from src/cuda/attention, common and tile take, and how they compute it: for the verdicts
-// and the numerics of backends.
+// Which problems the kernels built from src/cuda/attention, common and tile can compute, and with what numerics.
+// Backends answer from here when the dispatcher asks for their verdict.
 #pragma once
 
 #include <cstdint>
@@ -11,31 +11,31 @@
 namespace mla::cuda {
 
 bool is_indexer(Op op);
-bool is_absorbed(Op op);  // attention over rows of a latent cache
+bool is_absorbed(Op op);  // true for attention over rows of a latent cache
 
-/// What a format's keys are multiplied as; quantized ones become bf16.
+/// Returns the type in which keys of a format are multiplied. Quantized keys become bf16.
 DType key_dtype(CacheFormat format);
 
 struct Widths {
   int64_t d_qk, d_v;
 };
-/// Head dims of prefill that tensor cores compute.
+/// The tensor-core kernels of prefill are compiled for these head dims.
 inline constexpr Widths kPrefillWidths[] = {{192, 128}, {128, 128}};
 
 bool is_one_of(const Problem& problem, std::span<const Widths> all);
 core::Reason widths_refusal(const Problem& problem, std::span<const Widths> all);
 
-/// What all such kernels refuse alike; empty if nothing.
+/// Returns why all these kernels refuse the problem; empty if they do not.
 core::Reason shape_refusal(const Problem& problem);
 
-/// Query rows (tokens x heads) of a usual request of absorbed attention.
+/// Returns how many query rows (tokens x heads) a usual request of absorbed attention has.
 int64_t usual_query_rows(const Problem& problem);
 
-/// What kernels of absorbed attention refuse that multiply queries as they are, with keys of the same type: quantized
-/// keys become bf16.
+/// Returns why kernels of absorbed attention refuse the type of the queries if they multiply queries without converting
+/// them, so that keys must have the same type (quantized keys become bf16); empty if they do not.
 core::Reason query_type_refusal(const Problem& problem);
 
-/// Of tensor cores that multiply 16-bit numbers.
+/// Returns the numerics of tensor cores that multiply 16-bit numbers.
 Numerics tensor_core_numerics(const Problem& problem);
 
 }  // namespace mla::cuda

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kKeys = 32;
 
-TEST(PoisonMarks, OfNoKeyAtFirst) {
+TEST(PoisonMarks, ResetLeavesNoKeyMarked) {
   std::array<uint8_t, PoisonMarks<kKeys>::kBytes> bytes;
   bytes.fill(0xEE);
   const PoisonMarks<kKeys> marks(bytes.data());
@@ -25,7 +25,7 @@ TEST(PoisonMarks, OfNoKeyAtFirst) {
   marks.for_each_marked([](int key) { FAIL() << key; });
 }
 
-TEST(PoisonMarks, OfTheFirstAndTheLastKey) {
+TEST(PoisonMarks, AreSeenInTheOrderOfTheKeys) {
   std::array<uint8_t, PoisonMarks<kKeys>::kBytes> bytes = {};
   const PoisonMarks<kKeys> marks(bytes.data());
   for (const int key : {kKeys - 1, 0, 17}) marks.mark(key);
@@ -69,7 +69,7 @@ void expect_silenced(uint16_t infinity, uint16_t nan) {
   values[0] = values[33] = infinity;
   values[7] = values[49] = nan;
   values[12] = static_cast<uint16_t>(nan | 0x8000);
-  values[kCount] = nan;  // of another warp
+  values[kCount] = nan;  // belongs to another warp and is left alone
   std::vector<uint16_t> expected = values;
   for (const size_t i : {0, 33, 7, 49, 12}) expected[i] = 0;
   emulated_test::TestQueue queue(1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a row: its lse, its maximum and what its outputs are multiplied by, or its partial state.
+// Tests the end of a row: its lse, its maximum and the factor of its outputs, or its partial state.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -16,7 +16,7 @@ struct Config {
   static constexpr int kRows = 16;
 };
 
-/// Two tokens of three heads: rows 0 ... 5 of a unit.
+/// A unit of two query tokens with three heads each, which are rows 0 ... 5.
 struct Problem {
   static constexpr int kHeads = 3;
   std::vector<float> lse = std::vector<float>(2 * kHeads, -7), max_logits = lse, sink = {-INFINITY, 0.5F, INFINITY};
@@ -39,7 +39,7 @@ struct Problem {
 
 constexpr float kMax = 3.0F, kSum = 5.0F;
 
-TEST(RowEnd, WritesStatisticsOfTheRow) {
+TEST(RowEnd, WritesLseAndMaximumOfTheRow) {
   Problem problem;
   const RowEnd<Config> end(problem.args, problem.unit, 4, ScoreState{kMax, kSum});
   EXPECT_NEAR(end.output_factor(), 1.0F / kSum, 1e-6F);
@@ -96,7 +96,7 @@ TEST(RowEnd, APartialStateIsLeftAsItIs) {
   EXPECT_EQ(problem.lse[5], -7.0F);
 }
 
-TEST(RowEnd, RowsBehindTheLastWriteNothing) {
+TEST(RowEnd, RowsThatTheRequestDoesNotHaveWriteNothing) {
   Problem problem;
   RowEnd<Config>(problem.args, problem.unit, 6, ScoreState{kMax, kSum}).store_stats(problem.args);
   for (const float lse : problem.lse) EXPECT_EQ(lse, -7.0F);
