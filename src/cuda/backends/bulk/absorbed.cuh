@@ -1,23 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// Absorbed attention with warps of four or five roles: 16 or 64 query rows against paged or indexed rows of a latent
-// cache, which are key and value at once. Needs bulk copies and 227 KB of shared memory.
+// Absorbed attention by warps of four or five roles: 16 or 64 query rows against paged or indexed rows of a latent
+// cache, which are key and value at once. The kernel needs bulk copies and 227 KB of shared memory.
 //
-// Grid: persistent; a block walks the segments of its worker (work_list.h), 32 keys a step, 64 of quantized caches.
-//   fetch warps    describe units; bulk copies of keys, some steps on
-//   score warps    queries x keys
-//   weight warps   softmax: scores -> weights, rounded to 16 bits
-//   value warps    weights x values, accumulators in registers: all rows, each warp its share of the channels
-//   scale warp     of quantized caches: the scales of a step's values
-// Quantized rows stay as they land: score and value warps convert codes as they load them (e4m3_rows.cuh).
-// Shared memory: [barriers, units][weights of two steps][scores][queries][stages: a step's rows as they land];
+// The grid is persistent: a block walks the segments of its worker (work_list.h) in steps of 32 keys, or of 64 keys of
+// quantized caches.
+//   load warps     describe units, and issue bulk copies of keys up to kStages steps ahead
+//   score warps    compute S = Q K
+//   softmax warps  turn S into P, rounded to 16 bits
+//   value warps    compute O += P V, each for all rows and its share of the channels, in registers
+//   scale warp     prepares the scales of a step's values (quantized caches only)
+// Quantized rows stay in their stage as they were copied: score and value warps convert elements as they load them
+// (e4m3_rows.cuh).
+// Shared memory: [barriers, units][P of two steps][scores][queries][stages: the rows of a step each];
 //                config.cuh has the numbers.
-//   fetch    unit_empty(u - 2) -> unit u -> unit_full(u); kv_empty(n - stages) -> copies of n -> kv_full(n)
+// Each line says what a role waits for, what it does, and on which barriers it arrives:
+//   load     unit_empty(u - 2) -> unit u -> unit_full(u); kv_empty(n - stages) -> copies of n -> kv_full(n)
 //   scores   unit_full(u), kv_full(n), s_empty(n - 1) -> scores n -> s_full(n)
-//   weights  s_full(n), kv_empty(n - 2) -> weights n -> s_empty(n), p_full(n); in the end stats_full(u)
+//   softmax  s_full(n), kv_empty(n - 2) -> P n -> s_empty(n), p_full(n); at the unit's end -> stats_full(u)
 //   scale    kv_full(n), kv_empty(n - 2) -> scales n -> p_full(n)
-//   values   p_full(n) -> values n -> kv_empty(n); in the end stats_full(u) -> outputs
-// So the tensor cores have values n and scores n + 1 to do at the same time, and the next unit's keys and scores come
-// while the last one's outputs go. docs/kernels/cuda_bulk.md.
+//   values   p_full(n) -> values n -> kv_empty(n); at the unit's end stats_full(u) -> outputs
+// So the tensor cores work on values n and scores n + 1 at the same time, and the next unit's keys are loaded and
+// scored while the outputs of the last unit are stored. docs/kernels/cuda_bulk.md has the measurements.
 #pragma once
 
 #include "cuda/backends/bulk/e4m3_scores.cuh"
@@ -39,14 +42,16 @@ struct AbsorbedKernel {
   static constexpr const char* kName = "bulk_absorbed";
   static constexpr int kThreads = Config::kThreads;
   static constexpr int kMinBlocks = Config::kMinBlocks;
-  /// Whether blocks begin while the kernel in front of them still ends. With 64 rows it costs more than it gains.
   static constexpr int kCluster = 1;
+  /// true: blocks begin before the kernel in front of them has ended. Gain with 16 rows, bf16: 0.7 us at batch 64, kv
+  /// 4k, and what FirstRows gains; blocks of 64 rows, which take all registers, were 0.7 to 1.8 us slower (H200,
+  /// 2026-11-22).
   static constexpr bool kStartsEarly = Config::kRows == 16;
 
   static MLA_DEVICE void run(const Params& args) {
     if constexpr (kStartsEarly) {
       AbsorbedBlock<Config>(args).init();
-      // By warps that have nothing to do yet; if there is no time left before the wait, nobody loses any.
+      // The value warps have nothing else to do yet, so that the other roles lose no time by this.
       if (ptx::warp() >= Config::kFirstValueWarp)
         FirstRows<Config>(args).prefetch(ptx::warp() - Config::kFirstValueWarp);
     }
@@ -56,7 +61,7 @@ struct AbsorbedKernel {
     if constexpr (!kStartsEarly) AbsorbedBlock<Config>(args).init();
     if (share.begin == share.end) return;
     if (ptx::warp() < Config::kFirstScoreWarp) {
-      keep_registers<Config::kSoftmaxRegisters>();
+      set_registers<Config::kSoftmaxRegisters>();
       if (ptx::warp() < Config::kFirstLoadWarp) {
         compute(SoftmaxRole<Config>(args));
       } else if (ptx::warp() < Config::kFirstScaleWarp) {
@@ -65,13 +70,13 @@ struct AbsorbedKernel {
         if constexpr (Config::kQuantized) compute(ScaleRole<Config>(args));
       }
     } else if (ptx::warp() < Config::kFirstValueWarp) {
-      keep_registers<Config::kScoreRegisters>();
+      set_registers<Config::kScoreRegisters>();
       if constexpr (Config::kQuantized)
         compute(E4m3ScoreRole<Config>(args));
       else
         compute(ScoreRole<Config>(args));
     } else {
-      keep_registers<Config::kValueRegisters>();
+      set_registers<Config::kValueRegisters>();
       if constexpr (Config::kQuantized)
         compute(E4m3ValueRole<Config>(args));
       else
@@ -80,8 +85,9 @@ struct AbsorbedKernel {
   }
 
  private:
+  /// Changes the number of the thread's registers from that of the launch to kRegisters.
   template <int kRegisters>
-  static MLA_DEVICE void keep_registers() {
+  static MLA_DEVICE void set_registers() {
     if constexpr (Config::kMovesRegisters && kRegisters < Config::kFirstRegisters) ptx::give_registers<kRegisters>();
     if constexpr (Config::kMovesRegisters && kRegisters > Config::kFirstRegisters) ptx::take_registers<kRegisters>();
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the roles of the warp-specialized kernel share: the map of shared memory and the barriers.
+// The base of the roles of the warp-specialized kernel: their barriers and the map of their shared memory.
 #pragma once
 
 #include <type_traits>
@@ -8,12 +8,12 @@
 
 namespace mla::MLA_CUDA_NAMESPACE::bulk {
 
-/// By which power of two weights for quantized rows are stored larger, so that small ones stay precise in f16: weights
-/// are up to 2^8, scales over their reference below 4 (ScaleRole).
+/// P of quantized rows is stored times 2 to this power, so that small probabilities stay precise in f16. The products
+/// with the scales do not overflow f16: P is up to 2^8, and scales over their reference are below 4 (ScaleRole).
 template <class Config>
 inline constexpr float kPShift = Config::kQuantized ? 5.0F : 0.0F;
 
-/// Step n uses stage n % kStages and weights n % 2.
+/// Step n uses stage n % kStages, and place n % 2 of P, factors, events, scales and poison marks.
 template <class Config>
 class AbsorbedBlock : protected AbsorbedUnits<Config> {
   using Units = AbsorbedUnits<Config>;
@@ -21,7 +21,7 @@ class AbsorbedBlock : protected AbsorbedUnits<Config> {
  public:
   using Units::Units, Units::next_unit;
 
-  /// For all threads, once.
+  /// All threads of the block call this, once.
   MLA_DEVICE void init() const {
     if (ptx::thread_index() == 0) {
       for (int stage = 0; stage < Config::kStages; ++stage) {
@@ -34,12 +34,13 @@ class AbsorbedBlock : protected AbsorbedUnits<Config> {
         ptx::mbarrier_init(s_full(band), Config::kScoreWarps / Config::kBands);
         ptx::mbarrier_init(s_empty(band), Config::kSoftmaxWarps / Config::kBands);
       }
-      for (int i = 0; i < 2; ++i) ptx::mbarrier_init(p_full(i), Config::kSoftmaxWarps + Config::kScaleWarps);
+      for (int i = 0; i < Config::kParities; ++i)
+        ptx::mbarrier_init(p_full(i), Config::kSoftmaxWarps + Config::kScaleWarps);
       ptx::mbarrier_init(stats_full(), Config::kSoftmaxWarps);
       Units::init_unit_barriers();
       ptx::fence_mbarrier_init();
     }
-    for (int i = ptx::thread_index(); i < 2 * Config::kPoisonBytes; i += Config::kThreads)
+    for (int i = ptx::thread_index(); i < Config::kParities * Config::kPoisonBytes; i += Config::kThreads)
       memory_[Config::kPoisonOffset + i] = std::byte{0};
     Units::init_unit_number();
     ptx::sync_block();
@@ -47,87 +48,104 @@ class AbsorbedBlock : protected AbsorbedUnits<Config> {
 
  protected:
   using Units::args_, Units::memory_, Units::shared_, Units::unit;
-  static constexpr int kValuesBarrier = 1;
+  /// Named barriers. bar.sync 0 is the one of sync_block().
+  enum NamedBarrier : int { kValuesBarrier = 1 };
 
-  /// The rows of a stage are there; every value warp is done with it; every weight warp has written its weights.
-  MLA_DEVICE ptx::SharedAddress kv_full(uint32_t n) const { return barrier(n % Config::kStages); }
-  MLA_DEVICE ptx::SharedAddress kv_empty(uint32_t n) const { return barrier(Config::kStages + n % Config::kStages); }
-  MLA_DEVICE ptx::SharedAddress p_full(uint32_t n) const { return barrier(2 * Config::kStages + n % 2); }
-  /// The unit's last weights and its output factors are written.
-  MLA_DEVICE ptx::SharedAddress stats_full() const { return barrier(2 * Config::kStages + 2); }
-  /// The band's score warps have written their scores; its weight warps have read them.
-  MLA_DEVICE ptx::SharedAddress s_full(int band) const {
-    return barrier(2 * Config::kStages + 3 + static_cast<uint32_t>(band));
+  /// kv_full: the rows of step n are in their stage. kv_empty: every value warp is done with them. p_full: P of step n,
+  /// the factors of its rows and the scales of its keys are written.
+  MLA_DEVICE ptx::SharedAddress kv_full(uint32_t n) const { return barrier(Config::kKvFull + n % Config::kStages); }
+  MLA_DEVICE ptx::SharedAddress kv_empty(uint32_t n) const { return barrier(Config::kKvEmpty + n % Config::kStages); }
+  MLA_DEVICE ptx::SharedAddress p_full(uint32_t n) const { return barrier(Config::kPFull + n % Config::kParities); }
+  /// The output factors of the unit are written, after P of its last step.
+  MLA_DEVICE ptx::SharedAddress stats_full() const { return barrier(Config::kStatsFull); }
+  /// s_full: the band's score warps have written their scores. s_empty: its softmax warps have read them.
+  MLA_DEVICE ptx::SharedAddress s_full(int band) const { return barrier(Config::kSFull + static_cast<uint32_t>(band)); }
+  MLA_DEVICE ptx::SharedAddress s_empty(int band) const {
+    return barrier(Config::kSEmpty + static_cast<uint32_t>(band));
   }
-  MLA_DEVICE ptx::SharedAddress s_empty(int band) const { return s_full(band) + Config::kBands * 8; }
-  /// A group of the first copies is sent for. One phase.
-  MLA_DEVICE ptx::SharedAddress first_issued(uint32_t group) const {
-    return barrier(2 * Config::kStages + 3 + 2 * Config::kBands + group);
-  }
+  /// All copies of a group of the first steps are issued. The barrier has one phase only.
+  MLA_DEVICE ptx::SharedAddress first_issued(uint32_t group) const { return barrier(Config::kFirstIssued + group); }
   MLA_DEVICE static uint32_t s_parity(uint32_t n) { return n & 1U; }
   MLA_DEVICE static uint32_t kv_parity(uint32_t n) { return n / Config::kStages & 1U; }
-  MLA_DEVICE static uint32_t p_parity(uint32_t n) { return n / 2 & 1U; }
+  MLA_DEVICE static uint32_t p_parity(uint32_t n) { return n / Config::kParities & 1U; }
   MLA_DEVICE static uint32_t stats_parity(int unit) { return static_cast<uint32_t>(unit) & 1U; }
 
-  /// Number of the step behind the unit's last of pool 0; and of pool 1, the unit's last.
-  MLA_DEVICE uint32_t last_step_of_pool(int pool) const {
+  /// Returns where the unit's steps of a pool end: the number of the step behind the last one. Pool 1 ends with the
+  /// unit.
+  MLA_DEVICE uint32_t end_of_pool(int pool) const {
     const AbsorbedUnit& of = unit();
     if (pool == 1 || of.keys.second_pool >= of.segment.key_end) return of.steps.end;
     const int32_t behind = of.segment.key_end - std::max(of.keys.second_pool, of.segment.key_begin);
     return of.steps.end - static_cast<uint32_t>((behind + Config::kKeys - 1) / Config::kKeys);
   }
 
-  /// A bit for each key of step n that has a row: those from `key` on, as far as they are of the same 32.
+  /// Returns a bit for each key of step n, set if the key has a row. Bit 0 is that of `key`, and the bits end with the
+  /// 32 keys that it belongs to (keys 0 ... 31 or 32 ... 63).
   MLA_DEVICE uint32_t valid_from(uint32_t n, int key) const {
     const int word = Config::kKeys == 32 ? 0 : key / 32;
     return as<uint32_t>(memory_ + valid_offset(n))[word] >> (key - word * 32);
   }
-  /// Those of a copy's keys. Step n's copies are kStepCopies * n and those behind it.
+  /// Sets these bits for the keys of a copy. The copies of step n begin with number kStepCopies * n.
   MLA_DEVICE void set_valid(uint32_t copy, uint32_t bits) const {
     using Bits = std::conditional_t<Config::kCopyKeys == 16, uint16_t, uint32_t>;
     as<Bits>(memory_ + valid_offset(copy / Config::kStepCopies))[copy % Config::kStepCopies] = static_cast<Bits>(bits);
   }
   MLA_DEVICE PoisonMarks<Config::kKeys> poison(uint32_t n) const {
-    return PoisonMarks<Config::kKeys>(as<uint8_t>(memory_ + Config::kPoisonOffset + n % 2 * Config::kPoisonBytes));
+    return PoisonMarks<Config::kKeys>(
+        as<uint8_t>(memory_ + Config::kPoisonOffset + n % Config::kParities * Config::kPoisonBytes));
   }
-  /// What the outputs so far are to be multiplied by in step n; and in the end of a unit.
+  /// One factor for each row, by which value warps multiply the accumulators in step n, before they add its values.
   MLA_DEVICE float* factors(uint32_t n) const {
-    return as<float>(memory_ + Config::kFactorOffset) + n % 2 * Config::kRows;
+    return as<float>(memory_ + Config::kFactorOffset) + n % Config::kParities * Config::kRows;
   }
-  /// Of quantized rows. A byte of each weight warp: whether factors of step n are not 1, or keys may be poison. Behind
-  /// them the scales' reference.
-  MLA_DEVICE ptx::SharedAddress events(uint32_t n) const { return shared_ + Config::kEventOffset + n % 2 * 8; }
-  MLA_DEVICE ptx::SharedAddress scale_reference(uint32_t n) const { return events(n) + 4; }
-  MLA_DEVICE float* output_factors() const { return factors(0) + 2 * Config::kRows; }
+  /// One factor for each row, by which value warps multiply the accumulators at the end of the unit.
+  MLA_DEVICE float* output_factors() const { return as<float>(memory_ + Config::kOutputFactorOffset); }
+  /// Quantized rows only. Each softmax warp writes one byte: 1 if a factor of its rows is not 1 in step n, or if keys
+  /// may be poison; then value warps look at factors and marks. The reference of the scales follows (ScaleRole), so
+  /// that one load of 8 bytes brings both.
+  MLA_DEVICE ptx::SharedAddress events(uint32_t n) const {
+    return shared_ + Config::kEventOffset + n % Config::kParities * Config::kEventBytes;
+  }
+  MLA_DEVICE ptx::SharedAddress scale_reference(uint32_t n) const { return events(n) + kReferenceAt; }
   MLA_DEVICE ptx::SharedAddress stage(uint32_t n) const {
     return shared_ + static_cast<uint32_t>(Config::kStageOffset + n % Config::kStages * Config::kStageBytes);
   }
-  /// Of quantized rows whose scales do not come with them: kKeyScaleBytes of each key.
+  /// Quantized rows whose scales are not copied with them only: the scales of step n, kKeyScaleBytes for each key.
   MLA_DEVICE ptx::SharedAddress stage_scales(uint32_t n) const { return stage(n) + Config::kKeys * Config::kKeyPitch; }
-  /// Of a step's group of channels: every key's scale over the reference, in f16.
+  /// Quantized rows only: the scales of a group of channels, for all keys of step n, divided by the reference, in f16.
   MLA_DEVICE ptx::SharedAddress value_scales(uint32_t n, int group) const {
     return shared_ + static_cast<uint32_t>(Config::kScaleOffset + group * Config::kKeys * 2) +
-           n % 2 * Config::kScaleBytes;
+           n % Config::kParities * Config::kScaleBytes;
   }
+  /// P of step n, in rows that are kPPitch bytes apart.
   MLA_DEVICE ptx::SharedAddress p(uint32_t n) const {
-    return shared_ + static_cast<uint32_t>(Config::kPOffset + n % 2 * Config::kPBytes);
+    return shared_ + static_cast<uint32_t>(Config::kPOffset + n % Config::kParities * Config::kPBytes);
   }
-  /// The lane's four scores: rows g and g + 8 of tile `m` of the band, keys 8 j + 2 t and the next.
-  MLA_DEVICE ptx::SharedAddress scores(int band, int part, int m, int j) const {
-    return shared_ + static_cast<uint32_t>(Config::kScoreOffset +
-                                           (((band * Config::kParts + part) * Config::kBandTiles + m) * 4 + j) * 512 +
-                                           ptx::lane() * kChunkBytes);
+  /// The lane's four scores of an accumulator, where scores have that layout. The lane is 4 g + t: it has rows g and g
+  /// + 8 of tile `m` of the band, and keys 8 j + 2 t and 8 j + 2 t + 1.
+  MLA_DEVICE ptx::SharedAddress scores(int band, int slice, int m, int j) const {
+    return shared_ +
+           static_cast<uint32_t>(
+               Config::kScoreOffset +
+               (((band * Config::kSlices + slice) * Config::kBandTiles + m) * (Config::kKeys / 8) + j) * kTileBytes +
+               ptx::lane() * kChunkBytes);
   }
-  /// Where scores lie in rows: those over a part of the channels.
-  MLA_DEVICE ptx::SharedAddress score_row(int part, int row) const {
-    return shared_ + static_cast<uint32_t>(Config::kScoreOffset + (part * Config::kRows + row) * Config::kScorePitch);
+  /// The scores of a row over one K slice, where scores lie in rows.
+  MLA_DEVICE ptx::SharedAddress score_row(int slice, int row) const {
+    return shared_ + static_cast<uint32_t>(Config::kScoreOffset + (slice * Config::kRows + row) * Config::kScorePitch);
   }
 
  private:
+  static constexpr int kReferenceAt = 4;  // behind a byte of each softmax warp
+  static_assert(!Config::kQuantized || Config::kSoftmaxWarps <= kReferenceAt);
+  static constexpr int kTileBytes = kWarpSize * kChunkBytes;  // of the accumulators of an m16n8 tile
+
   MLA_DEVICE static uint32_t valid_offset(uint32_t n) {
     return Config::kValidOffset + n % Config::kStages * (Config::kKeys / 8);
   }
-  MLA_DEVICE ptx::SharedAddress barrier(uint32_t i) const { return shared_ + Config::kBarrierOffset + i * 8; }
+  MLA_DEVICE ptx::SharedAddress barrier(uint32_t i) const {
+    return shared_ + Config::kBarrierOffset + i * kMbarrierBytes;
+  }
 };
 
 }  // namespace mla::MLA_CUDA_NAMESPACE::bulk

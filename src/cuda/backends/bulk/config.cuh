@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shape of the warp-specialized absorbed attention kernel's block, and what lies where in its shared memory.
+// The shape of a block of the warp-specialized kernel of absorbed attention, and the map of its shared memory.
 #pragma once
 
 #include <cstdint>
@@ -10,26 +10,34 @@
 
 namespace mla::MLA_CUDA_NAMESPACE::bulk {
 
-/// `kRows_` query rows against rows of `kLatentDims_` channels and up to 64 more: 64 rows, of 16-bit caches only; or
-/// 16, where keys shall come as fast as memory gives them.
+/// A block computes `kRows_` query rows against rows of `kLatentDims_` latent channels and up to 64 rotary channels. It
+/// has 64 query rows (16-bit caches only), or 16, where the time to read the keys from memory is the bound.
+///
+/// Gains below are of 16 heads, batch 64, on an H200; "kv 4k / 32k" are the times of both lengths in us.
 template <int kRows_, int kLatentDims_, KeyKind kKind_>
 struct AbsorbedConfig {
   static constexpr int kRows = kRows_;
   static constexpr bool kQuantized = kKind_ == KeyKind::kQuantized;
-  static constexpr int kKeys = kQuantized ? 64 : 32;  // of one step
-  static constexpr int kPlanKeys = 64;                // segments begin and end on multiples of it
-  // A copy are the rows that a fetch warp sends for at a time, 60 clocks each, but quantized ones that follow one
-  // another at once. In the beginning copies wait for those before them, so that the first rows come first, in so large
-  // groups.
+  // Keys of one step. 64 quantized keys instead of 32: fp8_ds_mla kv 4k / 32k 60.6 / 354 to 58.0 / 334 us (2026-11-21).
+  // 32 keys of 16-bit rows: chosen without a recorded measurement.
+  static constexpr int kKeys = kQuantized ? 64 : 32;
+  static constexpr int kPlanKeys = 64;  // segments begin and end on multiples of it
+  // A "copy" is the rows that a load warp issues in one turn: one bulk copy for each row, which takes the warp 56 to 65
+  // clocks, or a single one where quantized rows are adjacent in memory. 16 rows and four softmax warps instead of 32
+  // and two: bf16, kv 4k 84.4 to 83.7 us (2026-11-21).
+  // The copies of the first kStages steps are issued in order, in groups of kGroupCopies: each group waits until the
+  // one before it is issued, so that the first rows arrive first.
   static constexpr int kCopyKeys = kQuantized || kRows == 64 ? 32 : 16;
   static constexpr int kStepCopies = kKeys / kCopyKeys, kGroupCopies = kQuantized ? 1 : kStepCopies;
   static constexpr int kLatentDims = kLatentDims_;
   static constexpr int kRopeDims = 64;  // rotary channels behind the latent ones, where d_qk is larger than d_v
-  // What weights are; of 16-bit caches also queries and keys.
+  // The type of P; with 16-bit caches also that of queries and keys.
   static constexpr DType kType = kKind_ == KeyKind::kBF16 ? DType::kBF16 : DType::kF16;
   static_assert(kRows == 16 || (kRows == 64 && !kQuantized));
 
-  // Rows are one or two bands; a band has several warps for its scores, and some for its weights.
+  // The rows are one or two bands. Several score warps and some softmax warps share a band. Softmax warps of 16-bit
+  // caches, 16 rows: two instead of one 97 / 584 to 95 / 579 us (2026-11-21), four: see kCopyKeys. A fourth load warp
+  // gained nothing (2026-11-21).
   static constexpr int kBands = kRows == 64 ? 2 : 1, kBandRows = kRows / kBands, kBandTiles = kBandRows / 16;
   static constexpr int kSoftmaxWarps = kRows == 64 ? 2 : 4, kLoadWarps = kRows == 64 ? 2 : 3;
   static constexpr int kScaleWarps = kQuantized ? 1 : 0;
@@ -42,73 +50,96 @@ struct AbsorbedConfig {
   static constexpr int kThreads = kWarps * kWarpSize;
   static constexpr int kMinBlocks = 1;
 
-  // With 64 rows or 24 warps registers are short: four warps share one number of them, those who fetch and weigh, those
-  // who multiply, those who add. What nvcc 13.0 needs to spill nothing. Re-check: tests/cuda/ptxas_reports.py.
+  // With 64 rows or 24 warps registers are short, so that warps move them (setmaxnreg): each group of four warps has
+  // one number of registers, which is that of the load, softmax and scale warps, of the score warps, or of the value
+  // warps. With these numbers nvcc 13.0 spills nothing, on which tests/cuda/ptxas_reports.py keeps an eye. Other
+  // numbers were not measured.
   static constexpr bool kMovesRegisters = kRows == 64 || kQuantized;
   static constexpr int kSoftmaxRegisters = kQuantized ? (kArch == 100 ? 64 : 72) : kArch == 100 ? 56 : 80;
   static constexpr int kScoreRegisters = kQuantized ? 88 : kArch == 100 ? 120 : 112;
   static constexpr int kValueRegisters = kQuantized ? (kArch == 100 ? 88 : 80) : kArch == 100 ? 168 : 160;
-  static constexpr int kFirstRegisters = 65536 / kThreads / 8 * 8;  // what the launch gives every thread
+  static constexpr int kFirstRegisters = 65536 / kThreads / 8 * 8;  // of each thread at the launch: all 65,536 of an SM
   static_assert(!kMovesRegisters ||
                 kFirstScoreWarp * kSoftmaxRegisters + kScoreWarps * kScoreRegisters + kValueWarps * kValueRegisters <=
                     kWarps * kFirstRegisters);
-  // Whether rows of both pools are sent for by the same code, which holds what they are like in registers: on SM100 it
-  // would spill.
-  static constexpr bool kChoosesRows = kArch != 100 || !kMovesRegisters;
+  // true: the load warps issue rows of both pools by the same code, which holds the pool's row layout in registers. On
+  // SM100, where registers are short, this spilled 44 and 60 bytes (nvcc 13.0, 2026-11-22), so that there each pool has
+  // code of its own. Gain of the shared code, together with kQueriesAtOnce and with outputs stored two tiles at a time:
+  // bf16, kv 4k 82.4 to 81.7 us (2026-11-22).
+  static constexpr bool kSharedLoadCode = kArch != 100 || !kMovesRegisters;
 
-  // Scores: the warps of a band divide the channels; the sums over their parts meet in shared memory. Those of
-  // quantized rows also divide the keys, as they decode them.
-  static constexpr int kParts = kQuantized ? 4 : kScoreWarps / kBands;
-  static constexpr int kPartKeys = kKeys * kParts * kBands / kScoreWarps;
-  static constexpr int kPartDims = kLatentDims / kParts;
-  static constexpr int kLatentSteps = kPartDims / 16;  // of 16 channels, of one part
-  static constexpr int kRopeSteps = kRopeDims / 16 / kParts;
-  // The queries of these steps stay in registers, the others are shared.
+  // Scores. The score warps of a band divide the channels into K slices; the sums over the slices meet in shared
+  // memory. Score warps of quantized rows also divide the keys of a step, because they convert them.
+  static constexpr int kSlices = kQuantized ? 4 : kScoreWarps / kBands;
+  static constexpr int kWarpKeys = kKeys * kSlices * kBands / kScoreWarps;
+  static constexpr int kSliceDims = kLatentDims / kSlices;
+  static constexpr int kLatentSteps = kSliceDims / 16;  // K steps of a slice: the 16 channels of one mma
+  static constexpr int kRopeSteps = kRopeDims / 16 / kSlices;
+  // Queries of the first kHeldSteps K steps stay in registers, those of the others in shared memory. Chosen without a
+  // recorded measurement, as what registers hold.
   static constexpr int kHeldSteps = kRows == 64 ? kLatentSteps * 5 / 16 : kLatentSteps * 3 / 4;
   static constexpr int kSharedSteps = kLatentSteps - kHeldSteps + kRopeSteps;
 
-  // Outputs: a warp has all rows and its share of the channels.
+  // Outputs. A value warp has all rows and its share of the channels, in tiles of 16 rows and 8 channels.
   static constexpr int kOutputTilesM = kRows / 16;
   static constexpr int kOutputDims = kLatentDims / kValueWarps;
   static constexpr int kOutputTilesN = kOutputDims / 8;
 
-  // Shared memory. Rows of a stage are an odd number of 16-byte chunks apart, so that they lie in different banks.
+  // Shared memory. The rows of a stage are an odd number of 16-byte chunks apart, so that they lie in different banks.
+  // Four stages of 16-bit rows: 87 / 579 us; five, another day: 88 / 584, three: 87 / 583 (2026-11-21).
   static constexpr int kStages = 4;
   static constexpr int kFirstGroups = kStages * kStepCopies / kGroupCopies;
-  static constexpr int kKeyPitch = kQuantized ? kLatentDims + 16 + kRopeDims * 2  // codes, scales of some formats
-                                              : (kLatentDims + kRopeDims) * 2 + 16;
-  static constexpr int kKeyScaleBytes = kQuantized ? 16 : 0;  // of other formats, behind the rows
+  static constexpr int kKeyPitch = kQuantized
+                                       ? kLatentDims + 16 + kRopeDims * 2  // latent e4m3, scales of some formats, rope
+                                       : (kLatentDims + kRopeDims) * 2 + 16;
+  static constexpr int kKeyScaleBytes = kQuantized ? 16 : 0;  // scales of the other formats, behind the stage's rows
   static_assert(!kQuantized || kKeyScaleBytes >= most_scale_bytes(DType::kE4M3));
   static constexpr int kStageBytes = kKeys * (kKeyPitch + kKeyScaleBytes);
-  // Queries come in one turn where there is room: those that registers hold besides those that stay.
+  // true: shared memory has room for all queries at once. false: the queries that registers hold pass through it first,
+  // and those that stay there come second. Gain of one turn: bf16, kv 4k 82.0-82.4 to 81.6 us (2026-11-22).
   static constexpr bool kQueriesAtOnce = kRows == 16;
-  static constexpr int kQueryPartBytes = (kQueriesAtOnce              ? kHeldSteps + kSharedSteps
-                                          : kHeldSteps > kSharedSteps ? kHeldSteps
-                                                                      : kSharedSteps) *
-                                         32;
-  static constexpr int kQueryPitch = kQuantized ? (kPartDims + 16) * 2 + 16 : kParts * kQueryPartBytes + 16;
+  static constexpr int kQuerySliceBytes = (kQueriesAtOnce              ? kHeldSteps + kSharedSteps
+                                           : kHeldSteps > kSharedSteps ? kHeldSteps
+                                                                       : kSharedSteps) *
+                                          32;
+  static constexpr int kQueryPitch = kQuantized ? (kSliceDims + 16) * 2 + 16 : kSlices * kQuerySliceBytes + 16;
   static constexpr int kQueryBytes = kQuantized ? kScoreWarps * 8 * kQueryPitch : kRows * kQueryPitch;
   static constexpr int kPPitch = kKeys * 2 + 16;
   static constexpr int kPBytes = kRows * kPPitch;
-  static constexpr bool kScoresInRows = kRows == 16;  // or as products come
+  static constexpr bool kScoresInRows = kRows == 16;  // or else in the layout of the accumulators
   static constexpr int kScorePitch = kKeys * 4 + 32;
-  static constexpr int kScoreBytes = kParts * kRows * (kScoresInRows ? kScorePitch : kKeys * 4);
+  static constexpr int kScoreBytes = kSlices * kRows * (kScoresInRows ? kScorePitch : kKeys * 4);
   static constexpr int kPoisonBytes = (PoisonMarks<kKeys>::kBytes + 3) / 4 * 4;
   static constexpr int kScaleGroups = kQuantized ? cuda::bulk::kMostScales : 0;
-  static constexpr int kScaleBytes = kScaleGroups * kKeys * 2;  // of a step: f16 for each key
+  static constexpr int kScaleBytes = kScaleGroups * kKeys * 2;  // scales of a step: f16 for each group and key
+  // P, factors, events and scales have a place for even and one for odd steps.
+  static constexpr int kParities = 2;
+  static constexpr int kFactorBytes = kRows * 4, kEventBytes = 8;  // of a step
+
+  /// The places of the mbarriers in shared memory.
+  enum Barrier : uint32_t {
+    kKvFull,                          // one for each stage
+    kKvEmpty = kKvFull + kStages,     // one for each stage
+    kPFull = kKvEmpty + kStages,      // one for each parity of the step
+    kStatsFull = kPFull + kParities,  // one
+    kSFull,                           // one for each band
+    kSEmpty = kSFull + kBands,        // one for each band
+    kFirstIssued = kSEmpty + kBands,  // one for each group of the first copies
+    kNumBarriers = kFirstIssued + kFirstGroups
+  };
 
   static constexpr int kBarrierOffset = 0;
-  static constexpr int kNumBarriers = 2 * kStages + 3 + 2 * kBands + kFirstGroups;
-  static constexpr int kUnitBarrierOffset = kBarrierOffset + kNumBarriers * 8;
-  static constexpr int kValidOffset = kUnitBarrierOffset + kUnitBarriers * 8;  // a bit for each key of a stage
+  static constexpr int kUnitBarrierOffset = kBarrierOffset + kNumBarriers * kMbarrierBytes;
+  static constexpr int kValidOffset = kUnitBarrierOffset + kUnitBarriers * kMbarrierBytes;  // a bit for each key
   static constexpr int kPoisonOffset = kValidOffset + kStages * kKeys / 8;
-  static constexpr int kFactorOffset = kPoisonOffset + 2 * kPoisonBytes;            // of two steps, and of a unit
-  static constexpr int kEventOffset = (kFactorOffset + 3 * kRows * 4 + 7) / 8 * 8;  // of two steps
-  static constexpr int kScaleOffset = kEventOffset + 2 * 8;                         // of two steps
-  static constexpr int kUnitOffset = (kScaleOffset + 2 * kScaleBytes + 15) / 16 * 16;
-  static constexpr int kUnitNumberOffset = kUnitOffset + 2 * kUnitBytes;  // of each warp
+  static constexpr int kFactorOffset = kPoisonOffset + kParities * kPoisonBytes;
+  static constexpr int kOutputFactorOffset = kFactorOffset + kParities * kFactorBytes;  // of a unit
+  static constexpr int kEventOffset = (kOutputFactorOffset + kFactorBytes + 7) / 8 * 8;
+  static constexpr int kScaleOffset = kEventOffset + kParities * kEventBytes;
+  static constexpr int kUnitOffset = (kScaleOffset + kParities * kScaleBytes + 15) / 16 * 16;
+  static constexpr int kUnitNumberOffset = kUnitOffset + kUnitPlaces * kUnitBytes;  // an int for each warp
   static constexpr int kPOffset = (kUnitNumberOffset + kWarps * 4 + 127) / 128 * 128;
-  static constexpr int kScoreOffset = kPOffset + 2 * kPBytes;
+  static constexpr int kScoreOffset = kPOffset + kParities * kPBytes;
   static constexpr int kQueryOffset = kScoreOffset + kScoreBytes;
   static constexpr int kStageOffset = kQueryOffset + kQueryBytes;
   static constexpr int kSharedBytes = kStageOffset + kStages * kStageBytes;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// decode, decode_sparse and prefill_sparse of cuda_bulk.
+// The kernels of decode, decode_sparse and prefill_sparse of cuda_bulk.
 #include "cuda/attention/absorbed_problem.cuh"
 #include "cuda/backends/bulk/absorbed.cuh"
 #include "cuda/backends/bulk/operations.h"
@@ -7,7 +7,8 @@
 namespace mla::MLA_CUDA_NAMESPACE::bulk {
 namespace {
 
-/// For AbsorbedProblem. Quantized rows come here for few query rows only (backend.cpp).
+/// AbsorbedProblem chooses the kernel here. The backend takes quantized rows only with few query rows (backend.cpp), so
+/// that there is no kernel for 64 rows of them.
 struct Kernels {
   template <class F>
   static auto with(const cuda::AbsorbedArgs& args, int32_t block_rows, const F& f) {

@@ -1,27 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of quantized caches as they land, and what their codes become: e4m3 codes are exact in f16 and multiplied as
-// they are; their scales come in where numbers are fewer.
+// The layout of quantized rows in a stage. Nobody converts whole rows: an e4m3 element is exact in f16, so that score
+// and value warps convert elements while they load operands, and multiply by the scales where there are fewer numbers.
 #pragma once
 
 #include "cuda/backends/bulk/block.cuh"
 
 namespace mla::MLA_CUDA_NAMESPACE::bulk {
 
-/// Where the parts of a landed row lie, and what they are.
+/// Where the channels and the scales of the rows of one pool lie in a stage, and of what types they are.
 struct LandedRows {
-  uint32_t rope_at;                 // bytes from a row's begin
-  uint32_t scales_at, scale_pitch;  // from the stage's begin to the first key's scales, from key to key
-  int32_t scale_shift;              // channel / 8 >> scale_shift is the channel's scale
+  uint32_t rope_at;      // bytes from a row's begin to its rotary channels
+  uint32_t scales_at;    // bytes from the stage's begin to the scales of its first key
+  uint32_t scale_pitch;  // bytes from the scales of a key to those of the next
+  int32_t scale_shift;   // channel / 8 >> scale_shift is the number of the channel's scale
   int32_t num_scales, d_ckv;
-  bool ue8m0, coded_rope;
-  float rope_scale;  // of coded ones
+  bool ue8m0, quantized_rope;
+  float rope_scale;  // scale of quantized rotary channels; else 1
 
+  /// Returns the number of the channel's scale. The channels that share a scale are a group.
   MLA_DEVICE int group_of(int channel) const { return channel / kVector >> scale_shift; }
-  /// From a key's first scale to that of a group.
+  /// Returns the bytes from a key's first scale to that of a group.
   MLA_DEVICE uint32_t scale_offset(int group) const {
     return static_cast<uint32_t>(group * size_of(ue8m0 ? ScaleType::kUE8M0 : ScaleType::kF32));
   }
-  /// The scale of a key of the stage at `stage`.
+  /// Loads the scale of a key and a group from the stage at `stage`.
   MLA_DEVICE float scale(ptx::SharedAddress stage, int key, int group) const {
     const ptx::SharedAddress at = stage + scales_at + static_cast<uint32_t>(key) * scale_pitch + scale_offset(group);
     return ue8m0 ? ue8m0_to_f32(ptx::load_shared<uint8_t>(at)) : ptx::load_shared<float>(at);
@@ -38,15 +40,18 @@ MLA_DEVICE LandedRows landed_rows(const cuda::KeyPool& pool) {
   rows.num_scales = pool.cache.num_scales;
   rows.d_ckv = pool.cache.d_ckv;
   rows.ue8m0 = pool.ue8m0;
-  rows.coded_rope = pool.quantized_kpe;
-  rows.rope_scale = rows.coded_rope ? *pool.cache.kpe_scale : 1.0F;
+  rows.quantized_rope = pool.quantized_kpe;
+  rows.rope_scale = rows.quantized_rope ? *pool.cache.kpe_scale : 1.0F;
   return rows;
 }
 
-/// A pool chosen by an index would be read by slow loads.
+/// Does the same for pool 0 or 1. It names both pools, because an index would make slow loads from local memory.
 template <class Config>
 MLA_DEVICE LandedRows landed_rows(const cuda::KeyPool (&pools)[2], int pool) {
   return pool == 0 ? landed_rows<Config>(pools[0]) : landed_rows<Config>(pools[1]);
 }
+
+/// A flag in the sign bit of a step's scale reference (ScaleRole): a scale of the step is too small for the reference.
+inline constexpr uint32_t kSmallScales = 0x80000000U;
 
 }  // namespace mla::MLA_CUDA_NAMESPACE::bulk

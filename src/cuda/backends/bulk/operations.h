@@ -10,7 +10,7 @@ namespace mla::MLA_CUDA_NAMESPACE::bulk {
 cuda::PlannedOperation<core::DecodeArgs> decode();
 cuda::PlannedOperation<core::DecodeSparseArgs> decode_sparse();
 
-/// All that the backend offers.
+/// Returns all operations that the backend has kernels for.
 const cuda::Operations& operations();
 
 }  // namespace mla::MLA_CUDA_NAMESPACE::bulk

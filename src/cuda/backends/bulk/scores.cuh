@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The score warps: they multiply queries and keys. Those of a band divide the channels.
+// The score warps multiply queries and keys. Those that share a band divide the channels into K slices.
 #pragma once
 
 #include "cuda/backends/bulk/block.cuh"
@@ -25,21 +25,21 @@ class ScoreRole : AbsorbedBlock<Config> {
   }
 
  private:
-  static constexpr int kTiles = Config::kBandTiles, kSteps = Config::kLatentSteps + Config::kRopeSteps;
+  static constexpr int kTiles = Config::kBandTiles, kSteps = Config::kLatentSteps + Config::kRopeSteps;  // K steps
 
   MLA_DEVICE static int score_warp() { return ptx::warp() - Config::kFirstScoreWarp; }
-  MLA_DEVICE static int band() { return score_warp() / Config::kParts; }
-  MLA_DEVICE static int part() { return score_warp() % Config::kParts; }
+  MLA_DEVICE static int band() { return score_warp() / Config::kSlices; }
+  MLA_DEVICE static int slice() { return score_warp() % Config::kSlices; }
 
-  // Queries. A warp has its rows and channels of them to itself.
+  // Queries. No other warp uses a warp's rows and channels of them.
 
-  /// Through shared memory into registers, as many as these hold; the others stay there.
+  /// Loads the queries through shared memory into registers, as many as these hold; the others stay in shared memory.
   MLA_DEVICE void load_queries() {
-    const bool whole_chunks = args_.q_dtype == Config::kType &&
-                              are_chunked(args_.q_nope, args_.q_nope_stride_token, args_.q_nope_stride_head) &&
-                              are_chunked(args_.q_pe, args_.q_pe_stride_token, args_.q_pe_stride_head);
+    const bool aligned = args_.q_dtype == Config::kType &&
+                         is_chunk_aligned(args_.q_nope, args_.q_nope_stride_token, args_.q_nope_stride_head) &&
+                         is_chunk_aligned(args_.q_pe, args_.q_pe_stride_token, args_.q_pe_stride_head);
     constexpr int kFirstTurn = Config::kQueriesAtOnce ? kSteps : Config::kHeldSteps;
-    share_queries<0, kFirstTurn>(whole_chunks);
+    share_queries<0, kFirstTurn>(aligned);
     MLA_UNROLL
     for (int m = 0; m < kTiles; ++m) MLA_UNROLL
     for (int step = 0; step < Config::kHeldSteps; ++step)
@@ -47,21 +47,23 @@ class ScoreRole : AbsorbedBlock<Config> {
                        lane_queries() + static_cast<uint32_t>(m * 16 * Config::kQueryPitch + step * 32));
     if constexpr (kFirstTurn == kSteps) return;
     ptx::sync_warp();
-    share_queries<kFirstTurn, kSteps>(whole_chunks);
+    share_queries<kFirstTurn, kSteps>(aligned);
   }
 
-  MLA_DEVICE static bool are_chunked(const void* from, int64_t stride_token, int64_t stride_head) {
+  /// Returns whether all rows of a query tensor of 16-bit elements begin at multiples of 16 bytes.
+  MLA_DEVICE static bool is_chunk_aligned(const void* from, int64_t stride_token, int64_t stride_head) {
     return ((reinterpret_cast<uint64_t>(from) | static_cast<uint64_t>(stride_token * 2) |
              static_cast<uint64_t>(stride_head * 2)) &
             (kChunkBytes - 1)) == 0;
   }
 
-  /// The warp's rows of the queries in shared memory, of its part of the channels.
+  /// The warp's rows of the queries in shared memory, from the first channel of its K slice on.
   MLA_DEVICE ptx::SharedAddress shared_queries() const {
     return shared_ + static_cast<uint32_t>(Config::kQueryOffset + band() * Config::kBandRows * Config::kQueryPitch +
-                                           part() * Config::kQueryPartBytes);
+                                           slice() * Config::kQuerySliceBytes);
   }
-  /// Where the lane's row of an A operand begins; of the steps that stay in shared memory.
+  /// The address that the lane gives to ldmatrix for an A operand: of the first K step in shared memory, and of the
+  /// first one that stays there.
   MLA_DEVICE ptx::SharedAddress lane_queries() const {
     return shared_queries() +
            static_cast<uint32_t>((ptx::lane() & 15) * Config::kQueryPitch + (ptx::lane() >> 4) * kChunkBytes);
@@ -70,17 +72,17 @@ class ScoreRole : AbsorbedBlock<Config> {
     return lane_queries() + (Config::kQueriesAtOnce ? Config::kHeldSteps * 32U : 0U);
   }
 
-  /// Steps [kBegin, kEnd) of the warp's channels into shared memory. Two lanes have a row, each a chunk of every step.
-  /// `whole_chunks`: their bits can be copied as they are.
+  /// Brings K steps [kBegin, kEnd) of the warp's queries into shared memory. Two lanes share a row; each has one of the
+  /// two chunks of every K step. `aligned`: queries have the type of keys and can be copied 16 bytes at a time.
   template <int kBegin, int kEnd>
-  MLA_DEVICE void share_queries(bool whole_chunks) const {
+  MLA_DEVICE void share_queries(bool aligned) const {
     MLA_UNROLL
     for (int m = 0; m < kTiles; ++m) {
       const int r = m * 16 + ptx::lane() / 2, chunk = ptx::lane() % 2;
       const QueryRow row = unit().rows.row(args_, band() * Config::kBandRows + r);
       const ptx::SharedAddress to =
           shared_queries() + static_cast<uint32_t>(r * Config::kQueryPitch + chunk * kChunkBytes);
-      if (whole_chunks)
+      if (aligned)
         copy_row<kBegin, kEnd>(to, row, chunk * kVector);
       else
         convert_row<kBegin, kEnd>(to, row, chunk * kVector);
@@ -90,11 +92,12 @@ class ScoreRole : AbsorbedBlock<Config> {
     ptx::sync_warp();
   }
 
-  /// The lane's chunk of each step, which begins `behind` channels into it.
+  /// Copies the lane's chunk of each K step, which begins `behind` channels into the K step.
   template <int kBegin, int kEnd>
   MLA_DEVICE void copy_row(ptx::SharedAddress to, const QueryRow& row, int behind) const {
     const int num_latent = args_.pools[0].cache.d_ckv;
-    // Addresses of channel 0 of the lane's chunk: of rotary ones, where that would be.
+    // These are the addresses of the lane's chunk of channel 0. Rotary channels are numbered behind the latent ones, so
+    // that theirs is where channel 0 would be.
     const uint64_t base = reinterpret_cast<uint64_t>(args_.q_nope);
     const uint64_t nope = base + static_cast<uint64_t>((nope_at(row) + behind) * 2);
     const uint64_t pe =
@@ -109,7 +112,7 @@ class ScoreRole : AbsorbedBlock<Config> {
     }
   }
 
-  /// The same, channel by channel: few registers are free here.
+  /// Does the same for queries of any type and alignment, two channels at a time, since few registers are free here.
   template <int kBegin, int kEnd>
   MLA_DEVICE void convert_row(ptx::SharedAddress to, const QueryRow& row, int behind) const {
     const int d_ckv = args_.pools[0].cache.d_ckv;
@@ -125,14 +128,14 @@ class ScoreRole : AbsorbedBlock<Config> {
     }
   }
 
-  /// The first channel of a step of the warp's part.
+  /// Returns the first channel of a K step of the warp's slice.
   MLA_DEVICE static int channel_of(int step) {
     return step < Config::kLatentSteps
-               ? (part() * Config::kLatentSteps + step) * 16
-               : Config::kLatentDims + (part() * Config::kRopeSteps + step - Config::kLatentSteps) * 16;
+               ? (slice() * Config::kLatentSteps + step) * 16
+               : Config::kLatentDims + (slice() * Config::kRopeSteps + step - Config::kLatentSteps) * 16;
   }
 
-  /// Where a row begins, in elements.
+  /// These return where a row begins in q_nope and in q_pe, in elements.
   MLA_DEVICE int64_t nope_at(const QueryRow& row) const {
     return int64_t{row.token} * args_.q_nope_stride_token + row.head * args_.q_nope_stride_head;
   }
@@ -150,32 +153,34 @@ class ScoreRole : AbsorbedBlock<Config> {
     if constexpr (Config::kScoresInRows)
       store_rows(s[0]);
     else
-      store_products(s);
+      store_accumulators(s);
     ptx::sync_warp();
     if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::s_full(band()));
   }
 
+  /// Stores the sums of the warp's K slice by rows; softmax warps read them by rows.
   MLA_DEVICE void store_rows(const float (&s)[4][4]) const {
     const ptx::SharedAddress to =
-        Block::score_row(part(), ptx::lane() >> 2) + static_cast<uint32_t>((ptx::lane() & 3) * 8);
+        Block::score_row(slice(), ptx::lane() >> 2) + static_cast<uint32_t>((ptx::lane() & 3) * 8);
     MLA_UNROLL
     for (int half = 0; half < 2; ++half) MLA_UNROLL
     for (int j = 0; j < 4; ++j)
       ptx::store_shared(to + static_cast<uint32_t>(half * 8 * Config::kScorePitch + j * 32),
                         two_floats(s[j][2 * half], s[j][2 * half + 1]));
   }
-  MLA_DEVICE void store_products(const float (&s)[kTiles][4][4]) const {
+  /// Stores the sums of the warp's K slice in the layout of the accumulators, 16 bytes a lane and tile.
+  MLA_DEVICE void store_accumulators(const float (&s)[kTiles][4][4]) const {
     MLA_UNROLL
     for (int m = 0; m < kTiles; ++m) MLA_UNROLL
     for (int j = 0; j < 4; ++j) {
       ptx::Vec4 four;
       MLA_UNROLL
       for (int i = 0; i < 4; ++i) four.x[i] = std::bit_cast<uint32_t>(s[m][j][i]);
-      ptx::store_shared(Block::scores(band(), part(), m, j), four);
+      ptx::store_shared(Block::scores(band(), slice(), m, j), four);
     }
   }
 
-  /// Operands of 16 channels: of the band's rows, and of the step's 32 keys.
+  /// The operands of one K step: queries of the band's rows, and the step's 32 keys in two groups of 16.
   struct Operands {
     uint32_t q[kTiles][4], k[2][4];
   };
@@ -189,20 +194,20 @@ class ScoreRole : AbsorbedBlock<Config> {
     }
   }
 
-  /// Products of the band's rows and the step's keys over this warp's part of the channels. Operands are read while
-  /// those before are multiplied.
+  /// Adds to `s` the products of the band's rows and the step's keys over this warp's K slice. The operands of a K step
+  /// are loaded before those of the K step in front of it are multiplied.
   MLA_DEVICE void multiply_queries(float (&s)[kTiles][4][4], uint32_t n) const {
     const ptx::SharedAddress lane_keys =
         Block::stage(n) + static_cast<uint32_t>(((ptx::lane() & 7) | (ptx::lane() >> 4) << 3) * Config::kKeyPitch +
                                                 ((ptx::lane() >> 3) & 1) * kChunkBytes);
-    const ptx::SharedAddress latents = lane_keys + static_cast<uint32_t>(part() * Config::kLatentSteps * 32);
-    const ptx::SharedAddress tails =
-        lane_keys + static_cast<uint32_t>(Config::kLatentDims * 2 + part() * Config::kRopeSteps * 32);
+    const ptx::SharedAddress latent_keys = lane_keys + static_cast<uint32_t>(slice() * Config::kLatentSteps * 32);
+    const ptx::SharedAddress rope_keys =
+        lane_keys + static_cast<uint32_t>(Config::kLatentDims * 2 + slice() * Config::kRopeSteps * 32);
     const ptx::SharedAddress rows = kept_lane_queries();
     const auto load = [&](Operands& to, int step) {
       const ptx::SharedAddress keys = step < Config::kLatentSteps
-                                          ? latents + static_cast<uint32_t>(step * 32)
-                                          : tails + static_cast<uint32_t>((step - Config::kLatentSteps) * 32);
+                                          ? latent_keys + static_cast<uint32_t>(step * 32)
+                                          : rope_keys + static_cast<uint32_t>((step - Config::kLatentSteps) * 32);
       MLA_UNROLL
       for (int group = 0; group < 2; ++group)
         ptx::ldmatrix_x4(to.k[group], keys + static_cast<uint32_t>(group * 16 * Config::kKeyPitch));
@@ -219,23 +224,23 @@ class ScoreRole : AbsorbedBlock<Config> {
     };
     static_assert(Config::kLatentSteps % 2 == 0);
     Operands even, odd;
-    const bool has_tail = args_.d_qk > Config::kLatentDims;
+    const bool has_rope = args_.d_qk > Config::kLatentDims;
     load(even, 0);
     MLA_UNROLL
     for (int step = 0; step < Config::kLatentSteps; step += 2) {
       load(odd, step + 1);
       multiply(s, even);
-      if (step + 2 < Config::kLatentSteps || has_tail) load(even, step + 2);
+      if (step + 2 < Config::kLatentSteps || has_rope) load(even, step + 2);
       multiply(s, odd);
     }
-    if (!has_tail) return;
+    if (!has_rope) return;
     if constexpr (Config::kRopeSteps == 2) load(odd, Config::kLatentSteps + 1);
     multiply(s, even);
     if constexpr (Config::kRopeSteps == 2) multiply(s, odd);
   }
 
   uint32_t next_ = 0;                                // number of the next step
-  uint32_t queries_[kTiles][Config::kHeldSteps][4];  // of the part's first steps
+  uint32_t queries_[kTiles][Config::kHeldSteps][4];  // queries of the slice's first K steps
 };
 
 }  // namespace mla::MLA_CUDA_NAMESPACE::bulk

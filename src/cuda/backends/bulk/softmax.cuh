@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The weight warps: they turn scores into weights. Each has the query rows of a band; where there is only one, a
-// quarter of them: scores lie in rows, and eight lanes share a row.
+// The softmax warps turn scores into P. Each has the query rows of one band. Where there is only one band (16 rows),
+// four warps have a quarter of its rows each; scores then lie in rows, and eight lanes share a row.
 #pragma once
 
 #include "cuda/attention/absorbed_results.cuh"
@@ -25,60 +25,62 @@ class SoftmaxRole : AbsorbedBlock<Config> {
     const StepRange known = unit().unmasked;
     MLA_NO_UNROLL
     for (const uint32_t end = unit().steps.end; next_ < end; ++next_) {
-      const StepRange unmasked = kInRows ? known : unit().unmasked;  // with 64 rows registers are short
-      weigh(next_, unmasked.contains(next_));
+      const StepRange unmasked = kInRows ? known : unit().unmasked;  // read again: with 64 rows registers are short
+      step(next_, unmasked.contains(next_));
     }
     finish();
     Block::leave_unit();
   }
 
  private:
-  static constexpr bool kInRows = Config::kScoresInRows;  // or as products come, rows and columns of an m16n8 tile
-  static constexpr int kTileRows = kInRows ? 1 : 2;       // of the lane, of 16
-  static constexpr int kLaneRows = kTileRows * Config::kBandTiles;
-  static constexpr int kRowLanes = kInRows ? 8 : 4, kLaneKeys = Config::kKeys / kRowLanes;
+  // true: the lane has keys of one row. false: it has the rows and keys of the accumulators of m16n8 tiles.
+  static constexpr bool kInRows = Config::kScoresInRows;
+  static constexpr int kTileRows = kInRows ? 1 : 2;  // rows of the lane in a tile of 16
+  static constexpr int kRowsPerLane = kTileRows * Config::kBandTiles;
+  static constexpr int kLanesPerRow = kInRows ? 8 : 4, kKeysPerLane = Config::kKeys / kLanesPerRow;
 
   MLA_DEVICE static int softmax_warp() { return ptx::warp() - Config::kFirstSoftmaxWarp; }
   MLA_DEVICE static int band() { return kInRows ? 0 : softmax_warp(); }
-  /// Of the lane's rows: its tile, which half of that, and its number in the unit.
+  /// These return, for one of the lane's rows: its tile of 16 rows, the half of the tile, and its number in the unit.
   MLA_DEVICE static int tile_of(int row) { return row / kTileRows; }
   MLA_DEVICE static int half_of(int row) { return row % 2; }
   MLA_DEVICE static int row_of_unit(int row) {
-    if constexpr (kInRows) return softmax_warp() * 4 + ptx::lane() / kRowLanes;
+    if constexpr (kInRows) return softmax_warp() * 4 + ptx::lane() / kLanesPerRow;
     return band() * Config::kBandRows + tile_of(row) * 16 + half_of(row) * 8 + (ptx::lane() >> 2);
   }
-  /// Of the step's keys: the lane has this one, the next, and those 8, 16, 24 on; or four neighbours, and those 32 on.
-  MLA_DEVICE static int first_column() { return kInRows ? ptx::lane() % kRowLanes * 4 : (ptx::lane() & 3) * 2; }
-  MLA_DEVICE static constexpr int behind_first(int i) { return kInRows ? i / 4 * 32 + i % 4 : i / 2 * 8 + i % 2; }
-  MLA_DEVICE static int column_of(int i) { return first_column() + behind_first(i); }
-  /// Where the sum over a part of the channels stands, for the lane's key i.
-  MLA_DEVICE ptx::SharedAddress score_of(int part, int row, int i) const {
-    if constexpr (kInRows) return Block::score_row(part, row_of_unit(row)) + static_cast<uint32_t>(column_of(i) * 4);
-    return Block::scores(band(), part, tile_of(row), i / 2) + static_cast<uint32_t>((half_of(row) * 2 + i % 2) * 4);
+  /// Columns are the keys of a step. The lane's i-th key is column first_column() + column_offset(i): four neighbours
+  /// and the four 32 columns further (kInRows), or two neighbours and those 8, 16 and 24 columns further.
+  MLA_DEVICE static int first_column() { return kInRows ? ptx::lane() % kLanesPerRow * 4 : (ptx::lane() & 3) * 2; }
+  MLA_DEVICE static constexpr int column_offset(int i) { return kInRows ? i / 4 * 32 + i % 4 : i / 2 * 8 + i % 2; }
+  MLA_DEVICE static int column_of(int i) { return first_column() + column_offset(i); }
+  /// Returns the address of the score over one K slice, for one of the lane's rows and its i-th key.
+  MLA_DEVICE ptx::SharedAddress score_of(int slice, int row, int i) const {
+    if constexpr (kInRows) return Block::score_row(slice, row_of_unit(row)) + static_cast<uint32_t>(column_of(i) * 4);
+    return Block::scores(band(), slice, tile_of(row), i / 2) + static_cast<uint32_t>((half_of(row) * 2 + i % 2) * 4);
   }
 
-  /// Step n. `unmasked`: as AbsorbedUnit has it.
-  MLA_DEVICE void weigh(uint32_t n, bool unmasked) {
+  /// Computes P of step n. `unmasked`: every row sees all its keys, and scores need only the scale.
+  MLA_DEVICE void step(uint32_t n, bool unmasked) {
     ptx::mbarrier_wait(Block::s_full(band()), Block::s_parity(n));
-    // The place of these weights is free once the values of two steps ago are added.
+    // P n takes the place of P n - 2, which is free once the values of that step are added.
     if (n >= 2) ptx::mbarrier_wait(Block::kv_empty(n - 2), Block::kv_parity(n - 2));
     const bool only_valid = args_.sparse() && needs_only_scale(args_.options);
     const bool direct = unmasked || only_valid;
     if (!direct) [[unlikely]]
-      replace_scores(n);
+      mask_scores(n);
     const float scale = direct ? score_scale(args_) * std::numbers::log2e_v<float> : 1.0F;
     const ValidKeys valid = only_valid ? valid_keys(n) : ValidKeys{~0U, ~0U};
     bool rescaled = false;
     MLA_UNROLL
     for (int m = 0; m < Config::kBandTiles; ++m) {
-      float s[kTileRows][kLaneKeys];
-      take_logits(s, m, scale, valid);
+      float s[kTileRows][kKeysPerLane];
+      load_logits(s, m, scale, valid);
       if (m == Config::kBandTiles - 1) {
         ptx::sync_warp();
         if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::s_empty(band()));
       }
       MLA_UNROLL
-      for (int r = 0; r < kTileRows; ++r) rescaled |= weigh_row(s[r], n, m * kTileRows + r);
+      for (int r = 0; r < kTileRows; ++r) rescaled |= compute_p(s[r], n, m * kTileRows + r);
     }
     if constexpr (Config::kQuantized) {
       const bool event = ptx::any(rescaled) || !direct;
@@ -89,111 +91,115 @@ class SoftmaxRole : AbsorbedBlock<Config> {
     if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::p_full(n));
   }
 
-  /// Which of the lane's keys have rows.
+  /// Tells which of the lane's keys have rows in the cache.
   struct ValidKeys {
-    uint32_t from_first, behind;  // bits of the keys from its first on, and of those 32 on
+    uint32_t low, high;  // bits of the columns from the lane's first on, and from 32 columns further on
 
     MLA_DEVICE bool has(int i) const {
-      return ((behind_first(i) < 32 ? from_first : behind) >> behind_first(i) % 32 & 1U) != 0;
+      return ((column_offset(i) < 32 ? low : high) >> column_offset(i) % 32 & 1U) != 0;
     }
   };
   MLA_DEVICE ValidKeys valid_keys(uint32_t n) const {
     ValidKeys valid = {Block::valid_from(n, first_column()), 0U};
-    if constexpr (Config::kKeys > 32) valid.behind = Block::valid_from(n, first_column() + 32);
+    if constexpr (Config::kKeys > 32) valid.high = Block::valid_from(n, first_column() + 32);
     return valid;
   }
 
-  /// Base-2 logits out of the sums over all parts of the channels, of the lane's keys and rows of a tile; -inf for keys
-  /// that are not valid.
-  MLA_DEVICE void take_logits(float (&s)[kTileRows][kLaneKeys], int m, float scale, const ValidKeys& valid) const {
-    float sum[kTileRows][kLaneKeys] = {};
+  /// Loads the base-2 logits of the lane's keys and its rows of tile m: the sums over all K slices times `scale`, -inf
+  /// for keys that are not valid.
+  MLA_DEVICE void load_logits(float (&s)[kTileRows][kKeysPerLane], int m, float scale, const ValidKeys& valid) const {
+    float sum[kTileRows][kKeysPerLane] = {};
     MLA_UNROLL
-    for (int i = 0; i < kLaneKeys; i += kInRows ? 4 : 2) MLA_UNROLL
-    for (int part = 0; part < Config::kParts; ++part) {
-      const auto four = ptx::load_shared<ptx::Vec4>(score_of(part, m * kTileRows, i));
+    for (int i = 0; i < kKeysPerLane; i += kInRows ? 4 : 2) MLA_UNROLL
+    for (int slice = 0; slice < Config::kSlices; ++slice) {
+      const auto four = ptx::load_shared<ptx::Vec4>(score_of(slice, m * kTileRows, i));
       MLA_UNROLL
       for (int k = 0; k < 4; ++k) (kInRows ? sum[0][i + k] : sum[k / 2][i + k % 2]) += std::bit_cast<float>(four.x[k]);
     }
     MLA_UNROLL
     for (int r = 0; r < kTileRows; ++r) MLA_UNROLL
-    for (int i = 0; i < kLaneKeys; ++i) s[r][i] = valid.has(i) ? sum[r][i] * scale : kNoKey;
+    for (int i = 0; i < kKeysPerLane; ++i) s[r][i] = valid.has(i) ? sum[r][i] * scale : kNoKey;
   }
 
-  /// One of the lane's rows. Whether its outputs so far are to be rescaled.
-  MLA_DEVICE bool weigh_row(const float (&s)[kLaneKeys], uint32_t n, int row) {
+  /// Computes and stores P of one of the lane's rows. Returns whether the accumulators of the row must be rescaled.
+  MLA_DEVICE bool compute_p(const float (&s)[kKeysPerLane], uint32_t n, int row) {
     const float factor = raise_max(s, row), base = states_[row].base() - kPShift<Config>;
-    uint32_t weights[kLaneKeys / 2];
+    uint32_t packed[kKeysPerLane / 2];
     MLA_UNROLL
-    for (int i = 0; i < kLaneKeys; i += 2) {
+    for (int i = 0; i < kKeysPerLane; i += 2) {
       const float low = ptx::exp2_approx(s[i] - base), high = ptx::exp2_approx(s[i + 1] - base);
       states_[row].sum += low + high;
-      weights[i / 2] = pack<Config::kType>(low, high);
+      packed[i / 2] = pack<Config::kType>(low, high);
     }
     const ptx::SharedAddress to =
         Block::p(n) + static_cast<uint32_t>(row_of_unit(row) * Config::kPPitch + first_column() * 2);
     if constexpr (kInRows) {
       MLA_UNROLL
-      for (int i = 0; i < kLaneKeys; i += 4)
-        ptx::store_shared(to + static_cast<uint32_t>(behind_first(i) * 2),
-                          uint64_t{weights[i / 2 + 1]} << 32 | weights[i / 2]);
+      for (int i = 0; i < kKeysPerLane; i += 4)
+        ptx::store_shared(to + static_cast<uint32_t>(column_offset(i) * 2),
+                          uint64_t{packed[i / 2 + 1]} << 32 | packed[i / 2]);
     } else {
       MLA_UNROLL
-      for (int i = 0; i < kLaneKeys / 2; ++i) ptx::store_shared(to + static_cast<uint32_t>(i * 16), weights[i]);
+      for (int i = 0; i < kKeysPerLane / 2; ++i) ptx::store_shared(to + static_cast<uint32_t>(i * 16), packed[i]);
     }
-    if (ptx::lane() % kRowLanes == 0) Block::factors(n)[row_of_unit(row)] = factor;
+    if (ptx::lane() % kLanesPerRow == 0) Block::factors(n)[row_of_unit(row)] = factor;
     return factor != 1.0F;
   }
 
-  /// Returns what outputs so far are to be multiplied by.
-  MLA_DEVICE float raise_max(const float (&s)[kLaneKeys], int row) {
+  /// Raises the maximum of a row if logits have outgrown it. Returns the factor for the accumulators of the row.
+  MLA_DEVICE float raise_max(const float (&s)[kKeysPerLane], int row) {
     float largest = kNoKey;
     MLA_UNROLL
-    for (int i = 0; i < kLaneKeys; ++i) largest = ptx::max_number(largest, s[i]);
+    for (int i = 0; i < kKeysPerLane; ++i) largest = ptx::max_number(largest, s[i]);
     MLA_UNROLL
-    for (int mask = 1; mask < kRowLanes; mask *= 2) largest = ptx::max_number(largest, ptx::shuffle_xor(largest, mask));
-    const float headroom = args_.max_logits != nullptr ? 0.0F : kHeadroom;  // who is asked for the maximum keeps to it
+    for (int mask = 1; mask < kLanesPerRow; mask *= 2)
+      largest = ptx::max_number(largest, ptx::shuffle_xor(largest, mask));
+    const float headroom = args_.max_logits != nullptr ? 0.0F : kHeadroom;  // max_logits are exact maxima
     return states_[row].is_outgrown_by(largest, headroom) ? states_[row].raise(largest) : 1.0F;
   }
 
-  /// The long way: the lane's scores become base-2 logits in place, -inf where a row does not see the key.
-  MLA_DEVICE void replace_scores(uint32_t n) const {
+  /// Replaces the lane's scores in shared memory by base-2 logits with all options applied, -inf where a row does not
+  /// see the key. Steps that are not unmasked take this way; load_logits() then reads the results with the scale 1.
+  MLA_DEVICE void mask_scores(uint32_t n) const {
     const int32_t key = unit().template first_key<Config>(n);
     MLA_NO_UNROLL
-    for (int row = 0; row < kLaneRows; ++row) {
+    for (int row = 0; row < kRowsPerLane; ++row) {
       const RowScores scores(args_, unit().segment, unit().rows.row(args_, row_of_unit(row)));
       MLA_NO_UNROLL
-      for (int i = 0; i < kLaneKeys; ++i) {
-        float product = 0.0F;
-        for (int part = 0; part < Config::kParts; ++part) {
-          const ptx::SharedAddress of_part = score_of(part, row, i);
-          product += ptx::load_shared<float>(of_part);
-          ptx::store_shared(of_part, 0.0F);
+      for (int i = 0; i < kKeysPerLane; ++i) {
+        float score = 0.0F;
+        for (int slice = 0; slice < Config::kSlices; ++slice) {
+          const ptx::SharedAddress of_slice = score_of(slice, row, i);
+          score += ptx::load_shared<float>(of_slice);
+          ptx::store_shared(of_slice, 0.0F);
         }
-        ptx::store_shared(score_of(0, row, i), logit_of(scores, product, n, column_of(i), key + column_of(i)));
+        ptx::store_shared(score_of(0, row, i), logit_of(scores, score, n, column_of(i), key + column_of(i)));
       }
     }
   }
 
-  MLA_DEVICE float logit_of(const RowScores& row, float product, uint32_t n, int column, int32_t key) const {
-    if ((Block::valid_from(n, column) & 1U) != 0 && row.sees(key)) return row.logit(product, key);
-    if (!is_finite(product)) Block::poison(n).mark(column);
+  /// Returns the logit of a row and a key. It marks a hidden key whose score is not finite as poison.
+  MLA_DEVICE float logit_of(const RowScores& row, float score, uint32_t n, int column, int32_t key) const {
+    if ((Block::valid_from(n, column) & 1U) != 0 && row.sees(key)) return row.logit(score, key);
+    if (!is_finite(score)) Block::poison(n).mark(column);
     return kNoKey;
   }
 
   // The end of a segment.
 
-  /// Writes the statistics of the lane's rows, and what their outputs are to be multiplied by.
+  /// Writes the output factors of the lane's rows, and their lse and max_logits or the state of a partial result.
   MLA_DEVICE void finish() const {
     const int number = Block::unit_number();
     if (number > 0)
-      ptx::mbarrier_wait(Block::unit_empty(number - 1), Block::unit_parity(number - 1));  // whose factors lie there
-    const bool first_of_row = ptx::lane() % kRowLanes == 0;
-    RowEnd<Config> ends[kLaneRows];
+      ptx::mbarrier_wait(Block::unit_empty(number - 1),
+                         Block::unit_parity(number - 1));  // its output factors were read
+    const bool first_of_row = ptx::lane() % kLanesPerRow == 0;
+    RowEnd<Config> ends[kRowsPerLane];
     MLA_UNROLL
-    for (int row = 0; row < kLaneRows; ++row) {
+    for (int row = 0; row < kRowsPerLane; ++row) {
       float sum = states_[row].sum * ptx::exp2_approx(-kPShift<Config>);
       MLA_UNROLL
-      for (int mask = 1; mask < kRowLanes; mask *= 2) sum += ptx::shuffle_xor(sum, mask);
+      for (int mask = 1; mask < kLanesPerRow; mask *= 2) sum += ptx::shuffle_xor(sum, mask);
       const int r = row_of_unit(row);
       ends[row] = {args_, unit(), r, ScoreState{states_[row].max, sum}};
       if (first_of_row) Block::output_factors()[r] = ends[row].output_factor();
@@ -202,11 +208,11 @@ class SoftmaxRole : AbsorbedBlock<Config> {
     if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::stats_full());
     if (!first_of_row) return;
     MLA_UNROLL
-    for (int row = 0; row < kLaneRows; ++row) ends[row].store_stats(args_);
+    for (int row = 0; row < kRowsPerLane; ++row) ends[row].store_stats(args_);
   }
 
-  uint32_t next_ = 0;             // number of the next step
-  ScoreState states_[kLaneRows];  // sums are over the lane's keys
+  uint32_t next_ = 0;                // number of the next step
+  ScoreState states_[kRowsPerLane];  // their sums are over the lane's keys only
 };
 
 }  // namespace mla::MLA_CUDA_NAMESPACE::bulk

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The value warps: they add weighted rows to the outputs, each its own channels of all query rows.
+// The value warps compute O += P V, each for its own channels of all query rows.
 #pragma once
 
 #include "cuda/backends/bulk/outputs.cuh"
@@ -28,7 +28,7 @@ class ValueRole : OutputRole<Config> {
 
  private:
   MLA_DEVICE void step(uint32_t n) {
-    ptx::mbarrier_wait(Block::kv_full(n), Block::kv_parity(n));  // for the sight of what copies wrote
+    ptx::mbarrier_wait(Block::kv_full(n), Block::kv_parity(n));  // makes what bulk copies wrote visible
     ptx::mbarrier_wait(Block::p_full(n), Block::p_parity(n));
     Output::rescale(n, 1.0F);
     if (Block::poison(n).any()) silence_poison(n);
@@ -61,6 +61,7 @@ class ValueRole : OutputRole<Config> {
     }
   }
 
+  /// Clears this warp's channels of keys that are marked as poison (poison.cuh).
   MLA_DEVICE void silence_poison(uint32_t n) const {
     Block::poison(n).for_each_marked([&](int key) {
       silence_values<Config::kType>(Config::kOutputDims, [&](int c) {
@@ -68,8 +69,8 @@ class ValueRole : OutputRole<Config> {
       });
     });
     ptx::fence_async_proxy();
-    ptx::sync_threads(Block::kValuesBarrier,
-                      kValueThreads);  // every value warp has seen the marks; this one's lanes the zeros
+    // Behind this barrier every value warp has seen the marks, and every lane of this warp sees the zeros.
+    ptx::sync_threads(Block::kValuesBarrier, kValueThreads);
     if (value_warp() == 0) Block::poison(n).reset(ptx::lane(), kWarpSize);
   }
 
