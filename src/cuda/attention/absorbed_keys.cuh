@@ -13,8 +13,8 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// The addresses of a key's latent channels, rotary channels and scales. They are null where the key has no row; the
-/// tile then holds zeros instead.
+/// Holds the addresses of a key's latent channels, rotary channels and scales. They are null where the key has no row;
+/// the tile then holds zeros instead.
 template <class Config, bool kQuantized = Config::kQuantized>
 struct alignas(8) Place {
   const std::byte* ckv = nullptr;

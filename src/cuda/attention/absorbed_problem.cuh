@@ -57,7 +57,7 @@ auto with_key_rows(const cuda::AbsorbedArgs& args, const F& f) {
   return args.d_v == 512 ? for_width.template operator()<512>() : for_width.template operator()<256>();
 }
 
-/// A problem in the kernels' form: all that does not depend on which kernel computes it. Kernels::with(args,
+/// Holds a problem in the kernels' form: all that does not depend on which kernel computes it. Kernels::with(args,
 /// block_rows, f) calls f with the kernel for arguments of these shapes.
 template <class Kernels, class Args>
 struct AbsorbedProblem {

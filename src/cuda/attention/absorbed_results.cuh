@@ -10,7 +10,7 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// The end of the unit's row `r`, whose softmax state is complete. The warps that store outputs wait for
+/// Computes the end of the unit's row `r`, whose softmax state is complete. The warps that store outputs wait for
 /// output_factor(); nothing in the kernel waits for store_stats(), so that it is called last.
 template <class Config>
 class RowEnd {
@@ -105,8 +105,8 @@ class ResultRow {
 
   /// Stores the row in the type of the outputs. pack(low, high) converts two neighbours to the bits of two Elements.
   /// Memory is written in sectors of 32 bytes, so that a lane stores four small elements at once; where it holds only
-  /// two neighbours, two lanes exchange halves of two tiles. Gain of the exchange: 128 heads, bf16, batch 64, kv
-  /// 2k 82.0 to 79-81 us (H200, 2026-11-21).
+  /// two neighbours, two lanes exchange halves of two tiles. Gain of the exchange: 128 heads, bf16, batch 64, kv 2k
+  /// 82.0 to 79-81 us (H200, 2026-11-21).
   template <class Element, class Packed, class Pair, class Pack>
   MLA_DEVICE void store_row(const OutputPlace& at, float factor, const Pair& pair, const Pack& pack) const {
     constexpr int kTogether = sizeof(Element) < 4 ? 4 : 2;  // elements that a lane stores at once

@@ -15,13 +15,13 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// One query row of the block. `query` counts the query tokens of the request, `token` those of the batch; token is -1
-/// where the request has no such row.
+/// Identifies one query row of the block. `query` counts the query tokens of the request, `token` those of the batch;
+/// token is -1 where the request has no such row.
 struct QueryRow {
   int32_t token = -1, query = 0, head = 0;
 };
 
-/// The query rows of one unit.
+/// Describes the query rows of one unit.
 struct UnitRows {
   int32_t row_begin;    // number, in the request, of the block's row 0
   int32_t num_rows;     // rows of the request
@@ -71,7 +71,7 @@ MLA_DEVICE KeyRange unmasked_keys(const cuda::AbsorbedArgs& args, const cuda::Se
   return {begin, end < tree ? end : tree};
 }
 
-/// Returns the factor from Q K to scores: the softmax scale times the scale of the queries.
+/// Returns the factor from scores to logits: the softmax scale times the scale of the queries.
 MLA_DEVICE float score_scale(const cuda::AbsorbedArgs& args) {
   return args.q_scale != nullptr ? args.sm_scale * *args.q_scale : args.sm_scale;
 }
@@ -119,9 +119,9 @@ class RowScores {
     return key < tree_begin_ || in_tree(global_position(args_.context_parallel, key) - draft_begin_);
   }
 
-  /// The base-2 logit of a product.
-  MLA_DEVICE float logit(float product, int32_t key) const {
-    float s = product * scale_;
+  /// Returns the base-2 logit of a key from the row's score.
+  MLA_DEVICE float logit(float score, int32_t key) const {
+    float s = score * scale_;
     const float cap = args_.options.logits_soft_cap;
     if (cap > 0.0F) s = soft_capped(s / cap * kSoftCapExponent, cap);
     if (args_.options.alibi_slopes != nullptr)

@@ -9,14 +9,14 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// Steps begin ... end - 1, by their numbers.
+/// Holds steps begin ... end - 1, by their numbers.
 struct StepRange {
   uint32_t begin, end;
 
   MLA_DEVICE bool contains(uint32_t n) const { return begin <= n && n < end; }
 };
 
-/// The description of a unit: one segment of it, for all threads of the block.
+/// Describes one segment of a unit to all threads of the block.
 struct AbsorbedUnit {
   cuda::Segment segment;
   KeyList keys;
@@ -65,7 +65,7 @@ inline constexpr int kUnitBytes = 112;  // bytes of a description
 static_assert(sizeof(AbsorbedUnit) <= kUnitBytes);
 inline constexpr int kMbarrierBytes = 8;
 
-/// The places of the units' mbarriers in shared memory.
+/// These are the places of the units' mbarriers in shared memory.
 enum UnitBarrier : int {
   kUnitFull,                             // one for each description
   kUnitEmpty = kUnitFull + kUnitPlaces,  // one for each description
@@ -73,13 +73,13 @@ enum UnitBarrier : int {
 };
 
 /// true: the softmax warps compute a unit's unmasked steps while the first rows load. false: the thread that describes
-/// the unit does, before the first load. The first rows of 16-bit caches are issued sooner with true (part of 84.7 to
-/// 82.0 us for 128 heads, batch 64, kv 2k; H200, 2026-11-21). Quantized rows were decoded 5 % slower with true, by the
-/// same instructions; the cause is not known (H200, 2026-11-21).
+/// the unit does, before the first load. With true the first rows of 16-bit caches are issued about a microsecond
+/// sooner (a part of 84.7 to 82.0 us for 128 heads, batch 64, kv 2k; H200, 2026-11-21). Quantized rows were decoded 5 %
+/// slower with true, by the same instructions; the cause is not known (H200, 2026-11-21).
 template <class Config>
 inline constexpr bool kUnmaskedStepsLater = !Config::kQuantized;
 
-/// The state of the one thread that describes units.
+/// Holds the state of the one thread that describes units.
 struct UnitWalk {
   int32_t next_segment, end_segment, row_lane;
   uint32_t steps = 0;  // number of steps of all units so far
@@ -114,7 +114,7 @@ struct UnitWalk {
   }
 };
 
-/// The base of a block's roles: it takes each warp from unit to unit. Config has kWarps, kRows, kKeys (keys of a step),
+/// This base of a block's roles takes each warp from unit to unit. Config has kWarps, kRows, kKeys (keys of a step),
 /// and the offsets in shared memory kUnitBarrierOffset, kUnitOffset and kUnitNumberOffset (an int for each warp).
 template <class Config>
 class AbsorbedUnits {
@@ -154,7 +154,7 @@ class AbsorbedUnits {
     walk.read_ahead(args_);
   }
 
-  /// unit_full: the unit is described. unit_empty: every warp is done with the unit.
+  /// A phase of unit_full ends when the unit is described, one of unit_empty when every warp is done with the unit.
   MLA_DEVICE ptx::SharedAddress unit_full(int unit) const { return unit_barrier(kUnitFull + unit % kUnitPlaces); }
   MLA_DEVICE ptx::SharedAddress unit_empty(int unit) const { return unit_barrier(kUnitEmpty + unit % kUnitPlaces); }
   MLA_DEVICE static uint32_t unit_parity(int unit) { return static_cast<uint32_t>(unit / kUnitPlaces) & 1U; }

@@ -16,7 +16,7 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// The marks of one step's keys, in shared memory.
+/// Holds the marks of one step's keys, in shared memory.
 template <int kKeys>
 class PoisonMarks {
  public:

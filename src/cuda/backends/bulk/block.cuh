@@ -13,7 +13,8 @@ namespace mla::MLA_CUDA_NAMESPACE::bulk {
 template <class Config>
 inline constexpr float kPShift = Config::kQuantized ? 5.0F : 0.0F;
 
-/// Step n uses stage n % kStages, and place n % 2 of P, factors, events, scales and poison marks.
+/// The base of all roles. Step n uses stage n % kStages, and place n % 2 of P, factors, events, scales and poison
+/// marks.
 template <class Config>
 class AbsorbedBlock : protected AbsorbedUnits<Config> {
   using Units = AbsorbedUnits<Config>;
@@ -48,22 +49,24 @@ class AbsorbedBlock : protected AbsorbedUnits<Config> {
 
  protected:
   using Units::args_, Units::memory_, Units::shared_, Units::unit;
-  /// Named barriers. bar.sync 0 is the one of sync_block().
+  /// These are named barriers (bar.sync). Number 0 is that of sync_block().
   enum NamedBarrier : int { kValuesBarrier = 1 };
 
-  /// kv_full: the rows of step n are in their stage. kv_empty: every value warp is done with them. p_full: P of step n,
-  /// the factors of its rows and the scales of its keys are written.
+  /// A phase of kv_full ends when the rows of step n are in their stage, one of kv_empty when every value warp is done
+  /// with them, and one of p_full when P of step n, the factors of its rows and the scales of its keys are written.
   MLA_DEVICE ptx::SharedAddress kv_full(uint32_t n) const { return barrier(Config::kKvFull + n % Config::kStages); }
   MLA_DEVICE ptx::SharedAddress kv_empty(uint32_t n) const { return barrier(Config::kKvEmpty + n % Config::kStages); }
   MLA_DEVICE ptx::SharedAddress p_full(uint32_t n) const { return barrier(Config::kPFull + n % Config::kParities); }
-  /// The output factors of the unit are written, after P of its last step.
+  /// A phase of stats_full ends when the output factors of a unit are written, which comes after P of its last step.
   MLA_DEVICE ptx::SharedAddress stats_full() const { return barrier(Config::kStatsFull); }
-  /// s_full: the band's score warps have written their scores. s_empty: its softmax warps have read them.
+  /// A phase of s_full ends when the band's score warps have written their scores, one of s_empty when its softmax
+  /// warps have read them.
   MLA_DEVICE ptx::SharedAddress s_full(int band) const { return barrier(Config::kSFull + static_cast<uint32_t>(band)); }
   MLA_DEVICE ptx::SharedAddress s_empty(int band) const {
-    return barrier(Config::kSEmpty + static_cast<uint32_t>(band));
+    // Relative to s_full: from barrier(kSEmpty + band) nvcc 13.0 made other code for SM100.
+    return s_full(band) + (Config::kSEmpty - Config::kSFull) * kMbarrierBytes;
   }
-  /// All copies of a group of the first steps are issued. The barrier has one phase only.
+  /// The one phase of first_issued ends when all copies of a group of the first steps are issued.
   MLA_DEVICE ptx::SharedAddress first_issued(uint32_t group) const { return barrier(Config::kFirstIssued + group); }
   MLA_DEVICE static uint32_t s_parity(uint32_t n) { return n & 1U; }
   MLA_DEVICE static uint32_t kv_parity(uint32_t n) { return n / Config::kStages & 1U; }
@@ -94,15 +97,16 @@ class AbsorbedBlock : protected AbsorbedUnits<Config> {
     return PoisonMarks<Config::kKeys>(
         as<uint8_t>(memory_ + Config::kPoisonOffset + n % Config::kParities * Config::kPoisonBytes));
   }
-  /// One factor for each row, by which value warps multiply the accumulators in step n, before they add its values.
+  /// Returns one factor for each row, by which value warps multiply the accumulators in step n, before they add its
+  /// values.
   MLA_DEVICE float* factors(uint32_t n) const {
     return as<float>(memory_ + Config::kFactorOffset) + n % Config::kParities * Config::kRows;
   }
-  /// One factor for each row, by which value warps multiply the accumulators at the end of the unit.
+  /// Returns one factor for each row, by which value warps multiply the accumulators at the end of the unit.
   MLA_DEVICE float* output_factors() const { return as<float>(memory_ + Config::kOutputFactorOffset); }
-  /// Quantized rows only. Each softmax warp writes one byte: 1 if a factor of its rows is not 1 in step n, or if keys
-  /// may be poison; then value warps look at factors and marks. The reference of the scales follows (ScaleRole), so
-  /// that one load of 8 bytes brings both.
+  /// Returns where the events of quantized rows lie. Each softmax warp writes one byte: 1 if a factor of its rows is
+  /// not 1 in step n, or if keys may be poison; then value warps look at factors and marks. The reference of the scales
+  /// follows (ScaleRole), so that one load of 8 bytes brings both.
   MLA_DEVICE ptx::SharedAddress events(uint32_t n) const {
     return shared_ + Config::kEventOffset + n % Config::kParities * Config::kEventBytes;
   }
@@ -110,19 +114,20 @@ class AbsorbedBlock : protected AbsorbedUnits<Config> {
   MLA_DEVICE ptx::SharedAddress stage(uint32_t n) const {
     return shared_ + static_cast<uint32_t>(Config::kStageOffset + n % Config::kStages * Config::kStageBytes);
   }
-  /// Quantized rows whose scales are not copied with them only: the scales of step n, kKeyScaleBytes for each key.
+  /// Returns where the scales of step n lie if they are not copied with their rows: kKeyScaleBytes for each key.
   MLA_DEVICE ptx::SharedAddress stage_scales(uint32_t n) const { return stage(n) + Config::kKeys * Config::kKeyPitch; }
-  /// Quantized rows only: the scales of a group of channels, for all keys of step n, divided by the reference, in f16.
+  /// Returns where the scale warp's results lie: the scales of a group of channels, for all keys of step n, divided by
+  /// the reference, in f16.
   MLA_DEVICE ptx::SharedAddress value_scales(uint32_t n, int group) const {
     return shared_ + static_cast<uint32_t>(Config::kScaleOffset + group * Config::kKeys * 2) +
            n % Config::kParities * Config::kScaleBytes;
   }
-  /// P of step n, in rows that are kPPitch bytes apart.
+  /// Returns where P of step n lies, in rows that are kPPitch bytes apart.
   MLA_DEVICE ptx::SharedAddress p(uint32_t n) const {
     return shared_ + static_cast<uint32_t>(Config::kPOffset + n % Config::kParities * Config::kPBytes);
   }
-  /// The lane's four scores of an accumulator, where scores have that layout. The lane is 4 g + t: it has rows g and g
-  /// + 8 of tile `m` of the band, and keys 8 j + 2 t and 8 j + 2 t + 1.
+  /// Returns where the lane's four scores of an accumulator lie, if scores have that layout. The lane is 4 g + t: it
+  /// has rows g and 8 + g of tile `m` of the band, and keys 8 j + 2 t and 8 j + 2 t + 1.
   MLA_DEVICE ptx::SharedAddress scores(int band, int slice, int m, int j) const {
     return shared_ +
            static_cast<uint32_t>(
@@ -130,7 +135,7 @@ class AbsorbedBlock : protected AbsorbedUnits<Config> {
                (((band * Config::kSlices + slice) * Config::kBandTiles + m) * (Config::kKeys / 8) + j) * kTileBytes +
                ptx::lane() * kChunkBytes);
   }
-  /// The scores of a row over one K slice, where scores lie in rows.
+  /// Returns where the scores of a row over one K slice lie, if scores lie in rows.
   MLA_DEVICE ptx::SharedAddress score_row(int slice, int row) const {
     return shared_ + static_cast<uint32_t>(Config::kScoreOffset + (slice * Config::kRows + row) * Config::kScorePitch);
   }

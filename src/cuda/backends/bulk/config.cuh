@@ -73,7 +73,9 @@ struct AbsorbedConfig {
   static constexpr int kSlices = kQuantized ? 4 : kScoreWarps / kBands;
   static constexpr int kWarpKeys = kKeys * kSlices * kBands / kScoreWarps;
   static constexpr int kSliceDims = kLatentDims / kSlices;
-  static constexpr int kLatentSteps = kSliceDims / 16;  // K steps of a slice: the 16 channels of one mma
+  // All multiplies are mma.sync m16n8k16. A K step is its 16 channels (or keys), which are 32 bytes of 16-bit elements.
+  static constexpr int kKStepBytes = 32;
+  static constexpr int kLatentSteps = kSliceDims / 16;  // K steps of a slice
   static constexpr int kRopeSteps = kRopeDims / 16 / kSlices;
   // Queries of the first kHeldSteps K steps stay in registers, those of the others in shared memory. Chosen without a
   // recorded measurement, as what registers hold.
@@ -89,9 +91,10 @@ struct AbsorbedConfig {
   // Four stages of 16-bit rows: 87 / 579 us; five, another day: 88 / 584, three: 87 / 583 (2026-11-21).
   static constexpr int kStages = 4;
   static constexpr int kFirstGroups = kStages * kStepCopies / kGroupCopies;
-  static constexpr int kKeyPitch = kQuantized
-                                       ? kLatentDims + 16 + kRopeDims * 2  // latent e4m3, scales of some formats, rope
-                                       : (kLatentDims + kRopeDims) * 2 + 16;
+  // A quantized row is its latent e4m3, 16 bytes for the scales that some formats have there, and its rotary channels.
+  // A 16-bit row is all its channels and a chunk of padding.
+  static constexpr int kKeyPitch =
+      kQuantized ? kLatentDims + 16 + kRopeDims * 2 : (kLatentDims + kRopeDims) * 2 + kChunkBytes;
   static constexpr int kKeyScaleBytes = kQuantized ? 16 : 0;  // scales of the other formats, behind the stage's rows
   static_assert(!kQuantized || kKeyScaleBytes >= most_scale_bytes(DType::kE4M3));
   static constexpr int kStageBytes = kKeys * (kKeyPitch + kKeyScaleBytes);
@@ -101,10 +104,10 @@ struct AbsorbedConfig {
   static constexpr int kQuerySliceBytes = (kQueriesAtOnce              ? kHeldSteps + kSharedSteps
                                            : kHeldSteps > kSharedSteps ? kHeldSteps
                                                                        : kSharedSteps) *
-                                          32;
+                                          kKStepBytes;
   static constexpr int kQueryPitch = kQuantized ? (kSliceDims + 16) * 2 + 16 : kSlices * kQuerySliceBytes + 16;
   static constexpr int kQueryBytes = kQuantized ? kScoreWarps * 8 * kQueryPitch : kRows * kQueryPitch;
-  static constexpr int kPPitch = kKeys * 2 + 16;
+  static constexpr int kPPitch = kKeys * 2 + kChunkBytes;
   static constexpr int kPBytes = kRows * kPPitch;
   static constexpr bool kScoresInRows = kRows == 16;  // or else in the layout of the accumulators
   static constexpr int kScorePitch = kKeys * 4 + 32;
@@ -116,7 +119,7 @@ struct AbsorbedConfig {
   static constexpr int kParities = 2;
   static constexpr int kFactorBytes = kRows * 4, kEventBytes = 8;  // of a step
 
-  /// The places of the mbarriers in shared memory.
+  /// These are the places of the mbarriers in shared memory, each kMbarrierBytes long.
   enum Barrier : uint32_t {
     kKvFull,                          // one for each stage
     kKvEmpty = kKvFull + kStages,     // one for each stage
@@ -130,7 +133,8 @@ struct AbsorbedConfig {
 
   static constexpr int kBarrierOffset = 0;
   static constexpr int kUnitBarrierOffset = kBarrierOffset + kNumBarriers * kMbarrierBytes;
-  static constexpr int kValidOffset = kUnitBarrierOffset + kUnitBarriers * kMbarrierBytes;  // a bit for each key
+  // Each stage has a bit for each of its keys here.
+  static constexpr int kValidOffset = kUnitBarrierOffset + kUnitBarriers * kMbarrierBytes;
   static constexpr int kPoisonOffset = kValidOffset + kStages * kKeys / 8;
   static constexpr int kFactorOffset = kPoisonOffset + kParities * kPoisonBytes;
   static constexpr int kOutputFactorOffset = kFactorOffset + kParities * kFactorBytes;  // of a unit

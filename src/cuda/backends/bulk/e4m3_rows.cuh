@@ -7,7 +7,7 @@
 
 namespace mla::MLA_CUDA_NAMESPACE::bulk {
 
-/// Where the channels and the scales of the rows of one pool lie in a stage, and of what types they are.
+/// Tells where the channels and the scales of the rows of one pool lie in a stage, and of what types they are.
 struct LandedRows {
   uint32_t rope_at;      // bytes from a row's begin to its rotary channels
   uint32_t scales_at;    // bytes from the stage's begin to the scales of its first key
@@ -45,13 +45,14 @@ MLA_DEVICE LandedRows landed_rows(const cuda::KeyPool& pool) {
   return rows;
 }
 
-/// Does the same for pool 0 or 1. It names both pools, because an index would make slow loads from local memory.
+/// Does the same for pool 0 or 1. It names both pools, because one chosen by an index would be read by slow loads.
 template <class Config>
 MLA_DEVICE LandedRows landed_rows(const cuda::KeyPool (&pools)[2], int pool) {
   return pool == 0 ? landed_rows<Config>(pools[0]) : landed_rows<Config>(pools[1]);
 }
 
-/// A flag in the sign bit of a step's scale reference (ScaleRole): a scale of the step is too small for the reference.
+/// The sign bit of a step's scale reference is a flag: it says that a scale of the step is too small for the reference
+/// (ScaleRole).
 inline constexpr uint32_t kSmallScales = 0x80000000U;
 
 }  // namespace mla::MLA_CUDA_NAMESPACE::bulk

@@ -135,7 +135,7 @@ class E4m3ScoreRole : AbsorbedBlock<Config> {
           ptx::load_shared<uint32_t>(rope + static_cast<uint32_t>(rope_words_apart(quantized_rope) * 2));
     }
   }
-  /// The warp's own shared memory for eight rows of queries.
+  /// Returns the warp's own shared memory for eight rows of queries.
   MLA_DEVICE ptx::SharedAddress converted_rows() const {
     return shared_ + static_cast<uint32_t>(Config::kQueryOffset + score_warp() * 8 * Config::kQueryPitch);
   }
@@ -173,7 +173,8 @@ class E4m3ScoreRole : AbsorbedBlock<Config> {
     }
     largest = std::max(largest, ptx::shuffle_xor(largest, 1));
     largest = std::max(largest, ptx::shuffle_xor(largest, 2));
-    const uint32_t exponent = std::max(largest >> 23, 8U);  // biased; 8 keeps the factors below finite
+    // The exponent is biased. Queries below 2^(8 - 127) are negligible, and the bound keeps both factors finite.
+    const uint32_t exponent = std::max(largest >> 23, 8U);
     const float factor = std::bit_cast<float>((257U - exponent) << 23);
     row_factor_[half] = std::bit_cast<float>((exponent - 3U) << 23);
     MLA_UNROLL
@@ -228,7 +229,7 @@ class E4m3ScoreRole : AbsorbedBlock<Config> {
     return static_cast<uint32_t>(tile * 16 * Config::kKeyPitch);
   }
 
-  /// Where the lane reads its operands, in bytes from a stage's begin, and where it writes scores.
+  /// Tells where the lane reads its operands, in bytes from a stage's begin, and where it writes scores.
   struct Places {
     MLA_DEVICE Places(const E4m3ScoreRole& role, const LandedRows& rows)
         : latents(static_cast<uint32_t>((first_key() + (ptx::lane() & 15)) * Config::kKeyPitch + first_channel() +

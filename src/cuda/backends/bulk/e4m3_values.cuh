@@ -74,7 +74,8 @@ class E4m3ValueRole : OutputRole<Config> {
     }
   }
 
-  /// Where the lane reads its operands. Values are bytes from a stage's begin, P and scales are those of even steps.
+  /// Tells where the lane reads its operands: values by bytes from a stage's begin, P and scales by the addresses of
+  /// those of even steps.
   struct Places {
     MLA_DEVICE Places(const E4m3ValueRole& role, const LandedRows& rows)
         : values(static_cast<uint32_t>((ptx::lane() & 15) * Config::kKeyPitch + (ptx::lane() >> 4) * kChunkBytes) +
@@ -99,11 +100,12 @@ class E4m3ValueRole : OutputRole<Config> {
   /// Loads P of 16 keys as an A operand. Lane 4 g + t gets rows g and g + 8, keys 2 t and 2 t + 1, then the keys 8
   /// further.
   MLA_DEVICE static void load_p(uint32_t (&a)[4], uint32_t n, int step, const Places& at) {
-    ptx::ldmatrix_x4(a, at.p + n % Config::kParities * Config::kPBytes + static_cast<uint32_t>(step * 32));
+    ptx::ldmatrix_x4(
+        a, at.p + n % Config::kParities * Config::kPBytes + static_cast<uint32_t>(step * Config::kKStepBytes));
   }
 
-  /// The B operands, in f16, of 16 keys and 16 channels: one tile has the even channels as its columns, the other one
-  /// the odd channels.
+  /// Holds the B operands, in f16, of 16 keys and 16 channels: one tile has the even channels as its columns, the other
+  /// one the odd channels.
   struct ValueOperands {
     uint32_t even[2], odd[2];
   };
@@ -140,7 +142,8 @@ class E4m3ValueRole : OutputRole<Config> {
       load_p(a, n, step, at);
       MLA_UNROLL
       for (int i = 0; i < 4; ++i)
-        a[i] = ptx::mul_f16x2(a[i], ptx::load_shared<uint32_t>(scales + static_cast<uint32_t>(step * 32 + i / 2 * 16)));
+        a[i] = ptx::mul_f16x2(
+            a[i], ptx::load_shared<uint32_t>(scales + static_cast<uint32_t>(step * Config::kKStepBytes + i / 2 * 16)));
       for_each_tile_pair(n, step, at, [&](int j, const ValueOperands& values) {
         ptx::mma_f16(outputs_[0][j], a, values.even[0], values.even[1]);
         ptx::mma_f16(outputs_[0][j + 1], a, values.odd[0], values.odd[1]);

@@ -91,9 +91,8 @@ class LoadRole : AbsorbedBlock<Config> {
       ptx::mbarrier_wait(Block::first_issued(group - 1), 0);
   }
 
-  /// The layout of a pool's rows in the cache and in a stage. It is a copy in registers, where these suffice: a pool
-  /// that is chosen by an index would be read by slow loads from local memory, and code for each pool is twice the
-  /// code.
+  /// Holds the layout of a pool's rows in the cache and in a stage. It is a copy in registers, where these suffice: a
+  /// pool that is chosen by an index would be read by slow loads, and code for each pool is twice the code.
   struct LandedRow {
     MLA_DEVICE explicit LandedRow(const cuda::KeyPool& pool)
         : latent_bytes(static_cast<uint32_t>(pool.ckv_bytes)),

@@ -86,7 +86,7 @@ class ScaleRole : AbsorbedBlock<Config> {
     if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::p_full(n));
   }
 
-  /// Loads the scales of a key. A format that has fewer gets its first scale in place of the missing ones.
+  /// Loads the scales of a key. Where the format has fewer of them, the first scale stands for those that are missing.
   MLA_DEVICE static void load_scales(float (&scales)[8], ptx::SharedAddress from, int32_t num_scales) {
     const uint64_t known = ~uint64_t{0} >> (64 - 8 * num_scales);
     auto bytes = ptx::load_shared<uint64_t>(from);

@@ -43,8 +43,8 @@ class ScoreRole : AbsorbedBlock<Config> {
     MLA_UNROLL
     for (int m = 0; m < kTiles; ++m) MLA_UNROLL
     for (int step = 0; step < Config::kHeldSteps; ++step)
-      ptx::ldmatrix_x4(queries_[m][step],
-                       lane_queries() + static_cast<uint32_t>(m * 16 * Config::kQueryPitch + step * 32));
+      ptx::ldmatrix_x4(queries_[m][step], lane_queries() + static_cast<uint32_t>(m * 16 * Config::kQueryPitch +
+                                                                                 step * Config::kKStepBytes));
     if constexpr (kFirstTurn == kSteps) return;
     ptx::sync_warp();
     share_queries<kFirstTurn, kSteps>(aligned);
@@ -57,19 +57,20 @@ class ScoreRole : AbsorbedBlock<Config> {
             (kChunkBytes - 1)) == 0;
   }
 
-  /// The warp's rows of the queries in shared memory, from the first channel of its K slice on.
+  /// Returns where the warp's rows of queries begin in shared memory, at the first channel of its K slice.
   MLA_DEVICE ptx::SharedAddress shared_queries() const {
     return shared_ + static_cast<uint32_t>(Config::kQueryOffset + band() * Config::kBandRows * Config::kQueryPitch +
                                            slice() * Config::kQuerySliceBytes);
   }
-  /// The address that the lane gives to ldmatrix for an A operand: of the first K step in shared memory, and of the
-  /// first one that stays there.
+  /// These return the address that the lane gives to ldmatrix for an A operand: of the first K step in shared memory,
+  /// and of the first one that stays there.
   MLA_DEVICE ptx::SharedAddress lane_queries() const {
     return shared_queries() +
            static_cast<uint32_t>((ptx::lane() & 15) * Config::kQueryPitch + (ptx::lane() >> 4) * kChunkBytes);
   }
   MLA_DEVICE ptx::SharedAddress kept_lane_queries() const {
-    return lane_queries() + (Config::kQueriesAtOnce ? Config::kHeldSteps * 32U : 0U);
+    return lane_queries() +
+           (Config::kQueriesAtOnce ? static_cast<uint32_t>(Config::kHeldSteps * Config::kKStepBytes) : 0U);
   }
 
   /// Brings K steps [kBegin, kEnd) of the warp's queries into shared memory. Two lanes share a row; each has one of the
@@ -108,7 +109,8 @@ class ScoreRole : AbsorbedBlock<Config> {
       const bool valid = row.token >= 0 && channel + behind < args_.d_qk;
       uint64_t from = base;
       if (valid) from = (channel + behind < num_latent ? nope : pe) + static_cast<uint64_t>(channel * 2);
-      ptx::cp_async_16(to + static_cast<uint32_t>((step - kBegin) * 32), reinterpret_cast<const void*>(from), valid);
+      ptx::cp_async_16(to + static_cast<uint32_t>((step - kBegin) * Config::kKStepBytes),
+                       reinterpret_cast<const void*>(from), valid);
     }
   }
 
@@ -124,7 +126,8 @@ class ScoreRole : AbsorbedBlock<Config> {
       const int64_t at = latent ? nope_at(row) + channel : pe_at(row) + channel - d_ckv;
       const float low = valid ? load_element(from, args_.q_dtype, at) : 0.0F;
       const float high = valid ? load_element(from, args_.q_dtype, at + 1) : 0.0F;
-      ptx::store_shared(to + static_cast<uint32_t>(i / kVector * 32 + i % kVector * 2), pack<Config::kType>(low, high));
+      ptx::store_shared(to + static_cast<uint32_t>(i / kVector * Config::kKStepBytes + i % kVector * 2),
+                        pack<Config::kType>(low, high));
     }
   }
 
@@ -180,7 +183,7 @@ class ScoreRole : AbsorbedBlock<Config> {
     }
   }
 
-  /// The operands of one K step: queries of the band's rows, and the step's 32 keys in two groups of 16.
+  /// Holds the operands of one K step: queries of the band's rows, and the step's 32 keys in two groups of 16.
   struct Operands {
     uint32_t q[kTiles][4], k[2][4];
   };
@@ -200,22 +203,24 @@ class ScoreRole : AbsorbedBlock<Config> {
     const ptx::SharedAddress lane_keys =
         Block::stage(n) + static_cast<uint32_t>(((ptx::lane() & 7) | (ptx::lane() >> 4) << 3) * Config::kKeyPitch +
                                                 ((ptx::lane() >> 3) & 1) * kChunkBytes);
-    const ptx::SharedAddress latent_keys = lane_keys + static_cast<uint32_t>(slice() * Config::kLatentSteps * 32);
+    const ptx::SharedAddress latent_keys =
+        lane_keys + static_cast<uint32_t>(slice() * Config::kLatentSteps * Config::kKStepBytes);
     const ptx::SharedAddress rope_keys =
-        lane_keys + static_cast<uint32_t>(Config::kLatentDims * 2 + slice() * Config::kRopeSteps * 32);
+        lane_keys + static_cast<uint32_t>(Config::kLatentDims * 2 + slice() * Config::kRopeSteps * Config::kKStepBytes);
     const ptx::SharedAddress rows = kept_lane_queries();
     const auto load = [&](Operands& to, int step) {
-      const ptx::SharedAddress keys = step < Config::kLatentSteps
-                                          ? latent_keys + static_cast<uint32_t>(step * 32)
-                                          : rope_keys + static_cast<uint32_t>((step - Config::kLatentSteps) * 32);
+      const ptx::SharedAddress keys =
+          step < Config::kLatentSteps
+              ? latent_keys + static_cast<uint32_t>(step * Config::kKStepBytes)
+              : rope_keys + static_cast<uint32_t>((step - Config::kLatentSteps) * Config::kKStepBytes);
       MLA_UNROLL
       for (int group = 0; group < 2; ++group)
         ptx::ldmatrix_x4(to.k[group], keys + static_cast<uint32_t>(group * 16 * Config::kKeyPitch));
       MLA_UNROLL
       for (int m = 0; m < kTiles; ++m) {
         if (step >= Config::kHeldSteps) {
-          ptx::ldmatrix_x4(
-              to.q[m], rows + static_cast<uint32_t>(m * 16 * Config::kQueryPitch + (step - Config::kHeldSteps) * 32));
+          ptx::ldmatrix_x4(to.q[m], rows + static_cast<uint32_t>(m * 16 * Config::kQueryPitch +
+                                                                 (step - Config::kHeldSteps) * Config::kKStepBytes));
         } else {
           MLA_UNROLL
           for (int i = 0; i < 4; ++i) to.q[m][i] = queries_[m][step][i];

@@ -159,7 +159,7 @@ class SoftmaxRole : AbsorbedBlock<Config> {
   }
 
   /// Replaces the lane's scores in shared memory by base-2 logits with all options applied, -inf where a row does not
-  /// see the key. Steps that are not unmasked take this way; load_logits() then reads the results with the scale 1.
+  /// see the key. step() calls it where the scale and ValidKeys are not enough; load_logits() then reads the results.
   MLA_DEVICE void mask_scores(uint32_t n) const {
     const int32_t key = unit().template first_key<Config>(n);
     MLA_NO_UNROLL
@@ -187,12 +187,12 @@ class SoftmaxRole : AbsorbedBlock<Config> {
 
   // The end of a segment.
 
-  /// Writes the output factors of the lane's rows, and their lse and max_logits or the state of a partial result.
+  /// Writes the output factors of the lane's rows, and their lse and max_logits, or maximum and sum of the partial
+  /// state.
   MLA_DEVICE void finish() const {
     const int number = Block::unit_number();
-    if (number > 0)
-      ptx::mbarrier_wait(Block::unit_empty(number - 1),
-                         Block::unit_parity(number - 1));  // its output factors were read
+    // The output factors of the last unit lie in the same place, until value warps have read them.
+    if (number > 0) ptx::mbarrier_wait(Block::unit_empty(number - 1), Block::unit_parity(number - 1));
     const bool first_of_row = ptx::lane() % kLanesPerRow == 0;
     RowEnd<Config> ends[kRowsPerLane];
     MLA_UNROLL

@@ -51,7 +51,7 @@ class ValueRole : OutputRole<Config> {
       MLA_UNROLL
       for (int m = 0; m < Config::kOutputTilesM; ++m) {
         uint32_t a[4];
-        ptx::ldmatrix_x4(a, p_rows + static_cast<uint32_t>(m * 16 * Config::kPPitch + step * 32));
+        ptx::ldmatrix_x4(a, p_rows + static_cast<uint32_t>(m * 16 * Config::kPPitch + step * Config::kKStepBytes));
         MLA_UNROLL
         for (int j = 0; j < Config::kOutputTilesN / 2; ++j) {
           mma<Config::kType>(outputs_[m][2 * j], a, b[j][0], b[j][1]);
