@@ -18,11 +18,11 @@ int64_t max_row_blocks(const cuda::WorkShape& shape) {
   return std::min(by_tokens, shape.max_tokens * shape.num_heads / shape.block_rows + requests);
 }
 
-/// Returns the most chunks into which batch_invariant may cut a unit; 1 without batch_invariant.
-int64_t max_chunks(const cuda::WorkShape& shape) {
+/// Returns the most portions into which batch_invariant may cut a unit; 1 without batch_invariant.
+int64_t max_portions(const cuda::WorkShape& shape) {
   if (!shape.batch_invariant) return 1;
-  const int64_t chunk = std::max(shape.invariant_chunk_keys / shape.step_keys, 1) * int64_t{shape.step_keys};
-  return std::clamp<int64_t>(ceil_div(shape.max_keys, chunk), 1, cuda::kMaxInvariantChunks);
+  const int64_t portion = std::max(shape.invariant_portion_keys / shape.step_keys, 1) * int64_t{shape.step_keys};
+  return std::clamp<int64_t>(ceil_div(shape.max_keys, portion), 1, cuda::kMaxInvariantPortions);
 }
 
 /// Lays out arrays in a workspace one after another. With a null base it only counts their bytes.
@@ -41,14 +41,14 @@ struct Layout {
 
 cuda::WorkList lay_out(const cuda::WorkShape& shape, Layout& layout) {
   const int64_t row_blocks = max_row_blocks(shape);
-  const int64_t chunks = max_chunks(shape);
+  const int64_t portions = max_portions(shape);
   const int64_t workers = std::clamp(shape.max_grid_blocks, 1, kMaxPlanWorkers);
-  const int64_t segments = std::max(row_blocks * chunks, workers) + workers;
-  // A merged unit has at least two chunks.
-  const int64_t merges = shape.batch_invariant ? row_blocks * chunks / 2 : workers;
-  // A block leaves at most two partial states, where its share begins and ends inside an item. A chunk leaves one.
+  const int64_t segments = std::max(row_blocks * portions, workers) + workers;
+  // A merged unit has at least two portions.
+  const int64_t merges = shape.batch_invariant ? row_blocks * portions / 2 : workers;
+  // A block leaves at most two partial states, where its share begins and ends inside an item. A portion leaves one.
   int64_t slots = 2 * std::max<int64_t>(shape.max_grid_blocks, 1);
-  if (shape.batch_invariant) slots = chunks > 1 ? row_blocks * chunks : 0;
+  if (shape.batch_invariant) slots = portions > 1 ? row_blocks * portions : 0;
 
   cuda::WorkList list{};
   list.header = layout.take<cuda::WorkListHeader>(1);
@@ -69,7 +69,7 @@ cuda::WorkList lay_out(const cuda::WorkShape& shape, Layout& layout) {
   list.max_merges = static_cast<int32_t>(merges);
   list.max_slots = static_cast<int32_t>(slots);
   list.max_requests = shape.batch;
-  list.max_chunks = static_cast<int32_t>(chunks);
+  list.max_portions = static_cast<int32_t>(portions);
   list.block_rows = shape.block_rows;
   list.step_keys = shape.step_keys;
   return list;

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The plan kernel of absorbed attention: it turns lengths in device memory into the work list of work_list.h.
 //
-// The grid is one block. An *item* is a unit, or a *chunk*: one of several even parts of a unit's keys. All items, laid
-// end to end, are the *line* of all work. All items of a request cost the same, item_steps + unit_overhead, so that
-// prefix sums over requests say where on the line an item lies, and a binary search finds the item at any place of it.
-// All threads take part in each phase:
+// The grid is one block. An *item* is a unit, or a *portion*: one of several even parts of a unit's keys. All items,
+// laid end to end, are the *line* of all work. All items of a request cost the same, item_steps + unit_overhead, so
+// that prefix sums over requests say where on the line an item lies, and a binary search finds the item at any place of
+// it. All threads take part in each phase:
 //   measure     lengths -> row blocks and steps of each request; how many row lanes
 //   accumulate  prefix sums of items and costs
 //   choose      of three ways of sharing, the one whose most loaded worker has least to do: a worker for each unit; a
-//               worker for each chunk, where chunks have the least size that leaves enough workers; or the line cut
+//               worker for each portion, where portions have the least size that leaves enough workers; or the line cut
 //               evenly, with cuts near an item's end moved there
 //   write       cuts -> segments (one warp per worker) and merges
 // The segment of item t that worker w computes has index t + w, so that all segments can be written at once.
@@ -195,7 +195,7 @@ struct PlanKernel {
   int32_t* items_;
   int32_t* steps_;
   int32_t* row_blocks_;
-  int32_t chunk_steps_ = 0;  // units are cut into even chunks of about this many steps; 0: units are not cut
+  int32_t portion_steps_ = 0;  // units are cut into even portions of about this many steps; 0: units are not cut
   int32_t row_lanes_ = 1;
   int32_t max_workers_ = 1;
   int64_t max_rows_ = 0;
@@ -216,16 +216,16 @@ struct PlanKernel {
     items_ = small ? shared_.items : list_.request_items;
     steps_ = small ? shared_.steps : list_.request_steps;
     row_blocks_ = small ? shared_.row_blocks : list_.request_row_blocks;
-    if (shape_.batch_invariant) chunk_steps_ = std::max(shape_.invariant_chunk_keys / shape_.step_keys, 1);
+    if (shape_.batch_invariant) portion_steps_ = std::max(shape_.invariant_portion_keys / shape_.step_keys, 1);
   }
 
   static MLA_DEVICE int32_t ceil_div(int32_t steps, int32_t size) { return (steps - 1) / size + 1; }
 
   /// Returns the steps of an item of a request whose units have `steps` steps.
   MLA_DEVICE int32_t item_steps(int32_t steps) const {
-    if (chunk_steps_ == 0 || steps == 0) return steps;
-    const int32_t least = shape_.batch_invariant ? ceil_div(steps, list_.max_chunks) : 1;
-    return ceil_div(steps, ceil_div(steps, std::max(chunk_steps_, least)));
+    if (portion_steps_ == 0 || steps == 0) return steps;
+    const int32_t least = shape_.batch_invariant ? ceil_div(steps, list_.max_portions) : 1;
+    return ceil_div(steps, ceil_div(steps, std::max(portion_steps_, least)));
   }
   MLA_DEVICE int32_t items_per_unit(int32_t steps) const { return steps == 0 ? 1 : ceil_div(steps, item_steps(steps)); }
 
@@ -374,25 +374,25 @@ struct PlanKernel {
       tolerance_ = tolerances[i];
     }
     if (!owned_) {
-      if (!shape_.batch_invariant) chunk_steps_ = 0;
-    } else if (chunk_steps_ > 0 && !shape_.batch_invariant) {
+      if (!shape_.batch_invariant) portion_steps_ = 0;
+    } else if (portion_steps_ > 0 && !shape_.batch_invariant) {
       accumulate();
       num_workers_ = static_cast<int32_t>(total_items_);
     }
   }
 
-  /// Finds the least size of chunks that leaves a worker for each chunk, and takes it if that beats `best`. The warps
-  /// try as many sizes at a time as there are warps.
+  /// Finds the least size of portions that leaves a worker for each portion, and takes it if that beats `best`. The
+  /// warps try as many sizes at a time as there are warps.
   MLA_DEVICE void choose_chunks(int64_t total_steps, int64_t& best) {
     const auto largest = static_cast<int32_t>(largest_cost_ - shape_.unit_overhead);
     auto low = static_cast<int32_t>((total_steps - 1) / max_workers_ + 1);
     low = std::max(low, shape_.min_share);
-    int32_t high = largest;  // invariant: chunks of size `high` are few enough; sizes below `low` give too many chunks,
-                             // or too small ones
+    int32_t high = largest;  // invariant: portions of size `high` are few enough; sizes below `low` give too many
+                             // portions, or too small ones
     constexpr int kWarps = kThreads / kWarpSize;
     while (low < high) {
       const int32_t stride = (high - low) / kWarps + 1;
-      const bool few = num_chunks(std::min(low + ptx::warp() * stride, high)) <= max_workers_;
+      const bool few = num_portions(std::min(low + ptx::warp() * stride, high)) <= max_workers_;
       if (ptx::lane() == 0) shared_.enough[ptx::warp()] = few;
       ptx::sync_block();
       int first = 0;
@@ -404,11 +404,11 @@ struct PlanKernel {
     const int64_t time = int64_t{high} + shape_.unit_overhead + 2 * int64_t{shape_.split_overhead};
     if (high >= largest || time >= best) return;
     best = time;
-    chunk_steps_ = high;
+    portion_steps_ = high;
   }
 
-  /// Returns how many chunks all units have together if a chunk has about `size` steps. All lanes of a warp call.
-  MLA_DEVICE int64_t num_chunks(int32_t size) const {
+  /// Returns how many portions all units have together if a portion has about `size` steps. All lanes of a warp call.
+  MLA_DEVICE int64_t num_portions(int32_t size) const {
     int64_t sum = 0;
     for (int32_t r = ptx::lane(); r < shape_.batch; r += kWarpSize)
       sum += int64_t{row_blocks_[r]} / row_lanes_ * (steps_[r] == 0 ? 1 : ceil_div(steps_[r], size));
@@ -427,15 +427,15 @@ struct PlanKernel {
 
   struct ItemPlace {
     int32_t request = 0;
-    int32_t unit = 0, chunk = 0;
-    int32_t num_chunks = 1;
+    int32_t unit = 0, portion = 0;
+    int32_t num_portions = 1;
   };
   MLA_DEVICE ItemPlace locate(int32_t item) const {
     ItemPlace at;
     at.request = find_in_prefix(items_, shape_.batch, item);
-    at.num_chunks = items_per_unit(steps_[at.request]);
-    at.unit = (item - items_[at.request]) / at.num_chunks;
-    at.chunk = (item - items_[at.request]) % at.num_chunks;
+    at.num_portions = items_per_unit(steps_[at.request]);
+    at.unit = (item - items_[at.request]) / at.num_portions;
+    at.portion = (item - items_[at.request]) % at.num_portions;
     return at;
   }
 
@@ -443,11 +443,11 @@ struct PlanKernel {
   MLA_DEVICE cuda::Segment segment_of(int32_t item, int32_t worker, int32_t first, int32_t last) const {
     const ItemPlace at = locate(item);
     const RequestWork work = lengths_.of(at.request);
-    const int64_t chunk_begin = int64_t{at.chunk} * item_steps(steps_[at.request]);
-    const int64_t begin = work.key_begin + (chunk_begin + first) * shape_.step_keys;
-    const int64_t end_step = last >= 0 ? chunk_begin + last : chunk_begin + item_steps(steps_[at.request]);
+    const int64_t portion_begin = int64_t{at.portion} * item_steps(steps_[at.request]);
+    const int64_t begin = work.key_begin + (portion_begin + first) * shape_.step_keys;
+    const int64_t end_step = last >= 0 ? portion_begin + last : portion_begin + item_steps(steps_[at.request]);
     int32_t slot = -1;
-    if (at.num_chunks > 1)
+    if (at.num_portions > 1)
       slot = item * row_lanes_;
     else if (first > 0)
       slot = 2 * worker * row_lanes_;
@@ -491,10 +491,10 @@ struct PlanKernel {
     return shared_.cut_step[w + 1] > 0 && (last_item > shared_.cut_item[w] || shared_.cut_step[w] == 0);
   }
 
-  /// Returns the merge of the unit whose first segment belongs to worker `index`, or, where units are cut into chunks,
-  /// whose first chunk is item `index`.
+  /// Returns the merge of the unit whose first segment belongs to worker `index`, or, where units are cut into
+  /// portions, whose first portion is item `index`.
   MLA_DEVICE cuda::Merge merge_at(int32_t index) const {
-    const bool chunked = chunk_steps_ > 0;
+    const bool chunked = portion_steps_ > 0;
     const int32_t item = chunked ? index : shared_.cut_item[index + 1];
     const ItemPlace at = locate(item);
     const RequestWork work = lengths_.of(at.request);
@@ -505,7 +505,7 @@ struct PlanKernel {
                       .first_slot = item * row_lanes_,
                       .rest_slot = (item + 1) * row_lanes_,
                       .slot_stride = row_lanes_,
-                      .num_splits = at.num_chunks};
+                      .num_splits = at.num_portions};
     if (chunked) return merge;
     merge.first_slot = (2 * index + 1) * row_lanes_;
     merge.rest_slot = 2 * (index + 1) * row_lanes_;
@@ -515,7 +515,7 @@ struct PlanKernel {
   }
 
   MLA_DEVICE void write_merges() const {
-    const bool chunked = chunk_steps_ > 0;
+    const bool chunked = portion_steps_ > 0;
     const int32_t candidates = chunked ? static_cast<int32_t>(total_items_) : num_workers_;
     int64_t num_merges = 0;
     for (int32_t base = 0; base < candidates; base += kThreads) {
@@ -523,7 +523,7 @@ struct PlanKernel {
       bool begins = false;
       if (index < candidates && chunked) {
         const ItemPlace at = locate(index);
-        begins = at.num_chunks > 1 && at.chunk == 0;
+        begins = at.num_portions > 1 && at.portion == 0;
       } else if (index < candidates) {
         begins = begins_merge(index);
       }

@@ -77,12 +77,12 @@ struct WorkList {
   int32_t* request_steps;       // [max_requests]
   int32_t* request_row_blocks;  // [max_requests]
   int32_t max_workers, max_segments, max_merges, max_slots, max_requests;
-  int32_t max_chunks;  // most chunks of a unit with batch_invariant
-  int32_t block_rows;  // query rows of a unit and row lane
-  int32_t step_keys;   // segments begin and end on multiples of it; only a unit's last segment may end elsewhere
+  int32_t max_portions;  // most portions of a unit with batch_invariant
+  int32_t block_rows;    // query rows of a unit and row lane
+  int32_t step_keys;     // segments begin and end on multiples of it; only a unit's last segment may end elsewhere
 };
 
-inline constexpr int32_t kMaxInvariantChunks = 32;
+inline constexpr int32_t kMaxInvariantPortions = 32;
 
 /// Everything that the work list depends on, apart from lengths. The unit of costs is the time that a block takes for
 /// one step.
@@ -103,9 +103,9 @@ struct WorkShape {
   int32_t unit_overhead = 2;   // cost of starting a segment and of writing its results
   int32_t split_overhead = 3;  // additional cost of a segment whose partial state is to be merged
   int32_t min_share = 2;       // steps; with fewer a worker costs more for its partial states than it saves
-  /// With batch_invariant, units are cut every so many keys, and never into more than kMaxInvariantChunks. Both were
+  /// With batch_invariant, units are cut every so many keys, and never into more than kMaxInvariantPortions. Both were
   /// chosen without a recorded measurement.
-  int32_t invariant_chunk_keys = 1024;
+  int32_t invariant_portion_keys = 1024;
 };
 
 }  // namespace mla::cuda

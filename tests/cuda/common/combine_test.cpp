@@ -281,7 +281,7 @@ TEST(Combine, SinksAndBases) {
         check_decode({.o_dtype = DType::kF32, .lse_base = base, .with_sink = with_sink, .with_lse = with_lse}, 9);
 }
 
-TEST(Combine, LanesRaggedQueriesAndInvariantChunks) {
+TEST(Combine, LanesRaggedQueriesAndInvariantPortions) {
   check_decode({.d_v = 128, .num_heads = 128}, 10);                                  // eight lanes
   check_decode({.d_v = 128, .num_heads = 24, .uniform_len = 2}, 11);                 // three
   check_decode({.d_v = 128, .num_heads = 24, .qo_indptr = {0, 1, 3, 4, 9, 9}}, 12);  // blocks of rows that are not full

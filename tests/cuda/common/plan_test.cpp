@@ -168,13 +168,13 @@ TEST(Plan, BatchInvariantCutsByTheRequestAlone) {
   }
 }
 
-TEST(Plan, BatchInvariantBoundsChunks) {
+TEST(Plan, BatchInvariantBoundsPortions) {
   DecodeBatch batch;
   batch.kv_len = {1 << 20, 1024, 1025};
   cuda::WorkShape shape = batch.shape(16, 64, 132);
   shape.batch_invariant = true;
   const RowBlocks blocks = plan_and_check(batch, shape);
-  EXPECT_EQ(blocks.at({0, 0}).size(), size_t{cuda::kMaxInvariantChunks});
+  EXPECT_EQ(blocks.at({0, 0}).size(), size_t{cuda::kMaxInvariantPortions});
   EXPECT_EQ(blocks.at({1, 0}).size(), 1U);
   EXPECT_EQ(blocks.at({2, 0}).size(), 2U);
   shape.max_keys = 4096;  // a smaller cache needs fewer partial states, even for a request that is too long for it
