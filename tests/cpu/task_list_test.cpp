@@ -41,7 +41,7 @@ TEST(TaskList, HandsEveryTaskToOneWorkerAndCanRunAgain) {
   }
 }
 
-TEST(MergeWeights, AddUpToOne) {
+TEST(MergeFactors, AddUpToOne) {
   float lse[] = {1.0F, 99.0F, 2.0F, 99.0F, kLowest, 99.0F};  // stride 2
   const float merged = merge_factors(lse, 2, 3);
   EXPECT_NEAR(merged, std::log2(6.0F), 1e-6);
@@ -51,14 +51,14 @@ TEST(MergeWeights, AddUpToOne) {
   EXPECT_EQ(lse[1], 99.0F);
 }
 
-TEST(MergeWeights, OfStatesThatSawNothingAreZero) {
+TEST(MergeFactors, OfStatesThatSawNothingAreZero) {
   float lse[] = {kLowest, kLowest};
   EXPECT_EQ(merge_factors(lse, 1, 2), kLowest);
   EXPECT_EQ(lse[0], 0.0F);
   EXPECT_EQ(lse[1], 0.0F);
 }
 
-TEST(MergeWeights, KeepNaN) {
+TEST(MergeFactors, KeepNaN) {
   constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
   for (auto [a, b] : {std::pair{kNaN, kNaN}, std::pair{kNaN, 1.0F}, std::pair{1.0F, kNaN}, std::pair{kLowest, kNaN}}) {
     float lse[] = {a, b};
@@ -67,7 +67,7 @@ TEST(MergeWeights, KeepNaN) {
   }
 }
 
-TEST(MergeWeights, SurvivesHugeValues) {
+TEST(MergeFactors, SurvivesHugeValues) {
   float lse[] = {3e38F, -3e38F};
   EXPECT_EQ(merge_factors(lse, 1, 2), 3e38F);
   EXPECT_EQ(lse[0], 1.0F);
