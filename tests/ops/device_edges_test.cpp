@@ -58,14 +58,16 @@ TEST_P(DecodeEdges, OfCausalityAndWindowsAroundSteps) {
         spec.kv_len.clear();
         for (int32_t keys_of_all : {31, 32, 33, 63, 64, 65, 97, 129}) spec.kv_len.push_back(keys_of_all + q_len - 1);
         spec.options.window_left = window;
-        const DecodeCase problem(fit(spec));
-        for (size_t b = 0; b < spec.kv_len.size(); ++b) {
-          // The first key that only the first query does not see; or the last one that only the last does not, 0, 32 or
-          // 64 of the longest requests.
-          const int64_t hidden = spec.kv_len[b] - q_len + 1, left = int64_t{spec.kv_len[b]} - 1 - window - 1;
-          poison_key(problem, b, at_window ? left : hidden);
-        }
-        expect_case(problem);
+        with_fitting(spec, [&, q_len = q_len, window = window, at_window = at_window](const DecodeSpec& fitting) {
+          const DecodeCase problem(fitting);
+          for (size_t b = 0; b < spec.kv_len.size(); ++b) {
+            // The first key that only the first query does not see; or the last one that only the last does not, 0, 32
+            // or 64 of the longest requests.
+            const int64_t hidden = spec.kv_len[b] - q_len + 1, left = int64_t{spec.kv_len[b]} - 1 - window - 1;
+            poison_key(problem, b, at_window ? left : hidden);
+          }
+          expect_case(problem);
+        });
       }
 }
 
@@ -76,9 +78,11 @@ TEST_P(DecodeEdges, WithoutCausalityEveryQuerySeesTheLastKey) {
       spec.q_len = {3};
       spec.kv_len = {last, 70};
       spec.causal = false;
-      const DecodeCase problem(fit(spec));
-      poison_key(problem, 0, last - 1);
-      expect_case(problem);
+      with_fitting(spec, [&](const DecodeSpec& fitting) {
+        const DecodeCase problem(fitting);
+        poison_key(problem, 0, last - 1);
+        expect_case(problem);
+      });
     }
 }
 
@@ -189,13 +193,15 @@ std::vector<Spec> changed_after_plan(const Spec& spec) {
 TEST_P(DecodeEdges, OptionsChangedAfterThePlan) {
   for (CacheFormat format : kAllCacheFormats)
     for (int32_t heads : {3, 20}) {
-      DecodeSpec spec = fit(edge_decode(format, heads));
-      spec.kv_len = {140, 30};
-      for (const DecodeSpec& other : changed_after_plan(spec)) {
-        DecodeCase problem(spec);
-        run_with_other_options(context(), problem, other);
-        expect_outputs(problem);
-      }
+      DecodeSpec wanted = edge_decode(format, heads);
+      wanted.kv_len = {140, 30};
+      with_fitting(wanted, [&](const DecodeSpec& spec) {
+        for (const DecodeSpec& other : changed_after_plan(spec)) {
+          DecodeCase problem(spec);
+          run_with_other_options(context(), problem, other);
+          expect_outputs(problem);
+        }
+      });
     }
 }
 

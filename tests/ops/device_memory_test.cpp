@@ -22,17 +22,20 @@ TEST_P(DecodeMemoryOnDevice, EveryFormatWithUnownedPagesUnmapped) {
     spec.cache = fenced_cache(format);
     spec.q_len = {2};
     spec.kv_len = {129, 64, 1, 0};
-    const kit::DecodeCase problem(fit(spec));
-    std::vector<std::unique_ptr<FencedMemory>> fences;
-    DecodeParams params = problem.params();
-    fence(params.cache.kv, problem.memory.kv, fences);
-    fence(params.q, problem.q, fences);
-    protect_unowned(params.cache.kv, problem.memory);
-    run_params(context(), params);
-    const Result<kit::Expected> expected = kit::expected_of(problem);
-    MLA_EXPECT_OK(expected);
-    const kit::Outcome outcome = kit::check_outputs(problem, *expected, row());
-    EXPECT_TRUE(outcome.ok) << outcome.line();
+    if (!is_quantized(kv_layout(format).nope.element)) spec.q_dtype = spec.o_dtype = kv_layout(format).nope.element;
+    with_fitting(spec, [&](const kit::DecodeSpec& fitting) {
+      const kit::DecodeCase problem(fitting);
+      std::vector<std::unique_ptr<FencedMemory>> fences;
+      DecodeParams params = problem.params();
+      fence(params.cache.kv, problem.memory.kv, fences);
+      fence(params.q, problem.q, fences);
+      protect_unowned(params.cache.kv, problem.memory);
+      run_params(context(), params);
+      const Result<kit::Expected> expected = kit::expected_of(problem);
+      MLA_EXPECT_OK(expected);
+      const kit::Outcome outcome = kit::check_outputs(problem, *expected, row());
+      EXPECT_TRUE(outcome.ok) << outcome.line();
+    });
   }
 }
 

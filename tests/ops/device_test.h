@@ -56,12 +56,17 @@ class DeviceTest : public testing::TestWithParam<std::tuple<std::string, std::st
 
   const Context& context() const { return *context_; }
 
-  /// A problem or its spec, with more heads if the row leaves so few to another.
+  /// Returns a problem or its spec, with more heads if the row leaves so few to another, or with fewer if so many.
   template <class Spec>
   Spec fit(const Spec& spec) const {
-    if constexpr (requires { spec.num_heads; })
+    if constexpr (requires { spec.num_heads; }) {
       for (Spec larger = spec; larger.num_heads <= spec.num_heads + kMostMoreHeads; larger.num_heads += kMoreHeads)
         if (judge(larger).usable) return larger;
+      for (Spec smaller = spec; smaller.num_heads > 1;) {
+        smaller.num_heads /= 2;
+        if (judge(smaller).usable) return smaller;
+      }
+    }
     return spec;
   }
 

@@ -12,7 +12,7 @@ Status run_append(const core::AppendArgs& args, cuda::Queue& queue) {
   };
   if (args.dtype == args.cache.ckv_dtype) return enqueue(AppendKernel<RowWay::kCopied>{});
   if (args.cache.writes_scales) return enqueue(AppendKernel<RowWay::kGrouped>{});
-  return enqueue(AppendKernel<RowWay::kConverted>{});
+  return enqueue(AppendKernel<RowWay::kEncoded>{});
 }
 
 }  // namespace mla::MLA_CUDA_NAMESPACE

@@ -21,11 +21,14 @@ Status run_copy_pages(const core::CopyPagesArgs& args, cuda::Queue& queue) {
   const auto enqueue = [&]<class Kernel>(Kernel) {
     return launch<Kernel>(queue, cuda::warp_per_row(args.num_tokens(), Kernel::kThreads), args);
   };
-  if (certainly_same_code(args.from, args.to)) return enqueue(CopyPagesKernel<RowWay::kCopied>{});
+  if (certainly_same_code(args.from, args.to))
+    return args.to.writes_scales ? enqueue(CopyPagesKernel<RowWay::kWithScales>{})
+                                 : enqueue(CopyPagesKernel<RowWay::kCopied>{});
   if (args.to.writes_scales) return enqueue(CopyPagesKernel<RowWay::kGrouped>{});
   if (args.from.is_quantized() && args.to.ckv_dtype == DType::kBF16)
     return enqueue(CopyPagesKernel<RowWay::kDequantized>{});
-  return enqueue(CopyPagesKernel<RowWay::kConverted>{});
+  return args.from.is_quantized() ? enqueue(CopyPagesKernel<RowWay::kConverted>{})
+                                  : enqueue(CopyPagesKernel<RowWay::kEncoded>{});
 }
 
 }  // namespace mla::MLA_CUDA_NAMESPACE

@@ -10,16 +10,16 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// With kCopied the host knows that the bits of all parts mean the same in both caches.
+/// With kCopied and kWithScales the host knows that the bits of all parts mean the same in both caches.
 template <RowWay kWay>
 struct CopyPagesKernel {
   using Params = core::CopyPagesArgs;
-  static constexpr bool kCopies = kWay == RowWay::kCopied;
+  static constexpr bool kCopies = kWay == RowWay::kCopied || kWay == RowWay::kWithScales;
   static constexpr const char* kName = kCopies ? "copy_pages" : "copy_pages_converted";
   static constexpr int kThreads = 256;
   // As many blocks per SM as the registers allow without spills.
   static constexpr int kMinBlocks = kCopies                        ? 4
-                                    : kWay == RowWay::kDequantized ? (kArch >= 100 ? 2 : 3)
+                                    : kWay == RowWay::kDequantized ? (kArch == 90 ? 3 : 2)
                                     : kArch >= 100                 ? 1
                                                                    : 2;
 
@@ -51,7 +51,7 @@ struct CopyPagesKernel {
     const CacheRow to = CacheRow::at(args.to, args.to_pages, token);
     const Piece ckv = {to.of(args.to.ckv), from.of(args.from.ckv), args.from.ckv_bytes()};
     const Piece kpe = {to.of(args.to.kpe), from.of(args.from.kpe), args.from.kpe_bytes()};
-    const bool copies_scales = copies_ckv && args.to.writes_scales;
+    const bool copies_scales = kCopies ? kWay == RowWay::kWithScales : copies_ckv && args.to.writes_scales;
     const PieceInFlight scales(copies_scales ? from.of(args.from.scales) : nullptr,
                                copies_scales ? args.from.scale_bytes : 0);
     copy_pieces(copies_ckv ? ckv : Piece{}, copies_kpe ? kpe : Piece{});

@@ -12,7 +12,8 @@ Status run_gather(const core::GatherArgs& args, cuda::Queue& queue) {
   };
   if (args.out_dtype == args.cache.ckv_dtype) return enqueue(GatherKernel<RowWay::kCopied>{});
   if (args.cache.is_quantized() && args.out_dtype == DType::kBF16) return enqueue(GatherKernel<RowWay::kDequantized>{});
-  return enqueue(GatherKernel<RowWay::kConverted>{});
+  return args.cache.is_quantized() ? enqueue(GatherKernel<RowWay::kConverted>{})
+                                   : enqueue(GatherKernel<RowWay::kEncoded>{});
 }
 
 }  // namespace mla::MLA_CUDA_NAMESPACE

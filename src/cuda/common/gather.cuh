@@ -46,7 +46,8 @@ struct GatherKernel {
 #pragma unroll 1
       // Is not unrolled, which halves the code.
       for (int part = copies_kpe || args.cache.d_kpe == 0 ? 1 : 0; part < 2; ++part) {
-        const Channels source = part == 0 ? row.kpe() : row.ckv();
+        Channels source = part == 0 ? row.kpe() : row.ckv();
+        if constexpr (kWay == RowWay::kEncoded) source.scales = nullptr;
         const int32_t n = part == 0 ? args.cache.d_kpe : args.cache.d_ckv;
         std::byte* const to = part == 0 ? kpe : ckv;
         if constexpr (kWay == RowWay::kDequantized)

@@ -48,7 +48,9 @@ struct Channels {
     return scales == nullptr || channels_each % kVector == 0 ? n / kVector * kVector : 0;
   }
   MLA_DEVICE Fetched fetch(int32_t c) const {
-    return {load_elements8(data, dtype, c), scales == nullptr ? 1.0F : scale(scale_of_channel(c, channels_each))};
+    if (scales != nullptr) return {load_elements8(data, dtype, c), scale(scale_of_channel(c, channels_each))};
+    const auto bytes = static_cast<int32_t>(size_of(dtype));
+    return {load_bits8(data + int64_t{c} * bytes, bytes), 1.0F};
   }
   MLA_DEVICE void decode(const Fetched& fetched, float (&values)[kVector]) const {
     if (scales != nullptr)
@@ -365,8 +367,10 @@ MLA_DEVICE Encoder ckv_encoder(const CacheRow& row) {
 /// registers and the code of the largest.
 enum class RowWay : uint8_t {
   kCopied,       ///< the latent part keeps its bits, NaN payloads included
+  kWithScales,   ///< the same, and the scales of its groups are copied
   kDequantized,  ///< quantized parts become bf16
   kGrouped,      ///< the latent part is quantized, and the scales of its groups are chosen
+  kEncoded,      ///< parts without scales become other elements, with one scale or none
   kConverted,    ///< anything else
 };
 
@@ -375,7 +379,7 @@ enum class RowWay : uint8_t {
 template <RowWay kWay>
 MLA_DEVICE void write_row(const CacheRow& row, bool writes_ckv, const Channels& ckv, bool writes_kpe,
                           const Channels& kpe) {
-  static_assert(kWay != RowWay::kCopied);
+  static_assert(kWay != RowWay::kCopied && kWay != RowWay::kWithScales);
   const core::Cache& cache = row.cache;
 #pragma unroll 1
   for (int part = 0; part < (kWay == RowWay::kGrouped ? 1 : 2); ++part) {  // is not unrolled, which halves the code
@@ -385,7 +389,9 @@ MLA_DEVICE void write_row(const CacheRow& row, bool writes_ckv, const Channels& 
     // chosen (ptxas -v: "stack frame").
     const Channels source = {.data = is_kpe ? kpe.data : ckv.data,
                              .dtype = is_kpe ? kpe.dtype : ckv.dtype,
-                             .scales = is_kpe ? kpe.scales : ckv.scales,
+                             .scales = kWay == RowWay::kEncoded ? nullptr
+                                       : is_kpe                 ? kpe.scales
+                                                                : ckv.scales,
                              .scale_type = is_kpe ? kpe.scale_type : ckv.scale_type,
                              .outer_scale = is_kpe ? kpe.outer_scale : ckv.outer_scale,
                              .channels_each = is_kpe ? kpe.channels_each : ckv.channels_each};

@@ -23,7 +23,7 @@ Backend backend() {
           .ops = kAllOps,
           .refusal = refusal,
           .numerics = numerics,
-          .leaves = "nearly everything to others"};
+          .leaves = "nearly everything"};
 }
 
 }  // namespace mla::cuda::nothing
