@@ -178,15 +178,24 @@ std::string text_of(Op op, HeadDims dims) {
   return op == Op::kMergeStates ? std::to_string(dims.second) : fmt::format("{}/{}", dims.first, dims.second);
 }
 
+// Whether a row takes the problem with few heads or with many: what it leaves to others stands beside the table.
+bool takes(Problem problem, const std::string& row_name) {
+  for (int64_t heads : {128, 8}) {
+    problem.num_heads = heads;
+    for (const BackendVerdict& row : explain(problem, "auto").rows)
+      if (row.name == row_name && row.usable) return true;
+  }
+  return false;
+}
+
 // The types that a row takes on a device, "yes" where there is one, "-" for none.
 std::string cell_of(Problem problem, const std::string& row_name) {
   std::string cell;
   const std::span<const DType> types = types_of(problem.op);
   for (DType dtype : types) {
     problem.q_dtype = dtype;
-    for (const BackendVerdict& row : explain(problem, "auto").rows)
-      if (row.name == row_name && row.usable)
-        cell += (cell.empty() ? "" : " ") + (types.size() == 1 ? "yes" : std::string(name(dtype)));
+    if (takes(problem, row_name))
+      cell += (cell.empty() ? "" : " ") + (types.size() == 1 ? "yes" : std::string(name(dtype)));
   }
   return cell.empty() ? "-" : cell;
 }
@@ -281,13 +290,13 @@ void print_operation(Op op, std::FILE* file) {
   if (!missing.empty()) print_to(file, "No backend: {}.\n\n", fmt::join(missing, ", "));
 }
 
-// ", except that cuda_sm90 leaves ..., to the rows behind it"
+// ", except that cuda_sm90 leaves ... to rows behind it"
 std::string exceptions() {
   std::string text;
   for (const BackendInfo& backend : backends())
     if (!backend.leaves.empty())
-      text += fmt::format("{}{} leaves {} to the rows behind it", text.empty() ? ", except that " : ", and ",
-                          backend.name, backend.leaves);
+      text += fmt::format("{}{} leaves {} to rows behind it", text.empty() ? ", except that " : ", and ", backend.name,
+                          backend.leaves);
   return text;
 }
 
