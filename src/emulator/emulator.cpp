@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <numeric>
 #include <span>
 #include <string>
 #include <utility>
@@ -51,7 +52,7 @@ class Order {
   Order(int64_t count, Random& random) : count_(count), shift_(draw(count, random)) {
     do {
       factor_ = (random.next() & 0xFFFFFF) | 1;  // its product with any real number of blocks is below 2^63
-    } while (gcd(factor_, count) != 1);
+    } while (std::gcd(factor_, count) != 1);
   }
   int64_t operator()(int64_t i) const { return (i * factor_ + shift_) % count_; }
 
@@ -59,10 +60,6 @@ class Order {
   static int64_t draw(int64_t count, Random& random) {
     const auto bits = static_cast<uint64_t>(random.next()) << 31 | random.next() >> 1;
     return static_cast<int64_t>(bits % static_cast<uint64_t>(count));
-  }
-  static int64_t gcd(int64_t a, int64_t b) {
-    while (b != 0) a = std::exchange(b, a % b);
-    return a;
   }
 
   int64_t count_, shift_, factor_ = 1;

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the tests of the C ABI share: checks, tensors, and a problem with its result by definition. */
-#ifndef MLA_TESTS_C_API_TEST_H_
-#define MLA_TESTS_C_API_TEST_H_
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -75,5 +74,3 @@ void test_errors(const mla_context* context);
 void test_struct_growth(const mla_context* context);
 void test_listing(void);
 void test_verdicts(void);
-
-#endif /* MLA_TESTS_C_API_TEST_H_ */

@@ -288,8 +288,9 @@ TEST_F(ExampleFormat, IsGathered) {
 
 TEST_F(ExampleFormat, PagesAreCopiedFromAndToOthers) {
   const KvLayout bf16 = kv_layout(CacheFormat::kBF16), e4m3 = kv_layout(CacheFormat::kFP8DsMla);
-  for (const auto& [from, to] : {std::pair(kFp4, kFp4), std::pair(kFp4, bf16), std::pair(bf16, kFp4),
-                                 std::pair(e4m3, kFp4), std::pair(kFp4, e4m3)}) {
+  for (const auto& formats : {std::pair(kFp4, kFp4), std::pair(kFp4, bf16), std::pair(bf16, kFp4),
+                              std::pair(e4m3, kFp4), std::pair(kFp4, e4m3)}) {
+    const KvLayout &from = formats.first, &to = formats.second;  // lambdas of clang 14 see no structured bindings
     SCOPED_TRACE(testing::Message() << from.name << " to " << to.name);
     Pool source = filled(from), expected(to);
     std::vector<int32_t> targets(pages.rbegin(), pages.rend());

@@ -134,7 +134,7 @@ TEST(TimeBudget, PredictsChecksByTheirNumber) {
   budget.observe(step, seconds);
   Work left;
   left.amount[Work::kPrefillTokens] = 800;
-  EXPECT_DOUBLE_EQ(budget.predict(left), 8 * 0.5 + 8 / 4 * 2.0);
+  EXPECT_DOUBLE_EQ(budget.predict(left), 8 * 0.5 + 2 * 2.0);
 }
 
 TEST(TimeBudget, BooksEverySecondOfAStepOnce) {
