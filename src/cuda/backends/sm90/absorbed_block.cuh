@@ -31,7 +31,7 @@ class AbsorbedBlock : protected AbsorbedUnits<Config> {
         }
         if constexpr (Config::kCluster > 1) {
           for (int warp = 0; warp < Config::kGroupWarps; ++warp) ptx::mbarrier_init(room_in_other(stage, warp), 1);
-          ptx::mbarrier_init(received_by_other(stage), Config::kGroupWarps);
+          ptx::mbarrier_init(received_by_other(stage), 1);
         }
       }
       ptx::mbarrier_init(s_done(), Config::kGroupWarps);

@@ -113,10 +113,10 @@ class ScoreRole : AbsorbedBlock<Config> {
     ptx::wgmma_hold(s);
     if (ptx::elect()) {
       ptx::mbarrier_arrive(Block::s_done());
-      // The step's rows have come, which the other block may wait for. The score warps say so, because a branch for it
-      // in the value warps makes ptxas 13.0 serialize their products (C7520): quantized decode was 6 to 14 % slower
-      // (H200, 2026-11-23).
-      if constexpr (Config::kCluster > 1)
+      // The step's rows have come, which the other block may wait for. A score warp says so, because a branch for it in
+      // the value warps makes ptxas 13.0 serialize their products (C7520): quantized decode was 6 to 14 % slower (H200,
+      // 2026-11-23).
+      if (Config::kCluster > 1 && ptx::warp() == Config::kFirstScoreWarp)
         ptx::mbarrier_arrive_in_cluster(ptx::map_shared(Block::received_by_other(n), ptx::cluster_rank() ^ 1));
     }
     // The largest score belongs to the largest logit only if the scale is positive.
