@@ -17,8 +17,10 @@ struct GatherKernel {
   using Params = core::GatherArgs;
   static constexpr bool kCopies = kWay == RowWay::kCopied;
   static constexpr const char* kName = kCopies ? "gather" : "gather_converted";
-  static constexpr int kThreads = 256;
-  static constexpr int kMinBlocks = kCopies ? 5 : 3;
+  // Rows that are converted take 72 registers on SM90, and more elsewhere.
+  static constexpr bool kSmallBlocks = kWay == RowWay::kConverted && kArch == 90;
+  static constexpr int kThreads = kSmallBlocks ? 128 : 256;
+  static constexpr int kMinBlocks = kCopies ? 5 : kSmallBlocks ? 7 : 3;
 
   static MLA_DEVICE void run(const Params& args) {
     constexpr int kWarps = kThreads / kWarpSize;
