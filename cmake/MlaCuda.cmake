@@ -15,6 +15,23 @@ foreach(list MLA_CUDA_ARCHS MLA_EMULATED_ARCHS)
   endforeach()
 endforeach()
 
+# A profile is the code of one architecture, compiled for GPUs of another: kernels for a chip that nobody here has are
+# checked and timed on the chip at hand, which passes for one of the first kind. Such a build has no other GPU code.
+set(MLA_CUDA_PROFILE "" CACHE STRING "Kernels of which architecture a GPU of MLA_CUDA_PROFILE_GPU runs: sm80, sm86, sm89 or sm120; empty: its own")
+set(MLA_CUDA_PROFILE_GPU 90 CACHE STRING "The architecture of the GPU that runs a profile")
+set(mla_profile_arch 0)
+if(MLA_CUDA_PROFILE)
+  if(NOT MLA_CUDA_PROFILE MATCHES "^sm(80|86|89|120)$")
+    message(FATAL_ERROR "MLA_CUDA_PROFILE: expected sm80, sm86, sm89 or sm120, got ${MLA_CUDA_PROFILE}")
+  endif()
+  set(mla_profile_arch ${CMAKE_MATCH_1})
+  if(NOT MLA_CUDA_PROFILE_GPU IN_LIST mla_known_archs)
+    list(JOIN mla_known_archs ", " known)
+    message(FATAL_ERROR "MLA_CUDA_PROFILE_GPU: expected one of ${known}, got ${MLA_CUDA_PROFILE_GPU}")
+  endif()
+  set(MLA_CUDA_ARCHS ${mla_profile_arch})
+endif()
+
 # Whether nvcc compiles the kernels.
 set(MLA_CUDA_ENABLED OFF)
 if(MLA_CUDA STREQUAL "ON" OR (MLA_CUDA STREQUAL "AUTO" AND NOT MLA_SANITIZE AND NOT CMAKE_CROSSCOMPILING))

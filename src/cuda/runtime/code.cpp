@@ -27,6 +27,8 @@ constexpr int32_t kEmulated[] = {MLA_FOR_EVERY_EMULATED_ARCH(MLA_NUMBER) 0};
 std::span<const int32_t> built_archs() { return std::span(kBuilt).first(std::size(kBuilt) - 1); }
 std::span<const int32_t> emulated_archs() { return std::span(kEmulated).first(std::size(kEmulated) - 1); }
 
+Profile profile() { return {.arch = MLA_PROFILE_ARCH, .gpu = MLA_PROFILE_GPU}; }
+
 Code code_for(int32_t arch) {
   switch (arch_of_code(arch, built_archs())) {
 #define MLA_CASE(arch) \

@@ -20,6 +20,21 @@ struct Code {
 std::span<const int32_t> built_archs();
 std::span<const int32_t> emulated_archs();
 
+/// Returns the shared memory that a block may take (CUDA programming guide, table "Technical Specifications per Compute
+/// Capability"). ptx/machine.h has the same numbers for kernels.
+constexpr int32_t shared_bytes_of(int32_t arch) {
+  constexpr int32_t kKiB = 1024;
+  if (arch == 80) return 163 * kKiB;
+  return (arch == 90 || arch == 100 ? 227 : 99) * kKiB;
+}
+
+/// A build with a profile has the code of `arch`, compiled for GPUs of `gpu`, which pass for GPUs of `arch`.
+struct Profile {
+  int32_t arch = 0;  // 0: the build has no profile
+  int32_t gpu = 0;
+};
+Profile profile();
+
 /// The oldest architecture that the kernels can be compiled for.
 inline constexpr int32_t kOldestArch = 80;
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The GPUs of this machine, used through the CUDA runtime. The runtime is linked statically and loads the driver's
 // library when it is first called, so that everything else works without a driver.
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -61,10 +62,25 @@ GpuInfo info_of(int32_t index) {
   return info;
 }
 
+/// Returns the GPU as what it passes for, if this build has a profile for it.
+GpuInfo under_profile(GpuInfo info) {
+  if (profile().arch == 0 || info.arch != profile().gpu) return info;
+  info.arch = profile().arch;
+  info.name += core::format(" as sm{}", info.arch);
+  info.shared_bytes_per_block = std::min(info.shared_bytes_per_block, shared_bytes_of(info.arch));
+  return info;
+}
+
+/// Returns the code that a GPU runs. A profile's code is not for the GPUs of the architecture that it was written for.
+Code code_of(const GpuInfo& gpu) {
+  if (profile().arch != 0 && gpu.arch != profile().gpu) return {};
+  return code_for(profile().arch != 0 ? profile().arch : gpu.arch);
+}
+
 class CudaDevice final : public DeviceRuntime {
  public:
   explicit CudaDevice(const GpuInfo& info)
-      : DeviceRuntime(core::format("cuda:{}", info.index), info, code_for(info.arch)) {}
+      : DeviceRuntime(core::format("cuda:{}", info.index), under_profile(info), code_of(info)) {}
 
   bool emulated() const override { return false; }
 

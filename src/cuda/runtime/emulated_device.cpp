@@ -22,14 +22,6 @@ namespace {
 
 constexpr size_t kAlignment = 256;
 
-/// Returns the shared memory that a block may take, by the CUDA programming guide. ptx/machine.h has the same numbers
-/// for kernels.
-int32_t shared_bytes_of(int32_t arch) {
-  constexpr int32_t kKiB = 1024;
-  if (arch == 80) return 163 * kKiB;
-  return (arch == 90 || arch == 100 ? 227 : 99) * kKiB;
-}
-
 GpuInfo emulated_info(int32_t arch) {
   // Enough for work to be split; with more, the small problems of tests would be split too finely.
   constexpr int32_t kNumSms = 6;
