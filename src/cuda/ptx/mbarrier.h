@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Barriers in shared memory that count threads and bytes, and bulk copies that report to them (SM90 and later; PTX ISA:
-// "Parallel Synchronization and Communication Instructions: mbarrier", cp.async.bulk). These functions are templates,
-// so that code for older architectures may name them where it does not call them.
+// Barriers in shared memory that count threads, and on SM90 and later bytes as well, and bulk copies that report to
+// them (PTX ISA: "Parallel Synchronization and Communication Instructions: mbarrier", cp.async.bulk). Functions that
+// need SM90 are templates, so that code for older architectures may name them where it does not call them.
 //
 // A barrier is 8 bytes at a multiple of 8. Each of its phases ends when `count` threads have arrived and all expected
 // bytes have landed. mbarrier_wait(bar, p) waits for the end of the current phase if its parity is p (the first phase
@@ -16,9 +16,7 @@ namespace mla::MLA_CUDA_NAMESPACE::ptx {
 
 /// mbarrier.init: initializes a barrier. The same thread must then call fence_mbarrier_init(), and the block must pass
 /// a barrier before any thread uses it.
-template <int kOn = kArch>
 MLA_DEVICE void mbarrier_init(SharedAddress bar, int count MLA_PTX_SITE) {
-  static_assert(kOn >= 90, "mbarriers with transactions need SM90");
 #if MLA_EMULATED
   emulator::mbarrier_init(bar, static_cast<uint32_t>(count), MLA_PTX_HERE);
 #else
@@ -27,9 +25,7 @@ MLA_DEVICE void mbarrier_init(SharedAddress bar, int count MLA_PTX_SITE) {
 }
 
 /// mbarrier.arrive: counts the calling thread.
-template <int kOn = kArch>
 MLA_DEVICE void mbarrier_arrive(SharedAddress bar MLA_PTX_SITE) {
-  static_assert(kOn >= 90, "mbarriers with transactions need SM90");
 #if MLA_EMULATED
   emulator::mbarrier_arrive(bar, 0, MLA_PTX_HERE);
 #else
@@ -61,9 +57,7 @@ MLA_DEVICE void mbarrier_arrive_expect_bytes(SharedAddress bar, uint32_t bytes M
 
 /// cp.async.mbarrier.arrive.noinc: arrives, as mbarrier_arrive() does, once all cp_async_* of this thread so far have
 /// landed; they need no cp_async_commit() and no cp_async_wait().
-template <int kOn = kArch>
 MLA_DEVICE void mbarrier_arrive_after_copies(SharedAddress bar MLA_PTX_SITE) {
-  static_assert(kOn >= 90, "mbarriers with transactions need SM90");
 #if MLA_EMULATED
   emulator::mbarrier_arrive_after_copies(bar, MLA_PTX_HERE);
 #else
@@ -71,28 +65,30 @@ MLA_DEVICE void mbarrier_arrive_after_copies(SharedAddress bar MLA_PTX_SITE) {
 #endif
 }
 
-/// mbarrier.try_wait.parity: is repeated until it succeeds.
-template <int kOn = kArch>
+/// mbarrier.try_wait.parity, before SM90 test_wait: is repeated until it succeeds.
 MLA_DEVICE void mbarrier_wait(SharedAddress bar, uint32_t parity MLA_PTX_SITE) {
-  static_assert(kOn >= 90, "mbarriers with transactions need SM90");
 #if MLA_EMULATED
   emulator::mbarrier_wait(bar, parity, MLA_PTX_HERE);
 #else
-  asm volatile(
-      "{\n.reg .pred done;\nwait:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra wait;\n}" ::"r"(
-          bar),
-      "r"(parity)
-      : "memory");
+#if MLA_CUDA_ARCH >= 90
+#define MLA_PTX_WAIT "mbarrier.try_wait"
+#else
+#define MLA_PTX_WAIT "mbarrier.test_wait"
+#endif
+  asm volatile("{\n.reg .pred done;\nwait:\n" MLA_PTX_WAIT
+               ".parity.shared::cta.b64 done, [%0], %1;\n@!done bra wait;\n}" ::"r"(bar),
+               "r"(parity)
+               : "memory");
+#undef MLA_PTX_WAIT
 #endif
 }
 
-/// fence.mbarrier_init: makes the initialization visible to bulk copies and to the cluster.
-template <int kOn = kArch>
+/// fence.mbarrier_init: makes the initialization visible to bulk copies and to the cluster. Where there are neither,
+/// the barrier of the block is enough.
 MLA_DEVICE void fence_mbarrier_init() {
-  static_assert(kOn >= 90, "mbarriers with transactions need SM90");
 #if MLA_EMULATED
   emulator::fence_mbarrier_init();
-#else
+#elif MLA_CUDA_ARCH >= 90
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
 }
