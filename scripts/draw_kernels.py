@@ -260,42 +260,45 @@ def cuda_sm90_prefill_block() -> Picture:
 
 
 def cuda_portable_block() -> Picture:
-    one = Timeline("cuda_portable-block", 930, 300, "cuda_portable: a block of absorbed attention")
+    one = Timeline("cuda_portable-block", 930, 330, "cuda_portable: a block of 64 rows of absorbed attention")
     one.heading(
-        "Eight warps, all in every phase, 32 or 64 keys a step. A page-table entry is copied three steps ahead, the",
-        "address found two ahead, the row copied one ahead. Red: __syncthreads; there are no other barriers.",
+        "Two groups of four warps, 32 keys a step, half a step apart. Red: mbarriers, from who arrives to who waits.",
+        "Rows of step n + 1 are copied into the tile that step n - 1 had, once group 1 is done with its values.",
     )
-    x0 = one.LEFT + 8
-    rows = {"load": 84, "warps": 166}
-    one.lane(rows["load"], 44, "cp.async", "rows on their way")
-    one.lane(rows["warps"], 40, "8 warps", "in phases")
-    x = x0
-    end = one.width - 14
-    phases = (("load", 60, ""), ("scores", 112, "S = Q Kᵀ"), ("softmax", 74, "softmax"), ("values", 88, "O += P V"))
-    for k in range(2):
-        begin = x
-        one.arrow([(x + 6, rows["warps"] - 26), (x + 6, rows["warps"] + 40)])
-        x += 13
-        for kind, width, text in phases:
-            if x > end - 20:
-                break
-            one.box(x, rows["warps"], min(width, end - x), 40, kind,
-                    f"issue n+{k + 1}" if kind == "load" and x + width < end else text if x + width < end else "",
-                    "small")  # fmt: skip
-            if kind == "load" and x < end - 150:
-                one.box(x + 8, rows["load"] + (k % 2) * 24, min(begin + 352 - x - 8 + 13, end - x - 8), 20, "flight",
-                        f"rows of step n + {k + 1} into tile {'AB'[k % 2]}", "small")  # fmt: skip
-            x += width
-            if kind in ("scores", "softmax"):
-                if x < end - 10:
-                    one.arrow([(x + 5, rows["warps"] - 18), (x + 5, rows["warps"] + 40)])
-                x += 10
-    for i, text in enumerate(("wait", "all scores", "P, factors")):
-        one.text(x0 + (4, 190, 274)[i], rows["warps"] + 57, text, "signal halo", "middle" if i else "start")
-    one.text(12, 262, "16-bit rows land in two tiles, A and B, in turn. Quantized rows land in raw stages and become bf16 in "
-             "the one tile, behind one more barrier.", "small muted")  # fmt: skip
-    one.text(12, 279, "Score warps divide the channels in four; the sums of the K slices meet in shared memory, where "
-             "a softmax warp has whole rows.", "small muted")  # fmt: skip
+    rows = {"load": 84, "zero": 146, "one": 218}
+    one.lane(rows["load"], 40, "cp.async", "rows on their way")
+    one.lane(rows["zero"], 40, "group 0", "rows 0 to 31")
+    one.lane(rows["one"], 40, "group 1", "rows 32 to 63")
+    x0, end = one.LEFT + 8, one.width - 14
+    scores, softmax, values, fill = 96, 74, 124, 26
+    step = scores + softmax + values + fill
+
+    def box(x: float, y: int, width: float, kind: str, text: str) -> None:
+        if x < end:
+            one.box(x, y, min(width, end - x), 40, kind, text if x + width < end else "", "small")
+
+    for k in range(3):
+        x = x0 + k * step
+        box(x, rows["zero"], scores, "scores", f"S of step {k}")
+        box(x + scores, rows["zero"], softmax, "softmax", "softmax")
+        box(x + scores + softmax, rows["zero"], fill, "load", "")
+        box(x + scores + softmax + fill, rows["zero"], values, "values", f"O += P V {k}")
+        later = x + scores + softmax
+        box(later, rows["one"], fill, "load", "")
+        box(later + fill, rows["one"], scores, "scores", f"S of step {k}")
+        box(later + fill + scores, rows["one"], softmax, "softmax", "softmax")
+        box(later + fill + scores + softmax, rows["one"], values, "values", f"O += P V {k}")
+        if later + 60 < end:
+            one.arrow([(later - 4, rows["zero"] + 40), (later - 4, rows["one"] - 12), (later + fill + 40, rows["one"] - 12),
+                       (later + fill + 40, rows["one"])])  # fmt: skip
+            one.text(later + fill + 46, rows["one"] - 16, "scores_read(0)", "signal halo", "start")
+        if later + fill < end:
+            width = min(step - scores - softmax - 8, end - later - fill)
+            one.box(later + fill, rows["load"] + (k % 2) * 20, width, 18, "flight", f"rows of step {k + 1}", "small")
+    one.text(12, 290, "Narrow boxes: a warp waits for kv_empty, issues the copies of four rows, and, one warp in eight, finds the "
+             "rows of the step behind.", "small muted")  # fmt: skip
+    one.text(12, 307, "Score warps divide the channels in four; the sums of the K slices meet in shared memory, where a softmax "
+             "warp has whole rows.", "small muted")  # fmt: skip
     return one
 
 
@@ -485,17 +488,19 @@ def cuda_portable_memory() -> Picture:
         "cuda_portable-memory", "cuda_portable: shared memory of a block (512 + 64 channels)",
         ["Bytes. Rows in tiles are swizzled. Queries pass through the tiles into registers before the first step."],
         [
-            ("32 rows, 16-bit, 99 KB machines", "32 keys a step; SM86, SM89, SM120", [
-                ("other", "addresses, entries, row state", 1_920), ("load", "tile A: 32 rows of 1,152", 36_864),
-                ("load", "tile B", 36_864), ("scores", "S, four K slices; then P", 16_384)], 99 * KB),
+            ("64 rows, 16-bit", "32 keys a step, two groups", [
+                ("other", "places, entries, row state", 2_432), ("scores", "S of one group, four K slices", 16_384),
+                ("softmax", "P of both groups", 8_192), ("load", "tile A: 32 rows of 1,152", 36_864),
+                ("load", "tile B", 36_864)], 99 * KB),
             ("32 rows, e4m3, 99 KB machines", "rows land raw, one tile of bf16", [
-                ("other", "addresses, scales, row state", 4_480), ("values", "tile: 32 rows as bf16", 36_864),
-                ("scores", "S, four K slices; then P", 16_384), ("load", "raw stage 0: 32 rows of 640", 20_480),
-                ("load", "raw stage 1", 20_480)], 99 * KB),
-            ("64 rows, e4m3, SM90", "64 keys a step", [
-                ("other", "addresses, scales, row state", 8_704), ("values", "tile: 64 rows as bf16", 73_728),
-                ("scores", "S, four K slices; then P", 65_536), ("load", "raw stage 0: 64 rows of 640", 40_960),
-                ("load", "raw stage 1", 40_960)], 227 * KB),
+                ("other", "places, scales, row state", 4_864), ("scores", "S, four K slices", 16_384),
+                ("softmax", "P", 4_096), ("values", "tile: 32 rows as bf16", 36_864),
+                ("load", "raw stage: 32 rows of 640", 20_480)], 99 * KB),
+            ("64 rows, e4m3, SM80 and SM90", "two groups, rows land raw, two tiles of bf16", [
+                ("other", "places, scales, row state", 5_248), ("scores", "S of one group, four K slices", 16_384),
+                ("softmax", "P of both groups", 8_192), ("values", "tile A: 32 rows as bf16", 36_864),
+                ("values", "tile B", 36_864), ("load", "raw stage 0: 32 rows of 640", 20_480),
+                ("load", "raw stage 1", 20_480)], 163 * KB),
         ],
     )  # fmt: skip
 

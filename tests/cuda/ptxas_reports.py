@@ -5,7 +5,7 @@
     ptxas_reports.py FILE         FILE lists objects, each with its report OBJECT.ptxas beside it
     ptxas_reports.py --self-test
 
-No kernel spills registers, uses more of them than a thread can have, keeps arrays in local memory (a stack frame of more
+No kernel spills registers (but for KNOWN_SPILLS), uses more of them than a thread can have, keeps arrays in local memory (a stack frame of more
 than a few words), or has its wgmma products serialized. Every object but the tables of operations has kernels.
 """
 
@@ -17,6 +17,12 @@ import tempfile
 MOST_REGISTERS = 255
 MOST_STACK_BYTES = 64
 WITHOUT_KERNELS = {"operations.cu.o"}
+# Spills of values that do not change in the loop: stored ahead of it, and loaded once in each step.
+KNOWN_SPILLS = (
+    # nvcc 13.0 spills one address of 64 rows of 16-bit keys on SM120, and none on SM80, SM86, SM89 and SM90. One load a
+    # step is little beside 820 instructions of each warp.
+    (re.compile(r"portable14AbsorbedKernelINS2_14AbsorbedConfigILi64ELi512E\w+ \(sm_120a\)"), 4),
+)
 
 KERNEL = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
 STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -35,7 +41,8 @@ def check_report(name, text):
         elif match := STACK.search(line):
             seen["stack"] += 1
             stack, stores, loads = map(int, match.groups())
-            if stores or loads:
+            known = max((most for pattern, most in KNOWN_SPILLS if kernel and pattern.search(kernel)), default=0)
+            if stores > known or loads > known:
                 wrong.append(f"{kernel}: spills {stores} bytes, loads {loads} back")
             elif stack > MOST_STACK_BYTES:
                 wrong.append(f"{kernel}: keeps {stack} bytes in local memory")
@@ -87,6 +94,11 @@ def self_test():
     expect(GOOD, "")
     expect(GOOD.replace("0 bytes spill stores", "8 bytes spill stores"), "spills 8 bytes")
     expect(GOOD.replace("0 bytes spill loads", "4 bytes spill loads"), "loads 4 back")
+    known = "_ZN8portable14AbsorbedKernelINS2_14AbsorbedConfigILi64ELi512ELNS0_7KeyKindE0ELi1EEEEEvv"
+    spilling = GOOD.replace("_Z4good", known).replace("0 bytes spill", "4 bytes spill")
+    expect(spilling.replace("sm_90a", "sm_120a"), "")
+    expect(spilling.replace("sm_90a", "sm_120a").replace("4 bytes spill stores", "8 bytes spill stores"), "spills 8 bytes")
+    expect(spilling, "spills 4 bytes")
     expect(GOOD.replace("0 bytes stack", "1024 bytes stack"), "keeps 1024 bytes")
     expect(GOOD.replace("Used 126", "Used 256"), "uses 256 registers")
     expect(GOOD.replace("Used 126 registers", "Used nothing"), "0 lines on registers")

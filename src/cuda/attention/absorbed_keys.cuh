@@ -113,60 +113,72 @@ MLA_DEVICE void copy_unaligned_chunk(ptx::SharedAddress to, const std::byte* fro
   ptx::store_shared(to, chunk);
 }
 
-/// Copies a key's scales, whose bytes are padded to `words` words of 4 bytes. Where `from` is null it stores zeros.
-MLA_DEVICE void copy_scales(int words, ptx::SharedAddress to, const std::byte* from) {
-  const bool valid = from != nullptr;
-  for (int word = 0; word < words; ++word, from += 4, to += 4) {
-    if (is_aligned(from, 4))
-      ptx::cp_async_4(to, from, valid);
-    else
-      ptx::store_shared(to, valid ? load_f32_anywhere(from) : 0.0F);
-  }
+/// Copies four bytes of a key's scales, from byte `at` on. If `scales` is null it stores zeros.
+MLA_DEVICE void copy_scale_word(ptx::SharedAddress to, const std::byte* scales, int at) {
+  const bool valid = scales != nullptr;
+  scales += at;
+  if (is_aligned(scales, 4))
+    ptx::cp_async_4(to, scales, valid);
+  else
+    ptx::store_shared(to, valid ? load_f32_anywhere(scales) : 0.0F);
 }
 
-/// Copies rows of a pool to shared memory by cp.async. Warp w takes keys w, w + kWarps, ...: their rows have the same
-/// swizzle in a tile, so that a lane's addresses are one start plus offsets that are known at compile time. Rows are
-/// copied with L2::evict_first, so that they leave the L2 cache before the instructions and the plan that the next run
-/// needs: blocks that read the same rows do so at the same time. Gain: fp8_ds_mla of 128 heads 238 to 233 us, of 32
-/// heads 133 to 128 us (H200, 2026-11-21).
+/// A warp's keys of a step: warp w copies and converts keys w, w + kWarps, ... Their rows have the same swizzle in a
+/// tile, so that a lane's addresses are one start plus offsets that are known at compile time. Eight lanes copy a row,
+/// which all know its place.
+template <class Config>
+struct WarpKeys {
+  static constexpr int kCount = Config::kKeys / Config::kWarps;
+  static constexpr int kLanes = kWarpSize / kCount;
+  static_assert(kLanes == kChunksPerSegment);
+  /// Returns the number, among the keys of the step, of key i of this warp, and of the key that the lane copies.
+  MLA_DEVICE static int key(int i) { return ptx::warp() + i * Config::kWarps; }
+  MLA_DEVICE static int lane_key() { return key(ptx::lane() / kLanes); }
+  MLA_DEVICE static int lane_of_key() { return ptx::lane() % kLanes; }
+};
+
+/// Copies the warp's rows of a pool to shared memory by cp.async, all lanes together. Rows are copied with
+/// L2::evict_first, so that they leave the L2 cache before the instructions and the plan that the next run needs:
+/// blocks that read the same rows do so at the same time. Gain: fp8_ds_mla of 128 heads 238 to 233 us, of 32 heads 133
+/// to 128 us (H200, 2026-11-21).
 template <class Config>
 class RowCopy {
  public:
-  MLA_DEVICE explicit RowCopy(const cuda::KeyPool& pool) : pool_(pool) {}
+  /// `place` is that of the lane's key.
+  MLA_DEVICE RowCopy(const cuda::KeyPool& pool, const Place<Config>& place) : pool_(pool), place_(place) {}
 
   /// Copies 16-bit rows into a tile.
-  MLA_DEVICE void to_tile(ptx::SharedAddress tile, ptx::SharedAddress places) const {
+  MLA_DEVICE void to_tile(ptx::SharedAddress tile) const {
     const int latent_chunks = pool_.ckv_bytes / kChunkBytes, rope_chunks = pool_.kpe_bytes / kChunkBytes;
     if (pool_.aligned) {
-      copy_plane<Config::kLatentDims / kVector, Config::kRowBytes>(false, latent_chunks, tile, places);
-      copy_plane<kRopeChunks, Config::kRowBytes>(true, rope_chunks,
-                                                 tile + static_cast<uint32_t>(latent_chunks * kChunkBytes), places);
+      copy_plane<Config::kLatentDims / kVector, Config::kRowBytes>(place_.ckv, latent_chunks, tile);
+      copy_plane<kRopeChunks, Config::kRowBytes>(place_.kpe, rope_chunks,
+                                                 tile + static_cast<uint32_t>(latent_chunks * kChunkBytes));
     } else {
-      copy_unaligned(places, latent_chunks, rope_chunks, 2, 2,
-                     [&](int key, int chunk) { return tile + tile_offset<Config::kRowBytes>(key, chunk); });
+      copy_unaligned(latent_chunks, rope_chunks, 2, 2,
+                     [&](int chunk) { return tile + tile_offset<Config::kRowBytes>(Keys::lane_key(), chunk); });
     }
   }
 
   /// Copies quantized rows into a raw stage: the latent channels from byte 0 of a row on, the rotary channels from byte
   /// kLatentDims on.
-  MLA_DEVICE void to_raw(ptx::SharedAddress raw, ptx::SharedAddress scales, ptx::SharedAddress places) const {
+  MLA_DEVICE void to_raw(ptx::SharedAddress raw, ptx::SharedAddress scales) const {
     const int latent_chunks = pool_.ckv_bytes / kChunkBytes, rope_chunks = pool_.kpe_bytes / kChunkBytes;
     if (pool_.aligned) {
-      copy_plane<Config::kLatentDims / kChunkBytes, Config::kRawRowBytes>(false, latent_chunks, raw, places);
-      copy_plane<kRopeChunks, Config::kRawRowBytes>(true, rope_chunks, raw + Config::kLatentDims, places);
+      copy_plane<Config::kLatentDims / kChunkBytes, Config::kRawRowBytes>(place_.ckv, latent_chunks, raw);
+      copy_plane<kRopeChunks, Config::kRawRowBytes>(place_.kpe, rope_chunks, raw + Config::kLatentDims);
     } else {
-      copy_unaligned(places, latent_chunks, rope_chunks, 1, pool_.quantized_kpe ? 1 : 2, [&](int key, int chunk) {
+      copy_unaligned(latent_chunks, rope_chunks, 1, pool_.quantized_kpe ? 1 : 2, [&](int chunk) {
         const int at =
             chunk < latent_chunks ? chunk * kChunkBytes : Config::kLatentDims + (chunk - latent_chunks) * kChunkBytes;
-        return raw + raw_offset(key, at);
+        return raw + raw_offset(Keys::lane_key(), at);
       });
     }
-    if (ptx::thread_index() < Config::kKeys) {
-      const auto key = static_cast<uint32_t>(ptx::thread_index());
-      const auto* from =
-          ptx::load_shared<const std::byte*>(places + key * static_cast<uint32_t>(sizeof(Place<Config>)) + kScalesAt);
-      copy_scales(pool_.scale_words, scales + key * Config::kKeyScaleBytes, from);
-    }
+    static_assert(Config::kKeyScaleBytes <= Keys::kLanes * 4);
+    if (Keys::lane_of_key() < pool_.scale_words)
+      copy_scale_word(
+          scales + static_cast<uint32_t>(Keys::lane_key() * Config::kKeyScaleBytes + Keys::lane_of_key() * 4),
+          place_.scales, Keys::lane_of_key() * 4);
   }
 
   /// Returns where a byte of a key lies in a raw stage, whose rows are swizzled as those of a tile are.
@@ -175,53 +187,46 @@ class RowCopy {
   }
 
  private:
+  using Keys = WarpKeys<Config>;
   static constexpr int kRopeChunks = Config::kRopeDims * 2 / kChunkBytes;
-  static constexpr int kKeysPerWarp = Config::kKeys / Config::kWarps;
-  static constexpr int kKpeAt = 8, kScalesAt = 16;  // bytes from the begin of a Place
 
-  /// Returns the address of a key's latent or rotary channels.
-  MLA_DEVICE static const std::byte* row_of(ptx::SharedAddress places, int key, bool kpe) {
-    return ptx::load_shared<const std::byte*>(
-        places + static_cast<uint32_t>(key * static_cast<int>(sizeof(Place<Config>)) + (kpe ? kKpeAt : 0)));
-  }
-
-  /// Copies `num_chunks` (at most kMostChunks) chunks of the latent or the rotary channels of every row. As many lanes
-  /// as a row may have chunks work on one row; the other lanes of the warp work on further rows.
+  /// Copies `num_chunks` (at most kMostChunks) chunks of the latent or the rotary channels of the lane's row.
   template <int kMostChunks, int kRowBytes>
-  MLA_DEVICE void copy_plane(bool kpe, int num_chunks, ptx::SharedAddress to, ptx::SharedAddress places) const {
-    constexpr int kLanes = std::min(kMostChunks, kWarpSize), kRowsAtOnce = kWarpSize / kLanes;
-    const int first = ptx::lane() % kLanes, key = ptx::warp() + ptx::lane() / kLanes * Config::kWarps;
+  MLA_DEVICE void copy_plane(const std::byte* row, int num_chunks, ptx::SharedAddress to) const {
+    const int first = Keys::lane_of_key();
     // `to` lies at a multiple of 128 bytes of a row, so that its chunks have the swizzle of the row's first chunks.
-    const ptx::SharedAddress start = to + tile_offset<kRowBytes>(key, first);
-    MLA_UNROLL
-    for (int row = 0; row < kKeysPerWarp; row += kRowsAtOnce) {
-      const std::byte* of_row = row_of(places, key + row * Config::kWarps, kpe);
-      const bool valid = of_row != nullptr;
-      const std::byte* from = of_row + first * kChunkBytes;
+    const ptx::SharedAddress start = to + tile_offset<kRowBytes>(Keys::lane_key(), first);
+    const bool valid = row != nullptr;
+    row += first * kChunkBytes;
+    const auto copy = [&](int chunk) {
+      ptx::cp_async_16(start + static_cast<uint32_t>(chunk * kChunkBytes), row + chunk * kChunkBytes, valid,
+                       ptx::evict_first());
+    };
+    if (num_chunks == kMostChunks) [[likely]] {
       MLA_UNROLL
-      for (int chunk = 0; chunk < kMostChunks; chunk += kLanes)
-        if (first + chunk < num_chunks)
-          ptx::cp_async_16(start + static_cast<uint32_t>(row * Config::kWarps * kRowBytes + chunk * kChunkBytes),
-                           from + chunk * kChunkBytes, valid, ptx::evict_first());
+      for (int chunk = 0; chunk < kMostChunks; chunk += Keys::kLanes) copy(chunk);
+    } else {
+      MLA_NO_UNROLL
+      for (int chunk = 0; chunk < num_chunks - first; chunk += Keys::kLanes) copy(chunk);
     }
   }
 
-  /// Copies rows that are not aligned to 16 bytes. The elements of latent and rotary channels have `latent_bytes` and
-  /// `rope_bytes` bytes; to(key, chunk) returns where a chunk goes.
+  /// Copies a row that is not aligned to 16 bytes. The elements of latent and rotary channels have `latent_bytes` and
+  /// `rope_bytes` bytes; to(chunk) returns where a chunk goes.
   template <class To>
-  MLA_DEVICE void copy_unaligned(ptx::SharedAddress places, int latent_chunks, int rope_chunks, int latent_bytes,
-                                 int rope_bytes, const To& to) const {
+  MLA_DEVICE void copy_unaligned(int latent_chunks, int rope_chunks, int latent_bytes, int rope_bytes,
+                                 const To& to) const {
     MLA_NO_UNROLL
-    for (int i = ptx::thread_index(); i < Config::kKeys * (latent_chunks + rope_chunks); i += Config::kThreads) {
-      const int key = i / (latent_chunks + rope_chunks), chunk = i % (latent_chunks + rope_chunks);
+    for (int chunk = Keys::lane_of_key(); chunk < latent_chunks + rope_chunks; chunk += Keys::kLanes) {
       const bool latent = chunk < latent_chunks;
-      const std::byte* of_row = row_of(places, key, !latent);
-      copy_unaligned_chunk(to(key, chunk), of_row + (latent ? chunk : chunk - latent_chunks) * kChunkBytes,
+      const std::byte* of_row = latent ? place_.ckv : place_.kpe;
+      copy_unaligned_chunk(to(chunk), of_row + (latent ? chunk : chunk - latent_chunks) * kChunkBytes,
                            latent ? latent_bytes : rope_bytes, of_row != nullptr);
     }
   }
 
   const cuda::KeyPool& pool_;
+  const Place<Config>& place_;
 };
 
 /// Returns two e4m3 elements, given in f16, times their scales and rounded to bf16: these are the values that a
@@ -245,8 +250,8 @@ MLA_DEVICE ptx::Vec4 e4m3_to_bf16(uint64_t e4m3, float scale) {
   return values;
 }
 
-/// Converts the latent channels of a raw stage to bf16 and stores them in the tile. The elements are e4m3, the scales
-/// f32 or UE8M0. Warps share the keys as in RowCopy.
+/// Converts the latent channels of the warp's rows in a raw stage to bf16 and stores them in the tile. The elements are
+/// e4m3, the scales f32 or UE8M0.
 template <class Config, bool kUe8m0>
 MLA_DEVICE void decode_latents(const cuda::KeyPool& pool, const std::byte* raw, const std::byte* scales,
                                ptx::SharedAddress tile) {
@@ -279,8 +284,8 @@ MLA_DEVICE void decode_any_latents(const cuda::KeyPool& pool, const std::byte* r
   const int num_chunks = cache.d_ckv / kVector;
   const bool e2m1 = cache.ckv_dtype == DType::kE2M1;
   MLA_NO_UNROLL
-  for (int i = ptx::thread_index(); i < Config::kKeys * num_chunks; i += Config::kThreads) {
-    const int key = i / num_chunks, chunk = i % num_chunks;
+  for (int i = ptx::lane(); i < WarpKeys<Config>::kCount * num_chunks; i += kWarpSize) {
+    const int key = WarpKeys<Config>::key(i / num_chunks), chunk = i % num_chunks;
     const std::byte* from = raw + RowCopy<Config>::raw_offset(key, chunk * (e2m1 ? kVector / 2 : kVector));
     const Bits8 bits = e2m1x8_to_e4m3(*as<uint32_t>(from));
     const uint64_t e4m3 = e2m1 ? uint64_t{bits.w[1]} << 32 | bits.w[0] : *as<uint64_t>(from);
@@ -290,8 +295,8 @@ MLA_DEVICE void decode_any_latents(const cuda::KeyPool& pool, const std::byte* r
   }
 }
 
-/// Converts a raw stage to bf16 and stores it in the tile. The rotary channels are bf16 already, or e4m3 with one scale
-/// for all of them.
+/// Converts the warp's rows of a raw stage to bf16 and stores them in the tile. The rotary channels are bf16 already,
+/// or e4m3 with one scale for all of them.
 template <class Config>
 MLA_DEVICE void decode_raw(const cuda::KeyPool& pool, const std::byte* raw, const std::byte* scales,
                            ptx::SharedAddress tile) {
@@ -306,8 +311,8 @@ MLA_DEVICE void decode_raw(const cuda::KeyPool& pool, const std::byte* raw, cons
   const bool quantized = pool.quantized_kpe;
   const float kpe_scale = quantized ? *pool.cache.kpe_scale : 1.0F;
   MLA_NO_UNROLL
-  for (int i = ptx::thread_index(); i < Config::kKeys * rope_chunks; i += Config::kThreads) {
-    const int key = i / rope_chunks, chunk = i % rope_chunks;
+  for (int i = ptx::lane(); i < WarpKeys<Config>::kCount * rope_chunks; i += kWarpSize) {
+    const int key = WarpKeys<Config>::key(i / rope_chunks), chunk = i % rope_chunks;
     const std::byte* from =
         raw + RowCopy<Config>::raw_offset(key, Config::kLatentDims + chunk * kVector * (quantized ? 1 : 2));
     ptx::store_shared(tile + tile_offset<Config::kRowBytes>(key, latent_chunks + chunk),

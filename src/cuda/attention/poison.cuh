@@ -25,6 +25,7 @@ class PoisonMarks {
   MLA_DEVICE explicit PoisonMarks(uint8_t* marks) : marks_(marks) {}
 
   MLA_DEVICE void mark(int key) const { marks_[key] = marks_[kKeys] = 1; }
+  MLA_DEVICE bool is_marked(int key) const { return marks_[key] != 0; }
   MLA_DEVICE bool any() const { return marks_[kKeys] != 0; }
   /// Thread `first` of `count` threads calls this; all of them together clear all marks.
   MLA_DEVICE void reset(int first, int count) const {

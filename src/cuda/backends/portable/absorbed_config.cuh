@@ -29,63 +29,97 @@ struct AbsorbedConfig {
 
   static constexpr int kThreads = 256;
   static constexpr int kWarps = kThreads / kWarpSize;
-  // Blocks of 64 rows that may have 227 KB of shared memory take 64 keys a step, all others 32.
-  static constexpr int kKeys = kRows == 64 && kSharedBytesPerBlock >= 227 * 1024 ? 64 : 32;
+  static constexpr int kKeys = 32;
   static constexpr int kPlanKeys = kKeys;  // the plan lets segments begin and end on multiples of it
 
-  // Scores. Warps divide rows (M), keys (N) and channels (K: the sums of K slices meet in shared memory). Queries stay
-  // in registers, so that only keys are read, once for each part of M. With the channels divided in four the queries
+  // Of 64 rows, two groups of four warps have 32 rows each. They share the tiles and take turns with the scores, so
+  // that one group multiplies values while the other one is at its scores and its softmax.
+  static constexpr int kGroups = kRows == 64 ? 2 : 1;
+  static constexpr int kGroupRows = kRows / kGroups;
+  static constexpr int kGroupWarps = kWarps / kGroups;
+  static constexpr int kGroupThreads = kThreads / kGroups;
+
+  // Scores. The warps of a group divide keys (N) and channels (K: the sums of K slices meet in shared memory). Queries
+  // stay in registers, so that only keys are read, once by each group. With the channels divided in four the queries
   // fit: 218 instead of 200 TFLOP/s for 128 heads (batch 64, kv 8k; H200, 2026-11-20).
-  static constexpr int kScoreWarpsM = kRows == 64 ? 2 : 1;
   static constexpr int kScoreWarpsK = 4;
-  static constexpr int kScoreWarpsN = kWarps / kScoreWarpsM / kScoreWarpsK;
-  static constexpr int kScoreTilesM = kRows / 16 / kScoreWarpsM;
-  static constexpr int kScoreGroups = kKeys / 16 / kScoreWarpsN;  // groups of 16 keys that a warp computes in turn
+  static constexpr int kScoreWarpsN = kGroupWarps / kScoreWarpsK;
+  static constexpr int kScoreTilesM = kGroupRows / 16;
+  static constexpr int kScoreBlocks = kKeys / 16 / kScoreWarpsN;  // blocks of 16 keys that a warp computes in turn
   static constexpr int kLatentSteps = kLatentDims / 16 / kScoreWarpsK;
   static constexpr int kRopeSteps = kRopeDims / 16 / kScoreWarpsK;
   static_assert(kRopeSteps == 1);
 
-  // Outputs. A warp has all rows of its share of the channels.
-  static constexpr int kOutputTilesM = kRows / 16;
-  static constexpr int kOutputDims = kLatentDims / kWarps;
+  // Outputs. A warp has all rows of its group and its share of the channels.
+  static constexpr int kOutputTilesM = kGroupRows / 16;
+  static constexpr int kOutputDims = kLatentDims / kGroupWarps;
   static constexpr int kOutputTilesN = kOutputDims / 8;
 
-  // Shared memory, in bytes. Quantized rows land in raw stages and are decoded into the one tile; 16-bit rows land in
-  // the two tiles by turns.
-  static constexpr int kTiles = kQuantized ? 1 : 2;
+  // Shared memory, in bytes. 16-bit rows land in the tiles; quantized rows land in raw stages, from where the warp that
+  // loaded them decodes them into a tile.
   static constexpr int kTileBytes = kKeys * kRowBytes;
   static constexpr int kRawRowBytes = kLatentDims + 2 * kRopeDims;  // e4m3 latents, bf16 or e4m3 rotary channels
   static constexpr int kRawBytes = kKeys * kRawRowBytes;
   static constexpr int kScoreRowBytes = kKeys * 4;
-  static constexpr int kPlaceBytes = kKeys * (kQuantized ? 24 : 16);
+  static constexpr int kScoreBytes = kScoreWarpsK * kGroupRows * kScoreRowBytes;
+  static constexpr int kPRowBytes = 128;  // a segment of a tile, of which P takes half
+  static constexpr int kPlaceBytes = kQuantized ? 24 : 16;
   static constexpr int kKeyScaleBytes = 32;  // the most that a key has: one byte for every 16 of 512 channels
   static_assert(kKeyScaleBytes >= most_scale_bytes(DType::kE4M3) && kKeyScaleBytes >= most_scale_bytes(DType::kE2M1));
   static constexpr int kScaleBytes = kKeys * kKeyScaleBytes;
-
   static constexpr int kRowStateBytes = 4 + 8;  // the row's factor, and the state of its softmax
-  static constexpr int kUnitBytes = 144;        // for a BlockUnit
+  static constexpr int kUnitBytes = 160;        // for a BlockUnit
+  static constexpr int kPoisonBytes = (PoisonMarks<kKeys>::kBytes + 3) / 4 * 4;
+
+  static constexpr int kBarrierBytes = 8;
+  static constexpr int kMostTiles = 2;
+  /// These are the mbarriers' places, in units of kBarrierBytes. Those of a tile have a place for each tile.
+  enum Barrier : int {
+    kKvFull,                              // [tile]
+    kKvEmpty = kKvFull + kMostTiles,      // [tile]
+    kScoresRead = kKvEmpty + kMostTiles,  // [group]
+    kNumBarriers = kScoresRead + kGroups
+  };
+  /// These are barriers of bar.sync; number 0 is that of the whole block.
+  enum NamedBarrier : int { kGroupBarrier = 1 };  // one for each group
 
   static constexpr int kPlaceOffset = 0;
-  static constexpr int kEntryOffset = kPlaceOffset + 2 * kPlaceBytes;
-  static constexpr int kEntryBytes = kKeys * 4;
-  static constexpr int kScaleOffset = kEntryOffset + 2 * kEntryBytes;
+  static constexpr int kEntryOffset = kPlaceOffset + 2 * kKeys * kPlaceBytes;
+  static constexpr int kEntryPlaces = kQuantized ? 4 : 2;
+  static constexpr int kScaleOffset = kEntryOffset + kEntryPlaces * kKeys * 4;
   static constexpr int kRowOffset = kScaleOffset + (kQuantized ? 2 * kScaleBytes : 0);
   static constexpr int kUnitOffset = kRowOffset + kRows * kRowStateBytes;
-  static constexpr int kPoisonOffset = kUnitOffset + kUnitBytes;
-  static constexpr int kTileOffset = (kPoisonOffset + PoisonMarks<kKeys>::kBytes + 127) / 128 * 128;
-  static constexpr int kScoreOffset = kTileOffset + kTiles * kTileBytes;
-  static constexpr int kRawOffset = kScoreOffset + kScoreWarpsK * kRows * kScoreRowBytes;
-  static constexpr int kRawStages = !kQuantized ? 0 : kRawOffset + 2 * kRawBytes <= kSharedBytesPerBlock ? 2 : 1;
-  static constexpr int kSharedBytes = kRawOffset + kRawStages * kRawBytes;
-  static_assert(kSharedBytes <= kSharedBytesPerBlock);
+  static constexpr int kBarrierOffset = kUnitOffset + kUnitBytes;
+  static constexpr int kPoisonOffset = kBarrierOffset + kNumBarriers * kBarrierBytes;
+  static constexpr int kScoreOffset = (kPoisonOffset + 2 * kGroups * kPoisonBytes + 127) / 128 * 128;
+  static constexpr int kPOffset = kScoreOffset + kScoreBytes;
+  static constexpr int kTileOffset = kPOffset + kRows * kPRowBytes;
 
-  /// On their way into registers queries lie where tiles and scores will be, beside the first keys if there is room.
+  /// Returns the bytes of a block that has so many tiles and raw stages.
+  static constexpr int bytes_with(int tiles, int raw_stages) {
+    return kTileOffset + tiles * kTileBytes + raw_stages * kRawBytes;
+  }
+  static constexpr bool fits(int tiles, int raw_stages) {
+    return bytes_with(tiles, raw_stages) <= kSharedBytesPerBlock;
+  }
+  static constexpr int kTiles = kQuantized && !(kRows == 64 && fits(2, 1)) ? 1 : 2;
+  static constexpr int kRawStages = !kQuantized ? 0 : fits(kTiles, 2) ? 2 : 1;
+  static constexpr int kRawOffset = kTileOffset + kTiles * kTileBytes;
+  static constexpr int kSharedBytes = bytes_with(kTiles, kRawStages);
+  static_assert(kSharedBytes <= kSharedBytesPerBlock);
+  /// Tiles are filled so many steps ahead.
+  static constexpr int kLead = kTiles - 1;
+
+  /// On their way into registers queries lie in tiles. Where one tile is enough it is the last that rows come to, and
+  /// where rows are quantized the first raw stages may be under way.
   static constexpr int kQueryBytes = kQueryTerms * kRows * kRowBytes;
-  static constexpr bool kQueriesBesideKeys =
-      kQueryBytes <= (kQuantized ? kRawOffset - kTileOffset : kSharedBytes - kTileOffset - kTileBytes);
-  static constexpr int kQueryStageOffset = kTileOffset + (kQueriesBesideKeys && !kQuantized ? kTileBytes : 0);
-  static constexpr int kRopeStageOffset = kQueryStageOffset + kQueryTerms * kRows * kLatentDims * 2;
-  static_assert(kQueryStageOffset + kQueryBytes <= kSharedBytes);
+  static constexpr bool kQueriesBesideKeys = kQueryBytes <= kTileBytes;
+  static_assert(kQueryBytes <= kSharedBytes - kTileOffset);
+  static_assert(!kQuantized || kQueriesBesideKeys || kQueryBytes <= kTiles * kTileBytes);
+
+  /// At the end of a unit, 16 rows of each warp's outputs lie there too.
+  static constexpr int kOutputRowFloats = kOutputDims + 4;  // 4 more, so that rows begin in different banks
+  static_assert(kWarps * 16 * kOutputRowFloats * 4 <= kSharedBytes - kTileOffset);
 
   /// Two of the smallest blocks share an SM whose memory allows it. The system takes 1 KB of it for each block.
   static constexpr int kMinBlocks =
