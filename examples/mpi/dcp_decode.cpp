@@ -24,7 +24,7 @@ namespace {
 
 constexpr int64_t kRank = 512, kRope = 64, kRow = kRank + kRope, kPageSize = 16;
 constexpr int64_t kHeadsPerProcess = 8;
-// Of each request. The second is shorter than a run of 16, so some processes hold none of it.
+// These are the lengths of the requests. The second is shorter than a run of 16, so some processes hold none of it.
 const std::vector<int32_t> kKvLen = {1000, 5, 257};
 const std::vector<int32_t> kQoIndptr = {0, 1, 3, 7};  // 1, 2 and 4 queries: causal limits count in global positions
 constexpr int64_t kQueries = 7;
@@ -48,7 +48,7 @@ T value(mla::Result<T> result) {
   return std::move(result).value();
 }
 
-// The same in every process: numbers of about 1 that depend on what they belong to alone.
+// Returns a number of about 1 that depends on the arguments alone, so that it is the same in every process.
 float random_value(uint64_t a, uint64_t b) {
   uint64_t x = a * 0x9E3779B97F4A7C15U + b + 1;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9U;
@@ -63,7 +63,7 @@ std::vector<uint16_t> random_rows(uint64_t what, int64_t first, int64_t count) {
   return rows;
 }
 
-// A cache with the tokens that a share of the requests owns, and its page table.
+// Holds a cache with the tokens that a share of the requests owns, and its page table.
 struct Shard {
   std::vector<uint16_t> pool;
   std::vector<int32_t> kv_indptr = {0}, kv_indices;
@@ -137,7 +137,7 @@ std::vector<uint16_t> gather_queries(const std::vector<uint16_t>& own, int proce
   return all;
 }
 
-// From the state of all heads over this process's keys to the states of its own heads over everybody's keys,
+// Turns the state of all heads over this process's keys into the states of its own heads over everybody's keys,
 // [processes, kQueries, kHeadsPerProcess, width]: what merge_states takes.
 std::vector<float> exchange(const std::vector<float>& values, int64_t width, int processes) {
   const int64_t block = kHeadsPerProcess * width;

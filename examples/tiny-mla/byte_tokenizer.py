@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tokenizer of bytes as a Hugging Face folder: token b is byte b, and three special tokens follow."""
+"""Makes a tokenizer of bytes as a Hugging Face folder: token b is byte b, and three special tokens follow."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ VOCABULARY = 264  # rounded up to a multiple of 8, which matrix products like
 
 
 def _characters() -> list[str]:
-    """The character that stands for each byte: itself where it is printable, else one from U+0100 on (GPT-2's table)."""
+    """Returns the character that stands for each byte: itself if printable, else one from U+0100 on (GPT-2's table)."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = (chr(code) for code in range(0x100, 0x200))
     return [chr(byte) if byte in printable else next(others) for byte in range(256)]
 
 
 def byte_tokenizer(context: int) -> PreTrainedTokenizerFast:
-    """The tokenizer; it puts BOS before every text. `context` is the model's longest text in tokens."""
+    """Returns the tokenizer, which puts BOS before every text. `context` is the model's longest text in tokens."""
     vocabulary = {character: byte for byte, character in enumerate(_characters())}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -25,7 +25,7 @@ PARTS = {"latent channels": (True, False), "rotary channels": (False, True), "bo
 
 
 def rounded(values: torch.Tensor) -> torch.Tensor:
-    """To e4m3 and back, with a scale of 1."""
+    """Rounds values to e4m3, with a scale of 1, and returns them in their own type."""
     return values.clamp(-448, 448).to(torch.float8_e4m3fn).to(values.dtype)
 
 

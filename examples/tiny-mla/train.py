@@ -35,7 +35,7 @@ PROMPTS = ("def ", "import os\n\n", "class Test", '"""Support for ')
 
 @dataclass(frozen=True)
 class Settings:
-    """What a training must not change halfway."""
+    """Holds what a training must not change halfway."""
 
     seed: int
     context: int
@@ -82,7 +82,10 @@ def arguments() -> argparse.Namespace:
 
 
 def stream(root: Path, pattern: str, split: Split, limit: int | None = None) -> tuple[Tensor, int]:
-    """All texts of a split as tokens, BOS and EOS around each, and their number. `limit`: bytes, rounded up to a text."""
+    """Returns all texts of a split as tokens, BOS and EOS around each, and the number of texts.
+
+    `limit` is in bytes, rounded up to a text.
+    """
     parts: list[bytes] = []
     size = 0
     for _, text in documents(root, split, pattern):
@@ -96,7 +99,7 @@ def stream(root: Path, pattern: str, split: Split, limit: int | None = None) -> 
 
 
 def windows(tokens: Tensor, starts: Tensor, context: int) -> tuple[Tensor, Tensor]:
-    """Inputs and targets [len(starts), context]. Every window begins with BOS, as texts do at inference."""
+    """Returns inputs and targets [len(starts), context]. Every window begins with BOS, as texts do at inference."""
     targets = tokens[starts[:, None] + torch.arange(context, device=tokens.device)].long()
     inputs = targets.roll(1, dims=1)
     inputs[:, 0] = BOS
@@ -104,7 +107,7 @@ def windows(tokens: Tensor, starts: Tensor, context: int) -> tuple[Tensor, Tenso
 
 
 def attend(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **_):
-    """Causal attention, queries and keys [B, H, S, 192], values [B, H, S, 128] -> [B, S, H, 128].
+    """Computes causal attention of queries and keys [B, H, S, 192] and values [B, H, S, 128]: outputs [B, S, H, 128].
 
     Values are padded to the keys' width, as fused kernels want them.
     """
@@ -160,7 +163,7 @@ def optimizer_for(model: DeepseekV3ForCausalLM, settings: Settings) -> torch.opt
 
 
 class Trainer:
-    """A model in training, and what a checkpoint keeps of it."""
+    """Holds a model in training, and what a checkpoint keeps of it."""
 
     def __init__(self, settings: Settings, device: torch.device, use_compile: bool) -> None:
         torch.manual_seed(settings.seed)
@@ -177,13 +180,16 @@ class Trainer:
         self.best_weights: dict[str, Tensor] = {}
 
     def _loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Mean bits per token."""
+        """Returns the mean bits per token."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             logits = self.model(input_ids=inputs, use_cache=False).logits
         return functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten()) / math.log(2)
 
     def train(self, tokens: Tensor, progress: float) -> Tensor:
-        """One step; windows and dropout depend on the seed and the step's number only. Returns the loss, unsynchronized."""
+        """Does one step, and returns the loss, unsynchronized.
+
+        Windows and dropout depend on the seed and the step's number only.
+        """
         settings = self.settings
         warm_up, least = 0.02, 0.01
         decay = least + (1 - least) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
@@ -202,7 +208,7 @@ class Trainer:
 
     @torch.no_grad()
     def measure(self, tokens: Tensor) -> float:
-        """Bits per byte over consecutive windows. (The ends of files count as bytes here: one in thousands.)"""
+        """Returns bits per byte over consecutive windows. (The ends of files count as bytes here: one in thousands.)"""
         settings = self.settings
         self.model.eval()
         starts = torch.arange(0, len(tokens) - settings.context + 1, settings.context, device=self.device)
@@ -252,7 +258,7 @@ def run(trainer: Trainer, train: Tensor, held_out: Tensor, given: argparse.Names
         return trainer.step / given.steps if given.steps else trainer.seconds / limit
 
     def clock() -> Iterator[float]:
-        """Seconds since the last time."""
+        """Yields the seconds since the last time."""
         last = time.monotonic()
         while True:
             now = time.monotonic()
@@ -292,7 +298,7 @@ def run(trainer: Trainer, train: Tensor, held_out: Tensor, given: argparse.Names
 
 
 def write_model(trainer: Trainer, held_out: Tensor, out: Path) -> None:
-    """The best weights as a Hugging Face folder, measured once more as they are written."""
+    """Writes the best weights as a Hugging Face folder, and measures them once more as they are written."""
     model = trainer.model
     model.load_state_dict(trainer.best_weights)
     rounded = {name: weight.to(torch.bfloat16).to(weight.dtype) for name, weight in model.state_dict().items()}

@@ -16,35 +16,35 @@
 
 namespace mla {
 
-/// The part of an operation's parameters that decides which backend can run it.
+/// Holds the part of an operation's parameters that decides which backend can run it.
 struct Problem {
   Op op = Op::kDecode;
   Device device = {};
-  /// The type of queries (attention, indexer), of rows (append, append_rope, append_indexer, gather) or of states
+  /// Names the type of queries (attention, indexer), of rows (append, append_rope, append_indexer, gather) or of states
   /// (merge_states). Other operations do not use it.
   DType q_dtype = DType::kBF16;
-  /// The format of the latent cache: in decode_sparse that of the first pool, in copy_pages that of the destination, in
-  /// prefill_sparse bf16 or f16 as its rows.
+  /// Names the format of the latent cache: in decode_sparse that of the first pool, in copy_pages that of the
+  /// destination, in prefill_sparse bf16 or f16 as its rows.
   CacheFormat cache = CacheFormat::kBF16;
   // All counts must be at least 1.
   int64_t num_heads = 128;
   int64_t d_qk = 576;  ///< also the width of a cache's rows, and of the indexer's keys (128)
   int64_t d_v = 512;
-  /// For tensors on a GPU, the GPU's architecture, 80 for sm80, whether or not this machine has one; 0 = that of
+  /// Names, for tensors on a GPU, the GPU's architecture, 80 for sm80, whether or not this machine has one; 0 = that of
   /// `device`.
   int32_t gpu_arch = 0;
-  /// Set if the GPU is an emulated one (ContextOptions::device), whose memory is the host's.
+  /// Is set if the GPU is an emulated one (ContextOptions::device), whose memory is the host's.
   bool emulated = false;
-  /// The format of the second pool of decode_sparse, if there is one.
+  /// Names the format of the second pool of decode_sparse, if there is one.
   std::optional<CacheFormat> extra_cache = {};
-  /// In decode, the query tokens per request, averaged over all requests and rounded up; 1 with batch_invariant. Other
-  /// operations do not use it.
+  /// Counts, in decode, the query tokens per request, averaged over all requests and rounded up; 1 with
+  /// batch_invariant. Other operations do not use it.
   int64_t q_len = 1;
 
   friend bool operator==(const Problem&, const Problem&) = default;
 };
 
-/// The types in which numbers are multiplied and summed.
+/// Names the types in which numbers are multiplied and summed.
 enum class Arithmetic : uint8_t { kF64, kF32, kF16, kBF16, kE4M3 };
 
 /// Returns "f32", "bf16", ...
@@ -55,16 +55,17 @@ std::string_view name(Arithmetic arithmetic);
 struct Numerics {
   Arithmetic multiplied = Arithmetic::kF32;  ///< type of both factors: queries and keys, P and values
   Arithmetic summed = Arithmetic::kF32;      ///< type in which products are summed
-  /// The number of products that tensor cores add to a sum at once before they truncate it, towards zero. 0: every sum
-  /// is rounded.
+  /// Counts the products that tensor cores add to a sum at once before they truncate it, towards zero. 0: every sum is
+  /// rounded.
   int32_t products_per_cut = 0;
-  /// The significant bits of a query that are used where it has more than `multiplied` holds: 16 for two terms of bf16.
+  /// Counts the significant bits of a query that are used where it has more than `multiplied` holds: 16 for two terms
+  /// of bf16.
   int32_t query_bits = 24;
 
   friend bool operator==(const Numerics&, const Numerics&) = default;
 };
 
-/// One row of an operation's table, judged for one problem.
+/// Holds the verdict on one row of an operation's table, for one problem.
 struct BackendVerdict {
   std::string name = {};  ///< "cpu_avx512_bf16", "reference", ...
   bool usable = false;
@@ -72,7 +73,7 @@ struct BackendVerdict {
   Numerics numerics = {};   ///< how the row computes the problem, or would
 };
 
-/// The table of `problem.op`, best row first, and the row that would run.
+/// Holds the table of `problem.op`, best row first, and the row that would run.
 struct Explanation {
   std::string selected = {};              ///< empty if no row can run the problem, or the forced one cannot
   std::string error = {};                 ///< why `selected` is empty
@@ -84,7 +85,7 @@ struct Explanation {
 /// the first usable row. MLA_EMULATE is not looked at: `problem` says what is emulated.
 Explanation explain(const Problem& problem, std::string_view force = {});
 
-/// One instruction set that the CPU backend has code for.
+/// Describes one instruction set that the CPU backend has code for.
 struct IsaLevel {
   std::string name = {};    ///< "avx512_bf16", "avx512", "avx2", "portable"
   bool cpu_has = false;     ///< the processor reports every instruction set of the level
@@ -93,7 +94,7 @@ struct IsaLevel {
   std::string detail = {};  ///< what is missing, or the instruction sets
 };
 
-/// A GPU as its driver lists it. The fields below `uuid` are 0 if the driver's library could not be asked.
+/// Describes a GPU as its driver lists it. The fields below `uuid` are 0 if the driver's library could not be asked.
 struct GpuInfo {
   std::string name = {};               ///< "NVIDIA H200"
   std::string bus_location = {};       ///< "0000:19:00.0"
@@ -130,13 +131,13 @@ std::string_view version();
 /// Returns the names of all rows of an operation's table, best first.
 std::vector<std::string> backend_names(Op op);
 
-/// A backend of the library, on any machine. It has a row of its name in the table of each of its operations.
+/// Describes a backend of the library, on any machine. It has a row of its name in the table of each of its operations.
 struct BackendInfo {
   std::string name = {};
   DeviceType device = DeviceType::kCpu;  ///< where its tensors are
   std::vector<int32_t> archs = {};       ///< architectures of GPUs that it is for; empty: all, or the CPU
-  /// The problems that it could run and leaves to the rows behind it, one of which is faster: "indexers with up to 32
-  /// heads". Empty if there are none.
+  /// Names the problems that it could run and leaves to the rows behind it, one of which is faster: "indexers with up
+  /// to 32 heads". It is empty if there are none.
   std::string leaves = {};
 };
 

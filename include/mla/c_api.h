@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The library for C and for bindings: the C++ API of mla.h behind opaque handles and plain structs, as C11.
+/* This header offers the library to C and to bindings: the C++ API of mla.h behind opaque handles and plain structs, as
+ * C11.
  *
  * - Every function that can fail returns an mla_code; on failure mla_last_error() tells what was wrong. `out`
  *   parameters have not been written then, nor have outputs if an argument was wrong.
@@ -48,7 +49,7 @@ typedef enum mla_op {
   MLA_INDEXER_TOP_K = 14
 } mla_op;
 
-/* Values for the `format` of a cache. */
+/* Lists the values for the `format` of a cache. */
 typedef enum mla_cache_format {
   MLA_CACHE_BF16 = 0,
   MLA_CACHE_F16 = 1,
@@ -57,17 +58,17 @@ typedef enum mla_cache_format {
   MLA_CACHE_FP8_DSV4 = 4
 } mla_cache_format;
 
-/* Values for `lse_base`. */
+/* Lists the values for `lse_base`. */
 typedef enum mla_lse_base { MLA_LSE_BASE_E = 0, MLA_LSE_BASE_2 = 1 } mla_lse_base;
 
-/* Values for `topk_length_per`: whom an entry of topk_length is for. */
+/* Lists the values for `topk_length_per`, which says whom an entry of topk_length is for. */
 typedef enum mla_length_per {
   MLA_LENGTH_BY_SHAPE = 0,   /* as its shape says; refused where it says neither: T = B > 1, with qo_indptr */
   MLA_LENGTH_PER_TOKEN = 1,  /* [T] */
   MLA_LENGTH_PER_REQUEST = 2 /* [B] */
 } mla_length_per;
 
-/* Element type codes that the library knows, with the bits they come in (DLPack's DLDataTypeCode). */
+/* Lists the element type codes that the library knows, with the bits they come in (DLPack's DLDataTypeCode). */
 typedef enum mla_dtype_code {
   MLA_DTYPE_INT = 0,    /* 32, 64 */
   MLA_DTYPE_UINT = 1,   /* 8 */
@@ -76,7 +77,7 @@ typedef enum mla_dtype_code {
   MLA_DTYPE_E4M3FN = 10 /* 8 */
 } mla_dtype_code;
 
-/* Values for `device_type` (DLPack's DLDeviceType). */
+/* Lists the values for `device_type` (DLPack's DLDeviceType). */
 typedef enum mla_device_type { MLA_DEVICE_CPU = 1, MLA_DEVICE_CUDA = 2 } mla_device_type;
 
 typedef struct mla_device {
@@ -90,7 +91,7 @@ typedef struct mla_dtype {
   uint16_t lanes; /* 1 */
 } mla_dtype;
 
-/* A strided tensor; byte for byte DLPack's DLTensor. */
+/* Describes a strided tensor; it is byte for byte DLPack's DLTensor. */
 typedef struct mla_tensor {
   void* data;
   mla_device device;
@@ -113,7 +114,8 @@ typedef struct mla_context_options {
   const char* device;      /* "cpu", "cuda:1", "emulated:sm120"; null = MLA_EMULATE, else where the tensors are */
 } mla_context_options;
 
-/* Either `kv`, or in bf16, f16 and fp8 `ckv` and `kpe`. A `scales` beside it belongs to it. */
+/* Describes a latent cache, by either `kv` or, in bf16, f16 and fp8, `ckv` and `kpe`. An mla_cache_scales beside it in
+ * the same struct belongs to it. */
 typedef struct mla_kv_cache {
   int32_t format;        /* mla_cache_format */
   int32_t page_size;     /* fp8_dsv4: tokens of a page; else 0 */
@@ -130,7 +132,7 @@ typedef struct mla_cache_scales {
   int32_t reserved;            /* 0 */
 } mla_cache_scales;
 
-/* Either `block_table`, or `kv_indptr` and `kv_indices`. */
+/* Says which pages hold which tokens, by either `block_table` or `kv_indptr` and `kv_indices`. */
 typedef struct mla_page_table {
   const mla_tensor* kv_indptr;   /* [B+1] int32 */
   const mla_tensor* kv_indices;  /* [kv_indptr[B]] or more, int32 */
@@ -138,7 +140,7 @@ typedef struct mla_page_table {
   const mla_tensor* kv_len;      /* [B] int32 */
 } mla_page_table;
 
-/* All zero: none. */
+/* Holds the options that attention operations have in common; all fields zero means no option. */
 typedef struct mla_attention_options {
   const mla_tensor* attn_sink;    /* [H] f32 */
   const mla_tensor* alibi_slopes; /* [H] f32 */
@@ -148,7 +150,7 @@ typedef struct mla_attention_options {
   int32_t reserved;    /* 0 */
 } mla_attention_options;
 
-/* This rank's share of every request. All zero: the whole. */
+/* Describes this rank's share of every request; all fields zero means the whole request. */
 typedef struct mla_context_parallel {
   int32_t rank;
   int32_t world;      /* 0 = 1 */
@@ -180,7 +182,7 @@ typedef struct mla_decode_params {
   void* stream;              /* cudaStream_t; null = the default stream. Ignored on the CPU */
 } mla_decode_params;
 
-/* One pool of latent rows and the rows that each query attends to. */
+/* Describes one pool of latent rows, and names the rows that each query attends to. */
 typedef struct mla_sparse_pool {
   mla_kv_cache cache;
   mla_cache_scales scales;
@@ -370,7 +372,7 @@ typedef struct mla_top_k_params {
   void* stream;              /* cudaStream_t; null = the default stream. Ignored on the CPU */
 } mla_top_k_params;
 
-/* From the indexer's query to physical slots. */
+/* Holds the parameters of indexer_top_k, which computes physical slots from the indexer's queries. */
 typedef struct mla_indexer_top_k_params {
   size_t struct_size;
   const mla_tensor* q;       /* [T, H, 128] */
@@ -387,7 +389,7 @@ typedef struct mla_indexer_top_k_params {
   void* stream;                  /* cudaStream_t; null = the default stream. Ignored on the CPU */
 } mla_indexer_top_k_params;
 
-/* What decides which backend can run an operation. */
+/* Holds what decides which backend can run an operation. */
 typedef struct mla_problem {
   size_t struct_size;
   int32_t op; /* mla_op */
@@ -402,7 +404,7 @@ typedef struct mla_problem {
   int64_t q_len;    /* decode: query tokens of a request, rounded up; 1 with batch_invariant; 0 = 1 */
 } mla_problem;
 
-/* What numbers are multiplied and summed as. */
+/* Names the types in which numbers are multiplied and summed. */
 typedef enum mla_arithmetic {
   MLA_ARITHMETIC_F64 = 0,
   MLA_ARITHMETIC_F32 = 1,
@@ -411,8 +413,8 @@ typedef enum mla_arithmetic {
   MLA_ARITHMETIC_E4M3 = 4
 } mla_arithmetic;
 
-/* What one backend says of a problem. The numerics bound how far its results are from exact ones; backends that only
- * move or rotate channels say f32. */
+/* Holds what one backend says of a problem. The numerics bound how far its results are from exact ones; backends that
+ * only move or rotate channels say f32. */
 typedef struct mla_verdict {
   size_t struct_size;       /* of the caller's version: no more is written */
   const char* backend;      /* its name; lives as long as the process */
@@ -424,8 +426,8 @@ typedef struct mla_verdict {
   int32_t reserved;         /* 0 */
 } mla_verdict;
 
-/* The defaults of each struct: everything zero or null, causal and interleaved set, and for mla_problem the shapes of
- * DeepSeek-V3. */
+/* The _init functions return the defaults of each struct: everything is zero or null, causal and interleaved are set,
+ * and mla_problem has the shapes of DeepSeek-V3. */
 #define MLA_DEFINE_INIT_(type)           \
   static inline type type##_init(void) { \
     type value;                          \
@@ -476,19 +478,21 @@ static inline mla_problem mla_problem_init(void) {
   return value;
 }
 
-/* "0.1.0" */
+/* Returns the version, as "0.1.0". */
 const char* mla_version(void);
 
-/* What was wrong with the last call on this thread that failed; "" if none did. Valid until the next failure. */
+/* Says what was wrong with the last call on this thread that failed; returns "" if none did. The text is valid until
+ * the next failure. */
 const char* mla_last_error(void);
 
 /* Starts the workers. `options` may be null. The caller destroys the context, after its plans' last run. */
 int mla_context_create(const mla_context_options* options, mla_context** out);
 void mla_context_destroy(mla_context* context);
-/* Workers of a context; 0 for a null pointer. */
+/* Returns the number of workers of a context; 0 for a null pointer. */
 int32_t mla_context_num_threads(const mla_context* context);
 
-/* Bytes of workspace that plan and run need. Data pointers may still be null, except those of lengths. */
+/* These compute the bytes of workspace that plan and run need. Data pointers may still be null, except those of
+ * lengths. */
 int mla_decode_workspace_size(const mla_context* context, const mla_decode_params* params, size_t* out);
 int mla_prefill_workspace_size(const mla_context* context, const mla_prefill_params* params, size_t* out);
 int mla_decode_sparse_workspace_size(const mla_context* context, const mla_decode_sparse_params* params, size_t* out);
@@ -505,7 +509,8 @@ int mla_decode_sparse_plan(const mla_context* context, const mla_decode_sparse_p
 int mla_prefill_sparse_plan(const mla_context* context, const mla_prefill_sparse_params* params, void* workspace,
                             size_t workspace_size, mla_plan** out);
 void mla_plan_destroy(mla_plan* plan);
-/* The backend that will run, and the plan in words; "" for a null pointer. Valid as long as the plan. */
+/* These return the name of the backend that will run, and the plan in words; "" for a null pointer. The texts are valid
+ * as long as the plan. */
 const char* mla_plan_backend(const mla_plan* plan);
 const char* mla_plan_describe(const mla_plan* plan);
 
@@ -528,7 +533,8 @@ int mla_indexer_logits_run(const mla_context* context, const mla_indexer_logits_
 int mla_top_k_run(const mla_context* context, const mla_top_k_params* params);
 int mla_indexer_top_k_run(const mla_context* context, const mla_indexer_top_k_params* params);
 
-/* Number of backends of an operation, and the name of one, best first. Names live as long as the process. */
+/* These give the number of backends of an operation, and the name of one by its index, best first. Names live as long
+ * as the process. */
 int mla_backend_count(int32_t op, size_t* out);
 int mla_backend_name(int32_t op, size_t index, const char** out);
 
@@ -537,7 +543,7 @@ int mla_backend_name(int32_t op, size_t index, const char** out);
  * most capacity - 1 characters of it and a terminating zero are written to `text` (may be null if capacity is 0). */
 int mla_explain(const mla_problem* problem, const char* force, char* text, size_t capacity, size_t* length);
 
-/* What the backend of that index, as in mla_backend_name, says of a problem. */
+/* Writes to `out` what the backend of that index, as in mla_backend_name, says of a problem. */
 int mla_explain_backend(const mla_problem* problem, size_t index, mla_verdict* out);
 
 #ifdef __cplusplus

@@ -8,7 +8,7 @@
 
 namespace mla {
 
-/// One rank's share of a request. The default is the whole request.
+/// Describes one rank's share of a request. The default is the whole request.
 struct ContextParallel {
   int32_t rank = 0;
   int32_t world = 1;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// GPUs, real and emulated, for programs without CUDA headers: memory, streams, events and graphs, just enough to run
-// the operations and to time them. A program that has a cudaStream_t uses that instead.
+// This header opens GPUs, real and emulated, to programs without CUDA headers: memory, streams, events and graphs, just
+// enough to run the operations and to time them. A program that has a cudaStream_t uses that instead.
 #pragma once
 
 #include <cstddef>
@@ -14,12 +14,12 @@
 
 namespace mla {
 
-/// A moment in a stream.
+/// Marks a moment in a stream.
 struct Event {
   void* handle = nullptr;
 };
 
-/// Launches that a stream captured, to be replayed.
+/// Holds launches that a stream captured, to be replayed.
 struct Graph {
   void* handle = nullptr;
 };
@@ -28,25 +28,25 @@ namespace cuda {
 class DeviceRuntime;
 }
 
-/// A GPU of this machine, or an emulated one whose memory is host memory. On an emulated GPU work is done as soon as it
-/// is enqueued, and captures refuse what those of a real GPU refuse. A Gpu is cheap to copy. The caller destroys the
-/// memory, streams, events and graphs that it creates.
+/// Stands for a GPU of this machine, or for an emulated one whose memory is host memory. On an emulated GPU work is
+/// done as soon as it is enqueued, and captures refuse what those of a real GPU refuse. A Gpu is cheap to copy. The
+/// caller destroys the memory, streams, events and graphs that it creates.
 class Gpu {
  public:
   /// Opens "cuda", "cuda:1", "emulated:sm90".
   static Result<Gpu> open(std::string_view device);
 
-  const std::string& name() const;  ///< "cuda:1", "emulated:sm90": a name for ContextOptions::device
+  const std::string& name() const;  ///< returns a name for ContextOptions::device: "cuda:1", "emulated:sm90"
   const GpuInfo& info() const;
   bool emulated() const;
-  Device device() const;  ///< device of tensors in its memory
+  Device device() const;  ///< returns the device of tensors in its memory
 
-  Result<void*> allocate(size_t bytes) const;  ///< aligned to 256 bytes; 0 bytes are null
-  Status free(void* memory) const;             ///< null is ignored
+  Result<void*> allocate(size_t bytes) const;  ///< returns memory aligned to 256 bytes; 0 bytes are null
+  Status free(void* memory) const;             ///< ignores null
 
   /// Copies to, from or within the GPU's memory, or between memory of the host, and returns when done.
   Status copy(void* to, const void* from, size_t bytes) const;
-  /// Enqueue a copy or a fill. Host memory must stay valid and unchanged until the stream has done it.
+  /// These two enqueue a copy and a fill. Host memory must stay valid and unchanged until the stream has done it.
   Status copy(void* to, const void* from, size_t bytes, Stream stream) const;
   Status fill(void* to, uint8_t value, size_t bytes, Stream stream) const;
 

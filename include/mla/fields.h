@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fields of every params struct, for bindings and tools: what is said here once, the C ABI, the plans, the Python
-// package and the tests' problems read. Callers of the library need nothing of it, and mla.h leaves it out.
+// This header lists the fields of every params struct, for bindings and tools: what is said here once, the C ABI, the
+// plans, the Python package and the tests' problems read. Callers of the library need nothing of it, and mla.h leaves
+// it out.
 //
 // A struct whose list lacks a field, or names one too many, does not compile: what goes over all fields cannot forget a
 // new one.
@@ -14,7 +15,7 @@
 
 namespace mla {
 
-/// A field by its name: where a struct has it, whichever struct that is.
+/// Names a field, and finds it in any struct that has a field of that name.
 template <class Of>
 struct Member {
   std::string_view name;
@@ -81,7 +82,7 @@ MLA_FIELDS(IndexerTopKParams, indexer, pages, page_size, slots, valid_count);
 #undef MLA_FIELD
 #undef MLA_FIELDS
 
-/// Whether T is one of the structs above.
+/// Says whether T is one of the structs above.
 template <class T>
 concept HasFields = requires(std::remove_const_t<T>& params) {
   count_fields(params);
@@ -99,7 +100,7 @@ void for_each_field(Params& params, const F& f) {
   for_each_member<std::remove_const_t<Params>>([&](auto member) { f(member.name, member.of(params)); });
 }
 
-/// The same for the fields of fields: f("options.window_left", field).
+/// Does the same, but calls f for the fields of a field in its place: f("options.window_left", field).
 template <class Params, class F>
 void for_each_leaf(Params& params, const F& f, const std::string& prefix = "") {
   for_each_field(params, [&](std::string_view name, auto& field) {

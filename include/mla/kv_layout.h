@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The byte map of every cache format, for host and device code. No other file has these numbers.
+// This header is the byte map of every cache format, for host and device code. No other file has these numbers.
 #pragma once
 
 #include <cstdint>
@@ -10,16 +10,16 @@
 
 namespace mla {
 
-/// Cache formats by the names that engines use.
+/// Lists the cache formats by the names that engines use.
 enum class CacheFormat : uint8_t { kBF16, kF16, kFP8, kFP8DsMla, kFP8DsV4 };
 
 inline constexpr CacheFormat kAllCacheFormats[] = {CacheFormat::kBF16, CacheFormat::kF16, CacheFormat::kFP8,
                                                    CacheFormat::kFP8DsMla, CacheFormat::kFP8DsV4};
 
-/// The type of a scale factor.
+/// Names the type of a scale factor.
 enum class ScaleType : uint8_t { kNone, kF32, kUE8M0, kE4M3 };
 
-/// The place of a token's scale factors.
+/// Says where a token's scale factors lie.
 enum class ScalePlace : uint8_t {
   kNone,    ///< there are none
   kTensor,  ///< in a tensor of their own
@@ -54,7 +54,7 @@ constexpr bool is_quantized(DType element) { return element == DType::kE4M3 || e
 /// Returns the type of the values that elements stand for: bf16 if they are quantized.
 constexpr DType value_dtype(DType element) { return is_quantized(element) ? DType::kBF16 : element; }
 
-/// The most channels of e2m1 that share a scale.
+/// At most this many channels of e2m1 share a scale.
 inline constexpr int32_t kMostE2M1Group = 64;
 
 /// Says where the parts of one token lie. Offsets count from the token's row (`row_bytes` apart) unless they say
@@ -160,7 +160,7 @@ constexpr int64_t page_bytes(CacheFormat format, int64_t d_qk, int64_t page_size
   return bytes;
 }
 
-/// The scales of a token where they lie in a tensor of their own: one for every quarter of its latent channels.
+/// A token has this many scales where they lie in a tensor of their own: one for every quarter of its latent channels.
 inline constexpr int32_t kTensorScalesPerToken = 4;
 
 /// Returns the most bytes that a token's scales take in all formats whose latent channels have this type.
@@ -177,7 +177,8 @@ constexpr int32_t most_scale_bytes(DType element) {
   return most;
 }
 
-/// The paged cache of the sparse-attention indexer: a page holds page_size keys of e4m3, then page_size f32 scales.
+/// Describes the paged cache of the sparse-attention indexer: a page holds page_size keys of e4m3, then page_size f32
+/// scales.
 struct IndexerLayout {
   int32_t head_dim;     ///< channels of a key
   int32_t key_bytes;    ///< bytes of a key; that of token t lies at t * key_bytes
@@ -186,7 +187,7 @@ struct IndexerLayout {
 
 inline constexpr IndexerLayout kIndexerLayout = {.head_dim = 128, .key_bytes = 128, .scale_bytes = 4};
 
-/// Returns the bytes of a page of the indexer's cache; 0 as in page_bytes.
+/// Returns the bytes of a page of the indexer's cache, or 0 if no page has so many tokens, as page_bytes does.
 constexpr int64_t indexer_page_bytes(int64_t page_size) {
   return is_extent(page_size) ? page_size * (kIndexerLayout.key_bytes + kIndexerLayout.scale_bytes) : 0;
 }

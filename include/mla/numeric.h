@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scalar conversions of the narrow float types, and the scale factors of quantized caches. Conversions round to
-// nearest, ties to even; NaN stays NaN.
+// This header converts scalars to and from the narrow float types, and chooses the scale factors of quantized caches.
+// Conversions round to nearest, ties to even; NaN stays NaN, except in e2m1, which has none.
 #pragma once
 
 #include <bit>
@@ -42,7 +42,7 @@ constexpr uint16_t f32_to_f16(float value) {
   return static_cast<uint16_t>(sign | (rounded >> 13));
 }
 
-/// The largest magnitude of e4m3 (OCP "E4M3FN": no infinity, 0x7F and 0xFF are NaN).
+/// This is the largest magnitude of e4m3 (OCP "E4M3FN": no infinity, 0x7F and 0xFF are NaN).
 inline constexpr float kE4M3Max = 448.0F;
 
 constexpr float e4m3_to_f32(uint8_t code) {
@@ -70,7 +70,7 @@ constexpr uint8_t f32_to_e4m3(float value) {
   return static_cast<uint8_t>(sign | (rounded >> 20));
 }
 
-/// The largest magnitude of e2m1, whose values are 0, 0.5, 1, 1.5, 2, 3, 4 and 6.
+/// This is the largest magnitude of e2m1, whose values are 0, 0.5, 1, 1.5, 2, 3, 4 and 6.
 inline constexpr float kE2M1Max = 6.0F;
 
 /// Converts from e2m1, which is in the low half of a byte: a sign, two bits of exponent, one of mantissa.
@@ -113,8 +113,8 @@ constexpr float e4m3_scale(float amax) {
   return scale < 0x1p-126F ? 0x1p-126F : scale;
 }
 
-/// The smallest magnitude for which a power-of-two scale is made; groups of smaller magnitudes get the scale of this
-/// one.
+/// This is the smallest magnitude for which a power-of-two scale is made; groups of smaller magnitudes get the scale of
+/// this one.
 inline constexpr float kLeastAmax = 1e-4F;
 
 /// Returns 2^ceil(log2(value)) of a positive, normal value.
@@ -132,7 +132,7 @@ constexpr uint8_t f32_to_ue8m0(float power_of_two) {
   return static_cast<uint8_t>(std::bit_cast<uint32_t>(power_of_two) >> 23);
 }
 
-/// The least positive e4m3, below which no scale goes.
+/// This is the least positive e4m3, below which no scale of that type goes.
 inline constexpr float kLeastE4M3 = 0x1p-9F;
 
 /// Returns the scale that a quantized cache of these elements holds for a group whose largest finite magnitude is

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// One plain struct per operation. T = query tokens of the batch, B = requests, H = heads, S = key tokens.
-// A view left default-constructed is "not given". The innermost dimension of every tensor is contiguous (stride 1),
-// but for lse, partial_lse and max_logits; all other strides are free. Integers are int32 unless said. Scales are f32,
-// finite and above 0. A request has at most 2^30 keys, a page at most 2^30 tokens, and T * H (in prefill also B * H) is
-// at most 2^31 - 1.
+// This header has one plain struct per operation. T = query tokens of the batch, B = requests, H = heads, S = key
+// tokens. A view left default-constructed is "not given". The innermost dimension of every tensor is contiguous (stride
+// 1), but for lse, partial_lse and max_logits; all other strides are free. Integers are int32 unless said. Scales are
+// f32, finite and above 0. A request has at most 2^30 keys, a page at most 2^30 tokens, and T * H (in prefill also B *
+// H) is at most 2^31 - 1.
 //
 // An output, and a cache that is written, has memory of its own: it shares no byte with another tensor of the call nor
 // with the plan's workspace, except where its field says so. Views that interleave without touching are apart: slices
@@ -19,20 +19,21 @@
 
 namespace mla {
 
-/// A paged latent cache.
+/// Describes a paged latent cache.
 /// - bf16, f16, fp8: either `kv`, one row [ckv | kpe] per token, or `ckv` and `kpe` as two tensors with their own page
 ///   and token strides; of bf16, f16 or e4m3 elements. `kpe` is not given when qk_rope_head_dim is 0 ("NoPE").
 /// - fp8_ds_mla, fp8_dsv4: `kv` as bytes (u8), laid out as kv_layout.h says.
 /// A quantized element means e4m3 times its scale, rounded to bf16.
 struct KvCache {
   CacheFormat format = CacheFormat::kBF16;
-  /// [num_pages, page_size, kv_lora_rank + qk_rope_head_dim]; fp8_ds_mla: [num_pages, page_size, row bytes];
-  /// fp8_dsv4: [num_pages, page bytes or more]. Bytes lie at an even address, with even strides.
+  /// Has the shape [num_pages, page_size, kv_lora_rank + qk_rope_head_dim]; in fp8_ds_mla [num_pages, page_size, row
+  /// bytes]; in fp8_dsv4 [num_pages, page bytes or more]. Bytes lie at an even address, with even strides.
   TensorView kv = {};
   TensorView ckv = {};  ///< [num_pages, page_size, kv_lora_rank]
   TensorView kpe = {};  ///< [num_pages, page_size, qk_rope_head_dim]
-  /// fp8: [1], or [num_pages, page_size, 4] with one scale for each quarter of a token's ckv. Writers take a scale [1]
-  /// as it is, and choose and write the scales of the second form (some tensor must say where kpe begins in a row).
+  /// Has, in fp8, the shape [1], or [num_pages, page_size, 4] with one scale for each quarter of a token's ckv. Writers
+  /// take a scale [1] as it is, and choose and write the scales of the second form (some tensor must say where kpe
+  /// begins in a row).
   TensorView ckv_scale = {};
   TensorView kpe_scale = {};  ///< fp8: [1]; not given: that of ckv, which must then be [1]
   int32_t page_size = 0;      ///< fp8_dsv4: tokens of a page, which the shape does not say; else 0
@@ -51,10 +52,10 @@ struct PageTable {
   TensorView kv_len = {};       ///< [B], tokens of each request, those of the queries included; 0 is legal
 };
 
-/// The options that attention operations have in common. Positions are the request's global ones.
+/// Holds the options that attention operations have in common. Positions are the request's global ones.
 struct AttentionOptions {
-  /// [H] f32, natural-log logits: o is multiplied by exp(lse) / (exp(lse) + exp(sink)); lse excludes the sink. -inf
-  /// changes nothing, +inf gives o = 0.
+  /// Holds [H] f32 natural-log logits: o is multiplied by exp(lse) / (exp(lse) + exp(sink)); lse excludes the sink.
+  /// -inf changes nothing, +inf gives o = 0.
   TensorView attn_sink = {};
   /// A query sees its own position and this many before it; -1: all.
   int32_t window_left = -1;
@@ -62,10 +63,10 @@ struct AttentionOptions {
   TensorView alibi_slopes = {};  ///< [H] f32: score += slope * (position of the key - position of the query)
 };
 
-/// Dense decode in the absorbed form: o = softmax(sm_scale * (q_nope . ckv + q_pe . kpe)) . ckv, one KV head (in
-/// fp8_dsv4 the value is the whole row, rotary part included). Query i of a request with q_len queries sees key j iff
-/// j <= kv_len - q_len + i (causal), or every key. A query without a visible key gets o = 0 and lse = -inf. What lies
-/// past kv_len is never read, and a NaN in a key that a query does not see never reaches it.
+/// Computes dense decode in the absorbed form: o = softmax(sm_scale * (q_nope . ckv + q_pe . kpe)) . ckv, with one KV
+/// head (in fp8_dsv4 the value is the whole row, rotary part included). Query i of a request with q_len queries sees
+/// key j iff j <= kv_len - q_len + i (causal), or every key. A query without a visible key gets o = 0 and lse = -inf.
+/// What lies past kv_len is never read, and a NaN in a key that a query does not see never reaches it.
 struct DecodeParams {
   TensorView q = {};        ///< [T, H, d_qk]; or
   TensorView q_nope = {};   ///< [T, H, kv_lora_rank] and
@@ -75,15 +76,17 @@ struct DecodeParams {
   PageTable pages = {};
   TensorView qo_indptr = {};  ///< [B+1], first query of each request; not given: T / B queries each
   bool causal = true;
-  /// Speculative drafts: the last q_len tokens of a request form a tree, and query i sees of them those that its row
-  /// names; all earlier keys are visible. At most one of the two is given, with `causal` set.
+  /// For speculative drafts, the last q_len tokens of a request form a tree, and query i sees of them those that its
+  /// row names; all earlier keys are visible. At most one of the two is given, with `causal` set.
   TensorView tree_mask = {};     ///< u8 [T, q_len_max or more]: not 0 where query t sees its request's draft j
   TensorView tree_parents = {};  ///< [T]: the draft's parent as an index among its request's drafts, below its own; -1
                                  ///< for a root. A query sees itself and its ancestors.
   AttentionOptions options = {};
-  /// This rank's share of every request. kv_len stays global; cache and page table hold the local tokens only.
+  /// Describes this rank's share of every request. kv_len stays global; cache and page table hold the local tokens
+  /// only.
   ContextParallel context_parallel = {};
-  /// Scale before absorption, 1/sqrt(qk_nope_head_dim + qk_rope_head_dim); above 0, and sm_scale * log2(e) finite.
+  /// Multiplies the scores. It is the scale before absorption, 1/sqrt(qk_nope_head_dim + qk_rope_head_dim); it must be
+  /// above 0, and sm_scale * log2(e) finite.
   float sm_scale = 0.0F;
   LseBase lse_base = LseBase::kE;
   bool batch_invariant = false;  ///< the bits of a request do not depend on the other requests of the batch
@@ -99,20 +102,20 @@ enum class LengthPer : uint8_t {
   kRequest   ///< all query tokens of a request: [B]
 };
 
-/// One pool of latent rows and the rows that each query attends to.
+/// Describes one pool of latent rows, and names the rows that each query attends to.
 struct SparsePool {
   KvCache cache = {};
-  /// [T, topk], topk >= 1: physical slots, page * page_size + offset. A negative one, or one beyond the pool, is
-  /// skipped wherever it stands, and never dereferenced. A slot counts as often as it stands.
+  /// Holds [T, topk] physical slots, page * page_size + offset, with topk >= 1. A negative one, or one beyond the pool,
+  /// is skipped wherever it stands, and never dereferenced. A slot counts as often as it stands.
   TensorView indices = {};
-  /// [T], or [B] with one length for all queries of a request: entries from it on are skipped. Below 0 counts as 0,
-  /// above topk as topk. Not given: topk.
+  /// Holds lengths, [T], or [B] with one for all queries of a request: entries from the length on are skipped. A length
+  /// below 0 counts as 0, one above topk as topk. If none are given, all are topk.
   TensorView topk_length = {};
   LengthPer topk_length_per = LengthPer::kByShape;
 };
 
-/// Sparse decode in the absorbed form: the queries of decode over the rows that `indices` name, in one or two pools
-/// under one softmax. Of the options, window_left and alibi_slopes have no meaning here and are refused.
+/// Computes sparse decode in the absorbed form: the queries of decode attend to the rows that `indices` name, in one or
+/// two pools under one softmax. Of the options, window_left and alibi_slopes have no meaning here and are refused.
 struct DecodeSparseParams {
   TensorView q = {};        ///< [T, H, d_qk]; or
   TensorView q_nope = {};   ///< [T, H, kv_lora_rank] and
@@ -130,8 +133,8 @@ struct DecodeSparseParams {
   TensorView lse = {};      ///< out [T, H] f32, optional
 };
 
-/// Ragged prefill in the up-projected form. Query i of a request sees key j iff j <= kv_len - q_len + i (causal), or
-/// every key of the request. A NaN in a key or value that a query does not see never reaches it.
+/// Computes ragged prefill in the up-projected form. Query i of a request sees key j iff j <= kv_len - q_len + i
+/// (causal), or every key of the request. A NaN in a key or value that a query does not see never reaches it.
 struct PrefillParams {
   TensorView q = {};          ///< [T, H, d_qk]; bf16, f16 or f32
   TensorView k = {};          ///< [S, H, d_qk], the query's dtype
@@ -147,8 +150,8 @@ struct PrefillParams {
   TensorView lse = {};  ///< out [T, H] f32, optional
 };
 
-/// Sparse prefill in the absorbed form over one dense tensor of rows, whose first d_v channels are the value. Options
-/// as in decode_sparse.
+/// Computes sparse prefill in the absorbed form over one dense tensor of rows, whose first d_v channels are the value.
+/// The options are as in decode_sparse.
 struct PrefillSparseParams {
   TensorView q = {};            ///< [T, H, d_qk]; bf16, f16 or f32
   TensorView kv = {};           ///< [S, d_qk]; bf16 or f16
@@ -175,8 +178,8 @@ struct MergeStatesParams {
 };
 
 /// Writes token t's latent row into cache slot slot_mapping[t] = page * page_size + offset; a negative slot skips it.
-/// Two tokens of one call must not name the same slot. Quantized formats: a group's scale is made of its largest finite
-/// magnitude (numeric.h), infinities saturate, NaN stays NaN.
+/// Two tokens of one call must not name the same slot. In quantized formats, a group's scale is made of its largest
+/// finite magnitude (numeric.h), infinities saturate, NaN stays NaN.
 struct AppendParams {
   TensorView kv = {};            ///< [T, kv_lora_rank + qk_rope_head_dim]; or
   TensorView ckv = {};           ///< [T, kv_lora_rank] and
@@ -185,9 +188,9 @@ struct AppendParams {
   KvCache cache = {};            ///< out
 };
 
-/// Rotates the rotary parts of queries and keys, quantizes, and appends the keys: append with RoPE in one pass.
-/// Rotation by the angles a_i of the token's position: (x, y) -> (x cos a_i - y sin a_i, x sin a_i + y cos a_i), in
-/// f32. Results are rounded once, to the output's type.
+/// Rotates the rotary parts of queries and keys, quantizes, and appends the keys: append with RoPE in one pass. The
+/// angles a_i of the token's position rotate pairs of channels: (x, y) -> (x cos a_i - y sin a_i, x sin a_i + y cos
+/// a_i), in f32. Results are rounded once, to the output's type.
 struct AppendRopeParams {
   TensorView q_nope = {};     ///< [T, H, kv_lora_rank], optional with q_pe: only keys are written then
   TensorView q_pe = {};       ///< [T, H, qk_rope_head_dim], the dtype of q_nope; bf16, f16 or f32
@@ -251,13 +254,14 @@ struct PhysicalSlotsParams {
   TensorView valid_count = {};  ///< out [T], optional: valid slots of each row
 };
 
-/// The paged cache of the indexer, whose bytes kIndexerLayout describes.
+/// Holds the paged cache of the indexer, whose bytes kIndexerLayout describes.
 struct IndexerCache {
   TensorView kv = {};  ///< u8 [num_pages, indexer_page_bytes(page_size) or more]
   int32_t page_size = 0;
 };
 
-/// Quantizes one indexer key per token, 128 channels with one scale, into slot slot_mapping[t]; negative: skipped.
+/// Quantizes one indexer key per token, 128 channels with one scale, into slot slot_mapping[t]; a negative slot skips
+/// the token.
 struct AppendIndexerParams {
   TensorView k = {};             ///< [T, 128]; bf16, f16 or f32
   TensorView slot_mapping = {};  ///< [T] int64
@@ -265,8 +269,8 @@ struct AppendIndexerParams {
   IndexerCache cache = {};  ///< out
 };
 
-/// logits[t][j] = sum_h weights[t][h] * max(0, q[t][h] . k[j]) * scale[j], in f32, as in DeepSeek V3.2; scales of the
-/// queries belong into the weights. Keys that query t does not see (causal as in decode, kv_len) get -inf.
+/// Computes logits[t][j] = sum_h weights[t][h] * max(0, q[t][h] . k[j]) * scale[j], in f32, as in DeepSeek V3.2; scales
+/// of the queries belong into the weights. Keys that query t does not see (causal as in decode, kv_len) get -inf.
 struct IndexerLogitsParams {
   TensorView q = {};        ///< [T, H, 128]; e4m3, bf16, f16 or f32
   TensorView weights = {};  ///< [T, H] f32

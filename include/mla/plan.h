@@ -23,16 +23,16 @@
 namespace mla {
 
 struct ContextOptions {
-  /// The number of workers, the calling thread among them; 0 = as many as the process may use.
+  /// Sets the number of workers, the calling thread among them; 0 = as many as the process may use.
   int32_t num_threads = 0;
-  /// The processor of each worker: empty = not pinned, else num_threads entries. The first is ignored: the calling
-  /// thread is worker 0 and stays where it is. Workers that are not pinned inherit the processors that the thread which
-  /// creates the context may use at that moment.
+  /// Names the processor of each worker: empty = not pinned, else num_threads entries. The first entry is ignored: the
+  /// calling thread is worker 0 and stays where it is. Workers that are not pinned inherit the processors that the
+  /// thread which creates the context may use at that moment.
   std::vector<int32_t> affinity = {};
-  /// The row or family to force; in operations that have no such row, its family is forced. Empty = MLA_BACKEND as it
-  /// is now, else the best row.
+  /// Names the row or family to force; in operations that have no such row, its family is forced. Empty = MLA_BACKEND
+  /// as it is now, else the best row.
   std::string backend = {};
-  /// The device on which the context computes:
+  /// Names the device on which the context computes:
   /// - "cpu", "cuda:1" ("cuda" is "cuda:0"): that device; tensors elsewhere are an error;
   /// - "emulated:sm120" (sm80, sm86, sm89, sm90, sm100): the kernels of that GPU on the context's threads, in the
   ///   emulator. All tensors, on the CPU or said to be on a GPU, are host memory that stands for the GPU's;
@@ -52,9 +52,9 @@ class Context {
   ~Context();
 
   int32_t num_threads() const;
-  const std::string& backend() const;  ///< the forced backend, or empty
-  const std::string& device() const;   ///< "cpu", "cuda:0", "emulated:sm90", or empty: where the tensors are
-  bool valid() const;                  ///< false once moved from; every call with such a context is an error
+  const std::string& backend() const;  ///< returns the forced backend, or ""
+  const std::string& device() const;   ///< returns "cpu", "cuda:0", "emulated:sm90"; "": where the tensors are
+  bool valid() const;                  ///< is false once moved from; every call with such a context is an error
 
   struct Impl;
   Impl& impl() const { return *impl_; }
@@ -77,11 +77,11 @@ class Plan {
   Plan& operator=(Plan&&) noexcept;
   ~Plan();
 
-  std::string_view backend() const;  ///< the row that will run
-  std::string describe() const;      ///< tasks, splits and rows per task, as text for people
-  bool valid() const;                ///< false if default-constructed or moved from
+  std::string_view backend() const;  ///< returns the row that will run
+  std::string describe() const;      ///< tells tasks, splits and rows per task, as text for people
+  bool valid() const;                ///< is false if default-constructed or moved from
   size_t num_tasks() const;
-  size_t num_splits() const;  ///< partial states to be merged, 0 if no request is split
+  size_t num_splits() const;  ///< returns the partial states to be merged, 0 if no request is split
 
   struct Impl;
   explicit Plan(std::unique_ptr<Impl> impl);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The library's error type: a code and one sentence that names the field, what was expected and what was given.
+// This header defines the library's error type: a code and one sentence that names the field, what was expected and
+// what was given.
 #pragma once
 
 #include <cassert>
@@ -16,10 +17,10 @@ enum class StatusCode : int {
   kInvalidArgument = 1,    ///< a field is wrong; the message names it
   kUnsupported = 2,        ///< no backend (or not the forced one) can run the problem; the message says why
   kWorkspaceTooSmall = 3,  ///< the message says how many bytes are needed
-  kInternal = 4,           ///< a bug in the library
+  kInternal = 4,           ///< out of memory or out of threads, or a bug in the library
 };
 
-/// The name that the callers of a binding have for a field. `field` is its path in the parameters of mla/params.h
+/// Holds the name that the callers of a binding have for a field. `field` is its path in the parameters of mla/params.h
 /// ("o"); or it ends in a dot and stands for the beginning of all paths below it ("options."), which `name` ("") then
 /// replaces.
 struct FieldName {
@@ -27,7 +28,7 @@ struct FieldName {
   std::string_view name;
 };
 
-/// Success, or what was wrong. Messages read "<operation>: <field>: expected <this>, got <that>".
+/// Holds success, or says what was wrong. Messages read "<operation>: <field>: expected <this>, got <that>".
 class [[nodiscard]] Status {
  public:
   Status() = default;
@@ -50,8 +51,8 @@ class [[nodiscard]] Status {
   std::string marked_;  // the message with its backticks; empty if it names no field
 };
 
-/// A value, or the status that says why there is none. Taking the value when ok() is false is undefined; builds with
-/// assertions end the program there.
+/// Holds a value, or the status that says why there is none. Taking the value when ok() is false is undefined; builds
+/// with assertions end the program there.
 template <class T>
 class [[nodiscard]] Result {
  public:

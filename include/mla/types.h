@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Element types, devices and the strided tensor view that every operation takes.
+// This header defines element types, devices and the strided tensor view that every operation takes.
 #pragma once
 
 #include <array>
@@ -10,11 +10,11 @@
 
 namespace mla {
 
-/// The element type of a tensor, or of a cache's rows. `kNone` marks a tensor that was not given; no tensor has
+/// Names the element type of a tensor, or of a cache's rows. `kNone` marks a tensor that was not given; no tensor has
 /// elements of kE2M1, which are half a byte.
 enum class DType : uint8_t { kNone, kF32, kF16, kBF16, kE4M3, kU8, kI32, kI64, kE2M1 };
 
-/// The kind of a device; the values are DLPack's (`DLDeviceType`).
+/// Names the kind of a device; the values are DLPack's (`DLDeviceType`).
 enum class DeviceType : int32_t { kCpu = 1, kCuda = 2 };
 
 struct Device {
@@ -23,13 +23,13 @@ struct Device {
   friend bool operator==(const Device&, const Device&) = default;
 };
 
-/// The stream that orders the work of a GPU: a `cudaStream_t`, or a stream of mla/device.h; null is the default stream.
-/// Operations on the CPU ignore it.
+/// Holds the stream that orders the work of a GPU: a `cudaStream_t`, or a stream of mla/device.h; null is the default
+/// stream. Operations on the CPU ignore it.
 struct Stream {
   void* handle = nullptr;
 };
 
-/// The attention operations and cache tools of the library.
+/// Lists the attention operations and cache tools of the library.
 enum class Op : uint8_t {
   kDecode,
   kPrefill,
@@ -53,7 +53,7 @@ inline constexpr Op kAllOps[] = {
     Op::kDecodeSparse,  Op::kPrefillSparse, Op::kAppendRope,    Op::kCopyPages, Op::kBlockTableToCsr,
     Op::kPhysicalSlots, Op::kAppendIndexer, Op::kIndexerLogits, Op::kTopK,      Op::kIndexerTopK};
 
-/// The base of the logarithm in which `lse` is written. Partial states that are merged must agree.
+/// Names the base of the logarithm in which `lse` is written. Partial states that are merged must have the same base.
 enum class LseBase : uint8_t { kE, kTwo };
 
 /// Returns "f32", "f16", "bf16", "e4m3", "uint8", "int32" or "int64"; "none" for kNone.
@@ -89,8 +89,8 @@ constexpr int64_t bytes_of(DType dtype, int64_t n) { return n * bits_of(dtype) /
 
 inline constexpr int kMaxDims = 5;
 
-/// A strided view of memory that the caller owns, in the manner of DLPack. The library never keeps one past the call.
-/// Strides are in elements, int64. `data` is not const for inputs either, but the library only reads them.
+/// Describes strided memory that the caller owns, in the manner of DLPack. The library never keeps a view past the
+/// call. Strides are in elements, int64. `data` is not const for inputs either, but the library only reads them.
 struct TensorView {
   void* data = nullptr;
   DType dtype = DType::kNone;
