@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arguments of operations as backends see them: validated, with every optional form of the public params folded
-// into one. They are raw pointers with the shape beside them. Strides are named <tensor>_stride_<dim> and are int64, in
-// elements; the innermost stride is always 1. Only src/core/validate.h produces them.
+// Defines the arguments of operations as backends see them. They are validated, and every optional form of the public
+// params is folded into one. They are raw pointers with the shape beside them. Strides are named <tensor>_stride_<dim>
+// and are int64, in elements; the innermost stride is always 1. Only src/core/validate.h produces them.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +26,7 @@ struct QueryRanges {
   }
 };
 
-/// The page numbers of each request, as CSR or as a block table.
+/// Holds the page numbers of each request, as CSR or as a block table.
 struct Pages {
   int32_t page_size = 1;
   int32_t batch_size = 0;
@@ -42,7 +42,7 @@ struct Pages {
   }
 };
 
-/// AttentionOptions with raw pointers, which are null for options that are not set.
+/// Holds AttentionOptions with raw pointers, which are null for options that are not set.
 struct Options {
   const float* attn_sink = nullptr;     // [H]
   int32_t window_left = -1;             // -1 for all keys
@@ -99,7 +99,8 @@ struct PoolArgs {
   bool length_per_request = false;
 };
 
-/// The arguments of decode_sparse, and of prefill_sparse as a cache of one page of S tokens.
+/// Holds the arguments of decode_sparse, or those of prefill_sparse, whose keys are then a cache of one page of S
+/// tokens.
 struct DecodeSparseArgs {
   int64_t num_tokens = 0;  // T
   int32_t num_heads = 0;
@@ -311,8 +312,8 @@ struct TopKArgs {
   int64_t indices_stride_token = 0;
 };
 
-/// The arguments of the three steps, which share the queries and kv_len. `top_k` writes into `slots.slots`, from where
-/// `slots` reads its indices.
+/// Holds the arguments of the three steps, which share the queries and kv_len. `top_k` writes into `slots.slots`, from
+/// where `slots` reads its indices.
 struct IndexerTopKArgs {
   IndexerLogitsArgs indexer;
   TopKArgs top_k;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks that operations on a batch of requests share: of extents, queries, page tables, scales and options.
+// Declares the checks that operations on a batch of requests share: those of extents, queries, page tables, scales and
+// options.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,7 @@
 
 namespace mla::core {
 
-/// The extents of the queries and of their statistics (lse, max_logits).
+/// Holds the extents of the queries and of their statistics (lse, max_logits).
 struct BatchShape {
   int64_t num_tokens = kUnbound;  // T
   int64_t num_heads = kUnbound;   // H

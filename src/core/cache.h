@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A paged cache as backends see it. Where the parts of its rows lie and how they are stored is resolved once, on the
-// host.
+// Describes a paged cache as backends see it. Where the parts of its rows lie and how they are stored is resolved once,
+// on the host.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ constexpr bool is_common_e4m3(DType element, ScaleType scale_type, bool outer_sc
   return element == DType::kE4M3 && !outer_scale && (scale_type == ScaleType::kF32 || scale_type == ScaleType::kUE8M0);
 }
 
-/// One part of every token's row, with strides in bytes.
+/// Says where one part of every token's row lies. Strides are in bytes.
 struct Plane {
   std::byte* base = nullptr;
   int64_t stride_page = 0, stride_token = 0;
@@ -27,8 +27,8 @@ struct Plane {
   }
 };
 
-/// The parts of a cache's rows, for any format. For a cache of one tensor all planes point into it. Code that reads or
-/// writes rows uses these fields and never asks for the format.
+/// Describes the parts of a cache's rows, for any format. For a cache of one tensor all planes point into it. Code that
+/// reads or writes rows uses these fields and never asks for the format.
 struct Cache {
   CacheFormat format = CacheFormat::kBF16;  // only for its name, and to compare two caches
   int64_t num_pages = 0;

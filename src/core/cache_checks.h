@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks that the operations on a paged latent cache share: of its tensors and scales, and of rows that are given as
-// one tensor or as two.
+// Declares the checks that the operations on a paged latent cache share: those of its tensors and scales, and of rows
+// that are given as one tensor or as two.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace mla::core {
 
-/// The widths of a latent row. They are bound by the tensors that determine them.
+/// Holds the widths of a latent row. They are bound by the tensors that determine them.
 struct RowWidths {
   int64_t ckv = kUnbound;    // kv_lora_rank
   int64_t kpe = kUnbound;    // qk_rope_head_dim
@@ -34,7 +34,7 @@ inline Dim value_dim(CacheFormat format, RowWidths& widths) {
   return {"kv_lora_rank", &widths.ckv};
 }
 
-/// Rows that may be given as one tensor (`whole`) or as two (`ckv` and `kpe`).
+/// Holds rows that may be given as one tensor (`whole`) or as two (`ckv` and `kpe`).
 struct RowForms {
   std::string_view whole_name, ckv_name, kpe_name;
   const TensorView& whole;
@@ -50,7 +50,7 @@ struct RowForms {
 bool check_rows(Checks& check, const RowForms& rows, DTypes dtypes, std::initializer_list<Dim> outer, Role role,
                 RowWidths& widths);
 
-/// The addresses of the parts of checked rows, with the strides of their outer dimensions.
+/// Holds the addresses of the parts of checked rows, with the strides of their outer dimensions.
 struct RowPointers {
   void* ckv = nullptr;
   const int64_t* ckv_stride = nullptr;

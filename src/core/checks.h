@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The elementary checks of validation. Each error names the field, what was expected and what was given. After the
-// first failure all further checks do nothing. No check that passes allocates.
+// Defines the elementary checks of validation. Each error names the field, what was expected and what was given. After
+// the first failure all further checks do nothing. No check that passes allocates.
 #pragma once
 
 #include <fmt/core.h>
@@ -20,26 +20,28 @@
 
 namespace mla::core {
 
-/// The value of an extent that is not known yet: the first tensor that has the dimension binds it, and all later ones
+/// Stands for an extent that is not known yet: the first tensor that has the dimension binds it, and all later ones
 /// must repeat it.
 inline constexpr int64_t kUnbound = -1;
 
-/// The most keys of a request, and tokens of a page. Backends count both in int32 and round them up to whole steps.
+/// Limits the keys of a request, and the tokens of a page. Backends count both in int32 and round them up to whole
+/// steps.
 inline constexpr int64_t kMaxKvLen = int64_t{1} << 30;
 
-/// The most tensors of an operation, its workspace included.
+/// Limits the tensors of an operation, its workspace included.
 inline constexpr size_t kMaxTensors = 24;
 
-/// A named dimension (name "" for a fixed one). The check binds `*extent` if it is kUnbound.
+/// Names a dimension ("" for a fixed one) and points to its extent. The check binds `*extent` if it is kUnbound.
 struct Dim {
   const char* name;
   int64_t* extent;
 };
 
-/// The role of a tensor. A kSharedInput is an input with which outputs may share memory, as the operation defines.
+/// Says what a tensor is to the operation. A kSharedInput is an input with which outputs may share memory, as the
+/// operation defines.
 enum class Role : uint8_t { kInput, kSharedInput, kOutput };
 
-/// A set of element types, one bit each.
+/// Holds a set of element types, one bit each.
 using DTypes = uint32_t;
 constexpr DTypes set_of(std::initializer_list<DType> dtypes) {
   DTypes set = 0;
@@ -53,7 +55,7 @@ inline constexpr DTypes kI32Only = set_of({DType::kI32});
 inline constexpr DTypes kI64Only = set_of({DType::kI64});
 inline constexpr DTypes kU8Only = set_of({DType::kU8});
 
-/// The path of a field: the parts of the parameters that contain it, outermost first.
+/// Holds the path of a field: the parts of the parameters that contain it, outermost first.
 class FieldPath {
  public:
   void enter(std::string_view part) { parts_[static_cast<size_t>(depth_++)] = part; }
@@ -69,11 +71,11 @@ class FieldPath {
   int depth_ = 0;
 };
 
-/// The scope of the checks: `plan` looks at shapes and lengths only, so that it may be called before the data exists;
+/// Says how much is checked: `plan` looks at shapes and lengths only, so that it may be called before the data exists;
 /// `run` looks at everything.
 enum class Scope : uint8_t { kShapesAndLengths, kAll };
 
-/// The memory that the tensors are in: that of their devices, or, whatever device they name, that of an emulated GPU.
+/// Says which memory the tensors are in: that of their devices, or, whatever device they name, that of an emulated GPU.
 /// The contents of a GPU's memory are not looked at, emulated or not.
 enum class Memory : uint8_t { kOfTensors, kEmulated };
 
@@ -150,7 +152,7 @@ class Checks {
   void keep(std::string_view field, const TensorView& view, Role role);
   bool apart();
 
-  /// A tensor that was checked, as `apart` needs it to compare its memory with other tensors.
+  /// Holds a tensor that was checked, as `apart` needs it to compare its memory with other tensors.
   struct Seen {
     FieldPath path;
     std::string_view field;

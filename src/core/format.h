@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Text formatting. fmt comes as headers only, and each file that uses it directly takes seconds longer to compile; so
-// its code is compiled once, in format.cpp.
+// Formats text. fmt comes as headers only, and each file that uses it directly takes seconds longer to compile; so its
+// code is compiled once, in format.cpp.
 #pragma once
 
 #include <fmt/core.h>

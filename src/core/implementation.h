@@ -25,8 +25,8 @@ struct Code;
 
 namespace mla::core {
 
-/// A sentence that is stored without allocation, since verdicts are asked for in `run`, where nothing may be allocated.
-/// What does not fit is cut.
+/// Stores a sentence without allocation, since verdicts are asked for in `run`, where nothing may be allocated. What
+/// does not fit is cut.
 class Reason {
  public:
   Reason() = default;
@@ -64,25 +64,25 @@ struct Verdict {
   Reason reason;
 };
 
-/// The description of a plan.
+/// Describes a plan.
 struct PlanSummary {
   size_t num_tasks = 0;
   size_t num_splits = 0;
   std::string text;
 };
 
-/// The resources that a row computes with.
+/// Holds what a row computes with.
 struct Executor {
   ThreadPool& pool;                  // threads of the context
   cuda::Queue* queue = nullptr;      // for rows of a GPU: the stream
   const cuda::Code* code = nullptr;  // for rows of a GPU: the code that it runs
 };
 
-/// A backend's implementation of a planned operation (attention). `workspace` is aligned to kWorkspaceAlignment and at
-/// least workspace_size(args, executor) bytes long; `plan` writes the work list into it, and `run` reads it there.
-/// `run` gets arguments of the same shapes as `plan` did and, on the CPU, of the same lengths. On a GPU both enqueue
-/// kernels, and must not read what the arguments point to. They return success, or why a kernel could not be enqueued.
-/// The functions hold what they need of their backend; none of them allocates when it is called.
+/// Holds a backend's implementation of a planned operation (attention). `workspace` is aligned to kWorkspaceAlignment
+/// and at least workspace_size(args, executor) bytes long; `plan` writes the work list into it, and `run` reads it
+/// there. `run` gets arguments of the same shapes as `plan` did and, on the CPU, of the same lengths. On a GPU both
+/// enqueue kernels, and must not read what the arguments point to. They return success, or why a kernel could not be
+/// enqueued. The functions hold what they need of their backend; none of them allocates when it is called.
 template <class Args>
 struct PlannedImplementation {
   std::string_view name;
@@ -97,7 +97,7 @@ struct PlannedImplementation {
 
 inline constexpr size_t kWorkspaceAlignment = 64;
 
-/// A backend's implementation of an operation that needs no plan (all others).
+/// Holds a backend's implementation of an operation that needs no plan (all others).
 template <class Args>
 struct DirectImplementation {
   std::string_view name;

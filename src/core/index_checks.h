@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of physical slots: page * page_size + offset, as int32.
+// Declares the checks of physical slots, which are page * page_size + offset, as int32.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of integer lists: CSR pointers, lengths, page numbers, slots. The callers have checked shapes and device.
+// Declares the checks of integer lists: CSR pointers, lengths, page numbers, slots. The callers have checked shapes and
+// device.
 #pragma once
 
 #include <cstdint>

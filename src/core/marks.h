@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Functions for texts that enclose the names of fields in backticks.
+// Works on texts that enclose the names of fields in backticks.
 #pragma once
 
 #include <string>

@@ -8,14 +8,14 @@
 namespace mla::core {
 namespace {
 
-/// An upper bound on addresses of real memory, so that sums of a few of them fit 64 bits.
+/// Bounds the addresses of real memory from above, so that sums of a few of them fit 64 bits.
 constexpr uint64_t kAddressLimit = uint64_t{1} << 60;
 
-/// The number of candidates that are looked at. Strides that are multiples of one another need at most two per
+/// Limits the number of candidates that are looked at. Strides that are multiples of one another need at most two per
 /// dimension.
 constexpr int kMaxSteps = 256;
 
-/// The numbers step * t for all t from `least` to `most`.
+/// Stands for the numbers step * t for all t from `least` to `most`.
 struct Term {
   int64_t step = 1;
   int64_t least = 0, most = 0;
@@ -27,8 +27,8 @@ struct Term {
 constexpr int64_t div_floor(int64_t value, int64_t by) { return value / by - (value % by < 0 ? 1 : 0); }
 constexpr int64_t div_ceil(int64_t value, int64_t by) { return -div_floor(-value, by); }
 
-/// The differences in bytes between an address of one view and an address of the other, without the distance of their
-/// lowest addresses. Each is a sum of terms, one for each dimension of both views.
+/// Holds the differences in bytes between an address of one view and an address of the other, without the distance of
+/// their lowest addresses. Each is a sum of terms, one for each dimension of both views.
 class Differences {
  public:
   Differences(const TensorView& a, const TensorView& b) {

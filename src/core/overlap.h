@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The test whether tensors share memory.
+// Tests whether tensors share memory.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace mla::core {
 
 // All views here have elements, whose byte offsets fit 64 bits.
 
-/// The bytes from a view's lowest to its highest; empty if no memory can lie there.
+/// Holds the bytes from a view's lowest to its highest, begin ... end - 1; it is empty if no memory can lie there.
 struct ByteRange {
   uint64_t begin = 0, end = 0;
 };

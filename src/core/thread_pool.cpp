@@ -84,7 +84,7 @@ class Separation {
   std::chrono::steady_clock::time_point next_;
 };
 
-/// The place where a worker finds its next call. It has a cache line of its own, since the worker polls it.
+/// Tells a worker of its next call. It has a cache line of its own, since the worker polls it.
 struct alignas(64) Mailbox {
   std::atomic<uint32_t> calls{0};
 };

@@ -9,7 +9,7 @@
 
 namespace mla::core {
 
-/// A reference to a function object that the caller keeps alive; it allocates nothing.
+/// Refers to a function object that the caller keeps alive. It allocates nothing.
 class WorkerFunction {
  public:
   template <class F>
@@ -22,7 +22,7 @@ class WorkerFunction {
   void (*call_)(const void*, int32_t);
 };
 
-/// The error that a worker could not be bound to its processor.
+/// Says that a worker could not be bound to its processor.
 struct PinningError : std::runtime_error {
   PinningError(int32_t worker_index, int32_t processor_index)
       : std::runtime_error("cannot pin a worker"), worker(worker_index), processor(processor_index) {}
@@ -30,8 +30,8 @@ struct PinningError : std::runtime_error {
   int32_t processor;
 };
 
-/// A pool of `size` workers. The calling thread is worker 0, so that a pool of size 1 owns no thread. Idle workers spin
-/// for a few tens of microseconds, then sleep.
+/// Holds `size` workers. The calling thread is worker 0, so that a pool of size 1 owns no thread. Idle workers spin for
+/// a few tens of microseconds, then sleep.
 class ThreadPool {
  public:
   /// `affinity` holds the processor of each worker (entry 0, the caller's, is ignored), or is empty. Throws

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Validation of prefill and merge_states.
+// Validates the parameters of prefill and merge_states.
 #include <cstdint>
 
 #include "core/batch_checks.h"

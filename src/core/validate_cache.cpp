@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Validation of append, append_rope, gather and copy_pages.
+// Validates the parameters of append, append_rope, gather and copy_pages.
 #include <cstdint>
 
 #include "core/batch_checks.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Validation of decode.
+// Validates the parameters of decode.
 #include <algorithm>
 #include <cstdint>
 

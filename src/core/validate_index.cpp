@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Validation of block_table_to_csr, physical_slots and top_k.
+// Validates the parameters of block_table_to_csr, physical_slots and top_k.
 #include <cstdint>
 
 #include "core/batch_checks.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Validation of append_indexer, indexer_logits and indexer_top_k.
+// Validates the parameters of append_indexer, indexer_logits and indexer_top_k.
 #include <cstdint>
 
 #include "core/batch_checks.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Validation of decode_sparse and prefill_sparse.
+// Validates the parameters of decode_sparse and prefill_sparse.
 #include <algorithm>
 #include <cstdint>
 

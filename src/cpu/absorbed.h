@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The code that decode and decode_sparse share: query rows are (token, head) pairs, and keys are latent rows that a
-// source of rows lists.
+// This file has the code that decode and decode_sparse share: query rows are (token, head) pairs, and keys are latent
+// rows that a source of rows lists.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace mla::cpu {
 
-/// The queries, outputs and options of one of the two operations.
+/// Holds the queries, outputs and options of one of the two operations.
 struct Absorbed {
   int32_t num_heads, d_ckv, d_v;
   DType q_dtype;

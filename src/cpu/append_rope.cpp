@@ -11,7 +11,7 @@ namespace {
 
 constexpr int32_t kAngles = 128;  // angles that are rotated at a time
 
-/// A token's angles first ... first + n - 1, as factors of each channel and of its partner, for the channels of n
+/// Holds a token's angles first ... first + n - 1, as factors of each channel and of its partner, for the channels of n
 /// pairs.
 struct Angles {
   int32_t first, n;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Flash attention of one block of query rows over key blocks, for decode and prefill. The caller loads the keys and
-// knows what the rows are.
+// This file computes flash attention of one block of query rows over key blocks, for decode and prefill. The caller
+// loads the keys and knows what the rows are.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 
 namespace mla::cpu {
 
-/// The sizes of the tiles that one worker holds.
+/// Holds the sizes of the tiles of one worker.
 struct TileShape {
   int32_t max_rows = 0;   // query rows of a task, a multiple of lanes
   int32_t key_block = 0;  // keys that are loaded and scored together
@@ -29,7 +29,7 @@ struct TileShape {
 
 inline constexpr int32_t kMaxSegments = 40;
 
-/// One key block, ready to be multiplied.
+/// Holds one key block, ready to be multiplied.
 struct KeyBlock {
   int32_t num_keys = 0;
   int32_t num_segments = 0;
@@ -74,7 +74,7 @@ struct Scoring {
   bool needs_only_scale() const { return soft_cap == 0.0F && !biased; }
 };
 
-/// One worker's tiles, which lie in its part of the workspace.
+/// Computes attention in one worker's tiles, which lie in its part of the workspace.
 class Tiles {
  public:
   static size_t bytes(const TileKernels& kernels, const TileShape& shape);
@@ -96,8 +96,8 @@ class Tiles {
     slope_[row] = slope;
     position_[row] = position;
   }
-  /// Must be called once all rows are set. The queries are of type `dtype`, in parts of `first_width` and of d_qk -
-  /// first_width channels.
+  /// Prepares the queries; it must be called once all rows are set. The queries are of type `dtype`, in parts of
+  /// `first_width` and of d_qk - first_width channels.
   void set_queries(DType dtype, int32_t first_width);
 
   /// Attends to keys first_key ... first_key + block.num_keys - 1.

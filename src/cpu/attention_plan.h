@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The code that planned attention operations share: the layout of the workspace, and the loop over the tasks.
+// This file has the code that planned attention operations share: the layout of the workspace, and the loop over the
+// tasks.
 #pragma once
 
 #include <atomic>
@@ -26,7 +27,7 @@ struct AttentionSetup {
 schedule::SplitOptions split_options(const TileKernels& kernels, const TileShape& shape, int32_t num_threads,
                                      bool batch_invariant);
 
-/// Everything that `run` finds in the workspace.
+/// Points at everything that `run` finds in the workspace.
 struct AttentionLayout {
   TaskList tasks;
   // [partial slots]; the entry of a unit's first slot counts its finished splits.

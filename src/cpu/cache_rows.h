@@ -19,7 +19,7 @@ class ElementCopier {
       : kernels_(*set.floats), rows_(*set.rows), src_(src), dst_(dst), streaming_(src == dst && streams(total_bytes)) {}
 
   void copy(const void* src, void* dst, int64_t n) const;
-  /// Must be called before another thread reads the copies.
+  /// Completes the copies; it must be called before another thread reads them.
   void finish() const;
 
   static bool streams(int64_t total_bytes) { return total_bytes >= kStreamBytes; }

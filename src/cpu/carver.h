@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The allocator that lays arrays into a workspace.
+// This allocator lays arrays into a workspace.
 #pragma once
 
 #include <cstddef>

@@ -26,8 +26,8 @@ bool same_kpe_code(const core::Cache& from, const core::Cache& to) {
   return from.kpe_dtype == to.kpe_dtype && (!is_quantized(from.kpe_dtype) || *from.kpe_scale == *to.kpe_scale);
 }
 
-/// One plane of both caches, of which `bytes` bytes of each token are copied as they are. Where tokens are contiguous
-/// in both caches, runs of them are copied at once.
+/// Copies `bytes` bytes of each token, as they are, from a plane of one cache to the same plane of the other. Where
+/// tokens are contiguous in both caches, runs of them are copied at once.
 struct PlaneCopy {
   const core::Plane* from;
   const core::Plane* to;

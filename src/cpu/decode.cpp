@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Absorbed decode, where query rows are (query token, head) pairs of one request and keys are rows of the paged cache.
+// This file computes absorbed decode, where query rows are (query token, head) pairs of one request and keys are rows
+// of the paged cache.
 #include <algorithm>
 #include <vector>
 

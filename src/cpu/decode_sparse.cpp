@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// decode_sparse and prefill_sparse, which are absorbed sparse attention: query rows are the heads of one query token,
-// and keys are the slots that its indices name, first of one pool and then of the other.
+// This file computes decode_sparse and prefill_sparse, which are absorbed sparse attention: query rows are the heads of
+// one query token, and keys are the slots that its indices name, first of one pool and then of the other.
 #include <algorithm>
 #include <limits>
 #include <vector>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversions between e4m3 and vectors of floats. Every function gives the bits of its scalar namesake in numeric.h, on
-// every instruction set, also where the processor is set to treat subnormal floats as zero: no step uses or gives a
-// subnormal float that would show in an e4m3 element, or in a product with a scale of at least 2^-117. The file is
-// included like vectors-inl.h.
+// This file converts between e4m3 and vectors of floats. Every function gives the bits of its scalar namesake in
+// numeric.h, on every instruction set, also where the processor is set to treat subnormal floats as zero: no step uses
+// or gives a subnormal float that would show in an e4m3 element, or in a product with a scale of at least 2^-117. The
+// file is included like vectors-inl.h.
 #pragma once
 
 #include <cstdint>
@@ -51,7 +51,7 @@ HWY_INLINE WordVec f32_to_e4m3(FloatVec x) {
 HWY_INLINE void store_e4m3(WordVec e4m3, uint8_t* to) { hn::StoreU(hn::U8FromU32(e4m3), kBytes, to); }
 
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
-/// The values of the magnitudes 0 ... 127 of e4m3.
+/// Holds the values of the magnitudes 0 ... 127 of e4m3.
 template <class T>
 struct MagnitudeTable {
   alignas(64) T value[128];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The elements and scales of quantized rows as the kernels take them: e4m3 elements and f32 scales.
+// This file gives the elements and scales of quantized rows as the kernels take them: e4m3 elements and f32 scales.
 #pragma once
 
 #include <array>
@@ -37,7 +37,7 @@ inline void store_scale(const core::Cache& cache, float scale, std::byte* scales
 /// one of e4m3.
 class E4M3Reader {
  public:
-  /// The most e2m1 elements that one call of read() takes.
+  /// One call of read() takes at most this many e2m1 elements.
   static constexpr int32_t kMostElements = 8 * kMostE2M1Group;
 
   E4M3Reader(DType element, const std::byte* row) : element_(element), row_(row) {}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The instruction sets that the CPU backend is compiled for. Each is an object that holds all that the rest of the
-// library knows of it.
+// This file lists the instruction sets that the CPU backend is compiled for. Each is an object that holds all that the
+// rest of the library knows of it.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace mla::cpu {
 
-/// The vector registers that the operating system must save on a task switch.
+/// Names the vector registers that the operating system must save on a task switch.
 enum class Registers : uint8_t { kBaseline, kYmm, kZmm };
 
 struct Level {

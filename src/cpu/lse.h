@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums of exponentials, given and returned as their logarithms to base 2.
+// This file computes sums of exponentials, which are given and returned as their logarithms to base 2.
 #pragma once
 
 #include <cmath>

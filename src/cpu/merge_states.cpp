@@ -12,7 +12,7 @@
 namespace mla::cpu {
 namespace {
 
-/// The merged lse of one output row's states, log2(sum 2^lse), and the factors of the states.
+/// Computes the merged lse of one output row's states, log2(sum 2^lse), and the factors of the states.
 struct MergedRow {
   const float* lse;  // [N], `stride` apart
   int64_t stride;

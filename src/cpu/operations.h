@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operations of the cpu backend; each takes any set of kernels.
+// This file declares the operations of the cpu backend; each takes any set of kernels.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace mla::cpu {
 
-/// The kernels of one instruction set.
+/// Holds the kernels of one instruction set.
 struct KernelSet {
   const TileKernels* pairs;  // multiply bf16 by bf16; null where the machine has no such instruction
   const TileKernels* floats;

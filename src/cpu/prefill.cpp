@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Up-projected prefill, where query rows are the query tokens of one request and head, and keys are the request's
-// tokens of that head.
+// This file computes up-projected prefill, where query rows are the query tokens of one request and head, and keys are
+// the request's tokens of that head.
 #include <algorithm>
 #include <array>
 #include <cstring>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of all operations but attention: rows in and out of caches, the indexer, top-k. As with TileKernels there
-// is one table per instruction set, from one source (row_kernels-inl.h). All tables write the same bits into caches.
+// This file declares the kernels of all operations but attention: rows in and out of caches, the indexer, top-k. As
+// with TileKernels there is one table per instruction set, from one source (row_kernels-inl.h). All tables write the
+// same bits into caches.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +15,8 @@ inline constexpr int32_t kIndexerHeads = 64;    // heads whose queries are packe
 inline constexpr int32_t kIndexerKeys = 64;     // keys that are decoded together
 inline constexpr int32_t kMaxDigits = 1 << 11;  // bins of a histogram
 
-/// The ranks that a pass over a row of logits counts or takes. A rank is an integer that orders as its logit does; NaN
-/// is lowest, and both zeros have the same rank.
+/// Gives the ranks that a pass over a row of logits counts or takes. A rank is an integer that orders as its logit
+/// does; NaN is lowest, and both zeros have the same rank.
 struct RankRange {
   uint32_t first = 0, last = UINT32_MAX;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The division of an operation that is bound by memory into contiguous shares of rows for the workers.
+// This file divides an operation that is bound by memory into contiguous shares of rows for the workers.
 #pragma once
 
 #include <algorithm>

@@ -15,7 +15,7 @@ namespace mla::cpu {
 
 class TaskList {
  public:
-  /// The room of a list. It is kept in the workspace, so that `run` finds the layout that `plan` made.
+  /// Holds the room of a list. It is kept in the workspace, so that `run` finds the layout that `plan` made.
   struct Capacity {
     int32_t tasks = 0;
     int32_t partials = 0;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels from which the cpu backend's attention is made. Each instruction set provides one table of them, all from
-// the same source (tile_kernels-inl.h). The order of work is in attention.cpp, decode.cpp and prefill.cpp.
+// This file declares the kernels from which the cpu backend's attention is made. Each instruction set provides one
+// table of them, all from the same source (tile_kernels-inl.h). The order of work is in attention.cpp, decode.cpp and
+// prefill.cpp.
 //
 // A matrix product runs over *steps* of 32 bits: one f32 element, or two bf16 elements where the machine multiplies
 // pairs. Query rows fill the lanes of a vector, so that scores need no transposition and the softmax no horizontal
@@ -27,24 +28,24 @@ inline constexpr int32_t kStepChunk = 16;  // the steps of every segment are a m
 inline constexpr int32_t kKeyTile = 8;
 inline constexpr int32_t kRowVectors = 2;  // groups whose scores are computed together
 
-/// A run of steps of every key. rows[key] points at the first step; rows need no alignment, and the list fills whole
-/// key tiles.
+/// Describes a run of steps of every key. rows[key] points at the first step; rows need no alignment, and the list
+/// fills whole key tiles.
 struct Segment {
   const void* const* rows = nullptr;
   int32_t steps = 0;
 };
 
-/// Rows to prefetch into L2 while keys are scored: with key `key`, `lines` cache lines of rows[key] of both lists,
-/// spread over the steps. The lists are as long as those of the segments, unless num_rows says less.
+/// Says which rows to prefetch into L2 while keys are scored: with key `key`, `lines` cache lines of rows[key] of both
+/// lists, spread over the steps. The lists are as long as those of the segments, unless num_rows says less.
 struct Prefetch {
   const void* const* rows[2] = {nullptr, nullptr};
   int32_t lines[2] = {0, 0};
   int32_t num_rows = INT32_MAX;  // rows of the lists if they are shorter; a multiple of kKeyTile
 };
 
-/// The source of one slab of v: `width` channels (a multiple of 32, at most kSlab) from `channel` on of num_keys rows.
-/// With pack 2 the rows are bf16 and are interleaved by pairs, where a missing last key is zero. With pack 1 the rows
-/// are of `dtype` and are converted to f32.
+/// Describes the source of one slab of v: `width` channels (a multiple of 32, at most kSlab) from `channel` on of
+/// num_keys rows. With pack 2 the rows are bf16 and are interleaved by pairs, where a missing last key is zero. With
+/// pack 1 the rows are of `dtype` and are converted to f32.
 struct SlabSource {
   const void* const* rows = nullptr;
   DType dtype = DType::kBF16;
@@ -53,7 +54,7 @@ struct SlabSource {
   int32_t width = kSlab;
 };
 
-/// num_rows rows of `lines` times 64 bytes, which are copied to one contiguous place.
+/// Describes a copy of num_rows rows of `lines` times 64 bytes to one contiguous place.
 struct RowCopy {
   const void* const* rows = nullptr;
   int32_t num_rows = 0;
@@ -61,7 +62,7 @@ struct RowCopy {
   void* to = nullptr;
 };
 
-/// Work for the next slab or block that `accumulate` does between its multiplies; with pack 2 only.
+/// Describes work for the next slab or block that `accumulate` does between its multiplies, with pack 2 only.
 struct Background {
   std::array<RowCopy, 2> copies = {};
   SlabSource slab = {};  // packed into v after the copies, if v is given

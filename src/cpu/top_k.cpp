@@ -11,7 +11,7 @@
 namespace mla::cpu {
 namespace {
 
-/// The rank of the k-th largest logit, and how many logits of that rank to take.
+/// Holds the rank of the k-th largest logit, and how many logits of that rank to take.
 struct Threshold {
   uint32_t rank = 0;
   int64_t ties = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Vectors of one instruction set, and the operations on them that all kernels share: the multiply, conversions, a
-// transposition. As tile_kernels-inl.h, this file is included in one translation unit per instruction set, and
-// everything has internal linkage.
+// This file defines the vectors of one instruction set, and the operations on them that all kernels share: the
+// multiply, conversions, a transposition. As tile_kernels-inl.h, this file is included in one translation unit per
+// instruction set, and everything has internal linkage.
 #pragma once
 
 #include <hwy/highway.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// workspace_size, plan and run: validate, select, hand over.
+// Implements workspace_size, plan and run: each validates, selects a row, and hands over to it.
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -23,10 +23,11 @@ namespace {
 using core::Scope;
 
 using core::kWorkspaceAlignment;
-/// In front of the backend's part of a workspace: the id of the plan that owns it.
+/// Says how many bytes stand in front of the backend's part of a workspace. They hold the stamp: the id of the plan
+/// that owns the workspace.
 constexpr size_t kStampBytes = kWorkspaceAlignment;
 
-// Each operation's types and what it tells of its arguments.
+// The structs below hold each operation's types, and tell what a plan must know of its arguments.
 
 template <class Params>
 struct Operation;
@@ -83,7 +84,7 @@ struct Operation<PrefillParams> {
   }
 };
 
-/// Both sparse operations; they need no lengths.
+/// Describes both sparse operations, which need no lengths.
 template <Op op>
 struct SparseOperation {
   using Args = core::DecodeSparseArgs;
@@ -116,8 +117,9 @@ struct Operation<DecodeSparseParams> : SparseOperation<Op::kDecodeSparse> {};
 template <>
 struct Operation<PrefillSparseParams> : SparseOperation<Op::kPrefillSparse> {};
 
-/// Options that a plan depends on: switches and counts (bool, int32), which say what there is to do. Numbers (f32),
-/// enumerations and tensors say how it is done, and may change from run to run. A cache is in the shape.
+/// Calls tell(part, name, value) for the options that a plan depends on: switches and counts (bool, int32), which say
+/// what there is to do. Numbers (f32), enumerations and tensors say how it is done, and may change from run to run.
+/// Caches are left out, since tell_shape tells of them.
 template <class Params, class F>
 void tell_options(const Params& params, const F& tell, std::string_view part = {}) {
   for_each_field(params, [&](std::string_view name, const auto& field) {
@@ -137,7 +139,7 @@ void tell_planned(const Params& params, const typename Operation<Params>::Args& 
   tell_options(params, tell);
 }
 
-/// Whether a plan depends on the lengths of the requests.
+/// Says whether a plan depends on the lengths of the requests.
 template <class O>
 constexpr bool kHasLengths = requires(const typename O::Args& args) {
   O::kv_len(args, 0);
@@ -146,7 +148,7 @@ constexpr bool kHasLengths = requires(const typename O::Args& args) {
 Problem problem_of(const core::MergeStatesArgs& a, Device device) {
   return {Op::kMergeStates, device, a.partial_dtype, CacheFormat::kBF16, a.num_heads, a.d_v, a.d_v};
 }
-/// Rows of `dtype` to or from a cache.
+/// Returns the problem of an operation that brings rows of `dtype` to or from a cache.
 Problem cache_problem(Op op, Device device, DType dtype, const core::Cache& cache, int64_t num_heads = 1) {
   return {op, device, dtype, cache.format, num_heads, cache.d_ckv + cache.d_kpe, cache.d_ckv};
 }
@@ -168,7 +170,7 @@ Problem problem_of(const core::BlockTableToCsrArgs&, Device device) {
 Problem problem_of(const core::PhysicalSlotsArgs&, Device device) {
   return {.op = Op::kPhysicalSlots, .device = device};
 }
-/// Keys of the indexer are as wide as its layout says.
+/// Returns the problem of an operation of the indexer, whose keys are as wide as its layout says.
 Problem indexer_problem(Op op, Device device, DType dtype, int64_t num_heads) {
   return {op, device, dtype, CacheFormat::kBF16, num_heads, kIndexerLayout.head_dim, kIndexerLayout.head_dim};
 }
@@ -185,7 +187,7 @@ Problem problem_of(const core::IndexerTopKArgs& a, Device device) {
   return indexer_problem(Op::kIndexerTopK, device, a.indexer.q_dtype, a.indexer.num_heads);
 }
 
-/// Whether a direct operation writes nothing.
+/// Returns whether a direct operation writes nothing.
 template <class Args>
 bool nothing_to_do(const Args& args) {
   if constexpr (requires { args.num_rows == 0; })
@@ -198,7 +200,7 @@ bool nothing_to_do(const Args& args) {
     return false;  // block_table_to_csr: kv_indptr of no request still has its 0
 }
 
-/// Of a backend, whose statuses do not name the operation.
+/// Returns a backend's error with the operation's name before it, since backends do not name the operation.
 Status failed(Op op, const Status& status) {
   return {status.code(), core::format("{}: {}", name(op), status.message())};
 }
@@ -221,27 +223,27 @@ auto execute(Context::Impl& context, const dispatch::Place& place, Stream stream
   return f(core::Executor{.pool = context.pool, .queue = &queue, .code = &code});
 }
 
-/// Backends of the CPU keep counters in workspaces and in the pool, and the emulator computes with it: one call at a
-/// time. Enqueuing on a GPU needs no turn.
+/// Locks the context where only one call may compute at a time: backends of the CPU keep counters in workspaces and in
+/// the pool, and the emulator computes with the pool. Enqueuing on a GPU locks nothing.
 std::unique_lock<std::mutex> take_turn(Context::Impl& context, const dispatch::Place& place) {
   return place.on_gpu() && !place.emulated ? std::unique_lock<std::mutex>()
                                            : std::unique_lock<std::mutex>(context.mutex);
 }
 
-/// The row that computes `problem` at `place`.
+/// Returns the row that computes `problem` at `place`, or null with the reasons in `error`.
 template <class Row>
 const Row* select_at(Context::Impl& context, const dispatch::Place& place, Problem problem, Status& error) {
   place.apply(problem);
   return dispatch::select(dispatch::table<Row>(), problem, context.forced(), error);
 }
 
-/// Validated parameters and, for planning, the row that will run them.
+/// Holds validated parameters and, for planning, the row that will run them.
 template <class Params>
 struct Prepared {
   typename Operation<Params>::Args args;
   dispatch::Place place;
   const typename Operation<Params>::Row* row = nullptr;
-  size_t workspace_bytes = 0;  // of the row, aligned
+  size_t workspace_bytes = 0;  // what the row needs from an aligned address on
 };
 
 template <class Params>
@@ -265,13 +267,13 @@ Status prepare(const Context& context, const Params& params, std::span<const std
   return {};
 }
 
-/// What the caller must bring so that the stamp, which only the CPU's plans have, and the backend's part fit, wherever
-/// the buffer starts.
+/// Returns how many bytes the caller must bring so that the stamp, which only the CPU's plans have, and the backend's
+/// part fit, wherever the buffer starts.
 size_t caller_bytes(size_t backend_bytes) {
   return backend_bytes == 0 ? 0 : kStampBytes + backend_bytes + kWorkspaceAlignment;
 }
 
-/// An id that no other plan of the process has, and that memory is unlikely to hold by chance.
+/// Returns an id that no other plan of the process has, and that memory is unlikely to hold by chance.
 uint64_t next_plan_id() {
   static std::atomic<uint64_t> next{0x9E37'79B9'7F4A'7C15};
   return next.fetch_add(1, std::memory_order_relaxed);
@@ -291,7 +293,7 @@ void claim(std::span<std::byte> workspace, size_t backend_bytes, Plan::Impl& pla
   std::memcpy(plan.stamp, &plan.id, sizeof plan.id);
 }
 
-/// Whether the workspace still holds what the plan wrote there.
+/// Returns whether the workspace still holds the stamp that the plan wrote there; true if the plan wrote none.
 bool owns_workspace(const Plan::Impl& plan) {
   return plan.stamp == nullptr || std::memcmp(plan.stamp, &plan.id, sizeof plan.id) == 0;
 }
@@ -305,7 +307,7 @@ Result<size_t> size_for(const Context& context, const Params& params) {
   });
 }
 
-/// Whether the caller's workspace is large enough and, as far as can be known, where it must be.
+/// Checks that the caller's workspace is large enough and, as far as can be known, where it must be.
 Status check_workspace(Op op, std::span<std::byte> workspace, size_t needed, const dispatch::Place& place) {
   if (workspace.size() < needed)
     return {StatusCode::kWorkspaceTooSmall,
@@ -355,7 +357,7 @@ Result<Plan> make_plan(const Context& context, const Params& params, std::span<s
   });
 }
 
-/// Whether the parameters are what was planned. The first difference is named.
+/// Checks that the parameters are what was planned. The error names the first difference.
 template <class Params>
 Status check_planned(const Plan::Impl& plan, const Params& params, const typename Operation<Params>::Args& args) {
   using O = Operation<Params>;
@@ -429,7 +431,7 @@ Status run_planned(const Context& context, const Plan& plan, const Params& param
   });
 }
 
-/// An operation without a plan.
+/// Runs an operation that needs no plan.
 template <class Row, class Args, class Params>
 Status run_direct(const Context& context, Op op, const Params& params, Stream stream) {
   return dispatch::guarded([&]() -> Status {

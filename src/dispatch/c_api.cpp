@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C ABI over the C++ API.
+// Implements the C ABI over the C++ API.
 #include "mla/c_api.h"
 
 #include <algorithm>
@@ -35,7 +35,7 @@ using mla::dispatch::StructReader;
 
 thread_local std::string last_error;
 
-/// The status as the ABI returns it.
+/// Returns the status as the ABI does, and keeps the message of an error for mla_last_error.
 int report(const Status& status) noexcept {
   if (status.ok()) return MLA_OK;
   try {
@@ -50,7 +50,7 @@ Status null_pointer(std::string_view where, std::string_view field) {
   return {StatusCode::kInvalidArgument, mla::core::format("{}: {}: expected a pointer, got null", where, field)};
 }
 
-/// Bytes of a struct as its first version had it.
+/// Says how many bytes a struct had in its first version.
 template <class T>
 constexpr size_t kFirstVersion = offsetof(T, stream);
 template <>
@@ -70,7 +70,7 @@ constexpr size_t kFirstVersion<mla_problem> = offsetof(mla_problem, gpu_arch);
 template <>
 constexpr size_t kFirstVersion<mla_verdict> = offsetof(mla_verdict, reserved) + sizeof(int32_t);
 
-/// Whether a caller's struct is of some version.
+/// Checks that a caller's struct can be of some version, by its struct_size.
 template <class T>
 Status check_size(std::string_view where, const T& given) {
   constexpr size_t kLargest = 4096;
@@ -79,7 +79,8 @@ Status check_size(std::string_view where, const T& given) {
                                                           kFirstVersion<T>, kLargest, given.struct_size)};
 }
 
-/// Copies a caller's struct, of its version's size, into this version's: absent fields are zero, unknown ones must be.
+/// Copies a caller's struct, which has the size of the caller's version, into this version's. Fields that the caller's
+/// version lacks become zero; fields that this version does not know must be zero.
 template <class T>
 Status read_struct(std::string_view where, const T* given, T& params) {
   if (given == nullptr) return null_pointer(where, "params");
@@ -95,7 +96,8 @@ Status read_struct(std::string_view where, const T* given, T& params) {
   return {};
 }
 
-/// Fills a caller's struct, of its version's size: fields that this version does not know are zero.
+/// Fills a caller's struct, which has the size of the caller's version. Fields that this version does not know become
+/// zero.
 template <class T>
 Status write_struct(std::string_view where, T result, T* out) {
   if (out == nullptr) return null_pointer(where, "out");
@@ -106,7 +108,7 @@ Status write_struct(std::string_view where, T result, T* out) {
   return {};
 }
 
-/// Reads the struct and its tensors, then calls f(context, params). The path of every operation.
+/// Reads the struct and its tensors, then calls f(context, params, stream). Every operation goes this way.
 template <class CParams, class F>
 int call(Op op, const mla_context* context, const CParams* given, F&& f) {
   return report(guarded([&]() -> Status {
@@ -166,7 +168,7 @@ Status check_op(std::string_view where, int32_t op) {
           mla::core::format("{}: op: expected 0 to {}, got {}", where, std::size(mla::kAllOps) - 1, op)};
 }
 
-/// Names with the life of the process.
+/// Returns the names of an operation's rows, which live as long as the process.
 const std::vector<std::string>& names_of(int32_t op) {
   static const auto names = [] {
     std::vector<std::vector<std::string>> all;

@@ -9,7 +9,7 @@
 namespace mla::dispatch {
 namespace {
 
-/// Row-major strides; an extent too large for 64-bit offsets keeps a stride that validation refuses.
+/// Sets row-major strides. A stride that does not fit 64 bits becomes one that validation refuses.
 void set_row_major(TensorView& view, int32_t ndim) {
   int64_t stride = 1;
   for (int32_t d = ndim - 1; d >= 0; --d) {

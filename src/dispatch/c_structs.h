@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// From the C ABI's structs to the C++ API's, field by field (mla/fields.h): a field is what the C struct has under the
-// same name. What C keeps elsewhere, or in another form, is said here and nowhere else:
-// - the scales of a cache stand beside it (`scales`, `from_scales`, `to_scales`), and say any_scales where C++ says
-//   power_of_two_scales;
-// - a window is there if has_window says so; 0 ranks and 0 tokens of a turn mean 1;
-// - whom lengths are for stands at the end of decode_sparse's params, which grew;
-// - indexer_top_k has the indexer's fields among its own, and its page table as `indexer_pages`.
+// Converts the C ABI's structs to the C++ API's, field by field (mla/fields.h): a field becomes what the C struct has
+// under the same name. This file and c_structs.cpp alone say what C keeps elsewhere, or in another form:
+// - The scales of a cache stand beside it (`scales`, `from_scales`, `to_scales`), and have any_scales where C++ has
+//   power_of_two_scales.
+// - A window is set if has_window is 1. In mla_context_parallel, 0 as `world` or `interleave` means 1.
+// - The topk_length_per of both pools stand at the end of decode_sparse's params, which can grow.
+// - indexer_top_k has the indexer's fields among its own, and the indexer's page table as `indexer_pages`.
 // A nested struct that has no room for a new field leaves it to the params around it, which can grow.
 #pragma once
 
@@ -21,16 +21,16 @@
 
 namespace mla::dispatch {
 
-/// A value of an enumeration of one byte. What does not fit becomes 255, which validation refuses.
+/// Returns the value of an enumeration of one byte. What does not fit becomes 255, which validation refuses.
 template <class Enum>
 constexpr Enum enumeration(int32_t value) {
   return value >= 0 && value < 256 ? static_cast<Enum>(value) : Enum{255};
 }
 
-/// kNone if the library has no such type.
+/// Returns the element type; kNone if the library has no such type.
 DType dtype_of(mla_dtype dtype);
 
-/// Where a field stands. Its text is made only for an error.
+/// Says where a field stands. Its text is made only for an error.
 struct FieldPath {
   const FieldPath* outer = nullptr;  ///< null: in the params themselves
   std::string_view name = {};        ///< empty: as if the outer struct had the fields
@@ -38,17 +38,17 @@ struct FieldPath {
   std::string text() const;
 };
 
-/// A C struct and where it stands.
+/// Holds a C struct, and says where it stands.
 template <class C>
 struct Given {
   const C& fields;
   FieldPath at;
 };
 
-/// Converts structs; the first field that cannot be converted is kept as `status`.
+/// Converts structs. `status` is the error of the first field that cannot be converted.
 class StructReader {
  public:
-  /// `names`, if not null, gets every field that C calls otherwise: its paths in mla/params.h and in C.
+  /// If `names` is not null, it gets every field that C names otherwise: its paths in mla/params.h and in C.
   using Names = std::vector<std::pair<std::string, std::string>>;
   explicit StructReader(Op op, Names* names = nullptr) : op_(op), names_(names) {}
 
@@ -62,11 +62,12 @@ class StructReader {
   const Status& status() const { return status_; }
 
  private:
-  /// The fields of a struct that stands at `path`, each from the first of the given structs that has it.
+  /// Reads the fields of `params`, a struct that stands at `path`: each from the first of the given structs that has
+  /// it.
   template <class Params, class... C>
   void read(const FieldPath& path, Params& params, const Given<C>&... given);
 
-  // How a value of C becomes a field's.
+  // These functions convert a value of C to a field's.
   void convert(const FieldPath& at, const mla_tensor* tensor, TensorView& field);
   void convert(const FieldPath& at, int32_t value, bool& field);
   void convert(const FieldPath& at, int32_t value, LseBase& field);
@@ -74,7 +75,7 @@ class StructReader {
   void convert(const FieldPath&, float value, float& field) { field = value; }
   void convert(const FieldPath&, int32_t value, CacheFormat& field) { field = enumeration<CacheFormat>(value); }
 
-  // What C says in another form, once the fields of one name are read.
+  // These functions convert what C says in another form, once the fields of one name are read.
   template <class Params, class C>
   void settle(Params&, const Given<C>&) {}
   void settle(AttentionOptions& options, const Given<mla_attention_options>& given);
@@ -103,7 +104,7 @@ class StructReader {
   Status status_;
 };
 
-/// The scales of the cache that `outer` has under that name.
+/// Returns the scales of the cache that `outer` has under the name `cache`.
 template <class Outer>
 Given<mla_cache_scales> scales_beside(const Given<Outer>& outer, std::string_view cache) {
   if constexpr (requires { outer.fields.scales; })
@@ -114,7 +115,7 @@ Given<mla_cache_scales> scales_beside(const Given<Outer>& outer, std::string_vie
     return {outer.fields.to_scales, {&outer.at, "to_scales"}};
 }
 
-/// Whether a struct of C has that field.
+/// Says whether a struct of C has that field.
 template <class Member, class C>
 concept HasMember = requires(Member member, const C& fields) {
   member.of(fields);
@@ -183,7 +184,7 @@ void StructReader::read_nested(const FieldPath& path, Member member, Params& par
   }
 }
 
-/// The C++ params of a C struct.
+/// Names the type of the C++ params that a C struct holds.
 template <class C>
 struct ParamsOf;
 template <>
@@ -217,7 +218,7 @@ struct ParamsOf<mla_top_k_params> : std::type_identity<TopKParams> {};
 template <>
 struct ParamsOf<mla_indexer_top_k_params> : std::type_identity<IndexerTopKParams> {};
 
-/// The params that a C struct holds.
+/// Returns the params that a C struct holds. The reader's status says whether they could be converted.
 template <class C>
 typename ParamsOf<C>::type read(const C& fields, StructReader& reader) {
   typename ParamsOf<C>::type params;
@@ -225,7 +226,7 @@ typename ParamsOf<C>::type read(const C& fields, StructReader& reader) {
   return params;
 }
 
-/// A status that names fields as mla/params.h does, with C's names.
+/// Returns a status that names fields as mla/params.h does, with C's names instead.
 template <class C>
 Status named_as_in_c(const Status& status, const C& fields) {
   StructReader::Names names;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Context and Plan as objects.
+// Implements the classes Context and Plan.
 #include "dispatch/context.h"
 
 #include <fmt/ranges.h>
@@ -26,7 +26,7 @@ void build_tables() {
   for (Op op : kAllOps) backend_names(op);
 }
 
-/// Whether `force` names a row or family of any operation.
+/// Returns whether `force` names a row or family of any operation.
 bool known_backend(std::string_view force) {
   for (Op op : kAllOps)
     for (const std::string& name : backend_names(op))

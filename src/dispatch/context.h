@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a context and a plan hold.
+// Defines what a context and a plan hold.
 #pragma once
 
 #include <cstddef>
@@ -34,7 +34,7 @@ struct Context::Impl {
   core::ThreadPool pool;
   std::mutex mutex;  // held while a backend computes or writes a workspace: it keeps counters there, and in the pool
   const std::string backend;
-  const std::string_view source;  // a literal
+  const std::string_view source;  // points to a string literal
   const dispatch::DeviceChoice choice;
   const std::string device;
 };
@@ -44,12 +44,12 @@ struct Plan::Impl {
   std::variant<const dispatch::DecodeRow*, const dispatch::PrefillRow*, const dispatch::DecodeSparseRow*> row;
   dispatch::Place place;
   int32_t num_threads = 1;
-  std::vector<int64_t> planned;  // what `run` must find again, and,
-  std::vector<int32_t> q_len;    // on the CPU, the lengths of every request
-  std::vector<int32_t> kv_len;
-  uint64_t id = 0;                       // never that of another plan of the process
+  std::vector<int64_t> planned;          // shape and options; `run` must get the same
+  std::vector<int32_t> q_len;            // on the CPU, query tokens of every request; `run` must get the same
+  std::vector<int32_t> kv_len;           // on the CPU, keys of every request; `run` must get the same
+  uint64_t id = 0;                       // no other plan of the process has it
   std::byte* stamp = nullptr;            // where `run` must find the id again; null without a workspace, and on a GPU
-  std::span<std::byte> given_workspace;  // the caller's
+  std::span<std::byte> given_workspace;  // what the caller gave
   std::span<std::byte> workspace;        // the backend's part of it, aligned
   core::PlanSummary summary;
 };

@@ -8,7 +8,7 @@ namespace {
 
 using core::Reason;
 
-/// Of the problem's GPU, or why there is none.
+/// Holds the architecture of the problem's GPU, or why there is none.
 struct Architecture {
   int32_t arch = 0;
   Reason refusal = {};
@@ -21,7 +21,7 @@ Architecture arch_of(const Problem& problem) {
   return {.arch = (*gpu)->info().arch};
 }
 
-/// Code for a GPU, or why there is none.
+/// Holds the code that a GPU runs, or why there is none.
 struct FoundCode {
   cuda::Code code = {};
   Reason refusal = {};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rows of the GPUs' backends, which stand first in every table, in the order of cuda::backends().
+// Makes the table rows of the GPUs' backends. They stand first in every table, in the order of cuda::backends().
 #pragma once
 
 #include <vector>
@@ -11,17 +11,18 @@
 
 namespace mla::dispatch {
 
-/// What a backend says of a problem, and its operations for the problem's GPU if it takes it.
+/// Says whether a backend can run a problem, and why. Holds its operations for the problem's GPU if it can, else null.
 struct CudaVerdict {
   core::Verdict verdict = {};
   const cuda::Operations* operations = nullptr;
 };
 
-/// Every backend is asked the same in the same order: where the tensors are, whether it is for the GPU, whether it
-/// takes the problem, whether this build has it.
+/// Judges a problem for one backend. Every backend is asked the same in the same order: where the tensors are, whether
+/// it is for the GPU, whether it takes the problem, whether this build has it.
 CudaVerdict judge(const cuda::Backend& backend, const Problem& problem);
 
-/// As judge, of a backend that may have no kernel for it on some architecture.
+/// Returns the verdict of `judge`, or a refusal if the backend has no kernel of the operation `member` for the
+/// problem's GPU.
 template <class Operation>
 core::Verdict cuda_verdict(const cuda::Backend& backend, const Problem& problem, Operation cuda::Operations::*member) {
   const CudaVerdict judged = judge(backend, problem);
@@ -29,12 +30,13 @@ core::Verdict cuda_verdict(const cuda::Backend& backend, const Problem& problem,
   return {.usable = false, .reason = core::Reason::format("has no kernel of {} for this GPU", name(problem.op))};
 }
 
-/// What executes a row of the backend: its verdict was yes.
+/// Returns the operations of a backend in the code that the executor runs. The verdict of the backend's row must have
+/// been yes.
 inline const cuda::Operations& operations_of(const cuda::Backend& backend, const core::Executor& executor) {
   return *backend.operations(executor.code->arch, executor.code->emulated);
 }
 
-/// The rows of an operation.
+/// Return the rows of an operation: one for each backend that has the operation, which is `member` of its operations.
 template <class Args>
 std::vector<core::PlannedImplementation<Args>> cuda_rows(Op op,
                                                          cuda::PlannedOperation<Args> cuda::Operations::*member) {

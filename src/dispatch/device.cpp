@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// mla/device.h over the runtimes of src/cuda/runtime.
+// Implements mla/device.h by the runtimes of src/cuda/runtime.
 #include "mla/device.h"
 
 #include "core/format.h"
@@ -91,7 +91,8 @@ Status Gpu::destroy(Graph graph) const {
 
 namespace {
 
-/// f(kernels, queue), where there are kernels.
+/// Calls f(kernels, queue) with the ceiling kernels and a queue on `stream`. Fails if this build has no such kernels
+/// for the device.
 template <class F>
 Status with_ceilings(cuda::DeviceRuntime& runtime, Stream stream, const F& f) {
   return guarded([&]() -> Status {

@@ -20,7 +20,7 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(first, text.find_last_not_of(kBlank) - first + 1);
 }
 
-/// One GPU's file: lines of "Key: value". The name stays empty if the GPU cannot be used.
+/// Reads one GPU's file, which has lines of "Key: value". The name stays empty if the GPU cannot be used.
 GpuInfo read_information(const std::filesystem::path& path) {
   GpuInfo gpu;
   bool excluded = false;
@@ -44,7 +44,8 @@ GpuInfo read_information(const std::filesystem::path& path) {
 
 namespace {
 
-/// "0000:3b:00.0" of "00000000:3B:00.0": domains come with four or eight digits, and in either case.
+/// Returns "0000:3b:00.0" for "00000000:3B:00.0", since domains come with four or eight digits, and letters in either
+/// case.
 std::string short_location(std::string_view location) {
   constexpr size_t kShort = 12;
   if (location.size() > kShort) location.remove_prefix(location.size() - kShort);

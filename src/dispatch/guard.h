@@ -10,7 +10,7 @@
 
 namespace mla::dispatch {
 
-/// f(), or a status for the exception it threw.
+/// Returns f(), or a kInternal status for the exception that f threw.
 template <class F>
 auto guarded(F&& f) noexcept -> decltype(f()) {
   try {

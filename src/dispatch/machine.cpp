@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the processor reports and the operating system allows.
+// Finds out what the processor reports and what the operating system allows.
 #include <sched.h>
 
 #include <algorithm>
@@ -38,10 +38,10 @@ CpuidRegisters cpuid(uint32_t leaf, uint32_t subleaf) {
 
 constexpr bool bit(uint32_t word, int index) { return (word >> index & 1U) != 0; }
 
-/// The register sets that the operating system saves on a task switch (XCR0).
+/// Returns the register sets that the operating system saves on a task switch (XCR0).
 __attribute__((target("xsave"))) uint64_t saved_registers() { return _xgetbv(0); }
 
-/// What the processor reports, named as Linux does.
+/// Holds the features that the processor reports, named as Linux names them.
 class Features {
  public:
   bool has(std::string_view name) const {
@@ -56,7 +56,7 @@ class Features {
     return std::any_of(std::begin(all), std::end(all),
                        [&](const auto& feature) { return feature.name == name && feature.present; });
   }
-  /// Whether the operating system saves them on a task switch.
+  /// Returns whether the operating system saves these registers on a task switch.
   bool saves(cpu::Registers registers) const {
     constexpr uint64_t kYmm = 0x06;  // SSE and AVX state
     constexpr uint64_t kZmm = 0xE6;  // and the three parts of AVX-512 state

@@ -5,7 +5,7 @@
 
 namespace mla::dispatch {
 
-/// Processors this process may run on. As machine_info().threads, without a look at GPUs.
+/// Returns how many processors this process may run on, as machine_info().threads does, without looking at GPUs.
 int32_t usable_threads();
 
 }  // namespace mla::dispatch

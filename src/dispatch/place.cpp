@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::string_view kCuda = "cuda", kEmulated = "emulated:";
 
-/// All of `text` as a number of at most four digits.
+/// Parses all of `text` as a number of at most four digits. Returns false if it is none.
 bool parse_number(std::string_view text, int32_t& value) {
   if (text.empty() || text.size() > 4 || text.front() < '0' || text.front() > '9') return false;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a context computes, and where a call does.
+// Finds out where a context computes, and where a call does.
 #pragma once
 
 #include <cstdint>
@@ -14,23 +14,24 @@
 
 namespace mla::dispatch {
 
-/// ContextOptions::device, understood.
+/// Holds what the text of ContextOptions::device says.
 struct DeviceChoice {
   enum class Kind : uint8_t { kOfTensors, kCpu, kCuda, kEmulated };
   Kind kind = Kind::kOfTensors;
-  int32_t index = 0;  // cuda
-  int32_t arch = 0;   // emulated
+  int32_t index = 0;  // only for kCuda
+  int32_t arch = 0;   // only for kEmulated
 
   std::string text() const;  // as parse_device takes it
   core::Memory memory() const { return kind == Kind::kEmulated ? core::Memory::kEmulated : core::Memory::kOfTensors; }
 };
 
-/// "", "cpu", "cuda:1", "emulated:sm120"; what `source` ("device", "MLA_EMULATE") says is named in errors of `where`.
+/// Parses a device: "", "cpu", "cuda", "cuda:1" or "emulated:sm120". Errors begin with `where`, and name `source`
+/// ("device", "MLA_EMULATE"), which `text` comes from.
 Result<DeviceChoice> parse_device(std::string_view text, std::string_view where, std::string_view source);
-/// What the caller asked for, else MLA_EMULATE as it is now.
+/// Returns the device that the caller asked for, or, if `asked` is empty, the one that MLA_EMULATE names now.
 Result<DeviceChoice> choose_device(std::string_view asked, std::string_view where);
 
-/// Where a call computes: the device of its tensors, if the context allows it.
+/// Says where a call computes: on the device of its tensors, if the context allows it.
 struct Place {
   Device device = {};
   cuda::DeviceRuntime* gpu = nullptr;  // null on the CPU, and if there is no such GPU
@@ -43,7 +44,8 @@ struct Place {
   friend bool operator==(const Place&, const Place&) = default;
 };
 
-/// `tensors` is what validation found. A GPU that is missing is no error here: the rows' verdicts say so.
+/// Finds the place of a call whose tensors are on the device `tensors`, as validation found. Fails if the context
+/// computes elsewhere. A GPU that is missing is no error here: the rows' verdicts say so.
 Status find_place(Op op, const DeviceChoice& choice, Device tensors, Place& place);
 
 }  // namespace mla::dispatch

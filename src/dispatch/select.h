@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Selection: the first row that the caller admits and that can run the problem. `explain` prints what this asked.
+// Selects the row that runs a problem: the first one that the caller admits and that can run it. `explain` prints what
+// the rows answer to the same question.
 #pragma once
 
 #include <cstdlib>
@@ -12,18 +13,18 @@
 
 namespace mla::dispatch {
 
-/// Whether a forced name covers a row: "" and "auto" cover all, "cpu_avx2" one row, "cpu" a family.
+/// Returns whether a forced name covers a row: "" and "auto" cover all rows, "cpu_avx2" covers one row, "cpu" a family.
 inline bool covers(std::string_view force, std::string_view row) {
   if (force.empty() || force == "auto" || force == row) return true;
   return row.size() > force.size() && row.starts_with(force) && row[force.size()] == '_';
 }
 
-/// Whether some operation has a row of this name.
+/// Returns whether some operation has a row of this name.
 bool names_a_row(std::string_view force);
 
-/// The rows of a table that a forced name admits. The name of a row means that row, even if it also begins others
-/// ("cpu_avx512" and "cpu_avx512_bf16"). Where only other operations have it ("cuda_sm90", which writes no caches), it
-/// means its family.
+/// Says which rows of a table a forced name admits. The name of a row admits that row alone, even if names of other
+/// rows begin with it ("cpu_avx512" and "cpu_avx512_bf16"). Where only other operations have the row ("cuda_sm90",
+/// which writes no caches), its name admits its family.
 template <class Row>
 class Admitted {
  public:
@@ -42,13 +43,13 @@ class Admitted {
   bool exact_ = false;
 };
 
-/// A row or family that is forced ("" = none), and where that was said: errors name it.
+/// Names a row or family that is forced ("" = none), and says where it was forced, for errors.
 struct Forced {
   std::string_view backend = {};
   std::string_view source = "backend";
 };
 
-/// What is forced: the caller's choice, else MLA_BACKEND, else nothing.
+/// Returns what is forced: the caller's choice, else MLA_BACKEND, else nothing.
 inline Forced forced_backend(std::string_view asked) {
   Forced forced{.backend = asked};
   if (asked.empty() || asked == "auto") {
@@ -58,17 +59,19 @@ inline Forced forced_backend(std::string_view asked) {
   return forced.backend.empty() || forced.backend == "auto" ? Forced{} : forced;
 }
 
-/// What is wrong with the counts of a problem that somebody describes.
+/// Checks the counts of a problem that a caller describes to `explain`: each must be at least 1.
 Status check_problem(const Problem& problem);
 
-/// "decode: backend: expected one of cpu_avx2, reference, got foo"
+/// Returns the error for a forced name that admits no row: "decode: backend: expected one of cpu_avx2, reference, a
+/// family such as cpu, or auto, got "foo"".
 Status unknown_backend(Op op, const Forced& force, std::span<const std::string_view> names);
-/// "decode: no backend can run this: cpu_avx2: <reason>; reference: <reason>". `other` is a row that the forced name
-/// does not admit and that can run the problem, empty if there is none: "decode: backend: "cuda_sm90" cannot run this:
-/// cuda_sm90: <reason>; cuda_bulk can".
+/// Returns the error for a problem that no admitted row can run: "decode: no backend can run this: cpu_avx2: <reason>;
+/// reference: <reason>". `other` is a row that can run the problem and that the forced name does not admit; it is empty
+/// if there is none. The error names it: "decode: backend: "cuda_sm90" cannot run this: cuda_sm90: <reason>; cuda_bulk
+/// can".
 Status unusable(Op op, const Forced& force, std::span<const BackendVerdict> refused, std::string_view other);
 
-/// The row that runs `problem`, or null with the reasons in `error`. Success allocates nothing.
+/// Returns the row that runs `problem`, or null with the reasons in `error`. Success allocates nothing.
 template <class Row>
 const Row* select(std::span<const Row> rows, const Problem& problem, const Forced& force, Status& error) {
   const Admitted<Row> admitted(rows, force.backend);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One ordered table of implementations per operation, best first.
+// Each operation has a table of implementations, best first. decode_sparse and prefill_sparse share one.
 #pragma once
 
 #include <span>
@@ -23,10 +23,10 @@ using IndexerLogitsRow = core::DirectImplementation<core::IndexerLogitsArgs>;
 using TopKRow = core::DirectImplementation<core::TopKArgs>;
 using IndexerTopKRow = core::DirectImplementation<core::IndexerTopKArgs>;
 
-/// The row that stands last in every table.
+/// Names the row that stands last in every table.
 inline constexpr std::string_view kReference = "reference";
 
-/// The table of an operation, by its row type. Built by the first call.
+/// Returns the table of the operation that has this type of rows. The first call builds it.
 template <class Row>
 std::span<const Row> table();
 template <>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Asynchronous copies and the barriers that count their bytes. A copy overwrites its destination with NaN as soon as it
-// is issued, and reads its source as late as the waits allow.
+// This file has asynchronous copies and the barriers that count their bytes. A copy overwrites its destination with NaN
+// as soon as it is issued, and reads its source as late as the waits allow.
 #include <algorithm>
 #include <cstring>
 
@@ -140,7 +140,8 @@ bool Block::land_some_bulk_copy() {
   return false;
 }
 
-/// Does the same with the cp.async of one thread before an arrival that some thread waits for.
+/// Is called when no thread can run. Lands the cp.async of one thread before an arrival that some thread waits for;
+/// returns false if there is none.
 bool Block::land_copies_of_some_arrival() {
   const auto count = static_cast<uint32_t>(arrivals_.size());
   if (count == 0) return false;

@@ -20,7 +20,7 @@ namespace {
 
 constexpr size_t kZoneBytes = 64 * 1024;
 constexpr size_t kArenaBytes = kMaxSharedBytes + 2 * kZoneBytes;
-/// The limit of one thread's polls, far above what a wait within a block can take.
+/// One thread may poll this often, which is far above what a wait within a block can take.
 constexpr int64_t kMaxPolls = 1 << 18;
 
 uint64_t mix(uint64_t x) {  // the finalizer of splitmix64

@@ -27,10 +27,10 @@ inline constexpr int32_t kNumBarriers = 16;
 inline constexpr int32_t kMaxSharedBytes = 256 * 1024;
 inline constexpr int32_t kMaxCluster = 8;  // blocks of a cluster that every GPU with clusters grants
 
-/// Thrown through a kernel by a thread that waits for a previous grid which does not end.
+/// Is thrown through a kernel by a thread that waits for a previous grid which does not end.
 struct WaitsForEver {};
 
-/// The instructions at which a thread can wait.
+/// Names what a thread waits at: nothing, or an instruction.
 enum class Wait : uint8_t {
   kNothing,
   kEnded,
@@ -46,7 +46,7 @@ enum class Wait : uint8_t {
   kCluster,
 };
 
-/// The generator xorshift64*.
+/// Generates random numbers by xorshift64*.
 class Random {
  public:
   void seed(uint64_t value);
@@ -61,7 +61,7 @@ class Random {
   uint64_t state_ = 1;
 };
 
-/// A copy that was issued and has not landed.
+/// Describes a copy that was issued and has not landed.
 struct PendingCopy {
   uint32_t to;
   uint32_t bytes;
@@ -73,7 +73,7 @@ struct PendingCopy {
   uint32_t source_offset = 0, issued = 0;
 };
 
-/// A pending cp.async.mbarrier.arrive, which arrives once the thread's copies before `end` have landed.
+/// Describes a pending cp.async.mbarrier.arrive, which arrives once the thread's copies before `end` have landed.
 struct PendingArrival {
   uint32_t barrier;
   int32_t thread;
@@ -81,7 +81,7 @@ struct PendingArrival {
   Site site;
 };
 
-/// A warp's wgmma.mma_async that was issued and not yet computed.
+/// Describes a warp's wgmma.mma_async that was issued and not yet computed.
 struct PendingWgmma {
   Wgmma what;  // the arguments of lane 0
   uint32_t time;
@@ -90,7 +90,7 @@ struct PendingWgmma {
   uint32_t a[kWarpSize][4];  // values of the registers of A at the time of issue
 };
 
-/// The values that a warp's accumulators will have once its pending multiplications are computed.
+/// Holds the values that a warp's accumulators will have once its pending multiplications are computed.
 struct WarpgroupAccumulator {
   float* registers[kWarpSize] = {};
   std::vector<float> values;  // [16, columns]
@@ -113,8 +113,8 @@ struct Thread {
 
 class Block;
 
-/// The function of a warp's collective, which the last lane to arrive calls with the arguments of all lanes. If it
-/// returns false, the lanes stay asleep.
+/// Computes a warp's collective; the last lane to arrive calls it with the arguments of all lanes. If it returns false,
+/// the lanes stay asleep.
 using CollectiveFunction = bool (*)(Block& block, void* const* lanes);
 
 struct Warp {
@@ -273,7 +273,7 @@ class Block {
   std::byte* shared_ = nullptr;
 };
 
-/// The block that the host thread is running.
+/// Points at the block that the host thread is running.
 extern thread_local constinit Block* current_block;
 inline Block& running_block() { return *current_block; }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The collectives of a warp, by the fragment layouts of the PTX ISA ("Warp-level Matrix Instructions").
+// This file computes the collectives of a warp, by the fragment layouts of the PTX ISA ("Warp-level Matrix
+// Instructions").
 #include <array>
 #include <atomic>
 #include <cstring>
@@ -102,7 +103,7 @@ struct E4M3 {
 template <class Element>
 inline constexpr int kDepth = 8 * Element::kPerRegister;
 
-/// The operands of one warp as matrices: c[16, 8] += a[16, depth] b[depth, 8].
+/// Holds the operands of one warp as matrices: c[16, 8] += a[16, depth] b[depth, 8].
 template <class Element>
 struct Tiles {
   uint32_t a[16][kDepth<Element>];  // bits of the elements

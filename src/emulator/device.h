@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The functions that the emulated bodies of src/cuda/ptx call, on a fiber of a running launch. A fault ends the block:
-// these functions then do not return.
+// This file declares the functions that the emulated bodies of src/cuda/ptx call, on a fiber of a running launch. A
+// fault ends the block: these functions then do not return.
 #pragma once
 
 #include <atomic>
@@ -11,7 +11,7 @@
 
 namespace mla::emulator {
 
-/// The place in a kernel where a wrapper is called.
+/// Names the place in a kernel where a wrapper is called.
 struct Site {
   const char* file;
   int line;
@@ -32,7 +32,7 @@ struct SharedWrites {
   Write last[kUnits];
 };
 
-/// The special registers of a thread, and its block's shared memory.
+/// Holds the special registers of a thread, and its block's shared memory.
 struct ThreadView {
   int32_t thread = 0;
   int32_t block_x = 0, block_y = 0, block_z = 0;
@@ -44,8 +44,8 @@ struct ThreadView {
 };
 extern thread_local constinit ThreadView* current_thread;
 
-/// The address of the first byte of a block's shared memory. It is not 0, so that an address that was never set is out
-/// of range.
+/// This is the address of the first byte of a block's shared memory. It is not 0, so that an address that was never set
+/// is out of range.
 inline constexpr uint32_t kSharedBase = 1024;
 
 /// Faults because `bytes` bytes at `address` are not all in shared memory, or because `address` is no multiple of
@@ -121,8 +121,8 @@ void ldmatrix(uint32_t* registers, uint32_t row, int32_t num, bool transposed, S
 enum class MmaType : uint8_t { kBf16, kF16, kE4M3 };
 void mma(float* c, const uint32_t* a, uint32_t b0, uint32_t b1, MmaType type, Site site);
 
-/// The arguments of wgmma(), by which a warpgroup computes d [64, n] = a [64, 16] b [16, n] + (accumulate ? d : 0) with
-/// wgmma's fragments and descriptors. The product is computed when it is waited for.
+/// Holds the arguments of wgmma(), by which a warpgroup computes d [64, n] = a [64, 16] b [16, n] + (accumulate ? d :
+/// 0) with wgmma's fragments and descriptors. The product is computed when it is waited for.
 struct Wgmma {
   float* d;                     // n / 2 registers of the calling lane
   const uint32_t* a_registers;  // the lane's 4 registers of A; null if A is in shared memory

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversions of 16-bit operands to f32. They are exact and have no branches, so that the compiler vectorizes them.
+// This file converts 16-bit operands to f32. The conversions are exact and have no branches, so that the compiler
+// vectorizes them.
 #pragma once
 
 #include <bit>
@@ -22,12 +23,12 @@ struct Bf16 {
   static float to_float(uint32_t bits) { return std::bit_cast<float>(bits << 16); }
 };
 
-/// A row of 8 floats. It is a vector type because GCC 12 vectorizes sums of products over ordinary arrays along k, with
-/// more shuffles than products.
+/// Holds a row of 8 floats. It is a vector type because GCC 12 vectorizes sums of products over ordinary arrays along
+/// k, with more shuffles than products.
 using Row [[gnu::vector_size(32)]] = float;
 
-/// The macros below say whether functions compiled for AVX2 may be called. They give the same bits, since AVX2 without
-/// FMA fuses nothing.
+/// MLA_EMULATOR_AVX2 compiles a function for AVX2, and kHasAvx2 says whether it may be called. It gives the same bits,
+/// since AVX2 without FMA fuses nothing.
 #if defined(__x86_64__)
 #define MLA_EMULATOR_AVX2 [[gnu::target("avx2")]]
 inline const bool kHasAvx2 = [] {

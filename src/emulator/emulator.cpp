@@ -85,7 +85,7 @@ Status check(const Launch& launch) {
   return {};
 }
 
-/// The state that the workers of one launch share.
+/// Holds the state that the workers of one launch share.
 struct Progress {
   std::mutex mutex;
   std::atomic<int64_t> next{0};

@@ -12,7 +12,7 @@
 
 namespace mla::emulator {
 
-/// Counts of what kernels did, summed over all blocks. Warp-level instructions count once per warp.
+/// Counts what kernels did, summed over all blocks. Warp-level instructions count once per warp.
 struct Counters {
   int64_t blocks = 0;
   int64_t mma = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The texts of a block's faults.
+// This file writes the texts of a block's faults.
 #include <string>
 #include <utility>
 

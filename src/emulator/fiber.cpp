@@ -7,7 +7,7 @@ namespace mla::emulator {
 namespace {
 
 constexpr size_t kPage = 4096;
-/// The size of a stack. Untouched pages cost only address space.
+/// A stack has this many bytes. Untouched pages cost only address space.
 constexpr size_t kStackBytes = 256 * 1024;
 /// Stacks a power of two apart would share the same few sets of the caches, so that their tops are spread over two
 /// pages.

@@ -17,7 +17,7 @@
 
 namespace mla::emulator {
 
-/// A place where execution can continue: a CUDA thread, or the host thread that runs the block.
+/// Holds a place where execution can continue: a CUDA thread, or the host thread that runs the block.
 struct Fiber {
   boost::context::detail::fcontext_t context = nullptr;
   ThreadView view;
@@ -26,7 +26,7 @@ struct Fiber {
   void* tsan = nullptr;
 };
 
-/// The stacks of a number of fibers, mapped once and reused from block to block.
+/// Holds the stacks of a number of fibers, mapped once and reused from block to block.
 class Stacks {
  public:
   Stacks() = default;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// wgmma.mma_async (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions"). When it is issued, its accumulators
-// turn into NaN. It is computed when its warp waits for its group, from what shared memory holds by then.
+// This file computes wgmma.mma_async (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions"). When it is issued,
+// its accumulators turn into NaN. It is computed when its warp waits for its group, from what shared memory holds by
+// then.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -167,7 +168,7 @@ void read_a(Block& block, const PendingWgmma& pending, Operands& operands) {
   }
 }
 
-/// A Row in memory of any alignment.
+/// Is a Row in memory that is aligned as a float is.
 using LooseRow [[gnu::vector_size(32), gnu::aligned(4), gnu::may_alias]] = float;
 LooseRow& row_at(float* values) { return *reinterpret_cast<LooseRow*>(values); }
 
@@ -275,7 +276,7 @@ bool same(const Wgmma& x, const Wgmma& y) {
          x.accumulate == y.accumulate && (x.a_registers == nullptr) == (y.a_registers == nullptr);
 }
 
-/// The warps of a warpgroup issue the same multiplications in the same order.
+/// Checks that the warps of a warpgroup issue the same multiplications in the same order.
 void check_warpgroup(Block& block, const Wgmma& what, Site site) {
   Warpgroup& group = block.current_warpgroup();
   size_t& count = block.current_warp().issued_wgmmas;

@@ -31,7 +31,7 @@ int32_t split_length(int32_t num_keys, int32_t num_splits, int32_t key_block) {
   return std::max(kMinSplitKeys, round_up(keys, alignment));
 }
 
-/// A block of rows of a sequence, over all keys that at least one of the rows sees.
+/// Holds a block of rows of a sequence, over all keys that at least one of the rows sees.
 struct Unit {
   const Sequence& sequence;
   int32_t row_begin;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The schedule of the CPU: how a batch is cut into tasks and the tasks are ordered for the workers. All functions are
-// pure: the same lengths and the same number of workers give the same schedule.
+// Makes the schedule of the CPU: cuts a batch into tasks, and orders the tasks for the workers. All functions are pure:
+// the same lengths and the same number of workers give the same schedule.
 //
 // A *unit* is a block of query rows of one sequence over all keys that they see. Where units leave workers idle, rows
 // are cut into smaller blocks, and units are split along their keys; their partial states are then merged in order.
@@ -15,7 +15,8 @@
 
 namespace mla::schedule {
 
-/// Rows [row_begin, row_begin + row_count) of a request (in prefill, of one head of it) with keys [kv_begin, kv_end).
+/// Stands for the work on rows row_begin ... row_begin + row_count - 1 of a request (in prefill, of one head of it)
+/// with keys kv_begin ... kv_end - 1.
 struct Task {
   int32_t request = 0;
   int32_t head = 0;  // prefill only
@@ -25,7 +26,8 @@ struct Task {
   int32_t partial_slot = -1;  // first of the unit's num_splits consecutive partial states; -1 if it is not split
 };
 
-/// Query rows that attend to the same keys: a request (decode: rows = queries x heads), or one head of it (prefill).
+/// Holds query rows that attend to the same keys: a request (decode: rows = queries x heads), or one head of it
+/// (prefill).
 struct Sequence {
   int32_t request = 0;
   int32_t head = 0;            // prefill only
@@ -39,7 +41,7 @@ struct Sequence {
   int32_t num_rows() const { return q_len * rows_per_token; }
 };
 
-/// Keys [begin, end).
+/// Holds keys begin ... end - 1.
 struct KeyRange {
   int32_t begin = 0, end = 0;
 
@@ -52,8 +54,8 @@ int32_t query_position(const Sequence& sequence, int32_t row);
 /// Returns the keys that a row of the sequence sees.
 KeyRange visible_keys(const Sequence& sequence, int32_t row);
 
-/// The costs of a task. The unit is one row group times one key. docs/kernels/cpu.md says from which measurements the
-/// numbers come (two cores of an AMD EPYC, Zen 4, 2026-11-20).
+/// Holds the costs of a task. The unit is one row group times one key. docs/kernels/cpu.md says from which measurements
+/// the numbers come (two cores of an AMD EPYC, Zen 4, 2026-11-20).
 struct CostModel {
   int32_t group_rows = 16;      // rows that are computed together
   double per_key = 0.08;        // cost of loading a key, for any number of rows
@@ -70,7 +72,7 @@ struct SplitOptions {
   CostModel cost = {};
 };
 
-/// Tasks in the order in which workers take them. A worker takes a whole group of tasks at a time.
+/// Holds tasks in the order in which workers take them. A worker takes a whole group of tasks at a time.
 struct Schedule {
   std::vector<Task> tasks;
   std::vector<int32_t> group_begin;  // [num_groups + 1], indices into tasks
@@ -100,7 +102,8 @@ double task_cost(const CostModel& cost, int32_t num_rows, int32_t num_keys);
 /// Cuts the sequences into tasks and orders them.
 Schedule make_schedule(std::span<const Sequence> sequences, const SplitOptions& options);
 
-/// Returns an upper bound on the tasks of a schedule for `num_rows` rows in `num_sequences` sequences.
+/// Returns an upper bound on the tasks of a schedule for `num_rows` rows in `num_sequences` sequences. It does not hold
+/// with batch_invariant.
 int64_t max_tasks(int64_t num_rows, int64_t num_sequences, const SplitOptions& options);
 
 /// Returns the time until `num_workers` workers have done tasks of these costs, where each worker takes the next task

@@ -6,7 +6,7 @@
 namespace mla::reference {
 namespace {
 
-/// The channels of a rotary part, rotated by the angles of its token's position, in f32.
+/// Gives the channels of a rotary part, rotated by the angles of its token's position, in f32.
 struct Rotated {
   Channels pe;
   int32_t dim;

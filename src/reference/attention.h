@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The attention formula itself, for a block of query rows that share keys and values. Over the keys j that row r sees:
+// This file computes attention by its formula, for a block of query rows that share keys and values. Over the keys j
+// that row r sees, the formula is:
 //   s[r][j] = sm_scale * q_scale * q[r] . k[j]
 //             then cap * tanh(s / cap), then + slope * (position of the key - position of the query)
 //   m[r]    = max_j s[r][j]
@@ -24,17 +25,17 @@
 
 namespace mla::reference {
 
-/// The rows that are computed together. Each key is converted once per block of rows and loop.
+/// This many rows are computed together. Each key is converted once per block of rows and loop.
 inline constexpr int64_t kRowsPerBlock = 64;
 
-/// One query of one head.
+/// Names one query of one head.
 struct QueryRow {
   int64_t token = 0, head = 0;
   int64_t index = 0;     // index of the query in its request
   int64_t position = 0;  // position of the query in its request
 };
 
-/// A block of rows, whose elements lie in the caller's workspace.
+/// Holds a block of rows, whose elements lie in the caller's workspace.
 struct RowBlock {
   int64_t rows = 0;
   int32_t d_qk = 0, d_v = 0;

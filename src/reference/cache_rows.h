@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The row reader and the row packer of the oracle, for one token's row in a cache of any format. All its operations use
-// them, and no other file of it knows a format. A source of channels is any function (c) -> float.
+// This file has the row reader and the row packer of the oracle, for one token's row in a cache of any format. All its
+// operations use them, and no other file of it knows a format. A source of channels is any function (c) -> float.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 namespace mla::reference {
 
-/// Scale factors in memory, at any address.
+/// Reads scale factors in memory, at any address.
 struct Scales {
   const std::byte* data = nullptr;  // null if there are none
   ScaleType type = ScaleType::kF32;
@@ -48,7 +48,7 @@ inline uint8_t quantize(DType element, float value, float scale) {
   return element == DType::kE2M1 ? quantize_e2m1(value, scale) : quantize_e4m3(value, scale);
 }
 
-/// Channels in memory, which are dequantized if they have scales.
+/// Reads channels in memory, and dequantizes them if they have scales.
 struct Channels {
   const void* data = nullptr;
   DType dtype = DType::kNone;
@@ -86,7 +86,7 @@ float finite_amax(const Source& source, int32_t first, int32_t n) {
   return amax;
 }
 
-/// The place of a token's row.
+/// Says where a token's row lies.
 struct CacheRow {
   const core::Cache& cache;
   int64_t page, offset;
@@ -116,7 +116,7 @@ struct CacheRow {
   }
 };
 
-/// The row reader. It returns [ckv | kpe], dequantized.
+/// Reads a row: writes [ckv | kpe], dequantized, to `out`.
 inline void read_row(const CacheRow& row, double* out) {
   const core::Cache& cache = row.cache;
   const Channels ckv = row.ckv();
@@ -125,7 +125,7 @@ inline void read_row(const CacheRow& row, double* out) {
   for (int32_t c = 0; c < cache.d_kpe; ++c) out[cache.d_ckv + c] = static_cast<double>(kpe(c));
 }
 
-/// The row packer of the latent part, with its scales where writers choose them.
+/// Packs the latent part of a row, with its scales where writers choose them.
 template <class Source>
 void write_ckv(const CacheRow& row, const Source& source) {
   const core::Cache& cache = row.cache;
@@ -152,7 +152,7 @@ void write_ckv(const CacheRow& row, const Source& source) {
     store_bits(out, cache.ckv_dtype, c, quantize(cache.ckv_dtype, source(c), scales[c / group]));
 }
 
-/// The row packer of the rotary part.
+/// Packs the rotary part of a row.
 template <class Source>
 void write_kpe(const CacheRow& row, const Source& source) {
   const core::Cache& cache = row.cache;

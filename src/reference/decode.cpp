@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Absorbed decode with one KV head: a key is a row [ckv | kpe], a value its first d_v channels, and rows are found
-// through the page table.
+// This file computes absorbed decode with one KV head: a key is a row [ckv | kpe], a value its first d_v channels, and
+// rows are found through the page table.
 #include "reference/attention.h"
 #include "reference/cache_rows.h"
 #include "reference/reference.h"
@@ -8,7 +8,7 @@
 namespace mla::reference {
 namespace {
 
-/// The rank's keys of one request.
+/// Gives the rank's keys of one request.
 struct DecodeKeys {
   const core::DecodeArgs& args;
   int32_t request;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sparse attention in the absorbed form, where every query names its own keys in one or two pools.
+// This file computes sparse attention in the absorbed form, where every query names its own keys in one or two pools.
 #include "reference/attention.h"
 #include "reference/cache_rows.h"
 #include "reference/reference.h"
@@ -7,8 +7,8 @@
 namespace mla::reference {
 namespace {
 
-/// The keys that one token's rows of indices name, one pool after the other. Every key that exists is visible, since
-/// callers mask by their choice of indices.
+/// Gives the keys that one token's rows of indices name, one pool after the other. Every key that exists is visible,
+/// since callers mask by their choice of indices.
 struct SparseKeys {
   const core::DecodeSparseArgs& args;
   int64_t token;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The indexer of sparse attention: its cache, its logits
+// The indexer of sparse attention writes keys into its cache, computes the logits of all keys,
 //   logit[t][j] = scale[j] * sum_h weight[t][h] * max(0, q[t][h] . k[j])
-// and the selection made of them.
+// and selects keys by them.
 #include <algorithm>
 #include <array>
 #include <limits>
@@ -23,7 +23,7 @@ int64_t visible_keys(const core::IndexerLogitsArgs& args, int32_t request, int64
   return args.causal ? std::clamp<int64_t>(kv_len - q_len + i + 1, 0, kv_len) : kv_len;
 }
 
-/// The keys whose logits are computed together, so that queries are converted once for all of them.
+/// The logits of this many keys are computed together, so that queries are converted once for all of them.
 constexpr int64_t kKeysPerBlock = 32;
 
 /// Computes the logits of a token for keys [first, first + n) of its request.

@@ -10,7 +10,7 @@
 namespace mla::reference {
 namespace {
 
-/// The states of one row: those of the params, and with in_place the state in o and lse as the last one.
+/// Gives the states of one row: those of the params, and with in_place the state in o and lse as the last one.
 struct States {
   const core::MergeStatesArgs& args;
   int64_t token, head;

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Up-projected prefill, where every head has its own keys and values and the requests are contiguous.
+// This file computes up-projected prefill, where every head has its own keys and values and the requests are
+// contiguous.
 #include "reference/attention.h"
 #include "reference/reference.h"
 
 namespace mla::reference {
 namespace {
 
-/// The keys of one request and head.
+/// Gives the keys of one request and head.
 struct PrefillKeys {
   const core::PrefillArgs& args;
   int32_t request;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The float64 oracle of every operation and format. It is written to be read beside the formulas, not to be fast.
+// This file declares the float64 oracle of every operation and format. It is written to be read beside the formulas,
+// not to be fast.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +10,7 @@
 
 namespace mla::reference {
 
-/// Return the bytes of workspace that decode and prefill need, for any lengths.
+/// These return the bytes of workspace that decode, prefill and decode_sparse need, for any lengths.
 size_t workspace_size(const core::DecodeArgs& args);
 size_t workspace_size(const core::PrefillArgs& args);
 size_t workspace_size(const core::DecodeSparseArgs& args);

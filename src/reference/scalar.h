@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loads and stores of elements of every float type, at any address, as float and as double. Loads are exact, and stores
-// round once.
+// This file loads and stores elements of every float type, at any address, as float and as double. Loads are exact, and
+// stores round once.
 #pragma once
 
 #include <bit>
