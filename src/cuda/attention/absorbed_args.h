@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arguments of the absorbed attention kernels: decode, decode_sparse and prefill_sparse in one form. All pointers
-// point to device memory.
+// This file has the arguments of the absorbed attention kernels, with decode, decode_sparse and prefill_sparse in one
+// form. All pointers point to device memory.
 #pragma once
 
 #include "core/args.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The host side of absorbed attention, whichever kernels compute it: it brings the arguments into the kernels' form,
-// chooses the size of the grid, and launches plan, attention and combine.
+// This is the host side of absorbed attention, whichever kernels compute it. It brings the arguments into the kernels'
+// form, chooses the size of the grid, and launches plan, attention and combine.
 #pragma once
 
 #include <algorithm>

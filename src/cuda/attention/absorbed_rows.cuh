@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The query side of absorbed attention: which query token and head a row of the block is, which keys it sees, its
-// operand of the multiplication, and where its outputs go.
+// This is the query side of absorbed attention. It finds which query token and head a row of the block is, which keys
+// it sees, its operand of the multiplication, and where its outputs go.
 #pragma once
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Units of kernels whose warps have roles. Every role walks from unit to unit at its own pace; two roles are at most
-// two units apart. A CTA numbers its units and steps from the kernel's start on. The description of unit u lies in
-// place u % 2 of shared memory.
+// This file has the units of kernels whose warps have roles. Every role walks from unit to unit at its own pace; two
+// roles are at most two units apart. A CTA numbers its units and steps from the kernel's start on. The description of
+// unit u lies in place u % 2 of shared memory.
 #pragma once
 
 #include "cuda/attention/absorbed_keys.cuh"
@@ -72,10 +72,10 @@ enum UnitBarrier : int {
   kUnitBarriers = kUnitEmpty + kUnitPlaces
 };
 
-/// true: the softmax warps compute a unit's unmasked steps while the first rows load. false: the thread that describes
-/// the unit does, before the first load. With true the first rows of 16-bit caches are issued about a microsecond
-/// sooner (a part of 84.7 to 82.0 us for 128 heads, batch 64, kv 2k; H200, 2026-11-21). Quantized rows were decoded 5 %
-/// slower with true, by the same instructions; the cause is not known (H200, 2026-11-21).
+/// Says who finds a unit's unmasked steps: if true, the softmax warps do, while the first rows load; if false, the
+/// thread that describes the unit does, before the first load. With true the first rows of 16-bit caches are issued
+/// about a microsecond sooner (a part of 84.7 to 82.0 us for 128 heads, batch 64, kv 2k; H200, 2026-11-21). Quantized
+/// rows were decoded 5 % slower with true, by the same instructions; the cause is not known (H200, 2026-11-21).
 template <class Config>
 inline constexpr bool kUnmaskedStepsLater = !Config::kQuantized;
 
@@ -133,14 +133,15 @@ class AbsorbedUnits {
   }
 
  protected:
-  /// One thread of the block calls this, before fence_mbarrier_init().
+  /// Initializes the units' barriers. One thread of the block calls this, before fence_mbarrier_init().
   MLA_DEVICE void init_unit_barriers() const {
     for (int i = 0; i < kUnitPlaces; ++i) {
       ptx::mbarrier_init(unit_full(i), 1);
       ptx::mbarrier_init(unit_empty(i), Config::kWarps);
     }
   }
-  /// Every warp calls this, before a barrier of the whole block.
+  /// Sets the warp's unit number to -1, so that its next unit is unit 0. Every warp calls this, before a barrier of the
+  /// whole block.
   MLA_DEVICE void init_unit_number() const {
     if (ptx::lane() == 0) *number_of_warp() = -1;
   }

@@ -37,7 +37,8 @@ struct IndexerParams {
   IndexerShape shape;
 };
 
-/// kLaneKeys_: a lane reads its quarter of the rows of so many keys, which are lane / 4 + 8 i of its warp's keys.
+/// This is the base of the indexer's kernels. A lane reads its quarter of the rows of kLaneKeys_ keys, which are keys
+/// lane / 4 + 8 i of its warp's keys.
 template <DType kQueries, int kLaneKeys_>
 class IndexerBlock {
  public:

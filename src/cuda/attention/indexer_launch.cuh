@@ -15,7 +15,7 @@ namespace indexer {
 constexpr int32_t ceil_div(int64_t a, int64_t b) { return static_cast<int32_t>((a + b - 1) / b); }
 
 /// A block has at most so many tokens. Tokens of one request share its keys; groups so large that two blocks no longer
-/// fit an SM do not pay. Chosen without a recorded measurement.
+/// fit an SM do not pay. The number was chosen without a recorded measurement.
 inline constexpr int32_t kMostTokens = 8;
 /// A block has at most and at least so many keys. Twice 1,024 keys stage the queries half as often: 127 instead of 137
 /// us (64 heads, batch 64, kv 32k; H200, 2026-11-21). Blocks of fewer than 256 keys would mostly stage queries; that

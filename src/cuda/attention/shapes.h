@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which problems the kernels built from src/cuda/attention, common and tile can compute, and with what numerics.
-// Backends answer from here when the dispatcher asks for their verdict.
+// This file says which problems the kernels built from src/cuda/attention, common and tile can compute, and with what
+// numerics. Backends answer from here when the dispatcher asks for their verdict.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A backend of GPUs as the rest of the library sees it. Each backend is a folder of src/cuda/backends: its backend.cpp
-// fills this struct, and the other files are its kernels.
+// This file has a backend of GPUs as the rest of the library sees it. Each backend is a folder of src/cuda/backends:
+// its backend.cpp fills this struct, and the other files are its kernels.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ struct Backend {
 
   // The fields below come from the backend's line in src/cuda/CMakeLists.txt.
 
-  /// The backend's operations in code for one architecture.
+  /// Holds the backend's operations in code for one architecture.
   struct Compiled {
     int32_t arch;
     bool emulated;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels that are timed to learn what a GPU can do at best: read, copy, and multiply in registers. Each architecture
-// has one table of them.
+// These are kernels that are timed to learn what a GPU can do at best: read, copy, and multiply in registers. Each
+// architecture has one table of them.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The glue between a kernel and the queue. A kernel is a class:
+// This file is the glue between a kernel and the queue. A kernel is a class:
 //   struct AppendKernel {
 //     using Params = core::AppendArgs;            // passed by value, trivially copyable, at most 4 KB
 //     static constexpr const char* kName = "append";

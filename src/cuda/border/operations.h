@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The host side of operations: functions that choose a kernel, size the launch and enqueue it. All pointers in the
-// arguments are the device's, so these functions look at shapes and never at lengths.
+// This is the host side of operations: functions that choose a kernel, size the launch and enqueue it. All pointers in
+// the arguments are the device's, so these functions look at shapes and never at lengths.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,7 @@ struct PlannedOperation {
 template <class Args>
 using DirectOperation = Status (*)(const Args& args, Queue& queue);
 
-/// The operations of a backend in code for one architecture; null where it has none.
+/// Holds the operations of a backend in code for one architecture. An operation is null where the backend has none.
 struct Operations {
   PlannedOperation<core::DecodeArgs> decode = {};
   PlannedOperation<core::DecodeSparseArgs> decode_sparse = {};  // also runs prefill_sparse

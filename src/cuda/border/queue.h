@@ -11,13 +11,14 @@ namespace mla::cuda {
 
 struct DeviceProperties {
   int32_t arch = 0;     ///< 80, 86, 89, 90, 100, 120
-  int32_t num_sms = 0;  ///< streaming multiprocessors
+  int32_t num_sms = 0;  ///< number of streaming multiprocessors
   int32_t shared_bytes_per_block = 0;
 };
 
 struct LaunchShape {
   int32_t grid_x = 1, grid_y = 1, grid_z = 1;
-  /// Blocks of a cluster, neighbours in x (ptx/cluster.h); divides grid_x; above 1 on SM90 and later only.
+  /// Says how many blocks, neighbours in x, form a cluster (ptx/cluster.h). It divides grid_x, and is above 1 only on
+  /// SM90 and later.
   int32_t cluster = 1;
   int32_t shared_bytes = 0;
   /// Asks for a programmatic dependent launch: the kernel may start before the previous one of the stream has ended,
@@ -26,7 +27,7 @@ struct LaunchShape {
   bool overlaps_previous = false;
 };
 
-/// A kernel as launch() in border/launch.h hands it to the queue.
+/// Describes a kernel as launch() in border/launch.h hands it to the queue.
 struct KernelEntry {
   const char* name;      ///< named in errors
   const void* function;  ///< on a GPU the __global__ function; on the emulator a void (*)(const void* params)

@@ -16,7 +16,7 @@ struct AppendKernel {
   static constexpr bool kCopies = kWay == RowWay::kCopied;
   static constexpr const char* kName = kCopies ? "append" : "append_converted";
   static constexpr int kThreads = 256;
-  // As many blocks per SM as the registers allow without spills.
+  // The kernel asks for as many blocks per SM as the registers allow without spills.
   static constexpr int kMinBlocks = kCopies ? 5 : kArch >= 100 ? 2 : 3;
 
   static MLA_DEVICE void run(const Params& args) {

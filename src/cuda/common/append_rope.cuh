@@ -12,7 +12,8 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// A source, in the sense of cache_rows.cuh, of rotary channels rotated by the angles of their token's position.
+/// This is a source, in the sense of cache_rows.cuh, of rotary channels rotated by the angles of their token's
+/// position.
 struct Rotated {
   Channels pe;
   int32_t dim;
@@ -100,7 +101,7 @@ struct AppendRopeKernel {
   using Params = core::AppendRopeArgs;
   static constexpr const char* kName = "append_rope";
   static constexpr int kThreads = 256;
-  // As many blocks per SM as the registers allow without spills.
+  // The kernel asks for as many blocks per SM as the registers allow without spills.
   static constexpr int kMinBlocks = kArch >= 100 ? 1 : 2;
 
   static MLA_DEVICE void run(const Params& args) {

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// These kernels measure what a GPU can do at best (border/ceilings.h):
 //   read, copy   8 loads of 16 bytes in flight per thread, past L1
 //   mma          8 warps a block, 2 blocks an SM; 8 accumulators per warp hide the latency of mma.sync
 //   wgmma        2 warpgroups an SM take turns, 16 multiplications of m64n256k16 each; operands stay in shared memory

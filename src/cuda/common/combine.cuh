@@ -100,7 +100,8 @@ struct CombineKernel {
     float max, sum;
   };
 
-  /// A row of a unit, with its merged maximum and the factors of its outputs once finish() was called.
+  /// Describes a row of a unit; once finish() was called, it also has the row's merged maximum and the factors of its
+  /// outputs.
   struct Row {
     cuda::Merge merge;
     int32_t row;  // index of the row in the unit
@@ -122,7 +123,7 @@ struct CombineKernel {
     MLA_DEVICE bool is_rehearsed() const { return kHasGridDependencies && merge.num_splits < 0; }
 
     /// Computes the factors of the outputs from the merged state of all splits; lane 0 writes lse and max_logits if
-    /// `writes`. All lanes of a warp call.
+    /// `writes`. All lanes of a warp call this.
     MLA_DEVICE void finish(const Params& params, const State& state, bool writes) {
       max = state.max;
       finished = finish_row(state.max, state.sum, sink, inverse_o_scale(params.o_scale), params.lse_base);
@@ -146,13 +147,13 @@ struct CombineKernel {
 
   static MLA_DEVICE int32_t lane_column(int32_t slice) { return slice * kSliceColumns + ptx::lane() * kLaneColumns; }
 
-  /// The tasks of a warp or block: every step-th one from `first` on. A row has `per_row` tasks.
+  /// Says which tasks a warp or block has: every step-th one from `first` on. A row has `per_row` tasks.
   struct Tasks {
     int32_t first, step, per_row;
   };
 
-  /// The place of a task: which merge, which of its rows, which slice of the row. Only the constructor divides, which
-  /// is slow; advance() adds.
+  /// Says where a task lies: in which merge, in which of its rows, and in which slice of the row. Only the constructor
+  /// divides, which is slow; advance() adds.
   struct Place {
     int32_t merge, row, slice;
 
@@ -230,7 +231,7 @@ struct CombineKernel {
     merge_slices(params, row, 0, slices);
   }
 
-  /// Merges slices [begin, end) of a row with one warp.
+  /// Merges slices begin ... end - 1 of a row with one warp.
   static MLA_DEVICE void merge_slices(const Params& params, Row& row, int32_t begin, int32_t end) {
     MLA_NO_UNROLL
     for (int32_t slice = begin; slice < end; ++slice) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The host side of combine, which merges the partial states of units that several workers computed into the outputs.
+// This is the host side of combine, which merges the partial states of units that several workers computed into the
+// outputs.
 #pragma once
 
 #include "core/args.h"

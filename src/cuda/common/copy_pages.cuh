@@ -17,7 +17,7 @@ struct CopyPagesKernel {
   static constexpr bool kCopies = kWay == RowWay::kCopied || kWay == RowWay::kWithScales;
   static constexpr const char* kName = kCopies ? "copy_pages" : "copy_pages_converted";
   static constexpr int kThreads = 256;
-  // As many blocks per SM as the registers allow without spills.
+  // The kernel asks for as many blocks per SM as the registers allow without spills.
   static constexpr int kMinBlocks = kCopies                        ? 4
                                     : kWay == RowWay::kDequantized ? (kArch == 90 ? 3 : 2)
                                     : kArch >= 100                 ? 1

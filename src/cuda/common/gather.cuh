@@ -46,7 +46,7 @@ struct GatherKernel {
       const PieceInFlight kpe_bits(row.of(args.cache.kpe), copies_kpe ? kpe_bytes : 0);
       const Encoder encode(args.out_dtype);
 #pragma unroll 1
-      // Is not unrolled, which halves the code.
+      // The loop is not unrolled, which halves the code.
       for (int part = copies_kpe || args.cache.d_kpe == 0 ? 1 : 0; part < 2; ++part) {
         Channels source = part == 0 ? row.kpe() : row.ckv();
         if constexpr (kWay == RowWay::kEncoded) source.scales = nullptr;

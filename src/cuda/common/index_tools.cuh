@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of block_table_to_csr and physical_slots.
+// This file has the kernels of block_table_to_csr and physical_slots.
 //   ScanPagesKernel      one block sums up the page counts of all requests into kv_indptr
 //   CopyPageRowsKernel   blocks stride over requests, and copy their page numbers to where kv_indptr says
 //   PhysicalSlotsKernel  blocks stride over tokens, and hold the entries of one row of indices, 2048 at a time, in

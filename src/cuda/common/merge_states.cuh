@@ -30,7 +30,7 @@ struct MergeStatesKernel {
  private:
   static constexpr int kBatch = 4;  // states whose loads are in flight together
 
-  /// The states of one row: those of the arguments, and with in_place the state in o and lse as the last one.
+  /// Holds the states of one row: those of the arguments, and with in_place the state in o and lse as the last one.
   struct States {
     int32_t count;
     int32_t num_partial;       // states before the one in o and lse

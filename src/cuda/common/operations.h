@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The host side of the operations whose kernels belong to no backend. A backend offers them by naming them in its
-// table.
+// This is the host side of the operations whose kernels belong to no backend. A backend offers them by naming them in
+// its table.
 #pragma once
 
 #include "cuda/border/operations.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plan kernel of absorbed attention: it turns lengths in device memory into the work list of work_list.h.
+// The plan kernel of absorbed attention turns lengths in device memory into the work list of work_list.h.
 //
 // The grid is one block. An *item* is a unit, or a *portion*: one of several even parts of a unit's keys. All items,
 // laid end to end, are the *line* of all work. All items of a request cost the same, item_steps + unit_overhead, so
@@ -35,7 +35,7 @@ inline constexpr int kMaxPlanWorkers = 1024;
 /// chosen without a recorded measurement: more row lanes were seen to gain nothing.
 inline constexpr int kMaxRowLanes = 16;
 
-/// The work of one request. Keys are numbered from 0 in the request.
+/// Describes the work of one request. Keys are numbered from 0 in the request.
 struct RequestWork {
   int32_t token_begin = 0;
   int32_t q_len = 0;
@@ -171,7 +171,8 @@ struct PlanKernel {
   }
 
  private:
-  /// A place on the line of all work: `step` steps behind the beginning of an item; between two items if `step` is 0.
+  /// Marks a place on the line of all work: `step` steps behind the beginning of an item, or between two items if
+  /// `step` is 0.
   struct Cut {
     int32_t item = 0;
     int32_t step = 0;
@@ -183,7 +184,7 @@ struct PlanKernel {
     int32_t item_steps = 0;
   };
 
-  /// The tolerance that moves every cut to an end of its item.
+  /// This tolerance moves every cut to an end of its item.
   static constexpr int32_t kWhole = INT32_MAX;
   static constexpr int32_t kNumTolerances = 3;
 
@@ -200,8 +201,8 @@ struct PlanKernel {
   int32_t max_workers_ = 1;
   int64_t max_rows_ = 0;
   int64_t total_items_ = 0, total_cost_ = 0, largest_cost_ = 0;
-  // The chosen way of sharing: a worker for each item if owned_, else even cuts of the line, each moved by at most
-  // tolerance_ to an item's end.
+  // These say which way of sharing was chosen: a worker for each item if owned_, else even cuts of the line, each moved
+  // by at most tolerance_ to an item's end.
   int32_t num_workers_ = 0;
   bool owned_ = false;
   int32_t tolerance_ = kWhole;
@@ -407,7 +408,8 @@ struct PlanKernel {
     portion_steps_ = high;
   }
 
-  /// Returns how many portions all units have together if a portion has about `size` steps. All lanes of a warp call.
+  /// Returns how many portions all units have together if a portion has about `size` steps. All lanes of a warp call
+  /// this.
   MLA_DEVICE int64_t num_portions(int32_t size) const {
     int64_t sum = 0;
     for (int32_t r = ptx::lane(); r < shape_.batch; r += kWarpSize)
@@ -439,7 +441,7 @@ struct PlanKernel {
     return at;
   }
 
-  /// Returns the segment of steps [first, last) of an item; last is -1 for the item's end.
+  /// Returns the segment of steps first ... last - 1 of an item; a `last` of -1 stands for the item's end.
   MLA_DEVICE cuda::Segment segment_of(int32_t item, int32_t worker, int32_t first, int32_t last) const {
     const ItemPlace at = locate(item);
     const RequestWork work = lengths_.of(at.request);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The host side of the plan of absorbed attention: it sizes and places the work list, and enqueues the kernel that
-// fills the list from lengths in device memory.
+// This is the host side of the plan of absorbed attention: it sizes and places the work list, and enqueues the kernel
+// that fills the list from lengths in device memory.
 #pragma once
 
 #include <cstddef>

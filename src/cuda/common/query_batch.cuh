@@ -27,7 +27,7 @@ MLA_DEVICE int32_t count_leading(int32_t count, const Predicate& holds) {
   return begin;
 }
 
-/// The requests of a batch, by lengths on the device.
+/// Describes the requests of a batch, by lengths on the device.
 struct QueryBatch {
   core::QueryRanges queries = {};
   const int32_t* kv_len = nullptr;  // [batch_size]
@@ -35,7 +35,7 @@ struct QueryBatch {
   bool causal = true;
 
   /// Returns the token's request; batch_size if no request has the token, as in the padding of a captured batch. All
-  /// lanes of a warp call.
+  /// lanes of a warp call this.
   MLA_DEVICE int32_t request_of(int64_t token) const {
     if (queries.indptr == nullptr) return static_cast<int32_t>(token / queries.uniform_len);
     return count_leading(batch_size, [&](int32_t request) { return queries.indptr[request + 1] <= token; });

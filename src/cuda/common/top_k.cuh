@@ -76,9 +76,9 @@ class TopKKernel {
   static constexpr int kWarpChunk = kWarpSize * kQuad * kQuads;
   static constexpr int kChunk = kWarps * kWarpChunk;
 
-  /// A row, read in chunks. A chunk is divided among the warps, and a warp's share among its kQuads loads, so that the
-  /// 16-byte loads of a warp's lanes are contiguous. The first chunk begins at a multiple of 16 bytes, up to 3 logits
-  /// before the row.
+  /// Describes a row, which is read in chunks. A chunk is divided among the warps, and a warp's share among its kQuads
+  /// loads, so that the 16-byte loads of a warp's lanes are contiguous. The first chunk begins at a multiple of 16
+  /// bytes, up to 3 logits before the row.
   struct Row {
     const float* logits;
     int32_t length, before;
@@ -220,7 +220,7 @@ class TopKKernel {
     return (pairs + (pairs >> 16)) & 0xFFFFU;
   }
 
-  /// The logits of a chunk that a thread wants: bit 4 q + j is logit j of quad q.
+  /// Says which logits of a chunk a thread wants: bit 4 q + j stands for logit j of quad q.
   struct Wanted {
     uint32_t above, equal;
   };

@@ -18,8 +18,8 @@
 
 namespace mla::cuda {
 
-/// Rows [row_begin, row_begin + block_rows) of a request over keys [key_begin, key_end). A unit without a visible key
-/// has one segment too, with key_begin = key_end: it writes o = 0 and lse = -inf.
+/// Describes rows row_begin ... row_begin + block_rows - 1 of a request over keys key_begin ... key_end - 1. A unit
+/// without a visible key has one segment too, with key_begin = key_end: it writes o = 0 and lse = -inf.
 struct alignas(16) Segment {
   int32_t request;
   // row_begin is that of row lane 0; row lane l computes rows from row_begin + l * block_rows on, as far as the request
@@ -33,9 +33,9 @@ struct alignas(16) Segment {
   int32_t kv_len;        // keys of the request on all ranks, clamped; in decode_sparse the entries of pool 0
 };
 
-/// A unit whose segments went to several workers, and whose partial states are to be merged in key order: first_slot,
-/// then rest_slot, rest_slot + slot_stride, ... (num_splits in all). These are the slots of row lane 0; row lane l adds
-/// l.
+/// Describes a unit whose segments went to several workers. Its partial states are to be merged in key order:
+/// first_slot, then rest_slot, rest_slot + slot_stride, ... (num_splits in all). These are the slots of row lane 0; row
+/// lane l adds l.
 struct alignas(16) Merge {
   int32_t request;
   int32_t row_begin;    // that of row lane 0, as in Segment
@@ -45,8 +45,8 @@ struct alignas(16) Merge {
   int32_t num_splits;  // with fewer than 2 there is nothing to merge
 };
 
-/// The share of a block of the grid: it computes its row lane's rows of segments [begin, end). Blocks beyond
-/// num_workers * row_lanes have an empty share.
+/// Describes the share of a block of the grid: the block computes its row lane's rows of segments begin ... end - 1.
+/// Blocks beyond num_workers * row_lanes have an empty share.
 struct alignas(16) Share {
   int32_t begin, end;
   int32_t row_lane;
@@ -84,8 +84,8 @@ struct WorkList {
 
 inline constexpr int32_t kMaxInvariantPortions = 32;
 
-/// Everything that the work list depends on, apart from lengths. The unit of costs is the time that a block takes for
-/// one step.
+/// Holds everything that the work list depends on, apart from lengths. The unit of costs is the time that a block takes
+/// for one step.
 struct WorkShape {
   int64_t max_tokens = 0;  // T
   int32_t batch = 0;       // requests; T in decode_sparse
@@ -95,8 +95,8 @@ struct WorkShape {
   int32_t step_keys = 0;        // keys of one step of that kernel
   int32_t max_grid_blocks = 0;  // that kernel's persistent grid: as many blocks as run at the same time
   bool batch_invariant = false;
-  /// An upper bound on the keys of a request that follows from shapes: the cache's slots; in decode_sparse the entries
-  /// of both rows of indices. It sizes the partial states of batch_invariant.
+  /// Bounds the keys of a request, as far as shapes tell: by the cache's slots; in decode_sparse by the entries of both
+  /// rows of indices. It sizes the partial states of batch_invariant.
   int64_t max_keys = INT64_MAX;
   // The overheads and min_share were chosen without a recorded measurement. A split_overhead of 1 instead of 3 makes
   // batch 100 with 2k keys 2.5 % faster and changes nothing else (H200, 2026-11-22).

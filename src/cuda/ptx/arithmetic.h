@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// f32 arithmetic that no compiler contracts or reorders: every result is rounded once, to nearest even, and denormals
-// are kept, whatever the compiler's flags are. opaque() hides a value from the compiler.
+// These functions compute f32 arithmetic that no compiler contracts or reorders: every result is rounded once, to
+// nearest even, and denormals are kept, whatever the compiler's flags are. opaque() hides a value from the compiler.
 #pragma once
 
 #include <bit>

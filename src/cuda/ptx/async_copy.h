@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies from global to shared memory, for which the issuing thread waits in groups (PTX ISA: cp.async,
-// cp.async.commit_group, cp.async.wait_group). Other threads see the data after a barrier that follows the wait.
+// These functions copy from global to shared memory; the issuing thread waits for its copies in groups (PTX ISA:
+// cp.async, cp.async.commit_group, cp.async.wait_group). Other threads see the data after a barrier that follows the
+// wait.
 #pragma once
 
 #include "cuda/ptx/cache_policy.h"

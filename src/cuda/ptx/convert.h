@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversions between pairs of floats, products of pairs, and fast transcendental functions (PTX ISA: cvt, mul, fma,
-// ex2, lg2). The payloads of NaN differ from those of mla/numeric.h, which is to be used for bytes that must equal the
-// reference.
+// These functions convert between pairs of floats, multiply pairs, and compute fast transcendental functions (PTX ISA:
+// cvt, mul, fma, ex2, lg2). The payloads of NaN differ from those of mla/numeric.h, which is to be used for bytes that
+// must equal the reference.
 #pragma once
 
 #include <bit>

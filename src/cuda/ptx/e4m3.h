@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The conversion of f32 to e4m3. Its inverse is in convert.h.
+// This file converts f32 to e4m3. convert.h has the inverse.
 #pragma once
 
 #include <cstdint>

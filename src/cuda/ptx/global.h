@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loads and stores of global memory with cache hints, atomics, acquire and release (PTX ISA: ld, st, atom). Atomics,
-// acquire and release take pointers into shared memory too (generic addresses).
+// These functions are loads and stores of global memory with cache hints, atomics, acquire and release (PTX ISA: ld,
+// st, atom). Atomics, acquire and release take pointers into shared memory too (generic addresses).
 #pragma once
 
 #include <atomic>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Programmatic dependent launches (PTX ISA: griddepcontrol; SM90 and later). On older architectures the kernels of a
-// stream do not overlap, and these functions do nothing. The emulator runs launches one after another, but can make a
-// kernel believe that the previous one never ends.
+// These functions serve programmatic dependent launches (PTX ISA: griddepcontrol; SM90 and later). On older
+// architectures the kernels of a stream do not overlap, and these functions do nothing. The emulator runs launches one
+// after another, but can make a kernel believe that the previous one never ends.
 #pragma once
 
 #include "cuda/ptx/machine.h"

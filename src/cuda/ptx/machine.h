@@ -31,8 +31,8 @@
 namespace mla::MLA_CUDA_NAMESPACE {
 
 inline constexpr int kArch = MLA_CUDA_ARCH;
-/// The shared memory that one block may take (CUDA programming guide, table "Technical Specifications per Compute
-/// Capability").
+/// Says how many bytes of shared memory one block may take (CUDA programming guide, table "Technical Specifications per
+/// Compute Capability").
 inline constexpr int kSharedBytesPerBlock = (kArch == 80 ? 163 : kArch == 90 || kArch == 100 ? 227 : 99) * 1024;
 /// Says whether the architecture has cvt between e4m3x2 and f16x2, and mma on e4m3.
 inline constexpr bool kHasE4M3 = kArch >= 89;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ldmatrix and mma.sync (PTX ISA, "Warp-level Matrix Instructions", which draws the fragments):
+// These functions are ldmatrix and mma.sync. A warp's lanes hold fragments of matrices as follows (PTX ISA, "Warp-level
+// Matrix Instructions", which draws them):
 //   lane = 4 g + t.  c[0..1]: row g, columns 2t, 2t+1; c[2..3]: row g+8.
 //   m16n8k16, 16-bit: a[0]: row g, k 2t, 2t+1; a[1]: row g+8; a[2], a[3]: the same, k + 8. b0: k 2t, 2t+1, column g;
 //   b1: k + 8. m16n8k32, 8-bit:  a[0]: row g, k 4t ... 4t+3; a[1]: row g+8; a[2], a[3]: the same, k + 16. b0, b1 alike.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Barriers in shared memory that count threads, and on SM90 and later bytes as well, and bulk copies that report to
-// them (PTX ISA: "Parallel Synchronization and Communication Instructions: mbarrier", cp.async.bulk). Functions that
-// need SM90 are templates, so that code for older architectures may name them where it does not call them.
+// These functions are for barriers in shared memory that count threads, and on SM90 and later bytes as well, and for
+// bulk copies that report to them (PTX ISA: "Parallel Synchronization and Communication Instructions: mbarrier",
+// cp.async.bulk). Functions that need SM90 are templates, so that code for older architectures may name them where it
+// does not call them.
 //
 // A barrier is 8 bytes at a multiple of 8. Each of its phases ends when `count` threads have arrived and all expected
 // bytes have landed. mbarrier_wait(bar, p) waits for the end of the current phase if its parity is p (the first phase
@@ -65,7 +66,7 @@ MLA_DEVICE void mbarrier_arrive_after_copies(SharedAddress bar MLA_PTX_SITE) {
 #endif
 }
 
-/// mbarrier.try_wait.parity, before SM90 test_wait: is repeated until it succeeds.
+/// mbarrier.try_wait.parity, before SM90 test_wait: repeats the instruction until the phase of this parity has ended.
 MLA_DEVICE void mbarrier_wait(SharedAddress bar, uint32_t parity MLA_PTX_SITE) {
 #if MLA_EMULATED
   emulator::mbarrier_wait(bar, parity, MLA_PTX_HERE);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fast reciprocal (PTX ISA: rcp).
+// This file has the fast reciprocal (PTX ISA: rcp).
 #pragma once
 
 #include "cuda/ptx/convert.h"

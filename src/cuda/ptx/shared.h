@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared memory and its 32-bit addresses (PTX ISA, "Data Movement and Conversion Instructions": ld, st, cvta).
+// These functions access shared memory by 32-bit addresses (PTX ISA, "Data Movement and Conversion Instructions": ld,
+// st, cvta).
 #pragma once
 
 #include <bit>
@@ -13,7 +14,7 @@ namespace mla::MLA_CUDA_NAMESPACE::ptx {
 
 using SharedAddress = uint32_t;
 
-/// 16 bytes that one instruction loads or stores.
+/// Holds 16 bytes that one instruction loads or stores.
 struct alignas(16) Vec4 {
   uint32_t x[4];
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Atomic addition to shared memory by its 32-bit addresses, for histograms (PTX ISA: red).
+// This file has atomic addition to shared memory by its 32-bit addresses, for histograms (PTX ISA: red).
 #pragma once
 
 #include <atomic>

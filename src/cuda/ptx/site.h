@@ -10,7 +10,7 @@
 /// The macro stands last in a parameter list: MLA_PTX_SITE behind other parameters, MLA_PTX_SITE_ONLY alone.
 #define MLA_PTX_SITE , const char *file = __builtin_FILE(), int line = __builtin_LINE()
 #define MLA_PTX_SITE_ONLY const char *file = __builtin_FILE(), int line = __builtin_LINE()
-/// The value of those parameters.
+/// Gives the value of those parameters.
 #define MLA_PTX_HERE \
   ::mla::emulator::Site { file, line }
 #else

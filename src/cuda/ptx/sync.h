@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Barriers and fences of a block (PTX ISA, "Parallel Synchronization and Communication Instructions").
+// These are the barriers and fences of a block (PTX ISA, "Parallel Synchronization and Communication Instructions").
 #pragma once
 
 #include "cuda/ptx/site.h"

@@ -18,13 +18,13 @@ namespace mla::MLA_CUDA_NAMESPACE::ptx {
   }
 #endif
 
-/// %tid.x: the thread's index in its block.
+/// %tid.x: returns the thread's index in its block.
 MLA_PTX_SPECIAL_REGISTER(thread_index, "tid.x", thread)
-/// %ctaid.x, .y, .z: the block's indices in the grid.
+/// %ctaid.x, .y, .z: return the block's indices in the grid.
 MLA_PTX_SPECIAL_REGISTER(block_index_x, "ctaid.x", block_x)
 MLA_PTX_SPECIAL_REGISTER(block_index_y, "ctaid.y", block_y)
 MLA_PTX_SPECIAL_REGISTER(block_index_z, "ctaid.z", block_z)
-/// %nctaid.x, .y, .z: the numbers of blocks of the grid.
+/// %nctaid.x, .y, .z: return the numbers of blocks of the grid.
 MLA_PTX_SPECIAL_REGISTER(grid_size_x, "nctaid.x", grid_x)
 MLA_PTX_SPECIAL_REGISTER(grid_size_y, "nctaid.y", grid_y)
 MLA_PTX_SPECIAL_REGISTER(grid_size_z, "nctaid.z", grid_z)

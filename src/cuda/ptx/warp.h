@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shuffles and votes of a full warp (PTX ISA: shfl.sync, vote.sync).
+// These are the shuffles and votes of a full warp (PTX ISA: shfl.sync, vote.sync).
 #pragma once
 
 #include <bit>

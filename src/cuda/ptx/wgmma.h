@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Multiplications by a warpgroup (4 warps, 128 threads): D [64, kN] = A [64, 16] B [16, kN] + D, with B in shared
-// memory and A in shared memory or in registers (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions":
-// wgmma.fence, wgmma.mma_async, wgmma.commit_group, wgmma.wait_group, and "Matrix Descriptor"). Only SM90 has them
-// (sm_90a).
+// These functions are multiplications by a warpgroup (4 warps, 128 threads): D [64, kN] = A [64, 16] B [16, kN] + D,
+// with B in shared memory and A in shared memory or in registers (PTX ISA, "Asynchronous Warpgroup Level Matrix
+// Instructions": wgmma.fence, wgmma.mma_async, wgmma.commit_group, wgmma.wait_group, and "Matrix Descriptor"). Only
+// SM90 has them (sm_90a).
 //   D: warp w of the warpgroup, lane 4 g + t: d[4 n + 0..1]: row 16 w + g, columns 8 n + 2t, 2t+1; d[4 n + 2..3]: row 8
 //   below.
 //   A in registers: as that of mma.m16n8k16 for the warp's 16 rows: a[0]: row 16 w + g, k = 2t, 2t+1; a[1]: row 8
@@ -18,8 +18,8 @@
 
 namespace mla::MLA_CUDA_NAMESPACE::ptx {
 
-/// The order of 16-byte units in shared memory. k128 changes address bits 4-6 by exclusive or with bits 7-9, k64 bits
-/// 4-5 with bits 7-8. Tiles begin at multiples of 1024 bytes (k64: 512).
+/// Says in what order 16-byte units lie in shared memory. k128 changes address bits 4-6 by exclusive or with bits 7-9,
+/// k64 bits 4-5 with bits 7-8. Tiles begin at multiples of 1024 bytes (k64: 512).
 enum class Swizzle : uint8_t { kNone = 0, k128 = 1, k64 = 2 };
 
 /// Returns the descriptor that says where an operand of 16-bit elements lies. `begin`, `leading` and `stride` are in
@@ -98,8 +98,8 @@ MLA_DEVICE void wgmma_hold([[maybe_unused]] float (&d)[kCount]) {
 #define MLA_D_32 MLA_D16(0), MLA_D16(16)
 #define MLA_D_64 MLA_D_32, MLA_D16(32), MLA_D16(48)
 #define MLA_D_128 MLA_D_64, MLA_D16(64), MLA_D16(80), MLA_D16(96), MLA_D16(112)
-// One wgmma of n columns with `count` accumulators. The further arguments are the type and the names of the other
-// operands.
+// Each of these macros is one wgmma of n columns with `count` accumulators. The further arguments are the type and the
+// names of the other operands.
 #define MLA_WGMMA_SHARED(n, count, type, a_name, b_name, accumulate_name, transpose_name)                       \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " accumulate_name ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n \
                "k16.f32." type "." type " {" MLA_NAMES_##count "}, " a_name ", " b_name                         \

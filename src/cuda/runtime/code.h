@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The architectures that this build holds kernels for, as GPU code and as code of the emulator.
+// This file says which architectures this build holds kernels for, as GPU code and as code of the emulator.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace mla::cuda {
 
-/// The code of one architecture. The kernels of operations belong to backends (border/backend.h).
+/// Holds the code of one architecture. The kernels of operations belong to backends (border/backend.h).
 struct Code {
   int32_t arch = 0;  // 0 if there is no code
   bool emulated = false;
@@ -35,7 +35,7 @@ struct Profile {
 };
 Profile profile();
 
-/// The oldest architecture that the kernels can be compiled for.
+/// This is the oldest architecture that the kernels can be compiled for.
 inline constexpr int32_t kOldestArch = 80;
 
 /// Returns which of the architectures in `built` has the code that a GPU of `arch` runs; 0 if there is none. That is

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPUs of this machine, used through the CUDA runtime. The runtime is linked statically and loads the driver's
-// library when it is first called, so that everything else works without a driver.
+// This file uses the GPUs of this machine through the CUDA runtime. The runtime is linked statically and loads the
+// driver's library when it is first called, so that everything else works without a driver.
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -211,7 +211,7 @@ Status no_device(cudaError_t error) {
   return status_of(error, "the NVIDIA driver cannot be used");
 }
 
-/// The driver's first answer, which does not change while the process lives.
+/// Holds the driver's first answer, which does not change while the process lives.
 struct Devices {
   Status error;
   std::vector<std::unique_ptr<CudaDevice>> devices;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversion of the CUDA runtime's errors to Status.
+// This file converts the CUDA runtime's errors to Status.
 #pragma once
 
 #include <cuda_runtime_api.h>

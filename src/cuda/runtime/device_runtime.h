@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The implementation of mla/device.h for a GPU of this machine (through the CUDA runtime) or for an emulated one.
+// This is the implementation of mla/device.h for a GPU of this machine (through the CUDA runtime) or for an emulated
+// one.
 #pragma once
 
 #include <cstddef>
@@ -68,7 +69,7 @@ class DeviceRuntime {
 Result<DeviceRuntime*> cuda_device(int32_t index);
 /// Returns how many GPUs this process can use; 0 also without a driver.
 int32_t num_cuda_devices();
-/// The CUDA versions of driver and build: 13000 means 13.0, and 0 that there is none.
+/// Holds the CUDA versions of driver and build: 13000 means 13.0, and 0 that there is none.
 struct Versions {
   int32_t driver = 0, runtime = 0;
 };

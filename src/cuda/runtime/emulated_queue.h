@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The queue of an emulated GPU.
+// This is the queue of an emulated GPU.
 #pragma once
 
 #include <atomic>
@@ -11,8 +11,8 @@
 
 namespace mla::cuda {
 
-/// The seed of the order of blocks and threads in later launches. It begins as MLA_EMULATE_SEED, or 0. Results must not
-/// depend on it.
+/// Returns the seed of the order of blocks and threads in later launches. It begins as MLA_EMULATE_SEED, or 0. Results
+/// must not depend on it.
 std::atomic<uint64_t>& emulator_seed();
 
 /// Runs a kernel on the pool's threads before `launch` returns, or records it if the stream is being captured.

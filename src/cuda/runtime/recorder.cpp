@@ -9,7 +9,7 @@
 namespace mla::cuda {
 namespace {
 
-/// The captures that this thread has begun and not ended.
+/// Holds the captures that this thread has begun and not ended.
 thread_local std::vector<std::shared_ptr<Capture>> captures_of_thread;
 
 Status invalid(std::string text) { return {StatusCode::kInvalidArgument, std::move(text)}; }

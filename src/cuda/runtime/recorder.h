@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Streams, events and graphs of emulated GPUs. Enqueued work is done at once, unless its stream is being captured: then
-// it is recorded, and what a real capture refuses is refused (CUDA programming guide, "Stream Capture", with the
-// thread-local mode).
+// This file has the streams, events and graphs of emulated GPUs. Enqueued work is done at once, unless its stream is
+// being captured: then it is recorded, and what a real capture refuses is refused (CUDA programming guide, "Stream
+// Capture", with the thread-local mode).
 #pragma once
 
 #include <chrono>
@@ -18,10 +18,10 @@
 
 namespace mla::cuda {
 
-/// Work that was enqueued in a stream, with copies of its arguments.
+/// A Work does what was enqueued in a stream; it holds copies of the arguments.
 using Work = std::function<Status()>;
 
-/// The work of an emulated graph, in an order that the captured streams allow.
+/// Holds the work of an emulated graph, in an order that the captured streams allow.
 struct RecordedGraph {
   std::vector<Work> work;
 };
@@ -30,7 +30,7 @@ class Recorder;
 
 struct RecordedStream;
 
-/// One capture, which begins and ends in the same stream. Other streams join it by waiting for its events.
+/// Describes one capture, which begins and ends in the same stream. Other streams join it by waiting for its events.
 struct Capture {
   std::vector<Work> work;
   std::vector<RecordedStream*> streams;  // streams that are being captured

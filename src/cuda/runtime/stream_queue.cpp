@@ -11,8 +11,8 @@
 namespace mla::cuda {
 namespace {
 
-/// The set of kernels that have been made ready on a GPU: loaded, and allowed to use all shared memory. Nothing is ever
-/// removed. If the set is full, kernels are made ready again at every launch, which is slow but correct.
+/// Holds the set of kernels that have been made ready on a GPU: loaded, and allowed to use all shared memory. Nothing
+/// is ever removed. If the set is full, kernels are made ready again at every launch, which is slow but correct.
 class ReadyKernels {
  public:
   bool contains(const void* function, int32_t device) const {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The queue of a stream of a real GPU.
+// This is the queue of a stream of a real GPU.
 #pragma once
 
 #include "cuda/border/queue.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// These functions compute sums and maxima of 64-bit counts over all threads of a block. Every thread of the block
-// calls. `scratch` is shared memory for one count per warp, and free again when the call returns.
+// These functions compute sums and maxima of 64-bit counts over all threads of a block. Every thread of the block calls
+// them. `scratch` is shared memory for one count per warp, and is free again when the call returns.
 #pragma once
 
 #include <cstdint>

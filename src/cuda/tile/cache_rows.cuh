@@ -13,7 +13,7 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// The channels that one warp handles at a time, eight per lane.
+/// One warp handles this many channels at a time, eight per lane.
 inline constexpr int kWarpChannels = kWarpSize * kVector;
 
 /// Returns which scale channel c has, where `channels_each` neighbours share one. A shift replaces the division, which
@@ -24,7 +24,8 @@ MLA_DEVICE int32_t scale_of_channel(int32_t c, int32_t channels_each) {
   return c / channels_each;
 }
 
-/// A source of channels in memory, which are bf16, f16 or f32, or quantized elements with scales, which it dequantizes.
+/// This is a source of channels in memory, which are bf16, f16 or f32, or quantized elements with scales, which it
+/// dequantizes.
 struct Channels {
   const std::byte* data = nullptr;
   DType dtype = DType::kNone;
@@ -119,7 +120,7 @@ MLA_DEVICE void write_dequantized(const Channels& source, int32_t n, std::byte* 
       [&](int32_t c) { store_element(to, DType::kBF16, c, source(c)); });
 }
 
-/// A range of bytes that is copied as it is.
+/// Describes a range of bytes that is copied as it is.
 struct Piece {
   std::byte* to = nullptr;
   const std::byte* from = nullptr;
@@ -147,8 +148,8 @@ MLA_DEVICE void copy_piece(const Piece& piece) {
     copy_units<uint8_t>(piece);
 }
 
-/// A piece whose loads are issued before its destination is known, so that they overlap with other loads. A piece of up
-/// to 128 bytes at a multiple of four bytes is loaded that way; store() copies any other.
+/// Holds a piece whose loads are issued before its destination is known, so that they overlap with other loads. A piece
+/// of up to 128 bytes at a multiple of four bytes is loaded that way; store() copies any other.
 class PieceInFlight {
  public:
   MLA_DEVICE PieceInFlight(const std::byte* from, int64_t bytes)
@@ -198,7 +199,7 @@ MLA_DEVICE void copy_pieces(const Piece& a, const Piece& b) {
   }
 }
 
-/// The place of a token's row.
+/// Says where a token's row lies in a cache.
 struct CacheRow {
   const core::Cache& cache;
   int64_t page, offset;
@@ -303,7 +304,7 @@ MLA_DEVICE void write_lane_groups(const CacheRow& row, const Source& source, int
       if (first + b * kWarpChannels < n) fetched[b] = source.fetch(first + b * kWarpChannels);
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
-      if (base + b * kWarpChannels >= n) continue;  // for all lanes
+      if (base + b * kWarpChannels >= n) continue;  // the same in all lanes
       const int32_t c = first + b * kWarpChannels;
       float values[kVector] = {};
       if (c < n) source.decode(fetched[b], values);
@@ -363,8 +364,8 @@ MLA_DEVICE Encoder ckv_encoder(const CacheRow& row) {
   return Encoder(row.cache.ckv_dtype, row.cache.is_quantized() ? row.ckv().scale(0) : 1.0F);
 }
 
-/// How a kernel writes rows. Each way is a kernel of its own, because with all of them in one every row pays for the
-/// registers and the code of the largest.
+/// Says how a kernel writes rows. Each way is a kernel of its own, because with all of them in one every row pays for
+/// the registers and the code of the largest.
 enum class RowWay : uint8_t {
   kCopied,       ///< the latent part keeps its bits, NaN payloads included
   kWithScales,   ///< the same, and the scales of its groups are copied

@@ -12,8 +12,8 @@ namespace mla::MLA_CUDA_NAMESPACE {
 
 inline constexpr int kVector = 8;
 
-/// The bits of eight elements. Elements of one byte are in w[0] and w[1], those of two bytes in w[0] ... w[3], those of
-/// four bytes in all words.
+/// Holds the bits of eight elements. Elements of one byte are in w[0] and w[1], those of two bytes in w[0] ... w[3],
+/// those of four bytes in all words.
 struct Bits8 {
   uint32_t w[8];
 };

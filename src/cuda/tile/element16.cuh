@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operations on pairs of 16-bit floats whose instruction depends on the type, bf16 or f16.
+// These are the operations on pairs of 16-bit floats whose instruction depends on the type, bf16 or f16.
 #pragma once
 
 #include <cstdint>

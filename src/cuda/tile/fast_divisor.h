@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fast division by a number that the host knows. A GPU has no instruction for integer division and needs some thirty
-// instructions for it.
+// This file has fast division by a number that the host knows. A GPU has no instruction for integer division and needs
+// some thirty instructions for it.
 #pragma once
 
 #include <algorithm>

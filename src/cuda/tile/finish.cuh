@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arithmetic that turns a row's softmax state into its outputs; the attention kernels' epilogues and combine share
-// it. A state is what the online softmax holds: the maximum in base-2 logits (-inf without a visible key), the sum of
+// These functions turn a row's softmax state into its outputs; the attention kernels' epilogues and combine share them.
+// A state is what the online softmax holds: the maximum in base-2 logits (-inf without a visible key), the sum of
 // 2^(score - max), and accumulators, the sum of 2^(score - max) * v.
 #pragma once
 
@@ -15,7 +15,7 @@ namespace mla::MLA_CUDA_NAMESPACE {
 
 inline constexpr float kNoKey = -std::numeric_limits<float>::infinity();
 
-/// The result of finish_row() for a row's state.
+/// Holds the result of finish_row() for a row's state.
 struct FinishedRow {
   float o_factor;  // o = accumulator * o_factor
   float lse;       // in the requested base; excludes the sink

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranges of keys, and the range that a query sees.
+// This file has ranges of keys, and finds the range that a query sees.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// Keys begin ... end - 1. The range is empty if end <= begin.
+/// Holds keys begin ... end - 1. The range is empty if end <= begin.
 struct KeyRange {
   int32_t begin = 0, end = 0;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Masks of score tiles.
+// These functions mask tiles of scores.
 #pragma once
 
 #include <cstdint>

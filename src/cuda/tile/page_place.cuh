@@ -8,7 +8,7 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// A token's page and the token's place in it.
+/// Holds the number of a token's page and the token's place in that page.
 struct PagePlace {
   int32_t page, offset;
 };

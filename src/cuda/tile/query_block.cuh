@@ -10,10 +10,10 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// The limit of a grid's y dimension. Further heads go to the third dimension.
+/// This is the limit of a grid's y dimension. Further heads go to the third dimension.
 inline constexpr int kMaxGridY = 65535;
 
-/// Neighbouring query rows of one request.
+/// Describes neighbouring query rows of one request.
 struct QueryBlock {
   int first_token;  // first query token, counted over all requests
   int first_key;    // the request's first key, counted over all requests

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The state of one row's online softmax: what every attention kernel keeps of the scores of earlier steps.
+// This file has the state of one row's online softmax: what every attention kernel keeps of the scores of earlier
+// steps.
 #pragma once
 
 #include "cuda/ptx/ptx.h"

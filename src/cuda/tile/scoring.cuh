@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The options of attention that turn products of queries and keys into logits.
+// These functions apply the options of attention that turn products of queries and keys into logits.
 #pragma once
 
 #include <numbers>

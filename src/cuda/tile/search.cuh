@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The search for the request that a row of a ragged tensor belongs to, on the device.
+// This file searches, on the device, for the request that a row of a ragged tensor belongs to.
 #pragma once
 
 #include <bit>

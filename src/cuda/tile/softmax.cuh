@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The online softmax on accumulator fragments of m16n8k16. Of each 16-row tile a lane holds a fourth of the columns of
-// two rows (accumulator_row() and eight below); four neighbouring lanes hold a row.
+// These functions compute the online softmax on accumulator fragments of m16n8k16. Of each 16-row tile a lane holds a
+// fourth of the columns of two rows (accumulator_row() and eight below); four neighbouring lanes hold a row.
 #pragma once
 
 #include <cmath>
@@ -13,8 +13,8 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// The states of a lane's two rows of a tile. Maxima are equal in the four lanes of a row; sums are over the lane's own
-/// columns.
+/// Holds the states of a lane's two rows of a tile. Maxima are equal in the four lanes of a row; sums are over the
+/// lane's own columns.
 struct SoftmaxRows {
   ScoreState of[2];
 };

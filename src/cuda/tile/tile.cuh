@@ -22,8 +22,8 @@ constexpr uint32_t tile_offset(int row, int chunk) {
                                ((chunk ^ row) & (kChunksPerSegment - 1)) * kChunkBytes);
 }
 
-/// The address that a lane gives to ldmatrix, moved through a tile in steps of 8 rows and of 2 chunks. All of it but
-/// one exclusive or is known at compile time.
+/// Holds the address that a lane gives to ldmatrix, and moves it through a tile in steps of 8 rows and of 2 chunks. All
+/// of it but one exclusive or is known at compile time.
 template <int kRowBytes>
 class TileLane {
  public:

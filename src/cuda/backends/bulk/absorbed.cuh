@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Absorbed attention by warps of four or five roles: 16 or 64 query rows against paged or indexed rows of a latent
-// cache, which are key and value at once. The kernel needs bulk copies and 227 KB of shared memory.
+// This kernel computes absorbed attention by warps of four or five roles: 16 or 64 query rows against paged or indexed
+// rows of a latent cache, which are key and value at once. It needs bulk copies and 227 KB of shared memory.
 //
 // The grid is persistent: a block walks the segments of its worker (work_list.h) in steps of 32 keys, or of 64 keys of
 // quantized caches.
@@ -43,9 +43,9 @@ struct AbsorbedKernel {
   static constexpr int kThreads = Config::kThreads;
   static constexpr int kMinBlocks = Config::kMinBlocks;
   static constexpr int kCluster = 1;
-  /// true: blocks begin before the kernel in front of them has ended. Gain with 16 rows, bf16: 0.7 us at batch 64, kv
-  /// 4k, and what FirstRows gains; blocks of 64 rows, which take all registers, were 0.7 to 1.8 us slower (H200,
-  /// 2026-11-22).
+  /// Says whether blocks begin before the kernel in front of them has ended. With 16 rows, bf16, this gained 0.7 us at
+  /// batch 64, kv 4k, and what FirstRows gains; blocks of 64 rows, which take all registers, were 0.7 to 1.8 us slower
+  /// (H200, 2026-11-22).
   static constexpr bool kStartsEarly = Config::kRows == 16;
 
   static MLA_DEVICE void run(const Params& args) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// cuda_bulk: absorbed attention by warps with roles, on rows that are loaded by bulk copies.
+// The backend cuda_bulk computes absorbed attention by warps with roles, on rows that are loaded by bulk copies.
 #include "cuda/border/backend.h"
 
 #include "cuda/attention/block_rows.h"

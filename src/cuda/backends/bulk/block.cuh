@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The base of the roles of the warp-specialized kernel: their barriers and the map of their shared memory.
+// The roles of the warp-specialized kernel share what is here: their barriers and the map of their shared memory.
 #pragma once
 
 #include <type_traits>
@@ -13,8 +13,8 @@ namespace mla::MLA_CUDA_NAMESPACE::bulk {
 template <class Config>
 inline constexpr float kPShift = Config::kQuantized ? 5.0F : 0.0F;
 
-/// The base of all roles. Step n uses stage n % kStages, and place n % 2 of P, factors, events, scales and poison
-/// marks.
+/// This is the base of all roles. Step n uses stage n % kStages, and place n % 2 of P, factors, events, scales and
+/// poison marks.
 template <class Config>
 class AbsorbedBlock : protected AbsorbedUnits<Config> {
   using Units = AbsorbedUnits<Config>;
@@ -22,7 +22,7 @@ class AbsorbedBlock : protected AbsorbedUnits<Config> {
  public:
   using Units::Units, Units::next_unit;
 
-  /// All threads of the block call this, once.
+  /// Initializes barriers, poison marks and unit numbers. All threads of the block call this, once.
   MLA_DEVICE void init() const {
     if (ptx::thread_index() == 0) {
       for (int stage = 0; stage < Config::kStages; ++stage) {
@@ -141,9 +141,9 @@ class AbsorbedBlock : protected AbsorbedUnits<Config> {
   }
 
  private:
-  static constexpr int kReferenceAt = 4;  // behind a byte of each softmax warp
+  static constexpr int kReferenceAt = 4;  // the reference lies behind a byte of each softmax warp
   static_assert(!Config::kQuantized || Config::kSoftmaxWarps <= kReferenceAt);
-  static constexpr int kTileBytes = kWarpSize * kChunkBytes;  // of the accumulators of an m16n8 tile
+  static constexpr int kTileBytes = kWarpSize * kChunkBytes;  // bytes of the accumulators of an m16n8 tile
 
   MLA_DEVICE static uint32_t valid_offset(uint32_t n) {
     return Config::kValidOffset + n % Config::kStages * (Config::kKeys / 8);

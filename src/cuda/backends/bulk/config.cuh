@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shape of a block of the warp-specialized kernel of absorbed attention, and the map of its shared memory.
+// This file has the shape of a block of the warp-specialized kernel of absorbed attention, and the map of its shared
+// memory.
 #pragma once
 
 #include <cstdint>
@@ -18,26 +19,26 @@ template <int kRows_, int kLatentDims_, KeyKind kKind_>
 struct AbsorbedConfig {
   static constexpr int kRows = kRows_;
   static constexpr bool kQuantized = kKind_ == KeyKind::kQuantized;
-  // Keys of one step. 64 quantized keys instead of 32: fp8_ds_mla kv 4k / 32k 60.6 / 354 to 58.0 / 334 us (2026-11-21).
-  // 32 keys of 16-bit rows: chosen without a recorded measurement.
+  // A step has this many keys. 64 quantized keys instead of 32 took fp8_ds_mla kv 4k / 32k from 60.6 / 354 to 58.0 /
+  // 334 us (2026-11-21). 32 keys of 16-bit rows were chosen without a recorded measurement.
   static constexpr int kKeys = kQuantized ? 64 : 32;
   static constexpr int kPlanKeys = 64;  // segments begin and end on multiples of it
   // A "copy" is the rows that a load warp issues in one turn: one bulk copy for each row, which takes the warp 56 to 65
   // clocks, or a single one where quantized rows are adjacent in memory. 16 rows and four softmax warps instead of 32
-  // and two: bf16, kv 4k 84.4 to 83.7 us (2026-11-21).
+  // and two took bf16, kv 4k from 84.4 to 83.7 us (2026-11-21).
   // The copies of the first kStages steps are issued in order, in groups of kGroupCopies: each group waits until the
   // one before it is issued, so that the first rows arrive first.
   static constexpr int kCopyKeys = kQuantized || kRows == 64 ? 32 : 16;
   static constexpr int kStepCopies = kKeys / kCopyKeys, kGroupCopies = kQuantized ? 1 : kStepCopies;
   static constexpr int kLatentDims = kLatentDims_;
   static constexpr int kRopeDims = 64;  // rotary channels behind the latent ones, where d_qk is larger than d_v
-  // The type of P; with 16-bit caches also that of queries and keys.
+  // P has this type; with 16-bit caches queries and keys have it too.
   static constexpr DType kType = kKind_ == KeyKind::kBF16 ? DType::kBF16 : DType::kF16;
   static_assert(kRows == 16 || (kRows == 64 && !kQuantized));
 
-  // The rows are one or two bands. Several score warps and some softmax warps share a band. Softmax warps of 16-bit
-  // caches, 16 rows: two instead of one 97 / 584 to 95 / 579 us (2026-11-21), four: see kCopyKeys. A fourth load warp
-  // gained nothing (2026-11-21).
+  // The rows are one or two bands. Several score warps and some softmax warps share a band. With 16-bit caches and 16
+  // rows, two softmax warps instead of one took 97 / 584 to 95 / 579 us (2026-11-21); kCopyKeys says what four gained.
+  // A fourth load warp gained nothing (2026-11-21).
   static constexpr int kBands = kRows == 64 ? 2 : 1, kBandRows = kRows / kBands, kBandTiles = kBandRows / 16;
   static constexpr int kSoftmaxWarps = kRows == 64 ? 2 : 4, kLoadWarps = kRows == 64 ? 2 : 3;
   static constexpr int kScaleWarps = kQuantized ? 1 : 0;
@@ -62,10 +63,10 @@ struct AbsorbedConfig {
   static_assert(!kMovesRegisters ||
                 kFirstScoreWarp * kSoftmaxRegisters + kScoreWarps * kScoreRegisters + kValueWarps * kValueRegisters <=
                     kWarps * kFirstRegisters);
-  // true: the load warps issue rows of both pools by the same code, which holds the pool's row layout in registers. On
-  // SM100, where registers are short, this spilled 44 and 60 bytes (nvcc 13.0, 2026-11-22), so that there each pool has
-  // code of its own. Gain of the shared code, together with kQueriesAtOnce and with outputs stored two tiles at a time:
-  // bf16, kv 4k 82.4 to 81.7 us (2026-11-22).
+  // Says whether the load warps issue rows of both pools by the same code, which holds the pool's row layout in
+  // registers. On SM100, where registers are short, this spilled 44 and 60 bytes (nvcc 13.0, 2026-11-22), so that there
+  // each pool has code of its own. The shared code, together with kQueriesAtOnce and with outputs stored two tiles at a
+  // time, took bf16, kv 4k from 82.4 to 81.7 us (2026-11-22).
   static constexpr bool kSharedLoadCode = kArch != 100 || !kMovesRegisters;
 
   // Scores. The score warps of a band divide the channels into K slices; the sums over the slices meet in shared
@@ -77,8 +78,8 @@ struct AbsorbedConfig {
   static constexpr int kKStepBytes = 32;
   static constexpr int kLatentSteps = kSliceDims / 16;  // K steps of a slice
   static constexpr int kRopeSteps = kRopeDims / 16 / kSlices;
-  // Queries of the first kHeldSteps K steps stay in registers, those of the others in shared memory. Chosen without a
-  // recorded measurement, as what registers hold.
+  // Queries of the first kHeldSteps K steps stay in registers, those of the others in shared memory. The numbers were
+  // chosen by what registers hold, without a recorded measurement.
   static constexpr int kHeldSteps = kRows == 64 ? kLatentSteps * 5 / 16 : kLatentSteps * 3 / 4;
   static constexpr int kSharedSteps = kLatentSteps - kHeldSteps + kRopeSteps;
 
@@ -88,7 +89,8 @@ struct AbsorbedConfig {
   static constexpr int kOutputTilesN = kOutputDims / 8;
 
   // Shared memory. The rows of a stage are an odd number of 16-byte chunks apart, so that they lie in different banks.
-  // Four stages of 16-bit rows: 87 / 579 us; five, another day: 88 / 584, three: 87 / 583 (2026-11-21).
+  // With 16-bit rows four stages took 87 / 579 us; on another day five took 88 / 584 us and three 87 / 583 us
+  // (2026-11-21).
   static constexpr int kStages = 4;
   static constexpr int kFirstGroups = kStages * kStepCopies / kGroupCopies;
   // A quantized row is its latent e4m3, 16 bytes for the scales that some formats have there, and its rotary channels.
@@ -98,8 +100,9 @@ struct AbsorbedConfig {
   static constexpr int kKeyScaleBytes = kQuantized ? 16 : 0;  // scales of the other formats, behind the stage's rows
   static_assert(!kQuantized || kKeyScaleBytes >= most_scale_bytes(DType::kE4M3));
   static constexpr int kStageBytes = kKeys * (kKeyPitch + kKeyScaleBytes);
-  // true: shared memory has room for all queries at once. false: the queries that registers hold pass through it first,
-  // and those that stay there come second. Gain of one turn: bf16, kv 4k 82.0-82.4 to 81.6 us (2026-11-22).
+  // Says whether shared memory has room for all queries at once. If it has not, the queries that registers hold pass
+  // through it first, and those that stay there come second. One turn instead of two took bf16, kv 4k from 82.0-82.4 to
+  // 81.6 us (2026-11-22).
   static constexpr bool kQueriesAtOnce = kRows == 16;
   static constexpr int kQuerySliceBytes = (kQueriesAtOnce              ? kHeldSteps + kSharedSteps
                                            : kHeldSteps > kSharedSteps ? kHeldSteps
@@ -117,14 +120,14 @@ struct AbsorbedConfig {
   static constexpr int kScaleBytes = kScaleGroups * kKeys * 2;  // scales of a step: f16 for each group and key
   // P, factors, events and scales have a place for even and one for odd steps.
   static constexpr int kParities = 2;
-  static constexpr int kFactorBytes = kRows * 4, kEventBytes = 8;  // of a step
+  static constexpr int kFactorBytes = kRows * 4, kEventBytes = 8;  // bytes of a step
 
   /// These are the places of the mbarriers in shared memory, each kMbarrierBytes long.
   enum Barrier : uint32_t {
     kKvFull,                          // one for each stage
     kKvEmpty = kKvFull + kStages,     // one for each stage
     kPFull = kKvEmpty + kStages,      // one for each parity of the step
-    kStatsFull = kPFull + kParities,  // one
+    kStatsFull = kPFull + kParities,  // only one
     kSFull,                           // one for each band
     kSEmpty = kSFull + kBands,        // one for each band
     kFirstIssued = kSEmpty + kBands,  // one for each group of the first copies
@@ -137,7 +140,7 @@ struct AbsorbedConfig {
   static constexpr int kValidOffset = kUnitBarrierOffset + kUnitBarriers * kMbarrierBytes;
   static constexpr int kPoisonOffset = kValidOffset + kStages * kKeys / 8;
   static constexpr int kFactorOffset = kPoisonOffset + kParities * kPoisonBytes;
-  static constexpr int kOutputFactorOffset = kFactorOffset + kParities * kFactorBytes;  // of a unit
+  static constexpr int kOutputFactorOffset = kFactorOffset + kParities * kFactorBytes;  // output factors of a unit
   static constexpr int kEventOffset = (kOutputFactorOffset + kFactorBytes + 7) / 8 * 8;
   static constexpr int kScaleOffset = kEventOffset + kParities * kEventBytes;
   static constexpr int kUnitOffset = (kScaleOffset + kParities * kScaleBytes + 15) / 16 * 16;

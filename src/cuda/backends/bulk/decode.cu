@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of decode, decode_sparse and prefill_sparse of cuda_bulk.
+// This file has the kernels of decode, decode_sparse and prefill_sparse of cuda_bulk.
 #include "cuda/attention/absorbed_problem.cuh"
 #include "cuda/backends/bulk/absorbed.cuh"
 #include "cuda/backends/bulk/operations.h"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The layout of quantized rows in a stage. Nobody converts whole rows: an e4m3 element is exact in f16, so that score
-// and value warps convert elements while they load operands, and multiply by the scales where there are fewer numbers.
+// This file has the layout of quantized rows in a stage. Nobody converts whole rows: an e4m3 element is exact in f16,
+// so that score and value warps convert elements while they load operands, and multiply by the scales where there are
+// fewer numbers.
 #pragma once
 
 #include "cuda/backends/bulk/block.cuh"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The score warps of quantized rows. Each has a K slice of a quarter of the channels, and half of a step's keys.
+// The score warps of quantized rows multiply queries and keys. Each has a K slice of a quarter of the channels, and
+// half of a step's keys.
 #pragma once
 
 #include "cuda/backends/bulk/e4m3_rows.cuh"

@@ -45,8 +45,9 @@ class FirstRows {
     return find_place<Config>(args_, args_.pools[0], known, entry);
   }
 
-  /// Each value warp calls this, and prefetches its share of the rows of the first kStages - 1 steps. Gain: 16 heads,
-  /// bf16, batch 64, kv 4k 83.2 to 80.9 us; four steps or two were 0 to 0.9 us slower than three (H200, 2026-11-22).
+  /// Each value warp calls this, and prefetches its share of the rows of the first kStages - 1 steps. This took 16
+  /// heads, bf16, batch 64, kv 4k from 83.2 to 80.9 us; four steps or two were 0 to 0.9 us slower than three (H200,
+  /// 2026-11-22).
   MLA_DEVICE void prefetch(int value_warp) const {
     constexpr int kFirstKeys = (Config::kStages - 1) * Config::kKeys;
     static_assert(kFirstKeys <= Config::kValueWarps * kWarpSize);

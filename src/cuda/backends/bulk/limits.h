@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which quantized rows cuda_bulk computes with. The backend's verdict and the kernel's shared memory depend on it.
+// This file says which quantized rows cuda_bulk computes with. The backend's verdict and the kernel's shared memory
+// depend on it.
 #pragma once
 
 #include "core/args.h"

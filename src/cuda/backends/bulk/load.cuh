@@ -3,7 +3,7 @@
 // "copy", which is kCopyKeys keys of a step, and a lane finds the row of one of them. The first load warp also
 // describes the units, since load warps need the descriptions first. Rows are copied with L2::evict_first, so that what
 // a run begins with (instructions, shares, page tables, queries) is still in the L2 cache when the next run needs it.
-// Gain, together with first_issued: 16 heads, bf16, batch 64, kv 4k 84.6 to 82.2 us (H200, 2026-11-21).
+// Together with first_issued this took 16 heads, bf16, batch 64, kv 4k from 84.6 to 82.2 us (H200, 2026-11-21).
 #pragma once
 
 #include "cuda/backends/bulk/block.cuh"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The host side of the operations that cuda_bulk has kernels for.
+// This is the host side of the operations that cuda_bulk has kernels for.
 #pragma once
 
 #include "cuda/border/operations.h"

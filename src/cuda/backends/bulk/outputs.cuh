@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The accumulators of a value warp: all rows of its share of the channels, in registers until a unit is done.
+// A value warp has its accumulators here: all rows of its share of the channels, in registers until a unit is done.
 #pragma once
 
 #include "cuda/attention/absorbed_results.cuh"
@@ -30,7 +30,7 @@ class OutputRole : protected AbsorbedBlock<Config> {
   /// Stores the outputs of the unit, or its partial state. Of each 16 channels the lane has two neighbours in the first
   /// of two tiles, and in the second tile two that are kApart channels further. The accumulators are lost: with 16
   /// rows, two tiles are stored at a time and the others move up in their place. This makes the code shorter, which
-  /// runs once for a unit and so comes from memory each time. Gain: see AbsorbedConfig::kSharedLoadCode.
+  /// runs once for a unit and so comes from memory each time. AbsorbedConfig::kSharedLoadCode says what it gained.
   template <int kApart>
   MLA_DEVICE void store_outputs() {
     int channel = output_channel() + (ptx::lane() & 3) * (kApart == 8 ? 2 : 4);
@@ -79,9 +79,9 @@ class OutputRole : protected AbsorbedBlock<Config> {
   float outputs_[Config::kOutputTilesM][Config::kOutputTilesN][4];
 
  private:
-  /// true: partial states, which combine waits for, are stored by code of their own, without the code of the output
-  /// types. Gain: 16 heads, bf16, kv 4k, batch 64 / 16 / 1: 81.2 / 28.1 / 11.6 to 80.7 / 27.8 / 11.3 us; quantized
-  /// caches were 1 to 2 % slower (H200, 2026-11-22).
+  /// Says whether partial states, which combine waits for, are stored by code of their own, without the code of the
+  /// output types. This took 16 heads, bf16, kv 4k, batch 64 / 16 / 1 from 81.2 / 28.1 / 11.6 to 80.7 / 27.8 / 11.3 us;
+  /// quantized caches were 1 to 2 % slower (H200, 2026-11-22).
   static constexpr bool kPartialsApart = Config::kRows == 16 && !Config::kQuantized;
 
   /// Returns a function that gives the lane's two channels of a tile, for a row of tile row m.

@@ -73,8 +73,9 @@ class ScoreRole : AbsorbedBlock<Config> {
            (Config::kQueriesAtOnce ? static_cast<uint32_t>(Config::kHeldSteps * Config::kKStepBytes) : 0U);
   }
 
-  /// Brings K steps [kBegin, kEnd) of the warp's queries into shared memory. Two lanes share a row; each has one of the
-  /// two chunks of every K step. `aligned`: queries have the type of keys and can be copied 16 bytes at a time.
+  /// Brings K steps kBegin ... kEnd - 1 of the warp's queries into shared memory. Two lanes share a row; each has one
+  /// of the two chunks of every K step. `aligned` says that queries have the type of keys and can be copied 16 bytes at
+  /// a time.
   template <int kBegin, int kEnd>
   MLA_DEVICE void share_queries(bool aligned) const {
     MLA_UNROLL

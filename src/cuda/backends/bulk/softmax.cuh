@@ -33,7 +33,7 @@ class SoftmaxRole : AbsorbedBlock<Config> {
   }
 
  private:
-  // true: the lane has keys of one row. false: it has the rows and keys of the accumulators of m16n8 tiles.
+  // If true, the lane has keys of one row; if false, it has the rows and keys of the accumulators of m16n8 tiles.
   static constexpr bool kInRows = Config::kScoresInRows;
   static constexpr int kTileRows = kInRows ? 1 : 2;  // rows of the lane in a tile of 16
   static constexpr int kRowsPerLane = kTileRows * Config::kBandTiles;
@@ -59,7 +59,7 @@ class SoftmaxRole : AbsorbedBlock<Config> {
     return Block::scores(band(), slice, tile_of(row), i / 2) + static_cast<uint32_t>((half_of(row) * 2 + i % 2) * 4);
   }
 
-  /// Computes P of step n. `unmasked`: every row sees all its keys, and scores need only the scale.
+  /// Computes P of step n. `unmasked` says that every row sees all its keys, and that scores need only the scale.
   MLA_DEVICE void step(uint32_t n, bool unmasked) {
     ptx::mbarrier_wait(Block::s_full(band()), Block::s_parity(n));
     // P n takes the place of P n - 2, which is free once the values of that step are added.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Absorbed attention on mma.sync: kRows query rows against paged or indexed rows of a latent cache, which are key and
-// value at once.
+// This kernel computes absorbed attention by mma.sync: kRows query rows against paged or indexed rows of a latent
+// cache, which are key and value at once.
 //
 // Grid: persistent; a block computes the segments of its worker (work_list.h). All 8 warps copy rows, and compute,
 // alone (16 and 32 rows) or as two groups of 32 rows each, which share the keys:
@@ -13,7 +13,8 @@
 // absorbed_config.cuh has the bytes.
 //   group 0, step n:                          wait kv_full | scores | softmax | fill n + 1 | outputs -> kv_empty
 //   group 1, half a step later:  fill n + 1 | wait kv_full | scores | softmax | outputs -> kv_empty
-// Accumulators and queries fill the registers, so that all else lives in shared memory. docs/kernels/cuda_portable.md.
+// Accumulators and queries fill the registers, so that all else lives in shared memory. docs/kernels/cuda_portable.md
+// describes the kernel.
 #pragma once
 
 #include "cuda/attention/absorbed_results.cuh"
@@ -25,8 +26,8 @@ namespace mla::MLA_CUDA_NAMESPACE::portable {
 
 /// Describes the unit that a block computes, for all its threads. Steps are numbered from the kernel's start on.
 struct BlockUnit : AbsorbedUnit {
-  int32_t next_segment, end_segment, row_lane;  // of the worker; here because registers are short
-  uint32_t valid[8];                            // of step n at n % 8: a bit for each key that has a row
+  int32_t next_segment, end_segment, row_lane;  // the worker's state; kept here because registers are short
+  uint32_t valid[8];                            // word n % 8 is that of step n: a bit for each key, set if it has a row
 };
 
 template <class Config>
@@ -35,7 +36,7 @@ class AbsorbedBlock {
   MLA_DEVICE explicit AbsorbedBlock(const cuda::AbsorbedArgs& args)
       : args_(args), memory_(ptx::shared_memory()), shared_(ptx::shared_address(memory_)) {}
 
-  /// All threads call it once, at the kernel's start.
+  /// Initializes the unit, barriers and poison marks. All threads call it once, at the kernel's start.
   MLA_DEVICE void init(const cuda::Share& share) const {
     if (ptx::thread_index() == 0) {
       unit().next_segment = share.begin;
@@ -101,17 +102,18 @@ class AbsorbedBlock {
   MLA_DEVICE ptx::SharedAddress barrier(int place) const {
     return shared_ + static_cast<uint32_t>(Config::kBarrierOffset + place * Config::kBarrierBytes);
   }
-  /// kv_full: the rows of step n are in the tile.
+  /// Returns the barrier kv_full, a phase of which ends when the rows of step n are in the tile.
   MLA_DEVICE ptx::SharedAddress kv_full(uint32_t n) const {
     return barrier(Config::kKvFull + static_cast<int>(n % Config::kTiles));
   }
-  /// kv_empty: every warp is done with the values of step n.
+  /// Returns the barrier kv_empty, a phase of which ends when every warp is done with the values of step n.
   MLA_DEVICE ptx::SharedAddress kv_empty(uint32_t n) const {
     return barrier(Config::kKvEmpty + static_cast<int>(n % Config::kTiles));
   }
   /// Returns the parity that a wait for step n's phase of a tile's barrier takes.
   MLA_DEVICE static uint32_t parity(uint32_t n) { return n / Config::kTiles & 1U; }
-  /// scores_read: every warp of a group has read the scores of the step. A phase completes in every step.
+  /// Returns the barrier scores_read, a phase of which ends, in every step, when every warp of a group has read the
+  /// scores.
   MLA_DEVICE ptx::SharedAddress scores_read(int of_group) const { return barrier(Config::kScoresRead + of_group); }
 
   MLA_DEVICE ptx::SharedAddress tile(uint32_t n) const {
@@ -217,7 +219,8 @@ class AbsorbedBlock {
     ptx::cp_async_commit();
   }
 
-  /// Issues the warp's quantized rows of step n. finds: what the steps behind it need is part of it.
+  /// Issues the warp's quantized rows of step n. `finds` says whether the warp also takes its turn in loading entries
+  /// and finding rows of the steps behind it.
   MLA_DEVICE void load_raw(uint32_t n, bool finds) const {
     if (finds) commit_entries(n);
     if (has_step(n))
@@ -527,7 +530,7 @@ class AbsorbedBlock {
     for (int i = 0; i < 4; ++i) outputs_[m][n][i] *= factor[m][i >> 1];
   }
 
-  /// Adds P times the values of step n. kSilenced: values of marked keys that are not finite count as 0.
+  /// Adds P times the values of step n. With kSilenced, values of marked keys that are not finite count as 0.
   template <bool kSilenced>
   MLA_DEVICE void add_values(uint32_t n) {
     const auto p_lane = lane_of_a<Config::kPRowBytes>(p_tile());

@@ -117,7 +117,7 @@ struct AbsorbedConfig {
   static_assert(kQueryBytes <= kSharedBytes - kTileOffset);
   static_assert(!kQuantized || kQueriesBesideKeys || kQueryBytes <= kTiles * kTileBytes);
 
-  /// At the end of a unit, 16 rows of each warp's outputs lie there too.
+  /// At the end of a unit, 16 rows of each warp's outputs lie where tiles and raw stages were.
   static constexpr int kOutputRowFloats = kOutputDims + 4;  // 4 more, so that rows begin in different banks
   static_assert(kWarps * 16 * kOutputRowFloats * 4 <= kSharedBytes - kTileOffset);
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// indexer_logits by mma.sync (indexer_block.cuh says what is computed). Once queries are staged, warps do not wait for
-// each other. A warp loads 32 keys at a time from global memory into registers and decodes them to A operands of
-// m16n8k16 (M = keys, N = heads), once for all tokens and heads; each lane adds up 4 keys over the heads that it has. A
-// f32 query is the sum of three bf16 terms, which hold all its bits. Shared memory: queries [tokens][terms][heads,
-// padded to 8][272 bytes], then weights [tokens][heads, padded] f32.
+// This kernel computes indexer_logits by mma.sync (indexer_block.cuh says what is computed). Once queries are staged,
+// warps do not wait for each other. A warp loads 32 keys at a time from global memory into registers and decodes them
+// to A operands of m16n8k16 (M = keys, N = heads), once for all tokens and heads; each lane adds up 4 keys over the
+// heads that it has. An f32 query is the sum of three bf16 terms, which hold all its bits. Shared memory: queries
+// [tokens][terms][heads, padded to 8][272 bytes], then weights [tokens][heads, padded] f32.
 #pragma once
 
 #include "cuda/attention/indexer_block.cuh"
@@ -39,7 +39,7 @@ class IndexerKernel : IndexerBlock<kQueries, 4> {
     const TokenGroup group = Block::find_group();
     if (group.first >= group.stop) return;
     const int32_t begin = Block::first_key(), end = Block::end_key();
-    const int32_t most_visible = Block::num_visible(group, group.stop - 1);  // to any of its tokens
+    const int32_t most_visible = Block::num_visible(group, group.stop - 1);  // keys that any of its tokens sees
     if (begin < most_visible) {
       Block::template stage<kThreads, kQueries == DType::kF32 ? 2 : 4>(
           group.first, group.stop - group.first, padded_heads_, weight_address(0, 0),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Up-projected prefill of bf16 and f16 on mma.sync m16n8k16: S = Q K^T, softmax over the keys that each row sees,
-// O = P V. A block computes kRows query rows of a head.
+// This kernel computes up-projected prefill of bf16 and f16 by mma.sync m16n8k16: S = Q K^T, softmax over the keys that
+// each row sees, O = P V. A block computes kRows query rows of a head.
 //
 // Grid: x = T / kRows + B slots for query blocks, since a block finds its request by bisection and surplus blocks exit;
 // the longest rows of a request come first; y, z = heads. Each of kTiling.warps warps has 16 * row_tiles rows of Q and
@@ -11,7 +11,7 @@
 // SM fill each other's gaps:
 //   wait K(t), barrier | load V(t) | S | wait V(t), barrier | load K(t + 1) | softmax, P V
 // The loop with two stages has one barrier a tile: K and V of tile t + 1 come during all of tile t.
-// docs/kernels/cuda_portable_prefill.md.
+// docs/kernels/cuda_portable_prefill.md describes the kernel.
 #pragma once
 
 #include <cstddef>
@@ -57,8 +57,8 @@ class PrefillKernel {
  private:
   /// Describes a warp's rows. It lies in shared memory, because the main loop leaves no registers for it.
   struct alignas(16) WarpRows {
-    int first_token;  // among all tokens of the batch
-    int position;     // of the first row in its request
+    int first_token;  // number of the first row's token, among all tokens of the batch
+    int position;     // position of the first row in its request
     int rows;         // how many of the warp's rows exist
     int head;
   };
@@ -340,7 +340,7 @@ class PrefillKernel {
       mask_scores(s[r], {visible(position + r * 16), visible(position + r * 16 + 8)}, first_key);
   }
 
-  /// Computes o += p v; with kFiniteOnly infinite and NaN values count as 0.
+  /// Computes o += p v. With kFiniteOnly, infinite and NaN values count as 0.
   template <bool kFiniteOnly>
   MLA_DEVICE void multiply_pv(Outputs& o, const PRegisters& p, ptx::SharedAddress v_tile) const {
     const auto v_lane = lane_of_b_trans<kVBytes>(v_tile);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Up-projected prefill of what the tensor cores do not take: f32, and other head dims. The kernel is simple, not fast.
+// This kernel computes up-projected prefill of what the tensor cores do not take: f32, and other head dims. It is
+// simple, not fast.
 //
 // Grid: x = ceil(T / kWarps), y, z = heads; a warp computes one query row. Scores: a lane has one key of 32. Values: a
 // lane has kColumns / 32 channels, and rows wider than kColumns are computed in several passes. It uses no shared

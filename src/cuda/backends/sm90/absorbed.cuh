@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Absorbed attention on wgmma: 64 query rows against paged or indexed rows of a latent cache, which are key and value
-// at once.
+// This kernel computes absorbed attention by wgmma: 64 query rows against paged or indexed rows of a latent cache,
+// which are key and value at once.
 //
 // Grid: persistent; a block computes the segments of its worker (work_list.h), 64 keys a step. Its four warpgroups:
 //   load     one: describes units; issues cp.async of rows, 16 bytes at a time, to their swizzled places. Rows of a
@@ -18,7 +18,7 @@
 //            at the end of the unit: stats_full(u) -> outputs
 // A block of a cluster that changes rows which it copies to the other block waits for received_by_other(n) first.
 // So the tensor cores have the values of step n and the scores of step n + 1 to multiply at the same time.
-// docs/kernels/cuda_sm90.md.
+// docs/kernels/cuda_sm90.md describes the kernel.
 #pragma once
 
 #include "cuda/backends/sm90/absorbed_decode.cuh"

@@ -61,32 +61,37 @@ class AbsorbedBlock : protected AbsorbedUnits<Config> {
  protected:
   using Units::args_, Units::memory_, Units::shared_;
 
-  /// kv_full: the pieces of one arrival of step n are in the stage.
+  /// Returns the barrier kv_full, a phase of which ends when the pieces of one arrival of step n are in the stage.
   MLA_DEVICE ptx::SharedAddress kv_full(uint32_t n, int arrival) const {
     return stage_barrier(Config::kKvFull + arrival * Config::kStages, n);
   }
-  /// p_full: P of a half of step n's keys is written, and the factors of the rows are.
+  /// Returns the barrier p_full, a phase of which ends when P of a half of step n's keys and the factors of the rows
+  /// are written.
   MLA_DEVICE ptx::SharedAddress p_full(uint32_t n, int half) const {
     return stage_barrier(Config::kPFull + half * Config::kStages, n);
   }
-  /// kv_empty: every value warp is done with a half of step n's keys and with P of them.
+  /// Returns the barrier kv_empty, a phase of which ends when every value warp is done with a half of step n's keys and
+  /// with P of them.
   MLA_DEVICE ptx::SharedAddress kv_empty(uint32_t n, int half) const {
     return stage_barrier(Config::kKvEmpty + half * Config::kStages, n);
   }
-  /// room_in_other: the other block of the cluster has room for the rows that this load warp decodes of step n.
+  /// Returns the barrier room_in_other, a phase of which ends when the other block of the cluster has room for the rows
+  /// that this load warp decodes of step n.
   MLA_DEVICE ptx::SharedAddress room_in_other(uint32_t n, int warp) const {
     return stage_barrier(Config::kRoomInOther + warp * Config::kStages, n);
   }
-  /// received_by_other: the other block of the cluster has all rows of step n, and so all that this block copied to it.
+  /// Returns the barrier received_by_other, a phase of which ends when the other block of the cluster has all rows of
+  /// step n, and so all that this block copied to it.
   MLA_DEVICE ptx::SharedAddress received_by_other(uint32_t n) const {
     return stage_barrier(Config::kReceivedByOther, n);
   }
   /// Returns the parity that a wait for step n's phase of a stage's barrier takes.
   MLA_DEVICE static uint32_t parity(uint32_t n) { return n / Config::kStages & 1U; }
-  /// s_done: every score warp has its products of the step, so that nobody reads the rotary channels any more. A phase
-  /// completes in every step.
+  /// Returns the barrier s_done. Its phase ends, in every step, when every score warp has its products of the step, so
+  /// that nobody reads the rotary channels any more.
   MLA_DEVICE ptx::SharedAddress s_done() const { return barrier(Config::kSDone); }
-  /// stats_full: P of the unit's last step is written, and its output factors are.
+  /// Returns the barrier stats_full, a phase of which ends when P of the unit's last step and the unit's output factors
+  /// are written.
   MLA_DEVICE ptx::SharedAddress stats_full() const { return barrier(Config::kStatsFull); }
   MLA_DEVICE static uint32_t stats_parity(int unit) { return static_cast<uint32_t>(unit) & 1U; }
 
@@ -115,9 +120,9 @@ class AbsorbedBlock : protected AbsorbedUnits<Config> {
 
   /// Issues copies of rows first_row ... first_row + 15 of a tile, for a warp: eight lanes copy 128 bytes of a row,
   /// four rows in a turn. The arguments of lanes r and r + 16 say where row r lies; null stands for a row of zeros.
-  /// kJoined: the rotary channels lie right behind the latent ones; otherwise pieces below d_ckv come from `ckv`, the
-  /// others from `kpe`. done(piece) is called behind each piece. Rows leave L2 first, because they are read once, or by
-  /// several blocks at the same time.
+  /// kJoined says that the rotary channels lie right behind the latent ones; otherwise pieces below d_ckv come from
+  /// `ckv`, the others from `kpe`. done(piece) is called behind each piece. Rows leave L2 first, because they are read
+  /// once, or by several blocks at the same time.
   template <bool kJoined, class Done>
   MLA_DEVICE void copy_rows(ptx::SharedAddress tile, int first_row, const std::byte* ckv, const std::byte* kpe,
                             int d_ckv, const Done& done) const {

@@ -14,8 +14,8 @@
 
 namespace mla::MLA_CUDA_NAMESPACE::sm90 {
 
-/// Loads and decodes quantized rows. kShared: the other block of the cluster has the same segments, so that each of the
-/// two decodes half of the keys.
+/// Loads and decodes quantized rows. kShared says that the other block of the cluster has the same segments, so that
+/// each of the two decodes half of the keys.
 template <class Config, bool kShared>
 class DecodeRole : LoadRoleBase<Config> {
   using Block = AbsorbedBlock<Config>;

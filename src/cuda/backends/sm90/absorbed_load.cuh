@@ -7,8 +7,8 @@
 
 namespace mla::MLA_CUDA_NAMESPACE::sm90 {
 
-/// The base of both load roles, for 16-bit and for quantized rows: it describes units, and finds where rows of keys
-/// lie.
+/// This is the base of both load roles, for 16-bit and for quantized rows: it describes units, and finds where rows of
+/// keys lie.
 template <class Config>
 class LoadRoleBase : protected AbsorbedBlock<Config> {
   using Block = AbsorbedBlock<Config>;
@@ -63,7 +63,7 @@ class LoadRoleBase : protected AbsorbedBlock<Config> {
   }
 
   uint32_t next_ = 0;    // number of the next step
-  Place<Config> place_;  // of the lane's key in the step found last
+  Place<Config> place_;  // addresses of the lane's key in the step found last
 
  private:
   /// Returns whether this is the thread that describes units, the only one that reads walk().

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// indexer_logits by wgmma (attention/indexer_block.cuh says what is computed). A warpgroup computes 64 keys at a time,
-// of which a warp has 16: it decodes them to A operands in registers (M = keys) once for all tokens. 64 heads (N) are
-// one product, and each lane adds up 2 keys over the heads that it has. The next keys' rows are on their way meanwhile.
-// Once queries are staged, warpgroups do not wait for each other.
+// This kernel computes indexer_logits by wgmma (attention/indexer_block.cuh says what is computed). A warpgroup
+// computes 64 keys at a time, of which a warp has 16: it decodes them to A operands in registers (M = keys) once for
+// all tokens. 64 heads (N) are one product, and each lane adds up 2 keys over the heads that it has. The next keys'
+// rows are on their way meanwhile. Once queries are staged, warpgroups do not wait for each other.
 // Shared memory: queries [tokens][tiles of 64 heads][two pieces of 64 channels][64 rows of 128 bytes, swizzled], then
 // weights [tokens][heads, padded to 64] f32.
 #pragma once
@@ -46,7 +46,7 @@ class IndexerKernel : IndexerBlock<kQueries, 2> {
     const TokenGroup group = Block::find_group();
     if (group.first >= group.stop) return;
     const int32_t begin = Block::first_key(), end = Block::end_key();
-    const int32_t most_visible = Block::num_visible(group, group.stop - 1);  // to any of its tokens
+    const int32_t most_visible = Block::num_visible(group, group.stop - 1);  // keys that any of its tokens sees
     const int32_t group_begin = begin + ptx::warp() / kGroupWarps * kGroupKeys;
     const int32_t warp_offset = ptx::warp() % kGroupWarps * kWarpKeys;
     Places places = {};

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Up-projected prefill of bf16 and f16 by wgmma: S = Q K^T, softmax over the keys that each row sees, O = P V.
+// This kernel computes up-projected prefill of bf16 and f16 by wgmma: S = Q K^T, softmax over the keys that each row
+// sees, O = P V.
 //
 // Grid: persistent. A unit of work is 128 query rows of a head. Its number is head * slots + slot; there are T / 128 +
 // B slots for query blocks, since a unit finds its request by bisection and surplus slots are skipped, and the longest
@@ -13,7 +14,7 @@
 //            k_empty(n - stages) -> K(n) -> k_full(n);  v_empty(n - stages) -> V(n) -> v_full(n)
 //   compute  unit_full(u);  k_full(n) -> S(n) -> k_empty(n);  v_full(n - 1) -> O += P(n - 1) V -> v_empty(n - 1)
 //            at the end of the unit: unit_empty(u)
-// docs/kernels/cuda_sm90_prefill.md
+// docs/kernels/cuda_sm90_prefill.md describes the kernel.
 #pragma once
 
 #include "cuda/backends/sm90/prefill_compute.cuh"

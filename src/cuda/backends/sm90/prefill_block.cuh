@@ -32,11 +32,11 @@ struct PrefillParams {
 
 /// A unit is up to 128 query rows of one request and head.
 struct alignas(16) PrefillUnit {
-  int first_token;  // among all tokens of the batch
-  int first_key;    // of the request, among all keys of the batch
-  int rows;         // 0: no unit is left
-  int position;     // of the first row in its request
-  int kv_len;       // of the request
+  int first_token;  // number of the first row's token, among all tokens of the batch
+  int first_key;    // number of the request's first key, among all keys of the batch
+  int rows;         // number of rows; 0: no unit is left
+  int position;     // position of the first row in its request
+  int kv_len;       // keys of the request
   int head;
   int first_tile, end_tile;  // tiles with keys that any row sees
 
@@ -125,15 +125,17 @@ class PrefillBlock {
     return visible_keys(position, unit.kv_len, args_.causal, args_.options.window_left);
   }
 
-  /// k_full, v_full: tile n is in its stage. k_empty, v_empty: all computing warps are done with it.
+  /// Return the barriers of tile n: a phase of k_full or v_full ends when the tile is in its stage, one of k_empty or
+  /// v_empty when all computing warps are done with it.
   MLA_DEVICE ptx::SharedAddress k_full(int n) const { return barrier(Config::kKFull + n % Config::kStages); }
   MLA_DEVICE ptx::SharedAddress k_empty(int n) const { return barrier(Config::kKEmpty + n % Config::kStages); }
   MLA_DEVICE ptx::SharedAddress v_full(int n) const { return barrier(Config::kVFull + n % Config::kStages); }
   MLA_DEVICE ptx::SharedAddress v_empty(int n) const { return barrier(Config::kVEmpty + n % Config::kStages); }
-  /// unit_full: unit u is described. unit_empty: no warp reads its description any more.
+  /// Return the barriers of unit u: a phase of unit_full ends when the unit is described, one of unit_empty when no
+  /// warp reads its description any more.
   MLA_DEVICE ptx::SharedAddress unit_full(int u) const { return barrier(Config::kUnitFull + u % 2); }
   MLA_DEVICE ptx::SharedAddress unit_empty(int u) const { return barrier(Config::kUnitEmpty + u % 2); }
-  /// Parities that waits for the phase of tile n, or of unit u, take.
+  /// Return the parities that waits for the phase of tile n, or of unit u, take.
   static MLA_DEVICE uint32_t tile_parity(int n) { return static_cast<uint32_t>(n / Config::kStages) & 1U; }
   static MLA_DEVICE uint32_t unit_parity(int u) { return static_cast<uint32_t>(u / 2) & 1U; }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// wgmma for kernels that are compiled for several types.
+// These functions serve kernels that use wgmma and are compiled for several types.
 #pragma once
 
 #include "cuda/ptx/wgmma.h"
