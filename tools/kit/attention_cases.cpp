@@ -115,7 +115,7 @@ int64_t longest_q(const std::vector<int32_t>& q_len) {
   return q_len.empty() ? 0 : *std::max_element(q_len.begin(), q_len.end());
 }
 
-/// Parents or masks of every request's drafts; columns that no draft has are set.
+/// Makes parents and masks of every request's drafts; columns that no draft has are set.
 void make_tree(DecodeCase& problem, const std::vector<int32_t>& q_len) {
   const DecodeSpec& spec = problem.spec;
   if (spec.tree == Tree::kNone) return;
@@ -173,7 +173,7 @@ void DecodeCase::reset_outputs() const {
 
 namespace {
 
-/// topk_length of every query token, clamped; `given` is what the caller passes.
+/// Returns topk_length of every query token, clamped; `given` is what the operation gets.
 std::vector<int32_t> lengths_of_tokens(const SparsePoolSpec& spec, const std::vector<int32_t>& q_len,
                                        const std::vector<int32_t>& given) {
   std::vector<int32_t> lengths;

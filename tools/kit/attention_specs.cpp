@@ -54,7 +54,7 @@ std::string describe(const OptionsSpec& spec) {
       .take();
 }
 
-/// What all attention operations have in common, beyond the shape.
+/// Describes what all attention operations have in common, beyond the shape.
 template <class Spec>
 std::string describe_attention(const Spec& spec) {
   return Line(spec)
@@ -102,7 +102,7 @@ std::string describe(const SparsePoolSpec& spec) {
       .take();
 }
 
-/// Indices of one query token that count and are valid, to be expected.
+/// Returns how many indices of one query token are expected to count and to be valid.
 double expected_topk(int32_t topk, bool random_length, double invalid_share, double empty_share) {
   return topk * (random_length ? 0.5 : 1.0) * (1 - invalid_share) * (1 - empty_share);
 }

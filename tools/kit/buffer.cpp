@@ -20,7 +20,7 @@ constexpr uint8_t kGuardByte = 0xC3;
 constexpr size_t kTableSize = size_t{1} << 20;
 constexpr int64_t kChunk = 65536;  // longest run taken from the table at once
 
-/// A million values of about N(0, 1), and room for a chunk that starts at the last of them.
+/// Returns a table of a million values of about N(0, 1), with room behind them for a chunk that starts at the last.
 const std::vector<float>& normal_table() {
   static const std::vector<float> table = [] {
     std::vector<float> values(kTableSize + static_cast<size_t>(kChunk));
@@ -81,8 +81,8 @@ Buffer copy_of(std::span<const T> values) {
   return buffer;
 }
 
-/// Transparent huge pages for the inside of a large range, so that timings of random rows are not those of the TLB. A
-/// refusal only costs speed.
+/// Asks for transparent huge pages for the inside of a large range, so that timings of random rows are not those of the
+/// TLB. A refusal only costs speed.
 void advise_huge_pages([[maybe_unused]] std::byte* memory, [[maybe_unused]] size_t size) {
 #ifdef MADV_HUGEPAGE
   constexpr uintptr_t kHugePage = uintptr_t{2} << 20;
@@ -179,7 +179,8 @@ double load_element(const void* data, DType dtype, int64_t index) {
 
 namespace {
 
-/// Calls f(offset) with the place of every row (the innermost dimension is contiguous) in elements.
+/// Calls f(offset) for every run of elements along the innermost dimension; `offset` is the place of its first element,
+/// in elements.
 template <class F>
 void for_each_row(const TensorView& view, const F& f) {
   const int outer = view.ndim - 1;

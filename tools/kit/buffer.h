@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory with guard zones, and the random values that fill it.
+// Provides memory with guard zones, and the random values that fill it.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,8 @@
 
 namespace mla::kit {
 
-/// `size` bytes, 64-byte aligned, between two guard zones. The bytes start uninitialized, the zones patterned.
+/// Owns `size` bytes, 64-byte aligned, between two guard zones. The bytes start uninitialized; the zones hold a
+/// pattern, so that a write into them shows.
 class Buffer {
  public:
   Buffer() = default;
@@ -27,9 +28,9 @@ class Buffer {
     return reinterpret_cast<T*>(data_);
   }
   void fill(uint8_t value) const;
-  /// False if anything was written just before or just behind the bytes.
+  /// Returns false if anything was written just before or just behind the bytes.
   bool guards_intact() const;
-  /// The bytes and both guard zones.
+  /// Returns the bytes with both guard zones.
   std::span<std::byte> with_guards() const;
 
  private:
@@ -41,17 +42,17 @@ class Buffer {
   size_t size_ = 0;
 };
 
-/// A buffer that holds `values`.
+/// Returns a buffer that holds a copy of `values`.
 Buffer to_buffer(std::span<const int32_t> values);
 Buffer to_buffer(std::span<const int64_t> values);
 Buffer to_buffer(std::span<const float> values);
 
-/// Repeatable random numbers (splitmix64): the same on every machine and standard library.
+/// Generates repeatable random numbers (splitmix64): they are the same on every machine and standard library.
 class Random {
  public:
   explicit Random(uint64_t seed) : state_(seed) {}
   uint64_t next();
-  /// In [low, high].
+  /// Returns a number in [low, high], both ends included.
   int64_t integer(int64_t low, int64_t high);
   double uniform();
   bool chance(double probability) { return uniform() < probability; }
@@ -64,7 +65,7 @@ class Random {
   uint64_t state_;
 };
 
-/// A hash of up to four numbers, to seed things that must not depend on the order in which they are made.
+/// Returns a hash of up to four numbers, to seed things that must not depend on the order in which they are made.
 uint64_t mix(uint64_t a, uint64_t b = 0, uint64_t c = 0, uint64_t d = 0);
 
 /// Writes n values of about N(0, std^2), of any float type, to element `offset` of `data`. The values are a function of
@@ -77,13 +78,13 @@ inline constexpr uint8_t kNanByte = 0xFF;
 /// Rounds `value` to element `index` of `data`, of a float type.
 void store_element(void* data, DType dtype, int64_t index, float value);
 
-/// Element `index` of `data`, exactly.
+/// Returns element `index` of `data`, exactly.
 double load_element(const void* data, DType dtype, int64_t index);
 
-/// `view` as dense doubles, row-major.
+/// Returns the elements of `view` as dense doubles, row-major.
 std::vector<double> to_dense(const TensorView& view);
 
-/// True if every byte of `buffer` that no element of `view` covers still is `value`.
+/// Returns whether every byte of `buffer` that no element of `view` covers still is `value`.
 bool gaps_hold(const Buffer& buffer, const TensorView& view, uint8_t value);
 
 }  // namespace mla::kit

@@ -14,7 +14,8 @@ namespace {
 
 constexpr int64_t kGroup = 64;  // channels that share a magnitude
 
-/// A group of values that quantization must get right: zeros, infinities, NaN, huge and tiny ones among usual ones.
+/// Fills a group with values that quantization must get right: zeros, infinities, NaN, huge and tiny ones among usual
+/// ones.
 void fill_special(void* data, DType dtype, int64_t offset, int64_t n, uint64_t key) {
   constexpr float kInf = std::numeric_limits<float>::infinity();
   constexpr std::array<float, 12> kValues = {0.0F,  -0.0F,  kInf, -kInf,  std::numeric_limits<float>::quiet_NaN(),

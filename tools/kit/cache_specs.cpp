@@ -159,7 +159,7 @@ std::string describe(const CopyPagesSpec& spec) {
 
 namespace {
 
-/// What `explain` judges of an operation that moves rows.
+/// Returns the problem that `explain` judges for an operation that moves rows.
 Problem rows_problem(Op op, DType dtype, const CacheSpec& cache, int64_t num_heads) {
   return {.op = op,
           .device = {},

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// All memory of a case, inputs and outputs: what must be on a GPU before an operation can run there.
+// Lists all memory of a case, inputs and outputs: it must be on a GPU before an operation can run there.
 #pragma once
 
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace mla::kit {
 
-/// Those that hold anything; the pointers live as long as the case.
+/// Returns the buffers of a case that have memory; the pointers live as long as the case.
 std::vector<const Buffer*> buffers_of(const DecodeCase& problem);
 std::vector<const Buffer*> buffers_of(const DecodeSparseCase& problem);
 std::vector<const Buffer*> buffers_of(const PrefillCase& problem);
@@ -25,7 +25,7 @@ std::vector<const Buffer*> buffers_of(const IndexerLogitsCase& problem);
 std::vector<const Buffer*> buffers_of(const TopKCase& problem);
 std::vector<const Buffer*> buffers_of(const IndexerTopKCase& problem);
 
-/// Those that the operation may write.
+/// Returns the buffers that the operation may write.
 template <class Case>
 std::vector<const Buffer*> outputs_of(const Case& problem) {
   if constexpr (requires { problem.outputs(); })

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What cases have in common: strided views, random streams, queries, options and outputs of attention.
+// Holds what cases have in common: strided views, random streams, and the queries, options and outputs of attention.
 #pragma once
 
 #include <cmath>
@@ -11,7 +11,7 @@
 
 namespace mla::kit {
 
-/// Which random stream a tensor draws from.
+/// Names the random stream from which a tensor is drawn.
 enum RandomStream : uint64_t {
   kQ = 11,
   kK,
@@ -33,7 +33,7 @@ enum RandomStream : uint64_t {
   kLogits
 };
 
-/// The spec, as what the process is at from now on.
+/// Returns the spec, and notes that the process is at it from now on: the report of a crash names it.
 template <class Spec>
 const Spec& noted(const Spec& spec) {
   note(std::string(name(problem_of(spec).op)) + " [" + describe(spec) + "]");
@@ -44,7 +44,7 @@ inline void untouched(const std::vector<const Buffer*>& buffers) {
   for (const Buffer* buffer : buffers) buffer->fill(kUntouched);
 }
 
-/// [outer, heads, width] with padding behind every head and every outer row.
+/// Returns a view [outer, heads, width] of `buffer`, with padding behind every head and every outer row.
 inline TensorView padded_view(const Buffer& buffer, DType dtype, int64_t outer, int64_t heads, int64_t width,
                               int64_t head_extra, int64_t outer_extra) {
   TensorView view = contiguous(buffer.data(), dtype, {outer, heads, width});
@@ -58,7 +58,7 @@ inline Buffer padded_buffer(DType dtype, int64_t outer, int64_t heads, int64_t w
   return Buffer(static_cast<size_t>(outer * (heads * (width + head_extra) + outer_extra)) * size_of(dtype));
 }
 
-/// [rows, width] with padding behind every row.
+/// Returns a view [rows, width] of `buffer`, with padding behind every row.
 inline TensorView rows_view(const Buffer& buffer, DType dtype, int64_t rows, int64_t width, int64_t row_extra) {
   TensorView view = contiguous(buffer.data(), dtype, {rows, width});
   view.stride[0] = width + row_extra;
@@ -69,7 +69,7 @@ inline Buffer rows_buffer(DType dtype, int64_t rows, int64_t width, int64_t row_
   return Buffer(static_cast<size_t>(rows * (width + row_extra)) * size_of(dtype));
 }
 
-/// lse and max_logits [tokens, heads], with padding behind every head and every token.
+/// Returns a view of lse or max_logits [tokens, heads], with padding behind every head and every token.
 inline TensorView statistics_view(const Buffer& buffer, int64_t tokens, int64_t heads, int64_t head_extra,
                                   int64_t token_extra) {
   TensorView view = padded_view(buffer, DType::kF32, tokens, heads, 1, head_extra, token_extra);
@@ -87,7 +87,7 @@ inline TensorView list_view(const Buffer& buffer, DType dtype, int64_t extent) {
 
 std::vector<int32_t> prefix_sums(const std::vector<int32_t>& lengths);
 
-/// q_len of every request of a spec that may give one for all.
+/// Returns q_len of every request of a spec, which may give one q_len for all.
 template <class Spec>
 std::vector<int32_t> q_lens(const Spec& spec) {
   std::vector<int32_t> lens;
@@ -95,10 +95,11 @@ std::vector<int32_t> q_lens(const Spec& spec) {
   return lens;
 }
 
-/// Rows of `view` [outer, heads, width]: row (i, h) is that of the key (seed, stream, i, h), whatever the strides.
+/// Fills `view` [outer, heads, width] with random rows: row (i, h) is that of the key (seed, stream, i, h), whatever
+/// the strides.
 void fill_heads(const TensorView& view, uint64_t seed, uint64_t stream, float std);
 
-/// Rows of random values whose groups differ in magnitude.
+/// Describes rows of random values whose groups of channels differ in magnitude; `make_rows` draws them.
 struct RowsDraw {
   int64_t num_rows = 0, width = 0, row_extra = 0;
   DType dtype = DType::kBF16;
@@ -107,20 +108,21 @@ struct RowsDraw {
 };
 Buffer make_rows(const RowsDraw& draw);
 
-/// Random lengths from -1 to most + 1: some too small or too large, which operations clamp.
+/// Returns random lengths from -1 to most + 1: some are too small or too large, and operations clamp them.
 std::vector<int32_t> random_lengths(int64_t count, int32_t most, uint64_t seed);
 
-/// [num_tokens, topk] with padding: `values` (dense) between bytes that are no legal index.
+/// Returns indices [num_tokens, topk] with padding behind every row: `values` (dense), and in the padding a number that
+/// is no legal index.
 Buffer padded_indices(const std::vector<int32_t>& values, int64_t num_tokens, int64_t topk, int64_t row_extra);
 
-/// Sinks and slopes that `options` asks for.
+/// Makes the sinks and slopes that the options of `spec` ask for.
 void make_options(AttentionMemory& memory, const AttentionSpec& spec);
 AttentionOptions options_of(const AttentionMemory& memory, const AttentionSpec& spec);
 
-/// Buffers of o and lse.
+/// Makes the buffers of o and, if it is wanted, of lse.
 void make_outputs(AttentionMemory& memory, const AttentionSpec& spec, int64_t num_tokens, int64_t d_v);
 
-/// Everything of `params` that attention operations have in common, but the queries.
+/// Sets what attention operations have in common in `params`, but for the queries and sm_scale.
 template <class Params>
 void set_common(Params& params, const AttentionMemory& memory, const AttentionSpec& spec, int64_t num_tokens,
                 int64_t d_v) {
@@ -133,13 +135,13 @@ void set_common(Params& params, const AttentionMemory& memory, const AttentionSp
     params.lse = statistics_view(memory.lse, num_tokens, heads, spec.lse_head_extra, spec.lse_token_extra);
 }
 
-/// Negative: queries and keys come from one table, and a query that happens to be a key's very values must not score
-/// far above all others.
+/// Returns the standard deviation of the queries, negated: queries and keys come from one table, and a query that
+/// happens to be a key's very values must not score far above all others.
 inline float query_std(const AttentionSpec& spec, float sm_scale, int32_t d_qk) {
   return -spec.score_std / (sm_scale * std::sqrt(static_cast<float>(d_qk)));
 }
 
-/// Queries of decode and decode_sparse.
+/// Sets the queries of decode and decode_sparse, and the scales of e4m3 queries and outputs.
 template <class Params>
 void set_queries(Params& params, const AttentionMemory& memory, const AbsorbedSpec& spec, int64_t num_tokens,
                  const CacheSpec& cache) {
@@ -160,16 +162,16 @@ void set_queries(Params& params, const AttentionMemory& memory, const AbsorbedSp
 void make_queries(AttentionMemory& memory, const AbsorbedSpec& spec, float sm_scale, int64_t num_tokens,
                   const CacheSpec& cache);
 
-/// Indices into one pool or tensor.
+/// Describes random indices into one pool or tensor; `draw_indices` draws them.
 struct IndexDraw {
   int64_t num_tokens = 0;  ///< queries
   int32_t topk = 0;
   int64_t num_rows = 0;   ///< rows that may be named
-  int64_t num_slots = 0;  ///< from here on indices are invalid
+  int64_t num_slots = 0;  ///< indices from this number on are invalid
   double invalid_share = 0, duplicate_share = 0, empty_share = 0;
 };
 
-/// [num_tokens, topk] dense. `slot` maps a row to its index; entries from length[t] on are garbage.
+/// Returns indices [num_tokens, topk], dense. `slot` maps a row to its index; entries from length[t] on are garbage.
 template <class Slot>
 std::vector<int32_t> draw_indices(const IndexDraw& draw, const std::vector<int32_t>& length, uint64_t seed,
                                   const Slot& slot) {

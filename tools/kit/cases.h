@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Problems with all their memory. Buffers are public so that tests can break them.
+// Defines cases: problems with all their memory. Buffers are public so that tests can break them.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace mla::kit {
 
-/// A page table.
+/// Holds a page table and the memory behind it.
 struct TableMemory {
   Buffer kv_indptr, table, kv_len;
   PageTable pages;
@@ -22,22 +22,22 @@ struct TableMemory {
   std::vector<std::vector<int32_t>> pages_of;  ///< page numbers that each request needs
   std::vector<int32_t> unowned;                ///< page numbers that none needs
 
-  /// Slot of a request's (local) token.
+  /// Returns the slot of a request's local token, one that is on the rank.
   int64_t slot_of(size_t request, int64_t token) const;
 };
 
-/// A paged cache with its page table.
+/// Holds a paged cache with its page table.
 struct PagedMemory : TableMemory {
-  Buffer kv, ckv, kpe;  ///< kv, or ckv and kpe
+  Buffer kv, ckv, kpe;  ///< either kv, or ckv and kpe
   Buffer ckv_scale, kpe_scale;
   KvCache cache;
   int32_t d_ckv = 0, d_kpe = 0;
 
-  /// Row (page, slot) of the latent and of the rotary part, in elements from the start of their buffers; not for packed
-  /// formats.
+  /// Returns where the latent and the rotary channels of row (page, slot) begin, in elements from the start of their
+  /// buffers; not for packed formats.
   int64_t ckv_offset(int64_t page, int64_t slot) const;
   int64_t kpe_offset(int64_t page, int64_t slot) const;
-  /// Bytes of a row's parts, of any format; no scales where a row has none of its own.
+  /// Points at the parts of a row, of any format; `scales` is null where a row has no scales of its own.
   struct Row {
     std::byte* ckv;
     std::byte* kpe;
@@ -46,25 +46,25 @@ struct PagedMemory : TableMemory {
   Row row(int64_t page, int64_t slot) const;
   /// Quantizes d_ckv + d_kpe values into a row, as writers do. Writes the row's own scales.
   void write_row(int64_t page, int64_t slot, std::span<const float> values) const;
-  /// The row as the format means it, dequantized.
+  /// Returns the values of a row as the format means them, dequantized.
   std::vector<float> read_row(int64_t page, int64_t slot) const;
-  /// What writers write: the rows, and scales if they choose them.
+  /// Returns the buffers that writers write: the rows, and the scales if writers choose them.
   std::vector<const Buffer*> written() const;
 };
 
 /// Outputs start as bytes 0xA5, so that an element that was not written, or a gap that was, shows.
 inline constexpr uint8_t kUntouched = 0xA5;
 
-/// What every attention problem owns beside its keys.
+/// Holds what every attention problem owns beside its keys.
 struct AttentionMemory {
-  Buffer q, q_nope, q_pe, q_scale;  ///< q, or q_nope and q_pe
+  Buffer q, q_nope, q_pe, q_scale;  ///< either q, or q_nope and q_pe
   Buffer attn_sink, alibi_slopes;
   Buffer o, o_scale, lse;
 };
 
 struct DecodeCase : AttentionMemory {
   explicit DecodeCase(const DecodeSpec& spec);
-  /// Views of the buffers.
+  /// Returns parameters whose tensors are views of the buffers.
   DecodeParams params() const;
   void reset_outputs() const;
 
@@ -74,9 +74,9 @@ struct DecodeCase : AttentionMemory {
   PagedMemory memory;
 };
 
-/// A pool of decode_sparse.
+/// Holds a pool of decode_sparse.
 struct SparseMemory {
-  PagedMemory memory;  ///< without a page table; the pool's tokens are those of its one request
+  PagedMemory memory;  ///< the pool's tokens are those of its one request; operations do not get its page table
   Buffer indices, topk_length;
 };
 
@@ -182,24 +182,24 @@ struct BlockTableToCsrCase {
 struct PhysicalSlotsCase {
   explicit PhysicalSlotsCase(const PhysicalSlotsSpec& spec);
   PhysicalSlotsParams params() const;
-  /// In place, this writes the indices.
+  /// Sets the outputs to untouched bytes and, in place, writes the indices into `slots`.
   void reset_outputs() const;
   std::vector<const Buffer*> outputs() const { return {&slots, &valid_count}; }
 
   PhysicalSlotsSpec spec;
   int64_t num_tokens = 0;
-  std::vector<int32_t> index_values;  ///< dense
+  std::vector<int32_t> index_values;  ///< the indices, dense: [num_tokens, topk]
   Buffer indices, topk_length, qo_indptr, slots, valid_count;
   TableMemory table;
 };
 
-/// The indexer's pages.
+/// Holds the indexer's pages.
 struct IndexerMemory {
   Buffer kv;
   IndexerCache cache;
 
   std::byte* key(int64_t page, int64_t slot) const;
-  std::byte* scale(int64_t page, int64_t slot) const;  ///< f32, of any alignment
+  std::byte* scale(int64_t page, int64_t slot) const;  ///< points at an f32 of any alignment
 };
 
 struct AppendIndexerCase {
@@ -218,7 +218,8 @@ struct IndexerLogitsCase {
   IndexerLogitsParams params() const;
   void reset_outputs() const;
   std::vector<const Buffer*> outputs() const { return {&logits}; }
-  /// What the errors of row t's logits are measured by: sum_h |weight| |q| times the largest |k| of its request.
+  /// Returns what the errors of every row's logits are measured by: sum_h |weight| |q| times the largest |k| of its
+  /// request.
   std::vector<double> row_scales() const;
 
   IndexerLogitsSpec spec;

@@ -14,7 +14,7 @@
 namespace mla::kit {
 namespace {
 
-/// A dense f32 output of `shape`, big enough to be a view of `buffer`.
+/// Allocates `buffer` for a dense f32 tensor of the shape of `like`, and returns a view of it.
 TensorView dense_f32(Buffer& buffer, const TensorView& like) {
   buffer = Buffer(static_cast<size_t>(like.numel()) * sizeof(float));
   TensorView view = contiguous(buffer.data(), DType::kF32, {});
@@ -77,7 +77,7 @@ Result<Expected> attention_expected(const Case& problem) {
   return expected;
 }
 
-/// The largest |reference| of every row, and not less than least_row_scale.
+/// Returns the largest |reference| of every row, but not less than least_row_scale; 0 for rows of zeros.
 std::vector<double> row_scales(const Expected& expected, int64_t d_v, DType o_dtype) {
   const auto width = static_cast<size_t>(d_v);
   std::vector<double> scales;
@@ -127,7 +127,7 @@ Outcome compare_outputs(const Case& problem, const Expected& expected, Outcome o
   return outcome;
 }
 
-/// e4m3 outputs: their codes by what the tolerance allows, then lse and stray writes as ever.
+/// Compares e4m3 outputs: their codes by what the tolerance allows, then lse and stray writes as of other outputs.
 template <class Case>
 Outcome compare_codes(const Case& problem, const Expected& expected, Outcome outcome) {
   const auto params = problem.params();
@@ -160,7 +160,8 @@ Outcome check_attention(const Case& problem, const Expected& expected, std::stri
   return compare_outputs(problem, expected, std::move(outcome), scales);
 }
 
-/// Sum of the states' weights times the largest element of each: what a merged row is made of before it cancels.
+/// Returns for every row the sum over the states of their weight times their largest element: the terms that a merged
+/// row is made of, before they cancel.
 std::vector<double> merge_scales(const MergeCase& problem, const Expected& expected) {
   const MergeStatesParams p = problem.params();
   std::vector<std::vector<double>> o = {to_dense(p.partial_o)}, lse = {to_dense(p.partial_lse)};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One problem through the public API, against the reference.
+// Runs one problem through the public API and checks it against the reference.
 #pragma once
 
 #include <memory>
@@ -22,7 +22,7 @@ struct Outcome {
   Error error;
   Tolerance tolerance;
 
-  /// "decode on cpu_avx2: <failure> [<spec>]"
+  /// Returns the outcome as one line: "decode on cpu_avx2: <failure> [<spec>]", or "ok" in place of the failure.
   std::string line() const;
 };
 
@@ -46,7 +46,7 @@ Outcome check(const Context& context, const IndexerLogitsSpec& spec);
 Outcome check(const Context& context, const TopKSpec& spec);
 Outcome check(const Context& context, const IndexerTopKSpec& spec);
 
-/// What the reference says: dense, row-major, o before rounding to a narrow type.
+/// Holds what the reference computes: dense, row-major, o before it is rounded to a narrow type.
 struct Expected {
   std::vector<double> o;           ///< [T, H, d_v]
   std::vector<double> lse;         ///< [T, H]
@@ -58,14 +58,16 @@ Result<Expected> expected_of(const PrefillCase& problem);
 Result<Expected> expected_of(const PrefillSparseCase& problem);
 Result<Expected> expected_of(const MergeCase& problem);
 
-/// The same checks of a problem that was run by the caller: outputs against the reference, guards and gaps.
+/// Makes the same checks of a problem that the caller has run: it compares the outputs with the reference, and looks
+/// for writes into guard zones and gaps.
 Outcome check_outputs(const DecodeCase& problem, const Expected& expected, std::string_view backend);
 Outcome check_outputs(const DecodeSparseCase& problem, const Expected& expected, std::string_view backend);
 Outcome check_outputs(const PrefillCase& problem, const Expected& expected, std::string_view backend);
 Outcome check_outputs(const PrefillSparseCase& problem, const Expected& expected, std::string_view backend);
 Outcome check_outputs(const MergeCase& problem, const Expected& expected, std::string_view backend);
 
-/// The same for operations without a plan. The reference runs in place of the caller's outputs, which are put back.
+/// Makes the same checks for operations without a plan. The reference runs in place of the caller's outputs, which are
+/// put back.
 Outcome check_outputs(const AppendCase& problem, std::string_view backend);
 Outcome check_outputs(const AppendRopeCase& problem, std::string_view backend);
 Outcome check_outputs(const GatherCase& problem, std::string_view backend);
@@ -77,8 +79,9 @@ Outcome check_outputs(const IndexerLogitsCase& problem, std::string_view backend
 Outcome check_outputs(const TopKCase& problem, std::string_view backend);
 Outcome check_outputs(const IndexerTopKCase& problem, std::string_view backend);
 
-/// workspace_size, plan, run. The workspace lies between guard zones and starts as 0xFF bytes. On a GPU the problem is
-/// copied there, and its outputs and the workspace's guard zones back.
+/// Holds what `plan_and_run` leaves, which calls workspace_size, plan and run. The workspace lies between guard zones
+/// and starts as 0xFF bytes. On a GPU the problem is copied there, and it and the workspace are copied back, guard
+/// zones too.
 struct PlannedRun {
   Buffer workspace;
   std::unique_ptr<DeviceImage> image;  ///< of the problem and the workspace, which the plan refers to

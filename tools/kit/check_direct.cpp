@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of the operations without a plan.
+// Checks the operations that have no plan.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -48,7 +48,7 @@ Outcome check_against_reference(const Case& problem, std::string_view backend, c
   return judged;
 }
 
-/// Byte for byte.
+/// Compares the outputs with the reference byte for byte.
 template <class Case>
 Outcome check_bytes(const Case& problem, std::string_view backend) {
   return check_against_reference(problem, backend, [&](const Bytes& given) -> std::string {
@@ -67,7 +67,8 @@ bool close(double value, double reference, double most) {
   return std::abs(value - reference) <= most;
 }
 
-/// Logits of the reference stand in `expected`, those of the backend in `given`.
+/// Returns what is wrong with the logits of the backend, which stand in `given`; those of the reference stand in
+/// `expected`.
 std::string judge_logits(const IndexerLogitsCase& problem, const TensorView& given, const TensorView& expected) {
   const std::vector<double> scales = problem.row_scales(), got = to_dense(given), want = to_dense(expected);
   const auto width = static_cast<size_t>(given.shape[1]);
@@ -81,13 +82,14 @@ std::string judge_logits(const IndexerLogitsCase& problem, const TensorView& giv
   return {};
 }
 
-/// A copy of the case's first output, seen through its view.
+/// Returns `view` over `to`, which holds a copy of the memory that it saw.
 TensorView moved(TensorView view, const Buffer& to) {
   view.data = to.data();
   return view;
 }
 
-/// The tokens behind one row of slots, and what is wrong with it: 2 tokens for one slot, holes, unknown slots.
+/// Returns what is wrong with the slots of one query token: a slot that is not of its request, not visible or there
+/// twice, a token whose logit is below the k-th by more than `most_off`, or anything but -1 behind the valid ones.
 std::string judge_slots(const IndexerTopKCase& problem, size_t request, const int32_t* slots, const float* logits,
                         int64_t visible, double most_off) {
   const int64_t topk = problem.spec.topk, valid = std::min(topk, visible);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the checks of all operations begin and end with.
+// Holds what the checks of all operations begin and end with.
 #pragma once
 
 #include <string>
@@ -38,8 +38,8 @@ inline Outcome failed(Outcome outcome, std::string failure) {
   return outcome;
 }
 
-/// Runs an operation without a plan where the context computes. Says what went wrong, stray writes into inputs
-/// included.
+/// Runs an operation without a plan where the context computes. Returns what went wrong, stray writes into inputs
+/// included, or an empty string.
 template <class Case>
 std::string run_direct(const Context& context, const Case& problem) {
   const Fingerprint inputs(buffers_of(problem), outputs_of(problem));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The error model. u is the unit roundoff: 2^-24 for f32, 2^-11 for f16, 2^-8 for bf16. All errors of o are relative to
-// the largest |o| of their row, because one row's elements are sums over the same weights.
+// Derives tolerances from this error model. u is the unit roundoff: 2^-24 for f32, 2^-11 for f16, 2^-8 for bf16. All
+// errors of o are relative to the largest |o| of their row, because one row's elements are sums over the same weights.
 //
 // 1. Rounding the output: u(o) of the element itself, so at most u(o) of the row's largest.
 // 2. A score is a sum of d_qk products in f32, then scaled. A blocked sum is off by a few u(f32) of the sum of
@@ -55,7 +55,8 @@ bool same_special(double a, double b) {
   return (std::isnan(a) && std::isnan(b)) || a == b;
 }
 
-/// Rounding to a type: relative, and absolute where numbers of [0, 1] are too small for it.
+/// Holds the errors of rounding to a type: `unit` is relative, `subnormal` absolute, for numbers of [0, 1] that are too
+/// small for the former.
 struct Rounding {
   double unit, subnormal;
 };
@@ -162,7 +163,7 @@ Error compare(std::span<const double> o, std::span<const double> reference, int6
 
 namespace {
 
-/// Codes in the order of their values, both zeros alike.
+/// Maps codes to numbers in the order of their values, both zeros to 0.
 int code_order(uint8_t code) {
   const int magnitude = code & 0x7F;
   return (code & 0x80) != 0 ? -magnitude : magnitude;
@@ -214,7 +215,8 @@ double least_row_scale(DType o_dtype) { return o_dtype == DType::kF16 ? 0x1p-14 
 
 namespace {
 
-/// Bias of the keys that count, with slopes of at most 1: they lie among the drafts and the nearest keys of a rank.
+/// Returns a bound of the ALiBi bias of the keys that count, with slopes of at most 1: these keys lie among the drafts
+/// and the nearest keys of a rank.
 double bias_of(const OptionsSpec& options, const std::vector<int32_t>& q_len, const ContextParallel& share) {
   if (!options.alibi_slopes) return 0;
   return longest(q_len) + static_cast<double>(share.world) * share.interleave + 20;

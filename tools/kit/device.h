@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cases on a GPU: their memory is made on the host, copied there before an operation runs, and copied back afterwards,
-// guard zones and all. Where a device's memory is the host's, an emulated GPU's too, nothing is copied.
+// Brings cases to a GPU: their memory is made on the host, copied there before an operation runs, and copied back
+// afterwards, guard zones and all. Where a device's memory is the host's, an emulated GPU's too, nothing is copied.
 #pragma once
 
 #include <cstdint>
@@ -18,34 +18,35 @@
 
 namespace mla::kit {
 
-/// The problem as a context of that device sees it: "" or "cpu", "cuda:1", "emulated:sm90"; or on a GPU of an
-/// architecture that need not be there: "sm90".
+/// Returns the problem as a context of that device sees it: "" or "cpu", "cuda:1", "emulated:sm90"; "sm90" is a GPU of
+/// an architecture that need not be there.
 Problem on_device(Problem problem, std::string_view device);
 
-/// Whether a row of that name is for tensors on GPUs.
+/// Returns whether the row of that name is for tensors on GPUs.
 bool is_gpu_backend(std::string_view name);
-/// Names of the backends that are for GPUs of an architecture, in the order of the tables.
+/// Returns the names of the backends that are for GPUs of an architecture, in the order of the tables.
 std::vector<std::string> gpu_backends(int32_t arch);
-/// The architecture of a GPU, "emulated:sm90" or "cuda:0"; 0 if it is not there.
+/// Returns the architecture of a GPU, "emulated:sm90" or "cuda:0"; 0 if it is not there.
 int32_t arch_of(std::string_view device);
 
-/// Copies of Buffers in a GPU's memory, freed with it.
+/// Holds copies of Buffers in a GPU's memory, and frees them with itself.
 class DeviceImage {
  public:
-  /// `device` as ContextOptions takes it.
+  /// Copies `buffers` to `device`, which is named as in ContextOptions. Where nothing is to be copied, the image is
+  /// empty.
   static Result<DeviceImage> create(const std::string& device, const std::vector<const Buffer*>& buffers);
   DeviceImage(DeviceImage&&) noexcept = default;
   DeviceImage& operator=(DeviceImage&& other) noexcept;
   ~DeviceImage();
 
-  /// Whether there are copies at all.
+  /// Returns whether there are copies at all.
   bool moves() const { return gpu_.has_value(); }
   const Gpu* gpu() const { return gpu_ ? &*gpu_ : nullptr; }
   size_t bytes() const;  ///< of all copies
-  /// Copies one more. Its memory must live as long as the image; the Buffer may be moved.
+  /// Copies one more Buffer. Its memory must live as long as the image; the Buffer may be moved.
   Status add(const Buffer& buffer);
 
-  /// The same parameters over the copies.
+  /// Returns the same parameters over the copies.
   template <class Params>
   Params there(Params params) const {
     if (moves()) for_each_tensor(params, [this](TensorView& view) { move(view); });
@@ -53,9 +54,9 @@ class DeviceImage {
   }
   std::span<std::byte> there(const Buffer& buffer) const;
 
-  /// Waits for the default stream, then copies back: guard zones too.
+  /// Waits for the default stream, then copies the buffers back, guard zones too.
   Status fetch(const std::vector<const Buffer*>& buffers) const;
-  Status fetch() const;  ///< all
+  Status fetch() const;  ///< copies all buffers back
 
  private:
   struct Copy {
@@ -70,10 +71,10 @@ class DeviceImage {
   std::vector<Copy> copies_;
 };
 
-/// What Buffers hold, to see whether an operation wrote where it may only read.
+/// Remembers what Buffers hold, to see whether an operation wrote where it may only read.
 class Fingerprint {
  public:
-  /// Of all but `outputs`; guard zones count.
+  /// Remembers all buffers but `outputs`; guard zones count.
   Fingerprint(std::vector<const Buffer*> buffers, const std::vector<const Buffer*>& outputs);
   bool holds() const;
 

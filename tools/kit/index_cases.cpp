@@ -12,7 +12,7 @@
 namespace mla::kit {
 namespace {
 
-/// Tokens of the queries' requests: valid ones, and what must become -1.
+/// Draws topk tokens of its request for every query: valid ones, and others that must become -1.
 std::vector<int32_t> draw_local_indices(const PhysicalSlotsSpec& spec, const std::vector<int32_t>& q_len) {
   std::vector<int32_t> values;
   Random random(mix(spec.seed, kIndices));

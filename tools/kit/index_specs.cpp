@@ -109,7 +109,7 @@ std::string describe(const IndexerTopKSpec& spec) {
 
 namespace {
 
-/// What `explain` judges of an operation on the indexer's keys.
+/// Returns the problem that `explain` judges for an operation on the indexer's keys.
 Problem indexer_problem(Op op, DType dtype, int64_t num_heads) {
   return {.op = op,
           .device = {},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random problems for every operation, their check against the reference, and sweeps of both. Shared by the command
-// line and the tests.
+// Includes the whole kit: random problems for every operation, their check against the reference, and sweeps of both.
+// The command line and the tests share it.
 #pragma once
 
 #include "kit/buffer.h"        // IWYU pragma: export

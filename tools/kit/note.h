@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the process is doing, where a signal handler can read it: a test that crashes says which problem it was at.
+// Keeps what the process is doing where a signal handler can read it: a test that crashes says which problem it was at.
 #pragma once
 
 #include <array>
@@ -8,7 +8,7 @@
 
 namespace mla::kit {
 
-/// The latest note, ending in 0.
+/// Holds the latest note, ending in 0.
 inline std::array<char, 2048> latest_note = {};
 
 inline void note(std::string_view text) {

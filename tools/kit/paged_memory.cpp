@@ -95,7 +95,7 @@ float kpe_scale_of(const KvCache& cache) {
   return scale_of(cache.kpe_scale.given() ? cache.kpe_scale : cache.ckv_scale);
 }
 
-/// How many scales of its own a row has.
+/// Returns how many scales of its own a row has.
 int32_t row_scales(const PagedMemory& memory) {
   const KvLayout layout = kv_layout(memory.cache.format);
   if (layout.nope.channels_per_scale != 0) return layout.nope_dim / layout.nope.channels_per_scale;
@@ -128,7 +128,7 @@ float load_scale(const PagedMemory& memory, const std::byte* scales, int32_t gro
   return scale;
 }
 
-/// Channel `c` of a part that is stored as `element`, quantized by `scale` where that is a code.
+/// Stores channel `c` of a part whose elements are of type `element`, quantized by `scale` if that is a quantized type.
 void store_channel(std::byte* part, DType element, size_t c, float value, float scale) {
   if (element == DType::kE4M3) {
     part[c] = std::byte{quantize_e4m3(value, scale)};

@@ -12,7 +12,7 @@ float random_score_std(Random& random) {
   return pick(random, std::array<float, 6>{0.1F, 1.0F, 2.0F, 2.0F, 4.0F, 40.0F});
 }
 
-/// Each option now and then, in any combination. Windows and slopes need positions.
+/// Draws each option now and then, in any combination. Windows and slopes need positions.
 OptionsSpec random_options(Random& random, bool positions) {
   OptionsSpec options;
   options.attn_sink = random.chance(0.3);
@@ -24,7 +24,7 @@ OptionsSpec random_options(Random& random, bool positions) {
   return options;
 }
 
-/// Everything of a spec that all attention operations have in common, but heads and dtypes.
+/// Draws everything of a spec that all attention operations have in common, but heads and dtypes.
 void draw_common(Random& random, AttentionSpec& spec, bool positions) {
   spec.options = random_options(random, positions);
   spec.want_lse = random.chance(0.9);
@@ -37,7 +37,7 @@ void draw_common(Random& random, AttentionSpec& spec, bool positions) {
   spec.workspace_misalign = pick(random, std::array<int32_t, 4>{0, 1, 16, 63});
 }
 
-/// Queries of the cache's type more often than not, of any other now and then, and outputs that go with them.
+/// Draws queries of the cache's type half of the time, else of another one, and outputs that go with them.
 void draw_dtypes(Random& random, AbsorbedSpec& spec, CacheFormat format) {
   const DType same = value_dtype(kv_layout(format).nope.element);
   const DType other = same == DType::kF16 ? DType::kBF16 : DType::kF16;

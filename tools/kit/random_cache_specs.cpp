@@ -26,7 +26,7 @@ DType random_float(Random& random) {
 
 namespace {
 
-/// Bytes: rows of packed formats stay where bf16 may stand.
+/// Returns bytes of padding, an even number, so that rows of packed formats stay where bf16 may stand.
 int64_t random_packed_extra(Random& random) {
   return random.chance(0.7) ? 0 : pick(random, std::array<int64_t, 5>{2, 4, 16, 64, 1000});
 }
@@ -123,7 +123,8 @@ Batch random_requests(Random& random, int32_t num_heads, int32_t page_size) {
 
 namespace {
 
-/// What rows are rounded from or to: the cache's own type, where it is a float, half of the time.
+/// Returns the type that rows are rounded from or to: half of the time bf16 if the cache's values are (quantized ones,
+/// too); else half of the time f16; else any float.
 DType random_row_dtype(Random& random, CacheFormat format) {
   return random.chance(0.5) && value_dtype(kv_layout(format).nope.element) == DType::kBF16 ? DType::kBF16
          : random.chance(0.5)                                                              ? DType::kF16

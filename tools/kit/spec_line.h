@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The text of a spec, and sums over its requests.
+// Writes the text of a spec, and sums over its requests.
 #pragma once
 
 #include <string>
@@ -25,7 +25,7 @@ std::string text(LengthForm value);
 std::string text(const ContextParallel& value);  ///< "rank/world/interleave"
 std::string text(const std::vector<int32_t>& values);
 
-/// "name=value" of a spec's fields, those of its bases too; `knob` leaves out what is at its default.
+/// Collects "name=value" of a spec's fields, those of its bases too; `knob` leaves out what is at its default.
 template <class Spec>
 class Line {
  public:
@@ -55,7 +55,7 @@ class Line {
 
 std::string describe(const CacheSpec& spec);
 
-/// Bytes of one token's row in the cache, its scales included.
+/// Returns the bytes of one token's row in the cache, its scales included.
 double cache_row_bytes(const CacheSpec& spec);
 inline double bytes_of(DType dtype) { return static_cast<double>(size_of(dtype)); }
 
@@ -68,7 +68,7 @@ int64_t total_queries(const Spec& spec) {
 
 double total(const std::vector<int32_t>& values);
 
-/// Query-key pairs that see each other, of one head: causal or not, within the window, on the rank.
+/// Returns how many query-key pairs of one head see each other: causal or not, within the window, on the rank.
 template <class Spec>
 double visible_pairs(const Spec& spec, bool causal, int32_t window_left = -1, const ContextParallel& share = {}) {
   double pairs = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Descriptions of random problems: every knob, with defaults. A spec and nothing else determines a problem's bits.
+// Describes random problems: every knob, with defaults. A spec and nothing else determines a problem's bits.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +12,13 @@
 
 namespace mla::kit {
 
-/// How a paged cache lies in memory.
+/// Describes how a paged cache lies in memory.
 struct CacheSpec {
   CacheFormat format = CacheFormat::kBF16;
   int32_t d_qk = 576;
   int32_t d_v = 512;  ///< width of the value: kv_lora_rank; in fp8_dsv4 the whole row
   int32_t page_size = 64;
-  bool two_tensors = false;        ///< ckv and kpe apart; bf16, f16 and fp8
+  bool two_tensors = false;        ///< ckv and kpe are two tensors; bf16, f16 and fp8
   bool block_table = false;        ///< else CSR
   bool garbage_table_tail = true;  ///< entries past the last needed page exist and are 2147483647
   bool shuffled_pages = true;
@@ -33,7 +33,7 @@ struct CacheSpec {
   bool own_kpe_scale = false;  ///< fp8: kpe has a scale of its own (always with token_scales). Both need a tensor that
                                ///< says where kpe begins: two_tensors, or rows in two parts
   bool power_of_two_scales = true;  ///< what writers of fp8_ds_mla and of token_scales choose
-  bool few_long_scales = false;     ///< else: of ten rows of eleven they come out as powers of two all the same
+  bool few_long_scales = false;     ///< ten rows of eleven are drawn so that their scales come out as powers of two
   bool padded_pages = false;        ///< fp8_dsv4: pages padded to the format's alignment
   bool uneven_rows = false;         ///< groups of 64 channels differ in magnitude; quantized formats always
 
@@ -42,12 +42,12 @@ struct CacheSpec {
   bool packed() const { return kv_layout(format).is_packed(); }
 };
 
-/// The head dims of a format: 576/512, fp8_dsv4 512/512.
+/// Returns a cache with the usual head dims of a format: 576/512, fp8_dsv4 512/512.
 CacheSpec usual_cache(CacheFormat format);
-/// The formats whose caches are tensors of elements, of any widths.
+/// Returns the formats whose caches are tensors of elements, of any widths.
 std::span<const CacheFormat> tensor_formats();
 
-/// AttentionOptions: what is drawn, and how.
+/// Says which AttentionOptions are drawn, and how.
 struct OptionsSpec {
   bool attn_sink = false;
   bool infinite_sinks = false;  ///< a third of the sinks is -inf, a third +inf
@@ -56,7 +56,7 @@ struct OptionsSpec {
   bool alibi_slopes = false;  ///< 2^(-8 (h + 1) / H), as usual
 };
 
-/// What all attention problems have in common.
+/// Holds what all attention problems have in common.
 struct AttentionSpec {
   int32_t num_heads = 16;
   DType o_dtype = DType::kBF16;
@@ -76,7 +76,7 @@ struct AttentionSpec {
   uint64_t seed = 1;
 };
 
-/// The queries and outputs of decode and decode_sparse. o_dtype: q_dtype (bf16 for e4m3), f32, or e4m3.
+/// Describes the queries and outputs of decode and decode_sparse. o_dtype is q_dtype (bf16 for e4m3), f32, or e4m3.
 struct AbsorbedSpec : AttentionSpec {
   DType q_dtype = DType::kBF16;
   float q_scale = 0.0F;         ///< of e4m3 queries; 0: a sixteenth of their spread
@@ -85,10 +85,11 @@ struct AbsorbedSpec : AttentionSpec {
   bool omit_qo_indptr = false;  ///< legal if all q_len are equal
 };
 
-/// How the drafts of a request see each other.
+/// Says how the drafts of a request see each other.
 enum class Tree : uint8_t { kNone, kMask, kParents };
 
-/// Request b has q_len[b] queries (the last of) kv_len[b] tokens; both vectors have B entries, or q_len one for all.
+/// Describes a decode. Request b has kv_len[b] tokens, the last q_len[b] of which are its queries; both vectors have B
+/// entries, or q_len has one for all.
 struct DecodeSpec : AbsorbedSpec {
   std::vector<int32_t> q_len = {1};
   std::vector<int32_t> kv_len = {128};
@@ -103,16 +104,17 @@ struct DecodeSpec : AbsorbedSpec {
   float effective_sm_scale() const;  ///< 1 / sqrt(128 + qk_rope_head_dim) by default
 };
 
-/// How topk_length comes.
+/// Says how topk_length is given, if at all: for every query token or for every request.
 enum class LengthForm : uint8_t { kNone, kPerToken, kPerRequest };
 
-/// A pool of rows and the indices into it. What lies beyond topk_length is garbage: NaN rows and wild numbers.
+/// Describes a pool of rows and the indices into it. What lies beyond topk_length is garbage: NaN rows and wild
+/// numbers.
 struct SparsePoolSpec {
   CacheSpec cache = {};       ///< block_table and garbage_table_tail have no meaning
   int32_t num_tokens = 1000;  ///< rows that the pool holds
   int32_t topk = 64;
   LengthForm topk_length = LengthForm::kNone;
-  std::vector<int32_t> lengths = {};  ///< what topk_length holds, over and over; empty: random, -1 to topk + 1
+  std::vector<int32_t> lengths = {};  ///< what topk_length holds, repeated; if empty: random, -1 to topk + 1
   double invalid_share = 0.1;         ///< share of -1, 2147483647 and the like among the indices that count
   double duplicate_share = 0.1;       ///< share of repetitions of the row's first index
   double empty_share = 0.0;           ///< share of query tokens whose indices are all invalid
@@ -126,12 +128,12 @@ struct DecodeSparseSpec : AbsorbedSpec {
 
   int32_t batch_size() const { return static_cast<int32_t>(q_len.size()); }
   int64_t num_tokens() const;
-  /// qo_indptr is given where a length per request needs it.
+  /// Returns whether a pool has a length per request: the operation then gets qo_indptr, unless it is to be omitted.
   bool per_request() const;
   float effective_sm_scale() const;
 };
 
-/// o_dtype: dtype or f32.
+/// Describes a prefill. o_dtype is dtype or f32.
 struct PrefillSpec : AttentionSpec {
   std::vector<int32_t> q_len = {128};
   std::vector<int32_t> kv_len = {128};
@@ -148,7 +150,7 @@ struct PrefillSpec : AttentionSpec {
   float effective_sm_scale() const;  ///< 1 / sqrt(d_qk) by default
 };
 
-/// o_dtype: q_dtype or f32.
+/// Describes a sparse prefill. o_dtype is q_dtype or f32.
 struct PrefillSparseSpec : AttentionSpec {
   int32_t num_tokens = 16;
   int32_t num_keys = 500;
@@ -232,7 +234,7 @@ struct GatherSpec {
   int32_t batch_size() const { return static_cast<int32_t>(kv_len.size()); }
 };
 
-/// `num_tokens` fill whole pages of both caches, which are of equal head dims.
+/// Describes a copy of pages. `num_tokens` fill whole pages of both caches, which have equal head dims.
 struct CopyPagesSpec {
   int32_t num_tokens = 256;
   CacheSpec from = {};
@@ -329,7 +331,7 @@ struct IndexerTopKSpec {
   int64_t table_row_extra = 0;  ///< of the latent cache's table
 };
 
-/// One line with every knob that is not at its default, the seed included.
+/// Returns one line with every knob that is not at its default, the seed included.
 std::string describe(const DecodeSpec& spec);
 std::string describe(const DecodeSparseSpec& spec);
 std::string describe(const PrefillSpec& spec);
@@ -346,7 +348,7 @@ std::string describe(const IndexerLogitsSpec& spec);
 std::string describe(const TopKSpec& spec);
 std::string describe(const IndexerTopKSpec& spec);
 
-/// What `explain` judges.
+/// Returns the problem that `explain` judges.
 Problem problem_of(const DecodeSpec& spec);
 Problem problem_of(const DecodeSparseSpec& spec);
 Problem problem_of(const PrefillSpec& spec);
@@ -363,8 +365,9 @@ Problem problem_of(const IndexerLogitsSpec& spec);
 Problem problem_of(const TopKSpec& spec);
 Problem problem_of(const IndexerTopKSpec& spec);
 
-/// What a perfect kernel does: 2 flops for every multiply-add of a visible key; bytes of inputs read once and outputs
-/// written once (no flops where only bytes move). Of trees, random lengths and shares what is to be expected.
+/// Holds what a perfect kernel does: 2 flops for every multiply-add of a visible key; bytes of inputs read once and
+/// outputs written once (no flops where only bytes move). For trees, random lengths and shares it is what is to be
+/// expected.
 struct Work {
   double flops = 0;
   double bytes = 0;
@@ -385,9 +388,9 @@ Work work_of(const IndexerLogitsSpec& spec);
 Work work_of(const TopKSpec& spec);
 Work work_of(const IndexerTopKSpec& spec);
 
-/// Small random problems over every knob and the shapes that users run; the same seed gives the same spec. `format` is
-/// the cache's (decode_sparse: the first pool's; copy_pages: where tokens come from); prefill and merge_states have a
-/// data type instead, and the index tools neither.
+/// Returns a small random problem, drawn over every knob and the shapes that users run; the same seed gives the same
+/// spec. `format` is the cache's (decode_sparse: the first pool's; copy_pages: where tokens come from); prefill and
+/// merge_states have a data type instead, and the index tools neither.
 DecodeSpec random_decode_spec(uint64_t seed, CacheFormat format);
 DecodeSparseSpec random_decode_sparse_spec(uint64_t seed, CacheFormat format);
 PrefillSpec random_prefill_spec(uint64_t seed, DType dtype);

@@ -22,7 +22,7 @@ struct Job {
   std::string backend;
 };
 
-/// What an operation's cases vary besides their seed: a cache format, a data type, or nothing.
+/// Holds what an operation's cases vary besides their seed: a cache format, a data type, or nothing.
 using Variety = std::variant<std::monostate, CacheFormat, DType>;
 
 AnySpec random_spec(Op op, Variety variety, uint64_t seed) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Many random problems over operations, formats and backends.
+// Checks many random problems over operations, formats and backends.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ struct SweepOptions {
   std::optional<Op> op;  ///< all, if not given
   std::string backend;   ///< a row or a family ("cpu"); empty = every usable row
   std::string device;    ///< as ContextOptions: "cpu", "cuda:1", "emulated:sm90"; empty = where MLA_EMULATE says
-  /// Every format, if not given. Prefill and merge_states take a data type instead, bf16 or f16: they and the index
-  /// tools, which have no format at all, are left out where the format is another.
+  /// Selects the format; every format is checked if it is not given. Prefill and merge_states take a data type instead,
+  /// bf16 or f16: they and the index tools, which have no format at all, are left out where the format is another.
   std::optional<CacheFormat> cache;
   bool quick = false;  ///< a tenth of the cases
   int64_t cases = 0;   ///< of every operation and format; 0: 120, or 12 if quick
@@ -26,7 +26,7 @@ struct SweepOptions {
   int32_t num_threads = 0;  ///< as ContextOptions
 };
 
-/// Cases that a row would not take.
+/// Counts the cases that a row would not take.
 struct Skipped {
   std::string backend;
   std::string reason;  ///< the row's verdict
@@ -40,16 +40,17 @@ struct SweepResult {
   std::vector<Skipped> skipped;   ///< one entry for every reason of every row
 };
 
-/// Called after every case; return false to stop early.
+/// Is called after every case; it returns false to stop early.
 using SweepProgress = std::function<bool(int64_t done, int64_t total, const Outcome& last)>;
 
-/// The error is of the options: an unknown backend, a format no backend computes yet, no usable row.
+/// Checks every case that the options ask for. An error says what is wrong with the options: an unknown backend, a
+/// format that the operation does not take, no usable row.
 Result<SweepResult> sweep(const SweepOptions& options, const SweepProgress& progress = {});
 
 /// Adds a case that `row` would not take.
 void count_skipped(const BackendVerdict& row, std::vector<Skipped>& skipped);
 
-/// Rows of an operation's table that can run `problem`, best first.
+/// Returns the rows of an operation's table that can run `problem`, best first.
 std::vector<std::string> usable_backends(const Problem& problem);
 
 }  // namespace mla::kit

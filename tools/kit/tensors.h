@@ -11,7 +11,7 @@
 
 namespace mla::kit {
 
-/// `f` takes a TensorView&.
+/// Calls f(TensorView&) for every tensor of `params`, given or not.
 template <class Params, class F>
 void for_each_tensor(Params& params, const F& f) {
   for_each_field(params, [&f](std::string_view, auto& field) {
@@ -23,7 +23,7 @@ void for_each_tensor(Params& params, const F& f) {
   });
 }
 
-// One overload per struct.
+// There is one overload per struct.
 
 template <class F>
 void for_each_output(DecodeParams& p, const F& f) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `mla bench`: ceilings and kernels in one process.
+// `mla bench` measures ceilings and kernels in one process.
 #include <map>
 #include <memory>
 #include <string>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The options that describe cases and how to measure them, shared by `mla run` and `mla bench`.
+// Declares the options that describe cases and how to measure them, shared by `mla run` and `mla bench`.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -15,7 +15,7 @@
 
 namespace mla::bench {
 
-/// One option "--kv-len" for every key "kv_len".
+/// Adds one option "--kv-len" for every key "kv_len", and holds the values given.
 class SettingFlags {
  public:
   void add_options(CLI::App& command, std::initializer_list<std::string_view> without = {}) {
@@ -24,7 +24,7 @@ class SettingFlags {
         command.add_option(flag_of(entry.key), values_[entry.key], std::string(entry.help))->option_text(" ");
   }
 
-  /// The options that were given.
+  /// Returns the options that were given.
   Settings settings() const {
     Settings given;
     for (const auto& [key, text] : values_)
@@ -42,7 +42,7 @@ class SettingFlags {
   std::map<std::string_view, std::string> values_;
 };
 
-/// --min-time and --seed.
+/// Adds --min-time and --seed, and holds their values.
 class MeasureFlags {
  public:
   explicit MeasureFlags(std::string min_time) : min_time_(std::move(min_time)) {}

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `mla check`: random problems over every operation, format and backend, against the reference.
+// `mla check` runs random problems over every operation, format and backend, and compares them with the reference.
 #include <chrono>
 #include <map>
 #include <memory>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A subcommand of `mla`: adds itself and its options to the application and returns what to do if it was chosen.
+// Declares the subcommands of `mla`: each adds itself and its options to the application and returns what to do if it
+// was chosen.
 #pragma once
 
 #include <CLI/CLI.hpp>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `mla explain`: which backend a problem gets, and why not the others.
+// `mla explain` says which backend a problem gets, and why not the others.
 #include <algorithm>
 #include <memory>
 #include <optional>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `mla info`: the machine, the backends, and the support matrix.
+// `mla info` shows the machine, the backends, and the support matrix.
 #include <algorithm>
 #include <cstdio>
 #include <memory>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ctrl-C as a request to stop, for commands that have something to show for what is done.
+// Turns Ctrl-C into a request to stop, for commands that have something to show for what is done.
 #pragma once
 
 #include <atomic>

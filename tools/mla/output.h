@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every command prints through: text, tables, a progress line, and the JSON contract of docs/json.md.
+// Holds what every command prints through: text, tables, a progress line, and the JSON contract of docs/json.md.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -19,8 +19,8 @@ namespace mla::cli {
 /// Keeps the keys in the order in which they were written.
 using Json = nlohmann::ordered_json;
 
-/// Where a command's text and JSON go: with --json the JSON goes to standard output (or FILE), all text to standard
-/// error.
+/// Says where a command's text and JSON go: with --json the JSON goes to standard output (or FILE), all text to
+/// standard error.
 class Output {
  public:
   /// Adds `--json[=FILE]` to a command. The object must outlive the parsing and the action.
@@ -29,7 +29,7 @@ class Output {
   bool json() const { return !json_target_.empty(); }
   /// Throws UsageError if --json=FILE cannot be written: commands ask before they work or print.
   void check_target() const;
-  /// Standard output, or standard error with --json.
+  /// Returns standard output, or standard error with --json.
   std::FILE* text() const { return json() ? stderr : stdout; }
 
   template <class... Args>
@@ -37,7 +37,7 @@ class Output {
     print_to(text(), format, std::forward<Args>(args)...);
   }
 
-  /// Writes the document, indented, with a final newline; nothing without --json. Numbers that JSON lacks (NaN,
+  /// Writes the document, indented, with a final newline; writes nothing without --json. Numbers that JSON lacks (NaN,
   /// infinity) become null. Throws UsageError if the file cannot be written.
   void write_json(const Json& document) const;
 
@@ -50,17 +50,17 @@ class Output {
 /// Throws UsageError if `path` cannot be written; leaves no file that was not there. "-" passes.
 void check_writable(std::string_view option, const std::string& path);
 
-/// A table in aligned columns: the first `left_columns` columns are aligned to the left, numbers to the right.
+/// Prints a table in aligned columns: the first `left_columns` columns are aligned to the left, numbers to the right.
 class Table {
  public:
   explicit Table(std::vector<std::string> header, size_t left_columns = 1)
       : header_(std::move(header)), left_columns_(left_columns) {}
-  /// A row with fewer cells than the header is filled with empty ones.
+  /// Adds a row; one with fewer cells than the header is filled with empty ones.
   void add_row(std::vector<std::string> cells);
   void print(std::FILE* file) const;
-  /// The same as comma-separated values; cells are quoted where they must be.
+  /// Prints the same as comma-separated values; cells are quoted where they must be.
   void print_csv(std::FILE* file) const;
-  /// The same as a Markdown table.
+  /// Prints the same as a Markdown table.
   void print_markdown(std::FILE* file) const;
 
  private:
@@ -71,7 +71,7 @@ class Table {
 
 bool is_terminal(std::FILE* file);
 
-/// One line on standard error, rewritten in place at most ten times a second; silent if that is no terminal.
+/// Shows one line on standard error, rewritten in place at most ten times a second; is silent if that is no terminal.
 class Progress {
  public:
   explicit Progress(std::string_view label);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `mla run`: one operation on random data, checked against the reference and timed.
+// `mla run` runs one operation on random data, checks it against the reference and times it.
 #include <memory>
 #include <string>
 #include <vector>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Error and number texts of the command line. Apart from output.h, whose headers are slow to compile.
+// Makes the error and number texts of the command line. They are apart from output.h, whose headers are slow to
+// compile.
 #pragma once
 
 #include <fmt/format.h>
@@ -13,7 +14,7 @@
 
 namespace mla::cli {
 
-/// Unusable input. `main` prints "mla: <message>" on one line of standard error and exits with 2.
+/// Reports unusable input. `main` prints "mla: <message>" on one line of standard error and exits with 2.
 class UsageError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -31,16 +32,16 @@ void print_to(std::FILE* file, fmt::format_string<Args...> format, Args&&... arg
   write_text(file, fmt::format(format, std::forward<Args>(args)...));
 }
 
-/// "1 case", "2 cases".
+/// Returns "1 case", "2 cases".
 std::string counted(int64_t count, std::string_view singular);
 
-/// "1.5 GiB", "640 B".
+/// Returns "1.5 GiB", "640 B".
 std::string human_bytes(double bytes);
-/// "31.2 us", "4.50 ms", "1.25 s", "3 min 07 s".
+/// Returns "31.2 us", "4.50 ms", "1.25 s", "3 min 07 s".
 std::string human_seconds(double seconds);
-/// "950", "12.3 k", "4.56 M".
+/// Returns "950", "12.3 k", "4.56 M".
 std::string human_count(double count);
-/// "93.1 %".
+/// Returns "93.1 %".
 std::string human_percent(double share);
 
 }  // namespace mla::cli

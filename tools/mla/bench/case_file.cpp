@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// YAML case files: `defaults`, and `cases`, a list of maps from keys to values, lists or ranges.
+// Reads YAML case files: `defaults`, and `cases`, a list of maps from keys to values, lists or ranges.
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What to measure: from lists and ranges of settings to single cases.
+// Says what to measure: turns lists and ranges of settings into single cases.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace mla::bench {
 
-/// What a case must reach to meet its target.
+/// Says what a case must reach to meet its target.
 struct Target {
   std::optional<double> min_share;  ///< of the ceiling
   std::optional<double> max_us;     ///< median time
@@ -25,11 +25,12 @@ struct Target {
   bool given() const { return min_share || max_us || min_ratio; }
 };
 
-/// Which scales a quantized cache has where its format leaves a choice: fp8 one for all or four per token ("per-slot"),
-/// fp8_ds_mla rounded to powers of two or not.
+/// Says which scales a quantized cache has where its format leaves a choice: fp8 has one for all or four per token
+/// ("per-slot"), those of fp8_ds_mla are rounded to powers of two or not.
 enum class Scales : uint8_t { kPowersOfTwo, kF32, kPerSlot };
 
-/// One problem with everything that decides its speed. In decode_sparse a request's kv_len is the tokens of the pool.
+/// Describes one problem with everything that decides its speed. In decode_sparse a request's kv_len is the tokens of
+/// the pool.
 struct Case {
   std::string label;  ///< of the case file, or empty
   Op op = Op::kDecode;
@@ -64,37 +65,38 @@ struct Case {
   bool ragged() const;
 };
 
-/// Cases that are measured in turns. With more than one, the first is the baseline of the others.
+/// Holds cases that are measured in turns. With more than one, the first is the baseline of the others.
 struct CaseGroup {
   Target target;
   std::vector<Case> cases;
 };
 
-/// One setting: a value, a list or a range as text, and where it stands ("--kv-len", "targets.yaml:12: kv_len").
+/// Holds one setting: a value, a list or a range as text, and where it stands ("--kv-len", "targets.yaml:12: kv_len").
 struct Setting {
   std::string text;
   std::string where;
 };
 
-/// By key: those of setting_keys(), and compare.
+/// Holds settings by key; the keys are those of setting_keys(), and compare.
 using Settings = std::map<std::string, Setting, std::less<>>;
 
-/// All keys, with a line of help each, in the order of the help text.
+/// Holds a key and a line of help. setting_keys() returns all of them in the order of the help text.
 struct SettingKey {
   std::string_view key, help;
 };
 const std::vector<SettingKey>& setting_keys();
 
-/// The number of values that a setting lists. Throws UsageError.
+/// Returns the number of values that a setting lists. Throws UsageError.
 size_t count_values(std::string_view key, const Setting& setting);
 
-/// Every combination of the listed values. `compare` names the key whose values form one group. Throws UsageError.
+/// Returns every combination of the listed values. `compare` names the key whose values form one group. Throws
+/// UsageError.
 std::vector<CaseGroup> expand(const Settings& settings, const Target& target = {}, std::string_view label = {});
 
-/// The cases of a YAML file; `flags` win over what the file says. Throws UsageError with the line.
+/// Returns the cases of a YAML file; `flags` win over what the file says. Throws UsageError with the line.
 std::vector<CaseGroup> load_case_file(const std::string& path, const Settings& flags);
 
-/// Input lengths of the first `count` requests of a trace (one JSON object a line), at most `clip` each.
+/// Returns the input lengths of the first `count` requests of a trace (one JSON object a line), at most `clip` each.
 std::vector<int64_t> read_trace_lengths(std::string_view where, const std::string& path, int64_t count, int64_t clip);
 
 }  // namespace mla::bench

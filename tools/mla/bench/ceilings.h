@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What this machine can do at best, measured in the same process and with the same number of threads as the kernels.
+// Measures what this machine can do at best, in the same process and with the same number of threads as the kernels.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +27,7 @@ inline constexpr Ceiling kAllCeilings[] = {Ceiling::kBf16, Ceiling::kF32, Ceilin
 
 std::string_view name(Ceiling ceiling);
 
-/// Threads that start a job together; the calling thread is worker 0, as in a mla::Context.
+/// Holds threads that start a job together; the calling thread is worker 0, as in a mla::Context.
 class Team {
  public:
   explicit Team(int32_t threads);
@@ -38,7 +38,7 @@ class Team {
   int32_t size() const;
   /// Calls job(worker) once on each worker and returns when all are done.
   void run(const std::function<void(int32_t)>& job);
-  /// All workers meet here, called from inside a job.
+  /// Makes all workers meet here; is called from inside a job.
   void barrier();
 
  private:
@@ -54,15 +54,16 @@ class CeilingMeter {
   explicit CeilingMeter(int32_t threads);
 
   int32_t threads() const { return team_.size(); }
-  /// Runs one sample of about `seconds`: what all threads did in a chunk, over the time from the first one's start to
-  /// the last one's end; the rate that nine of ten chunks do not exceed. The first call warms the processor up.
+  /// Runs one sample of about `seconds` and returns the rate that nine of ten chunks do not exceed: what all threads
+  /// did in a chunk, over the time from the first one's start to the last one's end. The first call warms the processor
+  /// up.
   double sample(Ceiling ceiling, double seconds = 0.02);
-  /// The median of all samples so far; takes five if there is none.
+  /// Returns the median of all samples so far; takes five if there is none.
   double median(Ceiling ceiling);
-  /// Seconds of each of `repetitions` copies of `bytes`, split evenly over the threads.
+  /// Returns the seconds of each of `repetitions` copies of `bytes`, split evenly over the threads.
   std::vector<double> copy_seconds(void* destination, const void* source, size_t bytes, int32_t repetitions);
-  /// Seconds that std::nth_element takes for the k largest of every row of [rows, columns], the rows dealt out over the
-  /// threads; it works on copies, which are made beside the clock.
+  /// Returns the seconds that std::nth_element takes for the k largest of every row of [rows, columns], the rows dealt
+  /// out over the threads; it works on copies, which are made beside the clock.
   double nth_element_seconds(const float* values, int64_t rows, int64_t columns, int64_t stride, int64_t k);
   /// Pushes everything else out of the caches.
   void flush_caches();
@@ -81,13 +82,13 @@ class CeilingMeter {
   std::map<Ceiling, std::vector<double>> samples_;
 };
 
-/// The middle of the values (the mean of the two middle ones); 0 of none.
+/// Returns the middle of the values (the mean of the two middle ones); 0 if there are none.
 double median_of(std::vector<double> values);
-/// The value below which `share` of the values lie (nearest rank); 0 of none.
+/// Returns the value below which `share` of the values lie (nearest rank); 0 if there are none.
 double quantile_of(std::vector<double> values, double share);
 
-/// Loops that do nothing but arithmetic in registers. Each returns the floating-point operations it did, about
-/// `iterations` times a few hundred.
+/// Holds loops that do nothing but arithmetic in registers, and one that reads memory. Each of the former returns the
+/// floating-point operations it did, about `iterations` times a few hundred.
 struct CeilingKernels {
   double (*bf16)(int64_t iterations);
   double (*f32)(int64_t iterations);
@@ -97,7 +98,7 @@ struct CeilingKernels {
   std::string_view bf16_name, f32_name;  ///< the instructions, for people
 };
 
-/// The loops for the processor this runs on.
+/// Returns the loops for the processor this runs on.
 const CeilingKernels& ceiling_kernels();
 
 }  // namespace mla::bench

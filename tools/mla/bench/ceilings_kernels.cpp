@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inner loops of the ceilings. Sixteen independent chains hide the latency of an FMA on every processor known to
-// us (4-6 cycles, at most two a cycle); twelve where there are only sixteen registers.
+// Holds the inner loops of the ceilings. Sixteen independent chains hide the latency of an FMA on every processor known
+// to us (4-6 cycles, at most two a cycle); there are twelve where there are only sixteen registers.
 #include <hwy/highway.h>
 
 #include <atomic>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Times work on a GPU: graphs of many launches between two events, so that neither the host's part of a launch nor the
-// clock shows; and the GPU's ceilings, timed the same way in the same run.
+// clock shows; and measures the GPU's ceilings, timed the same way in the same run.
 #pragma once
 
 #include <cstdint>
@@ -24,10 +24,10 @@ enum class GpuCeiling : uint8_t {
 inline constexpr GpuCeiling kAllGpuCeilings[] = {GpuCeiling::kRead, GpuCeiling::kCopy, GpuCeiling::kMma,
                                                  GpuCeiling::kWgmma};
 
-/// "gpu_read", "gpu_copy", "mma_bf16", "wgmma_bf16"
+/// Returns "gpu_read", "gpu_copy", "mma_bf16" or "wgmma_bf16".
 std::string_view name(GpuCeiling ceiling);
 
-/// A stream with what is needed to time it. Throws UsageError with the library's message.
+/// Holds a stream with what is needed to time it. Throws UsageError with the library's message.
 class GpuClock {
  public:
   explicit GpuClock(const Gpu& gpu);
@@ -37,9 +37,9 @@ class GpuClock {
 
   const Gpu& gpu() const { return gpu_; }
   Stream stream() const { return stream_; }
-  /// Captures what `work` puts into the stream; destroyed with the clock.
+  /// Captures what `work` puts into the stream; the graph is destroyed with the clock.
   Graph capture(const std::function<void(Stream)>& work);
-  /// Seconds of what `work` puts into the stream.
+  /// Returns the seconds that the GPU takes for what `work` puts into the stream.
   double seconds(const std::function<void(Stream)>& work);
   double seconds(Graph graph);
 
@@ -50,7 +50,8 @@ class GpuClock {
   std::vector<Graph> graphs_;
 };
 
-/// The ceilings of one GPU. Samples are kept: the median of those taken between the kernels is the fair figure.
+/// Measures the ceilings of one GPU. Samples are kept: the median of those taken between the kernels is the fair
+/// figure.
 class GpuMeter {
  public:
   explicit GpuMeter(const Gpu& gpu);
@@ -59,9 +60,9 @@ class GpuMeter {
   GpuMeter& operator=(const GpuMeter&) = delete;
 
   const Gpu& gpu() const { return clock_.gpu(); }
-  /// One sample of every ceiling, some milliseconds each.
+  /// Takes one sample of every ceiling, some milliseconds each.
   void sample();
-  /// Of all samples so far; takes five if there is none. 0 of what the GPU does not have.
+  /// Returns the median of all samples so far; takes five if there is none. Returns 0 for what the GPU does not have.
   double median(GpuCeiling ceiling);
 
  private:
@@ -77,16 +78,18 @@ class GpuMeter {
   std::map<GpuCeiling, std::vector<double>> samples_;
 };
 
-/// Runs of a workload in turns over enough copies of its memory that none of it is still in the second-level cache.
+/// Times runs of a workload that take turns over enough copies of its memory that none of it is still in the
+/// second-level cache.
 class GpuTimer {
  public:
   explicit GpuTimer(Workload& workload);
 
   size_t num_copies() const { return workload_.num_copies(); }
   int64_t runs_per_entry() const { return runs_; }
-  /// Seconds of a run, one entry for every launch of the graph, until `seconds` are spent or `most` runs are done.
+  /// Appends the seconds of a run to `entries`, one entry for every launch of the graph, until `seconds` are spent or
+  /// `most` runs are done.
   void sample(double seconds, int64_t most, std::vector<double>& entries);
-  /// Seconds of the plan's kernels.
+  /// Returns the seconds of the plan's kernels.
   double plan_seconds();
 
  private:

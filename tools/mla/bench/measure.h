@@ -33,7 +33,8 @@ struct Measurement {
   int64_t runs = 0;
   double median_s = 0, p10_s = 0, p90_s = 0;
   double gflops = 0, gbps = 0;
-  /// "bf16", "f32", "f32_avx2", "dram", "l3", "memcpy"; on a GPU the names of GpuCeiling; in the emulator empty
+  /// Names the ceiling: "bf16", "f32", "f32_avx2", "dram", "l3", "memcpy"; on a GPU by the names of GpuCeiling; in the
+  /// emulator it is empty.
   std::string ceiling_kind;
   double ceiling = 0;                   ///< GFLOP/s or GB/s, of the samples taken around the runs
   std::optional<double> ceiling_share;  ///< none without a ceiling, or without arithmetic to compare with it
@@ -41,22 +42,23 @@ struct Measurement {
   int64_t copies = 1;                   ///< of all memory, which the runs take in turns (GPU)
   std::optional<double> error;          ///< against the reference
   std::string error_text;               ///< why the error is too large; empty if it is not
-  /// Rate (gflops, without arithmetic gbps) against that of the group's first case; top_k against std::nth_element of
-  /// the same rows.
+  /// Holds the rate (gflops, without arithmetic gbps) against that of the group's first case; for top_k against
+  /// std::nth_element of the same rows.
   std::optional<double> ratio;
   std::string target;  ///< "share >= 90.0 %"; empty without one
   std::optional<bool> met;
 
-  /// More than the machine can do, give or take the clock: something disturbed the samples of the ceiling.
+  /// Returns whether the share is more than the machine can do, give or take the clock: something disturbed the samples
+  /// of the ceiling.
   bool noisy() const { return ceiling_share.value_or(0.0) > 1.02; }
 };
 
-/// One meter per thread count, so that ceilings and kernels always use the same number; and one per GPU.
+/// Holds one meter per thread count, so that ceilings and kernels always use the same number; and one per GPU.
 class Meters {
  public:
   CeilingMeter& of(int32_t threads);
   GpuMeter& of(const Gpu& gpu);
-  /// Those of the GPUs that something ran on.
+  /// Returns the meters of the GPUs that something ran on, by device.
   const std::map<std::string, std::unique_ptr<GpuMeter>>& gpus() const { return gpus_; }
 
  private:

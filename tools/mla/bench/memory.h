@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Large buffers for benchmarks, and how much memory there is for them.
+// Holds large buffers for benchmarks, and says how much memory there is for them.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace mla::bench {
 
-/// Zeroed, page-aligned memory. Throws UsageError if the system refuses.
+/// Holds zeroed, page-aligned memory. Throws UsageError if the system refuses.
 class Buffer {
  public:
   Buffer() = default;
@@ -29,10 +29,10 @@ class Buffer {
   size_t size_ = 0;
 };
 
-/// Bytes that may still be allocated without swapping, the limit of a memory cgroup included; 0 = unknown.
+/// Returns the bytes that may still be allocated without swapping, the limit of a memory cgroup included; 0 if unknown.
 int64_t available_memory();
 
-/// Bytes of the last-level cache, 0 = unknown.
+/// Returns the bytes of the last-level cache; 0 if unknown.
 int64_t l3_cache_size();
 
 }  // namespace mla::bench

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Outputs of a workload against the reference: all of them where that is cheap, else a sample of requests, queries
-// and heads.
+// Compares the outputs of a workload with the reference: all of them where that is cheap, else a sample of requests,
+// queries and heads.
 #pragma once
 
 #include <string>
@@ -15,8 +15,8 @@ struct RefcheckResult {
   int64_t rows = 0;     ///< rows compared
 };
 
-/// The workload must have run, and nothing may have touched its outputs since. Throws UsageError if the reference
-/// refuses the problem.
+/// Returns how far the outputs are from the reference. The workload must have run, and nothing may have touched its
+/// outputs since. Throws UsageError if the reference refuses the problem.
 RefcheckResult refcheck(const Workload& workload);
 
 }  // namespace mla::bench

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Measurements as a table, as CSV and as the JSON of docs/json.md.
+// Writes measurements as a table, as CSV and as the JSON of docs/json.md.
 #pragma once
 
 #include <cstdio>
@@ -11,23 +11,23 @@
 
 namespace mla::bench {
 
-/// {"cpu", "threads", "isa", "gpus", "bf16_instruction", "f32_instruction"}
+/// Returns {"cpu", "threads", "isa", "gpus", "bf16_instruction", "f32_instruction"}.
 cli::Json machine_json();
 
-/// All ceilings, the medians of this run's samples: of the CPU with the meter's thread count (null: nothing ran there),
-/// and of the GPUs that something ran on.
+/// Returns all ceilings, the medians of this run's samples: of the CPU with the meter's thread count (null if nothing
+/// ran there), and of the GPUs that something ran on.
 cli::Json ceilings_json(CeilingMeter* meter, const Meters& meters);
 void print_ceilings(CeilingMeter* meter, const Meters& meters, std::FILE* file);
 
 cli::Json result_json(const Measurement& measurement);
 
-/// "84.5 %", with a mark if it is noisy; "-" of none.
+/// Returns "84.5 %", with a mark if it is noisy; "-" if there is no share.
 std::string share_text(const Measurement& measurement);
 
-/// One line: what was measured, how long it takes and its share.
+/// Returns one line: what was measured, how long it takes and its share.
 std::string summary_line(const Measurement& measurement);
 
-/// The cases with what they need, measured or not.
+/// Returns the cases with what they need, measured or not.
 cli::Json cases_json(const std::vector<CaseGroup>& groups);
 void print_cases(const std::vector<CaseGroup>& groups, std::FILE* file);
 
@@ -35,7 +35,7 @@ void print_table(const std::vector<Measurement>& results, std::FILE* file);
 
 inline constexpr const char* kNoisyRemark = "noisy: the ceiling was disturbed";
 
-/// One line per measurement, the columns of the JSON.
+/// Writes one line per measurement, with the columns of the JSON.
 void write_csv(const std::vector<Measurement>& results, const std::string& path);
 
 }  // namespace mla::bench

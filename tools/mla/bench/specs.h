@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a case to the kit's description of its problem: the same shapes, no poison, no invalid indices.
+// Turns a case into the kit's description of its problem: the same shapes, no poison, no invalid indices.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,8 @@
 
 namespace mla::bench {
 
-/// Throws UsageError where a case has no such problem, or where a size does not fit.
+/// Returns the kit's spec of a case. These functions throw UsageError where a case has no such problem, or where a size
+/// does not fit.
 kit::DecodeSpec decode_spec(const Case& one, uint64_t seed);
 kit::DecodeSparseSpec decode_sparse_spec(const Case& one, uint64_t seed);
 kit::PrefillSpec prefill_spec(const Case& one, uint64_t seed);
@@ -27,7 +28,7 @@ kit::IndexerLogitsSpec indexer_logits_spec(const Case& one, uint64_t seed);
 kit::TopKSpec top_k_spec(const Case& one, uint64_t seed);
 kit::IndexerTopKSpec indexer_top_k_spec(const Case& one, uint64_t seed);
 
-/// Pages of page_size tokens that the requests fill, at least one.
+/// Returns the number of pages of page_size tokens that the requests fill, at least one.
 int64_t pages_needed(const Case& one);
 
 }  // namespace mla::bench

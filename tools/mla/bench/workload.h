@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A case with its memory, ready to run again and again.
+// Holds a case with its memory, ready to run again and again.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace mla::bench {
 
-/// Bytes of all tensors of a case, the workspace apart.
+/// Returns the bytes of all tensors of a case, the workspace apart.
 int64_t memory_needed(const Case& one);
 
 /// Throws UsageError if the cases together need more memory than there is.
@@ -34,30 +34,30 @@ class Workload {
   const Case& description() const { return case_; }
   const std::string& backend() const { return backend_; }
   const Context& context() const { return *context_; }
-  /// What the plan says of itself; empty for operations without one.
+  /// Returns what the plan says of itself; empty for operations without one.
   const std::string& plan_text() const { return plan_text_; }
-  /// 2 flops per multiply-add of visible keys; every byte read or written once.
+  /// Returns the work of a run: 2 flops per multiply-add of visible keys, and every byte read or written once.
   const kit::Work& work() const { return work_; }
 
   /// Runs the operation once, to its end. Throws UsageError if the library refuses.
   void run();
 
-  /// The GPU that computes, or null where the host's memory serves: on the CPU, in the emulator.
+  /// Returns the GPU that computes, or null where the host's memory serves: on the CPU, in the emulator.
   const Gpu* gpu() const { return images_.front().gpu(); }
   bool emulated() const { return case_.device.starts_with("emulated"); }
 
-  /// On a GPU: one more copy of all memory there, so that runs can take turns.
+  /// Makes one more copy of all memory on the GPU, so that runs can take turns.
   void add_copy();
   size_t num_copies() const { return images_.size(); }
-  /// Bytes of one copy.
+  /// Returns the bytes of one copy.
   size_t copy_bytes() const;
-  /// Puts a run over a copy into the stream, or the plan.
+  /// Puts a run over a copy into the stream.
   void enqueue(size_t copy, Stream stream);
   void enqueue_plan(Stream stream);
   bool has_plan() const { return plan_.valid(); }
 
-  /// Memory to copy for what only moves bytes: the real source and destination, as much as both hold. A copy between
-  /// them leaves the outputs wrong until the next run. Empty for all other operations.
+  /// Names the memory to copy for an operation that only moves bytes: the real source and destination, as much as both
+  /// hold. A copy between them leaves the outputs wrong until the next run. It is empty for all other operations.
   struct CopyPair {
     void* destination = nullptr;
     const void* source = nullptr;
@@ -72,7 +72,7 @@ class Workload {
   const Problem& problem() const { return problem_; }
 
  private:
-  /// `finish` may change the problem before it is copied anywhere.
+  /// Makes the problem of a spec; `finish` may change it before it is copied anywhere.
   template <class KitCase, class Spec>
   void make(const Spec& spec, void (*finish)(const Workload&, const KitCase&, uint64_t) = nullptr, uint64_t seed = 0);
   template <class KitCase>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `mla quant-report`: bytes per token and accuracy of every cache format, side by side.
+// `mla quant-report` shows bytes per token and accuracy of every cache format, side by side.
 #include <memory>
 #include <string>
 

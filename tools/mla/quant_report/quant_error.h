@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The error that a cache format causes by itself: attention over the quantized cache against attention over the bf16
-// rows that were written into it, all arithmetic being in f32 or better.
+// Measures the error that a cache format causes by itself: it compares attention over the quantized cache with
+// attention over the bf16 rows that were written into it, all arithmetic being in f32 or better.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,8 @@ struct QuantOptions {
   std::string backend;  ///< row or family, empty = the best
 };
 
-/// One format. Output errors are ||o - o_bf16|| / ||o_bf16|| of a query's head; lse errors |lse - lse_bf16|.
+/// Holds the errors of one format. Output errors of a query's head are ||o - o_bf16|| / ||o_bf16||; errors of lse are
+/// |lse - lse_bf16|.
 struct QuantError {
   std::string cache;    ///< name of the format
   std::string scales;   ///< which scales it has: "one", "4 per token, f32", ...
@@ -30,8 +31,8 @@ struct QuantError {
   double lse_rms = 0, lse_worst = 0;
 };
 
-/// Every format, on rows of the shape that it is for: 512 + 64 channels, fp8_dsv4 448 + 64. Throws UsageError with the
-/// library's message.
+/// Returns the errors of every format, on rows of the shape that it is for: 512 + 64 channels, for fp8_dsv4 448 + 64.
+/// Throws UsageError with the library's message.
 std::vector<QuantError> quant_errors(const QuantOptions& options);
 
 }  // namespace mla::cli

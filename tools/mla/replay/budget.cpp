@@ -8,13 +8,13 @@
 namespace mla::cli::replay {
 namespace {
 
-// What a step adds to the memory of earlier ones fades by this from step to step: machines are shared.
+// The amounts and seconds of a step fade by this factor with every later step: machines are shared.
 constexpr double kMemory = 0.98;
-// Of the time that is left, the share that new requests may be predicted to fill: predictions err, and a request that
-// turns out not to fit has been computed in vain.
+// New requests may be predicted to fill this share of the time that is left: predictions err, and a request that turns
+// out not to fit has been computed in vain.
 constexpr double kAdmittedShare = 0.85;
 
-/// Pairs of `count` queries from `start` on and the keys that they see.
+/// Returns the number of pairs of `count` queries from `start` on and the keys that they see.
 double causal_pairs(double start, double count) { return count * start + count * (count + 1.0) / 2.0; }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the checks of a replay found.
+// Keeps what the checks of a replay found.
 #pragma once
 
 #include <cstdint>
@@ -8,24 +8,25 @@
 
 namespace mla::cli::replay {
 
-/// Largest relative error that is accepted: the l2 norm of the difference of one head's output over the norm of the
-/// output. A rounding to bf16 is a relative error u of at most 2^-8. The two ways differ in about six of them: keys
-/// against absorbed queries (whose scores have a standard deviation near 1), values against latent outputs, and each
-/// side's probabilities. They are independent, so 4u leaves a wide margin (near 1.2u is usual), while an output made of
-/// the wrong tokens is off by about 1.
+/// This is the largest relative error that is accepted: the l2 norm of the difference of one head's output over the
+/// norm of the output. A rounding to bf16 is a relative error u of at most 2^-8. The two ways differ in about six of
+/// them: keys against absorbed queries (whose scores have a standard deviation near 1), values against latent outputs,
+/// and each side's probabilities. They are independent, so 4u leaves a wide margin (near 1.2u is usual), while an
+/// output made of the wrong tokens is off by about 1.
 inline constexpr double kTolerance = 0x1p-6;
 
-/// ||a - b|| / ||b|| over `count` values; infinity if a value is not finite.
+/// Returns ||a - b|| / ||b|| over `count` values, or infinity if a value is not finite.
 double relative_error(const float* a, const float* b, int64_t count);
 
 struct CheckLog {
   int64_t num_checks = 0;
   double worst_other_way = 0.0;       ///< against the same attention computed another way
   double worst_reference = 0.0;       ///< against the float64 reference
-  std::vector<std::string> failures;  ///< one sentence for each comparison beyond the tolerance; the first ten
+  std::vector<std::string> failures;  ///< one sentence for each comparison that failed; the first ten
 
   bool failed() const { return !failures.empty(); }
-  /// Takes note of an error against `against`; `worst` is one of the two above.
+  /// Takes note of the error of `what` against `against`; an error beyond the tolerance is a failure. `worst`, one of
+  /// the two above, is raised to the error.
   void note(double error, double& worst, const std::string& what, const char* against);
   void fail(std::string sentence);
 };

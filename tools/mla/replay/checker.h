@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Are the results right? Sampled tokens are computed again another way and compared.
+// Checks whether results are right: computes sampled tokens again another way and compares them.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ class Checker {
   /// `operations` are the layer's; the context of `reference` forces the reference backend.
   Checker(Layer& layer, Operations& operations, Operations& reference, Projector& projector);
 
-  /// One token's queries, q_nope [H, qk_nope_head_dim] and q_pe [H, qk_rope_head_dim] with the given distance of heads,
-  /// and its attention output after W_UV, [H, v_head_dim] f32.
+  /// Holds one token's queries, q_nope [H, qk_nope_head_dim] and q_pe [H, qk_rope_head_dim], whose heads are
+  /// `*_stride_head` elements apart, and its attention output after W_UV, out [H, v_head_dim] f32.
   struct Sample {
     std::string what;  ///< "line 12, token 345", for messages
     TokenRange token;
@@ -28,8 +28,8 @@ class Checker {
     const void* q_pe = nullptr;
     int64_t q_pe_stride_head = 0;
     const float* out = nullptr;
-    IndexerQueries indexer = {};     ///< sparse decode: the token's queries and
-    const int32_t* slots = nullptr;  ///< the slots that it got, [topk]
+    IndexerQueries indexer = {};     ///< sparse decode: the token's queries of the indexer
+    const int32_t* slots = nullptr;  ///< sparse decode: the slots that the token got, [topk]
   };
 
   /// Compares a token that prefill computed with absorbed decode, and that with the reference.
@@ -56,12 +56,13 @@ class Checker {
   CheckLog log_;
 };
 
-/// Judges a selection of the largest of `logits` (of every visible key, by position): `positions` hold those that were
-/// chosen. Empty, or what is wrong with it. A logit may be computed in another order: near the last place they may
-/// differ.
+/// Judges a selection of the `topk` largest of `logits` (of every visible key, by position): `positions` hold those
+/// that were chosen. Returns what is wrong with it, or an empty text. Since a logit may have been computed in another
+/// order, the chosen keys may differ near the last place.
 std::string judge_selection(std::span<const float> logits, std::span<const int32_t> positions, int32_t topk);
 
-/// Positions of the slots of one request in front of the first -1; -1 for one that the request does not own.
+/// Returns the positions of one request's slots, up to the first slot of -1; a slot that the request does not own has
+/// position -1.
 std::vector<int32_t> positions_of(std::span<const int32_t> slots, std::span<const int32_t> pages, int32_t page_size);
 
 }  // namespace mla::cli::replay

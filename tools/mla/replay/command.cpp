@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `mla replay`: options, the loop over steps, and what becomes of Ctrl-C.
+// Implements `mla replay`: its options, the loop over steps, and what Ctrl-C does.
 #include "mla/command.h"
 
 #include <fmt/format.h>
@@ -63,7 +63,7 @@ Context make_context(int32_t threads, const std::string& backend, const std::str
   return value_or_usage_error(Context::create(options));
 }
 
-// A short rate sample now and then: on a machine that others use too, the ceiling moves. The emulator has none.
+// Samples the ceiling for a short time now and then: on a machine that others use too, it moves. The emulator has none.
 class CeilingSampler {
  public:
   CeilingSampler(const std::string& device, int32_t threads, bool prefill_bf16, bool decode_bf16)
@@ -96,7 +96,7 @@ class CeilingSampler {
   Clock::time_point last_;
 };
 
-// The bar on a terminal; elsewhere a line now and then.
+// Shows the progress: on a terminal as a bar, elsewhere as a line now and then.
 class ProgressLines {
  public:
   ProgressLines() : progress_("replay"), terminal_(is_terminal(stderr)), next_(Clock::now() + kPeriod) {}
@@ -139,7 +139,7 @@ int32_t int_option(const char* option, const std::string& text, int64_t min, int
   return static_cast<int32_t>(parse_int(option, text, min, max));
 }
 
-// What the model can be replayed with.
+// Throws UsageError if the model cannot be replayed with these options.
 void check_layer(const Options& options, const LayerOptions& layer) {
   const ModelConfig& model = layer.model;
   if (model.qk_rope_head_dim % 2 != 0)
@@ -250,7 +250,7 @@ std::string selected_backend(Op op, const LayerOptions& layer, int64_t q_len, co
   return explanation.selected;
 }
 
-// What the report says before anything ran.
+// Makes the report, with all that it can say before anything ran.
 Report make_report(const Setup& setup, const std::string& backend, const std::string& device) {
   const LayerOptions& layer = setup.engine.layer;
   const bool pooled = layer.model.value_is_row;
@@ -277,7 +277,7 @@ Report make_report(const Setup& setup, const std::string& backend, const std::st
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-// Steps until every request is finished or left out, or the user has had enough. Returns the number of steps.
+// Runs steps until every request is finished or left out, or the user interrupts. Returns the number of steps.
 int64_t run_steps(Engine& engine, Scheduler& scheduler, CeilingSampler& ceilings, Timeline* timeline,
                   TimeBudget* budget, Clock::time_point start) {
   ProgressLines progress;

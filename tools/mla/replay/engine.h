@@ -19,11 +19,11 @@ namespace mla::cli::replay {
 struct EngineOptions {
   LayerOptions layer;
   int32_t max_batch = 64;
-  int32_t drafts = 0;        ///< of each answer token
+  int32_t drafts = 0;        ///< computed beside each answer token
   int64_t check_every = 16;  ///< steps with prefill, and steps with decode, between two checked samples; 0 = none
   uint64_t seed = 0;
 
-  /// Most answer tokens of one step.
+  /// Returns how many answer tokens a step has at most, drafts included.
   int64_t decode_rows() const { return int64_t{max_batch} * (drafts + 1); }
 };
 
@@ -31,26 +31,27 @@ class Engine {
  public:
   virtual ~Engine() = default;
 
-  /// Computes one step. If was_cut_short() afterwards, it is not done.
+  /// Computes one step. If was_cut_short() returns true afterwards, the step is not done.
   virtual Status run(const Step& step, std::span<const Sequence> sequences) = 0;
   virtual bool was_cut_short() const = 0;
   virtual Recorder& recorder() = 0;
   virtual const CheckLog& checks() const = 0;
 };
 
-/// The engine for the model: projections around latent attention, or DeepSeek V4's pools. `context` computes,
-/// `reference` is the oracle of the checks. Buffers that the system refuses are a UsageError.
+/// Makes the engine for the model: projections around latent attention, or DeepSeek V4's pools. `context` computes,
+/// `reference` is the oracle of the checks. Throws UsageError if the system refuses the memory for a buffer.
 std::unique_ptr<Engine> make_engine(const EngineOptions& options, const Context& context, const Context& reference,
                                     const std::atomic<bool>& stop);
 
-/// Bytes of cache and buffers that an engine with these options allocates.
+/// Returns the bytes of cache and buffers that an engine with these options allocates.
 int64_t memory_needed(const EngineOptions& options);
 
 inline bench::Buffer rows_buffer(int64_t rows, int64_t row_elements, size_t element_bytes) {
   return {static_cast<size_t>(rows * row_elements) * element_bytes, /*huge_pages=*/true};
 }
 
-/// Seed of an answer token: a draft that is not accepted is another token than the one that will stand there.
+/// Returns the seed of an answer token. A draft that is not accepted has another seed, since it is another token than
+/// the one that will stand in its place.
 constexpr uint64_t answer_seed(uint64_t token_seed, bool accepted) { return accepted ? token_seed : ~token_seed; }
 
 }  // namespace mla::cli::replay

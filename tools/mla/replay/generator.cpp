@@ -20,7 +20,7 @@ constexpr float kSinkSpread = 5.0F;      // of the sink channels, times their ga
 constexpr float kSinkScore = 9.0F;       // of token 0, scaled: a fifth to a half of the weight at usual lengths
 constexpr float kSinkValueGain = 0.03F;  // the sink's value is nearly nothing, as in trained models
 
-// What a random stream is for, so that no two streams of a token coincide.
+// Says what a random stream is for, so that no two streams of a token coincide.
 enum Stream : uint64_t {
   kLatent = 1,
   kQuery = 2,
@@ -39,7 +39,8 @@ uint64_t mix(uint64_t a, uint64_t b) {
   return x ^ (x >> 31);
 }
 
-// Nearly normal numbers of variance 1: the sum of four random bytes. A hash of the index, so the loop vectorizes.
+// Writes nearly normal numbers of variance 1, each the sum of four random bytes. Those are a hash of the index, so that
+// the loop vectorizes.
 void fill_normal(uint64_t seed, float* to, int64_t count) {
   const auto low = static_cast<uint32_t>(seed);
   const auto high = static_cast<uint32_t>(seed >> 32);
@@ -61,7 +62,7 @@ float sum_of_squares(const float* values, int64_t count) {
   return sum;
 }
 
-// Reused from call to call: the generator competes with the kernels for time.
+// Returns a buffer that is reused from call to call: the generator competes with the kernels for time.
 float* scratch(size_t count) {
   thread_local std::vector<float> buffer;
   if (buffer.size() < count) buffer.resize(count);

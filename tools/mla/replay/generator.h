@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Seeded stand-ins for what the rest of the model would compute: latents, queries and the two up-projections. A token
-// is a function of the seed, of the prompt up to its block and of its position, so that equal prefixes are equal.
+// Generates seeded stand-ins for what the rest of the model would compute: latents, queries and the two up-projections.
+// A token is a function of the seed, of the prompt up to its block and of its position, so that equal prefixes are
+// equal.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +13,13 @@
 
 namespace mla::cli::replay {
 
-/// W_UK [H, qk_nope_head_dim, kv_lora_rank] and W_UV [H, v_head_dim, kv_lora_rank], in the activations' dtype; empty
-/// for a model without projections (value_is_row).
+/// Holds W_UK [H, qk_nope_head_dim, kv_lora_rank] and W_UV [H, v_head_dim, kv_lora_rank], in the activations' dtype;
+/// empty for a model without projections (value_is_row).
 struct Weights {
   std::vector<std::byte> w_uk, w_uv;
 };
 
-/// Where the query of one token goes; heads are `*_stride_head` elements apart.
+/// Says where the query of one token is written; heads are `*_stride_head` elements apart.
 struct QueryRow {
   void* q_nope = nullptr;  ///< [H, qk_nope_head_dim]
   int64_t q_nope_stride_head = 0;
@@ -28,23 +29,26 @@ struct QueryRow {
 
 class Generator {
  public:
-  /// `dtype`: bf16 or f32, of everything that is written.
+  /// `dtype`, bf16 or f32, is that of the weights, latents and queries.
   Generator(const ModelConfig& model, uint64_t seed, DType dtype);
 
   Weights weights() const;
 
-  /// Seeds of the tokens `start` .. `start + count` of a request. Answer tokens depend on the request's `index`.
+  /// Returns the seeds of the tokens `start` ... `start + count - 1` of a request. Answer tokens depend on the
+  /// request's `index`.
   std::vector<uint64_t> token_seeds(const Request& request, int64_t index, int32_t start, int32_t count) const;
 
-  /// Latent row [ckv | kpe] of one token. ckv has root mean square 1, a few outlier channels, and at position 0 nearly
-  /// all of its energy in a few channels, at which every query looks: the attention sink. kpe is rotated by position.
+  /// Writes the latent row [ckv | kpe] of one token. ckv has root mean square 1, a few outlier channels, and at
+  /// position 0 nearly all of its energy in a few channels, at which every query looks: the attention sink. kpe is
+  /// rotated by position.
   void latent(uint64_t token_seed, int32_t position, void* row) const;
-  /// Query of one token, q_pe rotated by position. Without projections q_nope is compared with ckv as it is.
+  /// Writes the query of one token, q_pe rotated by position. Without projections q_nope is compared with ckv as it is.
   void query(uint64_t token_seed, int32_t position, const QueryRow& row) const;
 
-  /// The sparse indexer's query of one token, e4m3 [heads, kIndexerLayout.head_dim], and its weights [heads] f32.
+  /// Writes the sparse indexer's query of one token, e4m3 [heads, kIndexerLayout.head_dim], and its weights [heads]
+  /// f32.
   void indexer_query(uint64_t token_seed, int32_t heads, void* q, float* weights) const;
-  /// Learned sink logits, one per head.
+  /// Returns stand-ins for the learned sink logits, one per head.
   std::vector<float> attn_sink() const;
 
  private:

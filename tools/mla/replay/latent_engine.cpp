@@ -62,7 +62,7 @@ int64_t LatentEngine::memory_needed(const EngineOptions& options) {
          Projector::padded_rows(options.decode_rows()) * per_request + weights;
 }
 
-// Seeds, places and query rows of a sequence's next tokens; the caller decides where the queries go.
+// Adds seeds, positions and slots of a sequence's next tokens; the caller decides where their queries go.
 void LatentEngine::add_tokens(const Sequence& sequence, int32_t start, int32_t count, int32_t accepted) {
   const auto seeds = generator_.token_seeds(*sequence.request, sequence.request->line, start, count);
   for (int32_t i = 0; i < count; ++i) {
@@ -183,7 +183,7 @@ Status LatentEngine::check(const Step& step, std::span<const Sequence> sequences
   return {};
 }
 
-// One token of one piece, a different place in each check.
+// Checks one token of one piece, at a different place in each check.
 Status LatentEngine::check_prefill(const Step& step, std::span<const Sequence> sequences) {
   const ModelConfig& model = options_.layer.model;
   const int64_t n = checks().num_checks;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// DeepSeek V2 to V3.2 and their relatives: up-projected prefill, absorbed decode, dense or sparse, on one or more
-// ranks.
+// Computes the steps of DeepSeek V2 to V3.2 and their relatives: up-projected prefill, absorbed decode, dense or
+// sparse, on one or more ranks.
 #pragma once
 
 #include <cstdint>
@@ -65,7 +65,7 @@ class LatentEngine : public Engine {
   bench::Buffer q_, o_, lse_;                                // prefill: [chunk, H, ...]
   bench::Buffer q_nope_, q_pe_, absorbed_, o_latent_, out_;  // decode: [decode_rows, H, ...]
   bench::Buffer indexer_q_, indexer_weights_;                // decode: [decode_rows, kIndexerHeads, ...]
-  // Of the current step, in the order of the latents: prefill's tokens, then decode's.
+  // These are of the current step, in the order of the latents: prefill's tokens, then decode's.
   std::vector<TokenJob> jobs_;
   std::vector<int64_t> slots_;
   std::vector<TokenRange> prefill_, decode_;

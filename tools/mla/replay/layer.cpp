@@ -8,7 +8,7 @@
 namespace mla::cli::replay {
 namespace {
 
-// Keys that the queries of one request see, added up.
+// Returns the number of keys that the queries of one request see, added up.
 double visible_pairs(int64_t queries, int64_t keys, bool causal) {
   const auto q = static_cast<double>(queries), k = static_cast<double>(keys);
   return causal ? q * (k - q) + q * (q + 1) / 2 : q * k;
@@ -82,8 +82,8 @@ Status Layer::append(const void* latents, std::span<const int64_t> slots, Record
   return operations_.run(indexer, Phase::kAppend, recorder);
 }
 
-// The page tables of one rank. kv_len of context-parallel calls is that of the whole request, that of others what the
-// rank holds.
+// Makes the page tables of one rank. kv_len is the length of the whole request (kGlobal), as context-parallel calls
+// expect it, or of what the rank holds of it (kLocal).
 PageTable Layer::page_table(std::span<const TokenRange> ranges, const ContextParallel& own, Lengths lengths) {
   table_indptr_.assign(1, 0);
   table_.clear();
@@ -104,7 +104,7 @@ void Layer::set_query_ranges(std::span<const TokenRange> ranges) {
   for (const TokenRange& range : ranges) qo_indptr_.push_back(qo_indptr_.back() + range.count);
 }
 
-// One rank's rows of token ranges into `out`, in order.
+// Gathers one rank's rows of the token ranges into `out`, in order.
 Status Layer::gather(std::span<const TokenRange> ranges, const ContextParallel& own, const TensorView& out,
                      Recorder* recorder) {
   GatherParams params;
@@ -128,8 +128,8 @@ Status Layer::gather(std::span<const TokenRange> ranges, const ContextParallel& 
   return operations_.run(params, Phase::kGather, recorder);
 }
 
-// Keys and values of token ranges, one behind the other, into keys_ and values_. With several ranks the tokens of each
-// stand between those of the others.
+// Loads keys and values of the token ranges, one behind the other, into keys_ and values_. With several ranks the
+// tokens of each stand between those of the others.
 Status Layer::load_keys(std::span<const TokenRange> ranges, Heads heads, Recorder* recorder) {
   int64_t rows = 0;
   for (const TokenRange& range : ranges) rows += range.count;
@@ -203,7 +203,8 @@ Status Layer::prefill(const TensorView& q, std::span<const TokenRange> fresh, He
   return {};
 }
 
-// The part of the softmax over one range of earlier tokens, which all queries see.
+// Computes the part of the softmax over one range of earlier tokens, which all queries see, and merges it into o and
+// lse.
 Status Layer::merge_context(const TensorView& q, const TokenRange& context, Heads heads, const TensorView& o,
                             const TensorView& lse, Recorder* recorder) {
   if (Status status = load_keys(std::span(&context, 1), heads, recorder); !status.ok()) return status;

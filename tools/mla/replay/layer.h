@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One attention layer over a paged cache, computed by the library: what an engine would do between two projections.
+// Computes one attention layer over a paged cache with the library: what an engine would do between two projections.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,7 @@
 
 namespace mla::cli::replay {
 
-/// Tokens `start` .. `start + count` of a request, all of them in the cache.
+/// Names the tokens `start` ... `start + count - 1` of a request, all of them in the cache.
 struct TokenRange {
   std::span<const int32_t> pages;  ///< of the whole request
   int32_t start = 0;
@@ -26,55 +26,56 @@ struct TokenRange {
 struct LayerOptions {
   ModelConfig model;
   CacheFormat cache = CacheFormat::kBF16;
-  int32_t page_size = 64;  ///< of one rank's cache
+  int32_t page_size = 64;  ///< tokens of a page of one rank's cache
   int32_t num_pages = 0;
   int32_t chunk = 4096;        ///< most prompt tokens of one call, and most keys that are up-projected at once
   DType dtype = DType::kBF16;  ///< of the activations
   int32_t world = 1;           ///< ranks that share every request's tokens, each with a cache of its own
   int32_t topk = 0;            ///< keys that sparse decode takes; 0 = dense
 
-  /// Tokens behind one page number: page_size on every rank.
+  /// Returns how many tokens one page number stands for: page_size on every rank.
   int32_t page_tokens() const { return page_size * world; }
 };
 
-/// Queries of the sparse indexer: e4m3 [T, kIndexerHeads, 128], and their weights [T, kIndexerHeads].
+/// Holds queries of the sparse indexer, e4m3 [T, kIndexerHeads, 128], and their weights, f32 [T, kIndexerHeads].
 struct IndexerQueries {
   const void* q = nullptr;
   const float* weights = nullptr;
 };
 
-/// Errors are the library's. A recorder that is null records nothing.
+/// Computes one attention layer. Errors are the library's. A recorder that is null records nothing.
 class Layer {
  public:
   Layer(const LayerOptions& options, Operations& operations, Projector& projector, const std::atomic<bool>& stop);
 
   const LayerOptions& options() const { return options_; }
 
-  /// Bytes of the caches of all ranks.
+  /// Returns the bytes of the caches of all ranks.
   static int64_t cache_bytes(const LayerOptions& options);
 
   /// Writes latent rows [T, d_qk] into slots [T]: page * page_tokens + place in the page. Each rank gets its own
   /// tokens.
   Status append(const void* latents, std::span<const int64_t> slots, Recorder* recorder);
 
-  /// Chunked prefill of new tokens, T in all: q and o (f32) are [T, heads.count, d] views of the heads `heads`, lse
-  /// [T, heads.count] is scratch. The new tokens of all requests in one causal call, the tokens before them in unmasked
-  /// calls of at most `chunk` keys, merged into o. Stops between calls once `stop` is set; was_cut_short() tells.
+  /// Computes chunked prefill of new tokens, T in all: q and o (f32) are [T, heads.count, d] views of the heads
+  /// `heads`, lse [T, heads.count] is scratch. One causal call takes the new tokens of all requests; unmasked calls of
+  /// at most `chunk` keys take the tokens before them, and are merged into o. Stops between calls once `stop` is set;
+  /// was_cut_short() then returns true.
   Status prefill(const TensorView& q, std::span<const TokenRange> fresh, Heads heads, const TensorView& o,
                  const TensorView& lse, Recorder* recorder);
 
-  /// Absorbed decode of the ranges' tokens, each request's last ones, by `operations`; the views hold [T, heads, d].
-  /// With several ranks each computes over its own keys, and the states are merged.
+  /// Computes absorbed decode of the ranges' tokens, which are each request's last ones, by `operations`; the views
+  /// hold [T, heads, d]. With several ranks each computes over its own keys, and the states are merged.
   Status decode(Operations& operations, const TensorView& q_nope, const TensorView& q_pe,
                 std::span<const TokenRange> requests, const TensorView& o, Recorder* recorder);
 
-  /// The slots of the keys that each of the ranges' tokens attends to, [T, topk], -1 behind the last; until the next
-  /// call.
+  /// Returns the slots of the keys that each of the ranges' tokens attends to, [T, topk], with -1 behind the last. The
+  /// slots are valid until the next call.
   Result<TensorView> select(const IndexerQueries& queries, std::span<const TokenRange> requests, Recorder* recorder);
-  /// Absorbed decode over the slots [T, topk], by `operations`.
+  /// Computes absorbed decode over the slots [T, topk], by `operations`.
   Status decode_slots(Operations& operations, const TensorView& q_nope, const TensorView& q_pe, const TensorView& slots,
                       const TensorView& o, Recorder* recorder);
-  /// What the indexer says of every key that a token (the range's only one) sees, by `operations`.
+  /// Returns the indexer's logits of every key that a token (the range's only one) sees, computed by `operations`.
   Result<std::vector<float>> indexer_logits(Operations& operations, const IndexerQueries& query,
                                             const TokenRange& token);
 
@@ -107,19 +108,20 @@ class Layer {
   std::vector<CachePool> caches_;  // one per rank
   IndexerPool indexer_;
   bench::Buffer latents_, keys_, values_, partial_o_, partial_lse_;
-  // Of the current call, reused.
+  // These are of the current call; their memory is reused.
   std::vector<int32_t> table_indptr_, table_, lengths_, starts_, out_indptr_, qo_indptr_, slots_;
   std::vector<int64_t> rank_slots_;
   std::vector<float> rank_o_, rank_lse_, logits_;
 };
 
-/// `view` restricted to `count` entries of dimension `dim`, beginning with `begin`.
+/// Returns `view` restricted to `count` entries of dimension `dim`, beginning with `begin`.
 TensorView slice(TensorView view, int32_t dim, int64_t begin, int64_t count);
 
-/// The pages, each once, that contiguous slots (i32, -1 = none) lie in.
+/// Returns the pages, each once, that the slots of a contiguous view (i32, -1 = none) lie in.
 std::vector<int32_t> pages_of(const TensorView& slots, int32_t page_size);
 
-/// Where the indexer's key of a row stands in: its last channels in front of the rotary ones.
+/// Returns the view of the channels that stand in for each row's indexer key: the last ones in front of the rotary
+/// ones.
 TensorView indexer_keys(const TensorView& rows, int64_t kv_lora_rank);
 
 }  // namespace mla::cli::replay

@@ -10,7 +10,7 @@ namespace {
 
 constexpr size_t kAlignment = 256;
 
-// From a view's first element to its last.
+// Returns the bytes from a view's first element to the end of its last.
 size_t extent_bytes(const TensorView& view) {
   if (!view.given() || view.numel() == 0) return 0;
   int64_t last = 0;
@@ -20,7 +20,7 @@ size_t extent_bytes(const TensorView& view) {
 
 size_t place_bytes(const TensorView& view) { return (extent_bytes(view) + kAlignment - 1) / kAlignment * kAlignment; }
 
-// Half as much again, so that it seldom grows.
+// Makes room for `bytes`, and half as much again, so that the buffer seldom grows.
 void grow(GpuBuffer& buffer, const Gpu& gpu, size_t bytes) {
   if (bytes <= buffer.size()) return;
   buffer = {};

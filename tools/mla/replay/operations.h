@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The library's operations where the layer computes: on the CPU in the host's memory; or on a GPU, real or emulated,
-// whose memory holds the caches. Everything else is made on the host and copied around every call.
+// Runs the library's operations where the layer computes: on the CPU in the host's memory, or on a GPU, real or
+// emulated, whose memory holds the caches. Everything else is made on the host, and copied to the GPU and back around
+// every call.
 #pragma once
 
 #include <cstddef>
@@ -22,11 +23,11 @@ inline TensorView ints(const std::vector<int32_t>& values) {
   return contiguous(values.data(), DType::kI32, {std::ssize(values)});
 }
 
-/// Memory of a GPU, freed with it.
+/// Owns memory of a GPU.
 class GpuBuffer {
  public:
   GpuBuffer() = default;
-  /// Throws UsageError with the library's message.
+  /// Allocates `bytes`; throws UsageError with the library's message if that fails.
   GpuBuffer(const Gpu& gpu, size_t bytes);
   GpuBuffer(GpuBuffer&& other) noexcept { swap(other); }
   GpuBuffer& operator=(GpuBuffer&& other) noexcept {
@@ -49,17 +50,18 @@ class GpuBuffer {
   size_t size_ = 0;
 };
 
-/// Errors are the library's; a GPU that is not there, or whose memory does not suffice, is a UsageError. A recorder
-/// that is null records nothing.
+/// Runs operations by one context. Errors are the library's; throws UsageError if there is no such GPU or its memory
+/// does not suffice. A recorder that is null records nothing.
 class Operations {
  public:
   explicit Operations(const Context& context);
 
   const Context& context() const { return context_; }
-  /// Null: the context computes in the host's memory.
+  /// Returns the GPU, or null if the context computes in the host's memory.
   const Gpu* gpu() const { return gpu_ ? &*gpu_ : nullptr; }
 
-  /// Runs an operation on tensors of the host, and caches where gpu() says. Its results are there when it returns.
+  /// Runs an operation on tensors in the host's memory and caches where gpu() says. Its results are complete when it
+  /// returns.
   template <class Params>
   Status run(const Params& params, Phase phase, Recorder* recorder) {
     return around(params, recorder, [&](const Params& here) {
@@ -67,7 +69,7 @@ class Operations {
     });
   }
 
-  /// The same for an operation that has a plan.
+  /// Does the same for an operation that has a plan.
   template <class Params>
   Status plan_and_run(const Params& params, Phase phase, Recorder* recorder) {
     return around(params, recorder, [&](const Params& here) {
@@ -107,14 +109,14 @@ class Operations {
   /// Waits for what a call has put into the GPU's stream, so that its time is the call's.
   Status done(const Status& status) const { return status.ok() && gpu_ ? gpu_->synchronize(Stream{}) : status; }
   std::span<std::byte> workspace(size_t bytes);
-  /// Copies tensors of the host to the GPU, and lets the views show those: outputs too, as what an operation leaves
-  /// alone must come back as it was.
+  /// Copies tensors of the host to the GPU and points the views at the copies. Outputs are copied too, since what an
+  /// operation leaves alone must come back as it was.
   Status upload(std::span<TensorView* const> views);
   Status download(std::span<const TensorView> to, std::span<const TensorView> from) const;
 
   const Context& context_;
   std::optional<Gpu> gpu_;
-  std::vector<std::byte> host_workspace_;  // both grow to the largest need
+  std::vector<std::byte> host_workspace_;  // both workspaces grow to the largest need
   GpuBuffer gpu_workspace_;
   GpuBuffer tensors_;
 };

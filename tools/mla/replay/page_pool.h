@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pages of the cache and how many users each has. Knows nothing of what they hold.
+// Hands out the pages of the cache and counts the users of each. It knows nothing of what they hold.
 #pragma once
 
 #include <cstddef>
@@ -16,11 +16,11 @@ class PagePool {
   int32_t num_free() const { return static_cast<int32_t>(free_.size()); }
   int32_t ref_count(int32_t page) const { return ref_count_[static_cast<size_t>(page)]; }
 
-  /// Appends `count` pages with one user each to `pages`; false, and nothing taken, if fewer are free.
+  /// Appends `count` pages with one user each to `pages`. Returns false, and takes nothing, if fewer are free.
   bool allocate(int32_t count, std::vector<int32_t>& pages);
-  /// One more user of a page that has some.
+  /// Adds a user to a page that has some.
   void retain(int32_t page);
-  /// One user less; without users the page is free.
+  /// Removes a user of a page; a page without users is free.
   void release(int32_t page);
 
  private:

@@ -11,10 +11,12 @@
 namespace mla::cli::replay {
 namespace {
 
-// Query tokens of one call: their queries, and the indexer's logits, are as many times as large as a token's.
+// A call has at most this many query tokens: the queries, and the indexer's logits, take as many times a token's
+// memory.
 constexpr int64_t kSliceTokens = 128;
 constexpr int64_t kPooledTokensPerTask = 8;  // of the generator
-// A pooled row against the mean of what it is made of: e4m3 keeps three bits behind the first.
+// A pooled row may have this relative error against the mean of what it is made of: e4m3 keeps three bits behind the
+// first.
 constexpr double kPooledTolerance = 0x1p-4;
 
 int64_t slice_bytes(const ModelConfig& model, int64_t element_bytes) {
@@ -56,7 +58,7 @@ int64_t PooledEngine::memory_needed(const EngineOptions& options) {
   const ModelConfig& model = options.layer.model;
   const auto bytes = static_cast<int64_t>(size_of(options.layer.dtype));
   const int64_t rows = options.layer.chunk + options.decode_rows();
-  // Latents, and the groups that a step finishes, in f32.
+  // Counts the latents, and the groups that a step finishes, in f32.
   const int64_t per_row = model.d_qk() * (bytes + 2 * static_cast<int64_t>(sizeof(float)));
   return PooledLayer::cache_bytes(options.layer) + rows * per_row + slice_bytes(model, bytes);
 }
@@ -130,7 +132,7 @@ Status PooledEngine::run(const Step& step, std::span<const Sequence> sequences) 
   return attend(num_prefill_, num_decode, Phase::kDecodeAttention, decode_steps_);
 }
 
-// Another token and another kind of layer in each check.
+// Picks another token and another kind of layer for each check.
 std::optional<PooledEngine::Sample> PooledEngine::pick(int64_t first, int64_t count, int64_t& steps) {
   if (options_.check_every == 0 || count == 0 || steps++ % options_.check_every != 0) return std::nullopt;
   const int64_t n = log_.num_checks;
@@ -169,7 +171,7 @@ Status PooledEngine::attend_slice(int64_t first, int64_t count, Phase phase, con
   return {};
 }
 
-// The compressed row that ended last before the token.
+// Checks the last of the compressed rows that the token sees.
 Status PooledEngine::check_pooled_row(const Sample& sample, const std::string& what) {
   const TokenPlace& place = tokens_[static_cast<size_t>(sample.token)].place;
   const int32_t ratio = ratio_of(sample.kind), last = place.visible(sample.kind) - 1;
@@ -189,7 +191,7 @@ Status PooledEngine::check_pooled_row(const Sample& sample, const std::string& w
   return {};
 }
 
-// Which of the compressed rows the token got, and whether they are those that it should have got.
+// Finds out which of the compressed rows the token got, and checks that they are those that it should have got.
 Status PooledEngine::check_selection(const Sample& sample, int64_t row, const std::string& what,
                                      std::vector<int32_t>& positions) {
   if (sample.kind == LayerKind::kWindow) return {};

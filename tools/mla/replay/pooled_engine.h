@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// DeepSeek V4: every token attends through decode_sparse, in one layer of each kind. The layers share their rows.
+// Computes the steps of DeepSeek V4: every token attends through decode_sparse, in one layer of each kind. The layers
+// share their rows.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +34,7 @@ class PooledEngine : public Engine {
     int64_t line;
     TokenPlace place;
   };
-  /// A token to check, and the layer in which.
+  /// Names a token to check, and the kind of layer to check it in.
   struct Sample {
     int64_t token;
     LayerKind kind;

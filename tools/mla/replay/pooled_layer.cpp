@@ -40,7 +40,7 @@ Status PooledLayer::append(const void* latents, std::span<const int64_t> slots, 
   return operations_.run(params, Phase::kAppend, recorder);
 }
 
-// Rows of a pool, in its own units, one range behind the other.
+// Gathers ranges of a pool's rows, one range behind the other. `start` and `count` of a range are in rows of the pool.
 Status PooledLayer::gather(LayerKind kind, std::span<const TokenRange> row_ranges, const TensorView& out,
                            Recorder* recorder) {
   const int32_t page_rows = rows_per_page(kind);

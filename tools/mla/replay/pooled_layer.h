@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// DeepSeek V4's three kinds of attention layers over shared pools: every token's row in a window pool, and one row for
-// every 4 and for every 128 tokens in two compressed pools. A page number stands for the same tokens in all of them.
+// Computes DeepSeek V4's three kinds of attention layers over shared pools: a window pool holds every token's row, and
+// two compressed pools hold one row for every 4 and for every 128 tokens. A page number stands for the same tokens in
+// all of them.
 #pragma once
 
 #include <cstdint>
@@ -16,36 +17,37 @@
 
 namespace mla::cli::replay {
 
-/// What a layer attends to beside the sliding window.
+/// Says what a layer attends to beside the sliding window.
 enum class LayerKind : uint8_t {
   kWindow,  ///< nothing
-  kC4,      ///< the topk of the rows of 4 tokens that the indexer likes best
+  kC4,      ///< of the rows of 4 tokens, the topk that have the indexer's largest logits
   kC128,    ///< all rows of 128 tokens
 };
 inline constexpr LayerKind kAllLayerKinds[] = {LayerKind::kWindow, LayerKind::kC4, LayerKind::kC128};
 
-/// "window", "c4", "c128"
+/// Returns "window", "c4" or "c128".
 std::string_view name(LayerKind kind);
 
-/// Tokens behind one row of the pool that the kind attends to; 1 for the window's.
+/// Returns how many tokens one row of the kind's pool stands for; 1 for the window's.
 constexpr int32_t ratio_of(LayerKind kind) { return kind == LayerKind::kC4 ? 4 : kind == LayerKind::kC128 ? 128 : 1; }
 
-/// A page of tokens must hold whole rows of all pools.
+/// A page of tokens must hold whole rows of all pools, so it has a multiple of this many tokens.
 inline constexpr int32_t kLargestRatio = 128;
 
-/// One token that attends: its request's pages, and its position.
+/// Describes one token that attends: its request's pages, and its position.
 struct TokenPlace {
   std::span<const int32_t> pages;
   int32_t position = 0;
 
-  /// Compressed rows of a kind's pool that it sees: those of groups that ended.
+  /// Returns how many compressed rows of a kind's pool the token sees: those of groups that ended.
   int32_t visible(LayerKind kind) const { return (position + 1) / ratio_of(kind); }
 };
 
-/// Errors are the library's. A recorder that is null records nothing.
+/// Computes layers of all kinds. Errors are the library's. A recorder that is null records nothing.
 class PooledLayer {
  public:
-  /// Of the options: model, cache, page_size (tokens), num_pages, dtype. attn_sink: one logit per head.
+  /// Reads these of the options: model, cache, page_size (tokens), num_pages, dtype. attn_sink holds one logit per
+  /// head.
   PooledLayer(const LayerOptions& options, Operations& operations, std::vector<float> attn_sink);
 
   static int64_t cache_bytes(const LayerOptions& options);
@@ -59,21 +61,22 @@ class PooledLayer {
   /// Chooses what each token attends to in a layer of the kind; attend() uses it until the next call.
   Status select(LayerKind kind, std::span<const TokenPlace> tokens, const IndexerQueries& queries, Phase phase,
                 Recorder* recorder);
-  /// Attention of the chosen tokens `first` ..., by `operations`; q and o [T, heads, d] are those of the heads from
-  /// `first_head` on.
+  /// Computes attention of the chosen tokens from `first` on, by `operations`; q and o [T, heads, d] are those of the
+  /// heads from `first_head` on.
   Status attend(Operations& operations, const TensorView& q, int64_t first, int32_t first_head, const TensorView& o,
                 Phase phase, Recorder* recorder);
-  /// The slots of the second pool that the token got, up to the first -1.
+  /// Returns the slots of the second pool that the token got, up to the first -1.
   std::span<const int32_t> selected(int64_t token) const;
 
-  /// The same attention of one token computed another way: its keys are gathered, those of `positions` from the second
-  /// pool, and attended to by prefill_sparse. o: [1, H, d_v] f32.
+  /// Computes the same attention of one token another way: its keys are gathered, those of `positions` from the second
+  /// pool, and attended to by prefill_sparse. o is [1, H, d_v] f32.
   Status attend_gathered(LayerKind kind, const TokenPlace& token, std::span<const int32_t> positions,
                          const TensorView& q, const TensorView& o);
-  /// What the indexer says of every compressed row that the token sees, by `operations`.
+  /// Returns the indexer's logits of every compressed row that the token sees, computed by `operations`.
   Result<std::vector<float>> indexer_logits(Operations& operations, const TokenPlace& token,
                                             const IndexerQueries& query);
-  /// Rows `start` ... of a request from a kind's pool (the window's: tokens), as f32 [count, d_qk].
+  /// Returns rows `start` ... `start + count - 1` of a request from a kind's pool (the window's: tokens), as f32
+  /// [count, d_qk].
   Result<std::vector<float>> rows(LayerKind pool, std::span<const int32_t> pages, int32_t start, int32_t count);
 
   const LayerOptions& options() const { return options_; }
@@ -93,11 +96,11 @@ class PooledLayer {
   std::vector<float> attn_sink_;
   CachePool pools_[3];  // by kind
   IndexerPool indexer_;
-  // The selection.
+  // These are what select() chose.
   LayerKind kind_ = LayerKind::kWindow;
   int32_t window_width_ = 0, extra_width_ = 0;
   std::vector<int32_t> window_, window_length_, extra_, extra_length_;
-  // Of the current call, reused.
+  // These are of the current call; their memory is reused.
   std::vector<int32_t> indptr_, table_, lengths_, starts_, out_indptr_;
   std::vector<int64_t> group_slots_;
   std::vector<float> logits_, group_rows_, pooled_;

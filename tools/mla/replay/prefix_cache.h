@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finished prompt blocks that later requests may share. A block is known by the chain of hash ids up to it: the nodes
-// form a tree, a node's children are the blocks that followed it. Pages of a node are never written again.
+// Keeps finished prompt blocks, which later requests may share. A block is known by the chain of hash ids up to it: the
+// nodes form a tree, a node's children are the blocks that followed it. Pages of a node are never written again.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ class PrefixCache {
   /// `pages_per_block` pages hold one block. The pool must outlive the cache.
   PrefixCache(PagePool& pool, int32_t pages_per_block) : pool_(pool), pages_per_block_(pages_per_block) {}
 
-  /// Uses the longest known chain that begins with `hash_ids`: appends its nodes to `chain` and its pages, retained for
+  /// Uses the longest known chain that `hash_ids` begin with: appends its nodes to `chain` and its pages, retained for
   /// the caller, to `pages`. Returns the number of blocks.
   int32_t acquire(std::span<const int64_t> hash_ids, std::vector<NodeId>& chain, std::vector<int32_t>& pages);
 
@@ -33,11 +33,11 @@ class PrefixCache {
   /// Ends the use of a chain. The pages that `acquire` gave are the caller's to release.
   void release(std::span<const NodeId> chain);
 
-  /// Forgets unused blocks, the least recently used first, until `count` pages are free. False if that cannot be
-  /// reached; then nothing is forgotten.
+  /// Forgets unused blocks, the least recently used first, until `count` pages are free. Returns false, and forgets
+  /// nothing, if that cannot be reached.
   bool make_room(int32_t count);
 
-  /// Pages of blocks that nobody uses.
+  /// Returns the number of pages of blocks that nobody uses.
   int32_t num_evictable_pages() const { return num_unused_ * pages_per_block_; }
   int64_t num_evicted_blocks() const { return num_evicted_; }
   int32_t num_blocks() const { return static_cast<int32_t>(children_.size()); }

@@ -25,7 +25,7 @@ const dnnl::engine& cpu_engine() {
   return engine;
 }
 
-// c [m, n] = a [m, k] . b [k, n] with strides in elements; any number of workers may run it at once.
+// Computes c [m, n] = a [m, k] . b [k, n] with strides in elements; all workers may run it at once.
 class Gemm {
  public:
   struct Shape {
@@ -89,7 +89,7 @@ struct Projector::Impl {
   const std::byte* w_uk(int64_t head) const { return weights.w_uk.data() + head * nope * rank * bytes; }
   const std::byte* w_uv(int64_t head) const { return weights.w_uv.data() + head * v_dim * rank * bytes; }
 
-  // The primitive for `rows` rows, made at first use.
+  // Returns the primitive for `rows` rows, which is made at first use.
   Gemm& rows_gemm(std::map<int64_t, Gemm>& made, int64_t rows, Gemm::Shape shape, DType out_dtype) const {
     const auto found = made.find(rows);
     if (found != made.end()) return found->second;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The projections on both sides of attention, by oneDNN: latents to keys and values, queries into the latent space,
-// decode's output out of it.
+// Computes the projections on both sides of attention, with oneDNN: latents to keys and values, queries into the latent
+// space, decode's output out of it.
 #pragma once
 
 #include <cstddef>
@@ -14,16 +14,17 @@
 
 namespace mla::cli::replay {
 
-/// A range of heads.
+/// Names the heads `begin` ... `begin + count - 1`.
 struct Heads {
   int32_t begin = 0;
   int32_t count = 0;
 };
 
-/// Every buffer must have room for padded_rows(rows) rows: whole blocks are computed, the last one past its end.
+/// Computes the projections. Every buffer must have room for padded_rows(rows) rows: whole blocks of rows are computed,
+/// so the last one may go beyond `rows`.
 class Projector {
  public:
-  /// bf16 where oneDNN can multiply it on this machine, else f32.
+  /// Returns bf16 if oneDNN can multiply it on this machine, else f32.
   static DType activation_dtype();
   static int64_t padded_rows(int64_t rows);
 
@@ -31,15 +32,15 @@ class Projector {
   Projector(const ModelConfig& model, Weights weights, DType dtype, Team& team);
   ~Projector();
 
-  /// latents [rows, kv_lora_rank + qk_rope_head_dim] -> k [rows, H, qk_nope_head_dim + qk_rope_head_dim] and
-  /// v [rows, H, v_head_dim]; only `heads` are written.
+  /// Computes k [rows, H, qk_nope_head_dim + qk_rope_head_dim] and v [rows, H, v_head_dim] from latents [rows,
+  /// kv_lora_rank + qk_rope_head_dim]; only `heads` are written.
   void keys_values(const void* latents, int64_t rows, Heads heads, void* k, void* v);
-  /// q_nope [rows, H, qk_nope_head_dim] -> absorbed [rows, H, kv_lora_rank].
+  /// Computes absorbed [rows, H, kv_lora_rank] from q_nope [rows, H, qk_nope_head_dim].
   void absorb(const void* q_nope, int64_t rows, void* absorbed);
-  /// o [rows, H, kv_lora_rank] -> out [rows, H, v_head_dim] f32.
+  /// Computes out [rows, H, v_head_dim] f32 from o [rows, H, kv_lora_rank].
   void output(const void* o, int64_t rows, float* out);
 
-  /// Floating-point operations of keys_values for one token and one head.
+  /// Returns the floating-point operations of keys_values for one token and one head.
   double keys_values_flops() const;
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the time of a step goes.
+// Records where the time of a step goes.
 #pragma once
 
 #include <array>
@@ -20,11 +20,11 @@ enum class Phase : uint8_t {
   kPrefillAttention,
   kMerge,
   kDecodeProjection,  ///< queries into the latent space, outputs out of it
-  kDecodeIndexer,     ///< which keys sparse attention takes
+  kDecodeIndexer,     ///< choice of the keys that sparse attention takes
   kDecodeAttention,
-  kDecodeMerge,  ///< of the ranks' states
+  kDecodeMerge,  ///< merging of the ranks' states
   kPlan,         ///< page tables, workspaces, plans
-  kTransfer,     ///< between the host's memory and a GPU's: not part of serving, which would make everything there
+  kTransfer,     ///< copies between the host's memory and a GPU's: not part of serving, which would make all on the GPU
   kGenerate,     ///< random activations: not part of serving
   kCheck,        ///< comparison of results: not part of serving
 };
@@ -36,14 +36,14 @@ inline constexpr Phase kAllPhases[] = {Phase::kAppend,          Phase::kCompress
                                        Phase::kTransfer,        Phase::kGenerate,         Phase::kCheck};
 inline constexpr size_t kNumPhases = std::size(kAllPhases);
 
-/// "append", "gather", "up_projection", ...
+/// Returns the phase's name: "append", "gather", "up_projection", ...
 std::string_view name(Phase phase);
-/// Whether the phase belongs to serving the requests: only these move the replay's clock.
+/// Returns whether the phase belongs to serving the requests: only such phases move the replay's clock.
 constexpr bool is_serving(Phase phase) {
   return phase != Phase::kTransfer && phase != Phase::kGenerate && phase != Phase::kCheck;
 }
 
-/// Adds up seconds by phase, floating-point operations of attention, and the serving phases of the current step.
+/// Adds up seconds by phase and floating-point operations, and keeps the serving phases of the current step.
 class Recorder {
  public:
   struct Event {
@@ -66,7 +66,7 @@ class Recorder {
   void clear_events() { events_.clear(); }
 
   double seconds(Phase phase) const { return seconds_[static_cast<size_t>(phase)]; }
-  /// The serving clock: all serving phases, and what was skipped.
+  /// Returns the serving clock: the seconds of all serving phases, and those that were skipped.
   double serving_seconds() const { return serving_seconds_; }
   double prefill_flops() const { return prefill_flops_; }
   double decode_flops() const { return decode_flops_; }
@@ -92,7 +92,7 @@ class Recorder {
   std::vector<Event> events_;
 };
 
-/// Calls `f` and books its time, if there is a recorder.
+/// Calls `f`, and books its time if there is a recorder.
 template <class F>
 auto timed(Recorder* recorder, Phase phase, F&& f) {
   if (recorder == nullptr) return f();

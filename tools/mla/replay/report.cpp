@@ -26,7 +26,8 @@ Json left_out_json(std::span<const LeftOut> requests) {
   return list;
 }
 
-/// "2 of 16 requests: line 12 (87169 + 402 tokens), line 14 (2012 + 354 tokens, given up after 900)"
+/// Returns text such as "2 of 16 requests: line 12 (87169 + 402 tokens), line 14 (2012 + 354 tokens, given up after
+/// 900)"
 std::string left_out_text(std::span<const LeftOut> requests, int64_t total) {
   constexpr size_t kMost = 8;
   std::string text = fmt::format("{} of {}:", requests.size(), counted(total, "request"));

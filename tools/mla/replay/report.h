@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a replay comes to, for people and as the JSON of docs/replay.md.
+// Reports what a replay came to, for people and as the JSON of docs/replay.md.
 #pragma once
 
 #include <optional>
@@ -18,16 +18,16 @@ struct Percentiles {
   double p50, p90, p99;
 };
 
-/// Linear interpolation between the sorted samples; nothing of none.
+/// Returns percentiles by linear interpolation between the sorted samples; nothing if there are no samples.
 std::optional<Percentiles> percentiles(std::vector<double> samples);
 
-/// Best rates of the machine for the two kinds of attention, GFLOP/s.
+/// Holds the machine's ceilings for the two kinds of attention, in GFLOP/s.
 struct Ceilings {
   double prefill_gflops = 0.0;
   double decode_gflops = 0.0;
 };
 
-/// A request that the time budget had no room for.
+/// Describes a request that the time budget had no room for.
 struct LeftOut {
   int64_t line = 0;
   int32_t input_length = 0, output_length = 0;
@@ -37,7 +37,7 @@ struct LeftOut {
 struct Report {
   std::string model, cache, prefill_backend, decode_backend;
   std::string device = "cpu";
-  std::string layers = "one layer";                  ///< for people
+  std::string layers = "one layer";                  ///< what was computed, for people
   std::string other_way = "prefill against decode";  ///< the second way in which tokens are computed, for people
   int32_t drafts = 0, ranks = 1;
   bool sparse = false;
@@ -61,7 +61,8 @@ struct Report {
   double worst_error = 0.0, worst_prefill_decode = 0.0, worst_reference = 0.0;
   std::vector<std::string> failures;
 
-  /// Attention faster than the machine can be: something disturbed the samples of the ceilings.
+  /// Returns whether attention was faster than the machine can be: then something disturbed the samples of the
+  /// ceilings.
   bool noisy() const { return ceiling_share > 1.02; }
   /// Adds up what the scheduler, the recorder and the checker know.
   void collect(const Scheduler& scheduler, const Recorder& recorder, const CheckLog& log, const Ceilings& best);

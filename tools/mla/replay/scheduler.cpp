@@ -82,7 +82,8 @@ bool Scheduler::admit(int32_t index, double now_ms) {
   return true;
 }
 
-// No more tokens than the request still wants. Which drafts are right depends on the request and the place alone.
+// Asks for no more tokens than the request still wants. Which drafts are right depends on the request and the place
+// alone.
 DecodePiece Scheduler::next_answer(int32_t index) const {
   const Sequence& sequence = sequences_[static_cast<size_t>(index)];
   DecodePiece piece{.sequence = index,
@@ -110,7 +111,7 @@ Step Scheduler::next(double now_ms, const std::function<bool(const Sequence&)>& 
     else if (budget > 0)
       add_piece(index);
   }
-  // Admitted as late as possible: blocks that earlier requests finish meanwhile can be shared.
+  // Requests are admitted as late as possible: blocks that earlier requests finish meanwhile can be shared.
   size_t refused = 0;
   while (budget > 0 && refused < waiting_.size() && num_running() < options_.max_batch &&
          sequences_[static_cast<size_t>(waiting_[refused])].arrival_ms <= now_ms) {

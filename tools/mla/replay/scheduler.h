@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Continuous batching: decides what each step computes. Pure bookkeeping; time is what the caller says it is.
+// Decides what each step computes, by continuous batching. This is pure bookkeeping; time is what the caller says it
+// is.
 #pragma once
 
 #include <cstdint>
@@ -22,15 +23,15 @@ struct SchedulerOptions {
   int32_t max_batch = 64;            ///< requests that run at once
   bool as_fast_as_possible = false;  ///< every request has arrived at time 0
   int32_t drafts = 0;                ///< speculative tokens that are computed beside each answer token
-  uint64_t seed = 0;                 ///< of which drafts are accepted
+  uint64_t seed = 0;                 ///< decides which drafts are accepted
 };
 
-/// How often a draft is right if those before it are: about what multi-token prediction reaches.
+/// A draft is right with this probability if those before it are: about what multi-token prediction reaches.
 inline constexpr double kDraftAcceptance = 0.7;
 
 enum class SequenceState : uint8_t { kWaiting, kPrefill, kDecode, kFinished, kLeftOut };
 
-/// One request on its way. Times are milliseconds, NaN until they are known.
+/// Holds the state of one request. Times are milliseconds, NaN until they are known.
 struct Sequence {
   const Request* request = nullptr;
   SequenceState state = SequenceState::kWaiting;
@@ -47,22 +48,22 @@ struct Sequence {
   double finished_ms = std::numeric_limits<double>::quiet_NaN();
 };
 
-/// Tokens `start` .. `start + count` of a prompt, computed in one step.
+/// Names the tokens `start` ... `start + count - 1` of a prompt, which are computed in one step.
 struct PrefillPiece {
   int32_t sequence = 0;
   int32_t start = 0;
   int32_t count = 0;
 };
 
-/// The next `count` tokens of an answer, the first of them certain, the others drafts; `accepted` of them stay, and the
-/// next step writes over the rest.
+/// Names the next `count` tokens of an answer, the first of them certain, the others drafts; `accepted` of them stay,
+/// and the next step writes over the rest.
 struct DecodePiece {
   int32_t sequence = 0;
   int32_t count = 1;
   int32_t accepted = 1;
 };
 
-/// What one step computes: pieces of prompts and of answers.
+/// Says what one step computes: pieces of prompts and of answers.
 struct Step {
   std::vector<PrefillPiece> prefill;
   std::vector<DecodePiece> decode;
@@ -77,9 +78,9 @@ class Scheduler {
   /// Refuses options out of range, and a request that the whole pool could not hold.
   static Status check(std::span<const Request> requests, const SchedulerOptions& options);
 
-  /// What to compute at time `now_ms`. Empty while nobody runs and nobody has arrived. The step must be completed
-  /// before the next one is asked for. Requests of which `admits`, if given, says no wait on; they are left out once
-  /// nobody else runs.
+  /// Returns what to compute at time `now_ms`; an empty step if no request runs and none that has arrived may start.
+  /// The step must be completed before the next one is asked for. Requests that `admits`, if given, returns false for
+  /// wait on; they are left out once no other request runs.
   Step next(double now_ms, const std::function<bool(const Sequence&)>& admits = {});
   /// Takes note that a step is done.
   void complete(const Step& step, double now_ms);
@@ -88,14 +89,14 @@ class Scheduler {
   void give_up(int32_t index);
 
   bool done() const { return num_finished_ + num_left_out_ == std::ssize(sequences_); }
-  /// When the next waiting request arrives; infinity if none waits.
+  /// Returns when the next waiting request arrives, in milliseconds; infinity if none waits.
   double next_arrival_ms() const;
   int64_t num_finished() const { return num_finished_; }
   int64_t num_running() const { return std::ssize(running_); }
   int64_t num_left_out() const { return num_left_out_; }
-  /// Indices of `sequences`, in order of admission.
+  /// Returns the running requests as indices of sequences(), in order of admission.
   std::span<const int32_t> running() const { return running_; }
-  /// Requests that have arrived and wait for pages or a place.
+  /// Returns how many requests have arrived and wait to be admitted.
   int64_t num_queued(double now_ms) const;
   std::span<const Sequence> sequences() const { return sequences_; }
   const PagePool& pool() const { return pool_; }
@@ -109,7 +110,7 @@ class Scheduler {
   void leave_out(Sequence& sequence);
 
   SchedulerOptions options_;
-  bool share_;  // a block must be a whole number of pages
+  bool share_;  // whether blocks are shared: they are if a block is a whole number of pages
   PagePool pool_;
   PrefixCache cache_;
   std::vector<Sequence> sequences_;

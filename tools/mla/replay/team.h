@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Workers for what happens between the library's calls: random activations and projections. They sleep while the
-// library computes, so that its threads have the processors to themselves.
+// Runs what happens between the library's calls, random activations and projections, on several workers. They sleep
+// while the library computes, so that its threads have the processors to themselves.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ class Team {
  public:
   using Task = std::function<void(int64_t task, int32_t worker)>;
 
-  /// `size` workers; the calling thread is worker 0. On each of them oneDNN stays on its own thread.
+  /// Makes a team of `size` workers; the calling thread is worker 0. On each of them oneDNN uses that thread alone.
   explicit Team(int32_t size);
 
   int32_t size() const { return team_.size(); }

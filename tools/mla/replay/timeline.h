@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A Chrome trace of the replay (chrome://tracing, ui.perfetto.dev): steps, their phases, and the life of each request.
+// Writes a Chrome trace of the replay (chrome://tracing, ui.perfetto.dev): steps, their phases, and the life of each
+// request.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,7 @@
 
 namespace mla::cli::replay {
 
-/// Written as the replay goes on. Times are those of the serving clock.
+/// Writes the trace as the replay goes on. Times are those of the serving clock.
 class Timeline {
  public:
   /// Throws UsageError if the file cannot be written.

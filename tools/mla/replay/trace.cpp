@@ -18,12 +18,12 @@ namespace {
 
 using nlohmann::json;
 
-// Arrivals beyond this lose the millisecond in a double that is added to.
+// Arrivals beyond this lose the millisecond once something is added to the double that holds them.
 constexpr double kMaxArrivalMs = 1e14;
 
 Status bad(std::string message) { return {StatusCode::kInvalidArgument, std::move(message)}; }
 
-// What a value is, short enough for an error message.
+// Returns what a value is, short enough for an error message.
 std::string shown(const json& value) {
   constexpr size_t kMaxShown = 40;
   if (value.is_array()) return fmt::format("an array of {}", value.size());

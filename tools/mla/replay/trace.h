@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The request trace: one JSON object a line, in the format of the Mooncake release (data/README.md).
+// Reads the request trace: one JSON object a line, in the format of the Mooncake release (data/README.md).
 #pragma once
 
 #include <cstdint>
@@ -11,11 +11,11 @@
 
 namespace mla::cli::replay {
 
-/// Prompt tokens behind one entry of `hash_ids`.
+/// One entry of `hash_ids` stands for this many prompt tokens.
 inline constexpr int32_t kBlockTokens = 512;
-/// Longest prompt or answer that the parser accepts.
+/// The parser accepts prompts and answers of at most this many tokens.
 inline constexpr int32_t kMaxLength = 1 << 24;
-/// Longest line that the parser accepts, in bytes; enough for kMaxLength tokens.
+/// The parser accepts lines of at most this many bytes; they are enough for kMaxLength tokens.
 inline constexpr size_t kMaxLineBytes = size_t{1} << 20;
 
 struct Request {
