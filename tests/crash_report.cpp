@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Part of every GoogleTest program: one that dies of a signal or of a sanitizer's report says in which test, and what
-// the test was doing (kit/note.h).
+// Is part of every GoogleTest program: one that dies of a signal or of a sanitizer's report says in which test, and
+// what the test was doing (kit/note.h).
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -40,8 +40,8 @@ void report() {
   current_test[0] = 0;  // once
 }
 
-/// Leaves the rest to whoever handled the signal before, a sanitizer perhaps: a fault happens again on return, any
-/// other signal is sent again.
+/// Reports, and leaves the rest to whoever handled the signal before, a sanitizer perhaps: a fault happens again on
+/// return, any other signal is sent again.
 void handle(int number, siginfo_t* info, void*) {
   report();
   for (size_t i = 0; i < kSignals.size(); ++i)

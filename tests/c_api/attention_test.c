@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention and its options, against values computed here. */
+/* Tests attention and its options, against values computed here. */
 #include "c_api_test.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The C ABI from C: every operation against values computed here, and its errors. */
+/* Tests the C ABI from C: every operation against values computed here, and its errors. */
 #include "c_api_test.h"
 
 int checks = 0;

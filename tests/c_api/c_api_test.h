@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the tests of the C ABI share: checks, tensors, and a problem with its result by definition. */
+/* Holds what the tests of the C ABI share: checks, tensors, and a problem with its result by definition. */
 #pragma once
 
 #include <stddef.h>

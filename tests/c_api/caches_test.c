@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What writes, reads and copies caches. */
+/* Tests what writes, reads and copies caches. */
 #include "c_api_test.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is refused and how it is said; structs of older and newer callers. */
+/* Tests what is refused and how it is said, and structs of older and newer callers. */
 #include "c_api_test.h"
 
 void test_errors(const mla_context* context) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Backends, and what they say of a problem. */
+/* Tests what is said of backends, and what they say of a problem. */
 #include "c_api_test.h"
 
 void test_listing(void) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The index tools and the indexer. */
+/* Tests the index tools and the indexer. */
 #include "c_api_test.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// mla_tensor against the DLPack header itself: callers cast DLTensor* to it.
+// Tests mla_tensor against the DLPack header itself: callers cast DLTensor* to it.
 #include <dlpack/dlpack.h>
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that ends where nobody may touch any.
+// Holds memory that ends where nobody may touch any.
 #pragma once
 
 #include <sys/mman.h>
@@ -11,7 +11,8 @@ namespace mla {
 
 inline size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-/// Memory whose last byte stands right before pages that must not be touched: one, or as many as `fence` bytes take.
+/// Holds memory whose last byte stands right before pages that must not be touched: one, or as many as `fence` bytes
+/// take.
 class FencedMemory {
  public:
   explicit FencedMemory(size_t size, size_t fence = 1) {
@@ -30,13 +31,13 @@ class FencedMemory {
   FencedMemory(const FencedMemory&) = delete;
   FencedMemory& operator=(const FencedMemory&) = delete;
 
-  /// Null: there is no memory.
+  /// Returns the memory; null if there is none.
   std::byte* data() const { return data_; }
   template <class T>
   T* as() const {
     return reinterpret_cast<T*>(data_);
   }
-  /// From now on all of it must not be touched. False: it may be.
+  /// Makes all of it memory that must not be touched from now on. Returns false if it may be.
   bool close() const { return mprotect(start_, mapped_, PROT_NONE) == 0; }
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Caches of the quantized formats over a problem's own buffers, 8 pages of 4 tokens unless said.
+// Makes caches of the quantized formats over a problem's own buffers, of 8 pages of 4 tokens unless they say otherwise.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace mla::test {
 
-/// Buffers for every quantized format; outputs start as sentinels.
+/// Holds buffers for every quantized format; outputs start as sentinels.
 struct QuantizedBuffers {
   static constexpr int64_t kFooterPage = kPageSize * 584;
 
@@ -35,7 +35,7 @@ struct QuantizedBuffers {
             .ckv_scale = one(scale),
             .kpe_scale = one(kpe_scale)};
   }
-  /// With a scale for every quarter of a token.
+  /// Returns a cache with a scale for every quarter of a token.
   KvCache fp8_quarters() {
     KvCache cache = fp8_parts();
     cache.ckv_scale = contiguous(quarter_scales.data(), DType::kF32, {kPages, kPageSize, 4});
@@ -50,7 +50,7 @@ struct QuantizedBuffers {
   bool untouched() const { return all_sentinels({&codes, &ckv_codes, &kpe_codes, &bytes}); }
 };
 
-/// Decode with queries wide enough for every format.
+/// Holds a decode with queries wide enough for every format.
 struct WideDecode : Decode {
   std::vector<uint16_t> wide_q = std::vector<uint16_t>(3 * kHeads * 576, 0);
   std::vector<uint16_t> wide_o = std::vector<uint16_t>(3 * kHeads * 512, kSentinel);
@@ -70,7 +70,7 @@ struct WideDecode : Decode {
   bool untouched() const { return all_sentinels({&wide_o, &lse}); }
 };
 
-/// Decode over fp8 rows of the small widths.
+/// Holds a decode over fp8 rows of the small widths.
 struct Fp8Decode : Decode {
   QuantizedBuffers quantized;
 

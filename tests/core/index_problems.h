@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Small valid problems of the index tools and the indexer.
+// Holds small valid problems of the index tools and the indexer.
 #pragma once
 
 #include <algorithm>
@@ -50,7 +50,7 @@ struct PhysicalSlots {
   bool untouched() const { return untouched_i32(slots) && untouched_i32(valid); }
 };
 
-/// Two requests of 5 and 9 keys, with 1 and 2 queries.
+/// Holds two requests of 5 and 9 keys, with 1 and 2 queries.
 struct IndexerLogits {
   std::vector<uint16_t> q = std::vector<uint16_t>(3 * kHeads * 128, 0);
   std::vector<float> weights = std::vector<float>(3 * kHeads, 1.0F);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The cache formats against the numbers of their published descriptions, and the scalar conversions.
+// Tests the cache formats against the numbers of their published descriptions, and the scalar conversions.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -90,7 +90,7 @@ TEST(Numeric, EveryNarrowValueSurvivesTheWayThroughF32) {
   }
 }
 
-/// Between two neighbours the nearer one is taken, in the middle the even one.
+/// Expects that between two neighbours the nearer one is taken, and in the middle the even one.
 template <class Narrow, class Widen>
 void expect_nearest_even(uint16_t last, Narrow narrow, Widen widen) {
   for (uint16_t low = 0; low < last; ++low) {

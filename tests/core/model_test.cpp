@@ -16,7 +16,7 @@ namespace {
 constexpr const char* kValid = R"({"model_type": "deepseek_v3", "num_attention_heads": 128, "num_hidden_layers": 61,
   "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "rope_theta": 10000})";
 
-/// kValid with one piece of text replaced.
+/// Returns kValid with one piece of text replaced.
 std::string with(const std::string& what, const std::string& by) {
   std::string text = kValid;
   const size_t at = text.find(what);

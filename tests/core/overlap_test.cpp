@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether tensors share memory, against the sets of their bytes.
+// Tests whether tensors share memory, against the sets of their bytes.
 #include "core/overlap.h"
 
 #include <gtest/gtest.h>
@@ -132,7 +132,7 @@ TEST(Overlap, LayersOfOneBufferAreApart) {
   expect_exact(large, strided(0, DType::kU8, {28, 100}, {100, 1}), true);
 }
 
-/// Views of up to three dimensions; shifts and strides small enough to meet often.
+/// Returns a view of up to three dimensions, with shifts and strides small enough to meet others often.
 TensorView random_view(std::mt19937& random) {
   const auto below = [&](int limit) { return static_cast<int64_t>(random() % static_cast<unsigned>(limit)); };
   TensorView view{.data = arena.data() + (1 << 19) + 8 * below(40),

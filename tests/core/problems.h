@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One small valid problem per operation, with every buffer it needs, for tests to break in one place at a time.
+// Holds one small valid problem per operation, with every buffer it needs, for tests to break in one place at a time.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -33,7 +33,7 @@ inline bool all_sentinels(std::initializer_list<const std::vector<uint16_t>*> ou
   });
 }
 
-/// A cache of one tensor, or of two.
+/// Holds a cache of one tensor, or of two.
 struct CacheBuffers {
   std::vector<uint16_t> data = std::vector<uint16_t>(kPages * kPageSize * (kCkv + kKpe), kSentinel);
   std::vector<uint16_t> ckv = std::vector<uint16_t>(kPages * kPageSize * kCkv, kSentinel);
@@ -43,7 +43,7 @@ struct CacheBuffers {
   KvCache parts() { return {.ckv = of(ckv, {kPages, kPageSize, kCkv}), .kpe = of(kpe, {kPages, kPageSize, kKpe})}; }
 };
 
-/// Two requests of 5 and 9 tokens, with 1 and 2 queries.
+/// Holds two requests of 5 and 9 tokens, with 1 and 2 queries.
 struct Decode {
   std::vector<uint16_t> q = std::vector<uint16_t>(3 * kHeads * (kCkv + kKpe), 0);
   std::vector<uint16_t> o = std::vector<uint16_t>(3 * kHeads * kCkv, kSentinel);
@@ -79,7 +79,7 @@ struct Decode {
   bool untouched() const { return all_sentinels({&o, &lse}); }
 };
 
-/// Two requests of 1 and 2 queries over 2 and 3 keys.
+/// Holds two requests of 1 and 2 queries over 2 and 3 keys.
 struct Prefill {
   std::vector<uint16_t> q = std::vector<uint16_t>(3 * kHeads * 6, 0), k = std::vector<uint16_t>(5 * kHeads * 6, 0),
                         v = std::vector<uint16_t>(5 * kHeads * 4, 0),
@@ -132,7 +132,7 @@ struct Append {
   bool untouched() const { return all_sentinels({&cache.data, &cache.ckv, &cache.kpe}); }
 };
 
-/// Tokens 1..4 of a request of 5 and 6..8 of a request of 9.
+/// Gathers tokens 1 ... 4 of a request of 5 and 6 ... 8 of a request of 9.
 struct Gather {
   std::vector<int32_t> kv_len = {5, 9}, block_table = {0, 1, 999, -1, 3, 4}, token_start = {1, 6},
                        out_indptr = {0, 4, 7};
@@ -150,7 +150,7 @@ struct Gather {
   bool untouched() const { return all_sentinels({&out}); }
 };
 
-/// One way to break a problem, and the whole message that must come of it.
+/// Describes one way to break a problem, and the whole message that must come of it.
 template <class Problem>
 struct BadCase {
   const char* name;
@@ -163,7 +163,7 @@ inline Context reference_context() {
   return Context::create({.num_threads = 1, .affinity = {}, .backend = "reference"}).value();
 }
 
-/// A 1-dimensional view becomes a strided one over the same memory.
+/// Makes a view a strided one over the same memory.
 inline void set_stride(TensorView& view, int dim, int64_t stride) { view.stride[static_cast<size_t>(dim)] = stride; }
 inline void set_extent(TensorView& view, int dim, int64_t extent) { view.shape[static_cast<size_t>(dim)] = extent; }
 
@@ -193,7 +193,7 @@ void expect_refused(const std::vector<BadCase<Problem>>& cases) {
   }
 }
 
-/// The same for an operation without a plan.
+/// Does the same for an operation without a plan.
 template <class Problem>
 void expect_refused_directly(const std::vector<BadCase<Problem>>& cases) {
   const Context context = reference_context();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Small valid problems of the sparse operations.
+// Holds small valid problems of the sparse operations.
 #pragma once
 
 #include <cmath>
@@ -13,7 +13,7 @@ namespace mla::test {
 
 inline constexpr int64_t kTopk = 4;
 
-/// Four queries of two requests; pools of fp8_ds_mla, or of bf16 rows 8 + 4 wide.
+/// Holds four queries of two requests; pools of fp8_ds_mla, or of bf16 rows 8 + 4 wide.
 struct DecodeSparse {
   std::vector<uint16_t> q = std::vector<uint16_t>(4 * kHeads * 576, 0);
   std::vector<uint16_t> o = std::vector<uint16_t>(4 * kHeads * 512, kSentinel);
@@ -43,7 +43,7 @@ struct DecodeSparse {
                          .topk_length = {}};
   }
   void use_per_request() { set_extent(params.pool.topk_length, 0, 2); }
-  /// Four requests, one of which has two queries and one none.
+  /// Makes them four requests, one of which has two queries and one none.
   void use_equal_counts() {
     qo_indptr = {0, 2, 2, 3, 4};
     params.qo_indptr = of(qo_indptr);
@@ -51,7 +51,7 @@ struct DecodeSparse {
   bool untouched() const { return all_sentinels({&o, &lse}); }
 };
 
-/// Three queries over five rows, 6 wide, of which 4 are the value.
+/// Holds three queries over five rows, 6 wide, of which 4 are the value.
 struct PrefillSparse {
   std::vector<uint16_t> q = std::vector<uint16_t>(3 * kHeads * 6, 0), kv = std::vector<uint16_t>(5 * 6, 0),
                         o = std::vector<uint16_t>(3 * kHeads * 4, kSentinel),

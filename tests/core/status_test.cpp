@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages in the words of a binding.
+// Tests messages in the words of a binding.
 #include "mla/status.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs under the thread sanitizer too.
+// Tests ThreadPool. Runs under the thread sanitizer too.
 #include "core/thread_pool.h"
 
 #include <gtest/gtest.h>

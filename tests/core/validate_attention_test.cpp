@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// prefill and merge_states.
+// Tests how calls of prefill and merge_states are validated.
 #include <gmock/gmock.h>
 
 #include <cmath>

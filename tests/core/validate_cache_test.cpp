@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// append and gather.
+// Tests how calls of append and gather are validated.
 #include "problems.h"
 
 namespace mla::test {

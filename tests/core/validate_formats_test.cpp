@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Quantized caches at the border: what each format needs, and where its planes lie.
+// Tests quantized caches at the border: what each format needs, and where its planes lie.
 #include <cmath>
 #include <limits>
 

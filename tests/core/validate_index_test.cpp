@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Index tools and the indexer.
+// Tests how calls of the index tools and the indexer are validated.
 #include "core/validate.h"
 #include "index_problems.h"
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Options of attention: sinks, windows, soft caps, slopes, draft trees, scales of queries and outputs, ranks.
+// Tests how options of attention are validated: sinks, windows, soft caps, slopes, draft trees, scales of queries and
+// outputs, ranks.
 #include <cmath>
 #include <limits>
 
@@ -9,7 +10,7 @@
 namespace mla::test {
 namespace {
 
-/// Decode with room for every option.
+/// Holds a decode with room for every option.
 struct OptionsDecode : Decode {
   std::vector<float> per_head = std::vector<float>(kHeads + 1, 0.5F);
   std::vector<float> scale = {2.0F};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Outputs that share memory with another tensor of the call, and tensors that only look so. tests/ops/overlap_test.cpp
-// has every pair of every operation.
+// Tests outputs that share memory with another tensor of the call, and tensors that only look so.
+// tests/ops/overlap_test.cpp has every pair of every operation.
 #include <cstring>
 #include <deque>
 
@@ -27,8 +27,8 @@ class ValidateOverlap : public ::testing::Test {
   }
 };
 
-/// The view begins `bytes` behind where `other` begins. `other` moves to memory with room for both: what a view reaches
-/// behind the end of a small list would else depend on the heap.
+/// Makes the view begin `bytes` behind where `other` begins. `other` moves to memory with room for both: what a view
+/// reaches behind the end of a small list would else depend on the heap.
 void put_on(TensorView& view, TensorView& other, int64_t bytes = 0) {
   constexpr size_t kRoom = 1 << 16;
   std::byte* const room = rooms.emplace_back(Room{.bytes = std::vector<std::byte>(kRoom), .before = {}}).bytes.data();
@@ -42,7 +42,8 @@ void put_on(TensorView& view, TensorView& other, int64_t bytes = 0) {
   view.data = room + before + bytes;
 }
 
-/// The call is refused with this message, in `run` alone: plans may be made before there is any data.
+/// Returns a case in which the call is refused with this message, in `run` alone: plans may be made before there is any
+/// data.
 template <class Problem>
 BadCase<Problem> refused(const char* name, std::function<void(Problem&)> breaks, const char* message) {
   return {.name = name, .breaks = std::move(breaks), .message = message, .seen_by_plan = false};

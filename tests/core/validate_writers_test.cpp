@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// append into quantized caches, append_rope and copy_pages.
+// Tests how append into quantized caches, append_rope and copy_pages are validated.
 #include "core/validate.h"
 #include "writer_problems.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Small valid problems of the operations that write caches.
+// Holds small valid problems of the operations that write caches.
 #pragma once
 
 #include <cstdint>
@@ -47,7 +47,7 @@ struct AppendRope {
   bool untouched() const { return all_sentinels({&q_out, &cache.data}); }
 };
 
-/// Pages 2, 0 of 4 tokens become pages 1, 3, 5, 0 of 2 tokens.
+/// Copies pages 2, 0 of 4 tokens to pages 1, 3, 5, 0 of 2 tokens.
 struct CopyPages {
   CacheBuffers from;
   std::vector<uint16_t> to = std::vector<uint16_t>(6 * 2 * (kCkv + kKpe), kSentinel);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The indexer and top-k of every instruction set this machine has, against the reference.
+// Tests the indexer and top-k of every instruction set this machine has, against the reference.
 #include "row_operations.h"
 
 namespace mla::cpu {
 namespace {
 
-/// An indexer's cache with random keys.
+/// Holds an indexer's cache.
 struct TestIndexer {
   TestIndexer(int64_t num_pages, int32_t page_size)
       : bytes(static_cast<size_t>(num_pages * (indexer_page_bytes(page_size) + 6)), std::byte{0xA5}),
@@ -42,7 +42,7 @@ struct IndexerCase {
   bool causal;
 };
 
-/// Queries, weights and keys of a ragged batch.
+/// Holds queries, weights and keys of a ragged batch.
 struct IndexerProblem {
   std::vector<int32_t> kv_len = {3, 0, 150, 77, 1}, qo_indptr = {0, 2, 3, 7, 8, 12}, table;
   TestIndexer cache;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Suites that run with the kernels of every instruction set that this machine has.
+// Declares suites that run with the kernels of every instruction set that this machine has.
 #pragma once
 
 #include <gtest/gtest.h>

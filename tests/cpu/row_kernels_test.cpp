@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Row kernels of every instruction set this machine has, against the scalar functions of numeric.h, bit for bit.
+// Tests row kernels of every instruction set this machine has, against the scalar functions of numeric.h, bit for bit.
 #include "cpu/row_kernels.h"
 
 #include <gtest/gtest.h>
@@ -44,7 +44,7 @@ std::vector<uint8_t> all_codes() {
   return codes;
 }
 
-/// Every UE8M0 scale, those of many magnitudes, extremes, and what only garbage in a cache can be.
+/// Returns every UE8M0 scale, scales of many magnitudes, extremes, and what only garbage in a cache can be.
 std::vector<float> many_scales() {
   std::vector<float> scales;
   for (int code = 0; code < 256; ++code) scales.push_back(ue8m0_to_f32(static_cast<uint8_t>(code)));
@@ -56,7 +56,7 @@ std::vector<float> many_scales() {
   return scales;
 }
 
-/// The bits, or one NaN for all: which operand's NaN a product inherits is not said.
+/// Returns the bits, or one NaN for all: which operand's NaN a product inherits is not said.
 uint16_t canonical(uint16_t bf16) { return (bf16 & 0x7FFFU) > 0x7F80U ? uint16_t{0x7FC0} : bf16; }
 
 TEST_P(RowKernelsTest, DequantizesEveryCodeWithManyScales) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tests of row operations share: every instruction set this machine has, and random rows.
+// Holds what the tests of row operations share: every instruction set this machine has, and random rows.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 class RowOperationsTest : public LevelTest {
  protected:
-  /// Numbers of many magnitudes; with `special` also zeros, infinities and NaN.
+  /// Returns numbers of many magnitudes; with `special` also zeros, infinities and NaN.
   std::vector<std::byte> random_rows(int64_t count, DType dtype, bool special) {
     std::normal_distribution<float> normal(0.0F, 1.0F);
     std::vector<std::byte> stored(static_cast<size_t>(count) * size_of(dtype));
@@ -49,7 +49,7 @@ class RowOperationsTest : public LevelTest {
     std::memcpy(to + i * static_cast<int64_t>(size_of(dtype)), from, size_of(dtype));
   }
 
-  /// Some slots of a cache, in no order, every fifth one -1.
+  /// Returns the slots of a cache, in no order, every fifth one -1.
   std::vector<int64_t> random_slots(int64_t num_slots) {
     std::vector<int64_t> slots(static_cast<size_t>(num_slots));
     std::iota(slots.begin(), slots.end(), 0);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Row operations on caches, of every instruction set this machine has, against the reference: the same bytes, gaps
-// included, and the same indices.
+// Tests row operations on caches, of every instruction set this machine has, against the reference: the same bytes,
+// gaps included, and the same indices.
 #include "row_operations.h"
 
 namespace mla::cpu {
 namespace {
 
-/// A form of cache; widths 0 are the format's own.
+/// Describes a form of cache; widths 0 are the format's own.
 struct Form {
   const char* name;
   CacheFormat format;
@@ -29,7 +29,7 @@ constexpr Form kForms[] = {
     {"fp8_dsv4", CacheFormat::kFP8DsV4, 448, 64, 7},
 };
 
-/// A cache of its own, every byte of it set.
+/// Holds a cache of its own, every byte of it set.
 class TestCache {
  public:
   TestCache(const Form& form, int64_t num_pages, int32_t page_size, float scale = 0.37F) : scales_{scale, 0.11F} {
@@ -145,7 +145,7 @@ TEST_P(RowOperationsTest, GatherDequantizesAsTheReference) {
     }
 }
 
-/// Large enough that rows go past the caches.
+/// Tests copies large enough that rows go past the caches.
 TEST_P(RowOperationsTest, LargeCopiesAreTheSame) {
   constexpr int64_t kTokens = 15360;
   for (size_t f : {size_t{0}, size_t{8}}) {
@@ -276,7 +276,7 @@ TEST_P(RowOperationsTest, AppendRopeRotatesAsTheReference) {
         }
 }
 
-/// More angles than are turned at a time.
+/// Tests more angles than are turned at a time.
 TEST_P(RowOperationsTest, AppendRopeTakesWideRotaryParts) {
   for (bool interleaved : {false, true}) {
     const Form form = {"wide", CacheFormat::kBF16, 8, 700};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every verb of every instruction set this machine has, against plain loops in double.
+// Tests every verb of every instruction set this machine has, against plain loops in double.
 #include "cpu/tile_kernels.h"
 
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ class TileKernelsTest : public LevelTest {
     if (!IsSkipped()) kernels_ = &set_.pick(DType::kBF16, DType::kBF16);
   }
 
-  /// d values as the table's elements: bf16 for pairs, f32 otherwise.
+  /// Returns the type of the table's elements: bf16 for pairs, f32 otherwise.
   DType element() const { return kernels_->pack == 2 ? DType::kBF16 : DType::kF32; }
   std::vector<float> random_values(size_t count, float scale = 1.0F) {
     std::normal_distribution<float> normal(0.0F, scale);

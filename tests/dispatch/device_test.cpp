@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which device a context computes on, and what is said of GPUs that are there, emulated, or neither.
+// Tests which device a context computes on, and what is said of GPUs that are there, emulated, or neither.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -34,7 +34,7 @@ class Variable {
   std::string before_;
 };
 
-/// An architecture that can be emulated, or 0.
+/// Returns an architecture that can be emulated, or 0.
 int32_t emulated_arch() {
   const auto& archs = machine_info().emulated_archs;
   return archs.empty() ? 0 : archs.front();
@@ -48,7 +48,7 @@ std::string message(const std::string& device) {
   return Context::create({.num_threads = 1, .device = device}).status().message();
 }
 
-/// Two rows of two heads and four channels.
+/// Holds two states of two tokens with two heads of four channels.
 struct Merge {
   std::vector<float> partial_o = std::vector<float>(2 * 2 * 2 * 4, 1.0F), partial_lse = std::vector<float>(8, 0.0F),
                      o = std::vector<float>(16, -1.0F);

@@ -56,7 +56,7 @@ TEST(MachineInfo, AgreesWithTheKernel) {
   }
 }
 
-/// A folder of its own, empty, gone with the object.
+/// Makes an empty folder, which goes with the object.
 class Folder {
  public:
   Folder() { std::filesystem::create_directories(path_); }
@@ -74,7 +74,7 @@ class Folder {
   std::filesystem::path path_ = testing::TempDir() + "mla_gpus_" + std::to_string(getpid());
 };
 
-/// As driver 580 writes it.
+/// Returns what driver 580 writes of a GPU.
 std::string information(const std::string& model, const std::string& uuid, const std::string& bus_location,
                         const std::string& excluded) {
   return "Model: \t\t " + model + "\nIRQ:   \t\t 41\nGPU UUID: \t " + uuid +

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Context, plan and run as objects: what they check of one another, and that run allocates nothing.
+// Tests context, plan and run as objects: what they check of one another, and that run allocates nothing.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -61,7 +61,7 @@ Context context_of(int32_t threads, std::string backend = "cpu") {
   return Context::create({.num_threads = threads, .backend = std::move(backend)}).value();
 }
 
-/// A decode whose shapes the fast kernels take: one request of `kv_len` tokens, 16 heads, 576/512.
+/// Holds a decode whose shapes the fast kernels take: one request of `kv_len` tokens, 16 heads, 576/512.
 struct RealDecode {
   static constexpr int64_t kRealPages = 4, kRealPageSize = 64;
   std::vector<uint16_t> q = std::vector<uint16_t>(16 * 576, 0x3C00),
@@ -402,7 +402,7 @@ TEST(Run, AllocatesNothing) {
   EXPECT_TRUE(ok);
 }
 
-/// `run` of a valid problem, twice: the second time nothing may be allocated.
+/// Calls `run` of a valid problem twice: the second time nothing may be allocated.
 template <class Problem>
 void expect_no_allocation(const char* name, Problem problem) {
   MLA_TRACE(name);
@@ -426,7 +426,7 @@ TEST(Run, OperationsWithoutAPlanAllocateNothing) {
   expect_no_allocation("indexer_top_k", IndexerTopK());
 }
 
-/// The same for a planned operation.
+/// Does the same for a planned operation.
 template <class Problem>
 void expect_planned_run_without_allocation(const char* name, Problem problem) {
   MLA_TRACE(name);

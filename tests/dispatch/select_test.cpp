@@ -99,7 +99,7 @@ TEST(Tables, ReferenceIsTheLastRowOfEveryOperation) {
   }
 }
 
-/// What stands of `names` in `all`, in the order of `all`.
+/// Returns what stands of `names` in `all`, in the order of `all`.
 std::vector<std::string> in_order(const std::vector<std::string>& all, const std::vector<std::string>& names) {
   std::vector<std::string> found;
   for (const std::string& name : all)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls on one context from several threads. Runs under the thread sanitizer too.
+// Tests calls on one context from several threads. Runs under the thread sanitizer too.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kThreads = 3, kRounds = 30;
 
-/// Long enough to be split over the workers, so that a run keeps counters in its workspace.
+/// Holds a decode long enough to be split over the workers, so that a run keeps counters in its workspace.
 struct SplitDecode {
   static constexpr int64_t kTokens = 2048, kPage = 64;
   std::vector<uint16_t> q = std::vector<uint16_t>(16 * 576), cache = std::vector<uint16_t>(kTokens * 576),

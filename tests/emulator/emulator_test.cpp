@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the emulator promises: every thread of every block once, orders by seed, lateness, and faults in words.
+// Tests what the emulator promises: every thread of every block runs once, orders follow the seed, copies land late,
+// and faults are told in words.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -27,7 +28,7 @@ struct Pointers {
   int32_t n = 0;
 };
 
-/// A kernel of a function.
+/// Makes a kernel of a function.
 template <void (*kFunction)(const Pointers&), int kNumThreads = 64>
 struct Kernel {
   using Params = Pointers;
@@ -141,7 +142,7 @@ void read_registers_without_value(const Pointers& p) {
   for (int i = 0; i < 4; ++i) p.f[ptx::thread_index() * 4 + i] = sums[i];
 }
 
-/// GCC fills them with -1.7e38, clang with NaN.
+/// Expects what compilers put into such registers: GCC fills them with -1.7e38, clang with NaN.
 TEST(Emulator, RegistersStartAsLargeNumbersOrNan) {
   std::vector<float> out(32 * 4);
   ASSERT_TRUE((run_function<read_registers_without_value, 32>({nullptr, out.data()}).ok()));

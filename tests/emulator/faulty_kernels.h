@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Small kernels as kernels of src/cuda are built, each with one fault that a template argument plants.
+// Holds small kernels as kernels of src/cuda are built, each with one fault that a template argument plants.
 #pragma once
 
 #include <cstddef>
@@ -44,7 +44,8 @@ struct ReverseKernel {
   }
 };
 
-/// One warp: out[16, 8] = a[16, 16] b[16, 8] in bf16, a and b in `in`, as f32, both row-major.
+/// Names the faults of MultiplyKernel, in which one warp computes out[16, 8] = a[16, 16] b[16, 8] in bf16; a and b are
+/// in `in`, as f32, both row-major.
 enum class FragmentFault { kNone, kSwappedRows, kUnshiftedColumn, kWrongHalf, kSumsWithoutValue };
 
 template <FragmentFault kFault>
@@ -78,7 +79,7 @@ struct MultiplyKernel {
   }
 };
 
-/// Sums n keys of pages of 4 floats that `table` names, one warp: out[0]. Whatever is no key of these is NaN.
+/// Sums n keys of pages of 4 floats that `table` names into out[0], by one warp. Whatever is no key of these is NaN.
 template <bool kFault>
 struct PagedSumKernel {
   using Params = FaultParams;
@@ -132,7 +133,8 @@ struct PipelineKernel {
   }
 };
 
-/// The same with bulk copies by thread 0 and two mbarriers per stage: full and empty.
+/// Names the faults of BulkPipelineKernel, which does the same with bulk copies by thread 0 and two mbarriers per
+/// stage: full and empty.
 enum class PhaseFault { kNone, kFullParityStays, kEmptyParityInverted, kTooFewBytes, kMissingFence, kArriveTwice };
 
 template <PhaseFault kFault>
@@ -177,7 +179,7 @@ struct BulkPipelineKernel {
   }
 };
 
-/// out[lane] = in[lane ^ 1] for n lanes, the rest copied.
+/// Computes out[lane] = in[lane ^ 1] for n lanes, and copies the rest.
 template <bool kFault>
 struct ShuffleKernel {
   using Params = FaultParams;
@@ -230,7 +232,8 @@ struct HandoverKernel {
   }
 };
 
-/// One warpgroup: out[64, 256] = a[64, 16] b[256, 16]^T in bf16, a and b in `in`, as f32.
+/// Names the faults of WarpgroupKernel, in which one warpgroup computes out[64, 256] = a[64, 16] b[256, 16]^T in bf16;
+/// a and b are in `in`, as f32.
 enum class WgmmaFault { kNone, kMissingWait, kWaitOneGroupTooFew, kMissingCommit, kMissingFence, kSwappedStrides };
 
 template <WgmmaFault kFault>
@@ -268,7 +271,8 @@ struct WarpgroupKernel {
   }
 };
 
-/// The same with A in registers, and B in rows of 128 bytes with a swizzle.
+/// Names the faults of RegisterOperandKernel, which does the same with A in registers, and B in rows of 128 bytes with
+/// a swizzle.
 enum class OperandFault {
   kNone,
   kMissingProxyFence,
@@ -328,7 +332,8 @@ struct RegisterOperandKernel {
   }
 };
 
-/// The pipeline of BulkPipelineKernel with cp.async by every thread, which report to the mbarrier of their stage.
+/// Names the faults of ArrivalPipelineKernel, the pipeline of BulkPipelineKernel with cp.async by every thread, which
+/// report to the mbarrier of their stage.
 enum class ArrivalFault { kNone, kOrdinaryArrival, kArrivalBeforeCopy, kMissingWait };
 
 template <ArrivalFault kFault>
@@ -363,8 +368,8 @@ struct ArrivalPipelineKernel {
   }
 };
 
-/// Two blocks of a cluster, each of which sums up the tiles that the other one hands it: out = sums of in's rows of
-/// 256, their halves exchanged, and in each half thread and thread ^ 32.
+/// Names the faults of ExchangeKernel, in which each of two blocks of a cluster sums up the tiles that the other one
+/// hands it: out = sums of in's rows of 256, their halves exchanged, and in each half thread and thread ^ 32.
 enum class ClusterFault {
   kNone,
   kMissingProxyFence,

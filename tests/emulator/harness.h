@@ -12,7 +12,8 @@
 
 namespace mla::emulator {
 
-/// How many orders of threads are tried. After a fault the thread sanitizer needs milliseconds to forget its fibers.
+/// Says how many orders of threads are tried. After a fault the thread sanitizer needs milliseconds to forget its
+/// fibers.
 inline constexpr uint64_t kSeeds = MLA_EMULATOR_TSAN ? 2 : 24;
 
 inline core::ThreadPool& pool() {

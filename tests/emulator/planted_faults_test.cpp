@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels with one planted fault each: every seed must report it or give a wrong result, and none may find anything in
-// the kernel without it.
+// Runs kernels with one planted fault each: every seed must report it or give a wrong result, and none may find
+// anything in the kernel without it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -28,7 +28,7 @@ struct Problem {
 
 using ProblemMaker = Problem (*)();
 
-/// Small whole numbers: sums and bf16 are exact.
+/// Returns small whole numbers, for which sums and bf16 are exact.
 std::vector<float> numbers(size_t count) {
   std::vector<float> values(count);
   uint32_t state = 12345;
@@ -105,7 +105,7 @@ Problem warpgroup_problem() {
   return problem;
 }
 
-/// Whether the emulator reported a fault or the result is wrong.
+/// Returns whether the emulator reported a fault or the result is wrong; `how` says which.
 template <class Kernel>
 bool goes_wrong(const Problem& problem, uint64_t seed, std::string& how) {
   std::vector<float> out(problem.expected.size(), -1e30F);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A queue that runs the kernels of one emulated architecture at once, for tests below the public API.
+// Declares a queue that runs the kernels of one emulated architecture at once, for tests below the public API.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace mla::emulated_test {
 
-/// A GPU with the given number of multiprocessors, whose threads run in an order that follows the seed.
+/// Stands for a GPU with the given number of SMs, whose threads run in an order that follows the seed.
 class TestQueue final : public cuda::Queue {
  public:
   explicit TestQueue(uint64_t seed = 0, int32_t num_sms = 4)
@@ -20,7 +20,7 @@ class TestQueue final : public cuda::Queue {
                 .num_sms = num_sms,
                 .shared_bytes_per_block = MLA_CUDA_NAMESPACE::kSharedBytesPerBlock} {}
 
-  /// For launches from now on: threads end where they wait for the grid before theirs.
+  /// Makes the threads of all launches from now on end where they wait for the grid before theirs.
   void let_previous_grid_run_for_ever() { previous_grid_ends_ = false; }
   const emulator::Counters& counters() const { return counters_; }
 

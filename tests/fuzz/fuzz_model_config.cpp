@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// config.json parsing: any text gives a usable model or a message that begins with the source.
+// Fuzzes the parsing of config.json: any text gives a usable model or a message that begins with the source.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The border: a valid problem of each operation, broken in a few places that the input names, goes through
+// Fuzzes the border: a valid problem of each operation, broken in a few places that the input names, goes through
 // workspace_size, plan and run. Views never describe memory outside their buffers (no library could know), so the
 // address sanitizer speaks up if anything accepted reads or writes where it must not.
 #include <fuzzer/FuzzedDataProvider.h>
@@ -27,7 +27,7 @@ int64_t any_integer(FuzzedDataProvider& input) {
   return input.ConsumeBool() ? input.PickValueInArray(kInteresting) : input.ConsumeIntegralInRange<int64_t>(-4, 80);
 }
 
-/// The tensors of a problem, each over a buffer of its own, and the places where a mutation may strike.
+/// Holds the tensors of a problem, each over a buffer of its own, and breaks them where the input says.
 class Tensors {
  public:
   TensorView make(DType dtype, std::initializer_list<int64_t> shape) {
@@ -38,7 +38,7 @@ class Tensors {
   }
   TensorView make(const std::vector<int32_t>& values) { return make_list(DType::kI32, values); }
 
-  /// A list [N].
+  /// Makes a list [N] of the values.
   template <class T>
   TensorView make_list(DType dtype, const std::vector<T>& values) {
     TensorView view = make(dtype, {static_cast<int64_t>(values.size())});
@@ -106,7 +106,7 @@ void expect_status(const Status& status) {
   if (!status.ok() && (status.message().empty() || status.code() == StatusCode::kInternal)) std::abort();
 }
 
-/// Widths of rows and values.
+/// Holds the widths of a row's latent and rotary channels, and of the value.
 struct Widths {
   int64_t nope, rope, value;
 };
@@ -130,7 +130,7 @@ TensorView make_scale(FuzzedDataProvider& input, Tensors& tensors) {
   return tensors.make_list(DType::kF32, std::vector<float>{any_scale(input)});
 }
 
-/// Eight pages of four tokens.
+/// Makes a cache, mostly of eight pages of four tokens.
 KvCache make_cache(FuzzedDataProvider& input, Tensors& tensors, CacheFormat format) {
   KvCache cache{.format = format, .power_of_two_scales = input.ConsumeBool()};
   if (format == CacheFormat::kFP8DsV4) {
@@ -182,7 +182,7 @@ std::vector<TensorView*> operator+(std::vector<TensorView*> a, const std::vector
   return a;
 }
 
-/// One to four mutations, then every view within its buffer.
+/// Makes up to four mutations, then keeps every view within its buffer.
 void break_some(FuzzedDataProvider& input, Tensors& tensors, const std::vector<TensorView*>& views) {
   for (int i = input.ConsumeIntegralInRange<int>(0, 4); i > 0; --i) tensors.break_one(input, views);
   for (TensorView* view : views) tensors.confine(*view);
@@ -203,7 +203,7 @@ void run_planned(const Context& context, const Params& params) {
   if (*size > 0 && run(context, *planned, params).ok()) std::abort();  // its workspace is the second plan's
 }
 
-/// Options that suit some operations and not others.
+/// Returns options that suit some operations and not others.
 AttentionOptions any_options(FuzzedDataProvider& input, Tensors& tensors) {
   AttentionOptions options;
   constexpr float kCaps[] = {0.0F, 0.0F, 30.0F, -1.0F, NAN};
@@ -223,7 +223,7 @@ ContextParallel any_share(FuzzedDataProvider& input) {
   return {.rank = small(), .world = small(), .interleave = input.ConsumeBool() ? small() : INT32_MAX};
 }
 
-/// Queries in one of their forms, three or four of two heads; an output to match, mostly.
+/// Makes queries in one of their forms, `num_tokens` of two heads; and mostly an output to match.
 template <class Params>
 void make_queries(FuzzedDataProvider& input, Tensors& tensors, int64_t num_tokens, Widths widths, Params& p) {
   constexpr DType kTypes[] = {DType::kBF16, DType::kF32, DType::kE4M3};
@@ -246,7 +246,8 @@ std::vector<TensorView*> views_of_queries(Params& p) {
   return {&p.q, &p.q_nope, &p.q_pe, &p.q_scale, &p.qo_indptr, &p.o, &p.o_scale, &p.lse};
 }
 
-/// A cache broadcast over huge pages is legal and takes as long as it is large.
+/// Returns whether a cache is too large to run: one broadcast over huge pages is legal and takes as long as it is
+/// large.
 bool is_huge(const KvCache& cache) {
   return (cache.kv.given() ? cache.kv : cache.ckv).shape[1] > 4096 || cache.page_size > 4096;
 }

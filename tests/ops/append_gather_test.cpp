@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The way into the cache and out of it: every byte, and no other, as the reference writes it.
+// Tests the way into the cache and out of it: every byte, and no other, is as the reference writes it.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -144,7 +144,7 @@ TEST_P(GatherTest, RandomProblems) {
     for (CacheFormat format : kAllCacheFormats) expect_ok(kit::random_gather_spec(seed, format));
 }
 
-/// Appends random rows at the slots of a request and gathers the request back: the same bits.
+/// Appends random rows at the slots of a request, gathers the request back, and expects the same bits.
 void expect_round_trip(const Context& context, const kit::CacheSpec& cache, DType dtype, int32_t kv_len) {
   GatherSpec spec;
   spec.cache = cache;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Suites that run once for every row of an operation's table, skipping rows that this machine cannot run.
+// Declares suites that run once for every row of an operation's table, skipping rows that this machine cannot run.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -36,7 +36,7 @@ inline Problem usual_problem(Op op) {
   return {};
 }
 
-/// The parameter is the row's name.
+/// Runs tests with the row that its parameter names.
 template <Op op>
 class BackendTest : public testing::TestWithParam<std::string> {
  protected:
@@ -54,7 +54,7 @@ class BackendTest : public testing::TestWithParam<std::string> {
 
   const Context& context() const { return *context_; }
 
-  /// Whether this row can run the problem of `spec`.
+  /// Returns whether this row can run the problem of `spec`.
   template <class Spec>
   bool can_run(const Spec& spec) const {
     for (const BackendVerdict& row : explain(kit::problem_of(spec), "auto").rows)
@@ -73,7 +73,7 @@ class BackendTest : public testing::TestWithParam<std::string> {
   std::optional<Context> context_;
 };
 
-/// All bytes of a buffer, gaps included.
+/// Returns all bytes of a buffer, gaps included.
 inline std::vector<std::byte> bits_of(const kit::Buffer& buffer) {
   return {buffer.bytes().begin(), buffer.bytes().end()};
 }
@@ -101,8 +101,8 @@ std::string why(const Result<T>& result) {
     EXPECT_TRUE(mla::ok(mla_result_)) << mla::why(mla_result_); \
   } while (false)
 
-/// workspace_size, plan and run as a caller would, in a workspace full of `start` bytes; the first status that is not
-/// ok.
+/// Calls workspace_size, plan and run as a caller would, in a workspace full of `start` bytes, and returns the first
+/// status that is not ok.
 template <class Params>
 Status planned_run(const Context& context, const Params& params, uint8_t start = 0xFF) {
   const Result<size_t> size = workspace_size(context, params);
@@ -150,7 +150,7 @@ void expect_parts_merge(const Context& context, const std::string& row, const Ca
   EXPECT_EQ(kit::judge(error, tolerance), "");
 }
 
-/// Rows that take the host's memory; device_test.h has the others.
+/// Returns the rows that take the host's memory; device_test.h has the others.
 inline std::vector<std::string> host_rows(Op op) {
   std::vector<std::string> rows = backend_names(op);
   std::erase_if(rows, [](const std::string& row) { return kit::is_gpu_backend(row); });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Determinism: what must leave every bit of the result as it was.
+// Tests determinism: what must leave every bit of the result as it was.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@ using kit::DecodeSpec;
 using kit::PrefillCase;
 using kit::PrefillSpec;
 
-/// Dense values of o and lse; equal values of doubles from one narrow type are equal bits, NaN aside.
+/// Returns the values of o and lse; equal values of doubles from one narrow type are equal bits, NaN aside.
 template <class Case>
 std::vector<double> results(const Context& context, const Case& problem) {
   problem.reset_outputs();
@@ -102,7 +102,7 @@ TEST_P(DecodeBits, GarbageNobodyOwns) {
   EXPECT_EQ(results(context(), problem), poisoned);
 }
 
-/// `first` .. `first + count` of the requests as a batch of their own, on the same memory.
+/// Makes requests `first` ... `first + count - 1` a batch of their own, on the same memory.
 struct DecodeSlice {
   DecodeSlice(const DecodeCase& problem, size_t first, size_t count) : params(problem.params()) {
     int32_t begin = 0;
@@ -271,7 +271,7 @@ TEST_P(SparseBits, SameInputsSamePlanTwiceAndOtherStrides) {
   }
 }
 
-/// Query tokens [first, first + count) of a sparse problem as a call of their own.
+/// Returns query tokens first ... first + count - 1 of a sparse problem as a call of their own.
 DecodeSparseParams slice(const DecodeSparseParams& whole, int64_t first, int64_t count) {
   DecodeSparseParams part = whole;
   for (TensorView* view : {&part.q, &part.o, &part.lse, &part.pool.indices, &part.pool.topk_length,

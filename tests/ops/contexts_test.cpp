@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Several contexts at once, and one context from several threads.
+// Tests several contexts at once, and one context from several threads.
 #include <gtest/gtest.h>
 
 #include <mutex>
@@ -12,7 +12,7 @@
 namespace mla {
 namespace {
 
-/// Lines of failures from any thread; gtest's own expectations stay on the main one.
+/// Collects lines of failures from any thread; gtest's own expectations stay on the main one.
 class Failures {
  public:
   void add(const std::string& line) {
@@ -26,7 +26,7 @@ class Failures {
   std::vector<std::string> lines_;
 };
 
-/// A few random problems of every operation.
+/// Checks a few random problems of every operation.
 void check_everything(const Context& context, uint64_t first_seed, Failures& failures) {
   const auto check = [&](const auto& spec) {
     const kit::Outcome outcome = kit::check(context, spec);

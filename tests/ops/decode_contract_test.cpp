@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What decode promises beyond numbers, and mistakes that other libraries shipped, one test each.
+// Tests what decode promises beyond numbers, and mistakes that other libraries shipped, one test each.
 #include <gtest/gtest.h>
 
 #include <algorithm>

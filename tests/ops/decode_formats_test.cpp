@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decode over every cache format, with every type of queries and outputs and every option.
+// Tests decode over every cache format, with every type of queries and outputs and every option.
 #include <gtest/gtest.h>
 
 #include <cmath>

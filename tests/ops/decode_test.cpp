@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decode against the reference: the shapes that users run, every form of the arguments, random problems.
+// Tests decode against the reference: the shapes that users run, every form of the arguments, random problems.
 #include <gtest/gtest.h>
 
 #include "backend_test.h"

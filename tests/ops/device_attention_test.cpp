@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention on GPUs: every format, head count, page size and option, in small problems.
+// Tests attention on GPUs: every format, head count, page size and option, in small problems.
 #include <gtest/gtest.h>
 
 #include "device_test.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention on GPUs where keys begin and end to be seen, and what may change between two runs: a NaN in a key says
+// Tests attention on GPUs where visible keys begin and end, and what may change between two runs: a NaN in a key says
 // sharply which queries see it.
 #include <gtest/gtest.h>
 
@@ -28,7 +28,7 @@ DecodeSpec edge_decode(CacheFormat format, int32_t heads) {
 
 class DecodeEdges : public DeviceTest<Op::kDecode> {
  protected:
-  /// Runs the case and compares.
+  /// Runs the case and compares its outputs with the reference.
   void expect_case(const DecodeCase& problem) {
     const Result<kit::PlannedRun> done = kit::plan_and_run(context(), problem);
     ASSERT_TRUE(done.ok()) << done.status().message();
@@ -37,7 +37,7 @@ class DecodeEdges : public DeviceTest<Op::kDecode> {
 };
 MLA_FOR_EVERY_DEVICE(DecodeEdges, Op::kDecode);
 
-/// Makes a NaN of one channel of a request's key; not of keys that it does not have.
+/// Makes a NaN of one channel of a request's key; leaves keys that it does not have.
 void poison_key(const DecodeCase& problem, size_t request, int64_t key) {
   if (key < 0 || key >= problem.spec.kv_len[request]) return;
   std::vector<float> values(static_cast<size_t>(problem.spec.cache.d_qk));
@@ -180,7 +180,7 @@ void run_with_other_options(const Context& context, Case& problem, const Spec& c
   EXPECT_NE(bits_of(problem.o), before);
 }
 
-/// sm_scale halved alone, then a cap and another base of lse besides.
+/// Returns the spec with sm_scale halved, and with a cap and another base of lse besides.
 template <class Spec>
 std::vector<Spec> changed_after_plan(const Spec& spec) {
   std::vector<Spec> changed(2, spec);

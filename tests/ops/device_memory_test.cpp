@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where GPU kernels may look. On emulated GPUs, whose memory is the host's: pages that nobody owns are protected, so
-// that a read is a crash, and pages lie further than 2^32 elements apart.
+// Tests where GPU kernels look. It runs on emulated GPUs, whose memory is the host's: pages that nobody owns are
+// protected, so that a read is a crash, and pages lie further than 2^32 elements apart.
 #include <gtest/gtest.h>
 
 #include <cstring>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Suites that run on GPUs: emulated ones of several architectures, and a real one where there is one. Problems are
-// small, for the emulator takes about a microsecond and a half for the multiplication of two tiles.
+// Declares suites that run on GPUs: emulated ones of several architectures, and a real one where there is one. Problems
+// are small, for the emulator takes about a microsecond and a half for the multiplication of two tiles.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@
 
 namespace mla {
 
-/// One GPU of every size of shared memory and every set of instructions; then the first real one.
+/// Returns one emulated GPU of every size of shared memory and every set of instructions; then the first real one.
 inline std::vector<std::string> tested_devices() {
   std::vector<std::string> devices = {"emulated:sm80", "emulated:sm89", "emulated:sm90", "emulated:sm120"};
   for (const GpuInfo& gpu : machine_info().gpus)
@@ -23,7 +23,7 @@ inline std::vector<std::string> tested_devices() {
   return devices;
 }
 
-/// Every tested device with every row of an operation's table that is for GPUs like it.
+/// Returns every tested device with every row of an operation's table that is for GPUs like it.
 inline std::vector<std::tuple<std::string, std::string>> devices_and_rows(Op op) {
   const std::vector<std::string> rows = backend_names(op);
   std::vector<std::tuple<std::string, std::string>> all;
@@ -33,7 +33,8 @@ inline std::vector<std::tuple<std::string, std::string>> devices_and_rows(Op op)
   return all;
 }
 
-/// The parameter is a device and a row. A row that is chosen where nothing is forced runs so; the others are forced.
+/// Runs tests on the device and the row that its parameter names. A row that is chosen where nothing is forced runs so;
+/// the others are forced.
 template <Op op>
 class DeviceTest : public testing::TestWithParam<std::tuple<std::string, std::string>> {
  protected:
@@ -51,7 +52,7 @@ class DeviceTest : public testing::TestWithParam<std::tuple<std::string, std::st
     context_.emplace(std::move(made).value());
   }
 
-  /// A test of which a row takes nothing is none.
+  /// Fails a test of which the row took nothing, for it tested nothing.
   void TearDown() override { EXPECT_TRUE(ran_ > 0 || left_ == 0) << row() << " took none of " << left_ << " problems"; }
 
   const Context& context() const { return *context_; }
@@ -75,7 +76,7 @@ class DeviceTest : public testing::TestWithParam<std::tuple<std::string, std::st
     return judge(fit(spec)).usable;
   }
 
-  /// Whether another row of this GPU has to take it.
+  /// Returns whether another row of this GPU has to take the problem.
   template <class Spec>
   bool leaves(const Spec& spec) const {
     const Explanation explanation = explained(spec);
@@ -103,7 +104,7 @@ class DeviceTest : public testing::TestWithParam<std::tuple<std::string, std::st
     });
   }
 
-  /// A case of a spec that was made fit, changed by the test and run.
+  /// Checks the outputs of a case of a spec that was made fit, changed by the test and run.
   template <class Case>
   void expect_outputs(const Case& problem) {
     ++ran_;
@@ -113,7 +114,7 @@ class DeviceTest : public testing::TestWithParam<std::tuple<std::string, std::st
     EXPECT_TRUE(outcome.ok) << device() << ": " << outcome.line();
   }
 
-  /// Random problems that the row takes.
+  /// Checks `count` random problems that the row takes.
   template <class Draw>
   void expect_random(int count, const Draw& draw) {
     int ran = 0;
@@ -146,7 +147,8 @@ class DeviceTest : public testing::TestWithParam<std::tuple<std::string, std::st
   int ran_ = 0, left_ = 0;
 };
 
-/// The kit's problems on a real GPU are copied there; tests that bring memory of their own run on emulated ones.
+/// Runs tests on emulated GPUs only: the kit's problems are copied to a real GPU, but memory that a test brings itself
+/// is not.
 template <Op op>
 class EmulatedTest : public DeviceTest<op> {
  protected:
@@ -156,7 +158,7 @@ class EmulatedTest : public DeviceTest<op> {
   }
 };
 
-/// "emulated_sm90_cuda_portable"
+/// Returns a test's name such as "emulated_sm90_cuda_portable".
 inline std::string name_of_device_and_row(const testing::TestParamInfo<std::tuple<std::string, std::string>>& info) {
   std::string name = std::get<0>(info.param) + "_" + std::get<1>(info.param);
   std::replace(name.begin(), name.end(), ':', '_');

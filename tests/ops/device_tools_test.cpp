@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cache writers, index tools and the indexer on GPUs, which must say the same as the reference, byte for byte where
-// bytes are moved.
+// Tests cache writers, index tools and the indexer on GPUs, which must say the same as the reference, byte for byte
+// where bytes are moved.
 #include <gtest/gtest.h>
 
 #include "device_test.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A cache format that the library does not name, known by its codecs alone (docs/design.md, "How to add"): latent
+// Tests a cache format that the library does not name, known by its codecs alone (docs/design.md, "How to add"): latent
 // channels of e2m1, two a byte, with an e4m3 scale for every 16 of them and one more f32 scale for the tensor. Every
 // row of every table computes with it as the reference does.
 #include <gtest/gtest.h>
@@ -35,7 +35,7 @@ constexpr KvLayout kFp4 = {.name = "fp4_example",
 constexpr int32_t kPageSize = 16, kPages = 12, kSlots = kPages * kPageSize, kWidth = 576, kLatents = 512;
 constexpr float kOuter = 0.013F;
 
-/// A pool of rows, and what it is multiplied by.
+/// Holds a pool of rows, and what it is multiplied by.
 class Pool {
  public:
   explicit Pool(const KvLayout& layout) : layout_(layout), bytes_(size_t{kSlots} * row_bytes(), std::byte{0x5A}) {}
@@ -65,14 +65,14 @@ class Pool {
   float outer_ = kOuter;
 };
 
-/// Where rows of tables compute: the CPU, and emulated GPUs of two architectures.
+/// Says where rows of tables compute: on the CPU, or on an emulated GPU of one of two architectures.
 struct Machine {
   core::ThreadPool& pool;
   std::unique_ptr<cuda::Queue> queue = {};
   cuda::Code code = {};
 
   core::Executor executor() const { return {.pool = pool, .queue = queue.get(), .code = &code}; }
-  /// Rows are asked about a quantized format that they know.
+  /// Returns a problem to ask rows about, of a quantized format that they know.
   Problem problem(Op op, DType dtype) const {
     Problem problem = {.op = op, .q_dtype = dtype, .cache = CacheFormat::kFP8DsMla, .num_heads = 20};
     if (code.arch == 0) return problem;
@@ -168,8 +168,8 @@ struct ExampleFormat : testing::Test {
     run(reference_row<AppendRow>(), {.pool = threads}, append_to(pool.cache()));
     return pool;
   }
-  /// For attention: no channel is NaN or larger than kLargest, so that a row of probabilities rounded to bf16 is off by
-  /// at most kLargest * 2^-8.
+  /// Bounds the channels of pools for attention, none of which is NaN: a row of probabilities rounded to bf16 is then
+  /// off by at most kLargest * 2^-8.
   static constexpr float kLargest = 4.0F;
   Pool moderate(const KvLayout& layout) {
     for (uint16_t& value : rows) {
@@ -198,7 +198,7 @@ struct ExampleFormat : testing::Test {
     return args;
   }
 
-  /// Every row's output against the reference's; `make(o)` gives the arguments.
+  /// Compares every row's output with the reference's; `make(o)` gives the arguments.
   template <class Row, class Make>
   void expect_reference(Op op, int32_t heads, const Make& make) {
     std::vector<float> expected(static_cast<size_t>(kTokens * heads * kLatents)), got(expected.size());
@@ -219,7 +219,7 @@ struct ExampleFormat : testing::Test {
   std::vector<int32_t> pages;
 };
 
-/// Byte by byte, from the definition of the format.
+/// Compares rows byte by byte with the definition of the format.
 TEST_F(ExampleFormat, RowsAreAsDefined) {
   Pool pool = filled(kFp4);
   const core::Cache cache = pool.cache();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kit's problems in memory whose rows lie further apart than 32 bits count, of which only the rows take any.
+// Puts the kit's problems into memory whose rows lie further apart than 32 bits count, of which only the rows take any.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 
 namespace mla {
 
-/// Where a cache's tokens go: the offset in a page grows by `skipped`, and a page has `more_tokens` more.
+/// Says where a cache's tokens go: the offset in a page grows by `skipped`, and a page has `more_tokens` more.
 struct FarLayout {
   std::string_view name;
   int64_t gap = 0;          ///< elements between the rows of every tensor (the pages of a cache with a footer)
@@ -55,7 +55,8 @@ class FarMemory {
  public:
   explicit FarMemory(const FarLayout& layout) : layout_(layout) {}
 
-  /// The rows of a tensor that is no cache, `gap` further apart; `inner`: the elements of the last dimension, too.
+  /// Moves the rows of a tensor that is no cache, `gap` further apart; with `inner` the elements of the last dimension,
+  /// too.
   void move_rows(TensorView& view, bool inner) {
     if (!view.given() || (view.ndim < 2 && !inner)) return;
     TensorView far = view;
@@ -69,7 +70,8 @@ class FarMemory {
     view = far;
   }
 
-  /// A cache, and the numbers of its pages in any list: where `slots` is, pages are `pages_apart` apart.
+  /// Moves a cache. Where the layout has `slots`, its pages are then `pages_apart_` apart, so that lists of pages and
+  /// slots must be renumbered.
   template <class AnyCache>
   void move_cache(AnyCache& cache, int64_t max_slots) {
     const TensorView& rows = first_rows(cache);
@@ -85,8 +87,8 @@ class FarMemory {
     if (cache.page_size != 0) cache.page_size = static_cast<int32_t>(far_size);
   }
 
-  /// Numbers of pages, of slots, or of tokens in the only page of a request, of the cache moved last. What is none
-  /// remains none.
+  /// Renumbers a list of pages, of slots, or of tokens in the only page of a request, for the cache moved last. What is
+  /// none remains none.
   void renumber_pages(TensorView& list) {
     renumber<int32_t>(list, [this](int64_t page) { return is_in(page, num_pages_) ? page * pages_apart_ : page; });
   }
@@ -106,7 +108,7 @@ class FarMemory {
     renumber_tokens(pages.kv_len);
   }
 
-  /// Whether the tensor was moved already.
+  /// Returns whether the tensor was moved already.
   bool holds(const TensorView& view) const {
     return std::any_of(memory_.begin(), memory_.end(),
                        [&](const auto& memory) { return static_cast<void*>(memory->data()) == view.data; });
@@ -121,7 +123,7 @@ class FarMemory {
   struct Copy {
     TensorView near, far;
   };
-  /// Bytes of a token's row and of its scales in a page with a footer.
+  /// Holds the bytes of a token's row and of its scales in a page with a footer.
   struct Footer {
     int64_t row, scales;
   };
@@ -169,7 +171,7 @@ class FarMemory {
     view = far;
   }
 
-  /// The tokens of `near` in a far cache, `skipped` elements behind the beginnings of their pages.
+  /// Returns the tokens of `near` in a far cache, `skipped` elements behind the beginnings of their pages.
   TensorView part_of(TensorView far, const TensorView& near, int64_t skipped) const {
     far.shape = near.shape;
     far.stride[0] *= pages_apart_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every operation on tensors whose rows, pages and scales lie further apart than 32 bits count, on the CPU and on
+// Runs every operation on tensors whose rows, pages and scales lie further apart than 32 bits count, on the CPU and on
 // emulated GPUs, whose memory is the host's: what comes out is what the reference says of the same rows side by side.
 #include <gtest/gtest.h>
 
@@ -56,7 +56,7 @@ void move_caches(FarMemory& far, IndexerLogitsParams& params) {
 }
 void move_caches(FarMemory& far, IndexerTopKParams& params) { move_caches(far, params.indexer); }
 
-/// The tensors whose elements may lie apart, too.
+/// Returns whether the tensor is one whose elements may lie apart, too.
 template <class Params>
 bool has_free_elements(const Params& params, const TensorView& view) {
   bool is_one = false;
@@ -105,8 +105,8 @@ void expect_far(const Context& context, const Spec& spec, const std::vector<FarL
   }
 }
 
-/// Problems, and the layouts that their caches can have: where all tokens of a page or of a request are visited, none
-/// can be unused.
+/// Holds a problem, and the layouts that its caches can have: where all tokens of a page or of a request are visited,
+/// none can be unused.
 template <class Spec>
 struct FarProblem {
   Spec spec;
@@ -115,8 +115,8 @@ struct FarProblem {
 template <class Spec>
 using FarProblems = std::vector<FarProblem<Spec>>;
 
-/// Every format in its usual form; where it has this form, with the parts of rows in two tensors and scales in a third;
-/// and with rows that are hardly aligned.
+/// Returns every format in its usual form; where it has this form, with the parts of rows in two tensors and scales in
+/// a third; and with rows that are hardly aligned.
 std::vector<kit::CacheSpec> far_caches() {
   std::vector<kit::CacheSpec> caches;
   for (CacheFormat format : kAllCacheFormats) {
@@ -338,7 +338,7 @@ FarProblems<kit::PhysicalSlotsSpec> physical_slots_problems() {
 
 FarProblems<kit::BlockTableToCsrSpec> block_table_problems() { return {{{}, {kFarStrides}}}; }
 
-/// Far<Name> on every row of the CPU, Far<Name>OnDevice on every emulated GPU.
+/// Defines the suites Far<Name> on every row of the CPU, and Far<Name>OnDevice on every emulated GPU.
 #define MLA_FAR_TESTS(Name, op, problems)                                                                             \
   class Far##Name : public BackendTest<op> {};                                                                        \
   MLA_FOR_EVERY_ROW(Far##Name, op);                                                                                   \

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Problems in memory that ends at a fence, and pools whose unowned pages are protected.
+// Puts problems into memory that ends at a fence, and protects the unowned pages of pools.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@
 
 namespace mla {
 
-/// A copy of `buffer` that ends at a fence; the view's data moves with it.
+/// Makes a copy of `buffer` that ends at a fence; the view's data moves with it.
 inline void fence(TensorView& view, const kit::Buffer& buffer, std::vector<std::unique_ptr<FencedMemory>>& fences) {
   if (!view.given()) return;
   const auto& memory = fences.emplace_back(std::make_unique<FencedMemory>(buffer.size()));
@@ -42,14 +42,14 @@ void run_params(const Context& context, const Params& params) {
   MLA_EXPECT_OK(run(context, *made, params));
 }
 
-/// Elements to add to a page of `bytes` bytes so that pages begin at memory pages.
+/// Returns the number of elements to add to a page of `bytes` bytes so that pages begin at memory pages.
 inline int64_t to_memory_pages(int64_t bytes, DType dtype) {
   const auto unit = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   return (static_cast<int64_t>(round_up(static_cast<size_t>(bytes), unit)) - bytes) /
          static_cast<int64_t>(size_of(dtype));
 }
 
-/// A cache of the format whose pages begin at memory pages.
+/// Returns a cache of the format whose pages begin at memory pages.
 inline kit::CacheSpec fenced_cache(CacheFormat format) {
   kit::CacheSpec cache = kit::usual_cache(format);
   const DType dtype = cache.packed() ? DType::kU8 : format == CacheFormat::kFP8 ? DType::kE4M3 : DType::kBF16;

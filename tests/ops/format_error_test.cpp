@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a quantized format costs, apart from what a kernel costs: the same rows as bf16 and quantized.
+// Measures what a quantized format costs, apart from what a kernel costs: the same rows as bf16 and quantized.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -13,7 +13,8 @@ namespace {
 
 class FormatError : public BackendTest<Op::kDecode> {
  protected:
-  /// Distance of decode over `quantized` rows from decode over the same rows as bf16, of the channels both have.
+  /// Returns the distance of decode over `quantized` rows from decode over the same rows as bf16, of the channels both
+  /// have.
   kit::Error error_of(const kit::CacheSpec& quantized) const {
     kit::DecodeSpec spec;
     spec.cache = quantized;

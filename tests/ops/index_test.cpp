@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Index tools and the indexer.
+// Tests the index tools and the indexer.
 #include <gtest/gtest.h>
 
 #include <cmath>

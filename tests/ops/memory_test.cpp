@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where kernels may look: pages that nobody owns and the memory behind every tensor are protected, so that a read is a
-// crash.
+// Tests where kernels look: pages that nobody owns and the memory behind every tensor are protected, so that a read is
+// a crash.
 #include <gtest/gtest.h>
 
 #include <cstring>

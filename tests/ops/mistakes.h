@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Mistakes in the arguments of a call: each must be named, and must leave every output byte as it was.
+// Makes mistakes in the arguments of a call: each must be named, and must leave every output byte as it was.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ inline void expect_names(const Status& status, std::string_view op, const char* 
   EXPECT_NE(status.message().find(field), std::string::npos) << field << ": " << status.message();
 }
 
-/// Makes each mistake in a fresh problem of an operation without a plan.
+/// Makes each mistake in a fresh problem of an operation without a plan, and expects an error that names the field.
 template <class Case, class Spec, class Params>
 void expect_refused(const Context& context, const Spec& spec, const std::vector<Mistake<Params>>& mistakes) {
   for (const Mistake<Params>& mistake : mistakes) {
@@ -47,7 +47,7 @@ void expect_refused(const Context& context, const Spec& spec, const std::vector<
   }
 }
 
-/// The same for one with a plan.
+/// Does the same for an operation with a plan.
 template <class Case, class Spec, class Params>
 void expect_planned_refused(const Context& context, const Spec& spec, const std::vector<Mistake<Params>>& mistakes) {
   for (const Mistake<Params>& mistake : mistakes) {

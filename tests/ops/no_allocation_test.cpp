@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `run` allocates nothing, on any thread. This program replaces malloc and its kin by counting ones.
+// Tests that `run` allocates nothing, on any thread. This program replaces malloc and its kin by counting ones.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -67,7 +67,7 @@ int posix_memalign(void** memory, size_t alignment, size_t size) {
 namespace mla {
 namespace {
 
-/// Allocations of all threads while f runs.
+/// Returns the number of allocations of all threads while f runs.
 template <class F>
 int64_t allocations_of(const F& f) {
   allocations = 0;
@@ -170,7 +170,7 @@ TEST_P(PrefillSparseNoAllocation, Run) {
     expect_no_allocation(context(), kit::PrefillSparseCase(kit::random_prefill_sparse_spec(seed, DType::kBF16)));
 }
 
-/// Operations without a plan.
+/// Returns the number of allocations of a run of an operation without a plan.
 template <class Case, class Spec>
 int64_t direct_allocations(const Context& context, const Spec& spec) {
   const Case problem(spec);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whatever field of an operation's parameters changes, on whatever row of its table: the outputs change, or the call is
-// refused. A field without an entry fails the sweep, a struct's field that mla/fields.h lacks does not compile.
+// Checks that whatever field of an operation's parameters changes, on whatever row of its table, the outputs change or
+// the call is refused. A field without an entry fails the sweep; a struct's field that mla/fields.h lacks does not
+// compile.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -33,7 +34,7 @@ using SpecOf = decltype(Case::spec);
 template <class Case>
 using ParamsOf = decltype(std::declval<const Case&>().params());
 
-/// One way to change one field.
+/// Describes one way to change one field.
 template <class Case>
 struct Option {
   using Change = std::function<void(ParamsOf<Case>&)>;
@@ -69,10 +70,10 @@ void swap_first(const TensorView& list) {
   std::swap(at<T>(list, 0), at<T>(list, 1));
 }
 
-/// The first query's indices become the first of them, which counts as often as it stands.
+/// Sets all indices of the first query to the first of them, which counts as often as it stands.
 inline void repeat_first(const TensorView& indices) { std::fill_n(&at(indices, 0), indices.shape[1], at(indices, 0)); }
 
-/// The other one of two values that differ.
+/// Returns 5 for 3, and 3 for anything else: a value that differs.
 inline int32_t another(int32_t value) { return value == 3 ? 5 : 3; }
 
 /// Calls f(element) for the first `width` elements of every row.
@@ -88,7 +89,7 @@ void for_each_element(TensorView view, int64_t width, const F& f) {
     for_each_element(view, width, f);
 }
 
-/// Flips the signs of the first channels (and of bytes, which are e4m3 there) of every row.
+/// Flips the signs of the first channels of every row; in a tensor of bytes these are e4m3.
 inline void flip(const TensorView& view) {
   constexpr int64_t kChannels = 32;
   for_each_element(view, kChannels, [&](std::byte* element) { element[size_of(view.dtype) - 1] ^= std::byte{0x80}; });
@@ -110,7 +111,7 @@ inline void set_format(kit::CacheSpec& cache, CacheFormat format) {
   cache.page_size = page_size;
 }
 
-/// Of a cache called `name`. `written`: as an output.
+/// Returns the options of a cache called `name`. `written` says that the cache is an output.
 template <class Case>
 Options<Case> cache_options(const std::string& name, bool written, KvCache& (*of)(ParamsOf<Case>&),
                             const CacheSpecs<SpecOf<Case>>& specs) {
@@ -151,7 +152,8 @@ Options<Case> cache_options(const std::string& name, bool written, KvCache& (*of
            with([](kit::CacheSpec& cache) { set_format(cache, CacheFormat::kFP8DsMla); })}};
 }
 
-/// Of a page table called `name`, of two requests. `kv_len`: what becomes of outputs where the first is shorter.
+/// Returns the options of a page table called `name`, of two requests. `kv_len` says what becomes of outputs where the
+/// first is shorter.
 template <class Case>
 Options<Case> page_options(const std::string& name, PageTable& (*of)(ParamsOf<Case>&), bool& (*padded)(SpecOf<Case>&),
                            Effect kv_len = Effect::kChanges) {
@@ -187,18 +189,18 @@ Options<Case> context_parallel_options() {
 
 // The sweep.
 
-/// Every output; of operations that move and choose, all bytes as one.
+/// Holds every output as numbers; for operations that move and choose, all bytes as one.
 using Outputs = std::vector<std::vector<double>>;
 
-/// Operations whose outputs are rounded. An option may send them another way, which rounds otherwise even if it drops
-/// the option: only a change larger than any kernel's errors is one.
+/// Says whether the operation's outputs are rounded. An option may send them another way, which rounds otherwise even
+/// if it drops the option: only a change larger than any kernel's errors is one.
 template <class Case>
 inline constexpr bool kRounds = std::is_same_v<Case, kit::IndexerLogitsCase> || requires(const Case& c) {
   c.o;
 };
 inline constexpr double kMoreThanRounding = 0x1p-6;  // of the largest element; kit::tolerance_of() stays below 2^-7
 
-/// Whether no element differs by more than `limit` times its tensor's largest one.
+/// Returns whether no element differs by more than `limit` times its tensor's largest one.
 inline bool are_alike(const Outputs& a, const Outputs& b, double limit) {
   for (size_t tensor = 0; tensor < a.size(); ++tensor) {
     double largest = 0;
@@ -213,7 +215,7 @@ inline bool are_alike(const Outputs& a, const Outputs& b, double limit) {
   return true;
 }
 
-/// Outputs after a run; or why there was none.
+/// Returns the outputs after a run; or why there was none.
 template <class Case>
 Result<Outputs> outputs_after(const Context& context, const Case& problem, const ParamsOf<Case>& host_params) {
   Result<kit::DeviceImage> image = kit::DeviceImage::create(context.device(), kit::buffers_of(problem));
@@ -249,7 +251,7 @@ Result<Outputs> outputs_after(const Context& context, const Case& problem, const
   return outputs;
 }
 
-/// Every field has an entry, and every entry is about a field.
+/// Checks that every field has an entry, and that every entry is about a field.
 template <class Case>
 void expect_all_fields(const Options<Case>& options) {
   std::set<std::string> fields, entries;
@@ -260,7 +262,7 @@ void expect_all_fields(const Options<Case>& options) {
   for (const std::string& entry : entries) EXPECT_TRUE(fields.contains(entry)) << "no field is called " << entry;
 }
 
-/// An entry that is about a number changes that number.
+/// Checks that an entry that is about a number changes that number, and no other.
 template <class Params>
 void expect_number_changed(const std::string& field, Params before, Params after) {
   for_each_leaf(before, [&](const std::string& path, auto& was) {
@@ -329,14 +331,14 @@ void sweep_options(const std::string& device, const std::string& row, const std:
   }
 }
 
-/// Every row that this machine can run, with its device.
+/// Returns every row that this machine can run, with its device.
 inline std::vector<std::tuple<std::string, std::string>> all_rows(Op op) {
   std::vector<std::tuple<std::string, std::string>> all = devices_and_rows(op);
   for (const std::string& row : host_rows(op)) all.emplace_back("cpu", row);
   return all;
 }
 
-/// Why this machine cannot run a row at all; empty if it can.
+/// Returns why this machine cannot run a row at all; empty if it can.
 inline std::string why_not(Op op, const std::string& device, const std::string& row) {
   Problem problem = usual_problem(op);
   problem.num_heads = std::max<int64_t>(problem.num_heads, 64);
@@ -345,7 +347,7 @@ inline std::string why_not(Op op, const std::string& device, const std::string& 
   return {};
 }
 
-/// The parameter is a device and a row.
+/// Sweeps the options on the device and the row that its parameter names.
 template <class Case, Op op>
 class OptionSweep : public testing::TestWithParam<std::tuple<std::string, std::string>> {
  protected:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// No backend drops an option of attention in silence.
+// Tests that no backend drops an option of attention in silence.
 #include "option_sweep.h"
 
 namespace mla {
@@ -8,7 +8,8 @@ namespace {
 using kit::CacheSpec;
 using kit::LengthForm;
 
-/// What all attention operations have, and where keys have no positions refuse.
+/// Returns the options that all attention operations have; those that need positions of keys have the effect
+/// `of_positions`.
 template <class Case>
 Options<Case> attention_options(Effect of_positions) {
   using Params = ParamsOf<Case>;
@@ -29,7 +30,7 @@ Options<Case> attention_options(Effect of_positions) {
   };
 }
 
-/// Queries and outputs of decode and decode_sparse.
+/// Returns the queries and outputs of decode and decode_sparse.
 template <class Case>
 Options<Case> absorbed_options() {
   using Params = ParamsOf<Case>;
@@ -44,7 +45,8 @@ Options<Case> absorbed_options() {
   };
 }
 
-/// Few query rows and more, of 16-bit and of quantized keys: each is a kernel of its own somewhere.
+/// Returns specs with few query rows and with more, of 16-bit and of quantized keys: each is a kernel of its own
+/// somewhere.
 template <class Spec, class CacheOf>
 std::vector<Spec> with_heads_and_formats(const Spec& usual, const CacheOf& cache_of) {
   std::vector<Spec> specs;
@@ -116,13 +118,13 @@ std::vector<kit::DecodeSparseSpec> decode_sparse_specs() {
   return with_heads_and_formats(spec, [](kit::DecodeSparseSpec& s) -> CacheSpec& { return s.pool.cache; });
 }
 
-/// Pools are of one kind.
+/// Applies `f` to the caches of both pools, which must be of one kind.
 void for_both_pools(kit::DecodeSparseSpec& spec, const std::function<void(CacheSpec&)>& f) {
   f(spec.pool.cache);
   if (spec.extra_pool.has_value()) f(spec.extra_pool->cache);
 }
 
-/// Of a pool. `prepare` gives the problem that pool.
+/// Returns the options of a pool. Their `prepare` gives the problem that pool.
 Options<kit::DecodeSparseCase> pool_options(const std::string& name, SparsePool& (*of)(DecodeSparseParams&),
                                             kit::SparsePoolSpec& (*spec_of)(kit::DecodeSparseSpec&)) {
   using Params = DecodeSparseParams;

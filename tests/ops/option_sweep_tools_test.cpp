@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// No backend drops a field of cache writers, index tools or the indexer in silence.
+// Tests that no backend drops a field of cache writers, index tools or the indexer in silence.
 #include "option_sweep.h"
 
 namespace mla {
@@ -7,7 +7,7 @@ namespace {
 
 using kit::CacheSpec;
 
-/// One spec for 16-bit rows, and one for each place where scales may lie.
+/// Returns one spec for 16-bit rows, and one for each place where scales may lie.
 template <class Spec, class CacheOf>
 std::vector<Spec> with_formats(const Spec& usual, const CacheOf& cache_of) {
   std::vector<Spec> specs;
@@ -121,7 +121,7 @@ MLA_FOR_ALL_ROWS(GatherSweep, Op::kGather);
 
 TEST_P(GatherSweep, EveryFieldMatters) { sweep(gather_specs(), gather_options()); }
 
-/// One of the caches is bf16, in rows as wide as the other's.
+/// Returns a copy between caches, one of which is bf16, in rows as wide as the other's.
 std::vector<kit::CopyPagesSpec> copy_pages_specs() {
   kit::CopyPagesSpec spec;
   spec.num_tokens = 64;
@@ -233,7 +233,7 @@ MLA_FOR_ALL_ROWS(AppendIndexerSweep, Op::kAppendIndexer);
 
 TEST_P(AppendIndexerSweep, EveryFieldMatters) { sweep({kit::AppendIndexerSpec{}}, append_indexer_options()); }
 
-/// Up to 32 heads and more, which are kernels of their own on SM90.
+/// Returns specs with up to 32 heads and with more, which are kernels of their own on SM90.
 std::vector<kit::IndexerLogitsSpec> indexer_logits_specs() {
   std::vector<kit::IndexerLogitsSpec> specs(2);
   for (kit::IndexerLogitsSpec& spec : specs) {
@@ -246,7 +246,7 @@ std::vector<kit::IndexerLogitsSpec> indexer_logits_specs() {
   return specs;
 }
 
-/// Those of indexer_logits; `indexer` is where they are.
+/// Returns the options of indexer_logits; `indexer` says where its parameters are.
 template <class Case>
 Options<Case> indexer_options(const std::string& prefix, IndexerLogitsParams& (*indexer)(ParamsOf<Case>&),
                               PageTable& (*pages)(ParamsOf<Case>&), bool& (*block_table)(SpecOf<Case>&),

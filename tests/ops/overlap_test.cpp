@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Outputs over the memory of another tensor: every pair of every operation is refused before anything is written, on
-// the host and on a GPU. What interleaves without touching is computed as ever.
+// Puts outputs over the memory of another tensor: every pair of every operation is refused before anything is written,
+// on the host and on a GPU. What interleaves without touching is computed as ever.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,7 +17,7 @@
 namespace mla {
 namespace {
 
-/// The host, and an emulated GPU where this build has one.
+/// Returns contexts on the host, and on an emulated GPU where this build has one.
 std::vector<Context> places() {
   std::vector<Context> contexts;
   for (const char* device : {"cpu", "emulated:sm90"}) {
@@ -43,7 +43,8 @@ bool inside(const TensorView& view, const std::vector<const kit::Buffer*>& buffe
   });
 }
 
-/// Where the last element of a contiguous tensor, or the first of another, is, for elements of `size` bytes.
+/// Returns where the last element of a tensor begins, rounded down to a multiple of `size` bytes, the size of an
+/// element of the tensor that is put there.
 void* last_element(const TensorView& view, size_t size) {
   auto at = reinterpret_cast<uintptr_t>(view.data);
   for (size_t d = 0; d < static_cast<size_t>(view.ndim); ++d)
@@ -106,7 +107,7 @@ kit::CacheSpec small_cache(CacheFormat format) {
   return cache;
 }
 
-/// fp8 in two tensors, with every scale that there is.
+/// Returns a cache of fp8 in two tensors, with every scale that there is.
 kit::CacheSpec scaled_cache() {
   kit::CacheSpec cache = small_cache(CacheFormat::kFP8);
   cache.two_tensors = cache.token_scales = true;
@@ -276,7 +277,7 @@ TEST(Overlap, QueriesOutputsAndStatisticsOfOneTensor) {
   }
 }
 
-/// Three layers' pages of four rows of 12 channels, in turns, in one buffer. The rows hold their numbers.
+/// Holds three layers' pages of four rows of 12 channels, in turns, in one buffer. The rows hold their numbers.
 struct Layers {
   static constexpr int64_t kPages = 6, kPageSize = 4, kRow = 12, kPage = kPageSize * kRow, kLayers = 3;
   std::vector<uint16_t> memory = std::vector<uint16_t>(kPages * kLayers * kPage);
@@ -284,7 +285,7 @@ struct Layers {
   Layers() {
     for (size_t i = 0; i < memory.size(); ++i) memory[i] = static_cast<uint16_t>(i / kRow);
   }
-  /// Where a page of a layer begins.
+  /// Returns where a page of a layer begins.
   uint16_t* page(int64_t layer, int64_t page) { return memory.data() + (page * kLayers + layer) * kPage; }
   KvCache cache(int64_t layer) {
     TensorView kv = contiguous(page(layer, 0), DType::kBF16, {kPages, kPageSize, kRow});

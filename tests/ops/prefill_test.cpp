@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prefill against the reference, and what it promises beyond numbers.
+// Tests prefill against the reference, and what it promises beyond numbers.
 #include <gtest/gtest.h>
 
 #include <algorithm>

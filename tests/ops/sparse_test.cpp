@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// decode_sparse and prefill_sparse against the reference: formats, pools, lengths, and what must be skipped.
+// Tests decode_sparse and prefill_sparse against the reference: formats, pools, lengths, and what must be skipped.
 #include <gtest/gtest.h>
 
 #include <algorithm>

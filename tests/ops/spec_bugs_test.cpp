@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bugs that others shipped, one test each, in every cache format where a cache is concerned.
+// Tests for bugs that others shipped, one test each, in every cache format where a cache is concerned.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Mistakes in formats, options, pools and indices: an error that names the field, and every output byte as it was.
+// Tests that mistakes in formats, options, pools and indices give an error that names the field, and leave every output
+// byte as it was.
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -17,7 +18,7 @@ float infinite_scale = kInfinity;
 
 TensorView scale_of(float& value) { return contiguous(&value, DType::kF32, {1}); }
 
-/// Mistakes in the cache at `field` of an operation's parameters.
+/// Returns mistakes in the fp8 cache that `cache` picks from an operation's parameters.
 template <class Params>
 std::vector<Mistake<Params>> fp8_mistakes(KvCache& (*cache)(Params&)) {
   std::vector<Mistake<Params>> mistakes = {

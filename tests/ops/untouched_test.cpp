@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whatever is wrong with a call: an error that names the field, and every output byte as it was.
+// Tests that, whatever is wrong with a call, the error names the field and every output byte stays as it was.
 #include <gtest/gtest.h>
 
 #include <vector>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Packed bytes, bit for bit: quantizing append over everything that e4m3 and its scales can be, RoPE in the same pass,
-// copies between formats, and the indexer's keys.
+// Tests packed bytes, bit for bit: quantizing append over everything that e4m3 and its scales can be, RoPE in the same
+// pass, copies between formats, and the indexer's keys.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -30,7 +30,8 @@ std::vector<Sequence> ragged_sequences(uint32_t seed, int32_t count, int32_t lon
   return sequences;
 }
 
-/// Every visible key of every row in exactly one task; splits numbered in key order; partial slots disjoint.
+/// Expects every visible key of every row in exactly one task, splits numbered in key order, and partial slots that are
+/// disjoint.
 void expect_complete(const std::vector<Sequence>& sequences, const Schedule& schedule, const SplitOptions& options) {
   std::map<int32_t, std::map<int32_t, std::vector<Task>>> blocks;  // by request and first row
   for (const Task& task : schedule.tasks) blocks[task.request][task.row_begin].push_back(task);
@@ -72,7 +73,7 @@ void expect_complete(const std::vector<Sequence>& sequences, const Schedule& sch
   EXPECT_TRUE(std::is_sorted(schedule.group_begin.begin(), schedule.group_begin.end()));
 }
 
-/// One query token of `rows` heads that sees `keys` keys.
+/// Returns one query token of `rows` heads that sees `keys` keys.
 Sequence one_token(int32_t request, int32_t rows, int32_t keys) {
   return {.request = request, .q_len = 1, .rows_per_token = rows, .kv_len = keys};
 }
@@ -164,7 +165,7 @@ std::vector<Sequence> prefill_of(const std::vector<int32_t>& lengths, int32_t nu
   return sequences;
 }
 
-/// Whether no sequence's tasks are apart, nor a longer one behind a shorter one of the same sequence.
+/// Returns whether no sequence's tasks are apart, and no longer one is behind a shorter one of the same sequence.
 bool keeps_sequences_together(const Schedule& schedule) {
   std::map<std::pair<int32_t, int32_t>, size_t> last;  // task of a sequence
   for (size_t i = 0; i < schedule.tasks.size(); ++i) {

@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint16_t kUntouched = 0xABCD;
 
-/// Two tensors with padded tokens and pages: 3 pages of 2 tokens, d_ckv = 2, d_kpe = 1.
+/// Holds a cache of two tensors with padded tokens and pages: 3 pages of 2 tokens, d_ckv = 2, d_kpe = 1.
 struct TwoTensorCache {
   std::vector<uint16_t> ckv = std::vector<uint16_t>(3 * 9, kUntouched);
   std::vector<uint16_t> kpe = std::vector<uint16_t>(3 * 5, kUntouched);

@@ -12,7 +12,7 @@
 namespace mla::reference {
 namespace {
 
-/// T tokens with H heads, d_ckv = 12 (or the variant's), all sources f32.
+/// Holds `tokens` tokens with `heads` heads, d_ckv = 12 (or the variant's), all sources f32.
 struct Problem {
   TestCache cache;
   int64_t tokens;
@@ -71,7 +71,7 @@ struct Problem {
     return args;
   }
 
-  /// The row [nope | rope] of a token with its rotary part turned, every operation rounded to f32.
+  /// Returns the row [nope | rope] of a token with its rotary part turned, every operation rounded to f32.
   std::vector<float> turned(const float* source, int64_t token) const {
     std::vector<float> out(source, source + d_qk);
     const float* table = &cos_sin[static_cast<size_t>(positions[static_cast<size_t>(token)] * d_kpe)];

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decode and prefill of the oracle: problems solved by hand, and a second, independent writing of the formula.
+// Tests decode and prefill of the oracle by problems solved by hand, and by a second, independent writing of the
+// formula.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of every format: written (append), read (gather), and copied between formats (copy_pages), byte for byte.
+// Tests rows of every format: written (append), read (gather), and copied between formats (copy_pages), byte for byte.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,7 +19,8 @@ namespace {
 
 using Row = std::vector<float>;
 
-/// Rows of which every group is of another nature: usual, large, small, zero, with infinities and NaN among them.
+/// Returns a row of which every group is of another nature: usual, large, small, zero, with infinities and NaN among
+/// them.
 Row random_row(int32_t d_qk, std::mt19937& random) {
   std::normal_distribution<float> normal;
   std::uniform_int_distribution<int> kind(0, 9), channel(0, d_qk - 1);
@@ -35,7 +36,7 @@ Row random_row(int32_t d_qk, std::mt19937& random) {
   return row;
 }
 
-/// Values as elements of a type, and what that type makes of them.
+/// Holds values as elements of a type, and what that type makes of them.
 struct Elements {
   std::vector<uint16_t> narrow;
   std::vector<float> wide, meant;

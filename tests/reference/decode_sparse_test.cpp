@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sparse attention: by hand, and random problems of one and two pools against the textbook.
+// Tests sparse attention: by hand, and random problems of one and two pools against the textbook.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,7 +14,8 @@
 namespace mla::reference {
 namespace {
 
-/// One query of one head over one or two bf16 pools of width 1, with q = 0 unless changed: equal weights.
+/// Holds one query of one head over one or two bf16 pools of width 1; q = 0 unless changed, so that all keys have the
+/// same P.
 struct SmallSparse {
   std::vector<float> pool = {}, extra = {};
   std::vector<int32_t> indices = {}, extra_indices = {};
@@ -154,7 +155,7 @@ TEST(ReferenceDecodeSparse, NanOfANamedRowIsNotHidden) {
   EXPECT_TRUE(std::isnan(problem.max_logits));
 }
 
-/// A pool of random rows, those that nobody names being NaN.
+/// Holds a pool of random rows, of which those that nobody names are NaN.
 struct RandomPool {
   TestCache cache;
   int32_t topk;

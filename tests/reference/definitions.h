@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The quantized types as their specification words them, in doubles: what mla/numeric.h and the packers are compared
-// with.
+// Defines the quantized types as their specification words them, in doubles: mla/numeric.h and the packers are compared
+// with this.
 #pragma once
 
 #include <algorithm>
@@ -11,14 +11,15 @@
 
 namespace mla::reference {
 
-/// 1 sign, 4 exponent bits of bias 7, 3 mantissa bits; no infinity, NaN is all ones.
+/// Returns the value of a code with 1 sign bit, 4 exponent bits of bias 7 and 3 mantissa bits; there is no infinity,
+/// and NaN, which is all ones, is left to the caller.
 inline double e4m3_by_definition(int code) {
   const int exponent = (code >> 3) & 15, mantissa = code & 7;
   const double magnitude = exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
   return code < 128 ? magnitude : -magnitude;
 }
 
-/// The code of the nearest value, of two the even one; the largest for what lies beyond, NaN for NaN.
+/// Returns the code of the nearest value, of two the even one; the largest for what lies beyond, NaN for NaN.
 inline uint8_t encode_by_definition(float value) {
   static const auto values = [] {
     std::array<double, 127> of_codes = {};
@@ -38,7 +39,7 @@ inline uint8_t encode_by_definition(float value) {
   return static_cast<uint8_t>(sign | code);
 }
 
-/// 2^ceil(log2(max(amax, 1e-4) / 448)), exact.
+/// Returns 2^ceil(log2(max(amax, 1e-4) / 448)), exact.
 inline double power_of_two_by_definition(float amax) {
   int exponent = 0;
   const double fraction = std::frexp(static_cast<double>(std::max(amax, 1e-4F)) / 448.0, &exponent);

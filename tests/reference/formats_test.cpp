@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random decode and prefill problems over every format and combination of options, against the textbook formula over
-// rows that the tests' own unpacker reads.
+// Tests random decode and prefill problems over every format and combination of options, against the textbook formula
+// over rows that the tests' own unpacker reads.
 #include <gtest/gtest.h>
 
 #include <algorithm>

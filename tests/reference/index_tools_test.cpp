@@ -30,7 +30,7 @@ TEST(ReferenceBlockTableToCsr, EmptyBatch) {
   EXPECT_EQ(indptr, 0);
 }
 
-/// Two requests of 2 and 1 queries, pages of 4: request 0 has 6 tokens in pages 5, 2, request 1 has 3 in page 0.
+/// Holds two requests of 2 and 1 queries, pages of 4: request 0 has 6 tokens in pages 5, 2, request 1 has 3 in page 0.
 struct Slots {
   std::vector<int32_t> indices = {5, -1, 0, 6, 4, 3, 2, 1, 2, 3, 0, kGarbage};  // [3, 4]
   std::vector<int32_t> slots = std::vector<int32_t>(12, -5), valid_count = std::vector<int32_t>(3, -5);

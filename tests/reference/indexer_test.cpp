@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The indexer's cache, logits and selection.
+// Tests the indexer's cache, logits and selection.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 namespace mla::reference {
 namespace {
 
-/// Pages of `page_size` keys of 128 bytes, then as many f32 scales, then a gap of 3: scales are mostly unaligned.
+/// Holds pages of `page_size` keys of 128 bytes, then as many f32 scales, then a gap of 3: scales are mostly unaligned.
 struct IndexerCache {
   int64_t num_pages;
   int32_t page_size;
@@ -73,7 +73,7 @@ TEST(ReferenceAppendIndexer, WritesKeysAndFooterScales) {
   }
 }
 
-/// Logits of one query with two heads over keys of one channel: scale 2, keys 1, -1, 3.
+/// Tests the logits of one query with two heads over keys of one channel: scale 2, keys 1, -1, 3.
 TEST(ReferenceIndexerLogits, ByHand) {
   IndexerCache cache(2, 2);
   const float keys[] = {1, -1, 3};
@@ -109,7 +109,7 @@ TEST(ReferenceIndexerLogits, ByHand) {
   EXPECT_EQ(logits, (std::vector<float>{5, -14, 15, kMinusInfinity, 9}));
 }
 
-/// Ragged requests over shuffled pages, with slots that no request owns full of NaN.
+/// Holds ragged requests over shuffled pages, with slots that no request owns full of NaN.
 struct RandomIndexer {
   int32_t heads, batch = 3, width = 40;
   std::vector<int32_t> kv_len, qo_indptr = {0}, table;
@@ -254,7 +254,7 @@ TEST(ReferenceTopK, ShortRowsEndInMinusOne) {
   }
 }
 
-/// Stable sort, by the words of the contract.
+/// Returns the top k by a stable sort, by the words of the contract.
 std::vector<int32_t> sorted_top_k(const float* logits, int32_t n, int32_t k) {
   std::vector<int32_t> order(static_cast<size_t>(n));
   std::iota(order.begin(), order.end(), 0);

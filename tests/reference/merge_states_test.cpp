@@ -13,7 +13,7 @@ namespace {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
-/// N states of one token and one head with d_v = 2, all f32.
+/// Holds the states of one token and one head with d_v = 2, all f32.
 struct SmallMerge {
   std::vector<float> partial_o, partial_lse;
   std::vector<float> o = {NAN, NAN}, lse = {NAN};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// e4m3 and UE8M0, code by code, against their definitions in doubles; and the scales that writers choose.
+// Tests e4m3 and UE8M0, code by code, against their definitions in doubles; and the scales that writers choose.
 #include "mla/numeric.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ namespace {
 using reference::e4m3_by_definition;
 using reference::power_of_two_by_definition;
 
-/// The nearest multiple of the spacing at |value|, ties to even (the default rounding mode), at most 448.
+/// Returns the nearest multiple of the spacing at |value|, ties to even (the default rounding mode), at most 448.
 double nearest_e4m3(double value) {
   const int exponent = value == 0 ? -6 : std::max(std::ilogb(value), -6);
   const double spacing = std::ldexp(1, exponent - 3);

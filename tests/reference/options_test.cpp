@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Options of attention, draft trees and context parallelism, solved by hand.
+// Tests options of attention, draft trees and context parallelism in problems solved by hand.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention problems small enough to be solved by hand.
+// Holds attention problems small enough to be solved by hand.
 #pragma once
 
 #include <cmath>
@@ -27,7 +27,7 @@ inline std::vector<uint16_t> bf16(const std::vector<float>& values) {
   return bits;
 }
 
-/// What one query of one head gets, by the textbook: one element at a time, without subtracting a maximum.
+/// Computes what one query of one head gets, by the textbook: one element at a time, without subtracting a maximum.
 struct Expected {
   std::vector<long double> weights;  // exp(score) of the keys that it sees, in order
   double lse = 0, max = -std::numeric_limits<double>::infinity();
@@ -41,7 +41,8 @@ struct Expected {
     }
     lse = static_cast<double>(std::log(sum));
   }
-  /// `value(n)` of the n-th key that it sees; `sink` is one more key without a value.
+  /// Returns the output; `value(n)` is that of the n-th key that the query sees, and `sink` is one more key without a
+  /// value.
   double o(const std::function<double(size_t)>& value, double sink = -std::numeric_limits<double>::infinity()) const {
     long double sum = std::exp(static_cast<long double>(sink)), weighted = 0;
     for (size_t n = 0; n < weights.size(); ++n) {
@@ -59,7 +60,7 @@ void run_in_workspace(const Args& args, void (*compute)(const Args&, std::span<s
   compute(args, std::as_writable_bytes(std::span(workspace)));
 }
 
-/// f32 outputs o [T, H, d_v] and lse [T, H] without gaps.
+/// Sets f32 outputs o [T, H, d_v] and lse [T, H] without gaps.
 template <class Args>
 void set_outputs(Args& args, std::vector<float>& o, std::vector<float>& lse) {
   args.o_dtype = DType::kF32;
@@ -71,8 +72,8 @@ void set_outputs(Args& args, std::vector<float>& o, std::vector<float>& lse) {
   args.lse_stride_head = 1;
 }
 
-/// One request's f32 queries [T, H, d_ckv + d_kpe] with the strides given, and a cache [pages, page_size, d_ckv +
-/// d_kpe].
+/// Returns the arguments of one request's f32 queries [T, H, d_ckv + d_kpe] with the strides given, and a cache [pages,
+/// page_size, d_ckv + d_kpe].
 inline core::DecodeArgs decode_args(const float* q, int64_t q_stride_token, int64_t q_stride_head, CacheFormat format,
                                     std::vector<uint16_t>& kv, int32_t page_size, int32_t d_ckv, int32_t d_kpe) {
   const int32_t d_qk = d_ckv + d_kpe;
@@ -102,7 +103,7 @@ inline core::DecodeArgs decode_args(const float* q, int64_t q_stride_token, int6
   return args;
 }
 
-/// One request, one head, f32 queries and outputs, bf16 cache [pages, page_size, d_ckv + d_kpe].
+/// Holds one request of one head with f32 queries and outputs, and a bf16 cache [pages, page_size, d_ckv + d_kpe].
 struct SmallDecode {
   int32_t d_ckv = 1, d_kpe = 0, page_size = 2, q_len = 1, kv_len = 2;
   std::vector<float> q;
@@ -114,7 +115,7 @@ struct SmallDecode {
 
   std::vector<float> o = {}, lse = {};
 
-  /// `change` may set whatever is no member.
+  /// Runs decode; `change` may set whatever is no member.
   void run(const std::function<void(core::DecodeArgs&)>& change = nullptr) {
     std::vector<uint16_t> kv = bf16(cache);
     const int32_t d_qk = d_ckv + d_kpe;
@@ -136,7 +137,7 @@ struct SmallDecode {
   }
 };
 
-/// f32 [T, H, width] with a gap behind every head.
+/// Holds f32 [T, H, width] with a gap behind every head.
 struct Rows {
   int64_t heads, width, gap;
   std::vector<float> values;

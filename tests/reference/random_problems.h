@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random tensors of every type and random options, with what the textbook makes of them.
+// Makes random tensors of every type and random options, with what the textbook makes of them.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -33,7 +33,8 @@ class Random {
   std::normal_distribution<float> normal_;
 };
 
-/// [rows, width] of any float type, e4m3 without its scale; and a row more, so that there is memory even for none.
+/// Holds [rows, width] of any float type, e4m3 without its scale; and a row more, so that there is memory even for
+/// none.
 struct Tensor {
   DType dtype;
   int64_t width;
@@ -68,7 +69,8 @@ struct Tensor {
   }
 };
 
-/// What one unit in the last place of a result may be, for the rounding of outputs.
+/// Returns by how much rounding to a type of outputs may change a value: half a unit in the last place, and a little
+/// more.
 inline double tolerance(DType dtype, double value) {
   const double relative = dtype == DType::kF32    ? 0x1p-23
                           : dtype == DType::kF16  ? 0x1p-10

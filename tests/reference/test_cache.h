@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Caches of every format in memory, with a packer and an unpacker of their own, written from the specification's byte
-// table.
+// Keeps caches of every format in memory, with a packer and an unpacker of their own, written from the specification's
+// byte table.
 #pragma once
 
 #include <cmath>
@@ -16,7 +16,7 @@
 
 namespace mla::reference {
 
-/// A format with the choices that it leaves.
+/// Describes a format with the choices that it leaves.
 struct Variant {
   CacheFormat format;
   int32_t d_ckv, d_kpe;
@@ -45,7 +45,7 @@ inline std::vector<Variant> all_variants() {
           {.format = CacheFormat::kFP8DsV4, .d_ckv = 448, .d_kpe = 64, .num_scales = 7, .power_of_two = true}};
 }
 
-/// Every byte that belongs to no row, and every row not yet written, holds kFill.
+/// Holds a cache; every byte that belongs to no row, and every row not yet written, holds kFill.
 class TestCache {
  public:
   static constexpr uint8_t kFill = 0xA5;
@@ -103,7 +103,7 @@ class TestCache {
     if (v.format == CacheFormat::kFP8DsV4) bytes[footer_at(page, offset) + 7] = 0;
   }
 
-  /// The dequantized row.
+  /// Returns the dequantized row.
   std::vector<float> unpack(int64_t slot) const {
     const int64_t page = slot / page_size_, offset = slot % page_size_;
     const uint8_t* at = bytes.data() + page * page_stride() + offset * row_stride();
@@ -139,14 +139,15 @@ class TestCache {
     if (v.format == CacheFormat::kFP8DsV4) return 576;
     return (v.d_ckv + v.d_kpe) * (v.format == CacheFormat::kFP8 ? 1 : 2) + 6;
   }
-  /// With a gap that leaves every second page of the packed formats at an odd multiple of 2.
+  /// Returns the bytes from a page to the next, with a gap that leaves every second page of the packed formats at an
+  /// odd multiple of 2.
   int64_t page_stride() const { return page_size_ * (row_stride() + (v.format == CacheFormat::kFP8DsV4 ? 8 : 0)) + 10; }
   int64_t kpe_offset() const {
     if (v.format == CacheFormat::kFP8DsMla) return 528;
     if (v.format == CacheFormat::kFP8DsV4) return 448;
     return v.d_ckv * (v.format == CacheFormat::kFP8 ? 1 : 2);
   }
-  /// Element in `scales`; a page of them ends in a gap of one.
+  /// Returns the index in `scales` of a token's first scale; a page of scales ends in a gap of one.
   size_t scale_at(int64_t page, int64_t offset) const {
     return v.num_scales == 1 ? 0 : static_cast<size_t>(page * (page_size_ * 4 + 1) + offset * 4);
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What kernels do before the grid in front of them has ended: it may still be writing all they will read, and reading
-// all they will write. On an emulated GPU where it never ends.
+// Tests what kernels do before the grid in front of them has ended: it may still be writing all they will read, and
+// reading all they will write. They run on an emulated GPU where it never ends.
 #include <cstring>
 #include <random>
 #include <span>
@@ -17,7 +17,7 @@ namespace {
 constexpr int32_t kHeads = 16, kDims = 576, kPageSize = 64, kNumPages = 40, kTokens = 2, kTopk = 128;
 constexpr int64_t kRowBytes = kDims * 2;
 
-/// Rows and lists are there; queries and outputs may not be touched.
+/// Holds a problem whose rows and lists are there; queries and outputs may not be touched.
 struct Problem {
   FencedMemory rows{kNumPages * kPageSize * kRowBytes, size_t{256} << 20};  // no slot is farther behind them
   FencedMemory table{kNumPages * sizeof(int32_t)};
@@ -96,7 +96,7 @@ struct Problem {
 const cuda::PlannedOperation<core::DecodeArgs> kDecode = bulk::decode();
 const cuda::PlannedOperation<core::DecodeSparseArgs> kDecodeSparse = bulk::decode_sparse();
 
-/// Attention without combine, which knows that the plan was there when attention let it start.
+/// Launches attention without combine; attention knows that the plan was there when it was let start.
 class AttentionQueue final : public cuda::Queue {
  public:
   explicit AttentionQueue(TestQueue& to) : to_(to) {}
@@ -109,7 +109,8 @@ class AttentionQueue final : public cuda::Queue {
   TestQueue& to_;
 };
 
-/// How many lines attention has brought into the cache before its wait. `spoil` may do what it likes to the workspace.
+/// Returns how many lines attention has brought into the cache before its wait. `spoil` may do what it likes to the
+/// workspace.
 template <class Args, class Spoil>
 int64_t lines_before_wait(const cuda::PlannedOperation<Args>& operation, const Args& args, uint64_t seed,
                           const Spoil& spoil) {

@@ -16,7 +16,7 @@ struct Config {
   static constexpr int kRows = 16;
 };
 
-/// A unit of two query tokens with three heads each, which are rows 0 ... 5.
+/// Holds a unit of two query tokens with three heads each, which are rows 0 ... 5.
 struct Problem {
   static constexpr int kHeads = 3;
   std::vector<float> lse = std::vector<float>(2 * kHeads, -7), max_logits = lse, sink = {-INFINITY, 0.5F, INFINITY};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a folder and a line of CMake make of a backend.
+// Tests what a folder and a line of CMake make of a backend.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace mla {
 namespace {
 
-/// The first architecture that the backend is for and this build emulates; 0 if there is none.
+/// Returns the first architecture that the backend is for and this build emulates; 0 if there is none.
 int32_t arch_of_nothing() {
   const std::vector<int32_t> archs = backends().front().archs;
   for (const int32_t arch : machine_info().emulated_archs)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What cuda_bulk takes, and what it leaves to cuda_portable.
+// Tests what cuda_bulk takes, and what it leaves to cuda_portable.
 #include <gmock/gmock.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// append_indexer, indexer_logits and indexer_top_k on an emulated GPU against the reference.
+// Tests append_indexer, indexer_logits and indexer_top_k on an emulated GPU against the reference.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -44,14 +44,14 @@ TEST(CudaAppendIndexer, LeavesTheBytesOfTheReference) {
   }
 }
 
-/// What a test asks for; everything else is random.
+/// Holds what a test asks for; everything else is random.
 struct Shape {
   int32_t num_heads;
   DType q_dtype;
   int32_t most_keys = 400;
 };
 
-/// Ragged requests over shuffled pages, with slots that no request owns full of NaN, and tokens of no request.
+/// Holds ragged requests over shuffled pages, with slots that no request owns full of NaN, and tokens of no request.
 class Problem {
  public:
   Problem(Random& random, Memory& memory, const Shape& shape) : random_(random), memory_(memory) {
@@ -79,7 +79,7 @@ class Problem {
     return args.causal ? std::max(0, kv_len - later) : kv_len;
   }
 
-  /// How much f32 arithmetic may be off: a few roundings of the largest |q| |k| scale, summed over heads.
+  /// Returns how much f32 arithmetic may be off: a few roundings of the largest |q| |k| scale, summed over heads.
   std::vector<double> tolerances() const {
     std::vector<double> result(static_cast<size_t>(args.num_tokens));
     for (int32_t request = 0; request < args.batch_size; ++request) {
@@ -203,7 +203,7 @@ void expect_logits_of_reference(Problem& problem, uint64_t seed, IndexerLogits r
   }
 }
 
-/// Long requests on one multiprocessor: blocks take many keys, one pass after another.
+/// Runs long requests on one SM: blocks take many keys, one pass after another.
 void expect_many_keys(IndexerLogits run) {
   for (uint64_t seed = 0; seed < 6; ++seed) {
     MLA_TRACE(testing::Message() << "seed " << seed);
@@ -249,7 +249,7 @@ TEST(Sm90IndexerLogits, AnyNumberOfHeads) {
 }
 #endif
 
-/// More heads than fit: several launches add up.
+/// Tests more heads than fit: several launches add up.
 TEST(CudaIndexerLogits, AnyNumberOfHeads) {
   for (DType type : {DType::kE4M3, DType::kF32}) {
     Random random(9);

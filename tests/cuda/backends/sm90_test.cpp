@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What cuda_sm90 takes, what it leaves to cuda_bulk and cuda_portable, and that what runs is what explain selects.
+// Tests what cuda_sm90 takes, what it leaves to cuda_bulk and cuda_portable, and that what runs is what explain
+// selects.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -18,7 +19,7 @@ using testing::HasSubstr;
 
 constexpr Op kOps[] = {Op::kDecode, Op::kDecodeSparse, Op::kPrefillSparse, Op::kPrefill};
 
-/// On an emulated SM90: 128 heads of DeepSeek-V3, bf16.
+/// Returns a problem on an emulated SM90: 128 heads of DeepSeek-V3, bf16.
 Problem on_sm90(Op op) {
   Problem problem{.op = op, .device = {DeviceType::kCuda, 0}, .gpu_arch = 90, .emulated = true};
   if (op == Op::kPrefill) {
@@ -200,7 +201,7 @@ TEST(Sm90, CountsTheQueryRowsOfARequest) {
     }
 }
 
-/// A decode of `tokens` query tokens and `requests` requests.
+/// Holds a decode of `tokens` query tokens and `requests` requests.
 struct DecodeOf {
   std::vector<uint16_t> q, cache = std::vector<uint16_t>(4 * 64 * 576), o;
   std::vector<int32_t> kv_len, table, qo_indptr;

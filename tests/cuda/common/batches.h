@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Batches of requests for the planner, with what each has to do.
+// Makes batches of requests for the planner, and says what each has to do.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace mla::plan_test {
 
-/// decode: lengths, and the arguments that point to them.
+/// Holds a batch of decode: lengths, and the arguments that point to them.
 struct DecodeBatch {
   std::vector<int32_t> kv_len;
   std::vector<int32_t> qo_indptr;  // empty: uniform_len
@@ -81,7 +81,7 @@ struct DecodeBatch {
   }
 };
 
-/// Plans, checks, and returns the row blocks.
+/// Plans the batch, checks the work list, and returns the row blocks.
 inline RowBlocks plan_and_check(const DecodeBatch& batch, const cuda::WorkShape& shape, uint64_t seed = 0) {
   ListMemory memory(shape);
   expect_planned(shape, batch.args(), memory, seed);
@@ -89,7 +89,7 @@ inline RowBlocks plan_and_check(const DecodeBatch& batch, const cuda::WorkShape&
   return ListChecker(shape, memory.list, requests).check();
 }
 
-/// Ragged, with empty requests, empty caches and queries before the first key among them.
+/// Returns a batch that is mostly ragged, with empty requests, empty caches and queries before the first key in it.
 inline DecodeBatch random_batch(std::mt19937& random, int32_t size, int32_t max_kv_len, int32_t max_q_len) {
   const auto below = [&](int32_t n) { return static_cast<int32_t>(random() % static_cast<uint32_t>(n)); };
   DecodeBatch batch;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is timed must do what is counted: read and copy every byte, multiply every tile.
+// Tests that what is timed does what is counted: reads and copies every byte, multiplies every tile.
 #include "cuda/common/ceilings.cuh"
 
 #include <gtest/gtest.h>
@@ -81,7 +81,7 @@ struct WgmmaParams {
   float* d;           // [64, 256]
 };
 
-/// d += a b over 32 channels, in two steps; tiles lie as cores of 8 rows by 8 channels, four along k.
+/// Computes d += a b over 32 channels, in two steps; tiles lie as cores of 8 rows by 8 channels, four along k.
 struct WgmmaKernel {
   using Params = WgmmaParams;
   static constexpr const char* kName = "wgmma";

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Combine, on an emulated GPU: plans a batch, invents the partial states, and compares with a merge in double.
+// Tests combine on an emulated GPU: plans a batch, invents the partial states, and compares with a merge in double.
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -47,7 +47,7 @@ float element(const std::byte* data, DType dtype, int64_t index) {
   }
 }
 
-/// Half a unit in the last place of 1, and then some for f32 arithmetic.
+/// Returns half a unit in the last place of 1, and a little more for f32 arithmetic.
 double rounding(DType dtype) {
   switch (dtype) {
     case DType::kBF16: return 0x1.01p-8;
@@ -230,7 +230,7 @@ void check_decode(const Case& c, uint64_t seed) {
   fixture.check(memory.list);
 }
 
-/// Of outputs in f32, on GPUs of so many multiprocessors, in as many orders of threads.
+/// Expects the same bits of outputs in f32 on GPUs of each number of SMs, in as many orders of threads.
 void expect_same_bits(const Case& c, std::initializer_list<int32_t> num_sms) {
   std::vector<float> first;
   for (const int32_t sms : num_sms) {

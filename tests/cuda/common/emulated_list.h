@@ -20,7 +20,7 @@ using namespace mla::MLA_CUDA_NAMESPACE;  // NOLINT(google-build-using-namespace
 
 using emulated_test::TestQueue;
 
-/// A work list in memory of its own, filled with garbage, with a guard behind it.
+/// Holds a work list in memory of its own, filled with garbage, with a guard behind it.
 class ListMemory {
  public:
   explicit ListMemory(const cuda::WorkShape& shape) : size_(work_list_bytes(shape)), bytes_(size_ + kGuard + kAlign) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// block_table_to_csr and physical_slots on an emulated GPU leave the bytes that the reference leaves.
+// Tests that block_table_to_csr and physical_slots on an emulated GPU leave the bytes that the reference leaves.
 #include <vector>
 
 #include "cuda/common/memory.h"

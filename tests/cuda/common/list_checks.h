@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every work list must hold, whatever the batch: checked by brute force against the requests' lengths.
+// Checks what every work list must hold, whatever the batch, by brute force against the requests' lengths.
 #pragma once
 
 #include <algorithm>
@@ -16,13 +16,13 @@
 
 namespace mla::plan_test {
 
-/// What a request has to do, by an implementation of its own.
+/// Says what a request has to do, by an implementation of its own.
 struct Expected {
   int32_t token_begin = 0, q_len = 0, kv_len = 0;
   int64_t key_begin = 0, key_end = 0;  // visible to any query; equal if none is
 };
 
-/// Part of a unit, as one lane sees it.
+/// Holds a part of a unit, as one row lane sees it.
 struct Piece {
   int32_t key_begin, key_end, slot;
 
@@ -32,7 +32,7 @@ struct Piece {
   }
 };
 
-/// The pieces of every row block, in key order: [{request, first row}].
+/// Holds the pieces of every row block, in key order: [{request, first row}].
 using RowBlocks = std::map<std::pair<int32_t, int32_t>, std::vector<Piece>>;
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -42,7 +42,7 @@ class ListChecker {
   ListChecker(const cuda::WorkShape& shape, const cuda::WorkList& list, const std::vector<Expected>& requests)
       : shape_(shape), list_(list), requests_(requests) {}
 
-  /// All of it. Returns the row blocks for further tests.
+  /// Checks all of the list. Returns the row blocks for further tests.
   RowBlocks check() {
     read_segments();
     check_coverage();
@@ -125,7 +125,7 @@ class ListChecker {
     }
   }
 
-  /// Every row of every request sees every key once, in pieces that begin and end on key blocks.
+  /// Checks that every row of every request sees every key once, in pieces that begin and end on steps.
   void check_coverage() const {
     size_t num_row_blocks = 0;
     for (size_t r = 0; r < requests_.size(); ++r) {
@@ -150,7 +150,7 @@ class ListChecker {
     EXPECT_EQ(row_blocks_.size(), num_row_blocks);
   }
 
-  /// Merges name the split row blocks and their slots in key order; no slot is used twice.
+  /// Checks that merges name the split row blocks and their slots in key order, and that no slot is used twice.
   void check_merges() {
     ASSERT_GE(header().num_merges, 0);
     ASSERT_LE(header().num_merges, list_.max_merges);
@@ -192,7 +192,8 @@ class ListChecker {
     }
   }
 
-  /// No worker has more than an even share of all work, but for the blocks and overheads that a cut adds on each side.
+  /// Checks that no worker has more than an even share of all work, but for the blocks and overheads that a split adds
+  /// on each side.
   void check_balance() const {
     int64_t blocks = 0, units = 0;
     for (size_t r = 0; r < requests_.size(); ++r) {

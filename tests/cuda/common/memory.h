@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random problems of the writers and their kin in memory of their own, and the kernels of one emulated architecture run
-// over them against the reference, byte for byte.
+// Makes random problems of the writers and their kin in memory of their own, and runs the kernels of one emulated
+// architecture over them against the reference, byte for byte.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -35,7 +35,7 @@ class Random {
   T of(std::initializer_list<T> choices) {
     return choices.begin()[integer(0, static_cast<int32_t>(choices.size()) - 1)];
   }
-  /// Mostly ordinary; else anything that a float may be.
+  /// Returns a number that is mostly ordinary; else anything that a float may be.
   float value() {
     if (!chance(24)) return std::normal_distribution<float>(0.0F, 1.0F)(engine_);
     switch (integer(0, 4)) {
@@ -51,12 +51,12 @@ class Random {
   std::mt19937_64 engine_;
 };
 
-/// The buffers of a problem, inputs and outputs alike.
+/// Holds the buffers of a problem, inputs and outputs alike.
 class Memory {
  public:
   explicit Memory(Random& random) : random_(random) {}
 
-  /// Random bytes, `skew` bytes past a multiple of 64.
+  /// Makes random bytes, which begin `skew` bytes past a multiple of 64.
   std::byte* bytes(int64_t size, int64_t skew) {
     auto& buffer = buffers_.emplace_back(std::make_unique<Buffer>(static_cast<size_t>(size + skew) / 64 + 1));
     std::byte* base = buffer->data()->at + skew;
@@ -71,7 +71,7 @@ class Memory {
     if (!values.empty()) std::memcpy(at, values.data(), values.size() * sizeof(T));
     return reinterpret_cast<T*>(at);
   }
-  /// `n` elements that may be anything a caller may hold.
+  /// Makes `n` elements that may be anything a caller may hold.
   std::byte* elements(DType dtype, int64_t n, int64_t skew) {
     const auto size = static_cast<int64_t>(size_of(dtype));
     std::byte* base = bytes(n * size, skew * size);
@@ -110,7 +110,7 @@ class Memory {
   std::vector<std::unique_ptr<Buffer>> buffers_;
 };
 
-/// A cache of random bytes, with strides and addresses as odd as validation lets through.
+/// Makes a cache of random bytes, with strides and addresses as odd as validation lets through.
 inline core::Cache random_cache(Random& random, Memory& memory, CacheFormat format, int32_t d_ckv, int32_t d_kpe,
                                 int64_t num_pages, int32_t page_size) {
   core::Cache cache = {
@@ -175,7 +175,7 @@ inline core::Cache random_cache(Random& random, Memory& memory, int32_t d_ckv, i
   return random_cache(random, memory, format, d_ckv, d_kpe, num_pages, page_size);
 }
 
-/// Widths that take every path: rows of whole vectors, and not.
+/// Returns one of the widths that take every path: rows of whole vectors, and not.
 inline int32_t random_d_ckv(Random& random) { return random.of({512, 512, 64, 128, 8, 12, 100, 264, 576, 30}); }
 inline int32_t random_d_kpe(Random& random) { return random.of({64, 64, 0, 16, 6, 10}); }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// merge_states on an emulated GPU against the reference: the same up to rounding, and NaN and infinity in the same
-// places.
+// Tests merge_states on an emulated GPU against the reference: the results are the same up to rounding, and NaN and
+// infinity are in the same places.
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -96,7 +96,7 @@ TEST(CudaMergeStates, IsTheReferenceUpToRounding) {
   }
 }
 
-/// One state with keys and one without; the latter's o is NaN.
+/// Merges one state with keys and one without; the latter's o is NaN.
 TEST(CudaMergeStates, DoesNotReadStatesThatWeighNothing) {
   Random random(1);
   Memory memory(random);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The device plan, on an emulated GPU.
+// Tests the device plan, on an emulated GPU.
 #include <gmock/gmock.h>
 
 #include <random>

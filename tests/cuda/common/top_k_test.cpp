@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// top_k on an emulated GPU selects what the reference selects, and touches nothing else.
+// Tests that top_k on an emulated GPU selects what the reference selects, and touches nothing else.
 #include <cmath>
 #include <limits>
 #include <vector>

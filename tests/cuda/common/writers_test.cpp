@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// append, append_rope, gather and copy_pages on an emulated GPU leave the bytes that the reference leaves.
+// Tests that append, append_rope, gather and copy_pages on an emulated GPU leave the bytes that the reference leaves.
 
 #include <algorithm>
 #include <cmath>
@@ -16,7 +16,7 @@ namespace {
 constexpr uint64_t kProblems = 150;
 constexpr auto kFloatTypes = {DType::kBF16, DType::kF16, DType::kF32};
 
-/// Different slots, some of them negative.
+/// Returns different slots, some of them negative.
 std::vector<int64_t> random_slots(Random& random, int64_t tokens, int64_t num_slots) {
   std::vector<int64_t> slots(static_cast<size_t>(num_slots));
   std::iota(slots.begin(), slots.end(), 0);
@@ -68,8 +68,8 @@ TEST(CudaAppend, SkipsSlotsBeyondThePool) {
       memory, [] {}, [&] { return run_append(args, queue); }));
 }
 
-/// Rotary parts of which no pair of channels is NaN twice, however they are paired: of two, compilers may pass on
-/// either.
+/// Makes rotary parts of which no pair of channels is NaN twice, however they are paired: of two NaN, compilers may
+/// pass on either.
 std::byte* rotary_elements(Random& random, Memory& memory, DType dtype, int64_t rows, int32_t width, int64_t stride,
                            int64_t skew) {
   std::byte* base = memory.elements(dtype, rows * stride, skew);

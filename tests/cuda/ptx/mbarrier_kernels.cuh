@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies that report to mbarriers: bulk copies, cp.async, and those between the blocks of a cluster.
+// Holds kernels whose copies report to mbarriers: bulk copies, cp.async, and copies between the blocks of a cluster.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 #if MLA_CUDA_ARCH >= 90
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// A ring of two stages, filled by bulk copies: out[thread] = sum of in[tile * 128 + (thread ^ 32)] over six tiles.
+/// Fills a ring of two stages by bulk copies: out[thread] = sum of in[tile * 128 + (thread ^ 32)] over six tiles.
 struct BulkCopies : WrapperKernelBase<128, 1, 1024 + 32> {
   static MLA_DEVICE void run(const Params& p) {
     const int thread = ptx::thread_index();
@@ -92,8 +92,8 @@ struct CopiesWithBarriers : WrapperKernelBase<128, 1, 2 * 1024 + 256 + 32> {
   }
 };
 
-/// Two clusters of two blocks. Each hands the other one six tiles: out[block * 128 + thread] = the sum of what the
-/// other's thread ^ 32 had, and the block's rank.
+/// Runs two clusters of two blocks. Each block hands the other one six tiles: out[block * 128 + thread] = the sum of
+/// what the other's thread ^ 32 had, and the block's rank.
 struct Clusters : WrapperKernelBase<128> {
   static constexpr cuda::LaunchShape kShape{.grid_x = 4, .cluster = 2, .shared_bytes = 2 * 2048 + 16};
 

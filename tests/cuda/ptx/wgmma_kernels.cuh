@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every form of wgmma, on operands in every layout.
+// Holds kernels for every form of wgmma, on operands in every layout.
 #pragma once
 
 #include <bit>
@@ -11,11 +11,11 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// How a tile of 16-bit elements, [rows, 64 channels], lies in shared memory for a swizzle: bytes.
+/// Says how a tile of 16-bit elements, [rows, 64 channels], lies in shared memory for a swizzle; offsets are in bytes.
 template <ptx::Swizzle kSwizzle, bool kTransposed>
 struct TileLayout {
   static constexpr int kChannels = 64;
-  /// Of a row of units: 8 rows of 16 bytes without a swizzle.
+  /// Holds the bytes of a row of 16-byte units; without a swizzle a row is one unit.
   static constexpr int kRowBytes = kSwizzle == ptx::Swizzle::k128 ? 128 : kSwizzle == ptx::Swizzle::k64 ? 64 : 16;
   static constexpr int kCore = 8 * kRowBytes;
 
@@ -31,7 +31,7 @@ struct TileLayout {
       return swizzled(static_cast<uint32_t>((k / kElements * rows + row) * kRowBytes + k % kElements * 2));
     }
   }
-  /// Of channels 16 step ...
+  /// Returns the descriptor of channels 16 step ... 16 step + 15.
   static MLA_DEVICE uint64_t descriptor(ptx::SharedAddress tile, int rows, int step) {
     constexpr uint32_t kCores = kChannels / 8 * kCore;  // all those along the channels
     if constexpr (kTransposed && kSwizzle != ptx::Swizzle::kNone) {
@@ -46,7 +46,8 @@ struct TileLayout {
   }
 
  private:
-  /// 16-byte units change places within their row, as its place among 8 rows says.
+  /// Returns where a byte lies after the swizzle: 16-byte units change places within their row, as its place among 8
+  /// rows says.
   static MLA_DEVICE uint32_t swizzled(uint32_t offset) {
     if constexpr (kSwizzle == ptx::Swizzle::k128) return offset ^ (offset / 128 % 8) * 16;
     if constexpr (kSwizzle == ptx::Swizzle::k64) return offset ^ (offset / 128 % 4) * 16;
@@ -56,8 +57,9 @@ struct TileLayout {
 
 enum class WgmmaElement { kBf16, kF16 };
 
-/// One warpgroup: a [64, 64] of 16-bit elements from word 0 of the input, b [kN, 64] from word 2048. For each of three
-/// swizzles two outputs [64, kN]: a b^T + register number % 8, and a b^T where the registers hold NaN at first.
+/// Runs one warpgroup with a [64, 64] of 16-bit elements from word 0 of the input, and b [kN, 64] from word 2048. For
+/// each of three swizzles it writes two outputs [64, kN]: a b^T + register number % 8, and a b^T where the registers
+/// hold NaN at first.
 template <int kN, WgmmaElement kElement, bool kTransposeB, bool kARegisters>
 struct WgmmaForm {
   using Params = cuda::WrapperParams;

@@ -36,7 +36,7 @@ void fill_bits(Words& in) {
   for (uint32_t& word : in) word = random();
 }
 
-/// Of all magnitudes, of moderate ones, and those that conversions are known for.
+/// Fills in floats of all magnitudes, floats of moderate ones, and those that conversions are known for.
 void fill_floats(Words& in) {
   constexpr float kInf = std::numeric_limits<float>::infinity();
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -53,13 +53,13 @@ void fill_floats(Words& in) {
   }
 }
 
-/// All pairs of 16 bits low, random high.
+/// Fills in all patterns of 16 bits as low halves, with random high halves.
 void fill_pairs(Words& in) {
   Random random;
   for (size_t i = 0; i < in.size(); ++i) in[i] = static_cast<uint32_t>(i & 0xFFFFU) | random() << 16;
 }
 
-/// Multiples of `step` below 2 in operands, so that every sum is exact in every order.
+/// Fills in operands that are small multiples of a power of two, so that every sum is exact in every order.
 template <uint32_t (*kPack)(Random&)>
 void fill_fragments(Words& in) {
   Random random;
@@ -239,7 +239,7 @@ void expect_ldmatrix(const Words& in, Words& out) {
       }
 }
 
-/// By where the PTX ISA puts each element. kPer: elements per register.
+/// Computes the product by where the PTX ISA puts each element. kPer is the number of elements per register.
 template <size_t kPer, float (*kValue)(uint32_t)>
 void expect_mma(const Words& in, Words& out) {
   constexpr size_t kHalf = 4 * kPer;  // of the depth
@@ -373,7 +373,7 @@ void fill_with(Words& in) {
   for (uint32_t& word : in) word = kPack(random);
 }
 
-/// Three times, for three layouts: first a b^T + number of the register % 8, then a b^T.
+/// Expects the outputs of three layouts: for each first a b^T + number of the register % 8, then a b^T.
 template <size_t kN, float (*kValue)(uint32_t)>
 void expect_wgmma(const Words& in, Words& out) {
   const auto element = [&](size_t first, size_t row, size_t k) {

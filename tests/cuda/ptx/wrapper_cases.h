@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What goes into the kernels of wrapper_kernels.cu, and what must come out by scalar code.
+// Says what goes into the kernels of wrapper_kernels.cu, and what must come out by scalar code.
 #pragma once
 
 #include <cstdint>
@@ -8,10 +8,10 @@
 
 namespace mla::cuda {
 
-/// Of the input and of the output, before elementwise kernels too.
+/// Says how many words the input and the output have; kernels that are not elementwise use only the first of them.
 inline constexpr int kWrapperWords = 1 << 17;
 
-/// How outputs are compared.
+/// Says how outputs are compared.
 enum class Compare : uint8_t {
   kBits,
   kBf16Pairs,  // any NaN equals any other
@@ -27,7 +27,7 @@ struct WrapperCase {
   Compare compare;
   /// Fills kWrapperWords words.
   void (*fill)(std::vector<uint32_t>& in);
-  /// From that input to the leading words of the output, which starts as zeros.
+  /// Computes from that input the leading words of the output, which starts as zeros.
   void (*expect)(const std::vector<uint32_t>& in, std::vector<uint32_t>& out);
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the wrappers' kernels share.
+// Holds what the wrappers' kernels share.
 #pragma once
 
 #include "cuda/border/launch.h"

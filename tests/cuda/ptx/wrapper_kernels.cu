@@ -95,7 +95,7 @@ struct MaxOfWarp : WrapperKernelBase<32> {
   }
 };
 
-/// Every size by plain and by hinted loads, out in reverse.
+/// Loads every size by plain and by hinted loads, and writes it out in reverse.
 struct GlobalAccess : WrapperKernelBase<32> {
   template <class T>
   static MLA_DEVICE void reverse(const Params& p, int part) {
@@ -117,7 +117,8 @@ struct GlobalAccess : WrapperKernelBase<32> {
   }
 };
 
-/// Loads by a condition, an odd first word; past the L1 cache; and a prefetch, of which nothing is to be seen.
+/// Loads by a condition, which is an odd first word; loads past the L1 cache; and prefetches, of which nothing is to be
+/// seen.
 struct ConditionalLoads : WrapperKernelBase<32> {
   static MLA_DEVICE void run(const Params& p) {
     const auto* from = reinterpret_cast<const ptx::Vec4*>(p.in) + ptx::lane();
@@ -131,7 +132,8 @@ struct ConditionalLoads : WrapperKernelBase<32> {
   }
 };
 
-/// Several blocks on the same words of global memory, which start as zeros; each block on words of its shared memory.
+/// Lets several blocks work on the same words of global memory, which start as zeros, and each block on words of its
+/// shared memory.
 struct Atomics : WrapperKernelBase<64, 4, 16> {
   static MLA_DEVICE void run(const Params& p) {
     const int i = ptx::block_index_x() * kThreads + ptx::thread_index();
@@ -162,7 +164,7 @@ struct Atomics : WrapperKernelBase<64, 4, 16> {
   }
 };
 
-/// The last block to come sums what all blocks wrote: fence_device, store_release and load_acquire.
+/// Lets the last block to come sum what all blocks wrote: tests fence_device, store_release and load_acquire.
 struct LastBlock : WrapperKernelBase<32, 8> {
   static MLA_DEVICE void run(const Params& p) {
     auto* const out = reinterpret_cast<int32_t*>(p.out);
@@ -190,7 +192,7 @@ struct LastBlock : WrapperKernelBase<32, 8> {
   }
 };
 
-/// Three groups of copies; every thread then reads its neighbour's.
+/// Starts three groups of copies; every thread then reads its neighbour's.
 struct AsyncCopies : WrapperKernelBase<64, 1, 64 * 28> {
   static MLA_DEVICE void run(const Params& p) {
     const auto thread = static_cast<uint32_t>(ptx::thread_index());
@@ -218,7 +220,7 @@ struct AsyncCopies : WrapperKernelBase<64, 1, 64 * 28> {
   }
 };
 
-/// Four 8 x 8 matrices whose rows lie in an order of their own.
+/// Loads four 8 x 8 matrices whose rows lie in an order of their own.
 struct Ldmatrix : WrapperKernelBase<32, 1, 512> {
   static MLA_DEVICE void run(const Params& p) {
     const int lane = ptx::lane();
@@ -241,7 +243,7 @@ struct Ldmatrix : WrapperKernelBase<32, 1, 512> {
 
 enum class Multiply { kBf16, kF16, kE4M3 };
 
-/// Raw fragments: registers a, b, c of lane l are words 10 l ... of the input.
+/// Multiplies raw fragments: registers a, b, c of lane l are words 10 l ... of the input.
 template <Multiply kType>
 struct Mma : WrapperKernelBase<32> {
   static MLA_DEVICE void run(const Params& p) {
@@ -256,7 +258,7 @@ struct Mma : WrapperKernelBase<32> {
   }
 };
 
-/// A function of one or two words for each of kWrapperWords pairs of words.
+/// Applies a function of one or two words to each of kWrapperWords pairs of words.
 template <uint32_t (*kFunction)(uint32_t, uint32_t)>
 struct Elementwise : WrapperKernelBase<256, 4> {
   static MLA_DEVICE void run(const Params& p) {
@@ -357,7 +359,7 @@ struct NamedBarriers : WrapperKernelBase<128, 1, 512> {
   }
 };
 
-/// Called twice in a row: the second launch may overlap the first, which is slow to write what the second reads.
+/// Is launched twice in a row: the second launch may overlap the first, which is slow to write what the second reads.
 template <bool kFirst>
 struct DependentGrid : WrapperKernelBase<32, 16, 0, !kFirst> {
   static MLA_DEVICE void run(const WrapperParams& p) {
@@ -375,7 +377,7 @@ struct DependentGrid : WrapperKernelBase<32, 16, 0, !kFirst> {
 };
 
 #if MLA_CUDA_ARCH >= 90
-/// out[warp] = how many lanes were elected, by way of what each of them adds.
+/// Computes out[warp] = how many lanes were elected, by way of what each of them adds.
 struct Election : WrapperKernelBase<128> {
   static MLA_DEVICE void run(const Params& p) {
     if (ptx::elect()) ptx::atomic_add(reinterpret_cast<int32_t*>(p.out + ptx::warp()), 1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels that call every wrapper of src/cuda/ptx, compiled for every architecture and machine.
+// Declares kernels that call every wrapper of src/cuda/ptx, compiled for every architecture and machine.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@
 
 namespace mla::cuda {
 
-/// Both are the device's, aligned to 256 bytes. What a kernel reads and writes there is told by the function of the
-/// same name in expectations.cpp.
+/// Holds what a kernel reads and writes, both in the device's memory and aligned to 256 bytes. The expect_... function
+/// that wrapper_cases.cpp names for the kernel says what lies there.
 struct WrapperParams {
   const uint32_t* in;
   uint32_t* out;

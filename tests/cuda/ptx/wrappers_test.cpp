@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every wrapper of src/cuda/ptx against scalar code, on every emulated GPU of this build and, where there is one, on a
-// GPU: the same kernels, the same inputs, the same expectations.
+// Tests every wrapper of src/cuda/ptx against scalar code, on every emulated GPU of this build and, where there is one,
+// on a GPU: the same kernels, the same inputs, the same expectations.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -46,7 +46,7 @@ Kernels cuda_kernels([[maybe_unused]] int32_t arch) {
   return {};
 }
 
-/// Memory of a device, given back at the end.
+/// Holds memory of a device, which it gives back at the end.
 class DeviceWords {
  public:
   DeviceWords(DeviceRuntime& device, const std::vector<uint32_t>& words) : device_(device) {
@@ -130,7 +130,8 @@ bool has_instruction(int32_t arch, std::string_view name) {
   return name != "mma_e4m3" || arch >= 89;
 }
 
-/// Whether the table has the case; it must if the architecture has the instruction.
+/// Returns the table's kernel of the case, or null; it must be there if, and only if, the architecture has the
+/// instruction.
 const WrapperKernel* find(Kernels kernels, const WrapperCase& c, int32_t arch) {
   const std::string name = c.name;
   const auto kernel = std::find_if(kernels.begin(), kernels.end(),

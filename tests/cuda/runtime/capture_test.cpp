@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every operation can be captured into a graph: it neither waits, allocates on the device, nor looks at device memory,
-// which is out of the host's reach meanwhile. The graph computes what the operation does.
+// Tests that every operation can be captured into a graph: it neither waits, allocates on the device, nor looks at
+// device memory, which is out of the host's reach meanwhile. The graph computes what the operation does.
 #include "cuda/runtime/devices.h"
 
 namespace mla::test {
 namespace {
 
-/// Small blocks of rows and large ones, which on SM90 are of another backend.
+/// Makes small blocks of rows and large ones, which on SM90 are of another backend.
 constexpr int32_t kHeads[] = {16, 24};
 
 class Capture : public testing::TestWithParam<std::string> {
@@ -65,7 +65,8 @@ class Capture : public testing::TestWithParam<std::string> {
     EXPECT_EQ(gpu_.destroy(stream).message(), "");
   }
 
-  /// Of the operations that have one; the others are compared byte for byte in the end.
+  /// Returns the expected outputs of operations that have some; the others, for which this is null, are compared byte
+  /// for byte in the end.
   template <class Case>
   static std::shared_ptr<kit::Expected> expected_of(const Case& problem) {
     if constexpr (requires { kit::expected_of(problem); }) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// mla/device.h: memory, streams, events, captures, and what is refused, on emulated GPUs and on a real one; and what is
-// said where there is none.
+// Tests mla/device.h: memory, streams, events, captures, and what is refused, on emulated GPUs and on a real one; and
+// what is said where there is none.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -166,7 +166,7 @@ class CaptureTest : public GpuTest {
     EXPECT_EQ(gpu_.copy(&value, memory_ + at, 1).message(), "");
     return value;
   }
-  /// f must fail while a capture is on, and end it.
+  /// Expects that f fails while a capture is on, and ends it.
   template <class F>
   void expect_forbidden(const char* what, const F& f) {
     MLA_TRACE(what);

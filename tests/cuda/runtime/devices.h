@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPUs that tests of this folder run on, and memory of them that the host cannot reach.
+// Lists the GPUs that tests of this folder run on, and holds memory of them that the host cannot reach.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@
 
 namespace mla::test {
 
-/// Every architecture that this build emulates, and this machine's first GPU.
+/// Returns every architecture that this build emulates, and this machine's first GPU.
 inline std::vector<std::string> devices() {
   std::vector<std::string> all;
   for (const int32_t arch : machine_info().emulated_archs) all.push_back("emulated:sm" + std::to_string(arch));
@@ -30,7 +30,7 @@ inline std::vector<std::string> devices() {
   return all;
 }
 
-/// One of each kind: an emulated one for every backend, and the real one.
+/// Returns one device of each kind: an emulated one for every backend, and the real one.
 inline std::vector<std::string> few_devices() {
   std::vector<std::string> few;
   std::set<std::string> seen;
@@ -42,7 +42,7 @@ inline std::vector<std::string> few_devices() {
   return few;
 }
 
-/// The row that computes the problem of a spec there.
+/// Returns the row that computes the problem of a spec there.
 template <class Spec>
 std::string row_on(const std::string& device, const Spec& spec) {
   return explain(kit::on_device(kit::problem_of(spec), device)).selected;
@@ -60,7 +60,7 @@ inline Context context_on(const std::string& device, int32_t num_threads = 2) {
   return std::move(context).value();
 }
 
-/// Pages of host memory that can be taken away, to see whether somebody looks.
+/// Holds pages of host memory that can be taken away, to see whether somebody looks.
 class Pages {
  public:
   explicit Pages(size_t bytes) : bytes_(rounded(bytes)) {
@@ -84,8 +84,8 @@ class Pages {
   size_t bytes_;
 };
 
-/// A case's memory on a device, guard zones and all, and a workspace. While `closed` the host gets a fault for a look
-/// at either: on a GPU by nature, in the emulator by the pages' protection.
+/// Holds a case's memory on a device, guard zones and all, and a workspace. While it is closed the host gets a fault
+/// for a look at either: on a GPU by nature, in the emulator by the pages' protection.
 template <class Case>
 class Placed {
  public:
@@ -118,7 +118,7 @@ class Placed {
   void open() const {
     if (pages_ != nullptr) pages_->open();
   }
-  /// All of the case's memory, to the device and back.
+  /// Copies all of the case's memory to the device; `fetch` copies it back.
   void send() const {
     for_each([&](std::byte* there, std::span<std::byte> here) { copy(there, here.data(), here.size()); });
   }

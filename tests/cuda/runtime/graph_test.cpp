@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One captured plan and run serves every batch up to its capacity: lengths, pages and queries change in place between
-// replays, and nothing else.
+// Tests that one captured plan and run serves every batch up to its capacity: lengths, pages and queries change in
+// place between replays, and nothing else.
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -16,7 +16,7 @@ constexpr int32_t kRequests = 4, kTokens = 4, kLatent = 512, kRope = 64, kPageSi
 constexpr int64_t kWidth = kLatent + kRope;
 constexpr float kUnwritten = -77.0F;
 
-/// A batch of at most kRequests requests with kTokens queries in all; rows behind the last query are padding.
+/// Describes a batch of at most kRequests requests with kTokens queries in all; rows behind the last query are padding.
 struct Batch {
   const char* name;
   std::vector<int32_t> q_len, kv_len;
@@ -31,7 +31,7 @@ const Batch kBatches[] = {{"first", {1, 1, 1, 1}, {5, 200, 64, 17}},
                           {"two of two", {2, 0, 2, 0}, {100, 0, 2, 0}},
                           {"first", {1, 1, 1, 1}, {5, 200, 64, 17}}};
 
-/// The host's side of the problem; `to_device` sends what a batch changes.
+/// Holds the host's side of the problem; `to_device` sends what a batch changes.
 struct Problem {
   int32_t heads;
   std::vector<uint16_t> q = random(int64_t{kTokens} * heads * kWidth, 1),
@@ -76,7 +76,7 @@ struct Problem {
   }
 };
 
-/// Copies of the problem's vectors in a GPU's memory.
+/// Holds copies of the problem's vectors in a GPU's memory.
 class Mirror {
  public:
   Mirror(const Gpu& gpu, Problem& problem) : gpu_(gpu) {
@@ -128,7 +128,7 @@ class Mirror {
   std::vector<Copy> copies_;
 };
 
-/// What the reference says of the same batch without its padding; rows behind it stay unwritten.
+/// Returns what the reference says of the same batch without its padding; rows behind it stay unwritten.
 Problem expected_of(const Batch& batch, int32_t heads, uint64_t seed) {
   Problem problem(heads);
   problem.set(batch, seed);
@@ -149,7 +149,7 @@ void expect_near(const std::vector<float>& given, const std::vector<float>& expe
   }
 }
 
-/// Of a device and a number of heads.
+/// Runs tests on the device and with the number of heads that its parameter names.
 class DecodeGraph : public testing::TestWithParam<std::tuple<std::string, int32_t>> {};
 
 TEST_P(DecodeGraph, ServesEveryBatchUpToItsCapacity) {

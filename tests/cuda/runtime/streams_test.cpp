@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Several host threads, each with a stream of its own, on one context and on several.
+// Tests several host threads, each with a stream of its own, on one context and on several.
 #include <atomic>
 #include <thread>
 
@@ -12,7 +12,7 @@ constexpr int kThreads = 3, kRounds = 3;
 
 class Streams : public testing::TestWithParam<std::string> {
  protected:
-  /// One thread's work: a problem of its own, planned and run over and over, by itself and as a graph.
+  /// Does one thread's work: plans and runs a problem of its own over and over, by itself and as a graph.
   static std::string work(const Gpu& gpu, const Context& context, uint64_t seed) {
     kit::DecodeSpec spec;
     spec.seed = seed;
@@ -50,7 +50,7 @@ class Streams : public testing::TestWithParam<std::string> {
     return gpu.destroy(stream).message();
   }
 
-  /// context_of(thread) may be the same for all.
+  /// Runs the work on all threads; context_of(thread) may be the same for all.
   template <class F>
   static void expect_all_work(const Gpu& gpu, const F& context_of) {
     std::vector<std::string> said(kThreads, "not run");

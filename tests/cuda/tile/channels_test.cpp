@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Eight channels at a time against mla/numeric.h, one at a time.
+// Tests functions on eight channels at a time against mla/numeric.h, one at a time.
 #include "cuda/tile/channels.cuh"
 
 #include <cmath>
@@ -9,7 +9,8 @@
 namespace mla::writers_test {
 namespace {
 
-/// Beside the middle between two neighbouring e4m3 values, where a quotient that is off by one bit rounds elsewhere.
+/// Returns a number beside the middle between two neighbouring e4m3 values, where a quotient that is off by one bit
+/// rounds elsewhere.
 float near_tie(Random& random, float scale) {
   const auto code = static_cast<uint8_t>(random.integer(0, 125));
   const float middle =

@@ -8,7 +8,7 @@
 namespace mla::MLA_CUDA_NAMESPACE {
 namespace {
 
-/// By the definition, key by key.
+/// Returns whether the query sees the key, by the definition.
 bool sees(int64_t position, int64_t key, int64_t kv_len, bool causal, int64_t window_left) {
   if (key >= kv_len || (causal && key > position)) return false;
   return window_left < 0 || key >= position - window_left;

@@ -13,7 +13,7 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-/// One step of a row: its probabilities join the sum, its values the output.
+/// Takes one step of a row: its probabilities join the sum, its values the output.
 void take(ScoreState& state, float& output, const std::vector<float>& logits, float headroom) {
   float largest = kNoKey;
   for (const float logit : logits) largest = std::fmax(largest, logit);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kit on devices: every tensor is visited, all memory of a case is known, stray writes are seen, and tensor cores
-// have tolerances of their own.
+// Tests the kit on devices: every tensor is visited, all memory of a case is known, stray writes are seen, and tensor
+// cores have tolerances of their own.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -135,7 +135,7 @@ TEST(OnDevice, SaysWhereAProblemIs) {
   EXPECT_EQ(kit::on_device(problem, "sm86").gpu_arch, 86);
 }
 
-/// "bf16 mma 16": what tensor cores multiply, and how many bits of a query; "f32 24" without them.
+/// Returns what tensor cores multiply and how many bits of a query, such as "bf16 mma 16"; "f32 24" without them.
 std::string mma_text(const std::string& backend, const Problem& problem) {
   const Numerics numerics = kit::numerics_of(backend, problem);
   const bool mma = numerics.products_per_cut == 16 && numerics.summed == Arithmetic::kF32;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The checks themselves: they must fail when something is wrong, and repeat what they did from a seed.
+// Tests the checks themselves: they must fail when something is wrong, and repeat what they did from a seed.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -85,7 +85,7 @@ TEST(CountSkipped, GroupsByRowAndReason) {
   }
 }
 
-/// A decode run by the reference, then damaged.
+/// Holds a decode that the reference has run, for tests to damage.
 class Damage : public testing::Test {
  protected:
   Damage() : problem_(spec()) {
@@ -173,7 +173,7 @@ TEST(Tolerance, IsTightAndOrdered) {
   EXPECT_LT(dot.cosine_distance, 1e-4);
 }
 
-/// What a row multiplies, and whether on tensor cores.
+/// Says what a row multiplies, and whether on tensor cores.
 std::string numerics_text(std::string_view backend, const Problem& problem) {
   const Numerics numerics = kit::numerics_of(backend, problem);
   return std::string(name(numerics.multiplied)) + (numerics.products_per_cut > 0 ? " mma" : "");
@@ -317,7 +317,8 @@ TEST(JudgeCodes, TakesWhatTheErrorAllowsAndNothingElse) {
   EXPECT_NE(kit::judge_codes(codes, reference, 4, 0.01, 0.1), "");
 }
 
-/// A direct operation run by the reference, with one byte of the output changed.
+/// Runs a direct operation by the reference, and expects the check to fail when a byte of the output, or just before
+/// it, is changed.
 template <class Case, class Spec>
 void expect_damage_shows(const Spec& spec) {
   const Case problem(spec);

@@ -16,7 +16,7 @@
 namespace mla {
 namespace {
 
-/// What was seen of an operation's tensors of several dimensions.
+/// Remembers what was seen of an operation's tensors of several dimensions.
 class SeenStrides {
  public:
   template <class Params>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// --device of every command: GPUs that are not there, emulated ones, and what MLA_EMULATE does.
+// Tests --device of every command: GPUs that are not there, emulated ones, and what MLA_EMULATE does.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -21,7 +21,7 @@ bool has_row(const json& rows, const std::string& name) {
   return std::any_of(rows.begin(), rows.end(), [&](const json& row) { return row["backend"] == name; });
 }
 
-/// "emulated:sm90", or the first architecture that this build emulates.
+/// Computes on "emulated:sm90", or on the first architecture that this build emulates.
 class CliEmulated : public testing::Test {
  protected:
   void SetUp() override {

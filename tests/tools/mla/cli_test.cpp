@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The command line's contract: exit statuses, streams, keys and types of the JSON, one-line errors.
+// Tests the command line's contract: exit statuses, streams, keys and types of the JSON, one-line errors.
 #include <gmock/gmock.h>
 
 #include <algorithm>

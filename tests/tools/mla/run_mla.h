@@ -30,7 +30,7 @@ inline std::string read_text(const std::string& path) {
   return text.str();
 }
 
-/// `arguments` are shell words; `environment` is put in front, such as "MLA_BACKEND=reference".
+/// Runs `mla`. `arguments` are shell words; `environment` is put in front, such as "MLA_BACKEND=reference".
 inline Ran run_mla(const std::string& arguments, const std::string& environment = "") {
   const std::string base = testing::TempDir() + "mla_cli_" + std::to_string(getpid());
   const std::string command = "env -u MLA_BACKEND -u MLA_EMULATE " + environment + " " MLA_BINARY " " + arguments +
@@ -48,7 +48,7 @@ inline Ran run_mla(const std::string& arguments, const std::string& environment 
   return ran;
 }
 
-/// The exit status with the streams as `redirections` say, such as "2>&-"; -1 if a signal ended it.
+/// Returns the exit status with the streams as `redirections` say, such as "2>&-"; -1 if a signal ended it.
 inline int status_of(const std::string& arguments, const std::string& redirections) {
   const std::string command = "env -u MLA_BACKEND -u MLA_EMULATE " MLA_BINARY " " + arguments + " " + redirections;
   // A shell reports a signal as 128 + its number.
@@ -56,7 +56,7 @@ inline int status_of(const std::string& arguments, const std::string& redirectio
   return WIFEXITED(status) && WEXITSTATUS(status) < 128 ? WEXITSTATUS(status) : -1;
 }
 
-/// Standard output of a successful command, as JSON.
+/// Returns the standard output of a command that ends with `expected_status`, as JSON.
 inline nlohmann::json json_of(const std::string& arguments, int expected_status = 0) {
   const Ran ran = run_mla(arguments);
   EXPECT_EQ(ran.status, expected_status) << arguments << "\n" << ran.err;
@@ -65,7 +65,7 @@ inline nlohmann::json json_of(const std::string& arguments, int expected_status 
   return document;
 }
 
-/// Status 2, nothing on standard output, one line "mla: ..." that holds all `parts`.
+/// Expects status 2, nothing on standard output, and one line "mla: ..." that holds all `parts`.
 inline void expect_refusal(const std::string& arguments, const std::vector<std::string>& parts,
                            const std::string& environment = "") {
   const Ran ran = run_mla(arguments, environment);

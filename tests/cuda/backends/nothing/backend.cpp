@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The least that a backend may be: rows in all tables, and nothing of its own behind them. It takes two problems:
-// top_k, with the kernel that belongs to no backend, and copy_pages, which it then has no kernel for.
+// Is the least that a backend may be: it has rows in all tables, and nothing of its own behind them. It takes two
+// problems: top_k, with the kernel that belongs to no backend, and copy_pages, which it then has no kernel for.
 #include "cuda/border/backend.h"
 
 namespace mla::cuda::nothing {

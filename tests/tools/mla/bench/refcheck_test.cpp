@@ -29,7 +29,7 @@ Case small_case(Op op) {
   return one;
 }
 
-// Large enough that only a sample is compared.
+// Returns a case that is large enough that only a sample is compared.
 Case large_case(Op op) {
   Case one = small_case(op);
   one.heads = 40;
@@ -40,7 +40,7 @@ Case large_case(Op op) {
   return one;
 }
 
-// Bytes that every operation writes.
+// Returns a buffer that the operation writes.
 kit::Buffer* first_output(const Workload& workload) {
   return std::visit(
       [](const auto& problem) -> kit::Buffer* {

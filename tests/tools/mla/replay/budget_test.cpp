@@ -25,7 +25,7 @@ Request request_of(int64_t line, int32_t input, int32_t output) {
   return request;
 }
 
-// Seconds of a machine that knows two speeds.
+// Says how many seconds work takes on a machine that knows two speeds.
 struct Machine {
   double per_pair = 1e-6, per_step = 1e-2;
 

@@ -17,7 +17,7 @@ Context make_context(const char* backend) {
   return std::move(Context::create(options)).value();
 }
 
-// Ten tokens in a cache, the last one computed by prefill: first right, then with one wrong value.
+// Checks ten tokens in a cache, the last one computed by prefill: first right, then with one wrong value.
 TEST(Checker, AcceptsWhatIsRightAndNamesWhatIsWrong) {
   ModelConfig model;
   model.num_attention_heads = 2;
@@ -105,7 +105,7 @@ TEST(Selection, FindsThePositionsOfSlots) {
   EXPECT_EQ(positions_of(slots, pages, 4), (std::vector<int32_t>{0, 3, 5, -1}));
 }
 
-// A cache whose ranks, drafts and formats the layer has to keep apart: decode of every kind must agree with what a
+// Tests caches whose ranks, drafts and formats the layer has to keep apart: decode of every kind must agree with what a
 // plain bf16 cache on one rank gives.
 TEST(Layer, RanksAgreeWithOne) {
   ModelConfig model;

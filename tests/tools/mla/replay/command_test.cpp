@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The replay as users run it: the program, its exit status, its JSON.
+// Tests the replay as users run it: the program, its exit status, its JSON.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -45,7 +45,7 @@ class ReplayCommand : public ::testing::Test {
     write("config.json",
           R"({"num_attention_heads": 4, "num_hidden_layers": 1, "kv_lora_rank": 256, "qk_nope_head_dim": 128,
               "qk_rope_head_dim": 64, "v_head_dim": 128, "rope_theta": 10000})");
-    // Eleven pages of prompt in common; request 3 has a prefix of its own.
+    // Requests 1 and 2 have two blocks of 512 tokens in common; request 3 has a prefix of its own.
     write("trace.jsonl",
           "{\"timestamp\": 0, \"input_length\": 1300, \"output_length\": 6, \"hash_ids\": [1, 2, 3]}\n"
           "{\"timestamp\": 1, \"input_length\": 1100, \"output_length\": 4, \"hash_ids\": [1, 2, 4]}\n"
@@ -85,7 +85,7 @@ class ReplayCommand : public ::testing::Test {
                                    outcome.err);
     return outcome;
   }
-  // The small trace through the small model; what the test says goes before the defaults.
+  // Runs the small trace through the small model; what the test says goes before the defaults.
   Outcome run_small(const std::vector<std::string>& arguments) const {
     std::vector<std::string> all = {path("trace.jsonl"), "--json", "--chunk", "600", "--check-every", "1"};
     all.insert(all.end(), arguments.begin(), arguments.end());

@@ -37,12 +37,12 @@ TEST(PagePool, APageIsFreeOnlyAfterItsLastUser) {
   EXPECT_EQ(pool.num_free(), 1);
 }
 
-// One request's use of the cache, with one page a block.
+// Uses the cache as one request does, with one page a block.
 struct User {
   std::vector<PrefixCache::NodeId> chain;
   std::vector<int32_t> pages;
 
-  // Computes blocks with these ids, sharing what is known; returns how many were.
+  // Computes blocks with these ids, sharing what is known; returns how many were known.
   int32_t run(PagePool& pool, PrefixCache& cache, std::vector<int64_t> ids) {
     const int32_t hits = cache.acquire(ids, chain, pages);
     const auto missing = static_cast<int32_t>(ids.size()) - hits;

@@ -26,7 +26,7 @@ ModelConfig small_model() {
   return model;
 }
 
-// Values of either dtype as f32.
+// Holds values of either dtype, and reads and sets them as f32.
 class Values {
  public:
   Values(DType dtype, size_t count) : dtype_(dtype), bytes_(count * size_of(dtype)) {}

@@ -29,7 +29,7 @@ Request make_request(int64_t line, double arrival_ms, int32_t input, int32_t out
   return request;
 }
 
-// Runs to the end with steps of one millisecond.
+// Runs to the end with steps of one millisecond; returns the time of the end.
 double run_all(Scheduler& scheduler, double now_ms = 0.0) {
   for (int step = 0; !scheduler.done() && step < 1000000; ++step) {
     const Step next = scheduler.next(now_ms);
@@ -210,8 +210,8 @@ TEST(SchedulerCheck, NamesTheRequestThatNeverFits) {
   EXPECT_THAT(Scheduler::check(requests, options).message(), HasSubstr("max_batch"));
 }
 
-// Who may write a slot, and what every slot holds: written at most once while it is anybody's, and read back as the
-// token that the reader means.
+// Tests who may write a slot, and what every slot holds: it is written at most once while it is anybody's, and read
+// back as the token that the reader means.
 class RandomReplay : public ::testing::TestWithParam<uint32_t> {};
 
 TEST_P(RandomReplay, LosesNothingAndNeverRewritesSharedPages) {
