@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multi-head Latent Attention: kernels for CPUs and GPUs behind one interface.
+"""Computes Multi-head Latent Attention with kernels for CPUs and GPUs behind one interface.
 
 Functions take tensors of any framework that speaks DLPack (torch, numpy, JAX, CuPy) without copying them.
 """
@@ -73,7 +73,7 @@ _MODULES = {"Context": "context", "Plan": "plan"}
 
 
 def __getattr__(name: str) -> Any:
-    """What needs the C++ library comes when it is first asked for."""
+    """Imports what needs the C++ library when it is first asked for."""
     if name == "__version__":
         value = importlib.import_module("._core", __name__).version()
     elif name in __all__:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m libmla`: the command line."""
+"""Runs the command line as `python -m libmla`."""
 
 import sys
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The attention operations; :mod:`libmla.ops` says what holds for all operations."""
+"""Declares the attention operations; :mod:`libmla.ops` says what holds for all operations."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def decode(
     plan: Plan | None = None,
     context: Context | None = None,
 ) -> Any:
-    """Attention of a batch over its paged latent cache, in the absorbed form.
+    """Computes the attention of a batch over its paged latent cache, in the absorbed form.
 
     ``o = softmax(sm_scale * (q_nope . ckv + q_pe . kpe)) . ckv``, with one KV head for all query heads. Query i of a
     request with q_len queries sees key j iff ``j <= kv_len - q_len + i`` (causal), or every key. A query without a
@@ -114,17 +114,18 @@ def decode_sparse(
     plan: Plan | None = None,
     context: Context | None = None,
 ) -> Any:
-    """Attention of every query over the cached rows that its indices name, in one or two pools under one softmax.
+    """Computes the attention of every query over the cached rows that its indices name, in one or two pools under one
+    softmax.
 
     Args:
         q: [T, H, d_qk], or the pair (q_nope, q_pe), as in :func:`decode`.
         cache: the pool, see :class:`libmla.KvCache`.
-        indices: [T, topk] int32, physical slots, page * page_size + offset. A negative one, or one beyond the pool, is skipped
-            wherever it stands.
+        indices: [T, topk] int32, physical slots, page * page_size + offset. A negative one, or one beyond the pool, is
+            skipped wherever it stands.
         sm_scale: as in :func:`decode`.
         topk_length: int32 [T], or [B] with one length for all queries of a request: indices from it on are skipped.
-        topk_length_per: "token" or "request": whom an entry of ``topk_length`` is for. None: as its shape says, which is
-            refused where ``qo_indptr`` is given and T = B > 1.
+        topk_length_per: "token" or "request": whom an entry of ``topk_length`` is for. None: as its shape says, which
+            is refused where ``qo_indptr`` is given and T = B > 1.
         extra_cache: a second pool of the same row widths, with
         extra_indices: [T, extra_topk] int32 and
         extra_topk_length, extra_topk_length_per: as ``topk_length`` and ``topk_length_per``.
@@ -160,7 +161,7 @@ def prefill(
     plan: Plan | None = None,
     context: Context | None = None,
 ) -> Any:
-    """Attention of a ragged batch in the up-projected form, with as many KV heads as query heads.
+    """Computes the attention of a ragged batch in the up-projected form, with as many KV heads as query heads.
 
     Query i of a request sees key j iff ``j <= kv_len - q_len + i`` (causal), or every key of the request.
 
@@ -206,7 +207,7 @@ def prefill_sparse(
     plan: Plan | None = None,
     context: Context | None = None,
 ) -> Any:
-    """Attention of every query over the rows that its indices name, of one dense tensor of rows.
+    """Computes the attention of every query over the rows that its indices name, of one dense tensor of rows.
 
     Args:
         q: [T, H, d_qk]; bf16, f16 or f32.

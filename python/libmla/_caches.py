@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Merging states, and writing, reading and copying caches; :mod:`libmla.ops` says what holds for all operations."""
+"""Declares the operations that merge states and that write, read and copy caches; :mod:`libmla.ops` says what holds for
+all operations."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def append(rows: Rows, slot_mapping: Tensor, cache: Cache, *, context: Context |
     Args:
         rows: [T, kv_lora_rank + qk_rope_head_dim], or the pair (ckv [T, kv_lora_rank], kpe [T, qk_rope_head_dim]);
             bf16, f16 or f32.
-        slot_mapping: [T] int64: page * page_size + offset; a negative slot skips the token. All others differ.
+        slot_mapping: [T] int64: page * page_size + offset; a negative slot skips the token. All others must differ.
         cache: is written.
     """
 

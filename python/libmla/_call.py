@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands around a call of the library: the names of its arguments for errors, and what torch tensors may not be."""
+"""Holds what surrounds a call of the library: the names of arguments for its errors, and the refusal of torch tensors
+that it cannot take."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ _TORCH_TENSORS = frozenset() if _torch is None else frozenset((_torch.Tensor, _t
 
 
 def refuse_gradients(name: str, arguments: tuple[Any, ...]) -> None:
-    """What flows through these functions would silently lose its gradient."""
+    """Raises TypeError for torch tensors that require a gradient: it would silently be lost."""
     for argument in arguments:
         if type(argument) in _TORCH_TENSORS and argument.requires_grad:
             raise TypeError(
@@ -33,7 +34,7 @@ def refuse_gradients(name: str, arguments: tuple[Any, ...]) -> None:
 
 
 def refuse_without_memory(name: str, arguments: tuple[Any, ...]) -> None:
-    """Names the tensors that DLPack cannot hand over."""
+    """Raises TypeError for torch tensors that DLPack cannot hand over; the message says their layout and device."""
     for argument in arguments:
         if type(argument) in _TORCH_TENSORS and (argument.is_meta or argument.layout is not _torch.strided):
             raise TypeError(
@@ -43,7 +44,8 @@ def refuse_without_memory(name: str, arguments: tuple[Any, ...]) -> None:
 
 
 def calling(names: dict[str, str]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator for functions that hand their arguments on to operations: errors call these by the function's names.
+    """Returns a decorator for functions that hand their arguments on to operations: errors call the arguments by the
+    function's names.
 
     Args:
         names: the function's arguments by those of the operations: ``{"kv_len": "cache_seqlens", "q[0]": "q_nope"}``.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C++ library behind the package, loaded when it is first needed: apache-tvm-ffi imports torch where torch is, which
-takes seconds that the command line need not wait for."""
+"""Loads the C++ library behind the package when it is first needed: apache-tvm-ffi imports torch where torch is
+installed, which takes seconds that the command line need not wait for."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .types import UnsupportedError
 
 
 def _library() -> Path:
-    """The one that the wheel brought, or the one that LIBMLA_LIBRARY names."""
+    """Returns the path of the library that LIBMLA_LIBRARY names, else of the one that the wheel brought."""
     named = os.environ.get("LIBMLA_LIBRARY")
     return Path(named) if named else Path(__file__).parent / "_lib" / "libmla_python.so"
 
 
 @functools.cache
 def _loaded() -> Any:
-    """Registers the functions of the library. Kept for ever: unloading it would take them away."""
+    """Loads the library and registers its functions. It is kept for ever: unloading it would take them away."""
     import tvm_ffi
 
     tvm_ffi.register_error("libmla.UnsupportedError", UnsupportedError)
@@ -32,7 +32,7 @@ def _loaded() -> Any:
 
 
 def function(name: str) -> Callable[..., Any]:
-    """The library's function of that name. The interpreter lock is released while it runs."""
+    """Returns the library's function of that name. The interpreter lock is released while it runs."""
     _loaded()
     from tvm_ffi import get_global_func
 
@@ -42,7 +42,7 @@ def function(name: str) -> Callable[..., Any]:
 
 
 def data(name: str, *arguments: Any) -> Any:
-    """What a function that answers in JSON says."""
+    """Calls a function of the library that answers in JSON, and returns the parsed answer."""
     return json.loads(function(name)(*arguments))
 
 
@@ -51,12 +51,12 @@ numbered: weakref.WeakValueDictionary[int, object] = weakref.WeakValueDictionary
 
 
 def number(thing: object) -> int:
-    """A number by which torch's graphs name a Plan or a Context while it lives."""
+    """Returns a new number, by which torch's graphs name a Plan or a Context while it lives."""
     chosen = next(_numbers)
     numbered[chosen] = thing
     return chosen
 
 
 def version() -> str:
-    """The library's version."""
+    """Returns the library's version."""
     return str(function("version")())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPU memory of frameworks that offer tvm-ffi neither an allocator nor a stream: what calls on their arrays need."""
+"""Provides what calls on GPU arrays need where the framework offers tvm-ffi neither an allocator nor a stream."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tvm_ffi
 
 
 class DLTensor(ctypes.Structure):
-    """DLTensor of dlpack.h, with which a DLManagedTensor begins."""
+    """Mirrors DLTensor of dlpack.h, with which a DLManagedTensor begins."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -29,7 +29,7 @@ class DLTensor(ctypes.Structure):
 
 
 class _ManagedTensor(ctypes.Structure):
-    """DLManagedTensorVersioned of dlpack.h, version 1."""
+    """Mirrors DLManagedTensorVersioned of dlpack.h, version 1."""
 
     _fields_ = (
         ("major", ctypes.c_uint32),
@@ -58,7 +58,7 @@ def _release(address: int, held: dict[int, tuple[Any, ...]] = _held) -> None:
 
 
 def _describe(array: Any, prototype: DLTensor, data: int) -> int:
-    """The address of a managed tensor over `data`, which belongs to `array`."""
+    """Returns the address of a managed tensor over `data`, which belongs to `array`."""
     shape = (ctypes.c_int64 * prototype.ndim)(*prototype.shape[: prototype.ndim])
     strides = (ctypes.c_int64 * prototype.ndim)()
     step = 1
@@ -95,7 +95,8 @@ def _allocator(make: Callable[[int, int], tuple[Any, int]]) -> Any:
 
 @contextlib.contextmanager
 def allocating(make: Callable[[int, int], tuple[Any, int]]) -> Iterator[None]:
-    """Within it, this thread's calls take memory from `make(bytes, device index)`: an array, and its address."""
+    """Makes this thread's calls take memory, within the context, from `make(bytes, device index)`, which returns an
+    array and its address."""
     allocator = _allocator(make)
     before = ctypes.c_void_p()
     set_allocator = tvm_ffi.LIB.TVMFFIEnvSetDLPackManagedTensorAllocator

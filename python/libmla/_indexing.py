@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Index tools and the sparse-attention indexer; :mod:`libmla.ops` says what holds for all operations."""
+"""Declares the index tools and the sparse-attention indexer; :mod:`libmla.ops` says what holds for all operations."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def indexer_logits(
     logits: Tensor | None = None,
     context: Context | None = None,
 ) -> Tensor:
-    """The indexer's scores: ``logits[t][j] = sum_h weights[t][h] * max(0, q[t][h] . k[j]) * scale[j]``.
+    """Computes the indexer's scores: ``logits[t][j] = sum_h weights[t][h] * max(0, q[t][h] . k[j]) * scale[j]``.
 
     Keys that query t does not see (causal as in :func:`decode`, kv_len) get -inf.
 
@@ -138,7 +138,7 @@ def top_k(
     indices: Tensor | None = None,
     context: Context | None = None,
 ) -> Tensor:
-    """The indices of the k largest logits of every row, ascending; of equal ones the lower index wins.
+    """Finds the indices of the k largest logits of every row, ascending; of equal ones the lower index wins.
 
     Args:
         logits: [T, N] f32. NaN counts as less than -inf.
@@ -176,9 +176,9 @@ def indexer_top_k(
     valid_count: Tensor | None = None,
     return_valid_count: bool = False,
 ) -> Any:
-    """From the indexer's query to the slots that sparse attention takes.
+    """Computes, from the indexer's query, the slots that sparse attention takes.
 
-    :func:`indexer_logits`, :func:`top_k` and :func:`physical_slots` in one.
+    It is :func:`indexer_logits`, :func:`top_k` and :func:`physical_slots` in one.
 
     Args:
         q, weights, cache, page_size: as in :func:`indexer_logits`.

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the operations of :mod:`libmla.ops` have in common: how a call's arguments reach the library, and its results.
+"""Holds what the operations of :mod:`libmla.ops` have in common: how a call's arguments reach the library, and how its
+results come back.
 
 An operation is declared, not written: a function with a signature and a documentation, and no body. Its arguments have
 the names that the library has for them, which says in which order they are passed (``libmla.arguments``, in C++).
@@ -24,17 +25,17 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 OPERATIONS: dict[str, Operation] = {}
-"""All of them, by name."""
+"""Holds all operations, by name."""
 
 
 @dataclass(frozen=True)
 class Output:
-    """A tensor that an operation writes, by the argument in which the caller may give it.
+    """Describes a tensor that an operation writes; `name` is the argument in which the caller may give it.
 
     Attributes:
         flag: the argument by which a caller asks for it; empty: it is always made.
-        implied_by: the output that does not come without this one.
-        returned: whether the function returns it. Others are scratch.
+        implied_by: an output that brings this one with it; empty: none.
+        returned: whether the function returns it; if not, it is scratch.
     """
 
     name: str
@@ -91,7 +92,8 @@ _WORDS = {
 
 
 class Operation:
-    """How the arguments of one operation become those of the library's function, and what that made the results.
+    """Turns the arguments of one operation into those of the library's function, and what that function made into the
+    results.
 
     Attributes:
         signature: that of the Python function.
@@ -118,10 +120,10 @@ class Operation:
         self._lay_out = self._layout(function, passed)
 
     def _layout(self, function: Callable[..., Any], passed: list[str]) -> Callable[..., Any]:
-        """A function of the operation's signature: the outputs to be returned, those that the caller gave being there
-        already, and what the library's function is called with.
+        """Makes a function of the operation's signature that returns the outputs to be returned (None for those that
+        the caller did not give) and the arguments that the library's function is called with.
 
-        Made of text, as collections.namedtuple makes its own: a call costs no more than a tuple that somebody ordered.
+        It is made of text, as collections.namedtuple makes its own, so that a call costs no more than building a tuple.
         """
         parameters = self.signature.parameters
         handles = {name: f"getattr({name}, '_handle', {name})" for name in ("context", "plan") if name in parameters}
@@ -145,7 +147,8 @@ class Operation:
         return lay_out
 
     def _result(self, output: Output) -> str:
-        """What stands in a list of results for an output: nothing if nobody asked for it."""
+        """Returns the text that stands for an output in a list of results; it adds nothing to the list if nobody asked
+        for the output."""
         if not output.flag.startswith("return_"):
             return f"{output.name}, "
         asked = [each for each in self.outputs if each.name in (output.name, output.implied_by)]
@@ -153,7 +156,8 @@ class Operation:
         return f"*(({output.name},) if {wanted} else ()), "
 
     def _check_names(self, passed: list[str], arguments: set[str]) -> None:
-        """The library knows the arguments of the signature and no others, and has the fields of a cache in a row."""
+        """Raises RuntimeError unless the library knows the arguments of the signature and no others, and has the fields
+        of each cache in the order of KvCache."""
         of_caches = [name.rpartition(".")[2] for name in passed if "." in name]
         if arguments != set(self.signature.parameters) or of_caches != [*_CACHE_FIELDS] * len(self.caches):
             differing = sorted(arguments.symmetric_difference(self.signature.parameters))
@@ -184,7 +188,7 @@ _traced: Callable[[str], Callable[..., Any]] | None = None
 
 
 def trace_with(operators: Callable[[str], Callable[..., Any]]) -> None:
-    """Says what finds the function that stands for an operation while torch traces."""
+    """Sets the function that finds, by an operation's name, the function that stands for it while torch traces."""
     global _traced
     _traced = operators
 

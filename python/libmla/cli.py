@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line `libmla`, also `python -m libmla`: the C++ tool `mla`, and what Python adds to it.
+"""Runs the command line `libmla`, also `python -m libmla`: the C++ tool `mla`, and what Python adds to it.
 
 The package's own commands run here. Every other command is the tool's: it takes over the process, so that its output,
 exit status and signals are its own.
@@ -17,7 +17,7 @@ from pathlib import Path
 _UNUSABLE_INPUT = 2
 _INTERRUPTED = 130
 
-#: The package's own commands: what `--help` says of each, and the module whose `main` it is.
+#: Holds the package's own commands: what `--help` says of each, and the module whose `main` it is.
 _OWN_COMMANDS = {
     "plot": ("Draw results of bench as PNG and SVG", ".plot"),
     "report": ("Write results of bench as one HTML page", ".report"),
@@ -31,7 +31,8 @@ class NoTool(RuntimeError):
 
 
 def tool() -> Path:
-    """The tool `mla`: what the environment's LIBMLA_TOOL names, else what the wheel brought. Raises NoTool."""
+    """Returns the path of the tool `mla`: what the environment's LIBMLA_TOOL names, else what the wheel brought. Raises
+    NoTool."""
     named = os.environ.get("LIBMLA_TOOL")
     path = Path(named) if named else Path(__file__).parent / "bin" / "mla"
     if not path.is_file() or not os.access(path, os.X_OK):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The threads that compute."""
+"""Defines Context, which owns the threads that compute."""
 
 from __future__ import annotations
 
@@ -40,17 +40,18 @@ class Context:
 
     @property
     def num_threads(self) -> int:
-        """Workers, the calling thread among them."""
+        """Returns the number of workers, the calling thread among them."""
         return int(_info(self._handle)[0])
 
     @property
     def backend(self) -> str:
-        """The forced backend, or empty."""
+        """Returns the forced backend, or an empty string if none is forced."""
         return str(_info(self._handle)[1])
 
     @property
     def device(self) -> str:
-        """``"cpu"``, ``"cuda:0"``, ``"emulated:sm90"``, or empty: where the tensors are."""
+        """Returns ``"cpu"``, ``"cuda:0"`` or ``"emulated:sm90"``, or an empty string, which means where the tensors
+        are."""
         return str(_info(self._handle)[2])
 
     def __repr__(self) -> str:

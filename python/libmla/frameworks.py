@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays of other frameworks, lent to the operations of :mod:`libmla.ops`.
+"""Lends arrays of other frameworks to the operations of :mod:`libmla.ops`.
 
 Operations know two kinds of tensors: those of torch and those of tvm-ffi. Arrays of other frameworks (numpy, JAX, CuPy,
 and whatever else speaks DLPack) become tvm-ffi tensors over the same memory, and what comes back becomes arrays of the
@@ -45,7 +45,7 @@ framework_of_type: dict[type, str] = {tvm_ffi.Tensor: _NATIVE}
 
 
 def _framework_of_class(cls: type) -> str:
-    """Whose array a class is, by the module that defines it or one of its bases."""
+    """Returns the framework whose array a class is, by the module that defines it or one of its bases."""
     for base in cls.__mro__:
         root = base.__module__.partition(".")[0]
         if root == "torch" and base.__name__ == "Tensor":
@@ -62,7 +62,8 @@ def _framework_of_class(cls: type) -> str:
 
 
 def framework_of(value: object) -> str:
-    """Whose array it is: "torch", "numpy", "jax", "cupy", "tvm_ffi" or "dlpack"; "" if it is none."""
+    """Returns the framework whose array a value is: "torch", "torch, traced", "numpy", "jax", "cupy", "tvm_ffi" or
+    "dlpack"; "" if it is no array."""
     cls = type(value)
     framework = framework_of_type.get(cls)
     if framework is None:
@@ -71,7 +72,7 @@ def framework_of(value: object) -> str:
 
 
 def _arrays(value: object) -> Iterator[object]:
-    """The arrays within an argument: itself, or those of a pair or of a KvCache."""
+    """Yields the arrays within an argument: itself, or those of a pair or of a KvCache."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return
     if isinstance(value, (tuple, list)):
@@ -85,7 +86,7 @@ def _arrays(value: object) -> Iterator[object]:
 
 
 def leader_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-    """The first array of a call: its framework is the caller's."""
+    """Returns the first array of a call, or None: its framework is the caller's."""
     for value in (*args, *kwargs.values()):
         for array in _arrays(value):
             return array
@@ -93,7 +94,7 @@ def leader_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
 
 
 class _Capsule:
-    """An exporter over a DLPack capsule that exists already."""
+    """Exports a DLPack capsule that exists already."""
 
     def __init__(self, capsule: object, device: tuple[int, int]) -> None:
         self._capsule = capsule
@@ -107,8 +108,9 @@ class _Capsule:
 
 
 class _Writable:
-    """The memory of a numpy array that is marked read-only: an input, which the library only reads but which DLPack of
-    old cannot export, or an output, which DLPack of old does not let numpy write."""
+    """Presents the memory of a numpy array that is marked read-only as writable. The array is an input, which the
+    library only reads but which old versions of DLPack cannot export, or an output, which old versions of DLPack do not
+    let numpy write."""
 
     def __init__(self, array: Any) -> None:
         self._array = array
@@ -122,7 +124,8 @@ _capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c
 
 
 def _relabelled(exporter: Any, type_code: int) -> object:
-    """A capsule that says another element type of the same size. Every export is a structure of its own."""
+    """Returns a capsule that says another element type of the same size. Every export is a structure of its own, so
+    that no other capsule changes."""
     capsule = exporter.__dlpack__()
     DLTensor.from_address(_capsule_pointer(capsule, b"dltensor")).type_code = type_code
     return capsule
@@ -130,7 +133,8 @@ def _relabelled(exporter: Any, type_code: int) -> object:
 
 @functools.lru_cache(maxsize=64)
 def _extension(dtype: Any) -> tuple[int, str] | None:
-    """What stands for an element type of numpy in DLPack, if numpy cannot say."""
+    """Returns what stands for an element type of numpy in DLPack if numpy cannot say (the type's code, and an integer
+    type of the same size), else None."""
     return _EXTENDED_TYPES.get(dtype.name)
 
 
@@ -159,7 +163,7 @@ def _to_numpy(tensor: tvm_ffi.Tensor) -> Any:
 
 
 def _gpu_index(array: Any) -> int | None:
-    """Number of the GPU that holds an array; None: it lies in host memory."""
+    """Returns the number of the GPU that holds an array, or None if the array lies in host memory."""
     kind, index = array.__dlpack_device__()
     return int(index) if int(kind) == _DLPACK_CUDA else None
 
@@ -182,7 +186,7 @@ def _jax_memory(leader: Any) -> Callable[[int, int], tuple[Any, int]]:
 
 @contextlib.contextmanager
 def _in_framework(leader: Any, framework: str) -> Iterator[None]:
-    """Within it, the library uses the stream and the memory of a GPU array's framework."""
+    """Makes the library use, within the context, the stream and the memory of a GPU array's framework."""
     index = _gpu_index(leader)
     if index is None:
         yield
@@ -199,7 +203,7 @@ def _in_framework(leader: Any, framework: str) -> Iterator[None]:
 
 
 class _Borrowed:
-    """The arrays of one call as tvm-ffi tensors, and the way back."""
+    """Lends the arrays of one call to the library as tvm-ffi tensors, and turns its results back into arrays."""
 
     def __init__(self, leader: Any) -> None:
         self._framework = framework_of(leader)
@@ -207,7 +211,8 @@ class _Borrowed:
         self._outputs: list[tuple[tvm_ffi.Tensor, Any]] = []  # what may come back, with the caller's object for it
 
     def lend(self, value: Any, writable: bool = False, replaced: bool = False) -> Any:
-        """An argument with its arrays as tensors. `replaced`: what is immutable may be written to in a copy."""
+        """Returns an argument with its arrays as tensors. With `replaced`, a copy stands for an immutable array that is
+        to be written."""
         if isinstance(value, (tuple, list)):
             return type(value)(self.lend(item, writable, replaced) for item in value)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -225,7 +230,7 @@ class _Borrowed:
         return tensor
 
     def give_back(self, result: Any) -> Any:
-        """A result with its tensors as arrays of the leader's framework, or as the caller's own arrays."""
+        """Returns a result with its tensors as arrays of the leader's framework, or as the caller's own arrays."""
         if isinstance(result, (tuple, list)):
             return type(result)(self.give_back(item) for item in result)
         if dataclasses.is_dataclass(result) and not isinstance(result, type):
@@ -250,7 +255,7 @@ class _Borrowed:
 
 
 def _replace(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A dataclass with its fields changed; the same one if none is."""
+    """Returns a dataclass with its fields changed by `change`, or the same one if no field changed."""
     before = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     after = {name: change(item) for name, item in before.items()}
     changes = {name: item for name, item in after.items() if item is not before[name]}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this machine has, and which backend a problem gets: data that prints as tables.
+"""Says what this machine has, and which backend a problem gets, as data that prints as tables.
 
 Printed, the tables are rich's where rich is installed (``pip install rich``), plain text where it is not.
 """
@@ -33,7 +33,7 @@ _TYPED = {
 
 @dataclass(frozen=True)
 class _Table:
-    """Rows of text under a header; `marked` is the row that matters, or -1."""
+    """Holds rows of text under a header; `marked` is the row that matters, or -1."""
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -92,7 +92,7 @@ class _Printable:
 
 
 class Verdict(NamedTuple):
-    """One row of an operation's table of backends, judged for one problem."""
+    """Holds one row of an operation's table of backends, judged for one problem."""
 
     backend: str
     usable: bool
@@ -107,9 +107,9 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Explanation(_Printable):
-    """Every backend's verdict on a problem, best first, and the one that it gets."""
+    """Holds every backend's verdict on a problem, best first, and the backend that the problem gets."""
 
-    problem: str  #: in words
+    problem: str  #: the problem in words
     selected: str | None  #: None if no backend can run the problem, or not the forced one
     error: str | None  #: why `selected` is None
     rows: tuple[Verdict, ...]
@@ -127,7 +127,7 @@ class Explanation(_Printable):
 
 @dataclass(frozen=True)
 class IsaLevel:
-    """A set of instructions that the CPU backend has code for."""
+    """Describes a set of instructions that the CPU backend has code for."""
 
     name: str
     cpu_has: bool  #: the processor reports all of it
@@ -138,7 +138,7 @@ class IsaLevel:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as its driver lists it; 0 where the driver's library could not be asked."""
+    """Describes a GPU as its driver lists it; numbers are 0 where the driver's library could not be asked."""
 
     name: str
     bus_location: str
@@ -158,7 +158,7 @@ class Gpu:
 
 @dataclass(frozen=True, repr=False)
 class Info(_Printable):
-    """What was detected on this machine, once per process."""
+    """Holds what was detected on this machine, once per process."""
 
     version: str  #: of the library
     cpu: str
@@ -203,10 +203,10 @@ def _archs(archs: Sequence[int]) -> str:
 
 
 def info() -> Info:
-    """This machine, this build, and which backends a typical decode could use.
+    """Describes this machine and this build, and says which backends a typical decode could use.
 
     Returns:
-        Data; ``print(libmla.info())`` shows it as tables, ``dataclasses.asdict`` gives it as plain values.
+        Data: ``print(libmla.info())`` shows it as tables, ``dataclasses.asdict`` gives it as plain values.
     """
     found: dict[str, Any] = _core.data("info")
     found["isa"] = tuple(IsaLevel(**level) for level in found["isa"])
@@ -230,7 +230,7 @@ def explain(
     device: str = "cpu",
     backend: str = "",
 ) -> Explanation:
-    """Which backend a problem gets, and what every other one says of it.
+    """Says which backend a problem gets, and what every other one says of it.
 
     Args:
         op: an operation's name, such as ``"decode"``.

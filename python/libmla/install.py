@@ -12,7 +12,7 @@ _PEERS = ("flash_mla", "flashinfer")
 def install_as(name: str) -> ModuleType:
     """Makes ``import <name>``, and that of its submodules, give libmla's drop-in; returns the drop-in's package.
 
-    name: "flash_mla" or "flashinfer"; another one raises ValueError. To be called before the program imports the peer:
+    name: "flash_mla" or "flashinfer"; another one raises ValueError. Call it before the program imports the peer:
     afterwards RuntimeError is raised, as names that were imported from the peer would stay the peer's. Calling it again
     changes nothing.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the library says of itself: the rows of its tables of backends, and the sizes of its cache formats."""
+"""Asks the library about itself: the rows of its tables of backends, and the sizes of its cache formats."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from .types import CacheFormat
 
 
 def backends(op: str) -> list[str]:
-    """The names of all backends of an operation such as ``"decode"``, best first."""
+    """Returns the names of all backends of an operation such as ``"decode"``, best first."""
     return list(_core.data("backends", op))
 
 
 def row_bytes(format: CacheFormat, d_qk: int) -> int:
-    """Bytes of one token's row, inline scales included. ``d_qk`` matters to the formats of any width."""
+    """Returns the bytes of one token's row, inline scales included. ``d_qk`` matters to the formats of any width."""
     return int(_core.function("row_bytes")(format, d_qk))
 
 
 def page_bytes(format: CacheFormat, d_qk: int, page_size: int, padded: bool = False) -> int:
-    """Bytes of a page of ``page_size`` tokens, its footer included; ``padded``: up to the format's alignment."""
+    """Returns the bytes of a page of ``page_size`` tokens, its footer included; with ``padded``, rounded up to the
+    format's alignment."""
     return int(_core.function("page_bytes")(format, d_qk, page_size, padded))
 
 
 def indexer_page_bytes(page_size: int) -> int:
-    """Bytes of a page of the indexer's cache."""
+    """Returns the bytes of a page of ``page_size`` tokens of the indexer's cache."""
     return int(_core.function("indexer_page_bytes")(page_size))

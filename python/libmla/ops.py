@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operations, as plain functions on tensors.
+"""Offers the operations as plain functions on tensors.
 
-T: query tokens of the batch. B: requests. H: heads. S: rows of keys. Lengths, offsets, page tables, indices and slots
-are tensors of the integer type that is said, int32 but for slot_mapping and positions, where the other tensors lie, and
-so are scales: a list or another integer type is refused, on the CPU and on a GPU alike, since nothing is converted or
-copied. The innermost dimension of a tensor is contiguous (but for lse); all
-other strides are free. Outputs that are not given come from the framework of the inputs. On a GPU the kernels go into
-the framework's current stream, and what lies in the GPU's memory (lengths, page numbers, indices) is not checked. Outputs
-have memory of their own; slices of one tensor that do not touch are that.
+Shapes name the query tokens of the batch T, the requests B, the heads H and the rows of keys S. Lengths, offsets, page
+tables, indices and slots are tensors of the integer type that is said, int32 but for slot_mapping and positions, where
+the other tensors lie, and so are scales: a list or another integer type is refused, on the CPU and on a GPU alike,
+since nothing is converted or copied. The innermost dimension of a tensor is contiguous (but for lse); all other strides
+are free. Outputs that are not given come from the framework of the inputs. On a GPU the kernels go into the framework's
+current stream, and what lies in the GPU's memory (lengths, page numbers, indices) is not checked. Outputs have memory
+of their own; slices of one tensor that do not touch are that.
 
 Every function raises
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`libmla plot RESULTS.json...`: pictures of what `libmla bench --json=FILE` measured.
+"""Draws what `libmla bench --json=FILE` measured: the command `libmla plot RESULTS.json...`.
 
-Five kinds. Of every run: `roofline` (arithmetic intensity against speed, under the measured ceilings), `share` (share
-of the ceiling by kv length or topk) and `backends` (time of the same case on each backend). Of two runs: `runs` (how
-much faster each case became). Of readings beside other libraries: `peers`. The drawing functions return `Drawing`s,
-which save themselves as PNG or SVG.
+There are five kinds of drawings. Every run has `roofline` (arithmetic intensity against speed, under the measured
+ceilings), `share` (share of the ceiling by kv length or topk) and `backends` (time of the same case on each backend).
+Two runs have `runs` (how much faster each case became). Readings beside other libraries have `peers`. The drawing
+functions return `Drawing`s, which save themselves as PNG or SVG.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _NO_COMPARISON = "no comparison"
 def draw(
     all_runs: Sequence[BenchRun], kinds: Sequence[str] = KINDS, readings: Sequence[PeerReadings] = ()
 ) -> tuple[list[Drawing], list[str]]:
-    """Everything of the named kinds that the runs and readings have, and a sentence for each kind that a run does not
-    have."""
+    """Draws everything of the named kinds that the runs and readings have; returns it with a sentence for each kind
+    that a run does not have."""
     of_one: Mapping[str, Callable[[BenchRun], list[Drawing]]] = {
         "roofline": roofline,
         "share": share,
@@ -90,7 +90,7 @@ def _choices(allowed: Sequence[str]) -> Callable[[str], list[str]]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command `libmla plot`; returns its exit status."""
+    """Runs the command `libmla plot` and returns its exit status."""
     parser = argparse.ArgumentParser(
         prog="libmla plot",
         description="Draw results of `libmla bench --json=FILE`; several files are also compared with the first. Files "

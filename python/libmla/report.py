@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`libmla report RESULTS.json...`: bench results as one HTML page that needs nothing else.
+"""Writes bench results as one HTML page that needs nothing else: the command `libmla report RESULTS.json...`.
 
 Figures are inline SVG, style and script stand in the page, and nothing is fetched: the page can be mailed, kept beside
 a build, or opened from a disk. Without scripts the tables still stand there, unsorted.
@@ -48,7 +48,7 @@ the arithmetic peak. Data that stay in a nearer cache may pass a slower memory's
 
 @dataclass(frozen=True)
 class _Column:
-    """One column of the table of results. `sort` gives what it sorts by, None if a case has no value."""
+    """Describes one column of the table of results. `sort` gives what it sorts by, None if a case has no value."""
 
     title: str
     text: Callable[[Result], str]
@@ -240,7 +240,7 @@ def _figures(drawings: Sequence[Drawing]) -> str:
 
 
 def page(runs: Sequence[BenchRun]) -> str:
-    """The page of one or more runs; later ones are also compared with the first. Raises MissingMatplotlib."""
+    """Returns the page of one or more runs; later ones are also compared with the first. Raises MissingMatplotlib."""
     sections = []
     comparisons = draw(runs, ("runs",))[0] if len(runs) > 1 else []
     if comparisons:
@@ -295,7 +295,7 @@ _PAGE = """<!DOCTYPE html>
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command `libmla report`; returns its exit status."""
+    """Runs the command `libmla report` and returns its exit status."""
     parser = argparse.ArgumentParser(
         prog="libmla report",
         description="Write results of `libmla bench --json=FILE` as one HTML page; several files are also compared.",

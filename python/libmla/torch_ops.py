@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operations as operators of torch, so that torch.compile and torch.export keep them in their graphs.
+"""Registers the operations as operators of torch, so that torch.compile and torch.export keep them in their graphs.
 
 Importing this module registers ``torch.ops.libmla.decode`` and its like. Nobody has to: under torch.compile and
 torch.export the functions of libmla (``libmla.decode``) turn into them by themselves, while eager calls keep the short
 way. A process that only loads an exported program imports it first.
 
-An operator has the arguments of the function of its name, in torch's types, which are made from its signature: a KvCache becomes its fields
-(``cache_format``, ``cache_kv``, ``cache_ckv``, ...), a pair two tensors (``q`` and ``q_pe``), a Plan or Context its
-number; ``out`` is called ``o``. ``torch.ops.libmla.<name>`` makes its outputs, all of them; those that the caller did not ask for are empty.
-``torch.ops.libmla.<name>_out`` writes into tensors that are given, which are annotated as mutated, as are the caches
-that are written: functionalization sees it. Operators without an output of their own have one form only.
+An operator has the arguments of the function of its name, in torch's types, which are made from its signature: a
+KvCache becomes its fields (``cache_format``, ``cache_kv``, ``cache_ckv``, ...), a pair two tensors (``q`` and
+``q_pe``), a Plan or Context its number; ``out`` is called ``o``. ``torch.ops.libmla.<name>`` makes its outputs, all of
+them; those that the caller did not ask for are empty. ``torch.ops.libmla.<name>_out`` writes into tensors that are
+given, which are annotated as mutated, as are the caches that are written: functionalization sees it. Operators without
+an output of their own have one form only.
 
 Operators run on torch's current stream, take outputs and workspaces from torch's allocator, and neither wait nor copy
 to the host: ``mode="reduce-overhead"`` and ``torch.cuda.graph`` may capture them.
@@ -49,13 +50,13 @@ _CACHE_TENSORS = tuple(name for name, annotation in _CACHE_TYPES.items() if anno
 
 
 def _type(annotation: str, mark: str = "") -> str:
-    """A type of a signature in torch's words. What is written is marked, each with an alias set of its own."""
+    """Returns a type of a signature in torch's words. What is written is marked, each with an alias set of its own."""
     plain = annotation.removesuffix(" | None")
     return _TYPES[plain] + mark + ("?" if plain != annotation else "")
 
 
 def _cache_schema(name: str, written: bool) -> str:
-    """The fields of a cache. None has a default."""
+    """Returns the schema of the fields of a cache. None has a default."""
     marks = dict(zip(_CACHE_TENSORS, ("(a!)", "(b!)", "(c!)", "(d!)"))) if written else {}
     return ", ".join(
         f"{_type(annotation, marks.get(field, ''))} {name}_{field}" for field, annotation in _CACHE_TYPES.items()
@@ -63,7 +64,7 @@ def _cache_schema(name: str, written: bool) -> str:
 
 
 def _inputs_schema(operation: Operation) -> str:
-    """The arguments of an operation but for outputs and flags: those without a default first."""
+    """Returns the schema of an operation's arguments but for outputs and flags: those without a default come first."""
     required, optional = [], []
     left_out = {output.name for output in operation.outputs} | set(_flags(operation))
     for name, parameter in operation.signature.parameters.items():
@@ -87,17 +88,18 @@ def _inputs_schema(operation: Operation) -> str:
 
 
 def _flags(operation: Operation) -> tuple[str, ...]:
-    """Arguments of the function that ask for outputs and are nothing else."""
+    """Returns the arguments of the function that ask for outputs and are nothing else."""
     return tuple(output.flag for output in operation.outputs if output.flag.startswith("return_"))
 
 
 def _torch_name(name: str) -> str:
-    """`out` is called `o`: dynamo takes arguments of that name for what torch's own operators have, and refuses views."""
+    """Returns an argument's name in the operator. `out` is called `o`: dynamo takes arguments of that name for what
+    torch's own operators have, and refuses views."""
     return "o" if name == "out" else name
 
 
 class _Operator:
-    """How an operation looks to torch.
+    """Describes how an operation looks to torch.
 
     Attributes:
         inputs: schema of the arguments other than outputs and flags.
@@ -240,7 +242,7 @@ _EMPTY_DTYPES = {"valid_count": torch.int32}
 
 
 def _number(thing: Any) -> int:
-    """What stands in a graph for a Plan or a Context."""
+    """Returns what stands in a graph for a Plan or a Context: its number, or 0 for None."""
     if thing is None:
         return 0
     if torch.compiler.is_exporting():
@@ -269,7 +271,7 @@ def _flatten_cache(name: str, cache: Any) -> _Arguments:
 
 
 def _flatten(operator: _Operator, arguments: _Arguments) -> _Arguments:
-    """The function's arguments as the operator's."""
+    """Returns the function's arguments as the operator's."""
     flat = {}
     for given, value in arguments.items():
         name = _torch_name(given)
@@ -292,7 +294,7 @@ def _flatten(operator: _Operator, arguments: _Arguments) -> _Arguments:
 
 
 def _unflatten(operator: _Operator, flat: _Arguments) -> _Arguments:
-    """The operator's arguments as the function's."""
+    """Returns the operator's arguments as the function's."""
     arguments = dict(flat)
     for name in operator.caches:
         fields = {field: arguments.pop(f"{name}_{field}") for field in _CACHE_TYPES}
@@ -317,7 +319,7 @@ def _unflatten(operator: _Operator, flat: _Arguments) -> _Arguments:
 
 
 def _wanted(operator: _Operator, flat: _Arguments) -> list[str]:
-    """The outputs that a call makes or writes."""
+    """Returns the names of the outputs that a call makes or writes."""
 
     def asked_for(output: Output) -> bool:
         flag = flat.get(output.flag) if output.flag else True
@@ -331,7 +333,7 @@ def _wanted(operator: _Operator, flat: _Arguments) -> list[str]:
 
 
 def _traced(name: str, operator: _Operator) -> Callable[..., Any]:
-    """The function of that name for tensors that are being traced."""
+    """Returns the function of that name for tensors that are being traced."""
     outputs, flags, writes_inputs = operator.outputs, operator.flags, operator.writes_inputs
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -361,7 +363,8 @@ def _traced(name: str, operator: _Operator) -> Callable[..., Any]:
 
 
 def _bound(schema: Any) -> Callable[..., _Arguments]:
-    """By which a kernel names its arguments. torch leaves away those that have their default value."""
+    """Returns a function by which a kernel names its arguments. torch leaves away those that have their default
+    value."""
     defaults = {argument.name: argument.default_value for argument in schema.arguments}
 
     def bind(args: tuple[Any, ...], kwargs: _Arguments) -> _Arguments:
@@ -371,7 +374,7 @@ def _bound(schema: Any) -> Callable[..., _Arguments]:
 
 
 def _register_making(library: torch.library.Library, name: str, operator: _Operator) -> None:
-    """The form that makes its outputs."""
+    """Registers the form of an operator that makes its outputs."""
     returned = [output for output in operator.outputs if output.returned]
     flags = "".join(f", bool {flag}=False" for flag in operator.flags)
     library.define(f"{name}({operator.inputs}{flags}) -> ({', '.join(['Tensor'] * len(returned))})", tags=_TAGS)
@@ -404,7 +407,7 @@ def _register_making(library: torch.library.Library, name: str, operator: _Opera
 
 
 def _register_writing(library: torch.library.Library, name: str, operator: _Operator) -> None:
-    """The form that writes into given tensors."""
+    """Registers the form of an operator that writes into given tensors."""
     form = name if operator.writes_inputs else name + "_out"
     outputs = "".join(f", Tensor({alias}!)? {output.name}=None" for alias, output in zip("wxyz", operator.outputs))
     library.define(f"{form}({operator.inputs}{outputs}) -> ()", tags=_TAGS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the functions of libmla take and return."""
+"""Defines what the functions of libmla take and return."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 Tensor: TypeAlias = Any
-"""A tensor of any framework that speaks DLPack: torch, numpy, JAX, CuPy, tvm_ffi."""
+"""Stands for a tensor of any framework that speaks DLPack: torch, numpy, JAX, CuPy, tvm_ffi."""
 
 DType: TypeAlias = Any
-"""An element type: "bf16", "f16", "f32", "e4m3", or a framework's own (torch.bfloat16, numpy.dtype("float16"))."""
+"""Stands for an element type: "bf16", "f16", "f32", "e4m3", or a framework's own (torch.bfloat16,
+numpy.dtype("float16"))."""
 
 CacheFormat: TypeAlias = Literal["bf16", "f16", "fp8", "fp8_ds_mla", "fp8_dsv4"]
 LseBase: TypeAlias = Literal["e", "2"]
@@ -23,7 +24,7 @@ class UnsupportedError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class KvCache:
-    """A paged latent cache: one row ``[ckv | kpe]`` of a token, shared by all heads.
+    """Describes a paged latent cache: each token has one row ``[ckv | kpe]``, which all heads share.
 
     ======================  ==========================================================================================
     ``bf16``, ``f16``       ``kv`` [num_pages, page_size, kv_lora_rank + qk_rope_head_dim] of that element type; or
@@ -54,7 +55,8 @@ class KvCache:
 
 
 Cache: TypeAlias = "KvCache | Tensor | tuple[Tensor, Tensor]"
-"""A :class:`KvCache`, or a tensor, or a pair (ckv, kpe), of bf16, f16 or e4m3, whose format is their element type."""
+"""Stands for a :class:`KvCache`, or a tensor, or a pair (ckv, kpe), of bf16, f16 or e4m3, whose format is their element
+type."""
 
 Rows: TypeAlias = "Tensor | tuple[Tensor, Tensor]"
-"""Rows [ckv | kpe] as one tensor, or as the two parts."""
+"""Stands for rows [ckv | kpe] as one tensor, or as the two parts."""

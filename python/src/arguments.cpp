@@ -14,7 +14,7 @@
 namespace mla::python {
 namespace {
 
-// Of each, the first is the library's name and the others are what frameworks say.
+// Of each type, the first is the library's name and the others are what frameworks say.
 constexpr std::pair<std::string_view, DType> kDTypeNames[] = {
     {"f32", DType::kF32},   {"float32", DType::kF32},   {"f16", DType::kF16},   {"float16", DType::kF16},
     {"bf16", DType::kBF16}, {"bfloat16", DType::kBF16}, {"e4m3", DType::kE4M3}, {"float8_e4m3fn", DType::kE4M3},
@@ -25,7 +25,8 @@ std::string device_name(DLDevice device) {
   return "DLPack device " + std::to_string(device.device_type) + ":" + std::to_string(device.device_id);
 }
 
-/// Page-locked memory is the processor's, managed memory the GPU's.
+/// Returns the library's device for a DLPack device, nothing for one that it does not know. Page-locked memory is the
+/// processor's, managed memory the GPU's.
 std::optional<Device> device_of(DLDevice device) {
   switch (device.device_type) {
     case kDLCPU:

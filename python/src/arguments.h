@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a call from Python carries: the values of one packed call, read one after the other. operation.h says in which
+// Reads what a call from Python carries: the values of one packed call, one after the other. operation.h says in which
 // order those of an operation come. Each read names its field, for errors. Values are turned into the library's types
 // and not judged: that is the library's part.
 #pragma once
@@ -30,21 +30,21 @@ T value_of(Result<T> result) {
   return std::move(*result);
 }
 
-/// How one-byte elements are to be read: frameworks without e4m3 keep such numbers as u8, and those that have it may
-/// keep packed rows in it.
+/// Says how one-byte elements are to be read: frameworks without e4m3 keep such numbers as u8, and those that have it
+/// may keep packed rows in it.
 enum class Bytes : uint8_t { kAsGiven, kE4M3, kRaw };
 
-/// The library's name of a DLPack element type, kNone for one it does not know.
+/// Returns the library's type for a DLPack element type, kNone for one that it does not know.
 DType dtype_of(DLDataType type, Bytes bytes = Bytes::kAsGiven);
 std::string type_name(DLDataType type);
 DLDataType dlpack_type(DType dtype);
 DLDevice dlpack_device(Device device);
-/// "f32", "float32", "e4m3", "float8_e4m3fn"; nothing for other texts.
+/// Returns the type that a text such as "f32", "float32", "e4m3" or "float8_e4m3fn" names; nothing for other texts.
 std::optional<DType> parse_dtype(std::string_view text);
 
 inline bool is_none(ffi::AnyView value) { return value.type_index() == ffi::TypeIndex::kTVMFFINone; }
 
-/// An argument's name in errors, or that of a part of it: {"cache", ".kv"}, {"q", "[0]"}.
+/// Holds an argument's name for errors, or that of a part of it: {"cache", ".kv"}, {"q", "[0]"}.
 struct Field {
   // NOLINTBEGIN(google-explicit-constructor): most fields have no parts
   Field(const char* whole) : name(whole) {}
@@ -62,20 +62,21 @@ class Arguments {
  public:
   Arguments(const char* operation, ffi::PackedArgs args) : operation_(operation), args_(args) {}
 
-  /// A tensor, or an empty view for None.
+  /// Reads a tensor; returns an empty view for None.
   TensorView tensor(Field field, Bytes bytes = Bytes::kAsGiven);
-  /// As `tensor`, of integers. Those of another type are refused by the library, like lists: nothing is converted.
+  /// Reads a tensor of integers as tensor() does. Nothing is converted: lists are refused here, and tensors of another
+  /// type by the library.
   TensorView integers(Field field, DType type = DType::kI32);
   bool boolean(Field field);
   int32_t integer(Field field);
-  /// An integer of at least `least`, or nothing for None.
+  /// Reads an integer of at least `least`; returns nothing for None.
   std::optional<int32_t> optional_count(Field field, int32_t least = 1);
   int32_t count(Field field, int32_t least = 1);
   float number(Field field);
   std::string text(Field field);
-  /// kNone for None.
+  /// Reads an element type; returns kNone for None.
   DType dtype(Field field);
-  /// An object of one of the border's own classes, or null for None.
+  /// Reads an object of class T, one of those that these sources define; returns null for None.
   template <class T>
   const T* object(Field field, std::string_view expected) {
     const ffi::AnyView value = next(field);
@@ -87,9 +88,10 @@ class Arguments {
   bool next_is_none() const { return read_ < args_.size() && is_none(args_[read_]); }
 
   const char* operation() const { return operation_; }
-  /// Fields of the parameters whose arguments have other names. Of static storage.
+  /// Takes the fields of the parameters whose arguments have other names. `names` must be of static storage.
   void call_fields(std::span<const FieldName> names) { names_ = names; }
-  /// A table of names that the caller's own callers know the arguments by: field, name, field, name, ...; or None.
+  /// Takes a table of the names that the caller's own callers know the arguments by: field, name, field, name, ...; or
+  /// None.
   void call_arguments(ffi::AnyView names) { callers_names_ = names; }
   /// Raises what a status says, unless all is well.
   void check(const Status& status) const;
@@ -100,11 +102,11 @@ class Arguments {
   }
   /// Raises "<operation>: <field>: expected <expected>, got <got>".
   [[noreturn]] void fail(const char* exception, Field field, std::string_view expected, std::string_view got) const;
-  /// The caller and the reader must agree on the fields.
+  /// Raises RuntimeError unless every value was read: the caller and the reader must agree on the fields.
   void end() const;
 
  protected:
-  /// A cache that was given as tensors: what it is called, and where it stands in the parameters.
+  /// Describes a cache that was given as tensors: what it is called, and where it stands in the parameters.
   struct BareCache {
     std::string_view name;
     std::string_view path;
@@ -117,14 +119,14 @@ class Arguments {
   const char* operation_;
   ffi::PackedArgs args_;
   int read_ = 0;
-  // Arguments that must be read by their names: the last ones.
+  // These arguments, the last ones, must be read by their names.
   std::span<const std::string_view> more_;
   int first_more_ = std::numeric_limits<int>::max();
 
  private:
   [[noreturn]] void wrong_version() const;
   TensorView view_of(Field field, ffi::AnyView value, Bytes bytes, DType expected = DType::kNone) const;
-  /// The status as the caller's callers are to read it.
+  /// Returns the status as the caller's callers are to read it.
   Status for_callers(const Status& status) const;
 
   std::span<const FieldName> names_;

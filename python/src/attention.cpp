@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// decode, decode_sparse, prefill and prefill_sparse: what Python calls their fields, and the outputs that the caller
-// did not bring.
+// Offers decode, decode_sparse, prefill and prefill_sparse to Python: says what Python calls their fields, and makes
+// the outputs that the caller did not give.
 #include <tvm/ffi/reflection/registry.h>
 
 #include <bit>
@@ -51,8 +51,9 @@ const TensorView& first_of_q(const Params& params) {
   return params.q.given() ? params.q : params.q_nope;
 }
 
-/// What the shapes say of the value's width. Of one row that holds the latent and the rotary part, where nothing says
-/// how wide each is: the largest power of two, as in all models that there are.
+/// Returns the value's width, as far as the shapes and the format say it. If one row holds the latent and the rotary
+/// part and nothing says how wide each is, it is the largest power of two in the row's width, as in all models that
+/// there are.
 int64_t value_width(const KvCache& cache, const TensorView& q, const TensorView& q_nope, const TensorView& q_pe) {
   const int64_t d_qk = q.given() ? last_extent(q) : last_extent(q_nope) + last_extent(q_pe);
   const KvLayout layout = kv_layout(cache.format);
@@ -67,7 +68,8 @@ int32_t read_value_width(OperationArguments& args, int64_t of_shapes) {
   return args.optional_count("d_v").value_or(static_cast<int32_t>(of_shapes));
 }
 
-/// [T, H, d_v], of the queries' type unless the caller says otherwise.
+/// Makes the output [T, H, d_v] unless it is given. It has the queries' type, or bf16 for e4m3, unless the caller says
+/// otherwise.
 template <class Params>
 void make_output(OperationArguments& args, Outputs& outputs, const TensorView& q, int64_t d_v, Params& params) {
   DType dtype = args.dtype("out_dtype");
@@ -75,7 +77,7 @@ void make_output(OperationArguments& args, Outputs& outputs, const TensorView& q
   outputs.make(params.o, "out", dtype, {q.shape[0], q.shape[1], d_v}, q.device);
 }
 
-/// A statistic of every query and head.
+/// Makes a statistic (lse, max_logits) of every query and head, [T, H] f32, unless it is given.
 void make_statistic(Outputs& outputs, TensorView& statistic, const char* field, const TensorView& q) {
   outputs.make(statistic, field, DType::kF32, {q.shape[0], q.shape[1]}, q.device);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// merge_states and the operations on caches: what Python calls their fields, and the outputs that the caller did not
-// bring.
+// Offers merge_states and the operations on caches to Python: says what Python calls their fields, and makes the
+// outputs that the caller did not give.
 #include <tvm/ffi/reflection/registry.h>
 
 #include <algorithm>
@@ -69,7 +69,8 @@ void append_rope(ffi::PackedArgs packed, ffi::Any* result) {
   *result = outputs.take();
 }
 
-/// Rows that gather fills, as the last of out_indptr says where that can be read.
+/// Returns how many rows gather fills: the last element of out_indptr. Raises ValueError if that is not `readable`
+/// here.
 int32_t count_rows(Arguments& args, const TensorView& out_indptr, bool readable) {
   const int64_t last = out_indptr.shape[0] - 1;
   if (!out_indptr.given() || out_indptr.dtype != DType::kI32 || out_indptr.ndim != 1 || last < 0 ||
@@ -79,7 +80,7 @@ int32_t count_rows(Arguments& args, const TensorView& out_indptr, bool readable)
   return std::max(static_cast<const int32_t*>(out_indptr.data)[last * out_indptr.stride[0]], 0);
 }
 
-/// Channels of a row, as shapes or the format say.
+/// Returns the channels of a row, as the format or the shapes say.
 int32_t row_width(const KvCache& cache) {
   const KvLayout layout = kv_layout(cache.format);
   if (layout.nope_dim != 0) return layout.nope_dim + layout.rope_dim;
@@ -87,7 +88,7 @@ int32_t row_width(const KvCache& cache) {
   return static_cast<int32_t>(extent(cache.ckv, 2) + extent(cache.kpe, 2));
 }
 
-/// New rows are whole ones.
+/// Makes the rows that gather fills, unless they are given; new rows hold the latent and the rotary channels.
 void make_rows(OperationArguments& args, Outputs& outputs, GatherParams& params, bool readable) {
   const int32_t width = row_width(params.cache);
   const std::optional<int32_t> num_rows = args.optional_count("num_rows", 0);

@@ -11,10 +11,10 @@
 namespace mla::python {
 namespace {
 
-/// How often this process and its ancestors were forked since the library was loaded.
+/// Counts how often this process and its ancestors were forked since the library was loaded.
 std::atomic<uint64_t> process_generation = 0;
-/// The context of calls that name none. Never destroyed: a fork leaves its threads behind, and at the end of the
-/// process they may not be joined any more.
+/// Holds the context of calls that name none. It is never destroyed: a fork leaves its threads behind, and at the end
+/// of the process they may not be joined any more.
 std::atomic<const ffi::ObjectPtr<ContextObj>*> default_context = nullptr;
 
 // Locks may be held by threads that do not exist in the new process: only atomics are touched.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// libmla.Context for Python: the library's context, and memory for the workspaces of calls without a plan.
+// Implements libmla.Context for Python: the library's context, and memory for the workspaces of calls without a plan.
 #pragma once
 
 #include <tvm/ffi/object.h>
@@ -17,7 +17,8 @@
 
 namespace mla::python {
 
-/// Memory whose pages are touched once and then kept: a call must not wait for the system to hand out zeroed pages.
+/// Holds memory whose pages are touched once and then kept: a call must not wait for the system to hand out zeroed
+/// pages.
 class HostMemory {
  public:
   static constexpr std::align_val_t kAlignment{64};
@@ -39,12 +40,13 @@ class ContextObj : public ffi::Object {
   explicit ContextObj(const ContextOptions& options);
   ~ContextObj();
 
-  /// Raises in a process that was forked from the one that made the context: its threads stayed behind.
+  /// Returns the library's context. Raises RuntimeError in a process that was forked from the one that made the
+  /// context: its threads stayed behind.
   const Context& get() const;
-  /// Where a GPU is emulated, the memory of tensors is the host's, whatever device they name.
+  /// Returns whether the GPU is emulated: then the memory of tensors is the host's, whatever device they name.
   bool emulated() const { return emulated_; }
 
-  /// Host memory for the time of one call.
+  /// Lends host memory for the time of one call.
   class Lease {
    public:
     Lease(const ContextObj& context, size_t bytes) : context_(context), memory_(context.take(bytes)) {}
@@ -66,13 +68,13 @@ class ContextObj : public ffi::Object {
   void put(HostMemory memory) const;
 
   std::unique_ptr<Context> context_;
-  uint64_t generation_;  // of the process
+  uint64_t generation_;  // of the process that made the context
   bool emulated_;
   mutable std::mutex mutex_;
   mutable std::vector<HostMemory> free_;
 };
 
-/// The context of a call: the given one, or the process's own.
+/// Returns the context of a call: the given one, or the process's own if it is null.
 const ContextObj& context_or_default(const ContextObj* given);
 
 }  // namespace mla::python

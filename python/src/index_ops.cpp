@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The index tools and the indexer: what Python calls their fields, and the outputs that the caller did not bring.
+// Offers the index tools and the indexer to Python: says what Python calls their fields, and makes the outputs that the
+// caller did not give.
 #include <tvm/ffi/reflection/registry.h>
 
 #include "operation.h"
@@ -10,7 +11,7 @@ namespace mla::python {
 namespace {
 
 constexpr FieldName kNamesOfIndexer[] = {{"cache.kv", "cache"}, {"cache.page_size", "page_size"}};
-// The first three where the latent cache has a page table of its own.
+// The first three apply where the latent cache has a page table of its own.
 constexpr FieldName kNamesOfTopK[] = {{"block_table", "latent_block_table"},    {"kv_indptr", "latent_kv_indptr"},
                                       {"kv_indices", "latent_kv_indices"},      {"indexer.cache.kv", "cache"},
                                       {"indexer.cache.page_size", "page_size"}, {"indexer.", ""},
@@ -69,7 +70,7 @@ void append_indexer(ffi::PackedArgs packed, ffi::Any*) {
   call.carry_out_unplanned(params, params.k.device);
 }
 
-/// Keys that the page table has room for: as many as a query can have logits.
+/// Returns how many keys the page table has room for: a query has at most as many logits.
 int64_t most_keys(const IndexerLogitsParams& params) {
   const TensorView& pages = params.pages.block_table.given() ? params.pages.block_table : params.pages.kv_indices;
   return pages.ndim > 0 ? pages.shape[static_cast<size_t>(pages.ndim - 1)] * params.cache.page_size : 0;
@@ -104,7 +105,7 @@ void top_k(ffi::PackedArgs packed, ffi::Any* result) {
   *result = outputs.take();
 }
 
-/// Those of the latent cache, where they are not those of the indexer's cache too.
+/// Reads the pages of the latent cache; if none are given, they are those of the indexer's cache too.
 void read_latent_pages(OperationArguments& args, IndexerTopKParams& params) {
   params.pages = params.indexer.pages;
   const TensorView block_table = args.integers("latent_block_table");

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the library knows of the machine, of its backends and of its formats, as JSON for python/libmla.
+// Tells python/libmla what the library knows of the machine, of its backends and of its formats, as JSON or as a
+// number.
 #include <tvm/ffi/reflection/registry.h>
 #include <tvm/ffi/string.h>
 
@@ -75,7 +76,7 @@ CacheFormat read_format(Arguments& args, const char* field) {
   args.fail("ValueError", field, "bf16, f16, fp8, fp8_ds_mla or fp8_dsv4", '"' + text + '"');
 }
 
-/// "cpu", "cuda:1", "emulated:sm90", or "sm120" for a GPU that need not be there.
+/// Reads "cpu", "cuda", "cuda:1", "emulated:sm90", or "sm120" for a GPU that need not be there.
 void read_device(Arguments& args, Problem& problem) {
   const std::string text = args.text("device");
   if (text == "cpu") return;
@@ -136,7 +137,7 @@ void backends(ffi::PackedArgs packed, ffi::Any* result) {
   *result = ffi::String(Json(backend_names(read_op(args))).dump());
 }
 
-/// Channels of a row; 0 where shapes say.
+/// Returns to Python the channels of a row; 0 for a format that leaves them to the shapes.
 void row_width_of(ffi::PackedArgs packed, ffi::Any* result) {
   Arguments args("row_width", packed);
   const KvLayout layout = kv_layout(read_format(args, "format"));

@@ -21,7 +21,7 @@ bool among(std::span<const std::string_view> names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-/// The rows of a cache that was given as tensors, by the fields that hold them: one, or a pair.
+/// Returns how messages name the part of a cache, given as one tensor or as a pair, that a field holds.
 std::string_view part_of_pair(std::string_view field) {
   if (field == "ckv") return "[0]";
   return field == "kpe" ? "[1]" : "";
@@ -38,7 +38,7 @@ CacheFormat format_of(const Arguments& args, std::string_view cache, const std::
   return CacheFormat::kBF16;
 }
 
-/// How the rows of a cache hold their elements.
+/// Returns how one-byte elements of a cache's rows are to be read.
 Bytes bytes_of_rows(CacheFormat format) {
   const KvLayout layout = kv_layout(format);
   if (layout.is_packed()) return Bytes::kRaw;
@@ -50,7 +50,7 @@ std::vector<const Operation*>& operations() {
   return all;
 }
 
-/// operation -> the names of what Python passes, in order.
+/// Reads the name of an operation, and returns to Python the names of what it passes, in order.
 void arguments_of(ffi::PackedArgs packed, ffi::Any* result) {
   Arguments args("arguments", packed);
   const std::string name = args.text("operation");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How an operation's parameters come from Python: field by field (mla/fields.h), in one order, which libmla.arguments
+// Reads an operation's parameters from Python: field by field (mla/fields.h), in one order, which libmla.arguments
 // tells Python. Fields are read by their types; what a type does not say, an operation's definition does.
 #pragma once
 
@@ -13,19 +13,19 @@
 
 namespace mla::python {
 
-/// One of the values that Python passes.
+/// Describes one of the values that Python passes.
 struct Argument {
-  std::string path;               ///< of its field, as messages of the library have it: "pool.cache.kv"
-  std::string name;               ///< for Python's callers: "cache.kv", "q[0]"; empty: Python has no such argument
-  Bytes bytes = Bytes::kAsGiven;  ///< of a tensor
-  DType integers = DType::kNone;  ///< of a tensor of integers: their type
+  std::string path;               ///< path of its field, as messages of the library have it: "pool.cache.kv"
+  std::string name;               ///< name for Python's callers: "cache.kv", "q[0]"; empty: Python has no such argument
+  Bytes bytes = Bytes::kAsGiven;  ///< how a tensor's one-byte elements are to be read
+  DType integers = DType::kNone;  ///< type of the elements of a tensor of integers
 };
 
 class Operation {
  public:
   struct Definition {
     const char* name;
-    std::span<const FieldName> names = {};        ///< what Python calls fields otherwise
+    std::span<const FieldName> names = {};        ///< fields that have another name in Python
     std::vector<std::string_view> e4m3 = {};      ///< tensors of e4m3 elements, which may come as u8
     std::vector<std::string_view> left_out = {};  ///< fields without an argument
     std::vector<std::string_view> more = {};      ///< arguments without a field, which follow the others
@@ -42,7 +42,7 @@ class Operation {
   std::span<const FieldName> names() const { return definition_.names; }
   std::span<const Argument> fields() const { return fields_; }
   std::span<const std::string_view> more() const { return definition_.more; }
-  /// All of them, in the order in which Python passes them.
+  /// Returns the names of all arguments, in the order in which Python passes them.
   std::vector<std::string> arguments() const;
 
  private:
@@ -66,15 +66,15 @@ class Operation {
   std::vector<Argument> fields_;
 };
 
-/// Lets libmla.arguments tell of an operation, which lives as long as the library.
+/// Makes an operation known to libmla.arguments; it must live as long as the library.
 void define(const Operation& operation);
 
-/// The arguments of one call of an operation.
+/// Reads the arguments of one call of an operation.
 class OperationArguments : public Arguments {
  public:
   OperationArguments(const Operation& operation, ffi::PackedArgs packed);
 
-  /// The parameters. Fields without an argument have their defaults.
+  /// Reads the parameters and returns them. Fields without an argument have their defaults.
   template <class Params>
   Params fields() {
     Params params;
@@ -93,7 +93,7 @@ class OperationArguments : public Arguments {
         convert_given(argument, field);
     });
   }
-  /// An empty format means that of the elements; None, that there is no cache.
+  /// Reads a cache. An empty format means that of the elements; None, that there is no cache.
   void read(KvCache& cache);
 
   template <class Type>
@@ -111,9 +111,9 @@ class OperationArguments : public Arguments {
   void convert(const Argument& argument, bool& field) { field = boolean(argument.name); }
   void convert(const Argument& argument, float& field) { field = number(argument.name); }
   void convert(const Argument& argument, LseBase& field);
-  /// None, "token" or "request".
+  /// Reads None, "token" or "request".
   void convert(const Argument& argument, LengthPer& field);
-  /// None, or (rank, world, interleave).
+  /// Reads None, or (rank, world, interleave).
   void convert(const Argument& argument, ContextParallel& field);
 
   std::span<const Argument>::iterator field_;

@@ -11,7 +11,7 @@
 namespace mla::python {
 namespace {
 
-/// context, workspace -> a plan that is yet to be made.
+/// Reads a context and a workspace, and returns to Python a plan that is yet to be made.
 void new_plan(ffi::PackedArgs packed, ffi::Any* result) {
   Arguments args("Plan", packed);
   ffi::Optional<ffi::ObjectRef> context;
@@ -59,7 +59,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def_packed("libmla.plan_workspace", plan_workspace);
 }
 
-/// The context of a call: what it names, else that of its plan, else the process's own.
+/// Returns the context of a call: the one that it names, else that of its plan, else the process's own.
 const ContextObj& choose_context(const ContextObj* given, const PlanObj* plan) {
   if (given == nullptr && plan != nullptr && plan->context.has_value()) given = plan->context.value().as<ContextObj>();
   return context_or_default(given);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// libmla.Plan for Python, and how an attention call runs: with a plan, without one, or only to be planned.
+// Implements libmla.Plan for Python, and runs attention calls: with a plan, without one, or only to be planned.
 #pragma once
 
 #include <tvm/ffi/container/tensor.h>
@@ -16,23 +16,23 @@
 
 namespace mla::python {
 
-/// A plan, the context that it was made for, and its workspace.
+/// Holds a plan, the context that it was made for, and its workspace.
 class PlanObj : public ffi::Object {
  public:
   PlanObj(ffi::Optional<ffi::ObjectRef> given, ffi::Optional<ffi::Tensor> memory)
       : context(std::move(given)), given_workspace(memory.has_value()), workspace(std::move(memory)) {}
 
-  ffi::Optional<ffi::ObjectRef> context;  ///< nothing: the process's own
-  const bool given_workspace;             ///< whether it is the caller's
+  ffi::Optional<ffi::ObjectRef> context;  ///< none: the process's own
+  const bool given_workspace;             ///< whether the workspace is the caller's
   ffi::Optional<ffi::Tensor> workspace;
   Plan plan;
-  mutable std::shared_mutex mutex;  ///< who plans again waits for those who run
+  mutable std::shared_mutex mutex;  ///< a call that plans again waits for calls that run
 
   static constexpr bool _type_mutable = true;  // NOLINT(readability-identifier-naming): a name of apache-tvm-ffi
   TVM_FFI_DECLARE_OBJECT_INFO_FINAL("libmla.Plan", PlanObj, ffi::Object);
 };
 
-/// Given to an operation in place of a plan: the call is not run but planned, into `plan`.
+/// Is given to an operation in place of a plan: the call is then not run but planned, into plan().
 class DraftObj : public ffi::Object {
  public:
   explicit DraftObj(ffi::ObjectRef to_plan) : plan_(std::move(to_plan)) {}
@@ -46,7 +46,8 @@ class DraftObj : public ffi::Object {
   ffi::ObjectRef plan_;
 };
 
-/// The first three arguments of every operation: what its callers' callers call its arguments, context and plan.
+/// Holds the first three arguments of every operation: what its callers' callers call its arguments, the context, and
+/// the plan.
 class Call {
  public:
   static Call read(Arguments& args);
@@ -68,7 +69,7 @@ class Call {
     }
   }
 
-  /// For operations that have no plan.
+  /// Runs an operation that has no plan; raises TypeError if the caller gave one.
   template <class Params>
   void carry_out_unplanned(const Params& params, Device device) const {
     if (plan_ != nullptr || draft_ != nullptr)
@@ -76,9 +77,9 @@ class Call {
     args_.check(run(context_.get(), params, stream(device)));
   }
 
-  /// Whether what tensors on `device` hold is out of the processor's reach.
+  /// Returns whether what tensors on `device` hold is out of the processor's reach.
   bool on_gpu(Device device) const { return device.type == DeviceType::kCuda && !context_.emulated(); }
-  /// The stream of the caller's framework.
+  /// Returns the stream that the caller's framework uses on a GPU; the default stream elsewhere.
   Stream stream(Device device) const;
 
  private:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random paged batches. Pages that no request owns, and what lies past the end of a request, hold NaN."""
+"""Makes random paged batches. Pages that no request owns, and what lies past the end of a request, hold NaN."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def ints(values: Sequence[int]) -> torch.Tensor:
 
 @dataclass
 class Paged:
-    """The pages of some requests, in an order of their own."""
+    """Holds the pages of some requests, in an order of their own."""
 
     kv_len: list[int]
     page_size: int
@@ -25,7 +25,7 @@ class Paged:
     num_pages: int
 
     def pages(self, form: str = "block_table") -> dict[str, torch.Tensor]:
-        """kv_len and a page table as the operations take them. Entries past the last page name no page."""
+        """Returns kv_len and a page table as the operations take them. Entries past the last page name no page."""
         kv_len = ints(self.kv_len)
         if form == "csr":
             counts = [len(table) for table in self.tables]
@@ -41,7 +41,7 @@ class Paged:
         return {"kv_len": kv_len, "block_table": table}
 
     def slots(self, b: int) -> list[int]:
-        """Where the tokens of a request lie."""
+        """Returns the slots in which the tokens of a request lie."""
         return [
             self.tables[b][j // self.page_size] * self.page_size + j % self.page_size for j in range(self.kv_len[b])
         ]
@@ -50,7 +50,7 @@ class Paged:
         return [slot for b in range(len(self.kv_len)) for slot in self.slots(b)]
 
     def poison(self, cache: torch.Tensor) -> torch.Tensor:
-        """NaN wherever no token lies."""
+        """Writes NaN wherever no token lies."""
         owned = torch.zeros(self.num_pages * self.page_size).bool()
         owned[self.all_slots()] = True
         cache.view(-1, cache.shape[-1])[~owned] = math.nan
@@ -74,7 +74,7 @@ def indptr(lengths: Sequence[int]) -> torch.Tensor:
 
 
 def packed_cache(format: str, batch: Paged, rows: torch.Tensor) -> Any:
-    """A cache of that format, filled by libmla.append with the rows of all requests in order."""
+    """Returns a cache of that format, filled by libmla.append with the rows of all requests in order."""
     import libmla
 
     if format == "fp8_dsv4":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bench results for tests: a file that the tool wrote, and made-up ones whose numbers are easy to check."""
+"""Holds bench results for tests: a file that the tool wrote, and made-up ones whose numbers are easy to check."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _GPU = {
 
 
 def result(**changes: Any) -> dict[str, Any]:
-    """One result; a `median_us` alone moves p10 and p90 along."""
+    """Returns one result; a `median_us` alone moves p10 and p90 along."""
     one = _CASE | changes
     if "median_us" in changes:
         one = one | {"p10_us": 0.98 * one["median_us"], "p90_us": 1.04 * one["median_us"]} | changes
@@ -40,7 +40,7 @@ def gpu_result(**changes: Any) -> dict[str, Any]:
 
 
 def document(*results: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """What `mla bench --json` writes for these results."""
+    """Returns what `mla bench --json` writes for these results."""
     has_gpu = any(one["device"].startswith("cuda") for one in results)
     machine = {"cpu": "Test CPU", "threads": 2, "isa": ["avx512_bf16"], "gpus": ["Test GPU"] if has_gpu else []}
     machine |= {"bf16_instruction": "AVX-512 vdpbf16ps", "f32_instruction": "AVX-512 vfmadd"}
@@ -57,14 +57,14 @@ def write(path: Path, *results: dict[str, Any], **changes: Any) -> Path:
 
 
 def unwritable(folder: Path) -> Path:
-    """A path that nobody can write below or to, not even root: it goes through a file."""
+    """Returns a path that nobody can write below or to, not even root: it goes through a file."""
     blocker = folder / "blocker"
     blocker.write_text("a file, not a folder", encoding="utf-8")
     return blocker / "here"
 
 
 def bad_files(folder: Path) -> dict[str, tuple[str, str]]:
-    """Files that hold no usable results: name -> (path, part of the message)."""
+    """Writes files that hold no usable results and returns them: name -> (path, part of the message)."""
 
     def text(name: str, content: str) -> str:
         (folder / name).write_text(content, encoding="utf-8")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Host memory that is said to lie on another device."""
+"""Exports host memory that is said to lie on another device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CPU, CUDA, VULKAN = (1, 0), (2, 0), (7, 0)
 
 
 def relabelled(exporter: Any, device: tuple[int, int]) -> Any:
-    """A DLPack capsule of the array, on that device (type and index, as DLPack has them)."""
+    """Returns a DLPack capsule of the array, on that device (type and index, as DLPack has them)."""
     capsule = exporter.__dlpack__()
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
@@ -24,5 +24,5 @@ def relabelled(exporter: Any, device: tuple[int, int]) -> Any:
 
 
 def on_device(exporter: Any, device: tuple[int, int]) -> tvm_ffi.Tensor:
-    """A tensor over the array's memory."""
+    """Returns a tensor over the array's memory that is said to lie on that device."""
     return tvm_ffi.from_dlpack(relabelled(exporter, device))

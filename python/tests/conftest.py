@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all tests share."""
+"""Holds what all tests share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 @pytest.fixture(autouse=True)
 def same_numbers() -> Iterator[None]:
-    """Every test draws the same random numbers, whichever ran before, and needs no gradients."""
+    """Lets every test draw the same random numbers, whichever ran before, and run without gradients."""
     torch.manual_seed(20)
     with torch.no_grad():
         yield

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank of the tests of libmla.distributed does: it appends its part of a problem and attends to it."""
+"""Holds what a rank of the tests of libmla.distributed does: it appends its part of a problem and attends to it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GROUPS = {1: [3], 2: [1, 3], 3: [0, 2, 3], 4: [0, 1, 2, 3]}
 
 @dataclass
 class Case:
-    """One batch, whole. Tensors are of all ranks' heads and tokens.
+    """Describes one whole batch: its tensors have all ranks' heads and tokens.
 
     Attributes:
         rows: [S, d_qk] rows of all cached tokens, request by request.
@@ -36,7 +36,7 @@ class Case:
         settings: arguments of ContextParallel.
         steps: appends the tokens in so many parts.
         in_parts: queries, rows and caches come as pairs.
-        emulated: the GPU whose kernels compute, such as "sm90"; empty: as ever.
+        emulated: the GPU whose kernels compute on host memory, such as "sm90"; empty: none is emulated.
     """
 
     q: torch.Tensor
@@ -61,7 +61,7 @@ class Case:
 
 
 def empty_cache(case: Case, pages: int, device: torch.device) -> Any:
-    """A cache full of NaN."""
+    """Returns a cache full of NaN."""
     width = case.q.shape[-1]
     shape: tuple[int, ...] = (pages, case.page_size, width)
     if case.cache_format in ("bf16", "f16"):
@@ -79,7 +79,7 @@ def empty_cache(case: Case, pages: int, device: torch.device) -> Any:
 
 
 def local_part(case: Case, group: ContextParallel) -> batches.Paged:
-    """This rank's pages, in an order of its own."""
+    """Returns this rank's pages, in an order of its own."""
     torch.manual_seed(group.rank)
     return batches.paged([group.local_kv_len(length) for length in case.kv_len], case.page_size)
 
@@ -137,7 +137,7 @@ def run(case: Case, process_group: Any, device: torch.device) -> dict[str, Any]:
 
 
 def changed_slots(case: Case, cache: Any, mine: batches.Paged) -> int:
-    """Slots that no token of this rank owns and that were written all the same."""
+    """Counts the slots that no token of this rank owns and that were written all the same."""
     if case.cache_format == "fp8_dsv4":
         return 0
     kv = cache if isinstance(cache, torch.Tensor) else cache.kv
@@ -148,7 +148,7 @@ def changed_slots(case: Case, cache: Any, mine: batches.Paged) -> int:
 
 
 def nan_row(kv: torch.Tensor, case: Case) -> torch.Tensor:
-    """What a slot of a new cache holds, in bytes."""
+    """Returns what a slot of a new cache holds, in bytes."""
     if case.cache_format in ("bf16", "f16"):
         dtype = torch.bfloat16 if case.cache_format == "bf16" else torch.float16
         return torch.full((kv.shape[1] // 2,), math.nan, dtype=dtype).view(torch.uint8)
@@ -157,7 +157,7 @@ def nan_row(kv: torch.Tensor, case: Case) -> torch.Tensor:
 
 @dataclass
 class States:
-    """Partial results of every rank, to be combined alone.
+    """Holds partial results of every rank, to be combined without the attention before.
 
     Attributes:
         o: [N, T, H, d_v]. Rows with lse = -inf hold NaN.
@@ -171,7 +171,7 @@ class States:
 
 
 class RefusedStates(States):
-    """States that cannot be combined."""
+    """Holds states that cannot be combined."""
 
 
 def run_states(case: States, process_group: Any, device: torch.device) -> dict[str, Any]:
@@ -182,7 +182,10 @@ def run_states(case: States, process_group: Any, device: torch.device) -> dict[s
 
 
 def captured(method: str, process_group: Any, device: torch.device) -> dict[str, Any]:
-    """One graph, captured over 200 tokens of two requests each, and replayed over 77 and none; two of them are new."""
+    """Captures a graph over 200 tokens of two requests each, and replays it over 77 and none.
+
+    Two of the tokens are new.
+    """
     group = ContextParallel(process_group, interleave=16, method=method)
     torch.manual_seed(3)
     rows, new = torch.randn(400, 576).bfloat16(), torch.randn(4, 576).bfloat16()
@@ -214,7 +217,7 @@ def captured(method: str, process_group: Any, device: torch.device) -> dict[str,
 
 
 def refusal(case: States, process_group: Any, device: torch.device) -> dict[str, Any]:
-    """The error that combine answers with, on every rank."""
+    """Returns the error that combine answers with, on every rank."""
     try:
         return run_states(case, process_group, device)
     except ValueError as error:
@@ -222,7 +225,7 @@ def refusal(case: States, process_group: Any, device: torch.device) -> dict[str,
 
 
 class Crash:
-    """A rank that crashes."""
+    """Stands for a case in which a rank crashes."""
 
 
 def crash(case: Crash, process_group: Any, device: torch.device) -> dict[str, Any]:
@@ -249,7 +252,7 @@ def spawn(count: int, folder: Path, device_type: str) -> None:
 
 
 def main(rank: int, world_size: int, folder: str, device_type: str) -> None:
-    """A process: runs every case in every group that it is in, and writes the results to a file of its own."""
+    """Is one process: runs every case in every group that it is in, and writes the results to a file of its own."""
     # No work is shared with threads: there are as many processes as that.
     torch.set_num_threads(1)
     device = torch.device(device_type, rank) if device_type == "cuda" else torch.device("cpu")
@@ -281,7 +284,7 @@ def main(rank: int, world_size: int, folder: str, device_type: str) -> None:
 
 
 def groups(world_size: int) -> dict[int, list[int]]:
-    """The groups of so many processes, by size."""
+    """Returns the groups of so many processes, by size."""
     if world_size == len(GROUPS):
         return GROUPS
     return {size: list(range(world_size - size, world_size)) for size in range(1, world_size + 1)}

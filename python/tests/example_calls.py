@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One small call, or several, of every operation, for tests of ways to call them."""
+"""Makes one small call, or several, of every operation, for tests of ways to call them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _random(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 
 def packed_cache(cache_format: str) -> libmla.KvCache:
-    """A cache of bytes, of random rows."""
+    """Returns a packed cache of random rows."""
     if cache_format == "fp8_dsv4":
         page_bytes = libmla.page_bytes("fp8_dsv4", D_V, PAGE)
         cache = libmla.KvCache("fp8_dsv4", kv=torch.zeros(PAGES, page_bytes, dtype=torch.uint8), page_size=PAGE)
@@ -51,7 +51,7 @@ def _fp8_cache() -> libmla.KvCache:
 
 
 def attention_calls() -> dict[str, Call]:
-    """By a name of the case."""
+    """Returns calls of the attention operations, by the name of their case."""
     q = _random(TOKENS, HEADS, D_QK)
     q_pair = (q[..., :D_V], q[..., D_V:])
     cache = _random(PAGES, PAGE, D_QK)
@@ -93,7 +93,7 @@ def attention_calls() -> dict[str, Call]:
 
 
 def cache_calls() -> dict[str, Call]:
-    """By a name of the case."""
+    """Returns calls of the operations on caches, by the name of their case."""
     rows = _random(TOKENS, D_QK)
     angles = _random(8, D_QK - D_V, dtype=torch.float32)
     cache = _random(PAGES, PAGE, D_QK)
@@ -123,7 +123,7 @@ def cache_calls() -> dict[str, Call]:
 
 
 def index_calls() -> dict[str, Call]:
-    """By a name of the case."""
+    """Returns calls of the operations on indices, by the name of their case."""
     indices = torch.tensor([[3, -1, 19, 4], [0, 0, 0, -1], [6, 8, 1000, 2]], dtype=torch.int32)
     keys = torch.zeros(PAGES, libmla.indexer_page_bytes(PAGE), dtype=torch.uint8)
     indexer = (_random(TOKENS, HEADS, 128), _random(TOKENS, HEADS, dtype=torch.float32), keys)
@@ -143,5 +143,5 @@ def index_calls() -> dict[str, Call]:
 
 
 def calls() -> dict[str, Call]:
-    """All of them."""
+    """Returns all calls, by the name of their case."""
     return {**attention_calls(), **cache_calls(), **index_calls()}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the operations should compute, in float64 and in the plainest way."""
+"""Computes what the operations should, in float64 and in the plainest way."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def attend(
     soft_cap: float = 0.0,
     bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """o [H, d_v] and lse [H] of one query [H, d] over keys [S, d] or [H, S, d]; visible [S]; bias [H, S]."""
+    """Returns o [H, d_v] and lse [H] of one query [H, d] over keys [S, d] or [H, S, d]; visible [S]; bias [H, S]."""
     heads = q.shape[0]
     keys = keys[:, visible] if keys.ndim == 3 else keys[visible].expand(heads, -1, -1)
     values = values[:, visible] if values.ndim == 3 else values[visible].expand(heads, -1, -1)
@@ -41,7 +41,7 @@ def attend(
 
 
 def rows_of(cache: torch.Tensor, pages: Sequence[int], length: int) -> torch.Tensor:
-    """The first `length` rows of a request whose pages these are."""
+    """Returns the first `length` rows of a request whose pages these are."""
     return (
         cache[list(pages)].reshape(-1, cache.shape[-1])[:length] if length else cache.reshape(-1, cache.shape[-1])[:0]
     )
@@ -63,7 +63,7 @@ def decode(
     sink: torch.Tensor | None = None,
     soft_cap: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """o and lse of a batch over a cache [pages, page_size, d] of numbers as they are meant."""
+    """Returns o and lse of a batch over a cache [pages, page_size, d] of numbers as they are meant."""
     if qo_indptr is None:
         each = q.shape[0] // len(kv_len) if kv_len else 0
         qo_indptr = [each * b for b in range(len(kv_len) + 1)]
@@ -87,19 +87,22 @@ def decode(
 
 
 def e4m3(x: torch.Tensor) -> torch.Tensor:
-    """Rounded to e4m3, saturating."""
+    """Rounds to e4m3, saturating."""
     return x.float().clamp(-448, 448).to(torch.float8_e4m3fn)
 
 
 def unpack_fp8_ds_mla(pages: torch.Tensor) -> torch.Tensor:
-    """Bytes [pages, page_size, 656] as the numbers that they mean: 512 latent channels, 64 rotary ones."""
+    """Returns bytes [pages, page_size, 656] as the numbers that they mean: 512 latent channels, 64 rotary ones."""
     scales = pages[..., 512:528].contiguous().view(torch.float32).repeat_interleave(128, -1)
     nope = (pages[..., :512].contiguous().view(torch.float8_e4m3fn).float() * scales).bfloat16()
     return torch.cat([nope, pages[..., 528:].contiguous().view(torch.bfloat16)], -1)
 
 
 def unpack_fp8_dsv4(pages: torch.Tensor, page_size: int) -> torch.Tensor:
-    """Bytes [pages, page bytes] as numbers [pages, page_size, 512]: data of all tokens, then their scales."""
+    """Returns bytes [pages, page bytes] as numbers [pages, page_size, 512].
+
+    A page holds the data of all its tokens, then their scales.
+    """
     data = pages[:, : page_size * 576].reshape(-1, page_size, 576)
     codes = pages[:, page_size * 576 : page_size * 584].reshape(-1, page_size, 8)[..., :7].int()
     scales = torch.where(codes == 0, 0.0, torch.exp2((codes - 127).float())).repeat_interleave(64, -1)
@@ -108,7 +111,7 @@ def unpack_fp8_dsv4(pages: torch.Tensor, page_size: int) -> torch.Tensor:
 
 
 def check(got: torch.Tensor, wanted: torch.Tensor, tolerance: float | None = None) -> None:
-    """Close, by the precision of the element type; infinities stand where they should."""
+    """Checks that numbers are close, by the precision of the element type, and infinities stand where they should."""
     if tolerance is None:
         tolerance = {torch.bfloat16: 1e-2, torch.float16: 3e-3}.get(got.dtype, 2e-3)
     torch.testing.assert_close(got.double(), wanted, atol=tolerance, rtol=tolerance)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes of tests that need no torch: importing it takes most of a second, and tvm_ffi does where it can."""
+"""Runs processes of tests that need no torch: importing it takes most of a second, and tvm_ffi does where it can."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def python(*arguments: str, stdin: str | None = None, **environment: str) -> sub
 
 
 def without_torch(folder: Path, **environment: str) -> dict[str, str]:
-    """The environment of such a process; `folder` must be empty and stay until it ends."""
+    """Returns the environment of such a process; `folder` must be empty and stay until it ends."""
     (folder / "torch.py").write_text("raise ImportError('hidden by a test')\n", encoding="utf-8")
     paths = [os.fspath(folder), os.environ.get("PYTHONPATH", "")]
     return dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, paths)), **environment)

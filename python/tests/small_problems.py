@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small decode problems with their results in float64, for the tests of what stands around the operations."""
+"""Makes small decode problems with their results in float64, for the tests of what stands around the operations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SM_SCALE = 192**-0.5
 
 @dataclass
 class DecodeProblem:
-    """Queries over a paged cache of one tensor, one query per request."""
+    """Holds queries over a paged cache of one tensor, one query per request."""
 
     q: torch.Tensor
     cache: torch.Tensor
@@ -25,12 +25,12 @@ class DecodeProblem:
 
     @functools.cached_property
     def expected(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """o and lse, of the tensors as they are when first asked for."""
+        """Returns o and lse, of the tensors as they are when first asked for."""
         return attention(self)
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Keyword arguments of libmla.decode beside q and cache."""
+        """Returns the keyword arguments of libmla.decode beside q and cache."""
         return {"kv_len": self.kv_len, "block_table": self.block_table, "sm_scale": self.sm_scale}
 
     def check(self, o: torch.Tensor, lse: torch.Tensor | None = None) -> None:
@@ -41,7 +41,7 @@ class DecodeProblem:
 
 
 def attention(problem: DecodeProblem) -> tuple[torch.Tensor, torch.Tensor]:
-    """o and lse of a problem."""
+    """Computes o and lse of a problem in float64."""
     page_size = problem.cache.shape[1]
     o, lse = [], []
     for b, length in enumerate(problem.kv_len.tolist()):
@@ -56,7 +56,7 @@ def attention(problem: DecodeProblem) -> tuple[torch.Tensor, torch.Tensor]:
 def decode_problem(
     kv_len: tuple[int, ...] = (5, 40), heads: int = 8, page_size: int = 16, dtype: torch.dtype = torch.bfloat16
 ) -> DecodeProblem:
-    """A problem of random numbers, the same ones each time. Pages stand in the table in reverse."""
+    """Returns a problem of random numbers, the same ones each time. Pages stand in the table in reverse."""
     generator = torch.Generator().manual_seed(5)
     per_request = max(1, -(-max(kv_len) // page_size))
     num_pages = per_request * len(kv_len)

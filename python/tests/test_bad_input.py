@@ -20,7 +20,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GP
 
 
 class Decode:
-    """A decode call with outputs, whose arguments may be spoiled."""
+    """Makes a decode call with outputs, whose arguments may be spoiled."""
 
     def __init__(self) -> None:
         self.problem = decode_problem()
@@ -35,7 +35,7 @@ class Decode:
         }
 
     def fails_with(self, kind: type[Exception], *words: str, **changed: Any) -> None:
-        """Every word stands in the message."""
+        """Checks that the call raises `kind` with every word in the message, and writes nothing."""
         with pytest.raises(kind) as caught:
             libmla.decode(**{**self.named, **changed})
         for word in words:
@@ -49,7 +49,7 @@ def decode() -> Decode:
 
 
 def freed(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor whose memory has been given back, as engines do with storages."""
+    """Returns a tensor whose memory has been given back, as engines do with storages."""
     tensor = tensor.clone()
     tensor.untyped_storage().resize_(0)
     return tensor
@@ -298,7 +298,7 @@ def test_frozen_caches() -> None:
 @pytest.mark.parametrize("field", ["q", "cache", "kv_len", "block_table", "out", "lse"])
 @pytest.mark.parametrize(("device", "word"), [(CUDA, "cuda:0"), ((2, 5), "cuda:5"), (VULKAN, "7:0")])
 def test_tensors_elsewhere(decode: Decode, field: str, device: tuple[int, int], word: str) -> None:
-    """One tensor on another device than the others. Nobody follows its pointer to find out."""
+    """One tensor is said to lie on another device than the others; nobody follows its pointer to find out."""
     decode.fails_with((ValueError, RuntimeError), "decode: ", word, **{field: on_device(decode.named[field], device)})
 
 

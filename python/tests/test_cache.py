@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""merge_states, the writers, gather and copy_pages against float64."""
+"""Tests merge_states, the writers, gather and copy_pages against float64."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_scales_of_the_writer():
 
 
 def rotated(x: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor, interleaved: bool) -> torch.Tensor:
-    """x [T, ..., d] turned by the angles of each token's position."""
+    """Returns x [T, ..., d] turned by the angles of each token's position."""
     half = x.shape[-1] // 2
     cos, sin = (part.double() for part in cos_sin[positions].split(half, -1))
     while cos.ndim < x.ndim:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line of the package: the C++ tool passed through, and the commands of its own."""
+"""Tests the command line of the package: the C++ tool passed through, and the commands of its own."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from processes import python, without_torch
 
 
 def run(*arguments: str, tool: Path | None = None, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-    """`python -m libmla`, with the tests' tool or another one."""
+    """Runs `python -m libmla`, with the tests' tool or another one."""
     return python("-m", "libmla", *arguments, stdin=stdin, LIBMLA_TOOL=os.fspath(tool or cli.tool()))
 
 
 def script(path: Path, lines: str) -> Path:
-    """A program that stands in for the tool."""
+    """Writes a program that stands in for the tool."""
     path.write_text(f"#!/bin/sh\n{lines}\n", encoding="utf-8")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return path
@@ -60,7 +60,7 @@ def test_a_signal_that_ends_the_tool_ends_the_command(tmp_path: Path) -> None:
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Children can be interrupted, although what a script starts in the background ignores it."""
+    """Lets children be interrupted, although what a script starts in the background ignores interrupts."""
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, handler)

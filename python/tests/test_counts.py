@@ -16,7 +16,7 @@ Call = Callable[[Any], Any]
 
 
 def example(case: str, argument: str) -> Call:
-    """A call that is right but for one argument."""
+    """Returns a call that is right but for one argument."""
     operation, args, named = calls()[case]
     return lambda value: getattr(libmla, operation)(*args, **{**named, argument: value})
 

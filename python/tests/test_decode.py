@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""decode against float64."""
+"""Tests decode against float64."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libmla.distributed: shares of tokens and heads, in one process."""
+"""Tests libmla.distributed in one process: shares of tokens and heads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHARES = [(1, 1), (2, 1), (3, 1), (4, 16), (2, 64), (5, 3)]
 
 @pytest.fixture
 def group_of_one(tmp_path):
-    """A process group with this process alone."""
+    """Makes a process group with this process alone."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
@@ -85,7 +85,7 @@ def test_one_rank(group_of_one, method):
 
 
 def test_the_new_tokens_are_the_last_ones(group_of_one):
-    """Without qo_indptr every request has as many; what is beyond a request's pages goes nowhere."""
+    """Without qo_indptr every request has as many new tokens; what is beyond a request's pages goes nowhere."""
     group = ContextParallel()
     batch = batches.paged([7, 2, 33], 4)
     mapping = group.slot_mapping(6, **batch.pages(), page_size=4)

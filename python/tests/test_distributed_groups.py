@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libmla.distributed with 1 to 4 processes: their results together are those of one process, and of float64."""
+"""Tests libmla.distributed with 1 to 4 processes: their results together are those of one process, and of float64."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def sinks() -> torch.Tensor:
 
 @functools.cache
 def state_cases(world_size: int) -> dict[str, States]:
-    """Partial results by themselves. One token has keys on no rank, others on some."""
+    """Returns cases of partial results by themselves; one token has keys on no rank, another not on all."""
     torch.manual_seed(7)
     cases = {}
     for method in METHODS:
@@ -109,13 +109,13 @@ def state_cases(world_size: int) -> dict[str, States]:
 
 @functools.cache
 def refused_cases(world_size: int) -> dict[str, RefusedStates]:
-    """25 heads, which only one rank or five could share."""
+    """Returns cases of 25 heads, which only one rank or five could share."""
     o, lse = torch.zeros(world_size, 1, 25, 8), torch.zeros(world_size, 1, 25)
     return {f"{method} 25 heads": RefusedStates(o, lse, None, {"method": method}) for method in METHODS}
 
 
 def whole_cache(c: Case) -> tuple[Any, torch.Tensor, batches.Paged]:
-    """What one process would have: the cache, the numbers that it means, and its pages."""
+    """Returns what one process would have: the cache, the numbers that it means, and its pages."""
     torch.manual_seed(8)
     batch = batches.paged(c.kv_len, c.page_size)
     if c.cache_format in ("bf16", "f16"):
@@ -175,7 +175,7 @@ def tree_mask(parents: list[int], each: int) -> torch.Tensor:
 
 
 class Ranks:
-    """The results of all processes."""
+    """Runs all processes and holds their results."""
 
     def __init__(self, folder: Path, device_type: str) -> None:
         self.device_type = device_type
@@ -187,11 +187,11 @@ class Ranks:
         self._results = [torch.load(folder / f"results{rank}.pt", weights_only=False) for rank in range(self.count)]
 
     def of(self, size: int, name: str) -> list[dict[str, Any]]:
-        """What the ranks of the group of that size computed, in their order."""
+        """Returns what the ranks of the group of that size computed, in their order."""
         return [self._results[rank][size, name] for rank in groups(self.count)[size]]
 
     def together(self, size: int, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """o and lse of all heads."""
+        """Returns o and lse of all heads."""
         results = self.of(size, name)
         assert [result["unowned"] for result in results] == [0] * size
         return torch.cat([result["o"] for result in results], 1), torch.cat([result["lse"] for result in results], 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which exception says what, and what contexts do."""
+"""Tests which exception says what, and what contexts do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from batches import ints
 
 @pytest.fixture
 def good():
-    """Arguments of decode that are right."""
+    """Returns arguments of decode that are right."""
     batch = batches.paged([5, 20], 16)
     return {
         "q": torch.randn(2, 4, 576).bfloat16(),
@@ -166,7 +166,7 @@ def test_explanations():
 
 
 def child(code: str, **environment: str) -> str:
-    """What a fresh process prints."""
+    """Returns what a fresh process prints."""
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, **environment},

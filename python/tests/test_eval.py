@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`libmla eval`: the arithmetic of its figures, what sparse attention reads, and that no combination goes unmentioned."""
+"""Tests `libmla eval`: the arithmetic of its figures, what sparse attention reads, and that all combinations appear."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def evaluate(folder: Path, text: Path, *arguments: object) -> int:
 
 
 def evaluated(folder: Path, text: Path, out: Path, *arguments: object) -> dict[str, Any]:
-    """The JSON document of an evaluation that exits with 0."""
+    """Returns the JSON document of an evaluation that exits with 0."""
     file = out / "eval.json"
     assert evaluate(folder, text, f"--json={file}", *arguments) == 0
     return json.loads(file.read_text(encoding="utf-8"))
 
 
 def test_bits_per_byte_are_the_entropy_of_the_text_under_the_model(folder: Path, book: Path, tmp_path: Path) -> None:
-    """Logits of the unpatched model, and all else once more in numpy: bytes, windows, log-softmax, sums."""
+    """The test takes the unpatched model's logits and does all else in numpy: bytes, windows, log-softmax, sums."""
     context, size = 100, 250
     data = book.read_bytes()[:size]
     windows = [data[at : at + context - 1] for at in range(0, size, context - 1)]
@@ -141,7 +141,7 @@ def test_the_exit_status_tells_whether_fp8_costs_too_much(
 
 
 class _Pairs:
-    """A tokenizer without a first token; a token is two characters."""
+    """Stands for a tokenizer without a first token, whose tokens are two characters."""
 
     def __call__(self, text: str) -> dict[str, list[int]]:
         return {"input_ids": [ord(text[at]) for at in range(0, len(text), 2)]}
@@ -173,7 +173,10 @@ def test_scores_of_a_head_are_the_first_scores() -> None:
 
 
 def query(heads: int = 3) -> tuple[LatentQuery, np.ndarray, list[np.ndarray]]:
-    """Two requests with 5 of 7 and 2 of 2 tokens as queries, in pages of 2, NaN wherever no token is."""
+    """Returns queries and the rows of their requests: 5 of 7 and 2 of 2 tokens of two requests are queries.
+
+    Pages have 2 tokens, and NaN stands wherever no token is.
+    """
     tables, kv_len, q_len = [[4, 0, 3, 6], [5]], [7, 2], [5, 2]
     rows = [torch.randn(length, 576).bfloat16() for length in kv_len]
     cache = torch.full((8, 2, 576), torch.nan).bfloat16()

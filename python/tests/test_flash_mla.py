@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libmla.flash_mla against float64, and its conventions: names, shapes, lse, rows without keys."""
+"""Tests libmla.flash_mla against float64, and its conventions: names, shapes, lse, rows without keys."""
 
 import inspect
 import math
@@ -28,7 +28,7 @@ class Expected:
 
 
 def attend(q, k, v, scale, visible=None, sink=None, empty_lse=INF) -> Expected:
-    """q [T, H, d], k [S, d], v [S, d_v], visible [T, S], sink [H]; in float64."""
+    """Computes attention in float64 of q [T, H, d] over k [S, d], v [S, d_v], with visible [T, S] and sink [H]."""
     scores = torch.einsum("thd,sd->ths", q.double(), k.double()) * scale
     if visible is not None:
         scores = scores.masked_fill(~visible[:, None, :], -INF)
@@ -48,12 +48,15 @@ def stack(rows: list[Expected]) -> Expected:
 
 
 def beside(groups: list[Expected]) -> Expected:
-    """Groups of heads, [T, H, ...] each."""
+    """Puts groups of heads, [T, H, ...] each, side by side."""
     return Expected(*(torch.cat([getattr(g, f) for g in groups], 1) for f in vars(groups[0])))
 
 
 def check(out, lse, expected: Expected) -> None:
-    """bf16 rounds the output, and the probabilities inside, by at most 2^-9 of a term each; 2^-7 leaves a factor 2."""
+    """Checks out and lse.
+
+    bf16 rounds the output, and the probabilities inside, by at most 2^-9 of a term each; 2^-7 leaves a factor 2.
+    """
     error = (out.double() - expected.out).abs()
     worst = (error - expected.magnitude * 2**-7).max().item()
     assert worst <= 1e-6, f"output off by {error.max().item():.3g}, {worst:.3g} over its bound"
@@ -68,7 +71,7 @@ def randn(*shape, seed=0, dtype=torch.bfloat16):
 
 
 def spread(tensor):
-    """The same values with gaps between the rows of every dimension."""
+    """Returns the same values with gaps between the rows of every dimension."""
     big = torch.full([n + 1 for n in tensor.shape[:-1]] + [tensor.shape[-1] + 64], 7, dtype=tensor.dtype)
     view = big[tuple(slice(0, n) for n in tensor.shape)]
     view.copy_(tensor)
@@ -128,7 +131,10 @@ def test_get_mla_metadata_takes_any_arguments():
 
 
 def dense_problem(lens, s_q, h_q, h_k, page_size, d_qk, dtype=torch.bfloat16):
-    """q, k_cache, block_table, cache_seqlens; NaN wherever no key is, nonsense in the table's unused entries."""
+    """Returns q, k_cache, block_table, cache_seqlens.
+
+    NaN stands wherever no key is, and nonsense in the table's unused entries.
+    """
     pages_each = max(1, math.ceil(max(lens) / page_size))
     num_pages = pages_each * len(lens)
     order = torch.randperm(num_pages, generator=torch.Generator().manual_seed(1), dtype=torch.int32)
@@ -205,7 +211,7 @@ def test_dense_decode_takes_a_scale_and_a_sink():
 
 
 def packed_cache(layout, num_pages, page_size, seed=5):
-    """(a cache of bytes with gaps between its pages, the bf16 rows it means [num_pages * page_size, d_qk])."""
+    """Returns (a cache of bytes with gaps between its pages, the bf16 rows it means [num_pages * page_size, d_qk])."""
     generator = torch.Generator().manual_seed(seed)
     channels, groups, d_qk = {"fp8_ds_mla": (512, 4, 576), "fp8_dsv4": (448, 7, 512)}[layout]
     shape = (num_pages, page_size)
@@ -237,13 +243,16 @@ def random_indices(b, s_q, topk, slots, seed):
 
 
 def named_by(indices, length, slots):
-    """How often each slot is named, as rows to gather: [n] slots of one query."""
+    """Returns [n]: the valid slots that one query names, as rows to gather, each as often as it is named."""
     indices = indices if length is None else indices[:length]
     return indices[(indices >= 0) & (indices < slots)].long()
 
 
 def sparse_expected(q, pools, scale, sink=None):
-    """pools: (rows [slots, d_qk], indices [b, s_q, topk], lengths [b], [b, s_q] or None) each."""
+    """Computes sparse attention over pools.
+
+    Each pool is (rows [slots, d_qk], indices [b, s_q, topk], lengths [b], [b, s_q] or None).
+    """
     b, s_q = q.shape[:2]
     queries = []
     for i in range(b):
@@ -571,7 +580,7 @@ def test_refusals(call, changes, error, message):
 
 
 def test_on_an_emulated_gpu():
-    """Host memory stands for an sm90's: planning, splitting and merging as on the GPU."""
+    """Host memory stands for that of an sm90, where planning, splitting and merging work as on the GPU."""
     program = """
 import torch
 from libmla import flash_mla

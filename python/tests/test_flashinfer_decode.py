@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions of libmla.flashinfer.mla that need no plan, against float64."""
+"""Tests the functions of libmla.flashinfer.mla that need no plan against float64."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_ranks_of_a_context_merge_to_the_whole():
 
 
 def slots_of(batch, q_len, topk):
-    """Random tokens of each request as slots, -1 among them."""
+    """Returns random tokens of each request as slots, -1 among them."""
     rows = []
     for b, n in enumerate(batch.kv_len):
         slots = torch.tensor(batch.slots(b) + [-1])
@@ -170,7 +170,7 @@ def slots_of(batch, q_len, topk):
 
 
 def sparse_wanted(q, pools, *, sink=None):
-    """q [T, H, d] over pools of (rows [N, d], slots [T, topk], lengths [T])."""
+    """Computes o and lse of q [T, H, d] over pools of (rows [N, d], slots [T, topk], lengths [T])."""
     o, lse = [], []
     for t in range(q.shape[0]):
         chosen = [

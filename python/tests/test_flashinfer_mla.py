@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libmla.flashinfer.mla.BatchMLAPagedAttentionWrapper against float64, and its conventions."""
+"""Tests libmla.flashinfer.mla.BatchMLAPagedAttentionWrapper against float64, and its conventions."""
 
 from __future__ import annotations
 

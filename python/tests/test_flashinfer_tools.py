@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libmla.flashinfer's prefill, merges, cache writers and index tools, against float64 or bit for bit."""
+"""Tests libmla.flashinfer's prefill, merges, cache writers and index tools, against float64 or bit for bit."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_prefill_refuses_with_a_reason():
 
 
 def merged(v, s):
-    """States [T, N, H, d], lse in base 2, in float64."""
+    """Merges states [T, N, H, d], with lse in base 2, in float64."""
     s = s.double()
     total = torch.logsumexp(s * LN2, 1) / LN2
     weights = torch.exp2(s - total[:, None]).nan_to_num(0.0)

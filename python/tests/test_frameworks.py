@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays of other frameworks: what goes in, what comes back, and whose memory it is."""
+"""Tests arrays of other frameworks: what goes in, what comes back, and whose memory it is."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def to_torch(array: Any) -> torch.Tensor:
 
 
 def change(value: Any, kind: type, convert: Callable[[Any], Any]) -> Any:
-    """`value` with all that is of a kind converted, in whatever it is nested."""
+    """Returns `value` with all that is of a kind converted, in whatever it is nested."""
     if isinstance(value, kind):
         return convert(value)
     if dataclasses.is_dataclass(value):
@@ -59,12 +59,12 @@ def change(value: Any, kind: type, convert: Callable[[Any], Any]) -> Any:
 
 
 def bits(value: Any) -> Any:
-    """Tensors as text of shape, type and bytes."""
+    """Replaces tensors by their shape, type and bytes, which can be compared."""
     return change(value, torch.Tensor, lambda x: (tuple(x.shape), x.dtype, x.contiguous().view(torch.uint8).tolist()))
 
 
 def run_torch(case: str) -> tuple[Any, Any]:
-    """The result of a case and its arguments afterwards."""
+    """Returns the result of a case and its arguments afterwards."""
     name, args, kwargs = change(CALLS[case], torch.Tensor, torch.clone)
     return getattr(libmla, name)(*args, **kwargs), (args, kwargs)
 
@@ -99,7 +99,7 @@ def test_jax_arrays_give_the_bits_of_torch_tensors(case: str) -> None:
 
 
 class Foreign:
-    """An array of a framework that speaks DLPack and the array API's name of its functions, and no more."""
+    """Stands for an array of a framework that speaks DLPack and the array API's ``__array_namespace__`` only."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array
@@ -119,7 +119,7 @@ class Foreign:
 
 
 class Bare(Foreign):
-    """One that only exports."""
+    """Stands for an array that only exports."""
 
     __array_namespace__ = None
 
@@ -251,7 +251,7 @@ def test_framework_of(value: Any, name: str) -> None:
 
 
 def test_numpy_alone_is_enough() -> None:
-    """Neither torch nor ml_dtypes nor JAX: numpy has no bf16 then."""
+    """libmla works without torch, ml_dtypes and JAX; numpy has no bf16 then."""
     script = """
 import sys
 for absent in ("torch", "ml_dtypes", "jax"):
@@ -273,7 +273,7 @@ except TypeError as error:
 
 
 class StandInForCupy(types.ModuleType):
-    """What libmla uses of CuPy, over host memory that is said to be a GPU's."""
+    """Has what libmla uses of CuPy, over host memory that is said to be a GPU's."""
 
     def __init__(self) -> None:
         super().__init__("cupy")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`libmla generate`: the text, where it goes, and what bad input gets."""
+"""Tests `libmla generate`: the text, where it goes, and what bad input gets."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_prompts_come_from_files_and_standard_input(
 
 
 class _Bytes:
-    """The part of a tokenizer that streams need: tokens are bytes, 256 and more are special."""
+    """Has the part of a tokenizer that streams need: tokens are bytes, 256 and more are special."""
 
     @staticmethod
     def decode(tokens: list[int], skip_special_tokens: bool) -> str:
@@ -143,7 +143,7 @@ def test_a_stream_shows_what_is_no_text_at_the_end() -> None:
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """The message of a refusal: one line, and nothing else."""
+    """Returns the message of a refusal, which is one line and nothing else."""
     try:
         status = generate(*arguments)
     except SystemExit as stopped:

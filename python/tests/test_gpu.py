@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors in the memory of a real GPU, without a framework that computes there: the driver alone, by ctypes."""
+"""Tests tensors in the memory of a real GPU without a framework that computes there, by the driver alone and ctypes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def driver(name: str, *arguments: Any) -> None:
 
 
 class _Exported(ctypes.Structure):
-    """DLManagedTensor of dlpack.h."""
+    """Lays out DLManagedTensor of dlpack.h."""
 
     _fields_ = [
         ("data", ctypes.c_void_p),
@@ -49,7 +49,7 @@ class _Exported(ctypes.Structure):
 
 
 class OnGpu:
-    """A copy of a numpy array in the memory of GPU 0. It is never freed, as tensors over it may live for long."""
+    """Holds a copy of a numpy array in the memory of GPU 0. It is never freed, as tensors over it may live for long."""
 
     def __init__(self, array: np.ndarray) -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
@@ -85,7 +85,7 @@ class OnGpu:
 
 @pytest.fixture
 def stream() -> Iterator[int]:
-    """A stream of our own on GPU 0, which libmla is told to use."""
+    """Makes a stream of our own on GPU 0, which libmla is told to use."""
     driver("cuInit", 0)
     context, handle = ctypes.c_void_p(), ctypes.c_void_p()
     driver("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The modules of the package import one another in one direction only.
+"""Tests that the modules of the package import one another in one direction only.
 
 Imports inside of functions count: they run, later, and hide a circle as long as nobody asks for it. Imports under
 TYPE_CHECKING do not: they never run, and an annotation may name whoever uses the module (an operation its Plan).
@@ -24,7 +24,7 @@ def modules_of(package: Path) -> dict[str, Path]:
 
 
 def imported(name: str, file: Path, modules: dict[str, Path]) -> set[str]:
-    """The modules of the package that a module imports."""
+    """Returns the modules of the package that a module imports."""
     package = name.split(".") if file.name == "__init__.py" else name.split(".")[:-1]
     found: set[str] = set()
 
@@ -47,7 +47,7 @@ def imported(name: str, file: Path, modules: dict[str, Path]) -> set[str]:
 
 
 def circle(modules: dict[str, Path]) -> list[str]:
-    """One circle of imports; empty: there is none."""
+    """Returns one circle of imports; empty: there is none."""
     graph = {name: imported(name, file, modules) for name, file in modules.items()}
     try:
         graphlib.TopologicalSorter(graph).prepare()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""block_table_to_csr and physical_slots against plain loops, and the sizes of formats."""
+"""Tests block_table_to_csr and physical_slots against plain loops, and the sizes of formats."""
 
 from __future__ import annotations
 

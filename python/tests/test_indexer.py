@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sparse-attention indexer against float64."""
+"""Tests the sparse-attention indexer against float64."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEADS = 4
 
 
 def unpacked(cache: torch.Tensor, page_size: int) -> torch.Tensor:
-    """Keys [slots, 128] of the indexer's pages: all keys of a page, then their scales."""
+    """Returns the keys [slots, 128] of the indexer's pages, which hold all keys of a page, then their scales."""
     keys = cache[:, : page_size * 128].reshape(-1, 128).contiguous().view(torch.float8_e4m3fn).double()
     scales = cache[:, page_size * 128 : page_size * 132].contiguous().view(torch.float32).reshape(-1, 1).double()
     return keys * scales
@@ -82,7 +82,7 @@ def test_logits(problem, causal):
 
 
 def chosen(logits: torch.Tensor, k: int) -> list[int]:
-    """The k best of a row, ascending; of equal ones the lower index wins."""
+    """Returns the k best of a row, ascending; of equal ones the lower index wins."""
     return sorted(sorted(range(len(logits)), key=lambda j: (-logits[j].item(), j))[:k])
 
 

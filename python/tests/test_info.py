@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libmla.info() and libmla.explain(): the same data as the tool's, and how they print."""
+"""Tests libmla.info() and libmla.explain(): the same data as the tool's, and how they print."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_printing_gives_rich_tables_without_colours_where_there_is_no_terminal()
 
 
 def words(text: str) -> list[str]:
-    """Without the lines of a table."""
+    """Returns the words of a text without the lines of a table."""
     return [word for word in text.split() if set(word) - set("-─")]
 
 

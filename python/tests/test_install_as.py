@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libmla.install_as and `python -m libmla.run_as`: the drop-ins under the peers' names."""
+"""Tests libmla.install_as and `python -m libmla.run_as`: the drop-ins under the peers' names."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 
 def run(*arguments, cwd=None):
-    """A process of its own, whose modules the test may change."""
+    """Runs a process of its own, whose modules the test may change."""
     command = [sys.executable, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd, check=False)
 

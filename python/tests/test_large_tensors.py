@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""More than 2^31 elements in a GPU's memory: what lies behind them is found, and what is not asked for is not read."""
+"""Tests more than 2^31 elements in a GPU's memory: what lies behind them is found, and nothing else is read."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def mostly_nan(*shape: int) -> torch.Tensor:
 
 @pytest.fixture
 def caches() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A large cache, numbers of five of its pages, and those pages alone."""
+    """Returns a large cache, the numbers of five of its pages, and those pages alone."""
     large, pages = mostly_nan(NUM_PAGES, PAGE_SIZE, 576), ints(NUM_PAGES - 1, 17, NUM_PAGES - 3, 40_000, NUM_PAGES - 7)
     small = noise(5, PAGE_SIZE, 576)
     large[pages.long()] = small

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls leave nothing behind: no memory, no references."""
+"""Tests that calls leave nothing behind: no memory, no references."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def resident_bytes() -> int:
 
 
 def growth(call: Callable[[], Any], times: int) -> int:
-    """Bytes by which the process grows over that many calls, after some to warm up."""
+    """Returns the bytes by which the process grows over that many calls, after some to warm up."""
     for _ in range(times // 20):
         call()
     gc.collect()
@@ -37,7 +37,7 @@ def growth(call: Callable[[], Any], times: int) -> int:
 
 
 class SmallDecode:
-    """The least that decode can do."""
+    """Makes the smallest decode call that there is."""
 
     def __init__(self) -> None:
         self.context = libmla.Context(num_threads=1)
@@ -48,13 +48,13 @@ class SmallDecode:
         self.out = torch.empty(1, 1, 512, dtype=torch.bfloat16)
 
     def references(self) -> list[int]:
-        """How often everything that a call is given is referred to."""
+        """Returns how often each thing that a call is given is referred to."""
         gc.collect()  # what other tests left behind refers to None too
         given = (self.q, self.cache, self.plan, self.context, self.out, *self.named.values(), None, True, libmla.decode)
         return [sys.getrefcount(value) for value in given]
 
     def forgotten_since(self, before: list[int]) -> int:
-        """References that were not given back."""
+        """Returns the most references to one thing that were not given back."""
         return max(after - earlier for earlier, after in zip(before, self.references()))
 
 

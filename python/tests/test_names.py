@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors call arguments by the names that the caller wrote, and none is converted on the way."""
+"""Tests that errors call arguments by the names that the caller wrote, and that none is converted on the way."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CPP_NAMES = re.compile(r"\b(o|pool|extra_pool|options|q_nope|out_kv|out_ckv|out_
 
 
 def parts_of(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor, Callable[[Any], Any]]]:
-    """The tensors of an argument, what they are called, and how one is put in another's place."""
+    """Yields the tensors of an argument, what they are called, and how one is put in another's place."""
     if isinstance(value, torch.Tensor):
         yield name, value, lambda other: other
     elif isinstance(value, tuple) and value and isinstance(value[0], torch.Tensor):
@@ -36,7 +36,7 @@ def parts_of(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor, Callabl
 
 
 def spoiled(dtypes: tuple[torch.dtype, ...] = ()) -> Iterator[Any]:
-    """Every tensor, of these types, of every example."""
+    """Yields every tensor, of these types, of every example."""
     for case, (operation, args, named) in calls().items():
         function = getattr(libmla, operation)
         bound = inspect.signature(function).bind(*args, **named).arguments
@@ -217,7 +217,7 @@ def test_names_end_with_the_call() -> None:
 
 
 def test_doc_comments_say_integer_types() -> None:
-    """Of every argument whose examples are tensors of integers."""
+    """The type of every argument whose examples are tensors of integers stands in its operation's doc comment."""
     for operation, args, named in calls().values():
         function = getattr(libmla, operation)
         for argument, value in inspect.signature(function).bind(*args, **named).arguments.items():

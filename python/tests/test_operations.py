@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arguments of the operations against what the library says of its fields: nothing is ordered by hand."""
+"""Tests the arguments of the operations against what the library says of its fields: nothing is ordered by hand."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_an_unknown_operation_has_no_arguments() -> None:
 
 
 def declared(parameters: str, *outputs: Output) -> Operation:
-    """top_k, declared with other parameters."""
+    """Returns top_k, declared with other parameters."""
     words: dict[str, Any] = {}
     exec(f"def top_k({parameters}): ...", words)  # noqa: S102
     return Operation(words["top_k"], outputs, "")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans: made once, run often, planned again."""
+"""Tests plans: they are made once, run often, and planned again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def decode_problem():
 
 
 def calls():
-    """An operation, with arguments by position and by name."""
+    """Returns, for each operation, its arguments by position and by name."""
     batch = batches.paged([40, 100], 16)
     q, cache = torch.randn(4, 3, 576).bfloat16(), batches.random_cache(batch)
     k, v = torch.randn(30, 3, 576).bfloat16(), torch.randn(30, 3, 128).bfloat16()
@@ -77,7 +77,7 @@ def test_planning_again(decode_problem):
 
 
 def test_a_workspace_grows_with_batches(decode_problem):
-    """The plan's own does, so that a step cannot fail because requests have come; the caller's does not."""
+    """A plan's own workspace grows, so that a step cannot fail because requests have come; the caller's does not."""
     q, cache, named = decode_problem
     fewer = {**named, **{name: value[:2] for name, value in named.items() if name in ("kv_len", "block_table")}}
     plan = libmla.Plan.decode(q[:2], cache, **fewer)

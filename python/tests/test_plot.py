@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`libmla plot`: what the figures show, how they read, and what bad input gets."""
+"""Tests `libmla plot`: what the figures show, how they read, and what bad input gets."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def run_of(*made: dict[str, Any], name: str = "run", **changes: Any) -> results.
 
 
 def drawn(function: Any, *arguments: Any) -> drawing.Drawing:
-    """The only figure of a kind."""
+    """Returns the only figure of a kind."""
     with drawing.style():
         (only,) = function(*arguments)
     return only
 
 
 def texts(figure: Any) -> list[str]:
-    """Everything that is written in a figure, as a reader sees it."""
+    """Returns everything that is written in a figure, as a reader sees it."""
     FigureCanvasAgg(figure).draw()  # ticks get their texts
     found = figure.findobj(matplotlib.text.Text)
     return [" ".join(artist.get_text().split()) for artist in found if artist.get_text().strip()]
@@ -363,7 +363,7 @@ def test_close_labels_are_spread_and_keep_their_order() -> None:
 
 
 def _seen(color: str, kind: str) -> tuple[float, float, float]:
-    """CIE Lab of a colour as people with a colour blindness see it (Machado and others 2009, severity 1)."""
+    """Returns CIE Lab of a colour as people with a colour blindness see it (Machado and others 2009, severity 1)."""
     import numpy as np
 
     sight = {

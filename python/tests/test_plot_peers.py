@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`libmla plot` of readings beside peers, and the chart of README.md."""
+"""Tests `libmla plot` of readings beside peers, and the chart of README.md."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_kind_that_a_file_does_not_have_is_named(tmp_path: Path, capsys: pytes
 
 
 def chart_of_readme() -> tuple[str, str, str]:
-    """Its files for dark and light pages, and what stands in their place for who cannot see them."""
+    """Returns the chart's files for dark and light pages, and the text that stands for them where they are not seen."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     (found,) = re.findall(
         r'<source media="\(prefers-color-scheme: dark\)" srcset="([^"]+)">\s*<img src="([^"]+)" alt="([^"]+)"', text

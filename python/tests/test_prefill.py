@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""prefill against float64."""
+"""Tests prefill against float64."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SM_SCALE = 192**-0.5
 
 
 def right(q, k, v, qo, kv, *, causal=True, window_left=-1, slopes=None, sink=None, soft_cap=0.0):
-    """o and lse; qo and kv are the first query and key of each request, and the ends."""
+    """Computes o and lse; qo and kv are the first query and key of each request, and the ends."""
     o = torch.zeros(*q.shape[:2], v.shape[-1]).double()
     lse = torch.full(q.shape[:2], -math.inf).double()
     for b in range(len(qo) - 1):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples of docs/python.md run, in order, and compute what they seem to."""
+"""Tests that the examples of docs/python.md run, in order, and compute what they seem to."""
 
 from __future__ import annotations
 

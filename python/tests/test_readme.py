@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python example of README.md does what it says."""
+"""Tests that the Python example of README.md does what it says."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`libmla report`: the page is whole by itself, says what was measured, and works in a browser."""
+"""Tests `libmla report`: the page is whole by itself, says what was measured, and works in a browser."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from libmla._bench import results
 
 
 class Page(HTMLParser):
-    """What a page refers to, its ids, and the cells of its tables of results."""
+    """Collects what a page refers to, its ids, and the cells of its tables of results."""
 
     VOID = ("meta", "link", "input", "br")
 
@@ -203,7 +203,7 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Browser:
 
 
 def with_script(page: str, script: str, path: Path) -> Path:
-    """The page with a script at its end that writes what it returns into the page."""
+    """Writes the page with a script at its end that writes what it returns into the page."""
     call = f"document.body.dataset.found = JSON.stringify((() => {{ {script} }})());"
     path.write_text(page.replace("</body>", f"<script>{call}</script></body>"), encoding="utf-8")
     return path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Caches whose scales are powers of two, and caches whose scales are any numbers."""
+"""Tests caches whose scales are powers of two, and caches whose scales are any numbers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def scales(cache: libmla.KvCache) -> torch.Tensor:
 
 
 def rows() -> torch.Tensor:
-    """Of many magnitudes, some of them below 1e-4, some groups zero."""
+    """Returns rows of many magnitudes, some of them below 1e-4, and one group zero."""
     generator = torch.Generator().manual_seed(3)
     made = torch.randn(PAGES * PAGE, 576, generator=generator)
     made[:, :512] *= torch.exp2(torch.randint(-30, 12, (PAGES * PAGE, 4), generator=generator)).repeat_interleave(
@@ -90,7 +90,7 @@ def test_copies_between_both_kinds(
 
 @pytest.mark.parametrize("options", CONTEXTS)
 def test_scales_that_writers_choose(options: dict[str, str]) -> None:
-    """Powers of two know a smallest magnitude, 1e-4; any numbers do not: amax / 448."""
+    """Scales that are powers of two take magnitudes as at least 1e-4; scales that are any numbers are amax / 448."""
     context = libmla.Context(2, **options)
     amax = rows()[:, :512].double().abs().unflatten(1, (4, GROUP)).amax(2)
     chosen = scales(filled("fp8_ds_mla", False, rows(), context)).reshape(-1, 4)

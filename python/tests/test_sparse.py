@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""decode_sparse and prefill_sparse against float64."""
+"""Tests decode_sparse and prefill_sparse against float64."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SM_SCALE = 192**-0.5
 
 
 def right(q, pools, d_v, *, sink=None, soft_cap=0.0):
-    """o, the largest score and lse over pools of (rows [S, d], indices [T, topk], lengths [T] or None)."""
+    """Computes o, the largest score and lse over pools of (rows [S, d], indices [T, topk], lengths [T] or None)."""
     o = torch.zeros(*q.shape[:2], d_v).double()
     lse, largest = (torch.full(q.shape[:2], -math.inf).double() for _ in range(2))
     for t in range(q.shape[0]):
@@ -34,7 +34,7 @@ def right(q, pools, d_v, *, sink=None, soft_cap=0.0):
 
 
 def indices_of(batch, num_queries, topk):
-    """Slots of tokens in any order, holes, and what is beyond the pool; the last query has none at all."""
+    """Returns slots of tokens in any order, holes, and what is beyond the pool; the last query has none at all."""
     slots = torch.tensor(batch.all_slots())
     indices = slots[torch.randint(len(slots), (num_queries, topk))].int()
     indices[torch.rand(num_queries, topk) < 0.2] = -1

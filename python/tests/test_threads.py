@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads of Python: none waits for another's kernel, and each gets its own results."""
+"""Tests threads of Python: none waits for another's kernel, and each gets its own results."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_interpreter_is_free_while_a_kernel_runs() -> None:
 
 
 def run_many(index: int, context: libmla.Context | None, plan: libmla.Plan | None = None) -> bool:
-    """Whether all results are right. Every thread has a problem of its own, unless a plan says which."""
+    """Returns whether all results are right. Every thread has a problem of its own, unless a plan says which."""
     problem = decode_problem((5, 40) if plan is not None else (index + 1, 40 - index))
     problem.q = problem.q * (index + 1) / THREADS
     out, lse = torch.empty(2, 8, 512, dtype=torch.bfloat16), torch.empty(2, 8)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The example's language model: the rule that holds files out, its tokenizer, its training, and what it learned."""
+"""Tests the example's language model: the rule that holds files out, its tokenizer, training, and what it learned."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 @pytest.fixture(scope="module")
 def example() -> Iterator[None]:
-    """The example's scripts can be imported."""
+    """Lets the example's scripts be imported."""
     sys.path.insert(0, str(EXAMPLE))
     yield
     sys.path.remove(str(EXAMPLE))
@@ -32,7 +32,7 @@ def example() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def train(example: None) -> ModuleType:
-    """The training script, as a module."""
+    """Returns the training script, as a module."""
     import train
 
     return train
@@ -181,14 +181,14 @@ def test_the_model_has_the_shape_of_the_large_ones_and_is_small() -> None:
 
 @pytest.fixture(scope="module")
 def held_out() -> measure.Sample:
-    """Text of this Python's own library that the model has not seen."""
+    """Returns text of this Python's own library that the model has not seen."""
     texts = (text for _, text in corpus.documents(corpus.standard_library(), "held-out"))
     return measure.sample(texts, AutoTokenizer.from_pretrained(EXAMPLE), 768, 5000)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_fp8_caches_cost_less_than_half_a_percent(held_out: measure.Sample, device: str) -> None:
-    """For fp8 with one scale, whose rotary keys are e4m3 too, see docs/accuracy.md: this small model minds that."""
+    """For fp8 with one scale see docs/accuracy.md: its rotary keys are e4m3 too, which this small model minds."""
     model = AutoModelForCausalLM.from_pretrained(EXAMPLE).to(device).eval()
 
     def bits(cache: str) -> float:
@@ -203,7 +203,7 @@ def test_fp8_caches_cost_less_than_half_a_percent(held_out: measure.Sample, devi
 
 
 def test_what_fp8_costs_is_the_rounding_of_rotary_keys(example: None, held_out: measure.Sample) -> None:
-    """What docs/accuracy.md explains fp8's loss with, in the float32 model without libmla."""
+    """The float32 model without libmla shows what docs/accuracy.md explains fp8's loss with."""
     import sensitivity
 
     model = AutoModelForCausalLM.from_pretrained(EXAMPLE, dtype=torch.float32).eval()

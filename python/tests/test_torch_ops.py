@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libmla under torch.compile and torch.export."""
+"""Tests libmla under torch.compile and torch.export."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def compiled(function: Callable[..., Any], backend: str = "aot_eager", dynamic: 
 
 
 def run(case: str, named: dict[str, Any] | None = None, through: Callable[..., Any] | None = None) -> tuple[Any, Any]:
-    """The result of a case, and all of its arguments as they are afterwards."""
+    """Returns the result of a case, and all of its arguments as they are afterwards."""
     name, args, kwargs = copy.deepcopy((CALLS[case][0], CALLS[case][1], {**CALLS[case][2], **(named or {})}))
     call = getattr(libmla, name)
     through = through or (lambda function: function)
@@ -49,7 +49,7 @@ def run(case: str, named: dict[str, Any] | None = None, through: Callable[..., A
 
 
 def assert_same(a: Any, b: Any) -> None:
-    """Equal bit for bit, in whatever they are nested."""
+    """Checks that tensors are equal bit for bit, in whatever they are nested."""
     if dataclasses.is_dataclass(a):
         a, b = [[getattr(x, field.name) for field in dataclasses.fields(x)] for x in (a, b)]
     if isinstance(a, dict):
@@ -131,7 +131,7 @@ def test_eager_calls_do_not_take_the_long_way(monkeypatch: pytest.MonkeyPatch) -
 
 
 def with_outputs(case: str) -> dict[str, torch.Tensor]:
-    """Outputs for a case to write into, filled with what must not stay."""
+    """Returns outputs for a case to write into, filled with what must not stay."""
     outputs = {
         "decode": {"out": torch.empty(3, 4, 512, dtype=torch.bfloat16), "lse": torch.empty(3, 4)},
         "merge_states": {"out": torch.empty(3, 4, 512)},
@@ -214,7 +214,7 @@ def test_one_compilation_serves_every_batch_size() -> None:
 
 
 class Layer(torch.nn.Module):
-    """Attention behind a projection."""
+    """Computes attention as a module."""
 
     def __init__(self, arguments: dict[str, Any] | None = None) -> None:
         super().__init__()

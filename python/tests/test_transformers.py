@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Patched models of every architecture with latent attention compute what the unpatched ones do."""
+"""Tests that patched models of every architecture with latent attention compute what the unpatched ones do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INDEXED = {"deepseek_v32", "glm_moe_dsa", "axk2", "hy_v4", "dots3_note", "glm5_n
 
 
 def conversation(model: Any, parts: list[torch.Tensor], mask: torch.Tensor, **named: Any) -> list[torch.Tensor]:
-    """The logits of all real tokens of each part, one forward after the other."""
+    """Returns the logits of all real tokens of each part, one forward after the other."""
     cache, start, logits = None, 0, []
     for part in parts:
         end = start + part.shape[1]
@@ -36,7 +36,10 @@ def conversation(model: Any, parts: list[torch.Tensor], mask: torch.Tensor, **na
 
 
 def padded(device: str) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Three requests, one of them padded on the left: a prompt, three tokens, one token."""
+    """Returns the parts and the mask of three requests, one of them padded on the left.
+
+    The parts are a prompt, three tokens and one token.
+    """
     parts = [tokens(3, 23, device), tokens(3, 3, device), tokens(3, 1, device)]
     mask = torch.ones(3, 27, dtype=torch.long, device=device)
     mask[1, :9] = 0
@@ -101,7 +104,7 @@ ROUNDED: dict[str, Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, to
 
 @pytest.mark.parametrize("cache_format", ROUNDED)
 def test_formats(cache_format: str) -> None:
-    """Beside what the format does to rows, decode with queries of f32 is exact on CPUs."""
+    """Apart from what the format does to rows, decode with queries of f32 is exact on CPUs."""
     model = tiny_model("deepseek_v3")
     parts, mask = padded("cpu")
     exact = conversation(model, parts, mask)
@@ -195,7 +198,7 @@ def test_a_copy_of_a_patched_model() -> None:
 
 
 def test_projections_that_are_no_linear_layers() -> None:
-    """Quantized and adapted ones are multiplied out."""
+    """Projections that are quantized or adapted are multiplied out."""
 
     class Doubled(torch.nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The paged latent cache: pages, forks, crops, and what does not fit."""
+"""Tests the paged latent cache: pages, forks, crops, and what does not fit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tiny_models import error, installed, one_thread, poisoned_pages, tiny_model
 
 
 def patched(name: str = "deepseek_v3", **arguments: Any) -> Any:
-    """Attends everything from the cache, so that what is wrong with it shows."""
+    """Returns a model that attends everything from the cache, so that what is wrong with the cache shows."""
     return patch(tiny_model(name), absorb="always", page_size=4, **arguments)
 
 
@@ -30,7 +30,7 @@ def used(cache: LatentCache) -> int:
 
 
 def fresh(model: Any, ids: torch.Tensor, last: int, mask: torch.Tensor | None = None) -> torch.Tensor:
-    """The logits of the last tokens, without anything that was cached before."""
+    """Returns the logits of the last tokens, without anything that was cached before."""
     return model(ids, attention_mask=mask).logits[:, -last:]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``generate`` of patched models: what it writes is what the unpatched model would write."""
+"""Tests ``generate`` of patched models: what it writes is what the unpatched model would write."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tiny_models import DEVICES, installed, one_thread, poisoned_pages, tiny_mod
 
 
 def prompts(device: str, batch: int = 3) -> dict[str, torch.Tensor]:
-    """A batch of prompts of different lengths."""
+    """Returns a batch of prompts of different lengths."""
     ids = tokens(batch, 17, device)
     mask = torch.ones_like(ids)
     for request in range(1, batch):
@@ -25,9 +25,9 @@ def prompts(device: str, batch: int = 3) -> dict[str, torch.Tensor]:
 
 
 def check_greedy(model: Any, inputs: dict[str, torch.Tensor], output: torch.Tensor) -> None:
-    """Every token that was written has the unpatched model's largest logit behind what precedes it.
+    """Checks that every token that was written has the unpatched model's largest logit behind what precedes it.
 
-    Or one as large, but for what rounding of rows to bf16 does to logits.
+    A logit as large, but for what rounding of rows to bf16 does to logits, will do too.
     """
     start = inputs["input_ids"].shape[1]
     assert torch.equal(output[:, :start], inputs["input_ids"]) and output.shape[1] > start
@@ -90,7 +90,7 @@ def test_beams(name: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v32"])
 def test_assisted(name: str, device: str) -> None:
-    """Drafts of an assistant: several queries a step, and rejected tokens that are cropped."""
+    """Drafts of an assistant make several queries a step, and rejected tokens are cropped."""
     model, assistant = tiny_model(name, device=device), tiny_model("deepseek_v3", device=device, num_hidden_layers=1)
     inputs = prompts(device, 1)
     patch(model, page_size=4), patch(assistant, page_size=4)

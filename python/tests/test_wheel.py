@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wheel, made of what the build has compiled, in an environment with nothing but its dependency and numpy."""
+"""Tests the wheel, made of what the build has compiled, in an environment with nothing but its dependency and numpy."""
 
 from __future__ import annotations
 

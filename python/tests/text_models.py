@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small model with latent attention and random weights, as a folder that the commands read."""
+"""Writes a small model with latent attention and random weights, as a folder that the commands read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ BOS, EOS, PAD = 256, 257, 258
 
 
 def write_model(folder: Path, seed: int = 5) -> Path:
-    """Two layers, three heads, bytes as tokens. Weights are large, so that attention is far from uniform."""
+    """Writes a model of two layers and three heads, with bytes as tokens.
+
+    Weights are large, so that attention is far from uniform.
+    """
     config = DeepseekV3Config(
         vocab_size=264,
         hidden_size=64,
@@ -47,7 +50,7 @@ def write_model(folder: Path, seed: int = 5) -> Path:
 
 
 def write_tokenizer(folder: Path) -> None:
-    """The example's."""
+    """Writes the example's tokenizer."""
     sys.path.insert(0, str(EXAMPLE))
     try:
         from byte_tokenizer import write

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small models of every architecture of transformers that has latent attention, with random weights."""
+"""Makes small models of every architecture of transformers that has latent attention, with random weights."""
 
 from __future__ import annotations
 
@@ -149,18 +149,18 @@ _VISION = {
 
 
 def installed() -> list[str]:
-    """The architectures that the installed transformers has."""
+    """Returns the architectures that the installed transformers has."""
     return [name for name, (prefix, _) in ARCHITECTURES.items() if hasattr(transformers, f"{prefix}Config")]
 
 
 def tiny_model(name: str, dtype: torch.dtype = torch.float32, device: str = "cpu", **changes: Any) -> PreTrainedModel:
-    """A model in whose logits attention has a large share.
+    """Makes a model in whose logits attention has a large share.
 
     Args:
-        name: of :data:`ARCHITECTURES`.
+        name: one of :data:`ARCHITECTURES`.
         dtype: type of the weights.
-        device: where they are.
-        changes: to the config.
+        device: where the weights are.
+        changes: fields of the config that differ.
     """
     prefix, own = ARCHITECTURES[name]
     fields = {**_SHAPE, **own, **changes}
@@ -185,19 +185,19 @@ def tiny_model(name: str, dtype: torch.dtype = torch.float32, device: str = "cpu
 
 
 def tokens(batch: int, length: int, device: str = "cpu") -> torch.Tensor:
-    """Random ones [batch, length]; none is padding."""
+    """Returns random tokens [batch, length]; none is padding."""
     return torch.randint(2, VOCABULARY, (batch, length)).to(device)
 
 
 def error(got: torch.Tensor, expected: torch.Tensor) -> float:
-    """||got - expected|| / ||expected||."""
+    """Returns ||got - expected|| / ||expected||."""
     assert got.shape == expected.shape
     return float((got.double() - expected.double()).norm() / expected.double().norm())
 
 
 @pytest.fixture(autouse=True)
 def poisoned_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of a cache that nobody has written are NaN, in every format."""
+    """Makes the rows of a cache that nobody has written NaN, in every format."""
     reserve = Pool.reserve
 
     def poison(pool: Pool, num_pages: int) -> None:
@@ -210,7 +210,7 @@ def poisoned_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """More cost time where everything is small."""
+    """Computes with one thread: more cost time where everything is small."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

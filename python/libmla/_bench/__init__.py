@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `libmla plot` and `libmla report` share."""
+"""Holds what `libmla plot` and `libmla report` share."""

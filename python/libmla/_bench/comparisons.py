@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures that compare the same cases: on each backend of one run, and in two runs."""
+"""Draws figures that compare the same cases: on each backend of one run, and in two runs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _ROW_LIMIT = 60  # cases of one figure
 
 
 def backends(run: BenchRun) -> list[Drawing]:
-    """The time of every case that ran on two backends. Raises ResultsError if none did."""
+    """Draws the time of every case that ran on two backends. Raises ResultsError if none did."""
     if not run.measured:
         raise ResultsError(EMULATED)
     keys = [key for key in CASE_KEYS if key not in ("device", "backend")]
@@ -116,7 +116,8 @@ def _cut(cases: Sequence[Any], total: int) -> str:
 
 
 def _matched(before: BenchRun, after: BenchRun) -> list[tuple[Result, Result]]:
-    """The cases that both have: on the same backend; if there are none, whatever the backend, device and threads."""
+    """Returns pairs of the cases that both runs have: on the same backend; if there are none, whatever the backend,
+    device and threads."""
     for apart in ((), ("backend", "device", "threads")):
         keys = [key for key in CASE_KEYS if key not in apart]
         theirs = groups(before.measured, keys)
@@ -134,12 +135,13 @@ def speed_up(before: Result, after: Result) -> float:
 
 
 def certain(before: Result, after: Result) -> bool:
-    """Whether the runs' times differ beyond their spread: the ranges from p10 to p90 do not meet."""
+    """Returns whether the runs' times differ beyond their spread: the ranges from p10 to p90 do not meet."""
     return before["p10_us"] > after["p90_us"] or after["p10_us"] > before["p90_us"]
 
 
 def runs(before: BenchRun, after: BenchRun) -> list[Drawing]:
-    """How much faster each case is in `after`, and the shares in both. Raises ResultsError without a common case."""
+    """Draws how much faster each case is in `after`, and the shares in both. Raises ResultsError without a common
+    case."""
     if not before.measured or not after.measured:
         raise ResultsError(EMULATED)
     pairs = _matched(before, after)

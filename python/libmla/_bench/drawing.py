@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the plots look: colours, axes with plain tick labels, and labels beside what they name.
+"""Defines how the plots look: colours, axes with plain tick labels, and labels beside what they name.
 
 Figures are made without pyplot, so that drawing neither opens windows nor keeps state. A `Drawing` is one figure with
 what a reader or a program wants to know about it; `svg()` gives it as text for a page, with colours that follow the
@@ -73,7 +73,8 @@ class MissingMatplotlib(RuntimeError):
 
 @contextmanager
 def style() -> Iterator[None]:
-    """matplotlib with this module's look, and as it was afterwards. Raises MissingMatplotlib."""
+    """Gives matplotlib this module's look within the context, and its former look afterwards. Raises
+    MissingMatplotlib."""
     try:
         import matplotlib
     except ImportError:
@@ -84,7 +85,7 @@ def style() -> Iterator[None]:
 
 @dataclass
 class Drawing:
-    """One figure: `name` is the file's name without ending, `summary` says in a sentence what it shows."""
+    """Holds one figure: `name` is the file's name without ending, `summary` says in a sentence what it shows."""
 
     name: str
     title: str
@@ -103,7 +104,7 @@ class Drawing:
             self.figure.savefig(path, bbox_inches="tight", pad_inches=0.2, **options)
 
     def save_dark(self, path: str) -> None:
-        """As SVG, in the colours of the report's dark page."""
+        """Writes the figure as SVG, in the colours of the report's dark page."""
         colors = dark_colors()
         self.save(path)
         text = Path(path).read_text(encoding="utf-8")
@@ -111,7 +112,8 @@ class Drawing:
         Path(path).write_text(text, encoding="utf-8")
 
     def svg(self) -> str:
-        """The figure as an <svg> element: text as text, theme colours as CSS variables, tooltips on its marks."""
+        """Returns the figure as an <svg> element: text as text, theme colours as CSS variables, tooltips on its
+        marks."""
         buffer = io.StringIO()
         with style():
             import matplotlib
@@ -142,7 +144,7 @@ class Drawing:
 
 
 def dark_colors() -> dict[str, str]:
-    """What report.css makes of this module's colours on a dark page."""
+    """Returns what report.css makes of this module's colours on a dark page."""
     css = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
     dark = css[css.index("prefers-color-scheme: dark") :]
     values = {name: value for name, value in re.findall(r"(--[\w-]+): (#[0-9a-f]{6})", dark)}
@@ -156,8 +158,8 @@ def _themed(color: str) -> str:
 def new_axes(
     width: float, height: float, title: str, notes: Sequence[str], note_width: float = 0, lift: float = 0
 ) -> tuple[Figure, Axes]:
-    """One pair of axes of so many inches under a title and lines of remarks; labels may stand beside it. `lift` is
-    room in points between axes and remarks."""
+    """Makes one pair of axes, `width` by `height` inches, under a title and lines of remarks; labels may stand beside
+    it. `lift` is additional room, in points, between axes and remarks."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height))
@@ -175,7 +177,8 @@ def new_axes(
 
 
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Positions at least `gap` apart and as near to the wanted ones as can be, inside [low, high] if they fit."""
+    """Returns positions at least `gap` apart and as near to the wanted ones as can be, inside [low, high] if they
+    fit."""
     order = sorted(range(len(wanted)), key=lambda i: wanted[i])
     # Without the gaps the positions only must not fall: neighbours that would are pooled at their mean.
     pools: list[tuple[float, int]] = []
@@ -195,7 +198,7 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
 
 @dataclass(frozen=True)
 class EndLabel:
-    """A label in the right margin, tied to a point by a thin line."""
+    """Describes a label in the right margin, tied to a point by a thin line."""
 
     x: float
     y: float
@@ -204,7 +207,7 @@ class EndLabel:
 
 
 def end_labels(axes: Axes, labels: Sequence[EndLabel]) -> None:
-    """Draws them so that none covers another. The limits of the axes must be final."""
+    """Draws labels so that none covers another. The limits of the axes must be final."""
     box = axes.get_window_extent()
     points_per_pixel = 72 / axes.figure.dpi
     height = box.height * points_per_pixel
@@ -221,7 +224,7 @@ def end_labels(axes: Axes, labels: Sequence[EndLabel]) -> None:
 
 
 def along_line(axes: Axes, start: tuple[float, float], end: tuple[float, float], text: str) -> None:
-    """A text upon a straight line, in the line's direction. The limits of the axes must be final."""
+    """Writes a text upon a straight line, in the line's direction. The limits of the axes must be final."""
     (x0, y0), (x1, y1) = axes.transData.transform(start), axes.transData.transform(end)
     axes.annotate(
         text, start, xytext=(-4 * math.sin(math.atan2(y1 - y0, x1 - x0)), 4), textcoords="offset points",
@@ -233,7 +236,7 @@ _STEPS = ((1,), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5,
 
 
 def ticks_between(low: float, high: float, base: float = 10) -> list[float]:
-    """Round numbers inside [low, high]: at least three, if they need not be closer than a tenth."""
+    """Returns round numbers inside [low, high]: at least three, if they need not be closer than a tenth."""
     ticks: list[float] = []
     powers = range(math.floor(math.log(low, base)), math.ceil(math.log(high, base)) + 1)
     for steps in _STEPS if base == 10 else _STEPS[:1]:
@@ -244,7 +247,7 @@ def ticks_between(low: float, high: float, base: float = 10) -> list[float]:
 
 
 def log_axis(axis: Any, ticks: Sequence[Any], text: Callable[[Any], str]) -> None:
-    """Ticks only where they are named, with plain text."""
+    """Puts ticks only where they are named, with plain text."""
     from matplotlib.ticker import FixedFormatter, FixedLocator, NullFormatter, NullLocator
 
     axis.set_major_locator(FixedLocator(list(ticks)))
@@ -254,7 +257,8 @@ def log_axis(axis: Any, ticks: Sequence[Any], text: Callable[[Any], str]) -> Non
 
 
 def look(index: int) -> dict[str, Any]:
-    """Colour, marker and its size of a series: colours come around before markers repeat with the same colour."""
+    """Returns the colour, the marker and its size of a series: colours come around before markers repeat with the same
+    colour."""
     turn = index // len(SERIES)
     marker = MARKERS[(index + turn) % len(MARKERS)]
     # The crosses have less area than the others.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of one run under its ceilings: the roofline, and the share of the ceiling by length."""
+"""Draws figures of one run under its ceilings: the roofline, and the share of the ceiling by length."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _SERIES_LIMIT = 14  # lines or colours that a reader still tells apart in one fi
 
 
 def _peaks(run: BenchRun, device: str, results: Sequence[Result]) -> list[tuple[str, float]]:
-    """Arithmetic ceilings that bound these results: name and GFLOP/s."""
+    """Returns the arithmetic ceilings that bound these results: name and GFLOP/s of each."""
     if device != "cpu":
         gpu = run.gpu_ceilings(device) or {}
         found = [("bf16 mma.sync peak", gpu.get("mma_bf16_gflops")), ("bf16 wgmma peak", gpu.get("wgmma_bf16_gflops"))]
@@ -70,7 +70,7 @@ def _peaks(run: BenchRun, device: str, results: Sequence[Result]) -> list[tuple[
 
 
 def _slopes(run: BenchRun, device: str) -> list[tuple[str, float]]:
-    """Bandwidths: name and GB/s."""
+    """Returns the measured bandwidths: name and GB/s of each."""
     if device != "cpu":
         found = [("memory read", (run.gpu_ceilings(device) or {}).get("read_gbps"))]
     else:
@@ -79,7 +79,7 @@ def _slopes(run: BenchRun, device: str) -> list[tuple[str, float]]:
 
 
 def _draw_roofs(axes: Any, peaks: Sequence[tuple[str, float]], slopes: Sequence[tuple[str, float]], unit: str) -> None:
-    """The lines that bound every mark, named along themselves. The limits of the axes must be final."""
+    """Draws the lines that bound every mark, named along themselves. The limits of the axes must be final."""
     low, high = axes.get_xlim()
     bottom = axes.get_ylim()[0]
     scale = 1e-3 if unit == "TFLOP/s" else 1.0
@@ -101,7 +101,7 @@ def _draw_roofs(axes: Any, peaks: Sequence[tuple[str, float]], slopes: Sequence[
 
 
 def roofline(run: BenchRun) -> list[Drawing]:
-    """One figure for each device. Raises ResultsError if no result has arithmetic and ceilings."""
+    """Draws one figure for each device. Raises ResultsError if no result has arithmetic and ceilings."""
     if not run.measured:
         raise ResultsError(EMULATED)
     drawings = []
@@ -173,7 +173,8 @@ def _roofline(run: BenchRun, device: str, results: Sequence[Result], left_out: i
 
 
 def _split(results: Sequence[Result], length: str) -> list[tuple[list[str], list[Result]]]:
-    """Parts with few enough lines for one figure, each with the keys that set it apart from the others."""
+    """Splits results into parts with few enough lines for one figure, each with the keys that set it apart from the
+    others."""
     parts: list[tuple[list[str], list[Result]]] = [([], list(results))] if results else []
     for key in ("backend", "cache", "heads", "batch", "q_len"):
         finer = []
@@ -188,7 +189,8 @@ def _split(results: Sequence[Result], length: str) -> list[tuple[list[str], list
 
 
 def share(run: BenchRun) -> list[Drawing]:
-    """One figure for each device and operation that was measured at two lengths. Raises ResultsError if none was."""
+    """Draws one figure, or several if it had too many lines, for each device and operation that was measured at two
+    lengths. Raises ResultsError if none was."""
     if not run.measured:
         raise ResultsError(EMULATED)
     drawings = []
@@ -264,7 +266,7 @@ def _length_text(op: str, length: str) -> str:
 
 
 def _sparse(ticks: Sequence[int]) -> list[int]:
-    """Without those that would touch their neighbour on a logarithmic axis."""
+    """Leaves out the ticks that would touch their neighbour on a logarithmic axis."""
     kept: list[int] = []
     gap = (ticks[-1] / ticks[0]) ** 0.045
     for tick in ticks:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases and numbers in words: what labels, remarks and tooltips say."""
+"""Puts cases and numbers in words, for labels, remarks and tooltips."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ CASE_KEYS = (
 
 
 def count_text(count: int) -> str:
-    """4096 -> "4k", 1000 -> "1000"; k is 1024."""
+    """Returns a count as text: 4096 -> "4k", 1000 -> "1000"; k is 1024."""
     return f"{count // 1024}k" if count >= 1024 and count % 1024 == 0 else str(count)
 
 
 def time_text(us: float) -> str:
-    """Three digits and the unit that suits."""
+    """Returns a time as text, in three digits and the unit that suits."""
     for unit, scale in (("s", 1e6), ("ms", 1e3), ("µs", 1.0)):
         if us >= scale * 0.9995 or unit == "µs":
             value = us / scale
@@ -37,7 +37,7 @@ def percent_text(share: float, digits: int = 0) -> str:
 
 
 def plain_number(value: float) -> str:
-    """1234.0 -> "1,234", 0.25 -> "0.25": never an exponent."""
+    """Returns a number as text that never has an exponent: 1234.0 -> "1,234", 0.25 -> "0.25"."""
     return f"{value:,.0f}" if value >= 10 else f"{value:.3g}" if value >= 1e-3 else f"{value:.6f}".rstrip("0")
 
 
@@ -71,7 +71,7 @@ _TEXTS: Mapping[str, Callable[[Any], str]] = {
 
 
 def key_text(key: str, value: Any) -> str:
-    """What a label says of a case's key, nothing if it says nothing: ("kv_len", 4096) -> "kv 4k"."""
+    """Returns what a label says of a case's key, an empty text if it says nothing: ("kv_len", 4096) -> "kv 4k"."""
     if value is None:
         return ""
     return _TEXTS[key](value) if key in _TEXTS else str(value)
@@ -89,7 +89,7 @@ def _means_something(key: str, op: str) -> bool:
 
 
 def varying_keys(results: Sequence[Result], without: Iterable[str] = ()) -> list[str]:
-    """The keys that tell the cases apart, most telling first; none that follows from those before it."""
+    """Returns the keys that tell the cases apart, most telling first, but none that follows from those before it."""
     skipped = set(without)
     kept: list[str] = []
     parts: list[tuple[str, ...]] = [()] * len(results)
@@ -107,7 +107,7 @@ def varying_keys(results: Sequence[Result], without: Iterable[str] = ()) -> list
 
 
 def label(one: Result, keys: Iterable[str], usual: Mapping[str, Any] | None = None) -> str:
-    """The case by the named keys; those that have their usual value are left out."""
+    """Returns a text that names the case by the given keys; those that have their usual value are left out."""
     usual = usual or {}
     parts = [
         key_text(key, one[key])
@@ -122,7 +122,7 @@ _MINOR = CASE_KEYS[CASE_KEYS.index("to_cache") :]
 
 
 def usual_values(results: Sequence[Result], keys: Iterable[str]) -> dict[str, Any]:
-    """The value that most cases have, of each varying key that labels may leave out."""
+    """Returns the value that most cases have, of each varying key that labels may leave out."""
     usual = {}
     for key in keys:
         if key in _MINOR and key != "kv_len":
@@ -134,13 +134,14 @@ def usual_values(results: Sequence[Result], keys: Iterable[str]) -> dict[str, An
 
 
 def common_text(results: Sequence[Result], keys: Iterable[str]) -> str:
-    """What all of these cases have in common in the named keys, as a label."""
+    """Returns what all of these cases have in common in the named keys, as a label."""
     constant = [key for key in keys if len({repr(one[key]) for one in results}) == 1]
     return label(results[0], constant)
 
 
 def length_key(results: Sequence[Result]) -> str:
-    """What a query's work grows with: its indices in sparse attention, else the tokens of its request."""
+    """Returns the key of what a query's work grows with: its indices in sparse attention, else the tokens of its
+    request."""
     return "topk" if all(one["op"] in ("decode_sparse", "prefill_sparse") for one in results) else "kv_len"
 
 
@@ -165,7 +166,7 @@ def speed_text(gflops: float) -> str:
 
 
 def case_tip(one: Result) -> str:
-    """Everything about one mark."""
+    """Returns the text of one mark's tooltip, which says everything about the case."""
     keys = ("op", "backend", "cache", "heads", "batch", "q_len", "kv_len", "topk")
     lines = [label(one, keys), f"median {time_text(one['median_us'])}"]
     lines[-1] += f" (p10 {time_text(one['p10_us'])}, p90 {time_text(one['p90_us'])})"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readings of libmla beside its peers, and their figure: every case's speed relative to the peer's.
+"""Checks readings of libmla beside its peers, and draws their figure: every case's speed relative to the peer's.
 
 The file is JSON: `device`, `date`, `libmla` (a commit), `method` (a sentence: how the readings were taken), `peers`
 (name: version) and `groups`, each with a `label`, its `peer` and `cases` of `case`, `peer_us`, `libmla_us` and, if
@@ -30,7 +30,7 @@ class PeerCase:
 
     @property
     def speed(self) -> float:
-        """Of libmla, the peer's = 1."""
+        """Returns the speed of libmla, where the peer's is 1."""
         return self.peer_us / self.libmla_us
 
 
@@ -57,7 +57,7 @@ def is_peer_document(document: Any) -> bool:
 
 
 def parse_peers(document: Mapping[str, Any], name: str, source: str) -> PeerReadings:
-    """Readings from their JSON document; `source` is what messages call it. Raises ResultsError."""
+    """Returns the readings that a JSON document holds; `source` is what messages call it. Raises ResultsError."""
     strings = {key: _string(document, key, source) for key in ("device", "date", "libmla", "method")}
     peers = document["peers"]
     if not isinstance(peers, dict) or not all(isinstance(version, str) for version in peers.values()):
@@ -101,7 +101,7 @@ def _case(one: Any, where: str) -> PeerCase:
 
 
 def peers(readings: PeerReadings) -> list[Drawing]:
-    """A row for each group, a mark for each of its cases: right of the line libmla is faster."""
+    """Draws a row for each group, with a mark for each of its cases: right of the line libmla is faster."""
     groups = readings.groups
     cases = [case for group in groups for case in group.cases]
     title = f"libmla beside the best peer on one {readings.device}"
@@ -142,7 +142,7 @@ def peers(readings: PeerReadings) -> list[Drawing]:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Those of _TICKS inside the range, from 1 outwards, that leave room for their texts."""
+    """Returns those of _TICKS inside the range, from 1 outwards, that leave room for their texts."""
     kept: list[float] = []
     for tick in sorted(_TICKS, key=lambda tick: abs(math.log(tick))):
         apart = (abs(math.log(tick / other)) for other in kept)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bench results as `libmla bench --json=FILE` writes them: read and checked.
+"""Reads and checks bench results as `libmla bench --json=FILE` writes them.
 
 docs/json.md has the keys. A result stays the mapping that the file holds; what `Result` adds is what plots and reports
 need to know about it.
@@ -22,12 +22,12 @@ _STRINGS = ("op", "backend", "device", "cache")
 
 
 class ResultsError(ValueError):
-    """A file that holds no usable bench results, or a plot that has nothing to show; one sentence for people."""
+    """Says in one sentence for people that a file holds no usable bench results, or that a plot has nothing to show."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """One measured case: `data` is the file's object with the keys of docs/json.md."""
+    """Holds one measured case: `data` is the file's object with the keys of docs/json.md."""
 
     data: Mapping[str, Any]
 
@@ -36,35 +36,37 @@ class Result:
 
     @property
     def emulated(self) -> bool:
-        """Ran in the emulator, where times say nothing about the GPU."""
+        """Returns whether the case ran in the emulator, where times say nothing about the GPU."""
         return str(self["device"]).startswith("emulated:")
 
     @property
     def share(self) -> float | None:
-        """Part of the ceiling that was reached, 1 = all of it; None where there is nothing to compare with."""
+        """Returns the part of the ceiling that was reached, 1 = all of it; None where there is nothing to compare
+        with."""
         return self["ceiling_share"]
 
     @property
     def share_range(self) -> tuple[float, float] | None:
-        """The share of the slow (p90) and of the fast (p10) runs."""
+        """Returns the share of the slow (p90) and of the fast (p10) runs; None where there is no share."""
         if self.share is None:
             return None
         return (self.share * self["median_us"] / self["p90_us"], self.share * self["median_us"] / self["p10_us"])
 
     @property
     def intensity(self) -> float | None:
-        """Flops per byte that must move; None for operations without arithmetic."""
+        """Returns the flops per byte that must move; None for operations without arithmetic."""
         return self["gflops"] / self["gbps"] if self["gflops"] > 0 and self["gbps"] > 0 else None
 
     @property
     def disturbed(self) -> bool:
-        """Other work ran on the machine: a share above 100 %, or slow runs that took far longer than the median."""
+        """Returns whether other work ran on the machine: a share above 100 %, or slow runs that took far longer than
+        the median."""
         return bool(self["noisy"]) or self["p90_us"] > 1.5 * self["median_us"]
 
 
 @dataclass(frozen=True)
 class BenchRun:
-    """What one call of `libmla bench` measured."""
+    """Holds what one call of `libmla bench` measured."""
 
     name: str  #: of the file, without ".json"
     version: str
@@ -76,14 +78,14 @@ class BenchRun:
 
     @property
     def measured(self) -> tuple[Result, ...]:
-        """The results whose times mean something: all but those of the emulator."""
+        """Returns the results whose times mean something: all but those of the emulator."""
         return tuple(one for one in self.results if not one.emulated)
 
     def gpu_ceilings(self, device: str) -> Mapping[str, Any] | None:
         return next((gpu for gpu in self.ceilings.get("gpus") or () if gpu.get("device") == device), None)
 
     def machine_text(self, device: str = "cpu") -> str:
-        """'AMD EPYC, 2 threads', or the GPU's name."""
+        """Returns the machine in words: 'AMD EPYC, 2 threads', or the GPU's name."""
         if device.startswith("emulated:"):
             return f"emulated {device.partition(':')[2]}"
         if device != "cpu":
@@ -119,7 +121,7 @@ def _check_result(one: Any, where: str) -> Result:
 
 
 def parse(document: Any, name: str, source: str) -> BenchRun:
-    """A run from its JSON document; `source` is what messages call it. Raises ResultsError."""
+    """Returns the run that a JSON document holds; `source` is what messages call it. Raises ResultsError."""
     if not isinstance(document, dict) or "results" not in document:
         hint = ""
         if isinstance(document, dict) and "cases" in document:
@@ -147,7 +149,7 @@ def parse(document: Any, name: str, source: str) -> BenchRun:
 
 
 class Document(NamedTuple):
-    """A JSON file: its content, the name of its run, and what messages call it."""
+    """Holds a JSON file: its content, the name of its run, and what messages call it."""
 
     content: Any
     name: str
@@ -170,7 +172,8 @@ def read(path: str | Path) -> Document:
 
 
 def read_all(paths: Sequence[str | Path]) -> list[Document]:
-    """All files, with names that differ: where two files are named alike, their folders' names come in front."""
+    """Reads all files and gives them names that differ: where two files are named alike, their folders' names come in
+    front."""
     documents = [read(path) for path in paths]
     counts = Counter(document.name for document in documents)
     named: list[Document] = []
@@ -186,12 +189,12 @@ def read_all(paths: Sequence[str | Path]) -> list[Document]:
 
 
 def load_all(paths: Sequence[str | Path]) -> list[BenchRun]:
-    """The runs of all files, under names that differ. Raises ResultsError."""
+    """Reads the runs of all files, under names that differ. Raises ResultsError."""
     return [parse(document.content, document.name, document.source) for document in read_all(paths)]
 
 
 def groups(results: Sequence[Result], keys: Sequence[str]) -> dict[tuple[Any, ...], list[Result]]:
-    """Results by their values of `keys`, in the order of the file."""
+    """Groups results by their values of `keys`, in the order of the file."""
     found: dict[tuple[Any, ...], list[Result]] = {}
     for one in results:
         found.setdefault(tuple(one[key] for key in keys), []).append(one)

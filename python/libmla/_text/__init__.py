@@ -1,2 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Language models on text: what the commands `generate` and `eval` are made of. Imports no framework by itself."""
+"""Holds what the commands `generate` and `eval` are made of, which run language models on text. Imports no framework by
+itself."""

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `libmla eval` compares: every kind of attention, cache format and backend, each measured or with its reason."""
+"""Measures what `libmla eval` compares: every kind of attention, cache format and backend, each with its figures or the
+reason why there are none."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from .measure import Sample, Scores, score
 from .options import Place, UsageError
 from .select import Selector, all_keys, top_keys
 
-#: Backends that take minutes for what others do in a second; they read less text.
+#: Names the backends that take minutes for what others do in a second; they read less text.
 SLOW = ("cpu_portable", "reference")
 
 _DTYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
@@ -24,10 +25,10 @@ _DTYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 
 @dataclass(frozen=True)
 class Attention:
-    """A way to attend."""
+    """Describes a way to attend: the operation that computes it, and what chooses its keys."""
 
     name: str
-    operation: str  #: of libmla
+    operation: str  #: the operation of libmla that computes it
     select_keys: Selector | None
 
 
@@ -41,20 +42,20 @@ def attentions(top_k: int) -> list[Attention]:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a model's scores come to."""
+    """Holds what a model's scores come to."""
 
     num_bytes: int  #: of text that was read
     bits_per_byte: float
     versus_float32: float  #: relative change of bits per byte against the unpatched model in f32, on the same text
     versus_bf16: (
         float | None
-    )  #: against the bf16 cache with the same attention and backend; None: that was not measured
+    )  #: the same against the bf16 cache, with the same attention and backend; None: that was not measured
     agreement: float  #: share of tokens where the f32 model finds the same one likeliest
 
 
 @dataclass(frozen=True)
 class Case:
-    """One row: a combination, and its figures or the reason why there are none."""
+    """Holds one row: a combination, and its figures or the reason why there are none."""
 
     attention: str
     cache: str
@@ -65,13 +66,13 @@ class Case:
 
 @dataclass(frozen=True)
 class Reference:
-    """The unpatched model in f32, which everything is compared with."""
+    """Holds the text and the scores of the unpatched model in f32, which everything is compared with."""
 
     sample: Sample
     scores: Scores
 
     def figures(self, sample: Sample, scores: Scores, bf16: Scores | None = None) -> Figures:
-        """Those of scores on `sample`, which is the first part of the reference's."""
+        """Returns the figures of scores on `sample`, which is the first part of the reference's."""
         ours = self.scores.head_of(sample)
         bits = scores.bits_per_byte(sample)
         return Figures(
@@ -93,7 +94,8 @@ def measure(
     ways: Sequence[Attention],
     slow_bytes: int,
 ) -> Iterator[Case]:
-    """All cases, in order; the model is unpatched at the end. `backends` None: all of each operation's table.
+    """Yields all cases, in order; the model is unpatched at the end. If `backends` is None, these are all of each
+    operation's table.
 
     bf16 is always among the formats, as the others are compared with it.
     """
@@ -128,7 +130,7 @@ def check_backends(names: Sequence[str]) -> None:
 def _judged(
     model: Any, where: Place, way: Attention, cache: str, backends: Sequence[str] | None
 ) -> Iterator[tuple[str, str | None]]:
-    """Every backend, and why it cannot."""
+    """Yields every backend, and the reason why it cannot run the case, or None if it can."""
     text = model.config.get_text_config(decoder=True)
     layer = (getattr(text, "per_layer_config", None) or [text])[0]
     width = layer.kv_lora_rank + -(-layer.qk_rope_head_dim // 64) * 64
@@ -153,7 +155,7 @@ def _judged(
 def _scores(
     model: Any, where: Place, way: Attention, cache: str, backend: str, sample: Sample
 ) -> tuple[Scores | None, str | None]:
-    """The scores, or why there are none."""
+    """Returns the scores, or why there are none."""
     context = where.context(backend)
     try:
         patch(model, cache_format=cache, context=context, absorb="always", select_keys=way.select_keys)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text to train on and text to measure with, told apart by one rule: a file is held out by its path alone."""
+"""Reads text to train on and text to measure with, told apart by one rule: a file is held out by its path alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class NoText(ValueError):
 
 
 def standard_library() -> Path:
-    """The folder of the running interpreter's standard library."""
+    """Returns the folder of the running interpreter's standard library."""
     return Path(sysconfig.get_path("stdlib"))
 
 
@@ -31,12 +31,12 @@ def _rank(relative: str) -> int:
 
 
 def is_held_out(relative: str) -> bool:
-    """Whether the file of this path, relative to its folder and with `/` between parts, is held out."""
+    """Returns whether the file of this path, relative to its folder and with `/` between parts, is held out."""
     return _rank(relative) % HELD_OUT_ONE_IN == 0
 
 
 def documents(root: Path, split: Split, pattern: str = "*.py") -> Iterator[tuple[str, str]]:
-    """Paths and texts of a folder's UTF-8 files, in an order that the paths alone decide (their hashes').
+    """Yields paths and texts of a folder's UTF-8 files, in an order that the paths alone decide (their hashes').
 
     Installed packages are left out. A single file is held-out text, whatever its name. Raises NoText.
     """

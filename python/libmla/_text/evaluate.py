@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`libmla eval`: what each cache format costs a language model, in bits per byte of text that it has not seen."""
+"""Measures what each cache format costs a language model, in bits per byte of text that it has not seen: the command
+`libmla eval`."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ costs more than --limit percent over bf16. docs/accuracy.md explains the figures
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command; returns its exit status."""
+    """Runs the command and returns its exit status."""
     parser = argparse.ArgumentParser(
         prog="libmla eval",
         description="Measure bits per byte on held-out text, and agreement with the float32 model, for every cache "
@@ -151,7 +152,7 @@ def _evaluate(options: argparse.Namespace) -> int:
 
 
 def _is_over(case: Case, num_bytes: int, limit: float) -> bool:
-    """Whether a case costs more over bf16 than `limit` percent; a part of the text is too little to tell."""
+    """Returns whether a case costs more over bf16 than `limit` percent; a part of the text is too little to tell."""
     figures = case.figures
     if figures is None or figures.versus_bf16 is None or figures.num_bytes < num_bytes:
         return False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`libmla generate`: a checkpoint writes on after a prompt, its attention on libmla's kernels."""
+"""Lets a checkpoint write on after a prompt, its attention on libmla's kernels: the command `libmla generate`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ _GREEDY = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None
 
 
 class Stream:
-    """What `generate` of transformers hands new tokens to: writes their text at once, and notes when they came.
+    """Takes the new tokens that `generate` of transformers hands over: writes their text at once, and notes when they
+    came.
 
     Text waits until its last character is whole.
     """
@@ -82,7 +83,7 @@ class Stream:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command; returns its exit status."""
+    """Runs the command and returns its exit status."""
     parser = argparse.ArgumentParser(
         prog="libmla generate",
         description="Let a language model with latent attention write on after a prompt. Text goes to standard output "
@@ -140,7 +141,7 @@ def _number(text: str) -> float:
 
 
 def _prompt(options: argparse.Namespace) -> str:
-    """The prompt, from where the options say. Raises UsageError."""
+    """Returns the prompt, from where the options say. Raises UsageError."""
     if options.prompt is not None and options.prompt_file is not None:
         raise UsageError("--prompt-file: expected no file beside a prompt on the command line; leave out one of them")
     if options.prompt is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How well a model predicts a text: windows of tokens, a score for every token, and what scores add up to."""
+"""Measures how well a model predicts a text: windows of tokens, a score for every token, and what scores add up to."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ import torch
 
 @dataclass(frozen=True)
 class Sample:
-    """Text as a model reads it."""
+    """Holds text as a model reads it."""
 
     windows: tuple[torch.Tensor, ...]  #: int64 [length]; the first token of each is given, the others are predicted
-    bytes_per_token: float  #: of the whole text, the tokens that are given apart
+    bytes_per_token: float  #: of the whole text, without counting BOS
 
     @property
     def predicted(self) -> int:
-        """Tokens that are predicted."""
+        """Returns the number of tokens that are predicted."""
         return sum(len(window) - 1 for window in self.windows)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of text that these tokens stand for: exact where a token is a byte, else in proportion."""
+        """Returns the bytes of text that these tokens stand for: exact where a token is a byte, else in proportion."""
         return round(self.predicted * self.bytes_per_token)
 
     def head(self, num_bytes: int) -> Sample:
-        """The first of it, cut within a window, but at least one token."""
+        """Returns the first `num_bytes` bytes of the sample, cut within a window, but at least one token."""
         left = max(1, int(num_bytes / self.bytes_per_token))
         kept = []
         for window in self.windows:
@@ -41,10 +41,10 @@ class Sample:
 
 
 def sample(texts: Iterable[str], tokenizer: Any, context: int, num_bytes: int) -> Sample:
-    """Windows of up to `context` tokens from texts, `num_bytes` bytes in all or what there is.
+    """Returns windows of up to `context` tokens from texts, `num_bytes` bytes in all or what there is.
 
-    First the first window of every text, then the second of every text, and so on. A window begins with the tokenizer's
-    first token (BOS), if it has one, else with its text's last token before it.
+    The first window of every text comes first, then the second of every text, and so on. A window begins with the
+    tokenizer's first token (BOS), if it has one, else with its text's last token before it.
     """
     start = tokenizer("")["input_ids"][:1]
     step = context - 1
@@ -68,13 +68,14 @@ def sample(texts: Iterable[str], tokenizer: Any, context: int, num_bytes: int) -
 
 @dataclass(frozen=True)
 class Scores:
-    """What a model said of a sample; one tensor for each window, one value for each predicted token, on the CPU."""
+    """Holds what a model said of a sample; one tensor for each window, one value for each predicted token, on the
+    CPU."""
 
     bits: tuple[torch.Tensor, ...]  #: f64, -log2 of the probability of the token that came
     greedy: tuple[torch.Tensor, ...]  #: the likeliest token
 
     def head_of(self, sample: Sample) -> Scores:
-        """Those of a sample that is the first part of this one's."""
+        """Returns the scores of a sample that is the first part of this one's."""
         lengths = [len(window) - 1 for window in sample.windows]
         return Scores(
             tuple(one[:length] for one, length in zip(self.bits, lengths, strict=False)),
@@ -82,16 +83,16 @@ class Scores:
         )
 
     def bits_per_byte(self, sample: Sample) -> float:
-        """Bits for a byte of the sample's text."""
+        """Returns the bits for a byte of the sample's text."""
         return float(torch.cat(self.bits).sum()) / sample.predicted / sample.bytes_per_token
 
     def agreement(self, other: Scores) -> float:
-        """Share of tokens for which both find the same one likeliest."""
+        """Returns the share of tokens for which both find the same one likeliest."""
         return float((torch.cat(self.greedy) == torch.cat(other.greedy)).double().mean())
 
 
 def score(model: Any, sample: Sample) -> Scores:
-    """Reads every window in one forward pass."""
+    """Reads the windows of a sample, each in one forward pass, and returns the model's scores."""
     pairs = [_score_window(model, window) for window in sample.windows]
     return Scores(tuple(bits for bits, _ in pairs), tuple(greedy for _, greedy in pairs))
 

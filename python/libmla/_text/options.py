@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands that run a model have in common: options, the model that they name, and where results go."""
+"""Holds what the commands that run a model have in common: options, the model that they name, and where results go."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class UsageError(Exception):
 
 
 class Place(NamedTuple):
-    """Where a model computes."""
+    """Says where a model computes."""
 
     name: str  #: "cpu", "cuda:1", "emulated:sm90": as libmla names it
     device: torch.device  #: where its tensors are
     threads: int  #: 0: as many as the process may use
 
     def context(self, backend: str = "") -> Context:
-        """A context of libmla there. Raises UsageError."""
+        """Makes a context of libmla that computes there. Raises UsageError."""
         from .. import Context, UnsupportedError
 
         try:
@@ -53,7 +53,8 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 
 
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
-    """Parses; `--json` takes its file only after `=`, as in every command, so that what follows it stays apart."""
+    """Parses the arguments; `--json` takes its file only after `=`, as in every command, so that what follows it stays
+    apart."""
     options = parser.parse_args(["--json=-" if one == "--json" else one for one in arguments])
     if options.json not in (None, "-") and not Path(options.json).parent.is_dir():
         parser.exit(UNUSABLE_INPUT, f"{parser.prog}: --json: cannot write to '{options.json}': no such folder\n")
@@ -86,7 +87,7 @@ def require_transformers() -> None:
 
 
 def place(options: argparse.Namespace) -> Place:
-    """Where to compute, checked. Raises UsageError."""
+    """Returns where to compute, checked. Raises UsageError."""
     import torch
 
     name = options.device
@@ -109,7 +110,7 @@ def place(options: argparse.Namespace) -> Place:
 
 
 def tokenizer_of(folder: Path) -> Any:
-    """The folder's tokenizer. Raises UsageError."""
+    """Returns the folder's tokenizer. Raises UsageError."""
     from transformers import AutoTokenizer
 
     with _explained(folder, "a tokenizer"):
@@ -117,7 +118,7 @@ def tokenizer_of(folder: Path) -> Any:
 
 
 def config_of(folder: Path, need_latent: bool = True) -> Any:
-    """The folder's config; `need_latent`: of a model with latent attention. Raises UsageError."""
+    """Returns the folder's config; with `need_latent`, the model must have latent attention. Raises UsageError."""
     from transformers import AutoConfig
 
     if not folder.is_dir():
@@ -139,7 +140,7 @@ def config_of(folder: Path, need_latent: bool = True) -> Any:
 
 
 def load(folder: Path, where: Place, dtype: str | None) -> Any:
-    """The folder's model, for inference. Raises UsageError."""
+    """Returns the folder's model, for inference. Raises UsageError."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -159,7 +160,7 @@ def _explained(folder: Path, what: str) -> Iterator[None]:
 
 
 def write_json(document: Any, target: str) -> None:
-    """To a file, or to standard output for `-`. Raises UsageError."""
+    """Writes a document to a file, or to standard output for `-`. Raises UsageError."""
     text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     if target == "-":
         sys.stdout.write(text)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of `libmla eval` as a table: rich's in a terminal, plain text elsewhere, or Markdown."""
+"""Shows results of `libmla eval` as a table: rich's in a terminal, plain text elsewhere, or Markdown."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 _HEADER = ("attention", "cache", "backend", "bytes read", "bits/byte", "vs float32", "vs bf16 cache", "same token")
 _TEXTS = 3
-"""Columns that are text; the others are numbers."""
+"""Counts the first columns, which are text; the others are numbers."""
 
 
 def _rows(cases: Iterable[Case]) -> list[tuple[str, ...]]:
-    """What was measured."""
+    """Returns the table's row of each case that was measured."""
     return [(case.attention, case.cache, case.backend, *_texts(case.figures)) for case in cases if case.figures]
 
 
@@ -37,7 +37,7 @@ def _percent(change: float) -> str:
 
 
 def reasons(cases: Iterable[Case]) -> list[str]:
-    """What was not measured and why, a line for each reason."""
+    """Returns what was not measured and why, a line for each reason."""
     grouped: dict[str, list[Case]] = {}
     for case in cases:
         if case.reason is not None:
@@ -75,7 +75,7 @@ def as_text(cases: Sequence[Case]) -> str:
 
 
 def rich_table(cases: Sequence[Case]) -> Table:
-    """Of rich. Raises ImportError."""
+    """Returns the results as a table of rich. Raises ImportError."""
     from rich import box
     from rich.table import Table
 
@@ -88,7 +88,7 @@ def rich_table(cases: Sequence[Case]) -> Table:
 
 
 def print_table(cases: Sequence[Case], *, markdown: bool) -> None:
-    """To standard output."""
+    """Prints the results to standard output."""
     if markdown:
         print(as_markdown(cases))
         return

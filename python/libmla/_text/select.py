@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which keys sparse attention reads, for models that have no indexer to say so."""
+"""Chooses which keys sparse attention reads, for models that have no indexer to say so."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ if TYPE_CHECKING:
     from ..integrations.transformers import LatentQuery
 
 Selector = Callable[["LatentQuery"], torch.Tensor]
-"""Gives int32 [T, topk]: for each query keys by their places in its request, -1 for none."""
+"""Returns int32 [T, topk]: for each query keys by their places in its request, -1 for none."""
 
 _SCORES_AT_ONCE = 1 << 25
 
 
 def all_keys(query: LatentQuery) -> torch.Tensor:
-    """Every key that a query sees: what dense attention reads, the sparse way."""
+    """Returns every key that a query sees: what dense attention reads, the sparse way."""
     keys = torch.arange(int(query.kv_len.max()), dtype=torch.int32, device=query.positions.device)
     return torch.where(keys <= query.positions[:, None], keys, -1)
 
 
 def top_keys(count: int) -> Selector:
-    """The `count` keys of the largest true weight: softmax over the visible keys in f32, summed over the heads.
+    """Returns what selects the `count` keys of the largest true weight: softmax over the visible keys in f32, summed
+    over the heads.
 
     An indexer learns to guess this choice; no indexer for the same cache can know better which keys weigh most.
     """
@@ -61,7 +62,7 @@ def _top_keys(count: int, query: LatentQuery) -> torch.Tensor:
 
 
 def _of_request(query: LatentQuery, part: slice, rows: torch.Tensor, count: int) -> torch.Tensor:
-    """[queries, count] int32, ascending, -1 (for keys behind the query) last."""
+    """Returns keys of one request, [queries, count] int32, ascending, -1 (for keys behind the query) last."""
     rank, rope = query.q_nope.shape[-1], query.q_pe.shape[-1]
     scores = query.q_nope[part].float() @ rows[:, :rank].T
     scores += query.q_pe[part].float() @ rows[:, rank : rank + rope].T

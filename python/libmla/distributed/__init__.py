@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decode context parallelism: the cached tokens of every request are dealt out to the ranks of a group.
+"""Computes decode with context parallelism: the cached tokens of every request are dealt out to the ranks of a group.
 
 Token i of a request lives on rank ``(i // interleave) % world_size``. Each rank keeps its own cache and page table of
 the tokens that it has, and attends to them with the heads of all ranks; the partial results are combined by their lse.

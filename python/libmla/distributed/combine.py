@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Partial results of all heads on every rank become whole results of each rank's own heads.
 
-Two ways over the wire, with the same results up to rounding. In both, heads stand first in what is sent, so that each
-rank's part is contiguous and nothing is rearranged; kernels write their partial results there directly.
+There are two ways over the wire, with the same results up to rounding. In both, heads stand first in what is sent, so
+that each rank's part is contiguous and nothing is rearranged; kernels write their partial results there directly.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", Non
 
 
 def gather_first(part: torch.Tensor, group: Group) -> torch.Tensor:
-    """The contiguous parts of all ranks, one after the other along the first dimension."""
+    """Returns the contiguous parts of all ranks, one after the other along the first dimension."""
     whole = part.new_empty(dist.get_world_size(group) * part.shape[0], *part.shape[1:])
     _all_gather(whole, part, group=group)
     return whole
 
 
 class PartialStates(Protocol):
-    """A rank's partial results of the heads of all ranks, in the layout in which they travel.
+    """Holds a rank's partial results of the heads of all ranks, in the layout in which they travel.
 
     Attributes:
         o: [T, H, d_v], of the type in which partial results travel; to be written.
@@ -112,7 +112,7 @@ def check_partial_dtype(dtype: torch.dtype) -> None:
 def new_states(
     method: Method, like: torch.Tensor, heads: int, d_v: int, dtype: torch.dtype, group: Group
 ) -> PartialStates:
-    """Room for the partial results of ``heads`` heads and as many tokens as ``like`` has, on its device."""
+    """Makes room for the partial results of ``heads`` heads and as many tokens as ``like`` has, on its device."""
     return _METHODS[method](like, heads, d_v, dtype, group)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention over a cache that the ranks of a group share."""
+"""Computes attention over a cache that the ranks of a group share."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class ContextParallel:
         return self.share[2]
 
     def local_kv_len(self, kv_len: Any) -> Any:
-        """How many of a request's ``kv_len`` tokens this rank has: an integer, or a tensor of them."""
+        """Returns how many of a request's ``kv_len`` tokens this rank has: an integer, or a tensor of them."""
         return local_kv_len(kv_len, *self.share)
 
     def slot_mapping(
@@ -84,7 +84,8 @@ class ContextParallel:
         kv_indices: Pages = None,
         qo_indptr: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Where new tokens go in this rank's cache, as :func:`libmla.append` wants it; -1: another rank's.
+        """Returns where new tokens go in this rank's cache, as :func:`libmla.append` wants it; -1 for those of other
+        ranks.
 
         Args:
             num_tokens: T, new tokens of all requests: the last ones of each.
@@ -134,7 +135,7 @@ class ContextParallel:
         ops.append(rows, slots, cache, context=self.context)
 
     def plan(self, q: Rows, cache: Cache, **batch: Any) -> Plan:
-        """A plan for :meth:`decode` with these arguments, which all layers of a model may share."""
+        """Makes a plan for :meth:`decode` with these arguments, which all layers of a model may share."""
         first = q[0] if isinstance(q, tuple) else q
         width = sum(part.shape[-1] for part in q) if isinstance(q, tuple) else first.shape[-1]
         all_heads = first.new_empty(first.shape[1] * self.world_size, first.shape[0], width).transpose(0, 1)
@@ -159,7 +160,7 @@ class ContextParallel:
         return_lse: bool = False,
         **batch: Any,
     ) -> Any:
-        """Attention of this rank's heads over the tokens of all ranks, like :func:`libmla.decode`.
+        """Computes the attention of this rank's heads over the tokens of all ranks, like :func:`libmla.decode`.
 
         Causality and windows are in global positions, also for several queries of a request.
 
@@ -214,7 +215,7 @@ class ContextParallel:
         return_lse: bool = False,
         **options: Any,
     ) -> Any:
-        """Attention of this rank's heads over the tokens that indices name, wherever they are.
+        """Computes the attention of this rank's heads over the tokens that indices name, wherever they are.
 
         Args:
             q, cache, attn_sink, d_v, out, out_dtype, return_lse: as in :meth:`decode`.
@@ -305,7 +306,7 @@ def _page_size(cache: Cache) -> int:
 
 
 def _value_width(q: tuple[torch.Tensor, ...], cache: Cache, d_v: int | None) -> int:
-    """Width of the value, found as :func:`libmla.decode` finds it."""
+    """Returns the width of the value, found as :func:`libmla.decode` finds it."""
     if d_v is not None:
         return d_v
     if isinstance(cache, KvCache) and cache.format == "fp8_dsv4":

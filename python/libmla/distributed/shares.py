@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rank has which tokens and heads: arithmetic without communication.
+"""Says which rank has which tokens and heads, by arithmetic without communication.
 
 Positions and lengths are integers, or arrays of integers of torch, numpy or JAX, and so are the results. Nothing is
 looked at on the host: arrays on a GPU stay there.
@@ -13,7 +13,8 @@ from ..types import Tensor
 
 
 def check_share(rank: int, world_size: int, interleave: int) -> tuple[int, int, int]:
-    """(rank, world_size, interleave), the ``context_parallel`` argument of libmla's operations; or a ValueError."""
+    """Returns (rank, world_size, interleave), the ``context_parallel`` argument of libmla's operations. Raises
+    ValueError if one is out of range."""
     if world_size < 1:
         raise ValueError(f"world_size: expected at least 1, got {world_size}")
     if not 0 <= rank < world_size:
@@ -24,7 +25,7 @@ def check_share(rank: int, world_size: int, interleave: int) -> tuple[int, int, 
 
 
 def local_kv_len(kv_len: Any, rank: int, world_size: int, interleave: int = 1) -> Any:
-    """How many of a request's first ``kv_len`` tokens a rank has.
+    """Returns how many of a request's first ``kv_len`` tokens a rank has.
 
     It is also where the token at position ``kv_len`` goes on its own rank. 0 is normal for short requests.
     """
@@ -36,20 +37,21 @@ def local_kv_len(kv_len: Any, rank: int, world_size: int, interleave: int = 1) -
 
 
 def locate(position: Any, world_size: int, interleave: int = 1) -> tuple[Any, Any]:
-    """(rank, local position) of the token at a position of its request: who has it, and where in its own order."""
+    """Returns (rank, local position) of the token at a position of its request: who has it, and where in its own
+    order."""
     check_share(0, world_size, interleave)
     block = position // interleave
     return block % world_size, block // world_size * interleave + position % interleave
 
 
 def global_position(local_position: Any, rank: int, world_size: int, interleave: int = 1) -> Any:
-    """The position in the request of a rank's token; the inverse of :func:`locate`."""
+    """Returns the position in the request of a rank's token; the inverse of :func:`locate`."""
     check_share(rank, world_size, interleave)
     return (local_position // interleave * world_size + rank) * interleave + local_position % interleave
 
 
 def shard_heads(heads: Tensor, rank: int, world_size: int, *, dim: int = -2) -> Tensor:
-    """A rank's equal part of the heads of all ranks, as a view.
+    """Returns a rank's equal part of the heads of all ranks, as a view.
 
     Args:
         heads: a tensor with the heads of all ranks, such as q [T, H, d_qk] (``dim=-2``) or a sink [H] (``dim=0``).

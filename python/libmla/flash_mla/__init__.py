@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FlashMLA's Python package over libmla: names, argument order, defaults, shapes and conventions are the peer's.
+"""Offers FlashMLA's Python package over libmla: names, argument order, defaults, shapes and conventions are the peer's.
 
 Change ``import flash_mla`` to ``from libmla import flash_mla``, or call ``libmla.install_as("flash_mla")`` first in a
 program that cannot be edited. docs/compatibility.md says where the two differ.

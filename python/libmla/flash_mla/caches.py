@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How FlashMLA's caches, [num_blocks, page_block_size, num_heads_k, width], become ``libmla.KvCache``."""
+"""Turns FlashMLA's caches, [num_blocks, page_block_size, num_heads_k, width], into ``libmla.KvCache``."""
 
 import torch
 
@@ -13,7 +13,7 @@ _PLAIN_FORMATS: dict[torch.dtype, CacheFormat] = {torch.bfloat16: "bf16", torch.
 def kv_cache(
     name: str, cache: torch.Tensor, kv_head: int, d_qk: int, fp8: bool, descale: torch.Tensor | None
 ) -> libmla.KvCache:
-    """One KV head of a cache, without a copy.
+    """Returns one KV head of a cache, without a copy.
 
     name: of the argument, for messages. fp8: whether the cache is quantized; its row width says how: 656 bytes are
     ``fp8_ds_mla``, 584 ``fp8_dsv4``, d_qk elements ``fp8`` with the one scale `descale` [1] f32.

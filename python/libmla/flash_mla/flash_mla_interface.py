@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions of ``flash_mla.flash_mla_interface``, computed by libmla.
+"""Computes the functions of ``flash_mla.flash_mla_interface`` by libmla.
 
 lse is a natural logarithm, float32. A query without a visible key gets out = 0 and, in decode and sparse prefill,
 lse = +inf: the peer's convention (libmla's own is -inf). Inputs are read in place wherever their strides allow.
 
-Beyond the peer: any number of heads, any page size, float16 and float32 queries, bfloat16 and float16 caches in sparse
-decode, quantized caches in dense decode, attention sinks in dense decode, several KV heads in sparse prefill, tensors
-on the CPU and on any GPU that libmla supports.
+Beyond the peer, these are allowed: any number of heads, any page size, float16 and float32 queries, bfloat16 and
+float16 caches in sparse decode, quantized caches in dense decode, attention sinks in dense decode, several KV heads in
+sparse prefill, tensors on the CPU and on any GPU that libmla supports.
 
-Arguments that cannot work raise ValueError or TypeError, what no backend can do libmla.UnsupportedError.
+Arguments that cannot work raise ValueError or TypeError, and what no backend can do raises libmla.UnsupportedError.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ _INF = float("inf")
 
 @dataclasses.dataclass
 class FlashMLASchedMeta:
-    """A plan that is made by the first call of flash_mla_with_kvcache it is given to, and used by the next ones.
+    """Holds a plan, which the first call of flash_mla_with_kvcache that is given it makes, and the next ones use.
 
     Calls that share it have equal shapes and equal values of cache_seqlens. On a GPU, a first call inside a captured
     graph puts the planning into the graph. Setting `tile_scheduler_metadata` to None, or `have_initialized` to False,
@@ -34,7 +34,7 @@ class FlashMLASchedMeta:
 
     @dataclasses.dataclass
     class Config:
-        """What the calls that share a plan have in common; topk and what begins with extra_ is None if not given."""
+        """Holds what the calls that share a plan have in common; topk and extra_ fields are None if not given."""
 
         b: int
         s_q: int
@@ -60,7 +60,7 @@ class FlashMLASchedMeta:
 
 
 def get_mla_metadata(*args: Any, **kwargs: Any) -> tuple[FlashMLASchedMeta, None]:
-    """(an empty FlashMLASchedMeta, None). Arguments, which earlier versions of the peer need, are ignored."""
+    """Returns (an empty FlashMLASchedMeta, None). Arguments, which earlier versions of the peer need, are ignored."""
     return FlashMLASchedMeta(), None
 
 
@@ -98,7 +98,7 @@ def flash_mla_with_kvcache(
     descale_q: torch.Tensor | None = None,
     descale_k: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Decode over a paged cache: over all keys of a request, or, with `indices`, over those that they name.
+    """Decodes over a paged cache: over all keys of a request, or, with `indices`, over those that they name.
 
     q: [b, s_q, h_q, d_qk]; bfloat16, float16, float32, or float8_e4m3fn with descale_q.
     k_cache: [num_blocks, page_block_size, h_k, width], h_k dividing h_q. bfloat16 or float16 of width d_qk;
@@ -167,7 +167,7 @@ def flash_mla_sparse_fwd(
     attn_sink: torch.Tensor | None = None,
     topk_length: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Sparse prefill in the absorbed form.
+    """Computes sparse prefill in the absorbed form.
 
     q: [s_q, h_q, d_qk]; bfloat16, float16 or float32.
     kv: [s_kv, h_kv, d_qk], bfloat16 or float16, h_kv dividing h_q; the first d_v channels of a row are its value.
@@ -220,7 +220,7 @@ def flash_attn_varlen_func(
     deterministic: bool = False,
     is_varlen: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ragged prefill in the up-projected form, forward only: backward raises NotImplementedError.
+    """Computes ragged prefill in the up-projected form, forward only: backward raises NotImplementedError.
 
     q: [T, h_q, d_qk], k: [S, h_kv, d_qk], v: [S, h_kv, d_v]; bfloat16, float16 or float32, h_kv dividing h_q.
     cu_seqlens_qo, cu_seqlens_kv: [b + 1] int32, first query and first key of each request. They say everything:
@@ -257,7 +257,7 @@ def flash_attn_varlen_qkvpacked_func(
     deterministic: bool = False,
     is_varlen: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """flash_attn_varlen_func over one tensor, qkv: [T, h, head_dim_qk + head_dim_qk + d_v]."""
+    """Computes flash_attn_varlen_func over one tensor, qkv: [T, h, head_dim_qk + head_dim_qk + d_v]."""
     _refuse_dropout(dropout_p)
     q, k, v = qkv[..., :head_dim_qk], qkv[..., head_dim_qk : 2 * head_dim_qk], qkv[..., 2 * head_dim_qk :]
     return _flash_attn_varlen(q, k, v, cu_seqlens, cu_seqlens, causal, softmax_scale)
@@ -286,7 +286,7 @@ def flash_attn_varlen_kvpacked_func(
     deterministic: bool = False,
     is_varlen: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """flash_attn_varlen_func over keys and values in one tensor, kv: [S, h_kv, head_dim_qk + d_v]."""
+    """Computes flash_attn_varlen_func over keys and values in one tensor, kv: [S, h_kv, head_dim_qk + d_v]."""
     _refuse_dropout(dropout_p)
     k, v = kv[..., :head_dim_qk], kv[..., head_dim_qk:]
     return _flash_attn_varlen(q, k, v, cu_seqlens_qo, cu_seqlens_kv, causal, softmax_scale)
@@ -401,7 +401,7 @@ def _sparse_options(
 
 
 def _length_per(lengths: torch.Tensor | None) -> str:
-    """[b] is per request, [b, s_q] per query token."""
+    """Says what lengths belong to: [b] to requests, [b, s_q] to query tokens."""
     return "request" if lengths is None or lengths.ndim == 1 else "token"
 
 

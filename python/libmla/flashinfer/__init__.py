@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The MLA part of flashinfer-python (0.7), computed by libmla: change the import, and the program runs.
+"""Computes the MLA part of flashinfer-python (0.7) by libmla: change the import, and the program runs.
 
 Modules mla, decode, prefill, cascade, page, topk, rope and concat_ops hold the functions and classes of their
 namesakes: the same names, arguments, defaults, result shapes, base of lse (2) and values of rows without keys

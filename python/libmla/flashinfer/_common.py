@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the modules of this package share: checks, scales, cache views, and the two scales of a decode call."""
+"""Holds what the modules of this package share: checks, scales, cache views, and the two scales of a decode call."""
 
 import functools
 import math
@@ -41,7 +41,7 @@ def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
 
 
 def check_buffer(name: str, buffer: torch.Tensor, shape: Sequence[int], dtype: torch.dtype, like: torch.Tensor) -> None:
-    """A caller's output must have this shape and dtype and lie where `like` does."""
+    """Raises ValueError unless a caller's output has this shape and dtype and lies where `like` does."""
     if tuple(buffer.shape) != tuple(shape):
         raise ValueError(f"{name}: expected shape {tuple(shape)}, got {tuple(buffer.shape)}")
     if buffer.dtype != dtype:
@@ -53,7 +53,7 @@ def check_buffer(name: str, buffer: torch.Tensor, shape: Sequence[int], dtype: t
 def output(
     name: str, buffer: torch.Tensor | None, shape: Sequence[int], dtype: torch.dtype, like: torch.Tensor
 ) -> torch.Tensor:
-    """The caller's buffer, checked, or a new tensor on the device of `like`."""
+    """Returns the caller's buffer, checked, or a new tensor on the device of `like`."""
     if buffer is None:
         return torch.empty(tuple(shape), dtype=dtype, device=like.device)
     check_buffer(name, buffer, shape, dtype, like)
@@ -61,7 +61,7 @@ def output(
 
 
 def rows_view(name: str, tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """`tensor` in another shape, without a copy: results written to the view arrive in it."""
+    """Returns `tensor` in another shape, without a copy: results written to the view arrive in it."""
     try:
         return tensor.view(tuple(shape))
     except RuntimeError:
@@ -77,7 +77,7 @@ def _cached_scale(value: float, device: torch.device) -> torch.Tensor:
 
 
 def scale_tensor(value: Scale, device: torch.device) -> torch.Tensor:
-    """A scale as f32 [1] on the device. Numbers are kept: the tensor of a number is made once."""
+    """Returns a scale as f32 [1] on the device. Numbers are kept: the tensor of a number is made once."""
     if isinstance(value, torch.Tensor):
         return value.reshape(1).to(torch.float32)
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
@@ -91,14 +91,17 @@ def lse_base(base2: bool) -> str:
 
 
 def int32(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """The argument of that name, of lengths, offsets, page numbers or slots: int32, as everywhere in libmla."""
+    """Returns `tensor`; raises TypeError unless it is int32.
+
+    Lengths, offsets, page numbers and slots are int32 everywhere in libmla.
+    """
     if tensor.dtype != torch.int32:
         raise TypeError(f"{name}: expected int32, got {str(tensor.dtype).removeprefix('torch.')}")
     return tensor
 
 
 def attn_sink(sinks: Sinks) -> torch.Tensor | None:
-    """The sinks as f32 [H]: the peer takes a tensor, or a list of one."""
+    """Returns the sinks as f32 [H]: the peer takes a tensor, or a list of one."""
     if sinks is None:
         return None
     if not isinstance(sinks, torch.Tensor):
@@ -117,7 +120,7 @@ def add_sink(lse: torch.Tensor, sink: torch.Tensor, base2: bool) -> None:
 
 
 def one_head(name: str, cache: torch.Tensor, kv_layout: str = "HND") -> torch.Tensor:
-    """[pages, page_size, width] of a cache of one KV head: as it is, or 4-D in layout HND or NHD."""
+    """Returns [pages, page_size, width] of a cache of one KV head, which is given so, or 4-D in layout HND or NHD."""
     if cache.ndim == 3:
         return cache
     if cache.ndim != 4:
@@ -130,12 +133,12 @@ def one_head(name: str, cache: torch.Tensor, kv_layout: str = "HND") -> torch.Te
 
 
 def first_of(rows: Rows) -> torch.Tensor:
-    """The tensor, or the latent part."""
+    """Returns the tensor, or the latent part of a pair."""
     return rows if isinstance(rows, torch.Tensor) else rows[0]
 
 
 def row_cache(rows: Rows, scale: Scale = 1.0, kpe_scale: Scale | None = None) -> libmla.KvCache:
-    """A cache of bf16, f16 or e4m3 rows: one tensor [pages, page_size, width], or ckv and kpe apart.
+    """Returns a cache of bf16, f16 or e4m3 rows: one tensor [pages, page_size, width], or ckv and kpe apart.
 
     `scale` is that of e4m3 rows: a number, f32 [1], or f32 [pages, page_size, 4] for the quarters of ckv.
     """
@@ -157,7 +160,7 @@ def row_cache(rows: Rows, scale: Scale = 1.0, kpe_scale: Scale | None = None) ->
 
 
 def request_of_query(cum_seq_lens_q: torch.Tensor, num_tokens: int) -> torch.Tensor:
-    """[T] int64: the request of every query token; that of tokens past the last request is the last one."""
+    """Returns [T] int64: the request of every query token; that of tokens past the last request is the last one."""
     token = torch.arange(num_tokens, device=cum_seq_lens_q.device, dtype=cum_seq_lens_q.dtype)
     request = torch.searchsorted(cum_seq_lens_q[1:].contiguous(), token, right=True)
     return request.clamp_(max=cum_seq_lens_q.numel() - 2)
@@ -166,7 +169,7 @@ def request_of_query(cum_seq_lens_q: torch.Tensor, num_tokens: int) -> torch.Ten
 def visible_keys(
     seq_lens: torch.Tensor, num_tokens: int, q_len: int, cum_seq_lens_q: torch.Tensor | None
 ) -> torch.Tensor:
-    """[T] int32: how many keys of its request each query sees (causal, the last query sees them all).
+    """Returns [T] int32: how many keys of its request each query sees (causal, the last query sees them all).
 
     A request has q_len queries, or those that cum_seq_lens_q gives it.
     """
@@ -188,7 +191,7 @@ def attend_scaled(
     o_scale: Scale | None = None,
     **arguments: Any,
 ) -> None:
-    """`attend(q, ...)` with scores multiplied by bmm1_scale, and its output, times bmm2_scale / o_scale, into `out`.
+    """Calls `attend` with scores multiplied by bmm1_scale; its output, times bmm2_scale / o_scale, goes into `out`.
 
     A bmm1_scale tensor stays on the device with e4m3 queries; with others its value is read, which waits for the GPU.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the wrappers keep a plan of libmla between runs, and between the batches of one CUDA graph."""
+"""Keeps a wrapper's plan of libmla between runs, and between the batches of one CUDA graph."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ import libmla
 
 
 class KeptPlan:
-    """Made by the first run of a batch, used by the following ones while their shapes are the same.
+    """Holds a plan that the first run of a batch makes and the following ones use while their shapes are the same.
 
     A wrapper's `plan` knows too little (the peer's says neither how many query tokens nor how many pages there are), so
     its first run does the planning. Batches share one workspace while it is large enough. With `in_place`, the next
@@ -26,7 +26,7 @@ class KeptPlan:
         self._captured: dict[tuple[Any, ...], libmla.Plan] = {}
 
     def next_batch(self, **changed: Any) -> None:
-        """The lengths have changed, and the `changed` arguments."""
+        """Takes the next batch, whose lengths have changed, and whose `changed` arguments have."""
         key, self._key = self._key, None
         if self._plan is None or not self._in_place:
             return
@@ -38,7 +38,7 @@ class KeptPlan:
         self._key = key
 
     def of(self, *tensors: Any, out: torch.Tensor, **arguments: Any) -> libmla.Plan:
-        """The plan for a call with these arguments."""
+        """Returns the plan for a call with these arguments."""
         key = (out.shape, out.dtype, *(_key(tensor) for tensor in tensors))
         if self._plan is None or key != self._key:
             self._plan = self._renew(key, tensors, arguments | {"out": out})
@@ -67,7 +67,7 @@ class KeptPlan:
 
 
 def _key(argument: Any) -> Any:
-    """Shapes and types of a tensor, a pair of them, or a cache."""
+    """Returns the shapes and types of a tensor, a pair of them, or a cache."""
     if isinstance(argument, libmla.KvCache):
         return (argument.format, _key((argument.kv, argument.ckv, argument.kpe)))
     if isinstance(argument, tuple):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""flashinfer.cascade: merging partial attention states. lse is in base 2; a state without keys has lse = -inf.
+"""Replaces flashinfer.cascade, which merges partial attention states.
+
+lse is in base 2; a state without keys has lse = -inf.
 
 A state that saw no key weighs nothing, whatever its v holds, and merging only such states gives v = 0 and s = -inf.
 """
@@ -14,7 +16,7 @@ from libmla._call import calling
 def merge_state(
     v_a: torch.Tensor, s_a: torch.Tensor, v_b: torch.Tensor, s_b: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The state (v [T, H, d], s f32 [T, H]) of two disjoint sets of keys, from the states of each. New tensors."""
+    """Returns the state (v [T, H, d], s f32 [T, H]) of two disjoint sets of keys from that of each, in new tensors."""
     v, s = v_a.clone(), s_a.to(torch.float32, copy=True)
     _merge_into(v, s, v_b, s_b)
     return v, s
@@ -42,7 +44,7 @@ def merge_state_in_place(
 
 @calling({"partial_o": "v", "partial_lse": "s"})
 def merge_states(v: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The state of N disjoint sets of keys from v [T, N, H, d] and s f32 [T, N, H]: v [T, H, d], s f32 [T, H]."""
+    """Merges states v [T, N, H, d], s f32 [T, N, H] of N disjoint sets of keys into v [T, H, d], s f32 [T, H]."""
     num_tokens, num_states, num_heads, head_dim = v.shape
     if num_states == 0:
         empty = torch.full((num_tokens, num_heads), -torch.inf, dtype=torch.float32, device=v.device)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""flashinfer.concat_ops: building the keys of up-projected prefill."""
+"""Replaces flashinfer.concat_ops, which builds the keys of up-projected prefill."""
 
 import torch
 
@@ -9,7 +9,7 @@ from libmla.flashinfer._common import check_choice
 def concat_mla_k(k: torch.Tensor, k_nope: torch.Tensor, k_rope: torch.Tensor, *, backend: str = "default") -> None:
     """Writes [k_nope | k_rope] to k [T, H, nope + rope]: k_nope [T, H, nope], and k_rope [T, 1, rope] for all heads.
 
-    Any number of heads, any widths, any dtype that the three share; strides are free.
+    It takes any number of heads, any widths, and any dtype that the three share; strides are free.
     """
     check_choice("backend", backend, ("default", "cake"))
     nope = k_nope.shape[-1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""flashinfer.decode: the MLA functions, under the names of the module where they once were."""
+"""Replaces flashinfer.decode: offers the MLA functions under the name of the module where they once were."""
 
 from libmla.flashinfer.mla import (
     trtllm_batch_decode_sparse_mla_dsv4,

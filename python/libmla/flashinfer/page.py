@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""flashinfer.page: appending latent rows to a paged cache, and the small index tools around it."""
+"""Replaces flashinfer.page, which appends latent rows to a paged cache and has the small index tools around it."""
 
 import torch
 
@@ -15,7 +15,7 @@ def get_batch_indices_positions(
     batch_indices: torch.Tensor | None = None,
     positions: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The request and the position of each of `nnz` appended tokens, both int32 [nnz].
+    """Returns the request and the position of each of `nnz` appended tokens, both int32 [nnz].
 
     Request b appends tokens append_indptr[b] ... append_indptr[b + 1] - 1 ([B + 1]); they are its last ones, seq_lens
     [B] counting them too. Entries beyond append_indptr[B] get request -1 and position 0.
@@ -41,7 +41,10 @@ def get_batch_indices_positions(
 
 
 def get_seq_lens(kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_size: int) -> torch.Tensor:
-    """[B] tokens of each request: its full pages, then kv_last_page_len [B] tokens. kv_indptr [B + 1] counts pages."""
+    """Returns [B]: how many tokens each request has, in full pages and then kv_last_page_len [B] in the last one.
+
+    kv_indptr [B + 1] counts pages.
+    """
     full_pages = (kv_indptr[1:] - kv_indptr[:-1] - 1).clamp(min=0)
     return full_pages * page_size + kv_last_page_len
 
@@ -71,8 +74,8 @@ def append_paged_mla_kv_cache(
     """Writes rows (append_ckv [T, kv_lora_rank], append_kpe [T, qk_rope_head_dim]) to their places in the cache.
 
     Token t becomes token positions[t] of request batch_indices[t], whose pages are kv_indices[kv_indptr[b] ...]; a
-    negative request skips it. Caches are [pages, page_size, width] of bfloat16, float16 or float8_e4m3fn (rounded to
-    it without a scale), with strides of their own; any widths. kv_last_page_len [B] is not needed.
+    negative request skips it. Caches are [pages, page_size, width] of bfloat16, float16 or float8_e4m3fn (rounded to it
+    without a scale), with strides of their own and any widths. kv_last_page_len [B] is not needed.
     """
     if ckv_cache is None:
         raise ValueError("ckv_cache: expected a tensor, got none")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""flashinfer.prefill: attention over ragged keys and values in the up-projected form (d_qk 192, d_v 128, and others).
+"""Replaces flashinfer.prefill, which computes attention over ragged keys and values.
+
+The form is the up-projected one (d_qk 192, d_v 128, and others).
 
 lse is in base 2 unless said. A query without a visible key gets o = 0 and lse = -inf. libmla computes one KV head per
 query head; where there are fewer, keys and values are repeated first. e4m3 inputs are dequantized to float32 first.
@@ -56,8 +58,8 @@ def single_prefill_with_kv_cache(
     k_scale: float | None = None,
     v_scale: float | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Attention of one request: q [T, H, d_qk], k [S, H_kv, d_qk], v [S, H_kv, d_v] (NHD), or k, v with S and H_kv
-    swapped (HND). Returns o [T, H, d_v], with `return_lse` also lse f32 [T, H] in base 2.
+    """Computes attention of one request: q [T, H, d_qk], k [S, H_kv, d_qk], v [S, H_kv, d_v] (NHD), or k, v with S and
+    H_kv swapped (HND). Returns o [T, H, d_v], with `return_lse` also lse f32 [T, H] in base 2.
 
     `causal` aligns the last query with the last key. scale_q, scale_k, scale_v f32 [H or H_kv] dequantize e4m3 inputs;
     k_scale and v_scale multiply scores and output. `backend` and use_fp16_qk_reduction choose nothing here.
@@ -93,7 +95,9 @@ single_prefill_with_kv_cache_return_lse = functools.partial(single_prefill_with_
 
 
 class BatchPrefillWithRaggedKVCacheWrapper:
-    """Attention of a batch of requests over ragged keys and values: `plan` a batch, then `run` it for every layer.
+    """Computes attention of a batch of requests over ragged keys and values.
+
+    `plan` describes a batch; `run` then computes it for every layer.
 
     float_workspace_buffer only says the device: libmla keeps a workspace of its own in the wrapper. With
     use_cuda_graph, `plan` copies the batch into the caller's buffers and plans again in the same workspace, so that a
@@ -135,7 +139,7 @@ class BatchPrefillWithRaggedKVCacheWrapper:
     def reset_workspace_buffer(
         self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor | None = None
     ) -> None:
-        """Accepted for the peer's sake: the wrapper has a workspace of its own."""
+        """Does nothing, and is there for the peer's sake: the wrapper has a workspace of its own."""
 
     def plan(
         self,
@@ -175,10 +179,10 @@ class BatchPrefillWithRaggedKVCacheWrapper:
     ) -> None:
         """Describes the next batch: qo_indptr, kv_indptr int32 [B + 1] are the first query and key of each request.
 
-        Dtypes of the later run: q_data_type, kv_data_type (default: that), o_data_type (default: q_data_type).
+        The dtypes of the later run are q_data_type, kv_data_type (default: that), o_data_type (default: q_data_type).
         head_dim_vo defaults to head_dim_qk, sm_scale to 1 / sqrt(head_dim_qk). fixed_split_size and disable_split_kv
-        make the bits of a request independent of the rest of the batch. Refused: masks, multi-item scoring, RoPE
-        inside attention, v_indptr and o_indptr of their own. Hints about lengths are not needed.
+        make the bits of a request independent of the rest of the batch. Refused: masks, multi-item scoring, RoPE inside
+        attention, v_indptr and o_indptr of their own. Hints about lengths are not needed.
         """
         function = "BatchPrefillWithRaggedKVCacheWrapper.plan"
         refuse_given(
@@ -228,7 +232,7 @@ class BatchPrefillWithRaggedKVCacheWrapper:
         enable_pdl: bool | None = None,
         kv_cache_sf: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Attention of the planned batch: q [T, H, d_qk], k [S, H_kv, d_qk], v [S, H_kv, d_v] to o [T, H, d_v].
+        """Computes the planned batch's o [T, H, d_v] from q [T, H, d_qk], k [S, H_kv, d_qk] and v [S, H_kv, d_v].
 
         With `return_lse` also lse f32: base 2 ("log2") or natural ("ln"), [T, H] ("NH") or [H, T] ("HN"). q_scale and
         k_scale multiply the scores, v_scale multiplies and o_scale divides the output. With e4m3 inputs, *args may be
@@ -282,7 +286,7 @@ class BatchPrefillWithRaggedKVCacheWrapper:
         *,
         return_lse: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """`run` with these options instead of the planned ones (deprecated in the peer)."""
+        """Calls `run` with these options instead of the planned ones (deprecated in the peer)."""
         function = "BatchPrefillWithRaggedKVCacheWrapper.forward"
         if self._arguments is None:
             raise RuntimeError(f"{function}: called before plan")
@@ -302,7 +306,7 @@ class BatchPrefillWithRaggedKVCacheWrapper:
     forward_return_lse = functools.partialmethod(forward, return_lse=True)
 
     def end_forward(self) -> None:
-        """Accepted for the peer's sake."""
+        """Does nothing, and is there for the peer's sake."""
 
     def _set_batch(self, qo_indptr: torch.Tensor, kv_indptr: torch.Tensor, non_blocking: bool) -> None:
         if qo_indptr.shape != kv_indptr.shape:
@@ -351,7 +355,7 @@ def _attend(
     kept: KeptPlan | None = None,
     **arguments: Any,
 ) -> None:
-    """libmla.prefill, with what it does not do itself around it: e4m3 inputs, fewer KV heads, a scaled output."""
+    """Calls libmla.prefill, and does what that does not do itself: e4m3 inputs, fewer KV heads, a scaled output."""
     if q.dtype in FLOAT8:
         q, k, v = (_dequantized(x, scale) for x, scale in zip((q, k, v), scales))
     if k.shape[1] != q.shape[1]:
@@ -397,7 +401,7 @@ def _base(name: str) -> str:
 
 
 def _alibi_slopes(function: str, pos_encoding_mode: str, num_heads: int, device: torch.device) -> torch.Tensor | None:
-    """f32 [H]: 2^(-8 i / n) for the first n heads, n the largest power of two within H; the rest lie between them."""
+    """Returns f32 [H]: 2^(-8 i / n) for the first n heads, n the largest power of two up to H; others lie between."""
     check_choice("pos_encoding_mode", pos_encoding_mode, ("NONE", "ROPE_LLAMA", "ALIBI"))
     if pos_encoding_mode == "ROPE_LLAMA":
         refuse_given(function, pos_encoding_mode=(pos_encoding_mode, _ROTATED))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""flashinfer.rope: rotating and quantizing the queries and the latent keys of MLA in one pass."""
+"""Replaces flashinfer.rope, which rotates and quantizes the queries and the latent keys of MLA in one pass."""
 
 from typing import Any
 
@@ -87,7 +87,7 @@ def mla_rope_quantize_fp8(
 
 
 def _joined(nope_out: torch.Tensor, rope_out: torch.Tensor) -> torch.Tensor:
-    """One tensor [nope | rope]: the outputs themselves where the caller has laid them out so, else a new one."""
+    """Returns one tensor [nope | rope]: the outputs themselves where the caller laid them out so, else a new one."""
     nope, rope = nope_out.shape[-1], rope_out.shape[-1]
     shape = (*nope_out.shape[:-1], nope + rope)
     adjacent = (
@@ -109,7 +109,7 @@ def _rotate_wide(
     rope_out: torch.Tensor,
     angles: dict[str, Any],
 ) -> None:
-    """As queries [T, H, width], in f32 first: for types that the library does not write."""
+    """Rotates rows as queries [T, H, width], in f32 first, for output types that the library does not write."""
     width = nope.shape[-1]
     no_cache = torch.empty(1, 1, width + rope.shape[-1], dtype=torch.bfloat16, device=nope.device)
     no_slot = torch.full((nope.shape[0],), -1, dtype=torch.int64, device=nope.device)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""flashinfer.topk: the k largest scores of every row, and their places in the cache, for sparse attention.
+"""Replaces flashinfer.topk, which finds the k largest scores of every row, and their places in the cache.
 
-The selection is libmla's: deterministic always, the lower index first among equal scores, indices in ascending order,
-NaN below -inf. `deterministic` and `dsa_graph_safe` ask for what every call gives.
+The selection is libmla's: it is always deterministic, prefers the lower index among equal scores, gives indices in
+ascending order, and ranks NaN below -inf. `deterministic` and `dsa_graph_safe` ask for what every call gives.
 """
 
 from enum import IntEnum
@@ -15,7 +15,7 @@ from libmla.flashinfer._common import int32, output
 
 
 class TopKTieBreak(IntEnum):
-    """Which of equal scores at the edge of the selection are taken: NONE leaves the choice (libmla: SMALL)."""
+    """Says which of equal scores at the edge of the selection are taken: NONE leaves the choice (libmla: SMALL)."""
 
     NONE = 0
     SMALL = 1
@@ -34,9 +34,9 @@ def top_k(
     tie_break: int = TopKTieBreak.NONE,
     dsa_graph_safe: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(values [T, k] of the input's dtype, indices [T, k] int64) of the k largest of each row of input [T, N].
+    """Returns (values [T, k] of the input's dtype, indices [T, k] int64) of the k largest of each row of input [T, N].
 
-    float32, float16 or bfloat16; k <= N. `sorted`: values descend, equal ones by ascending index.
+    input is float32, float16 or bfloat16, and k <= N. With `sorted`, values descend, equal ones by ascending index.
     """
     if input.ndim != 2 or not 1 <= k <= input.shape[1]:
         raise ValueError(f"top_k: expected a 2-D input and k from 1 to its row length, got {tuple(input.shape)}, k {k}")
@@ -68,7 +68,7 @@ def top_k_page_table_transform(
     out: torch.Tensor | None = None,
     out_raw_indices: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The cache slots, int32 [T, k], of the k largest of input[t, row_starts[t] : row_starts[t] + lengths[t]].
+    """Returns the cache slots, int32 [T, k], of the k largest of input[t, row_starts[t] : row_starts[t] + lengths[t]].
 
     Index i, counted from row_starts[t], becomes page * page_size + i % page_size with page =
     src_page_table[row_to_batch[t], page_table_row_starts[t] + i // page_size]. src_page_table is int32 [B, pages],
@@ -112,8 +112,13 @@ def top_k_ragged_transform(
     dsa_graph_safe: bool = False,
     row_starts: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """offsets[t] + the index, counted from row_starts[t], of the k largest of input[t, row_starts[t] : ... +
-    lengths[t]], int32 [T, k]; behind the last selected index stands -1. offsets, lengths, row_starts: int32 [T]."""
+    """Returns int32 [T, k]: offsets[t] + the indices of the k largest scores of a part of each row.
+
+    Of input[t], the part is the lengths[t] scores that begin at row_starts[t].
+
+    Indices are counted from row_starts[t]; behind the last selected one stands -1. offsets, lengths and row_starts are
+    int32 [T].
+    """
     indices = _select_window(input, row_starts, lengths, k, tie_break)
     return torch.where(indices < 0, -1, indices + offsets[:, None]).to(torch.int32)
 
@@ -121,7 +126,7 @@ def top_k_ragged_transform(
 def _select_window(
     input: torch.Tensor, row_starts: torch.Tensor | None, lengths: torch.Tensor, k: int, tie_break: int
 ) -> torch.Tensor:
-    """Indices, int32 [T, k], of the k largest among the `lengths` scores that begin at `row_starts`."""
+    """Returns the indices, int32 [T, k], of the k largest among the `lengths` scores that begin at `row_starts`."""
     scores = input.to(torch.float32)
     width = input.shape[1]
     if row_starts is not None:
@@ -131,7 +136,7 @@ def _select_window(
 
 
 def _select(scores: torch.Tensor, lengths: torch.Tensor | None, k: int, tie_break: int) -> torch.Tensor:
-    """Indices, int32 [T, k], of the k largest of scores[t, : lengths[t]], ascending; -1 behind the last."""
+    """Returns the indices, int32 [T, k], of the k largest of scores[t, : lengths[t]], ascending; -1 behind the last."""
     TopKTieBreak(tie_break)
     if tie_break != TopKTieBreak.LARGE:
         return libmla.top_k(scores, k, lengths=lengths)

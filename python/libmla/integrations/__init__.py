@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libmla inside other software. Each module imports the software that it is for; importing libmla imports none."""
+"""Lets other software run on libmla. Each module imports the software that it is for; importing libmla imports none."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""flashinfer.mla: attention in the absorbed form over paged latent caches."""
+"""Replaces flashinfer.mla, which computes attention in the absorbed form over paged latent caches."""
 
 from libmla.flashinfer.mla._decode import (
     trtllm_batch_decode_with_kv_cache_mla,

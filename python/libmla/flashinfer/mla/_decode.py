@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions of flashinfer.mla that need no plan, for DeepSeek V3: dense decode, and sparse decode over slots.
+"""Holds the functions of flashinfer.mla that need no plan, for DeepSeek V3: dense decode, and sparse decode over slots.
 
 The peer's backend names choose a convention, never a kernel: libmla selects one itself (libmla.explain says which).
 """
@@ -82,11 +82,12 @@ def trtllm_batch_decode_with_kv_cache_mla(
     use_fp16_softmax: bool | None = None,
     return_lse_base: str | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Decode in the absorbed form, causal: the last query of a request sees all of its keys.
+    """Decodes in the absorbed form, causal: the last query of a request sees all of its keys.
 
-    query [B, q_len, H, d_qk], or [T, H, d_qk] with cum_seq_lens_q int32 [B + 1]; bf16, f16, f32 or e4m3. kv_cache
-    [pages, page_size, d_qk] or [pages, 1, page_size, d_qk]: bf16, f16, e4m3, or bytes of fp8_ds_mla (656 a row). Returns out: the query's shape with kv_lora_rank channels, bf16 for e4m3 queries, else the
-    query's dtype; with `return_lse` also lse f32 [T, H] (or the given tensor, also as [B, q_len, H]).
+    query is [B, q_len, H, d_qk], or [T, H, d_qk] with cum_seq_lens_q int32 [B + 1], of bf16, f16, f32 or e4m3. kv_cache
+    is [pages, page_size, d_qk] or [pages, 1, page_size, d_qk], of bf16, f16, e4m3, or bytes of fp8_ds_mla (656 a row).
+    Returns out: the query's shape with kv_lora_rank channels, bf16 for e4m3 queries, else the query's dtype; with
+    `return_lse` also lse f32 [T, H] (or the given tensor, also as [B, q_len, H]).
 
     - Dense: block_tables int32 [B, pages] ([B, 2, pages] if not uses_shared_paged_kv_idx; the first is used),
       seq_lens int32 [B].
@@ -97,9 +98,9 @@ def trtllm_batch_decode_with_kv_cache_mla(
     - bmm1_scale multiplies the scores, bmm2_scale the output (backend "xqa": both). A bmm1_scale tensor stays on the
       device with e4m3 queries; with others it is read.
     - lse is in base 2 or natural, as return_lse_base says ("base2", "basee"). By default it is in base 2, but for
-      dense decodes that the peer gives to CuTe DSL: backend "cute-dsl", or "auto" with cum_seq_lens_q, enable_dcp, 65 to
-      127 heads or pages of 128 tokens. It excludes the sinks, but for fp8_ds_mla bytes, where the peer counts them. A
-      query without a key has out 0 and lse -inf.
+      dense decodes that the peer gives to CuTe DSL: backend "cute-dsl", or "auto" with cum_seq_lens_q, enable_dcp, 65
+      to 127 heads or pages of 128 tokens. It excludes the sinks, but for fp8_ds_mla bytes, where the peer counts them.
+      A query without a key has out 0 and lse -inf.
     - enable_dcp: this rank holds the tokens i with i % cp_world == cp_rank, and causal_seqlens_kv_global int32 [B]
       are the requests' lengths over all ranks.
 
@@ -152,7 +153,7 @@ def trtllm_batch_decode_with_kv_cache_mla(
 
 
 trtllm_prefill_with_kv_cache_mla = trtllm_batch_decode_with_kv_cache_mla
-"""The name that prefill callers use."""
+"""The name by which prefill callers call the same function."""
 
 
 def xqa_batch_decode_with_kv_cache_mla(
@@ -171,9 +172,9 @@ def xqa_batch_decode_with_kv_cache_mla(
     sinks: Sinks = None,
     enable_pdl: bool | None = None,
 ) -> torch.Tensor:
-    """Dense decode: trtllm_batch_decode_with_kv_cache_mla with backend "xqa", where bmm1_scale scales the queries and
-    bmm2_scale the cache, so that scores are multiplied by both. Beyond the peer: q_len above 1, sinks, any number of
-    heads. `out` may be [B, q_len, H, kv_lora_rank], or [B, H, kv_lora_rank] if q_len is 1.
+    """Decodes densely, as trtllm_batch_decode_with_kv_cache_mla does with backend "xqa", where bmm1_scale scales the
+    queries and bmm2_scale the cache, so that scores are multiplied by both. Beyond the peer: q_len above 1, sinks, any
+    number of heads. `out` may be [B, q_len, H, kv_lora_rank], or [B, H, kv_lora_rank] if q_len is 1.
     """
     into = out
     if out is not None and out.ndim == 3:
@@ -198,13 +199,13 @@ def xqa_batch_decode_with_kv_cache_mla(
 
 
 def _out_dtype(query: torch.Tensor, out: torch.Tensor | None) -> torch.dtype:
-    """The caller's choice among those libmla writes; else the query's own, bf16 for e4m3."""
+    """Returns the output's type: the caller's choice among those libmla writes; else the query's own, bf16 for e4m3."""
     default = torch.bfloat16 if query.dtype == E4M3 else query.dtype
     return out.dtype if out is not None and out.dtype == torch.float32 else default
 
 
 def _flat_query(query: torch.Tensor, cum_seq_lens_q: torch.Tensor | None, d_qk: int) -> tuple[torch.Tensor, int]:
-    """(query as [T, H, d_qk], queries of each request unless ragged)"""
+    """Returns (query as [T, H, d_qk], the number of queries of each request, 0 if ragged)."""
     ndim = 4 if cum_seq_lens_q is None else 3
     if query.ndim != ndim:
         given = "without" if cum_seq_lens_q is None else "with"
@@ -217,7 +218,7 @@ def _flat_query(query: torch.Tensor, cum_seq_lens_q: torch.Tensor | None, d_qk: 
 def _lse_buffers(
     lse: torch.Tensor | None, return_lse: bool, query: torch.Tensor
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """(what the caller gets, the same memory as [T, H])"""
+    """Returns (what the caller gets, the same memory as [T, H]), or Nones without return_lse."""
     if not return_lse:
         return None, None
     heads = query.shape[-2]
@@ -230,7 +231,7 @@ def _lse_buffers(
 
 
 def _context_parallel(enable: bool, world: int, rank: int, lengths: torch.Tensor | None) -> tuple[int, int, int] | None:
-    """(rank, world, interleave) as libmla.decode takes it."""
+    """Returns (rank, world, interleave) as libmla.decode takes it."""
     if not enable:
         if world != 1 or rank != 0 or lengths is not None:
             raise ValueError("enable_dcp: expected True with cp_world, cp_rank or causal_seqlens_kv_global, got False")
@@ -267,7 +268,7 @@ def _topk_lengths(
     cum_seq_lens_q: torch.Tensor | None,
     top_k_lens: torch.Tensor | None,
 ) -> torch.Tensor | None:
-    """[T] int32 entries that count in every row of slots; None: all."""
+    """Returns [T] int32: how many entries count in every row of slots; None: all."""
     lengths = None
     if packed:
         if seq_lens is not None and seq_lens.numel() == num_tokens:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""flashinfer.mla's decode of DeepSeek V4: a sliding-window pool and a compressed pool under one softmax."""
+"""Computes flashinfer.mla's decode of DeepSeek V4: a sliding-window pool and a compressed pool under one softmax."""
 
 from typing import Any
 
@@ -78,12 +78,12 @@ def trtllm_batch_decode_sparse_mla_dsv4(
     *,
     kv_cache_format: str = "fp8",
 ) -> torch.Tensor:
-    """Sparse decode over one or two pools under one softmax: query [B, q_len, H, 512], or [T, H, 512] with
-    cum_seq_lens_q int32 [B + 1]; bf16, f16, f32 or e4m3. Returns out of the query's shape (bf16 for e4m3 queries).
+    """Decodes sparsely over one or two pools under one softmax. query is [B, q_len, H, 512], or [T, H, 512] with
+    cum_seq_lens_q int32 [B + 1], of bf16, f16, f32 or e4m3. Returns out of the query's shape (bf16 for e4m3 queries).
 
     A pool is [pages, page_size, w], or 4-D with its one head where kv_layout says: w = 512 channels of bf16, f16 or
-    e4m3, or 584 bytes (u8) of fp8_dsv4 pages; any page size, padded pages too. Slots are page * page_size + offset,
-    a negative one is skipped. Two ways to name them, int32:
+    e4m3, or 584 bytes (u8) of fp8_dsv4 pages; any page size, padded pages too. Slots are page * page_size + offset, a
+    negative one is skipped. There are two ways to name them, in int32:
 
     - with swa_topk_lens [T] (the peer's SM120 form): sparse_indices [T, topk] in swa_kv_cache, of which the first
       swa_topk_lens count; extra_sparse_indices [T, extra_topk] in compressed_kv_cache with extra_sparse_topk_lens [T].
@@ -172,7 +172,7 @@ def _dense(*caches: torch.Tensor | None) -> bool:
 
 
 def _flat(indices: torch.Tensor | None) -> torch.Tensor | None:
-    """[T, topk], or None without an index."""
+    """Returns the indices as [T, topk], or None if there are none."""
     if indices is None or indices.shape[-1] == 0:
         return None
     return indices.reshape(-1, indices.shape[-1])
@@ -193,7 +193,10 @@ def _separate_pools(
 
 
 def _active(lengths: torch.Tensor | None, extra_lengths: torch.Tensor | None, offset: int) -> torch.Tensor | None:
-    """[T] slots that count in a row of a combined table, its 128 of the window among them; None if nothing says it."""
+    """Returns [T]: how many slots count in a row of a combined table, its 128 of the window among them.
+
+    Returns None if nothing says it.
+    """
     if lengths is not None and extra_lengths is not None:
         raise ValueError("extra_sparse_topk_lens: expected none beside sparse_topk_lens, got a tensor")
     if extra_lengths is not None:
@@ -202,7 +205,10 @@ def _active(lengths: torch.Tensor | None, extra_lengths: torch.Tensor | None, of
 
 
 def _combined_pools(indices: torch.Tensor, active: torch.Tensor, extra: torch.Tensor | None) -> dict[str, Any]:
-    """The pools of a table whose first 128 slots are the window's; the others may stand in a table of their own."""
+    """Returns the pools of a table whose first 128 slots are the window's.
+
+    The other slots may stand in a table of their own.
+    """
     indices = indices.reshape(-1, indices.shape[-1])
     if indices.shape[1] < _WINDOW:
         raise ValueError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plain data of flashinfer.mla: widths of models, and the metadata of a batch."""
+"""Holds the plain data of flashinfer.mla: widths of models, and the metadata of a batch."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ import torch
 
 @dataclass(frozen=True)
 class MLAHeadDimensions:
-    """Widths of one head, in channels."""
+    """Holds the widths of one head, in channels."""
 
     qk_nope_head_dim: int
     qk_rope_head_dim: int
@@ -18,7 +18,7 @@ class MLAHeadDimensions:
 
 @dataclass(frozen=True)
 class MLALayerDimensions:
-    """A layer: the widths of a head, and how many query heads there are."""
+    """Describes a layer: the widths of a head, and how many query heads there are."""
 
     head_dimensions: MLAHeadDimensions
     num_heads: int
@@ -29,19 +29,19 @@ smaller_mla_dimensions = MLAHeadDimensions(64, 64, 128, 256)
 nope_mla_dimensions = MLAHeadDimensions(256, 0, 256, 512)
 
 supported_mla_head_dimensions = [deepseek_mla_dimensions, smaller_mla_dimensions, nope_mla_dimensions]
-"""Those that the peer names. libmla takes any widths."""
+"""Holds the widths that the peer names; libmla takes any."""
 
 supported_mla_layer_dimensions = [
     MLALayerDimensions(deepseek_mla_dimensions, 128),
     MLALayerDimensions(deepseek_mla_dimensions, 64),
     MLALayerDimensions(smaller_mla_dimensions, 32),
 ]
-"""Those that the peer names. libmla takes any number of heads."""
+"""Holds the layers that the peer names; libmla takes any number of heads."""
 
 
 @dataclass(frozen=True)
 class MLAPlanMetadata:
-    """Which queries and pages belong to which request, as CSR, as a padded page table, or as both.
+    """Says which queries and pages belong to which request, as CSR, as a padded page table, or as both.
 
     Integers are int32. CSR: qo_indptr [B + 1] first query, kv_indptr [B + 1] first entry in kv_indices (page numbers),
     kv_len_arr [B] tokens. Dense: cum_seq_lens_q [B + 1] first query, block_tables [B, pages], seq_lens [B] tokens.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""flashinfer.mla.BatchMLAPagedAttentionWrapper: plan a batch once, run it for every layer."""
+"""Replaces flashinfer.mla.BatchMLAPagedAttentionWrapper, which plans a batch once and runs it for every layer."""
 
 import functools
 import math
@@ -44,7 +44,7 @@ _NAME = "BatchMLAPagedAttentionWrapper"
 
 
 class BatchMLAPagedAttentionWrapper:
-    """Decode and incremental prefill in the absorbed form over a paged latent cache, for a batch of requests.
+    """Computes decode and incremental prefill in the absorbed form over a paged latent cache, for a batch of requests.
 
     float_workspace_buffer only says the device: libmla keeps a workspace of its own in the wrapper. `backend` is one of
     the peer's names and chooses nothing; libmla selects its kernel itself. With use_cuda_graph, `plan` copies the batch
@@ -116,10 +116,10 @@ class BatchMLAPagedAttentionWrapper:
     ) -> None:
         """Describes the next batch and what its runs look like.
 
-        The batch, int32, on the CPU or the wrapper's device: `metadata`, or its fields as arguments (CSR: qo_indptr,
-        kv_indptr, kv_indices, kv_len_arr; dense: cum_seq_lens_q, block_tables, seq_lens). num_heads, head_dim_ckv,
-        head_dim_kpe (0 without a rotary part), page_size, causal, sm_scale, q_data_type and kv_data_type are required.
-        Queries of bf16, f16, f32 or e4m3 go with any cache of bf16, f16 or e4m3.
+        The batch is int32, on the CPU or the wrapper's device. It is given as `metadata`, or by its fields as arguments
+        (CSR: qo_indptr, kv_indptr, kv_indices, kv_len_arr; dense: cum_seq_lens_q, block_tables, seq_lens). num_heads,
+        head_dim_ckv, head_dim_kpe (0 without a rotary part), page_size, causal, sm_scale, q_data_type and kv_data_type
+        are required. Queries of bf16, f16, f32 or e4m3 go with any cache of bf16, f16 or e4m3.
 
         lse_mode "basee" makes natural-log lse the default of `run`, and output_dtype is that of the outputs that it
         allocates (default: the query's; bf16 for e4m3). What runs may give need not be declared: layouts, scales, lse,
@@ -201,11 +201,12 @@ class BatchMLAPagedAttentionWrapper:
         bmm1_scale: Scale | None = None,
         bmm2_scale: Scale | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """out [T, H, head_dim_ckv], with `return_lse` also lse f32 [T, H]: base 2, or natural if return_lse_base_on_e.
-        A given `lse` is written even if not returned.
+        """Returns out [T, H, head_dim_ckv], with `return_lse` also lse f32 [T, H]: base 2, or natural if
+        return_lse_base_on_e. A given `lse` is written even if not returned.
 
-        Queries as q_nope [T, H, head_dim_ckv] and q_pe [T, H, head_dim_kpe], or as `query`: one tensor, or the pair.
-        The cache as ckv_cache and kpe_cache [pages, page_size, width], or as `kv_cache`: one tensor, or the pair.
+        Queries are given as q_nope [T, H, head_dim_ckv] and q_pe [T, H, head_dim_kpe], or as `query`: one tensor, or
+        the pair. The cache is given as ckv_cache and kpe_cache [pages, page_size, width], or as `kv_cache`: one tensor,
+        or the pair.
 
         - e4m3 caches: ckv_scale, or ckv_scale_arr f32 [pages, page_size, 4] for the quarters of a token's ckv, with
           kpe_scale: what stored elements are multiplied by. Or bmm1_scale, which replaces the planned sm_scale, and
@@ -248,12 +249,12 @@ class BatchMLAPagedAttentionWrapper:
         return (out, lse) if return_lse and lse is not None else out
 
     def _decode(self, q: Rows, *, cache: libmla.KvCache, replanned: bool, **arguments: Any) -> None:
-        """libmla.decode, with the kept plan unless the run brings lengths or pages of its own."""
+        """Calls libmla.decode, with the kept plan unless the run brings lengths or pages of its own."""
         plan = None if replanned else self._kept.of(q, cache, **arguments)
         libmla.decode(q, cache, plan=plan, **arguments)
 
     def _pages(self, kv_len: torch.Tensor | None, page_table: torch.Tensor | None) -> dict[str, torch.Tensor]:
-        """The planned page table, or the one that a run brings."""
+        """Returns the planned page table, or the one that a run brings."""
         pages = dict(self._batch or {})
         if page_table is not None:
             pages.pop("kv_indptr", None)
@@ -299,7 +300,7 @@ class BatchMLAPagedAttentionWrapper:
 
 
 def _batch_of(metadata: MLAPlanMetadata) -> dict[str, torch.Tensor]:
-    """The arguments of libmla.decode that say which queries and pages are whose."""
+    """Returns the arguments of libmla.decode that say which queries and pages are whose."""
     csr = {"qo_indptr": "qo_indptr", "kv_indptr": "kv_indptr", "kv_indices": "kv_indices", "kv_len": "kv_len_arr"}
     dense = {"qo_indptr": "cum_seq_lens_q", "block_table": "block_tables", "kv_len": "seq_lens"}
     for form in (csr, dense):
@@ -321,7 +322,10 @@ def _rows(
     planned: str,
     dtype: torch.dtype | None,
 ) -> Rows:
-    """One tensor, or a pair whose second part is None if it has no channels. Of the planned dtype, if there is one."""
+    """Returns one tensor, or a pair whose second part is None if it has no channels.
+
+    Raises ValueError if its dtype is not the planned one.
+    """
     (left_name, left), (right_name, right) = parts
     if whole is None:
         if left is None:
@@ -348,7 +352,7 @@ def _rows(
 
 
 def _value_width(q: Rows, kv: Rows, planned: int | None) -> int:
-    """Channels of the value: the latent ones."""
+    """Returns how many channels the value has: the latent ones."""
     if planned is not None:
         return planned
     for rows in (q, kv):
@@ -365,7 +369,7 @@ def _kv_scales(
     kpe_scale: Scale | None,
     has_bmm: bool,
 ) -> tuple[Scale, Scale | None]:
-    """(scale of ckv, scale of kpe or None if it is that of ckv)"""
+    """Returns (scale of ckv, scale of kpe or None if it is that of ckv)."""
     rows = first_of(kv)
     given = any(scale is not None for scale in (ckv_scale, ckv_scale_arr, kpe_scale))
     if rows.dtype != E4M3:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libmla as attention backend of SGLang, which calls :func:`register` in each of its processes.
+"""Makes libmla an attention backend of SGLang, which calls :func:`register` in each of its processes.
 
 ``--attention-backend libmla`` selects it, for every model with MLA:
 
@@ -32,14 +32,15 @@ _registered = False
 
 
 def supported_versions() -> str:
-    """The versions of SGLang that there is an adapter for, in words."""
+    """Returns, in words, the versions of SGLang that there is an adapter for."""
     return " and ".join(".".join(map(str, version)) for version in sorted(_ADAPTERS))
 
 
 def register() -> None:
-    """Registers the backend with SGLang. Does no more when called again.
+    """Registers the backend with SGLang. Does nothing when called again.
 
-    For a version of SGLang without an adapter, the name is one whose use is an error that says which versions have one.
+    For a version of SGLang without an adapter, it registers a name whose use raises an error that says which versions
+    have one.
     """
     global _registered
     if _registered:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The attention of a forward pass in terms of tensors and libmla's operations; knows nothing of SGLang."""
+"""Computes the attention of a forward pass in terms of tensors and libmla's operations; knows nothing of SGLang."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ import libmla
 
 @dataclass
 class Batch:
-    """What the layers of one forward pass attend to. All tensors stay where they are while a graph holds them."""
+    """Holds what the layers of one forward pass attend to. All tensors stay where they are while a graph holds them."""
 
     block_table: torch.Tensor
     """i32 [B, max_pages]"""
     kv_len: torch.Tensor
     """i32 [B] tokens of each request, those of the queries included"""
     num_queries: int
-    """T, what a layer's queries beyond are padding"""
+    """T; a layer's queries beyond these are padding"""
     qo_indptr: torch.Tensor | None = None
     """i32 [B+1]; None: T / B queries each"""
     tree_mask: torch.Tensor | None = None
     """bool [T, T / B]: which of its request's drafts a query sees; None: those before it"""
     kv_indptr: torch.Tensor | None = None
-    """i32 [B+1] first token of each request, were all tokens one after another; only in prefill"""
+    """i32 [B+1] first token of each request when all tokens are laid end to end; only in prefill"""
     plan: libmla.Plan | None = None
     planned: tuple[Any, ...] = ()
     """heads and type of the queries that the plan is for"""
 
     def table(self) -> dict[str, Any]:
-        """The arguments that libmla's operations take it in."""
+        """Returns the arguments in which libmla's operations take the batch."""
         return {
             "kv_len": self.kv_len,
             "block_table": self.block_table,
@@ -43,7 +43,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Scores:
-    """How a layer scores keys."""
+    """Says how a layer scores keys."""
 
     scale: float
     soft_cap: float = 0.0
@@ -52,7 +52,7 @@ class Scores:
     """f32 [H]"""
 
     def options(self) -> dict[str, Any]:
-        """The arguments that libmla's operations take them in."""
+        """Returns the arguments in which libmla's operations take these settings."""
         return {
             "sm_scale": self.scale,
             "logits_soft_cap": self.soft_cap,
@@ -65,9 +65,9 @@ class Planner:
     """Plans batches for queries of one shape and type, in workspaces that grow and are shared by plans in turn.
 
     Args:
-        num_heads, kv_lora_rank, rope_dim: of the queries.
-        dtype: of the queries.
-        device: of the queries.
+        num_heads, kv_lora_rank, rope_dim: heads, latent and rotary channels of the queries.
+        dtype: type of the queries.
+        device: where the queries lie.
     """
 
     def __init__(self, num_heads: int, kv_lora_rank: int, rope_dim: int, dtype: torch.dtype, device: Any) -> None:
@@ -91,12 +91,12 @@ class Planner:
         batch.planned = self._key
 
     def replan(self, batch: Batch, cache: Any) -> None:
-        """Plans the batch's present lengths: a kernel, where they are on a GPU."""
+        """Plans the batch again for its present lengths; on a GPU, a kernel does so."""
         assert batch.plan is not None
         batch.plan.update(self._queries(batch), cache, sm_scale=1.0, **batch.table())
 
     def fits(self, batch: Batch, q: torch.Tensor, scores: Scores) -> bool:
-        """Whether the batch's plan is for these queries."""
+        """Returns whether the batch's plan is for these queries and scores."""
         return (
             batch.plan is not None
             and scores.window_left < 0
@@ -109,12 +109,14 @@ class Planner:
 
 
 def split(q: torch.Tensor, kv_lora_rank: int) -> tuple[torch.Tensor, ...]:
-    """[T, H, d_qk] as the pair (q_nope, q_pe), or q_nope alone where nothing is rotary."""
+    """Splits q [T, H, d_qk] into (q_nope, q_pe), or (q_nope,) where nothing is rotary."""
     return q.split([kv_lora_rank, q.shape[-1] - kv_lora_rank], -1) if q.shape[-1] > kv_lora_rank else (q,)
 
 
 def absorbed(q: tuple[torch.Tensor, ...], cache: Any, batch: Batch, scores: Scores, planner: Planner) -> torch.Tensor:
-    """Attention of absorbed queries over a paged cache: decode, verify, draft extend, and prefill over a prefix.
+    """Computes attention of absorbed queries over a paged cache.
+
+    It serves decode, verify, draft extend, and prefill over a prefix.
 
     Args:
         q: (q_nope [T, H, kv_lora_rank], q_pe [T, H, rope]), or q_nope alone; T may exceed the batch's queries.
@@ -149,7 +151,9 @@ def up_projected(
     causal: bool,
     scores: Scores,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention in the up-projected form, over the new tokens (causal), all tokens (causal) or a chunk of the prefix.
+    """Computes attention in the up-projected form.
+
+    The keys are those of the new tokens (causal), of all tokens (causal) or of a chunk of the prefix.
 
     Args:
         q: [T, H, d_qk]; k [S, H, d_qk]; v [S, H, d_v].
@@ -181,7 +185,7 @@ def sparse(
     num_heads: int | None = None,
     d_v: int | None = None,
 ) -> torch.Tensor:
-    """Attention over the slots that indices name, in one pool or two under one softmax.
+    """Computes attention over the slots that indices name, in one pool or two under one softmax.
 
     Args:
         q: [T, H, d_qk].
@@ -192,7 +196,7 @@ def sparse(
         d_v: width of the value; None: as the cache says.
 
     Returns:
-        [T, H, d_v], the heads that are padding left as they are.
+        [T, H, d_v], of which the heads that are padding are not written.
     """
     tokens, heads = q.shape[:2]
     real = heads if num_heads is None else min(heads, num_heads)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What libmla can serve, as reasons against it that name what to change."""
+"""Checks what libmla can serve: a check returns None, or the reason against it, which names what to change."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ def refuse(reasons: Iterable[str | None]) -> None:
 
 
 def mla(use_mla: bool, architecture: str) -> str | None:
-    """Whether the model has latent attention."""
+    """Checks that the model has latent attention."""
     if use_mla:
         return None
     return f"model: expected one with MLA, got {architecture}: choose another --attention-backend"
 
 
 def dense_cache(kv_cache_dtype: torch.dtype) -> str | None:
-    """Whether dense attention reads a pool of this element type."""
+    """Checks that dense attention reads a pool of this element type."""
     if kv_cache_dtype in _FORMATS:
         return None
     return f"kv_cache_dtype: expected bfloat16, float16 or float8_e4m3fn, got {kv_cache_dtype}: set {_ADVICE}"
 
 
 def page_size(size: int, slots: int) -> str | None:
-    """Whether a pool of ``slots`` slots falls into pages of ``size`` tokens."""
+    """Checks that a pool of ``slots`` slots falls into pages of ``size`` tokens."""
     if 1 <= size and slots % size == 0:
         return None
     return f"page_size: expected a divisor of the pool's {slots} slots, got {size}: set another --page-size"
 
 
 def feature(name: str, used: bool, advice: str) -> str | None:
-    """Whether something that libmla does not serve here is off."""
+    """Checks that something that libmla does not serve here is off."""
     return f"{name} is not supported: {advice}" if used else None
 
 
 def device(name: str) -> str | None:
-    """Whether the device is one that libmla computes on, and is there."""
+    """Checks that the device is one that libmla computes on, and is there."""
     kind = torch.device(name).type
     if kind not in ("cpu", "cuda"):
         return f"device: expected cuda or cpu, got {kind}"
@@ -57,7 +57,10 @@ def device(name: str) -> str | None:
 
 
 def row(operation: str, *, device: str, cache: str, q_dtype: torch.dtype, num_heads: int, d_qk: int, d_v: int) -> str:
-    """The backend of libmla that runs the operation on the device, see :func:`libmla.explain`; a ValueError if none."""
+    """Returns the backend of libmla that runs the operation on the device, see :func:`libmla.explain`.
+
+    Raises ValueError if there is none.
+    """
     where = torch.device(device)
     if where.type == "cuda":
         major, minor = torch.cuda.get_device_capability(where)
@@ -78,5 +81,5 @@ def row(operation: str, *, device: str, cache: str, q_dtype: torch.dtype, num_he
 
 
 def format_of(kv_cache_dtype: torch.dtype) -> str:
-    """The name of the cache format of a pool's element type, which :func:`dense_cache` takes."""
+    """Returns the name of the cache format of a pool's element type, one that :func:`dense_cache` takes."""
     return _FORMATS[kv_cache_dtype]

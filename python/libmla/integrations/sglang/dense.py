@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang's backend for dense MLA."""
+"""Implements SGLang's attention backend for dense MLA."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _SPECULATION = (None, "EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
 
 
 class MlaBackend(AttentionBackend):
-    """Dense attention of models with MLA.
+    """Computes dense attention of models with MLA.
 
     A batch's page table, lengths and plan are made on the device. In a CUDA graph they are part of it: replaying needs
     no preparation, and reads nothing back.
 
     Args:
-        model_runner: whose pools and sizes it takes.
-        draft_step: which step of a draft it is for, where it is one of :class:`MlaMultiStepDraftBackend`.
+        model_runner: SGLang's model runner, whose pools and sizes the backend takes.
+        draft_step: the step of a draft that it serves, if it belongs to a :class:`MlaMultiStepDraftBackend`.
         topk: branches of a draft in that case.
     """
 
@@ -168,7 +168,7 @@ class MlaBackend(AttentionBackend):
         pass  # the mask's buffer is what the kernels read
 
     def _more_tokens(self, mode: ForwardMode) -> int:
-        """Tokens of a request's attention beyond SGLang's ``seq_lens``."""
+        """Returns how many tokens a request attends to beyond SGLang's ``seq_lens``."""
         if self._draft_step is not None:
             return self._draft_step + 1
         return self._num_drafts if mode.is_target_verify() else 0
@@ -177,7 +177,7 @@ class MlaBackend(AttentionBackend):
         return -(-min(tokens, self.req_to_token.shape[1]) // self.page_size)
 
     def _new_batch(self, forward_batch: ForwardBatch, max_pages: int | None) -> Batch:
-        """A batch with room for these requests; in the graphs' memory without ``max_pages``."""
+        """Makes a batch with room for these requests; without ``max_pages``, it lies in the graphs' memory."""
         mode, requests = forward_batch.forward_mode, forward_batch.batch_size
         rows = requests * self._topk
         if mode.is_extend_without_speculative():
@@ -203,7 +203,7 @@ class MlaBackend(AttentionBackend):
         return Batch(block_table=table, kv_len=kv_len, num_queries=queries, tree_mask=mask)
 
     def _fill(self, batch: Batch, forward_batch: ForwardBatch, more: int) -> None:
-        """Writes the page table and the lengths: device operations on tensors of fixed shapes."""
+        """Writes the page table and the lengths, by device operations on tensors of fixed shapes."""
         requests = len(batch.kv_len) // self._topk
         rows, lengths = forward_batch.req_pool_indices[:requests], forward_batch.seq_lens[:requests]
         if self._topk == 1:
@@ -306,12 +306,12 @@ class MlaBackend(AttentionBackend):
         return pool.get_key_buffer(pool.start_layer)
 
     def _cache(self, layer_id: int | None = None) -> Any:
-        """A layer's cache; any layer's without ``layer_id``: they are alike."""
+        """Returns a layer's cache; without ``layer_id``, that of any layer, since all are alike."""
         return pages.pool_cache(self._layer_buffer(layer_id), self.page_size, self._one)
 
 
 class MlaMultiStepDraftBackend:
-    """The steps of a draft after its first token, each an :class:`MlaBackend` that sees one token more."""
+    """Holds the steps of a draft after its first token, each an :class:`MlaBackend` that sees one token more."""
 
     needs_cpu_seq_lens = False
 
@@ -344,7 +344,7 @@ class MlaMultiStepDraftBackend:
 
 
 def _indptr(lengths: torch.Tensor) -> torch.Tensor:
-    """i32 [B+1] offsets of ragged rows."""
+    """Returns i32 [B+1], the offsets of ragged rows of these lengths."""
     indptr = torch.zeros(len(lengths) + 1, dtype=torch.int32, device=lengths.device)
     torch.cumsum(lengths, 0, dtype=torch.int32, out=indptr[1:])
     return indptr

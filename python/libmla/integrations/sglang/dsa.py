@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang's backend for sparse attention with an indexer (DeepSeek V3.2, GLM-5), with libmla's kernels.
+"""Implements SGLang's backend for sparse attention with an indexer (DeepSeek V3.2, GLM-5) by libmla's kernels.
 
-Indexer, metadata and graphs are SGLang's. Of its ways to attend it goes that of ``flashmla_sparse``, whose kernel and
-that of short prompts are replaced. The packed cache is read as it is.
+Indexer, metadata and graphs are SGLang's. Of SGLang's ways to attend, the backend takes that of ``flashmla_sparse``; it
+replaces the kernel of that way and the kernel for short prompts. The packed cache is read as it is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _logger = logging.getLogger("sglang.libmla")
 
 
 class DsaBackend(DeepseekSparseAttnBackend):
-    """Sparse attention over the keys that SGLang's indexer picks."""
+    """Computes sparse attention over the keys that SGLang's indexer picks."""
 
     def __init__(self, model_runner: ModelRunner, *args: Any, **named: Any) -> None:
         super().__init__(model_runner, *args, **named)
@@ -83,7 +83,7 @@ class DsaBackend(DeepseekSparseAttnBackend):
 
 
 class DsaMultiStepDraftBackend(DeepseekSparseAttnMultiStepBackend):
-    """The steps of a draft, each a :class:`DsaBackend`."""
+    """Holds the steps of a draft, each a :class:`DsaBackend`."""
 
     def __init__(self, model_runner: ModelRunner, topk: int, speculative_num_steps: int, **named: Any) -> None:
         super().__init__(model_runner, topk, 1, **named)  # of one step, which makes no backends

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang's pools and request tables, as caches and page tables of libmla. All views or device operations: no waiting."""
+"""Turns SGLang's pools and request tables into caches and page tables of libmla.
+
+All of it is views or device operations: nothing waits for the GPU.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ V4_ROW_BYTES = 584
 
 
 def pool_cache(buffer: torch.Tensor, page_size: int, one: torch.Tensor) -> libmla.KvCache | torch.Tensor:
-    """A layer's buffer of an MLA pool as a paged cache; a view.
+    """Returns a view of a layer's buffer of an MLA pool as a paged cache.
 
     Args:
         buffer: [slots, 1, width]: bf16 or f16 rows; e4m3 rows, which SGLang stores unscaled; or packed V3.2 rows.
@@ -29,7 +32,10 @@ def pool_cache(buffer: torch.Tensor, page_size: int, one: torch.Tensor) -> libml
 
 
 def v4_cache(buffer: torch.Tensor, page_size: int) -> libmla.KvCache:
-    """A layer's buffer of a V4 pool, [pages, page bytes] with the scales in the page's footer, as a cache; a view."""
+    """Returns a view of a layer's buffer of a V4 pool as a cache.
+
+    The buffer is [pages, page bytes], with the scales in the page's footer.
+    """
     return libmla.KvCache("fp8_dsv4", kv=buffer.view(torch.uint8), page_size=page_size)
 
 
@@ -51,7 +57,7 @@ def page_table(req_to_token: torch.Tensor, rows: torch.Tensor, page_size: int, o
 def branch_table(
     req_to_token: torch.Tensor, rows: torch.Tensor, seq_lens: torch.Tensor, topk: int, steps: int, out: torch.Tensor
 ) -> None:
-    """Writes the slots of each branch of a draft, pages of one token: its request's, then the branch's own.
+    """Writes the slots of each branch of a draft, as pages of one token: its request's, then the branch's own.
 
     Args:
         req_to_token: [requests, tokens] slots; the ``topk * steps`` after a request's tokens are those of its branches.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How libmla joins SGLang 0.5.22: as it joins 0.5.23, which changed none of the interfaces that libmla uses."""
+"""Joins libmla to SGLang 0.5.22 as to 0.5.23, which changed none of the interfaces that libmla uses."""
 
 from __future__ import annotations
 

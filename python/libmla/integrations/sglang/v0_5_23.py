@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How libmla joins SGLang 0.5.23: by its registries, and by hooks of its own registry where those know no names but
-SGLang's.
+"""Joins libmla to SGLang 0.5.23 by SGLang's registries, and by its hooks where those know no names but SGLang's.
 
 What needs no model code is done when plug-ins are loaded, in every process. The rest is done in a worker when it makes
 its first backend: by then that code is imported, and other processes need not import it.
@@ -40,7 +39,7 @@ def install() -> None:
 
 
 def _create(runner: Any) -> Any:
-    """The backend of a target or draft model."""
+    """Makes the backend of a target or draft model."""
     config = runner.model_config.hf_config
     checks.refuse([checks.mla(runner.use_mla_backend, config.architectures[0])])
     _join_model_code()
@@ -56,7 +55,7 @@ def _create(runner: Any) -> Any:
 
 @functools.cache
 def _join_model_code() -> None:
-    """Tells models to hand over absorbed or up-projected queries, and drafts where their backends are. Once."""
+    """Tells models to hand over absorbed or up-projected queries, and drafts where their backends are. Does so once."""
     from sglang.srt.models.deepseek_common import attention_backend_handler as handlers
 
     def choose_form(attention: Any, forward_batch: Any) -> Any:
@@ -79,7 +78,7 @@ def _join_model_code() -> None:
 def _take_parts(config: Any) -> None:
     """Has models hand over the latent and the rotary part of queries as they are, not copied into one tensor.
 
-    Except for those that scale queries by position (Mistral Large 3): SGLang scales the copy.
+    Models that scale queries by position (Mistral Large 3) are left out: SGLang scales the copy.
     """
     from sglang.srt.models.deepseek_common.utils import FORWARD_ABSORB_CORE_ATTENTION_BACKENDS as take_parts
 
@@ -120,5 +119,5 @@ def _create_v4_drafts(theirs: Any, runner: Any, topk: int, speculative_num_steps
 
 
 def _asked_for(runner: Any) -> bool:
-    """Whether ``--attention-backend`` says libmla, before SGLang resolved it for the model."""
+    """Returns whether ``--attention-backend`` said libmla before SGLang resolved it for the model."""
     return runner.server_args.attention_backend == NAME

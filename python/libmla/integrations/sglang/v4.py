@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang's backend for DeepSeek V4, with libmla's kernel.
+"""Implements SGLang's backend for DeepSeek V4 by libmla's kernel.
 
 Metadata, compressors, indexer and graphs are SGLang's. The attention is one call over two pools, for decode and for
 prefill: the window's and, by the layer, that of C4 or C128, under one softmax with the sink. Pages of any size are read
@@ -22,7 +22,7 @@ _logger = logging.getLogger("sglang.libmla")
 
 
 class V4Backend(DeepseekV4AttnBackend):
-    """Attention over the window's pool and a compressed one."""
+    """Computes attention over the window's pool and a compressed one."""
 
     def __init__(self, model_runner: Any, *args: Any, **named: Any) -> None:
         super().__init__(model_runner, *args, **named)
@@ -87,7 +87,7 @@ class V4Backend(DeepseekV4AttnBackend):
 
 
 class V4MultiStepDraftBackend(DeepseekV4MultiStepBackend):
-    """The steps of a draft, each a :class:`V4Backend`."""
+    """Holds the steps of a draft, each a :class:`V4Backend`."""
 
     def _make_step_backend(self, model_runner: Any, step_id: int) -> V4Backend:
         return V4Backend(

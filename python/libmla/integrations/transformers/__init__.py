@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of Hugging Face transformers with multi-head latent attention, on libmla's kernels and paged latent caches.
+"""Runs Hugging Face transformers models with multi-head latent attention on libmla's kernels and paged latent caches.
 
     patch(model, cache_format="fp8_ds_mla")
     model.generate(**inputs, max_new_tokens=100)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What transformers calls for attention when a model's implementation of it is "libmla".
+"""Holds what transformers calls for attention when a model's attention implementation is "libmla".
 
 A model computes its queries, latents and rotary embeddings itself, with all its peculiarities, hands the latents to its
 cache, and calls ``expand_kv`` and then the attention function of its implementation. A patched model's ``expand_kv``
@@ -23,12 +23,15 @@ IMPLEMENTATION = "libmla"
 
 
 def keep_latents(ckv: Any, kpe: Any) -> tuple[Any, Any]:
-    """In the place of a module's ``expand_kv``: nothing is expanded."""
+    """Stands in place of a module's ``expand_kv`` and returns the latents as they are: nothing is expanded."""
     return ckv, kpe
 
 
 def keep_indices(topk_indices: torch.Tensor, **_: Any) -> torch.Tensor:
-    """In the place of ``build_attention_mask_from_topk``, where a module has it: the indexer's choice is the mask."""
+    """Stands in place of ``build_attention_mask_from_topk``, where a module has it.
+
+    The indexer's choice is the mask.
+    """
     return topk_indices
 
 
@@ -46,7 +49,7 @@ def attention(
     indices: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of a patched module.
+    """Computes the attention of a patched module.
 
     Args:
         module: has ``kv_b_proj`` and the widths of heads.
@@ -93,7 +96,7 @@ def attention(
 
 
 def _uncached(query: torch.Tensor, ckv: torch.Tensor, kpe: torch.Tensor, settings: Settings) -> Latents:
-    """The rows of a forward without a cache."""
+    """Returns the rows of a forward without a cache."""
     if ckv.shape[2] != query.shape[2]:
         raise ValueError(
             "past_key_values: expected a libmla.integrations.transformers.LatentCache, or none, for a patched model, "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The paged latent cache, as one of transformers' caches."""
+"""Holds the paged latent cache, as one of transformers' caches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .step import Step, new_lengths
 
 
 class LatentCache(Cache):
-    """A paged cache of latent rows for models that :func:`libmla.integrations.transformers.patch` has patched.
+    """Holds latent rows in pages, for models that :func:`libmla.integrations.transformers.patch` has patched.
 
     Pages are handed out as requests grow, from pools that all layers number alike. Padding takes no room. Requests own
     pages together after :meth:`fork` (which ``copy.deepcopy`` calls): a page is copied when one of its owners is about
@@ -80,12 +80,12 @@ class LatentCache(Cache):
 
     @property
     def lengths(self) -> list[int]:
-        """Cached tokens of each request, without padding."""
+        """Returns the number of cached tokens of each request, without padding."""
         return list(self._lengths)
 
     @property
     def block_table(self) -> list[list[int]]:
-        """The pages of each request."""
+        """Returns the pages of each request."""
         return [list(table) for table in self._tables]
 
     def update(
@@ -104,7 +104,9 @@ class LatentCache(Cache):
         return latents, latents
 
     def step(self, latents: Latents, valid: torch.Tensor | None) -> Step:
-        """The batch that these rows belong to; a forward's first layer makes it, and takes the pages that it needs.
+        """Returns the batch that these rows belong to.
+
+        A forward's first layer makes it, and takes the pages that it needs.
 
         Args:
             latents: from :meth:`update`.
@@ -138,7 +140,7 @@ class LatentCache(Cache):
         return self._steps[device]
 
     def _table_on(self, device: torch.device) -> torch.Tensor:
-        """[B, pages] int32: the pages of each request, and zeros."""
+        """Returns [B, pages] int32: the pages of each request, then zeros."""
         if device not in self._device_tables:
             width = max(1, *map(len, self._tables))
             rows = [table + [0] * (width - len(table)) for table in self._tables]
@@ -146,7 +148,7 @@ class LatentCache(Cache):
         return self._device_tables[device]
 
     def _joined(self, valid: torch.Tensor | None, latents: Latents) -> torch.Tensor | None:
-        """Which of all tokens are real: what the mask says, if it agrees with what has been cached."""
+        """Returns which of all tokens are real: what the mask says, if it agrees with what has been cached."""
         if valid is None and self._valid is None:
             return None
         shape = (len(latents.ckv), latents.end)
@@ -162,7 +164,7 @@ class LatentCache(Cache):
         return valid
 
     def _grow(self, lengths: list[int]) -> None:
-        """Gives every request the pages that it needs, and those that it writes into to it alone."""
+        """Gives every request the pages that it needs, and makes it the only owner of those that it writes into."""
         tables, size = self._tables or [[] for _ in lengths], self.page_size
         written = [
             (table, old // size)
@@ -188,10 +190,10 @@ class LatentCache(Cache):
         self._device_tables = {}
 
     def fork(self, requests: Sequence[int] | None = None) -> LatentCache:
-        """A cache that goes on where these requests are; nothing is copied but an indexer's keys.
+        """Returns a cache that goes on where these requests are; nothing is copied but an indexer's keys.
 
         Args:
-            requests: which; one may occur several times, as many prompts behind one prefix; None: all, in order.
+            requests: their numbers; one may occur several times, as for prompts behind one prefix; None: all, in order.
         """
         other = copy.copy(self)
         other.layers = copy.deepcopy(self.layers)
@@ -208,7 +210,7 @@ class LatentCache(Cache):
         return self.fork()
 
     def _select(self, requests: torch.Tensor) -> None:
-        """Request i becomes request ``requests[i]``."""
+        """Puts what was request ``requests[i]`` in the place of request i."""
         chosen = requests.tolist()
         outside = [i for i in chosen if not 0 <= i < len(self._tables)]
         if outside and self._tables:
@@ -265,7 +267,7 @@ class LatentCache(Cache):
         self._lengths, self._length, self._valid = [], 0, None
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """Tokens that one request may have; -1: no limit."""
+        """Returns how many tokens one request may have; -1: no limit."""
         return -1 if self.pages.limit is None else self.pages.limit * self.page_size
 
     def __repr__(self) -> str:
@@ -273,7 +275,10 @@ class LatentCache(Cache):
 
 
 def _layer_in_place_of(layer: Any) -> Any:
-    """A latent layer in the place of one that would hold keys and values; others, such as recurrent states, stay."""
+    """Returns a latent layer in the place of one that would hold keys and values.
+
+    Other layers, such as recurrent states, stay as they are.
+    """
     if isinstance(layer, DynamicIndexedLayer):
         return IndexedLatentLayer()
     return LatentLayer() if isinstance(layer, DynamicLayer) else layer

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a layer of a model sees of the latent cache."""
+"""Holds what a layer of a model sees of the latent cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 class LatentLayer(CacheLayerMixin):
-    """What transformers asks a layer: how many tokens it has seen, padding included. Rows are in the cache's pages."""
+    """Answers what transformers asks a layer: how many tokens it has seen, padding included.
+
+    Rows are in the cache's pages.
+    """
 
     is_sliding = False
     is_croppable = True
@@ -26,7 +29,7 @@ class LatentLayer(CacheLayerMixin):
 
     @property
     def keys(self) -> torch.Tensor:
-        """The shape of what transformers' own layer would hold, for models that look at it; no data."""
+        """Returns a tensor without data, for models that look at the shape of what transformers' layer would hold."""
         return torch.empty(self.batch_size, 1, self.length, 0, device="meta")
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None: ...
@@ -57,7 +60,7 @@ class LatentLayer(CacheLayerMixin):
 
 
 class IndexedLatentLayer(LatentLayer):
-    """A layer with an indexer, whose keys [B, tokens, channels] it holds as transformers' own layer does."""
+    """Stands for a layer with an indexer, and holds its keys [B, tokens, channels] as transformers' own layer does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,14 +86,16 @@ class IndexedLatentLayer(LatentLayer):
 
 
 class Store(Protocol):
-    """Where rows belong, which is a LatentCache."""
+    """Describes where rows belong, which is a LatentCache."""
 
     def step(self, latents: Latents, valid: torch.Tensor | None) -> Step:
-        """The batch that these rows belong to."""
+        """Returns the batch that these rows belong to."""
 
 
 class Latents:
-    """New rows of one layer on their way to the attention: what the cache's ``update`` gives in place of tensors.
+    """Holds new rows of one layer on their way to the attention.
+
+    The cache's ``update`` gives it in place of tensors.
 
     Args:
         ckv: [B, 1, S, rank].
@@ -114,5 +119,5 @@ class Latents:
 
     @property
     def shape(self) -> torch.Size:
-        """That of the rows of all tokens, for models that ask how many keys there are."""
+        """Returns the shape of the rows of all tokens, for models that ask how many keys there are."""
         return torch.Size((*self.ckv.shape[:2], self.end, self.ckv.shape[3]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One layer's attention, in the form that costs least: expanded for prompts, absorbed for what follows."""
+"""Computes one layer's attention in the form that costs least: expanded for prompts, absorbed for what follows."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .step import Step
 _PREFIX_ROWS = 16384
 """Cached rows that are expanded at a time."""
 _FEW_QUERIES = 32
-"""Up to these, weights are the left factor: as a transposed right one, torch copies those of bf16 on CPUs."""
+"""Up to this many queries, weights are the left factor: as a transposed right one, torch copies bf16 ones on CPUs."""
 
 
 @dataclass(frozen=True)
 class LatentQuery:
-    """What ``select_keys`` chooses keys for: one layer's queries, absorbed, and the cache that they look into.
+    """Holds what ``select_keys`` chooses keys for: one layer's queries, absorbed, and the cache that they look into.
 
-    T: queries of the batch, without padding. B: requests.
+    T is the number of queries in the batch, without padding; B is the number of requests.
     """
 
     layer: int
@@ -52,7 +52,7 @@ SelectKeys = Callable[[LatentQuery], "torch.Tensor | None"]
 
 @dataclass
 class Settings:
-    """How a patched model's layers attend; :func:`libmla.integrations.transformers.patch` says what each means."""
+    """Says how a patched model's layers attend; :func:`libmla.integrations.transformers.patch` says what each means."""
 
     absorb: str
     context: libmla.Context | None
@@ -62,7 +62,7 @@ class Settings:
 
 
 class LayerAttention:
-    """One layer in one forward; its new rows are in the cache, if there is one.
+    """Computes one layer's attention in one forward; its new rows are in the cache, if there is one.
 
     Queries are [T, H, qk_nope_head_dim + qk_rope_head_dim], results [T, H, v_head_dim].
 
@@ -100,11 +100,11 @@ class LayerAttention:
 
     @property
     def _expands(self) -> bool:
-        """Whether new tokens alone are attended, as the model computed them."""
+        """Returns whether new tokens alone are attended, as the model computed them."""
         return self._cache is None or (self._settings.absorb == "decode" and not any(self._step.past))
 
     def dense(self, q: torch.Tensor) -> torch.Tensor:
-        """Every query sees all keys up to its own."""
+        """Computes attention in which every query sees all keys up to its own."""
         if self._expands:
             return self._prefill(q, **self._named)
         if (
@@ -127,7 +127,10 @@ class LayerAttention:
         return self._values(o)
 
     def sparse(self, q: torch.Tensor, selected: torch.Tensor) -> torch.Tensor:
-        """Every query sees the keys that ``selected`` [T, topk] int32 names, by their rows in the request; -1: none."""
+        """Computes attention in which every query sees the keys that ``selected`` names.
+
+        ``selected`` is [T, topk] int32: rows of the request; -1: none.
+        """
         step, context = self._step, self._settings.context
         if self._expands:
             rows = torch.cat([self._ckv, self._kpe], dim=-1)
@@ -150,7 +153,7 @@ class LayerAttention:
         return self._values(o)
 
     def selected(self, select_keys: SelectKeys, q: torch.Tensor) -> torch.Tensor | None:
-        """What ``select_keys`` selects."""
+        """Returns what ``select_keys`` selects for these queries."""
         step = self._step
         q_nope, q_pe = self._absorbed(q)
         return select_keys(
@@ -169,13 +172,13 @@ class LayerAttention:
         )
 
     def _prefill(self, q: torch.Tensor, **named: Any) -> Any:
-        """Expanded, over the new tokens alone."""
+        """Computes attention in the expanded form, over the new tokens alone."""
         k, v = self._expanded(self._ckv, self._kpe)
         indptr = self._step.qo_indptr
         return self._planned("prefill", q, k, v, qo_indptr=indptr, kv_indptr=indptr, **named)
 
     def _prefill_behind_prefix(self, q: torch.Tensor) -> torch.Tensor:
-        """Expanded, over the new tokens and the cached ones, a few thousand rows of the latter at a time."""
+        """Computes attention in the expanded form, over the new tokens and, some rows at a time, the cached ones."""
         step, context = self._step, self._settings.context
         named = dict(self._named)
         sink = named.pop("attn_sink", None)
@@ -209,10 +212,10 @@ class LayerAttention:
         return o if sink is None else o * torch.sigmoid(lse - sink)[..., None].to(o.dtype)
 
     def _queries_worth_expanding(self) -> float:
-        """From how many queries of a request on it costs less to expand its prefix than to absorb into the queries.
+        """Returns from how many queries of a request on it costs less to expand its prefix than to absorb.
 
-        In multiply-adds of one head and key. Absorbed: 2 rank + rope for each query. Expanded: nope + rope + d_v for
-        each query, and (nope + d_v) rank once.
+        Costs are counted in multiply-adds of one head and key. The absorbed form needs 2 rank + rope for each query;
+        the expanded one needs nope + rope + d_v for each query, and (nope + d_v) rank once.
         """
         return (self._nope + self._d_v) * self._rank / max(2 * self._rank - self._nope - self._d_v, 1)
 
@@ -225,7 +228,7 @@ class LayerAttention:
         return run(*tensors, plan=self._step.plans[key], **named)
 
     def _weights(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """W_UK [H, nope, rank] and W_UV [H, d_v, rank]."""
+        """Returns W_UK [H, nope, rank] and W_UV [H, d_v, rank]."""
         up, known = self._module.kv_b_proj, self._settings.projections
         if type(up) is nn.Linear:
             weight = up.weight
@@ -237,30 +240,30 @@ class LayerAttention:
         return whole[:, : self._nope], whole[:, self._nope :]
 
     def _absorbed(self, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """q_nope [T, H, rank], with W_UK in it, and q_pe [T, H, rope]."""
+        """Returns q_nope [T, H, rank], with W_UK in it, and q_pe [T, H, rope]."""
         q_nope, q_pe = q.split([self._nope, self._rope], dim=-1)
         return torch.bmm(q_nope.transpose(0, 1), self._weights()[0]).transpose(0, 1), q_pe
 
     def _stored(self, latent: torch.Tensor, rotary: torch.Tensor) -> Any:
-        """Rows or queries, as wide as the pool's rows."""
+        """Returns rows or queries as wide as the pool's rows."""
         return (latent, self._pool.pad(rotary)) if self._rope else latent
 
     def _values(self, o: torch.Tensor) -> torch.Tensor:
-        """[T, H, rank] to [T, H, d_v]."""
+        """Multiplies o [T, H, rank] by W_UV and returns [T, H, d_v]."""
         w_uv = self._weights()[1]
         if len(o) <= _FEW_QUERIES:
             return torch.bmm(w_uv, o.permute(1, 2, 0)).permute(2, 0, 1)
         return torch.bmm(o.transpose(0, 1), w_uv.transpose(1, 2)).transpose(0, 1)
 
     def _expanded(self, ckv: torch.Tensor, kpe: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """k [S, H, nope + rope] and v [S, H, d_v] of rows."""
+        """Returns k [S, H, nope + rope] and v [S, H, d_v] of rows."""
         both = self._module.kv_b_proj(ckv).unflatten(-1, (-1, self._nope + self._d_v))
         k_nope, v = both.split([self._nope, self._d_v], dim=-1)
         return torch.cat([k_nope, kpe[:, None].expand(-1, both.shape[1], -1)], dim=-1), v
 
 
 def _shape(value: Any) -> Any:
-    """What a plan depends on beside lengths: shapes but for the first dimension, and options."""
+    """Returns what a plan depends on beside lengths: shapes but for the first dimension, and options."""
     if isinstance(value, torch.Tensor):
         return (value.device, value.shape[1:])
     if isinstance(value, tuple):

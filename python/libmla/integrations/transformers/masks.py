@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tokens are real, and which keys a query sees."""
+"""Finds which tokens are real, and which keys a query sees."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def padding_mask(
     allow_is_causal_skip: bool = True,
     **options: Any,
 ) -> torch.Tensor | None:
-    """The mask of a forward, which transformers asks for.
+    """Returns the mask of a forward, which transformers asks for.
 
     Returns:
         bool [B, kv_length], False where padding is; None where there is none. If the model wants the whole mask (for
@@ -45,7 +45,7 @@ def padding_mask(
 
 
 def real_tokens(mask: torch.Tensor | None) -> torch.Tensor | None:
-    """bool [B, tokens], False where padding is, of a mask that :func:`padding_mask` gave; None: all are real."""
+    """Returns bool [B, tokens], False where padding is, from a mask of :func:`padding_mask`; None: all are real."""
     if mask is None:
         return None
     if mask.dtype != torch.bool:
@@ -58,7 +58,7 @@ def real_tokens(mask: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def check_causal(mask: torch.Tensor, step: Step) -> None:
-    """Raises ValueError unless a whole mask is causal but for padding. Looks once at each."""
+    """Raises ValueError unless a whole mask is causal but for padding. Looks at each mask once."""
     if step.causal_mask is mask:
         return
     at = torch.arange(mask.shape[-1], device=mask.device)
@@ -74,7 +74,7 @@ def check_causal(mask: torch.Tensor, step: Step) -> None:
 
 
 def selected_rows(indices: torch.Tensor, step: Step) -> torch.Tensor:
-    """What an indexer chose, as cached rows.
+    """Returns what an indexer chose, as cached rows.
 
     Args:
         indices: int [B, S, topk], keys by their places among all tokens, padding included; negative: none.

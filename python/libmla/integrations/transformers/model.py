@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Patching a model, and taking the patch away."""
+"""Patches a model, and takes the patch away."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def patch(
     absorb: str = "decode",
     select_keys: SelectKeys | None = None,
 ) -> Model:
-    """Lets a model's attention run on libmla, over a paged latent cache. In place; :func:`unpatch` undoes it.
+    """Lets a model's attention run on libmla, over a paged latent cache.
 
-    Inference only. The model's calls and ``generate`` make a :class:`LatentCache` where none is given. Patching a
-    patched model changes how it is patched.
+    Patching changes the model in place, for inference only; :func:`unpatch` undoes it. The model's calls and
+    ``generate`` make a :class:`LatentCache` where none is given. Patching a patched model changes how it is patched.
 
     Args:
         model: a model of transformers with multi-head latent attention.
@@ -90,7 +90,7 @@ def patch(
 
 
 def unpatch(model: Model) -> Model:
-    """Takes the patch of :func:`patch` away, if there is one. In place; returns ``model``."""
+    """Takes the patch of :func:`patch` away, if there is one. Changes ``model`` in place, and returns it."""
     patched = model.__dict__.pop("libmla", None)
     if patched is None:
         return model
@@ -106,7 +106,7 @@ def unpatch(model: Model) -> Model:
 
 @dataclass(frozen=True)
 class _Patched:
-    """What :func:`patch` did to a model."""
+    """Holds what :func:`patch` did to a model."""
 
     cache_format: str
     page_size: int
@@ -120,7 +120,7 @@ class _Patched:
 
 
 def _attention_modules(model: PreTrainedModel) -> list[nn.Module]:
-    """The modules with latent attention; ValueError if there are none that can be patched."""
+    """Returns the modules with latent attention; raises ValueError if there are none, or one cannot be patched."""
     latent = [module for module in model.modules() if hasattr(module, "kv_b_proj")]
     if not latent:
         others = sorted({type(module).__name__ for module in model.modules() if "Attention" in type(module).__name__})
@@ -143,7 +143,7 @@ def _attention_modules(model: PreTrainedModel) -> list[nn.Module]:
 
 
 def _give_cache(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Before a forward: a cache of ours, where the model would make one of its own."""
+    """Gives a forward a cache of ours, before it starts, where the model would make one of its own."""
     positional = inspect.signature(model.forward).bind_partial(*args).arguments if args else {}
     arguments = {**positional, **kwargs}
     given, use_cache = arguments.get("past_key_values"), arguments.get("use_cache")
@@ -162,7 +162,7 @@ def _give_cache(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str,
 def _prepare_cache_for_generation(
     model: PreTrainedModel, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any, **named: Any
 ) -> None:
-    """What ``generate`` calls for its cache: as the model's own, and then a cache of ours in the place of its own."""
+    """Prepares the cache for ``generate`` as the model's own method does, then puts a cache of ours in its place."""
     given = model_kwargs.get("past_key_values")
     if generation_config.cache_implementation not in (None, "dynamic"):
         raise ValueError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages of latent rows, which requests own, alone or together."""
+"""Keeps pages of latent rows, which requests own, alone or together."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check_format(cache_format: str, rank: int, rope: int) -> None:
 
 
 class Pool:
-    """One layer's pages."""
+    """Holds one layer's pages."""
 
     def __init__(self, cache_format: str, page_size: int, rank: int, rope: int, device: torch.device) -> None:
         check_format(cache_format, rank, rope)
@@ -51,25 +51,25 @@ class Pool:
         self._scale = torch.ones(1, device=device) if cache_format == "fp8" else None
 
     def reserve(self, num_pages: int) -> None:
-        """Makes room; new pages hold anything."""
+        """Makes room for ``num_pages`` pages; new ones hold anything."""
         more = num_pages - len(self.data)
         if more > 0:
             self.data = torch.cat([self.data, self.data.new_empty((more, *self.data.shape[1:]))])
 
     @property
     def cache(self) -> Cache:
-        """What libmla's functions take."""
+        """Returns the cache as libmla's functions take it."""
         if self._format in ("bf16", "f16"):
             return self.data
         return libmla.KvCache(self._format, kv=self.data, ckv_scale=self._scale)
 
     def pad(self, rotary: torch.Tensor) -> torch.Tensor:
-        """Rotary channels [..., rope] as wide as they are stored."""
+        """Pads rotary channels [..., rope] to the width in which they are stored."""
         return torch.nn.functional.pad(rotary, (0, self.rope_pad)) if self.rope_pad else rotary
 
 
 class Pages:
-    """The pages that the caches forked from one another share: who owns them, and every layer's pool.
+    """Holds the pages that the caches forked from one another share: who owns them, and every layer's pool.
 
     Args:
         cache_format: a name of libmla.KvCache.
@@ -85,7 +85,7 @@ class Pages:
         self._free = list(range(self.count))[::-1]
 
     def pool(self, layer: int, rank: int, rope: int, device: torch.device) -> Pool:
-        """The layer's pool, with room for all pages; made when first asked for."""
+        """Returns the layer's pool, with room for all pages; makes it when first asked for."""
         if layer not in self.pools:
             self.pools[layer] = Pool(self.cache_format, self.page_size, rank, rope, device)
         pool = self.pools[layer]
@@ -93,7 +93,7 @@ class Pages:
         return pool
 
     def take(self, number: int) -> list[int]:
-        """Pages that nobody owns; ValueError, and none taken, if there are too few."""
+        """Takes pages that nobody owns; raises ValueError, and takes none, if there are too few."""
         missing = number - len(self._free)
         if missing > 0:
             if self.limit is not None:

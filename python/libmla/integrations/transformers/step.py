@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One forward's batch as the kernels see it: ragged, without padding. Made once, used by every layer."""
+"""Describes one forward's batch as the kernels see it: ragged, without padding.
+
+It is made once, and every layer uses it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import libmla
 
 
 class Step:
-    """B requests with S new tokens each, padding among them, after ``start`` tokens; T new tokens are real.
+    """Describes B requests with S new tokens each, padding among them, after ``start`` tokens; T new tokens are real.
 
     Args:
         start: tokens of each request before, padding included.
@@ -48,35 +51,35 @@ class Step:
 
     @cached_property
     def kv_len(self) -> torch.Tensor:
-        """[B] int32: cached tokens of each request, the new ones included."""
+        """Returns [B] int32: the cached tokens of each request, the new ones included."""
         return self._ints([old + new for old, new in zip(self.past, self.q_lengths, strict=True)])
 
     @cached_property
     def qo_indptr(self) -> torch.Tensor:
-        """[B+1] int32: first new token of each request."""
+        """Returns [B+1] int32: the first new token of each request."""
         return self._ints([0, *accumulate(self.q_lengths)])
 
     @cached_property
     def request(self) -> torch.Tensor:
-        """[T] the request of each new token."""
+        """Returns [T]: the request of each new token."""
         lengths = torch.tensor(self.q_lengths, device=self.device)
         return torch.arange(self.batch, device=self.device).repeat_interleave(lengths, output_size=sum(self.q_lengths))
 
     @cached_property
     def positions(self) -> torch.Tensor:
-        """[T] where each new token is among its request's."""
+        """Returns [T]: where each new token is among the tokens of its request."""
         before = accumulate([0, *self.q_lengths[:-1]])
         first = torch.tensor([old - new for old, new in zip(self.past, before, strict=True)], device=self.device)
         return first[self.request] + torch.arange(sum(self.q_lengths), device=self.device)
 
     @cached_property
     def slots(self) -> torch.Tensor:
-        """[T] int64: where each new token's row goes."""
+        """Returns [T] int64: the slot where each new token's row goes."""
         pages = self.block_table[self.request, self.positions // self.page_size]
         return pages.long() * self.page_size + self.positions % self.page_size
 
     def slice_of_past(self, start: int, number: int) -> tuple[int, torch.Tensor, torch.Tensor]:
-        """Up to ``number`` cached tokens of each request from ``start`` on.
+        """Describes up to ``number`` cached tokens of each request, from ``start`` on.
 
         Returns:
             How many there are, [B+1] int32 the first row of each request, and [B] int32 its first token.
@@ -85,11 +88,11 @@ class Step:
         return sum(lengths), self._ints([0, *accumulate(lengths)]), self._ints([min(start, old) for old in self.past])
 
     def pack(self, padded: torch.Tensor) -> torch.Tensor:
-        """[B, S, ...] to [T, ...]."""
+        """Turns [B, S, ...] into [T, ...]."""
         return padded.flatten(0, 1) if self.valid is None else padded[self.valid[:, self.start :]]
 
     def unpack(self, packed: torch.Tensor) -> torch.Tensor:
-        """[T, ...] to [B, S, ...]; zeros where padding is."""
+        """Turns [T, ...] into [B, S, ...], with zeros where padding is."""
         if self.valid is None:
             return packed.unflatten(0, (self.batch, self.tokens))
         padded = packed.new_zeros(self.batch, self.tokens, *packed.shape[1:])
@@ -98,5 +101,5 @@ class Step:
 
 
 def new_lengths(valid: torch.Tensor | None, start: int, batch: int, tokens: int) -> list[int]:
-    """How many of each request's new tokens are real."""
+    """Returns how many of each request's new tokens are real."""
     return [tokens] * batch if valid is None else valid[:, start:].sum(1).tolist()

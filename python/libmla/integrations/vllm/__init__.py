@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libmla as attention backend of vLLM, which calls :func:`register` in each of its processes.
+"""Makes libmla an attention backend of vLLM, which calls :func:`register` in each of its processes.
 
 ``--attention-backend CUSTOM`` selects it for models with MLA, dense or sparse, and ``mla_prefill_backend=CUSTOM`` of
 ``--attention-config`` its prefill. The environment's ``LIBMLA_VLLM`` says what is registered:
@@ -27,12 +27,12 @@ _warned: set[str] = set()
 
 
 def supported_versions() -> str:
-    """The versions of vLLM that there is an adapter for, in words."""
+    """Returns, in words, the versions of vLLM that there is an adapter for."""
     return " and ".join(f"{major}.{minor}" for major, minor in sorted(_ADAPTERS))
 
 
 def register() -> None:
-    """Registers the backends with vLLM. Does no more when called again, and never raises.
+    """Registers the backends with vLLM. A second call changes nothing, and no call raises.
 
     A version of vLLM without an adapter is left alone: then selecting CUSTOM is an error that names the versions.
     """

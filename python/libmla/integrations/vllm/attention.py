@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The attention of one layer in one step, in tensors: what all versions of vLLM have in common."""
+"""Computes the attention of one layer in one step, in tensors: what all versions of vLLM have in common."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .plans import StepPlan
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What stays the same in a layer from step to step."""
+    """Holds what stays the same in a layer from step to step."""
 
     sm_scale: float
     kv_cache_dtype: str
@@ -30,7 +30,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """The requests of a step that are decoded, in the memory of the device."""
+    """Describes the requests of a step that are decoded, in the memory of the device."""
 
     kv_len: torch.Tensor
     """[B] int32: tokens of each request on all ranks, those of the queries included."""
@@ -43,20 +43,23 @@ class Requests:
     plan: StepPlan
 
     def offsets(self, num_tokens: int) -> torch.Tensor | None:
-        """query_start_loc, or None where each request has one query: padded requests then have one too, and no key."""
+        """Returns query_start_loc, or None where each request has one query.
+
+        Padded requests then have one query too, and no key.
+        """
         one_each = self.max_query_len == 1 and num_tokens == self.kv_len.shape[0]
         return None if one_each else self.query_start_loc
 
 
 def _queries(q: torch.Tensor | tuple[torch.Tensor, torch.Tensor]) -> tuple[Any, torch.Tensor]:
-    """Queries as libmla takes them, and a tensor that has their T, H and type."""
+    """Returns queries as libmla takes them, and a tensor that has their T, H and type."""
     return (rows_of(*q), q[0]) if isinstance(q, tuple) else (q, q)
 
 
 def _outputs(
     like: torch.Tensor, layer: Layer, padded: bool, want_lse: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Where o and lse go. Rows that no kernel may write, since they are padding, look like those without a key."""
+    """Allocates o and lse. Rows that no kernel may write, since they are padding, look like those without a key."""
     tokens, heads = like.shape[:2]
     out = like.new_empty(tokens, heads, layer.kv_lora_rank)
     lse = like.new_empty(tokens, heads, dtype=torch.float32) if want_lse else None
@@ -78,7 +81,7 @@ def decode(
     want_lse: bool = False,
     key: object = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Dense attention over the paged cache, in the absorbed form. Nothing is read back from a GPU.
+    """Computes dense attention over the paged cache, in the absorbed form. Nothing is read back from a GPU.
 
     Args:
         layer, requests: what is decoded.
@@ -121,7 +124,7 @@ def decode_sparse(
     want_lse: bool = False,
     key: object = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Attention of every query over the tokens that the indexer picked. Nothing is read back from a GPU.
+    """Computes attention of every query over the tokens that the indexer picked. Nothing is read back from a GPU.
 
     Args:
         topk_indices: [T, topk] int32: tokens of the query's request, counted over all ranks; negative: none.
@@ -170,7 +173,7 @@ def prefill(
     want_lse: bool,
     out: torch.Tensor | None = None,
 ) -> Any:
-    """Attention of a ragged batch in the up-projected form.
+    """Computes attention of a ragged batch in the up-projected form.
 
     Args:
         q: [T, H, d_qk].

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's latent caches as caches of libmla."""
+"""Presents vLLM's latent caches as caches of libmla."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KV_CACHE_DTYPES = ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_ds_mla
 
 
 def format_of(kv_cache_dtype: str | None, dtype: torch.dtype) -> Any:
-    """The name of the cache format.
+    """Returns the name of the cache format.
 
     Args:
         kv_cache_dtype: one of :data:`KV_CACHE_DTYPES`; None: as "auto".
@@ -27,7 +27,7 @@ def format_of(kv_cache_dtype: str | None, dtype: torch.dtype) -> Any:
 
 
 def cache_of(kv_cache: torch.Tensor, kv_cache_dtype: str, k_scale: torch.Tensor) -> libmla.KvCache | torch.Tensor:
-    """The cache of one layer.
+    """Returns the cache of one layer.
 
     Args:
         kv_cache: [num_pages, page_size, row elements]; bytes may stand for e4m3.
@@ -43,13 +43,13 @@ def cache_of(kv_cache: torch.Tensor, kv_cache_dtype: str, k_scale: torch.Tensor)
 
 
 def one_page(kv_cache_dtype: str, d_qk: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A page of one token, as vLLM allocates it.
+    """Allocates a page of one token, as vLLM does.
 
     Args:
         kv_cache_dtype: one of :data:`KV_CACHE_DTYPES`.
         d_qk: channels of a row.
         dtype: the model's element type.
-        device: where.
+        device: where the page goes.
     """
     cache_format = format_of(kv_cache_dtype, dtype)
     if cache_format in ("fp8", "fp8_ds_mla"):
@@ -59,7 +59,7 @@ def one_page(kv_cache_dtype: str, d_qk: int, dtype: torch.dtype, device: torch.d
 
 
 def rows_of(ckv: torch.Tensor, kpe: torch.Tensor) -> Any:
-    """Queries or keys as libmla takes them: the pair, or the latent part alone where there is no rotary part."""
+    """Returns queries or keys as libmla takes them: the pair, or the latent part where there is no rotary part."""
     return (ckv, kpe) if kpe.shape[-1] else ckv
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be served, and the reasons why something cannot."""
+"""Says what can be served, and why something cannot."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _ADVICE = {
     "kv_cache_dtype not supported": f"libmla's --kv-cache-dtype is one of {', '.join(KV_CACHE_DTYPES)}",
     "dtype not supported": "libmla's --dtype is bfloat16 or float16",
 }
-"""What to change, by what vLLM's own checks say."""
+"""Says what to change, by the reason that vLLM's own checks give."""
 
 
 def advised(reasons: Iterable[str]) -> list[str]:
-    """vLLM's reasons, with what to change where that is known."""
+    """Returns vLLM's reasons, with what to change where that is known."""
     return [f"{reason}: {_ADVICE[reason]}" if reason in _ADVICE else reason for reason in reasons]
 
 
 def device_of(capability: Any) -> str:
-    """The device of :func:`libmla.explain`, of vLLM's capability of a GPU; None: the CPU."""
+    """Returns the device of :func:`libmla.explain` for vLLM's capability of a GPU; None stands for the CPU."""
     return "cpu" if capability is None else f"sm{capability.major}{capability.minor}"
 
 
 def why_not(operation: str, device: str, **problem: Any) -> str | None:
-    """Why libmla cannot run an operation, or None if it can.
+    """Returns why libmla cannot run an operation, or None if it can.
 
     Args:
         operation, device, problem: as in :func:`libmla.explain`.
@@ -48,7 +48,10 @@ def why_not(operation: str, device: str, **problem: Any) -> str | None:
 def why_not_on_cache(
     operation: str, capability: Any, head_size: int, dtype: torch.dtype, kv_cache_dtype: str | None
 ) -> str | None:
-    """Why libmla cannot run ``operation`` on caches of this kind, or None if it can (or another check says why)."""
+    """Returns why libmla cannot run ``operation`` on caches of this kind, or None if it can.
+
+    None also stands where another check says why.
+    """
     if kv_cache_dtype is not None and kv_cache_dtype not in KV_CACHE_DTYPES:
         return None
     return why_not(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One plan for all layers of a step."""
+"""Keeps one plan for all layers of a step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import libmla
 
 
 class StepPlan:
-    """The plan of one step. The first layer that asks makes it, and the others use it.
+    """Holds the plan of one step. The first layer that asks makes it, and the others use it.
 
     That layer makes it anew whenever it asks again. So a CUDA graph that is captured with the metadata of a warm-up
     plans for itself, and a draft model may go round several times while lengths change in place.
@@ -30,12 +30,12 @@ class StepPlan:
         self._plan: libmla.Plan | None = None
 
     def get(self, layer: object, make: Callable[..., libmla.Plan]) -> libmla.Plan:
-        """The plan, made by ``make(workspace=...)`` if it is ``layer`` that makes it."""
+        """Returns the plan, made by ``make(workspace=...)`` if it is ``layer`` that makes it."""
         if self._plan is None or self._layer is layer:
             self._layer = layer
             self._plan = make(workspace=self._workspace)
         return self._plan
 
     def forget(self) -> None:
-        """What it was made for has changed in place: the next layer that asks makes it."""
+        """Forgets the plan, since what it was made for has changed in place: the next layer that asks makes it anew."""
         self._plan = None

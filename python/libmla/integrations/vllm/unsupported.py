@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In the place of an adapter, for versions of vLLM that have none: every name is an error that says so."""
+"""Stands in place of an adapter for versions of vLLM that have none: using any name raises an error that says so."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The attention backends for vLLM 0.33: everything that depends on its interfaces."""
+"""Holds the attention backends for vLLM 0.33: everything that depends on its interfaces."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ logger = init_logger("vllm.libmla")
 
 
 class DenseBackend(MLACommonBackend):
-    """Dense MLA."""
+    """Describes the backend for dense MLA to vLLM."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.bfloat16, torch.float16]
     supported_kv_cache_dtypes: ClassVar[list[Any]] = list(caches.KV_CACHE_DTYPES)
@@ -104,7 +104,10 @@ class DenseBackend(MLACommonBackend):
 
 
 class SparseBackend(DenseBackend):
-    """Sparse MLA (DeepSeek V3.2, GLM): every query attends to the tokens that the model's indexer picks."""
+    """Describes the backend for sparse MLA (DeepSeek V3.2, GLM) to vLLM.
+
+    Every query attends to the tokens that the model's indexer picks.
+    """
 
     operation: ClassVar[str] = "decode_sparse"
 
@@ -130,7 +133,7 @@ class SparseBackend(DenseBackend):
 
 
 class CustomBackend(DenseBackend):
-    """What ``--attention-backend CUSTOM`` names: the dense or the sparse backend, as the model is."""
+    """Stands for ``--attention-backend CUSTOM``: the dense or the sparse backend, as the model needs."""
 
     @classmethod
     def full_cls_name(cls) -> tuple[str, str]:
@@ -147,13 +150,16 @@ class CustomBackend(DenseBackend):
 
 @dataclass
 class DecodeMetadata(MLACommonDecodeMetadata):
-    """The decode part of a step."""
+    """Holds the decode part of a step's metadata."""
 
     requests: attention.Requests
 
 
 class DenseBuilder(MLACommonMetadataBuilder[MLACommonMetadata[DecodeMetadata]]):
-    """Metadata of a step. Requests of up to 1 + num_speculative_tokens queries are decoded, however these differ."""
+    """Builds the metadata of a step.
+
+    Requests of up to 1 + num_speculative_tokens queries are decoded, even if they differ in how many they have.
+    """
 
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
     query_len_support: ClassVar[QueryLenSupport] = QueryLenSupport.VARLEN
@@ -208,13 +214,13 @@ class DenseBuilder(MLACommonMetadataBuilder[MLACommonMetadata[DecodeMetadata]]):
 
 @dataclass(kw_only=True)
 class SparseMetadata(SparseMLACommonMetadata):
-    """Metadata of a step."""
+    """Holds the metadata of a step."""
 
     plan: plans.StepPlan | None = None
 
 
 class SparseBuilder(SparseMLACommonMetadataBuilder[SparseMetadata]):
-    """Metadata of a step."""
+    """Builds the metadata of a step."""
 
     metadata_cls = SparseMetadata
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
@@ -250,7 +256,7 @@ class SparseBuilder(SparseMLACommonMetadataBuilder[SparseMetadata]):
 
 
 def _padded(vllm_config: Any, count: int) -> int:
-    """At least the size of the largest CUDA graph, up to which batches are padded."""
+    """Returns ``count``, or the size of the largest CUDA graph if that is more: batches are padded up to it."""
     return max(count, vllm_config.compilation_config.max_cudagraph_capture_size or 0)
 
 
@@ -259,7 +265,7 @@ def _impl_of(vllm_config: Any, layer_names: list[str]) -> Any:
 
 
 class _Impl:
-    """What dense and sparse layers have in common."""
+    """Holds what dense and sparse layers have in common."""
 
     can_return_lse_for_decode: bool = True
     lse_base_on_e: bool = True
@@ -331,7 +337,7 @@ class _Impl:
 
 
 class DenseImpl(_Impl, MLACommonImpl[MLACommonMetadata[DecodeMetadata]]):
-    """A dense layer."""
+    """Computes attention of a dense layer."""
 
     def forward_mqa(
         self,
@@ -353,7 +359,7 @@ class DenseImpl(_Impl, MLACommonImpl[MLACommonMetadata[DecodeMetadata]]):
 
 
 class SparseImpl(_Impl, SparseMLACommonImpl[SparseMetadata]):
-    """A sparse layer."""
+    """Computes attention of a sparse layer."""
 
     supports_pcp: bool = False
 
@@ -387,7 +393,7 @@ class SparseImpl(_Impl, SparseMLACommonImpl[SparseMetadata]):
 
 
 class PrefillBackend(MLAPrefillBackend):
-    """Attention of prompts, in the up-projected form."""
+    """Computes attention of prompts, in the up-projected form."""
 
     @staticmethod
     def get_name() -> str:

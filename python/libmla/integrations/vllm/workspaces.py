@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory for plans, taken once: CUDA graphs keep its address."""
+"""Allocates memory for plans once, since CUDA graphs keep its address."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MANY_TOKENS = 1 << 24
 def _example(
     layer: Layer, num_heads: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, libmla.KvCache | torch.Tensor, dict[str, Any]]:
-    """A query [1, H, d_qk] and a cache as the layer's kernels see them, and the layer's options.
+    """Returns a query [1, H, d_qk] and a cache as the layer's kernels see them, and the layer's options.
 
     The cache is one page over and over: with batch_invariant, a workspace grows with the keys that a request may have.
     """
@@ -33,13 +33,13 @@ def _example(
 def for_decode(
     layer: Layer, *, num_heads: int, dtype: torch.dtype, device: torch.device, max_tokens: int, max_requests: int
 ) -> torch.Tensor | None:
-    """Workspace for plans of :func:`attention.decode`, for every batch within the limits.
+    """Allocates the workspace for plans of :func:`attention.decode`, for every batch within the limits.
 
     Args:
         layer: one of those that share it.
         num_heads: query heads that a kernel sees.
-        dtype: of the queries.
-        device: where; on a CPU the size depends on lengths, and None is returned.
+        dtype: type of the queries.
+        device: where the workspace goes; on a CPU the size depends on lengths, and None is returned.
         max_tokens: queries of a step.
         max_requests: requests of a step.
     """
@@ -68,7 +68,7 @@ def for_decode(
 def for_decode_sparse(
     layer: Layer, *, num_heads: int, dtype: torch.dtype, device: torch.device, max_tokens: int, topk: int
 ) -> torch.Tensor | None:
-    """The same for plans of :func:`attention.decode_sparse`.
+    """Allocates the same for plans of :func:`attention.decode_sparse`.
 
     Args:
         layer, num_heads, dtype, device, max_tokens: as in :func:`for_decode`.
