@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one layer's decode over a cache shared by ranks costs, by the way in which partial results are combined.
+"""Measures one layer's decode over a cache shared by ranks, by the way in which partial results are combined.
 
     torchrun --nproc-per-node 2 bench/context_parallel.py [--heads 64] [--batch 1 64] [--kv-len 8192] [--device cpu]
 
@@ -26,7 +26,7 @@ LAYERS, PAGE_SIZE, SM_SCALE = 20, 64, 192**-0.5
 
 
 def layer_us(layer: Callable[[], Any], device: torch.device, runs: int) -> float:
-    """Median time of a call on the slowest rank; each run is 20 of them."""
+    """Returns the median time of a call on the slowest rank, in microseconds; each run is 20 calls."""
 
     def layers() -> None:
         for _ in range(LAYERS):
@@ -55,7 +55,7 @@ def layer_us(layer: Callable[[], Any], device: torch.device, runs: int) -> float
 
 
 def ways_to_decode(batch: int, heads: int, kv_len: int, device: torch.device) -> dict[str, Callable[[], Any]]:
-    """The same decode, combined in several ways."""
+    """Returns calls of the same decode by the way in which partial results are combined."""
     context = libmla.Context(num_threads=1) if device.type == "cpu" else None
     world_size = dist.get_world_size()
     pages = -(-kv_len // (world_size * PAGE_SIZE))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call of libmla.decode from Python costs beyond the same call from C++, at batch 1.
+"""Measures what a call of libmla.decode from Python costs beyond the same call from C++, at batch 1.
 
     python bench/python_overhead.py [--heads 16] [--kv-len 1 128] [--calls 2000] [--json FILE]
 
@@ -29,7 +29,7 @@ SM_SCALE = 192**-0.5
 
 
 def cpp_us(heads: int, kv_len: int) -> float:
-    """Median time of the C++ call."""
+    """Returns the median time of the C++ call, in microseconds."""
     shape = ["--heads", str(heads), "--kv-len", str(kv_len), "--page-size", str(PAGE_SIZE)]
     command = [str(tool()), "bench", "--op", "decode", "--batch", "1", "--threads", "1", *shape, "--json"]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -37,7 +37,10 @@ def cpp_us(heads: int, kv_len: int) -> float:
 
 
 def python_us(call: Callable[[], Any], calls: int) -> float:
-    """Median time of a call, each timed by itself as the tool does: what interrupts one does not count."""
+    """Returns the median time of a call, in microseconds.
+
+    Each call is timed by itself, as the tool does: what interrupts one does not count.
+    """
     for _ in range(calls // 10 + 1):
         call()
     times = []
@@ -49,7 +52,7 @@ def python_us(call: Callable[[], Any], calls: int) -> float:
 
 
 def ways_to_call(heads: int, kv_len: int) -> dict[str, Callable[[], Any]]:
-    """The same decode, called in several ways."""
+    """Returns calls of the same decode by the way in which it is called."""
     pages = -(-kv_len // PAGE_SIZE)
     context = libmla.Context(num_threads=1)
     q = torch.randn(1, heads, D_QK).bfloat16()

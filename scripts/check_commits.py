@@ -22,7 +22,7 @@ OF_GIT = re.compile(r'Merge |Revert "')
 
 
 def check_message(message):
-    """What is wrong with a commit's message."""
+    """Yields what is wrong with a commit's message."""
     subject, *rest = message.rstrip("\n").split("\n")
     if OF_GIT.match(subject):
         return
@@ -42,7 +42,7 @@ def git(folder, *arguments):
 
 
 def check_range(folder, commits):
-    """What is wrong with the commits of a range, and how many there are."""
+    """Returns what is wrong with the commits of a range, and how many commits there are."""
     found, count = [], 0
     for entry in git(folder, "log", "--reverse", "-z", "--format=%h %B", commits).split("\0"):
         if not entry:

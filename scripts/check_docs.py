@@ -26,7 +26,7 @@ FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
 def anchors(text):
-    """The anchors that GitHub makes of a page's headings."""
+    """Returns the anchors that GitHub makes of a page's headings."""
     found = set()
     for heading in re.findall(r"^#+ +(.*)$", FENCE.sub("", text), re.MULTILINE):
         plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()

@@ -61,7 +61,7 @@ STYLE = (
 
 @dataclass
 class Picture:
-    """An SVG under construction; coordinates in pixels, y downwards."""
+    """Holds an SVG under construction; coordinates are in pixels, y downwards."""
 
     name: str
     width: int
@@ -81,7 +81,7 @@ class Picture:
         self.parts.append(f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}" class="rule"/>')
 
     def arrow(self, points: list[tuple[float, float]], label: str = "", at: tuple[float, float] | None = None) -> None:
-        """A line through the points, with a head at the last; the label ends up centred at `at`."""
+        """Draws a line through the points, with a head at the last; the label ends up centred at `at`."""
         self.parts.append(f'<polyline points="{" ".join(f"{x:g},{y:g}" for x, y in points)}" class="arrow"/>')
         (x0, y0), (x, y) = points[-2:]
         along = ((x - x0) ** 2 + (y - y0) ** 2) ** 0.5
@@ -103,7 +103,7 @@ class Picture:
 
 
 class Timeline(Picture):
-    """Lanes of roles against time. A lane is its top edge and height; the time axis runs to the right."""
+    """Draws lanes of roles against time. A lane is its top edge and height; the time axis runs to the right."""
 
     LEFT = 168  # where time begins
 
@@ -120,7 +120,7 @@ class Timeline(Picture):
 
 
 def cuda_bulk_block() -> Picture:
-    """Sixteen rows, memory-bound: the step takes what its rows take to come."""
+    """Draws a block of sixteen rows, memory-bound: a step takes as long as its rows take to arrive."""
     one = Timeline("cuda_bulk-block", 930, 396, "cuda_bulk: a block of 16 query rows, 16-bit cache")
     one.heading(
         "19 warps, 32 keys a step, four stages. Loads run up to four steps ahead; memory sets the pace.",
@@ -167,7 +167,7 @@ def cuda_bulk_block() -> Picture:
 
 
 def cuda_sm90_block() -> Picture:
-    """Clocks of docs/notebook/2026-11-22-flashmla.md."""
+    """Draws a block of 64 rows; the clocks are those of docs/notebook/2026-11-22-flashmla.md."""
     one = Timeline("cuda_sm90-block", 930, 366, "cuda_sm90: a block of 64 query rows, 16-bit cache")
     one.heading(
         "Four warpgroups, 64 keys a step, two stages. Lengths: clocks of a step of 128 heads (H200, 2026-11-22).",
@@ -410,7 +410,10 @@ def work_split() -> Picture:
 
 
 def memory_maps(name: str, title: str, notes: list[str], maps: list[tuple[str, str, list[tuple[str, str, int]], int]]):
-    """Columns of shared memory. Of a map: its heading, what stands below, (kind, text, bytes) from the top, the limit."""
+    """Draws columns of shared memory.
+
+    A map is its heading, what stands below, (kind, text, bytes) from the top, and the limit in bytes.
+    """
     column = 290
     one = Picture(name, 24 + column * len(maps), 376 + 16 * len(notes), title)
     one.text(12, 22, title, "title")

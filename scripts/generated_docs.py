@@ -40,14 +40,14 @@ def names_in(text: str) -> list[str]:
 
 
 class Support:
-    """The support matrix: facts, the backends in their order, and the sentence that explains the cells."""
+    """Holds the support matrix: facts, the backends in their order, and the sentence that explains the cells."""
 
     def __init__(self, legend: str, facts: Facts, backends: list[str]):
         self.legend, self.facts, self.backends = legend, facts, backends
 
     @classmethod
     def printed_by(cls, program: str) -> tuple["Support", list[str]]:
-        """What `mla info --markdown` prints, a table for each operation; and the backends that are idle here."""
+        """Returns what `mla info --markdown` prints, a table for each operation, and the backends idle here."""
         done = subprocess.run([program, "info", "--markdown"], capture_output=True, text=True, check=True)
         legend, _, tables = done.stdout.partition("\n")
         facts: Facts = {}
@@ -66,7 +66,7 @@ class Support:
 
     @classmethod
     def rendered_as(cls, text: str) -> "Support":
-        """The inverse of rendered()."""
+        """Reads the matrix from a text that rendered() made."""
         legend, order, table = text.split("\n\n")
         header, _, *rows = (cells_of(line) for line in table.splitlines())
         facts: Facts = {}
@@ -103,7 +103,10 @@ class Support:
         return f"{self.legend}\n\n{order}\n\n{table}"
 
     def comparable(self, idle: list[str]) -> tuple[str, list[str], Facts]:
-        """Without the name of the machine, backends that are idle here, what does not run, and architectures."""
+        """Returns legend, backends and facts to compare.
+
+        It leaves out the name of the machine, backends that are idle here, what does not run, and architectures.
+        """
         facts = {key: re.sub(r"\b(sm\d+ ?)+: ", "", cell) for key, cell in self.facts.items()}
         legend = re.sub(r"^Judged by `explain` on: .*?\. (?=[A-Z])", "", self.legend)
         runs = {key: cell for key, cell in facts.items() if cell != NONE and key[3] not in idle}
@@ -111,7 +114,7 @@ class Support:
 
 
 def caches_text(which: list[tuple[str, str]]) -> str:
-    """`bf16`, `f16`: 576/512, 512/512; `fp8_ds_mla`: 576/512."""
+    """Returns text such as "`bf16`, `f16`: 576/512, 512/512; `fp8_ds_mla`: 576/512"."""
     dims_of: dict[str, list[str]] = {}
     for cache, dims in which:
         dims_of.setdefault(cache, []).append(dims)
@@ -125,11 +128,11 @@ def caches_text(which: list[tuple[str, str]]) -> str:
 
 
 class Stale(Exception):
-    """A part that does not say what its source says."""
+    """Is raised for a part that does not say what its source says."""
 
 
 def replace_part(path: pathlib.Path, part: str, wanted, *, write: bool) -> None:
-    """`wanted`: of the part's text as it stands, that which it should be."""
+    """Replaces the text of a part by wanted(text), what it should be; without `write`, raises Stale if they differ."""
     text = path.read_text(encoding="utf-8")
     found = re.search(rf"(<!-- {part}:[^\n]*-->\n)(.*?)(\n<!-- /{part} -->)", text, re.DOTALL)
     if not found:
