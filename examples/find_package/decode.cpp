@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One decode step of one request: append its tokens to a paged cache, then attend over them.
+// This program computes one decode step of one request: it appends its tokens to a paged cache and attends over them.
 #include <mla/mla.h>
 
 #include <cmath>
