@@ -82,7 +82,7 @@ struct Executor {
 /// and at least workspace_size(args, executor) bytes long; `plan` writes the work list into it, and `run` reads it
 /// there. `run` gets arguments of the same shapes as `plan` did and, on the CPU, of the same lengths. On a GPU both
 /// enqueue kernels, and must not read what the arguments point to. They return success, or why a kernel could not be
-/// enqueued. The functions hold what they need of their backend; none of them allocates when it is called.
+/// enqueued. The functions hold what they need of their backend; neither a verdict nor a run allocates.
 template <class Args>
 struct PlannedImplementation {
   std::string_view name;
