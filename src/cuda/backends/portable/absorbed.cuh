@@ -87,7 +87,7 @@ class AbsorbedBlock {
     finish();
   }
 
-  static_assert(sizeof(BlockUnit) <= Config::kUnitBytes);
+  static_assert(sizeof(BlockUnit) <= Config::kUnitBytes && sizeof(Place<Config>) == Config::kPlaceBytes);
 
   MLA_DEVICE BlockUnit& unit() const { return *as<BlockUnit>(memory_ + Config::kUnitOffset); }
   MLA_DEVICE bool has_step(uint32_t n) const { return n < unit().steps.end; }
@@ -264,7 +264,7 @@ class AbsorbedBlock {
   /// Loads the queries into registers by way of shared memory.
   MLA_DEVICE void load_queries(uint32_t first_step) {
     constexpr int kLatentChunks = Config::kLatentDims / kVector, kChunks = kLatentChunks + Config::kRopeDims / kVector;
-    // Rows come to the tile before the first step's last.
+    // Beside the first keys, the queries take the tile that is filled last, in the first step.
     const ptx::SharedAddress at =
         Config::kQueriesBesideKeys ? tile(first_step + Config::kLead) : shared_ + Config::kTileOffset;
     const auto latents = [&](int term) {
