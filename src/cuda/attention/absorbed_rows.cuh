@@ -76,10 +76,9 @@ MLA_DEVICE float score_scale(const cuda::AbsorbedArgs& args) {
   return args.q_scale != nullptr ? args.sm_scale * *args.q_scale : args.sm_scale;
 }
 
-/// Returns eight channels of a query row, from `channel` on, in kType; they are in w[0] ... w[3] of the result. Queries
-/// that kType does not hold exactly are split into two terms: term 0 is the rounded value, term 1 the rest.
-template <DType kType>
-MLA_DEVICE Bits8 query_channels(const cuda::AbsorbedArgs& args, const QueryRow& row, int channel, int term) {
+/// Returns eight channels of a query row, from `channel` on, as they are stored; zeros where there is no such row or
+/// channel.
+MLA_DEVICE Bits8 query_bits(const cuda::AbsorbedArgs& args, const QueryRow& row, int channel) {
   if (row.token < 0 || channel >= args.d_qk) return {};
   const int32_t d_ckv = args.pools[0].cache.d_ckv;
   const bool latent = channel < d_ckv;
@@ -88,7 +87,14 @@ MLA_DEVICE Bits8 query_channels(const cuda::AbsorbedArgs& args, const QueryRow& 
              : int64_t{row.token} * args.q_pe_stride_token + row.head * args.q_pe_stride_head + channel - d_ckv;
   const int32_t element_bytes = static_cast<int32_t>(size_of(args.q_dtype));
   const auto* base = static_cast<const std::byte*>(latent ? args.q_nope : args.q_pe);
-  const Bits8 bits = load_bits8(base + at * element_bytes, element_bytes);
+  return load_bits8(base + at * element_bytes, element_bytes);
+}
+
+/// Returns eight channels of a query row, from `channel` on, in kType; they are in w[0] ... w[3] of the result. Queries
+/// that kType does not hold exactly are split into two terms: term 0 is the rounded value, term 1 the rest.
+template <DType kType>
+MLA_DEVICE Bits8 query_channels(const cuda::AbsorbedArgs& args, const QueryRow& row, int channel, int term) {
+  const Bits8 bits = query_bits(args, row, channel);
   if (args.q_dtype == kType) return bits;
   float values[kVector];
   decode8(bits, args.q_dtype, values);

@@ -22,6 +22,7 @@ struct AbsorbedConfig {
   static constexpr int kLatentDims = kLatentDims_;
   static constexpr int kQueryTerms = kQueryTerms_;
   static constexpr bool kQuantized = kKind_ == KeyKind::kQuantized;
+  static constexpr bool kDecodes = kQuantized;  // rows are decoded on their way to a tile
   static constexpr DType kType = kKind_ == KeyKind::kF16 ? DType::kF16 : DType::kBF16;  // the type of all operands
 
   static constexpr int kRopeDims = 64;  // rotary channels behind the latent ones, if the problem has any
@@ -63,10 +64,12 @@ struct AbsorbedConfig {
   static constexpr int kScoreRowBytes = kKeys * 4;
   static constexpr int kScoreBytes = kScoreWarpsK * kGroupRows * kScoreRowBytes;
   static constexpr int kPRowBytes = 128;  // a segment of a tile, of which P takes half
+  static constexpr int kSecondRun = 4;    // a softmax lane has eight neighbouring keys
   static constexpr int kPlaceBytes = kQuantized ? 24 : 16;
   static constexpr int kKeyScaleBytes = 32;  // the most that a key has: one byte for every 16 of 512 channels
   static_assert(kKeyScaleBytes >= most_scale_bytes(DType::kE4M3) && kKeyScaleBytes >= most_scale_bytes(DType::kE2M1));
   static constexpr int kScaleBytes = kKeys * kKeyScaleBytes;
+  static constexpr int kScalePlaces = 2;
   static constexpr int kRowStateBytes = 4 + 8;  // the row's factor, and the state of its softmax
   static constexpr int kUnitBytes = 160;        // for a BlockUnit
   static constexpr int kPoisonBytes = (PoisonMarks<kKeys>::kBytes + 3) / 4 * 4;
