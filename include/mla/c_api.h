@@ -61,6 +61,9 @@ typedef enum mla_cache_format {
 /* Lists the values for `lse_base`. */
 typedef enum mla_lse_base { MLA_LSE_BASE_E = 0, MLA_LSE_BASE_2 = 1 } mla_lse_base;
 
+/* Lists the values for `compute`, which AttentionOptions of mla/params.h explains. */
+typedef enum mla_compute { MLA_COMPUTE_DEFAULT = 0, MLA_COMPUTE_FP8 = 1 } mla_compute;
+
 /* Lists the values for `topk_length_per`, which says whom an entry of topk_length is for. */
 typedef enum mla_length_per {
   MLA_LENGTH_BY_SHAPE = 0,   /* as its shape says; refused where it says neither: T = B > 1, with qo_indptr */
@@ -147,7 +150,7 @@ typedef struct mla_attention_options {
   float logits_soft_cap;
   int32_t has_window;  /* 1: window_left counts */
   int32_t window_left; /* keys that a query sees before its own */
-  int32_t reserved;    /* 0 */
+  int32_t compute;     /* mla_compute; fp8 in decode and decode_sparse over quantized caches */
 } mla_attention_options;
 
 /* Describes this rank's share of every request; all fields zero means the whole request. */
@@ -402,6 +405,8 @@ typedef struct mla_problem {
   int32_t gpu_arch; /* 80 for sm80, on this machine or not; 0 = that of `device` */
   int32_t emulated; /* the GPU is an emulated one */
   int64_t q_len;    /* decode: query tokens of a request, rounded up; 1 with batch_invariant; 0 = 1 */
+  int32_t compute;  /* mla_compute, of decode and decode_sparse */
+  int32_t reserved; /* 0 */
 } mla_problem;
 
 /* Names the types in which numbers are multiplied and summed. */

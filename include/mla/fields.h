@@ -48,7 +48,7 @@ Member(std::string_view, Of) -> Member<Of>;
 MLA_FIELDS(KvCache, format, kv, ckv, kpe, ckv_scale, kpe_scale, page_size, power_of_two_scales);
 MLA_FIELDS(PageTable, kv_indptr, kv_indices, block_table, kv_len);
 MLA_FIELDS(ContextParallel, rank, world, interleave);
-MLA_FIELDS(AttentionOptions, attn_sink, window_left, logits_soft_cap, alibi_slopes);
+MLA_FIELDS(AttentionOptions, attn_sink, window_left, logits_soft_cap, alibi_slopes, compute);
 MLA_FIELDS(DecodeParams, q, q_nope, q_pe, q_scale, cache, pages, qo_indptr, causal, tree_mask, tree_parents, options,
            context_parallel, sm_scale, lse_base, batch_invariant, o, o_scale, lse);
 MLA_FIELDS(SparsePool, cache, indices, topk_length, topk_length_per);

@@ -61,6 +61,19 @@ struct AttentionOptions {
   int32_t window_left = -1;
   float logits_soft_cap = 0.0F;  ///< scores become cap * tanh(score / cap), sm_scale included; 0: as they are
   TensorView alibi_slopes = {};  ///< [H] f32: score += slope * (position of the key - position of the query)
+  /// kFP8 says, in decode and decode_sparse over quantized caches, that products are those of e4m3 numbers:
+  /// - A latent channel of a key is its element times its scale, not rounded, and so is a quantized rotary channel.
+  /// - The channels of a query that meet quantized channels become e4m3, with one f32 scale for each token and head:
+  ///   their largest finite magnitude / 448, or 1 where that is 0. Queries of e4m3 are taken as they are. Channels that
+  ///   meet 16-bit rotary channels are rounded to bf16.
+  /// - The keys of a query are taken in blocks of 32: in decode as the rank holds them, in decode_sparse as the indices
+  ///   of each pool stand. In a block, and for each group of latent channels with one scale, the weight of a key times
+  ///   that scale becomes e4m3, in units of the largest such product of the query's visible keys / 448; it multiplies
+  ///   the key's elements. 16-bit rotary channels of a value are multiplied by weights that are not rounded, and those
+  ///   are summed, in the denominator and in lse.
+  /// Rounding to e4m3 saturates, and is to nearest, ties to even. Rotary channels are quantized in both pools or in
+  /// none.
+  Compute compute = Compute::kDefault;
 };
 
 /// Computes dense decode in the absorbed form: o = softmax(sm_scale * (q_nope . ckv + q_pe . kpe)) . ckv, with one KV

@@ -92,8 +92,9 @@ class Plan {
 };
 
 /// Returns the bytes of workspace (of any alignment) that `plan` and `run` need for these shapes and lengths; 0 if
-/// there is no query. The reference takes 520 * (d_qk + d_v) + 128 bytes for any batch. Other backends' grows with -
-/// the threads: the tiles of each (at most 1.2 MiB), and in decode, if there are several, room for 16 partial
+/// there is no query. The reference takes 520 * (d_qk + d_v) + 128 bytes for any batch, with compute = fp8 512 * d_v +
+/// 16384 more. Other backends' grows with
+/// - the threads: the tiles of each (at most 1.2 MiB), and in decode, if there are several, room for 16 partial
 ///   states each of 4 * R * (d_v + 1) bytes, R being the rows (queries x heads) of a block, at most 256;
 /// - the blocks of query rows, 40 bytes each: at most T * H / 16 + B (prefill: + B * H) of them.
 /// It does not grow with kv_len, except in decode under batch_invariant, where the split of a request is a function of
@@ -116,10 +117,10 @@ Result<Plan> plan(const Context& context, const DecodeSparseParams& params, std:
 Result<Plan> plan(const Context& context, const PrefillSparseParams& params, std::span<std::byte> workspace,
                   Stream stream = {});
 
-/// Runs a planned batch. Shapes and lengths must be those of the plan, and so must be causal, window_left, the presence
-/// of a draft tree, context_parallel and batch_invariant; data, page numbers, indices, topk_length, sm_scale, the other
-/// options, strides and the output pointers may have changed since. A context that forces a backend runs only plans of
-/// that backend.
+/// Runs a planned batch. Shapes and lengths must be those of the plan, and so must be causal, window_left, compute, the
+/// presence of a draft tree, context_parallel and batch_invariant; data, page numbers, indices, topk_length, sm_scale,
+/// the other options, strides and the output pointers may have changed since. A context that forces a backend runs only
+/// plans of that backend.
 Status run(const Context& context, const Plan& plan, const DecodeParams& params, Stream stream = {});
 Status run(const Context& context, const Plan& plan, const PrefillParams& params, Stream stream = {});
 Status run(const Context& context, const Plan& plan, const DecodeSparseParams& params, Stream stream = {});

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <string_view>
 
 namespace mla {
@@ -56,6 +57,9 @@ inline constexpr Op kAllOps[] = {
 /// Names the base of the logarithm in which `lse` is written. Partial states that are merged must have the same base.
 enum class LseBase : uint8_t { kE, kTwo };
 
+/// Names the arithmetic of attention: what AttentionOptions::compute says.
+enum class Compute : uint8_t { kDefault, kFP8 };
+
 /// Returns "f32", "f16", "bf16", "e4m3", "uint8", "int32" or "int64"; "none" for kNone.
 std::string_view name(DType dtype);
 /// Returns "decode", "prefill", "merge_states", "append", "gather", "decode_sparse", "prefill_sparse", "append_rope",
@@ -64,6 +68,10 @@ std::string_view name(DType dtype);
 std::string_view name(Op op);
 /// Returns "cpu" or "cuda".
 std::string_view name(DeviceType type);
+/// Returns "default" or "fp8".
+std::string_view name(Compute compute);
+/// Returns what has that name, if anything.
+std::optional<Compute> parse_compute(std::string_view text);
 
 /// Returns the bits of one element; 0 for kNone.
 constexpr int32_t bits_of(DType dtype) {

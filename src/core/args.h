@@ -48,6 +48,7 @@ struct Options {
   int32_t window_left = -1;             // -1 for all keys
   float logits_soft_cap = 0.0F;         // 0 for none
   const float* alibi_slopes = nullptr;  // [H]
+  Compute compute = Compute::kDefault;  // kFP8 with quantized caches only
 };
 
 struct DecodeArgs {

@@ -117,6 +117,25 @@ bool check_options(Checks& check, const AttentionOptions& options, int64_t num_h
   return true;
 }
 
+bool check_compute(Checks& check, const AttentionOptions& options, const Cache* cache, const Cache* extra,
+                   Options& result) {
+  if (!check.ok()) return false;
+  const Checks::Within within(check, "options");
+  constexpr std::string_view kField = "compute";
+  result.compute = options.compute;
+  if (options.compute == Compute::kDefault) return true;
+  if (options.compute != Compute::kFP8)
+    return check.fail(kField, "expected kDefault or kFP8, got {}", static_cast<unsigned>(options.compute));
+  if (cache == nullptr) return check.fail(kField, "expected default, since keys are in no quantized cache, got fp8");
+  for (const Cache* one : {cache, extra != nullptr ? extra : cache})
+    if (!one->is_quantized())
+      return check.fail(kField, "expected default, since {} caches are not quantized, got fp8", name(one->format));
+  if (extra != nullptr && cache->has_quantized_kpe() != extra->has_quantized_kpe())
+    return check.fail(kField, "expected default, since rotary channels are {} in one pool and {} in the other, got fp8",
+                      name(cache->kpe_dtype), name(extra->kpe_dtype));
+  return true;
+}
+
 bool check_context_parallel(Checks& check, const ContextParallel& share) {
   if (!check.ok()) return false;
   const Checks::Within within(check, "context_parallel");

@@ -43,6 +43,11 @@ DTypes output_types(DType queries, bool e4m3);
 /// Checks the options. Only `keyed` operations know the positions of keys, which some options need.
 bool check_options(Checks& check, const AttentionOptions& options, int64_t num_heads, bool keyed, Options& result);
 
+/// Checks what the options say of the arithmetic. `cache` is that of the keys, null where keys are in no cache; `extra`
+/// is that of the second pool, null if there is none.
+bool check_compute(Checks& check, const AttentionOptions& options, const Cache* cache, const Cache* extra,
+                   Options& result);
+
 bool check_context_parallel(Checks& check, const ContextParallel& share);
 
 /// Checks the shapes and lengths of a page table, and binds `batch_size`. It does not look at page numbers. The table

@@ -58,6 +58,21 @@ inline Reason width_refusal(const Problem& problem) {
   return Reason::format("rows of {} have {} channels, not {}", name(problem.cache), width, problem.d_qk);
 }
 
+/// Returns why no backend can run a problem in the arithmetic that it names; empty if there is nothing to refuse.
+inline Reason compute_refusal(const Problem& problem) {
+  if (problem.compute == Compute::kDefault) return {};
+  if (problem.op != Op::kDecode && problem.op != Op::kDecodeSparse)
+    return Reason::format("compute {} is for decode and decode_sparse only", name(problem.compute));
+  for (const CacheFormat cache : {problem.cache, problem.extra_cache.value_or(problem.cache)})
+    if (!is_quantized(kv_layout(cache).nope.element))
+      return Reason::format("compute {} is for quantized caches, not for {}", name(problem.compute), name(cache));
+  const auto quantizes_rope = [](CacheFormat cache) { return is_quantized(kv_layout(cache).rope.element); };
+  if (problem.extra_cache && quantizes_rope(problem.cache) != quantizes_rope(*problem.extra_cache))
+    return Reason::format("compute {} takes rotary channels that are quantized in both pools or in none, not {} and {}",
+                          name(problem.compute), name(problem.cache), name(*problem.extra_cache));
+  return {};
+}
+
 /// Says whether a row can run a problem, and why. Selection and explain() ask the same function.
 struct Verdict {
   bool usable = false;

@@ -60,4 +60,18 @@ std::string_view name(DeviceType type) {
   return "unknown";
 }
 
+std::string_view name(Compute compute) {
+  switch (compute) {
+    case Compute::kDefault: return "default";
+    case Compute::kFP8: return "fp8";
+  }
+  return "unknown";
+}
+
+std::optional<Compute> parse_compute(std::string_view text) {
+  for (const Compute compute : {Compute::kDefault, Compute::kFP8})
+    if (name(compute) == text) return compute;
+  return std::nullopt;
+}
+
 }  // namespace mla

@@ -46,6 +46,7 @@ Status validate(const PrefillParams& params, Scope scope, PrefillArgs& args, Dev
       check.fits_int32("d_qk", d_qk) && check.at_least("d_v", d_v, 1) && check.fits_int32("d_v", d_v) &&
       check.fits_int32("num_keys", num_keys) && check.sm_scale(params.sm_scale) && check.lse_base(params.lse_base) &&
       check_options(check, params.options, batch.num_heads, true, options) &&
+      check_compute(check, params.options, nullptr, nullptr, options) &&
       check.lengths("qo_indptr", params.qo_indptr, {"B + 1", &indptr_extent}) &&
       check_indptr_extent(check, "qo_indptr", indptr_extent) &&
       check.lengths("kv_indptr", params.kv_indptr, {"B + 1", &indptr_extent});

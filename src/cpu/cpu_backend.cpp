@@ -25,6 +25,8 @@ bool is_absorbed(Op op) { return op == Op::kDecode || op == Op::kDecodeSparse ||
 Reason refusal(const Problem& problem) {
   if (problem.device.type != DeviceType::kCpu)
     return Reason::format("tensors are on {}, not on the CPU", name(problem.device.type));
+  if (problem.compute != Compute::kDefault)
+    return Reason::format("multiplies numbers of f32 or pairs of bf16, not those of compute {}", name(problem.compute));
   const bool absorbed = is_absorbed(problem.op);
   const bool indexer = problem.op == Op::kIndexerLogits || problem.op == Op::kIndexerTopK;
   if (!is_float(problem.q_dtype) && !((absorbed || indexer) && problem.q_dtype == DType::kE4M3))

@@ -56,6 +56,7 @@ struct Operation<DecodeParams> {
   static Problem problem(const Args& a, Device device) {
     Problem problem = {kOp, device, a.q_dtype, a.cache.format, a.num_heads, a.d_qk, a.d_v};
     problem.q_len = a.usual_q_len();
+    problem.compute = a.options.compute;
     return problem;
   }
 };
@@ -108,6 +109,7 @@ struct SparseOperation {
   static Problem problem(const Args& a, Device device) {
     Problem problem = {kOp, device, a.q_dtype, a.pools[0].cache.format, a.num_heads, a.d_qk, a.d_v};
     if (a.num_pools == 2) problem.extra_cache = a.pools[1].cache.format;
+    problem.compute = a.options.compute;
     return problem;
   }
 };
@@ -118,14 +120,16 @@ template <>
 struct Operation<PrefillSparseParams> : SparseOperation<Op::kPrefillSparse> {};
 
 /// Calls tell(part, name, value) for the options that a plan depends on: switches and counts (bool, int32), which say
-/// what there is to do. Numbers (f32), enumerations and tensors say how it is done, and may change from run to run.
-/// Caches are left out, since tell_shape tells of them.
+/// what there is to do, and the arithmetic (Compute), which says which row does it. Numbers (f32), other enumerations
+/// and tensors say how it is done, and may change from run to run. Caches are left out, since tell_shape tells of them.
 template <class Params, class F>
 void tell_options(const Params& params, const F& tell, std::string_view part = {}) {
   for_each_field(params, [&](std::string_view name, const auto& field) {
     using Field = std::remove_cvref_t<decltype(field)>;
     if constexpr (std::is_same_v<Field, bool> || std::is_same_v<Field, int32_t>)
       tell(part, name, int64_t{field});
+    else if constexpr (std::is_same_v<Field, Compute>)
+      tell(part, name, static_cast<int64_t>(field));
     else if constexpr (HasFields<Field> && !std::is_same_v<Field, KvCache>)
       tell_options(field, tell, name);
   });

@@ -196,6 +196,10 @@ Result<mla::Problem> read_problem(const mla_problem* given) {
   if (problem.q_len < 0)
     return Status(StatusCode::kInvalidArgument,
                   mla::core::format("explain: q_len: expected at least 0, got {}", problem.q_len));
+  if (problem.compute != MLA_COMPUTE_DEFAULT && problem.compute != MLA_COMPUTE_FP8)
+    return Status(StatusCode::kInvalidArgument,
+                  mla::core::format("explain: compute: expected MLA_COMPUTE_DEFAULT or MLA_COMPUTE_FP8, got {}",
+                                    problem.compute));
   mla::Problem wanted{.op = static_cast<Op>(problem.op),
                       .device = {static_cast<mla::DeviceType>(problem.device.device_type), problem.device.device_id},
                       .q_dtype = mla::dispatch::dtype_of(problem.q_dtype),
@@ -205,7 +209,8 @@ Result<mla::Problem> read_problem(const mla_problem* given) {
                       .d_v = problem.d_v,
                       .gpu_arch = problem.gpu_arch,
                       .emulated = problem.emulated != 0,
-                      .q_len = std::max<int64_t>(problem.q_len, 1)};
+                      .q_len = std::max<int64_t>(problem.q_len, 1),
+                      .compute = problem.compute == MLA_COMPUTE_FP8 ? mla::Compute::kFP8 : mla::Compute::kDefault};
   if (Status status = mla::dispatch::check_problem(wanted); !status.ok()) return status;
   return wanted;
 }

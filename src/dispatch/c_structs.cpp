@@ -89,6 +89,12 @@ void StructReader::convert(const FieldPath& at, int32_t value, LseBase& field) {
   field = value == MLA_LSE_BASE_2 ? LseBase::kTwo : LseBase::kE;
 }
 
+void StructReader::convert(const FieldPath& at, int32_t value, Compute& field) {
+  if (value != MLA_COMPUTE_DEFAULT && value != MLA_COMPUTE_FP8)
+    fail(at, core::format("expected MLA_COMPUTE_DEFAULT or MLA_COMPUTE_FP8, got {}", value));
+  field = value == MLA_COMPUTE_FP8 ? Compute::kFP8 : Compute::kDefault;
+}
+
 void StructReader::settle(AttentionOptions& options, const Given<mla_attention_options>& given) {
   bool has_window = false;
   convert({&given.at, "has_window"}, given.fields.has_window, has_window);

@@ -71,6 +71,7 @@ class StructReader {
   void convert(const FieldPath& at, const mla_tensor* tensor, TensorView& field);
   void convert(const FieldPath& at, int32_t value, bool& field);
   void convert(const FieldPath& at, int32_t value, LseBase& field);
+  void convert(const FieldPath& at, int32_t value, Compute& field);
   void convert(const FieldPath&, int32_t value, int32_t& field) { field = value; }
   void convert(const FieldPath&, float value, float& field) { field = value; }
   void convert(const FieldPath&, int32_t value, CacheFormat& field) { field = enumeration<CacheFormat>(value); }

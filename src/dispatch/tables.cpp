@@ -29,7 +29,8 @@ Verdict reference_verdict(const Problem& problem) {
   if (problem.q_dtype == DType::kE4M3 ? !takes_e4m3 : !is_float(problem.q_dtype))
     return {false, Reason::format("takes bf16, f16{} f32{} only, not {}", takes_e4m3 ? "," : " and",
                                   takes_e4m3 ? " and e4m3" : "", name(problem.q_dtype))};
-  if (const Reason reason = core::width_refusal(problem); !reason.empty()) return {false, reason};
+  for (const Reason& reason : {core::width_refusal(problem), core::compute_refusal(problem)})
+    if (!reason.empty()) return {false, reason};
   for (int64_t width : {problem.d_qk, problem.d_v})
     if (width < 1 || width > kWidest)
       return {false, Reason::format("takes head dims from 1 to {}, not {}", kWidest, width)};

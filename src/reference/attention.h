@@ -7,7 +7,8 @@
 //   lse[r]  = m[r] + log(sum_j exp(s[r][j] - m[r]))
 //   o[r]    = sum_j exp(s[r][j] - m[r]) v[j] / sum_j exp(s[r][j] - m[r])
 //             then * exp(lse[r]) / (exp(lse[r]) + exp(sink)), then / o_scale
-// The loop over the keys runs twice, for m and for the sums, so that no memory grows with the number of keys.
+// The loop over the keys runs twice, for m and for the sums, so that no memory grows with the number of keys. With
+// compute = fp8, s is made of rounded queries, and fp8.h has the sum over v; the other sum is as above.
 #pragma once
 
 #include <algorithm>
@@ -21,6 +22,7 @@
 
 #include "core/args.h"
 #include "mla/types.h"
+#include "reference/fp8.h"
 #include "reference/scalar.h"
 
 namespace mla::reference {
@@ -45,6 +47,7 @@ struct RowBlock {
   double* o = nullptr;      // [rows, d_v]
   double* key = nullptr;    // [d_qk]
   double* value = nullptr;  // [d_v]
+  KeyBlock keys = {};       // with compute = fp8, instead of `value`
   std::array<QueryRow, kRowsPerBlock> row = {};
   std::array<double, kRowsPerBlock> max = {}, lse = {};
 
@@ -52,9 +55,12 @@ struct RowBlock {
   double* o_row(int64_t r) const { return o + r * d_v; }
 };
 
-/// Returns the bytes of workspace that a block takes.
-inline size_t block_bytes(int32_t d_qk, int32_t d_v) {
-  return static_cast<size_t>(kRowsPerBlock + 1) * static_cast<size_t>(d_qk + d_v) * sizeof(double);
+/// Returns the bytes of workspace that a block takes for the problem of `args`.
+template <class Args>
+size_t block_bytes(const Args& args) {
+  const size_t numbers = static_cast<size_t>(kRowsPerBlock + 1) * static_cast<size_t>(args.d_qk + args.d_v);
+  const bool fp8 = args.options.compute == Compute::kFP8;
+  return (numbers + (fp8 ? static_cast<size_t>(key_block_size(kRowsPerBlock, args.d_v)) : 0)) * sizeof(double);
 }
 
 /// Makes a block of kRowsPerBlock rows for the problem of `args` in a workspace of block_bytes().
@@ -71,6 +77,7 @@ RowBlock make_block(const Args& args, std::span<std::byte> workspace) {
   block.o = block.q_row(kRowsPerBlock);
   block.key = block.o_row(kRowsPerBlock);
   block.value = block.key + args.d_qk;
+  if (args.options.compute == Compute::kFP8) block.keys = make_key_block(block.value + args.d_v, args.d_v);
   return block;
 }
 
@@ -107,20 +114,51 @@ inline double score(const RowBlock& block, int64_t r, int64_t key_position) {
   return s;
 }
 
-/// Calls use(r, s[r][j]) for every key j that row r sees. `keys` has these functions:
+/// Calls use(r, j, s[r][j]) for every key j from `begin` to `end` that row r sees. `keys` has these functions:
 /// - count() says that the keys are 0 ... count - 1, and position(j) where each is in its request;
 /// - sees(row, j) returns whether a QueryRow sees key j;
-/// - load(j, block) fills block.key and block.value; it is not called for keys that no row of the block sees.
+/// - load(j, block) fills block.key and block.value; it is not called for keys that no row of the block sees;
+/// and, where compute may be fp8, which then fills block.keys and not block.value:
+/// - block_end(j) returns the end of the block of at most kKeysPerBlock keys that key j is in;
+/// - cache_of(j) returns the cache that key j is in, one for all keys of a block.
 template <class Keys, class Use>
-void for_each_score(RowBlock& block, const Keys& keys, const Use& use) {
-  for (int64_t j = 0; j < keys.count(); ++j) {
+void for_each_score(RowBlock& block, const Keys& keys, int64_t begin, int64_t end, const Use& use) {
+  for (int64_t j = begin; j < end; ++j) {
     bool loaded = false;
     for (int64_t r = 0; r < block.rows; ++r) {
       if (!keys.sees(block.row[static_cast<size_t>(r)], j)) continue;
       if (!loaded) keys.load(j, block);
       loaded = true;
-      use(static_cast<size_t>(r), score(block, r, keys.position(j)));
+      use(static_cast<size_t>(r), j, score(block, r, keys.position(j)));
     }
+  }
+}
+
+using Sums = std::array<double, kRowsPerBlock>;
+
+/// Computes the sums of weights, and in block.o those of weighted values.
+template <class Keys>
+void add_values(RowBlock& block, const Keys& keys, Sums& sum) {
+  for_each_score(block, keys, 0, keys.count(), [&](size_t r, int64_t, double s) {
+    const double weight = std::exp(s - finite_or_zero(block.max[r]));
+    sum[r] += weight;
+    add_scaled(weight, block.value, block.d_v, block.o_row(static_cast<int64_t>(r)));
+  });
+}
+
+/// Does the same with compute = fp8: block by block of keys.
+template <class Keys>
+void add_rounded_values(RowBlock& block, const Keys& keys, Sums& sum) {
+  for (int64_t begin = 0, end = 0; begin < keys.count(); begin = end) {
+    end = keys.block_end(begin);
+    std::fill_n(block.keys.weights, block.rows * kKeysPerBlock, KeyBlock::kUnseen);
+    for_each_score(block, keys, begin, end, [&](size_t r, int64_t j, double s) {
+      const double weight = std::exp(s - finite_or_zero(block.max[r]));
+      sum[r] += weight;
+      block.keys.weight(static_cast<int64_t>(r), j) = weight;
+    });
+    for (int64_t r = 0; r < block.rows; ++r)
+      add_rounded(block.keys, keys.cache_of(begin), block.keys.weights_of(r), block.o_row(r));
   }
 }
 
@@ -129,16 +167,19 @@ template <class Keys>
 void attend(RowBlock& block, const Keys& keys) {
   block.max.fill(-std::numeric_limits<double>::infinity());
   std::fill_n(block.o, block.rows * block.d_v, 0.0);
-  for_each_score(block, keys, [&](size_t r, double s) {
+  for_each_score(block, keys, 0, keys.count(), [&](size_t r, int64_t, double s) {
     if (!std::isnan(block.max[r]) && !(s <= block.max[r])) block.max[r] = s;  // NaN stays NaN
   });
 
-  std::array<double, kRowsPerBlock> sum = {};
-  for_each_score(block, keys, [&](size_t r, double s) {
-    const double weight = std::exp(s - finite_or_zero(block.max[r]));
-    sum[r] += weight;
-    add_scaled(weight, block.value, block.d_v, block.o_row(static_cast<int64_t>(r)));
-  });
+  Sums sum = {};
+  if constexpr (requires { keys.block_end(0); }) {
+    if (block.keys.given())
+      add_rounded_values(block, keys, sum);
+    else
+      add_values(block, keys, sum);
+  } else {
+    add_values(block, keys, sum);
+  }
 
   for (size_t r = 0; r < static_cast<size_t>(block.rows); ++r) {
     double* o = block.o_row(static_cast<int64_t>(r));
@@ -198,13 +239,21 @@ inline bool is_visible(const core::Options& options, bool causal, int64_t query_
   return options.window_left < 0 || key_position >= query_position - options.window_left;
 }
 
-/// Loads the query of a row in the absorbed form, [q_nope | q_pe].
+/// Loads the query of a row in the absorbed form, [q_nope | q_pe], for keys of `cache`.
 template <class Args>
-void load_absorbed_query(const Args& args, int32_t d_ckv, const QueryRow& row, double* out) {
+void load_absorbed_query(const Args& args, const core::Cache& cache, const QueryRow& row, double* out) {
   const int64_t nope = row.token * args.q_nope_stride_token + row.head * args.q_nope_stride_head;
   const int64_t pe = row.token * args.q_pe_stride_token + row.head * args.q_pe_stride_head;
-  load_row(args.q_nope, args.q_dtype, nope, d_ckv, out);
-  if (args.q_pe != nullptr) load_row(args.q_pe, args.q_dtype, pe, args.d_qk - d_ckv, out + d_ckv);
+  load_row(args.q_nope, args.q_dtype, nope, cache.d_ckv, out);
+  if (args.q_pe != nullptr) load_row(args.q_pe, args.q_dtype, pe, args.d_qk - cache.d_ckv, out + cache.d_ckv);
+  if (args.options.compute == Compute::kFP8) round_query(cache, args.q_dtype, out);
+}
+
+/// Loads the row of key j: a key [ckv | kpe], whose first d_v channels are the value.
+inline void load_absorbed_key(const CacheRow& row, int64_t j, RowBlock& block) {
+  if (block.keys.given()) return read_exact_row(row, j, block.key, block.keys);
+  read_row(row, block.key);
+  std::copy_n(block.key, block.d_v, block.value);
 }
 
 }  // namespace mla::reference

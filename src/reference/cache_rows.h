@@ -22,12 +22,17 @@ struct Scales {
   const float* outer = nullptr;  // null stands for 1
   int32_t channels_each = 1;
 
-  float operator[](int32_t group) const {
+  float stored(int32_t group) const {
     const std::byte* at = data + int64_t{group} * size_of(type);
-    const float scale = type == ScaleType::kUE8M0  ? ue8m0_to_f32(read_as<uint8_t>(at))
-                        : type == ScaleType::kE4M3 ? e4m3_to_f32(read_as<uint8_t>(at))
-                                                   : read_as<float>(at);
-    return outer != nullptr ? scale * *outer : scale;
+    return type == ScaleType::kUE8M0  ? ue8m0_to_f32(read_as<uint8_t>(at))
+           : type == ScaleType::kE4M3 ? e4m3_to_f32(read_as<uint8_t>(at))
+                                      : read_as<float>(at);
+  }
+  float operator[](int32_t group) const { return outer != nullptr ? stored(group) * *outer : stored(group); }
+  /// Returns the product with the outer scale unrounded.
+  double exact(int32_t group) const {
+    const auto scale = static_cast<double>(stored(group));
+    return outer != nullptr ? scale * static_cast<double>(*outer) : scale;
   }
 };
 
@@ -56,6 +61,12 @@ struct Channels {
   Scales scales = {};
 
   const std::byte* bytes() const { return static_cast<const std::byte*>(data) + bytes_of(dtype, first); }
+  /// Returns the element that is stored, without its scale.
+  float element(int32_t c) const {
+    if (scales.data == nullptr) return load(data, dtype, first + c);
+    const uint8_t code = load_bits(bytes(), dtype, c);
+    return dtype == DType::kE2M1 ? e2m1_to_f32(code) : e4m3_to_f32(code);
+  }
   float operator()(int32_t c) const {
     if (scales.data == nullptr) return load(data, dtype, first + c);
     return dequantize(dtype, load_bits(bytes(), dtype, c), scales[c / scales.channels_each]);

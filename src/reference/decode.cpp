@@ -37,14 +37,16 @@ struct DecodeKeys {
 
   void load(int64_t j, RowBlock& block) const {
     const int32_t page = args.pages.of(request)[j / args.pages.page_size];
-    read_row({args.cache, page, j % args.pages.page_size}, block.key);
-    std::copy_n(block.key, args.d_v, block.value);
+    load_absorbed_key({args.cache, page, j % args.pages.page_size}, j, block);
   }
+
+  int64_t block_end(int64_t j) const { return std::min((j / kKeysPerBlock + 1) * kKeysPerBlock, count()); }
+  const core::Cache& cache_of(int64_t) const { return args.cache; }
 };
 
 }  // namespace
 
-size_t workspace_size(const core::DecodeArgs& args) { return block_bytes(args.d_qk, args.d_v); }
+size_t workspace_size(const core::DecodeArgs& args) { return block_bytes(args); }
 
 void decode(const core::DecodeArgs& args, std::span<std::byte> workspace) {
   RowBlock block = make_block(args, workspace);
@@ -60,7 +62,7 @@ void decode(const core::DecodeArgs& args, std::span<std::byte> workspace) {
                   .index = query,
                   .position = keys.kv_len() - keys.q_len() + query};
         },
-        [&](const QueryRow& row, double* q) { load_absorbed_query(args, args.cache.d_ckv, row, q); });
+        [&](const QueryRow& row, double* q) { load_absorbed_query(args, args.cache, row, q); });
   }
 }
 

@@ -26,15 +26,19 @@ struct SparseKeys {
 
   bool sees(const QueryRow&, int64_t j) const { return slot(j) >= 0 && slot(j) < pool_of(j).cache.num_slots(); }
 
-  void load(int64_t j, RowBlock& block) const {
-    read_row(CacheRow::at_slot(pool_of(j).cache, slot(j)), block.key);
-    std::copy_n(block.key, args.d_v, block.value);
+  void load(int64_t j, RowBlock& block) const { load_absorbed_key(CacheRow::at_slot(cache_of(j), slot(j)), j, block); }
+
+  int64_t block_end(int64_t j) const {
+    const int64_t first = j < first_length ? 0 : first_length;  // entry 0 of the pool
+    return std::min(first + ((j - first) / kKeysPerBlock + 1) * kKeysPerBlock,
+                    j < first_length ? first_length : count());
   }
+  const core::Cache& cache_of(int64_t j) const { return pool_of(j).cache; }
 };
 
 }  // namespace
 
-size_t workspace_size(const core::DecodeSparseArgs& args) { return block_bytes(args.d_qk, args.d_v); }
+size_t workspace_size(const core::DecodeSparseArgs& args) { return block_bytes(args); }
 
 void decode_sparse(const core::DecodeSparseArgs& args, std::span<std::byte> workspace) {
   RowBlock block = make_block(args, workspace);
@@ -42,7 +46,7 @@ void decode_sparse(const core::DecodeSparseArgs& args, std::span<std::byte> work
     attend_rows(
         block, args, SparseKeys{args, token}, args.num_heads,
         [&](int64_t i) -> QueryRow { return {.token = token, .head = i}; },
-        [&](const QueryRow& row, double* q) { load_absorbed_query(args, args.pools[0].cache.d_ckv, row, q); });
+        [&](const QueryRow& row, double* q) { load_absorbed_query(args, args.pools[0].cache, row, q); });
 }
 
 }  // namespace mla::reference

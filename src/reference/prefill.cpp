@@ -27,7 +27,7 @@ struct PrefillKeys {
 
 }  // namespace
 
-size_t workspace_size(const core::PrefillArgs& args) { return block_bytes(args.d_qk, args.d_v); }
+size_t workspace_size(const core::PrefillArgs& args) { return block_bytes(args); }
 
 void prefill(const core::PrefillArgs& args, std::span<std::byte> workspace) {
   RowBlock block = make_block(args, workspace);

@@ -54,6 +54,8 @@ Reason widths_refusal(const Problem& problem, std::span<const Widths> all) {
 }
 
 Reason shape_refusal(const Problem& problem) {
+  if (problem.compute != Compute::kDefault)
+    return Reason::format("multiplies 16-bit numbers, not those of compute {}", name(problem.compute));
   const bool float16 = problem.q_dtype == DType::kBF16 || problem.q_dtype == DType::kF16;
   const bool takes_e4m3 = problem.op == Op::kDecode || problem.op == Op::kDecodeSparse || is_indexer(problem.op);
   if (!float16 && problem.q_dtype != DType::kF32 && !(takes_e4m3 && problem.q_dtype == DType::kE4M3))

@@ -25,7 +25,7 @@ inline constexpr Widths kPrefillWidths[] = {{192, 128}, {128, 128}};
 bool is_one_of(const Problem& problem, std::span<const Widths> all);
 core::Reason widths_refusal(const Problem& problem, std::span<const Widths> all);
 
-/// Returns why all these kernels refuse the problem; empty if they do not.
+/// Returns why all these kernels, which multiply 16-bit numbers, refuse the problem; empty if they do not.
 core::Reason shape_refusal(const Problem& problem);
 
 /// Returns how many query rows (tokens x heads) a usual request of absorbed attention has.

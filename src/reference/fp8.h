@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// This file computes what AttentionOptions::compute = fp8 means for a query, for a key, and for a block of keys whose
+// values a row sums. Nothing is rounded but what becomes e4m3, and queries that meet 16-bit channels:
+//   x[j][g] = exp(s[j] - m) * scale[j][g]            for the keys j of the block that the row sees, and a group g
+//   S[g]    = max_j x[j][g] / 448
+//   o[c]   += S[g] * e4m3(x[j][g] / S[g]) * element[j][c]     for the channels c of group g
+//   o[c]   += exp(s[j] - m) * k[j][c]                         for rotary channels c of a value
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#include "core/cache.h"
+#include "mla/numeric.h"
+#include "mla/types.h"
+#include "reference/cache_rows.h"
+
+namespace mla::reference {
+
+/// This many keys have the units of their weights in common.
+inline constexpr int64_t kKeysPerBlock = 32;
+
+/// Holds the keys of one block, key j at j % kKeysPerBlock, in memory of the caller.
+struct KeyBlock {
+  /// Stands for the weight of a key that a row does not see.
+  static constexpr double kUnseen = -1;
+
+  int32_t d_v = 0;
+  double* elements = nullptr;  // [kKeysPerBlock, d_v]: latent channels without their scales, rotary channels of a value
+  double* scales = nullptr;    // [kKeysPerBlock, d_v], of which a key has num_scales
+  double* weights = nullptr;   // [rows, kKeysPerBlock]
+
+  bool given() const { return elements != nullptr; }
+  double* elements_of(int64_t j) const { return elements + j % kKeysPerBlock * d_v; }
+  double* scales_of(int64_t j) const { return scales + j % kKeysPerBlock * d_v; }
+  double* weights_of(int64_t row) const { return weights + row * kKeysPerBlock; }
+  double& weight(int64_t row, int64_t j) const { return weights_of(row)[j % kKeysPerBlock]; }
+};
+
+/// Returns the number of doubles that a block of keys takes.
+constexpr int64_t key_block_size(int64_t rows, int32_t d_v) { return kKeysPerBlock * (2 * int64_t{d_v} + rows); }
+
+inline KeyBlock make_key_block(double* memory, int32_t d_v) {
+  double* const scales = memory + kKeysPerBlock * d_v;
+  return {.d_v = d_v, .elements = memory, .scales = scales, .weights = scales + kKeysPerBlock * d_v};
+}
+
+/// Rounds the query [q_nope | q_pe] that meets rows of `cache`.
+inline void round_query(const core::Cache& cache, DType dtype, double* q) {
+  if (dtype == DType::kE4M3) return;
+  const int32_t width = cache.d_ckv + cache.d_kpe, quantized = cache.has_quantized_kpe() ? width : cache.d_ckv;
+  const auto channel = [q](int32_t c) { return static_cast<float>(q[c]); };  // exact: it was loaded from at most f32
+  float scale = finite_amax(channel, 0, quantized) / kE4M3Max;
+  if (scale == 0) scale = 1;
+  for (int32_t c = 0; c < quantized; ++c)
+    q[c] = static_cast<double>(e4m3_to_f32(quantize_e4m3(channel(c), scale))) * static_cast<double>(scale);
+  for (int32_t c = quantized; c < width; ++c) q[c] = static_cast<double>(bf16_to_f32(f32_to_bf16(channel(c))));
+}
+
+/// Reads the row of key j: writes [ckv | kpe] to `key`, and what its value is made of to `keys`.
+inline void read_exact_row(const CacheRow& row, int64_t j, double* key, const KeyBlock& keys) {
+  const core::Cache& cache = row.cache;
+  const Channels ckv = row.ckv(), kpe = row.kpe();
+  double* const elements = keys.elements_of(j);
+  double* const scales = keys.scales_of(j);
+  for (int32_t g = 0; g < cache.num_scales; ++g) scales[g] = ckv.scales.exact(g);
+  for (int32_t c = 0; c < cache.d_ckv; ++c) {
+    elements[c] = static_cast<double>(ckv.element(c));
+    key[c] = elements[c] * scales[c / cache.channels_per_scale];
+  }
+  const double kpe_scale = cache.has_quantized_kpe() ? kpe.scales.exact(0) : 1;
+  for (int32_t c = 0; c < cache.d_kpe; ++c) key[cache.d_ckv + c] = static_cast<double>(kpe.element(c)) * kpe_scale;
+  std::copy_n(key + cache.d_ckv, keys.d_v - cache.d_ckv, elements + cache.d_ckv);
+}
+
+/// Adds to `o` the values of a block's keys, which lie in `cache`, for a row that gives them these weights.
+inline void add_rounded(const KeyBlock& keys, const core::Cache& cache, const double* weights, double* o) {
+  const auto for_each_seen = [&](const auto& f) {
+    for (int64_t j = 0; j < kKeysPerBlock; ++j)
+      if (weights[j] != KeyBlock::kUnseen) f(j);
+  };
+  for (int32_t g = 0; g < cache.num_scales; ++g) {
+    const auto product = [&](int64_t j) { return weights[j] * keys.scales_of(j)[g]; };
+    double largest = 0;
+    for_each_seen([&](int64_t j) {
+      if (!std::isnan(largest) && !(product(j) <= largest)) largest = product(j);  // NaN stays NaN
+    });
+    const double unit = largest / static_cast<double>(kE4M3Max);
+    for_each_seen([&](int64_t j) {
+      const float quotient = unit == 0 ? 0.0F : static_cast<float>(product(j) / unit);
+      const double weight = unit * static_cast<double>(e4m3_to_f32(f32_to_e4m3(quotient)));
+      for (int32_t c = g * cache.channels_per_scale; c < (g + 1) * cache.channels_per_scale; ++c)
+        o[c] += weight * keys.elements_of(j)[c];
+    });
+  }
+  for_each_seen([&](int64_t j) {
+    for (int32_t c = cache.d_ckv; c < keys.d_v; ++c) o[c] += weights[j] * keys.elements_of(j)[c];
+  });
+}
+
+}  // namespace mla::reference
