@@ -15,8 +15,8 @@ _CASE = {
     "kv_len": 4096, "heads": 16, "page_size": 64, "topk": 0, "threads": 2, "label": "", "lengths": "uniform",
     "q_dtype": "bf16", "d_qk": 576, "d_v": 512, "causal": True, "batch_invariant": False, "states": 0,
     "scales": "pow2", "extra_topk": 0, "extra_page_size": 0, "to_cache": None, "to_page_size": 0, "sink": False,
-    "window": -1, "soft_cap": 0.0, "alibi": False, "tree": "none", "dcp": 1, "runs": 100, "noisy": False,
-    "plan_us": None, "copies": 1, "ratio": None, "target": None, "met": None, "error": None, "error_text": "",
+    "window": -1, "soft_cap": 0.0, "alibi": False, "compute": "default", "tree": "none", "dcp": 1, "runs": 100,
+    "noisy": False, "plan_us": None, "copies": 1, "ratio": None, "target": None, "met": None, "error": None, "error_text": "",
     "median_us": 100.0, "p10_us": 98.0, "p90_us": 104.0, "gflops": 400.0, "gbps": 10.0, "ceiling_share": 0.8,
     "ceiling_kind": "bf16", "ceiling": 500.0,
 }  # fmt: skip

@@ -66,6 +66,7 @@ AttentionOptions options_of(const AttentionMemory& memory, const AttentionSpec& 
   if (spec.options.attn_sink) options.attn_sink = list_view(memory.attn_sink, DType::kF32, spec.num_heads);
   options.window_left = spec.options.window_left;
   options.logits_soft_cap = spec.options.logits_soft_cap;
+  options.compute = spec.options.compute;
   if (spec.options.alibi_slopes) options.alibi_slopes = list_view(memory.alibi_slopes, DType::kF32, spec.num_heads);
   return options;
 }

@@ -16,6 +16,7 @@ std::string text(uint64_t value) { return std::to_string(value); }
 std::string text(DType value) { return std::string(name(value)); }
 std::string text(CacheFormat value) { return std::string(name(value)); }
 std::string text(LseBase value) { return value == LseBase::kTwo ? "two" : "e"; }
+std::string text(Compute value) { return std::string(name(value)); }
 std::string text(Tree value) { return value == Tree::kNone ? "none" : value == Tree::kMask ? "mask" : "parents"; }
 std::string text(LengthForm value) {
   return value == LengthForm::kNone ? "none" : value == LengthForm::kPerToken ? "per_token" : "per_request";
@@ -51,6 +52,7 @@ std::string describe(const OptionsSpec& spec) {
       .knob("window_left", &OptionsSpec::window_left)
       .knob("logits_soft_cap", &OptionsSpec::logits_soft_cap)
       .knob("alibi_slopes", &OptionsSpec::alibi_slopes)
+      .knob("compute", &OptionsSpec::compute)
       .take();
 }
 
@@ -214,7 +216,8 @@ Problem problem_of(const DecodeSpec& spec) {
           .num_heads = spec.num_heads,
           .d_qk = spec.cache.d_qk,
           .d_v = spec.cache.d_v,
-          .q_len = std::max<int64_t>(q_len, 1)};
+          .q_len = std::max<int64_t>(q_len, 1),
+          .compute = spec.options.compute};
 }
 
 Problem problem_of(const DecodeSparseSpec& spec) {
@@ -225,7 +228,8 @@ Problem problem_of(const DecodeSparseSpec& spec) {
           .num_heads = spec.num_heads,
           .d_qk = spec.pool.cache.d_qk,
           .d_v = spec.pool.cache.d_v,
-          .extra_cache = spec.extra_pool ? std::optional(spec.extra_pool->cache.format) : std::nullopt};
+          .extra_cache = spec.extra_pool ? std::optional(spec.extra_pool->cache.format) : std::nullopt,
+          .compute = spec.options.compute};
 }
 
 Problem problem_of(const PrefillSpec& spec) {

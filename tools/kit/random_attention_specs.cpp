@@ -24,6 +24,13 @@ OptionsSpec random_options(Random& random, bool positions) {
   return options;
 }
 
+/// Draws the arithmetic now and then where there is a choice; after all else, so that the rest of a seed's problem does
+/// not depend on it.
+void draw_compute(Random& random, const CacheSpec& cache, const CacheSpec& extra_cache, OptionsSpec& options) {
+  const auto quantized = [](const CacheSpec& spec) { return is_quantized(kv_layout(spec.format).nope.element); };
+  if (quantized(cache) && quantized(extra_cache) && random.chance(0.06)) options.compute = Compute::kFP8;
+}
+
 /// Draws everything of a spec that all attention operations have in common, but heads and dtypes.
 void draw_common(Random& random, AttentionSpec& spec, bool positions) {
   spec.options = random_options(random, positions);
@@ -95,6 +102,7 @@ DecodeSpec random_decode_spec(uint64_t seed, CacheFormat format) {
   spec.q_len = std::move(batch.q_len);
   spec.kv_len = std::move(batch.kv_len);
   spec.omit_qo_indptr = batch.omit_qo_indptr;
+  draw_compute(random, spec.cache, spec.cache, spec.options);
   return spec;
 }
 
@@ -129,6 +137,7 @@ DecodeSparseSpec random_decode_sparse_spec(uint64_t seed, CacheFormat format) {
   const bool uniform =
       std::adjacent_find(spec.q_len.begin(), spec.q_len.end(), std::not_equal_to<>()) == spec.q_len.end();
   spec.omit_qo_indptr = uniform && !spec.q_len.empty() && random.chance(0.4);
+  draw_compute(random, spec.pool.cache, spec.extra_pool.value_or(spec.pool).cache, spec.options);
   return spec;
 }
 

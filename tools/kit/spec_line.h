@@ -20,6 +20,7 @@ std::string text(float value);
 std::string text(DType value);
 std::string text(CacheFormat value);
 std::string text(LseBase value);
+std::string text(Compute value);
 std::string text(Tree value);
 std::string text(LengthForm value);
 std::string text(const ContextParallel& value);  ///< "rank/world/interleave"

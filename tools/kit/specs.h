@@ -53,7 +53,8 @@ struct OptionsSpec {
   bool infinite_sinks = false;  ///< a third of the sinks is -inf, a third +inf
   int32_t window_left = -1;
   float logits_soft_cap = 0.0F;
-  bool alibi_slopes = false;  ///< 2^(-8 (h + 1) / H), as usual
+  bool alibi_slopes = false;            ///< 2^(-8 (h + 1) / H), as usual
+  Compute compute = Compute::kDefault;  ///< kFP8 in decode and decode_sparse over quantized caches
 };
 
 /// Holds what all attention problems have in common.

@@ -17,7 +17,7 @@ namespace mla::cli {
 namespace {
 
 struct ExplainOptions {
-  std::string op = "decode", model, cache, q_dtype, heads, head_dims, q_len, device, backend;
+  std::string op = "decode", model, cache, q_dtype, heads, head_dims, q_len, compute, device, backend;
   Output output;
 };
 
@@ -63,6 +63,8 @@ Problem problem_of(const ExplainOptions& options, const std::string& device) {
     throw UsageError("--cache: {} works on no cache of a format; its element type is --q-dtype", name(problem.op));
   if (!options.q_len.empty() && problem.op != Op::kDecode)
     throw UsageError("--q-len: {} is judged alike for any number of queries", name(problem.op));
+  if (!options.compute.empty() && problem.op != Op::kDecode && problem.op != Op::kDecodeSparse)
+    throw UsageError("--compute: {} leaves no choice of its arithmetic", name(problem.op));
   std::optional<ModelConfig> model;
   if (!options.model.empty()) model = parse_model("--model", options.model);
   if (model && model->value_is_row && has_cache(problem.op) && problem.op != Op::kPrefillSparse)
@@ -73,6 +75,7 @@ Problem problem_of(const ExplainOptions& options, const std::string& device) {
   if (!options.heads.empty()) problem.num_heads = parse_int("--heads", options.heads, 1, 65536);
   if (!options.head_dims.empty()) set_head_dims(options.head_dims, problem);
   if (!options.q_len.empty()) problem.q_len = parse_int("--q-len", options.q_len, 1, 65536);
+  if (!options.compute.empty()) problem.compute = parse_compute("--compute", options.compute);
   return kit::on_device(problem, device);
 }
 
@@ -82,9 +85,10 @@ std::string describe(const Problem& problem) {
   switch (problem.op) {
     case Op::kDecode:
     case Op::kDecodeSparse:
-      return fmt::format("cache {}, queries {}{}, {} heads, head dims {}/{}", name(problem.cache), type,
-                         problem.q_len > 1 ? fmt::format(", {} per request", problem.q_len) : "", problem.num_heads,
-                         problem.d_qk, problem.d_v);
+      return fmt::format(
+          "cache {}, queries {}{}, {} heads, head dims {}/{}{}", name(problem.cache), type,
+          problem.q_len > 1 ? fmt::format(", {} per request", problem.q_len) : "", problem.num_heads, problem.d_qk,
+          problem.d_v, problem.compute != Compute::kDefault ? fmt::format(", compute {}", name(problem.compute)) : "");
     case Op::kPrefill:
       return fmt::format("q, k and v {}, {} heads, head dims {}/{}", type, problem.num_heads, problem.d_qk,
                          problem.d_v);
@@ -136,6 +140,7 @@ int explain_problem(const ExplainOptions& options) {
                              {"device", device},
                              {"heads", problem.num_heads},
                              {"q_len", problem.q_len},
+                             {"compute", name(problem.compute)},
                              {"rows", rows}});
   options.output.print("{}: {}, device {}\n\n", name(problem.op), describe(problem), device);
   table.print(options.output.text());
@@ -162,6 +167,7 @@ Action add_explain(CLI::App& app) {
   command->add_option("--heads", options->heads, "Query heads");
   command->add_option("--head-dims", options->head_dims, "d_qk/d_v, such as 576/512");
   command->add_option("--q-len", options->q_len, "decode: query tokens of a request, rounded up (default 1)");
+  command->add_option("--compute", options->compute, "decode, decode_sparse: default, or fp8 for products of e4m3");
   command->add_option(
       "--device", options->device,
       "cpu, cuda:N, emulated:sm90, or sm120: a GPU that need not be there (else MLA_EMULATE, else cpu)");

@@ -158,6 +158,11 @@ CacheFormat parse_cache(std::string_view option, std::string_view text) {
   fail(option, "one of " + cache_names(), text);
 }
 
+Compute parse_compute(std::string_view option, std::string_view text) {
+  if (const auto compute = mla::parse_compute(text)) return *compute;
+  fail(option, "one of default, fp8", text);
+}
+
 DType parse_float_dtype(std::string_view option, std::string_view text, bool allow_e4m3) {
   for (DType dtype : {DType::kBF16, DType::kF16, DType::kF32})
     if (name(dtype) == text) return dtype;

@@ -46,6 +46,7 @@ std::vector<std::string> split_list(std::string_view option, std::string_view te
 
 Op parse_op(std::string_view option, std::string_view text);
 CacheFormat parse_cache(std::string_view option, std::string_view text);
+Compute parse_compute(std::string_view option, std::string_view text);
 /// Parses a floating-point element type: bf16, f16 or f32, and e4m3 where queries may be quantized.
 DType parse_float_dtype(std::string_view option, std::string_view text, bool allow_e4m3 = false);
 /// Parses "cpu", "cuda:1" ("cuda" is "cuda:0") or "emulated:sm90", as ContextOptions and kit::on_device take it; with

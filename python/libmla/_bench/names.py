@@ -14,7 +14,7 @@ from .results import Result
 CASE_KEYS = (
     "device", "op", "backend", "cache", "heads", "states", "topk", "extra_topk", "to_cache", "batch", "q_len", "kv_len",
     "lengths", "page_size", "extra_page_size", "to_page_size", "q_dtype", "scales", "d_qk", "d_v", "causal", "sink",
-    "window", "soft_cap", "alibi", "tree", "dcp", "batch_invariant", "threads",
+    "window", "soft_cap", "alibi", "compute", "tree", "dcp", "batch_invariant", "threads",
 )  # fmt: skip
 
 
@@ -63,6 +63,7 @@ _TEXTS: Mapping[str, Callable[[Any], str]] = {
     "window": lambda value: f"window {value}" if value >= 0 else "",
     "soft_cap": lambda value: f"soft cap {value:g}" if value else "",
     "alibi": lambda value: "alibi" if value else "",
+    "compute": lambda value: f"compute {value}" if value != "default" else "",
     "tree": lambda value: f"tree {value}" if value != "none" else "",
     "dcp": lambda value: f"{value} ranks" if value > 1 else "",
     "batch_invariant": lambda value: "batch invariant" if value else "",

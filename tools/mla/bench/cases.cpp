@@ -83,6 +83,7 @@ constexpr KeyUse kKeyUses[] = {
     {"scales", [](Op op) { return cli::has_cache(op) || op == Op::kAppendIndexer; }},
     {"sink", cli::is_attention},
     {"soft_cap", cli::is_attention},
+    {"compute", [](Op op) { return op == Op::kDecode || op == Op::kDecodeSparse; }},
     {"window", [](Op op) { return op == Op::kDecode || op == Op::kPrefill; }},
     {"alibi", [](Op op) { return op == Op::kDecode || op == Op::kPrefill; }},
     {"tree", [](Op op) { return op == Op::kDecode; }},
@@ -137,6 +138,8 @@ void set_options(const Choice& choice, Case& result) {
   result.window = int_of(choice, "window", -1, -1, kLongest);
   if (const Setting* cap = find(choice, "soft_cap"))
     result.soft_cap = cli::parse_positive(cap->where, "a cap", cap->text);
+  if (const Setting* compute = find(choice, "compute"))
+    result.compute = cli::parse_compute(compute->where, compute->text);
   result.tree =
       one_of<kit::Tree>(choice, "tree", kit::Tree::kNone,
                         {{"none", kit::Tree::kNone}, {"mask", kit::Tree::kMask}, {"parents", kit::Tree::kParents}});
@@ -305,6 +308,7 @@ const std::vector<SettingKey>& setting_keys() {
       {"window", "Tokens before its own that a query sees; -1 all"},
       {"soft_cap", "Cap of the logits"},
       {"alibi", "ALiBi slopes: true, false"},
+      {"compute", "decode, decode_sparse: default, or fp8 for products of e4m3"},
       {"tree", "Draft tree of the last q-len tokens: none, mask, parents"},
       {"dcp", "Ranks that share the tokens; measured is the first one's part"},
       {"states", "Partial states (only merge_states)"},

@@ -50,6 +50,7 @@ struct Case {
   bool sink = false, alibi = false;
   int64_t window = -1;
   double soft_cap = 0.0;
+  Compute compute = Compute::kDefault;
   kit::Tree tree = kit::Tree::kNone;
   int64_t dcp = 1;  ///< ranks that share the tokens; the case is rank 0's work
   bool causal = true;

@@ -59,6 +59,7 @@ std::string variant_text(const Case& one) {
   if (one.window >= 0) add(fmt::format("window {}", one.window));
   if (one.soft_cap > 0.0) add(fmt::format("cap {:g}", one.soft_cap));
   if (one.alibi) add("alibi");
+  if (one.compute != Compute::kDefault) add(fmt::format("compute {}", name(one.compute)));
   if (one.tree != kit::Tree::kNone) add(fmt::format("tree {}", name(one.tree)));
   if (one.dcp > 1) add(fmt::format("rank 0 of {}", one.dcp));
   return text;
@@ -124,6 +125,7 @@ void add_details(const Case& one, Json& json) {
   json["window"] = one.window;
   json["soft_cap"] = one.soft_cap;
   json["alibi"] = one.alibi;
+  json["compute"] = name(one.compute);
   json["tree"] = name(one.tree);
   json["dcp"] = one.dcp;
 }

@@ -59,6 +59,7 @@ void set_attention(const Case& one, uint64_t seed, kit::AttentionSpec& spec) {
   spec.options.window_left = narrow(one.window + 1, "window") - 1;
   spec.options.logits_soft_cap = static_cast<float>(one.soft_cap);
   spec.options.alibi_slopes = one.alibi;
+  spec.options.compute = one.compute;
   spec.batch_invariant = one.batch_invariant;
   spec.sm_scale = one.sm_scale;
   spec.seed = seed;
