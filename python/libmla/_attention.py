@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ._operation import Output, operation
 from .context import Context
-from .types import Cache, DType, LengthPer, LseBase, Rows, Tensor
+from .types import Cache, Compute, DType, LengthPer, LseBase, Rows, Tensor
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -32,6 +32,7 @@ def decode(
     alibi_slopes: Tensor | None = None,
     attn_sink: Tensor | None = None,
     logits_soft_cap: float = 0.0,
+    compute: Compute = "default",
     lse_base: LseBase = "e",
     batch_invariant: bool = False,
     d_v: int | None = None,
@@ -68,6 +69,9 @@ def decode(
         window_left: a query sees its own position and this many before it; -1: all.
         logits_soft_cap: scores become cap * tanh(score / cap); 0: as they are.
         alibi_slopes: [H] f32: score += slope * (position of the key - position of the query).
+        compute: "fp8" multiplies numbers of e4m3, with quantized caches: the elements of the cache as they are, queries
+            with one scale for each token and head, and softmax weights with one for each 32 keys and group of channels;
+            ``AttentionOptions`` in ``mla/params.h`` has every rounding. "default" dequantizes keys to bf16.
         context_parallel: (rank, world, interleave): the cache and its page table hold this rank's tokens only.
         lse_base: base of the logarithm in ``lse``.
         batch_invariant: the bits of a request do not depend on the other requests.
@@ -102,6 +106,7 @@ def decode_sparse(
     qo_indptr: Tensor | None = None,
     attn_sink: Tensor | None = None,
     logits_soft_cap: float = 0.0,
+    compute: Compute = "default",
     lse_base: LseBase = "e",
     batch_invariant: bool = False,
     d_v: int | None = None,
@@ -130,7 +135,7 @@ def decode_sparse(
         extra_indices: [T, extra_topk] int32 and
         extra_topk_length, extra_topk_length_per: as ``topk_length`` and ``topk_length_per``.
         qo_indptr: [B+1] int32, only with lengths per request; None: T / B queries each.
-        q_scale, attn_sink, logits_soft_cap, lse_base, batch_invariant, d_v: as in :func:`decode`.
+        q_scale, attn_sink, logits_soft_cap, compute, lse_base, batch_invariant, d_v: as in :func:`decode`.
         out, out_dtype, o_scale, lse, return_lse, plan, context: as in :func:`decode`.
 
     Returns:

@@ -18,7 +18,7 @@ from . import _core
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from .types import CacheFormat, DType
+    from .types import CacheFormat, Compute, DType
 
 
 _ON_A_CACHE = ("decode", "decode_sparse", "prefill_sparse", "append", "append_rope", "gather", "copy_pages")
@@ -227,6 +227,7 @@ def explain(
     d_qk: int = 576,
     d_v: int = 512,
     q_len: int = 1,
+    compute: Compute = "default",
     device: str = "cpu",
     backend: str = "",
 ) -> Explanation:
@@ -242,6 +243,7 @@ def explain(
         d_qk: channels of a query and of a cached row (`prefill`: 192).
         d_v: channels of an output row (`prefill`: 128).
         q_len: of `decode`: query tokens of a request, over all requests on average, rounded up.
+        compute: of `decode` and `decode_sparse`: as in :func:`libmla.decode`.
         device: ``"cpu"``, ``"cuda:0"``, ``"emulated:sm90"``, or an architecture such as ``"sm120"``, present or not.
         backend: a row or family to force; empty: the environment's ``MLA_BACKEND``, else the first usable row.
 
@@ -251,12 +253,15 @@ def explain(
     Raises:
         ValueError: an argument names nothing that exists; the message says which and what was expected.
     """
-    found = _core.data("explain", op, model or "", cache, q_dtype, num_heads, d_qk, d_v, q_len, device, backend)
+    found = _core.data(
+        "explain", op, model or "", cache, q_dtype, num_heads, d_qk, d_v, q_len, compute, device, backend
+    )
     shape = f"{_count(found['num_heads'], 'head')}, head dims {found['d_qk']}/{found['d_v']}"
     data = f"cache {cache}, " if op in _ON_A_CACHE else ""
     typed = _TYPED.get(op, "queries") + (f", {q_len} per request" if op == "decode" and q_len > 1 else "")
+    rounded = f", compute {compute}" if compute != "default" else ""
     return Explanation(
-        problem=f"{op}: {data}{q_dtype} {typed}, {shape}, device {device}",
+        problem=f"{op}: {data}{q_dtype} {typed}, {shape}{rounded}, device {device}",
         selected=found["selected"],
         error=found["error"],
         rows=tuple(Verdict(**row) for row in found["rows"]),

@@ -40,6 +40,7 @@ _TYPES = {
     "int": "SymInt",
     "float": "float",
     "CacheFormat": "str",
+    "Compute": "str",
     "DType": "ScalarType",
     "LengthPer": "str",
     "LseBase": "str",

@@ -15,6 +15,7 @@ numpy.dtype("float16"))."""
 
 CacheFormat: TypeAlias = Literal["bf16", "f16", "fp8", "fp8_ds_mla", "fp8_dsv4"]
 LseBase: TypeAlias = Literal["e", "2"]
+Compute: TypeAlias = Literal["default", "fp8"]
 LengthPer: TypeAlias = Literal["token", "request"]
 
 

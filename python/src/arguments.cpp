@@ -249,4 +249,10 @@ DType Arguments::dtype(Field field) {
   wrong_type(field, "an element type such as \"bf16\" or that of a framework", value);
 }
 
+Compute Arguments::compute(Field field) {
+  const std::string name = text(field);
+  if (const auto found = parse_compute(name)) return *found;
+  fail("ValueError", field, "\"default\" or \"fp8\"", '"' + name + '"');
+}
+
 }  // namespace mla::python

@@ -76,6 +76,8 @@ class Arguments {
   std::string text(Field field);
   /// Reads an element type; returns kNone for None.
   DType dtype(Field field);
+  /// Reads "default" or "fp8".
+  Compute compute(Field field);
   /// Reads an object of class T, one of those that these sources define; returns null for None.
   template <class T>
   const T* object(Field field, std::string_view expected) {

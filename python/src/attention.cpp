@@ -26,20 +26,23 @@ const Operation kDecode = Operation::of<DecodeParams>({.name = "decode",
                                                        .names = kNamesOfAttention,
                                                        .e4m3 = {"q", "q_nope", "q_pe", "o"},
                                                        .more = {"d_v", "out_dtype", "return_lse"}});
-// Keys that indices name have no positions.
+// Keys that indices name have no positions, and only caches are quantized.
 const Operation kDecodeSparse =
     Operation::of<DecodeSparseParams>({.name = "decode_sparse",
                                        .names = kNamesOfAttention,
                                        .e4m3 = {"q", "q_nope", "q_pe", "o"},
                                        .left_out = {"options.window_left", "options.alibi_slopes"},
                                        .more = {"d_v", "out_dtype", "return_lse"}});
-const Operation kPrefill = Operation::of<PrefillParams>(
-    {.name = "prefill", .names = kNamesOfAttention, .e4m3 = {"o"}, .more = {"out_dtype", "return_lse"}});
+const Operation kPrefill = Operation::of<PrefillParams>({.name = "prefill",
+                                                         .names = kNamesOfAttention,
+                                                         .e4m3 = {"o"},
+                                                         .left_out = {"options.compute"},
+                                                         .more = {"out_dtype", "return_lse"}});
 const Operation kPrefillSparse =
     Operation::of<PrefillSparseParams>({.name = "prefill_sparse",
                                         .names = kNamesOfAttention,
                                         .e4m3 = {"o"},
-                                        .left_out = {"options.window_left", "options.alibi_slopes"},
+                                        .left_out = {"options.window_left", "options.alibi_slopes", "options.compute"},
                                         .more = {"d_v", "out_dtype", "return_max_logits", "return_lse"}});
 
 int64_t last_extent(const TensorView& view) {

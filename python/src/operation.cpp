@@ -115,6 +115,8 @@ void OperationArguments::convert(const Argument& argument, LseBase& field) {
   field = base == "e" ? LseBase::kE : LseBase::kTwo;
 }
 
+void OperationArguments::convert(const Argument& argument, Compute& field) { field = compute(argument.name); }
+
 void OperationArguments::convert(const Argument& argument, LengthPer& field) {
   if (next_is_none()) {
     next(argument.name);

@@ -173,9 +173,9 @@ class ContextParallel:
             out_dtype: the type of a new ``out``; None: q's, or bf16 for e4m3 queries.
             return_lse: whether to return lse.
             **batch: ``kv_len``, ``sm_scale``, this rank's page table, and any of the options ``qo_indptr``, ``causal``,
-                ``window_left``, ``logits_soft_cap``, ``q_scale``, ``tree_mask``, ``tree_parents``, ``batch_invariant``
-                and ``plan`` (from :meth:`plan`), as in :func:`libmla.decode`. ``alibi_slopes`` are those of all ranks'
-                heads.
+                ``window_left``, ``logits_soft_cap``, ``compute``, ``q_scale``, ``tree_mask``, ``tree_parents``,
+                ``batch_invariant`` and ``plan`` (from :meth:`plan`), as in :func:`libmla.decode`. ``alibi_slopes`` are
+                those of all ranks' heads.
 
         Returns:
             o [T, H, d_v], or (o, lse [T, H] f32, natural logarithm).
@@ -224,7 +224,8 @@ class ContextParallel:
             sm_scale: as in :func:`libmla.decode`.
             kv_len, block_table, kv_indptr, kv_indices, qo_indptr: as in :meth:`decode`.
             topk_length: [T] int32: indices from it on are skipped.
-            **options: ``q_scale``, ``logits_soft_cap`` and ``batch_invariant``, as in :func:`libmla.decode_sparse`.
+            **options: ``q_scale``, ``logits_soft_cap``, ``compute`` and ``batch_invariant``, as in
+                :func:`libmla.decode_sparse`.
 
         Returns:
             o [T, H, d_v], or (o, lse [T, H] f32, natural logarithm).
