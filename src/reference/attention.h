@@ -119,7 +119,7 @@ inline double score(const RowBlock& block, int64_t r, int64_t key_position) {
 /// - sees(row, j) returns whether a QueryRow sees key j;
 /// - load(j, block) fills block.key and block.value; it is not called for keys that no row of the block sees;
 /// and, where compute may be fp8, which then fills block.keys and not block.value:
-/// - block_end(j) returns the end of the block of at most kKeysPerBlock keys that key j is in;
+/// - block_end(j) returns the end of the block of at most KeyBlock::kKeys keys that key j is in;
 /// - cache_of(j) returns the cache that key j is in, one for all keys of a block.
 template <class Keys, class Use>
 void for_each_score(RowBlock& block, const Keys& keys, int64_t begin, int64_t end, const Use& use) {
@@ -151,7 +151,7 @@ template <class Keys>
 void add_rounded_values(RowBlock& block, const Keys& keys, Sums& sum) {
   for (int64_t begin = 0, end = 0; begin < keys.count(); begin = end) {
     end = keys.block_end(begin);
-    std::fill_n(block.keys.weights, block.rows * kKeysPerBlock, KeyBlock::kUnseen);
+    std::fill_n(block.keys.weights, block.rows * KeyBlock::kKeys, KeyBlock::kUnseen);
     for_each_score(block, keys, begin, end, [&](size_t r, int64_t j, double s) {
       const double weight = std::exp(s - finite_or_zero(block.max[r]));
       sum[r] += weight;

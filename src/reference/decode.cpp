@@ -40,7 +40,7 @@ struct DecodeKeys {
     load_absorbed_key({args.cache, page, j % args.pages.page_size}, j, block);
   }
 
-  int64_t block_end(int64_t j) const { return std::min((j / kKeysPerBlock + 1) * kKeysPerBlock, count()); }
+  int64_t block_end(int64_t j) const { return std::min((j / KeyBlock::kKeys + 1) * KeyBlock::kKeys, count()); }
   const core::Cache& cache_of(int64_t) const { return args.cache; }
 };
 

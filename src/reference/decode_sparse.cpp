@@ -30,7 +30,7 @@ struct SparseKeys {
 
   int64_t block_end(int64_t j) const {
     const int64_t first = j < first_length ? 0 : first_length;  // entry 0 of the pool
-    return std::min(first + ((j - first) / kKeysPerBlock + 1) * kKeysPerBlock,
+    return std::min(first + ((j - first) / KeyBlock::kKeys + 1) * KeyBlock::kKeys,
                     j < first_length ? first_length : count());
   }
   const core::Cache& cache_of(int64_t j) const { return pool_of(j).cache; }

@@ -20,32 +20,30 @@
 
 namespace mla::reference {
 
-/// This many keys have the units of their weights in common.
-inline constexpr int64_t kKeysPerBlock = 32;
-
-/// Holds the keys of one block, key j at j % kKeysPerBlock, in memory of the caller.
+/// Holds the keys of one block, whose weights have their units in common; key j at j % kKeys, in memory of the caller.
 struct KeyBlock {
+  static constexpr int64_t kKeys = 32;
   /// Stands for the weight of a key that a row does not see.
   static constexpr double kUnseen = -1;
 
   int32_t d_v = 0;
-  double* elements = nullptr;  // [kKeysPerBlock, d_v]: latent channels without their scales, rotary channels of a value
-  double* scales = nullptr;    // [kKeysPerBlock, d_v], of which a key has num_scales
-  double* weights = nullptr;   // [rows, kKeysPerBlock]
+  double* elements = nullptr;  // [kKeys, d_v]: latent channels without their scales, rotary channels of a value
+  double* scales = nullptr;    // [kKeys, d_v], of which a key has num_scales
+  double* weights = nullptr;   // [rows, kKeys]
 
   bool given() const { return elements != nullptr; }
-  double* elements_of(int64_t j) const { return elements + j % kKeysPerBlock * d_v; }
-  double* scales_of(int64_t j) const { return scales + j % kKeysPerBlock * d_v; }
-  double* weights_of(int64_t row) const { return weights + row * kKeysPerBlock; }
-  double& weight(int64_t row, int64_t j) const { return weights_of(row)[j % kKeysPerBlock]; }
+  double* elements_of(int64_t j) const { return elements + j % kKeys * d_v; }
+  double* scales_of(int64_t j) const { return scales + j % kKeys * d_v; }
+  double* weights_of(int64_t row) const { return weights + row * kKeys; }
+  double& weight(int64_t row, int64_t j) const { return weights_of(row)[j % kKeys]; }
 };
 
 /// Returns the number of doubles that a block of keys takes.
-constexpr int64_t key_block_size(int64_t rows, int32_t d_v) { return kKeysPerBlock * (2 * int64_t{d_v} + rows); }
+constexpr int64_t key_block_size(int64_t rows, int32_t d_v) { return KeyBlock::kKeys * (2 * int64_t{d_v} + rows); }
 
 inline KeyBlock make_key_block(double* memory, int32_t d_v) {
-  double* const scales = memory + kKeysPerBlock * d_v;
-  return {.d_v = d_v, .elements = memory, .scales = scales, .weights = scales + kKeysPerBlock * d_v};
+  double* const scales = memory + KeyBlock::kKeys * d_v;
+  return {.d_v = d_v, .elements = memory, .scales = scales, .weights = scales + KeyBlock::kKeys * d_v};
 }
 
 /// Rounds the query [q_nope | q_pe] that meets rows of `cache`.
@@ -79,7 +77,7 @@ inline void read_exact_row(const CacheRow& row, int64_t j, double* key, const Ke
 /// Adds to `o` the values of a block's keys, which lie in `cache`, for a row that gives them these weights.
 inline void add_rounded(const KeyBlock& keys, const core::Cache& cache, const double* weights, double* o) {
   const auto for_each_seen = [&](const auto& f) {
-    for (int64_t j = 0; j < kKeysPerBlock; ++j)
+    for (int64_t j = 0; j < KeyBlock::kKeys; ++j)
       if (weights[j] != KeyBlock::kUnseen) f(j);
   };
   for (int32_t g = 0; g < cache.num_scales; ++g) {
