@@ -153,6 +153,29 @@ def test_strides_of_inputs():
     assert torch.equal(libmla.decode(heads_first, layers[:, 1, :, :576], **pages, sm_scale=SM_SCALE), wanted)
 
 
+@pytest.mark.parametrize(("format", "width"), [("fp8", 576), ("fp8_ds_mla", 576), ("fp8_dsv4", 512)])
+def test_compute_in_e4m3(format, width):
+    batch = batches.paged(RAGGED, 64)
+    cache = batches.packed_cache(format, batch, torch.randn(sum(RAGGED), width).bfloat16())
+    q = torch.randn(len(RAGGED), 6, width)
+    usual, usual_lse = libmla.decode(q, cache, **batch.pages(), sm_scale=SM_SCALE, return_lse=True, compute="default")
+    context = libmla.Context(num_threads=1, backend="reference")
+    named = {**batch.pages(), "sm_scale": SM_SCALE, "context": context, "compute": "fp8"}
+    plan = libmla.Plan.decode(q, cache, **named)
+    assert plan.backend == "reference"
+    o, lse = libmla.decode(q, cache, **named, plan=plan, return_lse=True)
+    assert 1e-3 < (o - usual).abs().max() < 0.2
+    expected.check(lse, usual_lse.double(), 0.1)
+    with pytest.raises(ValueError, match="compute: expected 1 as planned, got 0"):
+        libmla.decode(q, cache, **{**named, "compute": "default"}, plan=plan)
+
+
+def test_compute_in_e4m3_needs_a_quantized_cache():
+    batch, cache, q = problem()
+    with pytest.raises(ValueError, match="compute: expected default, since bf16 caches are not quantized, got fp8"):
+        libmla.decode(q, cache, **batch.pages(), sm_scale=SM_SCALE, compute="fp8")
+
+
 @pytest.mark.parametrize("out_dtype", ["f32", torch.float32, "float32", "bf16", "e4m3", torch.float8_e4m3fn])
 def test_type_of_the_output(out_dtype):
     batch, cache, q = problem()

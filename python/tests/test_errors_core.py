@@ -54,6 +54,8 @@ def good():
         ("sm_scale", "1", TypeError, 'sm_scale: expected a number, got "1"'),
         ("causal", "yes", TypeError, 'causal: expected a bool, got "yes"'),
         ("lse_base", "10", ValueError, 'lse_base: expected "e" or "2", got "10"'),
+        ("compute", "fp4", ValueError, 'compute: expected "default" or "fp8", got "fp4"'),
+        ("compute", "fp8", ValueError, "compute: expected default, since bf16 caches are not quantized, got fp8"),
         ("window_left", 2**40, ValueError, "window_left: expected an int of 32 bits, got 1099511627776"),
         ("window_left", -2, ValueError, "window_left: expected"),
         ("context_parallel", (1, 2), TypeError, r"context_parallel: expected \(rank, world, interleave\)"),

@@ -79,6 +79,7 @@ def test_info_is_plain_unchangeable_data() -> None:
         ({"op": "decode", "device": "sm120"}, ["--device", "sm120"]),
         ({"op": "decode", "device": "emulated:sm90"}, ["--device", "emulated:sm90"]),
         ({"op": "decode", "d_qk": 7, "d_v": 5}, ["--head-dims", "7/5"]),
+        ({"op": "decode", "cache": "fp8", "compute": "fp8"}, ["--cache", "fp8", "--compute", "fp8"]),
         (
             {"op": "decode", "num_heads": 16, "q_len": 2, "device": "emulated:sm90"},
             ["--heads", "16", "--q-len", "2", "--device", "emulated:sm90"],
@@ -106,6 +107,9 @@ def test_explain_says_which_problem_it_judged() -> None:
     assert libmla.explain("decode", q_len=2).problem == (
         "decode: cache bf16, bf16 queries, 2 per request, 128 heads, head dims 576/512, device cpu"
     )
+    assert libmla.explain("decode", cache="fp8", compute="fp8").problem == (
+        "decode: cache fp8, bf16 queries, 128 heads, head dims 576/512, compute fp8, device cpu"
+    )
 
 
 @pytest.mark.parametrize(
@@ -116,6 +120,7 @@ def test_explain_says_which_problem_it_judged() -> None:
         ({"op": "decode", "cache": "int4"}, "int4"),
         ({"op": "decode", "device": "tpu"}, "tpu"),
         ({"op": "decode", "q_len": 0}, "q_len: expected at least 1, got 0"),
+        ({"op": "decode", "compute": "int8"}, 'compute: expected "default" or "fp8", got "int8"'),
     ],
 )
 def test_explain_refuses_names_that_nothing_has(options: dict[str, Any], message: str) -> None:

@@ -75,6 +75,18 @@ def test_quantized_caches(format):
     expected.check(lse, wanted[2])
 
 
+def test_compute_in_e4m3_is_that_of_dense_decode():
+    """The same keys in the same order are in the same blocks of 32."""
+    batch = batches.paged([70], 16)
+    cache = batches.packed_cache("fp8_ds_mla", batch, torch.randn(70, 576).bfloat16())
+    q = torch.randn(1, 4, 576)
+    named = {"sm_scale": SM_SCALE, "compute": "fp8", "context": libmla.Context(num_threads=1, backend="reference")}
+    dense = libmla.decode(q, cache, **batch.pages(), **named)
+    assert torch.equal(libmla.decode_sparse(q, cache, ints(batch.slots(0))[None], **named), dense)
+    usual = libmla.decode_sparse(q, cache, ints(batch.slots(0))[None], sm_scale=SM_SCALE)
+    assert 1e-3 < (dense - usual).abs().max() < 0.2
+
+
 @pytest.mark.parametrize("per_request", [False, True])
 def test_two_pools_and_lengths(per_request):
     first, second = batches.paged([40, 100], 64), batches.paged([30], 2)

@@ -30,6 +30,16 @@ void test_listing(void) {
   wanted.device.device_type = MLA_DEVICE_CUDA;
   CHECK(mla_explain(&wanted, NULL, text, sizeof text, NULL) == MLA_OK);
   CHECK(strstr(text, "selected: none, ") != NULL);
+  wanted = mla_problem_init();
+  wanted.compute = MLA_COMPUTE_FP8;
+  CHECK(mla_explain(&wanted, NULL, text, sizeof text, NULL) == MLA_OK);
+  CHECK(strstr(text, "reference: no, compute fp8 is for quantized caches, not for bf16\n") != NULL);
+  wanted.cache_format = MLA_CACHE_FP8_DS_MLA;
+  CHECK(mla_explain(&wanted, NULL, text, sizeof text, NULL) == MLA_OK);
+  CHECK(strstr(text, "reference: yes, ") != NULL);
+  wanted.compute = 2;
+  CHECK_ERROR(mla_explain(&wanted, NULL, text, sizeof text, NULL), MLA_INVALID_ARGUMENT,
+              "explain: compute: expected MLA_COMPUTE_DEFAULT or MLA_COMPUTE_FP8, got 2");
   wanted.cache_format = 9;
   CHECK_ERROR(mla_explain(&wanted, NULL, text, sizeof text, NULL), MLA_INVALID_ARGUMENT,
               "explain: cache_format: expected 0 to 4, got 9");

@@ -73,6 +73,8 @@ TEST(Layout, EnumerationsAreThoseOfTheCppApi) {
   EXPECT_EQ(static_cast<int>(MLA_ARITHMETIC_BF16), static_cast<int>(mla::Arithmetic::kBF16));
   EXPECT_EQ(static_cast<int>(MLA_ARITHMETIC_E4M3), static_cast<int>(mla::Arithmetic::kE4M3));
   EXPECT_EQ(static_cast<int>(MLA_LSE_BASE_2), static_cast<int>(mla::LseBase::kTwo));
+  EXPECT_EQ(static_cast<int>(MLA_COMPUTE_DEFAULT), static_cast<int>(mla::Compute::kDefault));
+  EXPECT_EQ(static_cast<int>(MLA_COMPUTE_FP8), static_cast<int>(mla::Compute::kFP8));
   EXPECT_EQ(static_cast<int>(MLA_LENGTH_BY_SHAPE), static_cast<int>(mla::LengthPer::kByShape));
   EXPECT_EQ(static_cast<int>(MLA_LENGTH_PER_TOKEN), static_cast<int>(mla::LengthPer::kToken));
   EXPECT_EQ(static_cast<int>(MLA_LENGTH_PER_REQUEST), static_cast<int>(mla::LengthPer::kRequest));
@@ -98,6 +100,10 @@ TEST(Layout, OlderCallersFindTheirFieldsWhereTheyWere) {
   // As the third had them.
   EXPECT_EQ(offsetof(mla_problem, q_len), 64U);
   EXPECT_EQ(offsetof(mla_decode_sparse_params, topk_length_per), offsetof(mla_decode_sparse_params, stream) + 8);
+  // As the fourth had them.
+  EXPECT_EQ(offsetof(mla_problem, compute), 72U);
+  EXPECT_EQ(offsetof(mla_attention_options, compute), 28U);
+  EXPECT_EQ(sizeof(mla_attention_options), 32U);
 }
 
 TEST(Layout, VerdictsKeepTheirFirstForm) {

@@ -5,7 +5,9 @@
 #include <limits>
 
 #include "core/validate.h"
+#include "formats.h"
 #include "problems.h"
+#include "sparse_problems.h"
 
 namespace mla::test {
 namespace {
@@ -67,6 +69,55 @@ TEST(ValidateOptions, RefusesBadOptions) {
        },
        "decode: options.alibi_slopes: expected finite numbers, got inf for head 0", false},
   });
+}
+
+TEST(ValidateOptions, RefusesTheArithmeticOfQuantizedCachesElsewhere) {
+  const auto set_fp8 = [](auto& p) { p.params.options.compute = Compute::kFP8; };
+  expect_refused(
+      OptionsCases{{"cache of bf16", set_fp8,
+                    "decode: options.compute: expected default, since bf16 caches are not quantized, got fp8"},
+                   {"no arithmetic", [](OptionsDecode& p) { p.params.options.compute = static_cast<Compute>(7); },
+                    "decode: options.compute: expected kDefault or kFP8, got 7"}});
+  expect_refused(std::vector<BadCase<Prefill>>{
+      {"prefill", set_fp8,
+       "prefill: options.compute: expected default, since keys are in no quantized cache, got fp8"}});
+  expect_refused(std::vector<BadCase<PrefillSparse>>{
+      {"prefill_sparse", set_fp8,
+       "prefill_sparse: options.compute: expected default, since keys are in no quantized cache, got fp8"}});
+  expect_refused(std::vector<BadCase<DecodeSparse>>{
+      {"second pool of bf16",
+       [](DecodeSparse& p) {
+         p.use_extra_pool();
+         p.params.q = of(p.q, {4, kHeads, kCkv + kKpe});
+         p.params.o = of(p.o, {4, kHeads, kCkv});
+         p.params.pool.cache = p.quantized.fp8();
+         p.params.extra_pool.cache = p.rows.whole();
+         p.params.options.compute = Compute::kFP8;
+       },
+       "decode_sparse: options.compute: expected default, since bf16 caches are not quantized, got fp8"},
+      {"rotary channels of two kinds",
+       [](DecodeSparse& p) {
+         p.use_extra_pool();
+         p.params.pool.cache = p.quantized.fp8();
+         p.params.pool.cache.kv = of(p.quantized.bytes, {kPages, kPageSize, 576}, DType::kE4M3);
+         p.params.options.compute = Compute::kFP8;
+       },
+       "decode_sparse: options.compute: expected default, since rotary channels are e4m3 in one pool and bf16 in the "
+       "other, got fp8"}});
+}
+
+TEST(ValidateOptions, QuantizedCachesHaveAnArithmeticOfTheirOwn) {
+  Fp8Decode decode;
+  EXPECT_EQ(accepted_options(decode.params).options.compute, Compute::kDefault);
+  decode.params.options.compute = Compute::kFP8;
+  EXPECT_EQ(accepted_options(decode.params).options.compute, Compute::kFP8);
+  DecodeSparse sparse;
+  sparse.use_extra_pool();
+  sparse.params.options.compute = Compute::kFP8;
+  core::DecodeSparseArgs args;
+  Device device;
+  EXPECT_EQ(core::validate(sparse.params, core::Scope::kAll, args, device).message(), "");
+  EXPECT_EQ(args.options.compute, Compute::kFP8);
 }
 
 TEST(ValidateOptions, InfiniteSinksAreLegal) {

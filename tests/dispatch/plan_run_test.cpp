@@ -271,6 +271,8 @@ TEST(RunPlanned, RefusesSparseBatchesOfOtherShapes) {
        "decode_sparse: q.dtype: expected 3 as planned, got 2"},
       {"batch_invariant", [](DecodeSparse& p) { p.params.batch_invariant = true; },
        "decode_sparse: batch_invariant: expected 0 as planned, got 1"},
+      {"arithmetic", [](DecodeSparse& p) { p.params.options.compute = Compute::kFP8; },
+       "decode_sparse: options.compute: expected 0 as planned, got 1"},
   };
   for (const auto& change : cases) {
     MLA_TRACE(change.name);

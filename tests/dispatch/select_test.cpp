@@ -150,6 +150,35 @@ TEST(Tables, EveryRowRefusesWidthsThatAFormatDoesNotHave) {
     }
 }
 
+TEST(Tables, RowsSayWhyTheyLackAnArithmetic) {
+  const auto reason_of = [](const Problem& problem, std::string_view row_name) {
+    for (const BackendVerdict& row : explain(problem).rows)
+      if (row.name == row_name) return row.reason;
+    return std::string("no such row");
+  };
+  for (Op op : {Op::kDecode, Op::kDecodeSparse}) {
+    Problem problem{.op = op, .cache = CacheFormat::kFP8DsMla, .compute = Compute::kFP8};
+    EXPECT_EQ(explain(problem).selected, "reference") << name(op);
+    EXPECT_EQ(reason_of(problem, "cpu_portable"),
+              "multiplies numbers of f32 or pairs of bf16, not those of compute fp8");
+    problem.extra_cache = CacheFormat::kFP8;
+    EXPECT_EQ(reason_of(problem, "reference"),
+              "compute fp8 takes rotary channels that are quantized in both pools or in none, not fp8_ds_mla and fp8");
+    problem.cache = CacheFormat::kBF16;
+    EXPECT_EQ(reason_of(problem, "reference"), "compute fp8 is for quantized caches, not for bf16");
+    problem.device.type = DeviceType::kCuda;
+    problem.gpu_arch = 90;
+    for (const char* row : {"cuda_portable", "cuda_bulk", "cuda_sm90"})
+      EXPECT_EQ(reason_of(problem, row), "multiplies 16-bit numbers, not those of compute fp8");
+  }
+  for (Op op : kAllOps)
+    if (op != Op::kDecode && op != Op::kDecodeSparse) {
+      EXPECT_EQ(explain({.op = op, .compute = Compute::kFP8}).selected, "") << name(op);
+      EXPECT_EQ(reason_of({.op = op, .compute = Compute::kFP8}, "reference"),
+                "compute fp8 is for decode and decode_sparse only");
+    }
+}
+
 TEST(Tables, ProblemsWithoutHeadsChannelsOrQueriesAreRefused) {
   const std::pair<const char*, int64_t Problem::*> counts[] = {
       {"num_heads", &Problem::num_heads}, {"d_qk", &Problem::d_qk}, {"d_v", &Problem::d_v}, {"q_len", &Problem::q_len}};

@@ -210,6 +210,7 @@ AttentionOptions any_options(FuzzedDataProvider& input, Tensors& tensors) {
   constexpr int32_t kWindows[] = {-1, -1, 0, 3, -2, INT32_MAX};
   if (input.ConsumeBool()) options.attn_sink = tensors.make(DType::kF32, {2});
   if (input.ConsumeBool()) options.logits_soft_cap = input.PickValueInArray(kCaps);
+  if (input.ConsumeBool()) options.compute = static_cast<Compute>(input.ConsumeIntegralInRange<int>(0, 2));
   if (input.ConsumeBool()) options.window_left = input.PickValueInArray(kWindows);
   if (input.ConsumeBool()) options.alibi_slopes = tensors.make(DType::kF32, {2});
   return options;

@@ -217,7 +217,7 @@ TEST_P(DecodeOptions, RanksMergeToTheWhole) {
 TEST_P(DecodeOptions, RandomProblemsOfEveryFormat) {
   constexpr uint64_t kFirstSeed = 20000;
   for (uint64_t seed = kFirstSeed; seed < kFirstSeed + 40; ++seed)
-    for (CacheFormat format : kAllCacheFormats) expect_ok(kit::random_decode_spec(seed, format));
+    for (CacheFormat format : kAllCacheFormats) expect_ok_if_taken(kit::random_decode_spec(seed, format));
 }
 
 class PrefillOptions : public BackendTest<Op::kPrefill> {};

@@ -9,9 +9,9 @@ using kit::CacheSpec;
 using kit::LengthForm;
 
 /// Returns the options that all attention operations have; those that need positions of keys have the effect
-/// `of_positions`.
+/// `of_positions`, and the arithmetic of quantized caches has `of_compute`.
 template <class Case>
-Options<Case> attention_options(Effect of_positions) {
+Options<Case> attention_options(Effect of_positions, Effect of_compute) {
   using Params = ParamsOf<Case>;
   using Spec = SpecOf<Case>;
   return {
@@ -22,6 +22,9 @@ Options<Case> attention_options(Effect of_positions) {
       {"options.logits_soft_cap", Effect::kChanges, [](Params& p) { p.options.logits_soft_cap = 1.0F; }},
       {"options.alibi_slopes", of_positions, [](Params& p) { p.options.alibi_slopes = p.options.attn_sink; },
        [](Spec& s) { s.options.attn_sink = true; }},
+      // Scores that differ much make a change of all products one that is larger than any kernel's errors.
+      {"options.compute", of_compute, [](Params& p) { p.options.compute = Compute::kFP8; },
+       [](Spec& s) { s.score_std = 10; }},
       {"sm_scale", Effect::kChanges, [](Params& p) { p.sm_scale *= 0.5F; }},
       {"lse_base", Effect::kChanges, [](Params& p) { p.lse_base = LseBase::kTwo; }},
       {"batch_invariant", Effect::kAny, [](Params& p) { p.batch_invariant = true; }},
@@ -92,7 +95,7 @@ Options<kit::DecodeCase> decode_options() {
        [](DecodeParams& p) { std::fill_n(&at(p.tree_parents, 0), p.tree_parents.shape[0], -1); },
        tree(kit::Tree::kParents)},
   };
-  return join(own, {absorbed_options<Case>(), attention_options<Case>(Effect::kChanges),
+  return join(own, {absorbed_options<Case>(), attention_options<Case>(Effect::kChanges, Effect::kChangesOrRefused),
                     cache_options<Case>(
                         "cache", false, [](DecodeParams& p) -> KvCache& { return p.cache; },
                         [](Spec& s, const auto& f) { f(s.cache); }),
@@ -170,10 +173,11 @@ Options<kit::DecodeSparseCase> decode_sparse_options() {
       s.extra_pool = s.pool;
       if (prepare) prepare(s);
     };
-  return join(own, {absorbed_options<Case>(), attention_options<Case>(Effect::kRefused), extra,
-                    pool_options(
-                        "pool", [](Params& p) -> SparsePool& { return p.pool; },
-                        [](Spec& s) -> kit::SparsePoolSpec& { return s.pool; })});
+  return join(own,
+              {absorbed_options<Case>(), attention_options<Case>(Effect::kRefused, Effect::kChangesOrRefused), extra,
+               pool_options(
+                   "pool", [](Params& p) -> SparsePool& { return p.pool; },
+                   [](Spec& s) -> kit::SparsePoolSpec& { return s.pool; })});
 }
 
 class DecodeSparseSweep : public OptionSweep<kit::DecodeSparseCase, Op::kDecodeSparse> {};
@@ -204,7 +208,7 @@ Options<kit::PrefillCase> prefill_options() {
       {"kv_indptr", Effect::kChanges, [](PrefillParams& p) { --at(p.kv_indptr, 1); }},
       {"causal", Effect::kChanges, [](PrefillParams& p) { p.causal = false; }},
   };
-  return join(own, {attention_options<kit::PrefillCase>(Effect::kChanges)});
+  return join(own, {attention_options<kit::PrefillCase>(Effect::kChanges, Effect::kRefused)});
 }
 
 class PrefillSweep : public OptionSweep<kit::PrefillCase, Op::kPrefill> {};
@@ -235,7 +239,7 @@ Options<kit::PrefillSparseCase> prefill_sparse_options() {
        [](kit::PrefillSparseSpec& s) { s.topk_length = true; }},
       {"max_logits", Effect::kChanges, [](Params& p) { p.max_logits = {}; }},
   };
-  return join(own, {attention_options<kit::PrefillSparseCase>(Effect::kRefused)});
+  return join(own, {attention_options<kit::PrefillSparseCase>(Effect::kRefused, Effect::kRefused)});
 }
 
 class PrefillSparseSweep : public OptionSweep<kit::PrefillSparseCase, Op::kPrefillSparse> {};

@@ -201,7 +201,7 @@ TEST_P(DecodeSparseTest, SoftCap) {
 TEST_P(DecodeSparseTest, RandomProblems) {
   constexpr uint64_t kFirstSeed = 21000;
   for (uint64_t seed = kFirstSeed; seed < kFirstSeed + 30; ++seed)
-    for (CacheFormat format : kAllCacheFormats) expect_ok(kit::random_decode_sparse_spec(seed, format));
+    for (CacheFormat format : kAllCacheFormats) expect_ok_if_taken(kit::random_decode_sparse_spec(seed, format));
 }
 
 class PrefillSparseTest : public BackendTest<Op::kPrefillSparse> {};

@@ -124,6 +124,25 @@ class TestCache {
     return row;
   }
 
+  /// Holds a row without rounding: each channel is an element times a factor, which is 1 for 16-bit channels.
+  struct Exact {
+    std::vector<double> elements, factors;
+  };
+  Exact exact(int64_t slot) const {
+    const int64_t page = slot / page_size_, offset = slot % page_size_;
+    const uint8_t* at = bytes.data() + page * page_stride() + offset * row_stride();
+    Exact row;
+    for (int32_t c = 0; c < v.d_ckv + v.d_kpe; ++c) {
+      const bool nope = c < v.d_ckv, narrow = nope || v.format == CacheFormat::kFP8;
+      const double code = (at[c] & 127) == 127 ? std::nan("") : e4m3_by_definition(at[c]);
+      const auto wide = [&] { return bf16_to_f32(get<uint16_t>(at + kpe_offset() + 2 * (c - v.d_ckv))); };
+      row.elements.push_back(narrow ? code : static_cast<double>(wide()));
+      const float factor = nope ? scale(page, offset, c / (v.d_ckv / v.num_scales)) : narrow ? v.kpe_scale : 1.0F;
+      row.factors.push_back(static_cast<double>(factor));
+    }
+    return row;
+  }
+
   int64_t num_slots() const { return num_pages_ * page_size_; }
 
   const Variant v;

@@ -20,6 +20,11 @@ struct RunOptions {
   Output output;
 };
 
+// Of the operations that leave a choice, where it is not the usual one.
+std::string compute_of(const bench::Case& one) {
+  return one.compute != Compute::kDefault ? fmt::format(", compute {}", name(one.compute)) : "";
+}
+
 // Only what the operation has.
 std::string describe(const bench::Case& one) {
   const std::string requests = counted(static_cast<int64_t>(one.requests.size()), "request");
@@ -27,9 +32,9 @@ std::string describe(const bench::Case& one) {
   const std::string_view type = name(one.q_dtype);
   switch (one.op) {
     case Op::kDecode:
-      return fmt::format("{}, {}, {} in all, {}, head dims {}/{}, cache {}, queries {}", requests, queries,
+      return fmt::format("{}, {}, {} in all, {}, head dims {}/{}, cache {}, queries {}{}", requests, queries,
                          counted(one.total_kv(), "key"), counted(one.heads, "head"), one.d_qk, one.d_v, name(one.cache),
-                         type);
+                         type, compute_of(one));
     case Op::kPrefill:
       return fmt::format("{}, {}, {} in all, {}, head dims {}/{}, q, k and v {}", requests, queries,
                          counted(one.total_kv(), "key"), counted(one.heads, "head"), one.d_qk, one.d_v, type);
@@ -37,10 +42,10 @@ std::string describe(const bench::Case& one) {
       return fmt::format("{} of {}, {}, d_v {}, states {}", counted(one.states, "state"), queries,
                          counted(one.heads, "head"), one.d_v, type);
     case Op::kDecodeSparse:
-      return fmt::format("{}, {} keys of a pool of {}{}, {}, head dims {}/{}, cache {}, queries {}", queries, one.topk,
-                         one.requests.front().kv_len,
+      return fmt::format("{}, {} keys of a pool of {}{}, {}, head dims {}/{}, cache {}, queries {}{}", queries,
+                         one.topk, one.requests.front().kv_len,
                          one.extra_topk > 0 ? fmt::format(" and {} of a second one", one.extra_topk) : "",
-                         counted(one.heads, "head"), one.d_qk, one.d_v, name(one.cache), type);
+                         counted(one.heads, "head"), one.d_qk, one.d_v, name(one.cache), type, compute_of(one));
     case Op::kPrefillSparse:
       return fmt::format("{}, {} of {}, {}, head dims {}/{}, keys {}, queries {}", queries, one.topk,
                          counted(one.total_kv(), "key"), counted(one.heads, "head"), one.d_qk, one.d_v, name(one.cache),

@@ -370,7 +370,7 @@ TEST(DirectDamage, SlotsOfTheIndexer) {
 }
 
 TEST(Specs, RandomOnesReachEveryOption) {
-  std::set<bool> sink, infinite, window, cap, alibi, parallel, extra_pool;
+  std::set<bool> sink, infinite, window, cap, alibi, parallel, extra_pool, fp8, sparse_fp8;
   std::set<kit::Tree> trees;
   std::set<DType> queries, outputs;
   std::set<kit::LengthForm> lengths;
@@ -381,15 +381,18 @@ TEST(Specs, RandomOnesReachEveryOption) {
     window.insert(spec.options.window_left >= 0);
     cap.insert(spec.options.logits_soft_cap > 0);
     alibi.insert(spec.options.alibi_slopes);
+    fp8.insert(spec.options.compute == Compute::kFP8);
     parallel.insert(spec.context_parallel.world > 1);
     trees.insert(spec.tree);
     queries.insert(spec.q_dtype);
     outputs.insert(spec.o_dtype);
     const kit::DecodeSparseSpec sparse = kit::random_decode_sparse_spec(seed, CacheFormat::kFP8DsV4);
     extra_pool.insert(sparse.extra_pool.has_value());
+    sparse_fp8.insert(sparse.options.compute == Compute::kFP8);
     lengths.insert(sparse.pool.topk_length);
   }
-  for (const auto& values : {sink, infinite, window, cap, alibi, parallel, extra_pool}) EXPECT_EQ(values.size(), 2U);
+  for (const auto& values : {sink, infinite, window, cap, alibi, parallel, extra_pool, fp8, sparse_fp8})
+    EXPECT_EQ(values.size(), 2U);
   EXPECT_EQ(trees.size(), 3U);
   EXPECT_EQ(lengths.size(), 3U);
   EXPECT_EQ(queries.size(), 4U);

@@ -56,6 +56,9 @@ TEST(Cli, BadArgumentsAreOneLineAndStatusTwo) {
   expect_refusal("explain --device tpu", {"--device", "tpu"});
   expect_refusal("explain --q-len 0", {"--q-len", "at least 1"});
   expect_refusal("explain --op prefill --q-len 2", {"--q-len", "prefill"});
+  expect_refusal("explain --op prefill --compute fp8", {"--compute", "prefill"});
+  expect_refusal("explain --compute fp4", {"--compute", "default, fp8", "fp4"});
+  expect_refusal("explain --compute fp8", {"compute fp8 is for quantized caches, not for bf16"});
   expect_refusal("check --op frob", {"--op", "frob"});
   expect_refusal("check --seed -1", {"--seed"});
   expect_refusal("check --backend frob", {"frob"});
@@ -84,6 +87,8 @@ TEST(Cli, BadArgumentsAreOneLineAndStatusTwo) {
   expect_refusal("run --cache bf16 --scales per-slot", {"--scales", "fp8", "bf16"});
   expect_refusal("run --scales pow3", {"--scales", "pow2, f32, per-slot", "pow3"});
   expect_refusal("run --tree oak", {"--tree", "none, mask, parents", "oak"});
+  expect_refusal("run --op prefill --compute fp8", {"--compute", "prefill"});
+  expect_refusal("run --compute fp8 --kv-len 64", {"compute fp8 is for quantized caches, not for bf16"});
   expect_refusal("run --soft-cap 0", {"--soft-cap", "above 0"});
   expect_refusal("quant-report --queries 9 --kv-len 8", {"--queries", "at most --kv-len = 8", "9"});
   expect_refusal("quant-report --heads 0", {"--heads", "at least 1"});
@@ -126,6 +131,7 @@ TEST(CliExplain, DescribesOnlyWhatTheOperationHas) {
   EXPECT_THAT(run_mla("explain --backend reference").out, testing::Not(HasSubstr("note:")));
   EXPECT_THAT(run_mla("explain --head-dims 37/5").out, HasSubstr("only the float64 reference"));
   EXPECT_THAT(run_mla("explain --heads 8 --q-len 3").out, HasSubstr("queries bf16, 3 per request, 8 heads"));
+  EXPECT_THAT(run_mla("explain --cache fp8 --compute fp8").out, HasSubstr("head dims 576/512, compute fp8"));
 }
 
 TEST(CliExplain, TakesTheFolderOfAConfig) {
@@ -247,7 +253,8 @@ TEST(CliRun, EveryFormatAndOptionIsCorrect) {
         "--cache fp8_dsv4 --window 20 --soft-cap 30", "--q-len 4 --tree mask --alibi true", "--q-len 4 --tree parents",
         "--q-len 3 --dcp 3", "--op decode_sparse --cache fp8_ds_mla --topk 20 --pool-tokens 100", kTwoPools,
         "--op copy_pages --cache fp8_dsv4 --page-size 32 --to-page-size 8",
-        "--op copy_pages --cache bf16 --to-cache fp8_ds_mla", "--op append_rope --cache fp8_ds_mla"}) {
+        "--op copy_pages --cache bf16 --to-cache fp8_ds_mla", "--op append_rope --cache fp8_ds_mla",
+        "--cache fp8_ds_mla --compute fp8"}) {
     const std::string length = std::string_view(options).find("sparse") == std::string_view::npos ? " --kv-len 70" : "";
     const json ran = json_of("run --heads 4 --min-time 0.01 --json " + std::string(options) + length);
     EXPECT_EQ(ran["error_text"], "") << options;

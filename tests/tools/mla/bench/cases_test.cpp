@@ -75,6 +75,7 @@ TEST(Expand, RefusesKeysThatWouldChangeNothing) {
   refuse("decode_sparse", "kv_len", "5");
   refuse("decode_sparse", "causal", "false");
   refuse("prefill", "tree", "mask");
+  refuse("prefill_sparse", "compute", "fp8");
   refuse("prefill", "dcp", "2");
   refuse("append", "sink", "true");
   refuse("append", "to_cache", "fp8");
