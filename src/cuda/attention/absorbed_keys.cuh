@@ -132,9 +132,9 @@ struct WarpKeys {
   static constexpr int kLanes = kWarpSize / kCount;
   static_assert(kLanes == kChunksPerSegment);
   /// Returns the number, among the keys of the step, of key i of this warp, and of the key that the lane copies.
-  MLA_DEVICE static int key(int i) { return ptx::warp() + i * Config::kWarps; }
-  MLA_DEVICE static int lane_key() { return key(ptx::lane() / kLanes); }
-  MLA_DEVICE static int lane_of_key() { return ptx::lane() % kLanes; }
+  MLA_DEVICE static int key(int i) { return ptx::warp<Config::kReadsIndexAnew>() + i * Config::kWarps; }
+  MLA_DEVICE static int lane_key() { return key(ptx::lane<Config::kReadsIndexAnew>() / kLanes); }
+  MLA_DEVICE static int lane_of_key() { return ptx::lane<Config::kReadsIndexAnew>() % kLanes; }
 };
 
 /// Copies the warp's rows of a pool to shared memory by cp.async, all lanes together. Rows are copied with

@@ -49,6 +49,10 @@ class GroupedBlock {
  protected:
   using Keys = WarpKeys<Config>;
 
+  /// These are ptx::lane() and ptx::warp(), read anew at every use where Config says so.
+  MLA_DEVICE static int lane() { return ptx::lane<Config::kReadsIndexAnew>(); }
+  MLA_DEVICE static int warp() { return ptx::warp<Config::kReadsIndexAnew>(); }
+
   /// Calls compute(segment) for all segments of the worker that the block has rows of.
   template <class Compute>
   MLA_DEVICE void for_each_segment(const Compute& compute) const {
@@ -69,8 +73,8 @@ class GroupedBlock {
   MLA_DEVICE int32_t first_key(uint32_t n) const { return unit().template first_key<Config>(n); }
   MLA_DEVICE const cuda::KeyPool& pool(uint32_t n) const { return args_.pools[unit().keys.pool_of(first_key(n))]; }
 
-  MLA_DEVICE static int group() { return Config::kGroups == 1 ? 0 : ptx::warp() / Config::kGroupWarps; }
-  MLA_DEVICE static int warp_of_group() { return ptx::warp() % Config::kGroupWarps; }
+  MLA_DEVICE static int group() { return Config::kGroups == 1 ? 0 : warp() / Config::kGroupWarps; }
+  MLA_DEVICE static int warp_of_group() { return warp() % Config::kGroupWarps; }
   MLA_DEVICE static void sync_group() { ptx::sync_threads(Config::kGroupBarrier + group(), Config::kGroupThreads); }
 
   MLA_DEVICE ptx::SharedAddress barrier(int place) const {
@@ -108,7 +112,7 @@ class GroupedBlock {
   }
   MLA_DEVICE void reset_poison(uint32_t n) const {
     sync_group();  // every warp knows that there are marks
-    if (warp_of_group() == 0) poison(n).reset(ptx::lane(), kWarpSize);
+    if (warp_of_group() == 0) poison(n).reset(lane(), kWarpSize);
   }
 
   /// Describes the unit.
@@ -125,12 +129,12 @@ class GroupedBlock {
   // another step before, it has issued copies of the keys' entries in the page table or index list.
 
   /// Returns whether this warp finds the rows of step n + 1 while rows of step n are copied.
-  MLA_DEVICE static bool finds_after(uint32_t n) { return ptx::warp() == static_cast<int>(n % Config::kWarps); }
+  MLA_DEVICE static bool finds_after(uint32_t n) { return warp() == static_cast<int>(n % Config::kWarps); }
 
   /// Returns where the entry of the lane's key of step n lies. At a unit's begin the entries of as many steps are there
   /// as rows are issued ahead, and one more.
   MLA_DEVICE int32_t& entry(uint32_t n) const {
-    return as<int32_t>(memory_ + Config::kEntryOffset)[n % Config::kEntryPlaces * Config::kKeys + ptx::lane()];
+    return as<int32_t>(memory_ + Config::kEntryOffset)[n % Config::kEntryPlaces * Config::kKeys + lane()];
   }
   MLA_DEVICE Place<Config>& place(uint32_t n, int key) const {
     return as<Place<Config>>(memory_ + Config::kPlaceOffset)[static_cast<int>(n % 2) * Config::kKeys + key];
@@ -139,19 +143,19 @@ class GroupedBlock {
   /// Issues the copies of the entries of step n, all lanes of a warp together.
   MLA_DEVICE void copy_entries(uint32_t n) const {
     if (!has_step(n)) return;
-    const int32_t* from = entry_of(args_, unit().keys, first_key(n) + ptx::lane());
+    const int32_t* from = entry_of(args_, unit().keys, first_key(n) + lane());
     ptx::cp_async_4(ptx::shared_address(&entry(n)), from, from != nullptr);
   }
 
   /// Finds the rows of step n from the entries that this warp has copied.
   MLA_DEVICE void find_rows(uint32_t n) const {
     if (!has_step(n)) return;
-    const int32_t key = first_key(n) + ptx::lane();
+    const int32_t key = first_key(n) + lane();
     const bool listed = entry_of(args_, unit().keys, key) != nullptr;
     const Place<Config> found = find_place<Config>(args_, pool(n), key, listed ? entry(n) : -1);
-    place(n, ptx::lane()) = found;
+    place(n, lane()) = found;
     const uint32_t valid = ptx::ballot(found.ckv != nullptr);
-    if (ptx::lane() == 0) unit().valid[n % 8] = valid;
+    if (lane() == 0) unit().valid[n % 8] = valid;
   }
   /// Returns whether a key of step n has a row.
   MLA_DEVICE bool has_row(uint32_t n, int key) const { return (unit().valid[n % 8] >> key & 1) != 0; }
@@ -161,15 +165,15 @@ class GroupedBlock {
   template <int kSteps, class Issue>
   MLA_DEVICE void start_keys(uint32_t first, const Issue& issue) const {
     static_assert(kSteps < Config::kWarps && kSteps < Config::kEntryPlaces);
-    if (ptx::warp() <= kSteps) {
-      copy_entries(first + static_cast<uint32_t>(ptx::warp()));
+    if (warp() <= kSteps) {
+      copy_entries(first + static_cast<uint32_t>(warp()));
       ptx::cp_async_commit();
       ptx::cp_async_wait<0>();
     }
     MLA_NO_UNROLL
     for (int i = 0; i <= kSteps; ++i) {
       const uint32_t n = first + static_cast<uint32_t>(i);
-      if (ptx::warp() == i) find_rows(n);
+      if (warp() == i) find_rows(n);
       ptx::sync_block();
       if (i == kSteps) break;
       issue(n);
@@ -204,7 +208,7 @@ class GroupedBlock {
     ptx::mbarrier_arrive_after_copies(kv_full(n));
     if (finds && finds_after(n)) find_rows(n + 1);
     ptx::sync_warp();
-    if (ptx::lane() == 0) ptx::mbarrier_arrive(kv_full(n));
+    if (lane() == 0) ptx::mbarrier_arrive(kv_full(n));
   }
 
   /// A tile can be filled when all warps have left the values of the step before. One group does it at the begin of a

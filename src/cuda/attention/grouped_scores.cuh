@@ -15,7 +15,7 @@ class GroupedScores : public GroupedBlock<Config> {
 
  protected:
   using Base = GroupedBlock<Config>;
-  using Base::args_, Base::shared_;
+  using Base::args_, Base::shared_, Base::lane;
   using Base::group, Base::unit, Base::poison, Base::scores_read, Base::has_row, Base::row_states, Base::row_factors;
 
   MLA_DEVICE static int score_warp_n() { return Base::warp_of_group() % Config::kScoreWarpsN; }
@@ -24,67 +24,8 @@ class GroupedScores : public GroupedBlock<Config> {
 
   MLA_DEVICE static bool has_softmax_rows() { return Base::warp_of_group() < Config::kGroupRows / 8; }
   /// Returns the lane's row of the softmax, counted in its group, and in the block.
-  MLA_DEVICE static int group_row() { return Base::warp_of_group() * 8 + (ptx::lane() & 7); }
+  MLA_DEVICE static int group_row() { return Base::warp_of_group() * 8 + (lane() & 7); }
   MLA_DEVICE static int softmax_row() { return group() * Config::kGroupRows + group_row(); }
-
-  using Outputs = float[Config::kOutputTilesM][Config::kOutputTilesN][4];
-
-  /// Computes step n. fill(n) fills the tile of a step ahead, multiply() stores the scores, softmax() makes P of them,
-  /// and add() adds the values; with kSilenced, values of marked keys that are not finite count as 0.
-  template <class Fill, class Multiply, class Softmax, class Add>
-  MLA_DEVICE void compute_step(uint32_t n, Outputs& outputs, const Fill& fill, const Multiply& multiply,
-                               const Softmax& softmax, const Add& add) const {
-    const uint32_t ahead = n + Config::kLead;
-    if (Base::fills_first()) fill(ahead);
-    ptx::mbarrier_wait(Base::kv_full(n), Base::parity(n));
-    multiply();
-    Base::sync_group();  // all warps of the group have stored their scores
-    if (poison(n - 1).any()) [[unlikely]]
-      Base::reset_poison(n - 1);
-    if (has_softmax_rows()) softmax();
-    end_turn();
-    if (!Base::fills_first()) fill(ahead);
-    Base::sync_group();  // P and the rows' factors are written
-    rescale(outputs);
-    if (poison(n).any()) [[unlikely]]
-      add.template operator()<true>();
-    else
-      add.template operator()<false>();
-    ptx::sync_warp();
-    if (ptx::lane() == 0) ptx::mbarrier_arrive(Base::kv_empty(n));
-  }
-
-  /// Multiplies outputs by the factors of their rows, of which most steps have none but 1.
-  MLA_DEVICE void rescale(Outputs& outputs) const {
-    const float* const factors = row_factors() + group() * Config::kGroupRows + (ptx::lane() >> 2);
-    float factor[Config::kOutputTilesM][2];
-    bool any = false;
-    MLA_UNROLL
-    for (int m = 0; m < Config::kOutputTilesM; ++m) MLA_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      factor[m][half] = factors[m * 16 + half * 8];
-      any |= factor[m][half] != 1.0F;
-    }
-    if (!ptx::any(any)) return;
-    MLA_UNROLL
-    for (int m = 0; m < Config::kOutputTilesM; ++m) MLA_UNROLL
-    for (int n = 0; n < Config::kOutputTilesN; ++n) MLA_UNROLL
-    for (int i = 0; i < 4; ++i) outputs[m][n][i] *= factor[m][i >> 1];
-  }
-
-  /// Clears what is not finite in the lane's 16-bit values of marked keys, in two operands whose rows are 16 keys. The
-  /// lane has keys 2 (lane % 4) and the next one of each eight. The tile itself must not change: rows of the other
-  /// group may see the key.
-  template <DType kType>
-  MLA_DEVICE void silence(uint32_t (&b)[4], uint32_t n, int first_key_of_b) const {
-    MLA_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      const int key = first_key_of_b + (i & 1) * 8 + (ptx::lane() & 3) * 2;
-      const uint32_t finite = finite_or_zero<kType>(b[i]);
-      if (poison(n).is_marked(key)) b[i] = (b[i] & 0xFFFF0000U) | (finite & 0xFFFFU);
-      if (poison(n).is_marked(key + 1)) b[i] = (b[i] & 0xFFFFU) | (finite & 0xFFFF0000U);
-    }
-  }
 
   /// Waits until the other group has read its scores, which lie where this group's will.
   MLA_DEVICE void wait_for_turn(uint32_t n) const {
@@ -99,7 +40,7 @@ class GroupedScores : public GroupedBlock<Config> {
   MLA_DEVICE void end_turn() const {
     if constexpr (Config::kGroups == 2) {
       ptx::sync_warp();
-      if (ptx::lane() == 0) ptx::mbarrier_arrive(scores_read(group()));
+      if (lane() == 0) ptx::mbarrier_arrive(scores_read(group()));
     }
   }
 
@@ -114,7 +55,7 @@ class GroupedScores : public GroupedBlock<Config> {
 
   /// Stores the warp's scores of a block of 16 keys, two tiles of eight.
   MLA_DEVICE void store_scores(const float (&s)[Config::kScoreTilesM][2][4], int block) const {
-    const int g = ptx::lane() >> 2, t = ptx::lane() & 3;
+    const int g = lane() >> 2, t = lane() & 3;
     const ptx::SharedAddress first =
         score_chunk(score_warp_k(), g, first_score_key() / 4 | t >> 1) + static_cast<uint32_t>((t & 1) * 8);
     MLA_UNROLL
@@ -133,7 +74,7 @@ class GroupedScores : public GroupedBlock<Config> {
 
   static_assert(Config::kKeys == 32 && (Config::kSecondRun == 4 || Config::kSecondRun == 8));
   MLA_DEVICE static int first_lane_key() {
-    const int quarter = ptx::lane() >> 3;
+    const int quarter = lane() >> 3;
     return Config::kSecondRun == 4 ? quarter * 8 : (quarter >> 1) * 16 + (quarter & 1) * 4;
   }
   /// Returns the number, in the step, of the lane's key i.
@@ -159,7 +100,7 @@ class GroupedScores : public GroupedBlock<Config> {
     float sum = ((p[0] + p[1]) + (p[2] + p[3])) + ((p[4] + p[5]) + (p[6] + p[7]));
     sum += ptx::shuffle_xor(sum, 8);
     sum += ptx::shuffle_xor(sum, 16);
-    if (ptx::lane() >= 8) return;
+    if (lane() >= 8) return;
     row_factors()[r] = factor;
     state.sum += sum;
     row_states()[r] = state;

@@ -30,10 +30,27 @@ MLA_PTX_SPECIAL_REGISTER(grid_size_y, "nctaid.y", grid_y)
 MLA_PTX_SPECIAL_REGISTER(grid_size_z, "nctaid.z", grid_z)
 #undef MLA_PTX_SPECIAL_REGISTER
 
+/// %tid.x, read anew by every call: the compiler does not keep in registers what it computed of an earlier one.
+MLA_DEVICE int thread_index_anew() {
+#if MLA_EMULATED
+  return thread_index();
+#else
+  int value;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(value));
+  return value;
+#endif
+}
+
 /// Returns the thread's index in its warp. It is computed and not read from %laneid, so that the compiler knows how it
-/// depends on thread_index().
-MLA_DEVICE int lane() { return thread_index() & (kWarpSize - 1); }
+/// depends on thread_index(). kAnew reads thread_index() anew.
+template <bool kAnew = false>
+MLA_DEVICE int lane() {
+  return (kAnew ? thread_index_anew() : thread_index()) & (kWarpSize - 1);
+}
 /// Returns the warp's index in its block.
-MLA_DEVICE int warp() { return static_cast<int>(static_cast<uint32_t>(thread_index()) / kWarpSize); }
+template <bool kAnew = false>
+MLA_DEVICE int warp() {
+  return static_cast<int>(static_cast<uint32_t>(kAnew ? thread_index_anew() : thread_index()) / kWarpSize);
+}
 
 }  // namespace mla::MLA_CUDA_NAMESPACE::ptx

@@ -14,15 +14,15 @@
 // memory. docs/kernels/cuda_portable.md describes the kernel.
 #pragma once
 
-#include "cuda/attention/grouped_scores.cuh"
+#include "cuda/attention/grouped_outputs.cuh"
 #include "cuda/backends/portable/absorbed_config.cuh"
 #include "cuda/border/launch.h"
 
 namespace mla::MLA_CUDA_NAMESPACE::portable {
 
 template <class Config>
-class AbsorbedBlock : public GroupedScores<Config> {
-  using Base = GroupedScores<Config>;
+class AbsorbedBlock : public GroupedOutputs<Config> {
+  using Base = GroupedOutputs<Config>;
   using Base::args_, Base::memory_, Base::shared_;
   using Base::group, Base::warp_of_group, Base::unit, Base::has_step, Base::pool, Base::tile, Base::kv_full,
       Base::poison, Base::row_factors, Base::score_warp_k;
@@ -38,10 +38,7 @@ class AbsorbedBlock : public GroupedScores<Config> {
 
  private:
   MLA_DEVICE void compute(const cuda::Segment& segment) {
-    MLA_UNROLL
-    for (int m = 0; m < Config::kOutputTilesM; ++m) MLA_UNROLL
-    for (int n = 0; n < Config::kOutputTilesN; ++n) MLA_UNROLL
-    for (int i = 0; i < 4; ++i) outputs_[m][n][i] = 0.0F;
+    Base::clear(outputs_);
     Base::start(segment);
     uint32_t n = unit().steps.begin;
     if (has_step(n)) {
@@ -55,9 +52,7 @@ class AbsorbedBlock : public GroupedScores<Config> {
       MLA_NO_UNROLL
       for (; has_step(n); ++n) compute_step(n);
     }
-    Base::finish_rows();
-    MLA_UNROLL
-    for (int m = 0; m < Config::kOutputTilesM; ++m) store_outputs(m);
+    Base::store_outputs(outputs_, [](int at, int t, int i) { return at * 8 + t * 2 + i; });
   }
 
   MLA_DEVICE bool has_rope() const { return args_.d_qk > Config::kLatentDims; }
@@ -215,13 +210,11 @@ class AbsorbedBlock : public GroupedScores<Config> {
 
   // Outputs.
 
-  MLA_DEVICE static int output_channel() { return warp_of_group() * Config::kOutputDims; }
-
   /// Adds P times the values of step n. With kSilenced, values of marked keys that are not finite count as 0.
   template <bool kSilenced>
   MLA_DEVICE void add_values(uint32_t n) {
     const auto p_lane = lane_of_a<Config::kPRowBytes>(p_tile());
-    const int chunk = output_channel() / kVector, in_segment = chunk % kChunksPerSegment;
+    const int chunk = Base::first_output_channel() / kVector, in_segment = chunk % kChunksPerSegment;
     const TileLane<Config::kRowBytes> value_lane(tile(n) + static_cast<uint32_t>((chunk - in_segment) * kChunkBytes),
                                                  ptx::lane() & 15, (ptx::lane() >> 4) | in_segment);
     MLA_NO_UNROLL
@@ -243,52 +236,8 @@ class AbsorbedBlock : public GroupedScores<Config> {
     }
   }
 
-  // The end of a segment.
-
-  /// Stores 16 rows of the warp's channels by way of the warp's corner of the tiles, so that lanes store neighbouring
-  /// channels.
-  MLA_DEVICE void store_outputs(int m) const {
-    constexpr int kRowFloats = Config::kOutputRowFloats;
-    const ptx::SharedAddress corner =
-        shared_ + static_cast<uint32_t>(Config::kTileOffset + ptx::warp() * 16 * kRowFloats * 4);
-    const int g = ptx::lane() >> 2, t = ptx::lane() & 3;
-    ptx::sync_warp();  // all lanes have read the rows stored before
-    MLA_UNROLL
-    for (int n = 0; n < Config::kOutputTilesN; ++n) MLA_UNROLL
-    for (int i = 0; i < 4; ++i)
-      ptx::store_shared(corner + static_cast<uint32_t>(((i >> 1) * 8 + g) * kRowFloats + n * 8 + 2 * t + (i & 1)) * 4,
-                        outputs_[m][n][i]);
-    ptx::sync_warp();
-    constexpr int kVectors = Config::kOutputDims / kVector;
-    MLA_NO_UNROLL
-    for (int i = ptx::lane(); i < 16 * kVectors; i += kWarpSize) {
-      const int r = group() * Config::kGroupRows + m * 16 + i / kVectors, channel = i % kVectors * kVector;
-      const QueryRow row = unit().rows.row(args_, r);
-      if (row.token < 0) continue;
-      float values[kVector];
-      MLA_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        const auto four = ptx::load_shared<ptx::Vec4>(
-            corner + static_cast<uint32_t>((i / kVectors) * kRowFloats + channel + half * 4) * 4);
-        MLA_UNROLL
-        for (int j = 0; j < 4; ++j) values[half * 4 + j] = std::bit_cast<float>(four.x[j]) * row_factors()[r];
-      }
-      store_row(row, r, output_channel() + channel, values);
-    }
-  }
-
-  MLA_DEVICE void store_row(const QueryRow& row, int r, int channel, const float (&values)[kVector]) const {
-    const int64_t slot = unit().slot;
-    if (slot < 0) {
-      store_output(args_, row, channel, values);
-    } else {
-      float* to = args_.list.partial_o + (slot * Config::kRows + r) * args_.d_v + channel;
-      store_bits8(reinterpret_cast<std::byte*>(to), 4, encode8(values, DType::kF32));
-    }
-  }
-
   uint32_t queries_[Config::kScoreTilesM][Config::kLatentSteps + 1][Config::kQueryTerms][4];  // the rotary step is last
-  float outputs_[Config::kOutputTilesM][Config::kOutputTilesN][4];
+  typename Base::Outputs outputs_;
 };
 
 template <class Config_>

@@ -29,6 +29,7 @@ struct AbsorbedConfig {
   static constexpr int kRowBytes = (kLatentDims + kRopeDims) * 2;
 
   static constexpr int kThreads = 256;
+  static constexpr bool kReadsIndexAnew = false;
   static constexpr int kWarps = kThreads / kWarpSize;
   static constexpr int kKeys = 32;
   static constexpr int kPlanKeys = kKeys;  // the plan lets segments begin and end on multiples of it
@@ -122,7 +123,7 @@ struct AbsorbedConfig {
 
   /// At the end of a unit, 16 rows of each warp's outputs lie where tiles and raw stages were.
   static constexpr int kOutputRowFloats = kOutputDims + 4;  // 4 more, so that rows begin in different banks
-  static_assert(kWarps * 16 * kOutputRowFloats * 4 <= kSharedBytes - kTileOffset);
+  static constexpr int kOutputOffset = kTileOffset;
 
   /// Two of the smallest blocks share an SM whose memory allows it. The system takes 1 KB of it for each block.
   static constexpr int kMinBlocks =
