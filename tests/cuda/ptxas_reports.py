@@ -23,6 +23,8 @@ KNOWN_SPILLS = (
     # nvcc 13.0 spills one address of 64 rows of 16-bit keys on SM120, and none on SM80, SM86, SM89 and SM90. One load a
     # step is little beside 820 instructions of each warp.
     (re.compile(r"portable14AbsorbedKernelINS2_14AbsorbedConfigILi64ELi512E\w+ \(sm_120a\)"), 4),
+    # Three words of 64 rows, stored before the first step and loaded behind the last one.
+    (re.compile(r"fp814AbsorbedKernelINS2_14AbsorbedConfigILi64E\w+ \(sm_120a\)"), 12),
 )
 
 KERNEL = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")

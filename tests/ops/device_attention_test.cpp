@@ -159,7 +159,7 @@ TEST_P(DecodeOnDevice, StridesAndParts) {
 }
 
 TEST_P(DecodeOnDevice, RandomProblems) {
-  for (CacheFormat format : kAllCacheFormats)
+  for (CacheFormat format : formats())
     expect_random(16, [&](uint64_t seed) { return kit::random_decode_spec(seed, format); });
 }
 
@@ -201,6 +201,7 @@ TEST_P(DecodeSparseOnDevice, TwoPoolsWithSinks) {
 }
 
 TEST_P(DecodeSparseOnDevice, PoolsThatAreMultipliedAlike) {
+  if (is_fp8_only()) GTEST_SKIP() << row() << " takes no pools of 16 bits";
   const CacheFormat formats[] = {CacheFormat::kBF16, CacheFormat::kF16, CacheFormat::kFP8};
   for (CacheFormat first : formats)
     for (CacheFormat second : formats) {
@@ -247,7 +248,7 @@ TEST_P(DecodeSparseOnDevice, HeadsAndWidths) {
 }
 
 TEST_P(DecodeSparseOnDevice, RandomProblems) {
-  for (CacheFormat format : kAllCacheFormats)
+  for (CacheFormat format : formats())
     expect_random(12, [&](uint64_t seed) { return kit::random_decode_sparse_spec(seed, format); });
 }
 

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include "backend_test.h"
@@ -57,18 +58,25 @@ class DeviceTest : public testing::TestWithParam<std::tuple<std::string, std::st
 
   const Context& context() const { return *context_; }
 
-  /// Returns a problem or its spec, with more heads if the row leaves so few to another, or with fewer if so many.
+  /// Returns whether the row multiplies nothing but e4m3, so that fit() makes quantized caches of all.
+  bool is_fp8_only() const { return !judge(fit_heads(usual_problem(op))).usable; }
+
+  /// Returns the formats that the row has problems of its own in.
+  std::vector<CacheFormat> formats() const {
+    std::vector<CacheFormat> all(std::begin(kAllCacheFormats), std::end(kAllCacheFormats));
+    if (is_fp8_only())
+      std::erase_if(all, [](CacheFormat format) { return !is_quantized(kv_layout(format).nope.element); });
+    return all;
+  }
+
+  /// Returns a problem or its spec as the row takes it: with more heads if the row leaves so few to another, or with
+  /// fewer if so many; in e4m3 if that is all that the row multiplies.
   template <class Spec>
   Spec fit(const Spec& spec) const {
-    if constexpr (requires { spec.num_heads; }) {
-      for (Spec larger = spec; larger.num_heads <= spec.num_heads + kMostMoreHeads; larger.num_heads += kMoreHeads)
-        if (judge(larger).usable) return larger;
-      for (Spec smaller = spec; smaller.num_heads > 1;) {
-        smaller.num_heads /= 2;
-        if (judge(smaller).usable) return smaller;
-      }
-    }
-    return spec;
+    const Spec fitting = fit_heads(spec);
+    if (judge(fitting).usable) return fitting;
+    const Spec in_fp8 = fit_heads(with_fp8(spec));
+    return judge(in_fp8).usable ? in_fp8 : spec;
   }
 
   template <class Spec>
@@ -129,6 +137,39 @@ class DeviceTest : public testing::TestWithParam<std::tuple<std::string, std::st
 
  private:
   static constexpr int32_t kMoreHeads = 16, kMostMoreHeads = 64;
+
+  template <class Spec>
+  Spec fit_heads(const Spec& spec) const {
+    if constexpr (requires { spec.num_heads; }) {
+      for (Spec larger = spec; larger.num_heads <= spec.num_heads + kMostMoreHeads; larger.num_heads += kMoreHeads)
+        if (judge(larger).usable) return larger;
+      for (Spec smaller = spec; smaller.num_heads > 1;) {
+        smaller.num_heads /= 2;
+        if (judge(smaller).usable) return smaller;
+      }
+    }
+    return spec;
+  }
+
+  /// Returns the spec with compute = fp8, over fp8 caches where its caches are not quantized.
+  template <class Spec>
+  static Spec with_fp8(Spec spec) {
+    const auto quantize = [](CacheFormat& format) {
+      if (!is_quantized(kv_layout(format).nope.element)) format = CacheFormat::kFP8;
+    };
+    if constexpr (std::is_same_v<Spec, Problem>) {
+      spec.compute = Compute::kFP8;
+      quantize(spec.cache);
+    } else if constexpr (std::is_same_v<Spec, kit::DecodeSpec>) {
+      spec.options.compute = Compute::kFP8;
+      quantize(spec.cache.format);
+    } else if constexpr (std::is_same_v<Spec, kit::DecodeSparseSpec>) {
+      spec.options.compute = Compute::kFP8;
+      quantize(spec.pool.cache.format);
+      if (spec.extra_pool) quantize(spec.extra_pool->cache.format);
+    }
+    return spec;
+  }
 
   Explanation explained(const Problem& problem) const { return explain(kit::on_device(problem, device()), "auto"); }
   template <class Spec>

@@ -53,9 +53,7 @@ Reason widths_refusal(const Problem& problem, std::span<const Widths> all) {
                         problem.d_v);
 }
 
-Reason shape_refusal(const Problem& problem) {
-  if (problem.compute != Compute::kDefault)
-    return Reason::format("multiplies 16-bit numbers, not those of compute {}", name(problem.compute));
+Reason operand_refusal(const Problem& problem) {
   const bool float16 = problem.q_dtype == DType::kBF16 || problem.q_dtype == DType::kF16;
   const bool takes_e4m3 = problem.op == Op::kDecode || problem.op == Op::kDecodeSparse || is_indexer(problem.op);
   if (!float16 && problem.q_dtype != DType::kF32 && !(takes_e4m3 && problem.q_dtype == DType::kE4M3))
@@ -64,7 +62,13 @@ Reason shape_refusal(const Problem& problem) {
   if (problem.extra_cache && !share_a_kernel(problem.cache, *problem.extra_cache))
     return Reason::format("takes two pools of bf16, two of f16 or two of quantized rows, not {} and {}",
                           name(problem.cache), name(*problem.extra_cache));
-  if (const Reason reason = core::width_refusal(problem); !reason.empty()) return reason;
+  return core::width_refusal(problem);
+}
+
+Reason shape_refusal(const Problem& problem) {
+  if (problem.compute != Compute::kDefault)
+    return Reason::format("multiplies 16-bit numbers, not those of compute {}", name(problem.compute));
+  if (const Reason reason = operand_refusal(problem); !reason.empty()) return reason;
   if (is_absorbed(problem.op)) return widths_refusal(problem, kAbsorbedWidths);
   return {};
 }

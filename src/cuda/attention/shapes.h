@@ -25,6 +25,10 @@ inline constexpr Widths kPrefillWidths[] = {{192, 128}, {128, 128}};
 bool is_one_of(const Problem& problem, std::span<const Widths> all);
 core::Reason widths_refusal(const Problem& problem, std::span<const Widths> all);
 
+/// Returns why kernels of any arithmetic refuse the types of queries and rows, or the rows' widths; empty if they do
+/// not.
+core::Reason operand_refusal(const Problem& problem);
+
 /// Returns why all these kernels, which multiply 16-bit numbers, refuse the problem; empty if they do not.
 core::Reason shape_refusal(const Problem& problem);
 

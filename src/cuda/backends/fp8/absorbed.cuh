@@ -1,0 +1,442 @@
+// SPDX-License-Identifier: Apache-2.0
+// This kernel computes absorbed attention by mma.sync on e4m3, m16n8k32: kRows query rows against paged or indexed rows
+// of e4m3, which are operands as they lie. params.h defines the arithmetic (AttentionOptions::compute).
+//
+// Grid: persistent; a block computes the segments of its worker (work_list.h). All 8 warps copy rows, and compute,
+// alone (16 rows) or as two groups of 32 rows each, which share the keys (grouped_block.cuh):
+//   keys      a warp copies four rows of a step by cp.async, two steps ahead if there is room
+//   scores    a group's warps divide keys x channels, queries in registers as e4m3; a run of 64 channels at a time is
+//             summed by tensor cores and multiplied by the key's scale of it; 16-bit rotary channels by bf16 multiplies
+//   softmax   a warp has 8 rows, four lanes each row (grouped_scores.cuh); P times the keys' scales becomes e4m3 with a
+//             scale for each row, once for every scale that a key has
+//   outputs   each warp has all rows of its group and its share of the channels, accumulators in registers: P times 32
+//             values on tensor cores, times the scale of P, added in f32
+// Shared memory: [places][entries][rows' state][scales of queries][scales of P][the unit][mbarriers][poison]
+//                [scores of one group][P][tiles: keys x 640 B][scales]
+// config.cuh has the bytes. docs/kernels/cuda_fp8.md describes the kernel.
+#pragma once
+
+#include "cuda/attention/grouped_outputs.cuh"
+#include "cuda/backends/fp8/config.cuh"
+#include "cuda/border/launch.h"
+
+namespace mla::MLA_CUDA_NAMESPACE::fp8 {
+
+inline constexpr float kLargestE4M3 = 448.0F;
+
+/// Returns the scale of a query row whose largest finite magnitude is given.
+MLA_DEVICE float query_scale(float largest) {
+  const float scale = largest / kLargestE4M3;
+  return scale == 0.0F ? 1.0F : scale;
+}
+
+/// Returns a word whose bytes are 0xFF where those of `codes` are NaN, else 0. e4m3 has no infinity.
+MLA_DEVICE uint32_t nan_codes(uint32_t codes) {
+  const uint32_t top_bits = ((codes & 0x7F7F7F7FU) + 0x01010101U) & 0x80808080U;
+  return top_bits | (top_bits - (top_bits >> 7));
+}
+
+template <class Config>
+class AbsorbedBlock : public GroupedOutputs<Config> {
+  using Base = GroupedOutputs<Config>;
+  using Base::args_, Base::memory_, Base::shared_, Base::lane;
+  using Base::group, Base::unit, Base::has_step, Base::pool, Base::tile, Base::poison, Base::score_warp_k;
+
+ public:
+  using Base::Base;
+
+  /// Computes all segments of the worker.
+  MLA_DEVICE void compute_all() {
+    Base::for_each_segment([&](const cuda::Segment& segment) { compute(segment); });
+  }
+
+ private:
+  MLA_DEVICE void compute(const cuda::Segment& segment) {
+    Base::clear(outputs_);
+    Base::start(segment);
+    uint32_t n = unit().steps.begin;
+    if (has_step(n)) {
+      if (Config::kQueriesBesideKeys) start_keys(n);
+      load_queries(n);
+      if (!Config::kQueriesBesideKeys) start_keys(n);
+      MLA_NO_UNROLL
+      for (; has_step(n); ++n) compute_step(n);
+    }
+    // Two tiles of quantized channels hold the even and the odd ones of 16.
+    Base::store_outputs(outputs_, [&](int at, int t, int i) {
+      const bool codes = output_channel(at / Config::kRunTiles) < d_ckv();
+      return codes ? at / 2 * 16 + t * 4 + i * 2 + at % 2 : at * 8 + t * 2 + i;
+    });
+  }
+
+  MLA_DEVICE int32_t d_ckv() const { return args_.pools[0].cache.d_ckv; }
+  MLA_DEVICE bool has_rope() const { return args_.pools[0].kpe_bytes > 0; }
+  MLA_DEVICE bool has_quantized_rope() const { return args_.pools[0].quantized_kpe; }
+
+  // Keys.
+
+  MLA_DEVICE void start_keys(uint32_t first) const {
+    Base::template start_keys<Config::kLead>(first, [&](uint32_t n) { fill_tile(n, false); });
+  }
+
+  MLA_DEVICE void fill_tile(uint32_t n, bool finds) const {
+    if (!has_step(n)) return;
+    Base::fill_by_copies(n, finds,
+                         [&](const RowCopy<Config>& rows) { rows.to_raw(tile(n), shared_ + Base::scale_offset(n)); });
+  }
+
+  /// Returns the scale of a key of step n that belongs to a group of channels.
+  MLA_DEVICE float key_scale(uint32_t n, bool ue8m0, int key, int of_group) const {
+    const std::byte* scales = memory_ + Base::scale_offset(n) + key * Config::kKeyScaleBytes;
+    return ue8m0 ? ue8m0_to_f32(static_cast<uint8_t>(scales[of_group])) : as<float>(scales)[of_group];
+  }
+
+  // Queries.
+
+  MLA_DEVICE float* query_scales() const { return as<float>(memory_ + Config::kQueryScaleOffset); }
+
+  /// Loads the queries into registers by way of shared memory, where each row has 512 bytes of e4m3 and 128 bytes of
+  /// rotary channels. A warp quantizes a row at a time.
+  MLA_DEVICE void load_queries(uint32_t first_step) {
+    // Beside the first keys, the queries take the tile that is filled last, in the first step.
+    const ptx::SharedAddress latents =
+        Config::kQueriesBesideKeys ? tile(first_step + Config::kLead) : shared_ + Config::kTileOffset;
+    const ptx::SharedAddress rope = latents + Config::kRows * Config::kLatentDims;
+    MLA_NO_UNROLL
+    for (int r = Base::warp(); r < Config::kRows; r += Config::kWarps) store_query(latents, rope, r);
+    ptx::sync_block();
+    MLA_UNROLL
+    for (int m = 0; m < Config::kScoreTilesM; ++m) {
+      const int row = group() * Config::kGroupRows + m * 16;
+      const TileLane<Config::kLatentDims> latent(
+          latents + static_cast<uint32_t>(row * Config::kLatentDims + score_warp_k() * Config::kWarpLatents),
+          lane() & 15, lane() >> 4);
+      MLA_UNROLL
+      for (int step = 0; step < Config::kLatentSteps; ++step)
+        ptx::ldmatrix_x4(queries_[m][step], latent.at(0, 2 * step));
+      const TileLane<kRopeBytes> of_rope(rope + static_cast<uint32_t>(row * kRopeBytes), lane() & 15,
+                                         (lane() >> 4) | score_warp_k() * 2);
+      ptx::ldmatrix_x4(queries_[m][Config::kLatentSteps], of_rope.at(0, 0));
+    }
+    ptx::sync_block();  // keys will lie where the queries were
+  }
+  static constexpr int kRopeBytes = 2 * Config::kRopeDims;
+
+  /// Stores a query row: its channels that meet quantized ones as e4m3 with one scale, the others as bf16.
+  MLA_DEVICE void store_query(ptx::SharedAddress latents, ptx::SharedAddress rope, int r) const {
+    constexpr int kChunks = (Config::kLatentDims + Config::kRopeDims) / kVector;
+    const QueryRow row = unit().rows.row(args_, r);
+    const int latent_chunks = d_ckv() / kVector, num_chunks = args_.d_qk / kVector;
+    const int quantized_chunks = has_quantized_rope() ? num_chunks : latent_chunks;
+    float largest = 0.0F;
+    MLA_NO_UNROLL
+    for (int chunk = lane(); chunk < quantized_chunks; chunk += kWarpSize) {
+      float values[kVector];
+      decode8(query_bits(args_, row, chunk * kVector), args_.q_dtype, values);
+      MLA_UNROLL
+      for (int i = 0; i < kVector; ++i)
+        largest = std::fmax(largest, is_finite(values[i]) ? magnitude(values[i]) : 0.0F);
+    }
+    largest = std::bit_cast<float>(ptx::max_of_warp(std::bit_cast<uint32_t>(largest)));
+    const bool as_they_are = args_.q_dtype == DType::kE4M3;
+    const float scale = as_they_are ? 1.0F : query_scale(largest);
+    if (lane() == 0) query_scales()[r] = scale;
+    const ScaleDivisor divide(scale);
+    MLA_NO_UNROLL
+    for (int chunk = lane(); chunk < kChunks; chunk += kWarpSize) {
+      const Bits8 bits = query_bits(args_, row, chunk * kVector);
+      float values[kVector];
+      decode8(bits, args_.q_dtype, values);
+      const bool latent = chunk < latent_chunks;
+      const int of_part = latent ? chunk : chunk - latent_chunks;
+      if (of_part >= (latent ? Config::kLatentDims : Config::kRopeDims) / kVector) continue;
+      if (chunk < quantized_chunks) {
+        const Bits8 codes = as_they_are ? bits : quantize8(values, divide);
+        const uint32_t at =
+            latent ? tile_offset<Config::kLatentDims>(r, of_part / 2) : tile_offset<kRopeBytes>(r, of_part / 2);
+        ptx::store_shared((latent ? latents : rope) + at + static_cast<uint32_t>(of_part % 2 * kVector),
+                          uint64_t{codes.w[1]} << 32 | codes.w[0]);
+      } else {
+        const Bits8 rounded = encode8(values, DType::kBF16);
+        ptx::store_shared(rope + tile_offset<kRopeBytes>(r, of_part),
+                          ptx::Vec4{rounded.w[0], rounded.w[1], rounded.w[2], rounded.w[3]});
+      }
+    }
+  }
+
+  // Scores.
+
+  MLA_DEVICE void compute_step(uint32_t n) {
+    Base::compute_step(
+        n, outputs_, [&](uint32_t ahead) { fill_tile(ahead, true); }, [&] { multiply_queries(n); }, [&] { softmax(n); },
+        [&]<bool kSilenced>() { add_values<kSilenced>(n); });
+  }
+
+  MLA_DEVICE void multiply_queries(uint32_t n) const {
+    const ptx::SharedAddress keys = tile(n) + static_cast<uint32_t>(Base::first_score_key() * Config::kRawRowBytes);
+    const int first_channel = score_warp_k() * Config::kWarpLatents;
+    const int key_row = (lane() & 7) | (lane() >> 4) << 3, chunk = lane() >> 3 & 1;
+    const TileLane<Config::kRawRowBytes> latent_lane(keys + static_cast<uint32_t>(first_channel), key_row, chunk);
+    const TileLane<Config::kRawRowBytes> rope_lane(keys + Config::kLatentDims, key_row, chunk | score_warp_k() * 2);
+    const cuda::KeyPool& of = pool(n);
+    MLA_UNROLL
+    for (int block = 0; block < Config::kScoreBlocks; ++block) {
+      float s[Config::kScoreTilesM][2][4] = {};
+      const int first_key = Base::first_score_key() + 16 * block + (lane() & 3) * 2;
+      MLA_UNROLL
+      for (int run = 0; run < Config::kScoreRuns; ++run) {
+        const int channel = first_channel + run * Config::kScaleRun;
+        if (channel >= of.cache.d_ckv) continue;
+        float products[Config::kScoreTilesM][2][4] = {};
+        MLA_UNROLL
+        for (int step = run * Config::kRunSteps; step < (run + 1) * Config::kRunSteps; ++step) {
+          uint32_t b[4];
+          ptx::ldmatrix_x4(b, latent_lane.at(16 * block, 2 * step));
+          multiply_codes(products, step, b);
+        }
+        const int of_group = channel / kVector >> of.scale_shift;
+        MLA_UNROLL
+        for (int eight = 0; eight < 2; ++eight) MLA_UNROLL
+        for (int odd = 0; odd < 2; ++odd) {
+          const float scale = key_scale(n, of.ue8m0, first_key + eight * 8 + odd, of_group);
+          MLA_UNROLL
+          for (int m = 0; m < Config::kScoreTilesM; ++m) MLA_UNROLL
+          for (int half = 0; half < 2; ++half)
+            s[m][eight][half * 2 + odd] += products[m][eight][half * 2 + odd] * scale;
+        }
+      }
+      if (has_rope()) {
+        uint32_t b[4];
+        if (has_quantized_rope()) {
+          if (score_warp_k() < 2) {
+            float products[Config::kScoreTilesM][2][4] = {};
+            ptx::ldmatrix_x4(b, rope_lane.at(16 * block, 0));
+            multiply_codes(products, Config::kLatentSteps, b);
+            add_products(s, products, *of.cache.kpe_scale);
+          }
+          scale_by_queries(s);
+        } else {
+          scale_by_queries(s);
+          ptx::ldmatrix_x4(b, rope_lane.at(16 * block, 0));
+          MLA_UNROLL
+          for (int m = 0; m < Config::kScoreTilesM; ++m) {
+            ptx::mma_bf16(s[m][0], queries_[m][Config::kLatentSteps], b[0], b[1]);
+            ptx::mma_bf16(s[m][1], queries_[m][Config::kLatentSteps], b[2], b[3]);
+          }
+        }
+      } else {
+        scale_by_queries(s);
+      }
+      if (block == 0) Base::wait_for_turn(n);
+      Base::store_scores(s, block);
+    }
+  }
+
+  MLA_DEVICE void multiply_codes(float (&s)[Config::kScoreTilesM][2][4], int step, const uint32_t (&b)[4]) const {
+    MLA_UNROLL
+    for (int m = 0; m < Config::kScoreTilesM; ++m) {
+      ptx::mma_e4m3(s[m][0], queries_[m][step], b[0], b[1]);
+      ptx::mma_e4m3(s[m][1], queries_[m][step], b[2], b[3]);
+    }
+  }
+
+  MLA_DEVICE static void add_products(float (&s)[Config::kScoreTilesM][2][4],
+                                      const float (&products)[Config::kScoreTilesM][2][4], float scale) {
+    MLA_UNROLL
+    for (int m = 0; m < Config::kScoreTilesM; ++m) MLA_UNROLL
+    for (int eight = 0; eight < 2; ++eight) MLA_UNROLL
+    for (int i = 0; i < 4; ++i) s[m][eight][i] += products[m][eight][i] * scale;
+  }
+
+  MLA_DEVICE void scale_by_queries(float (&s)[Config::kScoreTilesM][2][4]) const {
+    const float* const scales = query_scales() + group() * Config::kGroupRows + (lane() >> 2);
+    MLA_UNROLL
+    for (int m = 0; m < Config::kScoreTilesM; ++m) MLA_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const float scale = scales[m * 16 + half * 8];
+      MLA_UNROLL
+      for (int eight = 0; eight < 2; ++eight) MLA_UNROLL
+      for (int i = 0; i < 2; ++i) s[m][eight][half * 2 + i] *= scale;
+    }
+  }
+
+  // Softmax. P of 32 keys times their scales is quantized by its largest value. A lane's keys are those whose codes lie
+  // side by side in an operand (p_operand()).
+
+  /// Returns where P for the scales of a group of channels lies.
+  MLA_DEVICE ptx::SharedAddress p_tile(int of_group) const {
+    return shared_ +
+           static_cast<uint32_t>(Config::kPOffset + group() * Config::kGroupPBytes + of_group * Config::kPTileBytes);
+  }
+  MLA_DEVICE ptx::SharedAddress rope_p_tile() const { return p_tile(Config::kMostScales); }
+  /// Returns where a 16-byte chunk of a row of e4m3 P lies in its tile, and of a row of 16-bit P. Chunks are permuted
+  /// so that ldmatrix meets no bank conflicts.
+  MLA_DEVICE static uint32_t p_chunk(int row, int chunk) {
+    return static_cast<uint32_t>(row * Config::kPRowBytes + (chunk ^ (row >> 2 & 1)) * kChunkBytes);
+  }
+  MLA_DEVICE static uint32_t rope_p_chunk(int row, int chunk) {
+    return static_cast<uint32_t>(row * Config::kRopePRowBytes + (chunk ^ (row >> 1 & 3)) * kChunkBytes);
+  }
+  /// Returns the scales that P of a group of channels has, one for each of the group's rows.
+  MLA_DEVICE float* p_scales(int of_group) const {
+    return as<float>(memory_ + Config::kPScaleOffset) + of_group * Config::kRows + group() * Config::kGroupRows;
+  }
+
+  MLA_DEVICE void softmax(uint32_t n) const {
+    Base::exponentiate(n, [&](const float(&p)[8]) {
+      const cuda::KeyPool& of = pool(n);
+      MLA_NO_UNROLL
+      for (int i = 0; i < of.cache.num_scales; ++i) quantize_p(n, of.ue8m0, i, p);
+      if (of.cache.d_ckv < args_.d_v) store_rope_p(p);
+    });
+  }
+
+  MLA_DEVICE void quantize_p(uint32_t n, bool ue8m0, int of_group, const float (&p)[8]) const {
+    float x[8], largest = 0.0F;
+    MLA_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      // The scale of a key that the row does not see may be anything.
+      x[i] = p[i] == 0.0F ? 0.0F : p[i] * key_scale(n, ue8m0, Base::lane_key(i), of_group);
+      largest = std::fmax(largest, x[i]);
+    }
+    largest = Base::max_of_row(largest);
+    const float factor = largest >= kSmallestP ? kLargestE4M3 * ptx::reciprocal_approx(largest) : 0.0F;
+    MLA_UNROLL
+    for (int i = 0; i < 8; ++i) x[i] *= factor;
+    const uint64_t low = codes_of(x[0], x[1], x[4], x[5]), high = codes_of(x[2], x[3], x[6], x[7]);
+    const int row = Base::group_row(), quarter = lane() >> 3;
+    ptx::store_shared(p_tile(of_group) + p_chunk(row, quarter >> 1) + static_cast<uint32_t>((quarter & 1) * 8),
+                      high << 32 | low);
+    if (quarter == 0) p_scales(of_group)[row] = largest >= kSmallestP ? largest * (1.0F / kLargestE4M3) : 0.0F;
+  }
+  /// A block of smaller P counts as 0: its reciprocal would overflow.
+  static constexpr float kSmallestP = 0x1p-110F;
+
+  MLA_DEVICE static uint32_t codes_of(float a, float b, float c, float d) {
+    return static_cast<uint32_t>(ptx::pack_e4m3x2(a, b)) | static_cast<uint32_t>(ptx::pack_e4m3x2(c, d)) << 16;
+  }
+
+  MLA_DEVICE void store_rope_p(const float (&p)[8]) const {
+    const int row = Base::group_row(), first = Base::first_lane_key();
+    MLA_UNROLL
+    for (int run = 0; run < 2; ++run) {
+      const uint32_t low = ptx::pack_bf16x2(p[run * 4], p[run * 4 + 1]);
+      const uint32_t high = ptx::pack_bf16x2(p[run * 4 + 2], p[run * 4 + 3]);
+      ptx::store_shared(rope_p_tile() + rope_p_chunk(row, first / 8 + run) + static_cast<uint32_t>(first % 8 * 2),
+                        uint64_t{high} << 32 | low);
+    }
+  }
+
+  // Outputs.
+
+  MLA_DEVICE static int output_channel(int run) { return Base::first_output_channel() + run * Config::kScaleRun; }
+
+  /// Adds P times the values of step n. With kSilenced, values of marked keys that are not finite count as 0.
+  template <bool kSilenced>
+  MLA_DEVICE void add_values(uint32_t n) {
+    MLA_UNROLL
+    for (int run = 0; run < Config::kOutputRuns; ++run)
+      if (output_channel(run) < d_ckv()) add_codes<kSilenced>(n, run);
+    // Rotary channels, where they are part of the value, are the last run of the last warp.
+    if (output_channel(Config::kOutputRuns - 1) >= d_ckv()) add_rope<kSilenced>(n, Config::kOutputRuns - 1);
+  }
+
+  /// Adds a run of quantized channels. ldmatrix moves pairs of codes, two channels of a key. Of four of its registers a
+  /// lane makes the operands of two tiles, one of the even and one of the odd channels among 16, whose k 4 t ... 4 t +
+  /// 3 are keys 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of each 16: P lies in the same order.
+  template <bool kSilenced>
+  MLA_DEVICE void add_codes(uint32_t n, int run) {
+    const int channel = output_channel(run), of_group = channel / kVector >> pool(n).scale_shift;
+    const int row = lane() & 15, chunk = channel / kChunkBytes, in_segment = chunk % kChunksPerSegment;
+    uint32_t a[Config::kOutputTilesM][4];
+    float scale[Config::kOutputTilesM][2];
+    MLA_UNROLL
+    for (int m = 0; m < Config::kOutputTilesM; ++m) {
+      ptx::ldmatrix_x4(a[m], p_tile(of_group) + p_chunk(m * 16 + row, lane() >> 4));
+      MLA_UNROLL
+      for (int half = 0; half < 2; ++half) scale[m][half] = p_scales(of_group)[m * 16 + half * 8 + (lane() >> 2)];
+    }
+    const TileLane<Config::kRawRowBytes> value_lane(tile(n) + static_cast<uint32_t>((chunk - in_segment) * kChunkBytes),
+                                                    lane(), in_segment);
+    MLA_UNROLL
+    for (int column = 0; column < Config::kRunTiles; column += 2) {
+      uint32_t pairs[4];
+      ptx::ldmatrix_x4_trans(pairs, value_lane.at(0, column / 2));
+      if constexpr (kSilenced) silence_codes(pairs, n);
+      MLA_UNROLL
+      for (int odd = 0; odd < 2; ++odd) {
+        const uint32_t which = odd == 0 ? 0x6420U : 0x7531U;
+        const uint32_t b0 = ptx::permute_bytes(pairs[0], pairs[1], which);
+        const uint32_t b1 = ptx::permute_bytes(pairs[2], pairs[3], which);
+        MLA_UNROLL
+        for (int m = 0; m < Config::kOutputTilesM; ++m) {
+          float products[4] = {};
+          ptx::mma_e4m3(products, a[m], b0, b1);
+          float(&to)[4] = outputs_[m][run * Config::kRunTiles + column + odd];
+          MLA_UNROLL
+          for (int i = 0; i < 4; ++i) to[i] += products[i] * scale[m][i >> 1];
+        }
+      }
+    }
+  }
+
+  /// Clears NaN in the lane's codes of marked keys. The tile itself must not change: rows of the other group may see
+  /// the key.
+  MLA_DEVICE void silence_codes(uint32_t (&pairs)[4], uint32_t n) const {
+    MLA_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const int key = i * 8 + (lane() & 3) * 2;
+      const uint32_t marked =
+          (poison(n).is_marked(key) ? 0xFFFFU : 0U) | (poison(n).is_marked(key + 1) ? 0xFFFF0000U : 0U);
+      pairs[i] &= ~(nan_codes(pairs[i]) & marked);
+    }
+  }
+
+  /// Adds the 64 rotary channels, which are of 16 bits where they are part of the value.
+  template <bool kSilenced>
+  MLA_DEVICE void add_rope(uint32_t n, int run) {
+    const TileLane<Config::kRawRowBytes> value_lane(tile(n) + Config::kLatentDims, lane() & 15, lane() >> 4);
+    MLA_NO_UNROLL
+    for (int step = 0; step < Config::kKeys / 16; ++step) {
+      uint32_t a[Config::kOutputTilesM][4];
+      MLA_UNROLL
+      for (int m = 0; m < Config::kOutputTilesM; ++m)
+        ptx::ldmatrix_x4(a[m], rope_p_tile() + rope_p_chunk(m * 16 + (lane() & 15), 2 * step + (lane() >> 4)));
+      MLA_UNROLL
+      for (int column = 0; column < Config::kRunTiles; column += 2) {
+        uint32_t b[4];
+        ptx::ldmatrix_x4_trans(b, value_lane.at(16 * step, column));
+        if constexpr (kSilenced) Base::template silence<DType::kBF16>(b, n, 16 * step);
+        MLA_UNROLL
+        for (int m = 0; m < Config::kOutputTilesM; ++m) {
+          ptx::mma_bf16(outputs_[m][run * Config::kRunTiles + column], a[m], b[0], b[1]);
+          ptx::mma_bf16(outputs_[m][run * Config::kRunTiles + column + 1], a[m], b[2], b[3]);
+        }
+      }
+    }
+  }
+
+  uint32_t queries_[Config::kScoreTilesM][Config::kLatentSteps + 1][4];  // the rotary step is last
+  typename Base::Outputs outputs_;
+};
+
+template <class Config_>
+struct AbsorbedKernel {
+  using Config = Config_;
+  using Params = cuda::AbsorbedArgs;
+  static constexpr const char* kName = "fp8_absorbed_attention";
+  static constexpr int kThreads = Config::kThreads;
+  static constexpr int kMinBlocks = Config::kMinBlocks;
+  static constexpr int kCluster = 1;
+  static constexpr bool kStartsEarly = false;
+
+  static MLA_DEVICE void run(const Params& args) {
+    ptx::wait_for_previous_grid();  // waits for the plan
+    ptx::allow_next_grid();
+    AbsorbedBlock<Config> block(args);
+    block.init(args.list.shares[ptx::block_index_x()]);
+    block.compute_all();
+  }
+};
+
+}  // namespace mla::MLA_CUDA_NAMESPACE::fp8

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// This file says which rows cuda_fp8 multiplies, for its verdicts and its kernels.
+#pragma once
+
+#include <cstdint>
+
+#include "mla/kv_layout.h"
+
+namespace mla::cuda::fp8 {
+
+inline constexpr int32_t kLatentDims = 512;  ///< channels of a value, and of the widest latent part of a row
+inline constexpr int32_t kScaleRun = 64;     ///< the channels of a scale are whole runs of so many
+inline constexpr int32_t kMostScales = kLatentDims / kScaleRun;
+inline constexpr int32_t kBlockKeys = 32;  ///< keys of a block of P (AttentionOptions::compute)
+
+/// Returns whether the kernels take latent channels of this codec.
+constexpr bool takes(const Codec& latents) {
+  return latents.element == DType::kE4M3 && !latents.outer_scale &&
+         (latents.scale_type == ScaleType::kF32 || latents.scale_type == ScaleType::kUE8M0) &&
+         latents.channels_per_scale % kScaleRun == 0;
+}
+
+}  // namespace mla::cuda::fp8
