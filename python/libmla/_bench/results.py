@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 _NUMBERS = ("batch", "q_len", "kv_len", "heads", "page_size", "topk", "threads", "median_us", "p10_us", "p90_us")
 _RATES = ("gflops", "gbps")
 _STRINGS = ("op", "backend", "device", "cache")
+# What earlier versions measured and did not say.
+_UNSAID = {"compute": "default"}
 
 
 class ResultsError(ValueError):
@@ -117,7 +119,7 @@ def _check_result(one: Any, where: str) -> Result:
     share = one.get("ceiling_share")
     if share is not None and not is_number(share):
         raise ResultsError(f"{where}: ceiling_share: expected a number or null, got {json.dumps(share)[:40]}")
-    return Result(one)
+    return Result(_UNSAID | one)
 
 
 def parse(document: Any, name: str, source: str) -> BenchRun:
