@@ -3,7 +3,7 @@
 # host compiler for the emulator.
 
 # mla_cuda_backend(<folder> [ARCHS <architectures>])
-# A backend for these architectures (all, if none is given): a folder whose *.cpp are the host's and whose *.cu are
+# A backend for these architectures and those that have their kernels (all, if none is given): a folder whose *.cpp are the host's and whose *.cu are
 # kernels and what launches them. Its name is the namespace of `backend()` and `operations()` (src/cuda/border/backend.h).
 # The backends of a CMakeLists.txt are compiled by its mla_add_cuda_backends.
 function(mla_cuda_backend folder)
@@ -15,13 +15,16 @@ function(mla_cuda_backend folder)
   set(mla_archs_of_${name} "${ARG_ARCHS}" PARENT_SCOPE)
 endfunction()
 
-# Of GPUs. Exactly these: a cubin for each architecture, with its own instructions where it has some, and sm80 as PTX too,
-# which the drivers of GPUs to come compile.
+# Of GPUs. A cubin for each architecture, and sm80 as PTX too, which the drivers of GPUs to come compile. SM90 is compiled
+# with its own instructions. Later architectures are compiled for their family: such a cubin has the instructions that the
+# family shares, setmaxnreg among them, and runs on the later GPUs of its major number too (sm_100f on 10.0 and 10.3,
+# sm_120f on 12.0 and 12.1), which no cubin of sm_100a does.
 function(mla_compile_for_gpu target arch)
   set(codes_80 "code=[sm_80,compute_80]")
   set(names_90 90a)
-  set(names_100 100a)
-  set(names_120 120a)
+  foreach(family 100 103 110 120 121)
+    set(names_${family} ${family}f)
+  endforeach()
   set(gpu ${arch})
   if(MLA_CUDA_PROFILE)
     set(gpu ${MLA_CUDA_PROFILE_GPU})
@@ -116,7 +119,11 @@ function(mla_add_cuda_backends target)
     foreach(arch ${archs_${machine}})
       set(sources ${ARG_KERNELS})
       foreach(backend ${mla_cuda_backends})
-        if(NOT mla_archs_of_${backend} OR arch IN_LIST mla_archs_of_${backend})
+        set(written_for ${arch})
+        if(DEFINED mla_written_for_${arch})
+          set(written_for ${mla_written_for_${arch}})
+        endif()
+        if(NOT mla_archs_of_${backend} OR written_for IN_LIST mla_archs_of_${backend})
           list(APPEND sources ${kernels_of_${backend}})
           string(APPEND list_${machine} " X(${backend}, ${arch})")
         endif()

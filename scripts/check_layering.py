@@ -41,7 +41,7 @@ MAY_INCLUDE = {
     "src/cuda/common": KERNELS,
     "src/cuda/attention": (*KERNELS, *VERDICTS, "cuda/attention/"),
     "src/cuda/backends": (*KERNELS, *VERDICTS, "cuda/attention/"),  # and a backend's own folder
-    "src/cuda/runtime": ("mla/", "core/", KERNEL_BORDER, "cuda/runtime/",
+    "src/cuda/runtime": ("mla/", "core/", KERNEL_BORDER, "cuda/runtime/", "cuda/ptx/archs.h",
                          "cuda/built_archs.h", "cuda/built_backends.h", "emulator/emulator.h"),
     "tools/kit": ("mla/", "kit/"),
     "tools/mla": ("mla/", "kit/"),

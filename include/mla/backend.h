@@ -35,6 +35,9 @@ struct Problem {
   int32_t gpu_arch = 0;
   /// Is set if the GPU is an emulated one (ContextOptions::device), whose memory is the host's.
   bool emulated = false;
+  /// Asks what a build with code for every GPU would do (gpu_code). Verdicts then say "not in this build" of what this
+  /// one lacks. Nothing runs by such a verdict: only `explain` looks at it, and only for GPUs that are not emulated.
+  bool full_build = false;
   /// Names the format of the second pool of decode_sparse, if there is one.
   std::optional<CacheFormat> extra_cache = {};
   /// Counts, in decode, the query tokens per request, averaged over all requests and rounded up; 1 with
@@ -87,6 +90,24 @@ struct Explanation {
 /// the first usable row. MLA_EMULATE is not looked at: `problem` says what is emulated.
 Explanation explain(const Problem& problem, std::string_view force = {});
 
+/// Says which code a GPU runs, whether or not this machine has one.
+struct GpuCode {
+  int32_t arch = 0;        ///< architecture that the code was compiled for, 80 for sm80; 0 if there is none
+  bool by_driver = false;  ///< the GPU's driver compiles it, from the PTX of `arch`
+  bool family = false;     ///< it was compiled for another GPU of the same family
+  bool built = false;      ///< this build has it
+
+  friend bool operator==(const GpuCode&, const GpuCode&) = default;
+};
+
+/// Returns the code that a GPU of an architecture (103 for compute capability 10.3) runs in this build. With
+/// `full_build` that is, if this build has no cubins for the GPU, the code of a build that has them for every GPU.
+GpuCode gpu_code(int32_t arch, bool full_build = false);
+
+/// Returns the architectures of GPUs, beside those that a build has by default, that can have a build by name
+/// (MLA_CUDA_ARCHS): 103, 110 and 121.
+std::span<const int32_t> named_gpu_archs();
+
 /// Describes one instruction set that the CPU backend has code for.
 struct IsaLevel {
   std::string name = {};    ///< "avx512_bf16", "avx512", "avx2", "portable"
@@ -137,7 +158,9 @@ std::vector<std::string> backend_names(Op op);
 struct BackendInfo {
   std::string name = {};
   DeviceType device = DeviceType::kCpu;  ///< where its tensors are
-  std::vector<int32_t> archs = {};       ///< architectures of GPUs that it is for; empty: all, or the CPU
+  /// Lists the architectures of GPUs that it is for, those with the kernels of another one among them; empty: all, or
+  /// the CPU.
+  std::vector<int32_t> archs = {};
   /// Names the problems that it could run and leaves to the rows behind it, one of which is faster: "indexers with up
   /// to 32 heads". It is empty if there are none.
   std::string leaves = {};

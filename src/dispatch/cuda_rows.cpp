@@ -23,22 +23,29 @@ Architecture arch_of(const Problem& problem) {
 
 /// Holds the code that a GPU runs, or why there is none.
 struct FoundCode {
-  cuda::Code code = {};
+  cuda::CodeChoice code = {};
   Reason refusal = {};
 };
 
 FoundCode find_code(const Problem& problem, int32_t arch) {
   if (problem.emulated) {
     const cuda::Code code = cuda::emulated_code(arch);
-    if (code.arch != 0) return {.code = code};
+    if (code.arch != 0) return {.code = {.arch = code.arch}};
     return {.refusal = Reason::format("this build cannot emulate sm{}", arch)};
   }
   if (arch < cuda::kOldestArch)
     return {.refusal = Reason::format("needs sm{} or newer, not sm{}", cuda::kOldestArch, arch)};
-  const cuda::Code code = cuda::code_for(arch);
+  const cuda::CodeChoice code = cuda::choose_code(arch, cuda::built_archs(), problem.full_build);
   if (code.arch != 0) return {.code = code};
   if (cuda::built_archs().empty()) return {.refusal = "this build of the library has no GPU code"};
   return {.refusal = Reason::format("this build has no code for sm{}", arch)};
+}
+
+/// Says which kernels a GPU runs: "wgmma kernels compiled for sm90".
+Reason describe(std::string_view kernels, const cuda::CodeChoice& code, bool built) {
+  const std::string_view remark = built ? "" : "; not in this build";
+  if (code.by_driver) return Reason::format("{} of sm{}, which the driver compiles{}", kernels, code.arch, remark);
+  return Reason::format("{} compiled for {}sm{}{}", kernels, code.family ? "the family of " : "", code.arch, remark);
 }
 
 CudaVerdict no(const Reason& reason) { return {.verdict = {.usable = false, .reason = reason}}; }
@@ -54,14 +61,16 @@ CudaVerdict judge(const cuda::Backend& backend, const Problem& problem) {
   if (const Reason reason = backend.refusal(problem); !reason.empty()) return no(reason);
   const FoundCode found = find_code(problem, gpu.arch);
   if (!found.refusal.empty()) return no(found.refusal);
-  const cuda::Operations* const operations = backend.operations(found.code.arch, found.code.emulated);
+  const cuda::Operations* const operations = backend.operations(found.code.arch, problem.emulated);
   // The GPU runs older code, which the backend is not in.
-  if (operations == nullptr) return no(Reason::format("this build has no code for sm{}", gpu.arch));
+  if (operations == nullptr && (problem.emulated || !problem.full_build))
+    return no(Reason::format("this build has no code for sm{}", gpu.arch));
   const bool on_tensor_cores = backend.numerics(problem).products_per_cut > 0;
   const std::string_view kernels = on_tensor_cores ? backend.kernels : "kernels";
   return {.verdict = {.usable = true,
-                      .reason = problem.emulated ? Reason::format("emulated: {} of sm{} on the CPU", kernels, gpu.arch)
-                                                 : Reason::format("{} compiled for sm{}", kernels, found.code.arch)},
+                      .reason = problem.emulated
+                                    ? Reason::format("emulated: {} of sm{} on the CPU", kernels, found.code.arch)
+                                    : describe(kernels, found.code, operations != nullptr)},
           .operations = operations};
 }
 

@@ -11,7 +11,8 @@
 
 namespace mla::dispatch {
 
-/// Says whether a backend can run a problem, and why. Holds its operations for the problem's GPU if it can, else null.
+/// Says whether a backend can run a problem, and why. Holds its operations for the problem's GPU if it can, else null;
+/// null too if it could in a full build (Problem::full_build), and not in this one.
 struct CudaVerdict {
   core::Verdict verdict = {};
   const cuda::Operations* operations = nullptr;
@@ -26,7 +27,7 @@ CudaVerdict judge(const cuda::Backend& backend, const Problem& problem);
 template <class Operation>
 core::Verdict cuda_verdict(const cuda::Backend& backend, const Problem& problem, Operation cuda::Operations::*member) {
   const CudaVerdict judged = judge(backend, problem);
-  if (!judged.verdict.usable || judged.operations->*member) return judged.verdict;
+  if (judged.operations == nullptr || judged.operations->*member) return judged.verdict;
   return {.usable = false, .reason = core::Reason::format("has no kernel of {} for this GPU", name(problem.op))};
 }
 

@@ -9,6 +9,7 @@
 #include "core/format.h"
 #include "cpu/levels.h"
 #include "cuda/border/backend.h"
+#include "cuda/runtime/code.h"
 #include "dispatch/select.h"
 #include "dispatch/tables.h"
 
@@ -102,13 +103,29 @@ Explanation explain(const Problem& problem, std::string_view force) try {
   return {.selected = {}, .error = "out of memory", .rows = {}};
 }
 
+GpuCode gpu_code(int32_t arch, bool full_build) {
+  const std::span<const int32_t> built = cuda::built_archs();
+  const cuda::CodeChoice choice = cuda::choose_code(arch, built, full_build);
+  return {.arch = choice.arch,
+          .by_driver = choice.by_driver,
+          .family = choice.family,
+          .built = std::find(built.begin(), built.end(), choice.arch) != built.end()};
+}
+
+std::span<const int32_t> named_gpu_archs() { return cuda::kKindredArchs; }
+
 std::vector<BackendInfo> backends() try {
   std::vector<BackendInfo> all;
-  for (const cuda::Backend& backend : cuda::backends())
+  for (const cuda::Backend& backend : cuda::backends()) {
+    std::vector<int32_t> archs = backend.archs;
+    for (const int32_t arch : cuda::kKindredArchs)
+      if (!archs.empty() && backend.is_for(arch)) archs.push_back(arch);
+    std::sort(archs.begin(), archs.end());
     all.push_back({.name = std::string(backend.name),
                    .device = DeviceType::kCuda,
-                   .archs = backend.archs,
+                   .archs = std::move(archs),
                    .leaves = backend.leaves.str()});
+  }
   for (const cpu::Level& level : cpu::levels()) all.push_back({.name = std::string(level.row)});
   all.push_back({.name = std::string(dispatch::kReference)});
   return all;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/problems.h"
@@ -12,6 +13,7 @@
 #include "cuda/runtime/code.h"
 #include "mla/c_api.h"
 #include "mla/mla.h"
+#include "trace.h"
 
 namespace mla::test {
 namespace {
@@ -240,20 +242,141 @@ TEST(Explain, NamesTheShapesThatAGpuTakes) {
   EXPECT_TRUE(of_portable(explain(problem)).usable);
 }
 
+std::string reason_of(const Explanation& explanation, std::string_view name) {
+  for (const BackendVerdict& row : explanation.rows)
+    if (row.name == name) return (row.usable ? "yes: " : "no: ") + row.reason;
+  return {};
+}
+
+// Whatever this build has: the answers differ by a remark.
+TEST(Explain, AnswersForAFullBuildOnAnyBuild) {
+  const Variable unset("MLA_BACKEND", nullptr);
+  const auto& archs = machine_info().gpu_archs;
+  const auto builds = [&](int32_t arch) { return std::find(archs.begin(), archs.end(), arch) != archs.end(); };
+  struct Expected {
+    int32_t arch;
+    const char* selected;
+    int32_t code;
+    bool family;
+  };
+  for (const Expected& expected : {Expected{80, "cuda_portable", 80, false}, Expected{90, "cuda_bulk", 90, false},
+                                   Expected{100, "cuda_bulk", 100, false}, Expected{103, "cuda_bulk", 100, true},
+                                   Expected{110, "cuda_bulk", 110, false}, Expected{120, "cuda_portable", 120, false},
+                                   Expected{121, "cuda_portable", 120, true}}) {
+    MLA_TRACE("sm" + std::to_string(expected.arch));
+    const bool own = builds(expected.arch);
+    const int32_t code = own ? expected.arch : expected.code;
+    const bool built = builds(code), family = expected.family && !own;
+    Problem problem{.device = {DeviceType::kCuda, 0}, .num_heads = 16, .gpu_arch = expected.arch, .full_build = true};
+    const Explanation full = explain(problem);
+    EXPECT_EQ(full.selected, expected.selected) << full.error;
+    EXPECT_EQ(reason_of(full, "cuda_portable"), "yes: mma.sync kernels compiled for " +
+                                                    std::string(family ? "the family of sm" : "sm") +
+                                                    std::to_string(code) + (built ? "" : "; not in this build"));
+    EXPECT_EQ(gpu_code(expected.arch, true), (GpuCode{.arch = code, .family = family, .built = built}));
+    // Who decides by the answer asks about this build.
+    problem.full_build = false;
+    const GpuCode here = gpu_code(expected.arch);
+    EXPECT_EQ(of_portable(explain(problem)).usable, here.arch != 0);
+    EXPECT_EQ(here.built, here.arch != 0);
+    EXPECT_EQ(here == gpu_code(expected.arch, true), built);
+  }
+  const Problem old{.device = {DeviceType::kCuda, 0}, .gpu_arch = 75, .full_build = true};
+  EXPECT_EQ(of_portable(explain(old)).reason, "needs sm80 or newer, not sm75");
+  // An emulated GPU is there or not.
+  const Problem emulated{.device = {DeviceType::kCuda, 0}, .gpu_arch = 75, .emulated = true, .full_build = true};
+  EXPECT_EQ(of_portable(explain(emulated)).reason, "this build cannot emulate sm75");
+}
+
+TEST(Explain, BackendsAreForTheKinOfTheirArchitectures) {
+  for (const BackendInfo& backend : backends())
+    for (const auto& [arch, model] : {std::pair{103, 100}, std::pair{110, 100}, std::pair{121, 120}}) {
+      const auto has = [&](int32_t each) {
+        return std::find(backend.archs.begin(), backend.archs.end(), each) != backend.archs.end();
+      };
+      EXPECT_EQ(has(arch), has(model)) << backend.name << " on sm" << arch;
+    }
+}
+
+// An emulated GPU of 10.3 runs the emulator's code of sm100, as a real one runs sm100's cubins.
+TEST(Emulated, KinRunTheCodeOfTheirFamily) {
+  const Variable unset("MLA_BACKEND", nullptr);
+  const auto& archs = machine_info().emulated_archs;
+  const auto builds = [&](int32_t arch) { return std::find(archs.begin(), archs.end(), arch) != archs.end(); };
+  for (const int32_t arch : named_gpu_archs()) {
+    const std::string device = "emulated:sm" + std::to_string(arch);
+    MLA_TRACE(device);
+    const int32_t code = builds(arch) ? arch : arch == 103 && builds(100) ? 100 : arch == 121 && builds(120) ? 120 : 0;
+    const Problem problem{.device = {DeviceType::kCuda, 0}, .num_heads = 16, .gpu_arch = arch, .emulated = true};
+    const Result<Context> context = Context::create({.num_threads = 2, .device = device});
+    ASSERT_EQ(context.ok(), code != 0) << context.status().message();
+    if (code == 0) {
+      EXPECT_EQ(of_portable(explain(problem)).reason, "this build cannot emulate sm" + std::to_string(arch));
+      continue;
+    }
+    EXPECT_EQ(of_portable(explain(problem)).reason,
+              "emulated: mma.sync kernels of sm" + std::to_string(code) + " on the CPU");
+    EXPECT_EQ(explain(problem).selected, arch == 121 ? "cuda_portable" : "cuda_bulk");
+    Merge merge;
+    EXPECT_EQ(run(*context, merge.params()).message(), "");
+    EXPECT_EQ(merge.o, std::vector<float>(16, 1.0F));
+  }
+}
+
 TEST(ArchOfCode, IsTheNewestThatTheGpuRuns) {
   using cuda::arch_of_code;
   const std::vector<int32_t> all = {80, 86, 89, 90, 100, 120};
   for (int32_t arch : all) EXPECT_EQ(arch_of_code(arch, all), arch);
   EXPECT_EQ(arch_of_code(87, all), 86);
   EXPECT_EQ(arch_of_code(75, all), 0);
-  EXPECT_EQ(arch_of_code(103, all), 80);  // compiled by the driver
-  EXPECT_EQ(arch_of_code(121, all), 80);
+  EXPECT_EQ(arch_of_code(91, all), 80);  // cubins of 9.0 are for 9.0 alone
   const std::vector<int32_t> some = {86, 90};
   EXPECT_EQ(arch_of_code(80, some), 0);
   EXPECT_EQ(arch_of_code(89, some), 86);
   EXPECT_EQ(arch_of_code(90, some), 90);
   EXPECT_EQ(arch_of_code(120, some), 0);
   EXPECT_EQ(arch_of_code(90, {}), 0);
+}
+
+TEST(ArchOfCode, IsOfTheFamilyBeforeItIsPtx) {
+  using cuda::choose_code, cuda::CodeChoice;
+  const std::vector<int32_t> usual = {80, 86, 89, 90, 100, 120};
+  const CodeChoice of_family = {.arch = 100, .family = true}, by_driver = {.arch = 80, .by_driver = true};
+  EXPECT_EQ(choose_code(100, usual), (CodeChoice{.arch = 100}));
+  EXPECT_EQ(choose_code(103, usual), of_family);
+  EXPECT_EQ(choose_code(121, usual), (CodeChoice{.arch = 120, .family = true}));
+  EXPECT_EQ(choose_code(89, std::vector<int32_t>{80, 86}), (CodeChoice{.arch = 86}));
+  // No cubin of 10.x runs on 11.0.
+  EXPECT_EQ(choose_code(110, usual), by_driver);
+  EXPECT_EQ(choose_code(110, usual, true), (CodeChoice{.arch = 110}));
+  // Builds by name, in any order.
+  const std::vector<int32_t> named = {121, 120, 110, 103, 100, 80};
+  for (const int32_t arch : named) EXPECT_EQ(choose_code(arch, named), (CodeChoice{.arch = arch}));
+  EXPECT_EQ(choose_code(100, std::vector<int32_t>{103}), CodeChoice{});  // an older GPU runs no newer code
+  EXPECT_EQ(choose_code(100, std::vector<int32_t>{103}, true), (CodeChoice{.arch = 100}));
+  EXPECT_EQ(choose_code(103, std::vector<int32_t>{80}), by_driver);
+  EXPECT_EQ(choose_code(103, std::vector<int32_t>{80}, true), of_family);
+  EXPECT_EQ(choose_code(103, {}, true), of_family);
+  EXPECT_EQ(choose_code(103, {}), CodeChoice{});
+}
+
+TEST(ArchOfCode, NeedsTheSharedMemoryOfItsArchitecture) {
+  using cuda::arch_of_code;
+  for (const int32_t small : {86, 89, 120, 121}) EXPECT_EQ(arch_of_code(small, std::vector<int32_t>{80}), 0) << small;
+  for (const int32_t large : {87, 90, 100, 103, 110, 130})
+    EXPECT_EQ(arch_of_code(large, std::vector<int32_t>{80}), 80) << large;
+}
+
+TEST(WrittenFor, IsAnArchitectureOfTheSameSize) {
+  using cuda::written_for, cuda::shared_bytes_of;
+  for (const int32_t own : {80, 86, 87, 89, 90, 100, 120}) EXPECT_EQ(written_for(own), own);
+  EXPECT_EQ(written_for(103), 100);
+  EXPECT_EQ(written_for(110), 100);
+  EXPECT_EQ(written_for(121), 120);
+  for (const int32_t arch : cuda::kKindredArchs) EXPECT_EQ(shared_bytes_of(arch), shared_bytes_of(written_for(arch)));
+  EXPECT_EQ(shared_bytes_of(80), 163 * 1024);
+  for (const int32_t arch : {86, 89, 120, 121}) EXPECT_EQ(shared_bytes_of(arch), 99 * 1024);
+  for (const int32_t arch : {90, 100, 103, 110}) EXPECT_EQ(shared_bytes_of(arch), 227 * 1024);
 }
 
 }  // namespace

@@ -32,11 +32,12 @@ struct Backend {
     bool emulated;
     const Operations& (*operations)();
   };
-  std::vector<int32_t> archs = {};  ///< architectures that it is for; empty for all
+  std::vector<int32_t> archs = {};  ///< architectures that its kernels were written for; empty for all
   std::string needs = {};           ///< the same architectures as text: "sm90 (H100, H200)"
   std::vector<Compiled> compiled = {};
 
   bool has(Op op) const;
+  /// Says whether it is for GPUs of an architecture, which may be one that has the kernels of another (ptx/archs.h).
   bool is_for(int32_t arch) const;
   /// Returns the operations for an architecture; null if this build has none.
   const Operations* operations(int32_t arch, bool emulated) const;

@@ -10,7 +10,7 @@
 namespace mla::cuda {
 
 struct DeviceProperties {
-  int32_t arch = 0;     ///< 80, 86, 89, 90, 100, 120
+  int32_t arch = 0;     ///< of the GPU: 80, 103
   int32_t num_sms = 0;  ///< number of streaming multiprocessors
   int32_t shared_bytes_per_block = 0;
 };

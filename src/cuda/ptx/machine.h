@@ -7,8 +7,10 @@
 
 #include <cstdint>
 
+#include "cuda/ptx/archs.h"
+
 #ifndef MLA_CUDA_ARCH
-#error "compile with -DMLA_CUDA_ARCH=80, 86, 89, 90, 100 or 120"
+#error "compile with -DMLA_CUDA_ARCH=80, 86, 89, 90, 100, 103, 110, 120 or 121"
 #endif
 #ifndef MLA_EMULATED
 #define MLA_EMULATED 0
@@ -31,9 +33,11 @@
 namespace mla::MLA_CUDA_NAMESPACE {
 
 inline constexpr int kArch = MLA_CUDA_ARCH;
-/// Says how many bytes of shared memory one block may take (CUDA programming guide, table "Technical Specifications per
-/// Compute Capability").
-inline constexpr int kSharedBytesPerBlock = (kArch == 80 ? 163 : kArch == 90 || kArch == 100 ? 227 : 99) * 1024;
+/// Names the architecture that this one's kernels were written for: 100 for 103 and 110, 120 for 121. What is tuned for
+/// an architecture asks for this one.
+inline constexpr int kWrittenFor = cuda::written_for(kArch);
+/// Says how many bytes of shared memory one block may take.
+inline constexpr int kSharedBytesPerBlock = cuda::shared_bytes_of(kArch);
 /// Says whether the architecture has cvt between e4m3x2 and f16x2, and mma on e4m3.
 inline constexpr bool kHasE4M3 = kArch >= 89;
 /// These say whether the architecture has bulk copies with mbarrier transactions, and griddepcontrol.

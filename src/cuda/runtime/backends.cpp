@@ -5,6 +5,7 @@
 #include "core/format.h"
 #include "cuda/border/backend.h"
 #include "cuda/built_backends.h"  // generated: MLA_FOR_EVERY_BACKEND, and what is compiled of each
+#include "cuda/ptx/archs.h"
 
 // Each backend has a namespace with its folder's name in mla::cuda, and one in the namespace of every architecture and
 // machine.
@@ -50,7 +51,7 @@ Backend complete(Backend backend, std::string_view folder, std::vector<int32_t> 
 bool Backend::has(Op op) const { return std::find(ops.begin(), ops.end(), op) != ops.end(); }
 
 bool Backend::is_for(int32_t arch) const {
-  return archs.empty() || std::find(archs.begin(), archs.end(), arch) != archs.end();
+  return archs.empty() || std::find(archs.begin(), archs.end(), written_for(arch)) != archs.end();
 }
 
 const Operations* Backend::operations(int32_t arch, bool emulated) const {

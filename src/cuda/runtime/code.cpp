@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/runtime/code.h"
 
+#include <algorithm>
+
 #include "cuda/built_archs.h"  // generated: MLA_FOR_EVERY_CUDA_ARCH, MLA_FOR_EVERY_EMULATED_ARCH
 
 // Each architecture and machine has a ceiling_kernels() in its namespace: src/cuda/common/ceilings.cu is compiled for
@@ -40,7 +42,9 @@ Code code_for(int32_t arch) {
 }
 
 Code emulated_code(int32_t arch) {
-  switch (arch) {
+  const bool kindred = std::find(std::begin(kKindredArchs), std::end(kKindredArchs), arch) != std::end(kKindredArchs);
+  const CodeChoice choice = choose_code(arch, emulated_archs());
+  switch (kindred && !choice.by_driver ? choice.arch : arch) {
 #define MLA_CASE(arch) \
   case arch: return {arch, true, &mla::emulated_sm##arch::ceiling_kernels()};
     MLA_FOR_EVERY_EMULATED_ARCH(MLA_CASE)

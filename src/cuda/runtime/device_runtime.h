@@ -75,7 +75,8 @@ struct Versions {
 };
 Versions cuda_versions();
 
-/// Returns the emulated GPU of an architecture; there is one for each, which lives as long as the process.
+/// Returns the emulated GPU of an architecture that this build has the emulator's code for (emulated_code); there is
+/// one for each, which lives as long as the process.
 Result<DeviceRuntime*> emulated_device(int32_t arch);
 
 /// Refuses launches that no GPU would take: blocks, grids or shared memory beyond the limits. Errors read "decode:

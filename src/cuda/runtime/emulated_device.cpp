@@ -59,8 +59,8 @@ core::ThreadPool& shared_threads() {
 
 class EmulatedDevice final : public DeviceRuntime {
  public:
-  explicit EmulatedDevice(Code code)
-      : DeviceRuntime(core::format("emulated:sm{}", code.arch), emulated_info(code.arch), code) {}
+  EmulatedDevice(int32_t arch, Code code)
+      : DeviceRuntime(core::format("emulated:sm{}", arch), emulated_info(arch), code) {}
 
   bool emulated() const override { return true; }
 
@@ -141,7 +141,12 @@ Status EmulatedQueue::launch(const KernelEntry& kernel, const LaunchShape& shape
 Result<DeviceRuntime*> emulated_device(int32_t arch) {
   static const std::vector<std::unique_ptr<EmulatedDevice>> devices = [] {
     std::vector<std::unique_ptr<EmulatedDevice>> all;
-    for (const int32_t built : emulated_archs()) all.push_back(std::make_unique<EmulatedDevice>(emulated_code(built)));
+    std::vector<int32_t> archs(emulated_archs().begin(), emulated_archs().end());
+    for (const int32_t arch : kKindredArchs)
+      if (std::find(archs.begin(), archs.end(), arch) == archs.end()) archs.push_back(arch);
+    for (const int32_t arch : archs)
+      if (const Code code = emulated_code(arch); code.arch != 0)
+        all.push_back(std::make_unique<EmulatedDevice>(arch, code));
     return all;
   }();
   for (const auto& device : devices)

@@ -12,6 +12,7 @@ namespace mla::test {
 namespace {
 
 using testing::HasSubstr;
+using testing::Not;
 
 constexpr Op kOpsOfBulk[] = {Op::kDecode, Op::kDecodeSparse, Op::kPrefillSparse};
 constexpr int64_t kFewRows = 16, kManyRows = 17;
@@ -44,11 +45,13 @@ bool is_quantized(CacheFormat format) { return mla::is_quantized(kv_layout(forma
 
 TEST(Bulk, IsForSm90AndSm100) {
   for (Op op : kOpsOfBulk)
-    for (int32_t arch : {75, 80, 86, 89, 91, 103, 120}) {
+    for (int32_t arch : {75, 80, 86, 89, 91, 120, 121}) {
       const BackendVerdict verdict = of_bulk(of_rows(op, kFewRows, arch));
       EXPECT_FALSE(verdict.usable) << name(op);
       EXPECT_EQ(verdict.reason, "needs sm90 or sm100 (H100, H200, B200), not sm" + std::to_string(arch));
     }
+  for (int32_t arch : {103, 110})  // its kin: whether they are there is another question
+    EXPECT_THAT(of_bulk(of_rows(Op::kDecode, kFewRows, arch)).reason, Not(HasSubstr("needs")));
   for (int32_t arch : {90, 100})
     if (emulates(arch)) {
       EXPECT_EQ(of_bulk(of_rows(Op::kDecode, kFewRows, arch)).reason,
@@ -114,7 +117,7 @@ TEST(Bulk, LeavesQueriesThatAreMorePrecise) {
 TEST(Bulk, SaysOfItselfWhatItLeaves) {
   for (const BackendInfo& backend : backends())
     if (backend.name == "cuda_bulk") {
-      EXPECT_EQ(backend.archs, (std::vector<int32_t>{90, 100}));
+      EXPECT_EQ(backend.archs, (std::vector<int32_t>{90, 100, 103, 110}));
       EXPECT_EQ(backend.leaves,
                 "attention to quantized rows with more than 16 query rows of a request (query tokens times heads)");
     }

@@ -385,7 +385,7 @@ struct Election : WrapperKernelBase<128> {
 };
 #endif
 
-#if MLA_CUDA_ARCH == 90 || MLA_CUDA_ARCH == 100
+#if MLA_CUDA_ARCH == 90 || (MLA_CUDA_ARCH >= 100 && MLA_CUDA_ARCH < 120)
 /// Registers come and go; what lies in those that stay does not change.
 struct Registers : WrapperKernelBase<256> {
   static MLA_DEVICE void run(const Params& p) {
@@ -469,7 +469,7 @@ constexpr cuda::WrapperKernel kKernels[] = {
     {"clusters", launch_one<Clusters>},
     {"election", launch_one<Election>},
 #endif
-#if MLA_CUDA_ARCH == 90 || MLA_CUDA_ARCH == 100
+#if MLA_CUDA_ARCH == 90 || (MLA_CUDA_ARCH >= 100 && MLA_CUDA_ARCH < 120)
     {"registers", launch_one<Registers>},
 #endif
 #if MLA_CUDA_ARCH == 90

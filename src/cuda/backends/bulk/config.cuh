@@ -53,12 +53,12 @@ struct AbsorbedConfig {
 
   // With 64 rows or 24 warps registers are short, so that warps move them (setmaxnreg): each group of four warps has
   // one number of registers, which is that of the load, softmax and scale warps, of the score warps, or of the value
-  // warps. With these numbers nvcc 13.0 spills nothing, on which tests/cuda/ptxas_reports.py keeps an eye. Other
-  // numbers were not measured.
+  // warps. With these numbers nvcc 13.0 spills nothing but, of 64 rows compiled for the family of SM100, up to 24 bytes
+  // (56, 120 and 168: 140), on which tests/cuda/ptxas_reports.py keeps an eye. Other numbers were not measured.
   static constexpr bool kMovesRegisters = kRows == 64 || kQuantized;
-  static constexpr int kSoftmaxRegisters = kQuantized ? (kArch == 100 ? 64 : 72) : kArch == 100 ? 56 : 80;
-  static constexpr int kScoreRegisters = kQuantized ? 88 : kArch == 100 ? 120 : 112;
-  static constexpr int kValueRegisters = kQuantized ? (kArch == 100 ? 88 : 80) : kArch == 100 ? 168 : 160;
+  static constexpr int kSoftmaxRegisters = kQuantized ? (kWrittenFor == 100 ? 64 : 72) : 80;
+  static constexpr int kScoreRegisters = kQuantized ? 88 : 112;
+  static constexpr int kValueRegisters = kQuantized ? (kWrittenFor == 100 ? 88 : 80) : 160;
   static constexpr int kFirstRegisters = 65536 / kThreads / 8 * 8;  // of each thread at the launch: all 65,536 of an SM
   static_assert(!kMovesRegisters ||
                 kFirstScoreWarp * kSoftmaxRegisters + kScoreWarps * kScoreRegisters + kValueWarps * kValueRegisters <=
@@ -67,7 +67,7 @@ struct AbsorbedConfig {
   // registers. On SM100, where registers are short, this spilled 44 and 60 bytes (nvcc 13.0, 2026-11-22), so that there
   // each pool has code of its own. The shared code, together with kQueriesAtOnce and with outputs stored two tiles at a
   // time, took bf16, kv 4k from 82.4 to 81.7 us (2026-11-22).
-  static constexpr bool kSharedLoadCode = kArch != 100 || !kMovesRegisters;
+  static constexpr bool kSharedLoadCode = kWrittenFor != 100 || !kMovesRegisters;
 
   // Scores. The score warps of a band divide the channels into K slices; the sums over the slices meet in shared
   // memory. Score warps of quantized rows also divide the keys of a step, because they convert them.

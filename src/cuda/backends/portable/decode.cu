@@ -19,7 +19,7 @@ struct Kernels {
       // 64 rows of quantized keys need two tiles beside the raw rows. On SM100 nvcc 13.0 spills 8 to 16 bytes of 64
       // rows; tests/cuda/ptxas_reports.py tells whether a later one still does.
       constexpr bool kHasTwoTiles = kKind != KeyKind::kQuantized || kSharedBytesPerBlock >= 163 * 1024;
-      constexpr int kLargeRows = kHasTwoTiles && kArch != 100 ? 64 : 32;
+      constexpr int kLargeRows = kHasTwoTiles && kWrittenFor != 100 ? 64 : 32;
       return f.template operator()<AbsorbedKernel<AbsorbedConfig<kLargeRows, kLatentDims, kKind, 1>>>();
     });
   }
