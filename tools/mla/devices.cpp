@@ -27,6 +27,7 @@ Json devices_json(const MachineInfo& machine) {
                        {"uuid", gpu.uuid.empty() ? Json(nullptr) : Json(gpu.uuid)},
                        {"device", gpu.index < 0 ? Json(nullptr) : Json(fmt::format("cuda:{}", gpu.index))},
                        {"arch", gpu.arch == 0 ? Json(nullptr) : Json(fmt::format("sm{}", gpu.arch))},
+                       {"code", gpu.arch == 0 ? Json(nullptr) : code_json(gpu_code(gpu.arch))},
                        {"num_sms", known(gpu.num_sms)},
                        {"memory_bytes", known(gpu.memory_bytes)},
                        {"shared_bytes_per_block", known(gpu.shared_bytes_per_block)},
@@ -45,6 +46,20 @@ std::string gpu_text(const GpuInfo& gpu) {
     text += fmt::format(", {} of shared memory per block", human_bytes(gpu.shared_bytes_per_block));
   if (gpu.l2_bytes != 0) text += fmt::format(", {} L2", human_bytes(static_cast<double>(gpu.l2_bytes)));
   return text;
+}
+
+std::string code_text(const GpuCode& code) {
+  if (code.arch == 0) return "none";
+  return fmt::format("{}sm{}{}{}", code.family ? "the family of " : "", code.arch,
+                     code.by_driver ? ", which the driver compiles" : "", code.built ? "" : ", not in this build");
+}
+
+Json code_json(const GpuCode& code) {
+  if (code.arch == 0) return nullptr;
+  return {{"arch", fmt::format("sm{}", code.arch)},
+          {"family", code.family},
+          {"by_driver", code.by_driver},
+          {"built", code.built}};
 }
 
 std::string device_of(std::string_view option, const std::string& text, bool any_gpu) {

@@ -17,6 +17,12 @@ Json devices_json(const MachineInfo& machine);
 /// size of the L2 cache, leaving out what is not known.
 std::string gpu_text(const GpuInfo& gpu);
 
+/// Returns what a GPU runs, in words: "sm90", "the family of sm100", "sm80, which the driver compiles"; with "not in
+/// this build" or "none" where that is so.
+std::string code_text(const GpuCode& code);
+/// Returns the same as "code" of docs/json.md; null for none.
+Json code_json(const GpuCode& code);
+
 /// Returns the device that an option names, parsed; if `text` is empty, the one that MLA_EMULATE names, else "cpu".
 /// `any_gpu` is as in parse_device.
 std::string device_of(std::string_view option, const std::string& text, bool any_gpu = false);

@@ -76,7 +76,24 @@ Problem problem_of(const ExplainOptions& options, const std::string& device) {
   if (!options.head_dims.empty()) set_head_dims(options.head_dims, problem);
   if (!options.q_len.empty()) problem.q_len = parse_int("--q-len", options.q_len, 1, 65536);
   if (!options.compute.empty()) problem.compute = parse_compute("--compute", options.compute);
-  return kit::on_device(problem, device);
+  problem = kit::on_device(problem, device);
+  // Of a GPU that need not be there, the answer should not depend on this build.
+  problem.full_build = problem.gpu_arch != 0 && !problem.emulated;
+  return problem;
+}
+
+// The architecture of a GPU whose code is worth telling: an emulated one's name says it.
+int32_t gpu_arch_of(const Problem& problem, const std::string& device) {
+  return problem.device.type == DeviceType::kCuda && !problem.emulated ? kit::arch_of(device) : 0;
+}
+
+// What somebody who asked about a full build should know of this one.
+std::string build_note(int32_t arch) {
+  const GpuCode full = gpu_code(arch, true), here = gpu_code(arch);
+  if (full == here) return {};
+  if (here.arch == 0) return fmt::format("note: this build has no code for sm{}\n", arch);
+  return fmt::format("note: in this build sm{} runs code of {}; -DMLA_CUDA_ARCHS={} builds its own\n", arch,
+                     code_text(here), full.arch);
 }
 
 // Only what the operation has.
@@ -134,19 +151,24 @@ int explain_problem(const ExplainOptions& options) {
                     {"query_bits", row.numerics.query_bits}});
   }
   const bool found = !explanation.selected.empty();
+  const int32_t arch = gpu_arch_of(problem, device);
+  const GpuCode code = gpu_code(arch, problem.full_build);
   options.output.write_json({{"selected", found ? Json(explanation.selected) : Json(nullptr)},
                              {"error", found ? Json(nullptr) : Json(explanation.error)},
                              {"op", name(problem.op)},
                              {"device", device},
+                             {"code", code_json(code)},
                              {"heads", problem.num_heads},
                              {"q_len", problem.q_len},
                              {"compute", name(problem.compute)},
                              {"rows", rows}});
-  options.output.print("{}: {}, device {}\n\n", name(problem.op), describe(problem), device);
+  options.output.print("{}: {}, device {}{}\n\n", name(problem.op), describe(problem), device,
+                       arch == 0 ? "" : fmt::format(" (code: {})", code_text(code)));
   table.print(options.output.text());
   if (found) options.output.print("\nselected: {}\n", explanation.selected);
   const bool only_reference = std::none_of(explanation.rows.begin(), explanation.rows.end(),
                                            [](const auto& row) { return row.usable && row.name != "reference"; });
+  if (problem.full_build) options.output.print("{}", build_note(arch));
   if (found && only_reference)
     options.output.print("note: only the float64 reference can run this: expect it to be slow\n");
   if (!found) throw UsageError("{}", explanation.error);
@@ -179,6 +201,9 @@ Action add_explain(CLI::App& app) {
       "  mla explain --op prefill --q-dtype f16 --backend cpu_avx2\n"
       "  mla explain --op decode_sparse --cache fp8_ds_mla --device sm120\n"
       "  mla explain --heads 16 --q-len 2 --device sm90\n"
+      "\nOf an architecture, such as sm103, the answer is that of a build with code for every GPU, and says what this "
+      "build "
+      "lacks.\n"
       "\nExit status: 0 a backend was found, 2 none can run the problem, or not the forced one.");
   return [options] { return explain_problem(*options); };
 }

@@ -42,6 +42,21 @@ Json arch_list(const std::vector<int32_t>& archs) {
   return list;
 }
 
+// What GPUs run that have no code of their own here, behind a list of architectures: "; sm103: the family of sm100".
+std::string kindred_names(const MachineInfo& machine) {
+  std::string text;
+  for (int32_t arch : named_gpu_archs())
+    if (const GpuCode code = gpu_code(arch); !machine.gpu_archs.empty() && code.arch != arch)
+      text += fmt::format("; sm{}: {}", arch, code_text(code));
+  return text;
+}
+
+Json kindred_json() {
+  Json codes = Json::object();
+  for (int32_t arch : named_gpu_archs()) codes[fmt::format("sm{}", arch)] = code_json(gpu_code(arch));
+  return codes;
+}
+
 Json rows_json(const Explanation& explanation) {
   Json rows = Json::array();
   for (const BackendVerdict& row : explanation.rows)
@@ -66,12 +81,17 @@ void print_machine(const Output& out) {
   const MachineInfo& machine = machine_info();
   out.print("libmla {}\ncpu      {}\nthreads  {}\n", version(), machine.cpu, machine.threads);
   if (machine.gpus.empty()) out.print("gpus     none\n");
-  for (const GpuInfo& gpu : machine.gpus) out.print("gpu      {}\n", gpu_text(gpu));
+  for (const GpuInfo& gpu : machine.gpus) {
+    const GpuCode code = gpu_code(gpu.arch);
+    const bool own = gpu.arch == 0 || code.arch == gpu.arch;
+    out.print("gpu      {}{}\n", gpu_text(gpu), own ? "" : fmt::format(", code: {}", code_text(code)));
+  }
   if (!machine.cuda.empty()) out.print("cuda     {}\n", machine.cuda);
   if (machine.cuda_driver != 0)
     out.print("cuda     driver {}, library built with {}\n", cuda_version(machine.cuda_driver),
               machine.cuda_runtime == 0 ? "none" : cuda_version(machine.cuda_runtime));
-  out.print("gpu code {}\nemulates {}\n\n", arch_names(machine.gpu_archs), arch_names(machine.emulated_archs));
+  out.print("gpu code {}{}\nemulates {}\n\n", arch_names(machine.gpu_archs), kindred_names(machine),
+            arch_names(machine.emulated_archs));
   Table isa({"instruction set", "cpu has", "OS allows", "built", "detail"}, 5);
   for (const IsaLevel& level : machine.isa)
     isa.add_row({level.name, yes_no(level.cpu_has), yes_no(level.os_allows), yes_no(level.built), level.detail});
@@ -106,6 +126,7 @@ int print_info(const InfoOptions& options) {
                    {{"driver", machine.cuda_driver == 0 ? Json(nullptr) : Json(cuda_version(machine.cuda_driver))},
                     {"error", machine.cuda.empty() ? Json(nullptr) : Json(machine.cuda)},
                     {"archs", arch_list(machine.gpu_archs)},
+                    {"codes", kindred_json()},
                     {"emulated_archs", arch_list(machine.emulated_archs)}}},
                   {"error", explanation.selected.empty() ? Json(explanation.error) : Json(nullptr)}});
   print_machine(out);

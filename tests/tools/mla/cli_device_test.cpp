@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <fstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kit/device.h"
@@ -46,19 +47,39 @@ TEST(CliDevice, MistakesAreOneLineAndStatusTwo) {
 }
 
 TEST(CliDevice, ExplainAnswersForAGpuThatIsNotThere) {
-  for (const char* arch : {"sm80", "sm120"}) {
-    const Ran ran = run_mla(std::string("explain --json --device ") + arch);
-    const json document = json::parse(ran.out);
+  for (const char* arch : {"sm80", "sm103", "sm110", "sm120", "sm121"}) {
+    const json document = json_of(std::string("explain --json --device ") + arch);
     EXPECT_EQ(document["device"], arch);
     EXPECT_TRUE(has_row(document["rows"], "cuda_portable"));
     for (const json& row : document["rows"])
       EXPECT_TRUE(kit::is_gpu_backend(row["backend"].get<std::string>()) || row["usable"] == false) << row;
+    // Whatever this build has, the answer is there, and what it lacks is said.
+    EXPECT_TRUE(kit::is_gpu_backend(document["selected"].get<std::string>())) << document["selected"];
+    const json& code = document["code"];
+    EXPECT_EQ(code["by_driver"], false);
+    const std::string text = run_mla(std::string("explain --device ") + arch).out;
+    EXPECT_EQ(text.find("not in this build") == std::string::npos, code["built"].get<bool>()) << text;
+    EXPECT_EQ(text.find("note: ") == std::string::npos, code["built"].get<bool>()) << text;
+  }
+  EXPECT_EQ(run_mla("explain --device sm75").status, 2);
+  EXPECT_TRUE(json_of("explain --json --device cpu")["code"].is_null());
+}
+
+TEST(CliDevice, ExplainSaysWhoseCodeAGpuRuns) {
+  const std::vector<int32_t>& archs = machine_info().gpu_archs;
+  for (const auto& [arch, family] : {std::pair{103, 100}, std::pair{121, 120}}) {
+    if (std::find(archs.begin(), archs.end(), arch) != archs.end()) continue;  // this build has its own
+    const std::string text = run_mla("explain --device sm" + std::to_string(arch)).out;
+    EXPECT_THAT(text, HasSubstr("(code: the family of sm" + std::to_string(family)));
+    EXPECT_THAT(text, HasSubstr("compiled for the family of sm" + std::to_string(family)));
   }
 }
 
 TEST(CliDevice, InfoSaysWhatTheBuildHasForGpus) {
   const json cuda = json_of("info --json")["cuda"];
-  for (const char* key : {"driver", "error", "archs", "emulated_archs"}) EXPECT_TRUE(cuda.contains(key)) << key;
+  for (const char* key : {"driver", "error", "archs", "codes", "emulated_archs"})
+    EXPECT_TRUE(cuda.contains(key)) << key;
+  for (const char* arch : {"sm103", "sm110", "sm121"}) EXPECT_TRUE(cuda["codes"].contains(arch)) << arch;
   EXPECT_EQ(cuda["emulated_archs"].size(), machine_info().emulated_archs.size());
   EXPECT_THAT(run_mla("info").out, HasSubstr("emulates"));
 }
