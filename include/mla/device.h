@@ -75,9 +75,10 @@ class Gpu {
   Status enqueue_read(const void* data, size_t bytes, void* sink, Stream stream) const;
   /// Enqueues a kernel that copies `bytes` bytes, a multiple of 16.
   Status enqueue_copy(void* to, const void* from, size_t bytes, Stream stream) const;
-  /// Enqueues a kernel that multiplies bf16 tiles in registers, by mma.sync or by wgmma (unsupported where the GPU has
-  /// none), `rounds` times in every warp. Returns the floating-point operations that this takes.
-  enum class Multiply : uint8_t { kMmaSync, kWgmma };
+  /// Enqueues a kernel that multiplies tiles, `rounds` times in every warp: of bf16 by mma.sync or by wgmma, of e4m3 by
+  /// mma.sync. It is unsupported where the GPU has no such instruction. Returns the floating-point operations that this
+  /// takes.
+  enum class Multiply : uint8_t { kMmaSync, kWgmma, kMmaSyncE4M3 };
   Result<double> enqueue_multiply(Multiply how, int32_t rounds, void* sink, Stream stream) const;
 
  private:

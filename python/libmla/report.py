@@ -21,6 +21,7 @@ from ._bench.names import (
     CASE_KEYS,
     CEILINGS,
     common_text,
+    gpu_peaks,
     percent_text,
     plain_number,
     speed_text,
@@ -190,8 +191,7 @@ def _machine(run: BenchRun) -> str:
         device = str(gpu.get("device", ""))
         rates = [("memory read", "read_gbps"), ("memory copy", "copy_gbps")]
         texts = [(name, f"{plain_number(gpu[key])} GB/s") for name, key in rates if gpu.get(key)]
-        peaks = [("bf16 mma.sync peak", "mma_bf16_gflops"), ("bf16 wgmma peak", "wgmma_bf16_gflops")]
-        texts += [(name, speed_text(gpu[key])) for name, key in peaks if gpu.get(key)]
+        texts += [(name, speed_text(gflops)) for name, gflops in gpu_peaks(gpu).values()]
         lists.append(_list(f"Ceilings, {run.machine_text(device)}", texts))
     return f'<div class="facts">{"".join(lists)}</div>'
 

@@ -23,6 +23,7 @@ _CASE = {
 _CPU = {"bf16_gflops": 500.0, "f32_gflops": 250.0, "f32_avx2_gflops": 250.0, "dram_gbps": 40.0, "l3_gbps": 160.0}
 _GPU = {
     "device": "cuda:0", "read_gbps": 4000.0, "copy_gbps": 3800.0, "mma_bf16_gflops": 600e3, "wgmma_bf16_gflops": 900e3,
+    "mma_e4m3_gflops": 1200e3, "mma_e4m3_converted": False,
 }  # fmt: skip
 
 

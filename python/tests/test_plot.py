@@ -195,6 +195,23 @@ def test_roofline_of_a_gpu_is_in_tflops_under_its_own_ceilings() -> None:
     expected = {"bf16 mma.sync peak, 600 TFLOP/s", "bf16 wgmma peak, 900 TFLOP/s", "memory read, 4,000 GB/s"}
     assert expected | {"speed (TFLOP/s)"} <= {*written}
     assert any(text.startswith("Test GPU (cuda:0)") for text in written)
+    assert not any("e4m3" in text for text in written), "nothing multiplies e4m3"
+
+
+def test_roofline_of_a_gpu_has_the_e4m3_peak_where_a_case_multiplies_e4m3() -> None:
+    made = run_of(gpu_result(), gpu_result(heads=128, gflops=1000e3, gbps=2000.0, ceiling_kind="mma_e4m3"))
+    written = {*texts(drawn(figures.roofline, made).figure)}
+    assert {"bf16 mma.sync peak, 600 TFLOP/s", "e4m3 mma.sync peak, 1,200 TFLOP/s"} <= written
+
+
+def test_names_of_a_gpus_peaks() -> None:
+    peaks = {"mma_bf16_gflops": 600.0, "mma_e4m3_gflops": 400.0, "mma_e4m3_converted": True, "wgmma_bf16_gflops": None}
+    assert names.gpu_peaks(peaks) == {
+        "mma_bf16": ("bf16 mma.sync peak", 600.0),
+        "mma_e4m3": ("e4m3 mma.sync peak (converted to f16)", 400.0),
+    }
+    assert names.gpu_peaks(peaks | {"mma_e4m3_converted": False})["mma_e4m3"] == ("e4m3 mma.sync peak", 400.0)
+    assert {"mma_bf16", "mma_e4m3", "wgmma_bf16"} <= {*names.CEILINGS}
 
 
 def test_roofline_says_why_a_mark_stands_above_its_line() -> None:

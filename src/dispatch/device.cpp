@@ -91,6 +91,22 @@ Status Gpu::destroy(Graph graph) const {
 
 namespace {
 
+/// Holds a kernel that multiplies, null where the architecture has none, and counts its operations.
+struct Multiplication {
+  std::string_view name;
+  Status (*run)(int32_t rounds, uint32_t* sink, cuda::Queue& queue);
+  double (*flops)(int32_t rounds, const cuda::DeviceProperties& device);
+};
+
+Multiplication multiplication_of(const cuda::CeilingKernels& kernels, Gpu::Multiply how) {
+  switch (how) {
+    case Gpu::Multiply::kWgmma: return {"wgmma", kernels.wgmma_bf16, kernels.wgmma_bf16_flops};
+    case Gpu::Multiply::kMmaSyncE4M3: return {"mma.sync on e4m3", kernels.mma_e4m3, kernels.mma_e4m3_flops};
+    case Gpu::Multiply::kMmaSync: break;
+  }
+  return {"mma.sync", kernels.mma_bf16, kernels.mma_bf16_flops};
+}
+
 /// Calls f(kernels, queue) with the ceiling kernels and a queue on `stream`. Fails if this build has no such kernels
 /// for the device.
 template <class F>
@@ -121,12 +137,11 @@ Result<double> Gpu::enqueue_multiply(Multiply how, int32_t rounds, void* sink, S
   double flops = 0.0;
   const Status status =
       with_ceilings(*runtime_, stream, [&](const cuda::CeilingKernels& kernels, cuda::Queue& queue) -> Status {
-        const bool wgmma = how == Multiply::kWgmma;
-        const auto run = wgmma ? kernels.wgmma_bf16 : kernels.mma_bf16;
-        if (run == nullptr)
-          return {StatusCode::kUnsupported, core::format("{} has no {}", runtime_->name(), wgmma ? "wgmma" : "mma")};
-        flops = (wgmma ? kernels.wgmma_bf16_flops : kernels.mma_bf16_flops)(rounds, queue.device());
-        return run(rounds, static_cast<uint32_t*>(sink), queue);
+        const Multiplication found = multiplication_of(kernels, how);
+        if (found.run == nullptr)
+          return {StatusCode::kUnsupported, core::format("{} has no {}", runtime_->name(), found.name)};
+        flops = found.flops(rounds, queue.device());
+        return found.run(rounds, static_cast<uint32_t*>(sink), queue);
       });
   if (!status.ok()) return status;
   return flops;

@@ -28,6 +28,7 @@ from .names import (
     case_tip,
     common_remark,
     count_text,
+    gpu_peaks,
     label,
     length_key,
     percent_text,
@@ -48,13 +49,14 @@ _SERIES_LIMIT = 14  # lines or colours that a reader still tells apart in one fi
 
 def _peaks(run: BenchRun, device: str, results: Sequence[Result]) -> list[tuple[str, float]]:
     """Returns the arithmetic ceilings that bound these results: name and GFLOP/s of each."""
+    kinds = {one["ceiling_kind"] for one in results}
     if device != "cpu":
-        gpu = run.gpu_ceilings(device) or {}
-        found = [("bf16 mma.sync peak", gpu.get("mma_bf16_gflops")), ("bf16 wgmma peak", gpu.get("wgmma_bf16_gflops"))]
+        of_gpu = gpu_peaks(run.gpu_ceilings(device) or {})
+        # Where nothing multiplies e4m3, its line would only be one more.
+        found = [peak for kind, peak in of_gpu.items() if kind != "mma_e4m3" or kind in kinds]
     else:
-        kinds = {one["ceiling_kind"] for one in results}
         found = [
-            (CEILINGS[kind], run.ceilings.get(f"{kind}_gflops"))
+            (CEILINGS[kind], run.ceilings.get(f"{kind}_gflops", 0.0))
             for kind in ("bf16", "f32", "f32_avx2")
             if kind in kinds
         ]

@@ -159,7 +159,20 @@ CEILINGS: Mapping[str, str] = {
     "gpu_read": "memory read bandwidth",
     "gpu_copy": "memory copy bandwidth",
     "mma_bf16": "bf16 mma.sync peak",
+    "mma_e4m3": "e4m3 mma.sync peak",
+    "wgmma_bf16": "bf16 wgmma peak",
 }
+
+
+def gpu_peaks(gpu: Mapping[str, Any]) -> dict[str, tuple[str, float]]:
+    """Returns the arithmetic peaks among a GPU's ceilings: kind -> (name, GFLOP/s)."""
+    found = {}
+    for kind in ("mma_bf16", "mma_e4m3", "wgmma_bf16"):
+        if value := gpu.get(f"{kind}_gflops"):
+            # On SM90 and SM100 ptxas makes conversions and f16 products of e4m3 ones: the peak is not e4m3's own.
+            converted = kind == "mma_e4m3" and gpu.get("mma_e4m3_converted")
+            found[kind] = (CEILINGS[kind] + (" (converted to f16)" if converted else ""), value)
+    return found
 
 
 def speed_text(gflops: float) -> str:

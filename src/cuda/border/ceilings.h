@@ -22,7 +22,11 @@ struct CeilingKernels {
   Status (*mma_bf16)(int32_t rounds, uint32_t* sink, Queue& queue);
   /// Returns the floating-point operations of one call of mma_bf16.
   double (*mma_bf16_flops)(int32_t rounds, const DeviceProperties& device);
-  /// Do the same with wgmma.mma_async.m64n256k16; null where the architecture has none.
+  /// Do the same with mma.sync.m16n8k32 on e4m3; null where the architecture has none, below SM89. On SM90 and SM100
+  /// ptxas makes of each such product conversions to f16 and products of f16.
+  Status (*mma_e4m3)(int32_t rounds, uint32_t* sink, Queue& queue);
+  double (*mma_e4m3_flops)(int32_t rounds, const DeviceProperties& device);
+  /// Do the same as mma_bf16 with wgmma.mma_async.m64n256k16; null where the architecture has none.
   Status (*wgmma_bf16)(int32_t rounds, uint32_t* sink, Queue& queue);
   double (*wgmma_bf16_flops)(int32_t rounds, const DeviceProperties& device);
 };

@@ -24,19 +24,19 @@ Status run_copy(std::byte* to, const std::byte* from, size_t bytes, cuda::Queue&
                                     .count = static_cast<int64_t>(bytes / sizeof(ptx::Vec4))});
 }
 
-int32_t mma_blocks(const cuda::DeviceProperties& device) { return device.num_sms * MmaCeilingKernel::kMinBlocks; }
-
+// These are templates, so that only architectures with an instruction compile its kernel.
+template <class Kernel>
 Status run_mma(int32_t rounds, uint32_t* sink, cuda::Queue& queue) {
-  const cuda::LaunchShape shape{.grid_x = mma_blocks(queue.device())};
-  return launch<MmaCeilingKernel>(queue, shape, {.rounds = rounds, .sink = sink});
+  const cuda::LaunchShape shape{.grid_x = queue.device().num_sms * Kernel::kMinBlocks};
+  return launch<Kernel>(queue, shape, {.rounds = rounds, .sink = sink});
 }
 
+template <class Kernel>
 double mma_flops(int32_t rounds, const cuda::DeviceProperties& device) {
-  const int32_t warps = mma_blocks(device) * (MmaCeilingKernel::kThreads / kWarpSize);
-  return static_cast<double>(warps) * rounds * MmaCeilingKernel::kChains * MmaCeilingKernel::kFlops;
+  const int32_t warps = device.num_sms * Kernel::kMinBlocks * (Kernel::kThreads / kWarpSize);
+  return static_cast<double>(warps) * rounds * Kernel::kChains * Kernel::kFlops;
 }
 
-// These are templates, so that only architectures with wgmma compile its kernel.
 template <class Kernel>
 Status run_wgmma(int32_t rounds, uint32_t* sink, cuda::Queue& queue) {
   const cuda::LaunchShape shape{.grid_x = queue.device().num_sms, .shared_bytes = Kernel::kSharedBytes};
@@ -47,6 +47,15 @@ template <class Kernel>
 double wgmma_flops(int32_t rounds, const cuda::DeviceProperties& device) {
   const int32_t warpgroups = device.num_sms * (Kernel::kThreads / Kernel::kWarpgroup);
   return static_cast<double>(warpgroups) * rounds * Kernel::kGroup * Kernel::kFlops;
+}
+
+/// Adds the mma.sync kernel on e4m3 to the table. `Mma` is a MmaOfE4M3, or void where there is none.
+template <class Mma>
+void add_e4m3(cuda::CeilingKernels& kernels) {
+  if constexpr (!std::is_void_v<Mma>) {
+    kernels.mma_e4m3 = run_mma<MmaCeilingKernel<Mma>>;
+    kernels.mma_e4m3_flops = mma_flops<MmaCeilingKernel<Mma>>;
+  }
 }
 
 /// Adds the wgmma kernel to the table. `Kernel` is a WgmmaCeilingKernel, or void where there is none.
@@ -65,10 +74,13 @@ const cuda::CeilingKernels& ceiling_kernels() {
     cuda::CeilingKernels all = {.arch = kArch,
                                 .read = run_read,
                                 .copy = run_copy,
-                                .mma_bf16 = run_mma,
-                                .mma_bf16_flops = mma_flops,
+                                .mma_bf16 = run_mma<MmaCeilingKernel<MmaOfBf16>>,
+                                .mma_bf16_flops = mma_flops<MmaCeilingKernel<MmaOfBf16>>,
+                                .mma_e4m3 = nullptr,
+                                .mma_e4m3_flops = nullptr,
                                 .wgmma_bf16 = nullptr,
                                 .wgmma_bf16_flops = nullptr};
+    add_e4m3<std::conditional_t<kHasE4M3, MmaOfE4M3<>, void>>(all);
     add_wgmma<std::conditional_t<kHasWgmma, WgmmaCeilingKernel<>, void>>(all);
     return all;
   }();

@@ -4,7 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdint>
+#include <set>
 #include <vector>
 
 #include "emulator/harness.h"
@@ -58,13 +60,33 @@ TEST(CopyCeiling, CopiesEveryVectorAndNoMore) {
   }
 }
 
-TEST(MmaCeiling, MultipliesAsOftenAsItCounts) {
+template <class Mma>
+class MmaCeiling : public testing::Test {};
+using Multiplications = testing::Types<MmaOfBf16, MmaOfE4M3<>>;
+TYPED_TEST_SUITE(MmaCeiling, Multiplications);
+
+TYPED_TEST(MmaCeiling, MultipliesAsOftenAsItCounts) {
+  using Kernel = MmaCeilingKernel<TypeParam>;
   uint32_t sink = 77;
   emulator::Counters counters;
   constexpr int kRounds = 3, kBlocks = 2;
-  ASSERT_TRUE(run_kernel<MmaCeilingKernel>({.rounds = kRounds, .sink = &sink}, {.grid_x = kBlocks}, 1, &counters).ok());
+  ASSERT_TRUE(run_kernel<Kernel>({.rounds = kRounds, .sink = &sink}, {.grid_x = kBlocks}, 1, &counters).ok());
   EXPECT_EQ(sink, 77U);
-  EXPECT_EQ(counters.mma, kBlocks * (MmaCeilingKernel::kThreads / kWarpSize) * kRounds * MmaCeilingKernel::kChains);
+  EXPECT_EQ(counters.mma, kBlocks * (Kernel::kThreads / kWarpSize) * kRounds * Kernel::kChains);
+}
+
+// Numbers of magnitudes from 1 to 2, with both signs and many mantissas: zeros and NaNs would draw another power.
+TEST(RandomNumbers, HaveOneMagnitude) {
+  std::set<float> bf16, e4m3;
+  for (uint32_t seed = 0; seed < 200; ++seed) {
+    const uint32_t two = random_numbers<MmaOfBf16>(seed), four = random_numbers<MmaOfE4M3<>>(seed);
+    for (uint32_t i = 0; i < 2; ++i) bf16.insert(bf16_to_f32(static_cast<uint16_t>(two >> 16 * i)));
+    for (uint32_t i = 0; i < 4; ++i) e4m3.insert(e4m3_to_f32(static_cast<uint8_t>(four >> 8 * i)));
+  }
+  EXPECT_GT(bf16.size(), 150U);
+  EXPECT_EQ(e4m3.size(), 16U);
+  for (const float value : bf16) EXPECT_TRUE(std::abs(value) >= 1.0F && std::abs(value) < 2.0F) << value;
+  for (const float value : e4m3) EXPECT_TRUE(std::abs(value) >= 1.0F && std::abs(value) < 2.0F) << value;
 }
 
 TEST(WgmmaCeiling, RunsInItsSharedMemory) {

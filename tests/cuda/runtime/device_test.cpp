@@ -138,6 +138,13 @@ TEST_P(GpuTest, CeilingsReadCopyAndMultiply) {
   const Result<double> flops = gpu_.enqueue_multiply(Gpu::Multiply::kMmaSync, 2, sink, {});
   ok(flops.status());
   EXPECT_GT(*flops, 0.0);
+  const Result<double> e4m3 = gpu_.enqueue_multiply(Gpu::Multiply::kMmaSyncE4M3, 2, sink, {});
+  EXPECT_EQ(e4m3.ok(), gpu_.info().arch >= 89) << e4m3.status().message();
+  if (e4m3.ok()) {
+    EXPECT_EQ(*e4m3, 2 * *flops);
+  } else {
+    EXPECT_EQ(e4m3.status().message(), gpu_.name() + " has no mma.sync on e4m3");
+  }
   ok(gpu_.synchronize(Stream{}));
   std::vector<uint32_t> copied(values.size());
   uint32_t sunk = 0;

@@ -51,10 +51,13 @@ std::string_view name(GpuCeiling ceiling) {
     case GpuCeiling::kRead: return "gpu_read";
     case GpuCeiling::kCopy: return "gpu_copy";
     case GpuCeiling::kMma: return "mma_bf16";
+    case GpuCeiling::kMmaE4M3: return "mma_e4m3";
     case GpuCeiling::kWgmma: return "wgmma_bf16";
   }
   return {};
 }
+
+bool converts_e4m3(int32_t arch) { return arch >= 90 && arch < 120; }
 
 GpuClock::GpuClock(const Gpu& gpu)
     : gpu_(gpu),
@@ -141,6 +144,7 @@ double GpuMeter::sample_once(GpuCeiling ceiling) {
     case GpuCeiling::kCopy:
       return 2 * gigabytes / pass([&](Stream stream) { return gpu().enqueue_copy(copy_, memory_, bytes_, stream); });
     case GpuCeiling::kMma: return multiply(Gpu::Multiply::kMmaSync);
+    case GpuCeiling::kMmaE4M3: return multiply(Gpu::Multiply::kMmaSyncE4M3);
     case GpuCeiling::kWgmma: return multiply(Gpu::Multiply::kWgmma);
   }
   return 0.0;

@@ -16,16 +16,21 @@
 namespace mla::bench {
 
 enum class GpuCeiling : uint8_t {
-  kRead,   ///< reading memory once, GB/s
-  kCopy,   ///< copying memory, bytes read plus bytes written, GB/s
-  kMma,    ///< mma.sync on bf16 in registers, GFLOP/s
-  kWgmma,  ///< wgmma on bf16, GFLOP/s; 0 where the GPU has none
+  kRead,     ///< reading memory once, GB/s
+  kCopy,     ///< copying memory, bytes read plus bytes written, GB/s
+  kMma,      ///< mma.sync on bf16 in registers, GFLOP/s
+  kMmaE4M3,  ///< mma.sync on e4m3 in registers, GFLOP/s; 0 where the GPU has none
+  kWgmma,    ///< wgmma on bf16, GFLOP/s; 0 where the GPU has none
 };
 inline constexpr GpuCeiling kAllGpuCeilings[] = {GpuCeiling::kRead, GpuCeiling::kCopy, GpuCeiling::kMma,
-                                                 GpuCeiling::kWgmma};
+                                                 GpuCeiling::kMmaE4M3, GpuCeiling::kWgmma};
 
-/// Returns "gpu_read", "gpu_copy", "mma_bf16" or "wgmma_bf16".
+/// Returns "gpu_read", "gpu_copy", "mma_bf16", "mma_e4m3" or "wgmma_bf16".
 std::string_view name(GpuCeiling ceiling);
+
+/// Returns whether a GPU of an architecture has e4m3 in mma.sync only by name: of SM90, SM100 and its kin ptxas makes
+/// conversions to f16 and products of f16, so that the ceiling lies below that of bf16.
+bool converts_e4m3(int32_t arch);
 
 /// Holds a stream with what is needed to time it. Throws UsageError with the library's message.
 class GpuClock {

@@ -128,13 +128,20 @@ Subject prepare(const Case& one, Meters& meters, const MeasureOptions& options) 
   return subject;
 }
 
+// The peak of what the kernel multiplies by mma.sync: e4m3, where its backend does.
+GpuCeiling arithmetic_ceiling(const Subject& subject) {
+  const bool e4m3 = subject.workload->numerics().multiplied == Arithmetic::kE4M3;
+  return e4m3 && subject.gpu_meter->median(GpuCeiling::kMmaE4M3) > 0.0 ? GpuCeiling::kMmaE4M3 : GpuCeiling::kMma;
+}
+
 // Whatever takes a perfect GPU longer bounds the kernel: moving its bytes, or its arithmetic.
 void set_gpu_ceiling(const Subject& subject, Measurement& result) {
   const kit::Work& work = subject.workload->work();
   const GpuCeiling moving = is_copy(result.description.op) ? GpuCeiling::kCopy : GpuCeiling::kRead;
-  const double gbps = subject.gpu_meter->median(moving), gflops = subject.gpu_meter->median(GpuCeiling::kMma);
+  const GpuCeiling multiplying = arithmetic_ceiling(subject);
+  const double gbps = subject.gpu_meter->median(moving), gflops = subject.gpu_meter->median(multiplying);
   const bool arithmetic = gflops > 0.0 && gbps > 0.0 && work.flops / gflops > work.bytes / gbps;
-  result.ceiling_kind = name(arithmetic ? GpuCeiling::kMma : moving);
+  result.ceiling_kind = name(arithmetic ? multiplying : moving);
   result.ceiling = arithmetic ? gflops : gbps;
   const double rate = arithmetic ? result.gflops : result.gbps;
   if (result.ceiling > 0.0 && rate > 0.0) result.ceiling_share = rate / result.ceiling;

@@ -154,11 +154,13 @@ Json ceilings_json(CeilingMeter* meter, const Meters& meters) {
   const auto median = [&](Ceiling ceiling) { return meter == nullptr ? Json(nullptr) : Json(meter->median(ceiling)); };
   Json gpus = Json::array();
   for (const auto& [device, gpu] : meters.gpus()) {
-    const double wgmma = gpu->median(GpuCeiling::kWgmma);
+    const double wgmma = gpu->median(GpuCeiling::kWgmma), e4m3 = gpu->median(GpuCeiling::kMmaE4M3);
     gpus.push_back({{"device", device},
                     {"read_gbps", gpu->median(GpuCeiling::kRead)},
                     {"copy_gbps", gpu->median(GpuCeiling::kCopy)},
                     {"mma_bf16_gflops", gpu->median(GpuCeiling::kMma)},
+                    {"mma_e4m3_gflops", e4m3 > 0.0 ? Json(e4m3) : Json(nullptr)},
+                    {"mma_e4m3_converted", e4m3 > 0.0 && converts_e4m3(gpu->gpu().info().arch)},
                     {"wgmma_bf16_gflops", wgmma > 0.0 ? Json(wgmma) : Json(nullptr)}});
   }
   return {{"bf16_gflops", median(Ceiling::kBf16)},
@@ -179,10 +181,13 @@ void print_ceilings(CeilingMeter* meter, const Meters& meters, std::FILE* file) 
                   ceiling_kernels().bf16_name, meter->median(Ceiling::kF32), ceiling_kernels().f32_name,
                   meter->median(Ceiling::kDram), meter->median(Ceiling::kL3));
   for (const auto& [device, gpu] : meters.gpus()) {
-    const double wgmma = gpu->median(GpuCeiling::kWgmma);
-    cli::print_to(file, "ceilings, {} ({}): read {:.0f} GB/s, copy {:.0f} GB/s, mma.sync bf16 {:.1f} TFLOP/s{}\n",
-                  device, gpu->gpu().info().name, gpu->median(GpuCeiling::kRead), gpu->median(GpuCeiling::kCopy),
+    const GpuInfo& info = gpu->gpu().info();
+    const double wgmma = gpu->median(GpuCeiling::kWgmma), e4m3 = gpu->median(GpuCeiling::kMmaE4M3);
+    const std::string_view remark = converts_e4m3(info.arch) ? " (ptxas converts to f16)" : "";
+    cli::print_to(file, "ceilings, {} ({}): read {:.0f} GB/s, copy {:.0f} GB/s, mma.sync bf16 {:.1f} TFLOP/s{}{}\n",
+                  device, info.name, gpu->median(GpuCeiling::kRead), gpu->median(GpuCeiling::kCopy),
                   gpu->median(GpuCeiling::kMma) * 1e-3,
+                  e4m3 > 0.0 ? fmt::format(", mma.sync e4m3 {:.1f} TFLOP/s{}", e4m3 * 1e-3, remark) : "",
                   wgmma > 0.0 ? fmt::format(", wgmma bf16 {:.1f} TFLOP/s", wgmma * 1e-3) : "");
   }
 }

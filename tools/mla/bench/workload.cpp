@@ -157,6 +157,8 @@ void Workload::make(const Spec& spec, void (*finish)(const Workload&, const KitC
   fetch_ = [this, &made] { return images_.front().fetch(kit::outputs_of(made)); };
   add_copy_();
   if constexpr (requires { workspace_size(*context_, made.params()); }) plan_problem(made);
+  for (const BackendVerdict& row : explanation.rows)
+    if (row.name == backend_) numerics_ = row.numerics;
 }
 
 void Workload::make_problem(uint64_t seed) {

@@ -33,6 +33,8 @@ class Workload {
 
   const Case& description() const { return case_; }
   const std::string& backend() const { return backend_; }
+  /// Says how the backend computes.
+  const Numerics& numerics() const { return numerics_; }
   const Context& context() const { return *context_; }
   /// Returns what the plan says of itself; empty for operations without one.
   const std::string& plan_text() const { return plan_text_; }
@@ -90,6 +92,7 @@ class Workload {
   std::function<void()> add_copy_;
   std::function<Status()> fetch_;
   std::string backend_, plan_text_;
+  Numerics numerics_;
   kit::Work work_;
 };
 
