@@ -3,9 +3,9 @@
 # host compiler for the emulator.
 
 # mla_cuda_backend(<folder> [ARCHS <architectures>])
-# A backend for these architectures and those that have their kernels (all, if none is given): a folder whose *.cpp are the host's and whose *.cu are
-# kernels and what launches them. Its name is the namespace of `backend()` and `operations()` (src/cuda/border/backend.h).
-# The backends of a CMakeLists.txt are compiled by its mla_add_cuda_backends.
+# A backend for these architectures and those that have their kernels (all, if none is given): a folder whose *.cpp are
+# the host's and whose *.cu are kernels and what launches them. Its name is the namespace of `backend()` and `operations()`
+# (src/cuda/border/backend.h). The backends of a CMakeLists.txt are compiled by its mla_add_cuda_backends.
 function(mla_cuda_backend folder)
   cmake_parse_arguments(ARG "" "" "ARCHS" ${ARGN})
   cmake_path(ABSOLUTE_PATH folder)

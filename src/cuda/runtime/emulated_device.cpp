@@ -142,11 +142,11 @@ Result<DeviceRuntime*> emulated_device(int32_t arch) {
   static const std::vector<std::unique_ptr<EmulatedDevice>> devices = [] {
     std::vector<std::unique_ptr<EmulatedDevice>> all;
     std::vector<int32_t> archs(emulated_archs().begin(), emulated_archs().end());
-    for (const int32_t arch : kKindredArchs)
-      if (std::find(archs.begin(), archs.end(), arch) == archs.end()) archs.push_back(arch);
-    for (const int32_t arch : archs)
-      if (const Code code = emulated_code(arch); code.arch != 0)
-        all.push_back(std::make_unique<EmulatedDevice>(arch, code));
+    for (const int32_t kindred : kKindredArchs)
+      if (std::find(archs.begin(), archs.end(), kindred) == archs.end()) archs.push_back(kindred);
+    for (const int32_t each : archs)
+      if (const Code code = emulated_code(each); code.arch != 0)
+        all.push_back(std::make_unique<EmulatedDevice>(each, code));
     return all;
   }();
   for (const auto& device : devices)
