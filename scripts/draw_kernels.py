@@ -260,7 +260,23 @@ def cuda_sm90_prefill_block() -> Picture:
 
 
 def cuda_portable_block() -> Picture:
-    one = Timeline("cuda_portable-block", 930, 330, "cuda_portable: a block of 64 rows of absorbed attention")
+    return grouped_block(
+        "cuda_portable-block", "cuda_portable: a block of 64 rows of absorbed attention",
+        "Score warps divide the channels in four; the sums of the K slices meet in shared memory, where a softmax "
+        "warp has whole rows.",
+    )  # fmt: skip
+
+
+def cuda_fp8_block() -> Picture:
+    return grouped_block(
+        "cuda_fp8-block", "cuda_fp8: a block of 64 rows of absorbed attention",
+        "The softmax ends with P times the scales of the keys, as e4m3, once for every scale that a key has; rows are "
+        "multiplied as they land.",
+    )  # fmt: skip
+
+
+def grouped_block(name: str, title: str, last_line: str) -> Picture:
+    one = Timeline(name, 930, 330, title)
     one.heading(
         "Two groups of four warps, 32 keys a step, half a step apart. Red: mbarriers, from who arrives to who waits.",
         "Rows of step n + 1 are copied into the tile that step n - 1 had, once group 1 is done with its values.",
@@ -297,8 +313,7 @@ def cuda_portable_block() -> Picture:
             one.box(later + fill, rows["load"] + (k % 2) * 20, width, 18, "flight", f"rows of step {k + 1}", "small")
     one.text(12, 290, "Narrow boxes: a warp waits for kv_empty, issues the copies of four rows, and, one warp in eight, finds the "
              "rows of the step behind.", "small muted")  # fmt: skip
-    one.text(12, 307, "Score warps divide the channels in four; the sums of the K slices meet in shared memory, where a softmax "
-             "warp has whole rows.", "small muted")  # fmt: skip
+    one.text(12, 307, last_line, "small muted")
     return one
 
 
@@ -508,8 +523,25 @@ def cuda_portable_memory() -> Picture:
     )  # fmt: skip
 
 
+def cuda_fp8_memory() -> Picture:
+    return memory_maps(
+        "cuda_fp8-memory", "cuda_fp8: shared memory of a block (512 + 64 channels)",
+        ["Bytes. A row is 512 e4m3 and 64 rotary channels of 8 or 16 bits, swizzled; nobody decodes it."],
+        [
+            ("64 rows", "32 keys a step, two groups", [
+                ("other", "places, row state, scales of P", 5_504), ("scores", "S of one group, four K slices", 16_384),
+                ("softmax", "P of both groups, 8 scales and rope", 20_480), ("load", "tile A: 32 rows of 640", 20_480),
+                ("load", "tile B", 20_480), ("other", "scales of the keys", 2_048)], 99 * KB),
+            ("16 rows", "32 keys a step", [
+                ("other", "places, row state, scales of P", 3_200), ("scores", "S, four K slices", 8_192),
+                ("softmax", "P, 8 scales and rope", 5_120), ("load", "tile A: 32 rows of 640", 20_480),
+                ("load", "tile B", 20_480), ("load", "tile C", 20_480), ("other", "scales of the keys", 3_072)], 99 * KB),
+        ],
+    )  # fmt: skip
+
+
 PICTURES = (
-    cuda_bulk_block, cuda_bulk_memory, cuda_sm90_block, cuda_sm90_memory, cuda_sm90_prefill_block, cuda_portable_block,
+    cuda_fp8_block, cuda_fp8_memory, cuda_bulk_block, cuda_bulk_memory, cuda_sm90_block, cuda_sm90_memory, cuda_sm90_prefill_block, cuda_portable_block,
     cuda_portable_memory, cuda_portable_prefill_block, cpu_block, work_split,
 )  # fmt: skip
 

@@ -30,9 +30,9 @@ MLA_DEVICE float query_scale(float largest) {
   return scale == 0.0F ? 1.0F : scale;
 }
 
-/// Returns a word whose bytes are 0xFF where those of `codes` are NaN, else 0. e4m3 has no infinity.
-MLA_DEVICE uint32_t nan_codes(uint32_t codes) {
-  const uint32_t top_bits = ((codes & 0x7F7F7F7FU) + 0x01010101U) & 0x80808080U;
+/// Returns a word whose bytes are 0xFF where those of `e4m3` are NaN, else 0. e4m3 has no infinity.
+MLA_DEVICE uint32_t nan_bytes(uint32_t e4m3) {
+  const uint32_t top_bits = ((e4m3 & 0x7F7F7F7FU) + 0x01010101U) & 0x80808080U;
   return top_bits | (top_bits - (top_bits >> 7));
 }
 
@@ -64,8 +64,8 @@ class AbsorbedBlock : public GroupedOutputs<Config> {
     }
     // Two tiles of quantized channels hold the even and the odd ones of 16.
     Base::store_outputs(outputs_, [&](int at, int t, int i) {
-      const bool codes = output_channel(at / Config::kRunTiles) < d_ckv();
-      return codes ? at / 2 * 16 + t * 4 + i * 2 + at % 2 : at * 8 + t * 2 + i;
+      const bool quantized = output_channel(at / Config::kRunTiles) < d_ckv();
+      return quantized ? at / 2 * 16 + t * 4 + i * 2 + at % 2 : at * 8 + t * 2 + i;
     });
   }
 
@@ -151,11 +151,11 @@ class AbsorbedBlock : public GroupedOutputs<Config> {
       const int of_part = latent ? chunk : chunk - latent_chunks;
       if (of_part >= (latent ? Config::kLatentDims : Config::kRopeDims) / kVector) continue;
       if (chunk < quantized_chunks) {
-        const Bits8 codes = as_they_are ? bits : quantize8(values, divide);
+        const Bits8 e4m3 = as_they_are ? bits : quantize8(values, divide);
         const uint32_t at =
             latent ? tile_offset<Config::kLatentDims>(r, of_part / 2) : tile_offset<kRopeBytes>(r, of_part / 2);
         ptx::store_shared((latent ? latents : rope) + at + static_cast<uint32_t>(of_part % 2 * kVector),
-                          uint64_t{codes.w[1]} << 32 | codes.w[0]);
+                          uint64_t{e4m3.w[1]} << 32 | e4m3.w[0]);
       } else {
         const Bits8 rounded = encode8(values, DType::kBF16);
         ptx::store_shared(rope + tile_offset<kRopeBytes>(r, of_part),
@@ -192,7 +192,7 @@ class AbsorbedBlock : public GroupedOutputs<Config> {
         for (int step = run * Config::kRunSteps; step < (run + 1) * Config::kRunSteps; ++step) {
           uint32_t b[4];
           ptx::ldmatrix_x4(b, latent_lane.at(16 * block, 2 * step));
-          multiply_codes(products, step, b);
+          multiply_e4m3(products, step, b);
         }
         const int of_group = channel / kVector >> of.scale_shift;
         MLA_UNROLL
@@ -211,7 +211,7 @@ class AbsorbedBlock : public GroupedOutputs<Config> {
           if (score_warp_k() < 2) {
             float products[Config::kScoreTilesM][2][4] = {};
             ptx::ldmatrix_x4(b, rope_lane.at(16 * block, 0));
-            multiply_codes(products, Config::kLatentSteps, b);
+            multiply_e4m3(products, Config::kLatentSteps, b);
             add_products(s, products, *of.cache.kpe_scale);
           }
           scale_by_queries(s);
@@ -232,7 +232,7 @@ class AbsorbedBlock : public GroupedOutputs<Config> {
     }
   }
 
-  MLA_DEVICE void multiply_codes(float (&s)[Config::kScoreTilesM][2][4], int step, const uint32_t (&b)[4]) const {
+  MLA_DEVICE void multiply_e4m3(float (&s)[Config::kScoreTilesM][2][4], int step, const uint32_t (&b)[4]) const {
     MLA_UNROLL
     for (int m = 0; m < Config::kScoreTilesM; ++m) {
       ptx::mma_e4m3(s[m][0], queries_[m][step], b[0], b[1]);
@@ -260,8 +260,8 @@ class AbsorbedBlock : public GroupedOutputs<Config> {
     }
   }
 
-  // Softmax. P of 32 keys times their scales is quantized by its largest value. A lane's keys are those whose codes lie
-  // side by side in an operand (p_operand()).
+  // Softmax. P of 32 keys times their scales is quantized by its largest value. A lane's keys are those whose P lie
+  // side by side in an operand (add_latents()).
 
   /// Returns where P for the scales of a group of channels lies.
   MLA_DEVICE ptx::SharedAddress p_tile(int of_group) const {
@@ -303,7 +303,7 @@ class AbsorbedBlock : public GroupedOutputs<Config> {
     const float factor = largest >= kSmallestP ? kLargestE4M3 * ptx::reciprocal_approx(largest) : 0.0F;
     MLA_UNROLL
     for (int i = 0; i < 8; ++i) x[i] *= factor;
-    const uint64_t low = codes_of(x[0], x[1], x[4], x[5]), high = codes_of(x[2], x[3], x[6], x[7]);
+    const uint64_t low = e4m3x4(x[0], x[1], x[4], x[5]), high = e4m3x4(x[2], x[3], x[6], x[7]);
     const int row = Base::group_row(), quarter = lane() >> 3;
     ptx::store_shared(p_tile(of_group) + p_chunk(row, quarter >> 1) + static_cast<uint32_t>((quarter & 1) * 8),
                       high << 32 | low);
@@ -312,7 +312,7 @@ class AbsorbedBlock : public GroupedOutputs<Config> {
   /// A block of smaller P counts as 0: its reciprocal would overflow.
   static constexpr float kSmallestP = 0x1p-110F;
 
-  MLA_DEVICE static uint32_t codes_of(float a, float b, float c, float d) {
+  MLA_DEVICE static uint32_t e4m3x4(float a, float b, float c, float d) {
     return static_cast<uint32_t>(ptx::pack_e4m3x2(a, b)) | static_cast<uint32_t>(ptx::pack_e4m3x2(c, d)) << 16;
   }
 
@@ -336,16 +336,16 @@ class AbsorbedBlock : public GroupedOutputs<Config> {
   MLA_DEVICE void add_values(uint32_t n) {
     MLA_UNROLL
     for (int run = 0; run < Config::kOutputRuns; ++run)
-      if (output_channel(run) < d_ckv()) add_codes<kSilenced>(n, run);
+      if (output_channel(run) < d_ckv()) add_latents<kSilenced>(n, run);
     // Rotary channels, where they are part of the value, are the last run of the last warp.
     if (output_channel(Config::kOutputRuns - 1) >= d_ckv()) add_rope<kSilenced>(n, Config::kOutputRuns - 1);
   }
 
-  /// Adds a run of quantized channels. ldmatrix moves pairs of codes, two channels of a key. Of four of its registers a
+  /// Adds a run of quantized channels. ldmatrix moves pairs of e4m3, two channels of a key. Of four of its registers a
   /// lane makes the operands of two tiles, one of the even and one of the odd channels among 16, whose k 4 t ... 4 t +
   /// 3 are keys 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of each 16: P lies in the same order.
   template <bool kSilenced>
-  MLA_DEVICE void add_codes(uint32_t n, int run) {
+  MLA_DEVICE void add_latents(uint32_t n, int run) {
     const int channel = output_channel(run), of_group = channel / kVector >> pool(n).scale_shift;
     const int row = lane() & 15, chunk = channel / kChunkBytes, in_segment = chunk % kChunksPerSegment;
     uint32_t a[Config::kOutputTilesM][4];
@@ -362,7 +362,7 @@ class AbsorbedBlock : public GroupedOutputs<Config> {
     for (int column = 0; column < Config::kRunTiles; column += 2) {
       uint32_t pairs[4];
       ptx::ldmatrix_x4_trans(pairs, value_lane.at(0, column / 2));
-      if constexpr (kSilenced) silence_codes(pairs, n);
+      if constexpr (kSilenced) silence_e4m3(pairs, n);
       MLA_UNROLL
       for (int odd = 0; odd < 2; ++odd) {
         const uint32_t which = odd == 0 ? 0x6420U : 0x7531U;
@@ -380,15 +380,15 @@ class AbsorbedBlock : public GroupedOutputs<Config> {
     }
   }
 
-  /// Clears NaN in the lane's codes of marked keys. The tile itself must not change: rows of the other group may see
+  /// Clears NaN in the lane's e4m3 of marked keys. The tile itself must not change: rows of the other group may see
   /// the key.
-  MLA_DEVICE void silence_codes(uint32_t (&pairs)[4], uint32_t n) const {
+  MLA_DEVICE void silence_e4m3(uint32_t (&pairs)[4], uint32_t n) const {
     MLA_UNROLL
     for (int i = 0; i < 4; ++i) {
       const int key = i * 8 + (lane() & 3) * 2;
       const uint32_t marked =
           (poison(n).is_marked(key) ? 0xFFFFU : 0U) | (poison(n).is_marked(key + 1) ? 0xFFFF0000U : 0U);
-      pairs[i] &= ~(nan_codes(pairs[i]) & marked);
+      pairs[i] &= ~(nan_bytes(pairs[i]) & marked);
     }
   }
 
