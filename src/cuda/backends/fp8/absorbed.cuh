@@ -205,28 +205,9 @@ class AbsorbedBlock : public GroupedOutputs<Config> {
             s[m][eight][half * 2 + odd] += products[m][eight][half * 2 + odd] * scale;
         }
       }
-      if (has_rope()) {
-        uint32_t b[4];
-        if (has_quantized_rope()) {
-          if (score_warp_k() < 2) {
-            float products[Config::kScoreTilesM][2][4] = {};
-            ptx::ldmatrix_x4(b, rope_lane.at(16 * block, 0));
-            multiply_e4m3(products, Config::kLatentSteps, b);
-            add_products(s, products, *of.cache.kpe_scale);
-          }
-          scale_by_queries(s);
-        } else {
-          scale_by_queries(s);
-          ptx::ldmatrix_x4(b, rope_lane.at(16 * block, 0));
-          MLA_UNROLL
-          for (int m = 0; m < Config::kScoreTilesM; ++m) {
-            ptx::mma_bf16(s[m][0], queries_[m][Config::kLatentSteps], b[0], b[1]);
-            ptx::mma_bf16(s[m][1], queries_[m][Config::kLatentSteps], b[2], b[3]);
-          }
-        }
-      } else {
-        scale_by_queries(s);
-      }
+      if (has_quantized_rope() && score_warp_k() < 2) add_quantized_rope(s, rope_lane, block, *of.cache.kpe_scale);
+      scale_by_queries(s);
+      if (has_rope() && !has_quantized_rope()) add_16_bit_rope(s, rope_lane, block);
       if (block == 0) Base::wait_for_turn(n);
       Base::store_scores(s, block);
     }
@@ -240,12 +221,29 @@ class AbsorbedBlock : public GroupedOutputs<Config> {
     }
   }
 
-  MLA_DEVICE static void add_products(float (&s)[Config::kScoreTilesM][2][4],
-                                      const float (&products)[Config::kScoreTilesM][2][4], float scale) {
+  /// Adds 32 of the 64 rotary channels: two K slices have them all.
+  MLA_DEVICE void add_quantized_rope(float (&s)[Config::kScoreTilesM][2][4],
+                                     const TileLane<Config::kRawRowBytes>& rope_lane, int block, float scale) const {
+    uint32_t b[4];
+    float products[Config::kScoreTilesM][2][4] = {};
+    ptx::ldmatrix_x4(b, rope_lane.at(16 * block, 0));
+    multiply_e4m3(products, Config::kLatentSteps, b);
     MLA_UNROLL
     for (int m = 0; m < Config::kScoreTilesM; ++m) MLA_UNROLL
     for (int eight = 0; eight < 2; ++eight) MLA_UNROLL
     for (int i = 0; i < 4; ++i) s[m][eight][i] += products[m][eight][i] * scale;
+  }
+
+  /// Adds 16 rotary channels: each K slice has some.
+  MLA_DEVICE void add_16_bit_rope(float (&s)[Config::kScoreTilesM][2][4],
+                                  const TileLane<Config::kRawRowBytes>& rope_lane, int block) const {
+    uint32_t b[4];
+    ptx::ldmatrix_x4(b, rope_lane.at(16 * block, 0));
+    MLA_UNROLL
+    for (int m = 0; m < Config::kScoreTilesM; ++m) {
+      ptx::mma_bf16(s[m][0], queries_[m][Config::kLatentSteps], b[0], b[1]);
+      ptx::mma_bf16(s[m][1], queries_[m][Config::kLatentSteps], b[2], b[3]);
+    }
   }
 
   MLA_DEVICE void scale_by_queries(float (&s)[Config::kScoreTilesM][2][4]) const {
