@@ -3,6 +3,8 @@
 // sharply which queries see it.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -37,19 +39,23 @@ class DecodeEdges : public DeviceTest<Op::kDecode> {
 };
 MLA_FOR_EVERY_DEVICE(DecodeEdges, Op::kDecode);
 
-/// Makes a NaN of one channel of a request's key; leaves keys that it does not have.
+/// Makes a NaN of one latent and one rotary channel of a request's key, and of the second scale of its row, if it has
+/// scales; leaves keys that it does not have.
 void poison_key(const DecodeCase& problem, size_t request, int64_t key) {
   if (key < 0 || key >= problem.spec.kv_len[request]) return;
   std::vector<float> values(static_cast<size_t>(problem.spec.cache.d_qk));
   kit::fill_row_values(values, static_cast<uint64_t>(key) + 1);
-  values[3] = std::numeric_limits<float>::quiet_NaN();
+  values[3] = values.back() = std::numeric_limits<float>::quiet_NaN();
   const int64_t slot = problem.memory.slot_of(request, key), page_size = problem.spec.cache.page_size;
   problem.memory.write_row(slot / page_size, slot % page_size, values);
+  const int32_t bytes = size_of(kv_layout(problem.spec.cache.format).nope.scale_type);
+  if (std::byte* const scales = problem.memory.row(slot / page_size, slot % page_size).scales; scales != nullptr)
+    std::fill_n(scales + bytes, bytes, std::byte{0xFF});
 }
 
 // Steps take 32 or 64 keys, with a fast path for those whose keys all rows see.
 TEST_P(DecodeEdges, OfCausalityAndWindowsAroundSteps) {
-  for (CacheFormat format : {CacheFormat::kBF16, CacheFormat::kFP8DsMla})
+  for (CacheFormat format : {CacheFormat::kBF16, CacheFormat::kFP8DsMla, CacheFormat::kFP8DsV4})
     for (const auto& [heads, q_len] : {std::pair(3, 5), std::pair(9, 2), std::pair(5, 33)})
       for (const auto& [window, at_window] :
            {std::pair(-1, false), std::pair(62 + q_len, false), std::pair(62 + q_len, true)}) {
