@@ -58,10 +58,11 @@ Result<PlannedRun> planned(const Context& context, const Params& host_params, si
 }
 
 template <class Case>
-Result<Expected> attention_expected(const Case& problem) {
+Result<Expected> attention_expected(const Case& problem, Compute compute) {
   Result<Context> context = reference_context();
   if (!context.ok()) return context.status();
   auto params = problem.params();
+  params.options.compute = compute;
   Buffer o, lse, max_logits;
   params.o = dense_f32(o, params.o);
   if constexpr (requires { params.o_scale; }) params.o_scale = {};
@@ -231,10 +232,25 @@ Result<PlannedRun> plan_and_run(const Context& context, const PrefillSparseCase&
   return plan_and_run_case(context, problem);
 }
 
-Result<Expected> expected_of(const DecodeCase& problem) { return attention_expected(problem); }
-Result<Expected> expected_of(const DecodeSparseCase& problem) { return attention_expected(problem); }
-Result<Expected> expected_of(const PrefillCase& problem) { return attention_expected(problem); }
-Result<Expected> expected_of(const PrefillSparseCase& problem) { return attention_expected(problem); }
+Result<Expected> expected_of(const DecodeCase& problem, Compute compute) {
+  return attention_expected(problem, compute);
+}
+Result<Expected> expected_of(const DecodeSparseCase& problem, Compute compute) {
+  return attention_expected(problem, compute);
+}
+
+Result<Expected> expected_of(const DecodeCase& problem) {
+  return attention_expected(problem, problem.spec.options.compute);
+}
+Result<Expected> expected_of(const DecodeSparseCase& problem) {
+  return attention_expected(problem, problem.spec.options.compute);
+}
+Result<Expected> expected_of(const PrefillCase& problem) {
+  return attention_expected(problem, problem.spec.options.compute);
+}
+Result<Expected> expected_of(const PrefillSparseCase& problem) {
+  return attention_expected(problem, problem.spec.options.compute);
+}
 
 Result<Expected> expected_of(const MergeCase& problem) {
   const Result<Context> context = reference_context();

@@ -101,6 +101,7 @@ int run_one(const RunOptions& options) {
   if (!m.plan.empty()) out.print("plan     {}\n", m.plan);
   out.print("error    {:.3e}{}\n", m.error.value_or(0.0),
             m.error_text.empty() ? " (within tolerance)" : "  TOO LARGE: " + m.error_text);
+  if (m.method_error) out.print("method   {:.3e} from the unrounded products\n", *m.method_error);
   out.print("time     {} (p10 {}, p90 {}, {})\n", human_seconds(m.median_s), human_seconds(m.p10_s),
             human_seconds(m.p90_s), counted(m.runs, "run"));
   if (m.gflops > 0.0) out.print("compute  {:.1f} GFLOP/s\n", m.gflops);

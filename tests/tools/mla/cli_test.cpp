@@ -270,6 +270,18 @@ TEST(CliRun, EveryFormatAndOptionIsCorrect) {
   EXPECT_GT(top_k["ratio"].get<double>(), 0.0);
 }
 
+// What `error` is measured from has the same rounded operands, what `method_error` is measured from has not.
+TEST(CliRun, BothErrorsOfFP8MultipliesAreReported) {
+  const std::string problem = "run --heads 4 --kv-len 70 --min-time 0.01 --cache fp8_ds_mla";
+  EXPECT_TRUE(json_of(problem + " --json")["method_error"].is_null());
+  const Ran both = run_mla(problem + " --compute fp8 --json");
+  const json ran = json::parse(both.out);
+  EXPECT_EQ(ran["error_text"], "");
+  EXPECT_GT(ran["method_error"].get<double>(), 2 * ran["error"].get<double>());
+  EXPECT_LT(ran["method_error"].get<double>(), 0.2);
+  EXPECT_THAT(both.err, testing::ContainsRegex("\nmethod   [0-9].*e-0[1-3] from the unrounded products\n"));
+}
+
 TEST(CliQuantReport, OrdersTheFormatsByWhatTheyKeep) {
   const json report = json_of("quant-report --heads 4 --kv-len 600 --json");
   EXPECT_TRUE(report["version"].is_string());

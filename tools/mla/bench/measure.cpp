@@ -250,6 +250,7 @@ std::vector<Measurement> measure(const CaseGroup& group, Meters& meters, const M
     Measurement result = summarize(subjects[i]);
     if (options.refcheck) {
       result.error = checks[i].error;
+      result.method_error = checks[i].method_error;
       result.error_text = checks[i].failure;
     }
     if (i > 0 && !result.ratio) result.ratio = ratio_of(result, results.front());

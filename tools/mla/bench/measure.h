@@ -41,6 +41,7 @@ struct Measurement {
   std::optional<double> plan_s;         ///< of the plan's kernels, on a GPU
   int64_t copies = 1;                   ///< of all memory, which the runs take in turns (GPU)
   std::optional<double> error;          ///< against the reference
+  std::optional<double> method_error;   ///< where compute is fp8: against the reference with compute = default
   std::string error_text;               ///< why the error is too large; empty if it is not
   /// Holds the rate (gflops, without arithmetic gbps) against that of the group's first case; for top_k against
   /// std::nth_element of the same rows.

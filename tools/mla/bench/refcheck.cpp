@@ -106,6 +106,14 @@ void run_planned(const Context& context, const Params& params) {
   require_reference(run(context, *planned, params));
 }
 
+template <class Params>
+void run_reference(const Context& context, const Params& params) {
+  if constexpr (requires { run(context, params); })
+    require_reference(run(context, params));
+  else
+    run_planned(context, params);
+}
+
 void add(RefcheckResult& result, const kit::Error& error, const kit::Tolerance& tolerance, int64_t rows,
          const std::string& what) {
   result.error = std::max(result.error, error.max_rel);
@@ -124,12 +132,16 @@ void check_attention(const Context& context, Params params, const kit::Tolerance
   const kit::Buffer own_lse(static_cast<size_t>(tokens * heads) * 4);
   params.o = contiguous(own_o.data(), DType::kF32, {tokens, heads, d_v});
   params.lse = contiguous(own_lse.data(), DType::kF32, {tokens, heads});
-  if constexpr (requires { run(context, params); })
-    require_reference(run(context, params));
-  else
-    run_planned(context, params);
+  run_reference(context, params);
   const kit::Error error = kit::compare(o, kit::to_dense(params.o), d_v, lse, kit::to_dense(params.lse));
   add(result, error, tolerance, tokens * heads, what);
+  if constexpr (requires { params.options; }) {
+    if (params.options.compute == Compute::kDefault) return;
+    params.options.compute = Compute::kDefault;
+    run_reference(context, params);
+    const kit::Error of_method = kit::compare(o, kit::to_dense(params.o), d_v, {}, {});
+    result.method_error = std::max(result.method_error.value_or(0.0), of_method.max_rel);
+  }
 }
 
 void check_decode(const Workload& workload, const kit::DecodeCase& problem, RefcheckResult& result) {
@@ -275,7 +287,15 @@ RefcheckResult check_whole(const Workload& workload, const KitCase& problem) {
   require_reference(expected.status());
   const kit::Outcome outcome = kit::check_outputs(problem, *expected, workload.backend());
   const TensorView o = problem.params().o;
-  return {.error = outcome.error.max_rel, .failure = outcome.failure, .rows = o.shape[0] * o.shape[1]};
+  RefcheckResult result = {
+      .error = outcome.error.max_rel, .method_error = {}, .failure = outcome.failure, .rows = o.shape[0] * o.shape[1]};
+  if constexpr (requires { kit::expected_of(problem, Compute::kDefault); }) {
+    if (workload.description().compute == Compute::kDefault) return result;
+    const Result<kit::Expected> unrounded = kit::expected_of(problem, Compute::kDefault);
+    require_reference(unrounded.status());
+    result.method_error = kit::compare(kit::to_dense(o), unrounded->o, o.shape[2], {}, {}).max_rel;
+  }
+  return result;
 }
 
 // What moves, packs or indexes, by the checks of the kit.
@@ -284,6 +304,7 @@ RefcheckResult check_direct(const Workload& workload, const KitCase& problem) {
   const kit::Outcome outcome = kit::check_outputs(problem, workload.backend());
   const bool differs = !outcome.failure.empty() && outcome.error.max_rel == 0.0;
   return {.error = differs ? 1.0 : outcome.error.max_rel,
+          .method_error = {},
           .failure = outcome.failure,
           .rows = std::max(workload.description().total_queries(), workload.description().total_kv())};
 }

@@ -3,6 +3,7 @@
 // queries and heads.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "mla/bench/workload.h"
@@ -10,7 +11,9 @@
 namespace mla::bench {
 
 struct RefcheckResult {
-  double error = 0;     ///< largest |o - reference| relative to the row's largest |reference|; 0 where bits must agree
+  double error = 0;  ///< largest |o - reference| relative to the row's largest |reference|; 0 where bits must agree
+  /// Where compute is fp8: the same against the reference that rounds nothing to e4m3, compute = default.
+  std::optional<double> method_error;
   std::string failure;  ///< empty if the error is within the tolerance of the kit
   int64_t rows = 0;     ///< rows compared
 };

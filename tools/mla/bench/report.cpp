@@ -203,6 +203,7 @@ Json result_json(const Measurement& m) {
   json["ceiling_share"] = m.ceiling_share ? Json(*m.ceiling_share) : Json(nullptr);
   json["error"] = m.error ? Json(*m.error) : Json(nullptr);
   json["error_text"] = m.error_text;
+  json["method_error"] = m.method_error ? Json(*m.method_error) : Json(nullptr);
   add_details(one, json);
   json["runs"] = m.runs;
   json["ceiling_kind"] = m.ceiling_kind;

@@ -96,6 +96,22 @@ TEST(Refcheck, AcceptsSamplesOfLargeProblems) {
   }
 }
 
+// The rounding of queries and weights is in the one error and not in the other, of whole problems and of samples.
+TEST(Refcheck, TellsTheErrorOfTheMethodFromThatOfTheKernel) {
+  for (Op op : {Op::kDecode, Op::kDecodeSparse})
+    for (Case one : {small_case(op), large_case(op)}) {
+      if (one.heads == 40) one.requests = {{4, 1500}};
+      one.cache = CacheFormat::kFP8DsMla;
+      one.compute = Compute::kFP8;
+      const RefcheckResult result = refcheck(Workload(one, 1));
+      EXPECT_EQ(result.failure, "") << name(op);
+      ASSERT_TRUE(result.method_error.has_value()) << name(op);
+      EXPECT_GT(*result.method_error, 2 * result.error) << name(op);
+      EXPECT_GT(*result.method_error, 1e-3) << name(op);
+      EXPECT_LT(*result.method_error, 0.2) << name(op);
+    }
+}
+
 TEST(Refcheck, SeesWrongOutputs) {
   for (Op op : kAllOps) {
     for (const Case& one : {small_case(op), large_case(op)}) {
