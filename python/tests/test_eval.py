@@ -129,6 +129,29 @@ def test_the_kernels_of_a_gpu_can_be_measured_in_the_emulator(folder: Path, book
     assert all(abs(one["figures"]["versus_float32"]) < 0.05 for one in measured)
 
 
+def test_e4m3_products_are_measured_over_quantized_caches(folder: Path, book: Path, tmp_path: Path) -> None:
+    options = ("--bytes", 60, "--backends", "cpu_avx2,reference")
+    rounded = evaluated(folder, book, tmp_path, *options, "--compute", "fp8")
+    usual = evaluated(folder, book, tmp_path, *options, "--formats", "fp8,fp8_ds_mla,fp8_dsv4")
+    assert (rounded["compute"], usual["compute"]) == ("fp8", "default")
+    assert len(rounded["results"]) == len(usual["results"])
+    for one, other in zip(rounded["results"], usual["results"], strict=True):
+        assert [one[key] for key in ("attention", "cache", "backend")] == [
+            other[key] for key in ("attention", "cache", "backend")
+        ]
+        assert other["compute"] == "default"
+        if not one["cache"].startswith("fp8"):
+            assert one == other
+        elif one["backend"] == "cpu_avx2":
+            assert one["compute"] == "fp8" and one["figures"] is None
+            assert "not those of compute fp8" in one["reason"]
+        elif one["cache"] == "fp8_dsv4":
+            assert one["compute"] == "fp8" and one["reason"] == other["reason"]
+        else:
+            assert one["compute"] == "fp8" and abs(one["figures"]["versus_bf16"]) < 0.1
+            assert one["figures"]["bits_per_byte"] != other["figures"]["bits_per_byte"]
+
+
 @pytest.mark.parametrize("limit", [50.0, -50.0])
 def test_the_exit_status_tells_whether_fp8_costs_too_much(
     folder: Path, book: Path, limit: float, capsys: pytest.CaptureFixture[str]
@@ -225,6 +248,7 @@ def test_tables_and_reasons(capsys: pytest.CaptureFixture[str]) -> None:
     cases = [
         Case("dense", "-", "transformers, float32", Figures(100, 1.25, 0.0, None, 1.0)),
         Case("dense", "fp8", "cpu_avx2", Figures(100, 1.25126, 0.001, -0.00001, 0.995)),
+        Case("dense", "fp8", "reference", Figures(50, 1.5, 0.2, 0.2, 0.9), compute="fp8"),
         Case("dense", "fp8", "cuda_x", reason="no GPU"),
         Case("dense", "bf16", "cuda_x", reason="no GPU"),
     ]
@@ -232,12 +256,13 @@ def test_tables_and_reasons(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("| attention | cache | backend |") and lines[1].count("---:") == 5
     assert lines[3] == "| dense | fp8 | cpu_avx2 | 100 | 1.2513 | +0.10 % | +0.00 % | 99.50 % |"
-    assert lines[4:] == ["", "Not measured:", "", "- dense; fp8 / bf16; cuda_x: no GPU"]
+    assert lines[4].startswith("| dense | fp8, compute fp8 | reference | 50 | 1.5000 |")
+    assert lines[5:] == ["", "Not measured:", "", "- dense; fp8 / bf16; cuda_x: no GPU"]
     report.print_table(cases, markdown=False)
     lines = capsys.readouterr().out.splitlines()
     assert " ".join(lines[3].split()) == "dense fp8 cpu_avx2 100 1.2513 +0.10 % +0.00 % 99.50 %"
-    assert len({len(line) for line in lines[:4]}) == 1
-    assert lines[4] == "not measured: dense; fp8 / bf16; cuda_x: no GPU"
+    assert len({len(line) for line in lines[:5]}) == 1
+    assert lines[5] == "not measured: dense; fp8 / bf16; cuda_x: no GPU"
     assert "1.2513" in str(report.rich_table(cases).columns[4]._cells)
 
 
@@ -252,6 +277,8 @@ def test_what_cannot_be_measured_is_refused_in_one_line(
         return line
 
     assert "--formats: expected names out of bf16" in refused("--formats", "fp4")
+    refusal = "--compute: expected default, since f16 caches are not quantized, got fp8"
+    assert refusal in refused("--compute", "fp8", "--formats", "fp8,f16")
     assert "--backends: expected names out of" in refused("--backends", "cpu_mmx")
     assert f"--context: expected 2 to {CONTEXT}, got 257" in refused("--context", CONTEXT + 1)
     assert "--context: expected 2" in refused("--context", 1)

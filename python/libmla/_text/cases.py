@@ -6,13 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 import libmla
 
 from ..integrations.transformers import patch, unpatch
+from ..integrations.transformers.pages import check_compute
+from ..types import CacheFormat, Compute
 from .measure import Sample, Scores, score
 from .options import Place, UsageError
 from .select import Selector, all_keys, top_keys
@@ -62,6 +64,12 @@ class Case:
     backend: str
     figures: Figures | None = None
     reason: str | None = None
+    compute: Compute = "default"  #: as in `libmla.decode`
+
+    @property
+    def stored(self) -> str:
+        """Returns the cache's name, and how it is computed with where that is not the usual way."""
+        return self.cache if self.compute == "default" else f"{self.cache}, compute {self.compute}"
 
 
 @dataclass(frozen=True)
@@ -93,27 +101,30 @@ def measure(
     backends: Sequence[str] | None,
     ways: Sequence[Attention],
     slow_bytes: int,
+    compute: Compute = "default",
 ) -> Iterator[Case]:
     """Yields all cases, in order; the model is unpatched at the end. If `backends` is None, these are all of each
     operation's table.
 
-    bf16 is always among the formats, as the others are compared with it.
+    bf16 is always among the formats, as the others are compared with it; it is computed with in the usual way.
     """
     for way in ways:
         bf16: dict[str, Scores] = {}
         for cache in dict.fromkeys(["bf16", *formats]):
-            for backend, reason in _judged(model, where, way, cache, backends):
+            how: Compute = "default" if cache == "bf16" else compute
+            for backend, reason in _judged(model, where, way, cache, how, backends):
                 scores = None
                 if reason is None:
                     slow = backend in SLOW or where.name.startswith("emulated")
                     sample = reference.sample.head(slow_bytes) if slow else reference.sample
-                    scores, reason = _scores(model, where, way, cache, backend, sample)
+                    scores, reason = _scores(model, where, way, cache, how, backend, sample)
                 if scores is None:
-                    yield Case(way.name, cache, backend, reason=reason)
+                    yield Case(way.name, cache, backend, reason=reason, compute=how)
                     continue
                 if cache == "bf16":
                     bf16[backend] = scores
-                yield Case(way.name, cache, backend, reference.figures(sample, scores, bf16.get(backend)))
+                figures = reference.figures(sample, scores, bf16.get(backend))
+                yield Case(way.name, cache, backend, figures, compute=how)
     unpatch(model)
 
 
@@ -127,8 +138,26 @@ def check_backends(names: Sequence[str]) -> None:
             )
 
 
+def formats_for(compute: Compute, formats: Sequence[str] | None) -> list[str]:
+    """Returns the formats to measure: those that are given, or all that can be computed with in that way. Raises
+    UsageError if one that is given cannot."""
+
+    def refusal(name: str) -> str:
+        try:
+            check_compute(compute, name)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    if formats is None:
+        return [name for name in get_args(CacheFormat) if not refusal(name)]
+    if found := next(filter(None, map(refusal, formats)), None):
+        raise UsageError(f"--{found}")
+    return list(formats)
+
+
 def _judged(
-    model: Any, where: Place, way: Attention, cache: str, backends: Sequence[str] | None
+    model: Any, where: Place, way: Attention, cache: str, compute: Compute, backends: Sequence[str] | None
 ) -> Iterator[tuple[str, str | None]]:
     """Yields every backend, and the reason why it cannot run the case, or None if it can."""
     text = model.config.get_text_config(decoder=True)
@@ -143,6 +172,7 @@ def _judged(
                 num_heads=layer.num_attention_heads,
                 d_qk=width,
                 d_v=layer.kv_lora_rank,
+                compute=compute,
                 device=where.name,
                 backend=backend,
             )
@@ -153,12 +183,13 @@ def _judged(
 
 
 def _scores(
-    model: Any, where: Place, way: Attention, cache: str, backend: str, sample: Sample
+    model: Any, where: Place, way: Attention, cache: str, compute: Compute, backend: str, sample: Sample
 ) -> tuple[Scores | None, str | None]:
     """Returns the scores, or why there are none."""
     context = where.context(backend)
     try:
-        patch(model, cache_format=cache, context=context, absorb="always", select_keys=way.select_keys)
+        named = {"context": context, "select_keys": way.select_keys, "compute": compute}
+        patch(model, cache_format=cache, absorb="always", **named)
     except ValueError as error:
         return None, str(error)
     try:

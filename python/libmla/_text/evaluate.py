@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from ..types import CacheFormat
+from ..types import CacheFormat, Compute
 from .corpus import NoText, documents, standard_library
 from .options import (
     FAILED,
@@ -37,6 +37,7 @@ _EXAMPLES = """examples:
   libmla eval --model examples/tiny-mla --device cuda --markdown
   libmla eval --model DeepSeek-V2-Lite --device cuda --text book.txt --formats bf16,fp8_ds_mla --bytes 200000
   libmla eval --model examples/tiny-mla --backends cpu_avx512_bf16,reference --json=eval.json
+  libmla eval --model examples/tiny-mla --compute fp8 --backends reference --slow-bytes 4096
 
 Every token is read through the cache. What is not measured is listed with its reason. Exit status 1: a cache of fp8
 costs more than --limit percent over bf16. docs/accuracy.md explains the figures."""
@@ -63,7 +64,14 @@ def main(arguments: Sequence[str]) -> int:
     add("--bytes", type=positive, default=16384, help="of text to measure with (default: 16384)")
     add("--context", type=positive, help="tokens of a window (default: what the model takes, 2048 at most)")
     add("--top-k", type=positive, default=512, help="keys that sparse attention reads (default: 512)")
-    add("--formats", type=_names, default=list(get_args(CacheFormat)), help="cache formats (default: all)")
+    add("--formats", type=_names, help="cache formats (default: all that can be computed with as --compute says)")
+    add(
+        "--compute",
+        choices=get_args(Compute),
+        default="default",
+        help="fp8: products of e4m3 over fp8 caches; on a CPU the reference alone computes them, so that --slow-bytes "
+        "is the text (default: default)",
+    )
     add("--backends", type=_names, help="rows or families of `libmla explain` (default: all)")
     add("--slow-bytes", type=positive, default=512, help="text for cpu_portable and reference (default: 512)")
     add("--limit", type=float, default=0.5, help="percent that an fp8 cache may cost over bf16 (default: 0.5)")
@@ -84,13 +92,14 @@ def _evaluate(options: argparse.Namespace) -> int:
     require_transformers()
     import torch
 
-    from .cases import Case, Reference, attentions, check_backends, measure
+    from .cases import Case, Reference, attentions, check_backends, formats_for, measure
     from .measure import sample, score
     from .report import print_table
 
     where = place(options)
-    if unknown := [name for name in options.formats if name not in get_args(CacheFormat)]:
+    if unknown := [name for name in options.formats or () if name not in get_args(CacheFormat)]:
         raise UsageError(f"--formats: expected names out of {', '.join(get_args(CacheFormat))}, got '{unknown[0]}'")
+    formats = formats_for(options.compute, options.formats)
     if options.backends is not None:
         check_backends(options.backends)
     config = config_of(options.model)
@@ -116,7 +125,8 @@ def _evaluate(options: argparse.Namespace) -> int:
         model,
         reference,
         where,
-        formats=options.formats,
+        formats=formats,
+        compute=options.compute,
         backends=options.backends,
         ways=attentions(options.top_k),
         slow_bytes=options.slow_bytes,
@@ -124,7 +134,7 @@ def _evaluate(options: argparse.Namespace) -> int:
         found.append(case)
         if case.figures:
             bits = f"{case.figures.bits_per_byte:.4f} bits/byte"
-            _say(f"{time.monotonic() - started:7.1f} s  {case.attention}; {case.cache}; {case.backend}: {bits}")
+            _say(f"{time.monotonic() - started:7.1f} s  {case.attention}; {case.stored}; {case.backend}: {bits}")
     over = [case for case in found if case.cache.startswith("fp8") and _is_over(case, text.num_bytes, options.limit)]
     document: dict[str, Any] = {
         "version": 1,
@@ -138,6 +148,7 @@ def _evaluate(options: argparse.Namespace) -> int:
         "windows": len(text.windows),
         "context": context,
         "top_k": options.top_k,
+        "compute": options.compute,
         "limit_percent": options.limit,
         "within_limit": not over,
         "results": [asdict(case) for case in found],
@@ -147,7 +158,7 @@ def _evaluate(options: argparse.Namespace) -> int:
     if options.json:
         write_json(document, options.json)
     for case in over:
-        _say(f"over the limit of {options.limit:g} %: {case.attention}; {case.cache}; {case.backend}")
+        _say(f"over the limit of {options.limit:g} %: {case.attention}; {case.stored}; {case.backend}")
     return FAILED if over else 0
 
 

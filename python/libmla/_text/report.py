@@ -19,7 +19,7 @@ _TEXTS = 3
 
 def _rows(cases: Iterable[Case]) -> list[tuple[str, ...]]:
     """Returns the table's row of each case that was measured."""
-    return [(case.attention, case.cache, case.backend, *_texts(case.figures)) for case in cases if case.figures]
+    return [(case.attention, case.stored, case.backend, *_texts(case.figures)) for case in cases if case.figures]
 
 
 def _texts(figures: Figures) -> tuple[str, ...]:
@@ -44,7 +44,7 @@ def reasons(cases: Iterable[Case]) -> list[str]:
             grouped.setdefault(case.reason, []).append(case)
     lines = []
     for reason, those in grouped.items():
-        parts = (dict.fromkeys(getattr(case, name) for case in those) for name in ("attention", "cache", "backend"))
+        parts = (dict.fromkeys(getattr(case, name) for case in those) for name in ("attention", "stored", "backend"))
         lines.append(f"{'; '.join(' / '.join(part) for part in parts)}: {reason}")
     return lines
 

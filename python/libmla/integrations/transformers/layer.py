@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import libmla
+from libmla.types import Compute
 
 from .latents import Latents
 from .step import Step
@@ -57,6 +58,7 @@ class Settings:
     absorb: str
     context: libmla.Context | None
     select_keys: SelectKeys | None
+    compute: Compute = "default"
     projections: dict[nn.Module, torch.Tensor] = field(default_factory=dict)
     """The weights of up-projections that are no plain linear layers."""
 
@@ -122,6 +124,7 @@ class LayerAttention:
             block_table=step.block_table,
             qo_indptr=None if len(set(step.q_lengths)) == 1 else step.qo_indptr,
             d_v=self._rank,
+            compute=self._settings.compute,
             **self._named,
         )
         return self._values(o)
@@ -149,7 +152,8 @@ class LayerAttention:
                 context=context,
             )
             pair = self._stored(*self._absorbed(q))
-            o = self._planned("decode_sparse", pair, self._pool.cache, slots, d_v=self._rank, **self._named)
+            named = {"d_v": self._rank, "compute": self._settings.compute, **self._named}
+            o = self._planned("decode_sparse", pair, self._pool.cache, slots, **named)
         return self._values(o)
 
     def selected(self, select_keys: SelectKeys, q: torch.Tensor) -> torch.Tensor | None:

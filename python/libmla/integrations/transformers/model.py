@@ -14,11 +14,12 @@ from torch.utils.hooks import RemovableHandle
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 import libmla
+from libmla.types import Compute
 
 from .attention import IMPLEMENTATION, keep_indices, keep_latents
 from .cache import LatentCache
 from .layer import SelectKeys, Settings
-from .pages import check_format
+from .pages import check_compute, check_format
 
 _REPLACED_METHODS = {"expand_kv": keep_latents, "build_attention_mask_from_topk": keep_indices}
 
@@ -33,6 +34,7 @@ def patch(
     context: libmla.Context | None = None,
     absorb: str = "decode",
     select_keys: SelectKeys | None = None,
+    compute: Compute = "default",
 ) -> Model:
     """Lets a model's attention run on libmla, over a paged latent cache.
 
@@ -50,6 +52,8 @@ def patch(
             loses shows in every token.
         select_keys: sparse attention for models without an indexer: called for every layer, gives int32 [T, topk], the
             keys that each query sees, by their places in the request, -1 for none; or None: all.
+        compute: of what reads the cache, as in :func:`libmla.decode`: "fp8" is for caches of fp8 formats. Prompts that
+            ``libmla.prefill`` attends are computed as by "default".
 
     Returns:
         ``model``.
@@ -64,12 +68,13 @@ def patch(
         raise ValueError(f"page_size: expected 1 or more, got {page_size}")
     for module in modules:
         check_format(cache_format, module.kv_lora_rank, module.qk_rope_head_dim)
+        check_compute(compute, cache_format)
         if select_keys is not None and hasattr(module, "indexer"):
             raise ValueError(
                 f"select_keys: expected None, as {type(module).__name__} has an indexer, got {select_keys}"
             )
     unpatch(model)
-    settings = Settings(absorb, context, select_keys)
+    settings = Settings(absorb, context, select_keys, compute)
     for module in modules:
         module.libmla = settings
         for name, replacement in _REPLACED_METHODS.items():

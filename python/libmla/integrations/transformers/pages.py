@@ -10,7 +10,7 @@ from typing import get_args
 import torch
 
 import libmla
-from libmla.types import Cache, CacheFormat
+from libmla.types import Cache, CacheFormat, Compute
 
 _ROTARY_CHANNELS = 64
 """Rotary parts are stored in multiples of this, zeros behind: kernels of GPUs take no others."""
@@ -32,6 +32,14 @@ def check_format(cache_format: str, rank: int, rope: int) -> None:
         f"cache_format: expected one of {', '.join(fitting)} for this model's rows of {rank} latent and {rope} rotary "
         f"channels, got {what if known else repr(cache_format)}"
     )
+
+
+def check_compute(compute: Compute, cache_format: str) -> None:
+    """Raises ValueError unless caches of the format can be computed with in that way."""
+    if compute not in get_args(Compute):
+        raise ValueError(f'compute: expected "default" or "fp8", got "{compute}"')
+    if compute == "fp8" and cache_format in ("bf16", "f16"):
+        raise ValueError(f"compute: expected default, since {cache_format} caches are not quantized, got fp8")
 
 
 class Pool:
