@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 import libmla
 from libmla import cli
 from libmla._text import measure, report
-from libmla._text.cases import Case, Figures
+from libmla._text.cases import Case, Figures, baseline
 from libmla._text.select import all_keys, top_keys
 from libmla.integrations.transformers import LatentQuery
 from libmla.types import CacheFormat
@@ -193,6 +193,17 @@ def test_scores_of_a_head_are_the_first_scores() -> None:
     assert scores.head_of(head).bits_per_byte(head) == 16 / 4 / 2
     other = measure.Scores(bits, (torch.tensor([2, 3, 4]), torch.tensor([5, 6])))
     assert scores.agreement(other) == 3 / 5
+
+
+def test_backends_without_a_bf16_cache_are_compared_with_the_first_that_read_as_much() -> None:
+    def read(count: int) -> measure.Scores:
+        return measure.Scores((torch.ones(count).double(),), (torch.ones(count).long(),))
+
+    sample = measure.Sample((torch.arange(5),), 1.0)
+    found = {"short": read(3), "long": read(9), "own": read(4)}
+    assert baseline(found, "own", sample) is found["own"]
+    assert [len(bits) for bits in baseline(found, "other", sample).bits] == [4]
+    assert baseline({"short": read(3)}, "other", sample) is None
 
 
 def query(heads: int = 3) -> tuple[LatentQuery, np.ndarray, list[np.ndarray]]:

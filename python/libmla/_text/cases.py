@@ -4,7 +4,7 @@ reason why there are none."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -51,7 +51,7 @@ class Figures:
     versus_float32: float  #: relative change of bits per byte against the unpatched model in f32, on the same text
     versus_bf16: (
         float | None
-    )  #: the same against the bf16 cache, with the same attention and backend; None: that was not measured
+    )  #: the same against the bf16 cache, with the same attention and the backend of `baseline`; None: not measured
     agreement: float  #: share of tokens where the f32 model finds the same one likeliest
 
 
@@ -123,9 +123,18 @@ def measure(
                     continue
                 if cache == "bf16":
                     bf16[backend] = scores
-                figures = reference.figures(sample, scores, bf16.get(backend))
+                figures = reference.figures(sample, scores, baseline(bf16, backend, sample))
                 yield Case(way.name, cache, backend, figures, compute=how)
     unpatch(model)
+
+
+def baseline(bf16: Mapping[str, Scores], backend: str, sample: Sample) -> Scores | None:
+    """Returns the scores of the bf16 cache that a backend's are compared with: its own or, where it takes no such cache
+    (as one that multiplies e4m3 alone), those of the first backend that read as much of the text."""
+    if backend in bf16:
+        return bf16[backend]
+    enough = (scores for scores in bf16.values() if sum(map(len, scores.bits)) >= sample.predicted)
+    return next((scores.head_of(sample) for scores in enough), None)
 
 
 def check_backends(names: Sequence[str]) -> None:
