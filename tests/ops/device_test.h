@@ -34,6 +34,26 @@ inline std::vector<std::tuple<std::string, std::string>> devices_and_rows(Op op)
   return all;
 }
 
+/// Returns the spec with compute = fp8, over fp8 caches where its caches are not quantized.
+template <class Spec>
+Spec with_fp8(Spec spec) {
+  const auto quantize = [](CacheFormat& format) {
+    if (!is_quantized(kv_layout(format).nope.element)) format = CacheFormat::kFP8;
+  };
+  if constexpr (std::is_same_v<Spec, Problem>) {
+    spec.compute = Compute::kFP8;
+    quantize(spec.cache);
+  } else if constexpr (std::is_same_v<Spec, kit::DecodeSpec>) {
+    spec.options.compute = Compute::kFP8;
+    quantize(spec.cache.format);
+  } else if constexpr (std::is_same_v<Spec, kit::DecodeSparseSpec>) {
+    spec.options.compute = Compute::kFP8;
+    quantize(spec.pool.cache.format);
+    if (spec.extra_pool) quantize(spec.extra_pool->cache.format);
+  }
+  return spec;
+}
+
 /// Runs tests on the device and the row that its parameter names. A row that is chosen where nothing is forced runs so;
 /// the others are forced.
 template <Op op>
@@ -147,26 +167,6 @@ class DeviceTest : public testing::TestWithParam<std::tuple<std::string, std::st
         smaller.num_heads /= 2;
         if (judge(smaller).usable) return smaller;
       }
-    }
-    return spec;
-  }
-
-  /// Returns the spec with compute = fp8, over fp8 caches where its caches are not quantized.
-  template <class Spec>
-  static Spec with_fp8(Spec spec) {
-    const auto quantize = [](CacheFormat& format) {
-      if (!is_quantized(kv_layout(format).nope.element)) format = CacheFormat::kFP8;
-    };
-    if constexpr (std::is_same_v<Spec, Problem>) {
-      spec.compute = Compute::kFP8;
-      quantize(spec.cache);
-    } else if constexpr (std::is_same_v<Spec, kit::DecodeSpec>) {
-      spec.options.compute = Compute::kFP8;
-      quantize(spec.cache.format);
-    } else if constexpr (std::is_same_v<Spec, kit::DecodeSparseSpec>) {
-      spec.options.compute = Compute::kFP8;
-      quantize(spec.pool.cache.format);
-      if (spec.extra_pool) quantize(spec.extra_pool->cache.format);
     }
     return spec;
   }

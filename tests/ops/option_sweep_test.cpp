@@ -23,7 +23,8 @@ Options<Case> attention_options(Effect of_positions, Effect of_compute) {
       {"options.alibi_slopes", of_positions, [](Params& p) { p.options.alibi_slopes = p.options.attn_sink; },
        [](Spec& s) { s.options.attn_sink = true; }},
       // Scores that differ much make a change of all products one that is larger than any kernel's errors.
-      {"options.compute", of_compute, [](Params& p) { p.options.compute = Compute::kFP8; },
+      {"options.compute", of_compute,
+       [](Params& p) { p.options.compute = p.options.compute == Compute::kFP8 ? Compute::kDefault : Compute::kFP8; },
        [](Spec& s) { s.score_std = 10; }},
       {"sm_scale", Effect::kChanges, [](Params& p) { p.sm_scale *= 0.5F; }},
       {"lse_base", Effect::kChanges, [](Params& p) { p.lse_base = LseBase::kTwo; }},

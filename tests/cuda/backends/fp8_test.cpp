@@ -90,6 +90,26 @@ kit::DecodeSpec decode_of(CacheFormat format, int32_t heads, DType q_dtype) {
   return spec;
 }
 
+/// Returns the same over two pools of rows, one of which has one scale for all rows if the other has four for each.
+kit::DecodeSparseSpec sparse_of(const kit::DecodeSpec& decode) {
+  kit::DecodeSparseSpec spec;
+  static_cast<kit::AbsorbedSpec&>(spec) = decode;
+  spec.q_len = {2, 1};
+  spec.pool = {.cache = decode.cache, .num_tokens = 200, .topk = 150};
+  spec.extra_pool = {.cache = decode.cache, .num_tokens = 90, .topk = 70};
+  spec.extra_pool->cache.token_scales = false;
+  return spec;
+}
+
+void expect_close(const kit::Outcome& outcome, CacheFormat format) {
+  EXPECT_TRUE(outcome.ok) << outcome.line();
+  EXPECT_EQ(outcome.backend, "cuda_fp8");
+  const bool rounds_p = kv_layout(format).value_has_rope;
+  EXPECT_LT(outcome.error.max_rel, rounds_p ? 4e-3 : 5e-4) << outcome.spec;
+  EXPECT_LT(outcome.error.cosine_distance, rounds_p ? 1e-7 : 1e-9) << outcome.spec;
+  EXPECT_LT(outcome.error.max_lse, 2e-6) << outcome.spec;
+}
+
 // What is left between the kernels and the reference, which rounds the same numbers to e4m3, are the sums in f32, and
 // the few P that these move over a tie; rotary channels of a value meet P of bf16. P that were rounded in other units
 // are a hundred times as far away.
@@ -101,13 +121,9 @@ TEST(Fp8, ErrorsAreThoseOfSums) {
   for (CacheFormat format : {CacheFormat::kFP8, CacheFormat::kFP8DsMla, CacheFormat::kFP8DsV4})
     for (int32_t heads : {5, 40})
       for (DType q_dtype : {DType::kBF16, DType::kE4M3}) {
-        const kit::Outcome outcome = kit::check(*context, decode_of(format, heads, q_dtype));
-        EXPECT_TRUE(outcome.ok) << outcome.line();
-        EXPECT_EQ(outcome.backend, "cuda_fp8");
-        const bool rounds_p = kv_layout(format).value_has_rope;
-        EXPECT_LT(outcome.error.max_rel, rounds_p ? 4e-3 : 5e-4) << outcome.spec;
-        EXPECT_LT(outcome.error.cosine_distance, rounds_p ? 1e-7 : 1e-9) << outcome.spec;
-        EXPECT_LT(outcome.error.max_lse, 2e-6) << outcome.spec;
+        const kit::DecodeSpec spec = decode_of(format, heads, q_dtype);
+        expect_close(kit::check(*context, spec), format);
+        expect_close(kit::check(*context, sparse_of(spec)), format);
       }
 }
 
