@@ -47,7 +47,7 @@ struct RowBlock {
   double* o = nullptr;      // [rows, d_v]
   double* key = nullptr;    // [d_qk]
   double* value = nullptr;  // [d_v]
-  KeyBlock keys = {};       // with compute = fp8, instead of `value`
+  KeyRun keys = {};         // with compute = fp8, instead of `value`
   std::array<QueryRow, kRowsPerBlock> row = {};
   std::array<double, kRowsPerBlock> max = {}, lse = {};
 
@@ -60,7 +60,7 @@ template <class Args>
 size_t block_bytes(const Args& args) {
   const size_t numbers = static_cast<size_t>(kRowsPerBlock + 1) * static_cast<size_t>(args.d_qk + args.d_v);
   const bool fp8 = args.options.compute == Compute::kFP8;
-  return (numbers + (fp8 ? static_cast<size_t>(key_block_size(kRowsPerBlock, args.d_v)) : 0)) * sizeof(double);
+  return (numbers + (fp8 ? static_cast<size_t>(key_run_size(kRowsPerBlock, args.d_v)) : 0)) * sizeof(double);
 }
 
 /// Makes a block of kRowsPerBlock rows for the problem of `args` in a workspace of block_bytes().
@@ -77,7 +77,7 @@ RowBlock make_block(const Args& args, std::span<std::byte> workspace) {
   block.o = block.q_row(kRowsPerBlock);
   block.key = block.o_row(kRowsPerBlock);
   block.value = block.key + args.d_qk;
-  if (args.options.compute == Compute::kFP8) block.keys = make_key_block(block.value + args.d_v, args.d_v);
+  if (args.options.compute == Compute::kFP8) block.keys = make_key_run(block.value + args.d_v, args.d_v);
   return block;
 }
 
@@ -119,8 +119,8 @@ inline double score(const RowBlock& block, int64_t r, int64_t key_position) {
 /// - sees(row, j) returns whether a QueryRow sees key j;
 /// - load(j, block) fills block.key and block.value; it is not called for keys that no row of the block sees;
 /// and, where compute may be fp8, which then fills block.keys and not block.value:
-/// - block_end(j) returns the end of the block of at most KeyBlock::kKeys keys that key j is in;
-/// - cache_of(j) returns the cache that key j is in, one for all keys of a block.
+/// - run_end(j) returns the end of the run of at most KeyRun::kKeys keys that key j is in;
+/// - cache_of(j) returns the cache that key j is in, one for all keys of a run.
 template <class Keys, class Use>
 void for_each_score(RowBlock& block, const Keys& keys, int64_t begin, int64_t end, const Use& use) {
   for (int64_t j = begin; j < end; ++j) {
@@ -146,19 +146,19 @@ void add_values(RowBlock& block, const Keys& keys, Sums& sum) {
   });
 }
 
-/// Does the same with compute = fp8: block by block of keys.
+/// Does the same with compute = fp8: run by run of keys.
 template <class Keys>
 void add_rounded_values(RowBlock& block, const Keys& keys, Sums& sum) {
   for (int64_t begin = 0, end = 0; begin < keys.count(); begin = end) {
-    end = keys.block_end(begin);
-    std::fill_n(block.keys.weights, block.rows * KeyBlock::kKeys, KeyBlock::kUnseen);
+    end = keys.run_end(begin);
+    std::fill_n(block.keys.p, block.rows * KeyRun::kKeys, KeyRun::kUnseen);
     for_each_score(block, keys, begin, end, [&](size_t r, int64_t j, double s) {
       const double weight = std::exp(s - finite_or_zero(block.max[r]));
       sum[r] += weight;
-      block.keys.weight(static_cast<int64_t>(r), j) = weight;
+      block.keys.of(static_cast<int64_t>(r), j) = weight;
     });
     for (int64_t r = 0; r < block.rows; ++r)
-      add_rounded(block.keys, keys.cache_of(begin), block.keys.weights_of(r), block.o_row(r));
+      add_rounded(block.keys, keys.cache_of(begin), block.keys.p_of(r), block.o_row(r));
   }
 }
 
@@ -172,7 +172,7 @@ void attend(RowBlock& block, const Keys& keys) {
   });
 
   Sums sum = {};
-  if constexpr (requires { keys.block_end(0); }) {
+  if constexpr (requires { keys.run_end(0); }) {
     if (block.keys.given())
       add_rounded_values(block, keys, sum);
     else

@@ -40,7 +40,7 @@ struct DecodeKeys {
     load_absorbed_key({args.cache, page, j % args.pages.page_size}, j, block);
   }
 
-  int64_t block_end(int64_t j) const { return std::min((j / KeyBlock::kKeys + 1) * KeyBlock::kKeys, count()); }
+  int64_t run_end(int64_t j) const { return std::min((j / KeyRun::kKeys + 1) * KeyRun::kKeys, count()); }
   const core::Cache& cache_of(int64_t) const { return args.cache; }
 };
 

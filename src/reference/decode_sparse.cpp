@@ -28,9 +28,9 @@ struct SparseKeys {
 
   void load(int64_t j, RowBlock& block) const { load_absorbed_key(CacheRow::at_slot(cache_of(j), slot(j)), j, block); }
 
-  int64_t block_end(int64_t j) const {
+  int64_t run_end(int64_t j) const {
     const int64_t first = j < first_length ? 0 : first_length;  // entry 0 of the pool
-    return std::min(first + ((j - first) / KeyBlock::kKeys + 1) * KeyBlock::kKeys,
+    return std::min(first + ((j - first) / KeyRun::kKeys + 1) * KeyRun::kKeys,
                     j < first_length ? first_length : count());
   }
   const core::Cache& cache_of(int64_t j) const { return pool_of(j).cache; }

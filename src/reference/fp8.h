@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// This file computes what AttentionOptions::compute = fp8 means for a query, for a key, and for a block of keys whose
+// This file computes what AttentionOptions::compute = fp8 means for a query, for a key, and for a run of keys whose
 // values a row sums. Nothing is rounded but what becomes e4m3, and queries that meet 16-bit channels:
-//   x[j][g] = exp(s[j] - m) * scale[j][g]            for the keys j of the block that the row sees, and a group g
+//   x[j][g] = exp(s[j] - m) * scale[j][g]            for the keys j of the run that the row sees, and a group g
 //   S[g]    = max_j x[j][g] / 448
 //   o[c]   += S[g] * e4m3(x[j][g] / S[g]) * element[j][c]     for the channels c of group g
 //   o[c]   += exp(s[j] - m) * k[j][c]                         for rotary channels c of a value
@@ -20,30 +20,30 @@
 
 namespace mla::reference {
 
-/// Holds the keys of one block, whose weights have their units in common; key j at j % kKeys, in memory of the caller.
-struct KeyBlock {
+/// Holds the keys of one run, whose P have their scales in common; key j at j % kKeys, in memory of the caller.
+struct KeyRun {
   static constexpr int64_t kKeys = 32;
-  /// Stands for the weight of a key that a row does not see.
+  /// Stands for P of a key that a row does not see.
   static constexpr double kUnseen = -1;
 
   int32_t d_v = 0;
   double* elements = nullptr;  // [kKeys, d_v]: latent channels without their scales, rotary channels of a value
   double* scales = nullptr;    // [kKeys, d_v], of which a key has num_scales
-  double* weights = nullptr;   // [rows, kKeys]
+  double* p = nullptr;         // [rows, kKeys]
 
   bool given() const { return elements != nullptr; }
   double* elements_of(int64_t j) const { return elements + j % kKeys * d_v; }
   double* scales_of(int64_t j) const { return scales + j % kKeys * d_v; }
-  double* weights_of(int64_t row) const { return weights + row * kKeys; }
-  double& weight(int64_t row, int64_t j) const { return weights_of(row)[j % kKeys]; }
+  double* p_of(int64_t row) const { return p + row * kKeys; }
+  double& of(int64_t row, int64_t j) const { return p_of(row)[j % kKeys]; }
 };
 
-/// Returns the number of doubles that a block of keys takes.
-constexpr int64_t key_block_size(int64_t rows, int32_t d_v) { return KeyBlock::kKeys * (2 * int64_t{d_v} + rows); }
+/// Returns the number of doubles that a run of keys takes.
+constexpr int64_t key_run_size(int64_t rows, int32_t d_v) { return KeyRun::kKeys * (2 * int64_t{d_v} + rows); }
 
-inline KeyBlock make_key_block(double* memory, int32_t d_v) {
-  double* const scales = memory + KeyBlock::kKeys * d_v;
-  return {.d_v = d_v, .elements = memory, .scales = scales, .weights = scales + KeyBlock::kKeys * d_v};
+inline KeyRun make_key_run(double* memory, int32_t d_v) {
+  double* const scales = memory + KeyRun::kKeys * d_v;
+  return {.d_v = d_v, .elements = memory, .scales = scales, .p = scales + KeyRun::kKeys * d_v};
 }
 
 /// Rounds the query [q_nope | q_pe] that meets rows of `cache`.
@@ -59,7 +59,7 @@ inline void round_query(const core::Cache& cache, DType dtype, double* q) {
 }
 
 /// Reads the row of key j: writes [ckv | kpe] to `key`, and what its value is made of to `keys`.
-inline void read_exact_row(const CacheRow& row, int64_t j, double* key, const KeyBlock& keys) {
+inline void read_exact_row(const CacheRow& row, int64_t j, double* key, const KeyRun& keys) {
   const core::Cache& cache = row.cache;
   const Channels ckv = row.ckv(), kpe = row.kpe();
   double* const elements = keys.elements_of(j);
@@ -74,14 +74,14 @@ inline void read_exact_row(const CacheRow& row, int64_t j, double* key, const Ke
   std::copy_n(key + cache.d_ckv, keys.d_v - cache.d_ckv, elements + cache.d_ckv);
 }
 
-/// Adds to `o` the values of a block's keys, which lie in `cache`, for a row that gives them these weights.
-inline void add_rounded(const KeyBlock& keys, const core::Cache& cache, const double* weights, double* o) {
+/// Adds to `o` the values of a run's keys, which lie in `cache`, for a row that has these P.
+inline void add_rounded(const KeyRun& keys, const core::Cache& cache, const double* p, double* o) {
   const auto for_each_seen = [&](const auto& f) {
-    for (int64_t j = 0; j < KeyBlock::kKeys; ++j)
-      if (weights[j] != KeyBlock::kUnseen) f(j);
+    for (int64_t j = 0; j < KeyRun::kKeys; ++j)
+      if (p[j] != KeyRun::kUnseen) f(j);
   };
   for (int32_t g = 0; g < cache.num_scales; ++g) {
-    const auto product = [&](int64_t j) { return weights[j] * keys.scales_of(j)[g]; };
+    const auto product = [&](int64_t j) { return p[j] * keys.scales_of(j)[g]; };
     double largest = 0;
     for_each_seen([&](int64_t j) {
       if (!std::isnan(largest) && !(product(j) <= largest)) largest = product(j);  // NaN stays NaN
@@ -89,13 +89,13 @@ inline void add_rounded(const KeyBlock& keys, const core::Cache& cache, const do
     const double unit = largest / static_cast<double>(kE4M3Max);
     for_each_seen([&](int64_t j) {
       const float quotient = unit == 0 ? 0.0F : static_cast<float>(product(j) / unit);
-      const double weight = unit * static_cast<double>(e4m3_to_f32(f32_to_e4m3(quotient)));
+      const double rounded = unit * static_cast<double>(e4m3_to_f32(f32_to_e4m3(quotient)));
       for (int32_t c = g * cache.channels_per_scale; c < (g + 1) * cache.channels_per_scale; ++c)
-        o[c] += weight * keys.elements_of(j)[c];
+        o[c] += rounded * keys.elements_of(j)[c];
     });
   }
   for_each_seen([&](int64_t j) {
-    for (int32_t c = cache.d_ckv; c < keys.d_v; ++c) o[c] += weights[j] * keys.elements_of(j)[c];
+    for (int32_t c = cache.d_ckv; c < keys.d_v; ++c) o[c] += p[j] * keys.elements_of(j)[c];
   });
 }
 

@@ -24,13 +24,13 @@ int64_t visible_keys(const core::IndexerLogitsArgs& args, int32_t request, int64
 }
 
 /// The logits of this many keys are computed together, so that queries are converted once for all of them.
-constexpr int64_t kKeysPerBlock = 32;
+constexpr int64_t kKeysPerRun = 32;
 
 /// Computes the logits of a token for keys [first, first + n) of its request.
 void fill_block(const core::IndexerLogitsArgs& args, const int32_t* pages, int64_t token, int64_t first, int64_t n,
                 float* logits) {
-  std::array<Row, kKeysPerBlock> keys;
-  std::array<double, kKeysPerBlock> scales = {}, sums = {};
+  std::array<Row, kKeysPerRun> keys;
+  std::array<double, kKeysPerRun> scales = {}, sums = {};
   for (int64_t j = 0; j < n; ++j) {
     const int64_t page = pages[(first + j) / args.pages.page_size], offset = (first + j) % args.pages.page_size;
     const auto at = static_cast<size_t>(j);
@@ -71,8 +71,8 @@ void indexer_logits(const core::IndexerLogitsArgs& args) {
     for (int64_t i = 0; i < args.queries.len(request); ++i) {
       const int64_t token = args.queries.begin(request) + i, visible = visible_keys(args, request, i);
       float* logits = args.logits + token * args.logits_stride_token;
-      for (int64_t first = 0; first < visible; first += kKeysPerBlock)
-        fill_block(args, pages, token, first, std::min(kKeysPerBlock, visible - first), logits);
+      for (int64_t first = 0; first < visible; first += kKeysPerRun)
+        fill_block(args, pages, token, first, std::min(kKeysPerRun, visible - first), logits);
       std::fill(logits + visible, logits + args.max_kv_len, -std::numeric_limits<float>::infinity());
     }
   }

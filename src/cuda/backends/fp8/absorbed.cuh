@@ -22,11 +22,9 @@
 
 namespace mla::MLA_CUDA_NAMESPACE::fp8 {
 
-inline constexpr float kLargestE4M3 = 448.0F;
-
 /// Returns the scale of a query row whose largest finite magnitude is given.
 MLA_DEVICE float query_scale(float largest) {
-  const float scale = largest / kLargestE4M3;
+  const float scale = largest / kE4M3Max;
   return scale == 0.0F ? 1.0F : scale;
 }
 
@@ -86,9 +84,9 @@ class AbsorbedBlock : public GroupedOutputs<Config> {
   }
 
   /// Returns the scale of a key of step n that belongs to a group of channels.
-  MLA_DEVICE float key_scale(uint32_t n, bool ue8m0, int key, int of_group) const {
+  MLA_DEVICE float key_scale(uint32_t n, bool ue8m0, int key, int scale_index) const {
     const std::byte* scales = memory_ + Base::scale_offset(n) + key * Config::kKeyScaleBytes;
-    return ue8m0 ? ue8m0_to_f32(static_cast<uint8_t>(scales[of_group])) : as<float>(scales)[of_group];
+    return ue8m0 ? ue8m0_to_f32(static_cast<uint8_t>(scales[scale_index])) : as<float>(scales)[scale_index];
   }
 
   // Queries.
@@ -194,11 +192,11 @@ class AbsorbedBlock : public GroupedOutputs<Config> {
           ptx::ldmatrix_x4(b, latent_lane.at(16 * block, 2 * step));
           multiply_e4m3(products, step, b);
         }
-        const int of_group = channel / kVector >> of.scale_shift;
+        const int scale_index = channel / kVector >> of.scale_shift;
         MLA_UNROLL
         for (int eight = 0; eight < 2; ++eight) MLA_UNROLL
         for (int odd = 0; odd < 2; ++odd) {
-          const float scale = key_scale(n, of.ue8m0, first_key + eight * 8 + odd, of_group);
+          const float scale = key_scale(n, of.ue8m0, first_key + eight * 8 + odd, scale_index);
           MLA_UNROLL
           for (int m = 0; m < Config::kScoreTilesM; ++m) MLA_UNROLL
           for (int half = 0; half < 2; ++half)
@@ -262,9 +260,9 @@ class AbsorbedBlock : public GroupedOutputs<Config> {
   // side by side in an operand (add_latents()).
 
   /// Returns where P for the scales of a group of channels lies.
-  MLA_DEVICE ptx::SharedAddress p_tile(int of_group) const {
+  MLA_DEVICE ptx::SharedAddress p_tile(int scale_index) const {
     return shared_ +
-           static_cast<uint32_t>(Config::kPOffset + group() * Config::kGroupPBytes + of_group * Config::kPTileBytes);
+           static_cast<uint32_t>(Config::kPOffset + group() * Config::kGroupPBytes + scale_index * Config::kPTileBytes);
   }
   MLA_DEVICE ptx::SharedAddress rope_p_tile() const { return p_tile(Config::kMostScales); }
   /// Returns where a 16-byte chunk of a row of e4m3 P lies in its tile, and of a row of 16-bit P. Chunks are permuted
@@ -276,8 +274,8 @@ class AbsorbedBlock : public GroupedOutputs<Config> {
     return static_cast<uint32_t>(row * Config::kRopePRowBytes + (chunk ^ (row >> 1 & 3)) * kChunkBytes);
   }
   /// Returns the scales that P of a group of channels has, one for each of the group's rows.
-  MLA_DEVICE float* p_scales(int of_group) const {
-    return as<float>(memory_ + Config::kPScaleOffset) + of_group * Config::kRows + group() * Config::kGroupRows;
+  MLA_DEVICE float* p_scales(int scale_index) const {
+    return as<float>(memory_ + Config::kPScaleOffset) + scale_index * Config::kRows + group() * Config::kGroupRows;
   }
 
   MLA_DEVICE void softmax(uint32_t n) const {
@@ -289,25 +287,25 @@ class AbsorbedBlock : public GroupedOutputs<Config> {
     });
   }
 
-  MLA_DEVICE void quantize_p(uint32_t n, bool ue8m0, int of_group, const float (&p)[8]) const {
+  MLA_DEVICE void quantize_p(uint32_t n, bool ue8m0, int scale_index, const float (&p)[8]) const {
     float x[8], largest = 0.0F;
     MLA_UNROLL
     for (int i = 0; i < 8; ++i) {
       // The scale of a key that the row does not see may be anything.
-      x[i] = p[i] == 0.0F ? 0.0F : p[i] * key_scale(n, ue8m0, Base::lane_key(i), of_group);
+      x[i] = p[i] == 0.0F ? 0.0F : p[i] * key_scale(n, ue8m0, Base::lane_key(i), scale_index);
       largest = std::fmax(largest, x[i]);
     }
     largest = Base::max_of_row(largest);
-    const float factor = largest >= kSmallestP ? kLargestE4M3 * ptx::reciprocal_approx(largest) : 0.0F;
+    const float factor = largest >= kSmallestP ? kE4M3Max * ptx::reciprocal_approx(largest) : 0.0F;
     MLA_UNROLL
     for (int i = 0; i < 8; ++i) x[i] *= factor;
     const uint64_t low = e4m3x4(x[0], x[1], x[4], x[5]), high = e4m3x4(x[2], x[3], x[6], x[7]);
     const int row = Base::group_row(), quarter = lane() >> 3;
-    ptx::store_shared(p_tile(of_group) + p_chunk(row, quarter >> 1) + static_cast<uint32_t>((quarter & 1) * 8),
+    ptx::store_shared(p_tile(scale_index) + p_chunk(row, quarter >> 1) + static_cast<uint32_t>((quarter & 1) * 8),
                       high << 32 | low);
-    if (quarter == 0) p_scales(of_group)[row] = largest >= kSmallestP ? largest * (1.0F / kLargestE4M3) : 0.0F;
+    if (quarter == 0) p_scales(scale_index)[row] = largest >= kSmallestP ? largest * (1.0F / kE4M3Max) : 0.0F;
   }
-  /// A block of smaller P counts as 0: its reciprocal would overflow.
+  /// A run of smaller P counts as 0: its reciprocal would overflow.
   static constexpr float kSmallestP = 0x1p-110F;
 
   MLA_DEVICE static uint32_t e4m3x4(float a, float b, float c, float d) {
@@ -344,15 +342,15 @@ class AbsorbedBlock : public GroupedOutputs<Config> {
   /// 3 are keys 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of each 16: P lies in the same order.
   template <bool kSilenced>
   MLA_DEVICE void add_latents(uint32_t n, int run) {
-    const int channel = output_channel(run), of_group = channel / kVector >> pool(n).scale_shift;
+    const int channel = output_channel(run), scale_index = channel / kVector >> pool(n).scale_shift;
     const int row = lane() & 15, chunk = channel / kChunkBytes, in_segment = chunk % kChunksPerSegment;
     uint32_t a[Config::kOutputTilesM][4];
     float scale[Config::kOutputTilesM][2];
     MLA_UNROLL
     for (int m = 0; m < Config::kOutputTilesM; ++m) {
-      ptx::ldmatrix_x4(a[m], p_tile(of_group) + p_chunk(m * 16 + row, lane() >> 4));
+      ptx::ldmatrix_x4(a[m], p_tile(scale_index) + p_chunk(m * 16 + row, lane() >> 4));
       MLA_UNROLL
-      for (int half = 0; half < 2; ++half) scale[m][half] = p_scales(of_group)[m * 16 + half * 8 + (lane() >> 2)];
+      for (int half = 0; half < 2; ++half) scale[m][half] = p_scales(scale_index)[m * 16 + half * 8 + (lane() >> 2)];
     }
     const TileLane<Config::kRawRowBytes> value_lane(tile(n) + static_cast<uint32_t>((chunk - in_segment) * kChunkBytes),
                                                     lane(), in_segment);

@@ -27,8 +27,8 @@ struct AbsorbedConfig {
   // 13.0 spill 104 bytes of 64 rows on SM120, not 12.
   static constexpr bool kReadsIndexAnew = true;
   static constexpr int kWarps = kThreads / kWarpSize;
-  static constexpr int kKeys = cuda::fp8::kBlockKeys;  // P is quantized in blocks of a step's keys
-  static constexpr int kPlanKeys = kKeys;              // the plan lets segments begin and end on multiples of it
+  static constexpr int kKeys = cuda::fp8::kRunKeys;  // P of a step's keys have one scale for each row
+  static constexpr int kPlanKeys = kKeys;            // the plan lets segments begin and end on multiples of it
 
   // Of 64 rows, two groups of four warps have 32 rows each (grouped_block.cuh).
   static constexpr int kGroups = kRows == 64 ? 2 : 1;

@@ -11,7 +11,7 @@ namespace mla::cuda::fp8 {
 inline constexpr int32_t kLatentDims = 512;  ///< channels of a value, and of the widest latent part of a row
 inline constexpr int32_t kScaleRun = 64;     ///< the channels of a scale are whole runs of so many
 inline constexpr int32_t kMostScales = kLatentDims / kScaleRun;
-inline constexpr int32_t kBlockKeys = 32;  ///< keys of a block of P (AttentionOptions::compute)
+inline constexpr int32_t kRunKeys = 32;  ///< keys whose P have one scale (AttentionOptions::compute)
 
 /// Returns whether the kernels take latent channels of this codec.
 constexpr bool takes(const Codec& latents) {
