@@ -92,6 +92,7 @@ DLDataType dlpack_type(DType dtype) {
     case DType::kI32: return {kDLInt, 32, 1};
     case DType::kI64: return {kDLInt, 64, 1};
     case DType::kU8:
+    case DType::kE2M1:  // in the bytes of packed rows only
     case DType::kNone: break;
   }
   return {kDLUInt, 8, 1};

@@ -25,14 +25,16 @@ const MachineInfo kMachine{.cpu = "Some CPU",
                                     {.name = "NVIDIA L4", .bus_location = "0000:3b:00.0", .uuid = ""}}};
 
 TEST(Devices, JsonHasTheCpuThenEveryGpu) {
-  EXPECT_EQ(devices_json(kMachine), Json::parse(R"([
+  Json expected = Json::parse(R"([
     {"type": "cpu", "index": 0, "name": "Some CPU"},
     {"type": "cuda", "index": 0, "name": "NVIDIA H200", "bus_location": "0000:19:00.0", "uuid": "GPU-12",
-     "device": "cuda:0", "arch": "sm90", "num_sms": 132, "memory_bytes": 150323855360,
+     "device": "cuda:0", "arch": "sm90", "code": null, "num_sms": 132, "memory_bytes": 150323855360,
      "shared_bytes_per_block": 232448, "l2_bytes": 52428800},
     {"type": "cuda", "index": 1, "name": "NVIDIA L4", "bus_location": "0000:3b:00.0", "uuid": null,
-     "device": null, "arch": null, "num_sms": null, "memory_bytes": null, "shared_bytes_per_block": null,
-     "l2_bytes": null}])"));
+     "device": null, "arch": null, "code": null, "num_sms": null, "memory_bytes": null, "shared_bytes_per_block": null,
+     "l2_bytes": null}])");
+  expected[1]["code"] = code_json(gpu_code(90));  // follows the build
+  EXPECT_EQ(devices_json(kMachine), expected);
 }
 
 TEST(Devices, TextSaysWhatIsKnown) {
