@@ -77,7 +77,7 @@ tsan: ## The tests of the label "threads" under the thread sanitizer
 	$(call build,tsan) --target tests_threads
 	ctest --preset tsan -L '^threads$$'
 
-cuda: ## The kernels by nvcc for all architectures: ptxas must report no spill and no serialized wgmma
+cuda: ## The kernels by nvcc for all architectures: ptxas must report no unknown spill and no serialized wgmma
 	scripts/setup.sh test
 	$(call configure,cuda)
 	$(call build,cuda) --target mla
