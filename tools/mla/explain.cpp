@@ -202,8 +202,7 @@ Action add_explain(CLI::App& app) {
       "  mla explain --op decode_sparse --cache fp8_ds_mla --device sm120\n"
       "  mla explain --heads 16 --q-len 2 --device sm90\n"
       "\nOf an architecture, such as sm103, the answer is that of a build with code for every GPU, and says what this "
-      "build "
-      "lacks.\n"
+      "build lacks.\n"
       "\nExit status: 0 a backend was found, 2 none can run the problem, or not the forced one.");
   return [options] { return explain_problem(*options); };
 }
