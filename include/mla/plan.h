@@ -34,8 +34,9 @@ struct ContextOptions {
   std::string backend = {};
   /// Names the device on which the context computes:
   /// - "cpu", "cuda:1" ("cuda" is "cuda:0"): that device; tensors elsewhere are an error;
-  /// - "emulated:sm120" (sm80, sm86, sm89, sm90, sm100): the kernels of that GPU on the context's threads, in the
-  ///   emulator. All tensors, on the CPU or said to be on a GPU, are host memory that stands for the GPU's;
+  /// - "emulated:sm120" (sm80, sm86, sm89, sm90, sm100, sm103, sm121): the kernels of that GPU on the context's
+  ///   threads, in the emulator. All tensors, on the CPU or said to be on a GPU, are host memory that stands for the
+  ///   GPU's;
   /// - empty: the device that MLA_EMULATE names ("sm120"), if it is set now; else, for each call, that of its tensors.
   std::string device = {};
 };

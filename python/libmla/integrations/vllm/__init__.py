@@ -6,7 +6,7 @@
 
 ======================  ==========================================================================================
 ``custom``, or unset    these two names
-``auto``                these, and libmla takes the place of TRITON_MLA and, on SM80-89 and SM120, of what vLLM
+``auto``                these, and libmla takes the place of TRITON_MLA and, on SM80-89 and SM12x, of what vLLM
                         tries for sparse models; on a CPU, of CPU_MLA and AMX_MLA and of prefill. So vLLM chooses it
                         by itself where it would take these
 ``off``                 nothing
