@@ -119,6 +119,10 @@ struct Operation<DecodeSparseParams> : SparseOperation<Op::kDecodeSparse> {};
 template <>
 struct Operation<PrefillSparseParams> : SparseOperation<Op::kPrefillSparse> {};
 
+/// Says what a plan remembers of a field, as a message names it.
+std::string told(int64_t value) { return core::format("{}", value); }
+std::string told(Compute compute) { return std::string(name(compute)); }
+
 /// Calls tell(part, name, value) for the options that a plan depends on: switches and counts (bool, int32), which say
 /// what there is to do, and the arithmetic (Compute), which says which row does it. Numbers (f32), other enumerations
 /// and tensors say how it is done, and may change from run to run. Caches are left out, since tell_shape tells of them.
@@ -129,7 +133,7 @@ void tell_options(const Params& params, const F& tell, std::string_view part = {
     if constexpr (std::is_same_v<Field, bool> || std::is_same_v<Field, int32_t>)
       tell(part, name, int64_t{field});
     else if constexpr (std::is_same_v<Field, Compute>)
-      tell(part, name, static_cast<int64_t>(field));
+      tell(part, name, field);
     else if constexpr (HasFields<Field> && !std::is_same_v<Field, KvCache>)
       tell_options(field, tell, name);
   });
@@ -341,8 +345,9 @@ Result<Plan> make_plan(const Context& context, const Params& params, std::span<s
     impl->id = next_plan_id();
     impl->given_workspace = workspace;
     impl->num_threads = context.num_threads();
-    tell_planned(params, prepared.args,
-                 [&](std::string_view, std::string_view, int64_t value) { impl->planned.push_back(value); });
+    tell_planned(params, prepared.args, [&](std::string_view, std::string_view, auto value) {
+      impl->planned.push_back(static_cast<int64_t>(value));
+    });
     if constexpr (kHasLengths<O>)
       for (int32_t b = 0; !prepared.place.on_gpu() && b < prepared.args.batch_size; ++b) {
         impl->q_len.push_back(O::q_len(prepared.args, b));
@@ -365,17 +370,17 @@ Result<Plan> make_plan(const Context& context, const Params& params, std::span<s
 template <class Params>
 Status check_planned(const Plan::Impl& plan, const Params& params, const typename Operation<Params>::Args& args) {
   using O = Operation<Params>;
-  const auto differs = [](std::string_view field, int64_t planned, int64_t given, const std::string& where) {
-    return Status::naming_fields(
-        StatusCode::kInvalidArgument,
-        core::format("{}: `{}`: expected {} as planned, got {}{}", name(O::kOp), field, planned, given, where));
+  const auto differs = [](std::string_view field, auto planned, auto given, const std::string& where) {
+    return Status::naming_fields(StatusCode::kInvalidArgument,
+                                 core::format("{}: `{}`: expected {} as planned, got {}{}", name(O::kOp), field,
+                                              told(planned), told(given), where));
   };
   Status status;
   auto planned = plan.planned.begin();
-  tell_planned(params, args, [&](std::string_view part, std::string_view name, int64_t value) {
-    if (status.ok() && value != *planned)
-      status = differs(core::format("{}{}{}", part, part.empty() ? "" : ".", name), *planned, value, "");
-    ++planned;
+  tell_planned(params, args, [&](std::string_view part, std::string_view name, auto value) {
+    const auto expected = static_cast<decltype(value)>(*planned++);
+    if (status.ok() && value != expected)
+      status = differs(core::format("{}{}{}", part, part.empty() ? "" : ".", name), expected, value, "");
   });
   if (!status.ok()) return status;
   if constexpr (kHasLengths<O>)

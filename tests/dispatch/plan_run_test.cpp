@@ -272,7 +272,7 @@ TEST(RunPlanned, RefusesSparseBatchesOfOtherShapes) {
       {"batch_invariant", [](DecodeSparse& p) { p.params.batch_invariant = true; },
        "decode_sparse: batch_invariant: expected 0 as planned, got 1"},
       {"arithmetic", [](DecodeSparse& p) { p.params.options.compute = Compute::kFP8; },
-       "decode_sparse: options.compute: expected 0 as planned, got 1"},
+       "decode_sparse: options.compute: expected default as planned, got fp8"},
   };
   for (const auto& change : cases) {
     MLA_TRACE(change.name);
