@@ -33,7 +33,7 @@ struct Backend {
     const Operations& (*operations)();
   };
   std::vector<int32_t> archs = {};  ///< architectures that its kernels were written for; empty for all
-  std::string needs = {};           ///< the same architectures as text: "sm90 (H100, H200)"
+  std::string needs = {};           ///< as text, with those that have the same kernels: "sm120 or sm121 (RTX 50)"
   std::vector<Compiled> compiled = {};
 
   bool has(Op op) const;

@@ -38,7 +38,11 @@ constexpr Built kBuilt[] = {MLA_FOR_EVERY_CUDA_BACKEND(MLA_BUILT_CUDA)
                                 MLA_FOR_EVERY_EMULATED_BACKEND(MLA_BUILT_EMULATED){"", {0, false, nullptr}}};
 
 Backend complete(Backend backend, std::string_view folder, std::vector<int32_t> archs) {
-  for (const int32_t arch : archs) backend.needs += core::format("{}sm{}", backend.needs.empty() ? "" : " or ", arch);
+  std::vector<int32_t> named = archs;
+  for (const int32_t arch : kKindredArchs)
+    if (std::find(archs.begin(), archs.end(), written_for(arch)) != archs.end()) named.push_back(arch);
+  std::sort(named.begin(), named.end());
+  for (const int32_t arch : named) backend.needs += core::format("{}sm{}", backend.needs.empty() ? "" : " or ", arch);
   if (!backend.gpus.empty()) backend.needs += core::format(" ({})", backend.gpus);
   backend.archs = std::move(archs);
   for (const Built& built : kBuilt)

@@ -48,7 +48,8 @@ TEST(Bulk, IsForSm90AndSm100) {
     for (int32_t arch : {75, 80, 86, 89, 91, 120, 121}) {
       const BackendVerdict verdict = of_bulk(of_rows(op, kFewRows, arch));
       EXPECT_FALSE(verdict.usable) << name(op);
-      EXPECT_EQ(verdict.reason, "needs sm90 or sm100 (H100, H200, B200), not sm" + std::to_string(arch));
+      EXPECT_EQ(verdict.reason,
+                "needs sm90 or sm100 or sm103 or sm110 (H100, H200, B200), not sm" + std::to_string(arch));
     }
   for (int32_t arch : {103, 110})  // its kin: whether they are there is another question
     EXPECT_THAT(of_bulk(of_rows(Op::kDecode, kFewRows, arch)).reason, Not(HasSubstr("needs")));

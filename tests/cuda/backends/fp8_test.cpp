@@ -39,7 +39,7 @@ bool emulates_sm120() {
 TEST(Fp8, IsForSm89AndSm120) {
   for (int32_t arch : {75, 80, 86, 90, 100})
     EXPECT_EQ(of_fp8(in_fp8(CacheFormat::kFP8, arch)).reason,
-              "needs sm89 or sm120 (RTX 4090, L40S, RTX PRO 6000, RTX 50), not sm" + std::to_string(arch));
+              "needs sm89 or sm120 or sm121 (RTX 4090, L40S, RTX PRO 6000, RTX 50), not sm" + std::to_string(arch));
 }
 
 TEST(Fp8, RunsWhatAsksForIt) {
