@@ -96,12 +96,15 @@ struct GpuCode {
   bool by_driver = false;  ///< the GPU's driver compiles it, from the PTX of `arch`
   bool family = false;     ///< it was compiled for another GPU of the same family
   bool built = false;      ///< this build has it
+  /// Names the architecture whose instructions the code has: `arch`, but in a build with a profile (MLA_CUDA_PROFILE)
+  /// that of the GPU which passes for one of `arch`.
+  int32_t compiled_for = 0;
 
   friend bool operator==(const GpuCode&, const GpuCode&) = default;
 };
 
 /// Returns the code that a GPU of an architecture (103 for compute capability 10.3) runs in this build. With
-/// `full_build` that is, if this build has no cubins for the GPU, the code of a build that has them for every GPU.
+/// `full_build` it is the code of a build that has what this one has, and cubins for every GPU.
 GpuCode gpu_code(int32_t arch, bool full_build = false);
 
 /// Returns the architectures of GPUs, beside those that a build has by default, that can have a build by name

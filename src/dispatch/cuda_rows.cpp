@@ -35,7 +35,7 @@ FoundCode find_code(const Problem& problem, int32_t arch) {
   }
   if (arch < cuda::kOldestArch)
     return {.refusal = Reason::format("needs sm{} or newer, not sm{}", cuda::kOldestArch, arch)};
-  const cuda::CodeChoice code = cuda::choose_code(arch, cuda::built_archs(), problem.full_build);
+  const cuda::CodeChoice code = cuda::choose_code(arch, cuda::built_archs(), problem.full_build, cuda::profile());
   if (code.arch != 0) return {.code = code};
   if (cuda::built_archs().empty()) return {.refusal = "this build of the library has no GPU code"};
   return {.refusal = Reason::format("this build has no code for sm{}", arch)};

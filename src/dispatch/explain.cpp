@@ -105,11 +105,12 @@ Explanation explain(const Problem& problem, std::string_view force) try {
 
 GpuCode gpu_code(int32_t arch, bool full_build) {
   const std::span<const int32_t> built = cuda::built_archs();
-  const cuda::CodeChoice choice = cuda::choose_code(arch, built, full_build);
+  const cuda::CodeChoice choice = cuda::choose_code(arch, built, full_build, cuda::profile());
   return {.arch = choice.arch,
           .by_driver = choice.by_driver,
           .family = choice.family,
-          .built = std::find(built.begin(), built.end(), choice.arch) != built.end()};
+          .built = std::find(built.begin(), built.end(), choice.arch) != built.end(),
+          .compiled_for = cuda::compiled_for(choice.arch, cuda::profile())};
 }
 
 std::span<const int32_t> named_gpu_archs() { return cuda::kKindredArchs; }

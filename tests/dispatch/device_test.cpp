@@ -273,7 +273,8 @@ TEST(Explain, AnswersForAFullBuildOnAnyBuild) {
     EXPECT_EQ(reason_of(full, "cuda_portable"), "yes: mma.sync kernels compiled for " +
                                                     std::string(family ? "the family of sm" : "sm") +
                                                     std::to_string(code) + (built ? "" : "; not in this build"));
-    EXPECT_EQ(gpu_code(expected.arch, true), (GpuCode{.arch = code, .family = family, .built = built}));
+    EXPECT_EQ(gpu_code(expected.arch, true),
+              (GpuCode{.arch = code, .family = family, .built = built, .compiled_for = code}));
     // Who decides by the answer asks about this build.
     problem.full_build = false;
     const GpuCode here = gpu_code(expected.arch);
@@ -358,6 +359,40 @@ TEST(ArchOfCode, IsOfTheFamilyBeforeItIsPtx) {
   EXPECT_EQ(choose_code(103, std::vector<int32_t>{80}, true), of_family);
   EXPECT_EQ(choose_code(103, {}, true), of_family);
   EXPECT_EQ(choose_code(103, {}), CodeChoice{});
+}
+
+TEST(ArchOfCode, OfAFullBuildDoesNotDependOnThisOne) {
+  using cuda::choose_code, cuda::CodeChoice;
+  for (const std::vector<int32_t>& built : {std::vector<int32_t>{}, {80}, {80, 86}, {86, 90}, {89, 120}}) {
+    for (const int32_t own : cuda::kFullBuild) EXPECT_EQ(choose_code(own, built, true), (CodeChoice{.arch = own}));
+    EXPECT_EQ(choose_code(87, built, true), (CodeChoice{.arch = 86}));
+    EXPECT_EQ(choose_code(88, built, true), (CodeChoice{.arch = 86}));
+    EXPECT_EQ(choose_code(121, built, true), (CodeChoice{.arch = 120, .family = true}));
+    EXPECT_EQ(choose_code(130, built, true), (CodeChoice{.arch = 80, .by_driver = true}));
+  }
+  // Cubins of this build that a full one lacks.
+  EXPECT_EQ(choose_code(121, std::vector<int32_t>{121}, true), (CodeChoice{.arch = 121}));
+}
+
+// No cubin of sm_100f runs on Jetson Thor, by either of its numbers.
+TEST(ArchOfCode, OfJetsonThorIsOfNoOtherFamily) {
+  using cuda::choose_code, cuda::CodeChoice;
+  for (const bool full : {false, true})
+    EXPECT_EQ(choose_code(101, cuda::kFullBuild, full), (CodeChoice{.arch = 80, .by_driver = true}));
+  EXPECT_EQ(choose_code(101, std::vector<int32_t>{100, 103, 110}), CodeChoice{});
+}
+
+TEST(ArchOfCode, OfAProfileIsForWhatPassesForItsArchitecture) {
+  using cuda::choose_code, cuda::CodeChoice;
+  const cuda::Profile of_sm120 = {.arch = 120, .gpu = 90}, of_sm80 = {.arch = 80, .gpu = 90};
+  EXPECT_EQ(choose_code(120, std::vector<int32_t>{120}, false, of_sm120), (CodeChoice{.arch = 120}));
+  EXPECT_EQ(choose_code(121, std::vector<int32_t>{120}, false, of_sm120), CodeChoice{});
+  for (const int32_t arch : {86, 90, 103, 110})
+    EXPECT_EQ(choose_code(arch, std::vector<int32_t>{80}, false, of_sm80), CodeChoice{}) << arch;
+  EXPECT_EQ(choose_code(86, std::vector<int32_t>{80}, true, of_sm80), (CodeChoice{.arch = 86}));
+  EXPECT_EQ(cuda::compiled_for(120, of_sm120), 90);
+  EXPECT_EQ(cuda::compiled_for(89, of_sm120), 89);
+  EXPECT_EQ(cuda::compiled_for(120, {}), 120);
 }
 
 TEST(ArchOfCode, NeedsTheSharedMemoryOfItsArchitecture) {

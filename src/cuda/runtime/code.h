@@ -31,24 +31,28 @@ struct Profile {
 };
 Profile profile();
 
+/// Returns the architecture whose instructions the code of `arch` has.
+constexpr int32_t compiled_for(int32_t arch, const Profile& profile) {
+  return profile.arch != 0 && arch == profile.arch ? profile.gpu : arch;
+}
+
 /// This is the oldest architecture that the kernels can be compiled for.
 inline constexpr int32_t kOldestArch = 80;
 /// From this architecture on, kernels are compiled for a whole family (cmake/MlaCudaBackend.cmake).
 inline constexpr int32_t kOldestWithFamily = 100;
 
 /// Says whether a GPU of `arch` runs the cubins that were compiled for `code`: its own; and older ones of the same
-/// major number, which from 10.0 on are compiled for the whole family (nvcc's target sm_100f: 10.0 and later of 10.x).
-/// Those of 9.0 have instructions of 9.0 alone.
+/// major number, which from 10.0 on are compiled for the whole family (nvcc's target sm_100f: 10.0 and 10.3). Those of
+/// 9.0 have instructions of 9.0 alone. 10.1 is a family of its own: so CUDA called Jetson Thor before 13.0, now 11.0.
 constexpr bool runs_cubins(int32_t arch, int32_t code) {
-  return code == arch || (code < arch && code / 10 == arch / 10 && code != 90);
+  return code == arch || (code < arch && code / 10 == arch / 10 && code != 90 && arch != 101);
 }
 
-/// Returns which of the architectures in `built` has the code that a GPU of `arch` runs; 0 if there is none. That is
-/// the newest one whose cubins it runs; else sm80, whose code is also there as PTX that a driver compiles for newer
-/// GPUs. Kernels take the shared memory of the architecture that they were compiled for, so that the GPU must have as
-/// much.
-constexpr int32_t arch_of_code(int32_t arch, std::span<const int32_t> built) {
-  int32_t best = 0;
+/// Returns which of the architectures in `built`, and of `best` if it is not 0, has the code that a GPU of `arch` runs;
+/// 0 if there is none. That is the newest one whose cubins it runs; else sm80, whose code is also there as PTX that a
+/// driver compiles for newer GPUs. Kernels take the shared memory of the architecture that they were compiled for, so
+/// that the GPU must have as much.
+constexpr int32_t arch_of_code(int32_t arch, std::span<const int32_t> built, int32_t best = 0) {
   for (const int32_t code : built) {
     if (shared_bytes_of(code) > shared_bytes_of(arch)) continue;
     const bool better = !runs_cubins(arch, best) || code > best;
@@ -65,11 +69,13 @@ struct CodeChoice {
   friend bool operator==(const CodeChoice&, const CodeChoice&) = default;
 };
 
-/// Returns the code that a GPU of `arch` runs in a build for the architectures `built`. `full` asks about a full build
-/// (kFullBuild) unless there are cubins for the GPU in this one already.
-constexpr CodeChoice choose_code(int32_t arch, std::span<const int32_t> built, bool full = false) {
-  const int32_t code = arch_of_code(arch, built);
-  if (full && (code == 0 || !runs_cubins(arch, code))) return choose_code(arch, kFullBuild);
+/// Returns the code that a GPU of `arch` runs in a build for the architectures `built`. `full` asks about a build for
+/// these and for those of a full build (kFullBuild). A build with a profile has code for GPUs alone that pass for GPUs
+/// of the profile's architecture.
+constexpr CodeChoice choose_code(int32_t arch, std::span<const int32_t> built, bool full = false,
+                                 const Profile& profile = {}) {
+  int32_t code = profile.arch == 0 || profile.arch == arch ? arch_of_code(arch, built) : 0;
+  if (full) code = arch_of_code(arch, kFullBuild, code);
   const bool cubins = runs_cubins(arch, code);
   return {
       .arch = code, .by_driver = code != 0 && !cubins, .family = cubins && code != arch && code >= kOldestWithFamily};
