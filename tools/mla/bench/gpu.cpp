@@ -59,6 +59,11 @@ std::string_view name(GpuCeiling ceiling) {
 
 bool converts_e4m3(int32_t arch) { return arch >= 90 && arch < 120; }
 
+bool converts_e4m3(const Gpu& gpu) {
+  const int32_t arch = gpu.info().arch;
+  return converts_e4m3(gpu.emulated() ? arch : gpu_code(arch).compiled_for);
+}
+
 GpuClock::GpuClock(const Gpu& gpu)
     : gpu_(gpu),
       stream_(require(gpu.create_stream())),

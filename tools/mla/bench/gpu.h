@@ -28,9 +28,11 @@ inline constexpr GpuCeiling kAllGpuCeilings[] = {GpuCeiling::kRead, GpuCeiling::
 /// Returns "gpu_read", "gpu_copy", "mma_bf16", "mma_e4m3" or "wgmma_bf16".
 std::string_view name(GpuCeiling ceiling);
 
-/// Returns whether a GPU of an architecture has e4m3 in mma.sync only by name: of SM90, SM100 and its kin ptxas makes
-/// conversions to f16 and products of f16, so that the ceiling lies below that of bf16.
+/// Returns whether code that was compiled for an architecture has e4m3 in mma.sync only by name: of SM90, SM100 and its
+/// kin ptxas makes conversions to f16 and products of f16, so that the ceiling lies below that of bf16.
 bool converts_e4m3(int32_t arch);
+/// Returns the same of the code that a GPU runs, which a build with a profile compiles for another architecture.
+bool converts_e4m3(const Gpu& gpu);
 
 /// Holds a stream with what is needed to time it. Throws UsageError with the library's message.
 class GpuClock {

@@ -160,7 +160,7 @@ Json ceilings_json(CeilingMeter* meter, const Meters& meters) {
                     {"copy_gbps", gpu->median(GpuCeiling::kCopy)},
                     {"mma_bf16_gflops", gpu->median(GpuCeiling::kMma)},
                     {"mma_e4m3_gflops", e4m3 > 0.0 ? Json(e4m3) : Json(nullptr)},
-                    {"mma_e4m3_converted", e4m3 > 0.0 && converts_e4m3(gpu->gpu().info().arch)},
+                    {"mma_e4m3_converted", e4m3 > 0.0 && converts_e4m3(gpu->gpu())},
                     {"wgmma_bf16_gflops", wgmma > 0.0 ? Json(wgmma) : Json(nullptr)}});
   }
   return {{"bf16_gflops", median(Ceiling::kBf16)},
@@ -183,7 +183,7 @@ void print_ceilings(CeilingMeter* meter, const Meters& meters, std::FILE* file) 
   for (const auto& [device, gpu] : meters.gpus()) {
     const GpuInfo& info = gpu->gpu().info();
     const double wgmma = gpu->median(GpuCeiling::kWgmma), e4m3 = gpu->median(GpuCeiling::kMmaE4M3);
-    const std::string_view remark = converts_e4m3(info.arch) ? " (ptxas converts to f16)" : "";
+    const std::string_view remark = converts_e4m3(gpu->gpu()) ? " (ptxas converts to f16)" : "";
     cli::print_to(file, "ceilings, {} ({}): read {:.0f} GB/s, copy {:.0f} GB/s, mma.sync bf16 {:.1f} TFLOP/s{}{}\n",
                   device, info.name, gpu->median(GpuCeiling::kRead), gpu->median(GpuCeiling::kCopy),
                   gpu->median(GpuCeiling::kMma) * 1e-3,

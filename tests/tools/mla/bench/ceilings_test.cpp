@@ -7,7 +7,11 @@
 #include <atomic>
 #include <cstring>
 #include <limits>
+#include <string>
 #include <thread>
+
+#include "mla/bench/gpu.h"
+#include "mla/mla.h"
 
 namespace mla::bench {
 namespace {
@@ -70,6 +74,16 @@ TEST(CeilingKernels, CountTheirFlops) {
   for (auto* kernel : {kernels.bf16, kernels.f32, kernels.f32_avx2}) {
     EXPECT_GT(kernel(10), 0.0);
     EXPECT_DOUBLE_EQ(kernel(30), 3 * kernel(10));
+  }
+}
+
+TEST(GpuCeilings, KnowWhereE4M3IsConverted) {
+  for (const int32_t arch : {90, 100, 103, 110}) EXPECT_TRUE(converts_e4m3(arch)) << arch;
+  for (const int32_t arch : {89, 120, 121}) EXPECT_FALSE(converts_e4m3(arch)) << arch;
+  for (const int32_t arch : machine_info().emulated_archs) {
+    const Result<Gpu> gpu = Gpu::open("emulated:sm" + std::to_string(arch));
+    ASSERT_TRUE(gpu.ok()) << gpu.status().message();
+    EXPECT_EQ(converts_e4m3(*gpu), converts_e4m3(arch)) << arch;
   }
 }
 
