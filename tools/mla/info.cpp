@@ -209,16 +209,23 @@ bool takes(Problem problem, const std::string& row_name) {
   return false;
 }
 
-// The types that a row takes on a device, "yes" where there is one, "-" for none.
+// The types that a row takes on a device, "yes" where there is one, "-" for none; what it takes with another arithmetic
+// than the default, if it takes nothing with that one.
 std::string cell_of(Problem problem, const std::string& row_name) {
-  std::string cell;
   const std::span<const DType> types = types_of(problem.op);
-  for (DType dtype : types) {
-    problem.q_dtype = dtype;
-    if (takes(problem, row_name))
-      cell += (cell.empty() ? "" : " ") + (types.size() == 1 ? "yes" : std::string(name(dtype)));
+  const bool chooses = problem.op == Op::kDecode || problem.op == Op::kDecodeSparse;
+  for (const Compute compute : {Compute::kDefault, Compute::kFP8}) {
+    if (compute != Compute::kDefault && !chooses) break;
+    problem.compute = compute;
+    std::string cell;
+    for (DType dtype : types) {
+      problem.q_dtype = dtype;
+      if (takes(problem, row_name))
+        cell += (cell.empty() ? "" : " ") + (types.size() == 1 ? "yes" : std::string(name(dtype)));
+    }
+    if (!cell.empty()) return compute == Compute::kDefault ? cell : fmt::format("{}, compute {}", cell, name(compute));
   }
-  return cell.empty() ? "-" : cell;
+  return "-";
 }
 
 // Rows that run on GPUs are judged for every architecture; those that they judge alike share a text. Where some run
@@ -275,7 +282,22 @@ std::string reason_of(Op op, const std::string& row_name) {
   return {};
 }
 
-void print_operation(Op op, std::FILE* file) {
+// Rows in their order, each with the first of its operations and whether it runs any here.
+struct Row {
+  std::string name;
+  Op op;
+  bool runs;
+};
+
+void note_row(std::vector<Row>& rows, const std::string& name, Op op, bool runs) {
+  const auto same = std::find_if(rows.begin(), rows.end(), [&](const Row& row) { return row.name == name; });
+  if (same == rows.end())
+    rows.push_back({.name = name, .op = op, .runs = runs});
+  else
+    same->runs = same->runs || runs;
+}
+
+void print_operation(Op op, std::vector<Row>& rows, std::FILE* file) {
   const std::vector<std::string> row_names = backend_names(op);
   const bool cached = has_cache(op), dims = has_head_dims(op);
   std::vector<std::string> header;
@@ -306,8 +328,7 @@ void print_operation(Op op, std::FILE* file) {
   print_to(file, "**{}**\n\n", name(op));
   table.print_markdown(file);
   print_to(file, "\n");
-  for (size_t i = 0; i < row_names.size(); ++i)
-    if (!used[i]) print_to(file, "`{}` is idle on this machine: {}.\n\n", row_names[i], reason_of(op, row_names[i]));
+  for (size_t i = 0; i < row_names.size(); ++i) note_row(rows, row_names[i], op, used[i]);
   if (!missing.empty()) print_to(file, "No backend: {}.\n\n", fmt::join(missing, ", "));
 }
 
@@ -324,11 +345,15 @@ std::string exceptions() {
 int print_matrix(const Output& out) {
   out.print(
       "Judged by `explain` on: {}. Cells name the types of queries (prefill: of q, k and v; cache tools: of rows; "
-      "merge_states: of states), or say yes where there is no choice; any page size; any number of heads{}. "
+      "merge_states: of states), or say yes where there is no choice, and name the compute of attention that a row "
+      "needs; any page size; any number of heads{}. "
       "copy_pages takes any format and writes the one that is named. Rows of GPUs are judged for all "
       "architectures that this build emulates, and an architecture is named where it differs from the others.\n\n",
       machine_info().cpu, exceptions());
-  for (Op op : kAllOps) print_operation(op, out.text());
+  std::vector<Row> rows;
+  for (Op op : kAllOps) print_operation(op, rows, out.text());
+  for (const Row& row : rows)
+    if (!row.runs) print_to(out.text(), "`{}` is idle on this machine: {}.\n\n", row.name, reason_of(row.op, row.name));
   return 0;
 }
 
