@@ -139,4 +139,23 @@ class GroupedOutputs : public GroupedScores<Config> {
   }
 };
 
+/// Is what the kernels of grouped blocks have in common; a kernel adds its name.
+template <class Block, class Config_>
+struct GroupedKernel {
+  using Config = Config_;
+  using Params = cuda::AbsorbedArgs;
+  static constexpr int kThreads = Config::kThreads;
+  static constexpr int kMinBlocks = Config::kMinBlocks;
+  static constexpr int kCluster = 1;
+  static constexpr bool kStartsEarly = false;
+
+  static MLA_DEVICE void run(const Params& args) {
+    ptx::wait_for_previous_grid();  // waits for the plan
+    ptx::allow_next_grid();
+    Block block(args);
+    block.init(args.list.shares[ptx::block_index_x()]);
+    block.compute_all();
+  }
+};
+
 }  // namespace mla::MLA_CUDA_NAMESPACE

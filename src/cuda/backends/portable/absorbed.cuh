@@ -240,23 +240,9 @@ class AbsorbedBlock : public GroupedOutputs<Config> {
   typename Base::Outputs outputs_;
 };
 
-template <class Config_>
-struct AbsorbedKernel {
-  using Config = Config_;
-  using Params = cuda::AbsorbedArgs;
+template <class Config>
+struct AbsorbedKernel : GroupedKernel<AbsorbedBlock<Config>, Config> {
   static constexpr const char* kName = "absorbed_attention";
-  static constexpr int kThreads = Config::kThreads;
-  static constexpr int kMinBlocks = Config::kMinBlocks;
-  static constexpr int kCluster = 1;
-  static constexpr bool kStartsEarly = false;
-
-  static MLA_DEVICE void run(const Params& args) {
-    ptx::wait_for_previous_grid();  // waits for the plan
-    ptx::allow_next_grid();
-    AbsorbedBlock<Config> block(args);
-    block.init(args.list.shares[ptx::block_index_x()]);
-    block.compute_all();
-  }
 };
 
 }  // namespace mla::MLA_CUDA_NAMESPACE::portable
