@@ -100,6 +100,7 @@ class CacheReader {
   }
 
  private:
+  void read_any_ckv(int64_t page, int64_t offset, void* out) const;
   void dequantize(const uint8_t* elements, const float* scales, int32_t num_groups, int64_t group, void* out) const;
 
   const RowKernels& kernels_;
