@@ -71,6 +71,10 @@ constexpr MagnitudeTable<uint16_t> kBF16Magnitudes = [] {
 /// Converts rows of e4m3 with one scale, of any number of channels, to bf16. AVX-512 looks up 32 channels at a time in
 /// a table of all 128 products with the scale. The table is worth its cost from 64 channels on (chosen without a
 /// recorded measurement).
+///
+/// GCC 12 keeps the table in registers only if the object is not const (it leaves what it stores into a const object in
+/// memory), if loops over the table are unrolled, and if nothing is called while the table is in use. A table in memory
+/// made gather 3 to 15 % slower (AMD EPYC, Zen 4, 2026-11-23; docs/notebook/2026-11-23-cpu-gather.md).
 class Dequantizer {
  public:
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
@@ -83,13 +87,13 @@ class Dequantizer {
     if (power_of_two && has_normal_products(scale)) {
       // The scale's exponent is added to those of the values; zero and NaN stay.
       const __m512i exponent = _mm512_set1_epi16(static_cast<int16_t>((static_cast<int32_t>(bits >> 23) - 127) * 128));
-      for (int32_t i = 0; i < 4; ++i) {
+      MLA_UNROLL for (int32_t i = 0; i < 4; ++i) {
         const __m512i unscaled = _mm512_load_si512(kBF16Magnitudes.value + 32 * i);
         const __mmask32 finite = (i == 0 ? ~1U : ~0U) & (i == 3 ? ~0U >> 1 : ~0U);
         table_[i] = _mm512_mask_add_epi16(unscaled, finite, unscaled, exponent);
       }
     } else {
-      for (int32_t i = 0; i < 4; ++i) {
+      MLA_UNROLL for (int32_t i = 0; i < 4; ++i) {
         const float* unscaled = kF32Magnitudes.value + 32 * i;
         table_[i] =
             round(_mm512_mul_ps(_mm512_load_ps(unscaled), _mm512_set1_ps(scale)),
@@ -99,8 +103,8 @@ class Dequantizer {
   }
 
   /// Returns kElements elements as bf16.
-  HWY_INLINE __m512i decode(const uint8_t* from) const {
-    const __m512i e4m3 = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  HWY_INLINE __m512i decode(__m256i elements) const {
+    const __m512i e4m3 = _mm512_cvtepu8_epi16(elements);
     const __mmask32 upper = _mm512_test_epi16_mask(e4m3, _mm512_set1_epi16(0x40));
     const __m512i lower_half = _mm512_mask2_permutex2var_epi16(table_[0], e4m3, _knot_mask32(upper), table_[1]);
     const __m512i magnitude = _mm512_mask2_permutex2var_epi16(table_[2], lower_half, upper, table_[3]);
@@ -109,15 +113,14 @@ class Dequantizer {
     return _mm512_ternarylogic_epi32(magnitude, _mm512_slli_epi16(e4m3, 8), _mm512_set1_epi16(-0x8000), kFlip);
   }
 
-  void operator()(const uint8_t* e4m3, int64_t n, uint16_t* bf16) const {
+  /// The last elements are read and written under a mask, since memcpy would be a call.
+  HWY_INLINE void operator()(const uint8_t* e4m3, int64_t n, uint16_t* bf16) const {
     int64_t i = 0;
-    for (; i + kElements <= n; i += kElements) _mm512_storeu_si512(bf16 + i, decode(e4m3 + i));
+    for (; i + kElements <= n; i += kElements)
+      _mm512_storeu_si512(bf16 + i, decode(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(e4m3 + i))));
     if (i == n) return;
-    alignas(64) uint8_t rest[kElements] = {};
-    std::memcpy(rest, e4m3 + i, static_cast<size_t>(n - i));
-    alignas(64) uint16_t values[kElements];
-    _mm512_store_si512(values, decode(rest));
-    std::memcpy(bf16 + i, values, static_cast<size_t>(n - i) * sizeof(uint16_t));
+    const auto rest = static_cast<__mmask32>((1U << (n - i)) - 1);
+    _mm512_mask_storeu_epi16(bf16 + i, rest, decode(_mm256_maskz_loadu_epi8(rest, e4m3 + i)));
   }
 
  private:

@@ -39,14 +39,18 @@ HWY_INLINE void widen(const uint16_t* values, int64_t n, void* dst, DType dtype)
 }
 
 void dequantize(const uint8_t* e4m3, const float* scales, int32_t num_groups, int64_t group, void* dst, DType dtype) {
+  if (dtype == DType::kBF16) {
+    auto* bf16 = static_cast<uint16_t*>(dst);
+    for (int32_t g = 0; g < num_groups; ++g, e4m3 += group, bf16 += group) {
+      Dequantizer dequantizer(scales[g]);
+      dequantizer(e4m3, group, bf16);
+    }
+    return;
+  }
   constexpr int64_t kChunk = 256;
   alignas(64) uint16_t values[kChunk];
   for (int32_t g = 0; g < num_groups; ++g, e4m3 += group, dst = advance(dst, dtype, group)) {
-    const Dequantizer dequantizer(scales[g]);
-    if (dtype == DType::kBF16) {
-      dequantizer(e4m3, group, static_cast<uint16_t*>(dst));
-      continue;
-    }
+    Dequantizer dequantizer(scales[g]);
     for (int64_t i = 0; i < group; i += kChunk) {
       const int64_t count = std::min(kChunk, group - i);
       dequantizer(e4m3 + i, count, values);
@@ -323,7 +327,7 @@ HWY_INLINE void load_steps(const void* row, DType dtype, [[maybe_unused]] const 
 }
 
 void pack_indexer_queries(const void* q, DType dtype, int64_t head_stride, int32_t num_heads, uint32_t* packed) {
-  const Dequantizer unscaled(1.0F);
+  Dequantizer unscaled(1.0F);
   for (int32_t group = 0; group * kLanes < num_heads; ++group, packed += kGroupWords) {
     alignas(64) uint32_t rows[kLanes][kHeadSteps] = {};
     for (int32_t lane = 0; lane < kLanes && group * kLanes + lane < num_heads; ++lane)
@@ -365,7 +369,7 @@ HWY_INLINE void indexer_tile(const uint32_t* q, const float* weights, const uint
 void indexer_sums(const uint32_t* packed, int32_t num_heads, const float* weights, const uint8_t* keys,
                   int32_t num_keys, bool add, float* sums) {
   alignas(64) uint32_t steps[kIndexerKeys * kHeadSteps];
-  const Dequantizer unscaled(1.0F);
+  Dequantizer unscaled(1.0F);
   for (int32_t j = 0; j < num_keys; ++j)
     load_steps(keys + j * int64_t{kHeadDim}, DType::kE4M3, unscaled, steps + j * kHeadSteps);
   const int32_t padded = (num_keys + kKeysTogether - 1) / kKeysTogether * kKeysTogether;

@@ -464,7 +464,7 @@ bool finite(const void* row, DType dtype, int32_t d) {
 }
 
 void decode_row(const void* e4m3, int32_t d, float scale, uint16_t* to) {
-  const Dequantizer dequantize(scale);
+  Dequantizer dequantize(scale);
   dequantize(static_cast<const uint8_t*>(e4m3), d, to);
 }
 
