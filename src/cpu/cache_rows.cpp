@@ -2,7 +2,6 @@
 #include "cpu/cache_rows.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "cpu/e4m3_reader.h"
 #include "cpu/share.h"
@@ -46,11 +45,11 @@ void ElementCopier::finish() const {
 }
 
 void CacheWriter::prefetch(int64_t page, int64_t offset) const {
-  if (cache_.is_quantized()) tiles_.prefetch_for_write(cache_.ckv.row(page, offset), token_bytes(cache_));
+  if (cache_.is_quantized()) tiles_.prefetch_for_write(cache_.ckv.row(page, offset), token_bytes_);
 }
 
 void CacheReader::prefetch(int64_t page, int64_t offset) const {
-  prefetch_for_read(cache_.ckv.row(page, offset), token_bytes(cache_));
+  prefetch_for_read(cache_.ckv.row(page, offset), token_bytes_);
 }
 
 void CacheWriter::write_ckv(const void* source, int64_t page, int64_t offset) const {
@@ -66,7 +65,7 @@ void CacheWriter::write_ckv(const void* source, int64_t page, int64_t offset) co
     const int32_t n = std::min(kMaxScales, cache_.num_scales - first);
     kernels_.quantize_groups(at(source, int64_t{first} * group, ckv_source_), ckv_source_, n, group,
                              cache_.power_of_two_scales, chosen, elements + int64_t{first} * group);
-    for (int32_t i = 0; i < n; ++i) store_scale(cache_, chosen[i], scales, first + i);
+    store_scales(cache_, chosen, first, n, scales);
   }
   pad_scales(cache_, scales);
 }
@@ -80,8 +79,8 @@ void CacheWriter::write_e2m1(const void* source, int64_t page, int64_t offset) c
     const void* from = at(source, int64_t{g} * group, ckv_source_);
     if (cache_.writes_scales) {
       const float amax = kernels_.finite_amax(from, ckv_source_, group);
-      store_scale(cache_, choose_scale(cache_.ckv_dtype, cache_.scale_type, cache_.power_of_two_scales, amax, outer),
-                  scales, g);
+      const float chosen = choose_scale(cache_.ckv_dtype, cache_.scale_type, cache_.power_of_two_scales, amax, outer);
+      store_scales(cache_, &chosen, g, 1, scales);
     }
     const float scale = load_scale(cache_, scales, g);
     float values[kMostE2M1Group];
@@ -108,18 +107,14 @@ void CacheReader::read_ckv(int64_t page, int64_t offset, void* out) const {
   for (int32_t first = 0; first < cache_.num_scales; first += kMaxScales) {
     float scales[kMaxScales];
     const int32_t n = std::min(kMaxScales, cache_.num_scales - first);
-    if (cache_.scale_type == ScaleType::kF32) {
-      std::memcpy(scales, stored + int64_t{first} * 4, static_cast<size_t>(n) * sizeof(float));
-    } else {
-      for (int32_t i = 0; i < n; ++i) scales[i] = ue8m0_to_f32(static_cast<uint8_t>(stored[first + i]));
-    }
+    load_scales(cache_, stored, first, n, scales);
     dequantize(e4m3 + first * group, scales, n, group, at(out, first * group, out_));
   }
 }
 
 /// Does the same for elements and scales of any type. It is a function of its own for the sake of the other one, whose
-/// row takes 35 to 65 ns, of which the buffer of E4M3Reader and the choice of a scale's type were 1 to 5 (Zen 4,
-/// 2026-11-23).
+/// row takes 34 to 52 ns, of which the buffer of E4M3Reader was 1 to 2 (AMD EPYC, Zen 4, 2026-11-23;
+/// docs/notebook/2026-11-23-cpu-gather.md).
 [[gnu::noinline]] void CacheReader::read_any_ckv(int64_t page, int64_t offset, void* out) const {
   E4M3Reader elements(cache_.ckv_dtype, cache_.ckv.row(page, offset));
   const std::byte* stored = cache_.scales.row(page, offset);
@@ -127,7 +122,7 @@ void CacheReader::read_ckv(int64_t page, int64_t offset, void* out) const {
   for (int32_t first = 0; first < cache_.num_scales; first += kMaxScales) {
     float scales[kMaxScales];
     const int32_t n = std::min(kMaxScales, cache_.num_scales - first);
-    for (int32_t i = 0; i < n; ++i) scales[i] = load_scale(cache_, stored, first + i);
+    load_scales(cache_, stored, first, n, scales);
     dequantize(elements.read(first * group, n * cache_.channels_per_scale), scales, n, group,
                at(out, first * group, out_));
   }

@@ -54,6 +54,7 @@ class CacheWriter {
         cache_(cache),
         ckv_source_(ckv),
         kpe_source_(kpe),
+        token_bytes_(token_bytes(cache)),
         ckv_(set, ckv, cache.ckv_dtype, total_bytes),
         kpe_(set, kpe, cache.kpe_dtype, cache.is_quantized() ? 0 : total_bytes) {}
 
@@ -74,6 +75,7 @@ class CacheWriter {
   const TileKernels& tiles_;
   const core::Cache& cache_;
   DType ckv_source_, kpe_source_;
+  int64_t token_bytes_;
   ElementCopier ckv_, kpe_;
 };
 
@@ -84,6 +86,7 @@ class CacheReader {
       : kernels_(*set.rows),
         cache_(cache),
         out_(out),
+        token_bytes_(token_bytes(cache)),
         ckv_(set, cache.ckv_dtype, out, total_bytes),
         kpe_(set, cache.kpe_dtype, out, total_bytes),
         staged_(set, out, out, total_bytes),
@@ -106,6 +109,7 @@ class CacheReader {
   const RowKernels& kernels_;
   const core::Cache& cache_;
   DType out_;
+  int64_t token_bytes_;
   ElementCopier ckv_, kpe_, staged_;
   bool streaming_;
 };

@@ -12,24 +12,40 @@
 
 namespace mla::cpu {
 
-/// Returns scale `i` of a token, times the outer scale if there is one. It may lie at any address.
-inline float load_scale(const core::Cache& cache, const std::byte* scales, int32_t i) {
-  const std::byte* at = scales + int64_t{i} * size_of(cache.scale_type);
-  float scale;
+/// Loads scales first ... first + n - 1 of a token, times the outer scale if there is one. They may lie at any address.
+inline void load_scales(const core::Cache& cache, const std::byte* scales, int32_t first, int32_t n, float* to) {
+  const std::byte* from = scales + int64_t{first} * size_of(cache.scale_type);
   switch (cache.scale_type) {
-    case ScaleType::kUE8M0: scale = ue8m0_to_f32(static_cast<uint8_t>(*at)); break;
-    case ScaleType::kE4M3: scale = e4m3_to_f32(static_cast<uint8_t>(*at)); break;
-    default: std::memcpy(&scale, at, sizeof scale);
+    case ScaleType::kUE8M0:
+      for (int32_t i = 0; i < n; ++i) to[i] = ue8m0_to_f32(static_cast<uint8_t>(from[i]));
+      break;
+    case ScaleType::kE4M3:
+      for (int32_t i = 0; i < n; ++i) to[i] = e4m3_to_f32(static_cast<uint8_t>(from[i]));
+      break;
+    default: std::memcpy(to, from, static_cast<size_t>(n) * sizeof *to);
   }
-  return cache.outer_scale != nullptr ? scale * *cache.outer_scale : scale;
+  if (cache.outer_scale == nullptr) return;
+  for (int32_t i = 0; i < n; ++i) to[i] *= *cache.outer_scale;
 }
 
-inline void store_scale(const core::Cache& cache, float scale, std::byte* scales, int32_t i) {
-  std::byte* at = scales + int64_t{i} * size_of(cache.scale_type);
+/// Returns scale `i` of a token, as load_scales loads it.
+inline float load_scale(const core::Cache& cache, const std::byte* scales, int32_t i) {
+  float scale;
+  load_scales(cache, scales, i, 1, &scale);
+  return scale;
+}
+
+/// Stores scales first ... first + n - 1 of a token, without the outer scale.
+inline void store_scales(const core::Cache& cache, const float* from, int32_t first, int32_t n, std::byte* scales) {
+  std::byte* to = scales + int64_t{first} * size_of(cache.scale_type);
   switch (cache.scale_type) {
-    case ScaleType::kUE8M0: *at = static_cast<std::byte>(f32_to_ue8m0(scale)); break;
-    case ScaleType::kE4M3: *at = static_cast<std::byte>(f32_to_e4m3(scale)); break;
-    default: std::memcpy(at, &scale, sizeof scale);
+    case ScaleType::kUE8M0:
+      for (int32_t i = 0; i < n; ++i) to[i] = static_cast<std::byte>(f32_to_ue8m0(from[i]));
+      break;
+    case ScaleType::kE4M3:
+      for (int32_t i = 0; i < n; ++i) to[i] = static_cast<std::byte>(f32_to_e4m3(from[i]));
+      break;
+    default: std::memcpy(to, from, static_cast<size_t>(n) * sizeof *from);
   }
 }
 
