@@ -41,9 +41,7 @@ int64_t token_bytes(const core::Cache& cache);
 inline constexpr int64_t kRowsAhead = 4;
 
 /// Prefetches memory that will be read soon.
-inline void prefetch_for_read(const void* begin, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(begin) + i);
-}
+void prefetch_for_read(const void* begin, int64_t bytes);
 
 /// Writes rows of floats into a cache, quantized as its format asks.
 class CacheWriter {
