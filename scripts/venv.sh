@@ -12,7 +12,8 @@ if cmp -s "$requirements" "$folder/requirements.txt"; then
 fi
 python3 -m venv --clear "$folder"
 pip() { "$folder/bin/python" -m pip --disable-pip-version-check "$@"; }
-pip install --quiet --requirement "$requirements"
+# Bytecode of all modules would take as long to write as the rest takes; Python writes that of what is imported.
+pip install --quiet --no-compile --requirement "$requirements"
 # shellcheck disable=SC2046 # one word each
 pip download --quiet --dest "$folder/wheels" $(grep -E '^(apache-tvm-ffi|numpy)==' "$requirements")
 cp "$requirements" "$folder/requirements.txt"
