@@ -60,10 +60,11 @@ endif()
 
 # Of the emulator. Each kernel file is compiled as C++ through a file that includes it.
 function(mla_compile_for_emulator target arch)
-  # Optimized in debug builds too: most of the time goes here. Under sanitizers -O2 takes twice as long to compile.
+  # Optimized in debug builds too: most of the time goes here. Under sanitizers -O2 takes twice as long to compile as -O1
+  # and four times as long as -O0, with which few kernels may run: the tests of memory and bad input.
   set(optimization -O2)
   if(MLA_SANITIZE)
-    set(optimization -O1)
+    set(optimization ${MLA_SANITIZED_KERNELS})
   endif()
   set(sources)
   foreach(file ${ARGN})

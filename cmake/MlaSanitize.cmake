@@ -4,6 +4,7 @@ if(NOT MLA_SANITIZE)
   return()
 endif()
 
+set(MLA_SANITIZED_KERNELS -O1 CACHE STRING "How kernels of the emulator are optimized under sanitizers")
 add_compile_options(-fsanitize=${MLA_SANITIZE} -fno-omit-frame-pointer -g1)
 add_link_options(-fsanitize=${MLA_SANITIZE})
 if(MLA_SANITIZE MATCHES "undefined")
