@@ -270,7 +270,7 @@ void Block::sync_cluster(Site site) {
 
 // ---- Collectives and barriers ------------------------------------------------------------------------------------
 
-bool Block::arrive_at_barrier(uint32_t id, uint32_t count, bool waits) {
+bool Block::arrive_at_barrier(uint32_t id, uint32_t count, bool waits, bool predicate) {
   const int32_t warp = current_ / kWarpSize;
   const Site site = current().site;
   if (id >= kNumBarriers) fail("barrier {}: a block has barriers 0 to 15", {id}, site);
@@ -285,8 +285,11 @@ bool Block::arrive_at_barrier(uint32_t id, uint32_t count, bool waits) {
   barrier.count = static_cast<int32_t>(count);
   barrier.arrived += kWarpSize;
   barrier.warps |= 1U << warp;
+  barrier.any |= predicate;
   if (waits) barrier.waiting |= 1U << warp;
   if (barrier.arrived < barrier.count) return !waits;
+  for (uint32_t rest = barrier.waiting; rest != 0; rest &= rest - 1)
+    warps_[static_cast<size_t>(std::countr_zero(rest))].barrier_any = barrier.any;
   const uint32_t waiting = barrier.waiting & ~(1U << warp);
   barrier = {};
   for (uint32_t rest = waiting; rest != 0; rest &= rest - 1) make_warp_ready(std::countr_zero(rest));

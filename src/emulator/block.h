@@ -123,7 +123,8 @@ struct Warp {
   uint32_t arrived = 0;  // lanes at the collective in progress
   Wait wait = Wait::kNothing;
   Site site{};
-  bool diverged = false;  // lanes wait for different things, which is reported once none of them can run
+  bool diverged = false;     // lanes wait for different things, which is reported once none of them can run
+  bool barrier_any = false;  // what the last barrier that the warp waited for said of its threads' predicates
   uint32_t order_mul = 1, order_xor = 0, cursor = 0;
   void* lanes[kWarpSize] = {};
   std::vector<PendingWgmma> wgmmas;
@@ -143,6 +144,7 @@ struct Barrier {
   int32_t arrived = 0;   // threads that have arrived
   uint32_t warps = 0;    // warps that have arrived, as bits
   uint32_t waiting = 0;  // those of these warps that wait
+  bool any = false;      // some thread that has arrived brought a predicate that holds
 };
 
 struct Mbarrier {
@@ -181,7 +183,7 @@ class Block {
 
   void collective(Wait kind, CollectiveFunction function, void* lane, Site site);
   /// Is called by the last lane of a warp at bar.sync or bar.arrive. Returns whether the warp goes on.
-  bool arrive_at_barrier(uint32_t barrier, uint32_t count, bool waits);
+  bool arrive_at_barrier(uint32_t barrier, uint32_t count, bool waits, bool predicate);
   void wait_for_mbarrier(uint32_t address, uint32_t parity, Site site);
   /// Now and then lets another thread run. It is called after an instruction that may have made other threads ready.
   void maybe_yield();

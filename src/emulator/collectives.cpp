@@ -44,18 +44,21 @@ bool complete_vote(Block& block, void* const* lanes) {
 struct BarrierLane {
   uint32_t barrier;
   uint32_t count;
+  bool predicate = false;
 };
 
 template <bool kWaits>
 bool complete_barrier(Block& block, void* const* lanes) {
   const auto& first = *static_cast<const BarrierLane*>(lanes[0]);
+  bool any = first.predicate;
   for (int i = 1; i < kWarpSize; ++i) {
     const auto& lane = *static_cast<const BarrierLane*>(lanes[i]);
+    any |= lane.predicate;
     if (lane.barrier != first.barrier || lane.count != first.count)
       block.fail("the lanes of a warp came to barriers {} and {}, with counts {} and {}",
                  {first.barrier, lane.barrier, first.count, lane.count}, block.current().site);
   }
-  return block.arrive_at_barrier(first.barrier, first.count, kWaits);
+  return block.arrive_at_barrier(first.barrier, first.count, kWaits, any);
 }
 
 struct LdmatrixLane {
@@ -208,12 +211,17 @@ void prefetch(const void* at) {
   ++running_block().counters_of_block().prefetches;
 }
 
-void sync_threads(int32_t barrier, int32_t num_threads, Site site) {
+bool sync_threads_any(int32_t barrier, int32_t num_threads, bool predicate, Site site) {
   Block& block = running_block();
-  BarrierLane lane{static_cast<uint32_t>(barrier), static_cast<uint32_t>(num_threads)};
+  BarrierLane lane{static_cast<uint32_t>(barrier), static_cast<uint32_t>(num_threads), predicate};
   block.current().wait_a = lane.barrier;
   block.current().wait_b = lane.count;
   block.collective(Wait::kBarrierSync, complete_barrier<true>, &lane, site);
+  return block.current_warp().barrier_any;
+}
+
+void sync_threads(int32_t barrier, int32_t num_threads, Site site) {
+  sync_threads_any(barrier, num_threads, false, site);
 }
 
 void sync_block(Site site) { sync_threads(0, running_block().num_threads(), site); }

@@ -89,6 +89,8 @@ void prefetch(const void* at);
 
 void sync_block(Site site);
 void sync_threads(int32_t barrier, int32_t num_threads, Site site);
+/// Returns, to every thread that waits, whether the predicate of any thread that arrived holds.
+bool sync_threads_any(int32_t barrier, int32_t num_threads, bool predicate, Site site);
 void arrive_threads(int32_t barrier, int32_t num_threads, Site site);
 void sync_warp(Site site);
 

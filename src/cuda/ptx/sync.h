@@ -25,6 +25,26 @@ MLA_DEVICE void sync_threads(int barrier, int num_threads MLA_PTX_SITE) {
 #endif
 }
 
+/// bar.red.or.pred: does what sync_threads() does, and returns whether `predicate` holds in any of the n threads.
+MLA_DEVICE bool sync_threads_any(int barrier, int num_threads, bool predicate MLA_PTX_SITE) {
+#if MLA_EMULATED
+  return emulator::sync_threads_any(barrier, num_threads, predicate, MLA_PTX_HERE);
+#else
+  uint32_t any;
+  asm volatile(
+      "{\n"
+      ".reg .pred p, q;\n"
+      "setp.ne.u32 p, %3, 0;\n"
+      "bar.red.or.pred q, %1, %2, p;\n"
+      "selp.u32 %0, 1, 0, q;\n"
+      "}"
+      : "=r"(any)
+      : "r"(barrier), "r"(num_threads), "r"(static_cast<uint32_t>(predicate))
+      : "memory");
+  return any != 0;
+#endif
+}
+
 /// bar.arrive id, n: counts the calling threads without waiting.
 MLA_DEVICE void arrive_threads(int barrier, int num_threads MLA_PTX_SITE) {
 #if MLA_EMULATED

@@ -331,6 +331,18 @@ void expect_named_barriers(const Words& in, Words& out) {
     }
 }
 
+void expect_barrier_votes(const Words& in, Words& out) {
+  for (size_t round = 0; round < 16 * 128; round += 128) {
+    const auto any = [&](size_t begin, size_t end) {
+      return std::any_of(in.begin() + static_cast<ptrdiff_t>(round + begin),
+                         in.begin() + static_cast<ptrdiff_t>(round + end),
+                         [](uint32_t word) { return word % 64 == 0; });
+    };
+    std::fill_n(out.begin() + static_cast<ptrdiff_t>(round), 96, any(0, 96) ? 1 : 0);
+    std::fill_n(out.begin() + static_cast<ptrdiff_t>(round + 96), 32, any(96, 128) ? 1 : 0);
+  }
+}
+
 void expect_dependent_grid(const Words& in, Words& out) {
   for (size_t i = 0; i < 512; ++i) {
     uint32_t value = in[i];
@@ -441,6 +453,7 @@ constexpr WrapperCase kCases[] = {
     {"add_rn", Compare::kF32, fill_floats, expect_each<add_rn>},
     {"fma_rn", Compare::kF32, fill_floats, expect_each<fma_rn>},
     {"named_barriers", Compare::kBits, fill_bits, expect_named_barriers},
+    {"barrier_votes", Compare::kBits, fill_bits, expect_barrier_votes},
     {"dependent_grid", Compare::kBits, fill_bits, expect_dependent_grid},
     {"bulk_copies", Compare::kBits, fill_bits, expect_bulk_copies},
     {"copies_with_barriers", Compare::kBits, fill_bits, expect_copies_with_barriers},

@@ -359,6 +359,19 @@ struct NamedBarriers : WrapperKernelBase<128, 1, 512> {
   }
 };
 
+/// Three warps tell each other whether any of their threads has a multiple of 64; the fourth one does so by itself.
+struct BarrierVotes : WrapperKernelBase<128, 1, 0> {
+  static MLA_DEVICE void run(const Params& p) {
+    const int thread = ptx::thread_index();
+    for (int round = 0; round < 16; ++round) {
+      const bool multiple = p.in[round * 128 + thread] % 64 == 0;
+      const bool any =
+          ptx::warp() < 3 ? ptx::sync_threads_any(5, 96, multiple) : ptx::sync_threads_any(6, 32, multiple);
+      p.out[round * 128 + thread] = any ? 1 : 0;
+    }
+  }
+};
+
 /// Is launched twice in a row: the second launch may overlap the first, which is slow to write what the second reads.
 template <bool kFirst>
 struct DependentGrid : WrapperKernelBase<32, 16, 0, !kFirst> {
@@ -462,6 +475,7 @@ constexpr cuda::WrapperKernel kKernels[] = {
     {"add_rn", launch_one<Elementwise<add_rn>>},
     {"fma_rn", launch_one<Elementwise<fma_rn>>},
     {"named_barriers", launch_one<NamedBarriers>},
+    {"barrier_votes", launch_one<BarrierVotes>},
     {"dependent_grid", launch_dependent},
 #if MLA_CUDA_ARCH >= 90
     {"bulk_copies", launch_one<BulkCopies>},
