@@ -260,23 +260,60 @@ def cuda_sm90_prefill_block() -> Picture:
 
 
 def cuda_portable_block() -> Picture:
-    return grouped_block(
-        "cuda_portable-block", "cuda_portable: a block of 64 rows of absorbed attention",
-        "Score warps divide the channels in four; the sums of the K slices meet in shared memory, where a softmax "
-        "warp has whole rows.",
-    )  # fmt: skip
+    one = Timeline("cuda_portable-block", 930, 346, "cuda_portable: a block of 64 rows of absorbed attention")
+    one.heading(
+        "Two groups of four warps, 32 keys a step. Red: mbarriers, from who arrives to who waits. That both groups copy",
+        "rows into the tile that group 1 leaves last is what keeps them half a step apart.",
+    )
+    rows = {"load": 84, "zero": 146, "one": 226}
+    one.lane(rows["load"], 40, "cp.async", "rows on their way")
+    one.lane(rows["zero"], 40, "group 0", "rows 0 to 31")
+    one.lane(rows["one"], 40, "group 1", "rows 32 to 63")
+    x0, end = one.LEFT + 8, one.width - 14
+    scores, exchange, softmax, fill, values = 98, 22, 56, 26, 108
+    step = scores + 2 * exchange + softmax + fill + values
+    behind = scores + 2 * exchange + softmax  # of group 1, which begins with its copies
+
+    def draw(x: float, y: int, phases: list[tuple[str, float, str]]) -> float:
+        for kind, width, text in phases:
+            left, right = max(x, x0), min(x + width, end)
+            if left < right - 4:
+                whole = left == x and right == x + width
+                one.box(left, y, right - left, 40, kind, text if whole else "", "small")
+            x += width
+        return x
+
+    for k in range(-1, 3):
+        name = {-1: "n - 1", 0: "n"}.get(k, f"n + {k}")
+        copies = [("load", fill, "")]
+        to_p = [("scores", scores, f"S({name})"), ("scales", exchange, "0"), ("scales", exchange, "1"),
+                ("softmax", softmax, "P")]  # fmt: skip
+        x, product = x0 + k * step, [("values", values, f"O += P V({name})")]
+        draw(x, rows["zero"], to_p + copies + product)
+        draw(x + behind, rows["one"], copies + to_p + product)
+        later = x + behind  # group 0 has P, group 1 has left the values of the step before
+        if k < 0 or later + fill > end:
+            continue
+        before, next_one = {0: "n - 1", 1: "n"}[k], f"n + {k + 1}"
+        one.box(later + 8, rows["load"] + (k % 2) * 20, min(fill + values - 14, end - later - 8), 18, "flight",
+                f"rows of {next_one}", "small")  # fmt: skip
+        one.arrow([(later - 6, rows["one"]), (later + 10, rows["zero"] + 40)])
+        one.text(later + 14, rows["one"] - 16, f"kv_empty({before})", "signal halo", "start")
+        if x + step < end - 40:
+            top = rows["load"] + (k % 2) * 20 + 18
+            one.arrow([(x + step - 10, top), (x + step + 8, rows["zero"])])
+            one.text(min(x + step + 10, end - 74), rows["zero"] - 18, f"kv_full({next_one})", "signal halo", "start")
+    one.text(12, 298, "0, 1: exchanges. Pairs of warps give each other half of the sums that they have; behind both, a score is whole, "
+             "in one lane.", "small muted")  # fmt: skip
+    one.text(12, 315, "P ends with a barrier of the group (bar.red.or), which also says whether the step is rare: a row outgrew its "
+             "maximum, or a key is poison.", "small muted")  # fmt: skip
+    one.text(12, 332, "Blue boxes: a warp waits for kv_empty, issues the copies of four rows, and, one warp in eight, finds the "
+             "rows of the step behind.", "small muted")  # fmt: skip
+    return one
 
 
 def cuda_fp8_block() -> Picture:
-    return grouped_block(
-        "cuda_fp8-block", "cuda_fp8: a block of 64 rows of absorbed attention",
-        "The softmax ends with P times the scales of the keys, as e4m3, once for every scale that a key has; rows are "
-        "multiplied as they land.",
-    )  # fmt: skip
-
-
-def grouped_block(name: str, title: str, last_line: str) -> Picture:
-    one = Timeline(name, 930, 330, title)
+    one = Timeline("cuda_fp8-block", 930, 330, "cuda_fp8: a block of 64 rows of absorbed attention")
     one.heading(
         "Two groups of four warps, 32 keys a step, half a step apart. Red: mbarriers, from who arrives to who waits.",
         "Rows of step n + 1 are copied into the tile that step n - 1 had, once group 1 is done with its values.",
@@ -313,7 +350,8 @@ def grouped_block(name: str, title: str, last_line: str) -> Picture:
             one.box(later + fill, rows["load"] + (k % 2) * 20, width, 18, "flight", f"rows of step {k + 1}", "small")
     one.text(12, 290, "Narrow boxes: a warp waits for kv_empty, issues the copies of four rows, and, one warp in eight, finds the "
              "rows of the step behind.", "small muted")  # fmt: skip
-    one.text(12, 307, last_line, "small muted")
+    one.text(12, 307, "The softmax ends with P times the scales of the keys, as e4m3, once for every scale that a key has; rows are "
+             "multiplied as they land.", "small muted")  # fmt: skip
     return one
 
 
@@ -504,19 +542,20 @@ def cuda_sm90_memory() -> Picture:
 def cuda_portable_memory() -> Picture:
     return memory_maps(
         "cuda_portable-memory", "cuda_portable: shared memory of a block (512 + 64 channels)",
-        ["Bytes. Rows in tiles are swizzled. Queries pass through the tiles into registers before the first step."],
+        ["Bytes. Rows in tiles are swizzled. Queries pass through the tiles into registers before the first step.",
+         "Each warp has a place of its own for exchanges: half of its scores of a step."],
         [
             ("64 rows, 16-bit", "32 keys a step, two groups", [
-                ("other", "places, entries, row state", 2_432), ("scores", "S of one group, four K slices", 16_384),
-                ("softmax", "P of both groups", 8_192), ("load", "tile A: 32 rows of 1,152", 36_864),
+                ("other", "places, entries, row state", 2_944), ("scores", "exchanges, 8 × 2,048", 16_384),
+                ("softmax", "P of both groups, two steps", 8_192), ("load", "tile A: 32 rows of 1,152", 36_864),
                 ("load", "tile B", 36_864)], 99 * KB),
             ("32 rows, e4m3, 99 KB machines", "rows land raw, one tile of bf16", [
-                ("other", "places, scales, row state", 4_864), ("scores", "S, four K slices", 16_384),
-                ("softmax", "P", 4_096), ("values", "tile: 32 rows as bf16", 36_864),
-                ("load", "raw stage: 32 rows of 640", 20_480)], 99 * KB),
+                ("other", "places, scales, row state", 5_120), ("scores", "exchanges, 8 × 1,024", 8_192),
+                ("softmax", "P, two steps", 4_096), ("values", "tile: 32 rows as bf16", 36_864),
+                ("load", "raw stage 0: 32 rows of 640", 20_480), ("load", "raw stage 1", 20_480)], 99 * KB),
             ("64 rows, e4m3, SM80 and SM90", "two groups, rows land raw, two tiles of bf16", [
-                ("other", "places, scales, row state", 5_248), ("scores", "S of one group, four K slices", 16_384),
-                ("softmax", "P of both groups", 8_192), ("values", "tile A: 32 rows as bf16", 36_864),
+                ("other", "places, scales, row state", 5_760), ("scores", "exchanges, 8 × 2,048", 16_384),
+                ("softmax", "P of both groups, two steps", 8_192), ("values", "tile A: 32 rows as bf16", 36_864),
                 ("values", "tile B", 36_864), ("load", "raw stage 0: 32 rows of 640", 20_480),
                 ("load", "raw stage 1", 20_480)], 163 * KB),
         ],
@@ -529,7 +568,7 @@ def cuda_fp8_memory() -> Picture:
         ["Bytes. A row is 512 e4m3 and 64 rotary channels of 8 or 16 bits, swizzled; nobody decodes it."],
         [
             ("64 rows", "32 keys a step, two groups", [
-                ("other", "places, row state, scales of P", 5_504), ("scores", "S of one group, four K slices", 16_384),
+                ("other", "places, row state, scales of P", 5_632), ("scores", "S of one group, four K slices", 16_384),
                 ("softmax", "P of both groups, 8 scales and rope", 20_480), ("load", "tile A: 32 rows of 640", 20_480),
                 ("load", "tile B", 20_480), ("other", "scales of the keys", 2_048)], 99 * KB),
             ("16 rows", "32 keys a step", [

@@ -16,7 +16,7 @@ namespace mla::MLA_CUDA_NAMESPACE {
 /// Holds the addresses of a key's latent channels, rotary channels and scales. They are null where the key has no row;
 /// the tile then holds zeros instead.
 template <class Config, bool kQuantized = Config::kQuantized>
-struct alignas(8) Place {
+struct alignas(16) Place {
   const std::byte* ckv = nullptr;
   const std::byte* kpe = nullptr;
 };
@@ -146,6 +146,28 @@ class RowCopy {
  public:
   /// `place` is that of the lane's key.
   MLA_DEVICE RowCopy(const cuda::KeyPool& pool, const Place<Config>& place) : pool_(pool), place_(place) {}
+
+  /// Returns whether rows of all pools are 16-bit, aligned, and have all channels that the kernel is for.
+  MLA_DEVICE static bool are_whole(const cuda::AbsorbedArgs& args) {
+    bool whole = true;
+    for (int i = 0; i < args.num_pools(); ++i)
+      whole &= args.pools[i].aligned && args.pools[i].ckv_bytes == Config::kLatentDims * 2 &&
+               args.pools[i].kpe_bytes == Config::kRopeDims * 2;
+    return whole;
+  }
+  /// Copies 16-bit rows into a tile, where are_whole() holds.
+  MLA_DEVICE static void whole_to_tile(const Place<Config>& place, ptx::SharedAddress tile) {
+    const int first = Keys::lane_of_key();
+    const ptx::SharedAddress to = tile + tile_offset<Config::kRowBytes>(Keys::lane_key(), first);
+    const Place<Config> row = place;
+    const bool valid = row.ckv != nullptr;
+    MLA_UNROLL
+    for (int chunk = 0; chunk < Config::kLatentDims / kVector; chunk += Keys::kLanes)
+      ptx::cp_async_16(to + static_cast<uint32_t>(chunk * kChunkBytes), row.ckv + (first + chunk) * kChunkBytes, valid,
+                       ptx::evict_first());
+    ptx::cp_async_16(to + Config::kLatentDims * 2, row.kpe + first * kChunkBytes, valid, ptx::evict_first());
+    static_assert(kRopeChunks == Keys::kLanes);
+  }
 
   /// Copies 16-bit rows into a tile.
   MLA_DEVICE void to_tile(ptx::SharedAddress tile) const {

@@ -12,10 +12,19 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
+/// Says how the scores of a unit become logits, in one word of 16 bytes, because every warp reads it in every step.
+struct alignas(16) ScoreMode {
+  StepRange unmasked;  // those of the unit
+  float scale;         // of base-2 logits, where they need nothing else
+  bool only_valid;     // elsewhere, a score counts if its key has a row, and needs only the scale
+};
+
 /// Describes the unit that a block computes, for all its threads. Steps are numbered from the kernel's start on.
 struct BlockUnit : AbsorbedUnit {
   int32_t next_segment, end_segment, row_lane;  // the worker's state; kept here because registers are short
   uint32_t valid[8];                            // word n % 8 is that of step n: a bit for each key, set if it has a row
+  bool whole_rows;                              // of RowCopy::are_whole()
+  ScoreMode mode;
 };
 
 template <class Config>
@@ -36,8 +45,8 @@ class GroupedBlock {
         ptx::mbarrier_init(barrier(Config::kKvFull + i), Config::kWarps + (Config::kDecodes ? 0 : Config::kThreads));
         ptx::mbarrier_init(barrier(Config::kKvEmpty + i), Config::kWarps);
       }
-      for (int i = 0; i < Config::kGroups; ++i)
-        ptx::mbarrier_init(barrier(Config::kScoresRead + i), Config::kGroupWarps);
+      for (int i = Config::kOfGroups; i < Config::kNumBarriers; ++i)
+        ptx::mbarrier_init(barrier(i), Config::kGroupWarps);
       ptx::fence_mbarrier_init();
       unit().steps = {0, 0};
     }
@@ -69,7 +78,7 @@ class GroupedBlock {
   static_assert(sizeof(BlockUnit) <= Config::kUnitBytes && sizeof(Place<Config>) == Config::kPlaceBytes);
 
   MLA_DEVICE BlockUnit& unit() const { return *as<BlockUnit>(memory_ + Config::kUnitOffset); }
-  MLA_DEVICE bool has_step(uint32_t n) const { return n < unit().steps.end; }
+  MLA_DEVICE bool has_step(uint32_t n) const { return n < end_step_; }
   MLA_DEVICE int32_t first_key(uint32_t n) const { return unit().template first_key<Config>(n); }
   MLA_DEVICE const cuda::KeyPool& pool(uint32_t n) const { return args_.pools[unit().keys.pool_of(first_key(n))]; }
 
@@ -90,10 +99,6 @@ class GroupedBlock {
   }
   /// Returns the parity that a wait for step n's phase of a tile's barrier takes.
   MLA_DEVICE static uint32_t parity(uint32_t n) { return n / Config::kTiles & 1U; }
-  /// Returns the barrier scores_read, a phase of which ends, in every step, when every warp of a group has read the
-  /// scores.
-  MLA_DEVICE ptx::SharedAddress scores_read(int of_group) const { return barrier(Config::kScoresRead + of_group); }
-
   MLA_DEVICE ptx::SharedAddress tile(uint32_t n) const {
     return shared_ + Config::kTileOffset + n % Config::kTiles * Config::kTileBytes;
   }
@@ -105,24 +110,28 @@ class GroupedBlock {
   MLA_DEVICE ScoreState* row_states() const {
     return as<ScoreState>(memory_ + Config::kRowOffset + Config::kRows * sizeof(float));
   }
-  /// Returns the group's marks of step n. They are reset a step later, when all its warps have seen them.
+  /// Returns the group's marks of step n. They are reset when all its warps have seen them.
   MLA_DEVICE PoisonMarks<Config::kKeys> poison(uint32_t n) const {
     const auto place = static_cast<uint32_t>(group() * 2) + n % 2;
     return PoisonMarks<Config::kKeys>(as<uint8_t>(memory_ + Config::kPoisonOffset + place * Config::kPoisonBytes));
   }
   MLA_DEVICE void reset_poison(uint32_t n) const {
-    sync_group();  // every warp knows that there are marks
+    sync_group();  // no warp needs the marks any more
     if (warp_of_group() == 0) poison(n).reset(lane(), kWarpSize);
   }
 
   /// Describes the unit.
-  MLA_DEVICE void start(const cuda::Segment& segment) const {
+  MLA_DEVICE void start(const cuda::Segment& segment) {
     if (ptx::thread_index() < Config::kRows) row_states()[ptx::thread_index()] = {};
     if (ptx::thread_index() == 0) {
       describe_unit<Config>(args_, segment, unit().row_lane, unit().steps.end, unit());
       unit().template find_unmasked_steps<Config>(args_);
+      unit().whole_rows = !Config::kQuantized && RowCopy<Config>::are_whole(args_);
+      unit().mode = {unit().unmasked, score_scale(args_) * std::numbers::log2e_v<float>,
+                     args_.sparse() && needs_only_scale(args_.options)};
     }
     ptx::sync_block();
+    end_step_ = unit().steps.end;
   }
 
   // Keys. One warp after another finds the rows of a step's keys, a key a lane, a step before the rows are copied;
@@ -196,14 +205,20 @@ class GroupedBlock {
     if (n >= Config::kTiles) ptx::mbarrier_wait(kv_empty(n), parity(n - Config::kTiles));
   }
 
-  /// Issues the copies that bring the warp's rows of step n straight to their tile: copy(rows) makes them of a RowCopy.
+  /// Says that the warp is done with the tile of step n.
+  MLA_DEVICE void leave_tile(uint32_t n) const {
+    ptx::sync_warp();
+    if (lane() == 0) ptx::mbarrier_arrive(kv_empty(n));
+  }
+
+  /// Issues the copies that bring the warp's rows of step n straight to their tile: copy(place) does so for a row.
   /// `finds` says whether the warp also takes its turn in loading entries and finding rows of the steps behind it.
   template <class Copy>
   MLA_DEVICE void fill_by_copies(uint32_t n, bool finds, const Copy& copy) const {
     ptx::cp_async_wait<1>();  // the entries that this warp has copied
     wait_for_tile(n);
     if (finds) commit_entries(n);
-    copy(RowCopy<Config>(pool(n), place(n, Keys::lane_key())));
+    copy(place(n, Keys::lane_key()));
     ptx::cp_async_commit();
     ptx::mbarrier_arrive_after_copies(kv_full(n));
     if (finds && finds_after(n)) find_rows(n + 1);
@@ -232,6 +247,7 @@ class GroupedBlock {
   const cuda::AbsorbedArgs& args_;
   std::byte* const memory_;
   const ptx::SharedAddress shared_;
+  uint32_t end_step_ = 0;  // of the unit
 };
 
 }  // namespace mla::MLA_CUDA_NAMESPACE

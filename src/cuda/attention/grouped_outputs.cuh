@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// This base of a grouped block (grouped_block.cuh) has the course of a step, and its outputs: each warp has all rows of
-// its group and its share of the channels, accumulators in registers.
+// This base of a grouped block (grouped_block.cuh) has its outputs: each warp has all rows of its group and its share
+// of the channels, accumulators in registers. `Scores` is the base that has the scores: fragment_scores.cuh or
+// grouped_scores.cuh.
 #pragma once
 
-#include "cuda/attention/grouped_scores.cuh"
+#include "cuda/attention/grouped_block.cuh"
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-template <class Config>
-class GroupedOutputs : public GroupedScores<Config> {
+template <class Config, class Scores>
+class GroupedOutputs : public Scores {
  public:
-  using GroupedScores<Config>::GroupedScores;
+  using Scores::Scores;
 
  protected:
-  using Base = GroupedScores<Config>;
+  using Base = Scores;
   using Base::args_, Base::shared_, Base::lane, Base::warp;
   using Base::group, Base::unit, Base::poison, Base::row_factors;
 
@@ -26,31 +27,6 @@ class GroupedOutputs : public GroupedScores<Config> {
     for (int m = 0; m < Config::kOutputTilesM; ++m) MLA_UNROLL
     for (int n = 0; n < Config::kOutputTilesN; ++n) MLA_UNROLL
     for (int i = 0; i < 4; ++i) outputs[m][n][i] = 0.0F;
-  }
-
-  /// Computes step n. fill(n) fills the tile of a step ahead, multiply() stores the scores, softmax() makes P of them,
-  /// and add() adds the values; with kSilenced, values of marked keys that are not finite count as 0.
-  template <class Fill, class Multiply, class Softmax, class Add>
-  MLA_DEVICE void compute_step(uint32_t n, Outputs& outputs, const Fill& fill, const Multiply& multiply,
-                               const Softmax& softmax, const Add& add) const {
-    const uint32_t ahead = n + Config::kLead;
-    if (Base::fills_first()) fill(ahead);
-    ptx::mbarrier_wait(Base::kv_full(n), Base::parity(n));
-    multiply();
-    Base::sync_group();  // all warps of the group have stored their scores
-    if (poison(n - 1).any()) [[unlikely]]
-      Base::reset_poison(n - 1);
-    if (Base::has_softmax_rows()) softmax();
-    Base::end_turn();
-    if (!Base::fills_first()) fill(ahead);
-    Base::sync_group();  // P and the rows' factors are written
-    rescale(outputs);
-    if (poison(n).any()) [[unlikely]]
-      add.template operator()<true>();
-    else
-      add.template operator()<false>();
-    ptx::sync_warp();
-    if (lane() == 0) ptx::mbarrier_arrive(Base::kv_empty(n));
   }
 
   /// Multiplies outputs by the factors of their rows, of which most steps have none but 1.

@@ -16,7 +16,7 @@ class GroupedScores : public GroupedBlock<Config> {
  protected:
   using Base = GroupedBlock<Config>;
   using Base::args_, Base::shared_, Base::lane;
-  using Base::group, Base::unit, Base::poison, Base::scores_read, Base::has_row, Base::row_states, Base::row_factors;
+  using Base::group, Base::unit, Base::poison, Base::has_row, Base::row_states, Base::row_factors;
 
   MLA_DEVICE static int score_warp_n() { return Base::warp_of_group() % Config::kScoreWarpsN; }
   MLA_DEVICE static int score_warp_k() { return Base::warp_of_group() / Config::kScoreWarpsN; }
@@ -27,6 +27,11 @@ class GroupedScores : public GroupedBlock<Config> {
   MLA_DEVICE static int group_row() { return Base::warp_of_group() * 8 + (lane() & 7); }
   MLA_DEVICE static int softmax_row() { return group() * Config::kGroupRows + group_row(); }
 
+  /// Returns the barrier scores_read, a phase of which ends, in every step, when every warp of a group has read the
+  /// scores.
+  MLA_DEVICE ptx::SharedAddress scores_read(int of_group) const {
+    return Base::barrier(Config::kScoresRead + of_group);
+  }
   /// Waits until the other group has read its scores, which lie where this group's will.
   MLA_DEVICE void wait_for_turn(uint32_t n) const {
     if constexpr (Config::kGroups == 2) {
@@ -113,13 +118,11 @@ class GroupedScores : public GroupedBlock<Config> {
 
   /// Returns the lane's scores as base-2 logits, -inf where its row does not see the key.
   MLA_DEVICE void make_logits(float (&s)[8], uint32_t n) const {
-    const bool unmasked = unit().unmasked.contains(n);
-    const bool only_valid = args_.sparse() && needs_only_scale(args_.options);
-    if (!unmasked && !only_valid)
-      replace_scores(n, RowScores(args_, unit().segment, unit().rows.row(args_, softmax_row())));
-    const bool direct = unmasked || only_valid;
-    load_scores(s, direct ? score_scale(args_) * std::numbers::log2e_v<float> : 1.0F, direct);
-    if (!only_valid) return;
+    const ScoreMode mode = unit().mode;
+    const bool unmasked = mode.unmasked.contains(n), direct = unmasked || mode.only_valid;
+    if (!direct) replace_scores(n, RowScores(args_, unit().segment, unit().rows.row(args_, softmax_row())));
+    load_scores(s, direct ? mode.scale : 1.0F, direct);
+    if (unmasked || !mode.only_valid) return;
     MLA_UNROLL
     for (int i = 0; i < 8; ++i)
       if (!has_row(n, lane_key(i))) s[i] = kNoKey;

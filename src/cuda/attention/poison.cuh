@@ -6,7 +6,7 @@
 // multiplied, every warp that multiplies them clears the channels of marked keys that are not finite, among the
 // channels that it multiplies itself. Once all these warps have seen the marks, one of them resets the marks. Rows that
 // do see the key are not repaired by this: their score is infinite or NaN, so that their outputs are NaN all the same.
-// Marks are rare: a step without any costs one test of a byte.
+// Marks are rare: a step without any costs at most one test of a byte.
 #pragma once
 
 #include <cstdint>

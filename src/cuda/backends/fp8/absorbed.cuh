@@ -17,6 +17,7 @@
 #pragma once
 
 #include "cuda/attention/grouped_outputs.cuh"
+#include "cuda/attention/grouped_scores.cuh"
 #include "cuda/backends/fp8/config.cuh"
 #include "cuda/border/launch.h"
 
@@ -35,8 +36,8 @@ MLA_DEVICE uint32_t nan_bytes(uint32_t e4m3) {
 }
 
 template <class Config>
-class AbsorbedBlock : public GroupedOutputs<Config> {
-  using Base = GroupedOutputs<Config>;
+class AbsorbedBlock : public GroupedOutputs<Config, GroupedScores<Config>> {
+  using Base = GroupedOutputs<Config, GroupedScores<Config>>;
   using Base::args_, Base::memory_, Base::shared_, Base::lane;
   using Base::group, Base::unit, Base::has_step, Base::pool, Base::tile, Base::poison, Base::score_warp_k;
 
@@ -79,8 +80,9 @@ class AbsorbedBlock : public GroupedOutputs<Config> {
 
   MLA_DEVICE void fill_tile(uint32_t n, bool finds) const {
     if (!has_step(n)) return;
-    Base::fill_by_copies(n, finds,
-                         [&](const RowCopy<Config>& rows) { rows.to_raw(tile(n), shared_ + Base::scale_offset(n)); });
+    Base::fill_by_copies(n, finds, [&](const Place<Config>& place) {
+      RowCopy<Config>(pool(n), place).to_raw(tile(n), shared_ + Base::scale_offset(n));
+    });
   }
 
   /// Returns the scale of a key of step n that belongs to a group of channels.
@@ -165,9 +167,23 @@ class AbsorbedBlock : public GroupedOutputs<Config> {
   // Scores.
 
   MLA_DEVICE void compute_step(uint32_t n) {
-    Base::compute_step(
-        n, outputs_, [&](uint32_t ahead) { fill_tile(ahead, true); }, [&] { multiply_queries(n); }, [&] { softmax(n); },
-        [&]<bool kSilenced>() { add_values<kSilenced>(n); });
+    const uint32_t ahead = n + Config::kLead;
+    if (Base::fills_first()) fill_tile(ahead, true);
+    ptx::mbarrier_wait(Base::kv_full(n), Base::parity(n));
+    multiply_queries(n);
+    Base::sync_group();  // all warps of the group have stored their scores
+    if (poison(n - 1).any()) [[unlikely]]
+      Base::reset_poison(n - 1);
+    if (Base::has_softmax_rows()) softmax(n);
+    Base::end_turn();
+    if (!Base::fills_first()) fill_tile(ahead, true);
+    Base::sync_group();  // P and the rows' factors are written
+    Base::rescale(outputs_);
+    if (poison(n).any()) [[unlikely]]
+      add_values<true>(n);
+    else
+      add_values<false>(n);
+    Base::leave_tile(n);
   }
 
   MLA_DEVICE void multiply_queries(uint32_t n) const {

@@ -66,7 +66,7 @@ struct AbsorbedConfig {
   static_assert(kKeyScaleBytes >= most_scale_bytes(DType::kE4M3));
   static constexpr int kScaleBytes = kKeys * kKeyScaleBytes;
   static constexpr int kRowStateBytes = 4 + 8;  // the row's factor, and the state of its softmax
-  static constexpr int kUnitBytes = 160;        // for a BlockUnit
+  static constexpr int kUnitBytes = 192;        // for a BlockUnit
   static constexpr int kPoisonBytes = (PoisonMarks<kKeys>::kBytes + 3) / 4 * 4;
 
   // P of a group of warps: a tile of e4m3 for each scale of a key, and one of 16 bits for rotary channels that are part
@@ -85,6 +85,7 @@ struct AbsorbedConfig {
     kKvFull,                              // [tile]
     kKvEmpty = kKvFull + kMostTiles,      // [tile]
     kScoresRead = kKvEmpty + kMostTiles,  // [group]
+    kOfGroups = kScoresRead,              // from here on, the warps of a group arrive
     kNumBarriers = kScoresRead + kGroups
   };
   /// These are barriers of bar.sync; number 0 is that of the whole block.

@@ -5,15 +5,16 @@
 // Grid: persistent; a block computes the segments of its worker (work_list.h). All 8 warps copy rows, and compute,
 // alone (16 and 32 rows) or as two groups of 32 rows each, which share the keys (grouped_block.cuh):
 //   keys      a warp copies four rows of a step by cp.async, a step or more ahead; it decodes quantized rows to bf16
-//   scores    a group's warps divide keys x channels, queries in registers; the sums of K slices meet in shared memory
-//   softmax   a warp has 8 rows, four lanes each row; P is rounded to 16 bits (grouped_scores.cuh)
+//   scores    a group's warps divide keys x channels, queries in registers; pairs of warps add up their sums
+//   softmax   each lane makes P, rounded to 16 bits, of the scores that it is left with (fragment_scores.cuh)
 //   outputs   each warp has all rows of its group and its share of the channels, accumulators in registers
 // Shared memory: [places][entries][scales][rows' state][the unit][mbarriers][poison]
-//                [scores of one group][P][tiles: keys x (latent + 64) x 2 B][raw stages]
+//                [exchanges of scores][P][tiles: keys x (latent + 64) x 2 B][raw stages]
 // absorbed_config.cuh has the bytes. Accumulators and queries fill the registers, so that all else lives in shared
 // memory. docs/kernels/cuda_portable.md describes the kernel.
 #pragma once
 
+#include "cuda/attention/fragment_scores.cuh"
 #include "cuda/attention/grouped_outputs.cuh"
 #include "cuda/backends/portable/absorbed_config.cuh"
 #include "cuda/border/launch.h"
@@ -21,11 +22,11 @@
 namespace mla::MLA_CUDA_NAMESPACE::portable {
 
 template <class Config>
-class AbsorbedBlock : public GroupedOutputs<Config> {
-  using Base = GroupedOutputs<Config>;
+class AbsorbedBlock : public GroupedOutputs<Config, FragmentScores<Config>> {
+  using Base = GroupedOutputs<Config, FragmentScores<Config>>;
   using Base::args_, Base::memory_, Base::shared_;
   using Base::group, Base::warp_of_group, Base::unit, Base::has_step, Base::pool, Base::tile, Base::kv_full,
-      Base::poison, Base::row_factors, Base::score_warp_k;
+      Base::poison, Base::score_warp_k;
   using typename Base::Keys;
 
  public:
@@ -39,6 +40,7 @@ class AbsorbedBlock : public GroupedOutputs<Config> {
  private:
   MLA_DEVICE void compute(const cuda::Segment& segment) {
     Base::clear(outputs_);
+    Base::start_rows();
     Base::start(segment);
     uint32_t n = unit().steps.begin;
     if (has_step(n)) {
@@ -52,6 +54,7 @@ class AbsorbedBlock : public GroupedOutputs<Config> {
       MLA_NO_UNROLL
       for (; has_step(n); ++n) compute_step(n);
     }
+    Base::finish_sums();
     Base::store_outputs(outputs_, [](int at, int t, int i) { return at * 8 + t * 2 + i; });
   }
 
@@ -98,10 +101,15 @@ class AbsorbedBlock : public GroupedOutputs<Config> {
       Base::wait_for_tile(n);
       decode_raw<Config>(pool(n), memory_ + raw_offset(n), memory_ + Base::scale_offset(n), tile(n));
       ptx::sync_warp();
-      if (ptx::lane() == 0) ptx::mbarrier_arrive(kv_full(n));
+      if (Base::lane() == 0) ptx::mbarrier_arrive(kv_full(n));
       load_raw(n + Config::kRawStages, finds);
     } else {
-      Base::fill_by_copies(n, finds, [&](const RowCopy<Config>& rows) { rows.to_tile(tile(n)); });
+      Base::fill_by_copies(n, finds, [&](const Place<Config>& place) {
+        if (unit().whole_rows) [[likely]]
+          RowCopy<Config>::whole_to_tile(place, tile(n));
+        else
+          RowCopy<Config>(pool(n), place).to_tile(tile(n));
+      });
     }
   }
 
@@ -132,14 +140,13 @@ class AbsorbedBlock : public GroupedOutputs<Config> {
     MLA_UNROLL
     for (int term = 0; term < Config::kQueryTerms; ++term) MLA_UNROLL
     for (int m = 0; m < Config::kScoreTilesM; ++m) {
-      const int row = group() * Config::kGroupRows + m * 16;
-      const auto latent = lane_of_a<Config::kLatentDims * 2>(
-          latents(term) + static_cast<uint32_t>(row * Config::kLatentDims * 2 + latent_step(0) * 32));
+      const int row = group() * Config::kGroupRows + Base::query_row(m, Base::lane() & 15), half = Base::lane() >> 4;
+      const TileLane<Config::kLatentDims * 2> latent(latents(term) + static_cast<uint32_t>(latent_step(0) * 32), row,
+                                                     half);
       MLA_UNROLL
       for (int step = 0; step < Config::kLatentSteps; ++step)
         ptx::ldmatrix_x4(queries_[m][step][term], latent.at(0, 2 * step));
-      const TileLane<Config::kRopeDims * 2> of_rope(rope(term) + static_cast<uint32_t>(row * Config::kRopeDims * 2),
-                                                    ptx::lane() & 15, (ptx::lane() >> 4) | score_warp_k() * 2);
+      const TileLane<Config::kRopeDims * 2> of_rope(rope(term), row, half | score_warp_k() * 2);
       ptx::ldmatrix_x4(queries_[m][Config::kLatentSteps][term], of_rope.at(0, 0));
     }
     ptx::sync_block();  // keys will lie where the queries were
@@ -150,35 +157,41 @@ class AbsorbedBlock : public GroupedOutputs<Config> {
   MLA_DEVICE static int latent_step(int step) { return score_warp_k() * Config::kLatentSteps + step; }
 
   MLA_DEVICE void compute_step(uint32_t n) {
-    Base::compute_step(
-        n, outputs_, [&](uint32_t ahead) { fill_tile(ahead, true); }, [&] { multiply_queries(n); }, [&] { softmax(n); },
-        [&]<bool kSilenced>() { add_values<kSilenced>(n); });
+    const uint32_t ahead = n + Config::kLead;
+    if (Base::fills_first()) fill_tile(ahead, true);
+    ptx::mbarrier_wait(kv_full(n), Base::parity(n));
+    typename Base::LaneScores scores;
+    Base::add_slices(scores, [&](int block, auto& s) { multiply_queries(n, block, s); });
+    const bool rare = Base::softmax(
+        n, scores, [&](int i, float low, float high) { store_p(n, i, low, high); }, [&] { Base::rescale(outputs_); });
+    if (!Base::fills_first()) fill_tile(ahead, true);
+    if (rare && poison(n).any()) [[unlikely]] {
+      add_values<true>(n);
+      Base::reset_poison(n);
+    } else {
+      add_values<false>(n);
+    }
+    Base::leave_tile(n);
   }
 
-  MLA_DEVICE void multiply_queries(uint32_t n) const {
+  /// Computes the warp's K slice of the scores of 16 keys.
+  MLA_DEVICE void multiply_queries(uint32_t n, int block, float (&s)[Config::kScoreTilesM][2][4]) const {
     // A warp's latent channels begin at a multiple of 64, so that the swizzle of its first chunk is that of chunk 0.
-    const ptx::SharedAddress keys = tile(n) + static_cast<uint32_t>(Base::first_score_key() * Config::kRowBytes);
-    const auto latent_lane = lane_of_b<Config::kRowBytes>(keys + static_cast<uint32_t>(latent_step(0) * 32));
-    const TileLane<Config::kRowBytes> rope_lane(keys + Config::kLatentDims * 2,
-                                                (ptx::lane() & 7) | (ptx::lane() >> 4) << 3,
-                                                ((ptx::lane() >> 3) & 1) | score_warp_k() * 2);
+    const ptx::SharedAddress keys = tile(n) + static_cast<uint32_t>(Base::first_score_key(block) * Config::kRowBytes);
+    const int row = (Base::lane() & 7) | ((Base::lane() >> 4) ^ Base::given_key_tile()) << 3,
+              half = (Base::lane() >> 3) & 1;
+    const TileLane<Config::kRowBytes> latent_lane(keys + static_cast<uint32_t>(latent_step(0) * 32), row, half);
+    const TileLane<Config::kRowBytes> rope_lane(keys + Config::kLatentDims * 2, row, half | score_warp_k() * 2);
     MLA_UNROLL
-    for (int block = 0; block < Config::kScoreBlocks; ++block) {
-      float s[Config::kScoreTilesM][2][4] = {};
-      MLA_UNROLL
-      for (int step = 0; step < Config::kLatentSteps; ++step) {
-        uint32_t b[4];
-        ptx::ldmatrix_x4(b, latent_lane.at(16 * block, 2 * step));
-        multiply_step(s, step, b);
-      }
-      if (has_rope()) {
-        uint32_t b[4];
-        ptx::ldmatrix_x4(b, rope_lane.at(16 * block, 0));
-        multiply_step(s, Config::kLatentSteps, b);
-      }
-      if (block == 0) Base::wait_for_turn(n);
-      Base::store_scores(s, block);
+    for (int step = 0; step < Config::kLatentSteps; ++step) {
+      uint32_t b[4];
+      ptx::ldmatrix_x4(b, latent_lane.at(0, 2 * step));
+      multiply_step(s, step, b);
     }
+    if (!has_rope()) return;
+    uint32_t b[4];
+    ptx::ldmatrix_x4(b, rope_lane.at(0, 0));
+    multiply_step(s, Config::kLatentSteps, b);
   }
 
   MLA_DEVICE void multiply_step(float (&s)[Config::kScoreTilesM][2][4], int step, const uint32_t (&b)[4]) const {
@@ -196,17 +209,19 @@ class AbsorbedBlock : public GroupedOutputs<Config> {
     return shared_ + static_cast<uint32_t>(Config::kPOffset + group() * Config::kGroupRows * Config::kPRowBytes);
   }
 
-  /// Turns the scores of step n into P, for a warp that has rows of the softmax.
-  MLA_DEVICE void softmax(uint32_t n) const {
-    static_assert(Config::kSecondRun == 4);  // the lane's keys are one chunk of P
-    Base::exponentiate(n, [&](const float(&p)[8]) {
-      ptx::Vec4 packed;
-      MLA_UNROLL
-      for (int i = 0; i < 4; ++i) packed.x[i] = pack<Config::kType>(p[2 * i], p[2 * i + 1]);
-      ptx::store_shared(p_tile() + tile_offset<Config::kPRowBytes>(Base::group_row(), Base::first_lane_key() / kVector),
-                        packed);
-    });
+  /// Stores P of two neighbouring keys of the lane's row i.
+  MLA_DEVICE void store_p(uint32_t n, int i, float low, float high) const {
+    const int key = Base::first_lane_key();
+    const ptx::SharedAddress first = p_tile() +
+                                     tile_offset<Config::kPRowBytes>(Base::lane_row(0), key / kVector + p_chunk(n)) +
+                                     static_cast<uint32_t>(key % kVector * 2);
+    ptx::store_shared(
+        first + static_cast<uint32_t>(i * 8 * Config::kPRowBytes),  // eight rows further the swizzle is the same
+        pack<Config::kType>(low, high));
   }
+  /// Returns the first chunk of P of step n in a row. Steps take turns with the halves of a row, since pairs of warps
+  /// do not order all warps of a group that divides the keys.
+  MLA_DEVICE static int p_chunk(uint32_t n) { return static_cast<int>(n % 2) * kChunksPerSegment / 2; }
 
   // Outputs.
 
@@ -216,12 +231,12 @@ class AbsorbedBlock : public GroupedOutputs<Config> {
     const auto p_lane = lane_of_a<Config::kPRowBytes>(p_tile());
     const int chunk = Base::first_output_channel() / kVector, in_segment = chunk % kChunksPerSegment;
     const TileLane<Config::kRowBytes> value_lane(tile(n) + static_cast<uint32_t>((chunk - in_segment) * kChunkBytes),
-                                                 ptx::lane() & 15, (ptx::lane() >> 4) | in_segment);
+                                                 Base::lane() & 15, (Base::lane() >> 4) | in_segment);
     MLA_NO_UNROLL
     for (int step = 0; step < Config::kKeys / 16; ++step) {
       uint32_t a[Config::kOutputTilesM][4];
       MLA_UNROLL
-      for (int m = 0; m < Config::kOutputTilesM; ++m) ptx::ldmatrix_x4(a[m], p_lane.at(16 * m, 2 * step));
+      for (int m = 0; m < Config::kOutputTilesM; ++m) ptx::ldmatrix_x4(a[m], p_lane.at(16 * m, 2 * step + p_chunk(n)));
       MLA_UNROLL
       for (int column = 0; column < Config::kOutputTilesN; column += 2) {
         uint32_t b[4];

@@ -29,13 +29,15 @@ struct AbsorbedConfig {
   static constexpr int kRowBytes = (kLatentDims + kRopeDims) * 2;
 
   static constexpr int kThreads = 256;
-  static constexpr bool kReadsIndexAnew = false;
+  // Whatever follows from the index of the thread is kept in registers, or computed anew where it is used: whichever
+  // makes nvcc 13.0 spill less.
+  static constexpr bool kReadsIndexAnew = kQuantized || kWrittenFor >= 90;
   static constexpr int kWarps = kThreads / kWarpSize;
   static constexpr int kKeys = 32;
   static constexpr int kPlanKeys = kKeys;  // the plan lets segments begin and end on multiples of it
 
-  // Of 64 rows, two groups of four warps have 32 rows each. They share the tiles and take turns with the scores, so
-  // that one group multiplies values while the other one is at its scores and its softmax.
+  // Of 64 rows, two groups of four warps have 32 rows each. They share the tiles; one group copies rows half a step
+  // later than the other, so that one multiplies values while the other is at its scores and its softmax.
   static constexpr int kGroups = kRows == 64 ? 2 : 1;
   static constexpr int kGroupRows = kRows / kGroups;
   static constexpr int kGroupWarps = kWarps / kGroups;
@@ -62,30 +64,32 @@ struct AbsorbedConfig {
   static constexpr int kTileBytes = kKeys * kRowBytes;
   static constexpr int kRawRowBytes = kLatentDims + 2 * kRopeDims;  // e4m3 latents, bf16 or e4m3 rotary channels
   static constexpr int kRawBytes = kKeys * kRawRowBytes;
-  static constexpr int kScoreRowBytes = kKeys * 4;
-  static constexpr int kScoreBytes = kScoreWarpsK * kGroupRows * kScoreRowBytes;
-  static constexpr int kPRowBytes = 128;  // a segment of a tile, of which P takes half
-  static constexpr int kSecondRun = 4;    // a softmax lane has eight neighbouring keys
+  static constexpr int kExchangeBytes = kScoreBlocks * kScoreTilesM * kWarpSize * 16;  // of a warp's scores: half
+  static constexpr int kScoreBytes = kWarps * kExchangeBytes;
+  static constexpr int kPRowBytes = 128;  // a segment of a tile, of whose halves a step has one
   static constexpr int kPlaceBytes = kQuantized ? 24 : 16;
   static constexpr int kKeyScaleBytes = 32;  // the most that a key has: one byte for every 16 of 512 channels
   static_assert(kKeyScaleBytes >= most_scale_bytes(DType::kE4M3) && kKeyScaleBytes >= most_scale_bytes(DType::kE2M1));
   static constexpr int kScaleBytes = kKeys * kKeyScaleBytes;
   static constexpr int kScalePlaces = 2;
-  static constexpr int kRowStateBytes = 4 + 8;  // the row's factor, and the state of its softmax
-  static constexpr int kUnitBytes = 160;        // for a BlockUnit
+  static constexpr int kRowStateBytes = 4 + 8 + 8;  // the row's factor, the state of its softmax, and its base
+  static constexpr int kUnitBytes = 192;            // for a BlockUnit
   static constexpr int kPoisonBytes = (PoisonMarks<kKeys>::kBytes + 3) / 4 * 4;
 
   static constexpr int kBarrierBytes = 8;
   static constexpr int kMostTiles = 2;
   /// These are the mbarriers' places, in units of kBarrierBytes. Those of a tile have a place for each tile.
   enum Barrier : int {
-    kKvFull,                              // [tile]
-    kKvEmpty = kKvFull + kMostTiles,      // [tile]
-    kScoresRead = kKvEmpty + kMostTiles,  // [group]
-    kNumBarriers = kScoresRead + kGroups
+    kKvFull,                          // [tile]
+    kKvEmpty = kKvFull + kMostTiles,  // [tile]
+    kNumBarriers = kKvEmpty + kMostTiles,
+    kOfGroups = kNumBarriers  // none
   };
   /// These are barriers of bar.sync; number 0 is that of the whole block.
-  enum NamedBarrier : int { kGroupBarrier = 1 };  // one for each group
+  enum NamedBarrier : int {
+    kGroupBarrier = 1,                      // one for each group
+    kPairBarrier = kGroupBarrier + kGroups  // in each of two exchanges of scores, one for each of four pairs of warps
+  };
 
   static constexpr int kPlaceOffset = 0;
   static constexpr int kEntryOffset = kPlaceOffset + 2 * kKeys * kPlaceBytes;
