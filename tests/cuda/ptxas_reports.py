@@ -104,11 +104,11 @@ def self_test():
     expect(GOOD.replace("0 bytes spill stores", "8 bytes spill stores"), "spills 8 bytes")
     expect(GOOD.replace("0 bytes spill loads", "4 bytes spill loads"), "loads 4 back")
     known = "_ZN8portable14AbsorbedKernelINS2_14AbsorbedConfigILi64ELi512ELNS0_7KeyKindE0ELi1EEEEEvv"
-    spilling = GOOD.replace("_Z4good", known).replace("0 bytes spill", "4 bytes spill")
+    spilling = GOOD.replace("_Z4good", known).replace("0 bytes spill", "16 bytes spill")
     on_sm120 = spilling.replace("sm_90a", "sm_120f")
     expect(on_sm120, "")
-    expect(on_sm120.replace("4 bytes spill stores", "8 bytes spill stores"), "spills 8 bytes")
-    expect(spilling, "spills 4 bytes")
+    expect(on_sm120.replace("16 bytes spill stores", "20 bytes spill stores"), "spills 20 bytes")
+    expect(spilling.replace("sm_90a", "sm_100f"), "spills 16 bytes")
     of_bulk = GOOD.replace("_Z4good", known.replace("8portable14", "4bulk14")).replace(
         "0 bytes spill", "24 bytes spill"
     )

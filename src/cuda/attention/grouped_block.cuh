@@ -78,7 +78,7 @@ class GroupedBlock {
   static_assert(sizeof(BlockUnit) <= Config::kUnitBytes && sizeof(Place<Config>) == Config::kPlaceBytes);
 
   MLA_DEVICE BlockUnit& unit() const { return *as<BlockUnit>(memory_ + Config::kUnitOffset); }
-  MLA_DEVICE bool has_step(uint32_t n) const { return n < end_step_; }
+  MLA_DEVICE bool has_step(uint32_t n) const { return n < unit().steps.end; }
   MLA_DEVICE int32_t first_key(uint32_t n) const { return unit().template first_key<Config>(n); }
   MLA_DEVICE const cuda::KeyPool& pool(uint32_t n) const { return args_.pools[unit().keys.pool_of(first_key(n))]; }
 
@@ -121,7 +121,7 @@ class GroupedBlock {
   }
 
   /// Describes the unit.
-  MLA_DEVICE void start(const cuda::Segment& segment) {
+  MLA_DEVICE void start(const cuda::Segment& segment) const {
     if (ptx::thread_index() < Config::kRows) row_states()[ptx::thread_index()] = {};
     if (ptx::thread_index() == 0) {
       describe_unit<Config>(args_, segment, unit().row_lane, unit().steps.end, unit());
@@ -131,7 +131,6 @@ class GroupedBlock {
                      args_.sparse() && needs_only_scale(args_.options)};
     }
     ptx::sync_block();
-    end_step_ = unit().steps.end;
   }
 
   // Keys. One warp after another finds the rows of a step's keys, a key a lane, a step before the rows are copied;
@@ -247,7 +246,6 @@ class GroupedBlock {
   const cuda::AbsorbedArgs& args_;
   std::byte* const memory_;
   const ptx::SharedAddress shared_;
-  uint32_t end_step_ = 0;  // of the unit
 };
 
 }  // namespace mla::MLA_CUDA_NAMESPACE

@@ -25,8 +25,8 @@ template <class Config>
 class AbsorbedBlock : public GroupedOutputs<Config, FragmentScores<Config>> {
   using Base = GroupedOutputs<Config, FragmentScores<Config>>;
   using Base::args_, Base::memory_, Base::shared_;
-  using Base::group, Base::warp_of_group, Base::unit, Base::has_step, Base::pool, Base::tile, Base::kv_full,
-      Base::poison, Base::score_warp_k;
+  using Base::group, Base::warp_of_group, Base::unit, Base::pool, Base::tile, Base::kv_full, Base::poison,
+      Base::score_warp_k;
   using typename Base::Keys;
 
  public:
@@ -42,6 +42,7 @@ class AbsorbedBlock : public GroupedOutputs<Config, FragmentScores<Config>> {
     Base::clear(outputs_);
     Base::start_rows();
     Base::start(segment);
+    end_step_ = unit().steps.end;
     uint32_t n = unit().steps.begin;
     if (has_step(n)) {
       if (Config::kQueriesBesideKeys || Config::kDecodes) start_keys(n);
@@ -58,6 +59,7 @@ class AbsorbedBlock : public GroupedOutputs<Config, FragmentScores<Config>> {
     Base::store_outputs(outputs_, [](int at, int t, int i) { return at * 8 + t * 2 + i; });
   }
 
+  MLA_DEVICE bool has_step(uint32_t n) const { return n < end_step_; }
   MLA_DEVICE bool has_rope() const { return args_.d_qk > Config::kLatentDims; }
 
   // Keys.
@@ -253,6 +255,7 @@ class AbsorbedBlock : public GroupedOutputs<Config, FragmentScores<Config>> {
 
   uint32_t queries_[Config::kScoreTilesM][Config::kLatentSteps + 1][Config::kQueryTerms][4];  // the rotary step is last
   typename Base::Outputs outputs_;
+  uint32_t end_step_ = 0;  // of the unit; read in every step
 };
 
 template <class Config>
