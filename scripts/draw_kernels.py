@@ -12,111 +12,11 @@ import argparse
 import itertools
 import pathlib
 import sys
-from dataclasses import dataclass, field
-from html import escape
+
+from kernel_picture import Picture, Timeline
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 IMG = ROOT / "docs/kernels/img"
-
-# Colours by what a thing is, in both schemes: (fill, border) of boxes.
-LIGHT = {
-    "load": ("#d6e6f9", "#2f6db3"),
-    "flight": ("#eef4fb", "#8fb3da"),
-    "scores": ("#fde3cc", "#b8621b"),
-    "softmax": ("#d8efdc", "#2e7d43"),
-    "values": ("#e6dcf5", "#6a4aa5"),
-    "scales": ("#f6efc3", "#8d7a10"),
-    "other": ("#eceef1", "#7b838d"),
-}
-DARK = {
-    "load": ("#1c3a5e", "#6fa8e6"),
-    "flight": ("#16263a", "#4a6d95"),
-    "scores": ("#55351a", "#eda05c"),
-    "softmax": ("#1d4529", "#73c78a"),
-    "values": ("#3d2d5e", "#b39be6"),
-    "scales": ("#4a4214", "#d9c654"),
-    "other": ("#2d333b", "#8b949e"),
-}
-
-
-def _colours(scheme: dict[str, tuple[str, str]], paper: str, ink: str, muted: str, arrow: str) -> str:
-    boxes = "".join(f".{name}{{fill:{fill};stroke:{border}}}" for name, (fill, border) in scheme.items())
-    return (
-        f".paper{{fill:{paper}}}{boxes}text{{fill:{ink}}}.muted{{fill:{muted}}}.rule{{stroke:{muted}}}"
-        f".arrow{{stroke:{arrow}}}.head{{fill:{arrow}}}.halo{{stroke:{paper}}}.signal{{fill:{arrow}}}"
-    )
-
-
-STYLE = (
-    "text{font:12px -apple-system,'Segoe UI','Noto Sans','DejaVu Sans',Helvetica,Arial,sans-serif}"
-    ".title{font-size:14px;font-weight:600}.small{font-size:11px}.strong{font-weight:600}"
-    ".box{stroke-width:1}.arrow{fill:none;stroke-width:1.4}.rule{stroke-width:0.7;stroke-dasharray:2 3}"
-    ".halo{stroke-width:4;stroke-linejoin:round;paint-order:stroke}.signal{font-size:11px}"
-    + _colours(LIGHT, "#ffffff", "#1b1f24", "#5b636d", "#b3261e")
-    + "@media (prefers-color-scheme:dark){"
-    + _colours(DARK, "#0d1117", "#e6edf3", "#9aa4af", "#ff8a80")
-    + "}"
-)
-
-
-@dataclass
-class Picture:
-    """Holds an SVG under construction; coordinates are in pixels, y downwards."""
-
-    name: str
-    width: int
-    height: int
-    title: str
-    parts: list[str] = field(default_factory=list)
-
-    def text(self, x: float, y: float, text: str, style: str = "", anchor: str = "start") -> None:
-        self.parts.append(f'<text x="{x:g}" y="{y:g}" class="{style}" text-anchor="{anchor}">{escape(text)}</text>')
-
-    def box(self, x: float, y: float, w: float, h: float, kind: str, text: str = "", style: str = "") -> None:
-        self.parts.append(f'<rect x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}" rx="3" class="box {kind}"/>')
-        if text:
-            self.text(x + w / 2, y + h / 2 + 4, text, style, "middle")
-
-    def rule(self, x1: float, y1: float, x2: float, y2: float) -> None:
-        self.parts.append(f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}" class="rule"/>')
-
-    def arrow(self, points: list[tuple[float, float]], label: str = "", at: tuple[float, float] | None = None) -> None:
-        """Draws a line through the points, with a head at the last; the label ends up centred at `at`."""
-        self.parts.append(f'<polyline points="{" ".join(f"{x:g},{y:g}" for x, y in points)}" class="arrow"/>')
-        (x0, y0), (x, y) = points[-2:]
-        along = ((x - x0) ** 2 + (y - y0) ** 2) ** 0.5
-        dx, dy = (x - x0) / along, (y - y0) / along
-        head = [(x, y), (x - 7 * dx + 3.5 * dy, y - 7 * dy - 3.5 * dx), (x - 7 * dx - 3.5 * dy, y - 7 * dy + 3.5 * dx)]
-        self.parts.append(f'<polygon points="{" ".join(f"{x:g},{y:g}" for x, y in head)}" class="head"/>')
-        if label and at:
-            self.text(*at, label, "signal halo", "middle")
-
-    def svg(self) -> str:
-        return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}" '
-            f'width="{self.width}" height="{self.height}" role="img" aria-label="{escape(self.title)}">\n'
-            f"<!-- SPDX-License-Identifier: Apache-2.0. Made by scripts/draw_kernels.py. -->\n<style>{STYLE}</style>\n"
-            f'<rect width="{self.width}" height="{self.height}" class="paper"/>\n'
-            + "\n".join(self.parts)
-            + "\n</svg>\n"
-        )
-
-
-class Timeline(Picture):
-    """Draws lanes of roles against time. A lane is its top edge and height; the time axis runs to the right."""
-
-    LEFT = 168  # where time begins
-
-    def lane(self, y: float, height: float, name: str, detail: str) -> None:
-        self.text(12, y + height / 2 - 2, name, "strong")
-        self.text(12, y + height / 2 + 12, detail, "small muted")
-        self.rule(self.LEFT, y + height + 7, self.width - 12, y + height + 7)
-
-    def heading(self, *notes: str) -> None:
-        self.text(12, 22, self.title, "title")
-        for i, note in enumerate(notes):
-            self.text(12, 41 + 16 * i, note, "small muted")
-        self.text(self.width - 12, 22, "time →", "small muted", "end")
 
 
 def cuda_bulk_block() -> Picture:
@@ -259,17 +159,22 @@ def cuda_sm90_prefill_block() -> Picture:
     return one
 
 
+def two_groups(one: Timeline, second: int) -> tuple[dict[str, int], int, int]:
+    """Draws the lanes of a block of two groups, and returns their tops and the ends of the time that they show."""
+    rows = {"load": 84, "zero": 146, "one": second}
+    one.lane(rows["load"], 40, "cp.async", "rows on their way")
+    one.lane(rows["zero"], 40, "group 0", "rows 0 to 31")
+    one.lane(rows["one"], 40, "group 1", "rows 32 to 63")
+    return rows, one.LEFT + 8, one.width - 14
+
+
 def cuda_portable_block() -> Picture:
     one = Timeline("cuda_portable-block", 930, 346, "cuda_portable: a block of 64 rows of absorbed attention")
     one.heading(
         "Two groups of four warps, 32 keys a step. Red: mbarriers, from who arrives to who waits. That both groups copy",
         "rows into the tile that group 1 leaves last is what keeps them half a step apart.",
     )
-    rows = {"load": 84, "zero": 146, "one": 226}
-    one.lane(rows["load"], 40, "cp.async", "rows on their way")
-    one.lane(rows["zero"], 40, "group 0", "rows 0 to 31")
-    one.lane(rows["one"], 40, "group 1", "rows 32 to 63")
-    x0, end = one.LEFT + 8, one.width - 14
+    rows, x0, end = two_groups(one, 226)
     scores, exchange, softmax, fill, values = 98, 22, 56, 26, 108
     step = scores + 2 * exchange + softmax + fill + values
     behind = scores + 2 * exchange + softmax  # of group 1, which begins with its copies
@@ -318,11 +223,7 @@ def cuda_fp8_block() -> Picture:
         "Two groups of four warps, 32 keys a step, half a step apart. Red: mbarriers, from who arrives to who waits.",
         "Rows of step n + 1 are copied into the tile that step n - 1 had, once group 1 is done with its values.",
     )
-    rows = {"load": 84, "zero": 146, "one": 218}
-    one.lane(rows["load"], 40, "cp.async", "rows on their way")
-    one.lane(rows["zero"], 40, "group 0", "rows 0 to 31")
-    one.lane(rows["one"], 40, "group 1", "rows 32 to 63")
-    x0, end = one.LEFT + 8, one.width - 14
+    rows, x0, end = two_groups(one, 218)
     scores, softmax, values, fill = 96, 74, 124, 26
     step = scores + softmax + values + fill
 
