@@ -55,7 +55,8 @@ class FragmentScores : public GroupedBlock<Config> {
   }
   /// Returns which key tile of a block is the first operand of the multiplication; the second one is kept.
   MLA_DEVICE static int given_key_tile() { return 1 ^ (kTwoBlocks ? second_bit() : first_bit()); }
-  /// Returns what a row of a tile of 16 queries is to be changed by, so that the given rows of one block come first.
+  /// Returns which row of the group is row `row` of query tile m. Where the second exchange splits the rows, those that
+  /// are given come first.
   MLA_DEVICE static int query_row(int m, int row) {
     if constexpr (kTwoBlocks) return m * 16 + row;
     const int given = 1 ^ second_bit();
@@ -73,6 +74,7 @@ class FragmentScores : public GroupedBlock<Config> {
   /// Returns which of the four warps that have scores of a row this one is.
   MLA_DEVICE static int key_part() { return kTwoBlocks ? score_warp_k() : score_warp_n() * 2 + first_bit(); }
 
+  static_assert(Config::kRowStateBytes == sizeof(float) + sizeof(ScoreState) + sizeof(RowBase));
   /// Returns the place of a row of the group. The rows of a lane are neighbours.
   MLA_DEVICE RowBase* row_base(int r) const {
     return as<RowBase>(memory_ + Config::kRowOffset + Config::kRows * (sizeof(float) + sizeof(ScoreState))) +
@@ -89,6 +91,8 @@ class FragmentScores : public GroupedBlock<Config> {
            static_cast<uint32_t>(Config::kScoreOffset + of_warp * Config::kExchangeBytes + lane() * kChunkBytes);
   }
   static constexpr uint32_t kGivenBytes = kWarpSize * kChunkBytes;
+  static_assert(kLaneRows * kGivenBytes <= Config::kExchangeBytes);  // replace_scores() has a chunk for each row
+  static_assert(Config::kPairBarrier + Config::kWarps <= 16, "a block has 16 barriers of bar.sync");
 
   /// Returns the warp that has the same keys and the K slice k ^ `slices`.
   MLA_DEVICE static int partner(int slices) { return Base::warp() ^ slices * Config::kScoreWarpsN; }
@@ -176,7 +180,8 @@ class FragmentScores : public GroupedBlock<Config> {
     for (int i = 0; i < kLaneRows; ++i) sums_[i] = 0.0F;
   }
 
-  /// Turns scores of step n into base-2 logits, -inf where the row does not see the key.
+  /// Turns scores of step n into base-2 logits, -inf where the row does not see the key. Returns whether the lane has
+  /// marked a key.
   MLA_DEVICE bool make_logits(LaneScores& s, uint32_t n) const {
     const ScoreMode mode = unit().mode;
     const bool unmasked = mode.unmasked.contains(n);

@@ -99,6 +99,7 @@ class GroupedBlock {
   }
   /// Returns the parity that a wait for step n's phase of a tile's barrier takes.
   MLA_DEVICE static uint32_t parity(uint32_t n) { return n / Config::kTiles & 1U; }
+
   MLA_DEVICE ptx::SharedAddress tile(uint32_t n) const {
     return shared_ + Config::kTileOffset + n % Config::kTiles * Config::kTileBytes;
   }
