@@ -91,6 +91,23 @@ function(mla_compile_for_emulator target arch)
   set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON UNITY_BUILD OFF)
 endfunction()
 
+# mla_joined_kernels(<variable> <name> <files>...)
+# One file that includes these, since nvcc needs two seconds for the headers of each; the files themselves with
+# -DCMAKE_UNITY_BUILD=OFF.
+function(mla_joined_kernels variable name)
+  if(DEFINED CMAKE_UNITY_BUILD AND NOT CMAKE_UNITY_BUILD)
+    set(${variable} ${ARGN} PARENT_SCOPE)
+    return()
+  endif()
+  set(text)
+  foreach(file ${ARGN})
+    string(APPEND text "#include \"${file}\"  // IWYU pragma: keep\n")
+  endforeach()
+  set(joined ${CMAKE_CURRENT_BINARY_DIR}/${name}.cu)
+  file(CONFIGURE OUTPUT ${joined} CONTENT "${text}" @ONLY)
+  set(${variable} ${joined} PARENT_SCOPE)
+endfunction()
+
 # mla_add_cuda_backends(<target> [KERNELS <files>])
 # Compiles the backends of this CMakeLists.txt into the target, the files with those of every architecture, and the list
 # of all backends (src/cuda/runtime/backends.cpp): these before those that were added earlier.
@@ -108,7 +125,8 @@ function(mla_add_cuda_backends target)
   set(name_emulator ${target}_emulated_sm)
   foreach(backend ${mla_cuda_backends})
     file(GLOB hosts CONFIGURE_DEPENDS ${mla_folder_of_${backend}}/*.cpp)
-    file(GLOB kernels_of_${backend} CONFIGURE_DEPENDS ${mla_folder_of_${backend}}/*.cu)
+    file(GLOB kernels CONFIGURE_DEPENDS ${mla_folder_of_${backend}}/*.cu)
+    mla_joined_kernels(kernels_of_${backend} ${backend} ${kernels})
     target_sources(${target} PRIVATE ${hosts})
     list(JOIN mla_archs_of_${backend} ", " archs)
     if(archs)

@@ -129,7 +129,7 @@ MLA_DEVICE void decode8(const Bits8& bits, DType dtype, float (&values)[kVector]
       ptx::unpack_f16x2(ptx::e4m3x2_to_f16x2(half_of(bits, i)), values[2 * i], values[2 * i + 1]);
 #pragma unroll
     for (int i = 0; i < kVector; ++i)  // restores the sign of a NaN, which cvt loses
-      if (values[i] != values[i]) values[i] = e4m3_to_f32(byte_of(bits, i));
+      if (values[i] != values[i]) values[i] = std::bit_cast<float>((byte_of(bits, i) & 0x80U) << 24 | 0x7FC00000U);
   } else {
 #pragma unroll
     for (int i = 0; i < 4; ++i) ptx::unpack_f16x2(bits.w[i], values[2 * i], values[2 * i + 1]);
