@@ -52,6 +52,8 @@ std::string describe(const CacheSpec& spec) {
       .knob("poison", &CacheSpec::poison)
       .knob("token_scales", &CacheSpec::token_scales)
       .knob("own_kpe_scale", &CacheSpec::own_kpe_scale)
+      .knob("tensor_scale", &CacheSpec::tensor_scale)
+      .knob("kpe_scale", &CacheSpec::kpe_scale)
       .knob("power_of_two_scales", &CacheSpec::power_of_two_scales)
       .knob("few_long_scales", &CacheSpec::few_long_scales)
       .knob("padded_pages", &CacheSpec::padded_pages)

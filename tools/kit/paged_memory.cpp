@@ -16,10 +16,6 @@ constexpr int32_t kGarbagePage = 2147483647;
 constexpr size_t kGarbageEntries = 2;
 constexpr int64_t kUnevenGroup = 64;  // channels
 
-// Scales of fp8 tensors: 448 times them is about the largest value of a row. No powers of two, so that products round.
-constexpr float kTensorScale = 0.018F;
-constexpr float kKpeScale = 0.013F;
-
 bool quantized(CacheFormat format) { return is_quantized(kv_layout(format).nope.element); }
 
 TensorView pages_view(const Buffer& buffer, DType dtype, const CacheSpec& spec, int64_t num_pages, int64_t width) {
@@ -68,11 +64,11 @@ void allocate_scales(PagedMemory& memory, const CacheSpec& spec) {
     memory.cache.ckv_scale.stride[1] = token;
     memory.cache.ckv_scale.stride[0] = page;
   } else {
-    memory.ckv_scale = to_buffer(std::array{kTensorScale});
+    memory.ckv_scale = to_buffer(std::array{spec.tensor_scale});
     memory.cache.ckv_scale = contiguous(memory.ckv_scale.data(), DType::kF32, {1});
   }
   if (spec.d_kpe() > 0 && (spec.own_kpe_scale || spec.token_scales)) {
-    memory.kpe_scale = to_buffer(std::array{kKpeScale});
+    memory.kpe_scale = to_buffer(std::array{spec.kpe_scale});
     memory.cache.kpe_scale = contiguous(memory.kpe_scale.data(), DType::kF32, {1});
   }
 }

@@ -58,6 +58,10 @@ CacheSpec random_cache(Random& random, CacheFormat format) {
   if (cache.token_scales)
     for (int64_t* extra : {&cache.scale_page_extra, &cache.scale_token_extra}) *extra = random_extra(random);
   cache.own_kpe_scale = own_scales && random.chance(0.5);
+  if (own_scales) {
+    cache.tensor_scale = pick(random, std::array{0.018F, 0.018F, 0x1p-6F, 0x1.4p-6F});
+    cache.kpe_scale = pick(random, std::array{0.013F, 0x1p-7F, 0x1.4p-5F});
+  }
   if (cache.packed() || cache.token_scales) cache.power_of_two_scales = random.chance(0.5);
   return cache;
 }

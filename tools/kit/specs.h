@@ -32,6 +32,10 @@ struct CacheSpec {
   bool token_scales = false;       ///< fp8: four f32 scales for every token's ckv, else one for the tensor
   bool own_kpe_scale = false;  ///< fp8: kpe has a scale of its own (always with token_scales). Both need a tensor that
                                ///< says where kpe begins: two_tensors, or rows in two parts
+  // 448 times the scales of tensors is about the largest value of a row. They are no powers of two, so that products
+  // round.
+  float tensor_scale = 0.018F;  ///< fp8: the one scale of ckv
+  float kpe_scale = 0.013F;     ///< that of kpe, if it has one of its own
   bool power_of_two_scales = true;  ///< what writers of fp8_ds_mla and of token_scales choose
   bool few_long_scales = false;     ///< ten rows of eleven are drawn so that their scales come out as powers of two
   bool padded_pages = false;        ///< fp8_dsv4: pages padded to the format's alignment

@@ -48,9 +48,7 @@ int64_t indices_of(const Case& one) { return one.topk + one.extra_topk; }
 std::string variant_text(const Case& one) {
   std::string text;
   const auto add = [&](const std::string& part) { text += (text.empty() ? "" : ", ") + part; };
-  const bool own_scales = kv_layout(one.cache).nope.scale_place == ScalePlace::kTensor;
-  const bool chosen = one.scales == Scales::kPerSlot || (one.scales == Scales::kF32 && !own_scales);
-  if (chosen) add(fmt::format("{} scales", name(one.scales)));
+  if (one.scales != Scales::kPowersOfTwo) add(fmt::format("{} scales", name(one.scales)));
   if (one.op == Op::kCopyPages) add(fmt::format("to {}, pages of {}", name(one.to_cache), one.to_page_size));
   if (one.extra_topk > 0)
     add(fmt::format("{} + {} keys, second pages of {}", one.topk, one.extra_topk, one.extra_page_size));

@@ -42,6 +42,7 @@ kit::CacheSpec cache_spec(const Case& one, CacheFormat format, int64_t page_size
   const KvLayout layout = kv_layout(format);
   spec.token_scales = layout.nope.scale_place == ScalePlace::kTensor && one.scales == Scales::kPerSlot;
   spec.power_of_two_scales = one.scales != Scales::kF32;
+  if (one.scales == Scales::kPowersOfTwo) spec.tensor_scale = 0x1p-6F;
   spec.padded_pages = layout.has_footer();
   if (layout.nope_dim != 0 && spec.d_qk != layout.nope_dim + layout.rope_dim)
     throw UsageError("cache format {}: expected d_qk = {} ({} + {}), got {}", layout.name,
