@@ -24,7 +24,7 @@ KNOWN_SPILLS = (
     # rows, stored and loaded once in each step, or a few addresses: little beside 600 instructions of each warp. For
     # quantized rows of SM90, which has better kernels for them, it spills the sums of all four rows and some addresses.
     (re.compile(r"portable14AbsorbedKernelINS2_14AbsorbedConfigILi64ELi512E\w+KeyKindE2\w+ \(sm_90a\)"), (64, 32)),
-    (re.compile(r"portable14AbsorbedKernelINS2_14AbsorbedConfigILi64ELi512E\w+ \(sm_(80|90a|12[01]f)\)"), (16, 16)),
+    (re.compile(r"portable14AbsorbedKernelINS2_14AbsorbedConfigILi64ELi512E\w+ \(sm_(80|89|90a|12[01]f)\)"), (16, 16)),
     # Three words of 64 rows, stored before the first step and loaded behind the last one.
     (re.compile(r"fp814AbsorbedKernelINS2_14AbsorbedConfigILi64E\w+ \(sm_12[01]f\)"), (12, 12)),
     # Of 64 rows, warps of cuda_bulk that share 128 registers a thread. For sm_100a, whose cubins run on 10.0 alone, nvcc

@@ -147,37 +147,38 @@ class RowCopy {
   /// `place` is that of the lane's key.
   MLA_DEVICE RowCopy(const cuda::KeyPool& pool, const Place<Config>& place) : pool_(pool), place_(place) {}
 
-  /// Returns whether rows of all pools are 16-bit, aligned, and have all channels that the kernel is for.
+  /// Returns whether rows of all pools are aligned and have all channels that the kernel is for.
   MLA_DEVICE static bool are_whole(const cuda::AbsorbedArgs& args) {
     bool whole = true;
     for (int i = 0; i < args.num_pools(); ++i)
-      whole &= args.pools[i].aligned && args.pools[i].ckv_bytes == Config::kLatentDims * 2 &&
-               args.pools[i].kpe_bytes == Config::kRopeDims * 2;
+      whole &= args.pools[i].aligned && args.pools[i].ckv_bytes == Config::kLatentDims * Config::kKeyBytes &&
+               args.pools[i].kpe_bytes == Config::kRopeDims * Config::kKeyBytes;
     return whole;
   }
-  /// Copies 16-bit rows into a tile, where are_whole() holds.
+  /// Copies rows into a tile, where are_whole() holds.
   MLA_DEVICE static void whole_to_tile(const Place<Config>& place, ptx::SharedAddress tile) {
     const int first = Keys::lane_of_key();
     const ptx::SharedAddress to = tile + tile_offset<Config::kRowBytes>(Keys::lane_key(), first);
     const Place<Config> row = place;
     const bool valid = row.ckv != nullptr;
     MLA_UNROLL
-    for (int chunk = 0; chunk < Config::kLatentDims / kVector; chunk += Keys::kLanes)
+    for (int chunk = 0; chunk < kTileLatentChunks; chunk += Keys::kLanes)
       ptx::cp_async_16(to + static_cast<uint32_t>(chunk * kChunkBytes), row.ckv + (first + chunk) * kChunkBytes, valid,
                        ptx::evict_first());
-    ptx::cp_async_16(to + Config::kLatentDims * 2, row.kpe + first * kChunkBytes, valid, ptx::evict_first());
-    static_assert(kRopeChunks == Keys::kLanes);
+    if (first < kTileRopeChunks)
+      ptx::cp_async_16(to + kTileLatentChunks * kChunkBytes, row.kpe + first * kChunkBytes, valid, ptx::evict_first());
+    static_assert(kTileRopeChunks <= Keys::kLanes);
   }
 
-  /// Copies 16-bit rows into a tile.
+  /// Copies rows into a tile.
   MLA_DEVICE void to_tile(ptx::SharedAddress tile) const {
     const int latent_chunks = pool_.ckv_bytes / kChunkBytes, rope_chunks = pool_.kpe_bytes / kChunkBytes;
     if (pool_.aligned) {
-      copy_plane<Config::kLatentDims / kVector, Config::kRowBytes>(place_.ckv, latent_chunks, tile);
-      copy_plane<kRopeChunks, Config::kRowBytes>(place_.kpe, rope_chunks,
-                                                 tile + static_cast<uint32_t>(latent_chunks * kChunkBytes));
+      copy_plane<kTileLatentChunks, Config::kRowBytes>(place_.ckv, latent_chunks, tile);
+      copy_plane<kTileRopeChunks, Config::kRowBytes>(place_.kpe, rope_chunks,
+                                                     tile + static_cast<uint32_t>(latent_chunks * kChunkBytes));
     } else {
-      copy_unaligned(latent_chunks, rope_chunks, 2, 2,
+      copy_unaligned(latent_chunks, rope_chunks, Config::kKeyBytes, Config::kKeyBytes,
                      [&](int chunk) { return tile + tile_offset<Config::kRowBytes>(Keys::lane_key(), chunk); });
     }
   }
@@ -211,6 +212,9 @@ class RowCopy {
  private:
   using Keys = WarpKeys<Config>;
   static constexpr int kRopeChunks = Config::kRopeDims * 2 / kChunkBytes;
+  // Of rows in a tile, whose elements all have kKeyBytes.
+  static constexpr int kTileLatentChunks = Config::kLatentDims * Config::kKeyBytes / kChunkBytes;
+  static constexpr int kTileRopeChunks = Config::kRopeDims * Config::kKeyBytes / kChunkBytes;
 
   /// Copies `num_chunks` (at most kMostChunks) chunks of the latent or the rotary channels of the lane's row.
   template <int kMostChunks, int kRowBytes>
@@ -224,7 +228,7 @@ class RowCopy {
       ptx::cp_async_16(start + static_cast<uint32_t>(chunk * kChunkBytes), row + chunk * kChunkBytes, valid,
                        ptx::evict_first());
     };
-    if (num_chunks == kMostChunks) [[likely]] {
+    if (kMostChunks % Keys::kLanes == 0 && num_chunks == kMostChunks) [[likely]] {
       MLA_UNROLL
       for (int chunk = 0; chunk < kMostChunks; chunk += Keys::kLanes) copy(chunk);
     } else {

@@ -42,6 +42,13 @@ cuda::WorkShape absorbed_shape(const cuda::AbsorbedArgs& args, int64_t num_token
   return shape;
 }
 
+/// Returns whether a kernel for KeyKind::kE4M3 can compute the rows.
+inline bool has_plain_e4m3(const cuda::AbsorbedArgs& args) {
+  const core::Cache& cache = args.pools[0].cache;
+  return args.num_pools() == 1 && cache.has_common_e4m3() && cache.num_scales == 1 && !cache.writes_scales &&
+         cache.d_ckv == args.d_v && (cache.d_kpe == 0 || cache.kpe_dtype == DType::kE4M3);
+}
+
 /// Calls f.operator()<kLatentDims, kKind>() with the width and the kind of the rows of the arguments' caches. Kernels
 /// are compiled for the widths and kinds that are listed here.
 template <class F>
@@ -50,7 +57,7 @@ auto with_key_rows(const cuda::AbsorbedArgs& args, const F& f) {
     switch (key_kind(args.pools[0].cache.ckv_dtype)) {
       case KeyKind::kQuantized: return f.template operator()<kLatentDims, KeyKind::kQuantized>();
       case KeyKind::kF16: return f.template operator()<kLatentDims, KeyKind::kF16>();
-      case KeyKind::kBF16: break;
+      default: break;
     }
     return f.template operator()<kLatentDims, KeyKind::kBF16>();
   };

@@ -75,10 +75,14 @@ class FragmentScores : public GroupedBlock<Config> {
   MLA_DEVICE static int key_part() { return kTwoBlocks ? score_warp_k() : score_warp_n() * 2 + first_bit(); }
 
   static_assert(Config::kRowStateBytes == sizeof(float) + sizeof(ScoreState) + sizeof(RowBase));
-  /// Returns the place of a row of the group. The rows of a lane are neighbours.
+  /// Returns the number of the place of row `r` of group `of_group`. The rows of a lane are neighbours.
+  MLA_DEVICE static int place_of_row(int of_group, int r) {
+    return of_group * Config::kGroupRows + r % 8 * (Config::kGroupRows / 8) + r / 8;
+  }
+  /// Returns the base of a row of the group.
   MLA_DEVICE RowBase* row_base(int r) const {
     return as<RowBase>(memory_ + Config::kRowOffset + Config::kRows * (sizeof(float) + sizeof(ScoreState))) +
-           group() * Config::kGroupRows + r % 8 * (Config::kGroupRows / 8) + r / 8;
+           place_of_row(group(), r);
   }
 
   // Exchanges. A warp writes what it gives in the first exchange to its own place, and reads that of its partner. What
@@ -236,10 +240,10 @@ class FragmentScores : public GroupedBlock<Config> {
     return marked;
   }
 
-  /// Turns logits into P, which store(i, low, high) stores for the lane's row i; `added` is what its sum grows by.
-  /// Returns whether a row is outgrown.
+  /// Turns logits into P, which store(i, low, high, anew) stores for the lane's row i; `added` is what its sum grows
+  /// by. Returns whether a row is outgrown.
   template <class Store>
-  MLA_DEVICE bool exponentiate(const LaneScores& s, float (&added)[kLaneRows], const Store& store) const {
+  MLA_DEVICE bool exponentiate(const LaneScores& s, float (&added)[kLaneRows], const Store& store, bool anew) const {
     bool outgrown = false;
     const RowBase* const bases = row_base(lane_row(0));
     MLA_UNROLL
@@ -247,7 +251,7 @@ class FragmentScores : public GroupedBlock<Config> {
       const RowBase row = bases[i];
       outgrown |= std::fmax(s[i][0], s[i][1]) > row.limit;
       const float low = ptx::exp2_approx(s[i][0] - row.base), high = ptx::exp2_approx(s[i][1] - row.base);
-      store(i, low, high);
+      store(i, low, high, anew);
       added[i] = low + high;
     }
     return outgrown;
@@ -259,7 +263,7 @@ class FragmentScores : public GroupedBlock<Config> {
   MLA_DEVICE bool softmax(uint32_t n, LaneScores& s, const Store& store, const Rescale& rescale) {
     float added[kLaneRows];
     const bool marked = make_logits(s, n);
-    const bool outgrown = exponentiate(s, added, store);
+    const bool outgrown = exponentiate(s, added, store, false);
     const bool rare = sync_group_any(outgrown || marked);
     if (rare) [[unlikely]]
       raise(s, added, store, rescale);
@@ -294,7 +298,7 @@ class FragmentScores : public GroupedBlock<Config> {
       *row_base(r) = {state.base(), state.max + headroom};
     }
     Base::sync_group();
-    exponentiate(s, added, store);
+    exponentiate(s, added, store, true);
     MLA_UNROLL
     for (int i = 0; i < kLaneRows; ++i) sums_[i] *= row_factors()[group() * Config::kGroupRows + lane_row(i)];
     rescale();

@@ -215,13 +215,18 @@ class GroupedBlock {
   /// `finds` says whether the warp also takes its turn in loading entries and finding rows of the steps behind it.
   template <class Copy>
   MLA_DEVICE void fill_by_copies(uint32_t n, bool finds, const Copy& copy) const {
-    ptx::cp_async_wait<1>();  // the entries that this warp has copied
+    // The entries that this warp has copied have landed. Where rows are several steps ahead, waiting here would wait
+    // for these rows too.
+    if constexpr (Config::kLead == 1) ptx::cp_async_wait<1>();
     wait_for_tile(n);
     if (finds) commit_entries(n);
     copy(place(n, Keys::lane_key()));
     ptx::cp_async_commit();
     ptx::mbarrier_arrive_after_copies(kv_full(n));
-    if (finds && finds_after(n)) find_rows(n + 1);
+    if (finds && finds_after(n)) {
+      if constexpr (Config::kLead != 1) ptx::cp_async_wait<3>();  // since then rows, entries and rows were committed
+      find_rows(n + 1);
+    }
     ptx::sync_warp();
     if (lane() == 0) ptx::mbarrier_arrive(kv_full(n));
   }
@@ -232,13 +237,15 @@ class GroupedBlock {
 
   // The end of a segment.
 
-  /// Writes what is known of the rows at the end, and stores the factors of their outputs in the rows' places.
-  MLA_DEVICE void finish_rows() const {
+  /// Writes what is known of the rows at the end, and stores the factors of their outputs, times `scale`, in the rows'
+  /// places.
+  MLA_DEVICE void finish_rows(float scale) const {
     ptx::sync_block();  // nobody reads the tiles any more
     if (ptx::thread_index() < Config::kRows) {
       const int r = ptx::thread_index();
       const RowEnd<Config> end(args_, unit(), r, row_states()[r]);
-      row_factors()[r] = end.output_factor();
+      const float factor = end.output_factor();
+      row_factors()[r] = factor == 0.0F ? 0.0F : factor * scale;  // a row without keys asks nothing of the scale
       end.store_stats(args_);
     }
     ptx::sync_block();

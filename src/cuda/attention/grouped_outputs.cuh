@@ -65,8 +65,8 @@ class GroupedOutputs : public Scores {
   /// warp's corner of shared memory, so that lanes store neighbouring channels. column(tile, t, i) returns which of the
   /// warp's channels is column 2 t + i of an accumulator tile.
   template <class Column>
-  MLA_DEVICE void store_outputs(const Outputs& outputs, const Column& column) const {
-    Base::finish_rows();
+  MLA_DEVICE void store_outputs(const Outputs& outputs, const Column& column, float scale = 1.0F) const {
+    Base::finish_rows(scale);
     MLA_UNROLL
     for (int m = 0; m < Config::kOutputTilesM; ++m) store_tile(outputs[m], m, column);
   }

@@ -21,6 +21,7 @@ struct AbsorbedConfig {
   static constexpr int kRopeDims = 64;
   static constexpr bool kQuantized = true;
   static constexpr bool kDecodes = false;
+  static constexpr int kKeyBytes = 1;  // of latent channels; rotary ones may have two
 
   static constexpr int kThreads = 256;
   // Whatever follows from the index of the thread is computed anew where it is used: kept in registers, it made nvcc

@@ -9,6 +9,7 @@
 #include "cuda/attention/key_kind.h"
 #include "cuda/attention/poison.cuh"
 #include "cuda/ptx/ptx.h"
+#include "cuda/tile/tile.cuh"
 #include "mla/types.h"
 
 namespace mla::MLA_CUDA_NAMESPACE::portable {
@@ -22,16 +23,23 @@ struct AbsorbedConfig {
   static constexpr int kLatentDims = kLatentDims_;
   static constexpr int kQueryTerms = kQueryTerms_;
   static constexpr bool kQuantized = kKind_ == KeyKind::kQuantized;
-  static constexpr bool kDecodes = kQuantized;  // rows are decoded on their way to a tile
-  static constexpr DType kType = kKind_ == KeyKind::kF16 ? DType::kF16 : DType::kBF16;  // the type of all operands
+  static constexpr bool kDecodes = kQuantized;              // rows are decoded on their way to a tile
+  static constexpr bool kCodes = kKind_ == KeyKind::kE4M3;  // rows in a tile are e4m3 (absorbed_codes.cuh)
+  static_assert(!kCodes || kQueryTerms == 1);
+  // The type of all operands.
+  static constexpr DType kType = kKind_ == KeyKind::kF16 || kCodes ? DType::kF16 : DType::kBF16;
+  static constexpr DType kQueryType = kCodes ? DType::kBF16 : kType;  // in which queries are loaded
 
   static constexpr int kRopeDims = 64;  // rotary channels behind the latent ones, if the problem has any
-  static constexpr int kRowBytes = (kLatentDims + kRopeDims) * 2;
+  static constexpr int kKeyBytes = kCodes ? 1 : 2;
+  // Rows are whole segments; the last one of e4m3 is half empty.
+  static constexpr int kRowBytes =
+      ((kLatentDims + kRopeDims) * kKeyBytes + kSegmentBytes - 1) / kSegmentBytes * kSegmentBytes;
 
   static constexpr int kThreads = 256;
   // Whatever follows from the index of the thread is kept in registers, or computed anew where it is used: whichever
   // makes nvcc 13.0 spill less.
-  static constexpr bool kReadsIndexAnew = kQuantized || kWrittenFor >= 90;
+  static constexpr bool kReadsIndexAnew = kQuantized || kCodes || kWrittenFor >= 90;
   static constexpr int kWarps = kThreads / kWarpSize;
   static constexpr int kKeys = 32;
   static constexpr int kPlanKeys = kKeys;  // the plan lets segments begin and end on multiples of it
@@ -77,7 +85,7 @@ struct AbsorbedConfig {
   static constexpr int kPoisonBytes = (PoisonMarks<kKeys>::kBytes + 3) / 4 * 4;
 
   static constexpr int kBarrierBytes = 8;
-  static constexpr int kMostTiles = 2;
+  static constexpr int kMostTiles = kCodes ? 4 : 2;
   /// These are the mbarriers' places, in units of kBarrierBytes. Those of a tile have a place for each tile.
   enum Barrier : int {
     kKvFull,                          // [tile]
@@ -93,10 +101,12 @@ struct AbsorbedConfig {
 
   static constexpr int kPlaceOffset = 0;
   static constexpr int kEntryOffset = kPlaceOffset + 2 * kKeys * kPlaceBytes;
-  static constexpr int kEntryPlaces = kQuantized ? 4 : 2;
+  static constexpr int kEntryPlaces = kQuantized || kCodes ? 4 : 2;
   static constexpr int kScaleOffset = kEntryOffset + kEntryPlaces * kKeys * 4;
   static constexpr int kRowOffset = kScaleOffset + (kQuantized ? 2 * kScaleBytes : 0);
-  static constexpr int kUnitOffset = kRowOffset + kRows * kRowStateBytes;
+  static constexpr int kQueryFactorOffset = kRowOffset + kRows * kRowStateBytes;
+  static constexpr int kCodeScaleOffset = kQueryFactorOffset + (kCodes ? kRows * 4 : 0);
+  static constexpr int kUnitOffset = kCodeScaleOffset + (kCodes ? 32 : 0);
   static constexpr int kBarrierOffset = kUnitOffset + kUnitBytes;
   static constexpr int kPoisonOffset = kBarrierOffset + kNumBarriers * kBarrierBytes;
   static constexpr int kScoreOffset = (kPoisonOffset + 2 * kGroups * kPoisonBytes + 127) / 128 * 128;
@@ -110,7 +120,16 @@ struct AbsorbedConfig {
   static constexpr bool fits(int tiles, int raw_stages) {
     return bytes_with(tiles, raw_stages) <= kSharedBytesPerBlock;
   }
-  static constexpr int kTiles = kQuantized && !(kRows == 64 && fits(2, 1)) ? 1 : 2;
+  /// Returns whether two blocks of so many tiles and raw stages share an SM. The system takes 1 KB of it for each.
+  static constexpr bool fits_twice(int tiles, int raw_stages) {
+    return 2 * (bytes_with(tiles, raw_stages) + 1024) <= kSharedBytesPerBlock + 1024;
+  }
+  /// Returns the tiles of e4m3. Of the smallest blocks two with fewer tiles hide more than one with all that fit.
+  static constexpr int tiles_of_codes() {
+    if (kRows == 16) return fits_twice(3, 0) ? 3 : 2;
+    return fits(4, 0) ? 4 : 3;
+  }
+  static constexpr int kTiles = kCodes ? tiles_of_codes() : kQuantized && !(kRows == 64 && fits(2, 1)) ? 1 : 2;
   static constexpr int kRawStages = !kQuantized ? 0 : fits(kTiles, 2) ? 2 : 1;
   static constexpr int kRawOffset = kTileOffset + kTiles * kTileBytes;
   static constexpr int kSharedBytes = bytes_with(kTiles, kRawStages);
@@ -119,19 +138,19 @@ struct AbsorbedConfig {
   static constexpr int kLead = kTiles - 1;
 
   /// On their way into registers queries lie in tiles. Where one tile is enough it is the last that rows come to, and
-  /// where rows are quantized the first raw stages may be under way.
-  static constexpr int kQueryBytes = kQueryTerms * kRows * kRowBytes;
+  /// where rows are quantized the first raw stages may be under way. Else queries begin where scores and P will lie.
+  static constexpr int kQueryBytes = kQueryTerms * kRows * (kLatentDims + kRopeDims) * 2;
   static constexpr bool kQueriesBesideKeys = kQueryBytes <= kTileBytes;
-  static_assert(kQueryBytes <= kSharedBytes - kTileOffset);
+  static constexpr int kQueryOffset = kScoreOffset;
+  static_assert(kQueryBytes <= kSharedBytes - kQueryOffset);
   static_assert(!kQuantized || kQueriesBesideKeys || kQueryBytes <= kTiles * kTileBytes);
 
-  /// At the end of a unit, 16 rows of each warp's outputs lie where tiles and raw stages were.
+  /// At the end of a unit, 16 rows of each warp's outputs lie where scores, P, tiles and raw stages were.
   static constexpr int kOutputRowFloats = kOutputDims + 4;  // 4 more, so that rows begin in different banks
-  static constexpr int kOutputOffset = kTileOffset;
+  static constexpr int kOutputOffset = kScoreOffset;
 
-  /// Two of the smallest blocks share an SM whose memory allows it. The system takes 1 KB of it for each block.
-  static constexpr int kMinBlocks =
-      kRows == 16 && kQueryTerms == 1 && 2 * (kSharedBytes + 1024) <= kSharedBytesPerBlock + 1024 ? 2 : 1;
+  /// Two of the smallest blocks share an SM whose memory allows it.
+  static constexpr int kMinBlocks = kRows == 16 && kQueryTerms == 1 && fits_twice(kTiles, kRawStages) ? 2 : 1;
 };
 
 }  // namespace mla::MLA_CUDA_NAMESPACE::portable

@@ -7,10 +7,28 @@
 namespace mla::MLA_CUDA_NAMESPACE::portable {
 namespace {
 
+/// Whether rows of e4m3 with one scale have kernels of their own for blocks of so many rows. On SM90 and SM100 another
+/// backend has them. Before SM89, where e4m3 is converted by arithmetic, blocks of 64 rows with a scale that is no
+/// power of two would take 1.6 times as long as with rows that are decoded once (profile sm80, H100, 2026-11-23).
+template <int kRows>
+constexpr bool kMultipliesCodes = kWrittenFor == 120 || kWrittenFor == 89 || (kWrittenFor < 89 && kRows == 16);
+
+/// Large blocks of such rows begin slowly. So many at least have the keys of a request to themselves for long enough:
+/// 128 heads, kv 4k, took 46 us with batch 1, not 33, but 60 with batch 4, not 63 (profile sm120, H100, 2026-11-23).
+constexpr int64_t kLeastCodeBlocks = 8;
+
 /// Picks the kernel for AbsorbedProblem.
 struct Kernels {
   template <class F>
   static auto with(const cuda::AbsorbedArgs& args, int32_t block_rows, const F& f) {
+    if (has_plain_e4m3(args) && args.d_v == 512 && (args.q_dtype == DType::kBF16 || args.q_dtype == DType::kE4M3)) {
+      if constexpr (kMultipliesCodes<16>)
+        if (block_rows == 16)
+          return f.template operator()<AbsorbedKernel<AbsorbedConfig<16, 512, KeyKind::kE4M3, 1>>>();
+      if constexpr (kMultipliesCodes<64>)
+        if (block_rows != 16 && int64_t{args.batch_size} * ((args.num_heads.value + 63) / 64) >= kLeastCodeBlocks)
+          return f.template operator()<AbsorbedKernel<AbsorbedConfig<64, 512, KeyKind::kE4M3, 1>>>();
+    }
     return with_key_rows(args, [&]<int kLatentDims, KeyKind kKind>() {
       constexpr DType kType = kKind == KeyKind::kF16 ? DType::kF16 : DType::kBF16;
       if (args.q_dtype != kType && args.q_dtype != DType::kE4M3)
