@@ -9,6 +9,7 @@
 #include "mla/backend.h"
 #include "mla/command.h"
 #include "mla/devices.h"
+#include "mla/estimate.h"
 #include "mla/model.h"
 #include "mla/output.h"
 #include "mla/values.h"
@@ -18,6 +19,8 @@ namespace {
 
 struct ExplainOptions {
   std::string op = "decode", model, cache, q_dtype, heads, head_dims, q_len, compute, device, backend;
+  bool estimate = false;
+  std::string batch, keys;
   Output output;
 };
 
@@ -131,9 +134,75 @@ std::string describe(const Problem& problem) {
   return {};
 }
 
+// An architecture, and not a device that could be measured.
+bool is_architecture(const std::string& device) { return device.starts_with("sm"); }
+
+// The work whose time is asked for; its backend is that of the problem.
+std::optional<EstimatedWork> estimated_work(const ExplainOptions& options, const std::string& device) {
+  if (!options.estimate) {
+    if (!options.batch.empty()) throw UsageError("--batch: times are told with --estimate only");
+    if (!options.keys.empty()) throw UsageError("--keys: times are told with --estimate only");
+    return std::nullopt;
+  }
+  if (!is_architecture(device))
+    throw UsageError("--estimate: expected --device with an architecture such as sm120, got {}", device);
+  EstimatedWork work;
+  if (!options.batch.empty()) work.batch = parse_int("--batch", options.batch, 1, 1 << 20);
+  if (!options.keys.empty()) work.keys = parse_int("--keys", options.keys, 1, 1 << 24);
+  return work;
+}
+
+std::string error_text(const std::string& backend) {
+  const double error = largest_error(backend);
+  if (error == 0) return fmt::format("no time of {} was ever measured, so that nobody knows its error", backend);
+  return fmt::format("the model's error is up to {:.0f} % of what {} took on an H100 or H200", 100 * error, backend);
+}
+
+// Lines for every GPU of the architecture; the same goes into `document`.
+void tell_estimates(const EstimatedWork& work, int32_t arch, const Output& out, Json& document) {
+  document = {{"batch", work.batch}, {"keys", work.keys}, {"error", Json(nullptr)}, {"unknown", Json(nullptr)}};
+  Json& gpus = document["gpus"] = Json::array();
+  if (const double error = largest_error(work.backend); error > 0) document["error"] = error;
+  for (const GpuKind& gpu : gpu_kinds()) {
+    if (gpu.arch != arch) continue;
+    const Estimate found = estimate(work, gpu);
+    if (!found.unknown.empty()) {
+      document["unknown"] = found.unknown;
+      out.print("\nno estimate: {}\n", found.unknown);
+      return;
+    }
+    if (gpus.empty()) {
+      out.print("\nestimate, not measured, for {} of {} each: {} (docs/estimate.md)\n", counted(work.batch, "request"),
+                counted(work.keys, "key"), error_text(work.backend));
+      const std::string executed =
+          found.instructions > 0 ? fmt::format("{:.0f} instructions of its warps, {:.0f} of them multiplies, and ",
+                                               found.instructions, found.multiplies)
+                                 : std::string();
+      out.print("a key takes {}{:.0f} bytes of memory, for a block of {} query rows\n", executed, found.bytes,
+                found.block_rows);
+    }
+    const double share = found.ceiling_us / found.us;
+    out.print("{}: estimate {}, bound by {}; {} of its ceiling\n", gpu.name, human_seconds(found.us / 1e6),
+              name(found.bound), human_percent(share));
+    gpus.push_back({{"gpu", gpu.name},
+                    {"estimate_us", found.us},
+                    {"bound", name(found.bound)},
+                    {"ceiling_us", found.ceiling_us},
+                    {"ceiling_share", share},
+                    {"block_rows", found.block_rows},
+                    {"instructions_per_key", found.instructions},
+                    {"multiplies_per_key", found.multiplies},
+                    {"bytes_per_key", found.bytes}});
+  }
+  if (!gpus.empty()) return;
+  document["unknown"] = fmt::format("the model knows no GPU of sm{}", arch);
+  out.print("\nno estimate: {}\n", document["unknown"].get<std::string>());
+}
+
 int explain_problem(const ExplainOptions& options) {
   options.output.check_target();
   const std::string device = device_of("--device", options.device, true);
+  std::optional<EstimatedWork> work = estimated_work(options, device);
   const Problem problem = problem_of(options, device);
   check_backend_name("--backend", options.backend);
   const Explanation explanation = explain(problem, options.backend);
@@ -153,15 +222,15 @@ int explain_problem(const ExplainOptions& options) {
   const bool found = !explanation.selected.empty();
   const int32_t arch = gpu_arch_of(problem, device);
   const GpuCode code = gpu_code(arch, problem.full_build);
-  options.output.write_json({{"selected", found ? Json(explanation.selected) : Json(nullptr)},
-                             {"error", found ? Json(nullptr) : Json(explanation.error)},
-                             {"op", name(problem.op)},
-                             {"device", device},
-                             {"code", code_json(code)},
-                             {"heads", problem.num_heads},
-                             {"q_len", problem.q_len},
-                             {"compute", name(problem.compute)},
-                             {"rows", rows}});
+  Json document = {{"selected", found ? Json(explanation.selected) : Json(nullptr)},
+                   {"error", found ? Json(nullptr) : Json(explanation.error)},
+                   {"op", name(problem.op)},
+                   {"device", device},
+                   {"code", code_json(code)},
+                   {"heads", problem.num_heads},
+                   {"q_len", problem.q_len},
+                   {"compute", name(problem.compute)},
+                   {"rows", rows}};
   options.output.print("{}: {}, device {}{}\n\n", name(problem.op), describe(problem), device,
                        arch == 0 ? "" : fmt::format(" (code: {})", code_text(code)));
   table.print(options.output.text());
@@ -171,6 +240,12 @@ int explain_problem(const ExplainOptions& options) {
   if (problem.full_build) options.output.print("{}", build_note(arch));
   if (found && only_reference)
     options.output.print("note: only the float64 reference can run this: expect it to be slow\n");
+  if (work && found) {
+    work->problem = problem;
+    work->backend = explanation.selected;
+    tell_estimates(*work, arch, options.output, document["estimate"]);
+  }
+  options.output.write_json(document);
   if (!found) throw UsageError("{}", explanation.error);
   return 0;
 }
@@ -194,6 +269,11 @@ Action add_explain(CLI::App& app) {
       "--device", options->device,
       "cpu, cuda:N, emulated:sm90, or sm120: a GPU that need not be there (else MLA_EMULATE, else cpu)");
   command->add_option("--backend", options->backend, "Row or family to force (else MLA_BACKEND, else the best)");
+  command->add_flag("--estimate", options->estimate,
+                    "With --device sm120 or another architecture: estimated times on its GPUs, of absorbed attention");
+  command->add_option("--batch", options->batch,
+                      "With --estimate: requests; of sparse attention, queries (default 64)");
+  command->add_option("--keys", options->keys, "With --estimate: keys that each query attends to (default 8k)");
   options->output.add_option(*command);
   command->footer(
       "Examples:\n  mla explain --op decode --model deepseek-v3 --cache bf16\n"
@@ -201,6 +281,7 @@ Action add_explain(CLI::App& app) {
       "  mla explain --op prefill --q-dtype f16 --backend cpu_avx2\n"
       "  mla explain --op decode_sparse --cache fp8_ds_mla --device sm120\n"
       "  mla explain --heads 16 --q-len 2 --device sm90\n"
+      "  mla explain --heads 16 --device sm120 --estimate --batch 32 --keys 4k\n"
       "\nOf an architecture, such as sm103, the answer is that of a build with code for every GPU, and says what this "
       "build lacks.\n"
       "\nExit status: 0 a backend was found, 2 none can run the problem, or not the forced one.");

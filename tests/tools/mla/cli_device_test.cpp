@@ -16,6 +16,7 @@ namespace mla::cli {
 namespace {
 
 using nlohmann::json;
+using testing::AllOf;
 using testing::HasSubstr;
 
 bool has_row(const json& rows, const std::string& name) {
@@ -73,6 +74,52 @@ TEST(CliDevice, ExplainSaysWhoseCodeAGpuRuns) {
     EXPECT_THAT(text, HasSubstr("(code: the family of sm" + std::to_string(family)));
     EXPECT_THAT(text, HasSubstr("compiled for the family of sm" + std::to_string(family)));
   }
+}
+
+TEST(CliDevice, ExplainEstimatesTimesOfAnArchitecture) {
+  for (const char* arch : {"sm80", "sm86", "sm89", "sm90", "sm120"}) {
+    const std::string command = std::string("explain --device ") + arch + " --estimate --heads 16 --batch 8 --keys 2k";
+    const json estimate = json_of(command + " --json")["estimate"];
+    EXPECT_EQ(estimate["batch"], 8);
+    EXPECT_EQ(estimate["keys"], 2048);
+    EXPECT_TRUE(estimate["unknown"].is_null());
+    EXPECT_GT(estimate["error"], 0.0);
+    ASSERT_FALSE(estimate["gpus"].empty()) << arch;
+    const std::string text = run_mla(command).out;
+    EXPECT_THAT(text, HasSubstr("estimate, not measured, for 8 requests of 2048 keys each"));
+    for (const json& gpu : estimate["gpus"]) {
+      EXPECT_THAT(text, HasSubstr(gpu["gpu"].get<std::string>() + ": estimate "));
+      EXPECT_GT(gpu["estimate_us"], gpu["ceiling_us"]);
+      EXPECT_EQ(gpu["bytes_per_key"], 1152);
+      EXPECT_EQ(gpu["block_rows"], 16);
+    }
+  }
+  EXPECT_FALSE(json_of("explain --device sm120 --json").contains("estimate"));
+}
+
+TEST(CliDevice, ExplainSaysWhereNothingCanBeEstimated) {
+  for (const auto& [arguments, reason] :
+       {std::pair{"--device sm121", "no GPU of sm121"}, std::pair{"--device sm120 --op prefill", "not prefill"},
+        std::pair{"--device sm120 --head-dims 320/256", "head dims 320/256"},
+        std::pair{"--device sm90 --heads 16 --backend cuda_portable --q-dtype f32", "queries of f32"}}) {
+    const std::string command = std::string("explain --estimate ") + arguments;
+    EXPECT_THAT(run_mla(command).out, AllOf(HasSubstr("no estimate: "), HasSubstr(reason)));
+    const json estimate = json_of(command + " --json")["estimate"];
+    EXPECT_THAT(estimate["unknown"].get<std::string>(), HasSubstr(reason));
+    EXPECT_TRUE(estimate["gpus"].empty());
+  }
+  // Nobody has timed cuda_fp8.
+  EXPECT_THAT(run_mla("explain --estimate --device sm120 --cache fp8_ds_mla --compute fp8").out,
+              HasSubstr("no time of cuda_fp8 was ever measured"));
+}
+
+TEST(CliDevice, ExplainRefusesEstimatesOfDevices) {
+  for (const char* device : {"", "--device cpu", "--device emulated:sm120"})
+    expect_refusal(std::string("explain --estimate ") + device, {"--estimate", "sm120"});
+  expect_refusal("explain --device sm120 --batch 4", {"--batch", "--estimate"});
+  expect_refusal("explain --device sm120 --keys 4k", {"--keys", "--estimate"});
+  expect_refusal("explain --device sm120 --estimate --batch 0", {"--batch", "at least 1"});
+  expect_refusal("explain --device sm120 --estimate --keys x", {"--keys", "integer"});
 }
 
 TEST(CliDevice, InfoSaysWhatTheBuildHasForGpus) {
