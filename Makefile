@@ -92,11 +92,11 @@ aarch64: ## The library for 64-bit Arm by the cross compiler; tests of what it d
 # The readings of README's chart.
 CHART = bench/peers/2026-11-22-h200.json
 
-docs: build ## Refresh what is generated in docs: support matrix, C++ example, drawings, README's chart
+docs: build ## Refresh what is generated in docs: support matrix, estimates, C++ example, drawings, README's chart
 	scripts/venv.sh build/venv
 	scripts/draw_kernels.py --write
 	PYTHONPATH=python build/venv/bin/python -m libmla plot $(CHART) --format svg --dark --out docs/img
-	scripts/generated_docs.py --write example support backends --mla build/default/bin/mla
+	scripts/generated_docs.py --write example support estimates backends --mla build/default/bin/mla
 
 clean: ## Remove all build folders
 	rm -rf build

@@ -6,6 +6,7 @@
 
 example   docs/cpp.md: examples/find_package/decode.cpp without its licence line
 support   docs/support.md: what `mla info --markdown` prints, with the columns and rows that say the same in one
+estimates docs/estimate.md: what `mla info --estimates` prints
 backends  README.md: the table of backends names those that the program has; its words are written by hand
 
 A generated part lies between "<!-- NAME: ... -->" and "<!-- /NAME -->". A machine without some instruction set judges
@@ -162,6 +163,11 @@ def update_support(program: str, *, write: bool) -> None:
     replace_part(ROOT / "docs/support.md", "support", wanted, write=write)
 
 
+def update_estimates(program: str, *, write: bool) -> None:
+    done = subprocess.run([program, "info", "--estimates"], capture_output=True, text=True, check=True)
+    replace_part(ROOT / "docs/estimate.md", "estimates", lambda _: done.stdout.strip(), write=write)
+
+
 def check_backends(program: str, **_) -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     table = re.search(r"^\| backend \|.*\n\|-.*\n((?:\|.*\n)+)", text, re.MULTILINE)
@@ -173,7 +179,12 @@ def check_backends(program: str, **_) -> None:
         raise Stale(f"README.md: the table has the backends {', '.join(named)}; the program has {', '.join(known)}")
 
 
-PARTS = {"example": update_example, "support": update_support, "backends": check_backends}
+PARTS = {
+    "example": update_example,
+    "support": update_support,
+    "estimates": update_estimates,
+    "backends": check_backends,
+}
 
 
 def main() -> None:
@@ -182,10 +193,10 @@ def main() -> None:
     mode = parser.add_mutually_exclusive_group(required=True)
     mode.add_argument("--check", action="store_true")
     mode.add_argument("--write", action="store_true")
-    parser.add_argument("--mla", help="the command line program, for `support` and `backends`")
+    parser.add_argument("--mla", help="the command line program, for all but `example`")
     arguments = parser.parse_args()
-    if {"support", "backends"} & {*arguments.parts} and not arguments.mla:
-        parser.error("support and backends need --mla PROGRAM")
+    if {*arguments.parts} - {"example"} and not arguments.mla:
+        parser.error("all parts but example need --mla PROGRAM")
     failures = []
     for part in arguments.parts:
         try:

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
 #include <span>
 #include <string>
 #include <string_view>
@@ -84,7 +85,11 @@ double error_of(const MeasuredCase& measured);
 /// Returns the largest error of all cases of a backend, without sign; 0 if there is none.
 double largest_error(std::string_view backend);
 
-/// Says how much is known of the times of an architecture's kernels: "measured", "estimated, ..." or "not estimated".
+/// Says what is known of the times of an architecture's kernels on its own GPUs: "measured"; "estimated", where the
+/// model knows such GPUs and the emulator ran the kernels; or "emulated only".
 std::string_view evidence_of(int32_t arch);
+
+/// Prints all that docs/estimate.md has of the model's numbers, as tables of Markdown.
+void print_estimate_tables(std::FILE* file);
 
 }  // namespace mla::cli

@@ -92,8 +92,8 @@ std::string_view evidence_of(int32_t arch) {
     case 80:
     case 86:
     case 89:
-    case 120: return "emulated, timed on an H100 in the place of one, times on the chip estimated";
-    default: return "emulated only, not estimated";
+    case 120: return "estimated";
+    default: return "emulated only";
   }
 }
 

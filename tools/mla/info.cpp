@@ -2,10 +2,12 @@
 // `mla info` shows the machine, the backends, and the support matrix.
 #include <algorithm>
 #include <cstdio>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -13,6 +15,7 @@
 #include "mla/backend.h"
 #include "mla/command.h"
 #include "mla/devices.h"
+#include "mla/estimate.h"
 #include "mla/output.h"
 #include "mla/values.h"
 
@@ -20,7 +23,7 @@ namespace mla::cli {
 namespace {
 
 struct InfoOptions {
-  bool markdown = false;
+  bool markdown = false, estimates = false;
   Output output;
 };
 
@@ -49,6 +52,26 @@ std::string kindred_names(const MachineInfo& machine) {
     if (const GpuCode code = gpu_code(arch); !machine.gpu_archs.empty() && code.arch != arch)
       text += fmt::format("; sm{}: {}", arch, code_text(code));
   return text;
+}
+
+// Architectures that kernels are written for. Others run the code of one of these.
+constexpr int32_t kWrittenFor[] = {80, 86, 89, 90, 100, 120};
+
+// "measured: sm90; estimated: sm80 sm86 sm89 sm120; emulated only: sm100".
+std::string evidence_text() {
+  std::string text;
+  for (const std::string_view evidence : {"measured", "estimated", "emulated only"}) {
+    std::vector<int32_t> archs(std::begin(kWrittenFor), std::end(kWrittenFor));
+    std::erase_if(archs, [&](int32_t arch) { return evidence_of(arch) != evidence; });
+    text += fmt::format("{}{}: {}", text.empty() ? "" : "; ", evidence, arch_names(archs));
+  }
+  return text;
+}
+
+Json evidence_json() {
+  Json times = Json::object();
+  for (const int32_t arch : kWrittenFor) times[fmt::format("sm{}", arch)] = evidence_of(arch);
+  return times;
 }
 
 Json kindred_json() {
@@ -90,8 +113,8 @@ void print_machine(const Output& out) {
   if (machine.cuda_driver != 0)
     out.print("cuda     driver {}, library built with {}\n", cuda_version(machine.cuda_driver),
               machine.cuda_runtime == 0 ? "none" : cuda_version(machine.cuda_runtime));
-  out.print("gpu code {}{}\nemulates {}\n\n", arch_names(machine.gpu_archs), kindred_names(machine),
-            arch_names(machine.emulated_archs));
+  out.print("gpu code {}{}\nemulates {}\ntimes    {}\n\n", arch_names(machine.gpu_archs), kindred_names(machine),
+            arch_names(machine.emulated_archs), evidence_text());
   Table isa({"instruction set", "cpu has", "OS allows", "built", "detail"}, 5);
   for (const IsaLevel& level : machine.isa)
     isa.add_row({level.name, yes_no(level.cpu_has), yes_no(level.os_allows), yes_no(level.built), level.detail});
@@ -127,7 +150,8 @@ int print_info(const InfoOptions& options) {
                     {"error", machine.cuda.empty() ? Json(nullptr) : Json(machine.cuda)},
                     {"archs", arch_list(machine.gpu_archs)},
                     {"codes", kindred_json()},
-                    {"emulated_archs", arch_list(machine.emulated_archs)}}},
+                    {"emulated_archs", arch_list(machine.emulated_archs)},
+                    {"times", evidence_json()}}},
                   {"error", explanation.selected.empty() ? Json(explanation.error) : Json(nullptr)}});
   print_machine(out);
   out.print("\nbackends, for decode of {} heads, {}/{}, bf16 cache, on {}:\n\n", problem.num_heads, problem.d_qk,
@@ -363,12 +387,21 @@ Action add_info(CLI::App& app) {
   auto options = std::make_shared<InfoOptions>();
   CLI::App* command = app.add_subcommand("info", "Version, processor, instruction sets, GPUs and backends");
   CLI::Option* markdown = command->add_flag("--markdown", options->markdown, "Print the support matrix as tables");
+  CLI::Option* estimates =
+      command->add_flag("--estimates", options->estimates, "Print the estimates of docs/estimate.md as tables");
   options->output.add_option(*command);
   markdown->excludes("--json");
+  estimates->excludes("--json")->excludes(markdown);
   command->footer(
-      "Examples:\n  mla info\n  mla info --json\n  mla info --markdown\n"
+      "Examples:\n  mla info\n  mla info --json\n  mla info --markdown\n  mla info --estimates\n"
       "\nExit status: 0 success, 2 MLA_BACKEND forces a backend that cannot run (or unusable input).");
-  return [options] { return options->markdown ? print_matrix(options->output) : print_info(*options); };
+  return [options] {
+    if (options->estimates) {
+      print_estimate_tables(options->output.text());
+      return 0;
+    }
+    return options->markdown ? print_matrix(options->output) : print_info(*options);
+  };
 }
 
 }  // namespace mla::cli

@@ -124,11 +124,16 @@ TEST(CliDevice, ExplainRefusesEstimatesOfDevices) {
 
 TEST(CliDevice, InfoSaysWhatTheBuildHasForGpus) {
   const json cuda = json_of("info --json")["cuda"];
-  for (const char* key : {"driver", "error", "archs", "codes", "emulated_archs"})
+  for (const char* key : {"driver", "error", "archs", "codes", "emulated_archs", "times"})
     EXPECT_TRUE(cuda.contains(key)) << key;
   for (const char* arch : {"sm103", "sm110", "sm121"}) EXPECT_TRUE(cuda["codes"].contains(arch)) << arch;
   EXPECT_EQ(cuda["emulated_archs"].size(), machine_info().emulated_archs.size());
+  EXPECT_EQ(cuda["times"]["sm90"], "measured");
+  EXPECT_EQ(cuda["times"]["sm120"], "estimated");
+  EXPECT_EQ(cuda["times"]["sm100"], "emulated only");
   EXPECT_THAT(run_mla("info").out, HasSubstr("emulates"));
+  EXPECT_THAT(run_mla("info").out,
+              HasSubstr("times    measured: sm90; estimated: sm80 sm86 sm89 sm120; emulated only: sm100\n"));
 }
 
 TEST(CliDevice, MarkdownJudgesRowsOfGpusForEmulatedOnes) {

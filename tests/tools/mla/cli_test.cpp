@@ -185,6 +185,8 @@ TEST(CliInfo, MarkdownIsOneTablePerOperation) {
   EXPECT_THAT(ran.out, HasSubstr("`reference`"));
   EXPECT_THAT(ran.out, HasSubstr("`fp8_ds_mla`"));
   expect_refusal("info --markdown --json", {"--json"});
+  expect_refusal("info --estimates --json", {"--json"});
+  expect_refusal("info --estimates --markdown", {"--markdown"});
 }
 
 TEST(CliExplain, JsonListsEveryRowAndTheChoice) {
