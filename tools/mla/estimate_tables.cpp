@@ -139,15 +139,16 @@ void print_steps(std::FILE* file) {
   for (const int32_t arch : kArchs) header.push_back(fmt::format("sm{}", arch));
   header.emplace_back("sm120 on an H100");
   Table table(header);
-  for (const auto& [kernel, text] : kKernels)
+  for (const auto& named : kKernels)
     for (const int32_t rows : {16, 32, 64}) {
-      const auto instructions = [&](int32_t arch, int32_t on) -> std::string {
+      const Kernel kernel = named.first;
+      const auto instructions = [kernel, rows](int32_t arch, int32_t on) -> std::string {
         for (const StepCount& count : kStepCounts)
           if (count.kernel == kernel && count.rows == rows && count.arch == arch && count.on == on)
             return fmt::format("{}", count.instructions);
         return "-";
       };
-      std::vector<std::string> cells = {std::string(text), fmt::format("{}", rows), ""};
+      std::vector<std::string> cells = {std::string(named.second), fmt::format("{}", rows), ""};
       for (const StepCount& count : kStepCounts)
         if (count.kernel == kernel && count.rows == rows) cells[2] = fmt::format("{}", count.multiplies + count.e4m3);
       if (cells[2].empty()) continue;
