@@ -32,7 +32,8 @@ constexpr double kClockShare = 0.93;
 constexpr int32_t kSchedulers = 4;            // of an SM
 constexpr double kSharedBytesPerClock = 128;  // of an SM
 constexpr double kMultiplyFlops = 16 * 8 * 16 * 2, kE4m3MultiplyFlops = 16 * 8 * 32 * 2;
-constexpr int32_t kSm90Keys = 64;  // of a step
+constexpr double kMostScores = 1e15;  // so that places on the plan's line fit int64
+constexpr int32_t kSm90Keys = 64;     // of a step
 
 /// Returns what all warps of a block execute for one key.
 double per_key(int32_t of_warp_and_step) { return static_cast<double>(of_warp_and_step) * kStepWarps / kStepKeys; }
@@ -204,6 +205,11 @@ Estimate estimate(const EstimatedWork& work, const GpuKind& gpu) {
 
   const bool dense = problem.op == Op::kDecode;
   const int64_t rows = problem.num_heads * (dense ? problem.q_len : 1);
+  const double scores = static_cast<double>(work.batch) * static_cast<double>(work.keys) * static_cast<double>(rows);
+  if (scores > kMostScores) {
+    result.unknown = "the model does not know work of more than 1e15 scores";
+    return result;
+  }
   const bool quantized = is_quantized(kv_layout(problem.cache).nope.element);
   const int32_t arch = work.kernels != 0 ? work.kernels : gpu.arch;
   int32_t blocks = 1, step_keys = kStepKeys;
@@ -237,7 +243,6 @@ Estimate estimate(const EstimatedWork& work, const GpuKind& gpu) {
   // Row lanes read a key at the same time, all but one of them from L2.
   const int32_t passes = row_blocks / cost.row_lanes;
   const double reads = static_cast<double>(work.batch * work.keys * passes);
-  const double scores = static_cast<double>(work.batch * work.keys * rows);
   const auto dims = static_cast<double>(problem.d_qk + problem.d_v);
   result.bytes = row_bytes_of(problem);
   const double bytes = reads * result.bytes + 2 * static_cast<double>(work.batch * rows) * dims;

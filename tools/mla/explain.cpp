@@ -172,7 +172,7 @@ void tell_estimates(const EstimatedWork& work, int32_t arch, const Output& out, 
       return;
     }
     if (gpus.empty()) {
-      out.print("\nestimate, not measured, for {} of {} each: {} (docs/estimate.md)\n", counted(work.batch, "request"),
+      out.print("\nestimate, not measured, for {} of {} each\n{} (docs/estimate.md)\n", counted(work.batch, "request"),
                 counted(work.keys, "key"), error_text(work.backend));
       const std::string executed =
           found.instructions > 0 ? fmt::format("{:.0f} instructions of its warps, {:.0f} of them multiplies, and ",

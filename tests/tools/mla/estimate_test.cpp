@@ -117,6 +117,8 @@ TEST(Estimate, SaysWhatItDoesNotKnow) {
   work = work_of(128, 64, 8192);
   work.problem.q_dtype = DType::kF32;
   EXPECT_THAT(estimate(work, gpu).unknown, HasSubstr("queries of f32"));
+  EXPECT_THAT(estimate(work_of(65536, 1 << 20, 1 << 24), gpu).unknown, HasSubstr("scores"));
+  EXPECT_EQ(estimate(work_of(128, 1 << 16, 1 << 24), gpu).unknown, "");
   work = work_of(128, 64, 8192);
   work.backend = "cuda_bulk";
   EXPECT_THAT(estimate(work, gpu).unknown, HasSubstr("cuda_bulk on sm89"));
