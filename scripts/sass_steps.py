@@ -37,11 +37,14 @@ MOST_TRIPS = 8
 LANES, WARPS, THREADS, KEYS = 32, 8, 256, 32  # of all kernels here; keys are those of a step
 LATENT, ROPE = 512, 64
 PRODUCTS, E4M3_PRODUCTS = 16 * 8 * 16, 16 * 8 * 32  # of one multiply
+SM_REGISTERS = 65536
 ENTRIES, VOTES = 1, 2  # work that warps take in turns
 
-# The kernel's architecture and rows, and the kind of its keys (0: bf16, 2: quantized).
+KINDS = {"0": "bf16", "2": "quantized", "3": "codes"}  # of KeyKind, as mangled names have it
+
+# The kernel's architecture and rows, and the kind of its keys.
 PORTABLE = re.compile(
-    r"3mla\d+?sm(\d+?)12kernel_entry.*8portable14AbsorbedKernel.*ConfigILi(\d+)ELi512E.*KeyKindE([02])ELi1E"
+    r"3mla\d+?sm(\d+?)12kernel_entry.*8portable14AbsorbedKernel.*ConfigILi(\d+)ELi512E.*KeyKindE([023])ELi1E"
 )
 FP8 = re.compile(r"3mla\d+?sm(\d+?)12kernel_entry.*3fp814AbsorbedKernel.*ConfigILi(\d+)E")
 
@@ -246,21 +249,34 @@ def keep(table, work, cost):
         table[work] = cost
 
 
-def functions_of(program, path):
-    """Yields the name and the instructions of every kernel of an object."""
+def listing_of(program, option, path):
     # cuobjdump looks for nvdisasm on the PATH.
-    environment = os.environ | {
-        "PATH": os.pathsep.join((str(pathlib.Path(program).parent), os.environ.get("PATH", "")))
-    }
-    command = [program, "-sass", str(path)]
+    folder = str(pathlib.Path(program).parent)
+    environment = os.environ | {"PATH": os.pathsep.join((folder, os.environ.get("PATH", "")))}
+    command = [program, option, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode != 0:
-        raise SystemExit(f"{program} -sass {path}: {done.stderr.strip() or done.stdout.strip()}")
-    listing = done.stdout
-    for part in listing.split("Function : ")[1:]:
+        raise SystemExit(f"{' '.join(command)}: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout
+
+
+def functions_of(program, path):
+    """Yields the name, the registers and the instructions of every kernel of an object."""
+    usage = re.findall(r"Function (\w+):\s+REG:(\d+)", listing_of(program, "-res-usage", path))
+    registers = {name: int(count) for name, count in usage}
+    for part in listing_of(program, "-sass", path).split("Function : ")[1:]:
         name, _, code = part.partition("\n")
         found = [match for line in code.splitlines() if (match := INSTRUCTION.match(line))]
-        yield name.strip(), [(int(match.group(1), 16), match.group(2)) for match in found]
+        name = name.strip()
+        yield name, registers[name], [(int(match.group(1), 16), match.group(2)) for match in found]
+
+
+def blocks_of_sm(kernel, registers):
+    """Returns how many blocks share an SM.
+
+    Kernels of cuda_portable that are to do so are compiled for half of its registers, and others take more of them.
+    """
+    return 2 if kernel != "fp8" and registers * THREADS <= SM_REGISTERS // 2 else 1
 
 
 def multiplies_of(kernel, rows):
@@ -278,6 +294,8 @@ def share_of(kernel, rows):
     chunks = KEYS * (LATENT + ROPE) * 2 // 16 // THREADS
     if kernel == "bf16":
         return Work(multiplies, chunks, 0, 0)
+    if kernel == "codes":  # a chunk of rotary channels is that of some lanes only
+        return Work(multiplies, KEYS * LATENT // 16 // THREADS + 1, 0, 0)
     # Raw latent rows, and a chunk of rotary channels. A warp's exchange is so many chunks of scores a lane.
     exchanged = {16: 1, 32: 3, 64: 6}[rows]
     return Work(multiplies, KEYS * LATENT // 16 // THREADS + 1, chunks + exchanged, 0)
@@ -287,19 +305,22 @@ def rows_of_objects(program, paths, run_on):
     """Returns the table's rows by kernel, rows of the block, architecture, and what it is compiled for."""
     table = {}
     for path in paths:
-        for name, code in functions_of(program, path):
+        for name, registers, code in functions_of(program, path):
             if match := PORTABLE.search(name):
-                kernel, rows = ("quantized" if match.group(3) == "2" else "bf16"), int(match.group(2))
+                kernel, rows = KINDS[match.group(3)], int(match.group(2))
             elif match := FP8.search(name):
                 kernel, rows = "fp8", int(match.group(2))
             else:
                 continue
-            table[kernel, rows, int(match.group(1)), run_on or int(match.group(1))] = count(Kernel(code), kernel, rows)
+            table[kernel, rows, int(match.group(1)), run_on or int(match.group(1))] = (
+                blocks_of_sm(kernel, registers),
+                *count(Kernel(code), kernel, rows),
+            )
     return table
 
 
 def count(kernel, name, rows):
-    """Returns instructions, bf16 multiplies, e4m3 multiplies and shared bytes of a warp and step."""
+    """Returns instructions, multiplies of 16 bits and of e4m3, and shared bytes of a warp and step."""
     share = share_of(name, rows)
     loop = kernel.step_loop(share)
     if loop is None:
@@ -314,13 +335,13 @@ def row_text(key, values):
     return f"    {{Kernel::k{key[0].capitalize()}, {', '.join(map(str, (*key[1:], *values)))}}},"
 
 
-ROW = re.compile(r"\{Kernel::k(\w+), (\d+), (\d+), (\d+), (\d+), (\d+), (\d+), (\d+)\}")
+ROW = re.compile(r"\{Kernel::k(\w+)((?:, \d+){8})\}")
 
 
 def table_rows(text):
     found = {}
     for match in ROW.finditer(text):
-        numbers = tuple(map(int, match.groups()[1:]))
+        numbers = tuple(map(int, match.group(2).split(", ")[1:]))
         found[(match.group(1).lower(), *numbers[:3])] = numbers[3:]
     return found
 
@@ -334,10 +355,12 @@ def compare(counted, written):
         name = f"{key[0]}, {key[1]} rows, sm{key[2]}"
         if key not in written:
             wrong.append(f"{name}: the table has no row")
-        elif written[key][1:3] != values[1:3]:
-            wrong.append(f"{name}: multiplies are {values[1:3]}, in the table {written[key][1:3]}")
+        elif written[key][0] != values[0]:
+            wrong.append(f"{name}: {values[0]} blocks share an SM, in the table {written[key][0]}")
+        elif written[key][2:4] != values[2:4]:
+            wrong.append(f"{name}: multiplies are {values[2:4]}, in the table {written[key][2:4]}")
         else:
-            for what, now, then in zip(("instructions", "shared bytes"), values[::3], written[key][::3], strict=True):
+            for what, now, then in zip(("instructions", "shared bytes"), values[1::3], written[key][1::3], strict=True):
                 if abs(now - then) > TOLERANCE * then:
                     wrong.append(f"{name}: {now} {what} of a warp and step, in the table {then}")
     return wrong
@@ -369,13 +392,16 @@ def self_test():
     # 1 wait, 1 branch, 2 of the copy, 1 branch, 4 times 3, 1 branch.
     wanted = Cost(1 + 1 + 2 + 1 + 4 * 3 + 1, 4 * 512 + 512)
     failures = [] if found == wanted else [f"expected {wanted}, got {found}"]
-    key, values = ("bf16", 64, 120, 90), (600, 136, 0, 30720)
+    if (blocks_of_sm("bf16", 128), blocks_of_sm("bf16", 129), blocks_of_sm("fp8", 116)) != (2, 1, 1):
+        failures.append("blocks of an SM do not follow from registers")
+    key, values = ("bf16", 64, 120, 90), (1, 600, 136, 0, 30720)
     if table_rows(row_text(key, values)) != {key: values}:
         failures.append("a row does not come back as it was written")
     for changed, expected in (
-        ((680, 136, 0, 30720), []),
-        ((700, 136, 0, 30720), ["bf16, 64 rows, sm120: 700 instructions of a warp and step, in the table 600"]),
-        ((600, 128, 8, 30720), ["bf16, 64 rows, sm120: multiplies are (128, 8), in the table (136, 0)"]),
+        ((1, 680, 136, 0, 30720), []),
+        ((2, 600, 136, 0, 30720), ["bf16, 64 rows, sm120: 2 blocks share an SM, in the table 1"]),
+        ((1, 700, 136, 0, 30720), ["bf16, 64 rows, sm120: 700 instructions of a warp and step, in the table 600"]),
+        ((1, 600, 128, 8, 30720), ["bf16, 64 rows, sm120: multiplies are (128, 8), in the table (136, 0)"]),
     ):
         if (wrong := compare({key: changed}, {key: values})) != expected:
             failures.append(f"expected {expected}, got {wrong}")

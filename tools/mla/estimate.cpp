@@ -87,10 +87,10 @@ const StepCount* find_count(Kernel kernel, bool small, int32_t arch, int32_t on)
   return nullptr;
 }
 
-/// Returns how many blocks share an SM: two of 16 rows of bf16 where they fit (portable/absorbed_config.cuh).
-int32_t blocks_of(const StepCount& count, int32_t arch) {
-  const bool has_room = arch == 80 || arch == 90 || arch == 100;
-  return count.kernel == Kernel::kBf16 && count.rows == 16 && has_room ? 2 : 1;
+/// Returns whether all elements of a row are e4m3, with one scale for the latent channels of a cache.
+bool has_one_scale(const KvLayout& layout) {
+  return layout.nope.element == DType::kE4M3 && layout.nope.channels_per_scale == 0 &&
+         layout.rope.element == DType::kE4M3;
 }
 
 std::string unknown_to_table(const EstimatedWork& work) {
@@ -222,12 +222,15 @@ Estimate estimate(const EstimatedWork& work, const GpuKind& gpu) {
     result.block_rows = 16;  // bound by memory; its steps are not counted
   } else if (work.backend == "cuda_portable" || work.backend == "cuda_fp8") {
     const Kernel kernel = work.backend == "cuda_fp8" ? Kernel::kFp8 : quantized ? Kernel::kQuantized : Kernel::kBf16;
-    const StepCount* const count = find_count(kernel, rows <= 16, arch, gpu.arch);
+    const StepCount* count = nullptr;
+    if (kernel == Kernel::kQuantized && has_one_scale(kv_layout(problem.cache)))
+      count = find_count(Kernel::kCodes, rows <= 16, arch, gpu.arch);
+    if (count == nullptr) count = find_count(kernel, rows <= 16, arch, gpu.arch);
     if (count != nullptr) {
       result.block_rows = count->rows;
       result.instructions = per_key(count->instructions);
       result.multiplies = per_key(count->multiplies + count->e4m3);
-      blocks = blocks_of(*count, arch);
+      blocks = count->blocks;
       step = step_of(*count, gpu, blocks);
     }
   }

@@ -133,6 +133,7 @@ void print_estimates(std::FILE* file) {
 void print_steps(std::FILE* file) {
   constexpr std::pair<Kernel, std::string_view> kKernels[] = {{Kernel::kBf16, "`cuda_portable`, 16 bits"},
                                                               {Kernel::kQuantized, "`cuda_portable`, quantized"},
+                                                              {Kernel::kCodes, "`cuda_portable`, `fp8` of one scale"},
                                                               {Kernel::kFp8, "`cuda_fp8`"}};
   constexpr int32_t kArchs[] = {80, 86, 89, 90, 100, 120};
   std::vector<std::string> header = {"kernel", "rows", "multiplies"};

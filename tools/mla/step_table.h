@@ -15,6 +15,7 @@ namespace mla::cli {
 enum class Kernel : uint8_t {
   kBf16,       ///< cuda_portable, rows of 16 bits
   kQuantized,  ///< cuda_portable, rows that are decoded to bf16
+  kCodes,      ///< cuda_portable, e4m3 rows with one scale, where it has a kernel for them
   kFp8         ///< cuda_fp8
 };
 
@@ -24,6 +25,7 @@ struct StepCount {
   int32_t rows;          ///< query rows of a block
   int32_t arch;          ///< 120: the kernels of sm120
   int32_t on;            ///< what they are compiled for: `arch`, or the GPU of a profile
+  int32_t blocks;        ///< that share an SM
   int32_t instructions;  ///< multiplies among them
   int32_t multiplies;    ///< m16n8k16 of 16-bit operands
   int32_t e4m3;          ///< m16n8k32 of e4m3
@@ -35,38 +37,38 @@ inline constexpr int32_t kStepKeys = 32;  ///< of a step
 
 // clang-format off
 inline constexpr StepCount kStepCounts[] = {
-    {Kernel::kBf16, 16, 80, 80, 332, 34, 0, 18464},
-    {Kernel::kBf16, 16, 86, 86, 332, 34, 0, 18464},
-    {Kernel::kBf16, 16, 89, 89, 332, 34, 0, 18464},
-    {Kernel::kBf16, 16, 90, 90, 341, 34, 0, 17824},
-    {Kernel::kBf16, 16, 100, 100, 324, 34, 0, 17696},
-    {Kernel::kBf16, 16, 120, 120, 340, 34, 0, 17696},
-    {Kernel::kBf16, 32, 100, 100, 386, 68, 0, 20640},
-    {Kernel::kBf16, 64, 80, 80, 546, 136, 0, 33952},
-    {Kernel::kBf16, 64, 86, 86, 545, 136, 0, 33952},
-    {Kernel::kBf16, 64, 89, 89, 545, 136, 0, 33952},
-    {Kernel::kBf16, 64, 90, 90, 545, 136, 0, 33312},
-    {Kernel::kBf16, 64, 120, 120, 639, 136, 0, 33184},
-    {Kernel::kFp8, 16, 89, 89, 360, 2, 16, 13120},
-    {Kernel::kFp8, 16, 120, 120, 392, 2, 16, 12480},
-    {Kernel::kFp8, 64, 89, 89, 701, 8, 64, 27200},
-    {Kernel::kFp8, 64, 120, 120, 743, 8, 64, 26432},
-    {Kernel::kQuantized, 16, 80, 80, 930, 34, 0, 26240},
-    {Kernel::kQuantized, 16, 86, 86, 931, 34, 0, 26240},
-    {Kernel::kQuantized, 16, 89, 89, 716, 34, 0, 25216},
-    {Kernel::kQuantized, 16, 90, 90, 723, 34, 0, 25088},
-    {Kernel::kQuantized, 16, 100, 100, 687, 34, 0, 24960},
-    {Kernel::kQuantized, 16, 120, 120, 708, 34, 0, 24960},
-    {Kernel::kQuantized, 32, 86, 86, 988, 68, 0, 29184},
-    {Kernel::kQuantized, 32, 89, 89, 772, 68, 0, 28160},
-    {Kernel::kQuantized, 32, 100, 100, 751, 68, 0, 27904},
-    {Kernel::kQuantized, 32, 120, 120, 800, 68, 0, 27904},
-    {Kernel::kQuantized, 64, 80, 80, 1027, 136, 0, 40448},
-    {Kernel::kQuantized, 64, 90, 90, 957, 136, 0, 40576},
-    {Kernel::kBf16, 16, 120, 90, 341, 34, 0, 17824},
-    {Kernel::kBf16, 64, 120, 90, 545, 136, 0, 33312},
-    {Kernel::kQuantized, 16, 120, 90, 724, 34, 0, 25088},
-    {Kernel::kQuantized, 32, 120, 90, 780, 68, 0, 28032},
+    {Kernel::kBf16, 16, 80, 80, 2, 332, 34, 0, 18464},
+    {Kernel::kBf16, 16, 86, 86, 1, 332, 34, 0, 18464},
+    {Kernel::kBf16, 16, 89, 89, 1, 332, 34, 0, 18464},
+    {Kernel::kBf16, 16, 90, 90, 2, 341, 34, 0, 17824},
+    {Kernel::kBf16, 16, 100, 100, 2, 324, 34, 0, 17696},
+    {Kernel::kBf16, 16, 120, 120, 1, 340, 34, 0, 17696},
+    {Kernel::kBf16, 32, 100, 100, 1, 386, 68, 0, 20640},
+    {Kernel::kBf16, 64, 80, 80, 1, 546, 136, 0, 33952},
+    {Kernel::kBf16, 64, 86, 86, 1, 545, 136, 0, 33952},
+    {Kernel::kBf16, 64, 89, 89, 1, 545, 136, 0, 33952},
+    {Kernel::kBf16, 64, 90, 90, 1, 545, 136, 0, 33312},
+    {Kernel::kBf16, 64, 120, 120, 1, 639, 136, 0, 33184},
+    {Kernel::kFp8, 16, 89, 89, 1, 360, 2, 16, 13120},
+    {Kernel::kFp8, 16, 120, 120, 1, 392, 2, 16, 12480},
+    {Kernel::kFp8, 64, 89, 89, 1, 701, 8, 64, 27200},
+    {Kernel::kFp8, 64, 120, 120, 1, 743, 8, 64, 26432},
+    {Kernel::kQuantized, 16, 80, 80, 1, 930, 34, 0, 26240},
+    {Kernel::kQuantized, 16, 86, 86, 1, 931, 34, 0, 26240},
+    {Kernel::kQuantized, 16, 89, 89, 1, 716, 34, 0, 25216},
+    {Kernel::kQuantized, 16, 90, 90, 2, 723, 34, 0, 25088},
+    {Kernel::kQuantized, 16, 100, 100, 2, 687, 34, 0, 24960},
+    {Kernel::kQuantized, 16, 120, 120, 1, 708, 34, 0, 24960},
+    {Kernel::kQuantized, 32, 86, 86, 1, 988, 68, 0, 29184},
+    {Kernel::kQuantized, 32, 89, 89, 1, 772, 68, 0, 28160},
+    {Kernel::kQuantized, 32, 100, 100, 1, 751, 68, 0, 27904},
+    {Kernel::kQuantized, 32, 120, 120, 1, 800, 68, 0, 27904},
+    {Kernel::kQuantized, 64, 80, 80, 1, 1027, 136, 0, 40448},
+    {Kernel::kQuantized, 64, 90, 90, 1, 957, 136, 0, 40576},
+    {Kernel::kBf16, 16, 120, 90, 1, 341, 34, 0, 17824},
+    {Kernel::kBf16, 64, 120, 90, 1, 545, 136, 0, 33312},
+    {Kernel::kQuantized, 16, 120, 90, 1, 724, 34, 0, 25088},
+    {Kernel::kQuantized, 32, 120, 90, 1, 780, 68, 0, 28032},
 };
 // clang-format on
 
