@@ -34,15 +34,21 @@ TEST_P(DecodeOnDevice, EveryFormat) {
   }
 }
 
-// One scale for all rows: whether it is 1, a power of two, short, or long, and that of kpe alike or not. Kernels for such
-// rows have blocks of 16 and 64 query rows, and leave some types of queries to others.
+// One scale for all rows: whether it is 1, a power of two, short, or long, and that of kpe alike or not. Kernels for
+// such rows have blocks of 16 and, of 512 query rows or more, of 64, and leave some types of queries to others.
 TEST_P(DecodeOnDevice, OneScale) {
   struct Scales {
     float latent, rope;
   };
-  for (const Scales scales : {Scales{1, 1}, {0x1p-6F, 0x1p-9F}, {0x1.4p-6F, 0x1.4p-3F}, {0x1.4p-6F, 0x1p-6F},
-                              {0x1.6p-6F, 0x1.62p-6F}, {0.018F, 0.018F}, {0x1p-70F, 0x1p-70F}, {0x1p66F, 0x1p66F}})
-    for (int32_t heads : {16, 33})
+  for (const Scales scales : {Scales{1, 1},
+                              {0x1p-6F, 0x1p-9F},
+                              {0x1.4p-6F, 0x1.4p-3F},
+                              {0x1.4p-6F, 0x1p-6F},
+                              {0x1.6p-6F, 0x1.62p-6F},
+                              {0.018F, 0.018F},
+                              {0x1p-70F, 0x1p-70F},
+                              {0x1p66F, 0x1p66F}})
+    for (int32_t heads : {16, 65})
       for (DType q_dtype : {DType::kBF16, DType::kE4M3, DType::kF16}) {
         DecodeSpec spec = small_decode(CacheFormat::kFP8);
         spec.cache.own_kpe_scale = spec.cache.two_tensors = scales.latent != scales.rope;
@@ -50,7 +56,7 @@ TEST_P(DecodeOnDevice, OneScale) {
         spec.cache.kpe_scale = scales.rope;
         spec.num_heads = heads;
         spec.q_dtype = q_dtype;
-        spec.o_dtype = DType::kF32;
+        spec.o_dtype = q_dtype == DType::kF16 ? DType::kF32 : DType::kBF16;
         spec.kv_len = {170, 0, 33, 1, 64, 65, 2, 31};
         expect_ok(spec);
       }

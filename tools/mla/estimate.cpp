@@ -224,8 +224,8 @@ Estimate estimate(const EstimatedWork& work, const GpuKind& gpu) {
     const Kernel kernel = work.backend == "cuda_fp8" ? Kernel::kFp8 : quantized ? Kernel::kQuantized : Kernel::kBf16;
     const StepCount* count = nullptr;
     // As src/cuda/backends/portable/decode.cu has it, small batches do without the large blocks.
-    const int64_t large_blocks = work.batch * ((problem.num_heads + 63) / 64);
-    if (kernel == Kernel::kQuantized && has_one_scale(kv_layout(problem.cache)) && (rows <= 16 || large_blocks >= 8))
+    const bool small_batch = rows > 16 && work.batch * rows < int64_t{8} * 64;
+    if (kernel == Kernel::kQuantized && has_one_scale(kv_layout(problem.cache)) && !small_batch)
       count = find_count(Kernel::kCodes, rows <= 16, arch, gpu.arch);
     if (count == nullptr) count = find_count(kernel, rows <= 16, arch, gpu.arch);
     if (count != nullptr) {

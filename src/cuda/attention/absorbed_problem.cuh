@@ -164,6 +164,7 @@ cuda::AbsorbedArgs common_args(const Args& args) {
   to.q_pe_stride_token = args.q_pe_stride_token;
   to.q_pe_stride_head = args.q_pe_stride_head;
   to.batch_size = args.batch_size;
+  to.num_tokens = args.num_tokens;
   to.queries = args.queries;
   to.options = args.options;
   to.sm_scale = args.sm_scale;

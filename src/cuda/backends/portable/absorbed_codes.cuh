@@ -63,7 +63,8 @@ struct alignas(8) CodeScales {
     const SplitScale a = split(latent_scale), b = split(rope_scale);
     // A product of two numbers of four significant bits is exact in bf16.
     constexpr uint32_t kBeyondFourBits = 0x000FFFFFU;
-    plain = a.mantissa == b.mantissa && (std::bit_cast<uint32_t>(a.mantissa) & kBeyondFourBits) == 0;
+    plain = a.mantissa == b.mantissa && is_finite(a.mantissa) &&
+            (std::bit_cast<uint32_t>(a.mantissa) & kBeyondFourBits) == 0;
     latent_power = a.power;
     rope_power = b.power;
     latent = a.mantissa;
