@@ -44,11 +44,12 @@ TEST_P(DecodeOnDevice, OneScale) {
                               {0x1p-6F, 0x1p-9F},
                               {0x1.4p-6F, 0x1.4p-3F},
                               {0x1.4p-6F, 0x1p-6F},
+                              {0x1.3p-6F, 0x1.3p-6F},
                               {0x1.6p-6F, 0x1.62p-6F},
                               {0.018F, 0.018F},
                               {0x1p-70F, 0x1p-70F},
                               {0x1p66F, 0x1p66F}})
-    for (int32_t heads : {16, 65})
+    for (int32_t heads : {16, 33})
       for (DType q_dtype : {DType::kBF16, DType::kE4M3, DType::kF16}) {
         DecodeSpec spec = small_decode(CacheFormat::kFP8);
         spec.cache.own_kpe_scale = spec.cache.two_tensors = scales.latent != scales.rope;
@@ -56,8 +57,8 @@ TEST_P(DecodeOnDevice, OneScale) {
         spec.cache.kpe_scale = scales.rope;
         spec.num_heads = heads;
         spec.q_dtype = q_dtype;
-        spec.o_dtype = q_dtype == DType::kF16 ? DType::kF32 : DType::kBF16;
-        spec.kv_len = {170, 0, 33, 1, 64, 65, 2, 31};
+        spec.o_dtype = DType::kF32;
+        spec.kv_len = {170, 0, 33, 1, 64, 65, 2, 31, 5, 3, 32, 63, 96, 7, 0, 130};
         expect_ok(spec);
       }
 }
