@@ -78,6 +78,11 @@ struct WgmmaForm {
       ptx::wgmma_f16<kN, kTransposeB>(d, a, b, accumulate);
   }
 
+  /// Holds the descriptors of all steps.
+  struct Descriptors {
+    uint64_t a[kSteps], b[kSteps];
+  };
+
   template <class Layout>
   static MLA_DEVICE void lay_out(const uint32_t* from, ptx::SharedAddress to, int rows) {
     for (int i = ptx::thread_index(); i < rows * 64; i += kThreads) {
@@ -86,27 +91,44 @@ struct WgmmaForm {
     }
   }
 
-  /// Returns where the next layout's outputs begin.
   template <ptx::Swizzle kSwizzle>
-  static MLA_DEVICE uint32_t* run_layout(const Params& p, uint32_t* out) {
+  static MLA_DEVICE void lay_out(const Params& p, Descriptors& descriptors) {
     using LayoutA = TileLayout<kSwizzle, false>;
     using LayoutB = TileLayout<kSwizzle, kTransposeB>;
     const ptx::SharedAddress a = ptx::shared_address(ptx::shared_memory());
     const ptx::SharedAddress b = a + kABytes;
-    ptx::sync_block();
     lay_out<LayoutA>(p.in, a, 64);
     lay_out<LayoutB>(p.in + 2048, b, kN);
-    ptx::fence_async_proxy();
-    ptx::sync_block();
+    MLA_UNROLL
+    for (int step = 0; step < kSteps; ++step) {
+      descriptors.a[step] = LayoutA::descriptor(a, 64, step);
+      descriptors.b[step] = LayoutB::descriptor(b, kN, step);
+    }
+  }
+
+  static MLA_DEVICE void run(const Params& p) {
+    uint32_t* out = p.out;
     const int row = ptx::warp() * 16 + ptx::lane() / 4;
     uint32_t registers[kSteps][4];
     MLA_UNROLL
     for (int step = 0; step < kSteps; ++step) MLA_UNROLL
     for (int i = 0; i < 4; ++i)
       registers[step][i] = p.in[(row + i % 2 * 8) * 32 + step * 8 + i / 2 * 4 + ptx::lane() % 4];
+    // One loop for all, since what differs is in the descriptors, and each copy of the multiplications takes long to
+    // compile.
     MLA_NO_UNROLL
-    for (int round = 0; round < 2; ++round) {
-      const bool accumulate = round == 0;
+    for (int round = 0; round < 6; ++round) {
+      const bool accumulate = round % 2 == 0;
+      Descriptors descriptors;
+      ptx::sync_block();
+      if (round < 2)
+        lay_out<ptx::Swizzle::kNone>(p, descriptors);
+      else if (round < 4)
+        lay_out<ptx::Swizzle::k128>(p, descriptors);
+      else
+        lay_out<ptx::Swizzle::k64>(p, descriptors);
+      ptx::fence_async_proxy();
+      ptx::sync_block();
       float d[kN / 2];
       for (int i = 0; i < kN / 2; ++i)
         d[i] = accumulate ? static_cast<float>(i % 8) : std::bit_cast<float>(0x7FC00000U);
@@ -114,11 +136,10 @@ struct WgmmaForm {
       ptx::wgmma_fence();
       MLA_UNROLL
       for (int step = 0; step < kSteps; ++step) {
-        const uint64_t descriptor_b = LayoutB::descriptor(b, kN, step);
         if constexpr (kARegisters)
-          multiply(d, registers[step], descriptor_b, accumulate || step != 0);
+          multiply(d, registers[step], descriptors.b[step], accumulate || step != 0);
         else
-          multiply(d, LayoutA::descriptor(a, 64, step), descriptor_b, accumulate || step != 0);
+          multiply(d, descriptors.a[step], descriptors.b[step], accumulate || step != 0);
         if (step % 2 == 1) ptx::wgmma_commit();
       }
       ptx::wgmma_wait<0>();
@@ -127,13 +148,6 @@ struct WgmmaForm {
         out[(row + i % 4 / 2 * 8) * kN + i / 4 * 8 + ptx::lane() % 4 * 2 + i % 2] = std::bit_cast<uint32_t>(d[i]);
       out += 64 * kN;
     }
-    return out;
-  }
-
-  static MLA_DEVICE void run(const Params& p) {
-    uint32_t* out = run_layout<ptx::Swizzle::kNone>(p, p.out);
-    out = run_layout<ptx::Swizzle::k128>(p, out);
-    run_layout<ptx::Swizzle::k64>(p, out);
   }
 };
 
