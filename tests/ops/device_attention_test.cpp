@@ -284,14 +284,17 @@ TEST_P(DecodeSparseOnDevice, RandomProblems) {
 class PrefillOnDevice : public DeviceTest<Op::kPrefill> {};
 MLA_FOR_EVERY_DEVICE(PrefillOnDevice, Op::kPrefill);
 
+constexpr int32_t kPrefillDims[][2] = {{192, 128}, {128, 128}, {256, 256}};
+
 TEST_P(PrefillOnDevice, RaggedAndEmptyRequests) {
   for (DType dtype : {DType::kBF16, DType::kF16})
-    for (int32_t d_qk : {192, 128})
+    for (const auto& [d_qk, d_v] : kPrefillDims)
       for (bool causal : {true, false}) {
         PrefillSpec spec;
         spec.num_heads = 3;
         spec.dtype = spec.o_dtype = dtype;
         spec.d_qk = d_qk;
+        spec.d_v = d_v;
         spec.causal = causal;
         spec.q_len = {65, 0, 1, 20, 9};
         spec.kv_len = {65, 7, 40, 131, 0};
@@ -300,19 +303,22 @@ TEST_P(PrefillOnDevice, RaggedAndEmptyRequests) {
 }
 
 TEST_P(PrefillOnDevice, OptionsAndStrides) {
-  for (int which = 0; which < 4; ++which) {
-    PrefillSpec spec;
-    spec.num_heads = 2;
-    spec.q_len = {50, 17};
-    spec.kv_len = {90, 17};
-    spec.options.attn_sink = which == 0;
-    if (which == 1) spec.options.window_left = 20;
-    if (which == 2) spec.options.logits_soft_cap = 30.0F;
-    spec.options.alibi_slopes = which == 3;
-    spec.o_dtype = which == 3 ? DType::kF32 : DType::kBF16;
-    spec.q_head_extra = spec.k_token_extra = spec.v_head_extra = spec.o_token_extra = which * 3;
-    expect_ok(spec);
-  }
+  for (const auto& [d_qk, d_v] : kPrefillDims)
+    for (int which = 0; which < 4; ++which) {
+      PrefillSpec spec;
+      spec.num_heads = 2;
+      spec.d_qk = d_qk;
+      spec.d_v = d_v;
+      spec.q_len = {50, 17};
+      spec.kv_len = {90, 17};
+      spec.options.attn_sink = which == 0;
+      if (which == 1) spec.options.window_left = 20;
+      if (which == 2) spec.options.logits_soft_cap = 30.0F;
+      spec.options.alibi_slopes = which == 3;
+      spec.o_dtype = which == 3 ? DType::kF32 : DType::kBF16;
+      spec.q_head_extra = spec.k_token_extra = spec.v_head_extra = spec.o_token_extra = which * 3;
+      expect_ok(spec);
+    }
 }
 
 TEST_P(PrefillOnDevice, RandomProblems) {

@@ -228,13 +228,17 @@ TEST_P(DecodeSparseEdges, OptionsChangedAfterThePlan) {
 class PrefillEdges : public DeviceTest<Op::kPrefill> {};
 MLA_FOR_EVERY_DEVICE(PrefillEdges, Op::kPrefill);
 
+constexpr int32_t kPrefillDims[][2] = {{192, 128}, {128, 128}, {256, 256}};
+
 TEST_P(PrefillEdges, OptionsChangedAfterThePlan) {
-  for (int32_t d_qk : {192, 128}) {
+  for (const auto& [d_qk, d_v] : kPrefillDims) {
     kit::PrefillSpec spec;
     spec.d_qk = d_qk;
+    spec.d_v = d_v;
     spec.num_heads = 2;
     spec.q_len = {20};
     spec.kv_len = {70};
+    if (!can_run(spec)) continue;
     for (const kit::PrefillSpec& other : changed_after_plan(spec)) {
       kit::PrefillCase problem(spec);
       run_with_other_options(context(), problem, other);
@@ -244,27 +248,31 @@ TEST_P(PrefillEdges, OptionsChangedAfterThePlan) {
 }
 
 TEST_P(PrefillEdges, OfCausalityAndWindowsAroundTiles) {
-  for (int32_t window : {-1, 31, 64, 65})
-    for (int32_t q_len : {5, 64, 65}) {
-      kit::PrefillSpec spec;
-      spec.num_heads = 1;
-      spec.q_len = {q_len};
-      spec.kv_len = {64, 65, 128, 129, 200};
-      spec.options.window_left = window;
-      const kit::PrefillCase problem(spec);
-      const PrefillParams params = problem.params();
-      int64_t first_key = 0;
-      for (size_t b = 0; b < spec.kv_len.size(); first_key += spec.kv_len[b++]) {
-        const int64_t position = spec.kv_len[b] - q_len + static_cast<int64_t>(b) % q_len;
-        const int64_t key = b % 2 == 0 || window < 0 ? position : position - window;
-        if (key >= 0)
-          kit::store_element(params.k.data, spec.dtype, (first_key + key) * params.k.stride[0],
-                             std::numeric_limits<float>::quiet_NaN());
+  for (const auto& [d_qk, d_v] : kPrefillDims)
+    for (int32_t window : {-1, 31, 64, 65})
+      for (int32_t q_len : {5, 64, 65}) {
+        kit::PrefillSpec spec;
+        spec.d_qk = d_qk;
+        spec.d_v = d_v;
+        spec.num_heads = 1;
+        spec.q_len = {q_len};
+        spec.kv_len = {64, 65, 128, 129, 200};
+        spec.options.window_left = window;
+        if (!can_run(spec)) continue;
+        const kit::PrefillCase problem(spec);
+        const PrefillParams params = problem.params();
+        int64_t first_key = 0;
+        for (size_t b = 0; b < spec.kv_len.size(); first_key += spec.kv_len[b++]) {
+          const int64_t position = spec.kv_len[b] - q_len + static_cast<int64_t>(b) % q_len;
+          const int64_t key = b % 2 == 0 || window < 0 ? position : position - window;
+          if (key >= 0)
+            kit::store_element(params.k.data, spec.dtype, (first_key + key) * params.k.stride[0],
+                               std::numeric_limits<float>::quiet_NaN());
+        }
+        const Result<kit::PlannedRun> done = kit::plan_and_run(context(), problem);
+        ASSERT_TRUE(done.ok()) << done.status().message();
+        expect_outputs(problem);
       }
-      const Result<kit::PlannedRun> done = kit::plan_and_run(context(), problem);
-      ASSERT_TRUE(done.ok()) << done.status().message();
-      expect_outputs(problem);
-    }
 }
 
 class PrefillSparseEdges : public DeviceTest<Op::kPrefillSparse> {};

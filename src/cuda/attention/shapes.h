@@ -19,8 +19,6 @@ DType key_dtype(CacheFormat format);
 struct Widths {
   int64_t d_qk, d_v;
 };
-/// The tensor-core kernels of prefill are compiled for these head dims.
-inline constexpr Widths kPrefillWidths[] = {{192, 128}, {128, 128}};
 
 bool is_one_of(const Problem& problem, std::span<const Widths> all);
 core::Reason widths_refusal(const Problem& problem, std::span<const Widths> all);

@@ -24,6 +24,9 @@ Reason indexer_refusal(const Problem& problem) {
   return {};
 }
 
+/// The kernels of prefill are compiled for these head dims (prefill.cu).
+constexpr Widths kPrefillWidths[] = {{192, 128}, {128, 128}};
+
 Reason prefill_refusal(const Problem& problem) {
   if (problem.q_dtype == DType::kF32) return "takes bf16 and f16, not f32";
   return widths_refusal(problem, kPrefillWidths);
