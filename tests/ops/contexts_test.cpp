@@ -32,7 +32,7 @@ void check_everything(const Context& context, uint64_t first_seed, Failures& fai
     const kit::Outcome outcome = kit::check(context, spec);
     if (!outcome.ok) failures.add(outcome.line());
   };
-  for (uint64_t seed = first_seed; seed < first_seed + 2; ++seed) {
+  for (uint64_t seed = first_seed; seed < first_seed + 4; ++seed) {
     check(kit::random_decode_spec(seed, CacheFormat::kBF16));
     check(kit::random_prefill_spec(seed, DType::kBF16));
     check(kit::random_merge_spec(seed, DType::kF32));

@@ -284,8 +284,6 @@ TEST_P(DecodeSparseOnDevice, RandomProblems) {
 class PrefillOnDevice : public DeviceTest<Op::kPrefill> {};
 MLA_FOR_EVERY_DEVICE(PrefillOnDevice, Op::kPrefill);
 
-constexpr int32_t kPrefillDims[][2] = {{192, 128}, {128, 128}, {256, 256}};
-
 TEST_P(PrefillOnDevice, RaggedAndEmptyRequests) {
   for (DType dtype : {DType::kBF16, DType::kF16})
     for (const auto& [d_qk, d_v] : kPrefillDims)

@@ -228,8 +228,6 @@ TEST_P(DecodeSparseEdges, OptionsChangedAfterThePlan) {
 class PrefillEdges : public DeviceTest<Op::kPrefill> {};
 MLA_FOR_EVERY_DEVICE(PrefillEdges, Op::kPrefill);
 
-constexpr int32_t kPrefillDims[][2] = {{192, 128}, {128, 128}, {256, 256}};
-
 TEST_P(PrefillEdges, OptionsChangedAfterThePlan) {
   for (const auto& [d_qk, d_v] : kPrefillDims) {
     kit::PrefillSpec spec;
