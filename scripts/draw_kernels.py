@@ -286,8 +286,8 @@ def cuda_portable_prefill_block() -> Picture:
                 x += 10
     one.text(x0 + 2, warps + 57, "K(t) is there", "signal halo")
     one.text(x0 + 128, warps + 57, "V(t) is there, K(t) is read", "signal halo")
-    one.text(12, 250, "On machines with 99 KB a block, eight warps of 16 rows have two stages and Q in registers: one barrier "
-             "a tile.", "small muted")  # fmt: skip
+    one.text(12, 250, "Where a block gets 99 KB, it has the SM alone, and two groups of four warps are what the two blocks are here: "
+             "each has every second tile.", "small muted")  # fmt: skip
     return one
 
 

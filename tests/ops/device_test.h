@@ -25,7 +25,7 @@ inline std::vector<std::string> tested_devices() {
 }
 
 /// Holds d_qk and d_v of up-projected attention for which some GPU has kernels on tensor cores.
-inline constexpr int32_t kPrefillDims[][2] = {{192, 128}, {128, 128}, {256, 256}};
+inline constexpr int32_t kPrefillDims[][2] = {{192, 128}, {128, 128}, {256, 128}, {256, 256}};
 
 /// Returns every tested device with every row of an operation's table that is for GPUs like it.
 inline std::vector<std::tuple<std::string, std::string>> devices_and_rows(Op op) {

@@ -8,7 +8,7 @@ namespace mla::cuda::portable {
 namespace {
 
 /// The tensor-core kernels of prefill are compiled for these head dims (prefill.cu).
-constexpr Widths kPrefillWidths[] = {{192, 128}, {128, 128}, {256, 256}};
+constexpr Widths kPrefillWidths[] = {{192, 128}, {128, 128}, {256, 128}, {256, 256}};
 
 Numerics numerics(const Problem& problem) {
   // f32, and head dims that the tensor cores do not take, are computed without them (prefill_any.cuh).

@@ -11,26 +11,21 @@
 namespace mla::MLA_CUDA_NAMESPACE::portable {
 namespace {
 
-/// Chooses the tiling by the shared memory of a block; docs/kernels/cuda_portable_prefill.md has the arithmetic. Causal
-/// 192/128, 128 heads, 8k tokens on an H200 (2026-11-20): the three tilings give 386, 372 and 278 TFLOP/s there, and no
-/// other tiling that was tried more than 382. On the machines that the second and third one are for they never ran.
-constexpr PrefillTiling tiling_of_128() {
-  if (kSharedBytesPerBlock >= 227 * 1024)
-    return {.warps = 4, .row_tiles = 2, .keys = 64, .stages = 1, .q_steps = 1, .min_blocks = 2};
-  if (kSharedBytesPerBlock >= 163 * 1024)
-    return {.warps = 4, .row_tiles = 2, .keys = 48, .stages = 1, .q_steps = 0, .min_blocks = 2};
-  return {.warps = 8, .row_tiles = 1, .keys = 64, .stages = 2, .q_steps = 12, .min_blocks = 1};
-}
-
-/// Chooses it for 256 channels of values. A warp has 16 rows, whose outputs are 128 registers of a thread.
-/// No other tiling was tried. The third one gives 223 TFLOP/s for 64 heads (causal, 8k tokens, H100, 2026-11-23); the
-/// others were not timed.
-constexpr PrefillTiling tiling_of_256() {
-  if (kSharedBytesPerBlock >= 227 * 1024)
-    return {.warps = 4, .row_tiles = 1, .keys = 64, .stages = 1, .q_steps = 0, .min_blocks = 2};
-  if (kSharedBytesPerBlock >= 163 * 1024)
-    return {.warps = 4, .row_tiles = 1, .keys = 48, .stages = 1, .q_steps = 0, .min_blocks = 2};
-  return {.warps = 8, .row_tiles = 1, .keys = 32, .stages = 1, .q_steps = 0, .min_blocks = 1};
+/// Chooses the tiling by the shared memory of a block. docs/kernels/cuda_portable_prefill.md has the arithmetic, and
+/// the figures of these and other tilings on an H200, where those for 163 and 99 KB were timed with as many blocks an
+/// SM as their own machines have.
+constexpr PrefillTiling tiling_of(int d_qk, int d_v) {
+  constexpr bool kLarge = kSharedBytesPerBlock >= 163 * 1024, kHuge = kSharedBytesPerBlock >= 227 * 1024;
+  if (d_v == 256) {
+    if (kLarge) return {.groups = 1, .warps = 4, .row_tiles = 1, .keys = 64, .q_steps = 8, .min_blocks = 2};
+    return {.groups = 2, .warps = 4, .row_tiles = 1, .keys = 48, .q_steps = 16, .min_blocks = 1};
+  }
+  if (kHuge || (kLarge && d_qk == 128))
+    return {.groups = 1, .warps = 4, .row_tiles = 2, .keys = 64, .q_steps = 1, .min_blocks = 2};
+  if (d_qk == 256) return {.groups = 2, .warps = 4, .row_tiles = 1, .keys = 64, .q_steps = 16, .min_blocks = 1};
+  if (kLarge) return {.groups = 1, .warps = 4, .row_tiles = 2, .keys = 48, .q_steps = 0, .min_blocks = 2};
+  if (d_qk == 128) return {.groups = 2, .warps = 4, .row_tiles = 2, .keys = 64, .q_steps = 0, .min_blocks = 1};
+  return {.groups = 2, .warps = 4, .row_tiles = 2, .keys = 48, .q_steps = 4, .min_blocks = 1};
 }
 
 /// Returns whether every row of a tensor of 16-bit elements begins at a multiple of n elements in memory.
@@ -48,7 +43,7 @@ cuda::LaunchShape shape_of(int num_blocks, int num_heads, int shared_bytes) {
 
 template <DType kType, int kDQk, int kDV>
 Status run_tensor_cores(const core::PrefillArgs& args, cuda::Queue& queue) {
-  using Kernel = PrefillKernel<kType, kDQk, kDV, kDV == 256 ? tiling_of_256() : tiling_of_128()>;
+  using Kernel = PrefillKernel<kType, kDQk, kDV, tiling_of(kDQk, kDV)>;
   const PrefillParams params = {.args = args,
                                 .rows_aligned = is_multiple(8, args.q, args.q_stride_token, args.q_stride_head) &&
                                                 is_multiple(8, args.k, args.k_stride_token, args.k_stride_head) &&
@@ -72,6 +67,7 @@ Status run_16bit(const core::PrefillArgs& args, cuda::Queue& queue) {
   if (args.d_v == 128 && args.d_qk == 192) return run_tensor_cores<kType, 192, 128>(args, queue);
   if (args.d_v == 128 && args.d_qk == 128) return run_tensor_cores<kType, 128, 128>(args, queue);
   if (args.d_v == 256 && args.d_qk == 256) return run_tensor_cores<kType, 256, 256>(args, queue);
+  if (args.d_v == 128 && args.d_qk == 256) return run_tensor_cores<kType, 256, 128>(args, queue);
   return run_any<kType>(args, queue);
 }
 

@@ -3,17 +3,20 @@
 // each row sees, O = P V. A block computes kRows query rows of a head.
 //
 // Grid: x = T / kRows + B slots for query blocks, since a block finds its request by bisection and surplus blocks exit;
-// the longest rows of a request come first; y, z = heads. Each of kTiling.warps warps has 16 * row_tiles rows of Q and
-// O. P never leaves registers, because the accumulators of S have the layout of P as an operand.
-// Shared memory (swizzled tiles): Q [kRows, d_qk] | K [stages][keys, d_qk] | V [stages][keys, d_v], 2 bytes each, and
-// WarpRows [warps]. Q lies under K and V if registers hold all of it.
-// The loop with one stage: K of tile t + 1 comes during softmax and P V of tile t, V(t) during Q K^T; two blocks of an
-// SM fill each other's gaps:
+// the longest rows of a request come first; y, z = heads. Each of a group's kTiling.warps warps has 16 * row_tiles rows
+// of Q and O. P never leaves registers, because the accumulators of S have the layout of P as an operand. Two groups
+// have the same rows: the one has the even tiles of keys, the other the odd ones, each in its own memory and at its own
+// pace, and at the end the first takes over the second's outputs.
+// Shared memory (swizzled tiles): Q [kRows, d_qk] | for each group K [keys, d_qk] | V [keys, d_v], 2 bytes each, and
+// WarpRows [warps]. Segments of 64 channels of Q that stay in registers come by way of the place of K and V, and have
+// no other.
+// The loop of a group; two of them, or two blocks of an SM, fill each other's gaps:
 //   wait K(t), barrier | load V(t) | S | wait V(t), barrier | load K(t + 1) | softmax, P V
-// The loop with two stages has one barrier a tile: K and V of tile t + 1 come during all of tile t.
 // docs/kernels/cuda_portable_prefill.md describes the kernel.
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <numbers>
@@ -31,10 +34,10 @@
 namespace mla::MLA_CUDA_NAMESPACE::portable {
 
 struct PrefillTiling {
-  int warps;
+  int groups;      // 1 or 2: warps that share the rows, and take every groups-th tile of keys
+  int warps;       // of a group
   int row_tiles;   // tiles of 16 rows that a warp has
   int keys;        // keys of a tile of K or V
-  int stages;      // 1 or 2
   int q_steps;     // steps of 16 channels of Q that stay in registers; the others are read from shared memory
   int min_blocks;  // blocks that share an SM
 };
@@ -50,7 +53,9 @@ class PrefillKernel {
  public:
   using Params = PrefillParams;
   static constexpr const char* kName = "prefill";
-  static constexpr int kThreads = kTiling.warps * kWarpSize;
+  static constexpr int kGroups = kTiling.groups;
+  static constexpr int kGroupThreads = kTiling.warps * kWarpSize;
+  static constexpr int kThreads = kGroups * kGroupThreads;
   static constexpr int kMinBlocks = kTiling.min_blocks;
   static constexpr int kRows = kTiling.warps * kTiling.row_tiles * 16;
 
@@ -73,21 +78,22 @@ class PrefillKernel {
   static constexpr int kRowTiles = kTiling.row_tiles;
   static constexpr int kWarpRows = kRowTiles * 16;
   static constexpr int kQSteps = kTiling.q_steps < kQkSteps ? kTiling.q_steps : kQkSteps;
-  static constexpr bool kSharedQ = kQSteps < kQkSteps;
-  static constexpr int kQTileBytes = kRows * kQkBytes;
+  static constexpr int kSegmentSteps = kSegmentBytes / 32;
+  static constexpr int kOwnedSegments = kQSteps / kSegmentSteps;  // segments of Q that only registers hold
+  static constexpr int kOwnedBytes = kOwnedSegments * kSegmentBytes, kSharedQBytes = kQkBytes - kOwnedBytes;
   static constexpr int kKTileBytes = kKeys * kQkBytes, kVTileBytes = kKeys * kVBytes;
-  static constexpr int kKeyTilesBytes = kTiling.stages * (kKTileBytes + kVTileBytes);
-  static constexpr int kKBegin = kSharedQ ? kQTileBytes : 0;
-  static constexpr int kVBegin = kKBegin + kTiling.stages * kKTileBytes;
+  static constexpr int kGroupBytes = kKTileBytes + kVTileBytes;
+  static constexpr int kKeysBegin = kRows * kSharedQBytes;
+  // The second group hands these on: 16 bytes of each thread for each tile of 16 rows and 8 channels, or of states.
+  static constexpr int kHandedVectors = kGroups == 1 ? 0 : kRowTiles * (kOutTiles + 1);
 
  public:
-  static constexpr int kTilesBytes = kSharedQ                       ? kQTileBytes + kKeyTilesBytes
-                                     : kQTileBytes > kKeyTilesBytes ? kQTileBytes
-                                                                    : kKeyTilesBytes;
-  static constexpr int kSharedBytes = kTilesBytes + kTiling.warps * static_cast<int>(sizeof(WarpRows));
+  static constexpr int kTilesBytes = std::max(
+      {kKeysBegin + kGroups * kGroupBytes, kKeysBegin + kRows* kOwnedBytes, kHandedVectors* kGroupThreads * 16});
+  static constexpr int kSharedBytes = kTilesBytes + kThreads / kWarpSize * static_cast<int>(sizeof(WarpRows));
   static_assert(kSharedBytes <= kSharedBytesPerBlock);
-  static_assert(kKeys % 16 == 0 && kDQk % 64 == 0 && kDV % 64 == 0 && kThreads % 64 == 0);
-  static_assert(kTiling.stages == 1 || kTiling.stages == 2);
+  static_assert(kKeys % 16 == 0 && kDQk % 64 == 0 && kDV % 64 == 0 && kGroupThreads % 64 == 0);
+  static_assert(kGroups == 1 || kGroups == 2);
 
   static MLA_DEVICE void run(const Params& params) {
     const int head = ptx::block_index_z() * kMaxGridY + ptx::block_index_y();
@@ -102,6 +108,7 @@ class PrefillKernel {
   const core::PrefillArgs& args_;
   const QueryBlock block_;
   const int head_;
+  const int group_;
   const int warp_row_;  // first row of the warp in the block
   const ptx::SharedAddress shared_;
 
@@ -115,11 +122,12 @@ class PrefillKernel {
         args_(params.args),
         block_(block),
         head_(head),
-        warp_row_(ptx::shuffle(ptx::warp(), 0) * kWarpRows),
+        group_(kGroups == 1 ? 0 : ptx::shuffle(ptx::warp(), 0) / kTiling.warps),
+        warp_row_((ptx::shuffle(ptx::warp(), 0) - group_ * kTiling.warps) * kWarpRows),
         shared_(ptx::shared_address(ptx::shared_memory())) {}
 
   MLA_DEVICE ptx::SharedAddress warp_rows_address() const {
-    return shared_ + static_cast<uint32_t>(kTilesBytes + warp_row_ / kWarpRows * static_cast<int>(sizeof(WarpRows)));
+    return shared_ + static_cast<uint32_t>(kTilesBytes + ptx::warp() * static_cast<int>(sizeof(WarpRows)));
   }
   MLA_DEVICE WarpRows warp_rows() const { return ptx::load_shared<WarpRows>(warp_rows_address()); }
   MLA_DEVICE void store_warp_rows(const QueryBlock& block) const {
@@ -143,22 +151,22 @@ class PrefillKernel {
     return first_key + kKeys <= visible(rows.position).end && first_key >= visible(rows.position + kWarpRows - 1).begin;
   }
 
-  /// Returns where the warp's rows of Q lie.
-  MLA_DEVICE ptx::SharedAddress q_tile() const { return shared_ + static_cast<uint32_t>(warp_row_ * kQkBytes); }
-  MLA_DEVICE ptx::SharedAddress k_tile(int stage) const {
-    return shared_ + static_cast<uint32_t>(kKBegin + stage * kKTileBytes);
+  /// Returns where the warp's rows of Q lie: the channels from kOwnedSegments on.
+  MLA_DEVICE ptx::SharedAddress q_tile() const { return shared_ + static_cast<uint32_t>(warp_row_ * kSharedQBytes); }
+  MLA_DEVICE ptx::SharedAddress k_tile() const {
+    return shared_ + static_cast<uint32_t>(kKeysBegin + group_ * kGroupBytes);
   }
-  MLA_DEVICE ptx::SharedAddress v_tile(int stage) const {
-    return shared_ + static_cast<uint32_t>(kVBegin + stage * kVTileBytes);
-  }
+  MLA_DEVICE ptx::SharedAddress v_tile() const { return k_tile() + static_cast<uint32_t>(kKTileBytes); }
 
-  /// Starts to copy rows of global memory into a tile; rows from `num_rows` on become zero. A warp copies four rows of
-  /// 128 bytes at a time. Rows that are not aligned have been copied when it returns.
-  template <int kTileRows, int kRowBytes>
+  /// Starts to copy rows of global memory into a tile; rows from `num_rows` on become zero. kLoaders threads, the
+  /// block's or the group's, call it, and a warp copies four rows of 128 bytes at a time. Rows that are not aligned
+  /// have been copied when it returns.
+  template <int kLoaders, int kTileRows, int kRowBytes>
   MLA_DEVICE void load_tile(ptx::SharedAddress to, const void* from, int64_t offset, int64_t stride,
                             int num_rows) const {
-    const int chunk = ptx::thread_index() % kChunksPerSegment, row = ptx::thread_index() / kChunksPerSegment;
-    constexpr int kRowsAtOnce = kThreads / kChunksPerSegment;
+    const int loader = ptx::thread_index() % kLoaders;
+    const int chunk = loader % kChunksPerSegment, row = loader / kChunksPerSegment;
+    constexpr int kRowsAtOnce = kLoaders / kChunksPerSegment;
     static_assert(kTileRows % kRowsAtOnce == 0 && kRowsAtOnce % 8 == 0);
     const uint16_t* source = static_cast<const uint16_t*>(from) + offset + row * stride + chunk * 8;
     to += tile_offset<kRowBytes>(row, chunk);
@@ -190,23 +198,30 @@ class PrefillKernel {
     }
   }
   MLA_DEVICE void load_q() const {
-    load_tile<kRows, kQkBytes>(shared_, args_.q,
-                               block_.first_token * args_.q_stride_token + head_ * args_.q_stride_head,
-                               args_.q_stride_token, block_.rows);
+    const int64_t offset = block_.first_token * args_.q_stride_token + head_ * args_.q_stride_head;
+    if constexpr (kOwnedBytes > 0)
+      load_tile<kThreads, kRows, kOwnedBytes>(shared_ + kKeysBegin, args_.q, offset, args_.q_stride_token, block_.rows);
+    if constexpr (kSharedQBytes > 0)
+      load_tile<kThreads, kRows, kSharedQBytes>(shared_, args_.q, offset + kOwnedBytes / kElementBytes,
+                                                args_.q_stride_token, block_.rows);
   }
-  MLA_DEVICE void load_k(int stage, int tile) const {
-    load_tile<kKeys, kQkBytes>(k_tile(stage), args_.k,
-                               (block_.first_key + tile * kKeys) * args_.k_stride_token + head_ * args_.k_stride_head,
-                               args_.k_stride_token, block_.kv_len - tile * kKeys);
+  MLA_DEVICE void load_k(int tile) const {
+    load_tile<kGroupThreads, kKeys, kQkBytes>(
+        k_tile(), args_.k, (block_.first_key + tile * kKeys) * args_.k_stride_token + head_ * args_.k_stride_head,
+        args_.k_stride_token, block_.kv_len - tile * kKeys);
   }
-  MLA_DEVICE void load_v(int stage, int tile) const {
-    load_tile<kKeys, kVBytes>(v_tile(stage), args_.v,
-                              (block_.first_key + tile * kKeys) * args_.v_stride_token + head_ * args_.v_stride_head,
-                              args_.v_stride_token, block_.kv_len - tile * kKeys);
+  MLA_DEVICE void load_v(int tile) const {
+    load_tile<kGroupThreads, kKeys, kVBytes>(
+        v_tile(), args_.v, (block_.first_key + tile * kKeys) * args_.v_stride_token + head_ * args_.v_stride_head,
+        args_.v_stride_token, block_.kv_len - tile * kKeys);
   }
-  static MLA_DEVICE void wait_for_copies() {
+  /// Waits until all copies of the group's threads are in its memory.
+  MLA_DEVICE void wait_for_copies() const {
     ptx::cp_async_wait<0>();
-    ptx::sync_block();
+    if constexpr (kGroups == 1)
+      ptx::sync_block();
+    else
+      ptx::sync_threads(1 + group_, kGroupThreads);
   }
 
   MLA_DEVICE void attend() const {
@@ -221,43 +236,33 @@ class PrefillKernel {
 
     store_warp_rows(block_);
     load_q();
-    if constexpr (!kSharedQ) {
+    if constexpr (kOwnedSegments > 0 || kGroups > 1) {
       ptx::cp_async_commit();
-      wait_for_copies();
+      ptx::cp_async_wait<0>();
+      ptx::sync_block();
       load_q_registers(q);
-      ptx::sync_block();  // all warps have read Q, so that K and V may lie there
+      ptx::sync_block();  // all warps have read their segments, so that K and V may lie there
     }
-    if (first_tile < end_tile) {
-      load_k(0, first_tile);
-      if constexpr (kTiling.stages == 2) load_v(0, first_tile);
-    }
+    if (first_tile + group_ < end_tile) load_k(first_tile + group_);
     ptx::cp_async_commit();
     ptx::sync_warp();  // the warp's WarpRows are written
 
     MLA_NO_UNROLL
-    for (int tile = first_tile, stage = 0; tile < end_tile; ++tile, stage ^= kTiling.stages - 1) {
+    for (int tile = first_tile + group_; tile < end_tile; tile += kGroups) {
       const bool computes = any_visible(tile * kKeys);
       Scores s = {};
 
-      // K of this tile has come, with two stages V as well, and all warps are done with the tile before.
-      wait_for_copies();
-      if constexpr (kTiling.stages == 1) {
-        load_v(0, tile);
-      } else if (tile + 1 < end_tile) {
-        load_k(stage ^ 1, tile + 1);
-        load_v(stage ^ 1, tile + 1);
-      }
+      wait_for_copies();  // K has come, and all warps are done with V of the group's tile before
+      load_v(tile);
       ptx::cp_async_commit();
-      if constexpr (kSharedQ && kQSteps > 0) {
+      if constexpr (kQSteps > 0 && kOwnedSegments == 0 && kGroups == 1) {
         if (tile == first_tile) load_q_registers(q);
       }
-      if (computes) multiply_qk(s, q, k_tile(stage));
+      if (computes) multiply_qk(s, q, k_tile());
 
-      if constexpr (kTiling.stages == 1) {
-        wait_for_copies();  // V has come, and all warps are done with K
-        if (tile + 1 < end_tile) load_k(0, tile + 1);
-        ptx::cp_async_commit();
-      }
+      wait_for_copies();  // V has come, and all warps are done with K
+      if (tile + kGroups < end_tile) load_k(tile + kGroups);
+      ptx::cp_async_commit();
       if (!computes) continue;
       if (!raw_scores) transform(s, tile * kKeys);
       const bool masked = !all_visible(tile * kKeys);
@@ -270,29 +275,80 @@ class PrefillKernel {
         for (int i = 0; i < kKeySteps; ++i) pack_p<kType>(s[r][2 * i], s[r][2 * i + 1], p[r][i]);
       }
       // A probability of 0 does not silence a value that is infinite or NaN.
-      if (masked && !all_finite(v_tile(stage))) {
-        multiply_pv<true>(o, p, v_tile(stage));
-        add_infinite_values(o, v_tile(stage), tile * kKeys);
+      if (masked && !all_finite(v_tile())) {
+        multiply_pv<true>(o, p, v_tile());
+        add_infinite_values(o, v_tile(), tile * kKeys);
       } else {
-        multiply_pv<false>(o, p, v_tile(stage));
+        multiply_pv<false>(o, p, v_tile());
       }
+    }
+    if constexpr (kGroups > 1) {
+      ptx::sync_block();  // nobody needs tiles any more
+      if (group_ == 1) hand_on(o, states);
+      ptx::sync_block();
+      if (group_ == 1) return;
+      take_over(o, states);
     }
     store(o, states);
   }
 
-  /// Loads the steps of Q that stay in registers.
+  /// Returns where the i-th vector of 16 bytes lies that a thread of the second group hands on to one of the first.
+  MLA_DEVICE ptx::SharedAddress handed(int i) const {
+    return shared_ + static_cast<uint32_t>((i * kGroupThreads + ptx::thread_index() % kGroupThreads) * 16);
+  }
+  MLA_DEVICE void hand_on(const Outputs& o, const SoftmaxRows (&states)[kRowTiles]) const {
+    MLA_UNROLL
+    for (int r = 0; r < kRowTiles; ++r) {
+      ptx::store_shared(handed(kRowTiles * kOutTiles + r), states[r]);
+      MLA_UNROLL
+      for (int n = 0; n < kOutTiles; ++n) {
+        ptx::Vec4 values;
+        MLA_UNROLL
+        for (int e = 0; e < 4; ++e) values.x[e] = std::bit_cast<uint32_t>(o[r][n][e]);
+        ptx::store_shared(handed(r * kOutTiles + n), values);
+      }
+    }
+  }
+  /// Adds what the second group has handed on.
+  MLA_DEVICE void take_over(Outputs& o, SoftmaxRows (&states)[kRowTiles]) const {
+    MLA_UNROLL
+    for (int r = 0; r < kRowTiles; ++r) {
+      auto others = ptx::load_shared<SoftmaxRows>(handed(kRowTiles * kOutTiles + r));
+      float factor[2], other_factor[2];
+      MLA_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        ScoreState &mine = states[r].of[i], &other = others.of[i];
+        const float max = std::fmax(mine.max, other.max);
+        factor[i] = mine.raise(max);
+        other_factor[i] = other.raise(max);
+        mine.sum += other.sum;
+      }
+      MLA_UNROLL
+      for (int n = 0; n < kOutTiles; ++n) {
+        const auto values = ptx::load_shared<ptx::Vec4>(handed(r * kOutTiles + n));
+        MLA_UNROLL
+        for (int e = 0; e < 4; ++e)
+          o[r][n][e] = o[r][n][e] * factor[e / 2] + std::bit_cast<float>(values.x[e]) * other_factor[e / 2];
+      }
+    }
+  }
+
+  /// Loads the steps of Q that stay in registers: whole segments from where K and V will lie, others from Q's place.
   MLA_DEVICE void load_q_registers(QRegisters& q) const {
-    const auto lane = lane_of_a<kQkBytes>(q_tile());
+    const auto owned = lane_of_a<kOwnedBytes>(shared_ + static_cast<uint32_t>(kKeysBegin + warp_row_ * kOwnedBytes));
+    const auto shared = lane_of_a<kSharedQBytes>(q_tile());
     MLA_UNROLL
     for (int step = 0; step < kQSteps; ++step) {
+      const int of_shared = step - kOwnedSegments * kSegmentSteps;
       MLA_UNROLL
-      for (int r = 0; r < kRowTiles; ++r) ptx::ldmatrix_x4(q[step][r], lane.at(r * 16, step * 2));
+      for (int r = 0; r < kRowTiles; ++r)
+        ptx::ldmatrix_x4(q[step][r], of_shared < 0 ? owned.at(r * 16, step * 2) : shared.at(r * 16, of_shared * 2));
     }
   }
 
   /// Computes s += q k^T.
   MLA_DEVICE void multiply_qk(Scores& s, const QRegisters& q, ptx::SharedAddress k_tile) const {
-    const auto q_lane = lane_of_a<kQkBytes>(q_tile());
+    const auto q_lane = lane_of_a<kSharedQBytes>(q_tile());
     const auto k_lane = lane_of_b<kQkBytes>(k_tile);
     MLA_UNROLL
     for (int step = 0; step < kQkSteps; ++step) {
@@ -303,7 +359,7 @@ class PrefillKernel {
           MLA_UNROLL
           for (int i = 0; i < 4; ++i) a[r][i] = q[step < kQSteps ? step : 0][r][i];
         } else {
-          ptx::ldmatrix_x4(a[r], q_lane.at(r * 16, step * 2));
+          ptx::ldmatrix_x4(a[r], q_lane.at(r * 16, (step - kOwnedSegments * kSegmentSteps) * 2));
         }
       }
       MLA_UNROLL
