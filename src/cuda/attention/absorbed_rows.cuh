@@ -12,6 +12,7 @@
 #include "cuda/tile/key_range.cuh"
 #include "cuda/tile/score_state.cuh"
 #include "cuda/tile/scoring.cuh"
+#include "cuda/tile/tile.cuh"
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
@@ -88,6 +89,17 @@ MLA_DEVICE Bits8 query_bits(const cuda::AbsorbedArgs& args, const QueryRow& row,
   const int32_t element_bytes = static_cast<int32_t>(size_of(args.q_dtype));
   const auto* base = static_cast<const std::byte*>(latent ? args.q_nope : args.q_pe);
   return load_bits8(base + at * element_bytes, element_bytes);
+}
+
+/// Returns whether queries have a type of 16 bits, `type`, and all their rows begin at multiples of 16 bytes.
+MLA_DEVICE bool queries_are_chunks(const cuda::AbsorbedArgs& args, DType type) {
+  const auto aligned = [](const void* from, int64_t stride_token, int64_t stride_head) {
+    return ((reinterpret_cast<uint64_t>(from) | static_cast<uint64_t>(stride_token * 2) |
+             static_cast<uint64_t>(stride_head * 2)) &
+            (kChunkBytes - 1)) == 0;
+  };
+  return args.q_dtype == type && aligned(args.q_nope, args.q_nope_stride_token, args.q_nope_stride_head) &&
+         aligned(args.q_pe, args.q_pe_stride_token, args.q_pe_stride_head);
 }
 
 /// Returns eight channels of a query row, from `channel` on, in kType; they are in w[0] ... w[3] of the result. Queries

@@ -35,9 +35,7 @@ class ScoreRole : AbsorbedBlock<Config> {
 
   /// Loads the queries through shared memory into registers, as many as these hold; the others stay in shared memory.
   MLA_DEVICE void load_queries() {
-    const bool aligned = args_.q_dtype == Config::kType &&
-                         is_chunk_aligned(args_.q_nope, args_.q_nope_stride_token, args_.q_nope_stride_head) &&
-                         is_chunk_aligned(args_.q_pe, args_.q_pe_stride_token, args_.q_pe_stride_head);
+    const bool aligned = queries_are_chunks(args_, Config::kType);
     constexpr int kFirstTurn = Config::kQueriesAtOnce ? kSteps : Config::kHeldSteps;
     share_queries<0, kFirstTurn>(aligned);
     MLA_UNROLL
@@ -48,13 +46,6 @@ class ScoreRole : AbsorbedBlock<Config> {
     if constexpr (kFirstTurn == kSteps) return;
     ptx::sync_warp();
     share_queries<kFirstTurn, kSteps>(aligned);
-  }
-
-  /// Returns whether all rows of a query tensor of 16-bit elements begin at multiples of 16 bytes.
-  MLA_DEVICE static bool is_chunk_aligned(const void* from, int64_t stride_token, int64_t stride_head) {
-    return ((reinterpret_cast<uint64_t>(from) | static_cast<uint64_t>(stride_token * 2) |
-             static_cast<uint64_t>(stride_head * 2)) &
-            (kChunkBytes - 1)) == 0;
   }
 
   /// Returns where the warp's rows of queries begin in shared memory, at the first channel of its K slice.

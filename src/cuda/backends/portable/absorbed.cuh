@@ -140,14 +140,19 @@ class AbsorbedBlock : public GroupedOutputs<Config, FragmentScores<Config>> {
     const auto rope = [&](int term) {
       return latents(Config::kQueryTerms) + static_cast<uint32_t>(term * Config::kRows * Config::kRopeDims * 2);
     };
-    MLA_NO_UNROLL
-    for (int i = ptx::thread_index(); i < Config::kQueryTerms * Config::kRows * kChunks; i += Config::kThreads) {
-      const int chunk = i % kChunks, r = i / kChunks % Config::kRows, term = i / (kChunks * Config::kRows);
-      const Bits8 bits = query_channels<Config::kQueryType>(args_, unit().rows.row(args_, r), chunk * kVector, term);
-      const ptx::SharedAddress to = chunk < kLatentChunks
-                                        ? latents(term) + tile_offset<Config::kLatentDims * 2>(r, chunk)
-                                        : rope(term) + tile_offset<Config::kRopeDims * 2>(r, chunk - kLatentChunks);
-      ptx::store_shared(to, ptx::Vec4{bits.w[0], bits.w[1], bits.w[2], bits.w[3]});
+    const auto place = [&](int r, int chunk, int term) {
+      return chunk < kLatentChunks ? latents(term) + tile_offset<Config::kLatentDims * 2>(r, chunk)
+                                   : rope(term) + tile_offset<Config::kRopeDims * 2>(r, chunk - kLatentChunks);
+    };
+    if (Config::kQueryTerms == 1 && queries_are_chunks(args_, Config::kQueryType)) [[likely]] {
+      copy_queries(place);
+    } else {
+      MLA_NO_UNROLL
+      for (int i = ptx::thread_index(); i < Config::kQueryTerms * Config::kRows * kChunks; i += Config::kThreads) {
+        const int chunk = i % kChunks, r = i / kChunks % Config::kRows, term = i / (kChunks * Config::kRows);
+        const Bits8 bits = query_channels<Config::kQueryType>(args_, unit().rows.row(args_, r), chunk * kVector, term);
+        ptx::store_shared(place(r, chunk, term), ptx::Vec4{bits.w[0], bits.w[1], bits.w[2], bits.w[3]});
+      }
     }
     ptx::sync_block();
     if constexpr (Config::kCodes) {
@@ -168,6 +173,30 @@ class AbsorbedBlock : public GroupedOutputs<Config, FragmentScores<Config>> {
       ptx::ldmatrix_x4(queries_[m][Config::kLatentSteps][term], of_rope.at(0, 0));
     }
     ptx::sync_block();  // keys will lie where the queries were
+  }
+
+  /// Copies the queries, 16 bytes at a time, to place(row, chunk, 0). A warp has a row at a time, and all copies of a
+  /// thread are under way at once.
+  template <class Place>
+  MLA_DEVICE void copy_queries(const Place& place) const {
+    constexpr int kChunks = (Config::kLatentDims + Config::kRopeDims) / kVector;
+    const int32_t d_ckv = args_.pools[0].cache.d_ckv;
+    MLA_NO_UNROLL
+    for (int r = Base::warp(); r < Config::kRows; r += Config::kWarps) {
+      const QueryRow row = unit().rows.row(args_, r);
+      const auto* nope = static_cast<const uint16_t*>(args_.q_nope) + row.token * args_.q_nope_stride_token +
+                         row.head * args_.q_nope_stride_head;
+      const auto* pe = static_cast<const uint16_t*>(args_.q_pe) + row.token * args_.q_pe_stride_token +
+                       row.head * args_.q_pe_stride_head;
+      MLA_UNROLL
+      for (int chunk = Base::lane(); chunk < kChunks; chunk += kWarpSize) {
+        const int channel = chunk * kVector;
+        ptx::cp_async_16(place(r, chunk, 0), channel < d_ckv ? nope + channel : pe + (channel - d_ckv),
+                         row.token >= 0 && channel < args_.d_qk);
+      }
+    }
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
   }
 
   /// Multiplies a query row that meets e4m3, which lies in shared memory, by the powers of the keys' scales and a
