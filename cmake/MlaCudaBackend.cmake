@@ -42,7 +42,7 @@ function(mla_compile_for_gpu target arch)
   endif()
   add_library(${target} OBJECT ${ARGN})
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
-  target_compile_definitions(${target} PRIVATE MLA_CUDA_ARCH=${arch})
+  target_compile_definitions(${target} PRIVATE MLA_CUDA_ARCH=${arch} MLA_CUDA_GPU=${gpu})
   target_compile_options(${target} PRIVATE "--generate-code=arch=compute_${name},${code}" -O3 --expt-relaxed-constexpr
                                            -Xptxas=-v)
   set_target_properties(${target} PROPERTIES CUDA_ARCHITECTURES OFF CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // This file computes the collectives of a warp, by the fragment layouts of the PTX ISA ("Warp-level Matrix
 // Instructions").
-#include <array>
 #include <atomic>
 #include <cstring>
 
 #include "emulator/block.h"
 #include "emulator/elements.h"
-#include "mla/numeric.h"
+#include "emulator/mma_tiles.h"
 
 namespace mla::emulator {
 namespace {
@@ -85,38 +84,9 @@ bool complete_ldmatrix(Block& block, void* const* lanes) {
   return true;
 }
 
-struct MmaLane {
-  float* c;
-  const uint32_t* a;
-  uint32_t b[2];
-};
-
-struct E4M3 {
-  static constexpr int kPerRegister = 4;
-  static float to_float(uint32_t bits) {
-    static constexpr auto kTable = [] {
-      std::array<float, 256> table{};
-      for (uint32_t code = 0; code < 256; ++code) table[code] = e4m3_to_f32(static_cast<uint8_t>(code));
-      return table;
-    }();
-    return kTable[bits];
-  }
-};
-
 template <class Element>
-inline constexpr int kDepth = 8 * Element::kPerRegister;
-
-/// Holds the operands of one warp as matrices: c[16, 8] += a[16, depth] b[depth, 8].
-template <class Element>
-struct Tiles {
-  uint32_t a[16][kDepth<Element>];  // bits of the elements
-  uint32_t b[kDepth<Element>][8];
-  float c[16][8];
-};
-
-template <class Element>
-[[gnu::always_inline]] inline void multiply(Tiles<Element>& tiles) {
-  constexpr int kK = kDepth<Element>;
+[[gnu::always_inline]] inline void multiply(MmaTiles<Element::kPerRegister>& tiles) {
+  constexpr int kK = MmaTiles<Element::kPerRegister>::kDepth;
   float a[16][kK];
   Row b[kK];
   for (int i = 0; i < 16; ++i)
@@ -132,47 +102,24 @@ template <class Element>
 }
 
 template <class Element>
-void multiply_anywhere(Tiles<Element>& tiles) {
-  multiply(tiles);
+void multiply_anywhere(MmaTiles<Element::kPerRegister>& tiles) {
+  multiply<Element>(tiles);
 }
 
 template <class Element>
-MLA_EMULATOR_AVX2 void multiply_avx2(Tiles<Element>& tiles) {
-  multiply(tiles);
+MLA_EMULATOR_AVX2 void multiply_avx2(MmaTiles<Element::kPerRegister>& tiles) {
+  multiply<Element>(tiles);
 }
 
 /// Computes m16n8k16 where a register has two elements, and m16n8k32 where it has four.
 template <class Element>
 bool complete_mma(Block& block, void* const* lanes) {
-  constexpr int kPer = Element::kPerRegister;
-  constexpr int kHalf = kDepth<Element> / 2;
-  constexpr uint32_t kBits = 32 / kPer;
-  constexpr uint32_t kMask = (1U << kBits) - 1;
   ++block.counters_of_block().mma;
-  Tiles<Element> tiles;
-  for (int l = 0; l < kWarpSize; ++l) {
-    const auto& lane = *static_cast<const MmaLane*>(lanes[l]);
-    const int g = l / 4;
-    const int t = l % 4;
-    for (int i = 0; i < kPer; ++i) {
-      const uint32_t shift = kBits * static_cast<uint32_t>(i);
-      const int k = kPer * t + i;
-      tiles.a[g][k] = lane.a[0] >> shift & kMask;
-      tiles.a[g + 8][k] = lane.a[1] >> shift & kMask;
-      tiles.a[g][k + kHalf] = lane.a[2] >> shift & kMask;
-      tiles.a[g + 8][k + kHalf] = lane.a[3] >> shift & kMask;
-      tiles.b[k][g] = lane.b[0] >> shift & kMask;
-      tiles.b[k + kHalf][g] = lane.b[1] >> shift & kMask;
-    }
-    std::memcpy(&tiles.c[g][2 * t], lane.c, 8);
-    std::memcpy(&tiles.c[g + 8][2 * t], lane.c + 2, 8);
-  }
-  kHasAvx2 ? multiply_avx2(tiles) : multiply_anywhere(tiles);
-  for (int l = 0; l < kWarpSize; ++l) {
-    const auto& lane = *static_cast<const MmaLane*>(lanes[l]);
-    std::memcpy(lane.c, &tiles.c[l / 4][2 * (l % 4)], 8);
-    std::memcpy(lane.c + 2, &tiles.c[l / 4 + 8][2 * (l % 4)], 8);
-  }
+  const auto lane = [lanes](int l) -> const MmaLane& { return *static_cast<const MmaLane*>(lanes[l]); };
+  MmaTiles<Element::kPerRegister> tiles;
+  tiles.gather(lane);
+  kHasAvx2 ? multiply_avx2<Element>(tiles) : multiply_anywhere<Element>(tiles);
+  tiles.scatter(lane);
   return true;
 }
 

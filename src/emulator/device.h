@@ -123,6 +123,18 @@ void ldmatrix(uint32_t* registers, uint32_t row, int32_t num, bool transposed, S
 enum class MmaType : uint8_t { kBf16, kF16, kE4M3 };
 void mma(float* c, const uint32_t* a, uint32_t b0, uint32_t b1, MmaType type, Site site);
 
+/// Holds the scales that a lane gives for an operand of a block-scaled mma, and the selectors that say which bytes of
+/// which lanes are taken.
+struct BlockScales {
+  uint32_t data;
+  int32_t byte_id, thread_id;
+};
+/// scaled_mma() computes c += (a scale_a) (b scale_b), with e4m3 by e4m3, e4m3 by e2m1 in bytes (both m16n8k32, one
+/// UE8M0 for a row of A and a column of B), and e2m1 by e2m1 (m16n8k64, two UE8M0 or four UE4M3).
+enum class ScaledMma : uint8_t { kMxf8, kMxf8f4, kMxf4, kNvf4 };
+void scaled_mma(float* c, const uint32_t* a, uint32_t b0, uint32_t b1, const BlockScales& scales_a,
+                const BlockScales& scales_b, ScaledMma form, Site site);
+
 /// Holds the arguments of wgmma(), by which a warpgroup computes d [64, n] = a [64, 16] b [16, n] + (accumulate ? d :
 /// 0) with wgmma's fragments and descriptors. The product is computed when it is waited for.
 struct Wgmma {

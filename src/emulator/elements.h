@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// This file converts 16-bit operands to f32. The conversions are exact and have no branches, so that the compiler
-// vectorizes them.
+// This file converts operands to f32. The conversions are exact; those of 16 bits have no branches, so that the
+// compiler vectorizes them.
 #pragma once
 
+#include <array>
 #include <bit>
 #include <cstdint>
+
+#include "mla/numeric.h"
 
 namespace mla::emulator {
 
@@ -21,6 +24,30 @@ struct F16 {
 struct Bf16 {
   static constexpr int kPerRegister = 2;
   static float to_float(uint32_t bits) { return std::bit_cast<float>(bits << 16); }
+};
+
+struct E4M3 {
+  static constexpr int kPerRegister = 4;
+  static float to_float(uint32_t bits) {
+    static constexpr auto kTable = [] {
+      std::array<float, 256> table{};
+      for (uint32_t code = 0; code < 256; ++code) table[code] = e4m3_to_f32(static_cast<uint8_t>(code));
+      return table;
+    }();
+    return kTable[bits];
+  }
+};
+
+struct E2M1 {
+  static constexpr int kPerRegister = 8;
+  static float to_float(uint32_t bits) { return e2m1_to_f32(static_cast<uint8_t>(bits)); }
+};
+
+/// Stands for an e2m1 in the middle four bits of a byte, as mma has it where the other operand may be e4m3.
+struct E2M1InByte {
+  static constexpr int kPerRegister = 4;
+  static constexpr uint32_t kPadding = 0xC3C3C3C3U;  // of a register
+  static float to_float(uint32_t bits) { return E2M1::to_float(bits >> 2); }
 };
 
 /// Holds a row of 8 floats. It is a vector type because GCC 12 vectorizes sums of products over ordinary arrays along

@@ -15,6 +15,10 @@
 #ifndef MLA_EMULATED
 #define MLA_EMULATED 0
 #endif
+// This is the architecture whose instructions the code has; another one than MLA_CUDA_ARCH in a build with a profile.
+#ifndef MLA_CUDA_GPU
+#define MLA_CUDA_GPU MLA_CUDA_ARCH
+#endif
 
 #define MLA_CUDA_JOIN_(a, b) a##b
 #define MLA_CUDA_JOIN(a, b) MLA_CUDA_JOIN_(a, b)
@@ -45,6 +49,8 @@ inline constexpr bool kHasBulkCopies = kArch >= 90;
 inline constexpr bool kHasGridDependencies = kArch >= 90;
 /// Says whether the architecture has wgmma, which only SM90 has.
 inline constexpr bool kHasWgmma = kArch == 90;
+/// Says whether the GPU has mma with block scales. A GPU that passes for an SM120 has not.
+inline constexpr bool kHasBlockScales = cuda::written_for(MLA_CUDA_GPU) == 120;
 
 inline constexpr int kWarpSize = 32;
 

@@ -16,6 +16,7 @@
 #include "cuda/ptx/mbarrier.h"
 #include "cuda/ptx/reciprocal.h"
 #include "cuda/ptx/registers.h"
+#include "cuda/ptx/scaled_matrix.h"
 #include "cuda/ptx/shared.h"
 #include "cuda/ptx/shared_atomics.h"
 #include "cuda/ptx/sync.h"

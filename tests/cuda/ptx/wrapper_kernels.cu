@@ -7,6 +7,7 @@
 #include "cuda/border/launch.h"
 #include "cuda/ptx/mbarrier_kernels.cuh"
 #include "cuda/ptx/ptx.h"
+#include "cuda/ptx/scaled_mma_kernels.cuh"
 #include "cuda/ptx/wgmma_kernels.cuh"
 #include "cuda/ptx/wrapper_cases.h"
 #include "cuda/ptx/wrapper_kernel_base.cuh"
@@ -488,6 +489,16 @@ constexpr cuda::WrapperKernel kKernels[] = {
 #endif
 #if MLA_CUDA_ARCH == 90
     MLA_FOR_EVERY_WGMMA(X),
+#endif
+#if MLA_CUDA_GPU >= 120
+    {"mma_mxf8", launch_one<ScaledMma<ScaledMultiply::kMxf8>>},
+    {"mma_mxf8_extremes", launch_one<ScaledMma<ScaledMultiply::kMxf8>>},
+    {"mma_mxf8f4", launch_one<ScaledMma<ScaledMultiply::kMxf8f4>>},
+    {"mma_mxf8f4_extremes", launch_one<ScaledMma<ScaledMultiply::kMxf8f4>>},
+    {"mma_mxf4", launch_one<ScaledMma<ScaledMultiply::kMxf4>>},
+    {"mma_mxf4_extremes", launch_one<ScaledMma<ScaledMultiply::kMxf4>>},
+    {"mma_nvf4", launch_one<ScaledMma<ScaledMultiply::kNvf4>>},
+    {"mma_nvf4_extremes", launch_one<ScaledMma<ScaledMultiply::kNvf4>>},
 #endif
 };
 #undef X

@@ -6,11 +6,13 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "cuda/built_archs.h"
+#include "cuda/ptx/scaled_mma_cases.h"
 #include "cuda/ptx/wrapper_cases.h"
 #include "cuda/ptx/wrapper_kernels.h"
 #include "cuda/runtime/device_runtime.h"
@@ -122,7 +124,9 @@ void compare(const std::vector<uint32_t>& got, const std::vector<uint32_t>& expe
   EXPECT_EQ(wrong, 0);
 }
 
-bool has_instruction(int32_t arch, std::string_view name) {
+/// Returns whether the code of an architecture, compiled for GPUs of `gpu`, has the instruction.
+bool has_instruction(int32_t arch, int32_t gpu, std::string_view name) {
+  if (name.starts_with("mma_mx") || name.starts_with("mma_nv")) return written_for(gpu) == 120;
   if (name.starts_with("wgmma")) return arch == 90;
   if (name == "registers") return arch == 90 || written_for(arch) == 100;
   if (name == "bulk_copies" || name == "copies_with_barriers" || name == "clusters" || name == "election")
@@ -132,11 +136,11 @@ bool has_instruction(int32_t arch, std::string_view name) {
 
 /// Returns the table's kernel of the case, or null; it must be there if, and only if, the architecture has the
 /// instruction.
-const WrapperKernel* find(Kernels kernels, const WrapperCase& c, int32_t arch) {
+const WrapperKernel* find(Kernels kernels, const WrapperCase& c, int32_t arch, int32_t gpu) {
   const std::string name = c.name;
   const auto kernel = std::find_if(kernels.begin(), kernels.end(),
                                    [&](const WrapperKernel& candidate) { return candidate.name == name; });
-  EXPECT_EQ(kernel != kernels.end(), has_instruction(arch, name)) << name << " on sm" << arch;
+  EXPECT_EQ(kernel != kernels.end(), has_instruction(arch, gpu, name)) << name << " on sm" << arch;
   return kernel == kernels.end() ? nullptr : &*kernel;
 }
 
@@ -150,7 +154,7 @@ TEST_P(Wrappers, MatchScalarCodeInTheEmulator) {
   c.expect(in, expected);
   for (const int32_t arch : emulated_archs()) {
     MLA_TRACE("emulated sm" + std::to_string(arch));
-    const WrapperKernel* const kernel = find(emulated_kernels(arch), c, arch);
+    const WrapperKernel* const kernel = find(emulated_kernels(arch), c, arch, arch);
     if (kernel == nullptr) continue;
     const Result<DeviceRuntime*> device = emulated_device(arch);
     ASSERT_TRUE(device.ok()) << device.status().message();
@@ -161,8 +165,30 @@ TEST_P(Wrappers, MatchScalarCodeInTheEmulator) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Ptx, Wrappers, testing::ValuesIn(wrapper_cases().begin(), wrapper_cases().end()),
-                         [](const auto& test) { return std::string(test.param.name); });
+std::string name_of(const testing::TestParamInfo<WrapperCase>& test) { return test.param.name; }
+INSTANTIATE_TEST_SUITE_P(Ptx, Wrappers, testing::ValuesIn(wrapper_cases().begin(), wrapper_cases().end()), name_of);
+INSTANTIATE_TEST_SUITE_P(BlockScales, Wrappers, testing::ValuesIn(scaled_mma_cases().begin(), scaled_mma_cases().end()),
+                         name_of);
+
+// The products of each form differ from one selector to the next, so that a wrong one of them shows.
+TEST(ScaledMmaCases, EverySelectorIsSeen) {
+  for (const WrapperCase& c : scaled_mma_cases()) {
+    MLA_TRACE(c.name);
+    std::vector<uint32_t> in(kWrapperWords);
+    std::vector<uint32_t> out(kWrapperWords);
+    c.fill(in);
+    c.expect(in, out);
+    std::set<std::vector<uint32_t>> products;
+    size_t num = 0;
+    for (auto at = out.begin(); at != out.end() && *std::max_element(at, at + 128) != 0; at += 128, ++num)
+      products.emplace(at, at + 128);
+    const std::string_view name = c.name;
+    EXPECT_EQ(num, num_selectors(name.starts_with("mma_mxf8") ? 1 : name.starts_with("mma_mxf4") ? 2 : 4));
+    if (!name.ends_with("extremes")) {
+      EXPECT_EQ(products.size(), num);
+    }
+  }
+}
 
 TEST(WrappersOnAGpu, MatchScalarCodeAndTheEmulator) {
   if (num_cuda_devices() == 0) GTEST_SKIP() << "no GPU";
@@ -170,9 +196,11 @@ TEST(WrappersOnAGpu, MatchScalarCodeAndTheEmulator) {
   ASSERT_TRUE(device.ok()) << device.status().message();
   const int32_t arch = (*device)->code().arch;
   const Result<DeviceRuntime*> emulated = emulated_device(arch);
-  for (const WrapperCase& c : wrapper_cases()) {
+  std::vector<WrapperCase> cases(wrapper_cases().begin(), wrapper_cases().end());
+  cases.insert(cases.end(), scaled_mma_cases().begin(), scaled_mma_cases().end());
+  for (const WrapperCase& c : cases) {
     MLA_TRACE(c.name);
-    const WrapperKernel* const kernel = find(cuda_kernels(arch), c, arch);
+    const WrapperKernel* const kernel = find(cuda_kernels(arch), c, arch, compiled_for(arch, profile()));
     if (kernel == nullptr) continue;
     std::vector<uint32_t> in(kWrapperWords);
     std::vector<uint32_t> expected(kWrapperWords);
@@ -180,7 +208,8 @@ TEST(WrappersOnAGpu, MatchScalarCodeAndTheEmulator) {
     c.expect(in, expected);
     const std::vector<uint32_t> out = compute(**device, *kernel, in);
     compare(out, expected, in, c.compare);
-    if (emulated.ok()) compare(out, compute(**emulated, *find(emulated_kernels(arch), c, arch), in), in, c.compare);
+    if (emulated.ok())
+      compare(out, compute(**emulated, *find(emulated_kernels(arch), c, arch, arch), in), in, c.compare);
   }
 }
 
