@@ -10,13 +10,13 @@ All modes but --self-test need cuobjdump (--cuobjdump PROGRAM), with nvdisasm be
 
 The rule. The step loop is the innermost loop that holds all multiplies of a step. A step is the shortest way around
 it, in instructions, on which the warp does its share of the step's work, as it follows from the shapes alone:
-  multiplies  HMMA and QMMA: rows x keys x (576 + 512) channels
+  multiplies  HMMA and QMMA, each by itself: rows x keys x (576 + 512) channels
   copies      LDGSTS of 16 bytes: what a lane copies of the rows
   decoding    STS of 16 bytes: where rows are quantized, what a lane stores of decoded rows, and its exchange
 A loop inside counts as often as this share needs (at most 8 times), and once if it holds none of it, as a wait that
 succeeds at once does. So everything that a usual step goes around is left out: masks, growing maxima, poison, rows
-that are not aligned. Work that warps take in turns (the step's entries, 4 bytes a lane, and finding its rows, a VOTE)
-is added with the share of one warp. Predicated instructions count: they are issued.
+that are not aligned. Work that warps take in turns (the step's entries, 4 bytes a lane, and finding its rows, a VOTE
+into a register) is added with the share of one warp. Predicated instructions count: they are issued.
 
 --on 90 marks rows of objects that were built with -DMLA_CUDA_PROFILE, for an SM90: the code that an H100 was timed
 with.
@@ -51,6 +51,7 @@ FP8 = re.compile(r"3mla\d+?sm(\d+?)12kernel_entry.*3fp814AbsorbedKernel.*ConfigI
 INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,6})\*/\s+(?:\{ )?(.*?) *;")
 PREDICATE = re.compile(r"^@!?U?P\w+\s+")
 ADDRESS = re.compile(r"0x([0-9a-f]+)")
+FOUND_ROWS = re.compile(r"VOTE\.\w+ R\d")
 END = {"EXIT", "RET"}
 JUMP = {"BRA", "JMP"}
 
@@ -58,14 +59,15 @@ JUMP = {"BRA", "JMP"}
 class Work(typing.NamedTuple):
     """Counts what a step does; `turns` is a set of bits."""
 
-    multiplies: int
+    multiplies: int  # of 16-bit operands
+    e4m3_multiplies: int
     copies: int
     stores: int
     turns: int
 
     def plus(self, other, share):
         """Returns the sum, as far as the share asks for it."""
-        counts = (min(a + b, enough) for a, b, enough in zip(self[:3], other[:3], share[:3], strict=True))
+        counts = (min(a + b, enough) for a, b, enough in zip(self[:-1], other[:-1], share[:-1], strict=True))
         return Work(*counts, (self.turns | other.turns) & share.turns)
 
 
@@ -83,7 +85,7 @@ class Block(typing.NamedTuple):
 
     @property
     def multiplies(self):
-        return self.work.multiplies
+        return self.work.multiplies + self.work.e4m3_multiplies
 
 
 def width_of(op):
@@ -144,10 +146,11 @@ class Kernel:
             return sum(map(test, ops))
 
         turns = (ENTRIES if count(lambda op: op.startswith("LDGSTS") and ".128" not in op) else 0) | (
-            VOTES if count(lambda op: op.startswith("VOTE.")) else 0
+            VOTES if any(FOUND_ROWS.match(PREDICATE.sub("", text)) for text in code) else 0
         )
         work = Work(
-            multiplies=count(lambda op: op.startswith(("HMMA", "QMMA"))),
+            multiplies=count(lambda op: op.startswith("HMMA")),
+            e4m3_multiplies=count(lambda op: op.startswith("QMMA")),
             copies=count(lambda op: op.startswith("LDGSTS") and ".128" in op),
             stores=count(lambda op: op.startswith("STS.128")),
             turns=turns,
@@ -235,13 +238,13 @@ class Kernel:
         result = {}
         for work, cost in once.items():
             total, spent = NOTHING, Cost(0, 0)
-            for _ in range(MOST_TRIPS if any(work[:3]) else 1):
+            for _ in range(MOST_TRIPS if any(work[:-1]) else 1):
                 total, spent = total.plus(work, share), spent + cost
                 keep(result, total, spent)
         return result
 
 
-NOTHING = Work(0, 0, 0, 0)
+NOTHING = Work(0, 0, 0, 0, 0)
 
 
 def keep(table, work, cost):
@@ -288,17 +291,17 @@ def multiplies_of(kernel, rows):
 
 def share_of(kernel, rows):
     """Returns a warp's share of a step."""
-    multiplies = sum(multiplies_of(kernel, rows))
+    multiplies = multiplies_of(kernel, rows)
     if kernel == "fp8":
-        return Work(multiplies, KEYS * (LATENT + 2 * ROPE) // (16 * THREADS), 0, 0)
+        return Work(*multiplies, KEYS * (LATENT + 2 * ROPE) // (16 * THREADS), 0, 0)
     chunks = KEYS * (LATENT + ROPE) * 2 // 16 // THREADS
     if kernel == "bf16":
-        return Work(multiplies, chunks, 0, 0)
+        return Work(*multiplies, chunks, 0, 0)
     if kernel == "codes":  # a chunk of rotary channels is that of some lanes only
-        return Work(multiplies, KEYS * LATENT // 16 // THREADS + 1, 0, 0)
+        return Work(*multiplies, KEYS * LATENT // 16 // THREADS + 1, 0, 0)
     # Raw latent rows, and a chunk of rotary channels. A warp's exchange is so many chunks of scores a lane.
     exchanged = {16: 1, 32: 3, 64: 6}[rows]
-    return Work(multiplies, KEYS * LATENT // 16 // THREADS + 1, chunks + exchanged, 0)
+    return Work(*multiplies, KEYS * LATENT // 16 // THREADS + 1, chunks + exchanged, 0)
 
 
 def rows_of_objects(program, paths, run_on):
@@ -386,12 +389,14 @@ def self_test():
         @P5 BRA 0x10
         EXIT""")
     )
-    share = Work(4, 1, 0, 0)
+    share = Work(4, 0, 1, 0, 0)
     loop = kernel.step_loop(share)
     found = loop and kernel.shortest(loop, share)
     # 1 wait, 1 branch, 2 of the copy, 1 branch, 4 times 3, 1 branch.
     wanted = Cost(1 + 1 + 2 + 1 + 4 * 3 + 1, 4 * 512 + 512)
     failures = [] if found == wanted else [f"expected {wanted}, got {found}"]
+    if kernel.step_loop(Work(0, 4, 1, 0, 0)):
+        failures.append("multiplies of 16-bit operands count as those of e4m3")
     if (blocks_of_sm("bf16", 128), blocks_of_sm("bf16", 129), blocks_of_sm("fp8", 116)) != (2, 1, 1):
         failures.append("blocks of an SM do not follow from registers")
     key, values = ("bf16", 64, 120, 90), (1, 600, 136, 0, 30720)

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // This table has what a warp of absorbed attention executes in a step of keys, counted in the SASS of nvcc 13.0.
 //
-// scripts/sass_steps.py made its rows on 2026-11-23 from the objects of a build with kernels for all architectures, and
-// the last ones (on = 90) from one with -DMLA_CUDA_PROFILE=sm120; its head has the rule. ncu counted about 600 and 813
-// instructions on an H100 where the table has 545 and 724 (64 rows of bf16, 16 of fp8): what the rule leaves out, waits
-// that do not succeed at once among it, is a tenth. The test cuda.step_table counts again wherever nvcc built kernels.
+// scripts/sass_steps.py made its rows on 2026-11-23 (cuda_fp8: 2026-11-24) from the objects of a build with kernels for
+// all architectures, and the last ones (on = 90) from one with -DMLA_CUDA_PROFILE=sm120; its head has the rule. ncu
+// counted about 600 and 813 instructions on an H100 where the table has 545 and 724 (64 rows of bf16, 16 of fp8): what
+// the rule leaves out, waits that do not succeed at once among it, is a tenth. The test cuda.step_table counts again
+// wherever nvcc built kernels.
 #pragma once
 
 #include <cstdint>
@@ -55,10 +56,10 @@ inline constexpr StepCount kStepCounts[] = {
     {Kernel::kCodes, 16, 120, 120, 2, 446, 34, 0, 11840},
     {Kernel::kCodes, 64, 89, 89, 1, 752, 136, 0, 23744},
     {Kernel::kCodes, 64, 120, 120, 1, 830, 136, 0, 23360},
-    {Kernel::kFp8, 16, 89, 89, 1, 359, 2, 16, 13120},
-    {Kernel::kFp8, 16, 120, 120, 1, 391, 2, 16, 12480},
-    {Kernel::kFp8, 64, 89, 89, 1, 701, 8, 64, 27200},
-    {Kernel::kFp8, 64, 120, 120, 1, 743, 8, 64, 26432},
+    {Kernel::kFp8, 16, 89, 89, 1, 488, 2, 16, 14528},
+    {Kernel::kFp8, 16, 120, 120, 1, 502, 2, 16, 13888},
+    {Kernel::kFp8, 64, 89, 89, 1, 1090, 8, 64, 28864},
+    {Kernel::kFp8, 64, 120, 120, 1, 1041, 8, 64, 28096},
     {Kernel::kQuantized, 16, 80, 80, 1, 930, 34, 0, 26240},
     {Kernel::kQuantized, 16, 86, 86, 1, 931, 34, 0, 26240},
     {Kernel::kQuantized, 16, 89, 89, 1, 716, 34, 0, 25216},
