@@ -58,7 +58,8 @@ class GroupedBlock {
  protected:
   using Keys = WarpKeys<Config>;
 
-  /// These are ptx::lane() and ptx::warp(), read anew at every use where Config says so.
+  /// These are ptx::thread_index(), lane() and warp(), read anew at every use where Config says so.
+  MLA_DEVICE static int thread() { return Config::kReadsIndexAnew ? ptx::thread_index_anew() : ptx::thread_index(); }
   MLA_DEVICE static int lane() { return ptx::lane<Config::kReadsIndexAnew>(); }
   MLA_DEVICE static int warp() { return ptx::warp<Config::kReadsIndexAnew>(); }
 
@@ -123,7 +124,7 @@ class GroupedBlock {
 
   /// Describes the unit.
   MLA_DEVICE void start(const cuda::Segment& segment) const {
-    if (ptx::thread_index() < Config::kRows) row_states()[ptx::thread_index()] = {};
+    if (const int r = thread(); r < Config::kRows) row_states()[r] = {};
     if (ptx::thread_index() == 0) {
       describe_unit<Config>(args_, segment, unit().row_lane, unit().steps.end, unit());
       unit().template find_unmasked_steps<Config>(args_);
@@ -241,8 +242,7 @@ class GroupedBlock {
   /// places.
   MLA_DEVICE void finish_rows(float scale) const {
     ptx::sync_block();  // nobody reads the tiles any more
-    if (ptx::thread_index() < Config::kRows) {
-      const int r = ptx::thread_index();
+    if (const int r = thread(); r < Config::kRows) {
       const RowEnd<Config> end(args_, unit(), r, row_states()[r]);
       const float factor = end.output_factor();
       row_factors()[r] = factor == 0.0F ? 0.0F : factor * scale;  // a row without keys asks nothing of the scale

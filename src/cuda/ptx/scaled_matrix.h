@@ -40,32 +40,32 @@ inline constexpr BlockScales kScalesOfOne = {0x7F7F7F7FU};
 
 /// mma.sync.aligned.m16n8k32 of kind::mxf8f6f4, e4m3 by e4m3, with one UE8M0 for 32 elements.
 template <bool kOn = kHasBlockScales>
-MLA_DEVICE void mma_mxf8(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, const BlockScales& scales_a,
-                         const BlockScales& scales_b MLA_PTX_SITE) {
+MLA_DEVICE void mma_mxf8(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, BlockScales scales_a,
+                         BlockScales scales_b MLA_PTX_SITE) {
   static_assert(kOn, "mma with block scales needs SM120");
   MLA_PTX_SCALED_MMA(kMxf8, "m16n8k32.row.col.kind::mxf8f6f4.block_scale.scale_vec::1X.f32.e4m3.e4m3.f32.ue8m0");
 }
 
 /// The same of e4m3 by e2m1. An e2m1 has a byte, of which it takes bits 2 to 5; the others are zeros.
 template <bool kOn = kHasBlockScales>
-MLA_DEVICE void mma_mxf8f4(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, const BlockScales& scales_a,
-                           const BlockScales& scales_b MLA_PTX_SITE) {
+MLA_DEVICE void mma_mxf8f4(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, BlockScales scales_a,
+                           BlockScales scales_b MLA_PTX_SITE) {
   static_assert(kOn, "mma with block scales needs SM120");
   MLA_PTX_SCALED_MMA(kMxf8f4, "m16n8k32.row.col.kind::mxf8f6f4.block_scale.scale_vec::1X.f32.e4m3.e2m1.f32.ue8m0");
 }
 
 /// mma.sync.aligned.m16n8k64 of kind::mxf4nvf4, e2m1 by e2m1, with one UE8M0 for 32 elements.
 template <bool kOn = kHasBlockScales>
-MLA_DEVICE void mma_mxf4(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, const BlockScales& scales_a,
-                         const BlockScales& scales_b MLA_PTX_SITE) {
+MLA_DEVICE void mma_mxf4(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, BlockScales scales_a,
+                         BlockScales scales_b MLA_PTX_SITE) {
   static_assert(kOn, "mma with block scales needs SM120");
   MLA_PTX_SCALED_MMA(kMxf4, "m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::2X.f32.e2m1.e2m1.f32.ue8m0");
 }
 
 /// The same with one UE4M3 for 16 elements: an e4m3 without a sign, in the lower seven bits of a byte.
 template <bool kOn = kHasBlockScales>
-MLA_DEVICE void mma_nvf4(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, const BlockScales& scales_a,
-                         const BlockScales& scales_b MLA_PTX_SITE) {
+MLA_DEVICE void mma_nvf4(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, BlockScales scales_a,
+                         BlockScales scales_b MLA_PTX_SITE) {
   static_assert(kOn, "mma with block scales needs SM120");
   MLA_PTX_SCALED_MMA(kNvf4, "m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1.e2m1.f32.ue4m3");
 }

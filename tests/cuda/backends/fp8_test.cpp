@@ -76,10 +76,10 @@ TEST(Fp8, SaysWhatItDoesNotTake) {
 }
 
 /// Returns a decode that has steps of every kind: whole, masked, and shorter than a step; in blocks of 16 and 64 rows.
-kit::DecodeSpec decode_of(CacheFormat format, int32_t heads, DType q_dtype) {
+kit::DecodeSpec decode_of(CacheFormat format, bool power_of_two_scales, int32_t heads, DType q_dtype) {
   kit::DecodeSpec spec;
   spec.cache = kit::usual_cache(format);
-  spec.cache.power_of_two_scales = false;
+  spec.cache.power_of_two_scales = power_of_two_scales;
   spec.cache.token_scales = spec.cache.two_tensors = format == CacheFormat::kFP8;
   spec.num_heads = heads;
   spec.q_dtype = q_dtype;
@@ -119,12 +119,13 @@ TEST(Fp8, ErrorsAreThoseOfSums) {
       Context::create({.num_threads = 2, .affinity = {}, .backend = "auto", .device = "emulated:sm120"});
   ASSERT_TRUE(context.ok()) << context.status().message();
   for (CacheFormat format : {CacheFormat::kFP8, CacheFormat::kFP8DsMla, CacheFormat::kFP8DsV4})
-    for (int32_t heads : {5, 40})
-      for (DType q_dtype : {DType::kBF16, DType::kE4M3}) {
-        const kit::DecodeSpec spec = decode_of(format, heads, q_dtype);
-        expect_close(kit::check(*context, spec), format);
-        expect_close(kit::check(*context, sparse_of(spec)), format);
-      }
+    for (bool power_of_two_scales : {false, true})  // tensor cores multiply by the latter, and by UE8M0
+      for (int32_t heads : {5, 40})
+        for (DType q_dtype : {DType::kBF16, DType::kE4M3}) {
+          const kit::DecodeSpec spec = decode_of(format, power_of_two_scales, heads, q_dtype);
+          expect_close(kit::check(*context, spec), format);
+          expect_close(kit::check(*context, sparse_of(spec)), format);
+        }
 }
 
 }  // namespace

@@ -6,7 +6,8 @@
 // alone (16 rows) or as two groups of 32 rows each, which share the keys (grouped_block.cuh):
 //   keys      a warp copies four rows of a step by cp.async, two steps ahead if there is room
 //   scores    a group's warps divide keys x channels, queries in registers as e4m3; a run of 64 channels at a time is
-//             summed by tensor cores and multiplied by the key's scale of it; 16-bit rotary channels by bf16 multiplies
+//             summed by tensor cores and multiplied by the key's scale of it, or has the scale as an operand where the
+//             GPU knows such (kHasBlockScales) and it is a power of two; 16-bit rotary channels by bf16 multiplies
 //   softmax   a warp has 8 rows, four lanes each row (grouped_scores.cuh); P times the keys' scales becomes e4m3 with a
 //             scale for each row, once for every scale that a key has
 //   outputs   each warp has all rows of its group and its share of the channels, accumulators in registers: P times 32
@@ -188,37 +189,19 @@ class AbsorbedBlock : public GroupedOutputs<Config, GroupedScores<Config>> {
 
   MLA_DEVICE void multiply_queries(uint32_t n) const {
     const ptx::SharedAddress keys = tile(n) + static_cast<uint32_t>(Base::first_score_key() * Config::kRawRowBytes);
-    const int first_channel = score_warp_k() * Config::kWarpLatents;
     const int key_row = (lane() & 7) | (lane() >> 4) << 3, chunk = lane() >> 3 & 1;
-    const TileLane<Config::kRawRowBytes> latent_lane(keys + static_cast<uint32_t>(first_channel), key_row, chunk);
+    const TileLane<Config::kRawRowBytes> latent_lane(keys + static_cast<uint32_t>(first_channel()), key_row, chunk);
     const TileLane<Config::kRawRowBytes> rope_lane(keys + Config::kLatentDims, key_row, chunk | score_warp_k() * 2);
     const cuda::KeyPool& of = pool(n);
+    uint32_t scales = 0;
+    const bool scaled = kHasBlockScales && find_block_scales(scales, n, of);
     MLA_UNROLL
     for (int block = 0; block < Config::kScoreBlocks; ++block) {
       float s[Config::kScoreTilesM][2][4] = {};
-      const int first_key = Base::first_score_key() + 16 * block + (lane() & 3) * 2;
-      MLA_UNROLL
-      for (int run = 0; run < Config::kScoreRuns; ++run) {
-        const int channel = first_channel + run * Config::kScaleRun;
-        if (channel >= of.cache.d_ckv) continue;
-        float products[Config::kScoreTilesM][2][4] = {};
-        MLA_UNROLL
-        for (int step = run * Config::kRunSteps; step < (run + 1) * Config::kRunSteps; ++step) {
-          uint32_t b[4];
-          ptx::ldmatrix_x4(b, latent_lane.at(16 * block, 2 * step));
-          multiply_e4m3(products, step, b);
-        }
-        const int scale_index = channel / kVector >> of.scale_shift;
-        MLA_UNROLL
-        for (int eight = 0; eight < 2; ++eight) MLA_UNROLL
-        for (int odd = 0; odd < 2; ++odd) {
-          const float scale = key_scale(n, of.ue8m0, first_key + eight * 8 + odd, scale_index);
-          MLA_UNROLL
-          for (int m = 0; m < Config::kScoreTilesM; ++m) MLA_UNROLL
-          for (int half = 0; half < 2; ++half)
-            s[m][eight][half * 2 + odd] += products[m][eight][half * 2 + odd] * scale;
-        }
-      }
+      if (scaled)
+        add_latents_with_scales(s, latent_lane, block, of.cache.d_ckv, scales);
+      else
+        add_latents_then_scale(s, latent_lane, block, n, of);
       if (has_quantized_rope() && score_warp_k() < 2) add_quantized_rope(s, rope_lane, block, *of.cache.kpe_scale);
       scale_by_queries(s);
       if (has_rope() && !has_quantized_rope()) add_16_bit_rope(s, rope_lane, block);
@@ -226,13 +209,98 @@ class AbsorbedBlock : public GroupedOutputs<Config, GroupedScores<Config>> {
       Base::store_scores(s, block);
     }
   }
+  MLA_DEVICE static int first_channel() { return score_warp_k() * Config::kWarpLatents; }
+
+  /// Sums a run of channels at a time, and adds the sum times the key's scale of it.
+  MLA_DEVICE void add_latents_then_scale(float (&s)[Config::kScoreTilesM][2][4],
+                                         const TileLane<Config::kRawRowBytes>& latent_lane, int block, uint32_t n,
+                                         const cuda::KeyPool& of) const {
+    const bool ue8m0 = !kHasBlockScales && of.ue8m0;
+    const int first_key = Base::first_score_key() + 16 * block + (lane() & 3) * 2;
+    MLA_UNROLL
+    for (int run = 0; run < Config::kScoreRuns; ++run) {
+      const int channel = first_channel() + run * Config::kScaleRun;
+      if (channel >= of.cache.d_ckv) continue;
+      float products[Config::kScoreTilesM][2][4] = {};
+      MLA_UNROLL
+      for (int step = run * Config::kRunSteps; step < (run + 1) * Config::kRunSteps; ++step) {
+        uint32_t b[4];
+        ptx::ldmatrix_x4(b, latent_lane.at(16 * block, 2 * step));
+        multiply_e4m3(products, step, b);
+      }
+      const int scale_index = channel / kVector >> of.scale_shift;
+      MLA_UNROLL
+      for (int eight = 0; eight < 2; ++eight) MLA_UNROLL
+      for (int odd = 0; odd < 2; ++odd) {
+        const float scale = key_scale(n, ue8m0, first_key + eight * 8 + odd, scale_index);
+        MLA_UNROLL
+        for (int m = 0; m < Config::kScoreTilesM; ++m) MLA_UNROLL
+        for (int half = 0; half < 2; ++half) s[m][eight][half * 2 + odd] += products[m][eight][half * 2 + odd] * scale;
+      }
+    }
+  }
+
+  /// Adds the same, where the tensor cores multiply by the scales that find_block_scales() found.
+  MLA_DEVICE void add_latents_with_scales(float (&s)[Config::kScoreTilesM][2][4],
+                                          const TileLane<Config::kRawRowBytes>& latent_lane, int block, int32_t d_ckv,
+                                          uint32_t scales) const {
+    MLA_UNROLL
+    for (int run = 0; run < Config::kScoreRuns; ++run) {
+      if (first_channel() + run * Config::kScaleRun >= d_ckv) continue;
+      MLA_UNROLL
+      for (int step = run * Config::kRunSteps; step < (run + 1) * Config::kRunSteps; ++step) {
+        uint32_t b[4];
+        ptx::ldmatrix_x4(b, latent_lane.at(16 * block, 2 * step));
+        MLA_UNROLL
+        for (int eight = 0; eight < 2; ++eight) MLA_UNROLL
+        for (int m = 0; m < Config::kScoreTilesM; ++m)
+          multiply_e4m3(s[m][eight], queries_[m][step], b[2 * eight], b[2 * eight + 1],
+                        {scales, run, 2 * block + eight});
+      }
+    }
+  }
+
+  /// Finds the lane's UE8M0 scales of keys of step n, for the multiplies: lane 4 g + i has those of key g of the warp's
+  /// i-th eight keys, each in the byte that is numbered as its run of channels is. Returns false, for all lanes, if one
+  /// of them is an f32 that no UE8M0 is.
+  MLA_DEVICE bool find_block_scales(uint32_t& scales, uint32_t n, const cuda::KeyPool& of) const {
+    constexpr int kEights = 2 * Config::kScoreBlocks;
+    static_assert(kEights <= 4 && Config::kScoreRuns <= 4);
+    const int key = Base::first_score_key() + (lane() & (kEights - 1)) * 8 + (lane() >> 2);
+    const std::byte* of_key = memory_ + Base::scale_offset(n) + key * Config::kKeyScaleBytes;
+    const auto index = [&](int run) { return (first_channel() + run * Config::kScaleRun) / kVector >> of.scale_shift; };
+    if (of.ue8m0) {
+      MLA_UNROLL
+      for (int run = 0; run < Config::kScoreRuns; ++run)
+        scales |= static_cast<uint32_t>(of_key[index(run)]) << (8 * run);
+      return true;
+    }
+    bool powers_of_two = true;
+    MLA_UNROLL
+    for (int run = 0; run < Config::kScoreRuns; ++run) {
+      const uint32_t bits = as<uint32_t>(of_key)[index(run)], exponent = bits >> 23;
+      powers_of_two = powers_of_two && exponent << 23 == bits && exponent - 1 < 0xFE;
+      scales |= exponent << (8 * run);
+    }
+    return ptx::all(powers_of_two);
+  }
 
   MLA_DEVICE void multiply_e4m3(float (&s)[Config::kScoreTilesM][2][4], int step, const uint32_t (&b)[4]) const {
     MLA_UNROLL
     for (int m = 0; m < Config::kScoreTilesM; ++m) {
-      ptx::mma_e4m3(s[m][0], queries_[m][step], b[0], b[1]);
-      ptx::mma_e4m3(s[m][1], queries_[m][step], b[2], b[3]);
+      multiply_e4m3(s[m][0], queries_[m][step], b[0], b[1]);
+      multiply_e4m3(s[m][1], queries_[m][step], b[2], b[3]);
     }
+  }
+  /// Computes c += a b, the columns of b times their scales. GPUs with block scales multiply by them always: GeForce
+  /// takes twice as long for e4m3 without (docs/notebook/2026-11-24-block-scales.md). Others know no scales but 1.
+  template <bool kScaled = kHasBlockScales>
+  MLA_DEVICE static void multiply_e4m3(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                                       ptx::BlockScales scales = ptx::kScalesOfOne) {
+    if constexpr (kScaled)
+      ptx::mma_mxf8<kScaled>(c, a, b0, b1, ptx::kScalesOfOne, scales);
+    else
+      ptx::mma_e4m3(c, a, b0, b1);
   }
 
   /// Adds 32 of the 64 rotary channels: two K slices have them all.
@@ -383,7 +451,7 @@ class AbsorbedBlock : public GroupedOutputs<Config, GroupedScores<Config>> {
         MLA_UNROLL
         for (int m = 0; m < Config::kOutputTilesM; ++m) {
           float products[4] = {};
-          ptx::mma_e4m3(products, a[m], b0, b1);
+          multiply_e4m3(products, a[m], b0, b1);
           float(&to)[4] = outputs_[m][run * Config::kRunTiles + column + odd];
           MLA_UNROLL
           for (int i = 0; i < 4; ++i) to[i] += products[i] * scale[m][i >> 1];
