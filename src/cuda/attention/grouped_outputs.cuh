@@ -86,7 +86,15 @@ class GroupedOutputs : public Scores {
       ptx::store_shared(corner + static_cast<uint32_t>(((i >> 1) * 8 + g) * kRowFloats + column(n, t, i & 1)) * 4,
                         outputs[n][i]);
     ptx::sync_warp();
-    constexpr int kVectors = Config::kOutputDims / kVector;
+    if (unit().slot >= 0)
+      store_partial(corner, m);
+    else
+      store_rows(corner, m);
+  }
+
+  /// Stores the 16 rows of a tile, which lie in the warp's corner, as outputs.
+  MLA_DEVICE void store_rows(ptx::SharedAddress corner, int m) const {
+    constexpr int kVectors = Config::kOutputDims / kVector, kRowFloats = Config::kOutputRowFloats;
     MLA_NO_UNROLL
     for (int i = lane(); i < 16 * kVectors; i += kWarpSize) {
       const int r = group() * Config::kGroupRows + m * 16 + i / kVectors, channel = i % kVectors * kVector;
@@ -100,17 +108,27 @@ class GroupedOutputs : public Scores {
         MLA_UNROLL
         for (int j = 0; j < 4; ++j) values[half * 4 + j] = std::bit_cast<float>(four.x[j]) * row_factors()[r];
       }
-      store_channels(row, r, first_output_channel() + channel, values);
+      store_output(args_, row, first_output_channel() + channel, values);
     }
   }
 
-  MLA_DEVICE void store_channels(const QueryRow& row, int r, int channel, const float (&values)[kVector]) const {
-    const int64_t slot = unit().slot;
-    if (slot < 0) {
-      store_output(args_, row, channel, values);
-    } else {
-      float* to = args_.list.partial_o + (slot * Config::kRows + r) * args_.d_v + channel;
-      store_bits8(reinterpret_cast<std::byte*>(to), 4, encode8(values, DType::kF32));
+  /// Stores them as part of a partial state.
+  MLA_DEVICE void store_partial(ptx::SharedAddress corner, int m) const {
+    constexpr int kFours = Config::kOutputDims / 4;
+    const int first_row = group() * Config::kGroupRows + m * 16;
+    const int rows = unit().rows.num_rows - unit().rows.row_begin - first_row;
+    float* const to =
+        args_.list.partial_o + (int64_t{unit().slot} * Config::kRows + first_row) * args_.d_v + first_output_channel();
+#pragma unroll 4
+    for (int i = lane(); i < 16 * kFours; i += kWarpSize) {
+      const int r = i / kFours, channel = i % kFours * 4;
+      if (r >= rows) continue;
+      auto four =
+          ptx::load_shared<ptx::Vec4>(corner + static_cast<uint32_t>(r * Config::kOutputRowFloats + channel) * 4);
+      MLA_UNROLL
+      for (int j = 0; j < 4; ++j)
+        four.x[j] = std::bit_cast<uint32_t>(std::bit_cast<float>(four.x[j]) * row_factors()[first_row + r]);
+      *as<ptx::Vec4>(reinterpret_cast<std::byte*>(to + r * args_.d_v + channel)) = four;
     }
   }
 };
