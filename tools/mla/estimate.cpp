@@ -121,11 +121,13 @@ class Planner {
 
   int64_t most_cost() const {
     const int64_t total_steps = items_ * steps_;
-    const int64_t workers = std::clamp<int64_t>(std::max(total_steps / kMinShare, items_), 1, most_workers_);
+    const bool thin = total_steps * 4 <= most_workers_ * 3 && steps_ <= kMostThinPortions;
+    const int64_t min_share = thin ? 1 : kMinShare;
+    const int64_t workers = std::clamp<int64_t>(std::max(total_steps / min_share, items_), 1, most_workers_);
     int64_t best = INT64_MAX;
     if (items_ <= most_workers_) {
       best = item_cost_;
-      int64_t portion = std::max((total_steps - 1) / most_workers_ + 1, kMinShare);
+      int64_t portion = std::max((total_steps - 1) / most_workers_ + 1, min_share);
       while (portion < steps_ && items_ * ceil_div(steps_, portion) > most_workers_) ++portion;
       if (portion < steps_) best = std::min(best, portion + kUnitOverhead + 2 * kSplitOverhead);
     }
@@ -136,7 +138,7 @@ class Planner {
   }
 
  private:
-  static constexpr int64_t kUnitOverhead = 2, kSplitOverhead = 3, kMinShare = 2;
+  static constexpr int64_t kUnitOverhead = 2, kSplitOverhead = 3, kMinShare = 2, kMostThinPortions = 64;
   static constexpr int64_t kWhole = INT32_MAX;
   struct Cut {
     int64_t item, step;

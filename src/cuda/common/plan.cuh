@@ -199,6 +199,7 @@ struct PlanKernel {
   int32_t portion_steps_ = 0;  // units are cut into even portions of about this many steps; 0: units are not cut
   int32_t row_lanes_ = 1;
   int32_t max_workers_ = 1;
+  int32_t min_share_ = 1;  // steps that a worker has at least
   int64_t max_rows_ = 0;
   int64_t total_items_ = 0, total_cost_ = 0, largest_cost_ = 0;
   // These say which way of sharing was chosen: a worker for each item if owned_, else even cuts of the line, each moved
@@ -347,7 +348,10 @@ struct PlanKernel {
 
   MLA_DEVICE void choose() {
     const int64_t total_steps = total_cost_ - total_items_ * shape_.unit_overhead;
-    const int64_t useful = std::max(total_steps / std::max(shape_.min_share, 1), total_items_);
+    const bool thin = total_steps * 4 <= int64_t{max_workers_} * 3 &&
+                      largest_cost_ - shape_.unit_overhead <= shape_.most_thin_portions;
+    min_share_ = thin ? 1 : std::max(shape_.min_share, 1);
+    const int64_t useful = std::max(total_steps / min_share_, total_items_);
     const auto workers = static_cast<int32_t>(std::clamp<int64_t>(useful, 1, max_workers_));
     const int64_t share = total_cost_ / workers;
 
@@ -387,7 +391,7 @@ struct PlanKernel {
   MLA_DEVICE void choose_chunks(int64_t total_steps, int64_t& best) {
     const auto largest = static_cast<int32_t>(largest_cost_ - shape_.unit_overhead);
     auto low = static_cast<int32_t>((total_steps - 1) / max_workers_ + 1);
-    low = std::max(low, shape_.min_share);
+    low = std::max(low, min_share_);
     int32_t high = largest;  // invariant: portions of size `high` are few enough; sizes below `low` give too many
                              // portions, or too small ones
     constexpr int kWarps = kThreads / kWarpSize;

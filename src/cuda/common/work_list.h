@@ -98,11 +98,14 @@ struct WorkShape {
   /// Bounds the keys of a request, as far as shapes tell: by the cache's slots; in decode_sparse by the entries of both
   /// rows of indices. It sizes the partial states of batch_invariant.
   int64_t max_keys = INT64_MAX;
-  // The overheads and min_share were chosen without a recorded measurement. A split_overhead of 1 instead of 3 makes
+  // The overheads were chosen without a recorded measurement. A split_overhead of 1 instead of 3 makes
   // batch 100 with 2k keys 2.5 % faster and changes nothing else (H200, 2026-11-22).
   int32_t unit_overhead = 2;   // cost of starting a segment and of writing its results
   int32_t split_overhead = 3;  // additional cost of a segment whose partial state is to be merged
   int32_t min_share = 2;       // steps; with fewer a worker costs more for its partial states than it saves
+  /// Single steps pay all the same where they leave a fourth of the workers without work, and no unit has more of them
+  /// than this: with 128 portions, single steps were 2 to 7 % slower than pairs (H200, 2026-11-24).
+  int32_t most_thin_portions = 64;
   /// With batch_invariant, units are cut every so many keys, and never into more than kMaxInvariantPortions. Both were
   /// chosen without a recorded measurement.
   int32_t invariant_portion_keys = 1024;

@@ -90,6 +90,21 @@ TEST(Plan, SplitsOneLongRequestOverTheGrid) {
   EXPECT_LE(pieces, 132);
 }
 
+TEST(Plan, CutsIntoSingleStepsWhereWorkersWouldIdle) {
+  const auto pieces = [](const std::vector<int32_t>& steps, int32_t grid) {
+    DecodeBatch batch;
+    for (const int32_t n : steps) batch.kv_len.push_back(n * 32);
+    return largest_num_pieces(plan_and_check(batch, batch.shape(16, 32, grid)));
+  };
+  EXPECT_EQ(pieces({20}, 132), 20);
+  EXPECT_EQ(pieces({64}, 132), 64);
+  EXPECT_EQ(pieces({64}, 86), 64);   // a fourth of the workers has nothing to do
+  EXPECT_LE(pieces({64}, 84), 32);   // fewer than a fourth would have
+  EXPECT_LE(pieces({65}, 132), 33);  // too many partial states of a unit
+  EXPECT_EQ(pieces({20, 20, 20}, 132), 20);
+  EXPECT_LE(pieces({40, 40, 40}, 132), 20);
+}
+
 TEST(Plan, LeavesShortRequestsWhole) {
   DecodeBatch batch;
   for (const int32_t kv_len : {1, 64, 128, 256}) {
