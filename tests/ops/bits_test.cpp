@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "backend_test.h"
+#include "slices.h"
 
 namespace mla {
 namespace {
@@ -101,28 +102,6 @@ TEST_P(DecodeBits, GarbageNobodyOwns) {
                      1e3F);
   EXPECT_EQ(results(context(), problem), poisoned);
 }
-
-/// Makes requests `first` ... `first + count - 1` a batch of their own, on the same memory.
-struct DecodeSlice {
-  DecodeSlice(const DecodeCase& problem, size_t first, size_t count) : params(problem.params()) {
-    int32_t begin = 0;
-    for (size_t b = 0; b < first; ++b) begin += problem.spec.q_len_of(b);
-    for (size_t b = first; b < first + count; ++b) indptr.push_back(indptr.back() + problem.spec.q_len_of(b));
-    for (TensorView* view : {&params.q, &params.o, &params.lse}) {
-      view->data =
-          static_cast<std::byte*>(view->data) + static_cast<size_t>(begin * view->stride[0]) * size_of(view->dtype);
-      view->shape[0] = indptr.back();
-    }
-    params.qo_indptr = contiguous(indptr.data(), DType::kI32, {static_cast<int64_t>(count) + 1});
-    TensorView& table = params.pages.block_table;
-    table.data = static_cast<int32_t*>(table.data) + static_cast<int64_t>(first) * table.stride[0];
-    table.shape[0] = static_cast<int64_t>(count);
-    params.pages.kv_len.data = static_cast<int32_t*>(params.pages.kv_len.data) + first;
-    params.pages.kv_len.shape[0] = static_cast<int64_t>(count);
-  }
-  std::vector<int32_t> indptr = {0};
-  DecodeParams params;
-};
 
 TEST_P(DecodeBits, BatchInvariantWhateverTheOtherRequestsAndThreads) {
   DecodeSpec spec;
@@ -269,18 +248,6 @@ TEST_P(SparseBits, SameInputsSamePlanTwiceAndOtherStrides) {
     spec.q_head_extra = spec.o_head_extra = 8;
     EXPECT_EQ(results(context(), kit::DecodeSparseCase(spec)), first) << name(format);
   }
-}
-
-/// Returns query tokens first ... first + count - 1 of a sparse problem as a call of their own.
-DecodeSparseParams slice(const DecodeSparseParams& whole, int64_t first, int64_t count) {
-  DecodeSparseParams part = whole;
-  for (TensorView* view : {&part.q, &part.o, &part.lse, &part.pool.indices, &part.pool.topk_length,
-                           &part.extra_pool.indices, &part.extra_pool.topk_length}) {
-    view->data =
-        static_cast<std::byte*>(view->data) + static_cast<size_t>(first * view->stride[0]) * size_of(view->dtype);
-    view->shape[0] = count;
-  }
-  return part;
 }
 
 TEST_P(SparseBits, BatchInvariantWhateverTheOtherTokensAndThreads) {

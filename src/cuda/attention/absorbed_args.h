@@ -45,7 +45,8 @@ struct AbsorbedArgs {
   KeyPool pools[2] = {};
   core::Pages pages = {};  // dense only
   int32_t batch_size = 0;
-  int64_t num_tokens = 0;  // query tokens of all requests; only the host looks at it
+  int64_t num_tokens = 0;        // query tokens of all requests; only the host looks at it
+  bool batch_invariant = false;  // kernels are chosen whatever num_tokens is
   core::QueryRanges queries = {};
 
   bool causal = false;  // false in sparse attention

@@ -165,6 +165,7 @@ cuda::AbsorbedArgs common_args(const Args& args) {
   to.q_pe_stride_head = args.q_pe_stride_head;
   to.batch_size = args.batch_size;
   to.num_tokens = args.num_tokens;
+  to.batch_invariant = args.batch_invariant;
   to.queries = args.queries;
   to.options = args.options;
   to.sm_scale = args.sm_scale;

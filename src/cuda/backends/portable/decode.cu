@@ -26,7 +26,8 @@ struct Kernels {
         if (block_rows == 16)
           return f.template operator()<AbsorbedKernel<AbsorbedConfig<16, 512, KeyKind::kE4M3, 1>>>();
       if constexpr (kMultipliesCodes<64>)
-        if (block_rows != 16 && args.num_tokens * args.num_heads.value >= kLeastCodeBlocks * 64)
+        if (block_rows != 16 &&
+            (args.batch_invariant || args.num_tokens * args.num_heads.value >= kLeastCodeBlocks * 64))
           return f.template operator()<AbsorbedKernel<AbsorbedConfig<64, 512, KeyKind::kE4M3, 1>>>();
     }
     return with_key_rows(args, [&]<int kLatentDims, KeyKind kKind>() {
