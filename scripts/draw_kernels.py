@@ -450,15 +450,14 @@ def cuda_portable_memory() -> Picture:
                 ("other", "places, entries, row state", 2_944), ("scores", "exchanges, 8 × 2,048", 16_384),
                 ("softmax", "P of both groups, two steps", 8_192), ("load", "tile A: 32 rows of 1,152", 36_864),
                 ("load", "tile B", 36_864)], 99 * KB),
-            ("32 rows, e4m3, 99 KB machines", "rows land raw, one tile of bf16", [
-                ("other", "places, scales, row state", 5_120), ("scores", "exchanges, 8 × 1,024", 8_192),
-                ("softmax", "P, two steps", 4_096), ("values", "tile: 32 rows as bf16", 36_864),
+            ("64 rows, e4m3", "two groups, rows are decoded where they land", [
+                ("other", "places, entries, row state", 2_944), ("scores", "exchanges, 8 × 2,048", 16_384),
+                ("softmax", "P of both groups, two steps", 8_192),
+                ("load", "tile A: 640 bytes of a row, then 1,152", 36_864), ("load", "tile B", 36_864)], 99 * KB),
+            ("16 rows, e4m3", "rows land raw, one tile of bf16", [
+                ("other", "places, scales, row state", 4_224), ("scores", "exchanges, 8 × 512", 4_096),
+                ("softmax", "P, two steps", 2_048), ("values", "tile: 32 rows as bf16", 36_864),
                 ("load", "raw stage 0: 32 rows of 640", 20_480), ("load", "raw stage 1", 20_480)], 99 * KB),
-            ("64 rows, e4m3, SM80 and SM90", "two groups, rows land raw, two tiles of bf16", [
-                ("other", "places, scales, row state", 5_760), ("scores", "exchanges, 8 × 2,048", 16_384),
-                ("softmax", "P of both groups, two steps", 8_192), ("values", "tile A: 32 rows as bf16", 36_864),
-                ("values", "tile B", 36_864), ("load", "raw stage 0: 32 rows of 640", 20_480),
-                ("load", "raw stage 1", 20_480)], 163 * KB),
         ],
     )  # fmt: skip
 
@@ -469,11 +468,11 @@ def cuda_fp8_memory() -> Picture:
         ["Bytes. A row is 512 e4m3 and 64 rotary channels of 8 or 16 bits, swizzled; nobody decodes it."],
         [
             ("64 rows", "32 keys a step, two groups", [
-                ("other", "places, row state, scales of P", 5_632), ("scores", "S of one group, four K slices", 16_384),
+                ("other", "places, row state, scales of P", 5_120), ("scores", "S of one group, four K slices", 16_384),
                 ("softmax", "P of both groups, 8 scales and rope", 20_480), ("load", "tile A: 32 rows of 640", 20_480),
                 ("load", "tile B", 20_480), ("other", "scales of the keys", 2_048)], 99 * KB),
             ("16 rows", "32 keys a step", [
-                ("other", "places, row state, scales of P", 3_200), ("scores", "S, four K slices", 8_192),
+                ("other", "places, row state, scales of P", 2_688), ("scores", "S, four K slices", 8_192),
                 ("softmax", "P, 8 scales and rope", 5_120), ("load", "tile A: 32 rows of 640", 20_480),
                 ("load", "tile B", 20_480), ("load", "tile C", 20_480), ("other", "scales of the keys", 3_072)], 99 * KB),
         ],

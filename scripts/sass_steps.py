@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counts what a warp of absorbed attention executes in a step of keys, from the SASS of compiled kernels.
 
-    sass_steps.py OBJECT... [--on SM]    prints rows for tools/mla/step_table.h; --on: see below
+    sass_steps.py OBJECT... [--on SM]    prints rows for tools/mla/step_table.h; --on: see below. How many blocks share
+                                         an SM is taken from the table; of a new row check it
     sass_steps.py --check LIST           kernels of the objects in LIST, one a line, must be near the table's rows
     sass_steps.py --self-test
 
@@ -276,10 +277,10 @@ def functions_of(program, path):
         yield name, registers[name], [(int(match.group(1), 16), match.group(2)) for match in found]
 
 
-def blocks_of_sm(kernel, registers):
-    """Returns how many blocks share an SM.
+def most_blocks(kernel, registers):
+    """Returns how many blocks may share an SM by their registers.
 
-    Kernels of cuda_portable that are to do so are compiled for half of its registers, and others take more of them.
+    Whether they do so depends on their shared memory too, of which machine code says nothing.
     """
     return 2 if kernel != "fp8" and registers * THREADS <= SM_REGISTERS // 2 else 1
 
@@ -318,7 +319,7 @@ def rows_of_objects(program, paths, run_on):
             else:
                 continue
             table[kernel, rows, int(match.group(1)), run_on or int(match.group(1))] = (
-                blocks_of_sm(kernel, registers),
+                most_blocks(kernel, registers),
                 *count(Kernel(code), kernel, rows),
             )
     return table
@@ -360,8 +361,8 @@ def compare(counted, written):
         name = f"{key[0]}, {key[1]} rows, sm{key[2]}"
         if key not in written:
             wrong.append(f"{name}: the table has no row")
-        elif written[key][0] != values[0]:
-            wrong.append(f"{name}: {values[0]} blocks share an SM, in the table {written[key][0]}")
+        elif written[key][0] > values[0]:
+            wrong.append(f"{name}: at most {values[0]} blocks share an SM, in the table {written[key][0]}")
         elif written[key][2:4] != values[2:4]:
             wrong.append(f"{name}: multiplies are {values[2:4]}, in the table {written[key][2:4]}")
         else:
@@ -399,14 +400,15 @@ def self_test():
     failures = [] if found == wanted else [f"expected {wanted}, got {found}"]
     if kernel.step_loop(Work(0, 4, 1, 0, 0)):
         failures.append("multiplies of 16-bit operands count as those of e4m3")
-    if (blocks_of_sm("bf16", 128), blocks_of_sm("bf16", 129), blocks_of_sm("fp8", 116)) != (2, 1, 1):
+    if (most_blocks("bf16", 128), most_blocks("bf16", 129), most_blocks("fp8", 116)) != (2, 1, 1):
         failures.append("blocks of an SM do not follow from registers")
     key, values = ("bf16", 64, 120, 90), (1, 600, 136, 0, 30720)
     if table_rows(row_text(key, values)) != {key: values}:
         failures.append("a row does not come back as it was written")
     for changed, expected in (
         ((1, 680, 136, 0, 30720), []),
-        ((2, 600, 136, 0, 30720), ["bf16, 64 rows, sm120: 2 blocks share an SM, in the table 1"]),
+        ((2, 600, 136, 0, 30720), []),
+        ((0, 600, 136, 0, 30720), ["bf16, 64 rows, sm120: at most 0 blocks share an SM, in the table 1"]),
         ((1, 700, 136, 0, 30720), ["bf16, 64 rows, sm120: 700 instructions of a warp and step, in the table 600"]),
         ((1, 600, 128, 8, 30720), ["bf16, 64 rows, sm120: multiplies are (128, 8), in the table (136, 0)"]),
     ):
@@ -433,10 +435,13 @@ def main():
     if arguments.check:
         objects = [pathlib.Path(line) for line in arguments.check.read_text(encoding="utf-8").split()]
     counted = rows_of_objects(arguments.cuobjdump, objects, arguments.on)
+    written = table_rows(TABLE.read_text(encoding="utf-8"))
     if not arguments.check:
-        print("\n".join(row_text(key, counted[key]) for key in sorted(counted)))
+        for key, values in sorted(counted.items()):
+            blocks = min(values[0], written.get(key, values)[0])
+            print(row_text(key, (blocks, *values[1:])))
         return
-    wrong = compare(counted, table_rows(TABLE.read_text(encoding="utf-8")))
+    wrong = compare(counted, written)
     if not counted:
         wrong.append("no kernel at all")
     sys.exit("\n".join([*wrong, "count again: scripts/sass_steps.py OBJECT..."]) if wrong else 0)

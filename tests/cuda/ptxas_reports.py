@@ -24,7 +24,7 @@ KNOWN_SPILLS = (
     # rows, stored and loaded once in each step, or a few addresses: little beside 600 instructions of each warp. For
     # quantized rows of SM90, which has better kernels for them, it spills the sums of all four rows and some addresses.
     (re.compile(r"portable14AbsorbedKernelINS2_14AbsorbedConfigILi64ELi512E\w+KeyKindE2\w+ \(sm_90a\)"), (64, 32)),
-    (re.compile(r"portable14AbsorbedKernelINS2_14AbsorbedConfigILi64ELi512E\w+ \(sm_(80|89|90a|12[01]f)\)"), (16, 16)),
+    (re.compile(r"portable14AbsorbedKernelINS2_14AbsorbedConfigILi64ELi512E\w+ \(sm_(80|86|89|90a|12[01]f)\)"), (16, 16)),
     # Outputs, scores and queries of prefill take 208 registers; what nvcc 13.0 spills are addresses and lengths.
     (re.compile(r"portable13PrefillKernel\w+ \(sm_(80|86|89|12[01]f)\)"), (40, 64)),
     # Of 64 rows, warps of cuda_bulk that share 128 registers a thread. For sm_100a, whose cubins run on 10.0 alone, nvcc

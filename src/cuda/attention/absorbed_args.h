@@ -21,6 +21,8 @@ struct KeyPool {
   bool quantized_kpe = false;  // rotary channels are quantized
   bool common_e4m3 = false;    // Cache::has_common_e4m3()
   bool aligned = false;        // all rows can be copied 16 bytes at a time
+  bool direct = false;         // aligned, scales at multiples of 4 bytes, and kpe_distance is that of all rows
+  int64_t kpe_distance = 0;    // bytes from a row's latent channels to its rotary ones
   bool contiguous = false;     // aligned, and one copy can bring a row's latent and rotary channels
   bool scales_inside = false;  // contiguous, and that copy also brings the scales, right behind the latent channels
   int32_t landed_rope_at = 0;  // bytes from a row's first channel to its rotary channels in shared memory

@@ -81,19 +81,60 @@ MLA_DEVICE const int32_t* entry_of(const cuda::AbsorbedArgs& args, const KeyList
   return (second ? list.entries[1] : list.entries[0]) + at;
 }
 
-/// Returns the addresses of a key's row from the key's entry. A negative entry stands for a key without a row.
+/// Returns where a key's row lies, from the key's entry; page -1 if it has none. A negative entry stands for a key
+/// without a row.
+MLA_DEVICE PagePlace find_row(const cuda::AbsorbedArgs& args, const cuda::KeyPool& pool, int32_t key, int32_t entry) {
+  if (entry < 0 || (args.sparse() && entry >= pool.cache.num_slots())) return {-1, 0};
+  const PagePlace at = place_in_pages(args.sparse() ? entry : key, pool.page_size);
+  return {args.sparse() ? at.page : entry, at.offset};
+}
+
+/// Returns the addresses of the row that lies there.
+template <class Config>
+MLA_DEVICE Place<Config> row_at(const cuda::KeyPool& pool, PagePlace at) {
+  if (at.page < 0) return {};
+  const core::Cache& cache = pool.cache;
+  Place<Config> place;
+  place.ckv = cache.ckv.row(at.page, at.offset);
+  place.kpe = cache.kpe.row(at.page, at.offset);
+  if constexpr (Config::kQuantized) place.scales = cache.scales.row(at.page, at.offset);
+  return place;
+}
+
+/// Returns the addresses of a key's row from the key's entry.
 template <class Config>
 MLA_DEVICE Place<Config> find_place(const cuda::AbsorbedArgs& args, const cuda::KeyPool& pool, int32_t key,
                                     int32_t entry) {
-  const core::Cache& cache = pool.cache;
-  if (entry < 0 || (args.sparse() && entry >= cache.num_slots())) return {};
-  const PagePlace at = place_in_pages(args.sparse() ? entry : key, pool.page_size);
-  const int32_t page = args.sparse() ? at.page : entry, offset = at.offset;
-  Place<Config> place;
-  place.ckv = cache.ckv.row(page, offset);
-  place.kpe = cache.kpe.row(page, offset);
-  if constexpr (Config::kQuantized) place.scales = cache.scales.row(page, offset);
-  return place;
+  return row_at<Config>(pool, find_row(args, pool, key, entry));
+}
+
+/// Is what is kept of a quantized row until it is copied. All three addresses would take more shared memory than 64
+/// query rows leave.
+struct alignas(16) FoundRow {
+  const std::byte* ckv = nullptr;  // null if the key has no row
+  union {
+    const std::byte* scales = nullptr;  // of a row of a direct pool, whose rotary channels follow from `ckv`
+    PagePlace at;                       // of other rows; all addresses follow from it
+  };
+};
+template <class Config>
+using KeptPlace = std::conditional_t<Config::kQuantized, FoundRow, Place<Config>>;
+
+/// Returns what is kept of the row that lies there.
+template <class Config>
+MLA_DEVICE KeptPlace<Config> kept_place(const cuda::KeyPool& pool, PagePlace at) {
+  if constexpr (Config::kQuantized) {
+    FoundRow row;
+    if (at.page < 0) return row;
+    row.ckv = pool.cache.ckv.row(at.page, at.offset);
+    if (pool.direct)
+      row.scales = pool.cache.scales.row(at.page, at.offset);
+    else
+      row.at = at;
+    return row;
+  } else {
+    return row_at<Config>(pool, at);
+  }
 }
 
 /// Copies 16 bytes that are aligned as one element is, and no better.
@@ -137,6 +178,29 @@ struct WarpKeys {
   MLA_DEVICE static int lane_of_key() { return ptx::lane<Config::kReadsIndexAnew>() % kLanes; }
 };
 
+/// Says where the parts of a quantized row lie in a row of a tile until they are decoded there, in bytes:
+///   0             kLatentsAt            scales_at        rope_at
+///   |             | latent codes        | scales | ..... | rotary channels |
+///   | latent channels in bf16, when they are decoded .... |
+/// A warp decodes kRound channels of a row at a time, from the first on. What it stores overwrites only what it has
+/// loaded before: round i stores up to byte 2 kRound (i + 1), and the codes of the next one are behind that.
+template <class Config>
+struct CodesInTile {
+  static constexpr int kRound = kWarpSize * kVector;
+  static constexpr int kLatentsAt = Config::kLatentDims - kSegmentBytes;
+  static_assert(Config::kLatentDims <= 2 * kRound && (Config::kLatentDims <= kRound || kLatentsAt + kRound / 2 >= 512));
+
+  MLA_DEVICE explicit CodesInTile(const cuda::KeyPool& pool)
+      : scales_at(kLatentsAt + pool.ckv_bytes), rope_at(pool.cache.d_ckv * 2) {}
+
+  /// Returns where byte `at` of a key's row lies in the tile.
+  MLA_DEVICE static uint32_t offset(int key, int at) {
+    return tile_offset<Config::kRowBytes>(key, at / kChunkBytes) + static_cast<uint32_t>(at % kChunkBytes);
+  }
+
+  int scales_at, rope_at;
+};
+
 /// Copies the warp's rows of a pool to shared memory by cp.async, all lanes together. Rows are copied with
 /// L2::evict_first, so that they leave the L2 cache before the instructions and the plan that the next run needs:
 /// blocks that read the same rows do so at the same time. This took fp8_ds_mla of 128 heads from 238 to 233 us, and of
@@ -145,7 +209,7 @@ template <class Config>
 class RowCopy {
  public:
   /// `place` is that of the lane's key.
-  MLA_DEVICE RowCopy(const cuda::KeyPool& pool, const Place<Config>& place) : pool_(pool), place_(place) {}
+  MLA_DEVICE RowCopy(const cuda::KeyPool& pool, const KeptPlace<Config>& place) : pool_(pool), place_(place) {}
 
   /// Returns whether rows of all pools are aligned and have all channels that the kernel is for.
   MLA_DEVICE static bool are_whole(const cuda::AbsorbedArgs& args) {
@@ -178,7 +242,7 @@ class RowCopy {
       copy_plane<kTileRopeChunks, Config::kRowBytes>(place_.kpe, rope_chunks,
                                                      tile + static_cast<uint32_t>(latent_chunks * kChunkBytes));
     } else {
-      copy_unaligned(latent_chunks, rope_chunks, Config::kKeyBytes, Config::kKeyBytes,
+      copy_unaligned(place_, latent_chunks, rope_chunks, Config::kKeyBytes, Config::kKeyBytes,
                      [&](int chunk) { return tile + tile_offset<Config::kRowBytes>(Keys::lane_key(), chunk); });
     }
   }
@@ -186,22 +250,18 @@ class RowCopy {
   /// Copies quantized rows into a raw stage: the latent channels from byte 0 of a row on, the rotary channels from byte
   /// kLatentDims on.
   MLA_DEVICE void to_raw(ptx::SharedAddress raw, ptx::SharedAddress scales) const {
-    const int latent_chunks = pool_.ckv_bytes / kChunkBytes, rope_chunks = pool_.kpe_bytes / kChunkBytes;
-    if (pool_.aligned) {
-      copy_plane<Config::kLatentDims / kChunkBytes, Config::kRawRowBytes>(place_.ckv, latent_chunks, raw);
-      copy_plane<kRopeChunks, Config::kRawRowBytes>(place_.kpe, rope_chunks, raw + Config::kLatentDims);
-    } else {
-      copy_unaligned(latent_chunks, rope_chunks, 1, pool_.quantized_kpe ? 1 : 2, [&](int chunk) {
-        const int at =
-            chunk < latent_chunks ? chunk * kChunkBytes : Config::kLatentDims + (chunk - latent_chunks) * kChunkBytes;
-        return raw + raw_offset(Keys::lane_key(), at);
-      });
-    }
-    static_assert(Config::kKeyScaleBytes <= Keys::kLanes * 4);
-    if (Keys::lane_of_key() < pool_.scale_words)
-      copy_scale_word(
-          scales + static_cast<uint32_t>(Keys::lane_key() * Config::kKeyScaleBytes + Keys::lane_of_key() * 4),
-          place_.scales, Keys::lane_of_key() * 4);
+    copy_quantized<Config::kRawRowBytes>(raw, 0, Config::kLatentDims, [&](int at) {
+      return scales + static_cast<uint32_t>(Keys::lane_key() * Config::kKeyScaleBytes + at);
+    });
+  }
+
+  /// Copies quantized rows into a tile, where decode_in_tile() will convert them: to the end of the place of the latent
+  /// channels, with the scales behind them, and to the begin of that of the rotary channels.
+  MLA_DEVICE void to_tile_as_codes(ptx::SharedAddress tile) const {
+    const CodesInTile<Config> codes(pool_);
+    copy_quantized<Config::kRowBytes>(tile, codes.kLatentsAt, codes.rope_at, [&](int at) {
+      return tile + codes.offset(Keys::lane_key(), codes.scales_at + at);
+    });
   }
 
   /// Returns where a byte of a key lies in a raw stage, whose rows are swizzled as those of a tile are.
@@ -237,22 +297,60 @@ class RowCopy {
     }
   }
 
+  /// Copies quantized rows: the latent and the rotary channels to bytes `latents_at` and `rope_at` of a row of `rows`,
+  /// both multiples of 128, and byte i of the scales of the lane's key to to_scales(i).
+  template <int kRowBytes, class ToScales>
+  MLA_DEVICE void copy_quantized(ptx::SharedAddress rows, int latents_at, int rope_at,
+                                 const ToScales& to_scales) const {
+    const int latent_chunks = pool_.ckv_bytes / kChunkBytes, rope_chunks = pool_.kpe_bytes / kChunkBytes;
+    const int first = Keys::lane_of_key();
+    static_assert(Config::kKeyScaleBytes <= Keys::kLanes * 4 && kRopeChunks <= Keys::kLanes);
+    if (pool_.direct) [[likely]] {
+      const ptx::SharedAddress to = rows + tile_offset<kRowBytes>(Keys::lane_key(), first);
+      const std::byte* const from = place_.ckv + first * kChunkBytes;
+      const bool valid = place_.ckv != nullptr;
+      MLA_UNROLL
+      for (int chunk = 0; chunk < Config::kLatentDims / kChunkBytes; chunk += Keys::kLanes)
+        if (first + chunk < latent_chunks)
+          ptx::cp_async_16(to + static_cast<uint32_t>(latents_at + chunk * kChunkBytes), from + chunk * kChunkBytes,
+                           valid, ptx::evict_first());
+      if (first < rope_chunks)
+        ptx::cp_async_16(to + static_cast<uint32_t>(rope_at), from + pool_.kpe_distance, valid, ptx::evict_first());
+      if (first < pool_.scale_words)
+        ptx::cp_async_4(to_scales(first * 4), place_.scales + first * 4, valid);
+      return;
+    }
+    const Place<Config> place = place_.ckv == nullptr ? Place<Config>() : row_at<Config>(pool_, place_.at);
+    if (pool_.aligned) {
+      copy_plane<Config::kLatentDims / kChunkBytes, kRowBytes>(place.ckv, latent_chunks,
+                                                               rows + static_cast<uint32_t>(latents_at));
+      copy_plane<kRopeChunks, kRowBytes>(place.kpe, rope_chunks, rows + static_cast<uint32_t>(rope_at));
+    } else {
+      copy_unaligned(place, latent_chunks, rope_chunks, 1, pool_.quantized_kpe ? 1 : 2, [&](int chunk) {
+        const int at =
+            chunk < latent_chunks ? latents_at / kChunkBytes + chunk : rope_at / kChunkBytes + chunk - latent_chunks;
+        return rows + tile_offset<kRowBytes>(Keys::lane_key(), at);
+      });
+    }
+    if (first < pool_.scale_words) copy_scale_word(to_scales(first * 4), place.scales, first * 4);
+  }
+
   /// Copies a row that is not aligned to 16 bytes. The elements of latent and rotary channels have `latent_bytes` and
   /// `rope_bytes` bytes; to(chunk) returns where a chunk goes.
   template <class To>
-  MLA_DEVICE void copy_unaligned(int latent_chunks, int rope_chunks, int latent_bytes, int rope_bytes,
-                                 const To& to) const {
+  MLA_DEVICE static void copy_unaligned(const Place<Config>& place, int latent_chunks, int rope_chunks,
+                                        int latent_bytes, int rope_bytes, const To& to) {
     MLA_NO_UNROLL
     for (int chunk = Keys::lane_of_key(); chunk < latent_chunks + rope_chunks; chunk += Keys::kLanes) {
       const bool latent = chunk < latent_chunks;
-      const std::byte* of_row = latent ? place_.ckv : place_.kpe;
+      const std::byte* of_row = latent ? place.ckv : place.kpe;
       copy_unaligned_chunk(to(chunk), of_row + (latent ? chunk : chunk - latent_chunks) * kChunkBytes,
                            latent ? latent_bytes : rope_bytes, of_row != nullptr);
     }
   }
 
   const cuda::KeyPool& pool_;
-  const Place<Config>& place_;
+  const KeptPlace<Config>& place_;
 };
 
 /// Returns two e4m3 elements, given in f16, times their scales and rounded to bf16: these are the values that a
@@ -344,6 +442,104 @@ MLA_DEVICE void decode_raw(const cuda::KeyPool& pool, const std::byte* raw, cons
     ptx::store_shared(tile + tile_offset<Config::kRowBytes>(key, latent_chunks + chunk),
                       quantized ? e4m3_to_bf16(*as<uint64_t>(from), kpe_scale) : *as<ptx::Vec4>(from));
   }
+}
+
+/// Converts the latent channels of the warp's rows in a tile to bf16, where they are. The elements are e4m3, the scales
+/// f32 or UE8M0. Lanes without channels skip single loads and stores: with a branch around all of them, or with both
+/// rounds unrolled, nvcc 13.0 spilled more than 500 bytes of 64 rows.
+template <class Config, bool kUe8m0>
+MLA_DEVICE void decode_latents_in_tile(const cuda::KeyPool& pool, ptx::SharedAddress tile) {
+  using Codes = CodesInTile<Config>;
+  using Keys = WarpKeys<Config>;
+  using Scale = std::conditional_t<kUe8m0, uint8_t, float>;
+  const Codes codes(pool);
+  const int num_channels = pool.cache.d_ckv, scale_shift = pool.scale_shift;
+  // All keys of a warp have the same swizzle.
+  const auto of_key = [](int i) { return static_cast<uint32_t>(i * Config::kWarps * Config::kRowBytes); };
+  int channel = ptx::lane() * kVector;
+  ptx::SharedAddress from = tile + Codes::offset(Keys::key(0), Codes::kLatentsAt + channel);
+  ptx::SharedAddress to = tile + Codes::offset(Keys::key(0), channel * 2);
+  MLA_NO_UNROLL
+  do {
+    const bool exists = channel < num_channels;
+    const int scale_at = codes.scales_at + (channel / kVector >> scale_shift) * static_cast<int>(sizeof(Scale));
+    const ptx::SharedAddress scale_from = tile + Codes::offset(Keys::key(0), scale_at);
+    uint64_t e4m3[Keys::kCount] = {};
+    Scale scales[Keys::kCount] = {};
+    MLA_UNROLL
+    for (int i = 0; i < Keys::kCount; ++i) {
+      if (!exists) continue;
+      e4m3[i] = ptx::load_shared<uint64_t>(from + of_key(i));
+      scales[i] = ptx::load_shared<Scale>(scale_from + of_key(i));
+    }
+    ptx::sync_warp();  // all lanes have loaded what is overwritten now
+    MLA_UNROLL
+    for (int i = 0; i < Keys::kCount; ++i) {
+      float scale;
+      if constexpr (kUe8m0)
+        scale = ue8m0_to_f32(scales[i]);
+      else
+        scale = scales[i];
+      if (exists) ptx::store_shared(to + of_key(i), e4m3_to_bf16(e4m3[i], scale));
+    }
+    channel += Codes::kRound;
+    from += Codes::kRound;
+    to += 2 * Codes::kRound;
+  } while (channel < Config::kLatentDims);
+}
+
+/// Does the same for all quantized formats: elements of e4m3 or e2m1, scales of any type.
+template <class Config>
+MLA_DEVICE void decode_any_latents_in_tile(const cuda::KeyPool& pool, std::byte* memory, ptx::SharedAddress tile) {
+  using Codes = CodesInTile<Config>;
+  const core::Cache& cache = pool.cache;
+  const Codes codes(pool);
+  const bool e2m1 = cache.ckv_dtype == DType::kE2M1;
+  const int scale_bytes = size_of(cache.scale_type);
+  MLA_NO_UNROLL
+  for (int i = 0; i < WarpKeys<Config>::kCount; ++i) {
+    const int key = WarpKeys<Config>::key(i);
+    MLA_NO_UNROLL
+    for (int first = 0; first < cache.d_ckv; first += Codes::kRound) {
+      const int channel = first + ptx::lane() * kVector;
+      const bool exists = channel < cache.d_ckv;
+      ptx::Vec4 values = {};
+      if (exists) {
+        const std::byte* const from = memory + Codes::offset(key, Codes::kLatentsAt + (e2m1 ? channel / 2 : channel));
+        const Bits8 bits = e2m1x8_to_e4m3(*as<uint32_t>(from));
+        const uint64_t e4m3 = e2m1 ? uint64_t{bits.w[1]} << 32 | bits.w[0] : *as<uint64_t>(from);
+        const int at = codes.scales_at + (channel / kVector >> pool.scale_shift) * scale_bytes;
+        values =
+            e4m3_to_bf16(e4m3, load_scale(memory + Codes::offset(key, at), cache.scale_type, 0, cache.outer_scale));
+      }
+      ptx::sync_warp();  // all lanes have loaded what is overwritten now
+      if (exists) ptx::store_shared(tile + Codes::offset(key, channel * 2), values);
+    }
+  }
+}
+
+/// Converts the warp's rows, which to_tile_as_codes() has brought to the tile, to bf16. All lanes of the warp do so
+/// together. `memory` is the tile's address too.
+template <class Config>
+MLA_DEVICE void decode_in_tile(const cuda::KeyPool& pool, std::byte* memory, ptx::SharedAddress tile) {
+  using Codes = CodesInTile<Config>;
+  using Keys = WarpKeys<Config>;
+  if (!pool.common_e4m3)
+    decode_any_latents_in_tile<Config>(pool, memory, tile);
+  else if (pool.ue8m0)
+    decode_latents_in_tile<Config, true>(pool, tile);
+  else
+    decode_latents_in_tile<Config, false>(pool, tile);
+  if (!pool.quantized_kpe) return;
+  const Codes codes(pool);
+  const int channel = Keys::lane_of_key() * kVector;
+  const bool exists = channel < pool.cache.d_kpe;
+  ptx::Vec4 values = {};
+  if (exists)
+    values = e4m3_to_bf16(ptx::load_shared<uint64_t>(tile + Codes::offset(Keys::lane_key(), codes.rope_at + channel)),
+                          *pool.cache.kpe_scale);
+  ptx::sync_warp();
+  if (exists) ptx::store_shared(tile + Codes::offset(Keys::lane_key(), codes.rope_at + channel * 2), values);
 }
 
 }  // namespace mla::MLA_CUDA_NAMESPACE

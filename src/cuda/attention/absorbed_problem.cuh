@@ -114,9 +114,10 @@ struct AbsorbedProblem {
   }
 };
 
-inline bool is_chunked(const core::Plane& plane) {
-  return reinterpret_cast<uintptr_t>(plane.base) % kChunkBytes == 0 && plane.stride_page % kChunkBytes == 0 &&
-         plane.stride_token % kChunkBytes == 0;
+/// Returns whether a plane has all its rows at multiples of `bytes`.
+inline bool has_rows_at(const core::Plane& plane, int bytes) {
+  return reinterpret_cast<uintptr_t>(plane.base) % static_cast<uintptr_t>(bytes) == 0 &&
+         plane.stride_page % bytes == 0 && plane.stride_token % bytes == 0;
 }
 
 /// Returns how many bytes lie between the end of a row's elements in one plane (`row_bytes` of them) and the beginning
@@ -136,8 +137,10 @@ inline cuda::KeyPool pool_of(const core::Cache& cache) {
   pool.ue8m0 = cache.scale_type == ScaleType::kUE8M0;
   pool.quantized_kpe = cache.has_quantized_kpe();
   pool.common_e4m3 = cache.has_common_e4m3();
-  pool.aligned = is_chunked(cache.ckv) && (cache.d_kpe == 0 || is_chunked(cache.kpe));
+  pool.aligned = has_rows_at(cache.ckv, kChunkBytes) && (cache.d_kpe == 0 || has_rows_at(cache.kpe, kChunkBytes));
   const int64_t gap = pool.aligned ? bytes_between(cache.ckv, pool.ckv_bytes, cache.kpe) : -1;
+  pool.direct = pool.aligned && (cache.d_kpe == 0 || gap >= 0) && has_rows_at(cache.scales, 4);
+  pool.kpe_distance = pool.ckv_bytes + gap;
   pool.scales_inside =
       gap == kChunkBytes && cache.num_scales > 1 && bytes_between(cache.ckv, pool.ckv_bytes, cache.scales) == 0;
   pool.contiguous = cache.d_kpe > 0 && (gap == 0 || pool.scales_inside);

@@ -57,7 +57,6 @@ class GroupedBlock {
 
  protected:
   using Keys = WarpKeys<Config>;
-
   /// These are ptx::thread_index(), lane() and warp(), read anew at every use where Config says so.
   MLA_DEVICE static int thread() { return Config::kReadsIndexAnew ? ptx::thread_index_anew() : ptx::thread_index(); }
   MLA_DEVICE static int lane() { return ptx::lane<Config::kReadsIndexAnew>(); }
@@ -76,7 +75,7 @@ class GroupedBlock {
     }
   }
 
-  static_assert(sizeof(BlockUnit) <= Config::kUnitBytes && sizeof(Place<Config>) == Config::kPlaceBytes);
+  static_assert(sizeof(BlockUnit) <= Config::kUnitBytes && sizeof(KeptPlace<Config>) == Config::kPlaceBytes);
 
   MLA_DEVICE BlockUnit& unit() const { return *as<BlockUnit>(memory_ + Config::kUnitOffset); }
   MLA_DEVICE bool has_step(uint32_t n) const { return n < unit().steps.end; }
@@ -146,8 +145,8 @@ class GroupedBlock {
   MLA_DEVICE int32_t& entry(uint32_t n) const {
     return as<int32_t>(memory_ + Config::kEntryOffset)[n % Config::kEntryPlaces * Config::kKeys + lane()];
   }
-  MLA_DEVICE Place<Config>& place(uint32_t n, int key) const {
-    return as<Place<Config>>(memory_ + Config::kPlaceOffset)[static_cast<int>(n % 2) * Config::kKeys + key];
+  MLA_DEVICE KeptPlace<Config>& place(uint32_t n, int key) const {
+    return as<KeptPlace<Config>>(memory_ + Config::kPlaceOffset)[static_cast<int>(n % 2) * Config::kKeys + key];
   }
 
   /// Issues the copies of the entries of step n, all lanes of a warp together.
@@ -162,7 +161,7 @@ class GroupedBlock {
     if (!has_step(n)) return;
     const int32_t key = first_key(n) + lane();
     const bool listed = entry_of(args_, unit().keys, key) != nullptr;
-    const Place<Config> found = find_place<Config>(args_, pool(n), key, listed ? entry(n) : -1);
+    const KeptPlace<Config> found = kept_place<Config>(pool(n), find_row(args_, pool(n), key, listed ? entry(n) : -1));
     place(n, lane()) = found;
     const uint32_t valid = ptx::ballot(found.ckv != nullptr);
     if (lane() == 0) unit().valid[n % 8] = valid;
@@ -212,10 +211,10 @@ class GroupedBlock {
     if (lane() == 0) ptx::mbarrier_arrive(kv_empty(n));
   }
 
-  /// Issues the copies that bring the warp's rows of step n straight to their tile: copy(place) does so for a row.
-  /// `finds` says whether the warp also takes its turn in loading entries and finding rows of the steps behind it.
+  /// Issues the copies of the warp's rows of step n to their tile: copy(place) does so for a row. `finds` says whether
+  /// the warp also takes its turn in loading entries.
   template <class Copy>
-  MLA_DEVICE void fill_by_copies(uint32_t n, bool finds, const Copy& copy) const {
+  MLA_DEVICE void copy_rows(uint32_t n, bool finds, const Copy& copy) const {
     // The entries that this warp has copied have landed. Where rows are several steps ahead, waiting here would wait
     // for these rows too.
     if constexpr (Config::kLead == 1) ptx::cp_async_wait<1>();
@@ -223,11 +222,20 @@ class GroupedBlock {
     if (finds) commit_entries(n);
     copy(place(n, Keys::lane_key()));
     ptx::cp_async_commit();
+  }
+  /// Finds the rows of the step behind step n, whose copies were issued, if it is the warp's turn.
+  MLA_DEVICE void find_rows_after(uint32_t n) const {
+    if (!finds_after(n)) return;
+    if constexpr (Config::kLead != 1) ptx::cp_async_wait<3>();  // since then rows, entries and rows were committed
+    find_rows(n + 1);
+  }
+
+  /// Does both for rows that are multiplied as they land.
+  template <class Copy>
+  MLA_DEVICE void fill_by_copies(uint32_t n, bool finds, const Copy& copy) const {
+    copy_rows(n, finds, copy);
     ptx::mbarrier_arrive_after_copies(kv_full(n));
-    if (finds && finds_after(n)) {
-      if constexpr (Config::kLead != 1) ptx::cp_async_wait<3>();  // since then rows, entries and rows were committed
-      find_rows(n + 1);
-    }
+    if (finds) find_rows_after(n);
     ptx::sync_warp();
     if (lane() == 0) ptx::mbarrier_arrive(kv_full(n));
   }

@@ -62,7 +62,7 @@ struct AbsorbedConfig {
   static constexpr int kTileBytes = kKeys * kRawRowBytes;
   static constexpr int kScoreRowBytes = kKeys * 4;
   static constexpr int kScoreBytes = kScoreWarpsK * kGroupRows * kScoreRowBytes;
-  static constexpr int kPlaceBytes = 24;
+  static constexpr int kPlaceBytes = 16;
   static constexpr int kKeyScaleBytes = 32;
   static_assert(kKeyScaleBytes >= most_scale_bytes(DType::kE4M3));
   static constexpr int kScaleBytes = kKeys * kKeyScaleBytes;

@@ -51,13 +51,11 @@ class AbsorbedBlock : public GroupedOutputs<Config, FragmentScores<Config>> {
     end_step_ = unit().steps.end;
     uint32_t n = unit().steps.begin;
     if (has_step(n)) {
-      if (Config::kQueriesBesideKeys || Config::kDecodes) start_keys(n);
+      constexpr bool kKeysFirst = Config::kQueriesBesideKeys || Config::kRawStages > 0;
+      if (kKeysFirst) start_keys(n);
       load_queries(n);
-      if (!Config::kQueriesBesideKeys && !Config::kDecodes) start_keys(n);
-      if constexpr (Config::kDecodes && Config::kLead > 0) {
-        for (uint32_t i = 0; i < Config::kLead; ++i) fill_tile(n + i, true);
-        ptx::sync_block();  // the rows that were found are known to all
-      }
+      if (!kKeysFirst) start_keys(n);
+      if (Config::kDecodesInTile && Base::fills_first()) decode_tile(n);
       MLA_NO_UNROLL
       for (; has_step(n); ++n) compute_step(n);
     }
@@ -80,9 +78,9 @@ class AbsorbedBlock : public GroupedOutputs<Config, FragmentScores<Config>> {
   }
 
   MLA_DEVICE void start_keys(uint32_t first) const {
-    constexpr int kFirstSteps = Config::kDecodes ? Config::kRawStages : Config::kLead;
+    constexpr int kFirstSteps = Config::kRawStages > 0 ? Config::kRawStages : Config::kLead;
     Base::template start_keys<kFirstSteps>(first, [&](uint32_t n) {
-      if constexpr (Config::kDecodes)
+      if constexpr (Config::kRawStages > 0)
         load_raw(n, false);
       else
         fill_tile(n, false);
@@ -103,11 +101,11 @@ class AbsorbedBlock : public GroupedOutputs<Config, FragmentScores<Config>> {
     }
   }
 
-  /// Brings the warp's rows of step n to their tile: issues copies of 16-bit rows, or decodes quantized ones and issues
-  /// those of a later step.
+  /// Brings the warp's rows of step n to their tile: issues copies of those that land there, or decodes raw ones and
+  /// issues copies of those of a later step.
   MLA_DEVICE void fill_tile(uint32_t n, bool finds) const {
     if (!has_step(n)) return;
-    if constexpr (Config::kDecodes) {
+    if constexpr (Config::kRawStages > 0) {
       // Entries and rows of each later step are two groups.
       ptx::cp_async_wait<2 * (Config::kRawStages - 1)>();
       ptx::sync_warp();  // the copies of all lanes have landed
@@ -116,14 +114,28 @@ class AbsorbedBlock : public GroupedOutputs<Config, FragmentScores<Config>> {
       ptx::sync_warp();
       if (Base::lane() == 0) ptx::mbarrier_arrive(kv_full(n));
       load_raw(n + Config::kRawStages, finds);
+    } else if constexpr (Config::kDecodesInTile) {
+      Base::copy_rows(
+          n, finds, [&](const KeptPlace<Config>& place) { RowCopy<Config>(pool(n), place).to_tile_as_codes(tile(n)); });
+      if (finds) Base::find_rows_after(n);
     } else {
-      Base::fill_by_copies(n, finds, [&](const Place<Config>& place) {
+      Base::fill_by_copies(n, finds, [&](const KeptPlace<Config>& place) {
         if (unit().whole_rows) [[likely]]
           RowCopy<Config>::whole_to_tile(place, tile(n));
         else
           RowCopy<Config>(pool(n), place).to_tile(tile(n));
       });
     }
+  }
+
+  /// Decodes the warp's rows of step n in their tile, half a step after their copies were issued.
+  MLA_DEVICE void decode_tile(uint32_t n) const {
+    if (!has_step(n)) return;
+    ptx::cp_async_wait<0>();
+    ptx::sync_warp();  // the copies of all lanes have landed
+    decode_in_tile<Config>(pool(n), memory_ + (tile(n) - shared_), tile(n));
+    ptx::sync_warp();
+    if (Base::lane() == 0) ptx::mbarrier_arrive(kv_full(n));
   }
 
   // Queries.
@@ -264,7 +276,10 @@ class AbsorbedBlock : public GroupedOutputs<Config, FragmentScores<Config>> {
 
   MLA_DEVICE void compute_step(uint32_t n) {
     const uint32_t ahead = n + Config::kLead;
-    if (Base::fills_first()) fill_tile(ahead, true);
+    if (Base::fills_first())
+      fill_tile(ahead, true);
+    else if (Config::kDecodesInTile)
+      decode_tile(n);
     ptx::mbarrier_wait(kv_full(n), Base::parity(n));
     typename Base::LaneScores scores;
     const bool plain = !Config::kCodes || code_scales().plain;
@@ -287,7 +302,10 @@ class AbsorbedBlock : public GroupedOutputs<Config, FragmentScores<Config>> {
         // P that is made anew is careful, as all that the step does with it.
         [&](int i, float low, float high, bool anew) { store_p(n, i, low, high, anew || !plain); },
         [&] { Base::rescale(outputs_); });
-    if (!Base::fills_first()) fill_tile(ahead, true);
+    if (!Base::fills_first())
+      fill_tile(ahead, true);
+    else if (Config::kDecodesInTile)
+      decode_tile(ahead);
     if (Config::kCodes ? rare || !plain : rare && poison(n).any()) [[unlikely]] {
       const bool poisoned = !Config::kCodes || poison(n).any();
       add_values<true>(n, poisoned);

@@ -23,7 +23,9 @@ struct AbsorbedConfig {
   static constexpr int kLatentDims = kLatentDims_;
   static constexpr int kQueryTerms = kQueryTerms_;
   static constexpr bool kQuantized = kKind_ == KeyKind::kQuantized;
-  static constexpr bool kDecodes = kQuantized;              // rows are decoded on their way to a tile
+  static constexpr bool kDecodes = kQuantized;  // rows in a tile were decoded
+  // Of 64 rows, rows land in a tile and are decoded there: two tiles leave no room for raw rows in 99 KB.
+  static constexpr bool kDecodesInTile = kDecodes && kRows == 64;
   static constexpr bool kCodes = kKind_ == KeyKind::kE4M3;  // rows in a tile are e4m3 (absorbed_codes.cuh)
   static_assert(!kCodes || kQueryTerms == 1);
   // The type of all operands.
@@ -39,7 +41,7 @@ struct AbsorbedConfig {
   static constexpr int kThreads = 256;
   // Whatever follows from the index of the thread is kept in registers, or computed anew where it is used: whichever
   // makes nvcc 13.0 spill less.
-  static constexpr bool kReadsIndexAnew = kQuantized || kCodes || kWrittenFor >= 90;
+  static constexpr bool kReadsIndexAnew = kQuantized || kCodes || kWrittenFor != 80;
   static constexpr int kWarps = kThreads / kWarpSize;
   static constexpr int kKeys = 32;
   static constexpr int kPlanKeys = kKeys;  // the plan lets segments begin and end on multiples of it
@@ -75,7 +77,7 @@ struct AbsorbedConfig {
   static constexpr int kExchangeBytes = kScoreBlocks * kScoreTilesM * kWarpSize * 16;  // of a warp's scores: half
   static constexpr int kScoreBytes = kWarps * kExchangeBytes;
   static constexpr int kPRowBytes = 128;  // a segment of a tile, of whose halves a step has one
-  static constexpr int kPlaceBytes = kQuantized ? 24 : 16;
+  static constexpr int kPlaceBytes = 16;
   static constexpr int kKeyScaleBytes = 32;  // the most that a key has: one byte for every 16 of 512 channels
   static_assert(kKeyScaleBytes >= most_scale_bytes(DType::kE4M3) && kKeyScaleBytes >= most_scale_bytes(DType::kE2M1));
   static constexpr int kScaleBytes = kKeys * kKeyScaleBytes;
@@ -101,9 +103,9 @@ struct AbsorbedConfig {
 
   static constexpr int kPlaceOffset = 0;
   static constexpr int kEntryOffset = kPlaceOffset + 2 * kKeys * kPlaceBytes;
-  static constexpr int kEntryPlaces = kQuantized || kCodes ? 4 : 2;
+  static constexpr int kEntryPlaces = (kDecodes && !kDecodesInTile) || kCodes ? 4 : 2;
   static constexpr int kScaleOffset = kEntryOffset + kEntryPlaces * kKeys * 4;
-  static constexpr int kRowOffset = kScaleOffset + (kQuantized ? 2 * kScaleBytes : 0);
+  static constexpr int kRowOffset = kScaleOffset + (kDecodes && !kDecodesInTile ? kScalePlaces * kScaleBytes : 0);
   static constexpr int kQueryFactorOffset = kRowOffset + kRows * kRowStateBytes;
   static constexpr int kCodeScaleOffset = kQueryFactorOffset + (kCodes ? kRows * 4 : 0);
   static constexpr int kUnitOffset = kCodeScaleOffset + (kCodes ? 32 : 0);
@@ -129,8 +131,8 @@ struct AbsorbedConfig {
     if (kRows == 16) return fits_twice(3, 0) ? 3 : 2;
     return fits(4, 0) ? 4 : 3;
   }
-  static constexpr int kTiles = kCodes ? tiles_of_codes() : kQuantized && !(kRows == 64 && fits(2, 1)) ? 1 : 2;
-  static constexpr int kRawStages = !kQuantized ? 0 : fits(kTiles, 2) ? 2 : 1;
+  static constexpr int kTiles = kCodes ? tiles_of_codes() : kDecodes && !kDecodesInTile ? 1 : 2;
+  static constexpr int kRawStages = !kDecodes || kDecodesInTile ? 0 : fits(kTiles, 2) ? 2 : 1;
   static constexpr int kRawOffset = kTileOffset + kTiles * kTileBytes;
   static constexpr int kSharedBytes = bytes_with(kTiles, kRawStages);
   static_assert(kSharedBytes <= kSharedBytesPerBlock);
@@ -143,7 +145,7 @@ struct AbsorbedConfig {
   static constexpr bool kQueriesBesideKeys = kQueryBytes <= kTileBytes;
   static constexpr int kQueryOffset = kScoreOffset;
   static_assert(kQueryBytes <= kSharedBytes - kQueryOffset);
-  static_assert(!kQuantized || kQueriesBesideKeys || kQueryBytes <= kTiles * kTileBytes);
+  static_assert(kRawStages == 0 || kQueriesBesideKeys || kQueryBytes <= kTiles * kTileBytes);
 
   /// At the end of a unit, 16 rows of each warp's outputs lie where scores, P, tiles and raw stages were.
   static constexpr int kOutputRowFloats = kOutputDims + 4;  // 4 more, so that rows begin in different banks

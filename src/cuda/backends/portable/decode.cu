@@ -35,10 +35,9 @@ struct Kernels {
       if (args.q_dtype != kType && args.q_dtype != DType::kE4M3)
         return f.template operator()<AbsorbedKernel<AbsorbedConfig<16, kLatentDims, kKind, 2>>>();
       if (block_rows == 16) return f.template operator()<AbsorbedKernel<AbsorbedConfig<16, kLatentDims, kKind, 1>>>();
-      // 64 rows of quantized keys need two tiles beside the raw rows. On SM100 nvcc 13.0 spills 8 to 16 bytes of 64
-      // rows; tests/cuda/ptxas_reports.py tells whether a later one still does.
-      constexpr bool kHasTwoTiles = kKind != KeyKind::kQuantized || kSharedBytesPerBlock >= 163 * 1024;
-      constexpr int kLargeRows = kHasTwoTiles && kWrittenFor != 100 ? 64 : 32;
+      // On SM100 nvcc 13.0 spills 8 to 16 bytes of 64 rows; tests/cuda/ptxas_reports.py tells whether a later one still
+      // does.
+      constexpr int kLargeRows = kWrittenFor != 100 ? 64 : 32;
       return f.template operator()<AbsorbedKernel<AbsorbedConfig<kLargeRows, kLatentDims, kKind, 1>>>();
     });
   }
