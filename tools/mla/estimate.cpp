@@ -78,13 +78,22 @@ Resources step_of(const StepCount& count, const GpuKind& gpu, int32_t blocks) {
   return step;
 }
 
-/// Returns the row of the table for a kernel with up to 16 or with more query rows; null if there is none.
-const StepCount* find_count(Kernel kernel, bool small, int32_t arch, int32_t on) {
+/// Returns the row of the table for a kernel with blocks of so many query rows; null if there is none.
+const StepCount* find_count(Kernel kernel, int32_t rows, int32_t arch, int32_t on) {
   for (const int32_t compiled_for : {on, arch})
     for (const StepCount& count : kStepCounts)
-      if (count.kernel == kernel && (count.rows == 16) == small && count.arch == arch && count.on == compiled_for)
-        return &count;
+      if (count.kernel == kernel && count.rows == rows && count.arch == arch && count.on == compiled_for) return &count;
   return nullptr;
+}
+
+/// Returns how many query rows a block of cuda_portable has, by the rules of its decode.cu.
+int32_t portable_rows(const EstimatedWork& work, int64_t rows, bool quantized, int32_t arch, int32_t num_sms) {
+  const int32_t large = arch == 100 ? 32 : 64;
+  if (rows <= 16) return 16;
+  if (work.problem.op == Op::kDecode) return large;
+  const int64_t small_steps = work.batch * ceil_div(rows, 16) * ceil_div(work.keys, kStepKeys) / num_sms;
+  if (small_steps < 4) return 16;
+  return quantized && (arch == 86 || arch == 89 || arch == 120) && small_steps < 8 ? 32 : large;
 }
 
 /// Returns whether all elements of a row are e4m3, with one scale for the latent channels of a cache.
@@ -225,11 +234,13 @@ Estimate estimate(const EstimatedWork& work, const GpuKind& gpu) {
   } else if (work.backend == "cuda_portable" || work.backend == "cuda_fp8") {
     const Kernel kernel = work.backend == "cuda_fp8" ? Kernel::kFp8 : quantized ? Kernel::kQuantized : Kernel::kBf16;
     const StepCount* count = nullptr;
-    // As src/cuda/backends/portable/decode.cu has it, small batches do without the large blocks.
-    const bool small_batch = rows > 16 && work.batch * rows < int64_t{8} * 64;
+    const int32_t block_rows = kernel == Kernel::kFp8 ? (rows <= 16 ? 16 : 64)
+                                                      : portable_rows(work, rows, quantized, arch, gpu.num_sms);
+    // Small batches do without the large blocks of e4m3.
+    const bool small_batch = block_rows > 16 && work.batch * rows < int64_t{8} * 64;
     if (kernel == Kernel::kQuantized && has_one_scale(kv_layout(problem.cache)) && !small_batch)
-      count = find_count(Kernel::kCodes, rows <= 16, arch, gpu.arch);
-    if (count == nullptr) count = find_count(kernel, rows <= 16, arch, gpu.arch);
+      count = find_count(Kernel::kCodes, block_rows == 16 ? 16 : 64, arch, gpu.arch);
+    if (count == nullptr) count = find_count(kernel, block_rows, arch, gpu.arch);
     if (count != nullptr) {
       result.block_rows = count->rows;
       result.instructions = per_key(count->instructions);

@@ -64,31 +64,46 @@ auto with_key_rows(const cuda::AbsorbedArgs& args, const F& f) {
   return args.d_v == 512 ? for_width.template operator()<512>() : for_width.template operator()<256>();
 }
 
+/// Stands for a number of steps that is not known on the host.
+inline constexpr int64_t kUnknownSteps = INT64_MAX;
+
+/// Returns how many steps of 32 keys the smallest blocks have in all, as far as the lists of decode_sparse tell.
+inline int64_t steps_of_small_blocks(const core::DecodeSparseArgs& args) {
+  constexpr int32_t kStepKeys = 32;
+  // With batch_invariant the choice of a kernel must not depend on how many tokens there are.
+  if (args.batch_invariant) return kUnknownSteps;
+  int64_t steps = 0;
+  for (int32_t i = 0; i < args.num_pools; ++i) steps += (args.pools[i].topk + kStepKeys - 1) / kStepKeys;
+  return args.num_tokens * ((args.num_heads + cuda::kSmallBlockRows - 1) / cuda::kSmallBlockRows) * steps;
+}
+
 /// Holds a problem in the kernels' form: all that does not depend on which kernel computes it. Kernels::with(args,
-/// block_rows, f) calls f with the kernel for arguments of these shapes.
+/// block_rows, small_steps, f) calls f with the kernel for arguments of these shapes: blocks of up to `block_rows` query
+/// rows are enough, and the smallest ones would have `small_steps` steps on each multiprocessor.
 template <class Kernels, class Args>
 struct AbsorbedProblem {
   const Args& args;
   cuda::AbsorbedArgs kernel_args;
   int64_t max_keys;
   int32_t block_rows;
+  int64_t small_steps;  // steps_of_small_blocks(), or kUnknownSteps
 
   /// The constructor is spelled out because GCC 12 spoils the pools of a braced list where it is told to fill registers
   /// with a pattern (docs/emulator.md).
-  AbsorbedProblem(const Args& problem, const cuda::AbsorbedArgs& launch_args, int64_t keys, int32_t rows)
-      : args(problem), kernel_args(launch_args), max_keys(keys), block_rows(rows) {}
+  AbsorbedProblem(const Args& problem, const cuda::AbsorbedArgs& launch_args, int64_t keys, int32_t rows, int64_t steps)
+      : args(problem), kernel_args(launch_args), max_keys(keys), block_rows(rows), small_steps(steps) {}
 
   size_t workspace_size(const cuda::DeviceProperties& device) const {
-    return with([&]<class Kernel>() { return work_list_bytes(shape<Kernel>(device)); });
+    return with(device, [&]<class Kernel>() { return work_list_bytes(shape<Kernel>(device)); });
   }
   Status plan(cuda::Queue& queue, std::span<std::byte> workspace) const {
-    return with([&]<class Kernel>() {
+    return with(queue.device(), [&]<class Kernel>() {
       const cuda::WorkShape work = shape<Kernel>(queue.device());
       return plan_work(work, args, place_work_list(work, workspace.data()), queue);
     });
   }
   Status run(cuda::Queue& queue, std::span<std::byte> workspace) const {
-    return with([&]<class Kernel>() -> Status {
+    return with(queue.device(), [&]<class Kernel>() -> Status {
       const cuda::WorkShape work = shape<Kernel>(queue.device());
       cuda::AbsorbedArgs launched = kernel_args;
       launched.list = place_work_list(work, workspace.data());
@@ -109,8 +124,8 @@ struct AbsorbedProblem {
     return absorbed_shape<Kernel>(kernel_args, args.num_tokens, max_keys, args.batch_invariant, device);
   }
   template <class F>
-  auto with(const F& f) const {
-    return Kernels::with(kernel_args, block_rows, f);
+  auto with(const cuda::DeviceProperties& device, const F& f) const {
+    return Kernels::with(kernel_args, block_rows, small_steps / device.num_sms, f);
   }
 };
 
@@ -194,7 +209,7 @@ AbsorbedProblem<Kernels, core::DecodeArgs> problem_of(const core::DecodeArgs& ar
   to.tree_mask_stride_token = args.tree_mask_stride_token;
   to.tree_parents = args.tree_parents;
   to.context_parallel = args.context_parallel;
-  return {args, to, args.cache.num_slots(), absorbed_block_rows(args.usual_q_len() * args.num_heads)};
+  return {args, to, args.cache.num_slots(), absorbed_block_rows(args.usual_q_len() * args.num_heads), kUnknownSteps};
 }
 
 template <class Kernels>
@@ -215,7 +230,7 @@ AbsorbedProblem<Kernels, core::DecodeSparseArgs> problem_of(const core::DecodeSp
   to.max_logits = args.max_logits;
   to.max_logits_stride_token = args.max_logits_stride_token;
   to.max_logits_stride_head = args.max_logits_stride_head;
-  return {args, to, max_keys, absorbed_block_rows(args.num_heads)};
+  return {args, to, max_keys, absorbed_block_rows(args.num_heads), steps_of_small_blocks(args)};
 }
 
 /// Returns decode or decode_sparse of a backend whose kernels of absorbed attention are `Kernels`.

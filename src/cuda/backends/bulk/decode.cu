@@ -11,7 +11,7 @@ namespace {
 /// that there is no kernel for 64 rows of them.
 struct Kernels {
   template <class F>
-  static auto with(const cuda::AbsorbedArgs& args, int32_t block_rows, const F& f) {
+  static auto with(const cuda::AbsorbedArgs& args, int32_t block_rows, int64_t /*small_steps*/, const F& f) {
     return with_key_rows(args, [&]<int kLatentDims, KeyKind kKind>() {
       if constexpr (kKind != KeyKind::kQuantized)
         if (block_rows != 16) return f.template operator()<AbsorbedKernel<AbsorbedConfig<64, kLatentDims, kKind>>>();

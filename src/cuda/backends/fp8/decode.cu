@@ -10,7 +10,7 @@ namespace {
 /// AbsorbedProblem chooses the kernel here.
 struct Kernels {
   template <class F>
-  static auto with(const cuda::AbsorbedArgs& /*args*/, int32_t block_rows, const F& f) {
+  static auto with(const cuda::AbsorbedArgs& /*args*/, int32_t block_rows, int64_t /*small_steps*/, const F& f) {
     if (block_rows == 16) return f.template operator()<AbsorbedKernel<AbsorbedConfig<16>>>();
     return f.template operator()<AbsorbedKernel<AbsorbedConfig<64>>>();
   }

@@ -10,7 +10,7 @@ namespace {
 /// Picks the kernel for AbsorbedProblem.
 struct Kernels {
   template <class F>
-  static auto with(const cuda::AbsorbedArgs& args, int32_t, const F& f) {
+  static auto with(const cuda::AbsorbedArgs& args, int32_t /*block_rows*/, int64_t /*small_steps*/, const F& f) {
     return with_key_rows(args, [&]<int kLatentDims, KeyKind kKind>() {
       return f.template operator()<AbsorbedKernel<AbsorbedConfig<kLatentDims, kKind>>>();
     });
