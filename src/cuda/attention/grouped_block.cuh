@@ -57,6 +57,7 @@ class GroupedBlock {
 
  protected:
   using Keys = WarpKeys<Config>;
+
   /// These are ptx::thread_index(), lane() and warp(), read anew at every use where Config says so.
   MLA_DEVICE static int thread() { return Config::kReadsIndexAnew ? ptx::thread_index_anew() : ptx::thread_index(); }
   MLA_DEVICE static int lane() { return ptx::lane<Config::kReadsIndexAnew>(); }
