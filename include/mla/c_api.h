@@ -150,7 +150,7 @@ typedef struct mla_attention_options {
   float logits_soft_cap;
   int32_t has_window;  /* 1: window_left counts */
   int32_t window_left; /* keys that a query sees before its own */
-  int32_t compute;     /* mla_compute; fp8 in decode and decode_sparse over quantized caches */
+  int32_t compute;     /* mla_compute; fp8 over quantized caches, and in prefill of e4m3 tensors */
 } mla_attention_options;
 
 /* Describes this rank's share of every request; all fields zero means the whole request. */
@@ -229,7 +229,11 @@ typedef struct mla_prefill_params {
   const mla_tensor* o;   /* out [T, H, d_v] */
   const mla_tensor* lse; /* out [T, H] f32, optional */
   mla_attention_options options;
-  void* stream; /* cudaStream_t; null = the default stream. Ignored on the CPU */
+  void* stream;              /* cudaStream_t; null = the default stream. Ignored on the CPU */
+  const mla_tensor* q_scale; /* [1] f32, with e4m3 q, k and v */
+  const mla_tensor* k_scale; /* [1] f32, with e4m3 q, k and v */
+  const mla_tensor* v_scale; /* [1] f32, with e4m3 q, k and v */
+  const mla_tensor* o_scale; /* [1] f32, with e4m3 outputs */
 } mla_prefill_params;
 
 typedef struct mla_prefill_sparse_params {
@@ -405,7 +409,7 @@ typedef struct mla_problem {
   int32_t gpu_arch; /* 80 for sm80, on this machine or not; 0 = that of `device` */
   int32_t emulated; /* the GPU is an emulated one */
   int64_t q_len;    /* decode: query tokens of a request, rounded up; 1 with batch_invariant; 0 = 1 */
-  int32_t compute;  /* mla_compute, of decode and decode_sparse */
+  int32_t compute;  /* mla_compute, of decode, decode_sparse and prefill */
   int32_t reserved; /* 0 */
 } mla_problem;
 

@@ -61,16 +61,18 @@ struct AttentionOptions {
   int32_t window_left = -1;
   float logits_soft_cap = 0.0F;  ///< scores become cap * tanh(score / cap), sm_scale included; 0: as they are
   TensorView alibi_slopes = {};  ///< [H] f32: score += slope * (position of the key - position of the query)
-  /// kFP8 says, in decode and decode_sparse over quantized caches, that products are those of e4m3 numbers:
+  /// kFP8 says, in decode and decode_sparse over quantized caches and in prefill of e4m3 tensors, that products are
+  /// those of e4m3 numbers:
   /// - A latent channel of a key is its element times its scale, not rounded, and so is a quantized rotary channel.
   /// - The channels of a query that meet quantized channels become e4m3, with one f32 scale for each token and head:
   ///   their largest finite magnitude / 448, or 1 where that is 0. Queries of e4m3 are taken as they are. Channels that
   ///   meet 16-bit rotary channels are rounded to bf16.
-  /// - The keys of a query are taken in runs of 32: in decode as the rank holds them, in decode_sparse as the indices of
-  ///   each pool stand. In a run, and for each group of latent channels with one scale, P of a key times that scale
-  ///   becomes e4m3, in units of the largest such product of the query's visible keys / 448; it multiplies the key's
-  ///   elements. 16-bit rotary channels of a value are multiplied by P unrounded. The denominator and lse sum P
-  ///   unrounded.
+  /// - The keys of a query are taken in runs of 32: in decode as the rank holds them, in prefill from the request's
+  ///   first key on, in decode_sparse as the indices of each pool stand. In a run, and for each group of latent
+  ///   channels with one scale, P of a key times that scale becomes e4m3, in units of the largest such product of the
+  ///   query's visible keys / 448; it multiplies the key's elements. 16-bit rotary channels of a value are multiplied
+  ///   by P unrounded. The denominator and lse sum P unrounded. In prefill, v_scale is the one scale of all channels of
+  ///   all values.
   /// Rounding to e4m3 saturates, and is to nearest, ties to even. Rotary channels are quantized in both pools or in
   /// none.
   Compute compute = Compute::kDefault;
@@ -147,11 +149,16 @@ struct DecodeSparseParams {
 };
 
 /// Computes ragged prefill in the up-projected form. Query i of a request sees key j iff j <= kv_len - q_len + i
-/// (causal), or every key of the request. A NaN in a key or value that a query does not see never reaches it.
+/// (causal), or every key of the request. A NaN in a key or value that a query does not see never reaches it. An
+/// element of e4m3 means its exact value times its tensor's scale: scores are multiplied by q_scale * k_scale, outputs
+/// by v_scale.
 struct PrefillParams {
-  TensorView q = {};          ///< [T, H, d_qk]; bf16, f16 or f32
+  TensorView q = {};          ///< [T, H, d_qk]; bf16, f16, f32 or e4m3
   TensorView k = {};          ///< [S, H, d_qk], the query's dtype
   TensorView v = {};          ///< [S, H, d_v], the query's dtype
+  TensorView q_scale = {};    ///< [1] f32, with e4m3 tensors: what a stored query must be multiplied by
+  TensorView k_scale = {};    ///< [1] f32, with e4m3 tensors: the same of keys
+  TensorView v_scale = {};    ///< [1] f32, with e4m3 tensors: the same of values
   TensorView qo_indptr = {};  ///< [B+1], first query of each request
   TensorView kv_indptr = {};  ///< [B+1], first key of each request
   bool causal = true;
@@ -159,8 +166,9 @@ struct PrefillParams {
   float sm_scale = 0.0F;  ///< above 0, and sm_scale * log2(e) finite
   LseBase lse_base = LseBase::kE;
   bool batch_invariant = false;
-  TensorView o = {};    ///< out [T, H, d_v], the query's dtype or f32
-  TensorView lse = {};  ///< out [T, H] f32, optional
+  TensorView o = {};        ///< out [T, H, d_v]: the query's dtype or f32; for e4m3 bf16, f32, or e4m3 with o_scale
+  TensorView o_scale = {};  ///< [1] f32, with e4m3 outputs: o is divided by it
+  TensorView lse = {};      ///< out [T, H] f32, optional
 };
 
 /// Computes sparse prefill in the absorbed form over one dense tensor of rows, whose first d_v channels are the value.

@@ -157,8 +157,13 @@ def prefill(
     alibi_slopes: Tensor | None = None,
     attn_sink: Tensor | None = None,
     logits_soft_cap: float = 0.0,
+    compute: Compute = "default",
     lse_base: LseBase = "e",
     batch_invariant: bool = False,
+    q_scale: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    o_scale: Tensor | None = None,
     out: Tensor | None = None,
     out_dtype: DType | None = None,
     lse: Tensor | None = None,
@@ -171,7 +176,7 @@ def prefill(
     Query i of a request sees key j iff ``j <= kv_len - q_len + i`` (causal), or every key of the request.
 
     Args:
-        q: [T, H, d_qk]; bf16, f16 or f32.
+        q: [T, H, d_qk]; bf16, f16, f32, or e4m3 (also as uint8).
         k: [S, H, d_qk], of q's type.
         v: [S, H, d_v], of q's type.
         qo_indptr: [B+1] int32, first query of each request.
@@ -179,8 +184,13 @@ def prefill(
         sm_scale: the scale of scores.
         causal: see above.
         attn_sink, window_left, logits_soft_cap, alibi_slopes, lse_base, batch_invariant: as in :func:`decode`.
-        out: [T, H, d_v], of q's type or f32.
-        out_dtype: the type of a new ``out``.
+        compute: "fp8" multiplies numbers of e4m3, where q, k and v are: softmax weights become e4m3 too, with one scale
+            for each 32 keys; ``AttentionOptions`` in ``mla/params.h`` has every rounding. "default" rounds nothing to
+            e4m3.
+        q_scale, k_scale, v_scale: [1] f32, with e4m3 tensors: what stored elements must be multiplied by.
+        out: [T, H, d_v], of q's type or f32; with e4m3 tensors bf16, f32, or e4m3 with ``o_scale``.
+        out_dtype: the type of a new ``out``; None: q's, or bf16 for e4m3.
+        o_scale: [1] f32, with e4m3 outputs: o is divided by it.
         lse, return_lse, plan, context: as in :func:`decode`.
 
     Returns:

@@ -26,18 +26,15 @@ const Operation kDecode = Operation::of<DecodeParams>({.name = "decode",
                                                        .names = kNamesOfAttention,
                                                        .e4m3 = {"q", "q_nope", "q_pe", "o"},
                                                        .more = {"d_v", "out_dtype", "return_lse"}});
-// Keys that indices name have no positions, and only caches are quantized.
+// Keys that indices name have no positions, and those of prefill_sparse are never quantized.
 const Operation kDecodeSparse =
     Operation::of<DecodeSparseParams>({.name = "decode_sparse",
                                        .names = kNamesOfAttention,
                                        .e4m3 = {"q", "q_nope", "q_pe", "o"},
                                        .left_out = {"options.window_left", "options.alibi_slopes"},
                                        .more = {"d_v", "out_dtype", "return_lse"}});
-const Operation kPrefill = Operation::of<PrefillParams>({.name = "prefill",
-                                                         .names = kNamesOfAttention,
-                                                         .e4m3 = {"o"},
-                                                         .left_out = {"options.compute"},
-                                                         .more = {"out_dtype", "return_lse"}});
+const Operation kPrefill = Operation::of<PrefillParams>(
+    {.name = "prefill", .names = kNamesOfAttention, .e4m3 = {"q", "k", "v", "o"}, .more = {"out_dtype", "return_lse"}});
 const Operation kPrefillSparse =
     Operation::of<PrefillSparseParams>({.name = "prefill_sparse",
                                         .names = kNamesOfAttention,

@@ -75,6 +75,56 @@ def test_options():
         expected.check(lse, result[1])
 
 
+E4M3_SCALES = {"q_scale": 0.07, "k_scale": 0.05, "v_scale": 0.11}
+
+
+def e4m3_problem():
+    """Returns q, k and v of e4m3, their values in float64, and the other arguments."""
+    *given, ranges = problem(torch.float32)
+    scales = {name: torch.tensor([scale]) for name, scale in E4M3_SCALES.items()}
+    stored = [(x / scale).to(torch.float8_e4m3fn) for x, scale in zip(given, scales.values(), strict=True)]
+    values = [x.double() * scale for x, scale in zip(stored, scales.values(), strict=True)]
+    return stored, values, {**ranges, **scales, "sm_scale": SM_SCALE}
+
+
+def test_e4m3_tensors():
+    stored, values, given = e4m3_problem()
+    wanted = right(*values, given["qo_indptr"].tolist(), given["kv_indptr"].tolist())
+    o, lse = libmla.prefill(*stored, **given, return_lse=True)
+    assert o.dtype == torch.bfloat16
+    expected.check(o, wanted[0])
+    expected.check(lse, wanted[1])
+    in_bytes = libmla.prefill(*(x.view(torch.uint8) for x in stored), **given)
+    assert torch.equal(in_bytes, o)
+    o_scale = torch.tensor([0.01])
+    narrow = libmla.prefill(*stored, **given, out_dtype="e4m3", o_scale=o_scale)
+    assert narrow.dtype == torch.float8_e4m3fn
+    expected.check(narrow.double() * o_scale, wanted[0], 2**-4)
+
+
+def test_e4m3_products():
+    stored, values, given = e4m3_problem()
+    wanted = right(*values, given["qo_indptr"].tolist(), given["kv_indptr"].tolist())
+    context = libmla.Context(backend="reference")
+    o, lse = libmla.prefill(*stored, **given, compute="fp8", out_dtype="f32", return_lse=True, context=context)
+    expected.check(lse, wanted[1], 1e-5)  # sums are unrounded
+    expected.check(o, wanted[0], 2**-4)
+    exact = libmla.prefill(*stored, **given, out_dtype="f32", context=context)
+    expected.check(exact, wanted[0], 1e-5)
+    assert not torch.equal(o, exact)
+
+
+def test_e4m3_and_other_types_do_not_mix():
+    (q, k, v), _, given = e4m3_problem()
+    with pytest.raises(ValueError, match="prefill: v: expected e4m3, got bf16"):
+        libmla.prefill(q, k, v.bfloat16(), **given)
+    with pytest.raises(ValueError, match="prefill: k_scale: expected a tensor, since k is e4m3, got none"):
+        libmla.prefill(q, k, v, **{**given, "k_scale": None})
+    q, k, v, ranges = problem()
+    with pytest.raises(ValueError, match="prefill: compute: expected default, since keys are bf16, not e4m3, got fp8"):
+        libmla.prefill(q, k, v, **ranges, sm_scale=SM_SCALE, compute="fp8")
+
+
 def test_outputs_of_the_caller():
     q, k, v, ranges = problem()
     wanted, wanted_lse = libmla.prefill(q, k, v, **ranges, sm_scale=SM_SCALE, return_lse=True)

@@ -29,6 +29,15 @@ bool check_kv_len(Checks& check, const Pages& pages, const ContextParallel& shar
   return true;
 }
 
+/// Checks that the arithmetic is one of those that there are.
+bool check_compute_value(Checks& check, Compute compute, Options& result) {
+  if (!check.ok()) return false;
+  const Checks::Within within(check, "options");
+  result.compute = compute;
+  return check.require(compute == Compute::kDefault || compute == Compute::kFP8, "compute",
+                       "expected kDefault or kFP8, got {}", static_cast<unsigned>(compute));
+}
+
 /// Checks an optional list of one f32 per head.
 bool check_per_head(Checks& check, std::string_view field, const TensorView& view, int64_t num_heads,
                     const float*& result) {
@@ -117,23 +126,24 @@ bool check_options(Checks& check, const AttentionOptions& options, int64_t num_h
   return true;
 }
 
-bool check_compute(Checks& check, const AttentionOptions& options, const Cache* cache, const Cache* extra,
+bool check_compute(Checks& check, const AttentionOptions& options, const Cache& cache, const Cache* extra,
                    Options& result) {
-  if (!check.ok()) return false;
-  const Checks::Within within(check, "options");
-  constexpr std::string_view kField = "compute";
-  result.compute = options.compute;
+  if (!check_compute_value(check, options.compute, result)) return false;
   if (options.compute == Compute::kDefault) return true;
-  if (options.compute != Compute::kFP8)
-    return check.fail(kField, "expected kDefault or kFP8, got {}", static_cast<unsigned>(options.compute));
-  if (cache == nullptr) return check.fail(kField, "expected default, since keys are in no quantized cache, got fp8");
-  for (const Cache* one : {cache, extra != nullptr ? extra : cache})
+  const Checks::Within within(check, "options");
+  for (const Cache* one : {&cache, extra != nullptr ? extra : &cache})
     if (!one->is_quantized())
-      return check.fail(kField, "expected default, since {} caches are not quantized, got fp8", name(one->format));
-  if (extra != nullptr && cache->has_quantized_kpe() != extra->has_quantized_kpe())
-    return check.fail(kField, "expected default, since rotary channels are {} in one pool and {} in the other, got fp8",
-                      name(cache->kpe_dtype), name(extra->kpe_dtype));
-  return true;
+      return check.fail("compute", "expected default, since {} caches are not quantized, got fp8", name(one->format));
+  return check.require(extra == nullptr || cache.has_quantized_kpe() == extra->has_quantized_kpe(), "compute",
+                       "expected default, since rotary channels are {} in one pool and {} in the other, got fp8",
+                       name(cache.kpe_dtype), name((extra != nullptr ? *extra : cache).kpe_dtype));
+}
+
+bool check_compute(Checks& check, const AttentionOptions& options, DType keys, Options& result) {
+  if (!check_compute_value(check, options.compute, result)) return false;
+  const Checks::Within within(check, "options");
+  return check.require(options.compute == Compute::kDefault || keys == DType::kE4M3, "compute",
+                       "expected default, since keys are {}, not e4m3, got fp8", name(keys));
 }
 
 bool check_context_parallel(Checks& check, const ContextParallel& share) {

@@ -43,10 +43,12 @@ DTypes output_types(DType queries, bool e4m3);
 /// Checks the options. Only `keyed` operations know the positions of keys, which some options need.
 bool check_options(Checks& check, const AttentionOptions& options, int64_t num_heads, bool keyed, Options& result);
 
-/// Checks what the options say of the arithmetic. `cache` is that of the keys, null where keys are in no cache; `extra`
-/// is that of the second pool, null if there is none.
-bool check_compute(Checks& check, const AttentionOptions& options, const Cache* cache, const Cache* extra,
+/// Checks what the options say of the arithmetic. `cache` is that of the keys; `extra` is that of the second pool, null
+/// if there is none.
+bool check_compute(Checks& check, const AttentionOptions& options, const Cache& cache, const Cache* extra,
                    Options& result);
+/// Does the same where keys are in no cache, but in a tensor of `keys` elements.
+bool check_compute(Checks& check, const AttentionOptions& options, DType keys, Options& result);
 
 bool check_context_parallel(Checks& check, const ContextParallel& share);
 

@@ -61,8 +61,13 @@ inline Reason width_refusal(const Problem& problem) {
 /// Returns why no backend can run a problem in the arithmetic that it names; empty if there is nothing to refuse.
 inline Reason compute_refusal(const Problem& problem) {
   if (problem.compute == Compute::kDefault) return {};
+  if (problem.op == Op::kPrefill) {
+    if (problem.q_dtype == DType::kE4M3) return {};
+    return Reason::format("compute {} is for a prefill of e4m3 tensors, not of {}", name(problem.compute),
+                          name(problem.q_dtype));
+  }
   if (problem.op != Op::kDecode && problem.op != Op::kDecodeSparse)
-    return Reason::format("compute {} is for decode and decode_sparse only", name(problem.compute));
+    return Reason::format("compute {} is for decode, decode_sparse and prefill only", name(problem.compute));
   for (const CacheFormat cache : {problem.cache, problem.extra_cache.value_or(problem.cache)})
     if (!is_quantized(kv_layout(cache).nope.element))
       return Reason::format("compute {} is for quantized caches, not for {}", name(problem.compute), name(cache));

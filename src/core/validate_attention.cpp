@@ -35,21 +35,26 @@ Status validate(const PrefillParams& params, Scope scope, PrefillArgs& args, Dev
   int64_t indptr_extent = kUnbound;
   Options options;
   const DTypes of_q = set_of({params.q.dtype});
-  const bool shapes =
-      check.tensor("q", params.q, kFloats, {{"T", &batch.num_tokens}, {"H", &batch.num_heads}, {"d_qk", &d_qk}}) &&
-      check_batch_and_rows(check, batch) &&
-      check.tensor("k", params.k, of_q, {{"S", &num_keys}, {"H", &batch.num_heads}, {"d_qk", &d_qk}}) &&
-      check.tensor("v", params.v, of_q, {{"S", &num_keys}, {"H", &batch.num_heads}, {"d_v", &d_v}}) &&
-      check.tensor("o", params.o, output_types(params.q.dtype, false),
-                   {{"T", &batch.num_tokens}, {"H", &batch.num_heads}, {"d_v", &d_v}}, Role::kOutput) &&
-      check_statistics(check, "lse", params.lse, batch) && check.at_least("d_qk", d_qk, 1) &&
-      check.fits_int32("d_qk", d_qk) && check.at_least("d_v", d_v, 1) && check.fits_int32("d_v", d_v) &&
-      check.fits_int32("num_keys", num_keys) && check.sm_scale(params.sm_scale) && check.lse_base(params.lse_base) &&
-      check_options(check, params.options, batch.num_heads, true, options) &&
-      check_compute(check, params.options, nullptr, nullptr, options) &&
-      check.lengths("qo_indptr", params.qo_indptr, {"B + 1", &indptr_extent}) &&
-      check_indptr_extent(check, "qo_indptr", indptr_extent) &&
-      check.lengths("kv_indptr", params.kv_indptr, {"B + 1", &indptr_extent});
+  const bool shapes = check.tensor("q", params.q, kFloatsAndE4M3,
+                                   {{"T", &batch.num_tokens}, {"H", &batch.num_heads}, {"d_qk", &d_qk}}) &&
+                      check_batch_and_rows(check, batch) &&
+                      check.tensor("k", params.k, of_q, {{"S", &num_keys}, {"H", &batch.num_heads}, {"d_qk", &d_qk}}) &&
+                      check.tensor("v", params.v, of_q, {{"S", &num_keys}, {"H", &batch.num_heads}, {"d_v", &d_v}}) &&
+                      check_scale_of(check, "q_scale", params.q_scale, "q", params.q.dtype) &&
+                      check_scale_of(check, "k_scale", params.k_scale, "k", params.k.dtype) &&
+                      check_scale_of(check, "v_scale", params.v_scale, "v", params.v.dtype) &&
+                      check.tensor("o", params.o, output_types(params.q.dtype, params.q.dtype == DType::kE4M3),
+                                   {{"T", &batch.num_tokens}, {"H", &batch.num_heads}, {"d_v", &d_v}}, Role::kOutput) &&
+                      check_scale_of(check, "o_scale", params.o_scale, "o", params.o.dtype) &&
+                      check_statistics(check, "lse", params.lse, batch) && check.at_least("d_qk", d_qk, 1) &&
+                      check.fits_int32("d_qk", d_qk) && check.at_least("d_v", d_v, 1) && check.fits_int32("d_v", d_v) &&
+                      check.fits_int32("num_keys", num_keys) && check.sm_scale(params.sm_scale) &&
+                      check.lse_base(params.lse_base) &&
+                      check_options(check, params.options, batch.num_heads, true, options) &&
+                      check_compute(check, params.options, params.k.dtype, options) &&
+                      check.lengths("qo_indptr", params.qo_indptr, {"B + 1", &indptr_extent}) &&
+                      check_indptr_extent(check, "qo_indptr", indptr_extent) &&
+                      check.lengths("kv_indptr", params.kv_indptr, {"B + 1", &indptr_extent});
   if (!shapes) return check.take();
   const int64_t batch_size = indptr_extent - 1;
   if (!check_rows_of_batch(check, "batch_size", batch_size, batch.num_heads)) return check.take();
@@ -68,6 +73,9 @@ Status validate(const PrefillParams& params, Scope scope, PrefillArgs& args, Dev
           .d_qk = static_cast<int32_t>(d_qk),
           .d_v = static_cast<int32_t>(d_v),
           .dtype = params.q.dtype,
+          .q_scale = static_cast<const float*>(if_given(params.q_scale).data),
+          .k_scale = static_cast<const float*>(if_given(params.k_scale).data),
+          .v_scale = static_cast<const float*>(if_given(params.v_scale).data),
           .q = params.q.data,
           .q_stride_token = params.q.stride[0],
           .q_stride_head = params.q.stride[1],
@@ -85,6 +93,7 @@ Status validate(const PrefillParams& params, Scope scope, PrefillArgs& args, Dev
           .sm_scale = params.sm_scale,
           .lse_base = params.lse_base,
           .o_dtype = params.o.dtype,
+          .o_scale = static_cast<const float*>(if_given(params.o_scale).data),
           .o = params.o.data,
           .o_stride_token = params.o.stride[0],
           .o_stride_head = params.o.stride[1],

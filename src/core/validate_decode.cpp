@@ -80,7 +80,7 @@ Status validate(const DecodeParams& params, Scope scope, DecodeArgs& args, Devic
       finish_cache(check, "cache", params.cache, Role::kInput, widths, shape, args.cache) &&
       check.sm_scale(params.sm_scale) && check.lse_base(params.lse_base) &&
       check_options(check, params.options, batch.num_heads, true, args.options) &&
-      check_compute(check, params.options, &args.cache, nullptr, args.options) &&
+      check_compute(check, params.options, args.cache, nullptr, args.options) &&
       check_context_parallel(check, params.context_parallel);
   if (!shapes ||
       !check_page_table(check, params.pages, shape.page_size, params.context_parallel, batch_size, args.pages) ||

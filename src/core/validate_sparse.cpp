@@ -158,7 +158,7 @@ Status validate(const DecodeSparseParams& params, Scope scope, DecodeSparseArgs&
                             args.pools[1].cache)) &&
       check.sm_scale(params.sm_scale) && check.lse_base(params.lse_base) &&
       check_options(check, params.options, batch.num_heads, false, args.options) &&
-      check_compute(check, params.options, &args.pools[0].cache, two ? &args.pools[1].cache : nullptr, args.options);
+      check_compute(check, params.options, args.pools[0].cache, two ? &args.pools[1].cache : nullptr, args.options);
   if (!shapes) return check.take();
   {
     const Checks::Within within(check, "pool");
@@ -204,7 +204,7 @@ Status validate(const PrefillSparseParams& params, Scope scope, DecodeSparseArgs
       check.tensor("kv", params.kv, set_of({DType::kBF16, DType::kF16}), {{"S", &num_keys}, {"d_qk", &widths.total}}) &&
       check.at_most("num_keys", num_keys, kMaxKvLen) && check.sm_scale(params.sm_scale) &&
       check.lse_base(params.lse_base) && check_options(check, params.options, batch.num_heads, false, args.options) &&
-      check_compute(check, params.options, nullptr, nullptr, args.options) &&
+      check_compute(check, params.options, params.kv.dtype, args.options) &&
       check_indices(check, params.indices, batch.num_tokens, pool) &&
       (!params.topk_length.given() ||
        check.tensor("topk_length", params.topk_length, kI32Only, {{"T", &batch.num_tokens}}));

@@ -81,7 +81,9 @@ struct Operation<PrefillParams> {
   static int32_t q_len(const Args& a, int32_t b) { return a.qo_indptr[b + 1] - a.qo_indptr[b]; }
   static int32_t kv_len(const Args& a, int32_t b) { return a.kv_indptr[b + 1] - a.kv_indptr[b]; }
   static Problem problem(const Args& a, Device device) {
-    return {kOp, device, a.dtype, CacheFormat::kBF16, a.num_heads, a.d_qk, a.d_v};
+    Problem problem = {kOp, device, a.dtype, CacheFormat::kBF16, a.num_heads, a.d_qk, a.d_v};
+    problem.compute = a.options.compute;
+    return problem;
   }
 };
 

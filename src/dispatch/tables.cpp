@@ -24,7 +24,7 @@ Verdict reference_verdict(const Problem& problem) {
   constexpr int64_t kWidest = 4096;
   if (problem.device.type != DeviceType::kCpu)
     return {false, Reason::format("tensors are on {}, not on the CPU", name(problem.device.type))};
-  const bool takes_e4m3 = problem.op == Op::kDecode || problem.op == Op::kDecodeSparse ||
+  const bool takes_e4m3 = problem.op == Op::kDecode || problem.op == Op::kDecodeSparse || problem.op == Op::kPrefill ||
                           problem.op == Op::kIndexerLogits || problem.op == Op::kIndexerTopK;
   if (problem.q_dtype == DType::kE4M3 ? !takes_e4m3 : !is_float(problem.q_dtype))
     return {false, Reason::format("takes bf16, f16{} f32{} only, not {}", takes_e4m3 ? "," : " and",

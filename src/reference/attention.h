@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // This file computes attention by its formula, for a block of query rows that share keys and values. Over the keys j
 // that row r sees, the formula is:
-//   s[r][j] = sm_scale * q_scale * q[r] . k[j]
+//   s[r][j] = sm_scale * q_scale * k_scale * q[r] . k[j]
 //             then cap * tanh(s / cap), then + slope * (position of the key - position of the query)
 //   m[r]    = max_j s[r][j]
 //   lse[r]  = m[r] + log(sum_j exp(s[r][j] - m[r]))
 //   o[r]    = sum_j exp(s[r][j] - m[r]) v[j] / sum_j exp(s[r][j] - m[r])
-//             then * exp(lse[r]) / (exp(lse[r]) + exp(sink)), then / o_scale
+//             then * exp(lse[r]) / (exp(lse[r]) + exp(sink)), then * v_scale / o_scale
+// k_scale and v_scale are those of tensors; scales of a cache are factors of k and v.
 // The loop over the keys runs twice, for m and for the sums, so that no memory grows with the number of keys. With
 // compute = fp8, s is made of rounded queries, and fp8.h has the sum over v; the other sum is as above.
 #pragma once
@@ -41,7 +42,7 @@ struct QueryRow {
 struct RowBlock {
   int64_t rows = 0;
   int32_t d_qk = 0, d_v = 0;
-  double scale = 0;  // sm_scale * q_scale
+  double scale = 0;  // sm_scale * q_scale * k_scale
   core::Options options = {};
   double* q = nullptr;      // [rows, d_qk]
   double* o = nullptr;      // [rows, d_v]
@@ -72,6 +73,8 @@ RowBlock make_block(const Args& args, std::span<std::byte> workspace) {
   block.scale = static_cast<double>(args.sm_scale);
   if constexpr (requires { args.q_scale; })
     if (args.q_scale != nullptr) block.scale *= static_cast<double>(*args.q_scale);
+  if constexpr (requires { args.k_scale; })
+    if (args.k_scale != nullptr) block.scale *= static_cast<double>(*args.k_scale);
   block.options = args.options;
   block.q = reinterpret_cast<double*>(workspace.data());
   block.o = block.q_row(kRowsPerBlock);
@@ -120,7 +123,7 @@ inline double score(const RowBlock& block, int64_t r, int64_t key_position) {
 /// - load(j, block) fills block.key and block.value; it is not called for keys that no row of the block sees;
 /// and, where compute may be fp8, which then fills block.keys and not block.value:
 /// - run_end(j) returns the end of the run of at most KeyRun::kKeys keys that key j is in;
-/// - cache_of(j) returns the cache that key j is in, one for all keys of a run.
+/// - scales_of(j) returns the ValueScales of key j, which all keys of its run have.
 template <class Keys, class Use>
 void for_each_score(RowBlock& block, const Keys& keys, int64_t begin, int64_t end, const Use& use) {
   for (int64_t j = begin; j < end; ++j) {
@@ -158,7 +161,7 @@ void add_rounded_values(RowBlock& block, const Keys& keys, Sums& sum) {
       block.keys.of(static_cast<int64_t>(r), j) = weight;
     });
     for (int64_t r = 0; r < block.rows; ++r)
-      add_rounded(block.keys, keys.cache_of(begin), block.keys.p_of(r), block.o_row(r));
+      add_rounded(block.keys, keys.scales_of(begin), block.keys.p_of(r), block.o_row(r));
   }
 }
 
@@ -203,6 +206,8 @@ void store_outputs(RowBlock& block, int64_t r, const Args& args) {
   double factor = 1;
   if (args.options.attn_sink != nullptr)
     factor = sink_factor(lse, static_cast<double>(args.options.attn_sink[row.head]));
+  if constexpr (requires { args.v_scale; })
+    if (args.v_scale != nullptr) factor *= static_cast<double>(*args.v_scale);
   if constexpr (requires { args.o_scale; })
     if (args.o_scale != nullptr) factor /= static_cast<double>(*args.o_scale);
   double* o = block.o_row(r);

@@ -41,7 +41,7 @@ struct DecodeKeys {
   }
 
   int64_t run_end(int64_t j) const { return std::min((j / KeyRun::kKeys + 1) * KeyRun::kKeys, count()); }
-  const core::Cache& cache_of(int64_t) const { return args.cache; }
+  ValueScales scales_of(int64_t) const { return value_scales(args.cache); }
 };
 
 }  // namespace

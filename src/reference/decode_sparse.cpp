@@ -34,6 +34,7 @@ struct SparseKeys {
                     j < first_length ? first_length : count());
   }
   const core::Cache& cache_of(int64_t j) const { return pool_of(j).cache; }
+  ValueScales scales_of(int64_t j) const { return value_scales(cache_of(j)); }
 };
 
 }  // namespace

@@ -20,6 +20,14 @@
 
 namespace mla::reference {
 
+/// Says which channels of a value have one scale: the first num_scales * channels_per_scale, in groups. The others have
+/// none.
+struct ValueScales {
+  int32_t num_scales = 1, channels_per_scale = 0;
+};
+
+inline ValueScales value_scales(const core::Cache& cache) { return {cache.num_scales, cache.channels_per_scale}; }
+
 /// Holds the keys of one run, whose P have their scales in common; key j at j % kKeys, in memory of the caller.
 struct KeyRun {
   static constexpr int64_t kKeys = 32;
@@ -74,13 +82,13 @@ inline void read_exact_row(const CacheRow& row, int64_t j, double* key, const Ke
   std::copy_n(key + cache.d_ckv, keys.d_v - cache.d_ckv, elements + cache.d_ckv);
 }
 
-/// Adds to `o` the values of a run's keys, which lie in `cache`, for a row that has these P.
-inline void add_rounded(const KeyRun& keys, const core::Cache& cache, const double* p, double* o) {
+/// Adds to `o` the values of a run's keys, which have these scales, for a row that has these P.
+inline void add_rounded(const KeyRun& keys, const ValueScales& scales, const double* p, double* o) {
   const auto for_each_seen = [&](const auto& f) {
     for (int64_t j = 0; j < KeyRun::kKeys; ++j)
       if (p[j] != KeyRun::kUnseen) f(j);
   };
-  for (int32_t g = 0; g < cache.num_scales; ++g) {
+  for (int32_t g = 0; g < scales.num_scales; ++g) {
     const auto product = [&](int64_t j) { return p[j] * keys.scales_of(j)[g]; };
     double largest = 0;
     for_each_seen([&](int64_t j) {
@@ -90,12 +98,13 @@ inline void add_rounded(const KeyRun& keys, const core::Cache& cache, const doub
     for_each_seen([&](int64_t j) {
       const float quotient = unit == 0 ? 0.0F : static_cast<float>(product(j) / unit);
       const double rounded = unit * static_cast<double>(e4m3_to_f32(f32_to_e4m3(quotient)));
-      for (int32_t c = g * cache.channels_per_scale; c < (g + 1) * cache.channels_per_scale; ++c)
+      for (int32_t c = g * scales.channels_per_scale; c < (g + 1) * scales.channels_per_scale; ++c)
         o[c] += rounded * keys.elements_of(j)[c];
     });
   }
   for_each_seen([&](int64_t j) {
-    for (int32_t c = cache.d_ckv; c < keys.d_v; ++c) o[c] += p[j] * keys.elements_of(j)[c];
+    for (int32_t c = scales.num_scales * scales.channels_per_scale; c < keys.d_v; ++c)
+      o[c] += p[j] * keys.elements_of(j)[c];
   });
 }
 

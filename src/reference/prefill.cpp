@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // This file computes up-projected prefill, where every head has its own keys and values and the requests are
 // contiguous.
+#include <algorithm>
+
 #include "reference/attention.h"
 #include "reference/reference.h"
 
@@ -20,9 +22,16 @@ struct PrefillKeys {
 
   void load(int64_t j, RowBlock& block) const {
     load_row(args.k, args.dtype, (begin() + j) * args.k_stride_token + head * args.k_stride_head, args.d_qk, block.key);
-    load_row(args.v, args.dtype, (begin() + j) * args.v_stride_token + head * args.v_stride_head, args.d_v,
-             block.value);
+    double* value = block.value;
+    if (block.keys.given()) {
+      value = block.keys.elements_of(j);
+      *block.keys.scales_of(j) = 1;  // v_scale is a factor of the outputs
+    }
+    load_row(args.v, args.dtype, (begin() + j) * args.v_stride_token + head * args.v_stride_head, args.d_v, value);
   }
+
+  int64_t run_end(int64_t j) const { return std::min((j / KeyRun::kKeys + 1) * KeyRun::kKeys, count()); }
+  ValueScales scales_of(int64_t) const { return {.num_scales = 1, .channels_per_scale = args.d_v}; }
 };
 
 }  // namespace

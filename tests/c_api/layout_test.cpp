@@ -104,6 +104,9 @@ TEST(Layout, OlderCallersFindTheirFieldsWhereTheyWere) {
   EXPECT_EQ(offsetof(mla_problem, compute), 72U);
   EXPECT_EQ(offsetof(mla_attention_options, compute), 28U);
   EXPECT_EQ(sizeof(mla_attention_options), 32U);
+  EXPECT_EQ(offsetof(mla_prefill_params, stream), 112U);
+  // As the fifth had them.
+  EXPECT_EQ(offsetof(mla_prefill_params, q_scale), 120U);
 }
 
 TEST(Layout, VerdictsKeepTheirFirstForm) {

@@ -86,6 +86,7 @@ struct Prefill {
                         o = std::vector<uint16_t>(3 * kHeads * 4, kSentinel),
                         lse = std::vector<uint16_t>(3 * kHeads * 2, kSentinel);
   std::vector<int32_t> qo_indptr = {0, 1, 3}, kv_indptr = {0, 2, 5};
+  std::vector<float> scales = {0.5F, 0.25F, 2.0F, 0.1F};
   std::vector<std::byte> workspace = std::vector<std::byte>(kWorkspaceBytes);
   PrefillParams params;
 
@@ -98,6 +99,14 @@ struct Prefill {
               .sm_scale = 0.25F,
               .o = of(o, {3, kHeads, 4}),
               .lse = contiguous(lse.data(), DType::kF32, {3, kHeads})};
+  }
+  TensorView scale(int64_t i) { return contiguous(scales.data() + i, DType::kF32, {1}); }
+  /// Makes q, k and v tensors of e4m3.
+  void use_e4m3() {
+    for (TensorView* view : {&params.q, &params.k, &params.v}) view->dtype = DType::kE4M3;
+    params.q_scale = scale(0);
+    params.k_scale = scale(1);
+    params.v_scale = scale(2);
   }
   bool untouched() const { return all_sentinels({&o, &lse}); }
 };

@@ -13,9 +13,7 @@ TEST(ValidatePrefill, RefusesBadInput) {
   expect_refused(std::vector<BadCase<Prefill>>{
       {"no query", [](Prefill& p) { p.params.q = {}; }, "prefill: q: expected a tensor, got none"},
       {"unknown type", [](Prefill& p) { p.params.q.dtype = static_cast<DType>(99); },
-       "prefill: q: expected bf16, f16 or f32, got unknown element type 99"},
-      {"e4m3 query", [](Prefill& p) { p.params.q.dtype = DType::kE4M3; },
-       "prefill: q: expected bf16, f16 or f32, got e4m3"},
+       "prefill: q: expected bf16, f16, f32 or e4m3, got unknown element type 99"},
       {"k of another type", [](Prefill& p) { p.params.k.dtype = DType::kF16; }, "prefill: k: expected bf16, got f16"},
       {"k of other heads", [](Prefill& p) { set_extent(p.params.k, 1, 1); },
        "prefill: k: expected shape [S, H = 2, d_qk = 6], got [5, 1, 6]"},
@@ -91,6 +89,75 @@ TEST(ValidatePrefill, RefusesBadInput) {
        "prefill: kv_indptr: expected exactly 5 (key tokens) as the last entry, got 3"},
       {"null kv_indptr", [](Prefill& p) { p.params.kv_indptr.data = nullptr; },
        "prefill: kv_indptr: expected data, got a null pointer"},
+  });
+}
+
+TEST(ValidatePrefill, RefusesE4m3WithoutItsScalesAndBesideOtherTypes) {
+  expect_refused(std::vector<BadCase<Prefill>>{
+      {"queries alone", [](Prefill& p) { p.params.q.dtype = DType::kE4M3; }, "prefill: k: expected e4m3, got bf16"},
+      {"keys alone", [](Prefill& p) { p.params.k.dtype = DType::kE4M3; }, "prefill: k: expected bf16, got e4m3"},
+      {"all but values",
+       [](Prefill& p) {
+         p.use_e4m3();
+         p.params.v.dtype = DType::kBF16;
+       },
+       "prefill: v: expected e4m3, got bf16"},
+      {"no scale of queries",
+       [](Prefill& p) {
+         p.use_e4m3();
+         p.params.q_scale = {};
+       },
+       "prefill: q_scale: expected a tensor, since q is e4m3, got none"},
+      {"no scale of keys",
+       [](Prefill& p) {
+         p.use_e4m3();
+         p.params.k_scale = {};
+       },
+       "prefill: k_scale: expected a tensor, since k is e4m3, got none"},
+      {"no scale of values",
+       [](Prefill& p) {
+         p.use_e4m3();
+         p.params.v_scale = {};
+       },
+       "prefill: v_scale: expected a tensor, since v is e4m3, got none"},
+      {"bf16 queries with a scale", [](Prefill& p) { p.params.q_scale = p.scale(0); },
+       "prefill: q_scale: expected none, since q is bf16, got a tensor"},
+      {"bf16 keys with a scale", [](Prefill& p) { p.params.k_scale = p.scale(0); },
+       "prefill: k_scale: expected none, since k is bf16, got a tensor"},
+      {"bf16 values with a scale", [](Prefill& p) { p.params.v_scale = p.scale(0); },
+       "prefill: v_scale: expected none, since v is bf16, got a tensor"},
+      {"scale of 0",
+       [](Prefill& p) {
+         p.use_e4m3();
+         p.scales[1] = 0;
+       },
+       "prefill: k_scale: expected a finite number above 0, got 0", false},
+      {"two scales",
+       [](Prefill& p) {
+         p.use_e4m3();
+         p.params.v_scale = contiguous(p.scales.data(), DType::kF32, {2});
+       },
+       "prefill: v_scale: expected shape [1], got [2]"},
+      {"f16 output",
+       [](Prefill& p) {
+         p.use_e4m3();
+         p.params.o.dtype = DType::kF16;
+       },
+       "prefill: o: expected bf16, f32 or e4m3, got f16"},
+      {"e4m3 output of bf16 tensors", [](Prefill& p) { p.params.o.dtype = DType::kE4M3; },
+       "prefill: o: expected bf16 or f32, got e4m3"},
+      {"e4m3 output without a scale",
+       [](Prefill& p) {
+         p.use_e4m3();
+         p.params.o.dtype = DType::kE4M3;
+       },
+       "prefill: o_scale: expected a tensor, since o is e4m3, got none"},
+      {"bf16 output with a scale",
+       [](Prefill& p) {
+         p.use_e4m3();
+         p.params.o_scale = p.scale(3);
+       },
+       "prefill: o_scale: expected none, since o is bf16, got a tensor"},
   });
 }
 

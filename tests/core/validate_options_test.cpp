@@ -71,7 +71,7 @@ TEST(ValidateOptions, RefusesBadOptions) {
   });
 }
 
-TEST(ValidateOptions, RefusesTheArithmeticOfQuantizedCachesElsewhere) {
+TEST(ValidateOptions, RefusesTheArithmeticOfQuantizedKeysElsewhere) {
   const auto set_fp8 = [](auto& p) { p.params.options.compute = Compute::kFP8; };
   expect_refused(
       OptionsCases{{"cache of bf16", set_fp8,
@@ -79,11 +79,10 @@ TEST(ValidateOptions, RefusesTheArithmeticOfQuantizedCachesElsewhere) {
                    {"no arithmetic", [](OptionsDecode& p) { p.params.options.compute = static_cast<Compute>(7); },
                     "decode: options.compute: expected kDefault or kFP8, got 7"}});
   expect_refused(std::vector<BadCase<Prefill>>{
-      {"prefill", set_fp8,
-       "prefill: options.compute: expected default, since keys are in no quantized cache, got fp8"}});
+      {"prefill", set_fp8, "prefill: options.compute: expected default, since keys are bf16, not e4m3, got fp8"}});
   expect_refused(std::vector<BadCase<PrefillSparse>>{
       {"prefill_sparse", set_fp8,
-       "prefill_sparse: options.compute: expected default, since keys are in no quantized cache, got fp8"}});
+       "prefill_sparse: options.compute: expected default, since keys are bf16, not e4m3, got fp8"}});
   expect_refused(std::vector<BadCase<DecodeSparse>>{
       {"second pool of bf16",
        [](DecodeSparse& p) {

@@ -175,8 +175,12 @@ TEST(Tables, RowsSayWhyTheyLackAnArithmetic) {
     if (op != Op::kDecode && op != Op::kDecodeSparse) {
       EXPECT_EQ(explain({.op = op, .compute = Compute::kFP8}).selected, "") << name(op);
       EXPECT_EQ(reason_of({.op = op, .compute = Compute::kFP8}, "reference"),
-                "compute fp8 is for decode and decode_sparse only");
+                op == Op::kPrefill ? "compute fp8 is for a prefill of e4m3 tensors, not of bf16"
+                                   : "compute fp8 is for decode, decode_sparse and prefill only");
     }
+  const Problem prefill = {.op = Op::kPrefill, .q_dtype = DType::kE4M3, .compute = Compute::kFP8};
+  EXPECT_EQ(explain(prefill).selected, "reference");
+  EXPECT_EQ(reason_of(prefill, "cpu_portable"), "multiplies numbers of f32 or pairs of bf16, not those of compute fp8");
 }
 
 TEST(Tables, ProblemsWithoutHeadsChannelsOrQueriesAreRefused) {
@@ -197,8 +201,8 @@ TEST(Tables, ProblemsWithoutHeadsChannelsOrQueriesAreRefused) {
 TEST(Tables, TheReferenceTakesEveryFormatAndType) {
   for (Op op : kAllOps) {
     SCOPED_TRACE(name(op));
-    const bool e4m3 =
-        op == Op::kDecode || op == Op::kDecodeSparse || op == Op::kIndexerLogits || op == Op::kIndexerTopK;
+    const bool e4m3 = op == Op::kDecode || op == Op::kDecodeSparse || op == Op::kPrefill || op == Op::kIndexerLogits ||
+                      op == Op::kIndexerTopK;
     for (CacheFormat cache : kAllCacheFormats) {
       const int64_t d_qk = cache == CacheFormat::kFP8DsV4 ? 512 : 576;
       for (DType q_dtype : {DType::kBF16, DType::kF16, DType::kF32})

@@ -201,6 +201,8 @@ std::vector<kit::PrefillSpec> prefill_specs() {
 }
 
 Options<kit::PrefillCase> prefill_options() {
+  const auto e4m3 = [](kit::PrefillSpec& s) { s.dtype = DType::kE4M3; };
+  const auto e4m3_throughout = [](kit::PrefillSpec& s) { s.dtype = s.o_dtype = DType::kE4M3; };
   const Options<kit::PrefillCase> own = {
       {"q", Effect::kChanges, [](PrefillParams& p) { flip(p.q); }},
       {"k", Effect::kChanges, [](PrefillParams& p) { flip(p.k); }},
@@ -208,6 +210,15 @@ Options<kit::PrefillCase> prefill_options() {
       {"qo_indptr", Effect::kChanges, [](PrefillParams& p) { --at(p.qo_indptr, 1); }},
       {"kv_indptr", Effect::kChanges, [](PrefillParams& p) { --at(p.kv_indptr, 1); }},
       {"causal", Effect::kChanges, [](PrefillParams& p) { p.causal = false; }},
+      {"q_scale", Effect::kChangesIfTaken, [](PrefillParams& p) { twice(p.q_scale); }, e4m3},
+      {"k_scale", Effect::kChangesIfTaken, [](PrefillParams& p) { twice(p.k_scale); }, e4m3},
+      {"v_scale", Effect::kChangesIfTaken, [](PrefillParams& p) { twice(p.v_scale); }, e4m3},
+      {"o_scale", Effect::kChangesIfTaken, [](PrefillParams& p) { twice(p.o_scale); }, e4m3_throughout},
+      {"options.compute", Effect::kChangesOrRefused, [](PrefillParams& p) { p.options.compute = Compute::kFP8; },
+       [](kit::PrefillSpec& s) {
+         s.dtype = DType::kE4M3;
+         s.score_std = 10;
+       }},
   };
   return join(own, {attention_options<kit::PrefillCase>(Effect::kChanges, Effect::kRefused)});
 }

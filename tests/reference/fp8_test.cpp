@@ -107,6 +107,46 @@ struct SmallSparseFp8 {
   }
 };
 
+/// Holds a prefill of one query for each request, one head and one channel. A key has the score ln 3 times its element.
+struct SmallPrefillFp8 {
+  std::vector<float> k = {}, v = {};
+  std::vector<int32_t> kv_indptr = {};
+  std::vector<float> o = {}, lse = {};
+
+  void run(Compute compute = Compute::kFP8, int32_t window_left = -1) {
+    const float q_scale = 2, k_scale = 0.25F, v_scale = 3;
+    const int64_t requests = std::ssize(kv_indptr) - 1;
+    const std::vector<uint8_t> queries(static_cast<size_t>(requests), encode_by_definition(1)), keys = e4m3(k),
+                                                                                                values = e4m3(v);
+    std::vector<int32_t> qo_indptr;
+    for (int32_t i = 0; i <= requests; ++i) qo_indptr.push_back(i);
+    core::PrefillArgs args = {.batch_size = static_cast<int32_t>(requests),
+                              .num_tokens = requests,
+                              .num_keys = kv_indptr.back(),
+                              .num_heads = 1,
+                              .d_qk = 1,
+                              .d_v = 1,
+                              .dtype = DType::kE4M3,
+                              .q_scale = &q_scale,
+                              .k_scale = &k_scale,
+                              .v_scale = &v_scale,
+                              .q = queries.data(),
+                              .q_stride_token = 1,
+                              .k = keys.data(),
+                              .k_stride_token = 1,
+                              .v = values.data(),
+                              .v_stride_token = 1,
+                              .qo_indptr = qo_indptr.data(),
+                              .kv_indptr = kv_indptr.data(),
+                              .options = {.window_left = window_left, .compute = compute},
+                              .sm_scale = 2 * kLn3};
+    o.assign(queries.size(), kNan);
+    lse.assign(queries.size(), kNan);
+    set_outputs(args, o, lse);
+    run_in_workspace(args, prefill);
+  }
+};
+
 constexpr float kThird = 144.0F / 448;  // 1/3 of the largest: 149.33 of 448, between 144 and 160
 
 TEST(ReferenceFp8, TheOnlyKeyIsElementTimesScale) {
@@ -222,6 +262,30 @@ TEST(ReferenceFp8, PoolsHaveBlocksOfTheirOwn) {
   problem.extra.scales = {5, 1};  // one for each row
   problem.run();
   EXPECT_FLOAT_EQ(problem.o[0], (1.0F / 3 * 1 + 2) / (4.0F / 3));
+}
+
+TEST(ReferenceFp8, PrefillRoundsWeightsAndMultipliesByEveryScale) {
+  // Scores ln 3 and 2 ln 3, as above; values 3 and 6.
+  SmallPrefillFp8 problem{.k = {1, 2}, .v = {1, 2}, .kv_indptr = {0, 2}};
+  problem.run();
+  EXPECT_FLOAT_EQ(problem.o[0], 3 * (kThird * 1 + 2) / (4.0F / 3));
+  EXPECT_FLOAT_EQ(problem.lse[0], std::log(12.0F));
+  problem.run(Compute::kDefault);
+  EXPECT_FLOAT_EQ(problem.o[0], 3 * (1.0F / 3 * 1 + 2) / (4.0F / 3));
+  EXPECT_FLOAT_EQ(problem.lse[0], std::log(12.0F));
+}
+
+TEST(ReferenceFp8, PrefillCountsRunsFromTheFirstKeyOfTheRequest) {
+  // As above: key 31 of the second request, whose keys begin at row 2, has three times the weight of the others.
+  SmallPrefillFp8 problem{.k = std::vector<float>(35, 1), .v = std::vector<float>(35, 1), .kv_indptr = {0, 2, 35}};
+  problem.k[2 + 31] = problem.v[2 + 31] = 2;
+  problem.run();
+  EXPECT_FLOAT_EQ(problem.o[0], 3);
+  EXPECT_FLOAT_EQ(problem.o[1], 3 * (31 * kThird + 2 + 1.0F / 3) / (32.0F / 3 + 1));
+  // What a window hides sets no unit, and moves no run: of keys 31 and 32 each is alone in its own.
+  problem.v[2 + 30] = NAN;
+  problem.run(Compute::kFP8, 1);
+  EXPECT_FLOAT_EQ(problem.o[1], 3 * (2 + 1.0F / 3) / (4.0F / 3));
 }
 
 TEST(ReferenceFp8, NoKeyIsZeroAndMinusInfinity) {

@@ -269,10 +269,20 @@ PrefillCase::PrefillCase(const PrefillSpec& prefill_spec) : spec(noted(prefill_s
     for (const Buffer* buffer : {&q, &k, &v}) buffer->fill(kNanByte);
   make_options(*this, spec);
   make_outputs(*this, spec, num_tokens, spec.d_v);
+  if (spec.o_dtype == DType::kE4M3) o_scale = to_buffer(std::array{spec.o_scale});
+  const float q_std = query_std(spec, spec.effective_sm_scale(), spec.d_qk);
+  const float q_scale_of_e4m3 = spec.q_scale != 0 ? spec.q_scale : std::abs(q_std) / 16;
+  const auto scale = [&](Buffer& buffer, float of_e4m3) {
+    if (spec.dtype != DType::kE4M3) return 1.0F;
+    buffer = to_buffer(std::array{of_e4m3});
+    return of_e4m3;
+  };
+  const float of_q = scale(q_scale, q_scale_of_e4m3), of_k = scale(k_scale, spec.k_scale),
+              of_v = scale(v_scale, spec.v_scale);
   const PrefillParams p = params();
-  fill_heads(p.q, spec.seed, kQ, query_std(spec, p.sm_scale, spec.d_qk));
-  fill_heads(p.k, spec.seed, kK, 1.0F);
-  fill_heads(p.v, spec.seed, kV, 1.0F);
+  fill_heads(p.q, spec.seed, kQ, q_std / of_q);
+  fill_heads(p.k, spec.seed, kK, 1 / of_k);
+  fill_heads(p.v, spec.seed, kV, 1 / of_v);
   reset_outputs();
 }
 
@@ -283,6 +293,12 @@ PrefillParams PrefillCase::params() const {
   p.q = padded_view(q, spec.dtype, num_tokens, heads, spec.d_qk, spec.q_head_extra, spec.q_token_extra);
   p.k = padded_view(k, spec.dtype, num_keys, heads, spec.d_qk, spec.k_head_extra, spec.k_token_extra);
   p.v = padded_view(v, spec.dtype, num_keys, heads, spec.d_v, spec.v_head_extra, spec.v_token_extra);
+  if (spec.dtype == DType::kE4M3) {
+    p.q_scale = list_view(q_scale, DType::kF32, 1);
+    p.k_scale = list_view(k_scale, DType::kF32, 1);
+    p.v_scale = list_view(v_scale, DType::kF32, 1);
+  }
+  if (spec.o_dtype == DType::kE4M3) p.o_scale = list_view(o_scale, DType::kF32, 1);
   p.qo_indptr = list_view(qo_indptr, DType::kI32, spec.batch_size() + 1);
   p.kv_indptr = list_view(kv_indptr, DType::kI32, spec.batch_size() + 1);
   p.causal = spec.causal;

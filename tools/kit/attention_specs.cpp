@@ -172,6 +172,10 @@ std::string describe(const PrefillSpec& spec) {
       .always("d_v", &Spec::d_v)
       .always("dtype", &Spec::dtype)
       .append(describe_attention(spec))
+      .knob("q_scale", &Spec::q_scale)
+      .knob("k_scale", &Spec::k_scale)
+      .knob("v_scale", &Spec::v_scale)
+      .knob("o_scale", &Spec::o_scale)
       .knob("causal", &Spec::causal)
       .knob("k_head_extra", &Spec::k_head_extra)
       .knob("k_token_extra", &Spec::k_token_extra)
@@ -239,7 +243,8 @@ Problem problem_of(const PrefillSpec& spec) {
           .cache = {},
           .num_heads = spec.num_heads,
           .d_qk = spec.d_qk,
-          .d_v = spec.d_v};
+          .d_v = spec.d_v,
+          .compute = spec.options.compute};
 }
 
 Problem problem_of(const PrefillSparseSpec& spec) {

@@ -52,7 +52,10 @@ std::vector<const Buffer*> buffers_of(const DecodeSparseCase& problem) {
 }
 
 std::vector<const Buffer*> buffers_of(const PrefillCase& problem) {
-  return List().add(attention(problem)).add(problem.k, problem.v, problem.qo_indptr, problem.kv_indptr).take();
+  return List()
+      .add(attention(problem))
+      .add(problem.k, problem.v, problem.k_scale, problem.v_scale, problem.qo_indptr, problem.kv_indptr)
+      .take();
 }
 
 std::vector<const Buffer*> buffers_of(const PrefillSparseCase& problem) {

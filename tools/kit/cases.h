@@ -99,7 +99,7 @@ struct PrefillCase : AttentionMemory {
 
   PrefillSpec spec;
   int64_t num_tokens = 0, num_keys = 0;
-  Buffer k, v, qo_indptr, kv_indptr;
+  Buffer k, v, k_scale, v_scale, qo_indptr, kv_indptr;
 };
 
 struct PrefillSparseCase : AttentionMemory {

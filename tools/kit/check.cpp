@@ -239,6 +239,10 @@ Result<Expected> expected_of(const DecodeSparseCase& problem, Compute compute) {
   return attention_expected(problem, compute);
 }
 
+Result<Expected> expected_of(const PrefillCase& problem, Compute compute) {
+  return attention_expected(problem, compute);
+}
+
 Result<Expected> expected_of(const DecodeCase& problem) {
   return attention_expected(problem, problem.spec.options.compute);
 }

@@ -61,6 +61,7 @@ Result<Expected> expected_of(const MergeCase& problem);
 /// Returns the same of a problem whose compute is another: with kDefault, what kFP8 would give if it rounded nothing.
 Result<Expected> expected_of(const DecodeCase& problem, Compute compute);
 Result<Expected> expected_of(const DecodeSparseCase& problem, Compute compute);
+Result<Expected> expected_of(const PrefillCase& problem, Compute compute);
 
 /// Makes the same checks of a problem that the caller has run: it compares the outputs with the reference, and looks
 /// for writes into guard zones and gaps.

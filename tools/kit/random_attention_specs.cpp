@@ -148,7 +148,7 @@ PrefillSpec random_prefill_spec(uint64_t seed, DType dtype) {
   spec.d_qk = random.chance(0.6) ? 192 : 128;
   spec.d_v = 128;
   spec.dtype = dtype;
-  spec.o_dtype = random_o_dtype(random, dtype);
+  spec.o_dtype = random_o_dtype(random, dtype == DType::kE4M3 ? DType::kBF16 : dtype);
   spec.num_heads = pick(random, std::array<int32_t, 9>{1, 2, 3, 5, 8, 12, 16, 16, 20});
   spec.causal = random.chance(0.7);
   draw_common(random, spec, true);
@@ -173,6 +173,14 @@ PrefillSpec random_prefill_spec(uint64_t seed, DType dtype) {
   }
   limit_work(spec.kv_len, spec.q_len, spec.num_heads, spec.d_qk + spec.d_v,
              random.chance(0.15) ? kLargeWork : kUsualWork);
+  if (dtype == DType::kE4M3) {
+    if (random.chance(0.2)) spec.o_dtype = DType::kE4M3;
+    spec.o_scale = pick(random, std::array<float, 3>{0.01F, 0.5F, 0.002F});
+    if (random.chance(0.2)) spec.q_scale = 0.25F;
+    spec.k_scale = pick(random, std::array<float, 3>{0.07F, 0.07F, 0.5F});
+    spec.v_scale = pick(random, std::array<float, 3>{0.05F, 0.05F, 0.25F});
+    if (random.chance(0.3)) spec.options.compute = Compute::kFP8;
+  }
   return spec;
 }
 

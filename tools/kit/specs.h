@@ -34,8 +34,8 @@ struct CacheSpec {
                                ///< says where kpe begins: two_tensors, or rows in two parts
   // 448 times the scales of tensors is about the largest value of a row. They are no powers of two, so that products
   // round.
-  float tensor_scale = 0.018F;  ///< fp8: the one scale of ckv
-  float kpe_scale = 0.013F;     ///< that of kpe, if it has one of its own
+  float tensor_scale = 0.018F;      ///< fp8: the one scale of ckv
+  float kpe_scale = 0.013F;         ///< that of kpe, if it has one of its own
   bool power_of_two_scales = true;  ///< what writers of fp8_ds_mla and of token_scales choose
   bool few_long_scales = false;     ///< ten rows of eleven are drawn so that their scales come out as powers of two
   bool padded_pages = false;        ///< fp8_dsv4: pages padded to the format's alignment
@@ -58,7 +58,7 @@ struct OptionsSpec {
   int32_t window_left = -1;
   float logits_soft_cap = 0.0F;
   bool alibi_slopes = false;            ///< 2^(-8 (h + 1) / H), as usual
-  Compute compute = Compute::kDefault;  ///< kFP8 in decode and decode_sparse over quantized caches
+  Compute compute = Compute::kDefault;  ///< kFP8 over quantized caches, and in prefill of e4m3 tensors
 };
 
 /// Holds what all attention problems have in common.
@@ -138,13 +138,17 @@ struct DecodeSparseSpec : AbsorbedSpec {
   float effective_sm_scale() const;
 };
 
-/// Describes a prefill. o_dtype is dtype or f32.
+/// Describes a prefill. o_dtype is dtype or f32; with e4m3 tensors bf16, f32 or e4m3.
 struct PrefillSpec : AttentionSpec {
   std::vector<int32_t> q_len = {128};
   std::vector<int32_t> kv_len = {128};
   int32_t d_qk = 192;
   int32_t d_v = 128;
-  DType dtype = DType::kBF16;
+  DType dtype = DType::kBF16;  ///< of q, k and v
+  float q_scale = 0.0F;        ///< of e4m3 queries; 0: a sixteenth of their spread
+  float k_scale = 0.07F;       ///< of e4m3 keys, whose spread is 1
+  float v_scale = 0.05F;       ///< of e4m3 values, whose spread is 1
+  float o_scale = 0.01F;       ///< of e4m3 outputs
   bool causal = true;
   int64_t k_head_extra = 0, k_token_extra = 0;
   int64_t v_head_extra = 0, v_token_extra = 0;

@@ -56,6 +56,7 @@ std::vector<Variety> dtypes_of(Op op, const std::optional<CacheFormat>& cache) {
     return is_quantized(element) ? std::vector<Variety>{} : std::vector<Variety>{element};
   }
   if (op == Op::kPrefillSparse) return {DType::kBF16, DType::kF16};
+  if (op == Op::kPrefill) return {DType::kBF16, DType::kF16, DType::kF32, DType::kE4M3};
   return {DType::kBF16, DType::kF16, DType::kF32};
 }
 
