@@ -29,9 +29,9 @@ Reason refusal(const Problem& problem) {
     return Reason::format("multiplies numbers of f32 or pairs of bf16, not those of compute {}", name(problem.compute));
   const bool absorbed = is_absorbed(problem.op);
   const bool indexer = problem.op == Op::kIndexerLogits || problem.op == Op::kIndexerTopK;
-  if (!is_float(problem.q_dtype) && !((absorbed || indexer) && problem.q_dtype == DType::kE4M3))
-    return Reason::format("takes bf16, f16 and f32{}, not {}", absorbed || indexer ? " and e4m3" : "",
-                          name(problem.q_dtype));
+  const bool takes_e4m3 = absorbed || indexer || problem.op == Op::kPrefill;
+  if (!is_float(problem.q_dtype) && !(takes_e4m3 && problem.q_dtype == DType::kE4M3))
+    return Reason::format("takes bf16, f16 and f32{}, not {}", takes_e4m3 ? " and e4m3" : "", name(problem.q_dtype));
   if (const Reason reason = core::width_refusal(problem); !reason.empty()) return reason;
   if (problem.op == Op::kCopyPages && problem.d_qk > kMaxCopiedWidth)
     return Reason::format("takes rows of at most {} channels, not {}", kMaxCopiedWidth, problem.d_qk);

@@ -25,8 +25,10 @@ schedule::Sequence sequence_of(const core::PrefillArgs& args, int32_t request, i
 }
 
 AttentionSetup setup_of(const KernelSet& set, const core::PrefillArgs& args, int32_t num_threads) {
-  const TileKernels& kernels = set.pick(args.dtype, args.dtype);
+  const DType multiplied = args.dtype == DType::kE4M3 ? DType::kBF16 : args.dtype;  // bf16 holds every e4m3 exactly
+  const TileKernels& kernels = set.pick(multiplied, multiplied);
   TileShape shape = TileShape::choose(kernels, args.d_qk, args.d_v);
+  shape.decoded_queries = args.dtype == DType::kE4M3;
   shape.copied_values = kernels.pack == 2;
   schedule::SplitOptions options = split_options(kernels, shape, num_threads, args.batch_invariant);
   options.split_keys = false;
@@ -47,8 +49,8 @@ TaskList::Capacity capacity_of(const AttentionSetup& setup, const core::PrefillA
 }
 
 /// Makes key blocks of one head. The rows of a head lie far apart, each in a page of memory of its own. Kernels of
-/// pairs multiply a copy, which is made while the block before is multiplied, so that every row is read once; kernels
-/// of floats convert the rows into slabs.
+/// pairs multiply a copy, so that every row is read once. It is made while the block before is multiplied; but rows of
+/// e4m3 are decoded to bf16 when their block is loaded. Kernels of floats convert the rows into slabs.
 class HeadLoader {
  public:
   HeadLoader(const core::PrefillArgs& args, const schedule::Task& task, Tiles& tiles)
@@ -57,12 +59,16 @@ class HeadLoader {
         tiles_(tiles),
         key_block_(tiles.shape().key_block),
         copies_(tiles.kernels().pack == 2),
+        decodes_(copies_ && args.dtype == DType::kE4M3),
         d_qk_(args.d_qk),
         d_v_(args.d_v) {
     if (task.kv_begin >= task.kv_end) return;
     list(task.kv_begin, 0);
     if (!copies_) return;
-    for (const RowCopy& copy : copies_of(0, count_at(task.kv_begin))) tiles.kernels().copy_rows(copy);
+    if (decodes_)
+      decode(0, count_at(task.kv_begin));
+    else
+      for (const RowCopy& copy : copies_of(0, count_at(task.kv_begin))) tiles.kernels().copy_rows(copy);
     point_at(tiles_.keys(), d_qk_, tiles_.rows(0));
     point_at(tiles_.copied_values(), d_v_, tiles_.rows(kCopiedValues));
   }
@@ -71,6 +77,7 @@ class HeadLoader {
   void load(int32_t begin, KeyBlock& block) {
     const void** k = tiles_.rows(0);
     const void** v = tiles_.rows(1);
+    if (decodes_ && begin > task_.kv_begin) decode(key_block_, count_at(begin));
     if (copies_) {
       // set_aside() may have replaced some entries in the block before.
       std::copy_n(tiles_.rows(kCopiedValues), key_block_, v);
@@ -84,12 +91,13 @@ class HeadLoader {
     const int32_t next_begin = begin + block.num_keys;
     if (next_begin < task_.kv_end) {
       list(next_begin, key_block_);
-      block.prefetch = {.rows = {k + key_block_, v + key_block_}, .lines = {lines(d_qk_), lines(d_v_)}};
+      block.prefetch = {.rows = {k + key_block_, v + key_block_},
+                        .lines = {lines(d_qk_, args_.dtype), lines(d_v_, args_.dtype)}};
     }
     if (!copies_) return convert(block);
     block.segments[block.num_segments++] = {.rows = k, .steps = d_qk_ / 2};
     block.value_rows = v;
-    if (next_begin == task_.kv_end) return;
+    if (next_begin == task_.kv_end || decodes_) return;
     block.next_num_keys = count_at(next_begin);
     block.next_value_rows = tiles_.rows(kCopiedValues);
     block.next_copies = copies_of(key_block_, block.next_num_keys);
@@ -100,14 +108,26 @@ class HeadLoader {
   static constexpr int32_t kCopiedValues = 2;
 
   int32_t count_at(int32_t key) const { return std::min(key_block_, task_.kv_end - key); }
-  int32_t lines(int32_t width) const {
-    return static_cast<int32_t>((width * static_cast<int64_t>(size_of(args_.dtype)) + 63) / 64);
+  static int32_t lines(int32_t width, DType dtype) {
+    return static_cast<int32_t>((width * static_cast<int64_t>(size_of(dtype)) + 63) / 64);
   }
+  static int32_t copied_lines(int32_t width) { return lines(width, DType::kBF16); }
   /// Returns the copies to make of the keys and values that are listed from entry `entry` on.
   std::array<RowCopy, 2> copies_of(int32_t entry, int32_t count) const {
-    return {
-        RowCopy{.rows = tiles_.rows(0) + entry, .num_rows = count, .lines = lines(d_qk_), .to = tiles_.keys()},
-        RowCopy{.rows = tiles_.rows(1) + entry, .num_rows = count, .lines = lines(d_v_), .to = tiles_.copied_values()}};
+    const auto copy = [&](int32_t list, int32_t width, uint32_t* to) {
+      return RowCopy{.rows = tiles_.rows(list) + entry, .num_rows = count, .lines = copied_lines(width), .to = to};
+    };
+    return {copy(0, d_qk_, tiles_.keys()), copy(1, d_v_, tiles_.copied_values())};
+  }
+
+  /// Makes the copies of e4m3 keys and values that are listed from entry `entry` on.
+  void decode(int32_t entry, int32_t count) const {
+    for (const RowCopy& copy : copies_of(entry, count)) {
+      auto* to = static_cast<std::byte*>(copy.to);
+      const int32_t width = copy.to == tiles_.keys() ? d_qk_ : d_v_;
+      for (int32_t i = 0; i < count; ++i, to += int64_t{copy.lines} * 64)
+        tiles_.kernels().decode_row(copy.rows[i], width, 1.0F, reinterpret_cast<uint16_t*>(to));
+    }
   }
 
   /// Lists the block at key `begin` from entry `entry` of both lists on.
@@ -127,7 +147,7 @@ class HeadLoader {
   /// Lists the rows of a copy in `rows`.
   void point_at(const uint32_t* copy, int32_t width, const void** rows) const {
     const auto* row = reinterpret_cast<const std::byte*>(copy);
-    for (int32_t i = 0; i < key_block_; ++i, row += int64_t{lines(width)} * 64) rows[i] = row;
+    for (int32_t i = 0; i < key_block_; ++i, row += int64_t{copied_lines(width)} * 64) rows[i] = row;
   }
 
   void convert(KeyBlock& block) const {
@@ -149,7 +169,7 @@ class HeadLoader {
   const schedule::Task& task_;
   Tiles& tiles_;
   int32_t key_block_;
-  bool copies_;
+  bool copies_, decodes_;
   int32_t d_qk_, d_v_;
 };
 
@@ -162,8 +182,10 @@ class PrefillRun {
     const int64_t first_token = args_.qo_indptr[task.request] + task.row_begin;
     const schedule::Sequence sequence = sequence_of(args_, task.request, task.head);
     const core::Options& options = args_.options;
-    const Scoring scoring{
-        .scale = args_.sm_scale, .soft_cap = options.logits_soft_cap, .biased = options.alibi_slopes != nullptr};
+    const Scoring scoring{.scale = args_.sm_scale * value_of(args_.q_scale) * value_of(args_.k_scale),
+                          .soft_cap = options.logits_soft_cap,
+                          .biased = options.alibi_slopes != nullptr};
+    const float o_factor = value_of(args_.v_scale) / value_of(args_.o_scale);
     tiles.begin(task.row_count);
     for (int32_t row = 0; row < task.row_count; ++row) {
       const char* q = element(args_.q, (first_token + row) * args_.q_stride_token + task.head * args_.q_stride_head);
@@ -183,7 +205,7 @@ class PrefillRun {
         kernels_.prefetch_for_write(output(task, row + kRowsAhead),
                                     args_.d_v * static_cast<int64_t>(size_of(args_.o_dtype)));
       const float lse = tiles.lse(row);
-      tiles.store(row, sink_factor(options.attn_sink, task.head, lse), output(task, row), args_.o_dtype);
+      tiles.store(row, sink_factor(options.attn_sink, task.head, lse) * o_factor, output(task, row), args_.o_dtype);
       const int64_t token = first_token + row;
       if (args_.lse != nullptr)
         args_.lse[token * args_.lse_stride_token + task.head * args_.lse_stride_head] =
@@ -196,6 +218,8 @@ class PrefillRun {
   // (Zen 4, 2026-11-20).
   static constexpr int32_t kRowsAhead = 8;
 
+  /// Returns the scale, which is 1 where none is given.
+  static float value_of(const float* scale) { return scale != nullptr ? *scale : 1.0F; }
   void* output(const schedule::Task& task, int32_t row) const {
     const int64_t token = args_.qo_indptr[task.request] + task.row_begin + row;
     return static_cast<char*>(args_.o) + (token * args_.o_stride_token + task.head * args_.o_stride_head) *

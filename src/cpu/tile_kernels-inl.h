@@ -316,12 +316,17 @@ void pack_slab(const SlabSource& source, uint32_t* v) {
   for (SlabPacker packer(source, v); packer.remaining() > 0;) packer.step();
 }
 #else
+/// Does what load_as_f32 does, also for e4m3.
+HWY_INLINE FloatVec load_input(const void* from, DType dtype) {
+  return dtype == DType::kE4M3 ? e4m3_to_f32(static_cast<const uint8_t*>(from)) : load_as_f32(from, dtype);
+}
+
 template <DType kDtype>
 HWY_INLINE void convert_slab(const SlabSource& source, uint32_t* v) {
   for (int32_t key = 0; key < source.num_keys; ++key, v += kSlab) {
     const void* row = advance(source.rows[key], kDtype, source.channel);
     for (int32_t c = 0; c < source.width; c += kLanes)
-      hn::StoreU(hn::BitCast(kWords, load_as_f32(advance(row, kDtype, c), kDtype)), kWords, v + c);
+      hn::StoreU(hn::BitCast(kWords, load_input(advance(row, kDtype, c), kDtype)), kWords, v + c);
   }
 }
 
@@ -329,6 +334,7 @@ void pack_slab(const SlabSource& source, uint32_t* v) {
   switch (source.dtype) {
     case DType::kBF16: return convert_slab<DType::kBF16>(source, v);
     case DType::kF16: return convert_slab<DType::kF16>(source, v);
+    case DType::kE4M3: return convert_slab<DType::kE4M3>(source, v);
     default: return convert_slab<DType::kF32>(source, v);
   }
 }

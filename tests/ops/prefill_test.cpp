@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "backend_test.h"
 
@@ -53,6 +54,41 @@ TEST_P(PrefillTest, HeadDimsAndTypes) {
           spec.num_heads = 3;
           expect_ok(spec);
         }
+}
+
+TEST_P(PrefillTest, E4m3WithScalesOfItsOwn) {
+  for (const auto& [d_qk, d_v] : {std::pair{192, 128}, std::pair{128, 128}, std::pair{96, 64}})
+    for (DType o_dtype : {DType::kBF16, DType::kF32, DType::kE4M3})
+      for (Compute compute : {Compute::kDefault, Compute::kFP8}) {
+        PrefillSpec spec;
+        spec.d_qk = d_qk;
+        spec.d_v = d_v;
+        spec.dtype = DType::kE4M3;
+        spec.o_dtype = o_dtype;
+        spec.options.compute = compute;
+        spec.q_len = {70, 3};
+        spec.kv_len = {230, 3};
+        spec.num_heads = 3;
+        expect_ok_if_taken(spec);
+      }
+}
+
+TEST_P(PrefillTest, UnseenKeysOfE4m3MayBeNaN) {
+  for (int32_t tokens : {1, 16, 67, 130}) {
+    PrefillSpec spec;
+    spec.dtype = DType::kE4M3;
+    spec.q_len = spec.kv_len = {tokens};
+    spec.num_heads = 2;
+    const PrefillCase problem(spec);
+    auto* const v = problem.v.as<uint8_t>();
+    std::fill_n(v + int64_t{tokens - 1} * 2 * 128, 128, uint8_t{0x7F});  // head 0 of the last token
+    v[(int64_t{tokens / 2} * 2 + 1) * 128 + 70] = 0xFF;                  // one channel of head 1
+    MLA_EXPECT_OK(kit::plan_and_run(context(), problem));
+    const Result<kit::Expected> expected = kit::expected_of(problem);
+    ASSERT_TRUE(expected.ok());
+    const kit::Outcome outcome = kit::check_outputs(problem, *expected, GetParam());
+    EXPECT_TRUE(outcome.ok) << outcome.line();
+  }
 }
 
 TEST_P(PrefillTest, HeadCounts) {
@@ -178,7 +214,8 @@ TEST_P(PrefillTest, LongSequence) {
 TEST_P(PrefillTest, RandomProblems) {
   constexpr uint64_t kFirstSeed = 3000;
   for (uint64_t seed = kFirstSeed; seed < kFirstSeed + 40; ++seed)
-    for (DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) expect_ok(kit::random_prefill_spec(seed, dtype));
+    for (DType dtype : {DType::kBF16, DType::kF16, DType::kF32, DType::kE4M3})
+      expect_ok_if_taken(kit::random_prefill_spec(seed, dtype));
 }
 
 TEST_P(PrefillTest, AnyNumberOfThreads) {
