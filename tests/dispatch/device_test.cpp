@@ -221,15 +221,23 @@ TEST(Explain, NamesTheShapesThatAGpuTakes) {
               testing::AllOf(HasSubstr("takes d_qk/d_v of "), HasSubstr("100/512")));
   problem = {.op = Op::kPrefill,
              .device = problem.device,
-             .q_dtype = DType::kE4M3,
              .num_heads = 16,
              .d_qk = 192,
              .d_v = 128,
              .gpu_arch = emulated_arch(),
              .emulated = true};
+  for (DType dtype : {DType::kBF16, DType::kF32, DType::kE4M3}) {
+    problem.q_dtype = dtype;
+    EXPECT_TRUE(of_portable(explain(problem)).usable) << name(dtype);
+  }
+  problem.compute = Compute::kFP8;
+  EXPECT_EQ(of_portable(explain(problem)).reason, "multiplies 16-bit numbers, not those of compute fp8");
+  problem = {.op = Op::kPrefillSparse,
+             .device = problem.device,
+             .q_dtype = DType::kE4M3,
+             .gpu_arch = emulated_arch(),
+             .emulated = true};
   EXPECT_EQ(of_portable(explain(problem)).reason, "takes bf16, f16 and f32, not e4m3");
-  problem.q_dtype = DType::kF32;
-  EXPECT_TRUE(of_portable(explain(problem)).usable);
   problem = {.op = Op::kDecodeSparse,
              .device = problem.device,
              .cache = CacheFormat::kFP8,

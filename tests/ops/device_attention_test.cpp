@@ -324,7 +324,7 @@ TEST_P(PrefillOnDevice, OptionsAndStrides) {
 }
 
 TEST_P(PrefillOnDevice, RandomProblems) {
-  for (DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+  for (DType dtype : {DType::kBF16, DType::kF16, DType::kF32, DType::kE4M3}) {
     PrefillSpec usual;
     usual.dtype = dtype;
     if (!leaves(usual)) expect_random(16, [&](uint64_t seed) { return kit::random_prefill_spec(seed, dtype); });

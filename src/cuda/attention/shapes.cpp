@@ -55,7 +55,8 @@ Reason widths_refusal(const Problem& problem, std::span<const Widths> all) {
 
 Reason operand_refusal(const Problem& problem) {
   const bool float16 = problem.q_dtype == DType::kBF16 || problem.q_dtype == DType::kF16;
-  const bool takes_e4m3 = problem.op == Op::kDecode || problem.op == Op::kDecodeSparse || is_indexer(problem.op);
+  const bool takes_e4m3 = problem.op == Op::kDecode || problem.op == Op::kDecodeSparse || problem.op == Op::kPrefill ||
+                          is_indexer(problem.op);
   if (!float16 && problem.q_dtype != DType::kF32 && !(takes_e4m3 && problem.q_dtype == DType::kE4M3))
     return Reason::format("takes bf16, f16{} f32{}, not {}", takes_e4m3 ? "," : " and", takes_e4m3 ? " and e4m3" : "",
                           name(problem.q_dtype));

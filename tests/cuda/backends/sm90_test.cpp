@@ -139,8 +139,10 @@ TEST(Sm90, SaysWhatItLeavesToOthers) {
     expect(problem, "takes requests of more than 16 query rows (tokens x heads), not 16", "cuda_bulk");
   }
   Problem prefill = on_sm90(Op::kPrefill);
-  prefill.q_dtype = DType::kF32;
-  expect(prefill, "takes bf16 and f16, not f32");
+  for (DType dtype : {DType::kF32, DType::kE4M3}) {
+    prefill.q_dtype = dtype;
+    expect(prefill, "takes bf16 and f16, not " + std::string(name(dtype)));
+  }
   prefill = on_sm90(Op::kPrefill);
   prefill.d_qk = prefill.d_v = 64;
   expect(prefill, "takes d_qk/d_v of 192/128, 128/128, not 64/64");

@@ -11,8 +11,8 @@ namespace {
 constexpr Widths kPrefillWidths[] = {{192, 128}, {128, 128}, {256, 128}, {256, 256}};
 
 Numerics numerics(const Problem& problem) {
-  // f32, and head dims that the tensor cores do not take, are computed without them (prefill_any.cuh).
-  const bool scalar_prefill = problem.q_dtype == DType::kF32 || !is_one_of(problem, kPrefillWidths);
+  // f32, e4m3, and head dims that the tensor cores do not take, are computed without them (prefill_any.cuh).
+  const bool scalar_prefill = size_of(problem.q_dtype) != 2 || !is_one_of(problem, kPrefillWidths);
   const bool multiplies =
       is_absorbed(problem.op) || is_indexer(problem.op) || (problem.op == Op::kPrefill && !scalar_prefill);
   return multiplies ? tensor_core_numerics(problem) : Numerics{};

@@ -81,6 +81,7 @@ Status run(const core::PrefillArgs& args, cuda::Queue& queue, std::span<std::byt
   switch (args.dtype) {
     case DType::kBF16: return run_16bit<DType::kBF16>(args, queue);
     case DType::kF16: return run_16bit<DType::kF16>(args, queue);
+    case DType::kE4M3: return run_any<DType::kE4M3>(args, queue);
     default: return run_any<DType::kF32>(args, queue);
   }
 }

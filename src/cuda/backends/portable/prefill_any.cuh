@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// This kernel computes up-projected prefill of what the tensor cores do not take: f32, and other head dims. It is
+// This kernel computes up-projected prefill of what the tensor cores do not take: f32, e4m3, and other head dims. It is
 // simple, not fast.
 //
 // Grid: x = ceil(T / kWarps), y, z = heads; a warp computes one query row. Scores: a lane has one key of 32. Values: a
@@ -52,6 +52,14 @@ class PrefillAnyKernel {
   static constexpr int kColumns = 256;
   static constexpr int kLaneColumns = kColumns / kWarpSize;
 
+  // Of the scales, e4m3 tensors have all, and others none.
+  static MLA_DEVICE float score_scale(const Params& args) {
+    return kType == DType::kE4M3 ? args.sm_scale * *args.q_scale * *args.k_scale : args.sm_scale;
+  }
+  static MLA_DEVICE float o_factor(const Params& args) {
+    return (kType == DType::kE4M3 ? *args.v_scale : 1.0F) * inverse_o_scale(args.o_scale);
+  }
+
   /// Returns the base-2 logit of a key.
   static MLA_DEVICE float score(const Params& args, const QueryBlock& row, int head, int key) {
     const int64_t q = row.first_token * args.q_stride_token + head * args.q_stride_head;
@@ -59,7 +67,7 @@ class PrefillAnyKernel {
     float s = 0.0F;
     for (int c = 0; c < args.d_qk; ++c) s += load_element(args.q, kType, q + c) * load_element(args.k, kType, k + c);
     const core::Options& options = args.options;
-    s *= args.sm_scale;
+    s *= score_scale(args);
     const float cap = options.logits_soft_cap;
     if (cap != 0.0F) s = soft_capped(s / cap * kSoftCapExponent, cap);
     if (options.alibi_slopes != nullptr) s += options.alibi_slopes[head] * static_cast<float>(key - row.position);
@@ -95,7 +103,7 @@ class PrefillAnyKernel {
       }
     }
     const FinishedRow finished =
-        finish_row(state.max, warp_sum(state.sum), load_sink(args.options, head), 1.0F, args.lse_base);
+        finish_row(state.max, warp_sum(state.sum), load_sink(args.options, head), o_factor(args), args.lse_base);
     if (args.lse != nullptr && ptx::lane() == 0)
       args.lse[row.first_token * args.lse_stride_token + head * args.lse_stride_head] = finished.lse;
     const int64_t offset = row.first_token * args.o_stride_token + head * args.o_stride_head;

@@ -28,7 +28,8 @@ Reason indexer_refusal(const Problem& problem) {
 constexpr Widths kPrefillWidths[] = {{192, 128}, {128, 128}};
 
 Reason prefill_refusal(const Problem& problem) {
-  if (problem.q_dtype == DType::kF32) return "takes bf16 and f16, not f32";
+  if (problem.q_dtype != DType::kBF16 && problem.q_dtype != DType::kF16)
+    return Reason::format("takes bf16 and f16, not {}", name(problem.q_dtype));
   return widths_refusal(problem, kPrefillWidths);
 }
 
