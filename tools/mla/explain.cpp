@@ -66,7 +66,7 @@ Problem problem_of(const ExplainOptions& options, const std::string& device) {
     throw UsageError("--cache: {} works on no cache of a format; its element type is --q-dtype", name(problem.op));
   if (!options.q_len.empty() && problem.op != Op::kDecode)
     throw UsageError("--q-len: {} is judged alike for any number of queries", name(problem.op));
-  if (!options.compute.empty() && problem.op != Op::kDecode && problem.op != Op::kDecodeSparse)
+  if (!options.compute.empty() && !chooses_compute(problem.op))
     throw UsageError("--compute: {} leaves no choice of its arithmetic", name(problem.op));
   std::optional<ModelConfig> model;
   if (!options.model.empty()) model = parse_model("--model", options.model);
@@ -99,19 +99,23 @@ std::string build_note(int32_t arch) {
                      code_text(here), full.arch);
 }
 
+// The arithmetic, where it is not the usual one.
+std::string compute_of(const Problem& problem) {
+  return problem.compute != Compute::kDefault ? fmt::format(", compute {}", name(problem.compute)) : "";
+}
+
 // Only what the operation has.
 std::string describe(const Problem& problem) {
   const std::string_view type = name(problem.q_dtype);
   switch (problem.op) {
     case Op::kDecode:
     case Op::kDecodeSparse:
-      return fmt::format(
-          "cache {}, queries {}{}, {} heads, head dims {}/{}{}", name(problem.cache), type,
-          problem.q_len > 1 ? fmt::format(", {} per request", problem.q_len) : "", problem.num_heads, problem.d_qk,
-          problem.d_v, problem.compute != Compute::kDefault ? fmt::format(", compute {}", name(problem.compute)) : "");
+      return fmt::format("cache {}, queries {}{}, {} heads, head dims {}/{}{}", name(problem.cache), type,
+                         problem.q_len > 1 ? fmt::format(", {} per request", problem.q_len) : "", problem.num_heads,
+                         problem.d_qk, problem.d_v, compute_of(problem));
     case Op::kPrefill:
-      return fmt::format("q, k and v {}, {} heads, head dims {}/{}", type, problem.num_heads, problem.d_qk,
-                         problem.d_v);
+      return fmt::format("q, k and v {}, {} heads, head dims {}/{}{}", type, problem.num_heads, problem.d_qk,
+                         problem.d_v, compute_of(problem));
     case Op::kPrefillSparse:
       return fmt::format("keys {}, queries {}, {} heads, head dims {}/{}", name(problem.cache), type, problem.num_heads,
                          problem.d_qk, problem.d_v);
@@ -264,7 +268,8 @@ Action add_explain(CLI::App& app) {
   command->add_option("--heads", options->heads, "Query heads");
   command->add_option("--head-dims", options->head_dims, "d_qk/d_v, such as 576/512");
   command->add_option("--q-len", options->q_len, "decode: query tokens of a request, rounded up (default 1)");
-  command->add_option("--compute", options->compute, "decode, decode_sparse: default, or fp8 for products of e4m3");
+  command->add_option("--compute", options->compute,
+                      "decode, decode_sparse, prefill: default, or fp8 for products of e4m3");
   command->add_option(
       "--device", options->device,
       "cpu, cuda:N, emulated:sm90, or sm120: a GPU that need not be there (else MLA_EMULATE, else cpu)");

@@ -206,6 +206,7 @@ std::span<const DType> types_of(Op op) {
   switch (op) {
     case Op::kDecode:
     case Op::kDecodeSparse:
+    case Op::kPrefill:
     case Op::kIndexerLogits:
     case Op::kIndexerTopK: return all.first(4);
     case Op::kCopyPages:
@@ -237,9 +238,8 @@ bool takes(Problem problem, const std::string& row_name) {
 // than the default, if it takes nothing with that one.
 std::string cell_of(Problem problem, const std::string& row_name) {
   const std::span<const DType> types = types_of(problem.op);
-  const bool chooses = problem.op == Op::kDecode || problem.op == Op::kDecodeSparse;
   for (const Compute compute : {Compute::kDefault, Compute::kFP8}) {
-    if (compute != Compute::kDefault && !chooses) break;
+    if (compute != Compute::kDefault && !chooses_compute(problem.op)) break;
     problem.compute = compute;
     std::string cell;
     for (DType dtype : types) {

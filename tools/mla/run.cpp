@@ -36,8 +36,9 @@ std::string describe(const bench::Case& one) {
                          counted(one.total_kv(), "key"), counted(one.heads, "head"), one.d_qk, one.d_v, name(one.cache),
                          type, compute_of(one));
     case Op::kPrefill:
-      return fmt::format("{}, {}, {} in all, {}, head dims {}/{}, q, k and v {}", requests, queries,
-                         counted(one.total_kv(), "key"), counted(one.heads, "head"), one.d_qk, one.d_v, type);
+      return fmt::format("{}, {}, {} in all, {}, head dims {}/{}, q, k and v {}{}", requests, queries,
+                         counted(one.total_kv(), "key"), counted(one.heads, "head"), one.d_qk, one.d_v, type,
+                         compute_of(one));
     case Op::kMergeStates:
       return fmt::format("{} of {}, {}, d_v {}, states {}", counted(one.states, "state"), queries,
                          counted(one.heads, "head"), one.d_v, type);

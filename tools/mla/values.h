@@ -31,6 +31,8 @@ bool has_cache(Op op);
 bool has_pages(Op op);
 /// Returns whether the operation is attention, which has a d_qk and a d_v such as 576 and 512.
 bool is_attention(Op op);
+/// Returns whether the operation is attention that may compute products of e4m3 (AttentionOptions::compute).
+bool chooses_compute(Op op);
 /// Returns whether the operation has query heads.
 bool has_heads(Op op);
 /// Returns "decode, prefill, ...".

@@ -56,7 +56,7 @@ TEST(Cli, BadArgumentsAreOneLineAndStatusTwo) {
   expect_refusal("explain --device tpu", {"--device", "tpu"});
   expect_refusal("explain --q-len 0", {"--q-len", "at least 1"});
   expect_refusal("explain --op prefill --q-len 2", {"--q-len", "prefill"});
-  expect_refusal("explain --op prefill --compute fp8", {"--compute", "prefill"});
+  expect_refusal("explain --op prefill_sparse --compute fp8", {"--compute", "prefill_sparse"});
   expect_refusal("explain --compute fp4", {"--compute", "default, fp8", "fp4"});
   expect_refusal("check --op frob", {"--op", "frob"});
   expect_refusal("check --seed -1", {"--seed"});
@@ -86,7 +86,9 @@ TEST(Cli, BadArgumentsAreOneLineAndStatusTwo) {
   expect_refusal("run --cache bf16 --scales per-slot", {"--scales", "fp8", "bf16"});
   expect_refusal("run --scales pow3", {"--scales", "pow2, f32, per-slot", "pow3"});
   expect_refusal("run --tree oak", {"--tree", "none, mask, parents", "oak"});
-  expect_refusal("run --op prefill --compute fp8", {"--compute", "prefill"});
+  expect_refusal("run --op prefill_sparse --compute fp8", {"--compute", "prefill_sparse"});
+  expect_refusal("run --op prefill --compute fp8 --kv-len 64",
+                 {"compute fp8 is for a prefill of e4m3 tensors, not of bf16"});
   expect_refusal("run --compute fp8 --kv-len 64", {"compute fp8 is for quantized caches, not for bf16"});
   expect_refusal("run --soft-cap 0", {"--soft-cap", "above 0"});
   expect_refusal("quant-report --queries 9 --kv-len 8", {"--queries", "at most --kv-len = 8", "9"});
@@ -132,6 +134,8 @@ TEST(CliExplain, DescribesOnlyWhatTheOperationHas) {
   EXPECT_THAT(run_mla("explain --heads 8 --q-len 3").out, HasSubstr("queries bf16, 3 per request, 8 heads"));
   EXPECT_THAT(run_mla("explain --cache fp8 --compute fp8").out, HasSubstr("head dims 576/512, compute fp8"));
   EXPECT_THAT(run_mla("explain --compute fp8").err, HasSubstr("compute fp8 is for quantized caches, not for bf16"));
+  EXPECT_THAT(run_mla("explain --op prefill --q-dtype e4m3 --compute fp8").out,
+              HasSubstr("q, k and v e4m3, 128 heads, head dims 192/128, compute fp8"));
 }
 
 TEST(CliExplain, TakesTheFolderOfAConfig) {
@@ -256,7 +260,8 @@ TEST(CliRun, EveryFormatAndOptionIsCorrect) {
         "--q-len 3 --dcp 3", "--op decode_sparse --cache fp8_ds_mla --topk 20 --pool-tokens 100", kTwoPools,
         "--op copy_pages --cache fp8_dsv4 --page-size 32 --to-page-size 8",
         "--op copy_pages --cache bf16 --to-cache fp8_ds_mla", "--op append_rope --cache fp8_ds_mla",
-        "--cache fp8_ds_mla --compute fp8"}) {
+        "--cache fp8_ds_mla --compute fp8", "--op prefill --q-dtype e4m3",
+        "--op prefill --q-dtype e4m3 --compute fp8"}) {
     const std::string length = std::string_view(options).find("sparse") == std::string_view::npos ? " --kv-len 70" : "";
     const json ran = json_of("run --heads 4 --min-time 0.01 --json " + std::string(options) + length);
     EXPECT_EQ(ran["error_text"], "") << options;
@@ -274,14 +279,16 @@ TEST(CliRun, EveryFormatAndOptionIsCorrect) {
 
 // What `error` is measured from has the same rounded operands, what `method_error` is measured from has not.
 TEST(CliRun, BothErrorsOfFP8MultipliesAreReported) {
-  const std::string problem = "run --heads 4 --kv-len 70 --min-time 0.01 --cache fp8_ds_mla";
-  EXPECT_TRUE(json_of(problem + " --json")["method_error"].is_null());
-  const Ran both = run_mla(problem + " --compute fp8 --json");
-  const json ran = json::parse(both.out);
-  EXPECT_EQ(ran["error_text"], "");
-  EXPECT_GT(ran["method_error"].get<double>(), 2 * ran["error"].get<double>());
-  EXPECT_LT(ran["method_error"].get<double>(), 0.2);
-  EXPECT_THAT(both.err, testing::ContainsRegex("\nmethod   [0-9].*e-0[1-3] from the unrounded products\n"));
+  for (const char* operands : {"--cache fp8_ds_mla", "--op prefill --q-dtype e4m3"}) {
+    const std::string problem = "run --heads 4 --kv-len 70 --min-time 0.01 " + std::string(operands);
+    EXPECT_TRUE(json_of(problem + " --json")["method_error"].is_null());
+    const Ran both = run_mla(problem + " --compute fp8 --json");
+    const json ran = json::parse(both.out);
+    EXPECT_EQ(ran["error_text"], "");
+    EXPECT_GT(ran["method_error"].get<double>(), 2 * ran["error"].get<double>());
+    EXPECT_LT(ran["method_error"].get<double>(), 0.2);
+    EXPECT_THAT(both.err, testing::ContainsRegex("\nmethod   [0-9].*e-0[1-3] from the unrounded products\n"));
+  }
 }
 
 TEST(CliQuantReport, OrdersTheFormatsByWhatTheyKeep) {

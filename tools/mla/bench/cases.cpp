@@ -83,7 +83,7 @@ constexpr KeyUse kKeyUses[] = {
     {"scales", [](Op op) { return cli::has_cache(op) || op == Op::kAppendIndexer; }},
     {"sink", cli::is_attention},
     {"soft_cap", cli::is_attention},
-    {"compute", [](Op op) { return op == Op::kDecode || op == Op::kDecodeSparse; }},
+    {"compute", cli::chooses_compute},
     {"window", [](Op op) { return op == Op::kDecode || op == Op::kPrefill; }},
     {"alibi", [](Op op) { return op == Op::kDecode || op == Op::kPrefill; }},
     {"tree", [](Op op) { return op == Op::kDecode; }},
@@ -211,7 +211,7 @@ std::vector<Case> make_cases(const Choice& choice, std::string_view label) {
     result.q_dtype = DType::kE4M3;
     if (!model) result.heads = 64;
   }
-  const bool quantized = result.op == Op::kDecode || result.op == Op::kDecodeSparse || is_indexer(result.op);
+  const bool quantized = cli::chooses_compute(result.op) || is_indexer(result.op);
   if (const Setting* q = find(choice, "q_dtype")) result.q_dtype = cli::parse_float_dtype(q->where, q->text, quantized);
   result.heads = int_of(choice, "heads", result.heads, 1, 65536);
   result.page_size = int_of(choice, "page_size", 64, 1, 1 << 20);
@@ -289,7 +289,8 @@ const std::vector<SettingKey>& setting_keys() {
       {"head_dims", "d_qk/d_v, such as 576/512 (decode) or 192/128 (prefill)"},
       {"cache", "Cache formats: bf16, f16, fp8, fp8_ds_mla, fp8_dsv4"},
       {"scales", "fp8: pow2 and f32 one scale, per-slot four per token; fp8_ds_mla: pow2 or f32"},
-      {"q_dtype", "Type of queries (also e4m3), of q, k and v (prefill), of rows (cache tools) or of partial states"},
+      {"q_dtype",
+       "Type of queries or of q, k and v (prefill), both also e4m3, of rows (cache tools) or of partial states"},
       {"heads", "Query heads"},
       {"batch", "Requests"},
       {"q_len", "Query tokens of each request (prefill: all of kv-len)"},
@@ -308,7 +309,7 @@ const std::vector<SettingKey>& setting_keys() {
       {"window", "Tokens before its own that a query sees; -1 all"},
       {"soft_cap", "Cap of the logits"},
       {"alibi", "ALiBi slopes: true, false"},
-      {"compute", "decode, decode_sparse: default, or fp8 for products of e4m3"},
+      {"compute", "decode, decode_sparse, prefill: default, or fp8 for products of e4m3"},
       {"tree", "Draft tree of the last q-len tokens: none, mask, parents"},
       {"dcp", "Ranks that share the tokens; measured is the first one's part"},
       {"states", "Partial states (only merge_states)"},

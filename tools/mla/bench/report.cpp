@@ -52,7 +52,8 @@ std::string variant_text(const Case& one) {
   if (one.op == Op::kCopyPages) add(fmt::format("to {}, pages of {}", name(one.to_cache), one.to_page_size));
   if (one.extra_topk > 0)
     add(fmt::format("{} + {} keys, second pages of {}", one.topk, one.extra_topk, one.extra_page_size));
-  if (one.q_dtype == DType::kE4M3 && one.op != Op::kIndexerLogits && one.op != Op::kIndexerTopK) add("e4m3 queries");
+  const bool absorbed = one.op == Op::kDecode || one.op == Op::kDecodeSparse;  // others have a column for the type
+  if (one.q_dtype == DType::kE4M3 && absorbed) add("e4m3 queries");
   if (one.sink) add("sink");
   if (one.window >= 0) add(fmt::format("window {}", one.window));
   if (one.soft_cap > 0.0) add(fmt::format("cap {:g}", one.soft_cap));

@@ -68,7 +68,7 @@ double bytes_of(const Case& one) {
       return pool_of(one.cache, longest / page_size + 1, one.page_size) + extra + queries +
              tokens * (topk + static_cast<double>(one.extra_topk)) * 4;
     }
-    case Op::kPrefill: return (tokens + kv) * heads * width * q_bytes;
+    case Op::kPrefill: return kv * heads * width * q_bytes + queries;
     case Op::kPrefillSparse: return kv * static_cast<double>(one.d_qk) * 2 + queries + tokens * topk * 4;
     case Op::kMergeStates:
       return (static_cast<double>(one.states) + 1.0) * tokens * heads * (static_cast<double>(one.d_v) * q_bytes + 4);
