@@ -43,7 +43,7 @@ struct Problem {
   /// Counts, in decode, the query tokens per request, averaged over all requests and rounded up; 1 with
   /// batch_invariant. Other operations do not use it.
   int64_t q_len = 1;
-  /// Names the arithmetic of decode and decode_sparse, AttentionOptions::compute. Other operations have only kDefault.
+  /// Names the arithmetic of decode, decode_sparse and prefill, AttentionOptions::compute. Others have only kDefault.
   Compute compute = Compute::kDefault;
 
   friend bool operator==(const Problem&, const Problem&) = default;

@@ -243,7 +243,7 @@ def explain(
         d_qk: channels of a query and of a cached row (`prefill`: 192).
         d_v: channels of an output row (`prefill`: 128).
         q_len: of `decode`: query tokens of a request, over all requests on average, rounded up.
-        compute: of `decode` and `decode_sparse`: as in :func:`libmla.decode`.
+        compute: of `decode`, `decode_sparse` and `prefill`: as in :func:`libmla.decode`.
         device: ``"cpu"``, ``"cuda:0"``, ``"emulated:sm90"``, or an architecture such as ``"sm120"``, present or not: what
             this build has for it (the command ``libmla explain`` answers for a build with code for every GPU).
         backend: a row or family to force; empty: the environment's ``MLA_BACKEND``, else the first usable row.

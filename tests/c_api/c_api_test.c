@@ -22,6 +22,7 @@ int main(void) {
   CHECK(mla_context_num_threads(context) == 2);
   RUN(test_decode, (context));
   RUN(test_prefill, (context));
+  RUN(test_prefill_of_e4m3, (context));
   RUN(test_merge_states, (context));
   RUN(test_append_and_gather, (context));
   RUN(test_decode_options, (context));

@@ -62,6 +62,7 @@ void expect_query(const problem* p, int query, int head);
 /* Each is a test. */
 void test_decode(const mla_context* context);
 void test_prefill(const mla_context* context);
+void test_prefill_of_e4m3(const mla_context* context);
 void test_merge_states(const mla_context* context);
 void test_decode_options(const mla_context* context);
 void test_decode_sparse(const mla_context* context);

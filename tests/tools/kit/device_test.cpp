@@ -63,7 +63,8 @@ TEST(BuffersOf, HoldEveryTensor) {
       expect_all_memory_known<kit::GatherCase>(kit::random_gather_spec(seed, format));
       expect_all_memory_known<kit::CopyPagesCase>(kit::random_copy_pages_spec(seed, format));
     }
-    expect_all_memory_known<kit::PrefillCase>(kit::random_prefill_spec(seed, DType::kBF16));
+    for (DType dtype : {DType::kBF16, DType::kE4M3})
+      expect_all_memory_known<kit::PrefillCase>(kit::random_prefill_spec(seed, dtype));
     expect_all_memory_known<kit::PrefillSparseCase>(kit::random_prefill_sparse_spec(seed, DType::kBF16));
     expect_all_memory_known<kit::MergeCase>(kit::random_merge_spec(seed, DType::kF32));
     expect_all_memory_known<kit::BlockTableToCsrCase>(kit::random_block_table_to_csr_spec(seed));
