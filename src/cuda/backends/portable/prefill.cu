@@ -2,9 +2,9 @@
 // The host side of prefill chooses the kernel and its grid.
 #include "cuda/backends/portable/prefill.cuh"
 
-#include <algorithm>
 #include <cstdint>
 
+#include "cuda/attention/prefill_launch.h"
 #include "cuda/backends/portable/operations.h"
 #include "cuda/backends/portable/prefill_any.cuh"
 
@@ -28,38 +28,20 @@ constexpr PrefillTiling tiling_of(int d_qk, int d_v) {
   return {.groups = 2, .warps = 4, .row_tiles = 2, .keys = 48, .q_steps = 4, .min_blocks = 1};
 }
 
-/// Returns whether every row of a tensor of 16-bit elements begins at a multiple of n elements in memory.
-bool is_multiple(int64_t n, const void* base, int64_t stride_token, int64_t stride_head) {
-  return (reinterpret_cast<uintptr_t>(base) % static_cast<uintptr_t>(2 * n)) == 0 && stride_token % n == 0 &&
-         stride_head % n == 0;
-}
-
-cuda::LaunchShape shape_of(int num_blocks, int num_heads, int shared_bytes) {
-  return {.grid_x = num_blocks,
-          .grid_y = std::min(num_heads, kMaxGridY),
-          .grid_z = (num_heads + kMaxGridY - 1) / kMaxGridY,
-          .shared_bytes = shared_bytes};
-}
-
 template <DType kType, int kDQk, int kDV>
 Status run_tensor_cores(const core::PrefillArgs& args, cuda::Queue& queue) {
   using Kernel = PrefillKernel<kType, kDQk, kDV, tiling_of(kDQk, kDV)>;
-  const PrefillParams params = {.args = args,
-                                .rows_aligned = is_multiple(8, args.q, args.q_stride_token, args.q_stride_head) &&
-                                                is_multiple(8, args.k, args.k_stride_token, args.k_stride_head) &&
-                                                is_multiple(8, args.v, args.v_stride_token, args.v_stride_head),
-                                .o_aligned = is_multiple(2, args.o, args.o_stride_token, args.o_stride_head)};
-  return launch<Kernel>(
-      queue,
-      shape_of(num_query_blocks(args.num_tokens, args.batch_size, Kernel::kRows), args.num_heads, Kernel::kSharedBytes),
-      params);
+  const PrefillParams params = {
+      .args = args, .rows_aligned = inputs_are_aligned(args), .o_aligned = outputs_are_aligned(args, 2)};
+  const int num_blocks = num_query_blocks(args.num_tokens, args.batch_size, Kernel::kRows);
+  return launch<Kernel>(queue, shape_for_heads(num_blocks, args.num_heads, Kernel::kSharedBytes), params);
 }
 
 template <DType kType>
 Status run_any(const core::PrefillArgs& args, cuda::Queue& queue) {
   using Kernel = PrefillAnyKernel<kType>;
   const auto num_blocks = static_cast<int>((args.num_tokens + Kernel::kWarps - 1) / Kernel::kWarps);
-  return launch<Kernel>(queue, shape_of(num_blocks, args.num_heads, 0), args);
+  return launch<Kernel>(queue, shape_for_heads(num_blocks, args.num_heads, 0), args);
 }
 
 template <DType kType>

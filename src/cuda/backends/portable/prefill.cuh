@@ -22,14 +22,9 @@
 #include <numbers>
 
 #include "core/args.h"
+#include "cuda/attention/prefill_block.cuh"
 #include "cuda/border/launch.h"
-#include "cuda/ptx/ptx.h"
 #include "cuda/tile/element16.cuh"
-#include "cuda/tile/finish.cuh"
-#include "cuda/tile/mask.cuh"
-#include "cuda/tile/query_block.cuh"
-#include "cuda/tile/softmax.cuh"
-#include "cuda/tile/tile.cuh"
 
 namespace mla::MLA_CUDA_NAMESPACE::portable {
 
@@ -49,7 +44,12 @@ struct PrefillParams {
 };
 
 template <DType kType, int kDQk, int kDV, PrefillTiling kTiling>
-class PrefillKernel {
+class PrefillKernel : PrefillBlock<PrefillKernel<kType, kDQk, kDV, kTiling>, kTiling.row_tiles, kTiling.keys> {
+  using Base = PrefillBlock<PrefillKernel, kTiling.row_tiles, kTiling.keys>;
+  using Base::args_, Base::block_, Base::head_, Base::warp_row_, Base::shared_;
+  using Base::kWarpRows, Base::kKeyTiles, Base::visible, Base::warp_rows;
+  using typename Base::Scores;
+
  public:
   using Params = PrefillParams;
   static constexpr const char* kName = "prefill";
@@ -60,23 +60,13 @@ class PrefillKernel {
   static constexpr int kRows = kTiling.warps * kTiling.row_tiles * 16;
 
  private:
-  /// Describes a warp's rows. It lies in shared memory, because the main loop leaves no registers for it.
-  struct alignas(16) WarpRows {
-    int first_token;  // number of the first row's token, among all tokens of the batch
-    int position;     // position of the first row in its request
-    int rows;         // how many of the warp's rows exist
-    int head;
-  };
-
   static constexpr int kElementBytes = 2;
   static constexpr int kQkBytes = kDQk * kElementBytes, kVBytes = kDV * kElementBytes;
   static constexpr int kKeys = kTiling.keys;
-  static constexpr int kKeyTiles = kKeys / 8;   // tiles of 8 columns of S
   static constexpr int kKeySteps = kKeys / 16;  // steps of 16 keys of P V
   static constexpr int kQkSteps = kDQk / 16;
   static constexpr int kOutTiles = kDV / 8;
   static constexpr int kRowTiles = kTiling.row_tiles;
-  static constexpr int kWarpRows = kRowTiles * 16;
   static constexpr int kQSteps = kTiling.q_steps < kQkSteps ? kTiling.q_steps : kQkSteps;
   static constexpr int kSegmentSteps = kSegmentBytes / 32;
   static constexpr int kOwnedSegments = kQSteps / kSegmentSteps;  // segments of Q that only registers hold
@@ -96,60 +86,24 @@ class PrefillKernel {
   static_assert(kGroups == 1 || kGroups == 2);
 
   static MLA_DEVICE void run(const Params& params) {
-    const int head = ptx::block_index_z() * kMaxGridY + ptx::block_index_y();
-    if (head >= params.args.num_heads) return;
-    const QueryBlock block = find_query_block(params.args, kRows, ptx::grid_size_x() - 1 - ptx::block_index_x());
-    if (block.rows <= 0) return;
-    PrefillKernel(params, block, head).attend();
+    with_query_block<kRows>(params.args, [&](const QueryBlock& block, int head) {
+      PrefillKernel(params, block, head, kGroups == 1 ? 0 : ptx::shuffle(ptx::warp(), 0) / kTiling.warps).attend();
+    });
   }
 
  private:
   const Params& params_;
-  const core::PrefillArgs& args_;
-  const QueryBlock block_;
-  const int head_;
   const int group_;
-  const int warp_row_;  // first row of the warp in the block
-  const ptx::SharedAddress shared_;
 
   using QRegisters = uint32_t[kQSteps > 0 ? kQSteps : 1][kRowTiles][4];
-  using Scores = float[kRowTiles][kKeyTiles][4];
   using PRegisters = uint32_t[kRowTiles][kKeySteps][4];
   using Outputs = float[kRowTiles][kOutTiles][4];
 
-  MLA_DEVICE PrefillKernel(const Params& params, const QueryBlock& block, int head)
-      : params_(params),
-        args_(params.args),
-        block_(block),
-        head_(head),
-        group_(kGroups == 1 ? 0 : ptx::shuffle(ptx::warp(), 0) / kTiling.warps),
-        warp_row_((ptx::shuffle(ptx::warp(), 0) - group_ * kTiling.warps) * kWarpRows),
-        shared_(ptx::shared_address(ptx::shared_memory())) {}
-
-  MLA_DEVICE ptx::SharedAddress warp_rows_address() const {
-    return shared_ + static_cast<uint32_t>(kTilesBytes + ptx::warp() * static_cast<int>(sizeof(WarpRows)));
-  }
-  MLA_DEVICE WarpRows warp_rows() const { return ptx::load_shared<WarpRows>(warp_rows_address()); }
-  MLA_DEVICE void store_warp_rows(const QueryBlock& block) const {
-    if (ptx::lane() != 0) return;
-    const int rows = block.rows - warp_row_ < kWarpRows ? block.rows - warp_row_ : kWarpRows;
-    ptx::store_shared(warp_rows_address(),
-                      WarpRows{block.first_token + warp_row_, block.position + warp_row_, rows, head_});
-  }
-  MLA_DEVICE KeyRange visible(int position) const {
-    return visible_keys(position, block_.kv_len, args_.causal, args_.options.window_left);
-  }
-  /// Returns whether any of the warp's rows sees any key of the tile from first_key on, and whether all rows see all
-  /// keys.
-  MLA_DEVICE bool any_visible(int first_key) const {
-    const WarpRows rows = warp_rows();
-    return rows.rows > 0 && first_key < visible(rows.position + rows.rows - 1).end &&
-           first_key + kKeys > visible(rows.position).begin;
-  }
-  MLA_DEVICE bool all_visible(int first_key) const {
-    const WarpRows rows = warp_rows();
-    return first_key + kKeys <= visible(rows.position).end && first_key >= visible(rows.position + kWarpRows - 1).begin;
-  }
+  // The warp's number is made uniform twice: made once, nvcc 13.0 spills 92 bytes of 128/128 on SM120 (2026-11-25).
+  MLA_DEVICE PrefillKernel(const Params& params, const QueryBlock& block, int head, int group)
+      : Base(params.args, block, head, (ptx::shuffle(ptx::warp(), 0) - group * kTiling.warps) * kWarpRows),
+        params_(params),
+        group_(group) {}
 
   /// Returns where the warp's rows of Q lie: the channels from kOwnedSegments on.
   MLA_DEVICE ptx::SharedAddress q_tile() const { return shared_ + static_cast<uint32_t>(warp_row_ * kSharedQBytes); }
@@ -158,60 +112,26 @@ class PrefillKernel {
   }
   MLA_DEVICE ptx::SharedAddress v_tile() const { return k_tile() + static_cast<uint32_t>(kKTileBytes); }
 
-  /// Starts to copy rows of global memory into a tile; rows from `num_rows` on become zero. kLoaders threads, the
-  /// block's or the group's, call it, and a warp copies four rows of 128 bytes at a time. Rows that are not aligned
-  /// have been copied when it returns.
+  /// Starts to copy rows of q, k or v into a tile, by kLoaders threads: the block's or the group's.
   template <int kLoaders, int kTileRows, int kRowBytes>
-  MLA_DEVICE void load_tile(ptx::SharedAddress to, const void* from, int64_t offset, int64_t stride,
-                            int num_rows) const {
-    const int loader = ptx::thread_index() % kLoaders;
-    const int chunk = loader % kChunksPerSegment, row = loader / kChunksPerSegment;
-    constexpr int kRowsAtOnce = kLoaders / kChunksPerSegment;
-    static_assert(kTileRows % kRowsAtOnce == 0 && kRowsAtOnce % 8 == 0);
-    const uint16_t* source = static_cast<const uint16_t*>(from) + offset + row * stride + chunk * 8;
-    to += tile_offset<kRowBytes>(row, chunk);
-    if (params_.rows_aligned) {
-      MLA_UNROLL
-      for (int r = 0; r < kTileRows; r += kRowsAtOnce) {
-        MLA_UNROLL
-        for (int piece = 0; piece < kRowBytes / kSegmentBytes; ++piece)
-          ptx::cp_async_16(to + static_cast<uint32_t>(r * kRowBytes + piece * kSegmentBytes), source + piece * 64,
-                           row + r < num_rows);
-        source += kRowsAtOnce * stride;
-      }
-      return;
-    }
-    MLA_NO_UNROLL
-    for (int r = 0; r < kTileRows; r += kRowsAtOnce) {
-      MLA_NO_UNROLL
-      for (int piece = 0; piece < kRowBytes / kSegmentBytes; ++piece) {
-        ptx::Vec4 elements = {};
-        if (row + r < num_rows) {
-          const uint16_t* pairs = source + piece * 64;
-          MLA_UNROLL
-          for (int i = 0; i < 4; ++i)
-            elements.x[i] = static_cast<uint32_t>(pairs[2 * i]) | static_cast<uint32_t>(pairs[2 * i + 1]) << 16;
-        }
-        ptx::store_shared(to + static_cast<uint32_t>(r * kRowBytes + piece * kSegmentBytes), elements);
-      }
-      source += kRowsAtOnce * stride;
-    }
+  MLA_DEVICE void load(ptx::SharedAddress to, const void* from, int64_t offset, int64_t stride, int num_rows) const {
+    load_tile<uint16_t, kLoaders, kTileRows, kRowBytes>(params_.rows_aligned, to, from, offset, stride, num_rows);
   }
   MLA_DEVICE void load_q() const {
     const int64_t offset = block_.first_token * args_.q_stride_token + head_ * args_.q_stride_head;
     if constexpr (kOwnedBytes > 0)
-      load_tile<kThreads, kRows, kOwnedBytes>(shared_ + kKeysBegin, args_.q, offset, args_.q_stride_token, block_.rows);
+      load<kThreads, kRows, kOwnedBytes>(shared_ + kKeysBegin, args_.q, offset, args_.q_stride_token, block_.rows);
     if constexpr (kSharedQBytes > 0)
-      load_tile<kThreads, kRows, kSharedQBytes>(shared_, args_.q, offset + kOwnedBytes / kElementBytes,
-                                                args_.q_stride_token, block_.rows);
+      load<kThreads, kRows, kSharedQBytes>(shared_, args_.q, offset + kOwnedBytes / kElementBytes, args_.q_stride_token,
+                                           block_.rows);
   }
   MLA_DEVICE void load_k(int tile) const {
-    load_tile<kGroupThreads, kKeys, kQkBytes>(
+    load<kGroupThreads, kKeys, kQkBytes>(
         k_tile(), args_.k, (block_.first_key + tile * kKeys) * args_.k_stride_token + head_ * args_.k_stride_head,
         args_.k_stride_token, block_.kv_len - tile * kKeys);
   }
   MLA_DEVICE void load_v(int tile) const {
-    load_tile<kGroupThreads, kKeys, kVBytes>(
+    load<kGroupThreads, kKeys, kVBytes>(
         v_tile(), args_.v, (block_.first_key + tile * kKeys) * args_.v_stride_token + head_ * args_.v_stride_head,
         args_.v_stride_token, block_.kv_len - tile * kKeys);
   }
@@ -225,7 +145,7 @@ class PrefillKernel {
   }
 
   MLA_DEVICE void attend() const {
-    const KeyRange keys = {visible(block_.position).begin, visible(block_.position + block_.rows - 1).end};
+    const KeyRange keys = Base::visible_to_block();
     const int first_tile = keys.begin / kKeys, end_tile = keys.empty() ? first_tile : (keys.end - 1) / kKeys + 1;
     const bool raw_scores = needs_only_scale(args_.options);
     const float scale_log2 = (raw_scores ? args_.sm_scale : 1.0F) * std::numbers::log2e_v<float>;
@@ -234,7 +154,7 @@ class PrefillKernel {
     Outputs o = {};
     SoftmaxRows states[kRowTiles];
 
-    store_warp_rows(block_);
+    Base::store_warp_rows();
     load_q();
     if constexpr (kOwnedSegments > 0 || kGroups > 1) {
       ptx::cp_async_commit();
@@ -249,7 +169,7 @@ class PrefillKernel {
 
     MLA_NO_UNROLL
     for (int tile = first_tile + group_; tile < end_tile; tile += kGroups) {
-      const bool computes = any_visible(tile * kKeys);
+      const bool computes = Base::any_visible(tile * kKeys);
       Scores s = {};
 
       wait_for_copies();  // K has come, and all warps are done with V of the group's tile before
@@ -264,9 +184,9 @@ class PrefillKernel {
       if (tile + kGroups < end_tile) load_k(tile + kGroups);
       ptx::cp_async_commit();
       if (!computes) continue;
-      if (!raw_scores) transform(s, tile * kKeys);
-      const bool masked = !all_visible(tile * kKeys);
-      if (masked) mask(s, tile * kKeys);
+      if (!raw_scores) Base::transform(s, tile * kKeys, args_.sm_scale);
+      const bool masked = !Base::all_visible(tile * kKeys);
+      if (masked) Base::mask(s, tile * kKeys);
       online_softmax(s, scale_log2, states, o);
       PRegisters p;
       MLA_UNROLL
@@ -375,27 +295,6 @@ class PrefillKernel {
     }
   }
 
-  /// Applies soft cap and ALiBi; scores become natural logits.
-  MLA_DEVICE void transform(Scores& s, int first_key) const {
-    const core::Options& options = args_.options;
-    const WarpRows rows = warp_rows();
-    const float slope = options.alibi_slopes != nullptr ? options.alibi_slopes[rows.head] : 0.0F;
-    MLA_UNROLL
-    for (int r = 0; r < kRowTiles; ++r) {
-      const float scale = options.logits_soft_cap == 0.0F ? args_.sm_scale : 1.0F;
-      if (options.logits_soft_cap != 0.0F) cap_scores(s[r], args_.sm_scale, options.logits_soft_cap);
-      const int position = rows.position + r * 16 + accumulator_row();
-      add_slope(s[r], scale, slope, first_key + accumulator_column() - position);
-    }
-  }
-
-  MLA_DEVICE void mask(Scores& s, int first_key) const {
-    const int position = warp_rows().position + accumulator_row();
-    MLA_UNROLL
-    for (int r = 0; r < kRowTiles; ++r)
-      mask_scores(s[r], {visible(position + r * 16), visible(position + r * 16 + 8)}, first_key);
-  }
-
   /// Computes o += p v. With kFiniteOnly, infinite and NaN values count as 0.
   template <bool kFiniteOnly>
   MLA_DEVICE void multiply_pv(Outputs& o, const PRegisters& p, ptx::SharedAddress v_tile) const {
@@ -478,30 +377,13 @@ class PrefillKernel {
     }
   }
 
-  MLA_DEVICE void store(Outputs& o, const SoftmaxRows (&states)[kRowTiles]) const {
-    const WarpRows rows = warp_rows();
-    const float sink = load_sink(args_.options, rows.head);
-    MLA_UNROLL
-    for (int r = 0; r < kRowTiles; ++r) {
-      FinishedRow finished[2];
+  MLA_DEVICE void store(const Outputs& o, const SoftmaxRows (&states)[kRowTiles]) const {
+    Base::finish(states, 1.0F, [&](int r, int i, int64_t offset, float factor) {
+      const int64_t first = offset + accumulator_column();
       MLA_UNROLL
-      for (int i = 0; i < 2; ++i) {
-        const ScoreState& state = states[r].of[i];
-        finished[i] = finish_row(state.max, quad_sum(state.sum), sink, 1.0F, args_.lse_base);
-      }
-      MLA_UNROLL
-      for (int i = 0; i < 2; ++i) {
-        const int row = r * 16 + accumulator_row() + i * 8;
-        if (row >= rows.rows) continue;
-        const int token = rows.first_token + row;
-        if (args_.lse != nullptr && (ptx::lane() & 3) == 0)
-          args_.lse[token * args_.lse_stride_token + rows.head * args_.lse_stride_head] = finished[i].lse;
-        const int64_t offset = token * args_.o_stride_token + rows.head * args_.o_stride_head + accumulator_column();
-        MLA_UNROLL
-        for (int n = 0; n < kOutTiles; ++n)
-          store_pair(offset + n * 8, o[r][n][2 * i] * finished[i].o_factor, o[r][n][2 * i + 1] * finished[i].o_factor);
-      }
-    }
+      for (int n = 0; n < kOutTiles; ++n)
+        store_pair(first + n * 8, o[r][n][2 * i] * factor, o[r][n][2 * i + 1] * factor);
+    });
   }
 
   MLA_DEVICE void store_pair(int64_t offset, float low, float high) const {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cuda/attention/prefill_launch.h"
 #include "cuda/backends/sm90/operations.h"
 
 namespace mla::MLA_CUDA_NAMESPACE::sm90 {
@@ -13,12 +14,6 @@ namespace {
 // This tiling reached 647 TFLOP/s for causal 192/128, 128 heads, 8k tokens (H200, 2026-11-21). On the same day four and
 // eight steps of Q in registers gave 608 and 597, no turns 521, and tiles of 64 keys in four stages 469.
 constexpr PrefillTiling kTiling = {.keys = 128, .stages = 2, .q_steps = 0, .takes_turns = true};
-
-/// Returns whether every row of a tensor of 16-bit elements begins at a multiple of n elements in memory.
-bool is_multiple(int64_t n, const void* base, int64_t stride_token, int64_t stride_head) {
-  return (reinterpret_cast<uintptr_t>(base) % static_cast<uintptr_t>(2 * n)) == 0 && stride_token % n == 0 &&
-         stride_head % n == 0;
-}
 
 template <DType kType, int kDQk>
 Status run_of(const core::PrefillArgs& args, cuda::Queue& queue, uint32_t* next_unit) {
@@ -31,11 +26,9 @@ Status run_of(const core::PrefillArgs& args, cuda::Queue& queue, uint32_t* next_
                                 .num_slots = num_slots,
                                 .num_units = num_units,
                                 .next_unit = next_unit,
-                                .rows_aligned = is_multiple(8, args.q, args.q_stride_token, args.q_stride_head) &&
-                                                is_multiple(8, args.k, args.k_stride_token, args.k_stride_head) &&
-                                                is_multiple(8, args.v, args.v_stride_token, args.v_stride_head),
-                                .o_pairs_aligned = is_multiple(2, args.o, args.o_stride_token, args.o_stride_head),
-                                .o_rows_aligned = is_multiple(8, args.o, args.o_stride_token, args.o_stride_head)};
+                                .rows_aligned = inputs_are_aligned(args),
+                                .o_pairs_aligned = outputs_are_aligned(args, 2),
+                                .o_rows_aligned = outputs_are_aligned(args, 8)};
   return launch<Kernel>(queue, {.grid_x = static_cast<int32_t>(num_blocks), .shared_bytes = Config::kSharedBytes},
                         params);
 }
