@@ -20,6 +20,7 @@
 #include "cuda/attention/grouped_outputs.cuh"
 #include "cuda/attention/grouped_scores.cuh"
 #include "cuda/backends/fp8/config.cuh"
+#include "cuda/backends/fp8/e4m3_operands.cuh"
 #include "cuda/border/launch.h"
 
 namespace mla::MLA_CUDA_NAMESPACE::fp8 {
@@ -28,12 +29,6 @@ namespace mla::MLA_CUDA_NAMESPACE::fp8 {
 MLA_DEVICE float query_scale(float largest) {
   const float scale = largest / kE4M3Max;
   return scale == 0.0F ? 1.0F : scale;
-}
-
-/// Returns a word whose bytes are 0xFF where those of `e4m3` are NaN, else 0. e4m3 has no infinity.
-MLA_DEVICE uint32_t nan_bytes(uint32_t e4m3) {
-  const uint32_t top_bits = ((e4m3 & 0x7F7F7F7FU) + 0x01010101U) & 0x80808080U;
-  return top_bits | (top_bits - (top_bits >> 7));
 }
 
 template <class Config>
@@ -171,7 +166,7 @@ class AbsorbedBlock : public GroupedOutputs<Config, GroupedScores<Config>> {
     const uint32_t ahead = n + Config::kLead;
     if (Base::fills_first()) fill_tile(ahead, true);
     ptx::mbarrier_wait(Base::kv_full(n), Base::parity(n));
-    multiply_queries(n);
+    compute_scores(n);
     Base::sync_group();  // all warps of the group have stored their scores
     if (poison(n - 1).any()) [[unlikely]]
       Base::reset_poison(n - 1);
@@ -187,7 +182,7 @@ class AbsorbedBlock : public GroupedOutputs<Config, GroupedScores<Config>> {
     Base::leave_tile(n);
   }
 
-  MLA_DEVICE void multiply_queries(uint32_t n) const {
+  MLA_DEVICE void compute_scores(uint32_t n) const {
     const ptx::SharedAddress keys = tile(n) + static_cast<uint32_t>(Base::first_score_key() * Config::kRawRowBytes);
     const int key_row = (lane() & 7) | (lane() >> 4) << 3, chunk = lane() >> 3 & 1;
     const TileLane<Config::kRawRowBytes> latent_lane(keys + static_cast<uint32_t>(first_channel()), key_row, chunk);
@@ -226,7 +221,7 @@ class AbsorbedBlock : public GroupedOutputs<Config, GroupedScores<Config>> {
       for (int step = run * Config::kRunSteps; step < (run + 1) * Config::kRunSteps; ++step) {
         uint32_t b[4];
         ptx::ldmatrix_x4(b, latent_lane.at(16 * block, 2 * step));
-        multiply_e4m3(products, step, b);
+        multiply_queries(products, step, b);
       }
       const int scale_index = channel / kVector >> of.scale_shift;
       MLA_UNROLL
@@ -285,22 +280,12 @@ class AbsorbedBlock : public GroupedOutputs<Config, GroupedScores<Config>> {
     return ptx::all(powers_of_two);
   }
 
-  MLA_DEVICE void multiply_e4m3(float (&s)[Config::kScoreTilesM][2][4], int step, const uint32_t (&b)[4]) const {
+  MLA_DEVICE void multiply_queries(float (&s)[Config::kScoreTilesM][2][4], int step, const uint32_t (&b)[4]) const {
     MLA_UNROLL
     for (int m = 0; m < Config::kScoreTilesM; ++m) {
       multiply_e4m3(s[m][0], queries_[m][step], b[0], b[1]);
       multiply_e4m3(s[m][1], queries_[m][step], b[2], b[3]);
     }
-  }
-  /// Computes c += a b, the columns of b times their scales. GPUs with block scales multiply by them always: GeForce
-  /// takes twice as long for e4m3 without (docs/notebook/2026-11-24-block-scales.md). Others know no scales but 1.
-  template <bool kScaled = kHasBlockScales>
-  MLA_DEVICE static void multiply_e4m3(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
-                                       ptx::BlockScales scales = ptx::kScalesOfOne) {
-    if constexpr (kScaled)
-      ptx::mma_mxf8<kScaled>(c, a, b0, b1, ptx::kScalesOfOne, scales);
-    else
-      ptx::mma_e4m3(c, a, b0, b1);
   }
 
   /// Adds 32 of the 64 rotary channels: two K slices have them all.
@@ -309,7 +294,7 @@ class AbsorbedBlock : public GroupedOutputs<Config, GroupedScores<Config>> {
     uint32_t b[4];
     float products[Config::kScoreTilesM][2][4] = {};
     ptx::ldmatrix_x4(b, rope_lane.at(16 * block, 0));
-    multiply_e4m3(products, Config::kLatentSteps, b);
+    multiply_queries(products, Config::kLatentSteps, b);
     MLA_UNROLL
     for (int m = 0; m < Config::kScoreTilesM; ++m) MLA_UNROLL
     for (int eight = 0; eight < 2; ++eight) MLA_UNROLL
@@ -392,10 +377,6 @@ class AbsorbedBlock : public GroupedOutputs<Config, GroupedScores<Config>> {
   /// A run of smaller P counts as 0: its reciprocal would overflow.
   static constexpr float kSmallestP = 0x1p-110F;
 
-  MLA_DEVICE static uint32_t e4m3x4(float a, float b, float c, float d) {
-    return static_cast<uint32_t>(ptx::pack_e4m3x2(a, b)) | static_cast<uint32_t>(ptx::pack_e4m3x2(c, d)) << 16;
-  }
-
   MLA_DEVICE void store_rope_p(const float (&p)[8]) const {
     const int row = Base::group_row(), first = Base::first_lane_key();
     MLA_UNROLL
@@ -421,9 +402,7 @@ class AbsorbedBlock : public GroupedOutputs<Config, GroupedScores<Config>> {
     if (output_channel(Config::kOutputRuns - 1) >= d_ckv()) add_rope<kSilenced>(n, Config::kOutputRuns - 1);
   }
 
-  /// Adds a run of quantized channels. ldmatrix moves pairs of e4m3, two channels of a key. Of four of its registers a
-  /// lane makes the operands of two tiles, one of the even and one of the odd channels among 16, whose k 4 t ... 4 t +
-  /// 3 are keys 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of each 16: P lies in the same order.
+  /// Adds a run of quantized channels.
   template <bool kSilenced>
   MLA_DEVICE void add_latents(uint32_t n, int run) {
     const int channel = output_channel(run), scale_index = channel / kVector >> pool(n).scale_shift;
@@ -445,13 +424,12 @@ class AbsorbedBlock : public GroupedOutputs<Config, GroupedScores<Config>> {
       if constexpr (kSilenced) silence_e4m3(pairs, n);
       MLA_UNROLL
       for (int odd = 0; odd < 2; ++odd) {
-        const uint32_t which = odd == 0 ? 0x6420U : 0x7531U;
-        const uint32_t b0 = ptx::permute_bytes(pairs[0], pairs[1], which);
-        const uint32_t b1 = ptx::permute_bytes(pairs[2], pairs[3], which);
+        uint32_t b[2];
+        channels_of_pairs(b, pairs, odd);
         MLA_UNROLL
         for (int m = 0; m < Config::kOutputTilesM; ++m) {
           float products[4] = {};
-          multiply_e4m3(products, a[m], b0, b1);
+          multiply_e4m3(products, a[m], b[0], b[1]);
           float(&to)[4] = outputs_[m][run * Config::kRunTiles + column + odd];
           MLA_UNROLL
           for (int i = 0; i < 4; ++i) to[i] += products[i] * scale[m][i >> 1];
