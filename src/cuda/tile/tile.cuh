@@ -43,17 +43,17 @@ class TileLane {
 };
 
 /// Returns the lane's address of ldmatrix_x4 for the A operand of m16n8k16. The tile's rows are the rows of A, and
-/// r[0...3] = a[0...3].
-template <int kRowBytes>
+/// r[0...3] = a[0...3]. With kAnew, here and below, the address takes no register between its uses (ptx/thread.h).
+template <int kRowBytes, bool kAnew = false>
 MLA_DEVICE TileLane<kRowBytes> lane_of_a(ptx::SharedAddress tile) {
-  return {tile, ptx::lane() & 15, ptx::lane() >> 4};
+  return {tile, ptx::lane<kAnew>() & 15, ptx::lane<kAnew>() >> 4};
 }
 
 /// Returns the lane's address for two B operands from a tile whose rows are the columns of B (keys of Q K^T). The
 /// operand of rows 0 ... 7 is r[0], r[1], that of rows 8 ... 15 is r[2], r[3].
-template <int kRowBytes>
+template <int kRowBytes, bool kAnew = false>
 MLA_DEVICE TileLane<kRowBytes> lane_of_b(ptx::SharedAddress tile) {
-  return {tile, (ptx::lane() & 7) | (ptx::lane() >> 4) << 3, (ptx::lane() >> 3) & 1};
+  return {tile, (ptx::lane<kAnew>() & 7) | (ptx::lane<kAnew>() >> 4) << 3, (ptx::lane<kAnew>() >> 3) & 1};
 }
 
 /// Returns the lane's address of ldmatrix_x4_trans for two B operands from a tile whose rows are the rows of B (keys of
