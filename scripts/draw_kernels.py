@@ -291,6 +291,39 @@ def cuda_portable_prefill_block() -> Picture:
     return one
 
 
+def cuda_fp8_prefill_block() -> Picture:
+    one = Timeline("cuda_fp8_prefill-block", 930, 300, "cuda_fp8 prefill: two blocks of an SM")
+    one.heading(
+        "Four warps of 32 rows each. A stage holds K and V of the same keys; while a run is computed, the next stage arrives.",
+        "Red: __syncthreads behind cp.async waits, once a stage. Nothing orders the two blocks.",
+    )
+    x0, end = one.LEFT + 8, one.width - 14
+    load, warps, others = 80, 132, 206
+    one.lane(load, 24, "cp.async", "block A")
+    one.lane(warps, 40, "block A", "4 warps")
+    one.lane(others, 40, "block B", "4 warps")
+    kinds = (("scores", 104, "S = Q Kᵀ"), ("softmax", 74, "P = e4m3"), ("values", 96, "O += P V"))
+    x = x0
+    for k in range(3):
+        one.arrow([(x + 4, warps - 16), (x + 4, warps + 40)])
+        x += 12
+        one.box(x, load, min(270, end - x), 22, "flight", f"K, V(t+{k + 1})", "small")
+        for kind, width, text in kinds:
+            if x > end - 20:
+                break
+            one.box(x, warps, min(width, end - x), 40, kind, text if end - x > 80 else "", "small")
+            x += width
+    x = x0
+    for kind, width, text in (("values", 60, "P V"), *kinds * 3):
+        if x > end - 20:
+            break
+        one.box(x, others, min(width, end - x), 40, kind, text if end - x > 80 else "", "small")
+        x += width + (12 if kind == "values" else 0)
+    one.text(x0 + 2, warps + 57, "K(t), V(t) are there, and the stage before is read", "signal halo")
+    one.text(12, 284, "The tensor cores are idle where both blocks are at their softmax, and half as long at work as for bf16.", "small muted")  # fmt: skip
+    return one
+
+
 def cpu_block() -> Picture:
     one = Timeline("cpu-block", 930, 296, "cpu: a worker on one block of 96 keys, decode of a bf16 cache")
     one.heading(
@@ -479,8 +512,34 @@ def cuda_fp8_memory() -> Picture:
     )  # fmt: skip
 
 
+def cuda_fp8_prefill_memory() -> Picture:
+    def stages(keys: int, d_qk: int, d_v: int) -> list[tuple[str, str, int]]:
+        return [
+            part
+            for i in range(2)
+            for part in (
+                ("scores", f"K of stage {i}: {keys} rows of {d_qk}", keys * d_qk),
+                ("values", f"V of stage {i}: {keys} rows of {d_v}", keys * d_v),
+            )
+        ]
+
+    def block(heading: str, below: str, rows: int, q_bytes: int, parts: list[tuple[str, str, int]]):
+        queries = ("load", f"Q: {rows} rows of {q_bytes}", rows * q_bytes)
+        return heading, below, [queries, *parts, ("other", "rows of the warps", 64)], 49 * KB
+
+    return memory_maps(
+        "cuda_fp8_prefill-memory", "cuda_fp8 prefill: shared memory of a block, of which an SM has two",
+        ["Bytes, swizzled. Rows of K of 192 channels take 256 bytes. What of Q is not here is in registers."],
+        [
+            block("192/128", "64 channels of Q in registers", 128, 128, stages(32, 256, 128)),
+            block("128/128", "64 keys a stage", 128, 128, stages(64, 128, 128)),
+            block("256/256", "16 rows a warp", 64, 256, stages(32, 256, 256)),
+        ],
+    )  # fmt: skip
+
+
 PICTURES = (
-    cuda_fp8_block, cuda_fp8_memory, cuda_bulk_block, cuda_bulk_memory, cuda_sm90_block, cuda_sm90_memory, cuda_sm90_prefill_block, cuda_portable_block,
+    cuda_fp8_block, cuda_fp8_memory, cuda_fp8_prefill_block, cuda_fp8_prefill_memory, cuda_bulk_block, cuda_bulk_memory, cuda_sm90_block, cuda_sm90_memory, cuda_sm90_prefill_block, cuda_portable_block,
     cuda_portable_memory, cuda_portable_prefill_block, cpu_block, work_split,
 )  # fmt: skip
 
