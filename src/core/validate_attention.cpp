@@ -73,9 +73,6 @@ Status validate(const PrefillParams& params, Scope scope, PrefillArgs& args, Dev
           .d_qk = static_cast<int32_t>(d_qk),
           .d_v = static_cast<int32_t>(d_v),
           .dtype = params.q.dtype,
-          .q_scale = static_cast<const float*>(if_given(params.q_scale).data),
-          .k_scale = static_cast<const float*>(if_given(params.k_scale).data),
-          .v_scale = static_cast<const float*>(if_given(params.v_scale).data),
           .q = params.q.data,
           .q_stride_token = params.q.stride[0],
           .q_stride_head = params.q.stride[1],
@@ -93,13 +90,16 @@ Status validate(const PrefillParams& params, Scope scope, PrefillArgs& args, Dev
           .sm_scale = params.sm_scale,
           .lse_base = params.lse_base,
           .o_dtype = params.o.dtype,
-          .o_scale = static_cast<const float*>(if_given(params.o_scale).data),
           .o = params.o.data,
           .o_stride_token = params.o.stride[0],
           .o_stride_head = params.o.stride[1],
           .lse = static_cast<float*>(lse.data),
           .lse_stride_token = lse.stride[0],
-          .lse_stride_head = lse.stride[1]};
+          .lse_stride_head = lse.stride[1],
+          .q_scale = static_cast<const float*>(if_given(params.q_scale).data),
+          .k_scale = static_cast<const float*>(if_given(params.k_scale).data),
+          .v_scale = static_cast<const float*>(if_given(params.v_scale).data),
+          .o_scale = static_cast<const float*>(if_given(params.o_scale).data)};
   return check.finish(device);
 }
 

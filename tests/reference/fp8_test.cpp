@@ -127,9 +127,6 @@ struct SmallPrefillFp8 {
                               .d_qk = 1,
                               .d_v = 1,
                               .dtype = DType::kE4M3,
-                              .q_scale = &q_scale,
-                              .k_scale = &k_scale,
-                              .v_scale = &v_scale,
                               .q = queries.data(),
                               .q_stride_token = 1,
                               .k = keys.data(),
@@ -139,7 +136,10 @@ struct SmallPrefillFp8 {
                               .qo_indptr = qo_indptr.data(),
                               .kv_indptr = kv_indptr.data(),
                               .options = {.window_left = window_left, .compute = compute},
-                              .sm_scale = 2 * kLn3};
+                              .sm_scale = 2 * kLn3,
+                              .q_scale = &q_scale,
+                              .k_scale = &k_scale,
+                              .v_scale = &v_scale};
     o.assign(queries.size(), kNan);
     lse.assign(queries.size(), kNan);
     set_outputs(args, o, lse);
