@@ -37,7 +37,7 @@ inline std::vector<std::tuple<std::string, std::string>> devices_and_rows(Op op)
   return all;
 }
 
-/// Returns the spec with compute = fp8, over fp8 caches where its caches are not quantized.
+/// Returns the spec with compute = fp8, over fp8 caches where its caches are not quantized, and of e4m3 tensors in prefill.
 template <class Spec>
 Spec with_fp8(Spec spec) {
   const auto quantize = [](CacheFormat& format) {
@@ -46,6 +46,7 @@ Spec with_fp8(Spec spec) {
   if constexpr (std::is_same_v<Spec, Problem>) {
     spec.compute = Compute::kFP8;
     quantize(spec.cache);
+    if (spec.op == Op::kPrefill) spec.q_dtype = DType::kE4M3;
   } else if constexpr (std::is_same_v<Spec, kit::DecodeSpec>) {
     spec.options.compute = Compute::kFP8;
     quantize(spec.cache.format);
@@ -53,6 +54,10 @@ Spec with_fp8(Spec spec) {
     spec.options.compute = Compute::kFP8;
     quantize(spec.pool.cache.format);
     if (spec.extra_pool) quantize(spec.extra_pool->cache.format);
+  } else if constexpr (std::is_same_v<Spec, kit::PrefillSpec>) {
+    spec.options.compute = Compute::kFP8;
+    spec.dtype = DType::kE4M3;
+    if (spec.o_dtype == DType::kF16) spec.o_dtype = DType::kBF16;
   }
   return spec;
 }

@@ -8,6 +8,11 @@ namespace {
 using kit::CacheSpec;
 using kit::LengthForm;
 
+/// Asks for the other arithmetic than the options do.
+void switch_compute(AttentionOptions& options) {
+  options.compute = options.compute == Compute::kFP8 ? Compute::kDefault : Compute::kFP8;
+}
+
 /// Returns the options that all attention operations have; those that need positions of keys have the effect
 /// `of_positions`, and the arithmetic of quantized caches has `of_compute`.
 template <class Case>
@@ -23,9 +28,7 @@ Options<Case> attention_options(Effect of_positions, Effect of_compute) {
       {"options.alibi_slopes", of_positions, [](Params& p) { p.options.alibi_slopes = p.options.attn_sink; },
        [](Spec& s) { s.options.attn_sink = true; }},
       // Scores that differ much make a change of all products one that is larger than any kernel's errors.
-      {"options.compute", of_compute,
-       [](Params& p) { p.options.compute = p.options.compute == Compute::kFP8 ? Compute::kDefault : Compute::kFP8; },
-       [](Spec& s) { s.score_std = 10; }},
+      {"options.compute", of_compute, [](Params& p) { switch_compute(p.options); }, [](Spec& s) { s.score_std = 10; }},
       {"sm_scale", Effect::kChanges, [](Params& p) { p.sm_scale *= 0.5F; }},
       {"lse_base", Effect::kChanges, [](Params& p) { p.lse_base = LseBase::kTwo; }},
       {"batch_invariant", Effect::kAny, [](Params& p) { p.batch_invariant = true; }},
@@ -214,7 +217,7 @@ Options<kit::PrefillCase> prefill_options() {
       {"k_scale", Effect::kChangesIfTaken, [](PrefillParams& p) { twice(p.k_scale); }, e4m3},
       {"v_scale", Effect::kChangesIfTaken, [](PrefillParams& p) { twice(p.v_scale); }, e4m3},
       {"o_scale", Effect::kChangesIfTaken, [](PrefillParams& p) { twice(p.o_scale); }, e4m3_throughout},
-      {"options.compute", Effect::kChangesOrRefused, [](PrefillParams& p) { p.options.compute = Compute::kFP8; },
+      {"options.compute", Effect::kChangesOrRefused, [](PrefillParams& p) { switch_compute(p.options); },
        [](kit::PrefillSpec& s) {
          // Weights alone are rounded. It shows most where they are about as large as the largest, which is exact.
          s.dtype = DType::kE4M3;
