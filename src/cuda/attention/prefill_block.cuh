@@ -17,6 +17,13 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
+/// Holds what kernels of prefill are called with.
+struct PrefillParams {
+  core::PrefillArgs args;
+  bool rows_aligned;  // whether every row of q, k and v begins at a multiple of 16 bytes
+  bool o_aligned;     // whether every row of o begins at a multiple of what a lane stores together
+};
+
 /// Calls f(block, head) for the rows that the block of threads has, if it has any. Grid: x = num_query_blocks(), the
 /// longest rows of a request first; y, z = heads.
 template <int kRows, class F>

@@ -37,12 +37,6 @@ struct PrefillTiling {
   int min_blocks;  // blocks that share an SM
 };
 
-struct PrefillParams {
-  core::PrefillArgs args;
-  bool rows_aligned;  // whether every row of q, k and v begins at a multiple of 16 bytes
-  bool o_aligned;     // whether every row of o begins at a multiple of 4 elements
-};
-
 template <int kDQk, int kDV, PrefillTiling kTiling>
 class PrefillKernel : PrefillBlock<PrefillKernel<kDQk, kDV, kTiling>, kTiling.row_tiles, cuda::fp8::kRunKeys> {
   using Base = PrefillBlock<PrefillKernel, kTiling.row_tiles, cuda::fp8::kRunKeys>;
