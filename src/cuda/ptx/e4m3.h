@@ -22,4 +22,20 @@ MLA_DEVICE uint32_t pack_e4m3x2(float low, float high) {
 #endif
 }
 
+/// Packs four floats likewise, `a` in the lowest byte. The halves of the word are written where they stay.
+MLA_DEVICE uint32_t pack_e4m3x4(float a, float b, float c, float d) {
+#if !MLA_EMULATED && MLA_CUDA_ARCH >= 89
+  uint32_t packed;
+  asm("{\n.reg .b16 low, high;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+      "mov.b32 %0, {low, high};\n}"
+      : "=r"(packed)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return packed;
+#else
+  return pack_e4m3x2(a, b) | pack_e4m3x2(c, d) << 16;
+#endif
+}
+
 }  // namespace mla::MLA_CUDA_NAMESPACE::ptx

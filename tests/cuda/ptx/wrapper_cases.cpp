@@ -275,6 +275,9 @@ uint32_t pair(Narrow low, Narrow high) {
 uint32_t pack_bf16x2(uint32_t a, uint32_t b) { return pair(f32_to_bf16(number(a)), f32_to_bf16(number(b))); }
 uint32_t pack_f16x2(uint32_t a, uint32_t b) { return pair(f32_to_f16(number(a)), f32_to_f16(number(b))); }
 uint32_t pack_e4m3x2(uint32_t a, uint32_t b) { return pair(f32_to_e4m3(number(a)), f32_to_e4m3(number(b))); }
+uint32_t pack_e4m3x4(uint32_t a, uint32_t b) {
+  return pack_e4m3x2(a, b) | pack_e4m3x2(b ^ 0x80000000U, a ^ 0x00400000U) << 16;
+}
 uint32_t unpack_low_bf16(uint32_t a, uint32_t) { return bits(bf16_value(a & 0xFFFFU)); }
 uint32_t unpack_high_bf16(uint32_t a, uint32_t) { return bits(bf16_value(a >> 16)); }
 uint32_t unpack_low_f16(uint32_t a, uint32_t) { return bits(f16_value(a & 0xFFFFU)); }
@@ -433,6 +436,7 @@ constexpr WrapperCase kCases[] = {
     {"pack_bf16x2", Compare::kBf16Pairs, fill_floats, expect_each<pack_bf16x2>},
     {"pack_f16x2", Compare::kF16Pairs, fill_floats, expect_each<pack_f16x2>},
     {"pack_e4m3x2", Compare::kE4M3Pairs, fill_floats, expect_each<pack_e4m3x2>},
+    {"pack_e4m3x4", Compare::kE4M3Pairs, fill_floats, expect_each<pack_e4m3x4>},
     {"unpack_low_bf16", Compare::kF32, fill_pairs, expect_each<unpack_low_bf16>},
     {"unpack_high_bf16", Compare::kF32, fill_pairs, expect_each<unpack_high_bf16>},
     {"unpack_low_f16", Compare::kF32, fill_pairs, expect_each<unpack_low_f16>},

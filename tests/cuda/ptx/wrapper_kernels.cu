@@ -277,6 +277,9 @@ struct Elementwise : WrapperKernelBase<256, 4> {
 MLA_TEST_DEVICE uint32_t pack_bf16x2(uint32_t a, uint32_t b) { return ptx::pack_bf16x2(as_float(a), as_float(b)); }
 MLA_TEST_DEVICE uint32_t pack_f16x2(uint32_t a, uint32_t b) { return ptx::pack_f16x2(as_float(a), as_float(b)); }
 MLA_TEST_DEVICE uint32_t pack_e4m3x2(uint32_t a, uint32_t b) { return ptx::pack_e4m3x2(as_float(a), as_float(b)); }
+MLA_TEST_DEVICE uint32_t pack_e4m3x4(uint32_t a, uint32_t b) {
+  return ptx::pack_e4m3x4(as_float(a), as_float(b), as_float(b ^ 0x80000000U), as_float(a ^ 0x00400000U));
+}
 MLA_TEST_DEVICE uint32_t unpack_low_bf16(uint32_t a, uint32_t) {
   float low, high;
   ptx::unpack_bf16x2(a, low, high);
@@ -456,6 +459,7 @@ constexpr cuda::WrapperKernel kKernels[] = {
     {"pack_bf16x2", launch_one<Elementwise<pack_bf16x2>>},
     {"pack_f16x2", launch_one<Elementwise<pack_f16x2>>},
     {"pack_e4m3x2", launch_one<Elementwise<pack_e4m3x2>>},
+    {"pack_e4m3x4", launch_one<Elementwise<pack_e4m3x4>>},
     {"unpack_low_bf16", launch_one<Elementwise<unpack_low_bf16>>},
     {"unpack_high_bf16", launch_one<Elementwise<unpack_high_bf16>>},
     {"unpack_low_f16", launch_one<Elementwise<unpack_low_f16>>},
