@@ -13,13 +13,15 @@ The rule. The step loop is the innermost loop that holds all multiplies of a ste
 it, in instructions, on which the warp does its share of the step's work, as it follows from the shapes alone:
   multiplies  HMMA and QMMA, each by itself: rows x keys x (576 + 512) channels
   copies      LDGSTS of 16 bytes: what a lane copies of the rows
+  P           F2FP to e4m3, in cuda_fp8: two P each, for four scales of a key as fp8_ds_mla has them; all warps of 64
+              rows have some, two of 16 rows
   decoding    STS of 16 bytes: where rows are quantized, what a lane stores of decoded rows, and its exchange
 A loop inside counts as often as this share needs (at most 8 times), and once if it holds none of it, as a wait that
 succeeds at once does. So everything that a usual step goes around is left out: masks, growing maxima, poison, rows
 that are not aligned. Work that warps take in turns (the step's entries, 4 bytes a lane, and finding its rows, a VOTE
 into a register) is added with the share of one warp. Predicated instructions count: they are issued. Where scales of
-keys may be operands of multiplies (QMMA.SF), the shortest way has them so: 64 rows of cuda_fp8 take 102 instructions
-more for f32 scales that are no powers of two.
+keys may be operands of multiplies (QMMA.SF), the shortest way has them so: 64 rows of cuda_fp8 take more for
+f32 scales that are no powers of two.
 
 --on 90 marks rows of objects that were built with -DMLA_CUDA_PROFILE, for an SM90: the code that an H100 was timed
 with.
@@ -38,7 +40,7 @@ TABLE = pathlib.Path(__file__).resolve().parent.parent / "tools/mla/step_table.h
 TOLERANCE = 0.15
 MOST_TRIPS = 8
 LANES, WARPS, THREADS, KEYS = 32, 8, 256, 32  # of all kernels here; keys are those of a step
-LATENT, ROPE = 512, 64
+LATENT, ROPE, SCALES = 512, 64, 4  # of a row; scales are those of fp8_ds_mla
 PRODUCTS, E4M3_PRODUCTS = 16 * 8 * 16, 16 * 8 * 32  # of one multiply
 SM_REGISTERS = 65536
 ENTRIES, VOTES = 1, 2  # work that warps take in turns
@@ -66,6 +68,7 @@ class Work(typing.NamedTuple):
     e4m3_multiplies: int
     copies: int
     stores: int
+    packs: int
     turns: int
 
     def plus(self, other, share):
@@ -156,6 +159,7 @@ class Kernel:
             e4m3_multiplies=count(lambda op: op.startswith("QMMA")),
             copies=count(lambda op: op.startswith("LDGSTS") and ".128" in op),
             stores=count(lambda op: op.startswith("STS.128")),
+            packs=count(lambda op: op.startswith("F2FP") and ".E4M3.F32" in op),
             turns=turns,
         )
         return Block(work, Cost(len(ops), LANES * sum(map(width_of, ops))))
@@ -247,7 +251,7 @@ class Kernel:
         return result
 
 
-NOTHING = Work(0, 0, 0, 0, 0)
+NOTHING = Work(0, 0, 0, 0, 0, 0)
 
 
 def keep(table, work, cost):
@@ -296,15 +300,15 @@ def share_of(kernel, rows):
     """Returns a warp's share of a step."""
     multiplies = multiplies_of(kernel, rows)
     if kernel == "fp8":
-        return Work(*multiplies, KEYS * (LATENT + 2 * ROPE) // (16 * THREADS), 0, 0)
+        return Work(*multiplies, KEYS * (LATENT + 2 * ROPE) // (16 * THREADS), 0, SCALES * KEYS // 4 // 2, 0)
     chunks = KEYS * (LATENT + ROPE) * 2 // 16 // THREADS
     if kernel == "bf16":
-        return Work(*multiplies, chunks, 0, 0)
+        return Work(*multiplies, chunks, 0, 0, 0)
     if kernel == "codes":  # a chunk of rotary channels is that of some lanes only
-        return Work(*multiplies, KEYS * LATENT // 16 // THREADS + 1, 0, 0)
+        return Work(*multiplies, KEYS * LATENT // 16 // THREADS + 1, 0, 0, 0)
     # Raw latent rows, and a chunk of rotary channels. A warp's exchange is so many chunks of scores a lane.
     exchanged = {16: 1, 32: 3, 64: 6}[rows]
-    return Work(*multiplies, KEYS * LATENT // 16 // THREADS + 1, chunks + exchanged, 0)
+    return Work(*multiplies, KEYS * LATENT // 16 // THREADS + 1, chunks + exchanged, 0, 0)
 
 
 def rows_of_objects(program, paths, run_on):
@@ -392,13 +396,13 @@ def self_test():
         @P5 BRA 0x10
         EXIT""")
     )
-    share = Work(4, 0, 1, 0, 0)
+    share = Work(4, 0, 1, 0, 0, 0)
     loop = kernel.step_loop(share)
     found = loop and kernel.shortest(loop, share)
     # 1 wait, 1 branch, 2 of the copy, 1 branch, 4 times 3, 1 branch.
     wanted = Cost(1 + 1 + 2 + 1 + 4 * 3 + 1, 4 * 512 + 512)
     failures = [] if found == wanted else [f"expected {wanted}, got {found}"]
-    if kernel.step_loop(Work(0, 4, 1, 0, 0)):
+    if kernel.step_loop(Work(0, 4, 1, 0, 0, 0)):
         failures.append("multiplies of 16-bit operands count as those of e4m3")
     if (most_blocks("bf16", 128), most_blocks("bf16", 129), most_blocks("fp8", 116)) != (2, 1, 1):
         failures.append("blocks of an SM do not follow from registers")

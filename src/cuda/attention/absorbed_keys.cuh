@@ -250,6 +250,13 @@ class RowCopy {
   /// Copies quantized rows into a raw stage: the latent channels from byte 0 of a row on, the rotary channels from byte
   /// kLatentDims on.
   MLA_DEVICE void to_raw(ptx::SharedAddress raw, ptx::SharedAddress scales) const {
+    if constexpr (!Config::kDecodes) {
+      if (pool_.direct && pool_.ckv_bytes == Config::kLatentDims && pool_.kpe_bytes == Config::kRopeDims * 2)
+          [[likely]] {
+        copy_whole(raw, scales);
+        return;
+      }
+    }
     copy_quantized<Config::kRawRowBytes>(raw, 0, Config::kLatentDims, [&](int at) {
       return scales + static_cast<uint32_t>(Keys::lane_key() * Config::kKeyScaleBytes + at);
     });
@@ -297,6 +304,25 @@ class RowCopy {
     }
   }
 
+  /// Copies quantized rows of a direct pool that have all channels, the rotary ones in 16 bits, to a raw stage.
+  MLA_DEVICE void copy_whole(ptx::SharedAddress raw, ptx::SharedAddress scales) const {
+    static_assert(kRopeChunks == Keys::kLanes);
+    const int key = Keys::lane_key(), first = Keys::lane_of_key();
+    const ptx::SharedAddress to = raw + tile_offset<Config::kRawRowBytes>(key, first);
+    const FoundRow row = place_;
+    const std::byte* const from = row.ckv + first * kChunkBytes;
+    const bool valid = row.ckv != nullptr;
+    MLA_UNROLL
+    for (int chunk = 0; chunk < Config::kLatentDims / kChunkBytes; chunk += Keys::kLanes)
+      ptx::cp_async_16(to + static_cast<uint32_t>(chunk * kChunkBytes), from + chunk * kChunkBytes, valid,
+                       ptx::evict_first());
+    ptx::cp_async_16(to + static_cast<uint32_t>(Config::kLatentDims), from + pool_.kpe_distance, valid,
+                     ptx::evict_first());
+    if (first < pool_.scale_words)
+      ptx::cp_async_4(scales + static_cast<uint32_t>(key * Config::kKeyScaleBytes + first * 4), row.scales + first * 4,
+                      valid);
+  }
+
   /// Copies quantized rows: the latent and the rotary channels to bytes `latents_at` and `rope_at` of a row of `rows`,
   /// both multiples of 128, and byte i of the scales of the lane's key to to_scales(i).
   template <int kRowBytes, class ToScales>
@@ -316,8 +342,7 @@ class RowCopy {
                            valid, ptx::evict_first());
       if (first < rope_chunks)
         ptx::cp_async_16(to + static_cast<uint32_t>(rope_at), from + pool_.kpe_distance, valid, ptx::evict_first());
-      if (first < pool_.scale_words)
-        ptx::cp_async_4(to_scales(first * 4), place_.scales + first * 4, valid);
+      if (first < pool_.scale_words) ptx::cp_async_4(to_scales(first * 4), place_.scales + first * 4, valid);
       return;
     }
     const Place<Config> place = place_.ckv == nullptr ? Place<Config>() : row_at<Config>(pool_, place_.at);

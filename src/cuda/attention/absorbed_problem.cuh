@@ -78,8 +78,8 @@ inline int64_t steps_of_small_blocks(const core::DecodeSparseArgs& args) {
 }
 
 /// Holds a problem in the kernels' form: all that does not depend on which kernel computes it. Kernels::with(args,
-/// block_rows, small_steps, f) calls f with the kernel for arguments of these shapes: blocks of up to `block_rows` query
-/// rows are enough, and the smallest ones would have `small_steps` steps on each multiprocessor.
+/// block_rows, small_steps, f) calls f with the kernel for arguments of these shapes: blocks of up to `block_rows`
+/// query rows are enough, and the smallest ones would have `small_steps` steps on each multiprocessor.
 template <class Kernels, class Args>
 struct AbsorbedProblem {
   const Args& args;

@@ -264,15 +264,12 @@ class FragmentScores : public GroupedBlock<Config> {
     float added[kLaneRows];
     const bool marked = make_logits(s, n);
     const bool outgrown = exponentiate(s, added, store, false);
-    const bool rare = sync_group_any(outgrown || marked);
+    const bool rare = Base::sync_group_any(outgrown || marked);
     if (rare) [[unlikely]]
       raise(s, added, store, rescale);
     MLA_UNROLL
     for (int i = 0; i < kLaneRows; ++i) sums_[i] += added[i];
     return rare;
-  }
-  MLA_DEVICE static bool sync_group_any(bool predicate) {
-    return ptx::sync_threads_any(Config::kGroupBarrier + group(), Config::kGroupThreads, predicate);
   }
 
   /// Raises the maxima of rows that are outgrown, and makes P anew.

@@ -14,9 +14,9 @@ namespace mla::MLA_CUDA_NAMESPACE {
 
 /// Says how the scores of a unit become logits, in one word of 16 bytes, because every warp reads it in every step.
 struct alignas(16) ScoreMode {
-  StepRange unmasked;  // those of the unit
-  float scale;         // of base-2 logits, where they need nothing else
-  bool only_valid;     // elsewhere, a score counts if its key has a row, and needs only the scale
+  StepRange unmasked;   // those of the unit
+  float scale;          // of base-2 logits, where they need nothing else
+  uint32_t only_valid;  // 1: elsewhere, a score counts if its key has a row, and needs only the scale
 };
 
 /// Describes the unit that a block computes, for all its threads. Steps are numbered from the kernel's start on.
@@ -87,6 +87,11 @@ class GroupedBlock {
   MLA_DEVICE static int warp_of_group() { return warp() % Config::kGroupWarps; }
   MLA_DEVICE static void sync_group() { ptx::sync_threads(Config::kGroupBarrier + group(), Config::kGroupThreads); }
 
+  /// Does the same, and returns whether `predicate` holds in any thread of the group.
+  MLA_DEVICE static bool sync_group_any(bool predicate) {
+    return ptx::sync_threads_any(Config::kGroupBarrier + group(), Config::kGroupThreads, predicate);
+  }
+
   MLA_DEVICE ptx::SharedAddress barrier(int place) const {
     return shared_ + static_cast<uint32_t>(Config::kBarrierOffset + place * Config::kBarrierBytes);
   }
@@ -130,7 +135,7 @@ class GroupedBlock {
       unit().template find_unmasked_steps<Config>(args_);
       unit().whole_rows = !Config::kQuantized && RowCopy<Config>::are_whole(args_);
       unit().mode = {unit().unmasked, score_scale(args_) * std::numbers::log2e_v<float>,
-                     args_.sparse() && needs_only_scale(args_.options)};
+                     args_.sparse() && needs_only_scale(args_.options) ? 1U : 0U};
     }
     ptx::sync_block();
   }

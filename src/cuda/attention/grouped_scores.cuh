@@ -49,10 +49,13 @@ class GroupedScores : public GroupedBlock<Config> {
     }
   }
 
-  /// Returns where a 16-byte chunk of a row's scores lies. Chunks are permuted so that neither stores of fragments nor
+  // A chunk of 16 bytes has a row's scores of four keys, those that a lane of the multiplication has: 2 t, 2 t + 1, 2 t
+  // + 8 and 2 t + 9 of each 16. That is their order in an operand of e4m3, too.
+
+  /// Returns where chunk `chunk` of a row's scores lies. Chunks are permuted so that neither stores of fragments nor
   /// loads of rows meet bank conflicts. Chunk c ^ x lies where chunk c does, but for an exclusive or with 16 x.
   MLA_DEVICE ptx::SharedAddress score_chunk(int slice, int row, int chunk) const {
-    const int flip = (row & 3) << 1 | ((row >> 2) & 1);
+    const int flip = (row & 1) << 2 | (row >> 1 & 3);
     return shared_ + static_cast<uint32_t>(Config::kScoreOffset + slice * kSliceBytes + row * Config::kScoreRowBytes +
                                            (chunk ^ flip) * kChunkBytes);
   }
@@ -60,55 +63,57 @@ class GroupedScores : public GroupedBlock<Config> {
 
   /// Stores the warp's scores of a block of 16 keys, two tiles of eight.
   MLA_DEVICE void store_scores(const float (&s)[Config::kScoreTilesM][2][4], int block) const {
-    const int g = lane() >> 2, t = lane() & 3;
-    const ptx::SharedAddress first =
-        score_chunk(score_warp_k(), g, first_score_key() / 4 | t >> 1) + static_cast<uint32_t>((t & 1) * 8);
+    const ptx::SharedAddress at = score_chunk(score_warp_k(), lane() >> 2, first_score_key() / 4 | (lane() & 3)) ^
+                                  static_cast<uint32_t>(block * 4 * kChunkBytes);
     MLA_UNROLL
-    for (int n = 0; n < 2; ++n) {
-      const ptx::SharedAddress at = first ^ static_cast<uint32_t>((block * 4 + n * 2) * kChunkBytes);
+    for (int m = 0; m < Config::kScoreTilesM; ++m) MLA_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      ptx::Vec4 four;
       MLA_UNROLL
-      for (int m = 0; m < Config::kScoreTilesM; ++m) MLA_UNROLL
-      for (int half = 0; half < 2; ++half)
-        ptx::store_shared(at + static_cast<uint32_t>((m * 16 + half * 8) * Config::kScoreRowBytes),
-                          two_floats(s[m][n][2 * half], s[m][n][2 * half + 1]));
+      for (int i = 0; i < 4; ++i) four.x[i] = std::bit_cast<uint32_t>(s[m][i >> 1][half * 2 + (i & 1)]);
+      ptx::store_shared(at + static_cast<uint32_t>((m * 16 + half * 8) * Config::kScoreRowBytes), four);
     }
   }
 
-  // Softmax. A lane has two runs of four keys of its row. The second run begins kSecondRun keys behind the first, which
-  // is how the lanes' P lie in memory as the operand of the multiplication has them.
+  // Softmax. A lane has two chunks of its row, which are two runs of four keys: the second run begins eight keys behind
+  // the first.
 
-  static_assert(Config::kKeys == 32 && (Config::kSecondRun == 4 || Config::kSecondRun == 8));
-  MLA_DEVICE static int first_lane_key() {
-    const int quarter = lane() >> 3;
-    return Config::kSecondRun == 4 ? quarter * 8 : (quarter >> 1) * 16 + (quarter & 1) * 4;
-  }
-  /// Returns the number, in the step, of the lane's key i.
-  MLA_DEVICE static int lane_key(int i) { return first_lane_key() + i + (Config::kSecondRun - 4) * (i >> 2); }
+  static_assert(Config::kKeys == 32);
+  MLA_DEVICE static int first_lane_key() { return (lane() >> 4) * 16 + (lane() >> 3 & 1) * 4; }
+  /// Returns how far the lane's key i is behind its first one.
+  static constexpr int behind_first(int i) { return i + 4 * (i >> 2); }
 
   /// Turns the scores of step n into the lane's P, for a warp that has rows of the softmax, and raises the row's state.
-  /// store(p) stores P.
+  /// store(p) stores P. Returns whether the step has something rare: a factor of the row's outputs, or a marked key.
   template <class Store>
-  MLA_DEVICE void exponentiate(uint32_t n, const Store& store) const {
-    float s[8];
-    make_logits(s, n);
+  MLA_DEVICE bool exponentiate(uint32_t n, const Store& store) const {
+    float s[8], scale;
+    bool rare = load_logits(s, scale, n);
     const int r = softmax_row();
     ScoreState state = row_states()[r];
     float largest = std::fmax(std::fmax(std::fmax(s[0], s[1]), std::fmax(s[2], s[3])),
                               std::fmax(std::fmax(s[4], s[5]), std::fmax(s[6], s[7])));
-    largest = max_of_row(largest);
-    const float factor = state.is_outgrown_by(largest, 0.0F) ? state.raise(largest) : 1.0F, base = state.base();
+    largest = max_of_row(largest) * scale;
+    float factor = 1.0F;
+    if (state.is_outgrown_by(largest, 0.0F)) {
+      factor = state.raise(largest);
+      rare = true;
+    }
+    const float base = state.base();
     ptx::sync_warp();  // all lanes have read the state
     float p[8];
     MLA_UNROLL
-    for (int i = 0; i < 8; ++i) p[i] = ptx::exp2_approx(s[i] - base);
+    for (int i = 0; i < 8; ++i) p[i] = ptx::exp2_approx(ptx::fma_rn(s[i], scale, -base));
     store(p);
     float sum = ((p[0] + p[1]) + (p[2] + p[3])) + ((p[4] + p[5]) + (p[6] + p[7]));
     sum += ptx::shuffle_xor(sum, 8);
     sum += ptx::shuffle_xor(sum, 16);
-    if (lane() >= 8) return;
-    row_factors()[r] = factor;
-    state.sum += sum;
-    row_states()[r] = state;
+    if (lane() < 8) {
+      row_factors()[r] = factor;
+      state.sum += sum;
+      row_states()[r] = state;
+    }
+    return rare;
   }
   /// Returns the largest value of the four lanes of a row.
   MLA_DEVICE static float max_of_row(float value) {
@@ -116,67 +121,73 @@ class GroupedScores : public GroupedBlock<Config> {
     return std::fmax(value, ptx::shuffle_xor(value, 16));
   }
 
-  /// Returns the lane's scores as base-2 logits, -inf where its row does not see the key.
-  MLA_DEVICE void make_logits(float (&s)[8], uint32_t n) const {
+  /// Loads the lane's scores, which times `scale` are base-2 logits; -inf where its row does not see the key. Returns
+  /// whether the lane has marked a key.
+  MLA_DEVICE bool load_logits(float (&s)[8], float& scale, uint32_t n) const {
     const ScoreMode mode = unit().mode;
-    const bool unmasked = mode.unmasked.contains(n), direct = unmasked || mode.only_valid;
-    if (!direct) replace_scores(n, RowScores(args_, unit().segment, unit().rows.row(args_, softmax_row())));
-    load_scores(s, direct ? mode.scale : 1.0F, direct);
-    if (unmasked || !mode.only_valid) return;
+    const bool unmasked = mode.unmasked.contains(n);
+    const ptx::SharedAddress first =
+        score_chunk(0, group_row(), (lane() >> 4) * 4 + (lane() >> 3 & 1) * 2);  // the other one is its neighbour
+    if (!unmasked && !mode.only_valid) {
+      const bool marked = replace_scores(n, RowScores(args_, unit().segment, unit().rows.row(args_, softmax_row())));
+      scale = 1.0F;
+      load_slice(s, first);
+      return marked;
+    }
+    scale = mode.scale;
+    load_slice(s, first);
+    MLA_UNROLL
+    for (int slice = 1; slice < Config::kScoreWarpsK; ++slice) {
+      float more[8];
+      load_slice(more, first + static_cast<uint32_t>(slice * kSliceBytes));
+      MLA_UNROLL
+      for (int i = 0; i < 8; ++i) s[i] += more[i];
+    }
+    if (unmasked) return false;
     MLA_UNROLL
     for (int i = 0; i < 8; ++i)
-      if (!has_row(n, lane_key(i))) s[i] = kNoKey;
+      if (!has_row(n, first_lane_key() + behind_first(i))) s[i] = kNoKey;
+    return false;
   }
-
-  /// Loads the lane's scores: the sums of all K slices, or what replace_scores() left in the first one.
-  MLA_DEVICE void load_scores(float (&s)[8], float scale, bool all_slices) const {
-    const ptx::SharedAddress first = score_chunk(0, group_row(), first_lane_key() / 4);
-    const auto add = [&](int slice) {
-      MLA_UNROLL
-      for (int run = 0; run < 2; ++run) {
-        const auto four =
-            ptx::load_shared<ptx::Vec4>((first ^ static_cast<uint32_t>(run * Config::kSecondRun / 4 * kChunkBytes)) +
-                                        static_cast<uint32_t>(slice * kSliceBytes));
-        MLA_UNROLL
-        for (int i = 0; i < 4; ++i) {
-          const auto score = std::bit_cast<float>(four.x[i]);
-          s[run * 4 + i] = slice == 0 ? score : s[run * 4 + i] + score;
-        }
-      }
-    };
-    add(0);
-    if (all_slices) {
-      MLA_UNROLL
-      for (int slice = 1; slice < Config::kScoreWarpsK; ++slice) add(slice);
-    }
+  MLA_DEVICE static void load_slice(float (&s)[8], ptx::SharedAddress first) {
     MLA_UNROLL
-    for (int i = 0; i < 8; ++i) s[i] *= scale;
+    for (uint32_t chunk = 0; chunk < 2; ++chunk) {
+      const auto four = ptx::load_shared<ptx::Vec4>(first ^ chunk * kChunkBytes);
+      MLA_UNROLL
+      for (uint32_t i = 0; i < 4; ++i) s[(i >> 1) * 4 + chunk * 2 + (i & 1)] = std::bit_cast<float>(four.x[i]);
+    }
   }
 
-  /// Turns the scores of the lane's keys of step n into base-2 logits in place, -inf where the row does not see the
-  /// key. It looks at one key at a time, for steps that are masked or whose scores need more than the scale.
-  MLA_DEVICE void replace_scores(uint32_t n, const RowScores& row) const {
+  /// Turns the scores of the lane's keys of step n into base-2 logits, in the place of the first K slice, -inf where
+  /// the row does not see the key. It looks at one key at a time, for steps that are masked or whose scores need more
+  /// than the scale. Returns whether it has marked a key.
+  MLA_DEVICE bool replace_scores(uint32_t n, const RowScores& row) const {
     const int32_t first = Base::first_key(n);
-    constexpr int kEnd = Config::kSecondRun + 4;
+    bool marked = false;
     MLA_NO_UNROLL
-    for (int key = first_lane_key(); key < first_lane_key() + kEnd; ++key) {
-      if (Config::kSecondRun > 4 && (key & 4) != (first_lane_key() & 4)) continue;
+    for (int key = first_lane_key(); key <= first_lane_key() + behind_first(7); ++key) {
+      if ((key & 4) != (first_lane_key() & 4)) continue;
       float s = 0.0F;
       MLA_UNROLL
       for (int slice = 0; slice < Config::kScoreWarpsK; ++slice) s += ptx::load_shared<float>(score(slice, key));
       if (has_row(n, key) && row.sees(first + key)) {
         s = row.logit(s, first + key);
       } else {
-        if (!is_finite(s)) poison(n).mark(key);
+        if (!is_finite(s)) {
+          poison(n).mark(key);
+          marked = true;
+        }
         s = kNoKey;
       }
       ptx::store_shared(score(0, key), s);
     }
+    return marked;
   }
 
   /// Returns where a K slice's score of the lane's row and a key of the step lies.
   MLA_DEVICE ptx::SharedAddress score(int slice, int key) const {
-    return score_chunk(slice, group_row(), key / 4) + static_cast<uint32_t>(key % 4 * 4);
+    return score_chunk(slice, group_row(), (key >> 4) * 4 | (key >> 1 & 3)) +
+           static_cast<uint32_t>(((key >> 3 & 1) * 2 | (key & 1)) * 4);
   }
 };
 

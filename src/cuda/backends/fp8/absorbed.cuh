@@ -9,7 +9,7 @@
 //             summed by tensor cores and multiplied by the key's scale of it, or has the scale as an operand where the
 //             GPU knows such (kHasBlockScales) and it is a power of two; 16-bit rotary channels by bf16 multiplies
 //   softmax   a warp has 8 rows, four lanes each row (grouped_scores.cuh); P times the keys' scales becomes e4m3 with a
-//             scale for each row, once for every scale that a key has
+//             scale for each row, once for every scale that a key has (quantized_p.cuh)
 //   outputs   each warp has all rows of its group and its share of the channels, accumulators in registers: P times 32
 //             values on tensor cores, times the scale of P, added in f32
 // Shared memory: [places][entries][rows' state][scales of queries][scales of P][the unit][mbarriers][poison]
@@ -18,9 +18,8 @@
 #pragma once
 
 #include "cuda/attention/grouped_outputs.cuh"
-#include "cuda/attention/grouped_scores.cuh"
-#include "cuda/backends/fp8/config.cuh"
 #include "cuda/backends/fp8/e4m3_operands.cuh"
+#include "cuda/backends/fp8/quantized_p.cuh"
 #include "cuda/border/launch.h"
 
 namespace mla::MLA_CUDA_NAMESPACE::fp8 {
@@ -32,10 +31,11 @@ MLA_DEVICE float query_scale(float largest) {
 }
 
 template <class Config>
-class AbsorbedBlock : public GroupedOutputs<Config, GroupedScores<Config>> {
-  using Base = GroupedOutputs<Config, GroupedScores<Config>>;
+class AbsorbedBlock : public GroupedOutputs<Config, QuantizedP<Config>> {
+  using Base = GroupedOutputs<Config, QuantizedP<Config>>;
   using Base::args_, Base::memory_, Base::shared_, Base::lane;
-  using Base::group, Base::unit, Base::has_step, Base::pool, Base::tile, Base::poison, Base::score_warp_k;
+  using Base::group, Base::unit, Base::has_step, Base::tile, Base::poison, Base::score_warp_k, Base::key_scale;
+  using Base::p_tile, Base::p_chunk, Base::p_scales, Base::rope_p_tile, Base::rope_p_chunk;
 
  public:
   using Base::Base;
@@ -64,6 +64,10 @@ class AbsorbedBlock : public GroupedOutputs<Config, GroupedScores<Config>> {
     });
   }
 
+  /// Returns the pool of the keys of step n. Most problems have one only.
+  MLA_DEVICE const cuda::KeyPool& pool(uint32_t n) const {
+    return args_.num_pools() == 1 ? args_.pools[0] : Base::pool(n);
+  }
   MLA_DEVICE int32_t d_ckv() const { return args_.pools[0].cache.d_ckv; }
   MLA_DEVICE bool has_rope() const { return args_.pools[0].kpe_bytes > 0; }
   MLA_DEVICE bool has_quantized_rope() const { return args_.pools[0].quantized_kpe; }
@@ -79,12 +83,6 @@ class AbsorbedBlock : public GroupedOutputs<Config, GroupedScores<Config>> {
     Base::fill_by_copies(n, finds, [&](const KeptPlace<Config>& place) {
       RowCopy<Config>(pool(n), place).to_raw(tile(n), shared_ + Base::scale_offset(n));
     });
-  }
-
-  /// Returns the scale of a key of step n that belongs to a group of channels.
-  MLA_DEVICE float key_scale(uint32_t n, bool ue8m0, int key, int scale_index) const {
-    const std::byte* scales = memory_ + Base::scale_offset(n) + key * Config::kKeyScaleBytes;
-    return ue8m0 ? ue8m0_to_f32(static_cast<uint8_t>(scales[scale_index])) : as<float>(scales)[scale_index];
   }
 
   // Queries.
@@ -166,40 +164,68 @@ class AbsorbedBlock : public GroupedOutputs<Config, GroupedScores<Config>> {
     const uint32_t ahead = n + Config::kLead;
     if (Base::fills_first()) fill_tile(ahead, true);
     ptx::mbarrier_wait(Base::kv_full(n), Base::parity(n));
-    compute_scores(n);
+    const cuda::KeyPool& of = pool(n);
+    compute_scores(n, of);
     Base::sync_group();  // all warps of the group have stored their scores
-    if (poison(n - 1).any()) [[unlikely]]
-      Base::reset_poison(n - 1);
-    if (Base::has_softmax_rows()) softmax(n);
+    const bool of_warp = Base::has_softmax_rows() && Base::softmax(n, of);
     Base::end_turn();
     if (!Base::fills_first()) fill_tile(ahead, true);
-    Base::sync_group();  // P and the rows' factors are written
-    Base::rescale(outputs_);
-    if (poison(n).any()) [[unlikely]]
-      add_values<true>(n);
-    else
-      add_values<false>(n);
+    // P and the rows' factors are written. What is rare concerns all warps of the group, or none.
+    const bool rare = Base::sync_group_any(of_warp);
+    if (rare) [[unlikely]]
+      Base::rescale(outputs_);
+    if (rare && poison(n).any()) [[unlikely]] {
+      add_values<true>(n, of);
+      Base::reset_poison(n);
+    } else {
+      add_values<false>(n, of);
+    }
     Base::leave_tile(n);
   }
 
-  MLA_DEVICE void compute_scores(uint32_t n) const {
+  MLA_DEVICE void compute_scores(uint32_t n, const cuda::KeyPool& of) const {
     const ptx::SharedAddress keys = tile(n) + static_cast<uint32_t>(Base::first_score_key() * Config::kRawRowBytes);
     const int key_row = (lane() & 7) | (lane() >> 4) << 3, chunk = lane() >> 3 & 1;
     const TileLane<Config::kRawRowBytes> latent_lane(keys + static_cast<uint32_t>(first_channel()), key_row, chunk);
     const TileLane<Config::kRawRowBytes> rope_lane(keys + Config::kLatentDims, key_row, chunk | score_warp_k() * 2);
-    const cuda::KeyPool& of = pool(n);
+    const auto multiply = [&](int block, float(&s)[Config::kScoreTilesM][2][4], auto whole, auto scaled,
+                              uint32_t scales) {
+      if constexpr (scaled)
+        add_latents_with_scales<whole>(s, latent_lane, block, of.cache.d_ckv, scales);
+      else
+        add_latents_then_scale<whole>(s, latent_lane, block, n, of);
+    };
+    const auto multiply_whole = [&](auto scaled, uint32_t scales) {
+      MLA_UNROLL
+      for (int block = 0; block < Config::kScoreBlocks; ++block) {
+        float s[Config::kScoreTilesM][2][4] = {}, rope[Config::kScoreTilesM][2][4] = {};
+        add_16_bit_rope(rope, rope_lane, block);
+        multiply(block, s, std::true_type(), scaled, scales);
+        scale_by_queries(s, rope);
+        if (block == 0) Base::wait_for_turn(n);
+        Base::store_scores(s, block);
+      }
+    };
     uint32_t scales = 0;
     const bool scaled = kHasBlockScales && find_block_scales(scales, n, of);
+    if (of.cache.d_ckv == Config::kLatentDims && has_rope() && !has_quantized_rope() &&
+        (kHasBlockScales || !of.ue8m0)) {
+      if (scaled)
+        multiply_whole(std::bool_constant<kHasBlockScales>(), scales);
+      else
+        multiply_whole(std::false_type(), scales);
+      return;
+    }
     MLA_UNROLL
     for (int block = 0; block < Config::kScoreBlocks; ++block) {
-      float s[Config::kScoreTilesM][2][4] = {};
+      float s[Config::kScoreTilesM][2][4] = {}, rope[Config::kScoreTilesM][2][4] = {};
+      if (has_rope() && !has_quantized_rope()) add_16_bit_rope(rope, rope_lane, block);
       if (scaled)
-        add_latents_with_scales(s, latent_lane, block, of.cache.d_ckv, scales);
+        multiply(block, s, std::false_type(), std::bool_constant<kHasBlockScales>(), scales);
       else
-        add_latents_then_scale(s, latent_lane, block, n, of);
+        multiply(block, s, std::false_type(), std::false_type(), scales);
       if (has_quantized_rope() && score_warp_k() < 2) add_quantized_rope(s, rope_lane, block, *of.cache.kpe_scale);
-      scale_by_queries(s);
-      if (has_rope() && !has_quantized_rope()) add_16_bit_rope(s, rope_lane, block);
+      scale_by_queries(s, rope);
       if (block == 0) Base::wait_for_turn(n);
       Base::store_scores(s, block);
     }
@@ -207,15 +233,16 @@ class AbsorbedBlock : public GroupedOutputs<Config, GroupedScores<Config>> {
   MLA_DEVICE static int first_channel() { return score_warp_k() * Config::kWarpLatents; }
 
   /// Sums a run of channels at a time, and adds the sum times the key's scale of it.
+  template <bool kWhole>
   MLA_DEVICE void add_latents_then_scale(float (&s)[Config::kScoreTilesM][2][4],
                                          const TileLane<Config::kRawRowBytes>& latent_lane, int block, uint32_t n,
                                          const cuda::KeyPool& of) const {
-    const bool ue8m0 = !kHasBlockScales && of.ue8m0;
+    const bool ue8m0 = !kHasBlockScales && !kWhole && of.ue8m0;
     const int first_key = Base::first_score_key() + 16 * block + (lane() & 3) * 2;
     MLA_UNROLL
     for (int run = 0; run < Config::kScoreRuns; ++run) {
       const int channel = first_channel() + run * Config::kScaleRun;
-      if (channel >= of.cache.d_ckv) continue;
+      if (!kWhole && run > 0 && channel >= of.cache.d_ckv) continue;  // the first run always exists
       float products[Config::kScoreTilesM][2][4] = {};
       MLA_UNROLL
       for (int step = run * Config::kRunSteps; step < (run + 1) * Config::kRunSteps; ++step) {
@@ -236,12 +263,14 @@ class AbsorbedBlock : public GroupedOutputs<Config, GroupedScores<Config>> {
   }
 
   /// Adds the same, where the tensor cores multiply by the scales that find_block_scales() found.
+  template <bool kWhole>
   MLA_DEVICE void add_latents_with_scales(float (&s)[Config::kScoreTilesM][2][4],
                                           const TileLane<Config::kRawRowBytes>& latent_lane, int block, int32_t d_ckv,
                                           uint32_t scales) const {
     MLA_UNROLL
     for (int run = 0; run < Config::kScoreRuns; ++run) {
-      if (first_channel() + run * Config::kScaleRun >= d_ckv) continue;
+      if (!kWhole && run > 0 && first_channel() + run * Config::kScaleRun >= d_ckv)
+        continue;  // the first run always exists
       MLA_UNROLL
       for (int step = run * Config::kRunSteps; step < (run + 1) * Config::kRunSteps; ++step) {
         uint32_t b[4];
@@ -313,7 +342,9 @@ class AbsorbedBlock : public GroupedOutputs<Config, GroupedScores<Config>> {
     }
   }
 
-  MLA_DEVICE void scale_by_queries(float (&s)[Config::kScoreTilesM][2][4]) const {
+  /// Turns what e4m3 queries gave into scores: times the queries' scales, and what 16-bit rotary channels gave.
+  MLA_DEVICE void scale_by_queries(float (&s)[Config::kScoreTilesM][2][4],
+                                   const float (&rope)[Config::kScoreTilesM][2][4]) const {
     const float* const scales = query_scales() + group() * Config::kGroupRows + (lane() >> 2);
     MLA_UNROLL
     for (int m = 0; m < Config::kScoreTilesM; ++m) MLA_UNROLL
@@ -321,70 +352,8 @@ class AbsorbedBlock : public GroupedOutputs<Config, GroupedScores<Config>> {
       const float scale = scales[m * 16 + half * 8];
       MLA_UNROLL
       for (int eight = 0; eight < 2; ++eight) MLA_UNROLL
-      for (int i = 0; i < 2; ++i) s[m][eight][half * 2 + i] *= scale;
-    }
-  }
-
-  // Softmax. P of 32 keys times their scales is quantized by its largest value. A lane's keys are those whose P lie
-  // side by side in an operand (add_latents()).
-
-  /// Returns where P for the scales of a group of channels lies.
-  MLA_DEVICE ptx::SharedAddress p_tile(int scale_index) const {
-    return shared_ +
-           static_cast<uint32_t>(Config::kPOffset + group() * Config::kGroupPBytes + scale_index * Config::kPTileBytes);
-  }
-  MLA_DEVICE ptx::SharedAddress rope_p_tile() const { return p_tile(Config::kMostScales); }
-  /// Returns where a 16-byte chunk of a row of e4m3 P lies in its tile, and of a row of 16-bit P. Chunks are permuted
-  /// so that ldmatrix meets no bank conflicts.
-  MLA_DEVICE static uint32_t p_chunk(int row, int chunk) {
-    return static_cast<uint32_t>(row * Config::kPRowBytes + (chunk ^ (row >> 2 & 1)) * kChunkBytes);
-  }
-  MLA_DEVICE static uint32_t rope_p_chunk(int row, int chunk) {
-    return static_cast<uint32_t>(row * Config::kRopePRowBytes + (chunk ^ (row >> 1 & 3)) * kChunkBytes);
-  }
-  /// Returns the scales that P of a group of channels has, one for each of the group's rows.
-  MLA_DEVICE float* p_scales(int scale_index) const {
-    return as<float>(memory_ + Config::kPScaleOffset) + scale_index * Config::kRows + group() * Config::kGroupRows;
-  }
-
-  MLA_DEVICE void softmax(uint32_t n) const {
-    Base::exponentiate(n, [&](const float(&p)[8]) {
-      const cuda::KeyPool& of = pool(n);
-      MLA_NO_UNROLL
-      for (int i = 0; i < of.cache.num_scales; ++i) quantize_p(n, of.ue8m0, i, p);
-      if (of.cache.d_ckv < args_.d_v) store_rope_p(p);
-    });
-  }
-
-  MLA_DEVICE void quantize_p(uint32_t n, bool ue8m0, int scale_index, const float (&p)[8]) const {
-    float x[8], largest = 0.0F;
-    MLA_UNROLL
-    for (int i = 0; i < 8; ++i) {
-      // The scale of a key that the row does not see may be anything.
-      x[i] = p[i] == 0.0F ? 0.0F : p[i] * key_scale(n, ue8m0, Base::lane_key(i), scale_index);
-      largest = std::fmax(largest, x[i]);
-    }
-    largest = Base::max_of_row(largest);
-    const float factor = largest >= kSmallestP ? kE4M3Max * ptx::reciprocal_approx(largest) : 0.0F;
-    MLA_UNROLL
-    for (int i = 0; i < 8; ++i) x[i] *= factor;
-    const uint64_t low = e4m3x4(x[0], x[1], x[4], x[5]), high = e4m3x4(x[2], x[3], x[6], x[7]);
-    const int row = Base::group_row(), quarter = lane() >> 3;
-    ptx::store_shared(p_tile(scale_index) + p_chunk(row, quarter >> 1) + static_cast<uint32_t>((quarter & 1) * 8),
-                      high << 32 | low);
-    if (quarter == 0) p_scales(scale_index)[row] = largest >= kSmallestP ? largest * (1.0F / kE4M3Max) : 0.0F;
-  }
-  /// A run of smaller P counts as 0: its reciprocal would overflow.
-  static constexpr float kSmallestP = 0x1p-110F;
-
-  MLA_DEVICE void store_rope_p(const float (&p)[8]) const {
-    const int row = Base::group_row(), first = Base::first_lane_key();
-    MLA_UNROLL
-    for (int run = 0; run < 2; ++run) {
-      const uint32_t low = ptx::pack_bf16x2(p[run * 4], p[run * 4 + 1]);
-      const uint32_t high = ptx::pack_bf16x2(p[run * 4 + 2], p[run * 4 + 3]);
-      ptx::store_shared(rope_p_tile() + rope_p_chunk(row, first / 8 + run) + static_cast<uint32_t>(first % 8 * 2),
-                        uint64_t{high} << 32 | low);
+      for (int i = 0; i < 2; ++i)
+        s[m][eight][half * 2 + i] = s[m][eight][half * 2 + i] * scale + rope[m][eight][half * 2 + i];
     }
   }
 
@@ -394,19 +363,19 @@ class AbsorbedBlock : public GroupedOutputs<Config, GroupedScores<Config>> {
 
   /// Adds P times the values of step n. With kSilenced, values of marked keys that are not finite count as 0.
   template <bool kSilenced>
-  MLA_DEVICE void add_values(uint32_t n) {
+  MLA_DEVICE void add_values(uint32_t n, const cuda::KeyPool& of) {
     MLA_UNROLL
     for (int run = 0; run < Config::kOutputRuns; ++run)
-      if (output_channel(run) < d_ckv()) add_latents<kSilenced>(n, run);
+      if (output_channel(run) < d_ckv()) add_latents<kSilenced>(n, run, of.scale_shift);
     // Rotary channels, where they are part of the value, are the last run of the last warp.
     if (output_channel(Config::kOutputRuns - 1) >= d_ckv()) add_rope<kSilenced>(n, Config::kOutputRuns - 1);
   }
 
   /// Adds a run of quantized channels.
   template <bool kSilenced>
-  MLA_DEVICE void add_latents(uint32_t n, int run) {
-    const int channel = output_channel(run), scale_index = channel / kVector >> pool(n).scale_shift;
-    const int row = lane() & 15, chunk = channel / kChunkBytes, in_segment = chunk % kChunksPerSegment;
+  MLA_DEVICE void add_latents(uint32_t n, int run, int scale_shift) {
+    const int channel = output_channel(run), scale_index = channel / kVector >> scale_shift;
+    const int row = lane() & 15;
     uint32_t a[Config::kOutputTilesM][4];
     float scale[Config::kOutputTilesM][2];
     MLA_UNROLL
@@ -415,12 +384,15 @@ class AbsorbedBlock : public GroupedOutputs<Config, GroupedScores<Config>> {
       MLA_UNROLL
       for (int half = 0; half < 2; ++half) scale[m][half] = p_scales(scale_index)[m * 16 + half * 8 + (lane() >> 2)];
     }
-    const TileLane<Config::kRawRowBytes> value_lane(tile(n) + static_cast<uint32_t>((chunk - in_segment) * kChunkBytes),
-                                                    lane(), in_segment);
+    // All runs of a warp are in one segment of the row.
+    static_assert(Config::kOutputDims <= kSegmentBytes);
+    const int first_chunk = Base::first_output_channel() / kChunkBytes, in_segment = first_chunk % kChunksPerSegment;
+    const TileLane<Config::kRawRowBytes> value_lane(
+        tile(n) + static_cast<uint32_t>((first_chunk - in_segment) * kChunkBytes), lane(), in_segment);
     MLA_UNROLL
     for (int column = 0; column < Config::kRunTiles; column += 2) {
       uint32_t pairs[4];
-      ptx::ldmatrix_x4_trans(pairs, value_lane.at(0, column / 2));
+      ptx::ldmatrix_x4_trans(pairs, value_lane.at(0, run * (Config::kScaleRun / kChunkBytes) + column / 2));
       if constexpr (kSilenced) silence_e4m3(pairs, n);
       MLA_UNROLL
       for (int odd = 0; odd < 2; ++odd) {

@@ -77,7 +77,6 @@ struct AbsorbedConfig {
   static constexpr int kPTileBytes = kGroupRows * kPRowBytes;
   static constexpr int kRopePRowBytes = 2 * kKeys;
   static constexpr int kGroupPBytes = kMostScales * kPTileBytes + kGroupRows * kRopePRowBytes;
-  static constexpr int kSecondRun = 8;  // of a softmax lane's keys
 
   static constexpr int kBarrierBytes = 8;
   static constexpr int kMostTiles = 3;

@@ -30,11 +30,6 @@ MLA_DEVICE void channels_of_pairs(uint32_t (&b)[2], const uint32_t (&pairs)[4], 
   b[1] = ptx::permute_bytes(pairs[2], pairs[3], which);
 }
 
-/// Packs four floats as e4m3, `a` in the lowest byte.
-MLA_DEVICE uint32_t e4m3x4(float a, float b, float c, float d) {
-  return static_cast<uint32_t>(ptx::pack_e4m3x2(a, b)) | static_cast<uint32_t>(ptx::pack_e4m3x2(c, d)) << 16;
-}
-
 /// Returns a word whose bytes are 0xFF where those of `e4m3` are NaN, else 0. e4m3 has no infinity.
 MLA_DEVICE uint32_t nan_bytes(uint32_t e4m3) {
   const uint32_t top_bits = ((e4m3 & 0x7F7F7F7FU) + 0x01010101U) & 0x80808080U;

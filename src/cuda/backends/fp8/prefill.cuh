@@ -240,8 +240,8 @@ class PrefillKernel : PrefillBlock<PrefillKernel<kDQk, kDV, kTiling>, kTiling.ro
       const float unit = ptx::exp2_approx(zero - state.base());
       state.sum += sum * unit;
       units[r][i] = ptx::exp2_approx(ptx::fma_rn(largest[r][i], scale_log2, -zero)) * unit * (1.0F / kE4M3Max);
-      p[r][i] = e4m3x4(x[0][0], x[0][1], x[1][0], x[1][1]);
-      p[r][i + 2] = e4m3x4(x[2][0], x[2][1], x[3][0], x[3][1]);
+      p[r][i] = ptx::pack_e4m3x4(x[0][0], x[0][1], x[1][0], x[1][1]);
+      p[r][i + 2] = ptx::pack_e4m3x4(x[2][0], x[2][1], x[3][0], x[3][1]);
     }
   }
   /// Returns the logit whose P is a unit, where `largest` is the largest of the row and run. In a run of which the row
@@ -331,7 +331,7 @@ class PrefillKernel : PrefillBlock<PrefillKernel<kDQk, kDV, kTiling>, kTiling.ro
 
   MLA_DEVICE void store_four(int64_t offset, const float (&v)[4]) const {
     switch (args_.o_dtype) {
-      case DType::kE4M3: store_words(static_cast<uint8_t*>(args_.o) + offset, {e4m3x4(v[0], v[1], v[2], v[3])}); break;
+      case DType::kE4M3: store_words(static_cast<uint8_t*>(args_.o) + offset, {ptx::pack_e4m3x4(v[0], v[1], v[2], v[3])}); break;
       case DType::kBF16:
         store_words(static_cast<uint16_t*>(args_.o) + offset,
                     {ptx::pack_bf16x2(v[0], v[1]), ptx::pack_bf16x2(v[2], v[3])});
