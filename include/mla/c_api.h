@@ -55,7 +55,10 @@ typedef enum mla_cache_format {
   MLA_CACHE_F16 = 1,
   MLA_CACHE_FP8 = 2,
   MLA_CACHE_FP8_DS_MLA = 3,
-  MLA_CACHE_FP8_DSV4 = 4
+  MLA_CACHE_FP8_DSV4 = 4,
+  MLA_CACHE_FP8_DSV41 = 5,
+  MLA_CACHE_FP4_DSV41 = 6,
+  MLA_CACHE_FP8_NOPE = 7
 } mla_cache_format;
 
 /* Lists the values for `lse_base`. */
@@ -121,9 +124,10 @@ typedef struct mla_context_options {
  * the same struct belongs to it. */
 typedef struct mla_kv_cache {
   int32_t format;        /* mla_cache_format */
-  int32_t page_size;     /* fp8_dsv4: tokens of a page; else 0 */
+  int32_t page_size;     /* fp8_dsv4, fp8_dsv41, fp4_dsv41: tokens of a page; else 0 */
   const mla_tensor* kv;  /* [num_pages, page_size, kv_lora_rank + qk_rope_head_dim]; fp8_ds_mla: uint8 [num_pages,
-                            page_size, 656]; fp8_dsv4: uint8 [num_pages, page bytes or more] */
+                            page_size, 656], fp8_nope: 528; fp8_dsv4, fp8_dsv41, fp4_dsv41: uint8 [num_pages, page
+                            bytes or more] */
   const mla_tensor* ckv; /* [num_pages, page_size, kv_lora_rank] */
   const mla_tensor* kpe; /* [num_pages, page_size, qk_rope_head_dim] */
 } mla_kv_cache;

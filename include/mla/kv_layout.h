@@ -11,10 +11,12 @@
 namespace mla {
 
 /// Lists the cache formats by the names that engines use.
-enum class CacheFormat : uint8_t { kBF16, kF16, kFP8, kFP8DsMla, kFP8DsV4 };
+enum class CacheFormat : uint8_t { kBF16, kF16, kFP8, kFP8DsMla, kFP8DsV4, kFP8DsV41, kFP4DsV41, kFP8Nope };
 
 inline constexpr CacheFormat kAllCacheFormats[] = {CacheFormat::kBF16, CacheFormat::kF16, CacheFormat::kFP8,
-                                                   CacheFormat::kFP8DsMla, CacheFormat::kFP8DsV4};
+                                                   CacheFormat::kFP8DsMla, CacheFormat::kFP8DsV4,
+                                                   CacheFormat::kFP8DsV41, CacheFormat::kFP4DsV41,
+                                                   CacheFormat::kFP8Nope};
 
 /// Names the type of a scale factor.
 enum class ScaleType : uint8_t { kNone, kF32, kUE8M0, kE4M3 };
@@ -46,6 +48,7 @@ struct Codec {
   ScalePlace scale_place = ScalePlace::kNone;
   int32_t channels_per_scale = 0;  ///< neighbouring channels that share a scale; 0: one f32 scale for the whole tensor
   bool outer_scale = false;        ///< whether one more scale, an f32 for the whole tensor, multiplies all the others
+  float least_scale = 0;           ///< writers choose no smaller scale; 0: choose_scale() says which is the smallest
 };
 
 /// Returns whether elements of this type are quantized: a scale multiplies them.
@@ -69,6 +72,7 @@ struct KvLayout {
   int32_t scale_bytes_per_token = 0;   ///< bytes of the scales of nope, padding included
   int32_t page_alignment = 1;          ///< bytes to which writers may pad a page; 1 = no padding
   bool value_has_rope = false;         ///< whether a value is the whole row, not its nope channels alone
+  int32_t rotary_in_nope = 0;          ///< so many of the nope channels, the last ones, are rotary, though stored alike
 
   /// Returns whether rows are bytes that this map divides; otherwise they are tensors of elements.
   constexpr bool is_packed() const { return row_bytes != 0; }
@@ -113,6 +117,40 @@ constexpr KvLayout kv_layout(CacheFormat format) {
               .scale_bytes_per_token = 8,
               .page_alignment = 576,
               .value_has_rope = true};
+    case CacheFormat::kFP8DsV41:
+      return {.name = "fp8_dsv41",
+              .nope = {.element = DType::kE4M3,
+                       .scale_type = ScaleType::kUE8M0,
+                       .scale_place = ScalePlace::kFooter,
+                       .channels_per_scale = 32,
+                       .least_scale = 0x1p-13F},  // 2^ceil(log2(1e-4))
+              .rope = {.element = DType::kBF16},
+              .nope_dim = 512,
+              .row_bytes = 512,
+              .scale_bytes_per_token = 16,
+              .rotary_in_nope = 64};
+    case CacheFormat::kFP4DsV41:
+      return {.name = "fp4_dsv41",
+              .nope = {.element = DType::kE2M1,
+                       .scale_type = ScaleType::kE4M3,
+                       .scale_place = ScalePlace::kFooter,
+                       .channels_per_scale = 16},
+              .rope = {.element = DType::kBF16},
+              .nope_dim = 512,
+              .row_bytes = 256,
+              .scale_bytes_per_token = 32,
+              .rotary_in_nope = 64};
+    case CacheFormat::kFP8Nope:
+      return {.name = "fp8_nope",
+              .nope = {.element = DType::kE4M3,
+                       .scale_type = ScaleType::kF32,
+                       .scale_place = ScalePlace::kRow,
+                       .channels_per_scale = 128},
+              .rope = {.element = DType::kBF16},
+              .nope_dim = 512,
+              .row_bytes = 528,
+              .scale_offset = 512,
+              .scale_bytes_per_token = 16};
   }
   return {};
 }

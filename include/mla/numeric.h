@@ -137,17 +137,22 @@ inline constexpr float kLeastE4M3 = 0x1p-9F;
 
 /// Returns the scale that a quantized cache of these elements holds for a group whose largest finite magnitude is
 /// `amax`, as it is read again. `power_of_two` is used for f32 scales only. Scales of e4m3 are multiplied by an `outer`
-/// scale; they are clamp(amax / outer / largest element, 2^-9, 448), rounded to e4m3.
-constexpr float choose_scale(DType element, ScaleType type, bool power_of_two, float amax, float outer = 1.0F) {
+/// scale; they are clamp(amax / outer / largest element, 2^-9, 448), rounded to e4m3. No scale of the other types is
+/// smaller than `least`, the least_scale of a Codec: where it is a power of two p, powers of two are
+/// 2^ceil(log2(max(amax / largest element, p))).
+constexpr float choose_scale(DType element, ScaleType type, bool power_of_two, float amax, float outer = 1.0F,
+                             float least = 0.0F) {
   const float largest = element == DType::kE2M1 ? kE2M1Max : kE4M3Max;
   if (type == ScaleType::kE4M3) {
     const float wanted = amax / outer / largest;
     return e4m3_to_f32(f32_to_e4m3(wanted > kLeastE4M3 ? wanted : kLeastE4M3));
   }
+  float scale = amax / largest;
   if (type == ScaleType::kUE8M0 || power_of_two)
-    return round_up_to_power_of_two((amax < kLeastAmax ? kLeastAmax : amax) / largest);
-  const float scale = amax / largest;
-  return scale < 0x1p-126F ? 0x1p-126F : scale;
+    scale = round_up_to_power_of_two((amax < kLeastAmax ? kLeastAmax : amax) / largest);
+  else if (scale < 0x1p-126F)
+    scale = 0x1p-126F;
+  return scale < least ? least : scale;
 }
 
 /// Returns what a quantized cache holds for `value`. The quotient is rounded to f32 first, as every packer does.

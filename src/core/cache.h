@@ -35,6 +35,7 @@ struct Cache {
   int32_t page_size = 1;
   int32_t d_ckv = 0;                                         // kv_lora_rank; in fp8_dsv4 the quantized channels
   int32_t d_kpe = 0;                                         // qk_rope_head_dim, may be 0
+  int32_t rotary_in_ckv = 0;                                 // so many of d_ckv, the last ones, are rotary
   DType ckv_dtype = DType::kBF16, kpe_dtype = DType::kBF16;  // bf16 or f16; e4m3 or e2m1 if quantized
   ScaleType scale_type = ScaleType::kNone;                   // type of the scales of ckv
   Plane ckv = {};
@@ -48,7 +49,11 @@ struct Cache {
   // Writers choose the scales if this is set, as in all quantized forms but fp8 with one scale.
   bool writes_scales = false;
   bool power_of_two_scales = true;  // whether the f32 scales that writers choose are powers of two
+  float least_scale = 0;            // Codec::least_scale
 
+  /// Returns the channels that append_rope writes as they are, and those that it rotates.
+  constexpr int32_t d_plain() const { return d_ckv - rotary_in_ckv; }
+  constexpr int32_t d_rotary() const { return d_kpe + rotary_in_ckv; }
   constexpr int64_t num_slots() const { return num_pages * page_size; }
   /// Returns whether scales that were chosen for another cache are valid in this one. A cache whose scales may be any
   /// numbers takes powers of two.
@@ -65,11 +70,13 @@ constexpr void set_codecs(const KvLayout& layout, Cache& cache) {
   cache.ckv_dtype = layout.nope.element;
   cache.kpe_dtype = layout.rope.element;
   cache.scale_type = layout.nope.scale_type;
+  cache.rotary_in_ckv = layout.rotary_in_nope;
   if (!cache.is_quantized()) return;
   cache.channels_per_scale = layout.nope.channels_per_scale != 0 ? layout.nope.channels_per_scale : cache.d_ckv;
   cache.num_scales = cache.d_ckv / cache.channels_per_scale;
   cache.scale_bytes = layout.is_packed() ? layout.scale_bytes_per_token : cache.num_scales * size_of(cache.scale_type);
   cache.writes_scales = layout.nope.channels_per_scale != 0;
+  cache.least_scale = layout.nope.least_scale;
 }
 
 /// Sets that the scales lie in a tensor of their own with kTensorScalesPerToken for every token, and not one for all
@@ -90,7 +97,7 @@ constexpr void set_planes(const KvLayout& layout, std::byte* base, int64_t strid
   };
   if (layout.has_footer()) stride_token = layout.row_bytes;
   cache.ckv = plane(0, stride_token);
-  cache.kpe = plane(layout.rope_offset, stride_token);
+  if (cache.d_kpe > 0) cache.kpe = plane(layout.rope_offset, stride_token);
   cache.scales = layout.has_footer()
                      ? plane(footer_scale_offset(layout, cache.page_size, 0), layout.scale_bytes_per_token)
                      : plane(layout.scale_offset, stride_token);

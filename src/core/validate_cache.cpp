@@ -34,6 +34,16 @@ bool check_slot_mapping(Checks& check, const TensorView& slots, int64_t num_toke
           check_slots(check, "slot_mapping", static_cast<const int64_t*>(slots.data), num_tokens, shape.num_slots()));
 }
 
+/// Binds the widths of what append_rope takes, which a format fixes.
+bool begin_rope(Checks& check, CacheFormat format, RowWidths& widths) {
+  if (!widths.begin(check, "cache", format)) return false;
+  const KvLayout layout = kv_layout(format);
+  if (!layout.is_packed()) return true;
+  widths.ckv = layout.nope_dim - layout.rotary_in_nope;
+  widths.kpe = layout.rope_dim + layout.rotary_in_nope;
+  return check.require(widths.kpe > 0, "cache.format", "expected a format with rotary channels, got {}", layout.name);
+}
+
 /// Checks the queries, of which either all three tensors are given or none.
 bool check_rope_queries(Checks& check, const AppendRopeParams& params, BatchShape& batch, RowWidths& widths) {
   if (!params.q_nope.given())
@@ -143,13 +153,15 @@ Status validate(const GatherParams& params, GatherArgs& args, Device& device, Me
 
 Status validate(const AppendRopeParams& params, AppendRopeArgs& args, Device& device, Memory memory) {
   Checks check(Op::kAppendRope, Scope::kAll, memory);
-  RowWidths widths;
+  RowWidths widths;  // of the queries and keys that come
+  RowWidths joined;  // of the cache's rows, where their latent part ends with the rotary channels
+  RowWidths& row_widths = kv_layout(params.cache.format).rotary_in_nope > 0 ? joined : widths;
   BatchShape batch;
   CacheShape shape;
   int64_t max_positions = kUnbound;
   args = {};
   const bool shapes =
-      widths.begin(check, "cache", params.cache.format) && check_rope_queries(check, params, batch, widths) &&
+      begin_rope(check, params.cache.format, widths) && check_rope_queries(check, params, batch, widths) &&
       check.tensor("ckv", params.ckv, kFloats, {{"T", &batch.num_tokens}, {"kv_lora_rank", &widths.ckv}}) &&
       check.tensor("kpe", params.kpe, set_of({params.ckv.dtype}),
                    {{"T", &batch.num_tokens}, {"qk_rope_head_dim", &widths.kpe}}) &&
@@ -157,8 +169,8 @@ Status validate(const AppendRopeParams& params, AppendRopeArgs& args, Device& de
       check.require(widths.kpe % 2 == 0, "qk_rope_head_dim", "expected an even number, got {}", widths.kpe) &&
       check.tensor("cos_sin", params.cos_sin, kF32Only,
                    {{"max_positions", &max_positions}, {"qk_rope_head_dim", &widths.kpe}}) &&
-      check_cache(check, "cache", params.cache, Role::kOutput, widths, shape) && widths.finish(check) &&
-      finish_cache(check, "cache", params.cache, Role::kOutput, widths, shape, args.cache) &&
+      check_cache(check, "cache", params.cache, Role::kOutput, row_widths, shape) && row_widths.finish(check) &&
+      finish_cache(check, "cache", params.cache, Role::kOutput, row_widths, shape, args.cache) &&
       check_positions(check, params.positions, batch.num_tokens, max_positions) &&
       check_slot_mapping(check, params.slot_mapping, batch.num_tokens, shape);
   if (!shapes) return check.take();

@@ -5,11 +5,20 @@
 #include "cpu/cache_rows.h"
 #include "cpu/operations.h"
 #include "cpu/share.h"
+#include "mla/numeric.h"
 
 namespace mla::cpu {
 namespace {
 
 constexpr int32_t kAngles = 128;  // angles that are rotated at a time
+
+/// The latent channels of a row that end with the rotary ones are joined here before they are quantized.
+constexpr int32_t kMostJoined = [] {
+  int32_t most = 0;
+  for (CacheFormat format : kAllCacheFormats)
+    if (kv_layout(format).rotary_in_nope > 0) most = std::max(most, kv_layout(format).nope_dim);
+  return most;
+}();
 
 /// Holds a token's angles first ... first + n - 1, as factors of each channel and of its partner, for the channels of n
 /// pairs.
@@ -21,7 +30,7 @@ struct Angles {
   Angles(const core::AppendRopeArgs& args, int64_t token, int32_t first_angle, int32_t count)
       : first(first_angle), n(count) {
     const float* cos = args.cos_sin + args.positions[token] * args.cos_sin_stride_position + first;
-    const float* sin = cos + args.cache.d_kpe / 2;
+    const float* sin = cos + args.cache.d_rotary() / 2;
     const int32_t pair_stride = args.interleaved ? 2 : 1;
     const int32_t partner_stride = args.interleaved ? 1 : n;
     for (int32_t i = 0; i < n; ++i) {
@@ -35,23 +44,33 @@ struct Angles {
 class Rotator {
  public:
   Rotator(const KernelSet& set, const core::AppendRopeArgs& args, int64_t bytes)
-      : set_(set), args_(args), writer_(set, args.cache, args.dtype, DType::kF32, bytes) {}
+      : set_(set),
+        args_(args),
+        joins_(args.cache.rotary_in_ckv > 0),
+        writer_(set, args.cache, joins_ ? DType::kF32 : args.dtype, DType::kF32, bytes) {}
 
   void share_of_tokens(int64_t begin, int64_t end) const {
+    const int32_t num_plain = args_.cache.d_plain(), num_angles = args_.cache.d_rotary() / 2;
+    alignas(64) float joined[kMostJoined];
     for (int64_t token = begin; token < end; ++token) {
       const int64_t slot = args_.slot_mapping[token];
       const int64_t page = slot / args_.cache.page_size, offset = slot % args_.cache.page_size;
-      if (slot >= 0) writer_.write_ckv(at(args_.ckv, token * args_.ckv_stride_token, args_.dtype), page, offset);
+      const void* const plain = at(args_.ckv, token * args_.ckv_stride_token, args_.dtype);
+      if (slot >= 0 && !joins_)
+        writer_.write_ckv(plain, page, offset);
+      else if (slot >= 0)
+        set_.floats->convert(plain, args_.dtype, joined, DType::kF32, num_plain);
       for (int32_t head = 0; head < args_.num_heads; ++head) {
         const int64_t nope = token * args_.q_nope_stride_token + head * args_.q_nope_stride_head;
-        write_query(at(args_.q_nope, nope, args_.q_dtype), args_.q_dtype, query(token, head, 0), args_.cache.d_ckv);
+        write_query(at(args_.q_nope, nope, args_.q_dtype), args_.q_dtype, query(token, head, 0), num_plain);
       }
-      const int32_t num_angles = args_.cache.d_kpe / 2;
       for (int32_t first = 0; first < num_angles; first += kAngles) {
         const Angles angles(args_, token, first, std::min(kAngles, num_angles - first));
         for (int32_t head = 0; head < args_.num_heads; ++head) rotate_query(angles, token, head);
-        if (slot >= 0) rotate_key(angles, token, page, offset);
+        if (slot >= 0 && !joins_) rotate_key(angles, token, page, offset);
+        if (slot >= 0 && joins_) rotate_key(angles, token, joined + num_plain);
       }
+      if (slot >= 0 && joins_) writer_.write_ckv(joined, page, offset);
     }
     writer_.finish();
   }
@@ -73,7 +92,7 @@ class Rotator {
   template <class Write>
   void rotate(const void* pe, DType dtype, const Angles& angles, const Write& write) const {
     alignas(64) float out[2 * kAngles];
-    const int32_t half = args_.cache.d_kpe / 2;
+    const int32_t half = args_.cache.d_rotary() / 2;
     const int32_t first = args_.interleaved ? 2 * angles.first : angles.first;
     const void* x = at(pe, first, dtype);
     set_.rows->rotate(x, args_.interleaved ? nullptr : at(x, half, dtype), dtype, angles.own, angles.partner, angles.n,
@@ -86,7 +105,7 @@ class Rotator {
   void rotate_query(const Angles& angles, int64_t token, int32_t head) const {
     const int64_t pe = token * args_.q_pe_stride_token + head * args_.q_pe_stride_head;
     rotate(at(args_.q_pe, pe, args_.q_dtype), args_.q_dtype, angles, [&](const float* out, int32_t first, int32_t n) {
-      write_query(out, DType::kF32, query(token, head, args_.cache.d_ckv + first), n);
+      write_query(out, DType::kF32, query(token, head, args_.cache.d_plain() + first), n);
     });
   }
 
@@ -94,9 +113,17 @@ class Rotator {
     rotate(at(args_.kpe, token * args_.kpe_stride_token, args_.dtype), args_.dtype, angles,
            [&](const float* out, int32_t first, int32_t n) { writer_.write_kpe(out, page, offset, first, n); });
   }
+  /// Writes the rotary channels, rounded to bf16, as V4.1's own writers do before they quantize.
+  void rotate_key(const Angles& angles, int64_t token, float* to) const {
+    rotate(at(args_.kpe, token * args_.kpe_stride_token, args_.dtype), args_.dtype, angles,
+           [&](const float* out, int32_t first, int32_t n) {
+             for (int32_t i = 0; i < n; ++i) to[first + i] = bf16_to_f32(f32_to_bf16(out[i]));
+           });
+  }
 
   const KernelSet& set_;
   const core::AppendRopeArgs& args_;
+  bool joins_;  // whether the cache's latent channels end with the rotary ones
   CacheWriter writer_;
 };
 

@@ -70,7 +70,8 @@ void CacheWriter::write_ckv(const void* source, int64_t page, int64_t offset) co
     float chosen[kMaxScales];
     const int32_t n = std::min(kMaxScales, cache_.num_scales - first);
     kernels_.quantize_groups(at(source, int64_t{first} * group, ckv_source_), ckv_source_, n, group,
-                             cache_.power_of_two_scales, chosen, elements + int64_t{first} * group);
+                             cache_.power_of_two_scales, cache_.least_scale, chosen,
+                             elements + int64_t{first} * group);
     store_scales(cache_, chosen, first, n, scales);
   }
   pad_scales(cache_, scales);
@@ -85,7 +86,8 @@ void CacheWriter::write_e2m1(const void* source, int64_t page, int64_t offset) c
     const void* from = at(source, int64_t{g} * group, ckv_source_);
     if (cache_.writes_scales) {
       const float amax = kernels_.finite_amax(from, ckv_source_, group);
-      const float chosen = choose_scale(cache_.ckv_dtype, cache_.scale_type, cache_.power_of_two_scales, amax, outer);
+      const float chosen = choose_scale(cache_.ckv_dtype, cache_.scale_type, cache_.power_of_two_scales, amax, outer,
+                                        cache_.least_scale);
       store_scales(cache_, &chosen, g, 1, scales);
     }
     const float scale = load_scale(cache_, scales, g);

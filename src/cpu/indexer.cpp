@@ -107,7 +107,7 @@ void run_append_indexer(const KernelSet& set, const core::AppendIndexerArgs& arg
       const int64_t page = slot / args.cache.page_size, offset = slot % args.cache.page_size;
       float scale;
       set.rows->quantize_groups(at(args.k, token * args.k_stride_token, args.dtype), args.dtype, 1, kHeadDim,
-                                args.power_of_two_scales, &scale,
+                                args.power_of_two_scales, 0.0F, &scale,
                                 reinterpret_cast<uint8_t*>(args.cache.key(page, offset)));
       std::memcpy(args.cache.scale(page, offset), &scale, sizeof scale);
     }

@@ -241,13 +241,16 @@ HWY_INLINE float finite_amax(const void* src, DType dtype, int64_t n) {
   return hn::GetLane(hn::MaxOfLanes(kFloats, top));
 }
 
-void quantize_groups(const void* src, DType dtype, int32_t num_groups, int32_t group, bool power_of_two, float* scales,
-                     uint8_t* e4m3) {
+void quantize_groups(const void* src, DType dtype, int32_t num_groups, int32_t group, bool power_of_two, float least,
+                     float* scales, uint8_t* e4m3) {
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
   if (dtype == DType::kBF16 && power_of_two && group % 64 == 0) {
     const auto* from = static_cast<const uint16_t*>(src);
+    uint32_t least_bits;
+    std::memcpy(&least_bits, &least, sizeof least_bits);
+    const auto least_exponent = static_cast<int32_t>(least_bits >> 23);
     for (int32_t i = 0; i < num_groups; ++i, from += group, e4m3 += group) {
-      const int32_t exponent = scale_exponent(finite_amax_bits(from, group));
+      const int32_t exponent = HWY_MAX(scale_exponent(finite_amax_bits(from, group)), least_exponent);
       const uint32_t bits = static_cast<uint32_t>(exponent) << 23;
       std::memcpy(scales + i, &bits, sizeof bits);
       shift_bf16(from, group, exponent, e4m3);
@@ -257,7 +260,7 @@ void quantize_groups(const void* src, DType dtype, int32_t num_groups, int32_t g
 #endif
   for (int32_t i = 0; i < num_groups; ++i) {
     const float amax = finite_amax(advance(src, dtype, int64_t{i} * group), dtype, group);
-    scales[i] = power_of_two ? e4m3_power_of_two_scale(amax) : e4m3_scale(amax);
+    scales[i] = HWY_MAX(power_of_two ? e4m3_power_of_two_scale(amax) : e4m3_scale(amax), least);
   }
   for (int32_t i = 0; i < num_groups; ++i)
     quantize_inline(advance(src, dtype, int64_t{i} * group), dtype, scales[i], group, e4m3 + int64_t{i} * group);

@@ -38,9 +38,10 @@ struct RowKernels {
   /// Returns the largest finite magnitude of n floats; 0 if there is none.
   float (*finite_amax)(const void* src, DType dtype, int64_t n);
 
-  /// Quantizes num_groups groups of `group` floats to e4m3, each with a scale chosen by its own finite_amax.
+  /// Quantizes num_groups groups of `group` floats to e4m3, each with a scale chosen by its own finite_amax, but at
+  /// least `least`, which is 0 or a power of two.
   void (*quantize_groups)(const void* src, DType dtype, int32_t num_groups, int32_t group, bool power_of_two,
-                          float* scales, uint8_t* e4m3);
+                          float least, float* scales, uint8_t* e4m3);
 
   /// Rotates n pairs of channels: a channel becomes itself times its entry of `own` plus its partner times its entry of
   /// `partner`, every step rounded to f32. Pairs are neighbouring channels of x, or, where `second` is given, channel i

@@ -46,11 +46,11 @@ void append(const core::AppendArgs& args) {
 }
 
 void append_rope(const core::AppendRopeArgs& args) {
-  const int32_t d_ckv = args.cache.d_ckv, d_kpe = args.cache.d_kpe;
+  const int32_t plain = args.cache.d_plain(), rotary = args.cache.d_rotary();
   for (int64_t token = 0; token < args.num_tokens; ++token) {
     const auto rotated = [&](const void* pe, DType dtype, int64_t first) {
       return Rotated{.pe = {pe, dtype, first},
-                     .dim = d_kpe,
+                     .dim = rotary,
                      .cos_sin = args.cos_sin + args.positions[token] * args.cos_sin_stride_position,
                      .interleaved = args.interleaved};
     };
@@ -58,13 +58,19 @@ void append_rope(const core::AppendRopeArgs& args) {
       const int64_t out = token * args.q_out_stride_token + head * args.q_out_stride_head;
       const int64_t nope = token * args.q_nope_stride_token + head * args.q_nope_stride_head;
       const int64_t pe = token * args.q_pe_stride_token + head * args.q_pe_stride_head;
-      write_query(args, Channels{args.q_nope, args.q_dtype, nope}, d_ckv, out);
-      write_query(args, rotated(args.q_pe, args.q_dtype, pe), d_kpe, out + d_ckv);
+      write_query(args, Channels{args.q_nope, args.q_dtype, nope}, plain, out);
+      write_query(args, rotated(args.q_pe, args.q_dtype, pe), rotary, out + plain);
     }
     if (args.slot_mapping[token] < 0) continue;
     const CacheRow row = CacheRow::at_slot(args.cache, args.slot_mapping[token]);
-    write_ckv(row, Channels{args.ckv, args.dtype, token * args.ckv_stride_token});
-    write_kpe(row, rotated(args.kpe, args.dtype, token * args.kpe_stride_token));
+    const Channels ckv = {args.ckv, args.dtype, token * args.ckv_stride_token};
+    const Rotated kpe = rotated(args.kpe, args.dtype, token * args.kpe_stride_token);
+    if (args.cache.rotary_in_ckv == 0) {
+      write_ckv(row, ckv);
+      write_kpe(row, kpe);
+    } else {
+      write_ckv(row, [&](int32_t c) { return c < plain ? ckv(c) : bf16_to_f32(f32_to_bf16(kpe(c - plain))); });
+    }
   }
 }
 

@@ -150,7 +150,7 @@ void write_ckv(const CacheRow& row, const Source& source) {
     const float outer = cache.outer_scale != nullptr ? *cache.outer_scale : 1.0F;
     for (int32_t g = 0; g < cache.num_scales; ++g, at += size_of(cache.scale_type)) {
       const float scale = choose_scale(cache.ckv_dtype, cache.scale_type, cache.power_of_two_scales,
-                                       finite_amax(source, g * group, group), outer);
+                                       finite_amax(source, g * group, group), outer, cache.least_scale);
       if (cache.scale_type == ScaleType::kUE8M0)
         write_as(at, f32_to_ue8m0(scale));
       else if (cache.scale_type == ScaleType::kE4M3)

@@ -20,6 +20,9 @@ TEST(KvLayout, RowsHaveTheirPublishedSizes) {
   EXPECT_EQ(row_bytes(CacheFormat::kFP8, 576), 576);
   EXPECT_EQ(row_bytes(CacheFormat::kFP8DsMla, 576), 656);
   EXPECT_EQ(row_bytes(CacheFormat::kFP8DsV4, 512), 576);
+  EXPECT_EQ(row_bytes(CacheFormat::kFP8DsV41, 512), 512);
+  EXPECT_EQ(row_bytes(CacheFormat::kFP4DsV41, 512), 256);
+  EXPECT_EQ(row_bytes(CacheFormat::kFP8Nope, 512), 528);
 }
 
 TEST(KvLayout, PartsOfARowFollowOneAnother) {
@@ -42,6 +45,20 @@ TEST(KvLayout, FooterPagesAreThoseOfDeepSeekV4) {
   EXPECT_EQ(footer_scale_offset(kv_layout(CacheFormat::kFP8DsV4), 64, 0), 64 * 576);
   EXPECT_EQ(footer_scale_offset(kv_layout(CacheFormat::kFP8DsV4), 64, 63), 64 * 576 + 63 * 8);
   EXPECT_EQ(page_bytes(CacheFormat::kBF16, 576, 64, true), 64 * 1152);
+}
+
+TEST(KvLayout, PagesOfV41HaveAllScalesBehindAllRows) {
+  constexpr KvLayout window = kv_layout(CacheFormat::kFP8DsV41), pool = kv_layout(CacheFormat::kFP4DsV41);
+  for (const KvLayout& layout : {window, pool}) {
+    EXPECT_EQ(layout.row_bytes, bytes_of(layout.nope.element, 512));
+    EXPECT_EQ(layout.scale_bytes_per_token, 512 / layout.nope.channels_per_scale);
+    EXPECT_EQ(layout.rotary_in_nope, 64);
+  }
+  EXPECT_EQ(page_bytes(CacheFormat::kFP8DsV41, 512, 128, true), 128 * 528);
+  EXPECT_EQ(page_bytes(CacheFormat::kFP4DsV41, 512, 64, true), 64 * 288);
+  EXPECT_EQ(footer_scale_offset(window, 128, 3), 128 * 512 + 3 * 16);
+  EXPECT_EQ(footer_scale_offset(pool, 64, 63), 64 * 256 + 63 * 32);
+  EXPECT_EQ(page_bytes(CacheFormat::kFP8Nope, 512, 64, true), 64 * 528);
 }
 
 TEST(KvLayout, CountsThatNoRowOrPageHasGiveNoBytes) {

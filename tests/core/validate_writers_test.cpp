@@ -127,6 +127,37 @@ TEST(ValidateAppendRope, RefusesBadInput) {
   });
 }
 
+TEST(ValidateAppendRope, RowsThatEndWithTheRotaryChannels) {
+  // Queries and keys come as 448 + 64 channels, a row of the cache is 512.
+  AppendRope p;
+  std::vector<uint16_t> wide(3 * kHeads * 512);
+  std::vector<float> angles(10 * 64);
+  std::vector<uint8_t> page(4 * 528);
+  p.params.q_nope = of(wide, {3, kHeads, 448});
+  p.params.q_pe = of(wide, {3, kHeads, 64});
+  p.params.q_out = of(wide, {3, kHeads, 512});
+  p.params.ckv = of(wide, {3, 448});
+  p.params.kpe = of(wide, {3, 64});
+  p.params.cos_sin = contiguous(angles.data(), DType::kF32, {10, 64});
+  p.params.cache = {
+      .format = CacheFormat::kFP8DsV41, .kv = contiguous(page.data(), DType::kU8, {1, 4 * 528}), .page_size = 4};
+  p.slots = {0, 3, -1};
+  core::AppendRopeArgs args;
+  Device device;
+  ASSERT_EQ(core::validate(p.params, args, device).message(), "");
+  EXPECT_EQ(args.cache.d_ckv, 512);
+  EXPECT_EQ(args.cache.d_kpe, 0);
+  EXPECT_EQ(args.cache.kpe.base, nullptr);
+  EXPECT_EQ(args.cache.d_plain(), 448);
+  EXPECT_EQ(args.cache.d_rotary(), 64);
+  p.params.ckv = of(wide, {3, 512});
+  EXPECT_EQ(core::validate(p.params, args, device).message(),
+            "append_rope: ckv: expected shape [T = 3, kv_lora_rank = 448], got [3, 512]");
+  p.params.cache = {.format = CacheFormat::kFP8Nope, .kv = contiguous(page.data(), DType::kU8, {1, 4, 528})};
+  EXPECT_EQ(core::validate(p.params, args, device).message(),
+            "append_rope: cache.format: expected a format with rotary channels, got fp8_nope");
+}
+
 TEST(ValidateAppendRope, KeysAlone) {
   AppendRope p;
   p.params.q_nope = {};

@@ -208,7 +208,7 @@ TEST_P(RowKernelsTest, QuantizesGroupsWithScalesOfTheirOwn) {
           }
           std::vector<uint8_t> codes(n);
           float scales[kGroups];
-          kernels_->quantize_groups(stored.data(), dtype, kGroups, group, power_of_two, scales, codes.data());
+          kernels_->quantize_groups(stored.data(), dtype, kGroups, group, power_of_two, 0.0F, scales, codes.data());
           for (size_t g = 0; g < kGroups; ++g) {
             float amax = 0.0F;
             for (size_t i = g * static_cast<size_t>(group); i < (g + 1) * static_cast<size_t>(group); ++i)
@@ -228,12 +228,16 @@ TEST_P(RowKernelsTest, ChoosesTheScaleOfEveryBF16) {
     values[bits % 64] = bits;
     for (bool power_of_two : {false, true}) {
       float scale = 0.0F;
-      kernels_->quantize_groups(values.data(), DType::kBF16, 1, 64, power_of_two, &scale, codes.data());
+      kernels_->quantize_groups(values.data(), DType::kBF16, 1, 64, power_of_two, 0.0F, &scale, codes.data());
       const float amax = bf16_to_f32(bits);
       ASSERT_EQ(scale, power_of_two ? e4m3_power_of_two_scale(amax) : e4m3_scale(amax)) << bits;
       ASSERT_EQ(codes[bits % 64], quantize_e4m3(amax, scale));
+      const float least = 0x1p-13F;  // of fp8_dsv41
+      kernels_->quantize_groups(values.data(), DType::kBF16, 1, 64, power_of_two, least, &scale, codes.data());
+      ASSERT_EQ(scale, std::max(least, power_of_two ? e4m3_power_of_two_scale(amax) : e4m3_scale(amax))) << bits;
+      ASSERT_EQ(codes[bits % 64], quantize_e4m3(amax, scale));
       const uint16_t kept = std::exchange(values[(bits + 1) % 64], uint16_t{0xFF80});
-      kernels_->quantize_groups(values.data(), DType::kBF16, 1, 64, power_of_two, &scale, codes.data());
+      kernels_->quantize_groups(values.data(), DType::kBF16, 1, 64, power_of_two, 0.0F, &scale, codes.data());
       ASSERT_EQ(codes[(bits + 1) % 64], 0xFE) << bits;
       values[(bits + 1) % 64] = kept;
     }

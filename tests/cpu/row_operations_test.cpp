@@ -27,6 +27,10 @@ constexpr Form kForms[] = {
     {"fp8_ds_mla", CacheFormat::kFP8DsMla, 512, 64, 4},
     {"fp8_ds_mla_any_scale", CacheFormat::kFP8DsMla, 512, 64, 4, false},
     {"fp8_dsv4", CacheFormat::kFP8DsV4, 448, 64, 7},
+    {"fp8_dsv41", CacheFormat::kFP8DsV41, 512, 0, 16},
+    {"fp4_dsv41", CacheFormat::kFP4DsV41, 512, 0, 32},
+    {"fp8_nope", CacheFormat::kFP8Nope, 512, 0, 4},
+    {"fp8_nope_any_scale", CacheFormat::kFP8Nope, 512, 0, 4, false},
 };
 
 /// Holds a cache of its own, every byte of it set.
@@ -230,12 +234,12 @@ TEST_P(RowOperationsTest, AppendRopeRotatesAsTheReference) {
     for (DType dtype : {DType::kBF16, DType::kF16, DType::kF32})
       for (DType out_dtype : {DType::kBF16, DType::kF16, DType::kF32, DType::kE4M3})
         for (bool interleaved : {false, true}) {
-          if (form.d_kpe == 0) continue;
           TestCache expected(form, 3, 16), actual(form, 3, 16);
-          const int32_t width = form.d_ckv + form.d_kpe;
+          const int32_t plain = expected.get().d_plain(), rotary = expected.get().d_rotary(), width = plain + rotary;
+          if (rotary == 0) continue;
           const auto keys = random_rows(kTokens * width, dtype, false);
           const auto queries = random_rows(kTokens * kHeads * width, dtype, false);
-          const auto cos_sin = random_rows(50 * form.d_kpe, DType::kF32, false);
+          const auto cos_sin = random_rows(50 * rotary, DType::kF32, false);
           std::vector<int64_t> positions(kTokens);
           for (size_t i = 0; i < positions.size(); ++i) positions[i] = static_cast<int64_t>(i * 7 % 50);
           const std::vector<int64_t> slots = random_slots(40);
@@ -248,7 +252,7 @@ TEST_P(RowOperationsTest, AppendRopeRotatesAsTheReference) {
                                        .q_nope = queries.data(),
                                        .q_nope_stride_token = kHeads * width,
                                        .q_nope_stride_head = width,
-                                       .q_pe = queries.data() + static_cast<size_t>(form.d_ckv) * size_of(dtype),
+                                       .q_pe = queries.data() + static_cast<size_t>(plain) * size_of(dtype),
                                        .q_pe_stride_token = kHeads * width,
                                        .q_pe_stride_head = width,
                                        .q_out_dtype = out_dtype,
@@ -259,10 +263,10 @@ TEST_P(RowOperationsTest, AppendRopeRotatesAsTheReference) {
                                        .dtype = dtype,
                                        .ckv = keys.data(),
                                        .ckv_stride_token = width,
-                                       .kpe = keys.data() + static_cast<size_t>(form.d_ckv) * size_of(dtype),
+                                       .kpe = keys.data() + static_cast<size_t>(plain) * size_of(dtype),
                                        .kpe_stride_token = width,
                                        .cos_sin = reinterpret_cast<const float*>(cos_sin.data()),
-                                       .cos_sin_stride_position = form.d_kpe,
+                                       .cos_sin_stride_position = rotary,
                                        .positions = positions.data(),
                                        .interleaved = interleaved,
                                        .slot_mapping = slots.data(),

@@ -204,7 +204,8 @@ TEST(Tables, TheReferenceTakesEveryFormatAndType) {
     const bool e4m3 = op == Op::kDecode || op == Op::kDecodeSparse || op == Op::kPrefill || op == Op::kIndexerLogits ||
                       op == Op::kIndexerTopK;
     for (CacheFormat cache : kAllCacheFormats) {
-      const int64_t d_qk = cache == CacheFormat::kFP8DsV4 ? 512 : 576;
+      const KvLayout layout = kv_layout(cache);
+      const int64_t d_qk = layout.is_packed() ? layout.nope_dim + layout.rope_dim : 576;
       for (DType q_dtype : {DType::kBF16, DType::kF16, DType::kF32})
         EXPECT_EQ(explain({.op = op, .q_dtype = q_dtype, .cache = cache, .d_qk = d_qk}, "reference").error, "");
       const Explanation narrow =

@@ -133,13 +133,14 @@ TensorView make_scale(FuzzedDataProvider& input, Tensors& tensors) {
 /// Makes a cache, mostly of eight pages of four tokens.
 KvCache make_cache(FuzzedDataProvider& input, Tensors& tensors, CacheFormat format) {
   KvCache cache{.format = format, .power_of_two_scales = input.ConsumeBool()};
-  if (format == CacheFormat::kFP8DsV4) {
+  const KvLayout layout = kv_layout(format);
+  if (layout.has_footer()) {
     cache.page_size = input.ConsumeIntegralInRange<int>(0, 7) != 0 ? 4 : static_cast<int32_t>(any_integer(input));
     cache.kv = tensors.make(DType::kU8, {8, page_bytes(format, 0, 4, input.ConsumeBool())});
     return cache;
   }
-  if (format == CacheFormat::kFP8DsMla) {
-    cache.kv = tensors.make(DType::kU8, {8, 4, 656});
+  if (layout.is_packed()) {
+    cache.kv = tensors.make(DType::kU8, {8, 4, layout.row_bytes});
     return cache;
   }
   const bool fp8 = format == CacheFormat::kFP8;
@@ -363,7 +364,10 @@ void fuzz_append(FuzzedDataProvider& input, const Context& context, Tensors& ten
 
 void fuzz_append_rope(FuzzedDataProvider& input, const Context& context, Tensors& tensors) {
   const CacheFormat format = any_format(input);
-  const Widths widths = widths_of(format);
+  Widths widths = widths_of(format);
+  const int32_t inside = kv_layout(format).rotary_in_nope;
+  widths.nope -= inside;
+  widths.rope += inside;
   AppendRopeParams p{.ckv = tensors.make(DType::kF32, {3, widths.nope}),
                      .kpe = tensors.make(DType::kF32, {3, widths.rope}),
                      .cos_sin = tensors.make(DType::kF32, {5, widths.rope}),

@@ -49,9 +49,9 @@ TEST_P(DecodeFormats, PageSizesAndStrides) {
       for (bool wide : {false, true}) {
         DecodeSpec spec = spec_of(format);
         spec.cache.page_size = page_size;
-        spec.cache.padded_pages = wide && format == CacheFormat::kFP8DsV4;
+        spec.cache.padded_pages = wide && kv_layout(format).has_footer();
         spec.cache.page_stride_extra = wide ? 3000 : 0;
-        if (wide && format != CacheFormat::kFP8DsV4) spec.cache.token_stride_extra = 32;
+        if (wide && !kv_layout(format).has_footer()) spec.cache.token_stride_extra = 32;
         spec.kv_len = {2 * page_size + 1, 300};
         expect_ok(spec);
       }

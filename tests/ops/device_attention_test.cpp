@@ -30,7 +30,7 @@ TEST_P(DecodeOnDevice, EveryFormat) {
     spec.num_heads = 40;  // large blocks have ways of their own
     expect_ok(spec);
     spec.cache.power_of_two_scales = false;
-    spec.cache.padded_pages = format == CacheFormat::kFP8DsV4;
+    spec.cache.padded_pages = kv_layout(format).has_footer();
     spec.cache.token_scales = spec.cache.two_tensors = format == CacheFormat::kFP8;
     expect_ok(spec);
     spec.num_heads = 16;

@@ -115,7 +115,7 @@ TEST_P(DecodeEdges, PagesOfASecondTurnAreAsFresh) {
       DecodeSpec spec = edge_decode(format, 3);
       spec.kv_len = {70};
       spec.cache.page_size = 32;
-      spec.cache.padded_pages = format == CacheFormat::kFP8DsV4;
+      spec.cache.padded_pages = kv_layout(format).has_footer();
       spec.cache.token_scales = spec.cache.two_tensors = token_scales;
       const DecodeCase used(fit(spec)), fresh(fit(spec));
       for (const kit::Buffer* buffer : fresh.memory.written()) buffer->fill(0);

@@ -36,7 +36,7 @@ class AppendRopeOnDevice : public DeviceTest<Op::kAppendRope> {};
 MLA_FOR_EVERY_DEVICE(AppendRopeOnDevice, Op::kAppendRope);
 
 TEST_P(AppendRopeOnDevice, RandomProblems) {
-  for (CacheFormat format : kAllCacheFormats)
+  for (CacheFormat format : kit::rotary_formats())
     expect_random(20, [&](uint64_t seed) { return kit::random_append_rope_spec(seed, format); });
 }
 

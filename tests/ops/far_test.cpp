@@ -245,6 +245,7 @@ FarProblems<kit::AppendSpec> append_problems() {
 FarProblems<kit::AppendRopeSpec> append_rope_problems() {
   FarProblems<kit::AppendRopeSpec> problems;
   for (const kit::CacheSpec& cache : far_caches()) {
+    if (cache.d_rotary() == 0) continue;
     kit::AppendRopeSpec spec;
     spec.cache = cache;
     spec.num_pages = 4;

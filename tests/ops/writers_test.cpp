@@ -20,7 +20,8 @@ using kit::PagedMemory;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr CacheFormat kQuantized[] = {CacheFormat::kFP8, CacheFormat::kFP8DsMla, CacheFormat::kFP8DsV4};
+constexpr CacheFormat kQuantized[] = {CacheFormat::kFP8,      CacheFormat::kFP8DsMla, CacheFormat::kFP8DsV4,
+                                      CacheFormat::kFP8DsV41, CacheFormat::kFP4DsV41, CacheFormat::kFP8Nope};
 
 class QuantizeTest : public BackendTest<Op::kAppend> {
  protected:
@@ -160,7 +161,7 @@ class AppendRopeTest : public BackendTest<Op::kAppendRope> {};
 MLA_FOR_EVERY_ROW(AppendRopeTest, Op::kAppendRope);
 
 TEST_P(AppendRopeTest, FormatsAndTypes) {
-  for (CacheFormat format : kAllCacheFormats)
+  for (CacheFormat format : kit::rotary_formats())
     for (DType dtype : {DType::kBF16, DType::kF16, DType::kF32})
       for (DType q_out : {DType::kBF16, DType::kF16, DType::kF32, DType::kE4M3})
         for (bool interleaved : {false, true}) {
@@ -176,7 +177,7 @@ TEST_P(AppendRopeTest, FormatsAndTypes) {
 }
 
 TEST_P(AppendRopeTest, KeysOnly) {
-  for (CacheFormat format : kAllCacheFormats) {
+  for (CacheFormat format : kit::rotary_formats()) {
     kit::AppendRopeSpec spec;
     spec.cache = kit::usual_cache(format);
     spec.num_heads = 0;
@@ -214,7 +215,7 @@ TEST_P(AppendRopeTest, SkippedTokensStillTurnTheirQueries) {
 
 TEST_P(AppendRopeTest, RandomProblems) {
   for (uint64_t seed = 23000; seed < 23030; ++seed)
-    for (CacheFormat format : kAllCacheFormats) expect_ok(kit::random_append_rope_spec(seed, format));
+    for (CacheFormat format : kit::rotary_formats()) expect_ok(kit::random_append_rope_spec(seed, format));
 }
 
 class CopyPagesTest : public BackendTest<Op::kCopyPages> {};
@@ -248,7 +249,9 @@ TEST_P(CopyPagesTest, EveryPairOfFormats) {
       kit::CopyPagesSpec spec;
       spec.from = kit::usual_cache(from);
       spec.to = kit::usual_cache(to);
-      if (spec.from.packed() && spec.to.packed() && from != to) continue;  // of different row widths
+      if (spec.from.packed() && spec.to.packed() &&
+          (spec.from.d_ckv() != spec.to.d_ckv() || spec.from.d_kpe() != spec.to.d_kpe()))
+        continue;
       if (spec.from.packed()) {
         spec.to.d_qk = spec.from.d_qk;
         spec.to.d_v = spec.to.packed() ? spec.to.d_v : spec.from.d_ckv();

@@ -25,8 +25,8 @@ struct Problem {
       : cache(variant, 4, 2),
         tokens(num_tokens),
         heads(num_heads),
-        d_ckv(variant.d_ckv),
-        d_kpe(variant.d_kpe),
+        d_ckv(variant.d_ckv - variant.rotary_in_ckv),
+        d_kpe(variant.d_kpe + variant.rotary_in_ckv),
         d_qk(variant.d_ckv + variant.d_kpe),
         interleaved(pairs) {
     std::normal_distribution<float> normal;
@@ -122,7 +122,7 @@ TEST(ReferenceAppendRope, QuarterTurnByHand) {
 TEST(ReferenceAppendRope, EveryFormatAndQueryType) {
   std::mt19937 random(12);
   for (const Variant& variant : all_variants()) {
-    if (variant.d_kpe == 0) continue;
+    if (variant.d_kpe + variant.rotary_in_ckv == 0) continue;
     for (bool interleaved : {true, false})
       for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kE4M3}) {
         MLA_TRACE(testing::Message() << variant << ' ' << interleaved << ' ' << static_cast<int>(dtype));
@@ -138,9 +138,13 @@ TEST(ReferenceAppendRope, EveryFormatAndQueryType) {
         TestCache expected(variant, 4, 2);
         std::vector<uint8_t> expected_q;
         for (int64_t t = 0; t < problem.tokens; ++t) {
-          if (problem.slots[static_cast<size_t>(t)] >= 0)
-            expected.pack(problem.slots[static_cast<size_t>(t)],
-                          problem.turned(&problem.row[static_cast<size_t>(t * problem.d_qk)], t));
+          if (problem.slots[static_cast<size_t>(t)] >= 0) {
+            std::vector<float> key = problem.turned(&problem.row[static_cast<size_t>(t * problem.d_qk)], t);
+            // What V4.1 turns becomes bf16 before it is quantized.
+            for (int32_t c = variant.d_ckv - variant.rotary_in_ckv; c < variant.d_ckv; ++c)
+              key[static_cast<size_t>(c)] = bf16_to_f32(f32_to_bf16(key[static_cast<size_t>(c)]));
+            expected.pack(problem.slots[static_cast<size_t>(t)], key);
+          }
           for (int64_t h = 0; h < problem.heads; ++h)
             for (float value :
                  problem.turned(&problem.q[static_cast<size_t>((t * problem.heads + h) * problem.d_qk)], t)) {

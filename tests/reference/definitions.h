@@ -46,4 +46,28 @@ inline double power_of_two_by_definition(float amax) {
   return std::ldexp(1.0, fraction == 0.5 ? exponent - 1 : exponent);
 }
 
+/// Returns 2^ceil(log2(max(amax / 448, 1e-4))), as V4.1 has it.
+inline double v41_scale_by_definition(float amax) {
+  int exponent = 0;
+  const double fraction = std::frexp(std::max(static_cast<double>(amax) / 448.0, 1e-4), &exponent);
+  return std::ldexp(1.0, fraction == 0.5 ? exponent - 1 : exponent);
+}
+
+inline constexpr double kE2M1ByDefinition[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+
+inline double e2m1_by_definition(int code) { return kE2M1ByDefinition[code & 7] * (code < 8 ? 1 : -1); }
+
+/// Returns the code of the nearest value of e2m1, of two the even one; the largest for what lies beyond, and for NaN.
+inline uint8_t encode_e2m1_by_definition(float value) {
+  if (std::isnan(value)) return 7;
+  const double magnitude = std::min(std::fabs(static_cast<double>(value)), 6.0);
+  int best = 0;
+  for (int code = 1; code < 8; ++code) {
+    const double off = std::fabs(magnitude - kE2M1ByDefinition[code]);
+    const double best_off = std::fabs(magnitude - kE2M1ByDefinition[best]);
+    if (off < best_off || (off == best_off && code % 2 == 0)) best = code;
+  }
+  return static_cast<uint8_t>(best | (std::signbit(value) ? 8 : 0));
+}
+
 }  // namespace mla::reference

@@ -3,6 +3,7 @@
 // byte table.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -23,6 +24,7 @@ struct Variant {
   int32_t num_scales = 0;  // of a token; fp8: 1 for the whole tensor, or 4
   bool power_of_two = false;
   float scale = 0, kpe_scale = 0;  // fp8: of the tensor, and of kpe
+  int32_t rotary_in_ckv = 0;       // so many channels of d_ckv, the last ones, are rotary
 
   friend std::ostream& operator<<(std::ostream& out, const Variant& v) {
     return out << name(v.format) << ' ' << v.d_ckv << '+' << v.d_kpe << " scales " << v.num_scales << ' '
@@ -42,7 +44,21 @@ inline std::vector<Variant> all_variants() {
           {.format = CacheFormat::kFP8, .d_ckv = 12, .d_kpe = 0, .num_scales = 4, .power_of_two = true},
           {.format = CacheFormat::kFP8DsMla, .d_ckv = 512, .d_kpe = 64, .num_scales = 4, .power_of_two = true},
           {.format = CacheFormat::kFP8DsMla, .d_ckv = 512, .d_kpe = 64, .num_scales = 4},
-          {.format = CacheFormat::kFP8DsV4, .d_ckv = 448, .d_kpe = 64, .num_scales = 7, .power_of_two = true}};
+          {.format = CacheFormat::kFP8DsV4, .d_ckv = 448, .d_kpe = 64, .num_scales = 7, .power_of_two = true},
+          {.format = CacheFormat::kFP8DsV41,
+           .d_ckv = 512,
+           .d_kpe = 0,
+           .num_scales = 16,
+           .power_of_two = true,
+           .rotary_in_ckv = 64},
+          {.format = CacheFormat::kFP4DsV41,
+           .d_ckv = 512,
+           .d_kpe = 0,
+           .num_scales = 32,
+           .power_of_two = true,
+           .rotary_in_ckv = 64},
+          {.format = CacheFormat::kFP8Nope, .d_ckv = 512, .d_kpe = 0, .num_scales = 4, .power_of_two = true},
+          {.format = CacheFormat::kFP8Nope, .d_ckv = 512, .d_kpe = 0, .num_scales = 4}};
 }
 
 /// Holds a cache; every byte that belongs to no row, and every row not yet written, holds kFill.
@@ -71,10 +87,10 @@ class TestCache {
       const int64_t token = v.num_scales == 1 ? 0 : 16;
       cache.scales = {reinterpret_cast<std::byte*>(scales.data()), token == 0 ? 0 : page_size_ * token + 4, token};
       cache.kpe_scale = v.d_kpe > 0 ? &v.kpe_scale : nullptr;
-    } else if (v.format == CacheFormat::kFP8DsMla) {
+    } else if (footer() > 0) {
+      cache.scales = {data() + page_size_ * int64_t{packed_row()}, page_stride(), footer()};
+    } else if (packed_row() > 0) {
       cache.scales = {data() + 512, page_stride(), row_stride()};
-    } else if (v.format == CacheFormat::kFP8DsV4) {
-      cache.scales = {data() + page_size_ * int64_t{576}, page_stride(), 8};
     }
     return cache;
   }
@@ -97,7 +113,12 @@ class TestCache {
         const int32_t group = v.d_ckv / v.num_scales;
         if (c % group == 0 && v.num_scales > 1)
           put_scale(page, offset, c / group, chosen_scale(&row[static_cast<size_t>(c)], group));
-        at[c] = encode_by_definition(value / scale(page, offset, c / group));
+        const float quotient = value / scale(page, offset, c / group);
+        if (v.format != CacheFormat::kFP4DsV41)
+          at[c] = encode_by_definition(quotient);
+        else  // the even channel is in the low half
+          at[c / 2] = static_cast<uint8_t>(c % 2 == 0 ? encode_e2m1_by_definition(quotient)
+                                                      : at[c / 2] | encode_e2m1_by_definition(quotient) << 4);
       }
     }
     if (v.format == CacheFormat::kFP8DsV4) bytes[footer_at(page, offset) + 7] = 0;
@@ -117,7 +138,7 @@ class TestCache {
         row.push_back(bf16_to_f32(get<uint16_t>(at + kpe_offset() + 2 * (c - v.d_ckv))));
       } else {
         const float factor = nope ? scale(page, offset, c / (v.d_ckv / v.num_scales)) : v.kpe_scale;
-        const double code = (at[c] & 127) == 127 ? std::nan("") : e4m3_by_definition(at[c]);
+        const double code = element(at, c);
         row.push_back(bf16_to_f32(f32_to_bf16(static_cast<float>(code) * factor)));
       }
     }
@@ -134,7 +155,7 @@ class TestCache {
     Exact row;
     for (int32_t c = 0; c < v.d_ckv + v.d_kpe; ++c) {
       const bool nope = c < v.d_ckv, narrow = nope || v.format == CacheFormat::kFP8;
-      const double code = (at[c] & 127) == 127 ? std::nan("") : e4m3_by_definition(at[c]);
+      const double code = narrow ? element(at, c) : 0;
       const auto wide = [&] { return bf16_to_f32(get<uint16_t>(at + kpe_offset() + 2 * (c - v.d_ckv))); };
       row.elements.push_back(narrow ? code : static_cast<double>(wide()));
       const float factor = nope ? scale(page, offset, c / (v.d_ckv / v.num_scales)) : narrow ? v.kpe_scale : 1.0F;
@@ -151,16 +172,39 @@ class TestCache {
 
  private:
   std::byte* data() { return reinterpret_cast<std::byte*>(bytes.data()); }
-  bool packed() const { return v.format == CacheFormat::kFP8DsMla || v.format == CacheFormat::kFP8DsV4; }
+
+  /// Returns the bytes of a row of bytes; 0 where rows are tensors of elements.
+  int32_t packed_row() const {
+    switch (v.format) {
+      case CacheFormat::kFP8DsMla: return 656;
+      case CacheFormat::kFP8DsV4: return 576;
+      case CacheFormat::kFP8DsV41: return 512;
+      case CacheFormat::kFP4DsV41: return 256;
+      case CacheFormat::kFP8Nope: return 528;
+      default: return 0;
+    }
+  }
+  /// Returns the bytes of a token's scales in the footer of its page; 0 where there is none.
+  int32_t footer() const {
+    switch (v.format) {
+      case CacheFormat::kFP8DsV4: return 8;
+      case CacheFormat::kFP8DsV41: return 16;
+      case CacheFormat::kFP4DsV41: return 32;
+      default: return 0;
+    }
+  }
+  double element(const uint8_t* at, int32_t c) const {
+    if (v.format == CacheFormat::kFP4DsV41) return e2m1_by_definition(c % 2 == 0 ? at[c / 2] & 15 : at[c / 2] >> 4);
+    return (at[c] & 127) == 127 ? std::nan("") : e4m3_by_definition(at[c]);
+  }
 
   int64_t row_stride() const {
-    if (v.format == CacheFormat::kFP8DsMla) return 656;
-    if (v.format == CacheFormat::kFP8DsV4) return 576;
+    if (packed_row() > 0) return packed_row();
     return (v.d_ckv + v.d_kpe) * (v.format == CacheFormat::kFP8 ? 1 : 2) + 6;
   }
   /// Returns the bytes from a page to the next, with a gap that leaves every second page of the packed formats at an
   /// odd multiple of 2.
-  int64_t page_stride() const { return page_size_ * (row_stride() + (v.format == CacheFormat::kFP8DsV4 ? 8 : 0)) + 10; }
+  int64_t page_stride() const { return page_size_ * (row_stride() + footer()) + 10; }
   int64_t kpe_offset() const {
     if (v.format == CacheFormat::kFP8DsMla) return 528;
     if (v.format == CacheFormat::kFP8DsV4) return 448;
@@ -171,31 +215,36 @@ class TestCache {
     return v.num_scales == 1 ? 0 : static_cast<size_t>(page * (page_size_ * 4 + 1) + offset * 4);
   }
   size_t inline_at(int64_t page, int64_t offset) const {
-    return static_cast<size_t>(page * page_stride() + offset * 656 + 512);
+    return static_cast<size_t>(page * page_stride() + offset * packed_row() + 512);
   }
   size_t footer_at(int64_t page, int64_t offset) const {
-    return static_cast<size_t>(page * page_stride() + page_size_ * 576 + offset * 8);
+    return static_cast<size_t>(page * page_stride() + page_size_ * packed_row() + offset * footer());
   }
 
   float chosen_scale(const float* group, int32_t n) const {
     float amax = 0;
     for (int32_t c = 0; c < n; ++c)
       if (!std::isnan(group[c]) && !std::isinf(group[c])) amax = std::fmax(amax, std::fabs(group[c]));
+    if (v.format == CacheFormat::kFP8DsV41) return static_cast<float>(v41_scale_by_definition(amax));
+    if (v.format == CacheFormat::kFP4DsV41)
+      return static_cast<float>(e4m3_by_definition(encode_by_definition(std::clamp(amax / 6.0F, 0x1p-9F, 448.0F))));
     if (v.power_of_two) return static_cast<float>(power_of_two_by_definition(amax));
     return std::fmax(amax / 448.0F, 0x1p-126F);
   }
   void put_scale(int64_t page, int64_t offset, int32_t group, float value) {
     const auto g = static_cast<size_t>(group);
     if (v.format == CacheFormat::kFP8) scales[scale_at(page, offset) + g] = value;
-    if (v.format == CacheFormat::kFP8DsMla) put(&bytes[inline_at(page, offset) + 4 * g], value);
-    if (v.format == CacheFormat::kFP8DsV4)
-      bytes[footer_at(page, offset) + g] = static_cast<uint8_t>(std::ilogb(value) + 127);
+    else if (v.format == CacheFormat::kFP4DsV41) bytes[footer_at(page, offset) + g] = encode_by_definition(value);
+    else if (footer() > 0) bytes[footer_at(page, offset) + g] = static_cast<uint8_t>(std::ilogb(value) + 127);
+    else put(&bytes[inline_at(page, offset) + 4 * g], value);
   }
   float scale(int64_t page, int64_t offset, int32_t group) const {
     const auto g = static_cast<size_t>(group);
     if (v.format == CacheFormat::kFP8) return scales[scale_at(page, offset) + (v.num_scales == 1 ? 0 : g)];
-    if (v.format == CacheFormat::kFP8DsMla) return get<float>(&bytes[inline_at(page, offset) + 4 * g]);
+    if (footer() == 0) return get<float>(&bytes[inline_at(page, offset) + 4 * g]);
     const int code = bytes[footer_at(page, offset) + g];
+    if (v.format == CacheFormat::kFP4DsV41)
+      return (code & 127) == 127 ? std::nanf("") : static_cast<float>(e4m3_by_definition(code));
     if (code == 255) return std::nanf("");
     return code == 0 ? 0.0F : std::ldexp(1.0F, code - 127);
   }

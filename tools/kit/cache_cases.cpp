@@ -174,7 +174,7 @@ void AppendCase::reset_outputs() const { untouched(outputs()); }
 
 AppendRopeCase::AppendRopeCase(const AppendRopeSpec& rope_spec) : spec(noted(rope_spec)) {
   const int64_t tokens = spec.num_tokens, heads = spec.num_heads;
-  const int32_t d_ckv = spec.cache.d_ckv(), d_kpe = spec.cache.d_kpe();
+  const int32_t d_ckv = spec.cache.d_plain(), d_kpe = spec.cache.d_rotary();
   const auto make = [&](Buffer& buffer, int64_t width) {
     buffer = padded_buffer(spec.q_dtype, tokens, heads, width, spec.q_head_extra, spec.q_token_extra);
     buffer.fill(kNanByte);
@@ -225,7 +225,7 @@ AppendRopeCase::AppendRopeCase(const AppendRopeSpec& rope_spec) : spec(noted(rop
 
 AppendRopeParams AppendRopeCase::params() const {
   const int64_t tokens = spec.num_tokens, heads = spec.num_heads;
-  const int32_t d_ckv = spec.cache.d_ckv(), d_kpe = spec.cache.d_kpe();
+  const int32_t d_ckv = spec.cache.d_plain(), d_kpe = spec.cache.d_rotary();
   AppendRopeParams p;
   if (heads > 0) {
     p.q_nope = padded_view(q_nope, spec.q_dtype, tokens, heads, d_ckv, spec.q_head_extra, spec.q_token_extra);

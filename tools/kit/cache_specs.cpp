@@ -14,13 +14,36 @@ int32_t CacheSpec::d_ckv() const {
   return layout.nope_dim != 0 ? layout.nope_dim : d_v;
 }
 
+namespace {
+
+template <class Belongs>
+std::vector<CacheFormat> formats_that(const Belongs& belongs) {
+  std::vector<CacheFormat> list;
+  std::ranges::copy_if(kAllCacheFormats, std::back_inserter(list), belongs);
+  return list;
+}
+
+}  // namespace
+
 std::span<const CacheFormat> tensor_formats() {
-  static const std::vector<CacheFormat> formats = [] {
-    std::vector<CacheFormat> list;
-    std::ranges::copy_if(kAllCacheFormats, std::back_inserter(list),
-                         [](CacheFormat format) { return !kv_layout(format).is_packed(); });
-    return list;
-  }();
+  static const std::vector<CacheFormat> formats =
+      formats_that([](CacheFormat format) { return !kv_layout(format).is_packed(); });
+  return formats;
+}
+
+std::vector<CacheFormat> formats_like(CacheFormat format) {
+  const KvLayout layout = kv_layout(format);
+  return formats_that([&](CacheFormat other) {
+    const KvLayout of_other = kv_layout(other);
+    return of_other.nope_dim == layout.nope_dim && of_other.rope_dim == layout.rope_dim;
+  });
+}
+
+std::span<const CacheFormat> rotary_formats() {
+  static const std::vector<CacheFormat> formats = formats_that([](CacheFormat format) {
+    const KvLayout layout = kv_layout(format);
+    return !layout.is_packed() || layout.rope_dim + layout.rotary_in_nope > 0;
+  });
   return formats;
 }
 
@@ -206,7 +229,7 @@ Work work_of(const AppendSpec& spec) {
 Work work_of(const AppendRopeSpec& spec) {
   const double key = spec.cache.d_qk * bytes_of(spec.dtype) + (1 - spec.skip_share) * cache_row_bytes(spec.cache);
   const double query = spec.num_heads * spec.cache.d_qk * (bytes_of(spec.q_dtype) + bytes_of(spec.q_out_dtype));
-  return {.flops = 0, .bytes = spec.num_tokens * (key + query + spec.cache.d_kpe() * 4.0 + 16)};
+  return {.flops = 0, .bytes = spec.num_tokens * (key + query + spec.cache.d_rotary() * 4.0 + 16)};
 }
 
 Work work_of(const GatherSpec& spec) {

@@ -104,7 +104,8 @@ float make_scale(const PagedMemory& memory, std::byte* scales, int32_t group, st
   for (float value : values)
     if (std::isfinite(value)) amax = std::max(amax, std::abs(value));
   const Codec codec = kv_layout(memory.cache.format).nope;
-  const float scale = choose_scale(codec.element, codec.scale_type, memory.cache.power_of_two_scales, amax);
+  const float scale =
+      choose_scale(codec.element, codec.scale_type, memory.cache.power_of_two_scales, amax, 1.0F, codec.least_scale);
   std::byte* const at = scales + int64_t{group} * size_of(codec.scale_type);
   switch (codec.scale_type) {
     case ScaleType::kUE8M0: *at = std::byte{f32_to_ue8m0(scale)}; break;

@@ -116,8 +116,9 @@ DecodeSparseSpec random_decode_sparse_spec(uint64_t seed, CacheFormat format) {
   spec.pool = random_pool(random, format);
   if (random.chance(0.35)) {
     // Pools share their row widths; packed formats have widths of their own.
+    const std::vector<CacheFormat> alike = formats_like(format);
     CacheFormat other = format;
-    if (!spec.pool.cache.packed() && random.chance(0.5)) other = random.pick(tensor_formats());
+    if (alike.size() > 1 && random.chance(0.5)) other = random.pick(std::span<const CacheFormat>(alike));
     spec.extra_pool = random_pool(random, other);
     spec.extra_pool->cache.d_qk = spec.pool.cache.d_qk;
     spec.extra_pool->cache.d_v = spec.pool.cache.d_v;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -24,7 +25,7 @@ struct CacheSpec {
   bool shuffled_pages = true;
   int32_t unowned_pages = 2;       ///< pages of the pool that belong to nobody
   int64_t page_stride_extra = 0;   ///< elements (packed formats: bytes) between pages, beyond the page
-  int64_t token_stride_extra = 0;  ///< the same between the rows of a page; not in fp8_dsv4
+  int64_t token_stride_extra = 0;  ///< the same between the rows of a page; not in formats with footers
   int64_t scale_page_extra = 0;    ///< token_scales: f32 between the scales of pages, beyond those of a page
   int64_t scale_token_extra = 0;   ///< the same between those of tokens
   int64_t table_row_extra = 0;     ///< entries between the rows of a block table
@@ -36,18 +37,25 @@ struct CacheSpec {
   // round.
   float tensor_scale = 0.018F;      ///< fp8: the one scale of ckv
   float kpe_scale = 0.013F;         ///< that of kpe, if it has one of its own
-  bool power_of_two_scales = true;  ///< what writers of fp8_ds_mla and of token_scales choose
+  bool power_of_two_scales = true;  ///< what writers of fp8_ds_mla, fp8_nope and of token_scales choose
   bool few_long_scales = false;     ///< ten rows of eleven are drawn so that their scales come out as powers of two
   bool padded_pages = false;        ///< fp8_dsv4: pages padded to the format's alignment
   bool uneven_rows = false;         ///< groups of 64 channels differ in magnitude; quantized formats always
 
   int32_t d_ckv() const;  ///< kv_lora_rank; fp8_dsv4: the quantized channels
   int32_t d_kpe() const { return d_qk - d_ckv(); }
+  /// Return the channels that append_rope takes as they are, and those that it rotates.
+  int32_t d_plain() const { return d_ckv() - kv_layout(format).rotary_in_nope; }
+  int32_t d_rotary() const { return d_qk - d_plain(); }
   bool packed() const { return kv_layout(format).is_packed(); }
 };
 
-/// Returns a cache with the usual head dims of a format: 576/512, fp8_dsv4 512/512.
+/// Returns a cache with the usual head dims of a format: 576/512; those of V4, V4.1 and fp8_nope 512/512.
 CacheSpec usual_cache(CacheFormat format);
+/// Returns the formats whose rows are as wide as those of this one: those of tensors, or the packed ones of its widths.
+std::vector<CacheFormat> formats_like(CacheFormat format);
+/// Returns the formats whose rows have rotary channels, which append_rope takes.
+std::span<const CacheFormat> rotary_formats();
 /// Returns the formats whose caches are tensors of elements, of any widths.
 std::span<const CacheFormat> tensor_formats();
 

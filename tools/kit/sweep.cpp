@@ -73,8 +73,10 @@ std::vector<Variety> varieties_of(Op op, const std::optional<CacheFormat>& cache
     case Op::kIndexerTopK: return cache.has_value() ? std::vector<Variety>{} : std::vector<Variety>{std::monostate{}};
     default: break;
   }
-  if (cache.has_value()) return {*cache};
-  return {std::begin(kAllCacheFormats), std::end(kAllCacheFormats)};
+  const std::span<const CacheFormat> formats =
+      op == Op::kAppendRope ? rotary_formats() : std::span<const CacheFormat>(kAllCacheFormats);
+  if (!cache.has_value()) return {formats.begin(), formats.end()};
+  return std::ranges::count(formats, *cache) == 0 ? std::vector<Variety>{} : std::vector<Variety>{*cache};
 }
 
 /// A row's own name means that row alone, even where it begins another's ("cpu_avx512", "cpu_avx512_bf16").

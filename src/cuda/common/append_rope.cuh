@@ -97,6 +97,18 @@ struct Rotated {
   }
 };
 
+/// Gives the channels of a row whose latent part ends with the rotary channels. These are rounded to bf16 before they
+/// are quantized, as V4.1's own writers do.
+struct RowWithRotated {
+  const Channels& plain;
+  const Rotated& rotated;
+  int32_t num_plain;
+
+  MLA_DEVICE float operator()(int32_t c) const {
+    return c < num_plain ? plain(c) : bf16_to_f32(f32_to_bf16(rotated(c - num_plain)));
+  }
+};
+
 struct AppendRopeKernel {
   using Params = core::AppendRopeArgs;
   static constexpr const char* kName = "append_rope";
@@ -140,22 +152,27 @@ struct AppendRopeKernel {
     const Rotated rotated = {
         .pe = is_key ? channels(args.kpe, args.dtype, token * args.kpe_stride_token)
                      : channels(args.q_pe, args.q_dtype, token * args.q_pe_stride_token + head * args.q_pe_stride_head),
-        .dim = cache.d_kpe,
+        .dim = cache.d_rotary(),
         .cos_sin = args.cos_sin + args.positions[token] * args.cos_sin_stride_position,
         .interleaved = args.interleaved};
-    write_channels(rotated, cache.d_kpe, encode, is_key ? row.of(cache.kpe) : query + cache.d_ckv * out_bytes);
+    const int32_t num_plain = cache.d_plain();
+    const bool joined = is_key && cache.rotary_in_ckv > 0;
+    if (!joined)
+      write_channels(rotated, rotated.dim, encode, is_key ? row.of(cache.kpe) : query + num_plain * out_bytes);
 
     const Channels nope =
         is_key ? channels(args.ckv, args.dtype, token * args.ckv_stride_token)
                : channels(args.q_nope, args.q_dtype, token * args.q_nope_stride_token + head * args.q_nope_stride_head);
     std::byte* nope_out = is_key ? row.of(cache.ckv) : query;
-    if (nope.dtype == nope_dtype) {
-      const int64_t bytes = cache.d_ckv * static_cast<int64_t>(size_of(nope_dtype));
+    if (joined) {
+      write_odd_groups(row, RowWithRotated{nope, rotated, num_plain}, cache.channels_per_scale);
+    } else if (nope.dtype == nope_dtype) {
+      const int64_t bytes = num_plain * static_cast<int64_t>(size_of(nope_dtype));
       copy_pieces({nope_out, nope.data, bytes}, {});
     } else if (is_key && cache.writes_scales) {
       write_groups(row, nope);
     } else {
-      write_channels(nope, cache.d_ckv, is_key ? ckv_encoder(row) : encode, nope_out);
+      write_channels(nope, num_plain, is_key ? ckv_encoder(row) : encode, nope_out);
     }
   }
 };

@@ -277,14 +277,16 @@ template <bool kCommon>
 MLA_DEVICE float make_scale(const CacheRow& row, int32_t g, float amax, bool stores) {
   const core::Cache& cache = row.cache;
   if constexpr (kCommon) {
-    const float scale = cache.power_of_two_scales ? e4m3_power_of_two_scale(amax) : e4m3_scale(amax);
+    const float chosen = cache.power_of_two_scales ? e4m3_power_of_two_scale(amax) : e4m3_scale(amax);
+    const float scale = chosen < cache.least_scale ? cache.least_scale : chosen;
     if (stores)
       store_scale(row.of(cache.scales), cache.scale_type == ScaleType::kUE8M0 ? ScaleType::kUE8M0 : ScaleType::kF32, g,
                   scale);
     return scale;
   }
   const float outer = cache.outer_scale != nullptr ? *cache.outer_scale : 1.0F;
-  const float scale = choose_scale(cache.ckv_dtype, cache.scale_type, cache.power_of_two_scales, amax, outer);
+  const float scale =
+      choose_scale(cache.ckv_dtype, cache.scale_type, cache.power_of_two_scales, amax, outer, cache.least_scale);
   if (stores) store_scale(row.of(cache.scales), cache.scale_type, g, scale);
   return cache.outer_scale != nullptr ? scale * outer : scale;
 }

@@ -43,6 +43,17 @@ bool emulates(int32_t arch) {
 
 bool is_quantized(CacheFormat format) { return mla::is_quantized(kv_layout(format).nope.element); }
 
+/// Returns whether rows of a format are e4m3 with no more scales than the kernel has room for, or not quantized.
+bool has_few_scales(CacheFormat format) {
+  return format != CacheFormat::kFP8DsV41 && format != CacheFormat::kFP4DsV41;
+}
+
+TEST(Bulk, LeavesRowsOfV41) {
+  for (CacheFormat format : {CacheFormat::kFP8DsV41, CacheFormat::kFP4DsV41})
+    EXPECT_EQ(of_bulk(of_format(Op::kDecodeSparse, kFewRows, format)).reason,
+              "takes quantized rows of e4m3 with up to 8 scales of f32 or UE8M0, not " + std::string(name(format)));
+}
+
 TEST(Bulk, IsForSm90AndSm100) {
   for (Op op : kOpsOfBulk)
     for (int32_t arch : {75, 80, 86, 89, 91, 120, 121}) {
@@ -64,6 +75,7 @@ TEST(Bulk, TakesFewRowsOfEveryFormat) {
   if (!emulates(90)) GTEST_SKIP() << "this build does not emulate sm90";
   for (Op op : {Op::kDecode, Op::kDecodeSparse})
     for (CacheFormat format : kAllCacheFormats) {
+      if (!has_few_scales(format)) continue;
       MLA_TRACE(std::string(name(op)) + " " + std::string(name(format)));
       Problem problem = of_format(op, kFewRows, format);
       for (DType q_dtype : {value_dtype(kv_layout(format).nope.element), DType::kE4M3}) {
@@ -86,7 +98,7 @@ TEST(Bulk, TakesManyRowsOf16BitFormats) {
 TEST(Bulk, LeavesManyQuantizedRows) {
   for (Op op : {Op::kDecode, Op::kDecodeSparse})
     for (CacheFormat format : kAllCacheFormats) {
-      if (!is_quantized(format)) continue;
+      if (!is_quantized(format) || !has_few_scales(format)) continue;
       MLA_TRACE(std::string(name(op)) + " " + std::string(name(format)));
       const Problem many = of_format(op, kManyRows, format);
       EXPECT_FALSE(of_bulk(many).usable);

@@ -27,7 +27,8 @@ Problem in_fp8(CacheFormat format, int32_t arch = 120) {
   Problem problem{.op = Op::kDecode, .device = {DeviceType::kCuda, 0}, .cache = format, .gpu_arch = arch};
   problem.emulated = true;
   problem.compute = Compute::kFP8;
-  if (kv_layout(format).value_has_rope) problem.d_qk = problem.d_v = 512;
+  const KvLayout layout = kv_layout(format);
+  if (layout.value_has_rope || (layout.is_packed() && layout.rope_dim == 0)) problem.d_qk = problem.d_v = 512;
   return problem;
 }
 
@@ -51,7 +52,7 @@ TEST(Fp8, IsForSm89AndSm120) {
 
 TEST(Fp8, RunsWhatAsksForIt) {
   if (!emulates_sm120()) GTEST_SKIP() << "this build does not emulate sm120";
-  for (CacheFormat format : {CacheFormat::kFP8, CacheFormat::kFP8DsMla, CacheFormat::kFP8DsV4})
+  for (CacheFormat format : {CacheFormat::kFP8, CacheFormat::kFP8DsMla, CacheFormat::kFP8DsV4, CacheFormat::kFP8Nope})
     for (Op op : {Op::kDecode, Op::kDecodeSparse})
       for (DType q_dtype : {DType::kBF16, DType::kF16, DType::kF32, DType::kE4M3}) {
         MLA_TRACE(std::string(name(op)) + " " + std::string(name(format)) + " " + std::string(name(q_dtype)));
@@ -64,6 +65,14 @@ TEST(Fp8, RunsWhatAsksForIt) {
         EXPECT_EQ(explain(problem, "auto").selected, "cuda_portable");
         EXPECT_EQ(of_fp8(problem).reason, "multiplies e4m3 by e4m3, for compute = fp8 only");
       }
+}
+
+TEST(Fp8, LeavesRowsOfV41) {
+  if (!emulates_sm120()) GTEST_SKIP() << "this build does not emulate sm120";
+  for (CacheFormat format : {CacheFormat::kFP8DsV41, CacheFormat::kFP4DsV41})
+    EXPECT_EQ(of_fp8(in_fp8(format)).reason,
+              "takes rows of e4m3 with scales of f32 or UE8M0 for 64 channels or more, not " +
+                  std::string(name(format)));
 }
 
 constexpr std::pair<int32_t, int32_t> kPrefillWidths[] = {{192, 128}, {128, 128}, {256, 128}, {256, 256}};
@@ -156,7 +165,7 @@ TEST(Fp8, ErrorsAreThoseOfSums) {
   if (!emulates_sm120()) GTEST_SKIP() << "this build does not emulate sm120";
   const Result<Context> context = emulated_context("emulated:sm120");
   ASSERT_TRUE(context.ok()) << context.status().message();
-  for (CacheFormat format : {CacheFormat::kFP8, CacheFormat::kFP8DsMla, CacheFormat::kFP8DsV4})
+  for (CacheFormat format : {CacheFormat::kFP8, CacheFormat::kFP8DsMla, CacheFormat::kFP8DsV4, CacheFormat::kFP8Nope})
     for (bool power_of_two_scales : {false, true})  // tensor cores multiply by the latter, and by UE8M0
       for (int32_t heads : {5, 40})
         for (DType q_dtype : {DType::kBF16, DType::kE4M3}) {

@@ -135,6 +135,10 @@ inline core::Cache random_cache(Random& random, Memory& memory, CacheFormat form
           if (scales[g] == std::byte{0xFF}) scales[g] = {};  // of two NaN, compilers may pass on either
           continue;
         }
+        if (cache.scale_type == ScaleType::kE4M3) {
+          if ((scales[g] & std::byte{0x7F}) == std::byte{0x7F}) scales[g] = {};
+          continue;
+        }
         const float scale = std::ldexp(1.0F + static_cast<float>(random.integer(0, 7)) / 8.0F, random.integer(-20, 8));
         std::memcpy(scales + 4 * g, &scale, 4);
       }

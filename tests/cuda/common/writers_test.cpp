@@ -92,7 +92,8 @@ TEST(CudaAppendRope, LeavesTheBytesOfTheReference) {
                                  .interleaved = random.chance(2)};
     args.cache = random_cache(random, memory, random_d_ckv(random), random.of({64, 16, 6, 2, 24}), random.integer(1, 5),
                               random.of({1, 3, 16}));
-    const int32_t d_ckv = args.cache.d_ckv, d_kpe = args.cache.d_kpe;
+    const int32_t d_ckv = args.cache.d_plain(), d_kpe = args.cache.d_rotary();
+    if (d_kpe == 0) continue;
     args.num_tokens = random.integer(0, static_cast<int32_t>(std::min<int64_t>(9, args.cache.num_slots())));
     const int64_t skew = random.of({0, 0, 1}), extra = random.of({0, 0, 8, 3});
     const int64_t rows = args.num_tokens * args.num_heads;
@@ -175,12 +176,14 @@ TEST(CudaCopyPages, LeavesTheBytesOfTheReference) {
     const int32_t from_size = random.of({1, 2, 4, 8}), to_size = random.of({1, 2, 4, 8});
     const int32_t tokens = 8 * random.integer(0, 3);
     // A packed format on either side settles the widths of both.
-    const CacheFormat from = kAllCacheFormats[random.integer(0, 4)], to = kAllCacheFormats[random.integer(0, 4)];
-    const bool v4 = from == CacheFormat::kFP8DsV4 || to == CacheFormat::kFP8DsV4;
-    const bool ds = from == CacheFormat::kFP8DsMla || to == CacheFormat::kFP8DsMla;
-    if (v4 && ds) continue;
-    const int32_t d_ckv = v4 ? 448 : ds ? 512 : random_d_ckv(random);
-    const int32_t d_kpe = v4 || ds ? 64 : random_d_kpe(random);
+    const auto format = [&] { return kAllCacheFormats[random.integer(0, std::size(kAllCacheFormats) - 1)]; };
+    const CacheFormat from = format(), to = format();
+    const KvLayout layout = kv_layout(kv_layout(from).is_packed() ? from : to), other = kv_layout(to);
+    const bool packed = layout.is_packed();
+    if (packed && other.is_packed() && (other.nope_dim != layout.nope_dim || other.rope_dim != layout.rope_dim))
+      continue;
+    const int32_t d_ckv = packed ? layout.nope_dim : random_d_ckv(random);
+    const int32_t d_kpe = packed ? layout.rope_dim : random_d_kpe(random);
     core::CopyPagesArgs args = {.num_from = tokens / from_size, .num_to = tokens / to_size};
     args.from = random_cache(random, memory, from, d_ckv, d_kpe, args.num_from + 2, from_size);
     args.to = random_cache(random, memory, to, d_ckv, d_kpe, args.num_to + 2, to_size);

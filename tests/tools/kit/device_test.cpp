@@ -59,10 +59,11 @@ TEST(BuffersOf, HoldEveryTensor) {
       expect_all_memory_known<kit::DecodeCase>(kit::random_decode_spec(seed, format));
       expect_all_memory_known<kit::DecodeSparseCase>(kit::random_decode_sparse_spec(seed, format));
       expect_all_memory_known<kit::AppendCase>(kit::random_append_spec(seed, format));
-      expect_all_memory_known<kit::AppendRopeCase>(kit::random_append_rope_spec(seed, format));
       expect_all_memory_known<kit::GatherCase>(kit::random_gather_spec(seed, format));
       expect_all_memory_known<kit::CopyPagesCase>(kit::random_copy_pages_spec(seed, format));
     }
+    for (CacheFormat format : kit::rotary_formats())
+      expect_all_memory_known<kit::AppendRopeCase>(kit::random_append_rope_spec(seed, format));
     for (DType dtype : {DType::kBF16, DType::kE4M3})
       expect_all_memory_known<kit::PrefillCase>(kit::random_prefill_spec(seed, dtype));
     expect_all_memory_known<kit::PrefillSparseCase>(kit::random_prefill_sparse_spec(seed, DType::kBF16));
