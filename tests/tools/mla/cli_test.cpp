@@ -314,7 +314,10 @@ TEST(CliQuantReport, OrdersTheFormatsByWhatTheyKeep) {
                                                 {"fp8 4 per token, f32", 592},
                                                 {"fp8_ds_mla 4 per token, powers of two", 656},
                                                 {"fp8_ds_mla 4 per token, f32", 656},
-                                                {"fp8_dsv4 7 per token, powers of two", 584}};
+                                                {"fp8_dsv4 7 per token, powers of two", 584},
+                                                {"fp8_dsv41 16 per token, powers of two", 528},
+                                                {"fp4_dsv41 32 per token, e4m3", 288},
+                                                {"fp8_nope 4 per token, f32", 528}};
   for (const auto& [name, count] : bytes) {
     ASSERT_TRUE(by_name.contains(name)) << name;
     EXPECT_EQ(by_name[name]["bytes_per_token"], count) << name;
@@ -326,7 +329,7 @@ TEST(CliQuantReport, OrdersTheFormatsByWhatTheyKeep) {
       continue;
     }
     EXPECT_GT(by_name[name]["output_error_rms"], 1e-3) << name;
-    EXPECT_LT(by_name[name]["output_error_rms"], 0.1) << name;
+    EXPECT_LT(by_name[name]["output_error_rms"], name.starts_with("fp4") ? 0.4 : 0.1) << name;
     EXPECT_GT(by_name[name]["lse_error_rms"], 1e-5) << name;
   }
   EXPECT_THAT(run_mla("quant-report --heads 1 --kv-len 1 --queries 1").out, HasSubstr("bytes/token"));

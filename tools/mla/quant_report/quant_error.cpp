@@ -116,7 +116,9 @@ CacheMemory make_cache(const Activations& from, const Variant& variant, int64_t 
   made.cache.power_of_two_scales = variant.power_of_two;
   made.bytes_per_token = row_bytes(variant.format, d_qk);
   // A bf16 row whose value is the whole row has no rotary part of its own.
-  made.d_ckv = !is_quantized(layout.nope.element) ? from.model.d_v() : from.model.kv_lora_rank;
+  made.d_ckv = layout.is_packed()                    ? layout.nope_dim
+               : !is_quantized(layout.nope.element) ? from.model.d_v()
+                                                    : from.model.kv_lora_rank;
   switch (layout.nope.scale_place) {
     case ScalePlace::kNone:
       made.cache.kv = contiguous(made.bytes.data(), layout.nope.element, {pages, kPageSize, d_qk});
@@ -247,8 +249,12 @@ std::vector<QuantError> quant_errors(const QuantOptions& options) {
       {.format = CacheFormat::kFP8, .scales = "4 per token, f32", .per_slot = true, .power_of_two = false},
       {.format = CacheFormat::kFP8DsMla, .scales = "4 per token, powers of two", .power_of_two = true},
       {.format = CacheFormat::kFP8DsMla, .scales = "4 per token, f32", .power_of_two = false}};
-  const std::vector<Variant> v4_variants = {{.format = CacheFormat::kBF16},
-                                            {.format = CacheFormat::kFP8DsV4, .scales = "7 per token, powers of two"}};
+  const std::vector<Variant> v4_variants = {
+      {.format = CacheFormat::kBF16},
+      {.format = CacheFormat::kFP8DsV4, .scales = "7 per token, powers of two"},
+      {.format = CacheFormat::kFP8DsV41, .scales = "16 per token, powers of two"},
+      {.format = CacheFormat::kFP4DsV41, .scales = "32 per token, e4m3"},
+      {.format = CacheFormat::kFP8Nope, .scales = "4 per token, f32", .power_of_two = false}};
   std::vector<QuantError> errors;
   for (const auto& [preset, variants] :
        {std::pair("deepseek-v3", latent_variants), std::pair("deepseek-v4-flash", v4_variants)}) {

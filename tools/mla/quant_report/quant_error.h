@@ -31,7 +31,8 @@ struct QuantError {
   double lse_rms = 0, lse_worst = 0;
 };
 
-/// Returns the errors of every format, on rows of the shape that it is for: 512 + 64 channels, for fp8_dsv4 448 + 64.
+/// Returns the errors of every format, on rows of the shape that it is for: 512 + 64 channels, or in formats of V4 and
+/// V4.1, and in fp8_nope, those of V4, 512 channels that are all of the value.
 /// Throws UsageError with the library's message.
 std::vector<QuantError> quant_errors(const QuantOptions& options);
 
