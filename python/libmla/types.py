@@ -13,7 +13,9 @@ DType: TypeAlias = Any
 """Stands for an element type: "bf16", "f16", "f32", "e4m3", or a framework's own (torch.bfloat16,
 numpy.dtype("float16"))."""
 
-CacheFormat: TypeAlias = Literal["bf16", "f16", "fp8", "fp8_ds_mla", "fp8_dsv4"]
+CacheFormat: TypeAlias = Literal[
+    "bf16", "f16", "fp8", "fp8_ds_mla", "fp8_dsv4", "fp8_dsv41", "fp4_dsv41", "fp8_nope"
+]
 LseBase: TypeAlias = Literal["e", "2"]
 Compute: TypeAlias = Literal["default", "fp8"]
 LengthPer: TypeAlias = Literal["token", "request"]
@@ -32,8 +34,11 @@ class KvCache:
                             ``ckv`` [num_pages, page_size, kv_lora_rank] and ``kpe`` [num_pages, page_size,
                             qk_rope_head_dim], each with strides of its own (no ``kpe`` where there is no rotary part)
     ``fp8``                 the same, of e4m3 (or of uint8 that holds e4m3), with ``ckv_scale``
-    ``fp8_ds_mla``          ``kv`` [num_pages, page_size, row bytes], bytes (DeepSeek V3.2, GLM)
-    ``fp8_dsv4``            ``kv`` [num_pages, page bytes or more], bytes, and ``page_size`` (DeepSeek V4)
+    ``fp8_ds_mla``,         ``kv`` [num_pages, page_size, row bytes], bytes (DeepSeek V3.2, GLM; GLM-5.3-Flash, which has
+    ``fp8_nope``            no rotary channels)
+    ``fp8_dsv4``,           ``kv`` [num_pages, page bytes or more], bytes, and ``page_size`` (DeepSeek V4; the window and
+    ``fp8_dsv41``,          the compressed pool of V4.1, whose rows are 512 latent channels, the last 64 of them rotary)
+    ``fp4_dsv41``
     ======================  ==========================================================================================
 
     :func:`libmla.row_bytes` and :func:`libmla.page_bytes` say how large packed rows and pages are.
@@ -49,9 +54,9 @@ class KvCache:
     kpe_scale: Tensor | None = None
     """``fp8``: f32 [1]; None: that of ckv, which must then be [1]."""
     page_size: int = 0
-    """``fp8_dsv4``: tokens of a page; else 0."""
+    """``fp8_dsv4``, ``fp8_dsv41``, ``fp4_dsv41``: tokens of a page; else 0."""
     power_of_two_scales: bool = True
-    """``fp8_ds_mla`` and ``fp8`` with scales of quarters: whether scales are powers of two (V3.2) or any numbers (GLM).
+    """``fp8_ds_mla``, ``fp8_nope`` and ``fp8`` with scales of quarters: whether scales are powers of two (V3.2) or any numbers (GLM).
     Writers choose 2^ceil(log2(max(amax, 1e-4) / 448)) or amax / 448, amax being a group's largest magnitude."""
 
 

@@ -100,6 +100,14 @@ DLDataType dlpack_type(DType dtype) {
 
 DLDevice dlpack_device(Device device) { return {static_cast<DLDeviceType>(device.type), device.index}; }
 
+std::string format_names() {
+  std::string names;
+  size_t left = std::size(kAllCacheFormats);
+  for (const CacheFormat format : kAllCacheFormats)
+    names.append(name(format)).append(left == 2 ? " or " : left > 2 ? ", " : ""), --left;
+  return names;
+}
+
 std::optional<DType> parse_dtype(std::string_view text) {
   for (const auto& [name, dtype] : kDTypeNames)
     if (name == text) return dtype;

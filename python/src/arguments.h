@@ -41,6 +41,8 @@ DLDataType dlpack_type(DType dtype);
 DLDevice dlpack_device(Device device);
 /// Returns the type that a text such as "f32", "float32", "e4m3" or "float8_e4m3fn" names; nothing for other texts.
 std::optional<DType> parse_dtype(std::string_view text);
+/// Returns "bf16, f16, ... or " and the last cache format, for errors.
+std::string format_names();
 
 inline bool is_none(ffi::AnyView value) { return value.type_index() == ffi::TypeIndex::kTVMFFINone; }
 

@@ -73,7 +73,7 @@ Op read_op(Arguments& args) {
 CacheFormat read_format(Arguments& args, const char* field) {
   const std::string text = args.text(field);
   if (const auto format = parse_cache_format(text)) return *format;
-  args.fail("ValueError", field, "bf16, f16, fp8, fp8_ds_mla or fp8_dsv4", '"' + text + '"');
+  args.fail("ValueError", field, format_names(), '"' + text + '"');
 }
 
 /// Reads "cpu", "cuda", "cuda:1", "emulated:sm90", or "sm120" for a GPU that need not be there.

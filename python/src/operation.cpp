@@ -29,7 +29,7 @@ std::string_view part_of_pair(std::string_view field) {
 
 CacheFormat format_of(const Arguments& args, std::string_view cache, const std::string& text, ffi::AnyView rows) {
   if (const auto format = parse_cache_format(text)) return *format;
-  if (!text.empty()) args.fail("ValueError", {cache, ".format"}, "bf16, f16, fp8, fp8_ds_mla or fp8_dsv4", text);
+  if (!text.empty()) args.fail("ValueError", {cache, ".format"}, format_names(), text);
   if (const auto tensor = rows.try_cast<DLTensor*>()) {
     if (const auto format = format_of_elements(dtype_of((*tensor)->dtype))) return *format;
     args.fail("TypeError", cache, "a KvCache, which names its format, or a tensor of bf16, f16 or e4m3",

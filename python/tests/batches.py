@@ -77,11 +77,11 @@ def packed_cache(format: str, batch: Paged, rows: torch.Tensor) -> Any:
     """Returns a cache of that format, filled by libmla.append with the rows of all requests in order."""
     import libmla
 
-    if format == "fp8_dsv4":
+    if format in ("fp8_dsv4", "fp8_dsv41", "fp4_dsv41"):
         bytes_per_page = libmla.page_bytes(format, 512, batch.page_size, padded=True)
         kv = torch.full((batch.num_pages, bytes_per_page), 0xFF, dtype=torch.uint8)
         cache = libmla.KvCache(format, kv, page_size=batch.page_size)
-    elif format == "fp8_ds_mla":
+    elif format in ("fp8_ds_mla", "fp8_nope"):
         row = libmla.row_bytes(format, 576)
         cache = libmla.KvCache(format, torch.full((batch.num_pages, batch.page_size, row), 0xFF, dtype=torch.uint8))
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -108,6 +109,35 @@ def unpack_fp8_dsv4(pages: torch.Tensor, page_size: int) -> torch.Tensor:
     scales = torch.where(codes == 0, 0.0, torch.exp2((codes - 127).float())).repeat_interleave(64, -1)
     nope = (data[..., :448].contiguous().view(torch.float8_e4m3fn).float() * scales).bfloat16()
     return torch.cat([nope, data[..., 448:].contiguous().view(torch.bfloat16)], -1)
+
+
+def unpack_v41(pages: torch.Tensor, page_size: int) -> torch.Tensor:
+    """Returns pages of fp8_dsv41, 528 bytes a token, or fp4_dsv41, 288, as numbers [pages, page_size, 512]."""
+    row, footer = (256, 32) if pages.shape[1] < page_size * 528 else (512, 16)
+    data = pages[:, : page_size * row].reshape(-1, page_size, row)
+    scales = pages[:, page_size * row : page_size * (row + footer)].reshape(-1, page_size, footer)
+    if row == 512:
+        values = data.contiguous().view(torch.float8_e4m3fn).float()
+        return (values * torch.exp2((scales.int() - 127).float()).repeat_interleave(32, -1)).bfloat16()
+    magnitudes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    codes = torch.stack([data & 15, data >> 4], -1).flatten(-2).long()
+    values = torch.where(codes < 8, 1.0, -1.0) * magnitudes[codes & 7]
+    return (values * scales.contiguous().view(torch.float8_e4m3fn).float().repeat_interleave(16, -1)).bfloat16()
+
+
+def unpack_fp8_nope(rows: torch.Tensor) -> torch.Tensor:
+    """Returns bytes [pages, page_size, 528] as numbers [pages, page_size, 512]."""
+    scales = rows[..., 512:].contiguous().view(torch.float32).repeat_interleave(128, -1)
+    return (rows[..., :512].contiguous().view(torch.float8_e4m3fn).float() * scales).bfloat16()
+
+
+def unpack(cache: Any) -> torch.Tensor:
+    """Returns the numbers of a packed KvCache, [pages, page_size, channels]."""
+    if cache.format == "fp8_ds_mla":
+        return unpack_fp8_ds_mla(cache.kv)
+    if cache.format == "fp8_nope":
+        return unpack_fp8_nope(cache.kv)
+    return (unpack_fp8_dsv4 if cache.format == "fp8_dsv4" else unpack_v41)(cache.kv, cache.page_size)
 
 
 def check(got: torch.Tensor, wanted: torch.Tensor, tolerance: float | None = None) -> None:

@@ -215,13 +215,13 @@ def test_fp8_cache(label):
     expected.check(libmla.decode(q, cache, **batch.pages(), sm_scale=SM_SCALE), right)
 
 
-@pytest.mark.parametrize("format", ["fp8_ds_mla", "fp8_dsv4"])
+@pytest.mark.parametrize("format", ["fp8_ds_mla", "fp8_dsv4", "fp8_dsv41", "fp4_dsv41", "fp8_nope"])
 def test_packed_caches(format):
-    width = 512 if format == "fp8_dsv4" else 576
+    width = 576 if format == "fp8_ds_mla" else 512
     batch = batches.paged(RAGGED, 16)
     cache = batches.packed_cache(format, batch, torch.randn(sum(RAGGED), width).bfloat16())
     q = torch.randn(5, 4, width).bfloat16()
-    meant = expected.unpack_fp8_ds_mla(cache.kv) if width == 576 else expected.unpack_fp8_dsv4(cache.kv, 16)
+    meant = expected.unpack(cache)
     right = expected.decode(q, meant, batch.kv_len, batch.tables, SM_SCALE, 512)[0]
     o = libmla.decode(q, cache, **batch.pages(), sm_scale=SM_SCALE)
     expected.check(o, right)

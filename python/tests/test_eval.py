@@ -26,6 +26,7 @@ from text_models import BOS, CONTEXT, write_model
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 TEXTS = {"first.py": "def f(x):\n    return 'é€'\n" * 9, "second.py": "import os\n" * 40, "third.py": "# 1\n"}
 ATTENTIONS = ["dense", "sparse, all keys", "sparse, top 8"]
+OF_512_CHANNELS = ("fp8_dsv4", "fp8_dsv41", "fp4_dsv41", "fp8_nope")
 
 
 @pytest.fixture(scope="module")
@@ -93,8 +94,8 @@ def test_every_combination_is_measured_or_has_its_reason(folder: Path, book: Pat
     assert set(rows) == {(a, c, b) for a in ATTENTIONS for c in get_args(CacheFormat) for b in names}
     for (_, cache, backend), row in rows.items():
         assert (row["figures"] is None) == (row["reason"] is not None)
-        if cache == "fp8_dsv4":
-            assert "rows of fp8_dsv4 have 512 channels, not 576" in row["reason"] or "not on a GPU" in row["reason"]
+        if cache in OF_512_CHANNELS:
+            assert f"rows of {cache} have 512 channels, not 576" in row["reason"] or "not on a GPU" in row["reason"]
         elif backend.startswith("cuda"):
             assert "not on a GPU" in row["reason"]
         elif backend in ("cpu_portable", "cpu_avx2", "reference"):
@@ -132,7 +133,7 @@ def test_the_kernels_of_a_gpu_can_be_measured_in_the_emulator(folder: Path, book
 def test_e4m3_products_are_measured_over_quantized_caches(folder: Path, book: Path, tmp_path: Path) -> None:
     options = ("--bytes", 60, "--backends", "cpu_avx2,reference")
     rounded = evaluated(folder, book, tmp_path, *options, "--compute", "fp8")
-    usual = evaluated(folder, book, tmp_path, *options, "--formats", "fp8,fp8_ds_mla,fp8_dsv4")
+    usual = evaluated(folder, book, tmp_path, *options, "--formats", ",".join(name for name in get_args(CacheFormat) if name.startswith("fp")))
     assert (rounded["compute"], usual["compute"]) == ("fp8", "default")
     assert len(rounded["results"]) == len(usual["results"])
     for one, other in zip(rounded["results"], usual["results"], strict=True):
@@ -140,12 +141,12 @@ def test_e4m3_products_are_measured_over_quantized_caches(folder: Path, book: Pa
             other[key] for key in ("attention", "cache", "backend")
         ]
         assert other["compute"] == "default"
-        if not one["cache"].startswith("fp8"):
+        if not one["cache"].startswith("fp"):
             assert one == other
         elif one["backend"] == "cpu_avx2":
             assert one["compute"] == "fp8" and one["figures"] is None
             assert "not those of compute fp8" in one["reason"]
-        elif one["cache"] == "fp8_dsv4":
+        elif one["cache"] in OF_512_CHANNELS:
             assert one["compute"] == "fp8" and one["reason"] == other["reason"]
         else:
             assert one["compute"] == "fp8" and abs(one["figures"]["versus_bf16"]) < 0.1

@@ -27,6 +27,9 @@ def check_format(cache_format: str, rank: int, rope: int) -> None:
     what = {
         "fp8_ds_mla": "fp8_ds_mla, whose rows have 512 latent and 64 rotary channels",
         "fp8_dsv4": "fp8_dsv4, whose rows are DeepSeek V4's: 448 + 64 channels, all of them values too",
+        "fp8_dsv41": "fp8_dsv41, whose rows are those of DeepSeek V4.1's window: 512 channels, all of them values",
+        "fp4_dsv41": "fp4_dsv41, whose rows are those of DeepSeek V4.1's compressed pool: 512 channels, all of them values",
+        "fp8_nope": "fp8_nope, whose rows have 512 latent channels and no rotary ones",
     }.get(cache_format, cache_format)
     raise ValueError(
         f"cache_format: expected one of {', '.join(fitting)} for this model's rows of {rank} latent and {rope} rotary "
