@@ -13,9 +13,7 @@ DType: TypeAlias = Any
 """Stands for an element type: "bf16", "f16", "f32", "e4m3", or a framework's own (torch.bfloat16,
 numpy.dtype("float16"))."""
 
-CacheFormat: TypeAlias = Literal[
-    "bf16", "f16", "fp8", "fp8_ds_mla", "fp8_dsv4", "fp8_dsv41", "fp4_dsv41", "fp8_nope"
-]
+CacheFormat: TypeAlias = Literal["bf16", "f16", "fp8", "fp8_ds_mla", "fp8_dsv4", "fp8_dsv41", "fp4_dsv41", "fp8_nope"]
 LseBase: TypeAlias = Literal["e", "2"]
 Compute: TypeAlias = Literal["default", "fp8"]
 LengthPer: TypeAlias = Literal["token", "request"]

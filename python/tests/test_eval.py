@@ -133,7 +133,8 @@ def test_the_kernels_of_a_gpu_can_be_measured_in_the_emulator(folder: Path, book
 def test_e4m3_products_are_measured_over_quantized_caches(folder: Path, book: Path, tmp_path: Path) -> None:
     options = ("--bytes", 60, "--backends", "cpu_avx2,reference")
     rounded = evaluated(folder, book, tmp_path, *options, "--compute", "fp8")
-    usual = evaluated(folder, book, tmp_path, *options, "--formats", ",".join(name for name in get_args(CacheFormat) if name.startswith("fp")))
+    quantized = ",".join(name for name in get_args(CacheFormat) if name.startswith("fp"))
+    usual = evaluated(folder, book, tmp_path, *options, "--formats", quantized)
     assert (rounded["compute"], usual["compute"]) == ("fp8", "default")
     assert len(rounded["results"]) == len(usual["results"])
     for one, other in zip(rounded["results"], usual["results"], strict=True):

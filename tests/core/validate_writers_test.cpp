@@ -130,12 +130,12 @@ TEST(ValidateAppendRope, RefusesBadInput) {
 TEST(ValidateAppendRope, RowsThatEndWithTheRotaryChannels) {
   // Queries and keys come as 448 + 64 channels, a row of the cache is 512.
   AppendRope p;
-  std::vector<uint16_t> wide(3 * kHeads * 512);
+  std::vector<uint16_t> wide(3 * kHeads * 512), out(wide);
   std::vector<float> angles(10 * 64);
   std::vector<uint8_t> page(4 * 528);
   p.params.q_nope = of(wide, {3, kHeads, 448});
   p.params.q_pe = of(wide, {3, kHeads, 64});
-  p.params.q_out = of(wide, {3, kHeads, 512});
+  p.params.q_out = of(out, {3, kHeads, 512});
   p.params.ckv = of(wide, {3, 448});
   p.params.kpe = of(wide, {3, 64});
   p.params.cos_sin = contiguous(angles.data(), DType::kF32, {10, 64});
@@ -194,8 +194,8 @@ TEST(ValidateCopyPages, RefusesBadInput) {
          p.params.to = p.quantized.ds_mla();
        },
        "copy_pages: to.format: expected rows of 512 channels, got fp8_ds_mla with 576"},
-      {"unknown format", [](CopyPages& p) { p.params.from.format = static_cast<CacheFormat>(5); },
-       "copy_pages: from.format: expected a cache format, got unknown value 5"},
+      {"unknown format", [](CopyPages& p) { p.params.from.format = static_cast<CacheFormat>(77); },
+       "copy_pages: from.format: expected a cache format, got unknown value 77"},
       {"no scale for the destination",
        [](CopyPages& p) {
          p.params.to = p.quantized.fp8();

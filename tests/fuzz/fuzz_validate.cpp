@@ -270,7 +270,7 @@ void fuzz_decode(FuzzedDataProvider& input, const Context& context, Tensors& ten
   p.lse_base = static_cast<LseBase>(input.ConsumeIntegralInRange<int>(0, 2));
   p.batch_invariant = input.ConsumeBool();
   if (input.ConsumeIntegralInRange<int>(0, 15) == 0)
-    p.cache.format = static_cast<CacheFormat>(input.ConsumeIntegralInRange<int>(0, 6));
+    p.cache.format = static_cast<CacheFormat>(input.ConsumeIntegralInRange<int>(0, 9));
   break_some(input, tensors,
              std::vector<TensorView*>{&p.tree_mask, &p.tree_parents} + views_of_queries(p) + views_of(p.cache) +
                  views_of(p.pages) + views_of(p.options));
