@@ -233,6 +233,23 @@ TEST_P(DecodeSparseOnDevice, TwoPoolsWithSinks) {
   }
 }
 
+/// The window is in one quantized format, the compressed pool in another.
+TEST_P(DecodeSparseOnDevice, WindowAndCompressedPoolOfV41) {
+  if (is_fp8_only()) GTEST_SKIP() << row() << " takes scales of 64 channels or more";
+  for (int32_t heads : {3, 64})
+    for (bool swapped : {false, true}) {
+      DecodeSparseSpec spec = small_sparse(CacheFormat::kFP8DsV41);
+      spec.num_heads = heads;
+      spec.extra_pool = small_sparse(CacheFormat::kFP4DsV41).pool;
+      spec.extra_pool->topk = 75;
+      spec.extra_pool->cache.page_size = 64;
+      spec.extra_pool->topk_length = kit::LengthForm::kPerToken;
+      spec.options.attn_sink = true;
+      if (swapped) std::swap(spec.pool, *spec.extra_pool);
+      expect_ok(spec);
+    }
+}
+
 TEST_P(DecodeSparseOnDevice, PoolsThatAreMultipliedAlike) {
   if (is_fp8_only()) GTEST_SKIP() << row() << " takes no pools of 16 bits";
   const CacheFormat formats[] = {CacheFormat::kBF16, CacheFormat::kF16, CacheFormat::kFP8};

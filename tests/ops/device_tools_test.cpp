@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "device_test.h"
+#include "turns.h"
 
 namespace mla {
 namespace {
@@ -29,7 +30,7 @@ TEST_P(AppendOnDevice, SpecialValuesInEveryFormat) {
 
 TEST_P(AppendOnDevice, RandomProblems) {
   for (CacheFormat format : kAllCacheFormats)
-    expect_random(20, [&](uint64_t seed) { return kit::random_append_spec(seed, format); });
+    expect_random(turns_of(format, 20), [&](uint64_t seed) { return kit::random_append_spec(seed, format); });
 }
 
 class AppendRopeOnDevice : public DeviceTest<Op::kAppendRope> {};
@@ -37,7 +38,7 @@ MLA_FOR_EVERY_DEVICE(AppendRopeOnDevice, Op::kAppendRope);
 
 TEST_P(AppendRopeOnDevice, RandomProblems) {
   for (CacheFormat format : kit::rotary_formats())
-    expect_random(20, [&](uint64_t seed) { return kit::random_append_rope_spec(seed, format); });
+    expect_random(turns_of(format, 20), [&](uint64_t seed) { return kit::random_append_rope_spec(seed, format); });
 }
 
 class GatherOnDevice : public DeviceTest<Op::kGather> {};
@@ -45,7 +46,7 @@ MLA_FOR_EVERY_DEVICE(GatherOnDevice, Op::kGather);
 
 TEST_P(GatherOnDevice, RandomProblems) {
   for (CacheFormat format : kAllCacheFormats)
-    expect_random(20, [&](uint64_t seed) { return kit::random_gather_spec(seed, format); });
+    expect_random(turns_of(format, 20), [&](uint64_t seed) { return kit::random_gather_spec(seed, format); });
 }
 
 class CopyPagesOnDevice : public DeviceTest<Op::kCopyPages> {};
@@ -62,7 +63,7 @@ TEST_P(CopyPagesOnDevice, SplitsFooterPages) {
 
 TEST_P(CopyPagesOnDevice, RandomProblems) {
   for (CacheFormat format : kAllCacheFormats)
-    expect_random(20, [&](uint64_t seed) { return kit::random_copy_pages_spec(seed, format); });
+    expect_random(turns_of(format, 20), [&](uint64_t seed) { return kit::random_copy_pages_spec(seed, format); });
 }
 
 class IndexToolsOnDevice : public DeviceTest<Op::kBlockTableToCsr> {};
