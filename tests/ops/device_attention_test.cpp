@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "device_test.h"
+#include "turns.h"
 
 namespace mla {
 namespace {
@@ -193,7 +194,7 @@ TEST_P(DecodeOnDevice, StridesAndParts) {
 
 TEST_P(DecodeOnDevice, RandomProblems) {
   for (CacheFormat format : formats())
-    expect_random(16, [&](uint64_t seed) { return kit::random_decode_spec(seed, format); });
+    expect_random(turns_of(format, 16), [&](uint64_t seed) { return kit::random_decode_spec(seed, format); });
 }
 
 class DecodeSparseOnDevice : public DeviceTest<Op::kDecodeSparse> {};
@@ -299,7 +300,7 @@ TEST_P(DecodeSparseOnDevice, HeadsAndWidths) {
 
 TEST_P(DecodeSparseOnDevice, RandomProblems) {
   for (CacheFormat format : formats())
-    expect_random(12, [&](uint64_t seed) { return kit::random_decode_sparse_spec(seed, format); });
+    expect_random(turns_of(format, 12), [&](uint64_t seed) { return kit::random_decode_sparse_spec(seed, format); });
 }
 
 class PrefillOnDevice : public DeviceTest<Op::kPrefill> {};

@@ -89,11 +89,21 @@ class DeviceTest : public testing::TestWithParam<std::tuple<std::string, std::st
   /// Returns whether the row multiplies nothing but e4m3, so that fit() makes quantized caches of all.
   bool is_fp8_only() const { return !judge(fit_heads(usual_problem(op))).usable; }
 
+  /// Returns whether the row takes the usual problem over rows of a format.
+  bool takes_rows_of(CacheFormat format) const {
+    const KvLayout layout = kv_layout(format);
+    if (is_fp8_only() && !is_quantized(layout.nope.element)) return false;
+    Problem problem = is_fp8_only() ? with_fp8(usual_problem(op)) : usual_problem(op);
+    problem.cache = format;
+    problem.q_dtype = value_dtype(layout.nope.element);
+    if (layout.is_packed()) problem.d_qk = layout.nope_dim + layout.rope_dim;
+    return judge(fit_heads(problem)).usable;
+  }
+
   /// Returns the formats that the row has problems of its own in.
   std::vector<CacheFormat> formats() const {
     std::vector<CacheFormat> all(std::begin(kAllCacheFormats), std::end(kAllCacheFormats));
-    if (is_fp8_only())
-      std::erase_if(all, [](CacheFormat format) { return !is_quantized(kv_layout(format).nope.element); });
+    std::erase_if(all, [&](CacheFormat format) { return !takes_rows_of(format); });
     return all;
   }
 

@@ -128,26 +128,24 @@ TEST_P(DecodeSparseTest, PoolsOfDifferentFormats) {
 
 /// The window is in one quantized format, the compressed pool in another, under one softmax.
 TEST_P(DecodeSparseTest, WindowAndCompressedPoolOfV41) {
-  for (DType q_dtype : {DType::kBF16, DType::kF32})
-    for (int32_t heads : {5, 64})
-      for (bool sink : {false, true}) {
-        DecodeSparseSpec spec = spec_of(CacheFormat::kFP8DsV41);
-        spec.q_dtype = spec.o_dtype = q_dtype;
-        spec.num_heads = heads;
-        spec.pool.topk = 128;
-        spec.pool.cache.page_size = 128;
-        spec.extra_pool = spec.pool;
-        spec.extra_pool->cache.format = CacheFormat::kFP4DsV41;
-        spec.extra_pool->cache.page_size = 64;
-        spec.extra_pool->cache.page_stride_extra = 34;
-        spec.extra_pool->topk = 200;
-        spec.extra_pool->topk_length = kit::LengthForm::kPerToken;
-        spec.q_len = {5, 1};
-        spec.options.attn_sink = sink;
-        expect_ok(spec);
-        std::swap(spec.pool, *spec.extra_pool);
-        expect_ok(spec);
-      }
+  for (int32_t heads : {5, 64}) {
+    DecodeSparseSpec spec = spec_of(CacheFormat::kFP8DsV41);
+    spec.q_dtype = spec.o_dtype = heads == 5 ? DType::kF32 : DType::kBF16;
+    spec.num_heads = heads;
+    spec.pool.topk = 128;
+    spec.pool.cache.page_size = 128;
+    spec.extra_pool = spec.pool;
+    spec.extra_pool->cache.format = CacheFormat::kFP4DsV41;
+    spec.extra_pool->cache.page_size = 64;
+    spec.extra_pool->cache.page_stride_extra = 34;
+    spec.extra_pool->topk = 200;
+    spec.extra_pool->topk_length = kit::LengthForm::kPerToken;
+    spec.q_len = {2, 1};
+    spec.options.attn_sink = heads == 64;
+    expect_ok(spec);
+    std::swap(spec.pool, *spec.extra_pool);
+    expect_ok(spec);
+  }
 }
 
 TEST_P(DecodeSparseTest, OnePoolCutInTwoIsTheSame) {
