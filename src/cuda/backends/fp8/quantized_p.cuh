@@ -127,7 +127,7 @@ class QuantizedP : public GroupedScores<Config> {
         ptx::store_shared(to + static_cast<uint32_t>(j * Config::kPTileBytes), packed_p(x[j]));
       }
       to += kTogether * Config::kPTileBytes;
-      scales += kTogether * (kUe8m0 ? 1 : 4);
+      scales += kTogether * size_of(kUe8m0 ? ScaleType::kUE8M0 : ScaleType::kF32);
       scale_to += kTogether * Config::kRows * 4;
     } while (to != end);
     return finite;
