@@ -13,10 +13,9 @@ namespace mla {
 /// Lists the cache formats by the names that engines use.
 enum class CacheFormat : uint8_t { kBF16, kF16, kFP8, kFP8DsMla, kFP8DsV4, kFP8DsV41, kFP4DsV41, kFP8Nope };
 
-inline constexpr CacheFormat kAllCacheFormats[] = {CacheFormat::kBF16, CacheFormat::kF16, CacheFormat::kFP8,
-                                                   CacheFormat::kFP8DsMla, CacheFormat::kFP8DsV4,
-                                                   CacheFormat::kFP8DsV41, CacheFormat::kFP4DsV41,
-                                                   CacheFormat::kFP8Nope};
+inline constexpr CacheFormat kAllCacheFormats[] = {
+    CacheFormat::kBF16,    CacheFormat::kF16,      CacheFormat::kFP8,      CacheFormat::kFP8DsMla,
+    CacheFormat::kFP8DsV4, CacheFormat::kFP8DsV41, CacheFormat::kFP4DsV41, CacheFormat::kFP8Nope};
 
 /// Names the type of a scale factor.
 enum class ScaleType : uint8_t { kNone, kF32, kUE8M0, kE4M3 };

@@ -103,8 +103,10 @@ DLDevice dlpack_device(Device device) { return {static_cast<DLDeviceType>(device
 std::string format_names() {
   std::string names;
   size_t left = std::size(kAllCacheFormats);
-  for (const CacheFormat format : kAllCacheFormats)
-    names.append(name(format)).append(left == 2 ? " or " : left > 2 ? ", " : ""), --left;
+  for (const CacheFormat format : kAllCacheFormats) {
+    names.append(name(format)).append(left == 2 ? " or " : left > 2 ? ", " : "");
+    --left;
+  }
   return names;
 }
 

@@ -70,8 +70,7 @@ void CacheWriter::write_ckv(const void* source, int64_t page, int64_t offset) co
     float chosen[kMaxScales];
     const int32_t n = std::min(kMaxScales, cache_.num_scales - first);
     kernels_.quantize_groups(at(source, int64_t{first} * group, ckv_source_), ckv_source_, n, group,
-                             cache_.power_of_two_scales, cache_.least_scale, chosen,
-                             elements + int64_t{first} * group);
+                             cache_.power_of_two_scales, cache_.least_scale, chosen, elements + int64_t{first} * group);
     store_scales(cache_, chosen, first, n, scales);
   }
   pad_scales(cache_, scales);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tests that with batch_invariant a request's bits are the same in every batch, on GPUs. Heads and batches are such that
-// the kernels of a batch would not be those of one request if their choice looked at the batch.
+// Tests that with batch_invariant a request's bits are the same in every batch, on GPUs. Heads and batches are such
+// that the kernels of a batch would not be those of one request if their choice looked at the batch.
 #include <gtest/gtest.h>
 
 #include <vector>

@@ -37,7 +37,8 @@ inline std::vector<std::tuple<std::string, std::string>> devices_and_rows(Op op)
   return all;
 }
 
-/// Returns the spec with compute = fp8, over fp8 caches where its caches are not quantized, and of e4m3 tensors in prefill.
+/// Returns the spec with compute = fp8, over fp8 caches where its caches are not quantized, and of e4m3 tensors in
+/// prefill.
 template <class Spec>
 Spec with_fp8(Spec spec) {
   const auto quantize = [](CacheFormat& format) {

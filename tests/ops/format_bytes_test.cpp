@@ -214,8 +214,7 @@ TEST_P(FormatBytes, OfEveryBF16BesideEveryKindOfLargest) {
       for (const int above : {0, 1, 5}) {
         if (emulated && above == 1) continue;  // the emulator takes its time
         const bool any = format == CacheFormat::kFP8Nope && mantissa % 2 == 1;
-        ASSERT_NO_FATAL_FAILURE(
-            expect_bytes(format, every_bf16(bytes_of(format).group, mantissa, above), 64, 0, !any));
+        ASSERT_NO_FATAL_FAILURE(expect_bytes(format, every_bf16(bytes_of(format).group, mantissa, above), 64, 0, !any));
       }
 }
 
@@ -254,7 +253,8 @@ TEST_P(FormatBytes, E2M1TiesGoToEvenUnderEveryMantissaOfAScale) {
       for (const float channel : channels) ASSERT_EQ(bf16_to_f32(f32_to_bf16(channel)), channel);
       const std::vector<uint8_t> bytes = bytes_of_row(CacheFormat::kFP4DsV41, channels);
       ASSERT_EQ(bytes[256], f32_to_e4m3(scale));
-      for (size_t i = 0; i < 7; ++i) ASSERT_EQ(bytes[i], kCodes[i] | (kCodes[i] | 8) << 4) << kTies[i] << " * " << scale;
+      for (size_t i = 0; i < 7; ++i)
+        ASSERT_EQ(bytes[i], kCodes[i] | (kCodes[i] | 8) << 4) << kTies[i] << " * " << scale;
       ASSERT_EQ(bytes[7], 0x70);
     }
 }
@@ -267,7 +267,7 @@ TEST_P(FormatBytes, ScalesAreClamped) {
   };
   using Pair = std::pair<uint8_t, uint8_t>;  // element and scale
   constexpr CacheFormat kWindow = CacheFormat::kFP8DsV41, kPool = CacheFormat::kFP4DsV41;
-  EXPECT_EQ(first(kWindow, 0.0F), Pair(0x00, 114));     // 2^-13, the power of two above 1e-4
+  EXPECT_EQ(first(kWindow, 0.0F), Pair(0x00, 114));  // 2^-13, the power of two above 1e-4
   EXPECT_EQ(first(kWindow, 0x1p-100F), Pair(0x00, 114));
   EXPECT_EQ(first(kWindow, 448 * 0x1p-14F), Pair(0x76, 114));  // 224
   EXPECT_EQ(first(kWindow, 448 * 0x1p-13F), Pair(0x7E, 114));

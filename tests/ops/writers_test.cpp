@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "backend_test.h"
-#include "turns.h"
 #include "kit/paged_memory.h"
+#include "turns.h"
 
 namespace mla {
 namespace {

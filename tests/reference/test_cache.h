@@ -233,10 +233,14 @@ class TestCache {
   }
   void put_scale(int64_t page, int64_t offset, int32_t group, float value) {
     const auto g = static_cast<size_t>(group);
-    if (v.format == CacheFormat::kFP8) scales[scale_at(page, offset) + g] = value;
-    else if (v.format == CacheFormat::kFP4DsV41) bytes[footer_at(page, offset) + g] = encode_by_definition(value);
-    else if (footer() > 0) bytes[footer_at(page, offset) + g] = static_cast<uint8_t>(std::ilogb(value) + 127);
-    else put(&bytes[inline_at(page, offset) + 4 * g], value);
+    if (v.format == CacheFormat::kFP8)
+      scales[scale_at(page, offset) + g] = value;
+    else if (v.format == CacheFormat::kFP4DsV41)
+      bytes[footer_at(page, offset) + g] = encode_by_definition(value);
+    else if (footer() > 0)
+      bytes[footer_at(page, offset) + g] = static_cast<uint8_t>(std::ilogb(value) + 127);
+    else
+      put(&bytes[inline_at(page, offset) + 4 * g], value);
   }
   float scale(int64_t page, int64_t offset, int32_t group) const {
     const auto g = static_cast<size_t>(group);

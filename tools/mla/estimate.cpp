@@ -234,8 +234,8 @@ Estimate estimate(const EstimatedWork& work, const GpuKind& gpu) {
   } else if (work.backend == "cuda_portable" || work.backend == "cuda_fp8") {
     const Kernel kernel = work.backend == "cuda_fp8" ? Kernel::kFp8 : quantized ? Kernel::kQuantized : Kernel::kBf16;
     const StepCount* count = nullptr;
-    const int32_t block_rows = kernel == Kernel::kFp8 ? (rows <= 16 ? 16 : 64)
-                                                      : portable_rows(work, rows, quantized, arch, gpu.num_sms);
+    const int32_t block_rows =
+        kernel == Kernel::kFp8 ? (rows <= 16 ? 16 : 64) : portable_rows(work, rows, quantized, arch, gpu.num_sms);
     // Small batches do without the large blocks of e4m3.
     const bool small_batch = block_rows > 16 && work.batch * rows < int64_t{8} * 64;
     if (kernel == Kernel::kQuantized && has_one_scale(kv_layout(problem.cache)) && !small_batch)

@@ -44,9 +44,7 @@ bool emulates(int32_t arch) {
 bool is_quantized(CacheFormat format) { return mla::is_quantized(kv_layout(format).nope.element); }
 
 /// Returns whether rows of a format are e4m3 with no more scales than the kernel has room for, or not quantized.
-bool has_few_scales(CacheFormat format) {
-  return format != CacheFormat::kFP8DsV41 && format != CacheFormat::kFP4DsV41;
-}
+bool has_few_scales(CacheFormat format) { return format != CacheFormat::kFP8DsV41 && format != CacheFormat::kFP4DsV41; }
 
 TEST(Bulk, LeavesRowsOfV41) {
   for (CacheFormat format : {CacheFormat::kFP8DsV41, CacheFormat::kFP4DsV41})

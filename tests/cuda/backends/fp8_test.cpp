@@ -70,9 +70,9 @@ TEST(Fp8, RunsWhatAsksForIt) {
 TEST(Fp8, LeavesRowsOfV41) {
   if (!emulates_sm120()) GTEST_SKIP() << "this build does not emulate sm120";
   for (CacheFormat format : {CacheFormat::kFP8DsV41, CacheFormat::kFP4DsV41})
-    EXPECT_EQ(of_fp8(in_fp8(format)).reason,
-              "takes rows of e4m3 with scales of f32 or UE8M0 for 64 channels or more, not " +
-                  std::string(name(format)));
+    EXPECT_EQ(
+        of_fp8(in_fp8(format)).reason,
+        "takes rows of e4m3 with scales of f32 or UE8M0 for 64 channels or more, not " + std::string(name(format)));
 }
 
 constexpr std::pair<int32_t, int32_t> kPrefillWidths[] = {{192, 128}, {128, 128}, {256, 128}, {256, 256}};

@@ -116,7 +116,7 @@ CacheMemory make_cache(const Activations& from, const Variant& variant, int64_t 
   made.cache.power_of_two_scales = variant.power_of_two;
   made.bytes_per_token = row_bytes(variant.format, d_qk);
   // A bf16 row whose value is the whole row has no rotary part of its own.
-  made.d_ckv = layout.is_packed()                    ? layout.nope_dim
+  made.d_ckv = layout.is_packed()                   ? layout.nope_dim
                : !is_quantized(layout.nope.element) ? from.model.d_v()
                                                     : from.model.kv_lora_rank;
   switch (layout.nope.scale_place) {

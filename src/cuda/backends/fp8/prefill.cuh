@@ -331,7 +331,9 @@ class PrefillKernel : PrefillBlock<PrefillKernel<kDQk, kDV, kTiling>, kTiling.ro
 
   MLA_DEVICE void store_four(int64_t offset, const float (&v)[4]) const {
     switch (args_.o_dtype) {
-      case DType::kE4M3: store_words(static_cast<uint8_t*>(args_.o) + offset, {ptx::pack_e4m3x4(v[0], v[1], v[2], v[3])}); break;
+      case DType::kE4M3:
+        store_words(static_cast<uint8_t*>(args_.o) + offset, {ptx::pack_e4m3x4(v[0], v[1], v[2], v[3])});
+        break;
       case DType::kBF16:
         store_words(static_cast<uint16_t*>(args_.o) + offset,
                     {ptx::pack_bf16x2(v[0], v[1]), ptx::pack_bf16x2(v[2], v[3])});

@@ -66,8 +66,8 @@ class QuantizedP : public GroupedScores<Config> {
 
  private:
   /// Quantizes P for all scales of the keys, kTogether at a time. Returns false if a product that the lane knows of is
-  /// not finite, be it of a key that the row does not see, whose scale may be anything: the warp must do all of it again
-  /// then, by quantize_p(). Looking at P before each product would take more than the rest.
+  /// not finite, be it of a key that the row does not see, whose scale may be anything: the warp must do all of it
+  /// again then, by quantize_p(). Looking at P before each product would take more than the rest.
   template <int kTogether, bool kUe8m0>
   MLA_DEVICE bool quantize_finite(uint32_t n, const cuda::KeyPool& of, const float (&p)[8]) const {
     ptx::SharedAddress scales =

@@ -31,8 +31,7 @@ struct Kernels {
     const bool small = block_rows == 16 || small_steps < kStepsOf16Rows;
     if (has_plain_e4m3(args) && args.d_v == 512 && (args.q_dtype == DType::kBF16 || args.q_dtype == DType::kE4M3)) {
       if constexpr (kMultipliesCodes<16>)
-        if (small)
-          return f.template operator()<AbsorbedKernel<AbsorbedConfig<16, 512, KeyKind::kE4M3, 1>>>();
+        if (small) return f.template operator()<AbsorbedKernel<AbsorbedConfig<16, 512, KeyKind::kE4M3, 1>>>();
       if constexpr (kMultipliesCodes<64>)
         if (!small && (args.batch_invariant || args.num_tokens * args.num_heads.value >= kLeastCodeBlocks * 64))
           return f.template operator()<AbsorbedKernel<AbsorbedConfig<64, 512, KeyKind::kE4M3, 1>>>();
