@@ -16,7 +16,7 @@ namespace mla::MLA_CUDA_NAMESPACE {
 struct alignas(16) ScoreMode {
   StepRange unmasked;   // those of the unit
   float scale;          // of base-2 logits, where they need nothing else
-  uint32_t only_valid;  // 1: elsewhere, a score counts if its key has a row, and needs only the scale
+  bool only_valid;      // elsewhere, a score counts if its key has a row, and needs only the scale
 };
 
 /// Describes the unit that a block computes, for all its threads. Steps are numbered from the kernel's start on.
@@ -135,7 +135,7 @@ class GroupedBlock {
       unit().template find_unmasked_steps<Config>(args_);
       unit().whole_rows = !Config::kQuantized && RowCopy<Config>::are_whole(args_);
       unit().mode = {unit().unmasked, score_scale(args_) * std::numbers::log2e_v<float>,
-                     args_.sparse() && needs_only_scale(args_.options) ? 1U : 0U};
+                     args_.sparse() && needs_only_scale(args_.options)};
     }
     ptx::sync_block();
   }
