@@ -109,7 +109,7 @@ TEST_P(DecodeEdges, AlibiSlopesOnEveryRank) {
 }
 
 TEST_P(DecodeEdges, PagesOfASecondTurnAreAsFresh) {
-  for (CacheFormat format : kAllCacheFormats)
+  for (CacheFormat format : formats())
     for (bool token_scales : {false, true}) {
       if (token_scales && format != CacheFormat::kFP8) continue;
       DecodeSpec spec = edge_decode(format, 3);
