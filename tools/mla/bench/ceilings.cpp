@@ -24,11 +24,6 @@ constexpr size_t kMiB = 1024 * 1024;
 constexpr size_t kReadStep = 256 * 1024;
 constexpr double kChunkSeconds = 150e-6;  // long against a barrier, short against a scheduler's time slice
 
-struct Chunk {
-  Clock::time_point start, end;
-  double work = 0;
-};
-
 // How many of these steps take a chunk's time; the fastest of five counts, for the others may have been preempted.
 template <class Step>
 int64_t steps_per_chunk(const Step& step) {
@@ -127,8 +122,17 @@ void Team::barrier() {
 CeilingMeter::CeilingMeter(int32_t threads)
     : team_(threads), position_(static_cast<size_t>(team_.size()), 0), l3_position_(position_) {}
 
-// `chunk` returns the work it did. A start and an end of each worker, not of worker 0 alone: with more threads than
-// processors it may wake up when the others are half through.
+double rate_of(const std::vector<Chunk>& workers) {
+  Chunk all = workers.front();
+  for (size_t worker = 1; worker < workers.size(); ++worker) {
+    all.start = std::min(all.start, workers[worker].start);
+    all.end = std::max(all.end, workers[worker].end);
+    all.work += workers[worker].work;
+  }
+  return all.work / std::max(seconds_between(all.start, all.end), 1e-9);
+}
+
+// `chunk` returns the work it did.
 double CeilingMeter::sample_chunks(double seconds, const std::function<double(int32_t)>& chunk) {
   std::vector<std::vector<Chunk>> chunks(static_cast<size_t>(threads()));
   std::atomic<size_t> last{std::numeric_limits<size_t>::max()};
@@ -147,13 +151,9 @@ double CeilingMeter::sample_chunks(double seconds, const std::function<double(in
   });
   std::vector<double> rates;
   for (size_t i = 0; i < chunks.front().size(); ++i) {
-    Chunk all = chunks.front()[i];
-    for (size_t worker = 1; worker < chunks.size(); ++worker) {
-      all.start = std::min(all.start, chunks[worker][i].start);
-      all.end = std::max(all.end, chunks[worker][i].end);
-      all.work += chunks[worker][i].work;
-    }
-    rates.push_back(all.work / std::max(seconds_between(all.start, all.end), 1e-9));
+    std::vector<Chunk> workers;
+    for (const std::vector<Chunk>& own : chunks) workers.push_back(own[i]);
+    rates.push_back(rate_of(workers));
   }
   return quantile_of(std::move(rates), 0.9);
 }

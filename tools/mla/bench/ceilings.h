@@ -2,6 +2,7 @@
 // Measures what this machine can do at best, in the same process and with the same number of threads as the kernels.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -46,6 +47,17 @@ class Team {
   std::unique_ptr<State> state_;
 };
 
+/// What one worker did in one chunk of a sample.
+struct Chunk {
+  std::chrono::steady_clock::time_point start, end;
+  double work = 0;
+};
+
+/// Returns what the workers did in a second: all of their work, over the time from the first one's start to the last
+/// one's end. A start and an end of each, not of worker 0 alone: with more threads than processors it may wake up when
+/// the others are half through.
+double rate_of(const std::vector<Chunk>& workers);
+
 /// Takes short samples of the ceilings, each of many chunks of a fraction of a millisecond: one that was preempted does
 /// not lower the sample. Samples of one kind are kept: on a machine shared with others the median of many, taken
 /// between the kernels, is the fair figure.
@@ -54,9 +66,8 @@ class CeilingMeter {
   explicit CeilingMeter(int32_t threads);
 
   int32_t threads() const { return team_.size(); }
-  /// Runs one sample of about `seconds` and returns the rate that nine of ten chunks do not exceed: what all threads
-  /// did in a chunk, over the time from the first one's start to the last one's end. The first call warms the processor
-  /// up.
+  /// Runs one sample of about `seconds` and returns the rate (`rate_of`) that nine of ten chunks do not exceed. The
+  /// first call warms the processor up.
   double sample(Ceiling ceiling, double seconds = 0.02);
   /// Returns the median of all samples so far; takes five if there is none.
   double median(Ceiling ceiling);
