@@ -43,10 +43,11 @@ std::string describe(const bench::Case& one) {
       return fmt::format("{} of {}, {}, d_v {}, states {}", counted(one.states, "state"), queries,
                          counted(one.heads, "head"), one.d_v, type);
     case Op::kDecodeSparse:
-      return fmt::format("{}, {} keys of a pool of {}{}, {}, head dims {}/{}, cache {}, queries {}{}", queries,
-                         one.topk, one.requests.front().kv_len,
-                         one.extra_topk > 0 ? fmt::format(" and {} of a second one", one.extra_topk) : "",
-                         counted(one.heads, "head"), one.d_qk, one.d_v, name(one.cache), type, compute_of(one));
+      return fmt::format(
+          "{}, {} keys of a pool of {}{}, {}, head dims {}/{}, cache {}, queries {}{}", queries, one.topk,
+          one.requests.front().kv_len,
+          one.extra_topk > 0 ? fmt::format(" and {} of a second one of {}", one.extra_topk, name(one.extra_cache)) : "",
+          counted(one.heads, "head"), one.d_qk, one.d_v, name(one.cache), type, compute_of(one));
     case Op::kPrefillSparse:
       return fmt::format("{}, {} of {}, {}, head dims {}/{}, keys {}, queries {}", queries, one.topk,
                          counted(one.total_kv(), "key"), counted(one.heads, "head"), one.d_qk, one.d_v, name(one.cache),

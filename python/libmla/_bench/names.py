@@ -12,7 +12,7 @@ from .results import Result
 
 # What makes a case, most telling first: labels are cut from the end, figures are split from the front.
 CASE_KEYS = (
-    "device", "op", "backend", "cache", "heads", "states", "topk", "extra_topk", "to_cache", "batch", "q_len", "kv_len",
+    "device", "op", "backend", "cache", "heads", "states", "topk", "extra_topk", "extra_cache", "to_cache", "batch", "q_len", "kv_len",
     "lengths", "page_size", "extra_page_size", "to_page_size", "q_dtype", "scales", "d_qk", "d_v", "causal", "sink",
     "window", "soft_cap", "alibi", "compute", "tree", "dcp", "batch_invariant", "threads",
 )  # fmt: skip
@@ -50,6 +50,7 @@ _TEXTS: Mapping[str, Callable[[Any], str]] = {
     "topk": lambda value: f"topk {value}" if value else "",
     "extra_topk": lambda value: f"second pool {value}" if value else "",
     "extra_page_size": lambda value: f"its page size {value}" if value else "",
+    "extra_cache": lambda value: f"of {value}" if value else "",
     "to_cache": lambda value: f"to {value}" if value else "",
     "to_page_size": lambda value: f"to page size {value}" if value else "",
     "q_dtype": lambda value: f"{value} queries",

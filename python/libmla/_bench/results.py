@@ -20,7 +20,7 @@ _NUMBERS = ("batch", "q_len", "kv_len", "heads", "page_size", "topk", "threads",
 _RATES = ("gflops", "gbps")
 _STRINGS = ("op", "backend", "device", "cache")
 # What earlier versions measured and did not say.
-_UNSAID = {"compute": "default"}
+_UNSAID = {"compute": "default", "extra_cache": None}
 
 
 class ResultsError(ValueError):

@@ -267,10 +267,11 @@ TEST(CliRun, EveryFormatAndOptionIsCorrect) {
     EXPECT_EQ(ran["error_text"], "") << options;
   }
   const json sparse = json_of(
-      "run --op decode_sparse --heads 4 --cache fp8_dsv4 --topk 20 --extra-topk 9 --min-time "
+      "run --op decode_sparse --heads 4 --cache fp8_dsv41 --topk 20 --extra-topk 9 --extra-cache fp4_dsv41 --min-time "
       "0.01 --pool-tokens 100 --json");
   EXPECT_EQ(sparse["topk"], 29);
   EXPECT_EQ(sparse["extra_topk"], 9);
+  EXPECT_EQ(sparse["extra_cache"], "fp4_dsv41");
   EXPECT_EQ(sparse["kv_len"], 100);
   EXPECT_EQ(sparse["d_qk"], 512);
   const json top_k = json_of("run --op top_k --kv-len 1000 --topk 20 --min-time 0.01 --json");

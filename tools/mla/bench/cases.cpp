@@ -77,6 +77,7 @@ constexpr KeyUse kKeyUses[] = {
     {"topk", takes_topk},
     {"extra_topk", [](Op op) { return op == Op::kDecodeSparse; }},
     {"extra_page_size", [](Op op) { return op == Op::kDecodeSparse; }},
+    {"extra_cache", [](Op op) { return op == Op::kDecodeSparse; }},
     {"pool_tokens", [](Op op) { return op == Op::kDecodeSparse; }},
     {"to_cache", [](Op op) { return op == Op::kCopyPages; }},
     {"to_page_size", [](Op op) { return op == Op::kCopyPages; }},
@@ -124,8 +125,12 @@ void set_sparse(const Choice& choice, const ModelConfig* model, Case& result) {
 }
 
 void set_options(const Choice& choice, Case& result) {
-  result.to_cache = result.cache;
-  if (const Setting* to = find(choice, "to_cache")) result.to_cache = cli::parse_cache(to->where, to->text);
+  const auto cache_of = [&](std::string_view key) {
+    const Setting* setting = find(choice, key);
+    return setting != nullptr ? cli::parse_cache(setting->where, setting->text) : result.cache;
+  };
+  result.to_cache = cache_of("to_cache");
+  result.extra_cache = cache_of("extra_cache");
   result.to_page_size = int_of(choice, "to_page_size", result.page_size, 1, 1 << 20);
   result.scales =
       one_of<Scales>(choice, "scales", Scales::kPowersOfTwo,
@@ -303,6 +308,7 @@ const std::vector<SettingKey>& setting_keys() {
       {"pool_tokens", "Tokens of the pool that the indices point into (decode_sparse; 64k)"},
       {"extra_topk", "Indices of each query into a second pool (decode_sparse)"},
       {"extra_page_size", "Tokens of a page of the second pool"},
+      {"extra_cache", "Format of the second pool (that of the first)"},
       {"to_cache", "Format that pages are copied into (copy_pages)"},
       {"to_page_size", "Tokens of a page that is copied into"},
       {"sink", "Attention sinks: true, false"},

@@ -44,6 +44,7 @@ struct Case {
   int64_t topk = 0;        ///< indices of each query (sparse attention, physical_slots), selected logits (top_k)
   int64_t extra_topk = 0;  ///< decode_sparse: indices into a second pool; 0 = none
   int64_t extra_page_size = 64;
+  CacheFormat extra_cache = CacheFormat::kBF16;  ///< of that second pool
   CacheFormat to_cache = CacheFormat::kBF16;  ///< copy_pages: what is written
   int64_t to_page_size = 64;
   Scales scales = Scales::kPowersOfTwo;

@@ -51,7 +51,9 @@ std::string variant_text(const Case& one) {
   if (one.scales != Scales::kPowersOfTwo) add(fmt::format("{} scales", name(one.scales)));
   if (one.op == Op::kCopyPages) add(fmt::format("to {}, pages of {}", name(one.to_cache), one.to_page_size));
   if (one.extra_topk > 0)
-    add(fmt::format("{} + {} keys, second pages of {}", one.topk, one.extra_topk, one.extra_page_size));
+    add(fmt::format("{} + {} keys, second {}pages of {}", one.topk, one.extra_topk,
+                    one.extra_cache != one.cache ? fmt::format("pool {}, ", name(one.extra_cache)) : "",
+                    one.extra_page_size));
   const bool absorbed = one.op == Op::kDecode || one.op == Op::kDecodeSparse;  // others have a column for the type
   if (one.q_dtype == DType::kE4M3 && absorbed) add("e4m3 queries");
   if (one.sink) add("sink");
@@ -118,6 +120,7 @@ void add_details(const Case& one, Json& json) {
   json["scales"] = name(one.scales);
   json["extra_topk"] = one.extra_topk;
   json["extra_page_size"] = two_pools ? one.extra_page_size : 0;
+  json["extra_cache"] = two_pools ? Json(name(one.extra_cache)) : Json(nullptr);
   json["to_cache"] = copies ? Json(name(one.to_cache)) : Json(nullptr);
   json["to_page_size"] = copies ? one.to_page_size : 0;
   json["sink"] = one.sink;

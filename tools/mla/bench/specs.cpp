@@ -66,9 +66,9 @@ void set_attention(const Case& one, uint64_t seed, kit::AttentionSpec& spec) {
   spec.seed = seed;
 }
 
-kit::SparsePoolSpec pool_spec(const Case& one, int64_t topk, int64_t page_size) {
+kit::SparsePoolSpec pool_spec(const Case& one, CacheFormat format, int64_t topk, int64_t page_size) {
   kit::SparsePoolSpec spec;
-  spec.cache = cache_spec(one, one.cache, page_size);
+  spec.cache = cache_spec(one, format, page_size);
   spec.num_tokens = 1;
   for (const Request& request : one.requests)
     spec.num_tokens = std::max(spec.num_tokens, narrow(request.kv_len, "pool_tokens"));
@@ -103,8 +103,8 @@ kit::DecodeSparseSpec decode_sparse_spec(const Case& one, uint64_t seed) {
   set_attention(one, seed, spec);
   spec.q_len = q_lens(one);
   spec.q_dtype = one.q_dtype;
-  spec.pool = pool_spec(one, one.topk, one.page_size);
-  if (one.extra_topk > 0) spec.extra_pool = pool_spec(one, one.extra_topk, one.extra_page_size);
+  spec.pool = pool_spec(one, one.cache, one.topk, one.page_size);
+  if (one.extra_topk > 0) spec.extra_pool = pool_spec(one, one.extra_cache, one.extra_topk, one.extra_page_size);
   return spec;
 }
 

@@ -62,9 +62,10 @@ double bytes_of(const Case& one) {
   switch (one.op) {
     case Op::kDecode: return pool / static_cast<double>(one.dcp) + queries;
     case Op::kDecodeSparse: {
-      const double extra = one.extra_topk > 0 ? pool_of(one.cache, longest / static_cast<double>(one.extra_page_size),
-                                                        one.extra_page_size)
-                                              : 0.0;
+      const double extra =
+          one.extra_topk > 0
+              ? pool_of(one.extra_cache, longest / static_cast<double>(one.extra_page_size), one.extra_page_size)
+              : 0.0;
       return pool_of(one.cache, longest / page_size + 1, one.page_size) + extra + queries +
              tokens * (topk + static_cast<double>(one.extra_topk)) * 4;
     }
