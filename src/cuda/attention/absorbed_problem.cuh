@@ -146,19 +146,25 @@ inline int64_t bytes_between(const core::Plane& plane, int64_t row_bytes, const 
 /// Returns all that kernels need to know of the rows of a cache.
 inline cuda::KeyPool pool_of(const core::Cache& cache) {
   cuda::KeyPool pool{.cache = cache, .page_size = cuda::FastDivisor(cache.page_size)};
+  const int scale_bytes = cache.num_scales * size_of(cache.scale_type);
   pool.ckv_bytes = cache.ckv_bytes();
   pool.kpe_bytes = cache.kpe_bytes();
-  pool.scale_words = (cache.num_scales * size_of(cache.scale_type) + 3) / 4;
+  pool.scale_words = (scale_bytes + 3) / 4;
   pool.ue8m0 = cache.scale_type == ScaleType::kUE8M0;
   pool.quantized_kpe = cache.has_quantized_kpe();
   pool.common_e4m3 = cache.has_common_e4m3();
   pool.aligned = has_rows_at(cache.ckv, kChunkBytes) && (cache.d_kpe == 0 || has_rows_at(cache.kpe, kChunkBytes));
-  const int64_t gap = pool.aligned ? bytes_between(cache.ckv, pool.ckv_bytes, cache.kpe) : -1;
-  pool.direct = pool.aligned && (cache.d_kpe == 0 || gap >= 0) && has_rows_at(cache.scales, 4);
+  const bool scales_follow =
+      cache.num_scales > 1 && scale_bytes <= kChunkBytes && bytes_between(cache.ckv, pool.ckv_bytes, cache.scales) == 0;
+  // Of rows without rotary channels it is the bytes that one copy also brings.
+  const int64_t gap = !pool.aligned     ? -1
+                      : cache.d_kpe > 0 ? bytes_between(cache.ckv, pool.ckv_bytes, cache.kpe)
+                      : scales_follow && scale_bytes == kChunkBytes ? kChunkBytes
+                                                                    : 0;
+  pool.direct = gap >= 0 && has_rows_at(cache.scales, 4);
   pool.kpe_distance = pool.ckv_bytes + gap;
-  pool.scales_inside =
-      gap == kChunkBytes && cache.num_scales > 1 && bytes_between(cache.ckv, pool.ckv_bytes, cache.scales) == 0;
-  pool.contiguous = cache.d_kpe > 0 && (gap == 0 || pool.scales_inside);
+  pool.scales_inside = gap == kChunkBytes && scales_follow;
+  pool.contiguous = gap == 0 || pool.scales_inside;
   pool.landed_rope_at = static_cast<int32_t>(pool.ckv_bytes + (pool.scales_inside ? gap : 0));
   // In all formats the number of channels that share a scale is a power of two.
   if (cache.num_scales > 1)

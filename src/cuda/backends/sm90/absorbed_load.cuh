@@ -114,7 +114,7 @@ class LoadRole : LoadRoleBase<Config> {
       if ((piece + 1) % Config::kArrivalPieces == 0 || piece + 1 == Config::kPieces)
         arrive(n, piece / Config::kArrivalPieces);
     };
-    if (pool.aligned && (pool.contiguous || pool.cache.d_kpe == 0)) [[likely]] {
+    if (pool.contiguous) [[likely]] {
       Block::template copy_rows<true>(Block::stage(n), first_row(), place_.ckv, nullptr, d_ckv, issued);
     } else if (pool.aligned && d_ckv % Config::kPieceDims == 0) {
       Block::template copy_rows<false>(Block::stage(n), first_row(), place_.ckv, place_.kpe, d_ckv, issued);
