@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/common/append.cuh"
 
+#include "cuda/common/append_groups.cuh"
 #include "cuda/common/operations.h"
 #include "cuda/common/rows_grid.h"
 
@@ -11,6 +12,12 @@ Status run_append(const core::AppendArgs& args, cuda::Queue& queue) {
     return launch<Kernel>(queue, cuda::warp_per_row(args.num_tokens, Kernel::kThreads), args);
   };
   if (args.dtype == args.cache.ckv_dtype) return enqueue(AppendKernel<RowWay::kCopied>{});
+  const auto enqueue_groups = [&]<class Kernel>(Kernel) {
+    return launch<Kernel>(queue, cuda::warp_per_rows(args.num_tokens, Kernel::kThreads),
+                          {.args = args, .page_size = cuda::FastDivisor(args.cache.page_size)});
+  };
+  if (AppendGroupsKernel<DType::kE4M3>::takes(args)) return enqueue_groups(AppendGroupsKernel<DType::kE4M3>{});
+  if (AppendGroupsKernel<DType::kE2M1>::takes(args)) return enqueue_groups(AppendGroupsKernel<DType::kE2M1>{});
   if (args.cache.writes_scales) return enqueue(AppendKernel<RowWay::kGrouped>{});
   return enqueue(AppendKernel<RowWay::kEncoded>{});
 }

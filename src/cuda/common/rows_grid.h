@@ -16,4 +16,12 @@ inline LaunchShape warp_per_row(int64_t rows, int32_t threads) {
   return {.grid_x = static_cast<int32_t>(std::min<int64_t>((rows + warps - 1) / warps, INT32_MAX / 2))};
 }
 
+/// Returns a grid whose warps have several rows each where there are many, for kernels that load a row while they
+/// compute the one before it.
+inline LaunchShape warp_per_rows(int64_t rows, int32_t threads) {
+  constexpr int64_t kFewRows = 8192, kMostRowsEach = 8;
+  return warp_per_row(
+      std::max(rows / std::clamp<int64_t>(rows / kFewRows, 1, kMostRowsEach), std::min<int64_t>(rows, 1)), threads);
+}
+
 }  // namespace mla::cuda

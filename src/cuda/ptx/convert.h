@@ -89,6 +89,49 @@ MLA_DEVICE uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
 #endif
 }
 
+/// fma.rn.bf16x2 with 1 as factor: adds two pairs of bf16. add.bf16x2 came only with SM90.
+MLA_DEVICE uint32_t add_bf16x2(uint32_t a, uint32_t b) {
+#if MLA_EMULATED
+  // A double holds the sum of two bf16 whose exponents matter to each other.
+  const auto add = [](uint16_t x, uint16_t y) {
+    return detail::canonical_bf16(static_cast<float>(double{bf16_to_f32(x)} + double{bf16_to_f32(y)}));
+  };
+  return detail::join(add(detail::low_half(a), detail::low_half(b)), add(detail::high_half(a), detail::high_half(b)));
+#else
+  uint32_t sum;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(0x3F803F80U), "r"(b));
+  return sum;
+#endif
+}
+
+/// min.bf16x2 and max.bf16x2: return the smaller and the larger numbers of two pairs; of a number and a NaN the number.
+MLA_DEVICE uint32_t min_bf16x2(uint32_t a, uint32_t b) {
+#if MLA_EMULATED
+  const auto least = [](uint16_t x, uint16_t y) {
+    return detail::canonical_bf16(std::fmin(bf16_to_f32(x), bf16_to_f32(y)));
+  };
+  return detail::join(least(detail::low_half(a), detail::low_half(b)),
+                      least(detail::high_half(a), detail::high_half(b)));
+#else
+  uint32_t result;
+  asm("min.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+#endif
+}
+MLA_DEVICE uint32_t max_bf16x2(uint32_t a, uint32_t b) {
+#if MLA_EMULATED
+  const auto largest = [](uint16_t x, uint16_t y) {
+    return detail::canonical_bf16(std::fmax(bf16_to_f32(x), bf16_to_f32(y)));
+  };
+  return detail::join(largest(detail::low_half(a), detail::low_half(b)),
+                      largest(detail::high_half(a), detail::high_half(b)));
+#else
+  uint32_t result;
+  asm("max.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+#endif
+}
+
 /// Converts two e4m3 to two f16 exactly; NaN stays NaN. It is cvt.rn.f16x2.e4m3x2 from SM89 on. Before SM89 it shifts
 /// the bits into those of f16, which are then the value times 2^-8, subnormals included.
 MLA_DEVICE uint32_t e4m3x2_to_f16x2(uint16_t pair) {

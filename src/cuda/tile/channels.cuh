@@ -101,6 +101,36 @@ MLA_DEVICE Bits8 e2m1x8_to_e4m3(uint32_t codes) {
   return bits;
 }
 
+/// Converts eight e2m1 elements to bf16, and multiplies each pair by a pair of bf16.
+MLA_DEVICE ptx::Vec4 e2m1x8_to_bf16(uint32_t codes, uint32_t factors) {
+  // The upper and the lower bytes of 0, 0.5, 1, 1.5 and of 2, 3, 4, 6 as bf16.
+  constexpr uint32_t kUpperBelow2 = 0x3F3F3F00U, kUpperFrom2 = 0x40404040U;
+  constexpr uint32_t kLowerBelow2 = 0xC0800000U, kLowerFrom2 = 0xC0804000U;
+  constexpr uint32_t kSigns = 0x8000U;  // the sign bits of bytes 0 and 1
+  ptx::Vec4 values;
+#pragma unroll
+  for (int i = 0; i < 2; ++i, codes >>= 16) {
+    const uint32_t magnitudes = codes & 0x7777U;
+    const uint32_t lower = ptx::permute_bytes(kLowerBelow2, kLowerFrom2, magnitudes);
+    const uint32_t upper =
+        ptx::permute_bytes(kUpperBelow2, kUpperFrom2, magnitudes) | ptx::permute_bytes(kSigns, 0, codes >> 3 & 0x1111U);
+    values.x[2 * i] = ptx::mul_bf16x2(ptx::permute_bytes(lower, upper, 0x5140U), factors);
+    values.x[2 * i + 1] = ptx::mul_bf16x2(ptx::permute_bytes(lower, upper, 0x7362U), factors);
+  }
+  return values;
+}
+
+/// Rounds two bf16 that are not negative to e2m1, to nearest even, and saturates. The codes are in bits 0 ... 2 of the
+/// halves of the result.
+MLA_DEVICE uint32_t bf16x2_to_e2m1(uint32_t pair) {
+  constexpr uint32_t kOne = 0x3F803F80U, kSix = 0x40C040C0U, kExponents = 0x7F807F80U;
+  constexpr uint32_t kAligns = 0x03400340U;  // times 1.5 * 2^6, whose last bit is half of the power of two's
+  const uint32_t bounded = ptx::min_bf16x2(pair, kSix);
+  // Neighbours of e2m1 are half of a number's power of two apart, and of numbers below 1 half of 1.
+  const uint32_t powers = ptx::max_bf16x2(bounded, kOne) & kExponents, aligner = powers + kAligns;
+  return ptx::add_bf16x2(bounded, aligner) - aligner + ((powers - kOne) >> 6);
+}
+
 /// Loads elements c ... c + 7 of a row, where c is a multiple of eight. Elements of e2m1 are converted to e4m3.
 MLA_DEVICE Bits8 load_elements8(const std::byte* row, DType dtype, int32_t c) {
   if (dtype == DType::kE2M1) {

@@ -282,9 +282,23 @@ uint32_t unpack_low_bf16(uint32_t a, uint32_t) { return bits(bf16_value(a & 0xFF
 uint32_t unpack_high_bf16(uint32_t a, uint32_t) { return bits(bf16_value(a >> 16)); }
 uint32_t unpack_low_f16(uint32_t a, uint32_t) { return bits(f16_value(a & 0xFFFFU)); }
 uint32_t unpack_high_f16(uint32_t a, uint32_t) { return bits(f16_value(a >> 16)); }
+/// Applies a function of two numbers to the halves.
+template <class F>
+uint32_t of_bf16_pairs(uint32_t a, uint32_t b, const F& f) {
+  return pair(f32_to_bf16(f(bf16_value(a & 0xFFFFU), bf16_value(b & 0xFFFFU))),
+              f32_to_bf16(f(bf16_value(a >> 16), bf16_value(b >> 16))));
+}
 uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
-  return pair(f32_to_bf16(bf16_value(a & 0xFFFFU) * bf16_value(b & 0xFFFFU)),
-              f32_to_bf16(bf16_value(a >> 16) * bf16_value(b >> 16)));
+  return of_bf16_pairs(a, b, [](float x, float y) { return x * y; });
+}
+uint32_t add_bf16x2(uint32_t a, uint32_t b) {
+  return of_bf16_pairs(a, b, [](float x, float y) { return x + y; });
+}
+uint32_t min_bf16x2(uint32_t a, uint32_t b) {
+  return of_bf16_pairs(a, b, [](float x, float y) { return std::fmin(x, y); });
+}
+uint32_t max_bf16x2(uint32_t a, uint32_t b) {
+  return of_bf16_pairs(a, b, [](float x, float y) { return std::fmax(x, y); });
 }
 uint32_t mul_f16x2(uint32_t a, uint32_t b) {
   return pair(f32_to_f16(f16_value(a & 0xFFFFU) * f16_value(b & 0xFFFFU)),
@@ -442,6 +456,9 @@ constexpr WrapperCase kCases[] = {
     {"unpack_low_f16", Compare::kF32, fill_pairs, expect_each<unpack_low_f16>},
     {"unpack_high_f16", Compare::kF32, fill_pairs, expect_each<unpack_high_f16>},
     {"mul_bf16x2", Compare::kBf16Pairs, fill_bits, expect_each<mul_bf16x2>},
+    {"add_bf16x2", Compare::kBf16Pairs, fill_bits, expect_each<add_bf16x2>},
+    {"min_bf16x2", Compare::kBf16Pairs, fill_bits, expect_each<min_bf16x2>},
+    {"max_bf16x2", Compare::kBf16Pairs, fill_bits, expect_each<max_bf16x2>},
     {"mul_f16x2", Compare::kF16Pairs, fill_bits, expect_each<mul_f16x2>},
     {"e4m3x2_to_f16x2", Compare::kF16Pairs, fill_pairs, expect_each<e4m3x2_to_f16x2>},
     {"e4m3x4_low", Compare::kF16Pairs, fill_pairs, expect_each<e4m3x4_low>},

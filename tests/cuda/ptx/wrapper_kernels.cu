@@ -301,6 +301,9 @@ MLA_TEST_DEVICE uint32_t unpack_high_f16(uint32_t a, uint32_t) {
   return as_bits(high);
 }
 MLA_TEST_DEVICE uint32_t mul_bf16x2(uint32_t a, uint32_t b) { return ptx::mul_bf16x2(a, b); }
+MLA_TEST_DEVICE uint32_t add_bf16x2(uint32_t a, uint32_t b) { return ptx::add_bf16x2(a, b); }
+MLA_TEST_DEVICE uint32_t min_bf16x2(uint32_t a, uint32_t b) { return ptx::min_bf16x2(a, b); }
+MLA_TEST_DEVICE uint32_t max_bf16x2(uint32_t a, uint32_t b) { return ptx::max_bf16x2(a, b); }
 MLA_TEST_DEVICE uint32_t mul_f16x2(uint32_t a, uint32_t b) { return ptx::mul_f16x2(a, b); }
 MLA_TEST_DEVICE uint32_t e4m3x2_to_f16x2(uint32_t a, uint32_t) {
   return ptx::e4m3x2_to_f16x2(static_cast<uint16_t>(a & 0xFFFFU));
@@ -465,6 +468,9 @@ constexpr cuda::WrapperKernel kKernels[] = {
     {"unpack_low_f16", launch_one<Elementwise<unpack_low_f16>>},
     {"unpack_high_f16", launch_one<Elementwise<unpack_high_f16>>},
     {"mul_bf16x2", launch_one<Elementwise<mul_bf16x2>>},
+    {"add_bf16x2", launch_one<Elementwise<add_bf16x2>>},
+    {"min_bf16x2", launch_one<Elementwise<min_bf16x2>>},
+    {"max_bf16x2", launch_one<Elementwise<max_bf16x2>>},
     {"mul_f16x2", launch_one<Elementwise<mul_f16x2>>},
     {"e4m3x2_to_f16x2", launch_one<Elementwise<e4m3x2_to_f16x2>>},
     {"e4m3x4_low", launch_one<Elementwise<e4m3x4_low>>},

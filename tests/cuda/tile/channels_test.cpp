@@ -54,6 +54,32 @@ TEST(Channels, QuantizeAsDivisionDoes) {
   }
 }
 
+// Every bf16 that is not negative, in both halves, infinity included.
+TEST(Channels, RoundBf16ToE2M1) {
+  for (uint32_t low = 0; low <= 0x7F80U; ++low) {
+    const uint32_t high = 0x7F80U - low, codes = bf16x2_to_e2m1(high << 16 | low);
+    ASSERT_EQ(codes & 0xFFFFU, f32_to_e2m1(bf16_to_f32(static_cast<uint16_t>(low)))) << low;
+    ASSERT_EQ(codes >> 16, f32_to_e2m1(bf16_to_f32(static_cast<uint16_t>(high)))) << high;
+  }
+}
+
+// Every scale that is not NaN, every code in every place.
+TEST(Channels, ConvertE2M1TimesItsScale) {
+  for (int code = 0; code < 256; ++code) {
+    for (const float scale : {e4m3_to_f32(static_cast<uint8_t>(code)), ue8m0_to_f32(static_cast<uint8_t>(code))}) {
+      if (std::isnan(scale)) continue;
+      const uint32_t bits = f32_to_bf16(scale);
+      for (const uint32_t codes : {0x76543210U, 0xFEDCBA98U, 0x89ABCDEFU, 0x01234567U}) {
+        const ptx::Vec4 values = e2m1x8_to_bf16(codes, bits << 16 | bits);
+        for (int i = 0; i < kVector; ++i)
+          ASSERT_EQ(static_cast<uint16_t>(values.x[i / 2] >> (16 * (i % 2))),
+                    dequantize_e2m1(static_cast<uint8_t>(codes >> (4 * i) & 0xFU), scale))
+              << scale << " " << codes << " " << i;
+      }
+    }
+  }
+}
+
 TEST(Channels, DequantizeEveryCode) {
   Random random(4);
   for (int trial = 0; trial < 2000; ++trial) {
