@@ -58,7 +58,12 @@ typedef enum mla_cache_format {
   MLA_CACHE_FP8_DSV4 = 4,
   MLA_CACHE_FP8_DSV41 = 5,
   MLA_CACHE_FP4_DSV41 = 6,
-  MLA_CACHE_FP8_NOPE = 7
+  MLA_CACHE_FP8_NOPE = 7,
+  MLA_CACHE_NVFP4_DS_MLA = 8,
+  MLA_CACHE_NVFP4_DS_MLA_416 = 9,
+  MLA_CACHE_NVFP4_DS_MLA_368 = 10,
+  MLA_CACHE_NVFP4_DSV4 = 11,
+  MLA_CACHE_MXFP4_DSV4 = 12
 } mla_cache_format;
 
 /* Lists the values for `lse_base`. */
@@ -124,16 +129,16 @@ typedef struct mla_context_options {
  * the same struct belongs to it. */
 typedef struct mla_kv_cache {
   int32_t format;        /* mla_cache_format */
-  int32_t page_size;     /* fp8_dsv4, fp8_dsv41, fp4_dsv41: tokens of a page; else 0 */
-  const mla_tensor* kv;  /* [num_pages, page_size, kv_lora_rank + qk_rope_head_dim]; fp8_ds_mla: uint8 [num_pages,
-                            page_size, 656], fp8_nope: 528; fp8_dsv4, fp8_dsv41, fp4_dsv41: uint8 [num_pages, page
-                            bytes or more] */
+  int32_t page_size;     /* fp8_dsv4, fp8_dsv41, fp4_dsv41, nvfp4_dsv4: tokens of a page; else 0 */
+  const mla_tensor* kv;  /* [num_pages, page_size, kv_lora_rank + qk_rope_head_dim]; fp8_dsv4, fp8_dsv41, fp4_dsv41,
+                            nvfp4_dsv4: uint8 [num_pages, page bytes or more]; fp8_ds_mla: uint8 [num_pages, page_size,
+                            656], fp8_nope: 528, nvfp4_ds_mla: 432, 416 or 368, mxfp4_dsv4: 368 */
   const mla_tensor* ckv; /* [num_pages, page_size, kv_lora_rank] */
   const mla_tensor* kpe; /* [num_pages, page_size, qk_rope_head_dim] */
 } mla_kv_cache;
 
 typedef struct mla_cache_scales {
-  const mla_tensor* ckv_scale; /* fp8: [1] f32, or [num_pages, page_size, 4] f32 */
+  const mla_tensor* ckv_scale; /* fp8: [1] f32, or [num_pages, page_size, 4] f32; nvfp4_ds_mla: [1] f32, null = 1 */
   const mla_tensor* kpe_scale; /* fp8: [1] f32; null = that of ckv */
   int32_t any_scales;          /* scales are powers of two if 0, any numbers if 1: what writers choose */
   int32_t reserved;            /* 0 */

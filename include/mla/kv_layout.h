@@ -11,11 +11,27 @@
 namespace mla {
 
 /// Lists the cache formats by the names that engines use.
-enum class CacheFormat : uint8_t { kBF16, kF16, kFP8, kFP8DsMla, kFP8DsV4, kFP8DsV41, kFP4DsV41, kFP8Nope };
+enum class CacheFormat : uint8_t {
+  kBF16,
+  kF16,
+  kFP8,
+  kFP8DsMla,
+  kFP8DsV4,
+  kFP8DsV41,
+  kFP4DsV41,
+  kFP8Nope,
+  kNvFP4DsMla,     ///< 432 bytes a row
+  kNvFP4DsMla416,  ///< the same without padding
+  kNvFP4DsMla368,  ///< the same with rotary channels of e4m3
+  kNvFP4DsV4,
+  kMxFP4DsV4
+};
 
 inline constexpr CacheFormat kAllCacheFormats[] = {
-    CacheFormat::kBF16,    CacheFormat::kF16,      CacheFormat::kFP8,      CacheFormat::kFP8DsMla,
-    CacheFormat::kFP8DsV4, CacheFormat::kFP8DsV41, CacheFormat::kFP4DsV41, CacheFormat::kFP8Nope};
+    CacheFormat::kBF16,       CacheFormat::kF16,           CacheFormat::kFP8,           CacheFormat::kFP8DsMla,
+    CacheFormat::kFP8DsV4,    CacheFormat::kFP8DsV41,      CacheFormat::kFP4DsV41,      CacheFormat::kFP8Nope,
+    CacheFormat::kNvFP4DsMla, CacheFormat::kNvFP4DsMla416, CacheFormat::kNvFP4DsMla368, CacheFormat::kNvFP4DsV4,
+    CacheFormat::kMxFP4DsV4};
 
 /// Names the type of a scale factor.
 enum class ScaleType : uint8_t { kNone, kF32, kUE8M0, kE4M3 };
@@ -46,7 +62,7 @@ struct Codec {
   ScaleType scale_type = ScaleType::kNone;  ///< type of the scales of quantized channels
   ScalePlace scale_place = ScalePlace::kNone;
   int32_t channels_per_scale = 0;  ///< neighbouring channels that share a scale; 0: one f32 scale for the whole tensor
-  bool outer_scale = false;        ///< whether one more scale, an f32 for the whole tensor, multiplies all the others
+  bool outer_scale = false;        ///< whether one more scale, an f32 for the whole tensor, may multiply all the others
   float least_scale = 0;           ///< writers choose no smaller scale; 0: choose_scale() says which is the smallest
 };
 
@@ -69,6 +85,8 @@ struct KvLayout {
   int32_t rope_offset = 0;             ///< bytes; 0 where the shapes say
   int32_t scale_offset = 0;            ///< bytes from the row (kRow); footer scales start at page_size * row_bytes
   int32_t scale_bytes_per_token = 0;   ///< bytes of the scales of nope, padding included
+  int32_t rope_scale_offset = 0;       ///< bytes from the row to the f32 scale of its rope, where that is kRow
+  int32_t rope_scale_bytes = 0;        ///< bytes of that scale, padding included
   int32_t page_alignment = 1;          ///< bytes to which writers may pad a page; 1 = no padding
   bool value_has_rope = false;         ///< whether a value is the whole row, not its nope channels alone
   int32_t rotary_in_nope = 0;          ///< so many of the nope channels, the last ones, are rotary, though stored alike
@@ -77,6 +95,13 @@ struct KvLayout {
   constexpr bool is_packed() const { return row_bytes != 0; }
   constexpr bool has_footer() const { return nope.scale_place == ScalePlace::kFooter; }
 };
+
+/// These are the latent channels of NVFP4 rows whose scales lie in the row.
+inline constexpr Codec kNvFP4Latents = {.element = DType::kE2M1,
+                                        .scale_type = ScaleType::kE4M3,
+                                        .scale_place = ScalePlace::kRow,
+                                        .channels_per_scale = 16,
+                                        .outer_scale = true};
 
 /// Returns the layout of a format.
 constexpr KvLayout kv_layout(CacheFormat format) {
@@ -150,6 +175,73 @@ constexpr KvLayout kv_layout(CacheFormat format) {
               .row_bytes = 528,
               .scale_offset = 512,
               .scale_bytes_per_token = 16};
+    // Rows of V3.2 and GLM in NVFP4. b12x writes and reads 432 and 368 bytes (attention/_shared/mla/kv_cache.py), with
+    // an outer scale of a layer that calibration gives, or 1. SGLang's pull request 35237 has 416; the order of its
+    // parts is from the list in its description, since its code could not be read.
+    case CacheFormat::kNvFP4DsMla:
+      return {.name = "nvfp4_ds_mla",
+              .nope = kNvFP4Latents,
+              .rope = {.element = DType::kBF16},
+              .nope_dim = 512,
+              .rope_dim = 64,
+              .row_bytes = 432,
+              .rope_offset = 304,
+              .scale_offset = 256,
+              .scale_bytes_per_token = 48};
+    case CacheFormat::kNvFP4DsMla416:
+      return {.name = "nvfp4_ds_mla_416",
+              .nope = kNvFP4Latents,
+              .rope = {.element = DType::kBF16},
+              .nope_dim = 512,
+              .rope_dim = 64,
+              .row_bytes = 416,
+              .rope_offset = 288,
+              .scale_offset = 256,
+              .scale_bytes_per_token = 32};
+    case CacheFormat::kNvFP4DsMla368:  // the scale of the rotary channels lies in the padding of 432 bytes
+      return {.name = "nvfp4_ds_mla_368",
+              .nope = kNvFP4Latents,
+              .rope = {.element = DType::kE4M3,
+                       .scale_type = ScaleType::kF32,
+                       .scale_place = ScalePlace::kRow,
+                       .channels_per_scale = 64},
+              .nope_dim = 512,
+              .rope_dim = 64,
+              .row_bytes = 368,
+              .rope_offset = 304,
+              .scale_offset = 256,
+              .scale_bytes_per_token = 32,
+              .rope_scale_offset = 288,
+              .rope_scale_bytes = 16};
+    // Rows of V4: those of FlashInfer's Dsv4Nvfp4Layout, with 28 scales and 4 bytes of padding in the footer, and those
+    // of SGLang's mxfp4_k_cache.py (pull requests 32741 and 37136), with 14 scales and 2 bytes of padding in the row.
+    case CacheFormat::kNvFP4DsV4:
+      return {.name = "nvfp4_dsv4",
+              .nope = {.element = DType::kE2M1,
+                       .scale_type = ScaleType::kE4M3,
+                       .scale_place = ScalePlace::kFooter,
+                       .channels_per_scale = 16},
+              .rope = {.element = DType::kBF16},
+              .nope_dim = 448,
+              .rope_dim = 64,
+              .row_bytes = 352,
+              .rope_offset = 224,
+              .scale_bytes_per_token = 32,
+              .value_has_rope = true};
+    case CacheFormat::kMxFP4DsV4:
+      return {.name = "mxfp4_dsv4",
+              .nope = {.element = DType::kE2M1,
+                       .scale_type = ScaleType::kUE8M0,
+                       .scale_place = ScalePlace::kRow,
+                       .channels_per_scale = 32},
+              .rope = {.element = DType::kBF16},
+              .nope_dim = 448,
+              .rope_dim = 64,
+              .row_bytes = 368,
+              .rope_offset = 240,
+              .scale_offset = 224,
+              .scale_bytes_per_token = 16,
+              .value_has_rope = true};
   }
   return {};
 }
@@ -200,15 +292,18 @@ constexpr int64_t page_bytes(CacheFormat format, int64_t d_qk, int64_t page_size
 /// A token has this many scales where they lie in a tensor of their own: one for every quarter of its latent channels.
 inline constexpr int32_t kTensorScalesPerToken = 4;
 
-/// Returns the most bytes that a token's scales take in all formats whose latent channels have this type.
+/// Returns the most bytes that a token's scales take in all formats whose latent channels have this type, rounded up to
+/// words of four bytes; padding behind the last word is left out.
 constexpr int32_t most_scale_bytes(DType element) {
   int32_t most = 0;
   for (CacheFormat format : kAllCacheFormats) {
     const KvLayout layout = kv_layout(format);
     if (layout.nope.element != element) continue;
-    const int32_t bytes = layout.nope.scale_place == ScalePlace::kTensor
-                              ? kTensorScalesPerToken * size_of(layout.nope.scale_type)
-                              : layout.scale_bytes_per_token;
+    if (layout.nope.scale_place == ScalePlace::kNone) continue;
+    const int32_t scales = layout.nope.scale_place == ScalePlace::kTensor
+                               ? kTensorScalesPerToken
+                               : layout.nope_dim / layout.nope.channels_per_scale;
+    const int32_t bytes = (scales * size_of(layout.nope.scale_type) + 3) / 4 * 4;
     most = bytes > most ? bytes : most;
   }
   return most;

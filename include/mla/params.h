@@ -22,21 +22,23 @@ namespace mla {
 /// Describes a paged latent cache.
 /// - bf16, f16, fp8: either `kv`, one row [ckv | kpe] per token, or `ckv` and `kpe` as two tensors with their own page
 ///   and token strides; of bf16, f16 or e4m3 elements. `kpe` is not given when qk_rope_head_dim is 0 ("NoPE").
-/// - fp8_ds_mla, fp8_dsv4, fp8_dsv41, fp4_dsv41, fp8_nope: `kv` as bytes (u8), laid out as kv_layout.h says.
-/// A quantized element means e4m3 times its scale, rounded to bf16.
+/// - all others: `kv` as bytes (u8), laid out as kv_layout.h says.
+/// A quantized element means e4m3 or e2m1 times its scale, rounded to bf16.
 struct KvCache {
   CacheFormat format = CacheFormat::kBF16;
   /// Has the shape [num_pages, page_size, kv_lora_rank + qk_rope_head_dim]; in rows of bytes [num_pages, page_size, row
-  /// bytes], in V4 and V4.1 [num_pages, page bytes or more]. Bytes lie at an even address, with even strides.
+  /// bytes], in pages with footers (fp8_dsv4, fp8_dsv41, fp4_dsv41, nvfp4_dsv4) [num_pages, page bytes or more]. Bytes
+  /// lie at an even address, with even strides.
   TensorView kv = {};
   TensorView ckv = {};  ///< [num_pages, page_size, kv_lora_rank]
   TensorView kpe = {};  ///< [num_pages, page_size, qk_rope_head_dim]
   /// Has, in fp8, the shape [1], or [num_pages, page_size, 4] with one scale for each quarter of a token's ckv. Writers
   /// take a scale [1] as it is, and choose and write the scales of the second form (some tensor must say where kpe
-  /// begins in a row).
+  /// begins in a row). In nvfp4_ds_mla of all lengths it is [1], the outer scale that multiplies all others; not given:
+  /// 1. Calibration gives max |ckv| / (6 * 448) of a layer.
   TensorView ckv_scale = {};
   TensorView kpe_scale = {};  ///< fp8: [1]; not given: that of ckv, which must then be [1]
-  int32_t page_size = 0;      ///< V4 and V4.1: tokens of a page, which the shape does not say; else 0
+  int32_t page_size = 0;      ///< pages with footers: their tokens, which the shape does not say; else 0
   /// For fp8_ds_mla, fp8_nope and fp8 with quarter scales: whether scales are powers of two (V3.2) or any numbers
   /// (GLM). Writers choose 2^ceil(log2(max(amax, 1e-4) / 448)) or amax / 448, of a group's largest finite magnitude;
   /// readers take scales as they are.

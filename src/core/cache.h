@@ -45,7 +45,10 @@ struct Cache {
   int32_t channels_per_scale = 1;
   int32_t scale_bytes = 0;             // bytes of a token's scales, with those that pad them
   const float* outer_scale = nullptr;  // [1], multiplies every scale of ckv; null if there is none
-  const float* kpe_scale = nullptr;    // [1], scale of a quantized kpe
+  const float* kpe_scale = nullptr;    // [1], scale of a quantized kpe; null if every row has its own
+  // Where a row has the scale of its quantized kpe, an f32 of any value that writers choose: its bytes behind ckv of
+  // the row, and how many it takes with those that pad it.
+  int32_t kpe_scale_at = 0, kpe_scale_bytes = 0;
   // Writers choose the scales if this is set, as in all quantized forms but fp8 with one scale.
   bool writes_scales = false;
   bool power_of_two_scales = true;  // whether the f32 scales that writers choose are powers of two
@@ -61,6 +64,9 @@ struct Cache {
   constexpr bool is_quantized() const { return mla::is_quantized(ckv_dtype); }
   constexpr bool has_common_e4m3() const { return is_common_e4m3(ckv_dtype, scale_type, outer_scale != nullptr); }
   constexpr bool has_quantized_kpe() const { return d_kpe > 0 && mla::is_quantized(kpe_dtype); }
+  constexpr bool writes_kpe_scale() const { return kpe_scale_at > 0; }
+  /// Returns where the rows have the scales of their kpe.
+  constexpr Plane kpe_scales() const { return {ckv.base + kpe_scale_at, ckv.stride_page, ckv.stride_token}; }
   constexpr int32_t ckv_bytes() const { return static_cast<int32_t>(bytes_of(ckv_dtype, d_ckv)); }
   constexpr int32_t kpe_bytes() const { return static_cast<int32_t>(bytes_of(kpe_dtype, d_kpe)); }
 };
@@ -77,7 +83,19 @@ constexpr void set_codecs(const KvLayout& layout, Cache& cache) {
   cache.scale_bytes = layout.is_packed() ? layout.scale_bytes_per_token : cache.num_scales * size_of(cache.scale_type);
   cache.writes_scales = layout.nope.channels_per_scale != 0;
   cache.least_scale = layout.nope.least_scale;
+  cache.kpe_scale_at = layout.rope_scale_offset;
+  cache.kpe_scale_bytes = layout.rope_scale_bytes;
 }
+
+// Kernels that are written for common e4m3 latents take one scale of all rotary channels.
+static_assert([] {
+  for (CacheFormat format : kAllCacheFormats) {
+    const KvLayout layout = kv_layout(format);
+    const Codec& nope = layout.nope;
+    if (layout.rope_scale_offset > 0 && is_common_e4m3(nope.element, nope.scale_type, nope.outer_scale)) return false;
+  }
+  return true;
+}());
 
 /// Sets that the scales lie in a tensor of their own with kTensorScalesPerToken for every token, and not one for all
 /// tokens.

@@ -239,11 +239,16 @@ bool finish_cache(Checks& check, std::string_view part, const KvCache& cache, Ro
             .d_ckv = static_cast<int32_t>(widths.ckv),
             .d_kpe = static_cast<int32_t>(widths.kpe)};
   set_codecs(layout, result);
-  const bool own_scales = layout.nope.scale_place == ScalePlace::kTensor;
+  const bool own_scales = layout.nope.scale_place == ScalePlace::kTensor, outer = layout.nope.outer_scale;
   if (!own_scales)
     for (const auto& [field, view] :
          {std::pair("ckv_scale", &cache.ckv_scale), std::pair("kpe_scale", &cache.kpe_scale)})
-      if (view->given()) return check.fail(field, "expected none for {}, got a tensor", name(cache.format));
+      if (view->given() && !(outer && view == &cache.ckv_scale))
+        return check.fail(field, "expected none for {}, got a tensor", name(cache.format));
+  if (outer && cache.ckv_scale.given()) {
+    if (!check.scale("ckv_scale", cache.ckv_scale)) return false;
+    result.outer_scale = static_cast<const float*>(cache.ckv_scale.data);
+  }
   if (layout.is_packed()) {
     set_planes(layout, static_cast<std::byte*>(cache.kv.data), cache.kv.stride[0], cache.kv.stride[1], result);
     result.power_of_two_scales = result.scale_type != ScaleType::kF32 || cache.power_of_two_scales;

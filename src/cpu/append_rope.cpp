@@ -12,11 +12,15 @@ namespace {
 
 constexpr int32_t kAngles = 128;  // angles that are rotated at a time
 
-/// The latent channels of a row that end with the rotary ones are joined here before they are quantized.
+/// Channels that get scales of their own are all made before they are quantized: the latent ones of a row that end with
+/// the rotary ones, or the rotary ones alone.
 constexpr int32_t kMostJoined = [] {
   int32_t most = 0;
-  for (CacheFormat format : kAllCacheFormats)
-    if (kv_layout(format).rotary_in_nope > 0) most = std::max(most, kv_layout(format).nope_dim);
+  for (CacheFormat format : kAllCacheFormats) {
+    const KvLayout layout = kv_layout(format);
+    if (layout.rotary_in_nope > 0) most = std::max(most, layout.nope_dim);
+    if (layout.rope_scale_offset > 0) most = std::max(most, layout.rope_dim);
+  }
   return most;
 }();
 
@@ -47,6 +51,7 @@ class Rotator {
       : set_(set),
         args_(args),
         joins_(args.cache.rotary_in_ckv > 0),
+        collects_(joins_ || args.cache.writes_kpe_scale()),
         writer_(set, args.cache, joins_ ? DType::kF32 : args.dtype, DType::kF32, bytes) {}
 
   void share_of_tokens(int64_t begin, int64_t end) const {
@@ -67,10 +72,11 @@ class Rotator {
       for (int32_t first = 0; first < num_angles; first += kAngles) {
         const Angles angles(args_, token, first, std::min(kAngles, num_angles - first));
         for (int32_t head = 0; head < args_.num_heads; ++head) rotate_query(angles, token, head);
-        if (slot >= 0 && !joins_) rotate_key(angles, token, page, offset);
-        if (slot >= 0 && joins_) rotate_key(angles, token, joined + num_plain);
+        if (slot >= 0 && !collects_) rotate_key(angles, token, page, offset);
+        if (slot >= 0 && collects_) rotate_key(angles, token, joins_ ? joined + num_plain : joined);
       }
       if (slot >= 0 && joins_) writer_.write_ckv(joined, page, offset);
+      if (slot >= 0 && collects_ && !joins_) writer_.write_kpe(joined, page, offset, 0, 2 * num_angles);
     }
     writer_.finish();
   }
@@ -113,7 +119,7 @@ class Rotator {
     rotate(at(args_.kpe, token * args_.kpe_stride_token, args_.dtype), args_.dtype, angles,
            [&](const float* out, int32_t first, int32_t n) { writer_.write_kpe(out, page, offset, first, n); });
   }
-  /// Writes the rotary channels, rounded to bf16, as V4.1's own writers do before they quantize.
+  /// Writes the rotary channels, rounded to bf16, as the formats' own writers do before they quantize.
   void rotate_key(const Angles& angles, int64_t token, float* to) const {
     rotate(at(args_.kpe, token * args_.kpe_stride_token, args_.dtype), args_.dtype, angles,
            [&](const float* out, int32_t first, int32_t n) {
@@ -123,7 +129,8 @@ class Rotator {
 
   const KernelSet& set_;
   const core::AppendRopeArgs& args_;
-  bool joins_;  // whether the cache's latent channels end with the rotary ones
+  bool joins_;     // whether the cache's latent channels end with the rotary ones
+  bool collects_;  // whether all rotary channels are made before one of them is quantized
   CacheWriter writer_;
 };
 

@@ -2,6 +2,7 @@
 #include "cpu/cache_rows.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "cpu/e4m3_reader.h"
 #include "cpu/share.h"
@@ -102,7 +103,13 @@ void CacheWriter::write_kpe(const void* source, int64_t page, int64_t offset, in
   const DType type = cache_.kpe_dtype;
   char* out = at(cache_.kpe.row(page, offset), first, type);
   if (!is_quantized(type)) return kpe_.copy(source, out, n);
-  kernels_.quantize(source, kpe_source_, *cache_.kpe_scale, n, reinterpret_cast<uint8_t*>(out));
+  if (!cache_.writes_kpe_scale())
+    return kernels_.quantize(source, kpe_source_, *cache_.kpe_scale, n, reinterpret_cast<uint8_t*>(out));
+  float scale;
+  kernels_.quantize_groups(source, kpe_source_, 1, n, false, 0.0F, &scale, reinterpret_cast<uint8_t*>(out));
+  std::byte* const at_scale = cache_.kpe_scales().row(page, offset);
+  std::fill_n(at_scale, cache_.kpe_scale_bytes, std::byte{0});
+  std::memcpy(at_scale, &scale, sizeof scale);
 }
 
 void CacheReader::read_ckv(int64_t page, int64_t offset, void* out) const {
@@ -137,7 +144,8 @@ void CacheReader::read_ckv(int64_t page, int64_t offset, void* out) const {
 
 void CacheReader::read_kpe(int64_t page, int64_t offset, void* out) const {
   if (!is_quantized(cache_.kpe_dtype)) return kpe_.copy(cache_.kpe.row(page, offset), out, cache_.d_kpe);
-  dequantize(elements_of(cache_.kpe, page, offset), cache_.kpe_scale, 1, cache_.d_kpe, out);
+  const float scale = load_kpe_scale(cache_, cache_.ckv.row(page, offset));
+  dequantize(elements_of(cache_.kpe, page, offset), &scale, 1, cache_.d_kpe, out);
 }
 
 /// Rows that are written past the caches are first made in L1.

@@ -59,7 +59,7 @@ class CacheWriter {
   /// Prefetches a row that will be written soon.
   void prefetch(int64_t page, int64_t offset) const;
   void write_ckv(const void* source, int64_t page, int64_t offset) const;
-  /// Writes channels first ... first + n - 1 of the rotary channels.
+  /// Writes channels first ... first + n - 1 of the rotary channels; all of them where their scale is chosen.
   void write_kpe(const void* source, int64_t page, int64_t offset, int32_t first, int32_t n) const;
   void finish() const {
     ckv_.finish();

@@ -10,30 +10,31 @@
 namespace mla::cpu {
 namespace {
 
+float outer_scale(const core::Cache& cache) { return cache.outer_scale != nullptr ? *cache.outer_scale : 1.0F; }
 float first_scale(const core::Cache& cache) { return *reinterpret_cast<const float*>(cache.scales.base); }
 
 /// Returns whether the same bytes mean the same values in both caches: then they are copied as they are.
 bool same_ckv_code(const core::Cache& from, const core::Cache& to) {
   if (from.format != to.format || from.num_scales != to.num_scales) return false;
   if (!from.is_quantized()) return true;
-  if (from.outer_scale != nullptr && *from.outer_scale != *to.outer_scale) return false;
+  if (outer_scale(from) != outer_scale(to)) return false;
   if (!from.writes_scales) return first_scale(from) == first_scale(to);
   return to.takes_scales_of(from);
 }
 
 bool same_kpe_code(const core::Cache& from, const core::Cache& to) {
   if (from.d_kpe == 0) return true;
+  if (from.writes_kpe_scale() || to.writes_kpe_scale()) return from.format == to.format;
   return from.kpe_dtype == to.kpe_dtype && (!is_quantized(from.kpe_dtype) || *from.kpe_scale == *to.kpe_scale);
 }
 
 /// Copies `bytes` bytes of each token, as they are, from a plane of one cache to the same plane of the other. Where
 /// tokens are contiguous in both caches, runs of them are copied at once.
 struct PlaneCopy {
-  const core::Plane* from;
-  const core::Plane* to;
+  core::Plane from, to;
   int64_t bytes;
 
-  bool contiguous() const { return from->stride_token == bytes && to->stride_token == bytes; }
+  bool contiguous() const { return from.stride_token == bytes && to.stride_token == bytes; }
 
   template <class Copy>
   void run(const core::CopyPagesArgs& args, int64_t begin, int64_t end, const Copy& copy) const {
@@ -42,8 +43,8 @@ struct PlaneCopy {
       const int64_t together =
           contiguous() ? std::min({end - token, args.from.page_size - from_offset, args.to.page_size - to_offset})
                        : int64_t{1};
-      copy(from->row(args.from_pages[token / args.from.page_size], from_offset),
-           to->row(args.to_pages[token / args.to.page_size], to_offset), together * bytes);
+      copy(from.row(args.from_pages[token / args.from.page_size], from_offset),
+           to.row(args.to_pages[token / args.to.page_size], to_offset), together * bytes);
       token += together;
     }
   }
@@ -59,9 +60,11 @@ class PageCopier {
         bytes_(set, DType::kU8, DType::kU8, bytes),
         copies_ckv_(same_ckv_code(args.from, args.to)),
         copies_kpe_(same_kpe_code(args.from, args.to)) {
-    if (copies_ckv_) add({&args.from.ckv, &args.to.ckv, args.from.ckv_bytes()});
-    if (copies_kpe_ && args.from.d_kpe > 0) add({&args.from.kpe, &args.to.kpe, args.from.kpe_bytes()});
-    if (copies_ckv_ && args.to.writes_scales) add({&args.from.scales, &args.to.scales, args.from.scale_bytes});
+    if (copies_ckv_) add({args.from.ckv, args.to.ckv, args.from.ckv_bytes()});
+    if (copies_kpe_ && args.from.d_kpe > 0) add({args.from.kpe, args.to.kpe, args.from.kpe_bytes()});
+    if (copies_ckv_ && args.to.writes_scales) add({args.from.scales, args.to.scales, args.from.scale_bytes});
+    if (copies_kpe_ && args.to.writes_kpe_scale())
+      add({args.from.kpe_scales(), args.to.kpe_scales(), args.from.kpe_scale_bytes});
   }
 
   void share_of_tokens(int64_t begin, int64_t end) const {
@@ -85,7 +88,7 @@ class PageCopier {
       const auto follows = [&](const core::Plane& a, const core::Plane& b) {
         return a.base + last.bytes == b.base && a.stride_page == b.stride_page && a.stride_token == b.stride_token;
       };
-      if (follows(*last.from, *plane.from) && follows(*last.to, *plane.to)) {
+      if (follows(last.from, plane.from) && follows(last.to, plane.to)) {
         last.bytes += plane.bytes;
         return;
       }
@@ -132,7 +135,7 @@ class PageCopier {
   CacheWriter writer_;
   ElementCopier bytes_;
   bool copies_ckv_, copies_kpe_;
-  PlaneCopy planes_[3] = {};
+  PlaneCopy planes_[4] = {};
   int32_t num_planes_ = 0;
 };
 

@@ -35,6 +35,14 @@ inline float load_scale(const core::Cache& cache, const std::byte* scales, int32
   return scale;
 }
 
+/// Returns the scale of the quantized rotary channels of the row whose latent channels lie at `ckv`.
+inline float load_kpe_scale(const core::Cache& cache, const void* ckv) {
+  if (!cache.writes_kpe_scale()) return *cache.kpe_scale;
+  float scale;
+  std::memcpy(&scale, static_cast<const std::byte*>(ckv) + cache.kpe_scale_at, sizeof scale);
+  return scale;
+}
+
 /// Stores scales first ... first + n - 1 of a token, without the outer scale.
 inline void store_scales(const core::Cache& cache, const float* from, int32_t first, int32_t n, std::byte* scales) {
   std::byte* to = scales + int64_t{first} * size_of(cache.scale_type);

@@ -102,7 +102,7 @@ void KeyStream::decode(int32_t count) {
     if (cache_.d_kpe == 0) continue;
     const std::byte* kpe = find(kpe_, key);
     if (is_quantized(cache_.kpe_dtype))
-      kernels.decode_row(kpe, cache_.d_kpe, *cache_.kpe_scale, row + cache_.d_ckv);
+      kernels.decode_row(kpe, cache_.d_kpe, load_kpe_scale(cache_, tiles_.rows(0)[key]), row + cache_.d_ckv);
     else
       std::memcpy(row + cache_.d_ckv, kpe, static_cast<size_t>(cache_.d_kpe) * sizeof *row);
   }

@@ -65,12 +65,17 @@ void append_rope(const core::AppendRopeArgs& args) {
     const CacheRow row = CacheRow::at_slot(args.cache, args.slot_mapping[token]);
     const Channels ckv = {args.ckv, args.dtype, token * args.ckv_stride_token};
     const Rotated kpe = rotated(args.kpe, args.dtype, token * args.kpe_stride_token);
-    if (args.cache.rotary_in_ckv == 0) {
-      write_ckv(row, ckv);
-      write_kpe(row, kpe);
-    } else {
-      write_ckv(row, [&](int32_t c) { return c < plain ? ckv(c) : bf16_to_f32(f32_to_bf16(kpe(c - plain))); });
+    // Rotary channels whose scale is chosen are rounded to bf16 before, as the formats' own writers do.
+    const auto rounded = [&](int32_t c) { return bf16_to_f32(f32_to_bf16(kpe(c))); };
+    if (args.cache.rotary_in_ckv > 0) {
+      write_ckv(row, [&](int32_t c) { return c < plain ? ckv(c) : rounded(c - plain); });
+      continue;
     }
+    write_ckv(row, ckv);
+    if (args.cache.writes_kpe_scale())
+      write_kpe(row, rounded);
+    else
+      write_kpe(row, kpe);
   }
 }
 

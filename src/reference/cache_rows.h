@@ -28,6 +28,7 @@ struct Scales {
            : type == ScaleType::kE4M3 ? e4m3_to_f32(read_as<uint8_t>(at))
                                       : read_as<float>(at);
   }
+  float outer_factor() const { return outer != nullptr ? *outer : 1.0F; }
   float operator[](int32_t group) const { return outer != nullptr ? stored(group) * *outer : stored(group); }
   /// Returns the product with the outer scale unrounded.
   double exact(int32_t group) const {
@@ -122,7 +123,9 @@ struct CacheRow {
     if (cache.d_kpe == 0) return {};
     Channels channels = {.data = of(cache.kpe), .dtype = cache.kpe_dtype};
     if (cache.has_quantized_kpe())
-      channels.scales = {.data = reinterpret_cast<const std::byte*>(cache.kpe_scale), .channels_each = cache.d_kpe};
+      channels.scales = {.data = cache.writes_kpe_scale() ? of(cache.kpe_scales())
+                                                          : reinterpret_cast<const std::byte*>(cache.kpe_scale),
+                         .channels_each = cache.d_kpe};
     return channels;
   }
 };
@@ -147,10 +150,9 @@ void write_ckv(const CacheRow& row, const Source& source) {
   if (cache.writes_scales) {
     std::byte* at = row.of(cache.scales);
     std::memset(at, 0, static_cast<size_t>(cache.scale_bytes));  // also clears the bytes that pad the scales
-    const float outer = cache.outer_scale != nullptr ? *cache.outer_scale : 1.0F;
     for (int32_t g = 0; g < cache.num_scales; ++g, at += size_of(cache.scale_type)) {
       const float scale = choose_scale(cache.ckv_dtype, cache.scale_type, cache.power_of_two_scales,
-                                       finite_amax(source, g * group, group), outer, cache.least_scale);
+                                       finite_amax(source, g * group, group), scales.outer_factor(), cache.least_scale);
       if (cache.scale_type == ScaleType::kUE8M0)
         write_as(at, f32_to_ue8m0(scale));
       else if (cache.scale_type == ScaleType::kE4M3)
@@ -171,6 +173,11 @@ void write_kpe(const CacheRow& row, const Source& source) {
   const Channels target = row.kpe();
   std::byte* out = row.of(cache.kpe);
   if (target.scales.data == nullptr) return write_channels(source, cache.d_kpe, target.dtype, 0, out);
+  if (cache.writes_kpe_scale()) {
+    std::byte* const at = row.of(cache.kpe_scales());
+    std::memset(at, 0, static_cast<size_t>(cache.kpe_scale_bytes));  // also clears the bytes that pad the scale
+    write_as(at, choose_scale(target.dtype, ScaleType::kF32, false, finite_amax(source, 0, cache.d_kpe)));
+  }
   for (int32_t c = 0; c < cache.d_kpe; ++c)
     store_bits(out, target.dtype, c, quantize(target.dtype, source(c), target.scales[0]));
 }

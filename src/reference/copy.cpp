@@ -12,12 +12,13 @@ namespace {
 bool same_ckv_code(const core::Cache& from, const core::Cache& to) {
   if (from.format != to.format || from.num_scales != to.num_scales) return false;
   if (!from.is_quantized()) return true;
-  if (from.outer_scale != nullptr && *from.outer_scale != *to.outer_scale) return false;
+  if (CacheRow{from, 0, 0}.ckv().scales.outer_factor() != CacheRow{to, 0, 0}.ckv().scales.outer_factor()) return false;
   if (!from.writes_scales) return CacheRow{from, 0, 0}.ckv().scales[0] == CacheRow{to, 0, 0}.ckv().scales[0];
   return to.takes_scales_of(from);
 }
 
 bool same_kpe_code(const core::Cache& from, const core::Cache& to) {
+  if (from.writes_kpe_scale() || to.writes_kpe_scale()) return from.format == to.format;
   const Channels a = CacheRow{from, 0, 0}.kpe(), b = CacheRow{to, 0, 0}.kpe();
   return a.dtype == b.dtype && (a.scales.data == nullptr || a.scales[0] == b.scales[0]);
 }
@@ -53,10 +54,13 @@ void copy_pages(const core::CopyPagesArgs& args) {
     } else {
       write_ckv(to, from.ckv());
     }
-    if (copies_kpe)
+    if (copies_kpe) {
       copy(args.from.kpe, args.to.kpe, static_cast<size_t>(args.from.kpe_bytes()));
-    else
+      if (args.to.writes_kpe_scale())
+        copy(args.from.kpe_scales(), args.to.kpe_scales(), static_cast<size_t>(args.from.kpe_scale_bytes));
+    } else {
       write_kpe(to, from.kpe());
+    }
   }
 }
 

@@ -40,9 +40,9 @@ void test_listing(void) {
   wanted.compute = 2;
   CHECK_ERROR(mla_explain(&wanted, NULL, text, sizeof text, NULL), MLA_INVALID_ARGUMENT,
               "explain: compute: expected MLA_COMPUTE_DEFAULT or MLA_COMPUTE_FP8, got 2");
-  wanted.cache_format = 9;
+  wanted.cache_format = 77;
   CHECK_ERROR(mla_explain(&wanted, NULL, text, sizeof text, NULL), MLA_INVALID_ARGUMENT,
-              "explain: cache_format: expected 0 to 7, got 9");
+              "explain: cache_format: expected 0 to 12, got 77");
 }
 
 void test_verdicts(void) {

@@ -70,7 +70,12 @@ TEST(Layout, EnumerationsAreThoseOfTheCppApi) {
   EXPECT_EQ(static_cast<int>(MLA_CACHE_FP8_DSV41), static_cast<int>(mla::CacheFormat::kFP8DsV41));
   EXPECT_EQ(static_cast<int>(MLA_CACHE_FP4_DSV41), static_cast<int>(mla::CacheFormat::kFP4DsV41));
   EXPECT_EQ(static_cast<int>(MLA_CACHE_FP8_NOPE), static_cast<int>(mla::CacheFormat::kFP8Nope));
-  EXPECT_EQ(std::size(mla::kAllCacheFormats), static_cast<size_t>(MLA_CACHE_FP8_NOPE) + 1);
+  EXPECT_EQ(static_cast<int>(MLA_CACHE_NVFP4_DS_MLA), static_cast<int>(mla::CacheFormat::kNvFP4DsMla));
+  EXPECT_EQ(static_cast<int>(MLA_CACHE_NVFP4_DS_MLA_416), static_cast<int>(mla::CacheFormat::kNvFP4DsMla416));
+  EXPECT_EQ(static_cast<int>(MLA_CACHE_NVFP4_DS_MLA_368), static_cast<int>(mla::CacheFormat::kNvFP4DsMla368));
+  EXPECT_EQ(static_cast<int>(MLA_CACHE_NVFP4_DSV4), static_cast<int>(mla::CacheFormat::kNvFP4DsV4));
+  EXPECT_EQ(static_cast<int>(MLA_CACHE_MXFP4_DSV4), static_cast<int>(mla::CacheFormat::kMxFP4DsV4));
+  EXPECT_EQ(std::size(mla::kAllCacheFormats), static_cast<size_t>(MLA_CACHE_MXFP4_DSV4) + 1);
   EXPECT_EQ(static_cast<int>(MLA_ARITHMETIC_F64), static_cast<int>(mla::Arithmetic::kF64));
   EXPECT_EQ(static_cast<int>(MLA_ARITHMETIC_F32), static_cast<int>(mla::Arithmetic::kF32));
   EXPECT_EQ(static_cast<int>(MLA_ARITHMETIC_F16), static_cast<int>(mla::Arithmetic::kF16));

@@ -23,6 +23,11 @@ TEST(KvLayout, RowsHaveTheirPublishedSizes) {
   EXPECT_EQ(row_bytes(CacheFormat::kFP8DsV41, 512), 512);
   EXPECT_EQ(row_bytes(CacheFormat::kFP4DsV41, 512), 256);
   EXPECT_EQ(row_bytes(CacheFormat::kFP8Nope, 512), 528);
+  EXPECT_EQ(row_bytes(CacheFormat::kNvFP4DsMla, 576), 432);
+  EXPECT_EQ(row_bytes(CacheFormat::kNvFP4DsMla416, 576), 416);
+  EXPECT_EQ(row_bytes(CacheFormat::kNvFP4DsMla368, 576), 368);
+  EXPECT_EQ(row_bytes(CacheFormat::kNvFP4DsV4, 512), 352);
+  EXPECT_EQ(row_bytes(CacheFormat::kMxFP4DsV4, 512), 368);
 }
 
 TEST(KvLayout, PartsOfARowFollowOneAnother) {
@@ -59,6 +64,24 @@ TEST(KvLayout, PagesOfV41HaveAllScalesBehindAllRows) {
   EXPECT_EQ(footer_scale_offset(window, 128, 3), 128 * 512 + 3 * 16);
   EXPECT_EQ(footer_scale_offset(pool, 64, 63), 64 * 256 + 63 * 32);
   EXPECT_EQ(page_bytes(CacheFormat::kFP8Nope, 512, 64, true), 64 * 528);
+}
+
+TEST(KvLayout, PartsOfNvFP4AndMxFP4Rows) {
+  for (CacheFormat format :
+       {CacheFormat::kNvFP4DsMla, CacheFormat::kNvFP4DsMla416, CacheFormat::kNvFP4DsMla368, CacheFormat::kMxFP4DsV4}) {
+    const KvLayout layout = kv_layout(format);
+    EXPECT_EQ(layout.scale_offset, layout.nope_dim / 2) << layout.name;
+    EXPECT_EQ(layout.rope_offset, layout.scale_offset + layout.scale_bytes_per_token + layout.rope_scale_bytes);
+    EXPECT_EQ(layout.row_bytes, layout.rope_offset + bytes_of(layout.rope.element, layout.rope_dim)) << layout.name;
+    EXPECT_EQ(layout.row_bytes % 16, 0) << layout.name;
+  }
+  // A row of 368 bytes is one of 432 whose rotary channels are half as long; their scale lies in the padding.
+  EXPECT_EQ(kv_layout(CacheFormat::kNvFP4DsMla368).rope_offset, kv_layout(CacheFormat::kNvFP4DsMla).rope_offset);
+  EXPECT_EQ(kv_layout(CacheFormat::kNvFP4DsMla368).rope_scale_offset, 288);
+  EXPECT_EQ(page_bytes(CacheFormat::kNvFP4DsV4, 512, 64, true), 64 * 384);
+  EXPECT_EQ(footer_scale_offset(kv_layout(CacheFormat::kNvFP4DsV4), 64, 63), 64 * 352 + 63 * 32);
+  EXPECT_EQ(most_scale_bytes(DType::kE2M1), 32);  // of which kernels have room for: not the padding of 432 bytes
+  EXPECT_EQ(most_scale_bytes(DType::kE4M3), 16);
 }
 
 TEST(KvLayout, CountsThatNoRowOrPageHasGiveNoBytes) {

@@ -260,6 +260,42 @@ TEST(ValidateFormats, DsV4Planes) {
   EXPECT_TRUE(cache.power_of_two_scales);
 }
 
+TEST(ValidateFormats, OuterScalesOfNvFP4) {
+  WideDecode p;
+  std::vector<uint8_t> rows(8 * 4 * 432);
+  float outer = 0.0037F;
+  p.params.cache = {.format = CacheFormat::kNvFP4DsMla, .kv = contiguous(rows.data(), DType::kU8, {8, 4, 432})};
+  EXPECT_EQ(accepted(p.params).cache.outer_scale, nullptr);
+  p.params.cache.ckv_scale = contiguous(&outer, DType::kF32, {1});
+  const core::Cache cache = accepted(p.params).cache;
+  EXPECT_EQ(cache.outer_scale, &outer);
+  EXPECT_EQ(cache.num_scales, 32);
+  EXPECT_EQ(cache.scale_bytes, 48);
+  EXPECT_EQ(cache.kpe_scale, nullptr);
+  EXPECT_FALSE(cache.writes_kpe_scale());
+  const auto refusal = [&] {
+    core::DecodeArgs args;
+    Device device;
+    return core::validate(p.params, core::Scope::kAll, args, device).message();
+  };
+  outer = INFINITY;
+  EXPECT_EQ(refusal(), "decode: cache.ckv_scale: expected a finite number above 0, got inf");
+  outer = 0.0037F;
+  p.params.cache.ckv_scale = contiguous(&outer, DType::kF32, {1, 1, 1});
+  EXPECT_EQ(refusal(), "decode: cache.ckv_scale: expected shape [1], got [1, 1, 1]");
+  p.params.cache.ckv_scale = {};
+  p.params.cache.kpe_scale = contiguous(&outer, DType::kF32, {1});
+  EXPECT_EQ(refusal(), "decode: cache.kpe_scale: expected none for nvfp4_ds_mla, got a tensor");
+  p.params.cache = {.format = CacheFormat::kNvFP4DsMla368, .kv = contiguous(rows.data(), DType::kU8, {8, 4, 368})};
+  const core::Cache compact = accepted(p.params).cache;
+  EXPECT_TRUE(compact.writes_kpe_scale());
+  EXPECT_EQ(offset(compact.kpe_scales(), rows.data()), 288);
+  EXPECT_EQ(offset(compact.kpe, rows.data()), 304);
+  p.params.cache.kv.shape[2] = 432;
+  p.params.cache.kv.stride = {4 * 432, 432, 1};
+  EXPECT_EQ(refusal(), "decode: cache.kv: expected shape [num_pages, page_size, row bytes = 368], got [8, 4, 432]");
+}
+
 TEST(ValidateFormats, NoDataIsNeededToPlan) {
   for (const bool footer : {false, true}) {
     WideDecode p;

@@ -114,9 +114,9 @@ TEST(ValidateDecodeSparse, RefusesBadInput) {
       {"unknown format in the second pool",
        [](DecodeSparse& p) {
          p.use_extra_pool();
-         p.params.extra_pool.cache.format = static_cast<CacheFormat>(9);
+         p.params.extra_pool.cache.format = static_cast<CacheFormat>(77);
        },
-       "decode_sparse: extra_pool.cache.format: expected a cache format, got unknown value 9"},
+       "decode_sparse: extra_pool.cache.format: expected a cache format, got unknown value 77"},
       {"a second pool without indices", [](DecodeSparse& p) { p.params.extra_pool.cache = p.extra_quantized.ds_mla(); },
        "decode_sparse: extra_pool.cache.kv: expected none, since extra_pool.indices are not given, got a tensor"},
       {"lengths of no pool", [](DecodeSparse& p) { p.params.extra_pool.topk_length = of(p.lengths); },

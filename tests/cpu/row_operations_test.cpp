@@ -13,6 +13,7 @@ struct Form {
   int32_t d_ckv, d_kpe;
   int32_t num_scales = 0;
   bool power_of_two = true;
+  bool outer = false;  // has an outer scale
 };
 
 constexpr Form kForms[] = {
@@ -31,6 +32,12 @@ constexpr Form kForms[] = {
     {"fp4_dsv41", CacheFormat::kFP4DsV41, 512, 0, 32},
     {"fp8_nope", CacheFormat::kFP8Nope, 512, 0, 4},
     {"fp8_nope_any_scale", CacheFormat::kFP8Nope, 512, 0, 4, false},
+    {"nvfp4_ds_mla", CacheFormat::kNvFP4DsMla, 512, 64, 32},
+    {"nvfp4_ds_mla_416_outer", CacheFormat::kNvFP4DsMla416, 512, 64, 32, true, true},
+    {"nvfp4_ds_mla_368", CacheFormat::kNvFP4DsMla368, 512, 64, 32},
+    {"nvfp4_ds_mla_368_outer", CacheFormat::kNvFP4DsMla368, 512, 64, 32, true, true},
+    {"nvfp4_dsv4", CacheFormat::kNvFP4DsV4, 448, 64, 28},
+    {"mxfp4_dsv4", CacheFormat::kMxFP4DsV4, 448, 64, 14},
 };
 
 /// Holds a cache of its own, every byte of it set.
@@ -53,6 +60,7 @@ class TestCache {
               .power_of_two_scales = form.power_of_two};
     core::set_codecs(layout, cache_);
     if (layout.is_packed()) core::set_planes(layout, bytes_.data(), page, row, cache_);
+    if (form.outer) cache_.outer_scale = scales_;
     if (!layout.is_packed() && form.d_kpe > 0) cache_.kpe = {bytes_.data() + cache_.ckv_bytes(), page, row};
     if (layout.nope.scale_place == ScalePlace::kTensor) {
       if (form.num_scales > 1) core::set_token_scales(cache_);

@@ -141,6 +141,7 @@ KvCache make_cache(FuzzedDataProvider& input, Tensors& tensors, CacheFormat form
   }
   if (layout.is_packed()) {
     cache.kv = tensors.make(DType::kU8, {8, 4, layout.row_bytes});
+    if (layout.nope.outer_scale && input.ConsumeBool()) cache.ckv_scale = make_scale(input, tensors);
     return cache;
   }
   const bool fp8 = format == CacheFormat::kFP8;
@@ -270,7 +271,7 @@ void fuzz_decode(FuzzedDataProvider& input, const Context& context, Tensors& ten
   p.lse_base = static_cast<LseBase>(input.ConsumeIntegralInRange<int>(0, 2));
   p.batch_invariant = input.ConsumeBool();
   if (input.ConsumeIntegralInRange<int>(0, 15) == 0)
-    p.cache.format = static_cast<CacheFormat>(input.ConsumeIntegralInRange<int>(0, 9));
+    p.cache.format = static_cast<CacheFormat>(input.ConsumeIntegralInRange<int>(0, 14));
   break_some(input, tensors,
              std::vector<TensorView*>{&p.tree_mask, &p.tree_parents} + views_of_queries(p) + views_of(p.cache) +
                  views_of(p.pages) + views_of(p.options));

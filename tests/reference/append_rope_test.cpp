@@ -140,8 +140,9 @@ TEST(ReferenceAppendRope, EveryFormatAndQueryType) {
         for (int64_t t = 0; t < problem.tokens; ++t) {
           if (problem.slots[static_cast<size_t>(t)] >= 0) {
             std::vector<float> key = problem.turned(&problem.row[static_cast<size_t>(t * problem.d_qk)], t);
-            // What V4.1 turns becomes bf16 before it is quantized.
-            for (int32_t c = variant.d_ckv - variant.rotary_in_ckv; c < variant.d_ckv; ++c)
+            // What is turned becomes bf16 before it is quantized, if its scale is chosen.
+            const bool chosen = variant.rotary_in_ckv > 0 || variant.format == CacheFormat::kNvFP4DsMla368;
+            for (int32_t c = problem.d_ckv; c < problem.d_qk && chosen; ++c)
               key[static_cast<size_t>(c)] = bf16_to_f32(f32_to_bf16(key[static_cast<size_t>(c)]));
             expected.pack(problem.slots[static_cast<size_t>(t)], key);
           }

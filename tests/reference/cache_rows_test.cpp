@@ -268,7 +268,7 @@ TEST(ReferenceCopyPages, ConvertsEveryFormatIntoEveryOther) {
         expected.pack(to_pages[static_cast<size_t>(token / 2)] * 2 + token % 2,
                       from.unpack(from_pages[static_cast<size_t>(token / 3)] * 3 + token % 3));
       if ((a.power_of_two || !b.power_of_two) && a.format == b.format && a.num_scales == b.num_scales &&
-          a.num_scales > 1) {
+          a.outer == b.outer && a.num_scales > 1) {
         // A second quantization may choose other scales, a copy may not: compare rows as bits below, values here.
         for (int64_t token = 0; token < 6; ++token) {
           const int64_t slot = to_pages[static_cast<size_t>(token / 2)] * 2 + token % 2;
@@ -322,9 +322,26 @@ TEST(ReferenceCopyPages, EqualFormatsKeepArbitraryBits) {
       ASSERT_EQ(back.bytes[i], from.bytes[i]) << i;
       ++changed;
     }
-    const int32_t channels_of_byte = variant.format == CacheFormat::kFP4DsV41 ? 2 : 1;
+    const int32_t channels_of_byte = kv_layout(variant.format).nope.element == DType::kE2M1 ? 2 : 1;
     EXPECT_GT(changed, static_cast<size_t>(4 * (variant.d_ckv + variant.d_kpe) / channels_of_byte * 9 / 10));
   }
+}
+
+TEST(ReferenceCopyPages, OtherOuterScalesAreRequantized) {
+  // 6 * 448 under an outer scale of 1 is 6 * 224 under one of 2; without one it is the first again.
+  const Variant one = {.format = CacheFormat::kNvFP4DsMla416, .d_ckv = 512, .d_kpe = 64, .num_scales = 32, .outer = 1};
+  Variant two = one, none = one;
+  two.outer = 2;
+  none.outer = 0;
+  TestCache from(one, 1, 1), doubled(two, 1, 1), without(none, 1, 1), back(one, 1, 1);
+  from.pack(0, Row(576, 6 * 448.0F));
+  copy_pages(copy_args(from, {0}, doubled, {0}));
+  copy_pages(copy_args(from, {0}, without, {0}));
+  copy_pages(copy_args(without, {0}, back, {0}));
+  EXPECT_EQ(doubled.bytes[0], 0x77);
+  EXPECT_EQ(doubled.bytes[256], 0x76);  // 224
+  EXPECT_EQ(without.bytes, from.bytes);
+  EXPECT_EQ(back.bytes, from.bytes);
 }
 
 TEST(ReferenceCopyPages, OtherScalesAreRequantized) {

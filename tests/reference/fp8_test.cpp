@@ -300,8 +300,8 @@ double nearest_e4m3(double value) { return e4m3_by_definition(encode_by_definiti
 /// Returns a query as it is multiplied.
 std::vector<double> rounded_query(const std::vector<double>& q, DType dtype, const Variant& variant) {
   if (dtype == DType::kE4M3) return q;
-  const auto quantized =
-      static_cast<size_t>(variant.format == CacheFormat::kFP8 ? variant.d_ckv + variant.d_kpe : variant.d_ckv);
+  const bool narrow_rope = variant.format == CacheFormat::kFP8 || variant.format == CacheFormat::kNvFP4DsMla368;
+  const auto quantized = static_cast<size_t>(narrow_rope ? variant.d_ckv + variant.d_kpe : variant.d_ckv);
   float amax = 0;
   for (size_t c = 0; c < quantized; ++c) amax = std::fmax(amax, std::fabs(static_cast<float>(q[c])));
   const float scale = amax / 448.0F;
@@ -344,7 +344,7 @@ TEST(ReferenceFp8, EveryQuantizedFormatByTheTextbook) {
     const Variant& variant = variants[seed % variants.size()];
     MLA_TRACE(testing::Message() << "seed " << seed << ' ' << variant);
     const int32_t d_ckv = variant.d_ckv, d_kpe = variant.d_kpe, d_qk = d_ckv + d_kpe;
-    const bool with_rope = variant.format == CacheFormat::kFP8DsV4;
+    const bool with_rope = kv_layout(variant.format).value_has_rope;
     const int32_t d_v = with_rope ? d_qk : d_ckv, heads = random.integer(1, 3);
     const int32_t kv_len = random.of({1, 31, 32, 33, 70}), page_size = random.of({1, 5, 64});
     const int32_t pages = (kv_len + page_size - 1) / page_size;

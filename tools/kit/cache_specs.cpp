@@ -53,6 +53,7 @@ CacheSpec usual_cache(CacheFormat format) {
   const KvLayout layout = kv_layout(format);
   if (layout.nope_dim != 0) spec.d_qk = layout.nope_dim + layout.rope_dim;
   if (layout.value_has_rope) spec.d_v = spec.d_qk;
+  if (layout.nope.outer_scale) spec.outer_scale = 0.0037F;
   return spec;
 }
 
@@ -77,6 +78,7 @@ std::string describe(const CacheSpec& spec) {
       .knob("own_kpe_scale", &CacheSpec::own_kpe_scale)
       .knob("tensor_scale", &CacheSpec::tensor_scale)
       .knob("kpe_scale", &CacheSpec::kpe_scale)
+      .knob("outer_scale", &CacheSpec::outer_scale)
       .knob("power_of_two_scales", &CacheSpec::power_of_two_scales)
       .knob("few_long_scales", &CacheSpec::few_long_scales)
       .knob("padded_pages", &CacheSpec::padded_pages)

@@ -54,7 +54,12 @@ void allocate_rows(PagedMemory& memory, const CacheSpec& spec) {
 }
 
 void allocate_scales(PagedMemory& memory, const CacheSpec& spec) {
-  if (kv_layout(spec.format).nope.scale_place != ScalePlace::kTensor) return;
+  const Codec codec = kv_layout(spec.format).nope;
+  if (codec.outer_scale && spec.outer_scale > 0) {
+    memory.ckv_scale = to_buffer(std::array{spec.outer_scale});
+    memory.cache.ckv_scale = contiguous(memory.ckv_scale.data(), DType::kF32, {1});
+  }
+  if (codec.scale_place != ScalePlace::kTensor) return;
   if (spec.token_scales) {
     const int64_t token = kTensorScalesPerToken + spec.scale_token_extra,
                   page = spec.page_size * token + spec.scale_page_extra;
@@ -87,8 +92,20 @@ void allocate(PagedMemory& memory, const CacheSpec& spec) {
 
 float scale_of(const TensorView& scale) { return *static_cast<const float*>(scale.data); }
 
-float kpe_scale_of(const KvCache& cache) {
-  return scale_of(cache.kpe_scale.given() ? cache.kpe_scale : cache.ckv_scale);
+/// Returns the scale of the rotary channels of the row that begins at `row`; 1 if they have none.
+float kpe_scale_of(const PagedMemory& memory, const std::byte* row) {
+  const KvLayout layout = kv_layout(memory.cache.format);
+  if (!is_quantized(layout.rope.element) || memory.d_kpe == 0) return 1.0F;
+  if (layout.rope.scale_place == ScalePlace::kTensor)
+    return scale_of(memory.cache.kpe_scale.given() ? memory.cache.kpe_scale : memory.cache.ckv_scale);
+  float scale = 0;
+  std::memcpy(&scale, row + layout.rope_scale_offset, sizeof scale);
+  return scale;
+}
+
+/// Returns what multiplies all scales of the latent channels.
+float outer_scale_of(const KvCache& cache) {
+  return kv_layout(cache.format).nope.outer_scale && cache.ckv_scale.given() ? scale_of(cache.ckv_scale) : 1.0F;
 }
 
 /// Returns how many scales of its own a row has.
@@ -98,28 +115,42 @@ int32_t row_scales(const PagedMemory& memory) {
   return memory.cache.ckv_scale.ndim == 3 ? kTensorScalesPerToken : 0;
 }
 
-/// Chooses a group's scale as a writer does, and stores it.
-float make_scale(const PagedMemory& memory, std::byte* scales, int32_t group, std::span<const float> values) {
+float finite_amax(std::span<const float> values) {
   float amax = 0;
   for (float value : values)
     if (std::isfinite(value)) amax = std::max(amax, std::abs(value));
+  return amax;
+}
+
+/// Chooses a group's scale as a writer does, and stores it. Returns what the group's values are divided by.
+float make_scale(const PagedMemory& memory, std::byte* scales, int32_t group, std::span<const float> values) {
   const Codec codec = kv_layout(memory.cache.format).nope;
-  const float scale =
-      choose_scale(codec.element, codec.scale_type, memory.cache.power_of_two_scales, amax, 1.0F, codec.least_scale);
+  const float outer = outer_scale_of(memory.cache);
+  const float scale = choose_scale(codec.element, codec.scale_type, memory.cache.power_of_two_scales,
+                                   finite_amax(values), outer, codec.least_scale);
   std::byte* const at = scales + int64_t{group} * size_of(codec.scale_type);
   switch (codec.scale_type) {
     case ScaleType::kUE8M0: *at = std::byte{f32_to_ue8m0(scale)}; break;
     case ScaleType::kE4M3: *at = std::byte{f32_to_e4m3(scale)}; break;
     default: std::memcpy(at, &scale, sizeof scale);
   }
-  return scale;
+  return scale * outer;
+}
+
+/// Chooses the scale of a row's rotary channels as a writer does, and stores it, if the row has one.
+void make_kpe_scale(const PagedMemory& memory, std::byte* row, std::span<const float> values) {
+  const KvLayout layout = kv_layout(memory.cache.format);
+  if (layout.rope.scale_place != ScalePlace::kRow) return;
+  const float scale = choose_scale(layout.rope.element, layout.rope.scale_type, false, finite_amax(values));
+  std::fill_n(row + layout.rope_scale_offset, layout.rope_scale_bytes, std::byte{0});
+  std::memcpy(row + layout.rope_scale_offset, &scale, sizeof scale);
 }
 
 float load_scale(const PagedMemory& memory, const std::byte* scales, int32_t group) {
   const ScaleType type = kv_layout(memory.cache.format).nope.scale_type;
   const std::byte* const at = scales + int64_t{group} * size_of(type);
   if (type == ScaleType::kUE8M0) return ue8m0_to_f32(std::to_integer<uint8_t>(*at));
-  if (type == ScaleType::kE4M3) return e4m3_to_f32(std::to_integer<uint8_t>(*at));
+  if (type == ScaleType::kE4M3) return e4m3_to_f32(std::to_integer<uint8_t>(*at)) * outer_scale_of(memory.cache);
   float scale = 0;
   std::memcpy(&scale, at, sizeof scale);
   return scale;
@@ -259,7 +290,8 @@ void PagedMemory::write_row(int64_t page, int64_t slot, std::span<const float> v
   const Row to = row(page, slot);
   const auto latent = values.first(static_cast<size_t>(d_ckv)), rope = values.subspan(static_cast<size_t>(d_ckv));
   const KvLayout layout = kv_layout(cache.format);
-  const float rope_scale = is_quantized(layout.rope.element) && d_kpe > 0 ? kpe_scale_of(cache) : 1.0F;
+  make_kpe_scale(*this, to.ckv, rope);
+  const float rope_scale = kpe_scale_of(*this, to.ckv);
   for (size_t c = 0; c < rope.size(); ++c) store_channel(to.kpe, layout.rope.element, c, rope[c], rope_scale);
   const int32_t scales = row_scales(*this);
   const size_t width = scales == 0 ? latent.size() : latent.size() / static_cast<size_t>(scales);
@@ -288,7 +320,7 @@ std::vector<float> PagedMemory::read_row(int64_t page, int64_t slot) const {
                                                   : 1.0F;
     values.push_back(load_channel(from.ckv, layout.nope.element, static_cast<size_t>(c), scale));
   }
-  const float rope_scale = is_quantized(layout.rope.element) && d_kpe > 0 ? kpe_scale_of(cache) : 1.0F;
+  const float rope_scale = kpe_scale_of(*this, from.ckv);
   for (int32_t c = 0; c < d_kpe; ++c)
     values.push_back(load_channel(from.kpe, layout.rope.element, static_cast<size_t>(c), rope_scale));
   return values;

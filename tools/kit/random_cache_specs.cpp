@@ -62,6 +62,7 @@ CacheSpec random_cache(Random& random, CacheFormat format) {
     cache.tensor_scale = pick(random, std::array{0.018F, 0.018F, 0x1p-6F, 0x1.4p-6F});
     cache.kpe_scale = pick(random, std::array{0.013F, 0x1p-7F, 0x1.4p-5F});
   }
+  if (layout.nope.outer_scale) cache.outer_scale = pick(random, std::array{0.0F, 0.0037F, 0.0037F, 0x1p-8F});
   if (cache.packed() || cache.token_scales) cache.power_of_two_scales = random.chance(0.5);
   return cache;
 }

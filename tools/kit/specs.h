@@ -37,6 +37,7 @@ struct CacheSpec {
   // round.
   float tensor_scale = 0.018F;      ///< fp8: the one scale of ckv
   float kpe_scale = 0.013F;         ///< that of kpe, if it has one of its own
+  float outer_scale = 0.0F;         ///< nvfp4_ds_mla: what multiplies all scales; 0: none is given
   bool power_of_two_scales = true;  ///< what writers of fp8_ds_mla, fp8_nope and of token_scales choose
   bool few_long_scales = false;     ///< ten rows of eleven are drawn so that their scales come out as powers of two
   bool padded_pages = false;        ///< fp8_dsv4: pages padded to the format's alignment

@@ -19,6 +19,7 @@ struct KeyPool {
   int32_t scale_words = 0;     // 4-byte words of a row's scales, to which they are padded
   bool ue8m0 = false;          // scales are UE8M0
   bool quantized_kpe = false;  // rotary channels are quantized
+  bool row_kpe_scale = false;  // and every row has their scale
   bool common_e4m3 = false;    // Cache::has_common_e4m3()
   bool aligned = false;        // all rows can be copied 16 bytes at a time
   bool direct = false;         // aligned, scales at multiples of 4 bytes, and kpe_distance is that of all rows

@@ -343,6 +343,7 @@ class RowCopy {
       if (first < rope_chunks)
         ptx::cp_async_16(to + static_cast<uint32_t>(rope_at), from + pool_.kpe_distance, valid, ptx::evict_first());
       if (first < pool_.scale_words) ptx::cp_async_4(to_scales(first * 4), place_.scales + first * 4, valid);
+      copy_kpe_scale<kRowBytes>(rows, rope_at, place_.ckv);
       return;
     }
     const Place<Config> place = place_.ckv == nullptr ? Place<Config>() : row_at<Config>(pool_, place_.at);
@@ -358,6 +359,17 @@ class RowCopy {
       });
     }
     if (first < pool_.scale_words) copy_scale_word(to_scales(first * 4), place.scales, first * 4);
+    copy_kpe_scale<kRowBytes>(rows, rope_at, place.ckv);
+  }
+
+  /// Copies the scale of the rotary channels, where the row has one, behind them. They take half the place that they
+  /// have in bf16.
+  template <int kRowBytes>
+  MLA_DEVICE void copy_kpe_scale(ptx::SharedAddress rows, int rope_at, const std::byte* ckv) const {
+    if (!pool_.row_kpe_scale || Keys::lane_of_key() != 0) return;
+    const int at = rope_at + pool_.kpe_bytes;
+    copy_scale_word(rows + tile_offset<kRowBytes>(Keys::lane_key(), at / kChunkBytes), ckv, pool_.cache.kpe_scale_at);
+    static_assert(Config::kRopeDims % kChunkBytes == 0);
   }
 
   /// Copies a row that is not aligned to 16 bytes. The elements of latent and rotary channels have `latent_bytes` and
@@ -458,10 +470,12 @@ MLA_DEVICE void decode_raw(const cuda::KeyPool& pool, const std::byte* raw, cons
   const int latent_chunks = pool.cache.d_ckv / kVector, rope_chunks = pool.cache.d_kpe / kVector;
   if (rope_chunks == 0) return;
   const bool quantized = pool.quantized_kpe;
-  const float kpe_scale = quantized ? *pool.cache.kpe_scale : 1.0F;
+  float kpe_scale = quantized && !pool.row_kpe_scale ? *pool.cache.kpe_scale : 1.0F;
   MLA_NO_UNROLL
   for (int i = ptx::lane(); i < WarpKeys<Config>::kCount * rope_chunks; i += kWarpSize) {
     const int key = WarpKeys<Config>::key(i / rope_chunks), chunk = i % rope_chunks;
+    if (pool.row_kpe_scale)
+      kpe_scale = *as<float>(raw + RowCopy<Config>::raw_offset(key, Config::kLatentDims + pool.kpe_bytes));
     const std::byte* from =
         raw + RowCopy<Config>::raw_offset(key, Config::kLatentDims + chunk * kVector * (quantized ? 1 : 2));
     ptx::store_shared(tile + tile_offset<Config::kRowBytes>(key, latent_chunks + chunk),
@@ -560,9 +574,14 @@ MLA_DEVICE void decode_in_tile(const cuda::KeyPool& pool, std::byte* memory, ptx
   const int channel = Keys::lane_of_key() * kVector;
   const bool exists = channel < pool.cache.d_kpe;
   ptx::Vec4 values = {};
-  if (exists)
+  if (exists) {
+    const float scale =
+        pool.row_kpe_scale
+            ? ptx::load_shared<float>(tile + Codes::offset(Keys::lane_key(), codes.rope_at + pool.kpe_bytes))
+            : *pool.cache.kpe_scale;
     values = e4m3_to_bf16(ptx::load_shared<uint64_t>(tile + Codes::offset(Keys::lane_key(), codes.rope_at + channel)),
-                          *pool.cache.kpe_scale);
+                          scale);
+  }
   ptx::sync_warp();
   if (exists) ptx::store_shared(tile + Codes::offset(Keys::lane_key(), codes.rope_at + channel * 2), values);
 }

@@ -152,6 +152,7 @@ inline cuda::KeyPool pool_of(const core::Cache& cache) {
   pool.scale_words = (scale_bytes + 3) / 4;
   pool.ue8m0 = cache.scale_type == ScaleType::kUE8M0;
   pool.quantized_kpe = cache.has_quantized_kpe();
+  pool.row_kpe_scale = cache.writes_kpe_scale();
   pool.common_e4m3 = cache.has_common_e4m3();
   pool.aligned = has_rows_at(cache.ckv, kChunkBytes) && (cache.d_kpe == 0 || has_rows_at(cache.kpe, kChunkBytes));
   const bool scales_follow =

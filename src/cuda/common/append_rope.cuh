@@ -97,15 +97,21 @@ struct Rotated {
   }
 };
 
-/// Gives the channels of a row whose latent part ends with the rotary channels. These are rounded to bf16 before they
-/// are quantized, as V4.1's own writers do.
+/// Gives rotary channels whose scale is chosen. They are rounded to bf16 before, as the formats' own writers do.
+struct RoundedRotated {
+  const Rotated& rotated;
+
+  MLA_DEVICE float operator()(int32_t c) const { return bf16_to_f32(f32_to_bf16(rotated(c))); }
+};
+
+/// Gives the channels of a row whose latent part ends with the rotary channels.
 struct RowWithRotated {
   const Channels& plain;
   const Rotated& rotated;
   int32_t num_plain;
 
   MLA_DEVICE float operator()(int32_t c) const {
-    return c < num_plain ? plain(c) : bf16_to_f32(f32_to_bf16(rotated(c - num_plain)));
+    return c < num_plain ? plain(c) : RoundedRotated{rotated}(c - num_plain);
   }
 };
 
@@ -157,7 +163,9 @@ struct AppendRopeKernel {
         .interleaved = args.interleaved};
     const int32_t num_plain = cache.d_plain();
     const bool joined = is_key && cache.rotary_in_ckv > 0;
-    if (!joined)
+    if (is_key && cache.writes_kpe_scale())
+      write_scaled_kpe(row, RoundedRotated{rotated});
+    else if (!joined)
       write_channels(rotated, rotated.dim, encode, is_key ? row.of(cache.kpe) : query + num_plain * out_bytes);
 
     const Channels nope =

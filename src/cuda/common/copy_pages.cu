@@ -10,8 +10,8 @@ namespace {
 /// Returns whether it is certain on the host that all bits mean the same in both caches. The host cannot compare scales
 /// of whole tensors.
 bool certainly_same_code(const core::Cache& from, const core::Cache& to) {
-  const bool tensor_scales =
-      (from.is_quantized() && !from.writes_scales) || from.outer_scale != nullptr || from.has_quantized_kpe();
+  const bool tensor_scales = (from.is_quantized() && !from.writes_scales) || from.outer_scale != nullptr ||
+                             to.outer_scale != nullptr || from.has_quantized_kpe();
   return from.format == to.format && from.num_scales == to.num_scales && !tensor_scales && to.takes_scales_of(from);
 }
 

@@ -33,16 +33,20 @@ struct CopyPagesKernel {
   }
 
  private:
+  static MLA_DEVICE float outer_scale(const core::Cache& cache) {
+    return cache.outer_scale != nullptr ? *cache.outer_scale : 1.0F;
+  }
   /// Returns whether the same bits mean the same values in both caches: then a copy must not round.
   static MLA_DEVICE bool same_ckv_code(const core::Cache& from, const core::Cache& to) {
     if (from.format != to.format || from.num_scales != to.num_scales) return false;
     if (!from.is_quantized()) return true;
-    if (from.outer_scale != nullptr && *from.outer_scale != *to.outer_scale) return false;
+    if (outer_scale(from) != outer_scale(to)) return false;
     if (!from.writes_scales) return load_f32_anywhere(from.scales.base) == load_f32_anywhere(to.scales.base);
     return to.takes_scales_of(from);
   }
   static MLA_DEVICE bool same_kpe_code(const core::Cache& from, const core::Cache& to) {
     if (from.d_kpe == 0) return true;
+    if (from.writes_kpe_scale() || to.writes_kpe_scale()) return from.format == to.format;
     return from.kpe_dtype == to.kpe_dtype && (!is_quantized(from.kpe_dtype) || *from.kpe_scale == *to.kpe_scale);
   }
 
@@ -56,6 +60,9 @@ struct CopyPagesKernel {
                                copies_scales ? args.from.scale_bytes : 0);
     copy_pieces(copies_ckv ? ckv : Piece{}, copies_kpe ? kpe : Piece{});
     scales.store(to.of(args.to.scales));
+    if constexpr (kWay == RowWay::kGrouped)
+      if (copies_kpe && args.to.writes_kpe_scale())
+        copy_piece({to.of(args.to.kpe_scales()), from.of(args.from.kpe_scales()), args.from.kpe_scale_bytes});
     if constexpr (!kCopies) {
       write_row<kWay>(to, !copies_ckv, from.ckv(), !copies_kpe, args.from.d_kpe > 0 ? from.kpe() : Channels{});
     }

@@ -235,7 +235,8 @@ struct CacheRow {
   MLA_DEVICE Channels kpe() const {
     Channels channels = {.data = of(cache.kpe), .dtype = cache.kpe_dtype};
     if (is_quantized(channels.dtype)) {
-      channels.scales = reinterpret_cast<const std::byte*>(cache.kpe_scale);
+      channels.scales =
+          cache.writes_kpe_scale() ? of(cache.kpe_scales()) : reinterpret_cast<const std::byte*>(cache.kpe_scale);
       channels.channels_each = cache.d_kpe;
     }
     return channels;
@@ -356,9 +357,24 @@ MLA_DEVICE void write_groups(const CacheRow& row, const Source& source) {
   if (pad < cache.scale_bytes) row.of(cache.scales)[pad] = std::byte{0};
 }
 
-/// Returns the encoder of the rotary channels.
+/// Writes the rotary channels of a cache that has a scale of them in every row.
+template <class Source>
+MLA_DEVICE void write_scaled_kpe(const CacheRow& row, const Source& source) {
+  const core::Cache& cache = row.cache;
+  auto* const to = as<uint8_t>(row.of(cache.kpe));
+  std::byte* const to_scale = row.of(cache.kpe_scales());
+  float amax = 0;
+  for (int32_t c = ptx::lane(); c < cache.d_kpe; c += kWarpSize) amax = with_magnitude(amax, source(c));
+  const float scale = e4m3_scale(max_of_lanes(amax, kWarpSize));
+  for (int32_t c = ptx::lane(); c < cache.d_kpe; c += kWarpSize) to[c] = to_e4m3(source(c), scale);
+  if (ptx::lane() == 0) store_f32_anywhere(to_scale, scale);
+  for (int32_t pad = size_of(ScaleType::kF32) + ptx::lane(); pad < cache.kpe_scale_bytes; pad += kWarpSize)
+    to_scale[pad] = std::byte{0};
+}
+
+/// Returns the encoder of the rotary channels, which have no scale or one that all rows share.
 MLA_DEVICE Encoder kpe_encoder(const core::Cache& cache) {
-  return Encoder(cache.kpe_dtype, is_quantized(cache.kpe_dtype) ? *cache.kpe_scale : 1.0F);
+  return Encoder(cache.kpe_dtype, cache.kpe_scale != nullptr ? *cache.kpe_scale : 1.0F);
 }
 
 /// Returns the encoder of the latent channels for caches whose scales writers do not choose.
@@ -387,7 +403,9 @@ MLA_DEVICE void write_row(const CacheRow& row, bool writes_ckv, const Channels& 
 #pragma unroll 1
   for (int part = 0; part < (kWay == RowWay::kGrouped ? 1 : 2); ++part) {  // is not unrolled, which halves the code
     const bool is_kpe = part == 0;
-    if (is_kpe ? !writes_kpe || cache.d_kpe == 0 : !writes_ckv) continue;
+    if (is_kpe ? !writes_kpe || cache.d_kpe == 0 || (kWay == RowWay::kGrouped && cache.writes_kpe_scale())
+               : !writes_ckv)
+      continue;
     // The fields are chosen one by one, because nvcc 13.0 puts both structs into local memory where a whole one is
     // chosen (ptxas -v: "stack frame").
     const Channels source = {.data = is_kpe ? kpe.data : ckv.data,
@@ -406,6 +424,7 @@ MLA_DEVICE void write_row(const CacheRow& row, bool writes_ckv, const Channels& 
       write_channels(source, n, is_kpe ? kpe_encoder(cache) : ckv_encoder(row), to);
   }
   if (kWay == RowWay::kGrouped && writes_ckv) write_groups(row, ckv);
+  if (kWay == RowWay::kGrouped && writes_kpe && cache.writes_kpe_scale()) write_scaled_kpe(row, kpe);
 }
 
 }  // namespace mla::MLA_CUDA_NAMESPACE

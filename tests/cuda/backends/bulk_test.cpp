@@ -43,11 +43,15 @@ bool emulates(int32_t arch) {
 
 bool is_quantized(CacheFormat format) { return mla::is_quantized(kv_layout(format).nope.element); }
 
-/// Returns whether rows of a format are e4m3 with no more scales than the kernel has room for, or not quantized.
-bool has_few_scales(CacheFormat format) { return format != CacheFormat::kFP8DsV41 && format != CacheFormat::kFP4DsV41; }
+/// Rows of these formats are e2m1, or have more scales than the kernel has room for.
+constexpr CacheFormat kManyScales[] = {
+    CacheFormat::kFP8DsV41,      CacheFormat::kFP4DsV41,  CacheFormat::kNvFP4DsMla, CacheFormat::kNvFP4DsMla416,
+    CacheFormat::kNvFP4DsMla368, CacheFormat::kNvFP4DsV4, CacheFormat::kMxFP4DsV4};
 
-TEST(Bulk, LeavesRowsOfV41) {
-  for (CacheFormat format : {CacheFormat::kFP8DsV41, CacheFormat::kFP4DsV41})
+bool has_few_scales(CacheFormat format) { return std::ranges::find(kManyScales, format) == std::end(kManyScales); }
+
+TEST(Bulk, LeavesRowsOfManyScales) {
+  for (CacheFormat format : kManyScales)
     EXPECT_EQ(of_bulk(of_format(Op::kDecodeSparse, kFewRows, format)).reason,
               "takes quantized rows of e4m3 with up to 8 scales of f32 or UE8M0, not " + std::string(name(format)));
 }

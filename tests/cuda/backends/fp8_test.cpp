@@ -67,9 +67,10 @@ TEST(Fp8, RunsWhatAsksForIt) {
       }
 }
 
-TEST(Fp8, LeavesRowsOfV41) {
+TEST(Fp8, LeavesRowsOfOtherScales) {
   if (!emulates_sm120()) GTEST_SKIP() << "this build does not emulate sm120";
-  for (CacheFormat format : {CacheFormat::kFP8DsV41, CacheFormat::kFP4DsV41})
+  for (CacheFormat format : {CacheFormat::kFP8DsV41, CacheFormat::kFP4DsV41, CacheFormat::kNvFP4DsMla,
+                             CacheFormat::kNvFP4DsMla368, CacheFormat::kNvFP4DsV4, CacheFormat::kMxFP4DsV4})
     EXPECT_EQ(
         of_fp8(in_fp8(format)).reason,
         "takes rows of e4m3 with scales of f32 or UE8M0 for 64 channels or more, not " + std::string(name(format)));

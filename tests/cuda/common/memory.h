@@ -128,6 +128,12 @@ inline core::Cache random_cache(Random& random, Memory& memory, CacheFormat form
     core::set_codecs(layout, cache);
     core::set_planes(layout, memory.bytes(num_pages * page, odd ? 2 * random.integer(0, 8) : 0), page, row, cache);
     cache.power_of_two_scales |= cache.scale_type != ScaleType::kF32;
+    if (layout.nope.outer_scale && random.chance(2))
+      cache.outer_scale = memory.list<float>({random.of({0.0037F, 0.5F})});
+    for (int64_t token = 0; token < num_pages * page_size && cache.writes_kpe_scale(); ++token) {
+      const float scale = std::ldexp(1.0F + static_cast<float>(random.integer(0, 7)) / 8.0F, random.integer(-20, 8));
+      std::memcpy(cache.kpe_scales().row(token / page_size, token % page_size), &scale, 4);
+    }
     for (int64_t token = 0; token < num_pages * page_size; ++token)
       for (int64_t g = 0; g < cache.num_scales; ++g) {
         std::byte* scales = cache.scales.row(token / page_size, token % page_size);

@@ -450,14 +450,15 @@ class DecodeRole : LoadRoleBase<Config> {
       ptx::mbarrier_arrive(Block::kv_full(n, 0));
   }
 
-  /// Loads and decodes rows of any alignment and of any e4m3 cache, eight channels at a time.
+  /// Loads and decodes rows of any alignment and of any quantized cache, eight channels at a time.
   MLA_DEVICE void decode_slowly(uint32_t n, const cuda::KeyPool& pool) const {
     const core::Cache& cache = pool.cache;
     const int num_chunks = args_.d_qk / kVector, latent_chunks = cache.d_ckv / kVector;
-    const float kpe_scale = pool.quantized_kpe ? *cache.kpe_scale : 1.0F;
+    float kpe_scale = pool.quantized_kpe && !pool.row_kpe_scale ? *cache.kpe_scale : 1.0F;
     MLA_NO_UNROLL
     for (int key = 0; key < kWarpKeys; ++key) {
       const std::byte* ckv = Block::shuffle_pointer(place_.ckv, key);
+      if (pool.row_kpe_scale && ckv != nullptr) kpe_scale = load_f32_anywhere(ckv + cache.kpe_scale_at);
       const std::byte* kpe = Block::shuffle_pointer(place_.kpe, key);
       const std::byte* scales = Block::shuffle_pointer(place_.scales, key);
       MLA_NO_UNROLL
