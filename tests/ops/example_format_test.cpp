@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tests a cache format that the library does not name, known by its codecs alone (docs/design.md, "How to add"): latent
-// channels of e2m1, two a byte, with an e4m3 scale for every 16 of them and one more f32 scale for the tensor. Every
+// channels of e2m1, two a byte, with an e4m3 scale for every 32 of them and one more f32 scale for the tensor. Every
 // row of every table computes with it as the reference does.
 #include <gtest/gtest.h>
 
@@ -23,15 +23,15 @@ constexpr KvLayout kFp4 = {.name = "fp4_example",
                            .nope = {.element = DType::kE2M1,
                                     .scale_type = ScaleType::kE4M3,
                                     .scale_place = ScalePlace::kRow,
-                                    .channels_per_scale = 16,
+                                    .channels_per_scale = 32,
                                     .outer_scale = true},
                            .rope = {.element = DType::kBF16},
                            .nope_dim = 512,
                            .rope_dim = 64,
-                           .row_bytes = 416,
-                           .rope_offset = 288,
+                           .row_bytes = 400,
+                           .rope_offset = 272,
                            .scale_offset = 256,
-                           .scale_bytes_per_token = 32};
+                           .scale_bytes_per_token = 16};
 constexpr int32_t kPageSize = 16, kPages = 12, kSlots = kPages * kPageSize, kWidth = 576, kLatents = 512;
 constexpr float kOuter = 0.013F;
 
@@ -147,7 +147,7 @@ struct ExampleFormat : testing::Test {
     for (size_t i = 0; i < rows.size(); ++i) rows[i] = f32_to_bf16(normal(random) * (i % 97 == 0 ? 30.0F : 1.0F));
     rows[5] = f32_to_bf16(INFINITY);  // no say in a scale
     rows[kWidth + 40] = f32_to_bf16(-NAN);
-    for (size_t c = 0; c < 16; ++c) rows[2 * kWidth + c] = 0;  // a group of zeros
+    for (size_t c = 0; c < 32; ++c) rows[2 * kWidth + c] = 0;  // a group of zeros
     for (uint16_t& value : q) value = f32_to_bf16(normal(random));
     for (int32_t i = 0; i < kSlots; ++i) slots.push_back((i * 5 + 3) % kSlots);  // 5 and kSlots have no common factor
     for (int32_t page = 0; page < kPages; ++page) pages.push_back(kPages - 1 - page);
@@ -227,18 +227,18 @@ TEST_F(ExampleFormat, RowsAreAsDefined) {
   for (size_t token = 0; token < kSlots; ++token) {
     const auto slot = static_cast<int64_t>(slots[token]);
     const std::byte* const row = cache.ckv.row(slot / kPageSize, slot % kPageSize);
-    for (size_t group = 0; group < kLatents / 16; ++group) {
-      const uint16_t* const from = &rows[token * kWidth + group * 16];
+    for (size_t group = 0; group < kLatents / 32; ++group) {
+      const uint16_t* const from = &rows[token * kWidth + group * 32];
       float amax = 0;
-      for (size_t c = 0; c < 16; ++c)
+      for (size_t c = 0; c < 32; ++c)
         if (std::isfinite(bf16_to_f32(from[c]))) amax = std::max(amax, std::abs(bf16_to_f32(from[c])));
       const uint8_t code = f32_to_e4m3(std::clamp(amax / kOuter / 6.0F, 0x1p-9F, 448.0F));
       ASSERT_EQ(static_cast<uint8_t>(row[256 + group]), code) << token << ' ' << group;
       const float scale = e4m3_to_f32(code) * kOuter;
-      for (size_t c = 0; c < 16; ++c) {
+      for (size_t c = 0; c < 32; ++c) {
         const float value = bf16_to_f32(from[c]);
         if (!std::isfinite(value)) continue;
-        const size_t channel = group * 16 + c;
+        const size_t channel = group * 32 + c;
         const auto stored = static_cast<uint8_t>(row[channel / 2]) >> (channel % 2 * 4) & 0xF;  // even: the low half
         const float kept = kValues[stored & 7];
         for (const float other : kValues)  // none is nearer
@@ -248,7 +248,7 @@ TEST_F(ExampleFormat, RowsAreAsDefined) {
         }
       }
     }
-    ASSERT_EQ(std::memcmp(row + 288, &rows[token * kWidth + kLatents], 128), 0);
+    ASSERT_EQ(std::memcmp(row + 272, &rows[token * kWidth + kLatents], 128), 0);
   }
 }
 
