@@ -21,8 +21,10 @@ using kit::PagedMemory;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr CacheFormat kQuantized[] = {CacheFormat::kFP8,      CacheFormat::kFP8DsMla, CacheFormat::kFP8DsV4,
-                                      CacheFormat::kFP8DsV41, CacheFormat::kFP4DsV41, CacheFormat::kFP8Nope};
+constexpr CacheFormat kQuantized[] = {
+    CacheFormat::kFP8,           CacheFormat::kFP8DsMla,  CacheFormat::kFP8DsV4,    CacheFormat::kFP8DsV41,
+    CacheFormat::kFP4DsV41,      CacheFormat::kFP8Nope,   CacheFormat::kNvFP4DsMla, CacheFormat::kNvFP4DsMla416,
+    CacheFormat::kNvFP4DsMla368, CacheFormat::kNvFP4DsV4, CacheFormat::kMxFP4DsV4};
 
 class QuantizeTest : public BackendTest<Op::kAppend> {
  protected:
@@ -58,6 +60,7 @@ class QuantizeTest : public BackendTest<Op::kAppend> {
     std::vector<kit::CacheSpec> made;
     for (CacheFormat format : kQuantized)
       for (bool power_of_two : {false, true}) {
+        if (power_of_two && is_in_turn(format) && format != CacheFormat::kFP8Nope) continue;  // they know no others
         made.push_back(kit::usual_cache(format));
         made.back().power_of_two_scales = power_of_two;
         made.back().page_size = 5;
@@ -250,6 +253,7 @@ TEST_P(CopyPagesTest, SplitsFooterPages) {
 }
 
 TEST_P(CopyPagesTest, EveryPairOfFormats) {
+  size_t pair = 0;
   for (CacheFormat from : kAllCacheFormats)
     for (CacheFormat to : kAllCacheFormats) {
       kit::CopyPagesSpec spec;
@@ -265,11 +269,13 @@ TEST_P(CopyPagesTest, EveryPairOfFormats) {
         spec.from.d_qk = spec.to.d_qk;
         spec.from.d_v = spec.to.d_ckv();
       }
-      uint64_t turn = 0;
-      for (int32_t page_size : {16, 64, 256}) {
+      constexpr int32_t kPageSizes[] = {16, 64, 256};
+      ++pair;
+      for (const int32_t page_size : kPageSizes) {
+        const bool in_turn = is_in_turn(from) || is_in_turn(to);
+        if (in_turn && page_size != kPageSizes[pair % std::size(kPageSizes)]) continue;
         spec.to.page_size = page_size;
-        if (has_turn(from, turn) || has_turn(to, turn)) expect_ok(spec);
-        ++turn;
+        expect_ok(spec);
       }
     }
 }
