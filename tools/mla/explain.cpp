@@ -261,10 +261,7 @@ Action add_explain(CLI::App& app) {
   CLI::App* command = app.add_subcommand("explain", "Every backend's verdict on a problem, and the one it gets");
   command->add_option("--op", options->op, "An operation: " + op_names())->capture_default_str();
   command->add_option("--model", options->model, "Preset, config.json or its folder: heads and head dims");
-  command->add_option(
-      "--cache", options->cache,
-      "bf16 (default), f16, fp8, fp8_ds_mla, fp8_dsv4, fp8_dsv41, fp4_dsv41, fp8_nope; of operations on "
-      "a cache");
+  command->add_option("--cache", options->cache, cache_names() + "; of operations on a cache (default bf16)");
   command->add_option("--q-dtype", options->q_dtype,
                       "Queries; q, k and v of prefill; rows; states: bf16, f16, f32, e4m3");
   command->add_option("--heads", options->heads, "Query heads");

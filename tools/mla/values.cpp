@@ -63,12 +63,6 @@ void append_range(std::string_view option, std::string_view item, int64_t min, i
   }
 }
 
-std::string cache_names() {
-  std::string names;
-  for (CacheFormat format : kAllCacheFormats) names += (names.empty() ? "" : ", ") + std::string(name(format));
-  return names;
-}
-
 }  // namespace
 
 int64_t parse_int(std::string_view option, std::string_view text, int64_t min, int64_t max) {
@@ -121,6 +115,12 @@ bool chooses_compute(Op op) { return is_attention(op) && op != Op::kPrefillSpars
 bool has_heads(Op op) {
   return is_attention(op) || op == Op::kMergeStates || op == Op::kAppendRope || op == Op::kIndexerLogits ||
          op == Op::kIndexerTopK;
+}
+
+std::string cache_names() {
+  std::string names;
+  for (CacheFormat format : kAllCacheFormats) names += (names.empty() ? "" : ", ") + std::string(name(format));
+  return names;
 }
 
 std::string op_names() {

@@ -37,6 +37,8 @@ bool chooses_compute(Op op);
 bool has_heads(Op op);
 /// Returns "decode, prefill, ...".
 std::string op_names();
+/// Returns the names of all cache formats, separated by commas.
+std::string cache_names();
 
 /// Parses a list of integers and ranges, separated by commas: "16,128", "1k:8k:*2" (doubling), "1:9:+2" or "1:9:2",
 /// "1:4" (steps of one). Ends are inclusive.

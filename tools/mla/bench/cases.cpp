@@ -288,11 +288,12 @@ bool Case::ragged() const {
 }
 
 const std::vector<SettingKey>& setting_keys() {
+  static const std::string formats = "Cache formats: " + cli::cache_names();
   static const std::vector<SettingKey> keys = {
       {"op", "An operation: decode, decode_sparse, append, ... (mla info --markdown lists them)"},
       {"model", "Preset, config.json or its folder: heads, head dims, topk"},
       {"head_dims", "d_qk/d_v, such as 576/512 (decode) or 192/128 (prefill)"},
-      {"cache", "Cache formats: bf16, f16, fp8, fp8_ds_mla, fp8_dsv4, fp8_dsv41, fp4_dsv41, fp8_nope"},
+      {"cache", formats},
       {"scales", "fp8: pow2 and f32 one scale, per-slot four per token; fp8_ds_mla, fp8_nope: pow2 or f32"},
       {"q_dtype",
        "Type of queries or of q, k and v (prefill), both also e4m3, of rows (cache tools) or of partial states"},

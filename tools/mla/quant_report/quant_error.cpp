@@ -90,6 +90,7 @@ struct Variant {
   const char* scales = "-";
   bool per_slot = false;  // fp8: four scales per token
   bool power_of_two = true;
+  bool outer = false;  // nvfp4_ds_mla: with the outer scale of a calibrated layer
 };
 
 struct CacheMemory {
@@ -100,10 +101,12 @@ struct CacheMemory {
   int64_t bytes_per_token = 0;
 };
 
-// The scale that calibration would give: the largest magnitude becomes 448.
-float one_scale(const Activations& from) {
+// The scale that calibration would give for the first `width` channels of rows: the largest magnitude becomes 448.
+float one_scale(const Activations& from, int64_t width) {
   float amax = 0.0F;
-  for (uint16_t bits : from.rows) amax = std::max(amax, std::abs(bf16_to_f32(bits)));
+  for (size_t first = 0; first < from.rows.size(); first += static_cast<size_t>(from.model.d_qk()))
+    for (size_t c = 0; c < static_cast<size_t>(width); ++c)
+      amax = std::max(amax, std::abs(bf16_to_f32(from.rows[first + c])));
   return e4m3_scale(amax);
 }
 
@@ -130,7 +133,7 @@ CacheMemory make_cache(const Activations& from, const Variant& variant, int64_t 
       made.cache.ckv.shape[2] = rank;
       made.cache.kpe.shape[2] = d_qk - rank;
       made.cache.kpe.data = made.bytes.data() + rank;
-      made.scales.assign(static_cast<size_t>(scaled + 1), one_scale(from));
+      made.scales.assign(static_cast<size_t>(scaled + 1), one_scale(from, d_qk));
       made.cache.kpe_scale = contiguous(made.scales.data() + scaled, DType::kF32, {1});
       made.cache.ckv_scale = variant.per_slot ? contiguous(made.scales.data(), DType::kF32, {pages, kPageSize, 4})
                                               : contiguous(made.scales.data(), DType::kF32, {1});
@@ -139,6 +142,10 @@ CacheMemory make_cache(const Activations& from, const Variant& variant, int64_t 
     }
     case ScalePlace::kRow:
       made.cache.kv = contiguous(made.bytes.data(), DType::kU8, {pages, kPageSize, layout.row_bytes});
+      if (variant.outer) {
+        made.scales = {one_scale(from, made.d_ckv) / kE2M1Max};
+        made.cache.ckv_scale = contiguous(made.scales.data(), DType::kF32, {1});
+      }
       break;
     case ScalePlace::kFooter:
       made.cache.kv = contiguous(made.bytes.data(), DType::kU8, {pages, page});
@@ -248,13 +255,18 @@ std::vector<QuantError> quant_errors(const QuantOptions& options) {
       {.format = CacheFormat::kFP8, .scales = "one, f32"},
       {.format = CacheFormat::kFP8, .scales = "4 per token, f32", .per_slot = true, .power_of_two = false},
       {.format = CacheFormat::kFP8DsMla, .scales = "4 per token, powers of two", .power_of_two = true},
-      {.format = CacheFormat::kFP8DsMla, .scales = "4 per token, f32", .power_of_two = false}};
+      {.format = CacheFormat::kFP8DsMla, .scales = "4 per token, f32", .power_of_two = false},
+      {.format = CacheFormat::kNvFP4DsMla, .scales = "32 per token, e4m3"},
+      {.format = CacheFormat::kNvFP4DsMla416, .scales = "32 per token, e4m3, outer", .outer = true},
+      {.format = CacheFormat::kNvFP4DsMla368, .scales = "32 per token, e4m3, outer", .outer = true}};
   const std::vector<Variant> v4_variants = {
       {.format = CacheFormat::kBF16},
       {.format = CacheFormat::kFP8DsV4, .scales = "7 per token, powers of two"},
       {.format = CacheFormat::kFP8DsV41, .scales = "16 per token, powers of two"},
       {.format = CacheFormat::kFP4DsV41, .scales = "32 per token, e4m3"},
-      {.format = CacheFormat::kFP8Nope, .scales = "4 per token, f32", .power_of_two = false}};
+      {.format = CacheFormat::kFP8Nope, .scales = "4 per token, f32", .power_of_two = false},
+      {.format = CacheFormat::kNvFP4DsV4, .scales = "28 per token, e4m3"},
+      {.format = CacheFormat::kMxFP4DsV4, .scales = "14 per token, powers of two"}};
   std::vector<QuantError> errors;
   for (const auto& [preset, variants] :
        {std::pair("deepseek-v3", latent_variants), std::pair("deepseek-v4-flash", v4_variants)}) {

@@ -32,7 +32,7 @@ struct QuantError {
 };
 
 /// Returns the errors of every format, on rows of the shape that it is for: 512 + 64 channels, or in formats of V4 and
-/// V4.1, and in fp8_nope, those of V4, 512 channels that are all of the value.
+/// V4.1, and in fp8_nope, those of V4, 512 channels that are all of the value. Outer scales are those of calibration.
 /// Throws UsageError with the library's message.
 std::vector<QuantError> quant_errors(const QuantOptions& options);
 
