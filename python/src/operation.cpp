@@ -27,13 +27,25 @@ std::string_view part_of_pair(std::string_view field) {
   return field == "kpe" ? "[1]" : "";
 }
 
+/// Returns ", whose rows of 528 bytes are fp8_nope's" or the like; nothing unless some format has such rows of bytes.
+std::string formats_of_rows(const DLTensor& rows) {
+  if (rows.ndim == 0 || dtype_of(rows.dtype) != DType::kU8) return {};
+  const int64_t bytes = rows.shape[rows.ndim - 1];
+  std::string names;
+  for (const CacheFormat format : kAllCacheFormats) {
+    if (!kv_layout(format).is_packed() || page_bytes(format, 0, 1, false) != bytes) continue;
+    names.append(names.empty() ? "" : " or ").append(name(format));
+  }
+  return names.empty() ? names : ", whose rows of " + std::to_string(bytes) + " bytes may be those of " + names;
+}
+
 CacheFormat format_of(const Arguments& args, std::string_view cache, const std::string& text, ffi::AnyView rows) {
   if (const auto format = parse_cache_format(text)) return *format;
   if (!text.empty()) args.fail("ValueError", {cache, ".format"}, format_names(), text);
   if (const auto tensor = rows.try_cast<DLTensor*>()) {
     if (const auto format = format_of_elements(dtype_of((*tensor)->dtype))) return *format;
     args.fail("TypeError", cache, "a KvCache, which names its format, or a tensor of bf16, f16 or e4m3",
-              "elements of " + type_name((*tensor)->dtype));
+              "elements of " + type_name((*tensor)->dtype) + formats_of_rows(**tensor));
   }
   return CacheFormat::kBF16;
 }

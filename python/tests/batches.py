@@ -77,13 +77,15 @@ def packed_cache(format: str, batch: Paged, rows: torch.Tensor) -> Any:
     """Returns a cache of that format, filled by libmla.append with the rows of all requests in order."""
     import libmla
 
-    if format in ("fp8_dsv4", "fp8_dsv41", "fp4_dsv41"):
+    if format in ("fp8_dsv4", "fp8_dsv41", "fp4_dsv41", "nvfp4_dsv4"):
         bytes_per_page = libmla.page_bytes(format, 512, batch.page_size, padded=True)
         kv = torch.full((batch.num_pages, bytes_per_page), 0xFF, dtype=torch.uint8)
         cache = libmla.KvCache(format, kv, page_size=batch.page_size)
-    elif format in ("fp8_ds_mla", "fp8_nope"):
+    elif format != "fp8":
         row = libmla.row_bytes(format, 576)
-        cache = libmla.KvCache(format, torch.full((batch.num_pages, batch.page_size, row), 0xFF, dtype=torch.uint8))
+        kv = torch.full((batch.num_pages, batch.page_size, row), 0xFF, dtype=torch.uint8)
+        outer = torch.tensor([0.0037]) if format in ("nvfp4_ds_mla_416", "nvfp4_ds_mla_368") else None
+        cache = libmla.KvCache(format, kv, ckv_scale=outer)
     else:
         kv = torch.full((batch.num_pages, batch.page_size, rows.shape[-1]), 0xFF, dtype=torch.uint8)
         cache = libmla.KvCache(format, kv.view(torch.float8_e4m3fn), ckv_scale=torch.tensor([0.02]))

@@ -111,6 +111,40 @@ def unpack_fp8_dsv4(pages: torch.Tensor, page_size: int) -> torch.Tensor:
     return torch.cat([nope, data[..., 448:].contiguous().view(torch.bfloat16)], -1)
 
 
+def e2m1(data: torch.Tensor) -> torch.Tensor:
+    """Returns the numbers of bytes, two a byte; the even one is in the low half."""
+    magnitudes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    codes = torch.stack([data & 15, data >> 4], -1).flatten(-2).long()
+    return torch.where(codes < 8, 1.0, -1.0) * magnitudes[codes & 7]
+
+
+def e4m3_bytes(data: torch.Tensor) -> torch.Tensor:
+    return data.contiguous().view(torch.float8_e4m3fn).float()
+
+
+def unpack_nvfp4_ds_mla(rows: torch.Tensor, outer: torch.Tensor | None) -> torch.Tensor:
+    """Returns bytes [pages, page_size, 432, 416 or 368] as numbers [pages, page_size, 576]."""
+    scales = e4m3_bytes(rows[..., 256:288]) * (1.0 if outer is None else outer)
+    nope = (e2m1(rows[..., :256]) * scales.repeat_interleave(16, -1)).bfloat16()
+    if rows.shape[-1] == 368:
+        rope = (e4m3_bytes(rows[..., 304:]) * rows[..., 288:292].contiguous().view(torch.float32)).bfloat16()
+    else:
+        rope = rows[..., -128:].contiguous().view(torch.bfloat16)
+    return torch.cat([nope, rope], -1)
+
+
+def unpack_fp4_dsv4(cache: Any) -> torch.Tensor:
+    """Returns the numbers of nvfp4_dsv4, pages with footers, or mxfp4_dsv4, rows of 368 bytes."""
+    if cache.format == "mxfp4_dsv4":
+        data, rope = cache.kv[..., :224], cache.kv[..., 240:]
+        scales = torch.exp2((cache.kv[..., 224:238].int() - 127).float()).repeat_interleave(32, -1)
+    else:
+        rows = cache.kv[:, : cache.page_size * 352].reshape(-1, cache.page_size, 352)
+        footer = cache.kv[:, cache.page_size * 352 : cache.page_size * 384].reshape(-1, cache.page_size, 32)
+        data, rope, scales = rows[..., :224], rows[..., 224:], e4m3_bytes(footer[..., :28]).repeat_interleave(16, -1)
+    return torch.cat([(e2m1(data) * scales).bfloat16(), rope.contiguous().view(torch.bfloat16)], -1)
+
+
 def unpack_v41(pages: torch.Tensor, page_size: int) -> torch.Tensor:
     """Returns pages of fp8_dsv41, 528 bytes a token, or fp4_dsv41, 288, as numbers [pages, page_size, 512]."""
     row, footer = (256, 32) if pages.shape[1] < page_size * 528 else (512, 16)
@@ -119,10 +153,7 @@ def unpack_v41(pages: torch.Tensor, page_size: int) -> torch.Tensor:
     if row == 512:
         values = data.contiguous().view(torch.float8_e4m3fn).float()
         return (values * torch.exp2((scales.int() - 127).float()).repeat_interleave(32, -1)).bfloat16()
-    magnitudes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
-    codes = torch.stack([data & 15, data >> 4], -1).flatten(-2).long()
-    values = torch.where(codes < 8, 1.0, -1.0) * magnitudes[codes & 7]
-    return (values * scales.contiguous().view(torch.float8_e4m3fn).float().repeat_interleave(16, -1)).bfloat16()
+    return (e2m1(data) * e4m3_bytes(scales).repeat_interleave(16, -1)).bfloat16()
 
 
 def unpack_fp8_nope(rows: torch.Tensor) -> torch.Tensor:
@@ -137,6 +168,10 @@ def unpack(cache: Any) -> torch.Tensor:
         return unpack_fp8_ds_mla(cache.kv)
     if cache.format == "fp8_nope":
         return unpack_fp8_nope(cache.kv)
+    if cache.format.startswith("nvfp4_ds_mla"):
+        return unpack_nvfp4_ds_mla(cache.kv, cache.ckv_scale)
+    if cache.format in ("nvfp4_dsv4", "mxfp4_dsv4"):
+        return unpack_fp4_dsv4(cache)
     return (unpack_fp8_dsv4 if cache.format == "fp8_dsv4" else unpack_v41)(cache.kv, cache.page_size)
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from typing import get_args
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import batches
 import expected
 import libmla
 from batches import ints
+from libmla.types import CacheFormat
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -70,9 +72,9 @@ def test_gather_ranges():
     assert torch.equal(torch.cat(parts, -1), wanted)
 
 
-@pytest.mark.parametrize("format", ["fp8", "fp8_ds_mla", "fp8_dsv4", "fp8_dsv41", "fp4_dsv41", "fp8_nope"])
+@pytest.mark.parametrize("format", [name for name in get_args(CacheFormat) if name not in ("bf16", "f16")])
 def test_quantized_rows(format):
-    width = 576 if format in ("fp8", "fp8_ds_mla") else 512
+    width = 576 if format == "fp8" or "ds_mla" in format else 512
     batch = batches.paged([7, 20], 8)
     rows = torch.randn(27, width).bfloat16()
     cache = batches.packed_cache(format, batch, rows)
@@ -83,7 +85,7 @@ def test_quantized_rows(format):
     else:
         meant = expected.unpack(cache).reshape(-1, width)[batch.all_slots()]
     assert torch.equal(libmla.gather(cache, **batch.pages(), out_indptr=batches.indptr([7, 20])), meant)
-    tolerance = 0.4 if format == "fp4_dsv41" else 0.08
+    tolerance = 0.4 if "fp4" in format else 0.08
     torch.testing.assert_close(meant, rows, atol=tolerance, rtol=tolerance)
 
 
@@ -138,6 +140,36 @@ def test_append_rope_of_rows_that_end_with_the_rotary_channels(format):
     with pytest.raises(ValueError, match="expected a format with rotary channels, got fp8_nope"):
         nope = libmla.KvCache("fp8_nope", torch.zeros(1, 16, 528, dtype=torch.uint8))
         libmla.append_rope(ckv, kpe, torch.arange(9), nope, cos_sin=cos_sin, positions=positions)
+
+
+def test_rotary_channels_of_e4m3_have_a_scale_in_their_row():
+    batch = batches.paged([9], 4)
+    ckv, kpe = torch.randn(9, 512).bfloat16(), (torch.randn(9, 64) * torch.logspace(-3, 3, 9)[:, None]).bfloat16()
+    positions, cos_sin = torch.arange(9), torch.rand(20, 64)
+    turned = rotated(kpe, cos_sin, positions, True).bfloat16()
+    wanted = batches.packed_cache("nvfp4_ds_mla_368", batch, torch.cat([ckv, turned], -1))
+    got = batches.packed_cache("nvfp4_ds_mla_368", batch, torch.zeros(9, 576).bfloat16())
+    slots = torch.tensor(batch.all_slots(), dtype=torch.int64)
+    libmla.append_rope(ckv, kpe, slots, got, cos_sin=cos_sin, positions=positions)
+    difference = (expected.unpack(got).float() - expected.unpack(wanted).float()).abs().nan_to_num()
+    assert (difference > 0).float().mean() < 1e-3  # where the turned channel itself lies between two bf16
+    rows = expected.unpack(got).view(-1, 576)[batch.all_slots()]
+    largest = turned.float().abs().amax(-1, keepdim=True)
+    assert ((rows[:, 512:].float() - turned.float()).abs() <= largest / 16).all()
+
+
+def test_rows_of_bytes_have_to_be_named():
+    rows = torch.zeros(2, 8, 368, dtype=torch.uint8)
+    with pytest.raises(TypeError, match="rows of 368 bytes may be those of nvfp4_ds_mla_368 or mxfp4_dsv4"):
+        libmla.append(torch.zeros(1, 576), torch.zeros(1, dtype=torch.int64), rows)
+    with pytest.raises(TypeError, match="rows of 528 bytes may be those of fp8_dsv41 or fp8_nope"):
+        libmla.append(torch.zeros(1, 512), torch.zeros(1, dtype=torch.int64), rows.new_zeros(2, 8, 528))
+    with pytest.raises(ValueError, match="ckv_scale: expected none for nvfp4_dsv4, got a tensor"):
+        v4 = libmla.KvCache("nvfp4_dsv4", rows.new_zeros(2, 8 * 384), page_size=8, ckv_scale=torch.ones(1))
+        libmla.append(torch.zeros(1, 512), torch.zeros(1, dtype=torch.int64), v4)
+    with pytest.raises(ValueError, match="kpe_scale: expected none for nvfp4_ds_mla_368, got a tensor"):
+        compact = libmla.KvCache("nvfp4_ds_mla_368", rows, kpe_scale=torch.ones(1))
+        libmla.append(torch.zeros(1, 576), torch.zeros(1, dtype=torch.int64), compact)
 
 
 @pytest.mark.parametrize("interleaved", [True, False])

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from typing import get_args
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ import batches
 import expected
 import libmla
 from batches import ints
+from libmla.types import CacheFormat
 
 SM_SCALE = 192**-0.5
 RAGGED = [5, 0, 64, 1, 150]
@@ -215,9 +218,9 @@ def test_fp8_cache(label):
     expected.check(libmla.decode(q, cache, **batch.pages(), sm_scale=SM_SCALE), right)
 
 
-@pytest.mark.parametrize("format", ["fp8_ds_mla", "fp8_dsv4", "fp8_dsv41", "fp4_dsv41", "fp8_nope"])
+@pytest.mark.parametrize("format", [name for name in get_args(CacheFormat) if name not in ("bf16", "f16", "fp8")])
 def test_packed_caches(format):
-    width = 576 if format == "fp8_ds_mla" else 512
+    width = 576 if "ds_mla" in format else 512
     batch = batches.paged(RAGGED, 16)
     cache = batches.packed_cache(format, batch, torch.randn(sum(RAGGED), width).bfloat16())
     q = torch.randn(5, 4, width).bfloat16()
@@ -225,7 +228,7 @@ def test_packed_caches(format):
     right = expected.decode(q, meant, batch.kv_len, batch.tables, SM_SCALE, 512)[0]
     o = libmla.decode(q, cache, **batch.pages(), sm_scale=SM_SCALE)
     expected.check(o, right)
-    relabelled = libmla.KvCache(format, cache.kv.view(torch.float8_e4m3fn), page_size=cache.page_size)
+    relabelled = dataclasses.replace(cache, kv=cache.kv.view(torch.float8_e4m3fn))
     assert torch.equal(libmla.decode(q, relabelled, **batch.pages(), sm_scale=SM_SCALE), o)
 
 

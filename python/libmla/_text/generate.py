@@ -104,7 +104,7 @@ def main(arguments: Sequence[str]) -> int:
         help="of the likeliest tokens that make up this probability (default: 0.95)",
     )
     add("--seed", type=int, default=0, help="the same seed draws the same text (default: 0)")
-    add("--cache", default="bf16", metavar="FORMAT", help="bf16, f16, fp8, fp8_ds_mla (default: bf16)")
+    add("--cache", default="bf16", metavar="FORMAT", help="bf16 (default), f16, fp8, fp8_ds_mla, nvfp4_ds_mla")
     add("--page-size", type=positive, default=64, help="tokens of a cache page (default: 64)")
     add(
         "--backend", default="", help="force a backend, such as cpu_avx2 (default: the best, or what MLA_BACKEND names)"

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turns FlashMLA's caches, [num_blocks, page_block_size, num_heads_k, width], into ``libmla.KvCache``."""
 
+from typing import get_args
+
 import torch
 
 import libmla
@@ -48,6 +50,12 @@ def kv_cache(
                 f"dimension 1, got {rows.stride(1)}"
             )
         return libmla.KvCache("fp8_dsv4", kv=rows.flatten(1), page_size=page_size)
+    others = " or ".join(
+        one
+        for one in get_args(CacheFormat)
+        if one not in ("bf16", "f16", "fp8") and libmla.page_bytes(one, d_qk, 1) == width
+    )
     raise ValueError(
         f"{name}: expected rows of 656 bytes (fp8_ds_mla), 584 bytes (fp8_dsv4) or {d_qk} e4m3 values, got {width}"
+        + (f", which would be {others}: these have to be named, in calls of libmla itself" if others else "")
     )

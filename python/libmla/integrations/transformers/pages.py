@@ -15,21 +15,26 @@ from libmla.types import Cache, CacheFormat, Compute
 _ROTARY_CHANNELS = 64
 """Rotary parts are stored in multiples of this, zeros behind: kernels of GPUs take no others."""
 
+_ROWS_OF_BYTES = ("fp8_ds_mla", "nvfp4_ds_mla", "nvfp4_ds_mla_416", "nvfp4_ds_mla_368")
+"""These formats have rows of 512 latent and 64 rotary channels. Outer scales are 1: nothing calibrates them here."""
+
 _DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "fp8": torch.uint8}
 
 
 def check_format(cache_format: str, rank: int, rope: int) -> None:
     """Raises ValueError unless rows of ``rank`` latent and ``rope`` rotary channels fit into the format."""
-    fitting = [*_DTYPES, *(["fp8_ds_mla"] if (rank, rope) == (512, 64) else [])]
+    fitting = [*_DTYPES, *(_ROWS_OF_BYTES if (rank, rope) == (512, 64) else [])]
     if cache_format in fitting:
         return
     known = cache_format in get_args(CacheFormat)
     what = {
-        "fp8_ds_mla": "fp8_ds_mla, whose rows have 512 latent and 64 rotary channels",
+        **{name: f"{name}, whose rows have 512 latent and 64 rotary channels" for name in _ROWS_OF_BYTES},
         "fp8_dsv4": "fp8_dsv4, whose rows are DeepSeek V4's: 448 + 64 channels, all of them values too",
         "fp8_dsv41": "fp8_dsv41, whose rows are those of DeepSeek V4.1's window: 512 channels, all of them values",
         "fp4_dsv41": "fp4_dsv41, whose rows are those of DeepSeek V4.1's compressed pool: 512 channels, all of them values",
         "fp8_nope": "fp8_nope, whose rows have 512 latent channels and no rotary ones",
+        "nvfp4_dsv4": "nvfp4_dsv4, whose rows are DeepSeek V4's: 448 + 64 channels, all of them values too",
+        "mxfp4_dsv4": "mxfp4_dsv4, whose rows are DeepSeek V4's: 448 + 64 channels, all of them values too",
     }.get(cache_format, cache_format)
     raise ValueError(
         f"cache_format: expected one of {', '.join(fitting)} for this model's rows of {rank} latent and {rope} rotary "
