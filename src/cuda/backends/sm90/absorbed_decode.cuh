@@ -135,7 +135,7 @@ class DecodeRole : LoadRoleBase<Config> {
     const bool fast = pool.aligned && cache.d_ckv % Config::kPieceDims == 0 &&
                       cache.d_ckv >= Config::kLatentDims - Config::kPieceDims &&
                       (cache.d_kpe == 0 || cache.d_kpe == Config::kRopeDims) &&
-                      (!pool.quantized_kpe || cache.d_ckv == Config::kLatentDims);
+                      (!pool.quantized_kpe || (cache.d_ckv == Config::kLatentDims && !pool.row_kpe_scale));
     if (!fast) return kSlowly;
     if (pool.common_e4m3 && pool.scale_shift >= 3) return pool.ue8m0 || has_whole_words(pool) ? kPieceScales : kSlowly;
     const bool of_two_lanes = pool.ue8m0 && cache.channels_per_scale == 2 * kLaneChannels;
