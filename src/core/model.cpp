@@ -2,7 +2,6 @@
 #include "mla/model.h"
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cmath>
 #include <cstdint>
@@ -10,82 +9,143 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <nlohmann/json.hpp>
-#include <optional>
 #include <system_error>
+#include <utility>
 
 #include "core/format.h"
 
 namespace mla {
 namespace {
 
-using Json = nlohmann::json;
+/// Holds a preset: what of the published config.json parse_model_config() reads, so that a preset and its file are one.
+struct Preset {
+  const char* name;
+  const char* config;
+  LayerKind draft = {};  ///< layers of a checkpoint of its own that drafts for the model; count 0: there is none
+};
 
-/// Returns the shape that DeepSeek V2, V3 and Kimi share; they differ in heads, layers, topk and rotary base.
-ModelConfig deepseek_shape(const char* name, int32_t num_attention_heads, int32_t num_hidden_layers, int32_t index_topk,
-                           double rope_theta) {
-  return {.name = name,
-          .num_attention_heads = num_attention_heads,
-          .num_hidden_layers = num_hidden_layers,
-          .kv_lora_rank = 512,
-          .qk_nope_head_dim = 128,
-          .qk_rope_head_dim = 64,
-          .v_head_dim = 128,
-          .index_topk = index_topk,
-          .rope_theta = rope_theta};
+/// Returns the layers of Inferact/Kimi-K3-DSpark: dense MLA in a bf16 cache, blocks of 7 (vLLM's pull request 54005,
+/// TokenSpeed's 905, TensorRT-LLM's 19040).
+LayerKind kimi_k3_draft() {
+  LayerKind draft;
+  draft.num_attention_heads = 64;
+  draft.kv_lora_rank = 512;
+  draft.qk_nope_head_dim = 128;
+  draft.qk_rope_head_dim = 64;
+  draft.v_head_dim = 128;
+  draft.name = "draft of 7";
+  draft.count = 5;
+  draft.draft_block = 7;
+  return draft;
 }
 
-Status invalid(std::string_view source, std::string_view what) {
-  return {StatusCode::kInvalidArgument, core::format("{}: {}", source, what)};
-}
-
-/// Returns the text of a JSON value, shortened to fit an error message.
-std::string excerpt(const Json& value) {
-  // dump() recurses, and the file may nest values arbitrarily deeply.
-  if (value.is_structured()) return value.type_name();
-  constexpr size_t kLongest = 40;
-  std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
-  if (text.size() > kLongest) text = text.substr(0, kLongest) + "...";
-  return text;
-}
-
-/// Reads an integer of at least `least`. `fallback`, if there is one, replaces a missing or null field.
-std::optional<Status> read_int(const Json& object, std::string_view source, const char* field, int32_t least,
-                               std::optional<int32_t> fallback, int32_t& value) {
-  const auto at = object.find(field);
-  if (at == object.end() || at->is_null()) {
-    if (!fallback) return invalid(source, core::format("{}: expected an integer, got none", field));
-    value = *fallback;
-    return std::nullopt;
-  }
-  constexpr int32_t kMost = 1 << 20;  // far above any model, far below what could overflow a product of two
-  const bool integer = at->is_number_integer();
-  const bool in_range =
-      integer &&
-      (at->is_number_unsigned() ? at->get<uint64_t>() <= static_cast<uint64_t>(kMost) && at->get<int64_t>() >= least
-                                : at->get<int64_t>() >= least && at->get<int64_t>() <= kMost);
-  if (!in_range)
-    return invalid(source,
-                   core::format("{}: expected an integer from {} to {}, got {}", field, least, kMost, excerpt(*at)));
-  value = at->get<int32_t>();
-  return std::nullopt;
-}
-
-/// Reads rope_theta, which is at the top or, in newer files, inside rope_parameters.
-std::optional<Status> read_rope_theta(const Json& object, std::string_view source, double& value) {
-  auto at = object.find("rope_theta");
-  const auto nested = object.find("rope_parameters");
-  if ((at == object.end() || at->is_null()) && nested != object.end() && nested->is_object()) {
-    at = nested->find("rope_theta");
-    if (at == nested->end()) return std::nullopt;
-  } else if (at == object.end()) {
-    return std::nullopt;
-  }
-  if (at->is_null()) return std::nullopt;
-  if (!at->is_number() || !std::isfinite(at->get<double>()) || at->get<double>() <= 0.0)
-    return invalid(source, core::format("rope_theta: expected a number above 0, got {}", excerpt(*at)));
-  value = at->get<double>();
-  return std::nullopt;
+/// Returns the presets' sources: the values of the config.json with which each model was published, as public copies of
+/// it and transformers' defaults have them (November 2026). A long list may be said by a shorter field that says the
+/// same.
+std::span<const Preset> sources() {
+  static const Preset all[] = {
+      {"deepseek-v2-lite",
+       R"({"num_attention_heads": 16, "num_hidden_layers": 27, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+         "qk_rope_head_dim": 64, "v_head_dim": 128, "rope_theta": 10000})"},
+      {"deepseek-v2",
+       R"({"num_attention_heads": 128, "num_hidden_layers": 60, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+         "qk_rope_head_dim": 64, "v_head_dim": 128, "rope_theta": 10000})"},
+      {"deepseek-v3",
+       R"({"num_attention_heads": 128, "num_hidden_layers": 61, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+         "qk_rope_head_dim": 64, "v_head_dim": 128, "rope_theta": 10000})"},
+      {"deepseek-r1",
+       R"({"num_attention_heads": 128, "num_hidden_layers": 61, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+         "qk_rope_head_dim": 64, "v_head_dim": 128, "rope_theta": 10000})"},
+      {"deepseek-v3.2",
+       R"({"num_attention_heads": 128, "num_hidden_layers": 61, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+         "qk_rope_head_dim": 64, "v_head_dim": 128, "index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048,
+         "rope_theta": 10000})"},
+      // The V4 models' last compress ratio is that of the layer of multi-token prediction.
+      {"deepseek-v4-flash",
+       R"({"num_attention_heads": 64, "num_hidden_layers": 43, "head_dim": 512, "qk_rope_head_dim": 64,
+         "sliding_window": 128, "index_n_heads": 64, "index_head_dim": 128, "index_topk": 512, "rope_theta": 10000,
+         "compress_ratios": [0, 0, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4,
+          128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 0]})"},
+      {"deepseek-v4-pro",
+       R"({"num_attention_heads": 128, "num_hidden_layers": 61, "head_dim": 512, "qk_rope_head_dim": 64,
+         "sliding_window": 128, "index_n_heads": 64, "index_head_dim": 128, "index_topk": 1024, "rope_theta": 10000,
+         "compress_ratios": [128, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4,
+          128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4,
+          128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 0]})"},
+      {"deepseek-v4.1-flash",
+       R"({"num_attention_heads": 64, "num_hidden_layers": 40, "head_dim": 512, "qk_rope_head_dim": 64,
+         "sliding_window": 128, "index_n_heads": 32, "index_head_dim": 128, "index_topk": 512, "rope_theta": 10000,
+         "compress_ratios": [0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1,
+          1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0],
+         "kv_source_layer_ids": [2, 8, 14, 20], "index_source_layer_ids": [2, 8, 14, 20, 24, 28, 32, 36],
+         "candidate_source_layer_id": 20,
+         "num_nextn_predict_layers": 3, "dspark_block_size": 5})"},
+      {"kimi-k2",
+       R"({"num_attention_heads": 64, "num_hidden_layers": 61, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+         "qk_rope_head_dim": 64, "v_head_dim": 128, "rope_theta": 50000})"},
+      {"kimi-k2.5",
+       R"({"num_attention_heads": 64, "num_hidden_layers": 61, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+         "qk_rope_head_dim": 64, "v_head_dim": 128, "rope_theta": 50000})"},
+      // Layers are counted from 1; those that are not listed are linear attention.
+      {"kimi-k3",
+       R"({"num_attention_heads": 96, "num_hidden_layers": 93, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+         "qk_rope_head_dim": 64, "v_head_dim": 128, "mla_use_nope": true,
+         "linear_attn_config": {"full_attn_layers": [4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60, 64, 68,
+         72, 76, 80, 84, 88, 92, 93]}})",
+       kimi_k3_draft()},
+      {"glm-5",
+       R"({"num_attention_heads": 64, "num_hidden_layers": 78, "kv_lora_rank": 512, "qk_nope_head_dim": 192,
+         "qk_rope_head_dim": 64, "v_head_dim": 256, "index_n_heads": 32, "index_head_dim": 128, "index_topk": 2048,
+         "rope_theta": 1000000})"},
+      // Of GLM-5.2 and GLM-5.3, which has the same base, every fourth layer has an indexer.
+      {"glm-5.2",
+       R"({"num_attention_heads": 64, "num_hidden_layers": 78, "kv_lora_rank": 512, "qk_nope_head_dim": 192,
+         "qk_rope_head_dim": 64, "v_head_dim": 256, "index_n_heads": 32, "index_head_dim": 128, "index_topk": 2048,
+         "index_topk_freq": 4, "index_skip_topk_offset": 3, "rope_theta": 8000000})"},
+      {"glm-5.3",
+       R"({"num_attention_heads": 64, "num_hidden_layers": 78, "kv_lora_rank": 512, "qk_nope_head_dim": 192,
+         "qk_rope_head_dim": 64, "v_head_dim": 256, "index_n_heads": 32, "index_head_dim": 128, "index_topk": 2048,
+         "index_topk_freq": 4, "index_skip_topk_offset": 3, "rope_theta": 8000000})"},
+      {"glm-5.3-flash",
+       R"({"num_attention_heads": 64, "num_hidden_layers": 45, "kv_lora_rank": 512, "qk_nope_head_dim": 256,
+         "qk_rope_head_dim": 0, "v_head_dim": 256, "index_n_heads": 32, "index_head_dim": 128, "index_topk": 2048,
+         "index_kpool": 4,
+         "linear_attn_config": {"full_attn_layers": [4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44]}})"},
+      // The heads, ranks, layers and indexer stand in the README of the weights. The file itself could not be read:
+      // head dims, rotary base and the layers with an indexer are as in transformers and a port to MLX (IndexShare,
+      // every fourth).
+      {"hy4-preview",
+       R"({"model_type": "hy_v4", "num_attention_heads": 64, "num_hidden_layers": 78, "kv_lora_rank": 512,
+         "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256, "index_n_heads": 32, "index_head_dim": 128,
+         "index_topk": 2048, "rope_theta": 10000000, "index_topk_freq": 4})"},
+      // dots3-note-prev. Its layer of multi-token prediction, which is dense, is not listed.
+      {"dots3-note",
+       R"({"num_attention_heads": 128, "num_hidden_layers": 46, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+         "qk_rope_head_dim": 64, "v_head_dim": 128, "index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048,
+         "rope_theta": 80000000, "swa_num_attention_heads": 64, "swa_kv_lora_rank": 1024, "swa_qk_nope_head_dim": 192,
+         "swa_qk_rope_head_dim": 64, "swa_v_head_dim": 128, "sliding_window_size": 513,
+         "layer_types": [
+           "full_attention", "full_attention",
+           "sliding_attention", "sliding_attention", "sliding_attention", "full_attention",
+           "sliding_attention", "sliding_attention", "sliding_attention", "full_attention",
+           "sliding_attention", "sliding_attention", "sliding_attention", "full_attention",
+           "sliding_attention", "sliding_attention", "sliding_attention", "full_attention",
+           "sliding_attention", "sliding_attention", "sliding_attention", "full_attention",
+           "sliding_attention", "sliding_attention", "sliding_attention", "full_attention",
+           "sliding_attention", "sliding_attention", "sliding_attention", "full_attention",
+           "sliding_attention", "sliding_attention", "sliding_attention", "full_attention",
+           "sliding_attention", "sliding_attention", "sliding_attention", "full_attention",
+           "sliding_attention", "sliding_attention", "sliding_attention", "full_attention",
+           "sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]})"},
+      {"mistral-small-4",
+       R"({"num_attention_heads": 32, "num_hidden_layers": 36, "kv_lora_rank": 256, "qk_nope_head_dim": 64,
+         "qk_rope_head_dim": 64, "v_head_dim": 128, "rope_theta": 10000})"},
+      // As in transformers; the models of the family with an indexer of their own (LSA) have no preset.
+      {"longcat-flash",
+       R"({"num_attention_heads": 64, "num_layers": 28, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+         "qk_rope_head_dim": 64, "v_head_dim": 128, "rope_theta": 10000000})"},
+  };
+  return all;
 }
 
 /// Reads the text of a file, or returns the operating system's reason why it cannot be read.
@@ -102,71 +162,33 @@ bool equal_but_for_case(std::string_view a, std::string_view b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), [&](char x, char y) { return lower(x) == lower(y); });
 }
 
-Result<ModelConfig> read_config(const Json& root, std::string_view source) {
-  if (!root.is_object()) return invalid(source, core::format("expected a JSON object, got {}", root.type_name()));
-  const Json* object = &root;
-  const auto text = root.find("text_config");  // multimodal models keep the language model there
-  if (!root.contains("kv_lora_rank") && text != root.end() && text->is_object()) object = &*text;
-  const auto rank = object->find("kv_lora_rank");
-  if (rank == object->end() || rank->is_null()) return invalid(source, "not an MLA model (no kv_lora_rank)");
-
-  ModelConfig config;
-  const auto type = object->find("model_type");
-  config.name = type != object->end() && type->is_string() ? type->get<std::string>() : std::string(source);
-  struct Field {
-    const char* name;
-    int32_t* value;
-    int32_t least;
-    std::optional<int32_t> fallback;
-  };
-  const Field fields[] = {{"kv_lora_rank", &config.kv_lora_rank, 1, std::nullopt},
-                          {"num_attention_heads", &config.num_attention_heads, 1, std::nullopt},
-                          {"num_hidden_layers", &config.num_hidden_layers, 1, std::nullopt},
-                          {"qk_nope_head_dim", &config.qk_nope_head_dim, 1, std::nullopt},
-                          {"qk_rope_head_dim", &config.qk_rope_head_dim, 0, std::nullopt},
-                          {"v_head_dim", &config.v_head_dim, 1, std::nullopt},
-                          {"index_topk", &config.index_topk, 1, 0}};
-  for (const Field& field : fields)
-    if (auto error = read_int(*object, source, field.name, field.least, field.fallback, *field.value))
-      return *std::move(error);
-  if (auto error = read_rope_theta(*object, source, config.rope_theta)) return *std::move(error);
-  return config;
-}
-
 }  // namespace
 
-float ModelConfig::sm_scale() const { return 1.0F / std::sqrt(static_cast<float>(prefill_d_qk())); }
+float AttentionShape::sm_scale() const { return 1.0F / std::sqrt(static_cast<float>(prefill_d_qk())); }
+
+int32_t LayerKind::list_width() const {
+  if (index_pooled == 1) return index_topk;
+  constexpr int32_t kMultiple = 128;
+  return (index_topk + index_pooled - 1 + kMultiple - 1) / kMultiple * kMultiple;
+}
+
+CachePair ModelConfig::caches_of(CacheFormat cache) const {
+  const auto served =
+      std::find_if(caches.begin(), caches.end(), [&](const CachePair& pair) { return pair.cache == cache; });
+  return served != caches.end() ? *served : CachePair{cache, cache};
+}
 
 std::span<const ModelConfig> model_presets() {
-  // The values are those of the config.json with which each model was published.
-  static const std::array presets = {
-      deepseek_shape("deepseek-v2-lite", 16, 27, 0, 10000.0),
-      deepseek_shape("deepseek-v2", 128, 60, 0, 10000.0),
-      deepseek_shape("deepseek-v3", 128, 61, 0, 10000.0),
-      deepseek_shape("deepseek-r1", 128, 61, 0, 10000.0),
-      deepseek_shape("deepseek-v3.2", 128, 61, 2048, 10000.0),
-      deepseek_shape("kimi-k2", 64, 61, 0, 50000.0),
-      deepseek_shape("kimi-k2.5", 64, 61, 0, 50000.0),
-      ModelConfig{.name = "glm-5",
-                  .num_attention_heads = 64,
-                  .num_hidden_layers = 78,
-                  .kv_lora_rank = 512,
-                  .qk_nope_head_dim = 192,
-                  .qk_rope_head_dim = 64,
-                  .v_head_dim = 256,
-                  .index_topk = 2048,
-                  .rope_theta = 1000000.0},
-      ModelConfig{.name = "deepseek-v4-flash",
-                  .num_attention_heads = 64,
-                  .num_hidden_layers = 43,
-                  .kv_lora_rank = 448,
-                  .qk_nope_head_dim = 448,
-                  .qk_rope_head_dim = 64,
-                  .v_head_dim = 512,
-                  .index_topk = 512,
-                  .sliding_window = 128,
-                  .value_is_row = true},
-  };
+  static const std::vector<ModelConfig> presets = [] {
+    std::vector<ModelConfig> all;
+    for (const Preset& source : sources()) {
+      ModelConfig preset = parse_model_config(source.config, source.name).value();
+      preset.name = source.name;
+      if (source.draft.count > 0) preset.layers.push_back(source.draft);
+      all.push_back(std::move(preset));
+    }
+    return all;
+  }();
   return presets;
 }
 
@@ -187,18 +209,6 @@ Result<ModelConfig> load_model(std::string_view name_or_path) try {
                   core::format("model: expected a preset ({}) or the path of a config.json, got \"{}\" ({})", known,
                                name_or_path, *reason));
   return parse_model_config(text, name_or_path);
-} catch (const std::exception&) {
-  return Status(StatusCode::kInternal, "out of memory");
-}
-
-Result<ModelConfig> parse_model_config(std::string_view json, std::string_view source) try {
-  try {
-    return read_config(Json::parse(json), source);
-  } catch (const Json::parse_error& error) {
-    return invalid(source, core::format("not JSON (at byte {})", error.byte));
-  } catch (const Json::exception&) {  // a number that no double can hold
-    return invalid(source, "not JSON (a number is out of range)");
-  }
 } catch (const std::exception&) {
   return Status(StatusCode::kInternal, "out of memory");
 }

@@ -18,6 +18,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
                       model->qk_nope_head_dim > 0 && model->qk_rope_head_dim >= 0 && model->v_head_dim > 0 &&
                       model->index_topk >= 0 && model->rope_theta > 0.0 && model->sm_scale() > 0.0F &&
                       model->d_qk() >= model->kv_lora_rank;
-  if (!usable) std::abort();
+  if (!usable || model->layers.empty() || model->caches.empty()) std::abort();
+  int64_t attending = 0;
+  for (const mla::LayerKind& layer : model->layers) {
+    if (layer.count < 1 || layer.d_qk() < 1 || layer.d_v() < 1 || layer.prefill_d_qk() < 1 ||
+        layer.list_width() < layer.index_topk || (layer.index_heads > 0) != (layer.index_head_dim > 0))
+      std::abort();
+    if (layer.draft_block == 0) attending += layer.count;
+  }
+  if (attending > model->num_hidden_layers) std::abort();
   return 0;
 }
