@@ -5,20 +5,21 @@
 #include <optional>
 #include <string>
 
-#include "kit/device.h"
 #include "mla/backend.h"
 #include "mla/command.h"
 #include "mla/devices.h"
 #include "mla/estimate.h"
+#include "mla/explain_model.h"
 #include "mla/model.h"
 #include "mla/output.h"
+#include "mla/problems.h"
 #include "mla/values.h"
 
 namespace mla::cli {
 namespace {
 
 struct ExplainOptions {
-  std::string op = "decode", model, cache, q_dtype, heads, head_dims, q_len, compute, device, backend;
+  std::string op, model, tp, cache, q_dtype, heads, head_dims, q_len, compute, device, backend;
   bool estimate = false;
   std::string batch, keys;
   Output output;
@@ -31,63 +32,28 @@ void set_head_dims(const std::string& text, Problem& problem) {
   problem.d_v = parse_int("--head-dims", text.substr(slash + 1), 1, 65536);
 }
 
-bool is_indexer(Op op) { return op == Op::kAppendIndexer || op == Op::kIndexerLogits || op == Op::kIndexerTopK; }
-
-// Types and sizes that an operation usually has.
-void set_defaults(const ModelConfig* model, Problem& problem) {
-  const Op op = problem.op;
-  const KvLayout layout = kv_layout(problem.cache);
-  problem.q_dtype = value_dtype(layout.nope.element);
-  if (op == Op::kMergeStates || op == Op::kTopK) problem.q_dtype = DType::kF32;
-  if (op == Op::kIndexerLogits || op == Op::kIndexerTopK) problem.q_dtype = DType::kE4M3;
-  if (layout.is_packed()) {
-    problem.d_qk = layout.nope_dim + layout.rope_dim;
-    problem.d_v = layout.value_has_rope ? problem.d_qk : layout.nope_dim;
-  }
-  if (op == Op::kPrefill) {
-    problem.d_qk = 192;
-    problem.d_v = 128;
-  }
-  if (model != nullptr) {
-    problem.num_heads = model->num_attention_heads;
-    problem.d_qk = op == Op::kPrefill ? model->prefill_d_qk() : model->d_qk();
-    problem.d_v = op == Op::kPrefill ? model->v_head_dim : model->d_v();
-  }
-  if (is_indexer(op)) {
-    problem.num_heads = 64;
-    problem.d_qk = problem.d_v = kIndexerLayout.head_dim;
-  }
-}
-
 Problem problem_of(const ExplainOptions& options, const std::string& device) {
-  Problem problem;
-  problem.op = parse_op("--op", options.op);
-  if (!options.cache.empty() && !has_cache(problem.op))
-    throw UsageError("--cache: {} works on no cache of a format; its element type is --q-dtype", name(problem.op));
-  if (!options.q_len.empty() && problem.op != Op::kDecode)
-    throw UsageError("--q-len: {} is judged alike for any number of queries", name(problem.op));
-  if (!options.compute.empty() && !chooses_compute(problem.op))
-    throw UsageError("--compute: {} leaves no choice of its arithmetic", name(problem.op));
+  const Op op = options.op.empty() ? Op::kDecode : parse_op("--op", options.op);
+  if (!options.cache.empty() && !has_cache(op))
+    throw UsageError("--cache: {} works on no cache of a format; its element type is --q-dtype", name(op));
+  if (!options.q_len.empty() && op != Op::kDecode)
+    throw UsageError("--q-len: {} is judged alike for any number of queries", name(op));
+  if (!options.compute.empty() && !chooses_compute(op))
+    throw UsageError("--compute: {} leaves no choice of its arithmetic", name(op));
   std::optional<ModelConfig> model;
   if (!options.model.empty()) model = parse_model("--model", options.model);
-  if (model && model->value_is_row && has_cache(problem.op) && problem.op != Op::kPrefillSparse)
-    problem.cache = CacheFormat::kFP8DsV4;
-  if (!options.cache.empty()) problem.cache = parse_cache("--cache", options.cache);
-  set_defaults(model ? &*model : nullptr, problem);
+  CacheFormat cache = CacheFormat::kBF16;
+  if (model && has_cache(op) && op != Op::kPrefillSparse) cache = model->caches.front().cache;
+  if (!options.cache.empty()) cache = parse_cache("--cache", options.cache);
+  Problem problem = usual_problem(op, cache);
+  if (model) set_shape(*model, 1, problem);
+  if (model && model->index_n_heads > 0 && is_indexer(op)) problem.num_heads = model->index_n_heads;
   if (!options.q_dtype.empty()) problem.q_dtype = parse_float_dtype("--q-dtype", options.q_dtype, true);
   if (!options.heads.empty()) problem.num_heads = parse_int("--heads", options.heads, 1, 65536);
   if (!options.head_dims.empty()) set_head_dims(options.head_dims, problem);
   if (!options.q_len.empty()) problem.q_len = parse_int("--q-len", options.q_len, 1, 65536);
   if (!options.compute.empty()) problem.compute = parse_compute("--compute", options.compute);
-  problem = kit::on_device(problem, device);
-  // Of a GPU that need not be there, the answer should not depend on this build.
-  problem.full_build = problem.gpu_arch != 0 && !problem.emulated;
-  return problem;
-}
-
-// The architecture of a GPU whose code is worth telling: an emulated one's name says it.
-int32_t gpu_arch_of(const Problem& problem, const std::string& device) {
-  return problem.device.type == DeviceType::kCuda && !problem.emulated ? kit::arch_of(device) : 0;
+  return asked_on(problem, device);
 }
 
 // What somebody who asked about a full build should know of this one.
@@ -97,45 +63,6 @@ std::string build_note(int32_t arch) {
   if (here.arch == 0) return fmt::format("note: this build has no code for sm{}\n", arch);
   return fmt::format("note: in this build sm{} runs code of {}; -DMLA_CUDA_ARCHS={} builds its own\n", arch,
                      code_text(here), full.arch);
-}
-
-// The arithmetic, where it is not the usual one.
-std::string compute_of(const Problem& problem) {
-  return problem.compute != Compute::kDefault ? fmt::format(", compute {}", name(problem.compute)) : "";
-}
-
-// Only what the operation has.
-std::string describe(const Problem& problem) {
-  const std::string_view type = name(problem.q_dtype);
-  switch (problem.op) {
-    case Op::kDecode:
-    case Op::kDecodeSparse:
-      return fmt::format("cache {}, queries {}{}, {} heads, head dims {}/{}{}", name(problem.cache), type,
-                         problem.q_len > 1 ? fmt::format(", {} per request", problem.q_len) : "", problem.num_heads,
-                         problem.d_qk, problem.d_v, compute_of(problem));
-    case Op::kPrefill:
-      return fmt::format("q, k and v {}, {} heads, head dims {}/{}{}", type, problem.num_heads, problem.d_qk,
-                         problem.d_v, compute_of(problem));
-    case Op::kPrefillSparse:
-      return fmt::format("keys {}, queries {}, {} heads, head dims {}/{}", name(problem.cache), type, problem.num_heads,
-                         problem.d_qk, problem.d_v);
-    case Op::kMergeStates: return fmt::format("states {}, {} heads, d_v {}", type, problem.num_heads, problem.d_v);
-    case Op::kAppend:
-    case Op::kGather:
-      return fmt::format("cache {}, rows {}, head dims {}/{}", name(problem.cache), type, problem.d_qk, problem.d_v);
-    case Op::kAppendRope:
-      return fmt::format("cache {}, rows {}, {} heads, head dims {}/{}", name(problem.cache), type, problem.num_heads,
-                         problem.d_qk, problem.d_v);
-    case Op::kCopyPages:
-      return fmt::format("to cache {}, head dims {}/{}", name(problem.cache), problem.d_qk, problem.d_v);
-    case Op::kBlockTableToCsr: return "any page size";
-    case Op::kPhysicalSlots: return "any page size, any number of indices";
-    case Op::kAppendIndexer: return fmt::format("rows {}", type);
-    case Op::kIndexerLogits:
-    case Op::kIndexerTopK: return fmt::format("queries {}, {} heads", type, problem.num_heads);
-    case Op::kTopK: return "any number of f32 logits";
-  }
-  return {};
 }
 
 // An architecture, and not a device that could be measured.
@@ -209,7 +136,7 @@ int explain_problem(const ExplainOptions& options) {
   std::optional<EstimatedWork> work = estimated_work(options, device);
   const Problem problem = problem_of(options, device);
   check_backend_name("--backend", options.backend);
-  const Explanation explanation = explain(problem, options.backend);
+  const Explanation explanation = mla::explain(problem, options.backend);
 
   Table table({"backend", "usable", "reason"}, 3);
   Json rows = Json::array();
@@ -224,7 +151,7 @@ int explain_problem(const ExplainOptions& options) {
                     {"query_bits", row.numerics.query_bits}});
   }
   const bool found = !explanation.selected.empty();
-  const int32_t arch = gpu_arch_of(problem, device);
+  const int32_t arch = told_arch(device);
   const GpuCode code = gpu_code(arch, problem.full_build);
   Json document = {{"selected", found ? Json(explanation.selected) : Json(nullptr)},
                    {"error", found ? Json(nullptr) : Json(explanation.error)},
@@ -254,14 +181,39 @@ int explain_problem(const ExplainOptions& options) {
   return 0;
 }
 
+// A model without an operation is asked about as a whole: what describes one problem has no place there.
+int explain(const ExplainOptions& options) {
+  if (!options.op.empty() || options.model.empty()) {
+    if (!options.tp.empty())
+      throw UsageError("--tp: divides the heads of a whole model; expected --model without --op");
+    return explain_problem(options);
+  }
+  for (const auto& [option, text] : {std::pair("--q-dtype", &options.q_dtype), std::pair("--heads", &options.heads),
+                                     std::pair("--head-dims", &options.head_dims), std::pair("--q-len", &options.q_len),
+                                     std::pair("--compute", &options.compute), std::pair("--batch", &options.batch),
+                                     std::pair("--keys", &options.keys)})
+    if (!text->empty()) throw UsageError("{}: describes one operation of the model; expected --op too", option);
+  if (options.estimate) throw UsageError("--estimate: times are those of one operation; expected --op too");
+  return explain_model({.model = options.model,
+                        .cache = options.cache,
+                        .tp = options.tp,
+                        .device = options.device,
+                        .backend = options.backend},
+                       options.output);
+}
+
 }  // namespace
 
 Action add_explain(CLI::App& app) {
   auto options = std::make_shared<ExplainOptions>();
-  CLI::App* command = app.add_subcommand("explain", "Every backend's verdict on a problem, and the one it gets");
-  command->add_option("--op", options->op, "An operation: " + op_names())->capture_default_str();
-  command->add_option("--model", options->model, "Preset, config.json or its folder: heads and head dims");
-  command->add_option("--cache", options->cache, cache_names() + "; of operations on a cache (default bf16)");
+  CLI::App* command = app.add_subcommand(
+      "explain", "Every backend's verdict on a problem, and the one it gets; or what runs each operation of a model");
+  command->add_option("--op", options->op, "An operation (default decode; of a model all): " + op_names());
+  command->add_option("--model", options->model,
+                      "Preset, config.json or its folder: with --op heads and head dims, alone all its layers");
+  command->add_option("--tp", options->tp, "With --model alone: GPUs that the heads are divided over (default 1)");
+  command->add_option("--cache", options->cache,
+                      cache_names() + "; of operations on a cache (default bf16, or the model's)");
   command->add_option("--q-dtype", options->q_dtype,
                       "Queries; q, k and v of prefill; rows; states: bf16, f16, f32, e4m3");
   command->add_option("--heads", options->heads, "Query heads");
@@ -282,14 +234,17 @@ Action add_explain(CLI::App& app) {
   command->footer(
       "Examples:\n  mla explain --op decode --model deepseek-v3 --cache bf16\n"
       "  mla explain --op decode_sparse --model deepseek-v4-flash\n"
+      "  mla explain --model deepseek-v4.1-flash --device sm89\n"
+      "  mla explain --model kimi-k3 --tp 16 --cache fp8\n"
       "  mla explain --op prefill --q-dtype f16 --backend cpu_avx2\n"
       "  mla explain --op decode_sparse --cache fp8_ds_mla --device sm120\n"
       "  mla explain --heads 16 --q-len 2 --device sm90\n"
       "  mla explain --heads 16 --device sm120 --estimate --batch 32 --keys 4k\n"
       "\nOf an architecture, such as sm103, the answer is that of a build with code for every GPU, and says what this "
       "build lacks.\n"
-      "\nExit status: 0 a backend was found, 2 none can run the problem, or not the forced one.");
-  return [options] { return explain_problem(*options); };
+      "\nExit status: 0 a backend was found, of a model for each of its operations; 2 none can run the problem, or not "
+      "the forced one, or the library lacks an operation of the model.");
+  return [options] { return explain(*options); };
 }
 
 }  // namespace mla::cli

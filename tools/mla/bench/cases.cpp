@@ -204,8 +204,8 @@ std::vector<Case> make_cases(const Choice& choice, std::string_view label) {
   if (const Setting* cache = find(choice, "cache")) {
     const CacheFormat format = cli::parse_cache(cache->where, cache->text);
     if (cli::has_cache(result.op)) result.cache = format;
-  } else if (model && model->value_is_row && cli::has_cache(result.op) && result.op != Op::kPrefillSparse) {
-    result.cache = CacheFormat::kFP8DsV4;
+  } else if (model && cli::has_cache(result.op) && result.op != Op::kPrefillSparse) {
+    result.cache = model->caches.front().cache;
   }
   set_head_dims(choice, model ? &*model : nullptr, result);
   // Queries are of the cache's type where that is a type of queries; partial states are f32, the indexer's queries
@@ -215,6 +215,7 @@ std::vector<Case> make_cases(const Choice& choice, std::string_view label) {
   if (is_indexer(result.op)) {
     result.q_dtype = DType::kE4M3;
     if (!model) result.heads = 64;
+    if (model && model->index_n_heads > 0) result.heads = model->index_n_heads;
   }
   const bool quantized = cli::chooses_compute(result.op) || is_indexer(result.op);
   if (const Setting* q = find(choice, "q_dtype")) result.q_dtype = cli::parse_float_dtype(q->where, q->text, quantized);

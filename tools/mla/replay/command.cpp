@@ -139,9 +139,21 @@ int32_t int_option(const char* option, const std::string& text, int64_t min, int
   return static_cast<int32_t>(parse_int(option, text, min, max));
 }
 
+// Throws UsageError if the model chooses keys in a way that a replay does not have.
+void check_choice(const Options& options, const ModelConfig& model) {
+  for (const mla::LayerKind& kind : model.layers) {
+    if (kind.compress_ratio != 0 && kind.compress_ratio != 4 && kind.compress_ratio != kLargestRatio)
+      throw UsageError("--model: a replay compresses 4 or {} tokens into a row; layers of {} compress {}",
+                       kLargestRatio, model.name, kind.compress_ratio);
+    if (options.sparse && kind.index_pooled > 1)
+      throw UsageError("--sparse: a replay chooses single keys; {} chooses pools of {}", model.name, kind.index_pooled);
+  }
+}
+
 // Throws UsageError if the model cannot be replayed with these options.
 void check_layer(const Options& options, const LayerOptions& layer) {
   const ModelConfig& model = layer.model;
+  check_choice(options, model);
   if (model.qk_rope_head_dim % 2 != 0)
     throw UsageError("--model: expected an even qk_rope_head_dim, got {}", model.qk_rope_head_dim);
   const KvLayout layout = kv_layout(layer.cache);
@@ -171,8 +183,7 @@ LayerOptions make_layer(const Options& options) {
   LayerOptions layer;
   layer.model = parse_model("--model", options.model);
   const bool pooled = layer.model.value_is_row;
-  layer.cache = options.cache.empty() ? (pooled ? CacheFormat::kFP8DsV4 : CacheFormat::kBF16)
-                                      : parse_cache("--cache", options.cache);
+  layer.cache = options.cache.empty() ? layer.model.caches.front().cache : parse_cache("--cache", options.cache);
   if (parse_int("--layers", options.layers, 1) != 1)
     throw UsageError("--layers: expected 1 (a replay computes one attention layer), got {}", options.layers);
   const std::string page_size = options.page_size.empty() ? (pooled ? "256" : "64") : options.page_size;

@@ -52,6 +52,9 @@ TEST(Expand, KnowsTheUsualShapesOfEveryOperation) {
   EXPECT_EQ(v4.d_v, 512);
   EXPECT_EQ(v4.topk, 512);
   EXPECT_EQ(v4.total_kv(), 65536);
+  EXPECT_EQ(expand(flags({{"op", "decode_sparse"}, {"model", "deepseek-v4.1-flash"}}))[0].cases[0].cache,
+            CacheFormat::kFP8DsV41);
+  EXPECT_EQ(expand(flags({{"op", "indexer_logits"}, {"model", "glm-5"}}))[0].cases[0].heads, 32);
   const Case indexer = expand(flags({{"op", "indexer_logits"}}))[0].cases[0];
   EXPECT_EQ(indexer.q_dtype, DType::kE4M3);
   EXPECT_EQ(indexer.heads, 64);

@@ -343,6 +343,8 @@ TEST_F(ReplayCommand, BadInputIsOneClearError) {
   expect_error({trace, "--sparse"}, "--sparse: expected a model with index_topk");
   expect_error({trace, "--model", "deepseek-v3.2", "--sparse", "--dcp", "2"}, "--dcp: sparse attention runs on one");
   expect_error({trace, "--model", "deepseek-v4-flash"}, "expected --sparse");
+  expect_error({trace, "--model", "deepseek-v4.1-flash", "--sparse"}, "--model: a replay compresses 4 or 128 tokens");
+  expect_error({trace, "--model", "glm-5.3-flash", "--sparse"}, "--sparse: a replay chooses single keys");
   expect_error({trace, "--model", "deepseek-v4-flash", "--sparse", "--page-size", "64"},
                "--page-size: expected a mult");
   expect_error({trace, "--mtp", "-1"}, "--mtp");

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "mla/model_steps.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <utility>
+
+#include "kit/device.h"
+#include "mla/problems.h"
+#include "mla/text.h"
+
+namespace mla::cli {
+namespace {
+
+/// Lists the steps of layers of one kind.
+class Steps {
+ public:
+  Steps(const LayerKind& layer, const CachePair& caches, int64_t tp) : layer_(layer), caches_(caches), tp_(tp) {}
+
+  std::vector<Step> list() {
+    add(Op::kAppend);
+    if (layer_.compress_ratio > 0 && layer_.owns_pool) write_pool();
+    if (layer_.index_heads > 0) choose();
+    if (layer_.draft_block == 0) prefill();
+    decode();
+    return std::move(steps_);
+  }
+
+ private:
+  bool is_sparse() const { return layer_.value_is_row || layer_.index_topk > 0; }
+
+  void add(Op op, std::string note = {}) { add(op, caches_.cache, std::move(note)); }
+  void add(Op op, CacheFormat cache, std::string note) {
+    Problem problem = usual_problem(op, cache);
+    set_shape(layer_, tp_, problem);
+    add(problem, std::move(note));
+  }
+  void add(const Problem& problem, std::string note) {
+    steps_.push_back({.what = std::string(name(problem.op)), .problem = problem, .note = std::move(note)});
+  }
+  void add_lacking(std::string what, std::string lacks) {
+    steps_.push_back({.what = std::move(what), .lacks = std::move(lacks)});
+  }
+
+  /// Adds what rows of the second pool take. A row of one token is a row as any other.
+  void write_pool() {
+    if (layer_.compress_ratio > 1)
+      add_lacking("compress", fmt::format("no operation compresses {} tokens into a row of the second pool",
+                                          layer_.compress_ratio));
+    add(Op::kAppend, caches_.extra_cache, "second pool");
+  }
+
+  /// Adds the choice of keys by an indexer, whose heads are not divided.
+  void choose() {
+    const auto of_indexer = [&](Op op, std::string note) {
+      Problem problem = usual_problem(op, caches_.cache);
+      problem.num_heads = layer_.index_heads;
+      problem.d_qk = problem.d_v = layer_.index_head_dim;
+      add(problem, std::move(note));
+    };
+    if (layer_.index_head_dim != kIndexerLayout.head_dim)
+      return add_lacking("indexer_logits", fmt::format("keys of the indexer have {} channels, not {}",
+                                                       kIndexerLayout.head_dim, layer_.index_head_dim));
+    if (layer_.index_pooled > 1)
+      add_lacking("pool keys", fmt::format("no operation pools the indexer's keys of {} tokens, nor lists the tokens "
+                                           "of chosen pools",
+                                           layer_.index_pooled));
+    if (layer_.compress_ratio == 0 || layer_.owns_pool) of_indexer(Op::kAppendIndexer, {});
+    if (layer_.candidates == CandidateBlocks::kWithin)
+      add_lacking("indexer_logits", "no operation computes logits within chosen blocks of keys only");
+    else
+      of_indexer(Op::kIndexerLogits, {});
+    if (layer_.candidates == CandidateBlocks::kPicks)
+      add_lacking("choose blocks", "no operation chooses blocks of keys by their largest logits");
+    add(Op::kTopK, fmt::format("k {}", layer_.index_topk));
+    add(Op::kPhysicalSlots);
+  }
+
+  void prefill() {
+    add(Op::kGather);
+    if (layer_.compress_ratio > 0) add(Op::kGather, caches_.extra_cache, "second pool");
+    if (!layer_.value_is_row)
+      add(Op::kPrefill,
+          layer_.index_topk > 0 ? fmt::format("prompts of up to {} tokens", layer_.index_topk) : options());
+    if (!is_sparse()) {
+      Problem merge = usual_problem(Op::kMergeStates, caches_.cache);
+      set_shape(layer_, tp_, merge);
+      merge.d_v = layer_.v_head_dim;
+      return add(merge, "chunks of a prompt");
+    }
+    const std::optional<CacheFormat> rows = format_of_elements(usual_problem(Op::kGather, caches_.cache).q_dtype);
+    add(Op::kPrefillSparse, rows.value_or(CacheFormat::kBF16), options());
+  }
+
+  void decode() {
+    Problem problem = usual_problem(is_sparse() ? Op::kDecodeSparse : Op::kDecode, caches_.cache);
+    set_shape(layer_, tp_, problem);
+    if (layer_.compress_ratio > 0) problem.extra_cache = caches_.extra_cache;
+    if (problem.op == Op::kDecode) problem.q_len = std::max<int64_t>(layer_.draft_block, 1);
+    add(problem, options());
+  }
+
+  /// Returns the options of attention: what bounds its keys, and the sink.
+  std::string options() const {
+    std::string text;
+    const auto append = [&](const std::string& option) { text += (text.empty() ? "" : ", ") + option; };
+    if (layer_.sliding_window > 0) append(fmt::format("window {}", layer_.sliding_window));
+    if (layer_.index_topk > 0) append(fmt::format("lists of {}", layer_.list_width()));
+    if (layer_.compress_ratio > 0 && layer_.index_topk == 0) append("all rows of the second pool");
+    if (layer_.attn_sink) append("sink");
+    if (layer_.draft_block > 0) append("not causal");
+    return text;
+  }
+
+  const LayerKind& layer_;
+  CachePair caches_;
+  int64_t tp_;
+  std::vector<Step> steps_;
+};
+
+bool is_forced(const std::string& force) {
+  const char* environment = std::getenv("MLA_BACKEND");
+  return !force.empty() || (environment != nullptr && *environment != '\0');
+}
+
+}  // namespace
+
+std::vector<Step> steps_of(const LayerKind& layer, const CachePair& caches, int64_t tp) {
+  return Steps(layer, caches, tp).list();
+}
+
+Answer answer_of(const Step& step, const std::string& device, const std::string& force) {
+  if (!step.problem) return {.reason = step.lacks};
+  const Problem problem = asked_on(*step.problem, device);
+  const Explanation explanation = explain(problem, force);
+  if (!explanation.selected.empty()) return {.backend = explanation.selected};
+  if (is_forced(force)) return {.reason = explanation.error};
+  // The last row for memory of that kind takes the most problems, so that its reason is the one that is left.
+  const bool on_gpu = problem.device.type == DeviceType::kCuda;
+  const auto last = std::find_if(explanation.rows.rbegin(), explanation.rows.rend(),
+                                 [&](const BackendVerdict& row) { return kit::is_gpu_backend(row.name) == on_gpu; });
+  return {.reason = last != explanation.rows.rend() ? last->reason : explanation.error};
+}
+
+}  // namespace mla::cli

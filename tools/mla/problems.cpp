@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "mla/problems.h"
+
+#include "kit/device.h"
+#include "mla/kv_layout.h"
+#include "mla/text.h"
+#include "mla/values.h"
+
+namespace mla::cli {
+namespace {
+
+// The arithmetic, where it is not the usual one.
+std::string compute_of(const Problem& problem) {
+  return problem.compute != Compute::kDefault ? fmt::format(", compute {}", name(problem.compute)) : "";
+}
+
+std::string caches_of(const Problem& problem) {
+  if (!problem.extra_cache) return fmt::format("cache {}", name(problem.cache));
+  return fmt::format("caches {} and {}", name(problem.cache), name(*problem.extra_cache));
+}
+
+}  // namespace
+
+bool is_indexer(Op op) { return op == Op::kAppendIndexer || op == Op::kIndexerLogits || op == Op::kIndexerTopK; }
+
+Problem usual_problem(Op op, CacheFormat cache) {
+  Problem problem{.op = op, .cache = cache};
+  const KvLayout layout = kv_layout(problem.cache);
+  problem.q_dtype = value_dtype(layout.nope.element);
+  if (op == Op::kMergeStates || op == Op::kTopK) problem.q_dtype = DType::kF32;
+  if (op == Op::kIndexerLogits || op == Op::kIndexerTopK) problem.q_dtype = DType::kE4M3;
+  if (layout.is_packed()) {
+    problem.d_qk = layout.nope_dim + layout.rope_dim;
+    problem.d_v = layout.value_has_rope ? problem.d_qk : layout.nope_dim;
+  }
+  if (op == Op::kPrefill) {
+    problem.d_qk = 192;
+    problem.d_v = 128;
+  }
+  if (is_indexer(op)) {
+    problem.num_heads = 64;
+    problem.d_qk = problem.d_v = kIndexerLayout.head_dim;
+  }
+  return problem;
+}
+
+void set_shape(const AttentionShape& shape, int64_t tp, Problem& problem) {
+  if (is_indexer(problem.op)) return;
+  const bool up_projected = problem.op == Op::kPrefill;
+  problem.num_heads = shape.num_attention_heads / tp;
+  problem.d_qk = up_projected ? shape.prefill_d_qk() : shape.d_qk();
+  problem.d_v = up_projected ? shape.v_head_dim : shape.d_v();
+}
+
+Problem asked_on(Problem problem, const std::string& device) {
+  problem = kit::on_device(problem, device);
+  problem.full_build = problem.gpu_arch != 0 && !problem.emulated;
+  return problem;
+}
+
+int32_t told_arch(const std::string& device) {
+  const Problem problem = kit::on_device({}, device);
+  return problem.device.type == DeviceType::kCuda && !problem.emulated ? kit::arch_of(device) : 0;
+}
+
+std::string describe(const Problem& problem) {
+  const std::string_view type = name(problem.q_dtype);
+  switch (problem.op) {
+    case Op::kDecode:
+    case Op::kDecodeSparse:
+      return fmt::format("{}, queries {}{}, {} heads, head dims {}/{}{}", caches_of(problem), type,
+                         problem.q_len > 1 ? fmt::format(", {} per request", problem.q_len) : "", problem.num_heads,
+                         problem.d_qk, problem.d_v, compute_of(problem));
+    case Op::kPrefill:
+      return fmt::format("q, k and v {}, {} heads, head dims {}/{}{}", type, problem.num_heads, problem.d_qk,
+                         problem.d_v, compute_of(problem));
+    case Op::kPrefillSparse:
+      return fmt::format("keys {}, queries {}, {} heads, head dims {}/{}", name(problem.cache), type, problem.num_heads,
+                         problem.d_qk, problem.d_v);
+    case Op::kMergeStates: return fmt::format("states {}, {} heads, d_v {}", type, problem.num_heads, problem.d_v);
+    case Op::kAppend:
+    case Op::kGather:
+      return fmt::format("cache {}, rows {}, head dims {}/{}", name(problem.cache), type, problem.d_qk, problem.d_v);
+    case Op::kAppendRope:
+      return fmt::format("cache {}, rows {}, {} heads, head dims {}/{}", name(problem.cache), type, problem.num_heads,
+                         problem.d_qk, problem.d_v);
+    case Op::kCopyPages:
+      return fmt::format("to cache {}, head dims {}/{}", name(problem.cache), problem.d_qk, problem.d_v);
+    case Op::kBlockTableToCsr: return "any page size";
+    case Op::kPhysicalSlots: return "any page size, any number of indices";
+    case Op::kAppendIndexer: return fmt::format("rows {}", type);
+    case Op::kIndexerLogits:
+    case Op::kIndexerTopK: return fmt::format("queries {}, {} heads", type, problem.num_heads);
+    case Op::kTopK: return "any number of f32 logits";
+  }
+  return {};
+}
+
+}  // namespace mla::cli
