@@ -30,14 +30,17 @@ struct AppendGroupsKernel {
   static bool takes(const core::AppendArgs& args) {
     const core::Cache& cache = args.cache;
     const int32_t group = cache.channels_per_scale;
-    return cache.ckv_dtype == kElement && cache.writes_scales && args.dtype == DType::kBF16 &&
-           group % kLaneChannels == 0 && std::has_single_bit(static_cast<uint32_t>(group / kLaneChannels)) &&
-           cache.d_ckv <= kWarpSize * kLaneChannels && cache.num_slots() <= INT32_MAX &&
-           has_rows_at(args.ckv, args.ckv_stride_token * 2, 16) && has_planes_at(cache.ckv, 16) &&
-           has_planes_at(cache.scales, size_of(cache.scale_type)) &&
-           (cache.d_kpe == 0 ||
-            (cache.kpe_dtype == DType::kBF16 && cache.d_kpe <= 2 * kWarpSize && cache.d_kpe % 2 == 0 &&
-             has_rows_at(args.kpe, args.kpe_stride_token * 2, 4) && has_planes_at(cache.kpe, 4)));
+    const bool takes_groups =
+        cache.writes_scales
+            ? group % kLaneChannels == 0 && std::has_single_bit(static_cast<uint32_t>(group / kLaneChannels))
+            : cache.num_scales == 1 && cache.scale_type == ScaleType::kF32;
+    return cache.ckv_dtype == kElement && takes_groups && args.dtype == DType::kBF16 &&
+           cache.d_ckv % kLaneChannels == 0 && cache.d_ckv <= kWarpSize * kLaneChannels &&
+           cache.num_slots() <= INT32_MAX && has_rows_at(args.ckv, args.ckv_stride_token * 2, 16) &&
+           has_planes_at(cache.ckv, 16) && has_planes_at(cache.scales, size_of(cache.scale_type)) &&
+           (cache.d_kpe == 0 || ((cache.kpe_dtype == DType::kBF16 || cache.kpe_scale != nullptr) &&
+                                 cache.d_kpe <= 2 * kWarpSize && cache.d_kpe % 2 == 0 &&
+                                 has_rows_at(args.kpe, args.kpe_stride_token * 2, 4) && has_planes_at(cache.kpe, 4)));
   }
 
   static MLA_DEVICE void run(const Params& params) {
@@ -94,19 +97,41 @@ struct AppendGroupsKernel {
     const core::Cache& cache = params.args.cache;
     if (row.slot < 0 || row.slot >= cache.num_slots()) return;
     const PagePlace place = place_in_pages(static_cast<int32_t>(row.slot), params.page_size);
-    if (ptx::lane() * 2 < cache.d_kpe) as<uint32_t>(cache.kpe.row(place.page, place.offset))[ptx::lane()] = row.rope;
-
+    if (ptx::lane() * 2 < cache.d_kpe) store_rope(cache, cache.kpe.row(place.page, place.offset), row.rope);
     float values[2][kVector];
     MLA_UNROLL
     for (int half = 0; half < 2; ++half) MLA_UNROLL
     for (int i = 0; i < 4; ++i)
       ptx::unpack_bf16x2(row.latents[half].x[i], values[half][2 * i], values[half][2 * i + 1]);
+    std::byte* const scales = cache.scales.row(place.page, place.offset);
+    bool finite = false;
+    const float scale = cache.writes_scales ? choose_scales(cache, scales, values, finite) : *as<float>(scales);
+    if (first_channel() < cache.d_ckv)
+      store_channels(cache, cache.ckv.row(place.page, place.offset), row, values, scale, finite);
+  }
+
+  /// Stores the lane's two rotary channels, as they are or quantized.
+  static MLA_DEVICE void store_rope(const core::Cache& cache, std::byte* to, uint32_t rope) {
+    if (cache.kpe_dtype == DType::kBF16) [[likely]] {
+      as<uint32_t>(to)[ptx::lane()] = rope;
+      return;
+    }
+    float low, high;
+    ptx::unpack_bf16x2(rope, low, high);
+    as<uint16_t>(to)[ptx::lane()] =
+        static_cast<uint16_t>(to_e4m3(low, *cache.kpe_scale) | to_e4m3(high, *cache.kpe_scale) << 8);
+  }
+
+  /// Chooses and stores the scales of a row, and returns that of the lane's group; `finite` gets whether all channels
+  /// of the row are.
+  static MLA_DEVICE float choose_scales(const core::Cache& cache, std::byte* scales, const float (&values)[2][kVector],
+                                        bool& finite) {
     const int32_t lanes = cache.channels_per_scale / kLaneChannels;
     float amax = 0;
     MLA_UNROLL
     for (int half = 0; half < 2; ++half) MLA_UNROLL
     for (int i = 0; i < kVector; ++i) amax = ptx::max_or_nan(amax, magnitude(values[half][i]));
-    const bool finite = !ptx::any(!is_finite(amax));
+    finite = !ptx::any(!is_finite(amax));
     if (!finite) [[unlikely]] {
       amax = 0;
       MLA_UNROLL
@@ -114,13 +139,11 @@ struct AppendGroupsKernel {
       for (int i = 0; i < kVector; ++i) amax = with_magnitude(amax, values[half][i]);
     }
     const float scale = scale_of(cache, max_of_lanes(amax, lanes));
-    if (first_channel() >= cache.d_ckv) return;
-    std::byte* const scales = cache.scales.row(place.page, place.offset);
-    if ((ptx::lane() & (lanes - 1)) == 0) store_whole_scale(scales, cache.scale_type, ptx::lane() / lanes, scale);
-    // What pads the scales is fewer bytes than there are lanes with channels.
+    if (first_channel() < cache.d_ckv && (ptx::lane() & (lanes - 1)) == 0)
+      store_whole_scale(scales, cache.scale_type, ptx::lane() / lanes, scale);
     if (const int32_t pad = cache.num_scales * size_of(cache.scale_type) + ptx::lane(); pad < cache.scale_bytes)
       scales[pad] = std::byte{0};
-    store_channels(cache, cache.ckv.row(place.page, place.offset), row, values, scale, finite);
+    return scale;
   }
 
   /// Returns the scale that the cache holds for a group.

@@ -37,8 +37,8 @@ struct GatherRowsKernel {
            are_at(cache.ckv, cache.ckv_dtype == DType::kE2M1 ? 4 : 8) &&
            are_at(cache.scales, size_of(cache.scale_type)) && are_at(args.out_ckv, args.out_ckv_stride_token * 2, 16) &&
            (cache.d_kpe == 0 ||
-            (cache.kpe_dtype == DType::kBF16 && cache.d_kpe <= 2 * kWarpSize && cache.d_kpe % 2 == 0 &&
-             are_at(cache.kpe, 4) && are_at(args.out_kpe, args.out_kpe_stride_token * 2, 4)));
+            ((cache.kpe_dtype == DType::kBF16 || cache.kpe_scale != nullptr) && cache.d_kpe <= 2 * kWarpSize &&
+             cache.d_kpe % 2 == 0 && are_at(cache.kpe, 4) && are_at(args.out_kpe, args.out_kpe_stride_token * 2, 4)));
   }
   static Params params_of(const core::GatherArgs& args) {
     const int32_t vectors = args.cache.channels_per_scale / kVector;
@@ -105,8 +105,10 @@ struct GatherRowsKernel {
         scales[part] = cache.scale_type == ScaleType::kF32 ? as<uint32_t>(of_scales)[group]
                                                            : static_cast<uint32_t>(of_scales[group]);
       }
-      if (ptx::lane() * 2 < cache.d_kpe)
-        rope = ptx::load_once(as<uint32_t>(cache.kpe.row(at.page, at.offset)) + ptx::lane());
+      if (ptx::lane() * 2 >= cache.d_kpe) return;
+      const std::byte* const kpe = cache.kpe.row(at.page, at.offset);
+      rope = cache.kpe_dtype == DType::kBF16 ? ptx::load_once(as<uint32_t>(kpe) + ptx::lane())
+                                             : ptx::load_once(as<uint16_t>(kpe) + ptx::lane());
     }
 
     bool exists;
@@ -129,8 +131,12 @@ struct GatherRowsKernel {
       const Bits8 values = dequantize8(codes, scale_of(cache, row.scales[part]));
       *as<ptx::Vec4>(ckv + c * 2) = {values.w[0], values.w[1], values.w[2], values.w[3]};
     }
-    if (ptx::lane() * 2 < cache.d_kpe)
-      as<uint32_t>(static_cast<std::byte*>(args.out_kpe) + out * args.out_kpe_stride_token * 2)[ptx::lane()] = row.rope;
+    if (ptx::lane() * 2 >= cache.d_kpe) return;
+    uint32_t rope = row.rope;
+    if (cache.kpe_dtype != DType::kBF16)
+      rope = from_e4m3(static_cast<uint8_t>(rope), *cache.kpe_scale) |
+             static_cast<uint32_t>(from_e4m3(static_cast<uint8_t>(rope >> 8), *cache.kpe_scale)) << 16;
+    as<uint32_t>(static_cast<std::byte*>(args.out_kpe) + out * args.out_kpe_stride_token * 2)[ptx::lane()] = rope;
   }
 
   static MLA_DEVICE float scale_of(const core::Cache& cache, uint32_t bits) {
