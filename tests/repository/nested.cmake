@@ -15,8 +15,7 @@ endfunction()
 cmake_path(GET CMAKE_SCRIPT_MODE_FILE PARENT_PATH source)
 cmake_path(APPEND source ../..)
 cmake_path(NORMAL_PATH source)
-# The library's sources too are compiled several at a time (CMakeLists.txt).
-run(${source} ${CMAKE_COMMAND} --preset ${PRESET} -B ${BUILD} -DCMAKE_UNITY_BUILD=ON
-    -DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER} -DCMAKE_C_COMPILER_LAUNCHER=${LAUNCHER} ${OPTIONS})
+run(${source} ${CMAKE_COMMAND} --preset ${PRESET} -B ${BUILD} -DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER}
+    -DCMAKE_C_COMPILER_LAUNCHER=${LAUNCHER} ${OPTIONS})
 run(${source} ${CMAKE_COMMAND} --build ${BUILD} --parallel 2 --target ${TARGETS})
 run(${BUILD} ${RUN})
