@@ -21,6 +21,7 @@ struct KeyPool {
   bool quantized_kpe = false;  // rotary channels are quantized
   bool row_kpe_scale = false;  // and every row has their scale
   bool common_e4m3 = false;    // Cache::has_common_e4m3()
+  bool common_e2m1 = false;    // e2m1 with scales of a byte and no outer scale
   bool aligned = false;        // all rows can be copied 16 bytes at a time
   bool direct = false;         // aligned, scales at multiples of 4 bytes, and kpe_distance is that of all rows
   int64_t kpe_distance = 0;    // bytes from a row's latent channels to its rotary ones

@@ -411,25 +411,64 @@ MLA_DEVICE ptx::Vec4 e4m3_to_bf16(uint64_t e4m3, float scale) {
   return values;
 }
 
-/// Converts the latent channels of the warp's rows in a raw stage to bf16 and stores them in the tile. The elements are
-/// e4m3, the scales f32 or UE8M0.
-template <class Config, bool kUe8m0>
+/// These are the rows that kernels have faster code for: the types of eight neighbouring channels and of their scale in
+/// memory, and what both are in bf16.
+struct E4m3WithF32Scales {
+  using Codes = uint64_t;
+  using Scale = float;
+  static MLA_DEVICE ptx::Vec4 decode(Codes codes, Scale scale, bool /*ue8m0*/) { return e4m3_to_bf16(codes, scale); }
+};
+struct E4m3WithUe8m0Scales {
+  using Codes = uint64_t;
+  using Scale = uint8_t;
+  static MLA_DEVICE ptx::Vec4 decode(Codes codes, Scale scale, bool /*ue8m0*/) {
+    return e4m3_to_bf16(codes, ue8m0_to_f32(scale));
+  }
+};
+/// Scales are UE8M0 or e4m3. A product has at most six significant bits, and is exact in bf16.
+struct E2m1WithByteScales {
+  using Codes = uint32_t;
+  using Scale = uint8_t;
+  static MLA_DEVICE ptx::Vec4 decode(Codes codes, Scale scale, bool ue8m0) {
+    float factor, none;
+    ptx::unpack_f16x2(ptx::e4m3x2_to_f16x2(scale), factor, none);
+    if (ue8m0) factor = ue8m0_to_f32(scale);
+    return e2m1x8_to_bf16(codes, ptx::pack_bf16x2(factor, factor));
+  }
+};
+
+/// Calls f(Rows) with the rows that a pool has; returns false if they have no faster code.
+template <class F>
+MLA_DEVICE bool with_common_rows(const cuda::KeyPool& pool, const F& f) {
+  if (pool.common_e4m3 && pool.ue8m0)
+    f(E4m3WithUe8m0Scales{});
+  else if (pool.common_e4m3)
+    f(E4m3WithF32Scales{});
+  else if (pool.common_e2m1)
+    f(E2m1WithByteScales{});
+  else
+    return false;
+  return true;
+}
+
+/// Converts the latent channels of the warp's rows in a raw stage to bf16 and stores them in the tile.
+template <class Config, class Rows>
 MLA_DEVICE void decode_latents(const cuda::KeyPool& pool, const std::byte* raw, const std::byte* scales,
                                ptx::SharedAddress tile) {
+  using Codes = typename Rows::Codes;
+  using Scale = typename Rows::Scale;
   const int num_chunks = pool.cache.d_ckv / kVector, lane = ptx::lane(), warp = ptx::warp();
   MLA_UNROLL
   for (int first = 0; first < Config::kLatentDims / kVector; first += kWarpSize) {
     const int chunk = first + lane, group = chunk >> pool.scale_shift;
     if (chunk >= num_chunks) continue;
-    const std::byte* from = raw + RowCopy<Config>::raw_offset(warp, chunk * kVector);
-    const std::byte* scale_from =
-        scales + warp * Config::kKeyScaleBytes + group * size_of(kUe8m0 ? ScaleType::kUE8M0 : ScaleType::kF32);
+    const std::byte* from = raw + RowCopy<Config>::raw_offset(warp, chunk * static_cast<int>(sizeof(Codes)));
+    const std::byte* scale_from = scales + warp * Config::kKeyScaleBytes + group * static_cast<int>(sizeof(Scale));
     const ptx::SharedAddress to = tile + tile_offset<Config::kRowBytes>(warp, chunk);
     MLA_UNROLL
     for (int key = 0; key < Config::kKeys; key += Config::kWarps) {
-      const std::byte* of_key = scale_from + key * Config::kKeyScaleBytes;
-      const float scale = kUe8m0 ? ue8m0_to_f32(static_cast<uint8_t>(*of_key)) : *as<float>(of_key);
-      const ptx::Vec4 values = e4m3_to_bf16(*as<uint64_t>(from + key * Config::kRawRowBytes), scale);
+      const Scale scale = *as<Scale>(scale_from + key * Config::kKeyScaleBytes);
+      const ptx::Vec4 values = Rows::decode(*as<Codes>(from + key * Config::kRawRowBytes), scale, pool.ue8m0);
       ptx::store_shared(to + static_cast<uint32_t>(key * Config::kRowBytes), values);
     }
   }
@@ -461,12 +500,8 @@ MLA_DEVICE void decode_any_latents(const cuda::KeyPool& pool, const std::byte* r
 template <class Config>
 MLA_DEVICE void decode_raw(const cuda::KeyPool& pool, const std::byte* raw, const std::byte* scales,
                            ptx::SharedAddress tile) {
-  if (!pool.common_e4m3)
+  if (!with_common_rows(pool, [&]<class Rows>(Rows) { decode_latents<Config, Rows>(pool, raw, scales, tile); }))
     decode_any_latents<Config>(pool, raw, scales, tile);
-  else if (pool.ue8m0)
-    decode_latents<Config, true>(pool, raw, scales, tile);
-  else
-    decode_latents<Config, false>(pool, raw, scales, tile);
   const int latent_chunks = pool.cache.d_ckv / kVector, rope_chunks = pool.cache.d_kpe / kVector;
   if (rope_chunks == 0) return;
   const bool quantized = pool.quantized_kpe;
@@ -483,47 +518,43 @@ MLA_DEVICE void decode_raw(const cuda::KeyPool& pool, const std::byte* raw, cons
   }
 }
 
-/// Converts the latent channels of the warp's rows in a tile to bf16, where they are. The elements are e4m3, the scales
-/// f32 or UE8M0. Lanes without channels skip single loads and stores: with a branch around all of them, or with both
-/// rounds unrolled, nvcc 13.0 spilled more than 500 bytes of 64 rows.
-template <class Config, bool kUe8m0>
+/// Converts the latent channels of the warp's rows in a tile to bf16, where they are. Lanes without channels skip
+/// single loads and stores: with a branch around all of them, or with both rounds unrolled, nvcc 13.0 spilled more than
+/// 500 bytes of 64 rows.
+template <class Config, class Rows>
 MLA_DEVICE void decode_latents_in_tile(const cuda::KeyPool& pool, ptx::SharedAddress tile) {
-  using Codes = CodesInTile<Config>;
+  using InTile = CodesInTile<Config>;
+  using Codes = typename Rows::Codes;
+  using Scale = typename Rows::Scale;
   using Keys = WarpKeys<Config>;
-  using Scale = std::conditional_t<kUe8m0, uint8_t, float>;
-  const Codes codes(pool);
+  const InTile in_tile(pool);
+  constexpr int kCodeBytes = sizeof(Codes);
   const int num_channels = pool.cache.d_ckv, scale_shift = pool.scale_shift;
   // All keys of a warp have the same swizzle.
   const auto of_key = [](int i) { return static_cast<uint32_t>(i * Config::kWarps * Config::kRowBytes); };
   int channel = ptx::lane() * kVector;
-  ptx::SharedAddress from = tile + Codes::offset(Keys::key(0), Codes::kLatentsAt + channel);
-  ptx::SharedAddress to = tile + Codes::offset(Keys::key(0), channel * 2);
+  ptx::SharedAddress from = tile + InTile::offset(Keys::key(0), InTile::kLatentsAt + channel / kVector * kCodeBytes);
+  ptx::SharedAddress to = tile + InTile::offset(Keys::key(0), channel * 2);
   MLA_NO_UNROLL
   do {
     const bool exists = channel < num_channels;
-    const int scale_at = codes.scales_at + (channel / kVector >> scale_shift) * static_cast<int>(sizeof(Scale));
-    const ptx::SharedAddress scale_from = tile + Codes::offset(Keys::key(0), scale_at);
-    uint64_t e4m3[Keys::kCount] = {};
+    const int scale_at = in_tile.scales_at + (channel / kVector >> scale_shift) * static_cast<int>(sizeof(Scale));
+    const ptx::SharedAddress scale_from = tile + InTile::offset(Keys::key(0), scale_at);
+    Codes codes[Keys::kCount] = {};
     Scale scales[Keys::kCount] = {};
     MLA_UNROLL
     for (int i = 0; i < Keys::kCount; ++i) {
       if (!exists) continue;
-      e4m3[i] = ptx::load_shared<uint64_t>(from + of_key(i));
+      codes[i] = ptx::load_shared<Codes>(from + of_key(i));
       scales[i] = ptx::load_shared<Scale>(scale_from + of_key(i));
     }
     ptx::sync_warp();  // all lanes have loaded what is overwritten now
     MLA_UNROLL
-    for (int i = 0; i < Keys::kCount; ++i) {
-      float scale;
-      if constexpr (kUe8m0)
-        scale = ue8m0_to_f32(scales[i]);
-      else
-        scale = scales[i];
-      if (exists) ptx::store_shared(to + of_key(i), e4m3_to_bf16(e4m3[i], scale));
-    }
-    channel += Codes::kRound;
-    from += Codes::kRound;
-    to += 2 * Codes::kRound;
+    for (int i = 0; i < Keys::kCount; ++i)
+      if (exists) ptx::store_shared(to + of_key(i), Rows::decode(codes[i], scales[i], pool.ue8m0));
+    channel += InTile::kRound;
+    from += InTile::kRound / kVector * kCodeBytes;
+    to += 2 * InTile::kRound;
   } while (channel < Config::kLatentDims);
 }
 
@@ -563,12 +594,8 @@ template <class Config>
 MLA_DEVICE void decode_in_tile(const cuda::KeyPool& pool, std::byte* memory, ptx::SharedAddress tile) {
   using Codes = CodesInTile<Config>;
   using Keys = WarpKeys<Config>;
-  if (!pool.common_e4m3)
+  if (!with_common_rows(pool, [&]<class Rows>(Rows) { decode_latents_in_tile<Config, Rows>(pool, tile); }))
     decode_any_latents_in_tile<Config>(pool, memory, tile);
-  else if (pool.ue8m0)
-    decode_latents_in_tile<Config, true>(pool, tile);
-  else
-    decode_latents_in_tile<Config, false>(pool, tile);
   if (!pool.quantized_kpe) return;
   const Codes codes(pool);
   const int channel = Keys::lane_of_key() * kVector;

@@ -154,6 +154,7 @@ inline cuda::KeyPool pool_of(const core::Cache& cache) {
   pool.quantized_kpe = cache.has_quantized_kpe();
   pool.row_kpe_scale = cache.writes_kpe_scale();
   pool.common_e4m3 = cache.has_common_e4m3();
+  pool.common_e2m1 = cache.ckv_dtype == DType::kE2M1 && size_of(cache.scale_type) == 1 && cache.outer_scale == nullptr;
   pool.aligned = has_rows_at(cache.ckv, kChunkBytes) && (cache.d_kpe == 0 || has_rows_at(cache.kpe, kChunkBytes));
   const bool scales_follow =
       cache.num_scales > 1 && scale_bytes <= kChunkBytes && bytes_between(cache.ckv, pool.ckv_bytes, cache.scales) == 0;

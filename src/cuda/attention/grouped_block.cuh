@@ -14,9 +14,9 @@ namespace mla::MLA_CUDA_NAMESPACE {
 
 /// Says how the scores of a unit become logits, in one word of 16 bytes, because every warp reads it in every step.
 struct alignas(16) ScoreMode {
-  StepRange unmasked;   // those of the unit
-  float scale;          // of base-2 logits, where they need nothing else
-  bool only_valid;      // elsewhere, a score counts if its key has a row, and needs only the scale
+  StepRange unmasked;  // those of the unit
+  float scale;         // of base-2 logits, where they need nothing else
+  bool only_valid;     // elsewhere, a score counts if its key has a row, and needs only the scale
 };
 
 /// Describes the unit that a block computes, for all its threads. Steps are numbered from the kernel's start on.

@@ -141,9 +141,8 @@ class DecodeRole : LoadRoleBase<Config> {
     const bool of_two_lanes = pool.ue8m0 && cache.channels_per_scale == 2 * kLaneChannels;
     const bool of_lane = cache.scale_type == ScaleType::kE4M3 && cache.channels_per_scale == kLaneChannels;
     if (!has_whole_words(pool)) return kSlowly;
-    if (cache.ckv_dtype != DType::kE2M1) return of_two_lanes && pool.common_e4m3 ? kHalfPieceScales : kSlowly;
-    if (!of_two_lanes && !of_lane) return kSlowly;
-    return cache.outer_scale == nullptr ? kE2m1 : kSlowly;
+    if (pool.common_e2m1) return of_two_lanes || of_lane ? kE2m1 : kSlowly;
+    return of_two_lanes && pool.common_e4m3 ? kHalfPieceScales : kSlowly;
   }
 
   /// Returns whether the scales of a row begin at a multiple of 4 bytes, so that four bytes can be loaded at once.
