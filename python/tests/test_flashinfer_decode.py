@@ -218,22 +218,32 @@ def test_sparse_over_packed_rows_counts_the_sinks_in_lse():
     expected.check(everything.flatten(0, 1), o_wanted)
 
 
-def v4_pools():
+# kv_cache_format -> the formats of both pools and the bytes of their rows
+V4_FORMATS = {
+    "fp8": (("fp8_dsv4", 584), ("fp8_dsv4", 584)),
+    "nvfp4": (("nvfp4_dsv4", 384), ("nvfp4_dsv4", 384)),
+    "fp8_dsv41": (("fp8_dsv41", 528), ("fp8_dsv41", 528)),
+    "fp8_dsv41_fp4_ca": (("fp8_dsv41", 528), ("fp4_dsv41", 288)),
+}
+
+
+def v4_pools(kv_cache_format="fp8"):
     swa = batches.paged([40, 200], 64)
     compressed = batches.paged([30, 90], 2)
     pools = []
-    for batch in (swa, compressed):
-        packed = batches.packed_cache("fp8_dsv4", batch, torch.randn(sum(batch.kv_len), 512).bfloat16())
-        meant = expected.unpack_fp8_dsv4(packed.kv, batch.page_size).reshape(-1, 512)
-        # As the peer shapes it: rows of 584 bytes, in pages that are padded.
-        peer = packed.kv.as_strided((batch.num_pages, batch.page_size, 1, 584), (packed.kv.stride(0), 584, 584, 1))
+    for batch, (name, row) in zip((swa, compressed), V4_FORMATS[kv_cache_format], strict=True):
+        packed = batches.packed_cache(name, batch, torch.randn(sum(batch.kv_len), 512).bfloat16())
+        meant = expected.unpack(packed).reshape(-1, 512)
+        # As the peer shapes it: rows of so many bytes, in pages that may be padded.
+        peer = packed.kv.as_strided((batch.num_pages, batch.page_size, 1, row), (packed.kv.stride(0), row, row, 1))
         pools.append((batch, peer, meant))
     return pools
 
 
+@pytest.mark.parametrize("kv_cache_format", V4_FORMATS)
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
-def test_v4_with_a_table_for_each_pool(layout):
-    (swa, swa_cache, swa_rows), (other, other_cache, other_rows) = v4_pools()
+def test_v4_with_a_table_for_each_pool(layout, kv_cache_format):
+    (swa, swa_cache, swa_rows), (other, other_cache, other_rows) = v4_pools(kv_cache_format)
     if layout == "HND":
         swa_cache, other_cache = swa_cache.transpose(1, 2), other_cache.transpose(1, 2)
     q, sinks = torch.randn(4, HEADS, 512).bfloat16(), torch.randn(HEADS)
@@ -251,6 +261,7 @@ def test_v4_with_a_table_for_each_pool(layout):
         swa_topk_lens=lengths,
         extra_sparse_indices=more,
         extra_sparse_topk_lens=more_lengths,
+        kv_cache_format=kv_cache_format,
     )
     pools = [(swa_rows, slots, lengths), (other_rows, more, more_lengths)]
     assert out.shape == (2, 2, HEADS, 512)
@@ -309,8 +320,14 @@ def test_what_is_refused_says_why():
         rows = torch.zeros(4, 16, 528, dtype=torch.uint8)
         decode(query, rows, torch.zeros(3, 2, 8, dtype=torch.int32), None, sparse_mla_top_k=8)
     v4 = {"query": query[..., :512], "swa_kv_cache": cache[..., :512], "workspace_buffer": NOWHERE}
-    with pytest.raises(libmla.UnsupportedError, match="nvfp4"):
-        fi.trtllm_batch_decode_sparse_mla_dsv4(**v4, kv_cache_format="nvfp4")
+    slots = torch.zeros(6, 8, dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"swa_kv_cache: expected uint8 pages of nvfp4_dsv4, got torch\.bfloat16"):
+        fi.trtllm_batch_decode_sparse_mla_dsv4(**v4, sparse_indices=slots, kv_cache_format="nvfp4")
+    bytes_of_v4 = {**v4, "swa_kv_cache": torch.zeros(4, 16, 584, dtype=torch.uint8)}
+    with pytest.raises(ValueError, match=r"swa_kv_cache.*528 bytes \(fp8_dsv41\), got shape \(4, 16, 584\)"):
+        fi.trtllm_batch_decode_sparse_mla_dsv4(**bytes_of_v4, sparse_indices=slots, kv_cache_format="fp8_dsv41_fp4_ca")
+    with pytest.raises(ValueError, match="kv_cache_format.*'fp4'"):
+        fi.trtllm_batch_decode_sparse_mla_dsv4(**v4, kv_cache_format="fp4")
     with pytest.raises(libmla.UnsupportedError, match="dsv4_inv_rope_cos_sin_cache"):
         fi.trtllm_batch_decode_sparse_mla_dsv4(**v4, dsv4_inv_rope_cos_sin_cache=torch.zeros(4, 64))
     with pytest.raises(ValueError, match="sparse_indices"):

@@ -32,6 +32,9 @@ KNOWN_SPILLS = (
     (re.compile(r"fp814AbsorbedKernelINS2_14AbsorbedConfigILi64E\w+ \(sm_12[01]f\)"), (4, 4)),
     # Prefill of e4m3, whose outputs and scores take 160 registers and queries up to 32: addresses of copies.
     (re.compile(r"fp813PrefillKernel\w+ \(sm_12[01]f\)"), (24, 48)),
+    # Of quantized rows of cuda_sm90, whose warps share 128 registers a thread and have a loop for each kind of rows: a
+    # flag of the score warps, loaded twice at the end of a unit, and a word of the loop for e2m1 in clusters.
+    (re.compile(r"sm9014AbsorbedKernelINS2_14AbsorbedConfigILi512E\w+KeyKindE2\w+ \(sm_90a\)"), (8, 12)),
     # Of 64 rows, warps of cuda_bulk that share 128 registers a thread. For sm_100a, whose cubins run on 10.0 alone, nvcc
     # 13.0 spilled nothing; for the family it keeps fewer addresses in uniform registers
     # (docs/notebook/2026-11-23-families.md). With 256 channels it stores 4 bytes and loads 64, with 512 24 and 84.

@@ -15,7 +15,6 @@ from libmla.flashinfer._common import (
     int32,
     one_head,
     output,
-    refuse,
     refuse_given,
     row_cache,
     rows_view,
@@ -24,6 +23,13 @@ from libmla.flashinfer._common import (
 
 _NAME = "trtllm_batch_decode_sparse_mla_dsv4"
 _BACKENDS = ("auto", "trtllm-gen", "cute-dsl", "sparse", "cake")
+# kv_cache_format -> the formats of swa_kv_cache and of compressed_kv_cache, where they are bytes
+_FORMATS = {
+    "fp8": ("fp8_dsv4", "fp8_dsv4"),
+    "nvfp4": ("nvfp4_dsv4", "nvfp4_dsv4"),
+    "fp8_dsv41": ("fp8_dsv41", "fp8_dsv41"),
+    "fp8_dsv41_fp4_ca": ("fp8_dsv41", "fp4_dsv41"),
+}
 _WIDTH = 512
 _WINDOW = 128  # slots of the sliding window in a combined table
 _HCA = "libmla reads slots; give the combined table as sparse_indices"
@@ -82,7 +88,9 @@ def trtllm_batch_decode_sparse_mla_dsv4(
     cum_seq_lens_q int32 [B + 1], of bf16, f16, f32 or e4m3. Returns out of the query's shape (bf16 for e4m3 queries).
 
     A pool is [pages, page_size, w], or 4-D with its one head where kv_layout says: w = 512 channels of bf16, f16 or
-    e4m3, or 584 bytes (u8) of fp8_dsv4 pages; any page size, padded pages too. Slots are page * page_size + offset, a
+    e4m3, or bytes (u8) of pages whose format kv_cache_format says: "fp8" is fp8_dsv4 (584), "nvfp4" nvfp4_dsv4 (384),
+    "fp8_dsv41" that format (528), and "fp8_dsv41_fp4_ca" fp8_dsv41 for swa_kv_cache and fp4_dsv41 (288) for
+    compressed_kv_cache; any page size, padded pages too. Slots are page * page_size + offset, a
     negative one is skipped. There are two ways to name them, in int32:
 
     - with swa_topk_lens [T] (the peer's SM120 form): sparse_indices [T, topk] in swa_kv_cache, of which the first
@@ -93,12 +101,10 @@ def trtllm_batch_decode_sparse_mla_dsv4(
       slots to the keys that a query sees. Rows may be fewer than query tokens: the others' output is left alone.
 
     bmm1_scale multiplies the scores, bmm2_scale the output; sinks f32 [H] are natural-log logits. A query without a
-    valid slot gets 0. Refused: HCA page tables, the RoPE-and-quantize epilogue, NVFP4 and V4.1 caches.
+    valid slot gets 0. Refused: HCA page tables, the RoPE-and-quantize epilogue.
     """
     check_choice("backend", backend, _BACKENDS)
-    check_choice("kv_cache_format", kv_cache_format, ("fp8", "nvfp4", "fp8_dsv41", "fp8_dsv41_fp4_ca"))
-    if kv_cache_format != "fp8":
-        refuse(f"{_NAME}: kv_cache_format {kv_cache_format!r} is not supported: libmla's V4 format is fp8_dsv4")
+    check_choice("kv_cache_format", kv_cache_format, tuple(_FORMATS))
     refuse_given(
         _NAME,
         hca_swa_indices=(hca_swa_indices, _HCA),
@@ -120,8 +126,11 @@ def trtllm_batch_decode_sparse_mla_dsv4(
     dtype = torch.bfloat16 if query.element_size() == 1 else query.dtype
     out = output("out", out, (*query.shape[:-1], _WIDTH), dtype, query)
     flat_out = rows_view("out", out, (*q.shape[:-1], _WIDTH))
-    swa = _pool("swa_kv_cache", swa_kv_cache, kv_layout)
-    compressed = None if compressed_kv_cache is None else _pool("compressed_kv_cache", compressed_kv_cache, kv_layout)
+    swa_format, compressed_format = _FORMATS[kv_cache_format]
+    swa = _pool("swa_kv_cache", swa_kv_cache, kv_layout, swa_format)
+    compressed = None
+    if compressed_kv_cache is not None:
+        compressed = _pool("compressed_kv_cache", compressed_kv_cache, kv_layout, compressed_format)
     active = None
     if swa_topk_lens is None:
         active = _active(sparse_topk_lens, extra_sparse_topk_lens, sparse_topk_lens_offset)
@@ -151,20 +160,24 @@ def trtllm_batch_decode_sparse_mla_dsv4(
     return out
 
 
-def _pool(name: str, cache: torch.Tensor, kv_layout: str) -> libmla.KvCache:
+def _pool(name: str, cache: torch.Tensor, kv_layout: str, cache_format: str) -> libmla.KvCache:
     if cache.dtype != torch.uint8:
+        if cache_format != _FORMATS["fp8"][0]:
+            raise ValueError(f"{name}: expected uint8 pages of {cache_format}, got {cache.dtype}")
         return row_cache(one_head(name, cache, kv_layout))
     if cache.ndim == 4:
         # Bytes of either layout are the same; the peer, too, takes the head where it stands.
         cache = cache.squeeze(2 if cache.shape[2] == 1 else 1)
-    token_bytes = libmla.page_bytes("fp8_dsv4", _WIDTH, 1)
+    token_bytes = libmla.page_bytes(cache_format, _WIDTH, 1)
     if cache.ndim != 3 or cache.shape[2] != token_bytes:
-        raise ValueError(f"{name}: expected pages of page_size x {token_bytes} bytes, got shape {tuple(cache.shape)}")
+        raise ValueError(
+            f"{name}: expected pages of page_size x {token_bytes} bytes ({cache_format}), got shape {tuple(cache.shape)}"
+        )
     num_pages, page_size, row = cache.shape
     if page_size > 1 and cache.stride()[1:] != (row, 1):
         raise ValueError(f"{name}: expected pages whose bytes are contiguous, got strides {cache.stride()}")
     pages = cache.as_strided((num_pages, page_size * row), (cache.stride(0), 1), cache.storage_offset())
-    return libmla.KvCache("fp8_dsv4", kv=pages, page_size=page_size)
+    return libmla.KvCache(cache_format, kv=pages, page_size=page_size)
 
 
 def _dense(*caches: torch.Tensor | None) -> bool:
