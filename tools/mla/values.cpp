@@ -129,12 +129,6 @@ std::string op_names() {
   return names;
 }
 
-std::string cache_names() {
-  std::string names;
-  for (CacheFormat format : kAllCacheFormats) names += (names.empty() ? "" : ", ") + std::string(name(format));
-  return names;
-}
-
 std::vector<std::string> split_list(std::string_view option, std::string_view text) {
   std::vector<std::string> items;
   for (std::string_view item : split(text, ',')) {
