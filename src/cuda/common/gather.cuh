@@ -20,7 +20,7 @@ struct GatherKernel {
   // Rows that are converted take 72 registers on SM90, and more elsewhere.
   static constexpr bool kSmallBlocks = kWay == RowWay::kConverted && kArch == 90;
   static constexpr int kThreads = kSmallBlocks ? 128 : 256;
-  static constexpr int kMinBlocks = kCopies ? 5 : kSmallBlocks ? 7 : 3;
+  static constexpr int kMinBlocks = kCopies ? 5 : kSmallBlocks ? 7 : kWay == RowWay::kConverted ? 2 : 3;
 
   static MLA_DEVICE void run(const Params& args) {
     constexpr int kWarps = kThreads / kWarpSize;
