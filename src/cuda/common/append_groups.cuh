@@ -116,10 +116,9 @@ struct AppendGroupsKernel {
       as<uint32_t>(to)[ptx::lane()] = rope;
       return;
     }
-    float low, high;
-    ptx::unpack_bf16x2(rope, low, high);
-    as<uint16_t>(to)[ptx::lane()] =
-        static_cast<uint16_t>(to_e4m3(low, *cache.kpe_scale) | to_e4m3(high, *cache.kpe_scale) << 8);
+    float values[kVector] = {};  // of which two are used
+    ptx::unpack_bf16x2(rope, values[0], values[1]);
+    as<uint16_t>(to)[ptx::lane()] = half_of(quantize8(values, ScaleDivisor(*cache.kpe_scale)), 0);
   }
 
   /// Chooses and stores the scales of a row, and returns that of the lane's group; `finite` gets whether all channels

@@ -132,10 +132,8 @@ struct GatherRowsKernel {
       *as<ptx::Vec4>(ckv + c * 2) = {values.w[0], values.w[1], values.w[2], values.w[3]};
     }
     if (ptx::lane() * 2 >= cache.d_kpe) return;
-    uint32_t rope = row.rope;
-    if (cache.kpe_dtype != DType::kBF16)
-      rope = from_e4m3(static_cast<uint8_t>(rope), *cache.kpe_scale) |
-             static_cast<uint32_t>(from_e4m3(static_cast<uint8_t>(rope >> 8), *cache.kpe_scale)) << 16;
+    const uint32_t rope =
+        cache.kpe_dtype == DType::kBF16 ? row.rope : dequantize8(Bits8{row.rope}, *cache.kpe_scale).w[0];
     as<uint32_t>(static_cast<std::byte*>(args.out_kpe) + out * args.out_kpe_stride_token * 2)[ptx::lane()] = rope;
   }
 

@@ -46,6 +46,7 @@ class DecodeRole : LoadRoleBase<Config> {
         break;
         case kHalfPieceScales: decode<kHalfPieceScales>(next_); break;
         case kE2m1: decode<kE2m1>(next_); break;
+        case kE2m1HalfPieceScales: decode<kE2m1HalfPieceScales>(next_); break;
         case kSlowly:
           wait_for_other(next_);
           decode_slowly(next_, Base::pool());
@@ -78,11 +79,13 @@ class DecodeRole : LoadRoleBase<Config> {
   /// batch 64, 640 keys; H100, 2026-11-25).
   enum Decoding : uint32_t {
     kSlowly,
-    kPieceScales,      ///< e4m3 whose scales, f32 or UE8M0, are those of a piece or more
-    kHalfPieceScales,  ///< e4m3 with a UE8M0 for every 32 channels
-    kE2m1,             ///< with a UE8M0 for every 32 channels, or an e4m3 for every 16, and no outer scale
+    kPieceScales,          ///< e4m3 whose scales, f32 or UE8M0, are those of a piece or more
+    kHalfPieceScales,      ///< e4m3 with a UE8M0 for every 32 channels
+    kE2m1,                 ///< with an e4m3 for every 16 channels, and no outer scale
+    kE2m1HalfPieceScales,  ///< with a UE8M0 for every 32 channels
   };
 
+  static constexpr bool is_e2m1(Decoding decoding) { return decoding == kE2m1 || decoding == kE2m1HalfPieceScales; }
   // A lane decodes so many pieces in a turn.
   static constexpr int kE4m3TurnPieces = 2, kE2m1TurnPieces = 4;
 
@@ -141,7 +144,7 @@ class DecodeRole : LoadRoleBase<Config> {
     const bool of_two_lanes = pool.ue8m0 && cache.channels_per_scale == 2 * kLaneChannels;
     const bool of_lane = cache.scale_type == ScaleType::kE4M3 && cache.channels_per_scale == kLaneChannels;
     if (!has_whole_words(pool)) return kSlowly;
-    if (pool.common_e2m1) return of_two_lanes || of_lane ? kE2m1 : kSlowly;
+    if (pool.common_e2m1) return of_lane ? kE2m1 : of_two_lanes ? kE2m1HalfPieceScales : kSlowly;
     return of_two_lanes && pool.common_e4m3 ? kHalfPieceScales : kSlowly;
   }
 
@@ -196,16 +199,17 @@ class DecodeRole : LoadRoleBase<Config> {
   }
   /// Returns the scales of the lane's channels of pieces 4 s ... 4 s + 3, a byte each. Four neighbouring lanes have
   /// those of all their channels of one of these pieces each, and exchange them: it is a transposition of 4 x 4 bytes.
-  MLA_DEVICE static uint32_t lane_scales_of(Traits traits, uint32_t loaded) {
-    const uint32_t of_piece = ptx::permute_bytes(loaded, traits.has_scale_of_lane() ? 0x3210U : 0x1100U);
+  template <Decoding kDecoding>
+  MLA_DEVICE static uint32_t lane_scales_of(uint32_t loaded) {
+    const uint32_t of_piece = kDecoding == kE2m1 ? loaded : ptx::permute_bytes(loaded, 0x1100);
     const bool odd = (ptx::lane() & 1) != 0, upper = (ptx::lane() & 2) != 0;
     const uint32_t two = ptx::permute_bytes(of_piece, ptx::shuffle_xor(of_piece, 1), odd ? 0x3715U : 0x6240U);
     return ptx::permute_bytes(two, ptx::shuffle_xor(two, 2), upper ? 0x3276U : 0x5410U);
   }
   /// Converts the two scales in the lower half of a word.
   template <Decoding kDecoding>
-  MLA_DEVICE static void convert_scales(Traits traits, uint32_t bits, float& first, float& second) {
-    if (kDecoding == kHalfPieceScales || traits.has_ue8m0()) {
+  MLA_DEVICE static void convert_scales(uint32_t bits, float& first, float& second) {
+    if constexpr (kDecoding != kE2m1) {
       first = ue8m0_to_f32(static_cast<uint8_t>(bits));
       second = ue8m0_to_f32(static_cast<uint8_t>(bits >> 8));
     } else {
@@ -272,7 +276,7 @@ class DecodeRole : LoadRoleBase<Config> {
       const int half = first_half() + i;
       const std::byte* const row = row_of(place_.ckv, half);
       const bool valid = row != nullptr;
-      if constexpr (kDecoding == kE2m1) {
+      if constexpr (is_e2m1(kDecoding)) {
         const int lane = ptx::lane() & 3;
         const std::byte* const from = row + lane * kChunkBytes;
         MLA_UNROLL
@@ -312,12 +316,12 @@ class DecodeRole : LoadRoleBase<Config> {
       if constexpr (kDecoding == kPieceScales)
         scales.of_pieces[i][s] = scale_of(traits, scales_[i][s]);
       else
-        scales.of_pieces[i][s] = lane_scales_of(traits, scales_[i][s]);
+        scales.of_pieces[i][s] = lane_scales_of<kDecoding>(scales_[i][s]);
     }
     Base::find_next();
     begin_rows();
     ptx::cp_async_wait<0>();
-    if constexpr (kDecoding == kE2m1) ptx::sync_warp();  // a lane decodes what other lanes have copied
+    if constexpr (is_e2m1(kDecoding)) ptx::sync_warp();  // a lane decodes what other lanes have copied
     decode_latents(n, scales, traits);
     // Decoding rotary channels before the latent ones would slow caches down whose rotary channels are bf16: 230
     // instead of 207.5 us (fp8_ds_mla, 64 heads, batch 64, kv 8k; H200, 2026-11-22).
@@ -337,7 +341,7 @@ class DecodeRole : LoadRoleBase<Config> {
   /// batch 64, kv 8k; each pair of one kernel; H200, 2026-11-22).
   template <Decoding kDecoding>
   MLA_DEVICE void decode_latents(uint32_t n, const Scales<kDecoding>& scales, Traits traits) const {
-    constexpr int kTurnPieces = kDecoding == kE2m1 ? kE2m1TurnPieces : kE4m3TurnPieces;
+    constexpr int kTurnPieces = is_e2m1(kDecoding) ? kE2m1TurnPieces : kE4m3TurnPieces;
     constexpr int kTurns = Config::kLatentPieces / kTurnPieces;
     constexpr int kCopiedPieces = std::max(kCopyPieces, kTurnPieces);
     const ptx::SharedAddress stage = Block::stage(n);
@@ -360,8 +364,7 @@ class DecodeRole : LoadRoleBase<Config> {
           if constexpr (kDecoding == kPieceScales)
             of_piece[j][i] = ptx::shuffle(of_four, (ptx::lane() & ~3) | ((first_piece + j) & 3));
           else if (j % 2 == 0)
-            convert_scales<kDecoding>(traits, of_four >> ((first_piece + j) % 4 * 8), of_piece[j][i],
-                                      of_piece[j + 1][i]);
+            convert_scales<kDecoding>(of_four >> ((first_piece + j) % 4 * 8), of_piece[j][i], of_piece[j + 1][i]);
         }
       }
       ptx::sync_warp();  // all lanes have their channels in registers, so that their places may be overwritten
@@ -371,7 +374,7 @@ class DecodeRole : LoadRoleBase<Config> {
         MLA_UNROLL
         for (int i = 0; i < kHalves; ++i) {
           const ptx::SharedAddress to = stage + latent_at(first + i, first_piece + j);
-          if constexpr (kDecoding == kE2m1)
+          if constexpr (is_e2m1(kDecoding))
             store_e2m1_piece(to, codes[j][i], of_piece[j][i]);
           else
             store_piece(to, codes[j][i], of_piece[j][i]);
@@ -383,11 +386,11 @@ class DecodeRole : LoadRoleBase<Config> {
   }
   /// Is the lane's 16 channels of a piece, as they are in the cache.
   template <Decoding kDecoding>
-  using Codes = std::conditional_t<kDecoding == kE2m1, uint64_t, ptx::Vec4>;
+  using Codes = std::conditional_t<is_e2m1(kDecoding), uint64_t, ptx::Vec4>;
   template <Decoding kDecoding>
   MLA_DEVICE static Codes<kDecoding> load_codes(ptx::SharedAddress stage, int half, int piece) {
     const int lane = ptx::lane() & 3;
-    if constexpr (kDecoding == kE2m1)
+    if constexpr (is_e2m1(kDecoding))
       return ptx::load_shared<uint64_t>(stage + landed_e2m1_at(half, piece, lane / 2) +
                                         static_cast<uint32_t>(lane % 2 * kChunkBytes / 2));
     else
