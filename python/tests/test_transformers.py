@@ -258,7 +258,7 @@ def test_an_emulated_gpu() -> None:
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("deepseek_v3", {"cache_format": "fp8_dsv4"}, "cache_format: .* bf16, f16, fp8, fp8_ds_mla .* got fp8_dsv4"),
+    ("deepseek_v3", {"cache_format": "fp8_dsv4"}, "cache_format: .* bf16, f16, fp8, fp8_ds_mla, .* got fp8_dsv4"),
     ("deepseek_v3", {"cache_format": "mxfp4_dsv4"}, "cache_format: .* nvfp4_ds_mla_368 .* got mxfp4_dsv4"),
     ("mistral4", {"cache_format": "nvfp4_ds_mla"}, "cache_format: .* bf16, f16, fp8 for .* got nvfp4_ds_mla, whose"),
     ("deepseek_v3", {"cache_format": "int4"}, "cache_format: .* got 'int4'"),
