@@ -36,8 +36,9 @@ struct AppendGroupsKernel {
             : cache.num_scales == 1 && cache.scale_type == ScaleType::kF32;
     return cache.ckv_dtype == kElement && takes_groups && args.dtype == DType::kBF16 &&
            cache.d_ckv % kLaneChannels == 0 && cache.d_ckv <= kWarpSize * kLaneChannels &&
-           cache.num_slots() <= INT32_MAX && has_rows_at(args.ckv, args.ckv_stride_token * 2, 16) &&
-           has_planes_at(cache.ckv, 16) && has_planes_at(cache.scales, size_of(cache.scale_type)) &&
+           cache.num_slots() <= INT32_MAX && args.num_tokens <= INT32_MAX / 2 &&
+           has_rows_at(args.ckv, args.ckv_stride_token * 2, 16) && has_planes_at(cache.ckv, 16) &&
+           has_planes_at(cache.scales, size_of(cache.scale_type)) &&
            (cache.d_kpe == 0 || ((cache.kpe_dtype == DType::kBF16 || cache.kpe_scale != nullptr) &&
                                  cache.d_kpe <= 2 * kWarpSize && cache.d_kpe % 2 == 0 &&
                                  has_rows_at(args.kpe, args.kpe_stride_token * 2, 4) && has_planes_at(cache.kpe, 4)));
@@ -47,8 +48,8 @@ struct AppendGroupsKernel {
     ptx::allow_next_grid();  // lets attention over these rows start, up to its wait for them
     const core::AppendArgs& args = params.args;
     constexpr int kWarps = kThreads / kWarpSize;
-    const int64_t step = int64_t{kWarps} * ptx::grid_size_x();
-    int64_t token = int64_t{kWarps} * ptx::block_index_x() + ptx::warp();
+    const int32_t step = kWarps * ptx::grid_size_x();
+    int32_t token = kWarps * ptx::block_index_x() + ptx::warp();
     if (token >= args.num_tokens) return;
     Row row(args, token);
     MLA_NO_UNROLL
@@ -72,7 +73,7 @@ struct AppendGroupsKernel {
 
   /// Is what a lane has of a token's row.
   struct Row {
-    MLA_DEVICE Row(const core::AppendArgs& args, int64_t token) {
+    MLA_DEVICE Row(const core::AppendArgs& args, int32_t token) {
       slot = ptx::load_global(args.slot_mapping + token);
       if (first_channel() < args.cache.d_ckv) {
         const auto* const from = as<ptx::Vec4>(static_cast<const std::byte*>(args.ckv) +
