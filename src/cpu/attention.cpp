@@ -98,7 +98,7 @@ void Tiles::decode_queries(int32_t first_width) {
     for (int32_t part = 0; part < 2; ++part) {
       const int32_t width = part == 0 ? first_width : shape_.d_qk - first_width;
       const void*& from = query_rows_[part * shape_.max_rows + row];
-      if (width > 0) kernels_.decode_row(from, width, 1.0F, to);
+      if (width > 0) kernels_.decode_row(unscaled_row(from, width), to);
       from = to;
       to += width;
     }

@@ -4,15 +4,12 @@
 #include <algorithm>
 #include <cstring>
 
-#include "cpu/e4m3_reader.h"
+#include "cpu/row_scales.h"
 #include "cpu/share.h"
 #include "mla/numeric.h"
 
 namespace mla::cpu {
 namespace {
-
-constexpr int32_t kMaxScales = 8;  // scales that are chosen at a time
-static_assert(kMaxScales * kMostE2M1Group <= E4M3Reader::kMostElements);
 
 uint8_t* elements_of(const core::Plane& plane, int64_t page, int64_t offset) {
   return reinterpret_cast<uint8_t*>(plane.row(page, offset));
@@ -67,9 +64,9 @@ void CacheWriter::write_ckv(const void* source, int64_t page, int64_t offset) co
   if (!cache_.writes_scales)
     return kernels_.quantize(source, ckv_source_, load_scale(cache_, scales, 0), cache_.d_ckv, elements);
   const int32_t group = cache_.channels_per_scale;
-  for (int32_t first = 0; first < cache_.num_scales; first += kMaxScales) {
-    float chosen[kMaxScales];
-    const int32_t n = std::min(kMaxScales, cache_.num_scales - first);
+  for (int32_t first = 0; first < cache_.num_scales; first += kMostGroups) {
+    float chosen[kMostGroups];
+    const int32_t n = std::min(kMostGroups, cache_.num_scales - first);
     kernels_.quantize_groups(at(source, int64_t{first} * group, ckv_source_), ckv_source_, n, group,
                              cache_.power_of_two_scales, cache_.least_scale, chosen, elements + int64_t{first} * group);
     store_scales(cache_, chosen, first, n, scales);
@@ -77,26 +74,34 @@ void CacheWriter::write_ckv(const void* source, int64_t page, int64_t offset) co
   pad_scales(cache_, scales);
 }
 
+/// Chooses scales of groups whose largest finite magnitudes `amaxes` has, and stores them at `to`.
+void CacheWriter::choose_scales(float* amaxes, int32_t n, std::byte* to) const {
+  const float outer = cache_.outer_scale != nullptr ? *cache_.outer_scale : 1.0F;
+  if (cache_.scale_type == ScaleType::kE4M3) {
+    for (int32_t i = 0; i < n; ++i) amaxes[i] = unrounded_e4m3_scale(cache_.ckv_dtype, amaxes[i], outer);
+    return kernels_.quantize(amaxes, DType::kF32, 1.0F, n, reinterpret_cast<uint8_t*>(to));
+  }
+  for (int32_t i = 0; i < n; ++i)
+    amaxes[i] = choose_scale(cache_.ckv_dtype, cache_.scale_type, cache_.power_of_two_scales, amaxes[i], outer,
+                             cache_.least_scale);
+  store_scales(cache_, amaxes, 0, n, to);
+}
+
 void CacheWriter::write_e2m1(const void* source, int64_t page, int64_t offset) const {
   uint8_t* elements = elements_of(cache_.ckv, page, offset);
-  std::byte* scales = cache_.scales.row(page, offset);
+  std::byte* stored = cache_.scales.row(page, offset);
   const int32_t group = cache_.channels_per_scale;
-  const float outer = cache_.outer_scale != nullptr ? *cache_.outer_scale : 1.0F;
-  for (int32_t g = 0; g < cache_.num_scales; ++g) {
-    const void* from = at(source, int64_t{g} * group, ckv_source_);
-    if (cache_.writes_scales) {
-      const float amax = kernels_.finite_amax(from, ckv_source_, group);
-      const float chosen = choose_scale(cache_.ckv_dtype, cache_.scale_type, cache_.power_of_two_scales, amax, outer,
-                                        cache_.least_scale);
-      store_scales(cache_, &chosen, g, 1, scales);
-    }
-    const float scale = load_scale(cache_, scales, g);
-    float values[kMostE2M1Group];
-    tiles_.convert(from, ckv_source_, values, DType::kF32, group);
-    for (int32_t c = 0; c < group; c += 2)
-      *elements++ = static_cast<uint8_t>(quantize_e2m1(values[c], scale) | quantize_e2m1(values[c + 1], scale) << 4);
+  for (int32_t first = 0; first < cache_.num_scales; first += kMostGroups) {
+    float scales[kMostGroups];  // at first the largest magnitudes
+    const int32_t n = std::min(kMostGroups, cache_.num_scales - first);
+    const void* from = at(source, int64_t{first} * group, ckv_source_);
+    kernels_.finite_amaxes(from, ckv_source_, n, group, scales);
+    choose_scales(scales, n, stored + int64_t{first} * size_of(cache_.scale_type));
+    load_scales(cache_, stored, first, n, scales);
+    kernels_.quantize_e2m1(from, ckv_source_, n, group, scales,
+                           elements + bytes_of(DType::kE2M1, int64_t{first} * group));
   }
-  if (cache_.writes_scales) pad_scales(cache_, scales);
+  pad_scales(cache_, stored);
 }
 
 void CacheWriter::write_kpe(const void* source, int64_t page, int64_t offset, int32_t first, int32_t n) const {
@@ -113,50 +118,28 @@ void CacheWriter::write_kpe(const void* source, int64_t page, int64_t offset, in
 }
 
 void CacheReader::read_ckv(int64_t page, int64_t offset, void* out) const {
-  if (!cache_.is_quantized()) return ckv_.copy(cache_.ckv.row(page, offset), out, cache_.d_ckv);
-  if (!cache_.has_common_e4m3()) return read_any_ckv(page, offset, out);
-  const uint8_t* e4m3 = elements_of(cache_.ckv, page, offset);
-  const std::byte* stored = cache_.scales.row(page, offset);
-  const int64_t group = cache_.channels_per_scale;
-  for (int32_t first = 0; first < cache_.num_scales; first += kMaxScales) {
-    float scales[kMaxScales];
-    const int32_t n = std::min(kMaxScales, cache_.num_scales - first);
-    load_scales(cache_, stored, first, n, scales);
-    dequantize(e4m3 + first * group, scales, n, group, at(out, first * group, out_));
-  }
-}
-
-/// Does the same for elements and scales of any type. It is a function of its own for the sake of the other one, whose
-/// row takes 34 to 52 ns, of which the buffer of E4M3Reader was 1 to 2 (AMD EPYC, Zen 4, 2026-11-23;
-/// docs/notebook/2026-11-23-cpu-gather.md).
-[[gnu::noinline]] void CacheReader::read_any_ckv(int64_t page, int64_t offset, void* out) const {
-  E4M3Reader elements(cache_.ckv_dtype, cache_.ckv.row(page, offset));
-  const std::byte* stored = cache_.scales.row(page, offset);
-  const int64_t group = cache_.channels_per_scale;
-  for (int32_t first = 0; first < cache_.num_scales; first += kMaxScales) {
-    float scales[kMaxScales];
-    const int32_t n = std::min(kMaxScales, cache_.num_scales - first);
-    load_scales(cache_, stored, first, n, scales);
-    dequantize(elements.read(first * group, n * cache_.channels_per_scale), scales, n, group,
-               at(out, first * group, out_));
-  }
+  const std::byte* ckv = cache_.ckv.row(page, offset);
+  if (!cache_.is_quantized()) return ckv_.copy(ckv, out, cache_.d_ckv);
+  for_latent_groups(cache_, ckv, cache_.scales.row(page, offset),
+                    [&](const QuantizedRow& groups, int32_t channel) { dequantize(groups, at(out, channel, out_)); });
 }
 
 void CacheReader::read_kpe(int64_t page, int64_t offset, void* out) const {
-  if (!is_quantized(cache_.kpe_dtype)) return kpe_.copy(cache_.kpe.row(page, offset), out, cache_.d_kpe);
+  const std::byte* kpe = cache_.kpe.row(page, offset);
+  if (!is_quantized(cache_.kpe_dtype)) return kpe_.copy(kpe, out, cache_.d_kpe);
   const float scale = load_kpe_scale(cache_, cache_.ckv.row(page, offset));
-  dequantize(elements_of(cache_.kpe, page, offset), &scale, 1, cache_.d_kpe, out);
+  dequantize({.element = cache_.kpe_dtype, .elements = kpe, .scales = &scale, .num_groups = 1, .group = cache_.d_kpe},
+             out);
 }
 
 /// Rows that are written past the caches are first made in L1.
-void CacheReader::dequantize(const uint8_t* elements, const float* scales, int32_t num_groups, int64_t group,
-                             void* out) const {
-  constexpr int64_t kStaged = 1024;
-  if (!streaming_ || num_groups * group > kStaged)
-    return kernels_.dequantize(elements, scales, num_groups, group, out, out_);
+void CacheReader::dequantize(const QuantizedRow& row, void* out) const {
+  constexpr int32_t kStaged = 1024;
+  const int32_t n = row.num_groups * row.group;
+  if (!streaming_ || n > kStaged) return kernels_.dequantize(row, out, out_);
   alignas(64) float values[kStaged];  // memory for elements of any float type
-  kernels_.dequantize(elements, scales, num_groups, group, values, out_);
-  staged_.copy(values, out, num_groups * group);
+  kernels_.dequantize(row, values, out_);
+  staged_.copy(values, out, n);
 }
 
 }  // namespace mla::cpu

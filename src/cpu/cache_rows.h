@@ -67,6 +67,7 @@ class CacheWriter {
   }
 
  private:
+  void choose_scales(float* amaxes, int32_t n, std::byte* to) const;
   void write_e2m1(const void* source, int64_t page, int64_t offset) const;
 
   const RowKernels& kernels_;
@@ -101,8 +102,7 @@ class CacheReader {
   }
 
  private:
-  void read_any_ckv(int64_t page, int64_t offset, void* out) const;
-  void dequantize(const uint8_t* elements, const float* scales, int32_t num_groups, int64_t group, void* out) const;
+  void dequantize(const QuantizedRow& row, void* out) const;
 
   const RowKernels& kernels_;
   const core::Cache& cache_;

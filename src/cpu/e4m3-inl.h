@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// This file converts between e4m3 and vectors of floats. Every function gives the bits of its scalar namesake in
-// numeric.h, on every instruction set, also where the processor is set to treat subnormal floats as zero: no step uses
-// or gives a subnormal float that would show in an e4m3 element, or in a product with a scale of at least 2^-117. The
-// file is included like vectors-inl.h.
+// This file converts between e4m3 or e2m1 and vectors of floats. Every function gives the bits of its scalar namesake
+// in numeric.h, on every instruction set, also where the processor is set to treat subnormal floats as zero: no step
+// uses or gives a subnormal float that would show in an e4m3 element, or in a product with a scale of at least 2^-117.
+// The file is included like vectors-inl.h.
 #pragma once
 
 #include <cstdint>
@@ -48,7 +48,25 @@ HWY_INLINE WordVec f32_to_e4m3(FloatVec x) {
   return hn::Or(sign, hn::IfThenElse(nan, hn::Set(kWords, 0x7FU), hn::Min(rounded, hn::Set(kWords, 0x7EU))));
 }
 
-HWY_INLINE void store_e4m3(WordVec e4m3, uint8_t* to) { hn::StoreU(hn::U8FromU32(e4m3), kBytes, to); }
+/// Converts floats to e2m1, in the low byte of each lane.
+///
+/// Adding 2^(e + 22) to a magnitude below 2^(e + 1) rounds it to units of 2^(e - 1), as in f32_to_e4m3. e is at least
+/// 0.
+HWY_INLINE WordVec f32_to_e2m1(FloatVec x) {
+  const WordVec bits = hn::BitCast(kWords, x);
+  const WordVec sign = hn::And(hn::ShiftRight<28>(bits), hn::Set(kWords, 8U));
+  const auto nan = hn::RebindMask(kWords, hn::IsNaN(x));
+  const FloatVec magnitude = hn::Min(hn::Abs(x), hn::Set(kFloats, 6.0F));
+  const WordVec exponent =
+      hn::Max(hn::And(hn::BitCast(kWords, magnitude), hn::Set(kWords, 0x7F800000U)), hn::Set(kWords, 127U << 23));
+  const FloatVec big = hn::BitCast(kFloats, exponent + hn::Set(kWords, 22U << 23));
+  // Exponent e + 149, then 2 ... 4 units (0 ... 2 below 1).
+  const WordVec sum = hn::BitCast(kWords, magnitude + big);
+  const WordVec rounded = hn::And(sum + hn::ShiftRight<22>(sum) - hn::Set(kWords, 149U << 1), hn::Set(kWords, 0x7U));
+  return hn::IfThenElse(nan, hn::Set(kWords, 0x7U), hn::Or(sign, rounded));
+}
+
+HWY_INLINE void store_low_bytes(WordVec words, uint8_t* to) { hn::StoreU(hn::U8FromU32(words), kBytes, to); }
 
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
 /// Holds the values of the magnitudes 0 ... 127 of e4m3.
@@ -66,6 +84,17 @@ constexpr MagnitudeTable<uint16_t> kBF16Magnitudes = [] {
   for (int32_t i = 0; i < 128; ++i) table.value[i] = f32_to_bf16(kF32Magnitudes.value[i]);
   return table;
 }();
+
+/// Rounds 32 floats to bf16. `normal` says that none is subnormal.
+HWY_INLINE __m512i round_to_bf16(__m512 low, __m512 high, [[maybe_unused]] bool normal) {
+#if MLA_CPU_BF16_PAIRS
+  // The instruction treats subnormal floats as zero.
+  if (HWY_LIKELY(normal)) return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
+#endif
+  const __m256i halves[2] = {_mm512_cvtepi32_epi16(round_to_bf16(FloatVec{low}).raw),
+                             _mm512_cvtepi32_epi16(round_to_bf16(FloatVec{high}).raw)};
+  return _mm512_inserti64x4(_mm512_castsi256_si512(halves[0]), halves[1], 1);
+}
 #endif
 
 /// Converts rows of e4m3 with one scale, of any number of channels, to bf16. AVX-512 looks up 32 channels at a time in
@@ -95,9 +124,9 @@ class Dequantizer {
     } else {
       MLA_UNROLL for (int32_t i = 0; i < 4; ++i) {
         const float* unscaled = kF32Magnitudes.value + 32 * i;
-        table_[i] =
-            round(_mm512_mul_ps(_mm512_load_ps(unscaled), _mm512_set1_ps(scale)),
-                  _mm512_mul_ps(_mm512_load_ps(unscaled + 16), _mm512_set1_ps(scale)), has_normal_products(scale));
+        table_[i] = round_to_bf16(_mm512_mul_ps(_mm512_load_ps(unscaled), _mm512_set1_ps(scale)),
+                                  _mm512_mul_ps(_mm512_load_ps(unscaled + 16), _mm512_set1_ps(scale)),
+                                  has_normal_products(scale));
       }
     }
   }
@@ -105,12 +134,18 @@ class Dequantizer {
   /// Returns kElements elements as bf16.
   HWY_INLINE __m512i decode(__m256i elements) const {
     const __m512i e4m3 = _mm512_cvtepu8_epi16(elements);
-    const __mmask32 upper = _mm512_test_epi16_mask(e4m3, _mm512_set1_epi16(0x40));
-    const __m512i lower_half = _mm512_mask2_permutex2var_epi16(table_[0], e4m3, _knot_mask32(upper), table_[1]);
-    const __m512i magnitude = _mm512_mask2_permutex2var_epi16(table_[2], lower_half, upper, table_[3]);
-    // A ^ (b & c): flips the sign and does not set it, since a scale in a cache may be negative.
-    constexpr int kFlip = 0x78;
-    return _mm512_ternarylogic_epi32(magnitude, _mm512_slli_epi16(e4m3, 8), _mm512_set1_epi16(-0x8000), kFlip);
+    return with_signs(magnitudes(e4m3), e4m3);
+  }
+
+  /// Returns them times a power of two, whose exponent, in the place of that of bf16, is `exponent`. The products must
+  /// be normal.
+  HWY_INLINE __m512i decode(__m256i elements, __m512i exponent) const {
+    const __m512i e4m3 = _mm512_cvtepu8_epi16(elements);
+    const __m512i magnitude = magnitudes(e4m3);
+    // Neither zero nor NaN: 1 ... 0x7FBF.
+    const __mmask32 scaled =
+        _mm512_cmplt_epu16_mask(_mm512_sub_epi16(magnitude, _mm512_set1_epi16(1)), _mm512_set1_epi16(0x7FBF));
+    return with_signs(_mm512_mask_add_epi16(magnitude, scaled, magnitude, exponent), e4m3);
   }
 
   /// The last elements are read and written under a mask, since memcpy would be a call.
@@ -124,18 +159,21 @@ class Dequantizer {
   }
 
  private:
+  /// Returns what the table has for the magnitudes of e4m3, in 16-bit words.
+  HWY_INLINE __m512i magnitudes(__m512i e4m3) const {
+    const __mmask32 upper = _mm512_test_epi16_mask(e4m3, _mm512_set1_epi16(0x40));
+    const __m512i lower_half = _mm512_mask2_permutex2var_epi16(table_[0], e4m3, _knot_mask32(upper), table_[1]);
+    return _mm512_mask2_permutex2var_epi16(table_[2], lower_half, upper, table_[3]);
+  }
+
+  static HWY_INLINE __m512i with_signs(__m512i magnitude, __m512i e4m3) {
+    // A ^ (b & c): flips the sign and does not set it, since a scale in a cache may be negative.
+    constexpr int kFlip = 0x78;
+    return _mm512_ternarylogic_epi32(magnitude, _mm512_slli_epi16(e4m3, 8), _mm512_set1_epi16(-0x8000), kFlip);
+  }
+
   /// Returns whether the products of the scale with 2^-9 (the least magnitude of e4m3) to 448 are normal floats.
   static bool has_normal_products(float scale) { return scale >= 0x1p-117F && scale <= 0x1p118F; }
-
-  static HWY_INLINE __m512i round(__m512 low, __m512 high, [[maybe_unused]] bool normal) {
-#if MLA_CPU_BF16_PAIRS
-    // The instruction treats subnormal floats as zero.
-    if (HWY_LIKELY(normal)) return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
-#endif
-    const __m256i halves[2] = {_mm512_cvtepi32_epi16(round_to_bf16(FloatVec{low}).raw),
-                               _mm512_cvtepi32_epi16(round_to_bf16(FloatVec{high}).raw)};
-    return _mm512_inserti64x4(_mm512_castsi256_si512(halves[0]), halves[1], 1);
-  }
 
   __m512i table_[4];
 #else

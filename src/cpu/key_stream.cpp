@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "cpu/e4m3_reader.h"
+#include "cpu/row_scales.h"
 
 namespace mla::cpu {
 
@@ -90,21 +90,23 @@ void KeyStream::make_block(KeyBlock& block) {
 /// Decodes the block's rows to bf16.
 void KeyStream::decode(int32_t count) {
   const TileKernels& kernels = tiles_.kernels();
-  const int32_t group = cache_.channels_per_scale;
   auto* row = kernels.pack == 2 ? reinterpret_cast<uint16_t*>(tiles_.keys()) : tiles_.decoded_rows();
   const void** decoded = tiles_.rows(kDecodedList);
   for (int32_t key = 0; key < count; ++key, row += tiles_.shape().d_qk) {
     decoded[key] = row;
-    E4M3Reader elements(cache_.ckv_dtype, static_cast<const std::byte*>(tiles_.rows(0)[key]));
-    const std::byte* scales = find(scales_, key);
-    for (int32_t i = 0; i < cache_.num_scales; ++i)
-      kernels.decode_row(elements.read(i * group, group), group, load_scale(cache_, scales, i), row + i * group);
+    const auto* ckv = static_cast<const std::byte*>(tiles_.rows(0)[key]);
+    for_latent_groups(cache_, ckv, find(scales_, key),
+                      [&](const QuantizedRow& groups, int32_t channel) { kernels.decode_row(groups, row + channel); });
     if (cache_.d_kpe == 0) continue;
     const std::byte* kpe = find(kpe_, key);
-    if (is_quantized(cache_.kpe_dtype))
-      kernels.decode_row(kpe, cache_.d_kpe, load_kpe_scale(cache_, tiles_.rows(0)[key]), row + cache_.d_ckv);
-    else
+    if (is_quantized(cache_.kpe_dtype)) {
+      const float scale = load_kpe_scale(cache_, ckv);
+      kernels.decode_row(
+          {.element = cache_.kpe_dtype, .elements = kpe, .scales = &scale, .num_groups = 1, .group = cache_.d_kpe},
+          row + cache_.d_ckv);
+    } else {
       std::memcpy(row + cache_.d_ckv, kpe, static_cast<size_t>(cache_.d_kpe) * sizeof *row);
+    }
   }
   pad_rows(decoded, count, count);
 }

@@ -126,7 +126,7 @@ class HeadLoader {
       auto* to = static_cast<std::byte*>(copy.to);
       const int32_t width = copy.to == tiles_.keys() ? d_qk_ : d_v_;
       for (int32_t i = 0; i < count; ++i, to += int64_t{copy.lines} * 64)
-        tiles_.kernels().decode_row(copy.rows[i], width, 1.0F, reinterpret_cast<uint16_t*>(to));
+        tiles_.kernels().decode_row(unscaled_row(copy.rows[i], width), reinterpret_cast<uint16_t*>(to));
     }
   }
 

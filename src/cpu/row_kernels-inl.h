@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "cpu/dequantize-inl.h"
 #include "cpu/e4m3-inl.h"
 #include "cpu/row_kernels.h"
 #include "cpu/vectors-inl.h"
@@ -40,25 +41,22 @@ HWY_INLINE void widen(const uint16_t* values, int64_t n, void* dst, DType dtype)
   }
 }
 
-void dequantize(const uint8_t* e4m3, const float* scales, int32_t num_groups, int64_t group, void* dst, DType dtype) {
-  if (dtype == DType::kBF16) {
-    auto* bf16 = static_cast<uint16_t*>(dst);
-    for (int32_t g = 0; g < num_groups; ++g, e4m3 += group, bf16 += group) {
-      Dequantizer dequantizer(scales[g]);
-      dequantizer(e4m3, group, bf16);
-    }
-    return;
-  }
-  constexpr int64_t kChunk = 256;
+void dequantize(const QuantizedRow& row, void* dst, DType dtype) {
+  if (dtype == DType::kBF16) return dequantize_row(row, static_cast<uint16_t*>(dst));
+  constexpr int32_t kChunk = 1024;
   alignas(64) uint16_t values[kChunk];
-  for (int32_t g = 0; g < num_groups; ++g, e4m3 += group, dst = advance(dst, dtype, group)) {
-    Dequantizer dequantizer(scales[g]);
-    for (int64_t i = 0; i < group; i += kChunk) {
-      const int64_t count = std::min(kChunk, group - i);
-      dequantizer(e4m3 + i, count, values);
-      widen(values, count, advance(dst, dtype, i), dtype);
+  const int32_t together = HWY_MAX(kChunk / HWY_MAX(row.group, 1), 1);  // groups
+  for (int32_t g = 0; g < row.num_groups; g += together)
+    for (int32_t i = 0; i < row.group; i += kChunk) {  // once, unless a group is longer than a chunk
+      const int64_t first = int64_t{g} * row.group + i;
+      const QuantizedRow chunk{.element = row.element,
+                               .elements = static_cast<const char*>(row.elements) + bytes_of(row.element, first),
+                               .scales = row.scales + g,
+                               .num_groups = HWY_MIN(together, row.num_groups - g),
+                               .group = HWY_MIN(row.group - i, kChunk)};
+      dequantize_row(chunk, values);
+      widen(values, int64_t{chunk.num_groups} * chunk.group, advance(dst, dtype, first), dtype);
     }
-  }
 }
 
 /// Calls f(vector, i, count) for vectors of `count` floats from element i on. The last vector is filled up with zeros.
@@ -83,9 +81,9 @@ template <class Divide>
 HWY_INLINE void quantize_vectors(const void* src, DType dtype, int64_t n, uint8_t* e4m3, const Divide& divide) {
   for_each_vector(src, dtype, n, [&](FloatVec x, int64_t i, int64_t count) {
     const WordVec quotient = f32_to_e4m3(divide(x));
-    if (count == kLanes) return store_e4m3(quotient, e4m3 + i);
+    if (count == kLanes) return store_low_bytes(quotient, e4m3 + i);
     uint8_t rest[kLanes];
-    store_e4m3(quotient, rest);
+    store_low_bytes(quotient, rest);
     std::memcpy(e4m3 + i, rest, static_cast<size_t>(count));
   });
 }
@@ -126,8 +124,8 @@ HWY_INLINE __m512i quantize_words(__m512i magnitudes, __m512i bias) {
   return _mm512_mask_srlv_epi16(e4m3, subnormal, rounded, shift);
 }
 
-/// Quantizes bf16, 64 at a time, where `quotients` turns their magnitudes into words of e4m3. Returns how many elements
-/// it has quantized; the caller quantizes the rest.
+/// Quantizes bf16, 64 at a time, where quotients(magnitudes, i) turns the magnitudes of 32 elements from i on into
+/// words of e4m3. Returns how many elements it has quantized; the caller quantizes the rest.
 template <class Quotients>
 HWY_INLINE int64_t quantize_bf16(const uint16_t* src, int64_t n, uint8_t* e4m3, const Quotients& quotients) {
   const __m512i unsign = _mm512_set1_epi16(0x7FFF);
@@ -139,7 +137,7 @@ HWY_INLINE int64_t quantize_bf16(const uint16_t* src, int64_t n, uint8_t* e4m3, 
     const __m512i high = _mm512_loadu_si512(src + i + 32);
     const __m512i low_magnitudes = _mm512_and_si512(low, unsign);
     const __m512i high_magnitudes = _mm512_and_si512(high, unsign);
-    __m512i bytes = _mm512_packus_epi16(quotients(low_magnitudes), quotients(high_magnitudes));
+    __m512i bytes = _mm512_packus_epi16(quotients(low_magnitudes, i), quotients(high_magnitudes, i + 32));
     bytes = _mm512_min_epu8(bytes, _mm512_set1_epi8(0x7E));
     constexpr int kOrIfThird = 0xF8;  // a | (b & c): inserts the signs
     bytes = _mm512_ternarylogic_epi32(bytes, _mm512_packs_epi16(low, high), _mm512_set1_epi8(-0x80), kOrIfThird);
@@ -163,11 +161,8 @@ HWY_INLINE int64_t quantize_bf16(const uint16_t* src, int64_t n, uint8_t* e4m3, 
 #endif
 
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
-/// Runs quantize_bf16 with the scale 2^(exponent - 127).
-HWY_INLINE int64_t shift_bf16(const uint16_t* src, int64_t n, int32_t exponent, uint8_t* e4m3) {
-  const __m512i bias = _mm512_set1_epi16(static_cast<int16_t>((exponent - 7) * 128));
-  return quantize_bf16(src, n, e4m3, [&](__m512i magnitudes) { return quantize_words(magnitudes, bias); });
-}
+/// Returns the bias with which quantize_words divides by 2^(exponent - 127).
+HWY_INLINE int16_t bias_of(int32_t exponent) { return static_cast<int16_t>((exponent - 7) * 128); }
 
 /// Returns the bits of the largest finite magnitude of n bf16, where n is a multiple of 32. Magnitudes order as their
 /// bits do.
@@ -199,10 +194,11 @@ HWY_INLINE int64_t quantize_most(const void* src, DType dtype, float scale, int6
   const auto* from = static_cast<const uint16_t*>(src);
   if (!has_exact_reciprocal(scale))
     return quantize_bf16(from, n, e4m3,
-                         [&](__m512i magnitudes) { return divide_words(magnitudes, _mm512_set1_ps(scale)); });
+                         [&](__m512i magnitudes, int64_t) { return divide_words(magnitudes, _mm512_set1_ps(scale)); });
   uint32_t bits;
   std::memcpy(&bits, &scale, sizeof bits);
-  return shift_bf16(from, n, static_cast<int32_t>(bits >> 23), e4m3);
+  const __m512i bias = _mm512_set1_epi16(bias_of(static_cast<int32_t>(bits >> 23)));
+  return quantize_bf16(from, n, e4m3, [&](__m512i magnitudes, int64_t) { return quantize_words(magnitudes, bias); });
 #else
   static_cast<void>(src), static_cast<void>(dtype), static_cast<void>(scale), static_cast<void>(n);
   static_cast<void>(e4m3);
@@ -241,19 +237,57 @@ HWY_INLINE float finite_amax(const void* src, DType dtype, int64_t n) {
   return hn::GetLane(hn::MaxOfLanes(kFloats, top));
 }
 
+void finite_amaxes(const void* src, DType dtype, int32_t num_groups, int32_t group, float* amaxes) {
+  for (int32_t i = 0; i < num_groups; ++i)
+    amaxes[i] = finite_amax(advance(src, dtype, int64_t{i} * group), dtype, group);
+}
+
+/// Packs n e2m1, one in the low half of each byte, two into a byte.
+HWY_INLINE void pack_e2m1(const uint8_t* codes, int32_t n, uint8_t* e2m1) {
+  int32_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    uint64_t bytes = load_unaligned<uint64_t>(codes + i);
+    bytes = (bytes | bytes >> 4) & 0x00FF00FF00FF00FFU;
+    bytes = (bytes | bytes >> 8) & 0x0000FFFF0000FFFFU;
+    const auto packed = static_cast<uint32_t>(bytes | bytes >> 16);
+    std::memcpy(e2m1 + i / 2, &packed, sizeof packed);
+  }
+  for (; i < n; i += 2) e2m1[i / 2] = static_cast<uint8_t>(codes[i] | codes[i + 1] << 4);
+}
+
+void quantize_e2m1(const void* src, DType dtype, int32_t num_groups, int32_t group, const float* scales,
+                   uint8_t* e2m1) {
+  for (int32_t g = 0; g < num_groups; ++g, e2m1 += group / 2) {
+    uint8_t codes[kMostE2M1Group + kLanes];
+    const FloatVec divisor = hn::Set(kFloats, scales[g]);
+    for_each_vector(advance(src, dtype, int64_t{g} * group), dtype, group,
+                    [&](FloatVec x, int64_t i, int64_t) { store_low_bytes(f32_to_e2m1(x / divisor), codes + i); });
+    pack_e2m1(codes, group, e2m1);
+  }
+}
+
 void quantize_groups(const void* src, DType dtype, int32_t num_groups, int32_t group, bool power_of_two, float least,
                      float* scales, uint8_t* e4m3) {
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
-  if (dtype == DType::kBF16 && power_of_two && group % 64 == 0) {
+  constexpr int32_t kMostBiases = 32;
+  const bool in_words = group % 64 == 0 || (group == 32 && num_groups % 2 == 0);
+  if (dtype == DType::kBF16 && power_of_two && in_words && num_groups <= kMostBiases) {
     const auto* from = static_cast<const uint16_t*>(src);
-    uint32_t least_bits;
-    std::memcpy(&least_bits, &least, sizeof least_bits);
-    const auto least_exponent = static_cast<int32_t>(least_bits >> 23);
-    for (int32_t i = 0; i < num_groups; ++i, from += group, e4m3 += group) {
-      const int32_t exponent = HWY_MAX(scale_exponent(finite_amax_bits(from, group)), least_exponent);
+    const auto least_exponent = static_cast<int32_t>(load_unaligned<uint32_t>(&least) >> 23);
+    int16_t biases[kMostBiases];
+    for (int32_t i = 0; i < num_groups; ++i) {
+      const int32_t exponent = HWY_MAX(scale_exponent(finite_amax_bits(from + i * group, group)), least_exponent);
       const uint32_t bits = static_cast<uint32_t>(exponent) << 23;
       std::memcpy(scales + i, &bits, sizeof bits);
-      shift_bf16(from, group, exponent, e4m3);
+      biases[i] = bias_of(exponent);
+    }
+    const int32_t piece = HWY_MAX(group, 64);
+    const int32_t together = piece / group;
+    for (int32_t i = 0; i < num_groups; i += together, from += piece, e4m3 += piece) {
+      const __m512i even = _mm512_set1_epi16(biases[i]), odd = _mm512_set1_epi16(biases[i + together - 1]);
+      quantize_bf16(from, piece, e4m3, [&](__m512i magnitudes, int64_t first) {
+        return quantize_words(magnitudes, first % 64 == 0 ? even : odd);
+      });
     }
     return;
   }
@@ -500,7 +534,8 @@ constexpr RowKernels kRowTable = {
     .copy = copy,
     .dequantize = dequantize,
     .quantize = quantize,
-    .finite_amax = finite_amax,
+    .finite_amaxes = finite_amaxes,
+    .quantize_e2m1 = quantize_e2m1,
     .quantize_groups = quantize_groups,
     .rotate = rotate,
     .pack_indexer_queries = pack_indexer_queries,

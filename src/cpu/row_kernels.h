@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "cpu/quantized_row.h"
 #include "mla/kv_layout.h"
 #include "mla/types.h"
 
@@ -27,19 +28,22 @@ struct RowKernels {
   /// (AMD EPYC, Zen 4, 2026-11-20; docs/notebook/2026-11-20-cpu.md).
   void (*copy)(const void* src, void* dst, int64_t bytes);
 
-  /// Dequantizes num_groups groups of `group` e4m3 elements, each group with its scale. Every product is rounded to
-  /// bf16 and stored in `dst`, of any float type.
-  void (*dequantize)(const uint8_t* e4m3, const float* scales, int32_t num_groups, int64_t group, void* dst,
-                     DType dtype);
+  /// Multiplies every element by its group's scale. The products are rounded to bf16 and stored in `dst`, of any float
+  /// type.
+  void (*dequantize)(const QuantizedRow& row, void* dst, DType dtype);
 
   /// Divides n floats by `scale`, and stores them as e4m3.
   void (*quantize)(const void* src, DType dtype, float scale, int64_t n, uint8_t* e4m3);
 
-  /// Returns the largest finite magnitude of n floats; 0 if there is none.
-  float (*finite_amax)(const void* src, DType dtype, int64_t n);
+  /// Sets the largest finite magnitude of each of num_groups groups of `group` floats; 0 where there is none.
+  void (*finite_amaxes)(const void* src, DType dtype, int32_t num_groups, int32_t group, float* amaxes);
 
-  /// Quantizes num_groups groups of `group` floats to e4m3, each with a scale chosen by its own finite_amax, but at
-  /// least `least`, which is 0 or a power of two.
+  /// Divides each group of floats by its scale, and stores them as e2m1. `group` is even, at most kMostE2M1Group.
+  void (*quantize_e2m1)(const void* src, DType dtype, int32_t num_groups, int32_t group, const float* scales,
+                        uint8_t* e2m1);
+
+  /// Quantizes num_groups groups of `group` floats to e4m3, each with a scale chosen by its own finite
+  /// amax, but at least `least`, which is 0 or a power of two.
   void (*quantize_groups)(const void* src, DType dtype, int32_t num_groups, int32_t group, bool power_of_two,
                           float least, float* scales, uint8_t* e4m3);
 

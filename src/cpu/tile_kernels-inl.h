@@ -10,6 +10,7 @@
 #include <array>
 #include <cstring>
 
+#include "cpu/dequantize-inl.h"
 #include "cpu/e4m3-inl.h"
 #include "cpu/tile_kernels.h"
 #include "cpu/vectors-inl.h"
@@ -469,15 +470,12 @@ bool finite(const void* row, DType dtype, int32_t d) {
   }
 }
 
-void decode_row(const void* e4m3, int32_t d, float scale, uint16_t* to) {
-  Dequantizer dequantize(scale);
-  dequantize(static_cast<const uint8_t*>(e4m3), d, to);
-}
+void decode_row(const QuantizedRow& row, uint16_t* to) { dequantize_row(row, to); }
 
 /// Does what store_from_f32 does, also for e4m3.
 HWY_INLINE void store_output(FloatVec x, void* to, DType dtype) {
   if (dtype != DType::kE4M3) return store_from_f32(x, to, dtype);
-  store_e4m3(f32_to_e4m3(x), static_cast<uint8_t*>(to));
+  store_low_bytes(f32_to_e4m3(x), static_cast<uint8_t*>(to));
 }
 
 template <DType kDtype>

@@ -17,6 +17,7 @@
 #include <array>
 #include <cstdint>
 
+#include "cpu/quantized_row.h"
 #include "mla/types.h"
 
 namespace mla::cpu {
@@ -105,8 +106,8 @@ struct TileKernels {
   void (*accumulate)(const uint32_t* p, int64_t p_group_stride, const uint32_t* v, const int32_t* key_steps,
                      int32_t num_rows, const float* alpha, bool first, float* o, const Background& background);
 
-  /// Multiplies d e4m3 elements by `scale`, and rounds the products to bf16.
-  void (*decode_row)(const void* e4m3, int32_t d, float scale, uint16_t* to);
+  /// Multiplies every element by its group's scale, and rounds the products to bf16.
+  void (*decode_row)(const QuantizedRow& row, uint16_t* to);
 
   /// Returns whether all `d` elements (a multiple of 2 * kMaxLanes) are finite.
   bool (*finite)(const void* row, DType dtype, int32_t d);

@@ -285,7 +285,12 @@ TEST_P(TileKernelsTest, DecodesEveryCodeAtEveryScale) {
     for (float scale :
          {0x1p-127F, 0x1p-126F, 0x1p-100F, 2.2321429e-7F, 0.0371F, 1.0F, 1.7F, 0x1p100F, 0x1p119F, 3e38F}) {
       std::vector<uint16_t> out(row.size());
-      kernels_->decode_row(row.data(), static_cast<int32_t>(row.size()), scale, out.data());
+      kernels_->decode_row({.element = DType::kE4M3,
+                            .elements = row.data(),
+                            .scales = &scale,
+                            .num_groups = 1,
+                            .group = static_cast<int32_t>(row.size())},
+                           out.data());
       for (size_t i = 0; i < row.size(); ++i) {
         const uint16_t expected = dequantize_e4m3(row[i], scale);
         if (std::isnan(bf16_to_f32(expected)))

@@ -1,16 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-// This file gives the elements and scales of quantized rows as the kernels take them: e4m3 elements and f32 scales.
+// This file gives the scales of quantized rows as the kernels take them, which is f32, and stores them as rows have
+// them.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
 #include "core/args.h"
+#include "cpu/quantized_row.h"
 #include "mla/numeric.h"
 
 namespace mla::cpu {
+
+/// At most this many groups of a row are converted at a time.
+inline constexpr int32_t kMostGroups = 32;
+
+/// Holds the values of all e4m3. A row of e2m1 has 32 such scales: computed one by one they took longer than its
+/// elements.
+inline constexpr std::array<float, 256> kE4M3Values = [] {
+  std::array<float, 256> values = {};
+  for (size_t i = 0; i < values.size(); ++i) values[i] = e4m3_to_f32(static_cast<uint8_t>(i));
+  return values;
+}();
 
 /// Loads scales first ... first + n - 1 of a token, times the outer scale if there is one. They may lie at any address.
 inline void load_scales(const core::Cache& cache, const std::byte* scales, int32_t first, int32_t n, float* to) {
@@ -20,7 +34,7 @@ inline void load_scales(const core::Cache& cache, const std::byte* scales, int32
       for (int32_t i = 0; i < n; ++i) to[i] = ue8m0_to_f32(static_cast<uint8_t>(from[i]));
       break;
     case ScaleType::kE4M3:
-      for (int32_t i = 0; i < n; ++i) to[i] = e4m3_to_f32(static_cast<uint8_t>(from[i]));
+      for (int32_t i = 0; i < n; ++i) to[i] = kE4M3Values[static_cast<uint8_t>(from[i])];
       break;
     default: std::memcpy(to, from, static_cast<size_t>(n) * sizeof *to);
   }
@@ -33,6 +47,26 @@ inline float load_scale(const core::Cache& cache, const std::byte* scales, int32
   float scale;
   load_scales(cache, scales, i, 1, &scale);
   return scale;
+}
+
+/// Calls f(groups, channel) for the latent channels of the row whose elements lie at `ckv`, some groups at a time from
+/// the first channel on.
+template <class F>
+void for_latent_groups(const core::Cache& cache, const std::byte* ckv, const std::byte* scales, const F& f) {
+  float loaded[kMostGroups];
+  const int32_t group = cache.channels_per_scale;
+  const bool in_place = cache.scale_type == ScaleType::kF32 && cache.outer_scale == nullptr &&
+                        reinterpret_cast<uintptr_t>(scales) % alignof(float) == 0;
+  for (int32_t first = 0; first < cache.num_scales; first += kMostGroups) {
+    const int32_t n = std::min(kMostGroups, cache.num_scales - first);
+    if (!in_place) load_scales(cache, scales, first, n, loaded);
+    f({.element = cache.ckv_dtype,
+       .elements = ckv + bytes_of(cache.ckv_dtype, int64_t{first} * group),
+       .scales = in_place ? reinterpret_cast<const float*>(scales) + first : loaded,
+       .num_groups = n,
+       .group = group},
+      first * group);
+  }
 }
 
 /// Returns the scale of the quantized rotary channels of the row whose latent channels lie at `ckv`.
@@ -56,37 +90,5 @@ inline void store_scales(const core::Cache& cache, const float* from, int32_t fi
     default: std::memcpy(to, from, static_cast<size_t>(n) * sizeof *from);
   }
 }
-
-/// Reads elements of one quantized row as e4m3. Elements of e2m1 are converted by a table, since every value of e2m1 is
-/// one of e4m3.
-class E4M3Reader {
- public:
-  /// One call of read() takes at most this many e2m1 elements.
-  static constexpr int32_t kMostElements = 8 * kMostE2M1Group;
-
-  E4M3Reader(DType element, const std::byte* row) : element_(element), row_(row) {}
-
-  /// Returns the elements of channels first ... first + n - 1, which are valid until the next call.
-  const uint8_t* read(int64_t first, int32_t n) {
-    if (element_ != DType::kE2M1) return reinterpret_cast<const uint8_t*>(row_) + first;
-    const std::byte* from = row_ + bytes_of(element_, first);
-    for (int32_t i = 0; i < n / 2; ++i)
-      std::memcpy(elements_ + 2 * i, kPairs.data() + static_cast<uint8_t>(from[i]), sizeof kPairs[0]);
-    return elements_;
-  }
-
- private:
-  /// Holds both elements of a byte as e4m3; the even channel is in the low half of the byte.
-  static constexpr std::array<std::array<uint8_t, 2>, 256> kPairs = [] {
-    std::array<std::array<uint8_t, 2>, 256> pairs = {};
-    for (uint32_t byte = 0; byte < 256; ++byte)
-      pairs[byte] = {e2m1_to_e4m3(static_cast<uint8_t>(byte & 0xFU)), e2m1_to_e4m3(static_cast<uint8_t>(byte >> 4))};
-    return pairs;
-  }();
-
-  DType element_;
-  const std::byte* row_;
-  alignas(64) uint8_t elements_[kMostElements];
-};
 
 }  // namespace mla::cpu
