@@ -92,6 +92,7 @@ bench::CeilingMeter* cpu_meter(const std::vector<bench::CaseGroup>& groups, benc
 }
 
 int run_bench(BenchOptions& options) {
+  const InterruptGuard guard;
   options.measure_flags.apply(options.measure);
   options.measure.max_runs = parse_int("--max-runs", options.max_runs, 1);
   const std::vector<bench::CaseGroup> groups = groups_of(options);
@@ -104,7 +105,6 @@ int run_bench(BenchOptions& options) {
   }
   if (!options.csv.empty()) check_writable("--csv", options.csv);
 
-  const InterruptGuard guard;
   bench::Meters meters;
   bench::CeilingMeter* const main_meter = cpu_meter(groups, meters);
   const std::vector<bench::Measurement> results = measure_all(groups, meters, options.measure);

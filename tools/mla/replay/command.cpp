@@ -330,6 +330,7 @@ int64_t run_steps(Engine& engine, Scheduler& scheduler, CeilingSampler& ceilings
 
 int run_replay(const Options& options) {
   const auto start = Clock::now();
+  const InterruptGuard guard;
   options.output.check_target();
   if (!options.timeline.empty()) check_writable("--timeline", options.timeline);
   check_backend_name("--backend", options.backend);
@@ -351,7 +352,6 @@ int run_replay(const Options& options) {
   const Context reference = make_context(1, "reference", "cpu");
   report.threads = context.num_threads();
 
-  const InterruptGuard guard;
   Scheduler scheduler(requests, setup.scheduler);
   const std::unique_ptr<Engine> engine = make_engine(setup.engine, context, reference, stop_requested);
   const bool bf16 = layer.dtype == DType::kBF16;
