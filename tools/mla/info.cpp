@@ -168,7 +168,7 @@ int print_info(const InfoOptions& options) {
 }
 
 using HeadDims = std::pair<int64_t, int64_t>;
-constexpr HeadDims kLatentDims[] = {{576, 512}, {512, 512}, {320, 256}};
+constexpr HeadDims kLatentDims[] = {{576, 512}, {512, 512}, {320, 256}, {1088, 1024}};
 constexpr HeadDims kPrefillDims[] = {{192, 128}, {128, 128}, {256, 128}, {256, 256}};
 constexpr HeadDims kMergeDims[] = {{512, 512}, {128, 128}};
 constexpr HeadDims kIndexerDims[] = {{kIndexerLayout.head_dim, kIndexerLayout.head_dim}};

@@ -188,7 +188,8 @@ template <class Config>
 struct CodesInTile {
   static constexpr int kRound = kWarpSize * kVector;
   static constexpr int kLatentsAt = Config::kLatentDims - kSegmentBytes;
-  static_assert(Config::kLatentDims <= 2 * kRound && (Config::kLatentDims <= kRound || kLatentsAt + kRound / 2 >= 512));
+  static_assert(!Config::kQuantized || Config::kLatentDims <= kRound ||
+                (Config::kLatentDims <= 2 * kRound && kLatentsAt + kRound / 2 >= 512));
 
   MLA_DEVICE explicit CodesInTile(const cuda::KeyPool& pool)
       : scales_at(kLatentsAt + pool.ckv_bytes), rope_at(pool.cache.d_ckv * 2) {}

@@ -14,9 +14,6 @@ namespace {
 
 using core::Reason;
 
-/// Kernels of absorbed attention are compiled for these head dims: kv_lora_rank with and without 64 rotary channels.
-constexpr Widths kAbsorbedWidths[] = {{512 + 64, 512}, {512, 512}, {256 + 64, 256}, {256, 256}};
-
 }  // namespace
 
 bool is_indexer(Op op) { return op == Op::kIndexerLogits || op == Op::kIndexerTopK; }
@@ -66,11 +63,11 @@ Reason operand_refusal(const Problem& problem) {
   return core::width_refusal(problem);
 }
 
-Reason shape_refusal(const Problem& problem) {
+Reason shape_refusal(const Problem& problem, std::span<const Widths> absorbed) {
   if (problem.compute != Compute::kDefault)
     return Reason::format("multiplies 16-bit numbers, not those of compute {}", name(problem.compute));
   if (const Reason reason = operand_refusal(problem); !reason.empty()) return reason;
-  if (is_absorbed(problem.op)) return widths_refusal(problem, kAbsorbedWidths);
+  if (is_absorbed(problem.op)) return widths_refusal(problem, absorbed);
   return {};
 }
 

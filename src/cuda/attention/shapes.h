@@ -20,6 +20,9 @@ struct Widths {
   int64_t d_qk, d_v;
 };
 
+/// Kernels of absorbed attention are compiled for these head dims: kv_lora_rank with and without 64 rotary channels.
+inline constexpr Widths kAbsorbedWidths[] = {{512 + 64, 512}, {512, 512}, {256 + 64, 256}, {256, 256}};
+
 bool is_one_of(const Problem& problem, std::span<const Widths> all);
 core::Reason widths_refusal(const Problem& problem, std::span<const Widths> all);
 
@@ -27,8 +30,9 @@ core::Reason widths_refusal(const Problem& problem, std::span<const Widths> all)
 /// not.
 core::Reason operand_refusal(const Problem& problem);
 
-/// Returns why all these kernels, which multiply 16-bit numbers, refuse the problem; empty if they do not.
-core::Reason shape_refusal(const Problem& problem);
+/// Returns why all these kernels, which multiply 16-bit numbers, refuse the problem; empty if they do not. `absorbed`
+/// are the head dims of the backend's kernels of absorbed attention.
+core::Reason shape_refusal(const Problem& problem, std::span<const Widths> absorbed = kAbsorbedWidths);
 
 /// Returns how many query rows (tokens x heads) a usual request of absorbed attention has.
 int64_t usual_query_rows(const Problem& problem);

@@ -264,10 +264,11 @@ TEST(ModelSteps, ARowThatAFormatDoesNotHoldIsTheOneReason) {
               ElementsAre(StartsWith("pool keys: no operation pools the indexer's keys of 4 tokens")));
 }
 
-TEST(ModelSteps, OfDots3LackADecodeOnGpus) {
-  EXPECT_THAT(missing(preset("dots3-note"), CacheFormat::kBF16, "cpu"), IsEmpty());
-  EXPECT_THAT(missing(preset("dots3-note"), CacheFormat::kBF16, "sm90"),
-              ElementsAre("decode: takes d_qk/d_v of 576/512, 512/512, 320/256, 256/256, not 1088/1024"));
+TEST(ModelSteps, OfDots3RunOverRowsOf16Bits) {
+  for (const char* device : {"cpu", "sm80", "sm90", "sm120"})
+    EXPECT_THAT(missing(preset("dots3-note"), CacheFormat::kBF16, device), IsEmpty()) << device;
+  EXPECT_THAT(missing(preset("dots3-note"), CacheFormat::kFP8, "sm90"),
+              Contains("decode: takes rows of 16 bits where d_qk/d_v are 1088/1024, not fp8"));
 }
 
 TEST(ModelSteps, DivideHeadsAndDraftInBlocks) {

@@ -131,7 +131,7 @@ struct AbsorbedConfig {
     if (kRows == 16) return fits_twice(3, 0) ? 3 : 2;
     return fits(4, 0) ? 4 : 3;
   }
-  static constexpr int kTiles = kCodes ? tiles_of_codes() : kDecodes && !kDecodesInTile ? 1 : 2;
+  static constexpr int kTiles = kCodes ? tiles_of_codes() : (kDecodes && !kDecodesInTile) || !fits(2, 0) ? 1 : 2;
   static constexpr int kRawStages = !kDecodes || kDecodesInTile ? 0 : fits(kTiles, 2) ? 2 : 1;
   static constexpr int kRawOffset = kTileOffset + kTiles * kTileBytes;
   static constexpr int kSharedBytes = bytes_with(kTiles, kRawStages);

@@ -26,6 +26,9 @@ struct Kernels {
   /// 25). How many steps are too many for 32 rows was estimated from the times of a step.
   static constexpr int kStepsOf16Rows = 4, kStepsOf32Rows = 8;
 
+  /// Rows of so many channels, of 16 bits as the queries or with queries of e4m3, have blocks of 16 query rows only.
+  static constexpr int kWideDims = 1024;
+
   template <class F>
   static auto with(const cuda::AbsorbedArgs& args, int32_t block_rows, int64_t small_steps, const F& f) {
     const bool small = block_rows == 16 || small_steps < kStepsOf16Rows;
@@ -36,6 +39,10 @@ struct Kernels {
         if (!small && (args.batch_invariant || args.num_tokens * args.num_heads.value >= kLeastCodeBlocks * 64))
           return f.template operator()<AbsorbedKernel<AbsorbedConfig<64, 512, KeyKind::kE4M3, 1>>>();
     }
+    if (args.d_v == kWideDims)
+      return args.pools[0].cache.ckv_dtype == DType::kF16
+                 ? f.template operator()<AbsorbedKernel<AbsorbedConfig<16, kWideDims, KeyKind::kF16, 1>>>()
+                 : f.template operator()<AbsorbedKernel<AbsorbedConfig<16, kWideDims, KeyKind::kBF16, 1>>>();
     return with_key_rows(args, [&]<int kLatentDims, KeyKind kKind>() {
       constexpr DType kType = kKind == KeyKind::kF16 ? DType::kF16 : DType::kBF16;
       if (args.q_dtype != kType && args.q_dtype != DType::kE4M3)
