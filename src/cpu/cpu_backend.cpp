@@ -14,7 +14,7 @@ using core::Executor;
 using core::Reason;
 using core::Verdict;
 
-constexpr int64_t kMaxHeadDim = 1024;
+constexpr int64_t kMaxHeadDim = 1024, kMaxRotaryDim = 64;
 
 bool is_float(DType dtype) { return dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32; }
 
@@ -41,8 +41,8 @@ Reason refusal(const Problem& problem) {
   if (problem.d_v % kSlab != 0 || problem.d_v < kSlab || problem.d_v > kMaxHeadDim)
     return Reason::format("d_v must be a multiple of {} up to {}, not {}", kSlab, kMaxHeadDim, problem.d_v);
   const int64_t multiple = 2 * kStepChunk;
-  if (problem.d_qk % multiple != 0 || problem.d_qk < multiple || problem.d_qk > kMaxHeadDim + kSlab)
-    return Reason::format("d_qk must be a multiple of {} up to {}, not {}", multiple, kMaxHeadDim + kSlab,
+  if (problem.d_qk % multiple != 0 || problem.d_qk < multiple || problem.d_qk > kMaxHeadDim + kMaxRotaryDim)
+    return Reason::format("d_qk must be a multiple of {} up to {}, not {}", multiple, kMaxHeadDim + kMaxRotaryDim,
                           problem.d_qk);
   if (absorbed && problem.d_qk < problem.d_v)
     return Reason::format("d_qk must be at least d_v, {}, not {}", problem.d_v, problem.d_qk);

@@ -63,7 +63,7 @@ TEST_P(DecodeFormats, PageSizesAndStrides) {
 }
 
 TEST_P(DecodeFormats, ScalesOfFp8) {
-  const int32_t dims[][2] = {{576, 512}, {512, 512}, {320, 256}};
+  const int32_t dims[][2] = {{576, 512}, {512, 512}, {320, 256}, {1088, 1024}};
   for (const auto& [d_qk, d_v] : dims)
     for (int form = 0; form < 8; ++form) {
       DecodeSpec spec = spec_of(CacheFormat::kFP8);

@@ -38,7 +38,7 @@ TEST_P(DecodeTest, PageSizes) {
 }
 
 TEST_P(DecodeTest, HeadDimsAndTypes) {
-  const int32_t dims[][2] = {{576, 512}, {512, 512}, {320, 256}};
+  const int32_t dims[][2] = {{576, 512}, {512, 512}, {320, 256}, {1088, 1024}};
   for (const auto& [d_qk, d_v] : dims)
     for (CacheFormat format : {CacheFormat::kBF16, CacheFormat::kF16})
       for (DType q_dtype : {DType::kBF16, DType::kF16, DType::kF32})

@@ -20,7 +20,7 @@ class DecodeMemory : public BackendTest<Op::kDecode> {};
 MLA_FOR_EVERY_ROW(DecodeMemory, Op::kDecode);
 
 TEST_P(DecodeMemory, ReadsOwnedPagesAndNothingBehindAnyTensor) {
-  const int32_t dims[][2] = {{576, 512}, {512, 512}, {320, 256}};
+  const int32_t dims[][2] = {{576, 512}, {512, 512}, {320, 256}, {1088, 1024}};
   for (const auto& [d_qk, d_v] : dims)
     for (int32_t heads : {1, 7, 16, 33})
       for (DType q_dtype : {DType::kBF16, DType::kF32})
