@@ -222,6 +222,7 @@ typedef struct mla_decode_sparse_params {
   void* stream;                  /* cudaStream_t; null = the default stream. Ignored on the CPU */
   int32_t topk_length_per;       /* mla_length_per, of pool */
   int32_t extra_topk_length_per; /* the same, of extra_pool */
+  const mla_tensor* max_logits;  /* out [T, H] f32, optional */
 } mla_decode_sparse_params;
 
 typedef struct mla_prefill_params {

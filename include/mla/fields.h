@@ -53,7 +53,7 @@ MLA_FIELDS(DecodeParams, q, q_nope, q_pe, q_scale, cache, pages, qo_indptr, caus
            context_parallel, sm_scale, lse_base, batch_invariant, o, o_scale, lse);
 MLA_FIELDS(SparsePool, cache, indices, topk_length, topk_length_per);
 MLA_FIELDS(DecodeSparseParams, q, q_nope, q_pe, q_scale, pool, extra_pool, qo_indptr, options, sm_scale, lse_base,
-           batch_invariant, o, o_scale, lse);
+           batch_invariant, o, o_scale, lse, max_logits);
 MLA_FIELDS(PrefillParams, q, k, v, q_scale, k_scale, v_scale, qo_indptr, kv_indptr, causal, options, sm_scale, lse_base,
            batch_invariant, o, o_scale, lse);
 MLA_FIELDS(PrefillSparseParams, q, kv, indices, topk_length, options, sm_scale, lse_base, batch_invariant, o,

@@ -132,7 +132,8 @@ struct SparsePool {
 };
 
 /// Computes sparse decode in the absorbed form: the queries of decode attend to the rows that `indices` name, in one or
-/// two pools under one softmax. Of the options, window_left and alibi_slopes have no meaning here and are refused.
+/// two pools under one softmax. With the tokens of a prompt as queries it is sparse prefill from the pages of a cache
+/// of any format. Of the options, window_left and alibi_slopes have no meaning here and are refused.
 struct DecodeSparseParams {
   TensorView q = {};        ///< [T, H, d_qk]; or
   TensorView q_nope = {};   ///< [T, H, kv_lora_rank] and
@@ -145,9 +146,10 @@ struct DecodeSparseParams {
   float sm_scale = 0.0F;
   LseBase lse_base = LseBase::kE;
   bool batch_invariant = false;
-  TensorView o = {};        ///< out [T, H, d_v], as in decode
-  TensorView o_scale = {};  ///< [1] f32, with e4m3 outputs
-  TensorView lse = {};      ///< out [T, H] f32, optional
+  TensorView o = {};           ///< out [T, H, d_v], as in decode
+  TensorView o_scale = {};     ///< [1] f32, with e4m3 outputs
+  TensorView lse = {};         ///< out [T, H] f32, optional
+  TensorView max_logits = {};  ///< out [T, H] f32, optional: the largest score, sm_scale included; -inf without a key
 };
 
 /// Computes ragged prefill in the up-projected form. Query i of a request sees key j iff j <= kv_len - q_len + i

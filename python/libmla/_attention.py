@@ -90,7 +90,9 @@ def decode(
     """
 
 
-@operation(Output("out"), Output("lse", "return_lse"))
+@operation(
+    Output("out"), Output("max_logits", "return_max_logits"), Output("lse", "return_lse", implied_by="max_logits")
+)
 def decode_sparse(
     q: Rows,
     cache: Cache,
@@ -114,13 +116,15 @@ def decode_sparse(
     o_scale: Tensor | None = None,
     out: Tensor | None = None,
     out_dtype: DType | None = None,
+    max_logits: Tensor | None = None,
+    return_max_logits: bool = False,
     lse: Tensor | None = None,
     return_lse: bool = False,
     plan: Plan | None = None,
     context: Context | None = None,
 ) -> Any:
     """Computes the attention of every query over the cached rows that its indices name, in one or two pools under one
-    softmax.
+    softmax. With the tokens of a prompt as queries it is sparse prefill from the pages of a cache of any format.
 
     Args:
         q: [T, H, d_qk], or the pair (q_nope, q_pe), as in :func:`decode`.
@@ -137,9 +141,11 @@ def decode_sparse(
         qo_indptr: [B+1] int32, only with lengths per request; None: T / B queries each.
         q_scale, attn_sink, logits_soft_cap, compute, lse_base, batch_invariant, d_v: as in :func:`decode`.
         out, out_dtype, o_scale, lse, return_lse, plan, context: as in :func:`decode`.
+        max_logits: [T, H] f32, where the largest score goes (sm_scale included, -inf without a key).
+        return_max_logits: whether to return max_logits, and lse with it; implied by ``max_logits``.
 
     Returns:
-        o [T, H, d_v], or (o, lse [T, H] f32).
+        o [T, H, d_v]; or (o, lse [T, H] f32); or (o, max_logits, lse).
     """
 
 

@@ -32,7 +32,7 @@ const Operation kDecodeSparse =
                                        .names = kNamesOfAttention,
                                        .e4m3 = {"q", "q_nope", "q_pe", "o"},
                                        .left_out = {"options.window_left", "options.alibi_slopes"},
-                                       .more = {"d_v", "out_dtype", "return_lse"}});
+                                       .more = {"d_v", "out_dtype", "return_max_logits", "return_lse"}});
 const Operation kPrefill = Operation::of<PrefillParams>(
     {.name = "prefill", .names = kNamesOfAttention, .e4m3 = {"q", "k", "v", "o"}, .more = {"out_dtype", "return_lse"}});
 const Operation kPrefillSparse =
@@ -96,6 +96,14 @@ void decode(ffi::PackedArgs packed, ffi::Any* result) {
   *result = outputs.take();
 }
 
+/// Makes max_logits and lse of sparse attention, where they are asked for.
+template <class Params>
+void make_sparse_statistics(OperationArguments& args, Outputs& outputs, const TensorView& q, Params& params) {
+  const bool max_logits = args.boolean("return_max_logits") || params.max_logits.given();
+  if (max_logits) make_statistic(outputs, params.max_logits, "max_logits", q);
+  if (args.boolean("return_lse") || max_logits) make_statistic(outputs, params.lse, "lse", q);
+}
+
 void decode_sparse(ffi::PackedArgs packed, ffi::Any* result) {
   OperationArguments args(kDecodeSparse, packed);
   const Call call = Call::read(args);
@@ -104,7 +112,7 @@ void decode_sparse(ffi::PackedArgs packed, ffi::Any* result) {
   const TensorView& q = first_of_q(params);
   const int32_t d_v = read_value_width(args, value_width(params.pool.cache, params.q, params.q_nope, params.q_pe));
   make_output(args, outputs, q, d_v, params);
-  if (args.boolean("return_lse")) make_statistic(outputs, params.lse, "lse", q);
+  make_sparse_statistics(args, outputs, q, params);
   args.end();
   call.carry_out(params);
   *result = outputs.take();
@@ -129,9 +137,7 @@ void prefill_sparse(ffi::PackedArgs packed, ffi::Any* result) {
   Outputs outputs(args, call.outputs());
   const int32_t d_v = args.count("d_v");
   make_output(args, outputs, params.q, d_v, params);
-  const bool max_logits = args.boolean("return_max_logits") || params.max_logits.given();
-  if (max_logits) make_statistic(outputs, params.max_logits, "max_logits", params.q);
-  if (args.boolean("return_lse") || max_logits) make_statistic(outputs, params.lse, "lse", params.q);
+  make_sparse_statistics(args, outputs, params.q, params);
   args.end();
   call.carry_out(params);
   *result = outputs.take();

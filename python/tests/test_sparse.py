@@ -69,10 +69,12 @@ def test_quantized_caches(format):
     q = torch.randn(3, 4, width).bfloat16()
     indices = indices_of(batch, 3, 20)
     sink = torch.tensor([-math.inf, 0.0, 1.0, 3.0])
-    o, lse = libmla.decode_sparse(q, cache, indices, sm_scale=SM_SCALE, attn_sink=sink, return_lse=True)
+    o, largest, lse = libmla.decode_sparse(q, cache, indices, sm_scale=SM_SCALE, attn_sink=sink, return_max_logits=True)
     wanted = right(q, [(meant.reshape(-1, width), indices, None)], 512, sink=sink)
     expected.check(o, wanted[0])
+    expected.check(largest, wanted[1])
     expected.check(lse, wanted[2])
+    assert (largest[-1] == -math.inf).all()  # a query without keys
 
 
 def test_compute_in_e4m3_is_that_of_dense_decode():

@@ -124,7 +124,7 @@ struct DecodeSparseArgs {
   const float* o_scale = nullptr;
   void* o = nullptr;  // [T, H, d_v]
   int64_t o_stride_token = 0, o_stride_head = 0;
-  float* max_logits = nullptr;  // [T, H], may be null; only prefill_sparse has it
+  float* max_logits = nullptr;  // [T, H], may be null
   int64_t max_logits_stride_token = 0, max_logits_stride_head = 0;
   float* lse = nullptr;  // [T, H], may be null
   int64_t lse_stride_token = 0, lse_stride_head = 0;

@@ -90,6 +90,10 @@ void copy_common(const Params& params, const BatchShape& batch, DecodeSparseArgs
   args.lse = static_cast<float*>(lse.data);
   args.lse_stride_token = lse.stride[0];
   args.lse_stride_head = lse.stride[1];
+  const TensorView max_logits = if_given(params.max_logits);
+  args.max_logits = static_cast<float*>(max_logits.data);
+  args.max_logits_stride_token = max_logits.stride[0];
+  args.max_logits_stride_head = max_logits.stride[1];
 }
 
 void point_to_queries(const RowForms& q, const RowWidths& widths, DecodeSparseArgs& args) {
@@ -149,6 +153,7 @@ Status validate(const DecodeSparseParams& params, Scope scope, DecodeSparseArgs&
                    {{"T", &batch.num_tokens}, {"H", &batch.num_heads}, d_v}, Role::kOutput) &&
       widths.settle(check, "o") && check_scale_of(check, "o_scale", params.o_scale, "o", params.o.dtype) &&
       check_statistics(check, "lse", params.lse, batch) &&
+      check_statistics(check, "max_logits", params.max_logits, batch) &&
       check_cache(check, "pool.cache", params.pool.cache, Role::kInput, widths, shape) &&
       (!two || (check_same_values(check, params) &&
                 check_cache(check, "extra_pool.cache", params.extra_pool.cache, Role::kInput, widths, extra_shape))) &&
@@ -232,10 +237,6 @@ Status validate(const PrefillSparseParams& params, Scope scope, DecodeSparseArgs
   point_to_queries({.whole_name = "q", .ckv_name = "", .kpe_name = "", .whole = params.q, .ckv = none, .kpe = none},
                    widths, args);
   args.d_v = static_cast<int32_t>(widths.ckv);
-  const TensorView max_logits = if_given(params.max_logits);
-  args.max_logits = static_cast<float*>(max_logits.data);
-  args.max_logits_stride_token = max_logits.stride[0];
-  args.max_logits_stride_head = max_logits.stride[1];
   return check.finish(device);
 }
 

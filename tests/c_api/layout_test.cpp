@@ -116,6 +116,8 @@ TEST(Layout, OlderCallersFindTheirFieldsWhereTheyWere) {
   EXPECT_EQ(offsetof(mla_prefill_params, stream), 112U);
   // As the fifth had them.
   EXPECT_EQ(offsetof(mla_prefill_params, q_scale), 120U);
+  // As the sixth had them.
+  EXPECT_EQ(offsetof(mla_decode_sparse_params, max_logits), offsetof(mla_decode_sparse_params, stream) + 16);
 }
 
 TEST(Layout, VerdictsKeepTheirFirstForm) {

@@ -92,6 +92,9 @@ TEST_F(ValidateOverlap, PartsAreNamed) {
            "decode_sparse: lse: expected memory apart from that of extra_pool.cache.kv, got ranges with 32 bytes in "
            "common"),
        refused<DecodeSparse>(
+           "statistics", [](DecodeSparse& p) { p.params.max_logits = p.params.lse; },
+           "decode_sparse: lse: expected memory apart from that of max_logits, got ranges with 32 bytes in common"),
+       refused<DecodeSparse>(
            "the sink", [](DecodeSparse& p) { put_on(p.params.lse, p.params.options.attn_sink); },
            "decode_sparse: lse: expected memory apart from that of options.attn_sink, got ranges with 8 bytes in "
            "common"),

@@ -42,6 +42,16 @@ TEST(ValidateDecodeSparse, RefusesBadInput) {
          p.params.extra_pool.topk_length = contiguous(p.lengths.data(), DType::kI32, {1});
        },
        "decode_sparse: extra_pool.topk_length: expected shape [T = 4] or [B = 2], got [1]"},
+      {"max_logits of other tokens",
+       [](DecodeSparse& p) {
+         p.params.max_logits = of(p.lse, {3, kHeads}, DType::kF32);
+       },
+       "decode_sparse: max_logits: expected shape [T = 4, H = 2], got [3, 2]"},
+      {"max_logits of 16 bits",
+       [](DecodeSparse& p) {
+         p.params.max_logits = of(p.lse, {4, kHeads});
+       },
+       "decode_sparse: max_logits: expected f32, got bf16"},
       {"qo_indptr for nothing", [](DecodeSparse& p) { p.params.qo_indptr = of(p.qo_indptr); },
        "decode_sparse: qo_indptr: expected none, since no topk_length is per request, got a tensor"},
       {"qo_indptr beside lengths of tokens alone",

@@ -220,6 +220,20 @@ TEST_P(DecodeSparseOnDevice, EveryFormatAndLength) {
     }
 }
 
+TEST_P(DecodeSparseOnDevice, MaxLogits) {
+  for (CacheFormat format : kAllCacheFormats)
+    for (int32_t heads : {12, 64}) {
+      DecodeSparseSpec spec = small_sparse(format);
+      spec.num_heads = heads;
+      spec.pool.topk = 200;  // splits
+      spec.pool.empty_share = 0.3;
+      spec.want_max_logits = true;
+      spec.max_logits_token_extra = 3;
+      if (heads == 64) spec.extra_pool = spec.pool;
+      expect_ok(spec);
+    }
+}
+
 TEST_P(DecodeSparseOnDevice, TwoPoolsWithSinks) {
   for (CacheFormat format : {CacheFormat::kBF16, CacheFormat::kFP8DsV4}) {
     DecodeSparseSpec spec = small_sparse(format);

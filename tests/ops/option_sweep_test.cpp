@@ -168,7 +168,9 @@ Options<kit::DecodeSparseCase> decode_sparse_options() {
                               [](Spec& s) {
                                 s.pool.topk_length = LengthForm::kPerRequest;
                                 s.pool.lengths = {5, 20};
-                              }}};
+                              }},
+                             {"max_logits", Effect::kChanges, [](Params& p) { p.max_logits = {}; },
+                              [](Spec& s) { s.want_max_logits = true; }}};
   Options<Case> extra = pool_options(
       "extra_pool", [](Params& p) -> SparsePool& { return p.extra_pool; },
       [](Spec& s) -> kit::SparsePoolSpec& { return *s.extra_pool; });

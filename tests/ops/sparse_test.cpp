@@ -43,6 +43,21 @@ TEST_P(DecodeSparseTest, FormatsQueriesAndOutputs) {
       }
 }
 
+/// max_logits are the largest scores over both pools, of every format.
+TEST_P(DecodeSparseTest, MaxLogits) {
+  for (CacheFormat format : kAllCacheFormats)
+    for (bool two : {false, true}) {
+      DecodeSparseSpec spec = spec_of(format);
+      spec.q_len = {1, 3};
+      spec.pool.empty_share = 0.3;
+      spec.want_max_logits = true;
+      spec.max_logits_head_extra = two ? 2 : 0;
+      spec.max_logits_token_extra = two ? 5 : 0;
+      if (two) spec.extra_pool = spec.pool;
+      expect_ok(spec);
+    }
+}
+
 TEST_P(DecodeSparseTest, HeadsAndTopk) {
   for (CacheFormat format : {CacheFormat::kBF16, CacheFormat::kFP8DsMla, CacheFormat::kFP8DsV4})
     for (int32_t heads : {1, 7, 16, 64, 128})

@@ -224,6 +224,19 @@ SparsePool pool_params(const SparsePoolSpec& spec, const SparseMemory& memory, i
   return pool;
 }
 
+template <class Case, class Spec>
+void make_max_logits(Case& problem, const Spec& spec, int64_t num_tokens) {
+  if (spec.want_max_logits)
+    problem.max_logits =
+        statistics_buffer(num_tokens, spec.num_heads, spec.max_logits_head_extra, spec.max_logits_token_extra);
+}
+template <class Params, class Case, class Spec>
+void set_max_logits(Params& params, const Case& problem, const Spec& spec, int64_t num_tokens) {
+  if (spec.want_max_logits)
+    params.max_logits = statistics_view(problem.max_logits, num_tokens, spec.num_heads, spec.max_logits_head_extra,
+                                        spec.max_logits_token_extra);
+}
+
 }  // namespace
 
 DecodeSparseCase::DecodeSparseCase(const DecodeSparseSpec& sparse_spec)
@@ -234,6 +247,7 @@ DecodeSparseCase::DecodeSparseCase(const DecodeSparseSpec& sparse_spec)
   make_options(*this, spec);
   make_queries(*this, spec, spec.effective_sm_scale(), num_tokens, spec.pool.cache);
   make_outputs(*this, spec, num_tokens, spec.pool.cache.d_v);
+  make_max_logits(*this, spec, num_tokens);
   reset_outputs();
 }
 
@@ -247,12 +261,14 @@ DecodeSparseParams DecodeSparseCase::params() const {
   if (spec.per_request() && !spec.omit_qo_indptr)
     p.qo_indptr = list_view(qo_indptr, DType::kI32, spec.batch_size() + 1);
   p.sm_scale = spec.effective_sm_scale();
+  set_max_logits(p, *this, spec, num_tokens);
   return p;
 }
 
 void DecodeSparseCase::reset_outputs() const {
   o.fill(kUntouched);
   lse.fill(kUntouched);
+  max_logits.fill(kUntouched);
 }
 
 PrefillCase::PrefillCase(const PrefillSpec& prefill_spec) : spec(noted(prefill_spec)) {
@@ -334,8 +350,7 @@ PrefillSparseCase::PrefillSparseCase(const PrefillSparseSpec& sparse_spec) : spe
                            spec.num_tokens, spec.topk, spec.row_extra);
   make_options(*this, spec);
   make_outputs(*this, spec, spec.num_tokens, spec.d_v);
-  if (spec.want_max_logits)
-    max_logits = statistics_buffer(spec.num_tokens, heads, spec.max_logits_head_extra, spec.max_logits_token_extra);
+  make_max_logits(*this, spec, spec.num_tokens);
   const PrefillSparseParams p = params();
   fill_heads(p.q, spec.seed, kQ, query_std(spec, p.sm_scale, spec.d_qk));
   for (int64_t row = 0; row < spec.num_keys; ++row)
@@ -353,8 +368,7 @@ PrefillSparseParams PrefillSparseCase::params() const {
   p.indices = rows_view(indices, DType::kI32, tokens, spec.topk, spec.row_extra);
   if (spec.topk_length) p.topk_length = list_view(topk_length, DType::kI32, tokens);
   p.sm_scale = spec.effective_sm_scale();
-  if (spec.want_max_logits)
-    p.max_logits = statistics_view(max_logits, tokens, heads, spec.max_logits_head_extra, spec.max_logits_token_extra);
+  set_max_logits(p, *this, spec, tokens);
   return p;
 }
 

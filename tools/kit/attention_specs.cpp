@@ -158,7 +158,11 @@ std::string describe(const DecodeSparseSpec& spec) {
       .always("num_heads", &Spec::num_heads)
       .append(describe(spec.pool));
   if (spec.extra_pool.has_value()) line.append("extra_pool: " + describe(*spec.extra_pool) + ";");
-  return line.append(describe_absorbed(spec)).take();
+  return line.append(describe_absorbed(spec))
+      .knob("want_max_logits", &Spec::want_max_logits)
+      .knob("max_logits_head_extra", &Spec::max_logits_head_extra)
+      .knob("max_logits_token_extra", &Spec::max_logits_token_extra)
+      .take();
 }
 
 std::string describe(const PrefillSpec& spec) {

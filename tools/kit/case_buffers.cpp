@@ -46,7 +46,7 @@ std::vector<const Buffer*> buffers_of(const DecodeCase& problem) {
 
 std::vector<const Buffer*> buffers_of(const DecodeSparseCase& problem) {
   List list;
-  list.add(attention(problem)).add(problem.qo_indptr).add(problem.pool);
+  list.add(attention(problem)).add(problem.qo_indptr, problem.max_logits).add(problem.pool);
   if (problem.extra_pool.has_value()) list.add(*problem.extra_pool);
   return list.take();
 }

@@ -87,7 +87,7 @@ struct DecodeSparseCase : AttentionMemory {
 
   DecodeSparseSpec spec;
   int64_t num_tokens = 0;
-  Buffer qo_indptr;
+  Buffer qo_indptr, max_logits;
   SparseMemory pool;
   std::optional<SparseMemory> extra_pool;
 };

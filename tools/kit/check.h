@@ -50,7 +50,7 @@ Outcome check(const Context& context, const IndexerTopKSpec& spec);
 struct Expected {
   std::vector<double> o;           ///< [T, H, d_v]
   std::vector<double> lse;         ///< [T, H]
-  std::vector<double> max_logits;  ///< [T, H], of prefill_sparse
+  std::vector<double> max_logits;  ///< [T, H], of sparse attention
 };
 Result<Expected> expected_of(const DecodeCase& problem);
 Result<Expected> expected_of(const DecodeSparseCase& problem);

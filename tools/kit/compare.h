@@ -20,7 +20,7 @@ struct Error {
   double max_rel = 0;          ///< largest |o - reference| / scale of its row (its largest |reference|)
   double cosine_distance = 0;  ///< 1 - cos of the whole tensors
   double max_lse = 0;          ///< largest |lse - reference|
-  double max_logits = 0;       ///< the same of max_logits (prefill_sparse)
+  double max_logits = 0;       ///< the same of max_logits (sparse attention)
   bool special_equal = true;   ///< inf and NaN stand at the same places
   int64_t worst_row = -1;      ///< token * num_heads + head of max_rel (or of the first misplaced inf or NaN)
 };

@@ -139,6 +139,9 @@ DecodeSparseSpec random_decode_sparse_spec(uint64_t seed, CacheFormat format) {
       std::adjacent_find(spec.q_len.begin(), spec.q_len.end(), std::not_equal_to<>()) == spec.q_len.end();
   spec.omit_qo_indptr = uniform && !spec.q_len.empty() && random.chance(0.4);
   draw_compute(random, spec.pool.cache, spec.extra_pool.value_or(spec.pool).cache, spec.options);
+  spec.want_max_logits = random.chance(0.3);
+  spec.max_logits_head_extra = random_extra(random);
+  spec.max_logits_token_extra = random_extra(random);
   return spec;
 }
 

@@ -139,6 +139,8 @@ struct DecodeSparseSpec : AbsorbedSpec {
   std::vector<int32_t> q_len = {1, 1, 1, 1};  ///< [B]
   SparsePoolSpec pool = {};
   std::optional<SparsePoolSpec> extra_pool = {};
+  bool want_max_logits = false;
+  int64_t max_logits_head_extra = 0, max_logits_token_extra = 0;
 
   int32_t batch_size() const { return static_cast<int32_t>(q_len.size()); }
   int64_t num_tokens() const;

@@ -32,7 +32,7 @@ void for_each_output(DecodeParams& p, const F& f) {
 
 template <class F>
 void for_each_output(DecodeSparseParams& p, const F& f) {
-  for (TensorView* view : {&p.o, &p.lse}) f(*view);
+  for (TensorView* view : {&p.o, &p.lse, &p.max_logits}) f(*view);
 }
 
 template <class F>
