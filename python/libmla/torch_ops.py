@@ -141,13 +141,14 @@ def _value_width(a: _Arguments) -> int:
     q, q_pe, ckv = a["q"], a["q_pe"], a["cache_ckv"]
     if a.get("d_v") is not None:
         return a["d_v"]
-    if a["cache_format"] == "fp8_dsv4":
-        return q.shape[-1] + (0 if q_pe is None else q_pe.shape[-1])
-    if q_pe is not None:
+    # Of packed rows the value is the largest power of two in the row's width, whether rotary channels are part of it.
+    is_packed = a["cache_format"] not in ("bf16", "f16", "fp8")
+    if q_pe is not None and not is_packed:
         return q.shape[-1]
     if ckv is not None:
         return ckv.shape[-1]
-    return 1 << (int(q.shape[-1]).bit_length() - 1)
+    width = q.shape[-1] + (0 if q_pe is None else q_pe.shape[-1])
+    return 1 << (int(width).bit_length() - 1)
 
 
 def _attention_outputs(a: _Arguments, d_v: int) -> _Tensors:

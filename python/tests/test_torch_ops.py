@@ -71,6 +71,20 @@ def test_a_compiled_call_does_what_an_eager_one_does(case: str) -> None:
     assert_same(run(case, through=compiled), run(case))
 
 
+def test_traced_values_are_as_wide_as_the_library_makes_them() -> None:
+    def width(cache_format: str, *widths: int) -> int:
+        q, q_pe = (
+            (torch.empty(1, 2, width) for width in widths) if len(widths) == 2 else (torch.empty(1, 2, *widths), None)
+        )
+        return torch_ops._value_width({"q": q, "q_pe": q_pe, "cache_ckv": None, "cache_format": cache_format})
+
+    for cache_format in ("fp8_dsv4", "nvfp4_dsv4", "mxfp4_dsv4"):  # the value is the whole row
+        assert width(cache_format, 512) == width(cache_format, 448, 64) == 512
+    assert width("fp8_ds_mla", 576) == width("nvfp4_ds_mla", 512, 64) == 512
+    assert width("bf16", 320) == width("bf16", 256, 64) == 256
+    assert width("bf16", 448, 64) == 448
+
+
 class Recorder:
     """Stands for torch.ops.libmla and remembers what is called."""
 
@@ -136,6 +150,7 @@ def with_outputs(case: str) -> dict[str, torch.Tensor]:
     outputs = {
         "decode": {"out": torch.empty(3, 4, 512, dtype=torch.bfloat16), "lse": torch.empty(3, 4)},
         "merge_states": {"out": torch.empty(3, 4, 512)},
+        "decode_sparse": {"max_logits": torch.empty(3, 4)},
         "prefill_sparse": {"max_logits": torch.empty(3, 4)},
         "physical_slots": {"valid_count": torch.empty(3, dtype=torch.int32)},
         "gather": {"out": (torch.empty(27, 512), torch.empty(27, 64))},
@@ -151,7 +166,17 @@ def with_outputs(case: str) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(
     "case",
-    ["decode", "merge_states", "prefill_sparse", "physical_slots", "gather", "append_rope", "indexer_top_k", "top_k"],
+    [
+        "decode",
+        "decode_sparse",
+        "merge_states",
+        "prefill_sparse",
+        "physical_slots",
+        "gather",
+        "append_rope",
+        "indexer_top_k",
+        "top_k",
+    ],
 )
 def test_compiled_calls_write_into_given_tensors(case: str) -> None:
     assert_same(run(case, with_outputs(case), compiled), run(case, with_outputs(case)))
