@@ -135,16 +135,16 @@ constexpr uint8_t f32_to_ue8m0(float power_of_two) {
 /// This is the least positive e4m3, below which no scale of that type goes.
 inline constexpr float kLeastE4M3 = 0x1p-9F;
 
-/// Returns what is rounded to e4m3 to be the scale of a group in a quantized cache of these elements, where such scales
-/// are multiplied by an `outer` scale: clamp(amax / outer / largest element, 2^-9, 448), of which the rounding is the
-/// upper bound.
+/// Returns the scale of a group of these elements before it is rounded to e4m3: max(amax / outer / largest element,
+/// 2^-9). Rounding saturates at 448. An `outer` scale multiplies such scales.
 constexpr float unrounded_e4m3_scale(DType element, float amax, float outer) {
   const float wanted = amax / outer / (element == DType::kE2M1 ? kE2M1Max : kE4M3Max);
   return wanted > kLeastE4M3 ? wanted : kLeastE4M3;
 }
 
 /// Returns the scale that a quantized cache of these elements holds for a group whose largest finite magnitude is
-/// `amax`, as it is read again. `power_of_two` is used for f32 scales only. No scale but those of e4m3 is smaller than `least`, the least_scale of a Codec: where it is a power of two p, powers of two are
+/// `amax`, as it is read again. `power_of_two` is used for f32 scales only, `outer` for those of e4m3. No scale but
+/// those of e4m3 is smaller than `least`, the least_scale of a Codec: where it is a power of two p, powers of two are
 /// 2^ceil(log2(max(amax / largest element, p))).
 constexpr float choose_scale(DType element, ScaleType type, bool power_of_two, float amax, float outer = 1.0F,
                              float least = 0.0F) {

@@ -30,40 +30,38 @@ HWY_INLINE FloatVec e4m3_to_f32(const uint8_t* e4m3) {
   return hn::BitCast(kFloats, hn::Or(bits, hn::ShiftLeft<24>(hn::Xor(words, magnitude))));
 }
 
-/// Converts floats to e4m3, in the low byte of each lane.
+/// Rounds magnitudes, ties to even, to a type of kMantissa bits of mantissa whose least normal number is
+/// 2^(kLeastExponent - 127), and returns its codes in the low bits. No magnitude rounds beyond the type's exponents.
 ///
-/// Adding 2^(e + 20) to a magnitude below 2^(e + 1) rounds it to units of 2^(e - 3), ties to even, and leaves the
-/// number of units in the low bits. With e of at least -6 this holds for normal and subnormal results.
-HWY_INLINE WordVec f32_to_e4m3(FloatVec x) {
-  const WordVec bits = hn::BitCast(kWords, x);
-  const WordVec sign = hn::And(hn::ShiftRight<24>(bits), hn::Set(kWords, 0x80U));
-  const auto nan = hn::RebindMask(kWords, hn::IsNaN(x));
-  const FloatVec magnitude = hn::Min(hn::Abs(x), hn::Set(kFloats, 480.0F));
-  const WordVec exponent =
-      hn::Max(hn::And(hn::BitCast(kWords, magnitude), hn::Set(kWords, 0x7F800000U)), hn::Set(kWords, 121U << 23));
-  const FloatVec big = hn::BitCast(kFloats, exponent + hn::Set(kWords, 20U << 23));
-  // Exponent e + 147, then 8 ... 16 units (0 ... 8 if subnormal).
+/// Adding 2^(e + 23 - kMantissa) to a magnitude below 2^(e + 1) rounds it to units of 2^(e - kMantissa) and leaves
+/// their number in the low bits. With e of at least that of the least normal number this holds for subnormal results
+/// too.
+template <int kMantissa, uint32_t kLeastExponent>
+HWY_INLINE WordVec rounded_codes(FloatVec magnitude) {
+  constexpr int kShift = 23 - kMantissa;
+  const WordVec exponent = hn::Max(hn::And(hn::BitCast(kWords, magnitude), hn::Set(kWords, 0x7F800000U)),
+                                   hn::Set(kWords, kLeastExponent << 23));
+  const FloatVec big = hn::BitCast(kFloats, exponent + hn::Set(kWords, uint32_t{kShift} << 23));
+  // Exponent e + 127 + kShift, then 2^kMantissa ... 2^(kMantissa + 1) units, or fewer if subnormal.
   const WordVec sum = hn::BitCast(kWords, magnitude + big);
-  const WordVec rounded = hn::And(sum + hn::ShiftRight<20>(sum) - hn::Set(kWords, 141U << 3), hn::Set(kWords, 0xFFU));
+  return sum + hn::ShiftRight<kShift>(sum) - hn::Set(kWords, (kLeastExponent + kShift) << kMantissa);
+}
+
+/// Converts floats to e4m3, in the low byte of each lane.
+HWY_INLINE WordVec f32_to_e4m3(FloatVec x) {
+  const WordVec sign = hn::And(hn::ShiftRight<24>(hn::BitCast(kWords, x)), hn::Set(kWords, 0x80U));
+  const auto nan = hn::RebindMask(kWords, hn::IsNaN(x));
+  const WordVec codes = rounded_codes<3, 121>(hn::Min(hn::Abs(x), hn::Set(kFloats, 480.0F)));
+  const WordVec rounded = hn::And(codes, hn::Set(kWords, 0xFFU));
   return hn::Or(sign, hn::IfThenElse(nan, hn::Set(kWords, 0x7FU), hn::Min(rounded, hn::Set(kWords, 0x7EU))));
 }
 
 /// Converts floats to e2m1, in the low byte of each lane.
-///
-/// Adding 2^(e + 22) to a magnitude below 2^(e + 1) rounds it to units of 2^(e - 1), as in f32_to_e4m3. e is at least
-/// 0.
 HWY_INLINE WordVec f32_to_e2m1(FloatVec x) {
-  const WordVec bits = hn::BitCast(kWords, x);
-  const WordVec sign = hn::And(hn::ShiftRight<28>(bits), hn::Set(kWords, 8U));
+  const WordVec sign = hn::And(hn::ShiftRight<28>(hn::BitCast(kWords, x)), hn::Set(kWords, 8U));
   const auto nan = hn::RebindMask(kWords, hn::IsNaN(x));
-  const FloatVec magnitude = hn::Min(hn::Abs(x), hn::Set(kFloats, 6.0F));
-  const WordVec exponent =
-      hn::Max(hn::And(hn::BitCast(kWords, magnitude), hn::Set(kWords, 0x7F800000U)), hn::Set(kWords, 127U << 23));
-  const FloatVec big = hn::BitCast(kFloats, exponent + hn::Set(kWords, 22U << 23));
-  // Exponent e + 149, then 2 ... 4 units (0 ... 2 below 1).
-  const WordVec sum = hn::BitCast(kWords, magnitude + big);
-  const WordVec rounded = hn::And(sum + hn::ShiftRight<22>(sum) - hn::Set(kWords, 149U << 1), hn::Set(kWords, 0x7U));
-  return hn::IfThenElse(nan, hn::Set(kWords, 0x7U), hn::Or(sign, rounded));
+  const WordVec codes = rounded_codes<1, 127>(hn::Min(hn::Abs(x), hn::Set(kFloats, kE2M1Max)));
+  return hn::IfThenElse(nan, hn::Set(kWords, 0x7U), hn::Or(sign, hn::And(codes, hn::Set(kWords, 0x7U))));
 }
 
 HWY_INLINE void store_low_bytes(WordVec words, uint8_t* to) { hn::StoreU(hn::U8FromU32(words), kBytes, to); }

@@ -229,6 +229,7 @@ TEST_P(DecodeSparseOnDevice, MaxLogits) {
       spec.pool.empty_share = 0.3;
       spec.want_max_logits = true;
       spec.max_logits_token_extra = 3;
+      spec.options.attn_sink = heads == 12;
       if (heads == 64) spec.extra_pool = spec.pool;
       expect_ok(spec);
     }
@@ -260,6 +261,7 @@ TEST_P(DecodeSparseOnDevice, WindowAndCompressedPoolOfV41) {
       spec.extra_pool->cache.page_size = 64;
       spec.extra_pool->topk_length = kit::LengthForm::kPerToken;
       spec.options.attn_sink = true;
+      spec.want_max_logits = heads == 3;
       if (swapped) std::swap(spec.pool, *spec.extra_pool);
       expect_ok(spec);
     }

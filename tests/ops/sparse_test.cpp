@@ -43,7 +43,7 @@ TEST_P(DecodeSparseTest, FormatsQueriesAndOutputs) {
       }
 }
 
-/// max_logits are the largest scores over both pools, of every format.
+/// max_logits are the largest scores over both pools, of every format. Sinks do not count.
 TEST_P(DecodeSparseTest, MaxLogits) {
   for (CacheFormat format : kAllCacheFormats)
     for (bool two : {false, true}) {
@@ -53,9 +53,25 @@ TEST_P(DecodeSparseTest, MaxLogits) {
       spec.want_max_logits = true;
       spec.max_logits_head_extra = two ? 2 : 0;
       spec.max_logits_token_extra = two ? 5 : 0;
+      spec.options.attn_sink = two;
       if (two) spec.extra_pool = spec.pool;
       expect_ok(spec);
     }
+}
+
+/// The window and the compressed pool of V4.1 are in two formats; either has more keys, and so the largest score of
+/// most rows.
+TEST_P(DecodeSparseTest, MaxLogitsOfUnlikePools) {
+  for (bool swapped : {false, true}) {
+    DecodeSparseSpec spec = spec_of(CacheFormat::kFP8DsV41);
+    spec.extra_pool = spec_of(CacheFormat::kFP4DsV41).pool;
+    spec.pool.topk = 7;
+    spec.extra_pool->topk = 90;
+    if (swapped) std::swap(spec.pool.topk, spec.extra_pool->topk);
+    spec.options.attn_sink = true;
+    spec.want_max_logits = true;
+    expect_ok(spec);
+  }
 }
 
 TEST_P(DecodeSparseTest, HeadsAndTopk) {
