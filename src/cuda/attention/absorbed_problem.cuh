@@ -170,7 +170,8 @@ inline cuda::KeyPool pool_of(const core::Cache& cache) {
   pool.landed_rope_at = static_cast<int32_t>(pool.ckv_bytes + (pool.scales_inside ? gap : 0));
   // In all formats the number of channels that share a scale is a power of two.
   if (cache.num_scales > 1)
-    pool.scale_shift = std::countr_zero(static_cast<uint32_t>(cache.channels_per_scale / kVector));
+    pool.scale_shift =
+        static_cast<int32_t>(std::bit_width(static_cast<uint32_t>(cache.channels_per_scale / kVector))) - 1;
   return pool;
 }
 

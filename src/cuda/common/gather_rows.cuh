@@ -41,10 +41,10 @@ struct GatherRowsKernel {
              cache.d_kpe % 2 == 0 && are_at(cache.kpe, 4) && are_at(args.out_kpe, args.out_kpe_stride_token * 2, 4)));
   }
   static Params params_of(const core::GatherArgs& args) {
-    const int32_t vectors = args.cache.channels_per_scale / kVector;
+    const auto vectors = static_cast<uint32_t>(args.cache.channels_per_scale / kVector);
     return {.args = args,
             .page_size = cuda::FastDivisor(args.cache.page_size),
-            .scale_shift = args.cache.num_scales == 1 ? 31 : std::countr_zero(static_cast<uint32_t>(vectors))};
+            .scale_shift = args.cache.num_scales == 1 ? 31 : static_cast<int32_t>(std::bit_width(vectors)) - 1};
   }
 
   static MLA_DEVICE void run(const Params& params) {
