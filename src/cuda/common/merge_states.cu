@@ -8,7 +8,9 @@ namespace mla::MLA_CUDA_NAMESPACE {
 
 Status run_merge_states(const core::MergeStatesArgs& args, cuda::Queue& queue) {
   const int64_t rows = args.num_tokens * args.num_heads;
-  return launch<MergeStatesKernel>(queue, cuda::warp_per_row(rows, MergeStatesKernel::kThreads), args);
+  cuda::LaunchShape shape = cuda::warp_per_row(rows, MergeStatesKernel::kThreads);
+  shape.overlaps_previous = true;
+  return launch<MergeStatesKernel>(queue, shape, args);
 }
 
 }  // namespace mla::MLA_CUDA_NAMESPACE

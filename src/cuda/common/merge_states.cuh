@@ -20,6 +20,7 @@ struct MergeStatesKernel {
   static constexpr int kMinBlocks = 2;
 
   static MLA_DEVICE void run(const Params& args) {
+    ptx::wait_for_previous_grid();  // for the kernel that writes partial states
     constexpr int kWarps = kThreads / kWarpSize;
     const int64_t step = int64_t{kWarps} * ptx::grid_size_x(), rows = args.num_tokens * args.num_heads;
     for (int64_t row = int64_t{kWarps} * ptx::block_index_x() + ptx::warp(); row < rows; row += step)
