@@ -192,6 +192,8 @@ typedef struct mla_decode_params {
   mla_context_parallel context_parallel;
   const mla_tensor* o_scale; /* [1] f32, with e4m3 outputs */
   void* stream;              /* cudaStream_t; null = the default stream. Ignored on the CPU */
+  int32_t shared_prefix;     /* 1: rows that neighbouring requests share are read once; see mla/params.h */
+  int32_t reserved;          /* 0 */
 } mla_decode_params;
 
 /* Describes one pool of latent rows, and names the rows that each query attends to. */

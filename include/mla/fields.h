@@ -50,7 +50,7 @@ MLA_FIELDS(PageTable, kv_indptr, kv_indices, block_table, kv_len);
 MLA_FIELDS(ContextParallel, rank, world, interleave);
 MLA_FIELDS(AttentionOptions, attn_sink, window_left, logits_soft_cap, alibi_slopes, compute);
 MLA_FIELDS(DecodeParams, q, q_nope, q_pe, q_scale, cache, pages, qo_indptr, causal, tree_mask, tree_parents, options,
-           context_parallel, sm_scale, lse_base, batch_invariant, o, o_scale, lse);
+           context_parallel, sm_scale, lse_base, batch_invariant, shared_prefix, o, o_scale, lse);
 MLA_FIELDS(SparsePool, cache, indices, topk_length, topk_length_per);
 MLA_FIELDS(DecodeSparseParams, q, q_nope, q_pe, q_scale, pool, extra_pool, qo_indptr, options, sm_scale, lse_base,
            batch_invariant, o, o_scale, lse, max_logits);

@@ -107,6 +107,13 @@ struct DecodeParams {
   float sm_scale = 0.0F;
   LseBase lse_base = LseBase::kE;
   bool batch_invariant = false;  ///< the bits of a request do not depend on the other requests of the batch
+  /// Reads the rows that neighbouring requests share once for all of them. `plan` finds these rows: whole pages that
+  /// stand first in the page tables of requests next to each other, before each request's own queries. So the page
+  /// tables must be there when planning, and `run` gets the same. A group of n requests with a prefix of p keys reads p
+  /// keys instead of n * p. Results are those without it but for rounding. It is refused with batch_invariant,
+  /// attn_sink, window_left, alibi_slopes, compute, context_parallel, e4m3 outputs, and block tables whose rows
+  /// overlap.
+  bool shared_prefix = false;
   TensorView o = {};        ///< out [T, H, d_v]: the query's dtype (bf16 for e4m3 queries), f32, or e4m3 with o_scale
   TensorView o_scale = {};  ///< [1] f32, with e4m3 outputs: o is divided by it
   TensorView lse = {};      ///< out [T, H] f32, optional

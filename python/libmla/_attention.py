@@ -35,6 +35,7 @@ def decode(
     compute: Compute = "default",
     lse_base: LseBase = "e",
     batch_invariant: bool = False,
+    shared_prefix: bool = False,
     d_v: int | None = None,
     q_scale: Tensor | None = None,
     o_scale: Tensor | None = None,
@@ -75,6 +76,9 @@ def decode(
         context_parallel: (rank, world, interleave): the cache and its page table hold this rank's tokens only.
         lse_base: base of the logarithm in ``lse``.
         batch_invariant: the bits of a request do not depend on the other requests.
+        shared_prefix: rows that neighbouring requests share are read once for all of them. They are found when
+            planning: whole pages that stand first in page tables of requests next to each other, before their own
+            queries. So page tables must not change between ``plan`` and the calls with it.
         d_v: width of the value, where neither q, nor the cache, nor ``out`` says it; None: the largest power of two
             within d_qk (512 of 576, 256 of 320).
         out: [T, H, d_v], of q's type (bf16 for e4m3 queries), f32, or e4m3 with ``o_scale``.

@@ -73,6 +73,7 @@ struct DecodeArgs {
   Options options = {};
   ContextParallel context_parallel = {};
   bool batch_invariant = false;
+  bool shared_prefix = false;  // backends do not see it: src/dispatch/shared_prefix.h makes two problems of one
   float sm_scale = 0.0F;
   LseBase lse_base = LseBase::kE;
   DType o_dtype = DType::kBF16;
@@ -81,13 +82,64 @@ struct DecodeArgs {
   int64_t o_stride_token = 0, o_stride_head = 0;
   float* lse = nullptr;  // [T, H], may be null
   int64_t lse_stride_token = 0, lse_stride_head = 0;
+  int64_t expected_q_len = 0;  // query tokens of a request, where T / B says nothing of them; else 0
 
   /// Returns the number of query tokens of a request by which backends and kernels are chosen. It is T / B rounded up,
   /// since the lengths of a ragged batch are not known on the host of a GPU. It is 1 with batch_invariant, which must
   /// not depend on the batch.
   constexpr int64_t usual_q_len() const {
+    if (expected_q_len > 0) return expected_q_len;
     if (batch_invariant || num_tokens <= batch_size) return 1;
     return (num_tokens + batch_size - 1) / std::max(batch_size, 1);
+  }
+};
+
+/// Holds what shared_prefix finds in the page tables of a decode. The batch is divided into *groups* of neighbouring
+/// requests; those of a group begin with the same pages. Two decodes come out of it: one of the groups, each a request
+/// with all queries of its members over the shared keys, and one of the requests over the keys that are left.
+struct SharedPrefixArgs {
+  int32_t batch_size = 0;  // B
+  int64_t num_tokens = 0;  // T
+  Pages pages = {};
+  QueryRanges queries = {};
+  int32_t* common_pages = nullptr;     // [B], scratch: leading pages that a request has in common with the one before
+  int32_t* group_qo_indptr = nullptr;  // [B + 1]; behind the last group come groups without queries
+  int32_t* group_kv_indptr = nullptr;  // [B + 1]
+  int32_t* group_kv_len = nullptr;     // [B]; 0 for a request that shares nothing
+  int32_t* own_kv_indptr = nullptr;    // [B + 1]
+  int32_t* own_kv_len = nullptr;       // [B]
+
+  /// Returns where the pages of a request begin in the table. A request B ends the last one.
+  constexpr int32_t table_begin(int32_t request) const {
+    if (pages.kv_indptr != nullptr) return pages.kv_indptr[request];
+    return static_cast<int32_t>(request * pages.table_stride_request);
+  }
+  /// Returns how many keys the request has; lengths that cannot be right are clamped to what its pages hold.
+  constexpr int32_t kv_len(int32_t request) const {
+    const int64_t entries = int64_t{table_begin(request + 1)} - table_begin(request);
+    const int64_t held = std::max<int64_t>(std::min(entries, pages.table_entries - table_begin(request)), 0);
+    return static_cast<int32_t>(std::clamp<int64_t>(pages.kv_len[request], 0, held * pages.page_size));
+  }
+  /// Returns how many leading pages of a request hold keys that all of its queries see.
+  constexpr int32_t full_pages(int32_t request) const {
+    return std::max(kv_len(request) - std::max(queries.len(request), 0), 0) / pages.page_size;
+  }
+};
+
+/// Decides which requests form a group.
+struct PrefixGroup {
+  int64_t requests = 1;
+  int64_t pages = 0;  // that all of them begin with; 0 for a single request
+
+  /// Takes the next request into the group, which has `common` leading pages in common with the one before, if that
+  /// saves more pages than if it began a group: the one behind it has `next` pages in common with it. Returns whether
+  /// it did.
+  constexpr bool take(int64_t common, int64_t next) {
+    const int64_t pages_then = requests == 1 ? common : std::min(pages, common);
+    const int64_t gain = pages_then * requests - pages * (requests - 1);
+    if (gain <= 0 || gain + std::min(pages_then, next) < next) return false;
+    *this = {.requests = requests + 1, .pages = pages_then};
+    return true;
   }
 };
 

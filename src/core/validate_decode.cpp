@@ -2,6 +2,8 @@
 // Validates the parameters of decode.
 #include <algorithm>
 #include <cstdint>
+#include <string_view>
+#include <utility>
 
 #include "core/batch_checks.h"
 #include "core/validate.h"
@@ -48,6 +50,30 @@ bool check_tree(Checks& check, const DecodeParams& params, DecodeArgs& args) {
   const int64_t needed = longest(args.queries, args.batch_size);
   return check.require(width >= needed, field, "expected rows of at least {} (the most queries of a request), got {}",
                        needed, width);
+}
+
+/// Checks what goes with `shared_prefix`: keys that all queries of a group see, at positions that do not matter, and
+/// partial results that merge_states takes.
+bool check_shared_prefix(Checks& check, const DecodeParams& params, const DecodeArgs& args) {
+  if (!params.shared_prefix) return check.ok();
+  const std::pair<bool, std::string_view> against[] = {
+      {args.batch_invariant, "batch_invariant"},
+      {args.options.attn_sink != nullptr, "attn_sink"},
+      {args.options.window_left >= 0, "window_left"},
+      {args.options.alibi_slopes != nullptr, "alibi_slopes"},
+      {args.options.compute != Compute::kDefault, "compute"},
+      {args.context_parallel.world > 1, "context_parallel"},
+      {args.o_dtype == DType::kE4M3, "o of e4m3"},
+  };
+  for (const auto& [given, what] : against)
+    if (given) return check.fail("shared_prefix", "expected false with {}, got true", what);
+  const TensorView& table = params.pages.block_table;
+  if (!table.given()) return true;
+  const int64_t entries = args.batch_size * table.stride[0];
+  return check.require(table.stride[0] >= table.shape[1] || args.batch_size <= 1, "block_table",
+                       "expected rows at least {} apart with shared_prefix, got {}", table.shape[1], table.stride[0]) &&
+         check.require(entries <= INT32_MAX, "block_table", "expected at most {} entries with shared_prefix, got {}",
+                       INT32_MAX, entries);
 }
 
 }  // namespace
@@ -115,7 +141,8 @@ Status validate(const DecodeParams& params, Scope scope, DecodeArgs& args, Devic
   args.lse = static_cast<float*>(lse.data);
   args.lse_stride_token = lse.stride[0];
   args.lse_stride_head = lse.stride[1];
-  if (!check_tree(check, params, args)) return check.take();
+  args.shared_prefix = params.shared_prefix;
+  if (!check_shared_prefix(check, params, args) || !check_tree(check, params, args)) return check.take();
   if (check.reads_data()) check_used_pages(check, args.pages, args.context_parallel, shape.num_pages);
   return check.finish(device);
 }

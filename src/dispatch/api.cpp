@@ -15,6 +15,7 @@
 #include "cuda/runtime/stream_queue.h"
 #include "dispatch/context.h"
 #include "dispatch/guard.h"
+#include "dispatch/shared_prefix.h"
 #include "mla/fields.h"
 
 namespace mla {
@@ -253,7 +254,8 @@ struct Prepared {
   typename Operation<Params>::Args args;
   dispatch::Place place;
   const typename Operation<Params>::Row* row = nullptr;
-  size_t workspace_bytes = 0;  // what the row needs from an aligned address on
+  std::unique_ptr<const typename Operation<Params>::Row> made;  // the row, where it is none of the table
+  size_t workspace_bytes = 0;                                   // what the row needs from an aligned address on
 };
 
 template <class Params>
@@ -268,7 +270,14 @@ Status prepare(const Context& context, const Params& params, std::span<const std
   if (!status.ok()) return status;
   status = dispatch::find_place(O::kOp, impl.choice, device, prepared.place);
   if (!status.ok()) return status;
-  prepared.row = select_at<typename O::Row>(impl, prepared.place, O::problem(prepared.args, device), status);
+  Problem problem = O::problem(prepared.args, device);
+  prepared.place.apply(problem);
+  prepared.row = dispatch::select(dispatch::table<typename O::Row>(), problem, impl.forced(), status);
+  if constexpr (O::kOp == Op::kDecode)
+    if (prepared.row != nullptr && prepared.args.shared_prefix) {
+      prepared.made = dispatch::shared_prefix_row(prepared.args, problem, prepared.place, impl.forced(), status);
+      prepared.row = prepared.made.get();
+    }
   if (prepared.row == nullptr) return status;
   if (prepared.args.num_tokens > 0)
     prepared.workspace_bytes = execute(impl, prepared.place, {}, [&](const core::Executor& executor) {
@@ -343,6 +352,7 @@ Result<Plan> make_plan(const Context& context, const Params& params, std::span<s
     auto impl = std::make_unique<Plan::Impl>();
     impl->op = O::kOp;
     impl->row = prepared.row;
+    if constexpr (O::kOp == Op::kDecode) impl->made = std::move(prepared.made);
     impl->place = prepared.place;
     impl->id = next_plan_id();
     impl->given_workspace = workspace;

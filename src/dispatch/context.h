@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <string>
@@ -42,6 +43,7 @@ struct Context::Impl {
 struct Plan::Impl {
   Op op = Op::kDecode;
   std::variant<const dispatch::DecodeRow*, const dispatch::PrefillRow*, const dispatch::DecodeSparseRow*> row;
+  std::unique_ptr<const dispatch::DecodeRow> made;  // `row`, where it is none of the table
   dispatch::Place place;
   int32_t num_threads = 1;
   std::vector<int64_t> planned;          // shape and options; `run` must get the same

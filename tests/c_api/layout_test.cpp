@@ -103,6 +103,7 @@ TEST(Layout, OlderCallersFindTheirFieldsWhereTheyWere) {
   EXPECT_EQ(offsetof(mla_gather_params, scales), 112U);
   // As the second had them.
   EXPECT_EQ(offsetof(mla_decode_params, stream), 240U);
+  EXPECT_EQ(offsetof(mla_decode_params, shared_prefix), 248U);
   EXPECT_EQ(offsetof(mla_merge_states_params, stream), 48U);
   EXPECT_EQ(offsetof(mla_context_options, device), 32U);
   EXPECT_EQ(offsetof(mla_problem, gpu_arch), 56U);

@@ -89,6 +89,8 @@ Options<kit::DecodeCase> decode_options() {
   };
   const Options<Case> own = {
       {"qo_indptr", Effect::kChanges, [](DecodeParams& p) { at(p.qo_indptr, 1) = 1; }},
+      {"shared_prefix", Effect::kAny, [](DecodeParams& p) { p.shared_prefix = true; },
+       [](Spec& s) { s.cache.shared_pages = {2}; }},
       {"causal", Effect::kChanges, [](DecodeParams& p) { p.causal = false; },
        [](Spec& s) {
          s.kv_len = {12, 9};

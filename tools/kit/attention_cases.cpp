@@ -163,6 +163,7 @@ DecodeParams DecodeCase::params() const {
         rows_view(tree_mask, DType::kU8, num_tokens, longest_q(q_lens(spec)) + kMaskExtra, spec.tree_mask_extra);
   if (spec.tree == Tree::kParents) p.tree_parents = list_view(tree_parents, DType::kI32, num_tokens);
   p.context_parallel = spec.context_parallel;
+  p.shared_prefix = spec.shared_prefix;
   p.sm_scale = spec.effective_sm_scale();
   return p;
 }

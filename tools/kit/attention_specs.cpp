@@ -117,6 +117,18 @@ float usual_sm_scale(float sm_scale, int32_t d_kpe) {
   return sm_scale != 0 ? sm_scale : 1.0F / std::sqrt(static_cast<float>(128 + d_kpe));
 }
 
+/// Returns how many keys requests have in pages of the request before them.
+int64_t shared_keys(const DecodeSpec& spec) {
+  int64_t keys = 0;
+  for (size_t b = 1; b < spec.kv_len.size() && !spec.cache.shared_pages.empty(); ++b) {
+    const std::vector<int32_t>& shared = spec.cache.shared_pages;
+    const auto local = [&](size_t request) { return local_length(spec.context_parallel, spec.kv_len[request]); };
+    const int64_t most = int64_t{shared.size() == 1 ? shared[0] : shared[b]} * spec.cache.page_size;
+    keys += std::min({most, local(b - 1), local(b)});
+  }
+  return keys;
+}
+
 }  // namespace
 
 float DecodeSpec::effective_sm_scale() const { return usual_sm_scale(sm_scale, cache.d_kpe()); }
@@ -147,6 +159,7 @@ std::string describe(const DecodeSpec& spec) {
       .knob("tree", &Spec::tree)
       .knob("tree_mask_extra", &Spec::tree_mask_extra)
       .knob("context_parallel", &Spec::context_parallel)
+      .knob("shared_prefix", &Spec::shared_prefix)
       .take();
 }
 
@@ -266,6 +279,7 @@ Work work_of(const DecodeSpec& spec) {
   const double d_qk = spec.cache.d_qk, d_v = spec.cache.d_v;
   double keys = 0;
   for (int32_t kv_len : spec.kv_len) keys += static_cast<double>(local_length(spec.context_parallel, kv_len));
+  keys -= static_cast<double>(shared_keys(spec));
   const double pairs = visible_pairs(spec, spec.causal, spec.options.window_left, spec.context_parallel);
   return {.flops = 2 * pairs * spec.num_heads * (d_qk + d_v),
           .bytes = keys * cache_row_bytes(spec.cache) + rows * d_qk * bytes_of(spec.q_dtype) +

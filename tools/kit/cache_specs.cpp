@@ -68,6 +68,7 @@ std::string describe(const CacheSpec& spec) {
       .knob("garbage_table_tail", &CacheSpec::garbage_table_tail)
       .knob("shuffled_pages", &CacheSpec::shuffled_pages)
       .knob("unowned_pages", &CacheSpec::unowned_pages)
+      .knob("shared_pages", &CacheSpec::shared_pages)
       .knob("page_stride_extra", &CacheSpec::page_stride_extra)
       .knob("token_stride_extra", &CacheSpec::token_stride_extra)
       .knob("scale_page_extra", &CacheSpec::scale_page_extra)

@@ -239,7 +239,15 @@ TableSpec table_spec(const CacheSpec& spec, const ContextParallel& share) {
           .garbage_tail = spec.garbage_table_tail,
           .shuffled = spec.shuffled_pages,
           .unowned_pages = spec.unowned_pages,
+          .shared_pages = spec.shared_pages,
           .context_parallel = share};
+}
+
+/// Returns `given` as a list of one number for each request.
+std::vector<size_t> shared_pages(const std::vector<int32_t>& given, size_t requests) {
+  std::vector<size_t> all(requests, given.size() == 1 ? static_cast<size_t>(given[0]) : 0);
+  if (given.size() > 1) all.assign(given.begin(), given.end());
+  return all;
 }
 
 }  // namespace
@@ -335,13 +343,14 @@ std::vector<const Buffer*> PagedMemory::written() const {
 TableMemory make_table(const TableSpec& spec, std::span<const int32_t> kv_len, uint64_t seed) {
   TableMemory memory;
   memory.page_size = spec.page_size;
-  std::vector<size_t> needed;
-  for (int32_t len : kv_len) {
-    const int64_t local = local_length(spec.context_parallel, len);
+  std::vector<size_t> needed, shared = shared_pages(spec.shared_pages, kv_len.size());
+  memory.num_pages = spec.unowned_pages;
+  for (size_t b = 0; b < kv_len.size(); ++b) {
+    const int64_t local = local_length(spec.context_parallel, kv_len[b]);
     needed.push_back(static_cast<size_t>((local + spec.page_size - 1) / spec.page_size));
+    shared[b] = b > 0 ? std::min({shared[b], needed[b - 1], needed[b]}) : 0;
+    memory.num_pages += static_cast<int64_t>(needed[b] - shared[b]);
   }
-  memory.num_pages =
-      spec.unowned_pages + static_cast<int64_t>(std::accumulate(needed.begin(), needed.end(), size_t{0}));
 
   std::vector<int32_t> order(static_cast<size_t>(memory.num_pages));
   std::iota(order.begin(), order.end(), 0);
@@ -351,9 +360,12 @@ TableMemory make_table(const TableSpec& spec, std::span<const int32_t> kv_len, u
       std::swap(order[i - 1], order[static_cast<size_t>(random.integer(0, static_cast<int64_t>(i) - 1))]);
   }
   auto next = order.begin();
-  for (size_t count : needed) {
-    const auto end = next + static_cast<std::ptrdiff_t>(count);
-    memory.pages_of.emplace_back(next, end);
+  for (size_t b = 0; b < kv_len.size(); ++b) {
+    std::vector<int32_t> pages;
+    if (b > 0) pages.assign(memory.pages_of[b - 1].begin(), memory.pages_of[b - 1].begin() + std::ptrdiff_t(shared[b]));
+    const auto end = next + static_cast<std::ptrdiff_t>(needed[b] - shared[b]);
+    pages.insert(pages.end(), next, end);
+    memory.pages_of.push_back(std::move(pages));
     next = end;
   }
   memory.unowned.assign(next, order.end());

@@ -20,6 +20,7 @@ struct TableSpec {
   bool garbage_tail = true;
   bool shuffled = true;
   int32_t unowned_pages = 0;
+  std::vector<int32_t> shared_pages = {};
   ContextParallel context_parallel = {};
 };
 

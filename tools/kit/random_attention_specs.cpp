@@ -60,6 +60,21 @@ void draw_dtypes(Random& random, AbsorbedSpec& spec, CacheFormat format) {
   spec.split_q = random.chance(0.5);
 }
 
+/// Lets neighbours begin with the same pages, some of them with partly filled ones, and takes the options out that
+/// shared_prefix is refused with.
+void share_prefixes(Random& random, DecodeSpec& spec) {
+  spec.shared_prefix = true;
+  spec.batch_invariant = false;
+  spec.options = {.logits_soft_cap = spec.options.logits_soft_cap};
+  spec.context_parallel = {};
+  if (spec.o_dtype == DType::kE4M3) spec.o_dtype = DType::kF32;
+  spec.cache.shared_pages.clear();
+  for (const int32_t kv_len : spec.kv_len) {
+    const int64_t pages = kv_len / spec.cache.page_size;
+    spec.cache.shared_pages.push_back(static_cast<int32_t>(random.chance(0.3) ? 0 : random.integer(0, pages + 2)));
+  }
+}
+
 DType random_o_dtype(Random& random, DType q_dtype) { return random.chance(0.3) ? DType::kF32 : q_dtype; }
 
 SparsePoolSpec random_pool(Random& random, CacheFormat format) {
@@ -103,6 +118,7 @@ DecodeSpec random_decode_spec(uint64_t seed, CacheFormat format) {
   spec.kv_len = std::move(batch.kv_len);
   spec.omit_qo_indptr = batch.omit_qo_indptr;
   draw_compute(random, spec.cache, spec.cache, spec.options);
+  if (random.chance(0.15)) share_prefixes(random, spec);
   return spec;
 }
 

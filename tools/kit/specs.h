@@ -23,7 +23,10 @@ struct CacheSpec {
   bool block_table = false;        ///< else CSR
   bool garbage_table_tail = true;  ///< entries past the last needed page exist and are 2147483647
   bool shuffled_pages = true;
-  int32_t unowned_pages = 2;       ///< pages of the pool that belong to nobody
+  int32_t unowned_pages = 2;  ///< pages of the pool that belong to nobody
+  /// Says with how many pages of the request before it a request begins, as far as both have pages: one number for
+  /// each request, or one for all; empty: none.
+  std::vector<int32_t> shared_pages = {};
   int64_t page_stride_extra = 0;   ///< elements (packed formats: bytes) between pages, beyond the page
   int64_t token_stride_extra = 0;  ///< the same between the rows of a page; not in formats with footers
   int64_t scale_page_extra = 0;    ///< token_scales: f32 between the scales of pages, beyond those of a page
@@ -112,6 +115,7 @@ struct DecodeSpec : AbsorbedSpec {
   Tree tree = Tree::kNone;      ///< random masks, future drafts among them; or random parents
   int64_t tree_mask_extra = 0;  ///< bytes between the rows of the mask
   ContextParallel context_parallel = {};
+  bool shared_prefix = false;
 
   int32_t batch_size() const { return static_cast<int32_t>(kv_len.size()); }
   int32_t q_len_of(size_t request) const { return q_len.size() == 1 ? q_len[0] : q_len[request]; }

@@ -41,6 +41,7 @@ struct Operations {
   DirectOperation<core::PhysicalSlotsArgs> physical_slots = nullptr;
   DirectOperation<core::AppendIndexerArgs> append_indexer = nullptr;
   DirectOperation<core::TopKArgs> top_k = nullptr;
+  DirectOperation<core::SharedPrefixArgs> find_shared_prefixes = nullptr;  // a step of a decode's plan
 };
 
 }  // namespace mla::cuda
