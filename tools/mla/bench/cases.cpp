@@ -89,6 +89,8 @@ constexpr KeyUse kKeyUses[] = {
     {"alibi", [](Op op) { return op == Op::kDecode || op == Op::kPrefill; }},
     {"tree", [](Op op) { return op == Op::kDecode; }},
     {"dcp", [](Op op) { return op == Op::kDecode; }},
+    {"prefix", [](Op op) { return op == Op::kDecode; }},
+    {"shared_prefix", [](Op op) { return op == Op::kDecode; }},
 };
 
 // Keys that would change nothing are mistakes.
@@ -226,6 +228,8 @@ std::vector<Case> make_cases(const Choice& choice, std::string_view label) {
   set_options(choice, result);
   result.causal = bool_of(choice, "causal", true);
   result.batch_invariant = bool_of(choice, "batch_invariant", false);
+  result.prefix = int_of(choice, "prefix", 0, 0, 1 << 30);
+  result.shared_prefix = bool_of(choice, "shared_prefix", false);
   result.threads = static_cast<int32_t>(int_of(choice, "threads", 0, 0, 4096));
   if (result.threads == 0) result.threads = machine_info().threads;
   if (const Setting* backend = find(choice, "backend")) {
@@ -249,9 +253,9 @@ std::vector<Case> make_cases(const Choice& choice, std::string_view label) {
 }
 
 bool is_int_list(std::string_view key) {
-  constexpr std::string_view kIntKeys[] = {"heads",       "batch", "q_len",           "kv_len",      "page_size",
-                                           "states",      "topk",  "extra_topk",      "clip",        "threads",
-                                           "pool_tokens", "dcp",   "extra_page_size", "to_page_size"};
+  constexpr std::string_view kIntKeys[] = {"heads",       "batch", "q_len",           "kv_len",       "page_size",
+                                           "states",      "topk",  "extra_topk",      "clip",         "threads",
+                                           "pool_tokens", "dcp",   "extra_page_size", "to_page_size", "prefix"};
   return std::find(std::begin(kIntKeys), std::end(kIntKeys), key) != std::end(kIntKeys);
 }
 
@@ -323,6 +327,8 @@ const std::vector<SettingKey>& setting_keys() {
       {"states", "Partial states (only merge_states)"},
       {"causal", "true, false"},
       {"batch_invariant", "true, false"},
+      {"prefix", "Tokens, in whole pages, that all requests begin with (decode)"},
+      {"shared_prefix", "Read those once: true, false"},
       {"threads", "Threads of the kernels and the ceilings; 0 = all that the process may use"},
       {"backend", "Rows or families to force; auto"},
       {"device", "Where to compute: cpu, cuda:N, emulated:sm90 (else MLA_EMULATE, else cpu)"},

@@ -45,7 +45,7 @@ struct Case {
   int64_t extra_topk = 0;  ///< decode_sparse: indices into a second pool; 0 = none
   int64_t extra_page_size = 64;
   CacheFormat extra_cache = CacheFormat::kBF16;  ///< of that second pool
-  CacheFormat to_cache = CacheFormat::kBF16;  ///< copy_pages: what is written
+  CacheFormat to_cache = CacheFormat::kBF16;     ///< copy_pages: what is written
   int64_t to_page_size = 64;
   Scales scales = Scales::kPowersOfTwo;
   bool sink = false, alibi = false;
@@ -56,6 +56,8 @@ struct Case {
   int64_t dcp = 1;  ///< ranks that share the tokens; the case is rank 0's work
   bool causal = true;
   bool batch_invariant = false;
+  int64_t prefix = 0;          ///< tokens that all requests of a decode begin with
+  bool shared_prefix = false;  ///< whether they are read once
   int32_t threads = 1;
   std::string backend;  ///< forced row or family; empty = auto
   std::string device;   ///< "cpu", "cuda:0", "emulated:sm90"; empty = what MLA_EMULATE says, else the CPU

@@ -63,6 +63,7 @@ std::string variant_text(const Case& one) {
   if (one.compute != Compute::kDefault) add(fmt::format("compute {}", name(one.compute)));
   if (one.tree != kit::Tree::kNone) add(fmt::format("tree {}", name(one.tree)));
   if (one.dcp > 1) add(fmt::format("rank 0 of {}", one.dcp));
+  if (one.prefix > 0) add(fmt::format("prefix of {}{}", one.prefix, one.shared_prefix ? " read once" : ""));
   return text;
 }
 
@@ -115,6 +116,8 @@ void add_details(const Case& one, Json& json) {
   json["d_v"] = one.d_v;
   json["causal"] = one.causal;
   json["batch_invariant"] = one.batch_invariant;
+  json["prefix"] = one.prefix;
+  json["shared_prefix"] = one.shared_prefix;
   json["states"] = one.op == Op::kMergeStates ? one.states : 0;
   const bool two_pools = one.extra_topk > 0, copies = one.op == Op::kCopyPages;
   json["scales"] = name(one.scales);

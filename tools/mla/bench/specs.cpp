@@ -81,7 +81,12 @@ kit::SparsePoolSpec pool_spec(const Case& one, CacheFormat format, int64_t topk,
 
 int64_t pages_needed(const Case& one) {
   int64_t pages = 0;
-  for (const Request& request : one.requests) pages += (request.kv_len + one.page_size - 1) / one.page_size;
+  int64_t before = 0;
+  for (const Request& request : one.requests) {
+    const int64_t needed = (request.kv_len + one.page_size - 1) / one.page_size;
+    pages += needed - std::min({one.prefix / one.page_size, before, needed});
+    before = needed;
+  }
   return std::max<int64_t>(pages, 1);
 }
 
@@ -95,6 +100,8 @@ kit::DecodeSpec decode_spec(const Case& one, uint64_t seed) {
   spec.causal = one.causal;
   spec.tree = one.tree;
   spec.context_parallel.world = narrow(one.dcp, "dcp");
+  if (one.prefix > 0) spec.cache.shared_pages = {narrow(one.prefix / one.page_size, "prefix")};
+  spec.shared_prefix = one.shared_prefix;
   return spec;
 }
 
