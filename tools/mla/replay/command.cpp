@@ -43,7 +43,7 @@ struct Options {
   std::string cache, backend, device, timeline;
   std::string requests = "0", layers = "1", page_size, pool_tokens = "256k", chunk = "4k", max_batch = "64";
   std::string threads = "0", seed = "1", check_every = "16", pool_gb, mtp = "0", dcp = "1", time_budget;
-  bool as_fast_as_possible = false, sparse = false;
+  bool as_fast_as_possible = false, sparse = false, shared_prefix = false;
   Output output;
 };
 
@@ -165,6 +165,9 @@ void check_layer(const Options& options, const LayerOptions& layer) {
                      model.name);
   if (options.sparse && layer.world > 1)
     throw UsageError("--dcp: sparse attention runs on one rank here, got {}", layer.world);
+  if (layer.shared_prefix && (options.sparse || layer.world > 1))
+    throw UsageError("--shared-prefix: expected dense attention of one rank, not {}",
+                     options.sparse ? "--sparse" : "--dcp");
   if (options.sparse && model.kv_lora_rank < kIndexerLayout.head_dim)
     throw UsageError("--sparse: expected a kv_lora_rank of at least {}, got {}", kIndexerLayout.head_dim,
                      model.kv_lora_rank);
@@ -190,6 +193,7 @@ LayerOptions make_layer(const Options& options) {
   layer.page_size = int_option("--page-size", page_size, 1, 1 << 20);
   layer.world = int_option("--dcp", options.dcp, 1, 1024);
   layer.chunk = int_option("--chunk", options.chunk, 1, 1 << 20);
+  layer.shared_prefix = options.shared_prefix;
   layer.dtype = Projector::activation_dtype();
   if (options.sparse) layer.topk = layer.model.index_topk;
   check_layer(options, layer);
@@ -221,7 +225,8 @@ Setup make_setup(const Options& options) {
                      .max_batch = setup.engine.max_batch,
                      .as_fast_as_possible = options.as_fast_as_possible,
                      .drafts = setup.engine.drafts,
-                     .seed = setup.engine.seed};
+                     .seed = setup.engine.seed,
+                     .sharers_side_by_side = layer.shared_prefix};
   return setup;
 }
 
@@ -272,6 +277,7 @@ Report make_report(const Setup& setup, const std::string& backend, const std::st
   report.sparse = layer.topk > 0;
   report.drafts = setup.engine.drafts;
   report.ranks = layer.world;
+  report.shared_prefix = layer.shared_prefix;
   if (pooled) {
     report.layers = "three sparse layers (window, C4, C128)";
     report.other_way = "decode_sparse against prefill_sparse";
@@ -279,6 +285,7 @@ Report make_report(const Setup& setup, const std::string& backend, const std::st
     report.layers = fmt::format("one layer, decode over {} keys", layer.topk);
   }
   if (report.drafts > 0) report.layers += fmt::format(", {} per answer token", counted(report.drafts, "draft"));
+  if (report.shared_prefix) report.layers += ", shared prefixes read once";
   if (report.ranks > 1) report.layers += fmt::format(", {} ranks", report.ranks);
   const Op decode = report.sparse ? Op::kDecodeSparse : Op::kDecode;
   report.prefill_backend = selected_backend(pooled ? decode : Op::kPrefill, layer, 1, backend, device);
@@ -402,6 +409,8 @@ Action add_replay(CLI::App& app) {
   command->add_option("--cache", options->cache, "Cache format (default bf16; deepseek-v4-flash: fp8_dsv4)");
   command->add_flag("--sparse", options->sparse,
                     "Sparse attention: indexer and decode_sparse (deepseek-v3.2, glm-5, deepseek-v4-flash)");
+  command->add_flag("--shared-prefix", options->shared_prefix,
+                    "Decode reads rows that several requests share once (decode's shared_prefix)");
   command->add_option("--mtp", options->mtp, "Drafts computed beside each answer token (speculative decoding)")
       ->capture_default_str();
   command->add_option("--dcp", options->dcp, "Ranks that share each request's tokens (decode context parallelism)")

@@ -229,6 +229,7 @@ Status Layer::decode(Operations& operations, const TensorView& q_nope, const Ten
   params.q_nope = q_nope;
   params.q_pe = q_pe;
   params.sm_scale = options_.model.sm_scale();
+  params.shared_prefix = options_.shared_prefix;
   params.o = o;
   set_query_ranges(requests);
   params.qo_indptr = ints(qo_indptr_);

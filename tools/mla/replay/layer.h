@@ -32,6 +32,7 @@ struct LayerOptions {
   DType dtype = DType::kBF16;  ///< of the activations
   int32_t world = 1;           ///< ranks that share every request's tokens, each with a cache of its own
   int32_t topk = 0;            ///< keys that sparse decode takes; 0 = dense
+  bool shared_prefix = false;  ///< decode reads the rows that neighbours share once
 
   /// Returns how many tokens one page number stands for: page_size on every rank.
   int32_t page_tokens() const { return page_size * world; }

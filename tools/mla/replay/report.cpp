@@ -142,6 +142,7 @@ Json Report::to_json() const {
       {"sparse", sparse},
       {"mtp", drafts},
       {"dcp", ranks},
+      {"shared_prefix", shared_prefix},
       {"input_tokens", input_tokens},
       {"prefill_tokens", prefill_tokens},
       {"prefix_hit_tokens", hit_tokens},

@@ -40,6 +40,7 @@ struct Report {
   std::string layers = "one layer";                  ///< what was computed, for people
   std::string other_way = "prefill against decode";  ///< the second way in which tokens are computed, for people
   int32_t drafts = 0, ranks = 1;
+  bool shared_prefix = false;
   bool sparse = false;
   int32_t threads = 1;
   bool interrupted = false;

@@ -111,6 +111,10 @@ Step Scheduler::next(double now_ms, const std::function<bool(const Sequence&)>& 
     else if (budget > 0)
       add_piece(index);
   }
+  if (options_.sharers_side_by_side)
+    std::stable_sort(step.decode.begin(), step.decode.end(), [&](const DecodePiece& a, const DecodePiece& b) {
+      return sequences_[static_cast<size_t>(a.sequence)].pages < sequences_[static_cast<size_t>(b.sequence)].pages;
+    });
   // Requests are admitted as late as possible: blocks that earlier requests finish meanwhile can be shared.
   size_t refused = 0;
   while (budget > 0 && refused < waiting_.size() && num_running() < options_.max_batch &&

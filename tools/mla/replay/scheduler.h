@@ -19,11 +19,12 @@ namespace mla::cli::replay {
 struct SchedulerOptions {
   int32_t page_size = 64;
   int32_t num_pages = 0;
-  int32_t chunk = 4096;              ///< prompt tokens computed per step
-  int32_t max_batch = 64;            ///< requests that run at once
-  bool as_fast_as_possible = false;  ///< every request has arrived at time 0
-  int32_t drafts = 0;                ///< speculative tokens that are computed beside each answer token
-  uint64_t seed = 0;                 ///< decides which drafts are accepted
+  int32_t chunk = 4096;               ///< prompt tokens computed per step
+  int32_t max_batch = 64;             ///< requests that run at once
+  bool as_fast_as_possible = false;   ///< every request has arrived at time 0
+  int32_t drafts = 0;                 ///< speculative tokens that are computed beside each answer token
+  uint64_t seed = 0;                  ///< decides which drafts are accepted
+  bool sharers_side_by_side = false;  ///< answers that begin with the same pages stand next to each other in a step
 };
 
 /// A draft is right with this probability if those before it are: about what multi-token prediction reaches.

@@ -201,6 +201,7 @@ TEST_F(ReplayCommand, EveryWayOfDecodingAgreesWithItself) {
   for (const std::vector<std::string>& options :
        {std::vector<std::string>{"--cache", "fp8_ds_mla"},
         {"--dcp", "2"},
+        {"--shared-prefix", "--mtp", "1"},
         {"--dcp", "4", "--page-size", "16", "--cache", "fp8_ds_mla", "--mtp", "2"},
         {"--mtp", "3", "--cache", "fp8"},
         {"--sparse"},
@@ -348,6 +349,8 @@ TEST_F(ReplayCommand, BadInputIsOneClearError) {
   expect_error({trace, "--model", "deepseek-v4-flash", "--sparse", "--page-size", "64"},
                "--page-size: expected a mult");
   expect_error({trace, "--mtp", "-1"}, "--mtp");
+  expect_error({trace, "--shared-prefix", "--dcp", "2"},
+               "--shared-prefix: expected dense attention of one rank, not --dcp");
   expect_error({trace, "--dcp", "0"}, "--dcp: expected");
   expect_error({trace, "--cache", "float"}, "--cache");
   expect_error({trace, "--layers", "2"}, "--layers");

@@ -163,6 +163,20 @@ TEST(Scheduler, SharesPrefixesOfEarlierRequests) {
   EXPECT_EQ(scheduler.sequences()[2].num_hit, 512);  // its last token must be computed
 }
 
+TEST(Scheduler, PutsAnswersThatBeginWithTheSamePagesSideBySide) {
+  const std::vector<Request> requests = {make_request(1, 0, 600, 9, {7, 1}), make_request(2, 0, 600, 9, {8, 2}),
+                                         make_request(3, 1, 600, 9, {7, 3}), make_request(4, 1, 600, 9, {8, 4})};
+  for (const bool together : {false, true}) {
+    Scheduler scheduler(requests, {.page_size = 256, .num_pages = 100, .sharers_side_by_side = together});
+    scheduler.complete(scheduler.next(0), 1);
+    scheduler.complete(scheduler.next(1), 2);
+    std::vector<int32_t> order;
+    for (const DecodePiece& piece : scheduler.next(2).decode) order.push_back(piece.sequence);
+    ASSERT_THAT(order, SizeIs(4));
+    EXPECT_EQ(order[0] % 2 == order[1] % 2, together);  // requests 0 and 2 share pages, 1 and 3 others
+  }
+}
+
 TEST(Scheduler, SharesNothingIfPagesDoNotDivideBlocks) {
   const std::vector<Request> requests = {make_request(1, 0, 1100, 1, {7, 8}), make_request(2, 9, 1100, 1, {7, 8})};
   Scheduler scheduler(requests, {.page_size = 96, .num_pages = 100, .chunk = 2000, .max_batch = 8});
