@@ -43,6 +43,10 @@ struct Problem {
   /// Counts, in decode, the query tokens per request, averaged over all requests and rounded up; 1 with
   /// batch_invariant. Other operations do not use it.
   int64_t q_len = 1;
+  /// Counts, in decode_sparse and prefill_sparse, the call's query tokens times the entries of a token's lists, those
+  /// of both pools; 0 = unknown: many. Few are computed by other kernels. 0 with batch_invariant. Other operations do
+  /// not use it.
+  int64_t listed_keys = 0;
   /// Names the arithmetic of decode, decode_sparse and prefill, AttentionOptions::compute. Others have only kDefault.
   Compute compute = Compute::kDefault;
 

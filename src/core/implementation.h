@@ -82,6 +82,8 @@ inline Reason compute_refusal(const Problem& problem) {
 struct Verdict {
   bool usable = false;
   Reason reason;
+  /// The row can run the problem, but one behind it is faster: it runs it only if those cannot, or if it is forced.
+  bool yields = false;
 };
 
 /// Describes a plan.

@@ -112,6 +112,7 @@ struct SparseOperation {
   static Problem problem(const Args& a, Device device) {
     Problem problem = {kOp, device, a.q_dtype, a.pools[0].cache.format, a.num_heads, a.d_qk, a.d_v};
     if (a.num_pools == 2) problem.extra_cache = a.pools[1].cache.format;
+    if (!a.batch_invariant) problem.listed_keys = a.num_tokens * (int64_t{a.pools[0].topk} + a.pools[1].topk);
     problem.compute = a.options.compute;
     return problem;
   }

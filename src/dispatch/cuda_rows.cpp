@@ -67,6 +67,8 @@ CudaVerdict judge(const cuda::Backend& backend, const Problem& problem) {
     return no(Reason::format("this build has no code for sm{}", gpu.arch));
   const bool on_tensor_cores = backend.numerics(problem).products_per_cut > 0;
   const std::string_view kernels = on_tensor_cores ? backend.kernels : "kernels";
+  const Reason yields = backend.yields != nullptr ? backend.yields(problem) : Reason();
+  if (!yields.empty()) return {.verdict = {.usable = true, .reason = yields, .yields = true}, .operations = operations};
   return {.verdict = {.usable = true,
                       .reason = problem.emulated
                                     ? Reason::format("emulated: {} of sm{} on the CPU", kernels, found.code.arch)

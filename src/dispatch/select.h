@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Selects the row that runs a problem: the first one that the caller admits and that can run it. `explain` prints what
-// the rows answer to the same question.
+// Selects the row that runs a problem: the first one that the caller admits, that can run it, and that does not yield
+// to another; if all of them yield, the first one. `explain` prints what the rows answer to the same question.
 #pragma once
 
 #include <cstdlib>
@@ -75,8 +75,14 @@ Status unusable(Op op, const Forced& force, std::span<const BackendVerdict> refu
 template <class Row>
 const Row* select(std::span<const Row> rows, const Problem& problem, const Forced& force, Status& error) {
   const Admitted<Row> admitted(rows, force.backend);
-  for (const Row& row : rows)
-    if (admitted(row) && row.verdict(problem).usable) return &row;
+  const Row* first = nullptr;  // that can run it
+  for (const Row& row : rows) {
+    if (!admitted(row)) continue;
+    const core::Verdict verdict = row.verdict(problem);
+    if (verdict.usable && !verdict.yields) return &row;
+    if (verdict.usable && first == nullptr) first = &row;
+  }
+  if (first != nullptr) return first;
 
   std::vector<std::string_view> names;
   std::vector<BackendVerdict> refused;

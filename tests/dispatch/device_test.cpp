@@ -256,6 +256,25 @@ std::string reason_of(const Explanation& explanation, std::string_view name) {
   return {};
 }
 
+TEST(Explain, LittleSparseWorkOverQuantizedRowsGoesToSmallBlocks) {
+  Problem problem{.op = Op::kDecodeSparse,
+                  .device = {DeviceType::kCuda, 0},
+                  .cache = CacheFormat::kFP8DsMla,
+                  .num_heads = 64,
+                  .gpu_arch = 90,
+                  .full_build = true};
+  EXPECT_EQ(explain(problem).selected, "cuda_sm90");  // as many as there may be
+  problem.listed_keys = 4 * 640;
+  EXPECT_EQ(explain(problem).selected, "cuda_portable");
+  EXPECT_EQ(explain(problem, "cuda_sm90").selected, "cuda_sm90");
+  EXPECT_THAT(reason_of(explain(problem), "cuda_sm90"), HasSubstr("yes: can, but leaves up to 163840 pairs"));
+  ++problem.listed_keys;
+  EXPECT_EQ(explain(problem).selected, "cuda_sm90");
+  problem.cache = CacheFormat::kBF16;
+  problem.listed_keys = 1;
+  EXPECT_EQ(explain(problem).selected, "cuda_sm90");
+}
+
 // Whatever this build has: the answers differ by a remark.
 TEST(Explain, AnswersForAFullBuildOnAnyBuild) {
   const Variable unset("MLA_BACKEND", nullptr);

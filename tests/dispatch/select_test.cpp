@@ -36,6 +36,7 @@ struct FakeRow {
 };
 
 core::Verdict yes(const Problem&) { return {true, "always"}; }
+core::Verdict yes_but_yields(const Problem&) { return {.usable = true, .reason = "slower", .yields = true}; }
 core::Verdict no(const Problem&) { return {false, "never"}; }
 core::Verdict few_heads(const Problem& p) {
   return p.num_heads <= 16 ? core::Verdict{true, "few heads"} : core::Verdict{false, "takes 16 heads"};
@@ -70,6 +71,17 @@ TEST(Select, TakesTheFirstThatCan) {
   EXPECT_EQ(chosen({.num_heads = 17}, ""), "cpuid");
   EXPECT_EQ(chosen({.num_heads = 16}, "cpu"), "cpu_good");
   EXPECT_EQ(chosen({.num_heads = 17}, "reference"), "reference");
+}
+
+TEST(Select, ARowThatYieldsRunsIfItIsForcedOrAlone) {
+  constexpr FakeRow kYielding[] = {{"cpu_large", yes_but_yields}, {"cpu_small", few_heads}, {"reference", no}};
+  const auto choose = [&](int64_t num_heads, std::string_view force) {
+    Status status;
+    return dispatch::select(std::span<const FakeRow>(kYielding), {.num_heads = num_heads}, {force}, status)->name;
+  };
+  EXPECT_EQ(choose(16, ""), "cpu_small");
+  EXPECT_EQ(choose(17, ""), "cpu_large");
+  EXPECT_EQ(choose(16, "cpu_large"), "cpu_large");
 }
 
 TEST(Select, TheNameOfARowIsNotAFamily) {

@@ -117,6 +117,10 @@ float usual_sm_scale(float sm_scale, int32_t d_kpe) {
   return sm_scale != 0 ? sm_scale : 1.0F / std::sqrt(static_cast<float>(128 + d_kpe));
 }
 
+int64_t listed_keys(const AttentionSpec& spec, int64_t num_tokens, int64_t topk) {
+  return spec.batch_invariant ? 0 : num_tokens * topk;
+}
+
 /// Returns how many keys requests have in pages of the request before them.
 int64_t shared_keys(const DecodeSpec& spec) {
   int64_t keys = 0;
@@ -250,6 +254,8 @@ Problem problem_of(const DecodeSparseSpec& spec) {
           .d_qk = spec.pool.cache.d_qk,
           .d_v = spec.pool.cache.d_v,
           .extra_cache = spec.extra_pool ? std::optional(spec.extra_pool->cache.format) : std::nullopt,
+          .listed_keys =
+              listed_keys(spec, spec.num_tokens(), spec.pool.topk + (spec.extra_pool ? spec.extra_pool->topk : 0)),
           .compute = spec.options.compute};
 }
 
@@ -271,7 +277,8 @@ Problem problem_of(const PrefillSparseSpec& spec) {
           .cache = format_of_elements(spec.kv_dtype).value_or(CacheFormat::kBF16),
           .num_heads = spec.num_heads,
           .d_qk = spec.d_qk,
-          .d_v = spec.d_v};
+          .d_v = spec.d_v,
+          .listed_keys = listed_keys(spec, spec.num_tokens, spec.topk)};
 }
 
 Work work_of(const DecodeSpec& spec) {

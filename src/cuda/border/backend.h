@@ -22,6 +22,8 @@ struct Backend {
   /// Returns why the backend refuses a problem on a GPU that it is for; empty if it takes the problem.
   core::Reason (*refusal)(const Problem& problem) = nullptr;
   Numerics (*numerics)(const Problem& problem) = nullptr;
+  /// Returns why a backend behind it is faster at a problem that it takes; empty if none is. May be null.
+  core::Reason (*yields)(const Problem& problem) = nullptr;
   core::Reason leaves = {};  ///< BackendInfo::leaves
 
   // The fields below come from the backend's line in src/cuda/CMakeLists.txt.

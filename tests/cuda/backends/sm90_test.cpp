@@ -168,10 +168,9 @@ TEST(Sm90, SaysOfItselfWhatItLeaves) {
   for (const BackendInfo& backend : backends())
     if (backend.name == "cuda_sm90") {
       EXPECT_EQ(backend.archs, std::vector<int32_t>{90});
-      EXPECT_EQ(
-          backend.leaves,
-          "attention with up to 16 query rows of a request (query tokens times heads), and indexers with up to 32 "
-          "heads");
+      EXPECT_EQ(backend.leaves,
+                "attention with up to 16 query rows of a request, indexers with up to 32 heads, and sparse attention "
+                "with up to 163840 pairs of a query row and a quantized key");
     }
 }
 
