@@ -63,6 +63,7 @@ Result<Expected> attention_expected(const Case& problem, Compute compute) {
   if (!context.ok()) return context.status();
   auto params = problem.params();
   params.options.compute = compute;
+  if constexpr (requires { params.shared_prefix; }) params.shared_prefix = false;  // every request reads its own keys
   Buffer o, lse, max_logits;
   params.o = dense_f32(o, params.o);
   if constexpr (requires { params.o_scale; }) params.o_scale = {};

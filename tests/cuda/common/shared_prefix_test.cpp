@@ -56,5 +56,35 @@ TEST(CudaSharedPrefixes, LeaveTheListsOfTheCpu) {
   }
 }
 
+// The request behind a chunk's last one decides whether that one joins the group before it.
+TEST(CudaSharedPrefixes, LookBeyondTheEndOfAChunk) {
+  constexpr int32_t kBatch = 1030, kPages = 4, kLast = 1023;
+  Random random(1);
+  Memory memory(random);
+  std::vector<int32_t> table;
+  for (int32_t i = 0; i < kBatch * kPages; ++i) table.push_back(i);
+  table[kLast * kPages] =
+      table[(kLast - 1) * kPages];  // a page in common with the one before, three with the one behind
+  for (int32_t i = 0; i < 3; ++i) table[(kLast + 1) * kPages + i] = table[kLast * kPages + i];
+  core::SharedPrefixArgs args = {.batch_size = kBatch, .num_tokens = kBatch};
+  args.pages = {.page_size = 1,
+                .batch_size = kBatch,
+                .table = memory.list(table),
+                .table_stride_request = kPages,
+                .table_entries = kBatch * kPages,
+                .kv_len = memory.list(std::vector<int32_t>(kBatch, kPages))};
+  args.common_pages = room(memory, kBatch);
+  args.group_qo_indptr = room(memory, kBatch + 1);
+  args.group_kv_indptr = room(memory, kBatch + 1);
+  args.group_kv_len = room(memory, kBatch);
+  args.own_kv_indptr = room(memory, kBatch + 1);
+  args.own_kv_len = room(memory, kBatch);
+  TestQueue queue(1);
+  ASSERT_NO_FATAL_FAILURE(expect_same_bytes(
+      memory, [&] { schedule::find_shared_prefixes(args); }, [&] { return find_shared_prefixes(args, queue); }));
+  EXPECT_EQ(args.own_kv_len[kLast - 1], kPages);
+  EXPECT_EQ(args.own_kv_len[kLast], 1);
+}
+
 }  // namespace
 }  // namespace mla::writers_test
