@@ -3,6 +3,7 @@
 
 #include "cuda/common/append_groups.cuh"
 #include "cuda/common/operations.h"
+#include "cuda/common/row_parts.h"
 #include "cuda/common/rows_grid.h"
 
 namespace mla::MLA_CUDA_NAMESPACE {
@@ -12,12 +13,13 @@ Status run_append(const core::AppendArgs& args, cuda::Queue& queue) {
     return launch<Kernel>(queue, cuda::warp_per_row(args.num_tokens, Kernel::kThreads), args);
   };
   if (args.dtype == args.cache.ckv_dtype) return enqueue(AppendKernel<RowWay::kCopied>{});
+  const core::AppendArgs parts = cuda::in_parts(args);
   const auto enqueue_groups = [&]<class Kernel>(Kernel) {
     return launch<Kernel>(queue, cuda::warp_per_rows(args.num_tokens, Kernel::kThreads),
-                          {.args = args, .page_size = cuda::FastDivisor(args.cache.page_size)});
+                          {.args = parts, .page_size = cuda::FastDivisor(args.cache.page_size)});
   };
-  if (AppendGroupsKernel<DType::kE4M3>::takes(args)) return enqueue_groups(AppendGroupsKernel<DType::kE4M3>{});
-  if (AppendGroupsKernel<DType::kE2M1>::takes(args)) return enqueue_groups(AppendGroupsKernel<DType::kE2M1>{});
+  if (AppendGroupsKernel<DType::kE4M3>::takes(parts)) return enqueue_groups(AppendGroupsKernel<DType::kE4M3>{});
+  if (AppendGroupsKernel<DType::kE2M1>::takes(parts)) return enqueue_groups(AppendGroupsKernel<DType::kE2M1>{});
   if (args.cache.writes_scales) return enqueue(AppendKernel<RowWay::kGrouped>{});
   return enqueue(AppendKernel<RowWay::kEncoded>{});
 }

@@ -3,6 +3,7 @@
 
 #include "cuda/common/gather_rows.cuh"
 #include "cuda/common/operations.h"
+#include "cuda/common/row_parts.h"
 #include "cuda/common/rows_grid.h"
 
 namespace mla::MLA_CUDA_NAMESPACE {
@@ -12,11 +13,11 @@ Status run_gather(const core::GatherArgs& args, cuda::Queue& queue) {
     return launch<Kernel>(queue, cuda::warp_per_row(args.num_rows, Kernel::kThreads), args);
   };
   if (args.out_dtype == args.cache.ckv_dtype) return enqueue(GatherKernel<RowWay::kCopied>{});
-  if (GatherRowsKernel::takes(args)) {
+  if (const core::GatherArgs parts = cuda::in_parts(args); GatherRowsKernel::takes(parts)) {
     constexpr int64_t kRows = GatherRowsKernel::kRows;
     return launch<GatherRowsKernel>(queue,
                                     cuda::warp_per_row((args.num_rows + kRows - 1) / kRows, GatherRowsKernel::kThreads),
-                                    GatherRowsKernel::params_of(args));
+                                    GatherRowsKernel::params_of(parts));
   }
   if (args.cache.is_quantized() && args.out_dtype == DType::kBF16) return enqueue(GatherKernel<RowWay::kDequantized>{});
   return args.cache.is_quantized() ? enqueue(GatherKernel<RowWay::kConverted>{})

@@ -36,7 +36,13 @@ TEST(CudaAppend, LeavesTheBytesOfTheReference) {
     const int32_t page_size = random.of({1, 3, 16});
     const int64_t num_pages = random.integer(1, 8);
     core::AppendArgs args = {.dtype = random.of(kFloatTypes)};
-    args.cache = random_cache(random, memory, random_d_ckv(random), random_d_kpe(random), num_pages, page_size);
+    if (random.chance(6)) {  // whole rows, which kernels may take in two parts
+      args.dtype = DType::kBF16;
+      args.cache =
+          random_cache(random, memory, CacheFormat::kFP8, random.of({576, 576, 528, 640}), 0, num_pages, page_size);
+    } else {
+      args.cache = random_cache(random, memory, random_d_ckv(random), random_d_kpe(random), num_pages, page_size);
+    }
     args.num_tokens = random.integer(0, static_cast<int32_t>(args.cache.num_slots()));
     args.ckv_stride_token = args.cache.d_ckv + random.of({0, 0, 8, 3});
     args.kpe_stride_token = args.cache.d_kpe + random.of({0, 0, 8, 3});
@@ -136,7 +142,13 @@ TEST(CudaGather, LeavesTheBytesOfTheReference) {
     Memory memory(random);
     const int32_t page_size = random.of({1, 3, 16}), num_pages = random.integer(1, 8);
     core::GatherArgs args = {.batch_size = random.of({1, 3, 40}), .out_dtype = random.of(kFloatTypes)};
-    args.cache = random_cache(random, memory, random_d_ckv(random), random_d_kpe(random), num_pages, page_size);
+    if (random.chance(6)) {  // whole rows, which kernels may take in two parts
+      args.out_dtype = DType::kBF16;
+      args.cache =
+          random_cache(random, memory, CacheFormat::kFP8, random.of({576, 576, 528, 640}), 0, num_pages, page_size);
+    } else {
+      args.cache = random_cache(random, memory, random_d_ckv(random), random_d_kpe(random), num_pages, page_size);
+    }
     std::vector<int32_t> table, kv_len, start, out_indptr = {0}, kv_indptr = {0};
     constexpr int32_t kPages = 4;
     for (int32_t b = 0; b < args.batch_size; ++b) {
