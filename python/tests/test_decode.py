@@ -269,6 +269,24 @@ def test_batch_invariant():
         assert torch.equal(alone[0], together[b])
 
 
+def test_shared_prefix():
+    batch, cache, q = problem([300, 200, 45])
+    pages = batch.pages()
+    pages["block_table"][1, :8] = pages["block_table"][0, :8]  # whole pages, of which each request has more
+    wanted, wanted_lse = libmla.decode(q, cache, **pages, sm_scale=SM_SCALE, return_lse=True)
+    plan = libmla.Plan.decode(q, cache, **pages, sm_scale=SM_SCALE, shared_prefix=True)
+    assert "shared prefixes (1 group, 128 keys saved)" in str(plan), str(plan)
+    for made in (None, plan):
+        o, lse = libmla.decode(q, cache, **pages, sm_scale=SM_SCALE, shared_prefix=True, return_lse=True, plan=made)
+        expected.check(o, wanted.double(), 1e-2)
+        expected.check(lse, wanted_lse.double())
+    pages["block_table"][1, 0] = pages["block_table"][1, 9]
+    with pytest.raises(ValueError, match="shared_prefix: expected requests that share as many pages"):
+        libmla.decode(q, cache, **pages, sm_scale=SM_SCALE, shared_prefix=True, plan=plan)
+    with pytest.raises(ValueError, match="shared_prefix: expected false with window_left, got true"):
+        libmla.decode(q, cache, **pages, sm_scale=SM_SCALE, shared_prefix=True, window_left=5)
+
+
 @pytest.mark.parametrize("requests", [0, 3])
 def test_no_queries(requests):
     batch = batches.paged([4] * requests, 16)

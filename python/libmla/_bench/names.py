@@ -14,7 +14,7 @@ from .results import Result
 CASE_KEYS = (
     "device", "op", "backend", "cache", "heads", "states", "topk", "extra_topk", "extra_cache", "to_cache", "batch", "q_len", "kv_len",
     "lengths", "page_size", "extra_page_size", "to_page_size", "q_dtype", "scales", "d_qk", "d_v", "causal", "sink",
-    "window", "soft_cap", "alibi", "compute", "tree", "dcp", "batch_invariant", "threads",
+    "window", "soft_cap", "alibi", "compute", "tree", "dcp", "prefix", "shared_prefix", "batch_invariant", "threads",
 )  # fmt: skip
 
 
@@ -67,6 +67,8 @@ _TEXTS: Mapping[str, Callable[[Any], str]] = {
     "compute": lambda value: f"compute {value}" if value != "default" else "",
     "tree": lambda value: f"tree {value}" if value != "none" else "",
     "dcp": lambda value: f"{value} ranks" if value > 1 else "",
+    "prefix": lambda value: f"prefix of {count_text(value)}" if value else "",
+    "shared_prefix": lambda value: "prefix read once" if value else "",
     "batch_invariant": lambda value: "batch invariant" if value else "",
     "threads": lambda value: f"{value} thread{'' if value == 1 else 's'}",
 }

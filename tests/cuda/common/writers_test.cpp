@@ -36,7 +36,7 @@ TEST(CudaAppend, LeavesTheBytesOfTheReference) {
     const int32_t page_size = random.of({1, 3, 16});
     const int64_t num_pages = random.integer(1, 8);
     core::AppendArgs args = {.dtype = random.of(kFloatTypes)};
-    if (random.chance(6)) {  // whole rows, which kernels may take in two parts
+    if (random.chance(3)) {  // whole rows, which kernels may take in two parts
       args.dtype = DType::kBF16;
       args.cache =
           random_cache(random, memory, CacheFormat::kFP8, random.of({576, 576, 528, 640}), 0, num_pages, page_size);
@@ -142,7 +142,7 @@ TEST(CudaGather, LeavesTheBytesOfTheReference) {
     Memory memory(random);
     const int32_t page_size = random.of({1, 3, 16}), num_pages = random.integer(1, 8);
     core::GatherArgs args = {.batch_size = random.of({1, 3, 40}), .out_dtype = random.of(kFloatTypes)};
-    if (random.chance(6)) {  // whole rows, which kernels may take in two parts
+    if (random.chance(3)) {  // whole rows, which kernels may take in two parts
       args.out_dtype = DType::kBF16;
       args.cache =
           random_cache(random, memory, CacheFormat::kFP8, random.of({576, 576, 528, 640}), 0, num_pages, page_size);
