@@ -423,6 +423,8 @@ typedef struct mla_problem {
   int64_t q_len;    /* decode: query tokens of a request, rounded up; 1 with batch_invariant; 0 = 1 */
   int32_t compute;  /* mla_compute, of decode, decode_sparse and prefill */
   int32_t reserved; /* 0 */
+  /* decode_sparse, prefill_sparse: query tokens times the entries of a token's lists; 0 = many */
+  int64_t listed_keys;
 } mla_problem;
 
 /* Names the types in which numbers are multiplied and summed. */

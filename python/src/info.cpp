@@ -112,6 +112,7 @@ void explain_problem(ffi::PackedArgs packed, ffi::Any* result) {
   problem.d_qk = args.count("d_qk");
   problem.d_v = args.count("d_v");
   problem.q_len = args.count("q_len");
+  problem.listed_keys = args.count("listed_keys", 0);
   problem.compute = args.compute("compute");
   read_device(args, problem);
   const std::string backend = args.text("backend");

@@ -84,6 +84,10 @@ def test_info_is_plain_unchangeable_data() -> None:
             {"op": "decode", "num_heads": 16, "q_len": 2, "device": "emulated:sm90"},
             ["--heads", "16", "--q-len", "2", "--device", "emulated:sm90"],
         ),
+        (
+            {"op": "decode_sparse", "cache": "fp8_ds_mla", "listed_keys": 640, "device": "sm90"},
+            ["--op", "decode_sparse", "--cache", "fp8_ds_mla", "--listed-keys", "640", "--device", "sm90"],
+        ),
     ],
 )
 def test_explain_is_what_the_tool_says(
@@ -106,6 +110,9 @@ def test_explain_says_which_problem_it_judged() -> None:
     )
     assert libmla.explain("decode", q_len=2).problem == (
         "decode: cache bf16, bf16 queries, 2 per request, 128 heads, head dims 576/512, device cpu"
+    )
+    assert libmla.explain("prefill_sparse", listed_keys=1, num_heads=8).problem == (
+        "prefill_sparse: cache bf16, bf16 queries, 8 heads, head dims 576/512, 1 listed key, device cpu"
     )
     assert libmla.explain("decode", cache="fp8", compute="fp8").problem == (
         "decode: cache fp8, bf16 queries, 128 heads, head dims 576/512, compute fp8, device cpu"

@@ -196,6 +196,9 @@ Result<mla::Problem> read_problem(const mla_problem* given) {
   if (problem.q_len < 0)
     return Status(StatusCode::kInvalidArgument,
                   mla::core::format("explain: q_len: expected at least 0, got {}", problem.q_len));
+  if (problem.listed_keys < 0)
+    return Status(StatusCode::kInvalidArgument,
+                  mla::core::format("explain: listed_keys: expected at least 0, got {}", problem.listed_keys));
   if (problem.compute != MLA_COMPUTE_DEFAULT && problem.compute != MLA_COMPUTE_FP8)
     return Status(StatusCode::kInvalidArgument,
                   mla::core::format("explain: compute: expected MLA_COMPUTE_DEFAULT or MLA_COMPUTE_FP8, got {}",
@@ -210,6 +213,7 @@ Result<mla::Problem> read_problem(const mla_problem* given) {
                       .gpu_arch = problem.gpu_arch,
                       .emulated = problem.emulated != 0,
                       .q_len = std::max<int64_t>(problem.q_len, 1),
+                      .listed_keys = problem.listed_keys,
                       .compute = problem.compute == MLA_COMPUTE_FP8 ? mla::Compute::kFP8 : mla::Compute::kDefault};
   if (Status status = mla::dispatch::check_problem(wanted); !status.ok()) return status;
   return wanted;

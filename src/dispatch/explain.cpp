@@ -70,6 +70,9 @@ Status check_problem(const Problem& problem) {
   for (const auto& [field, count] : counts)
     if (count < 1)
       return {StatusCode::kInvalidArgument, core::format("explain: {}: expected at least 1, got {}", field, count)};
+  if (problem.listed_keys < 0)
+    return {StatusCode::kInvalidArgument,
+            core::format("explain: listed_keys: expected at least 0, got {}", problem.listed_keys)};
   return {};
 }
 

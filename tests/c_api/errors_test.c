@@ -155,6 +155,11 @@ void test_struct_growth(const mla_context* context) {
   CHECK_ERROR(mla_explain(&wanted, "auto", text, sizeof text, NULL), MLA_INVALID_ARGUMENT,
               "explain: q_len: expected at least 0, got -1");
   wanted = mla_problem_init();
+  CHECK(wanted.listed_keys == 0);
+  wanted.listed_keys = -1;
+  CHECK_ERROR(mla_explain(&wanted, "auto", text, sizeof text, NULL), MLA_INVALID_ARGUMENT,
+              "explain: listed_keys: expected at least 0, got -1");
+  wanted = mla_problem_init();
   wanted.num_heads = 0;
   memset(text, '~', sizeof text);
   CHECK_ERROR(mla_explain(&wanted, "auto", text, sizeof text, NULL), MLA_INVALID_ARGUMENT,

@@ -112,6 +112,7 @@ TEST(Layout, OlderCallersFindTheirFieldsWhereTheyWere) {
   EXPECT_EQ(offsetof(mla_decode_sparse_params, topk_length_per), offsetof(mla_decode_sparse_params, stream) + 8);
   // As the fourth had them.
   EXPECT_EQ(offsetof(mla_problem, compute), 72U);
+  EXPECT_EQ(offsetof(mla_problem, listed_keys), 80U);
   EXPECT_EQ(offsetof(mla_attention_options, compute), 28U);
   EXPECT_EQ(sizeof(mla_attention_options), 32U);
   EXPECT_EQ(offsetof(mla_prefill_params, stream), 112U);

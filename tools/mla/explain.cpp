@@ -19,7 +19,7 @@ namespace mla::cli {
 namespace {
 
 struct ExplainOptions {
-  std::string op, model, tp, cache, q_dtype, heads, head_dims, q_len, compute, device, backend;
+  std::string op, model, tp, cache, q_dtype, heads, head_dims, q_len, listed_keys, compute, device, backend;
   bool estimate = false;
   std::string batch, keys;
   Output output;
@@ -38,6 +38,8 @@ Problem problem_of(const ExplainOptions& options, const std::string& device) {
     throw UsageError("--cache: {} works on no cache of a format; its element type is --q-dtype", name(op));
   if (!options.q_len.empty() && op != Op::kDecode)
     throw UsageError("--q-len: {} is judged alike for any number of queries", name(op));
+  if (!options.listed_keys.empty() && op != Op::kDecodeSparse && op != Op::kPrefillSparse)
+    throw UsageError("--listed-keys: {} has no lists of keys", name(op));
   if (!options.compute.empty() && !chooses_compute(op))
     throw UsageError("--compute: {} leaves no choice of its arithmetic", name(op));
   std::optional<ModelConfig> model;
@@ -52,6 +54,8 @@ Problem problem_of(const ExplainOptions& options, const std::string& device) {
   if (!options.heads.empty()) problem.num_heads = parse_int("--heads", options.heads, 1, 65536);
   if (!options.head_dims.empty()) set_head_dims(options.head_dims, problem);
   if (!options.q_len.empty()) problem.q_len = parse_int("--q-len", options.q_len, 1, 65536);
+  if (!options.listed_keys.empty())
+    problem.listed_keys = parse_int("--listed-keys", options.listed_keys, 1, int64_t{1} << 40);
   if (!options.compute.empty()) problem.compute = parse_compute("--compute", options.compute);
   return asked_on(problem, device);
 }
@@ -160,6 +164,7 @@ int explain_problem(const ExplainOptions& options) {
                    {"code", code_json(code)},
                    {"heads", problem.num_heads},
                    {"q_len", problem.q_len},
+                   {"listed_keys", problem.listed_keys},
                    {"compute", name(problem.compute)},
                    {"rows", rows}};
   options.output.print("{}: {}, device {}{}\n\n", name(problem.op), describe(problem), device,
@@ -188,10 +193,11 @@ int explain(const ExplainOptions& options) {
       throw UsageError("--tp: divides the heads of a whole model; expected --model without --op");
     return explain_problem(options);
   }
-  for (const auto& [option, text] : {std::pair("--q-dtype", &options.q_dtype), std::pair("--heads", &options.heads),
-                                     std::pair("--head-dims", &options.head_dims), std::pair("--q-len", &options.q_len),
-                                     std::pair("--compute", &options.compute), std::pair("--batch", &options.batch),
-                                     std::pair("--keys", &options.keys)})
+  for (const auto& [option, text] :
+       {std::pair("--q-dtype", &options.q_dtype), std::pair("--heads", &options.heads),
+        std::pair("--head-dims", &options.head_dims), std::pair("--q-len", &options.q_len),
+        std::pair("--listed-keys", &options.listed_keys), std::pair("--compute", &options.compute),
+        std::pair("--batch", &options.batch), std::pair("--keys", &options.keys)})
     if (!text->empty()) throw UsageError("{}: describes one operation of the model; expected --op too", option);
   if (options.estimate) throw UsageError("--estimate: times are those of one operation; expected --op too");
   return explain_model({.model = options.model,
@@ -219,6 +225,9 @@ Action add_explain(CLI::App& app) {
   command->add_option("--heads", options->heads, "Query heads");
   command->add_option("--head-dims", options->head_dims, "d_qk/d_v, such as 576/512");
   command->add_option("--q-len", options->q_len, "decode: query tokens of a request, rounded up (default 1)");
+  command->add_option(
+      "--listed-keys", options->listed_keys,
+      "decode_sparse, prefill_sparse: query tokens times the entries of a token's lists (default many)");
   command->add_option("--compute", options->compute,
                       "decode, decode_sparse, prefill: default, or fp8 for products of e4m3");
   command->add_option(

@@ -56,6 +56,7 @@ TEST(Cli, BadArgumentsAreOneLineAndStatusTwo) {
   expect_refusal("explain --device tpu", {"--device", "tpu"});
   expect_refusal("explain --q-len 0", {"--q-len", "at least 1"});
   expect_refusal("explain --op prefill --q-len 2", {"--q-len", "prefill"});
+  expect_refusal("explain --op decode --listed-keys 2", {"--listed-keys", "decode has no lists"});
   expect_refusal("explain --op prefill_sparse --compute fp8", {"--compute", "prefill_sparse"});
   expect_refusal("explain --compute fp4", {"--compute", "default, fp8", "fp4"});
   expect_refusal("check --op frob", {"--op", "frob"});
@@ -132,6 +133,9 @@ TEST(CliExplain, DescribesOnlyWhatTheOperationHas) {
   EXPECT_THAT(run_mla("explain --backend reference").out, testing::Not(HasSubstr("note:")));
   EXPECT_THAT(run_mla("explain --head-dims 37/5").out, HasSubstr("only the float64 reference"));
   EXPECT_THAT(run_mla("explain --heads 8 --q-len 3").out, HasSubstr("queries bf16, 3 per request, 8 heads"));
+  const std::string few = "explain --op decode_sparse --cache fp8_ds_mla --heads 64 --device sm90 --listed-keys ";
+  EXPECT_THAT(run_mla(few + "2560").out, HasSubstr("selected: cuda_portable"));
+  EXPECT_THAT(run_mla(few + "2561").out, HasSubstr("selected: cuda_sm90"));
   EXPECT_THAT(run_mla("explain --cache fp8 --compute fp8").out, HasSubstr("head dims 576/512, compute fp8"));
   EXPECT_THAT(run_mla("explain --compute fp8").err, HasSubstr("compute fp8 is for quantized caches, not for bf16"));
   EXPECT_THAT(run_mla("explain --op prefill --q-dtype e4m3 --compute fp8").out,
