@@ -50,6 +50,7 @@ Spec with_fp8(Spec spec) {
     if (spec.op == Op::kPrefill) spec.q_dtype = DType::kE4M3;
   } else if constexpr (std::is_same_v<Spec, kit::DecodeSpec>) {
     spec.options.compute = Compute::kFP8;
+    spec.shared_prefix = false;  // which is refused with it
     quantize(spec.cache.format);
   } else if constexpr (std::is_same_v<Spec, kit::DecodeSparseSpec>) {
     spec.options.compute = Compute::kFP8;

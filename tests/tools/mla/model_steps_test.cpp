@@ -160,6 +160,7 @@ std::string planned(const Context& context, const Problem& problem) {
       spec.num_heads = heads;
       spec.q_dtype = spec.o_dtype = problem.q_dtype;
       spec.q_len = {1};
+      spec.batch_invariant = true;  // backends are chosen as for many tokens, which the steps are about
       spec.pool = {.cache = cache_of(problem.cache, problem), .num_tokens = 9, .topk = 5};
       if (problem.extra_cache)
         spec.extra_pool = {.cache = cache_of(*problem.extra_cache, problem), .num_tokens = 9, .topk = 3};
