@@ -99,7 +99,6 @@ struct DecodeArgs {
 /// with all queries of its members over the shared keys, and one of the requests over the keys that are left.
 struct SharedPrefixArgs {
   int32_t batch_size = 0;  // B
-  int64_t num_tokens = 0;  // T
   Pages pages = {};
   QueryRanges queries = {};
   int32_t* common_pages = nullptr;     // [B], scratch: leading pages that a request has in common with the one before

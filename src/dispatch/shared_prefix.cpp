@@ -2,9 +2,8 @@
 #include "dispatch/shared_prefix.h"
 
 #include <algorithm>
-#include <cstring>
 #include <span>
-#include <utility>
+#include <string>
 
 #include "core/format.h"
 #include "cuda/border/backend.h"
@@ -23,8 +22,7 @@ class Layout {
  public:
   Layout(const core::DecodeArgs& args, std::byte* base) : base_(base) {
     const int64_t batch = args.batch_size, rows = args.num_tokens * args.num_heads;
-    found = {
-        .batch_size = args.batch_size, .num_tokens = args.num_tokens, .pages = args.pages, .queries = args.queries};
+    found = {.batch_size = args.batch_size, .pages = args.pages, .queries = args.queries};
     found.common_pages = take<int32_t>(batch);
     found.group_qo_indptr = take<int32_t>(batch + 1);
     found.group_kv_indptr = take<int32_t>(batch + 1);
@@ -57,15 +55,18 @@ class Layout {
   size_t used_ = 0;
 };
 
+/// Returns the element `offset` places behind `base`; null for null, where memory is only counted.
+float* behind(float* base, int64_t offset) { return base != nullptr ? base + offset : nullptr; }
+
 /// Returns the decode whose outputs are one of the partial states.
 core::DecodeArgs partial(core::DecodeArgs args, const Layout& layout, int32_t state) {
   const int64_t rows = args.num_tokens * args.num_heads;
   args.shared_prefix = false;
   args.o_dtype = DType::kF32;
-  args.o = layout.partial_o + state * rows * args.d_v;
+  args.o = behind(layout.partial_o, state * rows * args.d_v);
   args.o_stride_token = int64_t{args.num_heads} * args.d_v;
   args.o_stride_head = args.d_v;
-  args.lse = layout.partial_lse + state * rows;
+  args.lse = behind(layout.partial_lse, state * rows);
   args.lse_stride_token = args.num_heads;
   args.lse_stride_head = 1;
   return args;

@@ -33,7 +33,6 @@ struct Batch {
     for (List* list : {&common, &group_len, &own_len}) list->assign(n, -7);
     for (List* list : {&group_qo, &group_kv, &own_kv}) list->assign(n + 1, -7);
     args = {.batch_size = static_cast<int32_t>(n),
-            .num_tokens = qo_indptr.back(),
             .pages = {.page_size = 4,
                       .batch_size = static_cast<int32_t>(n),
                       .table = table.data(),

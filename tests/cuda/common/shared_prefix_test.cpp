@@ -12,6 +12,13 @@ namespace {
 
 int32_t* room(Memory& memory, int64_t count) { return reinterpret_cast<int32_t*>(memory.bytes(count * 4, 0)); }
 
+void make_lists(Memory& memory, core::SharedPrefixArgs& args) {
+  const int32_t batch = args.batch_size;
+  for (int32_t** list : {&args.common_pages, &args.group_kv_len, &args.own_kv_len}) *list = room(memory, batch);
+  for (int32_t** list : {&args.group_qo_indptr, &args.group_kv_indptr, &args.own_kv_indptr})
+    *list = room(memory, batch + 1);
+}
+
 TEST(CudaSharedPrefixes, LeaveTheListsOfTheCpu) {
   for (uint64_t seed = 0; seed < 60; ++seed) {
     MLA_TRACE(testing::Message() << "seed " << seed);
@@ -35,7 +42,7 @@ TEST(CudaSharedPrefixes, LeaveTheListsOfTheCpu) {
       qo_indptr.push_back(qo_indptr.back() + random.integer(0, 3));
     }
     if (!csr) table.resize(table.size() - static_cast<size_t>(row_extra));  // nothing stands behind the last row
-    core::SharedPrefixArgs args = {.batch_size = batch, .num_tokens = qo_indptr.back()};
+    core::SharedPrefixArgs args = {.batch_size = batch};
     args.pages = {.page_size = page_size,
                   .batch_size = batch,
                   .table = memory.list(table),
@@ -44,12 +51,7 @@ TEST(CudaSharedPrefixes, LeaveTheListsOfTheCpu) {
                   .table_entries = static_cast<int64_t>(table.size()),
                   .kv_len = memory.list(kv_len)};
     if (random.chance(2)) args.queries = {.indptr = memory.list(qo_indptr)};
-    args.common_pages = room(memory, batch);
-    args.group_qo_indptr = room(memory, batch + 1);
-    args.group_kv_indptr = room(memory, batch + 1);
-    args.group_kv_len = room(memory, batch);
-    args.own_kv_indptr = room(memory, batch + 1);
-    args.own_kv_len = room(memory, batch);
+    make_lists(memory, args);
     TestQueue queue(seed);
     ASSERT_NO_FATAL_FAILURE(expect_same_bytes(
         memory, [&] { schedule::find_shared_prefixes(args); }, [&] { return find_shared_prefixes(args, queue); }));
@@ -66,19 +68,14 @@ TEST(CudaSharedPrefixes, LookBeyondTheEndOfAChunk) {
   table[kLast * kPages] =
       table[(kLast - 1) * kPages];  // a page in common with the one before, three with the one behind
   for (int32_t i = 0; i < 3; ++i) table[(kLast + 1) * kPages + i] = table[kLast * kPages + i];
-  core::SharedPrefixArgs args = {.batch_size = kBatch, .num_tokens = kBatch};
+  core::SharedPrefixArgs args = {.batch_size = kBatch};
   args.pages = {.page_size = 1,
                 .batch_size = kBatch,
                 .table = memory.list(table),
                 .table_stride_request = kPages,
                 .table_entries = kBatch * kPages,
                 .kv_len = memory.list(std::vector<int32_t>(kBatch, kPages))};
-  args.common_pages = room(memory, kBatch);
-  args.group_qo_indptr = room(memory, kBatch + 1);
-  args.group_kv_indptr = room(memory, kBatch + 1);
-  args.group_kv_len = room(memory, kBatch);
-  args.own_kv_indptr = room(memory, kBatch + 1);
-  args.own_kv_len = room(memory, kBatch);
+  make_lists(memory, args);
   TestQueue queue(1);
   ASSERT_NO_FATAL_FAILURE(expect_same_bytes(
       memory, [&] { schedule::find_shared_prefixes(args); }, [&] { return find_shared_prefixes(args, queue); }));

@@ -28,6 +28,15 @@ std::vector<int64_t> random_slots(Random& random, int64_t tokens, int64_t num_sl
   return slots;
 }
 
+/// Returns a random cache for rows of `dtype`; every third time one of whole rows, which kernels of bf16 may take in
+/// two parts.
+core::Cache random_rows(Random& random, Memory& memory, DType& dtype, int64_t num_pages, int32_t page_size) {
+  if (!random.chance(3))
+    return random_cache(random, memory, random_d_ckv(random), random_d_kpe(random), num_pages, page_size);
+  dtype = DType::kBF16;
+  return random_cache(random, memory, CacheFormat::kFP8, random.of({576, 576, 528, 640}), 0, num_pages, page_size);
+}
+
 TEST(CudaAppend, LeavesTheBytesOfTheReference) {
   for (uint64_t seed = 0; seed < kProblems; ++seed) {
     MLA_TRACE(testing::Message() << "seed " << seed);
@@ -36,13 +45,7 @@ TEST(CudaAppend, LeavesTheBytesOfTheReference) {
     const int32_t page_size = random.of({1, 3, 16});
     const int64_t num_pages = random.integer(1, 8);
     core::AppendArgs args = {.dtype = random.of(kFloatTypes)};
-    if (random.chance(3)) {  // whole rows, which kernels may take in two parts
-      args.dtype = DType::kBF16;
-      args.cache =
-          random_cache(random, memory, CacheFormat::kFP8, random.of({576, 576, 528, 640}), 0, num_pages, page_size);
-    } else {
-      args.cache = random_cache(random, memory, random_d_ckv(random), random_d_kpe(random), num_pages, page_size);
-    }
+    args.cache = random_rows(random, memory, args.dtype, num_pages, page_size);
     args.num_tokens = random.integer(0, static_cast<int32_t>(args.cache.num_slots()));
     args.ckv_stride_token = args.cache.d_ckv + random.of({0, 0, 8, 3});
     args.kpe_stride_token = args.cache.d_kpe + random.of({0, 0, 8, 3});
@@ -142,13 +145,7 @@ TEST(CudaGather, LeavesTheBytesOfTheReference) {
     Memory memory(random);
     const int32_t page_size = random.of({1, 3, 16}), num_pages = random.integer(1, 8);
     core::GatherArgs args = {.batch_size = random.of({1, 3, 40}), .out_dtype = random.of(kFloatTypes)};
-    if (random.chance(3)) {  // whole rows, which kernels may take in two parts
-      args.out_dtype = DType::kBF16;
-      args.cache =
-          random_cache(random, memory, CacheFormat::kFP8, random.of({576, 576, 528, 640}), 0, num_pages, page_size);
-    } else {
-      args.cache = random_cache(random, memory, random_d_ckv(random), random_d_kpe(random), num_pages, page_size);
-    }
+    args.cache = random_rows(random, memory, args.out_dtype, num_pages, page_size);
     std::vector<int32_t> table, kv_len, start, out_indptr = {0}, kv_indptr = {0};
     constexpr int32_t kPages = 4;
     for (int32_t b = 0; b < args.batch_size; ++b) {
