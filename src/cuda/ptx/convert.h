@@ -170,6 +170,33 @@ MLA_DEVICE void e4m3x4_to_f16x2(uint32_t four, uint32_t& low, uint32_t& high) {
   }
 }
 
+/// mov.b32 {half, half}: returns twice the lower half of a pair, or the upper one. Arithmetic on pairs reads a half as
+/// an operand, so that this takes no instruction of its own there.
+MLA_DEVICE uint32_t twice_half(uint32_t pair, bool upper) {
+#if MLA_EMULATED
+  const uint16_t half = upper ? detail::high_half(pair) : detail::low_half(pair);
+  return detail::join(half, half);
+#else
+  uint32_t low, high;
+  asm("{\n.reg .b16 lo, hi;\nmov.b32 {lo, hi}, %2;\nmov.b32 %0, {lo, lo};\nmov.b32 %1, {hi, hi};\n}"
+      : "=r"(low), "=r"(high)
+      : "r"(pair));
+  return upper ? high : low;
+#endif
+}
+
+/// lop3.b32: returns the bits of `set` where those of `mask` are 1, and the bits of `clear` elsewhere. From the
+/// operators of C++ nvcc 13.0 makes two instructions, where it finds that some of these bits are masked out later.
+MLA_DEVICE uint32_t choose_bits(uint32_t mask, uint32_t set, uint32_t clear) {
+#if MLA_EMULATED
+  return (set & mask) | (clear & ~mask);
+#else
+  uint32_t result;
+  asm("lop3.b32 %0, %1, %2, %3, 0xE4;" : "=r"(result) : "r"(set), "r"(clear), "r"(mask));
+  return result;
+#endif
+}
+
 /// prmt.b32 of one word: byte i of the result is the byte of `word` whose number stands in bits 4 i ... 4 i + 2 of
 /// `which`.
 MLA_DEVICE uint32_t permute_bytes(uint32_t word, uint32_t which) {

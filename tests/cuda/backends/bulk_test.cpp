@@ -43,17 +43,24 @@ bool emulates(int32_t arch) {
 
 bool is_quantized(CacheFormat format) { return mla::is_quantized(kv_layout(format).nope.element); }
 
-/// Rows of these formats are e2m1, or have more scales than the kernel has room for.
-constexpr CacheFormat kManyScales[] = {
-    CacheFormat::kFP8DsV41,      CacheFormat::kFP4DsV41,  CacheFormat::kNvFP4DsMla, CacheFormat::kNvFP4DsMla416,
-    CacheFormat::kNvFP4DsMla368, CacheFormat::kNvFP4DsV4, CacheFormat::kMxFP4DsV4};
+/// Rows of these formats have more scales than the kernel for e4m3 has room for, or are not the e2m1 of the other one.
+constexpr CacheFormat kOtherFormats[] = {CacheFormat::kFP8DsV41, CacheFormat::kFP4DsV41, CacheFormat::kNvFP4DsV4,
+                                         CacheFormat::kMxFP4DsV4};
 
-bool has_few_scales(CacheFormat format) { return std::ranges::find(kManyScales, format) == std::end(kManyScales); }
+bool takes(CacheFormat format) { return std::ranges::find(kOtherFormats, format) == std::end(kOtherFormats); }
 
-TEST(Bulk, LeavesRowsOfManyScales) {
-  for (CacheFormat format : kManyScales)
+TEST(Bulk, LeavesOtherQuantizedFormats) {
+  for (CacheFormat format : kOtherFormats)
     EXPECT_EQ(of_bulk(of_format(Op::kDecodeSparse, kFewRows, format)).reason,
-              "takes quantized rows of e4m3 with up to 8 scales of f32 or UE8M0, not " + std::string(name(format)));
+              "takes quantized rows of e4m3 with up to 8 scales of f32 or UE8M0, and nvfp4_ds_mla, not " +
+                  std::string(name(format)));
+}
+
+TEST(Bulk, LeavesTwoCachesOfE2m1) {
+  Problem problem = of_format(Op::kDecodeSparse, kFewRows, CacheFormat::kNvFP4DsMla);
+  problem.extra_cache = CacheFormat::kNvFP4DsMla416;
+  EXPECT_EQ(of_bulk(problem).reason, "takes one cache of e2m1 rows, not two (nvfp4_ds_mla and nvfp4_ds_mla_416)");
+  if (emulates(90)) EXPECT_EQ(explain(problem, "auto").selected, "cuda_portable");
 }
 
 TEST(Bulk, IsForSm90AndSm100) {
@@ -77,7 +84,7 @@ TEST(Bulk, TakesFewRowsOfEveryFormat) {
   if (!emulates(90)) GTEST_SKIP() << "this build does not emulate sm90";
   for (Op op : {Op::kDecode, Op::kDecodeSparse})
     for (CacheFormat format : kAllCacheFormats) {
-      if (!has_few_scales(format)) continue;
+      if (!takes(format)) continue;
       MLA_TRACE(std::string(name(op)) + " " + std::string(name(format)));
       Problem problem = of_format(op, kFewRows, format);
       for (DType q_dtype : {value_dtype(kv_layout(format).nope.element), DType::kE4M3}) {
@@ -100,7 +107,7 @@ TEST(Bulk, TakesManyRowsOf16BitFormats) {
 TEST(Bulk, LeavesManyQuantizedRows) {
   for (Op op : {Op::kDecode, Op::kDecodeSparse})
     for (CacheFormat format : kAllCacheFormats) {
-      if (!is_quantized(format) || !has_few_scales(format)) continue;
+      if (!is_quantized(format) || !takes(format)) continue;
       MLA_TRACE(std::string(name(op)) + " " + std::string(name(format)));
       const Problem many = of_format(op, kManyRows, format);
       EXPECT_FALSE(of_bulk(many).usable);

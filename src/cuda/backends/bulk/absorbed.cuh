@@ -10,7 +10,7 @@
 //   value warps    compute O += P V, each for all rows and its share of the channels, in registers
 //   scale warp     prepares the scales of a step's values (quantized caches only)
 // Quantized rows stay in their stage as they were copied: score and value warps convert elements as they load them
-// (e4m3_rows.cuh).
+// (e4m3_rows.cuh, e2m1_rows.cuh).
 // Shared memory: [barriers, units][P of two steps][scores][queries][stages: the rows of a step each];
 //                config.cuh has the numbers.
 // Each line says what a role waits for, what it does, and on which barriers it arrives:
@@ -23,6 +23,8 @@
 // scored while the outputs of the last unit are stored. docs/kernels/cuda_bulk.md has the measurements.
 #pragma once
 
+#include "cuda/backends/bulk/e2m1_scores.cuh"
+#include "cuda/backends/bulk/e2m1_values.cuh"
 #include "cuda/backends/bulk/e4m3_scores.cuh"
 #include "cuda/backends/bulk/e4m3_values.cuh"
 #include "cuda/backends/bulk/first_rows.cuh"
@@ -67,17 +69,24 @@ struct AbsorbedKernel {
       } else if (ptx::warp() < Config::kFirstScaleWarp) {
         compute(LoadRole<Config>(args, share));
       } else {
-        if constexpr (Config::kQuantized) compute(ScaleRole<Config>(args));
+        if constexpr (Config::kE2m1)
+          compute(E2m1ScaleRole<Config>(args));
+        else if constexpr (Config::kQuantized)
+          compute(ScaleRole<Config>(args));
       }
     } else if (ptx::warp() < Config::kFirstValueWarp) {
       set_registers<Config::kScoreRegisters>();
-      if constexpr (Config::kQuantized)
+      if constexpr (Config::kE2m1)
+        compute(E2m1ScoreRole<Config>(args));
+      else if constexpr (Config::kQuantized)
         compute(E4m3ScoreRole<Config>(args));
       else
         compute(ScoreRole<Config>(args));
     } else {
       set_registers<Config::kValueRegisters>();
-      if constexpr (Config::kQuantized)
+      if constexpr (Config::kE2m1)
+        compute(E2m1ValueRole<Config>(args));
+      else if constexpr (Config::kQuantized)
         compute(E4m3ValueRole<Config>(args));
       else
         compute(ValueRole<Config>(args));

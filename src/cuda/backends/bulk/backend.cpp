@@ -13,18 +13,17 @@ using core::Reason;
 
 constexpr Op kOps[] = {Op::kDecode, Op::kDecodeSparse, Op::kPrefillSparse};
 
-bool takes_rows_of(CacheFormat format) {
-  const KvLayout layout = kv_layout(format);
-  return takes(layout.nope, layout.nope_dim);
-}
-
 Reason refusal(const Problem& problem) {
   if (const Reason reason = shape_refusal(problem); !reason.empty()) return reason;
   if (const Reason reason = query_type_refusal(problem); !reason.empty()) return reason;
   for (const CacheFormat format : {problem.cache, problem.extra_cache.value_or(problem.cache)})
-    if (!takes_rows_of(format))
-      return Reason::format("takes quantized rows of e4m3 with up to {} scales of f32 or UE8M0, not {}", kMostScales,
-                            name(format));
+    if (!takes(kv_layout(format)))
+      return Reason::format(
+          "takes quantized rows of e4m3 with up to {} scales of f32 or UE8M0, and nvfp4_ds_mla, not {}", kMostScales,
+          name(format));
+  if (problem.extra_cache && kv_layout(problem.cache).nope.element == DType::kE2M1)
+    return Reason::format("takes one cache of e2m1 rows, not two ({} and {})", name(problem.cache),
+                          name(*problem.extra_cache));
   if (is_quantized(kv_layout(problem.cache).nope.element) && usual_query_rows(problem) > kSmallBlockRows)
     return Reason::format("takes requests of up to {} query rows (tokens x heads) with quantized keys, not {}",
                           kSmallBlockRows, usual_query_rows(problem));

@@ -116,10 +116,10 @@ class AbsorbedBlock : protected AbsorbedUnits<Config> {
   }
   /// Returns where the scales of step n lie if they are not copied with their rows: kKeyScaleBytes for each key.
   MLA_DEVICE ptx::SharedAddress stage_scales(uint32_t n) const { return stage(n) + Config::kKeys * Config::kKeyPitch; }
-  /// Returns where the scale warp's results lie: the scales of a group of channels, for all keys of step n, divided by
-  /// the reference, in f16.
+  /// Returns where the scale warp's results lie: the scales of a group of channels, for all keys of step n, in f16; of
+  /// e4m3, divided by the reference.
   MLA_DEVICE ptx::SharedAddress value_scales(uint32_t n, int group) const {
-    return shared_ + static_cast<uint32_t>(Config::kScaleOffset + group * Config::kKeys * 2) +
+    return shared_ + static_cast<uint32_t>(Config::kScaleOffset + group * Config::kScalePitch) +
            n % Config::kParities * Config::kScaleBytes;
   }
   /// Returns where P of step n lies, in rows that are kPPitch bytes apart.

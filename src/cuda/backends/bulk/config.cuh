@@ -18,7 +18,8 @@ namespace mla::MLA_CUDA_NAMESPACE::bulk {
 template <int kRows_, int kLatentDims_, KeyKind kKind_>
 struct AbsorbedConfig {
   static constexpr int kRows = kRows_;
-  static constexpr bool kQuantized = kKind_ == KeyKind::kQuantized;
+  static constexpr bool kE2m1 = kKind_ == KeyKind::kE2M1;
+  static constexpr bool kQuantized = kKind_ == KeyKind::kQuantized || kE2m1;
   // A step has this many keys. 64 quantized keys instead of 32 took fp8_ds_mla kv 4k / 32k from 60.6 / 354 to 58.0 /
   // 334 us (2026-11-21). 32 keys of 16-bit rows were chosen without a recorded measurement.
   static constexpr int kKeys = kQuantized ? 64 : 32;
@@ -93,12 +94,15 @@ struct AbsorbedConfig {
   // (2026-11-21).
   static constexpr int kStages = 4;
   static constexpr int kFirstGroups = kStages * kStepCopies / kGroupCopies;
-  // A quantized row is its latent e4m3, 16 bytes for the scales that some formats have there, and its rotary channels.
-  // A 16-bit row is all its channels and a chunk of padding.
-  static constexpr int kKeyPitch =
-      kQuantized ? kLatentDims + 16 + kRopeDims * 2 : (kLatentDims + kRopeDims) * 2 + kChunkBytes;
-  static constexpr int kKeyScaleBytes = kQuantized ? 16 : 0;  // scales of the other formats, behind the stage's rows
-  static_assert(!kQuantized || kKeyScaleBytes >= most_scale_bytes(DType::kE4M3));
+  // A row of e4m3 is its latent channels, 16 bytes for the scales that some formats have there, and its rotary
+  // channels. A row of e2m1 is whole, as in nvfp4_ds_mla, whose rows may follow one another. A 16-bit row is all its
+  // channels and a chunk of padding.
+  static constexpr int kKeyPitch = kE2m1        ? kLatentDims / 2 + kLatentDims / 16 + kChunkBytes + kRopeDims * 2
+                                   : kQuantized ? kLatentDims + 16 + kRopeDims * 2
+                                                : (kLatentDims + kRopeDims) * 2 + kChunkBytes;
+  // Scales of the other formats of e4m3, behind the stage's rows.
+  static constexpr int kKeyScaleBytes = kQuantized && !kE2m1 ? 16 : 0;
+  static_assert(kKeyScaleBytes == 0 || kKeyScaleBytes >= most_scale_bytes(DType::kE4M3));
   static constexpr int kStageBytes = kKeys * (kKeyPitch + kKeyScaleBytes);
   // Says whether shared memory has room for all queries at once. If it has not, the queries that registers hold pass
   // through it first, and those that stay there come second. One turn instead of two took bf16, kv 4k from 82.0-82.4 to
@@ -116,8 +120,11 @@ struct AbsorbedConfig {
   static constexpr int kScorePitch = kKeys * 4 + 32;
   static constexpr int kScoreBytes = kSlices * kRows * (kScoresInRows ? kScorePitch : kKeys * 4);
   static constexpr int kPoisonBytes = (PoisonMarks<kKeys>::kBytes + 3) / 4 * 4;
-  static constexpr int kScaleGroups = kQuantized ? cuda::bulk::kMostScales : 0;
-  static constexpr int kScaleBytes = kScaleGroups * kKeys * 2;  // scales of a step: f16 for each group and key
+  // Scales of a step: f16 for each group and key. Value warps of e2m1 load those of two groups at once, which therefore
+  // lie in different banks.
+  static constexpr int kScaleGroups = kE2m1 ? kLatentDims / 16 : kQuantized ? cuda::bulk::kMostScales : 0;
+  static constexpr int kScalePitch = kKeys * 2 + (kE2m1 ? kChunkBytes : 0);
+  static constexpr int kScaleBytes = kScaleGroups * kScalePitch;
   // P, factors, events and scales have a place for even and one for odd steps.
   static constexpr int kParities = 2;
   static constexpr int kFactorBytes = kRows * 4, kEventBytes = 8;  // bytes of a step

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The score warps of quantized rows multiply queries and keys. Each has a K slice of a quarter of the channels, and
-// half of a step's keys.
+// The score warps of rows of e4m3 multiply queries and keys.
 #pragma once
 
 #include "cuda/backends/bulk/e4m3_rows.cuh"
+#include "cuda/backends/bulk/quantized_scores.cuh"
 
 namespace mla::MLA_CUDA_NAMESPACE::bulk {
 
@@ -14,14 +14,17 @@ namespace mla::MLA_CUDA_NAMESPACE::bulk {
 /// A warp computes the first way until it meets a long scale, and from there to the end of the unit's pool the second
 /// way.
 template <class Config>
-class E4m3ScoreRole : AbsorbedBlock<Config> {
+class E4m3ScoreRole : QuantizedScoreRole<Config> {
   using Block = AbsorbedBlock<Config>;
-  using Block::args_, Block::memory_, Block::shared_, Block::unit;
+  using Scores = QuantizedScoreRole<Config>;
+  using Block::args_, Scores::compute_scores, Scores::d_ckv, Scores::first_channel, Scores::first_key, Scores::has_rope,
+      Scores::kSteps, Scores::kTiles, Scores::next_, Scores::queries_, Scores::rope_queries_, Scores::row_factor_,
+      Scores::rows_of, Scores::slice, Scores::wait_for_rows;
 
  public:
   using Block::next_unit;
 
-  MLA_DEVICE explicit E4m3ScoreRole(const cuda::AbsorbedArgs& args) : Block(args) {}
+  MLA_DEVICE explicit E4m3ScoreRole(const cuda::AbsorbedArgs& args) : Scores(args) {}
 
   MLA_DEVICE void compute() {
     bool long_scales = false;
@@ -30,7 +33,7 @@ class E4m3ScoreRole : AbsorbedBlock<Config> {
       const int pool = next_ < Block::end_of_pool(0) ? 0 : 1;
       const uint32_t end = Block::end_of_pool(pool);
       const bool quantized_rope = landed_rows<Config>(args_.pools, opaque(pool)).quantized_rope;
-      load_queries(quantized_rope, long_scales);
+      Scores::load_queries(quantized_rope, long_scales);
       if (has_ue8m0())
         steps_with_short_scales<true, false>(pool, end);
       else if (quantized_rope)
@@ -43,152 +46,14 @@ class E4m3ScoreRole : AbsorbedBlock<Config> {
   }
 
  private:
-  static constexpr int kSteps = Config::kLatentSteps, kHalfSteps = kSteps / 2, kHalfDims = Config::kSliceDims / 2;
-  static_assert(Config::kRows == 16 && Config::kWarpKeys % 16 == 0 && Config::kRopeSteps == 1);
-
-  static constexpr int kTiles = Config::kWarpKeys / 16;  // tiles of 16 keys
+  static constexpr int kHalfSteps = kSteps / 2, kHalfDims = Config::kSliceDims / 2;
 
   using Scales = float[2][2];  // [j][i]: the scale of key 8 j + 2 t + i of a tile, for lane 4 g + t
-
-  MLA_DEVICE static int score_warp() { return ptx::warp() - Config::kFirstScoreWarp; }
-  MLA_DEVICE static int slice() { return score_warp() % Config::kSlices; }
-  MLA_DEVICE static int first_channel() { return slice() * Config::kSliceDims; }
-  MLA_DEVICE static int first_key() { return score_warp() / Config::kSlices * Config::kWarpKeys; }
 
   /// Returns its argument by a shuffle, which the compiler does not see through. So it does not compute what depends on
   /// the pool earlier than it is needed, which would cost registers.
   MLA_DEVICE static int opaque(int pool) { return ptx::shuffle(pool, 0); }
-  MLA_DEVICE bool has_ue8m0() const { return args_.pools[0].ue8m0; }   // the same in both pools
-  MLA_DEVICE int d_ckv() const { return args_.pools[0].cache.d_ckv; }  // the same in both pools
-
-  MLA_DEVICE bool has_rope() const { return d_ckv() < args_.d_qk; }
-
-  // Queries. A word of e4m3 holds four neighbouring channels of a key, which become the two words of a B operand. So
-  // the two words of a row of an A operand hold four neighbouring channels of a query, too.
-
-  MLA_DEVICE void load_queries(bool quantized_rope, bool long_scales) {
-    const bool aligned = args_.q_dtype == DType::kBF16 &&
-                         is_word_aligned(args_.q_nope, args_.q_nope_stride_token, args_.q_nope_stride_head) &&
-                         is_word_aligned(args_.q_pe, args_.q_pe_stride_token, args_.q_pe_stride_head);
-    if (aligned)
-      read_queries(quantized_rope);
-    else
-      convert_queries(quantized_rope);
-    if (long_scales) return;
-    normalize(0);
-    normalize(1);
-  }
-
-  /// An A operand has two words of each row. These return the channel, among 16, at which the first word begins, and by
-  /// how many channels the second word begins later.
-  MLA_DEVICE static int latent_word() { return (ptx::lane() & 3) * 4; }
-  MLA_DEVICE static int rope_word(bool quantized_rope) { return (ptx::lane() & 3) * (quantized_rope ? 4 : 2); }
-  MLA_DEVICE static int rope_words_apart(bool quantized_rope) { return quantized_rope ? 2 : 8; }
-
-  /// Loads aligned bf16 queries from global memory into registers.
-  MLA_DEVICE void read_queries(bool quantized_rope) {
-    MLA_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const QueryRow row = unit().rows.row(args_, half * 8 + (ptx::lane() >> 2));
-      const auto* latents = static_cast<const uint16_t*>(args_.q_nope) +
-                            int64_t{row.token} * args_.q_nope_stride_token + row.head * args_.q_nope_stride_head +
-                            first_channel() + latent_word();
-      MLA_UNROLL
-      for (int step = 0; step < kSteps; ++step) {
-        const bool valid = row.token >= 0 && first_channel() + step * 16 < d_ckv();
-        const uint64_t four = valid ? *reinterpret_cast<const uint64_t*>(latents + step * 16) : 0;
-        queries_[step][half] = static_cast<uint32_t>(four);
-        queries_[step][2 + half] = static_cast<uint32_t>(four >> 32);
-      }
-      const bool valid = row.token >= 0 && d_ckv() < args_.d_qk;
-      const auto* rope = static_cast<const uint16_t*>(args_.q_pe) + int64_t{row.token} * args_.q_pe_stride_token +
-                         row.head * args_.q_pe_stride_head + slice() * 16 + rope_word(quantized_rope);
-      rope_queries_[half] = valid ? *reinterpret_cast<const uint32_t*>(rope) : 0;
-      rope_queries_[2 + half] = valid ? *reinterpret_cast<const uint32_t*>(rope + rope_words_apart(quantized_rope)) : 0;
-    }
-  }
-
-  /// Returns whether all rows of a query tensor of 16-bit elements begin at multiples of 8 bytes.
-  MLA_DEVICE static bool is_word_aligned(const void* from, int64_t stride_token, int64_t stride_head) {
-    return ((reinterpret_cast<uint64_t>(from) | static_cast<uint64_t>(stride_token * 2) |
-             static_cast<uint64_t>(stride_head * 2)) &
-            7) == 0;
-  }
-
-  /// Loads queries of another type or alignment: they become bf16 in the warp's own shared memory first, eight rows at
-  /// a time.
-  MLA_DEVICE void convert_queries(bool quantized_rope) {
-    MLA_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      ptx::sync_warp();
-      convert_rows(half * 8);
-      ptx::sync_warp();
-      const ptx::SharedAddress row = converted_rows() + static_cast<uint32_t>((ptx::lane() >> 2) * Config::kQueryPitch);
-      MLA_UNROLL
-      for (int step = 0; step < kSteps; ++step) {
-        const auto four = ptx::load_shared<uint64_t>(row + static_cast<uint32_t>((step * 16 + latent_word()) * 2));
-        queries_[step][half] = static_cast<uint32_t>(four);
-        queries_[step][2 + half] = static_cast<uint32_t>(four >> 32);
-      }
-      const ptx::SharedAddress rope = row + static_cast<uint32_t>((Config::kSliceDims + rope_word(quantized_rope)) * 2);
-      rope_queries_[half] = ptx::load_shared<uint32_t>(rope);
-      rope_queries_[2 + half] =
-          ptx::load_shared<uint32_t>(rope + static_cast<uint32_t>(rope_words_apart(quantized_rope) * 2));
-    }
-  }
-  /// Returns the warp's own shared memory for eight rows of queries.
-  MLA_DEVICE ptx::SharedAddress converted_rows() const {
-    return shared_ + static_cast<uint32_t>(Config::kQueryOffset + score_warp() * 8 * Config::kQueryPitch);
-  }
-
-  /// Converts eight rows: the latent channels of the warp's K slice, then its rotary channels.
-  MLA_DEVICE void convert_rows(int first_row) const {
-    constexpr int kPairs = Config::kQueryPitch / 4;  // pairs of channels, of which the last ones are padding
-    MLA_NO_UNROLL
-    for (int i = ptx::lane(); i < 8 * kPairs; i += kWarpSize) {
-      const QueryRow row = unit().rows.row(args_, first_row + i / kPairs);
-      const int pair = i % kPairs * 2;
-      const bool rope = pair >= Config::kSliceDims;
-      const int c = rope ? slice() * 16 + pair - Config::kSliceDims : first_channel() + pair;
-      const bool valid =
-          row.token >= 0 && pair < Config::kSliceDims + 16 && c < (rope ? args_.d_qk - d_ckv() : d_ckv());
-      const int64_t at = rope
-                             ? int64_t{row.token} * args_.q_pe_stride_token + row.head * args_.q_pe_stride_head + c
-                             : int64_t{row.token} * args_.q_nope_stride_token + row.head * args_.q_nope_stride_head + c;
-      const void* from = rope ? args_.q_pe : args_.q_nope;
-      const float low = valid ? load_element(from, args_.q_dtype, at) : 0.0F;
-      const float high = valid ? load_element(from, args_.q_dtype, at + 1) : 0.0F;
-      ptx::store_shared(converted_rows() + static_cast<uint32_t>(i * 4), ptx::pack_bf16x2(low, high));
-    }
-  }
-
-  /// Converts the latent channels of a row to f16, divided by a power of two that makes the largest about 2^4. Then all
-  /// channels down to 2^-21 of the largest are exact, and no sum overflows before it is multiplied by the scale.
-  MLA_DEVICE void normalize(int half) {
-    uint32_t largest = 0;  // the bits of its magnitude
-    MLA_UNROLL
-    for (int step = 0; step < kSteps; ++step) MLA_UNROLL
-    for (int i = half; i < 4; i += 2) {
-      const uint32_t high = queries_[step][i] & 0x7FFF0000U, low = queries_[step][i] << 16 & 0x7FFF0000U;
-      largest = std::max(largest, std::max(high < kInfinity ? high : 0, low < kInfinity ? low : 0));
-    }
-    largest = std::max(largest, ptx::shuffle_xor(largest, 1));
-    largest = std::max(largest, ptx::shuffle_xor(largest, 2));
-    // The exponent is biased. Queries below 2^(8 - 127) are negligible, and the bound keeps both factors finite.
-    const uint32_t exponent = std::max(largest >> 23, 8U);
-    const float factor = std::bit_cast<float>((257U - exponent) << 23);
-    row_factor_[half] = std::bit_cast<float>((exponent - 3U) << 23);
-    MLA_UNROLL
-    for (int step = 0; step < kSteps; ++step) MLA_UNROLL
-    for (int i = half; i < 4; i += 2) {
-      float low, high;
-      ptx::unpack_bf16x2(queries_[step][i], low, high);
-      queries_[step][i] = ptx::pack_f16x2(low * factor, high * factor);
-    }
-  }
-  static constexpr uint32_t kInfinity = 0x7F800000U;
-
-  // Scores.
+  MLA_DEVICE bool has_ue8m0() const { return args_.pools[0].ue8m0; }  // the same in both pools
 
   /// Computes the scores of the steps up to `end`. Stops before the first step in which the warp has a long scale.
   template <bool kUe8m0, bool kQuantizedRope>
@@ -204,7 +69,7 @@ class E4m3ScoreRole : AbsorbedBlock<Config> {
         if (any_is_long(scales)) [[unlikely]]
           return;
       }
-      compute_scores(at, [&](float(&s)[2][4], int tile) {
+      compute_scores(at.scores, [&](float(&s)[2][4], int tile) {
         multiply_e4m3<kUe8m0>(s, scales[tile], stage, at, tile);
         if (has_rope()) add_rope<kQuantizedRope>(s, stage + at.rope + rows_of(tile), at.rope_scale);
       });
@@ -218,16 +83,11 @@ class E4m3ScoreRole : AbsorbedBlock<Config> {
     MLA_NO_UNROLL
     for (; next_ < end; ++next_) {
       const ptx::SharedAddress stage = wait_for_rows(next_);
-      compute_scores(at, [&](float(&s)[2][4], int tile) {
+      compute_scores(at.scores, [&](float(&s)[2][4], int tile) {
         multiply_bf16(s, stage, at, tile);
         if (has_rope()) add_rope<kQuantizedRope>(s, stage + at.rope + rows_of(tile), at.rope_scale);
       });
     }
-  }
-
-  /// Returns the bytes from a stage's begin to the rows of a tile.
-  MLA_DEVICE static constexpr uint32_t rows_of(int tile) {
-    return static_cast<uint32_t>(tile * 16 * Config::kKeyPitch);
   }
 
   /// Tells where the lane reads its operands, in bytes from a stage's begin, and where it writes scores.
@@ -240,8 +100,7 @@ class E4m3ScoreRole : AbsorbedBlock<Config> {
           scales(rows.scales_at + static_cast<uint32_t>(first_key() + (ptx::lane() & 3) * 2) * rows.scale_pitch +
                  rows.scale_offset(rows.group_of(first_channel()))),
           scale_pitch(rows.scale_pitch),
-          scores(role.score_row(slice(), ptx::lane() >> 2) +
-                 static_cast<uint32_t>((first_key() + (ptx::lane() & 3) * 2) * 4)),
+          scores(role.first_score()),
           rope_scale(rows.rope_scale) {}
 
     uint32_t latents, rope;        // for ldmatrix: key `lane & 15` and chunk `lane >> 4`
@@ -249,12 +108,6 @@ class E4m3ScoreRole : AbsorbedBlock<Config> {
     ptx::SharedAddress scores;     // row g and key 2 t
     float rope_scale;
   };
-
-  /// Waits for the rows of step n and returns their stage.
-  MLA_DEVICE ptx::SharedAddress wait_for_rows(uint32_t n) const {
-    ptx::mbarrier_wait(Block::kv_full(n), Block::kv_parity(n));
-    return Block::stage(n);
-  }
 
   /// Loads the scales of the lane's keys, for one half of the warp's channels. Half a K slice has one UE8M0 scale; an
   /// f32 scale is that of a whole K slice at least.
@@ -355,35 +208,6 @@ class E4m3ScoreRole : AbsorbedBlock<Config> {
       }
     }
   }
-
-  /// Computes and stores the scores of the next step. multiply(s, tile) computes those of 16 keys.
-  template <class F>
-  MLA_DEVICE void compute_scores(const Places& at, const F& multiply) const {
-    MLA_UNROLL
-    for (int tile = 0; tile < kTiles; ++tile) {
-      float s[2][4];
-      multiply(s, tile);
-      if (tile == 0 && next_ > 0) ptx::mbarrier_wait(Block::s_empty(0), Block::s_parity(next_ - 1));
-      store_scores(s, at.scores + static_cast<uint32_t>(tile * 64));
-    }
-    ptx::sync_warp();
-    if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::s_full(0));
-  }
-
-  MLA_DEVICE static void store_scores(const float (&s)[2][4], ptx::SharedAddress to) {
-    MLA_UNROLL
-    for (int half = 0; half < 2; ++half) MLA_UNROLL
-    for (int j = 0; j < 2; ++j) {
-      const uint64_t two =
-          uint64_t{std::bit_cast<uint32_t>(s[j][2 * half + 1])} << 32 | std::bit_cast<uint32_t>(s[j][2 * half]);
-      ptx::store_shared(to + static_cast<uint32_t>(half * 8 * Config::kScorePitch + j * 32), two);
-    }
-  }
-
-  uint32_t next_ = 0;            // number of the next step
-  uint32_t queries_[kSteps][4];  // latent channels of the slice
-  uint32_t rope_queries_[4];     // rotary channels of the slice
-  float row_factor_[2];          // the powers of two by which the rows of queries_ were divided
 };
 
 }  // namespace mla::MLA_CUDA_NAMESPACE::bulk

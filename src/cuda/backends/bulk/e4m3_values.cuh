@@ -240,7 +240,7 @@ class E4m3ValueRole : OutputRole<Config> {
     for (int j = 0; j < kTiles; ++j) MLA_UNROLL
     for (int i = 0; i < 4; ++i) outputs_[0][j][i] *= factor;
     if (is_rope_warp()) {
-      Output::template store_outputs<8>();
+      Output::template store_outputs<2>();
       return;
     }
     MLA_UNROLL
@@ -250,7 +250,7 @@ class E4m3ValueRole : OutputRole<Config> {
       outputs_[0][j + 1][i] = outputs_[0][j][i + 1];
       outputs_[0][j][i + 1] = odd;
     }
-    Output::template store_outputs<2>();
+    Output::template store_outputs<4>();
   }
 
   uint32_t next_ = 0;       // number of the next step

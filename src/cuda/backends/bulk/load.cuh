@@ -6,7 +6,7 @@
 // Together with first_issued this took 16 heads, bf16, batch 64, kv 4k from 84.6 to 82.2 us (H200, 2026-11-21).
 #pragma once
 
-#include "cuda/backends/bulk/block.cuh"
+#include "cuda/backends/bulk/e2m1_rows.cuh"
 
 namespace mla::MLA_CUDA_NAMESPACE::bulk {
 
@@ -76,7 +76,7 @@ class LoadRole : AbsorbedBlock<Config> {
   }
   MLA_DEVICE void find_in(const cuda::KeyPool& pool) {
     place_ = find_place<Config>(args_, pool, key_, next_entry_);
-    if constexpr (Config::kQuantized) {
+    if constexpr (Config::kKeyScaleBytes != 0) {
       if (!pool.scales_inside) load_scales(pool.scale_words);
     }
   }
@@ -101,7 +101,12 @@ class LoadRole : AbsorbedBlock<Config> {
           stride(pool.cache.ckv.stride_token),
           aligned(pool.aligned),
           contiguous(pool.contiguous),
-          scales_inside(pool.scales_inside) {}
+          scales_inside(pool.scales_inside) {
+      if constexpr (Config::kE2m1) {  // scales and padding count as latents
+        latent_bytes = rope_at = E2m1Row(pool).rope_at;
+        contiguous = true;
+      }
+    }
     /// Returns the bytes of a contiguous row, with scales if they lie inside.
     MLA_DEVICE uint32_t bytes() const { return rope_at + rope_bytes; }
 
@@ -120,7 +125,7 @@ class LoadRole : AbsorbedBlock<Config> {
       clear_rows(~valid, row, to);
     if (!row.aligned) [[unlikely]]
       copy_unaligned_rows(valid, row, to);
-    if constexpr (Config::kQuantized) {
+    if constexpr (Config::kKeyScaleBytes != 0) {
       if (!row.scales_inside)
         ptx::store_shared(
             Block::stage_scales(n) + (first_key + static_cast<uint32_t>(ptx::lane())) * Config::kKeyScaleBytes,

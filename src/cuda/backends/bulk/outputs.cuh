@@ -27,13 +27,15 @@ class OutputRole : protected AbsorbedBlock<Config> {
     for (int i = 0; i < 4; ++i) outputs_[m][j][i] = 0.0F;
   }
 
-  /// Stores the outputs of the unit, or its partial state. Of each 16 channels the lane has two neighbours in the first
-  /// of two tiles, and in the second tile two that are kApart channels further. The accumulators are lost: with 16
-  /// rows, two tiles are stored at a time and the others move up in their place. This makes the code shorter, which
-  /// runs once for a unit and so comes from memory each time. AbsorbedConfig::kSharedLoadCode says what it gained.
-  template <int kApart>
+  /// Stores the outputs of the unit, or its partial state. The lane has so many neighbouring channels: four in two
+  /// tiles of each 16 channels, or eight in four tiles of each 32; or it has two in each tile. The accumulators are
+  /// lost: with 16 rows, two tiles are stored at a time and the others move up in their place. This makes the code
+  /// shorter, which runs once for a unit and so comes from memory each time. AbsorbedConfig::kSharedLoadCode says what
+  /// it gained.
+  template <int kNeighbours>
   MLA_DEVICE void store_outputs() {
-    int channel = output_channel() + (ptx::lane() & 3) * (kApart == 8 ? 2 : 4);
+    constexpr int kApart = kNeighbours == 2 ? 8 : 2;
+    int channel = output_channel() + (ptx::lane() & 3) * kNeighbours;
     if (kPartialsApart && unit().slot >= 0) {
       MLA_UNROLL
       for (int half = 0; half < 2; ++half)
@@ -43,7 +45,7 @@ class OutputRole : protected AbsorbedBlock<Config> {
     }
     constexpr int kAtOnce = Config::kRows == 16 ? 2 : Config::kOutputTilesN;
     MLA_NO_UNROLL
-    for (int first = 0; first < Config::kOutputTilesN; first += kAtOnce, channel += kAtOnce * 8) {
+    for (int first = 0; first < Config::kOutputTilesN; first += kAtOnce) {
       MLA_UNROLL
       for (int m = 0; m < Config::kOutputTilesM; ++m) {
         MLA_UNROLL
@@ -56,6 +58,7 @@ class OutputRole : protected AbsorbedBlock<Config> {
         for (int j = kAtOnce; j < Config::kOutputTilesN; ++j) MLA_UNROLL
         for (int i = 0; i < 4; ++i) outputs_[m][j - kAtOnce][i] = outputs_[m][j][i];
       }
+      channel += kNeighbours < 8 ? kAtOnce * 8 : first % 4 == 0 ? 4 : 28;
     }
   }
 

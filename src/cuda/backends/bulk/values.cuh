@@ -22,7 +22,7 @@ class ValueRole : OutputRole<Config> {
     MLA_NO_UNROLL
     for (; next_ < unit().steps.end; ++next_) step(next_);
     ptx::mbarrier_wait(Block::stats_full(), Block::stats_parity(Block::unit_number()));
-    Output::template store_outputs<8>();
+    Output::template store_outputs<2>();
     Block::leave_unit();
   }
 
