@@ -63,6 +63,25 @@ TEST(Bulk, LeavesTwoCachesOfE2m1) {
   if (emulates(90)) EXPECT_EQ(explain(problem, "auto").selected, "cuda_portable");
 }
 
+TEST(Bulk, YieldsShortListsOfQuantizedKeys) {
+  if (!emulates(90)) GTEST_SKIP() << "this build does not emulate sm90";
+  for (CacheFormat format : {CacheFormat::kFP8DsMla, CacheFormat::kFP8DsV4, CacheFormat::kNvFP4DsMla}) {
+    MLA_TRACE(std::string(name(format)));
+    Problem problem = of_format(Op::kDecodeSparse, kFewRows, format);
+    problem.listed_keys = 8192;
+    EXPECT_EQ(explain(problem, "auto").selected, "cuda_portable");
+    EXPECT_TRUE(of_bulk(problem).usable);
+    EXPECT_EQ(of_bulk(problem).reason,
+              "can, but leaves up to 8192 listed keys of quantized rows to others, which are faster");
+    EXPECT_EQ(explain(problem, "cuda_bulk").selected, "cuda_bulk");
+    ++problem.listed_keys;
+    EXPECT_EQ(explain(problem, "auto").selected, "cuda_bulk");
+  }
+  Problem plain = of_format(Op::kDecodeSparse, kFewRows, CacheFormat::kBF16);
+  plain.listed_keys = 1;
+  EXPECT_EQ(explain(plain, "auto").selected, "cuda_bulk");
+}
+
 TEST(Bulk, IsForSm90AndSm100) {
   for (Op op : kOpsOfBulk)
     for (int32_t arch : {75, 80, 86, 89, 91, 120, 121}) {
@@ -141,7 +160,8 @@ TEST(Bulk, SaysOfItselfWhatItLeaves) {
     if (backend.name == "cuda_bulk") {
       EXPECT_EQ(backend.archs, (std::vector<int32_t>{90, 100, 103, 110}));
       EXPECT_EQ(backend.leaves,
-                "attention to quantized rows with more than 16 query rows of a request (query tokens times heads)");
+                "attention to quantized rows with more than 16 query rows of a request (query tokens times heads), and "
+                "sparse attention to up to 8192 quantized keys");
     }
 }
 
