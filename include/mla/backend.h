@@ -139,7 +139,7 @@ struct GpuInfo {
 
 struct MachineInfo {
   std::string cpu = {};                 ///< the processor's name
-  int32_t threads = 1;                  ///< threads this process may run on
+  int32_t threads = 1;                  ///< processors this process may use
   std::vector<IsaLevel> isa = {};       ///< best first
   std::vector<GpuInfo> gpus = {};       ///< by bus location; empty without a driver
   std::string cuda = {};                ///< why no GPU can be used ("no NVIDIA driver"), empty if one can
@@ -154,6 +154,11 @@ const MachineInfo& machine_info();
 /// Returns machine_info().isa without looking at GPUs, since only a process that has not loaded the driver may still
 /// fork and use GPUs in the child.
 const std::vector<IsaLevel>& isa_levels();
+
+/// Returns the numbers of the processors that the process may use, in ascending order; empty if the system does not
+/// tell. These are the calling thread's, and where OpenMP has bound that to one of them (OMP_PROC_BIND), all of
+/// OpenMP's places. Threads of a Context run on them.
+std::vector<int32_t> usable_processors();
 
 /// Returns the version, as "0.1.0".
 std::string_view version();

@@ -11,6 +11,8 @@
 #include <thread>
 #include <vector>
 
+#include "core/processors.h"
+
 namespace mla::core {
 namespace {
 
@@ -47,10 +49,20 @@ bool pin(std::thread& thread, int32_t processor) {
   return pthread_setaffinity_np(thread.native_handle(), sizeof set, &set) == 0;
 }
 
-/// Returns whether the calling thread, and so the workers that it starts, may use at least `count` processors.
-bool may_use(int32_t count) {
+/// Lets a thread run on all of these processors. Where that is refused, it stays where it was started.
+void allow(std::thread& thread, const std::vector<int32_t>& processors) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int32_t processor : processors)
+    if (processor < CPU_SETSIZE) CPU_SET(static_cast<size_t>(processor), &set);
+  pthread_setaffinity_np(thread.native_handle(), sizeof set, &set);
+}
+
+/// Returns whether the calling thread, and so a thread that it starts, may run on fewer processors than the process.
+bool is_bound(const std::vector<int32_t>& processors) {
   cpu_set_t allowed;
-  return pthread_getaffinity_np(pthread_self(), sizeof allowed, &allowed) == 0 && CPU_COUNT(&allowed) >= count;
+  return pthread_getaffinity_np(pthread_self(), sizeof allowed, &allowed) == 0 &&
+         static_cast<size_t>(CPU_COUNT(&allowed)) < processors.size();
 }
 
 /// Moves the calling thread off `processor`, by forbidding the processor for a moment and then allowing it again.
@@ -131,11 +143,14 @@ struct ThreadPool::State {
 ThreadPool::ThreadPool(int32_t size, std::span<const int32_t> affinity)
     : state_(std::make_unique<State>(std::max(size, 1))) {
   const auto count = state_->mailboxes.size();
-  state_->separate = affinity.empty() && may_use(size);
+  const std::vector<int32_t> processors = affinity.empty() ? usable_processors() : std::vector<int32_t>{};
+  const bool bound = is_bound(processors);
+  state_->separate = affinity.empty() && processors.size() >= count;
   state_->threads.reserve(count - 1);
   for (size_t worker = 1; worker < count; ++worker) {
     State* state = state_.get();
     state_->threads.emplace_back([state, worker] { state->work(static_cast<int32_t>(worker)); });
+    if (bound) allow(state_->threads.back(), processors);
     if (!affinity.empty() && !pin(state_->threads.back(), affinity[worker]))
       throw PinningError(static_cast<int32_t>(worker), affinity[worker]);
   }

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Finds out what the processor reports and what the operating system allows.
-#include <sched.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <fstream>
@@ -11,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/processors.h"
 #include "cpu/levels.h"
 #include "dispatch/gpus.h"
 #include "dispatch/machine.h"
@@ -140,16 +139,8 @@ std::vector<IsaLevel> detect_isa() {
 namespace dispatch {
 
 int32_t usable_threads() {
-  // The kernel refuses a set smaller than its own, so the size grows until it fits.
-  for (int32_t processors = CPU_SETSIZE; processors <= 1 << 20; processors *= 2) {
-    cpu_set_t* set = CPU_ALLOC(static_cast<size_t>(processors));
-    if (set == nullptr) break;
-    const size_t bytes = CPU_ALLOC_SIZE(static_cast<size_t>(processors));
-    const int32_t count = sched_getaffinity(0, bytes, set) == 0 ? CPU_COUNT_S(bytes, set) : 0;
-    CPU_FREE(set);
-    if (count > 0) return count;
-  }
-  return std::max(1, static_cast<int32_t>(std::thread::hardware_concurrency()));
+  const auto count = static_cast<int32_t>(core::usable_processors().size());
+  return count > 0 ? count : std::max(1, static_cast<int32_t>(std::thread::hardware_concurrency()));
 }
 
 }  // namespace dispatch
@@ -167,6 +158,8 @@ const MachineInfo& machine_info() {
   }();
   return info;
 }
+
+std::vector<int32_t> usable_processors() { return core::usable_processors(); }
 
 std::string_view version() { return MLA_VERSION; }
 

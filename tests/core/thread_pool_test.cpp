@@ -2,6 +2,7 @@
 // Tests ThreadPool. Runs under the thread sanitizer too.
 #include "core/thread_pool.h"
 
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <sched.h>
 
@@ -9,9 +10,11 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <thread>
 #include <vector>
 
+#include "core/processors.h"
 #include "problems.h"
 
 namespace mla::core {
@@ -25,6 +28,46 @@ std::vector<int32_t> allowed_processors() {
     for (int32_t i = 0; i < CPU_SETSIZE; ++i)
       if (CPU_ISSET(static_cast<size_t>(i), &set)) processors.push_back(i);
   return processors;
+}
+
+/// Loads OpenMP, which binds this thread, and looks where the workers of a pool may run. Exits with 0 if that is where
+/// the process might run before, and with the number of what is wrong if not.
+[[noreturn]] void run_beside_openmp(const char* bind) {
+  const std::vector<int32_t> before = allowed_processors();
+  setenv("OMP_PROC_BIND", bind, 1);
+  if (dlopen("libgomp.so.1", RTLD_NOW) == nullptr) std::exit(1);
+  if (allowed_processors().size() != 1) std::exit(2);
+  if (usable_processors() != before) std::exit(3);
+  std::vector<int32_t> of_worker;
+  ThreadPool(2, {}).run([&](int32_t worker) {
+    if (worker == 1) of_worker = allowed_processors();
+  });
+  if (of_worker != before) std::exit(4);
+  ThreadPool(2, std::vector<int32_t>{before[0], before[1]}).run([&](int32_t worker) {
+    if (worker == 1) of_worker = allowed_processors();
+  });
+  std::exit(of_worker == std::vector<int32_t>{before[1]} ? 0 : 5);
+}
+
+TEST(ThreadPool, WorkersUseAllProcessorsThoughOpenMPBoundTheCaller) {
+  if (allowed_processors().size() < 2) GTEST_SKIP() << "one processor";
+  for (const char* bind : {"true", "close", "spread"})
+    EXPECT_EXIT(run_beside_openmp(bind), testing::ExitedWithCode(0), "") << bind;
+}
+
+TEST(ThreadPool, UsableProcessorsAreTheThreads) {
+  const std::vector<int32_t> all = allowed_processors();
+  EXPECT_EQ(usable_processors(), all);
+  std::vector<int32_t> of_bound;
+  std::thread([&] {  // a thread that somebody else binds stays bound
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(static_cast<size_t>(all.back()), &one);
+    ASSERT_EQ(sched_setaffinity(0, sizeof one, &one), 0);
+    of_bound = usable_processors();
+  })
+      .join();
+  EXPECT_EQ(of_bound, std::vector<int32_t>{all.back()});
 }
 
 TEST(ThreadPool, CallsEveryWorkerOnce) {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "mla/bench/ceilings.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -10,6 +12,8 @@
 #include <limits>
 #include <mutex>
 #include <thread>
+
+#include "mla/backend.h"
 
 namespace mla::bench {
 namespace {
@@ -23,6 +27,16 @@ double seconds_between(Clock::time_point begin, Clock::time_point end) {
 constexpr size_t kMiB = 1024 * 1024;
 constexpr size_t kReadStep = 256 * 1024;
 constexpr double kChunkSeconds = 150e-6;  // long against a barrier, short against a scheduler's time slice
+
+// Lets the calling thread run wherever the process may, as a context's workers do, though OpenMP may have bound the
+// thread that started it.
+void use_all_processors() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int32_t processor : usable_processors())
+    if (processor < CPU_SETSIZE) CPU_SET(static_cast<size_t>(processor), &set);
+  if (CPU_COUNT(&set) > 0) sched_setaffinity(0, sizeof set, &set);
+}
 
 // How many of these steps take a chunk's time; the fastest of five counts, for the others may have been preempted.
 template <class Step>
@@ -80,7 +94,10 @@ struct Team::State {
 Team::Team(int32_t threads) : state_(std::make_unique<State>()) {
   state_->threads = std::max(threads, 1);
   for (int32_t worker = 1; worker < state_->threads; ++worker)
-    state_->workers.emplace_back([state = state_.get(), worker] { state->work(worker); });
+    state_->workers.emplace_back([state = state_.get(), worker] {
+      use_all_processors();
+      state->work(worker);
+    });
 }
 
 Team::~Team() {

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// This file finds the processors that the process may use.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace mla::core {
+
+/// Returns the numbers of the processors that the process may use, in ascending order: those of the calling thread.
+/// OpenMP binds the thread that loads it to one processor where its environment asks for that (OMP_PROC_BIND,
+/// OMP_PLACES, GOMP_CPU_AFFINITY, KMP_AFFINITY), and threads that are started later inherit that. Then the processors of
+/// OpenMP's places count as well, which are those that the process had before. Empty if the system does not tell.
+std::vector<int32_t> usable_processors();
+
+}  // namespace mla::core
