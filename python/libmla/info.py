@@ -133,6 +133,7 @@ class IsaLevel:
     cpu_has: bool  #: the processor reports all of it
     os_allows: bool  #: the operating system saves its registers
     built: bool  #: this build has code for it
+    gflops: float | None  #: what a thread multiplies and adds in a second, in 10^9; None if that is not measured
     detail: str
 
 
@@ -184,9 +185,17 @@ class Info(_Printable):
         lines.append(f"emulates  {_archs(self.emulated_archs)}")
         yes_no = ("no", "yes")
         levels = tuple(
-            (one.name, yes_no[one.cpu_has], yes_no[one.os_allows], yes_no[one.built], one.detail) for one in self.isa
+            (
+                one.name,
+                yes_no[one.cpu_has],
+                yes_no[one.os_allows],
+                yes_no[one.built],
+                f"{one.gflops:.0f}" if one.gflops else "",
+                one.detail,
+            )
+            for one in self.isa
         )
-        isa = _Table(("instruction set", "cpu has", "OS allows", "built", "detail"), levels)
+        isa = _Table(("instruction set", "cpu has", "OS allows", "built", "GFLOP/s a thread", "detail"), levels)
         return ["\n".join(lines), isa, f"backends, for {self.decode.problem}:", *self.decode._parts()[1:]]
 
 

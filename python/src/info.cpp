@@ -36,6 +36,7 @@ void info(ffi::PackedArgs, ffi::Any* result) {
                    {"cpu_has", level.cpu_has},
                    {"os_allows", level.os_allows},
                    {"built", level.built},
+                   {"gflops", level.gflops > 0 ? Json(level.gflops) : Json(nullptr)},
                    {"detail", level.detail}});
   Json gpus = Json::array();
   for (const GpuInfo& gpu : machine.gpus)

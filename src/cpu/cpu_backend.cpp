@@ -56,6 +56,8 @@ Verdict verdict(const Level& level, const Problem& problem) {
   if (!is_absorbed(problem.op) && !indexer && problem.op != Op::kPrefill)
     return {.usable = true, .reason = "row by row"};
   const bool pairs = numerics(level, problem).multiplied == Arithmetic::kBF16;
+  if (const Reason slower = pairs ? slower_pairs(isa_levels()) : Reason(); !slower.empty())
+    return {.usable = true, .reason = slower, .yields = true};
   return {.usable = true,
           .reason = pairs ? "multiplies bf16 pairs, sums in f32" : "converts to f32 and multiplies in f32"};
 }

@@ -4,6 +4,12 @@
 #include <algorithm>
 
 namespace mla::cpu {
+
+#if MLA_CPU_X86
+double burst_avx512_bf16();
+double burst_avx512();
+#endif
+
 namespace {
 
 /// Each level needs what the level below it needs, and more.
@@ -27,15 +33,18 @@ constexpr Level kPortable = {.name = "portable",
                              .needs = {},
                              .registers = Registers::kBaseline,
                              .multiplied = Arithmetic::kF32,
-                             .kernels = kFloatsOnly<tile_kernels_portable, row_kernels_portable>};
+                             .kernels = kFloatsOnly<tile_kernels_portable, row_kernels_portable>,
+                             .burst = nullptr};
 
 #if MLA_CPU_X86
 constexpr auto kAvx512Bf16Kernels =
     set_of<tile_kernels_avx512_bf16_pairs, tile_kernels_avx512, row_kernels_avx512_bf16, row_kernels_avx512>;
 constexpr auto kAvx512Kernels = kFloatsOnly<tile_kernels_avx512, row_kernels_avx512>;
 constexpr auto kAvx2Kernels = kFloatsOnly<tile_kernels_avx2, row_kernels_avx2>;
+constexpr auto kAvx512Bf16Burst = burst_avx512_bf16, kAvx512Burst = burst_avx512;
 #else
 constexpr auto kAvx512Bf16Kernels = nullptr, kAvx512Kernels = nullptr, kAvx2Kernels = nullptr;
+constexpr auto kAvx512Bf16Burst = nullptr, kAvx512Burst = nullptr;
 #endif
 
 constexpr Level kLevels[] = {{.name = "avx512_bf16",
@@ -43,19 +52,22 @@ constexpr Level kLevels[] = {{.name = "avx512_bf16",
                               .needs = kAvx512Bf16Needs,
                               .registers = Registers::kZmm,
                               .multiplied = Arithmetic::kBF16,
-                              .kernels = kAvx512Bf16Kernels},
+                              .kernels = kAvx512Bf16Kernels,
+                              .burst = kAvx512Bf16Burst},
                              {.name = "avx512",
                               .row = "cpu_avx512",
                               .needs = kAvx512Needs,
                               .registers = Registers::kZmm,
                               .multiplied = Arithmetic::kF32,
-                              .kernels = kAvx512Kernels},
+                              .kernels = kAvx512Kernels,
+                              .burst = kAvx512Burst},
                              {.name = "avx2",
                               .row = "cpu_avx2",
                               .needs = kAvx2Needs,
                               .registers = Registers::kYmm,
                               .multiplied = Arithmetic::kF32,
-                              .kernels = kAvx2Kernels},
+                              .kernels = kAvx2Kernels,
+                              .burst = nullptr},
                              kPortable};
 
 }  // namespace
@@ -70,6 +82,17 @@ core::Reason missing(const Level& level) {
   if (it == isa.end() || !it->cpu_has) return Reason::format("this processor has no {}", level.name);
   if (!it->os_allows) return Reason::format("the operating system does not enable {}", level.name);
   return {};
+}
+
+core::Reason slower_pairs(std::span<const IsaLevel> isa) {
+  const auto rate = [&](std::string_view name) {
+    const auto it = std::ranges::find(isa, name, &IsaLevel::name);
+    return it != isa.end() ? it->gflops : 0.0;
+  };
+  const double pairs = rate("avx512_bf16"), floats = rate("avx512");
+  if (pairs >= floats) return {};
+  return core::Reason::format("can, but a thread multiplies {:.0f} GFLOP/s of bf16 pairs here, and {:.0f} of f32",
+                              pairs, floats);
 }
 
 Numerics numerics(const Level& level, const Problem& problem) {

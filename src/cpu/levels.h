@@ -24,6 +24,9 @@ struct Level {
   // How bf16 queries are multiplied with keys that bf16 holds; all others are multiplied in f32.
   Arithmetic multiplied;
   const KernelSet& (*kernels)();  // null if not in this build; may be called only where the machine has the level
+  // Measures, in some 10 us, what a thread multiplies and adds in a second with the level's widest instruction, in 10^9
+  // operations; null if nobody needs to know.
+  double (*burst)();
 };
 
 /// Returns all levels, the best first.
@@ -31,6 +34,12 @@ std::span<const Level> levels();
 
 /// Returns what this machine or this build lacks for the level; empty if nothing.
 core::Reason missing(const Level& level);
+
+/// Returns why, on this machine, a level behind it is faster at what it multiplies pairs of bf16 for; empty if none is.
+/// The bf16 dot product has twice the rate of f32's FMA on some processors (AMD Zen 5: 471 and 252 GFLOP/s a thread),
+/// and half of it on others (Intel with AMX: 69 and 140), whose models virtual machines hide. isa_levels() has the
+/// rates.
+core::Reason slower_pairs(std::span<const IsaLevel> isa);
 
 /// Returns how the level computes a problem.
 Numerics numerics(const Level& level, const Problem& problem);

@@ -18,8 +18,8 @@ namespace mla::cpu {
 /// At most this many groups of a row are converted at a time.
 inline constexpr int32_t kMostGroups = 32;
 
-/// Holds the values of all e4m3. A row of NVFP4 has 32 such scales, which take 29 ns less from here than computed one by
-/// one (AMD EPYC, Zen 4, 2026-11-26; docs/notebook/2026-11-26-cpu-fp4.md).
+/// Holds the values of all e4m3. A row of NVFP4 has 32 such scales, which take 29 ns less from here than computed one
+/// by one (AMD EPYC, Zen 4, 2026-11-26; docs/notebook/2026-11-26-cpu-fp4.md).
 inline constexpr std::array<float, 256> kE4M3Values = [] {
   std::array<float, 256> values = {};
   for (size_t i = 0; i < values.size(); ++i) values[i] = e4m3_to_f32(static_cast<uint8_t>(i));

@@ -7,7 +7,9 @@
 #include <sstream>
 #include <string>
 #include <thread>
+#include <vector>
 
+#include "cpu/levels.h"
 #include "dispatch/gpus.h"
 #include "mla/mla.h"
 
@@ -34,6 +36,32 @@ TEST(MachineInfo, ListsTheLevelsBestFirst) {
   EXPECT_GE(info.threads, 1);
   EXPECT_LE(info.threads, static_cast<int32_t>(std::thread::hardware_concurrency()));
   EXPECT_EQ(&machine_info(), &info);
+}
+
+std::vector<IsaLevel> levels_of(double bf16, double f32) {
+  return {{.name = "avx512_bf16", .gflops = bf16}, {.name = "avx512", .gflops = f32}, {.name = "avx2"}};
+}
+
+TEST(MachineInfo, PairsOfBf16AreMultipliedWhereThatIsFaster) {
+  EXPECT_TRUE(cpu::slower_pairs(levels_of(471, 252)).empty());
+  EXPECT_TRUE(cpu::slower_pairs(levels_of(250, 250)).empty());
+  EXPECT_EQ(cpu::slower_pairs(levels_of(68.7, 140.2)).str(),
+            "can, but a thread multiplies 69 GFLOP/s of bf16 pairs here, and 140 of f32");
+  EXPECT_TRUE(cpu::slower_pairs(levels_of(0, 0)).empty());  // neither is there
+  EXPECT_TRUE(cpu::slower_pairs({}).empty());
+}
+
+// What is chosen is what was measured, and a forced row runs all the same.
+TEST(MachineInfo, TheChoiceFollowsTheRates) {
+  const auto& isa = isa_levels();
+  for (size_t i = 0; i < 2; ++i)
+    EXPECT_EQ(isa[i].gflops > 0, isa[i].cpu_has && isa[i].os_allows && isa[i].built) << isa[i].name;
+  if (isa[0].gflops == 0) GTEST_SKIP() << "no avx512_bf16";
+  const char* faster = isa[0].gflops >= isa[1].gflops ? "cpu_avx512_bf16" : "cpu_avx512";
+  for (Op op : {Op::kDecode, Op::kDecodeSparse, Op::kPrefill, Op::kPrefillSparse, Op::kIndexerLogits})
+    EXPECT_EQ(explain({.op = op}, "auto").selected, faster) << name(op);
+  EXPECT_EQ(explain({.q_dtype = DType::kF32}, "auto").selected, "cpu_avx512_bf16");  // multiplies f32 too
+  EXPECT_EQ(explain({}, "cpu_avx512_bf16").selected, "cpu_avx512_bf16");
 }
 
 TEST(MachineInfo, AgreesWithTheKernel) {

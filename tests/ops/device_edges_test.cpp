@@ -55,7 +55,8 @@ void poison_key(const DecodeCase& problem, size_t request, int64_t key) {
 
 // Steps take 32 or 64 keys, with a fast path for those whose keys all rows see.
 TEST_P(DecodeEdges, OfCausalityAndWindowsAroundSteps) {
-  for (CacheFormat format : {CacheFormat::kBF16, CacheFormat::kFP8DsMla, CacheFormat::kFP8DsV4})
+  for (CacheFormat format :
+       {CacheFormat::kBF16, CacheFormat::kFP8DsMla, CacheFormat::kFP8DsV4, CacheFormat::kNvFP4DsMla})
     for (const auto& [heads, q_len] : {std::pair(3, 5), std::pair(9, 2), std::pair(5, 33)})
       for (const auto& [window, at_window] :
            {std::pair(-1, false), std::pair(62 + q_len, false), std::pair(62 + q_len, true)}) {

@@ -115,9 +115,10 @@ void print_machine(const Output& out) {
               machine.cuda_runtime == 0 ? "none" : cuda_version(machine.cuda_runtime));
   out.print("gpu code {}{}\nemulates {}\ntimes    {}\n\n", arch_names(machine.gpu_archs), kindred_names(machine),
             arch_names(machine.emulated_archs), evidence_text());
-  Table isa({"instruction set", "cpu has", "OS allows", "built", "detail"}, 5);
+  Table isa({"instruction set", "cpu has", "OS allows", "built", "GFLOP/s a thread", "detail"}, 6);
   for (const IsaLevel& level : machine.isa)
-    isa.add_row({level.name, yes_no(level.cpu_has), yes_no(level.os_allows), yes_no(level.built), level.detail});
+    isa.add_row({level.name, yes_no(level.cpu_has), yes_no(level.os_allows), yes_no(level.built),
+                 level.gflops > 0 ? fmt::format("{:.0f}", level.gflops) : "", level.detail});
   isa.print(out.text());
 }
 
@@ -135,6 +136,7 @@ int print_info(const InfoOptions& options) {
                    {"cpu_has", level.cpu_has},
                    {"os_allows", level.os_allows},
                    {"built", level.built},
+                   {"gflops", level.gflops > 0 ? Json(level.gflops) : Json(nullptr)},
                    {"detail", level.detail}});
   Json devices = devices_json(machine);
   for (size_t i = 0; i < machine.gpus.size(); ++i)
