@@ -80,7 +80,7 @@ class IndexerPool : public PagedPool<IndexerCache> {
   IndexerPool(int32_t page_size, int64_t num_pages, const Gpu* gpu);
 };
 
-/// The indexer has this many heads in DeepSeek V3.2 and V4.
-inline constexpr int32_t kIndexerHeads = 64;
+/// Returns how many heads the model's indexer has: where the model has none, but its layers choose, DeepSeek V3.2's 64.
+inline int32_t indexer_heads(const ModelConfig& model) { return model.index_n_heads > 0 ? model.index_n_heads : 64; }
 
 }  // namespace mla::cli::replay

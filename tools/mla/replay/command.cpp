@@ -40,7 +40,7 @@ constexpr int64_t kMaxTokens = int64_t{1} << 30;
 struct Options {
   std::string trace;
   std::string model = "deepseek-v2-lite";
-  std::string cache, backend, device, timeline;
+  std::string cache, pool_cache, backend, device, timeline;
   std::string requests = "0", layers = "1", page_size, pool_tokens = "256k", chunk = "4k", max_batch = "64";
   std::string threads = "0", seed = "1", check_every = "16", pool_gb, mtp = "0", dcp = "1", time_budget;
   bool as_fast_as_possible = false, sparse = false, shared_prefix = false;
@@ -141,13 +141,18 @@ int32_t int_option(const char* option, const std::string& text, int64_t min, int
 
 // Throws UsageError if the model chooses keys in a way that a replay does not have.
 void check_choice(const Options& options, const ModelConfig& model) {
-  for (const mla::LayerKind& kind : model.layers) {
-    if (kind.compress_ratio != 0 && kind.compress_ratio != 4 && kind.compress_ratio != kLargestRatio)
-      throw UsageError("--model: a replay compresses 4 or {} tokens into a row; layers of {} compress {}",
-                       kLargestRatio, model.name, kind.compress_ratio);
+  for (const mla::LayerKind& kind : model.layers)
     if (options.sparse && kind.index_pooled > 1)
       throw UsageError("--sparse: a replay chooses single keys; {} chooses pools of {}", model.name, kind.index_pooled);
-  }
+}
+
+// Throws UsageError if rows of the format are not the model's.
+void check_cache(const char* option, CacheFormat format, const ModelConfig& model) {
+  const KvLayout layout = kv_layout(format);
+  const int32_t plain = layout.nope_dim - layout.rotary_in_nope, rotary = layout.rope_dim + layout.rotary_in_nope;
+  if (layout.nope_dim != 0 && (model.kv_lora_rank != plain || model.qk_rope_head_dim != rotary))
+    throw UsageError("{}: {} holds rows of {} + {} channels, those of {} have {} + {}", option, layout.name, plain,
+                     rotary, model.name, model.kv_lora_rank, model.qk_rope_head_dim);
 }
 
 // Throws UsageError if the model cannot be replayed with these options.
@@ -156,10 +161,8 @@ void check_layer(const Options& options, const LayerOptions& layer) {
   check_choice(options, model);
   if (model.qk_rope_head_dim % 2 != 0)
     throw UsageError("--model: expected an even qk_rope_head_dim, got {}", model.qk_rope_head_dim);
-  const KvLayout layout = kv_layout(layer.cache);
-  if (layout.nope_dim != 0 && (model.kv_lora_rank != layout.nope_dim || model.qk_rope_head_dim != layout.rope_dim))
-    throw UsageError("--cache: {} holds rows of {} + {} channels, those of {} have {} + {}", layout.name,
-                     layout.nope_dim, layout.rope_dim, model.name, model.kv_lora_rank, model.qk_rope_head_dim);
+  check_cache("--cache", layer.cache, model);
+  if (model.value_is_row) check_cache("--pool-cache", layer.pool_cache, model);
   if (options.sparse && model.index_topk == 0)
     throw UsageError("--sparse: expected a model with index_topk, such as deepseek-v3.2; {} attends to every key",
                      model.name);
@@ -173,9 +176,10 @@ void check_layer(const Options& options, const LayerOptions& layer) {
                      model.kv_lora_rank);
   if (!model.value_is_row) return;
   if (!options.sparse) throw UsageError("--model: the layers of {} are sparse; expected --sparse too", model.name);
-  if (layer.page_size % kLargestRatio != 0)
-    throw UsageError("--page-size: expected a multiple of {}, the tokens of a compressed row of {}, got {}",
-                     kLargestRatio, model.name, layer.page_size);
+  for (const PooledKind& kind : pooled_kinds(model))
+    if (layer.page_size % kind.ratio != 0)
+      throw UsageError("--page-size: expected a multiple of {}, the tokens of a compressed row of {}, got {}",
+                       kind.ratio, model.name, layer.page_size);
 }
 
 int64_t cache_bytes(const LayerOptions& layer) {
@@ -187,6 +191,11 @@ LayerOptions make_layer(const Options& options) {
   layer.model = parse_model("--model", options.model);
   const bool pooled = layer.model.value_is_row;
   layer.cache = options.cache.empty() ? layer.model.caches.front().cache : parse_cache("--cache", options.cache);
+  layer.pool_cache = options.pool_cache.empty() ? layer.model.caches_of(layer.cache).extra_cache
+                                                : parse_cache("--pool-cache", options.pool_cache);
+  if (!pooled && !options.pool_cache.empty())
+    throw UsageError("--pool-cache: expected a model with pools, such as deepseek-v4.1-flash; {} has one cache",
+                     layer.model.name);
   if (parse_int("--layers", options.layers, 1) != 1)
     throw UsageError("--layers: expected 1 (a replay computes one attention layer), got {}", options.layers);
   const std::string page_size = options.page_size.empty() ? (pooled ? "256" : "64") : options.page_size;
@@ -260,6 +269,7 @@ std::string selected_backend(Op op, const LayerOptions& layer, int64_t q_len, co
                         .num_heads = model.num_attention_heads,
                         .d_qk = up_projected ? model.prefill_d_qk() : model.d_qk(),
                         .d_v = up_projected ? model.v_head_dim : model.d_v(),
+                        .extra_cache = model.value_is_row ? std::optional(layer.pool_cache) : std::nullopt,
                         .q_len = q_len};
   const Explanation explanation = explain(kit::on_device(problem, device), force);
   if (explanation.selected.empty()) throw UsageError(explanation.error);
@@ -279,7 +289,10 @@ Report make_report(const Setup& setup, const std::string& backend, const std::st
   report.ranks = layer.world;
   report.shared_prefix = layer.shared_prefix;
   if (pooled) {
-    report.layers = "three sparse layers (window, C4, C128)";
+    std::vector<std::string> kinds;
+    for (const PooledKind& kind : pooled_kinds(layer.model)) kinds.push_back(kind.name);
+    report.layers = fmt::format("{} sparse layers ({})", kinds.size(), fmt::join(kinds, ", "));
+    report.pool_cache = std::string(name(layer.pool_cache));
     report.other_way = "decode_sparse against prefill_sparse";
   } else if (report.sparse) {
     report.layers = fmt::format("one layer, decode over {} keys", layer.topk);
@@ -393,7 +406,7 @@ Action add_replay(CLI::App& app) {
       "  mla replay data/mooncake_conversation_sample.jsonl --requests 16 --time-budget 60\n"
       "  mla replay trace.jsonl --model deepseek-v3 --chunk 2k --timeline replay.json\n"
       "  mla replay trace.jsonl --model deepseek-v3.2 --sparse --cache fp8_ds_mla --mtp 1 --requests 2\n"
-      "  mla replay trace.jsonl --model deepseek-v4-flash --sparse --requests 2\n"
+      "  mla replay trace.jsonl --model deepseek-v4.1-flash --sparse --requests 2\n"
       "  mla replay trace.jsonl --cache fp8 --dcp 4 --requests 4 --as-fast-as-possible --json=result.json\n"
       "  mla replay trace.jsonl --device cuda --model deepseek-v3 --pool-gb 40\n"
       "  mla replay short.jsonl --device emulated:sm120 --requests 1 --chunk 128\n"
@@ -406,9 +419,12 @@ Action add_replay(CLI::App& app) {
   command->add_option("--time-budget", options->time_budget,
                       "Seconds after which to be done: leaves out requests that would take longer (default: none)");
   command->add_option("--layers", options->layers, "Layers that are computed; only 1")->capture_default_str();
-  command->add_option("--cache", options->cache, "Cache format (default bf16; deepseek-v4-flash: fp8_dsv4)");
-  command->add_flag("--sparse", options->sparse,
-                    "Sparse attention: indexer and decode_sparse (deepseek-v3.2, glm-5, deepseek-v4-flash)");
+  command->add_option("--cache", options->cache, "Cache format (default: the model's, bf16 or V4's, V4.1's)");
+  command->add_option("--pool-cache", options->pool_cache,
+                      "Format of the compressed pools (deepseek-v4.1-flash: fp4_dsv41; else as --cache)");
+  command->add_flag(
+      "--sparse", options->sparse,
+      "Sparse attention: indexer and decode_sparse (deepseek-v3.2, glm-5, deepseek-v4-flash, -v4.1-flash)");
   command->add_flag("--shared-prefix", options->shared_prefix,
                     "Decode reads rows that several requests share once (decode's shared_prefix)");
   command->add_option("--mtp", options->mtp, "Drafts computed beside each answer token (speculative decoding)")
@@ -416,7 +432,7 @@ Action add_replay(CLI::App& app) {
   command->add_option("--dcp", options->dcp, "Ranks that share each request's tokens (decode context parallelism)")
       ->capture_default_str();
   command->add_option("--page-size", options->page_size,
-                      "Tokens of a page (64; deepseek-v4-flash: 256); prefixes are shared if it divides 512");
+                      "Tokens of a page (64; V4, V4.1: 256); prefixes are shared if it divides 512");
   CLI::Option* pool_tokens =
       command->add_option("--pool-tokens", options->pool_tokens, "Tokens that the cache holds")->capture_default_str();
   command->add_option("--pool-gb", options->pool_gb, "Size of the cache in GB (10^9 bytes)")->excludes(pool_tokens);

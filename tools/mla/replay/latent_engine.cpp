@@ -40,8 +40,8 @@ LatentEngine::LatentEngine(const EngineOptions& options, const Context& context,
   o_latent_ = rows_buffer(batch, heads * model.kv_lora_rank, bytes);
   out_ = rows_buffer(batch, heads * model.v_head_dim, sizeof(float));
   if (!sparse()) return;
-  indexer_q_ = rows_buffer(batch, int64_t{kIndexerHeads} * kIndexerLayout.head_dim, 1);
-  indexer_weights_ = rows_buffer(batch, kIndexerHeads, sizeof(float));
+  indexer_q_ = rows_buffer(batch, index_heads() * kIndexerLayout.head_dim, 1);
+  indexer_weights_ = rows_buffer(batch, index_heads(), sizeof(float));
 }
 
 int64_t LatentEngine::memory_needed(const EngineOptions& options) {
@@ -54,7 +54,8 @@ int64_t LatentEngine::memory_needed(const EngineOptions& options) {
   // With several ranks every one's partial outputs wait to be merged; the indexer's logits are as long as a request.
   const int64_t partial = layer.world > 1 ? layer.world * heads * (model.kv_lora_rank + 1) * 4 : 0;
   const int64_t indexer =
-      layer.topk > 0 ? int64_t{kIndexerHeads} * (kIndexerLayout.head_dim + 4) + int64_t{layer.topk} * 4 : 0;
+      layer.topk > 0 ? int64_t{indexer_heads(layer.model)} * (kIndexerLayout.head_dim + 4) + int64_t{layer.topk} * 4
+                     : 0;
   const int64_t per_request =
       model.d_qk() * bytes + heads * ((qk + 2 * model.kv_lora_rank) * bytes + v * 4) + partial + indexer;
   const int64_t weights = heads * (model.qk_nope_head_dim + v) * model.kv_lora_rank * (bytes + 4);
@@ -108,9 +109,9 @@ void LatentEngine::generate(const Step& step, std::span<const Sequence> sequence
       generator_.latent(job.seed, job.position, element(latents_, i * model.d_qk(), bytes));
       generator_.query(job.seed, job.position, job.query);
       if (job.indexer_row >= 0)
-        generator_.indexer_query(job.seed, kIndexerHeads,
-                                 element(indexer_q_, job.indexer_row * kIndexerHeads * kIndexerLayout.head_dim, 1),
-                                 indexer_weights_.as<float>() + job.indexer_row * kIndexerHeads);
+        generator_.indexer_query(job.seed, index_heads(),
+                                 element(indexer_q_, job.indexer_row * index_heads() * kIndexerLayout.head_dim, 1),
+                                 indexer_weights_.as<float>() + job.indexer_row * index_heads());
     }
   });
 }
@@ -223,8 +224,8 @@ Status LatentEngine::check_decode(const Step& step, std::span<const Sequence> se
                          .q_pe_stride_head = query.q_pe_stride_head,
                          .out = out_.as<float>() + row * model.num_attention_heads * model.v_head_dim};
   if (sparse()) {
-    sample.indexer = {.q = element(indexer_q_, row * kIndexerHeads * kIndexerLayout.head_dim, 1),
-                      .weights = indexer_weights_.as<float>() + row * kIndexerHeads};
+    sample.indexer = {.q = element(indexer_q_, row * index_heads() * kIndexerLayout.head_dim, 1),
+                      .weights = indexer_weights_.as<float>() + row * index_heads()};
     sample.slots = static_cast<const int32_t*>(selected_.data) + row * options_.layer.topk;
   }
   return checker_.check_decode(sample, element(absorbed_, latent_row, bytes), element(o_latent_, latent_row, bytes));

@@ -41,6 +41,7 @@ class LatentEngine : public Engine {
     for (const TokenRange& piece : prefill_) row += piece.count;
     return row;
   }
+  int64_t index_heads() const { return indexer_heads(options_.layer.model); }
   void generate(const Step& step, std::span<const Sequence> sequences);
   void add_tokens(const Sequence& sequence, int32_t start, int32_t count, int32_t accepted);
   void place_decode_queries(int64_t first_job);
@@ -64,7 +65,7 @@ class LatentEngine : public Engine {
   bench::Buffer latents_;                                    // [chunk + decode_rows, d_qk]
   bench::Buffer q_, o_, lse_;                                // prefill: [chunk, H, ...]
   bench::Buffer q_nope_, q_pe_, absorbed_, o_latent_, out_;  // decode: [decode_rows, H, ...]
-  bench::Buffer indexer_q_, indexer_weights_;                // decode: [decode_rows, kIndexerHeads, ...]
+  bench::Buffer indexer_q_, indexer_weights_;                // decode: [decode_rows, indexer's heads, ...]
   // These are of the current step, in the order of the latents: prefill's tokens, then decode's.
   std::vector<TokenJob> jobs_;
   std::vector<int64_t> slots_;

@@ -278,8 +278,9 @@ IndexerLogitsParams Layer::indexer_params(const IndexerQueries& queries, std::sp
   set_query_ranges(ranges);
   const int64_t tokens = qo_indptr_.back();
   IndexerLogitsParams params;
-  params.q = contiguous(queries.q, DType::kE4M3, {tokens, kIndexerHeads, kIndexerLayout.head_dim});
-  params.weights = contiguous(queries.weights, DType::kF32, {tokens, kIndexerHeads});
+  const int64_t heads = indexer_heads(options_.model);
+  params.q = contiguous(queries.q, DType::kE4M3, {tokens, heads, kIndexerLayout.head_dim});
+  params.weights = contiguous(queries.weights, DType::kF32, {tokens, heads});
   params.cache = indexer_.cache();
   params.pages = page_table(ranges, {}, Lengths::kGlobal);
   params.qo_indptr = ints(qo_indptr_);

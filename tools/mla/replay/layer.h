@@ -26,7 +26,8 @@ struct TokenRange {
 struct LayerOptions {
   ModelConfig model;
   CacheFormat cache = CacheFormat::kBF16;
-  int32_t page_size = 64;  ///< tokens of a page of one rank's cache
+  CacheFormat pool_cache = CacheFormat::kBF16;  ///< of the pools beside that of the window (DeepSeek V4 and V4.1)
+  int32_t page_size = 64;                       ///< tokens of a page of one rank's cache
   int32_t num_pages = 0;
   int32_t chunk = 4096;        ///< most prompt tokens of one call, and most keys that are up-projected at once
   DType dtype = DType::kBF16;  ///< of the activations
@@ -38,7 +39,7 @@ struct LayerOptions {
   int32_t page_tokens() const { return page_size * world; }
 };
 
-/// Holds queries of the sparse indexer, e4m3 [T, kIndexerHeads, 128], and their weights, f32 [T, kIndexerHeads].
+/// Holds queries of the sparse indexer, e4m3 [T, its heads, 128], and their weights, f32 [T, its heads].
 struct IndexerQueries {
   const void* q = nullptr;
   const float* weights = nullptr;

@@ -16,13 +16,13 @@ namespace {
 constexpr int64_t kSliceTokens = 128;
 constexpr int64_t kPooledTokensPerTask = 8;  // of the generator
 // A pooled row may have this relative error against the mean of what it is made of: e4m3 keeps three bits behind the
-// first.
-constexpr double kPooledTolerance = 0x1p-4;
+// first, e2m1 one.
+double pooled_tolerance(CacheFormat format) { return kv_layout(format).nope.element == DType::kE2M1 ? 0x1p-2 : 0x1p-4; }
 
 int64_t slice_bytes(const ModelConfig& model, int64_t element_bytes) {
   const int64_t heads = model.num_attention_heads;
   return kSliceTokens * (heads * (model.d_qk() + model.d_v()) * element_bytes +
-                         int64_t{kIndexerHeads} * (kIndexerLayout.head_dim + 4));
+                         int64_t{indexer_heads(model)} * (kIndexerLayout.head_dim + 4));
 }
 
 std::vector<float> widened(const std::byte* values, DType dtype, int64_t count) {
@@ -50,8 +50,8 @@ PooledEngine::PooledEngine(const EngineOptions& options, const Context& context,
   latents_ = rows_buffer(options.layer.chunk + options.decode_rows(), model.d_qk(), bytes);
   q_ = rows_buffer(kSliceTokens, heads * model.d_qk(), bytes);
   o_ = rows_buffer(kSliceTokens, heads * model.d_v(), bytes);
-  indexer_q_ = rows_buffer(kSliceTokens, int64_t{kIndexerHeads} * kIndexerLayout.head_dim, 1);
-  indexer_weights_ = rows_buffer(kSliceTokens, kIndexerHeads, sizeof(float));
+  indexer_q_ = rows_buffer(kSliceTokens, int64_t{indexer_heads(model)} * kIndexerLayout.head_dim, 1);
+  indexer_weights_ = rows_buffer(kSliceTokens, indexer_heads(model), sizeof(float));
 }
 
 int64_t PooledEngine::memory_needed(const EngineOptions& options) {
@@ -105,6 +105,7 @@ void PooledEngine::generate_queries(int64_t first, int64_t count) {
   const ModelConfig& model = options_.layer.model;
   const auto bytes = static_cast<int64_t>(size_of(options_.layer.dtype));
   const int64_t width = model.d_qk(), row_bytes = model.num_attention_heads * width * bytes;
+  const int32_t index_heads = indexer_heads(model);
   team_.run((count + kPooledTokensPerTask - 1) / kPooledTokensPerTask, [&](int64_t task, int32_t) {
     for (int64_t i = task * kPooledTokensPerTask; i < std::min(count, (task + 1) * kPooledTokensPerTask); ++i) {
       const Token& token = tokens_[static_cast<size_t>(first + i)];
@@ -114,9 +115,8 @@ void PooledEngine::generate_queries(int64_t first, int64_t count) {
                         .q_nope_stride_head = width,
                         .q_pe = row + model.kv_lora_rank * bytes,
                         .q_pe_stride_head = width});
-      generator_.indexer_query(token.seed, kIndexerHeads,
-                               indexer_q_.data() + i * kIndexerHeads * kIndexerLayout.head_dim,
-                               indexer_weights_.as<float>() + i * kIndexerHeads);
+      generator_.indexer_query(token.seed, index_heads, indexer_q_.data() + i * index_heads * kIndexerLayout.head_dim,
+                               indexer_weights_.as<float>() + i * index_heads);
     }
   });
 }
@@ -137,7 +137,7 @@ std::optional<PooledEngine::Sample> PooledEngine::pick(int64_t first, int64_t co
   if (options_.check_every == 0 || count == 0 || steps++ % options_.check_every != 0) return std::nullopt;
   const int64_t n = log_.num_checks;
   return Sample{.token = first + (n * 7919 + count - 1) % count,
-                .kind = kAllLayerKinds[static_cast<size_t>(n) % std::size(kAllLayerKinds)]};
+                .kind = static_cast<size_t>(n) % layer_.kinds().size()};
 }
 
 Status PooledEngine::attend(int64_t first, int64_t count, Phase phase, int64_t& steps) {
@@ -159,7 +159,7 @@ Status PooledEngine::attend_slice(int64_t first, int64_t count, Phase phase, con
   for (int64_t i = first; i < first + count; ++i) places.push_back(tokens_[static_cast<size_t>(i)].place);
   const TensorView q = contiguous(q_.data(), dtype, {count, model.num_attention_heads, model.d_qk()});
   const TensorView o = contiguous(o_.data(), dtype, {count, model.num_attention_heads, model.d_v()});
-  for (LayerKind kind : kAllLayerKinds) {
+  for (size_t kind = 0; kind < layer_.kinds().size(); ++kind) {
     const IndexerQueries queries{.q = indexer_q_.data(), .weights = indexer_weights_.as<float>()};
     const Phase selection = phase == Phase::kPrefillAttention ? Phase::kPrefillIndexer : Phase::kDecodeIndexer;
     if (Status status = layer_.select(kind, places, queries, selection, &recorder_); !status.ok()) return status;
@@ -174,10 +174,11 @@ Status PooledEngine::attend_slice(int64_t first, int64_t count, Phase phase, con
 // Checks the last of the compressed rows that the token sees.
 Status PooledEngine::check_pooled_row(const Sample& sample, const std::string& what) {
   const TokenPlace& place = tokens_[static_cast<size_t>(sample.token)].place;
-  const int32_t ratio = ratio_of(sample.kind), last = place.visible(sample.kind) - 1;
+  const PooledKind& kind = layer_.kinds()[sample.kind];
+  const int32_t ratio = kind.ratio, last = place.visible(kind) - 1;
   const int64_t width = options_.layer.model.d_qk();
-  if (sample.kind == LayerKind::kWindow || last < 0) return {};
-  const auto group = layer_.rows(LayerKind::kWindow, place.pages, last * ratio, ratio);
+  if (sample.kind == kWindow || last < 0) return {};
+  const auto group = layer_.rows(kWindow, place.pages, last * ratio, ratio);
   if (!group.ok()) return group.status();
   const auto pooled = layer_.rows(sample.kind, place.pages, last, 1);
   if (!pooled.ok()) return pooled.status();
@@ -185,28 +186,31 @@ Status PooledEngine::check_pooled_row(const Sample& sample, const std::string& w
   for (size_t i = 0; i < group->size(); ++i)
     mean[i % static_cast<size_t>(width)] += (*group)[i] / static_cast<float>(ratio);
   const double error = relative_error(pooled->data(), mean.data(), width);
-  if (error > kPooledTolerance)
+  const double tolerance = pooled_tolerance(options_.layer.pool_cache);
+  if (error > tolerance)
     log_.fail(fmt::format("{}: expected row {} of the pool within {:.4f} of the mean of its {} tokens, got {:.4g}",
-                          what, last, kPooledTolerance, ratio, error));
+                          what, last, tolerance, ratio, error));
   return {};
 }
 
 // Finds out which of the compressed rows the token got, and checks that they are those that it should have got.
 Status PooledEngine::check_selection(const Sample& sample, int64_t row, const std::string& what,
                                      std::vector<int32_t>& positions) {
-  if (sample.kind == LayerKind::kWindow) return {};
+  if (sample.kind == kWindow) return {};
+  const PooledKind& kind = layer_.kinds()[sample.kind];
   const TokenPlace& place = tokens_[static_cast<size_t>(sample.token)].place;
   positions = positions_of(layer_.selected(row), place.pages, layer_.rows_per_page(sample.kind));
   std::string wrong;
-  if (sample.kind == LayerKind::kC128) {
-    if (std::ssize(positions) != place.visible(sample.kind))
-      wrong = fmt::format("expected all {} compressed keys, got {}", place.visible(sample.kind), positions.size());
+  if (!kind.chooses()) {
+    if (std::ssize(positions) != place.visible(kind))
+      wrong = fmt::format("expected all {} compressed keys, got {}", place.visible(kind), positions.size());
   } else {
-    const IndexerQueries query{.q = indexer_q_.data() + row * kIndexerHeads * kIndexerLayout.head_dim,
-                               .weights = indexer_weights_.as<float>() + row * kIndexerHeads};
-    const auto logits = layer_.indexer_logits(reference_, place, query);
+    const int32_t index_heads = indexer_heads(options_.layer.model);
+    const IndexerQueries query{.q = indexer_q_.data() + row * index_heads * kIndexerLayout.head_dim,
+                               .weights = indexer_weights_.as<float>() + row * index_heads};
+    const auto logits = layer_.indexer_logits(reference_, sample.kind, place, query);
     if (!logits.ok()) return logits.status();
-    wrong = judge_selection(*logits, positions, options_.layer.model.index_topk);
+    wrong = judge_selection(*logits, positions, kind.topk);
   }
   if (!wrong.empty()) log_.fail(fmt::format("{}: {}", what, wrong));
   return {};
@@ -219,7 +223,7 @@ Status PooledEngine::check(const Sample& sample, int64_t first) {
   const int64_t heads = model.num_attention_heads, d_qk = model.d_qk(), d_v = model.d_v(), row = sample.token - first;
   const Token& token = tokens_[static_cast<size_t>(sample.token)];
   const std::string what =
-      fmt::format("line {}, token {}, layer {}", token.line, token.place.position, name(sample.kind));
+      fmt::format("line {}, token {}, layer {}", token.line, token.place.position, layer_.kinds()[sample.kind].name);
   const int64_t head = log_.num_checks++ % heads;
   const TensorView q = contiguous(q_.data() + row * heads * d_qk * bytes, dtype, {1, heads, d_qk});
   const std::vector<float> got = widened(o_.data() + row * heads * d_v * bytes, dtype, heads * d_v);

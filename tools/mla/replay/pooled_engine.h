@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Computes the steps of DeepSeek V4: every token attends through decode_sparse, in one layer of each kind. The layers
-// share their rows.
+// Computes the steps of DeepSeek V4 and V4.1: every token attends through decode_sparse, in one layer of each kind. The
+// layers share their rows.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ class PooledEngine : public Engine {
   /// Names a token to check, and the kind of layer to check it in.
   struct Sample {
     int64_t token;
-    LayerKind kind;
+    size_t kind;
   };
   void add_tokens(const Sequence& sequence, int32_t start, int32_t count, int32_t accepted);
   void plan_step(const Step& step, std::span<const Sequence> sequences);
@@ -63,7 +63,7 @@ class PooledEngine : public Engine {
 
   bench::Buffer latents_;                      // [chunk + decode_rows, d_qk]
   bench::Buffer q_, o_;                        // [slice, H, d]
-  bench::Buffer indexer_q_, indexer_weights_;  // [slice, kIndexerHeads, ...]
+  bench::Buffer indexer_q_, indexer_weights_;  // [slice, indexer's heads, ...]
   std::vector<Token> tokens_;                  // prefill's, then decode's
   std::vector<int64_t> slots_;
   std::vector<TokenRange> ranges_;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Computes DeepSeek V4's three kinds of attention layers over shared pools: a window pool holds every token's row, and
-// two compressed pools hold one row for every 4 and for every 128 tokens. A page number stands for the same tokens in
-// all of them.
+// Computes the kinds of attention layers of DeepSeek V4 and V4.1 over shared pools: a window pool holds every token's
+// row, and compressed pools hold one row for every 4 and for every 128 tokens (V4), or for every 2 and for every token
+// (V4.1). A page number stands for the same tokens in all of them.
 #pragma once
 
 #include <cstdint>
 #include <span>
-#include <string_view>
+#include <string>
 #include <vector>
 
 #include "mla/mla.h"
@@ -17,22 +17,19 @@
 
 namespace mla::cli::replay {
 
-/// Says what a layer attends to beside the sliding window.
-enum class LayerKind : uint8_t {
-  kWindow,  ///< nothing
-  kC4,      ///< of the rows of 4 tokens, the topk that have the indexer's largest logits
-  kC128,    ///< all rows of 128 tokens
+/// Says what a layer attends to beside the sliding window: rows of a pool.
+struct PooledKind {
+  std::string name = {};  ///< "window", which has no other rows, or "c4": rows that stand for 4 tokens each
+  int32_t ratio = 1;      ///< tokens of a row; 1 for the window's
+  int32_t topk = 0;       ///< so many rows, those with the indexer's largest logits; 0: all rows
+
+  bool chooses() const { return topk > 0; }
 };
-inline constexpr LayerKind kAllLayerKinds[] = {LayerKind::kWindow, LayerKind::kC4, LayerKind::kC128};
 
-/// Returns "window", "c4" or "c128".
-std::string_view name(LayerKind kind);
-
-/// Returns how many tokens one row of the kind's pool stands for; 1 for the window's.
-constexpr int32_t ratio_of(LayerKind kind) { return kind == LayerKind::kC4 ? 4 : kind == LayerKind::kC128 ? 128 : 1; }
-
-/// A page of tokens must hold whole rows of all pools, so it has a multiple of this many tokens.
-inline constexpr int32_t kLargestRatio = 128;
+/// Returns a model's kinds of layers, each once, behind that of the window alone. A kind's number is also its pool's;
+/// layers that write a pool and layers that read it are one kind here.
+std::vector<PooledKind> pooled_kinds(const ModelConfig& model);
+inline constexpr size_t kWindow = 0;  ///< the number of the first
 
 /// Describes one token that attends: its request's pages, and its position.
 struct TokenPlace {
@@ -40,14 +37,14 @@ struct TokenPlace {
   int32_t position = 0;
 
   /// Returns how many compressed rows of a kind's pool the token sees: those of groups that ended.
-  int32_t visible(LayerKind kind) const { return (position + 1) / ratio_of(kind); }
+  int32_t visible(const PooledKind& kind) const { return (position + 1) / kind.ratio; }
 };
 
 /// Computes layers of all kinds. Errors are the library's. A recorder that is null records nothing.
 class PooledLayer {
  public:
-  /// Reads these of the options: model, cache, page_size (tokens), num_pages, dtype. attn_sink holds one logit per
-  /// head.
+  /// Reads these of the options: model, cache, pool_cache, page_size (tokens), num_pages, dtype. attn_sink holds one
+  /// logit per head.
   PooledLayer(const LayerOptions& options, Operations& operations, std::vector<float> attn_sink);
 
   static int64_t cache_bytes(const LayerOptions& options);
@@ -59,7 +56,7 @@ class PooledLayer {
   Status compress(std::span<const TokenRange> ranges, Recorder* recorder);
 
   /// Chooses what each token attends to in a layer of the kind; attend() uses it until the next call.
-  Status select(LayerKind kind, std::span<const TokenPlace> tokens, const IndexerQueries& queries, Phase phase,
+  Status select(size_t kind, std::span<const TokenPlace> tokens, const IndexerQueries& queries, Phase phase,
                 Recorder* recorder);
   /// Computes attention of the chosen tokens from `first` on, by `operations`; q and o [T, heads, d] are those of the
   /// heads from `first_head` on.
@@ -70,34 +67,35 @@ class PooledLayer {
 
   /// Computes the same attention of one token another way: its keys are gathered, those of `positions` from the second
   /// pool, and attended to by prefill_sparse. o is [1, H, d_v] f32.
-  Status attend_gathered(LayerKind kind, const TokenPlace& token, std::span<const int32_t> positions,
-                         const TensorView& q, const TensorView& o);
-  /// Returns the indexer's logits of every compressed row that the token sees, computed by `operations`.
-  Result<std::vector<float>> indexer_logits(Operations& operations, const TokenPlace& token,
+  Status attend_gathered(size_t kind, const TokenPlace& token, std::span<const int32_t> positions, const TensorView& q,
+                         const TensorView& o);
+  /// Returns the indexer's logits of every row of the kind's pool that the token sees, computed by `operations`.
+  Result<std::vector<float>> indexer_logits(Operations& operations, size_t kind, const TokenPlace& token,
                                             const IndexerQueries& query);
   /// Returns rows `start` ... `start + count - 1` of a request from a kind's pool (the window's: tokens), as f32
   /// [count, d_qk].
-  Result<std::vector<float>> rows(LayerKind pool, std::span<const int32_t> pages, int32_t start, int32_t count);
+  Result<std::vector<float>> rows(size_t pool, std::span<const int32_t> pages, int32_t start, int32_t count);
 
   const LayerOptions& options() const { return options_; }
-  int32_t rows_per_page(LayerKind kind) const { return options_.page_size / ratio_of(kind); }
+  const std::vector<PooledKind>& kinds() const { return kinds_; }
+  int32_t rows_per_page(size_t kind) const { return options_.page_size / kinds_[kind].ratio; }
 
  private:
-  const CachePool& pool(LayerKind kind) const { return pools_[static_cast<size_t>(kind)]; }
-  Status gather(LayerKind kind, std::span<const TokenRange> row_ranges, const TensorView& out, Recorder* recorder);
-  Status compress(LayerKind kind, std::span<const TokenRange> ranges, Recorder* recorder);
+  Status gather(size_t kind, std::span<const TokenRange> row_ranges, const TensorView& out, Recorder* recorder);
+  Status compress(size_t kind, std::span<const TokenRange> ranges, Recorder* recorder);
   void select_window(std::span<const TokenPlace> tokens);
-  void select_all(LayerKind kind, std::span<const TokenPlace> tokens);
-  IndexerLogitsParams indexer_params(std::span<const TokenPlace> tokens, const IndexerQueries& queries,
+  void select_all(const PooledKind& kind, int32_t page_rows, std::span<const TokenPlace> tokens);
+  IndexerLogitsParams indexer_params(size_t kind, std::span<const TokenPlace> tokens, const IndexerQueries& queries,
                                      std::vector<float>& logits);
 
   LayerOptions options_;
   Operations& operations_;
   std::vector<float> attn_sink_;
-  CachePool pools_[3];  // by kind
-  IndexerPool indexer_;
+  std::vector<PooledKind> kinds_;
+  std::vector<CachePool> pools_;       // by kind
+  std::vector<IndexerPool> indexers_;  // by kind; empty where nothing is chosen
   // These are what select() chose.
-  LayerKind kind_ = LayerKind::kWindow;
+  size_t kind_ = kWindow;
   int32_t window_width_ = 0, extra_width_ = 0;
   std::vector<int32_t> window_, window_length_, extra_, extra_length_;
   // These are of the current call; their memory is reused.

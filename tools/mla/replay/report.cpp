@@ -136,6 +136,7 @@ Json Report::to_json() const {
       {"left_out", left_out_json(left_out)},
       {"model", model},
       {"cache", cache},
+      {"pool_cache", pool_cache.empty() ? Json(nullptr) : Json(pool_cache)},
       {"backends", {{"prefill", prefill_backend}, {"decode", decode_backend}}},
       {"device", device},
       {"threads", threads},
@@ -185,7 +186,8 @@ void Report::print(const Output& output) const {
         "are not part of serving\n",
         device);
   output.print("\n{}{}, {}, {} cache, {}, prefill on {}, decode on {}\n\n", interrupted ? "INTERRUPTED: " : "", model,
-               layers, cache, counted(threads, "thread"), prefill_backend, decode_backend);
+               layers, pool_cache.empty() || pool_cache == cache ? cache : fmt::format("{} + {}", cache, pool_cache),
+               counted(threads, "thread"), prefill_backend, decode_backend);
   if (!left_out.empty())
     output.print("left out, for a time budget of {} s: {}\n\n", time_budget, left_out_text(left_out, total_requests));
   Table counts({"", "value", "rate"});

@@ -35,7 +35,7 @@ struct LeftOut {
 };
 
 struct Report {
-  std::string model, cache, prefill_backend, decode_backend;
+  std::string model, cache, pool_cache, prefill_backend, decode_backend;  // pool_cache: empty without pools
   std::string device = "cpu";
   std::string layers = "one layer";                  ///< what was computed, for people
   std::string other_way = "prefill against decode";  ///< the second way in which tokens are computed, for people

@@ -226,21 +226,36 @@ TEST_F(ReplayCommand, EveryWayOfDecodingAgreesWithItself) {
   }
 }
 
-TEST_F(ReplayCommand, V4ServesItsThreeKindsOfLayers) {
+TEST_F(ReplayCommand, V4AndV41ServeEveryKindOfLayer) {
   write("short.jsonl",
         "{\"timestamp\": 0, \"input_length\": 530, \"output_length\": 6, \"hash_ids\": [1, 2]}\n"
         "{\"timestamp\": 1, \"input_length\": 520, \"output_length\": 4, \"hash_ids\": [1, 3]}\n"
         "{\"timestamp\": 2, \"input_length\": 2, \"output_length\": 3, \"hash_ids\": [5]}\n");
-  for (const std::vector<std::string>& options :
-       {std::vector<std::string>{}, {"--cache", "bf16", "--mtp", "2"}, {"--cache", "fp8", "--page-size", "128"}}) {
+  const std::string v4 = "deepseek-v4-flash", v41 = "deepseek-v4.1-flash";
+  const struct {
+    std::vector<std::string> options;
+    const char *cache, *pool_cache, *kinds;
+  } runs[] = {
+      {{"--model", v4}, "fp8_dsv4", "fp8_dsv4", "3 sparse layers (window, c4, c128)"},
+      {{"--model", v4, "--cache", "bf16", "--mtp", "2"}, "bf16", "bf16", "(window, c4, c128)"},
+      {{"--model", v4, "--cache", "fp8", "--page-size", "128"}, "fp8", "fp8", "(window, c4, c128)"},
+      {{"--model", v4, "--pool-cache", "mxfp4_dsv4"}, "fp8_dsv4", "mxfp4_dsv4", "(window, c4, c128)"},
+      {{"--model", v41, "--mtp", "1"}, "fp8_dsv41", "fp4_dsv41", "3 sparse layers (window, c2, c1)"},
+      {{"--model", v41, "--pool-cache", "fp8_dsv41", "--page-size", "64"},
+       "fp8_dsv41",
+       "fp8_dsv41",
+       "(window, c2, c1)"},
+  };
+  for (const auto& [options, cache, pool_cache, kinds] : runs) {
     std::vector<std::string> arguments = {
-        path("short.jsonl"), "--model", "deepseek-v4-flash", "--sparse", "--json",        "--chunk", "130",
-        "--check-every",     "1",       "--threads",         "2",        "--pool-tokens", "4k"};
+        path("short.jsonl"), "--sparse", "--json",        "--chunk", "130", "--check-every", "1",
+        "--threads",         "2",        "--pool-tokens", "4k"};
     arguments.insert(arguments.end(), options.begin(), options.end());
     const Outcome outcome = run(arguments);
     ASSERT_EQ(outcome.status, 0) << outcome.err;
     const json report = json::parse(outcome.out);
-    EXPECT_EQ(report["cache"], options.empty() ? "fp8_dsv4" : options[1]);
+    EXPECT_EQ(report["cache"], cache);
+    EXPECT_EQ(report["pool_cache"], pool_cache);
     EXPECT_EQ(report["requests"], 3);
     EXPECT_EQ(report["prefix_hit_tokens"], 512);
     EXPECT_EQ(report["decode_tokens"], 13);
@@ -249,7 +264,7 @@ TEST_F(ReplayCommand, V4ServesItsThreeKindsOfLayers) {
     EXPECT_LT(report["worst_error"], report["tolerance"]);
     for (const char* phase : {"compress", "prefill_indexer", "prefill_attention", "decode_indexer", "decode_attention"})
       EXPECT_GT(report["phase_seconds"][phase], 0.0) << phase;
-    EXPECT_THAT(outcome.err, HasSubstr("three sparse layers"));
+    EXPECT_THAT(outcome.err, HasSubstr(kinds));
   }
 }
 
@@ -344,7 +359,13 @@ TEST_F(ReplayCommand, BadInputIsOneClearError) {
   expect_error({trace, "--sparse"}, "--sparse: expected a model with index_topk");
   expect_error({trace, "--model", "deepseek-v3.2", "--sparse", "--dcp", "2"}, "--dcp: sparse attention runs on one");
   expect_error({trace, "--model", "deepseek-v4-flash"}, "expected --sparse");
-  expect_error({trace, "--model", "deepseek-v4.1-flash", "--sparse"}, "--model: a replay compresses 4 or 128 tokens");
+  expect_error({trace, "--model", "deepseek-v4.1-flash", "--sparse", "--page-size", "63"},
+               "--page-size: expected a multiple of 2");
+  expect_error({trace, "--model", "deepseek-v4.1-flash", "--sparse", "--pool-cache", "fp8_ds_mla"},
+               "--pool-cache: fp8_ds_mla holds rows of 512 + 64");
+  expect_error({trace, "--model", "deepseek-v4.1-flash", "--sparse", "--cache", "fp8_ds_mla"},
+               "--cache: fp8_ds_mla holds rows of 512 + 64 channels, those of deepseek-v4.1-flash have 448 + 64");
+  expect_error({trace, "--pool-cache", "bf16"}, "--pool-cache: expected a model with pools");
   expect_error({trace, "--model", "glm-5.3-flash", "--sparse"}, "--sparse: a replay chooses single keys");
   expect_error({trace, "--model", "deepseek-v4-flash", "--sparse", "--page-size", "64"},
                "--page-size: expected a mult");
