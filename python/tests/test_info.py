@@ -34,7 +34,10 @@ def test_info_is_what_the_tool_says(monkeypatch: pytest.MonkeyPatch) -> None:
     found, expected = libmla.info(), tool("info")
     assert found.version == libmla.__version__ == expected["version"]
     assert (found.cpu, found.threads) == (expected["cpu"], expected["threads"])
-    assert [dataclasses.asdict(level) for level in found.isa] == expected["isa"]
+    levels = [dataclasses.asdict(level) for level in found.isa]
+    for ours, theirs in zip(levels, expected["isa"], strict=True):  # each process measures its own rates
+        assert (ours.pop("gflops") is None) == (theirs.pop("gflops") is None)
+    assert levels == expected["isa"]
     assert [(row.backend, row.usable, row.reason) for row in found.decode.rows] == [
         (row["name"], row["usable"], row["reason"]) for row in expected["backends"]
     ]

@@ -43,9 +43,9 @@ class E2m1ScoreRole : QuantizedScoreRole<Config> {
   struct Places {
     MLA_DEVICE explicit Places(const E2m1Row& row)
         : codes(of_key(ptx::lane() & 15) + static_cast<uint32_t>(first_channel() / 2 + (ptx::lane() >> 4) * 16)),
-          scales(of_key(ptx::lane() >> 2) + row.scales_at + static_cast<uint32_t>(first_channel() / kE2m1Group)),
           rope(of_key(ptx::lane() & 15) + row.rope_at +
                static_cast<uint32_t>(row.quantized_rope ? slice() * 16 : slice() * 32 + (ptx::lane() >> 4) * 16)),
+          scales(of_key(ptx::lane() >> 2) + row.scales_at + static_cast<uint32_t>(first_channel() / kE2m1Group)),
           rope_scale(of_key(ptx::lane() >> 2) + row.rope_scale_at) {}
     MLA_DEVICE static uint32_t of_key(int key) {
       return static_cast<uint32_t>((first_key() + key) * Config::kKeyPitch);
