@@ -56,11 +56,19 @@ TEST(Bulk, LeavesOtherQuantizedFormats) {
                   std::string(name(format)));
 }
 
-TEST(Bulk, LeavesTwoCachesOfE2m1) {
-  Problem problem = of_format(Op::kDecodeSparse, kFewRows, CacheFormat::kNvFP4DsMla);
-  problem.extra_cache = CacheFormat::kNvFP4DsMla416;
-  EXPECT_EQ(of_bulk(problem).reason, "takes one cache of e2m1 rows, not two (nvfp4_ds_mla and nvfp4_ds_mla_416)");
-  if (emulates(90)) EXPECT_EQ(explain(problem, "auto").selected, "cuda_portable");
+TEST(Bulk, LeavesTwoCachesWithRowsOfE2m1) {
+  constexpr CacheFormat kPairs[][2] = {{CacheFormat::kNvFP4DsMla, CacheFormat::kNvFP4DsMla416},
+                                       {CacheFormat::kNvFP4DsMla368, CacheFormat::kFP8DsMla},
+                                       {CacheFormat::kFP8DsMla, CacheFormat::kNvFP4DsMla}};
+  for (const auto& [first, second] : kPairs) {
+    Problem problem = of_format(Op::kDecodeSparse, kFewRows, first);
+    problem.extra_cache = second;
+    EXPECT_EQ(of_bulk(problem).reason, "takes rows of e2m1 from one cache alone, not from " + std::string(name(first)) +
+                                           " and " + std::string(name(second)));
+    if (emulates(90)) {
+      EXPECT_EQ(explain(problem, "auto").selected, "cuda_portable");
+    }
+  }
 }
 
 TEST(Bulk, YieldsShortListsOfQuantizedKeys) {

@@ -34,8 +34,9 @@ Reason refusal(const Problem& problem) {
       return Reason::format(
           "takes quantized rows of e4m3 with up to {} scales of f32 or UE8M0, and nvfp4_ds_mla, not {}", kMostScales,
           name(format));
-  if (problem.extra_cache && kv_layout(problem.cache).nope.element == DType::kE2M1)
-    return Reason::format("takes one cache of e2m1 rows, not two ({} and {})", name(problem.cache),
+  const auto is_e2m1 = [](CacheFormat format) { return kv_layout(format).nope.element == DType::kE2M1; };
+  if (problem.extra_cache && (is_e2m1(problem.cache) || is_e2m1(*problem.extra_cache)))
+    return Reason::format("takes rows of e2m1 from one cache alone, not from {} and {}", name(problem.cache),
                           name(*problem.extra_cache));
   if (is_quantized(kv_layout(problem.cache).nope.element) && usual_query_rows(problem) > kSmallBlockRows)
     return Reason::format("takes requests of up to {} query rows (tokens x heads) with quantized keys, not {}",
