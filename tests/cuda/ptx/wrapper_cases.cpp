@@ -310,6 +310,13 @@ uint32_t e4m3x2_to_f16x2(uint32_t a, uint32_t) {
 uint32_t e4m3x4_low(uint32_t a, uint32_t b) { return e4m3x2_to_f16x2(a, b); }
 uint32_t e4m3x4_high(uint32_t a, uint32_t b) { return e4m3x2_to_f16x2(a >> 16, b); }
 
+uint32_t twice_lower_half(uint32_t a, uint32_t) { return (a & 0xFFFFU) * 0x10001U; }
+uint32_t twice_upper_half(uint32_t a, uint32_t) { return (a >> 16) * 0x10001U; }
+uint32_t choose_bits(uint32_t a, uint32_t b) {
+  uint32_t result = 0;
+  for (int bit = 0; bit < 32; ++bit) result |= (((a ^ b >> 7) >> bit & 1U) != 0 ? a : b) & 1U << bit;
+  return result;
+}
 uint32_t permute_bytes(uint32_t a, uint32_t b) {
   uint32_t result = 0;
   for (uint32_t byte = 0; byte < 4; ++byte) result |= (a >> (b >> 4 * byte & 3U) * 8 & 0xFFU) << 8 * byte;
@@ -463,6 +470,9 @@ constexpr WrapperCase kCases[] = {
     {"e4m3x2_to_f16x2", Compare::kF16Pairs, fill_pairs, expect_each<e4m3x2_to_f16x2>},
     {"e4m3x4_low", Compare::kF16Pairs, fill_pairs, expect_each<e4m3x4_low>},
     {"e4m3x4_high", Compare::kF16Pairs, fill_pairs, expect_each<e4m3x4_high>},
+    {"twice_lower_half", Compare::kBits, fill_bits, expect_each<twice_lower_half>},
+    {"twice_upper_half", Compare::kBits, fill_bits, expect_each<twice_upper_half>},
+    {"choose_bits", Compare::kBits, fill_bits, expect_each<choose_bits>},
     {"permute_bytes", Compare::kBits, fill_bits, expect_each<permute_bytes>},
     {"permute_two_words", Compare::kBits, fill_bits, expect_each<permute_two_words>},
     {"max_number", Compare::kF32, fill_floats, expect_each<max_number>},

@@ -319,6 +319,9 @@ MLA_TEST_DEVICE uint32_t e4m3x4_high(uint32_t a, uint32_t) {
   return high;
 }
 MLA_TEST_DEVICE uint32_t permute_bytes(uint32_t a, uint32_t b) { return ptx::permute_bytes(a, b & 0x3333U); }
+MLA_TEST_DEVICE uint32_t twice_lower_half(uint32_t a, uint32_t) { return ptx::twice_half(a, false); }
+MLA_TEST_DEVICE uint32_t twice_upper_half(uint32_t a, uint32_t) { return ptx::twice_half(a, true); }
+MLA_TEST_DEVICE uint32_t choose_bits(uint32_t a, uint32_t b) { return ptx::choose_bits(a ^ b >> 7, a, b); }
 MLA_TEST_DEVICE uint32_t permute_two_words(uint32_t a, uint32_t b) {
   return ptx::permute_bytes(a, b, (a ^ b) & 0x7777U);
 }
@@ -475,6 +478,9 @@ constexpr cuda::WrapperKernel kKernels[] = {
     {"e4m3x2_to_f16x2", launch_one<Elementwise<e4m3x2_to_f16x2>>},
     {"e4m3x4_low", launch_one<Elementwise<e4m3x4_low>>},
     {"e4m3x4_high", launch_one<Elementwise<e4m3x4_high>>},
+    {"twice_lower_half", launch_one<Elementwise<twice_lower_half>>},
+    {"twice_upper_half", launch_one<Elementwise<twice_upper_half>>},
+    {"choose_bits", launch_one<Elementwise<choose_bits>>},
     {"permute_bytes", launch_one<Elementwise<permute_bytes>>},
     {"permute_two_words", launch_one<Elementwise<permute_two_words>>},
     {"max_number", launch_one<Elementwise<max_number>>},

@@ -8,6 +8,13 @@
 #include <utility>
 
 namespace mla::cli::replay {
+namespace {
+
+CacheFormat format_of(const LayerOptions& options, size_t kind) {
+  return kind == kWindow ? options.cache : options.pool_cache;
+}
+
+}  // namespace
 
 std::vector<PooledKind> pooled_kinds(const ModelConfig& model) {
   std::vector<PooledKind> kinds = {{.name = "window"}};
@@ -26,20 +33,20 @@ PooledLayer::PooledLayer(const LayerOptions& options, Operations& operations, st
       kinds_(pooled_kinds(options.model)) {
   const ModelConfig& model = options.model;
   for (size_t kind = 0; kind < kinds_.size(); ++kind) {
-    const CacheFormat format = kind == kWindow ? options.cache : options.pool_cache;
-    pools_.emplace_back(format, model.d_qk(), model.kv_lora_rank, rows_per_page(kind), options.num_pages,
-                        operations.gpu());
+    pools_.emplace_back(format_of(options, kind), model.d_qk(), model.kv_lora_rank, rows_per_page(kind),
+                        options.num_pages, operations.gpu());
     indexers_.push_back(kinds_[kind].chooses() ? IndexerPool(rows_per_page(kind), options.num_pages, operations.gpu())
                                                : IndexerPool());
   }
 }
 
 int64_t PooledLayer::cache_bytes(const LayerOptions& options) {
-  int64_t bytes = page_bytes(options.cache, options.model.d_qk(), options.page_size, true);
-  for (const PooledKind& kind : pooled_kinds(options.model)) {
-    const int32_t rows = options.page_size / kind.ratio;
-    if (kind.name != "window") bytes += page_bytes(options.pool_cache, options.model.d_qk(), rows, true);
-    if (kind.chooses()) bytes += indexer_page_bytes(rows);
+  const std::vector<PooledKind> kinds = pooled_kinds(options.model);
+  int64_t bytes = 0;
+  for (size_t kind = 0; kind < kinds.size(); ++kind) {
+    const int32_t rows = options.page_size / kinds[kind].ratio;
+    bytes += page_bytes(format_of(options, kind), options.model.d_qk(), rows, true);
+    if (kinds[kind].chooses()) bytes += indexer_page_bytes(rows);
   }
   return bytes * options.num_pages;
 }
