@@ -211,7 +211,7 @@ PLANTED = {
     "src/cuda/attention/b.cuh": (SPDX + "#pragma once\ninline void f() { __syncthreads(); }\n", "__syncthreads in a kernel"),
     "src/cuda/border/a.h": (SPDX + "#pragma once\n#include \"cuda/tile/a.cuh\"\n", 'may not include "cuda/tile/a.cuh"'),
     "src/cuda/backends/portable/a.cu": (SPDX + "#include \"emulator/device.h\"\n", 'may not include "emulator/device.h"'),
-    "src/cuda/common/c.cu": (SPDX + "int f(unsigned x) { return std::countr_zero(x); }\n", "nvcc 13.0 compiles it wrong"),
+    "src/cuda/common/d.cu": (SPDX + "int f(unsigned x) { return std::countr_zero(x); }\n", "nvcc 13.0 compiles it wrong"),
     "src/cuda/backends/portable/b.cu": (SPDX + "void f() { atomicAdd(p, 1); }\n", "atomicAdd in a kernel"),
     "src/cuda/backends/portable/c.cuh": (SPDX + "#pragma once\n#include \"cuda/runtime/code.h\"\n",
                                          'may not include "cuda/runtime/code.h"'),
