@@ -2,6 +2,7 @@
 """Trains a small language model with Multi-head Latent Attention on Python sources, byte by byte.
 
     python examples/tiny-mla/train.py --out tiny                      # six minutes on a GPU
+    python examples/tiny-mla/train.py --out tiny --shape deepseek-v4  # the attention of DeepSeek V4
     python examples/tiny-mla/train.py --out tiny --minutes 240        # on a CPU
     python examples/tiny-mla/train.py --out tiny --text ~/my-sources --pattern '*.c'
 
@@ -22,11 +23,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from byte_tokenizer import BOS, EOS, PAD, VOCABULARY
+from byte_tokenizer import BOS, EOS, PAD
 from byte_tokenizer import write as write_tokenizer
+from shapes import SHAPES, Sizes, new_model
 from torch import Tensor
 from torch.nn import functional
-from transformers import AttentionInterface, DeepseekV3Config, DeepseekV3ForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from libmla._text.corpus import Split, documents, standard_library
 
@@ -37,6 +39,7 @@ PROMPTS = ("def ", "import os\n\n", "class Test", '"""Support for ')
 class Settings:
     """Holds what a training must not change halfway."""
 
+    shape: str
     seed: int
     context: int
     batch: int
@@ -48,6 +51,10 @@ class Settings:
     learning_rate: float
     weight_decay: float
     dropout: float
+
+    @property
+    def sizes(self) -> Sizes:
+        return Sizes(*(getattr(self, name) for name in Sizes.__dataclass_fields__))
 
 
 def arguments() -> argparse.Namespace:
@@ -67,14 +74,15 @@ def arguments() -> argparse.Namespace:
     add("--threads", type=int, help="CPU threads")
     add("--report", type=int, default=20, help="how many times the held-out loss is measured on the way")
     add("--held-out-bytes", type=int, default=1 << 18, help="size of its sample")
+    add("--shape", choices=list(SHAPES), default="deepseek-v3", help="whose attention")
     add("--seed", type=int, default=0)
     add("--context", type=int, default=2048, help="bytes in a window")
     add("--batch", type=int, default=64 if torch.cuda.is_available() else 2, help="windows in a step")
     add("--layers", type=int, default=4)
     add("--hidden", type=int, default=256)
-    add("--intermediate", type=int, default=896)
+    add("--intermediate", type=int, help="of the MLP, or of each expert (default: what makes 14 MB)")
     add("--heads", type=int, default=4)
-    add("--latent", type=int, default=512, help="kv_lora_rank")
+    add("--latent", type=int, default=512, help="channels of a cached row")
     add("--learning-rate", type=float, default=3e-3)
     add("--weight-decay", type=float, default=0.1)
     add("--dropout", type=float, default=0.03, help="share of what layers add that is dropped while training")
@@ -106,55 +114,7 @@ def windows(tokens: Tensor, starts: Tensor, context: int) -> tuple[Tensor, Tenso
     return inputs, targets
 
 
-def attend(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **_):
-    """Computes causal attention of queries and keys [B, H, S, 192] and values [B, H, S, 128]: outputs [B, S, H, 128].
-
-    Values are padded to the keys' width, as fused kernels want them.
-    """
-    padded = functional.pad(value, (0, key.shape[-1] - value.shape[-1]))
-    out = functional.scaled_dot_product_attention(query, key, padded, is_causal=True, scale=scaling)
-    return out[..., : value.shape[-1]].transpose(1, 2), None
-
-
-def new_model(settings: Settings) -> DeepseekV3ForCausalLM:
-    config = DeepseekV3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=settings.hidden,
-        intermediate_size=settings.intermediate,
-        num_hidden_layers=settings.layers,
-        num_attention_heads=settings.heads,
-        num_key_value_heads=settings.heads,
-        q_lora_rank=None,
-        kv_lora_rank=settings.latent,
-        qk_nope_head_dim=128,
-        qk_rope_head_dim=64,
-        v_head_dim=128,
-        max_position_embeddings=settings.context,
-        first_k_dense_replace=settings.layers,  # dense MLPs only
-        moe_intermediate_size=64,
-        n_routed_experts=8,
-        num_experts_per_tok=2,
-        n_group=1,
-        topk_group=1,
-        num_nextn_predict_layers=0,
-        bos_token_id=BOS,
-        eos_token_id=EOS,
-        pad_token_id=PAD,
-    )
-    model = DeepseekV3ForCausalLM(config)
-    for name, weight in model.named_parameters():
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
-            weight.data /= math.sqrt(2 * settings.layers)
-    if settings.dropout:
-        for layer in model.model.layers:
-            for part in (layer.self_attn.o_proj, layer.mlp):
-                part.register_forward_hook(
-                    lambda owner, _, out: functional.dropout(out, settings.dropout, training=owner.training)
-                )
-    return model
-
-
-def optimizer_for(model: DeepseekV3ForCausalLM, settings: Settings) -> torch.optim.AdamW:
+def optimizer_for(model: PreTrainedModel, settings: Settings) -> torch.optim.AdamW:
     matrices = [weight for weight in model.parameters() if weight.dim() > 1]
     vectors = [weight for weight in model.parameters() if weight.dim() == 1]
     groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
@@ -169,9 +129,7 @@ class Trainer:
         torch.manual_seed(settings.seed)
         self.settings = settings
         self.device = device
-        self.model = new_model(settings).to(device)
-        AttentionInterface.register("padded", attend)
-        self.model.set_attn_implementation("padded")
+        self.model = new_model(settings.shape, settings.sizes, settings.dropout).to(device)
         self.optimizer = optimizer_for(self.model, settings)
         self.loss = torch.compile(self._loss) if use_compile else self._loss
         self.step = 0
@@ -304,7 +262,7 @@ def write_model(trainer: Trainer, held_out: Tensor, out: Path) -> None:
     rounded = {name: weight.to(torch.bfloat16).to(weight.dtype) for name, weight in model.state_dict().items()}
     model.load_state_dict(rounded)
     measured = trainer.measure(held_out)
-    model.to(torch.bfloat16).set_attn_implementation("sdpa")
+    model.to(torch.bfloat16).set_attn_implementation(SHAPES[trainer.settings.shape].run_by)
     model.generation_config = GenerationConfig(
         bos_token_id=BOS, eos_token_id=EOS, pad_token_id=PAD, do_sample=True, temperature=0.7, top_p=0.95
     )
@@ -316,10 +274,11 @@ def write_model(trainer: Trainer, held_out: Tensor, out: Path) -> None:
 
 
 @torch.no_grad()
-def print_samples(trainer: Trainer, length: int = 300) -> None:
-    model, device = trainer.model.eval(), trainer.device
+def print_samples(out: Path, device: torch.device, seed: int, length: int = 300) -> None:
+    """Lets the model that was written go on with a few prompts."""
+    model = AutoModelForCausalLM.from_pretrained(out, dtype="auto").to(device).eval()
     for prompt in PROMPTS:
-        torch.manual_seed(trainer.settings.seed)
+        torch.manual_seed(seed)
         tokens = torch.tensor([[BOS, *prompt.encode()]], device=device)
         made = model.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=length, min_new_tokens=64)
         text = bytes(token for token in made[0].tolist() if token < 256).decode(errors="replace")
@@ -331,6 +290,7 @@ def main() -> None:
     if given.threads:
         torch.set_num_threads(given.threads)
     torch.set_float32_matmul_precision("high")
+    given.intermediate = given.intermediate or SHAPES[given.shape].intermediate
     names = Settings.__dataclass_fields__
     settings = Settings(**{name: getattr(given, name) for name in names})
     checkpoint = given.checkpoint or given.out / "checkpoint.pt"
@@ -345,7 +305,7 @@ def main() -> None:
         print(f"resumed from '{checkpoint}': step {trainer.step}, {trainer.seconds / 60:.1f} minutes")
     run(trainer, train.to(trainer.device), held_out.to(trainer.device), given, checkpoint)
     write_model(trainer, held_out.to(trainer.device), given.out)
-    print_samples(trainer)
+    print_samples(given.out, trainer.device, given.seed)
 
 
 if __name__ == "__main__":

@@ -87,38 +87,47 @@ def test_the_tokenizer_reads_bytes(text: str) -> None:
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (256, 257, 258)
 
 
-def settings(train: ModuleType, **changes: object) -> object:
+# What each kind of attention needs at least: V4 attends in blocks of its window, and to rows of 64 rotary channels.
+LEAST = {
+    "deepseek-v3": {"context": 32, "latent": 64, "layers": 1},
+    "deepseek-v4": {"context": 128, "latent": 128, "layers": 2},
+}
+
+
+def settings(train: ModuleType, shape: str, **changes: object) -> object:
     small = train.Settings(
+        shape=shape,
         seed=3,
-        context=32,
         batch=2,
-        layers=1,
         hidden=32,
         intermediate=32,
         heads=2,
-        latent=64,
         learning_rate=1e-2,
         weight_decay=0.1,
         dropout=0.2,
+        **LEAST[shape],
     )
     return dataclasses.replace(small, **changes)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_training_goes_on_where_its_checkpoint_stands(train: ModuleType, tmp_path: Path, device: str) -> None:
+@pytest.mark.parametrize("shape", LEAST)
+def test_a_training_goes_on_where_its_checkpoint_stands(
+    train: ModuleType, tmp_path: Path, shape: str, device: str
+) -> None:
     tokens = torch.randint(97, 123, (500,), dtype=torch.int16).to(device)
 
     def steps(trainer: object, number: int) -> list[float]:
         with torch.enable_grad():
             return [float(trainer.train(tokens, trainer.step / 6)) for _ in range(number)]
 
-    whole = train.Trainer(settings(train), torch.device(device), False)
+    whole = train.Trainer(settings(train, shape), torch.device(device), False)
     expected = steps(whole, 6)
-    first = train.Trainer(settings(train), torch.device(device), False)
+    first = train.Trainer(settings(train, shape), torch.device(device), False)
     losses = steps(first, 3)
     first.keep_if_best(first.measure(tokens))
     first.save(tmp_path / "checkpoint.pt")
-    second = train.Trainer(settings(train), torch.device(device), False)
+    second = train.Trainer(settings(train, shape), torch.device(device), False)
     second.resume(tmp_path / "checkpoint.pt")
     assert second.step == 3 and second.best == first.best
     losses += steps(second, 3)
@@ -127,19 +136,19 @@ def test_a_training_goes_on_where_its_checkpoint_stands(train: ModuleType, tmp_p
     for name, weight in whole.model.state_dict().items():
         near = {"atol": 1e-5, "rtol": 1e-4} if device == "cpu" else {"atol": 2e-3, "rtol": 2e-2}
         torch.testing.assert_close(second.model.state_dict()[name], weight, **near)
-    other = train.Trainer(settings(train, heads=1), torch.device(device), False)
+    other = train.Trainer(settings(train, shape, heads=1), torch.device(device), False)
     with pytest.raises(ValueError, match="heads: expected 2, got 1"):
         other.resume(tmp_path / "checkpoint.pt")
 
 
+@pytest.mark.parametrize("shape", LEAST)
 def test_a_training_ends_in_a_folder_that_transformers_reads(
-    train: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    train: ModuleType, tmp_path: Path, shape: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = [f"{i}.py" for i in range(80)]
     write(tmp_path / "text", {name: b"for i in range(9):\n    print(i)\n" * 8 for name in names})
-    options = (
-        "--steps 4 --report 2 --context 32 --batch 2 --layers 1 --hidden 32 --intermediate 32 --heads 2 --latent 64"
-    )
+    least = " ".join(f"--{name} {value}" for name, value in LEAST[shape].items())
+    options = f"--shape {shape} --steps 4 --report 2 --batch 2 --hidden 32 --intermediate 32 --heads 2 {least}"
     given = [
         "--out",
         tmp_path / "model",
@@ -158,18 +167,39 @@ def test_a_training_ends_in_a_folder_that_transformers_reads(
     assert sum(line.startswith("step ") and "held-out" in line for line in lines) == 2
     assert sum(line.startswith("-" * 20) for line in lines) == 1
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
-    assert (model.dtype, model.config.model_type, model.config.kv_lora_rank) == (torch.bfloat16, "deepseek_v3", 64)
+    channels = model.config.kv_lora_rank if shape == "deepseek-v3" else model.config.head_dim
+    made_of = (model.dtype, model.config.model_type, channels)
+    assert made_of == (torch.bfloat16, shape.replace("-", "_"), LEAST[shape]["latent"])
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     made = model.generate(**tokenizer("for", return_tensors="pt"), max_new_tokens=3, min_new_tokens=3)
     assert made.shape == (1, 7)
 
 
-def test_values_narrower_than_keys_are_attended_causally(train: ModuleType) -> None:
+def test_values_narrower_than_keys_are_attended_causally(example: None) -> None:
+    import shapes
+
     q, k, v = torch.randn(2, 3, 5, 12), torch.randn(2, 3, 5, 12), torch.randn(2, 3, 5, 8)
     scores = (0.3 * q.double() @ k.double().transpose(2, 3)).masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf)
     expected = (scores.softmax(-1) @ v.double()).transpose(1, 2).float()
-    out, _ = train.attend(None, q, k, v, None, scaling=0.3)
+    out, _ = shapes.padded(None, q, k, v, None, scaling=0.3)
     torch.testing.assert_close(out, expected)
+
+
+def test_windows_and_pools_are_attended_to_as_their_cache_stores_them(example: None) -> None:
+    import shapes
+
+    window, tokens, pooled = 4, 12, 3
+    q, k, sinks = torch.randn(2, 3, tokens, 128), torch.randn(2, 1, tokens + pooled, 128), torch.randn(3)
+    place = torch.arange(tokens)
+    near = (place <= place[:, None]) & (place > place[:, None] - window)
+    far = torch.arange(pooled) < (place[:, None] + 1) // 4
+    stored = shapes.as_stored(k)
+    scores = (0.2 * q @ stored.transpose(2, 3)).masked_fill(~torch.cat([near, far], dim=1), -torch.inf)
+    weights = torch.cat([scores, sinks.view(1, 3, 1, 1).expand(2, 3, tokens, 1)], dim=-1).softmax(-1)[..., :-1]
+    hidden = torch.zeros(2, 1, tokens, pooled).masked_fill(~far, -torch.inf)
+    out, _ = shapes.windowed(None, q, k, k, hidden, scaling=0.2, sliding_window=window, s_aux=sinks)
+    torch.testing.assert_close(out, (weights @ stored).transpose(1, 2))
+    assert 1e-3 < (stored - k).norm() / k.norm() < 0.05
 
 
 def test_the_model_has_the_shape_of_the_large_ones_and_is_small() -> None:
