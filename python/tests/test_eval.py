@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
@@ -21,7 +22,7 @@ from libmla._text.select import all_keys, top_keys
 from libmla.integrations.transformers import LatentQuery
 from libmla.types import CacheFormat
 from processes import python
-from text_models import BOS, CONTEXT, write_model
+from text_models import BOS, CONTEXT, write_model, write_v4_model
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 TEXTS = {"first.py": "def f(x):\n    return 'é€'\n" * 9, "second.py": "import os\n" * 40, "third.py": "# 1\n"}
@@ -110,6 +111,41 @@ def test_every_combination_is_measured_or_has_its_reason(folder: Path, book: Pat
         if row["figures"] and backend == "cpu_portable":
             same = rows[attention, cache, "reference"]["figures"]
             assert row["figures"]["bits_per_byte"] == pytest.approx(same["bits_per_byte"], rel=2e-3)
+
+
+def test_a_model_with_a_window_and_a_pool(tmp_path: Path, book: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """DeepSeek V4 attends in one way, with one format for both pools or with one for each."""
+    folder = write_v4_model(tmp_path / "v4")
+    options = ("--bytes", 150, "--slow-bytes", 30, "--limit", 50)
+    document = evaluated(folder, book, tmp_path, *options)
+    rows = {(one["cache"], one["backend"]): one for one in document["results"][2:]}
+    formats = [*get_args(CacheFormat), "fp8_dsv41+fp4_dsv41"]
+    assert set(rows) == set(product(formats, libmla.backends("decode_sparse")))
+    assert len(document["results"]) == len(rows) + 2
+    assert {one["attention"] for one in document["results"][2:]} == {"window and pool"}
+    for (cache, backend), row in rows.items():
+        if backend.startswith("cuda"):
+            assert "not on a GPU" in row["reason"]
+        elif "ds_mla" in cache:
+            assert f"rows of {cache} have 576 channels, not 512" in row["reason"]
+        else:
+            assert abs(row["figures"]["versus_bf16"]) < 0.2
+    fp8, fp4, both = (
+        rows[cache, "cpu_avx2"]["figures"]["bits_per_byte"]
+        for cache in ("fp8_dsv41", "fp4_dsv41", "fp8_dsv41+fp4_dsv41")
+    )
+    assert len({fp8, fp4, both}) == 3
+    # The limit is for fp8 alone.
+    limited = ("--bytes", 90, "--backends", "cpu_avx2", "--limit", -50)
+    assert evaluate(folder, book, *limited, "--formats", "fp8_dsv41+fp4_dsv41") == 0
+    assert evaluate(folder, book, *limited, "--formats", "fp8_dsv41+fp8_nope") == 1
+    capsys.readouterr()
+    for names, message in (
+        ("fp8+fp8+fp8", "--formats: expected two formats, of the window and the pool, got 'fp8+fp8+fp8'"),
+        ("fp8_dsv41+fp5", "--formats: expected names out of bf16, "),
+    ):
+        assert evaluate(folder, book, "--formats", names) == 2
+        assert f"libmla eval: {message}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -291,6 +327,8 @@ def test_what_cannot_be_measured_is_refused_in_one_line(
         return line
 
     assert "--formats: expected names out of bf16" in refused("--formats", "fp4")
+    refusal = "--formats: expected one format, as there is one cache, got 'fp8+fp8'"
+    assert refusal in refused("--formats", "fp8+fp8")
     refusal = "--compute: expected default, since f16 caches are not quantized, got fp8"
     assert refusal in refused("--compute", "fp8", "--formats", "fp8,f16")
     assert "--backends: expected names out of" in refused("--backends", "cpu_mmx")

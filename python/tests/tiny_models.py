@@ -135,6 +135,28 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """The name of each model's classes, and what its config has of its own."""
 
+WITH_POOLS: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek_v4": (
+        "DeepseekV4",
+        {
+            **_EXPERTS,
+            **_INDEXER,
+            "num_hidden_layers": 3,
+            "layer_types": ["compressed_sparse_attention", "heavily_compressed_attention", "sliding_attention"],
+            "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 5},
+            "mlp_layer_types": ["moe"] * 3,
+            "num_key_value_heads": 1,
+            "head_dim": 512,
+            "o_groups": 2,
+            "o_lora_rank": 24,
+            "sliding_window": 6,
+            "index_topk": 3,
+            "hc_mult": 2,
+        },
+    )
+}
+"""The same, of models that attend to a window and a compressed pool."""
+
 _VISION = {
     "kimi_k25": {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 1, "intermediate_size": 16},
     "glm5_next": {"depth": 1, "hidden_size": 16, "num_heads": 1, "intermediate_size": 16, "out_hidden_size": 64},
@@ -157,12 +179,12 @@ def tiny_model(name: str, dtype: torch.dtype = torch.float32, device: str = "cpu
     """Makes a model in whose logits attention has a large share.
 
     Args:
-        name: one of :data:`ARCHITECTURES`.
+        name: one of :data:`ARCHITECTURES` or :data:`WITH_POOLS`.
         dtype: type of the weights.
         device: where the weights are.
         changes: fields of the config that differ.
     """
-    prefix, own = ARCHITECTURES[name]
+    prefix, own = {**ARCHITECTURES, **WITH_POOLS}[name]
     fields = {**_SHAPE, **own, **changes}
     if "num_layers" in fields:
         del fields["num_hidden_layers"]
@@ -181,6 +203,8 @@ def tiny_model(name: str, dtype: torch.dtype = torch.float32, device: str = "cpu
             weight.data.normal_()
         elif "softmax_scaling" in path:
             weight.data.uniform_(0.1, 0.3)
+        elif path.endswith("sinks"):
+            weight.data.normal_()
     return model.eval().to(device=device, dtype=dtype)
 
 

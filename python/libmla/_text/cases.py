@@ -16,7 +16,7 @@ from ..integrations.transformers import patch, unpatch
 from ..integrations.transformers.pages import check_compute
 from ..types import CacheFormat, Compute
 from .measure import Sample, Scores, score
-from .options import Place, UsageError
+from .options import Place, UsageError, has_pool
 from .select import Selector, all_keys, top_keys
 
 #: Names the backends that take minutes for what others do in a second; they read less text.
@@ -34,7 +34,14 @@ class Attention:
     select_keys: Selector | None
 
 
-def attentions(top_k: int) -> list[Attention]:
+#: DeepSeek V4.1's formats, of the window and of the compressed pool.
+V41 = "fp8_dsv41+fp4_dsv41"
+
+
+def attentions(config: Any, top_k: int) -> list[Attention]:
+    """Returns the ways in which a model of this config attends."""
+    if has_pool(config):
+        return [Attention("window and pool", "decode_sparse", None)]
     return [
         Attention("dense", "decode", None),
         Attention("sparse, all keys", "decode_sparse", all_keys),
@@ -147,19 +154,33 @@ def check_backends(names: Sequence[str]) -> None:
             )
 
 
-def formats_for(compute: Compute, formats: Sequence[str] | None) -> list[str]:
+def formats_for(config: Any, compute: Compute, formats: Sequence[str] | None) -> list[str]:
     """Returns the formats to measure: those that are given, or all that can be computed with in that way. Raises
-    UsageError if one that is given cannot."""
+    UsageError if one that is given cannot.
+
+    Of a model with a compressed pool a name may be two: that of the window and that of the pool, as in ``V41``.
+    """
 
     def refusal(name: str) -> str:
         try:
-            check_compute(compute, name)
+            for part in name.split("+"):
+                check_compute(compute, part)
         except ValueError as error:
             return str(error)
         return ""
 
+    names = get_args(CacheFormat)
+    for name in formats or ():
+        parts = name.split("+")
+        if unknown := [part for part in parts if part not in names]:
+            raise UsageError(f"--formats: expected names out of {', '.join(names)}, got '{unknown[0]}'")
+        if len(parts) > (2 if has_pool(config) else 1):
+            most = (
+                "two formats, of the window and the pool" if has_pool(config) else "one format, as there is one cache"
+            )
+            raise UsageError(f"--formats: expected {most}, got '{name}'")
     if formats is None:
-        return [name for name in get_args(CacheFormat) if not refusal(name)]
+        return [name for name in (*names, *([V41] if has_pool(config) else [])) if not refusal(name)]
     if found := next(filter(None, map(refusal, formats)), None):
         raise UsageError(f"--{found}")
     return list(formats)
@@ -171,24 +192,30 @@ def _judged(
     """Yields every backend, and the reason why it cannot run the case, or None if it can."""
     text = model.config.get_text_config(decoder=True)
     layer = (getattr(text, "per_layer_config", None) or [text])[0]
-    width = layer.kv_lora_rank + -(-layer.qk_rope_head_dim // 64) * 64
+    if has_pool(model.config):
+        width = d_v = layer.head_dim
+    else:
+        width, d_v = layer.kv_lora_rank + -(-layer.qk_rope_head_dim // 64) * 64, layer.kv_lora_rank
     for backend in libmla.backends(way.operation) if backends is None else backends:
-        try:
-            found = libmla.explain(
-                way.operation,
-                cache=cache,
-                q_dtype=_DTYPES[model.dtype],
-                num_heads=layer.num_attention_heads,
-                d_qk=width,
-                d_v=layer.kv_lora_rank,
-                compute=compute,
-                device=where.name,
-                backend=backend,
-            )
-        except ValueError as error:
-            raise UsageError(str(error)) from error
-        own = next((row.reason for row in found.rows if row.backend == backend), found.error)
-        yield backend, None if found.selected else own
+        reasons = []
+        for part in cache.split("+"):
+            try:
+                found = libmla.explain(
+                    way.operation,
+                    cache=part,
+                    q_dtype=_DTYPES[model.dtype],
+                    num_heads=layer.num_attention_heads,
+                    d_qk=width,
+                    d_v=d_v,
+                    compute=compute,
+                    device=where.name,
+                    backend=backend,
+                )
+            except ValueError as error:
+                raise UsageError(str(error)) from error
+            own = next((row.reason for row in found.rows if row.backend == backend), found.error)
+            reasons.append(None if found.selected else own)
+        yield backend, next(filter(None, reasons), None)
 
 
 def _scores(
@@ -196,9 +223,10 @@ def _scores(
 ) -> tuple[Scores | None, str | None]:
     """Returns the scores, or why there are none."""
     context = where.context(backend)
+    rows, _, compressed_rows = cache.partition("+")
     try:
         named = {"context": context, "select_keys": way.select_keys, "compute": compute}
-        patch(model, cache_format=cache, absorb="always", **named)
+        patch(model, cache_format=rows, pool_format=compressed_rows or None, absorb="always", **named)
     except ValueError as error:
         return None, str(error)
     try:

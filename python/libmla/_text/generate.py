@@ -104,7 +104,8 @@ def main(arguments: Sequence[str]) -> int:
         help="of the likeliest tokens that make up this probability (default: 0.95)",
     )
     add("--seed", type=int, default=0, help="the same seed draws the same text (default: 0)")
-    add("--cache", default="bf16", metavar="FORMAT", help="bf16 (default), f16, fp8, fp8_ds_mla, nvfp4_ds_mla")
+    add("--cache", default="bf16", metavar="FORMAT", help="bf16 (default), f16, fp8, fp8_ds_mla; of V4 fp8_dsv4, ...")
+    add("--pool-cache", metavar="FORMAT", help="of DeepSeek V4's compressed rows (default: as --cache)")
     add("--page-size", type=positive, default=64, help="tokens of a cache page (default: 64)")
     add(
         "--backend", default="", help="force a backend, such as cpu_avx2 (default: the best, or what MLA_BACKEND names)"
@@ -186,7 +187,8 @@ def _generate(options: argparse.Namespace) -> None:
             from ..integrations.transformers import patch
 
             context = where.context(options.backend)
-            patch(model, cache_format=options.cache, page_size=options.page_size, context=context)
+            formats = {"cache_format": options.cache, "pool_format": options.pool_cache}
+            patch(model, **formats, page_size=options.page_size, context=context)
         # What is loaded and compiled on first use is no part of the speed.
         model.generate(**common, max_new_tokens=2, **_GREEDY)
     except (ValueError, UnsupportedError) as error:
@@ -223,6 +225,7 @@ def _generate(options: argparse.Namespace) -> None:
             "dtype": str(model.dtype).removeprefix("torch."),
             "patched": not options.no_patch,
             "cache": None if options.no_patch else options.cache,
+            "pool_cache": None if options.no_patch else options.pool_cache,
             "backend": None if options.no_patch else options.backend or None,
             "seed": options.seed,
             "prompt": prompt,

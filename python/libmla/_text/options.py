@@ -117,8 +117,14 @@ def tokenizer_of(folder: Path) -> Any:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
+def has_pool(config: Any) -> bool:
+    """Returns whether a model of this config attends to a window and a compressed pool, as DeepSeek V4 does."""
+    return bool(getattr(config.get_text_config(decoder=True), "compress_rates", None))
+
+
 def config_of(folder: Path, need_latent: bool = True) -> Any:
-    """Returns the folder's config; with `need_latent`, the model must have latent attention. Raises UsageError."""
+    """Returns the folder's config; with `need_latent`, the model must have latent attention, or that of DeepSeek V4.
+    Raises UsageError."""
     from transformers import AutoConfig
 
     if not folder.is_dir():
@@ -131,10 +137,10 @@ def config_of(folder: Path, need_latent: bool = True) -> Any:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
     text = config.get_text_config(decoder=True)
     layers = getattr(text, "per_layer_config", None) or [text]
-    if need_latent and not any(getattr(layer, "kv_lora_rank", None) for layer in layers):
+    if need_latent and not has_pool(config) and not any(getattr(layer, "kv_lora_rank", None) for layer in layers):
         raise UsageError(
-            f"--model: expected one with multi-head latent attention (kv_lora_rank in its config: DeepSeek V2 and V3, "
-            f"Kimi K2, GLM and their like), got {config.model_type} in '{folder}'"
+            f"--model: expected one with multi-head latent attention (kv_lora_rank or compress_rates in its config: "
+            f"DeepSeek V2 to V4, Kimi K2, GLM and their like), got {config.model_type} in '{folder}'"
         )
     return config
 

@@ -16,6 +16,7 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 import libmla
 from libmla.types import Compute
 
+from . import compressed
 from .attention import IMPLEMENTATION, keep_indices, keep_latents
 from .cache import LatentCache
 from .layer import SelectKeys, Settings
@@ -30,6 +31,7 @@ def patch(
     model: Model,
     *,
     cache_format: str = "bf16",
+    pool_format: str | None = None,
     page_size: int = 64,
     context: libmla.Context | None = None,
     absorb: str = "decode",
@@ -41,9 +43,13 @@ def patch(
     Patching changes the model in place, for inference only; :func:`unpatch` undoes it. The model's calls and
     ``generate`` make a :class:`LatentCache` where none is given. Patching a patched model changes how it is patched.
 
+    A model of DeepSeek V4's kind keeps its own cache, from which each forward writes what it attends to into pages, and
+    reads it there by ``libmla.decode_sparse``, whatever ``absorb`` says.
+
     Args:
-        model: a model of transformers with multi-head latent attention.
+        model: a model of transformers with multi-head latent attention, or with that of DeepSeek V4.
         cache_format: how the caches that it makes store rows: a name of :class:`libmla.KvCache`.
+        pool_format: the same for the compressed rows of DeepSeek V4; None: as ``cache_format``.
         page_size: tokens of a page of these caches.
         context: where libmla computes; None: its own choice.
         absorb: "decode": prompts are attended by ``libmla.prefill``, expanded and as the model computed them, and
@@ -61,37 +67,53 @@ def patch(
     Raises:
         ValueError: the model has no such attention, or an argument does not fit it.
     """
-    modules = _attention_modules(model)
+    windowed = compressed.compressed_modules(model)
+    modules = windowed or _attention_modules(model)
     if absorb not in ("decode", "always"):
         raise ValueError(f"absorb: expected 'decode' or 'always', got {absorb!r}")
     if page_size < 1:
         raise ValueError(f"page_size: expected 1 or more, got {page_size}")
+    if pool_format is not None and not windowed:
+        raise ValueError(
+            f"pool_format: expected None, as {type(model).__name__} has no compressed pool, got {pool_format}"
+        )
     for module in modules:
-        check_format(cache_format, module.kv_lora_rank, module.qk_rope_head_dim)
-        check_compute(compute, cache_format)
-        if select_keys is not None and hasattr(module, "indexer"):
+        if windowed:
+            compressed.check_formats(module, cache_format, pool_format or cache_format, compute)
+        else:
+            check_format(cache_format, module.kv_lora_rank, module.qk_rope_head_dim)
+            check_compute(compute, cache_format)
+        if select_keys is not None and (windowed or hasattr(module, "indexer")):
             raise ValueError(
                 f"select_keys: expected None, as {type(module).__name__} has an indexer, got {select_keys}"
             )
     unpatch(model)
-    settings = Settings(absorb, context, select_keys, compute)
-    for module in modules:
-        module.libmla = settings
-        for name, replacement in _REPLACED_METHODS.items():
-            if hasattr(module, name):
-                setattr(module, name, replacement)
+    if windowed:
+        hooks = compressed.attach(modules, cache_format, pool_format or cache_format, page_size, context, compute)
+    else:
+        hooks = _attach(model, modules, Settings(absorb, context, select_keys, compute))
     configs = {id(module.config): module.config for module in modules}.values()
     model.libmla = _Patched(
         cache_format=cache_format,
         page_size=page_size,
         modules=modules,
         implementations=[(config, config._attn_implementation) for config in configs],
-        hook=model.register_forward_pre_hook(_give_cache, with_kwargs=True),
+        hooks=hooks,
     )
     for config in configs:
-        config._attn_implementation = IMPLEMENTATION
-    model._prepare_cache_for_generation = MethodType(_prepare_cache_for_generation, model)
+        config._attn_implementation = compressed.IMPLEMENTATION if windowed else IMPLEMENTATION
     return model
+
+
+def _attach(model: PreTrainedModel, modules: list[nn.Module], settings: Settings) -> list[RemovableHandle]:
+    """Gives modules with latent attention their settings, and the model caches of ours. Returns the hooks."""
+    for module in modules:
+        module.libmla = settings
+        for name, replacement in _REPLACED_METHODS.items():
+            if hasattr(module, name):
+                setattr(module, name, replacement)
+    model._prepare_cache_for_generation = MethodType(_prepare_cache_for_generation, model)
+    return [model.register_forward_pre_hook(_give_cache, with_kwargs=True)]
 
 
 def unpatch(model: Model) -> Model:
@@ -99,13 +121,14 @@ def unpatch(model: Model) -> Model:
     patched = model.__dict__.pop("libmla", None)
     if patched is None:
         return model
-    patched.hook.remove()
+    for hook in patched.hooks:
+        hook.remove()
     for config, implementation in patched.implementations:
         config._attn_implementation = implementation
     for module in patched.modules:
         for name in ("libmla", *_REPLACED_METHODS):
             module.__dict__.pop(name, None)
-    del model._prepare_cache_for_generation
+    model.__dict__.pop("_prepare_cache_for_generation", None)
     return model
 
 
@@ -118,7 +141,7 @@ class _Patched:
     modules: list[nn.Module]
     implementations: list[tuple[PreTrainedConfig, str]]
     """The attention implementation that each config named."""
-    hook: RemovableHandle
+    hooks: list[RemovableHandle]
 
     def new_cache(self, model: PreTrainedModel) -> LatentCache:
         return LatentCache(model.config, cache_format=self.cache_format, page_size=self.page_size)
@@ -131,7 +154,7 @@ def _attention_modules(model: PreTrainedModel) -> list[nn.Module]:
         others = sorted({type(module).__name__ for module in model.modules() if "Attention" in type(module).__name__})
         raise ValueError(
             f"patch: model: expected one with multi-head latent attention (kv_lora_rank in its config, kv_b_proj in "
-            f"its layers: DeepSeek V2 and V3, Kimi, GLM, LongCat, MiniCPM3 and others), got {type(model).__name__} "
+            f"its layers: DeepSeek V2 to V4, Kimi, GLM, LongCat, MiniCPM3 and others), got {type(model).__name__} "
             f"with {', '.join(others) or 'no attention'}: leave it unpatched, or convert its weights to latent attention"
         )
     for module in latent:

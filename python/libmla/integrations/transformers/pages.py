@@ -15,20 +15,27 @@ from libmla.types import Cache, CacheFormat, Compute
 _ROTARY_CHANNELS = 64
 """Rotary parts are stored in multiples of this, zeros behind: kernels of GPUs take no others."""
 
-_ROWS_OF_BYTES = ("fp8_ds_mla", "nvfp4_ds_mla", "nvfp4_ds_mla_416", "nvfp4_ds_mla_368")
-"""These formats have rows of 512 latent and 64 rotary channels. Outer scales are 1: nothing calibrates them here."""
-
 _DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "fp8": torch.uint8}
+"""These formats have rows of any width, of this type."""
+
+_OF_WIDTHS = {
+    (512, 64): ("fp8_ds_mla", "nvfp4_ds_mla", "nvfp4_ds_mla_416", "nvfp4_ds_mla_368"),
+    (448, 64): ("fp8_dsv4", "fp8_dsv41", "fp4_dsv41", "fp8_nope", "nvfp4_dsv4", "mxfp4_dsv4"),
+}
+"""These have rows of so many latent and rotary channels. Outer scales are 1: nothing calibrates them here."""
+
+_PAGES_OF_BYTES = ("fp8_dsv4", "fp8_dsv41", "fp4_dsv41", "nvfp4_dsv4")
+"""Pages of these have their scales behind the rows; of other packed formats a row is apart."""
 
 
-def check_format(cache_format: str, rank: int, rope: int) -> None:
+def check_format(cache_format: str, rank: int, rope: int, name: str = "cache_format") -> None:
     """Raises ValueError unless rows of ``rank`` latent and ``rope`` rotary channels fit into the format."""
-    fitting = [*_DTYPES, *(_ROWS_OF_BYTES if (rank, rope) == (512, 64) else [])]
+    fitting = [*_DTYPES, *_OF_WIDTHS.get((rank, rope), ())]
     if cache_format in fitting:
         return
     known = cache_format in get_args(CacheFormat)
     what = {
-        **{name: f"{name}, whose rows have 512 latent and 64 rotary channels" for name in _ROWS_OF_BYTES},
+        **{other: f"{other}, whose rows have 512 latent and 64 rotary channels" for other in _OF_WIDTHS[512, 64]},
         "fp8_dsv4": "fp8_dsv4, whose rows are DeepSeek V4's: 448 + 64 channels, all of them values too",
         "fp8_dsv41": "fp8_dsv41, whose rows are those of DeepSeek V4.1's window: 512 channels, all of them values",
         "fp4_dsv41": "fp4_dsv41, whose rows are those of DeepSeek V4.1's compressed pool: 512 channels, all of them values",
@@ -37,7 +44,7 @@ def check_format(cache_format: str, rank: int, rope: int) -> None:
         "mxfp4_dsv4": "mxfp4_dsv4, whose rows are DeepSeek V4's: 448 + 64 channels, all of them values too",
     }.get(cache_format, cache_format)
     raise ValueError(
-        f"cache_format: expected one of {', '.join(fitting)} for this model's rows of {rank} latent and {rope} rotary "
+        f"{name}: expected one of {', '.join(fitting)} for this model's rows of {rank} latent and {rope} rotary "
         f"channels, got {what if known else repr(cache_format)}"
     )
 
@@ -61,9 +68,12 @@ class Pool:
         self._format = cache_format
         if cache_format in _DTYPES:
             shape, dtype = (page_size, width), _DTYPES[cache_format]
+        elif cache_format in _PAGES_OF_BYTES:
+            shape, dtype = (libmla.page_bytes(cache_format, width, page_size),), torch.uint8
         else:
             shape, dtype = (page_size, libmla.row_bytes(cache_format, width)), torch.uint8
         self.data = torch.empty((0, *shape), dtype=dtype, device=device)
+        self._page_size = page_size if cache_format in _PAGES_OF_BYTES else 0
         self._scale = torch.ones(1, device=device) if cache_format == "fp8" else None
 
     def reserve(self, num_pages: int) -> None:
@@ -77,7 +87,7 @@ class Pool:
         """Returns the cache as libmla's functions take it."""
         if self._format in ("bf16", "f16"):
             return self.data
-        return libmla.KvCache(self._format, kv=self.data, ckv_scale=self._scale)
+        return libmla.KvCache(self._format, kv=self.data, ckv_scale=self._scale, page_size=self._page_size)
 
     def pad(self, rotary: torch.Tensor) -> torch.Tensor:
         """Pads rotary channels [..., rope] to the width in which they are stored."""
