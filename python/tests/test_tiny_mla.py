@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the example's language model: the rule that holds files out, its tokenizer, training, and what it learned."""
+"""Tests the examples' language models: the rule that holds files out, its tokenizer, training, and what it learned."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from libmla import Context
 from libmla._text import corpus, measure
 from libmla.integrations.transformers import patch
-from text_models import EXAMPLE
+from text_models import EXAMPLE, EXAMPLE_V4
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
@@ -209,6 +209,16 @@ def test_the_model_has_the_shape_of_the_large_ones_and_is_small() -> None:
     assert (EXAMPLE / "model.safetensors").stat().st_size <= 20_000_000
 
 
+def test_the_model_with_a_pool_is_v4s_and_as_small() -> None:
+    config = AutoConfig.from_pretrained(EXAMPLE_V4)
+    widths = (config.head_dim, config.qk_rope_head_dim, config.sliding_window, config.index_topk)
+    assert (config.model_type, widths) == ("deepseek_v4", (512, 64, 128, 512))
+    assert {"compressed_sparse_attention", "heavily_compressed_attention", "sliding_attention"} == set(
+        config.layer_types
+    )
+    assert (EXAMPLE_V4 / "model.safetensors").stat().st_size <= 14_000_000
+
+
 @pytest.fixture(scope="module")
 def held_out() -> measure.Sample:
     """Returns text of this Python's own library that the model has not seen."""
@@ -230,6 +240,20 @@ def test_fp8_caches_cost_less_than_half_a_percent(held_out: measure.Sample, devi
     assert bits("fp8_ds_mla") == pytest.approx(bf16, rel=5e-3)
     assert bits("f16") == pytest.approx(bf16, rel=2e-3)
     assert bits("fp8") == pytest.approx(bf16, rel=4e-2)
+
+
+def test_what_the_formats_of_v4_cost(held_out: measure.Sample) -> None:
+    model = AutoModelForCausalLM.from_pretrained(EXAMPLE_V4).eval()
+
+    def bits(window: str, pool: str) -> float:
+        patch(model, cache_format=window, pool_format=pool, context=Context(1))
+        return measure.score(model, held_out).bits_per_byte(held_out)
+
+    bf16 = bits("bf16", "bf16")
+    assert bf16 < 1.5
+    assert bits("fp8_dsv4", "fp8_dsv4") == pytest.approx(bf16, rel=3e-3)
+    assert bits("fp8_dsv41", "fp4_dsv41") == pytest.approx(bf16, rel=1e-2)
+    assert bits("fp4_dsv41", "fp4_dsv41") > 1.005 * bf16
 
 
 def test_what_fp8_costs_is_the_rounding_of_rotary_keys(example: None, held_out: measure.Sample) -> None:

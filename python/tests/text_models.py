@@ -19,6 +19,7 @@ from transformers import (
 )
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny-mla"
+EXAMPLE_V4 = EXAMPLE.with_name("tiny-dsv4")
 CONTEXT = 256
 BOS, EOS, PAD = 256, 257, 258
 
