@@ -133,6 +133,10 @@ void shared_fault(uint32_t address, uint32_t bytes, uint32_t alignment, Site sit
              {bytes, static_cast<int64_t>(address) - kSharedBase, view.shared_bytes}, site);
 }
 
+void policy_fault(uint64_t bits, Site site) {
+  running_block().fail("cache policy {}: expected one that createpolicy makes", {static_cast<int64_t>(bits)}, site);
+}
+
 uint32_t shared_address(const void* pointer, Site site) {
   const ThreadView& view = *current_thread;
   const auto offset = reinterpret_cast<uintptr_t>(pointer) - reinterpret_cast<uintptr_t>(view.shared);

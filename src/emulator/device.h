@@ -71,6 +71,8 @@ void misaligned(const void* pointer, uint32_t bytes, Site site);
 inline void check_aligned(const void* pointer, uint32_t bytes, Site site) {
   if (reinterpret_cast<uintptr_t>(pointer) % bytes != 0) misaligned(pointer, bytes, site);
 }
+/// Faults because a cache policy has bits that no instruction makes.
+[[noreturn]] void policy_fault(uint64_t bits, Site site);
 /// Gives other threads of the block a turn. Faults if one thread calls it hundreds of thousands of times.
 void poll(Site site);
 

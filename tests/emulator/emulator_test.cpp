@@ -430,10 +430,16 @@ void bulk_copy_that_nobody_awaits(const Pointers&) {
   ptx::mbarrier_init(shared_base(), 1);
   ptx::fence_mbarrier_init();
   ptx::mbarrier_arrive_expect_bytes(shared_base(), 16);
-  ptx::bulk_copy(shared_base() + 16, global_memory.data(), 16, shared_base(), ptx::evict_first());
+  ptx::bulk_copy(shared_base() + 16, global_memory.data(), 16, shared_base(), ptx::kEvictFirst);
+}
+void copy_without_a_policy(const Pointers&) {
+  ptx::cp_async_16(shared_base() + 16, global_memory.data(), true, ptx::CachePolicy{});
+}
+void bulk_copy_without_a_policy(const Pointers&) {
+  ptx::bulk_copy(shared_base() + 16, global_memory.data(), 16, shared_base(), ptx::CachePolicy{7});
 }
 void bulk_copy_of_odd_size(const Pointers&) {
-  ptx::bulk_copy(shared_base() + 16, global_memory.data(), 24, shared_base(), ptx::evict_first());
+  ptx::bulk_copy(shared_base() + 16, global_memory.data(), 24, shared_base(), ptx::kEvictFirst);
 }
 
 void arrival_that_nobody_awaits(const Pointers&) {
@@ -453,6 +459,8 @@ TEST(Faults, Mbarriers) {
   EXPECT_THAT(fault_of<arrival_that_nobody_awaits>(),
               HasSubstr("the block ended before all its cp.async had reported to their mbarriers"));
   EXPECT_THAT(fault_of<bulk_copy_of_odd_size>(), HasSubstr("bulk copy of 24 bytes"));
+  EXPECT_THAT(fault_of<copy_without_a_policy>(), HasSubstr("cache policy 0: expected one that createpolicy makes"));
+  EXPECT_THAT(fault_of<bulk_copy_without_a_policy>(), HasSubstr("cache policy 7: expected one"));
 }
 
 void wait_for_another_block(const Pointers&) {

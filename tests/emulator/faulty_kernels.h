@@ -168,7 +168,7 @@ struct BulkPipelineKernel {
         ptx::mbarrier_arrive_expect_bytes(full + stage * 8,
                                           kFault == PhaseFault::kTooFewBytes ? kStageBytes / 2 : kStageBytes);
         ptx::bulk_copy(stages + stage * kStageBytes, params.in + tile * kThreads, kStageBytes, full + stage * 8,
-                       ptx::evict_first());
+                       ptx::kEvictFirst);
       }
       ptx::mbarrier_wait(full + stage * 8, kFault == PhaseFault::kFullParityStays ? 0 : parity);
       sum += reinterpret_cast<const float*>(ptx::shared_memory())[tile % 2 * kThreads + (thread ^ 32)];

@@ -47,7 +47,8 @@ struct AbsorbedArgs {
   int64_t q_pe_stride_token = 0, q_pe_stride_head = 0;
 
   KeyPool pools[2] = {};
-  core::Pages pages = {};  // dense only
+  uint64_t row_policy = 0;  // a ptx::CachePolicy: how long the L2 cache keeps rows
+  core::Pages pages = {};   // dense only
   int32_t batch_size = 0;
   int64_t num_tokens = 0;        // query tokens of all requests; only the host looks at it
   bool batch_invariant = false;  // kernels are chosen whatever num_tokens is

@@ -77,15 +77,13 @@ struct CodesInTile {
   int scales_at, rope_at;
 };
 
-/// Copies the warp's rows of a pool to shared memory by cp.async, all lanes together. Rows are copied with
-/// L2::evict_first, so that they leave the L2 cache before the instructions and the plan that the next run needs:
-/// blocks that read the same rows do so at the same time. This took fp8_ds_mla of 128 heads from 238 to 233 us, and of
-/// 32 heads from 133 to 128 us (H200, 2026-11-21).
+/// Copies the warp's rows of a pool to shared memory by cp.async, all lanes together.
 template <class Config>
 class RowCopy {
  public:
   /// `place` is that of the lane's key.
-  MLA_DEVICE RowCopy(const cuda::KeyPool& pool, const KeptPlace<Config>& place) : pool_(pool), place_(place) {}
+  MLA_DEVICE RowCopy(const cuda::AbsorbedArgs& args, const cuda::KeyPool& pool, const KeptPlace<Config>& place)
+      : policy_(row_policy(args)), pool_(pool), place_(place) {}
 
   /// Returns whether rows of all pools are aligned and have all channels that the kernel is for.
   MLA_DEVICE static bool are_whole(const cuda::AbsorbedArgs& args) {
@@ -96,7 +94,7 @@ class RowCopy {
     return whole;
   }
   /// Copies rows into a tile, where are_whole() holds.
-  MLA_DEVICE static void whole_to_tile(const Place<Config>& place, ptx::SharedAddress tile) {
+  MLA_DEVICE static void whole_to_tile(const Place<Config>& place, ptx::SharedAddress tile, ptx::CachePolicy policy) {
     const int first = Keys::lane_of_key();
     const ptx::SharedAddress to = tile + tile_offset<Config::kRowBytes>(Keys::lane_key(), first);
     const Place<Config> row = place;
@@ -104,9 +102,9 @@ class RowCopy {
     MLA_UNROLL
     for (int chunk = 0; chunk < kTileLatentChunks; chunk += Keys::kLanes)
       ptx::cp_async_16(to + static_cast<uint32_t>(chunk * kChunkBytes), row.ckv + (first + chunk) * kChunkBytes, valid,
-                       ptx::evict_first());
+                       policy);
     if (first < kTileRopeChunks)
-      ptx::cp_async_16(to + kTileLatentChunks * kChunkBytes, row.kpe + first * kChunkBytes, valid, ptx::evict_first());
+      ptx::cp_async_16(to + kTileLatentChunks * kChunkBytes, row.kpe + first * kChunkBytes, valid, policy);
     static_assert(kTileRopeChunks <= Keys::kLanes);
   }
 
@@ -168,8 +166,7 @@ class RowCopy {
     const bool valid = row != nullptr;
     row += first * kChunkBytes;
     const auto copy = [&](int chunk) {
-      ptx::cp_async_16(start + static_cast<uint32_t>(chunk * kChunkBytes), row + chunk * kChunkBytes, valid,
-                       ptx::evict_first());
+      ptx::cp_async_16(start + static_cast<uint32_t>(chunk * kChunkBytes), row + chunk * kChunkBytes, valid, policy_);
     };
     if (kMostChunks % Keys::kLanes == 0 && num_chunks == kMostChunks) [[likely]] {
       MLA_UNROLL
@@ -190,10 +187,8 @@ class RowCopy {
     const bool valid = row.ckv != nullptr;
     MLA_UNROLL
     for (int chunk = 0; chunk < Config::kLatentDims / kChunkBytes; chunk += Keys::kLanes)
-      ptx::cp_async_16(to + static_cast<uint32_t>(chunk * kChunkBytes), from + chunk * kChunkBytes, valid,
-                       ptx::evict_first());
-    ptx::cp_async_16(to + static_cast<uint32_t>(Config::kLatentDims), from + pool_.kpe_distance, valid,
-                     ptx::evict_first());
+      ptx::cp_async_16(to + static_cast<uint32_t>(chunk * kChunkBytes), from + chunk * kChunkBytes, valid, policy_);
+    ptx::cp_async_16(to + static_cast<uint32_t>(Config::kLatentDims), from + pool_.kpe_distance, valid, policy_);
     if (first < pool_.scale_words)
       ptx::cp_async_4(scales + static_cast<uint32_t>(key * Config::kKeyScaleBytes + first * 4), row.scales + first * 4,
                       valid);
@@ -215,9 +210,9 @@ class RowCopy {
       for (int chunk = 0; chunk < Config::kLatentDims / kChunkBytes; chunk += Keys::kLanes)
         if (first + chunk < latent_chunks)
           ptx::cp_async_16(to + static_cast<uint32_t>(latents_at + chunk * kChunkBytes), from + chunk * kChunkBytes,
-                           valid, ptx::evict_first());
+                           valid, policy_);
       if (first < rope_chunks)
-        ptx::cp_async_16(to + static_cast<uint32_t>(rope_at), from + pool_.kpe_distance, valid, ptx::evict_first());
+        ptx::cp_async_16(to + static_cast<uint32_t>(rope_at), from + pool_.kpe_distance, valid, policy_);
       if (first < pool_.scale_words) ptx::cp_async_4(to_scales(first * 4), place_.scales + first * 4, valid);
       copy_kpe_scale<kRowBytes>(rows, rope_at, place_.ckv);
       return;
@@ -262,6 +257,7 @@ class RowCopy {
     }
   }
 
+  ptx::CachePolicy policy_;
   const cuda::KeyPool& pool_;
   const KeptPlace<Config>& place_;
 };

@@ -25,6 +25,9 @@ struct alignas(8) Place<Config, true> {
   const std::byte* scales = nullptr;
 };
 
+/// Returns how long the L2 cache keeps rows of keys.
+MLA_DEVICE ptx::CachePolicy row_policy(const cuda::AbsorbedArgs& args) { return {args.row_policy}; }
+
 /// Tells where the rows of a segment's keys are found. Every key has an entry in a list: in dense attention the entry
 /// is the number of the key's page, in sparse attention the key's slot. In sparse attention the keys of pool 0 come
 /// first, padded to a multiple of kPlanKeys, and those of pool 1 follow.

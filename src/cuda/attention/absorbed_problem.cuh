@@ -179,6 +179,20 @@ inline cuda::KeyPool pool_of(const core::Cache& cache) {
   return pool;
 }
 
+/// Returns how long the L2 cache keeps the rows of sparse attention. The tokens of a prompt read the same rows again
+/// and again while queries and outputs stream past: these rows stay. Others leave first, as those of decode do. A
+/// prompt is known by its many tokens, or by lists that name each row often (docs/notebook/2026-11-27-row-policy.md:
+/// 4,096 tokens of 16 heads from 3.12 to 2.18 ms; but 64 single tokens of 128 heads would take 110 us instead of 102).
+inline ptx::CachePolicy row_policy_of(const core::DecodeSparseArgs& args) {
+  constexpr int64_t kManyTokens = 512, kManyReads = 8;
+  int64_t listed = 0, slots = 0;
+  for (int32_t i = 0; i < args.num_pools; ++i) {
+    listed += args.num_tokens * args.pools[i].topk;
+    slots += args.pools[i].cache.num_slots();
+  }
+  return args.num_tokens >= kManyTokens || listed >= kManyReads * slots ? ptx::kEvictLast : ptx::kEvictFirst;
+}
+
 /// Returns the arguments that decode, decode_sparse and prefill_sparse have in common.
 template <class Args>
 cuda::AbsorbedArgs common_args(const Args& args) {
@@ -216,6 +230,7 @@ template <class Kernels>
 AbsorbedProblem<Kernels, core::DecodeArgs> problem_of(const core::DecodeArgs& args) {
   cuda::AbsorbedArgs to = common_args(args);
   to.pools[0] = pool_of(args.cache);
+  to.row_policy = ptx::kEvictFirst.bits;
   to.pages = args.pages;
   to.causal = args.causal;
   to.tree_mask = args.tree_mask;
@@ -229,6 +244,7 @@ template <class Kernels>
 AbsorbedProblem<Kernels, core::DecodeSparseArgs> problem_of(const core::DecodeSparseArgs& args) {
   constexpr int64_t kMostPlanKeys = 64;  // no kernel's Config::kPlanKeys is larger
   cuda::AbsorbedArgs to = common_args(args);
+  to.row_policy = row_policy_of(args).bits;
   int64_t max_keys = 0;
   for (int32_t i = 0; i < args.num_pools; ++i) {
     const core::PoolArgs& pool = args.pools[i];

@@ -35,9 +35,9 @@ MLA_PTX_COPY(cp_async_4, 4, "cp.async.ca.shared.global")
 #undef MLA_PTX_COPY
 
 /// cp.async.cg with a cache hint: copies 16 bytes, which stay in the L2 cache as `policy` says.
-MLA_DEVICE void cp_async_16(SharedAddress to, const void* from, bool valid,
-                            [[maybe_unused]] CachePolicy policy MLA_PTX_SITE) {
+MLA_DEVICE void cp_async_16(SharedAddress to, const void* from, bool valid, CachePolicy policy MLA_PTX_SITE) {
 #if MLA_EMULATED
+  check_policy(policy, MLA_PTX_HERE);
   emulator::copy_async(to, from, 16, valid, MLA_PTX_HERE);
 #else
   asm volatile(

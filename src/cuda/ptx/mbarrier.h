@@ -110,9 +110,10 @@ MLA_DEVICE void fence_async_proxy() {
 /// are multiples of 16.
 template <int kOn = kArch>
 MLA_DEVICE void bulk_copy(SharedAddress to, const void* from, uint32_t bytes, SharedAddress bar,
-                          [[maybe_unused]] CachePolicy policy MLA_PTX_SITE) {
+                          CachePolicy policy MLA_PTX_SITE) {
   static_assert(kOn >= 90, "bulk copies need SM90");
 #if MLA_EMULATED
+  check_policy(policy, MLA_PTX_HERE);
   emulator::bulk_copy(to, from, bytes, bar, MLA_PTX_HERE);
 #else
   asm volatile(

@@ -39,8 +39,8 @@ struct BulkCopies : WrapperKernelBase<128, 1, 1024 + 32> {
           ptx::mbarrier_arrive(full + 8);
         }
         // In two pieces.
-        ptx::bulk_copy(stages + stage * 512, p.in + tile * 128, 496, full + stage * 8, ptx::evict_first());
-        ptx::bulk_copy(stages + stage * 512 + 496, p.in + tile * 128 + 124, 16, full + stage * 8, ptx::evict_first());
+        ptx::bulk_copy(stages + stage * 512, p.in + tile * 128, 496, full + stage * 8, ptx::kEvictFirst);
+        ptx::bulk_copy(stages + stage * 512 + 496, p.in + tile * 128 + 124, 16, full + stage * 8, ptx::kEvictFirst);
       }
       ptx::mbarrier_wait(full + stage * 8, parity);
       sum += ptx::load_shared<uint32_t>(stages + stage * 512 + static_cast<uint32_t>(thread ^ 32) * 4);
@@ -74,7 +74,7 @@ struct CopiesWithBarriers : WrapperKernelBase<128, 1, 2 * 1024 + 256 + 32> {
       if (thread < 64) {
         ptx::mbarrier_wait(empty + stage * 8, parity ^ 1);
         ptx::cp_async_16(stages + stage * 1024 + thread * 16, p.in + tile * 256 + thread * 4, thread % 32 != 7,
-                         ptx::evict_first());
+                         ptx::kEvictFirst);
         ptx::mbarrier_arrive_after_copies(full + stage * 8);
         ptx::cp_async_4(own, p.in + 2048 + tile * 64 + thread, true);
         ptx::cp_async_commit();

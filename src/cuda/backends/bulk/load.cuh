@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The load warps issue the bulk copies of keys as soon as their stage is empty. They take turns: each issues one
 // "copy", which is kCopyKeys keys of a step, and a lane finds the row of one of them. The first load warp also
-// describes the units, since load warps need the descriptions first. Rows are copied with L2::evict_first, so that what
-// a run begins with (instructions, shares, page tables, queries) is still in the L2 cache when the next run needs it.
-// Together with first_issued this took 16 heads, bf16, batch 64, kv 4k from 84.6 to 82.2 us (H200, 2026-11-21).
+// describes the units, since load warps need the descriptions first.
 #pragma once
 
 #include "cuda/backends/bulk/e2m1_rows.cuh"
@@ -148,10 +146,11 @@ class LoadRole : AbsorbedBlock<Config> {
   /// latent and rotary channels of other rows are two.
   MLA_DEVICE void copy_rows(uint32_t keys, const LandedRow& row, ptx::SharedAddress to, ptx::SharedAddress bar,
                             bool elected) const {
+    const ptx::CachePolicy policy = row_policy(args_);
     if constexpr (Config::kQuantized) {
       const std::byte* from = of_lane(place_.ckv, 0);
       if (row.contiguous && ptx::all(place_.ckv == from + ptx::lane() * row.stride)) {
-        if (elected) copy_adjacent_rows(to, from, row.stride, row.bytes(), bar);
+        if (elected) copy_adjacent_rows(to, from, row.stride, row.bytes(), bar, policy);
         return;
       }
     }
@@ -167,7 +166,7 @@ class LoadRole : AbsorbedBlock<Config> {
         if (elected) {
           MLA_UNROLL
           for (int i = 0; i < kAtOnce; ++i)
-            issue_copy(to + static_cast<uint32_t>((first + i) * Config::kKeyPitch), from[i], row.bytes(), bar);
+            issue_copy(to + static_cast<uint32_t>((first + i) * Config::kKeyPitch), from[i], row.bytes(), bar, policy);
         }
       }
       return;
@@ -178,17 +177,17 @@ class LoadRole : AbsorbedBlock<Config> {
       const std::byte* kpe = of_lane(place_.kpe, key);
       if ((keys >> key & 1U) == 0 || !elected) continue;
       const ptx::SharedAddress at = to + static_cast<uint32_t>(key * Config::kKeyPitch);
-      issue_copy(at, ckv, row.contiguous ? row.bytes() : row.latent_bytes, bar);
-      if (!row.contiguous && row.rope_bytes != 0) issue_copy(at + row.rope_at, kpe, row.rope_bytes, bar);
+      issue_copy(at, ckv, row.contiguous ? row.bytes() : row.latent_bytes, bar, policy);
+      if (!row.contiguous && row.rope_bytes != 0) issue_copy(at + row.rope_at, kpe, row.rope_bytes, bar, policy);
     }
   }
 
   /// Issues rows that are at equal distances in the cache. It is one copy where their distance in the stage is the
   /// same.
   MLA_DEVICE static void copy_adjacent_rows(ptx::SharedAddress to, const std::byte* from, int64_t stride,
-                                            uint32_t bytes, ptx::SharedAddress bar) {
+                                            uint32_t bytes, ptx::SharedAddress bar, ptx::CachePolicy policy) {
     if (bytes == Config::kKeyPitch && stride == Config::kKeyPitch) {
-      issue_copy(to, from, Config::kCopyKeys * Config::kKeyPitch, bar);
+      issue_copy(to, from, Config::kCopyKeys * Config::kKeyPitch, bar, policy);
       return;
     }
     constexpr int kAtOnce = 8;
@@ -197,12 +196,12 @@ class LoadRole : AbsorbedBlock<Config> {
          key += kAtOnce, from += kAtOnce * stride, to += kAtOnce * Config::kKeyPitch)
       MLA_UNROLL
     for (int i = 0; i < kAtOnce; ++i)
-      issue_copy(to + static_cast<uint32_t>(i * Config::kKeyPitch), from + i * stride, bytes, bar);
+      issue_copy(to + static_cast<uint32_t>(i * Config::kKeyPitch), from + i * stride, bytes, bar, policy);
   }
 
   MLA_DEVICE static void issue_copy(ptx::SharedAddress to, const std::byte* from, uint32_t bytes,
-                                    ptx::SharedAddress bar) {
-    ptx::bulk_copy(to, from, bytes, bar, ptx::evict_first());
+                                    ptx::SharedAddress bar, ptx::CachePolicy policy) {
+    ptx::bulk_copy(to, from, bytes, bar, policy);
   }
 
   /// Writes rows of zeros for keys that have no row.

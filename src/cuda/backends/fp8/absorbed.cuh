@@ -81,7 +81,7 @@ class AbsorbedBlock : public GroupedOutputs<Config, QuantizedP<Config>> {
   MLA_DEVICE void fill_tile(uint32_t n, bool finds) const {
     if (!has_step(n)) return;
     Base::fill_by_copies(n, finds, [&](const KeptPlace<Config>& place) {
-      RowCopy<Config>(pool(n), place).to_raw(tile(n), shared_ + Base::scale_offset(n));
+      RowCopy<Config>(args_, pool(n), place).to_raw(tile(n), shared_ + Base::scale_offset(n));
     });
   }
 

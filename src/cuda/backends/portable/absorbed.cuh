@@ -92,7 +92,7 @@ class AbsorbedBlock : public GroupedOutputs<Config, FragmentScores<Config>> {
   MLA_DEVICE void load_raw(uint32_t n, bool finds) const {
     if (finds) Base::commit_entries(n);
     if (has_step(n))
-      RowCopy<Config>(pool(n), Base::place(n, Keys::lane_key()))
+      RowCopy<Config>(args_, pool(n), Base::place(n, Keys::lane_key()))
           .to_raw(shared_ + raw_offset(n), shared_ + Base::scale_offset(n));
     ptx::cp_async_commit();
     if (finds && Base::finds_after(n)) {
@@ -115,15 +115,16 @@ class AbsorbedBlock : public GroupedOutputs<Config, FragmentScores<Config>> {
       if (Base::lane() == 0) ptx::mbarrier_arrive(kv_full(n));
       load_raw(n + Config::kRawStages, finds);
     } else if constexpr (Config::kDecodesInTile) {
-      Base::copy_rows(
-          n, finds, [&](const KeptPlace<Config>& place) { RowCopy<Config>(pool(n), place).to_tile_as_codes(tile(n)); });
+      Base::copy_rows(n, finds, [&](const KeptPlace<Config>& place) {
+        RowCopy<Config>(args_, pool(n), place).to_tile_as_codes(tile(n));
+      });
       if (finds) Base::find_rows_after(n);
     } else {
       Base::fill_by_copies(n, finds, [&](const KeptPlace<Config>& place) {
         if (unit().whole_rows) [[likely]]
-          RowCopy<Config>::whole_to_tile(place, tile(n));
+          RowCopy<Config>::whole_to_tile(place, tile(n), row_policy(args_));
         else
-          RowCopy<Config>(pool(n), place).to_tile(tile(n));
+          RowCopy<Config>(args_, pool(n), place).to_tile(tile(n));
       });
     }
   }

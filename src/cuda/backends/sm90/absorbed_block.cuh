@@ -121,11 +121,10 @@ class AbsorbedBlock : protected AbsorbedUnits<Config> {
   /// Issues copies of rows first_row ... first_row + 15 of a tile, for a warp: eight lanes copy 128 bytes of a row,
   /// four rows in a turn. The arguments of lanes r and r + 16 say where row r lies; null stands for a row of zeros.
   /// kJoined says that the rotary channels lie right behind the latent ones; otherwise pieces below d_ckv come from
-  /// `ckv`, the others from `kpe`. done(piece) is called behind each piece. Rows leave L2 first, because they are read
-  /// once, or by several blocks at the same time.
+  /// `ckv`, the others from `kpe`. done(piece) is called behind each piece.
   template <bool kJoined, class Done>
   MLA_DEVICE void copy_rows(ptx::SharedAddress tile, int first_row, const std::byte* ckv, const std::byte* kpe,
-                            int d_ckv, const Done& done) const {
+                            int d_ckv, ptx::CachePolicy policy, const Done& done) const {
     constexpr int kTurnRows = 4, kTurns = kWarpRows / kTurnRows;
     const int row_in_turn = ptx::lane() >> 3, chunk = ptx::lane() & 7;
     // These are the lane's chunks in even and in odd turns, which have the upper and the lower four rows of an atom.
@@ -150,7 +149,7 @@ class AbsorbedBlock : protected AbsorbedUnits<Config> {
                                     ? latent[turn] + piece * Config::kPieceRowBytes
                                     : rope[turn] + (piece * Config::kPieceRowBytes - d_ckv * 2);
         ptx::cp_async_16((turn % 2 == 0 ? even : odd) + row_offset(first_row + turn / 2 * Config::kAtomRows, piece),
-                         from, valid[turn], ptx::evict_first());
+                         from, valid[turn], policy);
       }
       done(piece);
     }

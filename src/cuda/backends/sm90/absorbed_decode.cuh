@@ -255,7 +255,7 @@ class DecodeRole : LoadRoleBase<Config> {
     for (int half = 0; half < 2; ++half) {
       const std::byte* const row = row_of(place_.kpe, half);
       if (traits.has_e4m3_rope()) {
-        ptx::cp_async_16(stage + landed_rope_at(half), row + lane_channel(), row != nullptr, ptx::evict_first());
+        ptx::cp_async_16(stage + landed_rope_at(half), row + lane_channel(), row != nullptr, row_policy(args_));
         continue;
       }
       const ptx::SharedAddress to =
@@ -264,7 +264,7 @@ class DecodeRole : LoadRoleBase<Config> {
       for (int i = 0; i < 2; ++i) {
         const int of_row = chunk ^ i * 4;
         ptx::cp_async_16(to + static_cast<uint32_t>((of_row ^ lane_row()) * kChunkBytes), row + of_row * kChunkBytes,
-                         row != nullptr, ptx::evict_first());
+                         row != nullptr, row_policy(args_));
       }
     }
   }
@@ -284,7 +284,7 @@ class DecodeRole : LoadRoleBase<Config> {
           const int piece = turn * 2 + lane / 2;
           if (piece + 1 < Config::kLatentPieces || traits.all_latent())
             ptx::cp_async_16(stage + landed_e2m1_at(half, piece, lane % 2), from + turn * 4 * kChunkBytes, valid,
-                             ptx::evict_first());
+                             row_policy(args_));
         }
       } else {
         const std::byte* const from = row + lane_channel();
@@ -292,7 +292,7 @@ class DecodeRole : LoadRoleBase<Config> {
         for (int piece = 0; piece < Config::kLatentPieces; ++piece)
           if (piece + 1 < Config::kLatentPieces || traits.all_latent())
             ptx::cp_async_16(stage + landed_at(half, piece), from + piece * Config::kPieceDims, valid,
-                             ptx::evict_first());
+                             row_policy(args_));
       }
     }
   }

@@ -110,14 +110,15 @@ class LoadRole : LoadRoleBase<Config> {
     Base::store_valid(n);
     const cuda::KeyPool& pool = Base::pool();
     const int d_ckv = pool.cache.d_ckv;
+    const ptx::CachePolicy policy = row_policy(args_);
     const auto issued = [&](int piece) {
       if ((piece + 1) % Config::kArrivalPieces == 0 || piece + 1 == Config::kPieces)
         arrive(n, piece / Config::kArrivalPieces);
     };
     if (pool.contiguous) [[likely]] {
-      Block::template copy_rows<true>(Block::stage(n), first_row(), place_.ckv, nullptr, d_ckv, issued);
+      Block::template copy_rows<true>(Block::stage(n), first_row(), place_.ckv, nullptr, d_ckv, policy, issued);
     } else if (pool.aligned && d_ckv % Config::kPieceDims == 0) {
-      Block::template copy_rows<false>(Block::stage(n), first_row(), place_.ckv, place_.kpe, d_ckv, issued);
+      Block::template copy_rows<false>(Block::stage(n), first_row(), place_.ckv, place_.kpe, d_ckv, policy, issued);
     } else {
       copy_slowly(n, d_ckv);
       MLA_UNROLL

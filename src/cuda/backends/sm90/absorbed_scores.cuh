@@ -55,7 +55,7 @@ class ScoreRole : AbsorbedBlock<Config> {
       const bool valid = row.token >= 0;
       Block::template copy_rows<false>(Block::queries(), group_warp() * Block::kWarpRows,
                                        valid ? query(row, 0) : nullptr, valid ? query(row, d_ckv) : nullptr, d_ckv,
-                                       [](int) {});
+                                       ptx::kEvictFirst, [](int) {});
       ptx::cp_async_commit();
       ptx::cp_async_wait<0>();
     } else {
