@@ -108,12 +108,12 @@ def deepseek_v4(sizes: Sizes) -> PreTrainedModel:
         layer.mlp.experts.forward = MethodType(_every_expert, layer.mlp.experts)
     for name, gain in model.named_parameters():
         if name.endswith("kv_norm.weight"):
-            gain.requires_grad_(False)  # trained, they make a few channels of a row so large that scales fit no others
+            gain.requires_grad_(False)  # trained, they grew until scores were too large for e4m3 rows
     return model
 
 
 def _every_expert(experts: nn.Module, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-    """Computes what transformers' experts do, by asking all of them: torch.compile wants shapes that data do not change."""
+    """Computes what transformers' experts do, by asking all: torch.compile wants shapes that data do not change."""
     shares = hidden.new_zeros(len(hidden), experts.num_experts).scatter(1, chosen, weights.to(hidden.dtype))
     out = torch.zeros_like(hidden)
     for expert in range(experts.num_experts):
@@ -133,8 +133,8 @@ def padded(module, query, key, value, attention_mask, dropout=0.0, scaling=None,
 
 
 def as_stored(rows: Tensor) -> Tensor:
-    """Rounds rows [..., 512] as V4's cache does, e4m3 with a power of two for each 64 channels, rotary ones bf16; gradients
-    pass as if nothing were rounded. What is trained with this loses nothing to such a cache."""
+    """Rounds rows [..., 512] as V4's cache does, e4m3 with a power of two for each 64 channels, rotary ones bf16.
+    Gradients pass as if nothing were rounded."""
     latent, rotary = rows.float().split([rows.shape[-1] - 64, 64], dim=-1)
     groups = latent.unflatten(-1, (-1, 64))
     scales = torch.exp2(torch.ceil(torch.log2(groups.abs().amax(-1, keepdim=True).clamp(min=1e-4) / 448)))

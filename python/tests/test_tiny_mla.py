@@ -14,6 +14,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+import text_models
 from libmla import Context
 from libmla._text import corpus, measure
 from libmla.integrations.transformers import patch
@@ -24,10 +25,8 @@ DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 @pytest.fixture(scope="module")
 def example() -> Iterator[None]:
-    """Lets the example's scripts be imported."""
-    sys.path.insert(0, str(EXAMPLE))
-    yield
-    sys.path.remove(str(EXAMPLE))
+    with text_models.example():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -35,6 +35,17 @@ def keep_indices(topk_indices: torch.Tensor, **_: Any) -> torch.Tensor:
     return topk_indices
 
 
+def settings_of(module: nn.Module) -> Any:
+    """Returns how a patched module attends. Raises ValueError if it is not patched."""
+    settings = getattr(module, "libmla", None)
+    if settings is None:
+        raise ValueError(
+            f"patch: {type(module).__name__} is of a model that was not patched, but shares its config with one that "
+            "was: give each model a config of its own (copy.deepcopy)"
+        )
+    return settings
+
+
 def attention(
     module: nn.Module,
     query: torch.Tensor,
@@ -66,12 +77,7 @@ def attention(
     Returns:
         [B, S, H, v_head_dim] and None: there are no weights to look at.
     """
-    settings: Settings | None = getattr(module, "libmla", None)
-    if settings is None:
-        raise ValueError(
-            f"patch: {type(module).__name__} is of a model that was not patched, but shares its config with one that "
-            "was: give each model a config of its own (copy.deepcopy)"
-        )
+    settings: Settings = settings_of(module)
     latents = key if isinstance(key, Latents) else _uncached(query, key, value, settings)
     if attention_mask is not None and attention_mask.dtype == torch.int32:
         indices, attention_mask = attention_mask, None

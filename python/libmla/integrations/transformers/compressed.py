@@ -2,8 +2,8 @@
 """Holds what transformers calls for attention in a patched model of DeepSeek V4's kind.
 
 Such a layer attends to the last rows, the window, and to rows of which each stands for several tokens, the compressed
-pool, under one softmax. The model keeps both in its own cache, and hands them to the attention one behind the other. Here
-they are written into pages of two libmla caches, each in its format, and attended by ``decode_sparse``.
+pool, under one softmax. The model keeps both in its own cache, and hands them to the attention one behind the other.
+Here they are written into pages of two libmla caches, each in its format, and attended by ``decode_sparse``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from transformers.masking_utils import eager_mask
 import libmla
 from libmla.types import Cache, Compute
 
+from .attention import settings_of
 from .pages import Pool, check_compute, check_format
 
 IMPLEMENTATION = "libmla_compressed"
@@ -38,7 +39,19 @@ class CompressedSettings:
     context: libmla.Context | None
     compute: Compute
     compressed_rows: int = 0
-    """How many of the rows that this layer's attention is about to get are of the pool."""
+    """How many rows the compressor that ran last gave: its layer's attention is next."""
+
+    def check(self, module: nn.Module) -> None:
+        """Raises ValueError unless the module's rows fit both formats, and these fit each other and ``compute``."""
+        rope = module.config.qk_rope_head_dim
+        for name, kind in (("cache_format", self.cache_format), ("pool_format", self.pool_format)):
+            check_format(kind, module.head_dim - rope, rope, name)
+            check_compute(self.compute, kind)
+        if (self.cache_format in _ROTARY_APART) != (self.pool_format in _ROTARY_APART):
+            raise ValueError(
+                f"pool_format: expected one of {', '.join(_ROTARY_APART)} beside one of these, and another beside "
+                f"others, got {self.pool_format} beside {self.cache_format}"
+            )
 
 
 def compressed_modules(model: PreTrainedModel) -> list[nn.Module]:
@@ -46,35 +59,12 @@ def compressed_modules(model: PreTrainedModel) -> list[nn.Module]:
     return [one for one in model.modules() if hasattr(one, "compressor") and hasattr(one, "sinks")]
 
 
-def attach(
-    modules: list[nn.Module],
-    cache_format: str,
-    pool_format: str,
-    page_size: int,
-    context: libmla.Context | None,
-    compute: Compute,
-) -> list[RemovableHandle]:
-    """Gives each module its settings, and returns the hooks that tell them how many compressed rows there are."""
-    hooks = []
+def attach(modules: list[nn.Module], settings: CompressedSettings) -> list[RemovableHandle]:
+    """Gives the modules their settings, and returns the hooks that tell these how many compressed rows there are."""
     for module in modules:
-        settings = CompressedSettings(cache_format, pool_format, page_size, context, compute)
         module.libmla = settings
-        if module.compressor is not None:
-            hooks.append(module.compressor.register_forward_hook(_Counter(settings)))
-    return hooks
-
-
-def check_formats(module: nn.Module, cache_format: str, pool_format: str, compute: Compute) -> None:
-    """Raises ValueError unless the module's rows fit both formats, and these can be computed with in that way."""
-    rope = module.config.qk_rope_head_dim
-    for name, kind in (("cache_format", cache_format), ("pool_format", pool_format)):
-        check_format(kind, module.head_dim - rope, rope, name)
-        check_compute(compute, kind)
-    if (cache_format in _ROTARY_APART) != (pool_format in _ROTARY_APART):
-        raise ValueError(
-            f"pool_format: expected one of {', '.join(_ROTARY_APART)} beside one of these, and another beside others, got "
-            f"{pool_format} beside {cache_format}"
-        )
+    compressors = (module.compressor for module in modules if module.compressor is not None)
+    return [compressor.register_forward_hook(_Counter(settings)) for compressor in compressors]
 
 
 @dataclass(frozen=True)
@@ -105,19 +95,14 @@ def attention(
         query: [B, H, S, head_dim], rotated.
         key: [B, 1, W + P, head_dim]: W rows of the window, P of the compressed pool.
         value: the same.
-        attention_mask: [B, 1, S, W + P], 0 where a query sees a row: transformers' own mask, and what the compressor adds.
+        attention_mask: [B, 1, S, W + P], 0 where a query sees a row: the model's mask, and what the compressor adds.
         scaling: the scale of scores.
         s_aux: [H] sinks.
 
     Returns:
         [B, S, H, head_dim] and None: there are no weights to look at.
     """
-    settings: CompressedSettings | None = getattr(module, "libmla", None)
-    if settings is None:
-        raise ValueError(
-            f"patch: {type(module).__name__} is of a model that was not patched, but shares its config with one that "
-            "was: give each model a config of its own (copy.deepcopy)"
-        )
+    settings: CompressedSettings = settings_of(module)
     pooled = settings.compressed_rows if module.compressor is not None else 0
     window = key.shape[2] - pooled
     seen = attention_mask[:, 0, :, : key.shape[2]] == 0

@@ -77,9 +77,11 @@ def patch(
         raise ValueError(
             f"pool_format: expected None, as {type(model).__name__} has no compressed pool, got {pool_format}"
         )
+    formats = (cache_format, pool_format or cache_format)
+    windows = compressed.CompressedSettings(*formats, page_size, context, compute)
     for module in modules:
         if windowed:
-            compressed.check_formats(module, cache_format, pool_format or cache_format, compute)
+            windows.check(module)
         else:
             check_format(cache_format, module.kv_lora_rank, module.qk_rope_head_dim)
             check_compute(compute, cache_format)
@@ -89,7 +91,7 @@ def patch(
             )
     unpatch(model)
     if windowed:
-        hooks = compressed.attach(modules, cache_format, pool_format or cache_format, page_size, context, compute)
+        hooks = compressed.attach(modules, windows)
     else:
         hooks = _attach(model, modules, Settings(absorb, context, select_keys, compute))
     configs = {id(module.config): module.config for module in modules}.values()
