@@ -10,8 +10,8 @@ namespace mla::MLA_CUDA_NAMESPACE {
 
 /// Says by how much a row's largest logit (base 2) may exceed ScoreState::max before the sum and the outputs are
 /// rescaled. A P of 2^8 is as exact as one of 1 and fits f16, and after a few steps hardly any rescaling is left. It
-/// was chosen without a recorded measurement of its own. Kernels whose caller asks for the maximum itself, and those
-/// that rescale in every step, have no headroom.
+/// was chosen without a recorded measurement of its own. Kernels that rescale in every step have no headroom; others
+/// have none where the caller asks for the maximum itself, or only in a unit's last step then.
 inline constexpr float kHeadroom = 8.0F;
 
 /// Logits are in base 2, and P is 2^(logit - base()).
