@@ -14,7 +14,24 @@ constexpr uint64_t kMbarrierMark = 0x6D62617272696572ULL;
 
 }  // namespace
 
+/// Chunks of 16 bytes of a row change places by bits of the row's address, as wgmma reads them with Swizzle::k128.
+void Block::land_box(const PendingCopy& copy) {
+  constexpr uint32_t kRowBytes = 128, kChunkBytes = 16;
+  for (int32_t row = 0; row < copy.rows; ++row) {
+    const uint32_t at = copy.to + static_cast<uint32_t>(row) * kRowBytes;
+    const std::byte* const from = static_cast<const std::byte*>(copy.from) + row * copy.row_stride;
+    for (uint32_t chunk = 0; chunk < kRowBytes; chunk += kChunkBytes) {
+      std::byte* const to = shared_ + ((at + chunk) ^ (at / kRowBytes % 8 * kChunkBytes)) - kSharedBase;
+      if (row < copy.valid_rows)
+        std::memcpy(to, from + chunk, kChunkBytes);
+      else
+        std::memset(to, 0, kChunkBytes);
+    }
+  }
+}
+
 void Block::land(const PendingCopy& copy) {
+  if (copy.rows > 0) return land_box(copy);
   std::byte* const to = shared_ + (copy.to - kSharedBase);
   if (copy.from == nullptr)
     std::memset(to, 0, copy.bytes);
@@ -272,6 +289,26 @@ void fence_async_proxy() {
 void bulk_copy(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier, Site site) {
   check_aligned(from, 16, site);
   running_block().add_bulk_copy({to, bytes, from, barrier}, site);
+}
+
+void tensor_copy(uint32_t to, const void* map, const int32_t (&at)[3], uint32_t barrier, Site site) {
+  Block& block = running_block();
+  TensorMap tensor;
+  std::memcpy(&tensor, map, sizeof tensor);
+  if (tensor.mark != TensorMap::kMark) block.fail("tensor copy with a map that was never made", {}, site);
+  // A box that begins outside of the tensor would be zeros, or be wrapped; no kernel wants one.
+  for (int i = 0; i < 3; ++i)
+    if (at[i] < 0 || at[i] >= tensor.sizes[i])
+      block.fail("tensor copy at {} of dimension {}: expected 0 to {}", {at[i], i, tensor.sizes[i] - 1}, site);
+  if (at[0] + 64 > tensor.sizes[0])
+    block.fail("tensor copy of 64 channels from {} on: the tensor has {}", {at[0], tensor.sizes[0]}, site);
+  if (to % 128 != 0) block.fail("tensor copy to {}: expected a multiple of 128", {to}, site);
+  PendingCopy copy = {to, static_cast<uint32_t>(tensor.box_rows) * 128,
+                      tensor.base + at[0] * 2 + at[1] * tensor.strides[0] + at[2] * tensor.strides[1], barrier};
+  copy.rows = tensor.box_rows;
+  copy.valid_rows = static_cast<int32_t>(std::min<int64_t>(tensor.box_rows, tensor.sizes[1] - at[1]));
+  copy.row_stride = tensor.strides[0];
+  block.add_bulk_copy(copy, site);
 }
 
 uint32_t map_shared(uint32_t address, int32_t rank, Site site) {

@@ -71,6 +71,10 @@ struct PendingCopy {
   // it, and the time of issue.
   const SharedWrites* source = nullptr;
   uint32_t source_offset = 0, issued = 0;
+  // For boxes of a tensor: rows of 128 bytes, which are swizzled on their way. `valid_rows` are read, `row_stride`
+  // bytes apart; the others become zero.
+  int32_t rows = 0, valid_rows = 0;
+  int64_t row_stride = 0;
 };
 
 /// Describes a pending cp.async.mbarrier.arrive, which arrives once the thread's copies before `end` have landed.
@@ -229,6 +233,7 @@ class Block {
   bool land_something();
   bool copies_from(const Block& other) const;
   void land(const PendingCopy& copy);
+  void land_box(const PendingCopy& copy);
   std::byte* memory_at(uint32_t address, uint32_t bytes, uint32_t alignment, Site site);
   /// Is called when no thread of the block can run. Returns another block that can run, or this one once copies have
   /// landed. Ends the cluster if no thread can ever run again.

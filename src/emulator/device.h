@@ -119,6 +119,10 @@ void mbarrier_arrive_in_cluster(uint32_t barrier, Site site);
 void sync_cluster(Site site);
 void bulk_copy(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier, Site site);
 
+/// Copies a tensor's box, which begins at {channel, row, head}, to `to`, in the order of the swizzle of 128 bytes.
+/// `map` is a TensorMap (emulator.h).
+void tensor_copy(uint32_t to, const void* map, const int32_t (&at)[3], uint32_t barrier, Site site);
+
 /// Loads `num` matrices of 8 x 8 16-bit elements; lane 8 i + r gives the address of row r of matrix i.
 void ldmatrix(uint32_t* registers, uint32_t row, int32_t num, bool transposed, Site site);
 /// mma() computes c += a b with the fragments of mma.m16n8k16 (16-bit operands) and m16n8k32 (8-bit operands).

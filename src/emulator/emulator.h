@@ -5,6 +5,7 @@
 // See docs/emulator.md.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "core/thread_pool.h"
@@ -38,6 +39,17 @@ struct Launch {
   /// before.
   bool previous_grid_ends = true;
   Counters* counters = nullptr;  ///< counts are added to it, if not null
+};
+
+/// Holds what the 128 bytes of a tensor map are to the emulator: heads of rows of 16-bit channels. Boxes have 64
+/// channels, 128 bytes, of `box_rows` rows of a head. Strides are in bytes.
+struct TensorMap {
+  static constexpr uint64_t kMark = 0x6D61'7020'6D61'7020ULL;  // a map that was never made has another one
+  uint64_t mark;
+  const std::byte* base;
+  int64_t sizes[3];  // channels, rows, heads
+  int64_t strides[2];
+  int32_t box_rows;
 };
 
 /// Runs all blocks on all workers of the pool, and returns when they have ended. The first fault ends the launch and is

@@ -442,6 +442,21 @@ void bulk_copy_of_odd_size(const Pointers&) {
   ptx::bulk_copy(shared_base() + 16, global_memory.data(), 24, shared_base(), ptx::kEvictFirst);
 }
 
+/// A tensor of four rows of 64 channels, two heads.
+emulator::TensorMap tensor_map() {
+  return {.mark = emulator::TensorMap::kMark,
+          .base = reinterpret_cast<const std::byte*>(global_memory.data()),
+          .sizes = {64, 4, 2},
+          .strides = {128, 512},
+          .box_rows = 8};
+}
+template <int kChannel, int kRow, int kHead, bool kMade = true>
+void tensor_copy_of(const Pointers&) {
+  emulator::TensorMap map = tensor_map();
+  if (!kMade) map.mark = 0;
+  ptx::tensor_copy(shared_base() + 1024, &map, kChannel, kRow, kHead, shared_base());
+}
+
 void arrival_that_nobody_awaits(const Pointers&) {
   if (ptx::thread_index() != 0) return;
   ptx::mbarrier_init(shared_base(), 1);
@@ -459,6 +474,11 @@ TEST(Faults, Mbarriers) {
   EXPECT_THAT(fault_of<arrival_that_nobody_awaits>(),
               HasSubstr("the block ended before all its cp.async had reported to their mbarriers"));
   EXPECT_THAT(fault_of<bulk_copy_of_odd_size>(), HasSubstr("bulk copy of 24 bytes"));
+  EXPECT_THAT((fault_of<tensor_copy_of<0, 0, 0, false>>()), HasSubstr("tensor copy with a map that was never made"));
+  EXPECT_THAT((fault_of<tensor_copy_of<0, 4, 0>>()), HasSubstr("tensor copy at 4 of dimension 1: expected 0 to 3"));
+  EXPECT_THAT((fault_of<tensor_copy_of<0, 0, -1>>()), HasSubstr("tensor copy at -1 of dimension 2: expected 0 to 1"));
+  EXPECT_THAT((fault_of<tensor_copy_of<32, 0, 0>>()), HasSubstr("64 channels from 32 on: the tensor has 64"));
+  EXPECT_THAT((fault_of<tensor_copy_of<0, 3, 1>>()), HasSubstr("the mbarrier at 1024 is not initialized"));
   EXPECT_THAT(fault_of<copy_without_a_policy>(), HasSubstr("cache policy 0: expected one that createpolicy makes"));
   EXPECT_THAT(fault_of<bulk_copy_without_a_policy>(), HasSubstr("cache policy 7: expected one"));
 }

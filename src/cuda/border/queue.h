@@ -35,12 +35,40 @@ struct KernelEntry {
   int32_t params_bytes;
 };
 
+/// Describes heads of rows of 16-bit channels, [heads][rows][channels], for copies of boxes of 64 channels of
+/// `box_rows` rows of one head (ptx/tensor_copy.h). Strides are in bytes.
+struct RowTensor {
+  const void* base = nullptr;
+  int64_t channels = 0, rows = 0, heads = 0;
+  int64_t row_stride = 0, head_stride = 0;
+  int32_t box_rows = 0;
+};
+
+inline constexpr int32_t kBoxChannels = 64;
+
+/// Returns whether a tensor has a map.
+inline bool has_tensor_map(const RowTensor& tensor) {
+  const auto is_stride = [](int64_t bytes) { return bytes > 0 && bytes % 16 == 0 && bytes < int64_t{1} << 40; };
+  const auto is_size = [](int64_t size) { return size > 0 && size < int64_t{1} << 32; };
+  return reinterpret_cast<uintptr_t>(tensor.base) % 16 == 0 && is_stride(tensor.row_stride) &&
+         is_stride(tensor.head_stride) && is_size(tensor.channels) && is_size(tensor.rows) && is_size(tensor.heads) &&
+         tensor.box_rows > 0 && tensor.box_rows <= 256;
+}
+
+/// Holds what a tensor copy takes as its description: 128 bytes that the driver, or the emulator, makes. It is an
+/// argument of the kernel.
+struct alignas(128) TensorMap {
+  uint64_t words[16];
+};
+
 class Queue {
  public:
   virtual ~Queue() = default;
   virtual const DeviceProperties& device() const = 0;
   /// Enqueues the kernel and does not wait. `params` is copied. An empty grid launches nothing.
   virtual Status launch(const KernelEntry& kernel, const LaunchShape& shape, const void* params) = 0;
+  /// Describes a tensor for tensor copies. Returns false if has_tensor_map() does, or where there are no such copies.
+  virtual bool make_tensor_map(const RowTensor&, TensorMap&) const { return false; }
 };
 
 }  // namespace mla::cuda

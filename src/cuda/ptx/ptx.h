@@ -20,5 +20,6 @@
 #include "cuda/ptx/shared.h"
 #include "cuda/ptx/shared_atomics.h"
 #include "cuda/ptx/sync.h"
+#include "cuda/ptx/tensor_copy.h"
 #include "cuda/ptx/thread.h"
 #include "cuda/ptx/warp.h"

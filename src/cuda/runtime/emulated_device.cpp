@@ -131,11 +131,28 @@ Status EmulatedQueue::launch(const KernelEntry& kernel, const LaunchShape& shape
   const Result<bool> recording = recorder().capturing(stream_);
   if (!recording.ok()) return recording.status();
   if (!*recording) return compute(pool_, kernel, shape, params, shared_limit);
-  const auto* const bytes = static_cast<const std::byte*>(params);
-  return recorder().enqueue(
-      stream_, [kernel, shape, shared_limit, copy = std::vector<std::byte>(bytes, bytes + kernel.params_bytes)] {
-        return compute(shared_threads(), kernel, shape, copy.data(), shared_limit);
-      });
+  struct alignas(TensorMap) Chunk {
+    std::byte bytes[alignof(TensorMap)];
+  };
+  const auto bytes = static_cast<size_t>(kernel.params_bytes);
+  std::vector<Chunk> copy((bytes + sizeof(Chunk) - 1) / sizeof(Chunk));
+  std::memcpy(copy.data(), params, bytes);
+  return recorder().enqueue(stream_, [kernel, shape, shared_limit, copy = std::move(copy)] {
+    return compute(shared_threads(), kernel, shape, copy.data(), shared_limit);
+  });
+}
+
+bool EmulatedQueue::make_tensor_map(const RowTensor& tensor, TensorMap& map) const {
+  static_assert(sizeof(emulator::TensorMap) <= sizeof(TensorMap));
+  if (device().arch < 90 || !has_tensor_map(tensor)) return false;
+  const emulator::TensorMap made = {.mark = emulator::TensorMap::kMark,
+                                    .base = static_cast<const std::byte*>(tensor.base),
+                                    .sizes = {tensor.channels, tensor.rows, tensor.heads},
+                                    .strides = {tensor.row_stride, tensor.head_stride},
+                                    .box_rows = tensor.box_rows};
+  map = {};
+  std::memcpy(&map, &made, sizeof made);
+  return true;
 }
 
 Result<DeviceRuntime*> emulated_device(int32_t arch) {

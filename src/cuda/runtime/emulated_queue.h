@@ -24,6 +24,7 @@ class EmulatedQueue final : public Queue {
 
   const DeviceProperties& device() const override { return runtime_.properties(); }
   Status launch(const KernelEntry& kernel, const LaunchShape& shape, const void* params) override;
+  bool make_tensor_map(const RowTensor& tensor, TensorMap& map) const override;
 
  private:
   const DeviceRuntime& runtime_;

@@ -13,5 +13,6 @@ Result<DeviceRuntime*> cuda_device(int32_t) { return without_cuda(); }
 int32_t num_cuda_devices() { return 0; }
 Versions cuda_versions() { return {}; }
 Status StreamQueue::launch(const KernelEntry&, const LaunchShape&, const void*) { return without_cuda(); }
+bool StreamQueue::make_tensor_map(const RowTensor&, TensorMap&) const { return false; }
 
 }  // namespace mla::cuda

@@ -16,5 +16,6 @@ std::atomic<uint64_t>& emulator_seed() {
 
 Result<DeviceRuntime*> emulated_device(int32_t) { return without_emulator(); }
 Status EmulatedQueue::launch(const KernelEntry&, const LaunchShape&, const void*) { return without_emulator(); }
+bool EmulatedQueue::make_tensor_map(const RowTensor&, TensorMap&) const { return false; }
 
 }  // namespace mla::cuda

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/runtime/stream_queue.h"
 
+#include <cuda.h>
+
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -73,6 +75,19 @@ cudaError_t make_ready(const void* function, int32_t shared_limit) {
   return error;
 }
 
+/// Returns the driver's cuTensorMapEncodeTiled, which it has had since CUDA 12.0; null if it has none.
+decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
+  static const auto encoder = [] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+    const cudaError_t error =
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
+    if (error != cudaSuccess || result != cudaDriverEntryPointSuccess) found = nullptr;
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
+  }();
+  return encoder;
+}
+
 }  // namespace
 
 Status StreamQueue::launch(const KernelEntry& kernel, const LaunchShape& shape, const void* params) {
@@ -110,6 +125,20 @@ Status StreamQueue::launch(const KernelEntry& kernel, const LaunchShape& shape, 
   void* arguments[] = {const_cast<void*>(params)};
   const cudaError_t error = cudaLaunchKernelExC(&config, kernel.function, arguments);
   return error == cudaSuccess ? Status() : refused(error, kernel, runtime_);
+}
+
+bool StreamQueue::make_tensor_map(const RowTensor& tensor, TensorMap& map) const {
+  static_assert(sizeof(TensorMap) == sizeof(CUtensorMap) && alignof(TensorMap) >= alignof(CUtensorMap));
+  if (!has_tensor_map(tensor) || tensor_map_encoder() == nullptr) return false;
+  const auto size = [](int64_t value) { return static_cast<cuuint64_t>(value); };
+  const cuuint64_t sizes[] = {size(tensor.channels), size(tensor.rows), size(tensor.heads)};
+  const cuuint64_t strides[] = {size(tensor.row_stride), size(tensor.head_stride)};
+  const cuuint32_t box[] = {kBoxChannels, static_cast<cuuint32_t>(tensor.box_rows), 1}, steps[] = {1, 1, 1};
+  // Elements of 16 bits are copied as they are, whatever their type.
+  return tensor_map_encoder()(reinterpret_cast<CUtensorMap*>(&map), CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3,
+                              const_cast<void*>(tensor.base), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                              CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 }  // namespace mla::cuda

@@ -16,6 +16,7 @@ class StreamQueue final : public Queue {
   const DeviceProperties& device() const override { return runtime_.properties(); }
   /// Enqueues the kernel. It neither waits nor allocates.
   Status launch(const KernelEntry& kernel, const LaunchShape& shape, const void* params) override;
+  bool make_tensor_map(const RowTensor& tensor, TensorMap& map) const override;
 
  private:
   const DeviceRuntime& runtime_;

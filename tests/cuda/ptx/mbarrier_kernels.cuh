@@ -92,6 +92,41 @@ struct CopiesWithBarriers : WrapperKernelBase<128, 1, 2 * 1024 + 256 + 32> {
   }
 };
 
+/// Copies two boxes of a tensor: out = the words of shared memory that they lie in. The second box ends behind the
+/// tensor's last row.
+struct TensorCopies : WrapperKernelBase<32, 1, 2 * 2048 + 8> {
+  static constexpr cuda::RowTensor kTensor = {
+      .channels = 128, .rows = 21, .heads = 3, .row_stride = 320, .head_stride = 21 * 320 + 16, .box_rows = 16};
+  struct Params {
+    cuda::WrapperParams memory;
+    cuda::TensorMap map;
+  };
+
+  static MLA_DEVICE void run(const Params& p) {
+    const auto thread = static_cast<uint32_t>(ptx::thread_index());
+    const ptx::SharedAddress boxes = ptx::shared_address(ptx::shared_memory()), full = boxes + 2 * 2048;
+    if (thread == 0) {
+      ptx::mbarrier_init(full, 1);
+      ptx::fence_mbarrier_init();
+      ptx::mbarrier_arrive_expect_bytes(full, 2 * 2048);
+      ptx::tensor_copy(boxes, &p.map, 64, 3, 1, full);
+      ptx::tensor_copy(boxes + 2048, &p.map, 0, 16, 2, full);
+    }
+    ptx::sync_block();
+    ptx::mbarrier_wait(full, 0);
+    for (uint32_t word = thread; word < 1024; word += 32)
+      p.memory.out[word] = ptx::load_shared<uint32_t>(boxes + word * 4);
+  }
+};
+
+inline Status launch_tensor_copies(cuda::Queue& queue, const cuda::WrapperParams& memory) {
+  TensorCopies::Params params = {memory, {}};
+  cuda::RowTensor tensor = TensorCopies::kTensor;
+  tensor.base = memory.in;
+  if (!queue.make_tensor_map(tensor, params.map)) return {StatusCode::kInternal, "the tensor has no map"};
+  return launch<TensorCopies>(queue, TensorCopies::kShape, params);
+}
+
 /// Runs two clusters of two blocks. Each block hands the other one six tiles: out[block * 128 + thread] = the sum of
 /// what the other's thread ^ 32 had, and the block's rank.
 struct Clusters : WrapperKernelBase<128> {

@@ -390,6 +390,23 @@ void expect_copies_with_barriers(const Words& in, Words& out) {
   }
 }
 
+void expect_tensor_copies(const Words& in, Words& out) {
+  constexpr size_t kRowWords = 80, kHeadWords = 21 * kRowWords + 4, kRows = 21;
+  struct Box {
+    size_t word, row, head;
+  };
+  constexpr Box kBoxes[] = {{32, 3, 1}, {0, 16, 2}};
+  for (size_t box = 0; box < 2; ++box)
+    for (size_t row = 0; row < 16; ++row)
+      for (size_t word = 0; word < 32; ++word) {
+        const Box& from = kBoxes[box];
+        const size_t swizzled = (word / 4 ^ row % 8) * 4 + word % 4;
+        if (from.row + row < kRows)
+          out[box * 512 + row * 32 + swizzled] =
+              in[from.head * kHeadWords + (from.row + row) * kRowWords + from.word + word];
+      }
+}
+
 void expect_clusters(const Words& in, Words& out) {
   for (size_t block = 0; block < 4; ++block)
     for (size_t thread = 0; thread < 128; ++thread) {
@@ -488,6 +505,7 @@ constexpr WrapperCase kCases[] = {
     {"dependent_grid", Compare::kBits, fill_bits, expect_dependent_grid},
     {"bulk_copies", Compare::kBits, fill_bits, expect_bulk_copies},
     {"copies_with_barriers", Compare::kBits, fill_bits, expect_copies_with_barriers},
+    {"tensor_copies", Compare::kBits, fill_bits, expect_tensor_copies},
     {"clusters", Compare::kBits, fill_bits, expect_clusters},
     {"election", Compare::kBits, fill_bits, expect_election},
     {"registers", Compare::kBits, fill_bits, expect_registers},

@@ -497,6 +497,7 @@ constexpr cuda::WrapperKernel kKernels[] = {
 #if MLA_CUDA_ARCH >= 90
     {"bulk_copies", launch_one<BulkCopies>},
     {"copies_with_barriers", launch_one<CopiesWithBarriers>},
+    {"tensor_copies", launch_tensor_copies},
     {"clusters", launch_one<Clusters>},
     {"election", launch_one<Election>},
 #endif

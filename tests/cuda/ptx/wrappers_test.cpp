@@ -129,7 +129,8 @@ bool has_instruction(int32_t arch, int32_t gpu, std::string_view name) {
   if (name.starts_with("mma_mx") || name.starts_with("mma_nv")) return written_for(gpu) == 120;
   if (name.starts_with("wgmma")) return arch == 90;
   if (name == "registers") return arch == 90 || written_for(arch) == 100;
-  if (name == "bulk_copies" || name == "copies_with_barriers" || name == "clusters" || name == "election")
+  if (name == "bulk_copies" || name == "copies_with_barriers" || name == "tensor_copies" || name == "clusters" ||
+      name == "election")
     return arch >= 90;
   return name != "mma_e4m3" || arch >= 89;
 }
