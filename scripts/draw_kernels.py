@@ -127,7 +127,7 @@ def cuda_sm90_prefill_block() -> Picture:
     rows = {"one": 78, "two": 150, "load": 238}
     one.lane(rows["one"], 36, "rows 0 to 63", "1 warpgroup")
     one.lane(rows["two"], 36, "rows 64 to 127", "1 warpgroup")
-    one.lane(rows["load"], 32, "load", "1 warpgroup, cp.async")
+    one.lane(rows["load"], 32, "load", "1 warpgroup, tensor copies")
 
     def draw(kind: str, row: str, begin: float, length: float, text: str) -> None:
         x, w = x0 + begin * unit, length * unit - 3

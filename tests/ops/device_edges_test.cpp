@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "device_test.h"
+#include "fenced_memory.h"
 #include "kit/paged_memory.h"
 
 namespace mla {
@@ -272,6 +273,61 @@ TEST_P(PrefillEdges, OfCausalityAndWindowsAroundTiles) {
         ASSERT_TRUE(done.ok()) << done.status().message();
         expect_outputs(problem);
       }
+}
+
+// A tile of keys that reaches behind its request's end may hold the rows of the next request.
+TEST_P(PrefillEdges, RowsOfAnotherRequestMayBeInfiniteOrNaN) {
+  for (const auto& [d_qk, d_v] : kPrefillDims)
+    for (const float value : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+      kit::PrefillSpec spec;
+      spec.d_qk = d_qk;
+      spec.d_v = d_v;
+      spec.num_heads = 2;
+      spec.q_len = {30, 4, 20};
+      spec.kv_len = {70, 9, 33};
+      if (!can_run(spec)) continue;
+      const kit::PrefillCase problem(spec);
+      const PrefillParams params = problem.params();
+      for (const TensorView& rows : {params.k, params.v})
+        for (int64_t token = 70; token < 79; ++token)
+          for (int64_t head = 0; head < 2; ++head)
+            for (int64_t channel = 0; channel < 64; channel += 9)
+              kit::store_element(rows.data, spec.dtype, token * rows.stride[0] + head * rows.stride[1] + channel,
+                                 value);
+      const Result<kit::PlannedRun> done = kit::plan_and_run(context(), problem);
+      ASSERT_TRUE(done.ok()) << done.status().message();
+      expect_outputs(problem);
+    }
+}
+
+class PrefillOfSharedHeads : public EmulatedTest<Op::kPrefill> {};
+MLA_FOR_EVERY_DEVICE(PrefillOfSharedHeads, Op::kPrefill);
+
+// Heads that share their keys have a stride of 0, for which SM90 has no tensor copies.
+TEST_P(PrefillOfSharedHeads, HaveAStrideOfZero) {
+  for (const auto& [d_qk, d_v] : kPrefillDims) {
+    kit::PrefillSpec spec;
+    spec.d_qk = d_qk;
+    spec.d_v = d_v;
+    spec.num_heads = 3;
+    spec.q_len = {40};
+    spec.kv_len = {150};
+    if (!can_run(spec)) continue;
+    const kit::PrefillCase problem(spec);
+    PrefillParams params = problem.params();
+    for (TensorView* rows : {&params.k, &params.v}) {
+      auto* const elements = static_cast<std::byte*>(rows->data);
+      const auto head = static_cast<size_t>(bytes_of(spec.dtype, rows->stride[1]));
+      for (int64_t token = 0; token < 150; ++token)
+        for (size_t h = 1; h < 3; ++h) {
+          std::byte* const row = elements + bytes_of(spec.dtype, token * rows->stride[0]);
+          std::copy_n(row, head, row + h * head);
+        }
+      rows->stride[1] = 0;
+    }
+    run_params(context(), params);
+    expect_outputs(problem);
+  }
 }
 
 class PrefillSparseEdges : public DeviceTest<Op::kPrefillSparse> {};

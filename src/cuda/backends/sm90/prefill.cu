@@ -15,6 +15,19 @@ namespace {
 // eight steps of Q in registers gave 608 and 597, no turns 521, and tiles of 64 keys in four stages 469.
 constexpr PrefillTiling kTiling = {.keys = 128, .stages = 2, .q_steps = 0, .takes_turns = true};
 
+/// Describes k or v. With one head its stride may be anything.
+cuda::RowTensor row_tensor(const core::PrefillArgs& args, const void* base, int64_t channels, int64_t stride_token,
+                           int64_t stride_head) {
+  const auto size = static_cast<int64_t>(size_of(args.dtype));
+  return {.base = base,
+          .channels = channels,
+          .rows = args.num_keys,
+          .heads = args.num_heads,
+          .row_stride = stride_token * size,
+          .head_stride = (args.num_heads == 1 ? stride_token : stride_head) * size,
+          .box_rows = kTiling.keys};
+}
+
 template <DType kType, int kDQk>
 Status run_of(const core::PrefillArgs& args, cuda::Queue& queue, uint32_t* next_unit) {
   using Kernel = PrefillKernel<kType, kDQk, 128, kTiling>;
@@ -22,13 +35,20 @@ Status run_of(const core::PrefillArgs& args, cuda::Queue& queue, uint32_t* next_
   const auto num_slots = static_cast<uint32_t>(num_query_blocks(args.num_tokens, args.batch_size, Config::kRows));
   const uint32_t num_units = num_slots * static_cast<uint32_t>(args.num_heads);
   const auto num_blocks = std::min(num_units, static_cast<uint32_t>(queue.device().num_sms));
-  const PrefillParams params = {.args = args,
-                                .num_slots = num_slots,
-                                .num_units = num_units,
-                                .next_unit = next_unit,
-                                .rows_aligned = inputs_are_aligned(args),
-                                .o_pairs_aligned = outputs_are_aligned(args, 2),
-                                .o_rows_aligned = outputs_are_aligned(args, 8)};
+  PrefillParams params = {.args = args,
+                          .num_slots = num_slots,
+                          .num_units = num_units,
+                          .next_unit = next_unit,
+                          .by_boxes = false,
+                          .rows_aligned = inputs_are_aligned(args),
+                          .o_pairs_aligned = outputs_are_aligned(args, 2),
+                          .o_rows_aligned = outputs_are_aligned(args, 8),
+                          .k_map = {},
+                          .v_map = {}};
+  params.by_boxes =
+      queue.make_tensor_map(row_tensor(args, args.k, kDQk, args.k_stride_token, args.k_stride_head), params.k_map) &&
+      queue.make_tensor_map(row_tensor(args, args.v, Config::kDV, args.v_stride_token, args.v_stride_head),
+                            params.v_map);
   return launch<Kernel>(queue, {.grid_x = static_cast<int32_t>(num_blocks), .shared_bytes = Config::kSharedBytes},
                         params);
 }

@@ -5,7 +5,7 @@
 // Grid: persistent. A unit of work is 128 query rows of a head. Its number is head * slots + slot; there are T / 128 +
 // B slots for query blocks, since a unit finds its request by bisection and surplus slots are skipped, and the longest
 // rows of a request come first. Blocks take units from a counter.
-//   warpgroup 0     load: describes units, loads tiles of K and V (cp.async; zeros behind the request's end)
+//   warpgroup 0     load: describes units, loads tiles of K and V (tensor copies, or cp.async where there are none)
 //   warpgroups 1, 2 compute: S, softmax and O of 64 rows each; they take turns, so that one multiplies while the other
 //                   exponentiates
 // Shared memory: Q [2][64, d_qk] | K [stages][keys, d_qk] | V [stages][keys, d_v], 2 bytes each, swizzled | outputs on

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "core/args.h"
+#include "cuda/border/queue.h"
 #include "cuda/ptx/ptx.h"
 #include "cuda/tile/mask.cuh"
 #include "cuda/tile/query_block.cuh"
@@ -25,9 +26,11 @@ struct PrefillParams {
   uint32_t num_slots;    // slots for query blocks, of each head
   uint32_t num_units;    // slots of all heads
   uint32_t* next_unit;   // the first unit that no block has taken; null: a block computes the unit of its own number
+  bool by_boxes;         // whether k_map and v_map describe k and v, so that tiles come by tensor copies
   bool rows_aligned;     // whether every row of q, k and v begins at a multiple of 16 bytes
   bool o_pairs_aligned;  // whether every row of o begins at a multiple of 2 elements
   bool o_rows_aligned;   // whether every row of o begins at a multiple of 16 bytes
+  cuda::TensorMap k_map, v_map;  // boxes have all keys of a tile and 64 channels
 };
 
 /// A unit is up to 128 query rows of one request and head.
@@ -101,15 +104,16 @@ class PrefillBlock {
   /// Initializes the barriers. All threads call it once, at the kernel's start.
   MLA_DEVICE void init() const {
     if (ptx::thread_index() == 0) {
+      const uint32_t loading_threads = params_.by_boxes ? 1 : Config::kGroupThreads;
       for (int n = 0; n < Config::kStages; ++n) {
-        ptx::mbarrier_init(k_full(n), Config::kGroupThreads);
-        ptx::mbarrier_init(v_full(n), Config::kGroupThreads);
+        ptx::mbarrier_init(k_full(n), loading_threads);
+        ptx::mbarrier_init(v_full(n), loading_threads);
         ptx::mbarrier_init(k_empty(n), Config::kGroups * kGroupWarps);
         ptx::mbarrier_init(v_empty(n), Config::kGroups * kGroupWarps);
       }
       for (int u = 0; u < 2; ++u) {
         ptx::mbarrier_init(unit_full(u), 1);
-        ptx::mbarrier_init(unit_empty(u), (Config::kGroups + 1) * kGroupWarps);
+        ptx::mbarrier_init(unit_empty(u), Config::kGroups * kGroupWarps + (params_.by_boxes ? 1 : kGroupWarps));
       }
       ptx::fence_mbarrier_init();
     }

@@ -15,6 +15,7 @@ class PrefillLoadRole : public PrefillBlock<Config> {
   using PrefillBlock<Config>::PrefillBlock;
 
   MLA_DEVICE void run() const {
+    if (this->params_.by_boxes && ptx::warp() > 0) return;  // one thread issues all copies
     MLA_NO_UNROLL
     for (int u = 0, base = 0;; ++u) {
       if (ptx::thread_index() == 0) describe(u);
@@ -82,20 +83,32 @@ class PrefillLoadRole : public PrefillBlock<Config> {
 
   MLA_DEVICE void load_k(const PrefillUnit& unit, int tile, int n) const {
     const core::PrefillArgs& args = this->args_;
-    load<Config::kQkPieces>(unit, tile, n, args.k, args.k_stride_token, args.k_stride_head, this->k_tile(n),
-                            this->k_empty(n), this->k_full(n));
+    load<Config::kQkPieces>(unit, tile, n, this->params_.k_map, args.k, args.k_stride_token, args.k_stride_head,
+                            this->k_tile(n), this->k_empty(n), this->k_full(n));
   }
   MLA_DEVICE void load_v(const PrefillUnit& unit, int tile, int n) const {
     const core::PrefillArgs& args = this->args_;
-    load<Config::kVPieces>(unit, tile, n, args.v, args.v_stride_token, args.v_stride_head, this->v_tile(n),
-                           this->v_empty(n), this->v_full(n));
+    load<Config::kVPieces>(unit, tile, n, this->params_.v_map, args.v, args.v_stride_token, args.v_stride_head,
+                           this->v_tile(n), this->v_empty(n), this->v_full(n));
   }
+  /// Loads a tile of K or V. By boxes, rows behind the request's end are those of the next request, which masks hide
+  /// as they hide other keys; otherwise they become zero.
   template <int kPieces>
-  MLA_DEVICE void load(const PrefillUnit& unit, int tile, int n, const void* from, int64_t stride_token,
-                       int64_t stride_head, ptx::SharedAddress to, ptx::SharedAddress empty,
+  MLA_DEVICE void load(const PrefillUnit& unit, int tile, int n, const cuda::TensorMap& map, const void* from,
+                       int64_t stride_token, int64_t stride_head, ptx::SharedAddress to, ptx::SharedAddress empty,
                        ptx::SharedAddress full) const {
     const int first = (unit.first_tile + tile) * Config::kKeys;
     ptx::mbarrier_wait(empty, this->tile_parity(n) ^ 1U);
+    if (this->params_.by_boxes) {
+      constexpr int kPieceBytes = Config::kKeys * kSegmentBytes;
+      if (ptx::thread_index() != 0) return;
+      ptx::mbarrier_arrive_expect_bytes(full, kPieces * kPieceBytes);
+      MLA_UNROLL
+      for (int piece = 0; piece < kPieces; ++piece)
+        ptx::tensor_copy(to + static_cast<uint32_t>(piece * kPieceBytes), &map, piece * 64, unit.first_key + first,
+                         unit.head, full);
+      return;
+    }
     this->template load_tile<Config::kKeys, kPieces>(
         to, from, (unit.first_key + first) * stride_token + unit.head * stride_head, stride_token, unit.kv_len - first);
     if (this->params_.rows_aligned)
