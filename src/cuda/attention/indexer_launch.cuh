@@ -17,10 +17,11 @@ constexpr int32_t ceil_div(int64_t a, int64_t b) { return static_cast<int32_t>((
 /// A block has at most so many tokens. Tokens of one request share its keys; groups so large that two blocks no longer
 /// fit an SM do not pay. The number was chosen without a recorded measurement.
 inline constexpr int32_t kMostTokens = 8;
-/// A block has at most and at least so many keys. Twice 1,024 keys stage the queries half as often: 127 instead of 137
-/// us (64 heads, batch 64, kv 32k; H200, 2026-11-21). Blocks of fewer than 256 keys would mostly stage queries; that
-/// bound was chosen without a recorded measurement.
-inline constexpr int32_t kMostKeys = 2048, kFewestKeys = 256;
+/// A block has at most and at least so many keys. Twice as many stage the queries half as often: 116.7 us with 4,096
+/// keys, 122 with 2,048 (64 heads, batch 64, kv 32k; H200, 2026-11-27). The groups of a prompt see more and more keys,
+/// so that its blocks have unequal work, and smaller ones share it out better: 525 and 542 us (2,048 tokens over 8k).
+/// Blocks of fewer than 256 keys would mostly stage queries; that bound was chosen without a recorded measurement.
+inline constexpr int32_t kMostKeys = 4096, kMostKeysOfPrompts = 2048, kFewestKeys = 256;
 
 template <class Kernel>
 constexpr int64_t token_bytes(int64_t heads) {
@@ -48,17 +49,23 @@ Status launch_heads(const core::IndexerLogitsArgs& args, bool adds, cuda::Queue&
   IndexerShape shape = shape_of<Kernel>(args);
   shape.adds = adds;
   shape.page_size = cuda::FastDivisor(args.pages.page_size);
-  const int64_t num_groups = shape.groups_per_request > 0 ? int64_t{args.batch_size} * shape.groups_per_request
-                                                          : args.num_tokens / shape.group_tokens + args.batch_size;
-  // Two blocks run on an SM at a time. With fewer than four for each SM, some SMs would idle at the end.
+  // Without indptr every group has tokens. With it, up to a group of each request may have none.
+  const bool uniform = shape.groups_per_request > 0;
+  const int64_t num_groups = uniform ? int64_t{args.batch_size} * shape.groups_per_request
+                                     : args.num_tokens / shape.group_tokens + args.batch_size;
+  const int64_t busy_groups = uniform ? num_groups : ceil_div(args.num_tokens, shape.group_tokens);
+  const bool prompts = busy_groups > args.batch_size;
+  // Two blocks run on an SM at a time. With fewer than three for two SMs, SMs would idle. With four for each, the keys
+  // of one request of 128k came in 512 blocks, twice what runs at a time: 15.3 instead of 12.0 us (H200, 2026-11-27).
   static_assert(kFewestKeys % Kernel::kBlockKeys == 0);
-  shape.split_keys = kMostKeys;
-  const auto blocks = [&] { return num_groups * ceil_div(args.max_kv_len, shape.split_keys); };
-  while (shape.split_keys > kFewestKeys && blocks() < 4 * int64_t{queue.device().num_sms}) shape.split_keys /= 2;
+  shape.split_keys = prompts ? kMostKeysOfPrompts : kMostKeys;
+  const auto blocks_of = [&](int64_t groups) { return groups * ceil_div(args.max_kv_len, shape.split_keys); };
+  while (shape.split_keys > kFewestKeys && 2 * blocks_of(busy_groups) < 3 * int64_t{queue.device().num_sms})
+    shape.split_keys /= 2;
   shape.num_splits = ceil_div(args.max_kv_len, shape.split_keys);
   return launch<Kernel>(
       queue,
-      {.grid_x = static_cast<int32_t>(blocks()),
+      {.grid_x = static_cast<int32_t>(blocks_of(num_groups)),
        .shared_bytes = static_cast<int32_t>(shape.group_tokens * token_bytes<Kernel>(args.num_heads))},
       {.args = args, .shape = shape});
 }
