@@ -14,9 +14,9 @@ inline constexpr int kWrapperWords = 1 << 17;
 /// Says how outputs are compared.
 enum class Compare : uint8_t {
   kBits,
-  kBf16Pairs,  // any NaN equals any other
-  kF16Pairs,
-  kE4M3Pairs,
+  kBf16,  // any NaN equals any other
+  kF16,
+  kE4M3,
   kF32,
   kF32Relative,   // within 2^-20 of the value
   kF32Logarithm,  // within 2^-20 of the value, or of 1 if that is more
