@@ -7,6 +7,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "cuda/ptx/machine.h"
 #include "mla/numeric.h"
@@ -21,6 +22,8 @@ inline uint16_t high_half(uint32_t pair) { return static_cast<uint16_t>(pair >> 
 /// cvt and mul give a single NaN.
 inline uint16_t canonical_f16(float x) { return x != x ? uint16_t{0x7FFF} : f32_to_f16(x); }
 inline uint16_t canonical_bf16(float x) { return x != x ? uint16_t{0x7FFF} : f32_to_bf16(x); }
+/// std::fmin and std::fmax give NaN for a signaling one and a number; the instructions give the number.
+inline float quiet(float x) { return x != x ? std::numeric_limits<float>::quiet_NaN() : x; }
 inline float flush(float x) { return std::abs(x) < 0x1p-126F ? std::copysign(0.0F, x) : x; }
 }  // namespace detail
 #endif
@@ -108,7 +111,7 @@ MLA_DEVICE uint32_t add_bf16x2(uint32_t a, uint32_t b) {
 MLA_DEVICE uint32_t min_bf16x2(uint32_t a, uint32_t b) {
 #if MLA_EMULATED
   const auto least = [](uint16_t x, uint16_t y) {
-    return detail::canonical_bf16(std::fmin(bf16_to_f32(x), bf16_to_f32(y)));
+    return detail::canonical_bf16(std::fmin(detail::quiet(bf16_to_f32(x)), detail::quiet(bf16_to_f32(y))));
   };
   return detail::join(least(detail::low_half(a), detail::low_half(b)),
                       least(detail::high_half(a), detail::high_half(b)));
@@ -121,7 +124,7 @@ MLA_DEVICE uint32_t min_bf16x2(uint32_t a, uint32_t b) {
 MLA_DEVICE uint32_t max_bf16x2(uint32_t a, uint32_t b) {
 #if MLA_EMULATED
   const auto largest = [](uint16_t x, uint16_t y) {
-    return detail::canonical_bf16(std::fmax(bf16_to_f32(x), bf16_to_f32(y)));
+    return detail::canonical_bf16(std::fmax(detail::quiet(bf16_to_f32(x)), detail::quiet(bf16_to_f32(y))));
   };
   return detail::join(largest(detail::low_half(a), detail::low_half(b)),
                       largest(detail::high_half(a), detail::high_half(b)));

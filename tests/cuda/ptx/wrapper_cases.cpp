@@ -294,11 +294,13 @@ uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
 uint32_t add_bf16x2(uint32_t a, uint32_t b) {
   return of_bf16_pairs(a, b, [](float x, float y) { return x + y; });
 }
+/// Of a number and a NaN of either kind the number is wanted; std::fmin gives that for a quiet one only.
+float quiet(float x) { return std::isnan(x) ? std::numeric_limits<float>::quiet_NaN() : x; }
 uint32_t min_bf16x2(uint32_t a, uint32_t b) {
-  return of_bf16_pairs(a, b, [](float x, float y) { return std::fmin(x, y); });
+  return of_bf16_pairs(a, b, [](float x, float y) { return std::fmin(quiet(x), quiet(y)); });
 }
 uint32_t max_bf16x2(uint32_t a, uint32_t b) {
-  return of_bf16_pairs(a, b, [](float x, float y) { return std::fmax(x, y); });
+  return of_bf16_pairs(a, b, [](float x, float y) { return std::fmax(quiet(x), quiet(y)); });
 }
 uint32_t mul_f16x2(uint32_t a, uint32_t b) {
   return pair(f32_to_f16(f16_value(a & 0xFFFFU) * f16_value(b & 0xFFFFU)),
