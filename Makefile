@@ -90,7 +90,7 @@ aarch64: ## The library for 64-bit Arm by the cross compiler; tests of what it d
 	ctest --preset aarch64
 
 # The readings of README's chart.
-CHART = bench/peers/2026-11-22-h200.json
+CHART = bench/peers/2026-11-27-h200.json
 
 docs: build ## Refresh what is generated in docs: support matrix, estimates, C++ example, drawings, README's chart
 	scripts/venv.sh build/venv

@@ -104,7 +104,7 @@ def peers(readings: PeerReadings) -> list[Drawing]:
     """Draws a row for each group, with a mark for each of its cases: right of the line libmla is faster."""
     groups = readings.groups
     cases = [case for group in groups for case in group.cases]
-    title = f"libmla beside the best peer on one {readings.device}"
+    title = f"libmla beside its peers on one {readings.device}"
     versions = ", ".join(f"{name} ({version})" for name, version in readings.peers.items())
     notes = [
         f"{readings.date}, libmla {readings.libmla}. {readings.method} Peers: {versions}.",
