@@ -22,13 +22,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from cases import CASES, Case
-from peers import PEERS, Peer, Unsupported, installed
-from problems import PROBLEMS
-from turns import Timer, in_turns, sustained
+try:
+    import torch
+    from cases import CASES, Case
+    from peers import PEERS, Peer, Unsupported, installed
+    from problems import PROBLEMS
+    from turns import Timer, in_turns, sustained
 
-import libmla
+    import libmla
+except ImportError as error:
+    sys.exit(f"bench/peers: {error}. It needs torch, and libmla (pip install . in the checkout).")
 
 METHOD = "Medians; libmla and the peer measured in one process, in turns, as CUDA graphs."
 # Both outputs are rounded to bf16, and P between the products is, too: they differ by some 0.4 %. e4m3 products of the

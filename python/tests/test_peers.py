@@ -221,6 +221,13 @@ def test_mistakes_are_told(
     assert message in capsys.readouterr().err
 
 
+def test_what_the_scripts_need_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    spec = importlib.util.spec_from_file_location("bench_peers", FOLDER / "__main__.py")
+    with pytest.raises(SystemExit, match="bench/peers: .*torch.* It needs torch, and libmla"):
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
 def test_the_cases_are_those_of_the_chart(script: ModuleType) -> None:
     names = [(case.group, case.name) for case in script.ALL_CASES]
     assert len(names) == len({*names})
