@@ -302,7 +302,8 @@ void tensor_copy(uint32_t to, const void* map, const int32_t (&at)[3], uint32_t 
       block.fail("tensor copy at {} of dimension {}: expected 0 to {}", {at[i], i, tensor.sizes[i] - 1}, site);
   if (at[0] + 64 > tensor.sizes[0])
     block.fail("tensor copy of 64 channels from {} on: the tensor has {}", {at[0], tensor.sizes[0]}, site);
-  if (to % 128 != 0) block.fail("tensor copy to {}: expected a multiple of 128", {to}, site);
+  if (to % 1024 != 0)
+    block.fail("tensor copy to {}: expected a multiple of 1024, where the swizzle begins", {to}, site);
   PendingCopy copy = {to, static_cast<uint32_t>(tensor.box_rows) * 128,
                       tensor.base + at[0] * 2 + at[1] * tensor.strides[0] + at[2] * tensor.strides[1], barrier};
   copy.rows = tensor.box_rows;

@@ -450,11 +450,11 @@ emulator::TensorMap tensor_map() {
           .strides = {128, 512},
           .box_rows = 8};
 }
-template <int kChannel, int kRow, int kHead, bool kMade = true>
+template <int kChannel, int kRow, int kHead, bool kMade = true, uint32_t kTo = 1024>
 void tensor_copy_of(const Pointers&) {
   emulator::TensorMap map = tensor_map();
   if (!kMade) map.mark = 0;
-  ptx::tensor_copy(shared_base() + 1024, &map, kChannel, kRow, kHead, shared_base());
+  ptx::tensor_copy(shared_base() + kTo, &map, kChannel, kRow, kHead, shared_base());
 }
 
 void arrival_that_nobody_awaits(const Pointers&) {
@@ -478,6 +478,7 @@ TEST(Faults, Mbarriers) {
   EXPECT_THAT((fault_of<tensor_copy_of<0, 4, 0>>()), HasSubstr("tensor copy at 4 of dimension 1: expected 0 to 3"));
   EXPECT_THAT((fault_of<tensor_copy_of<0, 0, -1>>()), HasSubstr("tensor copy at -1 of dimension 2: expected 0 to 1"));
   EXPECT_THAT((fault_of<tensor_copy_of<32, 0, 0>>()), HasSubstr("64 channels from 32 on: the tensor has 64"));
+  EXPECT_THAT((fault_of<tensor_copy_of<0, 0, 0, true, 128>>()), HasSubstr("tensor copy to 1152: expected a multiple"));
   EXPECT_THAT((fault_of<tensor_copy_of<0, 3, 1>>()), HasSubstr("the mbarrier at 1024 is not initialized"));
   EXPECT_THAT(fault_of<copy_without_a_policy>(), HasSubstr("cache policy 0: expected one that createpolicy makes"));
   EXPECT_THAT(fault_of<bulk_copy_without_a_policy>(), HasSubstr("cache policy 7: expected one"));
