@@ -68,11 +68,16 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             parser.error(f"--peer: expected one of {', '.join(names)}, got {name}")
     if options.rounds < 1:
         parser.error(f"--rounds: expected at least 1, got {options.rounds}")
-    device = torch.device(options.device)
+    try:
+        device = torch.device(options.device)
+    except RuntimeError:
+        parser.error(f"--device: expected cuda, cuda:N or cpu, got {options.device}")
     if device.type == "cuda" and not options.list and not torch.cuda.is_available():
         parser.error("--device: torch finds no GPU here")
     if device.type != "cuda" and options.sustained:
         parser.error("--sustained: needs a GPU")
+    if options.out and not Path(options.out).absolute().parent.is_dir():
+        parser.error(f"--out: there is no folder {Path(options.out).absolute().parent}")
     if options.chart and not options.out:
         parser.error("--chart: draws the file of --out, which is missing")
     return options
@@ -108,7 +113,8 @@ def reading(case: Case, peer: Peer, options: argparse.Namespace) -> dict[str, An
     if options.sustained:
         for name, timer in timers.items():
             run = sustained(timer, options.sustained, device)
-            found[f"{name}_sustained"] = {"us": run.us, "clock_mhz": run.clock_mhz, "millijoules": run.millijoules}
+            values = {"us": run.us, "clock_mhz": run.clock_mhz, "millijoules": run.millijoules}
+            found[f"{name}_sustained"] = {key: round(value, 2) for key, value in values.items()}
     return {key: round(value, 2) if isinstance(value, float) else value for key, value in found.items()}
 
 

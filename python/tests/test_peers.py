@@ -209,6 +209,8 @@ def test_a_peer_that_is_missing_is_named(
         (["--peer", "FlashMLa"], "--peer: expected one of FlashMLA, FlashInfer fa3, "),
         (["--rounds", "0"], "--rounds: expected at least 1, got 0"),
         (["--device", "cpu", "--sustained", "2"], "--sustained: needs a GPU"),
+        (["--device", "gpu"], "--device: expected cuda, cuda:N or cpu, got gpu"),
+        (["--device", "cpu", "--out", "nowhere/a.json"], "--out: there is no folder /"),
         (["--device", "cpu", "--chart", "x"], "--chart: draws the file of --out, which is missing"),
     ],
 )
