@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import subprocess
 import time
@@ -21,8 +22,8 @@ class Timer:
 
     def __init__(self, side: Side, device: torch.device) -> None:
         self._device = device
-        self._count = max(1, _GRAPH_CALLS // len(side.calls)) if device.type == "cuda" else 1
-        self._num_calls = self._count * len(side.calls)
+        count = math.ceil(_GRAPH_CALLS / len(side.calls)) if device.type == "cuda" else 1
+        self._num_calls = count * len(side.calls)
         for call in side.calls:
             call()  # compiles, plans and allocates what it does once
         self._run: Callable[[], Any] = lambda: [call() for call in side.calls]
@@ -30,11 +31,10 @@ class Timer:
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                for _ in range(self._count):
+                for _ in range(count):
                     for call in side.calls:
                         call()
             self._run = graph.replay
-            self._graph = graph
         self._run()
 
     def seconds(self) -> float:
