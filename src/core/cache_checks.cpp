@@ -268,4 +268,19 @@ bool finish_cache(Checks& check, std::string_view part, const KvCache& cache, Ro
   return true;
 }
 
+bool check_indexer_cache(Checks& check, std::string_view part, const IndexerCache& cache, Role role,
+                         IndexerPages& pages) {
+  if (!check.ok()) return false;
+  const Checks::Within within(check, part);
+  int64_t num_pages = kUnbound;
+  if (!check_page_size(check, cache.page_size) ||
+      !check_byte_pages(check, cache.kv, indexer_page_bytes(cache.page_size), cache.page_size, role, num_pages))
+    return false;
+  pages = {.base = static_cast<std::byte*>(cache.kv.data),
+           .stride_page = cache.kv.stride[0],
+           .num_pages = num_pages,
+           .page_size = cache.page_size};
+  return true;
+}
+
 }  // namespace mla::core

@@ -78,6 +78,10 @@ bool finish_cache(Checks& check, std::string_view part, const KvCache& cache, Ro
 bool check_byte_pages(Checks& check, const TensorView& kv, int64_t needed, int64_t page_size, Role role,
                       int64_t& num_pages);
 
+/// Checks the indexer's cache that is `part` of the parameters.
+bool check_indexer_cache(Checks& check, std::string_view part, const IndexerCache& cache, Role role,
+                         IndexerPages& pages);
+
 /// Checks the number of tokens of a page.
 bool check_page_size(Checks& check, int64_t page_size);
 

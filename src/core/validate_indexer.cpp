@@ -10,19 +10,6 @@
 namespace mla::core {
 namespace {
 
-bool check_indexer_cache(Checks& check, const IndexerCache& cache, Role role, IndexerPages& pages) {
-  const Checks::Within within(check, "cache");
-  int64_t num_pages = kUnbound;
-  if (!check_page_size(check, cache.page_size) ||
-      !check_byte_pages(check, cache.kv, indexer_page_bytes(cache.page_size), cache.page_size, role, num_pages))
-    return false;
-  pages = {.base = static_cast<std::byte*>(cache.kv.data),
-           .stride_page = cache.kv.stride[0],
-           .num_pages = num_pages,
-           .page_size = cache.page_size};
-  return true;
-}
-
 /// Checks the parameters that indexer_logits and indexer_top_k share, which are all of those of indexer_logits.
 bool check_indexer(Checks& check, const IndexerLogitsParams& params, IndexerLogitsArgs& args) {
   BatchShape batch;
@@ -34,7 +21,7 @@ bool check_indexer(Checks& check, const IndexerLogitsParams& params, IndexerLogi
                    {{"T", &batch.num_tokens}, {"H", &batch.num_heads}, {"", &head_dim}}) &&
       check_batch_and_rows(check, batch) &&
       check.tensor("weights", params.weights, kF32Only, {{"T", &batch.num_tokens}, {"H", &batch.num_heads}}) &&
-      check_indexer_cache(check, params.cache, Role::kInput, args.cache) &&
+      check_indexer_cache(check, "cache", params.cache, Role::kInput, args.cache) &&
       check_page_table(check, params.pages, args.cache.page_size, {}, batch_size, args.pages) &&
       check_queries(check, params.qo_indptr, batch_size, batch.num_tokens, args.queries) &&
       check.tensor("logits", params.logits, kF32Only, {{"T", &batch.num_tokens}, {"N", &width}}, Role::kOutput) &&
@@ -84,7 +71,7 @@ Status validate(const AppendIndexerParams& params, AppendIndexerArgs& args, Devi
   int64_t head_dim = kIndexerLayout.head_dim;
   args = {};
   if (!check.tensor("k", params.k, kFloats, {{"T", &num_tokens}, {"", &head_dim}}) ||
-      !check_indexer_cache(check, params.cache, Role::kOutput, args.cache) ||
+      !check_indexer_cache(check, "cache", params.cache, Role::kOutput, args.cache) ||
       !check.tensor("slot_mapping", params.slot_mapping, kI64Only, {{"T", &num_tokens}}))
     return check.take();
   args.num_tokens = num_tokens;

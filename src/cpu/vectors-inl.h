@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // This file defines the vectors of one instruction set, and the operations on them that all kernels share: the
-// multiply, conversions, a transposition. As tile_kernels-inl.h, this file is included in one translation unit per
-// instruction set, and everything has internal linkage.
+// multiply, conversions, powers of two, a transposition. As tile_kernels-inl.h, this file is included in one
+// translation unit per instruction set, and everything has internal linkage.
 #pragma once
 
 #include <hwy/highway.h>
@@ -113,6 +113,46 @@ HWY_INLINE const void* advance(const void* base, DType dtype, int64_t elements) 
 }
 HWY_INLINE void* advance(void* base, DType dtype, int64_t elements) {
   return static_cast<char*>(base) + elements * static_cast<int64_t>(size_of(dtype));
+}
+
+// ---- powers of two ----
+
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3                    // better targets have lower numbers: AVX3 and better
+HWY_INLINE FloatVec exponent_floor(FloatVec x) { return x; }  // scalef takes any exponent
+// Returns x - floor(x), and 0 for infinities.
+HWY_INLINE FloatVec fraction(FloatVec x) { return FloatVec{_mm512_reduce_ps(x.raw, 0x09)}; }
+HWY_INLINE FloatVec times_exp2_floor(FloatVec y, FloatVec x) { return FloatVec{_mm512_scalef_ps(y.raw, x.raw)}; }
+#else
+/// Returns the larger of `least` and x; NaN where x is NaN.
+HWY_INLINE FloatVec at_least(FloatVec least, FloatVec x) {
+#if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR
+  return hn::Max(least, x);  // is the second operand if either is NaN
+#else
+  return hn::IfThenElse(x < least, least, x);  // Max of 64-bit Arm returns the number if the other is NaN
+#endif
+}
+
+HWY_INLINE FloatVec exponent_floor(FloatVec x) {
+  return at_least(hn::Set(kFloats, -127.0F), x);  // 2^-127 has an exponent field of 0, so that the factor is 0
+}
+HWY_INLINE FloatVec fraction(FloatVec x) { return x - hn::Floor(x); }
+HWY_INLINE FloatVec times_exp2_floor(FloatVec y, FloatVec x) {
+  return y * hn::BitCast(kFloats, hn::ShiftLeft<23>(hn::ConvertTo(kInts, hn::Floor(x)) + hn::Set(kInts, 127)));
+}
+#endif
+
+/// Returns 2^x for x <= 0 with a relative error below 2^-22. The result is exactly 1 for 0 and exactly 0 for -inf; NaN
+/// stays NaN.
+HWY_INLINE FloatVec exp2_nonpositive(FloatVec x) {
+  x = exponent_floor(x);
+  const FloatVec f = fraction(x);  // the coefficients are minimax for 2^f on [0, 1), among polynomials with p(0) = 1
+  FloatVec y = hn::Set(kFloats, 1.86713021e-3F);
+  y = hn::MulAdd(y, f, hn::Set(kFloats, 9.01703002e-3F));
+  y = hn::MulAdd(y, f, hn::Set(kFloats, 5.57999133e-2F));
+  y = hn::MulAdd(y, f, hn::Set(kFloats, 2.4016445e-1F));
+  y = hn::MulAdd(y, f, hn::Set(kFloats, 6.93151312e-1F));
+  y = hn::MulAdd(y, f, hn::Set(kFloats, 1.0F));
+  return times_exp2_floor(y, x);
 }
 
 // ---- transposition ----

@@ -2,30 +2,10 @@
 // append and append_rope write rows into the cache, as they are or with their rotary parts rotated.
 #include "reference/cache_rows.h"
 #include "reference/reference.h"
+#include "reference/rotated.h"
 
 namespace mla::reference {
 namespace {
-
-/// Gives the channels of a rotary part, rotated by the angles of its token's position, in f32.
-struct Rotated {
-  Channels pe;
-  int32_t dim;
-  const float* cos_sin;  // dim / 2 cosines, then as many sines
-  bool interleaved;
-
-  /// Returns the product rounded to f32. It is computed in double, where it is exact, so that no compiler fuses it into
-  /// the sum.
-  static float product(float a, float b) { return static_cast<float>(static_cast<double>(a) * static_cast<double>(b)); }
-
-  float operator()(int32_t c) const {
-    const int32_t half = dim / 2;
-    const int32_t angle = interleaved ? c / 2 : c % half;
-    const float x = pe(interleaved ? 2 * angle : angle), y = pe(interleaved ? 2 * angle + 1 : angle + half);
-    const float cos = cos_sin[angle], sin = cos_sin[half + angle];
-    const bool is_x = interleaved ? c % 2 == 0 : c < half;
-    return is_x ? product(x, cos) - product(y, sin) : product(x, sin) + product(y, cos);
-  }
-};
 
 /// Writes `n` channels of a query, from element `offset` of q_out on.
 template <class Source>
@@ -63,19 +43,8 @@ void append_rope(const core::AppendRopeArgs& args) {
     }
     if (args.slot_mapping[token] < 0) continue;
     const CacheRow row = CacheRow::at_slot(args.cache, args.slot_mapping[token]);
-    const Channels ckv = {args.ckv, args.dtype, token * args.ckv_stride_token};
-    const Rotated kpe = rotated(args.kpe, args.dtype, token * args.kpe_stride_token);
-    // Rotary channels whose scale is chosen are rounded to bf16 before, as the formats' own writers do.
-    const auto rounded = [&](int32_t c) { return bf16_to_f32(f32_to_bf16(kpe(c))); };
-    if (args.cache.rotary_in_ckv > 0) {
-      write_ckv(row, [&](int32_t c) { return c < plain ? ckv(c) : rounded(c - plain); });
-      continue;
-    }
-    write_ckv(row, ckv);
-    if (args.cache.writes_kpe_scale())
-      write_kpe(row, rounded);
-    else
-      write_kpe(row, kpe);
+    write_rotated_row(row, {args.ckv, args.dtype, token * args.ckv_stride_token},
+                      rotated(args.kpe, args.dtype, token * args.kpe_stride_token));
   }
 }
 

@@ -182,4 +182,15 @@ void write_kpe(const CacheRow& row, const Source& source) {
     store_bits(out, target.dtype, c, quantize(target.dtype, source(c), target.scales[0]));
 }
 
+/// Packs a key of the indexer, with the scale that is chosen for it.
+template <class Source>
+void write_indexer_key(const core::IndexerPages& cache, int64_t slot, const Source& source, bool power_of_two_scales) {
+  constexpr int32_t kChannels = kIndexerLayout.head_dim;
+  const int64_t page = slot / cache.page_size, offset = slot % cache.page_size;
+  const float scale =
+      choose_scale(DType::kE4M3, ScaleType::kF32, power_of_two_scales, finite_amax(source, 0, kChannels));
+  write_as(cache.scale(page, offset), scale);
+  for (int32_t c = 0; c < kChannels; ++c) write_as(cache.key(page, offset) + c, quantize_e4m3(source(c), scale));
+}
+
 }  // namespace mla::reference

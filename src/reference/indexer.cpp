@@ -56,12 +56,8 @@ void append_indexer(const core::AppendIndexerArgs& args) {
   for (int64_t token = 0; token < args.num_tokens; ++token) {
     const int64_t slot = args.slot_mapping[token];
     if (slot < 0) continue;
-    const int64_t page = slot / args.cache.page_size, offset = slot % args.cache.page_size;
-    const Channels k = {args.k, args.dtype, token * args.k_stride_token};
-    const float scale =
-        choose_scale(DType::kE4M3, ScaleType::kF32, args.power_of_two_scales, finite_amax(k, 0, kHeadDim));
-    write_as(args.cache.scale(page, offset), scale);
-    for (int32_t c = 0; c < kHeadDim; ++c) write_as(args.cache.key(page, offset) + c, quantize_e4m3(k(c), scale));
+    write_indexer_key(args.cache, slot, Channels{args.k, args.dtype, token * args.k_stride_token},
+                      args.power_of_two_scales);
   }
 }
 

@@ -2,9 +2,12 @@
 // Holds what the checks of all operations begin and end with.
 #pragma once
 
+#include <cstddef>
+#include <cstring>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "kit/case_buffers.h"
 #include "kit/check.h"
@@ -48,6 +51,52 @@ std::string run_direct(const Context& context, const Case& problem) {
   if (const Status status = run(context, image->there(problem.params())); !status.ok()) return status.message();
   if (const Status status = image->fetch(); !status.ok()) return status.message();
   return inputs.holds() ? "" : "wrote into an input";
+}
+
+using Bytes = std::vector<std::byte>;
+
+inline Bytes bytes_of(const std::vector<const Buffer*>& buffers) {
+  Bytes bytes;
+  for (const Buffer* buffer : buffers) bytes.insert(bytes.end(), buffer->bytes().begin(), buffer->bytes().end());
+  return bytes;
+}
+
+inline void put_back(const Bytes& bytes, const std::vector<const Buffer*>& buffers) {
+  size_t at = 0;
+  for (const Buffer* buffer : buffers) {
+    if (buffer->size() != 0) std::memcpy(buffer->data(), bytes.data() + at, buffer->size());
+    at += buffer->size();
+  }
+}
+
+/// Runs the reference over the outputs. `judge_it(given)` says what is wrong with the caller's results, whose bytes
+/// `given` holds while the reference's stand in the case's buffers.
+template <class Case, class Judge>
+Outcome check_against_reference(const Case& problem, std::string_view backend, const Judge& judge_it) {
+  const Outcome outcome = outcome_of(problem.spec, backend);
+  const std::vector<const Buffer*> outputs = problem.outputs();
+  for (const Buffer* buffer : outputs)
+    if (!buffer->guards_intact()) return failed(outcome, "wrote outside the output");
+  const Result<Context> reference = reference_context();
+  if (!reference.ok()) return failed(outcome, "reference: " + reference.status().message());
+  const Bytes given = bytes_of(outputs);
+  problem.reset_outputs();
+  const Status status = run(*reference, problem.params());
+  std::string failure = status.ok() ? judge_it(given) : "reference: " + status.message();
+  put_back(given, outputs);
+  Outcome judged = failed(outcome, std::move(failure));
+  judged.ok = judged.failure.empty();
+  return judged;
+}
+
+/// Checks a problem of an operation that has no plan.
+template <class Case, class Spec>
+Outcome check_direct(const Context& context, const Spec& spec) {
+  const std::string backend = row_of(context, problem_of(spec));
+  const Case problem(spec);
+  if (const std::string failure = run_direct(context, problem); !failure.empty())
+    return failed(outcome_of(spec, backend), failure);
+  return check_outputs(problem, backend);
 }
 
 }  // namespace mla::kit
