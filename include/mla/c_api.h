@@ -46,7 +46,8 @@ typedef enum mla_op {
   MLA_APPEND_INDEXER = 11,
   MLA_INDEXER_LOGITS = 12,
   MLA_TOP_K = 13,
-  MLA_INDEXER_TOP_K = 14
+  MLA_INDEXER_TOP_K = 14,
+  MLA_COMPRESS = 15
 } mla_op;
 
 /* Lists the values for the `format` of a cache. */
@@ -408,6 +409,31 @@ typedef struct mla_indexer_top_k_params {
   void* stream;                  /* cudaStream_t; null = the default stream. Ignored on the CPU */
 } mla_indexer_top_k_params;
 
+typedef struct mla_compress_params {
+  size_t struct_size;
+  const mla_tensor* kv;            /* [T, W]: W = D, or 2 D with overlap */
+  const mla_tensor* score;         /* [T, W]; null if ratio is 1 */
+  const mla_tensor* position_bias; /* [ratio, W] f32, optional */
+  const mla_tensor* qo_indptr;     /* [B+1] int32; null = T / B tokens each */
+  const mla_tensor* kv_len;        /* [B] int32, the new tokens included */
+  const mla_tensor* state;         /* in and out [num_blocks, block_size, 2 W] f32; null if ratio is 1 */
+  const mla_tensor* state_table;   /* [B, C] int32; null if ratio is 1 */
+  const mla_tensor* norm_weight;   /* [D], optional */
+  const mla_tensor* latent;        /* out [T, D] */
+  const mla_tensor* slot_mapping;  /* [T] int64, with `cache` or `indexer` */
+  const mla_tensor* cos_sin;       /* [max_positions, rotary channels] f32, optional */
+  int32_t ratio;                   /* 1 after _init */
+  int32_t overlap;
+  int32_t interleaved; /* 1 after _init */
+  int32_t any_scales;  /* of the indexer's keys: powers of two if 0, any numbers if 1 */
+  float norm_eps;      /* 1e-6 after _init */
+  int32_t reserved;    /* 0 */
+  mla_kv_cache cache;  /* out, optional */
+  mla_cache_scales scales;
+  mla_indexer_cache indexer; /* out, optional */
+  void* stream;              /* cudaStream_t; null = the default stream. Ignored on the CPU */
+} mla_compress_params;
+
 /* Holds what decides which backend can run an operation. */
 typedef struct mla_problem {
   size_t struct_size;
@@ -486,6 +512,16 @@ MLA_DEFINE_INIT_WITH_(mla_indexer_top_k_params, causal)
 #undef MLA_DEFINE_INIT_
 #undef MLA_DEFINE_INIT_WITH_
 
+static inline mla_compress_params mla_compress_params_init(void) {
+  mla_compress_params value;
+  memset(&value, 0, sizeof value);
+  value.struct_size = sizeof value;
+  value.ratio = 1;
+  value.interleaved = 1;
+  value.norm_eps = 1e-6F;
+  return value;
+}
+
 static inline mla_problem mla_problem_init(void) {
   mla_problem value;
   memset(&value, 0, sizeof value);
@@ -555,6 +591,7 @@ int mla_append_indexer_run(const mla_context* context, const mla_append_indexer_
 int mla_indexer_logits_run(const mla_context* context, const mla_indexer_logits_params* params);
 int mla_top_k_run(const mla_context* context, const mla_top_k_params* params);
 int mla_indexer_top_k_run(const mla_context* context, const mla_indexer_top_k_params* params);
+int mla_compress_run(const mla_context* context, const mla_compress_params* params);
 
 /* These give the number of backends of an operation, and the name of one by its index, best first. Names live as long
  * as the process. */

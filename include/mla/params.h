@@ -331,4 +331,50 @@ struct IndexerTopKParams {
   TensorView valid_count = {};       ///< out [T], optional
 };
 
+/// Pools groups of `ratio` neighbouring tokens of a request into one latent each, and appends it to the pool that the
+/// compressed layers of DeepSeek V4, V4.1 and GLM-5.3 attend to. For every group that ends with a new token
+///
+///     weight[p][c] = softmax over the group's tokens p of score[p][c] + position_bias[p mod ratio][c]
+///     latent[c]    = norm(sum_p weight[p][c] * kv[p][c]),  norm(x) = x / sqrt(mean(x^2) + norm_eps) * norm_weight
+///
+/// in f32, for each channel c of D. The latent goes to `latent`, rounded to its type. From there it goes to the cache,
+/// its rotary channels (the last ones) rotated by the angles of the group's first position; or to the indexer's cache.
+/// A group without its last token writes nothing.
+///
+/// With `overlap` (V4's ratio of 4) kv and score have 2 D channels, and a latent is pooled from 2 ratio tokens: from
+/// channels 0 ... D - 1 of the tokens of the group before, where there is one, and D ... 2 D - 1 of its own. With a
+/// ratio of 1 nothing is pooled: a token's latent is its norm. Scores may be -inf, but not all of a channel's, and none
+/// +inf: these give NaN.
+///
+/// What later calls need of the new tokens is kept in `state`, by position: that of position p lies in row
+/// p mod block_size of block state_table[b][p / block_size mod C]. With C = 1 the state is a ring of each request; with
+/// as many columns as a request has blocks it is paged as a cache is, so that requests can share a prefix, and as there
+/// no two requests of a call may write one block. A group takes the tokens of this call from kv, and those before them
+/// from the state. So the results do not depend, bit by bit, on how a prompt was divided into calls. A request whose
+/// last j tokens were rejected goes on with kv_len reduced by j, as if they had never been there, provided that
+/// C * block_size is at least j + span - 1, where span is the number of tokens that a latent is pooled from. With less
+/// room its next latents are wrong, which no call can see. Negative entries of the table keep nothing; a token without
+/// state counts as absent. New tokens at negative positions, where kv_len is less than their number, are padding.
+struct CompressParams {
+  TensorView kv = {};             ///< [T, W], W = D, or 2 D with overlap; bf16, f16 or f32
+  TensorView score = {};          ///< [T, W], the dtype of kv; given unless ratio is 1
+  TensorView position_bias = {};  ///< [ratio, W] f32, optional
+  TensorView qo_indptr = {};      ///< [B+1]; not given: T / B tokens each
+  TensorView kv_len = {};         ///< [B], tokens of each request, the new ones included
+  int32_t ratio = 1;
+  bool overlap = false;
+  TensorView state = {};        ///< in and out [num_blocks, block_size, 2 W] f32: kv, then score + position_bias
+  TensorView state_table = {};  ///< [B, C], block numbers; given with `state`, unless ratio is 1
+  TensorView norm_weight = {};  ///< [D], bf16, f16 or f32; not given: latents are not normalized
+  float norm_eps = 1e-6F;
+  TensorView latent = {};        ///< out [T, D], bf16, f16 or f32; only rows of tokens that end a group are written
+  TensorView slot_mapping = {};  ///< [T] int64, optional: slots of `cache` or `indexer`, of tokens that end a group;
+                                 ///< negative: written nowhere but to `latent`
+  TensorView cos_sin = {};       ///< [max_positions, rotary channels] f32, as in append_rope; not given: nothing turns
+  bool interleaved = true;       ///< as in append_rope
+  KvCache cache = {};            ///< out, optional
+  IndexerCache indexer = {};     ///< out, optional; D is 128 then
+  bool power_of_two_scales = true;  ///< of the indexer's keys
+};
+
 }  // namespace mla

@@ -139,5 +139,6 @@ Status run(const Context& context, const AppendIndexerParams& params, Stream str
 Status run(const Context& context, const IndexerLogitsParams& params, Stream stream = {});
 Status run(const Context& context, const TopKParams& params, Stream stream = {});
 Status run(const Context& context, const IndexerTopKParams& params, Stream stream = {});
+Status run(const Context& context, const CompressParams& params, Stream stream = {});
 
 }  // namespace mla

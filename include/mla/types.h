@@ -46,13 +46,14 @@ enum class Op : uint8_t {
   kAppendIndexer,
   kIndexerLogits,
   kTopK,
-  kIndexerTopK
+  kIndexerTopK,
+  kCompress
 };
 
 inline constexpr Op kAllOps[] = {
-    Op::kDecode,        Op::kPrefill,       Op::kMergeStates,   Op::kAppend,    Op::kGather,
-    Op::kDecodeSparse,  Op::kPrefillSparse, Op::kAppendRope,    Op::kCopyPages, Op::kBlockTableToCsr,
-    Op::kPhysicalSlots, Op::kAppendIndexer, Op::kIndexerLogits, Op::kTopK,      Op::kIndexerTopK};
+    Op::kDecode,        Op::kPrefill,    Op::kMergeStates, Op::kAppend,          Op::kGather,        Op::kDecodeSparse,
+    Op::kPrefillSparse, Op::kAppendRope, Op::kCopyPages,   Op::kBlockTableToCsr, Op::kPhysicalSlots, Op::kAppendIndexer,
+    Op::kIndexerLogits, Op::kTopK,       Op::kIndexerTopK, Op::kCompress};
 
 /// Names the base of the logarithm in which `lse` is written. Partial states that are merged must have the same base.
 enum class LseBase : uint8_t { kE, kTwo };
@@ -63,8 +64,8 @@ enum class Compute : uint8_t { kDefault, kFP8 };
 /// Returns "f32", "f16", "bf16", "e4m3", "uint8", "int32" or "int64"; "none" for kNone.
 std::string_view name(DType dtype);
 /// Returns "decode", "prefill", "merge_states", "append", "gather", "decode_sparse", "prefill_sparse", "append_rope",
-/// "copy_pages", "block_table_to_csr", "physical_slots", "append_indexer", "indexer_logits", "top_k" or
-/// "indexer_top_k".
+/// "copy_pages", "block_table_to_csr", "physical_slots", "append_indexer", "indexer_logits", "top_k",
+/// "indexer_top_k" or "compress".
 std::string_view name(Op op);
 /// Returns "cpu" or "cuda".
 std::string_view name(DeviceType type);

@@ -39,7 +39,7 @@ def merge_states(
     """
 
 
-@operation(written="cache")
+@operation(written=("cache",))
 def append(rows: Rows, slot_mapping: Tensor, cache: Cache, *, context: Context | None = None) -> None:
     """Writes each token's latent row into its cache slot, quantized as the cache's format is.
 
@@ -51,7 +51,7 @@ def append(rows: Rows, slot_mapping: Tensor, cache: Cache, *, context: Context |
     """
 
 
-@operation(Output("q_out", "q"), written="cache")
+@operation(Output("q_out", "q"), written=("cache",))
 def append_rope(
     ckv: Tensor,
     kpe: Tensor,
@@ -120,7 +120,7 @@ def gather(
     """
 
 
-@operation(written="to_cache")
+@operation(written=("to_cache",))
 def copy_pages(
     from_cache: Cache,
     from_pages: Tensor,
@@ -141,4 +141,99 @@ def copy_pages(
         from_pages: [N] int32, pages of it.
         to_cache: is written; of the same row widths, and not overlapping the pages that are read.
         to_pages: [M] int32, pages of it, all different; M times its page size = N times that of ``from_cache``.
+    """
+
+
+@operation(Output("latent"), written=("state", "cache", "indexer_cache"))
+def compress(
+    kv: Tensor,
+    score: Tensor | None = None,
+    *,
+    kv_len: Tensor,
+    ratio: int = 1,
+    overlap: bool = False,
+    state: Tensor | None = None,
+    state_table: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    qo_indptr: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    norm_eps: float = 1e-6,
+    slot_mapping: Tensor | None = None,
+    cache: Cache | None = None,
+    indexer_cache: Tensor | None = None,
+    indexer_page_size: int = 0,
+    cos_sin: Tensor | None = None,
+    interleaved: bool = True,
+    power_of_two_scales: bool = True,
+    latent: Tensor | None = None,
+    latent_dtype: DType | None = None,
+    context: Context | None = None,
+) -> Tensor:
+    """Pools every ``ratio`` tokens of a request into one latent, and appends it to a compressed pool or an indexer's.
+
+    For each channel c of the group that ends with a new token, in f32::
+
+        weight[p][c] = softmax over the group's tokens p of score[p][c] + position_bias[p % ratio][c]
+        latent[c]    = norm(sum_p weight[p][c] * kv[p][c]),  norm(x) = x / sqrt(mean(x^2) + norm_eps) * norm_weight
+
+    The last token of the group has the latent's row of ``latent`` and its slot of ``slot_mapping``; a group whose last
+    token is still to come writes nothing yet. With ``overlap`` a latent is pooled from 2 ratio tokens: channels 0 to
+    D - 1 of the group before, where there is one, and D to 2 D - 1 of its own. With a ratio of 1 nothing is pooled: a
+    token's latent is its norm.
+
+    What later calls need of the new tokens is kept in ``state``: that of position p in row p % block_size of block
+    state_table[b][p // block_size % C]. So results do not depend, bit by bit, on how a prompt is divided into calls. A
+    request whose last j tokens were rejected goes on with kv_len reduced by j, if there is room for j + ratio - 1
+    tokens (with overlap j + 2 ratio - 1).
+
+    Args:
+        kv: [T, W], W = D, with overlap 2 D; bf16, f16 or f32.
+        score: [T, W], of kv's type; None where ratio is 1.
+        kv_len: [B] int32, tokens of each request, the new ones included. Where it is less than their number, the first
+            of them are padding.
+        ratio: tokens of a group, from 1 to 65536.
+        overlap: whether the group before is pooled too.
+        state: [num_blocks, block_size, 2 W] f32, is read and written: kv, then score + position_bias; None where ratio
+            is 1. What is in it before a request's first token does not matter.
+        state_table: [B, C] int32, blocks of ``state``: with C = 1 a ring for each request, with as many columns as a
+            request has blocks paged as a cache is. Room for ratio - 1 tokens, with overlap 2 ratio - 1, or more. A
+            negative entry keeps nothing, and tokens without state count as absent.
+        position_bias: [ratio, W] f32; None: zeros.
+        qo_indptr: [B+1] int32, first new token of each request; None: T / B tokens each.
+        norm_weight: [D]; bf16, f16 or f32; None: latents are not normalized.
+        norm_eps: see above.
+        slot_mapping: [T] int64, slots of ``cache`` or ``indexer_cache``, of tokens that end a group; negative: the
+            latent is in ``latent`` only. None: that holds for all.
+        cache: is written; its rows have D channels.
+        indexer_cache: bytes [num_pages, indexer_page_bytes(indexer_page_size) or more]; is written in place of
+            ``cache``; D is 128.
+        indexer_page_size: tokens of a page of ``indexer_cache``.
+        cos_sin: [max_positions, rotary channels] f32: cosines of all angles, then sines. The last channels of what
+            is appended (not of ``latent``) are turned by the angles of the group's first position. None: nothing turns.
+        interleaved: pairs are channels (2i, 2i + 1), as DeepSeek's; else (i, i + rotary channels / 2).
+        power_of_two_scales: whether scales of the indexer's keys are rounded up to powers of two.
+        latent: [T, D]; bf16, f16 or f32. Rows of tokens that end no group are not written: in a new one they hold
+            anything. What is appended is the latent as rounded here.
+        latent_dtype: the type of a new ``latent``; None: that of ``kv``.
+
+    Returns:
+        ``latent``.
+
+    Raises:
+        ValueError: an argument does not fit the others, as ``score`` with a ratio of 1, or a state without room for a
+            group; nothing is written then.
+
+    Example:
+        V4's ratio of 4: a prompt of 10 tokens gives two latents, of 8 and 9 something is kept, and the third comes with
+        token 11::
+
+            pool = torch.zeros(1, 64, 512, dtype=torch.bfloat16)
+            layer = {"ratio": 4, "overlap": True, "position_bias": torch.zeros(4, 1024), "norm_weight": torch.ones(512)}
+            kept = {"state": torch.empty(1, 8, 2048), "state_table": torch.zeros(1, 1, dtype=torch.int32)}
+            for kv_len, new in ((10, 10), (12, 2)):
+                kv, score = torch.randn(2, new, 1024)
+                ends = torch.arange(kv_len - new + 1, kv_len + 1)
+                slots = torch.where(ends % 4 == 0, ends // 4 - 1, -1)  # of a request that has the pool's first pages
+                kv_len = torch.tensor([kv_len], dtype=torch.int32)
+                libmla.compress(kv, score, kv_len=kv_len, slot_mapping=slots, cache=pool, **layer, **kept)
     """

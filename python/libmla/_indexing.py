@@ -71,7 +71,7 @@ def physical_slots(
     """
 
 
-@operation(written="cache")
+@operation(written=("cache",))
 def append_indexer(
     k: Tensor,
     slot_mapping: Tensor,

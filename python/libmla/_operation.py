@@ -98,12 +98,12 @@ class Operation:
     Attributes:
         signature: that of the Python function.
         outputs: what it writes beside caches.
-        written: the cache that it changes in place; empty: none.
+        written: arguments that it changes in place: caches, and what is kept from call to call.
         caches: arguments that are a Cache, which the library gets field by field.
         pairs: arguments that may be a pair of tensors, which the library gets one by one.
     """
 
-    def __init__(self, function: Callable[..., Any], outputs: tuple[Output, ...], written: str) -> None:
+    def __init__(self, function: Callable[..., Any], outputs: tuple[Output, ...], written: tuple[str, ...]) -> None:
         self.name = function.__name__
         self.signature = inspect.signature(function)
         self.outputs = outputs
@@ -193,7 +193,7 @@ def trace_with(operators: Callable[[str], Callable[..., Any]]) -> None:
     _traced = operators
 
 
-def operation(*outputs: Output, written: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
+def operation(*outputs: Output, written: tuple[str, ...] = ()) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Makes an operation of its declaration.
 
     Tensors of torch and of tvm-ffi go straight to the library. Arrays of other frameworks (numpy, JAX, CuPy, and

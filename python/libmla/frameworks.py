@@ -288,7 +288,7 @@ def run_borrowed(operation: Operation, arguments: dict[str, Any], leader: Any) -
     outputs = {output.name for output in operation.outputs}
     lent = {}
     for name, value in arguments.items():
-        written = name == operation.written
+        written = name in operation.written
         try:
             lent[name] = borrowed.lend(value, written or name in outputs, written)
         except (TypeError, ValueError) as error:
@@ -298,6 +298,7 @@ def run_borrowed(operation: Operation, arguments: dict[str, Any], leader: Any) -
         result = operation.run((), lent)
     result = borrowed.give_back(result)
     if framework == _JAX and operation.written:
-        cache = borrowed.give_back(lent[operation.written])
-        return cache if result is None else (result, cache)
+        written = tuple(borrowed.give_back(lent[name]) for name in operation.written if lent.get(name) is not None)
+        results = written if result is None else (result, *written)
+        return results[0] if len(results) == 1 else results
     return result

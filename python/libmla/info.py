@@ -21,13 +21,16 @@ if TYPE_CHECKING:
     from .types import CacheFormat, Compute, DType
 
 
-_ON_A_CACHE = ("decode", "decode_sparse", "prefill_sparse", "append", "append_rope", "gather", "copy_pages")
+_ON_A_CACHE = (
+    "decode", "decode_sparse", "prefill_sparse", "append", "append_rope", "gather", "copy_pages", "compress",
+)  # fmt: skip
 _TYPED = {
     "prefill": "q, k and v",
     "merge_states": "states",
     "append": "rows",
     "append_indexer": "rows",
     "gather": "rows",
+    "compress": "tokens",
 }
 
 
@@ -248,7 +251,8 @@ def explain(
         model: a preset such as ``"deepseek-v3"``, or the path of a ``config.json``: gives ``num_heads``, ``d_qk`` and
             ``d_v``.
         cache: format of the cache; of `prefill_sparse`, type of its rows.
-        q_dtype: type of the queries, of the rows that are written or read, or of the states that are merged.
+        q_dtype: type of the queries, of the rows that are written or read, of the tokens that are pooled, or of the
+            states that are merged.
         num_heads: query heads.
         d_qk: channels of a query and of a cached row (`prefill`: 192).
         d_v: channels of an output row (`prefill`: 128).

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ._attention import decode, decode_sparse, prefill, prefill_sparse
-from ._caches import append, append_rope, copy_pages, gather, merge_states
+from ._caches import append, append_rope, compress, copy_pages, gather, merge_states
 from ._indexing import append_indexer, block_table_to_csr, indexer_logits, indexer_top_k, physical_slots, top_k
 from ._operation import trace_with
 
@@ -30,6 +30,7 @@ __all__ = [
     "append_indexer",
     "append_rope",
     "block_table_to_csr",
+    "compress",
     "copy_pages",
     "decode",
     "decode_sparse",

@@ -9,8 +9,8 @@ An operator has the arguments of the function of its name, in torch's types, whi
 KvCache becomes its fields (``cache_format``, ``cache_kv``, ``cache_ckv``, ...), a pair two tensors (``q`` and
 ``q_pe``), a Plan or Context its number; ``out`` is called ``o``. ``torch.ops.libmla.<name>`` makes its outputs, all of
 them; those that the caller did not ask for are empty. ``torch.ops.libmla.<name>_out`` writes into tensors that are
-given, which are annotated as mutated, as are the caches that are written: functionalization sees it. Operators without
-an output of their own have one form only.
+given, which are annotated as mutated, as are caches and states that are written: functionalization sees it. Operators
+that write those have one form only, and so have operators without an output of their own.
 
 Operators run on torch's current stream, take outputs and workspaces from torch's allocator, and neither wait nor copy
 to the host: ``mode="reduce-overhead"`` and ``torch.cuda.graph`` may capture them.
@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+import string
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ _TYPES = {
     "tuple[int, int, int]": "SymInt[]",
 }
 _CACHE_TYPES = {field.name: str(field.type) for field in dataclasses.fields(KvCache)}
-_CACHE_TENSORS = tuple(name for name, annotation in _CACHE_TYPES.items() if annotation.startswith("Tensor"))
+_WRITTEN_TENSORS = ("kv", "ckv", "kpe", "ckv_scale")
 
 
 def _type(annotation: str, mark: str = "") -> str:
@@ -56,21 +57,22 @@ def _type(annotation: str, mark: str = "") -> str:
     return _TYPES[plain] + mark + ("?" if plain != annotation else "")
 
 
-def _cache_schema(name: str, written: bool) -> str:
-    """Returns the schema of the fields of a cache. None has a default."""
-    marks = dict(zip(_CACHE_TENSORS, ("(a!)", "(b!)", "(c!)", "(d!)"))) if written else {}
+def _cache_schema(name: str, marks: Iterator[str] | None) -> str:
+    """Returns the schema of the fields of a cache, which takes marks where it is written. None has a default."""
+    marks_of = dict(zip(_WRITTEN_TENSORS, marks)) if marks else {}
     return ", ".join(
-        f"{_type(annotation, marks.get(field, ''))} {name}_{field}" for field, annotation in _CACHE_TYPES.items()
+        f"{_type(annotation, marks_of.get(field, ''))} {name}_{field}" for field, annotation in _CACHE_TYPES.items()
     )
 
 
 def _inputs_schema(operation: Operation) -> str:
     """Returns the schema of an operation's arguments but for outputs and flags: those without a default come first."""
     required, optional = [], []
+    marks = (f"({alias}!)" for alias in string.ascii_lowercase)  # outputs have the last ones
     left_out = {output.name for output in operation.outputs} | set(_flags(operation))
     for name, parameter in operation.signature.parameters.items():
         if name in operation.caches:
-            required.append(_cache_schema(name, name == operation.written))
+            required.append(_cache_schema(name, marks if name in operation.written else None))
         elif name in operation.pairs and name not in left_out:
             if parameter.default is None:
                 optional.append(f"Tensor? {name}=None, Tensor? {name}_pe=None")
@@ -79,7 +81,7 @@ def _inputs_schema(operation: Operation) -> str:
         elif name in ("plan", "context"):
             optional.append(f"SymInt {name}=0")
         elif name not in left_out:
-            schema = f"{_type(parameter.annotation, '(a!)' if name == operation.written else '')} {name}"
+            schema = f"{_type(parameter.annotation, next(marks) if name in operation.written else '')} {name}"
             if parameter.default is parameter.empty:
                 required.append(schema)
             else:
@@ -108,7 +110,7 @@ class _Operator:
         caches: arguments that are a Cache. Their fields stand in the schema.
         pairs: arguments that may be a pair of tensors. The second one is `<name>_pe`.
         flags: arguments that ask for outputs and are nothing else.
-        writes_inputs: whether there is but one form: it writes caches, and outputs where they are given.
+        writes_inputs: whether there is but one form: it writes caches or state, and outputs where they are given.
         run: the operation itself.
         make: new outputs for given inputs, by name.
     """
@@ -190,6 +192,12 @@ def _gathered(a: _Arguments) -> _Tensors:
     return {"o": some.new_empty((rows, width), dtype=dtype)}
 
 
+def _pooled(a: _Arguments) -> _Tensors:
+    kv = a["kv"]
+    width = kv.shape[1] // 2 if a.get("overlap") else kv.shape[1]
+    return {"latent": kv.new_empty((kv.shape[0], width), dtype=a.get("latent_dtype") or kv.dtype)}
+
+
 def _integers(like: torch.Tensor, *shape: int) -> torch.Tensor:
     return like.new_empty(shape, dtype=torch.int32)
 
@@ -230,6 +238,7 @@ _NEW_OUTPUTS: dict[str, Callable[[_Arguments], _Tensors]] = {
     "merge_states": _merged,
     "append_rope": _rotated,
     "gather": _gathered,
+    "compress": _pooled,
     "block_table_to_csr": _csr,
     "physical_slots": _slots,
     "indexer_logits": lambda a: {"logits": _logits(a)},

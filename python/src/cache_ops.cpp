@@ -17,6 +17,8 @@ constexpr FieldName kNamesOfAppend[] = {{"kv", "rows"}, {"ckv", "rows[0]"}, {"kp
 constexpr FieldName kNamesOfRope[] = {{"q_nope", "q[0]"}, {"q_pe", "q[1]"}};
 constexpr FieldName kNamesOfGather[] = {{"out_kv", "out"}, {"out_ckv", "out[0]"}, {"out_kpe", "out[1]"}};
 constexpr FieldName kNamesOfCopy[] = {{"from.", "from_cache."}, {"to.", "to_cache."}};
+constexpr FieldName kNamesOfCompress[] = {
+    {"indexer.kv", "indexer_cache"}, {"indexer.page_size", "indexer_page_size"}, {"indexer", "indexer_cache"}};
 
 const Operation kMergeStates =
     Operation::of<MergeStatesParams>({.name = "merge_states", .names = kNamesOfMerge, .more = {"out_dtype"}});
@@ -26,6 +28,8 @@ const Operation kAppendRope = Operation::of<AppendRopeParams>(
 const Operation kGather =
     Operation::of<GatherParams>({.name = "gather", .names = kNamesOfGather, .more = {"num_rows", "out_dtype"}});
 const Operation kCopyPages = Operation::of<CopyPagesParams>({.name = "copy_pages", .names = kNamesOfCopy});
+const Operation kCompress =
+    Operation::of<CompressParams>({.name = "compress", .names = kNamesOfCompress, .more = {"latent_dtype"}});
 
 int64_t extent(const TensorView& view, size_t dim) { return view.shape[dim]; }
 
@@ -120,14 +124,31 @@ void copy_pages(ffi::PackedArgs packed, ffi::Any*) {
   call.carry_out_unplanned(params, params.to_pages.device);
 }
 
+void compress(ffi::PackedArgs packed, ffi::Any* result) {
+  OperationArguments args(kCompress, packed);
+  const Call call = Call::read(args);
+  auto params = args.fields<CompressParams>();
+  Outputs outputs(args, call.outputs());
+  DType dtype = args.dtype("latent_dtype");
+  const TensorView& kv = params.kv;
+  if (dtype == DType::kNone) dtype = kv.dtype;
+  const int64_t d_latent = params.overlap ? extent(kv, 1) / 2 : extent(kv, 1);
+  if (kv.given()) outputs.make(params.latent, "latent", dtype, {extent(kv, 0), d_latent}, kv.device);
+  args.end();
+  call.carry_out_unplanned(params, kv.device);
+  *result = outputs.take();
+}
+
 TVM_FFI_STATIC_INIT_BLOCK() {
   ffi::reflection::GlobalDef()
       .def_packed("libmla.merge_states", merge_states)
       .def_packed("libmla.append", append)
       .def_packed("libmla.append_rope", append_rope)
       .def_packed("libmla.gather", gather)
-      .def_packed("libmla.copy_pages", copy_pages);
-  for (const Operation* operation : {&kMergeStates, &kAppend, &kAppendRope, &kGather, &kCopyPages}) define(*operation);
+      .def_packed("libmla.copy_pages", copy_pages)
+      .def_packed("libmla.compress", compress);
+  for (const Operation* operation : {&kMergeStates, &kAppend, &kAppendRope, &kGather, &kCopyPages, &kCompress})
+    define(*operation);
 }
 
 }  // namespace

@@ -122,6 +122,52 @@ def cache_calls() -> dict[str, Call]:
     }
 
 
+def compress_calls() -> dict[str, Call]:
+    """Returns calls of compress, by the name of their case. Each token ends a group, so that every row is written."""
+    kept = {
+        "kv_len": torch.tensor([8, 4, 12], dtype=torch.int32),
+        "state_table": torch.arange(TOKENS, dtype=torch.int32)[:, None],
+    }
+    pool = _random(PAGES, PAGE, D_V)
+    keys = torch.zeros(PAGES, libmla.indexer_page_bytes(PAGE), dtype=torch.uint8)
+    return {
+        "compress": (
+            "compress",
+            (_random(TOKENS, 2 * D_V), _random(TOKENS, 2 * D_V)),
+            {
+                **kept,
+                "ratio": 4,
+                "overlap": True,
+                "position_bias": _random(4, 2 * D_V, dtype=torch.float32),
+                "qo_indptr": torch.arange(TOKENS + 1, dtype=torch.int32),
+                "state": _random(TOKENS, 8, 4 * D_V, dtype=torch.float32),
+                "norm_weight": _random(D_V),
+                "slot_mapping": _SLOTS,
+                "cache": pool.clone(),
+                "cos_sin": _random(12, 64, dtype=torch.float32),
+            },
+        ),
+        "compress, keys": (
+            "compress",
+            (_random(TOKENS, 128), _random(TOKENS, 128)),
+            {
+                **kept,
+                "ratio": 2,
+                "state": _random(TOKENS, 2, 256, dtype=torch.float32),
+                "slot_mapping": _SLOTS,
+                "indexer_cache": keys,
+                "indexer_page_size": PAGE,
+                "latent_dtype": "f32",
+            },
+        ),
+        "compress, packed": (
+            "compress",
+            (_random(TOKENS, D_V, dtype=torch.float32),),
+            {"kv_len": kept["kv_len"], "norm_eps": 1e-3, "slot_mapping": _SLOTS, "cache": packed_cache("fp8_dsv4")},
+        ),
+    }
+
+
 def index_calls() -> dict[str, Call]:
     """Returns calls of the operations on indices, by the name of their case."""
     indices = torch.tensor([[3, -1, 19, 4], [0, 0, 0, -1], [6, 8, 1000, 2]], dtype=torch.int32)
@@ -144,4 +190,4 @@ def index_calls() -> dict[str, Call]:
 
 def calls() -> dict[str, Call]:
     """Returns all calls, by the name of their case."""
-    return {**attention_calls(), **cache_calls(), **index_calls()}
+    return {**attention_calls(), **cache_calls(), **compress_calls(), **index_calls()}

@@ -39,6 +39,8 @@ COUNTS: list[tuple[str, int, Call]] = [
     ("block_table_to_csr: page_size", 1, example("block_table_to_csr", "page_size")),
     ("physical_slots: page_size", 1, example("physical_slots", "page_size")),
     ("append_indexer: page_size", 1, example("append_indexer", "page_size")),
+    ("compress: ratio", 1, example("compress, keys", "ratio")),
+    ("compress: indexer_page_size", 1, example("compress, keys", "indexer_page_size")),
     ("indexer_logits: page_size", 1, example("indexer_logits", "page_size")),
     ("indexer_logits: max_kv_len", 0, example("indexer_logits", "max_kv_len")),
     ("indexer_top_k: max_kv_len", 0, example("indexer_top_k", "max_kv_len")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import subprocess
 import sys
 import types
@@ -85,16 +86,21 @@ def test_numpy_arrays_give_the_bits_of_torch_tensors(case: str) -> None:
 def test_jax_arrays_give_the_bits_of_torch_tensors(case: str) -> None:
     jax = pytest.importorskip("jax")
     jax.config.update("jax_enable_x64", True)  # slot mappings are int64
-    expected, (after, _) = run_torch(case)
+    expected, (after_args, after_named) = run_torch(case)
     name, args, kwargs = change(CALLS[case], torch.Tensor, lambda x: jax.numpy.asarray(to_numpy(x)))
-    before = bits(change(args, jax.Array, to_torch))
+    signature = inspect.signature(getattr(libmla, name))
+    given = signature.bind(*args, **kwargs).arguments
+    after = signature.bind(*after_args, **after_named).arguments
+    before = bits(change(given, jax.Array, to_torch))
     result = getattr(libmla, name)(*args, **kwargs)
-    if name in ("append", "append_rope", "copy_pages", "append_indexer"):
-        result, cache = (None, result) if expected is None else result
-        written = after[{"append_rope": 3}.get(name, 2)]
-        assert bits(change(cache, jax.Array, to_torch)) == bits(written)
-        assert isinstance(cache, type(args[{"append_rope": 3}.get(name, 2)]))
-    assert bits(change(args, jax.Array, to_torch)) == before
+    written = [argument for argument in OPERATIONS[name].written if argument in given]
+    if written:
+        results = list(result) if type(result) is tuple and len(written) + (expected is not None) > 1 else [result]
+        result = None if expected is None else results.pop(0)
+        for argument, new in zip(written, results, strict=True):
+            assert bits(change(new, jax.Array, to_torch)) == bits(after[argument])
+            assert isinstance(new, type(given[argument]))
+    assert bits(change(given, jax.Array, to_torch)) == before
     assert bits(change(result, jax.Array, to_torch)) == bits(expected)
 
 

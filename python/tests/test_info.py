@@ -79,6 +79,10 @@ def test_info_is_plain_unchangeable_data() -> None:
         ({"op": "decode", "backend": "cuda_portable"}, ["--backend", "cuda_portable"]),
         ({"op": "decode", "cache": "fp8_ds_mla", "num_heads": 16}, ["--cache", "fp8_ds_mla", "--heads", "16"]),
         ({"op": "prefill", "model": "deepseek-v3"}, ["--op", "prefill", "--model", "deepseek-v3"]),
+        (
+            {"op": "compress", "cache": "fp8_dsv4", "d_qk": 512, "d_v": 512},
+            ["--op", "compress", "--cache", "fp8_dsv4", "--head-dims", "512/512"],
+        ),
         ({"op": "decode", "device": "sm120"}, ["--device", "sm120"]),
         ({"op": "decode", "device": "emulated:sm90"}, ["--device", "emulated:sm90"]),
         ({"op": "decode", "d_qk": 7, "d_v": 5}, ["--head-dims", "7/5"]),

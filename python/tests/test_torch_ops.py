@@ -155,6 +155,7 @@ def with_outputs(case: str) -> dict[str, torch.Tensor]:
         "physical_slots": {"valid_count": torch.empty(3, dtype=torch.int32)},
         "gather": {"out": (torch.empty(27, 512), torch.empty(27, 64))},
         "append_rope": {"q_out": torch.empty(3, 4, 576, dtype=torch.bfloat16)},
+        "compress": {"latent": torch.empty(3, 512, dtype=torch.float16)},
         "indexer_top_k": {"logits": torch.empty(3, 32), "slots": torch.empty(3, 4, dtype=torch.int32)},
         "top_k": {"indices": torch.empty(3, 4, dtype=torch.int32)},
     }[case]
@@ -174,6 +175,7 @@ def with_outputs(case: str) -> dict[str, torch.Tensor]:
         "physical_slots",
         "gather",
         "append_rope",
+        "compress",
         "indexer_top_k",
         "top_k",
     ],

@@ -378,6 +378,63 @@ struct IndexerTopKArgs {
   constexpr int64_t num_tokens() const { return indexer.num_tokens; }
 };
 
+struct CompressArgs {
+  enum class To : uint8_t { kLatents, kCache, kIndexer };  // where latents go beside `latent`
+
+  int32_t batch_size = 0;  // B
+  int64_t num_tokens = 0;  // T
+  int32_t d_latent = 0;    // D
+  int32_t ratio = 1;
+  bool overlap = false;
+  DType dtype = DType::kBF16;  // type of kv and score
+  const void* kv = nullptr;    // [T, W]
+  int64_t kv_stride_token = 0;
+  const void* score = nullptr;  // [T, W], null if ratio is 1
+  int64_t score_stride_token = 0;
+  const float* position_bias = nullptr;  // [ratio, W], or null
+  int64_t position_bias_stride_position = 0;
+  QueryRanges queries = {};
+  const int32_t* kv_len = nullptr;  // [B]
+  float* state = nullptr;           // [num_blocks, block_size, 2 W], null if ratio is 1
+  int64_t state_stride_block = 0, state_stride_row = 0;
+  int64_t num_blocks = 0;
+  int32_t block_size = 1;
+  const int32_t* state_table = nullptr;  // [B, num_columns]
+  int64_t state_table_stride_request = 0;
+  int32_t num_columns = 1;
+  const void* norm_weight = nullptr;  // [D], or null
+  DType norm_weight_dtype = DType::kF32;
+  float norm_eps = 0.0F;
+  void* latent = nullptr;  // [T, D]
+  DType latent_dtype = DType::kBF16;
+  int64_t latent_stride_token = 0;
+  To to = To::kLatents;
+  const int64_t* slot_mapping = nullptr;  // [T], null for kLatents
+  const float* cos_sin = nullptr;         // [max_positions, d_rotary], or null
+  int64_t cos_sin_stride_position = 0;
+  int64_t max_positions = 0;
+  int32_t d_rotary = 0;  // channels that turn, the last of D; 0 if cos_sin is null
+  bool interleaved = true;
+  Cache cache = {};
+  IndexerPages indexer = {};
+  bool power_of_two_scales = true;  // of the indexer's keys
+
+  /// Returns W.
+  constexpr int32_t width() const { return overlap ? 2 * d_latent : d_latent; }
+  /// Returns from how many tokens a latent is pooled.
+  constexpr int32_t span() const { return overlap ? 2 * ratio : ratio; }
+  /// Returns how many positions of a request the state has room for.
+  constexpr int64_t capacity() const { return int64_t{num_columns} * block_size; }
+  /// Returns the position of a request's first new token; negative if kv_len is less than the number of new tokens.
+  constexpr int64_t first_position(int32_t request) const { return int64_t{kv_len[request]} - queries.len(request); }
+  /// Returns the state of a request's position; null if there is none.
+  constexpr float* state_of(int32_t request, int64_t position) const {
+    const int64_t block = state_table[request * state_table_stride_request + position / block_size % num_columns];
+    if (block < 0 || block >= num_blocks) return nullptr;
+    return state + block * state_stride_block + position % block_size * state_stride_row;
+  }
+};
+
 struct GatherArgs {
   int32_t batch_size = 0;
   int64_t num_rows = 0;  // S = out_indptr[B]

@@ -53,7 +53,8 @@ inline Reason width_refusal(const Problem& problem) {
   const KvLayout layout = kv_layout(problem.cache);
   const int32_t width = layout.nope_dim + layout.rope_dim;
   const bool cached = problem.op == Op::kDecode || problem.op == Op::kDecodeSparse || problem.op == Op::kAppend ||
-                      problem.op == Op::kAppendRope || problem.op == Op::kGather || problem.op == Op::kCopyPages;
+                      problem.op == Op::kAppendRope || problem.op == Op::kGather || problem.op == Op::kCopyPages ||
+                      problem.op == Op::kCompress;
   if (!cached || width == 0 || problem.d_qk == width) return {};
   return Reason::format("rows of {} have {} channels, not {}", name(problem.cache), width, problem.d_qk);
 }

@@ -48,6 +48,7 @@ std::string_view name(Op op) {
     case Op::kIndexerLogits: return "indexer_logits";
     case Op::kTopK: return "top_k";
     case Op::kIndexerTopK: return "indexer_top_k";
+    case Op::kCompress: return "compress";
   }
   return "unknown";
 }

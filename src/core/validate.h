@@ -42,5 +42,6 @@ Status validate(const IndexerLogitsParams& params, IndexerLogitsArgs& args, Devi
 Status validate(const TopKParams& params, TopKArgs& args, Device& device, Memory memory = Memory::kOfTensors);
 Status validate(const IndexerTopKParams& params, IndexerTopKArgs& args, Device& device,
                 Memory memory = Memory::kOfTensors);
+Status validate(const CompressParams& params, CompressArgs& args, Device& device, Memory memory = Memory::kOfTensors);
 
 }  // namespace mla::core

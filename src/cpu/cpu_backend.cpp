@@ -35,6 +35,8 @@ Reason refusal(const Problem& problem) {
   if (const Reason reason = core::width_refusal(problem); !reason.empty()) return reason;
   if (problem.op == Op::kCopyPages && problem.d_qk > kMaxCopiedWidth)
     return Reason::format("takes rows of at most {} channels, not {}", kMaxCopiedWidth, problem.d_qk);
+  if (problem.op == Op::kCompress && problem.d_qk > kMaxLatent)
+    return Reason::format("takes latents of at most {} channels, not {}", kMaxLatent, problem.d_qk);
   if (problem.op == Op::kMergeStates && problem.d_v % kMaxLanes != 0)
     return Reason::format("d_v must be a multiple of {}, not {}", kMaxLanes, problem.d_v);
   if (!absorbed && problem.op != Op::kPrefill) return {};
@@ -150,6 +152,9 @@ std::span<const core::DirectImplementation<core::TopKArgs>> top_k_rows() {
 }
 std::span<const core::DirectImplementation<core::IndexerTopKArgs>> indexer_top_k_rows() {
   return direct_rows<core::IndexerTopKArgs, run_indexer_top_k>();
+}
+std::span<const core::DirectImplementation<core::CompressArgs>> compress_rows() {
+  return direct_rows<core::CompressArgs, run_compress>();
 }
 
 }  // namespace mla::cpu

@@ -22,5 +22,6 @@ std::span<const core::DirectImplementation<core::AppendIndexerArgs>> append_inde
 std::span<const core::DirectImplementation<core::IndexerLogitsArgs>> indexer_logits_rows();
 std::span<const core::DirectImplementation<core::TopKArgs>> top_k_rows();
 std::span<const core::DirectImplementation<core::IndexerTopKArgs>> indexer_top_k_rows();
+std::span<const core::DirectImplementation<core::CompressArgs>> compress_rows();
 
 }  // namespace mla::cpu

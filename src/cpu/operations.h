@@ -53,6 +53,7 @@ void run_block_table_to_csr(const KernelSet& set, const core::BlockTableToCsrArg
 void run_physical_slots(const KernelSet& set, const core::PhysicalSlotsArgs& args, core::ThreadPool& pool);
 void run_append_indexer(const KernelSet& set, const core::AppendIndexerArgs& args, core::ThreadPool& pool);
 void run_indexer_logits(const KernelSet& set, const core::IndexerLogitsArgs& args, core::ThreadPool& pool);
+void run_compress(const KernelSet& set, const core::CompressArgs& args, core::ThreadPool& pool);
 void run_top_k(const KernelSet& set, const core::TopKArgs& args, core::ThreadPool& pool);
 void run_indexer_top_k(const KernelSet& set, const core::IndexerTopKArgs& args, core::ThreadPool& pool);
 

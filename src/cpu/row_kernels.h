@@ -16,6 +16,24 @@ inline constexpr int32_t kIndexerHeads = 64;    // heads whose queries are packe
 inline constexpr int32_t kIndexerKeys = 64;     // keys that are decoded together
 inline constexpr int32_t kMaxDigits = 1 << 11;  // bins of a histogram
 
+inline constexpr int32_t kPooledTokens = 8;  // tokens that are pooled together
+inline constexpr int32_t kMaxLatent = 4096;  // channels of a pooled latent
+
+/// Holds a token's share of a latent: values and scores of one channel after another.
+struct PooledToken {
+  const void* kv = nullptr;
+  const void* score = nullptr;
+  DType dtype = DType::kF32;    // of both
+  const float* bias = nullptr;  // is added to the scores; may be null
+};
+
+/// Holds sums over tokens for every channel: of the weights e^(score - max), and of the weights times the values.
+struct Pool {
+  alignas(64) float max[kMaxLatent];
+  alignas(64) float weights[kMaxLatent];
+  alignas(64) float values[kMaxLatent];
+};
+
 /// Gives the ranks that a pass over a row of logits counts or takes. A rank is an integer that orders as its logit
 /// does; NaN is lowest, and both zeros have the same rank.
 struct RankRange {
@@ -52,6 +70,16 @@ struct RowKernels {
   /// of x and channel i of `second`; `out` then holds the n channels of x and after them those of `second`.
   void (*rotate)(const void* x, const void* second, DType dtype, const float* own, const float* partner, int32_t n,
                  float* out);
+
+  /// Adds at most kPooledTokens tokens to the sums of n channels, or begins the sums with them if `first` is set.
+  void (*pool)(const PooledToken* tokens, int32_t num_tokens, int32_t n, bool first, Pool* pool);
+
+  /// Sets latent[c] to the mean that the sums make.
+  void (*finish_pool)(const Pool& pool, int32_t n, float* latent);
+
+  /// Divides n floats by the root of `epsilon` plus the mean of their squares, multiplies them by `weight`, and stores
+  /// them; only stores them if `weight` is null.
+  void (*normalize)(const float* x, int32_t n, const float* weight, float epsilon, void* dst, DType dtype);
 
   /// Packs the queries of at most kIndexerHeads heads, `head_stride` elements apart, by head and channel as f32 or bf16
   /// pairs, whichever the table multiplies. Tables that multiply pairs take bf16 and e4m3, the others any type.

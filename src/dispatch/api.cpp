@@ -199,6 +199,11 @@ Problem problem_of(const core::IndexerTopKArgs& a, Device device) {
   return indexer_problem(Op::kIndexerTopK, device, a.indexer.q_dtype, a.indexer.num_heads);
 }
 
+Problem problem_of(const core::CompressArgs& a, Device device) {
+  if (a.to == core::CompressArgs::To::kCache) return cache_problem(Op::kCompress, device, a.dtype, a.cache);
+  return {Op::kCompress, device, a.dtype, CacheFormat::kBF16, 1, a.d_latent, a.d_latent};
+}
+
 /// Returns whether a direct operation writes nothing.
 template <class Args>
 bool nothing_to_do(const Args& args) {
@@ -546,6 +551,9 @@ Status run(const Context& context, const TopKParams& params, Stream stream) {
 }
 Status run(const Context& context, const IndexerTopKParams& params, Stream stream) {
   return run_direct<dispatch::IndexerTopKRow, core::IndexerTopKArgs>(context, Op::kIndexerTopK, params, stream);
+}
+Status run(const Context& context, const CompressParams& params, Stream stream) {
+  return run_direct<dispatch::CompressRow, core::CompressArgs>(context, Op::kCompress, params, stream);
 }
 
 }  // namespace mla

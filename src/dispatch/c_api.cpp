@@ -351,6 +351,10 @@ int mla_indexer_top_k_run(const mla_context* context, const mla_indexer_top_k_pa
   return run_direct(Op::kIndexerTopK, context, params);
 }
 
+int mla_compress_run(const mla_context* context, const mla_compress_params* params) {
+  return run_direct(Op::kCompress, context, params);
+}
+
 int mla_backend_count(int32_t op, size_t* out) {
   return report(guarded([&]() -> Status {
     if (out == nullptr) return null_pointer("backend_count", "out");

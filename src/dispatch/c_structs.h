@@ -83,6 +83,7 @@ class StructReader {
   void settle(ContextParallel& share, const Given<mla_context_parallel>& given);
   void settle(KvCache& cache, const Given<mla_cache_scales>& given);
   void settle(AppendIndexerParams& params, const Given<mla_append_indexer_params>& given);
+  void settle(CompressParams& params, const Given<mla_compress_params>& given);
   void settle(DecodeSparseParams& params, const Given<mla_decode_sparse_params>& given);
 
   template <class Member, class Field, class First, class... Rest>
@@ -218,6 +219,8 @@ template <>
 struct ParamsOf<mla_top_k_params> : std::type_identity<TopKParams> {};
 template <>
 struct ParamsOf<mla_indexer_top_k_params> : std::type_identity<IndexerTopKParams> {};
+template <>
+struct ParamsOf<mla_compress_params> : std::type_identity<CompressParams> {};
 
 /// Returns the params that a C struct holds. The reader's status says whether they could be converted.
 template <class C>

@@ -55,6 +55,7 @@ auto with_table(Op op, F&& f) {
     case Op::kIndexerLogits: return f(table<IndexerLogitsRow>());
     case Op::kTopK: return f(table<TopKRow>());
     case Op::kIndexerTopK: return f(table<IndexerTopKRow>());
+    case Op::kCompress: return f(table<CompressRow>());
     case Op::kDecode: break;
   }
   return f(table<DecodeRow>());

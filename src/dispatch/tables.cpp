@@ -174,4 +174,11 @@ std::span<const IndexerTopKRow> table() {
   return rows;
 }
 
+template <>
+std::span<const CompressRow> table() {
+  static const auto rows = join(cuda_rows(Op::kCompress, &Operations::compress), cpu::compress_rows(),
+                                direct_reference<core::CompressArgs, reference::compress>());
+  return rows;
+}
+
 }  // namespace mla::dispatch

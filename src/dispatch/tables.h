@@ -22,6 +22,7 @@ using AppendIndexerRow = core::DirectImplementation<core::AppendIndexerArgs>;
 using IndexerLogitsRow = core::DirectImplementation<core::IndexerLogitsArgs>;
 using TopKRow = core::DirectImplementation<core::TopKArgs>;
 using IndexerTopKRow = core::DirectImplementation<core::IndexerTopKArgs>;
+using CompressRow = core::DirectImplementation<core::CompressArgs>;
 
 /// Names the row that stands last in every table.
 inline constexpr std::string_view kReference = "reference";
@@ -57,5 +58,7 @@ template <>
 std::span<const TopKRow> table();
 template <>
 std::span<const IndexerTopKRow> table();
+template <>
+std::span<const CompressRow> table();
 
 }  // namespace mla::dispatch

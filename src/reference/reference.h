@@ -30,5 +30,6 @@ void append_indexer(const core::AppendIndexerArgs& args);
 void indexer_logits(const core::IndexerLogitsArgs& args);
 void top_k(const core::TopKArgs& args);
 void indexer_top_k(const core::IndexerTopKArgs& args);
+void compress(const core::CompressArgs& args);
 
 }  // namespace mla::reference

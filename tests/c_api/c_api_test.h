@@ -69,6 +69,8 @@ void test_decode_sparse(const mla_context* context);
 void test_prefill_sparse(const mla_context* context);
 void test_append_and_gather(const mla_context* context);
 void test_writers(const mla_context* context);
+void test_compress(const mla_context* context);
+void test_compress_errors(const mla_context* context);
 void test_index_tools(const mla_context* context);
 void test_indexer(const mla_context* context);
 void test_errors(const mla_context* context);

@@ -62,7 +62,8 @@ TEST(Layout, EnumerationsAreThoseOfTheCppApi) {
   EXPECT_EQ(static_cast<int>(MLA_INDEXER_LOGITS), static_cast<int>(mla::Op::kIndexerLogits));
   EXPECT_EQ(static_cast<int>(MLA_TOP_K), static_cast<int>(mla::Op::kTopK));
   EXPECT_EQ(static_cast<int>(MLA_INDEXER_TOP_K), static_cast<int>(mla::Op::kIndexerTopK));
-  EXPECT_EQ(std::size(mla::kAllOps), static_cast<size_t>(MLA_INDEXER_TOP_K) + 1);
+  EXPECT_EQ(static_cast<int>(MLA_COMPRESS), static_cast<int>(mla::Op::kCompress));
+  EXPECT_EQ(std::size(mla::kAllOps), static_cast<size_t>(MLA_COMPRESS) + 1);
   EXPECT_EQ(static_cast<int>(MLA_CACHE_F16), static_cast<int>(mla::CacheFormat::kF16));
   EXPECT_EQ(static_cast<int>(MLA_CACHE_FP8), static_cast<int>(mla::CacheFormat::kFP8));
   EXPECT_EQ(static_cast<int>(MLA_CACHE_FP8_DS_MLA), static_cast<int>(mla::CacheFormat::kFP8DsMla));
@@ -122,6 +123,14 @@ TEST(Layout, OlderCallersFindTheirFieldsWhereTheyWere) {
   EXPECT_EQ(offsetof(mla_decode_sparse_params, max_logits), offsetof(mla_decode_sparse_params, stream) + 16);
 }
 
+TEST(Layout, NoCompressParamsHaveGaps) {
+  // Pointers, then numbers in pairs: no byte between them would be left to chance.
+  EXPECT_EQ(offsetof(mla_compress_params, ratio), 12 * sizeof(void*));
+  EXPECT_EQ(offsetof(mla_compress_params, cache), 12 * sizeof(void*) + 6 * sizeof(int32_t));
+  EXPECT_EQ(sizeof(mla_compress_params), 13 * sizeof(void*) + 6 * sizeof(int32_t) + sizeof(mla_kv_cache) +
+                                             sizeof(mla_cache_scales) + sizeof(mla_indexer_cache));
+}
+
 TEST(Layout, VerdictsKeepTheirFirstForm) {
   EXPECT_EQ(sizeof(mla_verdict), 40U);
   EXPECT_EQ(offsetof(mla_verdict, multiplied), 20U);
@@ -131,8 +140,10 @@ TEST(Layout, VerdictsKeepTheirFirstForm) {
 TEST(Layout, StructsAreFitForC) {
   EXPECT_TRUE(std::is_standard_layout_v<mla_decode_params>);
   EXPECT_TRUE(std::is_trivially_copyable_v<mla_gather_params>);
+  EXPECT_TRUE(std::is_trivially_copyable_v<mla_compress_params>);
   EXPECT_EQ(offsetof(mla_decode_params, struct_size), 0U);
   EXPECT_EQ(offsetof(mla_problem, struct_size), 0U);
+  EXPECT_EQ(offsetof(mla_compress_params, struct_size), 0U);
 }
 
 }  // namespace

@@ -32,6 +32,7 @@ inline Problem usual_problem(Op op) {
     case Op::kIndexerLogits: return kit::problem_of(kit::IndexerLogitsSpec{});
     case Op::kTopK: return kit::problem_of(kit::TopKSpec{});
     case Op::kIndexerTopK: return kit::problem_of(kit::IndexerTopKSpec{});
+    case Op::kCompress: return kit::problem_of(kit::CompressSpec{});
   }
   return {};
 }

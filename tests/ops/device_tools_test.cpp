@@ -79,6 +79,14 @@ MLA_FOR_EVERY_DEVICE(AppendIndexerOnDevice, Op::kAppendIndexer);
 
 TEST_P(AppendIndexerOnDevice, Random) { expect_random(30, kit::random_append_indexer_spec); }
 
+class CompressOnDevice : public DeviceTest<Op::kCompress> {};
+MLA_FOR_EVERY_DEVICE(CompressOnDevice, Op::kCompress);
+
+TEST_P(CompressOnDevice, RandomProblems) {
+  for (CacheFormat format : kAllCacheFormats)
+    expect_random(turns_of(format, 20), [&](uint64_t seed) { return kit::random_compress_spec(seed, format); });
+}
+
 class TopKOnDevice : public DeviceTest<Op::kTopK> {};
 MLA_FOR_EVERY_DEVICE(TopKOnDevice, Op::kTopK);
 

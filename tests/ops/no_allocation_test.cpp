@@ -232,6 +232,7 @@ MLA_DIRECT_NO_ALLOCATION(AppendIndexer, Op::kAppendIndexer, kit::random_append_i
 MLA_DIRECT_NO_ALLOCATION(IndexerLogits, Op::kIndexerLogits, kit::random_indexer_logits_spec(seed));
 MLA_DIRECT_NO_ALLOCATION(TopK, Op::kTopK, kit::random_top_k_spec(seed));
 MLA_DIRECT_NO_ALLOCATION(IndexerTopK, Op::kIndexerTopK, kit::random_indexer_top_k_spec(seed));
+MLA_DIRECT_NO_ALLOCATION(Compress, Op::kCompress, kit::random_compress_spec(seed, format));
 
 }  // namespace
 }  // namespace mla

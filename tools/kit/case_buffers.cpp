@@ -127,4 +127,13 @@ std::vector<const Buffer*> buffers_of(const IndexerTopKCase& problem) {
   return list_of(problem.indexer).add(problem.table).add(problem.slots, problem.valid_count).take();
 }
 
+std::vector<const Buffer*> buffers_of(const CompressCase& problem) {
+  return List()
+      .add(problem.kv, problem.score, problem.position_bias, problem.qo_indptr, problem.kv_len, problem.state,
+           problem.state_table, problem.norm_weight, problem.latent, problem.slot_mapping, problem.cos_sin,
+           problem.indexer.kv)
+      .add(problem.memory)
+      .take();
+}
+
 }  // namespace mla::kit

@@ -24,6 +24,7 @@ std::vector<const Buffer*> buffers_of(const AppendIndexerCase& problem);
 std::vector<const Buffer*> buffers_of(const IndexerLogitsCase& problem);
 std::vector<const Buffer*> buffers_of(const TopKCase& problem);
 std::vector<const Buffer*> buffers_of(const IndexerTopKCase& problem);
+std::vector<const Buffer*> buffers_of(const CompressCase& problem);
 
 /// Returns the buffers that the operation may write.
 template <class Case>

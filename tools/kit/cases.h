@@ -251,4 +251,20 @@ struct IndexerTopKCase {
   Buffer slots, valid_count;
 };
 
+struct CompressCase {
+  explicit CompressCase(const CompressSpec& spec);
+  CompressParams params() const;
+  /// Sets the state to what it holds on entry, and the outputs to untouched bytes.
+  void reset_outputs() const;
+  std::vector<const Buffer*> outputs() const;
+  int64_t num_blocks() const { return static_cast<int64_t>(spec.kv_len.size()) * spec.num_columns() + 2; }
+
+  CompressSpec spec;
+  int64_t num_tokens = 0;
+  Buffer kv, score, position_bias, qo_indptr, kv_len, state, state_table, norm_weight, latent, slot_mapping, cos_sin;
+  std::vector<std::byte> state_before;
+  PagedMemory memory;     ///< kCache
+  IndexerMemory indexer;  ///< kIndexer
+};
+
 }  // namespace mla::kit

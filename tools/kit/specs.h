@@ -355,6 +355,47 @@ struct IndexerTopKSpec {
   int64_t table_row_extra = 0;  ///< of the latent cache's table
 };
 
+/// Describes a step of a compressor: the new tokens of requests, whose earlier ones are in the state as far as it has
+/// room.
+struct CompressSpec {
+  enum class To : uint8_t { kLatents, kCache, kIndexer };
+
+  std::vector<int32_t> q_len = {9};  ///< as DecodeSpec's; new tokens
+  std::vector<int32_t> kv_len = {300};
+  int32_t ratio = 4;
+  bool overlap = true;
+  DType dtype = DType::kBF16;
+  DType latent_dtype = DType::kBF16;
+  DType norm_dtype = DType::kBF16;
+  bool bias = true, norm = true;
+  float score_std = 1.0F;
+  To to = To::kCache;
+  CacheSpec cache = {};  ///< d_qk is the width of a latent, 128 for the indexer; kLatents use nothing else
+  int32_t num_pages = 8;
+  bool rotary = true;  ///< whether rotary channels turn, where the format has any
+  bool interleaved = true;
+  int32_t block_size = 8;
+  int32_t columns = 1;          ///< of the state's table; 0: as many as the longest request has blocks
+  double missing_share = 0.0;   ///< of the blocks
+  double skip_share = 0.1;      ///< of the slots
+  bool omit_qo_indptr = false;  ///< legal if all q_len are equal
+  bool power_of_two_scales = true;
+  int64_t row_extra = 0;          ///< elements between the rows of kv
+  int64_t score_extra = 0;        ///< between the rows of score
+  int64_t bias_extra = 0;         ///< between the rows of position_bias
+  int64_t state_extra = 0;        ///< between the rows of the state
+  int64_t state_block_extra = 0;  ///< between its blocks, beside that
+  int64_t table_extra = 0;        ///< between the rows of its table
+  int64_t latent_extra = 0, cos_sin_extra = 0;
+  uint64_t seed = 1;
+
+  int32_t batch_size() const { return static_cast<int32_t>(kv_len.size()); }
+  int32_t q_len_of(size_t request) const { return q_len.size() == 1 ? q_len[0] : q_len[request]; }
+  int32_t width() const { return overlap ? 2 * cache.d_qk : cache.d_qk; }
+  int32_t d_rotary() const;  ///< channels that turn
+  int32_t num_columns() const;
+};
+
 /// Returns one line with every knob that is not at its default, the seed included.
 std::string describe(const DecodeSpec& spec);
 std::string describe(const DecodeSparseSpec& spec);
@@ -371,6 +412,7 @@ std::string describe(const AppendIndexerSpec& spec);
 std::string describe(const IndexerLogitsSpec& spec);
 std::string describe(const TopKSpec& spec);
 std::string describe(const IndexerTopKSpec& spec);
+std::string describe(const CompressSpec& spec);
 
 /// Returns the problem that `explain` judges.
 Problem problem_of(const DecodeSpec& spec);
@@ -388,6 +430,7 @@ Problem problem_of(const AppendIndexerSpec& spec);
 Problem problem_of(const IndexerLogitsSpec& spec);
 Problem problem_of(const TopKSpec& spec);
 Problem problem_of(const IndexerTopKSpec& spec);
+Problem problem_of(const CompressSpec& spec);
 
 /// Holds what a perfect kernel does: 2 flops for every multiply-add of a visible key; bytes of inputs read once and
 /// outputs written once (no flops where only bytes move). For trees, random lengths and shares it is what is to be
@@ -411,6 +454,7 @@ Work work_of(const AppendIndexerSpec& spec);
 Work work_of(const IndexerLogitsSpec& spec);
 Work work_of(const TopKSpec& spec);
 Work work_of(const IndexerTopKSpec& spec);
+Work work_of(const CompressSpec& spec);
 
 /// Returns a small random problem, drawn over every knob and the shapes that users run; the same seed gives the same
 /// spec. `format` is the cache's (decode_sparse: the first pool's; copy_pages: where tokens come from); prefill and
@@ -430,5 +474,6 @@ AppendIndexerSpec random_append_indexer_spec(uint64_t seed);
 IndexerLogitsSpec random_indexer_logits_spec(uint64_t seed);
 TopKSpec random_top_k_spec(uint64_t seed);
 IndexerTopKSpec random_indexer_top_k_spec(uint64_t seed);
+CompressSpec random_compress_spec(uint64_t seed, CacheFormat format);
 
 }  // namespace mla::kit

@@ -15,7 +15,7 @@ constexpr int64_t kQuickCases = 12;
 
 using AnySpec = std::variant<DecodeSpec, DecodeSparseSpec, PrefillSpec, PrefillSparseSpec, MergeSpec, AppendSpec,
                              AppendRopeSpec, GatherSpec, CopyPagesSpec, BlockTableToCsrSpec, PhysicalSlotsSpec,
-                             AppendIndexerSpec, IndexerLogitsSpec, TopKSpec, IndexerTopKSpec>;
+                             AppendIndexerSpec, IndexerLogitsSpec, TopKSpec, IndexerTopKSpec, CompressSpec>;
 
 struct Job {
   AnySpec spec;
@@ -46,6 +46,7 @@ AnySpec random_spec(Op op, Variety variety, uint64_t seed) {
     case Op::kIndexerLogits: return random_indexer_logits_spec(seed);
     case Op::kTopK: return random_top_k_spec(seed);
     case Op::kIndexerTopK: return random_indexer_top_k_spec(seed);
+    case Op::kCompress: return random_compress_spec(seed, cache);
   }
   return DecodeSpec{};
 }

@@ -42,18 +42,15 @@ class Steps {
     steps_.push_back({.what = std::move(what), .lacks = std::move(lacks)});
   }
 
-  /// Adds what rows of the second pool take. A row of one token is a row as any other.
+  /// Adds what rows of the second pool take.
   void write_pool() {
-    if (layer_.compress_ratio > 1)
-      add_lacking("compress", fmt::format("no operation compresses {} tokens into a row of the second pool",
-                                          layer_.compress_ratio));
-    add(Op::kAppend, caches_.extra_cache, "second pool");
+    add(Op::kCompress, caches_.extra_cache, fmt::format("second pool, groups of {}", layer_.compress_ratio));
   }
 
   /// Adds the choice of keys by an indexer, whose heads are not divided.
   void choose() {
     const auto of_indexer = [&](Op op, std::string note) {
-      Problem problem = usual_problem(op, caches_.cache);
+      Problem problem = usual_problem(op, op == Op::kCompress ? CacheFormat::kBF16 : caches_.cache);
       problem.num_heads = layer_.index_heads;
       problem.d_qk = problem.d_v = layer_.index_head_dim;
       add(problem, std::move(note));
@@ -61,11 +58,14 @@ class Steps {
     if (layer_.index_head_dim != kIndexerLayout.head_dim)
       return add_lacking("indexer_logits", fmt::format("keys of the indexer have {} channels, not {}",
                                                        kIndexerLayout.head_dim, layer_.index_head_dim));
+    // Keys of V4 and GLM-5.3 are pooled from tokens, those of V4.1 (ratios of 1 and 2) made from its latents.
+    const int32_t pooled = layer_.compress_ratio > 2 ? layer_.compress_ratio : layer_.index_pooled;
+    if (pooled > 1)
+      of_indexer(Op::kCompress, fmt::format("keys, groups of {}", pooled));
+    else if (layer_.compress_ratio == 0 || layer_.owns_pool)
+      of_indexer(Op::kAppendIndexer, {});
     if (layer_.index_pooled > 1)
-      add_lacking("pool keys", fmt::format("no operation pools the indexer's keys of {} tokens, nor lists the tokens "
-                                           "of chosen pools",
-                                           layer_.index_pooled));
-    if (layer_.compress_ratio == 0 || layer_.owns_pool) of_indexer(Op::kAppendIndexer, {});
+      add_lacking("list tokens", fmt::format("no operation lists the {} tokens of each chosen key", pooled));
     if (layer_.candidates == CandidateBlocks::kWithin)
       add_lacking("indexer_logits", "no operation computes logits within chosen blocks of keys only");
     else

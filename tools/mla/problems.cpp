@@ -41,6 +41,7 @@ Problem usual_problem(Op op, CacheFormat cache) {
     problem.d_qk = 192;
     problem.d_v = 128;
   }
+  if (op == Op::kCompress && !layout.is_packed()) problem.d_qk = problem.d_v = 512;
   if (is_indexer(op)) {
     problem.num_heads = 64;
     problem.d_qk = problem.d_v = kIndexerLayout.head_dim;
@@ -96,6 +97,7 @@ std::string describe(const Problem& problem) {
     case Op::kIndexerLogits:
     case Op::kIndexerTopK: return fmt::format("queries {}, {} heads", type, problem.num_heads);
     case Op::kTopK: return "any number of f32 logits";
+    case Op::kCompress: return fmt::format("cache {}, tokens {}, {} channels", name(problem.cache), type, problem.d_qk);
   }
   return {};
 }

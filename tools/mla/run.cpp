@@ -70,6 +70,15 @@ std::string describe(const bench::Case& one) {
     case Op::kIndexerTopK:
       return fmt::format("{}, {}, {} of {} in all, {}, queries {}", requests, queries, one.topk,
                          counted(one.total_kv(), "key"), counted(one.heads, "head"), type);
+    case Op::kCompress:
+      return fmt::format("{}, {}, groups of {}{}, {} channels, {}, tokens {}", requests,
+                         counted(one.total_queries(), "new token"), one.ratio, one.overlap ? " with overlap" : "",
+                         one.d_qk,
+                         one.compress_to == kit::CompressSpec::To::kCache
+                             ? fmt::format("cache {}", name(one.cache))
+                             : std::string(one.compress_to == kit::CompressSpec::To::kIndexer ? "to the indexer's cache"
+                                                                                              : "latents only"),
+                         type);
     case Op::kAppend:
     case Op::kGather:
       return fmt::format("{}, {} in all, head dims {}/{}, cache {}, rows {}", requests,

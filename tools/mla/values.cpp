@@ -99,7 +99,7 @@ ModelConfig parse_model(std::string_view option, const std::string& text) {
 
 bool has_cache(Op op) {
   return op == Op::kDecode || op == Op::kDecodeSparse || op == Op::kPrefillSparse || op == Op::kAppend ||
-         op == Op::kAppendRope || op == Op::kGather || op == Op::kCopyPages;
+         op == Op::kAppendRope || op == Op::kGather || op == Op::kCopyPages || op == Op::kCompress;
 }
 
 bool has_pages(Op op) {

@@ -81,10 +81,12 @@ def key_text(key: str, value: Any) -> str:
     return _TEXTS[key](value) if key in _TEXTS else str(value)
 
 
-_ON_A_CACHE = ("decode", "decode_sparse", "append", "append_rope", "gather", "copy_pages")
+_ON_A_CACHE = ("decode", "decode_sparse", "append", "append_rope", "gather", "copy_pages", "compress")
 
 # Keys that have no meaning for an operation, or that stand there with whatever the command line's default is.
-_NO_HEADS = ("append", "gather", "copy_pages", "block_table_to_csr", "physical_slots", "append_indexer", "top_k")
+_NO_HEADS = (
+    "append", "gather", "copy_pages", "block_table_to_csr", "physical_slots", "append_indexer", "top_k", "compress",
+)  # fmt: skip
 _NO_PAGES = ("prefill", "prefill_sparse", "merge_states", "top_k")
 
 

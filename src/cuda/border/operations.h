@@ -25,6 +25,9 @@ struct PlannedOperation {
 template <class Args>
 using DirectOperation = Status (*)(const Args& args, Queue& queue);
 
+/// Limits the channels of a latent that compress makes.
+inline constexpr int32_t kMostPooledChannels = 640;
+
 /// Holds the operations of a backend in code for one architecture. An operation is null where the backend has none.
 struct Operations {
   PlannedOperation<core::DecodeArgs> decode = {};
@@ -41,6 +44,7 @@ struct Operations {
   DirectOperation<core::PhysicalSlotsArgs> physical_slots = nullptr;
   DirectOperation<core::AppendIndexerArgs> append_indexer = nullptr;
   DirectOperation<core::TopKArgs> top_k = nullptr;
+  DirectOperation<core::CompressArgs> compress = nullptr;
   DirectOperation<core::SharedPrefixArgs> find_shared_prefixes = nullptr;  // a step of a decode's plan
 };
 

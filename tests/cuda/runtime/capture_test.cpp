@@ -142,6 +142,11 @@ TEST_P(Capture, IndexerLogits) {
   expect_captured(kit::IndexerLogitsSpec{}, kit::IndexerLogitsCase(kit::IndexerLogitsSpec{}));
 }
 TEST_P(Capture, TopK) { expect_captured(kit::TopKSpec{}, kit::TopKCase(kit::TopKSpec{})); }
+TEST_P(Capture, Compress) {
+  // The state has room for the new tokens beside those before them, so that a replay finds the same tokens.
+  const kit::CompressSpec spec = {.q_len = {9}, .block_size = 16};
+  expect_captured(spec, kit::CompressCase(spec));
+}
 TEST_P(Capture, IndexerTopK) { expect_captured(kit::IndexerTopKSpec{}, kit::IndexerTopKCase(kit::IndexerTopKSpec{})); }
 
 INSTANTIATE_TEST_SUITE_P(Devices, Capture, testing::ValuesIn(few_devices()), test_name);

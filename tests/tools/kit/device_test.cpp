@@ -74,6 +74,7 @@ TEST(BuffersOf, HoldEveryTensor) {
     expect_all_memory_known<kit::IndexerLogitsCase>(kit::random_indexer_logits_spec(seed));
     expect_all_memory_known<kit::TopKCase>(kit::random_top_k_spec(seed));
     expect_all_memory_known<kit::IndexerTopKCase>(kit::random_indexer_top_k_spec(seed));
+    expect_all_memory_known<kit::CompressCase>(kit::random_compress_spec(seed, CacheFormat::kFP8DsV4));
   }
 }
 

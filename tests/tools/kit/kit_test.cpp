@@ -352,6 +352,7 @@ TEST(DirectDamage, OneByteOfADirectOperation) {
   expect_damage_shows<kit::AppendIndexerCase>(kit::AppendIndexerSpec{});
   expect_damage_shows<kit::IndexerLogitsCase>(kit::IndexerLogitsSpec{});
   expect_damage_shows<kit::TopKCase>(kit::TopKSpec{});
+  expect_damage_shows<kit::CompressCase>(kit::CompressSpec{});
 }
 
 TEST(DirectDamage, SlotsOfTheIndexer) {

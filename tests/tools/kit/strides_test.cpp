@@ -90,6 +90,7 @@ TEST(Strides, OfWriters) {
   expect_strides_of_formats<kit::AppendRopeCase>(kit::random_append_rope_spec, kit::rotary_formats());
   expect_strides_of_formats<kit::GatherCase>(kit::random_gather_spec);
   expect_strides_of_formats<kit::CopyPagesCase>(kit::random_copy_pages_spec);
+  expect_strides_of_formats<kit::CompressCase>(kit::random_compress_spec);
 }
 
 TEST(Strides, OfIndexTools) {

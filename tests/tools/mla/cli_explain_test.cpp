@@ -34,9 +34,9 @@ TEST(CliExplainModel, SaysWhatIsMissingAndFails) {
   for (const char* part :
        {"cache fp8_dsv41 + fp4_dsv41, device sm89", "2 sliding window", "3 ratio 2, source", "15 ratio 2, reader",
         "1 ratio 1, source", "4 ratio 1, indexer", "3 draft of 5", "caches fp8_dsv41 and fp4_dsv41", "window 128, sink",
-        "\nmissing: compress: no operation compresses 2 tokens into a row of the second pool\n"})
+        "\nmissing: choose blocks: no operation chooses blocks of keys by their largest logits\n"})
     EXPECT_THAT(ran.out, HasSubstr(part));
-  EXPECT_THAT(ran.err, testing::StartsWith("mla: deepseek-v4.1-flash on sm89: missing: compress: no operation"));
+  EXPECT_THAT(ran.err, testing::StartsWith("mla: deepseek-v4.1-flash on sm89: missing: choose blocks: no operation"));
 }
 
 TEST(CliExplainModel, JsonHasTheContractsKeys) {
@@ -70,13 +70,13 @@ TEST(CliExplainModel, JsonHasTheContractsKeys) {
 }
 
 TEST(CliExplainModel, JsonSaysWhatIsMissing) {
-  const json document = json_of("explain --model deepseek-v4-flash --json", 2);
+  const json document = json_of("explain --model deepseek-v4.1-flash --json", 2);
   ASSERT_EQ(document["missing"].size(), 2U);
   EXPECT_THAT(document["error"].get<std::string>(), HasSubstr(document["missing"][1].get<std::string>()));
-  const json& step = document["layers"][1]["steps"][1];
-  EXPECT_EQ(step["operation"], "compress");
+  const json& step = document["layers"][3]["steps"][4];
+  EXPECT_EQ(step["operation"], "choose blocks");
   EXPECT_TRUE(step["backend"].is_null());
-  EXPECT_EQ(step["reason"], "no operation compresses 4 tokens into a row of the second pool");
+  EXPECT_EQ(step["reason"], "no operation chooses blocks of keys by their largest logits");
   EXPECT_FALSE(step.contains("problem"));
 }
 

@@ -90,7 +90,8 @@ TEST(ModelSteps, EveryCellRunsOrHasExactlyOneReason) {
     EXPECT_EQ(among, answer.backend.empty()) << where();
     // Nothing but a row's width can be refused on a CPU, where the reference takes the rest.
     const Op op = step.problem->op;
-    const bool on_a_cache = op == Op::kAppend || op == Op::kGather || op == Op::kDecode || op == Op::kDecodeSparse;
+    const bool on_a_cache =
+        op == Op::kAppend || op == Op::kCompress || op == Op::kGather || op == Op::kDecode || op == Op::kDecodeSparse;
     if (device == "cpu") {
       EXPECT_EQ(answer.reason, on_a_cache ? width_reason(step.problem->cache, layer.d_qk()) : "") << where();
     }
@@ -230,13 +231,9 @@ std::vector<std::string> missing(const ModelConfig& model, CacheFormat format, c
 TEST(ModelSteps, OfDeepSeekV41LackWhatTheLibraryHasNoOperationFor) {
   for (const char* device : {"cpu", "sm80", "sm89", "sm90", "sm120"})
     EXPECT_THAT(missing(preset("deepseek-v4.1-flash"), CacheFormat::kFP8DsV41, device),
-                UnorderedElementsAre("compress: no operation compresses 2 tokens into a row of the second pool",
-                                     "choose blocks: no operation chooses blocks of keys by their largest logits",
+                UnorderedElementsAre("choose blocks: no operation chooses blocks of keys by their largest logits",
                                      "indexer_logits: no operation computes logits within chosen blocks of keys only"))
         << device;
-  EXPECT_THAT(missing(preset("deepseek-v4-flash"), CacheFormat::kFP8DsV4, "sm89"),
-              ElementsAre("compress: no operation compresses 4 tokens into a row of the second pool",
-                          "compress: no operation compresses 128 tokens into a row of the second pool"));
 }
 
 TEST(ModelSteps, OfModelsThatTheLibraryServesLackNothing) {
@@ -244,10 +241,15 @@ TEST(ModelSteps, OfModelsThatTheLibraryServesLackNothing) {
     const char* model;
     CacheFormat format;
     int64_t tp;
-  } cells[] = {{"deepseek-v3", CacheFormat::kFP8DsMla, 1}, {"deepseek-v3.2", CacheFormat::kFP8DsMla, 8},
-               {"kimi-k2.5", CacheFormat::kFP8, 8},        {"kimi-k3", CacheFormat::kBF16, 16},
-               {"glm-5", CacheFormat::kBF16, 1},           {"glm-5.3", CacheFormat::kFP8DsMla, 4},
-               {"hy4-preview", CacheFormat::kFP8DsMla, 8}, {"mistral-small-4", CacheFormat::kBF16, 1},
+  } cells[] = {{"deepseek-v3", CacheFormat::kFP8DsMla, 1},
+               {"deepseek-v3.2", CacheFormat::kFP8DsMla, 8},
+               {"deepseek-v4-flash", CacheFormat::kFP8DsV4, 1},
+               {"kimi-k2.5", CacheFormat::kFP8, 8},
+               {"kimi-k3", CacheFormat::kBF16, 16},
+               {"glm-5", CacheFormat::kBF16, 1},
+               {"glm-5.3", CacheFormat::kFP8DsMla, 4},
+               {"hy4-preview", CacheFormat::kFP8DsMla, 8},
+               {"mistral-small-4", CacheFormat::kBF16, 1},
                {"longcat-flash", CacheFormat::kBF16, 1}};
   for (const auto& cell : cells)
     for (const std::string& device : devices())
@@ -262,7 +264,7 @@ TEST(ModelSteps, ARowThatAFormatDoesNotHoldIsTheOneReason) {
   EXPECT_THAT(missing(preset("glm-5.3-flash"), CacheFormat::kFP8DsMla, "cpu"),
               Contains("decode_sparse: rows of fp8_ds_mla have 576 channels, not 512"));
   EXPECT_THAT(missing(preset("glm-5.3-flash"), CacheFormat::kFP8Nope, "sm90"),
-              ElementsAre(StartsWith("pool keys: no operation pools the indexer's keys of 4 tokens")));
+              ElementsAre("list tokens: no operation lists the 4 tokens of each chosen key"));
 }
 
 TEST(ModelSteps, OfDots3RunOverRowsOf16Bits) {

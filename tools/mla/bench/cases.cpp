@@ -91,6 +91,9 @@ constexpr KeyUse kKeyUses[] = {
     {"dcp", [](Op op) { return op == Op::kDecode; }},
     {"prefix", [](Op op) { return op == Op::kDecode; }},
     {"shared_prefix", [](Op op) { return op == Op::kDecode; }},
+    {"ratio", [](Op op) { return op == Op::kCompress; }},
+    {"overlap", [](Op op) { return op == Op::kCompress; }},
+    {"compress_to", [](Op op) { return op == Op::kCompress; }},
 };
 
 // Keys that would change nothing are mistakes.
@@ -124,6 +127,23 @@ void set_sparse(const Choice& choice, const ModelConfig* model, Case& result) {
   result.topk = int_of(choice, "topk", usual, 1, 1 << 20);
   result.extra_topk = int_of(choice, "extra_topk", 0, 0, 1 << 20);
   result.extra_page_size = int_of(choice, "extra_page_size", 64, 1, 1 << 20);
+}
+
+// Compressors: V4's, unless it is said.
+void set_compressor(const Choice& choice, Case& result) {
+  using To = kit::CompressSpec::To;
+  if (result.op != Op::kCompress) return;
+  result.ratio = int_of(choice, "ratio", 4, 1, 1 << 16);
+  result.overlap = bool_of(choice, "overlap", result.ratio == 4);
+  result.compress_to = one_of<To>(choice, "compress_to", To::kCache,
+                                  {{"cache", To::kCache}, {"indexer", To::kIndexer}, {"latents", To::kLatents}});
+  if (result.ratio == 1 && result.overlap)
+    throw UsageError("{}: a ratio of 1 has no overlap", find(choice, "overlap")->where);
+  if (find(choice, "head_dims") != nullptr) return;
+  if (result.compress_to == To::kIndexer)
+    result.d_qk = result.d_v = kIndexerLayout.head_dim;
+  else if (!kv_layout(result.cache).is_packed())
+    result.d_qk = result.d_v = 512;
 }
 
 void set_options(const Choice& choice, Case& result) {
@@ -225,6 +245,7 @@ std::vector<Case> make_cases(const Choice& choice, std::string_view label) {
   result.page_size = int_of(choice, "page_size", 64, 1, 1 << 20);
   result.states = int_of(choice, "states", 2, 1, 65536);
   set_sparse(choice, model ? &*model : nullptr, result);
+  set_compressor(choice, result);
   set_options(choice, result);
   result.causal = bool_of(choice, "causal", true);
   result.batch_invariant = bool_of(choice, "batch_invariant", false);
@@ -253,9 +274,9 @@ std::vector<Case> make_cases(const Choice& choice, std::string_view label) {
 }
 
 bool is_int_list(std::string_view key) {
-  constexpr std::string_view kIntKeys[] = {"heads",       "batch", "q_len",           "kv_len",       "page_size",
-                                           "states",      "topk",  "extra_topk",      "clip",         "threads",
-                                           "pool_tokens", "dcp",   "extra_page_size", "to_page_size", "prefix"};
+  constexpr std::string_view kIntKeys[] = {
+      "heads", "batch",   "q_len",       "kv_len", "page_size",       "states",       "topk",   "extra_topk",
+      "clip",  "threads", "pool_tokens", "dcp",    "extra_page_size", "to_page_size", "prefix", "ratio"};
   return std::find(std::begin(kIntKeys), std::end(kIntKeys), key) != std::end(kIntKeys);
 }
 
@@ -304,7 +325,7 @@ const std::vector<SettingKey>& setting_keys() {
        "Type of queries or of q, k and v (prefill), both also e4m3, of rows (cache tools) or of partial states"},
       {"heads", "Query heads"},
       {"batch", "Requests"},
-      {"q_len", "Query tokens of each request (prefill: all of kv-len)"},
+      {"q_len", "Query or new tokens of each request (prefill: all of kv-len)"},
       {"kv_len", "Tokens of each request (prefill_sparse: keys; top_k: logits)"},
       {"batch_spec", "Batches such as 8q1s4k or 2q2k_32q1s1k"},
       {"trace", "Take kv lengths from a trace, and compare with equal lengths of the same total"},
@@ -329,6 +350,9 @@ const std::vector<SettingKey>& setting_keys() {
       {"batch_invariant", "true, false"},
       {"prefix", "Tokens, in whole pages, that all requests begin with (decode)"},
       {"shared_prefix", "Read those once: true, false"},
+      {"ratio", "Tokens that compress pools into a latent: 4, 128 (V4), 1, 2 (V4.1)"},
+      {"overlap", "Whether it pools the group before too: true, false (as V4's ratio of 4)"},
+      {"compress_to", "Where its latents go: cache, indexer, latents"},
       {"threads", "Threads of the kernels and the ceilings; 0 = all that the process may use"},
       {"backend", "Rows or families to force; auto"},
       {"device", "Where to compute: cpu, cuda:N, emulated:sm90 (else MLA_EMULATE, else cpu)"},

@@ -47,6 +47,9 @@ struct Case {
   CacheFormat extra_cache = CacheFormat::kBF16;  ///< of that second pool
   CacheFormat to_cache = CacheFormat::kBF16;     ///< copy_pages: what is written
   int64_t to_page_size = 64;
+  int64_t ratio = 4;  ///< compress: tokens of a group
+  bool overlap = true;
+  kit::CompressSpec::To compress_to = kit::CompressSpec::To::kCache;
   Scales scales = Scales::kPowersOfTwo;
   bool sink = false, alibi = false;
   int64_t window = -1;

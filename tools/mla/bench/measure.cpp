@@ -18,7 +18,7 @@ constexpr int kRounds = 5;
 // Whether the operation only moves bytes: its measure is a copy of them.
 bool is_copy(Op op) {
   return op == Op::kAppend || op == Op::kAppendRope || op == Op::kGather || op == Op::kCopyPages ||
-         op == Op::kAppendIndexer;
+         op == Op::kAppendIndexer || op == Op::kCompress;
 }
 
 // What the share of a case is taken of; empty means a copy of the same bytes.
@@ -30,7 +30,8 @@ std::optional<Ceiling> ceiling_of(const Workload& workload) {
     case Op::kAppendRope:
     case Op::kGather:
     case Op::kCopyPages:
-    case Op::kAppendIndexer: return std::nullopt;
+    case Op::kAppendIndexer:
+    case Op::kCompress: return std::nullopt;
     case Op::kMergeStates:
     case Op::kBlockTableToCsr:
     case Op::kPhysicalSlots:

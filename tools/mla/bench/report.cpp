@@ -22,6 +22,10 @@ std::string data_format(const Case& one) {
     case Op::kIndexerLogits:
     case Op::kIndexerTopK: return "indexer";
     case Op::kTopK: return "f32";
+    case Op::kCompress:
+      if (one.compress_to == kit::CompressSpec::To::kIndexer) return "indexer";
+      if (one.compress_to == kit::CompressSpec::To::kLatents) return "bf16";
+      return std::string(name(one.cache));
     case Op::kBlockTableToCsr:
     case Op::kPhysicalSlots: return "i32";
     default: return std::string(cli::has_cache(one.op) ? name(one.cache) : name(one.q_dtype));
@@ -37,6 +41,11 @@ std::string_view name(Scales scales) {
   return {};
 }
 
+std::string_view name(kit::CompressSpec::To to) {
+  using To = kit::CompressSpec::To;
+  return to == To::kCache ? "cache" : to == To::kIndexer ? "indexer" : "latents";
+}
+
 std::string_view name(kit::Tree tree) {
   return tree == kit::Tree::kNone ? "none" : tree == kit::Tree::kMask ? "mask" : "parents";
 }
@@ -49,6 +58,9 @@ std::string variant_text(const Case& one) {
   std::string text;
   const auto add = [&](const std::string& part) { text += (text.empty() ? "" : ", ") + part; };
   if (one.scales != Scales::kPowersOfTwo) add(fmt::format("{} scales", name(one.scales)));
+  if (one.op == Op::kCompress)
+    add(fmt::format("groups of {}{}, tokens {}", one.ratio, one.overlap ? " with overlap" : "",
+                    mla::name(one.q_dtype)));
   if (one.op == Op::kCopyPages) add(fmt::format("to {}, pages of {}", name(one.to_cache), one.to_page_size));
   if (one.extra_topk > 0)
     add(fmt::format("{} + {} keys, second {}pages of {}", one.topk, one.extra_topk,
@@ -126,6 +138,10 @@ void add_details(const Case& one, Json& json) {
   json["extra_cache"] = two_pools ? Json(name(one.extra_cache)) : Json(nullptr);
   json["to_cache"] = copies ? Json(name(one.to_cache)) : Json(nullptr);
   json["to_page_size"] = copies ? one.to_page_size : 0;
+  const bool compresses = one.op == Op::kCompress;
+  json["compress_ratio"] = compresses ? one.ratio : 0;
+  json["overlap"] = compresses && one.overlap;
+  json["compress_to"] = compresses ? Json(name(one.compress_to)) : Json(nullptr);
   json["sink"] = one.sink;
   json["window"] = one.window;
   json["soft_cap"] = one.soft_cap;

@@ -272,4 +272,28 @@ kit::IndexerTopKSpec indexer_top_k_spec(const Case& one, uint64_t seed) {
   return spec;
 }
 
+kit::CompressSpec compress_spec(const Case& one, uint64_t seed) {
+  kit::CompressSpec spec;
+  spec.q_len = q_lens(one);
+  spec.kv_len = kv_lens(one);
+  spec.ratio = narrow(one.ratio, "ratio");
+  spec.overlap = one.overlap;
+  spec.dtype = one.q_dtype;
+  spec.bias = one.ratio > 2;  // V4.1 has none
+  spec.to = one.compress_to;
+  spec.cache = cache_spec(one);
+  spec.cache.two_tensors = spec.cache.token_scales;
+  spec.power_of_two_scales = one.scales != Scales::kF32;
+  // Room for the tokens that a latent needs, and as many drafts.
+  const int64_t span = one.ratio * (one.overlap ? 2 : 1);
+  spec.block_size = narrow(std::max<int64_t>(one.ratio, 8), "block_size");
+  spec.columns = narrow((2 * span + spec.block_size - 1) / spec.block_size, "columns");
+  int64_t groups = 0;
+  for (const Request& request : one.requests) groups += request.q_len / one.ratio + 1;
+  spec.num_pages = narrow((groups + one.page_size - 1) / one.page_size, "pages");
+  spec.skip_share = 0.0;
+  spec.seed = seed;
+  return spec;
+}
+
 }  // namespace mla::bench

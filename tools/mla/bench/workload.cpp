@@ -86,6 +86,11 @@ double bytes_of(const Case& one) {
     case Op::kIndexerTopK:
       return indexer + tokens * (heads * (kIndexerLayout.head_dim * q_bytes + 4) + longest * 4 + topk * 4);
     case Op::kTopK: return tokens * (longest + topk) * 4;
+    case Op::kCompress: {
+      const double row = static_cast<double>(one.d_qk) * (one.overlap ? 4 : 2);  // of kv and score
+      const double state = 4 * static_cast<double>(one.requests.size()) * static_cast<double>(one.ratio + 4) * row * 8;
+      return tokens * (row * q_bytes + static_cast<double>(one.d_qk) * 4) + state;
+    }
   }
   return 0.0;
 }
@@ -179,6 +184,7 @@ void Workload::make_problem(uint64_t seed) {
     case Op::kIndexerLogits: make<kit::IndexerLogitsCase>(indexer_logits_spec(case_, seed)); break;
     case Op::kTopK: make<kit::TopKCase>(top_k_spec(case_, seed)); break;
     case Op::kIndexerTopK: make<kit::IndexerTopKCase>(indexer_top_k_spec(case_, seed)); break;
+    case Op::kCompress: make<kit::CompressCase>(compress_spec(case_, seed)); break;
   }
 }
 
@@ -223,6 +229,9 @@ Workload::CopyPair Workload::copy_pair() {
   } else if (const auto* indexer = std::get_if<kit::AppendIndexerCase>(&problem_)) {
     source = &indexer->rows;
     destination = &indexer->memory.kv;
+  } else if (const auto* compress = std::get_if<kit::CompressCase>(&problem_)) {
+    source = &compress->kv;
+    destination = &compress->latent;
   } else {
     return {};
   }

@@ -67,10 +67,11 @@ class Workload {
   };
   CopyPair copy_pair();
 
-  using Problem = std::variant<std::monostate, kit::DecodeCase, kit::DecodeSparseCase, kit::PrefillCase,
-                               kit::PrefillSparseCase, kit::MergeCase, kit::AppendCase, kit::AppendRopeCase,
-                               kit::GatherCase, kit::CopyPagesCase, kit::BlockTableToCsrCase, kit::PhysicalSlotsCase,
-                               kit::AppendIndexerCase, kit::IndexerLogitsCase, kit::TopKCase, kit::IndexerTopKCase>;
+  using Problem =
+      std::variant<std::monostate, kit::DecodeCase, kit::DecodeSparseCase, kit::PrefillCase, kit::PrefillSparseCase,
+                   kit::MergeCase, kit::AppendCase, kit::AppendRopeCase, kit::GatherCase, kit::CopyPagesCase,
+                   kit::BlockTableToCsrCase, kit::PhysicalSlotsCase, kit::AppendIndexerCase, kit::IndexerLogitsCase,
+                   kit::TopKCase, kit::IndexerTopKCase, kit::CompressCase>;
   const Problem& problem() const { return problem_; }
 
  private:

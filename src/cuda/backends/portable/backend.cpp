@@ -5,6 +5,7 @@
 #include <span>
 
 #include "cuda/attention/shapes.h"
+#include "cuda/border/operations.h"
 
 namespace mla::cuda::portable {
 namespace {
@@ -20,6 +21,8 @@ constexpr std::span kWideWidths = std::span(kWidths).last<2>();
 
 core::Reason refusal(const Problem& problem) {
   if (const core::Reason reason = shape_refusal(problem, kWidths); !reason.empty()) return reason;
+  if (problem.op == Op::kCompress && problem.d_qk > kMostPooledChannels)
+    return core::Reason::format("takes latents of at most {} channels, not {}", kMostPooledChannels, problem.d_qk);
   if (!is_absorbed(problem.op) || !is_one_of(problem, kWideWidths)) return {};
   if (problem.op != Op::kPrefillSparse && is_quantized(kv_layout(problem.cache).nope.element))
     return core::Reason::format("takes rows of 16 bits where d_qk/d_v are {}/{}, not {}", problem.d_qk, problem.d_v,

@@ -21,6 +21,7 @@ const cuda::Operations& operations() {
       .physical_slots = run_physical_slots,
       .append_indexer = run_append_indexer,
       .top_k = run_top_k,
+      .compress = run_compress,
       .find_shared_prefixes = find_shared_prefixes,
   };
   return all;

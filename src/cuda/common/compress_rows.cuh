@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// The second kernel of compress appends the latents, which the first has left in `latent`, to a cache, and keeps new
+// tokens in the state, which the first has read.
+//   grid    a warp for each token, which keeps it; then a warp per request, for its first group, and one for each
+//   `ratio`
+//           tokens of the batch, for the others (compress_groups.cuh); a block is 4 warps that share nothing
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/border/launch.h"
+#include "cuda/common/compress_groups.cuh"
+#include "cuda/tile/indexer_key.cuh"
+#include "cuda/tile/rotated_rows.cuh"
+
+namespace mla::MLA_CUDA_NAMESPACE {
+
+/// Says how a latent becomes a row: not at all; as a key of the indexer; with rotary channels that turn, which are the
+/// end of its latent part or a part of their own; or as it is.
+enum class CompressedRow : uint8_t { kNone, kKey, kJoined, kParted, kPlain };
+
+template <CompressedRow kRow>
+struct CompressRowsKernel {
+  using Params = core::CompressArgs;
+  static constexpr const char* kName = kRow == CompressedRow::kNone     ? "compress_keep"
+                                       : kRow == CompressedRow::kKey    ? "compress_keys"
+                                       : kRow == CompressedRow::kJoined ? "compress_joined_rows"
+                                       : kRow == CompressedRow::kParted ? "compress_rows"
+                                                                        : "compress_plain_rows";
+  static constexpr int kThreads = 128;
+  static constexpr int kMinBlocks = 4;
+
+  /// Returns for how many requests, with a warp each, the first group is appended. Where each token is a group, all are
+  /// among the others.
+  static constexpr int32_t num_requests(const Params& args) { return args.ratio > 1 ? args.batch_size : 0; }
+
+  /// Returns for how many tokens, with a warp each, is decided whether they are kept.
+  static constexpr int64_t num_kept(const Params& args) { return args.state != nullptr ? args.num_tokens : 0; }
+
+  static MLA_DEVICE void run(const Params& args) {
+    ptx::allow_next_grid();  // lets attention over these rows start, up to its wait for them
+    const int64_t unit = int64_t{ptx::block_index_x()} * (kThreads / kWarpSize) + ptx::warp();
+    // The first kernel makes the latents, and reads the tokens that others replace. All warps wait for it, so that this
+    // kernel does not end before it.
+    if (unit < num_kept(args)) {
+      const KeptToken kept = kept_token(args, unit);
+      ptx::wait_for_previous_grid();
+      if (kept.state != nullptr) keep(args, unit, kept);
+      return;
+    }
+    const Group group = kRow != CompressedRow::kNone ? group_of(args, unit - num_kept(args)) : Group();
+    const int64_t token = group.last >= 0 ? group.tokens.token(group.last) : -1;
+    const int64_t slot = token >= 0 ? args.slot_mapping[token] : -1;
+    ptx::wait_for_previous_grid();
+    if (slot >= 0) append(args, token, group.last - args.ratio + 1, slot);
+  }
+
+ private:
+  /// Gives scores with the bias of their position.
+  struct BiasedScores {
+    Channels score, bias;
+
+    static constexpr int kBatch = 2;
+    struct Fetched {
+      Bits8 score, bias;
+    };
+    MLA_DEVICE float operator()(int32_t c) const { return score(c) + bias(c); }
+    MLA_DEVICE int32_t vector_channels(int32_t n) const { return score.vector_channels(n); }
+    MLA_DEVICE Fetched fetch(int32_t c) const { return {.score = score.fetch(c).bits, .bias = bias.fetch(c).bits}; }
+    MLA_DEVICE void decode(const Fetched& fetched, float (&values)[kVector]) const {
+      float biases[kVector];
+      decode8(fetched.score, score.dtype, values);
+      decode8(fetched.bias, DType::kF32, biases);
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) values[i] += biases[i];
+    }
+  };
+
+  /// Says where a token is kept, and at which position it stands; `state` is null for one that is not kept.
+  struct KeptToken {
+    float* state = nullptr;
+    int64_t position = 0;
+  };
+
+  /// A token is kept if the state has room for it beside those behind it.
+  static MLA_DEVICE KeptToken kept_token(const Params& args, int64_t token) {
+    NewTokens tokens;
+    if (!find_request(args, token, tokens)) return {};
+    const int64_t position = tokens.position(token);
+    if (position < 0 || tokens.end - token > args.capacity()) return {};
+    return {.state = state_of(args, tokens.request, position), .position = position};
+  }
+
+  static MLA_DEVICE void keep(const Params& args, int64_t token, const KeptToken& kept) {
+    const auto row_of = [&](const void* base, int64_t stride) {
+      return Channels{
+          .data = static_cast<const std::byte*>(base) + token * stride * static_cast<int64_t>(size_of(args.dtype)),
+          .dtype = args.dtype};
+    };
+    const Channels score = row_of(args.score, args.score_stride_token);
+    const Encoder encode(DType::kF32);
+    auto* const to = reinterpret_cast<std::byte*>(kept.state);
+    auto* const scores_to = reinterpret_cast<std::byte*>(kept.state + args.width());
+    write_channels(row_of(args.kv, args.kv_stride_token), args.width(), encode, to);
+    if (args.position_bias == nullptr) {
+      write_channels(score, args.width(), encode, scores_to);
+      return;
+    }
+    const auto row = static_cast<int32_t>(static_cast<uint32_t>(kept.position) % static_cast<uint32_t>(args.ratio));
+    const float* const bias = args.position_bias + row * args.position_bias_stride_position;
+    const Channels biases = {.data = reinterpret_cast<const std::byte*>(bias), .dtype = DType::kF32};
+    write_channels(BiasedScores{score, biases}, args.width(), encode, scores_to);
+  }
+
+  /// Returns the group that a warp appends; none if `last` is negative.
+  static MLA_DEVICE Group group_of(const Params& args, int64_t unit) {
+    const int64_t token = (unit - num_requests(args)) * args.ratio;
+    if (token >= args.num_tokens) return {};
+    if (token >= 0) return later_group(args, token, args.ratio > 1 ? 1 : 0);
+    const NewTokens tokens = NewTokens::of(args, static_cast<int32_t>(unit));
+    const int64_t last = first_end(args, tokens);
+    return {.tokens = tokens, .last = last < tokens.end_position() ? last : -1};
+  }
+
+  static MLA_DEVICE void append(const Params& args, int64_t token, int64_t position, int64_t slot) {
+    constexpr bool kToIndexer = kRow == CompressedRow::kKey;
+    const int64_t num_slots = kToIndexer ? args.indexer.num_pages * args.indexer.page_size : args.cache.num_slots();
+    if (slot >= num_slots || (args.d_rotary > 0 && position >= args.max_positions)) return;
+    const auto bytes = static_cast<int64_t>(size_of(args.latent_dtype));
+    const std::byte* const from = static_cast<const std::byte*>(args.latent) + token * args.latent_stride_token * bytes;
+    const Channels latent = {.data = from, .dtype = args.latent_dtype};
+    const int32_t num_plain = args.d_latent - args.d_rotary;
+    const Rotated rotated = {
+        .pe = {.data = from + num_plain * bytes, .dtype = args.latent_dtype},
+        .dim = args.d_rotary,
+        .cos_sin = args.d_rotary > 0 ? args.cos_sin + position * args.cos_sin_stride_position : nullptr,
+        .interleaved = args.interleaved};
+    if constexpr (kToIndexer) {
+      write_indexer_key(args.indexer, slot, RowWithRotated{latent, rotated, num_plain}, args.power_of_two_scales);
+    } else if constexpr (kRow == CompressedRow::kJoined) {
+      write_joined_row(CacheRow::at_slot(args.cache, slot), latent, rotated);
+    } else if constexpr (kRow == CompressedRow::kParted) {
+      write_parted_row(CacheRow::at_slot(args.cache, slot), latent, rotated);
+    } else {
+      const CacheRow row = CacheRow::at_slot(args.cache, slot);
+      const Channels kpe = {.data = from + args.cache.d_ckv * bytes, .dtype = args.latent_dtype};
+      if (args.cache.writes_scales)
+        write_row<RowWay::kGrouped>(row, true, latent, true, kpe);
+      else
+        write_row<RowWay::kConverted>(row, true, latent, true, kpe);
+    }
+  }
+};
+
+}  // namespace mla::MLA_CUDA_NAMESPACE
