@@ -171,6 +171,36 @@ TEST_F(ValidateOverlap, OtherOperations) {
         "common"}});
 }
 
+TEST_F(ValidateOverlap, Compress) {
+  expect_refused_directly<Compress>(
+      {{"the tokens", [](Compress& p) { put_on(p.params.latent, p.params.kv, 24); },
+        "compress: latent: expected memory apart from that of kv, got ranges with 96 bytes in common"},
+       {"scores", [](Compress& p) { put_on(p.params.latent, p.params.score, 118); },
+        "compress: latent: expected memory apart from that of score, got ranges with 2 bytes in common"},
+       {"the bias", [](Compress& p) { put_on(p.params.state, p.params.position_bias, 92); },
+        "compress: state: expected memory apart from that of position_bias, got ranges with 4 bytes in common"},
+       {"its own table", [](Compress& p) { put_on(p.params.state, p.params.state_table, 20); },
+        "compress: state: expected memory apart from that of state_table, got ranges with 4 bytes in common"},
+       {"the lengths", [](Compress& p) { put_on(p.params.state, p.params.kv_len); },
+        "compress: state: expected memory apart from that of kv_len, got ranges with 8 bytes in common"},
+       {"the state", [](Compress& p) { put_on(p.params.latent, p.params.state, 1148); },
+        "compress: state: expected memory apart from that of latent, got ranges with 4 bytes in common"},
+       {"the norm", [](Compress& p) { put_on(p.params.latent, p.params.norm_weight); },
+        "compress: latent: expected memory apart from that of norm_weight, got ranges with 24 bytes in common"},
+       {"slots", [](Compress& p) { put_on(p.params.cache.kv, p.params.slot_mapping, 32); },
+        "compress: cache.kv: expected memory apart from that of slot_mapping, got ranges with 8 bytes in common"},
+       {"angles", [](Compress& p) { put_on(p.params.cache.kv, p.params.cos_sin, 96); },
+        "compress: cache.kv: expected memory apart from that of cos_sin, got ranges with 16 bytes in common"},
+       {"the cache", [](Compress& p) { put_on(p.params.latent, p.params.cache.kv, 760); },
+        "compress: latent: expected memory apart from that of cache.kv, got ranges with 8 bytes in common"},
+       {"the indexer's cache",
+        [](Compress& p) {
+          p.use_indexer();
+          put_on(p.params.latent, p.params.indexer.kv, 4220);
+        },
+        "compress: latent: expected memory apart from that of indexer.kv, got ranges with 4 bytes in common"}});
+}
+
 TEST_F(ValidateOverlap, SlotsMayBeTheIndices) {
   PhysicalSlots p;
   p.params.slots = p.params.indices;

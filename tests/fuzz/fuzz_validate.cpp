@@ -11,6 +11,7 @@
 #include <deque>
 #include <iterator>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "mla/mla.h"
@@ -483,6 +484,59 @@ void fuzz_indexer(FuzzedDataProvider& input, const Context& context, Tensors& te
   expect_status(input.ConsumeBool() ? run(context, indexer) : run(context, p));
 }
 
+/// Gives the latents a target, or none, and returns their channels and how many of them turn.
+std::pair<int64_t, int64_t> make_target(FuzzedDataProvider& input, Tensors& tensors, CompressParams& p) {
+  const int target = input.ConsumeIntegralInRange<int>(0, 3);
+  if (target == 0) return {7, 0};
+  p.slot_mapping = tensors.make_list(DType::kI64, std::vector<int64_t>{31, -1, 0, 17, 5, 99});
+  if (target == 1) {
+    p.indexer = make_indexer_cache(input, tensors);
+    return {128, input.ConsumeBool() ? 64 : 0};
+  }
+  const CacheFormat format = any_format(input);
+  const Widths widths = widths_of(format);
+  p.cache = make_cache(input, tensors, format);
+  return {widths.nope + widths.rope, input.ConsumeBool() ? widths.rope + kv_layout(format).rotary_in_nope : 0};
+}
+
+void fuzz_compress(FuzzedDataProvider& input, const Context& context, Tensors& tensors) {
+  constexpr int32_t kRatios[] = {1, 2, 2, 3, 4};
+  constexpr DType kTypes[] = {DType::kBF16, DType::kF16, DType::kF32};
+  CompressParams p{.kv_len = tensors.make({5, 9}),
+                   .ratio = input.PickValueInArray(kRatios),
+                   .norm_eps = input.ConsumeBool() ? 1e-6F : any_scale(input),
+                   .interleaved = input.ConsumeBool(),
+                   .power_of_two_scales = input.ConsumeBool()};
+  p.overlap = p.ratio > 1 && input.ConsumeBool();
+  const auto [channels, rotary] = make_target(input, tensors, p);
+  const int64_t width = p.overlap ? 2 * channels : channels;
+  const DType dtype = input.PickValueInArray(kTypes);
+  p.kv = tensors.make(dtype, {6, width});
+  if (p.ratio > 1) {
+    p.score = tensors.make(dtype, {6, width});
+    if (input.ConsumeBool()) p.position_bias = tensors.make(DType::kF32, {p.ratio, width});
+    // One ring, or blocks, of which some keep nothing; the first entry is of the oldest tokens.
+    const bool ring = input.ConsumeBool();
+    p.state = tensors.make(DType::kF32, {4, ring ? 8 : 3, 2 * width});
+    p.state_table = tensors.make(ring ? std::vector<int32_t>{3, 0} : std::vector<int32_t>{99, 1, -1, 3, 0, 2});
+    p.state_table.ndim = 2;
+    p.state_table.shape = {2, ring ? 1 : 3};
+    p.state_table.stride = {ring ? 1 : 3, 1};
+  }
+  if (input.ConsumeBool()) p.qo_indptr = tensors.make({0, 2, 6});
+  if (input.ConsumeBool()) p.norm_weight = tensors.make(input.PickValueInArray(kTypes), {channels});
+  p.latent = tensors.make(input.PickValueInArray(kTypes), {6, channels});
+  if (rotary > 0) p.cos_sin = tensors.make(DType::kF32, {9, rotary});
+  if (input.ConsumeIntegralInRange<int>(0, 7) == 0) p.ratio = static_cast<int32_t>(any_integer(input));
+  if (input.ConsumeIntegralInRange<int>(0, 7) == 0) p.overlap = !p.overlap;
+  break_some(
+      input, tensors,
+      std::vector<TensorView*>{&p.kv, &p.score, &p.position_bias, &p.qo_indptr, &p.kv_len, &p.state, &p.state_table,
+                               &p.norm_weight, &p.latent, &p.slot_mapping, &p.cos_sin, &p.indexer.kv} +
+          views_of(p.cache));
+  expect_status(run(context, p));
+}
+
 void fuzz_top_k(FuzzedDataProvider& input, const Context& context, Tensors& tensors) {
   TopKParams p{.logits = tensors.make(DType::kF32, {3, 9}), .indices = tensors.make(DType::kI32, {3, 4})};
   for (int i = 0; i < 27; ++i) static_cast<float*>(p.logits.data)[i] = any_scale(input);
@@ -500,8 +554,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const Context& context = input.ConsumeBool() ? reference : best;
   Tensors tensors;
   constexpr void (*kOperations[])(FuzzedDataProvider&, const Context&, Tensors&) = {
-      fuzz_decode,        fuzz_prefill,        fuzz_merge_states, fuzz_append,      fuzz_gather,  fuzz_append_rope,
-      fuzz_decode_sparse, fuzz_prefill_sparse, fuzz_copy_pages,   fuzz_index_tools, fuzz_indexer, fuzz_top_k};
+      fuzz_decode,      fuzz_prefill,       fuzz_merge_states,   fuzz_append,     fuzz_gather,
+      fuzz_append_rope, fuzz_decode_sparse, fuzz_prefill_sparse, fuzz_copy_pages, fuzz_index_tools,
+      fuzz_indexer,     fuzz_top_k,         fuzz_compress};
   input.PickValueInArray(kOperations)(input, context, tensors);
   return 0;
 }

@@ -44,6 +44,13 @@ void move_caches(FarMemory& far, Params& params) {
   far.move_cache(params.cache, kAnySlot);
   far.renumber_slots<int64_t>(params.slot_mapping);
 }
+void move_caches(FarMemory& far, CompressParams& params) {
+  if (params.indexer.kv.given())
+    far.move_cache(params.indexer, kAnySlot);
+  else
+    far.move_cache(params.cache, kAnySlot);
+  far.renumber_slots<int64_t>(params.slot_mapping);
+}
 void move_caches(FarMemory& far, CopyPagesParams& params) {
   far.move_cache(params.from, kAnySlot);
   far.renumber_pages(params.from_pages);
@@ -302,6 +309,26 @@ FarProblems<kit::AppendIndexerSpec> append_indexer_problems() {
   return {{spec, {kFarStrides, kFarPages, kPageEnds}}};
 }
 
+FarProblems<kit::CompressSpec> compress_problems() {
+  FarProblems<kit::CompressSpec> problems;
+  for (int32_t ratio : {1, 4, 16}) {
+    kit::CompressSpec spec;
+    spec.q_len = {9, 1, 40};
+    spec.kv_len = {30, 8, 48};
+    spec.ratio = ratio;
+    spec.overlap = ratio == 4;
+    spec.num_pages = 12;
+    spec.columns = ratio == 4 ? 0 : 2;
+    spec.to = ratio == 16 ? kit::CompressSpec::To::kIndexer : kit::CompressSpec::To::kCache;
+    spec.cache = kit::usual_cache(ratio == 1 ? CacheFormat::kBF16 : CacheFormat::kFP8DsV4);
+    spec.cache.d_qk = ratio == 16 ? kIndexerLayout.head_dim : 512;
+    spec.cache.d_v = spec.cache.d_qk;
+    spec.cache.page_size = 8;
+    problems.push_back({spec, {kFarStrides, kFarPages}});
+  }
+  return problems;
+}
+
 FarProblems<kit::IndexerLogitsSpec> indexer_problems() {
   FarProblems<kit::IndexerLogitsSpec> problems;
   for (int32_t heads : {20, 70})
@@ -367,6 +394,7 @@ MLA_FAR_TESTS(CopyPages, Op::kCopyPages, copy_pages_problems);
 MLA_FAR_TESTS(AppendIndexer, Op::kAppendIndexer, append_indexer_problems);
 MLA_FAR_TESTS(IndexerLogits, Op::kIndexerLogits, indexer_problems);
 MLA_FAR_TESTS(IndexerTopK, Op::kIndexerTopK, indexer_top_k_problems);
+MLA_FAR_TESTS(Compress, Op::kCompress, compress_problems);
 MLA_FAR_TESTS(TopK, Op::kTopK, top_k_problems);
 MLA_FAR_TESTS(PhysicalSlots, Op::kPhysicalSlots, physical_slots_problems);
 MLA_FAR_TESTS(BlockTableToCsr, Op::kBlockTableToCsr, block_table_problems);

@@ -228,6 +228,64 @@ Options<kit::AppendIndexerCase> append_indexer_options() {
   };
 }
 
+/// Lets the first token that has a slot write none.
+void skip_first(const TensorView& slots) {
+  int64_t token = 0;
+  while (at<int64_t>(slots, token) < 0 || at<int64_t>(slots, token) == INT64_MAX) ++token;
+  at<int64_t>(slots, token) = -1;
+}
+
+std::vector<kit::CompressSpec> compress_specs() {
+  kit::CompressSpec spec;
+  spec.q_len = {9, 6};
+  spec.kv_len = {30, 12};
+  spec.num_pages = 2;
+  spec.skip_share = 0;
+  return with_formats(spec, [](kit::CompressSpec& s) -> CacheSpec& { return s.cache; });
+}
+
+Options<kit::CompressCase> compress_options() {
+  using Params = CompressParams;
+  using Spec = kit::CompressSpec;
+  const auto to_indexer = [](Spec& s) {
+    s.to = Spec::To::kIndexer;
+    s.cache = {};
+    s.cache.d_qk = s.cache.d_v = kIndexerLayout.head_dim;
+  };
+  const Options<kit::CompressCase> own = {
+      {"kv", Effect::kChanges, [](Params& p) { flip(p.kv); }},
+      {"score", Effect::kChanges, [](Params& p) { flip(p.score); }},
+      {"position_bias", Effect::kChanges, [](Params& p) { flip(p.position_bias); }},
+      // Other tokens end groups then. The CPU sees that these have no slots.
+      {"qo_indptr", Effect::kChangesOrRefused, [](Params& p) { --at(p.qo_indptr, 1); }},
+      {"kv_len", Effect::kChangesOrRefused, [](Params& p) { --at(p.kv_len, 0); }},
+      {"ratio", Effect::kRefused, [](Params& p) { p.ratio = 3; }},
+      {"overlap", Effect::kRefused, [](Params& p) { p.overlap = false; }},
+      {"state", Effect::kRefused, [](Params& p) { p.state = {}; }},
+      {"state_table", Effect::kChanges, [](Params& p) { at(p.state_table, 0, 0) = -1; }},
+      {"norm_weight", Effect::kChanges, [](Params& p) { flip(p.norm_weight); }},
+      {"norm_eps", Effect::kChanges, [](Params& p) { p.norm_eps = 1.0F; }},
+      {"latent", Effect::kRefused, [](Params& p) { p.latent = {}; }},
+      {"slot_mapping", Effect::kChanges, [](Params& p) { skip_first(p.slot_mapping); }},
+      {"cos_sin", Effect::kChanges, [](Params& p) { p.cos_sin = {}; }},
+      {"interleaved", Effect::kChanges, [](Params& p) { p.interleaved = false; }},
+      {"power_of_two_scales", Effect::kChanges, [](Params& p) { p.power_of_two_scales = false; }, to_indexer},
+      {"indexer.kv", Effect::kRefused, [](Params& p) { p.indexer.kv = {}; }, to_indexer},
+      {"indexer.page_size", Effect::kRefused, [](Params& p) { p.indexer.page_size = 1000; }, to_indexer},
+  };
+  return join(own, {cache_options<kit::CompressCase>(
+                       "cache", true, [](Params& p) -> KvCache& { return p.cache; },
+                       [](Spec& s, const auto& f) {
+                         s.to = Spec::To::kCache;
+                         f(s.cache);
+                       })});
+}
+
+class CompressSweep : public OptionSweep<kit::CompressCase, Op::kCompress> {};
+MLA_FOR_ALL_ROWS(CompressSweep, Op::kCompress);
+
+TEST_P(CompressSweep, EveryFieldMatters) { sweep(compress_specs(), compress_options()); }
+
 class AppendIndexerSweep : public OptionSweep<kit::AppendIndexerCase, Op::kAppendIndexer> {};
 MLA_FOR_ALL_ROWS(AppendIndexerSweep, Op::kAppendIndexer);
 

@@ -203,6 +203,14 @@ TEST(Overlap, Writers) {
   }
 }
 
+TEST(Overlap, Compressors) {
+  kit::CompressSpec spec;
+  spec.q_len = {3, 1};
+  spec.kv_len = {9, 4};
+  spec.cache = small_cache(CacheFormat::kFP8DsV4);
+  for (const Context& context : places()) EXPECT_EQ(expect_pairs_refused(context, kit::CompressCase(spec)), 2 * 3 * 11);
+}
+
 TEST(Overlap, Readers) {
   kit::GatherSpec gather;
   gather.kv_len = {9, 3};
