@@ -37,16 +37,18 @@ double tolerance_of(DType dtype, double value, double largest) {
   return rounding * std::abs(value) + 0x1p-25 + 2e-5 * largest;
 }
 
-std::string judge_latents(const CompressCase& problem, const std::vector<double>& got,
-                          const std::vector<double>& want) {
+/// Says what is wrong with the latents. `worst` becomes the largest error, relative to the largest of its row.
+std::string judge_latents(const CompressCase& problem, const std::vector<double>& got, const std::vector<double>& want,
+                          double& worst) {
   const auto d = static_cast<size_t>(problem.spec.cache.d_qk);
   for (const End& end : ends_of(problem.spec)) {
     const size_t first = static_cast<size_t>(end.token) * d;
     double largest = 0;
     for (size_t c = first; c < first + d; ++c) largest = std::max(largest, std::abs(want[c]));
     for (size_t c = first; c < first + d; ++c) {
-      const double most = tolerance_of(problem.spec.latent_dtype, want[c], largest);
-      if (!(std::abs(got[c] - want[c]) <= most))
+      const double most = tolerance_of(problem.spec.latent_dtype, want[c], largest), error = std::abs(got[c] - want[c]);
+      if (largest > 0) worst = std::max(worst, error / largest);
+      if (!(error <= most))
         return "latent of token " + std::to_string(end.token) + ", channel " + std::to_string(c - first) + ", is " +
                std::to_string(got[c]) + ", expected " + std::to_string(want[c]) + " within " + std::to_string(most);
     }
@@ -148,7 +150,7 @@ std::string first_difference(const char* what, std::span<const std::byte> given,
 }
 
 /// Judges the given outputs. Those of the reference stand in the case's buffers.
-std::string judge(const CompressCase& problem, const Bytes& given, const Context& reference) {
+std::string judge(const CompressCase& problem, const Bytes& given, const Context& reference, double& worst) {
   const std::vector<const Buffer*> outputs = problem.outputs();
   const Bytes state(problem.state.bytes().begin(), problem.state.bytes().end());
   const std::vector<double> want = to_dense(problem.params().latent);
@@ -157,7 +159,7 @@ std::string judge(const CompressCase& problem, const Bytes& given, const Context
     return failure;
   if (!gaps_hold(problem.latent, problem.params().latent, kUntouched) || !others_hold(problem))
     return "wrote into the gaps of latent";
-  if (std::string failure = judge_latents(problem, to_dense(problem.params().latent), want); !failure.empty())
+  if (std::string failure = judge_latents(problem, to_dense(problem.params().latent), want, worst); !failure.empty())
     return failure;
   if (problem.spec.to == CompressSpec::To::kLatents) return {};
   std::vector<const Buffer*> rows = outputs;
@@ -173,8 +175,11 @@ std::string judge(const CompressCase& problem, const Bytes& given, const Context
 Outcome check_outputs(const CompressCase& problem, std::string_view backend) {
   const Result<Context> reference = reference_context();
   if (!reference.ok()) return failed(outcome_of(problem.spec, backend), "reference: " + reference.status().message());
-  return check_against_reference(problem, backend,
-                                 [&](const Bytes& given) { return judge(problem, given, *reference); });
+  double worst = 0;
+  Outcome outcome = check_against_reference(
+      problem, backend, [&](const Bytes& given) { return judge(problem, given, *reference, worst); });
+  outcome.error.max_rel = worst;
+  return outcome;
 }
 
 Outcome check(const Context& context, const CompressSpec& spec) { return check_direct<CompressCase>(context, spec); }
