@@ -115,6 +115,23 @@ HWY_INLINE void* advance(void* base, DType dtype, int64_t elements) {
   return static_cast<char*>(base) + elements * static_cast<int64_t>(size_of(dtype));
 }
 
+/// Loads `count` floats, at most a vector, without reading behind them; the other lanes are 0.
+HWY_INLINE FloatVec load_some(const void* from, DType dtype, int32_t count) {
+  if (count == kLanes) return load_as_f32(from, dtype);
+  alignas(64) unsigned char rest[kLanes * sizeof(float)] = {};
+  std::memcpy(rest, from, static_cast<size_t>(count) * size_of(dtype));
+  return load_as_f32(rest, dtype);
+}
+
+/// Calls f(vector, i, count) for vectors of `count` floats from element i on. The last vector is filled up with zeros.
+template <class F>
+HWY_INLINE void for_each_vector(const void* src, DType dtype, int64_t n, const F& f) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) f(load_as_f32(advance(src, dtype, i), dtype), i, int64_t{kLanes});
+  if (kLanes == 1 || i == n) return;
+  f(load_some(advance(src, dtype, i), dtype, static_cast<int32_t>(n - i)), i, n - i);
+}
+
 // ---- powers of two ----
 
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3                    // better targets have lower numbers: AVX3 and better
