@@ -350,9 +350,12 @@ typedef struct mla_physical_slots_params {
   int32_t page_size;
   int32_t compact;
   mla_context_parallel context_parallel;
-  const mla_tensor* slots;       /* out [T, topk] int32; may be `indices` */
+  /* out [T, topk] int32; may be `indices`. With list_tokens [T, at least topk * ratio + ratio - 1] */
+  const mla_tensor* slots;
   const mla_tensor* valid_count; /* out [T] int32, optional */
   void* stream;                  /* cudaStream_t; null = the default stream. Ignored on the CPU */
+  int32_t ratio;                 /* tokens that an index stands for; 0 is 1 */
+  int32_t list_tokens;           /* 1: all of them are listed; 0: `pages` is of a pool with a row for them */
 } mla_physical_slots_params;
 
 typedef struct mla_indexer_cache {
@@ -380,8 +383,15 @@ typedef struct mla_indexer_logits_params {
   const mla_tensor* qo_indptr; /* [B+1] int32; null = T / B queries each */
   int32_t causal;              /* 1 after _init */
   int32_t reserved;            /* 0 */
-  const mla_tensor* logits;    /* out [T, N] f32, N at least the largest kv_len */
+  const mla_tensor* logits;    /* out [T, N] f32, N at least the most keys of a request, or M * block_size */
   void* stream;                /* cudaStream_t; null = the default stream. Ignored on the CPU */
+  const mla_tensor* blocks;    /* [T, M] int32, optional: blocks of keys whose logits are computed */
+  int32_t block_size;          /* keys of a block; 0 is 1 */
+  int32_t ratio;               /* tokens that a key stands for, kv_len counts tokens; 0 is 1 */
+  /* [T] int32, optional: query t sees keys [key_begin[t], key_end[t]). Without key_begin they begin with key 0, without
+   * key_end `causal` says where they end. */
+  const mla_tensor* key_begin;
+  const mla_tensor* key_end;
 } mla_indexer_logits_params;
 
 typedef struct mla_top_k_params {
@@ -390,6 +400,10 @@ typedef struct mla_top_k_params {
   const mla_tensor* lengths; /* [T] int32, optional */
   const mla_tensor* indices; /* out [T, k] int32 */
   void* stream;              /* cudaStream_t; null = the default stream. Ignored on the CPU */
+  const mla_tensor* blocks;  /* [T, M] int32, optional: as given to indexer_logits */
+  int32_t block_size;        /* keys of a block; without `blocks`, above 1, blocks are chosen; 0 is 1 */
+  int32_t reserved;          /* 0 */
+  const mla_tensor* starts;  /* [T] int32, optional: logits before starts[t] do not count */
 } mla_top_k_params;
 
 /* Holds the parameters of indexer_top_k, which computes physical slots from the indexer's queries. */
@@ -403,10 +417,17 @@ typedef struct mla_indexer_top_k_params {
   int32_t causal;              /* 1 after _init */
   int32_t page_size;           /* of the latent cache, as `pages` */
   mla_page_table pages;
-  const mla_tensor* logits;      /* scratch [T, N] f32, N at least the largest kv_len */
+  const mla_tensor* logits;      /* scratch [T, N] f32, as that of indexer_logits */
   const mla_tensor* slots;       /* out [T, topk] int32 */
   const mla_tensor* valid_count; /* out [T] int32, optional */
   void* stream;                  /* cudaStream_t; null = the default stream. Ignored on the CPU */
+  const mla_tensor* blocks;      /* [T, M] int32, optional: blocks of keys to choose from */
+  int32_t block_size;            /* keys of a block; 0 is 1 */
+  int32_t ratio;                 /* tokens that a key stands for, kv_len counts tokens; 0 is 1 */
+  /* [T] int32, optional: query t sees keys [key_begin[t], key_end[t]). Without key_begin they begin with key 0, without
+   * key_end `causal` says where they end. */
+  const mla_tensor* key_begin;
+  const mla_tensor* key_end;
 } mla_indexer_top_k_params;
 
 typedef struct mla_compress_params {

@@ -65,12 +65,13 @@ MLA_FIELDS(AppendRopeParams, q_nope, q_pe, q_out, q_scale, ckv, kpe, cos_sin, po
 MLA_FIELDS(GatherParams, cache, pages, token_start, out_indptr, out_kv, out_ckv, out_kpe);
 MLA_FIELDS(CopyPagesParams, from, from_pages, to, to_pages);
 MLA_FIELDS(BlockTableToCsrParams, block_table, kv_len, page_size, kv_indptr, kv_indices);
-MLA_FIELDS(PhysicalSlotsParams, indices, topk_length, qo_indptr, pages, page_size, context_parallel, compact, slots,
-           valid_count);
+MLA_FIELDS(PhysicalSlotsParams, indices, topk_length, qo_indptr, pages, page_size, context_parallel, ratio, list_tokens,
+           compact, slots, valid_count);
 MLA_FIELDS(IndexerCache, kv, page_size);
 MLA_FIELDS(AppendIndexerParams, k, slot_mapping, power_of_two_scales, cache);
-MLA_FIELDS(IndexerLogitsParams, q, weights, cache, pages, qo_indptr, causal, logits);
-MLA_FIELDS(TopKParams, logits, lengths, indices);
+MLA_FIELDS(IndexerLogitsParams, q, weights, cache, pages, qo_indptr, causal, ratio, key_begin, key_end, blocks,
+           block_size, logits);
+MLA_FIELDS(TopKParams, logits, lengths, starts, blocks, block_size, indices);
 MLA_FIELDS(IndexerTopKParams, indexer, pages, page_size, slots, valid_count);
 MLA_FIELDS(CompressParams, kv, score, position_bias, qo_indptr, kv_len, ratio, overlap, state, state_table, norm_weight,
            norm_eps, latent, slot_mapping, cos_sin, interleaved, cache, indexer, power_of_two_scales);

@@ -272,17 +272,24 @@ struct BlockTableToCsrParams {
 };
 
 /// Turns request-local token indices into physical slots. -1, what lies beyond topk_length, and what is not below
-/// kv_len become -1.
+/// kv_len become -1. Where keys are pooled, an index may stand for a group of tokens instead: index i for tokens
+/// [ratio * i, ratio * (i + 1)).
 struct PhysicalSlotsParams {
-  TensorView indices = {};      ///< [T, topk]: tokens of the query's request
+  TensorView indices = {};      ///< [T, topk]: tokens of the query's request, or groups of them
   TensorView topk_length = {};  ///< [T], optional
   TensorView qo_indptr = {};    ///< [B+1]; not given: T / B queries each
   PageTable pages = {};
   int32_t page_size = 0;
   /// Tokens of other ranks become -1, and the rank's own are looked up by their local index. kv_len stays global.
   ContextParallel context_parallel = {};
-  bool compact = false;         ///< the valid slots of a row move to its front, in order, and -1 fills the rest
-  TensorView slots = {};        ///< out [T, topk]; may be `indices`, row by row
+  int32_t ratio = 1;  ///< tokens of a group; kv_len counts tokens, so that a request has kv_len / ratio groups
+  /// Says where the slots are: in a pool that has a row for each group (false: pages has its page table; DeepSeek V4),
+  /// or in the cache of the tokens (true; GLM-5.3). All tokens of each group are listed then, and behind those of the
+  /// last index the tokens that the query sees of the group that is not complete yet; causal as in decode.
+  bool list_tokens = false;
+  bool compact = false;  ///< the valid slots of a row move to its front, in order, and -1 fills the rest
+  /// out [T, topk], may be `indices`, row by row; with list_tokens [T, at least topk * ratio + ratio - 1], -1 beyond
+  TensorView slots = {};
   TensorView valid_count = {};  ///< out [T], optional: valid slots of each row
 };
 
@@ -302,7 +309,9 @@ struct AppendIndexerParams {
 };
 
 /// Computes logits[t][j] = sum_h weights[t][h] * max(0, q[t][h] . k[j]) * scale[j], in f32, as in DeepSeek V3.2; scales
-/// of the queries belong into the weights. Keys that query t does not see (causal as in decode, kv_len) get -inf.
+/// of the queries belong into the weights. Keys that query t does not see (causal as in decode, kv_len) get -inf. If
+/// blocks of keys are listed for each query (DeepSeek V4.1), a row has the logits of the listed keys, in the order of
+/// the list.
 struct IndexerLogitsParams {
   TensorView q = {};        ///< [T, H, 128]; e4m3, bf16, f16 or f32
   TensorView weights = {};  ///< [T, H] f32
@@ -310,7 +319,18 @@ struct IndexerLogitsParams {
   PageTable pages = {};
   TensorView qo_indptr = {};  ///< [B+1]; not given: T / B queries each
   bool causal = true;
-  TensorView logits = {};  ///< out [T, N] f32, N at least the largest kv_len
+  /// Counts the tokens that a key stands for: key j for tokens [ratio * j, ratio * (j + 1)), all of which a query must
+  /// see to see the key. kv_len counts tokens.
+  int32_t ratio = 1;
+  /// [T], optional: query t sees keys [key_begin[t], key_end[t]) of its request, as far as it has them. Without
+  /// key_begin they begin with key 0; without key_end `causal` says where they end.
+  TensorView key_begin = {};
+  TensorView key_end = {};
+  /// [T, M], optional: logit j of query t is that of key blocks[t][j / block_size] * block_size + j % block_size. Of a
+  /// block that is negative or has no key, all logits are -inf.
+  TensorView blocks = {};
+  int32_t block_size = 1;
+  TensorView logits = {};  ///< out [T, N] f32; N at least the most keys of a request, or M * block_size
 };
 
 /// Finds the indices of the k largest logits of every row, in ascending order. Of equal logits those with lower indices
@@ -318,6 +338,13 @@ struct IndexerLogitsParams {
 struct TopKParams {
   TensorView logits = {};   ///< [T, N] f32
   TensorView lengths = {};  ///< [T]: the first lengths[t] <= N logits count; not given: all
+  TensorView starts = {};   ///< [T]: of these, those before starts[t] do not; not with blocks
+  /// If `blocks` are given, they and block_size are those of indexer_logits: indices are of keys, in the order of the
+  /// list, and logits of -inf and NaN are never chosen. Otherwise a block_size above 1 chooses blocks of so many
+  /// neighbouring logits: the one that has the last logit, which is seldom whole, and the k - 1 others with the largest
+  /// logits. Indices are of blocks then.
+  TensorView blocks = {};
+  int32_t block_size = 1;
   TensorView indices = {};  ///< out [T, k], k >= 1
 };
 
@@ -325,10 +352,10 @@ struct TopKParams {
 /// physical_slots. Keys that a query does not see are never selected.
 struct IndexerTopKParams {
   IndexerLogitsParams indexer = {};  ///< its `logits` are scratch here, -inf where a key is not seen
-  PageTable pages = {};              ///< of the latent cache; kv_len as in indexer.pages
-  int32_t page_size = 0;             ///< of the latent cache
-  TensorView slots = {};             ///< out [T, topk], -1 behind the valid ones
-  TensorView valid_count = {};       ///< out [T], optional
+  PageTable pages = {};   ///< of the latent cache, or of the pool if indexer.ratio > 1; kv_len as in indexer.pages
+  int32_t page_size = 0;  ///< of the latent cache
+  TensorView slots = {};  ///< out [T, topk], -1 behind the valid ones
+  TensorView valid_count = {};  ///< out [T], optional
 };
 
 /// Pools groups of `ratio` neighbouring tokens of a request into one latent each, and appends it to the pool that the

@@ -46,6 +46,8 @@ def physical_slots(
     topk_length: Tensor | None = None,
     qo_indptr: Tensor | None = None,
     context_parallel: tuple[int, int, int] | None = None,
+    ratio: int = 1,
+    list_tokens: bool = False,
     compact: bool = False,
     slots: Tensor | None = None,
     valid_count: Tensor | None = None,
@@ -55,14 +57,18 @@ def physical_slots(
     """Turns request-local token indices into physical slots. What names no token of the request becomes -1.
 
     Args:
-        indices: [T, topk] int32, tokens of the query's request.
+        indices: [T, topk] int32, tokens of the query's request, or groups of ``ratio`` tokens.
         kv_len, block_table, kv_indptr, kv_indices: the page table, as in :func:`decode`.
         page_size: tokens of a page.
         topk_length: [T] int32: indices from it on count as -1.
         qo_indptr: [B+1] int32; None: T / B queries each.
         context_parallel: (rank, world, interleave): tokens of other ranks become -1.
+        ratio: tokens of a group; kv_len counts tokens.
+        list_tokens: False: a group has one row, in a pool whose pages the page table names (DeepSeek V4). True: the
+            pages are of the tokens' cache (GLM-5.3): all tokens of each group are listed, and behind those of the last
+            index the tokens that the query sees (causal as in :func:`decode`) of the group that is not complete yet.
         compact: the valid slots of a row move to its front, in order.
-        slots: [T, topk] int32; may be ``indices``.
+        slots: [T, topk] int32, may be ``indices``; with ``list_tokens`` [T, at least topk * ratio + ratio - 1].
         valid_count: [T] int32, valid slots of each row.
         return_valid_count: whether to return valid_count; implied by ``valid_count``.
 
@@ -105,13 +111,19 @@ def indexer_logits(
     kv_indices: Tensor | None = None,
     qo_indptr: Tensor | None = None,
     causal: bool = True,
+    ratio: int = 1,
+    key_begin: Tensor | None = None,
+    key_end: Tensor | None = None,
+    blocks: Tensor | None = None,
+    block_size: int = 1,
     max_kv_len: int | None = None,
     logits: Tensor | None = None,
     context: Context | None = None,
 ) -> Tensor:
     """Computes the indexer's scores: ``logits[t][j] = sum_h weights[t][h] * max(0, q[t][h] . k[j]) * scale[j]``.
 
-    Keys that query t does not see (causal as in :func:`decode`, kv_len) get -inf.
+    Keys that query t does not see (causal as in :func:`decode`, kv_len) get -inf. If ``blocks`` lists blocks of keys
+    for each query (DeepSeek V4.1), a row has the logits of the listed keys, in the order of the list.
 
     Args:
         q: [T, H, 128]; e4m3 (also as uint8), bf16, f16 or f32. Scales of quantized queries belong into ``weights``.
@@ -121,8 +133,15 @@ def indexer_logits(
         kv_len, block_table, kv_indptr, kv_indices: its page table, as in :func:`decode`.
         qo_indptr: [B+1] int32; None: T / B queries each.
         causal: see above.
-        max_kv_len: width of new ``logits``; None: what the page table has room for.
-        logits: [T, N] f32, N at least the largest kv_len.
+        ratio: tokens that a key stands for; kv_len counts tokens, and a query sees a key if it sees all its tokens.
+        key_begin, key_end: [T] int32: query t sees keys [key_begin[t], key_end[t]) of its request, as far as it has
+            them. Without ``key_begin`` they begin with key 0; without ``key_end`` ``causal`` says where they end.
+        blocks: [T, M] int32: logit j of query t is that of key
+            ``blocks[t][j // block_size] * block_size + j % block_size``; of a block that is negative or has no key, all
+            logits are -inf.
+        block_size: keys of a block.
+        max_kv_len: width of new ``logits``; None: what the page table has room for, or M * block_size.
+        logits: [T, N] f32, N at least the most keys of a request, or M * block_size.
 
     Returns:
         ``logits``.
@@ -135,6 +154,9 @@ def top_k(
     k: int,
     *,
     lengths: Tensor | None = None,
+    starts: Tensor | None = None,
+    blocks: Tensor | None = None,
+    block_size: int = 1,
     indices: Tensor | None = None,
     context: Context | None = None,
 ) -> Tensor:
@@ -144,6 +166,12 @@ def top_k(
         logits: [T, N] f32. NaN counts as less than -inf.
         k: at least 1.
         lengths: [T] int32: the first lengths[t] logits count; None: all.
+        starts: [T] int32: of these, those before starts[t] do not count; not with blocks.
+        blocks: [T, M] int32: as given to :func:`indexer_logits`. Indices are of keys then, in the order of the list;
+            logits of -inf and NaN are never chosen.
+        block_size: keys of a listed block. Without ``blocks``, a size above 1 chooses blocks of so many neighbouring
+            logits (the candidate blocks of DeepSeek V4.1): the one that has the last logit, which is seldom whole, and
+            the k - 1 others with the largest logits. Indices are of blocks then.
         indices: [T, k] int32.
 
     Returns:
@@ -165,6 +193,11 @@ def indexer_top_k(
     kv_indices: Tensor | None = None,
     qo_indptr: Tensor | None = None,
     causal: bool = True,
+    ratio: int = 1,
+    key_begin: Tensor | None = None,
+    key_end: Tensor | None = None,
+    blocks: Tensor | None = None,
+    block_size: int = 1,
     max_kv_len: int | None = None,
     context: Context | None = None,
     latent_page_size: int | None = None,
@@ -184,8 +217,9 @@ def indexer_top_k(
         q, weights, cache, page_size: as in :func:`indexer_logits`.
         k: slots of each query.
         kv_len, block_table, kv_indptr, kv_indices: the page table of the indexer's cache.
-        qo_indptr, causal: as in :func:`indexer_logits`.
-        latent_page_size: tokens of a page of the latent cache; None: ``page_size``.
+        qo_indptr, causal, ratio, key_begin, key_end, blocks, block_size: as in :func:`indexer_logits`.
+        latent_page_size: tokens of a page of the latent cache, or rows of a page of the pool that has one for ``ratio``
+            tokens; None: ``page_size``.
         latent_block_table, latent_kv_indptr, latent_kv_indices: its page table; None: that of the indexer's cache.
         max_kv_len, logits: scratch, as in :func:`indexer_logits`; -inf where a key is not seen.
         slots: [T, k] int32.

@@ -210,12 +210,17 @@ def _csr(a: _Arguments) -> _Tensors:
 
 def _slots(a: _Arguments) -> _Tensors:
     indices = a["indices"]
-    return {"slots": _integers(indices, *indices.shape), "valid_count": _integers(indices, indices.shape[0])}
+    tokens, width = indices.shape
+    if a.get("list_tokens"):
+        width = width * a.get("ratio", 1) + a.get("ratio", 1) - 1
+    return {"slots": _integers(indices, tokens, width), "valid_count": _integers(indices, indices.shape[0])}
 
 
 def _logits(a: _Arguments) -> torch.Tensor:
     width = a.get("max_kv_len")
-    if width is None:
+    if width is None and a.get("blocks") is not None:
+        width = a["blocks"].shape[1] * a.get("block_size", 1)
+    elif width is None:
         pages = a["block_table"] if a.get("block_table") is not None else a["kv_indices"]
         width = pages.shape[-1] * a["page_size"]
     return a["q"].new_empty((a["q"].shape[0], width), dtype=torch.float32)

@@ -3,6 +3,8 @@
 // caller did not give.
 #include <tvm/ffi/reflection/registry.h>
 
+#include <algorithm>
+
 #include "operation.h"
 #include "outputs.h"
 #include "plan.h"
@@ -54,7 +56,8 @@ void physical_slots(ffi::PackedArgs packed, ffi::Any* result) {
   auto params = args.fields<PhysicalSlotsParams>();
   Outputs outputs(args, call.outputs());
   const TensorView& rows = params.indices;
-  outputs.make(params.slots, "slots", DType::kI32, {rows.shape[0], rows.shape[1]}, rows.device);
+  const int64_t ratio = params.list_tokens ? std::max(params.ratio, 1) : 1;
+  outputs.make(params.slots, "slots", DType::kI32, {rows.shape[0], rows.shape[1] * ratio + ratio - 1}, rows.device);
   if (args.boolean("return_valid_count"))
     outputs.make(params.valid_count, "valid_count", DType::kI32, {rows.shape[0]}, rows.device);
   args.end();
@@ -70,8 +73,9 @@ void append_indexer(ffi::PackedArgs packed, ffi::Any*) {
   call.carry_out_unplanned(params, params.k.device);
 }
 
-/// Returns how many keys the page table has room for: a query has at most as many logits.
+/// Returns how many keys are listed, or the page table has room for: a query has at most as many logits.
 int64_t most_keys(const IndexerLogitsParams& params) {
+  if (params.blocks.given()) return params.blocks.ndim == 2 ? params.blocks.shape[1] * params.block_size : 0;
   const TensorView& pages = params.pages.block_table.given() ? params.pages.block_table : params.pages.kv_indices;
   return pages.ndim > 0 ? pages.shape[static_cast<size_t>(pages.ndim - 1)] * params.cache.page_size : 0;
 }

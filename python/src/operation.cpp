@@ -14,7 +14,8 @@ namespace {
 
 constexpr std::string_view kIntegers[] = {"kv_len",       "block_table", "kv_indptr",   "kv_indices",  "qo_indptr",
                                           "tree_parents", "indices",     "topk_length", "token_start", "out_indptr",
-                                          "from_pages",   "to_pages",    "lengths",     "state_table"};
+                                          "from_pages",   "to_pages",    "lengths",     "state_table", "starts",
+                                          "blocks",       "key_begin",   "key_end"};
 constexpr std::string_view kLongIntegers[] = {"slot_mapping", "positions"};
 
 bool among(std::span<const std::string_view> names, std::string_view name) {

@@ -174,6 +174,7 @@ def index_calls() -> dict[str, Call]:
     keys = torch.zeros(PAGES, libmla.indexer_page_bytes(PAGE), dtype=torch.uint8)
     indexer = (_random(TOKENS, HEADS, 128), _random(TOKENS, HEADS, dtype=torch.float32), keys)
     named = {"page_size": PAGE, **_TABLE_ARGUMENTS}
+    listed = {"blocks": torch.tensor([[0, 1], [1, -1], [0, 900]], dtype=torch.int32), "block_size": 3}
     return {
         "block_table_to_csr": (
             "block_table_to_csr",
@@ -182,9 +183,13 @@ def index_calls() -> dict[str, Call]:
         ),
         "physical_slots": ("physical_slots", (indices,), {**named, "compact": True, "return_valid_count": True}),
         "append_indexer": ("append_indexer", (_random(TOKENS, 128), _SLOTS, keys.clone()), {"page_size": PAGE}),
+        "physical_slots, groups": ("physical_slots", (indices,), {**named, "ratio": 2, "list_tokens": True}),
         "indexer_logits": ("indexer_logits", indexer, named),
+        "indexer_logits, blocks": ("indexer_logits", indexer, {**named, **listed}),
         "top_k": ("top_k", (_random(TOKENS, 9, dtype=torch.float32), 4), {}),
+        "top_k, blocks": ("top_k", (_random(TOKENS, 9, dtype=torch.float32), 4), {"block_size": 2}),
         "indexer_top_k": ("indexer_top_k", (*indexer, 4), {**named, "return_valid_count": True}),
+        "indexer_top_k, blocks": ("indexer_top_k", (*indexer, 4), {**named, **listed, "ratio": 2}),
     }
 
 

@@ -99,6 +99,78 @@ def test_top_k(k):
     assert mine[1].tolist()[: min(k, 20)] == chosen(logits[1], k)
 
 
+def test_indexer_of_pooled_keys():
+    """A key of GLM-5.3-Flash stands for 4 tokens, all of which are listed if it is chosen."""
+    ratio, kv_len = 4, [9, 0, 42, 3]
+    keys = batches.paged([length // ratio for length in kv_len], 2)
+    latent = batches.paged(kv_len, 16)
+    cache = torch.zeros((keys.num_pages, libmla.indexer_page_bytes(2)), dtype=torch.uint8)
+    slots_of_keys = torch.tensor(keys.all_slots())
+    libmla.append_indexer(torch.randn(len(slots_of_keys), 128).bfloat16(), slots_of_keys, cache, page_size=2)
+    lengths = [2, 1, 6, 1]
+    q, weights = torch.randn(sum(lengths), HEADS, 128).bfloat16(), torch.rand(sum(lengths), HEADS)
+    more = {"qo_indptr": batches.indptr(lengths), "kv_len": ints(kv_len), "ratio": ratio}
+    pages = {name: table for name, table in keys.pages().items() if name != "kv_len"}
+    logits = libmla.indexer_logits(q, weights, cache, **pages, page_size=2, **more)
+    of_cache = unpacked(cache, 2)
+    seen = [length - n + i + 1 for length, n in zip(kv_len, lengths) for i in range(n)]
+    requests = [b for b, n in enumerate(lengths) for _ in range(n)]
+    for t, b in enumerate(requests):
+        whole = max(seen[t], 0) // ratio
+        scores = torch.relu(q[t].double() @ of_cache[keys.slots(b)[:whole]].T) * weights[t].double()[:, None]
+        expected.check(logits[t : t + 1, :whole], scores.sum(0)[None], 2e-2)
+        assert (logits[t, whole:] == -math.inf).all()
+    chosen_keys = libmla.top_k(logits, 3, lengths=ints([max(n, 0) // ratio for n in seen]))
+    tables = {name: table for name, table in latent.pages().items() if name != "kv_len"}
+    slots = libmla.physical_slots(chosen_keys, **tables, page_size=16, list_tokens=True, **more)
+    assert slots.shape == (10, 3 * 4 + 3)
+    for t, b in enumerate(requests):
+        tokens = [4 * j + i if j >= 0 else -1 for j in chosen_keys[t].tolist() for i in range(4)]
+        rest = list(range(max(seen[t], 0) // 4 * 4, max(seen[t], 0)))
+        tokens += rest + [-1] * (3 - len(rest))
+        assert slots[t].tolist() == [latent.slots(b)[j] if j >= 0 else -1 for j in tokens]
+
+
+def candidates(logits: torch.Tensor, seen: int, blocks: int) -> list[int]:
+    """Returns the candidate blocks of DeepSeek V4.1: those with the largest logits and the newest one, ascending."""
+    best = [logits[first : min(first + 8, seen)].max() for first in range(0, seen, 8)]
+    if best:
+        best[-1] = torch.tensor(math.inf)
+    return chosen(torch.tensor(best), blocks)
+
+
+def test_two_levels():
+    """One layer of DeepSeek V4.1 chooses blocks of 8 keys; another one chooses its keys within them."""
+    batch = batches.paged([200, 0, 61, 7], 16)
+    lengths = [3, 1, 2, 1]
+    seen = [length - n + i + 1 for length, n in zip(batch.kv_len, lengths) for i in range(n)]
+    requests = [b for b, n in enumerate(lengths) for _ in range(n)]
+    more = {"page_size": 16, "qo_indptr": batches.indptr(lengths), **batch.pages()}
+
+    def layer():
+        cache = torch.zeros((batch.num_pages, libmla.indexer_page_bytes(16)), dtype=torch.uint8)
+        keys = torch.randn(sum(batch.kv_len), 128).bfloat16()
+        libmla.append_indexer(keys, torch.tensor(batch.all_slots()), cache, page_size=16)
+        return torch.randn(7, HEADS, 128).bfloat16(), torch.rand(7, HEADS), cache
+
+    first, second = layer(), layer()
+    logits = libmla.indexer_logits(*first, **more)
+    blocks = libmla.top_k(logits, 4, lengths=ints([max(n, 0) for n in seen]), block_size=8)
+    dense = libmla.indexer_logits(*second, **more)
+    inside = libmla.indexer_logits(*second, **more, blocks=blocks, block_size=8)
+    assert inside.shape == (7, 32)
+    keys = libmla.top_k(inside, 20, blocks=blocks, block_size=8)
+    slots, counts = libmla.indexer_top_k(*second, 20, **more, blocks=blocks, block_size=8, return_valid_count=True)
+    for t, b in enumerate(requests):
+        listed = candidates(logits[t], max(seen[t], 0), 4)
+        assert blocks[t].tolist() == listed + [-1] * (4 - len(listed))
+        open_keys = [j for block in listed for j in range(8 * block, min(8 * block + 8, seen[t]))]
+        best = [open_keys[i] for i in chosen(dense[t, open_keys], 20)]
+        assert keys[t].tolist() == best + [-1] * (20 - len(best))
+        assert slots[t].tolist() == [batch.slots(b)[j] for j in best] + [-1] * (20 - len(best))
+        assert counts[t] == len(best)
+
+
 def test_indexer_top_k(problem):
     batch, cache, _, q, weights, qo_indptr = problem
     more = {"page_size": 16, "qo_indptr": qo_indptr}

@@ -37,6 +37,10 @@ def test_an_unknown_operation_has_no_arguments() -> None:
         passed("decoed")
 
 
+# What top_k takes beside what the tests declare.
+REST = "lengths=None, starts=None, blocks=None, block_size=1"
+
+
 def declared(parameters: str, *outputs: Output) -> Operation:
     """Returns top_k, declared with other parameters."""
     words: dict[str, Any] = {}
@@ -47,8 +51,8 @@ def declared(parameters: str, *outputs: Output) -> Operation:
 @pytest.mark.parametrize(
     "parameters, names",
     [
-        ("logits, k, *, lengths=None, context=None", "indices"),
-        ("logits, k, *, lengths=None, indices=None, mask=None, context=None", "mask"),
+        (f"logits, k, *, {REST}, context=None", "indices"),
+        (f"logits, k, *, {REST}, indices=None, mask=None, context=None", "mask"),
     ],
 )
 def test_a_signature_that_differs_is_refused(parameters: str, names: str) -> None:
@@ -58,7 +62,7 @@ def test_a_signature_that_differs_is_refused(parameters: str, names: str) -> Non
 
 def test_the_order_of_a_signature_does_not_matter() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0]])
-    turned = declared("k, logits, *, context=None, indices=None, lengths=None", Output("indices"))
+    turned = declared(f"k, logits, *, context=None, indices=None, {REST}", Output("indices"))
     assert turned.run((2, logits), {}).tolist() == [[1, 2]]
 
 

@@ -301,16 +301,38 @@ struct BlockTableToCsrArgs {
 struct PhysicalSlotsArgs {
   int64_t num_tokens = 0;  // T
   int32_t topk = 0;
+  int32_t num_slots = 0;             // of a row: topk, or more with list_tokens
   const int32_t* indices = nullptr;  // [T, topk]
   int64_t indices_stride_token = 0;
   const int32_t* topk_length = nullptr;  // [T], or null
   QueryRanges queries = {};
   Pages pages = {};
   ContextParallel context_parallel = {};
+  int32_t ratio = 1;
+  bool list_tokens = false;
   bool compact = false;
-  int32_t* slots = nullptr;  // [T, topk]
+  int32_t* slots = nullptr;  // [T, num_slots]
   int64_t slots_stride_token = 0;
   int32_t* valid_count = nullptr;  // [T], may be null
+
+  /// Returns how many tokens or rows the pages hold of a request.
+  constexpr int32_t num_rows(int32_t request) const { return pages.kv_len[request] / (list_tokens ? 1 : ratio); }
+  /// Returns how many tokens a query sees.
+  constexpr int32_t num_seen(int32_t request, int64_t token) const {
+    const int64_t later = int64_t{queries.begin(request)} + queries.len(request) - 1 - token;
+    return static_cast<int32_t>(std::max<int64_t>(pages.kv_len[request] - later, 0));
+  }
+  /// Returns which token or row entry i of a row of slots is for; if none, a number below 0 or beyond all rows.
+  /// `row` are the query's indices, the first `length` of which count.
+  constexpr int64_t row_of_entry(const int32_t* row, int32_t length, int32_t seen, int32_t i) const {
+    if (!list_tokens) return i < length ? row[i] : -1;
+    const auto n = static_cast<uint32_t>(ratio);
+    const uint32_t group = static_cast<uint32_t>(i) / n, in_group = static_cast<uint32_t>(i) % n;
+    const bool behind = group >= static_cast<uint32_t>(topk);  // the indices: these are of the incomplete group
+    if (!behind) return static_cast<int32_t>(group) < length ? int64_t{row[group]} * n + in_group : -1;
+    const int64_t last = int64_t{seen} / n * n + (i - int64_t{topk} * n);
+    return last < seen ? last : -1;
+  }
 };
 
 struct IndexerPages {
@@ -339,6 +361,22 @@ struct AppendIndexerArgs {
   IndexerPages cache = {};
 };
 
+/// Lists blocks of keys for each query token, to which its logits belong.
+struct KeyBlocks {
+  const int32_t* blocks = nullptr;  // [T, count]; null: logit j belongs to key j
+  int64_t stride_token = 0;
+  int32_t count = 0;
+  int32_t size = 1;  // keys of a block
+
+  constexpr bool given() const { return blocks != nullptr; }
+  /// Counts the listed keys, real ones or not.
+  constexpr int32_t num_keys() const { return count * size; }
+  /// Returns the key that logit j < num_keys() of a token belongs to; it may be one that the request does not have.
+  constexpr int64_t key(int64_t token, int32_t j) const {
+    return int64_t{blocks[token * stride_token + j / size]} * size + j % size;
+  }
+};
+
 struct IndexerLogitsArgs {
   int32_t batch_size = 0;
   int64_t num_tokens = 0;  // T
@@ -352,7 +390,11 @@ struct IndexerLogitsArgs {
   Pages pages = {};
   QueryRanges queries = {};
   bool causal = true;
-  int64_t max_kv_len = 0;   // N
+  int32_t ratio = 1;
+  const int32_t* key_begin = nullptr;  // [T], or null
+  const int32_t* key_end = nullptr;    // [T], or null
+  KeyBlocks blocks = {};
+  int64_t num_logits = 0;   // N
   float* logits = nullptr;  // [T, N]
   int64_t logits_stride_token = 0;
 };
@@ -363,6 +405,9 @@ struct TopKArgs {
   const float* logits = nullptr;
   int64_t logits_stride_token = 0;
   const int32_t* lengths = nullptr;  // [T], or null
+  const int32_t* starts = nullptr;   // [T], or null, as with blocks
+  KeyBlocks blocks = {};
+  int32_t block_size = 1;  // logits of a block, where blocks are chosen
   int32_t k = 0;
   int32_t* indices = nullptr;  // [T, k]
   int64_t indices_stride_token = 0;

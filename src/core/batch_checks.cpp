@@ -9,8 +9,8 @@
 namespace mla::core {
 namespace {
 
-/// Checks kv_len of every request against the number of tokens that its pages can hold.
-bool check_kv_len(Checks& check, const Pages& pages, const ContextParallel& share, int64_t max_pages) {
+/// Checks kv_len of every request against the number of rows that its pages can hold.
+bool check_kv_len(Checks& check, const Pages& pages, const PagedRows& rows, int64_t max_pages) {
   for (int32_t b = 0; b < pages.batch_size; ++b) {
     const int32_t length = pages.kv_len[b];
     if (length < 0) return check.fail("kv_len", "expected at least 0, got {} for request {}", length, b);
@@ -18,9 +18,12 @@ bool check_kv_len(Checks& check, const Pages& pages, const ContextParallel& shar
       return check.fail("kv_len", "expected at most {}, got {} for request {}", kMaxKvLen, length, b);
     const int64_t held = pages.kv_indptr != nullptr ? pages.kv_indptr[b + 1] - pages.kv_indptr[b] : max_pages;
     const int64_t capacity = std::min<int64_t>(held, INT32_MAX) * pages.page_size;
-    const int64_t local = local_length(share, length);
+    const int64_t local = rows.count(length);
     if (local <= capacity) continue;
-    if (share.world == 1)
+    if (rows.ratio > 1)
+      return check.fail("kv_len", "expected at most {} ({} pages of {} groups of {} tokens), got {} for request {}",
+                        (capacity + 1) * rows.ratio - 1, held, pages.page_size, rows.ratio, length, b);
+    if (rows.share.world == 1)
       return check.fail("kv_len", "expected at most {} ({} pages of {}), got {} for request {}", capacity, held,
                         pages.page_size, length, b);
     return check.fail("kv_len", "expected at most {} tokens on the rank ({} pages of {}), got {} of {} for request {}",
@@ -155,7 +158,7 @@ bool check_context_parallel(Checks& check, const ContextParallel& share) {
          check.at_least("interleave", share.interleave, 1);
 }
 
-bool check_page_table(Checks& check, const PageTable& table, int64_t page_size, const ContextParallel& share,
+bool check_page_table(Checks& check, const PageTable& table, int64_t page_size, const PagedRows& rows,
                       int64_t& batch_size, Pages& pages) {
   if (!check.lengths("kv_len", table.kv_len, {"B", &batch_size}) || !check.fits_int32("batch_size", batch_size))
     return false;
@@ -188,13 +191,13 @@ bool check_page_table(Checks& check, const PageTable& table, int64_t page_size, 
     const bool empty = batch_size == 0 || max_pages == 0;
     pages.table_entries = empty ? 0 : (batch_size - 1) * pages.table_stride_request + max_pages;
   }
-  return !check.on_cpu() || check_kv_len(check, pages, share, max_pages);
+  return !check.on_cpu() || check_kv_len(check, pages, rows, max_pages);
 }
 
-bool check_used_pages(Checks& check, const Pages& pages, const ContextParallel& share, int64_t num_pages) {
+bool check_used_pages(Checks& check, const Pages& pages, const PagedRows& rows, int64_t num_pages) {
   const std::string_view field = pages.kv_indptr != nullptr ? "kv_indices" : "block_table";
   for (int32_t b = 0; b < pages.batch_size; ++b) {
-    const int64_t used = (local_length(share, pages.kv_len[b]) + pages.page_size - 1) / pages.page_size;
+    const int64_t used = (rows.count(pages.kv_len[b]) + pages.page_size - 1) / pages.page_size;
     if (used > 0 && !check_pages(check, field, pages.of(b), 0, used, num_pages, b)) return false;
   }
   return check.ok();

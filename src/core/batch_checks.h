@@ -52,12 +52,19 @@ bool check_compute(Checks& check, const AttentionOptions& options, DType keys, O
 
 bool check_context_parallel(Checks& check, const ContextParallel& share);
 
-/// Checks the shapes and lengths of a page table, and binds `batch_size`. It does not look at page numbers. The table
-/// holds the rank's own tokens.
-bool check_page_table(Checks& check, const PageTable& table, int64_t page_size, const ContextParallel& share,
+/// Says which rows of a request its pages hold: one for each token of a rank, or for each whole group of tokens.
+struct PagedRows {
+  ContextParallel share = {};
+  int32_t ratio = 1;  // tokens of a group
+
+  constexpr int64_t count(int64_t kv_len) const { return local_length(share, kv_len) / ratio; }
+};
+
+/// Checks the shapes and lengths of a page table, and binds `batch_size`. It does not look at page numbers.
+bool check_page_table(Checks& check, const PageTable& table, int64_t page_size, const PagedRows& rows,
                       int64_t& batch_size, Pages& pages);
 
-/// Checks the page numbers that hold the rank's tokens of every request.
-bool check_used_pages(Checks& check, const Pages& pages, const ContextParallel& share, int64_t num_pages);
+/// Checks the page numbers that hold the rows of every request.
+bool check_used_pages(Checks& check, const Pages& pages, const PagedRows& rows, int64_t num_pages);
 
 }  // namespace mla::core

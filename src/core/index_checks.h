@@ -3,14 +3,23 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "core/args.h"
+#include "core/batch_checks.h"
 #include "core/checks.h"
 
 namespace mla::core {
 
 /// Checks that the slots of all pages in use fit int32. The size of the pool is not known here.
-bool check_slot_pages(Checks& check, const Pages& pages, const ContextParallel& share);
+bool check_slot_pages(Checks& check, const Pages& pages, const PagedRows& rows);
+
+/// Checks an optional [T] input of int32. `values` stays as it is if the tensor is not given.
+bool check_per_token(Checks& check, std::string_view field, const TensorView& view, int64_t num_tokens,
+                     const int32_t*& values);
+
+/// Checks a list of blocks of keys, which need not be given, and the size of blocks.
+bool check_key_blocks(Checks& check, const TensorView& view, int32_t block_size, int64_t num_tokens, KeyBlocks& blocks);
 
 /// Checks the optional [T] output of numbers of valid slots.
 bool check_valid_count(Checks& check, const TensorView& valid_count, int64_t num_tokens);

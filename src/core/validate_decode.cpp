@@ -109,7 +109,8 @@ Status validate(const DecodeParams& params, Scope scope, DecodeArgs& args, Devic
       check_compute(check, params.options, args.cache, nullptr, args.options) &&
       check_context_parallel(check, params.context_parallel);
   if (!shapes ||
-      !check_page_table(check, params.pages, shape.page_size, params.context_parallel, batch_size, args.pages) ||
+      !check_page_table(check, params.pages, shape.page_size, {.share = params.context_parallel}, batch_size,
+                        args.pages) ||
       !check_queries(check, params.qo_indptr, batch_size, batch.num_tokens, args.queries))
     return check.take();
 
@@ -143,7 +144,7 @@ Status validate(const DecodeParams& params, Scope scope, DecodeArgs& args, Devic
   args.lse_stride_head = lse.stride[1];
   args.shared_prefix = params.shared_prefix;
   if (!check_shared_prefix(check, params, args) || !check_tree(check, params, args)) return check.take();
-  if (check.reads_data()) check_used_pages(check, args.pages, args.context_parallel, shape.num_pages);
+  if (check.reads_data()) check_used_pages(check, args.pages, {.share = args.context_parallel}, shape.num_pages);
   return check.finish(device);
 }
 

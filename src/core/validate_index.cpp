@@ -16,8 +16,8 @@ bool same_rows(const TensorView& a, const TensorView& b) {
 
 }  // namespace
 
-bool check_slot_pages(Checks& check, const Pages& pages, const ContextParallel& share) {
-  return !check.reads_data() || check_used_pages(check, pages, share, (int64_t{INT32_MAX} + 1) / pages.page_size);
+bool check_slot_pages(Checks& check, const Pages& pages, const PagedRows& rows) {
+  return !check.reads_data() || check_used_pages(check, pages, rows, (int64_t{INT32_MAX} + 1) / pages.page_size);
 }
 
 Status validate(const BlockTableToCsrParams& params, BlockTableToCsrArgs& args, Device& device, Memory memory) {
@@ -52,11 +52,37 @@ Status validate(const BlockTableToCsrParams& params, BlockTableToCsrArgs& args, 
   return check.finish(device);
 }
 
+namespace {
+
+bool check_groups(Checks& check, const PhysicalSlotsParams& params, int64_t topk) {
+  return check.at_least("ratio", params.ratio, 1) &&
+         check.require(params.ratio == 1 || params.list_tokens || params.context_parallel.world == 1, "ratio",
+                       "expected 1 where rows belong to ranks, got {}", params.ratio) &&
+         check.fits_int32("number of listed tokens", params.list_tokens ? topk * params.ratio + params.ratio : topk);
+}
+
+/// Returns which rows of a request the pages hold.
+PagedRows rows_of(const PhysicalSlotsParams& params) {
+  return {.share = params.context_parallel, .ratio = params.list_tokens ? 1 : params.ratio};
+}
+
+/// Checks that a row of slots has room for all tokens of topk groups, and for those of one that is not complete.
+bool check_listed(Checks& check, int64_t topk, int64_t ratio, int64_t num_slots) {
+  const int64_t needed = topk * ratio + ratio - 1;
+  return check.fits_int32("W", num_slots) &&
+         check.require(num_slots >= needed, "slots",
+                       "expected rows of at least {} slots, for {} groups of {} tokens and {} more, got {}", needed,
+                       topk, ratio, ratio - 1, num_slots);
+}
+
+}  // namespace
+
 Status validate(const PhysicalSlotsParams& params, PhysicalSlotsArgs& args, Device& device, Memory memory) {
   Checks check(Op::kPhysicalSlots, Scope::kAll, memory);
   int64_t num_tokens = kUnbound;
   int64_t topk = kUnbound;
   int64_t batch_size = kUnbound;
+  int64_t num_slots = kUnbound;
   args = {};
   const bool shapes =
       check.tensor("indices", params.indices, kI32Only, {{"T", &num_tokens}, {"topk", &topk}},
@@ -65,10 +91,14 @@ Status validate(const PhysicalSlotsParams& params, PhysicalSlotsArgs& args, Devi
       (!params.topk_length.given() ||
        check.tensor("topk_length", params.topk_length, kI32Only, {{"T", &num_tokens}})) &&
       check_page_size(check, params.page_size) && check_context_parallel(check, params.context_parallel) &&
-      check_page_table(check, params.pages, params.page_size, params.context_parallel, batch_size, args.pages) &&
+      check_groups(check, params, topk) &&
+      check_page_table(check, params.pages, params.page_size, rows_of(params), batch_size, args.pages) &&
       check_queries(check, params.qo_indptr, batch_size, num_tokens, args.queries) &&
-      check_slot_pages(check, args.pages, params.context_parallel) &&
-      check.tensor("slots", params.slots, kI32Only, {{"T", &num_tokens}, {"topk", &topk}}, Role::kOutput) &&
+      check_slot_pages(check, args.pages, rows_of(params)) &&
+      check.tensor("slots", params.slots, kI32Only,
+                   {{"T", &num_tokens}, params.list_tokens ? Dim{"W", &num_slots} : Dim{"topk", &topk}},
+                   Role::kOutput) &&
+      (!params.list_tokens || check_listed(check, topk, params.ratio, num_slots)) &&
       check_valid_count(check, params.valid_count, num_tokens);
   if (!shapes) return check.take();
   args.num_tokens = num_tokens;
@@ -77,6 +107,9 @@ Status validate(const PhysicalSlotsParams& params, PhysicalSlotsArgs& args, Devi
   args.indices_stride_token = params.indices.stride[0];
   args.topk_length = static_cast<const int32_t*>(if_given(params.topk_length).data);
   args.context_parallel = params.context_parallel;
+  args.ratio = params.ratio;
+  args.list_tokens = params.list_tokens;
+  args.num_slots = static_cast<int32_t>(params.list_tokens ? num_slots : topk);
   args.compact = params.compact;
   args.slots = static_cast<int32_t*>(params.slots.data);
   args.slots_stride_token = params.slots.stride[0];
@@ -98,7 +131,12 @@ Status validate(const TopKParams& params, TopKArgs& args, Device& device, Memory
   const bool shapes =
       check.tensor("logits", params.logits, kF32Only, {{"T", &num_tokens}, {"N", &num_logits}}) &&
       check.fits_int32("num_logits", num_logits) &&
-      (!params.lengths.given() || check.tensor("lengths", params.lengths, kI32Only, {{"T", &num_tokens}})) &&
+      check_per_token(check, "lengths", params.lengths, num_tokens, args.lengths) &&
+      check_per_token(check, "starts", params.starts, num_tokens, args.starts) &&
+      check_key_blocks(check, params.blocks, params.block_size, num_tokens, args.blocks) &&
+      (!params.starts.given() || (check.absent("blocks", params.blocks, "`starts` are given") &&
+                                  check.require(params.block_size == 1, "block_size",
+                                                "expected 1, since `starts` are given, got {}", params.block_size))) &&
       check.tensor("indices", params.indices, kI32Only, {{"T", &num_tokens}, {"k", &k}}, Role::kOutput) &&
       check.at_least("k", k, 1) && check.fits_int32("k", k);
   if (!shapes) return check.take();
@@ -106,7 +144,10 @@ Status validate(const TopKParams& params, TopKArgs& args, Device& device, Memory
           .num_logits = num_logits,
           .logits = static_cast<const float*>(params.logits.data),
           .logits_stride_token = params.logits.stride[0],
-          .lengths = static_cast<const int32_t*>(if_given(params.lengths).data),
+          .lengths = args.lengths,
+          .starts = args.starts,
+          .blocks = args.blocks,
+          .block_size = args.blocks.given() ? 1 : params.block_size,
           .k = static_cast<int32_t>(k),
           .indices = static_cast<int32_t*>(params.indices.data),
           .indices_stride_token = params.indices.stride[0]};
@@ -117,6 +158,15 @@ Status validate(const TopKParams& params, TopKArgs& args, Device& device, Memory
                    args.lengths[t], t);
         break;
       }
+  if (check.on_cpu() && args.starts != nullptr)
+    for (int64_t t = 0; t < num_tokens; ++t) {
+      const int64_t length = args.lengths != nullptr ? args.lengths[t] : num_logits;
+      if (args.starts[t] < 0 || args.starts[t] > length) {
+        check.fail("starts", "expected 0 to {} (the logits that count), got {} for token {}", length, args.starts[t],
+                   t);
+        break;
+      }
+    }
   return check.finish(device);
 }
 

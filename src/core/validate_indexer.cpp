@@ -3,11 +3,36 @@
 #include <cstdint>
 
 #include "core/batch_checks.h"
+#include "core/format.h"
 #include "core/index_checks.h"
 #include "core/list_checks.h"
 #include "core/validate.h"
 
 namespace mla::core {
+
+bool check_per_token(Checks& check, std::string_view field, const TensorView& view, int64_t num_tokens,
+                     const int32_t*& values) {
+  if (!view.given()) return check.ok();
+  if (!check.tensor(field, view, kI32Only, {{"T", &num_tokens}})) return false;
+  values = static_cast<const int32_t*>(view.data);
+  return true;
+}
+
+bool check_key_blocks(Checks& check, const TensorView& view, int32_t block_size, int64_t num_tokens,
+                      KeyBlocks& blocks) {
+  if (!check.at_least("block_size", block_size, 1)) return false;
+  if (!view.given()) return true;
+  int64_t count = kUnbound;
+  if (!check.tensor("blocks", view, kI32Only, {{"T", &num_tokens}, {"M", &count}}) ||
+      !check.fits_int32("number of blocks", count) || !check.fits_int32("number of listed keys", count * block_size))
+    return false;
+  blocks = {.blocks = static_cast<const int32_t*>(view.data),
+            .stride_token = view.stride[0],
+            .count = static_cast<int32_t>(count),
+            .size = block_size};
+  return true;
+}
+
 namespace {
 
 /// Checks the parameters that indexer_logits and indexer_top_k share, which are all of those of indexer_logits.
@@ -22,17 +47,27 @@ bool check_indexer(Checks& check, const IndexerLogitsParams& params, IndexerLogi
       check_batch_and_rows(check, batch) &&
       check.tensor("weights", params.weights, kF32Only, {{"T", &batch.num_tokens}, {"H", &batch.num_heads}}) &&
       check_indexer_cache(check, "cache", params.cache, Role::kInput, args.cache) &&
-      check_page_table(check, params.pages, args.cache.page_size, {}, batch_size, args.pages) &&
+      check.at_least("ratio", params.ratio, 1) &&
+      check_page_table(check, params.pages, args.cache.page_size, {.ratio = params.ratio}, batch_size, args.pages) &&
       check_queries(check, params.qo_indptr, batch_size, batch.num_tokens, args.queries) &&
+      check_per_token(check, "key_begin", params.key_begin, batch.num_tokens, args.key_begin) &&
+      check_per_token(check, "key_end", params.key_end, batch.num_tokens, args.key_end) &&
+      check_key_blocks(check, params.blocks, params.block_size, batch.num_tokens, args.blocks) &&
       check.tensor("logits", params.logits, kF32Only, {{"T", &batch.num_tokens}, {"N", &width}}, Role::kOutput) &&
       check.fits_int32("num_logits", width);
   if (!shapes) return false;
+  if (args.blocks.given() && width < args.blocks.num_keys())
+    return check.fail("logits", "expected rows of at least {} logits, for {} blocks of {} keys, got {}",
+                      args.blocks.num_keys(), args.blocks.count, args.blocks.size, width);
   if (check.on_cpu()) {
-    for (int64_t b = 0; b < batch_size; ++b)
-      if (args.pages.kv_len[b] > width)
-        return check.fail("logits", "expected rows of at least `kv_len` = {}, got {} for request {}",
-                          args.pages.kv_len[b], width, b);
-    if (!check_used_pages(check, args.pages, {}, args.cache.num_pages)) return false;
+    for (int64_t b = 0; b < batch_size && !args.blocks.given(); ++b)
+      if (args.pages.kv_len[b] / params.ratio > width)
+        return check.fail("logits", "expected rows of at least {}, got {} for request {}",
+                          params.ratio == 1
+                              ? core::format("`kv_len` = {}", args.pages.kv_len[b])
+                              : core::format("`kv_len` / {} = {}", params.ratio, args.pages.kv_len[b] / params.ratio),
+                          width, b);
+    if (!check_used_pages(check, args.pages, {.ratio = params.ratio}, args.cache.num_pages)) return false;
   }
   args.batch_size = static_cast<int32_t>(batch_size);
   args.num_tokens = batch.num_tokens;
@@ -44,7 +79,8 @@ bool check_indexer(Checks& check, const IndexerLogitsParams& params, IndexerLogi
   args.weights = static_cast<const float*>(params.weights.data);
   args.weights_stride_token = params.weights.stride[0];
   args.causal = params.causal;
-  args.max_kv_len = width;
+  args.ratio = params.ratio;
+  args.num_logits = width;
   args.logits = static_cast<float*>(params.logits.data);
   args.logits_stride_token = params.logits.stride[0];
   return true;
@@ -105,15 +141,18 @@ Status validate(const IndexerTopKParams& params, IndexerTopKArgs& args, Device& 
   int64_t num_tokens = args.indexer.num_tokens;
   const bool shapes =
       check_page_size(check, params.page_size) &&
-      check_page_table(check, params.pages, params.page_size, {}, batch_size, slots.pages) &&
-      check_same_lengths(check, args.indexer.pages, slots.pages) && check_slot_pages(check, slots.pages, {}) &&
+      check_page_table(check, params.pages, params.page_size, {.ratio = params.indexer.ratio}, batch_size,
+                       slots.pages) &&
+      check_same_lengths(check, args.indexer.pages, slots.pages) &&
+      check_slot_pages(check, slots.pages, {.ratio = params.indexer.ratio}) &&
       check.tensor("slots", params.slots, kI32Only, {{"T", &num_tokens}, {"topk", &topk}}, Role::kOutput) &&
       check.at_least("topk", topk, 1) && check.fits_int32("topk", topk) &&
       check_valid_count(check, params.valid_count, num_tokens);
   if (!shapes) return check.take();
 
   slots.num_tokens = num_tokens;
-  slots.topk = static_cast<int32_t>(topk);
+  slots.topk = slots.num_slots = static_cast<int32_t>(topk);
+  slots.ratio = params.indexer.ratio;
   slots.slots = static_cast<int32_t*>(params.slots.data);
   slots.slots_stride_token = params.slots.stride[0];
   slots.indices = slots.slots;
@@ -121,9 +160,12 @@ Status validate(const IndexerTopKParams& params, IndexerTopKArgs& args, Device& 
   slots.queries = args.indexer.queries;
   slots.valid_count = static_cast<int32_t*>(if_given(params.valid_count).data);
   args.top_k = {.num_tokens = num_tokens,
-                .num_logits = args.indexer.max_kv_len,
+                .num_logits = args.indexer.num_logits,
                 .logits = args.indexer.logits,
                 .logits_stride_token = args.indexer.logits_stride_token,
+                .lengths = args.indexer.blocks.given() ? nullptr : args.indexer.key_end,
+                .starts = args.indexer.blocks.given() ? nullptr : args.indexer.key_begin,
+                .blocks = args.indexer.blocks,
                 .k = slots.topk,
                 .indices = slots.slots,
                 .indices_stride_token = slots.slots_stride_token};

@@ -16,13 +16,12 @@ class SlotFinder {
       : share_(args.context_parallel),
         pages_(args.pages.of(request)),
         page_size_(static_cast<uint32_t>(args.pages.page_size)),
-        kv_len_(static_cast<uint32_t>(args.pages.kv_len[request])) {}
+        num_rows_(static_cast<uint32_t>(args.num_rows(request))) {}
 
-  /// Returns the slot of a token; -1 if the token is not valid or belongs to another rank.
-  int32_t operator()(int32_t token) const {
-    const auto position = static_cast<uint32_t>(token);  // as unsigned, a negative token lies beyond kv_len
-    if (position >= kv_len_) return -1;
-    uint32_t local = position;
+  /// Returns the slot of a token or row; -1 if it is not valid or belongs to another rank.
+  int32_t operator()(int64_t token) const {
+    if (token < 0 || token >= num_rows_) return -1;
+    auto local = static_cast<uint32_t>(token);
     if (share_.world > 1) {
       if (!owns(share_, token)) return -1;
       local = static_cast<uint32_t>(local_length(share_, token));  // how many earlier tokens the rank owns
@@ -34,21 +33,22 @@ class SlotFinder {
  private:
   ContextParallel share_;
   const int32_t* pages_;
-  uint32_t page_size_, kv_len_;
+  uint32_t page_size_, num_rows_;
 };
 
 /// Writes the slots of one row. `slots` may be `indices`, since each entry is read before it is written.
-void fill_row(const core::PhysicalSlotsArgs& args, const SlotFinder& find, int64_t token) {
+void fill_row(const core::PhysicalSlotsArgs& args, const SlotFinder& find, int32_t request, int64_t token) {
   const int32_t* indices = args.indices + token * args.indices_stride_token;
   int32_t* slots = args.slots + token * args.slots_stride_token;
   const int32_t length = args.topk_length != nullptr ? std::clamp(args.topk_length[token], 0, args.topk) : args.topk;
+  const int32_t seen = args.num_seen(request, token), entries = args.list_tokens ? args.num_slots : length;
   int32_t valid = 0;
-  for (int32_t i = 0; i < length; ++i) {
-    const int32_t slot = find(indices[i]);
+  for (int32_t i = 0; i < entries; ++i) {
+    const int32_t slot = find(args.row_of_entry(indices, length, seen, i));
     slots[args.compact ? valid : i] = slot;  // where rows are compacted, the next slot overwrites an invalid one
     valid += slot >= 0 ? 1 : 0;
   }
-  std::fill(slots + (args.compact ? valid : length), slots + args.topk, -1);
+  std::fill(slots + (args.compact ? valid : entries), slots + args.num_slots, -1);
   if (args.valid_count != nullptr) args.valid_count[token] = valid;
 }
 
@@ -72,14 +72,14 @@ void run_block_table_to_csr(const KernelSet&, const core::BlockTableToCsrArgs& a
 
 void run_physical_slots(const KernelSet&, const core::PhysicalSlotsArgs& args, core::ThreadPool& pool) {
   // An entry costs a division, which takes longer than its 4 bytes.
-  const int64_t bytes = 16 * args.num_tokens * args.topk;
+  const int64_t bytes = 16 * args.num_tokens * args.num_slots;
   share(pool, args.num_tokens, bytes, [&](int64_t begin, int64_t end) {
     for (int32_t request = 0; request < args.pages.batch_size; ++request) {
       const int64_t first = std::max<int64_t>(begin, args.queries.begin(request));
       const int64_t last = std::min<int64_t>(end, int64_t{args.queries.begin(request)} + args.queries.len(request));
       if (first >= last) continue;
       const SlotFinder find(args, request);
-      for (int64_t token = first; token < last; ++token) fill_row(args, find, token);
+      for (int64_t token = first; token < last; ++token) fill_row(args, find, request, token);
     }
   });
 }

@@ -13,18 +13,37 @@ namespace mla::cpu {
 namespace {
 
 constexpr int32_t kHeadDim = kIndexerLayout.head_dim;
+constexpr float kHidden = -std::numeric_limits<float>::infinity();  // the logit of a key that a token does not see
 
-int64_t visible_keys(const core::IndexerLogitsArgs& args, int32_t request, int64_t query) {
-  const int64_t kv_len = args.pages.kv_len[request];
-  return args.causal ? std::clamp<int64_t>(kv_len - args.queries.len(request) + query + 1, 0, kv_len) : kv_len;
+/// Has keys or logits [begin, end).
+struct Range {
+  int64_t begin, end;
+  int64_t count() const { return end - begin; }
+};
+
+/// Returns the keys that a query sees.
+Range seen_keys(const core::IndexerLogitsArgs& args, int32_t request, int64_t query) {
+  const int64_t kv_len = args.pages.kv_len[request], token = args.queries.begin(request) + query;
+  const int64_t later = args.causal ? args.queries.len(request) - 1 - query : 0;
+  Range seen = {0, std::max<int64_t>(kv_len - later, 0) / args.ratio};
+  if (args.key_end != nullptr) seen.end = std::clamp<int64_t>(args.key_end[token], 0, kv_len / args.ratio);
+  if (args.key_begin != nullptr) seen.begin = std::clamp<int64_t>(args.key_begin[token], 0, seen.end);
+  return seen;
 }
 
-/// Computes logits of ranges of a token's keys, with the queries of kIndexerHeads heads packed at a time.
+/// Returns which logits are computed for a token that sees these keys; the others are -inf.
+Range computed_logits(const core::IndexerLogitsArgs& args, const Range& seen) {
+  if (!args.blocks.given()) return seen;
+  return {0, seen.count() > 0 ? args.blocks.num_keys() : 0};
+}
+
+/// Computes ranges of a token's logits, with the queries of kIndexerHeads heads packed at a time.
 class LogitsWorker {
  public:
   LogitsWorker(const RowKernels& kernels, const core::IndexerLogitsArgs& args) : kernels_(kernels), args_(args) {}
 
-  void run(int32_t request, int64_t token, int64_t begin, int64_t end) {
+  /// Computes logits [begin, end) of a token that sees these keys.
+  void run(int32_t request, int64_t token, const Range& seen, int64_t begin, int64_t end) {
     float* logits = args_.logits + token * args_.logits_stride_token;
     for (int32_t head = 0; head < args_.num_heads; head += kIndexerHeads) {
       const int32_t num_heads = std::min(kIndexerHeads, args_.num_heads - head);
@@ -34,26 +53,49 @@ class LogitsWorker {
       const float* weights = args_.weights + token * args_.weights_stride_token + head;
       std::fill(std::copy_n(weights, num_heads, weights_), weights_ + kIndexerHeads, 0.0F);
       const bool last = head + num_heads == args_.num_heads;
-      for_each_run(request, begin, end, [&](int64_t key, int64_t page, int64_t offset, int32_t n) {
+      for_each_run(token, seen, begin, end, [&](int64_t at, int64_t key, int32_t n) {
+        if (key < 0) {
+          std::fill_n(logits + at, n, kHidden);
+          return;
+        }
+        const int64_t page = args_.pages.of(request)[key / args_.pages.page_size], offset = key % args_.pages.page_size;
         const auto* keys = reinterpret_cast<const uint8_t*>(args_.cache.key(page, offset));
-        kernels_.indexer_sums(queries_, num_heads, weights_, keys, n, head > 0, logits + key);
-        if (last) apply_scales(args_.cache.scale(page, offset), n, logits + key);
+        kernels_.indexer_sums(queries_, num_heads, weights_, keys, n, head > 0, logits + at);
+        if (last) apply_scales(args_.cache.scale(page, offset), n, logits + at);
       });
     }
   }
 
  private:
-  /// Calls f(key, page, offset, n) for runs of n contiguous keys.
+  /// Calls f(at, key, n) for runs of n logits from `at` on, which belong to the keys from `key` on. These lie in one
+  /// page; if `key` is -1, the token sees none of them.
   template <class F>
-  void for_each_run(int32_t request, int64_t begin, int64_t end, const F& f) const {
-    const int32_t* pages = args_.pages.of(request);
-    const int64_t page_size = args_.pages.page_size;
-    for (int64_t key = begin; key < end;) {
-      const int64_t offset = key % page_size;
-      const int64_t n = std::min({end - key, page_size - offset, int64_t{kIndexerKeys}});
-      f(key, pages[key / page_size], offset, static_cast<int32_t>(n));
-      key += n;
+  void for_each_run(int64_t token, const Range& seen, int64_t begin, int64_t end, const F& f) const {
+    for (int64_t at = begin; at < end;) {
+      const auto [key, count] = args_.blocks.given() ? listed_keys(token, seen, at, end) : Run{at, end - at};
+      const int64_t in_page = key < 0 ? count : args_.pages.page_size - key % args_.pages.page_size;
+      const int64_t n = std::min({count, in_page, int64_t{kIndexerKeys}});
+      f(at, key, static_cast<int32_t>(n));
+      at += n;
     }
+  }
+
+  struct Run {
+    int64_t key, count;
+  };
+
+  /// Returns the keys of listed logits from `at` on: of one block, and of those behind it that continue it.
+  Run listed_keys(int64_t token, const Range& keys, int64_t at, int64_t end) const {
+    const core::KeyBlocks& blocks = args_.blocks;
+    const int64_t key = blocks.key(token, static_cast<int32_t>(at));
+    const bool seen = keys.begin <= key && key < keys.end;
+    // Where the token sees none of them, the run ends where the block does, or where it begins to see.
+    const int64_t room = std::min(end - at, seen ? keys.end - key : key < keys.begin ? keys.begin - key : end - at);
+    int64_t count = std::min<int64_t>(blocks.size - at % blocks.size, room);
+    while (seen && count < std::min<int64_t>(room, kIndexerKeys) &&
+           blocks.key(token, static_cast<int32_t>(at + count)) == key + count)
+      count = std::min<int64_t>(count + blocks.size, room);
+    return {seen ? key : -1, count};
   }
 
   static void apply_scales(const std::byte* scales, int32_t n, float* logits) {
@@ -77,20 +119,21 @@ void for_each_token(const core::IndexerLogitsArgs& args, const F& f) {
     for (int32_t i = 0; i < args.queries.len(request); ++i) f(request, i, args.queries.begin(request) + int64_t{i});
 }
 
-/// Writes the share [begin, end) of all tokens' rows laid end to end, where a row counts as its visible keys and one
+/// Writes the share [begin, end) of all tokens' rows laid end to end, where a row counts as its computed logits and one
 /// more for its rest.
 void logits_share(const RowKernels& kernels, const core::IndexerLogitsArgs& args, int64_t begin, int64_t end) {
   LogitsWorker worker(kernels, args);
   int64_t row_begin = 0;
   for_each_token(args, [&](int32_t request, int32_t query, int64_t token) {
-    const int64_t visible = visible_keys(args, request, query);
-    const int64_t first = std::clamp<int64_t>(begin - row_begin, 0, visible);
-    const int64_t last = std::clamp<int64_t>(end - row_begin, 0, visible);
-    if (first < last) worker.run(request, token, first, last);
-    const int64_t rest = row_begin + visible;
+    const Range seen = seen_keys(args, request, query), computed = computed_logits(args, seen);
+    const int64_t first = std::clamp<int64_t>(begin - row_begin, 0, computed.count());
+    const int64_t last = std::clamp<int64_t>(end - row_begin, 0, computed.count());
+    if (first < last) worker.run(request, token, seen, computed.begin + first, computed.begin + last);
+    const int64_t rest = row_begin + computed.count();
     if (begin <= rest && rest < end) {
       float* logits = args.logits + token * args.logits_stride_token;
-      std::fill(logits + visible, logits + args.max_kv_len, -std::numeric_limits<float>::infinity());
+      std::fill(logits, logits + computed.begin, kHidden);
+      std::fill(logits + computed.end, logits + args.num_logits, kHidden);
     }
     row_begin = rest + 1;
   });
@@ -118,8 +161,9 @@ void run_indexer_logits(const KernelSet& set, const core::IndexerLogitsArgs& arg
   const bool narrow = args.q_dtype == DType::kE4M3 || args.q_dtype == DType::kBF16;
   const RowKernels& kernels = narrow ? *set.rows : *set.float_rows;
   int64_t work = 0;
-  for_each_token(args,
-                 [&](int32_t request, int32_t query, int64_t) { work += visible_keys(args, request, query) + 1; });
+  for_each_token(args, [&](int32_t request, int32_t query, int64_t) {
+    work += computed_logits(args, seen_keys(args, request, query)).count() + 1;
+  });
   // Counts a key once per head, since it costs many more cycles than it has bytes.
   const int64_t key_bytes = int64_t{kHeadDim} * args.num_heads;
   share(pool, work, work * key_bytes, [&](int64_t begin, int64_t end) { logits_share(kernels, args, begin, end); });
@@ -129,14 +173,14 @@ void run_indexer_top_k(const KernelSet& set, const core::IndexerTopKArgs& args, 
   run_indexer_logits(set, args.indexer, pool);
   int64_t bytes = 0;
   for_each_token(args.indexer, [&](int32_t request, int32_t query, int64_t) {
-    bytes += visible_keys(args.indexer, request, query) * static_cast<int64_t>(sizeof(float));
+    bytes += computed_logits(args.indexer, seen_keys(args.indexer, request, query)).count() *
+             static_cast<int64_t>(sizeof(float));
   });
   share(pool, args.num_tokens(), bytes, [&](int64_t begin, int64_t end) {
     for_each_token(args.indexer, [&](int32_t request, int32_t query, int64_t token) {
       if (token < begin || token >= end) return;
-      select_top_k(*set.rows, args.indexer.logits + token * args.indexer.logits_stride_token,
-                   visible_keys(args.indexer, request, query), args.top_k.k,
-                   args.top_k.indices + token * args.top_k.indices_stride_token);
+      const Range computed = computed_logits(args.indexer, seen_keys(args.indexer, request, query));
+      select_top_k(*set.rows, args.top_k, token, computed.begin, computed.end);
     });
   });
   run_physical_slots(set, args.slots, pool);

@@ -57,7 +57,7 @@ void run_compress(const KernelSet& set, const core::CompressArgs& args, core::Th
 void run_top_k(const KernelSet& set, const core::TopKArgs& args, core::ThreadPool& pool);
 void run_indexer_top_k(const KernelSet& set, const core::IndexerTopKArgs& args, core::ThreadPool& pool);
 
-/// Selects the top k of one row, as run_top_k does.
-void select_top_k(const RowKernels& kernels, const float* logits, int64_t n, int32_t k, int32_t* indices);
+/// Selects the top k of logits [begin, end) of a row, as run_top_k does.
+void select_top_k(const RowKernels& kernels, const core::TopKArgs& args, int64_t token, int64_t begin, int64_t end);
 
 }  // namespace mla::cpu

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // top_k finds the k largest logits of every row by radix selection: passes over the row count the ranks that are still
 // in question by their next digit, until the rank of the k-th largest is known. A last pass writes the indices in
-// order.
+// order. Where blocks of logits are chosen, every pass computes the largest logit of each block anew.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "cpu/operations.h"
 #include "cpu/share.h"
@@ -11,19 +13,48 @@
 namespace mla::cpu {
 namespace {
 
-/// Holds the rank of the k-th largest logit, and how many logits of that rank to take.
+/// Holds what is chosen from: logits, or the largest ones of blocks of logits, all but the last block.
+struct Row {
+  const float* logits;
+  int64_t num_values;
+  int32_t block_size;
+
+  /// Calls f(values, n, first) for values [first, first + n) of the row, a piece at a time.
+  template <class F>
+  void for_each_piece(const F& f) const {
+    if (block_size == 1) return f(logits, num_values, int64_t{0});
+    constexpr int64_t kPiece = 1024;
+    float largest[kPiece];
+    for (int64_t first = 0; first < num_values; first += kPiece) {
+      const int64_t n = std::min(kPiece, num_values - first);
+      for (int64_t i = 0; i < n; ++i) largest[i] = largest_of(logits + (first + i) * block_size);
+      f(largest, n, first);
+    }
+  }
+
+ private:
+  float largest_of(const float* block) const {
+    float largest = block[0];
+    for (int32_t i = 1; i < block_size; ++i)
+      if (block[i] > largest || std::isnan(largest)) largest = block[i];
+    return largest;
+  }
+};
+
+/// Holds the rank of the k-th largest value, and how many values of that rank to take.
 struct Threshold {
   uint32_t rank = 0;
   int64_t ties = 0;
 };
 
-Threshold find_threshold(const RowKernels& kernels, const float* logits, int64_t n, int64_t k) {
+Threshold find_threshold(const RowKernels& kernels, const Row& row, int64_t k) {
   // Digits of 11 bits; the last digit shares its highest bit with the one before.
   constexpr int32_t kShifts[] = {21, 10, 0};
   RankRange range;
   for (int32_t shift : kShifts) {
     uint32_t counts[kMaxDigits] = {};
-    kernels.count_ranks(logits, n, range, shift, counts);
+    row.for_each_piece(
+        [&](const float* values, int64_t n, int64_t) { kernels.count_ranks(values, n, range, shift, counts); });
     uint32_t digit = kMaxDigits - 1;
     for (; counts[digit] < k; --digit) k -= counts[digit];
     const uint32_t below = (uint32_t{kMaxDigits} << shift) - 1U;  // the bits of this digit and of the lower ones
@@ -35,27 +66,61 @@ Threshold find_threshold(const RowKernels& kernels, const float* logits, int64_t
   return {range.first, k};
 }
 
+/// Writes the indices of the k largest of more than k values.
+void select(const RowKernels& kernels, const Row& row, int64_t k, int32_t* indices) {
+  Threshold threshold = find_threshold(kernels, row, k);
+  int64_t taken = 0;
+  row.for_each_piece([&](const float* values, int64_t n, int64_t first) {
+    const int64_t some = kernels.select_ranks(values, n, threshold.rank, threshold.ties, k - taken, indices + taken);
+    for (int64_t i = taken; i < taken + some; ++i) indices[i] += static_cast<int32_t>(first);
+    taken += some;
+    if (threshold.ties == 0 || n == row.num_values) return;
+    uint32_t counts[kMaxDigits] = {};
+    kernels.count_ranks(values, n, {threshold.rank, threshold.rank}, 0, counts);
+    threshold.ties -= std::min<int64_t>(threshold.ties, counts[threshold.rank % kMaxDigits]);
+  });
+}
+
+/// Turns indices of listed logits into keys, and drops those of hidden ones. Returns how many are left.
+int64_t keep_listed(const core::KeyBlocks& blocks, int64_t token, const float* logits, int64_t taken,
+                    int32_t* indices) {
+  int64_t kept = 0;
+  for (int64_t i = 0; i < taken; ++i)
+    if (logits[indices[i]] > -std::numeric_limits<float>::infinity())
+      indices[kept++] = static_cast<int32_t>(blocks.key(token, indices[i]));
+  return kept;
+}
+
 }  // namespace
 
-void select_top_k(const RowKernels& kernels, const float* logits, int64_t n, int32_t k, int32_t* indices) {
-  int64_t taken = 0;
-  if (n <= k) {
-    for (; taken < n; ++taken) indices[taken] = static_cast<int32_t>(taken);
+void select_top_k(const RowKernels& kernels, const core::TopKArgs& args, int64_t token, int64_t begin, int64_t end) {
+  const float* logits = args.logits + token * args.logits_stride_token + begin;
+  int32_t* indices = args.indices + token * args.indices_stride_token;
+  if (args.blocks.given()) end = std::min<int64_t>(end, args.blocks.num_keys());
+  const int64_t size = args.block_size, count = (std::max(end - begin, int64_t{0}) + size - 1) / size;  // of blocks
+  int64_t taken = std::min<int64_t>(count, args.k);
+  if (count <= args.k) {
+    for (int64_t i = 0; i < count; ++i) indices[i] = static_cast<int32_t>(i);
+  } else if (size == 1) {
+    select(kernels, {.logits = logits, .num_values = count, .block_size = 1}, args.k, indices);
   } else {
-    const Threshold threshold = find_threshold(kernels, logits, n, k);
-    taken = kernels.select_ranks(logits, n, threshold.rank, threshold.ties, k, indices);
+    if (args.k > 1)
+      select(kernels, {.logits = logits, .num_values = count - 1, .block_size = args.block_size}, args.k - 1, indices);
+    indices[args.k - 1] = static_cast<int32_t>(count - 1);
   }
-  std::fill(indices + taken, indices + k, -1);
+  if (args.blocks.given()) taken = keep_listed(args.blocks, token, logits, taken, indices);
+  for (int64_t i = 0; i < taken; ++i) indices[i] += static_cast<int32_t>(begin);
+  std::fill(indices + taken, indices + args.k, -1);
 }
 
 void run_top_k(const KernelSet& set, const core::TopKArgs& args, core::ThreadPool& pool) {
   const int64_t bytes = args.num_tokens * args.num_logits * static_cast<int64_t>(sizeof(float));
   share(pool, args.num_tokens, bytes, [&](int64_t begin, int64_t end) {
     for (int64_t token = begin; token < end; ++token) {
-      const int64_t n =
-          args.lengths != nullptr ? std::clamp<int64_t>(args.lengths[token], 0, args.num_logits) : args.num_logits;
-      select_top_k(*set.rows, args.logits + token * args.logits_stride_token, n, args.k,
-                   args.indices + token * args.indices_stride_token);
+      int64_t first = 0, last = args.num_logits;
+      if (args.lengths != nullptr) last = std::clamp<int64_t>(args.lengths[token], 0, last);
+      if (args.starts != nullptr) first = std::clamp<int64_t>(args.starts[token], 0, last);
+      select_top_k(*set.rows, args, token, first, last);
     }
   });
 }

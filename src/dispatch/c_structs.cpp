@@ -95,6 +95,14 @@ void StructReader::convert(const FieldPath& at, int32_t value, Compute& field) {
   field = value == MLA_COMPUTE_FP8 ? Compute::kFP8 : Compute::kDefault;
 }
 
+namespace {
+
+void zero_is_one(int32_t& field) {
+  if (field == 0) field = 1;
+}
+
+}  // namespace
+
 void StructReader::settle(AttentionOptions& options, const Given<mla_attention_options>& given) {
   bool has_window = false;
   convert({&given.at, "has_window"}, given.fields.has_window, has_window);
@@ -108,8 +116,24 @@ void StructReader::settle(AttentionOptions& options, const Given<mla_attention_o
 }
 
 void StructReader::settle(ContextParallel& share, const Given<mla_context_parallel>&) {
-  if (share.world == 0) share.world = 1;
-  if (share.interleave == 0) share.interleave = 1;
+  zero_is_one(share.world);
+  zero_is_one(share.interleave);
+}
+
+void StructReader::settle(PhysicalSlotsParams& params, const Given<mla_physical_slots_params>&) {
+  zero_is_one(params.ratio);
+}
+
+void StructReader::settle(IndexerLogitsParams& params, const Given<mla_indexer_logits_params>&) {
+  zero_is_one(params.ratio);
+  zero_is_one(params.block_size);
+}
+
+void StructReader::settle(TopKParams& params, const Given<mla_top_k_params>&) { zero_is_one(params.block_size); }
+
+void StructReader::settle(IndexerTopKParams& params, const Given<mla_indexer_top_k_params>&) {
+  zero_is_one(params.indexer.ratio);
+  zero_is_one(params.indexer.block_size);
 }
 
 void StructReader::settle(KvCache& cache, const Given<mla_cache_scales>& given) {

@@ -3,7 +3,8 @@
 // under the same name. This file and c_structs.cpp alone say what C keeps elsewhere, or in another form:
 // - The scales of a cache stand beside it (`scales`, `from_scales`, `to_scales`), and have any_scales where C++ has
 //   power_of_two_scales.
-// - A window is set if has_window is 1. In mla_context_parallel, 0 as `world` or `interleave` means 1.
+// - A window is set if has_window is 1. In mla_context_parallel, 0 as `world` or `interleave` means 1; so does 0 as
+//   `ratio` or `block_size` of what works with the indexer, whose callers may have a struct without them.
 // - The topk_length_per of both pools stand at the end of decode_sparse's params, which can grow.
 // - indexer_top_k has the indexer's fields among its own, and the indexer's page table as `indexer_pages`.
 // A nested struct that has no room for a new field leaves it to the params around it, which can grow.
@@ -84,6 +85,10 @@ class StructReader {
   void settle(KvCache& cache, const Given<mla_cache_scales>& given);
   void settle(AppendIndexerParams& params, const Given<mla_append_indexer_params>& given);
   void settle(CompressParams& params, const Given<mla_compress_params>& given);
+  void settle(PhysicalSlotsParams& params, const Given<mla_physical_slots_params>& given);
+  void settle(IndexerLogitsParams& params, const Given<mla_indexer_logits_params>& given);
+  void settle(TopKParams& params, const Given<mla_top_k_params>& given);
+  void settle(IndexerTopKParams& params, const Given<mla_indexer_top_k_params>& given);
   void settle(DecodeSparseParams& params, const Given<mla_decode_sparse_params>& given);
 
   template <class Member, class Field, class First, class... Rest>

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The indexer of sparse attention writes keys into its cache, computes the logits of all keys,
 //   logit[t][j] = scale[j] * sum_h weight[t][h] * max(0, q[t][h] . k[j])
-// and selects keys by them.
+// or of those in listed blocks, and selects keys by them. Sources of the blocks, and of the choice among them, are
+// those of DeepSeek V4.1: select_candidate_blocks() in inference/model.py of its release, as SGLang has it in
+// srt/layers/dsv41. A key that stands for several tokens is seen with the last of them: DeepSeek V4's compressed
+// layers (V4's modelling file in transformers).
 #include <algorithm>
 #include <array>
 #include <limits>
@@ -15,20 +18,31 @@ namespace mla::reference {
 namespace {
 
 constexpr int32_t kHeadDim = kIndexerLayout.head_dim;
+constexpr float kHidden = -std::numeric_limits<float>::infinity();
 using Row = std::array<double, kHeadDim>;
 
-/// Returns how many keys query `i` of a request sees.
-int64_t visible_keys(const core::IndexerLogitsArgs& args, int32_t request, int64_t i) {
+/// Has keys [begin, end).
+struct KeyRange {
+  int64_t begin, end;
+};
+
+/// Returns the keys that query `i` of a request sees.
+KeyRange visible_keys(const core::IndexerLogitsArgs& args, int32_t request, int64_t i) {
   const int64_t kv_len = args.pages.kv_len[request], q_len = args.queries.len(request);
-  return args.causal ? std::clamp<int64_t>(kv_len - q_len + i + 1, 0, kv_len) : kv_len;
+  const int64_t token = args.queries.begin(request) + i;
+  const int64_t tokens = args.causal ? std::clamp<int64_t>(kv_len - q_len + i + 1, 0, kv_len) : kv_len;
+  KeyRange keys = {0, tokens / args.ratio};
+  if (args.key_end != nullptr) keys.end = std::clamp<int64_t>(args.key_end[token], 0, kv_len / args.ratio);
+  if (args.key_begin != nullptr) keys.begin = std::clamp<int64_t>(args.key_begin[token], 0, keys.end);
+  return keys;
 }
 
 /// The logits of this many keys are computed together, so that queries are converted once for all of them.
 constexpr int64_t kKeysPerRun = 32;
 
 /// Computes the logits of a token for keys [first, first + n) of its request.
-void fill_block(const core::IndexerLogitsArgs& args, const int32_t* pages, int64_t token, int64_t first, int64_t n,
-                float* logits) {
+void fill_keys(const core::IndexerLogitsArgs& args, const int32_t* pages, int64_t token, int64_t first, int64_t n,
+               float* logits) {
   std::array<Row, kKeysPerRun> keys;
   std::array<double, kKeysPerRun> scales = {}, sums = {};
   for (int64_t j = 0; j < n; ++j) {
@@ -46,8 +60,7 @@ void fill_block(const core::IndexerLogitsArgs& args, const int32_t* pages, int64
       sums[j] += weight * (score < 0 ? 0 : score);  // NaN stays NaN
     }
   }
-  for (size_t j = 0; j < static_cast<size_t>(n); ++j)
-    logits[first + static_cast<int64_t>(j)] = static_cast<float>(scales[j] * sums[j]);
+  for (size_t j = 0; j < static_cast<size_t>(n); ++j) logits[j] = static_cast<float>(scales[j] * sums[j]);
 }
 
 }  // namespace
@@ -65,11 +78,17 @@ void indexer_logits(const core::IndexerLogitsArgs& args) {
   for (int32_t request = 0; request < args.batch_size; ++request) {
     const int32_t* pages = args.pages.of(request);
     for (int64_t i = 0; i < args.queries.len(request); ++i) {
-      const int64_t token = args.queries.begin(request) + i, visible = visible_keys(args, request, i);
+      const int64_t token = args.queries.begin(request) + i;
+      const KeyRange seen = visible_keys(args, request, i);
       float* logits = args.logits + token * args.logits_stride_token;
-      for (int64_t first = 0; first < visible; first += kKeysPerRun)
-        fill_block(args, pages, token, first, std::min(kKeysPerRun, visible - first), logits);
-      std::fill(logits + visible, logits + args.max_kv_len, -std::numeric_limits<float>::infinity());
+      std::fill(logits, logits + args.num_logits, kHidden);
+      for (int64_t first = seen.begin; first < seen.end && !args.blocks.given(); first += kKeysPerRun)
+        fill_keys(args, pages, token, first, std::min(kKeysPerRun, seen.end - first), logits + first);
+      for (int32_t m = 0; m < args.blocks.count; ++m) {
+        const int64_t size = args.blocks.size, block = args.blocks.blocks[token * args.blocks.stride_token + m];
+        for (int64_t key = std::max(block * size, seen.begin); key < std::min((block + 1) * size, seen.end); ++key)
+          fill_keys(args, pages, token, key, 1, logits + m * size + key % size);
+      }
     }
   }
 }
@@ -80,8 +99,11 @@ void indexer_top_k(const core::IndexerTopKArgs& args) {
   for (int32_t request = 0; request < indexer.batch_size; ++request)
     for (int64_t i = 0; i < indexer.queries.len(request); ++i) {
       const int64_t token = indexer.queries.begin(request) + i;
-      select_top_k(indexer.logits + token * indexer.logits_stride_token, visible_keys(indexer, request, i),
-                   args.top_k.k, args.top_k.indices + token * args.top_k.indices_stride_token);
+      const KeyRange seen = visible_keys(indexer, request, i);
+      if (indexer.blocks.given())
+        select_top_k(args.top_k, token, 0, seen.begin < seen.end ? indexer.num_logits : 0);
+      else
+        select_top_k(args.top_k, token, seen.begin, seen.end);
     }
   physical_slots(args.slots);
 }

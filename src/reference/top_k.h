@@ -3,10 +3,12 @@
 
 #include <cstdint>
 
+#include "core/args.h"
+
 namespace mla::reference {
 
-/// Writes the indices of the `k` largest of `n` logits in ascending order, and then -1. Of equal logits those with
-/// lower indices are taken; NaN is less than -inf. It needs no memory.
-void select_top_k(const float* logits, int64_t n, int32_t k, int32_t* indices);
+/// Writes a token's indices; logits [begin, end) count. Of equal logits those with lower indices are taken; NaN
+/// is less than -inf. It needs no memory.
+void select_top_k(const core::TopKArgs& args, int64_t token, int64_t begin, int64_t end);
 
 }  // namespace mla::reference

@@ -57,6 +57,26 @@ TEST(ValidatePhysicalSlots, RefusesBadInput) {
        "physical_slots: context_parallel.rank: expected 0 to 3, got 4"},
       {"counts of other tokens", [](PhysicalSlots& p) { set_extent(p.params.valid_count, 0, 2); },
        "physical_slots: valid_count: expected shape [T = 3], got [2]"},
+      {"groups of no token", [](PhysicalSlots& p) { p.params.ratio = 0; },
+       "physical_slots: ratio: expected at least 1, got 0"},
+      {"rows of a pool on ranks",
+       [](PhysicalSlots& p) {
+         p.params.ratio = 2;
+         p.params.context_parallel = {.rank = 1, .world = 2};
+       },
+       "physical_slots: ratio: expected 1 where rows belong to ranks, got 2"},
+      {"no room for all tokens",
+       [](PhysicalSlots& p) {
+         p.params.ratio = 4;
+         p.params.list_tokens = true;
+       },
+       "physical_slots: slots: expected rows of at least 11 slots, for 2 groups of 4 tokens and 3 more, got 2"},
+      {"length beyond the pool's table",
+       [](PhysicalSlots& p) {
+         p.params.ratio = 4;
+         p.kv_len[0] = 52;
+       },
+       "physical_slots: kv_len: expected at most 51 (3 pages of 4 groups of 4 tokens), got 52 for request 0"},
       {"length beyond the table", [](PhysicalSlots& p) { p.kv_len[0] = 13; },
        "physical_slots: kv_len: expected at most 12 (3 pages of 4), got 13 for request 0"},
   });
@@ -91,6 +111,30 @@ TEST(ValidateIndexerLogits, RefusesBadInput) {
        "indexer_logits: cache.kv: expected a page stride of at least 528 bytes (4 tokens), got 512"},
       {"logits too narrow", [](IndexerLogits& p) { set_extent(p.params.logits, 1, 8); },
        "indexer_logits: logits: expected rows of at least kv_len = 9, got 8 for request 1"},
+      {"too few logits for groups",
+       [](IndexerLogits& p) {
+         set_extent(p.params.logits, 1, 3);
+         p.params.ratio = 2;
+       },
+       "indexer_logits: logits: expected rows of at least kv_len / 2 = 4, got 3 for request 1"},
+      {"keys of no token", [](IndexerLogits& p) { p.params.ratio = -1; },
+       "indexer_logits: ratio: expected at least 1, got -1"},
+      {"ranges of other tokens",
+       [](IndexerLogits& p) { p.params.key_end = contiguous(p.block_table.data(), DType::kI32, {2}); },
+       "indexer_logits: key_end: expected shape [T = 3], got [2]"},
+      {"blocks of no key", [](IndexerLogits& p) { p.params.block_size = 0; },
+       "indexer_logits: block_size: expected at least 1, got 0"},
+      {"blocks of other tokens",
+       [](IndexerLogits& p) {
+         p.params.blocks = contiguous(p.block_table.data(), DType::kI32, {2, 1});
+       },
+       "indexer_logits: blocks: expected shape [T = 3, M], got [2, 1]"},
+      {"too few logits for blocks",
+       [](IndexerLogits& p) {
+         p.params.blocks = contiguous(p.block_table.data(), DType::kI32, {3, 2});
+         p.params.block_size = 8;
+       },
+       "indexer_logits: logits: expected rows of at least 16 logits, for 2 blocks of 8 keys, got 9"},
       {"page beyond the pool", [](IndexerLogits& p) { p.block_table[4] = 8; },
        "indexer_logits: block_table: expected page numbers from 0 to 7, got 8 as page 1 of request 1"},
       {"uneven queries", [](IndexerLogits& p) { p.params.qo_indptr = {}; },
@@ -123,6 +167,31 @@ TEST(ValidateTopK, RefusesBadInput) {
        "top_k: lengths: expected 0 to 5 (the logits of a row), got 6 for token 1"},
       {"negative length", [](TopK& p) { p.lengths[2] = -1; },
        "top_k: lengths: expected 0 to 5 (the logits of a row), got -1 for token 2"},
+      {"start behind the length",
+       [](TopK& p) {
+         p.params.starts = p.params.lengths;
+         p.params.lengths = {};
+         p.lengths[1] = 6;
+       },
+       "top_k: starts: expected 0 to 5 (the logits that count), got 6 for token 1"},
+      {"starts of blocks",
+       [](TopK& p) {
+         p.params.starts = p.params.lengths;
+         p.params.block_size = 2;
+       },
+       "top_k: block_size: expected 1, since starts are given, got 2"},
+      {"starts of listed keys",
+       [](TopK& p) {
+         p.params.starts = p.params.lengths;
+         p.params.blocks = contiguous(p.lengths.data(), DType::kI32, {3, 1});
+       },
+       "top_k: blocks: expected none, since starts are given, got a tensor"},
+      {"blocks of no logit", [](TopK& p) { p.params.block_size = 0; }, "top_k: block_size: expected at least 1, got 0"},
+      {"lists of other tokens",
+       [](TopK& p) {
+         p.params.blocks = contiguous(p.lengths.data(), DType::kI32, {1, 3});
+       },
+       "top_k: blocks: expected shape [T = 3, M], got [1, 3]"},
       {"k of 0", [](TopK& p) { set_extent(p.params.indices, 1, 0); }, "top_k: k: expected at least 1, got 0"},
       {"indices of other tokens", [](TopK& p) { set_extent(p.params.indices, 0, 2); },
        "top_k: indices: expected shape [T = 3, k], got [2, 2]"},

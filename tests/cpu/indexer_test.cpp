@@ -94,7 +94,7 @@ TEST_P(RowOperationsTest, IndexerLogitsAndSelectionAsTheReference) {
                                               .kv_len = p.kv_len.data()},
                                     .queries = {.indptr = p.qo_indptr.data()},
                                     .causal = c.causal,
-                                    .max_kv_len = kWidth - 2,
+                                    .num_logits = kWidth - 2,
                                     .logits = expected.data(),
                                     .logits_stride_token = kWidth};
     reference::indexer_logits(args);
@@ -114,7 +114,7 @@ TEST_P(RowOperationsTest, IndexerLogitsAndSelectionAsTheReference) {
     std::vector<int32_t> selected(12 * 20), expected_slots(12 * 20), counts(12), expected_counts(12);
     core::IndexerTopKArgs all = {.indexer = args,
                                  .top_k = {.num_tokens = 12,
-                                           .num_logits = args.max_kv_len,
+                                           .num_logits = args.num_logits,
                                            .logits = actual.data(),
                                            .logits_stride_token = kWidth,
                                            .k = 20,
@@ -122,6 +122,7 @@ TEST_P(RowOperationsTest, IndexerLogitsAndSelectionAsTheReference) {
                                            .indices_stride_token = 20},
                                  .slots = {.num_tokens = 12,
                                            .topk = 20,
+                                           .num_slots = 20,
                                            .indices = selected.data(),
                                            .indices_stride_token = 20,
                                            .queries = args.queries,
@@ -173,7 +174,7 @@ TEST_P(RowOperationsTest, IndexerKeepsNaNWhereItIs) {
                       .weights_stride_token = 3,
                       .cache = cache.pages,
                       .pages = {.page_size = 64, .batch_size = 1, .table = table.data(), .kv_len = kv_len.data()},
-                      .max_kv_len = 64,
+                      .num_logits = 64,
                       .logits = logits.data(),
                       .logits_stride_token = 64},
                      pool_);

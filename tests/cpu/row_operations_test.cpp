@@ -361,6 +361,7 @@ TEST_P(RowOperationsTest, PhysicalSlotsAsTheReference) {
           counts[i].assign(7, -9);
           core::PhysicalSlotsArgs args = {.num_tokens = 7,
                                           .topk = kTopk,
+                                          .num_slots = kTopk,
                                           .indices = in_place ? slots[i].data() : indices.data(),
                                           .indices_stride_token = kTopk,
                                           .topk_length = lengths.data(),

@@ -424,6 +424,19 @@ int32_t any_page_size(FuzzedDataProvider& input) {
   return input.ConsumeIntegralInRange<int>(0, 3) != 0 ? 4 : static_cast<int32_t>(any_integer(input));
 }
 
+/// Returns a size of groups or blocks, mostly one that fits.
+int32_t any_size(FuzzedDataProvider& input) {
+  return input.ConsumeIntegralInRange<int>(0, 3) != 0 ? input.ConsumeIntegralInRange<int>(1, 3)
+                                                      : static_cast<int32_t>(any_integer(input));
+}
+
+/// Returns lists of three blocks for three tokens, real ones or not.
+TensorView any_blocks(FuzzedDataProvider& input, Tensors& tensors) {
+  TensorView blocks = tensors.make(DType::kI32, {3, 3});
+  for (int i = 0; i < 9; ++i) static_cast<int32_t*>(blocks.data)[i] = static_cast<int32_t>(any_integer(input));
+  return blocks;
+}
+
 void fuzz_index_tools(FuzzedDataProvider& input, const Context& context, Tensors& tensors) {
   if (input.ConsumeBool()) {
     const PageTable pages = make_pages(tensors, false);
@@ -442,6 +455,11 @@ void fuzz_index_tools(FuzzedDataProvider& input, const Context& context, Tensors
                         .context_parallel = any_share(input),
                         .compact = input.ConsumeBool()};
   p.slots = input.ConsumeBool() ? p.indices : tensors.make(DType::kI32, {3, 4});
+  if (input.ConsumeBool()) p.ratio = any_size(input);
+  if (input.ConsumeBool()) {
+    p.list_tokens = true;
+    p.slots = tensors.make(DType::kI32, {3, 14});
+  }
   if (input.ConsumeBool()) p.topk_length = tensors.make({3, -1, 9});
   if (input.ConsumeBool()) p.qo_indptr = tensors.make({0, 1, 3});
   if (input.ConsumeBool()) p.valid_count = tensors.make({0, 0, 0});
@@ -476,11 +494,19 @@ void fuzz_indexer(FuzzedDataProvider& input, const Context& context, Tensors& te
                       .slots = tensors.make(DType::kI32, {3, 4})};
   IndexerLogitsParams& indexer = p.indexer;
   if (input.ConsumeBool()) indexer.qo_indptr = tensors.make({0, 1, 3});
+  if (input.ConsumeBool()) indexer.ratio = any_size(input);
+  if (input.ConsumeBool()) indexer.key_begin = tensors.make({-5, 2, 1 << 30});
+  if (input.ConsumeBool()) indexer.key_end = tensors.make({7, 1 << 30, -1});
+  if (input.ConsumeBool()) {
+    indexer.blocks = any_blocks(input, tensors);
+    indexer.block_size = any_size(input);
+  }
   if (input.ConsumeBool()) p.valid_count = tensors.make({0, 0, 0});
-  break_some(input, tensors,
-             std::vector<TensorView*>{&indexer.q, &indexer.weights, &indexer.cache.kv, &indexer.qo_indptr,
-                                      &indexer.logits, &p.slots, &p.valid_count} +
-                 views_of(indexer.pages) + views_of(p.pages));
+  break_some(
+      input, tensors,
+      std::vector<TensorView*>{&indexer.q, &indexer.weights, &indexer.cache.kv, &indexer.qo_indptr, &indexer.key_begin,
+                               &indexer.key_end, &indexer.blocks, &indexer.logits, &p.slots, &p.valid_count} +
+          views_of(indexer.pages) + views_of(p.pages));
   expect_status(input.ConsumeBool() ? run(context, indexer) : run(context, p));
 }
 
@@ -541,7 +567,10 @@ void fuzz_top_k(FuzzedDataProvider& input, const Context& context, Tensors& tens
   TopKParams p{.logits = tensors.make(DType::kF32, {3, 9}), .indices = tensors.make(DType::kI32, {3, 4})};
   for (int i = 0; i < 27; ++i) static_cast<float*>(p.logits.data)[i] = any_scale(input);
   if (input.ConsumeBool()) p.lengths = tensors.make({0, 9, 3});
-  break_some(input, tensors, {&p.logits, &p.lengths, &p.indices});
+  if (input.ConsumeBool()) p.starts = tensors.make({0, 5, 3});
+  if (input.ConsumeBool()) p.blocks = any_blocks(input, tensors);
+  if (input.ConsumeBool()) p.block_size = any_size(input);
+  break_some(input, tensors, {&p.logits, &p.lengths, &p.starts, &p.blocks, &p.indices});
   expect_status(run(context, p));
 }
 

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "backend_test.h"
@@ -49,6 +50,45 @@ TEST_P(PhysicalSlotsTest, EveryForm) {
     spec.context_parallel = {.rank = 1, .world = 3, .interleave = 4};
     expect_ok(spec);
   }
+}
+
+TEST_P(PhysicalSlotsTest, GroupsOfTokens) {
+  for (int32_t ratio : {1, 2, 4, 7, 128})
+    for (int form = 0; form < 16; ++form) {
+      kit::PhysicalSlotsSpec spec;
+      spec.q_len = {3};
+      spec.kv_len = {300, 0, 5, 64, 2};
+      spec.topk = 37;
+      spec.ratio = ratio;
+      spec.list_tokens = (form & 1) != 0;
+      spec.topk_length = (form & 2) != 0;
+      spec.compact = (form & 4) != 0;
+      spec.block_table = (form & 8) != 0;
+      spec.slots_columns = form % 3 * 50;
+      expect_ok(spec);
+      if (!spec.list_tokens) continue;
+      spec.context_parallel = {.rank = 1, .world = 3, .interleave = 4};
+      expect_ok(spec);
+    }
+}
+
+/// A query that sees 10 of 11 tokens: two whole groups of 4, and two tokens of one that is not complete.
+TEST_P(PhysicalSlotsTest, ListsTokensByHand) {
+  const std::vector<int32_t> indices = {1, -1, 0, 0, 5, 1}, table = {7, 2, 4}, kv_len = {11};
+  std::vector<int32_t> slots(32, 99), count(2, 99);
+  PhysicalSlotsParams params;
+  params.indices = contiguous(indices.data(), DType::kI32, {2, 3});
+  params.pages.block_table = contiguous(table.data(), DType::kI32, {1, 3});
+  params.pages.kv_len = contiguous(kv_len.data(), DType::kI32, {1});
+  params.page_size = 4;
+  params.ratio = 4;
+  params.list_tokens = true;
+  params.slots = contiguous(slots.data(), DType::kI32, {2, 16});
+  params.valid_count = contiguous(count.data(), DType::kI32, {2});
+  MLA_EXPECT_OK(run(context(), params));
+  EXPECT_EQ(slots, (std::vector<int32_t>{8,  9,  10, 11, -1, -1, -1, -1, 28, 29, 30, 31, 16, 17, -1, -1,  //
+                                         28, 29, 30, 31, -1, -1, -1, -1, 8,  9,  10, 11, 16, 17, 18, -1}));
+  EXPECT_EQ(count, (std::vector<int32_t>{10, 11}));
 }
 
 TEST_P(PhysicalSlotsTest, RanksOwnEveryTokenOnce) {
@@ -98,6 +138,51 @@ TEST_P(IndexerLogitsTest, CausalOrNotAndRagged) {
   }
 }
 
+TEST_P(IndexerLogitsTest, KeysOfGroups) {
+  for (int32_t ratio : {2, 4, 128})
+    for (bool causal : {true, false}) {
+      kit::IndexerLogitsSpec spec;
+      spec.ratio = ratio;
+      spec.causal = causal;
+      spec.q_len = {3, 0, 5, 9, 1};
+      spec.kv_len = {400, 9, ratio, 5, 8 * ratio - 1};
+      expect_ok(spec);
+    }
+}
+
+TEST_P(IndexerLogitsTest, RangesOfKeys) {
+  for (int form = 1; form < 8; ++form) {
+    kit::IndexerLogitsSpec spec;
+    spec.key_begin = (form & 1) != 0;
+    spec.key_end = (form & 2) != 0;
+    if ((form & 4) != 0) spec.num_blocks = 30, spec.block_size = 8;
+    spec.q_len = {9, 0, 5, 2, 1};
+    spec.kv_len = {1200, 9, 640, 3, 0};
+    expect_ok(spec);
+    spec.ratio = 3;
+    spec.num_heads = 16;
+    expect_ok(spec);
+  }
+}
+
+TEST_P(IndexerLogitsTest, ListedBlocks) {
+  for (int32_t block_size : {1, 8, 100})
+    for (int32_t num_blocks : {1, 7, 70})
+      for (double wild_share : {0.0, 0.3, 1.0}) {
+        kit::IndexerLogitsSpec spec;
+        spec.block_size = block_size;
+        spec.num_blocks = num_blocks;
+        spec.wild_share = wild_share;
+        spec.q_len = {2};
+        spec.kv_len = {500, 0, 5, 1, 8 * block_size + 3};
+        spec.logits_columns = num_blocks % 2;
+        expect_ok(spec);
+        spec.ratio = 2;
+        spec.page_size = 3;
+        expect_ok(spec);
+      }
+}
+
 TEST_P(IndexerLogitsTest, RandomProblems) {
   for (uint64_t seed = 28000; seed < 28040; ++seed) expect_ok(kit::random_indexer_logits_spec(seed));
 }
@@ -142,6 +227,72 @@ TEST_P(TopKTest, NanIsLessThanMinusInfinity) {
   EXPECT_EQ(indices, (std::vector<int32_t>{0, 1, 3, 4}));
 }
 
+TEST_P(TopKTest, StartsAreLeftOut) {
+  for (int32_t k : {1, 64, 2048})
+    for (bool lengths : {false, true})
+      for (int32_t num_logits : {1, 100, 5000}) {
+        kit::TopKSpec spec;
+        spec.k = k;
+        spec.num_logits = num_logits;
+        spec.starts = true;
+        spec.lengths = lengths;
+        expect_ok(spec);
+      }
+}
+
+TEST_P(TopKTest, BlocksByTheirLargestLogits) {
+  for (int32_t k : {1, 2, 40, 512, 2048})
+    for (int32_t num_logits : {1, 7, 8, 9, 2048, 20001})
+      for (int32_t levels : {0, 1, 5}) {
+        kit::TopKSpec spec;
+        spec.num_tokens = 3;
+        spec.k = k;
+        spec.num_logits = num_logits;
+        spec.block_size = 8;
+        spec.levels = levels;
+        spec.nan_share = levels == 5 ? 0.6 : 0.0;
+        spec.infinite_share = levels == 1 ? 0.2 : 0.0;
+        expect_ok(spec);
+        spec.lengths = true;
+        spec.logits_extra = 1;
+        expect_ok(spec);
+      }
+}
+
+/// The last block is chosen although it has the least logit; of equal blocks, the first one is.
+TEST_P(TopKTest, BlocksByHand) {
+  const float nan = std::nanf("");
+  const std::vector<float> logits = {1, 2, nan, 0, nan, nan, -5, 2, -9, 100};
+  const std::vector<int32_t> lengths = {9};
+  std::vector<int32_t> indices(3);
+  TopKParams params;
+  params.logits = contiguous(logits.data(), DType::kF32, {1, 10});
+  params.lengths = contiguous(lengths.data(), DType::kI32, {1});
+  params.block_size = 2;
+  for (const auto& [k, chosen] : {std::pair<int64_t, std::vector<int32_t>>{1, {4}}, {2, {0, 4}}, {3, {0, 3, 4}}}) {
+    params.indices = contiguous(indices.data(), DType::kI32, {1, k});
+    MLA_EXPECT_OK(run(context(), params));
+    EXPECT_EQ(std::vector<int32_t>(indices.begin(), indices.begin() + k), chosen);
+  }
+}
+
+TEST_P(TopKTest, KeysOfListedBlocks) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const std::vector<float> logits = {3, -kInfinity, 5, 4, std::nanf(""), -kInfinity, 7, 7, 9};
+  const std::vector<int32_t> blocks = {2, 5, -1, 9};
+  std::vector<int32_t> indices(7);
+  TopKParams params;
+  params.logits = contiguous(logits.data(), DType::kF32, {1, 9});  // the last one belongs to no block
+  params.blocks = contiguous(blocks.data(), DType::kI32, {1, 4});
+  params.block_size = 2;
+  params.indices = contiguous(indices.data(), DType::kI32, {1, 3});
+  MLA_EXPECT_OK(run(context(), params));
+  EXPECT_EQ(indices, (std::vector<int32_t>{10, 18, 19, 0, 0, 0, 0}));
+  params.indices = contiguous(indices.data(), DType::kI32, {1, 7});
+  MLA_EXPECT_OK(run(context(), params));
+  EXPECT_EQ(indices, (std::vector<int32_t>{4, 10, 11, 18, 19, -1, -1}));
+}
+
 TEST_P(TopKTest, RandomProblems) {
   for (uint64_t seed = 29000; seed < 29060; ++seed) expect_ok(kit::random_top_k_spec(seed));
 }
@@ -178,6 +329,50 @@ TEST_P(IndexerTopKTest, SlotsServeSparseDecode) {
     EXPECT_LT(slots[i], problem.table.num_pages * cache.page_size);
     EXPECT_EQ(slots[64 + i] == -1, i >= 20);
   }
+}
+
+/// Lists of all blocks choose what is chosen without a list.
+TEST_P(IndexerTopKTest, AllBlocksAreNoChoice) {
+  kit::IndexerTopKSpec spec;
+  spec.indexer.kv_len = {700, 90, 3};
+  spec.indexer.q_len = {3};
+  spec.indexer.ratio = 2;
+  spec.topk = 40;
+  const kit::IndexerTopKCase all(spec);
+  spec.indexer.block_size = 8;
+  spec.indexer.num_blocks = 350 / 8 + 1;
+  const kit::IndexerTopKCase listed(spec);
+  MLA_EXPECT_OK(run(context(), all.params()));
+  MLA_EXPECT_OK(run(context(), listed.params()));
+  for (int64_t i = 0; i < all.indexer.num_tokens * spec.topk; ++i)
+    ASSERT_EQ(all.slots.as<int32_t>()[i], listed.slots.as<int32_t>()[i]) << i;
+}
+
+TEST_P(IndexerTopKTest, RangesOfKeys) {
+  for (int form = 1; form < 8; ++form) {
+    kit::IndexerTopKSpec spec;
+    spec.topk = 100;
+    spec.indexer.key_begin = (form & 1) != 0;
+    spec.indexer.key_end = (form & 2) != 0;
+    if ((form & 4) != 0) spec.indexer.num_blocks = 30, spec.indexer.block_size = 8;
+    spec.indexer.q_len = {4};
+    spec.indexer.kv_len = {600, 90, 0, 2};
+    expect_ok(spec);
+  }
+}
+
+TEST_P(IndexerTopKTest, ListedBlocks) {
+  for (int32_t topk : {1, 16, 600})
+    for (double wild_share : {0.0, 0.5}) {
+      kit::IndexerTopKSpec spec;
+      spec.topk = topk;
+      spec.indexer.kv_len = {900, 40, 0, 2};
+      spec.indexer.q_len = {3};
+      spec.indexer.block_size = 8;
+      spec.indexer.num_blocks = 60;
+      spec.indexer.wild_share = wild_share;
+      expect_ok(spec);
+    }
 }
 
 TEST_P(IndexerTopKTest, RandomProblems) {

@@ -185,6 +185,13 @@ Options<kit::PhysicalSlotsCase> physical_slots_options() {
        [](Spec& s) { s.topk_length = true; }},
       {"qo_indptr", Effect::kChanges, [](Params& p) { --at(p.qo_indptr, 1); }},
       {"page_size", Effect::kChanges, [](Params& p) { p.page_size *= 2; }},
+      {"ratio", Effect::kChanges, [](Params& p) { p.ratio = 3; },
+       [](Spec& s) {
+         s.list_tokens = true;
+         s.ratio = 2;
+         s.slots_columns = s.topk + 1;
+       }},
+      {"list_tokens", Effect::kRefused, [](Params& p) { p.list_tokens = true; }, [](Spec& s) { s.ratio = 2; }},
       {"compact", Effect::kChanges, [](Params& p) { p.compact = true; }},
       {"slots", Effect::kRefused, [](Params& p) { p.slots = {}; }},
       {"valid_count", Effect::kChanges, [](Params& p) { p.valid_count = {}; }},
@@ -206,6 +213,14 @@ Options<kit::TopKCase> top_k_options() {
       {"logits", Effect::kChanges, [](Params& p) { flip(p.logits); }},
       {"lengths", Effect::kChanges, [](Params& p) { at(p.lengths, 0) = another(at(p.lengths, 0)); },
        [](kit::TopKSpec& s) { s.lengths = true; }},
+      {"starts", Effect::kChanges, [](Params& p) { p.starts = {}; }, [](kit::TopKSpec& s) { s.starts = true; }},
+      {"blocks", Effect::kChanges, [](Params& p) { p.blocks = {}; },
+       [](kit::TopKSpec& s) {
+         s.num_blocks = 125;
+         s.block_size = 8;
+       }},
+      {"block_size", Effect::kChanges, [](Params& p) { p.block_size = 16; },
+       [](kit::TopKSpec& s) { s.block_size = 8; }},
       {"indices", Effect::kRefused, [](Params& p) { p.indices = {}; }},
   };
 }
@@ -308,27 +323,40 @@ std::vector<kit::IndexerLogitsSpec> indexer_logits_specs() {
 template <class Case>
 Options<Case> indexer_options(const std::string& prefix, IndexerLogitsParams& (*indexer)(ParamsOf<Case>&),
                               PageTable& (*pages)(ParamsOf<Case>&), bool& (*block_table)(SpecOf<Case>&),
-                              Effect kv_len) {
+                              kit::IndexerLogitsSpec& (*spec)(SpecOf<Case>&), Effect kv_len) {
   using Params = ParamsOf<Case>;
+  const auto with_blocks = [=](SpecOf<Case>& s) {
+    spec(s).num_blocks = 5;
+    spec(s).block_size = 8;
+  };
   const auto change = [&](const char* field, Effect effect, void (*f)(IndexerLogitsParams&)) {
     return Option<Case>{prefix + field, effect, [=](Params& p) { f(indexer(p)); }};
   };
   using Indexer = IndexerLogitsParams;
-  return join<Case>({change("q", Effect::kChanges, [](Indexer& p) { flip(p.q); }),
-                     change("weights", Effect::kChanges, [](Indexer& p) { flip(p.weights); }),
-                     change("cache.kv", Effect::kChanges, [](Indexer& p) { flip(p.cache.kv); }),
-                     change("cache.page_size", Effect::kRefused, [](Indexer& p) { p.cache.page_size = 1000; }),
-                     change("qo_indptr", Effect::kChanges, [](Indexer& p) { --at(p.qo_indptr, 1); }),
-                     change("causal", Effect::kChanges, [](Indexer& p) { p.causal = false; }),
-                     change("logits", Effect::kRefused, [](Indexer& p) { p.logits = {}; })},
-                    {page_options<Case>(prefix + "pages", pages, block_table, kv_len)});
+  return join<Case>(
+      {change("q", Effect::kChanges, [](Indexer& p) { flip(p.q); }),
+       change("weights", Effect::kChanges, [](Indexer& p) { flip(p.weights); }),
+       change("cache.kv", Effect::kChanges, [](Indexer& p) { flip(p.cache.kv); }),
+       change("cache.page_size", Effect::kRefused, [](Indexer& p) { p.cache.page_size = 1000; }),
+       change("qo_indptr", Effect::kChanges, [](Indexer& p) { --at(p.qo_indptr, 1); }),
+       change("causal", Effect::kChanges, [](Indexer& p) { p.causal = false; }),
+       change("ratio", Effect::kChanges, [](Indexer& p) { p.ratio = 2; }),
+       {prefix + "key_begin", Effect::kChanges, [=](Params& p) { indexer(p).key_begin = {}; },
+        [=](SpecOf<Case>& s) { spec(s).key_begin = true; }},
+       {prefix + "key_end", Effect::kChanges, [=](Params& p) { indexer(p).key_end = {}; },
+        [=](SpecOf<Case>& s) { spec(s).key_end = true; }},
+       {prefix + "blocks", Effect::kChanges, [=](Params& p) { at(indexer(p).blocks, 0, 0) = -1; }, with_blocks},
+       {prefix + "block_size", Effect::kChanges, [=](Params& p) { indexer(p).block_size = 7; }, with_blocks},
+       change("logits", Effect::kRefused, [](Indexer& p) { p.logits = {}; })},
+      {page_options<Case>(prefix + "pages", pages, block_table, kv_len)});
 }
 
 Options<kit::IndexerLogitsCase> indexer_logits_options() {
   return indexer_options<kit::IndexerLogitsCase>(
       "", [](IndexerLogitsParams& p) -> IndexerLogitsParams& { return p; },
       [](IndexerLogitsParams& p) -> PageTable& { return p.pages; },
-      [](kit::IndexerLogitsSpec& s) -> bool& { return s.block_table; }, Effect::kChanges);
+      [](kit::IndexerLogitsSpec& s) -> bool& { return s.block_table; },
+      [](kit::IndexerLogitsSpec& s) -> kit::IndexerLogitsSpec& { return s; }, Effect::kChanges);
 }
 
 class IndexerLogitsSweep : public OptionSweep<kit::IndexerLogitsCase, Op::kIndexerLogits> {};
@@ -357,7 +385,8 @@ Options<kit::IndexerTopKCase> indexer_top_k_options() {
                      {"valid_count", Effect::kChanges, [](Params& p) { p.valid_count = {}; }}},
                     {indexer_options<Case>(
                          "indexer.", [](Params& p) -> IndexerLogitsParams& { return p.indexer; },
-                         [](Params& p) -> PageTable& { return p.indexer.pages; }, block_table, Effect::kAny),
+                         [](Params& p) -> PageTable& { return p.indexer.pages; }, block_table,
+                         [](kit::IndexerTopKSpec& s) -> kit::IndexerLogitsSpec& { return s.indexer; }, Effect::kAny),
                      page_options<Case>(
                          "pages", [](Params& p) -> PageTable& { return p.pages; }, block_table, Effect::kAny)});
 }

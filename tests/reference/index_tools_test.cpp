@@ -39,7 +39,7 @@ struct Slots {
   core::PhysicalSlotsArgs args() {
     core::PhysicalSlotsArgs args;
     args.num_tokens = 3;
-    args.topk = 4;
+    args.topk = args.num_slots = 4;
     args.indices = indices.data();
     args.indices_stride_token = args.slots_stride_token = 4;
     args.queries.indptr = qo_indptr.data();
@@ -86,7 +86,7 @@ TEST(ReferencePhysicalSlots, UniformQueriesAndNoCount) {
   problem.indices = {0, 1, 0, 1};
   core::PhysicalSlotsArgs args = problem.args();
   args.num_tokens = 2;
-  args.topk = 2;
+  args.topk = args.num_slots = 2;
   args.indices_stride_token = args.slots_stride_token = 2;
   args.queries = {.indptr = nullptr, .uniform_len = 1};
   args.valid_count = nullptr;

@@ -102,7 +102,7 @@ TEST(ReferenceIndexerLogits, ByHand) {
   args.weights = weights;
   args.cache = cache.view();
   args.pages = {.page_size = 2, .batch_size = 1, .table = table, .table_stride_request = 2, .kv_len = &kv_len};
-  args.max_kv_len = 4;
+  args.num_logits = 4;
   args.logits = logits.data();
   indexer_logits(args);
   // 2 * 0.5 * 5; 2 * -1 * 7; 2 * 0.5 * 15
@@ -154,7 +154,7 @@ struct RandomIndexer {
                   .kv_len = kv_len.data()};
     args.queries.indptr = qo_indptr.data();
     args.causal = random.of({true, false});
-    args.max_kv_len = 85;
+    args.num_logits = 85;
     args.logits = logits.data();
     args.logits_stride_token = 90;
   }
@@ -291,14 +291,14 @@ TEST(ReferenceIndexerTopK, IsItsThreeSteps) {
     core::IndexerTopKArgs args;
     args.indexer = problem.args;
     args.top_k.num_tokens = tokens;
-    args.top_k.num_logits = problem.args.max_kv_len;
+    args.top_k.num_logits = problem.args.num_logits;
     args.top_k.logits = problem.args.logits;
     args.top_k.logits_stride_token = problem.args.logits_stride_token;
     args.top_k.k = topk;
     args.top_k.indices = slots.data();
     args.top_k.indices_stride_token = topk;
     args.slots.num_tokens = tokens;
-    args.slots.topk = topk;
+    args.slots.topk = args.slots.num_slots = topk;
     args.slots.indices = args.slots.slots = slots.data();
     args.slots.indices_stride_token = args.slots.slots_stride_token = topk;
     args.slots.queries = problem.args.queries;

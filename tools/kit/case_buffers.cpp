@@ -112,6 +112,7 @@ namespace {
 List list_of(const IndexerLogitsCase& problem) {
   return List()
       .add(problem.q, problem.weights, problem.qo_indptr, problem.logits, problem.memory.kv)
+      .add(problem.key_begin, problem.key_end, problem.blocks)
       .add(problem.table);
 }
 
@@ -120,7 +121,7 @@ List list_of(const IndexerLogitsCase& problem) {
 std::vector<const Buffer*> buffers_of(const IndexerLogitsCase& problem) { return list_of(problem).take(); }
 
 std::vector<const Buffer*> buffers_of(const TopKCase& problem) {
-  return List().add(problem.logits, problem.lengths, problem.indices).take();
+  return List().add(problem.logits, problem.lengths, problem.starts, problem.blocks, problem.indices).take();
 }
 
 std::vector<const Buffer*> buffers_of(const IndexerTopKCase& problem) {

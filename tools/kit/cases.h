@@ -224,7 +224,7 @@ struct IndexerLogitsCase {
 
   IndexerLogitsSpec spec;
   int64_t num_tokens = 0, num_columns = 0;
-  Buffer q, weights, qo_indptr, logits;
+  Buffer q, weights, qo_indptr, key_begin, key_end, blocks, logits;
   IndexerMemory memory;
   TableMemory table;
 };
@@ -236,7 +236,7 @@ struct TopKCase {
   std::vector<const Buffer*> outputs() const { return {&indices}; }
 
   TopKSpec spec;
-  Buffer logits, lengths, indices;
+  Buffer logits, lengths, starts, blocks, indices;
 };
 
 struct IndexerTopKCase {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <set>
 #include <vector>
 
@@ -54,10 +55,12 @@ TensorView moved(TensorView view, const Buffer& to) {
 
 /// Returns what is wrong with the slots of one query token: a slot that is not of its request, not visible or there
 /// twice, a token whose logit is below the k-th by more than `most_off`, or anything but -1 behind the valid ones.
-std::string judge_slots(const IndexerTopKCase& problem, size_t request, const int32_t* slots, const float* logits,
-                        int64_t visible, double most_off) {
-  const int64_t topk = problem.spec.topk, valid = std::min(topk, visible);
-  std::vector<float> sorted(logits, logits + visible);
+/// `logits` are those of all tokens that it may choose.
+std::string judge_slots(const IndexerTopKCase& problem, size_t request, const int32_t* slots,
+                        const std::map<int64_t, float>& logits, double most_off) {
+  const int64_t topk = problem.spec.topk, valid = std::min<int64_t>(topk, std::ssize(logits));
+  std::vector<float> sorted;
+  for (const auto& [token, logit] : logits) sorted.push_back(logit);
   std::sort(sorted.begin(), sorted.end(), std::greater<>());
   const double least = valid == 0 ? 0 : static_cast<double>(sorted[static_cast<size_t>(valid - 1)]);
   std::set<int64_t> tokens;
@@ -70,13 +73,34 @@ std::string judge_slots(const IndexerTopKCase& problem, size_t request, const in
     const auto page = std::find(pages.begin(), pages.end(), slots[i] < 0 ? -1 : slots[i] / problem.spec.page_size);
     if (page == pages.end()) return "slot " + std::to_string(slots[i]) + " is none of its request's";
     const int64_t token = (page - pages.begin()) * problem.spec.page_size + slots[i] % problem.spec.page_size;
-    if (token >= visible) return "slot " + std::to_string(slots[i]) + " is not visible";
+    const auto chosen = logits.find(token);
+    if (chosen == logits.end()) return "slot " + std::to_string(slots[i]) + " is not visible";
     if (!tokens.insert(token).second) return "slot " + std::to_string(slots[i]) + " stands twice";
-    if (static_cast<double>(logits[token]) < least - most_off)
-      return "token " + std::to_string(token) + " has logit " + std::to_string(logits[token]) + ", below the k-th, " +
+    if (static_cast<double>(chosen->second) < least - most_off)
+      return "token " + std::to_string(token) + " has logit " + std::to_string(chosen->second) + ", below the k-th, " +
              std::to_string(least);
   }
   return {};
+}
+
+/// Returns the logits of the tokens that a query may choose, which are those that it sees, and in its list if it has
+/// one. Rows of pools and groups of tokens count as tokens.
+std::map<int64_t, float> choice_of(const IndexerTopKCase& problem, size_t request, int64_t query, int64_t t) {
+  const IndexerLogitsSpec& spec = problem.spec.indexer;
+  const IndexerLogitsParams params = problem.indexer.params();
+  const float* logits = static_cast<const float*>(params.logits.data) + t * params.logits.stride[0];
+  int64_t begin = 0, end = spec.num_visible(request, query);
+  if (spec.key_end) end = std::min(problem.indexer.key_end.as<int32_t>()[t], spec.kv_len[request] / spec.ratio);
+  if (spec.key_begin) begin = std::max(problem.indexer.key_begin.as<int32_t>()[t], 0);
+  const int64_t size = spec.block_size;
+  std::map<int64_t, float> choice;
+  for (int64_t key = begin; spec.num_blocks == 0 && key < end; ++key) choice.emplace(key, logits[key]);
+  for (int64_t m = 0; m < spec.num_blocks; ++m) {
+    const int64_t block = static_cast<const int32_t*>(params.blocks.data)[t * params.blocks.stride[0] + m];
+    for (int64_t key = std::max(block * size, begin); key < std::min((block + 1) * size, end); ++key)
+      choice.emplace(key, logits[m * size + key % size]);
+  }
+  return choice;
 }
 
 std::string judge_indexer_top_k(const IndexerTopKCase& problem, const Bytes& given) {
@@ -91,14 +115,11 @@ std::string judge_indexer_top_k(const IndexerTopKCase& problem, const Bytes& giv
   int64_t t = 0;
   for (size_t request = 0; request < spec.kv_len.size(); ++request) {
     for (int32_t i = 0; i < spec.q_len_of(request); ++i, ++t) {
-      const int64_t kv_len = spec.kv_len[request];
-      const int64_t visible =
-          spec.causal ? std::clamp<int64_t>(kv_len - spec.q_len_of(request) + i + 1, 0, kv_len) : kv_len;
-      const float* logits = problem.indexer.logits.as<float>() + t * params.indexer.logits.stride[0];
-      const std::string failure = judge_slots(problem, request, given_slots + t * params.slots.stride[0], logits,
-                                              visible, tolerance * scales[static_cast<size_t>(t)]);
+      const std::map<int64_t, float> choice = choice_of(problem, request, i, t);
+      const std::string failure = judge_slots(problem, request, given_slots + t * params.slots.stride[0], choice,
+                                              tolerance * scales[static_cast<size_t>(t)]);
       if (!failure.empty()) return "token " + std::to_string(t) + ": " + failure;
-      const int64_t valid = std::min<int64_t>(visible, problem.spec.topk);
+      const int64_t valid = std::min<int64_t>(std::ssize(choice), problem.spec.topk);
       if (problem.spec.want_valid_count && given_count[t] != valid)
         return "valid_count of token " + std::to_string(t) + " is " + std::to_string(given_count[t]) + ", expected " +
                std::to_string(valid);

@@ -12,23 +12,36 @@
 namespace mla::kit {
 namespace {
 
-/// Draws topk tokens of its request for every query: valid ones, and others that must become -1.
+/// Draws topk tokens of its request for every query, or groups of tokens: valid ones, and others that must become -1.
 std::vector<int32_t> draw_local_indices(const PhysicalSlotsSpec& spec, const std::vector<int32_t>& q_len) {
   std::vector<int32_t> values;
   Random random(mix(spec.seed, kIndices));
   for (size_t request = 0; request < q_len.size(); ++request) {
-    const int32_t kv_len = spec.kv_len[request];
-    const int32_t wild[] = {-1, -1, -1, kv_len, kv_len + 1000, 2147483647, -5};
+    const int32_t count = spec.kv_len[request] / spec.ratio;
+    const int32_t wild[] = {-1, -1, -1, count, count + 1000, 2147483647, -5};
     for (int64_t i = 0; i < int64_t{q_len[request]} * spec.topk; ++i)
-      values.push_back(kv_len == 0 || random.chance(spec.invalid_share)
+      values.push_back(count == 0 || random.chance(spec.invalid_share)
                            ? random.pick(std::span<const int32_t>(wild))
-                           : static_cast<int32_t>(random.integer(0, int64_t{kv_len} - 1)));
+                           : static_cast<int32_t>(random.integer(0, int64_t{count} - 1)));
   }
   return values;
 }
 
-int64_t max_len(const std::vector<int32_t>& lengths) {
-  return lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
+/// Returns the share of a request's tokens that end groups of `ratio`.
+ContextParallel last_of_groups(int32_t ratio) { return {.rank = ratio - 1, .world = ratio}; }
+
+/// Draws a list of `count` blocks out of `blocks`, in ascending order; -1 stands for those that there are not, and
+/// others take the place of `wild_share` of all.
+std::vector<int32_t> draw_blocks(int32_t blocks, int32_t count, double wild_share, uint64_t seed) {
+  Random random(seed);
+  std::vector<int32_t> list;
+  for (int32_t block = 0; block < blocks && std::ssize(list) < count; ++block)
+    if (random.chance(static_cast<double>(count - std::ssize(list)) / (blocks - block))) list.push_back(block);
+  list.resize(static_cast<size_t>(count), -1);
+  const int32_t wild[] = {-1, -1, blocks, blocks + 7, 2147483647, -2147483647, -3};
+  for (int32_t& block : list)
+    if (random.chance(wild_share)) block = random.pick(std::span<const int32_t>(wild));
+  return list;
 }
 
 }  // namespace
@@ -73,31 +86,34 @@ PhysicalSlotsCase::PhysicalSlotsCase(const PhysicalSlotsSpec& slots_spec) : spec
   const std::vector<int32_t> q_len = q_lens(spec), indptr = prefix_sums(q_len);
   num_tokens = indptr.back();
   qo_indptr = to_buffer(indptr);
-  table = make_table({.page_size = spec.page_size,
-                      .block_table = spec.block_table,
-                      .row_extra = spec.table_row_extra,
-                      .garbage_tail = true,
-                      .shuffled = true,
-                      .unowned_pages = 3,
-                      .context_parallel = spec.context_parallel},
-                     spec.kv_len, mix(spec.seed, kTable));
+  table = make_table(
+      {.page_size = spec.page_size,
+       .block_table = spec.block_table,
+       .row_extra = spec.table_row_extra,
+       .garbage_tail = true,
+       .shuffled = true,
+       .unowned_pages = 3,
+       .context_parallel = spec.ratio > 1 && !spec.list_tokens ? last_of_groups(spec.ratio) : spec.context_parallel},
+      spec.kv_len, mix(spec.seed, kTable));
   index_values = draw_local_indices(spec, q_len);
   if (spec.topk_length) topk_length = to_buffer(random_lengths(num_tokens, spec.topk, mix(spec.seed, kLengths)));
   if (!spec.in_place) indices = padded_indices(index_values, num_tokens, spec.topk, spec.row_extra);
-  slots = rows_buffer(DType::kI32, num_tokens, spec.topk, spec.slots_extra);
+  slots = rows_buffer(DType::kI32, num_tokens, spec.num_slots(), spec.slots_extra);
   if (spec.want_valid_count) valid_count = rows_buffer(DType::kI32, 1, num_tokens, 0);
   reset_outputs();
 }
 
 PhysicalSlotsParams PhysicalSlotsCase::params() const {
   PhysicalSlotsParams p;
-  p.slots = rows_view(slots, DType::kI32, num_tokens, spec.topk, spec.slots_extra);
+  p.slots = rows_view(slots, DType::kI32, num_tokens, spec.num_slots(), spec.slots_extra);
   p.indices = spec.in_place ? p.slots : rows_view(indices, DType::kI32, num_tokens, spec.topk, spec.row_extra);
   if (spec.topk_length) p.topk_length = list_view(topk_length, DType::kI32, num_tokens);
   if (!spec.omit_qo_indptr) p.qo_indptr = list_view(qo_indptr, DType::kI32, spec.batch_size() + 1);
   p.pages = table.pages;
   p.page_size = spec.page_size;
   p.context_parallel = spec.context_parallel;
+  p.ratio = spec.ratio;
+  p.list_tokens = spec.list_tokens;
   p.compact = spec.compact;
   if (spec.want_valid_count) p.valid_count = list_view(valid_count, DType::kI32, num_tokens);
   return p;
@@ -145,21 +161,51 @@ IndexerLogitsCase::IndexerLogitsCase(const IndexerLogitsSpec& logits_spec) : spe
                       .garbage_tail = true,
                       .shuffled = true,
                       .unowned_pages = spec.unowned_pages,
-                      .context_parallel = {}},
+                      .context_parallel = last_of_groups(spec.ratio)},
                      spec.kv_len, mix(spec.seed, kTable));
   memory = make_indexer_pool(spec.page_size, table.num_pages, spec.page_stride_extra, spec.poison);
   std::vector<float> key(static_cast<size_t>(kDim));
   for (size_t request = 0; request < spec.kv_len.size(); ++request)
-    for (int64_t token = 0; token < spec.kv_len[request]; ++token) {
-      fill_normal(key.data(), DType::kF32, 0, kDim, mix(spec.seed, kK, request, static_cast<uint64_t>(token)));
-      const int64_t slot = table.slot_of(request, token);
+    for (int64_t at = 0; at < spec.kv_len[request] / spec.ratio; ++at) {
+      fill_normal(key.data(), DType::kF32, 0, kDim, mix(spec.seed, kK, request, static_cast<uint64_t>(at)));
+      const int64_t slot = table.slot_of(request, at);
       write_indexer_key(memory, slot / spec.page_size, slot % spec.page_size, key);
     }
   q = padded_buffer(spec.q_dtype, num_tokens, spec.num_heads, kDim, spec.q_head_extra, spec.q_token_extra);
   q.fill(kNanByte);
   weights = rows_buffer(DType::kF32, num_tokens, spec.num_heads, spec.weights_extra);
   weights.fill(kNanByte);
-  num_columns = std::max<int64_t>(max_len(spec.kv_len) + spec.logits_columns, 1);
+  if (spec.num_blocks > 0) {
+    std::vector<int32_t> lists;
+    for (size_t request = 0; request < spec.kv_len.size(); ++request) {
+      const int32_t keys = spec.kv_len[request] / spec.ratio, all = (keys + spec.block_size - 1) / spec.block_size;
+      for (int32_t i = 0; i < spec.q_len_of(request); ++i) {
+        const uint64_t seed = mix(spec.seed, kIndices, request, static_cast<uint64_t>(i));
+        const std::vector<int32_t> list = draw_blocks(all, spec.num_blocks, spec.wild_share, seed);
+        lists.insert(lists.end(), list.begin(), list.end());
+      }
+    }
+    blocks = padded_indices(lists, num_tokens, spec.num_blocks, spec.logits_extra);
+  }
+  std::vector<int32_t> begins, ends;
+  for (size_t request = 0; request < spec.kv_len.size(); ++request) {
+    const int32_t keys = spec.kv_len[request] / spec.ratio;
+    Random random(mix(spec.seed, kLengths, request));
+    for (int32_t i = 0; i < spec.q_len_of(request); ++i) {
+      const auto one = [&] {
+        return random.chance(0.1)   ? static_cast<int32_t>(random.integer(-9, -1))
+               : random.chance(0.1) ? keys + static_cast<int32_t>(random.integer(0, 1000))
+                                    : static_cast<int32_t>(random.integer(0, keys));
+      };
+      const int32_t first = one(), second = one();
+      const bool turned = random.chance(0.1);  // a range with no key
+      begins.push_back(turned ? std::max(first, second) : std::min(first, second));
+      ends.push_back(turned ? std::min(first, second) : std::max(first, second));
+    }
+  }
+  if (spec.key_begin) key_begin = to_buffer(begins);
+  if (spec.key_end) key_end = to_buffer(ends);
+  num_columns = num_logits(spec);
   logits = rows_buffer(DType::kF32, num_tokens, num_columns, spec.logits_extra);
   fill_heads(params().q, spec.seed, kQ, 1.0F);
   for (int64_t t = 0; t < num_tokens; ++t)
@@ -177,6 +223,11 @@ IndexerLogitsParams IndexerLogitsCase::params() const {
   p.pages = table.pages;
   if (!spec.omit_qo_indptr) p.qo_indptr = list_view(qo_indptr, DType::kI32, spec.batch_size() + 1);
   p.causal = spec.causal;
+  p.ratio = spec.ratio;
+  if (spec.key_begin) p.key_begin = list_view(key_begin, DType::kI32, num_tokens);
+  if (spec.key_end) p.key_end = list_view(key_end, DType::kI32, num_tokens);
+  if (spec.num_blocks > 0) p.blocks = rows_view(blocks, DType::kI32, num_tokens, spec.num_blocks, spec.logits_extra);
+  p.block_size = spec.block_size;
   p.logits = rows_view(logits, DType::kF32, num_tokens, num_columns, spec.logits_extra);
   return p;
 }
@@ -189,8 +240,8 @@ std::vector<double> IndexerLogitsCase::row_scales() const {
   std::vector<double> scales;
   for (size_t request = 0; request < spec.kv_len.size(); ++request) {
     double largest = 0;
-    for (int64_t token = 0; token < spec.kv_len[request]; ++token) {
-      const int64_t slot = table.slot_of(request, token), page = slot / spec.page_size, offset = slot % spec.page_size;
+    for (int64_t key = 0; key < spec.kv_len[request] / spec.ratio; ++key) {
+      const int64_t slot = table.slot_of(request, key), page = slot / spec.page_size, offset = slot % spec.page_size;
       float scale = 0;
       std::memcpy(&scale, memory.scale(page, offset), sizeof scale);
       double squares = 0;
@@ -240,6 +291,20 @@ TopKCase::TopKCase(const TopKSpec& top_k_spec) : spec(noted(top_k_spec)) {
                                                             : random.integer(0, spec.num_logits)));
   }
   if (spec.lengths) lengths = to_buffer(row_lengths);
+  std::vector<int32_t> row_starts;
+  for (size_t t = 0; t < row_lengths.size(); ++t)
+    row_starts.push_back(static_cast<int32_t>(
+        Random(mix(spec.seed, kLengths, t)).integer(0, spec.lengths ? row_lengths[t] : spec.num_logits)));
+  if (spec.starts) starts = to_buffer(row_starts);
+  if (spec.num_blocks > 0) {
+    std::vector<int32_t> lists;
+    for (int64_t t = 0; t < spec.num_tokens; ++t) {
+      const std::vector<int32_t> list =
+          draw_blocks(4 * spec.num_blocks, spec.num_blocks, 0.0, mix(spec.seed, kIndices, static_cast<uint64_t>(t)));
+      lists.insert(lists.end(), list.begin(), list.end());
+    }
+    blocks = padded_indices(lists, spec.num_tokens, spec.num_blocks, spec.indices_extra);
+  }
   indices = rows_buffer(DType::kI32, spec.num_tokens, spec.k, spec.indices_extra);
   reset_outputs();
 }
@@ -248,6 +313,10 @@ TopKParams TopKCase::params() const {
   TopKParams p;
   p.logits = rows_view(logits, DType::kF32, spec.num_tokens, spec.num_logits, spec.logits_extra);
   if (spec.lengths) p.lengths = list_view(lengths, DType::kI32, spec.num_tokens);
+  if (spec.starts) p.starts = list_view(starts, DType::kI32, spec.num_tokens);
+  if (spec.num_blocks > 0)
+    p.blocks = rows_view(blocks, DType::kI32, spec.num_tokens, spec.num_blocks, spec.indices_extra);
+  p.block_size = spec.block_size;
   p.indices = rows_view(indices, DType::kI32, spec.num_tokens, spec.k, spec.indices_extra);
   return p;
 }
@@ -262,7 +331,7 @@ IndexerTopKCase::IndexerTopKCase(const IndexerTopKSpec& top_k_spec) : spec(top_k
                       .garbage_tail = true,
                       .shuffled = true,
                       .unowned_pages = 1,
-                      .context_parallel = {}},
+                      .context_parallel = last_of_groups(spec.indexer.ratio)},
                      spec.indexer.kv_len, mix(spec.indexer.seed, kTable, 1));
   slots = rows_buffer(DType::kI32, indexer.num_tokens, spec.topk, spec.slots_extra);
   if (spec.want_valid_count) valid_count = rows_buffer(DType::kI32, 1, indexer.num_tokens, 0);

@@ -29,6 +29,9 @@ std::string describe(const PhysicalSlotsSpec& spec) {
       .knob("block_table", &Spec::block_table)
       .knob("omit_qo_indptr", &Spec::omit_qo_indptr)
       .knob("context_parallel", &Spec::context_parallel)
+      .knob("ratio", &Spec::ratio)
+      .knob("list_tokens", &Spec::list_tokens)
+      .knob("slots_columns", &Spec::slots_columns)
       .knob("compact", &Spec::compact)
       .knob("in_place", &Spec::in_place)
       .knob("want_valid_count", &Spec::want_valid_count)
@@ -67,6 +70,12 @@ std::string describe(const IndexerLogitsSpec& spec) {
       .knob("block_table", &Spec::block_table)
       .knob("omit_qo_indptr", &Spec::omit_qo_indptr)
       .knob("causal", &Spec::causal)
+      .knob("ratio", &Spec::ratio)
+      .knob("key_begin", &Spec::key_begin)
+      .knob("key_end", &Spec::key_end)
+      .knob("num_blocks", &Spec::num_blocks)
+      .knob("block_size", &Spec::block_size)
+      .knob("wild_share", &Spec::wild_share)
       .knob("unowned_pages", &Spec::unowned_pages)
       .knob("page_stride_extra", &Spec::page_stride_extra)
       .knob("q_head_extra", &Spec::q_head_extra)
@@ -87,6 +96,9 @@ std::string describe(const TopKSpec& spec) {
       .always("num_logits", &Spec::num_logits)
       .always("k", &Spec::k)
       .knob("lengths", &Spec::lengths)
+      .knob("starts", &Spec::starts)
+      .knob("num_blocks", &Spec::num_blocks)
+      .knob("block_size", &Spec::block_size)
       .knob("levels", &Spec::levels)
       .knob("nan_share", &Spec::nan_share)
       .knob("infinite_share", &Spec::infinite_share)
@@ -135,6 +147,12 @@ Problem problem_of(const IndexerTopKSpec& spec) {
   return indexer_problem(Op::kIndexerTopK, spec.indexer.q_dtype, spec.indexer.num_heads);
 }
 
+int64_t num_logits(const IndexerLogitsSpec& spec) {
+  const int32_t longest = spec.kv_len.empty() ? 0 : *std::max_element(spec.kv_len.begin(), spec.kv_len.end());
+  const int64_t computed = spec.num_blocks > 0 ? int64_t{spec.num_blocks} * spec.block_size : longest / spec.ratio;
+  return std::max<int64_t>(computed + spec.logits_columns, 1);
+}
+
 Work work_of(const BlockTableToCsrSpec& spec) {
   int64_t pages = 0;
   for (int32_t kv_len : spec.kv_len) pages += (int64_t{kv_len} + spec.page_size - 1) / spec.page_size;
@@ -142,7 +160,7 @@ Work work_of(const BlockTableToCsrSpec& spec) {
 }
 
 Work work_of(const PhysicalSlotsSpec& spec) {
-  return {.flops = 0, .bytes = static_cast<double>(total_queries(spec)) * spec.topk * 8};
+  return {.flops = 0, .bytes = static_cast<double>(total_queries(spec)) * (spec.topk + spec.num_slots()) * 4};
 }
 
 Work work_of(const AppendIndexerSpec& spec) {
@@ -152,11 +170,21 @@ Work work_of(const AppendIndexerSpec& spec) {
 
 Work work_of(const IndexerLogitsSpec& spec) {
   const auto tokens = static_cast<double>(total_queries(spec));
-  const double longest = spec.kv_len.empty() ? 0 : *std::max_element(spec.kv_len.begin(), spec.kv_len.end());
-  return {.flops = 2 * visible_pairs(spec, spec.causal) * spec.num_heads * kIndexerLayout.head_dim,
-          .bytes = total(spec.kv_len) * kIndexerRow +
+  double pairs = 0, keys = 0;  // keys that are read: each once, even if it is in several lists
+  for (size_t request = 0; request < spec.kv_len.size(); ++request) {
+    double of_request = 0;
+    for (int64_t i = 0; i < spec.q_len_of(request); ++i) {
+      const auto visible = static_cast<double>(spec.num_visible(request, i));
+      of_request +=
+          spec.num_blocks == 0 ? visible : std::min(visible, static_cast<double>(spec.num_blocks) * spec.block_size);
+    }
+    pairs += of_request;
+    keys += std::min(of_request, static_cast<double>(spec.kv_len[request] / spec.ratio));
+  }
+  return {.flops = 2 * pairs * spec.num_heads * kIndexerLayout.head_dim,
+          .bytes = keys * kIndexerRow +
                    tokens * spec.num_heads * (kIndexerLayout.head_dim * bytes_of(spec.q_dtype) + 4) +
-                   tokens * (longest + static_cast<double>(spec.logits_columns)) * 4};
+                   tokens * (static_cast<double>(num_logits(spec)) + spec.num_blocks) * 4};
 }
 
 Work work_of(const TopKSpec& spec) {

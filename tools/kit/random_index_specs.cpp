@@ -33,8 +33,16 @@ PhysicalSlotsSpec random_physical_slots_spec(uint64_t seed) {
   spec.block_table = random.chance(0.5);
   if (spec.block_table) spec.table_row_extra = random_extra(random);
   if (random.chance(0.4)) spec.context_parallel = random_context_parallel(random);
+  if (random.chance(0.3)) {
+    spec.list_tokens = true;
+    spec.ratio = pick(random, std::array<int32_t, 4>{1, 2, 4, 7});
+    spec.topk = std::min(spec.topk, 512);
+    spec.slots_columns = static_cast<int32_t>(random.integer(0, 2) * random.integer(0, 130));
+  } else if (spec.context_parallel.world == 1 && random.chance(0.3)) {
+    spec.ratio = pick(random, std::array<int32_t, 4>{2, 4, 5, 128});
+  }
   spec.compact = random.chance(0.5);
-  spec.in_place = random.chance(0.4);
+  spec.in_place = !spec.list_tokens && random.chance(0.4);
   spec.want_valid_count = random.chance(0.7);
   spec.invalid_share = pick(random, std::array<double, 4>{0.0, 0.2, 0.9, 1.0});
   spec.row_extra = random_extra(random);
@@ -73,6 +81,17 @@ IndexerLogitsSpec random_indexer_logits_spec(uint64_t seed) {
   spec.block_table = random.chance(0.5);
   if (spec.block_table) spec.table_row_extra = random_extra(random);
   spec.causal = random.chance(0.8);
+  if (random.chance(0.3)) spec.ratio = pick(random, std::array<int32_t, 5>{2, 3, 4, 4, 128});
+  if (random.chance(0.3)) {
+    spec.key_begin = random.chance(0.7);
+    spec.key_end = !spec.key_begin || random.chance(0.7);
+  }
+  if (random.chance(0.4)) {
+    spec.block_size = pick(random, std::array<int32_t, 6>{1, 3, 8, 8, 16, 100});
+    spec.num_blocks = pick(random, std::array<int32_t, 5>{1, 5, 16, 40, 200});
+    while (spec.num_blocks > 1 && spec.num_blocks * spec.block_size > 2000) spec.num_blocks /= 2;
+    spec.wild_share = pick(random, std::array<double, 4>{0.0, 0.0, 0.2, 1.0});
+  }
   spec.unowned_pages = static_cast<int32_t>(random.integer(0, 3));
   spec.page_stride_extra = random_extra(random);
   spec.q_head_extra = random_extra(random);
@@ -94,6 +113,11 @@ TopKSpec random_top_k_spec(uint64_t seed) {
   if (spec.num_logits > 3000) spec.num_tokens = std::min(spec.num_tokens, 2);
   spec.k = pick(random, std::array<int32_t, 10>{1, 2, 7, 64, 100, 512, 1024, 2048, 2048, 2176});
   spec.lengths = random.chance(0.6);
+  if (random.chance(0.5)) spec.block_size = pick(random, std::array<int32_t, 6>{2, 3, 8, 8, 8, 500});
+  if (random.chance(0.3))
+    spec.num_blocks =
+        std::max<int32_t>(spec.num_logits / spec.block_size + static_cast<int32_t>(random.integer(-1, 1)), 1);
+  spec.starts = spec.num_blocks == 0 && spec.block_size == 1 && random.chance(0.5);
   spec.levels = pick(random, std::array<int32_t, 5>{0, 0, 1, 3, 100});
   spec.nan_share = pick(random, std::array<double, 4>{0.0, 0.0, 0.1, 0.9});
   spec.infinite_share = pick(random, std::array<double, 4>{0.0, 0.0, 0.1, 0.9});

@@ -285,6 +285,9 @@ struct PhysicalSlotsSpec {
   bool block_table = false;
   bool omit_qo_indptr = false;
   ContextParallel context_parallel = {};
+  int32_t ratio = 1;
+  bool list_tokens = false;
+  int32_t slots_columns = 0;  ///< with list_tokens: columns beyond those that are needed
   bool compact = false;
   bool in_place = false;  ///< slots are written over the indices
   bool want_valid_count = true;
@@ -296,6 +299,7 @@ struct PhysicalSlotsSpec {
 
   int32_t batch_size() const { return static_cast<int32_t>(kv_len.size()); }
   int32_t q_len_of(size_t request) const { return q_len.size() == 1 ? q_len[0] : q_len[request]; }
+  int32_t num_slots() const { return list_tokens ? topk * ratio + ratio - 1 + slots_columns : topk; }
 };
 
 struct AppendIndexerSpec {
@@ -320,26 +324,39 @@ struct IndexerLogitsSpec {
   bool block_table = false;
   bool omit_qo_indptr = false;
   bool causal = true;
+  int32_t ratio = 1;
+  bool key_begin = false, key_end = false;  ///< random, and some that the request does not have
+  int32_t num_blocks = 0;  ///< that are listed for a query, as many real ones as there are, in order; 0: no list
+  int32_t block_size = 1;
+  double wild_share = 0.0;  ///< of the listed blocks, which are none of the request's
   int32_t unowned_pages = 2;
   int64_t page_stride_extra = 0;  ///< bytes
   int64_t q_head_extra = 0, q_token_extra = 0;
   int64_t weights_extra = 0;  ///< elements between the rows of weights
   int64_t table_row_extra = 0;
-  int64_t logits_columns = 0;  ///< columns beyond the largest kv_len
+  int64_t logits_columns = 0;  ///< columns beyond the logits of the longest request
   int64_t logits_extra = 0;    ///< elements between the rows of the logits
   bool poison = true;
   uint64_t seed = 1;
 
   int32_t batch_size() const { return static_cast<int32_t>(kv_len.size()); }
   int32_t q_len_of(size_t request) const { return q_len.size() == 1 ? q_len[0] : q_len[request]; }
+  /// Returns how many keys query i of a request sees without key_begin and key_end.
+  int64_t num_visible(size_t request, int64_t i) const {
+    const int64_t later = causal ? q_len_of(request) - 1 - i : 0;
+    return std::max<int64_t>(kv_len[request] - later, 0) / ratio;
+  }
 };
 
 struct TopKSpec {
   int32_t num_tokens = 8;
   int32_t num_logits = 1000;
   int32_t k = 64;
-  bool lengths = false;  ///< random, 0 and num_logits among them
-  int32_t levels = 0;    ///< logits take this many values, so that many are equal; 0: all that f32 has
+  bool lengths = false;    ///< random, 0 and num_logits among them
+  bool starts = false;     ///< random, up to the lengths
+  int32_t num_blocks = 0;  ///< listed blocks of each row; 0: no list
+  int32_t block_size = 1;
+  int32_t levels = 0;  ///< logits take this many values, so that many are equal; 0: all that f32 has
   double nan_share = 0.0;
   double infinite_share = 0.0;  ///< half of them -inf
   int64_t logits_extra = 0, indices_extra = 0;
@@ -448,6 +465,9 @@ Work work_of(const AppendSpec& spec);
 Work work_of(const AppendRopeSpec& spec);
 Work work_of(const GatherSpec& spec);
 Work work_of(const CopyPagesSpec& spec);
+/// Returns the width of rows of logits.
+int64_t num_logits(const IndexerLogitsSpec& spec);
+
 Work work_of(const BlockTableToCsrSpec& spec);
 Work work_of(const PhysicalSlotsSpec& spec);
 Work work_of(const AppendIndexerSpec& spec);

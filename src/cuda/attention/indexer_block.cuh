@@ -2,6 +2,7 @@
 // The indexer's kernels share what is here: who computes what, how rows of keys and queries are read, and who writes a
 // logit.
 //   logits[t][j] = scale[j] * sum_h weight[t][h] * max(0, q[t][h] . k[j]), or -inf where token t does not see key j
+// Where blocks of keys are listed for each token, j counts the listed keys, and a group has one token.
 // Grid: a block for each group of a request's query tokens and each split of the keys (IndexerShape). It is known from
 // shapes alone: a block writes -inf if none of its tokens sees its keys, and some blocks have no tokens. The group's
 // queries lie in shared memory as 16-bit operands. Hundreds of heads take more than one launch; each adds to the
@@ -29,7 +30,7 @@ struct IndexerShape {
   bool adds = false;               // whether logits are added to those of other heads
   int32_t split_keys = 0;          // keys of a block
   int32_t num_splits = 0;
-  cuda::FastDivisor page_size = {};
+  cuda::FastDivisor page_size = {}, ratio = {}, block_size = {};
 };
 
 struct IndexerParams {
@@ -38,8 +39,8 @@ struct IndexerParams {
 };
 
 /// This is the base of the indexer's kernels. A lane reads its quarter of the rows of kLaneKeys_ keys, which are keys
-/// lane / 4 + 8 i of its warp's keys.
-template <DType kQueries, int kLaneKeys_>
+/// lane / 4 + 8 i of its warp's keys. kListed says whether blocks of keys are listed.
+template <DType kQueries, int kLaneKeys_, bool kListed>
 class IndexerBlock {
  public:
   using Params = IndexerParams;
@@ -72,38 +73,94 @@ class IndexerBlock {
     float of[kTiles][2];
   };
 
-  /// Describes consecutive tokens of one request. Token t sees origin + t keys under causality, and origin keys
-  /// without it.
+  /// Has keys or logits [begin, end), none if end is not above begin.
+  struct alignas(8) Range {
+    int32_t begin, end;
+    /// Says whether some of n from `first` on are in the range.
+    MLA_DEVICE bool meets(int32_t first, int32_t n) const { return first < end && first + n > begin; }
+    MLA_DEVICE bool has(int32_t one) const { return begin <= one && one < end; }
+  };
+
+  /// Describes consecutive tokens of one request. Token t sees the keys of origin + t tokens under causality, and of
+  /// origin tokens without it. `listed`, where blocks are listed, are the keys that the one token sees.
   struct TokenGroup {
     int32_t request, first, stop, origin;
+    Range listed;
   };
 
   MLA_DEVICE explicit IndexerBlock(const Params& params)
       : args_(params.args),
         shape_(params.shape),
-        aligned_(is_aligned(args_.cache.base, 16) && args_.cache.stride_page % 16 == 0) {}
+        aligned_(is_aligned(args_.cache.base, 16) && args_.cache.stride_page % 16 == 0),
+        has_ranges_(!kListed && (args_.key_begin != nullptr || args_.key_end != nullptr)) {}
 
   MLA_DEVICE TokenGroup find_group() const { return find_group(ptx::block_index_x() / shape_.num_splits); }
   /// Returns the block's first key, and the one behind its last.
   MLA_DEVICE int32_t first_key() const { return ptx::block_index_x() % shape_.num_splits * shape_.split_keys; }
   MLA_DEVICE int32_t end_key() const {
-    return std::min(first_key() + shape_.split_keys, static_cast<int32_t>(args_.max_kv_len));
+    return std::min(first_key() + shape_.split_keys, static_cast<int32_t>(args_.num_logits));
   }
 
-  /// Returns how many keys a token of the group sees.
-  MLA_DEVICE int32_t num_visible(const TokenGroup& group, int32_t token) const {
-    const int32_t visible = group.origin + (args_.causal ? token : 0);
-    return std::clamp(visible, 0, static_cast<int32_t>(args_.max_kv_len));
+  /// Returns which logits are computed for a token of the group; the others are -inf.
+  MLA_DEVICE Range computed(const TokenGroup& group, int32_t token) const {
+    if constexpr (kListed)
+      return {.begin = 0, .end = group.listed.begin < group.listed.end ? args_.blocks.num_keys() : 0};
+    const Range seen = seen_keys(group, token);
+    return {.begin = seen.begin, .end = std::min(seen.end, static_cast<int32_t>(args_.num_logits))};
+  }
+  /// Returns a range that has those of all tokens of the group.
+  MLA_DEVICE Range computed(const TokenGroup& group) const {
+    Range all = computed(group, group.stop - 1);  // without ranges of their own, the last token sees most
+    for (int32_t token = group.first; has_ranges_ && token < group.stop - 1; ++token) {
+      const Range one = computed(group, token);
+      if (one.begin >= one.end) continue;
+      all = all.begin < all.end ? Range{std::min(all.begin, one.begin), std::max(all.end, one.end)} : one;
+    }
+    return all;
   }
 
-  /// Finds the lane's keys among [warp_base, end), of which the warp has at most kWarpKeys. The last key stands for
-  /// those behind it, whose logits are not written.
-  MLA_DEVICE Places find_rows(int32_t request, int32_t warp_base, int32_t end) const {
-    const int32_t* const pages = args_.pages.of(request);
+  /// Says whether any of a warp's or warpgroup's logits are computed for a token, and whether its own_key()'s is.
+  struct Computed {
+    bool any, own;
+  };
+  /// Says so of logits [first, first + count) and of logit `own`, for one token after another.
+  class LogitsAt {
+   public:
+    /// `all` are the logits that are computed for any token of the group.
+    MLA_DEVICE LogitsAt(const IndexerBlock& block, const Range& all, int32_t first, int32_t count, int32_t own)
+        : block_(block), first_(first), count_(count), own_(own) {
+      // A division by the ratio for each token would take 2 % of the time (2,048 tokens over 8k, H200, 2026-11-27).
+      const auto tokens_of = [&](int32_t key) {
+        const auto keys = static_cast<uint32_t>(std::min(key, all.end)) + 1;
+        return ptx::opaque(keys * static_cast<uint32_t>(block.shape_.ratio.value));  // or computed for every token
+      };
+      needed_ = tokens_of(first);
+      own_needed_ = tokens_of(own);
+    }
+    MLA_DEVICE Computed of(const TokenGroup& group, int32_t token) const {
+      if (kListed || block_.has_ranges_) {
+        const Range range = block_.computed(group, token);
+        return {.any = range.meets(first_, count_), .own = range.has(own_)};
+      }
+      const uint32_t seen = block_.num_seen(group, token);
+      return {.any = needed_ <= seen, .own = own_needed_ <= seen};
+    }
+
+   private:
+    const IndexerBlock& block_;
+    int32_t first_, count_, own_;
+    uint32_t needed_ = 0, own_needed_ = 0;  // tokens that one must see for the first logit and for the own one
+  };
+
+  /// Finds the keys of the lane's logits among [warp_base, end), of which the warp has at most kWarpKeys. The last key
+  /// stands for those behind it, and key 0 for listed ones that the group does not see; their logits are not written.
+  MLA_DEVICE Places find_rows(const TokenGroup& group, int32_t warp_base, int32_t end) const {
+    const int32_t* const pages = args_.pages.of(group.request);
     Places places;
     MLA_UNROLL
     for (int i = 0; i < kLaneKeys; ++i) {
-      const int32_t key = std::min(warp_base + ptx::lane() / 4 + 8 * i, end - 1);
+      int32_t key = std::min(warp_base + ptx::lane() / 4 + 8 * i, end - 1);
+      if constexpr (kListed) key = std::max(listed_key(group, group.first, key), 0);
       const PagePlace at = place_in_pages(key, shape_.page_size);
       places.of[i] = {pages[at.page], at.offset};
     }
@@ -174,20 +231,24 @@ class IndexerBlock {
     return own;
   }
 
-  /// Writes the logit of the warp's own_key(), if there is such a key.
-  MLA_DEVICE void write_logit(int32_t token, int32_t warp_base, int32_t visible, float logit) const {
-    const int32_t key = warp_base + own_key();
-    if (own_key() >= kWarpKeys || key >= args_.max_kv_len) return;
-    float* const out = args_.logits + token * args_.logits_stride_token + key;
-    *out = key >= visible ? kHidden : shape_.adds ? *out + logit : logit;
+  /// Writes the logit of the warp's own_key(), if there is such a key. `computed` says whether it has been computed.
+  MLA_DEVICE void write_logit(const TokenGroup& group, int32_t token, int32_t warp_base, bool computed,
+                              float logit) const {
+    const int32_t at = warp_base + own_key();
+    if (own_key() >= kWarpKeys || at >= args_.num_logits) return;
+    bool hidden = !computed;
+    if constexpr (kListed) hidden = hidden || listed_key(group, token, at) < 0;
+    float* const out = args_.logits + token * args_.logits_stride_token + at;
+    *out = hidden ? kHidden : shape_.adds ? *out + logit : logit;
   }
 
-  /// Stages queries and weights of `count` tokens in shared memory, for the block; heads behind the last one are zeros.
-  /// store_query(row, column, bits) gets eight channels of a query at a time, where `row` counts the padded heads of
-  /// all tokens. `weights` is where the weights go, as f32. Each thread has kAhead loads under way.
+  /// Stages queries and weights of the group's tokens in shared memory, for the block; heads behind the last one are
+  /// zeros. store_query(row, column, bits) gets eight channels of a query at a time, where `row` counts the padded
+  /// heads of all tokens. `weights` is where the weights go, as f32. Each thread has kAhead loads under way.
   template <int kThreads, int kAhead, class Store>
-  MLA_DEVICE void stage(int32_t first, int32_t count, int32_t padded_heads, ptx::SharedAddress weights,
+  MLA_DEVICE void stage(const TokenGroup& group, int32_t padded_heads, ptx::SharedAddress weights,
                         const Store& store_query) const {
+    const int32_t first = group.first, count = group.stop - group.first;
     constexpr int kLanes = kIndexerLayout.head_dim / kVector, kRows = kThreads / kLanes;
     const int32_t rows = count * padded_heads, column = ptx::thread_index() % kLanes;
     MLA_NO_UNROLL
@@ -214,6 +275,25 @@ class IndexerBlock {
   const IndexerShape& shape_;
 
  private:
+  /// Returns how many tokens of its request a token of the group sees.
+  MLA_DEVICE uint32_t num_seen(const TokenGroup& group, int32_t token) const {
+    return static_cast<uint32_t>(std::max(group.origin + (args_.causal ? token : 0), 0));
+  }
+  /// Returns the keys that a token of the group sees.
+  MLA_DEVICE Range seen_keys(const TokenGroup& group, int32_t token) const {
+    Range seen = {.begin = 0, .end = shape_.ratio.divide(static_cast<int32_t>(num_seen(group, token)))};
+    if (args_.key_end != nullptr)
+      seen.end = std::min(shape_.ratio.divide(std::max(args_.pages.kv_len[group.request], 0)), args_.key_end[token]);
+    if (args_.key_begin != nullptr) seen.begin = std::max(args_.key_begin[token], 0);
+    return seen;
+  }
+  /// Returns the key that logit `at` of a token belongs to; -1 if the token does not see it.
+  MLA_DEVICE int32_t listed_key(const TokenGroup& group, int32_t token, int32_t at) const {
+    const int32_t m = shape_.block_size.divide(at), size = args_.blocks.size;
+    const int64_t key = int64_t{args_.blocks.blocks[token * args_.blocks.stride_token + m]} * size + (at - m * size);
+    return group.listed.begin <= key && key < group.listed.end ? static_cast<int32_t>(key) : -1;
+  }
+
   MLA_DEVICE Bits8 load_query(int32_t token, int32_t head, int32_t channel) const {
     constexpr auto kBytes = static_cast<int32_t>(size_of(kQueries));
     const int64_t element = token * args_.q_stride_token + head * args_.q_stride_head + channel;
@@ -236,10 +316,13 @@ class IndexerBlock {
     const int32_t first = queries.begin(request) + in_request * size,
                   end = queries.begin(request) + queries.len(request);
     const int32_t kv_len = args_.pages.kv_len[request];
-    return {.request = request,
-            .first = first,
-            .stop = std::min(first + size, end),
-            .origin = args_.causal ? kv_len - end + 1 : kv_len};
+    TokenGroup group = {.request = request,
+                        .first = first,
+                        .stop = std::min(first + size, end),
+                        .origin = args_.causal ? kv_len - end + 1 : kv_len,
+                        .listed = {}};
+    if (kListed && first < end) group.listed = seen_keys(group, first);
+    return group;
   }
 
   static MLA_DEVICE ptx::Vec4 load_bytes(const std::byte* at) {
@@ -262,7 +345,8 @@ class IndexerBlock {
     return ptx::pack_bf16x2(low, high);
   }
 
-  bool aligned_;  // whether all rows of keys begin at multiples of 16 bytes
+  bool aligned_;     // whether all rows of keys begin at multiples of 16 bytes
+  bool has_ranges_;  // whether tokens of a group see ranges of their own
 };
 
 }  // namespace mla::MLA_CUDA_NAMESPACE

@@ -36,6 +36,7 @@ template <class Kernel>
 IndexerShape shape_of(const core::IndexerLogitsArgs& args) {
   const bool uniform = args.queries.indptr == nullptr;
   const int64_t q_len = uniform ? args.queries.uniform_len : ceil_div(args.num_tokens, std::max(args.batch_size, 1));
+  if (args.blocks.given()) return {.group_tokens = 1, .groups_per_request = static_cast<int32_t>(uniform ? q_len : 0)};
   const int64_t most = std::clamp<int64_t>(kHalfOfShared / token_bytes<Kernel>(args.num_heads), 1, kMostTokens);
   // The groups are as few as hold q_len tokens, and of equal size.
   IndexerShape shape;
@@ -49,6 +50,8 @@ Status launch_heads(const core::IndexerLogitsArgs& args, bool adds, cuda::Queue&
   IndexerShape shape = shape_of<Kernel>(args);
   shape.adds = adds;
   shape.page_size = cuda::FastDivisor(args.pages.page_size);
+  shape.ratio = cuda::FastDivisor(args.ratio);
+  shape.block_size = cuda::FastDivisor(args.blocks.size);
   // Without indptr every group has tokens. With it, up to a group of each request may have none.
   const bool uniform = shape.groups_per_request > 0;
   const int64_t num_groups = uniform ? int64_t{args.batch_size} * shape.groups_per_request
@@ -59,10 +62,10 @@ Status launch_heads(const core::IndexerLogitsArgs& args, bool adds, cuda::Queue&
   // of one request of 128k came in 512 blocks, twice what runs at a time: 15.3 instead of 12.0 us (H200, 2026-11-27).
   static_assert(kFewestKeys % Kernel::kBlockKeys == 0);
   shape.split_keys = prompts ? kMostKeysOfPrompts : kMostKeys;
-  const auto blocks_of = [&](int64_t groups) { return groups * ceil_div(args.max_kv_len, shape.split_keys); };
+  const auto blocks_of = [&](int64_t groups) { return groups * ceil_div(args.num_logits, shape.split_keys); };
   while (shape.split_keys > kFewestKeys && 2 * blocks_of(busy_groups) < 3 * int64_t{queue.device().num_sms})
     shape.split_keys /= 2;
-  shape.num_splits = ceil_div(args.max_kv_len, shape.split_keys);
+  shape.num_splits = ceil_div(args.num_logits, shape.split_keys);
   return launch<Kernel>(
       queue,
       {.grid_x = static_cast<int32_t>(blocks_of(num_groups)),
@@ -71,8 +74,8 @@ Status launch_heads(const core::IndexerLogitsArgs& args, bool adds, cuda::Queue&
 }
 
 template <class Kernel>
-Status run(const core::IndexerLogitsArgs& args, cuda::Queue& queue) {
-  if (args.batch_size == 0 || args.num_tokens == 0 || args.max_kv_len == 0) return {};
+Status run_kernel(const core::IndexerLogitsArgs& args, cuda::Queue& queue) {
+  if (args.batch_size == 0 || args.num_tokens == 0 || args.num_logits == 0) return {};
   constexpr auto kMostHeads =
       static_cast<int32_t>(kSharedBytesPerBlock / Kernel::kHeadBytes / Kernel::kHeadTile * Kernel::kHeadTile);
   for (int32_t head = 0; head < args.num_heads; head += kMostHeads) {
@@ -84,6 +87,12 @@ Status run(const core::IndexerLogitsArgs& args, cuda::Queue& queue) {
     if (Status status = launch_heads<Kernel>(some, head > 0, queue); !status.ok()) return status;
   }
   return {};
+}
+
+template <template <DType, bool> class Kernel, DType kQueries>
+Status run(const core::IndexerLogitsArgs& args, cuda::Queue& queue) {
+  return args.blocks.given() ? run_kernel<Kernel<kQueries, true>>(args, queue)
+                             : run_kernel<Kernel<kQueries, false>>(args, queue);
 }
 
 /// Computes logits, chooses the largest, and turns their indices into slots.

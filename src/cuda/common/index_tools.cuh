@@ -106,13 +106,13 @@ struct PhysicalSlotsKernel {
   struct Finder {
     const ContextParallel& share;
     const int32_t* pages;
-    uint32_t page_size, kv_len;
+    uint32_t page_size;
+    int32_t num_rows;
 
-    /// Returns the slot of a token; -1 if the token is not valid or belongs to another rank.
-    MLA_DEVICE int32_t operator()(int32_t token) const {
-      const auto position = static_cast<uint32_t>(token);  // as unsigned, a negative token lies beyond kv_len
-      if (position >= kv_len) return -1;
-      uint32_t local = position;
+    /// Returns the slot of a token or row; -1 if it is not valid or belongs to another rank.
+    MLA_DEVICE int32_t operator()(int64_t token) const {
+      if (token < 0 || token >= num_rows) return -1;
+      auto local = static_cast<uint32_t>(token);
       if (share.world > 1) {
         if (!owns(share, token)) return -1;
         // The local index is how many earlier tokens the rank owns.
@@ -124,27 +124,27 @@ struct PhysicalSlotsKernel {
   };
 
   static MLA_DEVICE void fill_row(const Params& args, int32_t request, int64_t token) {
-    const int32_t kv_len = args.pages.kv_len[request];
     const Finder find = {.share = args.context_parallel,
                          .pages = args.pages.of(request),
                          .page_size = static_cast<uint32_t>(args.pages.page_size),
-                         .kv_len = static_cast<uint32_t>(kv_len < 0 ? 0 : kv_len)};
+                         .num_rows = args.num_rows(request)};
     const int32_t* indices = args.indices + token * args.indices_stride_token;
     int32_t* slots = args.slots + token * args.slots_stride_token;
     const int32_t given = args.topk_length != nullptr ? args.topk_length[token] : args.topk;
     const int32_t length = given < args.topk ? given : args.topk;
+    const int32_t seen = args.num_seen(request, token);
     int32_t valid = 0;
-    for (int64_t first = 0; first < args.topk; first += kPerThread * kThreads) {
+    for (int64_t first = 0; first < args.num_slots; first += kPerThread * kThreads) {
       int32_t found[kPerThread];
 #pragma unroll
       for (int j = 0; j < kPerThread; ++j) {
         const int64_t i = first + j * kThreads + ptx::thread_index();
-        found[j] = i < length ? find(indices[i]) : -1;
+        found[j] = i < args.num_slots ? find(args.row_of_entry(indices, length, seen, static_cast<int32_t>(i))) : -1;
       }
       valid += write_entries(args, found, first, valid, slots);
     }
     if (args.compact)
-      for (int64_t i = int64_t{valid} + ptx::thread_index(); i < args.topk; i += kThreads) slots[i] = -1;
+      for (int64_t i = int64_t{valid} + ptx::thread_index(); i < args.num_slots; i += kThreads) slots[i] = -1;
     if (args.valid_count != nullptr && ptx::thread_index() == 0) args.valid_count[token] = valid;
   }
 
@@ -178,7 +178,7 @@ struct PhysicalSlotsKernel {
       const uint32_t lanes_before = valid_lanes[j] & ((1U << ptx::lane()) - 1U);
       if (args.compact) {
         if (found[j] >= 0) slots[valid + counts[j * kWarps + ptx::warp()] + std::popcount(lanes_before)] = found[j];
-      } else if (i < args.topk) {
+      } else if (i < args.num_slots) {
         slots[i] = found[j];
       }
     }

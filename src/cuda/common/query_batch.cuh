@@ -33,6 +33,7 @@ struct QueryBatch {
   const int32_t* kv_len = nullptr;  // [batch_size]
   int32_t batch_size = 0;
   bool causal = true;
+  int32_t ratio = 1;  // tokens that a key stands for
 
   /// Returns the token's request; batch_size if no request has the token, as in the padding of a captured batch. All
   /// lanes of a warp call this.
@@ -43,10 +44,9 @@ struct QueryBatch {
 
   /// Returns how many keys of the request the token sees: keys [0, visible).
   MLA_DEVICE int32_t visible(int32_t request, int64_t token) const {
-    const int32_t keys = std::max(kv_len[request], 0);
-    if (!causal) return keys;
     const int32_t end = queries.begin(request) + queries.len(request);
-    return std::max(keys - (end - 1 - static_cast<int32_t>(token)), 0);
+    const int32_t later = causal ? end - 1 - static_cast<int32_t>(token) : 0;  // tokens that it does not see
+    return std::max(kv_len[request] - later, 0) / ratio;
   }
 };
 

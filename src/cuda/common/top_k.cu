@@ -8,11 +8,16 @@
 namespace mla::MLA_CUDA_NAMESPACE {
 namespace {
 
+template <class Row>
+Status launch_rows(const TopKParams& params, cuda::Queue& queue) {
+  using Kernel = TopKKernel<Row>;
+  static_assert(Kernel::kSharedBytes <= kSharedBytesPerBlock);
+  return launch<Kernel>(
+      queue, {.grid_x = static_cast<int32_t>(params.args.num_tokens), .shared_bytes = Kernel::kSharedBytes}, params);
+}
+
 Status run_rows(const TopKParams& params, cuda::Queue& queue) {
-  static_assert(TopKKernel::kSharedBytes <= kSharedBytesPerBlock);
-  return launch<TopKKernel>(
-      queue, {.grid_x = static_cast<int32_t>(params.args.num_tokens), .shared_bytes = TopKKernel::kSharedBytes},
-      params);
+  return params.args.block_size > 1 ? launch_rows<BlockRow>(params, queue) : launch_rows<LogitRow>(params, queue);
 }
 
 }  // namespace
@@ -26,7 +31,8 @@ Status run_visible_top_k(const core::TopKArgs& args, const core::IndexerLogitsAr
                    .batch = {.queries = indexer.queries,
                              .kv_len = indexer.pages.kv_len,
                              .batch_size = indexer.batch_size,
-                             .causal = indexer.causal}},
+                             .causal = indexer.causal && indexer.key_end == nullptr,
+                             .ratio = indexer.ratio}},
                   queue);
 }
 

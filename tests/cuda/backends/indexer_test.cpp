@@ -63,8 +63,11 @@ class Problem {
     lay_out_requests(shape.most_keys);
     fill_cache();
     fill_queries();
-    args.max_kv_len = shape.most_keys + random.of({0, 0, 290});
-    args.logits_stride_token = args.max_kv_len + random.integer(0, 3);
+    args.num_logits = shape.most_keys + random.of({0, 0, 290});
+    if (random.chance(3)) list_blocks();
+    if (random.chance(3)) args.key_begin = bounds();
+    if (random.chance(3)) args.key_end = bounds();
+    args.logits_stride_token = args.num_logits + random.integer(0, 3);
     args.logits = reinterpret_cast<float*>(memory.bytes(logits_size() * 4, 4 * random.integer(0, 1)));
     std::fill_n(args.logits, logits_size(), 7.0F);
   }
@@ -74,9 +77,15 @@ class Problem {
   int64_t logits_size() const { return args.num_tokens * args.logits_stride_token; }
   std::vector<float> logits() const { return {args.logits, args.logits + logits_size()}; }
   int32_t visible(int32_t request, int32_t token) const {
-    const int32_t kv_len = kv_len_[static_cast<size_t>(request)];
     const int32_t later = args.queries.begin(request) + args.queries.len(request) - 1 - token;
-    return args.causal ? std::max(0, kv_len - later) : kv_len;
+    return std::max(0, args.pages.kv_len[request] - (args.causal ? later : 0)) / args.ratio;
+  }
+
+  /// Applies the token's own bounds.
+  void bound(int32_t request, int32_t token, int32_t& start, int32_t& end) const {
+    const int32_t keys = args.pages.kv_len[request] / args.ratio;
+    if (args.key_end != nullptr) end = std::clamp(args.key_end[token], 0, keys);
+    if (args.key_begin != nullptr) start = std::clamp(args.key_begin[token], 0, end);
   }
 
   /// Returns how much f32 arithmetic may be off: a few roundings of the largest |q| |k| scale, summed over heads.
@@ -84,7 +93,7 @@ class Problem {
     std::vector<double> result(static_cast<size_t>(args.num_tokens));
     for (int32_t request = 0; request < args.batch_size; ++request) {
       double largest = 0;
-      for (int32_t j = 0; j < kv_len_[static_cast<size_t>(request)]; ++j)
+      for (int32_t j = 0; j < num_keys_[static_cast<size_t>(request)]; ++j)
         largest = std::max(largest, key_size(request, j));
       for (int32_t i = 0; i < args.queries.len(request); ++i) {
         const int64_t token = args.queries.begin(request) + i;
@@ -102,12 +111,14 @@ class Problem {
   void lay_out_requests(int32_t most_keys) {
     const int32_t width = (most_keys + args.pages.page_size - 1) / args.pages.page_size;
     args.cache.num_pages = args.batch_size * width + 1;
-    std::vector<int32_t> table, kv_indptr = {0}, qo_indptr = {0};
+    std::vector<int32_t> table, kv_indptr = {0}, qo_indptr = {0}, kv_len;
     const int32_t uniform = random_.chance(3) ? random_.integer(1, 5) : 0;
+    args.ratio = random_.of({1, 1, 2, 4, 128});
     for (int32_t request = 0; request < args.batch_size; ++request) {
-      kv_len_.push_back(random_.chance(5) ? 0 : random_.integer(0, most_keys));
+      num_keys_.push_back(random_.chance(5) ? 0 : random_.integer(0, most_keys));
+      kv_len.push_back(num_keys_.back() * args.ratio + random_.integer(0, args.ratio - 1));
       for (int32_t i = 0; i < width; ++i)  // pages of the requests take turns; behind the last in use no page is named
-        table.push_back(i * args.pages.page_size < kv_len_.back() ? i * args.batch_size + request : 1 << 30);
+        table.push_back(i * args.pages.page_size < num_keys_.back() ? i * args.batch_size + request : 1 << 30);
       kv_indptr.push_back(width * (request + 1));
       qo_indptr.push_back(qo_indptr.back() + (uniform > 0 ? uniform : random_.integer(0, 5)));
     }
@@ -119,11 +130,28 @@ class Problem {
     }
     args.pages.batch_size = args.batch_size;
     args.pages.table = memory_.list(table);
-    args.pages.kv_len = memory_.list(kv_len_);
+    args.pages.kv_len = memory_.list(kv_len);
     if (random_.chance(2))
       args.pages.kv_indptr = memory_.list(kv_indptr);
     else
       args.pages.table_stride_request = width;
+  }
+
+  const int32_t* bounds() {
+    std::vector<int32_t> values;
+    for (int64_t t = 0; t < args.num_tokens; ++t) values.push_back(random_.integer(-20, 500));
+    return memory_.list(values);
+  }
+
+  void list_blocks() {
+    args.blocks.size = random_.of({1, 5, 8, 64});
+    args.blocks.count = random_.integer(1, static_cast<int32_t>(args.num_logits) / args.blocks.size);
+    args.blocks.stride_token = args.blocks.count + random_.integer(0, 2);
+    std::vector<int32_t> lists;
+    for (int64_t i = 0; i < args.num_tokens * args.blocks.stride_token; ++i)
+      lists.push_back(random_.chance(6) ? random_.of({-1, -7, INT32_MAX, INT32_MIN})
+                                        : random_.integer(0, 450 / args.blocks.size));
+    args.blocks.blocks = memory_.list(lists);
   }
 
   void fill_cache() {
@@ -133,7 +161,7 @@ class Problem {
     cache.base = memory_.bytes(bytes, random_.of({0, 0, 4, 1}));
     std::memset(cache.base, 0x7F, static_cast<size_t>(bytes));
     for (int32_t request = 0; request < args.batch_size; ++request)
-      for (int32_t j = 0; j < kv_len_[static_cast<size_t>(request)]; ++j) {
+      for (int32_t j = 0; j < num_keys_[static_cast<size_t>(request)]; ++j) {
         const float scale = static_cast<float>(random_.integer(1, 1000)) * 1e-4F;
         std::memcpy(scale_of(request, j), &scale, sizeof scale);
         for (int32_t c = 0; c < kDim; ++c)  // any code but NaN
@@ -178,7 +206,7 @@ class Problem {
 
   Random& random_;
   Memory& memory_;
-  std::vector<int32_t> kv_len_;
+  std::vector<int32_t> num_keys_;
 };
 
 using IndexerLogits = cuda::DirectOperation<core::IndexerLogitsArgs>;
@@ -270,20 +298,26 @@ TEST(CudaIndexerTopK, SelectsAndTranslates) {
     const int32_t topk = random.of({1, 20, 300, 512});
     std::vector<int32_t> slots(static_cast<size_t>(tokens * topk), -77), counts(static_cast<size_t>(tokens), -77);
     std::vector<int32_t> expected = slots, expected_counts = counts;
+    const bool listed = problem.args.blocks.given();
     core::IndexerTopKArgs args = {.indexer = problem.args,
                                   .top_k = {.num_tokens = tokens,
-                                            .num_logits = problem.args.max_kv_len,
+                                            .num_logits = problem.args.num_logits,
                                             .logits = problem.args.logits,
                                             .logits_stride_token = problem.args.logits_stride_token,
+                                            .lengths = listed ? nullptr : problem.args.key_end,
+                                            .starts = listed ? nullptr : problem.args.key_begin,
+                                            .blocks = problem.args.blocks,
                                             .k = topk,
                                             .indices = slots.data(),
                                             .indices_stride_token = topk},
                                   .slots = {.num_tokens = tokens,
                                             .topk = topk,
+                                            .num_slots = topk,
                                             .indices = slots.data(),
                                             .indices_stride_token = topk,
                                             .queries = problem.args.queries,
                                             .pages = problem.args.pages,
+                                            .ratio = problem.args.ratio,
                                             .slots = slots.data(),
                                             .slots_stride_token = topk,
                                             .valid_count = counts.data()}};
@@ -293,11 +327,18 @@ TEST(CudaIndexerTopK, SelectsAndTranslates) {
 
     for (int32_t request = 0; request < problem.args.batch_size; ++request)
       for (int32_t i = 0; i < problem.args.queries.len(request); ++i) {
-        const int32_t token = problem.args.queries.begin(request) + i, length = problem.visible(request, token);
+        const int32_t token = problem.args.queries.begin(request) + i, visible = problem.visible(request, token);
+        int32_t length = visible, start = 0;
+        if (listed)
+          length = visible > 0 ? static_cast<int32_t>(problem.args.num_logits) : 0;
+        else
+          problem.bound(request, token, start, length);
         core::TopKArgs row = args.top_k;
         row.num_tokens = 1;
         row.logits += token * row.logits_stride_token;
         row.lengths = &length;
+        row.starts = start > 0 ? &start : nullptr;
+        if (row.blocks.given()) row.blocks.blocks += token * row.blocks.stride_token;
         row.indices = expected.data() + int64_t{token} * topk;
         reference::top_k(row);
       }

@@ -41,8 +41,13 @@ TEST(CudaPhysicalSlots, LeavesTheBytesOfTheReference) {
     Memory memory(random);
     const int32_t batch = random.of({1, 3, 50}), page_size = random.of({1, 7, 64}), width = 6;
     core::PhysicalSlotsArgs args = {.topk = random.of({1, 31, 64, 257, 2048, 5000}), .compact = random.chance(2)};
-    args.context_parallel = random.of<ContextParallel>(
-        {{}, {.rank = 1, .world = 2, .interleave = 1}, {.rank = 0, .world = 3, .interleave = 2}});
+    args.num_slots = args.topk;
+    args.ratio = random.of({1, 1, 4, 7});
+    args.list_tokens = random.chance(2);
+    if (args.list_tokens) args.num_slots = args.topk * args.ratio + args.ratio - 1 + random.of({0, 5});
+    if (args.list_tokens || args.ratio == 1)
+      args.context_parallel = random.of<ContextParallel>(
+          {{}, {.rank = 1, .world = 2, .interleave = 1}, {.rank = 0, .world = 3, .interleave = 2}});
     std::vector<int32_t> table, kv_len, kv_indptr = {0}, qo_indptr = {0};
     const int32_t uniform = random.of({1, 2});
     for (int32_t b = 0; b < batch; ++b) {
@@ -71,11 +76,11 @@ TEST(CudaPhysicalSlots, LeavesTheBytesOfTheReference) {
       indices.push_back(random.chance(8) ? random.of({-1, -5, 1 << 30}) : random.integer(0, width * page_size));
     int32_t* list = memory.list(indices);
     args.indices = list;
-    if (random.chance(2)) {
+    if (!args.list_tokens && random.chance(2)) {
       args.slots = list;
       args.slots_stride_token = args.indices_stride_token;
     } else {
-      args.slots_stride_token = args.topk + random.of({0, 1});
+      args.slots_stride_token = args.num_slots + random.of({0, 1});
       args.slots = reinterpret_cast<int32_t*>(memory.bytes(args.num_tokens * args.slots_stride_token * 4, 4));
     }
     std::vector<int32_t> lengths;

@@ -48,6 +48,15 @@ core::TopKArgs random_top_k(Random& random, Memory& memory, int kind, int64_t n,
   args.logits = reinterpret_cast<const float*>(at);
   if (random.chance(2)) args.lengths = memory.list(lengths);
   args.k = random.of({1, 7, 64, 512, 2048, 2176, 3000});
+  const int32_t block_size = random.of({1, 1, 8, 8, 3, 500});
+  if (random.chance(2)) {
+    const int32_t count = static_cast<int32_t>(n) / block_size + random.integer(0, 1);
+    std::vector<int32_t> blocks;
+    for (int64_t i = 0; i < int64_t{rows} * count; ++i) blocks.push_back(random.integer(-1, 1000000));
+    args.blocks = {.blocks = memory.list(blocks), .stride_token = count, .count = count, .size = block_size};
+  } else {
+    args.block_size = block_size;
+  }
   args.indices_stride_token = args.k + random.integer(0, 3);
   args.indices = reinterpret_cast<int32_t*>(memory.bytes(rows * args.indices_stride_token * 4, 4));
   return args;

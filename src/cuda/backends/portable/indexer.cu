@@ -8,10 +8,10 @@ namespace mla::MLA_CUDA_NAMESPACE::portable {
 
 Status run_indexer_logits(const core::IndexerLogitsArgs& args, cuda::Queue& queue) {
   switch (args.q_dtype) {
-    case DType::kE4M3: return indexer::run<IndexerKernel<DType::kE4M3>>(args, queue);
-    case DType::kF16: return indexer::run<IndexerKernel<DType::kF16>>(args, queue);
-    case DType::kBF16: return indexer::run<IndexerKernel<DType::kBF16>>(args, queue);
-    default: return indexer::run<IndexerKernel<DType::kF32>>(args, queue);
+    case DType::kE4M3: return indexer::run<IndexerKernel, DType::kE4M3>(args, queue);
+    case DType::kF16: return indexer::run<IndexerKernel, DType::kF16>(args, queue);
+    case DType::kBF16: return indexer::run<IndexerKernel, DType::kBF16>(args, queue);
+    default: return indexer::run<IndexerKernel, DType::kF32>(args, queue);
   }
 }
 

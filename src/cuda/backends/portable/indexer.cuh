@@ -10,12 +10,12 @@
 
 namespace mla::MLA_CUDA_NAMESPACE::portable {
 
-template <DType kQueries>
-class IndexerKernel : IndexerBlock<kQueries, 4> {
-  using Block = IndexerBlock<kQueries, 4>;
+template <DType kQueries, bool kListed>
+class IndexerKernel : IndexerBlock<kQueries, 4, kListed> {
+  using Block = IndexerBlock<kQueries, 4, kListed>;
   using Block::args_, Block::shape_, Block::kOperand, Block::kSteps, Block::kTiles, Block::kWarpKeys;
-  using typename Block::Operands, typename Block::Rows, typename Block::TokenGroup, typename Block::Sums,
-      typename Block::Weights;
+  using typename Block::Operands, typename Block::Range, typename Block::Rows, typename Block::TokenGroup,
+      typename Block::Sums, typename Block::Weights;
 
  public:
   using Block::kName;
@@ -39,10 +39,10 @@ class IndexerKernel : IndexerBlock<kQueries, 4> {
     const TokenGroup group = Block::find_group();
     if (group.first >= group.stop) return;
     const int32_t begin = Block::first_key(), end = Block::end_key();
-    const int32_t most_visible = Block::num_visible(group, group.stop - 1);  // keys that any of its tokens sees
-    if (begin < most_visible) {
+    const Range all = Block::computed(group);
+    if (all.meets(begin, end - begin)) {
       Block::template stage<kThreads, kQueries == DType::kF32 ? 2 : 4>(
-          group.first, group.stop - group.first, padded_heads_, weight_address(0, 0),
+          group, padded_heads_, weight_address(0, 0),
           [&](int32_t row, int32_t column, const Bits8& bits) { store_query(row, column, bits); });
       ptx::sync_block();  // queries and weights are staged
     }
@@ -51,18 +51,19 @@ class IndexerKernel : IndexerBlock<kQueries, 4> {
       const int32_t warp_base = base + ptx::warp() * kWarpKeys;
       Operands keys;
       float scale = 0.0F;
-      if (warp_base < most_visible) {
+      if (all.meets(warp_base, kWarpKeys)) {
         Rows rows;
-        Block::load_rows(Block::find_rows(group.request, warp_base, most_visible), rows);
+        Block::load_rows(Block::find_rows(group, warp_base, all.end), rows);
         Block::decode(rows, keys);
         scale = rows.scale;
       }
+      const typename Block::LogitsAt logits(*this, all, warp_base, kWarpKeys, warp_base + Block::own_key());
       MLA_NO_UNROLL
       for (int32_t token = group.first; token < group.stop; ++token) {
-        const int32_t visible = Block::num_visible(group, token);
+        const typename Block::Computed computed = logits.of(group, token);
         Sums sums = {};
-        if (warp_base < visible) add_heads(token - group.first, keys, sums);
-        Block::write_logit(token, warp_base, visible, Block::own_sum(sums) * scale);
+        if (computed.any) add_heads(token - group.first, keys, sums);
+        Block::write_logit(group, token, warp_base, computed.own, Block::own_sum(sums) * scale);
       }
     }
   }

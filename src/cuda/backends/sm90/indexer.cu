@@ -8,9 +8,9 @@ namespace mla::MLA_CUDA_NAMESPACE::sm90 {
 
 Status run_indexer_logits(const core::IndexerLogitsArgs& args, cuda::Queue& queue) {
   switch (args.q_dtype) {
-    case DType::kE4M3: return indexer::run<IndexerKernel<DType::kE4M3>>(args, queue);
-    case DType::kF16: return indexer::run<IndexerKernel<DType::kF16>>(args, queue);
-    default: return indexer::run<IndexerKernel<DType::kBF16>>(args, queue);
+    case DType::kE4M3: return indexer::run<IndexerKernel, DType::kE4M3>(args, queue);
+    case DType::kF16: return indexer::run<IndexerKernel, DType::kF16>(args, queue);
+    default: return indexer::run<IndexerKernel, DType::kBF16>(args, queue);
   }
 }
 

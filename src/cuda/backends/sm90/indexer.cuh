@@ -13,12 +13,12 @@
 
 namespace mla::MLA_CUDA_NAMESPACE::sm90 {
 
-template <DType kQueries>
-class IndexerKernel : IndexerBlock<kQueries, 2> {
-  using Block = IndexerBlock<kQueries, 2>;
+template <DType kQueries, bool kListed>
+class IndexerKernel : IndexerBlock<kQueries, 2, kListed> {
+  using Block = IndexerBlock<kQueries, 2, kListed>;
   using Block::args_, Block::shape_, Block::kOperand, Block::kSteps, Block::kWarpKeys;
-  using typename Block::Operands, typename Block::Places, typename Block::Rows, typename Block::TokenGroup,
-      typename Block::Sums, typename Block::Weights;
+  using typename Block::Operands, typename Block::Places, typename Block::Range, typename Block::Rows,
+      typename Block::TokenGroup, typename Block::Sums, typename Block::Weights;
   static_assert(kQueries != DType::kF32);
 
  public:
@@ -46,18 +46,18 @@ class IndexerKernel : IndexerBlock<kQueries, 2> {
     const TokenGroup group = Block::find_group();
     if (group.first >= group.stop) return;
     const int32_t begin = Block::first_key(), end = Block::end_key();
-    const int32_t most_visible = Block::num_visible(group, group.stop - 1);  // keys that any of its tokens sees
+    const Range all = Block::computed(group);
     const int32_t group_begin = begin + ptx::warp() / kGroupWarps * kGroupKeys;
     const int32_t warp_offset = ptx::warp() % kGroupWarps * kWarpKeys;
     Places places = {};
     Rows rows = {};
-    if (group_begin < most_visible) {
-      Block::load_rows(Block::find_rows(group.request, group_begin + warp_offset, most_visible), rows);
-      places = Block::find_rows(group.request, group_begin + kBlockKeys + warp_offset, most_visible);
+    if (all.meets(group_begin, end - group_begin)) {
+      Block::load_rows(Block::find_rows(group, group_begin + warp_offset, all.end), rows);
+      places = Block::find_rows(group, group_begin + kBlockKeys + warp_offset, all.end);
     }
-    if (begin < most_visible) {
+    if (all.meets(begin, end - begin)) {
       Block::template stage<kThreads, 4>(
-          group.first, group.stop - group.first, head_tiles_ * kHeadTile, weight_address(0, 0),
+          group, head_tiles_ * kHeadTile, weight_address(0, 0),
           [&](int32_t row, int32_t column, const Bits8& bits) { store_query(row, column, bits); });
       ptx::fence_async_proxy();
       ptx::sync_block();  // queries and weights are staged
@@ -66,17 +66,18 @@ class IndexerKernel : IndexerBlock<kQueries, 2> {
     for (int32_t base = group_begin; base < end; base += kBlockKeys) {
       const float scale = rows.scale;
       Operands keys;
-      if (base < most_visible) Block::decode(rows, keys);
-      if (base + kBlockKeys < std::min(most_visible, end)) {
-        Block::load_rows(places, rows);
-        places = Block::find_rows(group.request, base + 2 * kBlockKeys + warp_offset, most_visible);
+      if (all.meets(base, kGroupKeys)) Block::decode(rows, keys);
+      if (base + kBlockKeys < std::min(all.end, end)) {
+        if (all.meets(base + kBlockKeys, kGroupKeys)) Block::load_rows(places, rows);
+        places = Block::find_rows(group, base + 2 * kBlockKeys + warp_offset, all.end);
       }
+      const typename Block::LogitsAt logits(*this, all, base, kGroupKeys, base + warp_offset + Block::own_key());
       MLA_NO_UNROLL
       for (int32_t token = group.first; token < group.stop; ++token) {
-        const int32_t visible = Block::num_visible(group, token);
+        const typename Block::Computed computed = logits.of(group, token);
         Sums sums = {};
-        if (base < visible) add_heads(token - group.first, keys, sums);
-        Block::write_logit(token, base + warp_offset, visible, Block::own_sum(sums) * scale);
+        if (computed.any) add_heads(token - group.first, keys, sums);
+        Block::write_logit(group, token, base + warp_offset, computed.own, Block::own_sum(sums) * scale);
       }
     }
   }
