@@ -64,16 +64,11 @@ class Steps {
       of_indexer(Op::kCompress, fmt::format("keys, groups of {}", pooled));
     else if (layer_.compress_ratio == 0 || layer_.owns_pool)
       of_indexer(Op::kAppendIndexer, {});
-    if (layer_.index_pooled > 1)
-      add_lacking("list tokens", fmt::format("no operation lists the {} tokens of each chosen key", pooled));
-    if (layer_.candidates == CandidateBlocks::kWithin)
-      add_lacking("indexer_logits", "no operation computes logits within chosen blocks of keys only");
-    else
-      of_indexer(Op::kIndexerLogits, {});
-    if (layer_.candidates == CandidateBlocks::kPicks)
-      add_lacking("choose blocks", "no operation chooses blocks of keys by their largest logits");
-    add(Op::kTopK, fmt::format("k {}", layer_.index_topk));
-    add(Op::kPhysicalSlots);
+    const bool within = layer_.candidates == CandidateBlocks::kWithin;
+    of_indexer(Op::kIndexerLogits, within ? "keys of the candidate blocks" : "");
+    if (layer_.candidates == CandidateBlocks::kPicks) add(Op::kTopK, "candidate blocks");
+    add(Op::kTopK, fmt::format("k {}", layer_.index_topk / layer_.index_pooled));
+    add(Op::kPhysicalSlots, layer_.index_pooled > 1 ? fmt::format("all {} tokens of each key", pooled) : "");
   }
 
   void prefill() {

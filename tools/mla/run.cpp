@@ -25,6 +25,14 @@ std::string compute_of(const bench::Case& one) {
   return one.compute != Compute::kDefault ? fmt::format(", compute {}", name(one.compute)) : "";
 }
 
+// Returns what keys, rows or indices stand for, and which keys are listed.
+std::string groups_of(const bench::Case& one) {
+  std::string text;
+  if (one.ratio > 1) text += fmt::format(" in groups of {}{}", one.ratio, one.list_tokens ? ", all of them" : "");
+  if (one.blocks > 0) text += fmt::format(", {} of {}", counted(one.blocks, "listed block"), one.block_size);
+  return text;
+}
+
 // Only what the operation has.
 std::string describe(const bench::Case& one) {
   const std::string requests = counted(static_cast<int64_t>(one.requests.size()), "request");
@@ -61,15 +69,18 @@ std::string describe(const bench::Case& one) {
                          name(one.to_cache), one.to_page_size);
     case Op::kBlockTableToCsr:
       return fmt::format("{}, {} in all, pages of {}", requests, counted(one.total_kv(), "token"), one.page_size);
-    case Op::kPhysicalSlots: return fmt::format("{}, {} indices each, pages of {}", queries, one.topk, one.page_size);
+    case Op::kPhysicalSlots:
+      return fmt::format("{}, {} indices each{}, pages of {}", queries, one.topk, groups_of(one), one.page_size);
     case Op::kAppendIndexer: return fmt::format("{}, rows {}", counted(one.total_kv(), "token"), type);
     case Op::kIndexerLogits:
-      return fmt::format("{}, {}, {} in all, {}, queries {}", requests, queries, counted(one.total_kv(), "key"),
-                         counted(one.heads, "head"), type);
-    case Op::kTopK: return fmt::format("{}, {} of {} logits", queries, one.topk, one.requests.front().kv_len);
+      return fmt::format("{}, {}, {} in all{}, {}, queries {}", requests, queries, counted(one.total_kv(), "token"),
+                         groups_of(one), counted(one.heads, "head"), type);
+    case Op::kTopK:
+      return fmt::format("{}, {} of {} logits{}", queries, one.topk, one.requests.front().kv_len,
+                         one.block_size > 1 ? fmt::format(" in blocks of {}", one.block_size) : "");
     case Op::kIndexerTopK:
-      return fmt::format("{}, {}, {} of {} in all, {}, queries {}", requests, queries, one.topk,
-                         counted(one.total_kv(), "key"), counted(one.heads, "head"), type);
+      return fmt::format("{}, {}, {} of {} in all{}, {}, queries {}", requests, queries, one.topk,
+                         counted(one.total_kv(), "token"), groups_of(one), counted(one.heads, "head"), type);
     case Op::kCompress:
       return fmt::format("{}, {}, groups of {}{}, {} channels, {}, tokens {}", requests,
                          counted(one.total_queries(), "new token"), one.ratio, one.overlap ? " with overlap" : "",

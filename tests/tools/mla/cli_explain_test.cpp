@@ -28,15 +28,33 @@ TEST(CliExplainModel, SaysOfEveryKindOfLayerWhatRuns) {
   EXPECT_THAT(ran.out, Not(HasSubstr("linear attention")));
 }
 
-TEST(CliExplainModel, SaysWhatIsMissingAndFails) {
+TEST(CliExplainModel, SaysWhatDeepSeekV41Does) {
   const Ran ran = run_mla("explain --model DeepSeek-V4.1-Flash --device sm89");
-  EXPECT_EQ(ran.status, 2);
+  EXPECT_EQ(ran.status, 0) << ran.err;
   for (const char* part :
        {"cache fp8_dsv41 + fp4_dsv41, device sm89", "2 sliding window", "3 ratio 2, source", "15 ratio 2, reader",
         "1 ratio 1, source", "4 ratio 1, indexer", "3 draft of 5", "caches fp8_dsv41 and fp4_dsv41", "window 128, sink",
-        "\nmissing: choose blocks: no operation chooses blocks of keys by their largest logits\n"})
+        "32 heads; keys of the candidate blocks", "f32 logits; candidate blocks"})
     EXPECT_THAT(ran.out, HasSubstr(part));
-  EXPECT_THAT(ran.err, testing::StartsWith("mla: deepseek-v4.1-flash on sm89: missing: choose blocks: no operation"));
+  EXPECT_THAT(ran.out, Not(HasSubstr("missing")));
+}
+
+/// Returns a folder with the config.json of a DeepSeek-V3.2 whose indexer's keys have 64 channels.
+std::string folder_of_narrow_keys() {
+  const std::string folder = testing::TempDir() + "narrow-keys";
+  std::filesystem::create_directory(folder);
+  std::ofstream(folder + "/config.json")
+      << R"({"model_type": "deepseek_v32", "num_hidden_layers": 3, "num_attention_heads": 128, "kv_lora_rank": 512,
+             "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "index_topk": 2048,
+             "index_n_heads": 64, "index_head_dim": 64})";
+  return folder;
+}
+
+TEST(CliExplainModel, SaysWhatIsMissingAndFails) {
+  const Ran ran = run_mla("explain --model " + folder_of_narrow_keys() + " --device sm89");
+  EXPECT_EQ(ran.status, 2);
+  EXPECT_THAT(ran.out, HasSubstr("\nmissing: indexer_logits: keys of the indexer have 128 channels, not 64\n"));
+  EXPECT_THAT(ran.err, HasSubstr("on sm89: missing: indexer_logits: keys of the indexer have 128 channels, not 64"));
 }
 
 TEST(CliExplainModel, JsonHasTheContractsKeys) {
@@ -70,13 +88,13 @@ TEST(CliExplainModel, JsonHasTheContractsKeys) {
 }
 
 TEST(CliExplainModel, JsonSaysWhatIsMissing) {
-  const json document = json_of("explain --model deepseek-v4.1-flash --json", 2);
-  ASSERT_EQ(document["missing"].size(), 2U);
-  EXPECT_THAT(document["error"].get<std::string>(), HasSubstr(document["missing"][1].get<std::string>()));
-  const json& step = document["layers"][3]["steps"][4];
-  EXPECT_EQ(step["operation"], "choose blocks");
+  const json document = json_of("explain --model " + folder_of_narrow_keys() + " --json", 2);
+  ASSERT_EQ(document["missing"].size(), 1U);
+  EXPECT_THAT(document["error"].get<std::string>(), HasSubstr(document["missing"][0].get<std::string>()));
+  const json& step = document["layers"][0]["steps"][1];
+  EXPECT_EQ(step["operation"], "indexer_logits");
   EXPECT_TRUE(step["backend"].is_null());
-  EXPECT_EQ(step["reason"], "no operation chooses blocks of keys by their largest logits");
+  EXPECT_EQ(step["reason"], "keys of the indexer have 128 channels, not 64");
   EXPECT_FALSE(step.contains("problem"));
 }
 

@@ -228,12 +228,33 @@ std::vector<std::string> missing(const ModelConfig& model, CacheFormat format, c
   return all;
 }
 
-TEST(ModelSteps, OfDeepSeekV41LackWhatTheLibraryHasNoOperationFor) {
+TEST(ModelSteps, LackWhatTheLibraryHasNoOperationFor) {
+  ModelConfig model = preset("deepseek-v4.1-flash");
+  for (LayerKind& layer : model.layers)
+    if (layer.index_head_dim > 0) layer.index_head_dim = 64;
   for (const char* device : {"cpu", "sm80", "sm89", "sm90", "sm120"})
-    EXPECT_THAT(missing(preset("deepseek-v4.1-flash"), CacheFormat::kFP8DsV41, device),
-                UnorderedElementsAre("choose blocks: no operation chooses blocks of keys by their largest logits",
-                                     "indexer_logits: no operation computes logits within chosen blocks of keys only"))
+    EXPECT_THAT(missing(model, CacheFormat::kFP8DsV41, device),
+                ElementsAre("indexer_logits: keys of the indexer have 128 channels, not 64"))
         << device;
+}
+
+/// Returns a layer's steps that choose keys: "top_k: k 512", ...
+std::vector<std::string> choice_of(const ModelConfig& model, std::string_view layer) {
+  std::vector<std::string> choice;
+  for (const LayerKind& kind : model.layers)
+    for (const Step& step : kind.name == layer ? steps_of(kind, model.caches.front(), 1) : std::vector<Step>())
+      if (step.what == "indexer_logits" || step.what == "top_k" || step.what == "physical_slots")
+        choice.push_back(step.what + ": " + step.note);
+  return choice;
+}
+
+TEST(ModelSteps, ChooseBlocksAndPools) {
+  EXPECT_THAT(choice_of(preset("deepseek-v4.1-flash"), "ratio 1, source"),
+              ElementsAre("indexer_logits: ", "top_k: candidate blocks", "top_k: k 512", "physical_slots: "));
+  EXPECT_THAT(choice_of(preset("deepseek-v4.1-flash"), "ratio 1, indexer"),
+              ElementsAre("indexer_logits: keys of the candidate blocks", "top_k: k 512", "physical_slots: "));
+  EXPECT_THAT(choice_of(preset("glm-5.3-flash"), "sparse"),
+              ElementsAre("indexer_logits: ", "top_k: k 512", "physical_slots: all 4 tokens of each key"));
 }
 
 TEST(ModelSteps, OfModelsThatTheLibraryServesLackNothing) {
@@ -244,6 +265,8 @@ TEST(ModelSteps, OfModelsThatTheLibraryServesLackNothing) {
   } cells[] = {{"deepseek-v3", CacheFormat::kFP8DsMla, 1},
                {"deepseek-v3.2", CacheFormat::kFP8DsMla, 8},
                {"deepseek-v4-flash", CacheFormat::kFP8DsV4, 1},
+               {"deepseek-v4.1-flash", CacheFormat::kFP8DsV41, 1},
+               {"glm-5.3-flash", CacheFormat::kFP8Nope, 1},
                {"kimi-k2.5", CacheFormat::kFP8, 8},
                {"kimi-k3", CacheFormat::kBF16, 16},
                {"glm-5", CacheFormat::kBF16, 1},
@@ -263,8 +286,6 @@ TEST(ModelSteps, ARowThatAFormatDoesNotHoldIsTheOneReason) {
                           "decode: rows of fp8_nope have 512 channels, not 576"));
   EXPECT_THAT(missing(preset("glm-5.3-flash"), CacheFormat::kFP8DsMla, "cpu"),
               Contains("decode_sparse: rows of fp8_ds_mla have 576 channels, not 512"));
-  EXPECT_THAT(missing(preset("glm-5.3-flash"), CacheFormat::kFP8Nope, "sm90"),
-              ElementsAre("list tokens: no operation lists the 4 tokens of each chosen key"));
 }
 
 TEST(ModelSteps, OfDots3RunOverRowsOf16Bits) {

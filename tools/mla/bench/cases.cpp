@@ -91,7 +91,10 @@ constexpr KeyUse kKeyUses[] = {
     {"dcp", [](Op op) { return op == Op::kDecode; }},
     {"prefix", [](Op op) { return op == Op::kDecode; }},
     {"shared_prefix", [](Op op) { return op == Op::kDecode; }},
-    {"ratio", [](Op op) { return op == Op::kCompress; }},
+    {"ratio", [](Op op) { return op == Op::kCompress || op == Op::kPhysicalSlots || is_indexer(op); }},
+    {"list_tokens", [](Op op) { return op == Op::kPhysicalSlots; }},
+    {"blocks", is_indexer},
+    {"block_size", [](Op op) { return op == Op::kTopK || is_indexer(op); }},
     {"overlap", [](Op op) { return op == Op::kCompress; }},
     {"compress_to", [](Op op) { return op == Op::kCompress; }},
 };
@@ -127,6 +130,17 @@ void set_sparse(const Choice& choice, const ModelConfig* model, Case& result) {
   result.topk = int_of(choice, "topk", usual, 1, 1 << 20);
   result.extra_topk = int_of(choice, "extra_topk", 0, 0, 1 << 20);
   result.extra_page_size = int_of(choice, "extra_page_size", 64, 1, 1 << 20);
+}
+
+// Groups of tokens that share a key or a row, and blocks of keys.
+void set_groups(const Choice& choice, Case& result) {
+  if (result.op != Op::kCompress) result.ratio = int_of(choice, "ratio", 1, 1, 1 << 16);
+  result.list_tokens = bool_of(choice, "list_tokens", false);
+  result.blocks = int_of(choice, "blocks", 0, 0, 1 << 20);
+  result.block_size = int_of(choice, "block_size", result.blocks > 0 ? 8 : 1, 1, 1 << 16);
+  const Setting* size = find(choice, "block_size");
+  if (size != nullptr && is_indexer(result.op) && result.blocks == 0)
+    throw UsageError("{}: has no meaning without listed blocks (blocks)", size->where);
 }
 
 // Compressors: V4's, unless it is said.
@@ -245,6 +259,7 @@ std::vector<Case> make_cases(const Choice& choice, std::string_view label) {
   result.page_size = int_of(choice, "page_size", 64, 1, 1 << 20);
   result.states = int_of(choice, "states", 2, 1, 65536);
   set_sparse(choice, model ? &*model : nullptr, result);
+  set_groups(choice, result);
   set_compressor(choice, result);
   set_options(choice, result);
   result.causal = bool_of(choice, "causal", true);
@@ -274,9 +289,10 @@ std::vector<Case> make_cases(const Choice& choice, std::string_view label) {
 }
 
 bool is_int_list(std::string_view key) {
-  constexpr std::string_view kIntKeys[] = {
-      "heads", "batch",   "q_len",       "kv_len", "page_size",       "states",       "topk",   "extra_topk",
-      "clip",  "threads", "pool_tokens", "dcp",    "extra_page_size", "to_page_size", "prefix", "ratio"};
+  constexpr std::string_view kIntKeys[] = {"heads",       "batch",  "q_len",           "kv_len",       "page_size",
+                                           "states",      "topk",   "extra_topk",      "clip",         "threads",
+                                           "pool_tokens", "dcp",    "extra_page_size", "to_page_size", "prefix",
+                                           "ratio",       "blocks", "block_size"};
   return std::find(std::begin(kIntKeys), std::end(kIntKeys), key) != std::end(kIntKeys);
 }
 
@@ -350,8 +366,11 @@ const std::vector<SettingKey>& setting_keys() {
       {"batch_invariant", "true, false"},
       {"prefix", "Tokens, in whole pages, that all requests begin with (decode)"},
       {"shared_prefix", "Read those once: true, false"},
-      {"ratio", "Tokens that compress pools into a latent: 4, 128 (V4), 1, 2 (V4.1)"},
-      {"overlap", "Whether it pools the group before too: true, false (as V4's ratio of 4)"},
+      {"ratio", "Tokens of a group: compress (4), the indexer's keys, physical_slots' indices (1)"},
+      {"list_tokens", "Whether physical_slots lists all tokens of a group: true, false"},
+      {"blocks", "Blocks of keys listed for each query (indexer_logits, indexer_top_k; 0: none)"},
+      {"block_size", "Keys of a listed block (8); top_k: logits of a block that is chosen (1)"},
+      {"overlap", "Whether compress pools the group before too: true, false (as V4's ratio of 4)"},
       {"compress_to", "Where its latents go: cache, indexer, latents"},
       {"threads", "Threads of the kernels and the ceilings; 0 = all that the process may use"},
       {"backend", "Rows or families to force; auto"},

@@ -47,8 +47,11 @@ struct Case {
   CacheFormat extra_cache = CacheFormat::kBF16;  ///< of that second pool
   CacheFormat to_cache = CacheFormat::kBF16;     ///< copy_pages: what is written
   int64_t to_page_size = 64;
-  int64_t ratio = 4;  ///< compress: tokens of a group
-  bool overlap = true;
+  int64_t ratio = 1;  ///< tokens of a group: of compress, of an indexer's keys, of physical_slots' indices
+  bool list_tokens = false;
+  int64_t blocks = 0;      ///< the indexer: blocks of keys that are listed for each query; 0 = none
+  int64_t block_size = 1;  ///< keys of these; top_k: logits of the blocks that are chosen
+  bool overlap = false;
   kit::CompressSpec::To compress_to = kit::CompressSpec::To::kCache;
   Scales scales = Scales::kPowersOfTwo;
   bool sink = false, alibi = false;

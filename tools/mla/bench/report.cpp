@@ -58,6 +58,10 @@ std::string variant_text(const Case& one) {
   std::string text;
   const auto add = [&](const std::string& part) { text += (text.empty() ? "" : ", ") + part; };
   if (one.scales != Scales::kPowersOfTwo) add(fmt::format("{} scales", name(one.scales)));
+  if (one.op != Op::kCompress && one.ratio > 1)
+    add(fmt::format("groups of {}{}", one.ratio, one.list_tokens ? ", all tokens" : ""));
+  if (one.blocks > 0 || one.block_size > 1)
+    add(fmt::format("{}blocks of {}", one.blocks > 0 ? fmt::format("{} ", one.blocks) : "", one.block_size));
   if (one.op == Op::kCompress)
     add(fmt::format("groups of {}{}, tokens {}", one.ratio, one.overlap ? " with overlap" : "",
                     mla::name(one.q_dtype)));
@@ -139,7 +143,10 @@ void add_details(const Case& one, Json& json) {
   json["to_cache"] = copies ? Json(name(one.to_cache)) : Json(nullptr);
   json["to_page_size"] = copies ? one.to_page_size : 0;
   const bool compresses = one.op == Op::kCompress;
-  json["compress_ratio"] = compresses ? one.ratio : 0;
+  json["group_tokens"] = one.ratio;
+  json["list_tokens"] = one.list_tokens;
+  json["blocks"] = one.blocks;
+  json["block_size"] = one.block_size;
   json["overlap"] = compresses && one.overlap;
   json["compress_to"] = compresses ? Json(name(one.compress_to)) : Json(nullptr);
   json["sink"] = one.sink;

@@ -222,6 +222,8 @@ kit::PhysicalSlotsSpec physical_slots_spec(const Case& one, uint64_t seed) {
   spec.kv_len = kv_lens(one);
   spec.topk = narrow(one.topk, "topk");
   spec.page_size = narrow(one.page_size, "page_size");
+  spec.ratio = narrow(one.ratio, "ratio");
+  spec.list_tokens = one.list_tokens;
   spec.invalid_share = 0.0;
   spec.seed = seed;
   return spec;
@@ -247,6 +249,9 @@ kit::IndexerLogitsSpec indexer_logits_spec(const Case& one, uint64_t seed) {
   spec.q_dtype = one.q_dtype;
   spec.page_size = narrow(one.page_size, "page_size");
   spec.causal = one.causal;
+  spec.ratio = narrow(one.ratio, "ratio");
+  spec.num_blocks = narrow(one.blocks, "blocks");
+  spec.block_size = narrow(one.block_size, "block_size");
   spec.unowned_pages = 0;
   spec.poison = false;
   spec.seed = seed;
@@ -259,6 +264,7 @@ kit::TopKSpec top_k_spec(const Case& one, uint64_t seed) {
   spec.num_logits = 1;
   for (const Request& request : one.requests)
     spec.num_logits = std::max(spec.num_logits, narrow(request.kv_len, "kv_len"));
+  spec.block_size = narrow(one.block_size, "block_size");
   spec.k = narrow(one.topk, "topk");
   spec.seed = seed;
   return spec;
