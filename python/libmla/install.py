@@ -6,15 +6,15 @@ import pkgutil
 import sys
 from types import ModuleType
 
-_PEERS = ("flash_mla", "flashinfer")
+_PEERS = ("flash_mla", "flashinfer", "deep_gemm")
 
 
 def install_as(name: str) -> ModuleType:
     """Makes ``import <name>``, and that of its submodules, give libmla's drop-in; returns the drop-in's package.
 
-    name: "flash_mla" or "flashinfer"; another one raises ValueError. Call it before the program imports the peer:
-    afterwards RuntimeError is raised, as names that were imported from the peer would stay the peer's. Calling it again
-    changes nothing.
+    name: "flash_mla", "flashinfer" or "deep_gemm"; another one raises ValueError. Call it before the program imports
+    the peer: afterwards RuntimeError is raised, as names that were imported from the peer would stay the peer's.
+    Calling it again changes nothing.
     """
     if name not in _PEERS:
         raise ValueError(f"name: expected one of {', '.join(_PEERS)}, got {name!r}")

@@ -60,7 +60,7 @@ assert "flash_mla" not in sys.modules
 
 
 def test_an_unknown_peer_is_refused():
-    with pytest.raises(ValueError, match="name: expected one of flash_mla, flashinfer, got 'flash_attn'"):
+    with pytest.raises(ValueError, match="name: expected one of flash_mla, flashinfer, deep_gemm, got 'flash_attn'"):
         libmla.install_as("flash_attn")
 
 

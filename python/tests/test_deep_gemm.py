@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests libmla.deep_gemm against float64, with arguments as DeepGEMM's tests give them."""
+
+import inspect
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import libmla
+from libmla import deep_gemm
+
+HEADS = 32
+
+
+def quantized(shape, seed):
+    """Returns random e4m3 rows of 128 channels, and a scale for each."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(*shape, 128, generator=generator).mul(50).to(torch.float8_e4m3fn)
+    return rows, torch.rand(*shape, generator=generator) * 0.01
+
+
+def right(q, keys, scales, weights, seen):
+    """Returns the logits [T, S] where query t sees keys seen[t] = (begin, end)."""
+    scores = torch.relu(torch.einsum("thd,sd->ths", q.double(), keys.double()))
+    logits = torch.einsum("ths,th->ts", scores, weights.double()) * scales.double()
+    for t, (begin, end) in enumerate(seen):
+        logits[t, : max(begin, 0)] = logits[t, max(end, 0) :] = -math.inf
+    return logits
+
+
+def check(logits, expected, tolerance=1e-5):
+    assert logits.shape == expected.shape
+    hidden = expected == -math.inf
+    assert torch.equal(logits == -math.inf, hidden)
+    worst = (logits.double() - expected).masked_fill(hidden, 0).abs().max()
+    assert worst <= tolerance * expected.masked_fill(hidden, 0).abs().max().clamp(min=1e-9)
+
+
+@pytest.mark.parametrize("num_keys", [1, 64, 200])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_mqa_logits(num_keys, dtype):
+    tokens = 7
+    q, _ = quantized((tokens, HEADS), 1)
+    keys, scales = quantized((num_keys,), 2)
+    weights = torch.randn(tokens, HEADS, generator=torch.Generator().manual_seed(3))
+    begin = torch.tensor([0, 0, 5, num_keys, 3, 0, num_keys // 2], dtype=torch.int32)
+    end = torch.tensor([num_keys, 0, 9, num_keys, 2, 1, num_keys], dtype=torch.int32).clamp(max=num_keys)
+    expected = right(q, keys, scales, weights, list(zip(begin.tolist(), end.tolist())))
+    tolerance = 1e-5 if dtype == torch.float32 else 4e-3
+    logits = deep_gemm.fp8_fp4_mqa_logits((q, None), (keys, scales), weights, begin, end, logits_dtype=dtype)
+    assert logits.dtype == dtype
+    check(logits, expected, tolerance)
+    check(deep_gemm.fp8_mqa_logits(q, (keys, scales), weights, begin, end), expected)
+    widest = int((end - begin).max())
+    narrow = deep_gemm.fp8_mqa_logits(q, (keys, scales), weights, begin, end, False, widest)
+    for t, (first, last) in enumerate(zip(begin.tolist(), end.tolist())):
+        wanted = torch.full((widest,), -math.inf).double()
+        wanted[: max(last - first, 0)] = expected[t, first : max(last, first)]
+        check(narrow[t : t + 1], wanted[None])
+
+
+@pytest.mark.parametrize("each", [True, False])
+def test_paged_mqa_logits(each):
+    block_kv, next_n = 64, 2
+    lengths = [130, 2, 64]
+    requests = len(lengths)
+    keys, scales = quantized((6 * block_kv,), 4)
+    # A larger block: what lies between is not part of the cache.
+    memory = torch.full((6, block_kv + 1, 1, 132), 0xFF, dtype=torch.uint8)
+    cache = memory[:, :block_kv]
+    flat = memory.view(6, -1)
+    flat[:, : block_kv * 128] = keys.view(torch.uint8).view(6, -1)
+    flat[:, block_kv * 128 : block_kv * 132] = scales.view(6, -1).view(torch.uint8)
+    table = torch.tensor([[4, 0, 5], [2, 2147483647, 9], [1, -7, -7]], dtype=torch.int32)
+    q, _ = quantized((requests, next_n, HEADS), 5)
+    weights = torch.randn(requests * next_n, HEADS, generator=torch.Generator().manual_seed(6))
+    seen = [[length - 1, length] for length in lengths]
+    if each:
+        seen[0] = [100, 7]
+    context_lens = torch.tensor(seen if each else lengths, dtype=torch.int32)
+    metadata = deep_gemm.get_paged_mqa_logits_metadata(context_lens, block_kv, deep_gemm.get_num_sms())
+    assert metadata.shape == (deep_gemm.get_num_sms() + 1, 2)
+    logits = deep_gemm.fp8_paged_mqa_logits(q, cache, weights, context_lens, table, metadata, 192)
+    for b in range(requests):
+        slots = [int(table[b, j // block_kv]) * block_kv + j % block_kv for j in range(lengths[b])]
+        for i in range(next_n):
+            t = b * next_n + i
+            expected = torch.full((1, 192), -math.inf).double()
+            of_request = right(q[b, i : i + 1], keys[slots], scales[slots], weights[t : t + 1], [(0, seen[b][i])])
+            expected[:, : lengths[b]] = of_request
+            check(logits[t : t + 1], expected)
+
+
+def test_what_is_not_taken():
+    q, scales = quantized((1, 1, HEADS), 7)
+    with pytest.raises(ValueError, match="q: expected e4m3 queries and no scales"):
+        deep_gemm.fp8_fp4_mqa_logits((q[0], scales), quantized((3,), 8), scales[0], scales, scales)
+    cache = torch.zeros(1, 64, 1, 132, dtype=torch.uint8)
+    lens = torch.ones(1, dtype=torch.int32)
+    with pytest.raises(ValueError, match="indices: expected None"):
+        deep_gemm.fp8_paged_mqa_logits(q, cache, scales[0], lens, lens[None], None, 64, indices=lens)
+    with pytest.raises(ValueError, match=r"kv_cache: expected blocks of \[block_kv, 1, 132\]"):
+        deep_gemm.fp8_paged_mqa_logits(q, cache[..., :68], scales[0], lens, lens[None], None, 64)
+
+
+def test_arguments_are_the_peers():
+    """The arguments are those of csrc/apis/attention.hpp at commit 54e2261 of DeepGEMM."""
+    arguments = {
+        "fp8_mqa_logits": "q kv weights cu_seq_len_k_start cu_seq_len_k_end clean_logits max_seqlen_k",
+        "fp8_fp4_mqa_logits": "q kv weights cu_seq_len_k_start cu_seq_len_k_end clean_logits max_seqlen_k logits_dtype",
+        "fp8_paged_mqa_logits": (
+            "q kv_cache weights context_lens block_table schedule_meta max_context_len clean_logits indices"
+        ),
+        "fp8_fp4_paged_mqa_logits": (
+            "q kv_cache weights context_lens block_table schedule_meta max_context_len clean_logits logits_dtype indices"
+        ),
+        "get_paged_mqa_logits_metadata": "context_lens block_kv num_sms indices",
+    }
+    for name, names in arguments.items():
+        assert " ".join(inspect.signature(getattr(deep_gemm, name)).parameters) == names
+
+
+def test_install_as():
+    assert libmla.install_as("deep_gemm") is deep_gemm
