@@ -61,6 +61,21 @@ def test_mqa_logits(num_keys, dtype):
         check(narrow[t : t + 1], wanted[None])
 
 
+def test_no_keys_and_keys_with_gaps():
+    q, _ = quantized((2, HEADS), 9)
+    keys, scales = quantized((200,), 10)
+    weights = torch.ones(2, HEADS)
+    begin, end = torch.zeros(2, dtype=torch.int32), torch.full((2,), 150, dtype=torch.int32)
+    assert deep_gemm.fp8_mqa_logits(q, (keys[:0], scales[:0]), weights, begin, begin).shape == (2, 0)
+    narrow = deep_gemm.fp8_mqa_logits(q, (keys[:0], scales[:0]), weights, begin, begin, False, 3)
+    assert (narrow == -math.inf).all() and narrow.shape == (2, 3)
+    wide = torch.zeros(200, 256, dtype=torch.uint8)
+    wide[:, :128] = keys.view(torch.uint8)
+    with_gaps = wide.view(torch.float8_e4m3fn)[:, :128], torch.stack([scales, scales], 1)[:, 0]
+    expected = deep_gemm.fp8_mqa_logits(q, (keys, scales), weights, begin, end)
+    assert torch.equal(deep_gemm.fp8_mqa_logits(q, with_gaps, weights, begin, end), expected)
+
+
 @pytest.mark.parametrize("each", [True, False])
 def test_paged_mqa_logits(each):
     block_kv, next_n = 64, 2

@@ -142,7 +142,7 @@ def fp8_fp4_mqa_logits(
     """Computes the same with ``q`` as a pair, whose second part belongs to FP4, and logits of ``logits_dtype``."""
     keys, scales = kv
     num_keys = keys.shape[0]
-    pages = max(-(-num_keys // _PAGE), 1)
+    pages, width = max(-(-num_keys // _PAGE), 1), max(num_keys, 1)
     logits = indexer_logits(
         _fp8_queries(q),
         weights,
@@ -152,12 +152,14 @@ def fp8_fp4_mqa_logits(
         block_table=torch.arange(pages, dtype=torch.int32, device=keys.device)[None],
         key_begin=cu_seq_len_k_start,
         key_end=cu_seq_len_k_end,
-        max_kv_len=num_keys,
+        max_kv_len=width,
     )
     if max_seqlen_k > 0:
         columns = torch.arange(max_seqlen_k, device=keys.device) + cu_seq_len_k_start[:, None]
         inside = columns < cu_seq_len_k_end[:, None]
-        logits = logits.gather(1, columns.clamp(0, num_keys - 1)).masked_fill(~inside, -torch.inf)
+        logits = logits.gather(1, columns.clamp(0, width - 1)).masked_fill(~inside, -torch.inf)
+    else:
+        logits = logits[:, :num_keys]
     return logits.to(logits_dtype)
 
 
@@ -175,8 +177,8 @@ def _paged(keys: torch.Tensor, scales: torch.Tensor, pages: int) -> torch.Tensor
     of_keys = cache[:, : _PAGE * _HEAD_DIM].view(pages, _PAGE, _HEAD_DIM)
     of_scales = cache[:, _PAGE * _HEAD_DIM :].view(torch.float32)
     bytes_of_keys = keys.view(torch.uint8)
-    of_keys[:whole] = bytes_of_keys[: whole * _PAGE].view(whole, _PAGE, _HEAD_DIM)
-    of_scales[:whole] = scales[: whole * _PAGE].view(whole, _PAGE)
+    of_keys[:whole] = bytes_of_keys[: whole * _PAGE].reshape(whole, _PAGE, _HEAD_DIM)
+    of_scales[:whole] = scales[: whole * _PAGE].reshape(whole, _PAGE)
     if rest > 0:
         of_keys[whole, :rest] = bytes_of_keys[whole * _PAGE :]
         of_scales[whole, :rest] = scales[whole * _PAGE :]

@@ -58,6 +58,11 @@ TEST(Expand, KnowsTheUsualShapesOfEveryOperation) {
   const Case indexer = expand(flags({{"op", "indexer_logits"}}))[0].cases[0];
   EXPECT_EQ(indexer.q_dtype, DType::kE4M3);
   EXPECT_EQ(indexer.heads, 64);
+  EXPECT_EQ(indexer.ratio, 1);
+  EXPECT_EQ(indexer.blocks, 0);
+  EXPECT_EQ(expand(flags({{"op", "indexer_logits"}, {"blocks", "2048"}}))[0].cases[0].block_size, 8);
+  EXPECT_EQ(expand(flags({{"op", "compress"}}))[0].cases[0].ratio, 4);
+  EXPECT_EQ(expand(flags({{"op", "top_k"}}))[0].cases[0].block_size, 1);
   EXPECT_EQ(expand(flags({{"op", "top_k"}}))[0].cases[0].topk, 2048);
   EXPECT_EQ(expand(flags({{"cache", "fp8_dsv4"}}))[0].cases[0].d_qk, 512);
   const Case copy = expand(flags({{"op", "copy_pages"}, {"cache", "fp8"}, {"page_size", "256"}}))[0].cases[0];
@@ -72,6 +77,14 @@ TEST(Expand, RefusesKeysThatWouldChangeNothing) {
     expect_usage_error([&] { expand(flags({{"op", op}, {key, value}})); }, {"--" + key, op});
   };
   refuse("decode", "topk", "5");
+  refuse("decode", "ratio", "4");
+  refuse("top_k", "blocks", "5");
+  refuse("top_k", "list_tokens", "true");
+  expect_usage_error(
+      [] {
+        expand(flags({{"op", "indexer_logits"}, {"block_size", "8"}}));
+      },
+      {"--block_size", "without listed blocks"});
   refuse("decode", "pool_tokens", "5");
   refuse("decode_sparse", "window", "5");
   refuse("decode_sparse", "alibi", "true");
