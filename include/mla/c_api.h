@@ -47,7 +47,8 @@ typedef enum mla_op {
   MLA_INDEXER_LOGITS = 12,
   MLA_TOP_K = 13,
   MLA_INDEXER_TOP_K = 14,
-  MLA_COMPRESS = 15
+  MLA_COMPRESS = 15,
+  MLA_FINISH_OUTPUT = 16
 } mla_op;
 
 /* Lists the values for the `format` of a cache. */
@@ -290,20 +291,24 @@ typedef struct mla_append_params {
 
 typedef struct mla_append_rope_params {
   size_t struct_size;
-  const mla_tensor* q_nope;       /* [T, H, kv_lora_rank]; null with q_pe and q_out: keys only */
-  const mla_tensor* q_pe;         /* [T, H, qk_rope_head_dim] */
-  const mla_tensor* q_out;        /* out [T, H, kv_lora_rank + qk_rope_head_dim] */
-  const mla_tensor* q_scale;      /* [1] f32, with an e4m3 q_out */
-  const mla_tensor* ckv;          /* [T, kv_lora_rank] */
-  const mla_tensor* kpe;          /* [T, qk_rope_head_dim] */
-  const mla_tensor* cos_sin;      /* [max_positions, qk_rope_head_dim] f32 */
-  const mla_tensor* positions;    /* [T] int64 */
-  int32_t interleaved;            /* 1 after _init */
-  int32_t reserved;               /* 0 */
-  const mla_tensor* slot_mapping; /* [T] int64 */
-  mla_kv_cache cache;             /* out */
-  mla_cache_scales scales;        /* as in append */
-  void* stream;                   /* cudaStream_t; null = the default stream. Ignored on the CPU */
+  const mla_tensor* q_nope;        /* [T, H, kv_lora_rank]; null with q_pe and q_out: keys only */
+  const mla_tensor* q_pe;          /* [T, H, qk_rope_head_dim] */
+  const mla_tensor* q_out;         /* out [T, H, kv_lora_rank + qk_rope_head_dim] */
+  const mla_tensor* q_scale;       /* [1] f32, with an e4m3 q_out */
+  const mla_tensor* ckv;           /* [T, kv_lora_rank] */
+  const mla_tensor* kpe;           /* [T, qk_rope_head_dim] */
+  const mla_tensor* cos_sin;       /* [max_positions, qk_rope_head_dim] f32 */
+  const mla_tensor* positions;     /* [T] int64 */
+  int32_t interleaved;             /* 1 after _init */
+  int32_t reserved;                /* 0 */
+  const mla_tensor* slot_mapping;  /* [T] int64 */
+  mla_kv_cache cache;              /* out */
+  mla_cache_scales scales;         /* as in append */
+  void* stream;                    /* cudaStream_t; null = the default stream. Ignored on the CPU */
+  const mla_tensor* q_norm_weight; /* [kv_lora_rank + qk_rope_head_dim], optional, with q_norm */
+  const mla_tensor* norm_weight;   /* [kv_lora_rank], or with the rotary channels; optional: keys are normalized */
+  int32_t q_norm;                  /* queries are normalized */
+  float norm_eps;                  /* 1e-6 after _init */
 } mla_append_rope_params;
 
 typedef struct mla_copy_pages_params {
@@ -455,6 +460,19 @@ typedef struct mla_compress_params {
   void* stream;              /* cudaStream_t; null = the default stream. Ignored on the CPU */
 } mla_compress_params;
 
+typedef struct mla_finish_output_params {
+  size_t struct_size;
+  const mla_tensor* o;         /* [T, H, d_v] */
+  const mla_tensor* cos_sin;   /* [max_positions, rotary channels] f32, optional */
+  const mla_tensor* positions; /* [T] int64, with cos_sin */
+  const mla_tensor* gate;      /* [T, H, d_v] or [T, H, 1], optional */
+  const mla_tensor* out;       /* out [T, H, d_v] or [T, G, H / G, d_v] */
+  const mla_tensor* scale;     /* out, with an e4m3 `out`; f32, uint8 or int32 */
+  int32_t interleaved;         /* 1 after _init */
+  int32_t any_scales;          /* powers of two if 0, any numbers if 1 */
+  void* stream;                /* cudaStream_t; null = the default stream. Ignored on the CPU */
+} mla_finish_output_params;
+
 /* Holds what decides which backend can run an operation. */
 typedef struct mla_problem {
   size_t struct_size;
@@ -521,17 +539,26 @@ MLA_DEFINE_INIT_(mla_decode_sparse_params)
 MLA_DEFINE_INIT_(mla_prefill_sparse_params)
 MLA_DEFINE_INIT_(mla_merge_states_params)
 MLA_DEFINE_INIT_(mla_append_params)
-MLA_DEFINE_INIT_WITH_(mla_append_rope_params, interleaved)
 MLA_DEFINE_INIT_(mla_gather_params)
 MLA_DEFINE_INIT_(mla_copy_pages_params)
 MLA_DEFINE_INIT_(mla_block_table_to_csr_params)
 MLA_DEFINE_INIT_(mla_physical_slots_params)
 MLA_DEFINE_INIT_(mla_append_indexer_params)
+MLA_DEFINE_INIT_WITH_(mla_finish_output_params, interleaved)
 MLA_DEFINE_INIT_WITH_(mla_indexer_logits_params, causal)
 MLA_DEFINE_INIT_(mla_top_k_params)
 MLA_DEFINE_INIT_WITH_(mla_indexer_top_k_params, causal)
 #undef MLA_DEFINE_INIT_
 #undef MLA_DEFINE_INIT_WITH_
+
+static inline mla_append_rope_params mla_append_rope_params_init(void) {
+  mla_append_rope_params value;
+  memset(&value, 0, sizeof value);
+  value.struct_size = sizeof value;
+  value.interleaved = 1;
+  value.norm_eps = 1e-6F;
+  return value;
+}
 
 static inline mla_compress_params mla_compress_params_init(void) {
   mla_compress_params value;
@@ -613,6 +640,7 @@ int mla_indexer_logits_run(const mla_context* context, const mla_indexer_logits_
 int mla_top_k_run(const mla_context* context, const mla_top_k_params* params);
 int mla_indexer_top_k_run(const mla_context* context, const mla_indexer_top_k_params* params);
 int mla_compress_run(const mla_context* context, const mla_compress_params* params);
+int mla_finish_output_run(const mla_context* context, const mla_finish_output_params* params);
 
 /* These give the number of backends of an operation, and the name of one by its index, best first. Names live as long
  * as the process. */

@@ -61,7 +61,7 @@ MLA_FIELDS(PrefillSparseParams, q, kv, indices, topk_length, options, sm_scale, 
 MLA_FIELDS(MergeStatesParams, partial_o, partial_lse, lse_base, in_place, o, lse);
 MLA_FIELDS(AppendParams, kv, ckv, kpe, slot_mapping, cache);
 MLA_FIELDS(AppendRopeParams, q_nope, q_pe, q_out, q_scale, ckv, kpe, cos_sin, positions, interleaved, slot_mapping,
-           cache);
+           q_norm, q_norm_weight, norm_weight, norm_eps, cache);
 MLA_FIELDS(GatherParams, cache, pages, token_start, out_indptr, out_kv, out_ckv, out_kpe);
 MLA_FIELDS(CopyPagesParams, from, from_pages, to, to_pages);
 MLA_FIELDS(BlockTableToCsrParams, block_table, kv_len, page_size, kv_indptr, kv_indices);
@@ -75,6 +75,7 @@ MLA_FIELDS(TopKParams, logits, lengths, starts, blocks, block_size, indices);
 MLA_FIELDS(IndexerTopKParams, indexer, pages, page_size, slots, valid_count);
 MLA_FIELDS(CompressParams, kv, score, position_bias, qo_indptr, kv_len, ratio, overlap, state, state_table, norm_weight,
            norm_eps, latent, slot_mapping, cos_sin, interleaved, cache, indexer, power_of_two_scales);
+MLA_FIELDS(FinishOutputParams, o, cos_sin, positions, interleaved, gate, out, scale, power_of_two_scales);
 
 #undef MLA_PARENTHESES
 #undef MLA_EXPAND

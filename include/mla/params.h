@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // This header has one plain struct per operation. T = query tokens of the batch, B = requests, H = heads, S = key
 // tokens. A view left default-constructed is "not given". The innermost dimension of every tensor is contiguous (stride
-// 1), but for lse, partial_lse and max_logits; all other strides are free. Integers are int32 unless said. Scales are
-// f32, finite and above 0. A request has at most 2^30 keys, a page at most 2^30 tokens, and T * H (in prefill also B *
-// H) is at most 2^31 - 1.
+// 1), but for lse, partial_lse, max_logits and scale; all other strides are free. Integers are int32 unless said.
+// Scales are f32, finite and above 0. A request has at most 2^30 keys, a page at most 2^30 tokens, and T * H (in
+// prefill also B * H) is at most 2^31 - 1.
 //
 // An output, and a cache that is written, has memory of its own: it shares no byte with another tensor of the call nor
 // with the plan's workspace, except where its field says so. Views that interleave without touching are apart: slices
@@ -223,6 +223,9 @@ struct AppendParams {
 /// Rotates the rotary parts of queries and keys, quantizes, and appends the keys: append with RoPE in one pass. The
 /// angles a_i of the token's position rotate pairs of channels: (x, y) -> (x cos a_i - y sin a_i, x sin a_i + y cos
 /// a_i), in f32. Results are rounded once, to the output's type.
+///
+/// Where a norm is asked for, x / sqrt(mean(x^2) + norm_eps) * weight, in f32, is what is rotated and rounded; rows
+/// have at most 4096 channels then. All backends sum the squares in one order, so that they leave the same bits.
 struct AppendRopeParams {
   TensorView q_nope = {};     ///< [T, H, kv_lora_rank], optional with q_pe: only keys are written then
   TensorView q_pe = {};       ///< [T, H, qk_rope_head_dim], the dtype of q_nope; bf16, f16 or f32
@@ -233,8 +236,14 @@ struct AppendRopeParams {
   TensorView cos_sin = {};    ///< [max_positions, qk_rope_head_dim] f32: cosines of all angles, then sines (YaRN's too)
   TensorView positions = {};  ///< [T] int64, from 0 to max_positions - 1
   bool interleaved = true;    ///< pairs are channels (2i, 2i + 1), as DeepSeek's; else (i, i + qk_rope_head_dim / 2)
-  TensorView slot_mapping = {};  ///< [T] int64; a negative slot writes no key, the query still
-  KvCache cache = {};            ///< out
+  TensorView slot_mapping = {};   ///< [T] int64; a negative slot writes no key, the query still
+  bool q_norm = false;            ///< normalizes [q_nope | q_pe] of each token and head, as DeepSeek V4
+  TensorView q_norm_weight = {};  ///< [kv_lora_rank + qk_rope_head_dim], with q_norm; bf16, f16 or f32; not given: 1
+  /// Normalizes keys: their whole rows [ckv | kpe] if it has the shape [kv_lora_rank + qk_rope_head_dim] (V4), or ckv
+  /// alone if it has [kv_lora_rank] (V3.2); bf16, f16 or f32. Not given: keys are as they come.
+  TensorView norm_weight = {};
+  float norm_eps = 1e-6F;  ///< of both norms; finite and not negative
+  KvCache cache = {};      ///< out
 };
 
 /// Copies a range of every request into a dense workspace, dequantized: tokens token_start[b] ... token_start[b] +
@@ -402,6 +411,32 @@ struct CompressParams {
   KvCache cache = {};            ///< out, optional
   IndexerCache indexer = {};     ///< out, optional; D is 128 then
   bool power_of_two_scales = true;  ///< of the indexer's keys
+};
+
+/// Makes of attention's output what the output projection multiplies: turns the rotary channels back, multiplies by a
+/// gate, and quantizes, in one pass. In f32:
+///
+///     (x, y) = (x cos a + y sin a, y cos a - x sin a)   for pairs of rotary channels and the angles of the position
+///     out[c] = o[c] / (1 + exp(-gate[c])), rounded once
+///
+/// DeepSeek V4's values have rotary channels, whose rotation the output still has; Kimi K3's output has a gate.
+///
+/// An output of e4m3 is quantized in groups of 32, 64 or 128 channels, d_v divided by the scales of a head. A scale is
+/// made of the group's largest finite magnitude, as writers of caches choose it (KvCache::power_of_two_scales).
+/// Infinities saturate, NaN stays NaN.
+struct FinishOutputParams {
+  TensorView o = {};          ///< [T, H, d_v]; bf16, f16 or f32
+  TensorView cos_sin = {};    ///< [max_positions, rotary channels] f32, as in append_rope: of the last channels of o;
+                              ///< not given: nothing turns
+  TensorView positions = {};  ///< [T] int64, from 0 to max_positions - 1; with cos_sin
+  bool interleaved = true;    ///< as in append_rope
+  TensorView gate = {};       ///< [T, H, d_v], or [T, H, 1] with one gate for a head; bf16, f16 or f32; optional
+  TensorView out = {};        ///< out [T, H, d_v], or [T, G, H / G, d_v], where the groups of heads that are projected
+                              ///< together lie apart; bf16, f16, f32, or e4m3 with `scale`
+  /// out [T, H, S], or [T, G, H / G, S] as `out`, with any strides: f32; u8, the exponents of powers of two (UE8M0); or
+  /// int32 [.., S / 4], four such bytes each, the first in the lowest.
+  TensorView scale = {};
+  bool power_of_two_scales = true;  ///< set unless `scale` is f32
 };
 
 }  // namespace mla

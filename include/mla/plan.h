@@ -140,5 +140,6 @@ Status run(const Context& context, const IndexerLogitsParams& params, Stream str
 Status run(const Context& context, const TopKParams& params, Stream stream = {});
 Status run(const Context& context, const IndexerTopKParams& params, Stream stream = {});
 Status run(const Context& context, const CompressParams& params, Stream stream = {});
+Status run(const Context& context, const FinishOutputParams& params, Stream stream = {});
 
 }  // namespace mla

@@ -47,13 +47,14 @@ enum class Op : uint8_t {
   kIndexerLogits,
   kTopK,
   kIndexerTopK,
-  kCompress
+  kCompress,
+  kFinishOutput
 };
 
 inline constexpr Op kAllOps[] = {
     Op::kDecode,        Op::kPrefill,    Op::kMergeStates, Op::kAppend,          Op::kGather,        Op::kDecodeSparse,
     Op::kPrefillSparse, Op::kAppendRope, Op::kCopyPages,   Op::kBlockTableToCsr, Op::kPhysicalSlots, Op::kAppendIndexer,
-    Op::kIndexerLogits, Op::kTopK,       Op::kIndexerTopK, Op::kCompress};
+    Op::kIndexerLogits, Op::kTopK,       Op::kIndexerTopK, Op::kCompress,        Op::kFinishOutput};
 
 /// Names the base of the logarithm in which `lse` is written. Partial states that are merged must have the same base.
 enum class LseBase : uint8_t { kE, kTwo };
@@ -65,7 +66,7 @@ enum class Compute : uint8_t { kDefault, kFP8 };
 std::string_view name(DType dtype);
 /// Returns "decode", "prefill", "merge_states", "append", "gather", "decode_sparse", "prefill_sparse", "append_rope",
 /// "copy_pages", "block_table_to_csr", "physical_slots", "append_indexer", "indexer_logits", "top_k",
-/// "indexer_top_k" or "compress".
+/// "indexer_top_k", "compress" or "finish_output".
 std::string_view name(Op op);
 /// Returns "cpu" or "cuda".
 std::string_view name(DeviceType type);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Declares the operations that merge states and that write, read and copy caches; :mod:`libmla.ops` says what holds for
+"""Declares the operations that merge states and finish outputs, and those that write, read and copy caches; :mod:`libmla.ops` says what holds for
 all operations."""
 
 from __future__ import annotations
@@ -62,12 +62,18 @@ def append_rope(
     positions: Tensor,
     q: tuple[Tensor, Tensor] | None = None,
     interleaved: bool = True,
+    q_norm: bool = False,
+    q_norm_weight: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    norm_eps: float = 1e-6,
     q_scale: Tensor | None = None,
     q_out: Tensor | None = None,
     q_out_dtype: DType | None = None,
     context: Context | None = None,
 ) -> Tensor | None:
-    """Rotates the rotary parts of queries and keys, quantizes, and appends the keys, in one pass.
+    """Normalizes queries and keys, rotates their rotary parts, quantizes, and appends the keys, in one pass.
+
+    Where a norm is asked for, ``x / sqrt(mean(x^2) + norm_eps) * weight``, in f32, is what is rotated.
 
     Args:
         ckv: [T, kv_lora_rank]; bf16, f16 or f32.
@@ -78,12 +84,65 @@ def append_rope(
         positions: [T] int64, below max_positions.
         q: (q_nope [T, H, kv_lora_rank], q_pe [T, H, qk_rope_head_dim]); None: only keys are written.
         interleaved: pairs are channels (2i, 2i + 1), as DeepSeek's; else (i, i + qk_rope_head_dim / 2).
+        q_norm: whether [q_nope | q_pe] of each token and head is normalized, as DeepSeek V4's.
+        q_norm_weight: [kv_lora_rank + qk_rope_head_dim], with ``q_norm``; bf16, f16 or f32; None: 1.
+        norm_weight: [kv_lora_rank + qk_rope_head_dim] where keys are normalized as whole rows (V4), [kv_lora_rank]
+            where their latent part is (V3.2); bf16, f16 or f32; None: keys are as they come.
+        norm_eps: of both norms.
         q_scale: [1] f32: e4m3 queries are divided by it.
         q_out: [T, H, kv_lora_rank + qk_rope_head_dim]: bf16, f16, f32, or e4m3 with ``q_scale``.
         q_out_dtype: the type of a new ``q_out``; None: e4m3 with ``q_scale``, else that of ``q``.
 
     Returns:
         The rotated queries, or None without ``q``.
+    """
+
+
+@operation(Output("out"), Output("scale", "return_scale"))
+def finish_output(
+    attention_out: Tensor,
+    *,
+    cos_sin: Tensor | None = None,
+    positions: Tensor | None = None,
+    interleaved: bool = True,
+    gate: Tensor | None = None,
+    out: Tensor | None = None,
+    out_dtype: DType | None = None,
+    scale: Tensor | None = None,
+    return_scale: bool = False,
+    channels_per_scale: int = 128,
+    power_of_two_scales: bool = True,
+    context: Context | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Makes of attention's output what the output projection multiplies, in one pass.
+
+    It turns the rotary channels of the values back (DeepSeek V4's outputs still have the rotation), multiplies by a
+    gate, ``attention_out / (1 + exp(-gate))``, and quantizes groups of channels to e4m3.
+
+    Args:
+        attention_out: [T, H, d_v]; bf16, f16 or f32.
+        cos_sin: [max_positions, rotary channels] f32, as in :func:`append_rope`: of the last channels of
+            ``attention_out``; None: nothing turns.
+        positions: [T] int64, below max_positions; with ``cos_sin``.
+        interleaved: pairs are channels (2i, 2i + 1), as DeepSeek's; else (i, i + rotary channels / 2).
+        gate: [T, H, d_v], or [T, H, 1] with one gate for a head; bf16, f16 or f32.
+        out: [T, H, d_v], or [T, G, H / G, d_v] where groups of heads lie apart; bf16, f16, f32, or e4m3 with scales.
+        out_dtype: the type of a new ``out``; None: e4m3 with scales, else that of
+            ``attention_out``.
+        scale: [T, H, S] with one scale for each 32, 64 or 128 channels, or [T, G, H / G, S] as ``out``, with any
+            strides: f32; uint8, the exponents of powers of two (UE8M0); or int32 [.., S / 4], four of these each.
+        return_scale: whether to quantize and to return the scales; implied by ``scale``.
+        channels_per_scale: those of a new ``scale``, which is f32.
+        power_of_two_scales: whether f32 scales are rounded up to powers of two; the others always are.
+
+    Returns:
+        out, or (out, scale).
+
+    Example:
+        DeepSeek V4: queries turned by their positions, attention, and what wo_a multiplies::
+
+            o = libmla.decode_sparse(q, window, indices, sm_scale=512**-0.5)
+            out, scale = libmla.finish_output(o, cos_sin=cos_sin, positions=positions, return_scale=True)
     """
 
 

@@ -31,6 +31,7 @@ _TYPED = {
     "append_indexer": "rows",
     "gather": "rows",
     "compress": "tokens",
+    "finish_output": "outputs",
 }
 
 

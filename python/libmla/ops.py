@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ._attention import decode, decode_sparse, prefill, prefill_sparse
-from ._caches import append, append_rope, compress, copy_pages, gather, merge_states
+from ._caches import append, append_rope, compress, copy_pages, finish_output, gather, merge_states
 from ._indexing import append_indexer, block_table_to_csr, indexer_logits, indexer_top_k, physical_slots, top_k
 from ._operation import trace_with
 
@@ -34,6 +34,7 @@ __all__ = [
     "copy_pages",
     "decode",
     "decode_sparse",
+    "finish_output",
     "gather",
     "indexer_logits",
     "indexer_top_k",

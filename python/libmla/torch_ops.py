@@ -192,6 +192,16 @@ def _gathered(a: _Arguments) -> _Tensors:
     return {"o": some.new_empty((rows, width), dtype=dtype)}
 
 
+def _finished(a: _Arguments) -> _Tensors:
+    o = a["attention_out"]
+    quantizes = a.get("return_scale") or a.get("scale") is not None
+    scales = o.shape[2] // a.get("channels_per_scale", 128)
+    return {
+        "o": o.new_empty(o.shape, dtype=a.get("out_dtype") or (torch.float8_e4m3fn if quantizes else o.dtype)),
+        "scale": o.new_empty((*o.shape[:2], scales), dtype=torch.float32),
+    }
+
+
 def _pooled(a: _Arguments) -> _Tensors:
     kv = a["kv"]
     width = kv.shape[1] // 2 if a.get("overlap") else kv.shape[1]
@@ -244,6 +254,7 @@ _NEW_OUTPUTS: dict[str, Callable[[_Arguments], _Tensors]] = {
     "append_rope": _rotated,
     "gather": _gathered,
     "compress": _pooled,
+    "finish_output": _finished,
     "block_table_to_csr": _csr,
     "physical_slots": _slots,
     "indexer_logits": lambda a: {"logits": _logits(a)},
@@ -365,7 +376,7 @@ def _traced(name: str, operator: _Operator) -> Callable[..., Any]:
             made = getattr(torch.ops.libmla, name)(**flat, **asked)
             results = dict(zip(returned, made if len(returned) > 1 else (made,)))
         else:
-            fresh = operator.make(flat) if any(given[output] is None for output in wanted) else {}
+            fresh = operator.make({**flat, **given, **asked}) if any(given[output] is None for output in wanted) else {}
             results = {output: fresh[output] if given[output] is None else given[output] for output in wanted}
             getattr(torch.ops.libmla, name if writes_inputs else name + "_out")(**flat, **results)
         if type(arguments.get("out")) is tuple:

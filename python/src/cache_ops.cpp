@@ -17,6 +17,7 @@ constexpr FieldName kNamesOfAppend[] = {{"kv", "rows"}, {"ckv", "rows[0]"}, {"kp
 constexpr FieldName kNamesOfRope[] = {{"q_nope", "q[0]"}, {"q_pe", "q[1]"}};
 constexpr FieldName kNamesOfGather[] = {{"out_kv", "out"}, {"out_ckv", "out[0]"}, {"out_kpe", "out[1]"}};
 constexpr FieldName kNamesOfCopy[] = {{"from.", "from_cache."}, {"to.", "to_cache."}};
+constexpr FieldName kNamesOfFinish[] = {{"o", "attention_out"}};
 constexpr FieldName kNamesOfCompress[] = {
     {"indexer.kv", "indexer_cache"}, {"indexer.page_size", "indexer_page_size"}, {"indexer", "indexer_cache"}};
 
@@ -28,6 +29,11 @@ const Operation kAppendRope = Operation::of<AppendRopeParams>(
 const Operation kGather =
     Operation::of<GatherParams>({.name = "gather", .names = kNamesOfGather, .more = {"num_rows", "out_dtype"}});
 const Operation kCopyPages = Operation::of<CopyPagesParams>({.name = "copy_pages", .names = kNamesOfCopy});
+const Operation kFinishOutput =
+    Operation::of<FinishOutputParams>({.name = "finish_output",
+                                       .names = kNamesOfFinish,
+                                       .e4m3 = {"out"},
+                                       .more = {"return_scale", "out_dtype", "channels_per_scale"}});
 const Operation kCompress =
     Operation::of<CompressParams>({.name = "compress", .names = kNamesOfCompress, .more = {"latent_dtype"}});
 
@@ -139,6 +145,24 @@ void compress(ffi::PackedArgs packed, ffi::Any* result) {
   *result = outputs.take();
 }
 
+void finish_output(ffi::PackedArgs packed, ffi::Any* result) {
+  OperationArguments args(kFinishOutput, packed);
+  const Call call = Call::read(args);
+  auto params = args.fields<FinishOutputParams>();
+  Outputs outputs(args, call.outputs());
+  const TensorView& o = params.o;
+  const bool quantizes = args.boolean("return_scale") || params.scale.given();
+  DType dtype = args.dtype("out_dtype");
+  if (dtype == DType::kNone) dtype = quantizes ? DType::kE4M3 : o.dtype;
+  const int64_t channels = args.count("channels_per_scale");
+  outputs.make(params.out, "out", dtype, {extent(o, 0), extent(o, 1), extent(o, 2)}, o.device);
+  if (quantizes)
+    outputs.make(params.scale, "scale", DType::kF32, {extent(o, 0), extent(o, 1), extent(o, 2) / channels}, o.device);
+  args.end();
+  call.carry_out_unplanned(params, o.device);
+  *result = outputs.take();
+}
+
 TVM_FFI_STATIC_INIT_BLOCK() {
   ffi::reflection::GlobalDef()
       .def_packed("libmla.merge_states", merge_states)
@@ -146,8 +170,10 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def_packed("libmla.append_rope", append_rope)
       .def_packed("libmla.gather", gather)
       .def_packed("libmla.copy_pages", copy_pages)
-      .def_packed("libmla.compress", compress);
-  for (const Operation* operation : {&kMergeStates, &kAppend, &kAppendRope, &kGather, &kCopyPages, &kCompress})
+      .def_packed("libmla.compress", compress)
+      .def_packed("libmla.finish_output", finish_output);
+  for (const Operation* operation :
+       {&kMergeStates, &kAppend, &kAppendRope, &kGather, &kCopyPages, &kCompress, &kFinishOutput})
     define(*operation);
 }
 

@@ -107,6 +107,13 @@ def cache_calls() -> dict[str, Call]:
         "append, views": ("append", ((value, key), _SLOTS, (whole[..., :D_V], whole[..., D_V:])), {}),
         "append, packed": ("append", (rows, _SLOTS, packed_cache("fp8_ds_mla")), {}),
         "append_rope": ("append_rope", (value, key, _SLOTS, cache.clone()), {**rope, "q": q}),
+        "append_rope, norms": (
+            "append_rope",
+            (value, key, _SLOTS, packed_cache("fp8_ds_mla")),
+            {**rope, "q": q, "q_norm": True, "norm_weight": _random(D_V), "norm_eps": 1e-3},
+        ),
+        "finish_output": ("finish_output", (q[0],), {**rope, "gate": _random(TOKENS, HEADS, 1)}),
+        "finish_output, scales": ("finish_output", (q[0],), {"return_scale": True, "channels_per_scale": 64}),
         "append_rope, keys only": ("append_rope", (value, key, _SLOTS, packed_cache("fp8_ds_mla")), rope),
         "gather": (
             "gather",

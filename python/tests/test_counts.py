@@ -39,6 +39,7 @@ COUNTS: list[tuple[str, int, Call]] = [
     ("block_table_to_csr: page_size", 1, example("block_table_to_csr", "page_size")),
     ("physical_slots: page_size", 1, example("physical_slots", "page_size")),
     ("append_indexer: page_size", 1, example("append_indexer", "page_size")),
+    ("finish_output: channels_per_scale", 1, example("finish_output", "channels_per_scale")),
     ("compress: ratio", 1, example("compress, keys", "ratio")),
     ("compress: indexer_page_size", 1, example("compress, keys", "indexer_page_size")),
     ("indexer_logits: page_size", 1, example("indexer_logits", "page_size")),

@@ -68,4 +68,15 @@ bool check_slots(Checks& check, std::string_view field, const int64_t* slots, in
   return true;
 }
 
+bool check_positions(Checks& check, const TensorView& positions, int64_t num_tokens, int64_t max_positions) {
+  if (!check.tensor("positions", positions, kI64Only, {{"T", &num_tokens}})) return false;
+  if (!check.on_cpu()) return true;
+  const auto* values = static_cast<const int64_t*>(positions.data);
+  for (int64_t t = 0; t < num_tokens; ++t)
+    if (values[t] < 0 || values[t] >= max_positions)
+      return check.fail("positions", "expected 0 to {} (the rows of `cos_sin`), got {} for token {}", max_positions - 1,
+                        values[t], t);
+  return true;
+}
+
 }  // namespace mla::core

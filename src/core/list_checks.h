@@ -28,4 +28,7 @@ bool check_pages(Checks& check, std::string_view field, const int32_t* pages, in
 /// Checks that every slot is negative or below `num_slots`.
 bool check_slots(Checks& check, std::string_view field, const int64_t* slots, int64_t count, int64_t num_slots);
 
+/// Checks `positions`, [T], each of which has a row of `cos_sin`.
+bool check_positions(Checks& check, const TensorView& positions, int64_t num_tokens, int64_t max_positions);
+
 }  // namespace mla::core

@@ -49,6 +49,7 @@ std::string_view name(Op op) {
     case Op::kTopK: return "top_k";
     case Op::kIndexerTopK: return "indexer_top_k";
     case Op::kCompress: return "compress";
+    case Op::kFinishOutput: return "finish_output";
   }
   return "unknown";
 }

@@ -20,6 +20,8 @@ Status validate(const DecodeParams& params, Scope scope, DecodeArgs& args, Devic
                 Memory memory = Memory::kOfTensors, std::span<const std::byte> workspace = {});
 Status validate(const PrefillParams& params, Scope scope, PrefillArgs& args, Device& device,
                 Memory memory = Memory::kOfTensors, std::span<const std::byte> workspace = {});
+Status validate(const FinishOutputParams& params, FinishOutputArgs& args, Device& device,
+                Memory memory = Memory::kOfTensors);
 Status validate(const MergeStatesParams& params, MergeStatesArgs& args, Device& device,
                 Memory memory = Memory::kOfTensors);
 Status validate(const AppendParams& params, AppendArgs& args, Device& device, Memory memory = Memory::kOfTensors);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Validates the parameters of append, append_rope, gather and copy_pages.
+#include <cmath>
 #include <cstdint>
 
 #include "core/batch_checks.h"
@@ -60,15 +61,26 @@ bool check_rope_queries(Checks& check, const AppendRopeParams& params, BatchShap
          check_scale_of(check, "q_scale", params.q_scale, "q_out", params.q_out.dtype);
 }
 
-bool check_positions(Checks& check, const TensorView& positions, int64_t num_tokens, int64_t max_positions) {
-  if (!check.tensor("positions", positions, kI64Only, {{"T", &num_tokens}})) return false;
-  if (!check.on_cpu()) return true;
-  const auto* values = static_cast<const int64_t*>(positions.data);
-  for (int64_t t = 0; t < num_tokens; ++t)
-    if (values[t] < 0 || values[t] >= max_positions)
-      return check.fail("positions", "expected 0 to {} (the rows of `cos_sin`), got {} for token {}", max_positions - 1,
-                        values[t], t);
-  return true;
+/// Checks the weights of norms, and `norm_channels`, the channels of a key that its norm has.
+bool check_norms(Checks& check, const AppendRopeParams& params, RowWidths& widths, int64_t& norm_channels) {
+  if (!params.q_norm && !check.absent("q_norm_weight", params.q_norm_weight, "`q_norm` is not set")) return false;
+  if (params.q_norm && !check.require(params.q_nope.given(), "q_norm", "expected `q_nope` with it")) return false;
+  int64_t width = widths.ckv + widths.kpe;
+  const TensorView& weight = params.norm_weight;
+  if (params.q_norm || weight.given())
+    check.require(width <= kMaxNormChannels, params.q_norm ? "q_norm" : "norm_weight",
+                  "expected rows of at most {} channels with a norm, got {}", kMaxNormChannels, width);
+  if (weight.given() && weight.ndim == 1 && weight.shape[0] != width)
+    check.require(weight.shape[0] == widths.ckv, "norm_weight",
+                  "expected shape [kv_lora_rank = {}] or [kv_lora_rank + qk_rope_head_dim = {}], got [{}]", widths.ckv,
+                  width, weight.shape[0]);
+  norm_channels = kUnbound;
+  return check.ok() &&
+         (!params.q_norm_weight.given() || check.tensor("q_norm_weight", params.q_norm_weight, kFloats,
+                                                        {{"kv_lora_rank + qk_rope_head_dim", &width}})) &&
+         (!weight.given() || check.tensor("norm_weight", weight, kFloats, {{"channels", &norm_channels}})) &&
+         check.require(std::isfinite(params.norm_eps) && params.norm_eps >= 0, "norm_eps",
+                       "expected a finite number of at least 0, got {}", params.norm_eps);
 }
 
 /// Checks a list of the pages to copy.
@@ -159,6 +171,7 @@ Status validate(const AppendRopeParams& params, AppendRopeArgs& args, Device& de
   BatchShape batch;
   CacheShape shape;
   int64_t max_positions = kUnbound;
+  int64_t norm_channels = kUnbound;
   args = {};
   const bool shapes =
       begin_rope(check, params.cache.format, widths) && check_rope_queries(check, params, batch, widths) &&
@@ -169,6 +182,7 @@ Status validate(const AppendRopeParams& params, AppendRopeArgs& args, Device& de
       check.require(widths.kpe % 2 == 0, "qk_rope_head_dim", "expected an even number, got {}", widths.kpe) &&
       check.tensor("cos_sin", params.cos_sin, kF32Only,
                    {{"max_positions", &max_positions}, {"qk_rope_head_dim", &widths.kpe}}) &&
+      check_norms(check, params, widths, norm_channels) &&
       check_cache(check, "cache", params.cache, Role::kOutput, row_widths, shape) && row_widths.finish(check) &&
       finish_cache(check, "cache", params.cache, Role::kOutput, row_widths, shape, args.cache) &&
       check_positions(check, params.positions, batch.num_tokens, max_positions) &&
@@ -201,6 +215,17 @@ Status validate(const AppendRopeParams& params, AppendRopeArgs& args, Device& de
   args.positions = static_cast<const int64_t*>(params.positions.data);
   args.interleaved = params.interleaved;
   args.slot_mapping = static_cast<const int64_t*>(params.slot_mapping.data);
+  args.q_norm = params.q_norm;
+  if (params.q_norm_weight.given()) {
+    args.q_norm_weight = params.q_norm_weight.data;
+    args.q_norm_weight_dtype = params.q_norm_weight.dtype;
+  }
+  if (params.norm_weight.given()) {
+    args.norm_weight = params.norm_weight.data;
+    args.norm_weight_dtype = params.norm_weight.dtype;
+    args.norm_channels = static_cast<int32_t>(norm_channels);
+  }
+  args.norm_eps = params.norm_eps;
   return check.finish(device);
 }
 

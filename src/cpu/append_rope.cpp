@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// append_rope rotates and converts queries, and rotates, quantizes and appends keys.
+// append_rope rotates and converts queries, and rotates, quantizes and appends keys, both normalized if asked.
 #include "cpu/operations.h"
 #include "cpu/rotation.h"
 #include "cpu/share.h"
@@ -7,23 +7,58 @@
 namespace mla::cpu {
 namespace {
 
+/// Makes rows of f32 out of two parts, and normalizes their first channels.
+class RowNorm {
+ public:
+  RowNorm(const KernelSet& set, const void* weight, DType weight_dtype, int32_t channels, float epsilon)
+      : set_(set), has_weight_(weight != nullptr), channels_(channels), epsilon_(epsilon) {
+    if (has_weight_) set.floats->convert(weight, weight_dtype, weight_, DType::kF32, channels);
+  }
+
+  /// Writes `num_plain` channels of `plain` and `num_rotary` of `pe` to `row`.
+  void make(const void* plain, int32_t num_plain, const void* pe, int32_t num_rotary, DType dtype, float* row) const {
+    set_.floats->convert(plain, dtype, row, DType::kF32, num_plain);
+    set_.floats->convert(pe, dtype, row + num_plain, DType::kF32, num_rotary);
+    const float factor = set_.rows->norm_factor(row, channels_, epsilon_);
+    set_.rows->scale_channels(row, channels_, factor, has_weight_ ? weight_ : nullptr, row, DType::kF32);
+  }
+
+ private:
+  const KernelSet& set_;
+  bool has_weight_;
+  int32_t channels_;
+  float epsilon_;
+  alignas(64) float weight_[core::kMaxNormChannels];
+};
+
 class QueryWriter {
  public:
-  QueryWriter(const KernelSet& set, const core::AppendRopeArgs& args) : set_(set), args_(args) {}
+  QueryWriter(const KernelSet& set, const core::AppendRopeArgs& args)
+      : set_(set),
+        args_(args),
+        norm_(set, args.q_norm_weight, args.q_norm_weight_dtype, args.cache.d_plain() + args.cache.d_rotary(),
+              args.norm_eps) {}
 
   void write(int64_t token, const Rotation& rotation) const {
-    for (int32_t head = 0; head < args_.num_heads; ++head) {
-      const int64_t nope = token * args_.q_nope_stride_token + head * args_.q_nope_stride_head;
-      convert(at(args_.q_nope, nope, args_.q_dtype), args_.q_dtype, query(token, head, 0), args_.cache.d_plain());
-    }
     if (args_.num_heads == 0) return;
+    alignas(64) float row[core::kMaxNormChannels];
+    const int32_t num_plain = args_.cache.d_plain();
     for_angles(rotation, [&](const Angles& angles) {
       for (int32_t head = 0; head < args_.num_heads; ++head) {
-        const int64_t pe = token * args_.q_pe_stride_token + head * args_.q_pe_stride_head;
-        rotate(set_, at(args_.q_pe, pe, args_.q_dtype), args_.q_dtype, rotation, angles,
-               [&](const float* out, int32_t first, int32_t n) {
-                 convert(out, DType::kF32, query(token, head, args_.cache.d_plain() + first), n);
-               });
+        const void* plain =
+            at(args_.q_nope, token * args_.q_nope_stride_token + head * args_.q_nope_stride_head, args_.q_dtype);
+        const void* pe = at(args_.q_pe, token * args_.q_pe_stride_token + head * args_.q_pe_stride_head, args_.q_dtype);
+        DType dtype = args_.q_dtype;
+        if (args_.q_norm) {
+          norm_.make(plain, num_plain, pe, rotation.channels, dtype, row);
+          plain = row;
+          pe = row + num_plain;
+          dtype = DType::kF32;
+        }
+        if (angles.first == 0) convert(plain, dtype, query(token, head, 0), num_plain);
+        rotate(set_, pe, dtype, rotation, angles, [&](const float* out, int32_t first, int32_t n) {
+          convert(out, DType::kF32, query(token, head, num_plain + first), n);
+        });
       }
     });
   }
@@ -42,6 +77,34 @@ class QueryWriter {
 
   const KernelSet& set_;
   const core::AppendRopeArgs& args_;
+  RowNorm norm_;
+};
+
+class KeyWriter {
+ public:
+  KeyWriter(const KernelSet& set, const core::AppendRopeArgs& args, int64_t bytes)
+      : args_(args),
+        norm_(set, args.norm_weight, args.norm_weight_dtype, args.norm_channels, args.norm_eps),
+        writer_(set, args.cache, normalizes() ? DType::kF32 : args.dtype, bytes) {}
+
+  void write(int64_t token, const Rotation& rotation) const {
+    if (args_.slot_mapping[token] < 0) return;
+    const void* const plain = at(args_.ckv, token * args_.ckv_stride_token, args_.dtype);
+    const void* const pe = at(args_.kpe, token * args_.kpe_stride_token, args_.dtype);
+    if (!normalizes()) return writer_.write(plain, pe, rotation, args_.slot_mapping[token]);
+    alignas(64) float row[core::kMaxNormChannels];
+    const int32_t num_plain = args_.cache.d_plain();
+    norm_.make(plain, num_plain, pe, rotation.channels, args_.dtype, row);
+    writer_.write(row, row + num_plain, rotation, args_.slot_mapping[token]);
+  }
+  void finish() const { writer_.finish(); }
+
+ private:
+  bool normalizes() const { return args_.norm_weight != nullptr; }
+
+  const core::AppendRopeArgs& args_;
+  RowNorm norm_;
+  RotatedWriter writer_;
 };
 
 }  // namespace
@@ -52,15 +115,13 @@ void run_append_rope(const KernelSet& set, const core::AppendRopeArgs& args, cor
       args.num_tokens * width *
       (static_cast<int64_t>(size_of(args.dtype)) + args.num_heads * static_cast<int64_t>(size_of(args.q_dtype)));
   const QueryWriter queries(set, args);
-  const RotatedWriter keys(set, args.cache, args.dtype, bytes);
+  const KeyWriter keys(set, args, bytes);
   share(pool, args.num_tokens, bytes, [&](int64_t begin, int64_t end) {
     for (int64_t token = begin; token < end; ++token) {
       const Rotation rotation = {.channels = args.cache.d_rotary(),
                                  .cos_sin = args.cos_sin + args.positions[token] * args.cos_sin_stride_position,
                                  .interleaved = args.interleaved};
-      if (args.slot_mapping[token] >= 0)
-        keys.write(at(args.ckv, token * args.ckv_stride_token, args.dtype),
-                   at(args.kpe, token * args.kpe_stride_token, args.dtype), rotation, args.slot_mapping[token]);
+      keys.write(token, rotation);
       queries.write(token, rotation);
     }
     keys.finish();

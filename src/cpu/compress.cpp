@@ -51,8 +51,10 @@ class Compressor {
                            args_.d_latent);
     else
       pool(request, first, last, mean);
-    set_.rows->normalize(mean, args_.d_latent, args_.norm_weight != nullptr ? norm_weight_ : nullptr, args_.norm_eps,
-                         latent, args_.latent_dtype);
+    const bool normalizes = args_.norm_weight != nullptr;
+    const float factor = normalizes ? set_.rows->norm_factor(mean, args_.d_latent, args_.norm_eps) : 1.0F;
+    set_.rows->scale_channels(mean, args_.d_latent, factor, normalizes ? norm_weight_ : nullptr, latent,
+                              args_.latent_dtype);
     if (args_.to != CompressArgs::To::kLatents && args_.slot_mapping[token] >= 0)
       append(latent, last - args_.ratio + 1, args_.slot_mapping[token]);
   }

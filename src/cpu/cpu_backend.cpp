@@ -37,6 +37,8 @@ Reason refusal(const Problem& problem) {
     return Reason::format("takes rows of at most {} channels, not {}", kMaxCopiedWidth, problem.d_qk);
   if (problem.op == Op::kCompress && problem.d_qk > kMaxLatent)
     return Reason::format("takes latents of at most {} channels, not {}", kMaxLatent, problem.d_qk);
+  if (problem.op == Op::kFinishOutput && problem.d_v > kMaxFinished)
+    return Reason::format("takes outputs of at most {} channels, not {}", kMaxFinished, problem.d_v);
   if (problem.op == Op::kMergeStates && problem.d_v % kMaxLanes != 0)
     return Reason::format("d_v must be a multiple of {}, not {}", kMaxLanes, problem.d_v);
   if (!absorbed && problem.op != Op::kPrefill) return {};
@@ -155,6 +157,9 @@ std::span<const core::DirectImplementation<core::IndexerTopKArgs>> indexer_top_k
 }
 std::span<const core::DirectImplementation<core::CompressArgs>> compress_rows() {
   return direct_rows<core::CompressArgs, run_compress>();
+}
+std::span<const core::DirectImplementation<core::FinishOutputArgs>> finish_output_rows() {
+  return direct_rows<core::FinishOutputArgs, run_finish_output>();
 }
 
 }  // namespace mla::cpu

@@ -23,5 +23,6 @@ std::span<const core::DirectImplementation<core::IndexerLogitsArgs>> indexer_log
 std::span<const core::DirectImplementation<core::TopKArgs>> top_k_rows();
 std::span<const core::DirectImplementation<core::IndexerTopKArgs>> indexer_top_k_rows();
 std::span<const core::DirectImplementation<core::CompressArgs>> compress_rows();
+std::span<const core::DirectImplementation<core::FinishOutputArgs>> finish_output_rows();
 
 }  // namespace mla::cpu

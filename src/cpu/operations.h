@@ -54,6 +54,8 @@ void run_physical_slots(const KernelSet& set, const core::PhysicalSlotsArgs& arg
 void run_append_indexer(const KernelSet& set, const core::AppendIndexerArgs& args, core::ThreadPool& pool);
 void run_indexer_logits(const KernelSet& set, const core::IndexerLogitsArgs& args, core::ThreadPool& pool);
 void run_compress(const KernelSet& set, const core::CompressArgs& args, core::ThreadPool& pool);
+inline constexpr int32_t kMaxFinished = 4096;  // largest d_v that finish_output takes
+void run_finish_output(const KernelSet& set, const core::FinishOutputArgs& args, core::ThreadPool& pool);
 void run_top_k(const KernelSet& set, const core::TopKArgs& args, core::ThreadPool& pool);
 void run_indexer_top_k(const KernelSet& set, const core::IndexerTopKArgs& args, core::ThreadPool& pool);
 

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// These row kernels pool tokens into latents, for compress. This file is included as tile_kernels-inl.h is.
+// These row kernels pool tokens into latents, for compress, and normalize and gate rows. This file is included as
+// tile_kernels-inl.h is.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "cpu/row_kernels.h"
 #include "cpu/vectors-inl.h"
@@ -62,20 +64,80 @@ void finish_pool(const Pool& pool, int32_t n, float* latent) {
     hn::StoreU(hn::LoadU(kFloats, pool.values + c) / hn::LoadU(kFloats, pool.weights + c), kFloats, latent + c);
 }
 
-void normalize(const float* x, int32_t n, const float* weight, float epsilon, void* dst, DType dtype) {
-  float factor = 1.0F;
-  if (weight != nullptr) {
-    FloatVec squares = hn::Zero(kFloats);
-    for_each_vector(x, DType::kF32, n, [&](FloatVec v, int64_t, int64_t) { squares = hn::MulAdd(v, v, squares); });
-    factor = 1.0F / std::sqrt(hn::GetLane(hn::SumOfLanes(kFloats, squares)) / static_cast<float>(n) + epsilon);
+#if HWY_TARGET != HWY_SCALAR
+/// Returns the sums of neighbours: those of `low`, then those of `high`.
+HWY_INLINE FloatVec sum_neighbours(FloatVec low, FloatVec high) {
+  return hn::ConcatEven(kFloats, high, low) + hn::ConcatOdd(kFloats, high, low);
+}
+#endif
+
+constexpr int32_t kSquares = 256;  // that are summed together
+
+/// Returns the sum of kSquares squares: of neighbours, of neighbours of these sums, and so on.
+float sum_squares(const float* x) {
+  alignas(64) float sums[kSquares];
+  int32_t width = kSquares;
+#if HWY_TARGET != HWY_SCALAR
+  for (; width >= 2 * kLanes; width /= 2)
+    for (int32_t i = 0; i < width; i += 2 * kLanes) {
+      FloatVec low = hn::LoadU(kFloats, (width == kSquares ? x : sums) + i);
+      FloatVec high = hn::LoadU(kFloats, (width == kSquares ? x : sums) + i + kLanes);
+      if (width == kSquares) {
+        low = low * low;
+        high = high * high;
+      }
+      hn::Store(sum_neighbours(low, high), kFloats, sums + i / 2);
+    }
+#else
+  for (int32_t i = 0; i < kSquares; ++i) sums[i] = x[i] * x[i];
+#endif
+  for (width /= 2; width > 0; width /= 2)
+    for (int32_t i = 0; i < width; ++i) sums[i] = sums[2 * i] + sums[2 * i + 1];
+  return sums[0];
+}
+
+float norm_factor(const float* x, int32_t n, float epsilon) {
+  float sums[kMaxLatent / kSquares] = {};
+  for (int32_t first = 0; first < n; first += kSquares) {
+    if (n - first >= kSquares) {
+      sums[first / kSquares] = sum_squares(x + first);
+      continue;
+    }
+    alignas(64) float rest[kSquares] = {};
+    std::copy_n(x + first, n - first, rest);
+    sums[first / kSquares] = sum_squares(rest);
   }
+  for (int32_t width = kMaxLatent / kSquares / 2; width > 0; width /= 2)
+    for (int32_t i = 0; i < width; ++i) sums[i] = sums[2 * i] + sums[2 * i + 1];
+  return 1.0F / std::sqrt(sums[0] / static_cast<float>(n) + epsilon);
+}
+
+void scale_channels(const float* x, int32_t n, float factor, const float* weight, void* dst, DType dtype) {
+  const FloatVec factors = hn::Set(kFloats, factor);
   for_each_vector(x, DType::kF32, n, [&](FloatVec v, int64_t i, int64_t lanes) {
     const auto count = static_cast<int32_t>(lanes);
-    if (weight != nullptr) v = v * hn::Set(kFloats, factor) * load_some(weight + i, DType::kF32, count);
+    v = v * factors;
+    if (weight != nullptr) v = v * load_some(weight + i, DType::kF32, count);
+    v = hn::IfThenElse(hn::IsNaN(v), hn::Set(kFloats, std::numeric_limits<float>::quiet_NaN()), v);
     if (count == kLanes) return store_from_f32(v, advance(dst, dtype, i), dtype);
     alignas(64) unsigned char rest[kLanes * sizeof(float)];
     store_from_f32(v, rest, dtype);
     std::memcpy(advance(dst, dtype, i), rest, static_cast<size_t>(count) * size_of(dtype));
+  });
+}
+
+void apply_gate(float* x, const float* gate, int32_t n) {
+  const FloatVec one = hn::Set(kFloats, 1.0F);
+  for_each_vector(gate, DType::kF32, n, [&](FloatVec g, int64_t i, int64_t lanes) {
+    const auto count = static_cast<int32_t>(lanes);
+    // 1 / (1 + e^-g) is e^g / (e^g + 1): of the two powers the one below 1.
+    const FloatVec power = exp2_nonpositive(hn::Abs(g) * hn::Set(kFloats, -1.44269504F));
+    const FloatVec share = hn::IfThenElse(g < hn::Zero(kFloats), power, one) / (one + power);
+    const FloatVec product = load_some(x + i, DType::kF32, count) * share;
+    if (count == kLanes) return hn::StoreU(product, kFloats, x + i);
+    alignas(64) float rest[kLanes];
+    hn::Store(product, kFloats, rest);
+    std::copy_n(rest, count, x + i);
   });
 }
 

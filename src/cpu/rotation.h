@@ -18,6 +18,7 @@ struct Rotation {
   int32_t channels;
   const float* cos_sin;  // cosines of all pairs, then sines
   bool interleaved;
+  bool inverse = false;  // turns by the negative angles
 };
 
 inline constexpr int32_t kAngles = 128;  // angles that are rotated at a time
@@ -32,12 +33,13 @@ struct Angles {
   Angles(const Rotation& rotation, int32_t first_angle, int32_t count) : first(first_angle), n(count) {
     const float* cos = rotation.cos_sin + first;
     const float* sin = cos + rotation.channels / 2;
+    const float sign = rotation.inverse ? -1.0F : 1.0F;
     const int32_t pair_stride = rotation.interleaved ? 2 : 1;
     const int32_t partner_stride = rotation.interleaved ? 1 : n;
     for (int32_t i = 0; i < n; ++i) {
       own[i * pair_stride] = own[i * pair_stride + partner_stride] = cos[i];
-      partner[i * pair_stride] = -sin[i];
-      partner[i * pair_stride + partner_stride] = sin[i];
+      partner[i * pair_stride] = -sign * sin[i];
+      partner[i * pair_stride + partner_stride] = sign * sin[i];
     }
   }
 };

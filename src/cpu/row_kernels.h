@@ -77,9 +77,15 @@ struct RowKernels {
   /// Sets latent[c] to the mean that the sums make.
   void (*finish_pool)(const Pool& pool, int32_t n, float* latent);
 
-  /// Divides n floats by the root of `epsilon` plus the mean of their squares, multiplies them by `weight`, and stores
-  /// them; only stores them if `weight` is null.
-  void (*normalize)(const float* x, int32_t n, const float* weight, float epsilon, void* dst, DType dtype);
+  /// Returns 1 / the root of `epsilon` plus the mean of the squares of n floats, at most kMaxLatent. Squares of
+  /// neighbours are summed, neighbours of these sums, and so on, so that all tables and the GPUs have the same bits.
+  float (*norm_factor)(const float* x, int32_t n, float epsilon);
+
+  /// Stores n floats times `factor` and times `weight`, which is 1 if it is null. All NaN become one.
+  void (*scale_channels)(const float* x, int32_t n, float factor, const float* weight, void* dst, DType dtype);
+
+  /// Divides n floats by 1 + e^-gate.
+  void (*apply_gate)(float* x, const float* gate, int32_t n);
 
   /// Packs the queries of at most kIndexerHeads heads, `head_stride` elements apart, by head and channel as f32 or bf16
   /// pairs, whichever the table multiplies. Tables that multiply pairs take bf16 and e4m3, the others any type.

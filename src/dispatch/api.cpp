@@ -204,6 +204,10 @@ Problem problem_of(const core::CompressArgs& a, Device device) {
   return {Op::kCompress, device, a.dtype, CacheFormat::kBF16, 1, a.d_latent, a.d_latent};
 }
 
+Problem problem_of(const core::FinishOutputArgs& a, Device device) {
+  return {Op::kFinishOutput, device, a.o_dtype, CacheFormat::kBF16, a.num_heads, a.d_v, a.d_v};
+}
+
 /// Returns whether a direct operation writes nothing.
 template <class Args>
 bool nothing_to_do(const Args& args) {
@@ -554,6 +558,9 @@ Status run(const Context& context, const IndexerTopKParams& params, Stream strea
 }
 Status run(const Context& context, const CompressParams& params, Stream stream) {
   return run_direct<dispatch::CompressRow, core::CompressArgs>(context, Op::kCompress, params, stream);
+}
+Status run(const Context& context, const FinishOutputParams& params, Stream stream) {
+  return run_direct<dispatch::FinishOutputRow, core::FinishOutputArgs>(context, Op::kFinishOutput, params, stream);
 }
 
 }  // namespace mla

@@ -354,6 +354,9 @@ int mla_indexer_top_k_run(const mla_context* context, const mla_indexer_top_k_pa
 int mla_compress_run(const mla_context* context, const mla_compress_params* params) {
   return run_direct(Op::kCompress, context, params);
 }
+int mla_finish_output_run(const mla_context* context, const mla_finish_output_params* params) {
+  return run_direct(Op::kFinishOutput, context, params);
+}
 
 int mla_backend_count(int32_t op, size_t* out) {
   return report(guarded([&]() -> Status {

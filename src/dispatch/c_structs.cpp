@@ -154,6 +154,12 @@ void StructReader::settle(CompressParams& params, const Given<mla_compress_param
   params.power_of_two_scales = !any_scales;
 }
 
+void StructReader::settle(FinishOutputParams& params, const Given<mla_finish_output_params>& given) {
+  bool any_scales = false;
+  convert({&given.at, "any_scales"}, given.fields.any_scales, any_scales);
+  params.power_of_two_scales = !any_scales;
+}
+
 void StructReader::settle(DecodeSparseParams& params, const Given<mla_decode_sparse_params>& given) {
   params.pool.topk_length_per = enumeration<LengthPer>(given.fields.topk_length_per);
   params.extra_pool.topk_length_per = enumeration<LengthPer>(given.fields.extra_topk_length_per);

@@ -85,6 +85,7 @@ class StructReader {
   void settle(KvCache& cache, const Given<mla_cache_scales>& given);
   void settle(AppendIndexerParams& params, const Given<mla_append_indexer_params>& given);
   void settle(CompressParams& params, const Given<mla_compress_params>& given);
+  void settle(FinishOutputParams& params, const Given<mla_finish_output_params>& given);
   void settle(PhysicalSlotsParams& params, const Given<mla_physical_slots_params>& given);
   void settle(IndexerLogitsParams& params, const Given<mla_indexer_logits_params>& given);
   void settle(TopKParams& params, const Given<mla_top_k_params>& given);
@@ -226,6 +227,8 @@ template <>
 struct ParamsOf<mla_indexer_top_k_params> : std::type_identity<IndexerTopKParams> {};
 template <>
 struct ParamsOf<mla_compress_params> : std::type_identity<CompressParams> {};
+template <>
+struct ParamsOf<mla_finish_output_params> : std::type_identity<FinishOutputParams> {};
 
 /// Returns the params that a C struct holds. The reader's status says whether they could be converted.
 template <class C>

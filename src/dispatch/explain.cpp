@@ -56,6 +56,7 @@ auto with_table(Op op, F&& f) {
     case Op::kTopK: return f(table<TopKRow>());
     case Op::kIndexerTopK: return f(table<IndexerTopKRow>());
     case Op::kCompress: return f(table<CompressRow>());
+    case Op::kFinishOutput: return f(table<FinishOutputRow>());
     case Op::kDecode: break;
   }
   return f(table<DecodeRow>());

@@ -181,4 +181,11 @@ std::span<const CompressRow> table() {
   return rows;
 }
 
+template <>
+std::span<const FinishOutputRow> table() {
+  static const auto rows = join(cuda_rows(Op::kFinishOutput, &Operations::finish_output), cpu::finish_output_rows(),
+                                direct_reference<core::FinishOutputArgs, reference::finish_output>());
+  return rows;
+}
+
 }  // namespace mla::dispatch

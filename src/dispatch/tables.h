@@ -23,6 +23,7 @@ using IndexerLogitsRow = core::DirectImplementation<core::IndexerLogitsArgs>;
 using TopKRow = core::DirectImplementation<core::TopKArgs>;
 using IndexerTopKRow = core::DirectImplementation<core::IndexerTopKArgs>;
 using CompressRow = core::DirectImplementation<core::CompressArgs>;
+using FinishOutputRow = core::DirectImplementation<core::FinishOutputArgs>;
 
 /// Names the row that stands last in every table.
 inline constexpr std::string_view kReference = "reference";
@@ -60,5 +61,7 @@ template <>
 std::span<const IndexerTopKRow> table();
 template <>
 std::span<const CompressRow> table();
+template <>
+std::span<const FinishOutputRow> table();
 
 }  // namespace mla::dispatch

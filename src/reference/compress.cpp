@@ -83,7 +83,7 @@ void append(const core::CompressArgs& args, int64_t token, int64_t last) {
   const Channels latent = {args.latent, args.latent_dtype, first};
   const int32_t num_plain = args.d_latent - args.d_rotary;
   const Channels tail = {args.latent, args.latent_dtype, first + num_plain};
-  const Rotated rotated = {
+  const Rotated<Channels> rotated = {
       .pe = tail,
       .dim = args.d_rotary,
       .cos_sin = args.cos_sin + (last - args.ratio + 1) * (args.d_rotary > 0 ? args.cos_sin_stride_position : 0),

@@ -20,6 +20,7 @@ void decode(const core::DecodeArgs& args, std::span<std::byte> workspace);
 void prefill(const core::PrefillArgs& args, std::span<std::byte> workspace);
 void decode_sparse(const core::DecodeSparseArgs& args, std::span<std::byte> workspace);  // also prefill_sparse
 void merge_states(const core::MergeStatesArgs& args);
+void finish_output(const core::FinishOutputArgs& args);
 void append(const core::AppendArgs& args);
 void gather(const core::GatherArgs& args);
 void append_rope(const core::AppendRopeArgs& args);

@@ -8,12 +8,14 @@
 
 namespace mla::reference {
 
-/// Gives the channels of a rotary part, rotated by the angles of its token's position, in f32.
+/// Gives the channels of a rotary part, which `pe` has, rotated by the angles of its token's position, in f32.
+template <class Source>
 struct Rotated {
-  Channels pe;
+  Source pe;
   int32_t dim;
   const float* cos_sin;  // dim / 2 cosines, then as many sines
   bool interleaved;
+  bool inverse = false;  // turns by the negative angles
 
   /// Returns the product rounded to f32. It is computed in double, where it is exact, so that no compiler fuses it into
   /// the sum.
@@ -23,7 +25,7 @@ struct Rotated {
     const int32_t half = dim / 2;
     const int32_t angle = interleaved ? c / 2 : c % half;
     const float x = pe(interleaved ? 2 * angle : angle), y = pe(interleaved ? 2 * angle + 1 : angle + half);
-    const float cos = cos_sin[angle], sin = cos_sin[half + angle];
+    const float cos = cos_sin[angle], sin = inverse ? -cos_sin[half + angle] : cos_sin[half + angle];
     const bool is_x = interleaved ? c % 2 == 0 : c < half;
     return is_x ? product(x, cos) - product(y, sin) : product(x, sin) + product(y, cos);
   }
@@ -32,7 +34,8 @@ struct Rotated {
 };
 
 /// Packs a row of the plain channels, followed by the rotary ones, rotated.
-inline void write_rotated_row(const CacheRow& row, const Channels& plain, const Rotated& rotated) {
+template <class Source>
+void write_rotated_row(const CacheRow& row, const Source& plain, const Rotated<Source>& rotated) {
   const int32_t num_plain = row.cache.d_plain();
   const auto rounded = [&](int32_t c) { return rotated.rounded(c); };
   if (row.cache.rotary_in_ckv > 0)

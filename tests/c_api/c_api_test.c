@@ -29,6 +29,7 @@ int main(void) {
   RUN(test_decode_sparse, (context));
   RUN(test_prefill_sparse, (context));
   RUN(test_writers, (context));
+  RUN(test_around_attention, (context));
   RUN(test_compress, (context));
   RUN(test_compress_errors, (context));
   RUN(test_index_tools, (context));

@@ -64,6 +64,7 @@ void test_decode(const mla_context* context);
 void test_prefill(const mla_context* context);
 void test_prefill_of_e4m3(const mla_context* context);
 void test_merge_states(const mla_context* context);
+void test_around_attention(const mla_context* context);
 void test_decode_options(const mla_context* context);
 void test_decode_sparse(const mla_context* context);
 void test_prefill_sparse(const mla_context* context);

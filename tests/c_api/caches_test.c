@@ -98,3 +98,66 @@ void test_writers(const mla_context* context) {
   CHECK_ERROR(mla_copy_pages_run(context, &copy), MLA_INVALID_ARGUMENT,
               "copy_pages: from_scales.kpe_scale: expected none for fp8_ds_mla, got a tensor");
 }
+
+void test_around_attention(const mla_context* context) {
+  static unsigned char packed[2 * 656];
+  static float kpe[64], cos_sin[2 * 64];
+  for (int i = 0; i < 32; ++i) cos_sin[64 + 32 + i] = 1.0F; /* position 1: sines of a right angle */
+  int64_t positions[] = {1}, slots[] = {1}, token[] = {1};
+  int64_t ckv_shape[] = {1, 512}, kpe_shape[] = {1, 64}, table_shape[] = {2, 64}, packed_shape[] = {2, 1, 656};
+  mla_tensor tkpe = tensor(kpe, kF32, 2, kpe_shape), ttable = tensor(cos_sin, kF32, 2, table_shape);
+  mla_tensor tpacked = tensor(packed, kU8, 3, packed_shape);
+  mla_tensor tpositions = tensor(positions, kI64, 1, token), tslots = tensor(slots, kI64, 1, token);
+  /* A key of equal channels has the norm 1, with which its weight is multiplied. */
+  float weight[512], latent[512];
+  for (int i = 0; i < 512; ++i) {
+    weight[i] = 448.0F * 2.0F;
+    latent[i] = 3.0F;
+  }
+  int64_t weight_shape[] = {512};
+  mla_tensor tweight = tensor(weight, kF32, 1, weight_shape), tlatent = tensor(latent, kF32, 2, ckv_shape);
+  mla_append_rope_params norm = mla_append_rope_params_init();
+  norm.ckv = &tlatent;
+  norm.kpe = &tkpe;
+  norm.cos_sin = &ttable;
+  norm.positions = &tpositions;
+  norm.slot_mapping = &tslots;
+  norm.cache.format = MLA_CACHE_FP8_DS_MLA;
+  norm.cache.kv = &tpacked;
+  CHECK(norm.norm_eps == 1e-6F && norm.q_norm == 0);
+  norm.norm_weight = &tweight;
+  norm.norm_eps = 0.0F;
+  CHECK(mla_append_rope_run(context, &norm) == MLA_OK);
+  float scale = 0.0F;
+  memcpy(&scale, packed + 656 + 512, sizeof scale);
+  CHECK(scale == 2.0F);
+  CHECK(packed[656] == 0x7E && packed[656 + 511] == 0x7E);
+  norm.norm_weight = NULL;
+  norm.q_norm = 1;
+  CHECK_ERROR(mla_append_rope_run(context, &norm), MLA_INVALID_ARGUMENT,
+              "append_rope: q_norm: expected q_nope with it");
+
+  /* Of a turned output, position 1 exchanges x and y. */
+  float out_scale[4] = {0};
+  unsigned char codes[512] = {0};
+  for (int i = 0; i < 64; ++i) latent[448 + i] = i % 2 == 0 ? 448.0F : 0.0F;
+  int64_t o_shape[] = {1, 1, 512}, scale_shape[] = {1, 1, 4};
+  mla_tensor to = tensor(latent, kF32, 3, o_shape), tcodes = tensor(codes, kE4m3, 3, o_shape);
+  mla_tensor tout_scale = tensor(out_scale, kF32, 3, scale_shape);
+  mla_finish_output_params finish = mla_finish_output_params_init();
+  finish.o = &to;
+  finish.cos_sin = &ttable;
+  finish.positions = &tpositions;
+  finish.out = &tcodes;
+  finish.scale = &tout_scale;
+  CHECK(finish.interleaved == 1);
+  CHECK(mla_finish_output_run(context, &finish) == MLA_OK);
+  CHECK(out_scale[0] == 1.0F / 128.0F && out_scale[3] == 1.0F);
+  CHECK(codes[448] == 0 && codes[449] == 0xFE); /* (448, 0) becomes (0, -448) */
+  finish.any_scales = 1;
+  CHECK(mla_finish_output_run(context, &finish) == MLA_OK);
+  CHECK(out_scale[0] == 3.0F / 448.0F && codes[0] == 0x7E);
+  finish.scale = NULL;
+  CHECK_ERROR(mla_finish_output_run(context, &finish), MLA_INVALID_ARGUMENT,
+              "finish_output: scale: expected a tensor, got none");
+}

@@ -63,7 +63,8 @@ TEST(Layout, EnumerationsAreThoseOfTheCppApi) {
   EXPECT_EQ(static_cast<int>(MLA_TOP_K), static_cast<int>(mla::Op::kTopK));
   EXPECT_EQ(static_cast<int>(MLA_INDEXER_TOP_K), static_cast<int>(mla::Op::kIndexerTopK));
   EXPECT_EQ(static_cast<int>(MLA_COMPRESS), static_cast<int>(mla::Op::kCompress));
-  EXPECT_EQ(std::size(mla::kAllOps), static_cast<size_t>(MLA_COMPRESS) + 1);
+  EXPECT_EQ(static_cast<int>(MLA_FINISH_OUTPUT), static_cast<int>(mla::Op::kFinishOutput));
+  EXPECT_EQ(std::size(mla::kAllOps), static_cast<size_t>(MLA_FINISH_OUTPUT) + 1);
   EXPECT_EQ(static_cast<int>(MLA_CACHE_F16), static_cast<int>(mla::CacheFormat::kF16));
   EXPECT_EQ(static_cast<int>(MLA_CACHE_FP8), static_cast<int>(mla::CacheFormat::kFP8));
   EXPECT_EQ(static_cast<int>(MLA_CACHE_FP8_DS_MLA), static_cast<int>(mla::CacheFormat::kFP8DsMla));

@@ -158,6 +158,111 @@ TEST(ValidateAppendRope, RowsThatEndWithTheRotaryChannels) {
             "append_rope: cache.format: expected a format with rotary channels, got fp8_nope");
 }
 
+TEST(ValidateAppendRope, RefusesBadNorms) {
+  static std::vector<uint16_t> weight(4097 + 12);
+  expect_refused_directly(std::vector<BadCase<AppendRope>>{
+      {"a norm of no queries",
+       [](AppendRope& p) {
+         p.params.q_nope = p.params.q_pe = p.params.q_out = {};
+         p.params.q_norm = true;
+       },
+       "append_rope: q_norm: expected q_nope with it"},
+      {"a weight of no norm", [](AppendRope& p) { p.params.q_norm_weight = of(weight, {12}); },
+       "append_rope: q_norm_weight: expected none, since q_norm is not set, got a tensor"},
+      {"a weight of the latent part",
+       [](AppendRope& p) {
+         p.params.q_norm = true;
+         p.params.q_norm_weight = of(weight, {8});
+       },
+       "append_rope: q_norm_weight: expected shape [kv_lora_rank + qk_rope_head_dim = 12], got [8]"},
+      {"a weight of another width", [](AppendRope& p) { p.params.norm_weight = of(weight, {10}); },
+       "append_rope: norm_weight: expected shape [kv_lora_rank = 8] or [kv_lora_rank + qk_rope_head_dim = 12], got "
+       "[10]"},
+      {"an integer weight",
+       [](AppendRope& p) {
+         p.params.norm_weight = of(weight, {8});
+         p.params.norm_weight.dtype = DType::kI32;
+       },
+       "append_rope: norm_weight: expected bf16, f16 or f32, got int32"},
+      {"a negative epsilon", [](AppendRope& p) { p.params.norm_eps = -1; },
+       "append_rope: norm_eps: expected a finite number of at least 0, got -1"}});
+}
+
+TEST(ValidateAppendRope, NormsOfWideRows) {
+  // Rows of more channels than a norm takes are refused where they are normalized, and taken as they are otherwise.
+  std::vector<uint16_t> rows(3 * 4096), cache(4 * (4096 + 4));
+  AppendRope p;
+  p.params.q_nope = p.params.q_pe = p.params.q_out = {};
+  p.params.ckv = of(rows, {3, 4096});
+  p.params.cache = {.kv = of(cache, {1, 4, 4096 + 4})};
+  p.slots = {0, 3, -1};
+  core::AppendRopeArgs args;
+  Device device;
+  EXPECT_EQ(core::validate(p.params, args, device).message(), "");
+  EXPECT_FALSE(args.normalizes());
+  p.params.norm_weight = of(rows, {4096});
+  EXPECT_EQ(core::validate(p.params, args, device).message(),
+            "append_rope: norm_weight: expected rows of at most 4096 channels with a norm, got 4100");
+}
+
+TEST(ValidateFinishOutput, RefusesBadInput) {
+  expect_refused_directly(std::vector<BadCase<FinishOutput>>{
+      {"no output of attention", [](FinishOutput& p) { p.params.o = {}; },
+       "finish_output: o: expected a tensor, got none"},
+      {"quantized", [](FinishOutput& p) { p.params.o.dtype = DType::kE4M3; },
+       "finish_output: o: expected bf16, f16 or f32, got e4m3"},
+      {"positions alone", [](FinishOutput& p) { p.params.cos_sin = {}; },
+       "finish_output: positions: expected none, since cos_sin is not given, got a tensor"},
+      {"no positions", [](FinishOutput& p) { p.params.positions = {}; },
+       "finish_output: positions: expected a tensor, got none"},
+      {"a position without angles", [](FinishOutput& p) { p.positions[2] = 10; },
+       "finish_output: positions: expected 0 to 9 (the rows of cos_sin), got 10 for token 2"},
+      {"an odd number of rotary channels", [](FinishOutput& p) { set_extent(p.params.cos_sin, 1, 63); },
+       "finish_output: cos_sin: expected an even number of rotary channels from 2 to d_v = 128, got 63"},
+      {"more rotary channels than channels",
+       [](FinishOutput& p) {
+         p.params.cos_sin = contiguous(p.cos_sin.data(), DType::kF32, {4, 130});
+       },
+       "finish_output: cos_sin: expected an even number of rotary channels from 2 to d_v = 128, got 130"},
+      {"gates of other channels", [](FinishOutput& p) { set_extent(p.params.gate, 2, 64); },
+       "finish_output: gate: expected shape [T = 3, H = 4, d_v = 128], got [3, 4, 64]"},
+      {"groups of other heads",
+       [](FinishOutput& p) {
+         p.params.out = contiguous(p.out.data(), DType::kE4M3, {3, 3, 1, 128});
+       },
+       "finish_output: out: expected G * (H / G) = 4 heads, got 3 * 1"},
+      {"an integer output", [](FinishOutput& p) { p.params.out.dtype = DType::kU8; },
+       "finish_output: out: expected bf16, f16, f32 or e4m3, got uint8"},
+      {"e4m3 without scales", [](FinishOutput& p) { p.params.scale = {}; },
+       "finish_output: scale: expected a tensor, got none"},
+      {"scales of what is not quantized",
+       [](FinishOutput& p) {
+         p.params.out = of(p.out, {3, 2, 2, 64});
+         p.params.o = of(p.o, {3, 4, 64});
+         p.params.gate = {};
+       },
+       "finish_output: scale: expected none, since out is not e4m3, got a tensor"},
+      {"scales without groups",
+       [](FinishOutput& p) {
+         p.params.scale = contiguous(p.scale.data(), DType::kI32, {3, 4, 1});
+       },
+       "finish_output: scale: expected shape [T = 3, G, H / G, S / 4], got [3, 4, 1]"},
+      {"scales of other groups",
+       [](FinishOutput& p) {
+         p.params.scale = contiguous(p.scale.data(), DType::kI32, {3, 1, 4, 1});
+       },
+       "finish_output: scale: expected 2 groups as in out, got 1"},
+      {"scales of 16 channels",
+       [](FinishOutput& p) {
+         p.params.scale = contiguous(p.scale.data(), DType::kU8, {3, 2, 2, 8});
+       },
+       "finish_output: scale: expected a scale for each 32, 64 or 128 of 128 channels, got 8 scales"},
+      {"exponents of any numbers", [](FinishOutput& p) { p.params.power_of_two_scales = false; },
+       "finish_output: power_of_two_scales: expected true for scales of int32, got false"},
+      {"outputs on the input", [](FinishOutput& p) { p.params.out.data = p.o.data(); },
+       "finish_output: out: expected memory apart from that of o, got ranges with 1536 bytes in common"}});
+}
+
 TEST(ValidateAppendRope, KeysAlone) {
   AppendRope p;
   p.params.q_nope = {};

@@ -48,6 +48,26 @@ struct AppendRope {
   bool untouched() const { return all_sentinels({&q_out, &cache.data}); }
 };
 
+/// Finishes the outputs of three tokens, as two groups of heads with the exponents of four scales each.
+struct FinishOutput {
+  std::vector<uint16_t> o = std::vector<uint16_t>(3 * 4 * 128, 0), gate = o;
+  std::vector<float> cos_sin = std::vector<float>(10 * 64, 1.0F);
+  std::vector<int64_t> positions = {0, 9, 4};
+  std::vector<uint16_t> out = std::vector<uint16_t>(3 * 4 * 128 / 2, kSentinel),
+                        scale = std::vector<uint16_t>(3 * 4 * 4 / 2, kSentinel);
+  FinishOutputParams params;
+
+  FinishOutput() {
+    params = {.o = of(o, {3, 4, 128}),
+              .cos_sin = contiguous(cos_sin.data(), DType::kF32, {10, 64}),
+              .positions = contiguous(positions.data(), DType::kI64, {3}),
+              .gate = of(gate, {3, 4, 128}),
+              .out = contiguous(out.data(), DType::kE4M3, {3, 2, 2, 128}),
+              .scale = contiguous(scale.data(), DType::kI32, {3, 2, 2, 1})};
+  }
+  bool untouched() const { return all_sentinels({&out, &scale}); }
+};
+
 /// Pools pairs of the tokens of two requests: positions 3 and 4 of one, of which 3 ends a group, and 6, 7 and 8 of the
 /// other, of which 7 does. Entries of the lists that nobody uses are garbage.
 struct Compress {

@@ -200,7 +200,8 @@ TEST_P(PoolKernelsTest, Normalizes) {
         std::memcpy(weight.data(), weights.data(), weights.size());
         double squares = 0;
         for (float value : x) squares += static_cast<double>(value) * static_cast<double>(value);
-        set_.rows->normalize(x.data(), n, weight.data(), epsilon, out.data(), dtype);
+        const float factor = set_.rows->norm_factor(x.data(), n, epsilon);
+        set_.rows->scale_channels(x.data(), n, factor, weight.data(), out.data(), dtype);
         for (int32_t c = 0; c < n; ++c) {
           const auto i = static_cast<size_t>(c);
           const double expected = static_cast<double>(x[i]) / std::sqrt(squares / n + static_cast<double>(epsilon)) *
@@ -216,8 +217,8 @@ TEST_P(PoolKernelsTest, Normalizes) {
         }
         ASSERT_TRUE(std::equal(sentinel.begin(), sentinel.end(), out.end() - 16)) << n << " " << name(dtype);
 
-        // Without a weight the row is stored, and rounded at most.
-        set_.rows->normalize(x.data(), n, nullptr, epsilon, out.data(), dtype);
+        // Without a factor and a weight the row is stored, and rounded at most.
+        set_.rows->scale_channels(x.data(), n, 1.0F, nullptr, out.data(), dtype);
         std::vector<std::byte> same(static_cast<size_t>(n) * size_of(dtype));
         for (int32_t c = 0; c < n; ++c) store(x[static_cast<size_t>(c)], dtype, c, same.data());
         ASSERT_TRUE(std::equal(same.begin(), same.end(), out.begin())) << n << " " << name(dtype);

@@ -383,10 +383,14 @@ void fuzz_append_rope(FuzzedDataProvider& input, const Context& context, Tensors
     p.q_pe = tensors.make(DType::kBF16, {3, 2, widths.rope});
     p.q_out = tensors.make(narrow ? DType::kE4M3 : DType::kBF16, {3, 2, widths.nope + widths.rope});
     if (narrow) p.q_scale = make_scale(input, tensors);
+    p.q_norm = input.ConsumeBool();
+    if (input.ConsumeBool()) p.q_norm_weight = tensors.make(DType::kF32, {widths.nope + widths.rope});
   }
+  if (input.ConsumeBool())
+    p.norm_weight = tensors.make(DType::kBF16, {widths.nope + (input.ConsumeBool() ? widths.rope : 0)});
   break_some(input, tensors,
              std::vector<TensorView*>{&p.q_nope, &p.q_pe, &p.q_out, &p.q_scale, &p.ckv, &p.kpe, &p.cos_sin,
-                                      &p.positions, &p.slot_mapping} +
+                                      &p.positions, &p.slot_mapping, &p.q_norm_weight, &p.norm_weight} +
                  views_of(p.cache));
   expect_status(run(context, p));
 }
@@ -418,6 +422,25 @@ void fuzz_copy_pages(FuzzedDataProvider& input, const Context& context, Tensors&
                     .to_pages = tensors.make({1, 2, 5})};
   break_some(input, tensors, std::vector<TensorView*>{&p.from_pages, &p.to_pages} + views_of(p.from) + views_of(p.to));
   if (!is_huge(p.from) && !is_huge(p.to)) expect_status(run(context, p));
+}
+
+void fuzz_finish_output(FuzzedDataProvider& input, const Context& context, Tensors& tensors) {
+  FinishOutputParams p{.o = tensors.make(DType::kBF16, {3, 4, 64}), .interleaved = input.ConsumeBool()};
+  if (input.ConsumeBool()) {
+    p.cos_sin = tensors.make(DType::kF32, {5, 16});
+    p.positions = tensors.make(DType::kI64, {3});
+    static_cast<int64_t*>(p.positions.data)[1] = any_integer(input);
+  }
+  if (input.ConsumeBool()) p.gate = tensors.make(DType::kF32, {3, 4, input.ConsumeBool() ? 1 : 64});
+  const bool grouped = input.ConsumeBool();
+  const auto make = [&](DType dtype, int64_t width) {
+    return grouped ? tensors.make(dtype, {3, 2, 2, width}) : tensors.make(dtype, {3, 4, width});
+  };
+  p.out = make(input.ConsumeBool() ? DType::kE4M3 : DType::kF32, 64);
+  if (input.ConsumeBool()) p.scale = make(input.ConsumeBool() ? DType::kU8 : DType::kF32, input.ConsumeBool() ? 1 : 2);
+  p.power_of_two_scales = input.ConsumeBool();
+  break_some(input, tensors, {&p.o, &p.cos_sin, &p.positions, &p.gate, &p.out, &p.scale});
+  expect_status(run(context, p));
 }
 
 int32_t any_page_size(FuzzedDataProvider& input) {
@@ -583,9 +606,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const Context& context = input.ConsumeBool() ? reference : best;
   Tensors tensors;
   constexpr void (*kOperations[])(FuzzedDataProvider&, const Context&, Tensors&) = {
-      fuzz_decode,      fuzz_prefill,       fuzz_merge_states,   fuzz_append,     fuzz_gather,
-      fuzz_append_rope, fuzz_decode_sparse, fuzz_prefill_sparse, fuzz_copy_pages, fuzz_index_tools,
-      fuzz_indexer,     fuzz_top_k,         fuzz_compress};
+      fuzz_decode,      fuzz_prefill,       fuzz_merge_states,   fuzz_append,       fuzz_gather,
+      fuzz_append_rope, fuzz_decode_sparse, fuzz_prefill_sparse, fuzz_copy_pages,   fuzz_index_tools,
+      fuzz_indexer,     fuzz_top_k,         fuzz_compress,       fuzz_finish_output};
   input.PickValueInArray(kOperations)(input, context, tensors);
   return 0;
 }

@@ -33,6 +33,7 @@ inline Problem usual_problem(Op op) {
     case Op::kTopK: return kit::problem_of(kit::TopKSpec{});
     case Op::kIndexerTopK: return kit::problem_of(kit::IndexerTopKSpec{});
     case Op::kCompress: return kit::problem_of(kit::CompressSpec{});
+    case Op::kFinishOutput: return kit::problem_of(kit::FinishOutputSpec{});
   }
   return {};
 }

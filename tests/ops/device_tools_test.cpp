@@ -87,6 +87,14 @@ TEST_P(CompressOnDevice, RandomProblems) {
     expect_random(turns_of(format, 20), [&](uint64_t seed) { return kit::random_compress_spec(seed, format); });
 }
 
+class FinishOutputOnDevice : public DeviceTest<Op::kFinishOutput> {};
+MLA_FOR_EVERY_DEVICE(FinishOutputOnDevice, Op::kFinishOutput);
+
+TEST_P(FinishOutputOnDevice, RandomProblems) {
+  for (DType dtype : {DType::kBF16, DType::kF16, DType::kF32})
+    expect_random(40, [&](uint64_t seed) { return kit::random_finish_output_spec(seed, dtype); });
+}
+
 class TopKOnDevice : public DeviceTest<Op::kTopK> {};
 MLA_FOR_EVERY_DEVICE(TopKOnDevice, Op::kTopK);
 

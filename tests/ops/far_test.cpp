@@ -259,6 +259,8 @@ FarProblems<kit::AppendRopeSpec> append_rope_problems() {
     spec.num_tokens = 20;
     spec.num_heads = 3;
     spec.max_positions = 50;
+    spec.q_norm = spec.q_norm_weight = problems.size() % 2 == 1;
+    if (spec.q_norm) spec.norm = kit::AppendRopeSpec::Norm::kRow;
     problems.push_back({spec, {kFarStrides, kFarPages, kPageEnds}});
   }
   return problems;
@@ -307,6 +309,22 @@ FarProblems<kit::AppendIndexerSpec> append_indexer_problems() {
   spec.page_size = 16;
   spec.num_tokens = 40;
   return {{spec, {kFarStrides, kFarPages, kPageEnds}}};
+}
+
+FarProblems<kit::FinishOutputSpec> finish_output_problems() {
+  FarProblems<kit::FinishOutputSpec> problems;
+  for (DType out : {DType::kBF16, DType::kE4M3})
+    for (int32_t groups : {0, 4}) {
+      kit::FinishOutputSpec spec;
+      spec.num_tokens = 5;
+      spec.max_positions = 50;
+      spec.out_dtype = out;
+      spec.num_groups = groups;
+      spec.scale_dtype = groups == 0 ? DType::kF32 : DType::kI32;
+      spec.gate = groups == 0 ? kit::FinishOutputSpec::Gate::kChannel : kit::FinishOutputSpec::Gate::kNone;
+      problems.push_back({spec, {kFarStrides}});
+    }
+  return problems;
 }
 
 FarProblems<kit::CompressSpec> compress_problems() {
@@ -395,6 +413,7 @@ MLA_FAR_TESTS(AppendIndexer, Op::kAppendIndexer, append_indexer_problems);
 MLA_FAR_TESTS(IndexerLogits, Op::kIndexerLogits, indexer_problems);
 MLA_FAR_TESTS(IndexerTopK, Op::kIndexerTopK, indexer_top_k_problems);
 MLA_FAR_TESTS(Compress, Op::kCompress, compress_problems);
+MLA_FAR_TESTS(FinishOutput, Op::kFinishOutput, finish_output_problems);
 MLA_FAR_TESTS(TopK, Op::kTopK, top_k_problems);
 MLA_FAR_TESTS(PhysicalSlots, Op::kPhysicalSlots, physical_slots_problems);
 MLA_FAR_TESTS(BlockTableToCsr, Op::kBlockTableToCsr, block_table_problems);

@@ -233,6 +233,7 @@ MLA_DIRECT_NO_ALLOCATION(IndexerLogits, Op::kIndexerLogits, kit::random_indexer_
 MLA_DIRECT_NO_ALLOCATION(TopK, Op::kTopK, kit::random_top_k_spec(seed));
 MLA_DIRECT_NO_ALLOCATION(IndexerTopK, Op::kIndexerTopK, kit::random_indexer_top_k_spec(seed));
 MLA_DIRECT_NO_ALLOCATION(Compress, Op::kCompress, kit::random_compress_spec(seed, format));
+MLA_DIRECT_NO_ALLOCATION(FinishOutput, Op::kFinishOutput, kit::random_finish_output_spec(seed, DType::kBF16));
 
 }  // namespace
 }  // namespace mla

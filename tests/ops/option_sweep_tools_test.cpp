@@ -62,6 +62,7 @@ std::vector<kit::AppendRopeSpec> append_rope_specs() {
 Options<kit::AppendRopeCase> append_rope_options() {
   using Params = AppendRopeParams;
   using Spec = kit::AppendRopeSpec;
+  const auto normalized = [](Spec& s) { s.norm = Spec::Norm::kRow; };
   const Options<kit::AppendRopeCase> own = {
       {"q_nope", Effect::kChanges, [](Params& p) { flip(p.q_nope); }},
       {"q_pe", Effect::kChanges, [](Params& p) { flip(p.q_pe); }},
@@ -77,6 +78,11 @@ Options<kit::AppendRopeCase> append_rope_options() {
        }},
       {"interleaved", Effect::kChanges, [](Params& p) { p.interleaved = false; }},
       {"slot_mapping", Effect::kChanges, [](Params& p) { swap_first<int64_t>(p.slot_mapping); }},
+      {"q_norm", Effect::kChanges, [](Params& p) { p.q_norm = true; }},
+      {"q_norm_weight", Effect::kChanges, [](Params& p) { flip(p.q_norm_weight); },
+       [](Spec& s) { s.q_norm = s.q_norm_weight = true; }},
+      {"norm_weight", Effect::kChanges, [](Params& p) { flip(p.norm_weight); }, normalized},
+      {"norm_eps", Effect::kChanges, [](Params& p) { p.norm_eps = 1.0F; }, normalized},
   };
   return join(own, {cache_options<kit::AppendRopeCase>(
                        "cache", true, [](Params& p) -> KvCache& { return p.cache; },
@@ -300,6 +306,36 @@ class CompressSweep : public OptionSweep<kit::CompressCase, Op::kCompress> {};
 MLA_FOR_ALL_ROWS(CompressSweep, Op::kCompress);
 
 TEST_P(CompressSweep, EveryFieldMatters) { sweep(compress_specs(), compress_options()); }
+
+Options<kit::FinishOutputCase> finish_output_options() {
+  using Params = FinishOutputParams;
+  using Spec = kit::FinishOutputSpec;
+  const auto any_scales = [](Spec& s) { s.out_dtype = DType::kE4M3; };
+  return {
+      {"o", Effect::kChanges, [](Params& p) { flip(p.o); }},
+      {"cos_sin", Effect::kChanges, [](Params& p) { flip(p.cos_sin); }},
+      {"positions", Effect::kChanges,
+       [](Params& p) {
+         auto& position = at<int64_t>(p.positions, 0);
+         position = another(static_cast<int32_t>(position));
+       }},
+      {"interleaved", Effect::kChanges, [](Params& p) { p.interleaved = false; }},
+      {"gate", Effect::kChanges, [](Params& p) { flip(p.gate); }, [](Spec& s) { s.gate = Spec::Gate::kChannel; }},
+      {"out", Effect::kRefused, [](Params& p) { p.out = {}; }},
+      {"scale", Effect::kRefused, [](Params& p) { p.scale = {}; }, any_scales},
+      {"power_of_two_scales", Effect::kChanges, [](Params& p) { p.power_of_two_scales = false; }, any_scales},
+  };
+}
+
+class FinishOutputSweep : public OptionSweep<kit::FinishOutputCase, Op::kFinishOutput> {};
+MLA_FOR_ALL_ROWS(FinishOutputSweep, Op::kFinishOutput);
+
+TEST_P(FinishOutputSweep, EveryFieldMatters) {
+  kit::FinishOutputSpec spec;
+  spec.num_tokens = 3;
+  spec.max_positions = 20;
+  sweep({spec}, finish_output_options());
+}
 
 class AppendIndexerSweep : public OptionSweep<kit::AppendIndexerCase, Op::kAppendIndexer> {};
 MLA_FOR_ALL_ROWS(AppendIndexerSweep, Op::kAppendIndexer);

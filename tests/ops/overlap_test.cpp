@@ -188,12 +188,14 @@ TEST(Overlap, Writers) {
   rope.max_positions = 20;
   rope.cache = scaled_cache();
   rope.q_out_dtype = DType::kE4M3;
+  rope.q_norm = rope.q_norm_weight = true;
+  rope.norm = kit::AppendRopeSpec::Norm::kRow;
   kit::AppendIndexerSpec indexer;
   indexer.num_tokens = 5;
   indexer.page_size = 4;
   for (const Context& context : places()) {
     EXPECT_EQ(expect_pairs_refused(context, kit::AppendCase(append)), 2 * 3 * 6);
-    EXPECT_EQ(expect_pairs_refused(context, kit::AppendRopeCase(rope)), 2 * 4 * 12);
+    EXPECT_EQ(expect_pairs_refused(context, kit::AppendRopeCase(rope)), 2 * 4 * 14);
     EXPECT_EQ(expect_pairs_refused(context, kit::AppendIndexerCase(indexer)), 2 * 2);
     for (CacheFormat format : {CacheFormat::kBF16, CacheFormat::kFP8DsMla, CacheFormat::kFP8DsV4}) {
       kit::AppendSpec packed = append;
@@ -209,6 +211,16 @@ TEST(Overlap, Compressors) {
   spec.kv_len = {9, 4};
   spec.cache = small_cache(CacheFormat::kFP8DsV4);
   for (const Context& context : places()) EXPECT_EQ(expect_pairs_refused(context, kit::CompressCase(spec)), 2 * 3 * 11);
+}
+
+TEST(Overlap, FinishedOutputs) {
+  kit::FinishOutputSpec spec;
+  spec.num_tokens = 3;
+  spec.max_positions = 20;
+  spec.out_dtype = DType::kE4M3;
+  spec.gate = kit::FinishOutputSpec::Gate::kChannel;
+  for (const Context& context : places())
+    EXPECT_EQ(expect_pairs_refused(context, kit::FinishOutputCase(spec)), 2 * 2 * 5);
 }
 
 TEST(Overlap, Readers) {

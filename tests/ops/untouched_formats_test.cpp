@@ -232,7 +232,28 @@ TEST_P(AppendRopeUntouched, EveryMistake) {
           {"q_out", [](AppendRopeParams& p) { p.q_out = {}; }},
           {"q_pe", [](AppendRopeParams& p) { p.q_pe = {}; }},
           {"q_scale", [](AppendRopeParams& p) { p.q_out.dtype = DType::kE4M3; }},
+          {"norm_eps", [](AppendRopeParams& p) { p.norm_eps = -1; }},
           {"kpe", [](AppendRopeParams& p) { p.kpe = {}; }}});
+}
+
+class FinishOutputUntouched : public BackendTest<Op::kFinishOutput> {};
+MLA_FOR_EVERY_ROW(FinishOutputUntouched, Op::kFinishOutput);
+
+TEST_P(FinishOutputUntouched, EveryMistake) {
+  kit::FinishOutputSpec spec;
+  spec.out_dtype = DType::kE4M3;
+  expect_refused<kit::FinishOutputCase>(
+      context(), spec,
+      std::vector<Mistake<FinishOutputParams>>{
+          {"o", [](FinishOutputParams& p) { p.o = {}; }},
+          {"cos_sin", [](FinishOutputParams& p) { p.cos_sin.shape[1] = 63; }},
+          {"positions", [](FinishOutputParams& p) { static_cast<int64_t*>(p.positions.data)[8] = 4096; }},
+          {"positions", [](FinishOutputParams& p) { static_cast<int64_t*>(p.positions.data)[8] = -1; }},
+          {"positions", [](FinishOutputParams& p) { p.cos_sin = {}; }},
+          {"scale", [](FinishOutputParams& p) { p.scale = {}; }},
+          {"scale", [](FinishOutputParams& p) { p.scale.shape[2] = 3; }},
+          {"scale", [](FinishOutputParams& p) { p.out.dtype = DType::kBF16; }},
+          {"out", [](FinishOutputParams& p) { p.out = {}; }}});
 }
 
 class CopyPagesUntouched : public BackendTest<Op::kCopyPages> {};

@@ -221,6 +221,87 @@ TEST_P(AppendRopeTest, SkippedTokensStillTurnTheirQueries) {
   expect_ok(spec);
 }
 
+TEST_P(AppendRopeTest, NormsOfEveryFormatAndType) {
+  using Norm = kit::AppendRopeSpec::Norm;
+  uint64_t turn = 0;
+  for (CacheFormat format : kit::rotary_formats())
+    for (DType dtype : {DType::kBF16, DType::kF16, DType::kF32})
+      for (Norm norm : {Norm::kNone, Norm::kLatent, Norm::kRow})
+        for (bool interleaved : {false, true}) {
+          if (!has_turn(format, turn++)) continue;
+          kit::AppendRopeSpec spec;
+          spec.cache = kit::usual_cache(format);
+          spec.dtype = spec.q_dtype = dtype;
+          spec.norm_dtype = turn % 2 == 0 ? DType::kF32 : DType::kBF16;
+          spec.q_out_dtype = turn % 3 == 0 ? DType::kE4M3 : DType::kBF16;
+          spec.norm = norm;
+          spec.q_norm = true;
+          spec.q_norm_weight = turn % 4 < 2;
+          spec.special_share = norm != Norm::kNone && turn % 5 == 0 ? 0.5 : 0;
+          spec.interleaved = interleaved;
+          spec.max_positions = 200;
+          spec.num_tokens = 9;
+          expect_ok(spec);
+        }
+}
+
+/// Returns x / sqrt(mean(x^2) + epsilon) * weight in double; `weight` is empty for 1.
+std::vector<double> normalized(std::vector<double> x, const std::vector<double>& weight, double epsilon) {
+  double squares = 0;
+  for (double value : x) squares += value * value;
+  const double root = std::sqrt(squares / static_cast<double>(x.size()) + epsilon);
+  for (size_t c = 0; c < x.size(); ++c) x[c] *= (weight.empty() ? 1 : weight[c]) / root;
+  return x;
+}
+
+/// Nothing turns here, so that the outputs are the norms: of queries over both parts, of keys over the latent channels
+/// alone or over both. The sums of 576 squares, in 11 steps, and six more roundings lose at most 2^-20.
+TEST_P(AppendRopeTest, NormsAreThoseOfDouble) {
+  using Norm = kit::AppendRopeSpec::Norm;
+  for (Norm norm : {Norm::kLatent, Norm::kRow})
+    for (float epsilon : {1e-6F, 0.5F, 0.0F}) {
+      kit::AppendRopeSpec spec;
+      spec.cache.d_qk = 576;
+      spec.num_tokens = 7;
+      spec.dtype = spec.q_dtype = spec.q_out_dtype = DType::kF32;
+      spec.norm = norm;
+      spec.q_norm = spec.q_norm_weight = true;
+      spec.max_positions = 1;  // cos 1, sin 0
+      spec.skip_share = 0;
+      const kit::AppendRopeCase problem(spec);
+      AppendRopeParams p = problem.params();
+      p.norm_eps = epsilon;
+      MLA_EXPECT_OK(run(context(), p));
+      const std::vector<double> q_nope = kit::to_dense(p.q_nope), q_pe = kit::to_dense(p.q_pe),
+                                q_out = kit::to_dense(p.q_out), q_weight = kit::to_dense(p.q_norm_weight);
+      for (int64_t row = 0; row < int64_t{spec.num_tokens} * spec.num_heads; ++row) {
+        std::vector<double> x(q_nope.begin() + row * 512, q_nope.begin() + (row + 1) * 512);
+        x.insert(x.end(), q_pe.begin() + row * 64, q_pe.begin() + (row + 1) * 64);
+        const std::vector<double> want = normalized(x, q_weight, static_cast<double>(epsilon));
+        for (size_t c = 0; c < 576; ++c)
+          ASSERT_NEAR(q_out[static_cast<size_t>(row) * 576 + c], want[c], std::abs(want[c]) * 0x1p-20)
+              << row << ' ' << c;
+      }
+      const std::vector<double> ckv = kit::to_dense(p.ckv), kpe = kit::to_dense(p.kpe),
+                                weight = kit::to_dense(p.norm_weight);
+      const auto* slots = problem.slot_mapping.as<int64_t>();
+      for (int64_t t = 0; t < spec.num_tokens; ++t) {
+        std::vector<double> latent(ckv.begin() + t * 512, ckv.begin() + (t + 1) * 512);
+        std::vector<double> rotary(kpe.begin() + t * 64, kpe.begin() + (t + 1) * 64);
+        if (norm == Norm::kRow) latent.insert(latent.end(), rotary.begin(), rotary.end());
+        std::vector<double> want = normalized(latent, weight, static_cast<double>(epsilon));
+        if (norm == Norm::kLatent) want.insert(want.end(), rotary.begin(), rotary.end());
+        const PagedMemory::Row row = problem.memory.row(slots[t] / 64, slots[t] % 64);
+        for (int64_t c = 0; c < 576; ++c) {
+          const double got =
+              c < 512 ? kit::load_element(row.ckv, DType::kBF16, c) : kit::load_element(row.kpe, DType::kBF16, c - 512);
+          const double exact = want[static_cast<size_t>(c)];
+          ASSERT_NEAR(got, exact, std::abs(exact) * (0x1p-8 + 0x1p-20)) << t << ' ' << c;  // bf16 keeps 8 bits
+        }
+      }
+    }
+}
+
 TEST_P(AppendRopeTest, RandomProblems) {
   for (uint64_t seed = 23000; seed < 23030; ++seed)
     for (CacheFormat format : kit::rotary_formats())

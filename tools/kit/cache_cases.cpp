@@ -54,6 +54,21 @@ Buffer make_rows(const RowsDraw& draw) {
   return buffer;
 }
 
+Buffer angles(int64_t positions, int32_t channels, int64_t extra) {
+  Buffer buffer = rows_buffer(DType::kF32, positions, channels, extra);
+  buffer.fill(kNanByte);
+  for (int64_t position = 0; position < positions; ++position) {
+    float* const row = buffer.as<float>() + position * (channels + extra);
+    for (int32_t i = 0; i < channels / 2; ++i) {
+      const float angle = static_cast<float>(position) *
+                          std::pow(10000.0F, -2.0F * static_cast<float>(i) / static_cast<float>(channels));
+      row[i] = std::cos(angle);
+      row[channels / 2 + i] = std::sin(angle);
+    }
+  }
+  return buffer;
+}
+
 namespace {
 
 /// Draws the states of `o` [T, H, d_v] and `lse` [T, H]; empty ones have lse = -inf and NaN for o.
@@ -179,16 +194,23 @@ AppendRopeCase::AppendRopeCase(const AppendRopeSpec& rope_spec) : spec(noted(rop
     buffer = padded_buffer(spec.q_dtype, tokens, heads, width, spec.q_head_extra, spec.q_token_extra);
     buffer.fill(kNanByte);
   };
-  const auto make_key_rows = [&](int64_t width, uint64_t stream) {
+  const auto make_key_rows = [&](int64_t width, uint64_t stream, double special_share) {
     return make_rows({.num_rows = tokens,
                       .width = width,
                       .row_extra = spec.row_extra,
                       .dtype = spec.dtype,
-                      .special_share = 0,
+                      .special_share = special_share,
                       .seed = mix(spec.seed, stream)});
   };
-  ckv_rows = make_key_rows(d_ckv, kRows);
-  kpe_rows = make_key_rows(d_kpe, kRows + 100);
+  using Spec = AppendRopeSpec;
+  const auto make_weight = [&](int64_t channels, uint64_t stream) {
+    Buffer buffer = rows_buffer(spec.norm_dtype, 1, channels, 0);
+    fill_normal(buffer.data(), spec.norm_dtype, 0, channels, mix(spec.seed, stream));
+    return buffer;
+  };
+  // The sign of a NaN that a rotation makes is not defined; a norm leaves one NaN.
+  ckv_rows = make_key_rows(d_ckv, kRows, spec.special_share);
+  kpe_rows = make_key_rows(d_kpe, kRows + 100, spec.norm == Spec::Norm::kRow ? spec.special_share : 0.0);
   memory = make_pool(spec.cache, spec.num_pages);
   slot_mapping = make_slot_mapping(tokens, int64_t{spec.num_pages} * spec.cache.page_size, spec.skip_share,
                                    mix(spec.seed, kSlots));
@@ -198,23 +220,15 @@ AppendRopeCase::AppendRopeCase(const AppendRopeSpec& rope_spec) : spec(noted(rop
     q_out =
         padded_buffer(spec.q_out_dtype, tokens, heads, spec.cache.d_qk, spec.q_out_head_extra, spec.q_out_token_extra);
     if (spec.q_out_dtype == DType::kE4M3) q_scale = to_buffer(std::array{spec.q_scale});
+    if (spec.q_norm_weight) q_norm_weight = make_weight(spec.cache.d_qk, kWeights);
   }
+  if (spec.norm != Spec::Norm::kNone) norm_weight = make_weight(spec.norm_channels(), kWeights + 100);
 
   Random random(mix(spec.seed, kAngles));
   std::vector<int64_t> places;
   for (int64_t t = 0; t < tokens; ++t) places.push_back(random.integer(0, int64_t{spec.max_positions} - 1));
   positions = to_buffer(places);
-  cos_sin = rows_buffer(DType::kF32, spec.max_positions, d_kpe, spec.cos_sin_extra);
-  cos_sin.fill(kNanByte);
-  for (int64_t position = 0; position < spec.max_positions; ++position) {
-    float* const row = cos_sin.as<float>() + position * (d_kpe + spec.cos_sin_extra);
-    for (int32_t i = 0; i < d_kpe / 2; ++i) {
-      const float angle =
-          static_cast<float>(position) * std::pow(10000.0F, -2.0F * static_cast<float>(i) / static_cast<float>(d_kpe));
-      row[i] = std::cos(angle);
-      row[d_kpe / 2 + i] = std::sin(angle);
-    }
-  }
+  cos_sin = angles(spec.max_positions, d_kpe, spec.cos_sin_extra);
   if (heads > 0) {
     const AppendRopeParams p = params();
     fill_heads(p.q_nope, spec.seed, kQ, 1.0F);
@@ -240,6 +254,10 @@ AppendRopeParams AppendRopeCase::params() const {
   p.positions = list_view(positions, DType::kI64, tokens);
   p.interleaved = spec.interleaved;
   p.slot_mapping = list_view(slot_mapping, DType::kI64, tokens);
+  p.q_norm = heads > 0 && spec.q_norm;
+  if (p.q_norm && spec.q_norm_weight) p.q_norm_weight = list_view(q_norm_weight, spec.norm_dtype, spec.cache.d_qk);
+  if (spec.norm != AppendRopeSpec::Norm::kNone)
+    p.norm_weight = list_view(norm_weight, spec.norm_dtype, spec.norm_channels());
   p.cache = memory.cache;
   return p;
 }

@@ -152,7 +152,14 @@ std::string describe(const AppendRopeSpec& spec) {
       .knob("q_scale", &Spec::q_scale)
       .knob("interleaved", &Spec::interleaved)
       .knob("max_positions", &Spec::max_positions)
+      .append(spec.norm == Spec::Norm::kNone     ? ""
+              : spec.norm == Spec::Norm::kLatent ? "norm=latent"
+                                                 : "norm=row")
+      .knob("q_norm", &Spec::q_norm)
+      .knob("q_norm_weight", &Spec::q_norm_weight)
+      .knob("norm_dtype", &Spec::norm_dtype)
       .knob("skip_share", &Spec::skip_share)
+      .knob("special_share", &Spec::special_share)
       .knob("q_head_extra", &Spec::q_head_extra)
       .knob("q_token_extra", &Spec::q_token_extra)
       .knob("q_out_head_extra", &Spec::q_out_head_extra)

@@ -77,6 +77,7 @@ std::vector<const Buffer*> buffers_of(const AppendRopeCase& problem) {
   return List()
       .add(problem.q_nope, problem.q_pe, problem.q_out, problem.q_scale, problem.ckv_rows, problem.kpe_rows,
            problem.cos_sin, problem.positions, problem.slot_mapping)
+      .add(problem.q_norm_weight, problem.norm_weight)
       .add(problem.memory)
       .take();
 }
@@ -135,6 +136,10 @@ std::vector<const Buffer*> buffers_of(const CompressCase& problem) {
            problem.indexer.kv)
       .add(problem.memory)
       .take();
+}
+
+std::vector<const Buffer*> buffers_of(const FinishOutputCase& problem) {
+  return List().add(problem.o, problem.cos_sin, problem.positions, problem.gate, problem.out, problem.scale).take();
 }
 
 }  // namespace mla::kit

@@ -25,6 +25,7 @@ std::vector<const Buffer*> buffers_of(const IndexerLogitsCase& problem);
 std::vector<const Buffer*> buffers_of(const TopKCase& problem);
 std::vector<const Buffer*> buffers_of(const IndexerTopKCase& problem);
 std::vector<const Buffer*> buffers_of(const CompressCase& problem);
+std::vector<const Buffer*> buffers_of(const FinishOutputCase& problem);
 
 /// Returns the buffers that the operation may write.
 template <class Case>

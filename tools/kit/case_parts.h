@@ -108,6 +108,9 @@ struct RowsDraw {
 };
 Buffer make_rows(const RowsDraw& draw);
 
+/// Returns the cosines and sines of the angles by which rotary channels turn at each position, and NaN behind each row.
+Buffer angles(int64_t positions, int32_t channels, int64_t extra);
+
 /// Returns random lengths from -1 to most + 1: some are too small or too large, and operations clamp them.
 std::vector<int32_t> random_lengths(int64_t count, int32_t most, uint64_t seed);
 

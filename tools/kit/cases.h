@@ -141,7 +141,7 @@ struct AppendRopeCase {
   std::vector<const Buffer*> outputs() const;
 
   AppendRopeSpec spec;
-  Buffer q_nope, q_pe, q_out, q_scale, ckv_rows, kpe_rows, cos_sin, positions, slot_mapping;
+  Buffer q_nope, q_pe, q_out, q_scale, ckv_rows, kpe_rows, cos_sin, positions, slot_mapping, q_norm_weight, norm_weight;
   PagedMemory memory;
 };
 
@@ -265,6 +265,16 @@ struct CompressCase {
   std::vector<std::byte> state_before;
   PagedMemory memory;     ///< kCache
   IndexerMemory indexer;  ///< kIndexer
+};
+
+struct FinishOutputCase {
+  explicit FinishOutputCase(const FinishOutputSpec& spec);
+  FinishOutputParams params() const;
+  void reset_outputs() const;
+  std::vector<const Buffer*> outputs() const { return {&out, &scale}; }
+
+  FinishOutputSpec spec;
+  Buffer o, cos_sin, positions, gate, out, scale;
 };
 
 }  // namespace mla::kit

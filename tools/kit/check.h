@@ -28,9 +28,9 @@ struct Outcome {
 
 /// Makes the problem, sizes and plans it with a workspace full of 0xFF, runs it where the context computes, runs the
 /// reference on the host, compares, and looks for writes outside the outputs and the workspace. What moves, packs or
-/// indexes must equal the reference byte for byte; indexer_logits and the latents of compress are compared within f32's
-/// errors, rows of compress are those of its own latents, and indexer_top_k may choose among logits that are that
-/// close.
+/// indexes must equal the reference byte for byte; indexer_logits, the latents of compress and what finish_output gates
+/// are compared within f32's errors, rows of compress are those of its own latents, and indexer_top_k may choose among
+/// logits that are that close.
 Outcome check(const Context& context, const DecodeSpec& spec);
 Outcome check(const Context& context, const DecodeSparseSpec& spec);
 Outcome check(const Context& context, const PrefillSpec& spec);
@@ -47,6 +47,7 @@ Outcome check(const Context& context, const IndexerLogitsSpec& spec);
 Outcome check(const Context& context, const TopKSpec& spec);
 Outcome check(const Context& context, const IndexerTopKSpec& spec);
 Outcome check(const Context& context, const CompressSpec& spec);
+Outcome check(const Context& context, const FinishOutputSpec& spec);
 
 /// Holds what the reference computes: dense, row-major, o before it is rounded to a narrow type.
 struct Expected {
@@ -86,6 +87,7 @@ Outcome check_outputs(const IndexerLogitsCase& problem, std::string_view backend
 Outcome check_outputs(const TopKCase& problem, std::string_view backend);
 Outcome check_outputs(const IndexerTopKCase& problem, std::string_view backend);
 Outcome check_outputs(const CompressCase& problem, std::string_view backend);
+Outcome check_outputs(const FinishOutputCase& problem, std::string_view backend);
 
 /// Holds what `plan_and_run` leaves, which calls workspace_size, plan and run. The workspace lies between guard zones
 /// and starts as 0xFF bytes. On a GPU the problem is copied there, and it and the workspace are copied back, guard

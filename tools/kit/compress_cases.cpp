@@ -21,21 +21,6 @@ Buffer normal_rows(DType dtype, int64_t rows, int64_t width, int64_t extra, uint
   return buffer;
 }
 
-Buffer angles(int64_t positions, int32_t channels, int64_t extra) {
-  Buffer buffer = rows_buffer(DType::kF32, positions, channels, extra);
-  buffer.fill(kNanByte);
-  for (int64_t position = 0; position < positions; ++position) {
-    float* const row = buffer.as<float>() + position * (channels + extra);
-    for (int32_t i = 0; i < channels / 2; ++i) {
-      const float angle = static_cast<float>(position) *
-                          std::pow(10000.0F, -2.0F * static_cast<float>(i) / static_cast<float>(channels));
-      row[i] = std::cos(angle);
-      row[channels / 2 + i] = std::sin(angle);
-    }
-  }
-  return buffer;
-}
-
 /// Returns the table of the state. Columns that no position of a request needs hold garbage.
 Buffer make_state_table(const CompressSpec& spec, int64_t num_blocks) {
   const int32_t columns = spec.num_columns();

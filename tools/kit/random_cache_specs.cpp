@@ -218,7 +218,13 @@ AppendRopeSpec random_append_rope_spec(uint64_t seed, CacheFormat format) {
   spec.dtype = random_row_dtype(random, format);
   spec.interleaved = random.chance(0.5);
   spec.max_positions = pick(random, std::array<int32_t, 4>{1, 17, 500, 1000});
+  using Norm = AppendRopeSpec::Norm;
+  spec.q_norm = spec.num_heads > 0 && random.chance(0.4);
+  spec.q_norm_weight = spec.q_norm && random.chance(0.5);
+  spec.norm = pick(random, std::array<Norm, 4>{Norm::kNone, Norm::kNone, Norm::kLatent, Norm::kRow});
+  spec.norm_dtype = random_float(random);
   spec.skip_share = pick(random, std::array<double, 3>{0.0, 0.1, 0.9});
+  spec.special_share = spec.norm != Norm::kNone && random.chance(0.3) ? 0.5 : 0.0;
   for (int64_t* extra : {&spec.q_head_extra, &spec.q_token_extra, &spec.q_out_head_extra, &spec.q_out_token_extra,
                          &spec.row_extra, &spec.cos_sin_extra})
     *extra = random_extra(random);

@@ -237,11 +237,19 @@ struct AppendRopeSpec {
   DType dtype = DType::kBF16;
   bool interleaved = true;
   int32_t max_positions = 4096;
+  /// Says what of the keys is normalized.
+  enum class Norm : uint8_t { kNone, kLatent, kRow };
+  bool q_norm = false, q_norm_weight = false;
+  Norm norm = Norm::kNone;
+  DType norm_dtype = DType::kBF16;  ///< of the weights
   double skip_share = 0.1;
+  double special_share = 0.0;  ///< as AppendSpec's, of the keys
   int64_t q_head_extra = 0, q_token_extra = 0, q_out_head_extra = 0, q_out_token_extra = 0;
   int64_t row_extra = 0;  ///< between the rows of ckv, and of kpe
   int64_t cos_sin_extra = 0;
   uint64_t seed = 1;
+
+  int32_t norm_channels() const { return norm == Norm::kLatent ? cache.d_plain() : cache.d_qk; }
 };
 
 struct GatherSpec {
@@ -372,6 +380,34 @@ struct IndexerTopKSpec {
   int64_t table_row_extra = 0;  ///< of the latent cache's table
 };
 
+struct FinishOutputSpec {
+  enum class Gate : uint8_t { kNone, kHead, kChannel };
+
+  int32_t num_tokens = 9;
+  int32_t num_heads = 16;
+  int32_t d_v = 512;
+  DType dtype = DType::kBF16;
+  DType out_dtype = DType::kBF16;
+  int32_t d_rotary = 64;  ///< 0: nothing turns
+  bool interleaved = true;
+  int32_t max_positions = 4096;
+  Gate gate = Gate::kNone;
+  DType gate_dtype = DType::kBF16;
+  int32_t num_groups = 0;  ///< of heads, one behind another in `out` and `scale`; 0: these have no groups
+  int32_t channels_per_scale = 128;
+  DType scale_dtype = DType::kF32;
+  bool power_of_two_scales = true;
+  bool tokens_innermost = false;  ///< whether the scales of neighbouring tokens lie side by side
+  double special_share = 0.0;     ///< as AppendSpec's
+  int64_t o_head_extra = 0, o_token_extra = 0, out_head_extra = 0, out_token_extra = 0;
+  int64_t gate_head_extra = 0, gate_token_extra = 0, scale_extra = 0, cos_sin_extra = 0;
+  uint64_t seed = 1;
+
+  bool is_quantized() const { return out_dtype == DType::kE4M3; }
+  /// Returns the elements of `scale` that a head has.
+  int32_t num_scales() const { return d_v / channels_per_scale / (scale_dtype == DType::kI32 ? 4 : 1); }
+};
+
 /// Describes a step of a compressor: the new tokens of requests, whose earlier ones are in the state as far as it has
 /// room.
 struct CompressSpec {
@@ -430,6 +466,7 @@ std::string describe(const IndexerLogitsSpec& spec);
 std::string describe(const TopKSpec& spec);
 std::string describe(const IndexerTopKSpec& spec);
 std::string describe(const CompressSpec& spec);
+std::string describe(const FinishOutputSpec& spec);
 
 /// Returns the problem that `explain` judges.
 Problem problem_of(const DecodeSpec& spec);
@@ -448,6 +485,7 @@ Problem problem_of(const IndexerLogitsSpec& spec);
 Problem problem_of(const TopKSpec& spec);
 Problem problem_of(const IndexerTopKSpec& spec);
 Problem problem_of(const CompressSpec& spec);
+Problem problem_of(const FinishOutputSpec& spec);
 
 /// Holds what a perfect kernel does: 2 flops for every multiply-add of a visible key; bytes of inputs read once and
 /// outputs written once (no flops where only bytes move). For trees, random lengths and shares it is what is to be
@@ -475,6 +513,7 @@ Work work_of(const IndexerLogitsSpec& spec);
 Work work_of(const TopKSpec& spec);
 Work work_of(const IndexerTopKSpec& spec);
 Work work_of(const CompressSpec& spec);
+Work work_of(const FinishOutputSpec& spec);
 
 /// Returns a small random problem, drawn over every knob and the shapes that users run; the same seed gives the same
 /// spec. `format` is the cache's (decode_sparse: the first pool's; copy_pages: where tokens come from); prefill and
@@ -495,5 +534,6 @@ IndexerLogitsSpec random_indexer_logits_spec(uint64_t seed);
 TopKSpec random_top_k_spec(uint64_t seed);
 IndexerTopKSpec random_indexer_top_k_spec(uint64_t seed);
 CompressSpec random_compress_spec(uint64_t seed, CacheFormat format);
+FinishOutputSpec random_finish_output_spec(uint64_t seed, DType dtype);
 
 }  // namespace mla::kit

@@ -13,9 +13,10 @@ constexpr size_t kFailuresKept = 100;
 constexpr int64_t kCases = 120;  // of every operation and format
 constexpr int64_t kQuickCases = 12;
 
-using AnySpec = std::variant<DecodeSpec, DecodeSparseSpec, PrefillSpec, PrefillSparseSpec, MergeSpec, AppendSpec,
-                             AppendRopeSpec, GatherSpec, CopyPagesSpec, BlockTableToCsrSpec, PhysicalSlotsSpec,
-                             AppendIndexerSpec, IndexerLogitsSpec, TopKSpec, IndexerTopKSpec, CompressSpec>;
+using AnySpec =
+    std::variant<DecodeSpec, DecodeSparseSpec, PrefillSpec, PrefillSparseSpec, MergeSpec, AppendSpec, AppendRopeSpec,
+                 GatherSpec, CopyPagesSpec, BlockTableToCsrSpec, PhysicalSlotsSpec, AppendIndexerSpec,
+                 IndexerLogitsSpec, TopKSpec, IndexerTopKSpec, CompressSpec, FinishOutputSpec>;
 
 struct Job {
   AnySpec spec;
@@ -47,6 +48,7 @@ AnySpec random_spec(Op op, Variety variety, uint64_t seed) {
     case Op::kTopK: return random_top_k_spec(seed);
     case Op::kIndexerTopK: return random_indexer_top_k_spec(seed);
     case Op::kCompress: return random_compress_spec(seed, cache);
+    case Op::kFinishOutput: return random_finish_output_spec(seed, dtype);
   }
   return DecodeSpec{};
 }
@@ -65,7 +67,8 @@ std::vector<Variety> varieties_of(Op op, const std::optional<CacheFormat>& cache
   switch (op) {
     case Op::kPrefill:
     case Op::kPrefillSparse:
-    case Op::kMergeStates: return dtypes_of(op, cache);
+    case Op::kMergeStates:
+    case Op::kFinishOutput: return dtypes_of(op, cache);
     case Op::kBlockTableToCsr:
     case Op::kPhysicalSlots:
     case Op::kAppendIndexer:

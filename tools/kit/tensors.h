@@ -62,6 +62,11 @@ void for_each_output(GatherParams& p, const F& f) {
 }
 
 template <class F>
+void for_each_output(FinishOutputParams& p, const F& f) {
+  for (TensorView* view : {&p.out, &p.scale}) f(*view);
+}
+
+template <class F>
 void for_each_output(IndexerLogitsParams& p, const F& f) {
   f(p.logits);
 }

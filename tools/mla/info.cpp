@@ -186,7 +186,8 @@ std::vector<HeadDims> head_dims_of(Op op, CacheFormat cache) {
   }
   switch (op) {
     case Op::kPrefill: return list(kPrefillDims);
-    case Op::kMergeStates: return list(kMergeDims);
+    case Op::kMergeStates:
+    case Op::kFinishOutput: return list(kMergeDims);
     case Op::kAppendIndexer:
     case Op::kIndexerLogits:
     case Op::kIndexerTopK: return list(kIndexerDims);
@@ -219,11 +220,13 @@ std::span<const DType> types_of(Op op) {
   }
 }
 
-bool has_head_dims(Op op) { return has_cache(op) || op == Op::kPrefill || op == Op::kMergeStates; }
+bool has_only_d_v(Op op) { return op == Op::kMergeStates || op == Op::kFinishOutput; }
+
+bool has_head_dims(Op op) { return has_cache(op) || op == Op::kPrefill || has_only_d_v(op); }
 
 std::string text_of(Op op, HeadDims dims) {
   if (!has_head_dims(op)) return {};
-  return op == Op::kMergeStates ? std::to_string(dims.second) : fmt::format("{}/{}", dims.first, dims.second);
+  return has_only_d_v(op) ? std::to_string(dims.second) : fmt::format("{}/{}", dims.first, dims.second);
 }
 
 // Whether a row takes the problem with few heads or with many: what it leaves to others stands beside the table.

@@ -23,6 +23,7 @@ class Steps {
     if (layer_.index_heads > 0) choose();
     if (layer_.draft_block == 0) prefill();
     decode();
+    finish();
     return std::move(steps_);
   }
 
@@ -93,6 +94,14 @@ class Steps {
     if (layer_.compress_ratio > 0) problem.extra_cache = caches_.extra_cache;
     if (problem.op == Op::kDecode) problem.q_len = std::max<int64_t>(layer_.draft_block, 1);
     add(problem, options());
+  }
+
+  /// Adds what stands between attention and the output projection, where values have rotary channels.
+  void finish() {
+    if (!layer_.value_is_row || layer_.qk_rope_head_dim == 0) return;
+    Problem problem = usual_problem(Op::kFinishOutput, caches_.cache);
+    set_shape(layer_, tp_, problem);
+    add(problem, "rotary channels turned back");
   }
 
   /// Returns the options of attention: what bounds its keys, and the sink.

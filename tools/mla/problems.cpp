@@ -82,6 +82,7 @@ std::string describe(const Problem& problem) {
     case Op::kPrefillSparse:
       return fmt::format("keys {}, queries {}, {} heads, head dims {}/{}{}", name(problem.cache), type,
                          problem.num_heads, problem.d_qk, problem.d_v, listed_keys_of(problem));
+    case Op::kFinishOutput: return fmt::format("outputs {}, {} heads, d_v {}", type, problem.num_heads, problem.d_v);
     case Op::kMergeStates: return fmt::format("states {}, {} heads, d_v {}", type, problem.num_heads, problem.d_v);
     case Op::kAppend:
     case Op::kGather:

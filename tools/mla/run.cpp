@@ -50,6 +50,9 @@ std::string describe(const bench::Case& one) {
     case Op::kMergeStates:
       return fmt::format("{} of {}, {}, d_v {}, states {}", counted(one.states, "state"), queries,
                          counted(one.heads, "head"), one.d_v, type);
+    case Op::kFinishOutput:
+      return fmt::format("{}, {}, d_v {}, {} to {}{}", queries, counted(one.heads, "head"), one.d_v, type,
+                         name(one.out_dtype), one.gate == kit::FinishOutputSpec::Gate::kNone ? "" : ", gated");
     case Op::kDecodeSparse:
       return fmt::format(
           "{}, {} keys of a pool of {}{}, {}, head dims {}/{}, cache {}, queries {}{}", queries, one.topk,
@@ -61,8 +64,9 @@ std::string describe(const bench::Case& one) {
                          counted(one.total_kv(), "key"), counted(one.heads, "head"), one.d_qk, one.d_v, name(one.cache),
                          type);
     case Op::kAppendRope:
-      return fmt::format("{}, {}, head dims {}/{}, cache {}, rows {}", counted(one.total_kv(), "token"),
-                         counted(one.heads, "query head"), one.d_qk, one.d_v, name(one.cache), type);
+      return fmt::format("{}, {}, head dims {}/{}, cache {}, rows {}{}", counted(one.total_kv(), "token"),
+                         counted(one.heads, "query head"), one.d_qk, one.d_v, name(one.cache), type,
+                         one.norm ? ", normalized" : "");
     case Op::kCopyPages:
       return fmt::format("{}, head dims {}/{}, {} in pages of {} to {} in pages of {}",
                          counted(one.total_kv(), "token"), one.d_qk, one.d_v, name(one.cache), one.page_size,

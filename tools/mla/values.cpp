@@ -103,7 +103,8 @@ bool has_cache(Op op) {
 }
 
 bool has_pages(Op op) {
-  return op != Op::kPrefill && op != Op::kPrefillSparse && op != Op::kMergeStates && op != Op::kTopK;
+  return op != Op::kPrefill && op != Op::kPrefillSparse && op != Op::kMergeStates && op != Op::kTopK &&
+         op != Op::kFinishOutput;
 }
 
 bool is_attention(Op op) {
@@ -114,7 +115,7 @@ bool chooses_compute(Op op) { return is_attention(op) && op != Op::kPrefillSpars
 
 bool has_heads(Op op) {
   return is_attention(op) || op == Op::kMergeStates || op == Op::kAppendRope || op == Op::kIndexerLogits ||
-         op == Op::kIndexerTopK;
+         op == Op::kIndexerTopK || op == Op::kFinishOutput;
 }
 
 std::string cache_names() {

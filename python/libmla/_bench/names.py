@@ -87,7 +87,7 @@ _ON_A_CACHE = ("decode", "decode_sparse", "append", "append_rope", "gather", "co
 _NO_HEADS = (
     "append", "gather", "copy_pages", "block_table_to_csr", "physical_slots", "append_indexer", "top_k", "compress",
 )  # fmt: skip
-_NO_PAGES = ("prefill", "prefill_sparse", "merge_states", "top_k")
+_NO_PAGES = ("prefill", "prefill_sparse", "merge_states", "top_k", "finish_output")
 
 
 def _means_something(key: str, op: str) -> bool:

@@ -45,6 +45,7 @@ struct Operations {
   DirectOperation<core::AppendIndexerArgs> append_indexer = nullptr;
   DirectOperation<core::TopKArgs> top_k = nullptr;
   DirectOperation<core::CompressArgs> compress = nullptr;
+  DirectOperation<core::FinishOutputArgs> finish_output = nullptr;
   DirectOperation<core::SharedPrefixArgs> find_shared_prefixes = nullptr;  // a step of a decode's plan
 };
 

@@ -8,7 +8,10 @@ namespace mla::MLA_CUDA_NAMESPACE {
 
 Status run_append_rope(const core::AppendRopeArgs& args, cuda::Queue& queue) {
   const int64_t rows = args.num_tokens * (int64_t{args.num_heads} + 1);
-  return launch<AppendRopeKernel>(queue, cuda::warp_per_row(rows, AppendRopeKernel::kThreads), args);
+  const auto enqueue = [&]<class Kernel>(Kernel) {
+    return launch<Kernel>(queue, cuda::warp_per_row(rows, Kernel::kThreads), args);
+  };
+  return args.normalizes() ? enqueue(AppendRopeKernel<true>{}) : enqueue(AppendRopeKernel<false>{});
 }
 
 }  // namespace mla::MLA_CUDA_NAMESPACE

@@ -1,22 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// append_rope rotates the rotary channels of queries and keys, converts queries, and quantizes and appends keys, in one
-// pass. It is bound by memory.
+// append_rope normalizes queries and keys, rotates their rotary channels, converts queries, and quantizes and appends
+// keys, in one pass. It is bound by memory.
 //   grid    warps stride over rows: num_heads query rows of a token, then its key; a block is 8 warps that share
 //           nothing
 //   memory  each lane moves 16 bytes per access; no shared memory
 #pragma once
 
 #include "cuda/border/launch.h"
+#include "cuda/tile/normalized.cuh"
 #include "cuda/tile/rotated_rows.cuh"
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
+/// kNormalizes is core::AppendRopeArgs::normalizes().
+template <bool kNormalizes>
 struct AppendRopeKernel {
   using Params = core::AppendRopeArgs;
-  static constexpr const char* kName = "append_rope";
+  static constexpr const char* kName = kNormalizes ? "append_rope_norm" : "append_rope";
   static constexpr int kThreads = 256;
   // The kernel asks for as many blocks per SM as the registers allow without spills.
-  static constexpr int kMinBlocks = kArch >= 100 ? 1 : 2;
+  static constexpr int kMinBlocks = kNormalizes || kArch >= 100 ? 1 : 2;
 
   static MLA_DEVICE void run(const Params& args) {
     ptx::allow_next_grid();  // lets attention over these rows start, up to its wait for them
@@ -42,16 +45,42 @@ struct AppendRopeKernel {
     const bool is_key = head == args.num_heads;
     const int64_t slot = is_key ? args.slot_mapping[token] : 0;
     if (is_key && (slot < 0 || slot >= cache.num_slots())) return;
-    const Rotated rotated = {
-        .pe = is_key ? channels(args.kpe, args.dtype, token * args.kpe_stride_token)
-                     : channels(args.q_pe, args.q_dtype, token * args.q_pe_stride_token + head * args.q_pe_stride_head),
-        .dim = cache.d_rotary(),
-        .cos_sin = args.cos_sin + args.positions[token] * args.cos_sin_stride_position,
-        .interleaved = args.interleaved};
+    const Channels pe =
+        is_key ? channels(args.kpe, args.dtype, token * args.kpe_stride_token)
+               : channels(args.q_pe, args.q_dtype, token * args.q_pe_stride_token + head * args.q_pe_stride_head);
     const Channels nope =
         is_key ? channels(args.ckv, args.dtype, token * args.ckv_stride_token)
                : channels(args.q_nope, args.q_dtype, token * args.q_nope_stride_token + head * args.q_nope_stride_head);
-    if (is_key) {
+    if constexpr (kNormalizes) {
+      Normalized plain = {.x = nope}, rotary = {.x = pe};
+      if (is_key ? args.norm_weight != nullptr : args.q_norm) {
+        const int32_t num_plain = cache.d_plain();
+        const int32_t n = is_key ? args.norm_channels : num_plain + cache.d_rotary();
+        plain.normalizes = true;
+        plain.factor = rotary.factor = norm_factor(nope, num_plain, pe, n, args.norm_eps);
+        rotary.normalizes = n > num_plain;
+        const void* const weight = is_key ? args.norm_weight : args.q_norm_weight;
+        const DType dtype = is_key ? args.norm_weight_dtype : args.q_norm_weight_dtype;
+        if (weight != nullptr) {
+          plain.weight = channels(weight, dtype, 0);
+          rotary.weight = channels(weight, dtype, num_plain);
+        }
+      }
+      write_parts(args, token, head, slot, plain, rotary);
+    } else {
+      write_parts(args, token, head, slot, nope, pe);
+    }
+  }
+
+  template <class Source>
+  static MLA_DEVICE void write_parts(const Params& args, int64_t token, int64_t head, int64_t slot, const Source& nope,
+                                     const Source& pe) {
+    const core::Cache& cache = args.cache;
+    const Rotated<Source> rotated = {.pe = pe,
+                                     .dim = cache.d_rotary(),
+                                     .cos_sin = args.cos_sin + args.positions[token] * args.cos_sin_stride_position,
+                                     .interleaved = args.interleaved};
+    if (head == args.num_heads) {
       const CacheRow row = CacheRow::at_slot(cache, slot);
       cache.rotary_in_ckv > 0 ? write_joined_row(row, nope, rotated) : write_parted_row(row, nope, rotated);
       return;
@@ -61,8 +90,8 @@ struct AppendRopeKernel {
         static_cast<std::byte*>(args.q_out) + (token * args.q_out_stride_token + head * args.q_out_stride_head) * bytes;
     const Encoder encode(args.q_out_dtype, args.q_out_dtype == DType::kE4M3 ? *args.q_scale : 1.0F);
     write_channels(rotated, rotated.dim, encode, out + cache.d_plain() * bytes);
-    if (nope.dtype == args.q_out_dtype)
-      copy_pieces({out, nope.data, cache.d_plain() * bytes}, {});
+    if (const std::byte* const from = as_stored(nope, args.q_out_dtype); from != nullptr)
+      copy_pieces({out, from, cache.d_plain() * bytes}, {});
     else
       write_channels(nope, cache.d_plain(), encode, out);
   }

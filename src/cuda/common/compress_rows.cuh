@@ -130,13 +130,14 @@ struct CompressRowsKernel {
     const std::byte* const from = static_cast<const std::byte*>(args.latent) + token * args.latent_stride_token * bytes;
     const Channels latent = {.data = from, .dtype = args.latent_dtype};
     const int32_t num_plain = args.d_latent - args.d_rotary;
-    const Rotated rotated = {
+    const Rotated<Channels> rotated = {
         .pe = {.data = from + num_plain * bytes, .dtype = args.latent_dtype},
         .dim = args.d_rotary,
         .cos_sin = args.d_rotary > 0 ? args.cos_sin + position * args.cos_sin_stride_position : nullptr,
         .interleaved = args.interleaved};
     if constexpr (kToIndexer) {
-      write_indexer_key(args.indexer, slot, RowWithRotated{latent, rotated, num_plain}, args.power_of_two_scales);
+      write_indexer_key(args.indexer, slot, RowWithRotated<Channels>{latent, rotated, num_plain},
+                        args.power_of_two_scales);
     } else if constexpr (kRow == CompressedRow::kJoined) {
       write_joined_row(CacheRow::at_slot(args.cache, slot), latent, rotated);
     } else if constexpr (kRow == CompressedRow::kParted) {

@@ -17,6 +17,7 @@ Status run_block_table_to_csr(const core::BlockTableToCsrArgs& args, cuda::Queue
 Status run_physical_slots(const core::PhysicalSlotsArgs& args, cuda::Queue& queue);
 Status run_append_indexer(const core::AppendIndexerArgs& args, cuda::Queue& queue);
 Status find_shared_prefixes(const core::SharedPrefixArgs& args, cuda::Queue& queue);
+Status run_finish_output(const core::FinishOutputArgs& args, cuda::Queue& queue);
 Status run_compress(const core::CompressArgs& args, cuda::Queue& queue);
 Status run_top_k(const core::TopKArgs& args, cuda::Queue& queue);
 

@@ -61,6 +61,11 @@ struct Channels {
   }
 };
 
+/// Returns where channels lie that have the type `dtype` already; null for others.
+MLA_DEVICE const std::byte* as_stored(const Channels& source, DType dtype) {
+  return source.dtype == dtype ? source.data : nullptr;
+}
+
 /// Converts channels to bf16, f16 or f32 elements, or to e4m3 with one scale for all.
 class Encoder {
  public:

@@ -8,24 +8,26 @@
 namespace mla::MLA_CUDA_NAMESPACE {
 
 /// This is a source, in the sense of cache_rows.cuh, of rotary channels rotated by the angles of their token's
-/// position.
+/// position. `pe` is the source of the channels themselves.
+template <class Source>
 struct Rotated {
-  Channels pe;
+  Source pe;
   int32_t dim;
   const float* cos_sin;  // dim / 2 cosines, then as many sines
   bool interleaved;
+  bool inverse = false;  // turns by the negative angles
 
   static constexpr int kBatch = 1;
   struct Fetched {
-    Bits8 own, partner;  // `partner` is not set where pairs are neighbouring channels
+    typename Source::Fetched own, partner;  // `partner` is not set where pairs are neighbouring channels
     Bits8 cos, sin;
     bool is_x;  // whether the lane's channels are x of their pairs, or y; only set with `partner`
   };
 
   static MLA_DEVICE float product(float a, float b) { return settle_nan(ptx::mul_rn(a, b), a, b); }
   /// A pair (x, y) is rotated into (x cos - y sin, x sin + y cos). Returns the one of the two that replaces `own`.
-  static MLA_DEVICE float turned(float own, float partner, float cos, float sin, bool own_is_x) {
-    const float a = product(own, cos), b = product(partner, sin);
+  MLA_DEVICE float turned(float own, float partner, float cos, float sin, bool own_is_x) const {
+    const float a = product(own, cos), b = product(partner, inverse ? -sin : sin);
     return own_is_x ? settle_nan(ptx::add_rn(a, -b), a, b) : settle_nan(ptx::add_rn(b, a), b, a);
   }
 
@@ -38,20 +40,20 @@ struct Rotated {
   }
 
   MLA_DEVICE int32_t vector_channels(int32_t n) const {
-    if (interleaved) return n / kVector * kVector;
-    return dim / 2 % kVector == 0 ? n : 0;
+    const int32_t vectors = pe.vector_channels(n);
+    return interleaved || dim / 2 % kVector == 0 ? vectors : 0;
   }
 
   MLA_DEVICE Fetched fetch(int32_t c) const {
     const int32_t half = dim / 2;
     Fetched fetched = {};
-    fetched.own = pe.fetch(c).bits;
+    fetched.own = pe.fetch(c);
     if (interleaved) {
       fetched.cos = load_four(cos_sin + c / 2);
       fetched.sin = load_four(cos_sin + half + c / 2);
     } else {
       const int32_t angle = c < half ? c : c - half;
-      fetched.partner = pe.fetch(c < half ? c + half : angle).bits;
+      fetched.partner = pe.fetch(c < half ? c + half : angle);
       fetched.cos = load_bits8(reinterpret_cast<const std::byte*>(cos_sin + angle), 4);
       fetched.sin = load_bits8(reinterpret_cast<const std::byte*>(cos_sin + half + angle), 4);
     }
@@ -61,14 +63,14 @@ struct Rotated {
 
   MLA_DEVICE void decode(const Fetched& fetched, float (&values)[kVector]) const {
     float own[kVector], partner[kVector];
-    decode8(fetched.own, pe.dtype, own);
+    pe.decode(fetched.own, own);
     if (interleaved) {
 #pragma unroll
       for (int i = 0; i < kVector; ++i)
         values[i] = turned(own[i], own[i ^ 1], angle(fetched.cos, i / 2), angle(fetched.sin, i / 2), i % 2 == 0);
       return;
     }
-    decode8(fetched.partner, pe.dtype, partner);
+    pe.decode(fetched.partner, partner);
 #pragma unroll
     for (int i = 0; i < kVector; ++i)
       values[i] = turned(own[i], partner[i], angle(fetched.cos, i), angle(fetched.sin, i), fetched.is_x);
@@ -91,17 +93,19 @@ struct Rotated {
 };
 
 /// Gives rotary channels whose scale is chosen. They are rounded to bf16 before, as the formats' own writers do.
+template <class Source>
 struct RoundedRotated {
-  const Rotated& rotated;
+  const Rotated<Source>& rotated;
 
   MLA_DEVICE float operator()(int32_t c) const { return bf16_to_f32(f32_to_bf16(rotated(c))); }
 };
 
 /// This is a source, in the sense of cache_rows.cuh, of the channels of a row whose latent part ends with the rotary
 /// ones.
+template <class Source>
 struct RowWithRotated {
-  const Channels& plain;
-  const Rotated& rotated;
+  const Source& plain;
+  const Rotated<Source>& rotated;
   int32_t num_plain;
 
   static constexpr int kBatch = 1;  // so that nothing is gained by loads apart from their conversion
@@ -110,7 +114,7 @@ struct RowWithRotated {
   };
 
   MLA_DEVICE float operator()(int32_t c) const {
-    return c < num_plain ? plain(c) : RoundedRotated{rotated}(c - num_plain);
+    return c < num_plain ? plain(c) : RoundedRotated<Source>{rotated}(c - num_plain);
   }
   /// Eight neighbours must be of one kind.
   MLA_DEVICE int32_t vector_channels(int32_t n) const {
@@ -119,7 +123,7 @@ struct RowWithRotated {
   MLA_DEVICE Fetched fetch(int32_t c) const {
     Fetched fetched;
     if (c < num_plain) {
-      decode8(plain.fetch(c).bits, plain.dtype, fetched.values);
+      plain.decode(plain.fetch(c), fetched.values);
     } else {
       rotated.decode(rotated.fetch(c - num_plain), fetched.values);
 #pragma unroll
@@ -134,21 +138,23 @@ struct RowWithRotated {
 };
 
 /// Writes a row whose latent part ends with the rotary channels.
-MLA_DEVICE void write_joined_row(const CacheRow& row, const Channels& plain, const Rotated& rotated) {
-  write_groups(row, RowWithRotated{plain, rotated, row.cache.d_plain()});
+template <class Source>
+MLA_DEVICE void write_joined_row(const CacheRow& row, const Source& plain, const Rotated<Source>& rotated) {
+  write_groups(row, RowWithRotated<Source>{plain, rotated, row.cache.d_plain()});
 }
 
 /// Writes a row whose rotary channels are a part of their own.
-MLA_DEVICE void write_parted_row(const CacheRow& row, const Channels& plain, const Rotated& rotated) {
+template <class Source>
+MLA_DEVICE void write_parted_row(const CacheRow& row, const Source& plain, const Rotated<Source>& rotated) {
   const core::Cache& cache = row.cache;
   const int32_t num_plain = cache.d_plain();
   std::byte* const to = row.of(cache.ckv);
   if (cache.writes_kpe_scale())
-    write_scaled_kpe(row, RoundedRotated{rotated});
+    write_scaled_kpe(row, RoundedRotated<Source>{rotated});
   else
     write_channels(rotated, rotated.dim, kpe_encoder(cache), row.of(cache.kpe));
-  if (plain.dtype == cache.ckv_dtype)
-    copy_pieces({to, plain.data, num_plain * static_cast<int64_t>(size_of(plain.dtype))}, {});
+  if (const std::byte* const from = as_stored(plain, cache.ckv_dtype); from != nullptr)
+    copy_pieces({to, from, num_plain * static_cast<int64_t>(size_of(cache.ckv_dtype))}, {});
   else if (cache.writes_scales)
     write_groups(row, plain);
   else

@@ -147,6 +147,10 @@ TEST_P(Capture, Compress) {
   const kit::CompressSpec spec = {.q_len = {9}, .block_size = 16};
   expect_captured(spec, kit::CompressCase(spec));
 }
+TEST_P(Capture, FinishOutput) {
+  const kit::FinishOutputSpec spec = {.out_dtype = DType::kE4M3};
+  expect_captured(spec, kit::FinishOutputCase(spec));
+}
 TEST_P(Capture, IndexerTopK) { expect_captured(kit::IndexerTopKSpec{}, kit::IndexerTopKCase(kit::IndexerTopKSpec{})); }
 
 INSTANTIATE_TEST_SUITE_P(Devices, Capture, testing::ValuesIn(few_devices()), test_name);

@@ -16,10 +16,10 @@ using kit::Buffer;
 
 template <class Params>
 class TensorsOfParams : public testing::Test {};
-using AllParams =
-    testing::Types<DecodeParams, DecodeSparseParams, PrefillParams, PrefillSparseParams, MergeStatesParams,
-                   AppendParams, AppendRopeParams, GatherParams, CopyPagesParams, BlockTableToCsrParams,
-                   PhysicalSlotsParams, AppendIndexerParams, IndexerLogitsParams, TopKParams, IndexerTopKParams>;
+using AllParams = testing::Types<DecodeParams, DecodeSparseParams, PrefillParams, PrefillSparseParams,
+                                 MergeStatesParams, AppendParams, AppendRopeParams, GatherParams, CopyPagesParams,
+                                 BlockTableToCsrParams, PhysicalSlotsParams, AppendIndexerParams, IndexerLogitsParams,
+                                 TopKParams, IndexerTopKParams, CompressParams, FinishOutputParams>;
 TYPED_TEST_SUITE(TensorsOfParams, AllParams);
 
 TYPED_TEST(TensorsOfParams, AreVisitedOnceEach) {
@@ -74,6 +74,7 @@ TEST(BuffersOf, HoldEveryTensor) {
     expect_all_memory_known<kit::IndexerLogitsCase>(kit::random_indexer_logits_spec(seed));
     expect_all_memory_known<kit::TopKCase>(kit::random_top_k_spec(seed));
     expect_all_memory_known<kit::IndexerTopKCase>(kit::random_indexer_top_k_spec(seed));
+    expect_all_memory_known<kit::FinishOutputCase>(kit::random_finish_output_spec(seed, DType::kBF16));
     expect_all_memory_known<kit::CompressCase>(kit::random_compress_spec(seed, CacheFormat::kFP8DsV4));
   }
 }

@@ -353,6 +353,7 @@ TEST(DirectDamage, OneByteOfADirectOperation) {
   expect_damage_shows<kit::IndexerLogitsCase>(kit::IndexerLogitsSpec{});
   expect_damage_shows<kit::TopKCase>(kit::TopKSpec{});
   expect_damage_shows<kit::CompressCase>(kit::CompressSpec{});
+  expect_damage_shows<kit::FinishOutputCase>(kit::FinishOutputSpec{});
 }
 
 TEST(DirectDamage, SlotsOfTheIndexer) {

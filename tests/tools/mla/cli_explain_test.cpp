@@ -34,7 +34,8 @@ TEST(CliExplainModel, SaysWhatDeepSeekV41Does) {
   for (const char* part :
        {"cache fp8_dsv41 + fp4_dsv41, device sm89", "2 sliding window", "3 ratio 2, source", "15 ratio 2, reader",
         "1 ratio 1, source", "4 ratio 1, indexer", "3 draft of 5", "caches fp8_dsv41 and fp4_dsv41", "window 128, sink",
-        "32 heads; keys of the candidate blocks", "f32 logits; candidate blocks"})
+        "32 heads; keys of the candidate blocks", "f32 logits; candidate blocks",
+        "d_v 512; rotary channels turned back"})
     EXPECT_THAT(ran.out, HasSubstr(part));
   EXPECT_THAT(ran.out, Not(HasSubstr("missing")));
 }

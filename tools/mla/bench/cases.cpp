@@ -81,7 +81,7 @@ constexpr KeyUse kKeyUses[] = {
     {"pool_tokens", [](Op op) { return op == Op::kDecodeSparse; }},
     {"to_cache", [](Op op) { return op == Op::kCopyPages; }},
     {"to_page_size", [](Op op) { return op == Op::kCopyPages; }},
-    {"scales", [](Op op) { return cli::has_cache(op) || op == Op::kAppendIndexer; }},
+    {"scales", [](Op op) { return cli::has_cache(op) || op == Op::kAppendIndexer || op == Op::kFinishOutput; }},
     {"sink", cli::is_attention},
     {"soft_cap", cli::is_attention},
     {"compute", cli::chooses_compute},
@@ -97,6 +97,9 @@ constexpr KeyUse kKeyUses[] = {
     {"block_size", [](Op op) { return op == Op::kTopK || is_indexer(op); }},
     {"overlap", [](Op op) { return op == Op::kCompress; }},
     {"compress_to", [](Op op) { return op == Op::kCompress; }},
+    {"norm", [](Op op) { return op == Op::kAppendRope; }},
+    {"out_dtype", [](Op op) { return op == Op::kFinishOutput; }},
+    {"gate", [](Op op) { return op == Op::kFinishOutput; }},
 };
 
 // Keys that would change nothing are mistakes.
@@ -174,6 +177,12 @@ void set_options(const Choice& choice, Case& result) {
   if (result.scales == Scales::kPerSlot && kv_layout(result.cache).nope.scale_place != ScalePlace::kTensor)
     throw UsageError("{}: per-slot scales are those of a cache of fp8, got {}", find(choice, "scales")->where,
                      name(result.cache));
+  using Gate = kit::FinishOutputSpec::Gate;
+  result.norm = bool_of(choice, "norm", false);
+  if (const Setting* out = find(choice, "out_dtype"))
+    result.out_dtype = cli::parse_float_dtype(out->where, out->text, true);
+  result.gate = one_of<Gate>(choice, "gate", Gate::kNone,
+                             {{"none", Gate::kNone}, {"head", Gate::kHead}, {"channel", Gate::kChannel}});
   result.sink = bool_of(choice, "sink", false);
   result.alibi = bool_of(choice, "alibi", false);
   result.window = int_of(choice, "window", -1, -1, kLongest);
@@ -372,6 +381,9 @@ const std::vector<SettingKey>& setting_keys() {
       {"block_size", "Keys of a listed block (8); top_k: logits of a block that is chosen (1)"},
       {"overlap", "Whether compress pools the group before too: true, false (as V4's ratio of 4)"},
       {"compress_to", "Where its latents go: cache, indexer, latents"},
+      {"norm", "Whether append_rope normalizes queries and keys: true, false"},
+      {"out_dtype", "Type of what finish_output writes: e4m3, bf16, f16, f32"},
+      {"gate", "Gates of finish_output: none, one for each head, or for each channel"},
       {"threads", "Threads of the kernels and the ceilings; 0 = all that the process may use"},
       {"backend", "Rows or families to force; auto"},
       {"device", "Where to compute: cpu, cuda:N, emulated:sm90 (else MLA_EMULATE, else cpu)"},

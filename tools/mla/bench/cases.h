@@ -53,6 +53,9 @@ struct Case {
   int64_t block_size = 1;  ///< keys of these; top_k: logits of the blocks that are chosen
   bool overlap = false;
   kit::CompressSpec::To compress_to = kit::CompressSpec::To::kCache;
+  bool norm = false;               ///< append_rope: whether queries and keys are normalized
+  DType out_dtype = DType::kE4M3;  ///< finish_output
+  kit::FinishOutputSpec::Gate gate = kit::FinishOutputSpec::Gate::kNone;
   Scales scales = Scales::kPowersOfTwo;
   bool sink = false, alibi = false;
   int64_t window = -1;

@@ -18,7 +18,7 @@ constexpr int kRounds = 5;
 // Whether the operation only moves bytes: its measure is a copy of them.
 bool is_copy(Op op) {
   return op == Op::kAppend || op == Op::kAppendRope || op == Op::kGather || op == Op::kCopyPages ||
-         op == Op::kAppendIndexer || op == Op::kCompress;
+         op == Op::kAppendIndexer || op == Op::kCompress || op == Op::kFinishOutput;
 }
 
 // What the share of a case is taken of; empty means a copy of the same bytes.
@@ -31,7 +31,8 @@ std::optional<Ceiling> ceiling_of(const Workload& workload) {
     case Op::kGather:
     case Op::kCopyPages:
     case Op::kAppendIndexer:
-    case Op::kCompress: return std::nullopt;
+    case Op::kCompress:
+    case Op::kFinishOutput: return std::nullopt;
     case Op::kMergeStates:
     case Op::kBlockTableToCsr:
     case Op::kPhysicalSlots:

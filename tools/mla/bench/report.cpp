@@ -46,6 +46,11 @@ std::string_view name(kit::CompressSpec::To to) {
   return to == To::kCache ? "cache" : to == To::kIndexer ? "indexer" : "latents";
 }
 
+std::string_view name(kit::FinishOutputSpec::Gate gate) {
+  using Gate = kit::FinishOutputSpec::Gate;
+  return gate == Gate::kNone ? "none" : gate == Gate::kHead ? "head" : "channel";
+}
+
 std::string_view name(kit::Tree tree) {
   return tree == kit::Tree::kNone ? "none" : tree == kit::Tree::kMask ? "mask" : "parents";
 }
@@ -65,6 +70,9 @@ std::string variant_text(const Case& one) {
   if (one.op == Op::kCompress)
     add(fmt::format("groups of {}{}, tokens {}", one.ratio, one.overlap ? " with overlap" : "",
                     mla::name(one.q_dtype)));
+  if (one.norm) add("normalized");
+  if (one.op == Op::kFinishOutput) add(fmt::format("to {}", mla::name(one.out_dtype)));
+  if (one.gate != kit::FinishOutputSpec::Gate::kNone) add(fmt::format("a gate of each {}", name(one.gate)));
   if (one.op == Op::kCopyPages) add(fmt::format("to {}, pages of {}", name(one.to_cache), one.to_page_size));
   if (one.extra_topk > 0)
     add(fmt::format("{} + {} keys, second {}pages of {}", one.topk, one.extra_topk,
@@ -149,6 +157,9 @@ void add_details(const Case& one, Json& json) {
   json["block_size"] = one.block_size;
   json["overlap"] = compresses && one.overlap;
   json["compress_to"] = compresses ? Json(name(one.compress_to)) : Json(nullptr);
+  json["norm"] = one.norm;
+  json["out_dtype"] = one.op == Op::kFinishOutput ? Json(mla::name(one.out_dtype)) : Json(nullptr);
+  json["gate"] = name(one.gate);
   json["sink"] = one.sink;
   json["window"] = one.window;
   json["soft_cap"] = one.soft_cap;

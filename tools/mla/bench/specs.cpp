@@ -180,6 +180,9 @@ kit::AppendRopeSpec append_rope_spec(const Case& one, uint64_t seed) {
     throw UsageError("append_rope: expected rows with rotary channels, got {} of {}", name(one.cache), one.d_qk);
   spec.cache.two_tensors = spec.cache.token_scales;
   spec.q_dtype = spec.dtype = spec.q_out_dtype = one.q_dtype;
+  spec.q_norm = one.norm;
+  using Norm = kit::AppendRopeSpec::Norm;
+  if (one.norm) spec.norm = kv_layout(one.cache).value_has_rope ? Norm::kRow : Norm::kLatent;
   spec.skip_share = 0.0;
   spec.seed = seed;
   return spec;
@@ -298,6 +301,23 @@ kit::CompressSpec compress_spec(const Case& one, uint64_t seed) {
   for (const Request& request : one.requests) groups += request.q_len / one.ratio + 1;
   spec.num_pages = narrow((groups + one.page_size - 1) / one.page_size, "pages");
   spec.skip_share = 0.0;
+  spec.seed = seed;
+  return spec;
+}
+
+kit::FinishOutputSpec finish_output_spec(const Case& one, uint64_t seed) {
+  kit::FinishOutputSpec spec;
+  spec.num_tokens = narrow(one.total_queries(), "query tokens");
+  spec.num_heads = narrow(one.heads, "heads");
+  spec.d_v = narrow(one.d_v, "d_v");
+  spec.d_rotary = std::min(64, spec.d_v / 2 * 2);
+  spec.dtype = spec.gate_dtype = one.q_dtype;
+  spec.out_dtype = one.out_dtype;
+  spec.gate = one.gate;
+  if (spec.is_quantized() && spec.d_v % spec.channels_per_scale != 0)
+    throw UsageError("finish_output: expected a d_v of whole groups of {} channels, got {}", spec.channels_per_scale,
+                     spec.d_v);
+  spec.power_of_two_scales = one.scales != Scales::kF32;
   spec.seed = seed;
   return spec;
 }

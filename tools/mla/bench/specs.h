@@ -28,6 +28,7 @@ kit::IndexerLogitsSpec indexer_logits_spec(const Case& one, uint64_t seed);
 kit::TopKSpec top_k_spec(const Case& one, uint64_t seed);
 kit::IndexerTopKSpec indexer_top_k_spec(const Case& one, uint64_t seed);
 kit::CompressSpec compress_spec(const Case& one, uint64_t seed);
+kit::FinishOutputSpec finish_output_spec(const Case& one, uint64_t seed);
 
 /// Returns the number of pages of page_size tokens that the requests fill, at least one.
 int64_t pages_needed(const Case& one);

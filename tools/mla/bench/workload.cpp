@@ -73,6 +73,7 @@ double bytes_of(const Case& one) {
     case Op::kPrefillSparse: return kv * static_cast<double>(one.d_qk) * 2 + queries + tokens * topk * 4;
     case Op::kMergeStates:
       return (static_cast<double>(one.states) + 1.0) * tokens * heads * (static_cast<double>(one.d_v) * q_bytes + 4);
+    case Op::kFinishOutput: return 3 * tokens * heads * static_cast<double>(one.d_v) * q_bytes;
     case Op::kAppend: return pool + rows + 16.0 * pages * page_size;
     case Op::kAppendRope:
       return pool + rows + 16.0 * pages * page_size + 2 * kv * heads * static_cast<double>(one.d_qk) * q_bytes;
@@ -185,6 +186,7 @@ void Workload::make_problem(uint64_t seed) {
     case Op::kTopK: make<kit::TopKCase>(top_k_spec(case_, seed)); break;
     case Op::kIndexerTopK: make<kit::IndexerTopKCase>(indexer_top_k_spec(case_, seed)); break;
     case Op::kCompress: make<kit::CompressCase>(compress_spec(case_, seed)); break;
+    case Op::kFinishOutput: make<kit::FinishOutputCase>(finish_output_spec(case_, seed)); break;
   }
 }
 
@@ -232,6 +234,9 @@ Workload::CopyPair Workload::copy_pair() {
   } else if (const auto* compress = std::get_if<kit::CompressCase>(&problem_)) {
     source = &compress->kv;
     destination = &compress->latent;
+  } else if (const auto* finish = std::get_if<kit::FinishOutputCase>(&problem_)) {
+    source = &finish->o;
+    destination = &finish->out;
   } else {
     return {};
   }

@@ -71,7 +71,7 @@ class Workload {
       std::variant<std::monostate, kit::DecodeCase, kit::DecodeSparseCase, kit::PrefillCase, kit::PrefillSparseCase,
                    kit::MergeCase, kit::AppendCase, kit::AppendRopeCase, kit::GatherCase, kit::CopyPagesCase,
                    kit::BlockTableToCsrCase, kit::PhysicalSlotsCase, kit::AppendIndexerCase, kit::IndexerLogitsCase,
-                   kit::TopKCase, kit::IndexerTopKCase, kit::CompressCase>;
+                   kit::TopKCase, kit::IndexerTopKCase, kit::CompressCase, kit::FinishOutputCase>;
   const Problem& problem() const { return problem_; }
 
  private:

@@ -22,6 +22,7 @@ const cuda::Operations& operations() {
       .append_indexer = run_append_indexer,
       .top_k = run_top_k,
       .compress = run_compress,
+      .finish_output = run_finish_output,
       .find_shared_prefixes = find_shared_prefixes,
   };
   return all;
