@@ -18,8 +18,10 @@ Status run_append(const core::AppendArgs& args, cuda::Queue& queue) {
     return launch<Kernel>(queue, cuda::warp_per_rows(args.num_tokens, Kernel::kThreads),
                           {.args = parts, .page_size = cuda::FastDivisor(args.cache.page_size)});
   };
-  if (AppendGroupsKernel<DType::kE4M3>::takes(parts)) return enqueue_groups(AppendGroupsKernel<DType::kE4M3>{});
-  if (AppendGroupsKernel<DType::kE2M1>::takes(parts)) return enqueue_groups(AppendGroupsKernel<DType::kE2M1>{});
+  if (AppendGroupsKernel<DType::kE4M3, core::AppendArgs>::takes(parts))
+    return enqueue_groups(AppendGroupsKernel<DType::kE4M3, core::AppendArgs>{});
+  if (AppendGroupsKernel<DType::kE2M1, core::AppendArgs>::takes(parts))
+    return enqueue_groups(AppendGroupsKernel<DType::kE2M1, core::AppendArgs>{});
   if (args.cache.writes_scales) return enqueue(AppendKernel<RowWay::kGrouped>{});
   return enqueue(AppendKernel<RowWay::kEncoded>{});
 }

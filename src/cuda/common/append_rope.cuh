@@ -23,6 +23,7 @@ struct AppendRopeKernel {
 
   static MLA_DEVICE void run(const Params& args) {
     ptx::allow_next_grid();  // lets attention over these rows start, up to its wait for them
+    // Where query_rows writes the queries, this kernel starts beside it, and needs nothing of it.
     constexpr int kWarps = kThreads / kWarpSize;
     const int64_t step = int64_t{kWarps} * ptx::grid_size_x();
     const int64_t rows_per_token = int64_t{args.num_heads} + 1, rows = args.num_tokens * rows_per_token;
@@ -32,6 +33,7 @@ struct AppendRopeKernel {
       const int64_t head = row - token * rows_per_token;
       write_row(args, token, head);
     }
+    ptx::wait_for_previous_grid();  // so that this kernel does not end before the one that writes the queries
   }
 
  private:

@@ -24,4 +24,13 @@ inline LaunchShape warp_per_rows(int64_t rows, int32_t threads) {
       std::max(rows / std::clamp<int64_t>(rows / kFewRows, 1, kMostRowsEach), std::min<int64_t>(rows, 1)), threads);
 }
 
+/// Returns a grid of the blocks that run at once, or of fewer where there are fewer rows, for the same kernels: a
+/// second turn of blocks would wait for its rows anew.
+inline LaunchShape resident_warps(int64_t rows, int32_t threads, int32_t blocks_per_sm,
+                                  const DeviceProperties& device) {
+  LaunchShape shape = warp_per_row(rows, threads);
+  shape.grid_x = std::min(shape.grid_x, std::max(device.num_sms, 1) * blocks_per_sm);
+  return shape;
+}
+
 }  // namespace mla::cuda
