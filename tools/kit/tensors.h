@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Visits every tensor of an operation's parameters, given or not, for what treats them all alike; and those that the
-// operation writes, caches aside.
+// operation writes, caches and what is kept between calls aside.
 #pragma once
 
 #include <string_view>
@@ -57,6 +57,11 @@ template <class F>
 void for_each_output(AppendIndexerParams&, const F&) {}
 
 template <class F>
+void for_each_output(CompressParams& p, const F& f) {
+  f(p.latent);
+}
+
+template <class F>
 void for_each_output(GatherParams& p, const F& f) {
   for (TensorView* view : {&p.out_kv, &p.out_ckv, &p.out_kpe}) f(*view);
 }
@@ -69,6 +74,16 @@ void for_each_output(FinishOutputParams& p, const F& f) {
 template <class F>
 void for_each_output(IndexerLogitsParams& p, const F& f) {
   f(p.logits);
+}
+
+template <class F>
+void for_each_output(TopKParams& p, const F& f) {
+  f(p.indices);
+}
+
+template <class F>
+void for_each_output(PhysicalSlotsParams& p, const F& f) {
+  for (TensorView* view : {&p.slots, &p.valid_count}) f(*view);
 }
 
 template <class F>
