@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "mla/bench/memory.h"
 #include "mla/mla.h"
@@ -25,6 +26,8 @@ class PageMemory {
   TensorView where_it_computes(TensorView view) const;
   /// Copies what these pages hold now from the GPU to the host; does nothing without a GPU.
   Status fetch(std::span<const int32_t> pages) const;
+  /// Copies all of the host's memory to the GPU; does nothing without a GPU. Throws UsageError if that fails.
+  void send() const;
 
  private:
   bench::Buffer host_;  // with a GPU: the pages that were fetched; the others take no memory
@@ -68,6 +71,9 @@ class CachePool : public PagedPool<KvCache> {
   /// Makes a cache for rows of d_qk channels, d_rms of which have a root mean square of 1: the one scale of fp8 follows
   /// from that.
   CachePool(CacheFormat format, int64_t d_qk, int64_t d_rms, int32_t page_size, int64_t num_pages, const Gpu* gpu);
+  /// Returns these rows of a request, f32 [rows, d_qk], read by `operations`.
+  Result<std::vector<float>> rows(Operations& operations, int64_t d_qk, int32_t page_size,
+                                  std::span<const int32_t> pages, std::span<const int32_t> rows) const;
 
  private:
   bench::Buffer scale_;
@@ -78,6 +84,9 @@ class IndexerPool : public PagedPool<IndexerCache> {
  public:
   IndexerPool() = default;
   IndexerPool(int32_t page_size, int64_t num_pages, const Gpu* gpu);
+  /// Returns these keys of a request, [keys, 128], dequantized. `operations` compute in the host's memory.
+  Result<std::vector<float>> keys(const Operations& operations, std::span<const int32_t> pages,
+                                  std::span<const int32_t> keys) const;
 };
 
 /// Returns how many heads the model's indexer has: where the model has none, but its layers choose, DeepSeek V3.2's 64.

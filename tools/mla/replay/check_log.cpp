@@ -29,6 +29,14 @@ void CheckLog::note(double error, double& worst, const std::string& what, const 
                      error));
 }
 
+void CheckLog::note_row(double error, double tolerance, const std::string& what) {
+  ++num_rows;
+  worst_row = std::max(worst_row, error / tolerance);
+  if (error > tolerance)
+    fail(fmt::format("{}: expected at most {:.4f} from what its activations come to, rounding aside, got {:.4g}", what,
+                     tolerance, error));
+}
+
 void CheckLog::fail(std::string sentence) {
   constexpr size_t kMost = 10;
   if (failures.size() < kMost) failures.push_back(std::move(sentence));

@@ -22,12 +22,16 @@ struct CheckLog {
   int64_t num_checks = 0;
   double worst_other_way = 0.0;       ///< against the same attention computed another way
   double worst_reference = 0.0;       ///< against the float64 reference
+  int64_t num_rows = 0;               ///< cached rows and keys that were compared with the activations
+  double worst_row = 0.0;             ///< the largest of their errors, as a share of the tolerance
   std::vector<std::string> failures;  ///< one sentence for each comparison that failed; the first ten
 
   bool failed() const { return !failures.empty(); }
   /// Takes note of the error of `what` against `against`; an error beyond the tolerance is a failure. `worst`, one of
   /// the two above, is raised to the error.
   void note(double error, double& worst, const std::string& what, const char* against);
+  /// Does the same for a cached row or key.
+  void note_row(double error, double tolerance, const std::string& what);
   void fail(std::string sentence);
 };
 

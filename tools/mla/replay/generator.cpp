@@ -18,6 +18,7 @@ constexpr float kOutlierGain = 5.0F;
 constexpr float kSinkGain = 0.05F;       // the sink channels of ordinary tokens, and all others of token 0
 constexpr float kSinkSpread = 5.0F;      // of the sink channels, times their gain: equal ones would round all one way
 constexpr float kSinkScore = 9.0F;       // of token 0, scaled: a fifth to a half of the weight at usual lengths
+constexpr float kNormSpread = 0.1F;      // of the compressors' norm weights, around 1
 constexpr float kSinkValueGain = 0.03F;  // the sink's value is nearly nothing, as in trained models
 
 // Says what a random stream is for, so that no two streams of a token coincide.
@@ -29,7 +30,11 @@ enum Stream : uint64_t {
   kAnswer = 5,
   kPrompt = 6,
   kIndexer = 7,
-  kAttnSink = 8
+  kAttnSink = 8,
+  kCompressorKv = 9,
+  kCompressorScore = 10,
+  kNormWeight = 11,
+  kPositionBias = 12
 };
 
 uint64_t mix(uint64_t a, uint64_t b) {
@@ -158,9 +163,8 @@ void Generator::store(const float* values, int64_t count, void* to) const {
 void Generator::rotate(float* channels, int32_t heads, int32_t position) const {
   const int32_t dim = model_.qk_rope_head_dim;
   for (int32_t i = 0; i < dim / 2; ++i) {
-    const double angle = position * frequency_[static_cast<size_t>(i)];
-    const auto c = static_cast<float>(std::cos(angle));
-    const auto s = static_cast<float>(std::sin(angle));
+    const auto c = static_cast<float>(std::cos(angle(position, i)));
+    const auto s = static_cast<float>(std::sin(angle(position, i)));
     for (int32_t h = 0; h < heads; ++h) {
       float* pair = channels + int64_t{h} * dim + 2 * i;
       const float x = pair[0], y = pair[1];
@@ -170,15 +174,20 @@ void Generator::rotate(float* channels, int32_t heads, int32_t position) const {
   }
 }
 
+// Gives normal numbers in the channels of a row their sizes: outliers, and at position 0 the sink.
+void Generator::shape_row(float* values, int32_t position) const {
+  const int32_t rank = model_.kv_lora_rank;
+  for (int32_t c = 0; c < rank; ++c) values[c] *= channel_gain_[static_cast<size_t>(c)];
+  if (position != 0) return;
+  for (int32_t c = 0; c < rank; ++c)
+    values[c] = c < sink_channels_ ? 1.0F + values[c] * kSinkSpread : values[c] * kSinkGain;
+}
+
 void Generator::latent(uint64_t token_seed, int32_t position, void* row) const {
   const int32_t rank = model_.kv_lora_rank, rope = model_.qk_rope_head_dim;
   float* values = scratch(static_cast<size_t>(rank + rope));
   fill_normal(mix(token_seed, kLatent), values, rank + rope);
-  for (int32_t c = 0; c < rank; ++c) values[c] *= channel_gain_[static_cast<size_t>(c)];
-  if (position == 0) {
-    for (int32_t c = 0; c < rank; ++c)
-      values[c] = c < sink_channels_ ? 1.0F + values[c] * kSinkSpread : values[c] * kSinkGain;
-  }
+  shape_row(values, position);
   const float inverse_rms = std::sqrt(static_cast<float>(rank) / sum_of_squares(values, rank));
   for (int32_t c = 0; c < rank; ++c) values[c] *= inverse_rms;
   rotate(values + rank, 1, position);
@@ -199,13 +208,40 @@ void Generator::query(uint64_t token_seed, int32_t position, const QueryRow& row
   }
 }
 
-void Generator::indexer_query(uint64_t token_seed, int32_t heads, void* q, float* weights) const {
+void Generator::indexer_query(uint64_t token_seed, uint64_t indexer, int32_t heads, void* q, float* weights) const {
   const int64_t count = int64_t{heads} * kIndexerLayout.head_dim;
   float* values = scratch(static_cast<size_t>(count + heads));
-  fill_normal(mix(token_seed, kIndexer), values, count + heads);
+  fill_normal(mix(mix(token_seed, kIndexer), indexer), values, count + heads);
   auto* codes = static_cast<uint8_t*>(q);
   for (int64_t i = 0; i < count; ++i) codes[i] = f32_to_e4m3(values[i]);
   std::copy_n(values + count, heads, weights);
+}
+
+void Generator::projections(uint64_t token_seed, int32_t position, const CompressorShape& shape, void* kv,
+                            void* score) const {
+  const int32_t width = shape.width();
+  float* values = scratch(static_cast<size_t>(width));
+  fill_normal(mix(mix(token_seed, kCompressorKv), shape.id), values, width);
+  for (int32_t first = 0; shape.row_like && first < width; first += shape.d_latent) shape_row(values + first, position);
+  store(values, width, kv);
+  if (score == nullptr) return;
+  fill_normal(mix(mix(token_seed, kCompressorScore), shape.id), values, width);
+  store(values, width, score);
+}
+
+std::vector<float> Generator::norm_weight(const CompressorShape& shape) const {
+  if (!shape.norm) return {};
+  std::vector<float> weight(static_cast<size_t>(shape.d_latent));
+  fill_normal(mix(mix(seed_, kNormWeight), shape.id), weight.data(), shape.d_latent);
+  for (float& w : weight) w = 1.0F + kNormSpread * w;
+  return weight;
+}
+
+std::vector<float> Generator::position_bias(const CompressorShape& shape) const {
+  if (!shape.has_bias()) return {};
+  std::vector<float> bias(static_cast<size_t>(shape.ratio) * static_cast<size_t>(shape.width()));
+  fill_normal(mix(mix(seed_, kPositionBias), shape.id), bias.data(), std::ssize(bias));
+  return bias;
 }
 
 std::vector<float> Generator::attn_sink() const {

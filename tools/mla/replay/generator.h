@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "mla/model.h"
+#include "mla/replay/compressor_shape.h"
 #include "mla/replay/trace.h"
 #include "mla/types.h"
 
@@ -45,14 +46,24 @@ class Generator {
   /// Writes the query of one token, q_pe rotated by position. Without projections q_nope is compared with ckv as it is.
   void query(uint64_t token_seed, int32_t position, const QueryRow& row) const;
 
-  /// Writes the sparse indexer's query of one token, e4m3 [heads, kIndexerLayout.head_dim], and its weights [heads]
-  /// f32.
-  void indexer_query(uint64_t token_seed, int32_t heads, void* q, float* weights) const;
+  /// Writes the query of one token for the sparse indexer number `indexer`, e4m3 [heads, kIndexerLayout.head_dim], and
+  /// its weights [heads] f32.
+  void indexer_query(uint64_t token_seed, uint64_t indexer, int32_t heads, void* q, float* weights) const;
+
+  /// Writes what a compressor gets of one token, both [width]: the projection `kv`, and `score` unless that is null.
+  void projections(uint64_t token_seed, int32_t position, const CompressorShape& shape, void* kv, void* score) const;
+  /// Returns a compressor's norm_weight [d_latent], empty without a norm.
+  std::vector<float> norm_weight(const CompressorShape& shape) const;
+  /// Returns a compressor's position_bias [ratio, width], empty if it has none.
+  std::vector<float> position_bias(const CompressorShape& shape) const;
+  /// Returns the angle of a pair of rotary channels, in radians.
+  double angle(int32_t position, int32_t pair) const { return position * frequency_[static_cast<size_t>(pair)]; }
   /// Returns stand-ins for the learned sink logits, one per head.
   std::vector<float> attn_sink() const;
 
  private:
   void make_sink_query();
+  void shape_row(float* values, int32_t position) const;
   void rotate(float* channels, int32_t heads, int32_t position) const;
   void store(const float* values, int64_t count, void* to) const;
 

@@ -109,7 +109,7 @@ void LatentEngine::generate(const Step& step, std::span<const Sequence> sequence
       generator_.latent(job.seed, job.position, element(latents_, i * model.d_qk(), bytes));
       generator_.query(job.seed, job.position, job.query);
       if (job.indexer_row >= 0)
-        generator_.indexer_query(job.seed, index_heads(),
+        generator_.indexer_query(job.seed, 0, index_heads(),
                                  element(indexer_q_, job.indexer_row * index_heads() * kIndexerLayout.head_dim, 1),
                                  indexer_weights_.as<float>() + job.indexer_row * index_heads());
     }

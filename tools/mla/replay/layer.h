@@ -13,15 +13,9 @@
 #include "mla/replay/operations.h"
 #include "mla/replay/projector.h"
 #include "mla/replay/recorder.h"
+#include "mla/replay/state_table.h"
 
 namespace mla::cli::replay {
-
-/// Names the tokens `start` ... `start + count - 1` of a request, all of them in the cache.
-struct TokenRange {
-  std::span<const int32_t> pages;  ///< of the whole request
-  int32_t start = 0;
-  int32_t count = 0;
-};
 
 struct LayerOptions {
   ModelConfig model;

@@ -115,7 +115,8 @@ void PooledEngine::generate_queries(int64_t first, int64_t count) {
                         .q_nope_stride_head = width,
                         .q_pe = row + model.kv_lora_rank * bytes,
                         .q_pe_stride_head = width});
-      generator_.indexer_query(token.seed, index_heads, indexer_q_.data() + i * index_heads * kIndexerLayout.head_dim,
+      generator_.indexer_query(token.seed, 0, index_heads,
+                               indexer_q_.data() + i * index_heads * kIndexerLayout.head_dim,
                                indexer_weights_.as<float>() + i * index_heads);
     }
   });

@@ -162,16 +162,46 @@ TEST(Generator, IndexerQueriesBelongToTheToken) {
   constexpr int32_t kHeads = 4;
   std::vector<uint8_t> a(kHeads * 128), b(kHeads * 128);
   std::vector<float> weights_a(kHeads), weights_b(kHeads);
-  generator.indexer_query(7, kHeads, a.data(), weights_a.data());
-  generator.indexer_query(7, kHeads, b.data(), weights_b.data());
+  generator.indexer_query(7, 2, kHeads, a.data(), weights_a.data());
+  generator.indexer_query(7, 2, kHeads, b.data(), weights_b.data());
   EXPECT_EQ(a, b);
   EXPECT_EQ(weights_a, weights_b);
-  generator.indexer_query(8, kHeads, b.data(), weights_b.data());
+  generator.indexer_query(8, 2, kHeads, b.data(), weights_b.data());
   EXPECT_NE(a, b);
+  generator.indexer_query(7, 3, kHeads, b.data(), weights_b.data());
+  EXPECT_NE(a, b) << "the same queries in two layers would choose the same keys";
   double squares = 0.0;
   for (uint8_t code : a) squares += double{e4m3_to_f32(code)} * e4m3_to_f32(code);
   EXPECT_NEAR(squares / static_cast<double>(a.size()), 1.0, 0.2);
   EXPECT_EQ(generator.attn_sink().size(), static_cast<size_t>(test_model().num_attention_heads));
+}
+
+TEST(Generator, ProjectionsBelongToTokenAndCompressor) {
+  const ModelConfig model = *load_model("deepseek-v4-flash");
+  const Generator generator(model, 1, DType::kF32);
+  const CompressorShape rows = pool_compressor(model, 4), keys = *key_compressor(model, 4);
+  ASSERT_EQ(rows.width(), 1024);
+  ASSERT_EQ(keys.width(), 256);
+  const auto projections = [&](const CompressorShape& shape, uint64_t seed) {
+    std::vector<float> values(static_cast<size_t>(2 * shape.width()));
+    generator.projections(seed, 9, shape, values.data(), values.data() + shape.width());
+    return values;
+  };
+  const std::vector<float> first = projections(rows, 7);
+  EXPECT_EQ(first, projections(rows, 7));
+  EXPECT_NE(first, projections(rows, 8));
+  CompressorShape other = rows;
+  other.id = keys.id;
+  EXPECT_NE(first, projections(other, 7));
+  EXPECT_NE(std::vector(first.begin(), first.begin() + 512), std::vector(first.begin() + 512, first.begin() + 1024));
+  EXPECT_GT(rms(first.data(), 512), 1.0);  // with outliers, as rows have them
+  EXPECT_NEAR(rms(projections(keys, 7).data(), 512), 1.0, 0.1);
+
+  EXPECT_EQ(generator.norm_weight(rows).size(), 512U);
+  EXPECT_EQ(generator.position_bias(rows).size(), 4U * 1024);
+  EXPECT_TRUE(generator.position_bias(pool_compressor(model, 2)).empty());
+  EXPECT_TRUE(generator.norm_weight(pooled_key_compressor(4)).empty());
+  EXPECT_FALSE(key_compressor(model, 2).has_value()) << "keys of V4.1 are made of latents";
 }
 
 TEST(Generator, Bf16IsTheRoundedF32) {
