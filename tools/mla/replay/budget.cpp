@@ -67,8 +67,10 @@ WorkSeconds seconds_by_kind(const Recorder& before, const Recorder& after, doubl
   };
   WorkSeconds seconds = {};
   seconds[Work::kPrefillKeys] = of({Phase::kGather, Phase::kUpProjection});
-  seconds[Work::kPrefillPairs] = of({Phase::kPrefillIndexer, Phase::kPrefillAttention, Phase::kMerge});
-  seconds[Work::kDecodeKeys] = of({Phase::kDecodeIndexer, Phase::kDecodeAttention, Phase::kDecodeMerge});
+  seconds[Work::kPrefillPairs] =
+      of({Phase::kPrefillIndexer, Phase::kPrefillTopK, Phase::kPrefillSlots, Phase::kPrefillAttention, Phase::kMerge});
+  seconds[Work::kDecodeKeys] = of(
+      {Phase::kDecodeIndexer, Phase::kDecodeTopK, Phase::kDecodeSlots, Phase::kDecodeAttention, Phase::kDecodeMerge});
   seconds[Work::kDecodeSteps] = of({Phase::kDecodeProjection});
   seconds[Work::kChecks] = of({Phase::kCheck});
   const double rest = total - std::accumulate(seconds.begin(), seconds.end(), 0.0);

@@ -7,6 +7,8 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <limits>
+#include <map>
 #include <set>
 #include <unordered_map>
 
@@ -18,6 +20,9 @@ namespace {
 // Up-projecting a long context again for every head would cost more than the step that is checked.
 constexpr int32_t kCheckedHeads = 4;
 constexpr int32_t kReferenceHeads = 1;
+constexpr int32_t kTokensOfRow = 4;  // rows of latents are many, so a check reads a share of them
+// Logits may differ by this share of the largest: their sums are in another order.
+constexpr float kLogitSlack = 1e-4F;
 
 std::vector<float> to_f32(const void* values, DType dtype, int64_t count) {
   std::vector<float> out(static_cast<size_t>(count));
@@ -41,21 +46,32 @@ std::vector<int32_t> positions_of(std::span<const int32_t> slots, std::span<cons
   return positions;
 }
 
-std::string judge_selection(std::span<const float> logits, std::span<const int32_t> positions, int32_t topk) {
-  const size_t expected = std::min(logits.size(), static_cast<size_t>(topk));
+std::string judge_selection(std::span<const float> logits, std::span<const int32_t> positions, int32_t topk,
+                            const std::optional<KeyBlocks>& within) {
+  std::vector<bool> offered(logits.size(), !within);
+  if (within)
+    for (int32_t block : within->blocks)
+      for (int64_t key = int64_t{block} * within->block_size;
+           block >= 0 && key < std::min((int64_t{block} + 1) * within->block_size, std::ssize(logits)); ++key)
+        offered[static_cast<size_t>(key)] = true;
+  std::vector<float> sorted;
+  float largest = 0.0F;
+  for (size_t key = 0; key < logits.size(); ++key) {
+    largest = std::max(largest, std::abs(logits[key]));
+    if (offered[key]) sorted.push_back(logits[key]);
+  }
+  const size_t expected = std::min(sorted.size(), static_cast<size_t>(topk));
   if (positions.size() != expected)
-    return fmt::format("expected {} selected keys of {}, got {}", expected, logits.size(), positions.size());
+    return fmt::format("expected {} selected keys of {}, got {}", expected, sorted.size(), positions.size());
   if (expected == 0) return {};
-  std::vector<float> sorted(logits.begin(), logits.end());
   std::nth_element(sorted.begin(), sorted.begin() + static_cast<std::ptrdiff_t>(expected - 1), sorted.end(),
                    std::greater<>());
-  const float last = sorted[expected - 1];
-  float largest = 0.0F;
-  for (float logit : logits) largest = std::max(largest, std::abs(logit));
-  const float slack = 1e-4F * largest;
+  const float last = sorted[expected - 1], slack = kLogitSlack * largest;
   std::set<int32_t> seen;
   for (int32_t position : positions) {
     if (position < 0 || position >= std::ssize(logits)) return "a selected key is none of the request's";
+    if (!offered[static_cast<size_t>(position)])
+      return fmt::format("key {} was selected, which is in none of the candidate blocks", position);
     if (!seen.insert(position).second) return fmt::format("key {} was selected twice", position);
     const float logit = logits[static_cast<size_t>(position)];
     if (!(logit >= last - slack))
@@ -65,8 +81,43 @@ std::string judge_selection(std::span<const float> logits, std::span<const int32
   return {};
 }
 
-Checker::Checker(Layer& layer, Operations& operations, Operations& reference, Projector& projector)
-    : layer_(layer), operations_(operations), reference_(reference), projector_(projector) {
+std::string judge_blocks(std::span<const float> logits, const KeyBlocks& chosen, int32_t count) {
+  std::vector<float> largest;  // of each block
+  float all = 0.0F;
+  for (size_t key = 0; key < logits.size(); ++key) {
+    if (key % static_cast<size_t>(chosen.block_size) == 0) largest.push_back(logits[key]);
+    largest.back() = std::max(largest.back(), logits[key]);
+    all = std::max(all, std::abs(logits[key]));
+  }
+  const auto given = static_cast<size_t>(std::ranges::find(chosen.blocks, -1) - chosen.blocks.begin());
+  const size_t expected = std::min(largest.size(), static_cast<size_t>(count));
+  if (given != expected)
+    return fmt::format("expected {} candidate blocks of {}, got {}", expected, largest.size(), given);
+  if (expected == 0) return {};
+  const auto newest = static_cast<int32_t>(std::ssize(largest) - 1);
+  largest.back() = std::numeric_limits<float>::infinity();
+  std::vector<float> sorted = largest;
+  std::ranges::nth_element(sorted, sorted.begin() + static_cast<std::ptrdiff_t>(expected - 1), std::greater<>());
+  const float last = sorted[expected - 1];
+  std::set<int32_t> seen;
+  for (int32_t block : chosen.blocks.first(given)) {
+    if (block < 0 || block > newest) return "a candidate block is none of the request's";
+    if (!seen.insert(block).second) return fmt::format("block {} is a candidate twice", block);
+    if (const float logit = largest[static_cast<size_t>(block)]; !(logit >= last - kLogitSlack * all))
+      return fmt::format("block {} is a candidate, whose largest logit {:.6g} is below that of the last, {:.6g}", block,
+                         logit, last);
+  }
+  if (!seen.contains(newest)) return "the block of the newest key is no candidate";
+  return {};
+}
+
+Checker::Checker(Layer& layer, const Generator& generator, Operations& operations, Operations& reference,
+                 Projector& projector)
+    : layer_(layer),
+      operations_(operations),
+      reference_(reference),
+      projector_(projector),
+      oracle_(layer.options().model, generator, layer.options().dtype) {
   const ModelConfig& model = layer.options().model;
   const int64_t rows = Projector::padded_rows(1), heads = model.num_attention_heads;
   const auto buffer = [](int64_t values) { return bench::Buffer(static_cast<size_t>(values) * sizeof(float), false); };
@@ -103,10 +154,11 @@ Status Checker::compare_with_reference(const Sample& sample, const void* absorbe
   if (pe.given()) pe = slice(pe, 1, head, kReferenceHeads);
   const TensorView q_nope = slice(latent_row(absorbed), 1, head, kReferenceHeads);
   const TensorView out = contiguous(expected.data(), DType::kF32, {1, kReferenceHeads, rank});
-  Status status = sample.slots != nullptr
-                      ? layer_.decode_slots(reference_, q_nope, pe,
-                                            contiguous(sample.slots, DType::kI32, {1, options.topk}), out, nullptr)
-                      : layer_.decode(reference_, q_nope, pe, std::span(&sample.token, 1), out, nullptr);
+  Status status =
+      sample.slots != nullptr
+          ? layer_.decode_slots(reference_, q_nope, pe, contiguous(sample.slots, DType::kI32, {1, layer_.list_width()}),
+                                out, nullptr)
+          : layer_.decode(reference_, q_nope, pe, std::span(&sample.token, 1), out, nullptr);
   if (!status.ok()) return status;
   const auto got = to_f32(static_cast<const std::byte*>(o) + head * rank * static_cast<int64_t>(size_of(options.dtype)),
                           options.dtype, rank);
@@ -139,6 +191,8 @@ Status Checker::check_prefill(const Sample& sample) {
 Status Checker::check_decode(const Sample& sample, const void* absorbed, const void* o) {
   ++log_.num_checks;
   const int32_t visible = sample.token.start + 1;
+  if (sample.seed_of)
+    if (Status status = check_cached(sample); !status.ok()) return status;
   if (sample.slots != nullptr)
     if (Status status = check_selection(sample); !status.ok()) return status;
   if (sample.slots == nullptr || visible <= layer_.options().topk)
@@ -146,15 +200,64 @@ Status Checker::check_decode(const Sample& sample, const void* absorbed, const v
   return compare_with_reference(sample, absorbed, o);
 }
 
-Status Checker::check_selection(const Sample& sample) {
+// Returns the keys that the chosen tokens belong to. Where keys stand for several tokens, all tokens of a key must be
+// there, and those of the group that is not complete; if not, `wrong` says so.
+std::vector<int32_t> Checker::chosen_keys(const Sample& sample, std::string& wrong) const {
   const LayerOptions& options = layer_.options();
+  const std::span slots(sample.slots, static_cast<size_t>(layer_.list_width()));
+  const std::vector<int32_t> positions = positions_of(slots, sample.token.pages, options.page_size);
+  const int32_t pooled = index_pooled(options.model), visible = sample.token.start + 1;
+  if (pooled == 1) return positions;
+  std::map<int32_t, int32_t> tokens_of;  // by key
+  for (int32_t position : positions) {
+    if (position < 0 || position >= visible) wrong = "a selected token is none that the query sees";
+    ++tokens_of[position / pooled];
+  }
+  if (const int32_t rest = visible % pooled; rest > 0) {
+    if (tokens_of[visible / pooled] != rest)
+      wrong = fmt::format("expected the {} tokens of the incomplete group, got {}", rest, tokens_of[visible / pooled]);
+    tokens_of.erase(visible / pooled);
+  }
+  std::vector<int32_t> keys;
+  for (const auto& [key, tokens] : tokens_of) {
+    if (tokens != pooled) wrong = fmt::format("expected all {} tokens of key {}, got {}", pooled, key, tokens);
+    keys.push_back(key);
+  }
+  return keys;
+}
+
+Status Checker::check_selection(const Sample& sample) {
   const auto logits = layer_.indexer_logits(reference_, sample.indexer, sample.token);
   if (!logits.ok()) return logits.status();
-  const std::span slots(sample.slots, static_cast<size_t>(options.topk));
-  const std::string wrong =
-      judge_selection(*logits, positions_of(slots, sample.token.pages, options.page_size), options.topk);
+  std::string wrong;
+  const std::vector<int32_t> keys = chosen_keys(sample, wrong);
+  if (wrong.empty())
+    wrong = judge_selection(*logits, keys, layer_.options().topk / index_pooled(layer_.options().model));
   if (!wrong.empty()) log_.fail(fmt::format("{}: {}", sample.what, wrong));
   return {};
+}
+
+Status Checker::check_cached(const Sample& sample) {
+  const LayerOptions& options = layer_.options();
+  const int32_t visible = sample.token.start + 1;
+  const std::vector<int32_t> tokens = rows_to_check(visible, kTokensOfRow, static_cast<uint64_t>(log_.num_checks));
+  RowFormat format(options.model, options.cache, reference_);
+  Status status = check_rows(
+      sample.what + ", row", tokens, layer_.rows(reference_, sample.token.pages, tokens), format,
+      [&](int32_t row) { return oracle_.latent(sample.seed_of, row); }, log_);
+  if (!status.ok() || sample.slots == nullptr) return status;
+  const Compressor* compressor = layer_.key_compressor();
+  const int32_t ratio = compressor != nullptr ? compressor->shape().ratio : 1;
+  const std::vector<int32_t> keys =
+      rows_to_check(visible / ratio, ratio * kTokensOfRow, static_cast<uint64_t>(log_.num_checks));
+  RowFormat of_keys(reference_);
+  return check_rows(
+      sample.what + ", key", keys, layer_.keys(reference_, sample.token.pages, keys), of_keys,
+      [&](int32_t key) {
+        return compressor != nullptr ? oracle_.row(compressor->shape(), sample.seed_of, key)
+                                     : oracle_.key_of(oracle_.latent(sample.seed_of, key));
+      },
+      log_);
 }
 
 Status Checker::compare_with_prefill(const Sample& sample) {

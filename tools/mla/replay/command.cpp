@@ -22,6 +22,7 @@
 #include "mla/output.h"
 #include "mla/replay/budget.h"
 #include "mla/replay/engine.h"
+#include "mla/replay/layer.h"
 #include "mla/replay/pooled_layer.h"
 #include "mla/replay/report.h"
 #include "mla/replay/scheduler.h"
@@ -43,6 +44,7 @@ struct Options {
   std::string cache, pool_cache, backend, device, timeline;
   std::string requests = "0", layers = "1", page_size, pool_tokens = "256k", chunk = "4k", max_batch = "64";
   std::string threads = "0", seed = "1", check_every = "16", pool_gb, mtp = "0", dcp = "1", time_budget;
+  std::string candidate_blocks = "2048";
   bool as_fast_as_possible = false, sparse = false, shared_prefix = false;
   Output output;
 };
@@ -139,13 +141,6 @@ int32_t int_option(const char* option, const std::string& text, int64_t min, int
   return static_cast<int32_t>(parse_int(option, text, min, max));
 }
 
-// Throws UsageError if the model chooses keys in a way that a replay does not have.
-void check_choice(const Options& options, const ModelConfig& model) {
-  for (const mla::LayerKind& kind : model.layers)
-    if (options.sparse && kind.index_pooled > 1)
-      throw UsageError("--sparse: a replay chooses single keys; {} chooses pools of {}", model.name, kind.index_pooled);
-}
-
 // Throws UsageError if rows of the format are not the model's.
 void check_cache(const char* option, CacheFormat format, const ModelConfig& model) {
   const KvLayout layout = kv_layout(format);
@@ -158,7 +153,6 @@ void check_cache(const char* option, CacheFormat format, const ModelConfig& mode
 // Throws UsageError if the model cannot be replayed with these options.
 void check_layer(const Options& options, const LayerOptions& layer) {
   const ModelConfig& model = layer.model;
-  check_choice(options, model);
   if (model.qk_rope_head_dim % 2 != 0)
     throw UsageError("--model: expected an even qk_rope_head_dim, got {}", model.qk_rope_head_dim);
   check_cache("--cache", layer.cache, model);
@@ -174,12 +168,16 @@ void check_layer(const Options& options, const LayerOptions& layer) {
   if (options.sparse && model.kv_lora_rank < kIndexerLayout.head_dim)
     throw UsageError("--sparse: expected a kv_lora_rank of at least {}, got {}", kIndexerLayout.head_dim,
                      model.kv_lora_rank);
+  const int32_t pooled = options.sparse ? index_pooled(model) : 1;
+  if (layer.page_size % pooled != 0)
+    throw UsageError("--page-size: expected a multiple of {}, the tokens of a key of {}'s indexer, got {}", pooled,
+                     model.name, layer.page_size);
   if (!model.value_is_row) return;
   if (!options.sparse) throw UsageError("--model: the layers of {} are sparse; expected --sparse too", model.name);
-  for (const PooledKind& kind : pooled_kinds(model))
-    if (layer.page_size % kind.ratio != 0)
-      throw UsageError("--page-size: expected a multiple of {}, the tokens of a compressed row of {}, got {}",
-                       kind.ratio, model.name, layer.page_size);
+  for (int32_t unit : PooledLayer::page_units(layer))
+    if (layer.page_size % unit != 0)
+      throw UsageError("--page-size: expected a multiple of {} for the compressed rows of {}, got {}", unit, model.name,
+                       layer.page_size);
 }
 
 int64_t cache_bytes(const LayerOptions& layer) {
@@ -203,6 +201,9 @@ LayerOptions make_layer(const Options& options) {
   layer.world = int_option("--dcp", options.dcp, 1, 1024);
   layer.chunk = int_option("--chunk", options.chunk, 1, 1 << 20);
   layer.shared_prefix = options.shared_prefix;
+  layer.max_batch = int_option("--max-batch", options.max_batch, 1, 1 << 16);
+  layer.drafts = int_option("--mtp", options.mtp, 0, 64);
+  layer.candidate_blocks = int_option("--candidate-blocks", options.candidate_blocks, 1, 1 << 20);
   layer.dtype = Projector::activation_dtype();
   if (options.sparse) layer.topk = layer.model.index_topk;
   check_layer(options, layer);
@@ -221,8 +222,6 @@ Setup make_setup(const Options& options) {
     pool_tokens = std::min(kMaxTokens, pages * layer.page_tokens());
   }
   layer.num_pages = static_cast<int32_t>(pool_tokens / layer.page_tokens());
-  setup.engine.max_batch = int_option("--max-batch", options.max_batch, 1, 1 << 16);
-  setup.engine.drafts = int_option("--mtp", options.mtp, 0, 64);
   setup.engine.check_every = parse_int("--check-every", options.check_every, 0);
   setup.engine.seed = static_cast<uint64_t>(parse_int("--seed", options.seed, 0));
   setup.threads = int_option("--threads", options.threads, 0, 4096);
@@ -231,9 +230,9 @@ Setup make_setup(const Options& options) {
   setup.scheduler = {.page_size = layer.page_tokens(),
                      .num_pages = layer.num_pages,
                      .chunk = layer.chunk,
-                     .max_batch = setup.engine.max_batch,
+                     .max_batch = layer.max_batch,
                      .as_fast_as_possible = options.as_fast_as_possible,
-                     .drafts = setup.engine.drafts,
+                     .drafts = layer.drafts,
                      .seed = setup.engine.seed,
                      .sharers_side_by_side = layer.shared_prefix};
   return setup;
@@ -285,7 +284,7 @@ Report make_report(const Setup& setup, const std::string& backend, const std::st
   report.model = layer.model.name;
   report.cache = std::string(name(layer.cache));
   report.sparse = layer.topk > 0;
-  report.drafts = setup.engine.drafts;
+  report.drafts = setup.engine.layer.drafts;
   report.ranks = layer.world;
   report.shared_prefix = layer.shared_prefix;
   if (pooled) {
@@ -295,7 +294,7 @@ Report make_report(const Setup& setup, const std::string& backend, const std::st
     report.pool_cache = std::string(name(layer.pool_cache));
     report.other_way = "decode_sparse against prefill_sparse";
   } else if (report.sparse) {
-    report.layers = fmt::format("one layer, decode over {} keys", layer.topk);
+    report.layers = fmt::format("one layer, decode over {} tokens", layer.topk);
   }
   if (report.drafts > 0) report.layers += fmt::format(", {} per answer token", counted(report.drafts, "draft"));
   if (report.shared_prefix) report.layers += ", shared prefixes read once";
@@ -357,7 +356,10 @@ int run_replay(const Options& options) {
   const std::string device = usable_device("--device", options.device);
   Setup setup = make_setup(options);
   const auto requests = value_or_usage_error(read_trace(options.trace, setup.max_requests));
-  setup.engine.max_batch = static_cast<int32_t>(std::min<int64_t>(setup.engine.max_batch, std::ssize(requests)));
+  LayerOptions& sized = setup.engine.layer;
+  sized.max_batch = static_cast<int32_t>(std::min<int64_t>(sized.max_batch, std::ssize(requests)));
+  for (const Request& request : requests)
+    sized.max_positions = std::max(sized.max_positions, request.input_length + request.output_length);
   check_setup(setup, device, requests);
   if (std::ssize(requests) < setup.max_requests)
     print_to(stderr, "mla: --requests {}: the trace has only {}\n", setup.max_requests,
@@ -424,7 +426,12 @@ Action add_replay(CLI::App& app) {
                       "Format of the compressed pools (deepseek-v4.1-flash: fp4_dsv41; else as --cache)");
   command->add_flag(
       "--sparse", options->sparse,
-      "Sparse attention: indexer and decode_sparse (deepseek-v3.2, glm-5, deepseek-v4-flash, -v4.1-flash)");
+      "Sparse attention: indexer and decode_sparse (deepseek-v3.2, glm-5, glm-5.3-flash, deepseek-v4-flash, "
+      "-v4.1-flash)");
+  command
+      ->add_option("--candidate-blocks", options->candidate_blocks,
+                   "Blocks of 8 keys that V4.1's first indexer over a pool picks for the later ones")
+      ->capture_default_str();
   command->add_flag("--shared-prefix", options->shared_prefix,
                     "Decode reads rows that several requests share once (decode's shared_prefix)");
   command->add_option("--mtp", options->mtp, "Drafts computed beside each answer token (speculative decoding)")

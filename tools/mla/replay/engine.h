@@ -4,9 +4,11 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "mla/bench/memory.h"
 #include "mla/replay/check_log.h"
@@ -18,13 +20,21 @@ namespace mla::cli::replay {
 
 struct EngineOptions {
   LayerOptions layer;
-  int32_t max_batch = 64;
-  int32_t drafts = 0;        ///< computed beside each answer token
   int64_t check_every = 16;  ///< steps with prefill, and steps with decode, between two checked samples; 0 = none
   uint64_t seed = 0;
+};
 
-  /// Returns how many answer tokens a step has at most, drafts included.
-  int64_t decode_rows() const { return int64_t{max_batch} * (drafts + 1); }
+/// Gives every running request a number below that of the seats, for what is kept of it between steps.
+class Seats {
+ public:
+  explicit Seats(int32_t count);
+  /// Frees the seats of requests that no longer run, and gives one to each request of the step.
+  void update(const Step& step, std::span<const Sequence> sequences);
+  int32_t of(int32_t sequence) const { return seats_.at(sequence); }
+
+ private:
+  std::map<int32_t, int32_t> seats_;  // by sequence
+  std::vector<int32_t> free_;
 };
 
 class Engine {

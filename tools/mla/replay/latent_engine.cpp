@@ -24,12 +24,13 @@ LatentEngine::LatentEngine(const EngineOptions& options, const Context& context,
       team_(context.num_threads()),
       generator_(options.layer.model, options.seed, options.layer.dtype),
       projector_(options.layer.model, generator_.weights(), options.layer.dtype, team_),
-      layer_(options.layer, operations_, projector_, stop),
-      checker_(layer_, operations_, reference_, projector_) {
+      layer_(options.layer, generator_, operations_, projector_, stop),
+      checker_(layer_, generator_, operations_, reference_, projector_),
+      seats_(options.layer.max_batch) {
   const ModelConfig& model = options.layer.model;
   const size_t bytes = size_of(options.layer.dtype);
   const int64_t heads = model.num_attention_heads, chunk = options.layer.chunk;
-  const int64_t batch = Projector::padded_rows(options.decode_rows());
+  const int64_t batch = Projector::padded_rows(options.layer.decode_rows());
   latents_ = rows_buffer(chunk + batch, model.d_qk(), bytes);
   q_ = rows_buffer(chunk, heads * model.prefill_d_qk(), bytes);
   o_ = rows_buffer(chunk, heads * model.v_head_dim, sizeof(float));
@@ -56,15 +57,20 @@ int64_t LatentEngine::memory_needed(const EngineOptions& options) {
   const int64_t indexer =
       layer.topk > 0 ? int64_t{indexer_heads(layer.model)} * (kIndexerLayout.head_dim + 4) + int64_t{layer.topk} * 4
                      : 0;
+  const int32_t pooled = index_pooled(model);
+  const int64_t compressor = layer.topk > 0 && pooled > 1
+                                 ? Compressor::memory_needed(pooled_key_compressor(pooled), layer.compressor_room())
+                                 : 0;
   const int64_t per_request =
       model.d_qk() * bytes + heads * ((qk + 2 * model.kv_lora_rank) * bytes + v * 4) + partial + indexer;
   const int64_t weights = heads * (model.qk_nope_head_dim + v) * model.kv_lora_rank * (bytes + 4);
-  return cache + Projector::padded_rows(layer.chunk) * per_prompt_token +
-         Projector::padded_rows(options.decode_rows()) * per_request + weights;
+  return cache + compressor + Projector::padded_rows(layer.chunk) * per_prompt_token +
+         Projector::padded_rows(options.layer.decode_rows()) * per_request + weights;
 }
 
 // Adds seeds, positions and slots of a sequence's next tokens; the caller decides where their queries go.
-void LatentEngine::add_tokens(const Sequence& sequence, int32_t start, int32_t count, int32_t accepted) {
+TokenRange LatentEngine::add_tokens(const Sequence& sequence, int32_t index, int32_t start, int32_t count,
+                                    int32_t accepted) {
   const auto seeds = generator_.token_seeds(*sequence.request, sequence.request->line, start, count);
   for (int32_t i = 0; i < count; ++i) {
     const int32_t position = start + i, page_tokens = options_.layer.page_tokens();
@@ -75,6 +81,7 @@ void LatentEngine::add_tokens(const Sequence& sequence, int32_t start, int32_t c
                      .indexer_row = -1});
     slots_.push_back(page * page_tokens + position % page_tokens);
   }
+  return {.pages = sequence.pages, .start = start, .count = count, .seat = seats_.of(index)};
 }
 
 void LatentEngine::generate(const Step& step, std::span<const Sequence> sequences) {
@@ -82,13 +89,13 @@ void LatentEngine::generate(const Step& step, std::span<const Sequence> sequence
   slots_.clear();
   prefill_.clear();
   decode_.clear();
+  seats_.update(step, sequences);
   const ModelConfig& model = options_.layer.model;
   const size_t bytes = size_of(options_.layer.dtype);
   const int64_t heads = model.num_attention_heads, nope = model.qk_nope_head_dim, rope = model.qk_rope_head_dim;
   for (const PrefillPiece& piece : step.prefill) {
     const Sequence& sequence = sequences[static_cast<size_t>(piece.sequence)];
-    prefill_.push_back({.pages = sequence.pages, .start = piece.start, .count = piece.count});
-    add_tokens(sequence, piece.start, piece.count, piece.count);
+    prefill_.push_back(add_tokens(sequence, piece.sequence, piece.start, piece.count, piece.count));
   }
   const int64_t d_qk = nope + rope, prefill_rows = std::ssize(jobs_);
   for (int64_t row = 0; row < prefill_rows; ++row)
@@ -98,16 +105,17 @@ void LatentEngine::generate(const Step& step, std::span<const Sequence> sequence
                                              .q_pe_stride_head = d_qk};
   for (const DecodePiece& piece : step.decode) {
     const Sequence& sequence = sequences[static_cast<size_t>(piece.sequence)];
-    decode_.push_back({.pages = sequence.pages, .start = sequence.num_computed, .count = piece.count});
-    add_tokens(sequence, sequence.num_computed, piece.count, piece.accepted);
+    decode_.push_back(add_tokens(sequence, piece.sequence, sequence.num_computed, piece.count, piece.accepted));
   }
   place_decode_queries(prefill_rows);
   const int64_t count = std::ssize(jobs_);
+  Compressor* const compressor = layer_.key_compressor();
   team_.run((count + kTokensPerTask - 1) / kTokensPerTask, [&](int64_t task, int32_t) {
     for (int64_t i = task * kTokensPerTask; i < std::min(count, (task + 1) * kTokensPerTask); ++i) {
       const TokenJob& job = jobs_[static_cast<size_t>(i)];
       generator_.latent(job.seed, job.position, element(latents_, i * model.d_qk(), bytes));
       generator_.query(job.seed, job.position, job.query);
+      if (compressor != nullptr) compressor->generate(generator_, job.seed, job.position, i);
       if (job.indexer_row >= 0)
         generator_.indexer_query(job.seed, 0, index_heads(),
                                  element(indexer_q_, job.indexer_row * index_heads() * kIndexerLayout.head_dim, 1),
@@ -169,6 +177,11 @@ Status LatentEngine::run_decode() {
 Status LatentEngine::run(const Step& step, std::span<const Sequence> sequences) {
   recorder_.time(Phase::kGenerate, [&] { generate(step, sequences); });
   if (Status status = layer_.append(latents_.data(), slots_, &recorder_); !status.ok()) return status;
+  if (sparse()) {
+    std::vector<TokenRange> ranges = prefill_;
+    ranges.insert(ranges.end(), decode_.begin(), decode_.end());
+    if (Status status = layer_.append_keys(latents_.data(), slots_, ranges, &recorder_); !status.ok()) return status;
+  }
   if (Status status = run_prefill(); !status.ok()) return status;
   cut_short_ = layer_.was_cut_short();
   if (cut_short_) return {};
@@ -182,6 +195,14 @@ Status LatentEngine::check(const Step& step, std::span<const Sequence> sequences
     if (Status status = check_prefill(step, sequences); !status.ok()) return status;
   if (!step.decode.empty() && decode_steps_++ % options_.check_every == 0) return check_decode(step, sequences);
   return {};
+}
+
+// Tokens of the step, whose first is job `first_job`, may be drafts; those before them are what they will be.
+SeedOf LatentEngine::seed_of(const Sequence& sequence, const TokenRange& piece, int64_t first_job) const {
+  return [this, &sequence, start = piece.start, first_job](int32_t position) {
+    if (position >= start) return jobs_[static_cast<size_t>(first_job + position - start)].seed;
+    return generator_.token_seeds(*sequence.request, sequence.request->line, position, 1).front();
+  };
 }
 
 // Checks one token of one piece, at a different place in each check.
@@ -226,7 +247,8 @@ Status LatentEngine::check_decode(const Step& step, std::span<const Sequence> se
   if (sparse()) {
     sample.indexer = {.q = element(indexer_q_, row * index_heads() * kIndexerLayout.head_dim, 1),
                       .weights = indexer_weights_.as<float>() + row * index_heads()};
-    sample.slots = static_cast<const int32_t*>(selected_.data) + row * options_.layer.topk;
+    sample.slots = static_cast<const int32_t*>(selected_.data) + row * layer_.list_width();
+    sample.seed_of = seed_of(sequence, piece, first_decode_row() + row - offset);
   }
   return checker_.check_decode(sample, element(absorbed_, latent_row, bytes), element(o_latent_, latent_row, bytes));
 }

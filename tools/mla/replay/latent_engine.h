@@ -43,7 +43,8 @@ class LatentEngine : public Engine {
   }
   int64_t index_heads() const { return indexer_heads(options_.layer.model); }
   void generate(const Step& step, std::span<const Sequence> sequences);
-  void add_tokens(const Sequence& sequence, int32_t start, int32_t count, int32_t accepted);
+  TokenRange add_tokens(const Sequence& sequence, int32_t index, int32_t start, int32_t count, int32_t accepted);
+  SeedOf seed_of(const Sequence& sequence, const TokenRange& piece, int64_t first_job) const;
   void place_decode_queries(int64_t first_job);
   Status run_prefill();
   Status run_decode();
@@ -59,6 +60,7 @@ class LatentEngine : public Engine {
   Projector projector_;
   Layer layer_;
   Checker checker_;
+  Seats seats_;
   bool cut_short_ = false;
   int64_t prefill_steps_ = 0, decode_steps_ = 0;
 

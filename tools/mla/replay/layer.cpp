@@ -31,13 +31,20 @@ std::vector<int32_t> pages_of(const TensorView& slots, int32_t page_size) {
   return {pages.begin(), pages.end()};
 }
 
-TensorView indexer_keys(const TensorView& rows, int64_t kv_lora_rank) {
+TensorView indexer_keys(TensorView rows, int64_t kv_lora_rank) {
   constexpr int64_t kWidth = kIndexerLayout.head_dim;
   return slice(rows, 1, kv_lora_rank - kWidth, kWidth);
 }
 
-Layer::Layer(const LayerOptions& options, Operations& operations, Projector& projector, const std::atomic<bool>& stop)
-    : options_(options), operations_(operations), projector_(projector), stop_(stop) {
+int32_t index_pooled(const ModelConfig& model) {
+  int32_t pooled = 1;
+  for (const mla::LayerKind& kind : model.layers) pooled = std::max(pooled, kind.index_pooled);
+  return pooled;
+}
+
+Layer::Layer(const LayerOptions& options, const Generator& generator, Operations& operations, Projector& projector,
+             const std::atomic<bool>& stop)
+    : options_(options), operations_(operations), projector_(projector), stop_(stop), chooser_(operations) {
   const ModelConfig& model = options.model;
   const auto bytes = static_cast<int64_t>(size_of(options.dtype));
   const int64_t rows = Projector::padded_rows(options.chunk), heads = model.num_attention_heads;
@@ -45,7 +52,21 @@ Layer::Layer(const LayerOptions& options, Operations& operations, Projector& pro
   for (int32_t rank = 0; rank < options.world; ++rank)
     caches_.emplace_back(options.cache, model.d_qk(), model.kv_lora_rank, options.page_size, options.num_pages,
                          operations.gpu());
-  if (options.topk > 0) indexer_ = IndexerPool(options.page_size, options.num_pages, operations.gpu());
+  if (options.topk > 0) {
+    const int32_t pooled = index_pooled(model);
+    indexer_ = IndexerPool(options.page_size / pooled, options.num_pages, operations.gpu());
+    choice_ = {.keys = indexer_.cache(),
+               .heads = indexer_heads(model),
+               .ratio = pooled,
+               .topk = options.topk / pooled,
+               .page_size = options.page_size};
+    if (pooled > 1) {
+      key_compressor_.emplace(pooled_key_compressor(pooled), options.compressor_room(), generator, no_angles_,
+                              operations);
+      for (const mla::LayerKind& kind : model.layers)
+        choice_.token_list_width = std::max(choice_.token_list_width, kind.list_width());
+    }
+  }
   latents_ = buffer(rows * model.d_qk() * bytes);
   keys_ = buffer(rows * heads * model.prefill_d_qk() * bytes);
   values_ = buffer(rows * heads * model.v_head_dim * bytes);
@@ -55,7 +76,7 @@ Layer::Layer(const LayerOptions& options, Operations& operations, Projector& pro
 
 int64_t Layer::cache_bytes(const LayerOptions& options) {
   const int64_t page = page_bytes(options.cache, options.model.d_qk(), options.page_size, true);
-  const int64_t indexer = options.topk > 0 ? indexer_page_bytes(options.page_size) : 0;
+  const int64_t indexer = options.topk > 0 ? indexer_page_bytes(options.page_size / index_pooled(options.model)) : 0;
   return options.num_pages * (page * options.world + indexer);
 }
 
@@ -74,12 +95,19 @@ Status Layer::append(const void* latents, std::span<const int64_t> slots, Record
     params.cache = caches_[static_cast<size_t>(rank)].cache();
     if (Status status = operations_.run(params, Phase::kAppend, recorder); !status.ok()) return status;
   }
-  if (options_.topk == 0) return {};
-  AppendIndexerParams indexer;
-  indexer.k = indexer_keys(params.kv, options_.model.kv_lora_rank);
-  indexer.slot_mapping = params.slot_mapping;
-  indexer.cache = indexer_.cache();
-  return operations_.run(indexer, Phase::kAppend, recorder);
+  return {};
+}
+
+Status Layer::append_keys(const void* latents, std::span<const int64_t> slots, std::span<const TokenRange> ranges,
+                          Recorder* recorder) {
+  if (key_compressor_) return key_compressor_->run(operations_, ranges, indexer_.cache(), recorder);
+  const int64_t count = std::ssize(slots);
+  AppendIndexerParams params;
+  params.k =
+      indexer_keys(contiguous(latents, options_.dtype, {count, options_.model.d_qk()}), options_.model.kv_lora_rank);
+  params.slot_mapping = contiguous(slots.data(), DType::kI64, {count});
+  params.cache = indexer_.cache();
+  return operations_.run(params, Phase::kAppend, recorder);
 }
 
 // Makes the page tables of one rank. kv_len is the length of the whole request (kGlobal), as context-parallel calls
@@ -273,35 +301,11 @@ Status Layer::decode_ranks(Operations& operations, DecodeParams params, std::spa
   return operations.run(merge, Phase::kDecodeMerge, recorder);
 }
 
-IndexerLogitsParams Layer::indexer_params(const IndexerQueries& queries, std::span<const TokenRange> ranges,
-                                          std::vector<float>& logits) {
-  set_query_ranges(ranges);
-  const int64_t tokens = qo_indptr_.back();
-  IndexerLogitsParams params;
-  const int64_t heads = indexer_heads(options_.model);
-  params.q = contiguous(queries.q, DType::kE4M3, {tokens, heads, kIndexerLayout.head_dim});
-  params.weights = contiguous(queries.weights, DType::kF32, {tokens, heads});
-  params.cache = indexer_.cache();
-  params.pages = page_table(ranges, {}, Lengths::kGlobal);
-  params.qo_indptr = ints(qo_indptr_);
-  const int64_t longest = *std::max_element(lengths_.begin(), lengths_.end());
-  logits.resize(static_cast<size_t>(tokens * longest));
-  params.logits = contiguous(logits.data(), DType::kF32, {tokens, longest});
-  return params;
-}
-
 Result<TensorView> Layer::select(const IndexerQueries& queries, std::span<const TokenRange> requests,
                                  Recorder* recorder) {
-  IndexerTopKParams params;
-  timed(recorder, Phase::kPlan, [&] {
-    params.indexer = indexer_params(queries, requests, logits_);
-    params.pages = params.indexer.pages;
-    params.page_size = options_.page_size;
-    slots_.resize(static_cast<size_t>(qo_indptr_.back()) * static_cast<size_t>(options_.topk));
-    params.slots = contiguous(slots_.data(), DType::kI32, {qo_indptr_.back(), options_.topk});
-  });
-  if (Status status = operations_.run(params, Phase::kDecodeIndexer, recorder); !status.ok()) return status;
-  return params.slots;
+  timed(recorder, Phase::kPlan, [&] { batch_.assign(requests, options_.page_size); });
+  if (Status status = chooser_.choose(batch_, choice_, queries, kDecodeChoice, recorder); !status.ok()) return status;
+  return chooser_.slots();
 }
 
 Status Layer::decode_slots(Operations& operations, const TensorView& q_nope, const TensorView& q_pe,
@@ -329,13 +333,25 @@ Status Layer::decode_slots(Operations& operations, const TensorView& q_nope, con
 
 Result<std::vector<float>> Layer::indexer_logits(Operations& operations, const IndexerQueries& query,
                                                  const TokenRange& token) {
-  std::vector<float> logits;
-  IndexerLogitsParams params = indexer_params(query, std::span(&token, 1), logits);
-  const auto cache = indexer_.cache(operations, table_);
-  if (!cache.ok()) return cache.status();
-  params.cache = *cache;
-  if (Status status = operations.run(params, Phase::kCheck, nullptr); !status.ok()) return status;
+  QueryBatch batch;
+  batch.assign(std::span(&token, 1), options_.page_size);
+  Choice choice = choice_;
+  const auto keys = indexer_.cache(operations, batch.page_list());
+  if (!keys.ok()) return keys.status();
+  choice.keys = *keys;
+  auto logits = Chooser::logits(operations, batch, choice, query);
+  if (logits.ok()) logits->resize(static_cast<size_t>((token.start + 1) / choice.ratio));
   return logits;
+}
+
+Result<std::vector<float>> Layer::rows(Operations& operations, std::span<const int32_t> pages,
+                                       std::span<const int32_t> rows) {
+  return caches_.front().rows(operations, options_.model.d_qk(), options_.page_size, pages, rows);
+}
+
+Result<std::vector<float>> Layer::keys(const Operations& operations, std::span<const int32_t> pages,
+                                       std::span<const int32_t> keys) {
+  return indexer_.keys(operations, pages, keys);
 }
 
 }  // namespace mla::cli::replay

@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
 #include <string>
 
 #include "mla/replay/checker.h"
@@ -15,14 +17,10 @@ namespace {
 // memory.
 constexpr int64_t kSliceTokens = 128;
 constexpr int64_t kPooledTokensPerTask = 8;  // of the generator
-// A pooled row may have this relative error against the mean of what it is made of: e4m3 keeps three bits behind the
-// first, e2m1 one.
-double pooled_tolerance(CacheFormat format) { return kv_layout(format).nope.element == DType::kE2M1 ? 0x1p-2 : 0x1p-4; }
-
 int64_t slice_bytes(const ModelConfig& model, int64_t element_bytes) {
-  const int64_t heads = model.num_attention_heads;
+  const int64_t heads = model.num_attention_heads, kinds = std::ssize(pooled_kinds(model));
   return kSliceTokens * (heads * (model.d_qk() + model.d_v()) * element_bytes +
-                         int64_t{indexer_heads(model)} * (kIndexerLayout.head_dim + 4));
+                         kinds * int64_t{indexer_heads(model)} * (kIndexerLayout.head_dim + 4));
 }
 
 std::vector<float> widened(const std::byte* values, DType dtype, int64_t count) {
@@ -43,34 +41,37 @@ PooledEngine::PooledEngine(const EngineOptions& options, const Context& context,
       stop_(stop),
       team_(context.num_threads()),
       generator_(options.layer.model, options.seed, options.layer.dtype),
-      layer_(options.layer, operations_, generator_.attn_sink()) {
+      layer_(options.layer, generator_, operations_),
+      oracle_(options.layer.model, generator_, options.layer.dtype),
+      seats_(options.layer.max_batch) {
   const ModelConfig& model = options.layer.model;
   const size_t bytes = size_of(options.layer.dtype);
   const int64_t heads = model.num_attention_heads;
-  latents_ = rows_buffer(options.layer.chunk + options.decode_rows(), model.d_qk(), bytes);
+  latents_ = rows_buffer(options.layer.chunk + options.layer.decode_rows(), model.d_qk(), bytes);
   q_ = rows_buffer(kSliceTokens, heads * model.d_qk(), bytes);
   o_ = rows_buffer(kSliceTokens, heads * model.d_v(), bytes);
-  indexer_q_ = rows_buffer(kSliceTokens, int64_t{indexer_heads(model)} * kIndexerLayout.head_dim, 1);
-  indexer_weights_ = rows_buffer(kSliceTokens, indexer_heads(model), sizeof(float));
+  const int64_t indexers = std::ssize(layer_.kinds()) * indexer_heads(model);
+  indexer_q_ = rows_buffer(kSliceTokens, indexers * kIndexerLayout.head_dim, 1);
+  indexer_weights_ = rows_buffer(kSliceTokens, indexers, sizeof(float));
 }
 
 int64_t PooledEngine::memory_needed(const EngineOptions& options) {
   const ModelConfig& model = options.layer.model;
   const auto bytes = static_cast<int64_t>(size_of(options.layer.dtype));
-  const int64_t rows = options.layer.chunk + options.decode_rows();
-  // Counts the latents, and the groups that a step finishes, in f32.
-  const int64_t per_row = model.d_qk() * (bytes + 2 * static_cast<int64_t>(sizeof(float)));
-  return PooledLayer::cache_bytes(options.layer) + rows * per_row + slice_bytes(model, bytes);
+  const int64_t rows = options.layer.chunk + options.layer.decode_rows();
+  return PooledLayer::cache_bytes(options.layer) + PooledLayer::compressor_bytes(options.layer) +
+         rows * model.d_qk() * bytes + slice_bytes(model, bytes);
 }
 
-void PooledEngine::add_tokens(const Sequence& sequence, int32_t start, int32_t count, int32_t accepted) {
+void PooledEngine::add_tokens(const Sequence& sequence, int32_t index, int32_t start, int32_t count, int32_t accepted) {
   const auto seeds = generator_.token_seeds(*sequence.request, sequence.request->line, start, count);
   const int32_t page_size = options_.layer.page_size;
-  ranges_.push_back({.pages = sequence.pages, .start = start, .count = count});
+  ranges_.push_back({.pages = sequence.pages, .start = start, .count = count, .seat = seats_.of(index)});
   for (int32_t i = 0; i < count; ++i) {
     const int32_t position = start + i;
     tokens_.push_back({.seed = answer_seed(seeds[static_cast<size_t>(i)], i < accepted),
-                       .line = sequence.request->line,
+                       .request = sequence.request,
+                       .range = ranges_.size() - 1,
                        .place = {.pages = sequence.pages, .position = position}});
     slots_.push_back(int64_t{sequence.pages[static_cast<size_t>(position / page_size)]} * page_size +
                      position % page_size);
@@ -81,22 +82,62 @@ void PooledEngine::plan_step(const Step& step, std::span<const Sequence> sequenc
   tokens_.clear();
   slots_.clear();
   ranges_.clear();
+  seats_.update(step, sequences);
   for (const PrefillPiece& piece : step.prefill)
-    add_tokens(sequences[static_cast<size_t>(piece.sequence)], piece.start, piece.count, piece.count);
+    add_tokens(sequences[static_cast<size_t>(piece.sequence)], piece.sequence, piece.start, piece.count, piece.count);
   num_prefill_ = std::ssize(tokens_);
   for (const DecodePiece& piece : step.decode) {
     const Sequence& sequence = sequences[static_cast<size_t>(piece.sequence)];
-    add_tokens(sequence, sequence.num_computed, piece.count, piece.accepted);
+    add_tokens(sequence, piece.sequence, sequence.num_computed, piece.count, piece.accepted);
   }
+}
+
+// Returns what a slice of the step's tokens has of each range.
+std::vector<TokenRange> PooledEngine::ranges_of(int64_t first, int64_t count) const {
+  std::vector<TokenRange> ranges;
+  size_t last = 0;
+  for (int64_t i = first; i < first + count; ++i) {
+    const Token& token = tokens_[static_cast<size_t>(i)];
+    if (ranges.empty() || token.range != last) {
+      ranges.push_back(ranges_[token.range]);
+      ranges.back().start = token.place.position;
+      ranges.back().count = 0;
+      last = token.range;
+    }
+    ++ranges.back().count;
+  }
+  return ranges;
+}
+
+// Tokens of the step may be drafts; those before them are what they will be.
+SeedOf PooledEngine::seed_of(int64_t token) const {
+  return [this, token](int32_t position) {
+    const Token& last = tokens_[static_cast<size_t>(token)];
+    if (position >= ranges_[last.range].start)
+      return tokens_[static_cast<size_t>(token - (last.place.position - position))].seed;
+    return generator_.token_seeds(*last.request, last.request->line, position, 1).front();
+  };
+}
+
+// Returns where the buffers of the indexers' queries have those of a kind's layer for a token of the slice, in heads.
+int64_t PooledEngine::indexer_row(size_t kind, int64_t row) const {
+  return (static_cast<int64_t>(kind) * kSliceTokens + row) * indexer_heads(options_.layer.model);
+}
+
+IndexerQueries PooledEngine::indexer_queries(size_t kind, int64_t row) const {
+  const int64_t first = indexer_row(kind, row);
+  return {.q = indexer_q_.data() + first * kIndexerLayout.head_dim, .weights = indexer_weights_.as<float>() + first};
 }
 
 void PooledEngine::generate_latents() {
   const int64_t count = std::ssize(tokens_), width = options_.layer.model.d_qk();
   const auto bytes = static_cast<int64_t>(size_of(options_.layer.dtype));
+  const std::vector<Compressor*> compressors = layer_.compressors();
   team_.run((count + kPooledTokensPerTask - 1) / kPooledTokensPerTask, [&](int64_t task, int32_t) {
     for (int64_t i = task * kPooledTokensPerTask; i < std::min(count, (task + 1) * kPooledTokensPerTask); ++i) {
       const Token& token = tokens_[static_cast<size_t>(i)];
       generator_.latent(token.seed, token.place.position, latents_.data() + i * width * bytes);
+      for (Compressor* compressor : compressors) compressor->generate(generator_, token.seed, token.place.position, i);
     }
   });
 }
@@ -115,9 +156,12 @@ void PooledEngine::generate_queries(int64_t first, int64_t count) {
                         .q_nope_stride_head = width,
                         .q_pe = row + model.kv_lora_rank * bytes,
                         .q_pe_stride_head = width});
-      generator_.indexer_query(token.seed, 0, index_heads,
-                               indexer_q_.data() + i * index_heads * kIndexerLayout.head_dim,
-                               indexer_weights_.as<float>() + i * index_heads);
+      for (size_t kind = 0; kind < layer_.kinds().size(); ++kind) {
+        if (!layer_.kinds()[kind].chooses()) continue;
+        const int64_t at = indexer_row(kind, i);
+        generator_.indexer_query(token.seed, kind, index_heads, indexer_q_.data() + at * kIndexerLayout.head_dim,
+                                 indexer_weights_.as<float>() + at);
+      }
     }
   });
 }
@@ -156,14 +200,13 @@ Status PooledEngine::attend_slice(int64_t first, int64_t count, Phase phase, con
   const ModelConfig& model = options_.layer.model;
   const DType dtype = options_.layer.dtype;
   recorder_.time(Phase::kGenerate, [&] { generate_queries(first, count); });
-  std::vector<TokenPlace> places;
-  for (int64_t i = first; i < first + count; ++i) places.push_back(tokens_[static_cast<size_t>(i)].place);
+  const std::vector<TokenRange> ranges = ranges_of(first, count);
   const TensorView q = contiguous(q_.data(), dtype, {count, model.num_attention_heads, model.d_qk()});
   const TensorView o = contiguous(o_.data(), dtype, {count, model.num_attention_heads, model.d_v()});
   for (size_t kind = 0; kind < layer_.kinds().size(); ++kind) {
-    const IndexerQueries queries{.q = indexer_q_.data(), .weights = indexer_weights_.as<float>()};
-    const Phase selection = phase == Phase::kPrefillAttention ? Phase::kPrefillIndexer : Phase::kDecodeIndexer;
-    if (Status status = layer_.select(kind, places, queries, selection, &recorder_); !status.ok()) return status;
+    const ChoicePhases& choice = phase == Phase::kPrefillAttention ? kPrefillChoice : kDecodeChoice;
+    if (Status status = layer_.select(kind, ranges, indexer_queries(kind, 0), choice, &recorder_); !status.ok())
+      return status;
     if (Status status = layer_.attend(operations_, q, 0, 0, o, phase, &recorder_); !status.ok()) return status;
     if (!sample || sample->kind != kind || sample->token < first || sample->token >= first + count) continue;
     Status status = recorder_.time(Phase::kCheck, [&] { return check(*sample, first); });
@@ -172,26 +215,41 @@ Status PooledEngine::attend_slice(int64_t first, int64_t count, Phase phase, con
   return {};
 }
 
-// Checks the last of the compressed rows that the token sees.
-Status PooledEngine::check_pooled_row(const Sample& sample, const std::string& what) {
+// Compares rows of a pool, and its indexer's keys, with what the activations of all tokens come to.
+Status PooledEngine::check_rows_of(size_t pool, const Sample& sample, const std::string& what) {
+  const LayerOptions& options = options_.layer;
   const TokenPlace& place = tokens_[static_cast<size_t>(sample.token)].place;
-  const PooledKind& kind = layer_.kinds()[sample.kind];
-  const int32_t ratio = kind.ratio, last = place.visible(kind) - 1;
-  const int64_t width = options_.layer.model.d_qk();
-  if (sample.kind == kWindow || last < 0) return {};
-  const auto group = layer_.rows(kWindow, place.pages, last * ratio, ratio);
-  if (!group.ok()) return group.status();
-  const auto pooled = layer_.rows(sample.kind, place.pages, last, 1);
-  if (!pooled.ok()) return pooled.status();
-  std::vector<float> mean(static_cast<size_t>(width), 0.0F);
-  for (size_t i = 0; i < group->size(); ++i)
-    mean[i % static_cast<size_t>(width)] += (*group)[i] / static_cast<float>(ratio);
-  const double error = relative_error(pooled->data(), mean.data(), width);
-  const double tolerance = pooled_tolerance(options_.layer.pool_cache);
-  if (error > tolerance)
-    log_.fail(fmt::format("{}: expected row {} of the pool within {:.4f} of the mean of its {} tokens, got {:.4g}",
-                          what, last, tolerance, ratio, error));
-  return {};
+  const PooledKind& kind = layer_.kinds()[pool];
+  const SeedOf seeds = seed_of(sample.token);
+  const CompressorShape shape = pool_compressor(options.model, kind.ratio);
+  const auto salt = static_cast<uint64_t>(log_.num_checks);
+  const auto compare = [&](const char* name, std::span<const int32_t> rows, const Result<std::vector<float>>& got,
+                           RowFormat format, const std::function<std::vector<double>(int32_t)>& expected) {
+    return check_rows(fmt::format("{}, {} {}", what, kind.name, name), rows, got, format, expected, log_);
+  };
+  if (pool == kWindow) {
+    const int32_t first = std::max(place.position + 1 - options.model.sliding_window, 0);
+    std::vector<int32_t> rows(static_cast<size_t>(place.position + 1 - first));
+    std::iota(rows.begin(), rows.end(), first);
+    return compare("row", rows, layer_.rows(reference_, pool, place.pages, rows),
+                   RowFormat(options.model, options.cache, reference_),
+                   [&](int32_t row) { return oracle_.latent(seeds, row); });
+  }
+  const std::vector<int32_t> rows = rows_to_check(place.visible(kind), shape.span(), salt);
+  Status status = compare("row", rows, layer_.rows(reference_, pool, place.pages, rows),
+                          RowFormat(options.model, options.pool_cache, reference_),
+                          [&](int32_t row) { return oracle_.row(shape, seeds, row); });
+  if (!status.ok() || !kind.chooses()) return status;
+  const std::optional<CompressorShape> of_keys = key_compressor(options.model, kind.ratio);
+  return compare(
+      "key", rows, layer_.keys(reference_, pool, place.pages, rows), RowFormat(reference_), [&](int32_t row) {
+        return of_keys ? oracle_.row(*of_keys, seeds, row) : oracle_.key_of(oracle_.pooled(shape, seeds, row));
+      });
+}
+
+Status PooledEngine::check_cached(const Sample& sample, const std::string& what) {
+  if (Status status = check_rows_of(kWindow, sample, what); !status.ok() || sample.kind == kWindow) return status;
+  return check_rows_of(layer_.kinds()[sample.kind].pool, sample, what);
 }
 
 // Finds out which of the compressed rows the token got, and checks that they are those that it should have got.
@@ -202,18 +260,31 @@ Status PooledEngine::check_selection(const Sample& sample, int64_t row, const st
   const TokenPlace& place = tokens_[static_cast<size_t>(sample.token)].place;
   positions = positions_of(layer_.selected(row), place.pages, layer_.rows_per_page(sample.kind));
   std::string wrong;
-  if (!kind.chooses()) {
-    if (std::ssize(positions) != place.visible(kind))
-      wrong = fmt::format("expected all {} compressed keys, got {}", place.visible(kind), positions.size());
-  } else {
-    const int32_t index_heads = indexer_heads(options_.layer.model);
-    const IndexerQueries query{.q = indexer_q_.data() + row * index_heads * kIndexerLayout.head_dim,
-                               .weights = indexer_weights_.as<float>() + row * index_heads};
-    const auto logits = layer_.indexer_logits(reference_, sample.kind, place, query);
-    if (!logits.ok()) return logits.status();
-    wrong = judge_selection(*logits, positions, kind.topk);
+  if (kind.chooses()) {
+    if (Status status = judge_choice(sample, row, positions, wrong); !status.ok()) return status;
+  } else if (std::ssize(positions) != place.visible(kind)) {
+    wrong = fmt::format("expected all {} compressed keys, got {}", place.visible(kind), positions.size());
   }
   if (!wrong.empty()) log_.fail(fmt::format("{}: {}", what, wrong));
+  return {};
+}
+
+Status PooledEngine::judge_choice(const Sample& sample, int64_t row, std::span<const int32_t> positions,
+                                  std::string& wrong) {
+  const PooledKind& kind = layer_.kinds()[sample.kind];
+  const TokenPlace& place = tokens_[static_cast<size_t>(sample.token)].place;
+  const auto logits = layer_.indexer_logits(reference_, sample.kind, place, indexer_queries(sample.kind, row));
+  if (!logits.ok()) return logits.status();
+  std::optional<KeyBlocks> within;
+  if (kind.candidates == CandidateBlocks::kWithin)
+    within = KeyBlocks{.blocks = layer_.candidates(row), .block_size = kCandidateBlock};
+  wrong = judge_selection(*logits, positions, kind.topk, within);
+  if (!wrong.empty() || kind.candidates == CandidateBlocks::kNone) return {};
+  // The blocks have to be those that the owner of the pool picks for this very token.
+  const auto of_owner = layer_.indexer_logits(reference_, kind.pool, place, indexer_queries(kind.pool, row));
+  if (!of_owner.ok()) return of_owner.status();
+  wrong = judge_blocks(*of_owner, {.blocks = layer_.candidates(row), .block_size = kCandidateBlock},
+                       options_.layer.candidate_blocks);
   return {};
 }
 
@@ -223,8 +294,8 @@ Status PooledEngine::check(const Sample& sample, int64_t first) {
   const auto bytes = static_cast<int64_t>(size_of(dtype));
   const int64_t heads = model.num_attention_heads, d_qk = model.d_qk(), d_v = model.d_v(), row = sample.token - first;
   const Token& token = tokens_[static_cast<size_t>(sample.token)];
-  const std::string what =
-      fmt::format("line {}, token {}, layer {}", token.line, token.place.position, layer_.kinds()[sample.kind].name);
+  const std::string what = fmt::format("line {}, token {}, layer {}", token.request->line, token.place.position,
+                                       layer_.kinds()[sample.kind].name);
   const int64_t head = log_.num_checks++ % heads;
   const TensorView q = contiguous(q_.data() + row * heads * d_qk * bytes, dtype, {1, heads, d_qk});
   const std::vector<float> got = widened(o_.data() + row * heads * d_v * bytes, dtype, heads * d_v);
@@ -237,6 +308,7 @@ Status PooledEngine::check(const Sample& sample, int64_t first) {
   log_.note(relative_error(got.data() + head * d_v, expected.data(), d_v), log_.worst_reference,
             fmt::format("{}, head {}", what, head), "the reference");
 
+  if (status = check_cached(sample, what); !status.ok()) return status;
   std::vector<int32_t> positions;
   if (status = check_selection(sample, row, what, positions); !status.ok()) return status;
   if (log_.failed()) return {};  // positions that are none cannot be gathered
@@ -246,7 +318,7 @@ Status PooledEngine::check(const Sample& sample, int64_t first) {
   for (int64_t h = 0; h < heads; ++h)
     log_.note(relative_error(got.data() + h * d_v, expected.data() + h * d_v, d_v), log_.worst_other_way,
               fmt::format("{}, head {}", what, h), "prefill_sparse over gathered keys");
-  return check_pooled_row(sample, what);
+  return {};
 }
 
 }  // namespace mla::cli::replay

@@ -12,6 +12,7 @@
 #include "mla/replay/engine.h"
 #include "mla/replay/generator.h"
 #include "mla/replay/pooled_layer.h"
+#include "mla/replay/row_oracle.h"
 #include "mla/replay/team.h"
 
 namespace mla::cli::replay {
@@ -31,7 +32,8 @@ class PooledEngine : public Engine {
  private:
   struct Token {
     uint64_t seed;
-    int64_t line;
+    const Request* request;
+    size_t range;  // of ranges_
     TokenPlace place;
   };
   /// Names a token to check, and the kind of layer to check it in.
@@ -39,8 +41,12 @@ class PooledEngine : public Engine {
     int64_t token;
     size_t kind;
   };
-  void add_tokens(const Sequence& sequence, int32_t start, int32_t count, int32_t accepted);
+  void add_tokens(const Sequence& sequence, int32_t index, int32_t start, int32_t count, int32_t accepted);
   void plan_step(const Step& step, std::span<const Sequence> sequences);
+  std::vector<TokenRange> ranges_of(int64_t first, int64_t count) const;
+  SeedOf seed_of(int64_t token) const;
+  int64_t indexer_row(size_t kind, int64_t row) const;
+  IndexerQueries indexer_queries(size_t kind, int64_t row) const;
   void generate_latents();
   void generate_queries(int64_t first, int64_t count);
   std::optional<Sample> pick(int64_t first, int64_t count, int64_t& steps);
@@ -48,7 +54,9 @@ class PooledEngine : public Engine {
   Status attend_slice(int64_t first, int64_t count, Phase phase, const std::optional<Sample>& sample);
   Status check(const Sample& sample, int64_t first);
   Status check_selection(const Sample& sample, int64_t row, const std::string& what, std::vector<int32_t>& positions);
-  Status check_pooled_row(const Sample& sample, const std::string& what);
+  Status judge_choice(const Sample& sample, int64_t row, std::span<const int32_t> positions, std::string& wrong);
+  Status check_rows_of(size_t pool, const Sample& sample, const std::string& what);
+  Status check_cached(const Sample& sample, const std::string& what);
 
   EngineOptions options_;
   Operations operations_, reference_;
@@ -57,13 +65,15 @@ class PooledEngine : public Engine {
   Team team_;
   Generator generator_;
   PooledLayer layer_;
+  RowOracle oracle_;
+  Seats seats_;
   CheckLog log_;
   bool cut_short_ = false;
   int64_t prefill_steps_ = 0, decode_steps_ = 0;
 
   bench::Buffer latents_;                      // [chunk + decode_rows, d_qk]
   bench::Buffer q_, o_;                        // [slice, H, d]
-  bench::Buffer indexer_q_, indexer_weights_;  // [slice, indexer's heads, ...]
+  bench::Buffer indexer_q_, indexer_weights_;  // [kinds, slice, indexer's heads, ...]
   std::vector<Token> tokens_;                  // prefill's, then decode's
   std::vector<int64_t> slots_;
   std::vector<TokenRange> ranges_;

@@ -14,29 +14,73 @@ CacheFormat format_of(const LayerOptions& options, size_t kind) {
   return kind == kWindow ? options.cache : options.pool_cache;
 }
 
+/// Holds what makes the rows of a kind's pool, and what makes the keys of its indexer.
+struct Compressors {
+  std::optional<CompressorShape> rows, keys;
+};
+
+Compressors compressors_of(const ModelConfig& model, const std::vector<PooledKind>& kinds, size_t kind) {
+  if (kind == kWindow || kinds[kind].pool != kind) return {};
+  Compressors shapes = {.rows = pool_compressor(model, kinds[kind].ratio), .keys = std::nullopt};
+  if (kinds[kind].chooses()) shapes.keys = key_compressor(model, kinds[kind].ratio);
+  return shapes;
+}
+
+std::vector<CompressorShape> all_compressors(const ModelConfig& model) {
+  const std::vector<PooledKind> kinds = pooled_kinds(model);
+  std::vector<CompressorShape> all;
+  for (size_t kind = 0; kind < kinds.size(); ++kind) {
+    const Compressors shapes = compressors_of(model, kinds, kind);
+    if (shapes.rows) all.push_back(*shapes.rows);
+    if (shapes.keys) all.push_back(*shapes.keys);
+  }
+  return all;
+}
+
 }  // namespace
 
 std::vector<PooledKind> pooled_kinds(const ModelConfig& model) {
   std::vector<PooledKind> kinds = {{.name = "window"}};
   for (const mla::LayerKind& layer : model.layers) {
-    const PooledKind kind = {
-        .name = fmt::format("c{}", layer.compress_ratio), .ratio = layer.compress_ratio, .topk = layer.index_topk};
-    if (kind.ratio > 0 && std::ranges::find(kinds, kind.name, &PooledKind::name) == kinds.end()) kinds.push_back(kind);
+    if (layer.compress_ratio == 0) continue;
+    const bool within = layer.candidates == CandidateBlocks::kWithin && layer.index_heads > 0;
+    if (!within && !layer.owns_pool) continue;
+    const std::string pool = fmt::format("c{}", layer.compress_ratio);
+    PooledKind kind = {.name = within ? pool + " within" : pool,
+                       .pool = kinds.size(),
+                       .ratio = layer.compress_ratio,
+                       .topk = layer.index_topk,
+                       .candidates = layer.candidates};
+    if (std::ranges::find(kinds, kind.name, &PooledKind::name) != kinds.end()) continue;
+    if (within) kind.pool = static_cast<size_t>(std::ranges::find(kinds, pool, &PooledKind::name) - kinds.begin());
+    kinds.push_back(kind);
   }
   return kinds;
 }
 
-PooledLayer::PooledLayer(const LayerOptions& options, Operations& operations, std::vector<float> attn_sink)
+PooledLayer::PooledLayer(const LayerOptions& options, const Generator& generator, Operations& operations)
     : options_(options),
       operations_(operations),
-      attn_sink_(std::move(attn_sink)),
-      kinds_(pooled_kinds(options.model)) {
+      attn_sink_(generator.attn_sink()),
+      kinds_(pooled_kinds(options.model)),
+      angles_(generator, options.model.qk_rope_head_dim, options.max_positions, operations.gpu()),
+      chooser_(operations) {
   const ModelConfig& model = options.model;
   for (size_t kind = 0; kind < kinds_.size(); ++kind) {
-    pools_.emplace_back(format_of(options, kind), model.d_qk(), model.kv_lora_rank, rows_per_page(kind),
-                        options.num_pages, operations.gpu());
-    indexers_.push_back(kinds_[kind].chooses() ? IndexerPool(rows_per_page(kind), options.num_pages, operations.gpu())
-                                               : IndexerPool());
+    const int32_t rows = rows_per_page(kind);
+    const bool owns = kinds_[kind].pool == kind;
+    pools_.push_back(owns ? CachePool(format_of(options, kind), model.d_qk(), model.kv_lora_rank, rows,
+                                      options.num_pages, operations.gpu())
+                          : CachePool());
+    indexers_.push_back(owns && kinds_[kind].chooses() ? IndexerPool(rows, options.num_pages, operations.gpu())
+                                                       : IndexerPool());
+    const Compressors shapes = compressors_of(model, kinds_, kind);
+    const auto make = [&](const std::optional<CompressorShape>& shape) -> std::optional<Compressor> {
+      if (!shape) return std::nullopt;
+      return Compressor(*shape, options.compressor_room(), generator, angles_, operations);
+    };
+    row_compressors_.push_back(make(shapes.rows));
+    key_compressors_.push_back(make(shapes.keys));
   }
 }
 
@@ -44,11 +88,36 @@ int64_t PooledLayer::cache_bytes(const LayerOptions& options) {
   const std::vector<PooledKind> kinds = pooled_kinds(options.model);
   int64_t bytes = 0;
   for (size_t kind = 0; kind < kinds.size(); ++kind) {
+    if (kinds[kind].pool != kind) continue;
     const int32_t rows = options.page_size / kinds[kind].ratio;
     bytes += page_bytes(format_of(options, kind), options.model.d_qk(), rows, true);
     if (kinds[kind].chooses()) bytes += indexer_page_bytes(rows);
   }
+  for (const CompressorShape& shape : all_compressors(options.model))
+    bytes += Compressor::page_bytes(shape, options.drafts);
   return bytes * options.num_pages;
+}
+
+int64_t PooledLayer::compressor_bytes(const LayerOptions& options) {
+  int64_t bytes = int64_t{options.max_positions} * options.model.qk_rope_head_dim * static_cast<int64_t>(sizeof(float));
+  for (const CompressorShape& shape : all_compressors(options.model))
+    bytes += Compressor::memory_needed(shape, options.compressor_room());
+  return bytes;
+}
+
+std::vector<int32_t> PooledLayer::page_units(const LayerOptions& options) {
+  std::vector<int32_t> units;
+  for (const CompressorShape& shape : all_compressors(options.model))
+    units.push_back(shape.overlap ? StateTable::block_size(shape, options.drafts) : shape.ratio);
+  return units;
+}
+
+std::vector<Compressor*> PooledLayer::compressors() {
+  std::vector<Compressor*> all;
+  for (auto* list : {&row_compressors_, &key_compressors_})
+    for (std::optional<Compressor>& compressor : *list)
+      if (compressor) all.push_back(&*compressor);
+  return all;
 }
 
 Status PooledLayer::append(const void* latents, std::span<const int64_t> slots, Recorder* recorder) {
@@ -60,165 +129,112 @@ Status PooledLayer::append(const void* latents, std::span<const int64_t> slots, 
   return operations_.run(params, Phase::kAppend, recorder);
 }
 
-// Gathers ranges of a pool's rows, one range behind the other. `start` and `count` of a range are in rows of the pool.
-Status PooledLayer::gather(size_t kind, std::span<const TokenRange> row_ranges, const TensorView& out,
-                           Recorder* recorder) {
-  const int32_t page_rows = rows_per_page(kind);
-  indptr_.assign(1, 0);
-  out_indptr_.assign(1, 0);
-  table_.clear();
-  lengths_.clear();
-  starts_.clear();
-  for (const TokenRange& range : row_ranges) {
-    const int32_t length = range.start + range.count;
-    table_.insert(table_.end(), range.pages.begin(), range.pages.begin() + (length + page_rows - 1) / page_rows);
-    indptr_.push_back(static_cast<int32_t>(table_.size()));
-    lengths_.push_back(length);
-    starts_.push_back(range.start);
-    out_indptr_.push_back(out_indptr_.back() + range.count);
-  }
+// Gathers a range of a pool's rows. Its `start` and `count` are in rows of the pool.
+Status PooledLayer::gather(size_t kind, const TokenRange& row_range, const TensorView& out) {
+  const int32_t page_rows = rows_per_page(kind), length = row_range.start + row_range.count;
+  const std::vector<int32_t> kv_indptr = {0, (length + page_rows - 1) / page_rows}, kv_len = {length},
+                             start = {row_range.start}, out_indptr = {0, row_range.count};
   GatherParams params;
   params.cache = pools_[kind].cache();
-  params.pages = {.kv_indptr = ints(indptr_), .kv_indices = ints(table_), .block_table = {}, .kv_len = ints(lengths_)};
-  params.token_start = ints(starts_);
-  params.out_indptr = ints(out_indptr_);
+  params.pages = {.kv_indptr = ints(kv_indptr),
+                  .kv_indices = contiguous(row_range.pages.data(), DType::kI32, {std::ssize(row_range.pages)}),
+                  .block_table = {},
+                  .kv_len = ints(kv_len)};
+  params.token_start = ints(start);
+  params.out_indptr = ints(out_indptr);
   params.out_kv = out;
-  return operations_.run(params, Phase::kCompress, recorder);
+  return operations_.run(params, Phase::kCheck, nullptr);
 }
 
-Result<std::vector<float>> PooledLayer::rows(size_t kind, std::span<const int32_t> pages, int32_t start,
-                                             int32_t count) {
-  const int64_t width = options_.model.d_qk();
-  std::vector<float> values(static_cast<size_t>(count * width));
-  const TokenRange range{.pages = pages, .start = start, .count = count};
-  Status status = gather(kind, std::span(&range, 1), contiguous(values.data(), DType::kF32, {count, width}), nullptr);
-  if (!status.ok()) return status;
-  return values;
+Result<std::vector<float>> PooledLayer::rows(Operations& operations, size_t pool, std::span<const int32_t> pages,
+                                             std::span<const int32_t> rows) {
+  return pools_[pool].rows(operations, options_.model.d_qk(), rows_per_page(pool), pages, rows);
+}
+
+Result<std::vector<float>> PooledLayer::keys(const Operations& operations, size_t pool, std::span<const int32_t> pages,
+                                             std::span<const int32_t> keys) {
+  return indexers_[pool].keys(operations, pages, keys);
 }
 
 Status PooledLayer::compress(std::span<const TokenRange> ranges, Recorder* recorder) {
-  for (size_t kind = kWindow + 1; kind < kinds_.size(); ++kind)
-    if (Status status = compress(kind, ranges, recorder); !status.ok()) return status;
+  for (size_t kind = kWindow + 1; kind < kinds_.size(); ++kind) {
+    if (!row_compressors_[kind]) continue;
+    Compressor& rows = *row_compressors_[kind];
+    if (Status status = rows.run(operations_, ranges, pools_[kind].cache(), recorder); !status.ok()) return status;
+    if (!kinds_[kind].chooses()) continue;
+    if (key_compressors_[kind]) {
+      Status status = key_compressors_[kind]->run(operations_, ranges, indexers_[kind].cache(), recorder);
+      if (!status.ok()) return status;
+      continue;
+    }
+    AppendIndexerParams keys;
+    keys.k = indexer_keys(rows.latents(), options_.model.kv_lora_rank);
+    keys.slot_mapping = rows.slots();
+    keys.cache = indexers_[kind].cache();
+    if (Status status = operations_.run(keys, Phase::kCompress, recorder); !status.ok()) return status;
+  }
   return {};
 }
 
-Status PooledLayer::compress(size_t kind, std::span<const TokenRange> ranges, Recorder* recorder) {
-  const int32_t ratio = kinds_[kind].ratio, page_tokens = options_.page_size;
-  const int64_t width = options_.model.d_qk();
-  std::vector<TokenRange> groups;  // of tokens, whole groups
-  group_slots_.clear();
-  for (const TokenRange& range : ranges) {
-    const int32_t first = range.start / ratio * ratio, end = (range.start + range.count) / ratio * ratio;
-    if (first == end) continue;
-    groups.push_back({.pages = range.pages, .start = first, .count = end - first});
-    for (int32_t token = first; token < end; token += ratio)
-      group_slots_.push_back(int64_t{range.pages[static_cast<size_t>(token / page_tokens)]} * rows_per_page(kind) +
-                             token % page_tokens / ratio);
-  }
-  const int64_t count = std::ssize(group_slots_);
-  if (count == 0) return {};
-  group_rows_.resize(static_cast<size_t>(count * ratio * width));
-  pooled_.resize(static_cast<size_t>(count * width));
-  const TensorView all = contiguous(group_rows_.data(), DType::kF32, {count * ratio, width});
-  if (Status status = gather(kWindow, groups, all, recorder); !status.ok()) return status;
-  timed(recorder, Phase::kCompress, [&] {
-    for (int64_t group = 0; group < count; ++group) {
-      float* mean = pooled_.data() + group * width;
-      std::fill_n(mean, width, 0.0F);
-      for (int64_t token = group * ratio; token < (group + 1) * ratio; ++token)
-        for (int64_t c = 0; c < width; ++c) mean[c] += group_rows_[static_cast<size_t>(token * width + c)];
-      for (int64_t c = 0; c < width; ++c) mean[c] /= static_cast<float>(ratio);
-    }
-  });
-  AppendParams append;
-  append.kv = contiguous(pooled_.data(), DType::kF32, {count, width});
-  append.slot_mapping = contiguous(group_slots_.data(), DType::kI64, {count});
-  append.cache = pools_[kind].cache();
-  Status status = operations_.run(append, Phase::kCompress, recorder);
-  if (!status.ok() || !kinds_[kind].chooses()) return status;
-  AppendIndexerParams indexer;
-  indexer.k = indexer_keys(append.kv, options_.model.kv_lora_rank);
-  indexer.slot_mapping = append.slot_mapping;
-  indexer.cache = indexers_[kind].cache();
-  return operations_.run(indexer, Phase::kCompress, recorder);
-}
-
-void PooledLayer::select_window(std::span<const TokenPlace> tokens) {
+void PooledLayer::select_window(std::span<const TokenRange> ranges) {
   window_width_ = options_.model.sliding_window;
-  window_.assign(tokens.size() * static_cast<size_t>(window_width_), -1);
+  window_.clear();
   window_length_.clear();
-  for (size_t t = 0; t < tokens.size(); ++t) {
-    const TokenPlace& token = tokens[t];
-    const int32_t count = std::min(token.position + 1, window_width_), page = options_.page_size;
-    for (int32_t i = 0; i < count; ++i) {
-      const int32_t position = token.position + 1 - count + i;
-      window_[t * static_cast<size_t>(window_width_) + static_cast<size_t>(i)] =
-          token.pages[static_cast<size_t>(position / page)] * page + position % page;
+  const int32_t page = options_.page_size;
+  for (const TokenRange& range : ranges)
+    for (int32_t token = range.start; token < range.start + range.count; ++token) {
+      const int32_t count = std::min(token + 1, window_width_);
+      for (int32_t position = token + 1 - count; position <= token; ++position)
+        window_.push_back(range.pages[static_cast<size_t>(position / page)] * page + position % page);
+      window_.insert(window_.end(), static_cast<size_t>(window_width_ - count), -1);
+      window_length_.push_back(count);
     }
-    window_length_.push_back(count);
-  }
 }
 
-void PooledLayer::select_all(const PooledKind& kind, int32_t page_rows, std::span<const TokenPlace> tokens) {
+void PooledLayer::select_all(const PooledKind& kind, int32_t page_rows, std::span<const TokenRange> ranges) {
   extra_width_ = 1;
-  for (const TokenPlace& token : tokens) extra_width_ = std::max(extra_width_, token.visible(kind));
-  extra_.assign(tokens.size() * static_cast<size_t>(extra_width_), -1);
+  for (const TokenRange& range : ranges)
+    extra_width_ = std::max(extra_width_, (range.start + range.count) / kind.ratio);
+  extra_.clear();
   extra_length_.clear();
-  for (size_t t = 0; t < tokens.size(); ++t) {
-    const int32_t count = tokens[t].visible(kind);
-    for (int32_t i = 0; i < count; ++i)
-      extra_[t * static_cast<size_t>(extra_width_) + static_cast<size_t>(i)] =
-          tokens[t].pages[static_cast<size_t>(i / page_rows)] * page_rows + i % page_rows;
-    extra_length_.push_back(count);
-  }
+  for (const TokenRange& range : ranges)
+    for (int32_t token = range.start; token < range.start + range.count; ++token) {
+      const int32_t count = (token + 1) / kind.ratio;
+      for (int32_t row = 0; row < count; ++row)
+        extra_.push_back(range.pages[static_cast<size_t>(row / page_rows)] * page_rows + row % page_rows);
+      extra_.insert(extra_.end(), static_cast<size_t>(extra_width_ - count), -1);
+      extra_length_.push_back(count);
+    }
 }
 
-// Every token is a request of its own: what it sees grows with every row, not with every token.
-IndexerLogitsParams PooledLayer::indexer_params(size_t kind, std::span<const TokenPlace> tokens,
-                                                const IndexerQueries& queries, std::vector<float>& logits) {
-  const int32_t page_rows = rows_per_page(kind);
-  indptr_.assign(1, 0);
-  table_.clear();
-  lengths_.clear();
-  int64_t longest = 1;
-  for (const TokenPlace& token : tokens) {
-    const int32_t length = token.visible(kinds_[kind]);
-    table_.insert(table_.end(), token.pages.begin(), token.pages.begin() + (length + page_rows - 1) / page_rows);
-    indptr_.push_back(static_cast<int32_t>(table_.size()));
-    lengths_.push_back(length);
-    longest = std::max<int64_t>(longest, length);
-  }
-  const int64_t count = std::ssize(tokens);
-  logits.resize(static_cast<size_t>(count * longest));
-  IndexerLogitsParams params;
-  const int64_t heads = indexer_heads(options_.model);
-  params.q = contiguous(queries.q, DType::kE4M3, {count, heads, kIndexerLayout.head_dim});
-  params.weights = contiguous(queries.weights, DType::kF32, {count, heads});
-  params.cache = indexers_[kind].cache();
-  params.pages = {.kv_indptr = ints(indptr_), .kv_indices = ints(table_), .block_table = {}, .kv_len = ints(lengths_)};
-  params.logits = contiguous(logits.data(), DType::kF32, {count, longest});
-  return params;
+Choice PooledLayer::choice(size_t kind) const {
+  const PooledKind& chooser = kinds_[kind];
+  Choice choice = {.keys = indexers_[chooser.pool].cache(),
+                   .heads = indexer_heads(options_.model),
+                   .ratio = chooser.ratio,
+                   .topk = chooser.topk,
+                   .page_size = rows_per_page(kind)};
+  if (chooser.candidates == CandidateBlocks::kNone) return choice;
+  choice.block_size = kCandidateBlock;
+  choice.picks = chooser.candidates == CandidateBlocks::kPicks ? options_.candidate_blocks : 0;
+  choice.within = chooser.candidates == CandidateBlocks::kWithin;
+  return choice;
 }
 
-Status PooledLayer::select(size_t kind, std::span<const TokenPlace> tokens, const IndexerQueries& queries, Phase phase,
-                           Recorder* recorder) {
+Status PooledLayer::select(size_t kind, std::span<const TokenRange> ranges, const IndexerQueries& queries,
+                           const ChoicePhases& phases, Recorder* recorder) {
   kind_ = kind;
-  timed(recorder, Phase::kPlan, [&] { select_window(tokens); });
-  if (kind == kWindow) return {};
-  if (!kinds_[kind].chooses()) {
-    timed(recorder, Phase::kPlan, [&] { select_all(kinds_[kind], rows_per_page(kind), tokens); });
-    return {};
-  }
-  extra_width_ = kinds_[kind].topk;
-  extra_.resize(tokens.size() * static_cast<size_t>(extra_width_));
-  extra_length_.resize(tokens.size());
-  IndexerTopKParams params;
-  timed(recorder, Phase::kPlan, [&] { params.indexer = indexer_params(kind, tokens, queries, logits_); });
-  params.pages = params.indexer.pages;
-  params.page_size = rows_per_page(kind);
-  params.slots = contiguous(extra_.data(), DType::kI32, {std::ssize(tokens), extra_width_});
-  params.valid_count = ints(extra_length_);
-  return operations_.run(params, phase, recorder);
+  timed(recorder, Phase::kPlan, [&] {
+    select_window(ranges);
+    if (kind != kWindow && !kinds_[kind].chooses()) select_all(kinds_[kind], rows_per_page(kind), ranges);
+    if (kinds_[kind].chooses()) batch_.assign(ranges, options_.page_size);
+  });
+  if (!kinds_[kind].chooses()) return {};
+  Status status = chooser_.choose(batch_, choice(kind), queries, phases, recorder);
+  extra_width_ = chooser_.width();
+  extra_ = chooser_.slot_list();
+  extra_length_ = chooser_.counts();
+  return status;
 }
 
 std::span<const int32_t> PooledLayer::selected(int64_t token) const {
@@ -237,7 +253,7 @@ Status PooledLayer::attend(Operations& operations, const TensorView& q, int64_t 
                                const std::vector<int32_t>& lengths) -> Result<SparsePool> {
     std::vector<int32_t> pages;
     if (&operations != &operations_) pages = pages_of(indices, rows_per_page(kind));
-    const auto cache = pools_[kind].cache(operations, pages);
+    const auto cache = pools_[kinds_[kind].pool].cache(operations, pages);
     if (!cache.ok()) return cache.status();
     return SparsePool{
         .cache = *cache, .indices = indices, .topk_length = contiguous(lengths.data() + first, DType::kI32, {count})};
@@ -279,13 +295,13 @@ Status PooledLayer::attend_gathered(size_t kind, const TokenPlace& token, std::s
   std::vector<uint16_t> keys(static_cast<size_t>(total * width));
   const TensorView kv = contiguous(keys.data(), dtype, {total, width});
   const TokenRange recent{.pages = token.pages, .start = token.position + 1 - window, .count = window};
-  Status status = gather(kWindow, std::span(&recent, 1), slice(kv, 0, 0, window), nullptr);
+  Status status = gather(kWindow, recent, slice(kv, 0, 0, window));
   if (!status.ok()) return status;
   std::vector<int32_t> indices(static_cast<size_t>(window));
   std::iota(indices.begin(), indices.end(), 0);
   if (kind != kWindow && extra > 0) {
     const TokenRange pooled{.pages = token.pages, .start = 0, .count = extra};
-    status = gather(kind, std::span(&pooled, 1), slice(kv, 0, window, extra), nullptr);
+    status = gather(kinds_[kind].pool, pooled, slice(kv, 0, window, extra));
     if (!status.ok()) return status;
     for (int32_t position : positions) indices.push_back(window + position);
   }
@@ -301,13 +317,15 @@ Status PooledLayer::attend_gathered(size_t kind, const TokenPlace& token, std::s
 
 Result<std::vector<float>> PooledLayer::indexer_logits(Operations& operations, size_t kind, const TokenPlace& token,
                                                        const IndexerQueries& query) {
-  std::vector<float> logits;
-  IndexerLogitsParams params = indexer_params(kind, std::span(&token, 1), query, logits);
-  const auto cache = indexers_[kind].cache(operations, table_);
-  if (!cache.ok()) return cache.status();
-  params.cache = *cache;
-  if (Status status = operations.run(params, Phase::kCheck, nullptr); !status.ok()) return status;
-  logits.resize(static_cast<size_t>(token.visible(kinds_[kind])));
+  const TokenRange range{.pages = token.pages, .start = token.position, .count = 1};
+  QueryBatch batch;
+  batch.assign(std::span(&range, 1), options_.page_size);
+  Choice all = choice(kind);
+  const auto keys = indexers_[kinds_[kind].pool].cache(operations, batch.page_list());
+  if (!keys.ok()) return keys.status();
+  all.keys = *keys;
+  auto logits = Chooser::logits(operations, batch, all, query);
+  if (logits.ok()) logits->resize(static_cast<size_t>(token.visible(kinds_[kind])));
   return logits;
 }
 

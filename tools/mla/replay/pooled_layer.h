@@ -5,12 +5,16 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "mla/mla.h"
 #include "mla/replay/cache_pool.h"
+#include "mla/replay/chooser.h"
+#include "mla/replay/compressor.h"
+#include "mla/replay/generator.h"
 #include "mla/replay/layer.h"
 #include "mla/replay/operations.h"
 #include "mla/replay/recorder.h"
@@ -19,15 +23,21 @@ namespace mla::cli::replay {
 
 /// Says what a layer attends to beside the sliding window: rows of a pool.
 struct PooledKind {
-  std::string name = {};  ///< "window", which has no other rows, or "c4": rows that stand for 4 tokens each
-  int32_t ratio = 1;      ///< tokens of a row; 1 for the window's
-  int32_t topk = 0;       ///< so many rows, those with the indexer's largest logits; 0: all rows
+  /// "window", which has no other rows, or "c4": rows that stand for 4 tokens each. "c1 within": rows of the same pool
+  /// as "c1", chosen within the candidate blocks that "c1" picked (V4.1).
+  std::string name = {};
+  size_t pool = 0;    ///< the kind whose pool it reads: itself, if it writes one
+  int32_t ratio = 1;  ///< tokens of a row; 1 for the window's
+  int32_t topk = 0;   ///< so many rows, those with the indexer's largest logits; 0: all rows
+  CandidateBlocks candidates = CandidateBlocks::kNone;
 
   bool chooses() const { return topk > 0; }
 };
 
-/// Returns a model's kinds of layers, each once, behind that of the window alone. A kind's number is also its pool's;
-/// layers that write a pool and layers that read it are one kind here.
+inline constexpr int32_t kCandidateBlock = 8;  ///< keys of a candidate block of V4.1
+
+/// Returns a model's kinds of layers, each once, behind that of the window alone. Layers that read another layer's pool
+/// and its choice of rows are of that layer's kind here; those that choose within its candidate blocks are not.
 std::vector<PooledKind> pooled_kinds(const ModelConfig& model);
 inline constexpr size_t kWindow = 0;  ///< the number of the first
 
@@ -43,27 +53,37 @@ struct TokenPlace {
 /// Computes layers of all kinds. Errors are the library's. A recorder that is null records nothing.
 class PooledLayer {
  public:
-  /// Reads these of the options: model, cache, pool_cache, page_size (tokens), num_pages, dtype. attn_sink holds one
-  /// logit per head.
-  PooledLayer(const LayerOptions& options, Operations& operations, std::vector<float> attn_sink);
+  /// The sink logits, and the weights of the compressors, are the generator's.
+  PooledLayer(const LayerOptions& options, const Generator& generator, Operations& operations);
+  PooledLayer(const PooledLayer&) = delete;
+  PooledLayer& operator=(const PooledLayer&) = delete;
 
+  /// Returns the bytes of all pages: rows, keys, and the state that compressors keep of every page.
   static int64_t cache_bytes(const LayerOptions& options);
+  /// Returns the bytes of the compressors' activations, and of what they keep of every request.
+  static int64_t compressor_bytes(const LayerOptions& options);
+  /// Returns the numbers of tokens of which a page must be a multiple.
+  static std::vector<int32_t> page_units(const LayerOptions& options);
 
   /// Writes rows [T, d_qk] into the window pool's slots [T].
   Status append(const void* latents, std::span<const int64_t> slots, Recorder* recorder);
-  /// Fills the compressed rows of all groups that end inside the ranges: the mean of the group's rows as the window
-  /// pool holds them.
+  /// Returns the compressors, whose activations have to be generated for the tokens of each compress().
+  std::vector<Compressor*> compressors();
+  /// Fills the compressed rows, and the indexers' keys, of all groups that end inside the ranges.
   Status compress(std::span<const TokenRange> ranges, Recorder* recorder);
 
-  /// Chooses what each token attends to in a layer of the kind; attend() uses it until the next call.
-  Status select(size_t kind, std::span<const TokenPlace> tokens, const IndexerQueries& queries, Phase phase,
-                Recorder* recorder);
+  /// Chooses what each token of the ranges attends to in a layer of the kind; attend() uses it until the next call. A
+  /// kind that picks candidate blocks must come before those that choose within them.
+  Status select(size_t kind, std::span<const TokenRange> ranges, const IndexerQueries& queries,
+                const ChoicePhases& phases, Recorder* recorder);
   /// Computes attention of the chosen tokens from `first` on, by `operations`; q and o [T, heads, d] are those of the
   /// heads from `first_head` on.
   Status attend(Operations& operations, const TensorView& q, int64_t first, int32_t first_head, const TensorView& o,
                 Phase phase, Recorder* recorder);
   /// Returns the slots of the second pool that the token got, up to the first -1.
   std::span<const int32_t> selected(int64_t token) const;
+  /// Returns the candidate blocks that were picked last for the token, with -1 behind them.
+  std::span<const int32_t> candidates(int64_t token) const { return chooser_.candidates(token); }
 
   /// Computes the same attention of one token another way: its keys are gathered, those of `positions` from the second
   /// pool, and attended to by prefill_sparse. o is [1, H, d_v] f32.
@@ -72,36 +92,37 @@ class PooledLayer {
   /// Returns the indexer's logits of every row of the kind's pool that the token sees, computed by `operations`.
   Result<std::vector<float>> indexer_logits(Operations& operations, size_t kind, const TokenPlace& token,
                                             const IndexerQueries& query);
-  /// Returns rows `start` ... `start + count - 1` of a request from a kind's pool (the window's: tokens), as f32
-  /// [count, d_qk].
-  Result<std::vector<float>> rows(size_t pool, std::span<const int32_t> pages, int32_t start, int32_t count);
+  /// Returns these rows of a request from a kind's pool (the window's: tokens), f32 [rows, d_qk], read by `operations`.
+  Result<std::vector<float>> rows(Operations& operations, size_t pool, std::span<const int32_t> pages,
+                                  std::span<const int32_t> rows);
+  /// Returns these keys of a request's indexer over a kind's pool, [keys, 128]; `operations` say where they are read.
+  Result<std::vector<float>> keys(const Operations& operations, size_t pool, std::span<const int32_t> pages,
+                                  std::span<const int32_t> keys);
 
   const LayerOptions& options() const { return options_; }
   const std::vector<PooledKind>& kinds() const { return kinds_; }
   int32_t rows_per_page(size_t kind) const { return options_.page_size / kinds_[kind].ratio; }
 
  private:
-  Status gather(size_t kind, std::span<const TokenRange> row_ranges, const TensorView& out, Recorder* recorder);
-  Status compress(size_t kind, std::span<const TokenRange> ranges, Recorder* recorder);
-  void select_window(std::span<const TokenPlace> tokens);
-  void select_all(const PooledKind& kind, int32_t page_rows, std::span<const TokenPlace> tokens);
-  IndexerLogitsParams indexer_params(size_t kind, std::span<const TokenPlace> tokens, const IndexerQueries& queries,
-                                     std::vector<float>& logits);
+  Status gather(size_t kind, const TokenRange& row_range, const TensorView& out);
+  void select_window(std::span<const TokenRange> ranges);
+  void select_all(const PooledKind& kind, int32_t page_rows, std::span<const TokenRange> ranges);
+  Choice choice(size_t kind) const;
 
   LayerOptions options_;
   Operations& operations_;
   std::vector<float> attn_sink_;
   std::vector<PooledKind> kinds_;
-  std::vector<CachePool> pools_;       // by kind
-  std::vector<IndexerPool> indexers_;  // by kind; empty where nothing is chosen
+  std::vector<CachePool> pools_;       // by kind; empty where another kind's is read
+  std::vector<IndexerPool> indexers_;  // by kind; empty where nothing is chosen, or another kind's is read
+  Angles angles_;
+  std::vector<std::optional<Compressor>> row_compressors_, key_compressors_;  // by kind
+  Chooser chooser_;
   // These are what select() chose.
   size_t kind_ = kWindow;
   int32_t window_width_ = 0, extra_width_ = 0;
   std::vector<int32_t> window_, window_length_, extra_, extra_length_;
-  // These are of the current call; their memory is reused.
-  std::vector<int32_t> indptr_, table_, lengths_, starts_, out_indptr_;
-  std::vector<int64_t> group_slots_;
-  std::vector<float> logits_, group_rows_, pooled_;
+  QueryBatch batch_;  // of the current call; its memory is reused
 };
 
 }  // namespace mla::cli::replay

@@ -11,7 +11,11 @@ std::string_view name(Phase phase) {
     case Phase::kPrefillAttention: return "prefill_attention";
     case Phase::kMerge: return "merge";
     case Phase::kPrefillIndexer: return "prefill_indexer";
+    case Phase::kPrefillTopK: return "prefill_top_k";
+    case Phase::kPrefillSlots: return "prefill_slots";
     case Phase::kDecodeIndexer: return "decode_indexer";
+    case Phase::kDecodeTopK: return "decode_top_k";
+    case Phase::kDecodeSlots: return "decode_slots";
     case Phase::kDecodeMerge: return "decode_merge";
     case Phase::kCompress: return "compress";
     case Phase::kDecodeProjection: return "decode_projection";

@@ -13,14 +13,18 @@ namespace mla::cli::replay {
 
 enum class Phase : uint8_t {
   kAppend,
-  kCompress,  ///< DeepSeek V4: pooled rows of finished groups of tokens
+  kCompress,  ///< pooled rows, and keys of the indexer, of finished groups of tokens
   kGather,
-  kUpProjection,  ///< latents to keys and values
-  kPrefillIndexer,
+  kUpProjection,    ///< latents to keys and values
+  kPrefillIndexer,  ///< logits of the keys among which sparse attention chooses
+  kPrefillTopK,     ///< the choice of keys, and of candidate blocks
+  kPrefillSlots,    ///< the slots in which the chosen keys lie
   kPrefillAttention,
   kMerge,
   kDecodeProjection,  ///< queries into the latent space, outputs out of it
-  kDecodeIndexer,     ///< choice of the keys that sparse attention takes
+  kDecodeIndexer,     ///< these three are as prefill's
+  kDecodeTopK,
+  kDecodeSlots,
   kDecodeAttention,
   kDecodeMerge,  ///< merging of the ranks' states
   kPlan,         ///< page tables, workspaces, plans
@@ -29,11 +33,12 @@ enum class Phase : uint8_t {
   kCheck,        ///< comparison of results: not part of serving
 };
 
-inline constexpr Phase kAllPhases[] = {Phase::kAppend,          Phase::kCompress,         Phase::kGather,
-                                       Phase::kUpProjection,    Phase::kPrefillIndexer,   Phase::kPrefillAttention,
-                                       Phase::kMerge,           Phase::kDecodeProjection, Phase::kDecodeIndexer,
-                                       Phase::kDecodeAttention, Phase::kDecodeMerge,      Phase::kPlan,
-                                       Phase::kTransfer,        Phase::kGenerate,         Phase::kCheck};
+inline constexpr Phase kAllPhases[] = {
+    Phase::kAppend,         Phase::kCompress,         Phase::kGather,        Phase::kUpProjection,
+    Phase::kPrefillIndexer, Phase::kPrefillTopK,      Phase::kPrefillSlots,  Phase::kPrefillAttention,
+    Phase::kMerge,          Phase::kDecodeProjection, Phase::kDecodeIndexer, Phase::kDecodeTopK,
+    Phase::kDecodeSlots,    Phase::kDecodeAttention,  Phase::kDecodeMerge,   Phase::kPlan,
+    Phase::kTransfer,       Phase::kGenerate,         Phase::kCheck};
 inline constexpr size_t kNumPhases = std::size(kAllPhases);
 
 /// Returns the phase's name: "append", "gather", "up_projection", ...

@@ -100,12 +100,13 @@ void Report::collect(const Scheduler& scheduler, const Recorder& recorder, const
     return std::accumulate(phases.begin(), phases.end(), 0.0,
                            [&](double sum, Phase phase) { return sum + seconds(phase); });
   };
-  prefill_tokens_per_s = rate(static_cast<double>(prefill_tokens),
-                              add_up({Phase::kCompress, Phase::kGather, Phase::kUpProjection, Phase::kPrefillIndexer,
-                                      Phase::kPrefillAttention, Phase::kMerge}));
-  decode_tokens_per_s =
-      rate(static_cast<double>(decode_rows),
-           add_up({Phase::kDecodeProjection, Phase::kDecodeIndexer, Phase::kDecodeAttention, Phase::kDecodeMerge}));
+  prefill_tokens_per_s =
+      rate(static_cast<double>(prefill_tokens),
+           add_up({Phase::kCompress, Phase::kGather, Phase::kUpProjection, Phase::kPrefillIndexer, Phase::kPrefillTopK,
+                   Phase::kPrefillSlots, Phase::kPrefillAttention, Phase::kMerge}));
+  decode_tokens_per_s = rate(static_cast<double>(decode_rows),
+                             add_up({Phase::kDecodeProjection, Phase::kDecodeIndexer, Phase::kDecodeTopK,
+                                     Phase::kDecodeSlots, Phase::kDecodeAttention, Phase::kDecodeMerge}));
   prefill_gflops = rate(recorder.prefill_flops() / 1e9, prefill_attention);
   decode_gflops = rate(recorder.decode_flops() / 1e9, decode_attention);
   projection_gflops = rate(recorder.projection_flops() / 1e9, seconds(Phase::kUpProjection));
@@ -119,6 +120,8 @@ void Report::collect(const Scheduler& scheduler, const Recorder& recorder, const
   worst_prefill_decode = log.worst_other_way;
   worst_reference = log.worst_reference;
   worst_error = std::max(worst_prefill_decode, worst_reference);
+  checked_rows = log.num_rows;
+  worst_row_share = log.worst_row;
   failures = log.failures;
 }
 
@@ -158,6 +161,8 @@ Json Report::to_json() const {
       {"worst_error", checks > 0 ? worst_error : none},
       {"worst_error_prefill_decode", checks > 0 ? worst_prefill_decode : none},
       {"worst_error_reference", checks > 0 ? worst_reference : none},
+      {"checked_rows", checked_rows},
+      {"worst_row_share", checked_rows > 0 ? worst_row_share : none},
       {"failures", failures},
       {"ttft_ms", percentiles_json(ttft_ms)},
       {"tpot_ms", percentiles_json(tpot_ms)},
@@ -244,6 +249,10 @@ void Report::print(const Output& output) const {
       "\nworst relative error of {} checked tokens: {:.2e} {}, {:.2e} against the reference (accepted: "
       "{:.2e})\n",
       checks, worst_prefill_decode, other_way, worst_reference, kTolerance);
+  if (checked_rows > 0)
+    output.print(
+        "{} cached rows and keys against float64 from the activations: the worst has {} of the error accepted\n",
+        checked_rows, human_percent(worst_row_share));
   for (const std::string& failure : failures) output.print("FAILED: {}\n", failure);
 }
 

@@ -40,8 +40,8 @@ TEST(Checker, AcceptsWhatIsRightAndNamesWhatIsWrong) {
   options.chunk = 4;
   options.dtype = dtype;
   Operations operations(context), oracle(reference);
-  Layer layer(options, operations, projector, stop);
-  Checker checker(layer, operations, oracle, projector);
+  Layer layer(options, generator, operations, projector, stop);
+  Checker checker(layer, generator, operations, oracle, projector);
 
   std::vector<std::byte> latents(static_cast<size_t>(kTokens * model.d_qk() * bytes));
   for (int32_t t = 0; t < kTokens; ++t)
@@ -100,6 +100,37 @@ TEST(Selection, AcceptsTheLargestAndNamesWhatIsWrong) {
   EXPECT_NE(judge({2, 6}, 2).find("none of the request's"), std::string::npos);
 }
 
+TEST(Selection, KeysMustLieInTheCandidateBlocks) {
+  const std::vector<float> logits = {9.0F, 8.0F, 1.0F, 2.0F, 7.0F, 3.0F, 4.0F};
+  const std::vector<int32_t> blocks = {1, 3, -1};  // keys 2, 3 and 6
+  const auto judge = [&](std::vector<int32_t> positions, int32_t topk) {
+    return judge_selection(logits, positions, topk, KeyBlocks{.blocks = blocks, .block_size = 2});
+  };
+  EXPECT_EQ(judge({3, 6}, 2), "");
+  EXPECT_EQ(judge({2, 3, 6}, 5), "");
+  EXPECT_EQ(judge({0, 6}, 2), "key 0 was selected, which is in none of the candidate blocks");
+  EXPECT_NE(judge({2, 6}, 2).find("key 2 was selected, whose logit 1 is below"), std::string::npos);
+  EXPECT_EQ(judge({3, 6}, 3), "expected 3 selected keys of 3, got 2");
+}
+
+TEST(Selection, CandidateBlocksAreTheBestAndTheNewest) {
+  const std::vector<float> logits = {1.0F, 5.0F, 7.0F, 0.0F, 6.0F, 2.0F, -9.0F};  // blocks of 2: 5, 7, 6 and the newest
+  const auto judge = [&](std::vector<int32_t> blocks, int32_t count) {
+    return judge_blocks(logits, {.blocks = blocks, .block_size = 2}, count);
+  };
+  EXPECT_EQ(judge({1, 2, 3}, 3), "");
+  EXPECT_EQ(judge({0, 1, 2, 3, -1, -1}, 6), "");
+  EXPECT_EQ(judge_blocks({}, {.blocks = {}, .block_size = 2}, 3), "");
+  EXPECT_EQ(judge({0, 1, 3}, 3), "block 0 is a candidate, whose largest logit 5 is below that of the last, 6");
+  EXPECT_EQ(judge({1, 3, 3}, 3), "block 3 is a candidate twice");
+  EXPECT_EQ(judge({1, 2, -1}, 3), "expected 3 candidate blocks of 4, got 2");
+  EXPECT_EQ(judge({1, 2, 4}, 3), "a candidate block is none of the request's");
+  const std::vector<float> equal(8, 1.0F);
+  EXPECT_EQ(judge_blocks(equal, {.blocks = std::vector<int32_t>{0, 3}, .block_size = 2}, 2), "");
+  EXPECT_EQ(judge_blocks(equal, {.blocks = std::vector<int32_t>{0, 1}, .block_size = 2}, 2),
+            "the block of the newest key is no candidate");
+}
+
 TEST(Selection, FindsThePositionsOfSlots) {
   const std::vector<int32_t> pages = {7, 2}, slots = {28, 31, 9, 4, -1, 30};
   EXPECT_EQ(positions_of(slots, pages, 4), (std::vector<int32_t>{0, 3, 5, -1}));
@@ -143,7 +174,7 @@ TEST(Layer, RanksAgreeWithOne) {
     options.dtype = dtype;
     options.world = world;
     Operations operations(context);
-    Layer layer(options, operations, projector, stop);
+    Layer layer(options, generator, operations, projector, stop);
     std::vector<int32_t> pages;
     for (int32_t page = 0; page * options.page_tokens() < kTokens; ++page) pages.push_back(19 - page);
     std::vector<int64_t> slots;

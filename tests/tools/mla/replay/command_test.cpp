@@ -226,45 +226,53 @@ TEST_F(ReplayCommand, EveryWayOfDecodingAgreesWithItself) {
   }
 }
 
-TEST_F(ReplayCommand, V4AndV41ServeEveryKindOfLayer) {
+// Prompts and answers cross the ends of groups of every size; one prompt begins with another one's block.
+TEST_F(ReplayCommand, ModelsThatCompressServeEveryKindOfLayer) {
   write("short.jsonl",
-        "{\"timestamp\": 0, \"input_length\": 530, \"output_length\": 6, \"hash_ids\": [1, 2]}\n"
-        "{\"timestamp\": 1, \"input_length\": 520, \"output_length\": 4, \"hash_ids\": [1, 3]}\n"
-        "{\"timestamp\": 2, \"input_length\": 2, \"output_length\": 3, \"hash_ids\": [5]}\n");
-  const std::string v4 = "deepseek-v4-flash", v41 = "deepseek-v4.1-flash";
+        "{\"timestamp\": 0, \"input_length\": 630, \"output_length\": 24, \"hash_ids\": [1, 2]}\n"
+        "{\"timestamp\": 1, \"input_length\": 600, \"output_length\": 50, \"hash_ids\": [1, 3]}\n"
+        "{\"timestamp\": 2, \"input_length\": 2, \"output_length\": 9, \"hash_ids\": [5]}\n");
+  const std::string v4 = "deepseek-v4-flash", v41 = "deepseek-v4.1-flash", glm = "glm-5.3-flash";
   const struct {
     std::vector<std::string> options;
     const char *cache, *pool_cache, *kinds;
   } runs[] = {
       {{"--model", v4}, "fp8_dsv4", "fp8_dsv4", "3 sparse layers (window, c4, c128)"},
       {{"--model", v4, "--cache", "bf16", "--mtp", "2"}, "bf16", "bf16", "(window, c4, c128)"},
-      {{"--model", v4, "--cache", "fp8", "--page-size", "128"}, "fp8", "fp8", "(window, c4, c128)"},
+      {{"--model", v4, "--cache", "fp8", "--page-size", "128", "--chunk", "77"}, "fp8", "fp8", "(window, c4, c128)"},
       {{"--model", v4, "--pool-cache", "mxfp4_dsv4"}, "fp8_dsv4", "mxfp4_dsv4", "(window, c4, c128)"},
-      {{"--model", v41, "--mtp", "1"}, "fp8_dsv41", "fp4_dsv41", "3 sparse layers (window, c2, c1)"},
-      {{"--model", v41, "--pool-cache", "fp8_dsv41", "--page-size", "64"},
+      {{"--model", v41, "--mtp", "3"}, "fp8_dsv41", "fp4_dsv41", "4 sparse layers (window, c2, c1, c1 within)"},
+      {{"--model", v41, "--pool-cache", "fp8_dsv41", "--page-size", "64", "--candidate-blocks", "30"},
        "fp8_dsv41",
        "fp8_dsv41",
-       "(window, c2, c1)"},
+       "(window, c2, c1, c1 within)"},
+      {{"--model", glm, "--cache", "fp8_nope", "--chunk", "131"}, "fp8_nope", nullptr, "decode over 2048 tokens"},
+      {{"--model", glm, "--mtp", "3"}, "bf16", nullptr, "decode over 2048 tokens"},
   };
   for (const auto& [options, cache, pool_cache, kinds] : runs) {
     std::vector<std::string> arguments = {
-        path("short.jsonl"), "--sparse", "--json",        "--chunk", "130", "--check-every", "1",
-        "--threads",         "2",        "--pool-tokens", "4k"};
+        path("short.jsonl"), "--sparse", "--json", "--check-every", "3", "--threads", "2", "--pool-tokens", "4k"};
     arguments.insert(arguments.end(), options.begin(), options.end());
+    if (std::ranges::find(arguments, "--chunk") == arguments.end())
+      arguments.insert(arguments.end(), {"--chunk", "130"});
     const Outcome outcome = run(arguments);
     ASSERT_EQ(outcome.status, 0) << outcome.err;
     const json report = json::parse(outcome.out);
     EXPECT_EQ(report["cache"], cache);
-    EXPECT_EQ(report["pool_cache"], pool_cache);
+    EXPECT_EQ(report["pool_cache"], pool_cache != nullptr ? json(pool_cache) : json(nullptr));
     EXPECT_EQ(report["requests"], 3);
     EXPECT_EQ(report["prefix_hit_tokens"], 512);
-    EXPECT_EQ(report["decode_tokens"], 13);
+    EXPECT_EQ(report["decode_tokens"], 83);
     EXPECT_GE(report["checks"], 6);
+    EXPECT_GT(report["checked_rows"], 1000);
+    EXPECT_LT(report["worst_row_share"], 1.0);
     EXPECT_GT(report["worst_error_prefill_decode"], 0.0);
     EXPECT_LT(report["worst_error"], report["tolerance"]);
-    for (const char* phase : {"compress", "prefill_indexer", "prefill_attention", "decode_indexer", "decode_attention"})
+    for (const char* phase : {"compress", "prefill_attention", "decode_indexer", "decode_top_k", "decode_slots"})
       EXPECT_GT(report["phase_seconds"][phase], 0.0) << phase;
-    EXPECT_THAT(outcome.err, HasSubstr(kinds));
+    for (const char* phase : {"prefill_indexer", "prefill_top_k", "prefill_slots"})
+      EXPECT_EQ(report["phase_seconds"][phase].get<double>() > 0.0, pool_cache != nullptr) << phase;
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr(kinds), HasSubstr("cached rows and keys against float64")));
   }
 }
 
@@ -366,7 +374,9 @@ TEST_F(ReplayCommand, BadInputIsOneClearError) {
   expect_error({trace, "--model", "deepseek-v4.1-flash", "--sparse", "--cache", "fp8_ds_mla"},
                "--cache: fp8_ds_mla holds rows of 512 + 64 channels, those of deepseek-v4.1-flash have 448 + 64");
   expect_error({trace, "--pool-cache", "bf16"}, "--pool-cache: expected a model with pools");
-  expect_error({trace, "--model", "glm-5.3-flash", "--sparse"}, "--sparse: a replay chooses single keys");
+  expect_error({trace, "--model", "glm-5.3-flash", "--sparse", "--page-size", "2"},
+               "--page-size: expected a multiple of 4, the tokens of a key of glm-5.3-flash's indexer, got 2");
+  expect_error({trace, "--model", "deepseek-v4.1-flash", "--sparse", "--candidate-blocks", "0"}, "--candidate-blocks");
   expect_error({trace, "--model", "deepseek-v4-flash", "--sparse", "--page-size", "64"},
                "--page-size: expected a mult");
   expect_error({trace, "--mtp", "-1"}, "--mtp");

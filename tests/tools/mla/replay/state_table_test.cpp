@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "mla/replay/engine.h"
 #include "trace.h"
 
 namespace mla::cli::replay {
@@ -135,6 +136,28 @@ TEST(StateTable, ARingTooShortForDraftsWouldBeSeen) {
   }
   EXPECT_TRUE(enough.call(0, {.pages = {}, .start = 127, .count = 1}, 128));
   EXPECT_FALSE(short_of.call(0, {.pages = {}, .start = 127, .count = 1}, 128));
+}
+
+TEST(Seats, AreGivenBackAndGivenAgain) {
+  std::vector<Sequence> sequences(4);
+  for (Sequence& sequence : sequences) sequence.state = SequenceState::kDecode;
+  const auto step = [](std::vector<int32_t> running) {
+    Step all;
+    for (int32_t sequence : running) all.decode.push_back({.sequence = sequence});
+    return all;
+  };
+  Seats seats(2);
+  seats.update(step({0, 1}), sequences);
+  EXPECT_EQ(seats.of(0), 0);
+  EXPECT_EQ(seats.of(1), 1);
+  sequences[0].state = SequenceState::kFinished;
+  seats.update(step({1, 2}), sequences);
+  EXPECT_EQ(seats.of(1), 1);
+  EXPECT_EQ(seats.of(2), 0);
+  sequences[1].state = SequenceState::kLeftOut;
+  seats.update(step({2, 3}), sequences);
+  EXPECT_EQ(seats.of(2), 0);
+  EXPECT_EQ(seats.of(3), 1);
 }
 
 }  // namespace
