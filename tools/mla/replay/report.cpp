@@ -46,6 +46,25 @@ void add_percentiles(Table& table, const char* label, const std::optional<Percen
   table.add_row({label, human_seconds(p->p50 / 1e3), human_seconds(p->p90 / 1e3), human_seconds(p->p99 / 1e3)});
 }
 
+/// Names an operation and the phases in which it runs.
+struct Operation {
+  const char* name;
+  std::optional<Phase> prefill, decode, both;  // both: one call for the tokens of prompts and answers
+};
+
+constexpr Operation kOperations[] = {
+    {.name = "append", .prefill = {}, .decode = {}, .both = Phase::kAppend},
+    {.name = "compress", .prefill = {}, .decode = {}, .both = Phase::kCompress},
+    {.name = "gather", .prefill = Phase::kGather, .decode = {}, .both = {}},
+    {.name = "projections", .prefill = Phase::kUpProjection, .decode = Phase::kDecodeProjection, .both = {}},
+    {.name = "indexer", .prefill = Phase::kPrefillIndexer, .decode = Phase::kDecodeIndexer, .both = {}},
+    {.name = "top-k", .prefill = Phase::kPrefillTopK, .decode = Phase::kDecodeTopK, .both = {}},
+    {.name = "slots", .prefill = Phase::kPrefillSlots, .decode = Phase::kDecodeSlots, .both = {}},
+    {.name = "attention", .prefill = Phase::kPrefillAttention, .decode = Phase::kDecodeAttention, .both = {}},
+    {.name = "merge", .prefill = Phase::kMerge, .decode = Phase::kDecodeMerge, .both = {}},
+    {.name = "plan", .prefill = {}, .decode = {}, .both = Phase::kPlan},
+};
+
 }  // namespace
 
 std::optional<Percentiles> percentiles(std::vector<double> samples) {
@@ -215,19 +234,7 @@ void Report::print(const Output& output) const {
   add_percentiles(latency, "time per output token", tpot_ms);
   latency.print(out);
 
-  output.print("\n");
-  Table breakdown({"where the time went", "seconds", "share"});
-  for (const auto& [phase, seconds] : phase_seconds) {
-    if (seconds == 0.0) continue;
-    std::string label(name(phase));
-    std::replace(label.begin(), label.end(), '_', ' ');
-    breakdown.add_row({label, fmt::format("{:.3f}", seconds),
-                       is_serving(phase) ? human_percent(rate(seconds, serving_seconds)) : "not serving"});
-  }
-  breakdown.add_row({"serving", fmt::format("{:.3f}", serving_seconds), ""});
-  breakdown.add_row({"wall clock", fmt::format("{:.3f}", wall_seconds), ""});
-  breakdown.print(out);
-
+  print_times(output);
   output.print("\n");
   Table speed({"speed", "GFLOP/s", "ceiling", "share"});
   const auto add_speed = [&](const char* label, double achieved, double ceiling, double share) {
@@ -244,6 +251,33 @@ void Report::print(const Output& output) const {
   speed.print(out);
   if (noisy()) output.print("noisy: the ceiling was disturbed\n");
 
+  print_checks(output);
+}
+
+void Report::print_times(const Output& output) const {
+  output.print("\n");
+  Table times({"where the time went", "prefill", "decode", "seconds", "share"});
+  const auto seconds_of = [&](std::optional<Phase> phase) {
+    const auto at = std::ranges::find(phase_seconds, phase, &std::pair<Phase, double>::first);
+    return at == phase_seconds.end() ? 0.0 : at->second;
+  };
+  const auto cell = [](double seconds) { return seconds == 0.0 ? "" : fmt::format("{:.3f}", seconds); };
+  for (const Operation& operation : kOperations) {
+    const double prefill = seconds_of(operation.prefill), decode = seconds_of(operation.decode);
+    const double all = prefill + decode + seconds_of(operation.both);
+    if (all > 0.0)
+      times.add_row({operation.name, cell(prefill), cell(decode), fmt::format("{:.3f}", all),
+                     human_percent(rate(all, serving_seconds))});
+  }
+  times.add_row({"serving", "", "", fmt::format("{:.3f}", serving_seconds), ""});
+  for (const auto& [phase, seconds] : phase_seconds)
+    if (!is_serving(phase) && seconds > 0.0)
+      times.add_row({std::string(name(phase)), "", "", fmt::format("{:.3f}", seconds), "not serving"});
+  times.add_row({"wall clock", "", "", fmt::format("{:.3f}", wall_seconds), ""});
+  times.print(output.text());
+}
+
+void Report::print_checks(const Output& output) const {
   if (checks == 0) return output.print("\nnothing was checked\n");
   output.print(
       "\nworst relative error of {} checked tokens: {:.2e} {}, {:.2e} against the reference (accepted: "

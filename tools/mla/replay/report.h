@@ -71,6 +71,10 @@ struct Report {
   void collect(const Scheduler& scheduler, const Recorder& recorder, const CheckLog& log, const Ceilings& best);
   Json to_json() const;
   void print(const Output& output) const;
+
+ private:
+  void print_times(const Output& output) const;
+  void print_checks(const Output& output) const;
 };
 
 }  // namespace mla::cli::replay

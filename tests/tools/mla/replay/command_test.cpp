@@ -273,6 +273,8 @@ TEST_F(ReplayCommand, ModelsThatCompressServeEveryKindOfLayer) {
     for (const char* phase : {"prefill_indexer", "prefill_top_k", "prefill_slots"})
       EXPECT_EQ(report["phase_seconds"][phase].get<double>() > 0.0, pool_cache != nullptr) << phase;
     EXPECT_THAT(outcome.err, AllOf(HasSubstr(kinds), HasSubstr("cached rows and keys against float64")));
+    for (const char* operation : {"\ncompress ", "\nindexer ", "\ntop-k ", "\nslots ", "\nattention "})
+      EXPECT_THAT(outcome.err, HasSubstr(operation));
   }
 }
 
