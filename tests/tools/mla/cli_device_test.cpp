@@ -220,8 +220,10 @@ TEST_F(CliEmulated, Replays) {
                       << "\n"
                       << R"({"timestamp": 1, "input_length": 130, "output_length": 2, "hash_ids": [2]})"
                       << "\n";
-  for (const char* options : {"", "--cache fp8 --dcp 2", "--model deepseek-v3.2 --sparse --cache fp8_ds_mla --mtp 1",
-                              "--model deepseek-v4-flash --sparse", "--model deepseek-v4.1-flash --sparse"}) {
+  for (const char* options :
+       {"", "--cache fp8 --dcp 2", "--model deepseek-v3.2 --sparse --cache fp8_ds_mla --mtp 1",
+        "--model deepseek-v4-flash --sparse --mtp 1", "--model deepseek-v4.1-flash --sparse --candidate-blocks 5",
+        "--model glm-5.3-flash --sparse --cache fp8_nope"}) {
     const json document = json_of("replay " + path + " --chunk 100 --pool-tokens 1k --check-every 1 --json --device " +
                                   device_ + " " + options);
     EXPECT_EQ(document["device"], device_) << options;
