@@ -49,6 +49,9 @@ struct Problem {
   int64_t listed_keys = 0;
   /// Names the arithmetic of decode, decode_sparse and prefill, AttentionOptions::compute. Others have only kDefault.
   Compute compute = Compute::kDefault;
+  /// Names the format of the indexer's keys, in append_indexer, indexer_logits and indexer_top_k. Other operations do
+  /// not use it.
+  IndexerFormat indexer_format = IndexerFormat::kFP8;
 
   friend bool operator==(const Problem&, const Problem&) = default;
 };

@@ -68,6 +68,9 @@ typedef enum mla_cache_format {
   MLA_CACHE_MXFP4_DSV4 = 12
 } mla_cache_format;
 
+/* Lists the values for the `format` of the indexer's cache. */
+typedef enum mla_indexer_format { MLA_INDEXER_FP8 = 0, MLA_INDEXER_MXFP4 = 1 } mla_indexer_format;
+
 /* Lists the values for `lse_base`. */
 typedef enum mla_lse_base { MLA_LSE_BASE_E = 0, MLA_LSE_BASE_2 = 1 } mla_lse_base;
 
@@ -364,16 +367,16 @@ typedef struct mla_physical_slots_params {
 } mla_physical_slots_params;
 
 typedef struct mla_indexer_cache {
-  const mla_tensor* kv; /* uint8 [num_pages, page_size * 132 or more] */
+  const mla_tensor* kv; /* uint8 [num_pages, page_size * 132 or more], of mxfp4 page_size * 68 */
   int32_t page_size;
-  int32_t reserved; /* 0 */
+  int32_t format; /* mla_indexer_format */
 } mla_indexer_cache;
 
 typedef struct mla_append_indexer_params {
   size_t struct_size;
   const mla_tensor* k;            /* [T, 128] */
   const mla_tensor* slot_mapping; /* [T] int64 */
-  int32_t any_scales;             /* powers of two if 0, any numbers if 1 */
+  int32_t any_scales;             /* powers of two if 0, any numbers if 1: not of mxfp4 */
   int32_t reserved;               /* 0 */
   mla_indexer_cache cache;        /* out */
   void* stream;                   /* cudaStream_t; null = the default stream. Ignored on the CPU */
@@ -451,7 +454,7 @@ typedef struct mla_compress_params {
   int32_t ratio;                   /* 1 after _init */
   int32_t overlap;
   int32_t interleaved; /* 1 after _init */
-  int32_t any_scales;  /* of the indexer's keys: powers of two if 0, any numbers if 1 */
+  int32_t any_scales;  /* of the indexer's keys: powers of two if 0, any numbers if 1: not of mxfp4 */
   float norm_eps;      /* 1e-6 after _init */
   int32_t reserved;    /* 0 */
   mla_kv_cache cache;  /* out, optional */
@@ -483,11 +486,11 @@ typedef struct mla_problem {
   int64_t num_heads;
   int64_t d_qk;
   int64_t d_v;
-  int32_t gpu_arch; /* 80 for sm80, on this machine or not; 0 = that of `device` */
-  int32_t emulated; /* the GPU is an emulated one */
-  int64_t q_len;    /* decode: query tokens of a request, rounded up; 1 with batch_invariant; 0 = 1 */
-  int32_t compute;  /* mla_compute, of decode, decode_sparse and prefill */
-  int32_t reserved; /* 0 */
+  int32_t gpu_arch;       /* 80 for sm80, on this machine or not; 0 = that of `device` */
+  int32_t emulated;       /* the GPU is an emulated one */
+  int64_t q_len;          /* decode: query tokens of a request, rounded up; 1 with batch_invariant; 0 = 1 */
+  int32_t compute;        /* mla_compute, of decode, decode_sparse and prefill */
+  int32_t indexer_format; /* mla_indexer_format, of append_indexer, indexer_logits and indexer_top_k */
   /* decode_sparse, prefill_sparse: query tokens times the entries of a token's lists; 0 = many */
   int64_t listed_keys;
 } mla_problem;

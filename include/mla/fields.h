@@ -67,7 +67,7 @@ MLA_FIELDS(CopyPagesParams, from, from_pages, to, to_pages);
 MLA_FIELDS(BlockTableToCsrParams, block_table, kv_len, page_size, kv_indptr, kv_indices);
 MLA_FIELDS(PhysicalSlotsParams, indices, topk_length, qo_indptr, pages, page_size, context_parallel, ratio, list_tokens,
            compact, slots, valid_count);
-MLA_FIELDS(IndexerCache, kv, page_size);
+MLA_FIELDS(IndexerCache, format, kv, page_size);
 MLA_FIELDS(AppendIndexerParams, k, slot_mapping, power_of_two_scales, cache);
 MLA_FIELDS(IndexerLogitsParams, q, weights, cache, pages, qo_indptr, causal, ratio, key_begin, key_end, blocks,
            block_size, logits);

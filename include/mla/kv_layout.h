@@ -309,19 +309,76 @@ constexpr int32_t most_scale_bytes(DType element) {
   return most;
 }
 
-/// Describes the paged cache of the sparse-attention indexer: a page holds page_size keys of e4m3, then page_size f32
-/// scales.
-struct IndexerLayout {
-  int32_t head_dim;     ///< channels of a key
-  int32_t key_bytes;    ///< bytes of a key; that of token t lies at t * key_bytes
-  int32_t scale_bytes;  ///< bytes of a scale; that of token t lies at page_size * key_bytes + t * scale_bytes
+/// Lists the formats of the keys of the sparse-attention indexer.
+enum class IndexerFormat : uint8_t {
+  kFP8,   ///< 128 e4m3 and one f32 scale, 132 bytes
+  kMXFP4  ///< 128 e2m1 and four UE8M0 scales, 68 bytes
 };
 
-inline constexpr IndexerLayout kIndexerLayout = {.head_dim = 128, .key_bytes = 128, .scale_bytes = 4};
+inline constexpr IndexerFormat kAllIndexerFormats[] = {IndexerFormat::kFP8, IndexerFormat::kMXFP4};
+
+/// Describes the paged cache of the indexer: a page holds the elements of page_size keys, then their scales. Of two
+/// e2m1 in a byte the even channel has the low half. Scales of UE8M0 lie in the order of their channels. There is no
+/// name here, for kernels make such layouts, and nvcc 13.0 drops code behind a string_view that is made on a GPU.
+struct IndexerLayout {
+  Codec codec;
+  int32_t head_dim;     ///< channels of a key, the same in all formats
+  int32_t key_bytes;    ///< bytes of a key's elements; those of token t lie at t * key_bytes
+  int32_t scale_bytes;  ///< bytes of its scales; those of token t lie at page_size * key_bytes + t * scale_bytes
+
+  constexpr int32_t num_scales() const { return head_dim / codec.channels_per_scale; }
+};
+
+/// Returns the layout of a format of the indexer's keys.
+constexpr IndexerLayout indexer_layout(IndexerFormat format) {
+  switch (format) {
+    case IndexerFormat::kFP8:
+      return {.codec = {.element = DType::kE4M3,
+                        .scale_type = ScaleType::kF32,
+                        .scale_place = ScalePlace::kFooter,
+                        .channels_per_scale = 128},
+              .head_dim = 128,
+              .key_bytes = 128,
+              .scale_bytes = 4};
+    // Keys of DeepGEMM's FP4 logits (tests/test_attention.py) and of vLLM's V4 (fused_compress_quant_cache.py).
+    case IndexerFormat::kMXFP4:
+      return {.codec = {.element = DType::kE2M1,
+                        .scale_type = ScaleType::kUE8M0,
+                        .scale_place = ScalePlace::kFooter,
+                        .channels_per_scale = 32},
+              .head_dim = 128,
+              .key_bytes = 64,
+              .scale_bytes = 4};
+  }
+  return {};
+}
+
+/// Returns the name of a format of the indexer's keys; empty if there is no such format.
+constexpr std::string_view name(IndexerFormat format) {
+  switch (format) {
+    case IndexerFormat::kFP8: return "fp8";
+    case IndexerFormat::kMXFP4: return "mxfp4";
+  }
+  return {};
+}
+
+constexpr std::optional<IndexerFormat> parse_indexer_format(std::string_view text) {
+  for (IndexerFormat format : kAllIndexerFormats)
+    if (name(format) == text) return format;
+  return std::nullopt;
+}
+
+/// This is the layout of keys of FP8. Their head_dim is that of all formats.
+inline constexpr IndexerLayout kIndexerLayout = indexer_layout(IndexerFormat::kFP8);
+
+/// Returns the bytes of a key in the indexer's cache, its scales included.
+constexpr int64_t indexer_key_bytes(IndexerFormat format) {
+  return indexer_layout(format).key_bytes + indexer_layout(format).scale_bytes;
+}
 
 /// Returns the bytes of a page of the indexer's cache, or 0 if no page has so many tokens, as page_bytes does.
-constexpr int64_t indexer_page_bytes(int64_t page_size) {
-  return is_extent(page_size) ? page_size * (kIndexerLayout.key_bytes + kIndexerLayout.scale_bytes) : 0;
+constexpr int64_t indexer_page_bytes(int64_t page_size, IndexerFormat format = IndexerFormat::kFP8) {
+  return is_extent(page_size) ? page_size * indexer_key_bytes(format) : 0;
 }
 
 }  // namespace mla

@@ -302,25 +302,26 @@ struct PhysicalSlotsParams {
   TensorView valid_count = {};  ///< out [T], optional: valid slots of each row
 };
 
-/// Holds the paged cache of the indexer, whose bytes kIndexerLayout describes.
+/// Holds the paged cache of the indexer, whose bytes indexer_layout(format) describes.
 struct IndexerCache {
-  TensorView kv = {};  ///< u8 [num_pages, indexer_page_bytes(page_size) or more]
+  IndexerFormat format = IndexerFormat::kFP8;
+  TensorView kv = {};  ///< u8 [num_pages, indexer_page_bytes(page_size, format) or more]
   int32_t page_size = 0;
 };
 
-/// Quantizes one indexer key per token, 128 channels with one scale, into slot slot_mapping[t]; a negative slot skips
-/// the token.
+/// Quantizes one indexer key per token, 128 channels, into slot slot_mapping[t]; a negative slot skips the token. In
+/// FP8 all channels have one scale; in MXFP4 32 neighbours have one, 2^ceil(log2(max(amax, 1e-4) / 6)).
 struct AppendIndexerParams {
-  TensorView k = {};             ///< [T, 128]; bf16, f16 or f32
-  TensorView slot_mapping = {};  ///< [T] int64
-  bool power_of_two_scales = true;
-  IndexerCache cache = {};  ///< out
+  TensorView k = {};                ///< [T, 128]; bf16, f16 or f32
+  TensorView slot_mapping = {};     ///< [T] int64
+  bool power_of_two_scales = true;  ///< those of MXFP4 are always; false is refused there
+  IndexerCache cache = {};          ///< out
 };
 
 /// Computes logits[t][j] = sum_h weights[t][h] * max(0, q[t][h] . k[j]) * scale[j], in f32, as in DeepSeek V3.2; scales
-/// of the queries belong into the weights. Keys that query t does not see (causal as in decode, kv_len) get -inf. If
-/// blocks of keys are listed for each query (DeepSeek V4.1), a row has the logits of the listed keys, in the order of
-/// the list.
+/// of the queries belong into the weights. Keys of MXFP4 have scales in k, and scale[j] is 1. Keys that query t does
+/// not see (causal as in decode, kv_len) get -inf. If blocks of keys are listed for each query (DeepSeek V4.1), a row
+/// has the logits of the listed keys, in the order of the list.
 struct IndexerLogitsParams {
   TensorView q = {};        ///< [T, H, 128]; e4m3, bf16, f16 or f32
   TensorView weights = {};  ///< [T, H] f32
@@ -410,7 +411,7 @@ struct CompressParams {
   bool interleaved = true;       ///< as in append_rope
   KvCache cache = {};            ///< out, optional
   IndexerCache indexer = {};     ///< out, optional; D is 128 then
-  bool power_of_two_scales = true;  ///< of the indexer's keys
+  bool power_of_two_scales = true;  ///< of the indexer's keys, as in append_indexer
 };
 
 /// Makes of attention's output what the output projection multiplies: turns the rotary channels back, multiplies by a

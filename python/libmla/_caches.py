@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from ._operation import Output, operation
 from .context import Context
-from .types import Cache, DType, LseBase, Rows, Tensor
+from .types import Cache, DType, IndexerFormat, LseBase, Rows, Tensor
 
 
 @operation(Output("out"), Output("lse"))
@@ -221,6 +221,7 @@ def compress(
     cache: Cache | None = None,
     indexer_cache: Tensor | None = None,
     indexer_page_size: int = 0,
+    indexer_format: IndexerFormat = "fp8",
     cos_sin: Tensor | None = None,
     interleaved: bool = True,
     power_of_two_scales: bool = True,
@@ -264,13 +265,15 @@ def compress(
         slot_mapping: [T] int64, slots of ``cache`` or ``indexer_cache``, of tokens that end a group; negative: the
             latent is in ``latent`` only. None: that holds for all.
         cache: is written; its rows have D channels.
-        indexer_cache: bytes [num_pages, indexer_page_bytes(indexer_page_size) or more]; is written in place of
-            ``cache``; D is 128.
+        indexer_cache: bytes [num_pages, indexer_page_bytes(indexer_page_size, indexer_format) or more]; is written in
+            place of ``cache``; D is 128.
         indexer_page_size: tokens of a page of ``indexer_cache``.
+        indexer_format: of its keys, as in :func:`append_indexer`.
         cos_sin: [max_positions, rotary channels] f32: cosines of all angles, then sines. The last channels of what
             is appended (not of ``latent``) are turned by the angles of the group's first position. None: nothing turns.
         interleaved: pairs are channels (2i, 2i + 1), as DeepSeek's; else (i, i + rotary channels / 2).
-        power_of_two_scales: whether scales of the indexer's keys are rounded up to powers of two.
+        power_of_two_scales: whether scales of the indexer's keys are rounded up to powers of two, as in
+            :func:`append_indexer`.
         latent: [T, D]; bf16, f16 or f32. Rows of tokens that end no group are not written: in a new one they hold
             anything. What is appended is the latent as rounded here.
         latent_dtype: the type of a new ``latent``; None: that of ``kv``.

@@ -7,7 +7,7 @@ from typing import Any
 
 from ._operation import Output, operation
 from .context import Context
-from .types import Tensor
+from .types import IndexerFormat, Tensor
 
 
 @operation(Output("kv_indptr"), Output("kv_indices"))
@@ -84,17 +84,20 @@ def append_indexer(
     cache: Tensor,
     *,
     page_size: int,
+    format: IndexerFormat = "fp8",
     power_of_two_scales: bool = True,
     context: Context | None = None,
 ) -> None:
-    """Quantizes one indexer key per token, 128 channels with one scale, into its slot of the indexer's cache.
+    """Quantizes one indexer key per token, 128 channels, into its slot of the indexer's cache.
 
     Args:
         k: [T, 128]; bf16, f16 or f32.
         slot_mapping: [T] int64; negative: skipped.
-        cache: bytes [num_pages, indexer_page_bytes(page_size) or more]; is written.
+        cache: bytes [num_pages, indexer_page_bytes(page_size, format) or more]; is written.
         page_size: tokens of a page.
-        power_of_two_scales: whether scales are rounded up to powers of two.
+        format: of the keys: ``"fp8"``, 128 e4m3 with one f32 scale; or ``"mxfp4"``, 128 e2m1 with a UE8M0 scale for each
+            32 channels.
+        power_of_two_scales: whether scales are rounded up to powers of two; those of ``"mxfp4"`` always are.
     """
 
 
@@ -105,6 +108,7 @@ def indexer_logits(
     cache: Tensor,
     *,
     page_size: int,
+    format: IndexerFormat = "fp8",
     kv_len: Tensor,
     block_table: Tensor | None = None,
     kv_indptr: Tensor | None = None,
@@ -128,8 +132,9 @@ def indexer_logits(
     Args:
         q: [T, H, 128]; e4m3 (also as uint8), bf16, f16 or f32. Scales of quantized queries belong into ``weights``.
         weights: [T, H] f32.
-        cache: bytes [num_pages, indexer_page_bytes(page_size) or more].
+        cache: bytes [num_pages, indexer_page_bytes(page_size, format) or more].
         page_size: tokens of a page.
+        format: of the keys, as in :func:`append_indexer`. Those of ``"mxfp4"`` have scales in k, and scale[j] is 1.
         kv_len, block_table, kv_indptr, kv_indices: its page table, as in :func:`decode`.
         qo_indptr: [B+1] int32; None: T / B queries each.
         causal: see above.
@@ -187,6 +192,7 @@ def indexer_top_k(
     k: int,
     *,
     page_size: int,
+    format: IndexerFormat = "fp8",
     kv_len: Tensor,
     block_table: Tensor | None = None,
     kv_indptr: Tensor | None = None,
@@ -214,7 +220,7 @@ def indexer_top_k(
     It is :func:`indexer_logits`, :func:`top_k` and :func:`physical_slots` in one.
 
     Args:
-        q, weights, cache, page_size: as in :func:`indexer_logits`.
+        q, weights, cache, page_size, format: as in :func:`indexer_logits`.
         k: slots of each query.
         kv_len, block_table, kv_indptr, kv_indices: the page table of the indexer's cache.
         qo_indptr, causal, ratio, key_begin, key_end, blocks, block_size: as in :func:`indexer_logits`.

@@ -18,7 +18,7 @@ from . import _core
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from .types import CacheFormat, Compute, DType
+    from .types import CacheFormat, Compute, DType, IndexerFormat
 
 
 _ON_A_CACHE = (
@@ -242,6 +242,7 @@ def explain(
     q_len: int = 1,
     listed_keys: int = 0,
     compute: Compute = "default",
+    indexer_format: IndexerFormat = "fp8",
     device: str = "cpu",
     backend: str = "",
 ) -> Explanation:
@@ -260,6 +261,7 @@ def explain(
         q_len: of `decode`: query tokens of a request, over all requests on average, rounded up.
         listed_keys: of `decode_sparse` and `prefill_sparse`: query tokens times the entries of a token's lists; 0: many.
         compute: of `decode`, `decode_sparse` and `prefill`: as in :func:`libmla.decode`.
+        indexer_format: of `append_indexer`, `indexer_logits` and `indexer_top_k`: format of the keys.
         device: ``"cpu"``, ``"cuda:0"``, ``"emulated:sm90"``, or an architecture such as ``"sm120"``, present or not: what
             this build has for it (the command ``libmla explain`` answers for a build with code for every GPU).
         backend: a row or family to force; empty: the environment's ``MLA_BACKEND``, else the first usable row.
@@ -271,15 +273,29 @@ def explain(
         ValueError: an argument names nothing that exists; the message says which and what was expected.
     """
     found = _core.data(
-        "explain", op, model or "", cache, q_dtype, num_heads, d_qk, d_v, q_len, listed_keys, compute, device, backend
+        "explain",
+        op,
+        model or "",
+        cache,
+        q_dtype,
+        num_heads,
+        d_qk,
+        d_v,
+        q_len,
+        listed_keys,
+        compute,
+        indexer_format,
+        device,
+        backend,
     )
     shape = f"{_count(found['num_heads'], 'head')}, head dims {found['d_qk']}/{found['d_v']}"
     data = f"cache {cache}, " if op in _ON_A_CACHE else ""
     typed = _TYPED.get(op, "queries") + (f", {q_len} per request" if op == "decode" and q_len > 1 else "")
     listed = f", {_count(listed_keys, 'listed key')}" if listed_keys > 0 else ""
     rounded = f", compute {compute}" if compute != "default" else ""
+    keys = f", keys {indexer_format}" if indexer_format != "fp8" else ""
     return Explanation(
-        problem=f"{op}: {data}{q_dtype} {typed}, {shape}{listed}{rounded}, device {device}",
+        problem=f"{op}: {data}{q_dtype} {typed}, {shape}{listed}{rounded}{keys}, device {device}",
         selected=found["selected"],
         error=found["error"],
         rows=tuple(Verdict(**row) for row in found["rows"]),

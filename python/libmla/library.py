@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from . import _core
-from .types import CacheFormat
+from .types import CacheFormat, IndexerFormat
 
 
 def backends(op: str) -> list[str]:
@@ -23,6 +23,6 @@ def page_bytes(format: CacheFormat, d_qk: int, page_size: int, padded: bool = Fa
     return int(_core.function("page_bytes")(format, d_qk, page_size, padded))
 
 
-def indexer_page_bytes(page_size: int) -> int:
-    """Returns the bytes of a page of ``page_size`` tokens of the indexer's cache."""
-    return int(_core.function("indexer_page_bytes")(page_size))
+def indexer_page_bytes(page_size: int, format: IndexerFormat = "fp8") -> int:
+    """Returns the bytes of a page of ``page_size`` tokens of the indexer's cache, whose keys have this format."""
+    return int(_core.function("indexer_page_bytes")(page_size, format))

@@ -43,6 +43,7 @@ _TYPES = {
     "CacheFormat": "str",
     "Compute": "str",
     "DType": "ScalarType",
+    "IndexerFormat": "str",
     "LengthPer": "str",
     "LseBase": "str",
     "tuple[int, int, int]": "SymInt[]",

@@ -28,6 +28,7 @@ CacheFormat: TypeAlias = Literal[
     "nvfp4_dsv4",
     "mxfp4_dsv4",
 ]
+IndexerFormat: TypeAlias = Literal["fp8", "mxfp4"]
 LseBase: TypeAlias = Literal["e", "2"]
 Compute: TypeAlias = Literal["default", "fp8"]
 LengthPer: TypeAlias = Literal["token", "request"]

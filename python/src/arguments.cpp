@@ -100,15 +100,23 @@ DLDataType dlpack_type(DType dtype) {
 
 DLDevice dlpack_device(Device device) { return {static_cast<DLDeviceType>(device.type), device.index}; }
 
-std::string format_names() {
+namespace {
+
+template <class Formats>
+std::string listed(const Formats& formats) {
   std::string names;
-  size_t left = std::size(kAllCacheFormats);
-  for (const CacheFormat format : kAllCacheFormats) {
+  size_t left = std::size(formats);
+  for (const auto format : formats) {
     names.append(name(format)).append(left == 2 ? " or " : left > 2 ? ", " : "");
     --left;
   }
   return names;
 }
+
+}  // namespace
+
+std::string format_names() { return listed(kAllCacheFormats); }
+std::string indexer_format_names() { return listed(kAllIndexerFormats); }
 
 std::optional<DType> parse_dtype(std::string_view text) {
   for (const auto& [name, dtype] : kDTypeNames)

@@ -43,6 +43,8 @@ DLDevice dlpack_device(Device device);
 std::optional<DType> parse_dtype(std::string_view text);
 /// Returns "bf16, f16, ... or " and the last cache format, for errors.
 std::string format_names();
+/// Does the same of the formats of the indexer's keys.
+std::string indexer_format_names();
 
 inline bool is_none(ffi::AnyView value) { return value.type_index() == ffi::TypeIndex::kTVMFFINone; }
 

@@ -18,8 +18,10 @@ constexpr FieldName kNamesOfRope[] = {{"q_nope", "q[0]"}, {"q_pe", "q[1]"}};
 constexpr FieldName kNamesOfGather[] = {{"out_kv", "out"}, {"out_ckv", "out[0]"}, {"out_kpe", "out[1]"}};
 constexpr FieldName kNamesOfCopy[] = {{"from.", "from_cache."}, {"to.", "to_cache."}};
 constexpr FieldName kNamesOfFinish[] = {{"o", "attention_out"}};
-constexpr FieldName kNamesOfCompress[] = {
-    {"indexer.kv", "indexer_cache"}, {"indexer.page_size", "indexer_page_size"}, {"indexer", "indexer_cache"}};
+constexpr FieldName kNamesOfCompress[] = {{"indexer.kv", "indexer_cache"},
+                                          {"indexer.page_size", "indexer_page_size"},
+                                          {"indexer.format", "indexer_format"},
+                                          {"indexer", "indexer_cache"}};
 
 const Operation kMergeStates =
     Operation::of<MergeStatesParams>({.name = "merge_states", .names = kNamesOfMerge, .more = {"out_dtype"}});

@@ -12,12 +12,18 @@
 namespace mla::python {
 namespace {
 
-constexpr FieldName kNamesOfIndexer[] = {{"cache.kv", "cache"}, {"cache.page_size", "page_size"}};
+constexpr FieldName kNamesOfIndexer[] = {
+    {"cache.kv", "cache"}, {"cache.page_size", "page_size"}, {"cache.format", "format"}};
 // The first three apply where the latent cache has a page table of its own.
-constexpr FieldName kNamesOfTopK[] = {{"block_table", "latent_block_table"},    {"kv_indptr", "latent_kv_indptr"},
-                                      {"kv_indices", "latent_kv_indices"},      {"indexer.cache.kv", "cache"},
-                                      {"indexer.cache.page_size", "page_size"}, {"indexer.", ""},
-                                      {"page_size", "latent_page_size"},        {"topk", "k"}};
+constexpr FieldName kNamesOfTopK[] = {{"block_table", "latent_block_table"},
+                                      {"kv_indptr", "latent_kv_indptr"},
+                                      {"kv_indices", "latent_kv_indices"},
+                                      {"indexer.cache.kv", "cache"},
+                                      {"indexer.cache.page_size", "page_size"},
+                                      {"indexer.cache.format", "format"},
+                                      {"indexer.", ""},
+                                      {"page_size", "latent_page_size"},
+                                      {"topk", "k"}};
 constexpr std::span kNamesOfSharedTopK = std::span(kNamesOfTopK).subspan(3);
 
 const Operation kBlockTableToCsr = Operation::of<BlockTableToCsrParams>({.name = "block_table_to_csr"});

@@ -77,6 +77,12 @@ CacheFormat read_format(Arguments& args, const char* field) {
   args.fail("ValueError", field, format_names(), '"' + text + '"');
 }
 
+IndexerFormat read_indexer_format(Arguments& args, const char* field) {
+  const std::string text = args.text(field);
+  if (const auto format = parse_indexer_format(text)) return *format;
+  args.fail("ValueError", field, indexer_format_names(), '"' + text + '"');
+}
+
 /// Reads "cpu", "cuda", "cuda:1", "emulated:sm90", or "sm120" for a GPU that need not be there.
 void read_device(Arguments& args, Problem& problem) {
   const std::string text = args.text("device");
@@ -115,6 +121,7 @@ void explain_problem(ffi::PackedArgs packed, ffi::Any* result) {
   problem.q_len = args.count("q_len");
   problem.listed_keys = args.count("listed_keys", 0);
   problem.compute = args.compute("compute");
+  problem.indexer_format = read_indexer_format(args, "indexer_format");
   read_device(args, problem);
   const std::string backend = args.text("backend");
   args.end();
@@ -163,7 +170,8 @@ void page_bytes_of(ffi::PackedArgs packed, ffi::Any* result) {
 
 void indexer_page_bytes_of(ffi::PackedArgs packed, ffi::Any* result) {
   Arguments args("indexer_page_bytes", packed);
-  *result = indexer_page_bytes(args.count("page_size"));
+  const int32_t page_size = args.count("page_size");
+  *result = indexer_page_bytes(page_size, read_indexer_format(args, "format"));
 }
 
 TVM_FFI_STATIC_INIT_BLOCK() {

@@ -130,6 +130,13 @@ void OperationArguments::convert(const Argument& argument, LseBase& field) {
 
 void OperationArguments::convert(const Argument& argument, Compute& field) { field = compute(argument.name); }
 
+void OperationArguments::convert(const Argument& argument, IndexerFormat& field) {
+  const std::string given = text(argument.name);
+  const auto format = parse_indexer_format(given);
+  if (!format) fail("ValueError", argument.name, indexer_format_names(), '"' + given + '"');
+  field = *format;
+}
+
 void OperationArguments::convert(const Argument& argument, LengthPer& field) {
   if (next_is_none()) {
     next(argument.name);

@@ -112,6 +112,7 @@ class OperationArguments : public Arguments {
   void convert(const Argument& argument, float& field) { field = number(argument.name); }
   void convert(const Argument& argument, LseBase& field);
   void convert(const Argument& argument, Compute& field);
+  void convert(const Argument& argument, IndexerFormat& field);
   /// Reads None, "token" or "request".
   void convert(const Argument& argument, LengthPer& field);
   /// Reads None, or (rank, world, interleave).

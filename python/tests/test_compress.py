@@ -313,25 +313,26 @@ def test_rows_are_those_of_the_other_writers(cache_format: str, interleaved: boo
 
 
 @pytest.mark.parametrize("with_rope", [True, False])
-@pytest.mark.parametrize("powers", [True, False])
-def test_keys_of_the_indexer(powers: bool, with_rope: bool) -> None:
+@pytest.mark.parametrize(("format", "powers"), [("fp8", True), ("fp8", False), ("mxfp4", True)])
+def test_keys_of_the_indexer(format: str, powers: bool, with_rope: bool) -> None:
     kv, score = random_tokens(24, 256, torch.bfloat16)
     slots = torch.full((24,), -1)
     slots[3::4] = torch.tensor([5, 17, 0, 31, 2, 8])
-    caches = [torch.full((2, libmla.indexer_page_bytes(16)), 0xFF, dtype=torch.uint8) for _ in range(2)]
+    caches = [torch.full((2, libmla.indexer_page_bytes(16, format)), 0xFF, dtype=torch.uint8) for _ in range(2)]
     cos_sin = torch.rand(24, 64)
     compressor = Compressor.make(4, True, 256, 7, norm_weight=torch.rand(128) + 1)
     more = {"indexer_cache": caches[0], "indexer_page_size": 16, "power_of_two_scales": powers}
+    more["indexer_format"] = format
     if with_rope:
         more["cos_sin"] = cos_sin
     latents = compressor(kv, score, 24, slot_mapping=slots, **more)
     if with_rope:
         turned = rotated(latents[:, 64:], cos_sin, torch.arange(0, 24, 4), True).bfloat16()
         latents = torch.cat([latents[:, :64], turned], -1)
-    keys = {"page_size": 16, "power_of_two_scales": powers}
+    keys = {"page_size": 16, "format": format, "power_of_two_scales": powers}
     libmla.append_indexer(latents, slots[3::4].contiguous(), caches[1], **keys)
     if with_rope:
-        numbers = [unpacked(cache, 16)[slots[3::4]] for cache in caches]
+        numbers = [unpacked(cache, 16, format)[slots[3::4]] for cache in caches]
         assert (numbers[0] != numbers[1]).double().mean() < 1e-2  # where a turned channel lies between two bf16
     else:
         assert caches[0].equal(caches[1])

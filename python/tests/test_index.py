@@ -66,6 +66,7 @@ def test_sizes():
     assert libmla.page_bytes("fp8_dsv4", 512, 256, padded=True) == 149760
     assert libmla.page_bytes("fp8_dsv4", 512, 64) == 64 * 584
     assert libmla.indexer_page_bytes(64) == 64 * 132
+    assert libmla.indexer_page_bytes(64, "mxfp4") == 64 * 68
     with pytest.raises(ValueError, match=r"row_bytes: format: expected bf16, .*, got \"int4\""):
         libmla.row_bytes("int4", 576)  # type: ignore[arg-type]
 

@@ -16,27 +16,37 @@ from batches import ints
 HEADS = 4
 
 
-def unpacked(cache: torch.Tensor, page_size: int) -> torch.Tensor:
+def unpacked(cache: torch.Tensor, page_size: int, format: str = "fp8") -> torch.Tensor:
     """Returns the keys [slots, 128] of the indexer's pages, which hold all keys of a page, then their scales."""
+    if format == "mxfp4":
+        pairs = cache[:, : page_size * 64].reshape(-1, 64)
+        codes = torch.stack([pairs % 16, pairs // 16], -1).reshape(-1, 4, 32).long()
+        values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6]).double()[codes % 8] * (1 - codes // 8 * 2)
+        exponents = cache[:, page_size * 64 : page_size * 68].reshape(-1, 4, 1).double()
+        return (values * torch.exp2(exponents - 127)).reshape(-1, 128)
     keys = cache[:, : page_size * 128].reshape(-1, 128).contiguous().view(torch.float8_e4m3fn).double()
     scales = cache[:, page_size * 128 : page_size * 132].contiguous().view(torch.float32).reshape(-1, 1).double()
     return keys * scales
 
 
-@pytest.fixture
-def problem():
+def small_problem(format: str):
     batch = batches.paged([9, 0, 40], 16)
-    cache = torch.full((batch.num_pages, libmla.indexer_page_bytes(16)), 0xFF, dtype=torch.uint8)
+    cache = torch.full((batch.num_pages, libmla.indexer_page_bytes(16, format)), 0xFF, dtype=torch.uint8)
     keys = torch.randn(49, 128).bfloat16()
-    libmla.append_indexer(keys, torch.tensor(batch.all_slots()), cache, page_size=16)
+    libmla.append_indexer(keys, torch.tensor(batch.all_slots()), cache, page_size=16, format=format)
     lengths = [2, 1, 3]
     q = torch.randn(sum(lengths), HEADS, 128).bfloat16()
     weights = torch.rand(sum(lengths), HEADS)
     return batch, cache, keys, q, weights, batches.indptr(lengths)
 
 
-def right(batch, cache, q, weights, qo_indptr, width, causal=True):
-    keys = unpacked(cache, batch.page_size)
+@pytest.fixture
+def problem():
+    return small_problem("fp8")
+
+
+def right(batch, cache, q, weights, qo_indptr, width, causal=True, format="fp8"):
+    keys = unpacked(cache, batch.page_size, format)
     logits = torch.full((q.shape[0], width), -math.inf).double()
     for b, length in enumerate(batch.kv_len):
         begin, end = qo_indptr[b], qo_indptr[b + 1]
@@ -59,6 +69,43 @@ def test_stored_keys(problem):
     scale = other[0, 16 * 128 + 20 : 16 * 128 + 24].view(torch.float32)
     torch.testing.assert_close(scale[0], keys[1].float().abs().max() / 448, atol=0, rtol=1e-6)
     assert (other[1:] == 0).all() and (other[0, : 5 * 128] == 0).all()
+
+
+def test_stored_keys_of_mxfp4():
+    batch, cache, keys, *_ = small_problem("mxfp4")
+    stored = unpacked(cache, 16, "mxfp4")[batch.all_slots()]
+    groups = keys.double().reshape(-1, 4, 32)
+    scales = torch.exp2(torch.ceil(torch.log2(groups.abs().amax(-1, keepdim=True) / 6)))
+    error = (stored.reshape(-1, 4, 32) - groups).abs()
+    assert (error <= scales).all() and (
+        error[groups.abs() < scales] <= scales.expand(groups.shape)[groups.abs() < scales] / 4
+    ).all()
+    # Ties go to the even code, as on the hardware; the scale is that of the largest magnitude, 6.
+    ties = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0] * 16)[None]
+    rounded = torch.tensor([0.0, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0, 6.0] * 16).double()
+    one = torch.zeros(1, libmla.indexer_page_bytes(1, "mxfp4"), dtype=torch.uint8)
+    libmla.append_indexer(-ties, torch.tensor([0]), one, page_size=1, format="mxfp4")
+    assert torch.equal(unpacked(one, 1, "mxfp4")[0], -rounded)
+    with pytest.raises(ValueError, match="power_of_two_scales: expected powers of two for mxfp4 keys"):
+        libmla.append_indexer(ties, torch.tensor([0]), one, page_size=1, format="mxfp4", power_of_two_scales=False)
+    with pytest.raises(ValueError, match='append_indexer: format: expected fp8 or mxfp4, got "fp4"'):
+        libmla.append_indexer(ties, torch.tensor([0]), one, page_size=1, format="fp4")
+    with pytest.raises(ValueError, match="cache: expected pages of at least 132 bytes"):
+        libmla.append_indexer(ties, torch.tensor([0]), one, page_size=1)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float8_e4m3fn"])
+def test_logits_of_mxfp4(dtype):
+    batch, cache, _, q, weights, qo_indptr = small_problem("mxfp4")
+    more = {"page_size": 16, "qo_indptr": qo_indptr, "format": "mxfp4", **batch.pages()}
+    q = expected.e4m3(q.float()) if dtype == "float8_e4m3fn" else q.to(getattr(torch, dtype))
+    logits = libmla.indexer_logits(q, weights, cache, **more)
+    wanted = right(batch, cache, q.float(), weights, qo_indptr.tolist(), logits.shape[1], format="mxfp4")
+    expected.check(logits, wanted, 1e-5)
+    slots = libmla.indexer_top_k(q, weights, cache, 10, **more)
+    for t, b in enumerate([0, 0, 1, 2, 2, 2]):
+        best = [j for j in chosen(logits[t], 10) if logits[t, j] > -math.inf]
+        assert slots[t].tolist() == [batch.slots(b)[j] for j in best] + [-1] * (10 - len(best))
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -95,6 +95,18 @@ def test_info_is_plain_unchangeable_data() -> None:
             {"op": "decode_sparse", "cache": "fp8_ds_mla", "listed_keys": 640, "device": "sm90"},
             ["--op", "decode_sparse", "--cache", "fp8_ds_mla", "--listed-keys", "640", "--device", "sm90"],
         ),
+        (
+            {
+                "op": "indexer_logits",
+                "q_dtype": "f16",
+                "num_heads": 64,
+                "d_qk": 128,
+                "d_v": 128,
+                "indexer_format": "mxfp4",
+                "device": "emulated:sm90",
+            },
+            ["--op", "indexer_logits", "--q-dtype", "f16", "--indexer-format", "mxfp4", "--device", "emulated:sm90"],
+        ),
     ],
 )
 def test_explain_is_what_the_tool_says(
@@ -120,6 +132,9 @@ def test_explain_says_which_problem_it_judged() -> None:
     )
     assert libmla.explain("prefill_sparse", listed_keys=1, num_heads=8).problem == (
         "prefill_sparse: cache bf16, bf16 queries, 8 heads, head dims 576/512, 1 listed key, device cpu"
+    )
+    assert libmla.explain("indexer_logits", q_dtype="e4m3", num_heads=64, indexer_format="mxfp4").problem == (
+        "indexer_logits: e4m3 queries, 64 heads, head dims 576/512, keys mxfp4, device cpu"
     )
     assert libmla.explain("decode", cache="fp8", compute="fp8").problem == (
         "decode: cache fp8, bf16 queries, 128 heads, head dims 576/512, compute fp8, device cpu"

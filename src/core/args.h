@@ -394,14 +394,30 @@ struct IndexerPages {
   int64_t stride_page = 0;  // bytes
   int64_t num_pages = 0;
   int32_t page_size = 1;
+  IndexerFormat format = IndexerFormat::kFP8;
 
+  constexpr IndexerLayout layout() const { return indexer_layout(format); }
+  /// Returns the address of a key's elements. Whoever knows the format when it is compiled says so.
+  constexpr std::byte* key(int64_t page, int64_t offset) const { return key_of(layout().key_bytes, page, offset); }
+  template <IndexerFormat kFormat>
   constexpr std::byte* key(int64_t page, int64_t offset) const {
-    return base + page * stride_page + offset * kIndexerLayout.key_bytes;
+    return key_of(indexer_layout(kFormat).key_bytes, page, offset);
   }
-  /// Returns the address of a key's scale, which may have any alignment.
+  /// Returns the address of a key's scales, which may have any alignment.
   constexpr std::byte* scale(int64_t page, int64_t offset) const {
-    return base + page * stride_page + page_size * int64_t{kIndexerLayout.key_bytes} +
-           offset * kIndexerLayout.scale_bytes;
+    return scale_of(layout().key_bytes, layout().scale_bytes, page, offset);
+  }
+  template <IndexerFormat kFormat>
+  constexpr std::byte* scale(int64_t page, int64_t offset) const {
+    return scale_of(indexer_layout(kFormat).key_bytes, indexer_layout(kFormat).scale_bytes, page, offset);
+  }
+
+ private:
+  constexpr std::byte* key_of(int64_t key_bytes, int64_t page, int64_t offset) const {
+    return base + page * stride_page + offset * key_bytes;
+  }
+  constexpr std::byte* scale_of(int64_t key_bytes, int64_t scale_bytes, int64_t page, int64_t offset) const {
+    return base + page * stride_page + page_size * key_bytes + offset * scale_bytes;
   }
 };
 

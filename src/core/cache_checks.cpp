@@ -273,14 +273,25 @@ bool check_indexer_cache(Checks& check, std::string_view part, const IndexerCach
   if (!check.ok()) return false;
   const Checks::Within within(check, part);
   int64_t num_pages = kUnbound;
-  if (!check_page_size(check, cache.page_size) ||
-      !check_byte_pages(check, cache.kv, indexer_page_bytes(cache.page_size), cache.page_size, role, num_pages))
+  const bool known = !name(cache.format).empty();
+  if (!check.require(known, "format", "expected a format of the indexer's keys, got unknown value {}",
+                     static_cast<int>(cache.format)) ||
+      !check_page_size(check, cache.page_size) ||
+      !check_byte_pages(check, cache.kv, indexer_page_bytes(cache.page_size, cache.format), cache.page_size, role,
+                        num_pages))
     return false;
   pages = {.base = static_cast<std::byte*>(cache.kv.data),
            .stride_page = cache.kv.stride[0],
            .num_pages = num_pages,
-           .page_size = cache.page_size};
+           .page_size = cache.page_size,
+           .format = cache.format};
   return true;
+}
+
+bool check_indexer_scales(Checks& check, const IndexerPages& pages, bool power_of_two_scales) {
+  return check.require(
+      power_of_two_scales || pages.layout().codec.scale_type != ScaleType::kUE8M0, "power_of_two_scales",
+      "expected powers of two for {} keys, which have no other scales, got any numbers", name(pages.format));
 }
 
 }  // namespace mla::core

@@ -81,6 +81,8 @@ bool check_byte_pages(Checks& check, const TensorView& kv, int64_t needed, int64
 /// Checks the indexer's cache that is `part` of the parameters.
 bool check_indexer_cache(Checks& check, std::string_view part, const IndexerCache& cache, Role role,
                          IndexerPages& pages);
+/// Checks that keys of the format can have such scales.
+bool check_indexer_scales(Checks& check, const IndexerPages& pages, bool power_of_two_scales);
 
 /// Checks the number of tokens of a page.
 bool check_page_size(Checks& check, int64_t page_size);

@@ -131,7 +131,8 @@ bool check_targets(Checks& check, const CompressParams& params, Extents& at, Com
   args.power_of_two_scales = params.power_of_two_scales;
   return check.require(at.d_latent == kIndexerLayout.head_dim, "indexer", "expected latents of {} channels, got {}",
                        kIndexerLayout.head_dim, at.d_latent) &&
-         check_indexer_cache(check, "indexer", params.indexer, Role::kOutput, args.indexer);
+         check_indexer_cache(check, "indexer", params.indexer, Role::kOutput, args.indexer) &&
+         check_indexer_scales(check, args.indexer, params.power_of_two_scales);
 }
 
 /// Checks the lists: lengths, the blocks that are used, the slots and positions of the groups that end.

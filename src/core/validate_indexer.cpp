@@ -108,6 +108,7 @@ Status validate(const AppendIndexerParams& params, AppendIndexerArgs& args, Devi
   args = {};
   if (!check.tensor("k", params.k, kFloats, {{"T", &num_tokens}, {"", &head_dim}}) ||
       !check_indexer_cache(check, "cache", params.cache, Role::kOutput, args.cache) ||
+      !check_indexer_scales(check, args.cache, params.power_of_two_scales) ||
       !check.tensor("slot_mapping", params.slot_mapping, kI64Only, {{"T", &num_tokens}}))
     return check.take();
   args.num_tokens = num_tokens;

@@ -104,6 +104,25 @@ void CacheWriter::write_e2m1(const void* source, int64_t page, int64_t offset) c
   pad_scales(cache_, stored);
 }
 
+void write_indexer_key(const RowKernels& kernels, const core::IndexerPages& cache, int64_t slot, const void* source,
+                       DType dtype, bool power_of_two_scales) {
+  const IndexerLayout layout = cache.layout();
+  const int64_t page = slot / cache.page_size, offset = slot % cache.page_size;
+  auto* const elements = reinterpret_cast<uint8_t*>(cache.key(page, offset));
+  std::byte* const stored = cache.scale(page, offset);
+  const int32_t n = layout.num_scales(), group = layout.codec.channels_per_scale;
+  float scales[kMostGroups];
+  if (layout.codec.element == DType::kE4M3) {
+    kernels.quantize_groups(source, dtype, n, group, power_of_two_scales, 0.0F, scales, elements);
+  } else {
+    kernels.finite_amaxes(source, dtype, n, group, scales);
+    for (int32_t g = 0; g < n; ++g)
+      scales[g] = choose_scale(layout.codec.element, layout.codec.scale_type, power_of_two_scales, scales[g]);
+    kernels.quantize_e2m1(source, dtype, n, group, scales, elements);
+  }
+  store_scales(layout.codec.scale_type, scales, n, stored);
+}
+
 void CacheWriter::write_kpe(const void* source, int64_t page, int64_t offset, int32_t first, int32_t n) const {
   const DType type = cache_.kpe_dtype;
   char* out = at(cache_.kpe.row(page, offset), first, type);

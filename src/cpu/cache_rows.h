@@ -43,6 +43,10 @@ inline constexpr int64_t kRowsAhead = 4;
 /// Prefetches memory that will be read soon.
 void prefetch_for_read(const void* begin, int64_t bytes);
 
+/// Writes a key of the indexer, 128 floats, into a slot, which must not be negative.
+void write_indexer_key(const RowKernels& kernels, const core::IndexerPages& cache, int64_t slot, const void* source,
+                       DType dtype, bool power_of_two_scales);
+
 /// Writes rows of floats into a cache, quantized as its format asks.
 class CacheWriter {
  public:

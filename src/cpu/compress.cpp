@@ -113,11 +113,7 @@ class Compressor {
     if (rotation.channels > 0)
       rotate_rounded(set_, at(latent, kChannels - rotation.channels, args_.latent_dtype), args_.latent_dtype, rotation,
                      key + kChannels - rotation.channels);
-    const int64_t page = slot / args_.indexer.page_size, offset = slot % args_.indexer.page_size;
-    float scale;
-    set_.rows->quantize_groups(key, DType::kF32, 1, kChannels, args_.power_of_two_scales, 0.0F, &scale,
-                               reinterpret_cast<uint8_t*>(args_.indexer.key(page, offset)));
-    std::memcpy(args_.indexer.scale(page, offset), &scale, sizeof scale);
+    write_indexer_key(*set_.rows, args_.indexer, slot, key, DType::kF32, args_.power_of_two_scales);
   }
 
   const KernelSet& set_;

@@ -121,6 +121,36 @@ HWY_INLINE bool are_powers_of_two(const QuantizedRow& row) {
       _mm512_storeu_si512(bf16, unscaled.decode(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)), shift));
   }
 }
+/// Holds the 16 values of e2m1 as bf16, twice.
+struct E2M1Words {
+  alignas(64) uint16_t value[32];
+};
+constexpr E2M1Words kE2M1Words = [] {
+  E2M1Words words = {};
+  for (uint32_t i = 0; i < 32; ++i) words.value[i] = f32_to_bf16(mla::e2m1_to_f32(static_cast<uint8_t>(i % 16)));
+  return words;
+}();
+
+/// Converts kGroups groups of 32 e2m1 with UE8M0 scales, whose exponents are added to those of the values. Returns
+/// false and converts nothing if a product would be no normal number, or NaN.
+template <int32_t kGroups>
+HWY_INLINE bool dequantize_e2m1_by_exponents(const uint8_t* e2m1, const uint8_t* scales, uint16_t* bf16) {
+  constexpr uint8_t kLeast = 2, kMost = 252;  // 0.5 * 2^(2 - 127) is normal, and 6 * 2^(252 - 127) is finite
+  bool normal = true;
+  for (int32_t g = 0; g < kGroups; ++g) normal &= static_cast<uint8_t>(scales[g] - kLeast) <= kMost - kLeast;
+  if (HWY_UNLIKELY(!normal)) return false;
+  const __m512i values = _mm512_load_si512(kE2M1Words.value);
+  constexpr __mmask32 kNotZero = 0xFEFEFEFEU;
+  MLA_UNROLL for (int32_t g = 0; g < kGroups; ++g) {
+    const __m512i exponent = _mm512_set1_epi16(static_cast<int16_t>((scales[g] - 127) * 128));
+    const __m512i table = _mm512_mask_add_epi16(values, kNotZero, values, exponent);
+    const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(e2m1 + 16 * g)));
+    // The instruction looks at the five lowest bits. Of the fifth the table does not care.
+    const __m512i codes = _mm512_or_si512(bytes, _mm512_slli_epi32(bytes, 12));
+    _mm512_storeu_si512(bf16 + 32 * g, _mm512_permutexvar_epi16(codes, table));
+  }
+  return true;
+}
 #elif HWY_TARGET == HWY_AVX2
 /// Converts e2m1 in groups of multiples of 8. The products of a scale with the eight magnitudes, rounded, are a table.
 [[gnu::noinline]] void dequantize_e2m1(const QuantizedRow& given, uint16_t* bf16) {

@@ -2,10 +2,12 @@
 // The indexer of sparse attention writes keys into its cache, computes the logits of all keys, and selects keys by
 // them.
 //   logits[t][j] = scale[j] * sum_h weights[t][h] * max(0, q[t][h] . k[j])
+// where scale[j] is 1 if groups of a key's channels have scales of their own.
 #include <algorithm>
 #include <cstring>
 #include <limits>
 
+#include "cpu/cache_rows.h"
 #include "cpu/operations.h"
 #include "cpu/share.h"
 
@@ -40,7 +42,8 @@ Range computed_logits(const core::IndexerLogitsArgs& args, const Range& seen) {
 /// Computes ranges of a token's logits, with the queries of kIndexerHeads heads packed at a time.
 class LogitsWorker {
  public:
-  LogitsWorker(const RowKernels& kernels, const core::IndexerLogitsArgs& args) : kernels_(kernels), args_(args) {}
+  LogitsWorker(const RowKernels& kernels, const core::IndexerLogitsArgs& args)
+      : kernels_(kernels), args_(args), one_scale_(args.cache.layout().num_scales() == 1) {}
 
   /// Computes logits [begin, end) of a token that sees these keys.
   void run(int32_t request, int64_t token, const Range& seen, int64_t begin, int64_t end) {
@@ -59,9 +62,11 @@ class LogitsWorker {
           return;
         }
         const int64_t page = args_.pages.of(request)[key / args_.pages.page_size], offset = key % args_.pages.page_size;
-        const auto* keys = reinterpret_cast<const uint8_t*>(args_.cache.key(page, offset));
+        const IndexerKeys keys = {.format = args_.cache.format,
+                                  .elements = reinterpret_cast<const uint8_t*>(args_.cache.key(page, offset)),
+                                  .scales = reinterpret_cast<const uint8_t*>(args_.cache.scale(page, offset))};
         kernels_.indexer_sums(queries_, num_heads, weights_, keys, n, head > 0, logits + at);
-        if (last) apply_scales(args_.cache.scale(page, offset), n, logits + at);
+        if (last && one_scale_) apply_scales(keys.scales, n, logits + at);
       });
     }
   }
@@ -98,16 +103,17 @@ class LogitsWorker {
     return {seen ? key : -1, count};
   }
 
-  static void apply_scales(const std::byte* scales, int32_t n, float* logits) {
+  static void apply_scales(const uint8_t* scales, int32_t n, float* logits) {
     for (int32_t j = 0; j < n; ++j) {
       float scale;
-      std::memcpy(&scale, scales + j * int64_t{kIndexerLayout.scale_bytes}, sizeof scale);
+      std::memcpy(&scale, scales + j * sizeof scale, sizeof scale);
       logits[j] *= scale;
     }
   }
 
   const RowKernels& kernels_;
   const core::IndexerLogitsArgs& args_;
+  bool one_scale_;  // whether a key has one scale, which its sum is multiplied by
   alignas(64) uint32_t queries_[kIndexerHeads * kHeadDim];
   alignas(64) float weights_[kIndexerHeads];
 };
@@ -146,13 +152,9 @@ void run_append_indexer(const KernelSet& set, const core::AppendIndexerArgs& arg
   share(pool, args.num_tokens, bytes, [&](int64_t begin, int64_t end) {
     for (int64_t token = begin; token < end; ++token) {
       const int64_t slot = args.slot_mapping[token];
-      if (slot < 0) continue;
-      const int64_t page = slot / args.cache.page_size, offset = slot % args.cache.page_size;
-      float scale;
-      set.rows->quantize_groups(at(args.k, token * args.k_stride_token, args.dtype), args.dtype, 1, kHeadDim,
-                                args.power_of_two_scales, 0.0F, &scale,
-                                reinterpret_cast<uint8_t*>(args.cache.key(page, offset)));
-      std::memcpy(args.cache.scale(page, offset), &scale, sizeof scale);
+      if (slot >= 0)
+        write_indexer_key(*set.rows, args.cache, slot, at(args.k, token * args.k_stride_token, args.dtype), args.dtype,
+                          args.power_of_two_scales);
     }
   });
 }

@@ -395,12 +395,54 @@ HWY_INLINE void indexer_tile(const uint32_t* q, const float* weights, const uint
   }
 }
 
-void indexer_sums(const uint32_t* packed, int32_t num_heads, const float* weights, const uint8_t* keys,
-                  int32_t num_keys, bool add, float* sums) {
-  alignas(64) uint32_t steps[kIndexerKeys * kHeadSteps];
+/// Converts a key of MXFP4 to bf16.
+HWY_INLINE void dequantize_mxfp4(const uint8_t* elements, const uint8_t* ue8m0, uint16_t* bf16) {
+  constexpr IndexerLayout kLayout = indexer_layout(IndexerFormat::kMXFP4);
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+  static_assert(kLayout.codec.channels_per_scale == 32);
+  if (HWY_LIKELY(dequantize_e2m1_by_exponents<kLayout.num_scales()>(elements, ue8m0, bf16))) return;
+#endif
+  float scales[kLayout.num_scales()];
+  for (int32_t g = 0; g < kLayout.num_scales(); ++g) scales[g] = ue8m0_to_f32(ue8m0[g]);
+  dequantize_row({.element = kLayout.codec.element,
+                  .elements = elements,
+                  .scales = scales,
+                  .num_groups = kLayout.num_scales(),
+                  .group = kLayout.codec.channels_per_scale},
+                 bf16);
+}
+
+/// Loads keys of MXFP4, times their scales, as steps.
+HWY_INLINE void load_scaled_keys(const IndexerKeys& keys, int32_t num_keys, uint32_t* steps) {
+  constexpr IndexerLayout kLayout = indexer_layout(IndexerFormat::kMXFP4);
+  for (int32_t j = 0; j < num_keys; ++j, steps += kHeadSteps) {
+    const uint8_t* const elements = keys.elements + j * int64_t{kLayout.key_bytes};
+    const uint8_t* const scales = keys.scales + j * int64_t{kLayout.scale_bytes};
+#if MLA_CPU_BF16_PAIRS
+    dequantize_mxfp4(elements, scales, reinterpret_cast<uint16_t*>(steps));
+#else
+    alignas(64) uint16_t bf16[kHeadDim];
+    dequantize_mxfp4(elements, scales, bf16);
+    for (int32_t i = 0; i < kHeadSteps; i += kLanes)
+      hn::StoreU(hn::BitCast(kWords, load_as_f32(bf16 + i, DType::kBF16)), kWords, steps + i);
+#endif
+  }
+}
+
+/// Loads keys of e4m3 as steps, without their scales.
+HWY_INLINE void load_unscaled_keys(const IndexerKeys& keys, int32_t num_keys, uint32_t* steps) {
   Dequantizer unscaled(1.0F);
   for (int32_t j = 0; j < num_keys; ++j)
-    load_steps(keys + j * int64_t{kHeadDim}, DType::kE4M3, unscaled, steps + j * kHeadSteps);
+    load_steps(keys.elements + j * int64_t{kHeadDim}, DType::kE4M3, unscaled, steps + j * kHeadSteps);
+}
+
+void indexer_sums(const uint32_t* packed, int32_t num_heads, const float* weights, const IndexerKeys& keys,
+                  int32_t num_keys, bool add, float* sums) {
+  alignas(64) uint32_t steps[kIndexerKeys * kHeadSteps];
+  if (indexer_layout(keys.format).num_scales() == 1)
+    load_unscaled_keys(keys, num_keys, steps);
+  else
+    load_scaled_keys(keys, num_keys, steps);
   const int32_t padded = (num_keys + kKeysTogether - 1) / kKeysTogether * kKeysTogether;
   std::fill(steps + num_keys * kHeadSteps, steps + padded * kHeadSteps, 0U);
   for (int32_t first = 0; first < num_keys; first += kKeysTogether) {

@@ -40,6 +40,13 @@ struct RankRange {
   uint32_t first = 0, last = UINT32_MAX;
 };
 
+/// Holds keys of the indexer that lie in consecutive rows of a page.
+struct IndexerKeys {
+  IndexerFormat format = IndexerFormat::kFP8;
+  const uint8_t* elements = nullptr;
+  const uint8_t* scales = nullptr;  // at any address
+};
+
 struct RowKernels {
   /// Copies from the first byte to the last. memcpy copies backwards where the low bits of its addresses look as if the
   /// buffers overlapped, and the hardware prefetchers then lose a sequence of rows: append_rope took 20 ms instead of 3
@@ -92,10 +99,10 @@ struct RowKernels {
   void (*pack_indexer_queries)(const void* q, DType dtype, int64_t head_stride, int32_t num_heads, uint32_t* packed);
   bool multiplies_pairs;
 
-  /// Sets sums[j] to the sum over heads of weights[h] * max(0, q[h] . key j), without scales, or adds it if `add` is
-  /// set, for at most kIndexerKeys keys in consecutive rows. `weights` has kIndexerHeads entries, which are 0 from
+  /// Sets sums[j] to the sum over heads of weights[h] * max(0, q[h] . key j), or adds it if `add` is set, for at most
+  /// kIndexerKeys keys. A key with one scale is taken without it. `weights` has kIndexerHeads entries, which are 0 from
   /// num_heads on.
-  void (*indexer_sums)(const uint32_t* packed, int32_t num_heads, const float* weights, const uint8_t* keys,
+  void (*indexer_sums)(const uint32_t* packed, int32_t num_heads, const float* weights, const IndexerKeys& keys,
                        int32_t num_keys, bool add, float* sums);
 
   /// Adds the number of logits whose rank lies in the range to counts[(rank >> shift) % kMaxDigits].

@@ -77,10 +77,9 @@ inline float load_kpe_scale(const core::Cache& cache, const void* ckv) {
   return scale;
 }
 
-/// Stores scales first ... first + n - 1 of a token, without the outer scale.
-inline void store_scales(const core::Cache& cache, const float* from, int32_t first, int32_t n, std::byte* scales) {
-  std::byte* to = scales + int64_t{first} * size_of(cache.scale_type);
-  switch (cache.scale_type) {
+/// Stores n scales at any address.
+inline void store_scales(ScaleType type, const float* from, int32_t n, std::byte* to) {
+  switch (type) {
     case ScaleType::kUE8M0:
       for (int32_t i = 0; i < n; ++i) to[i] = static_cast<std::byte>(f32_to_ue8m0(from[i]));
       break;
@@ -89,6 +88,11 @@ inline void store_scales(const core::Cache& cache, const float* from, int32_t fi
       break;
     default: std::memcpy(to, from, static_cast<size_t>(n) * sizeof *from);
   }
+}
+
+/// Stores scales first ... first + n - 1 of a token, without the outer scale.
+inline void store_scales(const core::Cache& cache, const float* from, int32_t first, int32_t n, std::byte* scales) {
+  store_scales(cache.scale_type, from, n, scales + int64_t{first} * size_of(cache.scale_type));
 }
 
 }  // namespace mla::cpu

@@ -183,20 +183,23 @@ Problem problem_of(const core::PhysicalSlotsArgs&, Device device) {
   return {.op = Op::kPhysicalSlots, .device = device};
 }
 /// Returns the problem of an operation of the indexer, whose keys are as wide as its layout says.
-Problem indexer_problem(Op op, Device device, DType dtype, int64_t num_heads) {
-  return {op, device, dtype, CacheFormat::kBF16, num_heads, kIndexerLayout.head_dim, kIndexerLayout.head_dim};
+Problem indexer_problem(Op op, Device device, DType dtype, int64_t num_heads, const core::IndexerPages& cache) {
+  Problem problem = {
+      op, device, dtype, CacheFormat::kBF16, num_heads, kIndexerLayout.head_dim, kIndexerLayout.head_dim};
+  problem.indexer_format = cache.format;
+  return problem;
 }
 Problem problem_of(const core::AppendIndexerArgs& a, Device device) {
-  return indexer_problem(Op::kAppendIndexer, device, a.dtype, 1);
+  return indexer_problem(Op::kAppendIndexer, device, a.dtype, 1, a.cache);
 }
 Problem problem_of(const core::IndexerLogitsArgs& a, Device device) {
-  return indexer_problem(Op::kIndexerLogits, device, a.q_dtype, a.num_heads);
+  return indexer_problem(Op::kIndexerLogits, device, a.q_dtype, a.num_heads, a.cache);
 }
 Problem problem_of(const core::TopKArgs&, Device device) {
   return {.op = Op::kTopK, .device = device, .q_dtype = DType::kF32};
 }
 Problem problem_of(const core::IndexerTopKArgs& a, Device device) {
-  return indexer_problem(Op::kIndexerTopK, device, a.indexer.q_dtype, a.indexer.num_heads);
+  return indexer_problem(Op::kIndexerTopK, device, a.indexer.q_dtype, a.indexer.num_heads, a.indexer.cache);
 }
 
 Problem problem_of(const core::CompressArgs& a, Device device) {

@@ -203,6 +203,10 @@ Result<mla::Problem> read_problem(const mla_problem* given) {
     return Status(StatusCode::kInvalidArgument,
                   mla::core::format("explain: compute: expected MLA_COMPUTE_DEFAULT or MLA_COMPUTE_FP8, got {}",
                                     problem.compute));
+  const int32_t indexer_formats = static_cast<int32_t>(std::size(mla::kAllIndexerFormats));
+  if (problem.indexer_format < 0 || problem.indexer_format >= indexer_formats)
+    return Status(StatusCode::kInvalidArgument, mla::core::format("explain: indexer_format: expected 0 to {}, got {}",
+                                                                  indexer_formats - 1, problem.indexer_format));
   mla::Problem wanted{.op = static_cast<Op>(problem.op),
                       .device = {static_cast<mla::DeviceType>(problem.device.device_type), problem.device.device_id},
                       .q_dtype = mla::dispatch::dtype_of(problem.q_dtype),
@@ -214,7 +218,8 @@ Result<mla::Problem> read_problem(const mla_problem* given) {
                       .emulated = problem.emulated != 0,
                       .q_len = std::max<int64_t>(problem.q_len, 1),
                       .listed_keys = problem.listed_keys,
-                      .compute = problem.compute == MLA_COMPUTE_FP8 ? mla::Compute::kFP8 : mla::Compute::kDefault};
+                      .compute = problem.compute == MLA_COMPUTE_FP8 ? mla::Compute::kFP8 : mla::Compute::kDefault,
+                      .indexer_format = static_cast<mla::IndexerFormat>(problem.indexer_format)};
   if (Status status = mla::dispatch::check_problem(wanted); !status.ok()) return status;
   return wanted;
 }

@@ -146,12 +146,14 @@ void StructReader::settle(AppendIndexerParams& params, const Given<mla_append_in
   bool any_scales = false;
   convert({&given.at, "any_scales"}, given.fields.any_scales, any_scales);
   params.power_of_two_scales = !any_scales;
+  note({nullptr, "power_of_two_scales"}, {&given.at, "any_scales"});
 }
 
 void StructReader::settle(CompressParams& params, const Given<mla_compress_params>& given) {
   bool any_scales = false;
   convert({&given.at, "any_scales"}, given.fields.any_scales, any_scales);
   params.power_of_two_scales = !any_scales;
+  note({nullptr, "power_of_two_scales"}, {&given.at, "any_scales"});
 }
 
 void StructReader::settle(FinishOutputParams& params, const Given<mla_finish_output_params>& given) {

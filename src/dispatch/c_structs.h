@@ -76,6 +76,7 @@ class StructReader {
   void convert(const FieldPath&, int32_t value, int32_t& field) { field = value; }
   void convert(const FieldPath&, float value, float& field) { field = value; }
   void convert(const FieldPath&, int32_t value, CacheFormat& field) { field = enumeration<CacheFormat>(value); }
+  void convert(const FieldPath&, int32_t value, IndexerFormat& field) { field = enumeration<IndexerFormat>(value); }
 
   // These functions convert what C says in another form, once the fields of one name are read.
   template <class Params, class C>

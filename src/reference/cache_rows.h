@@ -182,15 +182,33 @@ void write_kpe(const CacheRow& row, const Source& source) {
     store_bits(out, target.dtype, c, quantize(target.dtype, source(c), target.scales[0]));
 }
 
-/// Packs a key of the indexer, with the scale that is chosen for it.
+/// Returns a key of the indexer.
+inline Channels indexer_key(const core::IndexerPages& cache, int64_t page, int64_t offset) {
+  const Codec codec = cache.layout().codec;
+  return {.data = cache.key(page, offset),
+          .dtype = codec.element,
+          .scales = {
+              .data = cache.scale(page, offset), .type = codec.scale_type, .channels_each = codec.channels_per_scale}};
+}
+
+/// Packs a key of the indexer, with the scales that are chosen for it.
 template <class Source>
 void write_indexer_key(const core::IndexerPages& cache, int64_t slot, const Source& source, bool power_of_two_scales) {
-  constexpr int32_t kChannels = kIndexerLayout.head_dim;
+  const IndexerLayout layout = cache.layout();
+  const Codec& codec = layout.codec;
+  const int32_t group = codec.channels_per_scale;
   const int64_t page = slot / cache.page_size, offset = slot % cache.page_size;
-  const float scale =
-      choose_scale(DType::kE4M3, ScaleType::kF32, power_of_two_scales, finite_amax(source, 0, kChannels));
-  write_as(cache.scale(page, offset), scale);
-  for (int32_t c = 0; c < kChannels; ++c) write_as(cache.key(page, offset) + c, quantize_e4m3(source(c), scale));
+  for (int32_t g = 0; g < layout.num_scales(); ++g) {
+    const float scale =
+        choose_scale(codec.element, codec.scale_type, power_of_two_scales, finite_amax(source, g * group, group));
+    std::byte* const at = cache.scale(page, offset) + g * size_of(codec.scale_type);
+    if (codec.scale_type == ScaleType::kUE8M0)
+      write_as(at, f32_to_ue8m0(scale));
+    else
+      write_as(at, scale);
+    for (int32_t c = g * group; c < (g + 1) * group; ++c)
+      store_bits(cache.key(page, offset), codec.element, c, quantize(codec.element, source(c), scale));
+  }
 }
 
 }  // namespace mla::reference

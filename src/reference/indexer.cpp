@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The indexer of sparse attention writes keys into its cache, computes the logits of all keys,
 //   logit[t][j] = scale[j] * sum_h weight[t][h] * max(0, q[t][h] . k[j])
-// or of those in listed blocks, and selects keys by them. Sources of the blocks, and of the choice among them, are
-// those of DeepSeek V4.1: select_candidate_blocks() in inference/model.py of its release, as SGLang has it in
-// srt/layers/dsv41. A key that stands for several tokens is seen with the last of them: DeepSeek V4's compressed
-// layers (V4's modelling file in transformers).
+// where scale[j] is 1 if groups of a key's channels have scales of their own, which belong to k[j] then; or of those in
+// listed blocks, and selects keys by them. Sources of the blocks, and of the choice among them, are those of DeepSeek
+// V4.1: select_candidate_blocks() in inference/model.py of its release, as SGLang has it in srt/layers/dsv41. A key
+// that stands for several tokens is seen with the last of them: DeepSeek V4's compressed layers (V4's modelling file in
+// transformers).
 #include <algorithm>
 #include <array>
 #include <limits>
@@ -47,9 +48,12 @@ void fill_keys(const core::IndexerLogitsArgs& args, const int32_t* pages, int64_
   std::array<double, kKeysPerRun> scales = {}, sums = {};
   for (int64_t j = 0; j < n; ++j) {
     const int64_t page = pages[(first + j) / args.pages.page_size], offset = (first + j) % args.pages.page_size;
+    const Channels key = indexer_key(args.cache, page, offset);
+    const bool one_scale = key.scales.channels_each == kHeadDim;
     const auto at = static_cast<size_t>(j);
-    load_row(args.cache.key(page, offset), DType::kE4M3, 0, kHeadDim, keys[at].data());
-    scales[at] = static_cast<double>(read_as<float>(args.cache.scale(page, offset)));
+    for (int32_t c = 0; c < kHeadDim; ++c)
+      keys[at][static_cast<size_t>(c)] = static_cast<double>(one_scale ? key.element(c) : key(c));
+    scales[at] = one_scale ? static_cast<double>(key.scales[0]) : 1;
   }
   for (int64_t head = 0; head < args.num_heads; ++head) {
     Row q;

@@ -175,10 +175,6 @@ void test_compress_errors(const mla_context* context) {
   p.params.reserved = 1;
   CHECK_ERROR(mla_compress_run(context, &p.params), MLA_INVALID_ARGUMENT, "compress: reserved: expected 0, got 1");
   fill_pairs(&p, 0, 3);
-  p.params.indexer.reserved = 1;
-  CHECK_ERROR(mla_compress_run(context, &p.params), MLA_INVALID_ARGUMENT,
-              "compress: indexer.reserved: expected 0, got 1");
-  fill_pairs(&p, 0, 3);
   p.params.indexer.kv = &p.cache_tensor;
   CHECK_ERROR(mla_compress_run(context, &p.params), MLA_INVALID_ARGUMENT,
               "compress: slot_mapping: expected either cache or indexer beside it, got both");

@@ -40,6 +40,17 @@ void test_listing(void) {
   wanted.compute = 2;
   CHECK_ERROR(mla_explain(&wanted, NULL, text, sizeof text, NULL), MLA_INVALID_ARGUMENT,
               "explain: compute: expected MLA_COMPUTE_DEFAULT or MLA_COMPUTE_FP8, got 2");
+  wanted.compute = MLA_COMPUTE_DEFAULT;
+  wanted.indexer_format = 2;
+  CHECK_ERROR(mla_explain(&wanted, NULL, text, sizeof text, NULL), MLA_INVALID_ARGUMENT,
+              "explain: indexer_format: expected 0 to 1, got 2");
+  wanted.indexer_format = MLA_INDEXER_MXFP4;
+  wanted.op = MLA_INDEXER_LOGITS;
+  wanted.q_dtype.code = MLA_DTYPE_FLOAT;
+  wanted.gpu_arch = 90;
+  wanted.device.device_type = MLA_DEVICE_CUDA;
+  CHECK(mla_explain(&wanted, NULL, text, sizeof text, NULL) == MLA_OK);
+  CHECK(strstr(text, "takes e4m3 and bf16 queries with mxfp4 keys, not f16\n") != NULL);
   wanted.cache_format = 77;
   CHECK_ERROR(mla_explain(&wanted, NULL, text, sizeof text, NULL), MLA_INVALID_ARGUMENT,
               "explain: cache_format: expected 0 to 12, got 77");

@@ -125,7 +125,22 @@ void test_indexer(const mla_context* context) {
   CHECK_ERROR(mla_indexer_top_k_run(context, &top), MLA_INVALID_ARGUMENT,
               "indexer_top_k: indexer_pages.block_table: expected either indexer_pages.block_table or "
               "indexer_pages.kv_indptr and indexer_pages.kv_indices, got both");
-  append.cache.reserved = 1;
+  append.cache.format = 2;
   CHECK_ERROR(mla_append_indexer_run(context, &append), MLA_INVALID_ARGUMENT,
-              "append_indexer: cache.reserved: expected 0, got 1");
+              "append_indexer: cache.format: expected a format of the indexer's keys, got unknown value 2");
+
+  /* The same keys, whose scales are powers of two, in MXFP4. */
+  static uint8_t small[2 * 2 * 68];
+  int64_t small_shape[] = {2, 2 * 68};
+  mla_tensor tsmall = tensor(small, kU8, 2, small_shape);
+  append.cache.kv = &tsmall;
+  append.cache.format = MLA_INDEXER_MXFP4;
+  CHECK(mla_append_indexer_run(context, &append) == MLA_OK);
+  logits.cache = append.cache;
+  CHECK(mla_indexer_logits_run(context, &logits) == MLA_OK);
+  CHECK(row[0] == 2.0F && row[1] == 1.0F && isinf(row[2]) && row[2] < 0.0F && row[5] == 0.5F);
+  append.any_scales = 1;
+  CHECK_ERROR(mla_append_indexer_run(context, &append), MLA_INVALID_ARGUMENT,
+              "append_indexer: any_scales: expected powers of two for mxfp4 keys, which have no other scales, got any "
+              "numbers");
 }

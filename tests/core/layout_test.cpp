@@ -99,6 +99,24 @@ TEST(KvLayout, CountsThatNoRowOrPageHasGiveNoBytes) {
   }
 }
 
+TEST(IndexerLayout, KeysHaveTheirPublishedSizes) {
+  EXPECT_EQ(indexer_key_bytes(IndexerFormat::kFP8), 132);
+  EXPECT_EQ(indexer_key_bytes(IndexerFormat::kMXFP4), 68);
+  EXPECT_EQ(indexer_page_bytes(64), 64 * 132);
+  EXPECT_EQ(indexer_page_bytes(64, IndexerFormat::kMXFP4), 64 * 68);
+  for (IndexerFormat format : kAllIndexerFormats) {
+    const IndexerLayout layout = indexer_layout(format);
+    EXPECT_EQ(layout.head_dim, kIndexerLayout.head_dim);
+    EXPECT_EQ(layout.key_bytes, bytes_of(layout.codec.element, layout.head_dim)) << name(format);
+    EXPECT_EQ(layout.scale_bytes, layout.num_scales() * size_of(layout.codec.scale_type)) << name(format);
+    EXPECT_GT(indexer_page_bytes(INT32_MAX, format), INT64_C(0)) << name(format);
+    EXPECT_EQ(indexer_page_bytes(0, format), 0) << name(format);
+    EXPECT_EQ(parse_indexer_format(name(format)), format);
+  }
+  EXPECT_EQ(parse_indexer_format("fp4"), std::nullopt);
+  EXPECT_EQ(name(IndexerFormat{2}), "");
+}
+
 TEST(KvLayout, NamesParseBack) {
   for (CacheFormat format : kAllCacheFormats) EXPECT_EQ(parse_cache_format(name(format)), format);
   EXPECT_EQ(parse_cache_format("fp4"), std::nullopt);

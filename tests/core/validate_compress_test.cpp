@@ -275,6 +275,20 @@ TEST(ValidateCompress, RefusesBadCaches) {
          set_extent(p.params.indexer.kv, 1, 4 * 128);
        },
        "compress: indexer.kv: expected pages of at least 528 bytes (4 tokens), got 512"},
+      {"unknown keys",
+       [](Compress& p) {
+         p.use_indexer();
+         p.params.indexer.format = IndexerFormat{2};
+       },
+       "compress: indexer.format: expected a format of the indexer's keys, got unknown value 2"},
+      {"scales that mxfp4 has not",
+       [](Compress& p) {
+         p.use_indexer();
+         p.params.indexer.format = IndexerFormat::kMXFP4;
+         p.params.power_of_two_scales = false;
+       },
+       "compress: power_of_two_scales: expected powers of two for mxfp4 keys, which have no other scales, got any "
+       "numbers"},
       {"no page size",
        [](Compress& p) {
          p.use_indexer();

@@ -107,6 +107,14 @@ TEST(ValidateIndexerLogits, RefusesBadInput) {
        "indexer_logits: cache.page_size: expected at least 1, got 0"},
       {"pages without scales", [](IndexerLogits& p) { set_extent(p.params.cache.kv, 1, 4 * 128); },
        "indexer_logits: cache.kv: expected pages of at least 528 bytes (4 tokens), got 512"},
+      {"small pages of mxfp4",
+       [](IndexerLogits& p) {
+         p.params.cache.format = IndexerFormat::kMXFP4;
+         set_extent(p.params.cache.kv, 1, 271);
+       },
+       "indexer_logits: cache.kv: expected pages of at least 272 bytes (4 tokens), got 271"},
+      {"unknown keys", [](IndexerLogits& p) { p.params.cache.format = IndexerFormat{2}; },
+       "indexer_logits: cache.format: expected a format of the indexer's keys, got unknown value 2"},
       {"stride without scales", [](IndexerLogits& p) { set_stride(p.params.cache.kv, 0, 4 * 128); },
        "indexer_logits: cache.kv: expected a page stride of at least 528 bytes (4 tokens), got 512"},
       {"logits too narrow", [](IndexerLogits& p) { set_extent(p.params.logits, 1, 8); },
@@ -152,6 +160,15 @@ TEST(ValidateAppendIndexer, RefusesBadInput) {
        "append_indexer: slot_mapping: expected at most 31 (the last slot of the cache), got 32 for token 0"},
       {"pages without scales", [](AppendIndexer& p) { set_extent(p.params.cache.kv, 1, 4 * 128); },
        "append_indexer: cache.kv: expected pages of at least 528 bytes (4 tokens), got 512"},
+      {"scales that mxfp4 has not",
+       [](AppendIndexer& p) {
+         p.params.cache.format = IndexerFormat::kMXFP4;
+         p.params.power_of_two_scales = false;
+       },
+       "append_indexer: power_of_two_scales: expected powers of two for mxfp4 keys, which have no other scales, "
+       "got any numbers"},
+      {"unknown keys", [](AppendIndexer& p) { p.params.cache.format = IndexerFormat{255}; },
+       "append_indexer: cache.format: expected a format of the indexer's keys, got unknown value 255"},
       {"overlapping pages", [](AppendIndexer& p) { p.params.cache.kv.stride[0] = -528; },
        "append_indexer: cache.kv: expected a page stride of at least 528 bytes (4 tokens), got -528"},
       {"no cache", [](AppendIndexer& p) { p.params.cache.kv = {}; },
@@ -215,6 +232,8 @@ TEST(ValidateIndexerTopK, RefusesBadInput) {
        "indexer_top_k: indexer.kv_len: expected at most 12 (3 pages of 4), got 13 for request 1"},
       {"page beyond the indexer's pool", [](IndexerTopK& p) { p.indexer.block_table[0] = 8; },
        "indexer_top_k: indexer.block_table: expected page numbers from 0 to 7, got 8 as page 0 of request 0"},
+      {"unknown keys", [](IndexerTopK& p) { p.params.indexer.cache.format = IndexerFormat{7}; },
+       "indexer_top_k: indexer.cache.format: expected a format of the indexer's keys, got unknown value 7"},
       {"small pages of the indexer", [](IndexerTopK& p) { set_extent(p.params.indexer.cache.kv, 1, 512); },
        "indexer_top_k: indexer.cache.kv: expected pages of at least 528 bytes (4 tokens), got 512"},
       {"no scratch", [](IndexerTopK& p) { p.params.indexer.logits = {}; },

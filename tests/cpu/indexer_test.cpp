@@ -7,18 +7,20 @@ namespace {
 
 /// Holds an indexer's cache.
 struct TestIndexer {
-  TestIndexer(int64_t num_pages, int32_t page_size)
-      : bytes(static_cast<size_t>(num_pages * (indexer_page_bytes(page_size) + 6)), std::byte{0xA5}),
-        pages{bytes.data(), indexer_page_bytes(page_size) + 6, num_pages, page_size} {}
+  TestIndexer(IndexerFormat format, int64_t num_pages, int32_t page_size)
+      : bytes(static_cast<size_t>(num_pages * (indexer_page_bytes(page_size, format) + 6)), std::byte{0xA5}),
+        pages{bytes.data(), indexer_page_bytes(page_size, format) + 6, num_pages, page_size, format} {}
   std::vector<std::byte> bytes;
   core::IndexerPages pages;
 };
 
 TEST_P(RowOperationsTest, AppendIndexerWritesTheBytesOfTheReference) {
+  const std::pair<IndexerFormat, bool> kinds[] = {
+      {IndexerFormat::kFP8, false}, {IndexerFormat::kFP8, true}, {IndexerFormat::kMXFP4, true}};
   for (DType dtype : {DType::kBF16, DType::kF16, DType::kF32})
-    for (bool power_of_two : {false, true})
+    for (const auto& [format, power_of_two] : kinds)
       for (bool special : {false, true}) {
-        TestIndexer expected(5, 16), actual(5, 16);
+        TestIndexer expected(format, 5, 16), actual(format, 5, 16);
         const auto keys = random_rows(80 * 130, dtype, special);
         const std::vector<int64_t> slots = random_slots(80);
         core::AppendIndexerArgs args = {.num_tokens = 80,
@@ -31,7 +33,7 @@ TEST_P(RowOperationsTest, AppendIndexerWritesTheBytesOfTheReference) {
         reference::append_indexer(args);
         args.cache = actual.pages;
         run_append_indexer(set_, args, pool_);
-        EXPECT_EQ(expected.bytes, actual.bytes) << name(dtype) << power_of_two << special;
+        EXPECT_EQ(expected.bytes, actual.bytes) << name(dtype) << name(format) << power_of_two << special;
       }
 }
 
@@ -40,6 +42,7 @@ struct IndexerCase {
   DType q_dtype;
   int32_t page_size;
   bool causal;
+  IndexerFormat format = IndexerFormat::kFP8;
 };
 
 /// Holds queries, weights and keys of a ragged batch.
@@ -50,14 +53,18 @@ struct IndexerProblem {
   std::vector<float> weights, logits;
   core::IndexerLogitsArgs args;
 
-  IndexerProblem(const IndexerCase& c, int32_t num_pages) : cache(num_pages, c.page_size) {}
+  IndexerProblem(const IndexerCase& c, int32_t num_pages) : cache(c.format, num_pages, c.page_size) {}
 };
 
 TEST_P(RowOperationsTest, IndexerLogitsAndSelectionAsTheReference) {
-  for (const IndexerCase& c : {IndexerCase{64, DType::kE4M3, 64, true}, IndexerCase{64, DType::kBF16, 16, false},
-                               IndexerCase{64, DType::kF16, 64, true}, IndexerCase{5, DType::kF32, 1, true},
-                               IndexerCase{1, DType::kE4M3, 256, true}, IndexerCase{130, DType::kBF16, 64, true},
-                               IndexerCase{32, DType::kE4M3, 64, true}}) {
+  for (const IndexerCase& c :
+       {IndexerCase{64, DType::kE4M3, 64, true}, IndexerCase{64, DType::kBF16, 16, false},
+        IndexerCase{64, DType::kF16, 64, true}, IndexerCase{5, DType::kF32, 1, true},
+        IndexerCase{1, DType::kE4M3, 256, true}, IndexerCase{130, DType::kBF16, 64, true},
+        IndexerCase{32, DType::kE4M3, 64, true}, IndexerCase{64, DType::kE4M3, 64, true, IndexerFormat::kMXFP4},
+        IndexerCase{130, DType::kBF16, 16, false, IndexerFormat::kMXFP4},
+        IndexerCase{33, DType::kF16, 1, true, IndexerFormat::kMXFP4},
+        IndexerCase{5, DType::kF32, 256, true, IndexerFormat::kMXFP4}}) {
     const int32_t max_pages = 160 / c.page_size + 1;
     IndexerProblem p(c, 5 * max_pages);
     p.table.resize(static_cast<size_t>(5 * max_pages));
@@ -71,7 +78,7 @@ TEST_P(RowOperationsTest, IndexerLogitsAndSelectionAsTheReference) {
                                .k = keys.data(),
                                .k_stride_token = 128,
                                .slot_mapping = slots.data(),
-                               .power_of_two_scales = false,
+                               .power_of_two_scales = c.format == IndexerFormat::kMXFP4,
                                .cache = p.cache.pages});
     p.q = random_rows(12 * c.num_heads * 128, c.q_dtype, false);
     const auto weights = random_rows(12 * c.num_heads, DType::kF32, false);
@@ -152,7 +159,7 @@ TEST_P(RowOperationsTest, IndexerLogitsAndSelectionAsTheReference) {
 
 /// A NaN in a key reaches that key's logit only.
 TEST_P(RowOperationsTest, IndexerKeepsNaNWhereItIs) {
-  TestIndexer cache(1, 64);
+  TestIndexer cache(IndexerFormat::kFP8, 1, 64);
   std::fill(cache.bytes.begin(), cache.bytes.end(), std::byte{0x38});
   const float one = 1.0F;
   for (int64_t j = 0; j < 64; ++j) std::memcpy(cache.pages.scale(0, j), &one, sizeof one);
@@ -184,6 +191,54 @@ TEST_P(RowOperationsTest, IndexerKeepsNaNWhereItIs) {
     else
       EXPECT_EQ(logits[j], j < 40 ? 3.0F * 128.0F : -kInfinity);
   }
+}
+
+/// Scales of every size multiply their own channels: 0, the least and the largest, those that overflow, and NaN.
+TEST_P(RowOperationsTest, Mxfp4ScalesOfEverySize) {
+  constexpr int32_t kKeys = 256;
+  TestIndexer cache(IndexerFormat::kMXFP4, 1, kKeys);
+  for (int32_t j = 0; j < kKeys; ++j) {
+    std::fill_n(cache.pages.key(0, j), 64, std::byte{0x21});  // 0.5 and 1
+    std::fill_n(cache.pages.scale(0, j), 4, std::byte{100});
+    cache.pages.scale(0, j)[j % 4] = static_cast<std::byte>(j);
+  }
+  const std::vector<float> q(2 * 128, 0.75F), weights = {1.0F, 0.5F};
+  const std::vector<int32_t> kv_len = {kKeys}, table = {0};
+  std::vector<float> expected(kKeys), actual(kKeys);
+  core::IndexerLogitsArgs args = {
+      .batch_size = 1,
+      .num_tokens = 1,
+      .num_heads = 2,
+      .q_dtype = DType::kF32,
+      .q = q.data(),
+      .q_stride_token = 2 * 128,
+      .q_stride_head = 128,
+      .weights = weights.data(),
+      .weights_stride_token = 2,
+      .cache = cache.pages,
+      .pages = {.page_size = kKeys, .batch_size = 1, .table = table.data(), .kv_len = kv_len.data()},
+      .num_logits = kKeys,
+      .logits = expected.data(),
+      .logits_stride_token = kKeys};
+  reference::indexer_logits(args);
+  args.logits = actual.data();
+  run_indexer_logits(set_, args, pool_);
+  EXPECT_TRUE(std::isinf(expected[254]) && std::isnan(expected[255]) && expected[200] > 0x1p75F);
+  const std::vector<uint8_t> narrow(2 * 128, 0x34);  // 0.75 in e4m3
+  args.q_dtype = DType::kE4M3;
+  args.q = narrow.data();
+  std::vector<float> of_pairs(kKeys);
+  args.logits = of_pairs.data();
+  run_indexer_logits(set_, args, pool_);
+  for (size_t j = 0; j < kKeys; ++j)
+    for (float logit : {actual[j], of_pairs[j]}) {
+      if (std::isnan(expected[j]))
+        EXPECT_TRUE(std::isnan(logit));
+      else if (std::isinf(expected[j]))
+        EXPECT_EQ(logit, expected[j]);
+      else  // 128 positive products, each added with a rounding
+        EXPECT_NEAR(logit, expected[j], 128 * 0x1p-24F * expected[j]) << j;
+    }
 }
 
 std::vector<float> row_of_kind(int kind, int64_t n, std::mt19937& random) {

@@ -493,7 +493,10 @@ void fuzz_index_tools(FuzzedDataProvider& input, const Context& context, Tensors
 }
 
 IndexerCache make_indexer_cache(FuzzedDataProvider& input, Tensors& tensors) {
-  return {.kv = tensors.make(DType::kU8, {8, indexer_page_bytes(4)}), .page_size = any_page_size(input)};
+  const auto format = static_cast<IndexerFormat>(input.ConsumeIntegralInRange<int>(0, 2));  // the last is unknown
+  return {.format = format,
+          .kv = tensors.make(DType::kU8, {8, indexer_page_bytes(4, format)}),
+          .page_size = any_page_size(input)};
 }
 
 void fuzz_indexer(FuzzedDataProvider& input, const Context& context, Tensors& tensors) {

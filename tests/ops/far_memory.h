@@ -134,7 +134,10 @@ class FarMemory {
     const KvLayout layout = kv_layout(cache.format);
     return {layout.row_bytes, layout.scale_bytes_per_token};
   }
-  static Footer footer_of(const IndexerCache&) { return {kIndexerLayout.key_bytes, kIndexerLayout.scale_bytes}; }
+  static Footer footer_of(const IndexerCache& cache) {
+    const IndexerLayout layout = indexer_layout(cache.format);
+    return {layout.key_bytes, layout.scale_bytes};
+  }
 
   static bool is_in(int64_t number, int64_t end) { return number >= 0 && number < end; }
   int64_t far_offset(int64_t offset) const { return offset + layout_.skipped; }

@@ -308,7 +308,9 @@ FarProblems<kit::AppendIndexerSpec> append_indexer_problems() {
   spec.num_pages = 4;
   spec.page_size = 16;
   spec.num_tokens = 40;
-  return {{spec, {kFarStrides, kFarPages, kPageEnds}}};
+  kit::AppendIndexerSpec mxfp4 = spec;
+  mxfp4.format = IndexerFormat::kMXFP4;
+  return {{spec, {kFarStrides, kFarPages, kPageEnds}}, {mxfp4, {kFarStrides, kFarPages, kPageEnds}}};
 }
 
 FarProblems<kit::FinishOutputSpec> finish_output_problems() {
@@ -343,6 +345,9 @@ FarProblems<kit::CompressSpec> compress_problems() {
     spec.cache.d_v = spec.cache.d_qk;
     spec.cache.page_size = 8;
     problems.push_back({spec, {kFarStrides, kFarPages}});
+    if (spec.to != kit::CompressSpec::To::kIndexer) continue;
+    spec.indexer_format = IndexerFormat::kMXFP4;
+    problems.push_back({spec, {kFarStrides, kFarPages}});
   }
   return problems;
 }
@@ -361,6 +366,8 @@ FarProblems<kit::IndexerLogitsSpec> indexer_problems() {
       problems.push_back({spec, {kFarStrides, kFarPages}});
       spec.kv_len = {16, 5};
       problems.push_back({spec, {kLongPages}});
+      spec.format = IndexerFormat::kMXFP4;
+      problems.push_back({spec, {kFarStrides, kFarPages, kLongPages}});
     }
   kit::IndexerLogitsSpec many_heads;  // more than fit into a GPU's shared memory at once
   many_heads.num_heads = 2000;

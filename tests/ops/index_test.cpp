@@ -180,6 +180,28 @@ TEST_P(IndexerLogitsTest, ListedBlocks) {
         spec.ratio = 2;
         spec.page_size = 3;
         expect_ok(spec);
+        spec.format = IndexerFormat::kMXFP4;
+        expect_ok(spec);
+      }
+}
+
+TEST_P(IndexerLogitsTest, Mxfp4) {
+  for (DType dtype : {DType::kE4M3, DType::kBF16, DType::kF16, DType::kF32})
+    for (int32_t heads : {1, 7, 32, 64, 65})
+      for (int32_t page_size : {1, 64}) {
+        kit::IndexerLogitsSpec spec;
+        spec.format = IndexerFormat::kMXFP4;
+        spec.q_dtype = dtype;
+        spec.num_heads = heads;
+        spec.page_size = page_size;
+        spec.q_len = {2, 1, 5};
+        spec.kv_len = {130, 0, 77};
+        spec.page_stride_extra = page_size == 1 ? 3 : 0;
+        expect_ok(spec);
+        spec.key_begin = spec.key_end = true;
+        spec.block_table = true;
+        spec.causal = false;
+        expect_ok(spec);
       }
 }
 

@@ -181,21 +181,24 @@ class IndexerMemoryTest : public BackendTest<Op::kIndexerLogits> {};
 MLA_FOR_EVERY_ROW(IndexerMemoryTest, Op::kIndexerLogits);
 
 TEST_P(IndexerMemoryTest, UnownedPagesUnmapped) {
-  kit::IndexerLogitsSpec spec;
-  spec.page_stride_extra = to_memory_pages(indexer_page_bytes(spec.page_size), DType::kU8);
-  spec.unowned_pages = 5;
-  spec.q_len = {2};
-  spec.kv_len = {129, 64, 1, 320, 0};
-  const kit::IndexerLogitsCase problem(spec);
-  std::vector<std::unique_ptr<FencedMemory>> fences;
-  IndexerLogitsParams params = problem.params();
-  fence(params.cache.kv, problem.memory.kv, fences);
-  fence(params.q, problem.q, fences);
-  fence(params.weights, problem.weights, fences);
-  protect_unowned(params.cache.kv, problem.table);
-  MLA_EXPECT_OK(run(context(), params));
-  const kit::Outcome outcome = kit::check_outputs(problem, GetParam());
-  EXPECT_TRUE(outcome.ok) << outcome.line();
+  for (IndexerFormat format : kAllIndexerFormats) {
+    kit::IndexerLogitsSpec spec;
+    spec.format = format;
+    spec.page_stride_extra = to_memory_pages(indexer_page_bytes(spec.page_size, format), DType::kU8);
+    spec.unowned_pages = 5;
+    spec.q_len = {2};
+    spec.kv_len = {129, 64, 1, 320, 0};
+    const kit::IndexerLogitsCase problem(spec);
+    std::vector<std::unique_ptr<FencedMemory>> fences;
+    IndexerLogitsParams params = problem.params();
+    fence(params.cache.kv, problem.memory.kv, fences);
+    fence(params.q, problem.q, fences);
+    fence(params.weights, problem.weights, fences);
+    protect_unowned(params.cache.kv, problem.table);
+    MLA_EXPECT_OK(run(context(), params));
+    const kit::Outcome outcome = kit::check_outputs(problem, GetParam());
+    EXPECT_TRUE(outcome.ok) << outcome.line();
+  }
 }
 
 class PrefillMemory : public BackendTest<Op::kPrefill> {};

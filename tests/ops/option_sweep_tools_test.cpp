@@ -240,10 +240,18 @@ TEST_P(TopKSweep, EveryFieldMatters) { sweep({kit::TopKSpec{}}, top_k_options())
 
 Options<kit::AppendIndexerCase> append_indexer_options() {
   using Params = AppendIndexerParams;
+  using Spec = kit::AppendIndexerSpec;
   return {
       {"k", Effect::kChanges, [](Params& p) { flip(p.k); }},
       {"slot_mapping", Effect::kChanges, [](Params& p) { swap_first<int64_t>(p.slot_mapping); }},
-      {"power_of_two_scales", Effect::kChanges, [](Params& p) { p.power_of_two_scales = false; }},
+      {"power_of_two_scales", Effect::kChanges, [](Params& p) { p.power_of_two_scales = false; },
+       [](Spec& s) { s.format = IndexerFormat::kFP8; }},
+      {"power_of_two_scales", Effect::kRefused, [](Params& p) { p.power_of_two_scales = false; },
+       [](Spec& s) { s.format = IndexerFormat::kMXFP4; }},
+      {"cache.format", Effect::kChanges, [](Params& p) { p.cache.format = IndexerFormat::kMXFP4; },
+       [](Spec& s) { s.format = IndexerFormat::kFP8; }},
+      {"cache.format", Effect::kRefused, [](Params& p) { p.cache.format = IndexerFormat::kFP8; },
+       [](Spec& s) { s.format = IndexerFormat::kMXFP4; }},
       {"cache.kv", Effect::kRefused, [](Params& p) { p.cache.kv = {}; }},
       {"cache.page_size", Effect::kRefused, [](Params& p) { p.cache.page_size = 1000; }},
   };
@@ -291,6 +299,7 @@ Options<kit::CompressCase> compress_options() {
       {"cos_sin", Effect::kChanges, [](Params& p) { p.cos_sin = {}; }},
       {"interleaved", Effect::kChanges, [](Params& p) { p.interleaved = false; }},
       {"power_of_two_scales", Effect::kChanges, [](Params& p) { p.power_of_two_scales = false; }, to_indexer},
+      {"indexer.format", Effect::kChanges, [](Params& p) { p.indexer.format = IndexerFormat::kMXFP4; }, to_indexer},
       {"indexer.kv", Effect::kRefused, [](Params& p) { p.indexer.kv = {}; }, to_indexer},
       {"indexer.page_size", Effect::kRefused, [](Params& p) { p.indexer.page_size = 1000; }, to_indexer},
   };
@@ -340,18 +349,24 @@ TEST_P(FinishOutputSweep, EveryFieldMatters) {
 class AppendIndexerSweep : public OptionSweep<kit::AppendIndexerCase, Op::kAppendIndexer> {};
 MLA_FOR_ALL_ROWS(AppendIndexerSweep, Op::kAppendIndexer);
 
-TEST_P(AppendIndexerSweep, EveryFieldMatters) { sweep({kit::AppendIndexerSpec{}}, append_indexer_options()); }
+TEST_P(AppendIndexerSweep, EveryFieldMatters) {
+  kit::AppendIndexerSpec mxfp4;
+  mxfp4.format = IndexerFormat::kMXFP4;
+  sweep({kit::AppendIndexerSpec{}, mxfp4}, append_indexer_options());
+}
 
-/// Returns specs with up to 32 heads and with more, which are kernels of their own on SM90.
+/// Returns specs with up to 32 heads and with more, which are kernels of their own on SM90, over keys of each format.
 std::vector<kit::IndexerLogitsSpec> indexer_logits_specs() {
-  std::vector<kit::IndexerLogitsSpec> specs(2);
-  for (kit::IndexerLogitsSpec& spec : specs) {
-    spec.q_len = {2};
-    spec.kv_len = {70, 45};
-    spec.page_size = 16;
-  }
-  specs[0].num_heads = 8;
-  specs[1].num_heads = 40;
+  std::vector<kit::IndexerLogitsSpec> specs;
+  for (const int32_t num_heads : {8, 40})
+    for (const IndexerFormat format : kAllIndexerFormats) {
+      kit::IndexerLogitsSpec& spec = specs.emplace_back();
+      spec.q_len = {2};
+      spec.kv_len = {70, 45};
+      spec.page_size = 16;
+      spec.num_heads = num_heads;
+      spec.format = format;
+    }
   return specs;
 }
 
@@ -373,6 +388,10 @@ Options<Case> indexer_options(const std::string& prefix, IndexerLogitsParams& (*
       {change("q", Effect::kChanges, [](Indexer& p) { flip(p.q); }),
        change("weights", Effect::kChanges, [](Indexer& p) { flip(p.weights); }),
        change("cache.kv", Effect::kChanges, [](Indexer& p) { flip(p.cache.kv); }),
+       {prefix + "cache.format", Effect::kChanges, [=](Params& p) { indexer(p).cache.format = IndexerFormat::kMXFP4; },
+        [=](SpecOf<Case>& s) { spec(s).format = IndexerFormat::kFP8; }},
+       {prefix + "cache.format", Effect::kRefused, [=](Params& p) { indexer(p).cache.format = IndexerFormat::kFP8; },
+        [=](SpecOf<Case>& s) { spec(s).format = IndexerFormat::kMXFP4; }},
        change("cache.page_size", Effect::kRefused, [](Indexer& p) { p.cache.page_size = 1000; }),
        change("qo_indptr", Effect::kChanges, [](Indexer& p) { --at(p.qo_indptr, 1); }),
        change("causal", Effect::kChanges, [](Indexer& p) { p.causal = false; }),

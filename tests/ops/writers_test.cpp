@@ -404,6 +404,9 @@ TEST_P(AppendIndexerTest, TypesScalesAndPages) {
           spec.special_share = special_share;
           spec.page_stride_extra = page_size == 2 ? 7 : 0;
           expect_ok(spec);
+          if (!power_of_two) continue;
+          spec.format = IndexerFormat::kMXFP4;
+          expect_ok(spec);
         }
 }
 

@@ -73,6 +73,109 @@ TEST(ReferenceAppendIndexer, WritesKeysAndFooterScales) {
   }
 }
 
+/// Tests keys of MXFP4 against the words of their definition: pages of 64 bytes of elements a key, then 4 of scales.
+TEST(ReferenceAppendIndexer, WritesMxfp4) {
+  std::mt19937 random(2);
+  std::normal_distribution<float> normal;
+  constexpr int64_t kPageSize = 4, kStride = kPageSize * 68 + 3;
+  std::vector<uint8_t> bytes(3 * kStride, 0xA5), expected = bytes;
+  const std::vector<int64_t> slots = {11, -1, 0, 6, 7};
+  std::vector<float> k(5 * 130);
+  for (float& value : k) value = 20 * normal(random);
+  k[5] = INFINITY;
+  k[6] = NAN;
+  std::fill_n(k.begin() + 2 * 130 + 32, 32, 0.0F);
+  std::fill_n(k.begin() + 2 * 130 + 64, 32, 1e-6F);  // below 1e-4
+  for (int c = 0; c < 32; ++c) k[3 * 130 + 96 + static_cast<size_t>(c)] = 0.25F * static_cast<float>(c % 25);  // ties
+  std::fill_n(k.begin() + 4 * 130, 32, 3e38F);
+  core::AppendIndexerArgs args;
+  args.num_tokens = 5;
+  args.dtype = DType::kF32;
+  args.k = k.data();
+  args.k_stride_token = 130;
+  args.slot_mapping = slots.data();
+  args.cache = {.base = reinterpret_cast<std::byte*>(bytes.data()),
+                .stride_page = kStride,
+                .num_pages = 3,
+                .page_size = kPageSize,
+                .format = IndexerFormat::kMXFP4};
+  append_indexer(args);
+  for (size_t t : {0U, 2U, 3U, 4U}) {
+    uint8_t* const page = &expected[static_cast<size_t>(slots[t] / kPageSize * kStride)];
+    uint8_t* const key = page + slots[t] % kPageSize * 64;
+    uint8_t* const scales = page + kPageSize * 64 + slots[t] % kPageSize * 4;
+    for (int group = 0; group < 4; ++group) {
+      const float* values = &k[t * 130 + static_cast<size_t>(group) * 32];
+      float amax = 1e-4F;
+      for (int c = 0; c < 32; ++c)
+        if (std::isfinite(values[c])) amax = std::max(amax, std::fabs(values[c]));
+      int exponent = 0;
+      const double fraction = std::frexp(static_cast<double>(amax) / 6, &exponent);
+      if (fraction == 0.5) --exponent;
+      scales[group] = static_cast<uint8_t>(exponent + 127);
+      for (int c = 0; c < 32; c += 2) {
+        const auto code = [&](int at) {
+          return encode_e2m1_by_definition(static_cast<float>(std::ldexp(static_cast<double>(values[at]), -exponent)));
+        };
+        key[group * 16 + c / 2] = static_cast<uint8_t>(code(c) | code(c + 1) << 4);
+      }
+    }
+  }
+  EXPECT_EQ(bytes, expected);
+}
+
+/// Tests the logits of one query over keys of MXFP4, all of whose scales differ: 0, NaN and the largest among them.
+TEST(ReferenceIndexerLogits, Mxfp4) {
+  std::mt19937 random(3);
+  constexpr int32_t kPageSize = 3, kKeys = 9, kStride = kPageSize * 68;
+  std::vector<uint8_t> bytes(3 * kStride);
+  for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random());
+  const int32_t table[] = {2, 0, 1}, kv_len = kKeys;
+  const auto page = [&](int32_t j) { return &bytes[static_cast<size_t>(table[j / kPageSize] * kStride)]; };
+  const auto key = [&](int32_t j) { return page(j) + j % kPageSize * 64; };
+  const auto scales = [&](int32_t j) { return page(j) + kPageSize * 64 + j % kPageSize * 4; };
+  for (int32_t j = 0; j < kKeys; ++j)
+    for (int group = 0; group < 4; ++group) scales(j)[group] = static_cast<uint8_t>(100 + 8 * group + j);
+  scales(1)[2] = 0;
+  scales(4)[3] = 255;
+  scales(7)[0] = 1;
+  std::fill_n(scales(8), 4, uint8_t{254});
+  for (int i = 0; i < 64; ++i) key(8)[i] = i == 40 ? 0x3D : 0;  // -3 and 1.5, in units of 2^127
+  std::vector<float> q(128), logits(kKeys);
+  for (float& value : q) value = static_cast<float>(static_cast<int>(random() % 15)) - 7;
+  q[80] = q[81] = 1;
+  const float weight = 1;
+  core::IndexerLogitsArgs args;
+  args.batch_size = args.num_heads = 1;
+  args.num_tokens = 1;
+  args.q_dtype = DType::kF32;
+  args.q = q.data();
+  args.weights = &weight;
+  args.cache = {.base = reinterpret_cast<std::byte*>(bytes.data()),
+                .stride_page = kStride,
+                .num_pages = 3,
+                .page_size = kPageSize,
+                .format = IndexerFormat::kMXFP4};
+  args.pages = {.page_size = kPageSize, .batch_size = 1, .table = table, .table_stride_request = 3, .kv_len = &kv_len};
+  args.num_logits = kKeys;
+  args.logits = logits.data();
+  indexer_logits(args);
+  for (int32_t j = 0; j < kKeys - 1; ++j) {
+    double dot = 0;
+    for (int c = 0; c < 128; ++c) {
+      const int scale = scales(j)[c / 32];
+      const double value = e2m1_by_definition(key(j)[c / 2] >> (c % 2 * 4) & 15);
+      dot += static_cast<double>(q[static_cast<size_t>(c)]) * (scale == 0 ? 0 : std::ldexp(value, scale - 127));
+    }
+    if (j == 4)
+      EXPECT_TRUE(std::isnan(logits[static_cast<size_t>(j)]));
+    else
+      EXPECT_EQ(logits[static_cast<size_t>(j)], static_cast<float>(std::max(dot, 0.0))) << j;
+  }
+  // -3 * 2^127 is no bf16: it is -inf, and so is the product with a query of 1.
+  EXPECT_EQ(logits[8], 0.0F);
+}
+
 /// Tests the logits of one query with two heads over keys of one channel: scale 2, keys 1, -1, 3.
 TEST(ReferenceIndexerLogits, ByHand) {
   IndexerCache cache(2, 2);

@@ -15,6 +15,7 @@ std::string text(int64_t value) { return std::to_string(value); }
 std::string text(uint64_t value) { return std::to_string(value); }
 std::string text(DType value) { return std::string(name(value)); }
 std::string text(CacheFormat value) { return std::string(name(value)); }
+std::string text(IndexerFormat value) { return std::string(name(value)); }
 std::string text(LseBase value) { return value == LseBase::kTwo ? "two" : "e"; }
 std::string text(Compute value) { return std::string(name(value)); }
 std::string text(Tree value) { return value == Tree::kNone ? "none" : value == Tree::kMask ? "mask" : "parents"; }

@@ -199,7 +199,8 @@ struct IndexerMemory {
   IndexerCache cache;
 
   std::byte* key(int64_t page, int64_t slot) const;
-  std::byte* scale(int64_t page, int64_t slot) const;  ///< points at an f32 of any alignment
+  std::byte* scale(int64_t page, int64_t slot) const;  ///< points at scales of any alignment
+  std::vector<double> values(int64_t page, int64_t slot) const;
 };
 
 struct AppendIndexerCase {

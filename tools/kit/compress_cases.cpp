@@ -111,7 +111,8 @@ CompressCase::CompressCase(const CompressSpec& compress_spec) : spec(noted(compr
   }
   if (spec.to == CompressSpec::To::kCache) memory = make_pool(spec.cache, spec.num_pages);
   if (spec.to == CompressSpec::To::kIndexer)
-    indexer = make_indexer_pool(spec.cache.page_size, spec.num_pages, spec.cache.page_stride_extra, false);
+    indexer = make_indexer_pool(spec.indexer_format, spec.cache.page_size, spec.num_pages, spec.cache.page_stride_extra,
+                                false);
   reset_outputs();
 }
 

@@ -32,7 +32,8 @@ std::string describe(const CompressSpec& spec) {
       .append(spec.to == Spec::To::kCache     ? ""
               : spec.to == Spec::To::kIndexer ? "to=indexer"
                                               : "to=latents");
-  return line.knob("norm_dtype", &Spec::norm_dtype)
+  return line.knob("indexer_format", &Spec::indexer_format)
+      .knob("norm_dtype", &Spec::norm_dtype)
       .knob("bias", &Spec::bias)
       .knob("norm", &Spec::norm)
       .knob("score_std", &Spec::score_std)
@@ -75,7 +76,7 @@ Work work_of(const CompressSpec& spec) {
   double row = spec.cache.d_qk * bytes_of(spec.latent_dtype) + spec.d_rotary() * 4.0;
   if (spec.to == CompressSpec::To::kCache) row += (1 - spec.skip_share) * cache_row_bytes(spec.cache);
   if (spec.to == CompressSpec::To::kIndexer)
-    row += (1 - spec.skip_share) * (kIndexerLayout.key_bytes + kIndexerLayout.scale_bytes);
+    row += (1 - spec.skip_share) * static_cast<double>(indexer_key_bytes(spec.indexer_format));
   const int64_t capacity = int64_t{spec.num_columns()} * spec.block_size;
   const int64_t span = spec.ratio * (spec.overlap ? 2 : 1);
   Work work;
@@ -145,6 +146,10 @@ CompressSpec random_compress_spec(uint64_t seed, CacheFormat format) {
   for (int64_t* extra : {&spec.row_extra, &spec.score_extra, &spec.bias_extra, &spec.state_extra,
                          &spec.state_block_extra, &spec.table_extra, &spec.latent_extra, &spec.cos_sin_extra})
     *extra = random_extra(random);
+  if (spec.to == To::kIndexer && random.chance(0.5)) {
+    spec.indexer_format = IndexerFormat::kMXFP4;
+    spec.power_of_two_scales = true;
+  }
   return spec;
 }
 

@@ -135,7 +135,7 @@ AppendIndexerCase::AppendIndexerCase(const AppendIndexerSpec& append_spec) : spe
                     .seed = mix(spec.seed, kRows)});
   slot_mapping = make_slot_mapping(spec.num_tokens, int64_t{spec.num_pages} * spec.page_size, spec.skip_share,
                                    mix(spec.seed, kSlots));
-  memory = make_indexer_pool(spec.page_size, spec.num_pages, spec.page_stride_extra, false);
+  memory = make_indexer_pool(spec.format, spec.page_size, spec.num_pages, spec.page_stride_extra, false);
   reset_outputs();
 }
 
@@ -163,7 +163,7 @@ IndexerLogitsCase::IndexerLogitsCase(const IndexerLogitsSpec& logits_spec) : spe
                       .unowned_pages = spec.unowned_pages,
                       .context_parallel = last_of_groups(spec.ratio)},
                      spec.kv_len, mix(spec.seed, kTable));
-  memory = make_indexer_pool(spec.page_size, table.num_pages, spec.page_stride_extra, spec.poison);
+  memory = make_indexer_pool(spec.format, spec.page_size, table.num_pages, spec.page_stride_extra, spec.poison);
   std::vector<float> key(static_cast<size_t>(kDim));
   for (size_t request = 0; request < spec.kv_len.size(); ++request)
     for (int64_t at = 0; at < spec.kv_len[request] / spec.ratio; ++at) {
@@ -242,14 +242,9 @@ std::vector<double> IndexerLogitsCase::row_scales() const {
     double largest = 0;
     for (int64_t key = 0; key < spec.kv_len[request] / spec.ratio; ++key) {
       const int64_t slot = table.slot_of(request, key), page = slot / spec.page_size, offset = slot % spec.page_size;
-      float scale = 0;
-      std::memcpy(&scale, memory.scale(page, offset), sizeof scale);
       double squares = 0;
-      for (int64_t c = 0; c < kDim; ++c) {
-        const double value = load_element(memory.key(page, offset), DType::kE4M3, c);
-        squares += value * value;
-      }
-      largest = std::max(largest, std::sqrt(squares) * static_cast<double>(scale));
+      for (const double value : memory.values(page, offset)) squares += value * value;
+      largest = std::max(largest, std::sqrt(squares));
     }
     for (int32_t i = 0; i < spec.q_len_of(request); ++i) {
       const auto t = std::ssize(scales);

@@ -50,6 +50,7 @@ std::string describe(const AppendIndexerSpec& spec) {
       .always("num_pages", &Spec::num_pages)
       .always("page_size", &Spec::page_size)
       .always("dtype", &Spec::dtype)
+      .knob("format", &Spec::format)
       .knob("page_stride_extra", &Spec::page_stride_extra)
       .knob("power_of_two_scales", &Spec::power_of_two_scales)
       .knob("skip_share", &Spec::skip_share)
@@ -67,6 +68,7 @@ std::string describe(const IndexerLogitsSpec& spec) {
       .always("num_heads", &Spec::num_heads)
       .always("q_dtype", &Spec::q_dtype)
       .always("page_size", &Spec::page_size)
+      .knob("format", &Spec::format)
       .knob("block_table", &Spec::block_table)
       .knob("omit_qo_indptr", &Spec::omit_qo_indptr)
       .knob("causal", &Spec::causal)
@@ -122,29 +124,33 @@ std::string describe(const IndexerTopKSpec& spec) {
 namespace {
 
 /// Returns the problem that `explain` judges for an operation on the indexer's keys.
-Problem indexer_problem(Op op, DType dtype, int64_t num_heads) {
-  return {.op = op,
-          .device = {},
-          .q_dtype = dtype,
-          .cache = {},
-          .num_heads = num_heads,
-          .d_qk = kIndexerLayout.head_dim,
-          .d_v = kIndexerLayout.head_dim};
+Problem indexer_problem(Op op, DType dtype, int64_t num_heads, IndexerFormat format) {
+  Problem problem = {.op = op,
+                     .device = {},
+                     .q_dtype = dtype,
+                     .cache = {},
+                     .num_heads = num_heads,
+                     .d_qk = kIndexerLayout.head_dim,
+                     .d_v = kIndexerLayout.head_dim};
+  problem.indexer_format = format;
+  return problem;
 }
 
-constexpr double kIndexerRow = kIndexerLayout.key_bytes + kIndexerLayout.scale_bytes;
+double key_bytes(IndexerFormat format) { return static_cast<double>(indexer_key_bytes(format)); }
 
 }  // namespace
 
 Problem problem_of(const BlockTableToCsrSpec& /*spec*/) { return {.op = Op::kBlockTableToCsr}; }
 Problem problem_of(const PhysicalSlotsSpec& /*spec*/) { return {.op = Op::kPhysicalSlots}; }
-Problem problem_of(const AppendIndexerSpec& spec) { return indexer_problem(Op::kAppendIndexer, spec.dtype, 1); }
+Problem problem_of(const AppendIndexerSpec& spec) {
+  return indexer_problem(Op::kAppendIndexer, spec.dtype, 1, spec.format);
+}
 Problem problem_of(const IndexerLogitsSpec& spec) {
-  return indexer_problem(Op::kIndexerLogits, spec.q_dtype, spec.num_heads);
+  return indexer_problem(Op::kIndexerLogits, spec.q_dtype, spec.num_heads, spec.format);
 }
 Problem problem_of(const TopKSpec& /*spec*/) { return {.op = Op::kTopK, .device = {}, .q_dtype = DType::kF32}; }
 Problem problem_of(const IndexerTopKSpec& spec) {
-  return indexer_problem(Op::kIndexerTopK, spec.indexer.q_dtype, spec.indexer.num_heads);
+  return indexer_problem(Op::kIndexerTopK, spec.indexer.q_dtype, spec.indexer.num_heads, spec.indexer.format);
 }
 
 int64_t num_logits(const IndexerLogitsSpec& spec) {
@@ -164,7 +170,7 @@ Work work_of(const PhysicalSlotsSpec& spec) {
 }
 
 Work work_of(const AppendIndexerSpec& spec) {
-  const double row = kIndexerLayout.head_dim * bytes_of(spec.dtype) + kIndexerRow;
+  const double row = kIndexerLayout.head_dim * bytes_of(spec.dtype) + key_bytes(spec.format);
   return {.flops = 0, .bytes = spec.num_tokens * (1 - spec.skip_share) * row + spec.num_tokens * 8.0};
 }
 
@@ -182,7 +188,7 @@ Work work_of(const IndexerLogitsSpec& spec) {
     keys += std::min(of_request, static_cast<double>(spec.kv_len[request] / spec.ratio));
   }
   return {.flops = 2 * pairs * spec.num_heads * kIndexerLayout.head_dim,
-          .bytes = keys * kIndexerRow +
+          .bytes = keys * key_bytes(spec.format) +
                    tokens * spec.num_heads * (kIndexerLayout.head_dim * bytes_of(spec.q_dtype) + 4) +
                    tokens * (static_cast<double>(num_logits(spec)) + spec.num_blocks) * 4};
 }

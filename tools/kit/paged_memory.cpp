@@ -406,30 +406,66 @@ PagedMemory make_pool(const CacheSpec& spec, int64_t num_pages) {
 }
 
 std::byte* IndexerMemory::key(int64_t page, int64_t slot) const {
-  return kv.data() + page * cache.kv.stride[0] + slot * kIndexerLayout.key_bytes;
+  return kv.data() + page * cache.kv.stride[0] + slot * indexer_layout(cache.format).key_bytes;
 }
 
 std::byte* IndexerMemory::scale(int64_t page, int64_t slot) const {
-  return key(page, cache.page_size) + slot * kIndexerLayout.scale_bytes;
+  return key(page, cache.page_size) + slot * indexer_layout(cache.format).scale_bytes;
 }
 
-IndexerMemory make_indexer_pool(int32_t page_size, int64_t num_pages, int64_t page_stride_extra, bool poison) {
+std::vector<double> IndexerMemory::values(int64_t page, int64_t slot) const {
+  const IndexerLayout layout = indexer_layout(cache.format);
+  std::vector<double> values(static_cast<size_t>(layout.head_dim));
+  for (int32_t c = 0; c < layout.head_dim; ++c) {
+    const int32_t group = c / layout.codec.channels_per_scale;
+    float factor = 0;
+    if (layout.codec.scale_type == ScaleType::kUE8M0)
+      factor = ue8m0_to_f32(std::to_integer<uint8_t>(scale(page, slot)[group]));
+    else
+      std::memcpy(&factor, scale(page, slot) + group * int64_t{sizeof factor}, sizeof factor);
+    const auto pair = std::to_integer<uint32_t>(key(page, slot)[c / 2]);
+    const float element = layout.codec.element == DType::kE2M1
+                              ? e2m1_to_f32(static_cast<uint8_t>(pair >> (c % 2 * 4) & 0xFU))
+                              : e4m3_to_f32(std::to_integer<uint8_t>(key(page, slot)[c]));
+    values[static_cast<size_t>(c)] = static_cast<double>(element) * static_cast<double>(factor);
+  }
+  return values;
+}
+
+IndexerMemory make_indexer_pool(IndexerFormat format, int32_t page_size, int64_t num_pages, int64_t page_stride_extra,
+                                bool poison) {
   IndexerMemory memory;
-  const int64_t bytes = indexer_page_bytes(page_size), stride = bytes + page_stride_extra;
+  const int64_t bytes = indexer_page_bytes(page_size, format), stride = bytes + page_stride_extra;
   memory.kv = Buffer(static_cast<size_t>(num_pages * stride));
   if (poison) memory.kv.fill(kNanByte);
   memory.cache.kv = contiguous(memory.kv.data(), DType::kU8, {num_pages, bytes});
   memory.cache.kv.stride[0] = stride;
   memory.cache.page_size = page_size;
+  memory.cache.format = format;
   return memory;
 }
 
 void write_indexer_key(const IndexerMemory& memory, int64_t page, int64_t slot, std::span<const float> key) {
-  float amax = 0;
-  for (float value : key) amax = std::max(amax, std::abs(value));
-  const float scale = e4m3_power_of_two_scale(amax);
-  for (size_t c = 0; c < key.size(); ++c) memory.key(page, slot)[c] = std::byte{quantize_e4m3(key[c], scale)};
-  std::memcpy(memory.scale(page, slot), &scale, sizeof scale);
+  const IndexerLayout layout = indexer_layout(memory.cache.format);
+  const auto group = static_cast<size_t>(layout.codec.channels_per_scale);
+  std::byte* const to = memory.key(page, slot);
+  for (size_t first = 0; first < key.size(); first += group) {
+    float amax = 0;
+    for (float value : key.subspan(first, group)) amax = std::max(amax, std::abs(value));
+    const float scale = choose_scale(layout.codec.element, layout.codec.scale_type, true, amax);
+    if (layout.codec.scale_type == ScaleType::kUE8M0)
+      memory.scale(page, slot)[first / group] = std::byte{f32_to_ue8m0(scale)};
+    else
+      std::memcpy(memory.scale(page, slot), &scale, sizeof scale);
+    for (size_t c = first; c < first + group; c += 2) {
+      if (layout.codec.element == DType::kE2M1) {
+        to[c / 2] = std::byte{quantize_e2m1(key[c], scale)} | std::byte{quantize_e2m1(key[c + 1], scale)} << 4;
+      } else {
+        to[c] = std::byte{quantize_e4m3(key[c], scale)};
+        to[c + 1] = std::byte{quantize_e4m3(key[c + 1], scale)};
+      }
+    }
+  }
 }
 
 Buffer make_slot_mapping(int64_t num_tokens, int64_t num_slots, double skip_share, uint64_t seed) {

@@ -40,7 +40,8 @@ PagedMemory make_paged(const CacheSpec& spec, std::span<const int32_t> kv_len, u
 PagedMemory make_pool(const CacheSpec& spec, int64_t num_pages);
 
 /// Returns pages of an indexer's cache, filled with bytes that read as NaN if `poison` is set, else uninitialized.
-IndexerMemory make_indexer_pool(int32_t page_size, int64_t num_pages, int64_t page_stride_extra, bool poison);
+IndexerMemory make_indexer_pool(IndexerFormat format, int32_t page_size, int64_t num_pages, int64_t page_stride_extra,
+                                bool poison);
 
 /// Quantizes a key of 128 channels into a slot, with a power of two for a scale.
 void write_indexer_key(const IndexerMemory& memory, int64_t page, int64_t slot, std::span<const float> key);

@@ -63,6 +63,10 @@ AppendIndexerSpec random_append_indexer_spec(uint64_t seed) {
   spec.skip_share = pick(random, std::array<double, 3>{0.0, 0.1, 0.9});
   spec.special_share = pick(random, std::array<double, 3>{0.0, 0.2, 1.0});
   spec.row_extra = random_extra(random);
+  if (random.chance(0.5)) {
+    spec.format = IndexerFormat::kMXFP4;
+    spec.power_of_two_scales = true;
+  }
   return spec;
 }
 
@@ -99,6 +103,7 @@ IndexerLogitsSpec random_indexer_logits_spec(uint64_t seed) {
   spec.weights_extra = random_extra(random);
   spec.logits_columns = random_extra(random);
   spec.logits_extra = random_extra(random);
+  if (random.chance(0.5)) spec.format = IndexerFormat::kMXFP4;
   return spec;
 }
 

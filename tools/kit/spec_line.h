@@ -19,6 +19,7 @@ std::string text(double value);
 std::string text(float value);
 std::string text(DType value);
 std::string text(CacheFormat value);
+std::string text(IndexerFormat value);
 std::string text(LseBase value);
 std::string text(Compute value);
 std::string text(Tree value);

@@ -316,6 +316,7 @@ struct AppendIndexerSpec {
   int32_t page_size = 64;
   int64_t page_stride_extra = 0;  ///< bytes
   DType dtype = DType::kBF16;
+  IndexerFormat format = IndexerFormat::kFP8;
   bool power_of_two_scales = true;
   double skip_share = 0.1;
   double special_share = 0.0;  ///< as AppendSpec's
@@ -328,6 +329,7 @@ struct IndexerLogitsSpec {
   std::vector<int32_t> kv_len = {300};
   int32_t num_heads = 64;
   DType q_dtype = DType::kE4M3;
+  IndexerFormat format = IndexerFormat::kFP8;
   int32_t page_size = 64;
   bool block_table = false;
   bool omit_qo_indptr = false;
@@ -423,6 +425,7 @@ struct CompressSpec {
   bool bias = true, norm = true;
   float score_std = 1.0F;
   To to = To::kCache;
+  IndexerFormat indexer_format = IndexerFormat::kFP8;
   CacheSpec cache = {};  ///< d_qk is the width of a latent, 128 for the indexer; kLatents use nothing else
   int32_t num_pages = 8;
   bool rotary = true;  ///< whether rotary channels turn, where the format has any

@@ -10,10 +10,13 @@
 // reads whole sectors. A product takes these bytes for other channels than they are, which does not change it, because
 // queries are laid out alike. Products of e4m3 with f16 or bf16 are exact in f32. (Products of two e4m3 are summed in
 // fewer bits than f32 on some chips.)
+// Of a key of MXFP4, lane t reads bytes 16 t ... + 15: 32 channels, which have one scale. It multiplies them by it,
+// which bf16 holds exactly. Queries are staged in another order, so that products take the same channels of both.
 #pragma once
 
 #include <algorithm>
 #include <limits>
+#include <type_traits>
 
 #include "core/args.h"
 #include "cuda/common/query_batch.cuh"
@@ -40,7 +43,7 @@ struct IndexerParams {
 
 /// This is the base of the indexer's kernels. A lane reads its quarter of the rows of kLaneKeys_ keys, which are keys
 /// lane / 4 + 8 i of its warp's keys. kListed says whether blocks of keys are listed.
-template <DType kQueries, int kLaneKeys_, bool kListed>
+template <DType kQueries, IndexerFormat kKeys, int kLaneKeys_, bool kListed>
 class IndexerBlock {
  public:
   using Params = IndexerParams;
@@ -48,8 +51,12 @@ class IndexerBlock {
   static constexpr int kWarpKeys = 8 * kLaneKeys_;
 
  protected:
-  /// e4m3 and f16 queries are multiplied with keys as f16, which holds every e4m3; the others have the range of bf16.
-  static constexpr DType kOperand = kQueries == DType::kE4M3 || kQueries == DType::kF16 ? DType::kF16 : DType::kBF16;
+  static constexpr IndexerLayout kLayout = indexer_layout(kKeys);
+  static constexpr bool kE2m1 = kLayout.codec.element == DType::kE2M1;
+  /// e4m3 and f16 queries are multiplied with keys of e4m3 as f16, which holds every e4m3; the others, and keys of e2m1
+  /// times their scales, have the range of bf16.
+  static constexpr DType kOperand =
+      !kE2m1 && (kQueries == DType::kE4M3 || kQueries == DType::kF16) ? DType::kF16 : DType::kBF16;
   static constexpr int kLaneKeys = kLaneKeys_, kTiles = kLaneKeys / 2;  // a tile has 16 keys
   static constexpr int kSteps = kIndexerLayout.head_dim / 16;           // multiplications over the channels
   static constexpr float kHidden =
@@ -60,10 +67,17 @@ class IndexerBlock {
     PagePlace of[kLaneKeys];
   };
   /// Has the lane's bytes of its keys' rows, 16 of each half, and the scale of key own_key().
-  struct Rows {
+  struct E4m3Rows {
     ptx::Vec4 halves[kLaneKeys][2];
     float scale;
   };
+  /// Has the lane's bytes of its keys' rows, and the scales of their channels. Sums are not scaled any more.
+  struct E2m1Rows {
+    ptx::Vec4 rows[kLaneKeys];
+    uint8_t scales[kLaneKeys];
+    static constexpr float scale = 1.0F;
+  };
+  using Rows = std::conditional_t<kE2m1, E2m1Rows, E4m3Rows>;
   /// Has the same keys as A operands, of 16 keys each.
   struct Operands {
     uint32_t of[kTiles][kSteps][4];
@@ -168,14 +182,14 @@ class IndexerBlock {
   }
 
   /// Loads the lane's bytes of its keys' rows and a scale, so that no load waits for another one.
-  MLA_DEVICE void load_rows(const Places& places, Rows& to) const {
+  MLA_DEVICE void load_rows(const Places& places, E4m3Rows& to) const {
     const int32_t quad_lane = ptx::lane() % 4;
     const std::byte *rows[kLaneKeys], *scale = nullptr;
     MLA_UNROLL
     for (int i = 0; i < kLaneKeys; ++i) {
       const PagePlace& at = places.of[i];
-      rows[i] = args_.cache.key(at.page, at.offset) + quad_lane * 16;
-      if (i == quad_lane % kLaneKeys) scale = args_.cache.scale(at.page, at.offset);
+      rows[i] = args_.cache.key<kKeys>(at.page, at.offset) + quad_lane * 16;
+      if (i == quad_lane % kLaneKeys) scale = args_.cache.scale<kKeys>(at.page, at.offset);
     }
     if (aligned_) [[likely]] {
       MLA_UNROLL
@@ -190,7 +204,27 @@ class IndexerBlock {
     }
   }
 
-  static MLA_DEVICE void decode(const Rows& rows, Operands& to) {
+  MLA_DEVICE void load_rows(const Places& places, E2m1Rows& to) const {
+    const int32_t quad_lane = ptx::lane() % 4;
+    const std::byte *rows[kLaneKeys], *scales[kLaneKeys];
+    MLA_UNROLL
+    for (int i = 0; i < kLaneKeys; ++i) {
+      const PagePlace& at = places.of[i];
+      rows[i] = args_.cache.key<kKeys>(at.page, at.offset) + quad_lane * 16;
+      scales[i] = args_.cache.scale<kKeys>(at.page, at.offset) + quad_lane;
+    }
+    if (aligned_) [[likely]] {
+      MLA_UNROLL
+      for (int i = 0; i < kLaneKeys; ++i) to.rows[i] = ptx::load_global(as<ptx::Vec4>(rows[i]));
+    } else {
+      MLA_UNROLL
+      for (int i = 0; i < kLaneKeys; ++i) to.rows[i] = load_bytes(rows[i]);
+    }
+    MLA_UNROLL
+    for (int i = 0; i < kLaneKeys; ++i) to.scales[i] = ptx::load_global(as<uint8_t>(scales[i]));
+  }
+
+  static MLA_DEVICE void decode(const E4m3Rows& rows, Operands& to) {
     MLA_UNROLL
     for (int i = 0; i < kLaneKeys; ++i) MLA_UNROLL
     for (int step = 0; step < kSteps; ++step) {
@@ -199,6 +233,20 @@ class IndexerBlock {
       if constexpr (kOperand == DType::kBF16) {
         operands[i % 2] = f16_to_bf16x2(operands[i % 2]);
         operands[i % 2 + 2] = f16_to_bf16x2(operands[i % 2 + 2]);
+      }
+    }
+  }
+
+  static MLA_DEVICE void decode(const E2m1Rows& rows, Operands& to) {
+    MLA_UNROLL
+    for (int i = 0; i < kLaneKeys; ++i) {
+      const float scale = ue8m0_to_f32(rows.scales[i]);
+      const uint32_t scales = ptx::pack_bf16x2(scale, scale);
+      MLA_UNROLL
+      for (int word = 0; word < 4; ++word) {  // eight channels, which are two steps
+        const ptx::Vec4 values = e2m1x8_to_bf16(rows.rows[i].x[word], scales);
+        MLA_UNROLL
+        for (int j = 0; j < 4; ++j) to.of[i / 2][2 * word + j / 2][i % 2 + j % 2 * 2] = values.x[j];
       }
     }
   }
@@ -244,7 +292,8 @@ class IndexerBlock {
 
   /// Stages queries and weights of the group's tokens in shared memory, for the block; heads behind the last one are
   /// zeros. store_query(row, column, bits) gets eight channels of a query at a time, where `row` counts the padded
-  /// heads of all tokens. `weights` is where the weights go, as f32. Each thread has kAhead loads under way.
+  /// heads of all tokens, and `column` is where products with keys of e4m3 would take them. `weights` is where the
+  /// weights go, as f32. Each thread has kAhead loads under way.
   template <int kThreads, int kAhead, class Store>
   MLA_DEVICE void stage(const TokenGroup& group, int32_t padded_heads, ptx::SharedAddress weights,
                         const Store& store_query) const {
@@ -262,13 +311,20 @@ class IndexerBlock {
       }
       MLA_UNROLL
       for (int a = 0; a < kAhead; ++a)
-        if (row + a * kRows < rows) store_query(row + a * kRows, column, bits[a]);
+        if (row + a * kRows < rows) store_query(row + a * kRows, place_of(column), bits[a]);
     }
     for (int32_t i = ptx::thread_index(); i < rows; i += kThreads) {
       const int32_t head = i % padded_heads;
       const int64_t at = (first + i / padded_heads) * args_.weights_stride_token + head;
       ptx::store_shared(weights + static_cast<uint32_t>(i * 4), head < args_.num_heads ? args_.weights[at] : 0.0F);
     }
+  }
+
+  /// Returns pair `i` of eight channels of a query of 8 or 16 bits as an operand.
+  static MLA_DEVICE uint32_t query_pair(const Bits8& bits, int i) {
+    if constexpr (kQueries != DType::kE4M3) return bits.w[i];
+    const uint32_t pair = ptx::e4m3x2_to_f16x2(half_of(bits, i));
+    return kOperand == DType::kBF16 ? f16_to_bf16x2(pair) : pair;
   }
 
   const core::IndexerLogitsArgs& args_;
@@ -323,6 +379,12 @@ class IndexerBlock {
                         .listed = {}};
     if (kListed && first < end) group.listed = seen_keys(group, first);
     return group;
+  }
+
+  /// Returns which channels of a key of e4m3 a lane has in the place of channels 8 column ... + 7, in eights. A lane
+  /// has eights 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of e4m3, and 4 t ... 4 t + 3 of e2m1.
+  static MLA_DEVICE int32_t place_of(int32_t column) {
+    return kE2m1 ? (column & 2) * 4 + column / 4 * 2 + (column & 1) : column;
   }
 
   static MLA_DEVICE ptx::Vec4 load_bytes(const std::byte* at) {

@@ -89,10 +89,10 @@ Status run_kernel(const core::IndexerLogitsArgs& args, cuda::Queue& queue) {
   return {};
 }
 
-template <template <DType, bool> class Kernel, DType kQueries>
+template <template <DType, IndexerFormat, bool> class Kernel, DType kQueries, IndexerFormat kKeys>
 Status run(const core::IndexerLogitsArgs& args, cuda::Queue& queue) {
-  return args.blocks.given() ? run_kernel<Kernel<kQueries, true>>(args, queue)
-                             : run_kernel<Kernel<kQueries, false>>(args, queue);
+  return args.blocks.given() ? run_kernel<Kernel<kQueries, kKeys, true>>(args, queue)
+                             : run_kernel<Kernel<kQueries, kKeys, false>>(args, queue);
 }
 
 /// Computes logits, chooses the largest, and turns their indices into slots.

@@ -90,12 +90,14 @@ Numerics tensor_core_numerics(const Problem& problem) {
   bool f16 =
       key_dtype(problem.cache) == DType::kF16 && key_dtype(problem.extra_cache.value_or(problem.cache)) == DType::kF16;
   if (problem.op == Op::kPrefill) f16 = problem.q_dtype == DType::kF16;
-  // The indexer multiplies in f16 where that is exact: its keys and e4m3 queries fit f16 without rounding.
-  if (is_indexer(problem.op)) f16 = problem.q_dtype == DType::kF16 || problem.q_dtype == DType::kE4M3;
+  // The indexer multiplies in f16 where that is exact: its keys of e4m3 and e4m3 queries fit f16 without rounding.
+  if (is_indexer(problem.op))
+    f16 = (problem.q_dtype == DType::kF16 || problem.q_dtype == DType::kE4M3) &&
+          indexer_layout(problem.indexer_format).codec.element == DType::kE4M3;
   Numerics numerics{.multiplied = f16 ? Arithmetic::kF16 : Arithmetic::kBF16,
                     .summed = Arithmetic::kF32,
                     .products_per_cut = kProducts};
-  // An f32 query is split into two terms of 8 or 11 bits each. (The indexer splits it into three.)
+  // An f32 query is split into two terms of 8 or 11 bits each. (The indexer splits it into three, which is exact.)
   if (is_absorbed(problem.op) && problem.q_dtype == DType::kF32) numerics.query_bits = f16 ? 22 : 16;
   return numerics;
 }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// append_indexer writes one key of 128 channels per token, quantized to e4m3 with one scale, into its slot of the
-// indexer's cache.
+// append_indexer writes one key of 128 channels per token, quantized, into its slot of the indexer's cache.
 //
 // The grid has a warp per token.
 #pragma once

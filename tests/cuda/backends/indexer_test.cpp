@@ -8,6 +8,7 @@
 #include "cuda/backends/portable/operations.h"
 #include "cuda/backends/sm90/operations.h"
 #include "cuda/common/memory.h"
+#include "reference/cache_rows.h"
 #include "reference/reference.h"
 #include "reference/scalar.h"
 #include "trace.h"
@@ -25,14 +26,15 @@ TEST(CudaAppendIndexer, LeavesTheBytesOfTheReference) {
     Random random(seed);
     Memory memory(random);
     const int32_t page_size = random.of({1, 7, 64}), num_pages = random.integer(1, 6);
-    const int64_t stride = indexer_page_bytes(page_size) + random.of({0, 0, 4, 3, 13}),
+    const IndexerFormat format = random.of({IndexerFormat::kFP8, IndexerFormat::kMXFP4});
+    const int64_t stride = indexer_page_bytes(page_size, format) + random.of({0, 0, 4, 3, 13}),
                   width = kDim + random.of({0, 5});
     core::AppendIndexerArgs args = {
         .num_tokens = random.integer(0, page_size * num_pages),
         .dtype = random.of({DType::kF32, DType::kBF16, DType::kF16}),
         .k_stride_token = width,
         .power_of_two_scales = random.chance(2),
-        .cache = {memory.bytes(num_pages * stride, random.of({0, 1, 4})), stride, num_pages, page_size}};
+        .cache = {memory.bytes(num_pages * stride, random.of({0, 1, 4})), stride, num_pages, page_size, format}};
     args.k = memory.elements(args.dtype, args.num_tokens * width, random.integer(0, 3));
     std::vector<int64_t> slots;
     for (int64_t t = 0; t < args.num_tokens; ++t)
@@ -49,6 +51,7 @@ struct Shape {
   int32_t num_heads;
   DType q_dtype;
   int32_t most_keys = 400;
+  IndexerFormat format = IndexerFormat::kFP8;
 };
 
 /// Holds ragged requests over shuffled pages, with slots that no request owns full of NaN, and tokens of no request.
@@ -60,6 +63,7 @@ class Problem {
     args.q_dtype = shape.q_dtype;
     args.causal = !random.chance(4);
     args.cache.page_size = args.pages.page_size = random.of({1, 3, 64, 64, 256});
+    args.cache.format = shape.format;
     lay_out_requests(shape.most_keys);
     fill_cache();
     fill_queries();
@@ -156,12 +160,21 @@ class Problem {
 
   void fill_cache() {
     core::IndexerPages& cache = args.cache;
-    cache.stride_page = indexer_page_bytes(cache.page_size) + random_.of({0, 0, 12, 3, 16});
+    cache.stride_page = indexer_page_bytes(cache.page_size, cache.format) + random_.of({0, 0, 12, 3, 16});
     const int64_t bytes = cache.num_pages * cache.stride_page;
     cache.base = memory_.bytes(bytes, random_.of({0, 0, 4, 1}));
-    std::memset(cache.base, 0x7F, static_cast<size_t>(bytes));
+    std::memset(cache.base, 0xFF, static_cast<size_t>(bytes));
     for (int32_t request = 0; request < args.batch_size; ++request)
       for (int32_t j = 0; j < num_keys_[static_cast<size_t>(request)]; ++j) {
+        if (cache.format == IndexerFormat::kMXFP4) {
+          for (int32_t i = 0; i < cache.layout().key_bytes; ++i)
+            key_of(request, j)[i] = static_cast<std::byte>(random_.integer(0, 255));
+          for (int32_t i = 0; i < cache.layout().scale_bytes; ++i)
+            scale_of(request, j)[i] = static_cast<std::byte>(random_.chance(400)  ? 255
+                                                             : random_.chance(20) ? 0
+                                                                                  : random_.integer(110, 140));
+          continue;
+        }
         const float scale = static_cast<float>(random_.integer(1, 1000)) * 1e-4F;
         std::memcpy(scale_of(request, j), &scale, sizeof scale);
         for (int32_t c = 0; c < kDim; ++c)  // any code but NaN
@@ -178,10 +191,12 @@ class Problem {
     return args.cache.scale(args.pages.of(request)[j / size], j % size);
   }
   double key_size(int32_t request, int32_t j) const {
-    float scale;
-    std::memcpy(&scale, scale_of(request, j), sizeof scale);
-    const double size = norm(key_of(request, j), DType::kE4M3, 0) * double{scale};
-    return std::isnan(size) ? 0 : size;
+    const int32_t page_size = args.cache.page_size;
+    const reference::Channels key =
+        reference::indexer_key(args.cache, args.pages.of(request)[j / page_size], j % page_size);
+    double squares = 0;
+    for (int32_t c = 0; c < kDim; ++c) squares += std::pow(double{key(c)}, 2);
+    return std::isnan(squares) ? 0 : std::sqrt(squares);
   }
   static double norm(const void* data, DType dtype, int64_t first) {
     double squares = 0;
@@ -233,11 +248,15 @@ void expect_logits_of_reference(Problem& problem, uint64_t seed, IndexerLogits r
 
 /// Runs long requests on one SM: blocks take many keys, one pass after another.
 void expect_many_keys(IndexerLogits run) {
-  for (uint64_t seed = 0; seed < 6; ++seed) {
+  for (uint64_t seed = 0; seed < 8; ++seed) {
     MLA_TRACE(testing::Message() << "seed " << seed);
     Random random(seed);
     Memory memory(random);
-    Problem problem(random, memory, {.num_heads = 33, .q_dtype = DType::kE4M3, .most_keys = 5000});
+    Problem problem(random, memory,
+                    {.num_heads = 33,
+                     .q_dtype = DType::kE4M3,
+                     .most_keys = 5000,
+                     .format = seed % 2 == 0 ? IndexerFormat::kFP8 : IndexerFormat::kMXFP4});
     ASSERT_NO_FATAL_FAILURE(expect_logits_of_reference(problem, seed, run, 1));
   }
 }
@@ -245,24 +264,32 @@ void expect_many_keys(IndexerLogits run) {
 TEST(CudaIndexerLogits, ManyKeys) { expect_many_keys(portable::run_indexer_logits); }
 
 TEST(CudaIndexerLogits, CloseToTheReference) {
-  for (uint64_t seed = 0; seed < 48; ++seed) {
+  for (uint64_t seed = 0; seed < 80; ++seed) {
     MLA_TRACE(testing::Message() << "seed " << seed);
     Random random(seed);
     Memory memory(random);
     constexpr DType kTypes[] = {DType::kE4M3, DType::kBF16, DType::kF16, DType::kF32};
-    Problem problem(random, memory, {.num_heads = random.of({1, 7, 8, 16, 24, 64, 65}), .q_dtype = kTypes[seed % 4]});
+    Problem problem(random, memory,
+                    {.num_heads = random.of({1, 7, 8, 16, 24, 64, 65}),
+                     .q_dtype = kTypes[seed % 4],
+                     .format = kAllIndexerFormats[seed / 4 % 2]});
     ASSERT_NO_FATAL_FAILURE(expect_logits_of_reference(problem, seed, portable::run_indexer_logits));
   }
 }
 
 #if MLA_CUDA_ARCH == 90
 TEST(Sm90IndexerLogits, CloseToTheReference) {
-  for (uint64_t seed = 0; seed < 48; ++seed) {
+  for (uint64_t seed = 0; seed < 80; ++seed) {
     MLA_TRACE(testing::Message() << "seed " << seed);
     Random random(seed);
     Memory memory(random);
-    constexpr DType kTypes[] = {DType::kE4M3, DType::kBF16, DType::kF16};
-    Problem problem(random, memory, {.num_heads = random.of({1, 33, 64, 64, 65}), .q_dtype = kTypes[seed % 3]});
+    constexpr std::pair<DType, IndexerFormat> kKinds[] = {{DType::kE4M3, IndexerFormat::kFP8},
+                                                          {DType::kBF16, IndexerFormat::kFP8},
+                                                          {DType::kF16, IndexerFormat::kFP8},
+                                                          {DType::kE4M3, IndexerFormat::kMXFP4},
+                                                          {DType::kBF16, IndexerFormat::kMXFP4}};
+    const auto [type, format] = kKinds[seed % 5];
+    Problem problem(random, memory, {.num_heads = random.of({1, 33, 64, 64, 65}), .q_dtype = type, .format = format});
     ASSERT_NO_FATAL_FAILURE(expect_logits_of_reference(problem, seed, sm90::run_indexer_logits));
   }
 }
@@ -272,19 +299,21 @@ TEST(Sm90IndexerLogits, ManyKeys) { expect_many_keys(sm90::run_indexer_logits); 
 TEST(Sm90IndexerLogits, AnyNumberOfHeads) {
   Random random(9);
   Memory memory(random);
-  Problem problem(random, memory, {.num_heads = 900, .q_dtype = DType::kE4M3, .most_keys = 70});
+  Problem problem(random, memory,
+                  {.num_heads = 900, .q_dtype = DType::kE4M3, .most_keys = 70, .format = IndexerFormat::kMXFP4});
   ASSERT_NO_FATAL_FAILURE(expect_logits_of_reference(problem, 1, sm90::run_indexer_logits));
 }
 #endif
 
 /// Tests more heads than fit: several launches add up.
 TEST(CudaIndexerLogits, AnyNumberOfHeads) {
-  for (DType type : {DType::kE4M3, DType::kF32}) {
-    Random random(9);
-    Memory memory(random);
-    Problem problem(random, memory, {.num_heads = 900, .q_dtype = type, .most_keys = 70});
-    ASSERT_NO_FATAL_FAILURE(expect_logits_of_reference(problem, 1, portable::run_indexer_logits));
-  }
+  for (DType type : {DType::kE4M3, DType::kF32})
+    for (IndexerFormat format : kAllIndexerFormats) {
+      Random random(9);
+      Memory memory(random);
+      Problem problem(random, memory, {.num_heads = 900, .q_dtype = type, .most_keys = 70, .format = format});
+      ASSERT_NO_FATAL_FAILURE(expect_logits_of_reference(problem, 1, portable::run_indexer_logits));
+    }
 }
 
 /// Selections are exact on logits of the same backend, and NaN among visible logits do not let in what is not seen.
@@ -293,7 +322,7 @@ TEST(CudaIndexerTopK, SelectsAndTranslates) {
     MLA_TRACE(testing::Message() << "seed " << seed);
     Random random(seed);
     Memory memory(random);
-    Problem problem(random, memory, {.num_heads = 4, .q_dtype = DType::kBF16});
+    Problem problem(random, memory, {.num_heads = 4, .q_dtype = DType::kBF16, .format = kAllIndexerFormats[seed % 2]});
     const auto tokens = static_cast<int32_t>(problem.args.num_tokens);
     const int32_t topk = random.of({1, 20, 300, 512});
     std::vector<int32_t> slots(static_cast<size_t>(tokens * topk), -77), counts(static_cast<size_t>(tokens), -77);

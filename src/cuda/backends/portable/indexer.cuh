@@ -2,7 +2,8 @@
 // This kernel computes indexer_logits by mma.sync (indexer_block.cuh says what is computed). Once queries are staged,
 // warps do not wait for each other. A warp loads 32 keys at a time from global memory into registers and decodes them
 // to A operands of m16n8k16 (M = keys, N = heads), once for all tokens and heads; each lane adds up 4 keys over the
-// heads that it has. An f32 query is the sum of three bf16 terms, which hold all its bits. Shared memory: queries
+// heads that it has. An f32 query is the sum of three bf16 terms, which hold all its bits; so is an f16 query, of two,
+// with keys of e2m1. Shared memory: queries
 // [tokens][terms][heads, padded to 8][272 bytes], then weights [tokens][heads, padded] f32.
 #pragma once
 
@@ -10,9 +11,9 @@
 
 namespace mla::MLA_CUDA_NAMESPACE::portable {
 
-template <DType kQueries, bool kListed>
-class IndexerKernel : IndexerBlock<kQueries, 4, kListed> {
-  using Block = IndexerBlock<kQueries, 4, kListed>;
+template <DType kQueries, IndexerFormat kKeys, bool kListed>
+class IndexerKernel : IndexerBlock<kQueries, kKeys, 4, kListed> {
+  using Block = IndexerBlock<kQueries, kKeys, 4, kListed>;
   using Block::args_, Block::shape_, Block::kOperand, Block::kSteps, Block::kTiles, Block::kWarpKeys;
   using typename Block::Operands, typename Block::Range, typename Block::Rows, typename Block::TokenGroup,
       typename Block::Sums, typename Block::Weights;
@@ -21,10 +22,12 @@ class IndexerKernel : IndexerBlock<kQueries, 4, kListed> {
   using Block::kName;
   using typename Block::Params;
   static constexpr int kThreads = 256;
-  static constexpr int kMinBlocks = kQueries == DType::kF32 ? 1 : 2;
   static constexpr int kBlockKeys = kThreads / kWarpSize * kWarpKeys;
   static constexpr int kHeadTile = 8;
-  static constexpr int kTerms = kQueries == DType::kF32 ? 3 : 1;
+  static constexpr int kTerms = kQueries == DType::kF32                               ? 3
+                                : kQueries == DType::kF16 && kOperand == DType::kBF16 ? 2
+                                                                                      : 1;
+  static constexpr int kMinBlocks = kTerms > 1 ? 1 : 2;
   /// 16 bytes behind each row move the next one by 4 banks, so that 8 lanes read from 32 different banks.
   static constexpr int kRowBytes = kIndexerLayout.head_dim * 2 + 16;
   static constexpr int64_t kHeadBytes = kTerms * kRowBytes + 4;  // shared memory for each padded head of a token
@@ -125,12 +128,17 @@ class IndexerKernel : IndexerBlock<kQueries, 4, kListed> {
     ptx::Vec4 operands[kTerms];
     MLA_UNROLL
     for (int i = 0; i < kVector / 2; ++i) {
-      if constexpr (kQueries == DType::kE4M3)
-        operands[0].x[i] = ptx::e4m3x2_to_f16x2(half_of(bits, i));
-      else if constexpr (kQueries == DType::kF32)
+      if constexpr (kQueries == DType::kF32) {
         split_pair(bits.w[2 * i], bits.w[2 * i + 1], operands[0].x[i], operands[1].x[i], operands[2].x[i]);
-      else
-        operands[0].x[i] = bits.w[i];
+      } else if constexpr (kTerms == 2) {
+        float low, high;
+        ptx::unpack_f16x2(bits.w[i], low, high);
+        uint32_t none;  // f16 has 11 significant bits, two terms have 16
+        split_pair(std::bit_cast<uint32_t>(low), std::bit_cast<uint32_t>(high), operands[0].x[i], operands[1].x[i],
+                   none);
+      } else {
+        operands[0].x[i] = Block::query_pair(bits, i);
+      }
     }
     MLA_UNROLL
     for (int term = 0; term < kTerms; ++term)

@@ -19,6 +19,8 @@ constexpr int64_t kFewHeads = 32;
 
 Reason indexer_refusal(const Problem& problem) {
   if (problem.q_dtype == DType::kF32) return "takes e4m3, bf16 and f16, not f32";
+  if (problem.q_dtype == DType::kF16 && indexer_layout(problem.indexer_format).codec.element == DType::kE2M1)
+    return Reason::format("takes e4m3 and bf16 queries with {} keys, not f16", name(problem.indexer_format));
   if (problem.num_heads <= kFewHeads)
     return Reason::format("takes more than {} heads, not {}", kFewHeads, problem.num_heads);
   return {};

@@ -13,13 +13,13 @@
 
 namespace mla::MLA_CUDA_NAMESPACE::sm90 {
 
-template <DType kQueries, bool kListed>
-class IndexerKernel : IndexerBlock<kQueries, 2, kListed> {
-  using Block = IndexerBlock<kQueries, 2, kListed>;
+template <DType kQueries, IndexerFormat kKeys, bool kListed>
+class IndexerKernel : IndexerBlock<kQueries, kKeys, 2, kListed> {
+  using Block = IndexerBlock<kQueries, kKeys, 2, kListed>;
   using Block::args_, Block::shape_, Block::kOperand, Block::kSteps, Block::kWarpKeys;
   using typename Block::Operands, typename Block::Places, typename Block::Range, typename Block::Rows,
       typename Block::TokenGroup, typename Block::Sums, typename Block::Weights;
-  static_assert(kQueries != DType::kF32);
+  static_assert(size_of(kQueries) <= 2 && (kQueries != DType::kF16 || kOperand == DType::kF16));
 
  public:
   using Block::kName;
@@ -130,9 +130,7 @@ class IndexerKernel : IndexerBlock<kQueries, 2, kListed> {
     MLA_UNROLL
     for (int i = 0; i < kVector / 2; ++i) {
       const int chunk = column % 2 * 4 + i;  // a step has two chunks of 16 bytes
-      uint32_t pair = bits.w[i];
-      if constexpr (kQueries == DType::kE4M3) pair = ptx::e4m3x2_to_f16x2(half_of(bits, i));
-      ptx::store_shared(to + static_cast<uint32_t>((chunk ^ (row & 7)) * kChunkBytes), pair);
+      ptx::store_shared(to + static_cast<uint32_t>((chunk ^ (row & 7)) * kChunkBytes), Block::query_pair(bits, i));
     }
   }
 
