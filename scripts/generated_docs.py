@@ -60,7 +60,7 @@ class Support:
             backends += [name for name in named if name not in backends]
             for row in rows:
                 cache = names_in(row[0])[0] if header[0] in ("cache", "keys") else ""
-                for dims in row[first - 1].split(", ") if first > 0 else [""]:
+                for dims in row[first - 1].split(", ") if "head dims" in header else [""]:
                     facts |= {(op, cache, dims, name): cell for name, cell in zip(named, row[first:], strict=True)}
         idle = re.findall(r"^`(\w+)` is idle on this machine", tables, re.MULTILINE)
         return cls(legend, facts, backends), sorted(set(idle))
@@ -75,6 +75,8 @@ class Support:
             for op in names_in(row[0]):
                 for group in row[1].split("; "):
                     caches, _, dims = group.rpartition(": ")
+                    if names_in(dims):  # of the indexer's keys, which have no head dims
+                        caches, dims = dims, ""
                     for cache in names_in(caches) or [""]:
                         for one in dims.split(", "):
                             for names, cell in zip(header[2:], row[2:], strict=True):
@@ -95,7 +97,11 @@ class Support:
                 if problem[0] == op:
                     alike.setdefault(said[problem], []).append(problem[1:])
             rows.setdefault(tuple((caches_text(which), cells) for cells, which in alike.items()), []).append(op)
-        header = ["operation", "cache: head dims", *(", ".join(f"`{name}`" for name in of) for of in columns.values())]
+        header = [
+            "operation",
+            "cache or keys: head dims",
+            *(", ".join(f"`{name}`" for name in of) for of in columns.values()),
+        ]
         lines = [header, ["---"] * len(header)]
         for statements, ops in rows.items():
             lines += [[", ".join(f"`{op}`" for op in ops), which, *cells] for which, cells in statements]
@@ -115,7 +121,7 @@ class Support:
 
 
 def caches_text(which: list[tuple[str, str]]) -> str:
-    """Returns text such as "`bf16`, `f16`: 576/512, 512/512; `fp8_ds_mla`: 576/512"."""
+    """Returns text such as "`bf16`, `f16`: 576/512, 512/512; `fp8_ds_mla`: 576/512"; names alone without head dims."""
     dims_of: dict[str, list[str]] = {}
     for cache, dims in which:
         dims_of.setdefault(cache, []).append(dims)
@@ -123,7 +129,7 @@ def caches_text(which: list[tuple[str, str]]) -> str:
     for cache, dims in dims_of.items():
         caches_of.setdefault(", ".join(dims), []).append(cache)
     return "; ".join(
-        f"{', '.join(f'`{cache}`' for cache in caches)}: {dims}" if caches != [""] else dims
+        ": ".join(part for part in (", ".join(f"`{cache}`" for cache in caches if cache), dims) if part)
         for dims, caches in caches_of.items()
     )
 

@@ -23,12 +23,27 @@ struct Job {
   std::string backend;
 };
 
-/// Holds what an operation's cases vary besides their seed: a cache format, a data type, or nothing.
-using Variety = std::variant<std::monostate, CacheFormat, DType>;
+/// Holds what an operation's cases vary besides their seed: a cache format, that of the indexer's keys, a data type, or
+/// nothing.
+using Variety = std::variant<std::monostate, CacheFormat, IndexerFormat, DType>;
+
+template <class Spec>
+Spec with_keys(Spec spec, IndexerFormat format) {
+  if constexpr (requires { spec.indexer.format; }) {
+    spec.indexer.format = format;
+  } else {
+    spec.format = format;
+  }
+  if constexpr (requires { spec.power_of_two_scales; })
+    spec.power_of_two_scales |= indexer_layout(format).codec.scale_type == ScaleType::kUE8M0;
+  return spec;
+}
 
 AnySpec random_spec(Op op, Variety variety, uint64_t seed) {
   const CacheFormat* const format = std::get_if<CacheFormat>(&variety);
   const CacheFormat cache = format != nullptr ? *format : CacheFormat::kBF16;
+  const IndexerFormat* const of_keys = std::get_if<IndexerFormat>(&variety);
+  const IndexerFormat keys = of_keys != nullptr ? *of_keys : IndexerFormat::kFP8;
   const DType* const type = std::get_if<DType>(&variety);
   const DType dtype = type != nullptr ? *type : DType::kBF16;
   switch (op) {
@@ -43,10 +58,10 @@ AnySpec random_spec(Op op, Variety variety, uint64_t seed) {
     case Op::kCopyPages: return random_copy_pages_spec(seed, cache);
     case Op::kBlockTableToCsr: return random_block_table_to_csr_spec(seed);
     case Op::kPhysicalSlots: return random_physical_slots_spec(seed);
-    case Op::kAppendIndexer: return random_append_indexer_spec(seed);
-    case Op::kIndexerLogits: return random_indexer_logits_spec(seed);
+    case Op::kAppendIndexer: return with_keys(random_append_indexer_spec(seed), keys);
+    case Op::kIndexerLogits: return with_keys(random_indexer_logits_spec(seed), keys);
     case Op::kTopK: return random_top_k_spec(seed);
-    case Op::kIndexerTopK: return random_indexer_top_k_spec(seed);
+    case Op::kIndexerTopK: return with_keys(random_indexer_top_k_spec(seed), keys);
     case Op::kCompress: return random_compress_spec(seed, cache);
     case Op::kFinishOutput: return random_finish_output_spec(seed, dtype);
   }
@@ -63,7 +78,10 @@ std::vector<Variety> dtypes_of(Op op, const std::optional<CacheFormat>& cache) {
   return {DType::kBF16, DType::kF16, DType::kF32};
 }
 
-std::vector<Variety> varieties_of(Op op, const std::optional<CacheFormat>& cache) {
+std::vector<Variety> varieties_of(Op op, const SweepOptions& options) {
+  const std::optional<CacheFormat>& cache = options.cache;
+  const bool of_indexer = op == Op::kAppendIndexer || op == Op::kIndexerLogits || op == Op::kIndexerTopK;
+  if (of_indexer ? cache.has_value() : options.indexer_format.has_value()) return {};
   switch (op) {
     case Op::kPrefill:
     case Op::kPrefillSparse:
@@ -71,10 +89,12 @@ std::vector<Variety> varieties_of(Op op, const std::optional<CacheFormat>& cache
     case Op::kFinishOutput: return dtypes_of(op, cache);
     case Op::kBlockTableToCsr:
     case Op::kPhysicalSlots:
+    case Op::kTopK: return cache.has_value() ? std::vector<Variety>{} : std::vector<Variety>{std::monostate{}};
     case Op::kAppendIndexer:
     case Op::kIndexerLogits:
-    case Op::kTopK:
-    case Op::kIndexerTopK: return cache.has_value() ? std::vector<Variety>{} : std::vector<Variety>{std::monostate{}};
+    case Op::kIndexerTopK:
+      if (options.indexer_format.has_value()) return {*options.indexer_format};
+      return {std::begin(kAllIndexerFormats), std::end(kAllIndexerFormats)};
     default: break;
   }
   const std::span<const CacheFormat> formats =
@@ -109,9 +129,15 @@ int64_t cases_of(const SweepOptions& options) {
 }
 
 Status options_status(const SweepOptions& options) {
-  if (options.op.has_value() && varieties_of(*options.op, options.cache).empty())
-    return {StatusCode::kInvalidArgument, "check: cache: expected a format that " + std::string(name(*options.op)) +
-                                              " takes, got " + std::string(name(*options.cache))};
+  if (options.cache.has_value() && options.indexer_format.has_value())
+    return {StatusCode::kInvalidArgument, "check: indexer_format: expected none beside a cache format, got " +
+                                              std::string(name(*options.indexer_format))};
+  if (options.op.has_value() && varieties_of(*options.op, options).empty()) {
+    const auto [field, format] = options.cache.has_value() ? std::pair("cache", name(*options.cache))
+                                                           : std::pair("indexer_format", name(*options.indexer_format));
+    return {StatusCode::kInvalidArgument, std::string("check: ") + field + ": expected a format that " +
+                                              std::string(name(*options.op)) + " takes, got " + std::string(format)};
+  }
   for (Op op : kAllOps) {
     const std::vector<std::string> rows = backend_names(op);
     for (const std::string& row : rows)
@@ -148,7 +174,7 @@ Result<SweepResult> sweep(const SweepOptions& options, const SweepProgress& prog
   for (Op op : kAllOps) {
     if (options.op.has_value() && *options.op != op) continue;
     const std::vector<std::string> rows = backend_names(op);
-    for (const Variety& variety : varieties_of(op, options.cache)) {
+    for (const Variety& variety : varieties_of(op, options)) {
       for (int64_t i = 0; i < cases_of(options); ++i) {
         const AnySpec spec = random_spec(op, variety, options.seed + static_cast<uint64_t>(i));
         const Problem problem =

@@ -20,6 +20,9 @@ struct SweepOptions {
   /// Selects the format; every format is checked if it is not given. Prefill and merge_states take a data type instead,
   /// bf16 or f16: they and the index tools, which have no format at all, are left out where the format is another.
   std::optional<CacheFormat> cache;
+  /// Selects the format of the indexer's keys; each is checked if it is not given. Operations on no such keys are left
+  /// out then.
+  std::optional<IndexerFormat> indexer_format = {};
   bool quick = false;  ///< a tenth of the cases
   int64_t cases = 0;   ///< of every operation and format; 0: 120, or 12 if quick
   uint64_t seed = 1;

@@ -18,7 +18,7 @@ namespace {
 constexpr int64_t kMaxPrinted = 20;
 
 struct CheckOptions {
-  std::string op, backend, cache, device, seed = "1", threads, cases = "0";
+  std::string op, backend, cache, indexer_format, device, seed = "1", threads, cases = "0";
   bool quick = false;
   Output output;
 };
@@ -29,6 +29,7 @@ kit::SweepOptions sweep_options(const CheckOptions& options) {
   check_backend_name("--backend", options.backend);
   if (options.backend != "auto") sweep.backend = options.backend;
   if (!options.cache.empty()) sweep.cache = parse_cache("--cache", options.cache);
+  if (!options.indexer_format.empty()) sweep.indexer_format = parse_indexer("--indexer-format", options.indexer_format);
   sweep.device = usable_device("--device", options.device);
   sweep.quick = options.quick;
   sweep.cases = parse_int("--cases", options.cases, 0, 1 << 24);
@@ -114,6 +115,8 @@ Action add_check(CLI::App& app) {
                       "One row or family; else every usable row, whatever MLA_BACKEND says");
   command->add_option("--device", options->device, "cpu, cuda:N or emulated:sm90 (else MLA_EMULATE, else cpu)");
   command->add_option("--cache", options->cache, "One format; for prefill and merge_states the data type bf16 or f16");
+  command->add_option("--indexer-format", options->indexer_format,
+                      "One format of the indexer's keys, and operations on these alone: " + indexer_names());
   command->add_flag("--quick", options->quick, "A tenth of the cases");
   command->add_option("--cases", options->cases, "Cases of every operation and format; 0 = 120, 12 with --quick")
       ->capture_default_str();

@@ -19,7 +19,8 @@ namespace mla::cli {
 namespace {
 
 struct ExplainOptions {
-  std::string op, model, tp, cache, q_dtype, heads, head_dims, q_len, listed_keys, compute, device, backend;
+  std::string op, model, tp, cache, q_dtype, heads, head_dims, q_len, listed_keys, compute, indexer_format, device,
+      backend;
   bool estimate = false;
   std::string batch, keys;
   Output output;
@@ -42,6 +43,8 @@ Problem problem_of(const ExplainOptions& options, const std::string& device) {
     throw UsageError("--listed-keys: {} has no lists of keys", name(op));
   if (!options.compute.empty() && !chooses_compute(op))
     throw UsageError("--compute: {} leaves no choice of its arithmetic", name(op));
+  if (!options.indexer_format.empty() && !is_indexer(op))
+    throw UsageError("--indexer-format: {} works on no keys of the indexer", name(op));
   std::optional<ModelConfig> model;
   if (!options.model.empty()) model = parse_model("--model", options.model);
   CacheFormat cache = CacheFormat::kBF16;
@@ -57,6 +60,8 @@ Problem problem_of(const ExplainOptions& options, const std::string& device) {
   if (!options.listed_keys.empty())
     problem.listed_keys = parse_int("--listed-keys", options.listed_keys, 1, int64_t{1} << 40);
   if (!options.compute.empty()) problem.compute = parse_compute("--compute", options.compute);
+  if (!options.indexer_format.empty())
+    problem.indexer_format = parse_indexer("--indexer-format", options.indexer_format);
   return asked_on(problem, device);
 }
 
@@ -166,6 +171,7 @@ int explain_problem(const ExplainOptions& options) {
                    {"q_len", problem.q_len},
                    {"listed_keys", problem.listed_keys},
                    {"compute", name(problem.compute)},
+                   {"indexer_format", name(problem.indexer_format)},
                    {"rows", rows}};
   options.output.print("{}: {}, device {}{}\n\n", name(problem.op), describe(problem), device,
                        arch == 0 ? "" : fmt::format(" (code: {})", code_text(code)));
@@ -197,7 +203,8 @@ int explain(const ExplainOptions& options) {
        {std::pair("--q-dtype", &options.q_dtype), std::pair("--heads", &options.heads),
         std::pair("--head-dims", &options.head_dims), std::pair("--q-len", &options.q_len),
         std::pair("--listed-keys", &options.listed_keys), std::pair("--compute", &options.compute),
-        std::pair("--batch", &options.batch), std::pair("--keys", &options.keys)})
+        std::pair("--indexer-format", &options.indexer_format), std::pair("--batch", &options.batch),
+        std::pair("--keys", &options.keys)})
     if (!text->empty()) throw UsageError("{}: describes one operation of the model; expected --op too", option);
   if (options.estimate) throw UsageError("--estimate: times are those of one operation; expected --op too");
   return explain_model({.model = options.model,
@@ -230,6 +237,8 @@ Action add_explain(CLI::App& app) {
       "decode_sparse, prefill_sparse: query tokens times the entries of a token's lists (default many)");
   command->add_option("--compute", options->compute,
                       "decode, decode_sparse, prefill: default, or fp8 for products of e4m3");
+  command->add_option("--indexer-format", options->indexer_format,
+                      "append_indexer, indexer_logits, indexer_top_k: " + indexer_names() + " (default fp8)");
   command->add_option(
       "--device", options->device,
       "cpu, cuda:N, emulated:sm90, or sm120: a GPU that need not be there (else MLA_EMULATE, else cpu)");
@@ -248,6 +257,7 @@ Action add_explain(CLI::App& app) {
       "  mla explain --op prefill --q-dtype f16 --backend cpu_avx2\n"
       "  mla explain --op decode_sparse --cache fp8_ds_mla --device sm120\n"
       "  mla explain --heads 16 --q-len 2 --device sm90\n"
+      "  mla explain --op indexer_logits --indexer-format mxfp4 --device sm90\n"
       "  mla explain --heads 16 --device sm120 --estimate --batch 32 --keys 4k\n"
       "\nOf an architecture, such as sm103, the answer is that of a build with code for every GPU, and says what this "
       "build lacks.\n"

@@ -17,6 +17,7 @@
 #include "mla/devices.h"
 #include "mla/estimate.h"
 #include "mla/output.h"
+#include "mla/problems.h"
 #include "mla/values.h"
 
 namespace mla::cli {
@@ -195,11 +196,25 @@ std::vector<HeadDims> head_dims_of(Op op, CacheFormat cache) {
   }
 }
 
-// Formats that stand in the table of an operation; one line without a format for those that have none.
-std::span<const CacheFormat> formats_of(Op op) {
+// A format that stands in the table of an operation: of a cache, or of the indexer's keys.
+struct Format {
+  CacheFormat cache = CacheFormat::kBF16;
+  IndexerFormat keys = IndexerFormat::kFP8;
+  std::string_view name = {};
+};
+
+// One format without a name for operations that have none.
+std::vector<Format> formats_of(Op op) {
+  std::vector<Format> formats;
+  if (is_indexer(op)) {
+    for (const IndexerFormat keys : kAllIndexerFormats) formats.push_back({.keys = keys, .name = mla::name(keys)});
+    return formats;
+  }
+  if (!has_cache(op)) return {Format{}};
   const std::span<const CacheFormat> all = kAllCacheFormats;
-  if (!has_cache(op)) return all.first(1);
-  return op == Op::kPrefillSparse ? all.first(2) : all;
+  for (const CacheFormat cache : op == Op::kPrefillSparse ? all.first(2) : all)
+    formats.push_back({.cache = cache, .name = mla::name(cache)});
+  return formats;
 }
 
 // Types of what goes in beside the cache; none where there is nothing to choose.
@@ -289,11 +304,12 @@ struct MatrixLine {
   std::vector<std::string> cells;
 };
 
-std::vector<MatrixLine> lines_of(Op op, CacheFormat cache, const std::vector<std::string>& row_names) {
+std::vector<MatrixLine> lines_of(Op op, const Format& format, const std::vector<std::string>& row_names) {
   std::vector<MatrixLine> lines;
-  for (const HeadDims& dims : head_dims_of(op, cache)) {
-    std::vector<std::string> cells =
-        cells_of({.op = op, .cache = cache, .d_qk = dims.first, .d_v = dims.second}, row_names);
+  for (const HeadDims& dims : head_dims_of(op, format.cache)) {
+    Problem problem = {.op = op, .cache = format.cache, .d_qk = dims.first, .d_v = dims.second};
+    problem.indexer_format = format.keys;
+    std::vector<std::string> cells = cells_of(problem, row_names);
     if (!lines.empty() && lines.back().cells == cells)
       lines.back().head_dims += ", " + text_of(op, dims);
     else
@@ -328,16 +344,17 @@ void note_row(std::vector<Row>& rows, const std::string& name, Op op, bool runs)
 
 void print_operation(Op op, std::vector<Row>& rows, std::FILE* file) {
   const std::vector<std::string> row_names = backend_names(op);
-  const bool cached = has_cache(op), dims = has_head_dims(op);
+  const std::vector<Format> formats = formats_of(op);
+  const bool named = !formats.front().name.empty(), dims = has_head_dims(op);
   std::vector<std::string> header;
-  if (cached) header.push_back(op == Op::kPrefillSparse ? "keys" : "cache");
+  if (named) header.push_back(op == Op::kPrefillSparse || is_indexer(op) ? "keys" : "cache");
   if (dims) header.push_back("head dims");
   for (const std::string& row : row_names) header.push_back("`" + row + "`");
   Table table(header, header.size());
   std::vector<std::string> missing;
   std::vector<bool> used(row_names.size(), false);
-  for (CacheFormat cache : formats_of(op)) {
-    for (const MatrixLine& line : lines_of(op, cache, row_names)) {
+  for (const Format& format : formats) {
+    for (const MatrixLine& line : lines_of(op, format, row_names)) {
       bool any = false;
       for (size_t i = 0; i < row_names.size(); ++i) {
         const bool runs = line.cells[i] != "-";
@@ -345,13 +362,13 @@ void print_operation(Op op, std::vector<Row>& rows, std::FILE* file) {
         any = any || runs;
       }
       std::vector<std::string> cells;
-      if (cached) cells.push_back(fmt::format("`{}`", name(cache)));
+      if (named) cells.push_back(fmt::format("`{}`", format.name));
       if (dims) cells.push_back(line.head_dims);
       cells.insert(cells.end(), line.cells.begin(), line.cells.end());
       if (any)
         table.add_row(std::move(cells));
       else
-        missing.push_back((cached ? fmt::format("`{}` ", name(cache)) : "") + line.head_dims);
+        missing.push_back((named ? fmt::format("`{}` ", format.name) : "") + line.head_dims);
     }
   }
   print_to(file, "**{}**\n\n", name(op));

@@ -18,6 +18,10 @@ std::string compute_of(const Problem& problem) {
   return problem.compute != Compute::kDefault ? fmt::format(", compute {}", name(problem.compute)) : "";
 }
 
+std::string keys_of(const Problem& problem) {
+  return problem.indexer_format != IndexerFormat::kFP8 ? fmt::format(", keys {}", name(problem.indexer_format)) : "";
+}
+
 std::string caches_of(const Problem& problem) {
   if (!problem.extra_cache) return fmt::format("cache {}", name(problem.cache));
   return fmt::format("caches {} and {}", name(problem.cache), name(*problem.extra_cache));
@@ -94,9 +98,9 @@ std::string describe(const Problem& problem) {
       return fmt::format("to cache {}, head dims {}/{}", name(problem.cache), problem.d_qk, problem.d_v);
     case Op::kBlockTableToCsr: return "any page size";
     case Op::kPhysicalSlots: return "any page size, any number of indices";
-    case Op::kAppendIndexer: return fmt::format("rows {}", type);
+    case Op::kAppendIndexer: return fmt::format("rows {}{}", type, keys_of(problem));
     case Op::kIndexerLogits:
-    case Op::kIndexerTopK: return fmt::format("queries {}, {} heads", type, problem.num_heads);
+    case Op::kIndexerTopK: return fmt::format("queries {}, {} heads{}", type, problem.num_heads, keys_of(problem));
     case Op::kTopK: return "any number of f32 logits";
     case Op::kCompress: return fmt::format("cache {}, tokens {}, {} channels", name(problem.cache), type, problem.d_qk);
   }

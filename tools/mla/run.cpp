@@ -33,6 +33,10 @@ std::string groups_of(const bench::Case& one) {
   return text;
 }
 
+std::string keys_of(const bench::Case& one) {
+  return one.indexer_format != IndexerFormat::kFP8 ? fmt::format(", keys {}", name(one.indexer_format)) : "";
+}
+
 // Only what the operation has.
 std::string describe(const bench::Case& one) {
   const std::string requests = counted(static_cast<int64_t>(one.requests.size()), "request");
@@ -75,25 +79,25 @@ std::string describe(const bench::Case& one) {
       return fmt::format("{}, {} in all, pages of {}", requests, counted(one.total_kv(), "token"), one.page_size);
     case Op::kPhysicalSlots:
       return fmt::format("{}, {} indices each{}, pages of {}", queries, one.topk, groups_of(one), one.page_size);
-    case Op::kAppendIndexer: return fmt::format("{}, rows {}", counted(one.total_kv(), "token"), type);
+    case Op::kAppendIndexer: return fmt::format("{}, rows {}{}", counted(one.total_kv(), "token"), type, keys_of(one));
     case Op::kIndexerLogits:
-      return fmt::format("{}, {}, {} in all{}, {}, queries {}", requests, queries, counted(one.total_kv(), "token"),
-                         groups_of(one), counted(one.heads, "head"), type);
+      return fmt::format("{}, {}, {} in all{}, {}, queries {}{}", requests, queries, counted(one.total_kv(), "token"),
+                         groups_of(one), counted(one.heads, "head"), type, keys_of(one));
     case Op::kTopK:
       return fmt::format("{}, {} of {} logits{}", queries, one.topk, one.requests.front().kv_len,
                          one.block_size > 1 ? fmt::format(" in blocks of {}", one.block_size) : "");
     case Op::kIndexerTopK:
-      return fmt::format("{}, {}, {} of {} in all{}, {}, queries {}", requests, queries, one.topk,
-                         counted(one.total_kv(), "token"), groups_of(one), counted(one.heads, "head"), type);
+      return fmt::format("{}, {}, {} of {} in all{}, {}, queries {}{}", requests, queries, one.topk,
+                         counted(one.total_kv(), "token"), groups_of(one), counted(one.heads, "head"), type,
+                         keys_of(one));
     case Op::kCompress:
-      return fmt::format("{}, {}, groups of {}{}, {} channels, {}, tokens {}", requests,
-                         counted(one.total_queries(), "new token"), one.ratio, one.overlap ? " with overlap" : "",
-                         one.d_qk,
-                         one.compress_to == kit::CompressSpec::To::kCache
-                             ? fmt::format("cache {}", name(one.cache))
-                             : std::string(one.compress_to == kit::CompressSpec::To::kIndexer ? "to the indexer's cache"
-                                                                                              : "latents only"),
-                         type);
+      return fmt::format(
+          "{}, {}, groups of {}{}, {} channels, {}, tokens {}", requests, counted(one.total_queries(), "new token"),
+          one.ratio, one.overlap ? " with overlap" : "", one.d_qk,
+          one.compress_to == kit::CompressSpec::To::kCache     ? fmt::format("cache {}", name(one.cache))
+          : one.compress_to == kit::CompressSpec::To::kIndexer ? fmt::format("to the indexer's cache{}", keys_of(one))
+                                                               : "latents only",
+          type);
     case Op::kAppend:
     case Op::kGather:
       return fmt::format("{}, {} in all, head dims {}/{}, cache {}, rows {}", requests,

@@ -124,6 +124,12 @@ std::string cache_names() {
   return names;
 }
 
+std::string indexer_names() {
+  std::string names;
+  for (IndexerFormat format : kAllIndexerFormats) names += (names.empty() ? "" : ", ") + std::string(name(format));
+  return names;
+}
+
 std::string op_names() {
   std::string names;
   for (Op op : kAllOps) names += (names.empty() ? "" : ", ") + std::string(name(op));
@@ -159,6 +165,11 @@ Op parse_op(std::string_view option, std::string_view text) {
 CacheFormat parse_cache(std::string_view option, std::string_view text) {
   if (const auto format = parse_cache_format(text)) return *format;
   fail(option, "one of " + cache_names(), text);
+}
+
+IndexerFormat parse_indexer(std::string_view option, std::string_view text) {
+  if (const auto format = parse_indexer_format(text)) return *format;
+  fail(option, "one of " + indexer_names(), text);
 }
 
 Compute parse_compute(std::string_view option, std::string_view text) {

@@ -39,6 +39,8 @@ bool has_heads(Op op);
 std::string op_names();
 /// Returns the names of all cache formats, separated by commas.
 std::string cache_names();
+/// Does the same of the formats of the indexer's keys.
+std::string indexer_names();
 
 /// Parses a list of integers and ranges, separated by commas: "16,128", "1k:8k:*2" (doubling), "1:9:+2" or "1:9:2",
 /// "1:4" (steps of one). Ends are inclusive.
@@ -50,6 +52,7 @@ std::vector<std::string> split_list(std::string_view option, std::string_view te
 
 Op parse_op(std::string_view option, std::string_view text);
 CacheFormat parse_cache(std::string_view option, std::string_view text);
+IndexerFormat parse_indexer(std::string_view option, std::string_view text);
 Compute parse_compute(std::string_view option, std::string_view text);
 /// Parses a floating-point element type: bf16, f16 or f32, and e4m3 where queries may be quantized.
 DType parse_float_dtype(std::string_view option, std::string_view text, bool allow_e4m3 = false);

@@ -509,6 +509,26 @@ TEST(Sweep, StopsWhenTold) {
   EXPECT_EQ(result->cases, 3);
 }
 
+TEST(Sweep, OneFormatOfKeys) {
+  kit::SweepOptions options;
+  options.quick = true;
+  options.backend = "reference";
+  options.indexer_format = IndexerFormat::kMXFP4;
+  const Result<kit::SweepResult> result = kit::sweep(options, [](int64_t, int64_t, const kit::Outcome& last) {
+    EXPECT_NE(last.op.find("indexer"), std::string::npos);
+    EXPECT_NE(last.spec.find("format=mxfp4"), std::string::npos) << last.spec;
+    return true;
+  });
+  MLA_EXPECT_OK(result);
+  EXPECT_EQ(result->cases, 3 * 12);
+  options.op = Op::kDecode;
+  EXPECT_EQ(kit::sweep(options).status().message(),
+            "check: indexer_format: expected a format that decode takes, got mxfp4");
+  options.cache = CacheFormat::kBF16;
+  EXPECT_EQ(kit::sweep(options).status().message(),
+            "check: indexer_format: expected none beside a cache format, got mxfp4");
+}
+
 TEST(Sweep, RefusesWhatItCannotRun) {
   kit::SweepOptions options;
   options.backend = "abacus";

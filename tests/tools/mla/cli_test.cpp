@@ -48,6 +48,8 @@ TEST(Cli, BadArgumentsAreOneLineAndStatusTwo) {
   expect_refusal("explain --q-dtype i32", {"--q-dtype", "bf16, f16, f32, e4m3", "i32"});
   expect_refusal("explain --topk 5", {"--topk"});
   expect_refusal("explain --op top_k --cache fp8", {"--cache", "top_k"});
+  expect_refusal("explain --op top_k --indexer-format mxfp4", {"--indexer-format", "top_k"});
+  expect_refusal("check --indexer-format fp4", {"--indexer-format", "one of fp8, mxfp4", "fp4"});
   expect_refusal("explain --model no-such-model", {"no-such-model", "deepseek-v3"});
   expect_refusal("explain --model /no/such/config.json", {"/no/such/config.json"});
   expect_refusal("explain --backend cpu_avx3", {"cpu_avx3", "cpu_avx2", "reference"});
@@ -136,6 +138,13 @@ TEST(CliExplain, DescribesOnlyWhatTheOperationHas) {
   const std::string few = "explain --op decode_sparse --cache fp8_ds_mla --heads 64 --device sm90 --listed-keys ";
   EXPECT_THAT(run_mla(few + "2560").out, HasSubstr("selected: cuda_portable"));
   EXPECT_THAT(run_mla(few + "2561").out, HasSubstr("selected: cuda_sm90"));
+  EXPECT_THAT(run_mla("explain --op indexer_logits --q-dtype f16 --indexer-format mxfp4 --device sm90").out,
+              testing::AllOf(HasSubstr("queries f16, 64 heads, keys mxfp4"),
+                             HasSubstr("takes e4m3 and bf16 queries with mxfp4 keys, not f16"),
+                             HasSubstr("selected: cuda_portable")));
+  EXPECT_THAT(run_mla("explain --op indexer_top_k --indexer-format mxfp4 --device sm90").out,
+              HasSubstr("selected: cuda_sm90"));
+  EXPECT_THAT(run_mla("explain --op append_indexer").out, testing::Not(HasSubstr("keys")));
   EXPECT_THAT(run_mla("explain --cache fp8 --compute fp8").out, HasSubstr("head dims 576/512, compute fp8"));
   EXPECT_THAT(run_mla("explain --compute fp8").err, HasSubstr("compute fp8 is for quantized caches, not for bf16"));
   EXPECT_THAT(run_mla("explain --op prefill --q-dtype e4m3 --compute fp8").out,
@@ -199,6 +208,7 @@ TEST(CliInfo, MarkdownIsOneTablePerOperation) {
 
 TEST(CliExplain, JsonListsEveryRowAndTheChoice) {
   const json explained = json_of("explain --op decode --model deepseek-v3 --cache bf16 --json");
+  EXPECT_EQ(explained["indexer_format"], "fp8");
   ASSERT_TRUE(explained["selected"].is_string());
   const std::string selected = explained["selected"];
   bool first_usable = true;

@@ -11,6 +11,7 @@
 
 #include "mla/backend.h"
 #include "mla/model.h"
+#include "mla/problems.h"
 #include "mla/text.h"
 #include "mla/values.h"
 
@@ -100,6 +101,7 @@ constexpr KeyUse kKeyUses[] = {
     {"norm", [](Op op) { return op == Op::kAppendRope; }},
     {"out_dtype", [](Op op) { return op == Op::kFinishOutput; }},
     {"gate", [](Op op) { return op == Op::kFinishOutput; }},
+    {"indexer_format", [](Op op) { return cli::is_indexer(op) || op == Op::kCompress; }},
 };
 
 // Keys that would change nothing are mistakes.
@@ -161,6 +163,19 @@ void set_compressor(const Choice& choice, Case& result) {
     result.d_qk = result.d_v = kIndexerLayout.head_dim;
   else if (!kv_layout(result.cache).is_packed())
     result.d_qk = result.d_v = 512;
+}
+
+// The format of the indexer's keys, which says what scales these can have.
+void set_keys(const Choice& choice, Case& result) {
+  const Setting* format = find(choice, "indexer_format");
+  if (format == nullptr) return;
+  result.indexer_format = cli::parse_indexer(format->where, format->text);
+  if (result.op == Op::kCompress && result.compress_to != kit::CompressSpec::To::kIndexer)
+    throw UsageError("{}: has no meaning without latents that go to the indexer's cache (compress_to)", format->where);
+  if (result.scales != Scales::kPowersOfTwo &&
+      indexer_layout(result.indexer_format).codec.scale_type == ScaleType::kUE8M0)
+    throw UsageError("{}: scales of {} keys are powers of two", find(choice, "scales")->where,
+                     name(result.indexer_format));
 }
 
 void set_options(const Choice& choice, Case& result) {
@@ -271,6 +286,7 @@ std::vector<Case> make_cases(const Choice& choice, std::string_view label) {
   set_groups(choice, result);
   set_compressor(choice, result);
   set_options(choice, result);
+  set_keys(choice, result);
   result.causal = bool_of(choice, "causal", true);
   result.batch_invariant = bool_of(choice, "batch_invariant", false);
   result.prefix = int_of(choice, "prefix", 0, 0, 1 << 30);
@@ -340,6 +356,7 @@ bool Case::ragged() const {
 
 const std::vector<SettingKey>& setting_keys() {
   static const std::string formats = "Cache formats: " + cli::cache_names();
+  static const std::string indexer_formats = "Formats of the indexer's keys: " + cli::indexer_names() + " (fp8)";
   static const std::vector<SettingKey> keys = {
       {"op", "An operation: decode, decode_sparse, append, ... (mla info --markdown lists them)"},
       {"model", "Preset, config.json or its folder: heads, head dims, topk"},
@@ -384,6 +401,7 @@ const std::vector<SettingKey>& setting_keys() {
       {"norm", "Whether append_rope normalizes queries and keys: true, false"},
       {"out_dtype", "Type of what finish_output writes: e4m3, bf16, f16, f32"},
       {"gate", "Gates of finish_output: none, one for each head, or for each channel"},
+      {"indexer_format", indexer_formats},
       {"threads", "Threads of the kernels and the ceilings; 0 = all that the process may use"},
       {"backend", "Rows or families to force; auto"},
       {"device", "Where to compute: cpu, cuda:N, emulated:sm90 (else MLA_EMULATE, else cpu)"},

@@ -56,6 +56,7 @@ struct Case {
   bool norm = false;               ///< append_rope: whether queries and keys are normalized
   DType out_dtype = DType::kE4M3;  ///< finish_output
   kit::FinishOutputSpec::Gate gate = kit::FinishOutputSpec::Gate::kNone;
+  IndexerFormat indexer_format = IndexerFormat::kFP8;  ///< of the indexer's keys
   Scales scales = Scales::kPowersOfTwo;
   bool sink = false, alibi = false;
   int64_t window = -1;

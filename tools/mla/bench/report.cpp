@@ -73,6 +73,7 @@ std::string variant_text(const Case& one) {
   if (one.norm) add("normalized");
   if (one.op == Op::kFinishOutput) add(fmt::format("to {}", mla::name(one.out_dtype)));
   if (one.gate != kit::FinishOutputSpec::Gate::kNone) add(fmt::format("a gate of each {}", name(one.gate)));
+  if (one.indexer_format != IndexerFormat::kFP8) add(fmt::format("{} keys", name(one.indexer_format)));
   if (one.op == Op::kCopyPages) add(fmt::format("to {}, pages of {}", name(one.to_cache), one.to_page_size));
   if (one.extra_topk > 0)
     add(fmt::format("{} + {} keys, second {}pages of {}", one.topk, one.extra_topk,
@@ -160,6 +161,7 @@ void add_details(const Case& one, Json& json) {
   json["norm"] = one.norm;
   json["out_dtype"] = one.op == Op::kFinishOutput ? Json(mla::name(one.out_dtype)) : Json(nullptr);
   json["gate"] = name(one.gate);
+  json["indexer_format"] = name(one.indexer_format);
   json["sink"] = one.sink;
   json["window"] = one.window;
   json["soft_cap"] = one.soft_cap;

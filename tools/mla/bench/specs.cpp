@@ -238,6 +238,7 @@ kit::AppendIndexerSpec append_indexer_spec(const Case& one, uint64_t seed) {
   spec.num_pages = narrow(pages_needed(one), "pages");
   spec.page_size = narrow(one.page_size, "page_size");
   spec.dtype = one.q_dtype;
+  spec.format = one.indexer_format;
   spec.power_of_two_scales = one.scales != Scales::kF32;
   spec.skip_share = 0.0;
   spec.seed = seed;
@@ -250,6 +251,7 @@ kit::IndexerLogitsSpec indexer_logits_spec(const Case& one, uint64_t seed) {
   spec.kv_len = kv_lens(one);
   spec.num_heads = narrow(one.heads, "heads");
   spec.q_dtype = one.q_dtype;
+  spec.format = one.indexer_format;
   spec.page_size = narrow(one.page_size, "page_size");
   spec.causal = one.causal;
   spec.ratio = narrow(one.ratio, "ratio");
@@ -290,6 +292,7 @@ kit::CompressSpec compress_spec(const Case& one, uint64_t seed) {
   spec.dtype = one.q_dtype;
   spec.bias = one.ratio > 2;  // V4.1 has none
   spec.to = one.compress_to;
+  spec.indexer_format = one.indexer_format;
   spec.cache = cache_spec(one);
   spec.cache.two_tensors = spec.cache.token_scales;
   spec.power_of_two_scales = one.scales != Scales::kF32;

@@ -55,7 +55,7 @@ double bytes_of(const Case& one) {
   const auto pages = static_cast<double>(pages_needed(one)), page_size = static_cast<double>(one.page_size);
   const double pool = pool_of(one.cache, pages, one.page_size), rows = kv * static_cast<double>(one.d_qk) * q_bytes;
   const double queries = tokens * heads * width * std::max(q_bytes, 2.0);
-  const double indexer = pages * static_cast<double>(indexer_page_bytes(one.page_size));
+  const double indexer = pages * static_cast<double>(indexer_page_bytes(one.page_size, one.indexer_format));
   const auto topk = static_cast<double>(one.topk);
   double longest = 0.0;
   for (const Request& request : one.requests) longest = std::max(longest, static_cast<double>(request.kv_len));

@@ -61,6 +61,12 @@ TEST(Expand, KnowsTheUsualShapesOfEveryOperation) {
   EXPECT_EQ(indexer.ratio, 1);
   EXPECT_EQ(indexer.blocks, 0);
   EXPECT_EQ(expand(flags({{"op", "indexer_logits"}, {"blocks", "2048"}}))[0].cases[0].block_size, 8);
+  EXPECT_EQ(indexer.indexer_format, IndexerFormat::kFP8);
+  const Case mxfp4 =
+      expand(flags({{"op", "indexer_logits"}, {"indexer_format", "mxfp4"}, {"kv_len", "1m"}}))[0].cases[0];
+  EXPECT_EQ(mxfp4.indexer_format, IndexerFormat::kMXFP4);
+  const Case fp8 = expand(flags({{"op", "indexer_logits"}, {"kv_len", "1m"}}))[0].cases[0];
+  EXPECT_EQ(memory_needed(fp8) - memory_needed(mxfp4), int64_t{1 << 20} * (132 - 68));
   EXPECT_EQ(expand(flags({{"op", "compress"}}))[0].cases[0].ratio, 4);
   EXPECT_EQ(expand(flags({{"op", "top_k"}}))[0].cases[0].block_size, 1);
   EXPECT_EQ(expand(flags({{"op", "top_k"}}))[0].cases[0].topk, 2048);
@@ -85,6 +91,22 @@ TEST(Expand, RefusesKeysThatWouldChangeNothing) {
         expand(flags({{"op", "indexer_logits"}, {"block_size", "8"}}));
       },
       {"--block_size", "without listed blocks"});
+  refuse("top_k", "indexer_format", "mxfp4");
+  expect_usage_error(
+      [] {
+        expand(flags({{"op", "compress"}, {"indexer_format", "mxfp4"}}));
+      },
+      {"--indexer_format", "compress_to"});
+  expect_usage_error(
+      [] {
+        expand(flags({{"op", "append_indexer"}, {"indexer_format", "mxfp4"}, {"scales", "f32"}}));
+      },
+      {"--scales", "powers of two"});
+  expect_usage_error(
+      [] {
+        expand(flags({{"op", "indexer_logits"}, {"indexer_format", "fp4"}}));
+      },
+      {"--indexer_format", "one of fp8, mxfp4", "fp4"});
   refuse("decode", "pool_tokens", "5");
   refuse("decode_sparse", "window", "5");
   refuse("decode_sparse", "alibi", "true");
