@@ -21,6 +21,17 @@ def quantized(shape, seed):
     return rows, torch.rand(*shape, generator=generator) * 0.01
 
 
+def packed_fp4(shape, seed):
+    """Returns random rows of 128 e2m1, two in an int8, four UE8M0 in an int32 for each, and their values."""
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(0, 16, (*shape, 128), generator=generator)
+    packed = (codes[..., ::2] | codes[..., 1::2] << 4).to(torch.uint8).view(torch.int8)
+    exponents = torch.randint(118, 134, (*shape, 4), generator=generator)
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6]).double()[codes & 7] * (1 - (codes >> 3) * 2)
+    factors = torch.exp2(exponents.double() - 127).repeat_interleave(32, -1)
+    return packed, exponents.to(torch.uint8).view(torch.int32).squeeze(-1), values * factors
+
+
 def right(q, keys, scales, weights, seen):
     """Returns the logits [T, S] where query t sees keys seen[t] = (begin, end)."""
     scores = torch.relu(torch.einsum("thd,sd->ths", q.double(), keys.double()))
@@ -108,15 +119,59 @@ def test_paged_mqa_logits(each):
             check(logits[t : t + 1], expected)
 
 
+@pytest.mark.parametrize("fp4_queries", [False, True])
+@pytest.mark.parametrize("fp4_keys", [False, True])
+def test_fp4(fp4_queries, fp4_keys):
+    tokens, num_keys = 5, 150
+    packed_q, q_scales, q = packed_fp4((tokens, HEADS), 11)
+    if not fp4_queries:
+        packed_q, q_scales = quantized((tokens, HEADS), 11)[0], None
+        q = packed_q.double()
+    keys, scales, values = packed_fp4((num_keys,), 12)
+    one = torch.ones(num_keys)
+    if not fp4_keys:
+        keys, scales = quantized((num_keys,), 12)
+        values, one = keys.double(), scales
+    weights = torch.randn(tokens, HEADS, generator=torch.Generator().manual_seed(13))
+    begin = torch.tensor([0, 3, 150, 70, 9], dtype=torch.int32)
+    end = torch.tensor([150, 90, 150, 64, 10], dtype=torch.int32)
+    expected = right(q, values, one, weights, list(zip(begin.tolist(), end.tolist())))
+    check(deep_gemm.fp8_fp4_mqa_logits((packed_q, q_scales), (keys, scales), weights, begin, end), expected)
+
+    block_kv, blocks = 64, 3
+    width = keys.shape[1]
+    cache = torch.zeros(blocks, block_kv * (width + 4), dtype=torch.uint8)
+    rows, footer = (
+        torch.zeros(blocks * block_kv, width, dtype=torch.uint8),
+        torch.zeros(blocks * block_kv, 4, dtype=torch.uint8),
+    )
+    rows[:num_keys], footer[:num_keys] = keys.view(torch.uint8), scales[:, None].contiguous().view(torch.uint8)
+    cache[:, : block_kv * width], cache[:, block_kv * width :] = rows.view(blocks, -1), footer.view(blocks, -1)
+    lens = torch.tensor([[150], [3], [64], [0], [65]], dtype=torch.int32)
+    table = torch.arange(blocks, dtype=torch.int32).expand(tokens, blocks).contiguous()
+    logits = deep_gemm.fp8_fp4_paged_mqa_logits(
+        (packed_q[:, None], None if q_scales is None else q_scales[:, None]),
+        cache.view(blocks, block_kv, 1, width + 4),
+        weights,
+        lens,
+        table,
+        None,
+        150,
+    )
+    check(logits, right(q, values, one, weights, [(0, n) for n in lens[:, 0].tolist()]))
+
+
 def test_what_is_not_taken():
     q, scales = quantized((1, 1, HEADS), 7)
-    with pytest.raises(ValueError, match="q: expected e4m3 queries and no scales"):
+    with pytest.raises(
+        ValueError, match=r"q: expected FP4, int8 \[..., 64\] and int32, or e4m3 and None, got torch.float8"
+    ):
         deep_gemm.fp8_fp4_mqa_logits((q[0], scales), quantized((3,), 8), scales[0], scales, scales)
     cache = torch.zeros(1, 64, 1, 132, dtype=torch.uint8)
     lens = torch.ones(1, dtype=torch.int32)
     with pytest.raises(ValueError, match="indices: expected None"):
         deep_gemm.fp8_paged_mqa_logits(q, cache, scales[0], lens, lens[None], None, 64, indices=lens)
-    with pytest.raises(ValueError, match=r"kv_cache: expected blocks of \[block_kv, 1, 132\]"):
+    with pytest.raises(ValueError, match=r"kv_cache: expected blocks of \[block_kv, 1, 132\] or \[block_kv, 1, 68\]"):
         deep_gemm.fp8_paged_mqa_logits(q, cache[..., :68], scales[0], lens, lens[None], None, 64)
 
 
