@@ -319,9 +319,10 @@ struct AppendIndexerParams {
 };
 
 /// Computes logits[t][j] = sum_h weights[t][h] * max(0, q[t][h] . k[j]) * scale[j], in f32, as in DeepSeek V3.2; scales
-/// of the queries belong into the weights. Keys of MXFP4 have scales in k, and scale[j] is 1. Keys that query t does
-/// not see (causal as in decode, kv_len) get -inf. If blocks of keys are listed for each query (DeepSeek V4.1), a row
-/// has the logits of the listed keys, in the order of the list.
+/// of the queries belong into the weights. Keys of MXFP4 have scales in k, and scale[j] is 1; where an element is 2^128
+/// or more, its key's logit has no meaning. Keys that query t does not see (causal as in decode, kv_len) get -inf. If
+/// blocks of keys are listed for each query (DeepSeek V4.1), a row has the logits of the listed keys, in the order of
+/// the list.
 struct IndexerLogitsParams {
   TensorView q = {};        ///< [T, H, 128]; e4m3, bf16, f16 or f32
   TensorView weights = {};  ///< [T, H] f32
