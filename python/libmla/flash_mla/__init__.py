@@ -5,6 +5,7 @@ Change ``import flash_mla`` to ``from libmla import flash_mla``, or call ``libml
 program that cannot be edited. docs/compatibility.md says where the two differ.
 """
 
+from libmla.flash_mla import fused_norm_rope_attn_rope_cast
 from libmla.flash_mla.flash_mla_interface import (
     flash_attn_varlen_func,
     flash_attn_varlen_kvpacked_func,
@@ -23,5 +24,6 @@ __all__ = [
     "flash_attn_varlen_qkvpacked_func",
     "flash_mla_sparse_fwd",
     "flash_mla_with_kvcache",
+    "fused_norm_rope_attn_rope_cast",
     "get_mla_metadata",
 ]
