@@ -41,6 +41,47 @@ TEST_P(AppendRopeOnDevice, RandomProblems) {
     expect_random(turns_of(format, 20), [&](uint64_t seed) { return kit::random_append_rope_spec(seed, format); });
 }
 
+/// Queries and keys of bf16 in neighbouring pairs, which kernels of their own take where they are aligned. Elements
+/// between rows leave them at multiples of 16 bytes, of 8 or of 2. There are more rows than warps that run at once.
+TEST_P(AppendRopeOnDevice, RowsThatEnginesHave) {
+  using Spec = kit::AppendRopeSpec;
+  using Norm = Spec::Norm;
+  constexpr int64_t Spec::*kExtras[] = {&Spec::q_head_extra,      &Spec::q_token_extra, &Spec::q_out_head_extra,
+                                        &Spec::q_out_token_extra, &Spec::row_extra,     &Spec::cos_sin_extra};
+  uint64_t seed = 1;
+  for (CacheFormat format : {CacheFormat::kFP8DsV4, CacheFormat::kFP8DsV41, CacheFormat::kFP8DsMla, CacheFormat::kFP8,
+                             CacheFormat::kBF16, CacheFormat::kFP4DsV41})
+    for (Norm norm : {Norm::kNone, Norm::kLatent, Norm::kRow})
+      for (bool q_norm : {false, true})
+        for (DType q_out : {DType::kBF16, DType::kE4M3}) {
+          Spec spec;
+          spec.cache = kit::usual_cache(format);
+          if (format == CacheFormat::kBF16) spec.cache.d_qk = spec.cache.d_v = 512;  // a norm of both parts fits
+          if (format == CacheFormat::kBF16) spec.cache.d_v = 448;
+          spec.cache.page_size = 16;
+          spec.norm = norm;
+          spec.q_norm = q_norm;
+          spec.q_norm_weight = q_norm && seed % 2 == 0;
+          spec.norm_dtype = seed % 3 == 0 ? DType::kF32 : DType::kBF16;
+          spec.q_out_dtype = q_out;
+          spec.max_positions = 100;
+          spec.special_share = norm == Norm::kRow ? 0.2 : 0;
+          spec.num_tokens = 5;
+          spec.num_heads = 3;
+          spec.seed = seed++;
+          expect_ok(spec);
+          for (int64_t Spec::*extra : kExtras)
+            for (int64_t elements : {8, 4, 1}) {
+              Spec apart = spec;
+              apart.*extra = elements;
+              expect_ok(apart);
+            }
+          spec.num_tokens = 70;
+          spec.num_heads = 17;
+          expect_ok(spec);
+        }
+}
+
 class GatherOnDevice : public DeviceTest<Op::kGather> {};
 MLA_FOR_EVERY_DEVICE(GatherOnDevice, Op::kGather);
 
@@ -93,6 +134,44 @@ MLA_FOR_EVERY_DEVICE(FinishOutputOnDevice, Op::kFinishOutput);
 TEST_P(FinishOutputOnDevice, RandomProblems) {
   for (DType dtype : {DType::kBF16, DType::kF16, DType::kF32})
     expect_random(40, [&](uint64_t seed) { return kit::random_finish_output_spec(seed, dtype); });
+}
+
+/// The same of outputs.
+TEST_P(FinishOutputOnDevice, RowsThatEnginesHave) {
+  using Spec = kit::FinishOutputSpec;
+  using Gate = Spec::Gate;
+  constexpr int64_t Spec::*kExtras[] = {&Spec::o_head_extra,    &Spec::o_token_extra, &Spec::out_head_extra,
+                                        &Spec::out_token_extra, &Spec::cos_sin_extra, &Spec::scale_extra};
+  uint64_t seed = 1;
+  for (DType out : {DType::kBF16, DType::kE4M3})
+    for (Gate gate : {Gate::kNone, Gate::kHead})
+      for (int32_t rotary : {0, 64})
+        for (int32_t channels : {32, 64, 128}) {
+          Spec spec;
+          spec.out_dtype = out;
+          spec.gate = gate;
+          spec.d_rotary = rotary;
+          spec.d_v = seed % 3 == 0 ? 128 : 512;
+          spec.channels_per_scale = channels;
+          spec.power_of_two_scales = seed % 4 != 0;
+          spec.num_groups = seed % 2 == 0 ? 4 : 0;
+          spec.tokens_innermost = seed % 5 < 2;
+          spec.max_positions = 100;
+          spec.special_share = gate == Gate::kNone ? 0.2 : 0;
+          spec.num_tokens = 3;
+          spec.num_heads = 4;
+          spec.seed = seed++;
+          expect_ok(spec);
+          for (int64_t Spec::*extra : kExtras)
+            for (int64_t elements : {16, 8, 4, 1}) {
+              Spec apart = spec;
+              apart.*extra = elements;
+              expect_ok(apart);
+            }
+          spec.num_tokens = 70;
+          spec.num_heads = 20;
+          expect_ok(spec);
+        }
 }
 
 class TopKOnDevice : public DeviceTest<Op::kTopK> {};
