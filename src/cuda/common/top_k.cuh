@@ -22,6 +22,7 @@
 #include "cuda/common/query_batch.cuh"
 #include "cuda/ptx/ptx.h"
 #include "cuda/ptx/shared_atomics.h"
+#include "cuda/tile/channels.cuh"
 #include "cuda/tile/scalar.cuh"
 
 namespace mla::MLA_CUDA_NAMESPACE {
