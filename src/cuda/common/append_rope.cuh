@@ -54,18 +54,19 @@ struct AppendRopeKernel {
         is_key ? channels(args.ckv, args.dtype, token * args.ckv_stride_token)
                : channels(args.q_nope, args.q_dtype, token * args.q_nope_stride_token + head * args.q_nope_stride_head);
     if constexpr (kNormalizes) {
-      Normalized plain = {.x = nope}, rotary = {.x = pe};
+      Normalized plain = {.x = {nope.data, nope.dtype}}, rotary = {.x = {pe.data, pe.dtype}};
       if (is_key ? args.norm_weight != nullptr : args.q_norm) {
         const int32_t num_plain = cache.d_plain();
         const int32_t n = is_key ? args.norm_channels : num_plain + cache.d_rotary();
         plain.normalizes = true;
-        plain.factor = rotary.factor = norm_factor(nope, num_plain, pe, n, args.norm_eps);
+        plain.factor = rotary.factor = norm_factor(plain.x, num_plain, rotary.x, n, args.norm_eps);
         rotary.normalizes = n > num_plain;
         const void* const weight = is_key ? args.norm_weight : args.q_norm_weight;
         const DType dtype = is_key ? args.norm_weight_dtype : args.q_norm_weight_dtype;
         if (weight != nullptr) {
-          plain.weight = channels(weight, dtype, 0);
-          rotary.weight = channels(weight, dtype, num_plain);
+          const auto bytes = static_cast<int64_t>(size_of(dtype));
+          plain.weight = {static_cast<const std::byte*>(weight), dtype};
+          rotary.weight = {plain.weight.data + num_plain * bytes, dtype};
         }
       }
       write_parts(args, token, head, slot, plain, rotary);

@@ -10,13 +10,25 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
+/// Says where floats lie. Channels know scales as well, and four of them would not fit the registers of a row.
+struct Floats {
+  const std::byte* data = nullptr;
+  DType dtype = DType::kNone;
+
+  MLA_DEVICE float operator()(int32_t c) const { return load_element(data, dtype, c); }
+  MLA_DEVICE Bits8 fetch(int32_t c) const {
+    const auto bytes = static_cast<int32_t>(size_of(dtype));
+    return load_bits8(data + int64_t{c} * bytes, bytes);
+  }
+};
+
 /// This is a source, in the sense of cache_rows.cuh, of channels times the factor and the weights of a norm, or as they
 /// are where there is none.
 struct Normalized {
-  Channels x;
+  Floats x;
   bool normalizes = false;
   float factor = 1.0F;
-  Channels weight = {};  // without data stands for 1
+  Floats weight = {};  // without data stands for 1
 
   static constexpr int kBatch = 1;
   struct Fetched {
@@ -32,11 +44,13 @@ struct Normalized {
     const float scaled = ptx::mul_rn(value, factor);
     return settled(weight.data != nullptr ? ptx::mul_rn(scaled, weight(c)) : scaled);
   }
-  MLA_DEVICE int32_t vector_channels(int32_t n) const { return x.vector_channels(n); }
+  /// For SM100 and later nvcc 13.0 compiles eight at a time with spills (1,152 bytes), and one at a time without. The
+  /// rows that engines have take kernels of their own.
+  static MLA_DEVICE int32_t vector_channels(int32_t n) { return kArch >= 100 ? 0 : n / kVector * kVector; }
   MLA_DEVICE Fetched fetch(int32_t c) const {
     Fetched fetched;
-    fetched.x = x.fetch(c).bits;
-    if (normalizes && weight.data != nullptr) fetched.weight = weight.fetch(c).bits;
+    fetched.x = x.fetch(c);
+    if (normalizes && weight.data != nullptr) fetched.weight = weight.fetch(c);
     return fetched;
   }
   MLA_DEVICE void decode(const Fetched& fetched, float (&values)[kVector]) const {
@@ -55,7 +69,7 @@ struct Normalized {
 
 /// Returns where channels lie that have the type `dtype` already; null for those that do not.
 MLA_DEVICE const std::byte* as_stored(const Normalized& source, DType dtype) {
-  return source.normalizes ? nullptr : as_stored(source.x, dtype);
+  return source.normalizes || source.x.dtype != dtype ? nullptr : source.x.data;
 }
 
 // The order of a norm's sums: squares of neighbours, neighbours of these sums, and so on.
@@ -86,7 +100,7 @@ MLA_DEVICE float factor_of(float squares, int32_t n, float epsilon) {
 
 /// Returns 1 / sqrt(mean of the squares + epsilon) of the first n channels of a row of two parts, num_plain channels of
 /// `plain` and behind them those of `pe`.
-MLA_DEVICE float norm_factor(const Channels& plain, int32_t num_plain, const Channels& pe, int32_t n, float epsilon) {
+MLA_DEVICE float norm_factor(const Floats& plain, int32_t num_plain, const Floats& pe, int32_t n, float epsilon) {
   const bool vectors = num_plain % kVector == 0 && n % kVector == 0;
   float own = 0;  // of each 256 channels one lane keeps the sum
   int32_t block = 0;
