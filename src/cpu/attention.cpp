@@ -18,19 +18,16 @@ int32_t round_up(int32_t a, int32_t b) { return (a + b - 1) / b * b; }
 }  // namespace
 
 TileShape TileShape::choose(const TileKernels& kernels, int32_t d_qk, int32_t d_v) {
-  // With 96 keys, two slabs of pairs (2 x 6 KiB) or one of floats (12 KiB) stay in L1 while all rows are multiplied
-  // with them. 96 instead of 128 or 192 gained 1 to 2 percent of the peak at 16 heads (AMD EPYC, Zen 4, 2026-11-20;
-  // docs/notebook/2026-11-20-cpu.md).
-  constexpr int32_t kKeyBlock = 96;
   // Queries, P and outputs of all rows share a 1 MiB L2 with the keys; with more rows the keys are read less often. In
   // prefill of 1k tokens 256 rows reached 5 to 6 percent of the peak more than 128 or 176, and 3 more than 512 (AMD
   // EPYC, Zen 4, 2026-11-20; docs/notebook/2026-11-20-cpu.md).
-  constexpr int64_t kRowBytes = 448 << 10;
+  // Machines with AMX have 2 MiB.
+  const int64_t room = (kernels.tile_keys > 1 ? 512 : 448) << 10;
   constexpr int32_t kMostRows = 256;
-  const int64_t bytes_per_row = int64_t{4} * ((d_qk + kKeyBlock) / kernels.pack + d_v);
+  const int64_t bytes_per_row = int64_t{4} * ((d_qk + kernels.key_block) / kernels.pack + d_v);
   int32_t rows = kMostRows;
-  while (rows > kMaxLanes && rows * bytes_per_row > kRowBytes) rows /= 2;
-  return {.max_rows = rows, .key_block = kKeyBlock, .d_qk = d_qk, .d_v = d_v};
+  while (rows > kMaxLanes && rows * bytes_per_row > room) rows /= 2;
+  return {.max_rows = rows, .key_block = kernels.key_block, .d_qk = d_qk, .d_v = d_v};
 }
 
 size_t Tiles::bytes(const TileKernels& kernels, const TileShape& shape) {
@@ -51,14 +48,15 @@ void Tiles::carve(Carver& carver) {
   const int64_t d_qk = round_up(shape_.d_qk, kSlab);  // where keys are converted, their memory consists of slabs
   query_rows_ = carver.take<const void*>(2 * rows);
   q_ = carver.take<uint32_t>(rows * shape_.d_qk / kernels_.pack);
-  s_ = carver.take<float>(kRowVectors * kernels_.lanes * (keys + kKeyTile));
+  s_ = carver.take<float>((whole_tiles() ? 2 : 1) * panel_size() * (keys + kKeyTile));
   p_ = carver.take<uint32_t>(rows * keys / kernels_.pack);
   keys_ = carver.take<uint32_t>(keys * d_qk / kernels_.pack);
   copied_values_ = carver.take<uint32_t>(shape_.copied_values ? keys * shape_.d_v / kernels_.pack : 0);
-  values_ = carver.take<uint32_t>(keys / kernels_.pack * (kernels_.pack == 2 ? 2 * kSlab : shape_.d_v));
+  values_ = carver.take<uint32_t>(keys / kernels_.pack * (packs_slab_by_slab() ? 2 * kSlab : shape_.d_v));
   o_ = carver.take<float>(rows * shape_.d_v);
-  m_ = carver.take<float>(rows);
-  l_ = carver.take<float>(rows);
+  max_ = carver.take<float>(rows);
+  base_ = carver.take<float>(rows);
+  sum_ = carver.take<float>(rows);
   alpha_ = carver.take<float>(rows);
   visible_begin_ = carver.take<int32_t>(rows);
   visible_ = carver.take<int32_t>(rows);
@@ -68,7 +66,7 @@ void Tiles::carve(Carver& carver) {
   decoded_rows_ = carver.take<uint16_t>(shape_.decoded_rows ? keys * d_qk : 0);
   decoded_queries_ = carver.take<uint16_t>(shape_.decoded_queries ? rows * d_qk : 0);
   group_visible_ = carver.take<Extent>(rows / kernels_.lanes);
-  limit_ = carver.take<int32_t>(kMaxLanes);
+  limit_ = carver.take<int32_t>(rows);
   key_steps_ = carver.take<int32_t>(rows);
   aside_keys_ = carver.take<int32_t>(keys);
   aside_rows_ = carver.take<const void*>(keys);
@@ -83,8 +81,9 @@ void Tiles::begin(int32_t num_rows) {
   first_ = true;
   packed_ahead_ = false;
   const int32_t padded = num_groups_ * kernels_.lanes;
-  std::fill_n(m_, padded, kLowest);
-  std::fill_n(l_, padded, 0.0F);
+  std::fill_n(max_, padded, kLowest);
+  std::fill_n(base_, padded, kLowest);
+  std::fill_n(sum_, padded, 0.0F);
   for (int32_t row = num_rows; row < padded; ++row) {
     set_row(row, nullptr, nullptr, {});
     set_bias(row, 0.0F, 0);
@@ -117,7 +116,7 @@ void Tiles::set_queries(DType dtype, int32_t first_width) {
     const auto [least, most] = std::minmax_element(visible, visible + kernels_.lanes);
     group_visible_[g] = {.least = *least, .most = *most};
   }
-  for (int32_t row = 0; row < std::min(kRowVectors * kernels_.lanes, num_rows_); ++row)
+  for (int32_t row = 0; row < std::min(panel_size(), num_rows_); ++row)
     for (int32_t i = 0; i < first_width * static_cast<int32_t>(size_of(dtype)); i += 64)
       __builtin_prefetch(static_cast<const char*>(query_rows_[row]) + i);
 }
@@ -133,16 +132,18 @@ void Tiles::pack_queries(int32_t group) {
 }
 
 /// Computes the scores of `count` neighbouring groups, of group i with the block's first keys[i] keys.
-void Tiles::score(const KeyBlock& block, const Prefetch& prefetch, int32_t group, const int32_t* keys, int32_t count) {
+void Tiles::score(const KeyBlock& block, const Prefetch& prefetch, int32_t group, const int32_t* keys, int32_t count,
+                  float* s, const Background& background) {
   const int64_t q_stride = static_cast<int64_t>(shape_.d_qk / kernels_.pack) * kernels_.lanes;
-  const int64_t s_stride = static_cast<int64_t>(shape_.key_block + kKeyTile) * kernels_.lanes;
-  const int32_t common = round_up(*std::min_element(keys, keys + count), kKeyTile);
-  kernels_.scores(q_ + group * q_stride, q_stride, count, block.segments, block.num_segments, prefetch, 0, common, s_,
-                  s_stride);
+  const uint32_t* q = q_ + group * q_stride;
+  const int32_t common =
+      round_up(whole_tiles() ? *std::max_element(keys, keys + count) : *std::min_element(keys, keys + count), kKeyTile);
+  kernels_.scores(q, q_stride, count, block.segments, block.num_segments, prefetch, 0, common, s, s_stride(),
+                  background);
   for (int32_t i = 0; i < count; ++i)
     if (keys[i] > common)
-      kernels_.scores(q_ + (group + i) * q_stride, q_stride, 1, block.segments, block.num_segments, prefetch, common,
-                      keys[i], s_ + i * s_stride, s_stride);
+      kernels_.scores(q + i * q_stride, q_stride, 1, block.segments, block.num_segments, prefetch, common, keys[i],
+                      s + i * s_stride(), s_stride(), {});
 }
 
 bool Tiles::sees(int32_t row, int32_t key, const HiddenKeys* hidden) const {
@@ -165,8 +166,16 @@ void Tiles::hide(int32_t first_row, int32_t first_key, int32_t num_keys, const H
 /// Returns what to prefetch while the scores of the groups from `group` on are computed. Where rows lie far apart,
 /// these are the queries that are packed next, and with the last groups, which see the most keys, the next key block.
 Prefetch Tiles::prefetch_beside(const KeyBlock& block, int32_t group) const {
-  const int32_t next = group + kRowVectors;
-  if (block.far ? next >= num_groups_ : group == 0) return block.prefetch;
+  const int32_t next = group + kernels_.panel_groups;
+  if (block.far ? next >= num_groups_ : group == 0 && !whole_tiles()) return block.prefetch;
+  if (!block.far && whole_tiles()) {  // each panel prefetches its share
+    const int32_t begin = block.num_keys * group / num_groups_;
+    const int32_t end = block.num_keys * std::min(next, num_groups_) / num_groups_;
+    Prefetch share = block.prefetch;
+    for (const void* const*& rows : share.rows) rows += rows != nullptr ? begin : 0;
+    share.num_rows = end - begin;
+    return share;
+  }
   if (!block.far || !first_) return {};
   const int32_t row = next * kernels_.lanes;
   const auto lines = [&](int32_t part) {
@@ -174,49 +183,60 @@ Prefetch Tiles::prefetch_beside(const KeyBlock& block, int32_t group) const {
   };
   return {.rows = {query_rows_ + row, query_rows_ + shape_.max_rows + row},
           .lines = {lines(0), lines(1)},
-          .num_rows = std::min(kRowVectors * kernels_.lanes, num_rows_ - row) / kKeyTile * kKeyTile};
+          .num_rows = std::min(panel_size(), num_rows_ - row) / kKeyTile * kKeyTile};
 }
 
-void Tiles::score_groups(const KeyBlock& block, int32_t first_key, const Scoring& scoring) {
+/// Computes the scores of the panel of groups from `group` on. Returns how many of these see keys of the block; their
+/// softmax is described in `softmax`, and is still to be computed.
+int32_t Tiles::score_panel(const KeyBlock& block, int32_t first_key, const Scoring& scoring, int32_t group, float* s,
+                           const Background& background, SoftmaxBlock* softmax) {
   const float scale_log2 = (scoring.needs_only_scale() ? scoring.scale : 1.0F) * std::numbers::log2e_v<float>;
   const bool hiding =
       first_key < most_begin_ || (scoring.hidden != nullptr && first_key + block.num_keys > scoring.hidden->first());
+  const int32_t lanes = kernels_.lanes;
+  const int32_t count = std::min(kernels_.panel_groups, num_groups_ - group);
+  int32_t least[kMostPanelGroups];
+  int32_t keys[kMostPanelGroups];
+  for (int32_t i = 0; i < count; ++i) {
+    if (first_) pack_queries(group + i);
+    const Extent& visible = group_visible_[group + i];
+    least[i] = std::clamp(visible.least - first_key, 0, block.num_keys);
+    keys[i] = std::clamp(visible.most - first_key, 0, block.num_keys);
+  }
+  score(block, prefetch_beside(block, group), group, keys, count, s, background);
+  int32_t num_softmax = 0;
+  for (int32_t i = 0; i < count; ++i) {
+    const int32_t row = (group + i) * lanes;
+    const int32_t n = round_up(keys[i], kernels_.pack);
+    key_steps_[group + i] = n / kernels_.pack;
+    if (n == 0) {
+      std::fill_n(alpha_ + row, lanes, 1.0F);
+      continue;
+    }
+    float* own = s + i * s_stride();
+    if (!scoring.needs_only_scale())
+      kernels_.shape_scores(own, n, scoring.scale, scoring.soft_cap, scoring.biased ? slope_ + row : nullptr,
+                            position_ + row, key_position_);
+    if (hiding) hide(row, first_key, n, scoring.hidden, own);
+    const bool masked = least[i] < n;
+    for (int32_t lane = 0; masked && lane < lanes; ++lane)
+      limit_[row + lane] = std::min(visible_[row + lane] - first_key, block.num_keys);
+    softmax[num_softmax++] = {.s = own,
+                              .num_keys = n,
+                              .limit = masked ? limit_ + row : nullptr,
+                              .scale_log2 = scale_log2,
+                              .max = max_ + row,
+                              .base = base_ + row,
+                              .sum = sum_ + row,
+                              .alpha = alpha_ + row,
+                              .p = p_ + (group + i) * p_stride()};
+  }
+  return num_softmax;
+}
+
+void Tiles::place_keys(const KeyBlock& block, int32_t first_key, const Scoring& scoring) {
   for (int32_t key = 0; scoring.biased && key < block.num_keys; ++key)
     key_position_[key] = static_cast<int32_t>(global_position(scoring.share, first_key + key));
-  const int32_t lanes = kernels_.lanes;
-  const int64_t s_stride = static_cast<int64_t>(shape_.key_block + kKeyTile) * lanes;
-  const int64_t p_stride = static_cast<int64_t>(shape_.key_block / kernels_.pack) * lanes;
-  for (int32_t g = 0; g < num_groups_; g += kRowVectors) {
-    const int32_t count = std::min(kRowVectors, num_groups_ - g);
-    int32_t least[kRowVectors];
-    int32_t keys[kRowVectors];
-    for (int32_t i = 0; i < count; ++i) {
-      least[i] = std::min(group_visible_[g + i].least - first_key, block.num_keys);
-      keys[i] = std::clamp(group_visible_[g + i].most - first_key, 0, block.num_keys);
-      if (first_) pack_queries(g + i);
-    }
-    score(block, prefetch_beside(block, g), g, keys, count);
-    for (int32_t i = 0; i < count; ++i) {
-      const int32_t row = (g + i) * lanes;
-      const int32_t n = round_up(keys[i], kernels_.pack);
-      key_steps_[g + i] = n / kernels_.pack;
-      if (n == 0) {
-        std::fill_n(alpha_ + row, lanes, 1.0F);
-        continue;
-      }
-      float* s = s_ + i * s_stride;
-      if (!scoring.needs_only_scale())
-        kernels_.shape_scores(s, n, scoring.scale, scoring.soft_cap, scoring.biased ? slope_ + row : nullptr,
-                              position_ + row, key_position_);
-      if (hiding) hide(row, first_key, n, scoring.hidden, s);
-      const bool masked = least[i] < n;
-      if (masked)
-        for (int32_t lane = 0; lane < lanes; ++lane)
-          limit_[lane] = std::min(visible_[row + lane] - first_key, block.num_keys);
-      kernels_.softmax(s, n, masked ? limit_ : nullptr, scale_log2, m_ + row, l_ + row, alpha_ + row,
-                       p_ + (g + i) * p_stride);
-    }
-  }
 }
 
 // The P of a key that a row does not see is 0, but 0 * NaN is NaN. So values that are not finite are taken out of the
@@ -270,14 +290,18 @@ void Tiles::put_back(int32_t first_key, int32_t slab, int32_t count, const Hidde
       if (!sees(row, first_key + aside_keys_[i], hidden)) continue;
       const float p = probability(row, aside_keys_[i]);
       float* o = o_ + (int64_t{slab} * shape_.max_rows + row) * kSlab;
-      for (int32_t c = 0; c < kSlab; ++c) o[c] += p * aside_values_[int64_t{i} * kSlab + c];
+      for (int32_t c = 0; c < kSlab; ++c)
+        o[kernels_.slab_positions != nullptr ? kernels_.slab_positions[c] : c] +=
+            p * aside_values_[int64_t{i} * kSlab + c];
     }
 }
 
 float Tiles::probability(int32_t row, int32_t key) const {
-  const int32_t lanes = kernels_.lanes;
-  const int32_t steps = shape_.key_block / kernels_.pack;
-  const uint32_t word = p_[(int64_t{row / lanes} * steps + key / kernels_.pack) * lanes + row % lanes];
+  const int32_t lanes = kernels_.lanes, lane = row % lanes, step = key / kernels_.pack;
+  const uint32_t* p = p_ + row / lanes * p_stride();
+  const int32_t tile_steps = kernels_.tile_keys;
+  const uint32_t word =
+      whole_tiles() ? p[(step / tile_steps * lanes + lane) * tile_steps + step % tile_steps] : p[step * lanes + lane];
   if (kernels_.pack == 1) return std::bit_cast<float>(word);
   return std::bit_cast<float>(key % 2 == 0 ? word << 16 : word & 0xFFFF0000U);
 }
@@ -294,8 +318,20 @@ Background Tiles::prepare(const KeyBlock& block, int32_t next_slab) const {
 }
 
 void Tiles::attend(const KeyBlock& block, int32_t first_key, const Scoring& scoring) {
-  score_groups(block, first_key, scoring);
-  const int64_t p_stride = static_cast<int64_t>(shape_.key_block / kernels_.pack) * kernels_.lanes;
+  place_keys(block, first_key, scoring);
+  if (whole_tiles())
+    attend_by_panels(block, first_key, scoring);
+  else
+    attend_by_slabs(block, first_key, scoring);
+  first_ = false;
+}
+
+void Tiles::attend_by_slabs(const KeyBlock& block, int32_t first_key, const Scoring& scoring) {
+  SoftmaxBlock softmax[kMostPanelGroups];
+  for (int32_t group = 0; group < num_groups_; group += kernels_.panel_groups) {
+    const int32_t count = score_panel(block, first_key, scoring, group, s_, {}, softmax);
+    for (int32_t i = 0; i < count; ++i) kernels_.softmax(softmax[i]);
+  }
   const bool packing = block.value_rows != nullptr;
   const int32_t aside = set_aside(block, first_key, scoring.hidden);
   if (packing && (!packed_ahead_ || aside > 0))
@@ -304,17 +340,81 @@ void Tiles::attend(const KeyBlock& block, int32_t first_key, const Scoring& scor
     take_out(block, slab, aside);
     const uint32_t* values =
         packing ? values_ + value_buffer_ * slab_stride() : block.value_slabs + slab * slab_stride();
-    kernels_.accumulate(p_, p_stride, values, key_steps_, num_rows_, alpha_, first_,
-                        o_ + static_cast<int64_t>(slab) * shape_.max_rows * kSlab,
+    kernels_.accumulate({.p = p_,
+                         .p_group_stride = p_stride(),
+                         .v = values,
+                         .key_steps = key_steps_,
+                         .num_rows = num_rows_,
+                         .alpha = alpha_,
+                         .first = first_,
+                         .o = o_ + slab * o_stride()},
                         packing ? prepare(block, slab + 1) : Background{});
     put_back(first_key, slab, aside, scoring.hidden);
     value_buffer_ ^= 1;
   }
   packed_ahead_ = block.next_value_rows != nullptr;
-  first_ = false;
 }
 
-float Tiles::lse(int32_t row) const { return saw_none(row) ? kLowest : m_[row] + std::log2(l_[row]); }
+/// Attends with kernels of whole tiles. The tiles hide what vectors do: the values are packed beside the scores of the
+/// first panel, the softmax of each panel but the last is computed beside the scores of the next, and that of the last
+/// beside the first panel's products with values.
+void Tiles::attend_by_panels(const KeyBlock& block, int32_t first_key, const Scoring& scoring) {
+  const int32_t aside = set_aside(block, first_key, scoring.hidden);
+  Background background = {.slab = {.rows = block.value_rows,
+                                    .num_keys = block.num_keys,
+                                    .num_slabs = shape_.d_v / kSlab,
+                                    .slab_stride = slab_stride()},
+                           .v = values_};
+  SoftmaxBlock softmax[2][kMostPanelGroups];
+  const int32_t together = kernels_.panel_groups;
+  int32_t buffer = 0, count = 0;
+  for (int32_t group = 0; group < num_groups_; group += together, buffer ^= 1) {
+    count = score_panel(block, first_key, scoring, group, s_ + buffer * kernels_.panel_groups * s_stride(), background,
+                        softmax[buffer]);
+    background = {.softmax = softmax[buffer], .num_softmax = count};
+  }
+  if (num_groups_ <= together) {
+    for (int32_t i = 0; i < count; ++i) kernels_.softmax(background.softmax[i]);
+    background = {};
+  }
+  for (int32_t group = 0; group < num_groups_; group += together) {
+    clear_unseen(group);
+    if (group + together >= num_groups_ && aside == 0) background.copies = block.next_copies;
+    const int32_t row = group * kernels_.lanes;
+    kernels_.accumulate({.p = p_ + group * p_stride(),
+                         .p_group_stride = p_stride(),
+                         .v = values_,
+                         .key_steps = key_steps_ + group,
+                         .num_rows = std::min(num_rows_ - row, panel_size()),
+                         .alpha = alpha_ + row,
+                         .first = first_,
+                         .o = o_ + int64_t{row} * kSlab,
+                         .num_slabs = shape_.d_v / kSlab,
+                         .v_stride = slab_stride(),
+                         .o_stride = o_stride()},
+                        background);
+    background = {};
+  }
+  if (aside == 0) return;
+  for (int32_t slab = 0; slab < shape_.d_v / kSlab; ++slab) {
+    take_out(block, slab, aside);
+    put_back(first_key, slab, aside, scoring.hidden);
+  }
+  for (const RowCopy& copy : block.next_copies) kernels_.copy_rows(copy);  // overwrites what was set aside
+}
+
+/// Sets P to 0 in the tiles of keys that a group of the panel does not see, but another one does.
+void Tiles::clear_unseen(int32_t group) {
+  const int32_t count = std::min(kernels_.panel_groups, num_groups_ - group);
+  const int32_t tile_steps = kernels_.tile_keys;  // a tile of P has as many steps as one of keys has rows
+  const int32_t most = round_up(*std::max_element(key_steps_ + group, key_steps_ + group + count), tile_steps);
+  for (int32_t g = group; g < group + count; ++g) {
+    const int32_t own = round_up(key_steps_[g], tile_steps);
+    std::fill_n(p_ + g * p_stride() + own * kernels_.lanes, (most - own) * kernels_.lanes, 0U);
+  }
+}
+
+float Tiles::lse(int32_t row) const { return saw_none(row) ? kLowest : base_[row] + std::log2(sum_[row]); }
 
 void Tiles::store(int32_t row, float factor, void* o, DType o_dtype) const {
   if (saw_none(row)) {
@@ -322,7 +422,7 @@ void Tiles::store(int32_t row, float factor, void* o, DType o_dtype) const {
     return;
   }
   kernels_.store_row(o_ + static_cast<int64_t>(row) * kSlab, static_cast<int64_t>(shape_.max_rows) * kSlab, shape_.d_v,
-                     factor / l_[row], o, o_dtype);
+                     factor / sum_[row], o, o_dtype);
 }
 
 void Tiles::add_key_slab(const SlabSource& source, KeyBlock& block) {

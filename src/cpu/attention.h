@@ -106,7 +106,7 @@ class Tiles {
   /// Returns a row's lse to base 2; -inf if the row saw no key.
   float lse(int32_t row) const;
   /// Returns a row's largest score in base 2.
-  float largest_score(int32_t row) const { return m_[row]; }
+  float largest_score(int32_t row) const { return max_[row]; }
   /// Writes `factor` times a row of the output; zeros if the row saw no key.
   void store(int32_t row, float factor, void* o, DType o_dtype) const;
 
@@ -123,12 +123,23 @@ class Tiles {
   const TileKernels& kernels() const { return kernels_; }
   const TileShape& shape() const { return shape_; }
 
-  static constexpr int32_t kLoaderRowLists = 4;  // lists 0 ... 3 belong to the loader, the others to add_key_slab
+  static constexpr int32_t kLoaderRowLists = 6;  // lists 0 ... 5 belong to the loader, the others to add_key_slab
 
  private:
   void carve(Carver& carver);
-  bool saw_none(int32_t row) const { return first_ || l_[row] == 0.0F; }
-  void score_groups(const KeyBlock& block, int32_t first_key, const Scoring& scoring);
+  bool saw_none(int32_t row) const { return first_ || sum_[row] == 0.0F; }
+  bool whole_tiles() const { return kernels_.tile_keys > 1; }
+  bool packs_slab_by_slab() const { return kernels_.pack == 2 && !whole_tiles(); }
+  int32_t panel_size() const { return kernels_.panel_groups * kernels_.lanes; }
+  int64_t s_stride() const { return int64_t{kernels_.lanes} * (shape_.key_block + kKeyTile); }
+  int64_t p_stride() const { return int64_t{kernels_.lanes} * (shape_.key_block / kernels_.pack); }
+  int64_t o_stride() const { return int64_t{shape_.max_rows} * kSlab; }
+  void place_keys(const KeyBlock& block, int32_t first_key, const Scoring& scoring);
+  int32_t score_panel(const KeyBlock& block, int32_t first_key, const Scoring& scoring, int32_t group, float* s,
+                      const Background& background, SoftmaxBlock* softmax);
+  void attend_by_slabs(const KeyBlock& block, int32_t first_key, const Scoring& scoring);
+  void attend_by_panels(const KeyBlock& block, int32_t first_key, const Scoring& scoring);
+  void clear_unseen(int32_t group);
   void decode_queries(int32_t first_width);
   void hide(int32_t first_row, int32_t first_key, int32_t num_keys, const HiddenKeys* hidden, float* s) const;
   bool sees(int32_t row, int32_t key, const HiddenKeys* hidden) const;
@@ -139,7 +150,8 @@ class Tiles {
   void take_out(const KeyBlock& block, int32_t slab, int32_t count);
   void put_back(int32_t first_key, int32_t slab, int32_t count, const HiddenKeys* hidden);
   float probability(int32_t row, int32_t key) const;
-  void score(const KeyBlock& block, const Prefetch& prefetch, int32_t group, const int32_t* keys, int32_t count);
+  void score(const KeyBlock& block, const Prefetch& prefetch, int32_t group, const int32_t* keys, int32_t count,
+             float* s, const Background& background);
 
   struct Extent {
     int32_t least, most;
@@ -163,8 +175,9 @@ class Tiles {
   uint32_t* copied_values_ = nullptr;
   uint32_t* values_ = nullptr;
   float* o_ = nullptr;
-  float* m_ = nullptr;
-  float* l_ = nullptr;
+  float* max_ = nullptr;   // of a row's scores in base 2
+  float* base_ = nullptr;  // of the powers of two that sum_ and o_ sum
+  float* sum_ = nullptr;
   float* alpha_ = nullptr;
   int32_t* visible_begin_ = nullptr;
   int32_t* visible_ = nullptr;       // end of a row's range

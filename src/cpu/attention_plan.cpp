@@ -2,6 +2,14 @@
 #include "cpu/attention_plan.h"
 
 namespace mla::cpu {
+namespace {
+
+/// Holds the costs of kernels of AMX, in units of 46 ns, what a group of rows and a key take at 576/512 (one core of an
+/// Intel Xeon, Emerald Rapids, 2026-11-28). A key by itself costs as much as it does to bring it from L3; task and
+/// split cost what they do on Zen 4.
+constexpr schedule::CostModel kTilesCost = {.per_key = 1.6, .per_task_group = 67, .per_split_group = 250};
+
+}  // namespace
 
 schedule::SplitOptions split_options(const TileKernels& kernels, const TileShape& shape, int32_t num_threads,
                                      bool batch_invariant) {
@@ -9,6 +17,7 @@ schedule::SplitOptions split_options(const TileKernels& kernels, const TileShape
                                  .max_rows = shape.max_rows,
                                  .key_block = shape.key_block,
                                  .batch_invariant = batch_invariant};
+  if (kernels.tile_keys > 1) options.cost = kTilesCost;
   options.cost.group_rows = kernels.lanes;
   return options;
 }

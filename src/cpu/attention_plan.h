@@ -69,7 +69,9 @@ void run_attention(const AttentionSetup& setup, core::ThreadPool& pool, std::spa
   for (int32_t i = 0; i < layout.tasks.num_partials(); ++i) layout.merged_splits[i].store(0, std::memory_order_relaxed);
   layout.tasks.for_each(pool, [&](const schedule::Task& task, int32_t worker) {
     Tiles tiles(setup.kernels, setup.shape, layout.tiles + static_cast<size_t>(worker) * layout.tile_bytes);
+    if (setup.kernels.begin != nullptr) setup.kernels.begin();
     f(task, tiles, layout);
+    if (setup.kernels.end != nullptr) setup.kernels.end();
   });
 }
 

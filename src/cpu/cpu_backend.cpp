@@ -60,10 +60,12 @@ Verdict verdict(const Level& level, const Problem& problem) {
   if (!is_absorbed(problem.op) && !indexer && problem.op != Op::kPrefill)
     return {.usable = true, .reason = "row by row"};
   const bool pairs = numerics(level, problem).multiplied == Arithmetic::kBF16;
-  if (const Reason slower = pairs ? slower_pairs(isa_levels()) : Reason(); !slower.empty())
+  if (const Reason slower = pairs ? slower_pairs(level, isa_levels()) : Reason(); !slower.empty())
     return {.usable = true, .reason = slower, .yields = true};
-  return {.usable = true,
-          .reason = pairs ? "multiplies bf16 pairs, sums in f32" : "converts to f32 and multiplies in f32"};
+  if (!pairs) return {.usable = true, .reason = "converts to f32 and multiplies in f32"};
+  return {
+      .usable = true,
+      .reason = Reason::format("multiplies bf16, sums in f32: {:.0f} GFLOP/s a thread", gflops(level, isa_levels()))};
 }
 
 template <class Args, auto kWorkspaceSize, auto kPlan, auto kRun>
@@ -93,18 +95,19 @@ std::span<const core::PlannedImplementation<Args>> planned_rows() {
   return rows;
 }
 
-template <class Args, auto kRun>
+template <class Args, auto kRun, bool kMultiplies = false>
 std::span<const core::DirectImplementation<Args>> direct_rows() {
   static const std::vector<core::DirectImplementation<Args>> rows = [] {
     std::vector<core::DirectImplementation<Args>> all;
     for (const Level& level : levels())
-      all.push_back({.name = level.row,
-                     .verdict = [&level](const Problem& problem) { return verdict(level, problem); },
-                     .numerics = [&level](const Problem& problem) { return numerics(level, problem); },
-                     .run = [&level](const Args& args, const Executor& executor) -> Status {
-                       kRun(level.kernels(), args, executor.pool);
-                       return {};
-                     }});
+      if (level.all_operations || kMultiplies)
+        all.push_back({.name = level.row,
+                       .verdict = [&level](const Problem& problem) { return verdict(level, problem); },
+                       .numerics = [&level](const Problem& problem) { return numerics(level, problem); },
+                       .run = [&level](const Args& args, const Executor& executor) -> Status {
+                         kRun(level.kernels(), args, executor.pool);
+                         return {};
+                       }});
     return all;
   }();
   return rows;
@@ -147,13 +150,13 @@ std::span<const core::DirectImplementation<core::AppendIndexerArgs>> append_inde
   return direct_rows<core::AppendIndexerArgs, run_append_indexer>();
 }
 std::span<const core::DirectImplementation<core::IndexerLogitsArgs>> indexer_logits_rows() {
-  return direct_rows<core::IndexerLogitsArgs, run_indexer_logits>();
+  return direct_rows<core::IndexerLogitsArgs, run_indexer_logits, true>();
 }
 std::span<const core::DirectImplementation<core::TopKArgs>> top_k_rows() {
   return direct_rows<core::TopKArgs, run_top_k>();
 }
 std::span<const core::DirectImplementation<core::IndexerTopKArgs>> indexer_top_k_rows() {
-  return direct_rows<core::IndexerTopKArgs, run_indexer_top_k>();
+  return direct_rows<core::IndexerTopKArgs, run_indexer_top_k, true>();
 }
 std::span<const core::DirectImplementation<core::CompressArgs>> compress_rows() {
   return direct_rows<core::CompressArgs, run_compress>();

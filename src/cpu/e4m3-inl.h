@@ -85,7 +85,7 @@ constexpr MagnitudeTable<uint16_t> kBF16Magnitudes = [] {
 
 /// Rounds 32 floats to bf16. `normal` says that none is subnormal.
 HWY_INLINE __m512i round_to_bf16(__m512 low, __m512 high, [[maybe_unused]] bool normal) {
-#if MLA_CPU_BF16_PAIRS
+#ifdef __AVX512BF16__
   // The instruction treats subnormal floats as zero.
   if (HWY_LIKELY(normal)) return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
 #endif

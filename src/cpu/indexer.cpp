@@ -129,6 +129,7 @@ void for_each_token(const core::IndexerLogitsArgs& args, const F& f) {
 /// more for its rest.
 void logits_share(const RowKernels& kernels, const core::IndexerLogitsArgs& args, int64_t begin, int64_t end) {
   LogitsWorker worker(kernels, args);
+  if (kernels.begin != nullptr) kernels.begin();
   int64_t row_begin = 0;
   for_each_token(args, [&](int32_t request, int32_t query, int64_t token) {
     const Range seen = seen_keys(args, request, query), computed = computed_logits(args, seen);
@@ -143,6 +144,7 @@ void logits_share(const RowKernels& kernels, const core::IndexerLogitsArgs& args
     }
     row_begin = rest + 1;
   });
+  if (kernels.end != nullptr) kernels.end();
 }
 
 }  // namespace

@@ -12,7 +12,7 @@ KeyStream::KeyStream(const core::Cache& cache, Tiles& tiles)
       tiles_(tiles),
       dtype_(value_dtype(cache.ckv_dtype)),
       decodes_(cache.is_quantized()),
-      in_place_(!decodes_ && tiles.kernels().pack == 2),
+      in_place_(!decodes_ && tiles.kernels().pack == 2 && tiles.kernels().tile_keys == 1),
       ahead_(in_place_ ? kTilesAhead * kKeyTile : tiles.shape().key_block) {
   planes_[0] = cache.ckv;
   bytes_[0] = cache.ckv_bytes();
@@ -76,15 +76,52 @@ void KeyStream::make_block(KeyBlock& block) {
   const int32_t width = one_part ? tiles_.shape().d_qk : cache_.d_ckv;
   const int32_t list = decodes_ ? kDecodedList : 0;
   if (decodes_) decode(count);
-  if (tiles_.kernels().pack == 2) {
-    block.segments[block.num_segments++] = {.rows = tiles_.rows(list), .steps = width / 2};
-    if (!one_part) block.segments[block.num_segments++] = {.rows = tiles_.rows(kpe_.list), .steps = cache_.d_kpe / 2};
-    block.value_rows = tiles_.rows(list);
-  } else {
+  if (tiles_.kernels().pack == 1) {
     convert(list, dtype_, width, block);
     if (!one_part) convert(kpe_.list, dtype_, cache_.d_kpe, block);
     block.value_slabs = tiles_.keys();
+    return;
   }
+  const bool whole_tiles = tiles_.kernels().tile_keys > 1;
+  if (whole_tiles && !decodes_) {
+    add_tiles(0, kDecodedList, width, block);
+    if (!one_part) add_tiles(kpe_.list, kTiledKpeList, cache_.d_kpe, block);
+  } else {
+    block.segments[block.num_segments++] = {.rows = tiles_.rows(list), .steps = width / 2};
+    if (!one_part) block.segments[block.num_segments++] = {.rows = tiles_.rows(kpe_.list), .steps = cache_.d_kpe / 2};
+  }
+  block.value_rows = tiles_.rows(whole_tiles ? kValueList : list);
+  // Values that are set aside before the scores must leave the rows of keys alone.
+  if (whole_tiles) std::copy_n(tiles_.rows(kDecodedList), count, block.value_rows);
+}
+
+/// Lists `width` channels of the rows of list `from` in list `to`, and adds the segment of them. Tiles whose rows are
+/// not equally spaced, or too few, are copied to key memory.
+void KeyStream::add_tiles(int32_t from, int32_t to, int32_t width, KeyBlock& block) {
+  const TileKernels& kernels = tiles_.kernels();
+  const int32_t tile = kernels.tile_keys;
+  const auto* const* rows = reinterpret_cast<const char* const*>(tiles_.rows(from));
+  const void** listed = tiles_.rows(to);
+  int32_t words_before = 0;
+  for (int32_t i = 0; i < block.num_segments; ++i) words_before += block.segments[i].steps;
+  uint32_t* copy = tiles_.keys() + int64_t{words_before} * tiles_.shape().key_block;
+  const int32_t words = width / 2;
+  for (int32_t key = 0; key < block.num_keys; key += tile, copy += int64_t{tile} * words) {
+    const int32_t count = std::min(tile, block.num_keys - key);
+    const auto* const* own = rows + key;
+    bool equal = count == tile;
+    for (int32_t i = 2; i < count; ++i) equal &= own[i] - own[i - 1] == own[1] - own[0];
+    if (equal) {
+      std::copy_n(own, tile, listed + key);
+      continue;
+    }
+    kernels.copy_rows({.rows = reinterpret_cast<const void* const*>(own),
+                       .num_rows = count,
+                       .lines = width / kStepChunk / 2,
+                       .to = copy});
+    for (int32_t i = 0; i < tile; ++i) listed[key + i] = copy + int64_t{i} * words;
+  }
+  block.segments[block.num_segments++] = {.rows = listed, .steps = words};
 }
 
 /// Decodes the block's rows to bf16.
@@ -108,6 +145,7 @@ void KeyStream::decode(int32_t count) {
       std::memcpy(row + cache_.d_ckv, kpe, static_cast<size_t>(cache_.d_kpe) * sizeof *row);
     }
   }
+  for (; count % kernels.tile_keys != 0; ++count, row += tiles_.shape().d_qk) decoded[count] = row;
   pad_rows(decoded, count, count);
 }
 

@@ -10,9 +10,10 @@
 
 namespace mla::cpu {
 
-/// Gives the rows of one cache, key block by key block. Kernels of pairs read 16-bit rows where they lie; all other
-/// rows are decoded to bf16, or converted into slabs, once per block. In both cases the next rows are prefetched, since
-/// the hardware cannot follow a page table.
+/// Gives the rows of one cache, key block by key block. Kernels of pairs read 16-bit rows where they lie, but those of
+/// AMX only where whole tiles of them are equally spaced; the others are copied. Rows that are not 16-bit are decoded
+/// to bf16, or converted into slabs, once per block. In all cases the next rows are prefetched, since the hardware
+/// cannot follow a page table.
 ///
 /// A row is given by the addresses of its parts (ckv, kpe, scales). The addresses of ckv are listed. Another part with
 /// the same strides lies at a fixed distance from ckv, a part without strides is shared by all rows, and any other part
@@ -40,9 +41,11 @@ class KeyStream {
   void enter(int32_t entry, int64_t page, int64_t offset, int32_t count);
 
  private:
-  static constexpr int32_t kMaxLists = 3;     // lists of ckv, kpe and scales
-  static constexpr int32_t kDecodedList = 3;  // the list of decoded rows
-  static constexpr int32_t kTilesAhead = 4;   // key tiles (32 keys) that are listed and prefetched ahead
+  static constexpr int32_t kMaxLists = 3;      // lists of ckv, kpe and scales
+  static constexpr int32_t kDecodedList = 3;   // the list of decoded rows, or of those in whole tiles
+  static constexpr int32_t kTiledKpeList = 4;  // the list of kpe in whole tiles
+  static constexpr int32_t kValueList = 5;     // rows of values beside those of whole tiles
+  static constexpr int32_t kTilesAhead = 4;    // key tiles (32 keys) that are listed and prefetched ahead
 
   /// Says where a part of a row lies.
   struct Part {
@@ -56,6 +59,7 @@ class KeyStream {
   void drop(int32_t count);
   void make_block(KeyBlock& block);
   void decode(int32_t count);
+  void add_tiles(int32_t from, int32_t to, int32_t width, KeyBlock& block);
   void convert(int32_t list, DType dtype, int32_t width, KeyBlock& block);
 
   const core::Cache& cache_;

@@ -6,6 +6,7 @@
 namespace mla::cpu {
 
 #if MLA_CPU_X86
+double burst_amx();
 double burst_avx512_bf16();
 double burst_avx512();
 #endif
@@ -13,10 +14,11 @@ double burst_avx512();
 namespace {
 
 /// Each level needs what the level below it needs, and more.
-constexpr std::string_view kNeeds[] = {"avx2",     "fma",      "f16c",     "avx512f",    "avx512dq",
-                                       "avx512cd", "avx512bw", "avx512vl", "avx512_bf16"};
+constexpr std::string_view kNeeds[] = {"avx2",     "fma",      "f16c",        "avx512f",  "avx512dq", "avx512cd",
+                                       "avx512bw", "avx512vl", "avx512_bf16", "amx_tile", "amx_bf16"};
 constexpr std::span<const std::string_view> kAvx2Needs = std::span(kNeeds).first(3),
-                                            kAvx512Needs = std::span(kNeeds).first(8), kAvx512Bf16Needs = kNeeds;
+                                            kAvx512Needs = std::span(kNeeds).first(8),
+                                            kAvx512Bf16Needs = std::span(kNeeds).first(9), kAmxNeeds = kNeeds;
 
 const TileKernels* no_pairs() { return nullptr; }
 
@@ -37,17 +39,39 @@ constexpr Level kPortable = {.name = "portable",
                              .burst = nullptr};
 
 #if MLA_CPU_X86
+constexpr auto kAmxKernels = set_of<tile_kernels_amx_pairs, tile_kernels_avx512, row_kernels_amx, row_kernels_avx512>;
 constexpr auto kAvx512Bf16Kernels =
     set_of<tile_kernels_avx512_bf16_pairs, tile_kernels_avx512, row_kernels_avx512_bf16, row_kernels_avx512>;
 constexpr auto kAvx512Kernels = kFloatsOnly<tile_kernels_avx512, row_kernels_avx512>;
 constexpr auto kAvx2Kernels = kFloatsOnly<tile_kernels_avx2, row_kernels_avx2>;
-constexpr auto kAvx512Bf16Burst = burst_avx512_bf16, kAvx512Burst = burst_avx512;
+constexpr auto kAmxBurst = burst_amx, kAvx512Bf16Burst = burst_avx512_bf16, kAvx512Burst = burst_avx512;
 #else
-constexpr auto kAvx512Bf16Kernels = nullptr, kAvx512Kernels = nullptr, kAvx2Kernels = nullptr;
-constexpr auto kAvx512Bf16Burst = nullptr, kAvx512Burst = nullptr;
+constexpr auto kAmxKernels = nullptr, kAvx512Bf16Kernels = nullptr, kAvx512Kernels = nullptr, kAvx2Kernels = nullptr;
+constexpr auto kAmxBurst = nullptr, kAvx512Bf16Burst = nullptr, kAvx512Burst = nullptr;
 #endif
 
-constexpr Level kLevels[] = {{.name = "avx512_bf16",
+#if MLA_CPU_EMULATED_AMX
+constexpr Level kEmulatedAmx = {
+    .name = "amx_emulated",
+    .row = "cpu_amx_emulated",
+    .needs = kAvx512Needs,
+    .registers = Registers::kZmm,
+    .multiplied = Arithmetic::kBF16,
+    .all_operations = false,
+    .kernels =
+        set_of<tile_kernels_amx_emulated_pairs, tile_kernels_avx512, row_kernels_amx_emulated, row_kernels_avx512>,
+    .burst = nullptr};
+#endif
+
+constexpr Level kLevels[] = {{.name = "amx",
+                              .row = "cpu_amx",
+                              .needs = kAmxNeeds,
+                              .registers = Registers::kTiles,
+                              .multiplied = Arithmetic::kBF16,
+                              .all_operations = false,
+                              .kernels = kAmxKernels,
+                              .burst = kAmxBurst},
+                             {.name = "avx512_bf16",
                               .row = "cpu_avx512_bf16",
                               .needs = kAvx512Bf16Needs,
                               .registers = Registers::kZmm,
@@ -68,7 +92,11 @@ constexpr Level kLevels[] = {{.name = "avx512_bf16",
                               .multiplied = Arithmetic::kF32,
                               .kernels = kAvx2Kernels,
                               .burst = nullptr},
-                             kPortable};
+                             kPortable,
+#if MLA_CPU_EMULATED_AMX
+                             kEmulatedAmx
+#endif
+};
 
 }  // namespace
 
@@ -84,15 +112,18 @@ core::Reason missing(const Level& level) {
   return {};
 }
 
-core::Reason slower_pairs(std::span<const IsaLevel> isa) {
-  const auto rate = [&](std::string_view name) {
-    const auto it = std::ranges::find(isa, name, &IsaLevel::name);
-    return it != isa.end() ? it->gflops : 0.0;
-  };
-  const double pairs = rate("avx512_bf16"), floats = rate("avx512");
-  if (pairs >= floats) return {};
+double gflops(const Level& level, std::span<const IsaLevel> isa) {
+  const auto it = std::ranges::find(isa, level.name, &IsaLevel::name);
+  return it != isa.end() ? it->gflops : 0.0;
+}
+
+core::Reason slower_pairs(const Level& level, std::span<const IsaLevel> isa) {
+  if (level.burst == nullptr) return "can, with the instructions in software";
+  const auto floats = std::ranges::find(isa, "avx512", &IsaLevel::name);
+  const double pairs = gflops(level, isa), of_f32 = floats != isa.end() ? floats->gflops : 0.0;
+  if (pairs >= of_f32) return {};
   return core::Reason::format("can, but a thread multiplies {:.0f} GFLOP/s of bf16 pairs here, and {:.0f} of f32",
-                              pairs, floats);
+                              pairs, of_f32);
 }
 
 Numerics numerics(const Level& level, const Problem& problem) {

@@ -14,7 +14,7 @@
 namespace mla::cpu {
 
 /// Names the vector registers that the operating system must save on a task switch.
-enum class Registers : uint8_t { kBaseline, kYmm, kZmm };
+enum class Registers : uint8_t { kBaseline, kYmm, kZmm, kTiles };
 
 struct Level {
   std::string_view name;                    // "avx2"
@@ -23,6 +23,7 @@ struct Level {
   Registers registers;
   // How bf16 queries are multiplied with keys that bf16 holds; all others are multiplied in f32.
   Arithmetic multiplied;
+  bool all_operations = true;     // false: only those that multiply, attention and the indexer's logits
   const KernelSet& (*kernels)();  // null if not in this build; may be called only where the machine has the level
   // Measures, in some 10 us, what a thread multiplies and adds in a second with the level's widest instruction, in 10^9
   // operations; null if nobody needs to know.
@@ -35,11 +36,13 @@ std::span<const Level> levels();
 /// Returns what this machine or this build lacks for the level; empty if nothing.
 core::Reason missing(const Level& level);
 
-/// Returns why, on this machine, a level behind it is faster at what it multiplies pairs of bf16 for; empty if none is.
-/// The bf16 dot product has twice the rate of f32's FMA on some processors (AMD Zen 5: 471 and 252 GFLOP/s a thread),
-/// and half of it on others (Intel with AMX: 69 and 140), whose models virtual machines hide. isa_levels() has the
-/// rates.
-core::Reason slower_pairs(std::span<const IsaLevel> isa);
+/// Returns what a thread multiplies with the level's widest instruction, in 10^9 operations a second; 0 if unknown.
+double gflops(const Level& level, std::span<const IsaLevel> isa);
+
+/// Returns why, on this machine, a level that multiplies bf16 is slower than f32's FMA; empty if it is not. The bf16
+/// dot product has twice that rate on some processors (AMD Zen 5: 471 and 252 GFLOP/s a thread), and half of it on
+/// others (Intel with AMX: 69 and 140), whose models virtual machines hide. isa_levels() has the rates.
+core::Reason slower_pairs(const Level& level, std::span<const IsaLevel> isa);
 
 /// Returns how the level computes a problem.
 Numerics numerics(const Level& level, const Problem& problem);

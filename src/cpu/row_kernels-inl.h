@@ -10,6 +10,9 @@
 #include "cpu/pool-inl.h"
 #include "cpu/row_kernels.h"
 #include "cpu/vectors-inl.h"
+#if MLA_CPU_TILES
+#include "cpu/tile_unit-inl.h"
+#endif
 
 namespace mla::cpu::MLA_CPU_ISA {
 namespace {
@@ -373,6 +376,7 @@ void pack_indexer_queries(const void* q, DType dtype, int64_t head_stride, int32
 /// Returns max(0, x); NaN stays NaN.
 HWY_INLINE FloatVec positive_part(FloatVec x) { return hn::IfThenZeroElse(hn::Lt(x, hn::Zero(kFloats)), x); }
 
+#if !MLA_CPU_TILES
 /// Adds to sums[j] the weighted products of kGroups groups of heads with key j, for kKeysTogether keys. A lane is a
 /// head of a group.
 template <int32_t kGroups>
@@ -394,6 +398,7 @@ HWY_INLINE void indexer_tile(const uint32_t* q, const float* weights, const uint
         hn::MulAdd(weight, positive_part(dots[g][j]), sums[j]);
   }
 }
+#endif
 
 /// Converts a key of MXFP4 to bf16.
 HWY_INLINE void dequantize_mxfp4(const uint8_t* elements, const uint8_t* ue8m0, uint16_t* bf16) {
@@ -436,15 +441,99 @@ HWY_INLINE void load_unscaled_keys(const IndexerKeys& keys, int32_t num_keys, ui
     load_steps(keys.elements + j * int64_t{kHeadDim}, DType::kE4M3, unscaled, steps + j * kHeadSteps);
 }
 
-void indexer_sums(const uint32_t* packed, int32_t num_heads, const float* weights, const IndexerKeys& keys,
-                  int32_t num_keys, bool add, float* sums) {
-  alignas(64) uint32_t steps[kIndexerKeys * kHeadSteps];
+/// Loads keys as steps, without their scale if they have one, and zeros behind them up to a multiple of kMultiple keys.
+template <int32_t kMultiple>
+HWY_INLINE void load_keys(const IndexerKeys& keys, int32_t num_keys, uint32_t* steps) {
   if (indexer_layout(keys.format).num_scales() == 1)
     load_unscaled_keys(keys, num_keys, steps);
   else
     load_scaled_keys(keys, num_keys, steps);
-  const int32_t padded = (num_keys + kKeysTogether - 1) / kKeysTogether * kKeysTogether;
+  const int32_t padded = (num_keys + kMultiple - 1) / kMultiple * kMultiple;
   std::fill(steps + num_keys * kHeadSteps, steps + padded * kHeadSteps, 0U);
+}
+
+#if MLA_CPU_TILES
+/// Stores the products of kGroups groups of heads with kKeyTiles times 16 keys as [group][key][head].
+template <int32_t kKeyTiles, int32_t kGroups>
+HWY_INLINE void multiply_heads(const uint32_t* q, const uint32_t* keys, float* dots) {
+  zero_tile<0>();
+  if (kGroups == 2) zero_tile<1>();
+  if (kKeyTiles == 2) zero_tile<2>();
+  if (kKeyTiles == 2 && kGroups == 2) zero_tile<3>();
+  constexpr int64_t kKeyBytes = kHeadSteps * sizeof(uint32_t);
+  MLA_UNROLL for (int32_t step = 0; step < kHeadSteps; step += kTileWords) {
+    load_tile<4>(q + step * kLanes, kTileBytes);
+    load_tile<6>(keys + step, kKeyBytes);
+    multiply_tiles<0, 6, 4>();
+    if (kGroups == 2) load_tile<5>(q + kGroupWords + step * kLanes, kTileBytes);
+    if (kGroups == 2) multiply_tiles<1, 6, 5>();
+    if (kKeyTiles == 2) load_tile<7>(keys + kTileRows * kHeadSteps + step, kKeyBytes);
+    if (kKeyTiles == 2) multiply_tiles<2, 7, 4>();
+    if (kKeyTiles == 2 && kGroups == 2) multiply_tiles<3, 7, 5>();
+  }
+  constexpr int32_t kGroupDots = kIndexerKeys * kLanes;
+  store_tile<0>(dots, kTileBytes);
+  if (kGroups == 2) store_tile<1>(dots + kGroupDots, kTileBytes);
+  if (kKeyTiles == 2) store_tile<2>(dots + kTileSize, kTileBytes);
+  if (kKeyTiles == 2 && kGroups == 2) store_tile<3>(dots + kGroupDots + kTileSize, kTileBytes);
+}
+
+/// Returns the sums of the lanes of 16 vectors.
+HWY_INLINE FloatVec sums_of_lanes(const FloatVec* vectors) {
+  __m512 fours[4];
+  MLA_UNROLL for (int32_t i = 0; i < 4; ++i) {
+    const auto pair = [&](int32_t first) HWY_ATTR {
+      const __m512 a = vectors[first].raw, b = vectors[first + 1].raw;
+      return _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
+    };
+    const __m512d low = pair(4 * i), high = pair(4 * i + 2);
+    fours[i] =
+        _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(low, high)), _mm512_castpd_ps(_mm512_unpackhi_pd(low, high)));
+  }
+  __m512 eights[2];
+  MLA_UNROLL for (int32_t i = 0; i < 2; ++i) {
+    const __m512 a = fours[2 * i], b = fours[2 * i + 1];
+    eights[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xEE));
+  }
+  return FloatVec{_mm512_add_ps(_mm512_shuffle_f32x4(eights[0], eights[1], 0x88),
+                                _mm512_shuffle_f32x4(eights[0], eights[1], 0xDD))};
+}
+
+void indexer_sums(const uint32_t* packed, int32_t num_heads, const float* weights, const IndexerKeys& keys,
+                  int32_t num_keys, bool add, float* sums) {
+  alignas(64) uint32_t steps[kIndexerKeys * kHeadSteps];
+  alignas(64) float dots[kIndexerHeads / kLanes][kIndexerKeys][kLanes];
+  load_keys<kTileRows>(keys, num_keys, steps);
+  const int32_t num_groups = (num_heads + kLanes - 1) / kLanes;
+  for (int32_t key = 0; key < num_keys; key += 2 * kTileRows)
+    for (int32_t group = 0; group < num_groups; group += 2) {
+      const uint32_t* const q = packed + group * kGroupWords;
+      const uint32_t* const rows = steps + key * kHeadSteps;
+      float* const out = dots[group][key];
+      if (key + kTileRows < num_keys)
+        group + 1 < num_groups ? multiply_heads<2, 2>(q, rows, out) : multiply_heads<2, 1>(q, rows, out);
+      else
+        group + 1 < num_groups ? multiply_heads<1, 2>(q, rows, out) : multiply_heads<1, 1>(q, rows, out);
+    }
+  for (int32_t first = 0; first < num_keys; first += kTileRows) {
+    FloatVec by_lane[kTileRows];
+    MLA_UNROLL for (int32_t j = 0; j < kTileRows; ++j) by_lane[j] = hn::Zero(kFloats);
+    for (int32_t group = 0; group < num_groups; ++group) {
+      const FloatVec weight = hn::LoadU(kFloats, weights + group * kLanes);
+      MLA_UNROLL for (int32_t j = 0; j < kTileRows; ++j) by_lane[j] =
+          hn::MulAdd(weight, positive_part(hn::LoadU(kFloats, dots[group][first + j])), by_lane[j]);
+    }
+    const FloatVec totals = sums_of_lanes(by_lane);
+    const auto some = hn::FirstN(kFloats, static_cast<size_t>(num_keys - first));
+    const FloatVec before = add ? hn::MaskedLoad(some, kFloats, sums + first) : hn::Zero(kFloats);
+    hn::BlendedStore(before + totals, some, kFloats, sums + first);
+  }
+}
+#else
+void indexer_sums(const uint32_t* packed, int32_t num_heads, const float* weights, const IndexerKeys& keys,
+                  int32_t num_keys, bool add, float* sums) {
+  alignas(64) uint32_t steps[kIndexerKeys * kHeadSteps];
+  load_keys<kKeysTogether>(keys, num_keys, steps);
   for (int32_t first = 0; first < num_keys; first += kKeysTogether) {
     FloatVec by_lane[kKeysTogether];
     MLA_UNROLL for (int32_t j = 0; j < kKeysTogether; ++j) by_lane[j] = hn::Zero(kFloats);
@@ -461,6 +550,7 @@ void indexer_sums(const uint32_t* packed, int32_t num_heads, const float* weight
     }
   }
 }
+#endif
 
 // ---- top-k ----
 
@@ -575,6 +665,13 @@ constexpr RowKernels kRowTable = {
     .norm_factor = norm_factor,
     .scale_channels = scale_channels,
     .apply_gate = apply_gate,
+#if MLA_CPU_TILES
+    .begin = configure_tiles,
+    .end = release_tiles,
+#else
+    .begin = nullptr,
+    .end = nullptr,
+#endif
     .pack_indexer_queries = pack_indexer_queries,
     .multiplies_pairs = kPack == 2,
     .indexer_sums = indexer_sums,

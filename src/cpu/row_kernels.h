@@ -94,6 +94,10 @@ struct RowKernels {
   /// Divides n floats by 1 + e^-gate.
   void (*apply_gate)(float* x, const float* gate, int32_t n);
 
+  /// A thread calls `begin` before indexer_sums and `end` after it; null where nothing is to be done.
+  void (*begin)();
+  void (*end)();
+
   /// Packs the queries of at most kIndexerHeads heads, `head_stride` elements apart, by head and channel as f32 or bf16
   /// pairs, whichever the table multiplies. Tables that multiply pairs take bf16 and e4m3, the others any type.
   void (*pack_indexer_queries)(const void* q, DType dtype, int64_t head_stride, int32_t num_heads, uint32_t* packed);
@@ -114,6 +118,8 @@ struct RowKernels {
 };
 
 // There is one table per instruction set; null where this build has none.
+const RowKernels* row_kernels_amx();
+const RowKernels* row_kernels_amx_emulated();
 const RowKernels* row_kernels_avx512_bf16();
 const RowKernels* row_kernels_avx512();
 const RowKernels* row_kernels_avx2();

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // This is the one source of all tile kernels. One translation unit per instruction set, compiled with that set's flags,
-// includes it after defining MLA_CPU_ISA (a namespace) and MLA_CPU_BF16_PAIRS (0 or 1). Everything has internal
-// linkage, so that the linker never picks a function compiled for a newer processor in place of one for an older.
+// includes it after defining MLA_CPU_ISA (a namespace), MLA_CPU_BF16_PAIRS (0 or 1) and MLA_CPU_TILES (0 for vectors;
+// see tile_unit-inl.h). Everything has internal linkage, so that the linker never picks a function compiled for a newer
+// processor in place of one for an older.
 //
 // The register tiles (docs/kernels/cpu.md) are kScoreVectors x kKeyTile in `scores` and kRowTile x kValueVectors in
-// `accumulate`.
+// `accumulate`. With AMX both are two by two of its tiles.
 #include <hwy/cache_control.h>
 
 #include <array>
@@ -14,6 +15,9 @@
 #include "cpu/e4m3-inl.h"
 #include "cpu/tile_kernels.h"
 #include "cpu/vectors-inl.h"
+#if MLA_CPU_TILES
+#include "cpu/tile_unit-inl.h"
+#endif
 
 namespace mla::cpu::MLA_CPU_ISA {
 namespace {
@@ -95,6 +99,7 @@ class TilePrefetcher {
   int32_t key_, total_, per_call_, line_ = 0;
 };
 
+#if !MLA_CPU_TILES
 template <int32_t kRows>
 HWY_INLINE void score_tile(const uint32_t* q, int64_t q_group_stride, const Segment* segments, int32_t num_segments,
                            TilePrefetcher prefetcher, int32_t key, float* s, int64_t s_group_stride) {
@@ -126,7 +131,7 @@ HWY_INLINE void score_tile(const uint32_t* q, int64_t q_group_stride, const Segm
 
 void scores(const uint32_t* q, int64_t q_group_stride, int32_t num_groups, const Segment* segments,
             int32_t num_segments, const Prefetch& prefetch, int32_t key_begin, int32_t key_end, float* s,
-            int64_t s_group_stride) {
+            int64_t s_group_stride, const Background& /*background*/) {
   const Prefetch nothing;
   int32_t chunks = 0;
   for (int32_t i = 0; i < num_segments; ++i) chunks += segments[i].steps / kStepChunk;
@@ -147,6 +152,7 @@ void scores(const uint32_t* q, int64_t q_group_stride, int32_t num_groups, const
     }
   }
 }
+#endif
 
 // ---- softmax ----
 
@@ -173,16 +179,16 @@ void shape_scores(float* s, int32_t num_keys, float scale, float cap, const floa
   }
 }
 
-/// Stores the P of two neighbouring keys as one step.
-HWY_INLINE void store_probability(const FloatVec* pair, uint32_t* p) {
+/// Returns the P of two neighbouring keys as one step.
+HWY_INLINE WordVec step_of(const FloatVec* pair) {
 #if MLA_CPU_BF16_PAIRS
   // P is finite and not negative, so that adding half a unit rounds to nearest.
   const WordVec half = hn::Set(kWords, 0x8000U);
   const WordVec low = hn::ShiftRight<16>(hn::BitCast(kWords, pair[0]) + half);
   const WordVec high = hn::And(hn::BitCast(kWords, pair[1]) + half, hn::Set(kWords, 0xFFFF0000U));
-  hn::StoreU(hn::Or(low, high), kWords, p);
+  return hn::Or(low, high);
 #else
-  hn::StoreU(hn::BitCast(kWords, pair[0]), kWords, p);
+  return hn::BitCast(kWords, pair[0]);
 #endif
 }
 
@@ -194,85 +200,112 @@ HWY_INLINE FloatVec load_score(const float* s, int32_t key, hn::Vec<Ints> limit)
   return hn::IfThenElse(visible, score, hn::Set(kFloats, -HUGE_VALF));
 }
 
+#if !MLA_CPU_TILES
 template <bool kMasked>
-HWY_INLINE void softmax_block(const float* s, int32_t num_keys, const int32_t* limits, float scale_log2, float* m,
-                              float* l, float* alpha, uint32_t* p) {
+HWY_INLINE void softmax_block(const SoftmaxBlock& block) {
   const FloatVec lowest = hn::Set(kFloats, -HUGE_VALF);
-  const FloatVec scale = hn::Set(kFloats, scale_log2);
-  const auto limit = kMasked ? hn::LoadU(kInts, limits) : hn::Zero(kInts);
+  const FloatVec scale = hn::Set(kFloats, block.scale_log2);
+  const auto limit = kMasked ? hn::LoadU(kInts, block.limit) : hn::Zero(kInts);
   FloatVec top[kPack];
   MLA_UNROLL for (int32_t i = 0; i < kPack; ++i) top[i] = lowest;
-  for (int32_t key = 0; key < num_keys; key += kPack)
-    MLA_UNROLL for (int32_t i = 0; i < kPack; ++i) top[i] = hn::Max(top[i], load_score<kMasked>(s, key + i, limit));
+  for (int32_t key = 0; key < block.num_keys; key += kPack)
+    MLA_UNROLL for (int32_t i = 0; i < kPack; ++i) top[i] =
+        hn::Max(top[i], load_score<kMasked>(block.s, key + i, limit));
 
-  const FloatVec old_m = hn::LoadU(kFloats, m);
-  const FloatVec new_m = hn::Max(old_m, hn::Max(top[0], top[kPack - 1]) * scale);
+  const FloatVec old_max = hn::LoadU(kFloats, block.max);
+  const FloatVec new_max = hn::Max(old_max, hn::Max(top[0], top[kPack - 1]) * scale);
   // Because -inf - -inf would be NaN.
-  const FloatVec base = hn::IfThenElse(hn::Eq(new_m, lowest), hn::Zero(kFloats), new_m);
-  const FloatVec rescale = exp2_nonpositive(old_m - base);
-  hn::StoreU(new_m, kFloats, m);
-  hn::StoreU(rescale, kFloats, alpha);
+  const FloatVec base = hn::IfThenElse(hn::Eq(new_max, lowest), hn::Zero(kFloats), new_max);
+  const FloatVec rescale = exp2_nonpositive(old_max - base);
+  hn::StoreU(new_max, kFloats, block.max);
+  hn::StoreU(new_max, kFloats, block.base);
+  hn::StoreU(rescale, kFloats, block.alpha);
 
   FloatVec sum[kPack];
   MLA_UNROLL for (int32_t i = 0; i < kPack; ++i) sum[i] = hn::Zero(kFloats);
-  for (int32_t key = 0; key < num_keys; key += kPack) {
+  for (int32_t key = 0; key < block.num_keys; key += kPack) {
     FloatVec e[kPack];
     MLA_UNROLL for (int32_t i = 0; i < kPack; ++i) {
-      e[i] = exp2_nonpositive(hn::MulSub(load_score<kMasked>(s, key + i, limit), scale, base));
+      e[i] = exp2_nonpositive(hn::MulSub(load_score<kMasked>(block.s, key + i, limit), scale, base));
       sum[i] = sum[i] + e[i];
     }
-    store_probability(e, p + static_cast<int64_t>(key / kPack) * kLanes);
+    hn::StoreU(step_of(e), kWords, block.p + static_cast<int64_t>(key / kPack) * kLanes);
   }
   const FloatVec total = kPack == 2 ? sum[0] + sum[kPack - 1] : sum[0];
-  hn::StoreU(hn::MulAdd(hn::LoadU(kFloats, l), rescale, total), kFloats, l);
+  hn::StoreU(hn::MulAdd(hn::LoadU(kFloats, block.sum), rescale, total), kFloats, block.sum);
 }
 
-void softmax(const float* s, int32_t num_keys, const int32_t* limit, float scale_log2, float* m, float* l, float* alpha,
-             uint32_t* p) {
-  if (limit != nullptr) {
-    softmax_block<true>(s, num_keys, limit, scale_log2, m, l, alpha, p);
+void softmax(const SoftmaxBlock& block) {
+  if (block.limit != nullptr) {
+    softmax_block<true>(block);
   } else {
-    softmax_block<false>(s, num_keys, limit, scale_log2, m, l, alpha, p);
+    softmax_block<false>(block);
   }
 }
+#endif
 
 // ---- values ----
 
 #if MLA_CPU_BF16_PAIRS
+#if MLA_CPU_TILES
+constexpr int32_t kKeysPadded = kTileKeys;  // a slab has whole tiles of keys; those that are missing are zeros
+/// Interleaving within 128 bits takes one instruction for 16 steps, and permutes a slab's channels.
+constexpr std::array<uint8_t, kSlab> kSlabPositions = [] {
+  std::array<uint8_t, kSlab> positions = {};
+  for (uint8_t c = 0; c < kSlab; ++c) positions[c] = static_cast<uint8_t>(c % 8 / 4 * 16 + c / 8 * 4 + c % 4);
+  return positions;
+}();
+#else
+constexpr int32_t kKeysPadded = 2;
+#endif
+
 /// Packs a slab in small steps: each call of `step` interleaves 32 channels of two keys.
 class SlabPacker {
  public:
   SlabPacker(const SlabSource& source, uint32_t* v)
-      : source_(source), v_(v), end_((source.num_keys + 1) / 2 * (source.width / 32)) {}
+      : source_(source),
+        v_(v),
+        pairs_(round_up(source.num_keys, kKeysPadded) / 2),
+        remaining_(pairs_ * (source.width / 32) * source.num_slabs) {}
 
-  int32_t remaining() const { return end_ - unit_; }
+  int32_t remaining() const { return remaining_; }
 
   HWY_INLINE void step() {
+    const int32_t key = 2 * pair_;
+    const bool paired = key + 1 < source_.num_keys;  // the last of an odd number of keys is paired with zeros
+    const auto* even =
+        static_cast<const uint16_t*>(source_.rows[HWY_MIN(key, source_.num_keys - 1)]) + source_.channel + half_;
+    const auto* odd =
+        static_cast<const uint16_t*>(source_.rows[paired ? key + 1 : source_.num_keys - 1]) + source_.channel + half_;
+    const __m512i a = _mm512_maskz_loadu_epi16(kKeysPadded == 2 || key < source_.num_keys ? ~0U : 0U, even);
+    const __m512i b = _mm512_maskz_loadu_epi16(paired ? ~0U : 0U, odd);
+    uint32_t* out = v_ + static_cast<int64_t>(pair_) * kSlab + half_;
+#if MLA_CPU_TILES
+    _mm512_storeu_si512(out, _mm512_unpacklo_epi16(a, b));
+    _mm512_storeu_si512(out + 16, _mm512_unpackhi_epi16(a, b));
+#else
     alignas(64) static constexpr uint16_t kLow[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
                                                       8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
     const __m512i low = _mm512_load_si512(kLow);
     const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
-    const bool last = 2 * pair_ + 1 == source_.num_keys;  // the last of an odd number of keys is paired with zeros
-    const auto* even = static_cast<const uint16_t*>(source_.rows[2 * pair_]) + source_.channel + half_;
-    const auto* odd = static_cast<const uint16_t*>(source_.rows[2 * pair_ + (last ? 0 : 1)]) + source_.channel + half_;
-    const __m512i a = _mm512_loadu_si512(even);
-    const __m512i b = _mm512_maskz_loadu_epi16(last ? 0U : ~0U, odd);
-    uint32_t* out = v_ + static_cast<int64_t>(pair_) * kSlab + half_;
     _mm512_storeu_si512(out, _mm512_permutex2var_epi16(a, low, b));
     _mm512_storeu_si512(out + 16, _mm512_permutex2var_epi16(a, high, b));
-    ++unit_;
+#endif
+    --remaining_;
     half_ += 32;
-    if (half_ == source_.width) {
-      half_ = 0;
-      ++pair_;
-    }
+    if (half_ < source_.width) return;
+    half_ = 0;
+    if (++pair_ < pairs_) return;
+    pair_ = 0;
+    source_.channel += kSlab;
+    v_ += source_.slab_stride;
   }
 
  private:
-  const SlabSource source_;
+  SlabSource source_;
   uint32_t* v_;
-  int32_t end_;
-  int32_t unit_ = 0, pair_ = 0, half_ = 0;
+  int32_t pairs_, remaining_;
+  int32_t pair_ = 0, half_ = 0;
 };
 
 void pack_slab(const SlabSource& source, uint32_t* v) {
@@ -305,6 +338,7 @@ void pack_slab(const SlabSource& source, uint32_t* v) {
 
 // ---- output ----
 
+#if !MLA_CPU_TILES
 /// Calls `between` after each step along the keys, to do a little other work there.
 template <class Between>
 HWY_INLINE void accumulate_tile(const uint32_t* p, const uint32_t* v, int32_t key_steps, const float* alpha, bool first,
@@ -333,6 +367,8 @@ HWY_INLINE void accumulate_tile(const uint32_t* p, const uint32_t* v, int32_t ke
   MLA_UNROLL for (int32_t r = 0; r < kRowTile; ++r) MLA_UNROLL for (int32_t c = 0; c < kValueVectors; ++c)
       hn::StoreU(sum[r][c], kFloats, o + r * kSlab + c * kLanes);
 }
+
+#endif
 
 /// Copies the rows of one source after another in small steps: each call of `step` copies 64 bytes.
 class RowCopier {
@@ -374,8 +410,15 @@ void copy_rows(const RowCopy& copy) {
   for (RowCopier copier({copy}); copier.remaining() > 0;) copier.step();
 }
 
-void accumulate(const uint32_t* p, int64_t p_group_stride, const uint32_t* v, const int32_t* key_steps,
-                int32_t num_rows, const float* alpha, bool first, float* o, const Background& background) {
+#if MLA_CPU_TILES
+}  // namespace
+}  // namespace mla::cpu::MLA_CPU_ISA
+#include "cpu/tile_products-inl.h"
+namespace mla::cpu::MLA_CPU_ISA {
+namespace {
+#else
+void accumulate(const ValueProducts& products, const Background& background) {
+  const auto [p, p_group_stride, v, key_steps, num_rows, alpha, first, o, num_slabs, v_stride, o_stride] = products;
 #if MLA_CPU_BF16_PAIRS
   RowCopier copier(background.copies);
   SlabPacker packer(background.v != nullptr ? background.slab : SlabSource{}, background.v);
@@ -410,6 +453,7 @@ void accumulate(const uint32_t* p, int64_t p_group_stride, const uint32_t* v, co
   finish(packer);
 #endif
 }
+#endif
 
 /// Returns whether no element of a row of `bytes` bytes has all exponent bits set, so that all are finite.
 template <class Tag>
@@ -440,12 +484,29 @@ HWY_INLINE void store_output(FloatVec x, void* to, DType dtype) {
   store_low_bytes(f32_to_e4m3(x), static_cast<uint8_t*>(to));
 }
 
+#if MLA_CPU_TILES
+/// Puts the channels of a slab, which lie as kSlabPositions says, in order.
+HWY_INLINE void order_slab(FloatVec* values) {
+  alignas(64) static constexpr int64_t kLow[8] = {0, 1, 8, 9, 2, 3, 10, 11};
+  const __m512i low = _mm512_load_si512(kLow), high = _mm512_add_epi64(low, _mm512_set1_epi64(4));
+  const __m512d a = _mm512_castps_pd(values[0].raw), b = _mm512_castps_pd(values[1].raw);
+  values[0].raw = _mm512_castpd_ps(_mm512_permutex2var_pd(a, low, b));
+  values[1].raw = _mm512_castpd_ps(_mm512_permutex2var_pd(a, high, b));
+}
+#endif
+
 template <DType kDtype>
 HWY_INLINE void store_row_as(const float* o, int64_t o_slab_stride, int32_t d_v, float factor, void* dst) {
   const FloatVec scale = hn::Set(kFloats, factor);
-  for (int32_t slab = 0; slab < d_v / kSlab; ++slab, o += o_slab_stride)
-    MLA_UNROLL for (int32_t i = 0; i < kSlab; i += kLanes)
-        store_output(hn::LoadU(kFloats, o + i) * scale, advance(dst, kDtype, slab * kSlab + i), kDtype);
+  for (int32_t slab = 0; slab < d_v / kSlab; ++slab, o += o_slab_stride) {
+    FloatVec values[kSlab / kLanes];
+    MLA_UNROLL for (int32_t i = 0; i < kSlab / kLanes; ++i) values[i] = hn::LoadU(kFloats, o + i * kLanes);
+#if MLA_CPU_TILES
+    order_slab(values);
+#endif
+    MLA_UNROLL for (int32_t i = 0; i < kSlab / kLanes; ++i)
+        store_output(values[i] * scale, advance(dst, kDtype, slab * kSlab + i * kLanes), kDtype);
+  }
 }
 
 void store_row(const float* o, int64_t o_slab_stride, int32_t d_v, float factor, void* dst, DType dtype) {
@@ -493,6 +554,21 @@ void prefetch_for_write(const void* begin, int64_t bytes) {
 constexpr TileKernels kTable = {
     .lanes = kLanes,
     .pack = kPack,
+#if MLA_CPU_TILES
+    .panel_groups = kPanelGroups,
+    .tile_keys = kTileRows,
+    .key_block = 256,
+    .slab_positions = kSlabPositions.data(),
+    .begin = configure_tiles,
+    .end = release_tiles,
+#else
+    .panel_groups = kRowVectors,
+    .tile_keys = 1,
+    .key_block = 96,
+    .slab_positions = nullptr,
+    .begin = nullptr,
+    .end = nullptr,
+#endif
     .pack_queries = pack_queries,
     .scores = scores,
     .shape_scores = shape_scores,

@@ -12,6 +12,9 @@
 //   p  [group][key step][lanes]        P, 32-bit steps along the keys
 //   v  [slab][key step][kSlab]         values, kSlab channels a slab, 32-bit steps along the keys
 //   o  [slab][row][kSlab]       f32    running output
+//
+// Kernels that multiply whole tiles with AMX read p as [group][32 keys][lanes][16 steps], and v and o with the channels
+// of a slab in the order of slab_positions.
 #pragma once
 
 #include <array>
@@ -27,7 +30,8 @@ inline constexpr int32_t kMaxLanes = 16;   // lanes of the widest table
 inline constexpr int32_t kStepChunk = 16;  // the steps of every segment are a multiple of this, one cache line
 // Keys whose scores one tile computes; row lists are padded to a multiple of it.
 inline constexpr int32_t kKeyTile = 8;
-inline constexpr int32_t kRowVectors = 2;  // groups whose scores are computed together
+inline constexpr int32_t kRowVectors = 2;       // groups whose scores kernels of vectors compute together
+inline constexpr int32_t kMostPanelGroups = 4;  // groups whose scores any kernels compute together
 
 /// Describes a run of steps of every key. rows[key] points at the first step; rows need no alignment, and the list
 /// fills whole key tiles.
@@ -53,6 +57,9 @@ struct SlabSource {
   int32_t num_keys = 0;
   int64_t channel = 0;
   int32_t width = kSlab;
+  // With pack 2 the slabs behind it may follow, slab_stride steps apart.
+  int32_t num_slabs = 1;
+  int64_t slab_stride = 0;
 };
 
 /// Describes a copy of num_rows rows of `lines` times 64 bytes to one contiguous place.
@@ -63,36 +70,77 @@ struct RowCopy {
   void* to = nullptr;
 };
 
-/// Describes work for the next slab or block that `accumulate` does between its multiplies, with pack 2 only.
+/// Describes the online softmax, in base 2, of one group over one key block. Row r sees key j iff j < limit[r]; a null
+/// limit hides nothing. For each row, max is the largest score so far (of s * scale_log2), and sum that of
+/// 2^(score - base). alpha receives the factors by which o must be multiplied.
+struct SoftmaxBlock {
+  const float* s = nullptr;
+  int32_t num_keys = 0;  // a multiple of `pack`
+  const int32_t* limit = nullptr;
+  float scale_log2 = 1.0F;
+  float* max = nullptr;
+  float* base = nullptr;
+  float* sum = nullptr;
+  float* alpha = nullptr;
+  uint32_t* p = nullptr;
+};
+
+/// Describes work that the multiplies of `scores` and `accumulate` hide, with pack 2 only.
 struct Background {
   std::array<RowCopy, 2> copies = {};
   SlabSource slab = {};  // packed into v after the copies, if v is given
   uint32_t* v = nullptr;
+  // Only where tile_keys > 1:
+  const SoftmaxBlock* softmax = nullptr;
+  int32_t num_softmax = 0;
+};
+
+/// Describes one slab of o = alpha * o + p . v for num_rows rows; rows up to the end of the last group may be written.
+/// Group g sums its first key_steps[g] steps; where these are 0, alpha is 1. If `first`, o is not read.
+struct ValueProducts {
+  const uint32_t* p = nullptr;
+  int64_t p_group_stride = 0;
+  const uint32_t* v = nullptr;
+  const int32_t* key_steps = nullptr;
+  int32_t num_rows = 0;
+  const float* alpha = nullptr;
+  bool first = false;
+  float* o = nullptr;
+  // Where tile_keys > 1 the slabs behind it may follow, as far apart as is said here, for at most panel_groups groups.
+  int32_t num_slabs = 1;
+  int64_t v_stride = 0, o_stride = 0;
 };
 
 struct TileKernels {
-  int32_t lanes;  // query rows of a group
-  int32_t pack;   // elements of a step: 2 (bf16 pairs) or 1 (f32)
+  int32_t lanes;         // query rows of a group
+  int32_t pack;          // elements of a step: 2 (bf16 pairs) or 1 (f32)
+  int32_t panel_groups;  // groups whose scores are computed together
+  // Keys that are loaded as one tile; the row lists of segments are padded to a multiple of it, and the rows of a tile
+  // are equally spaced. 1 where keys may lie anywhere.
+  int32_t tile_keys;
+  int32_t key_block;              // keys that are loaded and scored together
+  const uint8_t* slab_positions;  // [kSlab] where v and o hold a channel of a slab; null where in its place
+
+  // A thread calls `begin` before it multiplies and `end` after that; null where nothing is to be done.
+  void (*begin)();
+  void (*end)();
 
   /// Packs one group of query rows, `d` elements of `dtype` each, into q. Null rows give zeros; they come last.
   void (*pack_queries)(const void* const* rows, DType dtype, int32_t d, uint32_t* q);
 
-  /// Computes the scores of `num_groups` groups of rows with keys [key_begin, key_end). key_begin is a multiple of
-  /// kKeyTile, and key_end is rounded up to one.
+  /// Computes the scores of `num_groups` groups of rows, at most panel_groups, with keys [key_begin, key_end).
+  /// key_begin is a multiple of kKeyTile and of tile_keys, and key_end is rounded up to one. The background is only
+  /// done where tile_keys > 1.
   void (*scores)(const uint32_t* q, int64_t q_group_stride, int32_t num_groups, const Segment* segments,
                  int32_t num_segments, const Prefetch& prefetch, int32_t key_begin, int32_t key_end, float* s,
-                 int64_t s_group_stride);
+                 int64_t s_group_stride, const Background& background);
 
   /// Computes s = cap * tanh(scale * s / cap) + slope[r] * (key_position[j] - query_position[r]) for num_keys keys of
   /// one group. There is no tanh if cap is 0, and no slope if `slope` is null.
   void (*shape_scores)(float* s, int32_t num_keys, float scale, float cap, const float* slope,
                        const int32_t* query_position, const int32_t* key_position);
 
-  /// Computes the online softmax of one group over one key block, in base 2. Row r sees key j iff j < limit[r]; a null
-  /// limit masks nothing. m and l [lanes] are the running maximum (of score * scale_log2) and sum. alpha [lanes]
-  /// receives the factors by which o must be multiplied. num_keys is a multiple of `pack`.
-  void (*softmax)(const float* s, int32_t num_keys, const int32_t* limit, float scale_log2, float* m, float* l,
-                  float* alpha, uint32_t* p);
+  void (*softmax)(const SoftmaxBlock& block);
 
   /// Packs a slab.
   void (*pack_slab)(const SlabSource& source, uint32_t* v);
@@ -100,11 +148,8 @@ struct TileKernels {
   /// Copies rows.
   void (*copy_rows)(const RowCopy& copy);
 
-  /// Computes one slab of o = alpha * o + p . v for num_rows rows; rows up to the end of the last group may be written.
-  /// Group g sums its first key_steps[g] steps; where these are 0, alpha is 1. If `first`, o is not read. Between the
-  /// multiplies, which hide its loads, shuffles and stores, `background` is done.
-  void (*accumulate)(const uint32_t* p, int64_t p_group_stride, const uint32_t* v, const int32_t* key_steps,
-                     int32_t num_rows, const float* alpha, bool first, float* o, const Background& background);
+  /// Computes products, and between the multiplies, which hide its loads, shuffles and stores, the background.
+  void (*accumulate)(const ValueProducts& products, const Background& background);
 
   /// Multiplies every element by its group's scale, and rounds the products to bf16.
   void (*decode_row)(const QuantizedRow& row, uint16_t* to);
@@ -136,6 +181,8 @@ struct TileKernels {
 
 // There is one table per instruction set; null where this build has none. "pairs" multiplies bf16 pairs, the others
 // f32.
+const TileKernels* tile_kernels_amx_pairs();
+const TileKernels* tile_kernels_amx_emulated_pairs();
 const TileKernels* tile_kernels_avx512_bf16_pairs();
 const TileKernels* tile_kernels_avx512();
 const TileKernels* tile_kernels_avx2();

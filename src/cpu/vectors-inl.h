@@ -39,7 +39,9 @@ HWY_INLINE T load_unaligned(const void* from) {
 
 // ---- the multiply of one step ----
 
-#if MLA_CPU_BF16_PAIRS
+#if MLA_CPU_TILES
+constexpr int32_t kPack = 2;  // tile_unit-inl.h multiplies
+#elif MLA_CPU_BF16_PAIRS
 constexpr int32_t kPack = 2;
 using Operand = WordVec;
 HWY_INLINE Operand load_operand(const uint32_t* from) { return hn::LoadU(kWords, from); }

@@ -18,6 +18,8 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace mla {
@@ -40,6 +42,12 @@ constexpr bool bit(uint32_t word, int index) { return (word >> index & 1U) != 0;
 /// Returns the register sets that the operating system saves on a task switch (XCR0).
 __attribute__((target("xsave"))) uint64_t saved_registers() { return _xgetbv(0); }
 
+/// Asks Linux, which grants it once for all threads of a process, for the permission to use the data of tiles.
+bool may_use_tiles() {
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
 /// Holds the features that the processor reports, named as Linux names them.
 class Features {
  public:
@@ -47,21 +55,28 @@ class Features {
     const struct {
       std::string_view name;
       bool present;
-    } all[] = {{"avx2", bit(extended_.ebx, 5)},        {"fma", bit(basic_.ecx, 12)},
-               {"f16c", bit(basic_.ecx, 29)},          {"avx512f", bit(extended_.ebx, 16)},
-               {"avx512dq", bit(extended_.ebx, 17)},   {"avx512cd", bit(extended_.ebx, 28)},
-               {"avx512bw", bit(extended_.ebx, 30)},   {"avx512vl", bit(extended_.ebx, 31)},
-               {"avx512_bf16", bit(extended1_.eax, 5)}};
+    } all[] = {{"avx2", bit(extended_.ebx, 5)},         {"fma", bit(basic_.ecx, 12)},
+               {"f16c", bit(basic_.ecx, 29)},           {"avx512f", bit(extended_.ebx, 16)},
+               {"avx512dq", bit(extended_.ebx, 17)},    {"avx512cd", bit(extended_.ebx, 28)},
+               {"avx512bw", bit(extended_.ebx, 30)},    {"avx512vl", bit(extended_.ebx, 31)},
+               {"avx512_bf16", bit(extended1_.eax, 5)}, {"amx_bf16", bit(extended_.edx, 22)},
+               {"amx_tile", bit(extended_.edx, 24)}};
     return std::any_of(std::begin(all), std::end(all),
                        [&](const auto& feature) { return feature.name == name && feature.present; });
   }
   /// Returns whether the operating system saves these registers on a task switch.
   bool saves(cpu::Registers registers) const {
-    constexpr uint64_t kYmm = 0x06;  // SSE and AVX state
-    constexpr uint64_t kZmm = 0xE6;  // and the three parts of AVX-512 state
-    if (registers == cpu::Registers::kBaseline) return true;
-    const uint64_t wanted = registers == cpu::Registers::kZmm ? kZmm : kYmm;
-    return (saved_ & wanted) == wanted;
+    constexpr uint64_t kYmm = 0x06;       // SSE and AVX state
+    constexpr uint64_t kZmm = 0xE6;       // and the three parts of AVX-512 state
+    constexpr uint64_t kTiles = 0x600E6;  // and the configuration and the data of tiles
+    const auto saves_all = [&](uint64_t wanted) { return (saved_ & wanted) == wanted; };
+    switch (registers) {
+      case cpu::Registers::kBaseline: return true;
+      case cpu::Registers::kYmm: return saves_all(kYmm);
+      case cpu::Registers::kZmm: return saves_all(kZmm);
+      case cpu::Registers::kTiles: return saves_all(kTiles) && may_use_tiles();
+    }
+    return false;
   }
 
  private:
@@ -83,7 +98,9 @@ IsaLevel detect(const cpu::Level& level) {
   if (!result.cpu_has)
     result.detail = "processor lacks " + missing;
   else if (!result.os_allows)
-    result.detail = "operating system does not save the registers";
+    result.detail =
+        "operating system does not save the registers" +
+        std::string(level.registers == cpu::Registers::kTiles ? ", or does not permit this process to use them" : "");
   return result;
 }
 

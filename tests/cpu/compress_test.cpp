@@ -95,7 +95,7 @@ TEST_P(CompressTest, DivisionsIntoCallsGiveTheSameBits) {
   });
 }
 
-MLA_FOR_EVERY_LEVEL(CompressTest);
+MLA_FOR_LEVELS_OF_ALL_OPERATIONS(CompressTest);
 
 }  // namespace
 }  // namespace mla::cpu

@@ -386,7 +386,7 @@ TEST_P(RowOperationsTest, PhysicalSlotsAsTheReference) {
       }
 }
 
-MLA_FOR_EVERY_LEVEL(RowOperationsTest);
+MLA_FOR_LEVELS_OF_ALL_OPERATIONS(RowOperationsTest);
 
 }  // namespace
 }  // namespace mla::cpu

@@ -25,7 +25,12 @@ class TileKernelsTest : public LevelTest {
  protected:
   void SetUp() override {
     LevelTest::SetUp();
-    if (!IsSkipped()) kernels_ = &set_.pick(DType::kBF16, DType::kBF16);
+    if (IsSkipped()) return;
+    kernels_ = &set_.pick(DType::kBF16, DType::kBF16);
+    if (kernels_->begin != nullptr) kernels_->begin();
+  }
+  void TearDown() override {
+    if (kernels_ != nullptr && kernels_->end != nullptr) kernels_->end();
   }
 
   /// Returns the type of the table's elements: bf16 for pairs, f32 otherwise.
@@ -53,22 +58,47 @@ class TileKernelsTest : public LevelTest {
     return groups * steps * kernels_->lanes;
   }
 
+  bool whole_tiles() const { return kernels_->tile_keys > 1; }
+  /// Returns how many steps P of so many keys has room for.
+  int32_t padded_steps(int32_t num_keys) const {
+    const int32_t steps = (num_keys + kernels_->pack - 1) / kernels_->pack;
+    return (steps + kernels_->tile_keys - 1) / kernels_->tile_keys * kernels_->tile_keys;
+  }
+  /// Returns where a group's P has the step of a row.
+  size_t place_of(int32_t step, int32_t lane) const {
+    const int32_t lanes = kernels_->lanes, tile = kernels_->tile_keys;
+    return static_cast<size_t>(whole_tiles() ? (step / tile * lanes + lane) * tile + step % tile : step * lanes + lane);
+  }
+  float probability(const std::vector<uint32_t>& p, int32_t key, int32_t lane) const {
+    const uint32_t word = p[place_of(key / kernels_->pack, lane)];
+    if (kernels_->pack == 1) return std::bit_cast<float>(word);
+    return bf16_to_f32(static_cast<uint16_t>(key % 2 == 0 ? word & 0xFFFFU : word >> 16));
+  }
+  /// Returns where v and o have a channel of a slab.
+  size_t position(int32_t channel) const {
+    return static_cast<size_t>(kernels_->slab_positions != nullptr ? kernels_->slab_positions[channel] : channel);
+  }
+
   const TileKernels* kernels_ = nullptr;
   std::mt19937 random_{42};
 };
 
 TEST_P(TileKernelsTest, ScoresAreDotProducts) {
   const int32_t lanes = kernels_->lanes;
-  for (int32_t groups : {1, 2, 3})
-    for (int32_t num_keys : {1, 7, 8, 21}) {
+  for (int32_t groups : {1, 2, 3, 4})
+    for (int32_t num_keys : {1, 7, 8, 21, 32, 50}) {
+      if (groups > std::max(3, kernels_->panel_groups)) continue;
       const int32_t widths[] = {64, 32};
       const int32_t d = 96;
       const int32_t rows = groups * lanes;
       const auto q = random_values(static_cast<size_t>(rows * d));
       const auto k = random_values(static_cast<size_t>(num_keys * d));
       const auto q_bytes = stored(q);
-      const auto k_bytes = stored(k);
+      const int32_t key_tile = std::max(kKeyTile, kernels_->tile_keys);
+      const int32_t padded = (num_keys + key_tile - 1) / key_tile * key_tile;
+      auto k_bytes = stored(k);
       const auto element_bytes = size_of(element());
+      k_bytes.resize(static_cast<size_t>(padded * d) * element_bytes);
       std::vector<uint32_t> packed(static_cast<size_t>(lane_words(rows, d / kernels_->pack)));
       for (int32_t group = 0; group < groups; ++group) {
         std::vector<const void*> group_rows;
@@ -77,24 +107,24 @@ TEST_P(TileKernelsTest, ScoresAreDotProducts) {
         kernels_->pack_queries(group_rows.data(), element(), d,
                                &packed[static_cast<size_t>(group * d / kernels_->pack * lanes)]);
       }
-      const int32_t padded = (num_keys + kKeyTile - 1) / kKeyTile * kKeyTile;
       std::vector<std::vector<const void*>> lists(2, std::vector<const void*>(static_cast<size_t>(padded)));
       Segment segments[2];
       size_t offset = 0;
       for (size_t i = 0; i < 2; ++i) {
         for (int32_t key = 0; key < padded; ++key)
           lists[i][static_cast<size_t>(key)] =
-              &k_bytes[(static_cast<size_t>(std::min(key, num_keys - 1) * d) + offset) * element_bytes];
+              &k_bytes[(static_cast<size_t>((whole_tiles() ? key : std::min(key, num_keys - 1)) * d) + offset) *
+                       element_bytes];
         segments[i] = {.rows = lists[i].data(), .steps = widths[i] / kernels_->pack};
         offset += static_cast<size_t>(widths[i]);
       }
       const int64_t stride = static_cast<int64_t>(padded) * lanes;
       std::vector<float> s(static_cast<size_t>(groups * stride));
       const Prefetch prefetch{.rows = {lists[0].data(), lists[1].data()}, .lines = {3, 1}};
-      const int32_t middle = num_keys > kKeyTile ? kKeyTile : 0;  // in two calls
+      const int32_t middle = num_keys > key_tile ? key_tile : 0;  // in two calls
       const int64_t q_stride = static_cast<int64_t>(d / kernels_->pack) * lanes;
-      kernels_->scores(packed.data(), q_stride, groups, segments, 2, prefetch, 0, middle, s.data(), stride);
-      kernels_->scores(packed.data(), q_stride, groups, segments, 2, prefetch, middle, num_keys, s.data(), stride);
+      kernels_->scores(packed.data(), q_stride, groups, segments, 2, prefetch, 0, middle, s.data(), stride, {});
+      kernels_->scores(packed.data(), q_stride, groups, segments, 2, prefetch, middle, num_keys, s.data(), stride, {});
       for (int32_t row = 0; row < rows; ++row)
         for (int32_t key = 0; key < num_keys; ++key) {
           double expected = 0.0;
@@ -117,82 +147,101 @@ TEST_P(TileKernelsTest, MissingQueriesAreZero) {
 
 TEST_P(TileKernelsTest, SoftmaxIsOnline) {
   const auto lanes = static_cast<size_t>(kernels_->lanes);
-  constexpr int32_t kKeys = 48;
+  constexpr float kLowest = -std::numeric_limits<float>::infinity();
   constexpr float kScale = 0.3F;
-  for (bool masked : {false, true}) {
-    std::vector<float> m(lanes, -std::numeric_limits<float>::infinity());
-    std::vector<float> l(lanes, 0.0F);
-    std::vector<double> top(lanes, -std::numeric_limits<double>::infinity());
-    std::vector<double> sum(lanes, 0.0);
-    for (int block = 0; block < 3; ++block) {
-      const auto s = random_values(kKeys * lanes, 20.0F);
-      std::vector<int32_t> limit(lanes);
-      for (size_t lane = 0; lane < lanes; ++lane)
-        limit[lane] = masked ? static_cast<int32_t>(random_() % (kKeys + 4)) - 2 : kKeys;
-      if (masked) limit[0] = -5;  // a row that never sees a key
-      std::vector<float> alpha(lanes);
-      std::vector<uint32_t> p(kKeys / static_cast<size_t>(kernels_->pack) * lanes);
-      kernels_->softmax(s.data(), kKeys, masked ? limit.data() : nullptr, kScale, m.data(), l.data(), alpha.data(),
-                        p.data());
-      for (size_t lane = 0; lane < lanes; ++lane) {
-        const double old_top = top[lane];
-        for (int32_t key = 0; key < limit[lane] && key < kKeys; ++key)
-          top[lane] = std::max(top[lane], double{s[static_cast<size_t>(key) * lanes + lane]} * kScale);
-        const double base = std::isinf(top[lane]) ? 0.0 : top[lane];
-        const double expected_alpha = std::exp2(old_top - base);
-        EXPECT_NEAR(alpha[lane], expected_alpha, 1e-6 * expected_alpha + 1e-30);
-        sum[lane] *= expected_alpha;
-        for (int32_t key = 0; key < kKeys; ++key) {
-          const double score = double{s[static_cast<size_t>(key) * lanes + lane]} * kScale;
-          const double expected = key < limit[lane] ? std::exp2(score - base) : 0.0;
-          sum[lane] += expected;
-          const uint32_t word = p[static_cast<size_t>(key / kernels_->pack) * lanes + lane];
-          const float got = kernels_->pack == 2
-                                ? bf16_to_f32(static_cast<uint16_t>(key % 2 == 0 ? word & 0xFFFFU : word >> 16))
-                                : std::bit_cast<float>(word);
-          ASSERT_NEAR(got, expected, expected * (kernels_->pack == 2 ? 4e-3 : 3e-6) + 1e-37) << lane << ' ' << key;
-          if (expected == 0.0) {
-            ASSERT_EQ(got, 0.0F);
+  constexpr double kSlack = 8.0;  // by which the base may stay behind the largest score
+  for (int32_t keys : {48, 96, 10})
+    for (bool masked : {false, true}) {
+      std::vector<float> max(lanes, kLowest), base(lanes, kLowest), sum(lanes, 0.0F), alpha(lanes);
+      std::vector<double> top(lanes, kLowest), total(lanes, 0.0);
+      for (int block = 0; block < 3; ++block) {
+        const auto s = random_values(static_cast<size_t>(keys) * lanes, 20.0F);
+        std::vector<int32_t> limit(lanes);
+        for (size_t lane = 0; lane < lanes; ++lane)
+          limit[lane] = masked ? static_cast<int32_t>(random_() % static_cast<uint32_t>(keys + 4)) - 2 : keys;
+        if (masked) limit[0] = -5;  // a row that never sees a key
+        const std::vector<float> old_base = base;
+        std::vector<uint32_t> p(static_cast<size_t>(padded_steps(keys)) * lanes, 0xFFFFFFFFU);
+        kernels_->softmax({.s = s.data(),
+                           .num_keys = keys,
+                           .limit = masked ? limit.data() : nullptr,
+                           .scale_log2 = kScale,
+                           .max = max.data(),
+                           .base = base.data(),
+                           .sum = sum.data(),
+                           .alpha = alpha.data(),
+                           .p = p.data()});
+        for (size_t lane = 0; lane < lanes; ++lane) {
+          for (int32_t key = 0; key < limit[lane] && key < keys; ++key)
+            top[lane] = std::max(top[lane], double{s[static_cast<size_t>(key) * lanes + lane]} * kScale);
+          if (std::isinf(top[lane])) {
+            ASSERT_EQ(max[lane], kLowest);
+            ASSERT_EQ(base[lane], kLowest);
+            continue;
           }
-        }
-        EXPECT_NEAR(l[lane], sum[lane], 2e-6 * sum[lane]);
-        if (std::isinf(top[lane])) {
-          EXPECT_EQ(m[lane], -std::numeric_limits<float>::infinity());
+          ASSERT_NEAR(max[lane], top[lane], 1e-5);
+          if (whole_tiles()) {
+            ASSERT_LE(max[lane], base[lane] + kSlack);
+            ASSERT_TRUE(base[lane] == old_base[lane] || base[lane] == max[lane]);
+          } else {
+            ASSERT_EQ(base[lane], max[lane]);
+          }
+          const double exponent = base[lane];
+          const double expected_alpha = std::exp2(old_base[lane] - exponent);
+          EXPECT_NEAR(alpha[lane], expected_alpha, 1e-6 * expected_alpha + 1e-30);
+          total[lane] *= expected_alpha;
+          for (int32_t key = 0; key < keys; ++key) {
+            const double score = double{s[static_cast<size_t>(key) * lanes + lane]} * kScale;
+            const double expected = key < limit[lane] ? std::exp2(score - exponent) : 0.0;
+            total[lane] += expected;
+            const float got = probability(p, key, static_cast<int32_t>(lane));
+            ASSERT_NEAR(got, expected, expected * (kernels_->pack == 2 ? 4e-3 : 3e-6) + 1e-37) << lane << ' ' << key;
+            if (expected == 0.0) {
+              ASSERT_EQ(got, 0.0F);
+            }
+          }
+          for (int32_t key = keys; whole_tiles() && key < padded_steps(keys) * kernels_->pack; ++key)
+            ASSERT_EQ(probability(p, key, static_cast<int32_t>(lane)), 0.0F);
+          EXPECT_NEAR(sum[lane], total[lane], 2e-6 * total[lane]);
         }
       }
+      if (masked) {
+        EXPECT_EQ(sum[0], 0.0F);
+      }
     }
-    if (masked) {
-      EXPECT_EQ(l[0], 0.0F);
-    }
-  }
 }
 
 TEST_P(TileKernelsTest, SoftmaxKeepsNaN) {
   const auto lanes = static_cast<size_t>(kernels_->lanes);
   std::vector<float> s(8 * lanes, 1.0F);
   s[3 * lanes] = std::numeric_limits<float>::quiet_NaN();  // key 3 of row 0
-  std::vector<float> m(lanes, -std::numeric_limits<float>::infinity());
-  std::vector<float> l(lanes, 0.0F);
-  std::vector<float> alpha(lanes);
-  std::vector<uint32_t> p(8 * lanes);
-  kernels_->softmax(s.data(), 8, nullptr, 1.0F, m.data(), l.data(), alpha.data(), p.data());
-  EXPECT_TRUE(std::isnan(l[0]));
-  for (size_t lane = 1; lane < lanes; ++lane) EXPECT_FLOAT_EQ(l[lane], 8.0F);
+  std::vector<float> max(lanes, -std::numeric_limits<float>::infinity());
+  std::vector<float> base = max, sum(lanes, 0.0F), alpha(lanes);
+  std::vector<uint32_t> p(32 * lanes);
+  kernels_->softmax({.s = s.data(),
+                     .num_keys = 8,
+                     .max = max.data(),
+                     .base = base.data(),
+                     .sum = sum.data(),
+                     .alpha = alpha.data(),
+                     .p = p.data()});
+  EXPECT_TRUE(std::isnan(sum[0]));
+  for (size_t lane = 1; lane < lanes; ++lane) EXPECT_FLOAT_EQ(sum[lane], 8.0F);
 }
 
 TEST_P(TileKernelsTest, AccumulateIsProbabilitiesTimesValues) {
   const int32_t lanes = kernels_->lanes;
   const int32_t pack = kernels_->pack;
   for (int32_t rows : {1, 4, 15, 2 * lanes})
-    for (int32_t num_keys : {1, 5, 32}) {
-      const int32_t steps = (num_keys + pack - 1) / pack;
+    for (int32_t num_keys : {1, 5, 32, 70}) {
+      const int32_t steps = (num_keys + pack - 1) / pack, room = padded_steps(num_keys);
       const int32_t groups = (rows + lanes - 1) / lanes;
       const auto values = random_values(static_cast<size_t>(num_keys * 2 * kSlab));
       const auto bytes = stored(values);
       std::vector<const void*> list(static_cast<size_t>(num_keys));
       for (size_t key = 0; key < list.size(); ++key) list[key] = &bytes[key * 2 * kSlab * size_of(element())];
-      std::vector<uint32_t> slabs[2] = {std::vector<uint32_t>(static_cast<size_t>(steps * kSlab), 0xFFFFFFFFU),
-                                        std::vector<uint32_t>(static_cast<size_t>(steps * kSlab), 0xFFFFFFFFU)};
+      std::vector<uint32_t> slabs[2] = {std::vector<uint32_t>(static_cast<size_t>(room * kSlab), 0xFFFFFFFFU),
+                                        std::vector<uint32_t>(static_cast<size_t>(room * kSlab), 0xFFFFFFFFU)};
       const auto source = [&](int32_t slab) {
         return SlabSource{.rows = list.data(), .dtype = element(), .num_keys = num_keys, .channel = slab * kSlab};
       };
@@ -200,21 +249,21 @@ TEST_P(TileKernelsTest, AccumulateIsProbabilitiesTimesValues) {
       kernels_->pack_slab(source(0), slabs[0].data());
       if (pack == 1) kernels_->pack_slab(second, slabs[1].data());
 
-      std::vector<uint32_t> p(static_cast<size_t>(groups * steps * lanes), 0U);
+      std::vector<uint32_t> p(static_cast<size_t>(groups * room * lanes), 0U);
       std::vector<float> probability(static_cast<size_t>(rows * num_keys));
       std::uniform_real_distribution<float> uniform(0.0F, 1.0F);
       for (int32_t row = 0; row < rows; ++row)
         for (int32_t key = 0; key < num_keys; ++key) {
           const uint16_t half = f32_to_bf16(uniform(random_));
           probability[static_cast<size_t>(row * num_keys + key)] = bf16_to_f32(half);
-          uint32_t& word = p[static_cast<size_t>((row / lanes * steps + key / pack) * lanes + row % lanes)];
+          uint32_t& word = p[static_cast<size_t>(row / lanes * room * lanes) + place_of(key / pack, row % lanes)];
           word |= pack == 1 ? uint32_t{half} << 16 : uint32_t{half} << (16 * (key % 2));
         }
       const std::vector<int32_t> key_steps(static_cast<size_t>(groups), steps);
       const auto padded = static_cast<size_t>(groups * lanes);
       const std::vector<float> alpha(padded, 0.5F);
       std::vector<float> o(padded * kSlab, std::numeric_limits<float>::quiet_NaN());
-      const int64_t p_stride = static_cast<int64_t>(steps) * lanes;
+      const int64_t p_stride = static_cast<int64_t>(room) * lanes;
       Background background;
       constexpr int32_t kLines = 2 * kSlab * 2 / 64;  // of a row of bf16
       std::vector<std::byte> copy(list.size() * 64);
@@ -229,10 +278,18 @@ TEST_P(TileKernelsTest, AccumulateIsProbabilitiesTimesValues) {
             .v = slabs[1].data()};
         background.slab.rows = copied.data();
       }
-      kernels_->accumulate(p.data(), p_stride, slabs[0].data(), key_steps.data(), rows, alpha.data(), true, o.data(),
-                           background);
-      kernels_->accumulate(p.data(), p_stride, slabs[1].data(), key_steps.data(), rows, alpha.data(), false, o.data(),
-                           {});
+      ValueProducts products = {.p = p.data(),
+                                .p_group_stride = p_stride,
+                                .v = slabs[0].data(),
+                                .key_steps = key_steps.data(),
+                                .num_rows = rows,
+                                .alpha = alpha.data(),
+                                .first = true,
+                                .o = o.data()};
+      kernels_->accumulate(products, background);
+      products.v = slabs[1].data();
+      products.first = false;
+      kernels_->accumulate(products, {});
       for (size_t key = 0; pack == 2 && key < list.size(); ++key)
         ASSERT_EQ(std::memcmp(&copy[key * 64], list[key], 64), 0) << rows << ' ' << num_keys;
       for (int32_t row = 0; row < rows; ++row)
@@ -243,7 +300,7 @@ TEST_P(TileKernelsTest, AccumulateIsProbabilitiesTimesValues) {
             const size_t at = static_cast<size_t>(key * 2 * kSlab + c);
             expected += weight * (0.5 * double{values[at]} + double{values[at + kSlab]});
           }
-          ASSERT_NEAR(o[static_cast<size_t>(row * kSlab + c)], expected, 1e-4) << rows << ' ' << num_keys;
+          ASSERT_NEAR(o[static_cast<size_t>(row * kSlab) + position(c)], expected, 1e-4) << rows << ' ' << num_keys;
         }
     }
 }
@@ -320,7 +377,9 @@ TEST_P(TileKernelsTest, StoreRowScalesAndRounds) {
   const auto values = random_values(kWidth);
   for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     std::vector<std::byte> out(kWidth * size_of(dtype));
-    kernels_->store_row(values.data(), kSlab, kWidth, 3.0F, out.data(), dtype);
+    std::vector<float> o(kWidth);
+    for (size_t i = 0; i < kWidth; ++i) o[i / kSlab * kSlab + position(static_cast<int32_t>(i % kSlab))] = values[i];
+    kernels_->store_row(o.data(), kSlab, kWidth, 3.0F, out.data(), dtype);
     for (size_t i = 0; i < kWidth; ++i) {
       uint32_t got = 0;
       std::memcpy(&got, &out[i * size_of(dtype)], dtype == DType::kF32 ? 4 : 2);
@@ -338,7 +397,9 @@ TEST_P(TileKernelsTest, StoresE4M3) {
   std::vector<uint8_t> out(kSlab);
   std::vector<uint8_t> summed(kSlab);
   const float weight = 2.0F;
-  kernels_->store_row(values.data(), kSlab, kSlab, 2.0F, out.data(), DType::kE4M3);
+  std::vector<float> o(kSlab);
+  for (int32_t i = 0; i < kSlab; ++i) o[position(i)] = values[static_cast<size_t>(i)];
+  kernels_->store_row(o.data(), kSlab, kSlab, 2.0F, out.data(), DType::kE4M3);
   kernels_->weighted_sum(values.data(), 0, DType::kF32, 1, &weight, 1, kSlab, nullptr, summed.data(), DType::kE4M3);
   for (size_t i = 0; i < kSlab; ++i) {
     EXPECT_EQ(out[i] & 0x7F, f32_to_e4m3(2.0F * values[i]) & 0x7F) << values[i];
@@ -412,6 +473,74 @@ TEST_P(TileKernelsTest, RoundsFloatsLikeTheScalarConversions) {
 }
 
 MLA_FOR_EVERY_LEVEL(TileKernelsTest);
+
+/// Returns words of pairs of bf16, of which `kind` says what exponents they have.
+std::vector<uint32_t> random_pairs(size_t count, int kind, std::mt19937& random) {
+  std::vector<uint32_t> words(count);
+  for (uint32_t& word : words) {
+    const auto half = [&]() -> uint32_t {
+      const uint32_t sign = random() % 2 << 15, fraction = random() % 128;
+      if (kind == 0) return sign | (120 + random() % 12) << 7 | fraction;  // near 1
+      if (kind == 1) return sign | (30 + random() % 194) << 7 | fraction;  // far apart
+      if (kind == 2) return sign | random() % 70 << 7 | fraction;          // products and inputs below the normal ones
+      return random() % 65536;                                             // any bits
+    };
+    word = half() | half() << 16;
+  }
+  return words;
+}
+
+bool same(const std::vector<float>& a, const std::vector<float>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), [](float x, float y) {
+    return (std::isnan(x) && std::isnan(y)) || std::bit_cast<uint32_t>(x) == std::bit_cast<uint32_t>(y);
+  });
+}
+
+// The software's tiles have the bits of the processor's, so that what is tested with the former holds for the latter.
+TEST(EmulatedTiles, HaveTheProcessorsBits) {
+  const auto find = [](std::string_view name) {
+    const auto it = std::ranges::find(levels(), name, &Level::name);
+    return it != levels().end() ? &*it : nullptr;
+  };
+  const Level *real = find("amx"), *emulated = find("amx_emulated");
+  if (emulated == nullptr) GTEST_SKIP() << "not in this build";
+  if (const core::Reason lack = missing(*real); !lack.empty()) GTEST_SKIP() << lack.str();
+  std::mt19937 random{7};
+  constexpr int32_t kGroups = 4, kKeys = 64, kSteps = 64;
+  for (int kind = 0; kind < 4; ++kind)
+    for (int repetition = 0; repetition < 10; ++repetition) {
+      const auto q = random_pairs(kGroups * kSteps * 16, kind, random), k = random_pairs(kKeys * kSteps, kind, random);
+      const auto p = random_pairs(kGroups * kKeys / 2 * 16, kind, random),
+                 v = random_pairs(kKeys / 2 * kSlab, kind, random);
+      std::vector<float> before(kGroups * 16 * kSlab);
+      for (float& x : before) x = std::bit_cast<float>(random_pairs(1, kind, random)[0]);
+      std::vector<float> s[2], o[2];
+      for (const Level* level : {real, emulated}) {
+        const TileKernels& kernels = *level->kernels().pairs;
+        const size_t i = level == real ? 0 : 1;
+        s[i].resize(kGroups * kKeys * 16);
+        o[i] = before;
+        std::vector<const void*> rows(kKeys);
+        for (size_t key = 0; key < kKeys; ++key) rows[key] = &k[key * kSteps];
+        const Segment segment{.rows = rows.data(), .steps = kSteps};
+        const std::vector<int32_t> key_steps(kGroups, kKeys / 2);
+        const std::vector<float> alpha(kGroups * 16, 1.0F);
+        kernels.begin();
+        kernels.scores(q.data(), kSteps * 16, kGroups, &segment, 1, {}, 0, kKeys, s[i].data(), kKeys * 16, {});
+        kernels.accumulate({.p = p.data(),
+                            .p_group_stride = kKeys / 2 * 16,
+                            .v = v.data(),
+                            .key_steps = key_steps.data(),
+                            .num_rows = kGroups * 16,
+                            .alpha = alpha.data(),
+                            .o = o[i].data()},
+                           {});
+        kernels.end();
+      }
+      ASSERT_TRUE(same(s[0], s[1])) << "scores, kind " << kind;
+      ASSERT_TRUE(same(o[0], o[1])) << "values, kind " << kind;
+    }
+}
 
 }  // namespace
 }  // namespace mla::cpu

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -25,13 +26,14 @@ std::string processor_flags() {
 
 TEST(MachineInfo, ListsTheLevelsBestFirst) {
   const MachineInfo& info = machine_info();
-  ASSERT_EQ(info.isa.size(), 4U);
-  const char* names[] = {"avx512_bf16", "avx512", "avx2", "portable"};
-  for (size_t i = 0; i < 4; ++i) {
+  const char* names[] = {"amx", "avx512_bf16", "avx512", "avx2", "portable", "amx_emulated"};  // the last if built
+  ASSERT_GE(info.isa.size(), 5U);
+  ASSERT_LE(info.isa.size(), 6U);
+  for (size_t i = 0; i < info.isa.size(); ++i) {
     EXPECT_EQ(info.isa[i].name, names[i]);
     EXPECT_FALSE(info.isa[i].detail.empty());
   }
-  EXPECT_TRUE(info.isa[3].cpu_has && info.isa[3].os_allows && info.isa[3].built);
+  EXPECT_TRUE(info.isa[4].cpu_has && info.isa[4].os_allows && info.isa[4].built);
   EXPECT_FALSE(info.cpu.empty());
   EXPECT_GE(info.threads, 1);
   EXPECT_LE(info.threads, static_cast<int32_t>(std::thread::hardware_concurrency()));
@@ -42,26 +44,36 @@ std::vector<IsaLevel> levels_of(double bf16, double f32) {
   return {{.name = "avx512_bf16", .gflops = bf16}, {.name = "avx512", .gflops = f32}, {.name = "avx2"}};
 }
 
+const cpu::Level& level_of(std::string_view name) { return *std::ranges::find(cpu::levels(), name, &cpu::Level::name); }
+
 TEST(MachineInfo, PairsOfBf16AreMultipliedWhereThatIsFaster) {
-  EXPECT_TRUE(cpu::slower_pairs(levels_of(471, 252)).empty());
-  EXPECT_TRUE(cpu::slower_pairs(levels_of(250, 250)).empty());
-  EXPECT_EQ(cpu::slower_pairs(levels_of(68.7, 140.2)).str(),
+  const cpu::Level& pairs = level_of("avx512_bf16");
+  EXPECT_TRUE(cpu::slower_pairs(pairs, levels_of(471, 252)).empty());
+  EXPECT_TRUE(cpu::slower_pairs(pairs, levels_of(250, 250)).empty());
+  EXPECT_EQ(cpu::slower_pairs(pairs, levels_of(68.7, 140.2)).str(),
             "can, but a thread multiplies 69 GFLOP/s of bf16 pairs here, and 140 of f32");
-  EXPECT_TRUE(cpu::slower_pairs(levels_of(0, 0)).empty());  // neither is there
-  EXPECT_TRUE(cpu::slower_pairs({}).empty());
+  EXPECT_TRUE(cpu::slower_pairs(pairs, levels_of(0, 0)).empty());  // neither is there
+  EXPECT_TRUE(cpu::slower_pairs(pairs, {}).empty());
 }
 
 // What is chosen is what was measured, and a forced row runs all the same.
 TEST(MachineInfo, TheChoiceFollowsTheRates) {
   const auto& isa = isa_levels();
-  for (size_t i = 0; i < 2; ++i)
-    EXPECT_EQ(isa[i].gflops > 0, isa[i].cpu_has && isa[i].os_allows && isa[i].built) << isa[i].name;
-  if (isa[0].gflops == 0) GTEST_SKIP() << "no avx512_bf16";
-  const char* faster = isa[0].gflops >= isa[1].gflops ? "cpu_avx512_bf16" : "cpu_avx512";
+  std::string fastest, first;  // of those with AVX-512
+  double rate = 0;
+  for (size_t i = 0; i < 3; ++i) {
+    const bool there = isa[i].cpu_has && isa[i].os_allows && isa[i].built;
+    EXPECT_EQ(isa[i].gflops > 0, there) << isa[i].name;
+    if (!there) continue;
+    if (first.empty()) first = "cpu_" + isa[i].name;
+    if (isa[i].gflops > rate) fastest = "cpu_" + isa[i].name;
+    rate = std::max(rate, isa[i].gflops);
+  }
+  if (first.empty()) GTEST_SKIP() << "no AVX-512";
   for (Op op : {Op::kDecode, Op::kDecodeSparse, Op::kPrefill, Op::kPrefillSparse, Op::kIndexerLogits})
-    EXPECT_EQ(explain({.op = op}, "auto").selected, faster) << name(op);
-  EXPECT_EQ(explain({.q_dtype = DType::kF32}, "auto").selected, "cpu_avx512_bf16");  // multiplies f32 too
-  EXPECT_EQ(explain({}, "cpu_avx512_bf16").selected, "cpu_avx512_bf16");
+    EXPECT_EQ(explain({.op = op}, "auto").selected, fastest) << name(op);
+  EXPECT_EQ(explain({.q_dtype = DType::kF32}, "auto").selected, first);  // all multiply f32 alike
+  EXPECT_EQ(explain({}, first).selected, first);
 }
 
 TEST(MachineInfo, AgreesWithTheKernel) {
@@ -73,9 +85,10 @@ TEST(MachineInfo, AgreesWithTheKernel) {
   const struct {
     size_t level;
     std::vector<const char*> needs;
-  } cases[] = {{0, {" avx512_bf16 ", " avx512f ", " avx512bw ", " avx512vl ", " avx512dq ", " avx512cd "}},
-               {1, {" avx512f ", " avx512bw ", " avx512vl ", " avx512dq ", " avx512cd "}},
-               {2, {" avx2 ", " fma ", " f16c "}}};
+  } cases[] = {{0, {" amx_tile ", " amx_bf16 ", " avx512_bf16 ", " avx512f "}},
+               {1, {" avx512_bf16 ", " avx512f ", " avx512bw ", " avx512vl ", " avx512dq ", " avx512cd "}},
+               {2, {" avx512f ", " avx512bw ", " avx512vl ", " avx512dq ", " avx512cd "}},
+               {3, {" avx2 ", " fma ", " f16c "}}};
   for (const auto& expected : cases) {
     bool all = true;
     for (const char* flag : expected.needs) all = all && flags.find(flag) != std::string::npos;

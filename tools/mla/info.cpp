@@ -343,7 +343,9 @@ void note_row(std::vector<Row>& rows, const std::string& name, Op op, bool runs)
 }
 
 void print_operation(Op op, std::vector<Row>& rows, std::FILE* file) {
-  const std::vector<std::string> row_names = backend_names(op);
+  std::vector<std::string> row_names = backend_names(op);
+  // They take what their processor's row takes, and only tests run them.
+  std::erase_if(row_names, [](const std::string& name) { return name.ends_with("_emulated"); });
   const std::vector<Format> formats = formats_of(op);
   const bool named = !formats.front().name.empty(), dims = has_head_dims(op);
   std::vector<std::string> header;

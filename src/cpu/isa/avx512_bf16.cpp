@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #define MLA_CPU_ISA avx512_bf16
 #define MLA_CPU_BF16_PAIRS 1
+#define MLA_CPU_TILES 0
 #include "cpu/burst-inl.h"
 #include "cpu/row_kernels-inl.h"
 #include "cpu/tile_kernels-inl.h"
