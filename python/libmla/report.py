@@ -179,6 +179,7 @@ def _machine(run: BenchRun) -> str:
         _list(
             f"Ceilings, {threads} thread{'' if threads == 1 else 's'}",
             [
+                ("AMX peak", amount("amx_gflops", "GFLOP/s", "tdpbf16ps")),
                 ("bf16 peak", amount("bf16_gflops", "GFLOP/s", str(machine.get("bf16_instruction", "")))),
                 ("f32 peak", amount("f32_gflops", "GFLOP/s", str(machine.get("f32_instruction", "")))),
                 ("f32 peak of AVX2", amount("f32_avx2_gflops", "GFLOP/s")),

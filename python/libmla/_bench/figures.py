@@ -57,7 +57,7 @@ def _peaks(run: BenchRun, device: str, results: Sequence[Result]) -> list[tuple[
     else:
         found = [
             (CEILINGS[kind], run.ceilings.get(f"{kind}_gflops", 0.0))
-            for kind in ("bf16", "f32", "f32_avx2")
+            for kind in ("amx", "bf16", "f32", "f32_avx2")
             if kind in kinds
         ]
     peaks: list[tuple[str, float]] = []

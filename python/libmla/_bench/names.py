@@ -155,6 +155,7 @@ EMULATED = "every result is from the emulator, whose times say nothing about a G
 BUSY = "Shares above 100 %: the machine was busy while its ceiling was measured."
 
 CEILINGS: Mapping[str, str] = {
+    "amx": "AMX peak",
     "bf16": "bf16 peak",
     "f32": "f32 peak",
     "f32_avx2": "f32 peak of AVX2",

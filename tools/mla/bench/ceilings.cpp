@@ -54,6 +54,7 @@ int64_t steps_per_chunk(const Step& step) {
 
 std::string_view name(Ceiling ceiling) {
   switch (ceiling) {
+    case Ceiling::kTiles: return "amx";
     case Ceiling::kBf16: return "bf16";
     case Ceiling::kF32: return "f32";
     case Ceiling::kF32Avx2: return "f32_avx2";
@@ -61,6 +62,12 @@ std::string_view name(Ceiling ceiling) {
     case Ceiling::kL3: return "l3";
   }
   return "";
+}
+
+Ceiling arithmetic_ceiling(std::string_view backend, bool bf16) {
+  if (bf16 && backend == "cpu_amx") return Ceiling::kTiles;
+  if (bf16 && backend == "cpu_avx512_bf16") return Ceiling::kBf16;
+  return backend == "cpu_avx2" ? Ceiling::kF32Avx2 : Ceiling::kF32;
 }
 
 struct Team::State {
@@ -181,6 +188,20 @@ double CeilingMeter::sample_flops(double (*kernel)(int64_t), double seconds) {
   return 1e-9 * sample_chunks(seconds, [&](int32_t) { return kernel(iterations); });
 }
 
+double CeilingMeter::probe_loaded_tiles() {
+  const auto kernel = ceiling_kernels().loaded_tiles;
+  if (kernel == nullptr) return 0.0;
+  constexpr int64_t kIterations = 300;  // 10 us at the full rate
+  std::vector<double> rates(static_cast<size_t>(threads()));
+  team_.run([&](int32_t worker) {
+    kernel(kIterations / 4);
+    const auto start = Clock::now();
+    const double flops = kernel(kIterations);
+    rates[static_cast<size_t>(worker)] = 1e-9 * flops / std::max(seconds_between(start, Clock::now()), 1e-9);
+  });
+  return *std::min_element(rates.begin(), rates.end());
+}
+
 double CeilingMeter::sample_reads(const Buffer& buffer, bool shared, double seconds) {
   const auto read = ceiling_kernels().read;
   const size_t count = static_cast<size_t>(threads());
@@ -226,6 +247,7 @@ double CeilingMeter::sample(Ceiling ceiling, double seconds) {
   }
   double value = 0.0;
   switch (ceiling) {
+    case Ceiling::kTiles: value = sample_flops(kernels.tiles != nullptr ? kernels.tiles : kernels.bf16, seconds); break;
     case Ceiling::kBf16: value = sample_flops(kernels.bf16, seconds); break;
     case Ceiling::kF32: value = sample_flops(kernels.f32, seconds); break;
     case Ceiling::kF32Avx2: value = sample_flops(kernels.f32_avx2, seconds); break;

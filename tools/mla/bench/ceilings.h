@@ -16,6 +16,7 @@
 namespace mla::bench {
 
 enum class Ceiling : uint8_t {
+  kTiles,    ///< products of AMX's tiles of bf16, GFLOP/s; without AMX the figure of kBf16
   kBf16,     ///< bf16 dot product into f32 registers, GFLOP/s; without that instruction the f32 figure
   kF32,      ///< f32 FMA of the widest instruction set, GFLOP/s
   kF32Avx2,  ///< f32 FMA of AVX2, GFLOP/s; without AVX2 the f32 figure
@@ -23,10 +24,13 @@ enum class Ceiling : uint8_t {
   kL3,       ///< reading a buffer that fits the last-level cache, GB/s
 };
 
-inline constexpr Ceiling kAllCeilings[] = {Ceiling::kBf16, Ceiling::kF32, Ceiling::kF32Avx2, Ceiling::kDram,
-                                           Ceiling::kL3};
+inline constexpr Ceiling kAllCeilings[] = {Ceiling::kTiles,   Ceiling::kBf16, Ceiling::kF32,
+                                           Ceiling::kF32Avx2, Ceiling::kDram, Ceiling::kL3};
 
 std::string_view name(Ceiling ceiling);
+
+/// Returns the ceiling of a CPU backend's products, of operands that are bf16 or not.
+Ceiling arithmetic_ceiling(std::string_view backend, bool bf16);
 
 /// Holds threads that start a job together; the calling thread is worker 0, as in a mla::Context.
 class Team {
@@ -66,6 +70,9 @@ class CeilingMeter {
   explicit CeilingMeter(int32_t threads);
 
   int32_t threads() const { return team_.size(); }
+  /// Returns what each thread multiplies in a second, in GFLOP/s, while it loads tiles of AMX from L1, in some 20 us;
+  /// the least of all threads. 0 without AMX.
+  double probe_loaded_tiles();
   /// Runs one sample of about `seconds` and returns the rate (`rate_of`) that nine of ten chunks do not exceed. The
   /// first call warms the processor up.
   double sample(Ceiling ceiling, double seconds = 0.02);
@@ -101,6 +108,8 @@ double quantile_of(std::vector<double> values, double share);
 /// Holds loops that do nothing but arithmetic in registers, and one that reads memory. Each of the former returns the
 /// floating-point operations it did, about `iterations` times a few hundred.
 struct CeilingKernels {
+  double (*tiles)(int64_t iterations) = nullptr;         ///< AMX on what tiles hold; null without it
+  double (*loaded_tiles)(int64_t iterations) = nullptr;  ///< the same with each operand loaded from L1 for two products
   double (*bf16)(int64_t iterations);
   double (*f32)(int64_t iterations);
   double (*f32_avx2)(int64_t iterations);

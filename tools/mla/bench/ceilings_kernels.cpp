@@ -3,10 +3,12 @@
 // to us (4-6 cycles, at most two a cycle); there are twelve where there are only sixteen registers.
 #include <hwy/highway.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstring>
 
+#include "mla/backend.h"
 #include "mla/bench/ceilings.h"
 
 #if defined(__x86_64__)
@@ -165,6 +167,40 @@ __attribute__((target("avx2"))) void read_avx2(const std::byte* data, size_t byt
   consume(static_cast<uint64_t>(_mm256_extract_epi64(all, 0)));
 }
 
+/// Is what ldtilecfg reads: eight tiles of 16 rows of 64 bytes.
+struct alignas(64) TileConfiguration {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+constexpr TileConfiguration kTiles;
+constexpr double kTileProductFlops = 2.0 * 16 * 16 * 32;
+
+__attribute__((target("amx-tile,amx-bf16"))) double multiply_tiles(int64_t iterations) {
+  asm volatile("ldtilecfg %0" : : "m"(kTiles));
+  for (int64_t n = 0; n < iterations; ++n)
+    asm volatile(
+        "tdpbf16ps %tmm6, %tmm4, %tmm0\n\ttdpbf16ps %tmm7, %tmm4, %tmm1\n\t"
+        "tdpbf16ps %tmm6, %tmm5, %tmm2\n\ttdpbf16ps %tmm7, %tmm5, %tmm3");
+  asm volatile("tilerelease");
+  return static_cast<double>(iterations) * 4 * kTileProductFlops;
+}
+
+__attribute__((target("amx-tile,amx-bf16"))) double multiply_loaded_tiles(int64_t iterations) {
+  alignas(64) static thread_local std::byte operands[4][1024];
+  asm volatile("ldtilecfg %0" : : "m"(kTiles));
+  for (int64_t n = 0; n < iterations; ++n)
+    asm volatile(
+        "tileloadd (%0,%1,1), %%tmm4\n\ttileloadd 1024(%0,%1,1), %%tmm6\n\ttdpbf16ps %%tmm6, %%tmm4, %%tmm0\n\t"
+        "tileloadd 2048(%0,%1,1), %%tmm7\n\ttdpbf16ps %%tmm7, %%tmm4, %%tmm1\n\t"
+        "tileloadd 3072(%0,%1,1), %%tmm5\n\ttdpbf16ps %%tmm6, %%tmm5, %%tmm2\n\ttdpbf16ps %%tmm7, %%tmm5, %%tmm3"
+        :
+        : "r"(operands), "r"(int64_t{64})
+        : "memory");
+  asm volatile("tilerelease");
+  return static_cast<double>(iterations) * 4 * kTileProductFlops;
+}
+
 #endif
 
 CeilingKernels pick_kernels() {
@@ -190,6 +226,13 @@ CeilingKernels pick_kernels() {
   if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw")) {
     kernels.bf16 = dot_bf16_avx512;
     kernels.bf16_name = "AVX-512 vdpbf16ps";
+  }
+  const std::vector<IsaLevel>& levels = isa_levels();  // which also asks the system for the tiles
+  const auto amx =
+      std::find_if(levels.begin(), levels.end(), [](const IsaLevel& level) { return level.name == "amx"; });
+  if (amx != levels.end() && amx->cpu_has && amx->os_allows) {
+    kernels.tiles = multiply_tiles;
+    kernels.loaded_tiles = multiply_loaded_tiles;
   }
 #endif
   return kernels;

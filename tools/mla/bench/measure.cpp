@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <utility>
 
 #include "mla/bench/refcheck.h"
 #include "mla/text.h"
@@ -14,6 +16,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kRounds = 5;
+// A core that is a thread's alone loads tiles of AMX beside their products. One that is shared does not, and the probe
+// falls to a fourth of the peak (docs/kernels/cpu.md).
+constexpr double kAloneShare = 0.65, kSharedShare = 0.4;
 
 // Whether the operation only moves bytes: its measure is a copy of them.
 bool is_copy(Op op) {
@@ -48,8 +53,7 @@ std::optional<Ceiling> ceiling_of(const Workload& workload) {
   // A quantized element is a bf16 one once it is read, and an e4m3 query fits bf16.
   const bool bf16_queries = one.q_dtype == DType::kBF16 || one.q_dtype == DType::kE4M3;
   const bool bf16_keys = !cli::has_cache(one.op) || value_dtype(kv_layout(one.cache).nope.element) == DType::kBF16;
-  if (bf16_queries && bf16_keys && backend.find("bf16") != std::string::npos) return Ceiling::kBf16;
-  return backend.find("avx2") != std::string::npos ? Ceiling::kF32Avx2 : Ceiling::kF32;
+  return arithmetic_ceiling(backend, bf16_queries && bf16_keys);
 }
 
 // One case while it is being measured.
@@ -57,10 +61,11 @@ struct Subject {
   std::unique_ptr<Workload> workload;
   CeilingMeter* meter = nullptr;
   std::optional<Ceiling> ceiling;
-  std::vector<double> seconds;           // of the runs
-  std::vector<double> ceiling_samples;   // GFLOP/s or GB/s
-  std::vector<double> baseline_seconds;  // std::nth_element on the rows of top_k
-  GpuMeter* gpu_meter = nullptr;         // on a GPU, in place of meter
+  std::vector<double> seconds;                    // of the runs
+  std::vector<std::pair<double, double>> probes;  // of loaded tiles, before each run and after it, GFLOP/s a thread
+  std::vector<double> ceiling_samples;            // GFLOP/s or GB/s
+  std::vector<double> baseline_seconds;           // std::nth_element on the rows of top_k
+  GpuMeter* gpu_meter = nullptr;                  // on a GPU, in place of meter
   std::unique_ptr<GpuTimer> timer;
   std::optional<double> plan_seconds;
 
@@ -108,11 +113,14 @@ void run_slice(Subject& subject, const MeasureOptions& options) {
   // The first run after a sample finds other data in the caches and sleeping threads; a long one does not care.
   if (!options.cold && !subject.emulated() && (subject.seconds.empty() || subject.seconds.back() < slice))
     subject.workload->run();
+  const bool probing = subject.ceiling == Ceiling::kTiles;
   do {
     if (options.cold && subject.meter != nullptr) subject.meter->flush_caches();
+    const double before = probing ? subject.meter->probe_loaded_tiles() : 0.0;
     const auto start = Clock::now();
     subject.workload->run();
     subject.seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
+    if (probing) subject.probes.emplace_back(before, subject.meter->probe_loaded_tiles());
   } while (std::chrono::duration<double>(Clock::now() - begin).count() < slice &&
            static_cast<int64_t>(subject.seconds.size()) < options.max_runs && !subject.emulated());
 }
@@ -152,6 +160,21 @@ void set_gpu_ceiling(const Subject& subject, Measurement& result) {
   result.plan_s = subject.plan_seconds;
 }
 
+// Of the runs before and after which the probes lie in this range.
+std::optional<TileRuns> runs_between(const Subject& subject, double least, double most) {
+  std::vector<double> seconds, loaded;
+  for (size_t i = 0; i < subject.probes.size(); ++i) {
+    const auto [before, after] = std::minmax(subject.probes[i].first, subject.probes[i].second);
+    if (before < least || after > most) continue;
+    seconds.push_back(subject.seconds[i]);
+    loaded.push_back(before);
+  }
+  if (seconds.empty()) return std::nullopt;
+  return TileRuns{.runs = static_cast<int64_t>(seconds.size()),
+                  .median_s = median_of(seconds),
+                  .loaded_gflops = median_of(loaded) * subject.meter->threads()};
+}
+
 Measurement summarize(const Subject& subject) {
   Measurement result;
   result.description = subject.workload->description();
@@ -173,6 +196,9 @@ Measurement summarize(const Subject& subject) {
   // Arithmetic in registers can be disturbed, but never helped, by others; memory is fast when they are idle.
   result.ceiling =
       counts_flops(subject) ? quantile_of(subject.ceiling_samples, 0.9) : median_of(subject.ceiling_samples);
+  const double thread_peak = result.ceiling / subject.meter->threads();
+  result.alone = runs_between(subject, kAloneShare * thread_peak, HUGE_VAL);
+  result.shared = runs_between(subject, 0.0, kSharedShare * thread_peak);
   const double rate = counts_flops(subject) ? result.gflops : result.gbps;
   if (result.ceiling > 0.0 && rate > 0.0) result.ceiling_share = rate / result.ceiling;
   if (!subject.baseline_seconds.empty()) result.ratio = median_of(subject.baseline_seconds) / seconds;

@@ -26,6 +26,13 @@ struct MeasureOptions {
   uint64_t seed = 1;
 };
 
+/// Holds what runs with AMX took while each thread had its core alone, or while all shared theirs with others.
+struct TileRuns {
+  int64_t runs = 0;
+  double median_s = 0;
+  double loaded_gflops = 0;  ///< what all threads multiply, with tiles loaded from L1, beside these runs
+};
+
 struct Measurement {
   Case description;
   std::string backend;
@@ -36,13 +43,14 @@ struct Measurement {
   /// Names the ceiling: "bf16", "f32", "f32_avx2", "dram", "l3", "memcpy"; on a GPU by the names of GpuCeiling; in the
   /// emulator it is empty.
   std::string ceiling_kind;
-  double ceiling = 0;                   ///< GFLOP/s or GB/s, of the samples taken around the runs
-  std::optional<double> ceiling_share;  ///< none without a ceiling, or without arithmetic to compare with it
-  std::optional<double> plan_s;         ///< of the plan's kernels, on a GPU
-  int64_t copies = 1;                   ///< of all memory, which the runs take in turns (GPU)
-  std::optional<double> error;          ///< against the reference
-  std::optional<double> method_error;   ///< where compute is fp8: against the reference with compute = default
-  std::string error_text;               ///< why the error is too large; empty if it is not
+  double ceiling = 0;                     ///< GFLOP/s or GB/s, of the samples taken around the runs
+  std::optional<double> ceiling_share;    ///< none without a ceiling, or without arithmetic to compare with it
+  std::optional<TileRuns> alone, shared;  ///< with AMX; most runs belong to neither where that changes often
+  std::optional<double> plan_s;           ///< of the plan's kernels, on a GPU
+  int64_t copies = 1;                     ///< of all memory, which the runs take in turns (GPU)
+  std::optional<double> error;            ///< against the reference
+  std::optional<double> method_error;     ///< where compute is fp8: against the reference with compute = default
+  std::string error_text;                 ///< why the error is too large; empty if it is not
   /// Holds the rate (gflops, without arithmetic gbps) against that of the group's first case; for top_k against
   /// std::nth_element of the same rows.
   std::optional<double> ratio;

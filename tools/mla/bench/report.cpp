@@ -204,7 +204,8 @@ Json ceilings_json(CeilingMeter* meter, const Meters& meters) {
                     {"mma_e4m3_converted", e4m3 > 0.0 && converts_e4m3(gpu->gpu())},
                     {"wgmma_bf16_gflops", wgmma > 0.0 ? Json(wgmma) : Json(nullptr)}});
   }
-  return {{"bf16_gflops", median(Ceiling::kBf16)},
+  return {{"amx_gflops", ceiling_kernels().tiles != nullptr ? median(Ceiling::kTiles) : Json(nullptr)},
+          {"bf16_gflops", median(Ceiling::kBf16)},
           {"f32_gflops", median(Ceiling::kF32)},
           {"dram_gbps", median(Ceiling::kDram)},
           {"l3_gbps", median(Ceiling::kL3)},
@@ -216,11 +217,14 @@ Json ceilings_json(CeilingMeter* meter, const Meters& meters) {
 void print_ceilings(CeilingMeter* meter, const Meters& meters, std::FILE* file) {
   if (meter != nullptr)
     cli::print_to(file,
-                  "ceilings, {} thread{}: bf16 {:.0f} GFLOP/s ({}), f32 {:.0f} GFLOP/s ({}), DRAM read {:.1f} GB/s, "
+                  "ceilings, {} thread{}: {}bf16 {:.0f} GFLOP/s ({}), f32 {:.0f} GFLOP/s ({}), DRAM read {:.1f} GB/s, "
                   "L3 read {:.1f} GB/s\n",
-                  meter->threads(), meter->threads() == 1 ? "" : "s", meter->median(Ceiling::kBf16),
-                  ceiling_kernels().bf16_name, meter->median(Ceiling::kF32), ceiling_kernels().f32_name,
-                  meter->median(Ceiling::kDram), meter->median(Ceiling::kL3));
+                  meter->threads(), meter->threads() == 1 ? "" : "s",
+                  ceiling_kernels().tiles != nullptr
+                      ? fmt::format("AMX {:.0f} GFLOP/s (tdpbf16ps), ", meter->median(Ceiling::kTiles))
+                      : "",
+                  meter->median(Ceiling::kBf16), ceiling_kernels().bf16_name, meter->median(Ceiling::kF32),
+                  ceiling_kernels().f32_name, meter->median(Ceiling::kDram), meter->median(Ceiling::kL3));
   for (const auto& [device, gpu] : meters.gpus()) {
     const GpuInfo& info = gpu->gpu().info();
     const double wgmma = gpu->median(GpuCeiling::kWgmma), e4m3 = gpu->median(GpuCeiling::kMmaE4M3);
@@ -232,6 +236,15 @@ void print_ceilings(CeilingMeter* meter, const Meters& meters, std::FILE* file) 
                   wgmma > 0.0 ? fmt::format(", wgmma bf16 {:.1f} TFLOP/s", wgmma * 1e-3) : "");
   }
 }
+
+namespace {
+
+Json tile_runs_json(const std::optional<TileRuns>& runs) {
+  if (!runs) return nullptr;
+  return {{"runs", runs->runs}, {"median_us", microseconds(runs->median_s)}, {"loaded_gflops", runs->loaded_gflops}};
+}
+
+}  // namespace
 
 Json result_json(const Measurement& m) {
   const Case& one = m.description;
@@ -250,6 +263,8 @@ Json result_json(const Measurement& m) {
   json["ceiling_kind"] = m.ceiling_kind;
   json["ceiling"] = m.ceiling;
   json["noisy"] = m.noisy();
+  json["amx_alone"] = tile_runs_json(m.alone);
+  json["amx_shared"] = tile_runs_json(m.shared);
   json["plan_us"] = m.plan_s ? Json(microseconds(*m.plan_s)) : Json(nullptr);
   json["copies"] = m.copies;
   json["ratio"] = m.ratio ? Json(*m.ratio) : Json(nullptr);
@@ -261,6 +276,14 @@ Json result_json(const Measurement& m) {
 std::string share_text(const Measurement& m) {
   return m.ceiling_share ? cli::human_percent(*m.ceiling_share) + (m.noisy() ? "*" : "") : "-";
 }
+
+namespace {
+
+std::string tile_runs_text(const std::optional<TileRuns>& runs) {
+  return runs ? fmt::format("{} ({})", cli::human_seconds(runs->median_s), runs->runs) : "-";
+}
+
+}  // namespace
 
 std::string summary_line(const Measurement& m) {
   const Case& one = m.description;
@@ -309,6 +332,7 @@ void print_table(const std::vector<Measurement>& results, std::FILE* file) {
   const bool variants = any([](const Measurement& m) { return !variant_text(m.description).empty(); });
   const bool gpu = any([](const Measurement& m) { return m.description.device != "cpu"; });
   const bool plans = any([](const Measurement& m) { return m.plan_s.has_value(); });
+  const bool tiles = any([](const Measurement& m) { return m.alone || m.shared; });
   const bool topk = any([](const Measurement& m) { return indices_of(m.description) > 0; });
   const bool errors = any([](const Measurement& m) { return m.error.has_value(); });
   const bool ratios = any([](const Measurement& m) { return m.ratio.has_value(); });
@@ -324,6 +348,7 @@ void print_table(const std::vector<Measurement>& results, std::FILE* file) {
   header.push_back("page");
   header.push_back(gpu ? "device" : "thr");
   header.insert(header.end(), {"median", "p10", "p90", "GFLOP/s", "GB/s", "share", "of"});
+  if (tiles) header.insert(header.end(), {"core alone", "core shared"});
   if (plans) header.push_back("plan");
   if (ratios) header.push_back("ratio");
   if (errors) header.push_back("error");
@@ -346,6 +371,7 @@ void print_table(const std::vector<Measurement>& results, std::FILE* file) {
     row.insert(row.end(), {cli::human_seconds(m.median_s), cli::human_seconds(m.p10_s), cli::human_seconds(m.p90_s),
                            m.gflops > 0 ? fmt::format("{:.1f}", m.gflops) : "-", fmt::format("{:.1f}", m.gbps),
                            share_text(m), m.ceiling_kind});
+    if (tiles) row.insert(row.end(), {tile_runs_text(m.alone), tile_runs_text(m.shared)});
     if (plans) row.push_back(m.plan_s ? cli::human_seconds(*m.plan_s) : "");
     if (ratios) row.push_back(m.ratio ? cli::human_percent(*m.ratio) : "");
     if (errors) row.push_back(m.error ? fmt::format("{:.1e}{}", *m.error, m.error_text.empty() ? "" : " BAD") : "");
@@ -353,6 +379,10 @@ void print_table(const std::vector<Measurement>& results, std::FILE* file) {
     table.add_row(std::move(row));
   }
   table.print(file);
+  if (tiles)
+    cli::print_to(file,
+                  "core alone, shared: medians of the runs (how many) beside which tiles of AMX were loaded at full "
+                  "speed, or at a fourth of it\n");
   if (any([](const Measurement& m) { return m.noisy(); })) cli::print_to(file, "* {}\n", kNoisyRemark);
 }
 

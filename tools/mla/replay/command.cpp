@@ -68,8 +68,8 @@ Context make_context(int32_t threads, const std::string& backend, const std::str
 // Samples the ceiling for a short time now and then: on a machine that others use too, it moves. The emulator has none.
 class CeilingSampler {
  public:
-  CeilingSampler(const std::string& device, int32_t threads, bool prefill_bf16, bool decode_bf16)
-      : prefill_(kind(prefill_bf16)), decode_(kind(decode_bf16)) {
+  CeilingSampler(const std::string& device, int32_t threads, bench::Ceiling prefill, bench::Ceiling decode)
+      : prefill_(prefill), decode_(decode) {
     if (device == "cpu") cpu_.emplace(threads);
     if (is_real_gpu(device)) gpu_.emplace(value_or_usage_error(Gpu::open(device)));
     sample();
@@ -85,7 +85,6 @@ class CeilingSampler {
   }
 
  private:
-  static bench::Ceiling kind(bool bf16) { return bf16 ? bench::Ceiling::kBf16 : bench::Ceiling::kF32; }
   void sample() {
     if (cpu_) cpu_->sample(prefill_);
     if (cpu_ && decode_ != prefill_) cpu_->sample(decode_);
@@ -378,8 +377,9 @@ int run_replay(const Options& options) {
   const std::unique_ptr<Engine> engine = make_engine(setup.engine, context, reference, stop_requested);
   const bool bf16 = layer.dtype == DType::kBF16;
   // Quantized elements are bf16 once they are read.
-  CeilingSampler ceilings(device, context.num_threads(), bf16,
-                          bf16 && value_dtype(kv_layout(layer.cache).nope.element) == DType::kBF16);
+  const bool bf16_rows = bf16 && value_dtype(kv_layout(layer.cache).nope.element) == DType::kBF16;
+  CeilingSampler ceilings(device, context.num_threads(), bench::arithmetic_ceiling(report.prefill_backend, bf16),
+                          bench::arithmetic_ceiling(report.decode_backend, bf16_rows));
   const std::unique_ptr<Timeline> timeline =
       options.timeline.empty() ? nullptr : std::make_unique<Timeline>(options.timeline);
   std::optional<TimeBudget> budget;
