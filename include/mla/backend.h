@@ -163,8 +163,8 @@ const MachineInfo& machine_info();
 const std::vector<IsaLevel>& isa_levels();
 
 /// Returns the numbers of the processors that the process may use, in ascending order; empty if the system does not
-/// tell. These are the calling thread's, and where OpenMP has bound that to one of them (OMP_PROC_BIND), all of
-/// OpenMP's places. Threads of a Context run on them.
+/// tell. These are the calling thread's; where OpenMP has bound that to the first of its places (OMP_PROC_BIND), those
+/// of all of them. Threads of a Context run on them.
 std::vector<int32_t> usable_processors();
 
 /// Returns the version, as "0.1.0".

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests threads of Python: none waits for another's kernel, and each gets its own results."""
+"""Tests threads of Python (none waits for another's kernel, each gets its own results) and where a context's run."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
 import torch
 
 import libmla
@@ -106,3 +110,30 @@ def test_a_plan_is_made_again_while_others_run_it() -> None:
         stop.set()
         planner.join()
     assert ran > 0
+
+
+# May use only the processors that the first argument lists; prints how many threads a context has, and the processors of
+# those that it started.
+BESIDE_OPENMP = """
+import os, sys
+os.sched_setaffinity(0, map(int, sys.argv[1].split(",")))
+for module in sys.argv[2:]:
+    __import__(module)
+import libmla
+before = set(os.listdir("/proc/self/task"))
+context = libmla.Context()
+started = set(os.listdir("/proc/self/task")) - before
+print(context.num_threads, *[",".join(map(str, sorted(os.sched_getaffinity(int(task))))) for task in started])
+"""
+
+
+@pytest.mark.parametrize(
+    ("modules", "narrowed"), [(("torch", "libmla"), False), (("libmla", "torch"), False), (("torch", "libmla"), True)]
+)
+def test_threads_use_all_processors_though_openmp_binds_the_first(modules: tuple[str, ...], narrowed: bool) -> None:
+    processors = sorted(os.sched_getaffinity(0))[-1 if narrowed else 0 :]
+    listed = ",".join(map(str, processors))
+    command = [sys.executable, "-c", BESIDE_OPENMP, listed, *modules]
+    environment = dict(os.environ, OMP_PROC_BIND="true")
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(len(processors)), *[listed] * (len(processors) - 1)]

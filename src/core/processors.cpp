@@ -11,6 +11,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace mla::core {
 namespace {
@@ -53,22 +54,22 @@ std::vector<std::string> loaded_openmp() {
   return files;
 }
 
-/// Returns the processors of the places of a loaded OpenMP runtime.
-std::vector<int32_t> processors_of_places(const std::string& file) {
+/// Returns the processors of each place of a loaded OpenMP runtime, in ascending order.
+std::vector<std::vector<int32_t>> places_of(const std::string& file) {
   const std::unique_ptr<void, int (*)(void*)> runtime(dlopen(file.c_str(), RTLD_LAZY | RTLD_NOLOAD), dlclose);
   if (runtime == nullptr) return {};
   const auto num_places = reinterpret_cast<int (*)()>(dlsym(runtime.get(), "omp_get_num_places"));
   const auto num_processors = reinterpret_cast<int (*)(int)>(dlsym(runtime.get(), "omp_get_place_num_procs"));
   const auto get = reinterpret_cast<void (*)(int, int*)>(dlsym(runtime.get(), "omp_get_place_proc_ids"));
   if (num_places == nullptr || num_processors == nullptr || get == nullptr) return {};
-  std::vector<int32_t> processors;
+  std::vector<std::vector<int32_t>> places;
   for (int place = 0; place < num_places(); ++place) {
-    const int count = std::max(num_processors(place), 0);
-    const auto at = static_cast<ptrdiff_t>(processors.size());
-    processors.resize(processors.size() + static_cast<size_t>(count));
-    if (count > 0) get(place, &*(processors.begin() + at));
+    std::vector<int32_t> processors(static_cast<size_t>(std::max(num_processors(place), 0)));
+    if (!processors.empty()) get(place, processors.data());
+    std::ranges::sort(processors);
+    places.push_back(std::move(processors));
   }
-  return processors;
+  return places;
 }
 
 }  // namespace
@@ -76,11 +77,17 @@ std::vector<int32_t> processors_of_places(const std::string& file) {
 std::vector<int32_t> usable_processors() {
   std::vector<int32_t> processors = processors_of_thread();
   if (processors.empty() || !openmp_may_bind()) return processors;
-  for (const std::string& file : loaded_openmp())
-    std::ranges::copy(processors_of_places(file), std::back_inserter(processors));
-  std::ranges::sort(processors);
-  processors.erase(std::unique(processors.begin(), processors.end()), processors.end());
-  return processors;
+  std::vector<int32_t> all;
+  bool bound = false;
+  for (const std::string& file : loaded_openmp()) {
+    const std::vector<std::vector<int32_t>> places = places_of(file);
+    bound = bound || (!places.empty() && places.front() == processors);  // where the thread that loads it is put
+    for (const std::vector<int32_t>& place : places) std::ranges::copy(place, std::back_inserter(all));
+  }
+  if (!bound) return processors;
+  std::ranges::sort(all);
+  all.erase(std::unique(all.begin(), all.end()), all.end());
+  return all;
 }
 
 }  // namespace mla::core

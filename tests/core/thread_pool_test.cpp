@@ -30,6 +30,14 @@ std::vector<int32_t> allowed_processors() {
   return processors;
 }
 
+/// Returns whether it could.
+bool bind_this_thread(int32_t processor) {
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET(static_cast<size_t>(processor), &one);
+  return sched_setaffinity(0, sizeof one, &one) == 0;
+}
+
 /// Loads OpenMP, which binds this thread, and looks where the workers of a pool may run. Exits with 0 if that is where
 /// the process might run before, and with the number of what is wrong if not.
 [[noreturn]] void run_beside_openmp(const char* bind) {
@@ -46,7 +54,9 @@ std::vector<int32_t> allowed_processors() {
   ThreadPool(2, std::vector<int32_t>{before[0], before[1]}).run([&](int32_t worker) {
     if (worker == 1) of_worker = allowed_processors();
   });
-  std::exit(of_worker == std::vector<int32_t>{before[1]} ? 0 : 5);
+  if (of_worker != std::vector<int32_t>{before[1]}) std::exit(5);
+  bind_this_thread(before.back());  // the program's own will, not OpenMP's
+  std::exit(usable_processors() == std::vector<int32_t>{before.back()} ? 0 : 6);
 }
 
 TEST(ThreadPool, WorkersUseAllProcessorsThoughOpenMPBoundTheCaller) {
@@ -60,10 +70,7 @@ TEST(ThreadPool, UsableProcessorsAreTheThreads) {
   EXPECT_EQ(usable_processors(), all);
   std::vector<int32_t> of_bound;
   std::thread([&] {  // a thread that somebody else binds stays bound
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    CPU_SET(static_cast<size_t>(all.back()), &one);
-    ASSERT_EQ(sched_setaffinity(0, sizeof one, &one), 0);
+    ASSERT_TRUE(bind_this_thread(all.back()));
     of_bound = usable_processors();
   })
       .join();

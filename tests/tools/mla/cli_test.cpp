@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tests the command line's contract: exit statuses, streams, keys and types of the JSON, one-line errors.
 #include <gmock/gmock.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -127,6 +128,25 @@ TEST(CliInfo, SaysThatMlaBackendForcesWhatIsNotThere) {
   EXPECT_THAT(ran.err, HasSubstr("mla: "));
   EXPECT_THAT(json::parse(ran.out)["error"].get<std::string>(), HasSubstr("foo"));
   EXPECT_TRUE(json_of("info --json")["error"].is_null());
+}
+
+// The tool loads OpenMP, with oneDNN.
+TEST(CliInfo, CountsTheProcessorsOfTheProcessThoughOpenMPBindsThreads) {
+  const auto threads = [](const std::string& environment) {
+    const Ran ran = run_mla("info --json", environment);
+    return json::parse(ran.out, nullptr, false).value("threads", -1);
+  };
+  const int all = threads("");
+  for (const char* bind : {"true", "close", "spread"}) EXPECT_EQ(threads(std::string("OMP_PROC_BIND=") + bind), all);
+  cpu_set_t before, first;
+  ASSERT_EQ(sched_getaffinity(0, sizeof before, &before), 0);
+  CPU_ZERO(&first);
+  for (size_t i = 0; CPU_COUNT(&first) == 0; ++i)
+    if (CPU_ISSET(i, &before)) CPU_SET(i, &first);
+  ASSERT_EQ(sched_setaffinity(0, sizeof first, &first), 0);  // processes that this thread starts inherit it
+  EXPECT_EQ(threads(""), 1);
+  EXPECT_EQ(threads("OMP_PROC_BIND=true"), 1);
+  EXPECT_EQ(sched_setaffinity(0, sizeof before, &before), 0);
 }
 
 TEST(CliExplain, DescribesOnlyWhatTheOperationHas) {
