@@ -123,9 +123,9 @@ typedef struct mla_plan mla_plan;
 
 typedef struct mla_context_options {
   size_t struct_size;
-  int32_t num_threads;     /* the calling thread among them; 0 = as many as the process may use */
+  int32_t num_threads;     /* the calling thread among them; 0 = num_affinity, else as many as the process may use */
   int32_t num_affinity;    /* 0 = not pinned, else num_threads */
-  const int32_t* affinity; /* processor of each worker; entry 0 is ignored */
+  const int32_t* affinity; /* processor that each worker is pinned to; entry 0 is ignored */
   const char* backend;     /* a row or family to force; null = the environment's MLA_BACKEND, else the best */
   const char* device;      /* "cpu", "cuda:1", "emulated:sm120"; null = MLA_EMULATE, else where the tensors are */
 } mla_context_options;

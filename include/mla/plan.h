@@ -23,11 +23,14 @@
 namespace mla {
 
 struct ContextOptions {
-  /// Sets the number of workers, the calling thread among them; 0 = as many as the process may use.
+  /// Sets the number of workers, the calling thread among them; 0 = as many as `affinity` names processors, or where it
+  /// is empty, as many as the process may use.
   int32_t num_threads = 0;
-  /// Names the processor of each worker: empty = not pinned, else num_threads entries. The first entry is ignored: the
-  /// calling thread is worker 0 and stays where it is. Workers that are not pinned inherit the processors that the
-  /// thread which creates the context may use at that moment.
+  /// Names the processor that each worker is pinned to: empty = not pinned, else num_threads entries. The first entry
+  /// is ignored: the calling thread is worker 0 and stays where it is. Workers that are not pinned may use the
+  /// processors that the thread which creates the context may use at that moment (usable_processors() of
+  /// mla/backend.h). Which processors read a cache decides how fast they do where a machine has several sockets
+  /// (docs/cpp.md).
   std::vector<int32_t> affinity = {};
   /// Names the row or family to force; in operations that have no such row, its family is forced. Empty = MLA_BACKEND
   /// as it is now, else the best row.

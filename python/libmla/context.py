@@ -18,9 +18,10 @@ class Context:
     on one context wait for one another; several contexts may be used at once. A context does not survive a fork.
 
     Args:
-        num_threads: workers, the calling thread among them; 0: as many as the process may use.
-        affinity: the processor of each worker (the first is ignored: the calling thread stays where it is); empty: not
-            pinned.
+        num_threads: workers, the calling thread among them; 0: as many as ``affinity`` names processors, or where it is
+            empty, as many as the process may use.
+        affinity: the processor that each worker is pinned to (the first is ignored: the calling thread stays where it
+            is); empty: not pinned, workers may use the processors that the calling thread may use now.
         backend: a row or family to force, such as ``"cpu_avx2"``; in operations that have no such row, its family;
             empty: the environment's ``MLA_BACKEND``, else the best.
         device: ``"cpu"``, ``"cuda:1"``: tensors elsewhere are an error; ``"emulated:sm90"``: the kernels of that GPU,

@@ -137,3 +137,16 @@ def test_threads_use_all_processors_though_openmp_binds_the_first(modules: tuple
     environment = dict(os.environ, OMP_PROC_BIND="true")
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.split() == [str(len(processors)), *[listed] * (len(processors) - 1)]
+
+
+def test_workers_are_pinned_to_the_processors_of_affinity() -> None:
+    usable = sorted(os.sched_getaffinity(0))
+    affinity = [-1, usable[0], usable[-1]]  # the caller's entry is ignored
+    before = set(os.listdir("/proc/self/task"))
+    context = libmla.Context(affinity=affinity)
+    started = sorted(map(int, set(os.listdir("/proc/self/task")) - before))
+    assert context.num_threads == 3
+    assert [os.sched_getaffinity(task) for task in started] == [{usable[0]}, {usable[-1]}]
+    assert os.sched_getaffinity(0) == set(usable)
+    with pytest.raises(ValueError, match="affinity: expected processors this process may use, got -1 for worker 1"):
+        libmla.Context(affinity=[0, -1])

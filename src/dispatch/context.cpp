@@ -4,6 +4,7 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <system_error>
 #include <type_traits>
 
@@ -39,7 +40,10 @@ bool known_backend(std::string_view force) {
 Result<Context> Context::create(const ContextOptions& options) {
   return dispatch::guarded([&]() -> Result<Context> {
     build_tables();
-    const int32_t num_threads = options.num_threads == 0 ? dispatch::usable_threads() : options.num_threads;
+    const int32_t default_threads = options.affinity.empty()
+                                        ? dispatch::usable_threads()
+                                        : static_cast<int32_t>(std::min<size_t>(options.affinity.size(), INT32_MAX));
+    const int32_t num_threads = options.num_threads == 0 ? default_threads : options.num_threads;
     if (num_threads < 0 || num_threads > kMostThreads)
       return invalid("num_threads", core::format("expected 0 to {}, got {}", kMostThreads, num_threads));
     if (!options.affinity.empty() && options.affinity.size() != static_cast<size_t>(num_threads))

@@ -20,6 +20,14 @@ int main(void) {
   mla_context* context = NULL;
   CHECK(mla_context_create(&options, &context) == MLA_OK);
   CHECK(mla_context_num_threads(context) == 2);
+  const int32_t callers_own[] = {-1}; /* the caller's entry is ignored */
+  mla_context* alone = NULL;
+  options.num_threads = 0;
+  options.num_affinity = 1;
+  options.affinity = callers_own;
+  CHECK(mla_context_create(&options, &alone) == MLA_OK);
+  CHECK(mla_context_num_threads(alone) == 1);
+  mla_context_destroy(alone);
   RUN(test_decode, (context));
   RUN(test_prefill, (context));
   RUN(test_prefill_of_e4m3, (context));

@@ -85,6 +85,10 @@ void test_errors(const mla_context* context) {
   options = mla_context_options_init();
   options.num_affinity = 2;
   CHECK(mla_context_create(&options, &refused) == MLA_INVALID_ARGUMENT);
+  const int32_t nowhere[] = {0, -1};
+  options.affinity = nowhere;
+  CHECK_ERROR(mla_context_create(&options, &refused), MLA_INVALID_ARGUMENT,
+              "context: affinity: expected processors this process may use, got -1 for worker 1");
   CHECK(refused == NULL);
   CHECK(mla_context_create(&options, NULL) == MLA_INVALID_ARGUMENT);
   mla_context_destroy(NULL);

@@ -10,6 +10,7 @@
 #include "core/index_problems.h"
 #include "core/sparse_problems.h"
 #include "core/writer_problems.h"
+#include "dispatch/context.h"
 #include "trace.h"
 
 namespace {
@@ -86,6 +87,9 @@ TEST(CreateContext, RefusesBadOptions) {
             "context: affinity: expected 2 entries, one for each thread, got 1");
   EXPECT_EQ(message({.num_threads = 2, .affinity = {0, 1023}}),
             "context: affinity: expected processors this process may use, got 1023 for worker 1");
+  EXPECT_EQ(message({.affinity = {0, -1}}),
+            "context: affinity: expected processors this process may use, got -1 for worker 1");
+  EXPECT_EQ(message({.affinity = std::vector<int32_t>(1025, 0)}), "context: num_threads: expected 0 to 1024, got 1025");
   std::string rows;
   for (const std::string& row : backend_names(Op::kDecode)) rows += (rows.empty() ? "" : ", ") + row;
   EXPECT_THAT(message({.backend = "tpu"}),
@@ -97,6 +101,21 @@ TEST(CreateContext, RefusesBadOptions) {
 TEST(CreateContext, TakesTheThreadsOfTheProcess) {
   EXPECT_EQ(Context::create()->num_threads(), machine_info().threads);
   EXPECT_EQ(context_of(3).num_threads(), 3);
+}
+
+TEST(CreateContext, PinsEachWorkerToItsProcessor) {
+  const std::vector<int32_t> usable = usable_processors();
+  ASSERT_FALSE(usable.empty());
+  const std::vector<int32_t> affinity = {usable.front(), usable.back(), usable.front()};
+  for (const int32_t num_threads : {0, 3}) {
+    const Context context = Context::create({.num_threads = num_threads, .affinity = affinity}).value();
+    ASSERT_EQ(context.num_threads(), 3);
+    std::vector<std::vector<int32_t>> of_worker(3);
+    context.impl().pool.run([&](int32_t worker) { of_worker[static_cast<size_t>(worker)] = usable_processors(); });
+    EXPECT_EQ(of_worker[0], usable);  // the caller's stay
+    EXPECT_EQ(of_worker[1], std::vector<int32_t>{affinity[1]});
+    EXPECT_EQ(of_worker[2], std::vector<int32_t>{affinity[2]});
+  }
 }
 
 TEST(Workspace, TooSmallOrNullIsAnError) {

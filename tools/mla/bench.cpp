@@ -13,13 +13,14 @@
 #include "mla/devices.h"
 #include "mla/interrupt.h"
 #include "mla/output.h"
+#include "mla/processors.h"
 #include "mla/values.h"
 
 namespace mla::cli {
 namespace {
 
 struct BenchOptions {
-  std::string file, compare, csv;
+  std::string file, compare, csv, processors;
   bench::SettingFlags flags;
   bench::MeasureFlags measure_flags{"0.3"};
   bench::MeasureOptions measure;
@@ -29,13 +30,18 @@ struct BenchOptions {
 };
 
 std::vector<bench::CaseGroup> groups_of(const BenchOptions& options) {
+  const std::vector<int32_t> processors = use_processors("--processors", options.processors);
   bench::Settings settings = options.flags.settings();
   if (!options.compare.empty()) {
     std::string key = options.compare;
     for (char& c : key) c = c == '-' ? '_' : c;
     settings["compare"] = {.text = key, .where = "--compare"};
   }
-  return options.file.empty() ? bench::expand(settings) : bench::load_case_file(options.file, settings);
+  std::vector<bench::CaseGroup> groups =
+      options.file.empty() ? bench::expand(settings) : bench::load_case_file(options.file, settings);
+  for (bench::CaseGroup& group : groups)
+    for (bench::Case& one : group.cases) one.affinity = affinity_of("--processors", processors, one.threads);
+  return groups;
 }
 
 // What is wrong or was missed, for people; the exit status.
@@ -137,6 +143,7 @@ Action add_bench(CLI::App& app) {
   options->flags.add_options(*command);
   command->add_option("--compare", options->compare, "Measure the values of this option in turns, against the first");
   options->measure_flags.add_options(*command);
+  command->add_option("--processors", options->processors, kProcessorsHelp)->option_text("LIST");
   command->add_option("--max-runs", options->max_runs, "Runs of each case at most")->capture_default_str();
   command->add_flag("--cold", options->measure.cold, "Flush the caches before every run (default: same buffers, warm)");
   command->add_flag("--refcheck", options->measure.refcheck, "Compare with the reference (large cases: a sample)");

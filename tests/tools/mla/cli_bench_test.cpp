@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "mla/backend.h"
 #include "tools/mla/run_mla.h"
 
 namespace mla::cli {
@@ -40,6 +41,22 @@ TEST(CliBench, JsonHasTheContractsKeys) {
     EXPECT_EQ(result["threads"], 1);
   }
   EXPECT_EQ(bench["results"][1]["kv_len"], 100);
+}
+
+/// Returns the processors that this process may use, as a list.
+std::vector<std::string> own_processors() {
+  std::vector<std::string> processors;
+  for (const int32_t processor : usable_processors()) processors.push_back(std::to_string(processor));
+  return processors;
+}
+
+TEST(CliBench, RunsOnTheProcessorsThatAreListed) {
+  const std::string last = own_processors().back();
+  const json bench = json_of(std::string("bench --kv-len 64 --json --processors ") + last + kFast);
+  EXPECT_EQ(bench["machine"]["threads"], 1);
+  EXPECT_EQ(bench["results"][0]["threads"], 1);
+  expect_refusal("bench --processors " + last + " --threads 2", {"--processors: expected 2 processors"});
+  expect_refusal("bench --processors 1023", {"--processors: expected processors that this process may use, got 1023"});
 }
 
 TEST(CliBench, RefcheckFillsTheError) {

@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "mla/output.h"
+#include "mla/processors.h"
 #include "tools/mla/expect_usage_error.h"
 
 namespace mla::cli {
@@ -43,6 +44,22 @@ TEST(ParseIntList, RefusesBadRanges) {
   expect_usage_error([] { parse_int_list("--n", "0:8:*2", 0); }, {"--n", "above 0"});
   expect_usage_error([] { parse_int_list("--n", "1:2:3:4", 1); }, {"--n", "range"});
   expect_usage_error([] { parse_int_list("--n", "1:900m", 1); }, {"--n", "too many"});
+}
+
+TEST(ParseProcessors, TakesNumbersAndRanges) {
+  EXPECT_THAT(parse_processors("--processors", "8,0-3,5-5"), ElementsAre(8, 0, 1, 2, 3, 5));
+  for (const char* text : {"", "0,,1", "1-", "-1", "0-3-5", "a", "0-b"})
+    expect_usage_error([&] { parse_processors("--processors", text); }, {"--processors"});
+  expect_usage_error([] { parse_processors("--processors", "3-1"); }, {"--processors", "at least 3", "1"});
+  expect_usage_error([] { parse_processors("--processors", "0-3,2"); }, {"--processors", "once", "got 2 again"});
+  expect_usage_error([] { parse_processors("--processors", "99999999"); }, {"--processors", "at most 1023"});
+}
+
+TEST(AffinityOf, IsTheFirstProcessors) {
+  EXPECT_THAT(affinity_of("--processors", {4, 2, 6}, 2), ElementsAre(4, 2));
+  EXPECT_THAT(affinity_of("--processors", {}, 2), ElementsAre());
+  expect_usage_error([] { affinity_of("--processors", {4}, 2); },
+                     {"--processors: expected 2 processors, one for each thread, got 1"});
 }
 
 TEST(ParseNames, ListTheChoices) {

@@ -69,8 +69,9 @@ struct Case {
   int64_t prefix = 0;          ///< tokens that all requests of a decode begin with
   bool shared_prefix = false;  ///< whether they are read once
   int32_t threads = 1;
-  std::string backend;  ///< forced row or family; empty = auto
-  std::string device;   ///< "cpu", "cuda:0", "emulated:sm90"; empty = what MLA_EMULATE says, else the CPU
+  std::vector<int32_t> affinity;  ///< as ContextOptions
+  std::string backend;            ///< forced row or family; empty = auto
+  std::string device;             ///< "cpu", "cuda:0", "emulated:sm90"; empty = what MLA_EMULATE says, else the CPU
   std::string lengths;  ///< "uniform", or where the lengths come from: "trace", "equal", or a batch specification
   std::vector<Request> requests;
 

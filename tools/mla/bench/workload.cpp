@@ -111,8 +111,8 @@ void check_memory(const std::vector<Case>& cases) {
 }
 
 Workload::Workload(const Case& one, uint64_t seed) : case_(one) {
-  Result<Context> context =
-      Context::create({.num_threads = one.threads, .affinity = {}, .backend = one.backend, .device = one.device});
+  Result<Context> context = Context::create(
+      {.num_threads = one.threads, .affinity = one.affinity, .backend = one.backend, .device = one.device});
   if (!context.ok()) refuse(context.status());
   context_ = std::make_unique<Context>(std::move(context).value());
   case_.device = context_->device().empty() ? "cpu" : context_->device();

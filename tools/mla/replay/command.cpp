@@ -20,6 +20,7 @@
 #include "mla/interrupt.h"
 #include "mla/mla.h"
 #include "mla/output.h"
+#include "mla/processors.h"
 #include "mla/replay/budget.h"
 #include "mla/replay/engine.h"
 #include "mla/replay/layer.h"
@@ -43,7 +44,7 @@ struct Options {
   std::string model = "deepseek-v2-lite";
   std::string cache, pool_cache, backend, device, timeline;
   std::string requests = "0", layers = "1", page_size, pool_tokens = "256k", chunk = "4k", max_batch = "64";
-  std::string threads = "0", seed = "1", check_every = "16", pool_gb, mtp = "0", dcp = "1", time_budget;
+  std::string processors, threads = "0", seed = "1", check_every = "16", pool_gb, mtp = "0", dcp = "1", time_budget;
   std::string candidate_blocks = "2048";
   bool as_fast_as_possible = false, sparse = false, shared_prefix = false;
   Output output;
@@ -57,9 +58,11 @@ T value_or_usage_error(Result<T> result) {
 
 bool is_real_gpu(std::string_view device) { return device.starts_with("cuda"); }
 
-Context make_context(int32_t threads, const std::string& backend, const std::string& device) {
+Context make_context(int32_t threads, const std::string& backend, const std::string& device,
+                     const std::vector<int32_t>& affinity = {}) {
   ContextOptions options;
   options.num_threads = threads;
+  options.affinity = affinity;
   options.device = device;
   options.backend = backend == "auto" ? "" : backend;
   return value_or_usage_error(Context::create(options));
@@ -132,6 +135,7 @@ struct Setup {
   EngineOptions engine;
   SchedulerOptions scheduler;
   int32_t threads = 0;
+  std::vector<int32_t> affinity;  // as ContextOptions
   int64_t max_requests = 0;
   double time_budget = 0.0;  // seconds; 0 = none
 };
@@ -223,7 +227,10 @@ Setup make_setup(const Options& options) {
   layer.num_pages = static_cast<int32_t>(pool_tokens / layer.page_tokens());
   setup.engine.check_every = parse_int("--check-every", options.check_every, 0);
   setup.engine.seed = static_cast<uint64_t>(parse_int("--seed", options.seed, 0));
+  const std::vector<int32_t> processors = use_processors("--processors", options.processors);
   setup.threads = int_option("--threads", options.threads, 0, 4096);
+  if (setup.threads == 0) setup.threads = static_cast<int32_t>(processors.size());
+  setup.affinity = affinity_of("--processors", processors, setup.threads);
   setup.max_requests = parse_int("--requests", options.requests, 0);
   if (!options.time_budget.empty()) setup.time_budget = parse_positive("--time-budget", "seconds", options.time_budget);
   setup.scheduler = {.page_size = layer.page_tokens(),
@@ -369,7 +376,7 @@ int run_replay(const Options& options) {
 
   const LayerOptions& layer = setup.engine.layer;
   Report report = make_report(setup, options.backend, device);
-  const Context context = make_context(setup.threads, options.backend, device);
+  const Context context = make_context(setup.threads, options.backend, device, setup.affinity);
   const Context reference = make_context(1, "reference", "cpu");
   report.threads = context.num_threads();
 
@@ -447,6 +454,7 @@ Action add_replay(CLI::App& app) {
   command->add_option("--max-batch", options->max_batch, "Requests that run at once")->capture_default_str();
   command->add_option("--threads", options->threads, "Threads; 0 = all that the process may use")
       ->capture_default_str();
+  command->add_option("--processors", options->processors, kProcessorsHelp)->option_text("LIST");
   command->add_option("--backend", options->backend, "Backend or family to force");
   command->add_option("--device", options->device,
                       "cpu, cuda[:N] or emulated:sm90, which is slow (else MLA_EMULATE, else cpu)");

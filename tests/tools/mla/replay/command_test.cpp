@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,6 +20,8 @@
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "mla/backend.h"
 
 namespace {
 
@@ -346,6 +349,40 @@ TEST_F(ReplayCommand, WithoutATimeBudgetNothingIsLeftOut) {
   EXPECT_THAT(outcome.err, ::testing::Not(HasSubstr("left out")));
 }
 
+/// Returns the processors of every thread of a process.
+std::vector<std::vector<int32_t>> processors_of_threads(pid_t pid) {
+  std::vector<std::vector<int32_t>> all;
+  std::error_code ended;
+  for (const auto& task : std::filesystem::directory_iterator(fmt::format("/proc/{}/task", pid), ended)) {
+    cpu_set_t set;
+    if (sched_getaffinity(std::stoi(task.path().filename()), sizeof set, &set) != 0) continue;
+    std::vector<int32_t>& processors = all.emplace_back();
+    for (int32_t i = 0; i < CPU_SETSIZE; ++i)
+      if (CPU_ISSET(static_cast<size_t>(i), &set)) processors.push_back(i);
+  }
+  return all;
+}
+
+TEST_F(ReplayCommand, RunsOnTheProcessorsThatAreListed) {
+  const std::vector<int32_t> usable = mla::usable_processors();
+  if (usable.size() < 2) GTEST_SKIP() << "one processor";
+  const int32_t first = usable[0], second = usable[1];
+  const auto process = start({MLA_SAMPLE_TRACE, "--processors", fmt::format("{},{}", second, first)});
+  std::vector<std::vector<int32_t>> found;
+  for (int i = 0; i < 600 && found.size() < 2; ++i) {  // one thread and the worker of the context
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    found = processors_of_threads(process);
+    std::erase_if(found, [&](const auto& one) {
+      return one != std::vector{first} && one != std::vector{first, second};
+    });
+    if (std::ranges::count(found, std::vector{first}) == 0) found.clear();
+  }
+  EXPECT_THAT(found, ::testing::Contains(std::vector{first}));          // the second worker's
+  EXPECT_THAT(found, ::testing::Contains(std::vector{first, second}));  // the first worker's, which is the main thread
+  ASSERT_EQ(kill(process, SIGKILL), 0);
+  EXPECT_EQ(finish(process).status, -SIGKILL);
+}
+
 TEST_F(ReplayCommand, BadInputIsOneClearError) {
   const auto expect_error = [&](const std::vector<std::string>& arguments, const std::string& text) {
     const Outcome outcome = run(arguments);
@@ -396,6 +433,11 @@ TEST_F(ReplayCommand, BadInputIsOneClearError) {
   expect_error({trace, "--time-budget", "0"}, "--time-budget: expected seconds above 0, got 0");
   expect_error({trace, "--pool-gb", "0"}, "--pool-gb: expected GB above 0, got 0");
   expect_error({trace, "--layers", "2"}, "one attention layer");
+  expect_error({trace, "--processors", "0-"}, "--processors: expected an integer");
+  expect_error({trace, "--processors", "1023"},
+               "--processors: expected processors that this process may use, got 1023");
+  expect_error({trace, "--processors", std::to_string(mla::usable_processors().front()), "--threads", "2"},
+               "--processors: expected 2 processors, one for each thread, got 1");
   expect_error({}, "trace");
 }
 
