@@ -230,6 +230,14 @@ typedef struct mla_decode_sparse_params {
   int32_t topk_length_per;       /* mla_length_per, of pool */
   int32_t extra_topk_length_per; /* the same, of extra_pool */
   const mla_tensor* max_logits;  /* out [T, H] f32, optional */
+  /* What becomes of outputs before they are stored, as in mla_finish_output_params; all null = nothing, unless o is
+     [T, G, H / G, d_v]. */
+  const mla_tensor* cos_sin;   /* [max_positions, rotary channels] f32, optional */
+  const mla_tensor* positions; /* [T] int64, with cos_sin */
+  const mla_tensor* gate;      /* [T, H, d_v] or [T, H, 1], optional */
+  const mla_tensor* scale;     /* out, with an e4m3 o instead of o_scale; f32, uint8 or int32 */
+  int32_t interleaved;         /* 1 after _init */
+  int32_t any_scales;          /* powers of two if 0, any numbers if 1 */
 } mla_decode_sparse_params;
 
 typedef struct mla_prefill_params {
@@ -538,7 +546,7 @@ MLA_DEFINE_INIT_(mla_context_options)
 MLA_DEFINE_INIT_(mla_verdict)
 MLA_DEFINE_INIT_WITH_(mla_decode_params, causal)
 MLA_DEFINE_INIT_WITH_(mla_prefill_params, causal)
-MLA_DEFINE_INIT_(mla_decode_sparse_params)
+MLA_DEFINE_INIT_WITH_(mla_decode_sparse_params, interleaved)
 MLA_DEFINE_INIT_(mla_prefill_sparse_params)
 MLA_DEFINE_INIT_(mla_merge_states_params)
 MLA_DEFINE_INIT_(mla_append_params)

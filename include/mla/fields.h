@@ -51,9 +51,10 @@ MLA_FIELDS(ContextParallel, rank, world, interleave);
 MLA_FIELDS(AttentionOptions, attn_sink, window_left, logits_soft_cap, alibi_slopes, compute);
 MLA_FIELDS(DecodeParams, q, q_nope, q_pe, q_scale, cache, pages, qo_indptr, causal, tree_mask, tree_parents, options,
            context_parallel, sm_scale, lse_base, batch_invariant, shared_prefix, o, o_scale, lse);
+MLA_FIELDS(OutputFinish, cos_sin, positions, interleaved, gate, scale, power_of_two_scales);
 MLA_FIELDS(SparsePool, cache, indices, topk_length, topk_length_per);
 MLA_FIELDS(DecodeSparseParams, q, q_nope, q_pe, q_scale, pool, extra_pool, qo_indptr, options, sm_scale, lse_base,
-           batch_invariant, o, o_scale, lse, max_logits);
+           batch_invariant, o, o_scale, lse, max_logits, finish);
 MLA_FIELDS(PrefillParams, q, k, v, q_scale, k_scale, v_scale, qo_indptr, kv_indptr, causal, options, sm_scale, lse_base,
            batch_invariant, o, o_scale, lse);
 MLA_FIELDS(PrefillSparseParams, q, kv, indices, topk_length, options, sm_scale, lse_base, batch_invariant, o,
@@ -75,7 +76,7 @@ MLA_FIELDS(TopKParams, logits, lengths, starts, blocks, block_size, indices);
 MLA_FIELDS(IndexerTopKParams, indexer, pages, page_size, slots, valid_count);
 MLA_FIELDS(CompressParams, kv, score, position_bias, qo_indptr, kv_len, ratio, overlap, state, state_table, norm_weight,
            norm_eps, latent, slot_mapping, cos_sin, interleaved, cache, indexer, power_of_two_scales);
-MLA_FIELDS(FinishOutputParams, o, cos_sin, positions, interleaved, gate, out, scale, power_of_two_scales);
+MLA_FIELDS(FinishOutputParams, o, finish, out);
 
 #undef MLA_PARENTHESES
 #undef MLA_EXPAND

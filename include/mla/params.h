@@ -138,6 +138,32 @@ struct SparsePool {
   LengthPer topk_length_per = LengthPer::kByShape;
 };
 
+/// Says what becomes of attention's outputs o on their way to `out`, which is what the output projection multiplies:
+/// the rotary channels turn back, a gate multiplies, and groups are quantized. In f32:
+///
+///     (x, y) = (x cos a + y sin a, y cos a - x sin a)   for pairs of rotary channels and the angles of the position
+///     out[c] = o[c] / (1 + exp(-gate[c])), rounded once
+///
+/// DeepSeek V4's values have rotary channels, whose rotation the output still has; Kimi K3's output has a gate.
+///
+/// An output of e4m3 is quantized in groups of 32, 64 or 128 channels, d_v divided by the scales of a head. A scale is
+/// made of the group's largest finite magnitude, as writers of caches choose it (KvCache::power_of_two_scales).
+/// Infinities saturate, NaN stays NaN.
+///
+/// `out` has the shape [T, H, d_v], or [T, G, H / G, d_v], where the groups of heads that are projected together lie
+/// apart.
+struct OutputFinish {
+  TensorView cos_sin = {};    ///< [max_positions, rotary channels] f32, as in append_rope: of the last channels of o;
+                              ///< not given: nothing turns
+  TensorView positions = {};  ///< [T] int64, from 0 to max_positions - 1; with cos_sin
+  bool interleaved = true;    ///< as in append_rope
+  TensorView gate = {};       ///< [T, H, d_v], or [T, H, 1] with one gate for a head; bf16, f16 or f32; optional
+  /// out [T, H, S], or [T, G, H / G, S] as `out`, with any strides: f32; u8, the exponents of powers of two (UE8M0); or
+  /// int32 [.., S / 4], four such bytes each, the first in the lowest. With an `out` of e4m3.
+  TensorView scale = {};
+  bool power_of_two_scales = true;  ///< set unless `scale` is f32
+};
+
 /// Computes sparse decode in the absorbed form: the queries of decode attend to the rows that `indices` name, in one or
 /// two pools under one softmax. With the tokens of a prompt as queries it is sparse prefill from the pages of a cache
 /// of any format. Of the options, window_left and alibi_slopes have no meaning here and are refused.
@@ -154,9 +180,12 @@ struct DecodeSparseParams {
   LseBase lse_base = LseBase::kE;
   bool batch_invariant = false;
   TensorView o = {};           ///< out [T, H, d_v], as in decode
-  TensorView o_scale = {};     ///< [1] f32, with e4m3 outputs
+  TensorView o_scale = {};     ///< [1] f32, with e4m3 outputs that have no finish.scale
   TensorView lse = {};         ///< out [T, H] f32, optional
   TensorView max_logits = {};  ///< out [T, H] f32, optional: the largest score, sm_scale included; -inf without a key
+  /// Finishes o, with a tensor of it or with an `o` [T, G, H / G, d_v]; e4m3 outputs have `scale` then. Before that, o
+  /// may be rounded to bf16 where queries are bf16 or e4m3.
+  OutputFinish finish = {};
 };
 
 /// Computes ragged prefill in the up-projected form. Query i of a request sees key j iff j <= kv_len - q_len + i
@@ -415,30 +444,11 @@ struct CompressParams {
   bool power_of_two_scales = true;  ///< of the indexer's keys, as in append_indexer
 };
 
-/// Makes of attention's output what the output projection multiplies: turns the rotary channels back, multiplies by a
-/// gate, and quantizes, in one pass. In f32:
-///
-///     (x, y) = (x cos a + y sin a, y cos a - x sin a)   for pairs of rotary channels and the angles of the position
-///     out[c] = o[c] / (1 + exp(-gate[c])), rounded once
-///
-/// DeepSeek V4's values have rotary channels, whose rotation the output still has; Kimi K3's output has a gate.
-///
-/// An output of e4m3 is quantized in groups of 32, 64 or 128 channels, d_v divided by the scales of a head. A scale is
-/// made of the group's largest finite magnitude, as writers of caches choose it (KvCache::power_of_two_scales).
-/// Infinities saturate, NaN stays NaN.
+/// Finishes stored outputs of attention, in one pass. decode_sparse can do the same before it stores them.
 struct FinishOutputParams {
-  TensorView o = {};          ///< [T, H, d_v]; bf16, f16 or f32
-  TensorView cos_sin = {};    ///< [max_positions, rotary channels] f32, as in append_rope: of the last channels of o;
-                              ///< not given: nothing turns
-  TensorView positions = {};  ///< [T] int64, from 0 to max_positions - 1; with cos_sin
-  bool interleaved = true;    ///< as in append_rope
-  TensorView gate = {};       ///< [T, H, d_v], or [T, H, 1] with one gate for a head; bf16, f16 or f32; optional
-  TensorView out = {};        ///< out [T, H, d_v], or [T, G, H / G, d_v], where the groups of heads that are projected
-                              ///< together lie apart; bf16, f16, f32, or e4m3 with `scale`
-  /// out [T, H, S], or [T, G, H / G, S] as `out`, with any strides: f32; u8, the exponents of powers of two (UE8M0); or
-  /// int32 [.., S / 4], four such bytes each, the first in the lowest.
-  TensorView scale = {};
-  bool power_of_two_scales = true;  ///< set unless `scale` is f32
+  TensorView o = {};  ///< [T, H, d_v]; bf16, f16 or f32
+  OutputFinish finish = {};
+  TensorView out = {};  ///< out [T, H, d_v] or [T, G, H / G, d_v]; bf16, f16, f32, or e4m3 with `finish.scale`
 };
 
 }  // namespace mla

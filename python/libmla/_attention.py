@@ -95,7 +95,10 @@ def decode(
 
 
 @operation(
-    Output("out"), Output("max_logits", "return_max_logits"), Output("lse", "return_lse", implied_by="max_logits")
+    Output("out"),
+    Output("scale", "return_scale"),
+    Output("max_logits", "return_max_logits"),
+    Output("lse", "return_lse", implied_by="max_logits"),
 )
 def decode_sparse(
     q: Rows,
@@ -118,8 +121,16 @@ def decode_sparse(
     d_v: int | None = None,
     q_scale: Tensor | None = None,
     o_scale: Tensor | None = None,
+    cos_sin: Tensor | None = None,
+    positions: Tensor | None = None,
+    interleaved: bool = True,
+    gate: Tensor | None = None,
     out: Tensor | None = None,
     out_dtype: DType | None = None,
+    scale: Tensor | None = None,
+    return_scale: bool = False,
+    channels_per_scale: int = 128,
+    power_of_two_scales: bool = True,
     max_logits: Tensor | None = None,
     return_max_logits: bool = False,
     lse: Tensor | None = None,
@@ -144,12 +155,25 @@ def decode_sparse(
         extra_topk_length, extra_topk_length_per: as ``topk_length`` and ``topk_length_per``.
         qo_indptr: [B+1] int32, only with lengths per request; None: T / B queries each.
         q_scale, attn_sink, logits_soft_cap, compute, lse_base, batch_invariant, d_v: as in :func:`decode`.
-        out, out_dtype, o_scale, lse, return_lse, plan, context: as in :func:`decode`.
+        out, out_dtype, o_scale, lse, return_lse, plan, context: as in :func:`decode`; ``out`` may also be [T, G, H / G,
+            d_v], where groups of heads lie apart.
+        cos_sin, positions, interleaved, gate: what becomes of o before it is stored, as in :func:`finish_output`: its
+            last channels turn back, and a gate multiplies it. With any of these, and with ``scale``, o may first be
+            rounded to bf16 where queries are bf16 or e4m3.
+        scale, return_scale, channels_per_scale, power_of_two_scales: as in :func:`finish_output`: outputs of e4m3 in
+            groups of channels, each with a scale, instead of ``o_scale``.
         max_logits: [T, H] f32, where the largest score goes (sm_scale included, -inf without a key).
         return_max_logits: whether to return max_logits, and lse with it; implied by ``max_logits``.
 
     Returns:
-        o [T, H, d_v]; or (o, lse [T, H] f32); or (o, max_logits, lse).
+        o [T, H, d_v]; or (o, lse [T, H] f32); or (o, max_logits, lse). The scales come right behind o.
+
+    Example:
+        DeepSeek V4: attention that leaves what wo_a multiplies::
+
+            out, scale = libmla.decode_sparse(
+                q, window, indices, sm_scale=512**-0.5, cos_sin=cos_sin, positions=positions, return_scale=True
+            )
     """
 
 

@@ -156,8 +156,12 @@ def _value_width(a: _Arguments) -> int:
 
 def _attention_outputs(a: _Arguments, d_v: int) -> _Tensors:
     q = a["q"]
+    dtype = _output_dtype(a, q.dtype)
+    if a.get("out_dtype") is None and (a.get("return_scale") or a.get("scale") is not None):
+        dtype = torch.float8_e4m3fn
     return {
-        "o": q.new_empty((*q.shape[:2], d_v), dtype=_output_dtype(a, q.dtype)),
+        "o": q.new_empty((*q.shape[:2], d_v), dtype=dtype),
+        "scale": q.new_empty((*q.shape[:2], d_v // a.get("channels_per_scale", 128)), dtype=torch.float32),
         "max_logits": q.new_empty(q.shape[:2], dtype=torch.float32),
         "lse": q.new_empty(q.shape[:2], dtype=torch.float32),
     }

@@ -20,19 +20,20 @@ constexpr FieldName kNamesOfAttention[] = {{"options.", ""},
                                            {"pool.cache.", "cache."},
                                            {"pool.", ""},
                                            {"extra_pool.cache.", "extra_cache."},
-                                           {"extra_pool.", "extra_"}};
+                                           {"extra_pool.", "extra_"},
+                                           {"finish.", ""}};
 
 const Operation kDecode = Operation::of<DecodeParams>({.name = "decode",
                                                        .names = kNamesOfAttention,
                                                        .e4m3 = {"q", "q_nope", "q_pe", "o"},
                                                        .more = {"d_v", "out_dtype", "return_lse"}});
 // Keys that indices name have no positions, and those of prefill_sparse are never quantized.
-const Operation kDecodeSparse =
-    Operation::of<DecodeSparseParams>({.name = "decode_sparse",
-                                       .names = kNamesOfAttention,
-                                       .e4m3 = {"q", "q_nope", "q_pe", "o"},
-                                       .left_out = {"options.window_left", "options.alibi_slopes"},
-                                       .more = {"d_v", "out_dtype", "return_max_logits", "return_lse"}});
+const Operation kDecodeSparse = Operation::of<DecodeSparseParams>(
+    {.name = "decode_sparse",
+     .names = kNamesOfAttention,
+     .e4m3 = {"q", "q_nope", "q_pe", "o"},
+     .left_out = {"options.window_left", "options.alibi_slopes"},
+     .more = {"d_v", "return_scale", "out_dtype", "channels_per_scale", "return_max_logits", "return_lse"}});
 const Operation kPrefill = Operation::of<PrefillParams>(
     {.name = "prefill", .names = kNamesOfAttention, .e4m3 = {"q", "k", "v", "o"}, .more = {"out_dtype", "return_lse"}});
 const Operation kPrefillSparse =
@@ -68,12 +69,13 @@ int32_t read_value_width(OperationArguments& args, int64_t of_shapes) {
   return args.optional_count("d_v").value_or(static_cast<int32_t>(of_shapes));
 }
 
-/// Makes the output [T, H, d_v] unless it is given. It has the queries' type, or bf16 for e4m3, unless the caller says
-/// otherwise.
+/// Makes the output [T, H, d_v] unless it is given. Unless the caller says otherwise, it is e4m3 where groups of it
+/// have scales, and else has the queries' type, or bf16 for e4m3.
 template <class Params>
-void make_output(OperationArguments& args, Outputs& outputs, const TensorView& q, int64_t d_v, Params& params) {
+void make_output(OperationArguments& args, Outputs& outputs, const TensorView& q, int64_t d_v, Params& params,
+                 bool has_scales = false) {
   DType dtype = args.dtype("out_dtype");
-  if (dtype == DType::kNone) dtype = q.dtype == DType::kE4M3 ? DType::kBF16 : q.dtype;
+  if (dtype == DType::kNone) dtype = has_scales ? DType::kE4M3 : q.dtype == DType::kE4M3 ? DType::kBF16 : q.dtype;
   outputs.make(params.o, "out", dtype, {q.shape[0], q.shape[1], d_v}, q.device);
 }
 
@@ -111,7 +113,11 @@ void decode_sparse(ffi::PackedArgs packed, ffi::Any* result) {
   Outputs outputs(args, call.outputs());
   const TensorView& q = first_of_q(params);
   const int32_t d_v = read_value_width(args, value_width(params.pool.cache, params.q, params.q_nope, params.q_pe));
-  make_output(args, outputs, q, d_v, params);
+  const bool has_scales = args.boolean("return_scale") || params.finish.scale.given();
+  make_output(args, outputs, q, d_v, params, has_scales);
+  const int64_t channels = args.count("channels_per_scale");
+  if (has_scales)
+    outputs.make(params.finish.scale, "scale", DType::kF32, {q.shape[0], q.shape[1], d_v / channels}, q.device);
   make_sparse_statistics(args, outputs, q, params);
   args.end();
   call.carry_out(params);

@@ -17,7 +17,7 @@ constexpr FieldName kNamesOfAppend[] = {{"kv", "rows"}, {"ckv", "rows[0]"}, {"kp
 constexpr FieldName kNamesOfRope[] = {{"q_nope", "q[0]"}, {"q_pe", "q[1]"}};
 constexpr FieldName kNamesOfGather[] = {{"out_kv", "out"}, {"out_ckv", "out[0]"}, {"out_kpe", "out[1]"}};
 constexpr FieldName kNamesOfCopy[] = {{"from.", "from_cache."}, {"to.", "to_cache."}};
-constexpr FieldName kNamesOfFinish[] = {{"o", "attention_out"}};
+constexpr FieldName kNamesOfFinish[] = {{"o", "attention_out"}, {"finish.", ""}};
 constexpr FieldName kNamesOfCompress[] = {{"indexer.kv", "indexer_cache"},
                                           {"indexer.page_size", "indexer_page_size"},
                                           {"indexer.format", "indexer_format"},
@@ -153,13 +153,14 @@ void finish_output(ffi::PackedArgs packed, ffi::Any* result) {
   auto params = args.fields<FinishOutputParams>();
   Outputs outputs(args, call.outputs());
   const TensorView& o = params.o;
-  const bool quantizes = args.boolean("return_scale") || params.scale.given();
+  const bool quantizes = args.boolean("return_scale") || params.finish.scale.given();
   DType dtype = args.dtype("out_dtype");
   if (dtype == DType::kNone) dtype = quantizes ? DType::kE4M3 : o.dtype;
   const int64_t channels = args.count("channels_per_scale");
   outputs.make(params.out, "out", dtype, {extent(o, 0), extent(o, 1), extent(o, 2)}, o.device);
   if (quantizes)
-    outputs.make(params.scale, "scale", DType::kF32, {extent(o, 0), extent(o, 1), extent(o, 2) / channels}, o.device);
+    outputs.make(params.finish.scale, "scale", DType::kF32, {extent(o, 0), extent(o, 1), extent(o, 2) / channels},
+                 o.device);
   args.end();
   call.carry_out_unplanned(params, o.device);
   *result = outputs.take();

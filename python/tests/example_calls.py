@@ -82,6 +82,18 @@ def attention_calls() -> dict[str, Call]:
             (q[..., :D_V].contiguous(), packed_cache("fp8_dsv4"), indices),
             {**sparse, "extra_cache": packed_cache("fp8_dsv4"), "extra_indices": indices.clone()},
         ),
+        "decode_sparse, finished": (
+            "decode_sparse",
+            (q, packed_cache("fp8_ds_mla"), indices),
+            {
+                **sparse,
+                "cos_sin": _random(8, D_QK - D_V, dtype=torch.float32),
+                "positions": torch.tensor([0, 7, 3]),
+                "gate": _random(TOKENS, HEADS, 1),
+                "return_scale": True,
+                "channels_per_scale": 64,
+            },
+        ),
         "prefill": ("prefill", prefill, {"qo_indptr": indptr, "kv_indptr": indptr.clone(), "sm_scale": SM_SCALE}),
         "prefill_sparse": (
             "prefill_sparse",

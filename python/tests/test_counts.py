@@ -34,6 +34,7 @@ COUNTS: list[tuple[str, int, Call]] = [
     ),
     ("decode: d_v", 1, example("decode", "d_v")),
     ("decode_sparse: d_v", 1, example("decode_sparse", "d_v")),
+    ("decode_sparse: channels_per_scale", 1, example("decode_sparse, finished", "channels_per_scale")),
     ("prefill_sparse: d_v", 1, example("prefill_sparse", "d_v")),
     ("gather: num_rows", 0, example("gather", "num_rows")),
     ("block_table_to_csr: page_size", 1, example("block_table_to_csr", "page_size")),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests finish_output, and the norms of append_rope, against float64 and against what engines compute."""
+"""Tests finish_output, decode_sparse that does the same, and the norms of append_rope, against float64 and against what engines compute."""
 
 from __future__ import annotations
 
@@ -86,6 +86,60 @@ def test_gates(output: dict[str, torch.Tensor], width: int) -> None:
     torch.testing.assert_close(
         out.double(), output["attention_out"].double() * gate.double().sigmoid(), rtol=1e-5, atol=1e-7
     )
+
+
+def sparse_problem() -> dict[str, object]:
+    """Returns arguments of decode_sparse over a pool of as many rows as tokens, in bf16."""
+    torch.manual_seed(5)
+    return {
+        "q": torch.randn(TOKENS, HEADS, D_V).bfloat16(),
+        "cache": torch.randn(2, 16, D_V).bfloat16(),
+        "indices": torch.randint(0, 32, (TOKENS, 9), dtype=torch.int32),
+        "sm_scale": D_V**-0.5,
+    }
+
+
+def test_decode_sparse_finishes_its_outputs(output: dict[str, torch.Tensor]) -> None:
+    problem, turn = sparse_problem(), {name: output[name] for name in ("cos_sin", "positions")}
+    gate = torch.randn(TOKENS, HEADS, D_V)
+    plain, lse = libmla.decode_sparse(**problem, out_dtype="f32", return_lse=True)
+    wanted = turned_back(plain, **turn) * gate.double().sigmoid()
+    close = {"rtol": 2**-7, "atol": 2**-8 * plain.abs().max().item()}
+
+    o = libmla.decode_sparse(**problem, **turn, gate=gate)
+    assert o.dtype == torch.bfloat16
+    torch.testing.assert_close(o.double(), wanted, **close)
+
+    codes, scale, max_logits, same = libmla.decode_sparse(
+        **problem, **turn, gate=gate, return_scale=True, channels_per_scale=64, return_max_logits=True
+    )
+    assert (codes.dtype, scale.shape, max_logits.shape) == (torch.float8_e4m3fn, (TOKENS, HEADS, 8), (TOKENS, HEADS))
+    assert torch.equal(same, lse)
+    assert torch.equal(scale, torch.exp2(torch.log2(scale).round())), "powers of two"
+    values = codes.double().unflatten(-1, (-1, 64)) * scale.double()[..., None]
+    torch.testing.assert_close(values.flatten(-2), wanted, rtol=2**-3, atol=close["atol"])
+
+    grouped = torch.empty(2, TOKENS, HEADS // 2, D_V, dtype=torch.uint8).transpose(0, 1)  # u8 stands for e4m3
+    exponents = torch.empty(TOKENS, 2, HEADS // 2, 8, dtype=torch.uint8)
+    given = libmla.decode_sparse(**problem, **turn, gate=gate, out=grouped, scale=exponents)
+    assert given[0] is grouped and given[1] is exponents
+    assert torch.equal(grouped.reshape(codes.shape), codes.view(torch.uint8))
+    assert torch.equal(exponents.reshape(scale.shape), (scale.view(torch.int32) >> 23).to(torch.uint8))
+
+
+def test_decode_sparse_says_what_is_wrong(output: dict[str, torch.Tensor]) -> None:
+    for message, given in (
+        ("positions: expected a tensor, got none", {"cos_sin": output["cos_sin"]}),
+        ("scale: expected a scale for each 32, 64 or 128 of 512 channels, got 2 scales",
+         {"return_scale": True, "channels_per_scale": 256}),
+        ("o_scale: expected none, since outputs are finished, got a tensor",
+         {"return_scale": True, "o_scale": torch.ones(1)}),
+        ("gate: expected shape .*got .5, 8, 2.", {"gate": torch.zeros(TOKENS, HEADS, 2)}),
+        ("scale: expected none, since out is not e4m3, got a tensor",
+         {"return_scale": True, "out_dtype": "bf16"}),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=f"^decode_sparse: {message}"):
+            libmla.decode_sparse(**sparse_problem(), **given)
 
 
 def test_says_what_is_wrong(output: dict[str, torch.Tensor]) -> None:

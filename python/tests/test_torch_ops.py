@@ -71,6 +71,18 @@ def test_a_compiled_call_does_what_an_eager_one_does(case: str) -> None:
     assert_same(run(case, through=compiled), run(case))
 
 
+@pytest.mark.parametrize("case", ["decode_sparse, finished", "finish_output, scales"])
+def test_traced_outputs_with_scales_are_e4m3(case: str) -> None:
+    name, args, kwargs = CALLS[case]
+    flat = torch_ops._flatten(
+        torch_ops._OPERATORS[name], {**dict(zip(torch_ops._OPERATORS[name].parameters, args)), **kwargs}
+    )
+    made = torch_ops._OPERATORS[name].make(flat)
+    made_eagerly, scale, *_ = run(case)[0]
+    assert (made["o"].dtype, made["o"].shape) == (made_eagerly.dtype, made_eagerly.shape)
+    assert (made["scale"].dtype, made["scale"].shape) == (scale.dtype, scale.shape)
+
+
 def test_traced_values_are_as_wide_as_the_library_makes_them() -> None:
     def width(cache_format: str, *widths: int) -> int:
         q, q_pe = (
@@ -151,6 +163,7 @@ def with_outputs(case: str) -> dict[str, torch.Tensor]:
         "decode": {"out": torch.empty(3, 4, 512, dtype=torch.bfloat16), "lse": torch.empty(3, 4)},
         "merge_states": {"out": torch.empty(3, 4, 512)},
         "decode_sparse": {"max_logits": torch.empty(3, 4)},
+        "decode_sparse, finished": {"scale": torch.empty(3, 4, 8), "lse": torch.empty(3, 4)},
         "prefill_sparse": {"max_logits": torch.empty(3, 4)},
         "physical_slots": {"valid_count": torch.empty(3, dtype=torch.int32)},
         "gather": {"out": (torch.empty(27, 512), torch.empty(27, 64))},
@@ -172,6 +185,7 @@ def with_outputs(case: str) -> dict[str, torch.Tensor]:
     [
         "decode",
         "decode_sparse",
+        "decode_sparse, finished",
         "merge_states",
         "prefill_sparse",
         "physical_slots",

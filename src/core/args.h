@@ -151,6 +151,53 @@ struct PoolArgs {
   bool length_per_request = false;
 };
 
+/// Says what becomes of outputs [T, H, d_v] before they are stored in `out`.
+struct Finish {
+  int32_t d_rotary = 0;            // the last channels, which turn back; 0 if none do
+  const float* cos_sin = nullptr;  // [max_positions, d_rotary]
+  int64_t cos_sin_stride_position = 0;
+  const int64_t* positions = nullptr;  // [T]
+  bool interleaved = true;
+  const void* gate = nullptr;  // [T, H, gate_channels], may be null
+  DType gate_dtype = DType::kF32;
+  int32_t gate_channels = 1;  // 1 or d_v
+  int64_t gate_stride_token = 0, gate_stride_head = 0;
+  int32_t heads_per_group = 1;
+  DType out_dtype = DType::kBF16;
+  void* out = nullptr;  // [T, H / heads_per_group, heads_per_group, d_v]
+  int64_t out_stride_token = 0, out_stride_group = 0, out_stride_head = 0;
+  int32_t channels_per_scale = 0;  // 0 unless out is e4m3
+  bool power_of_two_scales = true;
+  DType scale_dtype = DType::kNone;  // f32, u8, or i32: four of u8
+  std::byte* scale = nullptr;        // [T, H / heads_per_group, heads_per_group, scales of a head, by element]
+  int64_t scale_stride_token = 0, scale_stride_group = 0, scale_stride_head = 0, scale_stride_scale = 0;
+
+  /// Returns the element of `out` with which a row begins.
+  constexpr int64_t out_row(int64_t token, int32_t head) const {
+    return token * out_stride_token + head / heads_per_group * out_stride_group +
+           head % heads_per_group * out_stride_head;
+  }
+  /// Returns where a scale of a head of a group lies: four bytes of f32, or one.
+  constexpr std::byte* scale_at(int64_t token, int32_t group, int32_t head_of_group, int32_t s) const {
+    const int32_t packed = scale_dtype == DType::kI32 ? 4 : 1;
+    const int64_t element = token * scale_stride_token + group * scale_stride_group +
+                            head_of_group * scale_stride_head + s / packed * scale_stride_scale;
+    return scale + element * static_cast<int64_t>(size_of(scale_dtype)) + s % packed;
+  }
+  constexpr std::byte* scale_at(int64_t token, int32_t head, int32_t s) const {
+    return scale_at(token, head / heads_per_group, head % heads_per_group, s);
+  }
+};
+
+struct FinishOutputArgs : Finish {
+  int64_t num_tokens = 0;
+  int32_t num_heads = 0;
+  int32_t d_v = 0;
+  DType o_dtype = DType::kBF16;
+  const void* o = nullptr;  // [T, H, d_v]
+  int64_t o_stride_token = 0, o_stride_head = 0;
+};
+
 /// Holds the arguments of decode_sparse, or those of prefill_sparse, whose keys are then a cache of one page of S
 /// tokens.
 struct DecodeSparseArgs {
@@ -179,6 +226,22 @@ struct DecodeSparseArgs {
   int64_t max_logits_stride_token = 0, max_logits_stride_head = 0;
   float* lse = nullptr;  // [T, H], may be null
   int64_t lse_stride_token = 0, lse_stride_head = 0;
+  bool finishes = false;  // outputs go to finish.out, in its type, and `o` is null
+  Finish finish = {};
+
+  /// Returns how what stands behind attention finishes outputs that lie in `from`, [T, H, d_v], one behind another.
+  FinishOutputArgs finish_from(const void* from, DType dtype) const {
+    FinishOutputArgs args;
+    static_cast<Finish&>(args) = finish;
+    args.num_tokens = num_tokens;
+    args.num_heads = num_heads;
+    args.d_v = d_v;
+    args.o_dtype = dtype;
+    args.o = from;
+    args.o_stride_token = int64_t{num_heads} * d_v;
+    args.o_stride_head = d_v;
+    return args;
+  }
 
   /// Returns how many entries of the token's row of indices count, 0 ... topk.
   constexpr int32_t topk_length(int32_t pool, int64_t token) const {
@@ -241,49 +304,6 @@ struct MergeStatesArgs {
   int64_t o_stride_token = 0, o_stride_head = 0;
   float* lse = nullptr;  // [T, H], may be null unless in_place
   int64_t lse_stride_token = 0, lse_stride_head = 0;
-};
-
-struct FinishOutputArgs {
-  int64_t num_tokens = 0;
-  int32_t num_heads = 0;
-  int32_t d_v = 0;
-  DType o_dtype = DType::kBF16;
-  const void* o = nullptr;  // [T, H, d_v]
-  int64_t o_stride_token = 0, o_stride_head = 0;
-  int32_t d_rotary = 0;            // the last channels, which turn back; 0 if none do
-  const float* cos_sin = nullptr;  // [max_positions, d_rotary]
-  int64_t cos_sin_stride_position = 0;
-  const int64_t* positions = nullptr;  // [T]
-  bool interleaved = true;
-  const void* gate = nullptr;  // [T, H, gate_channels], may be null
-  DType gate_dtype = DType::kF32;
-  int32_t gate_channels = 1;  // 1 or d_v
-  int64_t gate_stride_token = 0, gate_stride_head = 0;
-  int32_t heads_per_group = 1;
-  DType out_dtype = DType::kBF16;
-  void* out = nullptr;  // [T, H / heads_per_group, heads_per_group, d_v]
-  int64_t out_stride_token = 0, out_stride_group = 0, out_stride_head = 0;
-  int32_t channels_per_scale = 0;  // 0 unless out is e4m3
-  bool power_of_two_scales = true;
-  DType scale_dtype = DType::kNone;  // f32, u8, or i32: four of u8
-  std::byte* scale = nullptr;        // [T, H / heads_per_group, heads_per_group, scales of a head, by element]
-  int64_t scale_stride_token = 0, scale_stride_group = 0, scale_stride_head = 0, scale_stride_scale = 0;
-
-  /// Returns the element of `out` with which a row begins.
-  constexpr int64_t out_row(int64_t token, int32_t head) const {
-    return token * out_stride_token + head / heads_per_group * out_stride_group +
-           head % heads_per_group * out_stride_head;
-  }
-  /// Returns where a scale of a head of a group lies: four bytes of f32, or one.
-  constexpr std::byte* scale_at(int64_t token, int32_t group, int32_t head_of_group, int32_t s) const {
-    const int32_t packed = scale_dtype == DType::kI32 ? 4 : 1;
-    const int64_t element = token * scale_stride_token + group * scale_stride_group +
-                            head_of_group * scale_stride_head + s / packed * scale_stride_scale;
-    return scale + element * static_cast<int64_t>(size_of(scale_dtype)) + s % packed;
-  }
-  constexpr std::byte* scale_at(int64_t token, int32_t head, int32_t s) const {
-    return scale_at(token, head / heads_per_group, head % heads_per_group, s);
-  }
 };
 
 struct AppendArgs {

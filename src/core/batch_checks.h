@@ -50,6 +50,11 @@ bool check_compute(Checks& check, const AttentionOptions& options, const Cache& 
 /// Does the same where keys are in no cache, but in a tensor of `keys` elements.
 bool check_compute(Checks& check, const AttentionOptions& options, DType keys, Options& result);
 
+/// Checks an output `view`, named `field`, of [T, H, d_v] or [T, G, H / G, d_v], and what becomes of outputs before
+/// they are stored there.
+bool check_finish(Checks& check, const OutputFinish& params, std::string_view field, const TensorView& view,
+                  DTypes dtypes, BatchShape& batch, Dim d_v, Finish& args);
+
 bool check_context_parallel(Checks& check, const ContextParallel& share);
 
 /// Says which rows of a request its pages hold: one for each token of a rank, or for each whole group of tokens.

@@ -70,7 +70,7 @@ bool check_slots(Checks& check, std::string_view field, const int64_t* slots, in
 
 bool check_positions(Checks& check, const TensorView& positions, int64_t num_tokens, int64_t max_positions) {
   if (!check.tensor("positions", positions, kI64Only, {{"T", &num_tokens}})) return false;
-  if (!check.on_cpu()) return true;
+  if (!check.reads_data()) return true;
   const auto* values = static_cast<const int64_t*>(positions.data);
   for (int64_t t = 0; t < num_tokens; ++t)
     if (values[t] < 0 || values[t] >= max_positions)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Validates the parameters of finish_output.
+// Validates what becomes of attention's outputs, and the parameters of finish_output.
 #include <cstdint>
 
 #include "core/batch_checks.h"
@@ -46,8 +46,7 @@ bool check_grouped(Checks& check, std::string_view field, const TensorView& view
 }
 
 /// Checks the rotation of the output's last channels.
-bool check_rotation(Checks& check, const FinishOutputParams& params, int64_t num_tokens, int64_t d_v,
-                    FinishOutputArgs& args) {
+bool check_rotation(Checks& check, const OutputFinish& params, int64_t num_tokens, int64_t d_v, Finish& args) {
   if (!params.cos_sin.given()) return check.absent("positions", params.positions, "`cos_sin` is not given");
   int64_t max_positions = kUnbound, rotary = kUnbound;
   if (!check.tensor("cos_sin", params.cos_sin, kF32Only,
@@ -64,7 +63,7 @@ bool check_rotation(Checks& check, const FinishOutputParams& params, int64_t num
   return true;
 }
 
-bool check_gate(Checks& check, const TensorView& gate, BatchShape& batch, int64_t d_v, FinishOutputArgs& args) {
+bool check_gate(Checks& check, const TensorView& gate, BatchShape& batch, int64_t d_v, Finish& args) {
   if (!gate.given()) return true;
   int64_t channels = gate.ndim == 3 && gate.shape[2] == 1 ? 1 : d_v;
   if (!check.tensor("gate", gate, kFloats, {{"T", &batch.num_tokens}, {"H", &batch.num_heads}, {"d_v", &channels}}))
@@ -78,17 +77,16 @@ bool check_gate(Checks& check, const TensorView& gate, BatchShape& batch, int64_
 }
 
 /// Checks the scales of an output of e4m3, and finds how many channels share one.
-bool check_scale(Checks& check, const FinishOutputParams& params, BatchShape& batch, const GroupedShape& out,
-                 FinishOutputArgs& args) {
+bool check_scale(Checks& check, const OutputFinish& params, std::string_view output, bool is_grouped, BatchShape& batch,
+                 const GroupedShape& out, Finish& args) {
   const TensorView& scale = params.scale;
-  const bool is_grouped = params.out.ndim == 4;
   GroupedShape shape;
   const DTypes dtypes = set_of({DType::kF32, DType::kU8, DType::kI32});
   const char* const extent = scale.dtype == DType::kI32 ? "S / 4" : "S";
   if (!check_grouped(check, "scale", scale, dtypes, batch, is_grouped, true, extent, shape)) return false;
   const int64_t scales = shape.n * (scale.dtype == DType::kI32 ? 4 : 1);
-  if (!check.require(shape.num_groups == out.num_groups, "scale", "expected {} groups as in `out`, got {}",
-                     out.num_groups, shape.num_groups) ||
+  if (!check.require(shape.num_groups == out.num_groups, "scale", "expected {} groups as in `/{}`, got {}",
+                     out.num_groups, output, shape.num_groups) ||
       !check.require(scales * 32 == out.n || scales * 64 == out.n || scales * 128 == out.n, "scale",
                      "expected a scale for each 32, 64 or 128 of {} channels, got {} scales", out.n, scales) ||
       !check.require(scale.dtype == DType::kF32 || params.power_of_two_scales, "power_of_two_scales",
@@ -106,35 +104,46 @@ bool check_scale(Checks& check, const FinishOutputParams& params, BatchShape& ba
 
 }  // namespace
 
-Status validate(const FinishOutputParams& params, FinishOutputArgs& args, Device& device, Memory memory) {
-  Checks check(Op::kFinishOutput, Scope::kAll, memory);
-  BatchShape batch;
-  GroupedShape out;
-  args = {};
-  const bool shapes =
-      check.tensor("o", params.o, kFloats, {{"T", &batch.num_tokens}, {"H", &batch.num_heads}, {"d_v", &out.n}}) &&
-      check_batch_and_rows(check, batch) && check.at_least("d_v", out.n, 1) && check.fits_int32("d_v", out.n) &&
-      check_rotation(check, params, batch.num_tokens, out.n, args) &&
-      check_gate(check, params.gate, batch, out.n, args) &&
-      check_grouped(check, "out", params.out, kFloatsAndE4M3, batch, params.out.ndim == 4, false, "d_v", out) &&
-      (params.out.dtype == DType::kE4M3 ? check_scale(check, params, batch, out, args)
-                                        : check.absent("scale", params.scale, "`out` is not e4m3"));
-  if (!shapes) return check.take();
-
-  args.num_tokens = batch.num_tokens;
-  args.num_heads = static_cast<int32_t>(batch.num_heads);
-  args.d_v = static_cast<int32_t>(out.n);
-  args.o_dtype = params.o.dtype;
-  args.o = params.o.data;
-  args.o_stride_token = params.o.stride[0];
-  args.o_stride_head = params.o.stride[1];
+bool check_finish(Checks& check, const OutputFinish& params, std::string_view field, const TensorView& view,
+                  DTypes dtypes, BatchShape& batch, Dim d_v, Finish& args) {
+  GroupedShape out = {.n = *d_v.extent};
+  if (!check_grouped(check, field, view, dtypes, batch, view.ndim == 4, false, d_v.name, out)) return false;
+  *d_v.extent = out.n;
+  const Checks::Within within(check, "finish");
+  const bool is_quantized = view.dtype == DType::kE4M3;
+  if (!check_rotation(check, params, batch.num_tokens, out.n, args) ||
+      !check_gate(check, params.gate, batch, out.n, args) ||
+      !(is_quantized ? check_scale(check, params, field, view.ndim == 4, batch, out, args)
+                     : check.absent("scale", params.scale, field == "o" ? "`/o` is not e4m3" : "`/out` is not e4m3")))
+    return false;
   args.heads_per_group = static_cast<int32_t>(out.heads_per_group);
-  args.out_dtype = params.out.dtype;
-  args.out = params.out.data;
+  args.out_dtype = view.dtype;
+  args.out = view.data;
   args.out_stride_token = out.stride_token;
   args.out_stride_group = out.stride_group;
   args.out_stride_head = out.stride_head;
   args.power_of_two_scales = params.power_of_two_scales;
+  return true;
+}
+
+Status validate(const FinishOutputParams& params, FinishOutputArgs& args, Device& device, Memory memory) {
+  Checks check(Op::kFinishOutput, Scope::kAll, memory);
+  BatchShape batch;
+  int64_t d_v = kUnbound;
+  args = {};
+  const bool shapes =
+      check.tensor("o", params.o, kFloats, {{"T", &batch.num_tokens}, {"H", &batch.num_heads}, {"d_v", &d_v}}) &&
+      check_batch_and_rows(check, batch) && check.at_least("d_v", d_v, 1) && check.fits_int32("d_v", d_v) &&
+      check_finish(check, params.finish, "out", params.out, kFloatsAndE4M3, batch, {"d_v", &d_v}, args);
+  if (!shapes) return check.take();
+
+  args.num_tokens = batch.num_tokens;
+  args.num_heads = static_cast<int32_t>(batch.num_heads);
+  args.d_v = static_cast<int32_t>(d_v);
+  args.o_dtype = params.o.dtype;
+  args.o = params.o.data;
+  args.o_stride_token = params.o.stride[0];
+  args.o_stride_head = params.o.stride[1];
   return check.finish(device);
 }
 

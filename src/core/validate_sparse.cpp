@@ -124,6 +124,26 @@ bool check_no_pool(Checks& check, const SparsePool& pool) {
          check.absent("topk_length", pool.topk_length, kWhy);
 }
 
+/// Returns whether something is asked for that becomes of outputs.
+bool finishes(const DecodeSparseParams& params) {
+  const OutputFinish& finish = params.finish;
+  return params.o.ndim == 4 || finish.cos_sin.given() || finish.positions.given() || finish.gate.given() ||
+         finish.scale.given();
+}
+
+/// Checks the outputs, finished or not.
+bool check_outputs(Checks& check, const DecodeSparseParams& params, DType queries, Dim d_v, RowWidths& widths,
+                   BatchShape& batch, DecodeSparseArgs& args) {
+  const DTypes dtypes = output_types(queries, true);
+  args.finishes = finishes(params);
+  if (!args.finishes)
+    return check.tensor("o", params.o, dtypes, {{"T", &batch.num_tokens}, {"H", &batch.num_heads}, d_v},
+                        Role::kOutput) &&
+           widths.settle(check, "o") && check_scale_of(check, "o_scale", params.o_scale, "o", params.o.dtype);
+  return check_finish(check, params.finish, "o", params.o, dtypes, batch, d_v, args.finish) &&
+         widths.settle(check, "o") && check.absent("o_scale", params.o_scale, "outputs are finished");
+}
+
 }  // namespace
 
 Status validate(const DecodeSparseParams& params, Scope scope, DecodeSparseArgs& args, Device& device, Memory memory,
@@ -149,9 +169,7 @@ Status validate(const DecodeSparseParams& params, Scope scope, DecodeSparseArgs&
       widths.begin(check, "pool.cache", params.pool.cache.format) &&
       check_rows(check, q, kFloatsAndE4M3, {{"T", &batch.num_tokens}, {"H", &batch.num_heads}}, Role::kInput, widths) &&
       check_batch_and_rows(check, batch) && check_scale_of(check, "q_scale", params.q_scale, "q", q.first().dtype) &&
-      check.tensor("o", params.o, output_types(q.first().dtype, true),
-                   {{"T", &batch.num_tokens}, {"H", &batch.num_heads}, d_v}, Role::kOutput) &&
-      widths.settle(check, "o") && check_scale_of(check, "o_scale", params.o_scale, "o", params.o.dtype) &&
+      check_outputs(check, params, q.first().dtype, d_v, widths, batch, args) &&
       check_statistics(check, "lse", params.lse, batch) &&
       check_statistics(check, "max_logits", params.max_logits, batch) &&
       check_cache(check, "pool.cache", params.pool.cache, Role::kInput, widths, shape) &&
@@ -177,6 +195,7 @@ Status validate(const DecodeSparseParams& params, Scope scope, DecodeSparseArgs&
   }
 
   copy_common(params, batch, args);
+  if (args.finishes) args.o = nullptr;
   point_to_queries(q, widths, args);
   args.d_v = static_cast<int32_t>(*d_v.extent);
   args.q_scale = static_cast<const float*>(if_given(params.q_scale).data);

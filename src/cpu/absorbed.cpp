@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "cpu/finisher.h"
 #include "cpu/lse.h"
 
 namespace mla::cpu {
@@ -36,9 +37,16 @@ const void* AbsorbedRun::q_pe(const Row& row) const {
                              static_cast<int64_t>(size_of(problem_.q_dtype));
 }
 
-void* AbsorbedRun::output(const Row& row) const {
-  return static_cast<char*>(problem_.o) + (row.token * problem_.o_stride_token + row.head * problem_.o_stride_head) *
-                                              static_cast<int64_t>(size_of(problem_.o_dtype));
+template <class Store>
+void AbsorbedRun::store_output(const Row& row, const Store& store) const {
+  if (problem_.finish != nullptr) {
+    Finisher finisher(set_, *problem_.finish, problem_.d_v);
+    store(finisher.row(), DType::kF32);
+    return finisher.finish(row.token, row.head);
+  }
+  store(static_cast<char*>(problem_.o) + (row.token * problem_.o_stride_token + row.head * problem_.o_stride_head) *
+                                             static_cast<int64_t>(size_of(problem_.o_dtype)),
+        problem_.o_dtype);
 }
 
 void AbsorbedRun::write_statistics(const Row& row, float lse, float largest) const {
@@ -57,8 +65,8 @@ void AbsorbedRun::finish(const schedule::Task& task, int64_t first_token, const 
     for (int32_t i = 0; i < task.row_count; ++i) {
       const Row row = row_of(task, first_token, i);
       const float lse = tiles.lse(i);
-      tiles.store(i, sink_factor(problem_.options.attn_sink, row.head, lse) * problem_.o_factor, output(row),
-                  problem_.o_dtype);
+      const float factor = sink_factor(problem_.options.attn_sink, row.head, lse) * problem_.o_factor;
+      store_output(row, [&](void* o, DType dtype) { tiles.store(i, factor, o, dtype); });
       write_statistics(row, lse, tiles.largest_score(i));
     }
     return;
@@ -92,9 +100,11 @@ void AbsorbedRun::merge(const schedule::Task& task, int64_t first_token, const A
       factors[n * shape.max_rows + i] *= factor;
       if (setup_.keeps_max) largest = std::max(largest, layout.partial_max[first + n * shape.max_rows + i]);
     }
-    setup_.kernels.weighted_sum(layout.partial_o + (first + i) * shape.d_v,
-                                static_cast<int64_t>(shape.max_rows) * shape.d_v, DType::kF32, task.num_splits,
-                                factors + i, shape.max_rows, shape.d_v, nullptr, output(row), problem_.o_dtype);
+    store_output(row, [&](void* o, DType dtype) {
+      setup_.kernels.weighted_sum(layout.partial_o + (first + i) * shape.d_v,
+                                  static_cast<int64_t>(shape.max_rows) * shape.d_v, DType::kF32, task.num_splits,
+                                  factors + i, shape.max_rows, shape.d_v, nullptr, o, dtype);
+    });
     write_statistics(row, lse, largest);
   }
 }

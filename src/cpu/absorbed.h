@@ -30,6 +30,7 @@ struct Absorbed {
   int64_t lse_stride_token, lse_stride_head;
   float* max_logits = nullptr;
   int64_t max_logits_stride_token = 0, max_logits_stride_head = 0;
+  const core::Finish* finish = nullptr;  // outputs are finished, and go where it says
 
   template <class Args>
   Absorbed(const Args& args, int32_t kv_lora_rank)
@@ -67,7 +68,8 @@ TileShape absorbed_shape(const TileKernels& kernels, int32_t d_qk, int32_t d_v, 
 
 class AbsorbedRun {
  public:
-  AbsorbedRun(const Absorbed& problem, const AttentionSetup& setup) : problem_(problem), setup_(setup) {}
+  AbsorbedRun(const KernelSet& set, const Absorbed& problem, const AttentionSetup& setup)
+      : set_(set), problem_(problem), setup_(setup) {}
 
   /// Computes a task. `first_token` is the first token of the task's sequence. visible(row) and position(row) return
   /// the keys that row `row` of the sequence sees and the position of its query; next(block) makes the next key block.
@@ -97,11 +99,14 @@ class AbsorbedRun {
   }
   const void* q_nope(const Row& row) const;
   const void* q_pe(const Row& row) const;
-  void* output(const Row& row) const;
+  /// Stores the outputs of a row: calls store(where, dtype).
+  template <class Store>
+  void store_output(const Row& row, const Store& store) const;
   void write_statistics(const Row& row, float lse, float largest) const;
   void finish(const schedule::Task& task, int64_t first_token, const Tiles& tiles, const AttentionLayout& layout) const;
   void merge(const schedule::Task& task, int64_t first_token, const AttentionLayout& layout) const;
 
+  const KernelSet& set_;
   const Absorbed& problem_;
   const AttentionSetup& setup_;
 };

@@ -135,7 +135,7 @@ void run_decode(const KernelSet& set, const core::DecodeArgs& args, core::Thread
                 std::span<std::byte> workspace) {
   const AttentionSetup setup = setup_of(set, args, pool.size());
   const Absorbed problem(args, args.cache.d_ckv);
-  const AbsorbedRun run(problem, setup);
+  const AbsorbedRun run(set, problem, setup);
   run_attention(setup, pool, workspace, [&](const schedule::Task& task, Tiles& tiles, const AttentionLayout& layout) {
     run_task(run, problem, args, task, tiles, layout);
   });

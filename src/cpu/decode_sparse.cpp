@@ -105,7 +105,8 @@ void run_decode_sparse(const KernelSet& set, const core::DecodeSparseArgs& args,
   problem.max_logits = args.max_logits;
   problem.max_logits_stride_token = args.max_logits_stride_token;
   problem.max_logits_stride_head = args.max_logits_stride_head;
-  const AbsorbedRun run(problem, setup);
+  if (args.finishes) problem.finish = &args.finish;
+  const AbsorbedRun run(set, problem, setup);
   run_attention(setup, pool, workspace, [&](const schedule::Task& task, Tiles& tiles, const AttentionLayout& layout) {
     run_task(run, problem, args, task, tiles, layout);
   });

@@ -108,6 +108,7 @@ struct SparseOperation {
     tell("cache.format", static_cast<int64_t>(a.pools[0].cache.format));
     tell("extra_pool.topk", a.pools[1].topk);
     tell("extra_pool.cache.format", static_cast<int64_t>(a.pools[1].cache.format));
+    tell("finish", static_cast<int64_t>(a.finishes));
   }
   static Problem problem(const Args& a, Device device) {
     Problem problem = {kOp, device, a.q_dtype, a.pools[0].cache.format, a.num_heads, a.d_qk, a.d_v};

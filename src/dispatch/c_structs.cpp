@@ -156,15 +156,22 @@ void StructReader::settle(CompressParams& params, const Given<mla_compress_param
   note({nullptr, "power_of_two_scales"}, {&given.at, "any_scales"});
 }
 
-void StructReader::settle(FinishOutputParams& params, const Given<mla_finish_output_params>& given) {
+template <class C>
+void StructReader::settle_scales(OutputFinish& finish, const Given<C>& given) {
   bool any_scales = false;
   convert({&given.at, "any_scales"}, given.fields.any_scales, any_scales);
-  params.power_of_two_scales = !any_scales;
+  finish.power_of_two_scales = !any_scales;
+  note({nullptr, "finish.power_of_two_scales"}, {&given.at, "any_scales"});
+}
+
+void StructReader::settle(FinishOutputParams& params, const Given<mla_finish_output_params>& given) {
+  settle_scales(params.finish, given);
 }
 
 void StructReader::settle(DecodeSparseParams& params, const Given<mla_decode_sparse_params>& given) {
   params.pool.topk_length_per = enumeration<LengthPer>(given.fields.topk_length_per);
   params.extra_pool.topk_length_per = enumeration<LengthPer>(given.fields.extra_topk_length_per);
+  settle_scales(params.finish, given);
 }
 
 }  // namespace mla::dispatch

@@ -92,6 +92,8 @@ class StructReader {
   void settle(TopKParams& params, const Given<mla_top_k_params>& given);
   void settle(IndexerTopKParams& params, const Given<mla_indexer_top_k_params>& given);
   void settle(DecodeSparseParams& params, const Given<mla_decode_sparse_params>& given);
+  template <class C>
+  void settle_scales(OutputFinish& finish, const Given<C>& given);
 
   template <class Member, class Field, class First, class... Rest>
   void read_member(const FieldPath& path, Member member, Field& field, const Given<First>& first,

@@ -212,7 +212,15 @@ void store_outputs(RowBlock& block, int64_t r, const Args& args) {
     if (args.o_scale != nullptr) factor /= static_cast<double>(*args.o_scale);
   double* o = block.o_row(r);
   for (int32_t c = 0; c < args.d_v; ++c) o[c] *= factor;
-  store_row(o, args.o_dtype, row.token * args.o_stride_token + row.head * args.o_stride_head, args.d_v, args.o);
+  bool finishes = false;
+  if constexpr (requires { args.finish; }) {
+    finishes = args.finishes;
+    if (finishes)
+      write_finished(args.finish, {row.token, static_cast<int32_t>(row.head), args.d_v},
+                     [&](int32_t c) { return static_cast<float>(o[c]); });
+  }
+  if (!finishes)
+    store_row(o, args.o_dtype, row.token * args.o_stride_token + row.head * args.o_stride_head, args.d_v, args.o);
   if (args.lse != nullptr)
     args.lse[row.token * args.lse_stride_token + row.head * args.lse_stride_head] =
         static_cast<float>(args.lse_base == LseBase::kTwo ? lse * std::numbers::log2e : lse);

@@ -226,6 +226,51 @@ void test_decode_options(const mla_context* context) {
   free(workspace);
 }
 
+/* Finishes outputs of 5/6 in all channels: of position 1, (x, y) becomes (y, -x); a gate of 0 lets half through. */
+static void test_finished_outputs(const mla_context* context, const mla_decode_sparse_params* given, void* workspace,
+                                  size_t size) {
+  enum { kWidth = 256 };
+  static uint8_t codes[2 * kWidth];
+  float scale[4] = {0}, table[] = {1, 1, 0, 0, 0, 0, 1, 1}, gate[2] = {0};
+  int64_t positions[] = {0, 1};
+  int64_t o_shape[] = {2, 1, 1, kWidth}, scale_shape[] = {2, 1, 1, 2}, table_shape[] = {2, 4}, positions_shape[] = {2};
+  int64_t gate_shape[] = {2, 1, 1};
+  mla_tensor to = tensor(codes, kE4m3, 4, o_shape), tscale = tensor(scale, kF32, 4, scale_shape);
+  mla_tensor ttable = tensor(table, kF32, 2, table_shape), tpositions = tensor(positions, kI64, 1, positions_shape);
+  mla_tensor tgate = tensor(gate, kF32, 3, gate_shape);
+  mla_decode_sparse_params params = *given;
+  CHECK(params.interleaved == 1);
+  params.o = &to;
+  params.cos_sin = &ttable;
+  params.positions = &tpositions;
+  params.gate = &tgate;
+  params.scale = &tscale;
+  mla_plan* plan = NULL;
+  size_t same = 0;
+  CHECK(mla_decode_sparse_workspace_size(context, &params, &same) == MLA_OK && same <= size);
+  CHECK(mla_decode_sparse_plan(context, &params, workspace, size, &plan) == MLA_OK);
+  CHECK(mla_decode_sparse_run(context, plan, &params) == MLA_OK);
+  for (int s = 0; s < 4; ++s) CHECK(scale[s] == 1.0F / 1024.0F);
+  /* 5 / 12 of 1 / 1024 is 426.7, which becomes 416. */
+  CHECK(codes[0] == 0x7D && codes[kWidth - 1] == 0x7D && codes[kWidth] == 0x7D);
+  CHECK(codes[2 * kWidth - 2] == 0x7D && codes[2 * kWidth - 1] == 0xFD);
+  mla_plan_destroy(plan);
+  params.any_scales = 1;
+  CHECK(mla_decode_sparse_plan(context, &params, workspace, size, &plan) == MLA_OK);
+  CHECK(mla_decode_sparse_run(context, plan, &params) == MLA_OK);
+  CHECK(fabsf(scale[0] * 448.0F - 5.0F / 12.0F) < 4e-3F && codes[0] == 0x7E);
+  mla_plan_destroy(plan);
+  params.any_scales = 2;
+  CHECK_ERROR(mla_decode_sparse_workspace_size(context, &params, &same), MLA_INVALID_ARGUMENT,
+              "decode_sparse: any_scales: expected 0 or 1, got 2");
+  params.any_scales = 0;
+  params.positions = NULL;
+  CHECK_ERROR(mla_decode_sparse_workspace_size(context, &params, &same), MLA_INVALID_ARGUMENT,
+              "decode_sparse: positions: expected a tensor, got none");
+  params.struct_size = offsetof(mla_decode_sparse_params, cos_sin); /* the version before knows no such outputs */
+  CHECK(mla_decode_sparse_workspace_size(context, &params, &same) == MLA_INVALID_ARGUMENT);
+}
+
 /* Two equal queries over slots 3, 1 and an extra pool's slot 0 in fp8: every key scores 0, so that o is their mean. */
 void test_decode_sparse(const mla_context* context) {
   enum { kWidth = 256 };
@@ -264,6 +309,7 @@ void test_decode_sparse(const mla_context* context) {
     CHECK(fabsf(lse[query] - logf(3.0F)) < 1e-4F);
   }
   mla_plan_destroy(plan);
+  test_finished_outputs(context, &params, workspace, size);
   free(workspace);
   int32_t starts[] = {0, 2, 2};
   int64_t starts_shape[] = {3};

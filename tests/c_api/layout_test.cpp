@@ -122,6 +122,10 @@ TEST(Layout, OlderCallersFindTheirFieldsWhereTheyWere) {
   EXPECT_EQ(offsetof(mla_prefill_params, q_scale), 120U);
   // As the sixth had them.
   EXPECT_EQ(offsetof(mla_decode_sparse_params, max_logits), offsetof(mla_decode_sparse_params, stream) + 16);
+  // What becomes of outputs follows, of which those before know nothing.
+  EXPECT_EQ(offsetof(mla_decode_sparse_params, cos_sin), offsetof(mla_decode_sparse_params, max_logits) + 8);
+  EXPECT_EQ(offsetof(mla_decode_sparse_params, any_scales), offsetof(mla_decode_sparse_params, scale) + 12);
+  EXPECT_EQ(sizeof(mla_decode_sparse_params), offsetof(mla_decode_sparse_params, any_scales) + 4);
   // Formats of the indexer's keys stand where the first and the fourth had a reserved number.
   EXPECT_EQ(sizeof(mla_indexer_cache), 16U);
   EXPECT_EQ(offsetof(mla_indexer_cache, format), 12U);

@@ -21,7 +21,9 @@ struct DecodeSparse {
   std::vector<int32_t> indices = std::vector<int32_t>(4 * kTopk, 1 << 30);  // never dereferenced
   std::vector<int32_t> extra_indices = std::vector<int32_t>(4 * 2, -7);
   std::vector<int32_t> lengths = {9, -1, 3, 0}, qo_indptr = {0, 1, 4};
-  std::vector<float> per_head = {0.0F, INFINITY};
+  std::vector<float> per_head = {0.0F, INFINITY}, cos_sin = std::vector<float>(10 * 64);
+  std::vector<int64_t> positions = {0, 9, 3, 3};
+  std::vector<uint16_t> scale = std::vector<uint16_t>(4 * kHeads * 2, kSentinel);
   CacheBuffers rows;
   QuantizedBuffers quantized, extra_quantized;
   std::vector<std::byte> workspace = std::vector<std::byte>(kWorkspaceBytes);
@@ -48,7 +50,16 @@ struct DecodeSparse {
     qo_indptr = {0, 2, 2, 3, 4};
     params.qo_indptr = of(qo_indptr);
   }
-  bool untouched() const { return all_sentinels({&o, &lse}); }
+  /// Asks for outputs of e4m3 in two groups of a head each, turned back and gated.
+  void finish() {
+    params.o = contiguous(o.data(), DType::kE4M3, {4, kHeads, 1, 512});
+    params.finish = {.cos_sin = contiguous(cos_sin.data(), DType::kF32, {10, 64}),
+                     .positions = contiguous(positions.data(), DType::kI64, {4}),
+                     .gate = contiguous(per_head.data(), DType::kF32, {4, kHeads, 1}),
+                     .scale = contiguous(scale.data(), DType::kI32, {4, kHeads, 1, 1})};
+    params.finish.gate.stride = {0, 1, 1};
+  }
+  bool untouched() const { return all_sentinels({&o, &lse, &scale}); }
 };
 
 /// Holds three queries over five rows, 6 wide, of which 4 are the value.

@@ -152,6 +152,73 @@ TEST(ValidateDecodeSparse, RefusesBadInput) {
   });
 }
 
+TEST(ValidateDecodeSparse, RefusesWrongFinishes) {
+  const auto with = [](void (*change)(DecodeSparse&)) {
+    return [change](DecodeSparse& p) {
+      p.finish();
+      change(p);
+    };
+  };
+  expect_refused(SparseCases{
+      {"positions alone", with([](DecodeSparse& p) { p.params.finish.cos_sin = {}; }),
+       "decode_sparse: finish.positions: expected none, since finish.cos_sin is not given, got a tensor"},
+      {"a position without angles", with([](DecodeSparse& p) { p.positions[1] = 10; }),
+       "decode_sparse: finish.positions: expected 0 to 9 (the rows of finish.cos_sin), got 10 for token 1", false},
+      {"more rotary channels than channels", with([](DecodeSparse& p) {
+         p.params.finish.cos_sin = contiguous(p.cos_sin.data(), DType::kF32, {1, 514});
+       }),
+       "decode_sparse: finish.cos_sin: expected an even number of rotary channels from 2 to d_v = 512, got 514"},
+      {"gates of other heads", with([](DecodeSparse& p) { set_extent(p.params.finish.gate, 1, 3); }),
+       "decode_sparse: finish.gate: expected shape [T = 4, H = 2, d_v = 1], got [4, 3, 1]"},
+      {"groups of other heads", with([](DecodeSparse& p) {
+         p.params.o = contiguous(p.o.data(), DType::kE4M3, {4, 1, 1, 512});
+       }),
+       "decode_sparse: o: expected G * (H / G) = 2 heads, got 1 * 1"},
+      {"e4m3 without scales", with([](DecodeSparse& p) { p.params.finish.scale = {}; }),
+       "decode_sparse: finish.scale: expected a tensor, got none"},
+      {"one scale of all outputs",
+       with([](DecodeSparse& p) { p.params.o_scale = contiguous(p.per_head.data(), DType::kF32, {1}); }),
+       "decode_sparse: o_scale: expected none, since outputs are finished, got a tensor"},
+      {"scales of what is not quantized", with([](DecodeSparse& p) {
+         p.params.o = of(p.o, {4, kHeads, 1, 512});
+       }),
+       "decode_sparse: finish.scale: expected none, since o is not e4m3, got a tensor"},
+      {"scales of other groups", with([](DecodeSparse& p) {
+         p.params.finish.scale = contiguous(p.scale.data(), DType::kI32, {4, 1, kHeads, 1});
+       }),
+       "decode_sparse: finish.scale: expected 2 groups as in o, got 1"},
+      {"exponents of any numbers", with([](DecodeSparse& p) { p.params.finish.power_of_two_scales = false; }),
+       "decode_sparse: finish.power_of_two_scales: expected true for scales of int32, got false"},
+      {"f16 outputs of bf16 queries", with([](DecodeSparse& p) {
+         p.params.o = of(p.o, {4, kHeads, 1, 512}, DType::kF16);
+         p.params.finish.scale = {};
+       }),
+       "decode_sparse: o: expected bf16, f32 or e4m3, got f16"},
+      {"a value of another width", with([](DecodeSparse& p) {
+         p.params.o = contiguous(p.o.data(), DType::kE4M3, {4, kHeads, 1, 256});
+       }),
+       "decode_sparse: o: expected shape [T = 4, G, H / G, kv_lora_rank = 512], got [4, 2, 1, 256]"},
+      {"scales on outputs", with([](DecodeSparse& p) { p.params.finish.scale.data = p.o.data(); }),
+       "decode_sparse: o: expected memory apart from that of finish.scale, got ranges with 32 bytes in common", false},
+  });
+}
+
+TEST(ValidateDecodeSparse, FinishedOutputs) {
+  DecodeSparse p;
+  EXPECT_FALSE(accepted_sparse(p.params).finishes);
+  p.finish();
+  const core::DecodeSparseArgs args = accepted_sparse(p.params);
+  EXPECT_TRUE(args.finishes);
+  EXPECT_EQ(args.o, nullptr);
+  EXPECT_EQ(args.finish.out, p.o.data());
+  EXPECT_EQ(args.finish.heads_per_group, 1);
+  EXPECT_EQ(args.finish.d_rotary, 64);
+  EXPECT_EQ(args.finish.channels_per_scale, 128);
+  p.params.finish = {};
+  p.params.o = of(p.o, {4, kHeads, 1, 512});
+  EXPECT_TRUE(accepted_sparse(p.params).finishes) << "groups alone";
+}
+
 TEST(ValidateDecodeSparse, LengthsAreClamped) {
   DecodeSparse p;
   const core::DecodeSparseArgs args = accepted_sparse(p.params);

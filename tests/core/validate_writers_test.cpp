@@ -211,21 +211,21 @@ TEST(ValidateFinishOutput, RefusesBadInput) {
        "finish_output: o: expected a tensor, got none"},
       {"quantized", [](FinishOutput& p) { p.params.o.dtype = DType::kE4M3; },
        "finish_output: o: expected bf16, f16 or f32, got e4m3"},
-      {"positions alone", [](FinishOutput& p) { p.params.cos_sin = {}; },
-       "finish_output: positions: expected none, since cos_sin is not given, got a tensor"},
-      {"no positions", [](FinishOutput& p) { p.params.positions = {}; },
-       "finish_output: positions: expected a tensor, got none"},
+      {"positions alone", [](FinishOutput& p) { p.params.finish.cos_sin = {}; },
+       "finish_output: finish.positions: expected none, since finish.cos_sin is not given, got a tensor"},
+      {"no positions", [](FinishOutput& p) { p.params.finish.positions = {}; },
+       "finish_output: finish.positions: expected a tensor, got none"},
       {"a position without angles", [](FinishOutput& p) { p.positions[2] = 10; },
-       "finish_output: positions: expected 0 to 9 (the rows of cos_sin), got 10 for token 2"},
-      {"an odd number of rotary channels", [](FinishOutput& p) { set_extent(p.params.cos_sin, 1, 63); },
-       "finish_output: cos_sin: expected an even number of rotary channels from 2 to d_v = 128, got 63"},
+       "finish_output: finish.positions: expected 0 to 9 (the rows of finish.cos_sin), got 10 for token 2"},
+      {"an odd number of rotary channels", [](FinishOutput& p) { set_extent(p.params.finish.cos_sin, 1, 63); },
+       "finish_output: finish.cos_sin: expected an even number of rotary channels from 2 to d_v = 128, got 63"},
       {"more rotary channels than channels",
        [](FinishOutput& p) {
-         p.params.cos_sin = contiguous(p.cos_sin.data(), DType::kF32, {4, 130});
+         p.params.finish.cos_sin = contiguous(p.cos_sin.data(), DType::kF32, {4, 130});
        },
-       "finish_output: cos_sin: expected an even number of rotary channels from 2 to d_v = 128, got 130"},
-      {"gates of other channels", [](FinishOutput& p) { set_extent(p.params.gate, 2, 64); },
-       "finish_output: gate: expected shape [T = 3, H = 4, d_v = 128], got [3, 4, 64]"},
+       "finish_output: finish.cos_sin: expected an even number of rotary channels from 2 to d_v = 128, got 130"},
+      {"gates of other channels", [](FinishOutput& p) { set_extent(p.params.finish.gate, 2, 64); },
+       "finish_output: finish.gate: expected shape [T = 3, H = 4, d_v = 128], got [3, 4, 64]"},
       {"groups of other heads",
        [](FinishOutput& p) {
          p.params.out = contiguous(p.out.data(), DType::kE4M3, {3, 3, 1, 128});
@@ -233,32 +233,32 @@ TEST(ValidateFinishOutput, RefusesBadInput) {
        "finish_output: out: expected G * (H / G) = 4 heads, got 3 * 1"},
       {"an integer output", [](FinishOutput& p) { p.params.out.dtype = DType::kU8; },
        "finish_output: out: expected bf16, f16, f32 or e4m3, got uint8"},
-      {"e4m3 without scales", [](FinishOutput& p) { p.params.scale = {}; },
-       "finish_output: scale: expected a tensor, got none"},
+      {"e4m3 without scales", [](FinishOutput& p) { p.params.finish.scale = {}; },
+       "finish_output: finish.scale: expected a tensor, got none"},
       {"scales of what is not quantized",
        [](FinishOutput& p) {
          p.params.out = of(p.out, {3, 2, 2, 64});
          p.params.o = of(p.o, {3, 4, 64});
-         p.params.gate = {};
+         p.params.finish.gate = {};
        },
-       "finish_output: scale: expected none, since out is not e4m3, got a tensor"},
+       "finish_output: finish.scale: expected none, since out is not e4m3, got a tensor"},
       {"scales without groups",
        [](FinishOutput& p) {
-         p.params.scale = contiguous(p.scale.data(), DType::kI32, {3, 4, 1});
+         p.params.finish.scale = contiguous(p.scale.data(), DType::kI32, {3, 4, 1});
        },
-       "finish_output: scale: expected shape [T = 3, G, H / G, S / 4], got [3, 4, 1]"},
+       "finish_output: finish.scale: expected shape [T = 3, G, H / G, S / 4], got [3, 4, 1]"},
       {"scales of other groups",
        [](FinishOutput& p) {
-         p.params.scale = contiguous(p.scale.data(), DType::kI32, {3, 1, 4, 1});
+         p.params.finish.scale = contiguous(p.scale.data(), DType::kI32, {3, 1, 4, 1});
        },
-       "finish_output: scale: expected 2 groups as in out, got 1"},
+       "finish_output: finish.scale: expected 2 groups as in out, got 1"},
       {"scales of 16 channels",
        [](FinishOutput& p) {
-         p.params.scale = contiguous(p.scale.data(), DType::kU8, {3, 2, 2, 8});
+         p.params.finish.scale = contiguous(p.scale.data(), DType::kU8, {3, 2, 2, 8});
        },
-       "finish_output: scale: expected a scale for each 32, 64 or 128 of 128 channels, got 8 scales"},
-      {"exponents of any numbers", [](FinishOutput& p) { p.params.power_of_two_scales = false; },
-       "finish_output: power_of_two_scales: expected true for scales of int32, got false"},
+       "finish_output: finish.scale: expected a scale for each 32, 64 or 128 of 128 channels, got 8 scales"},
+      {"exponents of any numbers", [](FinishOutput& p) { p.params.finish.power_of_two_scales = false; },
+       "finish_output: finish.power_of_two_scales: expected true for scales of int32, got false"},
       {"outputs on the input", [](FinishOutput& p) { p.params.out.data = p.o.data(); },
        "finish_output: out: expected memory apart from that of o, got ranges with 1536 bytes in common"}});
 }

@@ -59,11 +59,11 @@ struct FinishOutput {
 
   FinishOutput() {
     params = {.o = of(o, {3, 4, 128}),
-              .cos_sin = contiguous(cos_sin.data(), DType::kF32, {10, 64}),
-              .positions = contiguous(positions.data(), DType::kI64, {3}),
-              .gate = of(gate, {3, 4, 128}),
-              .out = contiguous(out.data(), DType::kE4M3, {3, 2, 2, 128}),
-              .scale = contiguous(scale.data(), DType::kI32, {3, 2, 2, 1})};
+              .finish = {.cos_sin = contiguous(cos_sin.data(), DType::kF32, {10, 64}),
+                         .positions = contiguous(positions.data(), DType::kI64, {3}),
+                         .gate = of(gate, {3, 4, 128}),
+                         .scale = contiguous(scale.data(), DType::kI32, {3, 2, 2, 1})},
+              .out = contiguous(out.data(), DType::kE4M3, {3, 2, 2, 128})};
   }
   bool untouched() const { return all_sentinels({&out, &scale}); }
 };

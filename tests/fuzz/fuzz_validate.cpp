@@ -279,6 +279,32 @@ void fuzz_decode(FuzzedDataProvider& input, const Context& context, Tensors& ten
   if (!is_huge(p.cache)) run_planned(context, p);
 }
 
+/// Returns a tensor of finished outputs, or of their scales, [T, H, width] or [T, 2, H / 2, width].
+TensorView make_grouped(Tensors& tensors, DType dtype, bool grouped, int64_t tokens, int64_t heads, int64_t width) {
+  return grouped ? tensors.make(dtype, {tokens, 2, heads / 2, width}) : tensors.make(dtype, {tokens, heads, width});
+}
+
+/// Returns a way of finishing outputs [T, H, d_v], mostly a legal one.
+OutputFinish any_finish(FuzzedDataProvider& input, Tensors& tensors, int64_t tokens, int64_t heads, int64_t d_v,
+                        bool grouped) {
+  OutputFinish finish{.interleaved = input.ConsumeBool()};
+  if (input.ConsumeBool()) {
+    finish.cos_sin = tensors.make(DType::kF32, {5, d_v / 4});
+    finish.positions = tensors.make(DType::kI64, {tokens});
+    static_cast<int64_t*>(finish.positions.data)[1] = any_integer(input);
+  }
+  if (input.ConsumeBool()) finish.gate = tensors.make(DType::kF32, {tokens, heads, input.ConsumeBool() ? 1 : d_v});
+  if (input.ConsumeBool())
+    finish.scale = make_grouped(tensors, input.ConsumeBool() ? DType::kU8 : DType::kF32, grouped, tokens, heads,
+                                input.ConsumeBool() ? 1 : d_v / 32);
+  finish.power_of_two_scales = input.ConsumeBool();
+  return finish;
+}
+
+std::vector<TensorView*> views_of(OutputFinish& finish) {
+  return {&finish.cos_sin, &finish.positions, &finish.gate, &finish.scale};
+}
+
 void fuzz_decode_sparse(FuzzedDataProvider& input, const Context& context, Tensors& tensors) {
   DecodeSparseParams p;
   const CacheFormat format = any_format(input);
@@ -296,10 +322,18 @@ void fuzz_decode_sparse(FuzzedDataProvider& input, const Context& context, Tenso
   p.options = any_options(input, tensors);
   p.sm_scale = any_scale(input);
   p.batch_invariant = input.ConsumeBool();
+  if (input.ConsumeBool()) {
+    const bool grouped = input.ConsumeBool();
+    const int64_t d_v = widths_of(format).value;
+    p.finish = any_finish(input, tensors, 4, 2, d_v, grouped);
+    p.o = make_grouped(tensors, input.ConsumeBool() ? DType::kE4M3 : DType::kF32, grouped, 4, 2, d_v);
+    if (input.ConsumeBool()) p.o_scale = {};
+  }
   break_some(
       input, tensors,
       std::vector<TensorView*>{&p.pool.indices, &p.pool.topk_length, &p.extra_pool.indices, &p.extra_pool.topk_length} +
-          views_of_queries(p) + views_of(p.pool.cache) + views_of(p.extra_pool.cache) + views_of(p.options));
+          views_of_queries(p) + views_of(p.pool.cache) + views_of(p.extra_pool.cache) + views_of(p.options) +
+          views_of(p.finish));
   if (!is_huge(p.pool.cache) && !is_huge(p.extra_pool.cache)) run_planned(context, p);
 }
 
@@ -425,21 +459,11 @@ void fuzz_copy_pages(FuzzedDataProvider& input, const Context& context, Tensors&
 }
 
 void fuzz_finish_output(FuzzedDataProvider& input, const Context& context, Tensors& tensors) {
-  FinishOutputParams p{.o = tensors.make(DType::kBF16, {3, 4, 64}), .interleaved = input.ConsumeBool()};
-  if (input.ConsumeBool()) {
-    p.cos_sin = tensors.make(DType::kF32, {5, 16});
-    p.positions = tensors.make(DType::kI64, {3});
-    static_cast<int64_t*>(p.positions.data)[1] = any_integer(input);
-  }
-  if (input.ConsumeBool()) p.gate = tensors.make(DType::kF32, {3, 4, input.ConsumeBool() ? 1 : 64});
+  FinishOutputParams p{.o = tensors.make(DType::kBF16, {3, 4, 64})};
   const bool grouped = input.ConsumeBool();
-  const auto make = [&](DType dtype, int64_t width) {
-    return grouped ? tensors.make(dtype, {3, 2, 2, width}) : tensors.make(dtype, {3, 4, width});
-  };
-  p.out = make(input.ConsumeBool() ? DType::kE4M3 : DType::kF32, 64);
-  if (input.ConsumeBool()) p.scale = make(input.ConsumeBool() ? DType::kU8 : DType::kF32, input.ConsumeBool() ? 1 : 2);
-  p.power_of_two_scales = input.ConsumeBool();
-  break_some(input, tensors, {&p.o, &p.cos_sin, &p.positions, &p.gate, &p.out, &p.scale});
+  p.finish = any_finish(input, tensors, 3, 4, 64, grouped);
+  p.out = make_grouped(tensors, input.ConsumeBool() ? DType::kE4M3 : DType::kF32, grouped, 3, 4, 64);
+  break_some(input, tensors, std::vector<TensorView*>{&p.o, &p.out} + views_of(p.finish));
   expect_status(run(context, p));
 }
 

@@ -286,6 +286,56 @@ TEST_P(DecodeSparseOnDevice, PoolsThatAreMultipliedAlike) {
     }
 }
 
+/// Few tokens of long lists are split, so that combine has all rows of their units; many of short lists are not, and
+/// tokens without a key lie between them.
+TEST_P(DecodeSparseOnDevice, FinishedOutputs) {
+  using Gate = kit::FinishSpec::Gate;
+  uint64_t turn = 0;
+  for (CacheFormat format : {CacheFormat::kBF16, CacheFormat::kFP8, CacheFormat::kFP8DsV4, CacheFormat::kFP8DsMla})
+    for (const bool split : {true, false})
+      for (int32_t heads : {8, 64})
+        for (DType o_dtype : {DType::kBF16, DType::kE4M3}) {
+          DecodeSparseSpec spec = small_sparse(format);
+          spec.num_heads = heads;
+          spec.o_dtype = o_dtype;
+          spec.pool.topk = split ? 700 : 20;
+          spec.pool.num_tokens = split ? 800 : 200;
+          spec.q_len = std::vector<int32_t>(split ? 2 : 7, 1);
+          spec.pool.topk_length = turn % 2 == 0 ? kit::LengthForm::kNone : kit::LengthForm::kPerToken;
+          spec.options.attn_sink = turn % 3 == 0;
+          spec.finish = kit::FinishSpec{.d_rotary = turn % 4 == 3 ? 0 : 64,
+                                        .interleaved = turn % 5 != 4,
+                                        .max_positions = 50,
+                                        .gate = static_cast<Gate>(turn % 3),
+                                        .num_groups = turn % 2 == 0 ? 4 : 0,
+                                        .channels_per_scale = 32 << turn / 2 % 3,
+                                        .scale_dtype = turn % 7 == 0 ? DType::kI32 : DType::kF32,
+                                        .power_of_two_scales = turn % 7 == 0 || turn % 5 != 1,
+                                        .tokens_innermost = turn % 3 == 1};
+          ++turn;
+          expect_ok(spec);
+        }
+}
+
+/// Some tokens are split and others are not: a long list beside short ones.
+TEST_P(DecodeSparseOnDevice, FinishedOutputsOfTokensSplitAndWhole) {
+  for (int32_t heads : {5, 32, 128})
+    for (DType o_dtype : {DType::kBF16, DType::kE4M3}) {
+      DecodeSparseSpec spec = small_sparse(CacheFormat::kBF16);
+      spec.num_heads = heads;
+      spec.o_dtype = o_dtype;
+      spec.pool.num_tokens = 1200;
+      spec.pool.topk = 1024;
+      spec.pool.topk_length = kit::LengthForm::kPerToken;
+      spec.pool.lengths = {1024, 3, 70, 0, 1, 200, 3};
+      spec.q_len = std::vector<int32_t>(7, 1);
+      spec.finish = kit::FinishSpec{.gate = kit::FinishSpec::Gate::kHead};
+      expect_ok(spec);
+      spec.o_head_extra = o_dtype == DType::kE4M3 ? 1 : 3;  // no vector of outputs is aligned
+      expect_ok(spec);
+    }
+}
+
 TEST_P(DecodeSparseOnDevice, LargeScores) {
   DecodeSparseSpec spec = small_sparse(CacheFormat::kBF16);
   spec.score_std = 40.0F;

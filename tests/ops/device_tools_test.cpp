@@ -140,8 +140,10 @@ TEST_P(FinishOutputOnDevice, RandomProblems) {
 TEST_P(FinishOutputOnDevice, RowsThatEnginesHave) {
   using Spec = kit::FinishOutputSpec;
   using Gate = Spec::Gate;
-  constexpr int64_t Spec::*kExtras[] = {&Spec::o_head_extra,    &Spec::o_token_extra, &Spec::out_head_extra,
-                                        &Spec::out_token_extra, &Spec::cos_sin_extra, &Spec::scale_extra};
+  int64_t* (*const kExtras[])(Spec&) = {
+      [](Spec& s) { return &s.o_head_extra; },   [](Spec& s) { return &s.o_token_extra; },
+      [](Spec& s) { return &s.out_head_extra; }, [](Spec& s) { return &s.out_token_extra; },
+      [](Spec& s) { return &s.cos_sin_extra; },  [](Spec& s) { return &s.scale_extra; }};
   uint64_t seed = 1;
   for (DType out : {DType::kBF16, DType::kE4M3})
     for (Gate gate : {Gate::kNone, Gate::kHead})
@@ -162,10 +164,10 @@ TEST_P(FinishOutputOnDevice, RowsThatEnginesHave) {
           spec.num_heads = 4;
           spec.seed = seed++;
           expect_ok(spec);
-          for (int64_t Spec::*extra : kExtras)
+          for (const auto extra : kExtras)
             for (int64_t elements : {16, 8, 4, 1}) {
               Spec apart = spec;
-              apart.*extra = elements;
+              *extra(apart) = elements;
               expect_ok(apart);
             }
           spec.num_tokens = 70;

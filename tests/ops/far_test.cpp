@@ -190,6 +190,22 @@ FarProblems<kit::DecodeSparseSpec> decode_sparse_problems() {
       problems.push_back(
           {spec, heads == 7 ? std::vector{kFarStrides, kFarPages} : std::vector{kFarStrides, kPageEnds}});
     }
+  for (DType o_dtype : {DType::kBF16, DType::kE4M3}) {  // outputs that are finished
+    const bool quantizes = o_dtype == DType::kE4M3;
+    kit::DecodeSparseSpec finished;
+    finished.pool.cache = kit::usual_cache(CacheFormat::kBF16);
+    finished.pool.cache.page_size = 16;
+    finished.num_heads = 8;
+    finished.q_len = {1, 1};
+    finished.pool.num_tokens = quantizes ? 1100 : 40;
+    finished.pool.topk = quantizes ? 1024 : 20;  // split, or not
+    finished.o_dtype = o_dtype;
+    finished.finish = kit::FinishSpec{.max_positions = 5,
+                                      .gate = kit::FinishSpec::Gate::kChannel,
+                                      .num_groups = quantizes ? 4 : 0,
+                                      .scale_dtype = DType::kI32};
+    problems.push_back({finished, {kFarStrides}});
+  }
   return problems;
 }
 
@@ -323,7 +339,7 @@ FarProblems<kit::FinishOutputSpec> finish_output_problems() {
       spec.out_dtype = out;
       spec.num_groups = groups;
       spec.scale_dtype = groups == 0 ? DType::kF32 : DType::kI32;
-      spec.gate = groups == 0 ? kit::FinishOutputSpec::Gate::kChannel : kit::FinishOutputSpec::Gate::kNone;
+      spec.gate = groups == 0 ? kit::FinishSpec::Gate::kChannel : kit::FinishSpec::Gate::kNone;
       problems.push_back({spec, {kFarStrides}});
     }
   return problems;

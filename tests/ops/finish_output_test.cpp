@@ -94,9 +94,9 @@ TEST_P(FinishOutputTest, TurnsBackWhatAppendRopeTurns) {
 
     FinishOutputParams p;
     p.o = given.q_out;
-    p.cos_sin = given.cos_sin;
-    p.positions = given.positions;
-    p.interleaved = interleaved;
+    p.finish.cos_sin = given.cos_sin;
+    p.finish.positions = given.positions;
+    p.finish.interleaved = interleaved;
     std::vector<float> out(static_cast<size_t>(p.o.numel()));
     p.out = contiguous(out.data(), DType::kF32, {p.o.shape[0], p.o.shape[1], p.o.shape[2]});
     MLA_EXPECT_OK(run(context(), p));
@@ -122,7 +122,7 @@ struct OneGroup {
     FinishOutputParams p;
     p.o = contiguous(o.data(), DType::kF32, {1, 1, 128});
     p.out = contiguous(codes.data(), DType::kE4M3, {1, 1, 128});
-    p.scale = contiguous(&scale, DType::kF32, {1, 1, 1});
+    p.finish.scale = contiguous(&scale, DType::kF32, {1, 1, 1});
     return p;
   }
 };
@@ -148,7 +148,7 @@ TEST_P(FinishOutputTest, GroupOfZeros) {
   MLA_EXPECT_OK(run(context(), p));
   EXPECT_EQ(group.scale, e4m3_power_of_two_scale(0));
   for (uint8_t code : group.codes) EXPECT_EQ(code, 0);
-  p.power_of_two_scales = false;
+  p.finish.power_of_two_scales = false;
   group.o[7] = 448 * 3;
   MLA_EXPECT_OK(run(context(), p));
   EXPECT_EQ(group.scale, 3);
@@ -162,7 +162,7 @@ TEST_P(FinishOutputTest, GatesWithoutBounds) {
   std::array<float, 8> gate = {0, 200, -200, kInf, -kInf, std::numeric_limits<float>::quiet_NaN(), 1e30F, -1e30F};
   FinishOutputParams p;
   p.o = contiguous(o.data(), DType::kF32, {1, 1, 8});
-  p.gate = contiguous(gate.data(), DType::kF32, {1, 1, 8});
+  p.finish.gate = contiguous(gate.data(), DType::kF32, {1, 1, 8});
   p.out = contiguous(out.data(), DType::kF32, {1, 1, 8});
   MLA_EXPECT_OK(run(context(), p));
   const std::array<float, 8> want = {1, 2, 0, 2, 0, 0, 2, 0};

@@ -162,6 +162,30 @@ Options<kit::DecodeSparseCase> pool_options(const std::string& name, SparsePool&
   return options;
 }
 
+/// Returns what may become of outputs.
+Options<kit::DecodeSparseCase> finish_options() {
+  using Params = DecodeSparseParams;
+  using Spec = kit::DecodeSparseSpec;
+  const auto finish = [](Spec& s) { s.finish.emplace(); };
+  const auto quantize = [](Spec& s) {
+    s.finish.emplace();
+    s.o_dtype = DType::kE4M3;
+  };
+  return {{"finish.cos_sin", Effect::kChanges, [](Params& p) { flip(p.finish.cos_sin); }, finish},
+          {"finish.positions", Effect::kChanges,
+           [](Params& p) {
+             auto& position = at<int64_t>(p.finish.positions, 0);
+             position = another(static_cast<int32_t>(position));
+           },
+           finish},
+          {"finish.interleaved", Effect::kChanges, [](Params& p) { p.finish.interleaved = false; }, finish},
+          {"finish.gate", Effect::kChanges, [](Params& p) { flip(p.finish.gate); },
+           [](Spec& s) { s.finish.emplace().gate = kit::FinishSpec::Gate::kChannel; }},
+          {"finish.scale", Effect::kRefused, [](Params& p) { p.finish.scale = {}; }, quantize},
+          {"finish.power_of_two_scales", Effect::kChanges, [](Params& p) { p.finish.power_of_two_scales = false; },
+           quantize}};
+}
+
 Options<kit::DecodeSparseCase> decode_sparse_options() {
   using Case = kit::DecodeSparseCase;
   using Params = DecodeSparseParams;
@@ -181,11 +205,11 @@ Options<kit::DecodeSparseCase> decode_sparse_options() {
       s.extra_pool = s.pool;
       if (prepare) prepare(s);
     };
-  return join(own,
-              {absorbed_options<Case>(), attention_options<Case>(Effect::kRefused, Effect::kChangesOrRefused), extra,
-               pool_options(
-                   "pool", [](Params& p) -> SparsePool& { return p.pool; },
-                   [](Spec& s) -> kit::SparsePoolSpec& { return s.pool; })});
+  return join(own, {absorbed_options<Case>(), attention_options<Case>(Effect::kRefused, Effect::kChangesOrRefused),
+                    finish_options(), extra,
+                    pool_options(
+                        "pool", [](Params& p) -> SparsePool& { return p.pool; },
+                        [](Spec& s) -> kit::SparsePoolSpec& { return s.pool; })});
 }
 
 class DecodeSparseSweep : public OptionSweep<kit::DecodeSparseCase, Op::kDecodeSparse> {};

@@ -322,17 +322,19 @@ Options<kit::FinishOutputCase> finish_output_options() {
   const auto any_scales = [](Spec& s) { s.out_dtype = DType::kE4M3; };
   return {
       {"o", Effect::kChanges, [](Params& p) { flip(p.o); }},
-      {"cos_sin", Effect::kChanges, [](Params& p) { flip(p.cos_sin); }},
-      {"positions", Effect::kChanges,
+      {"finish.cos_sin", Effect::kChanges, [](Params& p) { flip(p.finish.cos_sin); }},
+      {"finish.positions", Effect::kChanges,
        [](Params& p) {
-         auto& position = at<int64_t>(p.positions, 0);
+         auto& position = at<int64_t>(p.finish.positions, 0);
          position = another(static_cast<int32_t>(position));
        }},
-      {"interleaved", Effect::kChanges, [](Params& p) { p.interleaved = false; }},
-      {"gate", Effect::kChanges, [](Params& p) { flip(p.gate); }, [](Spec& s) { s.gate = Spec::Gate::kChannel; }},
+      {"finish.interleaved", Effect::kChanges, [](Params& p) { p.finish.interleaved = false; }},
+      {"finish.gate", Effect::kChanges, [](Params& p) { flip(p.finish.gate); },
+       [](Spec& s) { s.gate = Spec::Gate::kChannel; }},
       {"out", Effect::kRefused, [](Params& p) { p.out = {}; }},
-      {"scale", Effect::kRefused, [](Params& p) { p.scale = {}; }, any_scales},
-      {"power_of_two_scales", Effect::kChanges, [](Params& p) { p.power_of_two_scales = false; }, any_scales},
+      {"finish.scale", Effect::kRefused, [](Params& p) { p.finish.scale = {}; }, any_scales},
+      {"finish.power_of_two_scales", Effect::kChanges, [](Params& p) { p.finish.power_of_two_scales = false; },
+       any_scales},
   };
 }
 

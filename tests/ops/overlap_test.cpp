@@ -147,6 +147,16 @@ TEST(Overlap, DecodeSparse) {
     EXPECT_EQ(expect_pairs_refused(context, kit::DecodeSparseCase(spec)), 2 * 2 * 19);
 }
 
+TEST(Overlap, DecodeSparseThatFinishesOutputs) {
+  kit::DecodeSparseSpec spec;
+  give_all(spec);
+  spec.q_len = {2, 1};
+  spec.pool = {.cache = scaled_cache(), .num_tokens = 9, .topk = 5};
+  spec.finish = kit::FinishSpec{.max_positions = 20, .gate = kit::FinishSpec::Gate::kChannel};
+  for (const Context& context : places())
+    EXPECT_EQ(expect_pairs_refused(context, kit::DecodeSparseCase(spec)), 2 * 3 * 14);
+}
+
 TEST(Overlap, Prefill) {
   kit::PrefillSpec spec;
   spec.num_heads = 2;
@@ -218,7 +228,7 @@ TEST(Overlap, FinishedOutputs) {
   spec.num_tokens = 3;
   spec.max_positions = 20;
   spec.out_dtype = DType::kE4M3;
-  spec.gate = kit::FinishOutputSpec::Gate::kChannel;
+  spec.gate = kit::FinishSpec::Gate::kChannel;
   for (const Context& context : places())
     EXPECT_EQ(expect_pairs_refused(context, kit::FinishOutputCase(spec)), 2 * 2 * 5);
 }

@@ -34,8 +34,9 @@ struct DecodeSlice {
 /// Returns query tokens first ... first + count - 1 of a sparse problem as a call of their own.
 inline DecodeSparseParams slice(const DecodeSparseParams& whole, int64_t first, int64_t count) {
   DecodeSparseParams part = whole;
-  for (TensorView* view : {&part.q, &part.o, &part.lse, &part.pool.indices, &part.pool.topk_length,
-                           &part.extra_pool.indices, &part.extra_pool.topk_length}) {
+  for (TensorView* view :
+       {&part.q, &part.o, &part.lse, &part.pool.indices, &part.pool.topk_length, &part.extra_pool.indices,
+        &part.extra_pool.topk_length, &part.finish.positions, &part.finish.gate, &part.finish.scale}) {
     view->data =
         static_cast<std::byte*>(view->data) + static_cast<size_t>(first * view->stride[0]) * size_of(view->dtype);
     view->shape[0] = count;

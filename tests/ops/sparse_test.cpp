@@ -249,6 +249,59 @@ TEST_P(DecodeSparseTest, EmptyBatchesAndPools) {
   expect_ok(spec);
 }
 
+/// Outputs of every type, with every gate, in groups or not, are finished as finish_output does it.
+TEST_P(DecodeSparseTest, FinishedOutputs) {
+  using Gate = kit::FinishSpec::Gate;
+  uint64_t turn = 0;
+  for (DType q_dtype : {DType::kBF16, DType::kF16, DType::kF32, DType::kE4M3})
+    for (DType o_dtype : {q_dtype == DType::kE4M3 ? DType::kBF16 : q_dtype, DType::kF32, DType::kE4M3})
+      for (Gate gate : {Gate::kNone, Gate::kHead, Gate::kChannel})
+        for (int32_t rotary : {0, 64, 512}) {
+          DecodeSparseSpec spec = spec_of(turn % 2 == 0 ? CacheFormat::kFP8DsV4 : CacheFormat::kBF16);
+          spec.q_dtype = q_dtype;
+          spec.o_dtype = o_dtype;
+          spec.num_heads = 8;
+          spec.q_len = {1, 2};
+          spec.options.attn_sink = turn % 3 == 0;
+          spec.finish = kit::FinishSpec{.d_rotary = rotary,
+                                        .interleaved = turn % 4 < 2,
+                                        .max_positions = 50,
+                                        .gate = gate,
+                                        .num_groups = turn % 3 == 0 ? 0 : 4,
+                                        .channels_per_scale = 32 << turn % 3,
+                                        .power_of_two_scales = turn % 5 != 0,
+                                        .tokens_innermost = turn % 2 == 1};
+          ++turn;
+          expect_ok(spec);
+        }
+}
+
+TEST_P(DecodeSparseTest, ScalesOfFinishedOutputs) {
+  for (DType type : {DType::kF32, DType::kU8, DType::kI32})
+    for (int32_t channels : {32, 64, 128})
+      for (bool tokens_innermost : {false, true}) {
+        DecodeSparseSpec spec = spec_of(CacheFormat::kFP8DsMla);
+        spec.o_dtype = DType::kE4M3;
+        spec.num_heads = 4;
+        spec.finish = kit::FinishSpec{.num_groups = tokens_innermost ? 2 : 0,
+                                      .channels_per_scale = channels,
+                                      .scale_dtype = type,
+                                      .tokens_innermost = tokens_innermost};
+        expect_ok(spec);
+      }
+}
+
+/// Without a key, and without a sink that weakens it, o is 0 and its scales are the smallest.
+TEST_P(DecodeSparseTest, FinishedOutputsOfNothing) {
+  DecodeSparseSpec spec = spec_of(CacheFormat::kBF16);
+  spec.o_dtype = DType::kE4M3;
+  spec.pool.invalid_share = 1.0;
+  spec.finish = kit::FinishSpec{};
+  expect_ok(spec);
+  spec.q_len = {};
+  expect_ok(spec);
+}
+
 TEST_P(DecodeSparseTest, SoftCap) {
   for (float cap : {1.0F, 30.0F}) {
     DecodeSparseSpec spec = spec_of(CacheFormat::kFP8DsMla);

@@ -155,6 +155,28 @@ TEST_P(DecodeSparseUntouched, EveryMistake) {
   expect_planned_refused<kit::DecodeSparseCase>(context(), spec, mistakes);
 }
 
+TEST_P(DecodeSparseUntouched, MistakesInWhatBecomesOfOutputs) {
+  using Params = DecodeSparseParams;
+  kit::DecodeSparseSpec spec;
+  spec.o_dtype = DType::kE4M3;
+  spec.finish = kit::FinishSpec{.gate = kit::FinishSpec::Gate::kHead, .num_groups = 2};
+  expect_planned_refused<kit::DecodeSparseCase>(
+      context(), spec,
+      std::vector<Mistake<Params>>{
+          {"finish.cos_sin", [](Params& p) { p.finish.cos_sin.shape[1] = 63; }},
+          {"finish.positions", [](Params& p) { p.finish.positions.shape[0] = 1; }},
+          {"finish.positions", [](Params& p) { p.finish.cos_sin = {}; }},
+          {"finish.positions", [](Params& p) { static_cast<int64_t*>(p.finish.positions.data)[0] = 4096; }},
+          {"finish.positions", [](Params& p) { static_cast<int64_t*>(p.finish.positions.data)[0] = -1; }},
+          {"finish.gate", [](Params& p) { p.finish.gate.shape[1] = 3; }},
+          {"finish.scale", [](Params& p) { p.finish.scale = {}; }},
+          {"finish.scale", [](Params& p) { p.finish.scale.shape[3] = 5; }},
+          {"finish.scale", [](Params& p) { p.finish.scale.data = nullptr; }},
+          {"finish.scale", [](Params& p) { p.o.dtype = DType::kBF16; }},
+          {"o", [](Params& p) { p.o.shape[1] = 3; }},
+          {"o_scale", [](Params& p) { p.o_scale = p.finish.cos_sin; }}});
+}
+
 TEST_P(DecodeSparseUntouched, MistakesInTheCaches) {
   kit::DecodeSparseSpec spec;
   for (CacheFormat format : {CacheFormat::kFP8, CacheFormat::kFP8DsV4}) {
@@ -246,13 +268,13 @@ TEST_P(FinishOutputUntouched, EveryMistake) {
       context(), spec,
       std::vector<Mistake<FinishOutputParams>>{
           {"o", [](FinishOutputParams& p) { p.o = {}; }},
-          {"cos_sin", [](FinishOutputParams& p) { p.cos_sin.shape[1] = 63; }},
-          {"positions", [](FinishOutputParams& p) { static_cast<int64_t*>(p.positions.data)[8] = 4096; }},
-          {"positions", [](FinishOutputParams& p) { static_cast<int64_t*>(p.positions.data)[8] = -1; }},
-          {"positions", [](FinishOutputParams& p) { p.cos_sin = {}; }},
-          {"scale", [](FinishOutputParams& p) { p.scale = {}; }},
-          {"scale", [](FinishOutputParams& p) { p.scale.shape[2] = 3; }},
-          {"scale", [](FinishOutputParams& p) { p.out.dtype = DType::kBF16; }},
+          {"finish.cos_sin", [](FinishOutputParams& p) { p.finish.cos_sin.shape[1] = 63; }},
+          {"finish.positions", [](FinishOutputParams& p) { static_cast<int64_t*>(p.finish.positions.data)[8] = 4096; }},
+          {"finish.positions", [](FinishOutputParams& p) { static_cast<int64_t*>(p.finish.positions.data)[8] = -1; }},
+          {"finish.positions", [](FinishOutputParams& p) { p.finish.cos_sin = {}; }},
+          {"finish.scale", [](FinishOutputParams& p) { p.finish.scale = {}; }},
+          {"finish.scale", [](FinishOutputParams& p) { p.finish.scale.shape[2] = 3; }},
+          {"finish.scale", [](FinishOutputParams& p) { p.out.dtype = DType::kBF16; }},
           {"out", [](FinishOutputParams& p) { p.out = {}; }}});
 }
 

@@ -249,6 +249,10 @@ DecodeSparseCase::DecodeSparseCase(const DecodeSparseSpec& sparse_spec)
   make_queries(*this, spec, spec.effective_sm_scale(), num_tokens, spec.pool.cache);
   make_outputs(*this, spec, num_tokens, spec.pool.cache.d_v);
   make_max_logits(*this, spec, num_tokens);
+  if (spec.finish.has_value()) {
+    finish.emplace(*spec.finish, spec.finished_rows(), mix(spec.seed, kFinish));
+    o = FinishMemory::output(*spec.finish, spec.finished_rows(), {spec.o_head_extra, spec.o_token_extra});
+  }
   reset_outputs();
 }
 
@@ -263,14 +267,21 @@ DecodeSparseParams DecodeSparseCase::params() const {
     p.qo_indptr = list_view(qo_indptr, DType::kI32, spec.batch_size() + 1);
   p.sm_scale = spec.effective_sm_scale();
   set_max_logits(p, *this, spec, num_tokens);
+  if (finish.has_value()) {
+    p.finish = finish->params(*spec.finish, spec.finished_rows());
+    p.o = FinishMemory::output_view(*spec.finish, spec.finished_rows(), o, {spec.o_head_extra, spec.o_token_extra});
+    p.o_scale = {};
+  }
   return p;
 }
 
-void DecodeSparseCase::reset_outputs() const {
-  o.fill(kUntouched);
-  lse.fill(kUntouched);
-  max_logits.fill(kUntouched);
+std::vector<const Buffer*> DecodeSparseCase::outputs() const {
+  std::vector<const Buffer*> all = {&o, &lse, &max_logits};
+  if (finish.has_value()) all.push_back(&finish->scale);
+  return all;
 }
+
+void DecodeSparseCase::reset_outputs() const { untouched(outputs()); }
 
 PrefillCase::PrefillCase(const PrefillSpec& prefill_spec) : spec(noted(prefill_spec)) {
   const std::vector<int32_t> qo = prefix_sums(q_lens(spec)), kv = prefix_sums(spec.kv_len);

@@ -146,6 +146,8 @@ float PrefillSpec::effective_sm_scale() const {
 
 int64_t DecodeSparseSpec::num_tokens() const { return std::accumulate(q_len.begin(), q_len.end(), int64_t{0}); }
 
+FinishedRows DecodeSparseSpec::finished_rows() const { return {num_tokens(), num_heads, pool.cache.d_v, o_dtype}; }
+
 bool DecodeSparseSpec::per_request() const {
   return pool.topk_length == LengthForm::kPerRequest ||
          (extra_pool.has_value() && extra_pool->topk_length == LengthForm::kPerRequest);
@@ -180,6 +182,7 @@ std::string describe(const DecodeSparseSpec& spec) {
       .knob("want_max_logits", &Spec::want_max_logits)
       .knob("max_logits_head_extra", &Spec::max_logits_head_extra)
       .knob("max_logits_token_extra", &Spec::max_logits_token_extra)
+      .append(spec.finish.has_value() ? "finish: " + describe(*spec.finish) + ";" : "")
       .take();
 }
 
@@ -306,6 +309,7 @@ Work work_of(const DecodeSparseSpec& spec) {
   };
   add(spec.pool);
   if (spec.extra_pool.has_value()) add(*spec.extra_pool);
+  if (spec.finish.has_value()) work.bytes += bytes_beside_rows(*spec.finish, spec.finished_rows());
   return work;
 }
 

@@ -24,6 +24,7 @@ class List {
     return add(memory.q, memory.q_nope, memory.q_pe, memory.q_scale, memory.attn_sink, memory.alibi_slopes, memory.o,
                memory.o_scale, memory.lse);
   }
+  List& add(const FinishMemory& finish) { return add(finish.cos_sin, finish.positions, finish.gate, finish.scale); }
   List& add(const SparseMemory& pool) { return add(pool.memory).add(pool.indices, pool.topk_length); }
 
   std::vector<const Buffer*> take() { return std::move(buffers_); }
@@ -48,6 +49,7 @@ std::vector<const Buffer*> buffers_of(const DecodeSparseCase& problem) {
   List list;
   list.add(attention(problem)).add(problem.qo_indptr, problem.max_logits).add(problem.pool);
   if (problem.extra_pool.has_value()) list.add(*problem.extra_pool);
+  if (problem.finish.has_value()) list.add(*problem.finish);
   return list.take();
 }
 
@@ -139,7 +141,7 @@ std::vector<const Buffer*> buffers_of(const CompressCase& problem) {
 }
 
 std::vector<const Buffer*> buffers_of(const FinishOutputCase& problem) {
-  return List().add(problem.o, problem.cos_sin, problem.positions, problem.gate, problem.out, problem.scale).take();
+  return List().add(problem.o, problem.out).add(problem.finish).take();
 }
 
 }  // namespace mla::kit

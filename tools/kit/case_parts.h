@@ -30,6 +30,7 @@ enum RandomStream : uint64_t {
   kTable,
   kAngles,
   kWeights,
+  kFinish,
   kLogits
 };
 

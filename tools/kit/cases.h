@@ -74,6 +74,23 @@ struct DecodeCase : AttentionMemory {
   PagedMemory memory;
 };
 
+/// Holds the elements between neighbouring heads and tokens.
+struct RowGaps {
+  int64_t head = 0, token = 0;
+};
+
+/// Holds what becomes of outputs before they are stored.
+struct FinishMemory {
+  FinishMemory(const FinishSpec& spec, const FinishedRows& rows, uint64_t seed);
+  OutputFinish params(const FinishSpec& spec, const FinishedRows& rows) const;
+  /// Returns memory for the outputs.
+  static Buffer output(const FinishSpec& spec, const FinishedRows& rows, const RowGaps& gaps);
+  static TensorView output_view(const FinishSpec& spec, const FinishedRows& rows, const Buffer& out,
+                                const RowGaps& gaps);
+
+  Buffer cos_sin, positions, gate, scale;
+};
+
 /// Holds a pool of decode_sparse.
 struct SparseMemory {
   PagedMemory memory;  ///< the pool's tokens are those of its one request; operations do not get its page table
@@ -84,12 +101,14 @@ struct DecodeSparseCase : AttentionMemory {
   explicit DecodeSparseCase(const DecodeSparseSpec& spec);
   DecodeSparseParams params() const;
   void reset_outputs() const;
+  std::vector<const Buffer*> outputs() const;
 
   DecodeSparseSpec spec;
   int64_t num_tokens = 0;
   Buffer qo_indptr, max_logits;
   SparseMemory pool;
   std::optional<SparseMemory> extra_pool;
+  std::optional<FinishMemory> finish;
 };
 
 struct PrefillCase : AttentionMemory {
@@ -272,10 +291,11 @@ struct FinishOutputCase {
   explicit FinishOutputCase(const FinishOutputSpec& spec);
   FinishOutputParams params() const;
   void reset_outputs() const;
-  std::vector<const Buffer*> outputs() const { return {&out, &scale}; }
+  std::vector<const Buffer*> outputs() const { return {&out, &finish.scale}; }
 
   FinishOutputSpec spec;
-  Buffer o, cos_sin, positions, gate, out, scale;
+  FinishMemory finish;
+  Buffer o, out;
 };
 
 }  // namespace mla::kit

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "kit/case_buffers.h"
+#include "kit/check_finish.h"
 #include "kit/check_parts.h"
 #include "mla/numeric.h"
 
@@ -57,6 +58,14 @@ Result<PlannedRun> planned(const Context& context, const Params& host_params, si
   return result;
 }
 
+/// Returns [T, H, d_v] for an output of that shape, or of one with groups of heads.
+TensorView plain_shape(const TensorView& o, int64_t num_heads) {
+  TensorView plain = o;
+  plain.ndim = 3;
+  plain.shape = {o.shape[0], num_heads, o.shape[static_cast<size_t>(o.ndim) - 1]};
+  return plain;
+}
+
 template <class Case>
 Result<Expected> attention_expected(const Case& problem, Compute compute) {
   Result<Context> context = reference_context();
@@ -65,6 +74,10 @@ Result<Expected> attention_expected(const Case& problem, Compute compute) {
   params.options.compute = compute;
   if constexpr (requires { params.shared_prefix; }) params.shared_prefix = false;  // every request reads its own keys
   Buffer o, lse, max_logits;
+  if constexpr (requires { params.finish; }) {
+    if (problem.finish.has_value()) params.o = plain_shape(params.o, problem.spec.num_heads);
+    params.finish = {};  // compare_finished knows what becomes of outputs
+  }
   params.o = dense_f32(o, params.o);
   if constexpr (requires { params.o_scale; }) params.o_scale = {};
   params.lse = dense_lse(lse, params.o);
@@ -104,6 +117,12 @@ std::string stray_writes(const Case& problem) {
     if (params.max_logits.given() && !gaps_hold(problem.max_logits, params.max_logits, kUntouched))
       return "wrote into the gaps of max_logits";
   }
+  if constexpr (requires { params.finish; }) {
+    if (params.finish.scale.given()) {
+      if (!problem.finish->scale.guards_intact()) return "wrote outside scale";
+      if (!gaps_hold(problem.finish->scale, params.finish.scale, kUntouched)) return "wrote into the gaps of scale";
+    }
+  }
   return {};
 }
 
@@ -113,7 +132,7 @@ Outcome compare_outputs(const Case& problem, const Expected& expected, Outcome o
   const auto params = problem.params();
   const std::vector<double> o = to_dense(params.o);
   const std::vector<double> lse = params.lse.given() ? to_dense(params.lse) : std::vector<double>{};
-  outcome.error = compare(o, expected.o, params.o.shape[2], lse,
+  outcome.error = compare(o, expected.o, params.o.shape[static_cast<size_t>(params.o.ndim) - 1], lse,
                           lse.empty() ? std::span<const double>{} : std::span<const double>(expected.lse), row_scale);
   if constexpr (requires { params.max_logits; }) {
     if (params.max_logits.given()) {
@@ -129,32 +148,64 @@ Outcome compare_outputs(const Case& problem, const Expected& expected, Outcome o
   return outcome;
 }
 
-/// Compares e4m3 outputs: their codes by what the tolerance allows, then lse and stray writes as of other outputs.
+/// Compares lse, max_logits and stray writes, where `wrong` says what is wrong with the outputs themselves.
 template <class Case>
-Outcome compare_codes(const Case& problem, const Expected& expected, Outcome outcome) {
-  const auto params = problem.params();
-  const int64_t d_v = params.o.shape[2];
-  const std::vector<double> values = to_dense(params.o);
-  std::vector<uint8_t> codes;
-  for (double value : values) codes.push_back(f32_to_e4m3(static_cast<float>(value)));
-  const double o_scale = static_cast<double>(*static_cast<const float*>(params.o_scale.data));
-  const std::string wrong = judge_codes(codes, expected.o, d_v, o_scale, outcome.tolerance.max_rel);
+Outcome compare_rest(const Case& problem, const Expected& expected, Outcome outcome, const std::string& wrong) {
   const double max_rel = std::exchange(outcome.tolerance.max_rel, 1e30);
   const double cosine_distance = std::exchange(outcome.tolerance.cosine_distance, 2);
   const std::vector<double> ones(expected.lse.size(), 1.0);
-  Expected of_codes = expected;  // o by its codes alone
-  of_codes.o = values;
-  outcome = compare_outputs(problem, of_codes, std::move(outcome), ones);
+  Expected same = expected;
+  same.o = to_dense(problem.params().o);
+  outcome = compare_outputs(problem, same, std::move(outcome), ones);
   outcome.tolerance.max_rel = max_rel;
   outcome.tolerance.cosine_distance = cosine_distance;
   return outcome.ok && !wrong.empty() ? failed(outcome, wrong) : outcome;
+}
+
+/// Compares e4m3 outputs by what the tolerance allows their codes to be.
+template <class Case>
+Outcome compare_codes(const Case& problem, const Expected& expected, Outcome outcome) {
+  const auto params = problem.params();
+  std::vector<uint8_t> codes;
+  for (double value : to_dense(params.o)) codes.push_back(f32_to_e4m3(static_cast<float>(value)));
+  const double o_scale = static_cast<double>(*static_cast<const float*>(params.o_scale.data));
+  const std::string wrong = judge_codes(codes, expected.o, params.o.shape[2], o_scale, outcome.tolerance.max_rel);
+  return compare_rest(problem, expected, std::move(outcome), wrong);
+}
+
+/// Compares outputs that were finished, where `expected` are those that were not.
+Outcome compare_finished(const DecodeSparseCase& problem, const Expected& expected, Outcome outcome,
+                         const Numerics& numerics) {
+  DecodeSparseSpec spec = problem.spec;
+  spec.o_dtype = DType::kF32;  // judge_finished knows how outputs are rounded
+  const bool are_rounded = spec.q_dtype == DType::kBF16 || spec.q_dtype == DType::kE4M3;
+  const double error = tolerance_of(spec, numerics).max_rel + (are_rounded ? 0x1p-8 : 0);
+  const DecodeSparseParams params = problem.params();
+  const FinishedOutputs outputs = {problem.spec.finished_rows(), params.o, params.finish.scale};
+  const auto width = static_cast<size_t>(outputs.rows.d_v);
+  std::string wrong;
+  for (size_t i = 0; i < expected.lse.size() && wrong.empty(); ++i) {
+    const auto row = std::span(expected.o).subspan(i * width, width);
+    double largest = 0;
+    for (double value : row) largest = std::max(largest, std::abs(value));
+    const ExactRow plain = {.values = {row.begin(), row.end()}, .magnitudes = std::vector<double>(width, largest)};
+    const auto heads = static_cast<size_t>(spec.num_heads);
+    const auto token = static_cast<int64_t>(i / heads), head = static_cast<int64_t>(i % heads);
+    wrong = judge_finished(*spec.finish, outputs, plain.finished(*spec.finish, params.finish, token, head), error,
+                           token, head);
+  }
+  return compare_rest(problem, expected, std::move(outcome), wrong);
 }
 
 template <class Case>
 Outcome check_attention(const Case& problem, const Expected& expected, std::string_view backend) {
   const auto& spec = problem.spec;
   Outcome outcome = outcome_of(spec, backend);
-  outcome.tolerance = tolerance_of(spec, numerics_of(backend, problem_of(spec)));
+  const Numerics numerics = numerics_of(backend, problem_of(spec));
+  outcome.tolerance = tolerance_of(spec, numerics);
+  if constexpr (requires { spec.finish; }) {
+    if (spec.finish.has_value()) return compare_finished(problem, expected, std::move(outcome), numerics);
+  }
   if constexpr (requires { spec.o_scale; }) {
     if (spec.o_dtype == DType::kE4M3) return compare_codes(problem, expected, std::move(outcome));
   }

@@ -10,9 +10,11 @@
 namespace mla::kit {
 namespace {
 
-using Gate = FinishOutputSpec::Gate;
+using Gate = FinishSpec::Gate;
 
-int64_t gate_channels(const FinishOutputSpec& spec) { return spec.gate == Gate::kHead ? 1 : spec.d_v; }
+int64_t gate_channels(const FinishSpec& spec, const FinishedRows& rows) {
+  return spec.gate == Gate::kHead ? 1 : rows.d_v;
+}
 
 /// Returns `view`, [T, H, n], as [T, G, H / G, n] whose groups of heads lie one behind another: as they do where tokens
 /// are innermost; elsewhere the tokens of a group come before the next group.
@@ -27,11 +29,11 @@ TensorView in_groups(TensorView view, int64_t num_groups, bool tokens_inside) {
   return view;
 }
 
-TensorView scale_view(const FinishOutputSpec& spec, const Buffer& buffer) {
-  const int64_t scales = spec.num_scales(), heads = spec.num_heads;
-  TensorView view = contiguous(buffer.data(), spec.scale_dtype, {spec.num_tokens, heads, scales});
+TensorView scale_view(const FinishSpec& spec, const FinishedRows& rows, const Buffer& buffer) {
+  const int64_t scales = rows.num_scales(spec), heads = rows.num_heads;
+  TensorView view = contiguous(buffer.data(), spec.scale_dtype, {rows.num_tokens, heads, scales});
   if (spec.tokens_innermost) {
-    const int64_t column = spec.num_tokens + spec.scale_extra;
+    const int64_t column = rows.num_tokens + spec.scale_extra;
     view.stride[0] = 1;
     view.stride[1] = scales * column;
     view.stride[2] = column;
@@ -44,7 +46,57 @@ TensorView scale_view(const FinishOutputSpec& spec, const Buffer& buffer) {
 
 }  // namespace
 
-FinishOutputCase::FinishOutputCase(const FinishOutputSpec& finish_spec) : spec(noted(finish_spec)) {
+FinishMemory::FinishMemory(const FinishSpec& spec, const FinishedRows& rows, uint64_t seed) {
+  const int64_t tokens = rows.num_tokens, heads = rows.num_heads;
+  if (spec.d_rotary > 0) {
+    Random random(mix(seed, kAngles));
+    std::vector<int64_t> places;
+    for (int64_t t = 0; t < tokens; ++t) places.push_back(random.integer(0, int64_t{spec.max_positions} - 1));
+    positions = to_buffer(places);
+    cos_sin = angles(spec.max_positions, spec.d_rotary, spec.cos_sin_extra);
+  }
+  if (spec.gate != Gate::kNone) {
+    gate = padded_buffer(spec.gate_dtype, tokens, heads, gate_channels(spec, rows), spec.gate_head_extra,
+                         spec.gate_token_extra);
+    gate.fill(kNanByte);
+    fill_heads(params(spec, rows).gate, seed, kWeights, 3.0F);
+  }
+  if (rows.is_quantized())
+    scale =
+        Buffer(static_cast<size_t>((tokens + spec.scale_extra) * heads * (rows.num_scales(spec) + spec.scale_extra)) *
+               size_of(spec.scale_dtype));
+}
+
+OutputFinish FinishMemory::params(const FinishSpec& spec, const FinishedRows& rows) const {
+  OutputFinish p;
+  if (spec.d_rotary > 0) {
+    p.cos_sin = rows_view(cos_sin, DType::kF32, spec.max_positions, spec.d_rotary, spec.cos_sin_extra);
+    p.positions = list_view(positions, DType::kI64, rows.num_tokens);
+  }
+  p.interleaved = spec.interleaved;
+  if (spec.gate != Gate::kNone)
+    p.gate = padded_view(gate, spec.gate_dtype, rows.num_tokens, rows.num_heads, gate_channels(spec, rows),
+                         spec.gate_head_extra, spec.gate_token_extra);
+  if (rows.is_quantized()) p.scale = scale_view(spec, rows, scale);
+  p.power_of_two_scales = spec.power_of_two_scales;
+  return p;
+}
+
+Buffer FinishMemory::output(const FinishSpec& spec, const FinishedRows& rows, const RowGaps& gaps) {
+  // Groups lie one behind another, so that the padding behind a token is that of each group.
+  return padded_buffer(rows.out_dtype, rows.num_tokens, rows.num_heads, rows.d_v, gaps.head,
+                       gaps.token * std::max(spec.num_groups, 1));
+}
+
+TensorView FinishMemory::output_view(const FinishSpec& spec, const FinishedRows& rows, const Buffer& out,
+                                     const RowGaps& gaps) {
+  return in_groups(padded_view(out, rows.out_dtype, rows.num_tokens, rows.num_heads, rows.d_v, gaps.head,
+                               gaps.token * std::max(spec.num_groups, 1)),
+                   spec.num_groups, false);
+}
+
+FinishOutputCase::FinishOutputCase(const FinishOutputSpec& finish_spec)
+    : spec(noted(finish_spec)), finish(spec, spec.rows(), spec.seed) {
   const int64_t tokens = spec.num_tokens, heads = spec.num_heads;
   o = padded_buffer(spec.dtype, tokens, heads, spec.d_v, spec.o_head_extra, spec.o_token_extra);
   o.fill(kNanByte);
@@ -59,45 +111,15 @@ FinishOutputCase::FinishOutputCase(const FinishOutputSpec& finish_spec) : spec(n
     std::memcpy(
         o.data() + static_cast<size_t>(row / heads * to.stride[0] + row % heads * to.stride[1]) * size_of(spec.dtype),
         rows.data() + static_cast<size_t>(row) * bytes, bytes);
-  if (spec.d_rotary > 0) {
-    Random random(mix(spec.seed, kAngles));
-    std::vector<int64_t> places;
-    for (int64_t t = 0; t < tokens; ++t) places.push_back(random.integer(0, int64_t{spec.max_positions} - 1));
-    positions = to_buffer(places);
-    cos_sin = angles(spec.max_positions, spec.d_rotary, spec.cos_sin_extra);
-  }
-  if (spec.gate != Gate::kNone) {
-    gate =
-        padded_buffer(spec.gate_dtype, tokens, heads, gate_channels(spec), spec.gate_head_extra, spec.gate_token_extra);
-    gate.fill(kNanByte);
-    fill_heads(params().gate, spec.seed, kWeights, 3.0F);
-  }
-  // Groups lie one behind another, so that the padding behind a token is that of each group.
-  out = padded_buffer(spec.out_dtype, tokens, heads, spec.d_v, spec.out_head_extra,
-                      spec.out_token_extra * std::max(spec.num_groups, 1));
-  if (spec.is_quantized())
-    scale = Buffer(static_cast<size_t>((tokens + spec.scale_extra) * heads * (spec.num_scales() + spec.scale_extra)) *
-                   size_of(spec.scale_dtype));
+  out = FinishMemory::output(spec, spec.rows(), {spec.out_head_extra, spec.out_token_extra});
   reset_outputs();
 }
 
 FinishOutputParams FinishOutputCase::params() const {
-  const int64_t tokens = spec.num_tokens, heads = spec.num_heads;
   FinishOutputParams p;
-  p.o = padded_view(o, spec.dtype, tokens, heads, spec.d_v, spec.o_head_extra, spec.o_token_extra);
-  if (spec.d_rotary > 0) {
-    p.cos_sin = rows_view(cos_sin, DType::kF32, spec.max_positions, spec.d_rotary, spec.cos_sin_extra);
-    p.positions = list_view(positions, DType::kI64, tokens);
-  }
-  p.interleaved = spec.interleaved;
-  if (spec.gate != Gate::kNone)
-    p.gate = padded_view(gate, spec.gate_dtype, tokens, heads, gate_channels(spec), spec.gate_head_extra,
-                         spec.gate_token_extra);
-  p.out = in_groups(padded_view(out, spec.out_dtype, tokens, heads, spec.d_v, spec.out_head_extra,
-                                spec.out_token_extra * std::max(spec.num_groups, 1)),
-                    spec.num_groups, false);
-  if (spec.is_quantized()) p.scale = scale_view(spec, scale);
-  p.power_of_two_scales = spec.power_of_two_scales;
+  p.o = padded_view(o, spec.dtype, spec.num_tokens, spec.num_heads, spec.d_v, spec.o_head_extra, spec.o_token_extra);
+  p.finish = finish.params(spec, spec.rows());
+  p.out = FinishMemory::output_view(spec, spec.rows(), out, {spec.out_head_extra, spec.out_token_extra});
   return p;
 }
 

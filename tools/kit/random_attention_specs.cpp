@@ -158,6 +158,10 @@ DecodeSparseSpec random_decode_sparse_spec(uint64_t seed, CacheFormat format) {
   spec.want_max_logits = random.chance(0.3);
   spec.max_logits_head_extra = random_extra(random);
   spec.max_logits_token_extra = random_extra(random);
+  if (random.chance(0.3) && spec.pool.cache.d_v % 128 == 0) {
+    if (random.chance(0.5)) spec.o_dtype = DType::kE4M3;
+    spec.finish = random_finish(random, spec.finished_rows());
+  }
   return spec;
 }
 

@@ -34,6 +34,8 @@ void divide(CacheSpec& cache);
 ContextParallel random_context_parallel(Random& random);
 /// Returns bf16, f16 or f32.
 DType random_float(Random& random);
+/// Draws what becomes of such outputs.
+FinishSpec random_finish(Random& random, const FinishedRows& rows);
 
 /// Shortens requests whose work exceeds an even share of `limit`, but to no less than 3 keys; a query-key pair of one
 /// head is `cost` multiply-adds of work.

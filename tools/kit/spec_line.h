@@ -56,6 +56,10 @@ class Line {
 };
 
 std::string describe(const CacheSpec& spec);
+std::string describe(const FinishSpec& spec);
+
+/// Returns the bytes that finishing reads and writes beside the rows of outputs.
+double bytes_beside_rows(const FinishSpec& spec, const FinishedRows& rows);
 
 /// Returns the bytes of one token's row in the cache, its scales included.
 double cache_row_bytes(const CacheSpec& spec);

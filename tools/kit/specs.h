@@ -122,6 +122,36 @@ struct DecodeSpec : AbsorbedSpec {
   float effective_sm_scale() const;  ///< 1 / sqrt(128 + qk_rope_head_dim) by default
 };
 
+/// Describes what becomes of outputs before they are stored.
+struct FinishSpec {
+  enum class Gate : uint8_t { kNone, kHead, kChannel };
+
+  int32_t d_rotary = 64;  ///< 0: nothing turns
+  bool interleaved = true;
+  int32_t max_positions = 4096;
+  Gate gate = Gate::kNone;
+  DType gate_dtype = DType::kBF16;
+  int32_t num_groups = 0;  ///< of heads, one behind another in the output and `scale`; 0: these have no groups
+  int32_t channels_per_scale = 128;  ///< of e4m3 outputs
+  DType scale_dtype = DType::kF32;
+  bool power_of_two_scales = true;
+  bool tokens_innermost = false;  ///< whether the scales of neighbouring tokens lie side by side
+  int64_t gate_head_extra = 0, gate_token_extra = 0, scale_extra = 0, cos_sin_extra = 0;
+};
+
+/// Says how many outputs are finished, and what they become.
+struct FinishedRows {
+  int64_t num_tokens = 0;
+  int32_t num_heads = 0, d_v = 0;
+  DType out_dtype = DType::kBF16;
+
+  bool is_quantized() const { return out_dtype == DType::kE4M3; }
+  /// Returns the elements of `scale` that a head has.
+  int32_t num_scales(const FinishSpec& spec) const {
+    return d_v / spec.channels_per_scale / (spec.scale_dtype == DType::kI32 ? 4 : 1);
+  }
+};
+
 /// Says how topk_length is given, if at all: for every query token or for every request.
 enum class LengthForm : uint8_t { kNone, kPerToken, kPerRequest };
 
@@ -145,7 +175,9 @@ struct DecodeSparseSpec : AbsorbedSpec {
   std::optional<SparsePoolSpec> extra_pool = {};
   bool want_max_logits = false;
   int64_t max_logits_head_extra = 0, max_logits_token_extra = 0;
+  std::optional<FinishSpec> finish = {};
 
+  FinishedRows finished_rows() const;
   int32_t batch_size() const { return static_cast<int32_t>(q_len.size()); }
   int64_t num_tokens() const;
   /// Returns whether a pool has a length per request: the operation then gets qo_indptr, unless it is to be omitted.
@@ -382,32 +414,17 @@ struct IndexerTopKSpec {
   int64_t table_row_extra = 0;  ///< of the latent cache's table
 };
 
-struct FinishOutputSpec {
-  enum class Gate : uint8_t { kNone, kHead, kChannel };
-
+struct FinishOutputSpec : FinishSpec {
   int32_t num_tokens = 9;
   int32_t num_heads = 16;
   int32_t d_v = 512;
   DType dtype = DType::kBF16;
   DType out_dtype = DType::kBF16;
-  int32_t d_rotary = 64;  ///< 0: nothing turns
-  bool interleaved = true;
-  int32_t max_positions = 4096;
-  Gate gate = Gate::kNone;
-  DType gate_dtype = DType::kBF16;
-  int32_t num_groups = 0;  ///< of heads, one behind another in `out` and `scale`; 0: these have no groups
-  int32_t channels_per_scale = 128;
-  DType scale_dtype = DType::kF32;
-  bool power_of_two_scales = true;
-  bool tokens_innermost = false;  ///< whether the scales of neighbouring tokens lie side by side
-  double special_share = 0.0;     ///< as AppendSpec's
+  double special_share = 0.0;  ///< as AppendSpec's
   int64_t o_head_extra = 0, o_token_extra = 0, out_head_extra = 0, out_token_extra = 0;
-  int64_t gate_head_extra = 0, gate_token_extra = 0, scale_extra = 0, cos_sin_extra = 0;
   uint64_t seed = 1;
 
-  bool is_quantized() const { return out_dtype == DType::kE4M3; }
-  /// Returns the elements of `scale` that a head has.
-  int32_t num_scales() const { return d_v / channels_per_scale / (scale_dtype == DType::kI32 ? 4 : 1); }
+  FinishedRows rows() const { return {num_tokens, num_heads, d_v, out_dtype}; }
 };
 
 /// Describes a step of a compressor: the new tokens of requests, whose earlier ones are in the state as far as it has

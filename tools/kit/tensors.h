@@ -32,7 +32,7 @@ void for_each_output(DecodeParams& p, const F& f) {
 
 template <class F>
 void for_each_output(DecodeSparseParams& p, const F& f) {
-  for (TensorView* view : {&p.o, &p.lse, &p.max_logits}) f(*view);
+  for (TensorView* view : {&p.o, &p.finish.scale, &p.lse, &p.max_logits}) f(*view);
 }
 
 template <class F>
@@ -68,7 +68,7 @@ void for_each_output(GatherParams& p, const F& f) {
 
 template <class F>
 void for_each_output(FinishOutputParams& p, const F& f) {
-  for (TensorView* view : {&p.out, &p.scale}) f(*view);
+  for (TensorView* view : {&p.out, &p.finish.scale}) f(*view);
 }
 
 template <class F>

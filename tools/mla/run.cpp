@@ -56,7 +56,7 @@ std::string describe(const bench::Case& one) {
                          counted(one.heads, "head"), one.d_v, type);
     case Op::kFinishOutput:
       return fmt::format("{}, {}, d_v {}, {} to {}{}", queries, counted(one.heads, "head"), one.d_v, type,
-                         name(one.out_dtype), one.gate == kit::FinishOutputSpec::Gate::kNone ? "" : ", gated");
+                         name(one.out_dtype), one.gate == kit::FinishSpec::Gate::kNone ? "" : ", gated");
     case Op::kDecodeSparse:
       return fmt::format(
           "{}, {} keys of a pool of {}{}, {}, head dims {}/{}, cache {}, queries {}{}", queries, one.topk,

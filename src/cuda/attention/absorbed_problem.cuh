@@ -13,6 +13,7 @@
 #include "cuda/border/launch.h"
 #include "cuda/border/operations.h"
 #include "cuda/common/combine.h"
+#include "cuda/common/operations.h"
 #include "cuda/common/plan.h"
 #include "cuda/tile/channels.cuh"
 #include "cuda/tile/tile.cuh"
@@ -262,18 +263,53 @@ AbsorbedProblem<Kernels, core::DecodeSparseArgs> problem_of(const core::DecodeSp
   return {args, to, max_keys, absorbed_block_rows(args.num_heads), steps_of_small_blocks(args)};
 }
 
+/// Returns the attention of a problem. If outputs are finished behind it, it stores them one behind another, in a type
+/// that holds what queries of that type do; bf16 is what the fast kernels of finish_output take.
+template <class Args>
+Args attention_of(const Args& args) {
+  Args attention = args;
+  if constexpr (requires { args.finishes; }) {
+    if (!args.finishes) return attention;
+    attention.finishes = false;
+    attention.o_dtype = args.q_dtype == DType::kBF16 || args.q_dtype == DType::kE4M3 ? DType::kBF16 : DType::kF32;
+    attention.o_stride_token = int64_t{args.num_heads} * args.d_v;
+    attention.o_stride_head = args.d_v;
+  }
+  return attention;
+}
+
+/// Returns whether the outputs of the attention lie in the workspace, behind the work list, and are finished from
+/// there.
+template <class Args>
+bool finishes_outputs(const Args& args) {
+  if constexpr (requires { args.finishes; }) return args.finishes;
+  return false;
+}
+
 /// Returns decode or decode_sparse of a backend whose kernels of absorbed attention are `Kernels`.
 template <class Kernels, class Args>
 cuda::PlannedOperation<Args> absorbed_operation() {
   struct Calls {
     static size_t workspace_size(const Args& args, const cuda::DeviceProperties& device) {
-      return problem_of<Kernels>(args).workspace_size(device);
+      const Args attention = attention_of(args);
+      size_t bytes = problem_of<Kernels>(attention).workspace_size(device);
+      if (finishes_outputs(args))
+        bytes += static_cast<size_t>(args.num_tokens * attention.o_stride_token) * size_of(attention.o_dtype);
+      return bytes;
     }
     static Status plan(const Args& args, cuda::Queue& queue, std::span<std::byte> workspace) {
-      return problem_of<Kernels>(args).plan(queue, workspace);
+      const Args attention = attention_of(args);
+      return problem_of<Kernels>(attention).plan(queue, workspace);
     }
     static Status run(const Args& args, cuda::Queue& queue, std::span<std::byte> workspace) {
-      return problem_of<Kernels>(args).run(queue, workspace);
+      Args attention = attention_of(args);
+      if (finishes_outputs(args))
+        attention.o = workspace.data() + problem_of<Kernels>(attention).workspace_size(queue.device());
+      Status status = problem_of<Kernels>(attention).run(queue, workspace);
+      if constexpr (requires { args.finishes; })
+        if (args.finishes && status.ok())
+          status = run_finish_output(args.finish_from(attention.o, attention.o_dtype), queue);
+      return status;
     }
   };
   return {.workspace_size = Calls::workspace_size, .plan = Calls::plan, .run = Calls::run};

@@ -66,8 +66,8 @@ struct OutputRow {
   }
 };
 
-MLA_DEVICE void store_output_scale(const core::FinishOutputArgs& args, std::byte* at, float scale) {
-  if (args.scale_dtype == DType::kF32)
+MLA_DEVICE void store_output_scale(const core::Finish& finish, std::byte* at, float scale) {
+  if (finish.scale_dtype == DType::kF32)
     *as<float>(at) = scale;
   else
     *at = static_cast<std::byte>(f32_to_ue8m0(scale));

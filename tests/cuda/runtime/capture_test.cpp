@@ -105,6 +105,9 @@ TEST_P(Capture, DecodeSparse) {
     kit::DecodeSparseSpec spec;
     spec.num_heads = heads;
     expect_captured(spec, kit::DecodeSparseCase(spec));
+    spec.o_dtype = DType::kE4M3;
+    spec.finish.emplace();
+    expect_captured(spec, kit::DecodeSparseCase(spec));
   }
 }
 
@@ -148,7 +151,8 @@ TEST_P(Capture, Compress) {
   expect_captured(spec, kit::CompressCase(spec));
 }
 TEST_P(Capture, FinishOutput) {
-  const kit::FinishOutputSpec spec = {.out_dtype = DType::kE4M3};
+  kit::FinishOutputSpec spec;
+  spec.out_dtype = DType::kE4M3;
   expect_captured(spec, kit::FinishOutputCase(spec));
 }
 TEST_P(Capture, IndexerTopK) { expect_captured(kit::IndexerTopKSpec{}, kit::IndexerTopKCase(kit::IndexerTopKSpec{})); }

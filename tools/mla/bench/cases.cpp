@@ -68,6 +68,8 @@ bool takes_topk(Op op) {
          op == Op::kIndexerTopK;
 }
 
+bool can_finish(Op op) { return op == Op::kFinishOutput || op == Op::kDecodeSparse; }
+
 // Operations that each key means something to; a case file's defaults may hold keys that others ignore.
 struct KeyUse {
   std::string_view key;
@@ -99,8 +101,9 @@ constexpr KeyUse kKeyUses[] = {
     {"overlap", [](Op op) { return op == Op::kCompress; }},
     {"compress_to", [](Op op) { return op == Op::kCompress; }},
     {"norm", [](Op op) { return op == Op::kAppendRope; }},
-    {"out_dtype", [](Op op) { return op == Op::kFinishOutput; }},
-    {"gate", [](Op op) { return op == Op::kFinishOutput; }},
+    {"finish", [](Op op) { return op == Op::kDecodeSparse; }},
+    {"out_dtype", can_finish},
+    {"gate", can_finish},
     {"indexer_format", [](Op op) { return cli::is_indexer(op) || op == Op::kCompress; }},
 };
 
@@ -192,8 +195,12 @@ void set_options(const Choice& choice, Case& result) {
   if (result.scales == Scales::kPerSlot && kv_layout(result.cache).nope.scale_place != ScalePlace::kTensor)
     throw UsageError("{}: per-slot scales are those of a cache of fp8, got {}", find(choice, "scales")->where,
                      name(result.cache));
-  using Gate = kit::FinishOutputSpec::Gate;
+  using Gate = kit::FinishSpec::Gate;
   result.norm = bool_of(choice, "norm", false);
+  result.finishes = result.op == Op::kFinishOutput || bool_of(choice, "finish", false);
+  for (std::string_view key : {"out_dtype", "gate"})
+    if (const Setting* setting = find(choice, key); setting != nullptr && !result.finishes)
+      throw UsageError("{}: has no meaning without finish", setting->where);
   if (const Setting* out = find(choice, "out_dtype"))
     result.out_dtype = cli::parse_float_dtype(out->where, out->text, true);
   result.gate = one_of<Gate>(choice, "gate", Gate::kNone,
@@ -399,8 +406,9 @@ const std::vector<SettingKey>& setting_keys() {
       {"overlap", "Whether compress pools the group before too: true, false (as V4's ratio of 4)"},
       {"compress_to", "Where its latents go: cache, indexer, latents"},
       {"norm", "Whether append_rope normalizes queries and keys: true, false"},
-      {"out_dtype", "Type of what finish_output writes: e4m3, bf16, f16, f32"},
-      {"gate", "Gates of finish_output: none, one for each head, or for each channel"},
+      {"finish", "true: decode_sparse finishes its outputs, as finish_output does"},
+      {"out_dtype", "Type of finished outputs: e4m3, bf16, f16, f32"},
+      {"gate", "Gates of finished outputs: none, one for each head, or for each channel"},
       {"indexer_format", indexer_formats},
       {"threads", "Threads of the kernels and the ceilings; 0 = all that the process may use"},
       {"backend", "Rows or families to force; auto"},

@@ -54,8 +54,9 @@ struct Case {
   bool overlap = false;
   kit::CompressSpec::To compress_to = kit::CompressSpec::To::kCache;
   bool norm = false;               ///< append_rope: whether queries and keys are normalized
-  DType out_dtype = DType::kE4M3;  ///< finish_output
-  kit::FinishOutputSpec::Gate gate = kit::FinishOutputSpec::Gate::kNone;
+  bool finishes = false;           ///< finish_output, or decode_sparse that finishes its outputs
+  DType out_dtype = DType::kE4M3;  ///< of finished outputs
+  kit::FinishSpec::Gate gate = kit::FinishSpec::Gate::kNone;
   IndexerFormat indexer_format = IndexerFormat::kFP8;  ///< of the indexer's keys
   Scales scales = Scales::kPowersOfTwo;
   bool sink = false, alibi = false;

@@ -46,8 +46,8 @@ std::string_view name(kit::CompressSpec::To to) {
   return to == To::kCache ? "cache" : to == To::kIndexer ? "indexer" : "latents";
 }
 
-std::string_view name(kit::FinishOutputSpec::Gate gate) {
-  using Gate = kit::FinishOutputSpec::Gate;
+std::string_view name(kit::FinishSpec::Gate gate) {
+  using Gate = kit::FinishSpec::Gate;
   return gate == Gate::kNone ? "none" : gate == Gate::kHead ? "head" : "channel";
 }
 
@@ -71,8 +71,9 @@ std::string variant_text(const Case& one) {
     add(fmt::format("groups of {}{}, tokens {}", one.ratio, one.overlap ? " with overlap" : "",
                     mla::name(one.q_dtype)));
   if (one.norm) add("normalized");
-  if (one.op == Op::kFinishOutput) add(fmt::format("to {}", mla::name(one.out_dtype)));
-  if (one.gate != kit::FinishOutputSpec::Gate::kNone) add(fmt::format("a gate of each {}", name(one.gate)));
+  if (one.finishes)
+    add(fmt::format("{}{}", one.op == Op::kFinishOutput ? "to " : "finished as ", mla::name(one.out_dtype)));
+  if (one.gate != kit::FinishSpec::Gate::kNone) add(fmt::format("a gate of each {}", name(one.gate)));
   if (one.indexer_format != IndexerFormat::kFP8) add(fmt::format("{} keys", name(one.indexer_format)));
   if (one.op == Op::kCopyPages) add(fmt::format("to {}, pages of {}", name(one.to_cache), one.to_page_size));
   if (one.extra_topk > 0)
@@ -159,7 +160,7 @@ void add_details(const Case& one, Json& json) {
   json["overlap"] = compresses && one.overlap;
   json["compress_to"] = compresses ? Json(name(one.compress_to)) : Json(nullptr);
   json["norm"] = one.norm;
-  json["out_dtype"] = one.op == Op::kFinishOutput ? Json(mla::name(one.out_dtype)) : Json(nullptr);
+  json["out_dtype"] = one.finishes ? Json(mla::name(one.out_dtype)) : Json(nullptr);
   json["gate"] = name(one.gate);
   json["indexer_format"] = name(one.indexer_format);
   json["sink"] = one.sink;

@@ -105,6 +105,22 @@ kit::DecodeSpec decode_spec(const Case& one, uint64_t seed) {
   return spec;
 }
 
+namespace {
+
+kit::FinishSpec finish_spec(const Case& one) {
+  kit::FinishSpec spec;
+  spec.d_rotary = narrow(std::min<int64_t>(64, one.d_v / 2 * 2), "d_v");
+  spec.gate_dtype = one.q_dtype;
+  spec.gate = one.gate;
+  if (one.out_dtype == DType::kE4M3 && one.d_v % spec.channels_per_scale != 0)
+    throw UsageError("{}: expected a d_v of whole groups of {} channels, got {}", name(one.op), spec.channels_per_scale,
+                     one.d_v);
+  spec.power_of_two_scales = one.scales != Scales::kF32;
+  return spec;
+}
+
+}  // namespace
+
 kit::DecodeSparseSpec decode_sparse_spec(const Case& one, uint64_t seed) {
   kit::DecodeSparseSpec spec;
   set_attention(one, seed, spec);
@@ -112,6 +128,10 @@ kit::DecodeSparseSpec decode_sparse_spec(const Case& one, uint64_t seed) {
   spec.q_dtype = one.q_dtype;
   spec.pool = pool_spec(one, one.cache, one.topk, one.page_size);
   if (one.extra_topk > 0) spec.extra_pool = pool_spec(one, one.extra_cache, one.extra_topk, one.extra_page_size);
+  if (one.finishes) {
+    spec.finish = finish_spec(one);
+    spec.o_dtype = one.out_dtype;
+  }
   return spec;
 }
 
@@ -313,15 +333,10 @@ kit::FinishOutputSpec finish_output_spec(const Case& one, uint64_t seed) {
   spec.num_tokens = narrow(one.total_queries(), "query tokens");
   spec.num_heads = narrow(one.heads, "heads");
   spec.d_v = narrow(one.d_v, "d_v");
-  spec.d_rotary = std::min(64, spec.d_v / 2 * 2);
-  spec.dtype = spec.gate_dtype = one.q_dtype;
+  spec.dtype = one.q_dtype;
   spec.out_dtype = one.out_dtype;
-  spec.gate = one.gate;
-  if (spec.is_quantized() && spec.d_v % spec.channels_per_scale != 0)
-    throw UsageError("finish_output: expected a d_v of whole groups of {} channels, got {}", spec.channels_per_scale,
-                     spec.d_v);
-  spec.power_of_two_scales = one.scales != Scales::kF32;
   spec.seed = seed;
+  static_cast<kit::FinishSpec&>(spec) = finish_spec(one);
   return spec;
 }
 
