@@ -2,10 +2,10 @@
 """Computes the functions of ``flash_mla.fused_norm_rope_attn_rope_cast`` by libmla: sparse attention of DeepSeek V4 and
 V4.1 with what stands before and behind it.
 
-They are three operations here, `append_rope` without keys, `prefill_sparse` or `decode_sparse`, and `finish_output`,
-and run on every device of libmla, where the peer's kernel is for data-center Blackwell. Weights keep their order: the
-peer's kernel has channels in another one, so that its callers permute the weights around it by `permute_q_b_proj` and
-`permute_wv_proj`. Those of libmla leave them as they are.
+They are two operations here, `append_rope` without keys and `decode_sparse` that finishes its outputs, or three,
+`append_rope`, `prefill_sparse` and `finish_output`, and run on every device of libmla, where the peer's kernel is for
+data-center Blackwell. Weights keep their order: the peer's kernel has channels in another one, so that its callers
+permute the weights around it by `permute_q_b_proj` and `permute_wv_proj`. Those of libmla leave them as they are.
 """
 
 from __future__ import annotations
@@ -57,8 +57,16 @@ def prefill(
     positions = token_positions.to(torch.int64)
     turned = _turned(q, enable_q_norm, rms_norm_eps, positions, is_rope_neox_style, rope_dim, cos_sin_cache)
     out, max_logits, lse = flash_mla_sparse_fwd(turned, kv, indices, sm_scale, d_v, attn_sink, topk_length)
-    codes, exponents = _finished(out, n_wv_group, positions, is_rope_neox_style, cos_sin_cache)
-    return codes, exponents, max_logits, lse
+    codes, exponents = _outputs(out, out.shape[2], n_wv_group)
+    libmla.finish_output(
+        out,
+        cos_sin=cos_sin_cache,
+        positions=positions,
+        interleaved=not is_rope_neox_style,
+        out=codes,
+        scale=exponents,
+    )
+    return codes.flatten(2), _as_projected(exponents), max_logits, lse
 
 
 def decode(
@@ -98,7 +106,8 @@ def decode(
     _expect_layout(num_per_channels, use_tma_aligned_col_major_sf, round_sf, use_packed_ue8m0)
     positions = token_positions.to(torch.int64)
     turned = _turned(q, enable_q_norm, rms_norm_eps, positions, is_rope_neox_style, rope_dim, cos_sin_cache)
-    out, lse = libmla.decode_sparse(
+    codes, exponents = _outputs(turned, d_v, n_wv_group)
+    _, _, lse = libmla.decode_sparse(
         turned,
         _cache("k_cache", k_cache),
         indices_in_kvcache,
@@ -111,10 +120,14 @@ def decode(
         sm_scale=sm_scale,
         attn_sink=attn_sink,
         d_v=d_v,
+        cos_sin=cos_sin_cache,
+        positions=positions,
+        interleaved=not is_rope_neox_style,
+        out=codes,
+        scale=exponents,
         return_lse=True,
     )
-    codes, exponents = _finished(out, n_wv_group, positions, is_rope_neox_style, cos_sin_cache)
-    return codes, exponents, _empty_rows_to_inf(lse)
+    return codes.flatten(2), _as_projected(exponents), _empty_rows_to_inf(lse)
 
 
 def permute_q_b_proj(
@@ -185,19 +198,22 @@ def _turned(
     )
 
 
-def _finished(
-    out: torch.Tensor, groups: int, positions: torch.Tensor, neox: bool, cos_sin: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the output, turned back and quantized, and the exponents of its scales."""
-    tokens, heads, d_v = out.shape
+def _outputs(rows: torch.Tensor, d_v: int, groups: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns new outputs for the tokens and heads of `rows`, [s_q, n_wv_group, heads of a group, d_v] e4m3, and their
+    exponents, [.., d_v / 128] int32, of which tokens lie side by side, padded to four."""
+    tokens, heads = rows.shape[:2]
     if groups < 1 or heads % groups != 0:
         raise ValueError(f"n_wv_group: expected a divisor of {heads} heads, got {groups}")
-    codes = torch.empty(tokens, groups, heads // groups, d_v, dtype=torch.float8_e4m3fn, device=out.device)
-    columns = d_v // _PACKED
-    padded = torch.empty(groups, heads // groups, columns, -(-tokens // 4) * 4, dtype=torch.int32, device=out.device)
-    exponents = padded[..., :tokens].permute(3, 0, 1, 2)
-    libmla.finish_output(out, cos_sin=cos_sin, positions=positions, interleaved=not neox, out=codes, scale=exponents)
-    return codes.flatten(2), padded.flatten(1, 2)[..., :tokens].permute(2, 0, 1)
+    codes = torch.empty(tokens, groups, heads // groups, d_v, dtype=torch.float8_e4m3fn, device=rows.device)
+    padded = torch.empty(
+        groups, heads // groups, d_v // _PACKED, -(-tokens // 4) * 4, dtype=torch.int32, device=rows.device
+    )
+    return codes, padded[..., :tokens].permute(3, 0, 1, 2)
+
+
+def _as_projected(exponents: torch.Tensor) -> torch.Tensor:
+    """Returns them as [s_q, n_wv_group, all of a group]."""
+    return exponents.permute(1, 2, 3, 0).flatten(1, 2).permute(2, 0, 1)
 
 
 def _cache(name: str, cache: torch.Tensor) -> libmla.KvCache:
