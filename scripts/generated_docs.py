@@ -10,8 +10,9 @@ estimates docs/estimate.md: what `mla info --estimates` prints
 backends  README.md: the table of backends names those that the program has; its words are written by hand
 
 A generated part lies between "<!-- NAME: ... -->" and "<!-- /NAME -->". A machine without some instruction set judges
-less than docs/support.md shows: the check then leaves out what this machine cannot run, and --write refuses. Nor does
-the check look at which architectures a cell names: a build that emulates only one names none.
+less than docs/support.md shows: the check then leaves out what this machine cannot run, and --write refuses, but for
+backends of another kind of processor (TAKES_WHAT). Nor does the check look at which architectures a cell names: a build
+that emulates only one names none.
 """
 
 import argparse
@@ -22,6 +23,10 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 NONE = "-"  # a cell of what a backend does not run
+
+# No machine runs all CPU backends. Those of 64-bit Arm take what another one takes: all levels have one refusal
+# (src/cpu/cpu_backend.cpp).
+TAKES_WHAT = {"cpu_neon_bf16": "cpu_portable"}
 
 # What one cell says: the operation, the cache format and the head dims (either may be ""), and the backend.
 Facts = dict[tuple[str, str, str, str], str]
@@ -158,8 +163,12 @@ def update_example(_, *, write: bool) -> None:
 
 def update_support(program: str, *, write: bool) -> None:
     here, idle = Support.printed_by(program)
-    if idle and write:
-        raise Stale(f"this machine cannot run {', '.join(idle)}: refresh the matrix on one that can")
+    lacking = [name for name in idle if name not in TAKES_WHAT]
+    if lacking and write:
+        raise Stale(f"this machine cannot run {', '.join(lacking)}: refresh the matrix on one that can")
+    for name, like in TAKES_WHAT.items():
+        if name in idle:
+            here.facts |= {(*key[:3], name): cell for key, cell in here.facts.items() if key[3] == like}
 
     def wanted(text: str) -> str:
         if not write and Support.rendered_as(text).comparable(idle) == here.comparable(idle):

@@ -120,7 +120,7 @@ std::span<const int32_t> named_gpu_archs();
 
 /// Describes one instruction set that the CPU backend has code for.
 struct IsaLevel {
-  std::string name = {};    ///< "avx512_bf16", "avx512", "avx2", "portable"
+  std::string name = {};    ///< "avx512_bf16", "avx512", "avx2", "neon_bf16", "portable"
   bool cpu_has = false;     ///< the processor reports every instruction set of the level
   bool os_allows = false;   ///< the operating system saves its registers
   bool built = false;       ///< this build holds code for it

@@ -10,6 +10,10 @@ double burst_amx();
 double burst_avx512_bf16();
 double burst_avx512();
 #endif
+#if MLA_CPU_ARM
+double burst_neon_bf16();
+double burst_portable();
+#endif
 
 namespace {
 
@@ -19,6 +23,7 @@ constexpr std::string_view kNeeds[] = {"avx2",     "fma",      "f16c",        "a
 constexpr std::span<const std::string_view> kAvx2Needs = std::span(kNeeds).first(3),
                                             kAvx512Needs = std::span(kNeeds).first(8),
                                             kAvx512Bf16Needs = std::span(kNeeds).first(9), kAmxNeeds = kNeeds;
+constexpr std::string_view kNeonBf16Needs[] = {"bf16"};
 
 const TileKernels* no_pairs() { return nullptr; }
 
@@ -30,13 +35,30 @@ const KernelSet& set_of() {
 template <auto kFloats, auto kRows>
 constexpr auto kFloatsOnly = set_of<no_pairs, kFloats, kRows, kRows>;
 
+#if MLA_CPU_ARM
+constexpr auto kNeonBf16Kernels =
+    set_of<tile_kernels_neon_bf16_pairs, tile_kernels_portable, row_kernels_neon_bf16, row_kernels_portable>;
+constexpr auto kNeonBf16Burst = burst_neon_bf16, kPortableBurst = burst_portable;
+#else
+constexpr auto kNeonBf16Kernels = nullptr;
+constexpr auto kNeonBf16Burst = nullptr, kPortableBurst = nullptr;
+#endif
+
+constexpr Level kNeonBf16 = {.name = "neon_bf16",
+                             .row = "cpu_neon_bf16",
+                             .needs = kNeonBf16Needs,
+                             .registers = Registers::kNeon,
+                             .multiplied = Arithmetic::kBF16,
+                             .kernels = kNeonBf16Kernels,
+                             .burst = kNeonBf16Burst};
+
 constexpr Level kPortable = {.name = "portable",
                              .row = "cpu_portable",
                              .needs = {},
                              .registers = Registers::kBaseline,
                              .multiplied = Arithmetic::kF32,
                              .kernels = kFloatsOnly<tile_kernels_portable, row_kernels_portable>,
-                             .burst = nullptr};
+                             .burst = kPortableBurst};
 
 #if MLA_CPU_X86
 constexpr auto kAmxKernels = set_of<tile_kernels_amx_pairs, tile_kernels_avx512, row_kernels_amx, row_kernels_avx512>;
@@ -60,7 +82,8 @@ constexpr Level kEmulatedAmx = {
     .all_operations = false,
     .kernels =
         set_of<tile_kernels_amx_emulated_pairs, tile_kernels_avx512, row_kernels_amx_emulated, row_kernels_avx512>,
-    .burst = nullptr};
+    .burst = nullptr,
+    .in_software = true};
 #endif
 
 constexpr Level kLevels[] = {{.name = "amx",
@@ -92,6 +115,7 @@ constexpr Level kLevels[] = {{.name = "amx",
                               .multiplied = Arithmetic::kF32,
                               .kernels = kAvx2Kernels,
                               .burst = nullptr},
+                             kNeonBf16,
                              kPortable,
 #if MLA_CPU_EMULATED_AMX
                              kEmulatedAmx
@@ -118,10 +142,12 @@ double gflops(const Level& level, std::span<const IsaLevel> isa) {
 }
 
 core::Reason slower_pairs(const Level& level, std::span<const IsaLevel> isa) {
-  if (level.burst == nullptr) return "can, with the instructions in software";
-  const auto floats = std::ranges::find(isa, "avx512", &IsaLevel::name);
-  const double pairs = gflops(level, isa), of_f32 = floats != isa.end() ? floats->gflops : 0.0;
-  if (pairs >= of_f32) return {};
+  if (level.in_software) return "can, with the instructions in software";
+  const double pairs = gflops(level, isa);
+  double of_f32 = 0.0;  // of the first level behind it that multiplies f32 and was measured
+  for (const Level& other : kLevels)
+    if (of_f32 == 0.0 && other.multiplied == Arithmetic::kF32) of_f32 = gflops(other, isa);
+  if (pairs == 0.0 || pairs >= of_f32) return {};
   return core::Reason::format("can, but a thread multiplies {:.0f} GFLOP/s of bf16 pairs here, and {:.0f} of f32",
                               pairs, of_f32);
 }

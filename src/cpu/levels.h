@@ -13,8 +13,10 @@
 
 namespace mla::cpu {
 
-/// Names the vector registers that the operating system must save on a task switch.
-enum class Registers : uint8_t { kBaseline, kYmm, kZmm, kTiles };
+/// Names the vector registers that the operating system must save on a task switch. kNeon belongs to 64-bit Arm, where
+/// it always does; the
+/// others to x86-64.
+enum class Registers : uint8_t { kBaseline, kYmm, kZmm, kTiles, kNeon };
 
 struct Level {
   std::string_view name;                    // "avx2"
@@ -28,6 +30,7 @@ struct Level {
   // Measures, in some 10 us, what a thread multiplies and adds in a second with the level's widest instruction, in 10^9
   // operations; null if nobody needs to know.
   double (*burst)();
+  bool in_software = false;  // stands in for instructions of another processor, for tests
 };
 
 /// Returns all levels, the best first.
@@ -41,7 +44,8 @@ double gflops(const Level& level, std::span<const IsaLevel> isa);
 
 /// Returns why, on this machine, a level that multiplies bf16 is slower than f32's FMA; empty if it is not. The bf16
 /// dot product has twice that rate on some processors (AMD Zen 5: 471 and 252 GFLOP/s a thread), and half of it on
-/// others (Intel with AMX: 69 and 140), whose models virtual machines hide. isa_levels() has the rates.
+/// others (Intel with AMX: 69 and 140), whose models virtual machines hide; Arm's are
+/// measured where the library runs. isa_levels() has the rates.
 core::Reason slower_pairs(const Level& level, std::span<const IsaLevel> isa);
 
 /// Returns how the level computes a problem.

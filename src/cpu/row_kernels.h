@@ -123,6 +123,7 @@ const RowKernels* row_kernels_amx_emulated();
 const RowKernels* row_kernels_avx512_bf16();
 const RowKernels* row_kernels_avx512();
 const RowKernels* row_kernels_avx2();
+const RowKernels* row_kernels_neon_bf16();
 const RowKernels* row_kernels_portable();
 
 }  // namespace mla::cpu

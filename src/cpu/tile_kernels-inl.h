@@ -277,9 +277,10 @@ class SlabPacker {
         static_cast<const uint16_t*>(source_.rows[HWY_MIN(key, source_.num_keys - 1)]) + source_.channel + half_;
     const auto* odd =
         static_cast<const uint16_t*>(source_.rows[paired ? key + 1 : source_.num_keys - 1]) + source_.channel + half_;
+    uint32_t* out = v_ + static_cast<int64_t>(pair_) * kSlab + half_;
+#if HWY_ARCH_X86
     const __m512i a = _mm512_maskz_loadu_epi16(kKeysPadded == 2 || key < source_.num_keys ? ~0U : 0U, even);
     const __m512i b = _mm512_maskz_loadu_epi16(paired ? ~0U : 0U, odd);
-    uint32_t* out = v_ + static_cast<int64_t>(pair_) * kSlab + half_;
 #if MLA_CPU_TILES
     _mm512_storeu_si512(out, _mm512_unpacklo_epi16(a, b));
     _mm512_storeu_si512(out + 16, _mm512_unpackhi_epi16(a, b));
@@ -290,6 +291,15 @@ class SlabPacker {
     const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
     _mm512_storeu_si512(out, _mm512_permutex2var_epi16(a, low, b));
     _mm512_storeu_si512(out + 16, _mm512_permutex2var_epi16(a, high, b));
+#endif
+#else
+    const hn::Repartition<uint16_t, Words> halves;
+    MLA_UNROLL for (int32_t i = 0; i < 32; i += 2 * kLanes) {
+      const auto a = hn::LoadU(halves, even + i);
+      const auto b = paired ? hn::LoadU(halves, odd + i) : hn::Zero(halves);
+      hn::StoreU(hn::ZipLower(kWords, a, b), kWords, out + i);
+      hn::StoreU(hn::ZipUpper(kWords, a, b), kWords, out + i + kLanes);
+    }
 #endif
     --remaining_;
     half_ += 32;

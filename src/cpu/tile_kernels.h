@@ -186,6 +186,7 @@ const TileKernels* tile_kernels_amx_emulated_pairs();
 const TileKernels* tile_kernels_avx512_bf16_pairs();
 const TileKernels* tile_kernels_avx512();
 const TileKernels* tile_kernels_avx2();
+const TileKernels* tile_kernels_neon_bf16_pairs();
 const TileKernels* tile_kernels_portable();
 
 }  // namespace mla::cpu

@@ -47,7 +47,11 @@ using Operand = WordVec;
 HWY_INLINE Operand load_operand(const uint32_t* from) { return hn::LoadU(kWords, from); }
 HWY_INLINE Operand broadcast(const void* from) { return hn::Set(kWords, load_unaligned<uint32_t>(from)); }
 HWY_INLINE FloatVec multiply_add(Operand a, Operand b, FloatVec sum) {
+#if HWY_ARCH_ARM
+  return FloatVec{vbfdotq_f32(sum.raw, vreinterpretq_bf16_u32(a.raw), vreinterpretq_bf16_u32(b.raw))};
+#else
   return FloatVec{_mm512_dpbf16_ps(sum.raw, reinterpret_cast<__m512bh>(a.raw), reinterpret_cast<__m512bh>(b.raw))};
+#endif
 }
 #else
 constexpr int32_t kPack = 1;

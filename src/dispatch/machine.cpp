@@ -20,6 +20,9 @@
 #include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 namespace mla {
@@ -75,6 +78,7 @@ class Features {
       case cpu::Registers::kYmm: return saves_all(kYmm);
       case cpu::Registers::kZmm: return saves_all(kZmm);
       case cpu::Registers::kTiles: return saves_all(kTiles) && may_use_tiles();
+      case cpu::Registers::kNeon: break;
     }
     return false;
   }
@@ -85,6 +89,8 @@ class Features {
 };
 
 IsaLevel detect(const cpu::Level& level) {
+  if (level.registers == cpu::Registers::kNeon)
+    return {.name = std::string(level.name), .detail = "processor is not 64-bit Arm"};
   static const Features features;
   IsaLevel result{.name = std::string(level.name), .cpu_has = true, .os_allows = features.saves(level.registers)};
   std::string present, missing;
@@ -119,9 +125,32 @@ std::string processor_name() {
 
 #else
 
+#if defined(__aarch64__)
+
+/// Returns whether the processor has a feature, named as Linux names it, and the operating system allows it.
+bool processor_has(std::string_view feature) { return feature == "bf16" && (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0; }
+
+#else
+
+bool processor_has(std::string_view /*feature*/) { return false; }
+
+#endif
+
 IsaLevel detect(const cpu::Level& level) {
-  IsaLevel result{.name = std::string(level.name), .cpu_has = level.needs.empty(), .os_allows = level.needs.empty()};
-  if (!level.needs.empty()) result.detail = "processor is not x86-64";
+  IsaLevel result{.name = std::string(level.name)};
+  const bool arm = level.registers == cpu::Registers::kNeon;
+  if (!arm && level.registers != cpu::Registers::kBaseline) {
+    result.detail = "processor is not x86-64";
+    return result;
+  }
+  std::string present, missing;
+  for (const std::string_view need : level.needs) {
+    std::string& list = processor_has(need) ? present : missing;
+    if (!list.empty()) list += ' ';
+    list += need;
+  }
+  result.cpu_has = result.os_allows = missing.empty();
+  result.detail = missing.empty() ? present : "processor lacks " + missing;
   return result;
 }
 

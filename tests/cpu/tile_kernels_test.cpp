@@ -305,6 +305,28 @@ TEST_P(TileKernelsTest, AccumulateIsProbabilitiesTimesValues) {
     }
 }
 
+TEST_P(TileKernelsTest, SlabsOfPairsHoldTwoKeysAndZerosForAMissingOne) {
+  if (kernels_->pack != 2) return;
+  for (int32_t num_keys : {1, 2, 5}) {
+    std::vector<uint16_t> values(static_cast<size_t>(num_keys) * 2 * kSlab);
+    for (uint16_t& value : values) value = static_cast<uint16_t>(random_());
+    std::vector<const void*> list(static_cast<size_t>(num_keys));
+    for (size_t key = 0; key < list.size(); ++key) list[key] = &values[key * 2 * kSlab];
+    const int32_t steps = padded_steps(num_keys);
+    std::vector<uint32_t> slab(static_cast<size_t>(steps) * kSlab, 0xFFFFFFFFU);
+    kernels_->pack_slab({.rows = list.data(), .dtype = DType::kBF16, .num_keys = num_keys, .channel = kSlab},
+                        slab.data());
+    const auto value = [&](int32_t key, int32_t c) {
+      return key < num_keys ? uint32_t{values[static_cast<size_t>((2 * key + 1) * kSlab + c)]} : 0U;
+    };
+    for (int32_t step = 0; step < steps; ++step)
+      for (int32_t c = 0; c < kSlab; ++c)
+        ASSERT_EQ(slab[static_cast<size_t>(step * kSlab) + position(c)], value(2 * step, c) | value(2 * step + 1, c)
+                                                                                                  << 16)
+            << num_keys << " keys, step " << step << ", channel " << c;
+  }
+}
+
 TEST_P(TileKernelsTest, ScoresTakeTheirShape) {
   const auto lanes = static_cast<size_t>(kernels_->lanes);
   constexpr int32_t kKeys = 10;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -26,14 +27,15 @@ std::string processor_flags() {
 
 TEST(MachineInfo, ListsTheLevelsBestFirst) {
   const MachineInfo& info = machine_info();
-  const char* names[] = {"amx", "avx512_bf16", "avx512", "avx2", "portable", "amx_emulated"};  // the last if built
-  ASSERT_GE(info.isa.size(), 5U);
-  ASSERT_LE(info.isa.size(), 6U);
-  for (size_t i = 0; i < info.isa.size(); ++i) {
+  std::vector<std::string> names = {"amx", "avx512_bf16", "avx512", "avx2", "neon_bf16", "portable"};
+  if (info.isa.size() > names.size()) names.emplace_back("amx_emulated");  // which a build may leave out
+  ASSERT_EQ(info.isa.size(), names.size());
+  for (size_t i = 0; i < names.size(); ++i) {
     EXPECT_EQ(info.isa[i].name, names[i]);
     EXPECT_FALSE(info.isa[i].detail.empty());
+    if (names[i] != "portable") continue;
+    EXPECT_TRUE(info.isa[i].cpu_has && info.isa[i].os_allows && info.isa[i].built);
   }
-  EXPECT_TRUE(info.isa[4].cpu_has && info.isa[4].os_allows && info.isa[4].built);
   EXPECT_FALSE(info.cpu.empty());
   EXPECT_GE(info.threads, 1);
   EXPECT_LE(info.threads, static_cast<int32_t>(std::thread::hardware_concurrency()));
@@ -54,22 +56,29 @@ TEST(MachineInfo, PairsOfBf16AreMultipliedWhereThatIsFaster) {
             "can, but a thread multiplies 69 GFLOP/s of bf16 pairs here, and 140 of f32");
   EXPECT_TRUE(cpu::slower_pairs(pairs, levels_of(0, 0)).empty());  // neither is there
   EXPECT_TRUE(cpu::slower_pairs(pairs, {}).empty());
+  const auto on_arm = [](double bf16, double f32) {
+    const std::vector<IsaLevel> levels = {{.name = "neon_bf16", .gflops = bf16}, {.name = "portable", .gflops = f32}};
+    return std::string(cpu::slower_pairs(level_of("neon_bf16"), levels).str());
+  };
+  EXPECT_EQ(on_arm(90, 45), "");
+  EXPECT_EQ(on_arm(40, 45), "can, but a thread multiplies 40 GFLOP/s of bf16 pairs here, and 45 of f32");
+  EXPECT_EQ(on_arm(0, 45), "");  // a processor without bf16
 }
 
 // What is chosen is what was measured, and a forced row runs all the same.
 TEST(MachineInfo, TheChoiceFollowsTheRates) {
-  const auto& isa = isa_levels();
-  std::string fastest, first;  // of those with AVX-512
+  std::string fastest, first;  // of those that were measured
   double rate = 0;
-  for (size_t i = 0; i < 3; ++i) {
-    const bool there = isa[i].cpu_has && isa[i].os_allows && isa[i].built;
-    EXPECT_EQ(isa[i].gflops > 0, there) << isa[i].name;
-    if (!there) continue;
-    if (first.empty()) first = "cpu_" + isa[i].name;
-    if (isa[i].gflops > rate) fastest = "cpu_" + isa[i].name;
-    rate = std::max(rate, isa[i].gflops);
+  for (const cpu::Level& level : cpu::levels()) {
+    const IsaLevel& found = *std::ranges::find(isa_levels(), level.name, &IsaLevel::name);
+    const bool there = found.cpu_has && found.os_allows && found.built;
+    EXPECT_EQ(found.gflops > 0, there && level.burst != nullptr) << level.name;
+    if (found.gflops == 0) continue;
+    if (first.empty()) first = level.row;
+    if (found.gflops > rate) fastest = level.row;
+    rate = std::max(rate, found.gflops);
   }
-  if (first.empty()) GTEST_SKIP() << "no AVX-512";
+  if (first.empty()) GTEST_SKIP() << "nothing to choose by rates";
   for (Op op : {Op::kDecode, Op::kDecodeSparse, Op::kPrefill, Op::kPrefillSparse, Op::kIndexerLogits})
     EXPECT_EQ(explain({.op = op}, "auto").selected, fastest) << name(op);
   EXPECT_EQ(explain({.q_dtype = DType::kF32}, "auto").selected, first);  // all multiply f32 alike

@@ -123,7 +123,8 @@ TEST(Tables, AreInTheOrderOfTheBackends) {
   std::vector<std::string> all;
   for (const BackendInfo& backend : backends()) all.push_back(backend.name);
   for (Op op : kAllOps) EXPECT_EQ(in_order(all, backend_names(op)), backend_names(op)) << name(op);
-  const std::vector<std::string> cpu = {"cpu_avx512_bf16", "cpu_avx512", "cpu_avx2", "cpu_portable", "reference"};
+  const std::vector<std::string> cpu = {"cpu_avx512_bf16", "cpu_avx512",   "cpu_avx2",
+                                        "cpu_neon_bf16",   "cpu_portable", "reference"};
   const auto expect_after = [&](Op op, std::vector<std::string> known) {
     known.insert(known.end(), cpu.begin(), cpu.end());
     EXPECT_EQ(in_order(backend_names(op), known), known) << name(op);
