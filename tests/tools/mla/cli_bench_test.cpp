@@ -125,6 +125,20 @@ TEST(CliBench, ListsCasesAsJson) {
     EXPECT_TRUE(result.contains(item.key()) || item.key() == "group" || item.key() == "memory_bytes") << item.key();
 }
 
+TEST(CliBench, FinishesOutputs) {
+  const std::string sparse = "bench --op decode_sparse --topk 64 --pool-tokens 256 --json" + std::string(kFast);
+  const json plain = json_of(sparse)["results"][0];
+  EXPECT_TRUE(plain["out_dtype"].is_null());
+  const json finished = json_of(sparse + " --finish true --out-dtype bf16,e4m3 --gate head --refcheck");
+  ASSERT_EQ(finished["results"].size(), 2U);
+  EXPECT_EQ(finished["results"][0]["out_dtype"], "bf16");
+  EXPECT_EQ(finished["results"][1]["out_dtype"], "e4m3");
+  for (const json& result : finished["results"]) {
+    EXPECT_EQ(result["gate"], "head");
+    EXPECT_TRUE(result["error"].is_number());
+  }
+}
+
 TEST(CliBench, CtrlCKeepsWhatIsDone) {
   const std::string path = testing::TempDir() + "mla_bench_stopped.json";
   std::remove(path.c_str());
@@ -179,6 +193,8 @@ TEST(CliBench, BadInputIsOneLineAndStatusTwo) {
       {"--batch 1024 --kv-len 100m", "memory"},
       {"--min-time 0", "--min-time"},
       {"--compare page-size", "page_size"},
+      {"--op decode_sparse --gate head", "without finish"},
+      {"--op decode_sparse --out-dtype e4m3", "without finish"},
       {"--csv /no/such/folder/x.csv --kv-len 16 --heads 1 --min-time 0.01", "/no/such/folder/x.csv"},
   };
   for (const auto& [arguments, part] : cases) {
