@@ -24,9 +24,9 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 NONE = "-"  # a cell of what a backend does not run
 
-# No machine runs all CPU backends. Those of 64-bit Arm take what another one takes: all levels have one refusal
-# (src/cpu/cpu_backend.cpp).
-TAKES_WHAT = {"cpu_neon_bf16": "cpu_portable"}
+# No machine runs all CPU backends. They take what another one takes, in the operations that they have: all levels have
+# one refusal (src/cpu/cpu_backend.cpp).
+TAKES_WHAT = {"cpu_amx": "cpu_portable", "cpu_neon_bf16": "cpu_portable"}
 
 # What one cell says: the operation, the cache format and the head dims (either may be ""), and the backend.
 Facts = dict[tuple[str, str, str, str], str]
@@ -168,7 +168,7 @@ def update_support(program: str, *, write: bool) -> None:
         raise Stale(f"this machine cannot run {', '.join(lacking)}: refresh the matrix on one that can")
     for name, like in TAKES_WHAT.items():
         if name in idle:
-            here.facts |= {(*key[:3], name): cell for key, cell in here.facts.items() if key[3] == like}
+            here.facts |= {key: here.facts[(*key[:3], like)] for key in here.facts if key[3] == name}
 
     def wanted(text: str) -> str:
         if not write and Support.rendered_as(text).comparable(idle) == here.comparable(idle):
