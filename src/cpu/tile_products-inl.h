@@ -64,7 +64,7 @@ HWY_INLINE void multiply_groups(const uint32_t* group, int64_t group_stride) {
 /// Computes softmax in small steps of some 100 instructions.
 class SoftmaxWork {
  public:
-  SoftmaxWork(const SoftmaxBlock* blocks, int32_t num_blocks) : block_(blocks), end_(blocks + num_blocks) {
+  SoftmaxWork(const SoftmaxBlock* blocks, int32_t num_blocks) : block_(blocks) {
     for (int32_t i = 0; i < num_blocks; ++i) remaining_ += max_steps(blocks[i]) + kTileSteps * num_tiles(blocks[i]);
   }
 
@@ -164,7 +164,6 @@ class SoftmaxWork {
   FloatVec top_ = hn::Set(kFloats, -HUGE_VALF), base_ = hn::Zero(kFloats), alpha_ = hn::Zero(kFloats);
   FloatVec sum_[kPack] = {hn::Zero(kFloats), hn::Zero(kFloats)};
   const SoftmaxBlock* block_;
-  const SoftmaxBlock* const end_;
   int32_t remaining_ = 0, key_ = 0, tile_ = 0, part_ = 0;
 };
 
