@@ -428,7 +428,12 @@ namespace mla::cpu::MLA_CPU_ISA {
 namespace {
 #else
 void accumulate(const ValueProducts& products, const Background& background) {
-  const auto [p, p_group_stride, v, key_steps, num_rows, alpha, first, o, num_slabs, v_stride, o_stride] = products;
+  const uint32_t *const p = products.p, *const v = products.v;
+  const int64_t p_group_stride = products.p_group_stride;
+  const int32_t *const key_steps = products.key_steps, num_rows = products.num_rows;
+  const float* const alpha = products.alpha;
+  const bool first = products.first;
+  float* const o = products.o;
 #if MLA_CPU_BF16_PAIRS
   RowCopier copier(background.copies);
   SlabPacker packer(background.v != nullptr ? background.slab : SlabSource{}, background.v);
