@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// This file has the scores, the softmax and the products with values of AMX, on panels of up to four groups of rows.
-// tile_kernels-inl.h, of which it is a part, includes it.
+// This file has the scores, the softmax and the products with values of AMX, on panels of up to four groups of rows. It
+// is included like tile_unit-inl.h.
 //
 // Of the eight tiles, 0 ... 3 hold the sums of as many groups, 4 and 5 what is multiplied. Fewer tiles in use leave the
 // processor more to rename: where the core's other thread is busy, two by two sums and four operands took 1.6 times as
 // long (Intel, Emerald Rapids, 2026-11-28; docs/notebook/2026-11-28-amx.md).
+#pragma once
+
 #include <type_traits>
+
+#include "cpu/block_parts-inl.h"
 
 namespace mla::cpu::MLA_CPU_ISA {
 namespace {
@@ -307,6 +311,15 @@ void accumulate(const ValueProducts& products, const Background& background) {
     });
   }
   work.finish();
+}
+
+/// Puts the channels of a slab, which lie as kSlabPositions says, in order.
+HWY_INLINE void order_slab(FloatVec* values) {
+  alignas(64) static constexpr int64_t kLow[8] = {0, 1, 8, 9, 2, 3, 10, 11};
+  const __m512i low = _mm512_load_si512(kLow), high = _mm512_add_epi64(low, _mm512_set1_epi64(4));
+  const __m512d a = _mm512_castps_pd(values[0].raw), b = _mm512_castps_pd(values[1].raw);
+  values[0].raw = _mm512_castpd_ps(_mm512_permutex2var_pd(a, low, b));
+  values[1].raw = _mm512_castpd_ps(_mm512_permutex2var_pd(a, high, b));
 }
 
 }  // namespace
