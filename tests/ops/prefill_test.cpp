@@ -40,6 +40,26 @@ TEST_P(PrefillTest, KeysThatAQueryDoesNotSeeMayBeInfiniteOrNaN) {
       }
 }
 
+// Such a key may lie in a block of keys behind which another one follows, whose copies may take its place early: those
+// of the first 44 keys, if a block has 256 keys.
+TEST_P(PrefillTest, KeysFarFromTheEndMayBeInfiniteOrNaN) {
+  for (int32_t key : {20, 43, 150})
+    for (uint16_t value : {uint16_t{0x7F80}, uint16_t{0x7FFF}}) {
+      PrefillSpec spec;
+      spec.q_len = {200};
+      spec.kv_len = {300};
+      spec.num_heads = 2;
+      spec.options.window_left = 100;
+      const PrefillCase problem(spec);
+      std::fill_n(problem.v.as<uint16_t>() + int64_t{key} * 2 * 128, 128, value);  // head 0
+      MLA_EXPECT_OK(kit::plan_and_run(context(), problem));
+      const Result<kit::Expected> expected = kit::expected_of(problem);
+      ASSERT_TRUE(expected.ok());
+      const kit::Outcome outcome = kit::check_outputs(problem, *expected, GetParam());
+      EXPECT_TRUE(outcome.ok) << outcome.line();
+    }
+}
+
 TEST_P(PrefillTest, HeadDimsAndTypes) {
   for (int32_t d_qk : {192, 128})
     for (DType dtype : {DType::kBF16, DType::kF16, DType::kF32})
