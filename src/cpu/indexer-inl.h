@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+// This file has the indexer's products of queries and keys, of vectors or of AMX's tiles. It is included like
+// vectors-inl.h.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "cpu/dequantize-inl.h"
+#include "cpu/e4m3-inl.h"
+#include "cpu/row_kernels.h"
+#include "cpu/vectors-inl.h"
+#if MLA_CPU_TILES
+#include "cpu/tile_unit-inl.h"
+#endif
+
+namespace mla::cpu::MLA_CPU_ISA {
+namespace {
+
+constexpr int32_t kHeadDim = kIndexerLayout.head_dim;
+constexpr int32_t kHeadSteps = kHeadDim / kPack;
+constexpr int32_t kGroupWords = kHeadSteps * kLanes;       // 32-bit words of one group of packed queries
+constexpr int32_t kGroupsTogether = kLanes == 16 ? 2 : 1;  // groups whose products with 8 keys fill the registers
+constexpr int32_t kKeysTogether = 8;
+
+/// Loads a row of kHeadDim elements as steps: bf16 pairs or f32.
+HWY_INLINE void load_steps(const void* row, DType dtype, [[maybe_unused]] const Dequantizer& unscaled,
+                           uint32_t* steps) {
+#if MLA_CPU_BF16_PAIRS
+  if (dtype == DType::kE4M3)
+    unscaled(static_cast<const uint8_t*>(row), kHeadDim, reinterpret_cast<uint16_t*>(steps));
+  else
+    std::memcpy(steps, row, kHeadDim * sizeof(uint16_t));
+#else
+  for (int32_t i = 0; i < kHeadSteps; i += kLanes) {
+    const FloatVec values = dtype == DType::kE4M3 ? e4m3_to_f32(static_cast<const uint8_t*>(row) + i)
+                                                  : load_as_f32(advance(row, dtype, i), dtype);
+    hn::StoreU(hn::BitCast(kWords, values), kWords, steps + i);
+  }
+#endif
+}
+
+void pack_indexer_queries(const void* q, DType dtype, int64_t head_stride, int32_t num_heads, uint32_t* packed) {
+  Dequantizer unscaled(1.0F);
+  for (int32_t group = 0; group * kLanes < num_heads; ++group, packed += kGroupWords) {
+    alignas(64) uint32_t rows[kLanes][kHeadSteps] = {};
+    for (int32_t lane = 0; lane < kLanes && group * kLanes + lane < num_heads; ++lane)
+      load_steps(advance(q, dtype, (group * kLanes + lane) * head_stride), dtype, unscaled, rows[lane]);
+    for (int32_t step = 0; step < kHeadSteps; step += kLanes) {
+      WordVec words[kLanes];
+      for (int32_t lane = 0; lane < kLanes; ++lane) words[lane] = hn::LoadU(kWords, rows[lane] + step);
+      transpose(words);
+      for (int32_t i = 0; i < kLanes; ++i) hn::StoreU(words[i], kWords, packed + (step + i) * kLanes);
+    }
+  }
+}
+
+/// Returns max(0, x); NaN stays NaN.
+HWY_INLINE FloatVec positive_part(FloatVec x) { return hn::IfThenZeroElse(hn::Lt(x, hn::Zero(kFloats)), x); }
+
+#if !MLA_CPU_TILES
+/// Adds to sums[j] the weighted products of kGroups groups of heads with key j, for kKeysTogether keys. A lane is a
+/// head of a group.
+template <int32_t kGroups>
+HWY_INLINE void indexer_tile(const uint32_t* q, const float* weights, const uint32_t* keys, FloatVec* sums) {
+  FloatVec dots[kGroups][kKeysTogether];
+  MLA_UNROLL for (int32_t g = 0; g < kGroups; ++g) MLA_UNROLL for (int32_t j = 0; j < kKeysTogether; ++j) dots[g][j] =
+      hn::Zero(kFloats);
+  for (int32_t step = 0; step < kHeadSteps; ++step) {
+    Operand queries[kGroups];
+    MLA_UNROLL for (int32_t g = 0; g < kGroups; ++g) queries[g] = load_operand(q + g * kGroupWords + step * kLanes);
+    MLA_UNROLL for (int32_t j = 0; j < kKeysTogether; ++j) {
+      const Operand key = broadcast(keys + j * kHeadSteps + step);
+      MLA_UNROLL for (int32_t g = 0; g < kGroups; ++g) dots[g][j] = multiply_add(queries[g], key, dots[g][j]);
+    }
+  }
+  MLA_UNROLL for (int32_t g = 0; g < kGroups; ++g) {
+    const FloatVec weight = hn::LoadU(kFloats, weights + g * kLanes);
+    MLA_UNROLL for (int32_t j = 0; j < kKeysTogether; ++j) sums[j] =
+        hn::MulAdd(weight, positive_part(dots[g][j]), sums[j]);
+  }
+}
+#endif
+
+/// Converts a key of MXFP4 to bf16.
+HWY_INLINE void dequantize_mxfp4(const uint8_t* elements, const uint8_t* ue8m0, uint16_t* bf16) {
+  constexpr IndexerLayout kLayout = indexer_layout(IndexerFormat::kMXFP4);
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+  static_assert(kLayout.codec.channels_per_scale == 32);
+  if (HWY_LIKELY(dequantize_e2m1_by_exponents<kLayout.num_scales()>(elements, ue8m0, bf16))) return;
+#endif
+  float scales[kLayout.num_scales()];
+  for (int32_t g = 0; g < kLayout.num_scales(); ++g) scales[g] = ue8m0_to_f32(ue8m0[g]);
+  dequantize_row({.element = kLayout.codec.element,
+                  .elements = elements,
+                  .scales = scales,
+                  .num_groups = kLayout.num_scales(),
+                  .group = kLayout.codec.channels_per_scale},
+                 bf16);
+}
+
+/// Loads keys of MXFP4, times their scales, as steps.
+HWY_INLINE void load_scaled_keys(const IndexerKeys& keys, int32_t num_keys, uint32_t* steps) {
+  constexpr IndexerLayout kLayout = indexer_layout(IndexerFormat::kMXFP4);
+  for (int32_t j = 0; j < num_keys; ++j, steps += kHeadSteps) {
+    const uint8_t* const elements = keys.elements + j * int64_t{kLayout.key_bytes};
+    const uint8_t* const scales = keys.scales + j * int64_t{kLayout.scale_bytes};
+#if MLA_CPU_BF16_PAIRS
+    dequantize_mxfp4(elements, scales, reinterpret_cast<uint16_t*>(steps));
+#else
+    alignas(64) uint16_t bf16[kHeadDim];
+    dequantize_mxfp4(elements, scales, bf16);
+    for (int32_t i = 0; i < kHeadSteps; i += kLanes)
+      hn::StoreU(hn::BitCast(kWords, load_as_f32(bf16 + i, DType::kBF16)), kWords, steps + i);
+#endif
+  }
+}
+
+/// Loads keys of e4m3 as steps, without their scales.
+HWY_INLINE void load_unscaled_keys(const IndexerKeys& keys, int32_t num_keys, uint32_t* steps) {
+  Dequantizer unscaled(1.0F);
+  for (int32_t j = 0; j < num_keys; ++j)
+    load_steps(keys.elements + j * int64_t{kHeadDim}, DType::kE4M3, unscaled, steps + j * kHeadSteps);
+}
+
+/// Loads keys as steps, without their scale if they have one, and zeros behind them up to a multiple of kMultiple keys.
+template <int32_t kMultiple>
+HWY_INLINE void load_keys(const IndexerKeys& keys, int32_t num_keys, uint32_t* steps) {
+  if (indexer_layout(keys.format).num_scales() == 1)
+    load_unscaled_keys(keys, num_keys, steps);
+  else
+    load_scaled_keys(keys, num_keys, steps);
+  const int32_t padded = (num_keys + kMultiple - 1) / kMultiple * kMultiple;
+  std::fill(steps + num_keys * kHeadSteps, steps + padded * kHeadSteps, 0U);
+}
+
+#if MLA_CPU_TILES
+/// Stores the products of kGroups groups of heads with kKeyTiles times 16 keys as [group][key][head].
+template <int32_t kKeyTiles, int32_t kGroups>
+HWY_INLINE void multiply_heads(const uint32_t* q, const uint32_t* keys, float* dots) {
+  zero_tile<0>();
+  if (kGroups == 2) zero_tile<1>();
+  if (kKeyTiles == 2) zero_tile<2>();
+  if (kKeyTiles == 2 && kGroups == 2) zero_tile<3>();
+  constexpr int64_t kKeyBytes = kHeadSteps * sizeof(uint32_t);
+  MLA_UNROLL for (int32_t step = 0; step < kHeadSteps; step += kTileWords) {
+    load_tile<4>(q + step * kLanes, kTileBytes);
+    load_tile<6>(keys + step, kKeyBytes);
+    multiply_tiles<0, 6, 4>();
+    if (kGroups == 2) load_tile<5>(q + kGroupWords + step * kLanes, kTileBytes);
+    if (kGroups == 2) multiply_tiles<1, 6, 5>();
+    if (kKeyTiles == 2) load_tile<7>(keys + kTileRows * kHeadSteps + step, kKeyBytes);
+    if (kKeyTiles == 2) multiply_tiles<2, 7, 4>();
+    if (kKeyTiles == 2 && kGroups == 2) multiply_tiles<3, 7, 5>();
+  }
+  constexpr int32_t kGroupDots = kIndexerKeys * kLanes;
+  store_tile<0>(dots, kTileBytes);
+  if (kGroups == 2) store_tile<1>(dots + kGroupDots, kTileBytes);
+  if (kKeyTiles == 2) store_tile<2>(dots + kTileSize, kTileBytes);
+  if (kKeyTiles == 2 && kGroups == 2) store_tile<3>(dots + kGroupDots + kTileSize, kTileBytes);
+}
+
+/// Returns the sums of the lanes of 16 vectors.
+HWY_INLINE FloatVec sums_of_lanes(const FloatVec* vectors) {
+  __m512 fours[4];
+  MLA_UNROLL for (int32_t i = 0; i < 4; ++i) {
+    const auto pair = [&](int32_t first) HWY_ATTR {
+      const __m512 a = vectors[first].raw, b = vectors[first + 1].raw;
+      return _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
+    };
+    const __m512d low = pair(4 * i), high = pair(4 * i + 2);
+    fours[i] =
+        _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(low, high)), _mm512_castpd_ps(_mm512_unpackhi_pd(low, high)));
+  }
+  __m512 eights[2];
+  MLA_UNROLL for (int32_t i = 0; i < 2; ++i) {
+    const __m512 a = fours[2 * i], b = fours[2 * i + 1];
+    eights[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xEE));
+  }
+  return FloatVec{_mm512_add_ps(_mm512_shuffle_f32x4(eights[0], eights[1], 0x88),
+                                _mm512_shuffle_f32x4(eights[0], eights[1], 0xDD))};
+}
+
+void indexer_sums(const uint32_t* packed, int32_t num_heads, const float* weights, const IndexerKeys& keys,
+                  int32_t num_keys, bool add, float* sums) {
+  alignas(64) uint32_t steps[kIndexerKeys * kHeadSteps];
+  alignas(64) float dots[kIndexerHeads / kLanes][kIndexerKeys][kLanes];
+  load_keys<kTileRows>(keys, num_keys, steps);
+  const int32_t num_groups = (num_heads + kLanes - 1) / kLanes;
+  for (int32_t key = 0; key < num_keys; key += 2 * kTileRows)
+    for (int32_t group = 0; group < num_groups; group += 2) {
+      const uint32_t* const q = packed + group * kGroupWords;
+      const uint32_t* const rows = steps + key * kHeadSteps;
+      float* const out = dots[group][key];
+      if (key + kTileRows < num_keys)
+        group + 1 < num_groups ? multiply_heads<2, 2>(q, rows, out) : multiply_heads<2, 1>(q, rows, out);
+      else
+        group + 1 < num_groups ? multiply_heads<1, 2>(q, rows, out) : multiply_heads<1, 1>(q, rows, out);
+    }
+  for (int32_t first = 0; first < num_keys; first += kTileRows) {
+    FloatVec by_lane[kTileRows];
+    MLA_UNROLL for (int32_t j = 0; j < kTileRows; ++j) by_lane[j] = hn::Zero(kFloats);
+    for (int32_t group = 0; group < num_groups; ++group) {
+      const FloatVec weight = hn::LoadU(kFloats, weights + group * kLanes);
+      MLA_UNROLL for (int32_t j = 0; j < kTileRows; ++j) by_lane[j] =
+          hn::MulAdd(weight, positive_part(hn::LoadU(kFloats, dots[group][first + j])), by_lane[j]);
+    }
+    const FloatVec totals = sums_of_lanes(by_lane);
+    const auto some = hn::FirstN(kFloats, static_cast<size_t>(num_keys - first));
+    const FloatVec before = add ? hn::MaskedLoad(some, kFloats, sums + first) : hn::Zero(kFloats);
+    hn::BlendedStore(before + totals, some, kFloats, sums + first);
+  }
+}
+#else
+void indexer_sums(const uint32_t* packed, int32_t num_heads, const float* weights, const IndexerKeys& keys,
+                  int32_t num_keys, bool add, float* sums) {
+  alignas(64) uint32_t steps[kIndexerKeys * kHeadSteps];
+  load_keys<kKeysTogether>(keys, num_keys, steps);
+  for (int32_t first = 0; first < num_keys; first += kKeysTogether) {
+    FloatVec by_lane[kKeysTogether];
+    MLA_UNROLL for (int32_t j = 0; j < kKeysTogether; ++j) by_lane[j] = hn::Zero(kFloats);
+    const int32_t num_groups = (num_heads + kLanes - 1) / kLanes;
+    int32_t g = 0;
+    for (; g + kGroupsTogether <= num_groups; g += kGroupsTogether)
+      indexer_tile<kGroupsTogether>(packed + g * kGroupWords, weights + g * kLanes, steps + first * kHeadSteps,
+                                    by_lane);
+    for (; g < num_groups; ++g)
+      indexer_tile<1>(packed + g * kGroupWords, weights + g * kLanes, steps + first * kHeadSteps, by_lane);
+    for (int32_t j = 0; j < kKeysTogether && first + j < num_keys; ++j) {
+      const float sum = hn::GetLane(hn::SumOfLanes(kFloats, by_lane[j]));
+      sums[first + j] = add ? sums[first + j] + sum : sum;
+    }
+  }
+}
+#endif
+
+}  // namespace
+}  // namespace mla::cpu::MLA_CPU_ISA
