@@ -166,16 +166,8 @@ void Tiles::hide(int32_t first_row, int32_t first_key, int32_t num_keys, const H
 /// Returns what to prefetch while the scores of the groups from `group` on are computed. Where rows lie far apart,
 /// these are the queries that are packed next, and with the last groups, which see the most keys, the next key block.
 Prefetch Tiles::prefetch_beside(const KeyBlock& block, int32_t group) const {
-  const int32_t next = group + kernels_.panel_groups;
-  if (block.far ? next >= num_groups_ : group == 0 && !whole_tiles()) return block.prefetch;
-  if (!block.far && whole_tiles()) {  // each panel prefetches its share
-    const int32_t begin = block.num_keys * group / num_groups_;
-    const int32_t end = block.num_keys * std::min(next, num_groups_) / num_groups_;
-    Prefetch share = block.prefetch;
-    for (const void* const*& rows : share.rows) rows += rows != nullptr ? begin : 0;
-    share.num_rows = end - begin;
-    return share;
-  }
+  const int32_t next = group + kPanelGroups;
+  if (block.far ? next >= num_groups_ : group == 0 && reads_ahead()) return block.prefetch;
   if (!block.far || !first_) return {};
   const int32_t row = next * kernels_.lanes;
   const auto lines = [&](int32_t part) {
@@ -194,9 +186,9 @@ int32_t Tiles::score_panel(const KeyBlock& block, int32_t first_key, const Scori
   const bool hiding =
       first_key < most_begin_ || (scoring.hidden != nullptr && first_key + block.num_keys > scoring.hidden->first());
   const int32_t lanes = kernels_.lanes;
-  const int32_t count = std::min(kernels_.panel_groups, num_groups_ - group);
-  int32_t least[kMostPanelGroups];
-  int32_t keys[kMostPanelGroups];
+  const int32_t count = std::min(kPanelGroups, num_groups_ - group);
+  int32_t least[kPanelGroups];
+  int32_t keys[kPanelGroups];
   for (int32_t i = 0; i < count; ++i) {
     if (first_) pack_queries(group + i);
     const Extent& visible = group_visible_[group + i];
@@ -327,8 +319,8 @@ void Tiles::attend(const KeyBlock& block, int32_t first_key, const Scoring& scor
 }
 
 void Tiles::attend_by_slabs(const KeyBlock& block, int32_t first_key, const Scoring& scoring) {
-  SoftmaxBlock softmax[kMostPanelGroups];
-  for (int32_t group = 0; group < num_groups_; group += kernels_.panel_groups) {
+  SoftmaxBlock softmax[kPanelGroups];
+  for (int32_t group = 0; group < num_groups_; group += kPanelGroups) {
     const int32_t count = score_panel(block, first_key, scoring, group, s_, {}, softmax);
     for (int32_t i = 0; i < count; ++i) kernels_.softmax(softmax[i]);
   }
@@ -365,21 +357,20 @@ void Tiles::attend_by_panels(const KeyBlock& block, int32_t first_key, const Sco
                                     .num_slabs = shape_.d_v / kSlab,
                                     .slab_stride = slab_stride()},
                            .v = values_};
-  SoftmaxBlock softmax[2][kMostPanelGroups];
-  const int32_t together = kernels_.panel_groups;
+  SoftmaxBlock softmax[2][kPanelGroups];
   int32_t buffer = 0, count = 0;
-  for (int32_t group = 0; group < num_groups_; group += together, buffer ^= 1) {
-    count = score_panel(block, first_key, scoring, group, s_ + buffer * kernels_.panel_groups * s_stride(), background,
+  for (int32_t group = 0; group < num_groups_; group += kPanelGroups, buffer ^= 1) {
+    count = score_panel(block, first_key, scoring, group, s_ + buffer * kPanelGroups * s_stride(), background,
                         softmax[buffer]);
     background = {.softmax = softmax[buffer], .num_softmax = count};
   }
-  if (num_groups_ <= together) {
+  if (num_groups_ <= kPanelGroups) {
     for (int32_t i = 0; i < count; ++i) kernels_.softmax(background.softmax[i]);
     background = {};
   }
-  for (int32_t group = 0; group < num_groups_; group += together) {
+  for (int32_t group = 0; group < num_groups_; group += kPanelGroups) {
     clear_unseen(group);
-    if (group + together >= num_groups_ && aside == 0) background.copies = block.next_copies;
+    if (group + kPanelGroups >= num_groups_ && aside == 0) background.copies = block.next_copies;
     const int32_t row = group * kernels_.lanes;
     kernels_.accumulate({.p = p_ + group * p_stride(),
                          .p_group_stride = p_stride(),
@@ -405,7 +396,7 @@ void Tiles::attend_by_panels(const KeyBlock& block, int32_t first_key, const Sco
 
 /// Sets P to 0 in the tiles of keys that a group of the panel does not see, but another one does.
 void Tiles::clear_unseen(int32_t group) {
-  const int32_t count = std::min(kernels_.panel_groups, num_groups_ - group);
+  const int32_t count = std::min(kPanelGroups, num_groups_ - group);
   const int32_t tile_steps = kernels_.tile_keys;  // a tile of P has as many steps as one of keys has rows
   const int32_t most = round_up(*std::max_element(key_steps_ + group, key_steps_ + group + count), tile_steps);
   for (int32_t g = group; g < group + count; ++g) {

@@ -130,7 +130,11 @@ class Tiles {
   bool saw_none(int32_t row) const { return first_ || sum_[row] == 0.0F; }
   bool whole_tiles() const { return kernels_.tile_keys > 1; }
   bool packs_slab_by_slab() const { return kernels_.pack == 2 && !whole_tiles(); }
-  int32_t panel_size() const { return kernels_.panel_groups * kernels_.lanes; }
+  /// Returns whether rows that lie together are prefetched. Tiles with more than one panel multiply for so long that
+  /// the processor's own prefetches suffice, and others hold them up; a single panel waits for DRAM without (by a
+  /// third).
+  bool reads_ahead() const { return !whole_tiles() || num_groups_ <= kPanelGroups; }
+  int32_t panel_size() const { return kPanelGroups * kernels_.lanes; }
   int64_t s_stride() const { return int64_t{kernels_.lanes} * (shape_.key_block + kKeyTile); }
   int64_t p_stride() const { return int64_t{kernels_.lanes} * (shape_.key_block / kernels_.pack); }
   int64_t o_stride() const { return int64_t{shape_.max_rows} * kSlab; }

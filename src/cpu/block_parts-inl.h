@@ -43,80 +43,105 @@ HWY_INLINE FloatVec load_score(const float* s, int32_t key, hn::Vec<Ints> limit)
 
 // ---- values ----
 
-#if MLA_CPU_BF16_PAIRS
 #if MLA_CPU_TILES
-constexpr bool kWholeTiles = true;
-constexpr int32_t kKeysPadded = kTileKeys;  // a slab has whole tiles of keys; those that are missing are zeros
 /// Interleaving within 128 bits takes one instruction for 16 steps, and permutes a slab's channels.
 constexpr std::array<uint8_t, kSlab> kSlabPositions = [] {
   std::array<uint8_t, kSlab> positions = {};
   for (uint8_t c = 0; c < kSlab; ++c) positions[c] = static_cast<uint8_t>(c % 8 / 4 * 16 + c / 8 * 4 + c % 4);
   return positions;
 }();
-#else
-constexpr bool kWholeTiles = false;
-constexpr int32_t kKeysPadded = 2;
-#endif
 
-/// Packs a slab in small steps: each call of `step` interleaves 32 channels of two keys.
+/// Packs whole tiles of keys, with zeros for those that are missing, in small steps: each call of `step` interleaves 32
+/// channels of eight keys. All slabs of 32 keys come before the next keys, so that rows are read together, as the
+/// scores beside it read them (slab by slab a block of 256 keys and 128 rows took 1.2 times as long).
 class SlabPacker {
  public:
   SlabPacker(const SlabSource& source, uint32_t* v)
-      : source_(source),
-        v_(v),
-        pairs_(round_up(source.num_keys, kKeysPadded) / 2),
-        remaining_(pairs_ * (source.width / 32) * source.num_slabs) {}
+      : source_(source), v_(v), remaining_((source.num_keys + kTileKeys - 1) / kTileKeys * kParts * source.num_slabs) {}
 
   int32_t remaining() const { return remaining_; }
 
   HWY_INLINE void step() {
-    const int32_t key = 2 * pair_, newest = source_.num_keys - 1;
-    const bool paired = key < newest;  // the last of an odd number of keys is paired with zeros
-    const int32_t first = kWholeTiles ? HWY_MIN(key, newest) : key;
-    const auto* even = static_cast<const uint16_t*>(source_.rows[first]) + source_.channel + half_;
-    const auto* odd = static_cast<const uint16_t*>(source_.rows[paired ? key + 1 : first]) + source_.channel + half_;
-    uint32_t* out = v_ + static_cast<int64_t>(pair_) * kSlab + half_;
+    const int32_t first = tile_ * kTileKeys + part_ * kPartKeys;
+    const int64_t channel = source_.channel + int64_t{slab_} * kSlab;
+    uint32_t* const out = v_ + slab_ * source_.slab_stride + int64_t{first} / 2 * kSlab;
+    if (first + kPartKeys <= source_.num_keys) {
+      MLA_UNROLL for (int32_t key = 0; key < kPartKeys; key += 2)
+          interleave(row(first + key, channel), row(first + key + 1, channel), out + key / 2 * kSlab);
+    } else {
+      for (int32_t key = 0; key < kPartKeys; key += 2)
+        interleave(row_or_zeros(first + key, channel), row_or_zeros(first + key + 1, channel), out + key / 2 * kSlab);
+    }
+    --remaining_;
+    if (++part_ < kParts) return;
+    part_ = 0;
+    if (++slab_ < source_.num_slabs) return;
+    slab_ = 0;
+    ++tile_;
+  }
+
+ private:
+  static constexpr int32_t kPartKeys = 8, kParts = kTileKeys / kPartKeys;
+
+  HWY_INLINE __m512i row(int32_t key, int64_t channel) const {
+    return _mm512_loadu_si512(static_cast<const uint16_t*>(source_.rows[key]) + channel);
+  }
+  HWY_INLINE __m512i row_or_zeros(int32_t key, int64_t channel) const {
+    return key < source_.num_keys ? row(key, channel) : _mm512_setzero_si512();
+  }
+  static HWY_INLINE void interleave(__m512i even, __m512i odd, uint32_t* out) {
+    _mm512_storeu_si512(out, _mm512_unpacklo_epi16(even, odd));
+    _mm512_storeu_si512(out + 16, _mm512_unpackhi_epi16(even, odd));
+  }
+
+  const SlabSource source_;
+  uint32_t* const v_;
+  int32_t remaining_, tile_ = 0, slab_ = 0, part_ = 0;
+};
+#elif MLA_CPU_BF16_PAIRS
+static_assert(kSlab == 32);
+/// Packs a slab in small steps: each call of `step` interleaves 32 channels of two keys.
+class SlabPacker {
+ public:
+  SlabPacker(const SlabSource& source, uint32_t* v) : source_(source), v_(v), remaining_((source.num_keys + 1) / 2) {}
+
+  int32_t remaining() const { return remaining_; }
+
+  HWY_INLINE void step() {
+    const bool paired = key_ + 1 < source_.num_keys;  // the last of an odd number of keys is paired with zeros
+    const auto* even = static_cast<const uint16_t*>(source_.rows[key_]) + source_.channel;
+    const auto* odd = static_cast<const uint16_t*>(source_.rows[paired ? key_ + 1 : key_]) + source_.channel;
 #if HWY_ARCH_X86
-    const __m512i a = kWholeTiles ? _mm512_maskz_loadu_epi16(key <= newest ? ~0U : 0U, even) : _mm512_loadu_si512(even);
-    const __m512i b = _mm512_maskz_loadu_epi16(paired ? ~0U : 0U, odd);
-#if MLA_CPU_TILES
-    _mm512_storeu_si512(out, _mm512_unpacklo_epi16(a, b));
-    _mm512_storeu_si512(out + 16, _mm512_unpackhi_epi16(a, b));
-#else
     alignas(64) static constexpr uint16_t kLow[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
                                                       8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
     const __m512i low = _mm512_load_si512(kLow);
     const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
-    _mm512_storeu_si512(out, _mm512_permutex2var_epi16(a, low, b));
-    _mm512_storeu_si512(out + 16, _mm512_permutex2var_epi16(a, high, b));
-#endif
+    const __m512i a = _mm512_loadu_si512(even);
+    const __m512i b = _mm512_maskz_loadu_epi16(paired ? ~0U : 0U, odd);
+    _mm512_storeu_si512(v_, _mm512_permutex2var_epi16(a, low, b));
+    _mm512_storeu_si512(v_ + 16, _mm512_permutex2var_epi16(a, high, b));
 #else
     const hn::Repartition<uint16_t, Words> halves;
     MLA_UNROLL for (int32_t i = 0; i < 32; i += 2 * kLanes) {
       const auto a = hn::LoadU(halves, even + i);
       const auto b = paired ? hn::LoadU(halves, odd + i) : hn::Zero(halves);
-      hn::StoreU(hn::ZipLower(kWords, a, b), kWords, out + i);
-      hn::StoreU(hn::ZipUpper(kWords, a, b), kWords, out + i + kLanes);
+      hn::StoreU(hn::ZipLower(kWords, a, b), kWords, v_ + i);
+      hn::StoreU(hn::ZipUpper(kWords, a, b), kWords, v_ + i + kLanes);
     }
 #endif
     --remaining_;
-    half_ += 32;
-    if (half_ != source_.width) return;
-    half_ = 0;
-    ++pair_;
-    if (!kWholeTiles || pair_ < pairs_) return;
-    pair_ = 0;
-    source_.channel += kSlab;
-    v_ += source_.slab_stride;
+    key_ += 2;
+    v_ += kSlab;
   }
 
  private:
-  SlabSource source_;
+  const SlabSource source_;
   uint32_t* v_;
-  int32_t pairs_, remaining_;
-  int32_t pair_ = 0, half_ = 0;
+  int32_t remaining_, key_ = 0;
 };
+#endif
 
+#if MLA_CPU_BF16_PAIRS
 void pack_slab(const SlabSource& source, uint32_t* v) {
   for (SlabPacker packer(source, v); packer.remaining() > 0;) packer.step();
 }

@@ -136,29 +136,15 @@ HWY_INLINE void load_keys(const IndexerKeys& keys, int32_t num_keys, uint32_t* s
 }
 
 #if MLA_CPU_TILES
-/// Stores the products of kGroups groups of heads with kKeyTiles times 16 keys as [group][key][head].
+/// Stores the products of one or two groups of heads with one or two times 16 keys as [group][key][head].
 template <int32_t kKeyTiles, int32_t kGroups>
 HWY_INLINE void multiply_heads(const uint32_t* q, const uint32_t* keys, float* dots) {
-  zero_tile<0>();
-  if (kGroups == 2) zero_tile<1>();
-  if (kKeyTiles == 2) zero_tile<2>();
-  if (kKeyTiles == 2 && kGroups == 2) zero_tile<3>();
   constexpr int64_t kKeyBytes = kHeadSteps * sizeof(uint32_t);
-  MLA_UNROLL for (int32_t step = 0; step < kHeadSteps; step += kTileWords) {
-    load_tile<4>(q + step * kLanes, kTileBytes);
-    load_tile<6>(keys + step, kKeyBytes);
-    multiply_tiles<0, 6, 4>();
-    if (kGroups == 2) load_tile<5>(q + kGroupWords + step * kLanes, kTileBytes);
-    if (kGroups == 2) multiply_tiles<1, 6, 5>();
-    if (kKeyTiles == 2) load_tile<7>(keys + kTileRows * kHeadSteps + step, kKeyBytes);
-    if (kKeyTiles == 2) multiply_tiles<2, 7, 4>();
-    if (kKeyTiles == 2 && kGroups == 2) multiply_tiles<3, 7, 5>();
-  }
-  constexpr int32_t kGroupDots = kIndexerKeys * kLanes;
-  store_tile<0>(dots, kTileBytes);
-  if (kGroups == 2) store_tile<1>(dots + kGroupDots, kTileBytes);
-  if (kKeyTiles == 2) store_tile<2>(dots + kTileSize, kTileBytes);
-  if (kKeyTiles == 2 && kGroups == 2) store_tile<3>(dots + kGroupDots + kTileSize, kTileBytes);
+  zero_sums<kKeyTiles, kGroups>();
+  MLA_UNROLL for (int32_t step = 0; step < kHeadSteps; step += kTileWords, q += kTileSize, keys += kTileWords)
+      add_products<kKeyTiles, kGroups>({{keys, kKeyBytes}, {keys + kTileRows * kHeadSteps, kKeyBytes}},
+                                       {{q, kTileBytes}, {q + kGroupWords, kTileBytes}});
+  store_sums<kKeyTiles, kGroups>(dots, {.down = kTileSize, .right = kIndexerKeys * kLanes, .row_bytes = kTileBytes});
 }
 
 /// Returns the sums of the lanes of 16 vectors.
@@ -189,15 +175,10 @@ void indexer_sums(const uint32_t* packed, int32_t num_heads, const float* weight
   load_keys<kTileRows>(keys, num_keys, steps);
   const int32_t num_groups = (num_heads + kLanes - 1) / kLanes;
   for (int32_t key = 0; key < num_keys; key += 2 * kTileRows)
-    for (int32_t group = 0; group < num_groups; group += 2) {
-      const uint32_t* const q = packed + group * kGroupWords;
-      const uint32_t* const rows = steps + key * kHeadSteps;
-      float* const out = dots[group][key];
-      if (key + kTileRows < num_keys)
-        group + 1 < num_groups ? multiply_heads<2, 2>(q, rows, out) : multiply_heads<2, 1>(q, rows, out);
-      else
-        group + 1 < num_groups ? multiply_heads<1, 2>(q, rows, out) : multiply_heads<1, 1>(q, rows, out);
-    }
+    for (int32_t group = 0; group < num_groups; group += 2)
+      with_tiles(key + kTileRows < num_keys, group + 1 < num_groups, [&](auto key_tiles, auto groups) {
+        multiply_heads<key_tiles, groups>(packed + group * kGroupWords, steps + key * kHeadSteps, dots[group][key]);
+      });
   for (int32_t first = 0; first < num_keys; first += kTileRows) {
     FloatVec by_lane[kTileRows];
     MLA_UNROLL for (int32_t j = 0; j < kTileRows; ++j) by_lane[j] = hn::Zero(kFloats);

@@ -178,14 +178,12 @@ constexpr TileKernels kTable = {
     .lanes = kLanes,
     .pack = kPack,
 #if MLA_CPU_TILES
-    .panel_groups = kPanelGroups,
     .tile_keys = kTileRows,
     .key_block = 256,
     .slab_positions = kSlabPositions.data(),
     .begin = configure_tiles,
     .end = release_tiles,
 #else
-    .panel_groups = kRowVectors,
     .tile_keys = 1,
     // With 96 keys, two slabs of pairs (2 x 6 KiB) or one of floats (12 KiB) stay in L1 while all rows are multiplied
     // with them. 96 instead of 128 or 192 gained 1 to 2 percent of the peak at 16 heads (AMD EPYC, Zen 4, 2026-11-20;

@@ -30,8 +30,7 @@ inline constexpr int32_t kMaxLanes = 16;   // lanes of the widest table
 inline constexpr int32_t kStepChunk = 16;  // the steps of every segment are a multiple of this, one cache line
 // Keys whose scores one tile computes; row lists are padded to a multiple of it.
 inline constexpr int32_t kKeyTile = 8;
-inline constexpr int32_t kRowVectors = 2;       // groups whose scores kernels of vectors compute together
-inline constexpr int32_t kMostPanelGroups = 4;  // groups whose scores any kernels compute together
+inline constexpr int32_t kPanelGroups = 2;  // groups whose scores are computed together, a panel
 
 /// Describes a run of steps of every key. rows[key] points at the first step; rows need no alignment, and the list
 /// fills whole key tiles.
@@ -106,15 +105,14 @@ struct ValueProducts {
   const float* alpha = nullptr;
   bool first = false;
   float* o = nullptr;
-  // Where tile_keys > 1 the slabs behind it may follow, as far apart as is said here, for at most panel_groups groups.
+  // Where tile_keys > 1 the slabs behind it may follow, as far apart as is said here, for at most kPanelGroups groups.
   int32_t num_slabs = 1;
   int64_t v_stride = 0, o_stride = 0;
 };
 
 struct TileKernels {
-  int32_t lanes;         // query rows of a group
-  int32_t pack;          // elements of a step: 2 (bf16 pairs) or 1 (f32)
-  int32_t panel_groups;  // groups whose scores are computed together
+  int32_t lanes;  // query rows of a group
+  int32_t pack;   // elements of a step: 2 (bf16 pairs) or 1 (f32)
   // Keys that are loaded as one tile; the row lists of segments are padded to a multiple of it, and the rows of a tile
   // are equally spaced. 1 where keys may lie anywhere.
   int32_t tile_keys;
@@ -128,7 +126,7 @@ struct TileKernels {
   /// Packs one group of query rows, `d` elements of `dtype` each, into q. Null rows give zeros; they come last.
   void (*pack_queries)(const void* const* rows, DType dtype, int32_t d, uint32_t* q);
 
-  /// Computes the scores of `num_groups` groups of rows, at most panel_groups, with keys [key_begin, key_end).
+  /// Computes the scores of `num_groups` groups of rows, at most kPanelGroups, with keys [key_begin, key_end).
   /// key_begin is a multiple of kKeyTile and of tile_keys, and key_end is rounded up to one. The background is only
   /// done where tile_keys > 1.
   void (*scores)(const uint32_t* q, int64_t q_group_stride, int32_t num_groups, const Segment* segments,

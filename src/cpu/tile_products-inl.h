@@ -1,67 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// This file has the scores, the softmax and the products with values of AMX, on panels of up to four groups of rows. It
+// This file has the scores, the softmax and the products with values of AMX, on panels of one or two groups of rows. It
 // is included like tile_unit-inl.h.
-//
-// Of the eight tiles, 0 ... 3 hold the sums of as many groups, 4 and 5 what is multiplied. Fewer tiles in use leave the
-// processor more to rename: where the core's other thread is busy, two by two sums and four operands took 1.6 times as
-// long (Intel, Emerald Rapids, 2026-11-28; docs/notebook/2026-11-28-amx.md).
 #pragma once
-
-#include <type_traits>
 
 #include "cpu/block_parts-inl.h"
 
 namespace mla::cpu::MLA_CPU_ISA {
 namespace {
-
-/// Calls f(integral constant n) for n = 1 ... kPanelGroups.
-template <class F>
-HWY_INLINE void with_groups(int32_t n, const F& f) {
-  static_assert(kPanelGroups == 4);
-  switch (n) {
-    case 1: return f(std::integral_constant<int32_t, 1>());
-    case 2: return f(std::integral_constant<int32_t, 2>());
-    case 3: return f(std::integral_constant<int32_t, 3>());
-    default: return f(std::integral_constant<int32_t, 4>());
-  }
-}
-
-template <int32_t kGroups, int32_t kTile = 0>
-HWY_INLINE void zero_sums() {
-  if constexpr (kTile < kGroups) {
-    zero_tile<kTile>();
-    zero_sums<kGroups, kTile + 1>();
-  }
-}
-template <int32_t kGroups, int32_t kTile = 0>
-HWY_INLINE void load_sums(const float* sums, int64_t group_stride, int64_t row_bytes) {
-  if constexpr (kTile < kGroups) {
-    load_tile<kTile>(sums, row_bytes);
-    load_sums<kGroups, kTile + 1>(sums + group_stride, group_stride, row_bytes);
-  }
-}
-template <int32_t kGroups, int32_t kTile = 0>
-HWY_INLINE void store_sums(float* sums, int64_t group_stride, int64_t row_bytes) {
-  if constexpr (kTile < kGroups) {
-    store_tile<kTile>(sums, row_bytes);
-    store_sums<kGroups, kTile + 1>(sums + group_stride, group_stride, row_bytes);
-  }
-}
-
-enum class Order : uint8_t { kGroupSecond, kGroupFirst };
-
-/// Adds to each group's sums the product of tile 4 and a tile of the group, in this order or the other.
-template <int32_t kGroups, Order kOrder, int32_t kTile = 0>
-HWY_INLINE void multiply_groups(const uint32_t* group, int64_t group_stride) {
-  if constexpr (kTile < kGroups) {
-    load_tile<5>(group, kTileBytes);
-    if constexpr (kOrder == Order::kGroupFirst)
-      multiply_tiles<kTile, 5, 4>();
-    else
-      multiply_tiles<kTile, 4, 5>();
-    multiply_groups<kGroups, kOrder, kTile + 1>(group + group_stride, group_stride);
-  }
-}
 
 // ---- softmax ----
 
@@ -177,16 +122,46 @@ void softmax(const SoftmaxBlock& block) {
 
 // ---- work beside the multiplies ----
 
+/// Prefetches rows into L2 in the order in which scores read them: each call of `step` takes one line of 16 rows.
+class TilePrefetcher {
+ public:
+  TilePrefetcher(const Prefetch& prefetch, int32_t num_keys)
+      : prefetch_(prefetch), num_rows_(prefetch.lines[0] > 0 ? HWY_MIN(num_keys, prefetch.num_rows) : 0) {
+    remaining_ = (num_rows_ + kTileRows - 1) / kTileRows * (prefetch.lines[0] + prefetch.lines[1]);
+  }
+
+  int32_t remaining() const { return remaining_; }
+
+  HWY_INLINE void step() {
+    constexpr int kIntoL2 = 2;
+    const int32_t end = HWY_MIN(row_ + kTileRows, num_rows_);
+    for (int32_t row = row_; row < end; ++row)
+      __builtin_prefetch(static_cast<const char*>(prefetch_.rows[list_][row]) + 64 * line_, 0, kIntoL2);
+    --remaining_;
+    if (++line_ < prefetch_.lines[list_]) return;
+    line_ = 0;
+    list_ ^= prefetch_.lines[1] > 0;
+    if (list_ == 0) row_ = end;
+  }
+
+ private:
+  const Prefetch prefetch_;
+  const int32_t num_rows_;
+  int32_t remaining_, row_ = 0, list_ = 0, line_ = 0;
+};
+
 /// Does its work in equal shares at each of `calls` calls of `step`, and what is left in `finish`.
 class BackgroundWork {
  public:
-  BackgroundWork(const Background& background, int32_t calls)
+  BackgroundWork(const Background& background, const TilePrefetcher& prefetcher, int32_t calls)
       : copier_(background.copies),
         packer_(background.v != nullptr ? background.slab : SlabSource{}, background.v),
         softmax_(background.softmax, background.num_softmax),
+        prefetcher_(prefetcher),
         copies_(share(copier_, calls)),
         packed_(share(packer_, calls)),
-        scored_(share(softmax_, calls)) {}
+        scored_(share(softmax_, calls)),
+        prefetches_(share(prefetcher_, calls)) {}
 
   HWY_INLINE void step() {
     if (copier_.remaining() > 0)
@@ -194,6 +169,7 @@ class BackgroundWork {
     else  // whose source may be a copy
       some(packer_, packed_);
     some(softmax_, scored_);
+    some(prefetcher_, prefetches_);
   }
   void finish() {
     some(copier_, INT32_MAX);
@@ -214,60 +190,63 @@ class BackgroundWork {
   RowCopier copier_;
   SlabPacker packer_;
   SoftmaxWork softmax_;
-  const int32_t copies_, packed_, scored_;
+  TilePrefetcher prefetcher_;
+  const int32_t copies_, packed_, scored_, prefetches_;
 };
 
-/// Prefetches whole rows into L2, one after another, in equal shares at each of `calls` calls of `step`.
-class RowPrefetcher {
- public:
-  RowPrefetcher(const Prefetch& prefetch, int32_t num_rows, int32_t calls)
-      : prefetch_(prefetch), end_(prefetch.lines[0] > 0 ? HWY_MIN(num_rows, prefetch.num_rows) : 0) {
-    per_call_ = (end_ + calls - 1) / HWY_MAX(calls, 1);
-  }
-
-  HWY_INLINE void step() {
-    constexpr int kIntoL2 = 2;
-    for (const int32_t last = HWY_MIN(row_ + per_call_, end_); row_ < last; ++row_)
-      for (int32_t list = 0; list < 2; ++list)
-        for (int32_t line = 0; line < prefetch_.lines[list]; ++line)
-          __builtin_prefetch(static_cast<const char*>(prefetch_.rows[list][row_]) + 64 * line, 0, kIntoL2);
-  }
-
- private:
-  const Prefetch& prefetch_;
-  int32_t row_ = 0, end_, per_call_;
+/// Is the work beside multiplies that have none.
+struct NoWork {
+  static void step() {}
 };
+
+/// Calls multiply(work), which calls work.step() `calls` times, and does all of the background's work meanwhile.
+template <class F>
+HWY_INLINE void multiply_beside(const Background& background, const TilePrefetcher& prefetcher, int32_t calls,
+                                const F& multiply) {
+  if (background.v == nullptr && background.num_softmax == 0 && background.copies[0].num_rows == 0 &&
+      prefetcher.remaining() == 0) {
+    NoWork none;
+    return multiply(none);
+  }
+  BackgroundWork work(background, prefetcher, calls);
+  multiply(work);
+  work.finish();
+}
 
 // ---- scores ----
 
-/// A tile of keys has the rows of 16 keys as they lie, and a tile of queries the same 16 steps of a group.
+/// A row tile has 32 channels of 16 keys as they lie, and a column tile the same 16 steps of a group of queries.
+template <class Work>
+void score(const uint32_t* q, int64_t q_group_stride, int32_t num_groups, const Segment* segments, int32_t num_segments,
+           int32_t key_begin, int32_t key_end, float* s, int64_t s_group_stride, Work& work) {
+  const SumPlaces places = {.down = kTileSize, .right = s_group_stride, .row_bytes = kTileBytes};
+  for (int32_t key = key_begin; key < key_end; key += 2 * kTileRows)
+    with_tiles(key + kTileRows<key_end, num_groups> 1, [&](auto key_tiles, auto groups) {
+      zero_sums<key_tiles, groups>();
+      const uint32_t* queries = q;
+      for (int32_t i = 0; i < num_segments; ++i) {
+        const auto* const* rows = reinterpret_cast<const char* const*>(segments[i].rows) + key;
+        TileRows keys[2];
+        for (int32_t tile = 0; tile < key_tiles; ++tile, rows += kTileRows) keys[tile] = {rows[0], rows[1] - rows[0]};
+        for (int32_t step = 0; step < segments[i].steps; step += kStepChunk, queries += kTileSize) {
+          add_products<key_tiles, groups>(keys, {{queries, kTileBytes}, {queries + q_group_stride, kTileBytes}});
+          for (TileRows& tile : keys) tile.rows = static_cast<const char*>(tile.rows) + kTileBytes;
+          work.step();
+        }
+      }
+      store_sums<key_tiles, groups>(s + static_cast<int64_t>(key) * kLanes, places);
+    });
+}
+
 void scores(const uint32_t* q, int64_t q_group_stride, int32_t num_groups, const Segment* segments,
             int32_t num_segments, const Prefetch& prefetch, int32_t key_begin, int32_t key_end, float* s,
             int64_t s_group_stride, const Background& background) {
   int32_t chunks = 0;
   for (int32_t i = 0; i < num_segments; ++i) chunks += segments[i].steps / kStepChunk;
-  const int32_t calls = (key_end - key_begin + kTileRows - 1) / kTileRows * chunks;
-  BackgroundWork work(background, calls);
-  RowPrefetcher prefetcher(prefetch, key_end - key_begin, calls);
-  with_groups(num_groups, [&](auto groups) {
-    for (int32_t key = key_begin; key < key_end; key += kTileRows) {
-      zero_sums<groups>();
-      const uint32_t* queries = q;
-      for (int32_t i = 0; i < num_segments; ++i) {
-        const auto* const* rows = reinterpret_cast<const char* const*>(segments[i].rows) + key;
-        const char* row = rows[0];
-        const int64_t stride = rows[1] - rows[0];
-        for (int32_t step = 0; step < segments[i].steps; step += kStepChunk, row += kTileBytes, queries += kTileSize) {
-          load_tile<4>(row, stride);
-          multiply_groups<groups, Order::kGroupSecond>(queries, q_group_stride);
-          prefetcher.step();
-          work.step();
-        }
-      }
-      store_sums<groups>(s + static_cast<int64_t>(key) * kLanes, s_group_stride, kTileBytes);
-    }
+  const int32_t calls = (key_end - key_begin + 2 * kTileRows - 1) / (2 * kTileRows) * chunks;
+  multiply_beside(background, TilePrefetcher(prefetch, key_end - key_begin), calls, [&](auto& work) {
+    score(q, q_group_stride, num_groups, segments, num_segments, key_begin, key_end, s, s_group_stride, work);
   });
-  work.finish();
 }
 
 // ---- values ----
@@ -282,35 +261,41 @@ HWY_INLINE void rescale_rows(const float* alpha, float* o) {
   }
 }
 
-void accumulate(const ValueProducts& products, const Background& background) {
+/// A row tile has P of a group of rows and 32 keys, and a column tile the values of these keys in 16 channels.
+template <class Work>
+void add_values(const ValueProducts& products, int32_t num_groups, int32_t num_tiles, Work& work) {
   constexpr int64_t kRowBytes = kSlab * sizeof(float), kGroupSize = kTileRows * kSlab;
+  constexpr SumPlaces kPlaces = {.down = kGroupSize, .right = kTileWords, .row_bytes = kRowBytes};
+  static_assert(kSlab == 2 * kTileWords);
+  for (int32_t slab = 0; slab < products.num_slabs; ++slab) {
+    float* const o = products.o + slab * products.o_stride;
+    for (int32_t group = 0; group < num_groups && !products.first; ++group)
+      rescale_rows(products.alpha + group * kTileRows, o + group * kGroupSize);
+    with_tiles(num_groups > 1, true, [&](auto groups, auto halves) {
+      if (products.first)
+        zero_sums<groups, halves>();
+      else
+        load_sums<groups, halves>(o, kPlaces);
+      const uint32_t* v = products.v + slab * products.v_stride;
+      const uint32_t* p = products.p;
+      for (int32_t i = 0; i < num_tiles; ++i, v += kGroupSize, p += kTileSize) {
+        add_products<groups, halves>({{p, kTileBytes}, {p + products.p_group_stride, kTileBytes}},
+                                     {{v, kRowBytes}, {v + kTileWords, kRowBytes}});
+        work.step();
+      }
+      store_sums<groups, halves>(o, kPlaces);
+    });
+  }
+}
+
+void accumulate(const ValueProducts& products, const Background& background) {
   const int32_t num_groups = (products.num_rows + kTileRows - 1) / kTileRows;
   int32_t steps = 0;  // P of groups with fewer is 0 from their last step on
   for (int32_t group = 0; group < num_groups; ++group) steps = HWY_MAX(steps, products.key_steps[group]);
   const int32_t num_tiles = (steps + kTileWords - 1) / kTileWords;
-  BackgroundWork work(background, num_tiles * products.num_slabs * (kSlab / kTileWords));
-  for (int32_t slab = 0; slab < products.num_slabs && (num_tiles > 0 || products.first); ++slab) {
-    float* const o = products.o + slab * products.o_stride;
-    for (int32_t group = 0; group < num_groups && !products.first; ++group)
-      rescale_rows(products.alpha + group * kTileRows, o + group * kGroupSize);
-    with_groups(num_groups, [&](auto groups) {
-      for (int32_t half = 0; half < kSlab; half += kTileWords) {
-        if (products.first)
-          zero_sums<groups>();
-        else
-          load_sums<groups>(o + half, kGroupSize, kRowBytes);
-        const uint32_t* v = products.v + slab * products.v_stride + half;
-        const uint32_t* p = products.p;
-        for (int32_t i = 0; i < num_tiles; ++i, v += kGroupSize, p += kTileSize) {
-          load_tile<4>(v, kRowBytes);
-          multiply_groups<groups, Order::kGroupFirst>(p, products.p_group_stride);
-          work.step();
-        }
-        store_sums<groups>(o + half, kGroupSize, kRowBytes);
-      }
-    });
-  }
-  work.finish();
+  multiply_beside(background, TilePrefetcher({}, 0), num_tiles * products.num_slabs, [&](auto& work) {
+    if (num_tiles > 0 || products.first) add_values(products, num_groups, num_tiles, work);
+  });
 }
 
 /// Puts the channels of a slab, which lie as kSlabPositions says, in order.

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "cpu/tile_kernels.h"
 
@@ -19,7 +20,6 @@ namespace {
 
 constexpr int32_t kTileRows = 16, kTileBytes = 64, kTileWords = 16;
 constexpr int32_t kTileSize = kTileRows * kTileWords;  // words of a tile
-constexpr int32_t kPanelGroups = kMostPanelGroups;     // groups of rows that are multiplied together
 constexpr int32_t kTileKeys = 32;                      // keys of a tile of P
 
 #if MLA_CPU_TILES == 1
@@ -114,6 +114,77 @@ void multiply_tiles() {
 }
 
 #endif
+
+// ---- products of one or two tiles with one or two ----
+//
+// Of the eight tiles 0 ... 3 hold sums, number 2 i + j that of row tile i and column tile j, and 4 and 5 what is
+// multiplied, one of them loaded twice. Fewer tiles in use leave the processor more to rename: where the core's other
+// thread is busy, two by two sums with four operands took 1.6 times as long (Intel, Emerald Rapids, 2026-11-28;
+// docs/notebook/2026-11-28-amx.md).
+
+/// Calls f(integral constant rows, integral constant columns), each 1 or 2.
+template <class F>
+HWY_INLINE void with_tiles(bool two_row_tiles, bool two_column_tiles, const F& f) {
+  constexpr std::integral_constant<int32_t, 1> kOne;
+  constexpr std::integral_constant<int32_t, 2> kTwo;
+  if (two_row_tiles)
+    two_column_tiles ? f(kTwo, kTwo) : f(kTwo, kOne);
+  else
+    two_column_tiles ? f(kOne, kTwo) : f(kOne, kOne);
+}
+
+template <int32_t kRows, int32_t kColumns>
+HWY_INLINE void zero_sums() {
+  zero_tile<0>();
+  if constexpr (kColumns == 2) zero_tile<1>();
+  if constexpr (kRows == 2) zero_tile<2>();
+  if constexpr (kRows == 2 && kColumns == 2) zero_tile<3>();
+}
+
+/// Says where sums lie: tiles `down` and `right` floats behind the first, with lines row_bytes apart.
+struct SumPlaces {
+  int64_t down, right, row_bytes;
+};
+template <int32_t kRows, int32_t kColumns>
+HWY_INLINE void load_sums(const float* sums, const SumPlaces& at) {
+  load_tile<0>(sums, at.row_bytes);
+  if constexpr (kColumns == 2) load_tile<1>(sums + at.right, at.row_bytes);
+  if constexpr (kRows == 2) load_tile<2>(sums + at.down, at.row_bytes);
+  if constexpr (kRows == 2 && kColumns == 2) load_tile<3>(sums + at.down + at.right, at.row_bytes);
+}
+template <int32_t kRows, int32_t kColumns>
+HWY_INLINE void store_sums(float* sums, const SumPlaces& at) {
+  store_tile<0>(sums, at.row_bytes);
+  if constexpr (kColumns == 2) store_tile<1>(sums + at.right, at.row_bytes);
+  if constexpr (kRows == 2) store_tile<2>(sums + at.down, at.row_bytes);
+  if constexpr (kRows == 2 && kColumns == 2) store_tile<3>(sums + at.down + at.right, at.row_bytes);
+}
+
+/// Points at a tile's rows, `stride` bytes apart.
+struct TileRows {
+  const void* rows;
+  int64_t stride;
+};
+
+/// Adds to the sums the products of row tiles (pairs of bf16 along a row) and column tiles (along a column).
+template <int32_t kRows, int32_t kColumns>
+HWY_INLINE void add_products(const TileRows (&a)[2], const TileRows (&b)[2]) {
+  load_tile<4>(a[0].rows, a[0].stride);
+  load_tile<5>(b[0].rows, b[0].stride);
+  multiply_tiles<0, 4, 5>();
+  if constexpr (kColumns == 2) {
+    load_tile<5>(b[1].rows, b[1].stride);
+    multiply_tiles<1, 4, 5>();
+  }
+  if constexpr (kRows == 2) {
+    load_tile<4>(a[1].rows, a[1].stride);
+    if constexpr (kColumns == 2) {
+      multiply_tiles<3, 4, 5>();
+      load_tile<5>(b[0].rows, b[0].stride);
+    }
+    multiply_tiles<2, 4, 5>();
+  }
+}
 
 }  // namespace
 }  // namespace mla::cpu::MLA_CPU_ISA

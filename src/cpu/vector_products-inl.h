@@ -13,7 +13,7 @@ namespace {
 
 // AVX-512 has 32 vector registers, the other instruction sets 16.
 constexpr bool kManyRegisters = kLanes == 16;
-constexpr int32_t kScoreVectors = kRowVectors;
+constexpr int32_t kScoreVectors = kPanelGroups;
 constexpr int32_t kScoreKeys = kManyRegisters ? kKeyTile : kKeyTile / 2;  // keys of a register tile
 constexpr int32_t kValueVectors = 2;
 constexpr int32_t kRowTile = HWY_MIN(kManyRegisters ? 8 : 4, kLanes);  // all rows of a tile lie in one group
