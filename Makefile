@@ -27,7 +27,7 @@ build: ## Set up, build the library and the command line (Release)
 
 demo: CUDA := $(if $(gpu),AUTO,OFF)
 demo: build ## Set up, build, replay a minute of real requests through one layer of DeepSeek-V2-Lite
-	build/default/bin/mla replay $(TRACE) --model deepseek-v2-lite --requests 16 --as-fast-as-possible \
+	build/default/bin/libmla replay $(TRACE) --model deepseek-v2-lite --requests 16 --as-fast-as-possible \
 	  --time-budget 55
 
 test: ## Set up, build, run all tests

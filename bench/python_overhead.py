@@ -3,7 +3,7 @@
 
     python bench/python_overhead.py [--heads 16] [--kv-len 1 128] [--calls 2000] [--json FILE]
 
-The C++ call is measured by the tool of the package (`mla bench`), on one thread; it is `run` of a plan that exists. The
+The C++ call is measured by the tool of the package (`libmla bench`), on one thread; it is `run` of a plan that exists. The
 same goes for the first row of each shape, which is the way of an engine's inner loop. The other rows show what each
 convenience adds: outputs that the call makes, a plan made on the way, numpy arrays in the place of torch tensors, a
 call inside of torch.compile. Figures are medians, in microseconds.

@@ -5,8 +5,8 @@
     generated_docs.py (--check | --write) PART... [--mla PROGRAM]
 
 example   docs/cpp.md: examples/find_package/decode.cpp without its licence line
-support   docs/support.md: what `mla info --markdown` prints, with the columns and rows that say the same in one
-estimates docs/estimate.md: what `mla info --estimates` prints
+support   docs/support.md: what `libmla info --markdown` prints, with the columns and rows that say the same in one
+estimates docs/estimate.md: what `libmla info --estimates` prints
 backends  README.md: the table of backends names those that the program has; its words are written by hand
 
 A generated part lies between "<!-- NAME: ... -->" and "<!-- /NAME -->". A machine without some instruction set judges
@@ -53,7 +53,7 @@ class Support:
 
     @classmethod
     def printed_by(cls, program: str) -> tuple["Support", list[str]]:
-        """Returns what `mla info --markdown` prints, a table for each operation, and the backends idle here."""
+        """Returns what `libmla info --markdown` prints, a table for each operation, and the backends idle here."""
         done = subprocess.run([program, "info", "--markdown"], capture_output=True, text=True, check=True)
         legend, _, tables = done.stdout.partition("\n")
         facts: Facts = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the command line `libmla`, also `python -m libmla`: the C++ tool `mla`, and what Python adds to it.
+"""Runs the command line `libmla`, also `mla` and `python -m libmla`: the C++ tool, and what Python adds to it.
 
 The package's own commands run here. Every other command is the tool's: it takes over the process, so that its output,
 exit status and signals are its own.
@@ -44,6 +44,8 @@ def tool() -> Path:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit status; commands of the tool do not return."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if given and given[0] == "help":  # `help` is `--help`, `help COMMAND` is `COMMAND --help`
+        given = [*given[1:2], "--help"]
     if given and given[0] in _OWN_COMMANDS:
         module = importlib.import_module(_OWN_COMMANDS[given[0]][1], __package__)
         try:
@@ -62,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return status
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execv(program, [program, *given])
+    os.execv(program, ["libmla", *given])
 
 
 if __name__ == "__main__":

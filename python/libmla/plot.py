@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from ._arguments import Parser
 from ._bench.comparisons import backends, runs
 from ._bench.drawing import Drawing, MissingMatplotlib, style
 from ._bench.figures import roofline, share
@@ -91,7 +92,7 @@ def _choices(allowed: Sequence[str]) -> Callable[[str], list[str]]:
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command `libmla plot` and returns its exit status."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="libmla plot",
         description="Draw results of `libmla bench --json=FILE`; several files are also compared with the first. Files "
         "of readings beside other libraries (bench/peers) are drawn, too.",

@@ -7,7 +7,6 @@ a build, or opened from a disk. Without scripts the tables still stand there, un
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from ._arguments import Parser
 from ._bench.drawing import Drawing, MissingMatplotlib
 from ._bench.names import (
     CASE_KEYS,
@@ -297,7 +297,7 @@ _PAGE = """<!DOCTYPE html>
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command `libmla report` and returns its exit status."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="libmla report",
         description="Write results of `libmla bench --json=FILE` as one HTML page; several files are also compared.",
         epilog="Example: libmla bench --heads 16,128 --json=a.json; libmla report a.json --out a.html",

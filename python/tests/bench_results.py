@@ -41,7 +41,7 @@ def gpu_result(**changes: Any) -> dict[str, Any]:
 
 
 def document(*results: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """Returns what `mla bench --json` writes for these results."""
+    """Returns what `libmla bench --json` writes for these results."""
     has_gpu = any(one["device"].startswith("cuda") for one in results)
     machine = {"cpu": "Test CPU", "threads": 2, "isa": ["avx512_bf16"], "gpus": ["Test GPU"] if has_gpu else []}
     machine |= {"bf16_instruction": "AVX-512 vdpbf16ps", "f32_instruction": "AVX-512 vfmadd"}

@@ -43,7 +43,7 @@ def test_the_tool_runs_as_it_would_by_itself() -> None:
 def test_messages_and_exit_status_of_the_tool_come_through() -> None:
     done = run("bench", "--heads", "many")
     assert done.returncode == 2
-    assert done.stderr.startswith("mla: --heads: ") and done.stdout == ""
+    assert done.stderr.startswith("libmla: --heads: ") and done.stdout == ""
 
 
 def test_arguments_and_streams_pass_unchanged(tmp_path: Path) -> None:
@@ -82,7 +82,9 @@ def test_interrupting_the_command_reaches_the_tool(tmp_path: Path) -> None:
             process.kill()
 
 
-@pytest.mark.parametrize(("arguments", "status", "stream"), [(["--help"], 0, "out"), ([], 2, "err")])
+@pytest.mark.parametrize(
+    ("arguments", "status", "stream"), [(["--help"], 0, "out"), (["help"], 0, "out"), ([], 2, "err")]
+)
 def test_help_names_the_commands_of_both(
     arguments: list[str], status: int, stream: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -90,6 +92,37 @@ def test_help_names_the_commands_of_both(
     text = getattr(capfd.readouterr(), stream)
     for command in ("info", "bench", "plot", "report"):
         assert f"\n  {command} " in text
+    assert "Usage: libmla " in text
+
+
+def test_help_of_a_command_comes_from_the_package_or_the_tool(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="^0$"):
+        cli.main(["help", "plot"])
+    assert capfd.readouterr().out.startswith("usage: libmla plot ")
+    assert run("help", "info").stdout == run("info", "--help").stdout
+
+
+@pytest.mark.parametrize("command", cli._OWN_COMMANDS)
+def test_the_tool_knows_the_packages_commands(command: str) -> None:
+    misspelt = run(command[:-1])
+    assert misspelt.returncode == 2 and f"did you mean '{command}'?" in misspelt.stderr
+    alone = subprocess.run([cli.tool(), command], capture_output=True, text=True, check=False)
+    assert alone.returncode == 2 and f"'{command}' is a command of the Python package" in alone.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["generate", "--modle", "x"], "libmla generate: unknown option '--modle'; did you mean '--model'?\n"),
+        (["eval", "--model", "x", "--byte=9"], "libmla eval: unknown option '--byte=9'; did you mean '--bytes'?\n"),
+        (["plot", "--zz"], "libmla plot: unknown option '--zz'; libmla plot --help lists those that there are\n"),
+        (["report"], "libmla report: the following arguments are required: RESULTS.json\n"),
+    ],
+)
+def test_bad_arguments_are_one_line(arguments: list[str], error: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="^2$"):
+        cli.main(arguments)
+    assert capsys.readouterr() == ("", error)
 
 
 def test_plot_is_a_command(tmp_path: Path) -> None:

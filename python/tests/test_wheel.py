@@ -89,6 +89,7 @@ def test_a_fresh_environment(wheel: Path, tmp_path: Path) -> None:
     version, where = run(python, "-c", USE, env=bare, cwd=tmp_path).split()
     assert where.startswith(str(tmp_path))
     assert f"libmla {version}" in run(python.parent / "libmla", "info", env=bare, cwd=tmp_path)
+    assert run(python.parent / "mla", "-V", env=bare, cwd=tmp_path) == version + "\n"
     rows = run(python, "-m", "libmla", "explain", "--op", "decode", env=bare, cwd=tmp_path)
     assert "selected: cpu" in rows
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `mla bench` measures ceilings and kernels in one process.
+// `libmla bench` measures ceilings and kernels in one process.
 #include <map>
 #include <memory>
 #include <string>
@@ -161,15 +161,15 @@ Action add_bench(CLI::App& app) {
       "cache;\n"
       "shares are of what takes the GPU longer, moving the bytes (its read or copy bandwidth) or the arithmetic (its\n"
       "mma.sync peak). In the emulator: one run, whose time says nothing about the GPU.\n\n"
-      "Examples:\n  mla bench --op decode --heads 16,128 --kv-len 4096,32768 --cache bf16,f16\n"
-      "  mla bench --batch-spec 8q1s4k,2q2k_32q1s1k --model deepseek-v2-lite\n"
-      "  mla bench --trace data/mooncake_conversation_sample.jsonl --batch 64 --clip 16k --heads 16\n"
-      "  mla bench --op decode_sparse --cache fp8_ds_mla --batch 16 --topk 2048 --heads 16,128\n"
-      "  mla bench --op copy_pages --cache fp8_dsv4 --page-size 256 --to-page-size 64 --kv-len 32k\n"
-      "  mla bench --page-size 64,1 --compare page-size --refcheck\n"
-      "  mla bench bench/targets.yaml --json=targets.json\n"
-      "  mla bench --device cuda --heads 16,128 --batch 64 --kv-len 4k,32k\n"
-      "  mla bench bench/gpu_targets.yaml --device cuda\n"
+      "Examples:\n  libmla bench --op decode --heads 16,128 --kv-len 4096,32768 --cache bf16,f16\n"
+      "  libmla bench --batch-spec 8q1s4k,2q2k_32q1s1k --model deepseek-v2-lite\n"
+      "  libmla bench --trace data/mooncake_conversation_sample.jsonl --batch 64 --clip 16k --heads 16\n"
+      "  libmla bench --op decode_sparse --cache fp8_ds_mla --batch 16 --topk 2048 --heads 16,128\n"
+      "  libmla bench --op copy_pages --cache fp8_dsv4 --page-size 256 --to-page-size 64 --kv-len 32k\n"
+      "  libmla bench --page-size 64,1 --compare page-size --refcheck\n"
+      "  libmla bench bench/targets.yaml --json=targets.json\n"
+      "  libmla bench --device cuda --heads 16,128 --batch 64 --kv-len 4k,32k\n"
+      "  libmla bench bench/gpu_targets.yaml --device cuda\n"
       "\nExit status: 0 success, 1 a reference check failed (or, with --strict, a target), 2 unusable input,\n"
       "130 interrupted (the table and the files hold the cases that were done).");
   return [options] { return run_bench(*options); };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Declares the options that describe cases and how to measure them, shared by `mla run` and `mla bench`.
+// Declares the options that describe cases and how to measure them, shared by `libmla run` and `libmla bench`.
 #pragma once
 
 #include <CLI/CLI.hpp>

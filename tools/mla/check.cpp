@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `mla check` runs random problems over every operation, format and backend, and compares them with the reference.
+// `libmla check` runs random problems over every operation, format and backend, and compares them with the reference.
 #include <chrono>
 #include <map>
 #include <memory>
@@ -124,9 +124,10 @@ Action add_check(CLI::App& app) {
   command->add_option("--threads", options->threads, "Threads; 0 = all that the process may use (default)");
   options->output.add_option(*command);
   command->footer(
-      "Examples:\n  mla check --quick\n  mla check --cases 2000 --seed 7\n  mla check --op decode --backend cpu_avx2 "
+      "Examples:\n  libmla check --quick\n  libmla check --cases 2000 --seed 7\n  libmla check --op decode --backend "
+      "cpu_avx2 "
       "--cache f16 --seed 7\n"
-      "  mla check --device emulated:sm120 --quick\n  mla check --device cuda --cases 2000\n"
+      "  libmla check --device emulated:sm120 --quick\n  libmla check --device cuda --cases 2000\n"
       "\nExit status: 0 all cases pass, 1 some fail, 2 unusable input.");
   return [options] { return check(*options); };
 }

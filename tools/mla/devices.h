@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Describes the machine's devices as `mla info` shows them.
+// Describes the machine's devices as `libmla info` shows them.
 #pragma once
 
 #include <string>

@@ -14,7 +14,7 @@ namespace {
 //   A100                    NVIDIA A100 whitepaper: 312 TFLOP/s; 2,039 GB/s is the SXM module with 80 GB
 //   H100, H200              NVIDIA H100 whitepaper and H200 datasheet: 989 TFLOP/s by wgmma. mma.sync: 656 TFLOP/s
 //   measured
-//                           at 1.70 GHz (`mla bench`, 2026-11-23)
+//                           at 1.70 GHz (`libmla bench`, 2026-11-23)
 constexpr GpuKind kGpuKinds[] = {
     {"RTX PRO 6000 Blackwell", 120, 188, 2.617, 1792, 1024, 2048, 1024, false},
     {"RTX 5090", 120, 170, 2.407, 1792, 512, 1024, 512, false},
@@ -29,7 +29,7 @@ constexpr GpuKind kGpuKinds[] = {
 constexpr Op kDense = Op::kDecode, kSparse = Op::kDecodeSparse;
 constexpr CacheFormat kBF16 = CacheFormat::kBF16, kFP8 = CacheFormat::kFP8, kDsMla = CacheFormat::kFP8DsMla;
 
-// Medians of `mla bench`, pages of 64 tokens, 2026-11-23 to 25 (cuda_portable) and 2026-11-21 to 22 (the others), as
+// Medians of `libmla bench`, pages of 64 tokens, 2026-11-23 to 25 (cuda_portable) and 2026-11-21 to 22 (the others), as
 // docs/kernels and docs/notebook have them.
 constexpr MeasuredCase kMeasuredCases[] = {
     {"H100 SXM", "cuda_portable", 120, kDense, kBF16, 128, 1, 1, 32768, 64.7, true},

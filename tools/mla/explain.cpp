@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `mla explain` says which backend a problem gets, and why not the others.
+// `libmla explain` says which backend a problem gets, and why not the others.
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -250,15 +250,15 @@ Action add_explain(CLI::App& app) {
   command->add_option("--keys", options->keys, "With --estimate: keys that each query attends to (default 8k)");
   options->output.add_option(*command);
   command->footer(
-      "Examples:\n  mla explain --op decode --model deepseek-v3 --cache bf16\n"
-      "  mla explain --op decode_sparse --model deepseek-v4-flash\n"
-      "  mla explain --model deepseek-v4.1-flash --device sm89\n"
-      "  mla explain --model kimi-k3 --tp 16 --cache fp8\n"
-      "  mla explain --op prefill --q-dtype f16 --backend cpu_avx2\n"
-      "  mla explain --op decode_sparse --cache fp8_ds_mla --device sm120\n"
-      "  mla explain --heads 16 --q-len 2 --device sm90\n"
-      "  mla explain --op indexer_logits --indexer-format mxfp4 --device sm90\n"
-      "  mla explain --heads 16 --device sm120 --estimate --batch 32 --keys 4k\n"
+      "Examples:\n  libmla explain --op decode --model deepseek-v3 --cache bf16\n"
+      "  libmla explain --op decode_sparse --model deepseek-v4-flash\n"
+      "  libmla explain --model deepseek-v4.1-flash --device sm89\n"
+      "  libmla explain --model kimi-k3 --tp 16 --cache fp8\n"
+      "  libmla explain --op prefill --q-dtype f16 --backend cpu_avx2\n"
+      "  libmla explain --op decode_sparse --cache fp8_ds_mla --device sm120\n"
+      "  libmla explain --heads 16 --q-len 2 --device sm90\n"
+      "  libmla explain --op indexer_logits --indexer-format mxfp4 --device sm90\n"
+      "  libmla explain --heads 16 --device sm120 --estimate --batch 32 --keys 4k\n"
       "\nOf an architecture, such as sm103, the answer is that of a build with code for every GPU, and says what this "
       "build lacks.\n"
       "\nExit status: 0 a backend was found, of a model for each of its operations; 2 none can run the problem, or not "

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Says of every kind of a model's layers what runs each of its operations: `mla explain --model NAME`.
+// Says of every kind of a model's layers what runs each of its operations: `libmla explain --model NAME`.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace mla::cli {
 
-/// Holds the options of `mla explain` that are about a whole model, as they were given.
+/// Holds the options of `libmla explain` that are about a whole model, as they were given.
 struct ModelQuestion {
   std::string model, cache, tp, device, backend;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `mla info` shows the machine, the backends, and the support matrix.
+// `libmla info` shows the machine, the backends, and the support matrix.
 #include <algorithm>
 #include <cstdio>
 #include <iterator>
@@ -417,7 +417,7 @@ Action add_info(CLI::App& app) {
   markdown->excludes("--json");
   estimates->excludes("--json")->excludes(markdown);
   command->footer(
-      "Examples:\n  mla info\n  mla info --json\n  mla info --markdown\n  mla info --estimates\n"
+      "Examples:\n  libmla info\n  libmla info --json\n  libmla info --markdown\n  libmla info --estimates\n"
       "\nExit status: 0 success, 2 MLA_BACKEND forces a backend that cannot run (or unusable input).");
   return [options] {
     if (options->estimates) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Says what the layers of a model ask of the library, step by step, and which backend does it: `mla explain --model`.
+// Says what the layers of a model ask of the library, step by step, and which backend does it: `libmla explain
+// --model`.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Makes the problems that `mla explain` asks about, and says in words what they are.
+// Makes the problems that `libmla explain` asks about, and says in words what they are.
 #pragma once
 
 #include <cstdint>

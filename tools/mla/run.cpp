@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `mla run` runs one operation on random data, checks it against the reference and times it.
+// `libmla run` runs one operation on random data, checks it against the reference and times it.
 #include <memory>
 #include <string>
 #include <vector>
@@ -114,7 +114,7 @@ int run_one(const RunOptions& options) {
   const bench::Settings settings = options.flags.settings();
   for (const auto& [key, setting] : settings)
     if (bench::count_values(key, setting) != 1)
-      throw UsageError("{}: expected one value, got '{}'; `mla bench` takes lists", setting.where, setting.text);
+      throw UsageError("{}: expected one value, got '{}'; `libmla bench` takes lists", setting.where, setting.text);
   const std::vector<bench::CaseGroup> groups = bench::expand(settings);
   bench::Meters meters;
   const bench::Measurement m = bench::measure(groups.front(), meters, measure, [](const std::string&) {}).front();
@@ -157,12 +157,13 @@ Action add_run(CLI::App& app) {
   options->output.add_option(*command);
   command->footer(
       "Large problems are compared with the reference on a sample of requests, queries and heads.\n\n"
-      "Examples:\n  mla run --op decode --model deepseek-v3 --kv-len 4k --batch 4\n"
-      "  mla run --op prefill --heads 16 --kv-len 1k --backend cpu_avx2\n"
-      "  mla run --op decode --batch-spec 8q1s4k_2q4s1k\n"
-      "  mla run --op decode_sparse --cache fp8_dsv4 --heads 64 --topk 128 --page-size 256 --extra-topk 512 --sink "
+      "Examples:\n  libmla run --op decode --model deepseek-v3 --kv-len 4k --batch 4\n"
+      "  libmla run --op prefill --heads 16 --kv-len 1k --backend cpu_avx2\n"
+      "  libmla run --op decode --batch-spec 8q1s4k_2q4s1k\n"
+      "  libmla run --op decode_sparse --cache fp8_dsv4 --heads 64 --topk 128 --page-size 256 --extra-topk 512 --sink "
       "true\n"
-      "  mla run --kv-len 300 --heads 16 --device emulated:sm120\n  mla run --batch 64 --kv-len 4k --device cuda\n"
+      "  libmla run --kv-len 300 --heads 16 --device emulated:sm120\n  libmla run --batch 64 --kv-len 4k --device "
+      "cuda\n"
       "\nExit status: 0 success, 1 the result is wrong, 2 unusable input.");
   return [options] { return run_one(*options); };
 }

@@ -14,7 +14,7 @@
 
 namespace mla::cli {
 
-/// Reports unusable input. `main` prints "mla: <message>" on one line of standard error and exits with 2.
+/// Reports unusable input. `main` prints "libmla: <message>" on one line of standard error and exits with 2.
 class UsageError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from .._arguments import Parser
 from ..types import Compute
 from .corpus import NoText, documents, standard_library
 from .options import (
@@ -46,7 +47,7 @@ costs more than --limit percent over bf16. docs/accuracy.md explains the figures
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="libmla eval",
         description="Measure bits per byte on held-out text, and agreement with the float32 model, for every cache "
         "format, backend and kind of attention.",

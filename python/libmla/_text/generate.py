@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from .._arguments import Parser
 from .options import (
     UNUSABLE_INPUT,
     UsageError,
@@ -84,7 +85,7 @@ class Stream:
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="libmla generate",
         description="Let a language model with latent attention write on after a prompt. Text goes to standard output "
         "as it comes, speeds to standard error.",

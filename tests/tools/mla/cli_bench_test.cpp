@@ -200,7 +200,7 @@ TEST(CliBench, BadInputIsOneLineAndStatusTwo) {
   for (const auto& [arguments, part] : cases) {
     const Ran ran = run_mla("bench " + arguments);
     EXPECT_EQ(ran.status, 2) << arguments;
-    EXPECT_THAT(ran.err, testing::StartsWith("mla: ")) << arguments;
+    EXPECT_THAT(ran.err, testing::StartsWith("libmla: ")) << arguments;
     EXPECT_EQ(std::count(ran.err.begin(), ran.err.end(), '\n'), 1) << ran.err;
     EXPECT_THAT(ran.err, HasSubstr(part)) << arguments;
   }

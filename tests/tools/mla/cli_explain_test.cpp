@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tests `mla explain --model` without an operation: what it prints of a whole model, its JSON and its refusals.
+// Tests `libmla explain --model` without an operation: what it prints of a whole model, its JSON and its refusals.
 #include <gmock/gmock.h>
 
 #include <filesystem>

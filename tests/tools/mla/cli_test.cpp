@@ -24,20 +24,43 @@ TEST(Cli, HelpOfEveryCommandShowsExamples) {
     EXPECT_EQ(ran.status, 0) << command;
     EXPECT_THAT(ran.out, HasSubstr("Examples:")) << command;
     EXPECT_THAT(ran.out, HasSubstr("--json")) << command;
+    EXPECT_EQ(run_mla("help " + std::string(command)).out, ran.out) << command;
   }
+  EXPECT_EQ(run_mla("help").out, run_mla("--help").out);
+  EXPECT_THAT(run_mla("help").out, HasSubstr("Usage: libmla "));
 }
 
 TEST(Cli, VersionIsTheLibrarys) {
-  const Ran ran = run_mla("--version");
-  EXPECT_EQ(ran.status, 0);
-  EXPECT_EQ(ran.out, json_of("info --json")["version"].get<std::string>() + "\n");
+  const std::string version = json_of("info --json")["version"];
+  for (const char* flag : {"--version", "-V"}) {
+    const Ran ran = run_mla(flag);
+    EXPECT_EQ(ran.status, 0) << flag;
+    EXPECT_EQ(ran.out, version + "\n") << flag;
+  }
+}
+
+TEST(Cli, IsCalledByBothItsNames) {
+  const std::filesystem::path program = MLA_BINARY;
+  EXPECT_TRUE(std::filesystem::equivalent(program, program.parent_path() / "libmla"));
+}
+
+TEST(Cli, WhatWasMisspeltIsGuessed) {
+  expect_refusal("explian --op decode", {"unknown command 'explian'", "did you mean 'explain'?"});
+  expect_refusal("help explian", {"unknown command 'explian'", "did you mean 'explain'?"});
+  expect_refusal("generat", {"unknown command 'generat'", "did you mean 'generate'?"});
+  expect_refusal("plot a.json", {"'plot' is a command of the Python package: pip install libmla"});
+  expect_refusal("--versoin", {"unknown option '--versoin'", "did you mean '--version'?"});
+  expect_refusal("explain --haeds 5", {"explain: unknown option '--haeds'; did you mean '--heads'?"});
+  expect_refusal("bench --kv-lens=4k", {"bench: unknown option '--kv-lens=4k'; did you mean '--kv-len'?"});
+  expect_refusal("info --frobnicate", {"info: unknown option '--frobnicate'; libmla info --help lists those"});
+  expect_refusal("info now", {"info: unexpected argument 'now'"});
 }
 
 TEST(Cli, NoCommandPrintsHelpAndFails) {
   const Ran ran = run_mla("");
   EXPECT_EQ(ran.status, 2);
   EXPECT_EQ(ran.out, "");
-  EXPECT_THAT(ran.err, HasSubstr("Usage: mla"));
+  EXPECT_THAT(ran.err, HasSubstr("Usage: libmla"));
 }
 
 TEST(Cli, BadArgumentsAreOneLineAndStatusTwo) {
@@ -67,7 +90,7 @@ TEST(Cli, BadArgumentsAreOneLineAndStatusTwo) {
   expect_refusal("check --backend frob", {"frob"});
   expect_refusal("check --cache int4 --op decode", {"--cache", "int4"});
   expect_refusal("check --cases -1", {"--cases", "at least 0"});
-  expect_refusal("run --heads 16,32", {"--heads", "one value", "16,32", "mla bench"});
+  expect_refusal("run --heads 16,32", {"--heads", "one value", "16,32", "libmla bench"});
   expect_refusal("run --trace x.jsonl", {"--trace"});
   expect_refusal("run --min-time 0", {"--min-time: expected seconds above 0, got 0"});
   expect_refusal("run --min-time nan", {"--min-time: expected seconds above 0, got nan"});
@@ -125,7 +148,7 @@ TEST(Cli, ARefusedCommandLeavesNoFile) {
 TEST(CliInfo, SaysThatMlaBackendForcesWhatIsNotThere) {
   const Ran ran = run_mla("info --json", "MLA_BACKEND=foo");
   EXPECT_EQ(ran.status, 2);
-  EXPECT_THAT(ran.err, HasSubstr("mla: "));
+  EXPECT_THAT(ran.err, HasSubstr("libmla: "));
   EXPECT_THAT(json::parse(ran.out)["error"].get<std::string>(), HasSubstr("foo"));
   EXPECT_TRUE(json_of("info --json")["error"].is_null());
 }
@@ -253,7 +276,7 @@ TEST(CliExplain, ForcesByFlagAndByEnvironment) {
 TEST(CliExplain, ForcedBackendThatCannotRunFailsWithTheReason) {
   const Ran ran = run_mla("explain --head-dims 37/5 --backend cpu --json");
   EXPECT_EQ(ran.status, 2);
-  EXPECT_THAT(ran.err, HasSubstr("mla: "));
+  EXPECT_THAT(ran.err, HasSubstr("libmla: "));
   EXPECT_THAT(ran.err, HasSubstr("cannot run this"));
   EXPECT_TRUE(json::parse(ran.out)["selected"].is_null());
 }
@@ -281,7 +304,7 @@ TEST(CliRun, EveryOperationIsCorrect) {
 TEST(CliRun, ForcedBackendThatCannotRunFailsWithTheReason) {
   const Ran ran = run_mla("run --head-dims 37/5 --backend cpu --kv-len 70");
   EXPECT_EQ(ran.status, 2);
-  EXPECT_THAT(ran.err, testing::StartsWith("mla: decode: backend: \"cpu\" cannot run this: "));
+  EXPECT_THAT(ran.err, testing::StartsWith("libmla: decode: backend: \"cpu\" cannot run this: "));
 }
 
 TEST(CliRun, EveryFormatAndOptionIsCorrect) {

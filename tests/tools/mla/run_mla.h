@@ -65,13 +65,13 @@ inline nlohmann::json json_of(const std::string& arguments, int expected_status 
   return document;
 }
 
-/// Expects status 2, nothing on standard output, and one line "mla: ..." that holds all `parts`.
+/// Expects status 2, nothing on standard output, and one line "libmla: ..." that holds all `parts`.
 inline void expect_refusal(const std::string& arguments, const std::vector<std::string>& parts,
                            const std::string& environment = "") {
   const Ran ran = run_mla(arguments, environment);
   EXPECT_EQ(ran.status, 2) << arguments;
   EXPECT_EQ(ran.out, "") << arguments;
-  EXPECT_THAT(ran.err, testing::StartsWith("mla: ")) << arguments;
+  EXPECT_THAT(ran.err, testing::StartsWith("libmla: ")) << arguments;
   EXPECT_EQ(std::count(ran.err.begin(), ran.err.end(), '\n'), 1) << arguments << "\n" << ran.err;
   for (const std::string& part : parts) EXPECT_THAT(ran.err, testing::HasSubstr(part)) << arguments;
 }

@@ -365,7 +365,7 @@ const std::vector<SettingKey>& setting_keys() {
   static const std::string formats = "Cache formats: " + cli::cache_names();
   static const std::string indexer_formats = "Formats of the indexer's keys: " + cli::indexer_names() + " (fp8)";
   static const std::vector<SettingKey> keys = {
-      {"op", "An operation: decode, decode_sparse, append, ... (mla info --markdown lists them)"},
+      {"op", "An operation: decode, decode_sparse, append, ... (libmla info --markdown lists them)"},
       {"model", "Preset, config.json or its folder: heads, head dims, topk"},
       {"head_dims", "d_qk/d_v, such as 576/512 (decode) or 192/128 (prefill)"},
       {"cache", formats},

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `mla quant-report` shows bytes per token and accuracy of every cache format, side by side.
+// `libmla quant-report` shows bytes per token and accuracy of every cache format, side by side.
 #include <memory>
 #include <string>
 
@@ -70,7 +70,8 @@ int report(const Options& options) {
   table.print(options.output.text());
   options.output.print(
       "\nOutput errors are ||o - o_bf16|| / ||o_bf16|| of one query's head, lse errors |lse - lse_bf16|: root mean\n"
-      "square over queries and heads, and the worst of them. The activations are those of `mla replay`: rows of root\n"
+      "square over queries and heads, and the worst of them. The activations are those of `libmla replay`: rows of "
+      "root\n"
       "mean square 1, one channel in 64 five times as large, and an attention sink at token 0. fp8 has the scale that\n"
       "calibration on these rows would give.\n");
   return 0;
@@ -89,7 +90,7 @@ Action add_quant_report(CLI::App& app) {
   command->add_option("--backend", options->backend, "Row or family to force (else MLA_BACKEND, else the best)");
   options->output.add_option(*command);
   command->footer(
-      "Examples:\n  mla quant-report\n  mla quant-report --heads 128 --kv-len 16k --json=formats.json\n"
+      "Examples:\n  libmla quant-report\n  libmla quant-report --heads 128 --kv-len 16k --json=formats.json\n"
       "\nExit status: 0 success, 2 unusable input.");
   return [options] { return report(*options); };
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Implements `mla replay`: its options, the loop over steps, and what Ctrl-C does.
+// Implements `libmla replay`: its options, the loop over steps, and what Ctrl-C does.
 #include "mla/command.h"
 
 #include <fmt/format.h>
@@ -368,10 +368,10 @@ int run_replay(const Options& options) {
     sized.max_positions = std::max(sized.max_positions, request.input_length + request.output_length);
   check_setup(setup, device, requests);
   if (std::ssize(requests) < setup.max_requests)
-    print_to(stderr, "mla: --requests {}: the trace has only {}\n", setup.max_requests,
+    print_to(stderr, "libmla: --requests {}: the trace has only {}\n", setup.max_requests,
              counted(std::ssize(requests), "request"));
   if (kBlockTokens % setup.scheduler.page_size != 0)
-    print_to(stderr, "mla: pages of {} tokens do not divide the trace's blocks of {}: no prefix is shared\n",
+    print_to(stderr, "libmla: pages of {} tokens do not divide the trace's blocks of {}: no prefix is shared\n",
              setup.scheduler.page_size, kBlockTokens);
 
   const LayerOptions& layer = setup.engine.layer;
@@ -412,13 +412,13 @@ Action add_replay(CLI::App& app) {
   CLI::App* command = app.add_subcommand("replay", "Serve a request trace through one attention layer");
   command->footer(
       "Examples:\n"
-      "  mla replay data/mooncake_conversation_sample.jsonl --requests 16 --time-budget 60\n"
-      "  mla replay trace.jsonl --model deepseek-v3 --chunk 2k --timeline replay.json\n"
-      "  mla replay trace.jsonl --model deepseek-v3.2 --sparse --cache fp8_ds_mla --mtp 1 --requests 2\n"
-      "  mla replay trace.jsonl --model deepseek-v4.1-flash --sparse --requests 2\n"
-      "  mla replay trace.jsonl --cache fp8 --dcp 4 --requests 4 --as-fast-as-possible --json=result.json\n"
-      "  mla replay trace.jsonl --device cuda --model deepseek-v3 --pool-gb 40\n"
-      "  mla replay short.jsonl --device emulated:sm120 --requests 1 --chunk 128\n"
+      "  libmla replay data/mooncake_conversation_sample.jsonl --requests 16 --time-budget 60\n"
+      "  libmla replay trace.jsonl --model deepseek-v3 --chunk 2k --timeline replay.json\n"
+      "  libmla replay trace.jsonl --model deepseek-v3.2 --sparse --cache fp8_ds_mla --mtp 1 --requests 2\n"
+      "  libmla replay trace.jsonl --model deepseek-v4.1-flash --sparse --requests 2\n"
+      "  libmla replay trace.jsonl --cache fp8 --dcp 4 --requests 4 --as-fast-as-possible --json=result.json\n"
+      "  libmla replay trace.jsonl --device cuda --model deepseek-v3 --pool-gb 40\n"
+      "  libmla replay short.jsonl --device emulated:sm120 --requests 1 --chunk 128\n"
       "Exit status: 0 done, 1 a checked result is wrong, 2 unusable input, 130 interrupted (the report covers what was "
       "done).");
   command->add_option("trace", options->trace, "Request trace, one JSON object a line (format: data/README.md)")
