@@ -40,7 +40,8 @@ std::string csv_cell(const std::string& cell) {
 
 void Output::add_option(CLI::App& command) {
   // A flag takes a value only in the form --json=FILE, so `--json` never swallows the argument behind it.
-  command.add_flag("--json", json_target_, "Write JSON to standard output or FILE, all text to standard error")
+  command
+      .add_flag("--json", json_target_, "Write JSON to FILE, or to standard output, and text to standard error then")
       ->option_text("[=FILE]");
 }
 

@@ -19,8 +19,8 @@ namespace mla::cli {
 /// Keeps the keys in the order in which they were written.
 using Json = nlohmann::ordered_json;
 
-/// Says where a command's text and JSON go: with --json the JSON goes to standard output (or FILE), all text to
-/// standard error.
+/// Says where a command's text and JSON go: with --json the JSON goes to standard output and all text to standard
+/// error; with --json=FILE the JSON goes there, and text stays on standard output.
 class Output {
  public:
   /// Adds `--json[=FILE]` to a command. The object must outlive the parsing and the action.
@@ -29,8 +29,8 @@ class Output {
   bool json() const { return !json_target_.empty(); }
   /// Throws UsageError if --json=FILE cannot be written: commands ask before they work or print.
   void check_target() const;
-  /// Returns standard output, or standard error with --json.
-  std::FILE* text() const { return json() ? stderr : stdout; }
+  /// Returns standard output, or standard error where the JSON goes to standard output.
+  std::FILE* text() const { return to_stdout() ? stderr : stdout; }
 
   template <class... Args>
   void print(fmt::format_string<Args...> format, Args&&... args) const {

@@ -146,7 +146,7 @@ TEST(CliBench, CtrlCKeepsWhatIsDone) {
   // kills.
   const int status = std::system(("env -u MLA_BACKEND timeout --foreground -s INT 5 " MLA_BINARY
                                   " bench --kv-len 1:200 --heads 1 --min-time 0.5 --json=" +
-                                  path + " 2>/dev/null; exit $?")
+                                  path + " >/dev/null 2>&1; exit $?")
                                      .c_str());
   EXPECT_NE(WEXITSTATUS(status), 0);
   const json bench = json::parse(read_text(path));

@@ -228,13 +228,18 @@ TEST(CliInfo, JsonHasTheContractsKeys) {
   EXPECT_TRUE(reference);
 }
 
-TEST(CliInfo, JsonGoesToTheFileAndTextToStandardError) {
+TEST(CliInfo, JsonGoesToTheFileAndTextStaysOnStandardOutput) {
   const std::string path = testing::TempDir() + "mla_info.json";
   const Ran ran = run_mla("info --json=" + path);
   EXPECT_EQ(ran.status, 0);
-  EXPECT_EQ(ran.out, "");
-  EXPECT_THAT(ran.err, HasSubstr("libmla"));
+  EXPECT_EQ(ran.err, "");
+  EXPECT_THAT(ran.out, testing::AllOf(testing::StartsWith("libmla "), HasSubstr("\n> cpu_")));
   EXPECT_TRUE(json::parse(read_text(path)).contains("backends"));
+  for (const char* to_stdout : {"info --json", "info --json=-"}) {
+    const Ran both = run_mla(to_stdout);
+    EXPECT_TRUE(json::accept(both.out)) << to_stdout;
+    EXPECT_THAT(both.err, HasSubstr("libmla")) << to_stdout;
+  }
 }
 
 TEST(CliInfo, MarkdownIsOneTablePerOperation) {

@@ -458,7 +458,7 @@ TEST_F(ReplayCommand, CtrlCReportsWhatWasDone) {
   const Outcome outcome = finish(pid);
   EXPECT_LT(std::chrono::steady_clock::now() - asked, std::chrono::seconds(30));
   EXPECT_EQ(outcome.status, 130) << outcome.err;
-  EXPECT_THAT(outcome.err, HasSubstr("INTERRUPTED"));
+  EXPECT_THAT(outcome.out, HasSubstr("INTERRUPTED"));
   const json report = json::parse(read_file(path("report.json")));
   EXPECT_EQ(report["interrupted"], true);
   EXPECT_LT(report["requests"], 300);
