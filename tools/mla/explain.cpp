@@ -188,7 +188,7 @@ int explain_problem(const ExplainOptions& options) {
     tell_estimates(*work, arch, options.output, document["estimate"]);
   }
   options.output.write_json(document);
-  if (!found) throw UsageError("{}", explanation.error);
+  if (!found) throw UsageError("{}", short_error(explanation));
   return 0;
 }
 

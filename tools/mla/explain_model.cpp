@@ -106,7 +106,7 @@ int explain_model(const ModelQuestion& question, const Output& output) {
 
   Table table({"layers", "operation", "runs on", "problem"}, 4);
   Json layers = Json::array();
-  std::vector<std::string> missing;
+  std::vector<std::string> missing, missing_names;
   bool slow = false;
   for (const LayerKind& layer : model.layers) {
     Json json = json_of(layer, tp);
@@ -117,7 +117,12 @@ int explain_model(const ModelQuestion& question, const Output& output) {
       table.add_row({first ? fmt::format("{} {}", layer.count, layer.name) : "", step.what,
                      answer.backend.empty() ? "missing" : answer.backend, told(step)});
       steps.push_back(json_of(step, answer));
-      if (answer.backend.empty()) remember(missing, fmt::format("{}: {}", step.what, answer.reason));
+      if (answer.backend.empty()) {
+        // What the library says of its operations begins with their names.
+        const std::string operation = step.what + ": ";
+        remember(missing, answer.reason.starts_with(operation) ? answer.reason : operation + answer.reason);
+        remember(missing_names, step.what);
+      }
       slow = slow || (question.backend.empty() && answer.backend == "reference");
     }
     layers.push_back(std::move(json));
@@ -146,7 +151,9 @@ int explain_model(const ModelQuestion& question, const Output& output) {
                      {"num_hidden_layers", model.num_hidden_layers},
                      {"layers", std::move(layers)},
                      {"missing", missing}});
-  if (!missing.empty()) throw UsageError("{}", error);
+  if (missing.size() == 1) throw UsageError("{}", error);
+  if (!missing.empty())
+    throw UsageError("{} on {}: missing: {} (above is why)", model.name, device, fmt::join(missing_names, ", "));
   return 0;
 }
 

@@ -166,7 +166,7 @@ int print_info(const InfoOptions& options) {
       print_rows(*verdicts, out);
     }
   // MLA_BACKEND forces what is not there or cannot run.
-  if (explanation.selected.empty()) throw UsageError("{}", explanation.error);
+  if (explanation.selected.empty()) throw UsageError("{}", short_error(explanation));
   return 0;
 }
 

@@ -72,6 +72,17 @@ int32_t told_arch(const std::string& device) {
   return problem.device.type == DeviceType::kCuda && !problem.emulated ? kit::arch_of(device) : 0;
 }
 
+std::string short_error(const Explanation& explanation) {
+  // "...: no backend can run this: a: its reason; b: its reason; c can"
+  constexpr std::string_view kBeforeReasons = "run this: ", kOther = "; ", kCan = " can";
+  const std::string& error = explanation.error;
+  const size_t reasons = error.find(kBeforeReasons);
+  if (reasons == std::string::npos) return error;
+  std::string text = error.substr(0, reasons + kBeforeReasons.size() - 2) + " (the table says why)";
+  if (error.ends_with(kCan)) text += error.substr(error.rfind(kOther));
+  return text;
+}
+
 std::string describe(const Problem& problem) {
   const std::string_view type = name(problem.q_dtype);
   switch (problem.op) {

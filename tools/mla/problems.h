@@ -27,6 +27,9 @@ Problem asked_on(Problem problem, const std::string& device);
 /// Returns the architecture of a GPU whose code is worth telling, or 0: an emulated one's name says it.
 int32_t told_arch(const std::string& device);
 
+/// Returns why no backend was selected, without the verdicts of all rows: for where a table has them.
+std::string short_error(const Explanation& explanation);
+
 /// Returns what of a problem its operation has: "cache bf16, queries bf16, 16 heads, head dims 576/512".
 std::string describe(const Problem& problem);
 

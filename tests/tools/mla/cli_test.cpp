@@ -189,7 +189,7 @@ TEST(CliExplain, DescribesOnlyWhatTheOperationHas) {
               HasSubstr("selected: cuda_sm90"));
   EXPECT_THAT(run_mla("explain --op append_indexer").out, testing::Not(HasSubstr("keys")));
   EXPECT_THAT(run_mla("explain --cache fp8 --compute fp8").out, HasSubstr("head dims 576/512, compute fp8"));
-  EXPECT_THAT(run_mla("explain --compute fp8").err, HasSubstr("compute fp8 is for quantized caches, not for bf16"));
+  EXPECT_THAT(run_mla("explain --compute fp8").out, HasSubstr("compute fp8 is for quantized caches, not for bf16"));
   EXPECT_THAT(run_mla("explain --op prefill --q-dtype e4m3 --compute fp8").out,
               HasSubstr("q, k and v e4m3, 128 heads, head dims 192/128, compute fp8"));
 }
@@ -283,7 +283,22 @@ TEST(CliExplain, ForcedBackendThatCannotRunFailsWithTheReason) {
   EXPECT_EQ(ran.status, 2);
   EXPECT_THAT(ran.err, HasSubstr("libmla: "));
   EXPECT_THAT(ran.err, HasSubstr("cannot run this"));
-  EXPECT_TRUE(json::parse(ran.out)["selected"].is_null());
+  const json explained = json::parse(ran.out);
+  EXPECT_TRUE(explained["selected"].is_null());
+  EXPECT_THAT(explained["error"].get<std::string>(), HasSubstr("cpu_avx2: d_v must be"));
+}
+
+// The table has the reasons.
+TEST(CliExplain, AFailureIsShort) {
+  const Ran forced = run_mla("explain --head-dims 37/5 --backend cpu");
+  EXPECT_EQ(forced.err, "libmla: decode: backend: \"cpu\" cannot run this (the table says why); reference can\n");
+  EXPECT_THAT(forced.out, HasSubstr("d_v must be a multiple of 32 up to 1024, not 5\n"));
+  EXPECT_EQ(run_mla("explain --compute fp8").err, "libmla: decode: no backend can run this (the table says why)\n");
+  const Ran model = run_mla("explain --model deepseek-v3 --backend cuda_sm90");
+  EXPECT_EQ(model.status, 2);
+  EXPECT_EQ(model.err,
+            "libmla: deepseek-v3 on cpu: missing: append, gather, prefill, merge_states, decode (above is why)\n");
+  EXPECT_THAT(model.out, HasSubstr("missing: append: backend: \"cuda_sm90\" cannot run this: "));
 }
 
 TEST(CliExplain, EveryOperationHasARow) {
