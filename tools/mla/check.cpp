@@ -9,6 +9,7 @@
 #include "kit/sweep.h"
 #include "mla/command.h"
 #include "mla/devices.h"
+#include "mla/interrupt.h"
 #include "mla/output.h"
 #include "mla/values.h"
 
@@ -40,12 +41,13 @@ kit::SweepOptions sweep_options(const CheckOptions& options) {
 }
 
 int check(const CheckOptions& options) {
+  const InterruptGuard guard;
   const kit::SweepOptions sweep = sweep_options(options);
   const Output& out = options.output;
   out.check_target();
   Progress progress("checking");
   const auto start = std::chrono::steady_clock::now();
-  int64_t failed = 0;
+  int64_t failed = 0, asked_for = 0;
   struct Tally {
     int64_t cases = 0, failed = 0;
   };
@@ -53,6 +55,7 @@ int check(const CheckOptions& options) {
   const Result<kit::SweepResult> result = kit::sweep(sweep, [&](int64_t done, int64_t total, const kit::Outcome& last) {
     Tally& tally = tallies[{last.op, last.backend}];
     ++tally.cases;
+    asked_for = total;
     if (!last.ok) {
       ++tally.failed;
       progress.clear();
@@ -60,10 +63,12 @@ int check(const CheckOptions& options) {
       if (failed == kMaxPrinted + 1) print_to(stderr, "... more failures; --json lists the first hundred\n");
     }
     progress.update(done, total, fmt::format("{} failed  {} on {}", failed, last.op, last.backend));
-    return true;
+    return !stop_requested;
   });
   progress.clear();
   if (!result.ok()) throw UsageError("{}", result.status().message());
+  const bool interrupted = result->cases < asked_for;
+  if (interrupted) print_to(stderr, "INTERRUPTED: {} of {} checked\n", result->cases, counted(asked_for, "case"));
 
   Json failures = Json::array();
   for (const kit::Outcome& outcome : result->failures)
@@ -88,6 +93,8 @@ int check(const CheckOptions& options) {
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   out.write_json({{"cases", result->cases},
+                  {"total_cases", asked_for},
+                  {"interrupted", interrupted},
                   {"failed", result->failed},
                   {"failures", failures},
                   {"backends", backends},
@@ -102,7 +109,8 @@ int check(const CheckOptions& options) {
     out.print("\nskipped:\n\n");
     skipped_table.print(out.text());
   }
-  return result->failed == 0 ? 0 : 1;
+  if (result->failed > 0) return 1;
+  return interrupted ? kExitInterrupted : 0;
 }
 
 }  // namespace
@@ -128,7 +136,11 @@ Action add_check(CLI::App& app) {
       "cpu_avx2 "
       "--cache f16 --seed 7\n"
       "  libmla check --device emulated:sm120 --quick\n  libmla check --device cuda --cases 2000\n"
-      "\nExit status: 0 all cases pass, 1 some fail, 2 unusable input.");
+      "\nOn a terminal a line shows how far it is and how long the rest may take. Ctrl-C ends the sweep with a report "
+      "of "
+      "what was checked.\n"
+      "\nExit status: 0 all cases pass, 1 some fail, 2 unusable input, 130 interrupted, and no case failed until "
+      "then.");
   return [options] { return check(*options); };
 }
 

@@ -138,12 +138,8 @@ void Progress::update(int64_t done, int64_t total, std::string_view note) {
   if (!enabled_ || (now < next_ && done < total)) return;
   next_ = now + std::chrono::milliseconds(100);
   shown_ = true;
-  constexpr int kBarWidth = 30;
-  const double share = total > 0 ? std::clamp(static_cast<double>(done) / static_cast<double>(total), 0.0, 1.0) : 0.0;
-  const int filled = static_cast<int>(share * kBarWidth);
   const double elapsed = std::chrono::duration<double>(now - start_).count();
-  print_to(stderr, "\r\x1b[K{} [{}{}] {}/{}  {}", label_, std::string(static_cast<size_t>(filled), '#'),
-           std::string(static_cast<size_t>(kBarWidth - filled), '.'), done, total, human_seconds(elapsed));
+  print_to(stderr, "\r\x1b[K{}", progress_line(label_, done, total, elapsed));
   if (!note.empty()) print_to(stderr, "  {}", note);
   std::fflush(stderr);
 }

@@ -79,7 +79,7 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// Shows a bar of done / total and `note` behind it.
+  /// Shows progress_line() and `note` behind it.
   void update(int64_t done, int64_t total, std::string_view note = {});
   /// Removes the line, so that other text can be printed.
   void clear();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "mla/text.h"
 
+#include <algorithm>
 #include <cmath>
 #include <iterator>
 
@@ -28,6 +29,19 @@ std::string human_seconds(double seconds) {
   if (seconds < 60.0) return fmt::format("{:.2f} s", seconds);
   const auto whole = static_cast<int64_t>(std::llround(seconds));
   return fmt::format("{} min {:02} s", whole / 60, whole % 60);
+}
+
+std::string progress_line(std::string_view label, int64_t done, int64_t total, double seconds) {
+  constexpr int kBarWidth = 30;
+  const double share = total > 0 ? std::clamp(static_cast<double>(done) / static_cast<double>(total), 0.0, 1.0) : 0.0;
+  const auto filled = static_cast<size_t>(share * kBarWidth);
+  std::string line = fmt::format("{} [{}{}] {}/{}  {}", label, std::string(filled, '#'),
+                                 std::string(kBarWidth - filled, '.'), done, total, human_seconds(seconds));
+  if (seconds >= 1.0 && share > 0.0 && share < 1.0) {
+    const double left = seconds * (1.0 - share) / share;
+    line += fmt::format(", about {} left", left < 59.5 ? fmt::format("{:.0f} s", left) : human_seconds(left));
+  }
+  return line;
 }
 
 std::string human_count(double count) {

@@ -39,6 +39,9 @@ std::string counted(int64_t count, std::string_view singular);
 std::string human_bytes(double bytes);
 /// Returns "31.2 us", "4.50 ms", "1.25 s", "3 min 07 s".
 std::string human_seconds(double seconds);
+/// Returns one line that shows how far some work is: a bar, how many parts are done, the time it took and, after a
+/// second, about how long the rest will take if it is like what is done.
+std::string progress_line(std::string_view label, int64_t done, int64_t total, double seconds);
 /// Returns "950", "12.3 k", "4.56 M".
 std::string human_count(double count);
 /// Returns "93.1 %".

@@ -422,6 +422,8 @@ TEST(CliCheck, JsonCountsTheCases) {
   const json checked = json_of("check --quick --op merge_states --seed 3 --json");
   EXPECT_GT(checked["cases"].get<int64_t>(), 0);
   EXPECT_EQ(checked["failed"], 0);
+  EXPECT_EQ(checked["total_cases"], checked["cases"]);
+  EXPECT_EQ(checked["interrupted"], false);
   EXPECT_TRUE(checked["failures"].is_array());
   EXPECT_EQ(checked["seed"], 3);
   EXPECT_GT(checked["seconds"], 0.0);
@@ -444,6 +446,31 @@ TEST(CliCheck, JsonCountsTheCases) {
   for (const json& row : explained["rows"]) rows += kit::is_gpu_backend(row["backend"].get<std::string>()) ? 0 : 1;
   EXPECT_EQ(cases, rows * of_one_row);
   EXPECT_EQ(run_mla("check --quick --op merge_states", "MLA_BACKEND=foo").status, 0);
+}
+
+// Only a person at a terminal wants to see how far it is.
+TEST(CliCheck, ShowsProgressOnATerminalOnly) {
+  const std::string terminal = testing::TempDir() + "mla_check_terminal";
+  const std::string check = " check --quick --op top_k";
+  EXPECT_EQ(std::system(("script -qec '" MLA_BINARY + check + "' /dev/null >" + terminal).c_str()), 0);
+  EXPECT_THAT(read_text(terminal), testing::ContainsRegex("checking \\[#*\\.*\\] [0-9]+/[0-9]+ "));
+  EXPECT_EQ(run_mla(check).err, "");
+}
+
+TEST(CliCheck, CtrlCReportsWhatWasChecked) {
+  const std::string base = testing::TempDir() + "mla_check_stopped";
+  // --foreground: without it the program gets the signal twice, and a second one kills.
+  const int status = std::system(("env -u MLA_BACKEND -u MLA_EMULATE timeout --foreground -s INT 1 " MLA_BINARY
+                                  " check --op top_k --cases 100000 --json=" +
+                                  base + ".json >" + base + ".out 2>" + base + ".err; exit $?")
+                                     .c_str());
+  EXPECT_NE(WEXITSTATUS(status), 0);
+  const json checked = json::parse(read_text(base + ".json"));
+  EXPECT_EQ(checked["interrupted"], true);
+  EXPECT_LT(checked["cases"], checked["total_cases"]);
+  const std::string cases = std::to_string(checked["cases"].get<int64_t>());
+  EXPECT_THAT(read_text(base + ".out"), HasSubstr("\n" + cases + " cases, 0 failed, in "));
+  EXPECT_THAT(read_text(base + ".err"), testing::StartsWith("INTERRUPTED: " + cases + " of "));
 }
 
 }  // namespace

@@ -116,6 +116,13 @@ TEST(HumanUnits, PickTheUnit) {
   EXPECT_EQ(human_seconds(31.2e-6), "31.2 us");
   EXPECT_EQ(human_seconds(4.5e-3), "4.50 ms");
   EXPECT_EQ(human_seconds(187), "3 min 07 s");
+  EXPECT_EQ(progress_line("checking", 5, 20, 0.5), "checking [#######.......................] 5/20  500.00 ms");
+  EXPECT_EQ(progress_line("checking", 5, 20, 4.0),
+            "checking [#######.......................] 5/20  4.00 s, about 12 s left");
+  EXPECT_THAT(progress_line("x", 1, 101, 2.0), testing::EndsWith("2.00 s, about 3 min 20 s left"));
+  EXPECT_THAT(progress_line("x", 0, 20, 4.0), testing::EndsWith(" 0/20  4.00 s"));
+  EXPECT_THAT(progress_line("x", 20, 20, 4.0), testing::EndsWith("#] 20/20  4.00 s"));
+  EXPECT_THAT(progress_line("x", 3, 0, 4.0), testing::EndsWith(" 3/0  4.00 s"));
   EXPECT_EQ(human_count(950), "950");
   EXPECT_EQ(human_count(12345), "12.3 k");
   EXPECT_EQ(human_percent(0.931), "93.1 %");
