@@ -220,6 +220,8 @@ def _notices(run: BenchRun) -> str:
     wrong = [one for one in run.results if one["error_text"]]
     if wrong:
         notices.append(f"{len(wrong)} of {len(run.results)} cases gave wrong results: {wrong[0]['error_text']}")
+    if busy := run.busy_text():
+        notices.append(f"{busy} Times on the CPU are too long.")
     disturbed = sum(one.disturbed for one in run.measured)
     if disturbed:
         notices.append(

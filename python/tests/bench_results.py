@@ -26,6 +26,8 @@ _GPU = {
     "mma_e4m3_gflops": 1200e3, "mma_e4m3_converted": False,
 }  # fmt: skip
 
+BUSY_LOAD = {"others_share": 0.2, "steal_share": 0.03, "busy": True}
+
 
 def result(**changes: Any) -> dict[str, Any]:
     """Returns one result; a `median_us` alone moves p10 and p90 along."""

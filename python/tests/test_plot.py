@@ -16,7 +16,7 @@ import matplotlib.text
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from bench_results import BAD_FILES, MEASURED, bad_files, document, gpu_result, result, unwritable, write
+from bench_results import BAD_FILES, BUSY_LOAD, MEASURED, bad_files, document, gpu_result, result, unwritable, write
 from libmla import plot
 from libmla._bench import comparisons, drawing, figures, names, peers, results
 from processes import python
@@ -284,6 +284,25 @@ def test_backends_compares_only_what_ran_on_two() -> None:
     written = texts(one.figure)
     assert "cpu_avx512_bf16: 2.5× as fast as cpu_avx2" in written
     assert {"cpu_avx512_bf16", "cpu_avx2", "reference", "100 µs", "1 ms", "10 ms"} <= {*written}
+
+
+def test_backends_that_take_the_same_time_are_as_fast_as_each_other() -> None:
+    for median_us, expected in ((104.0, "cpu_avx2: as fast as"), (106.0, "cpu_avx2: 1.1× as fast as")):
+        one = drawn(comparisons.backends, run_of(result(backend="cpu_avx2"), result(median_us=median_us)))
+        assert f"{expected} cpu_avx512_bf16" in texts(one.figure)
+
+
+def test_figures_of_a_busy_machine_say_so() -> None:
+    text = "This machine was busy: other processes took 20 % and other virtual machines 3 % of its processors' time."
+    made = [result(), result(kv_len=1024), result(backend="cpu_avx2")]
+    for load, expected in (BUSY_LOAD, True), (BUSY_LOAD | {"busy": False}, False), (None, False):
+        run = run_of(*made, load=load)
+        for draw in (figures.roofline, figures.share, comparisons.backends):
+            assert any(text in " ".join(one.split()) for one in texts(drawn(draw, run).figure)) == expected, draw
+        assert (
+            any(f"run: {text}" in one for one in texts(drawn(comparisons.runs, run_of(*made), run).figure)) == expected
+        )
+    assert not any(text in one for one in texts(drawn(figures.roofline, run_of(gpu_result(), load=BUSY_LOAD)).figure))
 
 
 def test_backends_on_two_devices_are_told_apart() -> None:

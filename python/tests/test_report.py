@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 import matplotlib.image
 import pytest
 
-from bench_results import BAD_FILES, MEASURED, bad_files, document, gpu_result, result, unwritable, write
+from bench_results import BAD_FILES, BUSY_LOAD, MEASURED, bad_files, document, gpu_result, result, unwritable, write
 from libmla import report
 from libmla._bench import results
 
@@ -124,6 +124,7 @@ def test_machine_ceilings_and_settings_are_named() -> None:
         ([result(p90_us=900.0)], {}, "Other work ran on the machine during 1 of 1 cases"),
         ([result(noisy=True, ceiling_share=1.3), result(heads=8)], {}, "during 1 of 2 cases"),
         ([result()], {"interrupted": True}, "The bench was interrupted"),
+        ([result()], {"load": BUSY_LOAD}, "Times on the CPU are too long."),
         ([result(error=1.0, error_text="o: too far off")], {}, "1 of 1 cases gave wrong results: o: too far off"),
         ([result(device="emulated:sm90", ceiling_share=None)], {}, "1 of 1 cases ran in the emulator"),
     ],
@@ -131,7 +132,7 @@ def test_machine_ceilings_and_settings_are_named() -> None:
 def test_what_a_reader_must_know_stands_above(made: list[dict[str, Any]], changes: dict[str, Any], notice: str) -> None:
     text = page_of(*made, **changes)
     assert notice in text and text.index(notice) < text.index("<table")
-    assert 'class="notice"' not in page_of(result())
+    assert 'class="notice"' not in page_of(result(), load=BUSY_LOAD | {"busy": False})
 
 
 def test_texts_of_the_file_cannot_become_markup() -> None:

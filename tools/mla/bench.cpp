@@ -2,10 +2,12 @@
 // `libmla bench` measures ceilings and kernels in one process.
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "mla/backend.h"
+#include "mla/bench/load.h"
 #include "mla/bench/measure.h"
 #include "mla/bench/report.h"
 #include "mla/bench_options.h"
@@ -97,6 +99,11 @@ bench::CeilingMeter* cpu_meter(const std::vector<bench::CaseGroup>& groups, benc
   return nullptr;
 }
 
+Json load_json(const std::optional<bench::Load>& load) {
+  if (!load) return nullptr;
+  return {{"others_share", load->others}, {"steal_share", load->steal}, {"busy", load->busy()}};
+}
+
 int run_bench(BenchOptions& options) {
   const InterruptGuard guard;
   options.measure_flags.apply(options.measure);
@@ -111,9 +118,11 @@ int run_bench(BenchOptions& options) {
   }
   if (!options.csv.empty()) check_writable("--csv", options.csv);
 
+  const bench::LoadMeter load_meter;
   bench::Meters meters;
   bench::CeilingMeter* const main_meter = cpu_meter(groups, meters);
   const std::vector<bench::Measurement> results = measure_all(groups, meters, options.measure);
+  const std::optional<bench::Load> load = load_meter.load();
   const bool interrupted = stop_requested;
 
   if (!options.csv.empty()) bench::write_csv(results, options.csv);
@@ -125,11 +134,13 @@ int run_bench(BenchOptions& options) {
        {"settings",
         {{"min_time_s", options.measure.min_time}, {"cold", options.measure.cold}, {"seed", options.measure.seed}}},
        {"interrupted", interrupted},
+       {"load", load_json(load)},
        {"ceilings", bench::ceilings_json(main_meter, meters)},
        {"results", rows}});
   bench::print_ceilings(main_meter, meters, out.text());
   out.print("\n");
   bench::print_table(results, out.text());
+  if (load && load->busy()) out.print("{}\n", bench::busy_text(*load));
   const int status = summarize(results, options);
   return interrupted ? kExitInterrupted : status;
 }

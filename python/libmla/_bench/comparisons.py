@@ -67,6 +67,7 @@ def _backends(run: BenchRun, cases: Sequence[Sequence[Result]], total: int) -> D
     notes = [
         f"{_machines(run, results)}. Median of the runs, less is better; lines: from p10 to p90.",
         " ".join(text for text in (common_remark(results, ("backend",)), remark(usual), _cut(cases, total)) if text),
+        _busy(run, results),
     ]
     figure, axes = new_axes(7.2, 0.8 + 0.3 * len(cases), title, notes)
     times = [one["median_us"] for one in results]
@@ -85,9 +86,8 @@ def _backends(run: BenchRun, cases: Sequence[Sequence[Result]], total: int) -> D
             mark.set_markeredgewidth(0.6)
             drawing.tip(mark, case_tip(one))
         first, second = sorted(case, key=lambda one: one["median_us"])[:2]
-        ratio = second["median_us"] / first["median_us"]
         axes.annotate(
-            f"{_runner(first)}: {ratio:.1f}× as fast as {_runner(second)}", (1, row), xytext=(10, 0), va="center",
+            _verdict(first, second), (1, row), xytext=(10, 0), va="center",
             xycoords=("axes fraction", "data"), textcoords="offset points", annotation_clip=False,
         )  # fmt: skip
     for i, name in enumerate(names):
@@ -96,6 +96,15 @@ def _backends(run: BenchRun, cases: Sequence[Sequence[Result]], total: int) -> D
     fastest = statistics.mode(_runner(min(case, key=lambda one: one["median_us"])) for case in cases)
     drawing.summary = f"{title}: {len(cases)} cases, {len(names)} backends; {fastest} is the fastest most often."
     return drawing
+
+
+def _verdict(first: Result, second: Result) -> str:
+    ratio = f"{second['median_us'] / first['median_us']:.1f}"
+    return f"{_runner(first)}: {'' if ratio == '1.0' else f'{ratio}× '}as fast as {_runner(second)}"
+
+
+def _busy(run: BenchRun, results: Sequence[Result]) -> str:
+    return next((text for one in results if (text := run.busy_text(one["device"]))), "")
 
 
 def _legend_below(axes: Any, columns: int = 1) -> None:
@@ -194,6 +203,11 @@ def _runs_notes(before: BenchRun, after: BenchRun, pairs: Sequence[tuple[Result,
             if text
         ),
         " ".join(text for text in (left_out, _cut(range(shown), len(pairs)), BUSY if noisy else "") if text),
+        " ".join(
+            f"{run.name}: {text}"
+            for i, run in enumerate((before, after))
+            if (text := _busy(run, [pair[i] for pair in pairs]))
+        ),
     ]
 
 

@@ -134,6 +134,7 @@ def _roofline(run: BenchRun, device: str, results: Sequence[Result], left_out: i
         f"{run.machine_text(device)}. {omitted if left_out else ''}",
         common_remark(results),
         "Marks above their line: the machine was busy while its ceilings were measured." if busy else "",
+        run.busy_text(device),
     ]
     figure, axes = new_axes(7.2, 4.8, title, notes)
     intensities = [one.intensity or 1.0 for one in results]
@@ -228,6 +229,7 @@ def _share(run: BenchRun, device: str, op: str, results: Sequence[Result], apart
         f"{run.machine_text(device)}. Thin bars: from the slow (p90) to the fast (p10) runs.",
         " ".join(text for text in (common_remark(results, apart), remark(usual)) if text),
         f"Hollow marks: {BUSY[0].lower()}{BUSY[1:]}" if noisy else "",
+        run.busy_text(device),
     ]
     figure, axes = new_axes(7.2, 4.2, title, notes)
     lengths = sorted({one[length] for one in results})

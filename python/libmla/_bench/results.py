@@ -77,6 +77,7 @@ class BenchRun:
     settings: Mapping[str, Any]
     interrupted: bool
     results: tuple[Result, ...]
+    load: Mapping[str, Any] | None = None  #: what others took of the processors; None where nobody knows
 
     @property
     def measured(self) -> tuple[Result, ...]:
@@ -85,6 +86,14 @@ class BenchRun:
 
     def gpu_ceilings(self, device: str) -> Mapping[str, Any] | None:
         return next((gpu for gpu in self.ceilings.get("gpus") or () if gpu.get("device") == device), None)
+
+    def busy_text(self, device: str = "cpu") -> str:
+        """Returns a sentence where others took processors from cases on this device, else an empty text."""
+        if device != "cpu" or not self.load or not self.load.get("busy"):
+            return ""
+        others, steal = (f"{100 * (self.load.get(key) or 0):.0f} %" for key in ("others_share", "steal_share"))
+        stolen = f" and other virtual machines {steal}" if steal != "0 %" else ""
+        return f"This machine was busy: other processes took {others}{stolen} of its processors' time."
 
     def machine_text(self, device: str = "cpu") -> str:
         """Returns the machine in words: 'AMD EPYC, 2 threads', or the GPU's name."""
@@ -136,8 +145,8 @@ def parse(document: Any, name: str, source: str) -> BenchRun:
         raise ResultsError(f"{source}: results: expected a list, got {type(results).__name__}")
     if not results:
         raise ResultsError(f"{source}: the list of results is empty: no case was measured")
-    for key in ("machine", "ceilings", "settings"):
-        if not isinstance(document.get(key, {}), dict):
+    for key in ("machine", "ceilings", "settings", "load"):
+        if not isinstance(document.get(key) or {}, dict):
             raise ResultsError(f"{source}: {key}: expected an object, got {type(document[key]).__name__}")
     return BenchRun(
         name=name,
@@ -147,6 +156,7 @@ def parse(document: Any, name: str, source: str) -> BenchRun:
         settings=document.get("settings", {}),
         interrupted=bool(document.get("interrupted", False)),
         results=tuple(_check_result(one, f"{source}: results[{i}]") for i, one in enumerate(results)),
+        load=document.get("load"),
     )
 
 

@@ -34,6 +34,11 @@ TEST(CliBench, JsonHasTheContractsKeys) {
   EXPECT_TRUE(bench["machine"]["cpu"].is_string());
   for (const char* key : {"bf16_gflops", "f32_gflops", "dram_gbps", "l3_gbps"})
     EXPECT_GT(bench["ceilings"][key].get<double>(), 0.0) << key;
+  for (const char* key : {"others_share", "steal_share"}) {
+    EXPECT_GE(bench["load"][key], 0.0) << key;
+    EXPECT_LE(bench["load"][key], 1.0) << key;
+  }
+  EXPECT_EQ(bench["load"]["busy"], bench["load"]["others_share"] > 0.05 || bench["load"]["steal_share"] > 0.01);
   ASSERT_EQ(bench["results"].size(), 2U);
   for (const json& result : bench["results"]) {
     expect_result(result);
