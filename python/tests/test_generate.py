@@ -10,10 +10,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from fake_hub import fake_hub
 from libmla import cli
 from libmla._text.generate import Stream
 from processes import python
@@ -92,6 +94,30 @@ def test_json_holds_what_was_made(folder: Path, tmp_path: Path, capsys: pytest.C
     assert json.loads(file.read_text(encoding="utf-8"))["text"] == document["text"]
 
 
+def test_a_model_of_the_hub_is_downloaded_once(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--max-new-tokens", 2, "--temperature", 0, "ab")
+    assert generate("--model", folder, *options) == 0
+    expected = capsys.readouterr().out
+    cache = tmp_path / "cache"
+    with fake_hub("some-lab/Tiny.MLA", folder, cache, monkeypatch):
+        # What is wrong without weights is known without them.
+        refused(capsys, "--model", "some-lab/Tiny.MLA", "--max-new-tokens", CONTEXT + 1, "x")
+        assert [*cache.rglob("config.json")] and not [*cache.rglob("*.safetensors")]
+        assert "on the Hugging Face hub no model of that name" in refused(capsys, "--model", "some-lab/Huge", "x")
+        assert generate("--model", "some-lab/Tiny.MLA", *options) == 0
+        assert capsys.readouterr().out == expected
+    # From here on there is no hub.
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert generate("--model", "some-lab/Tiny.MLA", *options) == 0
+    assert capsys.readouterr().out == expected
+    message = refused(capsys, "--model", "some-lab/Other", "x")
+    assert "there is no folder 'some-lab/Other', and the Hugging Face hub cannot be reached from here" in message
+    assert "run `hf download some-lab/Other --local-dir Other`" in message
+
+
 def test_prompts_come_from_files_and_standard_input(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -160,6 +186,7 @@ def test_what_cannot_be_run_is_refused_in_one_line(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "there is none" in refused(capsys, "--model", tmp_path / "missing", "x")
+    assert "there is none" in refused(capsys, "--model", "three/part/name", "x")
     assert "config.json" in refused(capsys, "--model", tmp_path, "x")
     (tmp_path / "config.json").write_text("{}", encoding="utf-8")
     assert "cannot read a config" in refused(capsys, "--model", tmp_path, "x")

@@ -21,6 +21,7 @@ from .options import (
     UsageError,
     add_model_options,
     config_of,
+    folder_of,
     load,
     parse,
     place,
@@ -37,7 +38,7 @@ _EXAMPLES = """examples:
   libmla eval --model examples/tiny-mla
   libmla eval --model examples/tiny-mla --device cuda --markdown
   libmla eval --model examples/tiny-dsv4 --formats fp8_dsv4,fp8_dsv41+fp4_dsv41
-  libmla eval --model DeepSeek-V2-Lite --device cuda --text book.txt --formats bf16,fp8_ds_mla --bytes 200000
+  libmla eval --model deepseek-ai/DeepSeek-V2-Lite --device cuda --text book.txt --formats bf16,fp8_ds_mla --bytes 200000
   libmla eval --model examples/tiny-mla --backends cpu_avx512_bf16,reference --json=eval.json
   libmla eval --model examples/tiny-mla --compute fp8 --backends reference --slow-bytes 4096
 
@@ -104,7 +105,8 @@ def _evaluate(options: argparse.Namespace) -> int:
     from .report import print_table
 
     where = place(options)
-    config = config_of(options.model)
+    folder = folder_of(options.model)
+    config = config_of(folder)
     formats = formats_for(config, options.compute, options.formats)
     if options.backends is not None:
         check_backends(options.backends)
@@ -114,14 +116,15 @@ def _evaluate(options: argparse.Namespace) -> int:
         raise UsageError(f"--context: expected 2 to {most or 'the most that the model takes'}, got {context}")
     texts = (text for _, text in documents(options.text, "held-out", options.pattern))
     try:
-        text = sample(texts, tokenizer_of(options.model), context, options.bytes)
+        text = sample(texts, tokenizer_of(folder), context, options.bytes)
     except ValueError as error:
         raise UsageError(str(error)) from error
 
     _say(f"{text.num_bytes} bytes of '{options.text}' in {len(text.windows)} windows, device {where.name}")
     ways = attentions(config, options.top_k)
-    reference = Reference(text, score(load(options.model, where, "f32"), text))
-    model = load(options.model, where, options.dtype)
+    folder = folder_of(options.model, weights=True)
+    reference = Reference(text, score(load(folder, where, "f32"), text))
+    model = load(folder, where, options.dtype)
     dtype = str(model.dtype).removeprefix("torch.")
     found = [Case(ways[0].name, "-", "transformers, float32", reference.figures(text, reference.scores))]
     if dtype != "float32":
@@ -144,7 +147,7 @@ def _evaluate(options: argparse.Namespace) -> int:
     over = [case for case in found if _is_over(case, text.num_bytes, options.limit)]
     document: dict[str, Any] = {
         "version": 1,
-        "model": str(options.model),
+        "model": options.model,
         "device": where.name,
         "device_name": torch.cuda.get_device_name(where.device) if where.device.type == "cuda" else None,
         "dtype": dtype,

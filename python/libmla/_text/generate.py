@@ -16,6 +16,7 @@ from .options import (
     UsageError,
     add_model_options,
     config_of,
+    folder_of,
     load,
     parse,
     place,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """examples:
   libmla generate --model examples/tiny-mla "def "
-  libmla generate --model DeepSeek-V2-Lite --device cuda --cache fp8_ds_mla --max-new-tokens 500 "Once upon a time"
+  libmla generate --model deepseek-ai/DeepSeek-V2-Lite --device cuda --cache fp8_ds_mla --max-new-tokens 500 "Once upon a time"
   libmla generate --model examples/tiny-mla --temperature 0 --prompt-file program.py
   git show HEAD:setup.py | libmla generate --model examples/tiny-mla --json=out.json
   libmla generate --model examples/tiny-mla --no-patch "def "     # the same model without libmla, to compare"""
@@ -166,9 +167,10 @@ def _generate(options: argparse.Namespace) -> None:
     from .. import UnsupportedError
 
     where = place(options)
-    config = config_of(options.model, need_latent=not options.no_patch)
+    folder = folder_of(options.model)
+    config = config_of(folder, need_latent=not options.no_patch)
     prompt = _prompt(options)
-    tokenizer = tokenizer_of(options.model)
+    tokenizer = tokenizer_of(folder)
     inputs = tokenizer(prompt, return_tensors="pt").to(where.device)
     length = inputs["input_ids"].shape[1]
     if length == 0:
@@ -182,7 +184,7 @@ def _generate(options: argparse.Namespace) -> None:
     known = {name: inputs[name] for name in ("input_ids", "attention_mask") if name in inputs}
     padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     common = {**known, "pad_token_id": padding, "eos_token_id": tokenizer.eos_token_id}
-    model = load(options.model, where, options.dtype)
+    model = load(folder_of(options.model, weights=True), where, options.dtype)
     try:
         if not options.no_patch:
             from ..integrations.transformers import patch
@@ -221,7 +223,7 @@ def _generate(options: argparse.Namespace) -> None:
     )
     if options.json:
         document = {
-            "model": str(options.model),
+            "model": options.model,
             "device": where.name,
             "dtype": str(model.dtype).removeprefix("torch."),
             "patched": not options.no_patch,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -45,7 +46,12 @@ class Place(NamedTuple):
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--model", type=Path, required=True, metavar="FOLDER", help="checkpoint as Hugging Face stores it")
+    add(
+        "--model",
+        required=True,
+        metavar="FOLDER|OWNER/NAME",
+        help="checkpoint as Hugging Face stores it, or its name on the hub, from where it is downloaded once",
+    )
     add("--device", default="cpu", metavar="cpu|cuda[:N]", help="where to compute (default: cpu); or emulated:sm90")
     add("--dtype", choices=list(_DTYPES), help="of weights and activations (default: the checkpoint's)")
     add("--threads", type=_count, default=0, help="CPU threads (default: all that the process may use)")
@@ -109,6 +115,42 @@ def place(options: argparse.Namespace) -> Place:
     return Place(f"cuda:{number}", torch.device("cuda", number), options.threads)
 
 
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
+
+
+def folder_of(model: str, *, weights: bool = False) -> Path:
+    """Returns the folder that `--model` names. Of a name on the Hugging Face hub that is one in the hub's cache, into
+    which files are downloaded that are not there: the weights, which may take hours, only where they are asked for.
+    Raises UsageError."""
+    folder = Path(model)
+    if folder.is_dir():
+        return folder
+    if not _HUB_NAME.fullmatch(model):
+        raise UsageError(
+            f"--model: expected a folder, or OWNER/NAME on the Hugging Face hub, got '{model}': there is none"
+        )
+    import huggingface_hub
+    from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
+
+    try:
+        files = [*_HUB_FILES, *(["*.safetensors"] if weights else [])]
+        return Path(huggingface_hub.snapshot_download(model, allow_patterns=files))
+    except RepositoryNotFoundError as error:
+        raise UsageError(
+            f"--model: there is no folder '{model}', and on the Hugging Face hub no model of that name that you may "
+            f"read (`hf auth login` for one that asks who you are)"
+        ) from error
+    except LocalEntryNotFoundError as error:
+        raise UsageError(
+            f"--model: there is no folder '{model}', and the Hugging Face hub cannot be reached from here: where it "
+            f"can, run `hf download {model} --local-dir {model.partition('/')[2]}`, bring that folder here and name it"
+        ) from error
+    except OSError as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(f"--model: cannot download '{model}' from the Hugging Face hub: {reason}") from error
+
+
 def tokenizer_of(folder: Path) -> Any:
     """Returns the folder's tokenizer. Raises UsageError."""
     from transformers import AutoTokenizer
@@ -127,8 +169,6 @@ def config_of(folder: Path, need_latent: bool = True) -> Any:
     Raises UsageError."""
     from transformers import AutoConfig
 
-    if not folder.is_dir():
-        raise UsageError(f"--model: expected a folder, got '{folder}': there is none; download the checkpoint first")
     if not (folder / "config.json").is_file():
         raise UsageError(
             f"--model: expected a folder with config.json, model.safetensors and a tokenizer, got '{folder}'"
