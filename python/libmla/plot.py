@@ -96,7 +96,7 @@ def main(arguments: Sequence[str]) -> int:
         prog="libmla plot",
         description="Draw results of `libmla bench --json=FILE`; several files are also compared with the first. Files "
         "of readings beside other libraries (bench/peers) are drawn, too.",
-        epilog="Example: libmla bench --heads 16,128 --kv-len 1k:32k:*2 --json=a.json; libmla plot a.json --out plots",
+        epilog="Example: libmla bench --num-heads 16,128 --kv-len 1k:32k:*2 --json=a.json; libmla plot a.json --out plots",
     )
     parser.add_argument(
         "results", nargs="+", metavar="RESULTS.json", help="files of bench results; - is standard input"

@@ -302,7 +302,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = Parser(
         prog="libmla report",
         description="Write results of `libmla bench --json=FILE` as one HTML page; several files are also compared.",
-        epilog="Example: libmla bench --heads 16,128 --json=a.json; libmla report a.json --out a.html",
+        epilog="Example: libmla bench --num-heads 16,128 --json=a.json; libmla report a.json --out a.html",
     )
     parser.add_argument(
         "results", nargs="+", metavar="RESULTS.json", help="files of bench results; - is standard input"

@@ -115,6 +115,10 @@ def test_the_tool_knows_the_packages_commands(command: str) -> None:
     [
         (["generate", "--modle", "x"], "libmla generate: unknown option '--modle'; did you mean '--model'?\n"),
         (["eval", "--model", "x", "--byte=9"], "libmla eval: unknown option '--byte=9'; did you mean '--bytes'?\n"),
+        (
+            ["generate", "--model", "x", "--num-threads", "no"],
+            "libmla generate: argument --num-threads/--threads: expected a whole number, 0 or more, got 'no'\n",
+        ),
         (["plot", "--zz"], "libmla plot: unknown option '--zz'; libmla plot --help lists those that there are\n"),
         (["report"], "libmla report: the following arguments are required: RESULTS.json\n"),
     ],

@@ -37,7 +37,8 @@ std::vector<bench::CaseGroup> groups_of(const BenchOptions& options) {
   if (!options.compare.empty()) {
     std::string key = options.compare;
     for (char& c : key) c = c == '-' ? '_' : c;
-    settings["compare"] = {.text = key, .where = "--compare"};
+    const std::string_view known = bench::key_named(key);
+    settings["compare"] = {.text = known.empty() ? key : std::string(known), .where = "--compare"};
   }
   std::vector<bench::CaseGroup> groups =
       options.file.empty() ? bench::expand(settings) : bench::load_case_file(options.file, settings);
@@ -163,7 +164,7 @@ Action add_bench(CLI::App& app) {
   command->add_flag("--list", options->list, "Print the cases, measure nothing");
   options->output.add_option(*command);
   command->footer(
-      "Lists and ranges: --heads 16,128  --kv-len 1k:8k:*2  --batch 1:9:+4; k is 1024.\n"
+      "Lists and ranges: --num-heads 16,128  --kv-len 1k:8k:*2  --batch 1:9:+4; k is 1024.\n"
       "Shares are of the ceiling that bounds the kernel: the bf16 peak (bf16 or quantized operands on a row with a\n"
       "bf16 dot product), the f32 peak (all other attention), a copy of the bytes read and written (cache tools), "
       "DRAM\n"
@@ -172,14 +173,14 @@ Action add_bench(CLI::App& app) {
       "cache;\n"
       "shares are of what takes the GPU longer, moving the bytes (its read or copy bandwidth) or the arithmetic (its\n"
       "mma.sync peak). In the emulator: one run, whose time says nothing about the GPU.\n\n"
-      "Examples:\n  libmla bench --op decode --heads 16,128 --kv-len 4096,32768 --cache bf16,f16\n"
+      "Examples:\n  libmla bench --op decode --num-heads 16,128 --kv-len 4096,32768 --cache bf16,f16\n"
       "  libmla bench --batch-spec 8q1s4k,2q2k_32q1s1k --model deepseek-v2-lite\n"
-      "  libmla bench --trace data/mooncake_conversation_sample.jsonl --batch 64 --clip 16k --heads 16\n"
-      "  libmla bench --op decode_sparse --cache fp8_ds_mla --batch 16 --topk 2048 --heads 16,128\n"
+      "  libmla bench --trace data/mooncake_conversation_sample.jsonl --batch 64 --clip 16k --num-heads 16\n"
+      "  libmla bench --op decode_sparse --cache fp8_ds_mla --batch 16 --topk 2048 --num-heads 16,128\n"
       "  libmla bench --op copy_pages --cache fp8_dsv4 --page-size 256 --to-page-size 64 --kv-len 32k\n"
       "  libmla bench --page-size 64,1 --compare page-size --refcheck\n"
       "  libmla bench bench/targets.yaml --json=targets.json\n"
-      "  libmla bench --device cuda --heads 16,128 --batch 64 --kv-len 4k,32k\n"
+      "  libmla bench --device cuda --num-heads 16,128 --batch 64 --kv-len 4k,32k\n"
       "  libmla bench bench/gpu_targets.yaml --device cuda\n"
       "\nExit status: 0 success, 1 a reference check failed (or, with --strict, a target), 2 unusable input,\n"
       "130 interrupted (the table and the files hold the cases that were done).");

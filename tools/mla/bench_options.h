@@ -11,17 +11,24 @@
 
 #include "mla/bench/cases.h"
 #include "mla/bench/measure.h"
+#include "mla/renamed_option.h"
 #include "mla/values.h"
 
 namespace mla::bench {
 
-/// Adds one option "--kv-len" for every key "kv_len", and holds the values given.
+/// Adds one option "--kv-len" for every key "kv_len", and holds the values given. Keys that have another name in Python
+/// go by both, and help shows that one.
 class SettingFlags {
  public:
   void add_options(CLI::App& command, std::initializer_list<std::string_view> without = {}) {
-    for (const SettingKey& entry : setting_keys())
-      if (std::find(without.begin(), without.end(), entry.key) == without.end())
-        command.add_option(flag_of(entry.key), values_[entry.key], std::string(entry.help))->option_text(" ");
+    for (const SettingKey& entry : setting_keys()) {
+      if (std::find(without.begin(), without.end(), entry.key) != without.end()) continue;
+      const std::string help(entry.help);
+      if (!entry.python.empty())
+        renamed_[entry.key].add(command, flag_of(entry.python), flag_of(entry.key), help)->option_text(" ");
+      else
+        command.add_option(flag_of(entry.key), values_[entry.key], help)->option_text(" ");
+    }
   }
 
   /// Returns the options that were given.
@@ -29,6 +36,8 @@ class SettingFlags {
     Settings given;
     for (const auto& [key, text] : values_)
       if (!text.empty()) given[std::string(key)] = Setting{.text = text, .where = flag_of(key)};
+    for (const auto& [key, option] : renamed_)
+      if (!option.text().empty()) given[std::string(key)] = Setting{.text = option.text(), .where = option.where()};
     return given;
   }
 
@@ -40,6 +49,7 @@ class SettingFlags {
   }
 
   std::map<std::string_view, std::string> values_;
+  std::map<std::string_view, cli::RenamedOption> renamed_;
 };
 
 /// Adds --min-time and --seed, and holds their values.

@@ -11,6 +11,7 @@
 #include "mla/devices.h"
 #include "mla/interrupt.h"
 #include "mla/output.h"
+#include "mla/renamed_option.h"
 #include "mla/values.h"
 
 namespace mla::cli {
@@ -19,7 +20,8 @@ namespace {
 constexpr int64_t kMaxPrinted = 20;
 
 struct CheckOptions {
-  std::string op, backend, cache, indexer_format, device, seed = "1", threads, cases = "0";
+  std::string op, backend, cache, indexer_format, device, seed = "1", cases = "0";
+  RenamedOption threads;
   bool quick = false;
   Output output;
 };
@@ -35,8 +37,8 @@ kit::SweepOptions sweep_options(const CheckOptions& options) {
   sweep.quick = options.quick;
   sweep.cases = parse_int("--cases", options.cases, 0, 1 << 24);
   sweep.seed = static_cast<uint64_t>(parse_int("--seed", options.seed, 0));
-  if (!options.threads.empty())
-    sweep.num_threads = static_cast<int32_t>(parse_int("--threads", options.threads, 0, 4096));
+  if (!options.threads.text().empty())
+    sweep.num_threads = static_cast<int32_t>(parse_int(options.threads.where(), options.threads.text(), 0, 4096));
   return sweep;
 }
 
@@ -129,7 +131,7 @@ Action add_check(CLI::App& app) {
   command->add_option("--cases", options->cases, "Cases of every operation and format; 0 = 120, 12 with --quick")
       ->capture_default_str();
   command->add_option("--seed", options->seed, "Seed of the random problems")->capture_default_str();
-  command->add_option("--threads", options->threads, "Threads; 0 = all that the process may use (default)");
+  options->threads.add(*command, "--num-threads", "--threads", "Threads; 0 = all that the process may use (default)");
   options->output.add_option(*command);
   command->footer(
       "Examples:\n  libmla check --quick\n  libmla check --cases 2000 --seed 7\n  libmla check --op decode --backend "

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 
 #include "mla/backend.h"
 #include "mla/command.h"
@@ -13,20 +14,30 @@
 #include "mla/model.h"
 #include "mla/output.h"
 #include "mla/problems.h"
+#include "mla/renamed_option.h"
 #include "mla/values.h"
 
 namespace mla::cli {
 namespace {
 
 struct ExplainOptions {
-  std::string op, model, tp, cache, q_dtype, heads, head_dims, q_len, listed_keys, compute, indexer_format, device,
+  std::string op, model, tp, cache, q_dtype, head_dims, d_qk, d_v, q_len, listed_keys, compute, indexer_format, device,
       backend;
+  RenamedOption heads;
   bool estimate = false;
   std::string batch, keys;
   Output output;
 };
 
-void set_head_dims(const std::string& text, Problem& problem) {
+void set_head_dims(const ExplainOptions& options, Problem& problem) {
+  const std::string& text = options.head_dims;
+  for (const auto& [option, one, channels] :
+       {std::tuple("--d-qk", &options.d_qk, &problem.d_qk), std::tuple("--d-v", &options.d_v, &problem.d_v)}) {
+    if (one->empty()) continue;
+    if (!text.empty()) throw UsageError("{}: --head-dims was given too", option);
+    *channels = parse_int(option, *one, 1, 65536);
+  }
+  if (text.empty()) return;
   const size_t slash = text.find('/');
   if (slash == std::string::npos) throw UsageError("--head-dims: expected d_qk/d_v such as 576/512, got '{}'", text);
   problem.d_qk = parse_int("--head-dims", text.substr(0, slash), 1, 65536);
@@ -54,8 +65,9 @@ Problem problem_of(const ExplainOptions& options, const std::string& device) {
   if (model) set_shape(*model, 1, problem);
   if (model && model->index_n_heads > 0 && is_indexer(op)) problem.num_heads = model->index_n_heads;
   if (!options.q_dtype.empty()) problem.q_dtype = parse_float_dtype("--q-dtype", options.q_dtype, true);
-  if (!options.heads.empty()) problem.num_heads = parse_int("--heads", options.heads, 1, 65536);
-  if (!options.head_dims.empty()) set_head_dims(options.head_dims, problem);
+  if (!options.heads.text().empty())
+    problem.num_heads = parse_int(options.heads.where(), options.heads.text(), 1, 65536);
+  set_head_dims(options, problem);
   if (!options.q_len.empty()) problem.q_len = parse_int("--q-len", options.q_len, 1, 65536);
   if (!options.listed_keys.empty())
     problem.listed_keys = parse_int("--listed-keys", options.listed_keys, 1, int64_t{1} << 40);
@@ -200,8 +212,9 @@ int explain(const ExplainOptions& options) {
     return explain_problem(options);
   }
   for (const auto& [option, text] :
-       {std::pair("--q-dtype", &options.q_dtype), std::pair("--heads", &options.heads),
-        std::pair("--head-dims", &options.head_dims), std::pair("--q-len", &options.q_len),
+       {std::pair("--q-dtype", &options.q_dtype), std::pair(options.heads.where().c_str(), &options.heads.text()),
+        std::pair("--head-dims", &options.head_dims), std::pair("--d-qk", &options.d_qk),
+        std::pair("--d-v", &options.d_v), std::pair("--q-len", &options.q_len),
         std::pair("--listed-keys", &options.listed_keys), std::pair("--compute", &options.compute),
         std::pair("--indexer-format", &options.indexer_format), std::pair("--batch", &options.batch),
         std::pair("--keys", &options.keys)})
@@ -229,8 +242,10 @@ Action add_explain(CLI::App& app) {
                       cache_names() + "; of operations on a cache (default bf16, or the model's)");
   command->add_option("--q-dtype", options->q_dtype,
                       "Queries; q, k and v of prefill; rows; states: bf16, f16, f32, e4m3");
-  command->add_option("--heads", options->heads, "Query heads");
+  options->heads.add(*command, "--num-heads", "--heads", "Query heads");
   command->add_option("--head-dims", options->head_dims, "d_qk/d_v, such as 576/512");
+  command->add_option("--d-qk", options->d_qk, "Channels of a query and of a key, alone");
+  command->add_option("--d-v", options->d_v, "Channels of an output, alone");
   command->add_option("--q-len", options->q_len, "decode: query tokens of a request, rounded up (default 1)");
   command->add_option(
       "--listed-keys", options->listed_keys,
@@ -256,9 +271,9 @@ Action add_explain(CLI::App& app) {
       "  libmla explain --model kimi-k3 --tp 16 --cache fp8\n"
       "  libmla explain --op prefill --q-dtype f16 --backend cpu_avx2\n"
       "  libmla explain --op decode_sparse --cache fp8_ds_mla --device sm120\n"
-      "  libmla explain --heads 16 --q-len 2 --device sm90\n"
+      "  libmla explain --num-heads 16 --q-len 2 --device sm90\n"
       "  libmla explain --op indexer_logits --indexer-format mxfp4 --device sm90\n"
-      "  libmla explain --heads 16 --device sm120 --estimate --batch 32 --keys 4k\n"
+      "  libmla explain --num-heads 16 --device sm120 --estimate --batch 32 --keys 4k\n"
       "\nOf an architecture, such as sm103, the answer is that of a build with code for every GPU, and says what this "
       "build lacks.\n"
       "\nExit status: 0 a backend was found, of a model for each of its operations; 2 none can run the problem, or not "

@@ -90,7 +90,7 @@ int run(std::vector<std::string> given) {
   app.require_subcommand(1);
   app.get_formatter()->column_width(34);
   app.footer(
-      "Examples:\n  libmla info\n  libmla check --quick\n  libmla bench --op decode --heads 16,128 --kv-len 4k\n"
+      "Examples:\n  libmla info\n  libmla check --quick\n  libmla bench --op decode --num-heads 16,128 --kv-len 4k\n"
       "\nlibmla help COMMAND shows the options of a command, and examples.\n"
       "\nExit status: 0 success, 1 the work failed, 2 unusable input or output, 130 interrupted.");
 

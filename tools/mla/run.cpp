@@ -158,11 +158,12 @@ Action add_run(CLI::App& app) {
   command->footer(
       "Large problems are compared with the reference on a sample of requests, queries and heads.\n\n"
       "Examples:\n  libmla run --op decode --model deepseek-v3 --kv-len 4k --batch 4\n"
-      "  libmla run --op prefill --heads 16 --kv-len 1k --backend cpu_avx2\n"
+      "  libmla run --op prefill --num-heads 16 --kv-len 1k --backend cpu_avx2\n"
       "  libmla run --op decode --batch-spec 8q1s4k_2q4s1k\n"
-      "  libmla run --op decode_sparse --cache fp8_dsv4 --heads 64 --topk 128 --page-size 256 --extra-topk 512 --sink "
+      "  libmla run --op decode_sparse --cache fp8_dsv4 --num-heads 64 --topk 128 --page-size 256 --extra-topk 512 "
+      "--sink "
       "true\n"
-      "  libmla run --kv-len 300 --heads 16 --device emulated:sm120\n  libmla run --batch 64 --kv-len 4k --device "
+      "  libmla run --kv-len 300 --num-heads 16 --device emulated:sm120\n  libmla run --batch 64 --kv-len 4k --device "
       "cuda\n"
       "\nExit status: 0 success, 1 the result is wrong, 2 unusable input.");
   return [options] { return run_one(*options); };

@@ -54,7 +54,14 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--device", default="cpu", metavar="cpu|cuda[:N]", help="where to compute (default: cpu); or emulated:sm90")
     add("--dtype", choices=list(_DTYPES), help="of weights and activations (default: the checkpoint's)")
-    add("--threads", type=_count, default=0, help="CPU threads (default: all that the process may use)")
+    add(
+        "--num-threads",
+        "--threads",
+        dest="threads",
+        type=_count,
+        default=0,
+        help="CPU threads (default: all that the process may use)",
+    )
     add("--json", metavar="=FILE", help="write the results as JSON, --json=FILE to a file, --json to standard output")
 
 

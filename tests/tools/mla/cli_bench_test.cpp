@@ -109,6 +109,19 @@ TEST(CliBench, ListsCasesAsATable) {
   for (const char* part : {"kv_len", "memory", "append", "100", "2 cases"}) EXPECT_THAT(ran.out, HasSubstr(part));
 }
 
+TEST(CliBench, OptionsHaveTheNamesOfPythonsArguments) {
+  const json cases = json_of(
+      "bench --list --json --num-heads 16 --attn-sink true --window-left 20 --logits-soft-cap 30 --alibi-slopes true "
+      "--num-threads 1 --d-qk 320 --d-v 256");
+  EXPECT_EQ(cases["cases"][0]["heads"], 16);
+  EXPECT_EQ(cases["cases"][0]["d_qk"], 320);
+  EXPECT_EQ(cases, json_of("bench --list --json --heads 16 --sink true --window 20 --soft-cap 30 --alibi true "
+                           "--threads 1 --head-dims 320/256"));
+  EXPECT_EQ(json_of("bench --list --json --num-heads 8,16 --compare num-heads"),
+            json_of("bench --list --json --heads 8,16 --compare heads"));
+  expect_refusal("run --logits-soft-cap 0", {"--logits-soft-cap: ", "above 0"});
+}
+
 TEST(CliBench, ListsCasesAsJson) {
   const json listed = json_of("bench --list --json --op decode,append --kv-len 100,200 --threads 3 --compare kv-len");
   EXPECT_TRUE(listed["version"].is_string());

@@ -194,6 +194,24 @@ TEST(CliExplain, DescribesOnlyWhatTheOperationHas) {
               HasSubstr("q, k and v e4m3, 128 heads, head dims 192/128, compute fp8"));
 }
 
+TEST(CliExplain, OptionsHaveTheNamesOfPythonsArguments) {
+  const std::string expected = run_mla("explain --heads 16 --head-dims 320/256 --cache f16").out;
+  EXPECT_THAT(expected, HasSubstr("16 heads, head dims 320/256"));
+  EXPECT_EQ(run_mla("explain --num-heads 16 --d-qk 320 --d-v 256 --cache f16").out, expected);
+  EXPECT_THAT(run_mla("explain --help").out,
+              testing::AllOf(HasSubstr("--num-heads"), testing::Not(HasSubstr("--heads"))));
+  // Messages name what was written.
+  expect_refusal("explain --num-heads none", {"libmla: --num-heads: ", "none"});
+  expect_refusal("explain --heads none", {"libmla: --heads: ", "none"});
+  expect_refusal("explain --heads 4 --num-heads 4", {"--heads: --num-heads was given too"});
+  expect_refusal("explain --d-v 256 --head-dims 320/256", {"--d-v: --head-dims was given too"});
+  expect_refusal("explain --model kimi-k3 --d-qk 64",
+                 {"--d-qk: describes one operation of the model; expected --op too"});
+  for (const auto& [command, name] : {std::pair("check", "threads"), {"bench", "threads"}, {"quant-report", "heads"}})
+    for (const std::string& option : {std::string("--") + name, std::string("--num-") + name})
+      expect_refusal(std::string(command) + " " + option + " none", {"libmla: " + option + ": "});
+}
+
 TEST(CliExplain, TakesTheFolderOfAConfig) {
   const std::string folder = testing::TempDir() + "mla_model_folder";
   std::filesystem::create_directories(folder);

@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "mla/bench/cases.h"
+#include "mla/suggest.h"
 #include "mla/text.h"
 #include "mla/values.h"
 
@@ -22,11 +23,8 @@ std::string at(const std::string& path, const YAML::Mark& mark) {
   return mark.is_null() ? path : fmt::format("{}:{}", path, mark.line + 1);
 }
 
-bool is_key(std::string_view key) {
-  const auto& keys = setting_keys();
-  return key == "compare" ||
-         std::any_of(keys.begin(), keys.end(), [&](const SettingKey& entry) { return entry.key == key; });
-}
+// That of a name in a file; empty if there is none.
+std::string key_of(std::string_view name) { return std::string(name == "compare" ? name : key_named(name)); }
 
 std::string scalar(const YAML::Node& node, const std::string& where) {
   if (!node.IsScalar()) throw UsageError("{}: expected a value or a list of values", where);
@@ -86,10 +84,17 @@ Entry read_entry(const YAML::Node& node, const std::string& path) {
       entry.label = scalar(value, where);
     } else if (name == "target") {
       entry.target = read_target(value, path);
-    } else if (is_key(name)) {
-      entry.settings[name] = Setting{.text = value_text(value, where), .where = where};
+    } else if (const std::string key_name = key_of(name); !key_name.empty()) {
+      const std::string text = value_text(value, where);
+      if (const auto other = entry.settings.find(key_name); other != entry.settings.end())
+        throw UsageError("{}: was given before ({})", where, other->second.where);
+      // What is compared is a key, by whichever of its names.
+      const bool renames = key_name == "compare" && !key_named(text).empty();
+      entry.settings[key_name] = Setting{.text = renames ? std::string(key_named(text)) : text, .where = where};
     } else {
-      throw UsageError("{}: unknown key", where);
+      std::vector<std::string> known = {"label", "target", "compare"};
+      for (const SettingKey& one : setting_keys()) known.emplace_back(one.key);
+      throw UsageError("{}: unknown key{}", where, cli::did_you_mean(name, known));
     }
   }
   // Relative paths count from the case file, so that it can be run from any folder.

@@ -54,6 +54,11 @@ void set_head_dims(const Choice& choice, const ModelConfig* model, Case& result)
     result.d_v = prefill ? model->v_head_dim : model->d_v();
   }
   const Setting* dims = find(choice, "head_dims");
+  for (const std::string_view key : {"d_qk", "d_v"})
+    if (const Setting* one = find(choice, key); one != nullptr && dims != nullptr)
+      throw UsageError("{}: {} was given too", one->where, dims->where);
+  result.d_qk = int_of(choice, "d_qk", result.d_qk, 1, 65536);
+  result.d_v = int_of(choice, "d_v", result.d_v, 1, 65536);
   if (dims == nullptr) return;
   const size_t slash = dims->text.find('/');
   if (slash == std::string::npos)
@@ -324,7 +329,7 @@ bool is_int_list(std::string_view key) {
   constexpr std::string_view kIntKeys[] = {"heads",       "batch",  "q_len",           "kv_len",       "page_size",
                                            "states",      "topk",   "extra_topk",      "clip",         "threads",
                                            "pool_tokens", "dcp",    "extra_page_size", "to_page_size", "prefix",
-                                           "ratio",       "blocks", "block_size"};
+                                           "ratio",       "blocks", "block_size",      "d_qk",         "d_v"};
   return std::find(std::begin(kIntKeys), std::end(kIntKeys), key) != std::end(kIntKeys);
 }
 
@@ -368,11 +373,13 @@ const std::vector<SettingKey>& setting_keys() {
       {"op", "An operation: decode, decode_sparse, append, ... (libmla info --markdown lists them)"},
       {"model", "Preset, config.json or its folder: heads, head dims, topk"},
       {"head_dims", "d_qk/d_v, such as 576/512 (decode) or 192/128 (prefill)"},
+      {"d_qk", "Channels of a query and of a key, alone"},
+      {"d_v", "Channels of an output, alone"},
       {"cache", formats},
       {"scales", "fp8: pow2 and f32 one scale, per-slot four per token; fp8_ds_mla, fp8_nope: pow2 or f32"},
       {"q_dtype",
        "Type of queries or of q, k and v (prefill), both also e4m3, of rows (cache tools) or of partial states"},
-      {"heads", "Query heads"},
+      {"heads", "Query heads", "num_heads"},
       {"batch", "Requests"},
       {"q_len", "Query or new tokens of each request (prefill: all of kv-len)"},
       {"kv_len", "Tokens of each request (prefill_sparse: keys; top_k: logits)"},
@@ -387,10 +394,10 @@ const std::vector<SettingKey>& setting_keys() {
       {"extra_cache", "Format of the second pool (that of the first)"},
       {"to_cache", "Format that pages are copied into (copy_pages)"},
       {"to_page_size", "Tokens of a page that is copied into"},
-      {"sink", "Attention sinks: true, false"},
-      {"window", "Tokens before its own that a query sees; -1 all"},
-      {"soft_cap", "Cap of the logits"},
-      {"alibi", "ALiBi slopes: true, false"},
+      {"sink", "Attention sinks: true, false", "attn_sink"},
+      {"window", "Tokens before its own that a query sees; -1 all", "window_left"},
+      {"soft_cap", "Cap of the logits", "logits_soft_cap"},
+      {"alibi", "ALiBi slopes: true, false", "alibi_slopes"},
       {"compute", "decode, decode_sparse, prefill: default, or fp8 for products of e4m3"},
       {"tree", "Draft tree of the last q-len tokens: none, mask, parents"},
       {"dcp", "Ranks that share the tokens; measured is the first one's part"},
@@ -410,11 +417,17 @@ const std::vector<SettingKey>& setting_keys() {
       {"out_dtype", "Type of finished outputs: e4m3, bf16, f16, f32"},
       {"gate", "Gates of finished outputs: none, one for each head, or for each channel"},
       {"indexer_format", indexer_formats},
-      {"threads", "Threads of the kernels and the ceilings; 0 = all that the process may use"},
+      {"threads", "Threads of the kernels and the ceilings; 0 = all that the process may use", "num_threads"},
       {"backend", "Rows or families to force; auto"},
       {"device", "Where to compute: cpu, cuda:N, emulated:sm90 (else MLA_EMULATE, else cpu)"},
   };
   return keys;
+}
+
+std::string_view key_named(std::string_view name) {
+  for (const SettingKey& entry : setting_keys())
+    if (name == entry.key || (name == entry.python && !name.empty())) return entry.key;
+  return {};
 }
 
 size_t count_values(std::string_view key, const Setting& setting) { return values_of(key, setting).size(); }

@@ -96,11 +96,15 @@ struct Setting {
 /// Holds settings by key; the keys are those of setting_keys(), and compare.
 using Settings = std::map<std::string, Setting, std::less<>>;
 
-/// Holds a key and a line of help. setting_keys() returns all of them in the order of the help text.
+/// Holds a key, a line of help and, where that is another one, the name of Python's argument, which flags and case
+/// files may use too. setting_keys() returns all of them in the order of the help text.
 struct SettingKey {
-  std::string_view key, help;
+  std::string_view key, help, python = {};
 };
 const std::vector<SettingKey>& setting_keys();
+
+/// Returns the key that goes by this name, as "heads" goes by "heads" and "num_heads"; empty if there is none.
+std::string_view key_named(std::string_view name);
 
 /// Returns the number of values that a setting lists. Throws UsageError.
 size_t count_values(std::string_view key, const Setting& setting);

@@ -7,19 +7,21 @@
 #include "mla/command.h"
 #include "mla/output.h"
 #include "mla/quant_report/quant_error.h"
+#include "mla/renamed_option.h"
 #include "mla/values.h"
 
 namespace mla::cli {
 namespace {
 
 struct Options {
-  std::string heads = "16", kv_len = "4k", queries = "4", seed = "1", backend;
+  RenamedOption heads{"16"};
+  std::string kv_len = "4k", queries = "4", seed = "1", backend;
   Output output;
 };
 
 QuantOptions parse(const Options& options) {
   QuantOptions parsed;
-  parsed.heads = static_cast<int32_t>(parse_int("--heads", options.heads, 1, 1024));
+  parsed.heads = static_cast<int32_t>(parse_int(options.heads.where(), options.heads.text(), 1, 1024));
   parsed.kv_len = static_cast<int32_t>(parse_int("--kv-len", options.kv_len, 1, 1 << 20));
   parsed.queries = static_cast<int32_t>(parse_int("--queries", options.queries, 1, 1024));
   if (parsed.queries > parsed.kv_len)
@@ -82,7 +84,7 @@ int report(const Options& options) {
 Action add_quant_report(CLI::App& app) {
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("quant-report", "Bytes per token and error of every cache format");
-  command->add_option("--heads", options->heads, "Query heads")->capture_default_str();
+  options->heads.add(*command, "--num-heads", "--heads", "Query heads")->capture_default_str();
   command->add_option("--kv-len", options->kv_len, "Tokens in the cache")->capture_default_str();
   command->add_option("--queries", options->queries, "Query tokens, the last ones of the request")
       ->capture_default_str();
@@ -90,7 +92,7 @@ Action add_quant_report(CLI::App& app) {
   command->add_option("--backend", options->backend, "Row or family to force (else MLA_BACKEND, else the best)");
   options->output.add_option(*command);
   command->footer(
-      "Examples:\n  libmla quant-report\n  libmla quant-report --heads 128 --kv-len 16k --json=formats.json\n"
+      "Examples:\n  libmla quant-report\n  libmla quant-report --num-heads 128 --kv-len 16k --json=formats.json\n"
       "\nExit status: 0 success, 2 unusable input.");
   return [options] { return report(*options); };
 }

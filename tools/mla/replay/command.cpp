@@ -21,6 +21,7 @@
 #include "mla/mla.h"
 #include "mla/output.h"
 #include "mla/processors.h"
+#include "mla/renamed_option.h"
 #include "mla/replay/budget.h"
 #include "mla/replay/engine.h"
 #include "mla/replay/layer.h"
@@ -44,7 +45,8 @@ struct Options {
   std::string model = "deepseek-v2-lite";
   std::string cache, pool_cache, backend, device, timeline;
   std::string requests = "0", layers = "1", page_size, pool_tokens = "256k", chunk = "4k", max_batch = "64";
-  std::string processors, threads = "0", seed = "1", check_every = "16", pool_gb, mtp = "0", dcp = "1", time_budget;
+  RenamedOption threads{"0"};
+  std::string processors, seed = "1", check_every = "16", pool_gb, mtp = "0", dcp = "1", time_budget;
   std::string candidate_blocks = "2048";
   bool as_fast_as_possible = false, sparse = false, shared_prefix = false;
   Output output;
@@ -228,7 +230,7 @@ Setup make_setup(const Options& options) {
   setup.engine.check_every = parse_int("--check-every", options.check_every, 0);
   setup.engine.seed = static_cast<uint64_t>(parse_int("--seed", options.seed, 0));
   const std::vector<int32_t> processors = use_processors("--processors", options.processors);
-  setup.threads = int_option("--threads", options.threads, 0, 4096);
+  setup.threads = static_cast<int32_t>(parse_int(options.threads.where(), options.threads.text(), 0, 4096));
   if (setup.threads == 0) setup.threads = static_cast<int32_t>(processors.size());
   setup.affinity = affinity_of("--processors", processors, setup.threads);
   setup.max_requests = parse_int("--requests", options.requests, 0);
@@ -452,7 +454,7 @@ Action add_replay(CLI::App& app) {
   command->add_option("--pool-gb", options->pool_gb, "Size of the cache in GB (10^9 bytes)")->excludes(pool_tokens);
   command->add_option("--chunk", options->chunk, "Prompt tokens computed per step")->capture_default_str();
   command->add_option("--max-batch", options->max_batch, "Requests that run at once")->capture_default_str();
-  command->add_option("--threads", options->threads, "Threads; 0 = all that the process may use")
+  options->threads.add(*command, "--num-threads", "--threads", "Threads; 0 = all that the process may use")
       ->capture_default_str();
   command->add_option("--processors", options->processors, kProcessorsHelp)->option_text("LIST");
   command->add_option("--backend", options->backend, "Backend or family to force");

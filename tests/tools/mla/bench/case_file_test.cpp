@@ -43,9 +43,22 @@ TEST_F(CaseFile, DefaultsCasesAndFlags) {
   for (const CaseGroup& group : load(text, flags)) EXPECT_EQ(group.cases[0].heads, 8);
 }
 
+TEST_F(CaseFile, KeysHaveTheNamesOfPythonsArgumentsToo) {
+  const auto groups = load("cases:\n  - {num_heads: [8, 16], attn_sink: true, window_left: 9, compare: num_heads}\n");
+  ASSERT_EQ(groups.size(), 1U);
+  ASSERT_EQ(groups[0].cases.size(), 2U);
+  EXPECT_EQ(groups[0].cases[1].heads, 16);
+  EXPECT_TRUE(groups[0].cases[0].sink);
+  EXPECT_EQ(groups[0].cases[0].window, 9);
+  const Settings flags = {{"heads", Setting{.text = "4", .where = "--num-heads"}}};
+  EXPECT_EQ(load("defaults: {heads: 16}\ncases:\n  - {num_heads: 8}\n")[0].cases[0].heads, 8);
+  EXPECT_EQ(load("cases:\n  - {num_heads: 8}\n", flags)[0].cases[0].heads, 4);
+  expect_error("cases:\n  - heads: 8\n    num_heads: 8\n", {":3:", "num_heads: was given before", ":2: heads"});
+}
+
 TEST_F(CaseFile, NamesTheLineOfEveryMistake) {
   expect_error("cases:\n  - heads: [1, 2\n", {"mla_cases.yaml:"});
-  expect_error("cases:\n  - heads: 16\n    haeds: 16\n", {":3:", "haeds", "unknown key"});
+  expect_error("cases:\n  - heads: 16\n    haeds: 16\n", {":3:", "haeds: unknown key; did you mean 'heads'?"});
   expect_error("cases:\n  - op: decode\n    heads: many\n", {":3:", "heads", "many"});
   expect_error("cases:\n  - op: dekode\n", {":2:", "op", "decode"});
   expect_error("cases:\n  - target: {shear: 1}\n", {":2:", "shear", "share"});
