@@ -2,6 +2,8 @@
 #include "mla/devices.h"
 
 #include <cstdlib>
+#include <fstream>
+#include <sstream>
 
 #include "mla/device.h"
 #include "mla/text.h"
@@ -60,6 +62,21 @@ Json code_json(const GpuCode& code) {
           {"family", code.family},
           {"by_driver", code.by_driver},
           {"built", code.built}};
+}
+
+std::string parse_nvidia_version(std::string_view text) {
+  // "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build ..."
+  std::istringstream words{std::string(text)};
+  for (std::string word; words >> word;)
+    if (word.find('.') != std::string::npos && word.find_first_not_of("0123456789.") == std::string::npos) return word;
+  return {};
+}
+
+std::string nvidia_driver() {
+  std::ifstream file("/proc/driver/nvidia/version");
+  std::string line;
+  std::getline(file, line);
+  return parse_nvidia_version(line);
 }
 
 std::string device_of(std::string_view option, const std::string& text, bool any_gpu) {

@@ -23,6 +23,11 @@ std::string code_text(const GpuCode& code);
 /// Returns the same as "code" of docs/json.md; null for none.
 Json code_json(const GpuCode& code);
 
+/// Returns "580.65.06" of what /proc/driver/nvidia/version says, or an empty text.
+std::string parse_nvidia_version(std::string_view text);
+/// Returns the version of NVIDIA's driver on this machine; an empty text without one.
+std::string nvidia_driver();
+
 /// Returns the device that an option names, parsed; if `text` is empty, the one that MLA_EMULATE names, else "cpu".
 /// `any_gpu` is as in parse_device.
 std::string device_of(std::string_view option, const std::string& text, bool any_gpu = false);

@@ -99,6 +99,7 @@ std::string_view evidence_of(int32_t arch) {
     case 86:
     case 89:
     case 120: return "estimated";
+    case 110: return "compiled only";
     default: return "emulated only";
   }
 }

@@ -2,7 +2,6 @@
 // `libmla info` shows the machine, the backends, and the support matrix.
 #include <algorithm>
 #include <cstdio>
-#include <iterator>
 #include <memory>
 #include <optional>
 #include <span>
@@ -13,6 +12,7 @@
 
 #include "kit/device.h"
 #include "mla/backend.h"
+#include "mla/build.h"
 #include "mla/command.h"
 #include "mla/devices.h"
 #include "mla/estimate.h"
@@ -46,32 +46,33 @@ Json arch_list(const std::vector<int32_t>& archs) {
   return list;
 }
 
-// What GPUs run that have no code of their own here, behind a list of architectures: "; sm103: the family of sm100".
-std::string kindred_names(const MachineInfo& machine) {
-  std::string text;
-  for (int32_t arch : named_gpu_archs())
-    if (const GpuCode code = gpu_code(arch); !machine.gpu_archs.empty() && code.arch != arch)
-      text += fmt::format("; sm{}: {}", arch, code_text(code));
-  return text;
+// GPUs that have code of their own or of their family in some build.
+struct KnownGpus {
+  int32_t arch;
+  std::string_view names;
+};
+constexpr KnownGpus kKnownGpus[] = {
+    {80, "A100"},  {86, "RTX A6000, RTX 30"}, {89, "RTX 4090, L40S"},        {90, "H100, H200"}, {100, "B200"},
+    {103, "B300"}, {110, "Jetson Thor"},      {120, "RTX PRO 6000, RTX 50"}, {121, "DGX Spark"}};
+
+// What is known of an architecture's kernels and of the times that they take.
+std::string evidence_text(int32_t arch) {
+  const std::string_view evidence = evidence_of(arch);
+  if (evidence == "measured") return "measured on hardware";
+  return evidence == "estimated" ? "emulated only, times estimated" : std::string(evidence);
 }
 
-// Architectures that kernels are written for. Others run the code of one of these.
-constexpr int32_t kWrittenFor[] = {80, 86, 89, 90, 100, 120};
-
-// "measured: sm90; estimated: sm80 sm86 sm89 sm120; emulated only: sm100".
-std::string evidence_text() {
-  std::string text;
-  for (const std::string_view evidence : {"measured", "estimated", "emulated only"}) {
-    std::vector<int32_t> archs(std::begin(kWrittenFor), std::end(kWrittenFor));
-    std::erase_if(archs, [&](int32_t arch) { return evidence_of(arch) != evidence; });
-    text += fmt::format("{}{}: {}", text.empty() ? "" : "; ", evidence, arch_names(archs));
-  }
-  return text;
+void print_known_gpus(const Output& out) {
+  Table table({"GPUs", "architecture", "code in this build", "its kernels"}, 4);
+  for (const KnownGpus& gpus : kKnownGpus)
+    table.add_row({std::string(gpus.names), fmt::format("sm{}", gpus.arch), code_text(gpu_code(gpus.arch)),
+                   evidence_text(gpus.arch)});
+  table.print(out.text());
 }
 
 Json evidence_json() {
   Json times = Json::object();
-  for (const int32_t arch : kWrittenFor) times[fmt::format("sm{}", arch)] = evidence_of(arch);
+  for (const KnownGpus& gpus : kKnownGpus) times[fmt::format("sm{}", gpus.arch)] = evidence_of(gpus.arch);
   return times;
 }
 
@@ -103,7 +104,11 @@ std::optional<Explanation> explain_on(const GpuInfo& gpu) {
 
 void print_machine(const Output& out) {
   const MachineInfo& machine = machine_info();
-  out.print("libmla {}\ncpu      {}\nthreads  {}\n", version(), machine.cpu, machine.threads);
+  const Build& built = build();
+  out.print("libmla {}\ncommit   {}\nbuild    {}, {}; {}\n", version(),
+            built.commit.empty() ? "unknown, as the sources were no git checkout" : built.commit, built.compiler,
+            built.type, built.options);
+  out.print("cpu      {}\nthreads  {}\n", machine.cpu, machine.threads);
   if (machine.gpus.empty()) out.print("gpus     none\n");
   for (const GpuInfo& gpu : machine.gpus) {
     const GpuCode code = gpu_code(gpu.arch);
@@ -111,11 +116,13 @@ void print_machine(const Output& out) {
     out.print("gpu      {}{}\n", gpu_text(gpu), own ? "" : fmt::format(", code: {}", code_text(code)));
   }
   if (!machine.cuda.empty()) out.print("cuda     {}\n", machine.cuda);
+  if (const std::string driver = nvidia_driver(); !driver.empty()) out.print("driver   NVIDIA {}\n", driver);
   if (machine.cuda_driver != 0)
     out.print("cuda     driver {}, library built with {}\n", cuda_version(machine.cuda_driver),
               machine.cuda_runtime == 0 ? "none" : cuda_version(machine.cuda_runtime));
-  out.print("gpu code {}{}\nemulates {}\ntimes    {}\n\n", arch_names(machine.gpu_archs), kindred_names(machine),
-            arch_names(machine.emulated_archs), evidence_text());
+  out.print("gpu code {}\nemulates {}\n\n", arch_names(machine.gpu_archs), arch_names(machine.emulated_archs));
+  print_known_gpus(out);
+  out.print("\n");
   Table isa({"instruction set", "cpu has", "OS allows", "built", "GFLOP/s a thread", "detail"}, 6);
   for (const IsaLevel& level : machine.isa)
     isa.add_row({level.name, yes_no(level.cpu_has), yes_no(level.os_allows), yes_no(level.built),
@@ -142,7 +149,12 @@ int print_info(const InfoOptions& options) {
   Json devices = devices_json(machine);
   for (size_t i = 0; i < machine.gpus.size(); ++i)
     if (const auto verdicts = explain_on(machine.gpus[i])) devices[i + 1]["backends"] = rows_json(*verdicts);
+  const Build& built = build();
+  const std::string driver = nvidia_driver();
   out.write_json({{"version", version()},
+                  {"commit", built.commit.empty() ? Json(nullptr) : Json(built.commit)},
+                  {"build", {{"compiler", built.compiler}, {"type", built.type}, {"options", built.options}}},
+                  {"driver", driver.empty() ? Json(nullptr) : Json(driver)},
                   {"cpu", machine.cpu},
                   {"threads", machine.threads},
                   {"isa", isa},

@@ -17,6 +17,7 @@ namespace {
 
 using nlohmann::json;
 using testing::AllOf;
+using testing::ContainsRegex;
 using testing::HasSubstr;
 
 bool has_row(const json& rows, const std::string& name) {
@@ -131,9 +132,14 @@ TEST(CliDevice, InfoSaysWhatTheBuildHasForGpus) {
   EXPECT_EQ(cuda["times"]["sm90"], "measured");
   EXPECT_EQ(cuda["times"]["sm120"], "estimated");
   EXPECT_EQ(cuda["times"]["sm100"], "emulated only");
-  EXPECT_THAT(run_mla("info").out, HasSubstr("emulates"));
-  EXPECT_THAT(run_mla("info").out,
-              HasSubstr("times    measured: sm90; estimated: sm80 sm86 sm89 sm120; emulated only: sm100\n"));
+  EXPECT_EQ(cuda["times"]["sm103"], "emulated only");
+  EXPECT_EQ(cuda["times"]["sm110"], "compiled only");
+  const std::string text = run_mla("info").out;
+  EXPECT_THAT(text, HasSubstr("emulates"));
+  EXPECT_THAT(text, ContainsRegex("\nH100, H200 +sm90 .* measured on hardware\n"));
+  EXPECT_THAT(text, ContainsRegex("\nRTX PRO 6000, RTX 50 +sm120 .* emulated only, times estimated\n"));
+  EXPECT_THAT(text, ContainsRegex("\nB200 +sm100 .* emulated only\n"));
+  EXPECT_THAT(text, ContainsRegex("\nJetson Thor +sm110 .* compiled only\n"));
 }
 
 TEST(CliDevice, MarkdownJudgesRowsOfGpusForEmulatedOnes) {

@@ -225,13 +225,19 @@ TEST(CliInfo, TextNamesThePartsOfTheMachine) {
   const Ran ran = run_mla("info");
   EXPECT_EQ(ran.status, 0);
   EXPECT_EQ(ran.err, "");
-  for (const char* part : {"libmla", "cpu", "threads", "gpu", "avx2", "portable", "reference", "usable"})
+  for (const char* part :
+       {"libmla", "\ncommit   ", "\nbuild    ", "cpu", "threads", "gpu", "avx2", "portable", "reference", "usable"})
     EXPECT_THAT(ran.out, HasSubstr(part));
 }
 
 TEST(CliInfo, JsonHasTheContractsKeys) {
   const json info = json_of("info --json");
   EXPECT_TRUE(info["version"].is_string());
+  // The tests may have been built of an archive.
+  EXPECT_TRUE(info["commit"].is_null() || info["commit"].get<std::string>().size() >= 12) << info["commit"];
+  for (const char* key : {"compiler", "type", "options"}) EXPECT_TRUE(info["build"][key].is_string()) << key;
+  EXPECT_THAT(info["build"]["options"].get<std::string>(), HasSubstr("MLA_CUDA="));
+  EXPECT_TRUE(info["driver"].is_null() || info["driver"].is_string());
   EXPECT_TRUE(info["cpu"].is_string());
   ASSERT_TRUE(info["devices"].is_array());
   EXPECT_EQ(info["devices"][0]["type"], "cpu");

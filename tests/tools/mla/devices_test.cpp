@@ -24,6 +24,15 @@ const MachineInfo kMachine{.cpu = "Some CPU",
                                      .l2_bytes = int64_t{50} << 20},
                                     {.name = "NVIDIA L4", .bus_location = "0000:3b:00.0", .uuid = ""}}};
 
+TEST(Devices, ReadsTheVersionOfTheDriver) {
+  EXPECT_EQ(parse_nvidia_version("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build"),
+            "580.65.06");
+  EXPECT_EQ(parse_nvidia_version("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC"),
+            "535.104.05");
+  EXPECT_EQ(parse_nvidia_version("NVRM version: none"), "");
+  EXPECT_EQ(parse_nvidia_version(""), "");
+}
+
 TEST(Devices, JsonHasTheCpuThenEveryGpu) {
   Json expected = Json::parse(R"([
     {"type": "cpu", "index": 0, "name": "Some CPU"},

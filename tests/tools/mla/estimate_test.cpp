@@ -166,6 +166,7 @@ TEST(Evidence, IsToldOfEveryArchitecture) {
   EXPECT_EQ(evidence_of(90), "measured");
   for (const GpuKind& gpu : gpu_kinds()) EXPECT_EQ(evidence_of(gpu.arch), gpu.measured ? "measured" : "estimated");
   EXPECT_EQ(evidence_of(100), "emulated only");
+  EXPECT_EQ(evidence_of(110), "compiled only");
 }
 
 }  // namespace
