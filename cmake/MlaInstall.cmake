@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# `cmake --install` yields headers, library and a package that find_package(libmla) finds (and tools/mla adds the program).
+# `cmake --install` yields headers, library, a package that find_package(libmla) finds and one that pkg-config finds (and
+# tools/mla adds the program).
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -19,3 +20,15 @@ configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/libmlaConfig.cmake.in
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/libmlaConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/libmlaConfig.cmake ${PROJECT_BINARY_DIR}/libmlaConfigVersion.cmake
         DESTINATION ${mla_package_dir})
+
+# Found from where the file lies, so that the installation may be moved.
+set(mla_pc_dir ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+file(RELATIVE_PATH mla_prefix_from_pc /${mla_pc_dir} /)
+string(REGEX REPLACE "/$" "" mla_prefix_from_pc "${mla_prefix_from_pc}")
+# What the CUDA runtime, which libmla holds, takes from the system.
+set(mla_system_libs "")
+if(MLA_CUDA_ENABLED)
+  set(mla_system_libs " -ldl -lrt")
+endif()
+configure_file(${PROJECT_SOURCE_DIR}/cmake/libmla.pc.in ${PROJECT_BINARY_DIR}/libmla.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/libmla.pc DESTINATION ${mla_pc_dir})

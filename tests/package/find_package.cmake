@@ -25,10 +25,33 @@ endif()
 run(${CMAKE_COMMAND} --build ${SCRATCH}/build)
 
 # Every cached row holds 0.5; the score is 576 * 0.125 * 0.5 / sqrt(192), and log(100) tokens share it.
-run(${SCRATCH}/build/decode)
-if(NOT output MATCHES "o = 0\\.500, lse = 7\\.203")
-  message(FATAL_ERROR "expected 'o = 0.500, lse = 7.203', got: ${output}")
+function(run_example)
+  run(${ARGN})
+  if(NOT output MATCHES "o = 0\\.500, lse = 7\\.203")
+    message(FATAL_ERROR "${ARGN}: expected 'o = 0.500, lse = 7.203', got: ${output}")
+  endif()
+endfunction()
+run_example(${SCRATCH}/build/decode)
+
+# Without CMake, from an installation that was moved.
+find_program(pkg_config NAMES pkgconf pkg-config)
+if(pkg_config)
+  file(RENAME ${SCRATCH}/prefix ${SCRATCH}/moved)
+  file(GLOB_RECURSE pc ${SCRATCH}/moved/libmla.pc)
+  get_filename_component(folder "${pc}" DIRECTORY)
+  run(${CMAKE_COMMAND} -E env PKG_CONFIG_PATH=${folder} ${pkg_config} --cflags --libs libmla)
+  separate_arguments(flags UNIX_COMMAND "${output}")
+  run(${CXX_COMPILER} -std=c++20 ${EXAMPLE}/decode.cpp -o ${SCRATCH}/decode ${flags})
+  run_example(${CMAKE_COMMAND} -E env LD_LIBRARY_PATH=${folder}/.. ${SCRATCH}/decode)
+  file(RENAME ${SCRATCH}/moved ${SCRATCH}/prefix)
+else()
+  message(STATUS "no pkg-config: libmla.pc is not tried")
 endif()
+
+# Both names of the program are installed.
+foreach(name mla libmla)
+  run(${SCRATCH}/prefix/bin/${name} --version)
+endforeach()
 
 # A version this package cannot serve is refused.
 file(WRITE ${SCRATCH}/newer/CMakeLists.txt
