@@ -220,8 +220,10 @@ template <class Work>
 void score(const uint32_t* q, int64_t q_group_stride, int32_t num_groups, const Segment* segments, int32_t num_segments,
            int32_t key_begin, int32_t key_end, float* s, int64_t s_group_stride, Work& work) {
   const SumPlaces places = {.down = kTileSize, .right = s_group_stride, .row_bytes = kTileBytes};
-  for (int32_t key = key_begin; key < key_end; key += 2 * kTileRows)
-    with_tiles(key + kTileRows<key_end, num_groups> 1, [&](auto key_tiles, auto groups) {
+  const bool two_groups = num_groups == 2;
+  for (int32_t key = key_begin; key < key_end; key += 2 * kTileRows) {
+    const bool two_tiles = key_end - key > kTileRows;
+    with_tiles(two_tiles, two_groups, [&](auto key_tiles, auto groups) {
       zero_sums<key_tiles, groups>();
       const uint32_t* queries = q;
       for (int32_t i = 0; i < num_segments; ++i) {
@@ -236,6 +238,7 @@ void score(const uint32_t* q, int64_t q_group_stride, int32_t num_groups, const 
       }
       store_sums<key_tiles, groups>(s + static_cast<int64_t>(key) * kLanes, places);
     });
+  }
 }
 
 void scores(const uint32_t* q, int64_t q_group_stride, int32_t num_groups, const Segment* segments,
