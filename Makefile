@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # A thin front of the CMake presets. CMAKE_ARGS goes to every configuration: make test CMAKE_ARGS=-DMLA_WERROR=ON
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-engines lint format coverage asan tsan cuda aarch64 docs clean
+.PHONY: help build demo test test-engines lint format coverage asan tsan cuda aarch64 docs site clean
 
 JOBS ?= $(shell nproc)
 CMAKE_ARGS ?=
@@ -97,6 +97,16 @@ docs: build ## Refresh what is generated in docs: support matrix, estimates, C++
 	scripts/draw_kernels.py --write
 	PYTHONPATH=python build/venv/bin/python -m libmla plot $(CHART) --format svg --dark --out docs/img
 	scripts/generated_docs.py --write example support estimates backends --mla build/default/bin/mla
+	$(MAKE) site
+
+SITE = build/site
+
+site: ## The documentation as a site in build/site/html, with Python's, C++'s and C's reference; a dead link is an error
+	scripts/setup.sh docs
+	python3 -m venv $(SITE)/venv
+	$(SITE)/venv/bin/pip install --quiet --disable-pip-version-check --requirement docs/site/requirements.txt
+	doxygen docs/site/Doxyfile
+	$(SITE)/venv/bin/sphinx-build -q -W --keep-going -b html -c docs/site -d $(SITE)/doctrees . $(SITE)/html
 
 clean: ## Remove all build folders
 	rm -rf build

@@ -37,10 +37,11 @@ class Plan:
     again, with :meth:`update`, or replay a graph that holds it.
 
     The class methods take two more arguments:
-        workspace: memory of any element type for the plan to own, on the device of the tensors (on the CPU where a GPU
-            is emulated); None: from the framework of the tensors. What is too small is an error that says how many
-            bytes are needed.
-        context: a :class:`libmla.Context`, which runs of the plan use too.
+
+    - ``workspace``: memory of any element type for the plan to own, on the device of the tensors (on the CPU where a
+      GPU is emulated); None: from the framework of the tensors. What is too small is an error that says how many bytes
+      are needed.
+    - ``context``: a :class:`libmla.Context`, which runs of the plan use too.
     """
 
     __slots__ = ("__weakref__", "_handle", "_number", "_operation", "_workspace")

@@ -3,8 +3,8 @@
 
 There are five kinds of drawings. Every run has `roofline` (arithmetic intensity against speed, under the measured
 ceilings), `share` (share of the ceiling by kv length or topk) and `backends` (time of the same case on each backend).
-Two runs have `runs` (how much faster each case became). Readings beside other libraries have `peers`. The drawing
-functions return `Drawing`s, which save themselves as PNG or SVG.
+Two runs have `runs` (how much faster each case became). Readings beside other libraries have `peers`. Each drawing
+function returns a `Drawing`, which saves itself as PNG or SVG.
 """
 
 from __future__ import annotations
