@@ -232,7 +232,8 @@ void score(const uint32_t* q, int64_t q_group_stride, int32_t num_groups, const 
         for (int32_t tile = 0; tile < key_tiles; ++tile, rows += kTileRows) keys[tile] = {rows[0], rows[1] - rows[0]};
         for (int32_t step = 0; step < segments[i].steps; step += kStepChunk, queries += kTileSize) {
           add_products<key_tiles, groups>(keys, {{queries, kTileBytes}, {queries + q_group_stride, kTileBytes}});
-          for (TileRows& tile : keys) tile.rows = static_cast<const char*>(tile.rows) + kTileBytes;
+          for (int32_t tile = 0; tile < key_tiles; ++tile)
+            keys[tile].rows = static_cast<const char*>(keys[tile].rows) + kTileBytes;
           work.step();
         }
       }
