@@ -30,6 +30,19 @@ TileShape TileShape::choose(const TileKernels& kernels, int32_t d_qk, int32_t d_
   return {.max_rows = rows, .key_block = kernels.key_block, .d_qk = d_qk, .d_v = d_v};
 }
 
+TileShape TileShape::choose_for_many_rows(const TileKernels& kernels, int32_t d_qk, int32_t d_v) {
+  TileShape shape = choose(kernels, d_qk, d_v);
+  if (kernels.key_lanes == nullptr) return shape;
+  shape.key_lanes = true;
+  // Queries and outputs fill half of 1 MiB; the other half is for keys, values, scores and P.
+  constexpr int64_t kRoom = 512 << 10;
+  constexpr int32_t kMostRows = 512;
+  const int64_t bytes_per_row = int64_t{2} * d_qk + int64_t{4} * d_v;
+  shape.max_rows = kMostRows;
+  while (shape.max_rows > kMaxLanes && shape.max_rows * bytes_per_row > kRoom) shape.max_rows /= 2;
+  return shape;
+}
+
 size_t Tiles::bytes(const TileKernels& kernels, const TileShape& shape) {
   Carver counter(nullptr);
   Tiles(kernels, shape, nullptr).carve(counter);
@@ -48,8 +61,8 @@ void Tiles::carve(Carver& carver) {
   const int64_t d_qk = round_up(shape_.d_qk, kSlab);  // where keys are converted, their memory consists of slabs
   query_rows_ = carver.take<const void*>(2 * rows);
   q_ = carver.take<uint32_t>(rows * shape_.d_qk / kernels_.pack);
-  s_ = carver.take<float>((whole_tiles() ? 2 : 1) * panel_size() * (keys + kKeyTile));
-  p_ = carver.take<uint32_t>(rows * keys / kernels_.pack);
+  s_ = carver.take<float>((whole_tiles() && !shape_.key_lanes ? 2 : 1) * kPanelGroups * s_stride());
+  p_ = carver.take<uint32_t>((shape_.key_lanes ? panel_size() : rows) * keys / kernels_.pack);
   keys_ = carver.take<uint32_t>(keys * d_qk / kernels_.pack);
   copied_values_ = carver.take<uint32_t>(shape_.copied_values ? keys * shape_.d_v / kernels_.pack : 0);
   values_ = carver.take<uint32_t>(keys / kernels_.pack * (packs_slab_by_slab() ? 2 * kSlab : shape_.d_v));
@@ -125,7 +138,10 @@ void Tiles::pack_queries(int32_t group) {
   uint32_t* q = q_ + static_cast<int64_t>(group) * (shape_.d_qk / kernels_.pack) * kernels_.lanes;
   const void** rows = query_rows_ + group * kernels_.lanes;
   for (int32_t width : query_width_) {
-    if (width > 0) kernels_.pack_queries(rows, query_dtype_, width, q);
+    if (width > 0 && shape_.key_lanes)
+      kernels_.key_lanes->pack_queries(rows, width, q);
+    else if (width > 0)
+      kernels_.pack_queries(rows, query_dtype_, width, q);
     q += width / kernels_.pack * kernels_.lanes;
     rows += shape_.max_rows;
   }
@@ -136,6 +152,9 @@ void Tiles::score(const KeyBlock& block, const Prefetch& prefetch, int32_t group
                   float* s, const Background& background) {
   const int64_t q_stride = static_cast<int64_t>(shape_.d_qk / kernels_.pack) * kernels_.lanes;
   const uint32_t* q = q_ + group * q_stride;
+  if (shape_.key_lanes)
+    return kernels_.key_lanes->scores(q, count, shape_.d_qk / kernels_.pack, keys_,
+                                      *std::max_element(keys, keys + count), s, s_row_stride(), prefetch);
   const int32_t common =
       round_up(whole_tiles() ? *std::max_element(keys, keys + count) : *std::min_element(keys, keys + count), kKeyTile);
   kernels_.scores(q, q_stride, count, block.segments, block.num_segments, prefetch, 0, common, s, s_stride(),
@@ -153,13 +172,14 @@ bool Tiles::sees(int32_t row, int32_t key, const HiddenKeys* hidden) const {
 
 /// Sets the scores of a group to -inf where a key lies before the row's range or is hidden in it.
 void Tiles::hide(int32_t first_row, int32_t first_key, int32_t num_keys, const HiddenKeys* hidden, float* s) const {
-  for (int32_t lane = 0; lane < kernels_.lanes; ++lane) {
-    const int32_t row = first_row + lane;
+  const int64_t key_stride = shape_.key_lanes ? 1 : kernels_.lanes;
+  const int64_t row_stride = shape_.key_lanes ? s_row_stride() : 1;
+  for (int32_t row = first_row; row < first_row + kernels_.lanes; ++row, s += row_stride) {
     for (int32_t key = 0; key < std::min(num_keys, visible_begin_[row] - first_key); ++key)
-      s[key * kernels_.lanes + lane] = kLowest;
+      s[key * key_stride] = kLowest;
     if (hidden == nullptr || row >= num_rows_) continue;
     for (int32_t key = std::max(0, hidden->first() - first_key); key < num_keys; ++key)
-      if (hidden->hidden(row, first_key + key)) s[key * kernels_.lanes + lane] = kLowest;
+      if (hidden->hidden(row, first_key + key)) s[key * key_stride] = kLowest;
   }
 }
 
@@ -167,6 +187,7 @@ void Tiles::hide(int32_t first_row, int32_t first_key, int32_t num_keys, const H
 /// these are the queries that are packed next, and with the last groups, which see the most keys, the next key block.
 Prefetch Tiles::prefetch_beside(const KeyBlock& block, int32_t group) const {
   const int32_t next = group + kPanelGroups;
+  if (shape_.key_lanes) return prefetch_share(block, group);
   if (block.far ? next >= num_groups_ : group == 0 && reads_ahead()) return block.prefetch;
   if (!block.far || !first_) return {};
   const int32_t row = next * kernels_.lanes;
@@ -176,6 +197,17 @@ Prefetch Tiles::prefetch_beside(const KeyBlock& block, int32_t group) const {
   return {.rows = {query_rows_ + row, query_rows_ + shape_.max_rows + row},
           .lines = {lines(0), lines(1)},
           .num_rows = std::min(panel_size(), num_rows_ - row) / kKeyTile * kKeyTile};
+}
+
+/// Returns the share that the panel of groups from `group` on has of the next block's rows.
+Prefetch Tiles::prefetch_share(const KeyBlock& block, int32_t group) const {
+  const int32_t rows = round_up((shape_.key_block * kPanelGroups + num_groups_ - 1) / num_groups_, kernels_.tile_keys);
+  const int32_t first = group / kPanelGroups * rows;
+  Prefetch prefetch = block.prefetch;
+  prefetch.num_rows = std::min(rows, shape_.key_block - first);
+  if (prefetch.num_rows <= 0 || prefetch.lines[0] == 0) return {};
+  for (const void* const*& list : prefetch.rows) list += first;
+  return prefetch;
 }
 
 /// Computes the scores of the panel of groups from `group` on. Returns how many of these see keys of the block; their
@@ -206,9 +238,12 @@ int32_t Tiles::score_panel(const KeyBlock& block, int32_t first_key, const Scori
       continue;
     }
     float* own = s + i * s_stride();
-    if (!scoring.needs_only_scale())
-      kernels_.shape_scores(own, n, scoring.scale, scoring.soft_cap, scoring.biased ? slope_ + row : nullptr,
-                            position_ + row, key_position_);
+    const float* slope = scoring.biased ? slope_ + row : nullptr;
+    if (!scoring.needs_only_scale() && shape_.key_lanes)
+      kernels_.key_lanes->shape_scores(own, s_row_stride(), n, scoring.scale, scoring.soft_cap, slope, position_ + row,
+                                       key_position_);
+    else if (!scoring.needs_only_scale())
+      kernels_.shape_scores(own, n, scoring.scale, scoring.soft_cap, slope, position_ + row, key_position_);
     if (hiding) hide(row, first_key, n, scoring.hidden, own);
     const bool masked = least[i] < n;
     for (int32_t lane = 0; masked && lane < lanes; ++lane)
@@ -216,12 +251,13 @@ int32_t Tiles::score_panel(const KeyBlock& block, int32_t first_key, const Scori
     softmax[num_softmax++] = {.s = own,
                               .num_keys = n,
                               .limit = masked ? limit_ + row : nullptr,
+                              .s_stride = s_row_stride(),
                               .scale_log2 = scale_log2,
                               .max = max_ + row,
                               .base = base_ + row,
                               .sum = sum_ + row,
                               .alpha = alpha_ + row,
-                              .p = p_ + (group + i) * p_stride()};
+                              .p = p_of(group + i)};
   }
   return num_softmax;
 }
@@ -275,10 +311,11 @@ void Tiles::take_out(const KeyBlock& block, int32_t slab, int32_t count) {
   }
 }
 
-/// Adds the values of these keys to the slab's rows that see them.
-void Tiles::put_back(int32_t first_key, int32_t slab, int32_t count, const HiddenKeys* hidden) {
+/// Adds the values of these keys to those rows of the slab that see them.
+void Tiles::put_back(int32_t first_key, int32_t slab, int32_t count, const HiddenKeys* hidden, int32_t row_begin,
+                     int32_t row_end) {
   for (int32_t i = 0; i < count; ++i)
-    for (int32_t row = 0; row < num_rows_; ++row) {
+    for (int32_t row = row_begin; row < row_end; ++row) {
       if (!sees(row, first_key + aside_keys_[i], hidden)) continue;
       const float p = probability(row, aside_keys_[i]);
       float* o = o_ + (int64_t{slab} * shape_.max_rows + row) * kSlab;
@@ -289,11 +326,14 @@ void Tiles::put_back(int32_t first_key, int32_t slab, int32_t count, const Hidde
 }
 
 float Tiles::probability(int32_t row, int32_t key) const {
-  const int32_t lanes = kernels_.lanes, lane = row % lanes, step = key / kernels_.pack;
-  const uint32_t* p = p_ + row / lanes * p_stride();
-  const int32_t tile_steps = kernels_.tile_keys;
-  const uint32_t word =
-      whole_tiles() ? p[(step / tile_steps * lanes + lane) * tile_steps + step % tile_steps] : p[step * lanes + lane];
+  const int32_t lanes = kernels_.lanes, lane = row % lanes;
+  const uint32_t* p = p_of(row / lanes);
+  if (whole_tiles()) {  // of 32 keys, where a step holds key i and key i + 16
+    const int32_t steps = kernels_.tile_keys, tile = key / (2 * steps);
+    const uint32_t word = p[(tile * lanes + lane) * steps + key % steps];
+    return std::bit_cast<float>(key / steps % 2 == 0 ? word << 16 : word & 0xFFFF0000U);
+  }
+  const uint32_t word = p[key / kernels_.pack * lanes + lane];
   if (kernels_.pack == 1) return std::bit_cast<float>(word);
   return std::bit_cast<float>(key % 2 == 0 ? word << 16 : word & 0xFFFF0000U);
 }
@@ -311,7 +351,9 @@ Background Tiles::prepare(const KeyBlock& block, int32_t next_slab) const {
 
 void Tiles::attend(const KeyBlock& block, int32_t first_key, const Scoring& scoring) {
   place_keys(block, first_key, scoring);
-  if (whole_tiles())
+  if (shape_.key_lanes)
+    attend_by_key_lanes(block, first_key, scoring);
+  else if (whole_tiles())
     attend_by_panels(block, first_key, scoring);
   else
     attend_by_slabs(block, first_key, scoring);
@@ -341,10 +383,34 @@ void Tiles::attend_by_slabs(const KeyBlock& block, int32_t first_key, const Scor
                          .first = first_,
                          .o = o_ + slab * o_stride()},
                         packing ? prepare(block, slab + 1) : Background{});
-    put_back(first_key, slab, aside, scoring.hidden);
+    put_back(first_key, slab, aside, scoring.hidden, 0, num_rows_);
     value_buffer_ ^= 1;
   }
   packed_ahead_ = block.next_value_rows != nullptr;
+}
+
+/// Returns all slabs of the block's values, which are packed into values_.
+SlabSource Tiles::values_of(const KeyBlock& block) const {
+  return {.rows = block.value_rows,
+          .num_keys = block.num_keys,
+          .num_slabs = shape_.d_v / kSlab,
+          .slab_stride = slab_stride()};
+}
+
+/// Returns the products of the panel of groups from `group` on with all values.
+ValueProducts Tiles::panel_products(int32_t group) const {
+  const int32_t row = group * kernels_.lanes;
+  return {.p = p_of(group),
+          .p_group_stride = p_stride(),
+          .v = values_,
+          .key_steps = key_steps_ + group,
+          .num_rows = std::min(num_rows_ - row, panel_size()),
+          .alpha = alpha_ + row,
+          .first = first_,
+          .o = o_ + int64_t{row} * kSlab,
+          .num_slabs = shape_.d_v / kSlab,
+          .v_stride = slab_stride(),
+          .o_stride = o_stride()};
 }
 
 /// Attends with kernels of whole tiles. The tiles hide what vectors do: the values are packed beside the scores of the
@@ -352,11 +418,7 @@ void Tiles::attend_by_slabs(const KeyBlock& block, int32_t first_key, const Scor
 /// beside the first panel's products with values.
 void Tiles::attend_by_panels(const KeyBlock& block, int32_t first_key, const Scoring& scoring) {
   const int32_t aside = set_aside(block, first_key, scoring.hidden);
-  Background background = {.slab = {.rows = block.value_rows,
-                                    .num_keys = block.num_keys,
-                                    .num_slabs = shape_.d_v / kSlab,
-                                    .slab_stride = slab_stride()},
-                           .v = values_};
+  Background background = {.slab = values_of(block), .v = values_};
   SoftmaxBlock softmax[2][kPanelGroups];
   int32_t buffer = 0, count = 0;
   for (int32_t group = 0; group < num_groups_; group += kPanelGroups, buffer ^= 1) {
@@ -370,28 +432,33 @@ void Tiles::attend_by_panels(const KeyBlock& block, int32_t first_key, const Sco
   }
   for (int32_t group = 0; group < num_groups_; group += kPanelGroups) {
     clear_unseen(group);
-    if (group + kPanelGroups >= num_groups_ && aside == 0) background.copies = block.next_copies;
-    const int32_t row = group * kernels_.lanes;
-    kernels_.accumulate({.p = p_ + group * p_stride(),
-                         .p_group_stride = p_stride(),
-                         .v = values_,
-                         .key_steps = key_steps_ + group,
-                         .num_rows = std::min(num_rows_ - row, panel_size()),
-                         .alpha = alpha_ + row,
-                         .first = first_,
-                         .o = o_ + int64_t{row} * kSlab,
-                         .num_slabs = shape_.d_v / kSlab,
-                         .v_stride = slab_stride(),
-                         .o_stride = o_stride()},
-                        background);
+    kernels_.accumulate(panel_products(group), background);
     background = {};
   }
-  if (aside == 0) return;
-  for (int32_t slab = 0; slab < shape_.d_v / kSlab; ++slab) {
+  for (int32_t slab = 0; aside > 0 && slab < shape_.d_v / kSlab; ++slab) {
     take_out(block, slab, aside);
-    put_back(first_key, slab, aside, scoring.hidden);
+    put_back(first_key, slab, aside, scoring.hidden, 0, num_rows_);
   }
-  for (const RowCopy& copy : block.next_copies) kernels_.copy_rows(copy);  // overwrites what was set aside
+}
+
+/// Attends panel by panel. Keys and values are packed once for all.
+void Tiles::attend_by_key_lanes(const KeyBlock& block, int32_t first_key, const Scoring& scoring) {
+  const KeyLaneKernels& key_lanes = *kernels_.key_lanes;
+  const int32_t aside = set_aside(block, first_key, scoring.hidden);
+  key_lanes.pack_keys(block.segments[0].rows, block.num_keys, block.segments[0].steps, keys_);
+  kernels_.pack_slab(values_of(block), values_);
+  SoftmaxBlock softmax[kPanelGroups];
+  for (int32_t group = 0; group < num_groups_; group += kPanelGroups) {
+    const int32_t count = score_panel(block, first_key, scoring, group, s_, {}, softmax);
+    for (int32_t i = 0; i < count; ++i) key_lanes.softmax(softmax[i]);
+    clear_unseen(group);
+    kernels_.accumulate(panel_products(group), {});
+    const int32_t row = group * kernels_.lanes;
+    for (int32_t slab = 0; aside > 0 && slab < shape_.d_v / kSlab; ++slab) {
+      take_out(block, slab, aside);
+      put_back(first_key, slab, aside, scoring.hidden, row, std::min(num_rows_, row + panel_size()));
+    }
+  }
 }
 
 /// Sets P to 0 in the tiles of keys that a group of the panel does not see, but another one does.
@@ -401,7 +468,7 @@ void Tiles::clear_unseen(int32_t group) {
   const int32_t most = round_up(*std::max_element(key_steps_ + group, key_steps_ + group + count), tile_steps);
   for (int32_t g = group; g < group + count; ++g) {
     const int32_t own = round_up(key_steps_[g], tile_steps);
-    std::fill_n(p_ + g * p_stride() + own * kernels_.lanes, (most - own) * kernels_.lanes, 0U);
+    std::fill_n(p_of(g) + own * kernels_.lanes, (most - own) * kernels_.lanes, 0U);
   }
 }
 

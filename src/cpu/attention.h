@@ -22,9 +22,12 @@ struct TileShape {
   bool decoded_rows = false;     // room for a key block in bf16, for formats that need decoding
   bool decoded_queries = false;  // room for the queries in bf16
   bool copied_values = false;    // room for a key block of bf16 values
+  bool key_lanes = false;        // KeyLaneKernels are used, which only keep P of one panel
 
   /// Chooses rows and keys by the head widths, so that the working set (docs/kernels/cpu.md) stays inside a 1 MiB L2.
   static TileShape choose(const TileKernels& kernels, int32_t d_qk, int32_t d_v);
+  /// Does the same for many rows, with KeyLaneKernels where there are some.
+  static TileShape choose_for_many_rows(const TileKernels& kernels, int32_t d_qk, int32_t d_v);
 };
 
 inline constexpr int32_t kMaxSegments = 40;
@@ -38,8 +41,8 @@ struct KeyBlock {
   bool far = false;                   // rows of keys and of queries lie far apart in memory
   const void** value_rows = nullptr;  // with pack 2: rows of bf16 values, which are packed one slab at a time
   uint32_t* value_slabs = nullptr;    // with pack 1: packed slabs, key_block * kSlab steps apart
-  // These say, with pack 2 and where another block follows, what to prepare for it while this block's values are
-  // multiplied. The copies may overwrite this block's rows, and the next block's value rows may be such copies.
+  // These say, with pack 2, vectors, and where another block follows, what to prepare for it while this block's values
+  // are multiplied. The copies may overwrite this block's rows, and the next block's value rows may be such copies.
   int32_t next_num_keys = 0;
   const void* const* next_value_rows = nullptr;
   std::array<RowCopy, 2> next_copies = {};
@@ -135,24 +138,31 @@ class Tiles {
   /// third).
   bool reads_ahead() const { return !whole_tiles() || num_groups_ <= kPanelGroups; }
   int32_t panel_size() const { return kPanelGroups * kernels_.lanes; }
-  int64_t s_stride() const { return int64_t{kernels_.lanes} * (shape_.key_block + kKeyTile); }
+  int64_t s_row_stride() const { return shape_.key_block + (shape_.key_lanes ? kMaxLanes : kKeyTile); }
+  int64_t s_stride() const { return kernels_.lanes * s_row_stride(); }
   int64_t p_stride() const { return int64_t{kernels_.lanes} * (shape_.key_block / kernels_.pack); }
+  uint32_t* p_of(int32_t group) const { return p_ + (shape_.key_lanes ? group % kPanelGroups : group) * p_stride(); }
   int64_t o_stride() const { return int64_t{shape_.max_rows} * kSlab; }
   void place_keys(const KeyBlock& block, int32_t first_key, const Scoring& scoring);
   int32_t score_panel(const KeyBlock& block, int32_t first_key, const Scoring& scoring, int32_t group, float* s,
                       const Background& background, SoftmaxBlock* softmax);
   void attend_by_slabs(const KeyBlock& block, int32_t first_key, const Scoring& scoring);
   void attend_by_panels(const KeyBlock& block, int32_t first_key, const Scoring& scoring);
+  void attend_by_key_lanes(const KeyBlock& block, int32_t first_key, const Scoring& scoring);
+  SlabSource values_of(const KeyBlock& block) const;
+  ValueProducts panel_products(int32_t group) const;
   void clear_unseen(int32_t group);
   void decode_queries(int32_t first_width);
   void hide(int32_t first_row, int32_t first_key, int32_t num_keys, const HiddenKeys* hidden, float* s) const;
   bool sees(int32_t row, int32_t key, const HiddenKeys* hidden) const;
   void pack_queries(int32_t group);
   Prefetch prefetch_beside(const KeyBlock& block, int32_t group) const;
+  Prefetch prefetch_share(const KeyBlock& block, int32_t group) const;
   int32_t set_aside(const KeyBlock& block, int32_t first_key, const HiddenKeys* hidden);
   Background prepare(const KeyBlock& block, int32_t next_slab) const;
   void take_out(const KeyBlock& block, int32_t slab, int32_t count);
-  void put_back(int32_t first_key, int32_t slab, int32_t count, const HiddenKeys* hidden);
+  void put_back(int32_t first_key, int32_t slab, int32_t count, const HiddenKeys* hidden, int32_t row_begin,
+                int32_t row_end);
   float probability(int32_t row, int32_t key) const;
   void score(const KeyBlock& block, const Prefetch& prefetch, int32_t group, const int32_t* keys, int32_t count,
              float* s, const Background& background);

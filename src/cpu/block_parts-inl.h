@@ -41,6 +41,29 @@ HWY_INLINE FloatVec load_score(const float* s, int32_t key, hn::Vec<Ints> limit)
   return hn::IfThenElse(visible, score, hn::Set(kFloats, -HUGE_VALF));
 }
 
+#if MLA_CPU_TILES
+/// Holds what a softmax subtracts from the scores of 16 rows, and the factors of their sums so far.
+struct NewBase {
+  FloatVec base, alpha;
+};
+/// Updates max, base and alpha of the block by the largest scores of its keys.
+HWY_INLINE NewBase choose_base(const SoftmaxBlock& block, FloatVec top) {
+  // The base of the powers of two follows the largest score only where that exceeds it by more than this, so that few
+  // blocks rescale the outputs. P is then at most 2^8.
+  constexpr float kBaseSlack = 8.0F;
+  const FloatVec lowest = hn::Set(kFloats, -HUGE_VALF);
+  const FloatVec max = hn::Max(hn::LoadU(kFloats, block.max), top * hn::Set(kFloats, block.scale_log2));
+  hn::StoreU(max, kFloats, block.max);
+  const FloatVec old_base = hn::LoadU(kFloats, block.base);
+  FloatVec base = hn::IfThenElse(hn::Gt(max, old_base + hn::Set(kFloats, kBaseSlack)), max, old_base);
+  hn::StoreU(base, kFloats, block.base);
+  base = hn::IfThenElse(hn::Eq(base, lowest), hn::Zero(kFloats), base);  // because -inf - -inf would be NaN
+  const FloatVec alpha = exp2_nonpositive(old_base - base);
+  hn::StoreU(alpha, kFloats, block.alpha);
+  return {base, alpha};
+}
+#endif
+
 // ---- values ----
 
 #if MLA_CPU_TILES
@@ -52,8 +75,9 @@ constexpr std::array<uint8_t, kSlab> kSlabPositions = [] {
 }();
 
 /// Packs whole tiles of keys, with zeros for those that are missing, in small steps: each call of `step` interleaves 32
-/// channels of eight keys. All slabs of 32 keys come before the next keys, so that rows are read together, as the
-/// scores beside it read them (slab by slab a block of 256 keys and 128 rows took 1.2 times as long).
+/// channels of eight keys. A step of v holds key i and key i + 16 of 32. All slabs of 32 keys come before the next
+/// keys, so that rows are read together, as the scores beside it read them (slab by slab a block of 256 keys and 128
+/// rows took 1.2 times as long).
 class SlabPacker {
  public:
   SlabPacker(const SlabSource& source, uint32_t* v)
@@ -62,15 +86,15 @@ class SlabPacker {
   int32_t remaining() const { return remaining_; }
 
   HWY_INLINE void step() {
-    const int32_t first = tile_ * kTileKeys + part_ * kPartKeys;
+    const int32_t first = tile_ * kTileKeys + part_ * kPartSteps;
     const int64_t channel = source_.channel + int64_t{slab_} * kSlab;
-    uint32_t* const out = v_ + slab_ * source_.slab_stride + int64_t{first} / 2 * kSlab;
-    if (first + kPartKeys <= source_.num_keys) {
-      MLA_UNROLL for (int32_t key = 0; key < kPartKeys; key += 2)
-          interleave(row(first + key, channel), row(first + key + 1, channel), out + key / 2 * kSlab);
+    uint32_t* const out = v_ + slab_ * source_.slab_stride + (int64_t{tile_} * kTileWords + part_ * kPartSteps) * kSlab;
+    if ((tile_ + 1) * kTileKeys <= source_.num_keys) {
+      MLA_UNROLL for (int32_t i = 0; i < kPartSteps; ++i)
+          interleave(row(first + i, channel), row(first + i + kTileWords, channel), out + i * kSlab);
     } else {
-      for (int32_t key = 0; key < kPartKeys; key += 2)
-        interleave(row_or_zeros(first + key, channel), row_or_zeros(first + key + 1, channel), out + key / 2 * kSlab);
+      for (int32_t i = 0; i < kPartSteps; ++i)
+        interleave(row_or_zeros(first + i, channel), row_or_zeros(first + i + kTileWords, channel), out + i * kSlab);
     }
     --remaining_;
     if (++part_ < kParts) return;
@@ -81,7 +105,7 @@ class SlabPacker {
   }
 
  private:
-  static constexpr int32_t kPartKeys = 8, kParts = kTileKeys / kPartKeys;
+  static constexpr int32_t kPartSteps = 4, kParts = kTileWords / kPartSteps;
 
   HWY_INLINE __m512i row(int32_t key, int64_t channel) const {
     return _mm512_loadu_si512(static_cast<const uint16_t*>(source_.rows[key]) + channel);
@@ -89,9 +113,9 @@ class SlabPacker {
   HWY_INLINE __m512i row_or_zeros(int32_t key, int64_t channel) const {
     return key < source_.num_keys ? row(key, channel) : _mm512_setzero_si512();
   }
-  static HWY_INLINE void interleave(__m512i even, __m512i odd, uint32_t* out) {
-    _mm512_storeu_si512(out, _mm512_unpacklo_epi16(even, odd));
-    _mm512_storeu_si512(out + 16, _mm512_unpackhi_epi16(even, odd));
+  static HWY_INLINE void interleave(__m512i low, __m512i high, uint32_t* out) {
+    _mm512_storeu_si512(out, _mm512_unpacklo_epi16(low, high));
+    _mm512_storeu_si512(out + 16, _mm512_unpackhi_epi16(low, high));
   }
 
   const SlabSource source_;

@@ -27,9 +27,12 @@ schedule::Sequence sequence_of(const core::PrefillArgs& args, int32_t request, i
 AttentionSetup setup_of(const KernelSet& set, const core::PrefillArgs& args, int32_t num_threads) {
   const DType multiplied = args.dtype == DType::kE4M3 ? DType::kBF16 : args.dtype;  // bf16 holds every e4m3 exactly
   const TileKernels& kernels = set.pick(multiplied, multiplied);
-  TileShape shape = TileShape::choose(kernels, args.d_qk, args.d_v);
+  TileShape shape = TileShape::choose_for_many_rows(kernels, args.d_qk, args.d_v);
+  // Half as many rows give idle threads tasks: 1k tokens are two tasks a head otherwise.
+  if (shape.key_lanes && num_threads > args.num_heads) shape.max_rows = std::max(shape.max_rows / 2, kMaxLanes);
   shape.decoded_queries = args.dtype == DType::kE4M3;
-  shape.copied_values = kernels.pack == 2;
+  shape.decoded_rows = shape.key_lanes && shape.decoded_queries;
+  shape.copied_values = kernels.pack == 2 && (!shape.key_lanes || shape.decoded_queries);
   schedule::SplitOptions options = split_options(kernels, shape, num_threads, args.batch_invariant);
   options.split_keys = false;
   return {.kernels = kernels, .shape = shape, .options = options};
@@ -50,7 +53,8 @@ TaskList::Capacity capacity_of(const AttentionSetup& setup, const core::PrefillA
 
 /// Makes key blocks of one head. The rows of a head lie far apart, each in a page of memory of its own. Kernels of
 /// pairs multiply a copy, so that every row is read once. It is made while the block before is multiplied; but rows of
-/// e4m3 are decoded to bf16 when their block is loaded. Kernels of floats convert the rows into slabs.
+/// e4m3 are decoded to bf16 when their block is loaded. Kernels of floats convert the rows into slabs, and
+/// KeyLaneKernels pack them from where they lie.
 class HeadLoader {
  public:
   HeadLoader(const core::PrefillArgs& args, const schedule::Task& task, Tiles& tiles)
@@ -58,7 +62,7 @@ class HeadLoader {
         task_(task),
         tiles_(tiles),
         key_block_(tiles.shape().key_block),
-        copies_(tiles.kernels().pack == 2),
+        copies_(tiles.shape().copied_values),
         decodes_(copies_ && args.dtype == DType::kE4M3),
         d_qk_(args.d_qk),
         d_v_(args.d_v) {
@@ -69,7 +73,7 @@ class HeadLoader {
       decode(0, count_at(task.kv_begin));
     else
       for (const RowCopy& copy : copies_of(0, count_at(task.kv_begin))) tiles.kernels().copy_rows(copy);
-    point_at(tiles_.keys(), d_qk_, tiles_.rows(0));
+    point_at(copied_keys(), d_qk_, tiles_.rows(0));
     point_at(tiles_.copied_values(), d_v_, tiles_.rows(kCopiedValues));
   }
 
@@ -94,10 +98,10 @@ class HeadLoader {
       block.prefetch = {.rows = {k + key_block_, v + key_block_},
                         .lines = {lines(d_qk_, args_.dtype), lines(d_v_, args_.dtype)}};
     }
-    if (!copies_) return convert(block);
+    if (tiles_.kernels().pack == 1) return convert(block);
     block.segments[block.num_segments++] = {.rows = k, .steps = d_qk_ / 2};
     block.value_rows = v;
-    if (next_begin == task_.kv_end || decodes_) return;
+    if (next_begin == task_.kv_end || !copies_ || decodes_) return;
     block.next_num_keys = count_at(next_begin);
     block.next_value_rows = tiles_.rows(kCopiedValues);
     block.next_copies = copies_of(key_block_, block.next_num_keys);
@@ -107,6 +111,9 @@ class HeadLoader {
   // The list of the copied values' rows; lists 0 and 1 hold keys and values of this block and the next.
   static constexpr int32_t kCopiedValues = 2;
 
+  uint32_t* copied_keys() const {
+    return tiles_.shape().key_lanes ? reinterpret_cast<uint32_t*>(tiles_.decoded_rows()) : tiles_.keys();
+  }
   int32_t count_at(int32_t key) const { return std::min(key_block_, task_.kv_end - key); }
   static int32_t lines(int32_t width, DType dtype) {
     return static_cast<int32_t>((width * static_cast<int64_t>(size_of(dtype)) + 63) / 64);
@@ -117,14 +124,14 @@ class HeadLoader {
     const auto copy = [&](int32_t list, int32_t width, uint32_t* to) {
       return RowCopy{.rows = tiles_.rows(list) + entry, .num_rows = count, .lines = copied_lines(width), .to = to};
     };
-    return {copy(0, d_qk_, tiles_.keys()), copy(1, d_v_, tiles_.copied_values())};
+    return {copy(0, d_qk_, copied_keys()), copy(1, d_v_, tiles_.copied_values())};
   }
 
   /// Makes the copies of e4m3 keys and values that are listed from entry `entry` on.
   void decode(int32_t entry, int32_t count) const {
     for (const RowCopy& copy : copies_of(entry, count)) {
       auto* to = static_cast<std::byte*>(copy.to);
-      const int32_t width = copy.to == tiles_.keys() ? d_qk_ : d_v_;
+      const int32_t width = copy.to == copied_keys() ? d_qk_ : d_v_;
       for (int32_t i = 0; i < count; ++i, to += int64_t{copy.lines} * 64)
         tiles_.kernels().decode_row(unscaled_row(copy.rows[i], width), reinterpret_cast<uint16_t*>(to));
     }

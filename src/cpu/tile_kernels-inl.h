@@ -15,6 +15,7 @@
 #include "cpu/tile_kernels.h"
 #include "cpu/vectors-inl.h"
 #if MLA_CPU_TILES
+#include "cpu/key_lanes-inl.h"
 #include "cpu/tile_products-inl.h"
 #else
 #include "cpu/vector_products-inl.h"
@@ -63,13 +64,6 @@ void pack_queries(const void* const* rows, DType dtype, int32_t d, uint32_t* q) 
 }
 
 // ---- the shape of scores ----
-
-/// Returns tanh(x) with an absolute error below 2^-21.
-HWY_INLINE FloatVec tanh(FloatVec x) {
-  const FloatVec e = exp2_nonpositive(hn::Abs(x) * hn::Set(kFloats, -2.88539008F));  // -2 log2(e)
-  const FloatVec one = hn::Set(kFloats, 1.0F);
-  return hn::CopySign((one - e) / (one + e), x);
-}
 
 void shape_scores(float* s, int32_t num_keys, float scale, float cap, const float* slope, const int32_t* query_position,
                   const int32_t* key_position) {
@@ -181,6 +175,7 @@ constexpr TileKernels kTable = {
     .tile_keys = kTileRows,
     .key_block = 256,
     .slab_positions = kSlabPositions.data(),
+    .key_lanes = &kKeyLanes,
     .begin = configure_tiles,
     .end = release_tiles,
 #else
@@ -190,6 +185,7 @@ constexpr TileKernels kTable = {
     // docs/notebook/2026-11-20-cpu.md).
     .key_block = 96,
     .slab_positions = nullptr,
+    .key_lanes = nullptr,
     .begin = nullptr,
     .end = nullptr,
 #endif

@@ -13,8 +13,8 @@
 //   v  [slab][key step][kSlab]         values, kSlab channels a slab, 32-bit steps along the keys
 //   o  [slab][row][kSlab]       f32    running output
 //
-// Kernels that multiply whole tiles with AMX read p as [group][32 keys][lanes][16 steps], and v and o with the channels
-// of a slab in the order of slab_positions.
+// Kernels that multiply whole tiles with AMX read p as [group][32 keys][lanes][16 steps], where a step has key i and
+// key i + 16 of the 32; v has the same steps, and the channels of a slab of v and o are in the order of slab_positions.
 #pragma once
 
 #include <array>
@@ -76,6 +76,7 @@ struct SoftmaxBlock {
   const float* s = nullptr;
   int32_t num_keys = 0;  // a multiple of `pack`
   const int32_t* limit = nullptr;
+  int64_t s_stride = 0;  // from a query's scores to the next one's, where keys fill the lanes
   float scale_log2 = 1.0F;
   float* max = nullptr;
   float* base = nullptr;
@@ -110,14 +111,40 @@ struct ValueProducts {
   int64_t v_stride = 0, o_stride = 0;
 };
 
+/// Holds kernels of AMX for many query rows: a block's keys are packed once, so that keys instead of queries fill the
+/// lanes of scores. The softmax then needs no transposition of P, and keys may lie anywhere.
+///
+///   q     [group][16 steps][lanes][step]      queries as they lie
+///   keys  [16 keys][16 steps][step][lanes]    packed keys
+///   s     [group][row][key]              f32  scores, s_stride from one row to the next
+struct KeyLaneKernels {
+  /// Packs one group of query rows of d bf16. Null rows give zeros; they come last.
+  void (*pack_queries)(const void* const* rows, int32_t d, uint32_t* q);
+
+  /// Packs whole tiles of 16 keys of `steps` steps.
+  void (*pack_keys)(const void* const* rows, int32_t num_keys, int32_t steps, uint32_t* keys);
+
+  /// Computes the scores of `num_groups` groups of rows, at most kPanelGroups, with whole tiles of keys, and prefetches
+  /// prefetch.num_rows rows beside that.
+  void (*scores)(const uint32_t* q, int32_t num_groups, int32_t steps, const uint32_t* keys, int32_t num_keys, float* s,
+                 int64_t s_stride, const Prefetch& prefetch);
+
+  /// Does what TileKernels::shape_scores does.
+  void (*shape_scores)(float* s, int64_t s_stride, int32_t num_keys, float scale, float cap, const float* slope,
+                       const int32_t* query_position, const int32_t* key_position);
+
+  void (*softmax)(const SoftmaxBlock& block);
+};
+
 struct TileKernels {
   int32_t lanes;  // query rows of a group
   int32_t pack;   // elements of a step: 2 (bf16 pairs) or 1 (f32)
   // Keys that are loaded as one tile; the row lists of segments are padded to a multiple of it, and the rows of a tile
   // are equally spaced. 1 where keys may lie anywhere.
   int32_t tile_keys;
-  int32_t key_block;              // keys that are loaded and scored together
-  const uint8_t* slab_positions;  // [kSlab] where v and o hold a channel of a slab; null where in its place
+  int32_t key_block;                // keys that are loaded and scored together
+  const uint8_t* slab_positions;    // [kSlab] where v and o hold a channel of a slab; null where in its place
+  const KeyLaneKernels* key_lanes;  // null where there are none
 
   // A thread calls `begin` before it multiplies and `end` after that; null where nothing is to be done.
   void (*begin)();

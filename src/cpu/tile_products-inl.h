@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cpu/block_parts-inl.h"
+#include "cpu/tile_prefetch-inl.h"
 
 namespace mla::cpu::MLA_CPU_ISA {
 namespace {
@@ -31,9 +32,6 @@ class SoftmaxWork {
   static constexpr int32_t kMaxKeys = 64;                                    // whose maximum a step takes
   static constexpr int32_t kStepPairs = 4;                                   // pairs of keys of a step
   static constexpr int32_t kTileSteps = kTileKeys / kPack / kStepPairs + 1;  // and one that transposes
-  // The base of the powers of two follows the largest score only where that exceeds it by more than this, so that few
-  // blocks rescale the outputs. P is then at most 2^8.
-  static constexpr float kBaseSlack = 8.0F;
 
   static int32_t max_steps(const SoftmaxBlock& block) { return (block.num_keys + kMaxKeys - 1) / kMaxKeys; }
   static int32_t num_tiles(const SoftmaxBlock& block) { return (block.num_keys + kTileKeys - 1) / kTileKeys; }
@@ -41,8 +39,11 @@ class SoftmaxWork {
   template <bool kMasked>
   void step_as() {
     if (key_ < block_->num_keys) return find_max<kMasked>();
-    if (part_ < kTileSteps - 1) return add_pairs<kMasked>();
-    store_tile_of_p();
+    if (part_ == kTileSteps - 1) return store_tile_of_p();
+    if ((tile_ + 1) * kTileKeys <= block_->num_keys)
+      add_pairs<kMasked, true>();
+    else
+      add_pairs<kMasked, false>();
   }
 
   template <bool kMasked>
@@ -59,35 +60,27 @@ class SoftmaxWork {
   }
 
   void choose_base() {
-    const FloatVec lowest = hn::Set(kFloats, -HUGE_VALF);
-    const FloatVec max = hn::Max(hn::LoadU(kFloats, block_->max), top_ * hn::Set(kFloats, block_->scale_log2));
-    hn::StoreU(max, kFloats, block_->max);
-    const FloatVec old_base = hn::LoadU(kFloats, block_->base);
-    const FloatVec base = hn::IfThenElse(hn::Gt(max, old_base + hn::Set(kFloats, kBaseSlack)), max, old_base);
-    hn::StoreU(base, kFloats, block_->base);
-    // Because -inf - -inf would be NaN.
-    base_ = hn::IfThenElse(hn::Eq(base, lowest), hn::Zero(kFloats), base);
-    alpha_ = exp2_nonpositive(old_base - base_);
-    hn::StoreU(alpha_, kFloats, block_->alpha);
+    const NewBase chosen = cpu::MLA_CPU_ISA::choose_base(*block_, top_);
+    base_ = chosen.base;
+    alpha_ = chosen.alpha;
   }
 
-  template <bool kMasked>
+  template <bool kMasked, bool kWholeTile>
   void add_pairs() {
     const auto limit = kMasked ? hn::LoadU(kInts, block_->limit) : hn::Zero(kInts);
     const FloatVec scale = hn::Set(kFloats, block_->scale_log2);
     FloatVec sum[kPack] = {sum_[0], sum_[1]};
     MLA_UNROLL for (int32_t pair = 0; pair < kStepPairs; ++pair) {
-      const int32_t index = part_ * kStepPairs + pair, key = tile_ * kTileKeys + kPack * index;
-      WordVec word = hn::Zero(kWords);
-      if (key < block_->num_keys) {
-        FloatVec e[kPack];
-        MLA_UNROLL for (int32_t i = 0; i < kPack; ++i) {
-          e[i] = exp2_nonpositive(hn::MulSub(load_score<kMasked>(block_->s, key + i, limit), scale, base_));
-          sum[i] = sum[i] + e[i];
-        }
-        word = step_of(e);
+      const int32_t index = part_ * kStepPairs + pair;
+      FloatVec e[kPack];
+      MLA_UNROLL for (int32_t i = 0; i < kPack; ++i) {
+        const int32_t key = tile_ * kTileKeys + i * kTileWords + index;
+        e[i] = kWholeTile || key < block_->num_keys
+                   ? exp2_nonpositive(hn::MulSub(load_score<kMasked>(block_->s, key, limit), scale, base_))
+                   : hn::Zero(kFloats);
+        sum[i] = sum[i] + e[i];
       }
-      hn::StoreU(word, kWords, words_[index]);
+      hn::StoreU(step_of(e), kWords, words_[index]);
     }
     sum_[0] = sum[0];
     sum_[1] = sum[1];
@@ -122,76 +115,32 @@ void softmax(const SoftmaxBlock& block) {
 
 // ---- work beside the multiplies ----
 
-/// Prefetches rows into L2 in the order in which scores read them: each call of `step` takes one line of 16 rows.
-class TilePrefetcher {
- public:
-  TilePrefetcher(const Prefetch& prefetch, int32_t num_keys)
-      : prefetch_(prefetch), num_rows_(prefetch.lines[0] > 0 ? HWY_MIN(num_keys, prefetch.num_rows) : 0) {
-    remaining_ = (num_rows_ + kTileRows - 1) / kTileRows * (prefetch.lines[0] + prefetch.lines[1]);
-  }
-
-  int32_t remaining() const { return remaining_; }
-
-  HWY_INLINE void step() {
-    constexpr int kIntoL2 = 2;
-    const int32_t end = HWY_MIN(row_ + kTileRows, num_rows_);
-    for (int32_t row = row_; row < end; ++row)
-      __builtin_prefetch(static_cast<const char*>(prefetch_.rows[list_][row]) + 64 * line_, 0, kIntoL2);
-    --remaining_;
-    if (++line_ < prefetch_.lines[list_]) return;
-    line_ = 0;
-    list_ ^= prefetch_.lines[1] > 0;
-    if (list_ == 0) row_ = end;
-  }
-
- private:
-  const Prefetch prefetch_;
-  const int32_t num_rows_;
-  int32_t remaining_, row_ = 0, list_ = 0, line_ = 0;
-};
-
 /// Does its work in equal shares at each of `calls` calls of `step`, and what is left in `finish`.
 class BackgroundWork {
  public:
   BackgroundWork(const Background& background, const TilePrefetcher& prefetcher, int32_t calls)
-      : copier_(background.copies),
-        packer_(background.v != nullptr ? background.slab : SlabSource{}, background.v),
+      : packer_(background.v != nullptr ? background.slab : SlabSource{}, background.v),
         softmax_(background.softmax, background.num_softmax),
         prefetcher_(prefetcher),
-        copies_(share(copier_, calls)),
         packed_(share(packer_, calls)),
         scored_(share(softmax_, calls)),
         prefetches_(share(prefetcher_, calls)) {}
 
   HWY_INLINE void step() {
-    if (copier_.remaining() > 0)
-      some(copier_, copies_);
-    else  // whose source may be a copy
-      some(packer_, packed_);
+    some(packer_, packed_);
     some(softmax_, scored_);
     some(prefetcher_, prefetches_);
   }
   void finish() {
-    some(copier_, INT32_MAX);
     some(packer_, INT32_MAX);
     some(softmax_, INT32_MAX);
   }
 
  private:
-  template <class Work>
-  static int32_t share(const Work& work, int32_t calls) {
-    return (work.remaining() + calls - 1) / HWY_MAX(calls, 1);
-  }
-  template <class Work>
-  static HWY_INLINE void some(Work& work, int32_t steps) {
-    for (; steps > 0 && work.remaining() > 0; --steps) work.step();
-  }
-
-  RowCopier copier_;
   SlabPacker packer_;
   SoftmaxWork softmax_;
   TilePrefetcher prefetcher_;
-  const int32_t copies_, packed_, scored_, prefetches_;
+  const int32_t packed_, scored_, prefetches_;
 };
 
 /// Is the work beside multiplies that have none.
@@ -203,8 +152,7 @@ struct NoWork {
 template <class F>
 HWY_INLINE void multiply_beside(const Background& background, const TilePrefetcher& prefetcher, int32_t calls,
                                 const F& multiply) {
-  if (background.v == nullptr && background.num_softmax == 0 && background.copies[0].num_rows == 0 &&
-      prefetcher.remaining() == 0) {
+  if (background.v == nullptr && background.num_softmax == 0 && prefetcher.remaining() == 0) {
     NoWork none;
     return multiply(none);
   }

@@ -14,74 +14,12 @@
 #include <string>
 #include <vector>
 
-#include "cpu/level_test.h"
+#include "cpu/tile_kernels_fixture.h"
 #include "mla/backend.h"
 #include "mla/numeric.h"
 
 namespace mla::cpu {
 namespace {
-
-class TileKernelsTest : public LevelTest {
- protected:
-  void SetUp() override {
-    LevelTest::SetUp();
-    if (IsSkipped()) return;
-    kernels_ = &set_.pick(DType::kBF16, DType::kBF16);
-    if (kernels_->begin != nullptr) kernels_->begin();
-  }
-  void TearDown() override {
-    if (kernels_ != nullptr && kernels_->end != nullptr) kernels_->end();
-  }
-
-  /// Returns the type of the table's elements: bf16 for pairs, f32 otherwise.
-  DType element() const { return kernels_->pack == 2 ? DType::kBF16 : DType::kF32; }
-  std::vector<float> random_values(size_t count, float scale = 1.0F) {
-    std::normal_distribution<float> normal(0.0F, scale);
-    std::vector<float> values(count);
-    for (float& value : values) value = bf16_to_f32(f32_to_bf16(normal(random_)));  // exact in either element type
-    return values;
-  }
-  std::vector<std::byte> stored(const std::vector<float>& values) const {
-    std::vector<std::byte> bytes(values.size() * size_of(element()));
-    for (size_t i = 0; i < values.size(); ++i) {
-      const uint16_t half = f32_to_bf16(values[i]);
-      if (kernels_->pack == 2) {
-        std::memcpy(&bytes[2 * i], &half, 2);
-      } else {
-        std::memcpy(&bytes[4 * i], &values[i], 4);
-      }
-    }
-    return bytes;
-  }
-  int64_t lane_words(int64_t rows, int64_t steps) const {
-    const int64_t groups = (rows + kernels_->lanes - 1) / kernels_->lanes;
-    return groups * steps * kernels_->lanes;
-  }
-
-  bool whole_tiles() const { return kernels_->tile_keys > 1; }
-  /// Returns how many steps P of so many keys has room for.
-  int32_t padded_steps(int32_t num_keys) const {
-    const int32_t steps = (num_keys + kernels_->pack - 1) / kernels_->pack;
-    return (steps + kernels_->tile_keys - 1) / kernels_->tile_keys * kernels_->tile_keys;
-  }
-  /// Returns where a group's P has the step of a row.
-  size_t place_of(int32_t step, int32_t lane) const {
-    const int32_t lanes = kernels_->lanes, tile = kernels_->tile_keys;
-    return static_cast<size_t>(whole_tiles() ? (step / tile * lanes + lane) * tile + step % tile : step * lanes + lane);
-  }
-  float probability(const std::vector<uint32_t>& p, int32_t key, int32_t lane) const {
-    const uint32_t word = p[place_of(key / kernels_->pack, lane)];
-    if (kernels_->pack == 1) return std::bit_cast<float>(word);
-    return bf16_to_f32(static_cast<uint16_t>(key % 2 == 0 ? word & 0xFFFFU : word >> 16));
-  }
-  /// Returns where v and o have a channel of a slab.
-  size_t position(int32_t channel) const {
-    return static_cast<size_t>(kernels_->slab_positions != nullptr ? kernels_->slab_positions[channel] : channel);
-  }
-
-  const TileKernels* kernels_ = nullptr;
-  std::mt19937 random_{42};
-};
 
 TEST_P(TileKernelsTest, ScoresAreDotProducts) {
   const int32_t lanes = kernels_->lanes;
@@ -255,8 +193,9 @@ TEST_P(TileKernelsTest, AccumulateIsProbabilitiesTimesValues) {
         for (int32_t key = 0; key < num_keys; ++key) {
           const uint16_t half = f32_to_bf16(uniform(random_));
           probability[static_cast<size_t>(row * num_keys + key)] = bf16_to_f32(half);
-          uint32_t& word = p[static_cast<size_t>(row / lanes * room * lanes) + place_of(key / pack, row % lanes)];
-          word |= pack == 1 ? uint32_t{half} << 16 : uint32_t{half} << (16 * (key % 2));
+          const KeyPlace place = key_place(key);
+          uint32_t& word = p[static_cast<size_t>(row / lanes * room * lanes) + place_of(place.step, row % lanes)];
+          word |= uint32_t{half} << (pack == 1 ? 16 : 16 * place.half);
         }
       const std::vector<int32_t> key_steps(static_cast<size_t>(groups), steps);
       const auto padded = static_cast<size_t>(groups * lanes);
@@ -269,7 +208,9 @@ TEST_P(TileKernelsTest, AccumulateIsProbabilitiesTimesValues) {
       std::vector<std::byte> whole(list.size() * kLines * 64);
       std::vector<const void*> copied(list.size());
       for (size_t key = 0; key < list.size(); ++key) copied[key] = &whole[key * kLines * 64];
-      if (pack == 2) {  // the second slab is packed from a copy
+      if (whole_tiles()) {
+        background = {.slab = second, .v = slabs[1].data()};
+      } else if (pack == 2) {  // the second slab is packed from a copy
         background = {
             .copies = {RowCopy{.rows = list.data(), .num_rows = num_keys, .lines = 1, .to = copy.data()},
                        RowCopy{.rows = list.data(), .num_rows = num_keys, .lines = kLines, .to = whole.data()}},
@@ -289,7 +230,7 @@ TEST_P(TileKernelsTest, AccumulateIsProbabilitiesTimesValues) {
       products.v = slabs[1].data();
       products.first = false;
       kernels_->accumulate(products, {});
-      for (size_t key = 0; pack == 2 && key < list.size(); ++key)
+      for (size_t key = 0; pack == 2 && !whole_tiles() && key < list.size(); ++key)
         ASSERT_EQ(std::memcmp(&copy[key * 64], list[key], 64), 0) << rows << ' ' << num_keys;
       for (int32_t row = 0; row < rows; ++row)
         for (int32_t c = 0; c < kSlab; ++c) {
@@ -306,7 +247,7 @@ TEST_P(TileKernelsTest, AccumulateIsProbabilitiesTimesValues) {
 
 TEST_P(TileKernelsTest, SlabsOfPairsHoldTwoKeysAndZerosForAMissingOne) {
   if (kernels_->pack != 2) return;
-  for (int32_t num_keys : {1, 2, 5}) {
+  for (int32_t num_keys : {1, 2, 5, 17, 40}) {
     std::vector<uint16_t> values(static_cast<size_t>(num_keys) * 2 * kSlab);
     for (uint16_t& value : values) value = static_cast<uint16_t>(random_());
     std::vector<const void*> list(static_cast<size_t>(num_keys));
@@ -315,14 +256,14 @@ TEST_P(TileKernelsTest, SlabsOfPairsHoldTwoKeysAndZerosForAMissingOne) {
     std::vector<uint32_t> slab(static_cast<size_t>(steps) * kSlab, 0xFFFFFFFFU);
     kernels_->pack_slab({.rows = list.data(), .dtype = DType::kBF16, .num_keys = num_keys, .channel = kSlab},
                         slab.data());
-    const auto value = [&](int32_t key, int32_t c) {
-      return key < num_keys ? uint32_t{values[static_cast<size_t>((2 * key + 1) * kSlab + c)]} : 0U;
-    };
-    for (int32_t step = 0; step < steps; ++step)
-      for (int32_t c = 0; c < kSlab; ++c)
-        ASSERT_EQ(slab[static_cast<size_t>(step * kSlab) + position(c)], value(2 * step, c) | value(2 * step + 1, c)
-                                                                                                  << 16)
-            << num_keys << " keys, step " << step << ", channel " << c;
+    for (int32_t key = 0; key < 2 * steps; ++key)
+      for (int32_t c = 0; c < kSlab; ++c) {
+        const KeyPlace place = key_place(key);
+        const uint32_t word = slab[static_cast<size_t>(place.step * kSlab) + position(c)];
+        const uint16_t expected = key < num_keys ? values[static_cast<size_t>((2 * key + 1) * kSlab + c)] : uint16_t{0};
+        ASSERT_EQ(static_cast<uint16_t>(word >> (16 * place.half)), expected)
+            << num_keys << " keys, key " << key << ", channel " << c;
+      }
   }
 }
 
