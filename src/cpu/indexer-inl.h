@@ -117,12 +117,50 @@ HWY_INLINE void load_scaled_keys(const IndexerKeys& keys, int32_t num_keys, uint
   }
 }
 
+#if MLA_CPU_TILES
+/// Converts 32 elements of e4m3 to bf16. On processors with AMX a table of 128 values, which Dequantizer looks up,
+/// takes more instructions than this: bits move to their places, and eight subnormal magnitudes and NaN are looked up.
+class E4M3Decoder {
+ public:
+  HWY_INLINE __m512i operator()(const uint8_t* elements) const {
+    const __m512i e4m3 = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(elements)));
+    const __m512i magnitude = _mm512_and_si512(e4m3, _mm512_set1_epi16(0x7F));
+    const __m512i normal = _mm512_add_epi16(_mm512_slli_epi16(magnitude, 4), _mm512_set1_epi16(120 << 7));
+    // Neither subnormal nor NaN: 8 ... 0x7E.
+    const __mmask32 other =
+        _mm512_cmpge_epu16_mask(_mm512_sub_epi16(magnitude, _mm512_set1_epi16(8)), _mm512_set1_epi16(0x77));
+    const __m512i bits = _mm512_mask_permutexvar_epi16(normal, other, magnitude, others_);
+    constexpr int kOr = 0xF8;  // A | (b & c)
+    return _mm512_ternarylogic_epi32(bits, _mm512_slli_epi16(e4m3, 8), _mm512_set1_epi16(-0x8000), kOr);
+  }
+
+ private:
+  // The lookup takes five bits of a magnitude: 0 ... 7, and 31 for NaN.
+  static constexpr MagnitudeTable<uint16_t> kOthers = [] {
+    MagnitudeTable<uint16_t> table = kBF16Magnitudes;
+    table.value[31] = table.value[127];
+    return table;
+  }();
+  const __m512i others_ = _mm512_load_si512(kOthers.value);
+};
+
+/// Loads keys of e4m3 as steps, without their scales.
+HWY_INLINE void load_unscaled_keys(const IndexerKeys& keys, int32_t num_keys, uint32_t* steps) {
+  const E4M3Decoder decode;
+  constexpr int32_t kElements = 32;
+  const uint8_t* elements = keys.elements;
+  for (int32_t j = 0; j < num_keys; ++j)
+    MLA_UNROLL for (int32_t i = 0; i < kHeadDim; i += kElements, elements += kElements, steps += kElements / kPack)
+        _mm512_storeu_si512(steps, decode(elements));
+}
+#else
 /// Loads keys of e4m3 as steps, without their scales.
 HWY_INLINE void load_unscaled_keys(const IndexerKeys& keys, int32_t num_keys, uint32_t* steps) {
   Dequantizer unscaled(1.0F);
   for (int32_t j = 0; j < num_keys; ++j)
     load_steps(keys.elements + j * int64_t{kHeadDim}, DType::kE4M3, unscaled, steps + j * kHeadSteps);
 }
+#endif
 
 /// Loads keys as steps, without their scale if they have one, and zeros behind them up to a multiple of kMultiple keys.
 template <int32_t kMultiple>
@@ -144,7 +182,7 @@ HWY_INLINE void multiply_heads(const uint32_t* q, const uint32_t* keys, float* d
   MLA_UNROLL for (int32_t step = 0; step < kHeadSteps; step += kTileWords, q += kTileSize, keys += kTileWords)
       add_products<kKeyTiles, kGroups>({{keys, kKeyBytes}, {keys + kTileRows * kHeadSteps, kKeyBytes}},
                                        {{q, kTileBytes}, {q + kGroupWords, kTileBytes}});
-  store_sums<kKeyTiles, kGroups>(dots, {.down = kTileSize, .right = kIndexerKeys * kLanes, .row_bytes = kTileBytes});
+  store_sums<kKeyTiles, kGroups>(dots, {.down = kTileSize, .right = kTileKeys * kLanes, .row_bytes = kTileBytes});
 }
 
 /// Returns the sums of the lanes of 16 vectors.
@@ -168,17 +206,17 @@ HWY_INLINE FloatVec sums_of_lanes(const FloatVec* vectors) {
                                 _mm512_shuffle_f32x4(eights[0], eights[1], 0xDD))};
 }
 
-void indexer_sums(const uint32_t* packed, int32_t num_heads, const float* weights, const IndexerKeys& keys,
+/// Does what indexer_sums does, for at most kTileKeys keys: these, their products and the queries, 16 KiB, fit L1
+/// together.
+void sums_of_tile(const uint32_t* packed, int32_t num_groups, const float* weights, const IndexerKeys& keys,
                   int32_t num_keys, bool add, float* sums) {
-  alignas(64) uint32_t steps[kIndexerKeys * kHeadSteps];
-  alignas(64) float dots[kIndexerHeads / kLanes][kIndexerKeys][kLanes];
+  alignas(64) uint32_t steps[kTileKeys * kHeadSteps];
+  alignas(64) float dots[kIndexerHeads / kLanes][kTileKeys][kLanes];
   load_keys<kTileRows>(keys, num_keys, steps);
-  const int32_t num_groups = (num_heads + kLanes - 1) / kLanes;
-  for (int32_t key = 0; key < num_keys; key += 2 * kTileRows)
-    for (int32_t group = 0; group < num_groups; group += 2)
-      with_tiles(key + kTileRows < num_keys, group + 1 < num_groups, [&](auto key_tiles, auto groups) {
-        multiply_heads<key_tiles, groups>(packed + group * kGroupWords, steps + key * kHeadSteps, dots[group][key]);
-      });
+  for (int32_t group = 0; group < num_groups; group += 2)
+    with_tiles(num_keys > kTileRows, group + 1 < num_groups, [&](auto key_tiles, auto groups) {
+      multiply_heads<key_tiles, groups>(packed + group * kGroupWords, steps, dots[group][0]);
+    });
   for (int32_t first = 0; first < num_keys; first += kTileRows) {
     FloatVec by_lane[kTileRows];
     MLA_UNROLL for (int32_t j = 0; j < kTileRows; ++j) by_lane[j] = hn::Zero(kFloats);
@@ -191,6 +229,18 @@ void indexer_sums(const uint32_t* packed, int32_t num_heads, const float* weight
     const auto some = hn::FirstN(kFloats, static_cast<size_t>(num_keys - first));
     const FloatVec before = add ? hn::MaskedLoad(some, kFloats, sums + first) : hn::Zero(kFloats);
     hn::BlendedStore(before + totals, some, kFloats, sums + first);
+  }
+}
+
+void indexer_sums(const uint32_t* packed, int32_t num_heads, const float* weights, const IndexerKeys& keys,
+                  int32_t num_keys, bool add, float* sums) {
+  const IndexerLayout layout = indexer_layout(keys.format);
+  IndexerKeys tile = keys;
+  for (int32_t key = 0; key < num_keys; key += kTileKeys) {
+    sums_of_tile(packed, (num_heads + kLanes - 1) / kLanes, weights, tile, HWY_MIN(num_keys - key, kTileKeys), add,
+                 sums + key);
+    tile.elements += kTileKeys * layout.key_bytes;
+    tile.scales += kTileKeys * layout.scale_bytes;
   }
 }
 #else
