@@ -5,6 +5,7 @@ From a shell::
 
     python -m libmla.run_as flash_mla,flashinfer program.py --its --arguments
     python -m libmla.run_as flash_mla -m package.module --its --arguments
+    python -m libmla.run_as --fallback flashinfer program.py    # names that libmla lacks come from the installed peer
 """
 
 import runpy
@@ -15,11 +16,13 @@ from libmla.install import install_as
 
 
 def main(arguments: list[str]) -> None:
-    """Runs a program with drop-ins installed: NAMES (PROGRAM | -m MODULE) [ARGUMENTS]."""
+    """Runs a program with drop-ins installed: [--fallback] NAMES (PROGRAM | -m MODULE) [ARGUMENTS]."""
+    fallback = arguments[:1] == ["--fallback"]
+    arguments = arguments[fallback:]
     if len(arguments) < 2 or (arguments[1] == "-m" and len(arguments) < 3):
-        sys.exit("usage: python -m libmla.run_as NAME[,NAME] (PROGRAM | -m MODULE) [ARGUMENTS]")
+        sys.exit("usage: python -m libmla.run_as [--fallback] NAME[,NAME] (PROGRAM | -m MODULE) [ARGUMENTS]")
     for name in arguments[0].split(","):
-        install_as(name)
+        install_as(name, fallback=fallback)
     if arguments[1] == "-m":
         sys.argv = arguments[2:]
         runpy.run_module(arguments[2], run_name="__main__", alter_sys=True)

@@ -20,6 +20,16 @@ import libmla
 from libmla._call import calling
 from libmla.flash_mla.caches import kv_cache
 
+__all__ = [
+    "FlashMLASchedMeta",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "flash_mla_sparse_fwd",
+    "flash_mla_with_kvcache",
+    "get_mla_metadata",
+]
+
 _INF = float("inf")
 
 

@@ -16,6 +16,8 @@ import libmla
 from libmla.flash_mla.flash_mla_interface import _empty_rows_to_inf, _expect_dims, flash_mla_sparse_fwd
 from libmla.types import CacheFormat
 
+__all__ = ["decode", "permute_q_b_proj", "permute_wv_proj", "prefill"]
+
 _FORMATS: dict[int, CacheFormat] = {584: "fp8_dsv4", 528: "fp8_dsv41", 288: "fp4_dsv41"}
 _CHANNELS_PER_SCALE = 32
 _PACKED = 4 * _CHANNELS_PER_SCALE  # channels whose exponents share an int32

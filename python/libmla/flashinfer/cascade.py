@@ -11,6 +11,8 @@ import torch
 import libmla
 from libmla._call import calling
 
+__all__ = ["merge_state", "merge_state_in_place", "merge_states"]
+
 
 @calling({"out": "v_a", "lse": "s_a", "partial_o": "v_b", "partial_lse": "s_b"})
 def merge_state(

@@ -5,6 +5,8 @@ import torch
 
 from libmla.flashinfer._common import check_choice
 
+__all__ = ["concat_mla_k"]
+
 
 def concat_mla_k(k: torch.Tensor, k_nope: torch.Tensor, k_rope: torch.Tensor, *, backend: str = "default") -> None:
     """Writes [k_nope | k_rope] to k [T, H, nope + rope]: k_nope [T, H, nope], and k_rope [T, 1, rope] for all heads.

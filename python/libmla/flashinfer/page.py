@@ -7,6 +7,8 @@ import libmla
 from libmla._call import calling
 from libmla.flashinfer._common import check_buffer, row_cache
 
+__all__ = ["append_paged_mla_kv_cache", "get_batch_indices_positions", "get_seq_lens"]
+
 
 def get_batch_indices_positions(
     append_indptr: torch.Tensor,

@@ -9,6 +9,8 @@ import libmla
 from libmla._call import calling
 from libmla.flashinfer._common import E4M3, FLOAT8, check_choice, output, row_cache, scale_tensor
 
+__all__ = ["mla_rope_quantize_fp8"]
+
 _Four = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 

@@ -13,6 +13,8 @@ import libmla
 from libmla._call import calling
 from libmla.flashinfer._common import int32, output
 
+__all__ = ["TopKTieBreak", "top_k", "top_k_page_table_transform", "top_k_ragged_transform", "topk"]
+
 
 class TopKTieBreak(IntEnum):
     """Says which of equal scores at the edge of the selection are taken: NONE leaves the choice (libmla: SMALL)."""
