@@ -65,6 +65,9 @@ def register_cpu_operators() -> None:
         pages = block_table[request, position // block_size].long()
         slot_mapping[:count] = pages * block_size + position % block_size
 
+    def packed_linear(out: Any, x: Any, weight: Any, bias: Any, packed: bool) -> None:
+        out.copy_(torch.nn.functional.linear(x, weight, None if bias is None else bias.to(x.dtype)))
+
     define("init_cpu_memory_env(int[] nodes) -> ()", lambda nodes: None)
     define("init_cpu_threads_env(str cores) -> str", lambda cores: "")
     define("greedy_argmax(Tensor logits) -> Tensor", lambda logits: logits.argmax(-1))
@@ -72,5 +75,10 @@ def register_cpu_operators() -> None:
         "compute_slot_mapping_kernel_impl(Tensor starts, Tensor positions, Tensor table, Tensor(a!) slots, int size)"
         " -> ()",
         slots,
+    )
+    # With AMX, vLLM multiplies small weights by a GEMM of its own, on weights in an order of its own: here in theirs.
+    define("convert_weight_packed(Tensor weight) -> Tensor", lambda weight: weight.clone())
+    define(
+        "weight_packed_linear(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias, bool packed) -> ()", packed_linear
     )
     register_cpu_operators.library = library  # operators live as long as it does
