@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import libmla
 from flash_mla_reference import Expected, attend, beside, check, stack
 from libmla import flash_mla
 from libmla.flash_mla import flash_mla_interface
@@ -43,11 +44,12 @@ SIGNATURES = {
         ("causal", False),
         ("is_fp8_kvcache", False),
         *((n, None) for n in ("indices", "attn_sink", "extra_k_cache", "extra_indices_in_kvcache")),
-        *((n, None) for n in ("topk_length", "extra_topk_length")),
+        *((n, None) for n in ("topk_length", "extra_topk_length", "out")),
+        ("enable_batch_invariant", False),
     ],
     "flash_mla_sparse_fwd": [
         *((n, REQUIRED) for n in ("q", "kv", "indices", "sm_scale")),
-        *(("d_v", 512), ("attn_sink", None), ("topk_length", None)),
+        *(("d_v", 512), ("attn_sink", None), ("topk_length", None), ("out", None)),
     ],
     "flash_attn_varlen_func": [
         *((n, REQUIRED) for n in ("q", "k", "v", "cu_seqlens_qo", "cu_seqlens_kv", "max_seqlen_qo", "max_seqlen_kv")),
@@ -261,6 +263,86 @@ def test_sparse_decode_in_two_pools(layout, length, extra_length):
     pools = [(rows, indices, length), (extra_rows, extra_indices, extra_length)]
     check(out, lse, sparse_expected(q, pools, scale, sink))
     assert torch.all(out[:, :, 2] == 0) and torch.all(lse[0] < INF)
+
+
+def named_cache(layout, num_pages, page_size):
+    """Returns (a cache of the bytes that libmla writes, [num_pages, page_size, 1, width], the bf16 rows it means)."""
+    count = num_pages * page_size
+    page = libmla.page_bytes(layout, 512, page_size)
+    storage = torch.full((num_pages, page), 0xFF, dtype=torch.uint8)
+    if layout == "fp8_nope":
+        cache = libmla.KvCache(layout, kv=storage.view(num_pages, page_size, -1))
+    else:
+        cache = libmla.KvCache(layout, kv=storage, page_size=page_size)
+    libmla.append(randn(count, 512, seed=40), torch.arange(count), cache)
+    ends, table = torch.tensor([0, count], dtype=torch.int32), torch.arange(num_pages, dtype=torch.int32)[None]
+    rows = libmla.gather(cache, kv_len=ends[1:], out_indptr=ends, block_table=table)
+    return storage.view(num_pages, page_size, 1, page // page_size), rows
+
+
+@pytest.mark.parametrize(
+    ("kv_format", "layout", "extra_layout"),
+    [("V32_NO_ROPE", "fp8_nope", "fp8_nope"), ("V41", "fp8_dsv41", "fp8_dsv41"), ("V41", "fp8_dsv41", "fp4_dsv41")],
+)
+def test_sparse_decode_of_named_rows(kv_format, layout, extra_layout):
+    """Rows of 528 bytes are of two kinds, so they have to be named."""
+    cache, rows = named_cache(layout, 3, 64)
+    extra_cache, extra_rows = named_cache(extra_layout, 2, 32)
+    q = randn(2, 1, 5, 512, seed=41)
+    indices, extra_indices = random_indices(2, 1, 40, 192, seed=42), random_indices(2, 1, 30, 64, seed=43)
+    call = {"is_fp8_kvcache": True, "indices": indices, "extra_k_cache": extra_cache}
+    call |= {"extra_indices_in_kvcache": extra_indices, "softmax_scale": 0.05}
+    out, lse = flash_mla.flash_mla_with_kvcache(q, cache, None, None, 512, None, kv_format=kv_format, **call)
+    check(out, lse, sparse_expected(q, [(rows, indices, None), (extra_rows, extra_indices, None)], 0.05))
+    with pytest.raises(
+        ValueError, match="k_cache: .* got 528, which would be .*: these have to be named, by kv_format"
+    ):
+        flash_mla.flash_mla_with_kvcache(q, cache, None, None, 512, None, **call)
+
+
+@pytest.mark.parametrize(("layout", "kv_format"), [("fp8_ds_mla", "V32"), ("fp8_dsv4", "V4")])
+def test_naming_what_the_width_says_changes_nothing(layout, kv_format):
+    cache, rows = packed_cache(layout, 2, 64)
+    q, indices = randn(2, 1, 4, rows.shape[1]), random_indices(2, 1, 32, 128, seed=1)
+    named, unnamed = (
+        flash_mla.flash_mla_with_kvcache(
+            q, cache, None, None, 512, None, is_fp8_kvcache=True, indices=indices, kv_format=name
+        )
+        for name in (kv_format, None)
+    )
+    assert torch.equal(named[0], unnamed[0]) and torch.equal(named[1], unnamed[1])
+
+
+@pytest.mark.parametrize("s_q", [1, 2])
+def test_decode_into_an_output(s_q):
+    """The caller's tensor, with gaps around its heads."""
+    q, cache, table, seqlens = dense_problem([50, 9], s_q, 6, 2, 16, 576)
+    expected, _ = flash_mla.flash_mla_with_kvcache(q, cache, table, seqlens, 512, None)
+    around = torch.full((2, s_q, 8, 520), 7.0, dtype=torch.bfloat16)
+    out, _ = flash_mla.flash_mla_with_kvcache(q, cache, table, seqlens, 512, None, out=around[:, :, 1:7, :512])
+    assert torch.equal(out, expected) and torch.equal(around[:, :, 1:7, :512], expected)
+    around[:, :, 1:7, :512] = 7.0
+    assert torch.all(around == 7.0)
+
+
+def test_sparse_prefill_into_an_output():
+    expected, given = sparse_fwd_call()[0], torch.zeros(5, 4, 512, dtype=torch.bfloat16)
+    out = sparse_fwd_call(out=given)[0]
+    assert out is given and torch.equal(given, expected) and given.any()
+
+
+def test_batch_invariant_decode():
+    """A request alone and among others gives the same bits; calls that share a plan agree about it."""
+    q, cache, table, seqlens = dense_problem([700, 9, 300], 1, 6, 1, 16, 576)
+    meta, _ = flash_mla.get_mla_metadata()
+    whole, _ = flash_mla.flash_mla_with_kvcache(q, cache, table, seqlens, 512, meta, enable_batch_invariant=True)
+    for i in range(3):
+        alone, _ = flash_mla.flash_mla_with_kvcache(
+            q[i : i + 1], cache, table[i : i + 1], seqlens[i : i + 1], 512, None, enable_batch_invariant=True
+        )
+        assert torch.equal(alone[0], whole[i])
+    with pytest.raises(ValueError, match="planned for enable_batch_invariant True, used with False"):
+        flash_mla.flash_mla_with_kvcache(q, cache, table, seqlens, 512, meta)
 
 
 def test_sparse_decode_without_keys_and_with_a_sink():
@@ -518,6 +600,22 @@ LENGTHS = torch.ones(2, dtype=torch.int32)
             ValueError,
             "expected stride 584 in dimension 1, got 656",
         ),
+        (
+            sparse_call,
+            {"kv_format": "V5"},
+            ValueError,
+            "kv_format: expected one of V32, V32_NO_ROPE, V4, V41, got 'V5'",
+        ),
+        (dense_call, {"kv_format": "V32"}, ValueError, "kv_format: .* expected None while is_fp8_kvcache is False"),
+        (sparse_call, {"kv_format": "V32_NO_ROPE"}, ValueError, "k_cache: expected rows of .* as kv_format is V32_NO"),
+        (
+            dense_call,
+            {"out": randn(2, 1, 6, 500)},
+            ValueError,
+            r"out: expected \[2, 1, 6, 512\] of torch.bfloat16, got",
+        ),
+        (dense_call, {"out": randn(2, 1, 6, 512).float()}, ValueError, r"out: expected .*, got .* of torch.float32"),
+        (sparse_fwd_call, {"out": randn(5, 4, 576)}, ValueError, r"out: expected \[5, 4, 512\] of torch.bfloat16, got"),
         (prefill_call, {"dropout_p": 0.1}, ValueError, "dropout_p: libmla is for inference; expected 0, got 0.1"),
         (prefill_call, {"k": randn(5, 4, 192)}, ValueError, "k: expected 2 heads, as v has, got 4"),
         (prefill_call, {"k": randn(5, 3, 192), "v": randn(5, 3, 128)}, ValueError, "divide the 4 query heads, got 3"),

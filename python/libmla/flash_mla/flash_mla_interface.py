@@ -59,6 +59,8 @@ class FlashMLASchedMeta:
         extra_page_block_size: int | None
         extra_topk: int | None
 
+        enable_batch_invariant: bool = False
+
     have_initialized: bool = False
 
     config: Config | None = None
@@ -104,7 +106,10 @@ def flash_mla_with_kvcache(
     extra_indices_in_kvcache: torch.Tensor | None = None,
     topk_length: torch.Tensor | None = None,
     extra_topk_length: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    enable_batch_invariant: bool = False,
     *,
+    kv_format: str | None = None,
     descale_q: torch.Tensor | None = None,
     descale_k: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -125,6 +130,11 @@ def flash_mla_with_kvcache(
     attn_sink: [h_q] float32: out is multiplied by exp(lse) / (exp(lse) + exp(attn_sink)); lse excludes it.
     extra_k_cache, extra_indices_in_kvcache: a second pool under the same softmax; sparse only.
     topk_length, extra_topk_length: [b] (or [b, s_q]) int32; sparse only: entries of indices from it on are skipped.
+    out: [b, s_q, h_q, head_dim_v] of the result's dtype, where it goes; None: a new tensor.
+    enable_batch_invariant: the bits of a request do not depend on the other requests of the batch.
+    kv_format: the layout of packed rows by name, "V32", "V32_NO_ROPE", "V4" or "V41"; None: as the width says. V41
+        are rows of 528 bytes, beside which extra_k_cache may have rows of 288, both with the scales of a page after
+        its data.
     descale_q, descale_k: [1] float32, not in the peer: what e4m3 queries, and an e4m3 cache of width d_qk, are
         multiplied by.
 
@@ -144,27 +154,30 @@ def flash_mla_with_kvcache(
         rest = (topk_length, extra_indices_in_kvcache, extra_topk_length)
         operation, options = "decode_sparse", _sparse_options(q, k_cache, causal, indices, extra_k_cache, rest)
     config = _config(q, k_cache, causal, is_fp8_kvcache, indices, extra_k_cache, extra_indices_in_kvcache)
+    config.enable_batch_invariant = options["batch_invariant"] = enable_batch_invariant
     plan = _known_plan(tile_scheduler_metadata, config)
     options["sm_scale"] = d_qk**-0.5 if softmax_scale is None else softmax_scale
     options["q_scale"] = descale_q
     rows = q.reshape(b * s_q, h_q, d_qk)
-    out = torch.empty(b * s_q, h_q, head_dim_v, dtype=_out_dtype(q), device=q.device)
+    if out is None:
+        out = torch.empty(b, s_q, h_q, head_dim_v, dtype=_out_dtype(q), device=q.device)
+    out_rows = _rows_of(out, (b, s_q, h_q, head_dim_v), _out_dtype(q))
     lse = torch.empty(b * s_q, h_q, dtype=torch.float32, device=q.device)
     for kv_head in range(h_k):
         heads = slice(kv_head * group, (kv_head + 1) * group)
-        arguments = options | {"out": out[:, heads], "lse": lse[:, heads]}
+        arguments = options | {"out": out_rows[:, heads], "lse": lse[:, heads]}
         arguments["attn_sink"] = None if attn_sink is None else attn_sink[heads]
         for name, tensor in (("cache", k_cache), ("extra_cache", extra_k_cache)):
             if tensor is not None:
                 label = name.replace("cache", "k_cache")
-                arguments[name] = kv_cache(label, tensor, kv_head, d_qk, is_fp8_kvcache, descale_k)
+                arguments[name] = kv_cache(label, tensor, kv_head, d_qk, is_fp8_kvcache, descale_k, kv_format)
         if plan is None and tile_scheduler_metadata is not None:
             plan = getattr(libmla.Plan, operation)(rows[:, heads], **arguments)
         getattr(libmla, operation)(rows[:, heads], plan=plan, **arguments)
     if tile_scheduler_metadata is not None and plan is not None:
         _remember(tile_scheduler_metadata, config, plan, q.device)
     lse = _empty_rows_to_inf(lse).view(b, s_q, h_q).transpose(1, 2)
-    return out.view(b, s_q, h_q, head_dim_v), lse if operation == "decode_sparse" else lse.contiguous()
+    return out, lse if operation == "decode_sparse" else lse.contiguous()
 
 
 @calling({"out": "d_v"})
@@ -176,6 +189,7 @@ def flash_mla_sparse_fwd(
     d_v: int = 512,
     attn_sink: torch.Tensor | None = None,
     topk_length: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Computes sparse prefill in the absorbed form.
 
@@ -184,6 +198,7 @@ def flash_mla_sparse_fwd(
     indices: [s_q, h_kv, topk] int32: rows of kv; negative ones, and those >= s_kv, are skipped.
     attn_sink: [h_q] float32: out is multiplied by exp(lse) / (exp(lse) + exp(attn_sink)); lse excludes it.
     topk_length: [s_q] int32: entries of indices from it on are skipped.
+    out: [s_q, h_q, d_v] of q's dtype, where the result goes; None: a new tensor.
 
     Returns (out [s_q, h_q, d_v] of q's dtype, max_logits [s_q, h_q] float32, lse [s_q, h_q] float32). max_logits is the
     largest score, sm_scale included. A query without a valid index: out = 0, max_logits = -inf, lse = +inf.
@@ -196,7 +211,9 @@ def flash_mla_sparse_fwd(
     if indices.shape[1] != h_kv:
         raise ValueError(f"indices: expected {h_kv} KV heads in dimension 1, as in kv, got {indices.shape[1]}")
     group = _heads_per_kv_head(h_q, h_kv)
-    out = torch.empty(s_q, h_q, d_v, dtype=_out_dtype(q), device=q.device)
+    if out is None:
+        out = torch.empty(s_q, h_q, d_v, dtype=_out_dtype(q), device=q.device)
+    _expect_output(out, (s_q, h_q, d_v), _out_dtype(q))
     max_logits, lse = (torch.empty(s_q, h_q, dtype=torch.float32, device=q.device) for _ in range(2))
     for kv_head in range(h_kv):
         heads = slice(kv_head * group, (kv_head + 1) * group)
@@ -488,6 +505,23 @@ def _flat_indices(name: str, indices: torch.Tensor, b: int, s_q: int) -> torch.T
     if indices.shape[:2] != (b, s_q):
         raise ValueError(f"{name}: expected [{b}, {s_q}, topk], got shape {tuple(indices.shape)}")
     return indices.reshape(b * s_q, indices.shape[2])
+
+
+def _expect_output(out: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    if out.shape != shape or out.dtype != dtype:
+        raise ValueError(f"out: expected {list(shape)} of {dtype}, got {list(out.shape)} of {out.dtype}")
+
+
+def _rows_of(out: torch.Tensor, shape: tuple[int, int, int, int], dtype: torch.dtype) -> torch.Tensor:
+    """Returns an output [b, s_q, h_q, d_v] as [b * s_q, h_q, d_v], in its memory."""
+    _expect_output(out, shape, dtype)
+    b, s_q = shape[:2]
+    if b > 1 and s_q > 1 and out.stride(0) != s_q * out.stride(1):
+        raise ValueError(
+            f"out: expected the queries of all requests at one stride, {s_q} * {out.stride(1)} in dimension 0, got "
+            f"{out.stride(0)}"
+        )
+    return out.view(b * s_q, *shape[2:])
 
 
 def _out_dtype(q: torch.Tensor) -> torch.dtype:
