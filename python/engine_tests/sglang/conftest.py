@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import stubs
@@ -18,6 +20,39 @@ DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 def device(request: pytest.FixtureRequest) -> str:
     """Where tensors lie: on the CPU, and on the GPU where there is one."""
     return str(request.param)
+
+
+@dataclass
+class Calls:
+    """What was asked of libmla: plans made, attention that ran by a plan, and attention that planned for itself."""
+
+    plans: list[str] = field(default_factory=list)
+    planned_runs: list[str] = field(default_factory=list)
+    other_runs: list[str] = field(default_factory=list)
+
+    def clear(self) -> None:
+        for names in (self.plans, self.planned_runs, self.other_runs):
+            names.clear()
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """Notes calls of libmla, which go on as ever."""
+    import libmla
+
+    seen, make = Calls(), libmla.Plan._make
+    monkeypatch.setattr(libmla.Plan, "_make", lambda name, *given: seen.plans.append(name) or make(name, *given))
+
+    def noted(name: str, call: Any) -> Any:
+        def run(*given: Any, **named: Any) -> Any:
+            (seen.other_runs if named.get("plan") is None else seen.planned_runs).append(name)
+            return call(*given, **named)
+
+        return run
+
+    for name in ("decode", "decode_sparse"):
+        monkeypatch.setattr(libmla, name, noted(name, getattr(libmla, name)))
+    return seen
 
 
 @pytest.fixture(autouse=True)

@@ -96,6 +96,25 @@ def test_decode(device: str, form: str, page_size: int) -> None:
     assert backend.forward_metadata.plan is plan
 
 
+@pytest.mark.parametrize("mode", ["DECODE", "EXTEND", "DRAFT_EXTEND_V2"])
+def test_one_plan_a_step(device: str, calls: Any, mode: str) -> None:
+    """The first layer of a step plans for all."""
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    runner = engine.make_runner(device, page_size=16)
+    backend = backend_of(runner)
+    lengths, new = [70, 33, 5], [1 if mode == "DECODE" else 3] * 3
+    rows = [Rows(runner, lengths, new, layer=layer) for layer in (0, 1)]
+    q = torch.randn(sum(new), HEADS, LATENT + ROPE).bfloat16()
+    for _ in range(2):
+        calls.clear()
+        batch = engine.forward_batch(runner, ForwardMode[mode], lengths, new)
+        backend.init_forward_metadata(batch)
+        for layer in (0, 1):
+            assert error(run(backend, batch, rows[layer], q, layer=layer), rows[layer].expected(q)) < 1e-2
+        assert calls.plans == ["decode"] and calls.planned_runs == ["decode"] * 2 and not calls.other_runs
+
+
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("form", FORMATS)
 def test_absorbed_prefill(device: str, form: str, page_size: int) -> None:

@@ -41,11 +41,11 @@ def make_backend(device: str, monkeypatch: pytest.MonkeyPatch) -> Any:
         qk_rope_head_dim=ROPE,
     )
 
-    def make(form: str) -> tuple[Any, torch.Tensor]:
+    def make(form: str, hisparse: Any = None) -> tuple[Any, torch.Tensor]:
         dtype = torch.bfloat16 if form == "bf16" else torch.float8_e4m3fn
         width = 656 if form == "fp8_ds_mla" else None
         pool = MLATokenToKVPool(
-            SLOTS, 64, dtype, LATENT, ROPE, 1, device, False, use_dsa=True, override_kv_cache_dim=width
+            SLOTS, 64, dtype, LATENT, ROPE, 2, device, False, use_dsa=True, override_kv_cache_dim=width
         )
         rows = torch.randn(SLOTS + 64, LATENT + ROPE).bfloat16()
         buffer = pool.kv_buffer[0]
@@ -70,7 +70,7 @@ def make_backend(device: str, monkeypatch: pytest.MonkeyPatch) -> Any:
             token_to_kv_pool=pool,
             req_to_token_pool=ReqToTokenPool(8, 1024, device, enable_memory_saver=False),
             kv_index_translator=None,
-            hisparse_coordinator=None,
+            hisparse_coordinator=hisparse,
             is_draft_worker=False,
             max_running_requests=8,
             server_args=args,
@@ -80,10 +80,10 @@ def make_backend(device: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     return make
 
 
-def absorbed_layer() -> Any:
+def absorbed_layer(layer_id: int = 0) -> Any:
     from sglang.srt.layers.radix_attention import RadixAttention
 
-    return RadixAttention(HEADS, LATENT + ROPE, SCALE, num_kv_heads=1, layer_id=0, v_head_dim=LATENT)
+    return RadixAttention(HEADS, LATENT + ROPE, SCALE, num_kv_heads=1, layer_id=layer_id, v_head_dim=LATENT)
 
 
 @pytest.mark.parametrize("mode", ["DECODE", "TARGET_VERIFY"])
@@ -116,6 +116,90 @@ def test_keys_of_the_indexer(device: str, make_backend: Any, form: str, mode: st
         topk_indices=picked.to(device),
     )
     assert error(out.view(queries, HEADS, LATENT), torch.cat(expected)) < 1e-2
+
+
+@pytest.mark.parametrize("mode", ["DECODE", "TARGET_VERIFY"])
+def test_one_plan_a_step(device: str, make_backend: Any, calls: Any, mode: str) -> None:
+    """The first layer of a step plans for all, though each attends to other keys in another pool."""
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    backend, rows = make_backend("bf16")
+    pool = backend.token_to_kv_pool
+    pool.kv_buffer[1].copy_(pool.kv_buffer[0].flip(0))
+    stored = [rows, rows.flip(0)]
+    q = torch.randn(3, HEADS, LATENT + ROPE).bfloat16()
+    for length in ([TOPK, 1, 33], [7, TOPK, TOPK]):  # a step each
+        calls.clear()
+        backend.forward_metadata = SimpleNamespace(
+            dsa_cache_seqlens_int32=torch.tensor(length, dtype=torch.int32, device=device)
+        )
+        for layer_id in (0, 1):
+            picked = torch.stack([torch.randperm(SLOTS)[:TOPK] for _ in length]).int()
+            expected = []
+            for query, count in enumerate(length):
+                keys = stored[layer_id][picked[query, :count].long()][:, None]
+                expected.append(attend(q[query][None], keys, keys[..., :LATENT], SCALE)[0])
+            out = backend.forward(
+                q[..., :LATENT].contiguous().to(device),
+                None,
+                None,
+                absorbed_layer(layer_id),
+                SimpleNamespace(forward_mode=ForwardMode[mode]),
+                save_kv_cache=False,
+                q_rope=q[..., LATENT:].to(device),
+                topk_indices=picked.to(device),
+            )
+            assert error(out.view(-1, HEADS, LATENT), torch.cat(expected)) < 1e-2
+        assert calls.plans == ["decode_sparse"]
+        assert calls.planned_runs == ["decode_sparse"] * 2 and not calls.other_runs
+
+
+class SwappedIn:
+    """HiSparse's coordinator, as far as a backend asks it: keys of the indexer to slots on the device, -1 for none."""
+
+    def __init__(self, slots: torch.Tensor) -> None:
+        self._slots = slots
+        self.asked: list[int] = []
+
+    def swap_in_selected_pages(
+        self, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor, topk_indices: torch.Tensor, layer_id: int
+    ) -> torch.Tensor:
+        self.asked.append(layer_id)
+        return torch.where(topk_indices < 0, -1, self._slots[topk_indices.long()]).int()
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_slots_of_hisparse(device: str, make_backend: Any, form: str) -> None:
+    """Slots that SGLang swapped in, with -1 among them."""
+    from sglang.srt.layers.attention.dsa_backend import TopkTransformMethod
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    slots = torch.randperm(SLOTS)
+    slots[::5] = -1
+    coordinator = SwappedIn(slots.to(device))
+    backend, rows = make_backend(form, coordinator)
+    assert backend.get_topk_transform_method(ForwardMode.EXTEND) is TopkTransformMethod.PAGED
+    picked = torch.stack([torch.randperm(SLOTS)[:TOPK] for _ in range(3)]).int()
+    picked[1, 20:] = -1
+    q, expected = torch.randn(3, HEADS, LATENT + ROPE).bfloat16(), []
+    for query in range(3):
+        there = slots[picked[query][picked[query] >= 0].long()]
+        keys = rows[there[there >= 0]][:, None]
+        expected.append(attend(q[query][None], keys, keys[..., :LATENT], SCALE)[0])
+    length = torch.tensor([TOPK, 20, TOPK], dtype=torch.int32, device=device)
+    backend.forward_metadata = SimpleNamespace(dsa_cache_seqlens_int32=length)
+    out = backend.forward(
+        q[..., :LATENT].contiguous().to(device),
+        None,
+        None,
+        absorbed_layer(),
+        SimpleNamespace(forward_mode=ForwardMode.DECODE, req_pool_indices=torch.arange(3), seq_lens=length),
+        save_kv_cache=False,
+        q_rope=q[..., LATENT:].to(device),
+        topk_indices=picked.to(device),
+    )
+    assert coordinator.asked == [0]
+    assert error(out.view(-1, HEADS, LATENT), torch.cat(expected)) < 1e-2
 
 
 def test_sink(device: str, make_backend: Any) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +16,8 @@ PAGE, HEADS, WIDTH = 256, 8, 512
 RATIOS = {0: 0, 4: 1, 128: 2}  # each ratio's layer
 
 
-def make_runner(device: str, **config: Any) -> Any:
-    """A worker with a V4 pool: layer 0 has the window alone, 1 and 2 a compressed pool each."""
+def make_runner(device: str, ratios: Sequence[int] = (0, 4, 128), **config: Any) -> Any:
+    """A worker with a V4 pool: unless told otherwise, layer 0 has the window alone, 1 and 2 a compressed pool each."""
     from sglang.srt.mem_cache.deepseek_v4_memory_pool import DeepSeekV4TokenToKVPool
     from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
@@ -37,10 +38,10 @@ def make_runner(device: str, **config: Any) -> Any:
         qk_nope_head_dim=448,
         qk_rope_head_dim=64,
         indexer_head_dim=128,
-        layer_num=3,
+        layer_num=len(ratios),
         device=device,
         enable_memory_saver=False,
-        compression_ratios=[0, 4, 128],
+        compression_ratios=list(ratios),
     )
     hf = SimpleNamespace(index_topk=512, model_type="deepseek_v4", architectures=["DeepseekV4ForCausalLM"])
     return SimpleNamespace(
@@ -218,10 +219,102 @@ def test_no_dense_workspace(device: str) -> None:
     assert not backend._use_sparse_prefill(batch, num_qo_tokens=100_000)
 
 
-def test_other_layout_is_refused(device: str) -> None:
+@pytest.mark.parametrize("kernels", ["flashmla", "trtllm", "flashmla_mega"])
+def test_other_layouts_and_kernels_are_refused(device: str, monkeypatch: pytest.MonkeyPatch, kernels: str) -> None:
+    from sglang.kernels.ops.attention.dsv4.kv_layout import KVLayout
+    from sglang.srt.runtime_context import get_exec
+
     from libmla.integrations.sglang.v4 import V4Backend
 
     runner = make_runner(device)
-    runner.token_to_kv_pool.get_swa_key_bytes_per_token = lambda: 528
-    with pytest.raises(ValueError, match=r"rows of 584 bytes \(V4\), got 528: set SGLANG_DSV4_KV_LAYOUT=v4"):
+    monkeypatch.setattr(runner.token_to_kv_pool, "kv_layout", KVLayout.UNIFORM_FP8)
+    reason = r"expected rows of v4, v41, v41_fp4, got uniform_fp8: set SGLANG_DSV4_KV_LAYOUT=v4 or v41"
+    if kernels != "flashmla":
+        reason = f"--dsv4-attn-backend {kernels} is not supported: set it to flashmla"
+    with get_exec().kernel.override(dsv4_attn_backend=kernels), pytest.raises(ValueError, match=reason):
         V4Backend(runner)
+
+
+def test_one_plan_for_layers_of_a_ratio(device: str, calls: Any) -> None:
+    """A step plans once for each ratio, however many layers have it. The next step plans anew, for its own lengths."""
+    from sglang.srt.layers.radix_attention import RadixAttention
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    ratios = [0, 4, 128, 4, 128, 0, 4]
+    runner = make_runner(device, ratios)
+    pool, queries = runner.token_to_kv_pool, 3
+    windows = [fill(pool.get_swa_key_buffer_radix(layer_id), PAGE) for layer_id in range(len(ratios))]
+    compressed = {
+        layer_id: fill(pool.get_extra_key_buffer(layer_id), pool.get_extra_key_page_size(layer_id))
+        for layer_id, ratio in enumerate(ratios)
+        if ratio
+    }
+    q, sink = torch.randn(queries, HEADS, WIDTH).bfloat16(), torch.zeros(HEADS)
+    given, batch, backend = q.to(device), SimpleNamespace(forward_mode=ForwardMode.DECODE), None
+    for _ in range(2):
+        swa = pick(len(windows[0]), queries, 128)
+        extra = {4: pick(len(compressed[1]), queries, 512), 128: pick(len(compressed[2]), queries, 64)}
+        made = make_backend(runner, swa, extra, queries)
+        if backend is None:
+            backend = made
+        backend.forward_metadata = made.forward_metadata
+        calls.clear()
+        for layer_id, ratio in enumerate(ratios):
+            layer = RadixAttention(HEADS, WIDTH, WIDTH**-0.5, num_kv_heads=1, layer_id=layer_id)
+            named = {"compress_ratio": ratio, "save_kv_cache": False, "attn_sink": sink.to(device)}
+            out = backend.forward(given, given, given, layer, batch, **named)
+            expected = []
+            for query in range(queries):
+                keys = rows_of(*swa, windows[layer_id], query)
+                if ratio:
+                    keys = torch.cat([keys, rows_of(*extra[ratio], compressed[layer_id], query)])
+                expected.append(attend(q[query][None], keys[:, None], keys[:, None], WIDTH**-0.5, sink=sink)[0])
+            assert error(out, torch.cat(expected)) < 1e-2
+        assert calls.plans == ["decode_sparse"] * 3
+        assert calls.planned_runs == ["decode_sparse"] * len(ratios) and not calls.other_runs
+
+
+def test_rows_of_v41(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """V4.1's window in rows of 528 bytes and its compressed pool in rows of 288, which SGLang has on SM100."""
+    from sglang.kernels.ops.attention.dsv4.kv_layout import KVLayout
+    from sglang.srt.layers.radix_attention import RadixAttention
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    import libmla
+
+    runner, queries, rows, buffers = make_runner(device), 3, {}, {}
+    layouts = {KVLayout.V41: ("fp8_dsv41", PAGE), KVLayout.V41_FP4: ("fp4_dsv41", PAGE // 4)}
+    for layout, (name, page_size) in layouts.items():
+        count = torch.tensor([0, 4 * page_size], dtype=torch.int32)
+        table = torch.arange(4, dtype=torch.int32)[None]
+        buffer = torch.full((4, layout.page_bytes(page_size)), 0xFF, dtype=torch.uint8)
+        cache = libmla.KvCache(name, kv=buffer, page_size=page_size)
+        libmla.append(torch.randn(4 * page_size, WIDTH).bfloat16(), torch.arange(4 * page_size), cache)
+        rows[layout] = libmla.gather(cache, kv_len=count[1:], out_indptr=count, block_table=table).double()
+        buffers[layout] = buffer.to(device)
+    pool = runner.token_to_kv_pool
+    monkeypatch.setattr(pool, "kv_layout", KVLayout.V41)
+    monkeypatch.setattr(pool, "get_swa_key_buffer_radix", lambda layer_id: buffers[KVLayout.V41])
+    monkeypatch.setattr(pool, "get_extra_key_buffer", lambda layer_id: buffers[KVLayout.V41_FP4])
+    monkeypatch.setattr(pool, "get_extra_key_layout", lambda layer_id: KVLayout.V41_FP4)
+
+    swa, extra = pick(4 * PAGE, queries, 128), pick(PAGE, queries, 512)
+    q, sink, expected = torch.randn(queries, HEADS, WIDTH).bfloat16(), torch.randn(HEADS), []
+    for query in range(queries):
+        keys = [rows_of(*swa, rows[KVLayout.V41], query), rows_of(*extra, rows[KVLayout.V41_FP4], query)]
+        keys = torch.cat(keys)[:, None]
+        expected.append(attend(q[query][None], keys, keys, WIDTH**-0.5, sink=sink)[0])
+    backend, given = make_backend(runner, swa, {4: extra}, queries), q.to(device)
+    layer = RadixAttention(HEADS, WIDTH, WIDTH**-0.5, num_kv_heads=1, layer_id=RATIOS[4])
+    batch = SimpleNamespace(forward_mode=ForwardMode.DECODE)
+    named = {"compress_ratio": 4, "save_kv_cache": False, "attn_sink": sink.to(device)}
+    assert error(backend.forward(given, given, given, layer, batch, **named), torch.cat(expected)) < 1e-2
+
+
+def test_hisparse_is_accepted(device: str) -> None:
+    """Its slots, -1 where a key is not on the device, come as any others: test_two_pools has them."""
+    from libmla.integrations.sglang.v4 import V4Backend
+
+    runner = make_runner(device)
+    runner.hisparse_coordinator = SimpleNamespace()
+    assert V4Backend(runner).hisparse_coordinator is runner.hisparse_coordinator

@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 import libmla
+
+from ..plans import StepPlan, StepPlans
 
 
 @dataclass
@@ -174,6 +178,19 @@ def up_projected(
     )
 
 
+@dataclass(frozen=True)
+class Layer:
+    """Says which layer of which step attends, for layers to share a plan."""
+
+    plans: StepPlans
+    step: object
+    number: int
+
+    def plan(self, kind: Hashable) -> StepPlan:
+        """Returns the plan of the layers of this kind in the step."""
+        return self.plans.of(self.step, kind)
+
+
 def sparse(
     q: torch.Tensor,
     cache: Any,
@@ -181,6 +198,7 @@ def sparse(
     length: torch.Tensor | None,
     *,
     scores: Scores,
+    layer: Layer,
     second: tuple[Any, torch.Tensor, torch.Tensor | None] | None = None,
     num_heads: int | None = None,
     d_v: int | None = None,
@@ -190,7 +208,9 @@ def sparse(
     Args:
         q: [T, H, d_qk].
         indices: i32 [N, topk] slots, N >= T; negative ones are skipped.
-        length: i32 [N] valid indices of each row, or None.
+        length: i32 [N] valid indices of each row, or None; layers that share a plan have the same.
+        scores: how the layer scores keys.
+        layer: the layer.
         second: another pool, its indices and lengths.
         num_heads: how many heads there really are, where the rest are padding.
         d_v: width of the value; None: as the cache says.
@@ -213,16 +233,23 @@ def sparse(
             "extra_topk_length": None if extra_length is None else extra_length[:rows],
             "extra_topk_length_per": "token",
         }
-    libmla.decode_sparse(
-        q[:rows, :real],
-        cache,
-        indices[:rows],
-        topk_length=None if length is None else length[:rows],
-        topk_length_per="token",
-        sm_scale=scores.scale,
-        logits_soft_cap=scores.soft_cap,
-        attn_sink=None if scores.sink is None else scores.sink[:real],
-        out=out[:rows, :real],
+    arguments = {
+        "topk_length": None if length is None else length[:rows],
+        "topk_length_per": "token",
+        "sm_scale": scores.scale,
+        "logits_soft_cap": scores.soft_cap,
+        "attn_sink": None if scores.sink is None else scores.sink[:real],
         **named,
+    }
+    queries, slots = q[:rows, :real], indices[:rows]
+    lengths = [_place(length)] if second is None else [_place(length), second[1].shape[1], _place(second[2])]
+    plan = layer.plan((rows, real, q.dtype, slots.shape[1], *lengths)).get(
+        layer.number, partial(libmla.Plan.decode_sparse, queries, cache, slots, **arguments)
     )
+    libmla.decode_sparse(queries, cache, slots, plan=plan, out=out[:rows, :real], **arguments)
     return out
+
+
+def _place(lengths: torch.Tensor | None) -> int | None:
+    """Returns what tells lengths from others of the same step."""
+    return None if lengths is None else lengths.data_ptr()

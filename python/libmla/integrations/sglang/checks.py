@@ -9,6 +9,8 @@ import torch
 
 import libmla
 
+from . import pages
+
 _FORMATS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float8_e4m3fn: "fp8"}
 _ADVICE = "--kv-cache-dtype auto, bfloat16 or fp8_e4m3"
 
@@ -32,6 +34,13 @@ def dense_cache(kv_cache_dtype: torch.dtype) -> str | None:
     if kv_cache_dtype in _FORMATS:
         return None
     return f"kv_cache_dtype: expected bfloat16, float16 or float8_e4m3fn, got {kv_cache_dtype}: set {_ADVICE}"
+
+
+def v4_layout(layout: str) -> str | None:
+    """Checks that libmla reads the rows of a pool of V4's or V4.1's."""
+    if layout in pages.V4_FORMATS:
+        return None
+    return f"KV pool: expected rows of {', '.join(pages.V4_FORMATS)}, got {layout}: set SGLANG_DSV4_KV_LAYOUT=v4 or v41"
 
 
 def page_size(size: int, slots: int) -> str | None:

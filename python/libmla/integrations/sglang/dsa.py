@@ -11,10 +11,15 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
-from sglang.srt.layers.attention.dsa_backend import DeepseekSparseAttnBackend, DeepseekSparseAttnMultiStepBackend
+from sglang.srt.layers.attention.dsa_backend import (
+    DeepseekSparseAttnBackend,
+    DeepseekSparseAttnMultiStepBackend,
+    TopkTransformMethod,
+)
 
+from ..plans import StepPlans
 from . import checks, pages
-from .attention import Scores, sparse, up_projected
+from .attention import Layer, Scores, sparse, up_projected
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
@@ -30,14 +35,10 @@ class DsaBackend(DeepseekSparseAttnBackend):
         self.dsa_prefill_impl = self.dsa_decode_impl = "flashmla_sparse"
         self.enable_auto_select_prefill_impl = False
         self._one = torch.ones(1, device=self.device)
+        self._plans = StepPlans()
+        self._layer_id = 0
         advice = "leave it out, or choose --attention-backend dsa"
-        checks.refuse(
-            [
-                checks.device(self.device),
-                checks.feature("--dcp-size above 1", self.dcp_size > 1, advice),
-                checks.feature("--enable-hisparse", self.hisparse_coordinator is not None, advice),
-            ]
-        )
+        checks.refuse([checks.device(self.device), checks.feature("--dcp-size above 1", self.dcp_size > 1, advice)])
         packed = self.kv_cache_dim == pages.V32_ROW_BYTES
         kernels = checks.row(
             "decode_sparse",
@@ -49,6 +50,20 @@ class DsaBackend(DeepseekSparseAttnBackend):
             d_v=self.kv_lora_rank,
         )
         _logger.info("libmla: sparse MLA, %s cache%s, %s", self.kv_cache_dtype, " (packed)" if packed else "", kernels)
+
+    def get_topk_transform_method(self, forward_mode: Any = None) -> Any:
+        # The other method copies the prefix out of the pool by slots that HiSparse has not translated.
+        if self.hisparse_coordinator is not None:
+            return TopkTransformMethod.PAGED
+        return super().get_topk_transform_method(forward_mode)
+
+    def forward_decode(self, q: Any, k: Any, v: Any, layer: Any, *args: Any, **named: Any) -> torch.Tensor:
+        self._layer_id = layer.layer_id
+        return super().forward_decode(q, k, v, layer, *args, **named)
+
+    def forward_extend(self, q: Any, k: Any, v: Any, layer: Any, *args: Any, **named: Any) -> torch.Tensor:
+        self._layer_id = layer.layer_id
+        return super().forward_extend(q, k, v, layer, *args, **named)
 
     def _forward_flashmla_sparse(
         self,
@@ -64,8 +79,15 @@ class DsaBackend(DeepseekSparseAttnBackend):
         cache = pages.pool_cache(kv_cache, 1, self._one)
         if topk_length is not None and len(topk_length) != len(q_all):
             topk_length = None
-        scores = Scores(sm_scale, sink=attn_sink)
-        return sparse(q_all, cache, page_table_1, topk_length, scores=scores, d_v=v_head_dim)
+        return sparse(
+            q_all,
+            cache,
+            page_table_1,
+            topk_length,
+            scores=Scores(sm_scale, sink=attn_sink),
+            layer=Layer(self._plans, self.forward_metadata, self._layer_id),
+            d_v=v_head_dim,
+        )
 
     def _forward_standard_mha(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: Any, forward_batch: Any, metadata: Any

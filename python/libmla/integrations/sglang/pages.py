@@ -9,10 +9,11 @@ from __future__ import annotations
 import torch
 
 import libmla
+from libmla.types import CacheFormat
 
 V32_ROW_BYTES = libmla.row_bytes("fp8_ds_mla", 576)
-V4_ROW_BYTES = 584
-"""Bytes of a token in a V4 pool: 448 e4m3, 64 bf16, 7 scales and a pad byte."""
+V4_FORMATS: dict[str, CacheFormat] = {"v4": "fp8_dsv4", "v41": "fp8_dsv41", "v41_fp4": "fp4_dsv41"}
+"""The format of a pool of V4's and V4.1's, by the value of its SGLang ``kv_layout``."""
 
 
 def pool_cache(buffer: torch.Tensor, page_size: int, one: torch.Tensor) -> libmla.KvCache | torch.Tensor:
@@ -31,12 +32,12 @@ def pool_cache(buffer: torch.Tensor, page_size: int, one: torch.Tensor) -> libml
     return pages
 
 
-def v4_cache(buffer: torch.Tensor, page_size: int) -> libmla.KvCache:
-    """Returns a view of a layer's buffer of a V4 pool as a cache.
+def v4_cache(buffer: torch.Tensor, page_size: int, layout: str) -> libmla.KvCache:
+    """Returns a view of a layer's buffer of a pool of V4's or V4.1's as a cache.
 
-    The buffer is [pages, page bytes], with the scales in the page's footer.
+    The buffer is [pages, page bytes], with the scales in the page's footer; ``layout`` is one of :data:`V4_FORMATS`.
     """
-    return libmla.KvCache("fp8_dsv4", kv=buffer.view(torch.uint8), page_size=page_size)
+    return libmla.KvCache(V4_FORMATS[layout], kv=buffer.view(torch.uint8), page_size=page_size)
 
 
 def page_table(req_to_token: torch.Tensor, rows: torch.Tensor, page_size: int, out: torch.Tensor) -> None:

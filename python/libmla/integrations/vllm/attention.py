@@ -11,8 +11,8 @@ import torch
 
 import libmla
 
+from ..plans import StepPlan
 from .caches import cache_of, rows_of
-from .plans import StepPlan
 
 
 @dataclass(frozen=True, slots=True)

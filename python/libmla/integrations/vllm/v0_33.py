@@ -37,7 +37,8 @@ from vllm.v1.attention.backends.mla.prefill.base import MLAPrefillBackend
 
 import libmla
 
-from . import attention, caches, checks, plans, workspaces
+from .. import plans
+from . import attention, caches, checks, workspaces
 
 logger = init_logger("vllm.libmla")
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps one plan for all layers of a step."""
+"""Keeps one plan for all layers of a step; knows no engine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import torch
 
@@ -39,3 +39,23 @@ class StepPlan:
     def forget(self) -> None:
         """Forgets the plan, since what it was made for has changed in place: the next layer that asks makes it anew."""
         self._plan = None
+
+
+class StepPlans:
+    """Holds the plans of one step, one for each kind of layers: those whose shapes and lengths are the same.
+
+    What a step is, the caller says, by any object that lives for as long as the step does.
+    """
+
+    __slots__ = ("_plans", "_step")
+
+    def __init__(self) -> None:
+        self._step: object = None
+        self._plans: dict[Hashable, StepPlan] = {}
+
+    def of(self, step: object, kind: Hashable) -> StepPlan:
+        """Returns the plan of a kind of layers in a step. Those of the step before are given up with its end."""
+        if self._step is not step:
+            self._step = step
+            self._plans = {}
+        return self._plans.setdefault(kind, StepPlan(None))
