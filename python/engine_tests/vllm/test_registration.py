@@ -129,7 +129,7 @@ def test_off_and_unknown_options(monkeypatch: pytest.MonkeyPatch, caplog: pytest
     monkeypatch.setenv("LIBMLA_VLLM", "always")
     plugin.register()
     assert AttentionBackendEnum.CUSTOM.is_overridden()
-    assert "expected one of custom, auto, off, got 'always'" in caplog.text
+    assert "expected one of custom, auto, flashmla, off, got 'always'" in caplog.text
 
 
 def test_the_name_of_another_plug_in(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,6 +9,9 @@
 ``auto``                these, and libmla takes the place of TRITON_MLA and, on SM80-89 and SM12x, of what vLLM
                         tries for sparse models; on a CPU, of CPU_MLA and AMX_MLA and of prefill. So vLLM chooses it
                         by itself where it would take these
+``flashmla``            the two names, and libmla's functions take the place of FlashMLA's wherever vLLM calls these: in
+                        its own layers for DeepSeek V4, among which no plug-in can be chosen, and in its backends
+                        FLASHMLA and FLASHMLA_SPARSE
 ``off``                 nothing
 ======================  ==========================================================================================
 """
@@ -20,7 +23,7 @@ import os
 import re
 
 _ADAPTERS = {(0, 32): "v0_32", (0, 33): "v0_33"}
-_OPTIONS = ("custom", "auto", "off")
+_OPTIONS = ("custom", "auto", "flashmla", "off")
 
 _logger = logging.getLogger("vllm.libmla")
 _warned: set[str] = set()
@@ -43,7 +46,7 @@ def register() -> None:
     if option == "off":
         return
     try:
-        _register(auto=option == "auto")
+        _register(option)
     except Exception as error:  # noqa: BLE001  # an engine that nobody knows yet must start without libmla
         _warn(f"libmla's backends could not be registered with vLLM: {error!r}")
 
@@ -54,7 +57,7 @@ def _warn(message: str) -> None:
         _logger.warning(message)
 
 
-def _register(auto: bool) -> None:
+def _register(option: str) -> None:
     import vllm
 
     numbers = re.match(r"(\d+)\.(\d+)", vllm.__version__)
@@ -77,8 +80,13 @@ def _register(auto: bool) -> None:
             _warn(f"{name} is {name.get_path()}, another plug-in's, and stays so: set VLLM_PLUGINS to choose plug-ins")
         else:
             register_one(name, f"{module}.{class_name}")
-    if auto and adapter is not None:
+    if option == "auto" and adapter is not None:
         _take_places(module)
+    if option == "flashmla" and adapter is not None:
+        from . import flashmla
+
+        flashmla.take()
+        _logger.info("vLLM's calls of FlashMLA's functions go to libmla")
 
 
 def _take_places(module: str) -> None:
