@@ -57,7 +57,7 @@ for release; do
     status=1
     continue
   fi
-  try "$release" "$environment" plug-in "python/engine_tests/$engine" python/engine_tests/test_commands.py
+  try "$release" "$environment" plug-in "python/engine_tests/$engine" python/engine_tests/test_*.py
   # The transformers that the engine wants is older than ours.
   try "$release" "$environment" transformers python/tests/test_transformers*.py
 done
