@@ -30,9 +30,8 @@ def layer_class(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixtur
             if name in vars(module):  # so that all is as it was after the test
                 monkeypatch.setattr(module, name, getattr(module, name))
     monkeypatch.setenv("LIBMLA_VLLM", "flashmla")
-    logger = logging.getLogger("vllm.libmla")
-    monkeypatch.setattr(logger, "handlers", [caplog.handler])
-    monkeypatch.setattr(logger, "level", logging.INFO)
+    caplog.set_level(logging.INFO, logger="vllm.libmla")
+    monkeypatch.setattr(logging.getLogger("vllm.libmla"), "handlers", [caplog.handler])
     plugin.register()
     assert "vLLM's calls of FlashMLA's functions go to libmla" in caplog.text
     assert layers.flash_mla_with_kvcache is place.flash_mla_with_kvcache is flash_mla.flash_mla_with_kvcache
