@@ -398,7 +398,7 @@ typedef struct mla_indexer_logits_params {
   mla_page_table pages;
   const mla_tensor* qo_indptr; /* [B+1] int32; null = T / B queries each */
   int32_t causal;              /* 1 after _init */
-  int32_t reserved;            /* 0 */
+  int32_t compute;             /* MLA_COMPUTE_FP8: products of e4m3, in the precision that params.h says */
   const mla_tensor* logits;    /* out [T, N] f32, N at least the most keys of a request, or M * block_size */
   void* stream;                /* cudaStream_t; null = the default stream. Ignored on the CPU */
   const mla_tensor* blocks;    /* [T, M] int32, optional: blocks of keys whose logits are computed */
@@ -444,6 +444,8 @@ typedef struct mla_indexer_top_k_params {
    * key_end `causal` says where they end. */
   const mla_tensor* key_begin;
   const mla_tensor* key_end;
+  int32_t compute;  /* MLA_COMPUTE_FP8: products of e4m3, in the precision that params.h says */
+  int32_t reserved; /* 0 */
 } mla_indexer_top_k_params;
 
 typedef struct mla_compress_params {

@@ -70,7 +70,7 @@ MLA_FIELDS(PhysicalSlotsParams, indices, topk_length, qo_indptr, pages, page_siz
            compact, slots, valid_count);
 MLA_FIELDS(IndexerCache, format, kv, page_size);
 MLA_FIELDS(AppendIndexerParams, k, slot_mapping, power_of_two_scales, cache);
-MLA_FIELDS(IndexerLogitsParams, q, weights, cache, pages, qo_indptr, causal, ratio, key_begin, key_end, blocks,
+MLA_FIELDS(IndexerLogitsParams, q, weights, cache, pages, qo_indptr, causal, compute, ratio, key_begin, key_end, blocks,
            block_size, logits);
 MLA_FIELDS(TopKParams, logits, lengths, starts, blocks, block_size, indices);
 MLA_FIELDS(IndexerTopKParams, indexer, pages, page_size, slots, valid_count);

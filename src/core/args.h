@@ -472,6 +472,7 @@ struct IndexerLogitsArgs {
   int64_t num_tokens = 0;  // T
   int32_t num_heads = 0;
   DType q_dtype = DType::kE4M3;
+  Compute compute = Compute::kDefault;
   const void* q = nullptr;  // [T, H, 128]
   int64_t q_stride_token = 0, q_stride_head = 0;
   const float* weights = nullptr;  // [T, H]

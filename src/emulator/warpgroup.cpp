@@ -214,8 +214,32 @@ MLA_EMULATOR_AVX2 void multiply_avx2(const Operands& operands, int columns, floa
   multiply<Element>(operands, columns, sums);
 }
 
+/// Reads the operands of e4m3 in units 0 or 1 along k, of 16 channels each. An element is a code.
+void read_e4m3(Block& block, const PendingWgmma& pending, int half, Operands& operands) {
+  static_assert(SharedWrites::kUnit == kDepth);
+  const Reader reader(block, pending.site);
+  const auto byte = [&](const Units& units, int row, int k) {
+    const uint32_t unit = units.unit(units.core(row / 8, half), row % 8);
+    return std::to_integer<uint16_t>(reader.read(unit, pending.time)[k]);
+  };
+  const Units a(pending.what.a, false, block, pending.site), b(pending.what.b, false, block, pending.site);
+  const int first = block.current_index() / kWarpSize % 4 * kRows;
+  for (int row = 0; row < kRows; ++row)
+    for (int k = 0; k < kDepth; ++k) operands.a[row][k] = byte(a, first + row, k);
+  for (int column = 0; column < pending.what.n; ++column)
+    for (int k = 0; k < kDepth; ++k) operands.b[k][column] = byte(b, column, k);
+}
+
 void compute(Block& block, const PendingWgmma& pending, WarpgroupAccumulator& accumulator) {
   static thread_local Operands operands;
+  if (pending.what.type == MmaType::kE4M3) {
+    if (!pending.what.accumulate) std::fill(accumulator.values.begin(), accumulator.values.end(), 0.0F);
+    for (int half = 0; half < 2; ++half) {
+      read_e4m3(block, pending, half, operands);
+      multiply<E4M3>(operands, pending.what.n, accumulator.values.data());
+    }
+    return;
+  }
   read_a(block, pending, operands);
   read_b(block, pending, operands);
   float* const sums = accumulator.values.data();

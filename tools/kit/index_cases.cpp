@@ -228,6 +228,7 @@ IndexerLogitsParams IndexerLogitsCase::params() const {
   if (spec.key_end) p.key_end = list_view(key_end, DType::kI32, num_tokens);
   if (spec.num_blocks > 0) p.blocks = rows_view(blocks, DType::kI32, num_tokens, spec.num_blocks, spec.logits_extra);
   p.block_size = spec.block_size;
+  p.compute = spec.compute;
   p.logits = rows_view(logits, DType::kF32, num_tokens, num_columns, spec.logits_extra);
   return p;
 }

@@ -78,6 +78,7 @@ std::string describe(const IndexerLogitsSpec& spec) {
       .knob("num_blocks", &Spec::num_blocks)
       .knob("block_size", &Spec::block_size)
       .knob("wild_share", &Spec::wild_share)
+      .knob("compute", &Spec::compute)
       .knob("unowned_pages", &Spec::unowned_pages)
       .knob("page_stride_extra", &Spec::page_stride_extra)
       .knob("q_head_extra", &Spec::q_head_extra)

@@ -371,6 +371,7 @@ struct IndexerLogitsSpec {
   int32_t num_blocks = 0;  ///< that are listed for a query, as many real ones as there are, in order; 0: no list
   int32_t block_size = 1;
   double wild_share = 0.0;  ///< of the listed blocks, which are none of the request's
+  Compute compute = Compute::kDefault;
   int32_t unowned_pages = 2;
   int64_t page_stride_extra = 0;  ///< bytes
   int64_t q_head_extra = 0, q_token_extra = 0;

@@ -118,6 +118,7 @@ def fp8_fp4_paged_mqa_logits(
         format=rows[row],
         block_table=block_table,
         max_kv_len=max_context_len,
+        compute="fp8",
         **more,
     )
     return logits.to(logits_dtype)
@@ -170,6 +171,7 @@ def fp8_fp4_mqa_logits(
         key_begin=cu_seq_len_k_start,
         key_end=cu_seq_len_k_end,
         max_kv_len=width,
+        compute="fp8",
     )
     if max_seqlen_k > 0:
         columns = torch.arange(max_seqlen_k, device=keys.device) + cu_seq_len_k_start[:, None]

@@ -113,6 +113,11 @@ MLA_DEVICE void wgmma_hold([[maybe_unused]] float (&d)[kCount]) {
                : MLA_D_##count                                                                                  \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int32_t>(accumulate)),     \
                  "n"(kTransposeB ? 1 : 0))
+#define MLA_WGMMA_E4M3(n, count, a_name, b_name, accumulate_name)                                               \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " accumulate_name ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n \
+               "k32.f32.e4m3.e4m3 {" MLA_NAMES_##count "}, " a_name ", " b_name ", p, 1, 1;\n}"                 \
+               : MLA_D_##count                                                                                  \
+               : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)))
 #define MLA_WGMMA_OF_SHARED(type)                                \
   if constexpr (kN == 64)                                        \
     MLA_WGMMA_SHARED(64, 32, type, "%32", "%33", "%34", "%35");  \
@@ -173,7 +178,24 @@ MLA_DEVICE void wgmma_f16(float (&d)[kN / 2], const uint32_t (&a)[4], uint64_t b
 #endif
 }
 
+/// wgmma.mma_async.sync.aligned.m64n{64,128}k32.f32.e4m3.e4m3: computes d = a b + (accumulate ? d : 0) of 32 channels,
+/// one byte each, with both operands contiguous along k in shared memory. Hopper keeps about 14 bits of a sum; the
+/// emulator keeps those of f32.
+template <int kN>
+MLA_DEVICE void wgmma_e4m3(float (&d)[kN / 2], uint64_t a, uint64_t b, bool accumulate MLA_PTX_SITE) {
+  static_assert(kN == 64 || kN == 128);
+#if MLA_EMULATED
+  emulator::wgmma({d, nullptr, a, b, kN, emulator::MmaType::kE4M3, false, accumulate}, MLA_PTX_HERE);
+#else
+  if constexpr (kN == 64)
+    MLA_WGMMA_E4M3(64, 32, "%32", "%33", "%34");
+  else
+    MLA_WGMMA_E4M3(128, 64, "%64", "%65", "%66");
+#endif
+}
+
 #if !MLA_EMULATED
+#undef MLA_WGMMA_E4M3
 #undef MLA_WGMMA_OF_REGISTERS
 #undef MLA_WGMMA_OF_SHARED
 #undef MLA_WGMMA_REGISTERS

@@ -277,6 +277,7 @@ kit::IndexerLogitsSpec indexer_logits_spec(const Case& one, uint64_t seed) {
   spec.ratio = narrow(one.ratio, "ratio");
   spec.num_blocks = narrow(one.blocks, "blocks");
   spec.block_size = narrow(one.block_size, "block_size");
+  spec.compute = one.compute;
   spec.unowned_pages = 0;
   spec.poison = false;
   spec.seed = seed;

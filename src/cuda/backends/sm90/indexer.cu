@@ -2,13 +2,69 @@
 #include "cuda/backends/sm90/indexer.cuh"
 
 #include "cuda/attention/indexer_launch.cuh"
+#include "cuda/backends/sm90/indexer_e4m3.cuh"
 #include "cuda/backends/sm90/operations.h"
 
 namespace mla::MLA_CUDA_NAMESPACE::sm90 {
+namespace {
+
+/// Describes both operands for tensor copies. Returns false where the kernel for products of e4m3 cannot compute the
+/// problem: it knows neither lists of blocks nor ranges of keys, and copies 64 rows of a page at a time.
+bool describe(const core::IndexerLogitsArgs& args, const cuda::Queue& queue, IndexerE4m3Params& params) {
+  using Kernel = IndexerE4m3Kernel<1>;
+  if (args.compute != Compute::kFP8 || args.q_dtype != DType::kE4M3 || args.cache.format != IndexerFormat::kFP8 ||
+      args.blocks.given() || args.key_begin != nullptr || args.key_end != nullptr ||
+      args.num_heads > Kernel::kMostHeads || args.cache.page_size % Kernel::kTileKeys != 0)
+    return false;
+  const int64_t row = kIndexerLayout.head_dim;
+  const cuda::RowTensor keys = {.base = args.cache.base,
+                                .channels = cuda::kBoxChannels,
+                                .rows = args.cache.page_size,
+                                .heads = args.cache.num_pages,
+                                .row_stride = row,
+                                .head_stride = args.cache.stride_page,
+                                .box_rows = Kernel::kTileKeys};
+  const cuda::RowTensor queries = {.base = args.q,
+                                   .channels = cuda::kBoxChannels,
+                                   .rows = args.num_heads,
+                                   .heads = args.num_tokens,
+                                   .row_stride = args.q_stride_head,
+                                   .head_stride = args.q_stride_token,
+                                   .box_rows = Kernel::kMostHeads};
+  return queue.make_tensor_map(keys, params.keys) && queue.make_tensor_map(queries, params.queries);
+}
+
+template <int kTokens>
+Status run_e4m3(IndexerE4m3Params& params, int64_t q_len, cuda::Queue& queue) {
+  using Kernel = IndexerE4m3Kernel<kTokens>;
+  const core::IndexerLogitsArgs& args = params.args;
+  const bool uniform = args.queries.indptr == nullptr;
+  if (uniform) params.groups_per_request = indexer::ceil_div(q_len, kTokens);
+  params.num_groups = static_cast<int32_t>(uniform ? int64_t{args.batch_size} * params.groups_per_request
+                                                   : args.num_tokens / kTokens + args.batch_size);
+  params.groups = cuda::FastDivisor(params.groups_per_request);
+  params.page_size = cuda::FastDivisor(args.cache.page_size);
+  params.ratio = cuda::FastDivisor(args.ratio);
+  const int64_t most_tiles = params.num_groups * ((args.num_logits + Kernel::kTileKeys - 1) / Kernel::kTileKeys);
+  return launch<Kernel>(queue,
+                        {.grid_x = static_cast<int32_t>(std::min<int64_t>(queue.device().num_sms, most_tiles)),
+                         .shared_bytes = Kernel::kSharedBytes,
+                         .overlaps_previous = true},
+                        params);
+}
+
+}  // namespace
 
 Status run_indexer_logits(const core::IndexerLogitsArgs& args, cuda::Queue& queue) {
   constexpr IndexerFormat kFP8 = IndexerFormat::kFP8, kMXFP4 = IndexerFormat::kMXFP4;
   const bool mxfp4 = args.cache.format == kMXFP4;
+  if (args.batch_size == 0 || args.num_tokens == 0 || args.num_logits == 0) return {};
+  IndexerE4m3Params params = {.args = args};
+  if (describe(args, queue, params)) {
+    const int64_t q_len =
+        args.queries.indptr == nullptr ? args.queries.uniform_len : indexer::ceil_div(args.num_tokens, args.batch_size);
+    return q_len > 1 ? run_e4m3<2>(params, q_len, queue) : run_e4m3<1>(params, q_len, queue);
+  }
   switch (args.q_dtype) {
     case DType::kE4M3:
       return mxfp4 ? indexer::run<IndexerKernel, DType::kE4M3, kMXFP4>(args, queue)

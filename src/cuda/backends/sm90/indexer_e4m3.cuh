@@ -1,0 +1,389 @@
+// SPDX-License-Identifier: Apache-2.0
+// This kernel computes indexer_logits of e4m3 queries and keys of FP8 as products of e4m3 by e4m3, which wgmma takes as
+// they lie (attention/indexer_block.cuh says what is computed; docs/kernels/indexer.md how). Hopper keeps about 14 bits
+// of the sums of such products.
+// A block has a run of tiles of 64 keys. The tiles of all groups of query tokens stand in a row, group after group, and
+// every block gets equally many. Four warps load, each for a warpgroup of its own, which takes every fourth tile:
+//   loader     box of 64 rows, swizzled, and 64 scales -> its ring, as soon as the warpgroup has freed a stage; the
+//              first one also queries and weights of the next group of tokens
+//   warpgroup  products of 64 keys (M) with all heads of the group's tokens (N); max(0, .) x weight, summed over heads;
+//              x the key's scale; logits
+// Shared memory: rings of keys [warpgroups][stages][64 rows of 128 bytes], queries [2][tokens][64 heads][128 bytes],
+// scales [warpgroups][stages][64], weights [2][tokens][quad lane][16], barriers.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+
+#include "core/args.h"
+#include "cuda/border/queue.h"
+#include "cuda/ptx/ptx.h"
+#include "cuda/ptx/wgmma.h"
+#include "cuda/tile/fast_divisor.h"
+#include "cuda/tile/page_place.cuh"
+
+namespace mla::MLA_CUDA_NAMESPACE::sm90 {
+
+struct IndexerE4m3Params {
+  core::IndexerLogitsArgs args;
+  int32_t num_groups = 0;
+  int32_t groups_per_request = 0;  // for equal q_len; 0: request r has groups from qo_indptr[r] / tokens + r on
+  cuda::FastDivisor page_size = {}, ratio = {}, groups = {};
+  cuda::TensorMap keys = {}, queries = {};  // boxes have 64 keys of a page, and all heads of a token
+};
+
+/// A group has up to kTokens query tokens of one request.
+template <int kTokens>
+class IndexerE4m3Kernel {
+ public:
+  using Params = IndexerE4m3Params;
+  static constexpr const char* kName = "indexer_logits";
+  static constexpr int kTileKeys = 64, kMostHeads = 64;
+
+ private:
+  static constexpr int kWarpgroups = 4, kWarpgroupWarps = 4;
+  static constexpr int kMathWarps = kWarpgroups * kWarpgroupWarps, kMathThreads = kMathWarps * kWarpSize;
+  /// More stages gain nothing, and less shared memory lets a block start earlier: 1 x 128k took 9.5 us with five and
+  /// 8.9 with three (H200, 2026-11-28).
+  static constexpr int kStages = 3;
+  static constexpr int kDim = kIndexerLayout.head_dim;
+  static constexpr uint32_t kKeyBytes = kTileKeys * kDim, kScaleBytes = kTileKeys * 4;
+  static constexpr uint32_t kTokenBytes = kMostHeads * kDim, kTokenWeights = kMostHeads * 4;
+  static constexpr uint32_t kQueriesAt = kWarpgroups * kStages * kKeyBytes;
+  static constexpr uint32_t kScalesAt = kQueriesAt + 2 * kTokens * kTokenBytes;
+  static constexpr uint32_t kWeightsAt = kScalesAt + kWarpgroups * kStages * kScaleBytes;
+  static constexpr uint32_t kBarriersAt = kWeightsAt + 2 * kTokens * kTokenWeights;
+  static constexpr int kRingBarriers = kWarpgroups * kStages;  // full ones; as many empty ones follow
+  static constexpr int kBarriers = 2 * kRingBarriers + 4;      // then two for full queries, two for empty ones
+  static constexpr int kLaneWeights = kMostHeads / 4;
+  static constexpr float kHidden = -std::numeric_limits<float>::infinity();
+
+ public:
+  static constexpr int kThreads = kMathThreads + kWarpgroups * kWarpSize;
+  static constexpr int kMinBlocks = 1;
+  static constexpr int32_t kSharedBytes = kBarriersAt + kBarriers * 8;
+  static_assert(kSharedBytes <= kSharedBytesPerBlock);
+
+  static MLA_DEVICE void run(const Params& params) { IndexerE4m3Kernel(params).run(); }
+
+ private:
+  /// Describes consecutive tokens of one request; there may be none. Token t sees max(0, origin + t) tokens of it under
+  /// causality, and origin tokens without. `keys` are those that the last token sees.
+  struct Group {
+    int32_t request, first, count, origin, keys;
+    MLA_DEVICE int32_t tiles() const { return (keys + kTileKeys - 1) / kTileKeys; }
+  };
+  /// Has a group's tiles that are the block's: `count` of them from `first` on.
+  struct Run {
+    Group group;
+    int32_t first, count;
+  };
+
+  MLA_DEVICE explicit IndexerE4m3Kernel(const Params& params)
+      : params_(params),
+        args_(params.args),
+        shared_(ptx::shared_address(ptx::shared_memory())),
+        warp_(ptx::shuffle(ptx::warp(), 0)) {}
+
+  MLA_DEVICE void run() {
+    if (warp_ == kMathWarps) init_barriers();
+    ptx::allow_next_grid();
+    ptx::wait_for_previous_grid();
+    find_tiles();
+    ptx::sync_block();  // barriers are initialized
+    if (warp_ >= kMathWarps) {
+      ptx::give_registers<32>();
+      load();
+    } else {
+      ptx::take_registers<112>();
+      hide();
+      compute();
+    }
+  }
+
+  MLA_DEVICE void init_barriers() const {
+    for (int i = ptx::lane(); i < kBarriers; i += kWarpSize) {
+      const bool full = i < kRingBarriers, empty = !full && i < 2 * kRingBarriers;
+      const bool queries = !full && !empty && i < 2 * kRingBarriers + 2;
+      ptx::mbarrier_init(barrier(i), full ? 1 : empty ? kWarpgroupWarps : queries ? kWarpSize + 1 : kMathWarps);
+    }
+    ptx::fence_mbarrier_init();
+  }
+
+  MLA_DEVICE ptx::SharedAddress barrier(int i) const { return shared_ + kBarriersAt + static_cast<uint32_t>(i) * 8; }
+  MLA_DEVICE ptx::SharedAddress queries_full(uint32_t turn) const {
+    return barrier(2 * kRingBarriers) + (turn & 1) * 8;
+  }
+  MLA_DEVICE ptx::SharedAddress queries_empty(uint32_t turn) const {
+    return barrier(2 * kRingBarriers + 2) + (turn & 1) * 8;
+  }
+
+  MLA_DEVICE Group group_of(int32_t number) const {
+    const core::QueryRanges& queries = args_.queries;
+    int32_t request, in_request;
+    if (params_.groups_per_request > 0) {
+      request = params_.groups.divide(number);
+      in_request = number - request * params_.groups_per_request;
+    } else {
+      const auto first_group = [&](int32_t r) { return queries.indptr[r] / kTokens + r; };
+      request = 0;
+      for (int32_t end = args_.batch_size - 1; request < end;) {
+        const int32_t middle = (request + end + 1) / 2;
+        if (first_group(middle) <= number)
+          request = middle;
+        else
+          end = middle - 1;
+      }
+      in_request = number - first_group(request);
+    }
+    const int32_t end = queries.begin(request) + queries.len(request);
+    const int32_t first = queries.begin(request) + in_request * kTokens;
+    Group group = {.request = request,
+                   .first = first,
+                   .count = std::clamp(end - first, 0, kTokens),
+                   .origin = args_.pages.kv_len[request] - (args_.causal ? end - 1 : 0),
+                   .keys = 0};
+    if (group.count > 0) group.keys = keys_seen(group, first + group.count - 1);
+    return group;
+  }
+  /// Returns how many keys a token of the group sees, of those that have a logit.
+  MLA_DEVICE int32_t keys_seen(const Group& group, int32_t token) const {
+    const int32_t keys = params_.ratio.divide(std::max(group.origin + (args_.causal ? token : 0), 0));
+    return std::min(keys, static_cast<int32_t>(args_.num_logits));
+  }
+
+  /// Finds the block's tiles. Every warp does that by itself: its lanes count the tiles of a share of the groups each.
+  MLA_DEVICE void find_tiles() {
+    const int32_t share = (params_.num_groups + kWarpSize - 1) / kWarpSize;
+    const int32_t begin = ptx::lane() * share, end = std::min(begin + share, params_.num_groups);
+    int32_t own = 0;
+    for (int32_t g = begin; g < end; ++g) own += group_of(g).tiles();
+    int32_t before = own;
+    for (int delta = 1; delta < kWarpSize; delta *= 2) {
+      const int32_t other = ptx::shuffle_up(before, delta);
+      if (ptx::lane() >= delta) before += other;
+    }
+    const int64_t total = ptx::shuffle(before, kWarpSize - 1), block = ptx::block_index_x();
+    before -= own;
+    const auto first = static_cast<int32_t>(total * block / ptx::grid_size_x());
+    left_ = static_cast<int32_t>(total * (block + 1) / ptx::grid_size_x()) - first;
+    // The lanes whose groups all end before the block's first tile come before the one that has its group.
+    const int lane = std::popcount(ptx::ballot(before + own <= first)) % kWarpSize;
+    int32_t number = begin, tile = first - before;
+    if (ptx::lane() == lane && share > 1)
+      for (int32_t tiles; tile > 0 && (tiles = group_of(number).tiles()) <= tile; ++number) tile -= tiles;
+    next_group_ = ptx::shuffle(number, lane);
+    next_tile_ = ptx::shuffle(tile, lane);
+  }
+
+  /// Takes the next group's tiles; returns false if the block has no more.
+  MLA_DEVICE bool next_run(Run& run) {
+    while (left_ > 0) {
+      run = {.group = group_of(next_group_++), .first = next_tile_, .count = 0};
+      run.count = std::min(run.group.tiles() - run.first, left_);
+      next_tile_ = 0;
+      if (run.count == 0) continue;
+      left_ -= run.count;
+      return true;
+    }
+    return false;
+  }
+
+  /// Has a warpgroup's place in its ring.
+  struct Stage {
+    uint32_t index = 0, phase = 0;
+    MLA_DEVICE void advance() {
+      if (++index == kStages) index = 0, phase ^= 1;
+    }
+  };
+
+  // Loaders
+
+  MLA_DEVICE void load() {
+    const int group = warp_ - kMathWarps;
+    const ptx::SharedAddress full = barrier(group * kStages), empty = barrier(kRingBarriers + group * kStages);
+    const ptx::SharedAddress keys = shared_ + static_cast<uint32_t>(group * kStages) * kKeyBytes;
+    const ptx::SharedAddress scales = shared_ + kScalesAt + static_cast<uint32_t>(group * kStages) * kScaleBytes;
+    Stage stage = {.index = 0, .phase = 1};  // the first wait for an empty stage returns at once
+    uint32_t turn = 0;
+    int32_t before = 0;  // tiles of earlier runs
+    Run run;
+    while (next_run(run)) {
+      const int32_t* const pages = args_.pages.of(run.group.request);
+      int32_t tile = (group - before) & (kWarpgroups - 1);
+      before += run.count;
+      const auto find_page = [&] {  // each lane finds the page of a tile
+        const int32_t mine = tile + ptx::lane() * kWarpgroups;
+        return mine < run.count ? pages[params_.page_size.divide((run.first + mine) * kTileKeys)] : 0;
+      };
+      int32_t page_of_lane = find_page();
+      if (group == 0) load_queries(run.group, turn);
+      ++turn;
+      int lane = 0;
+      MLA_NO_UNROLL
+      for (; tile < run.count; tile += kWarpgroups) {
+        if (lane == kWarpSize) {
+          lane = 0;
+          page_of_lane = find_page();
+        }
+        const int32_t page = ptx::shuffle(page_of_lane, lane++);
+        ptx::mbarrier_wait(empty + stage.index * 8, stage.phase);
+        if (ptx::lane() == 0) {
+          const int32_t row = place_in_pages((run.first + tile) * kTileKeys, params_.page_size).offset;
+          const ptx::SharedAddress bar = full + stage.index * 8;
+          ptx::mbarrier_arrive_expect_bytes(bar, kKeyBytes + kScaleBytes);
+          ptx::tensor_copy(keys + stage.index * kKeyBytes, &params_.keys, 0, row, page, bar);
+          ptx::bulk_copy(scales + stage.index * kScaleBytes, args_.cache.scale<IndexerFormat::kFP8>(page, row),
+                         kScaleBytes, bar, ptx::kEvictFirst);
+        }
+        stage.advance();
+      }
+    }
+  }
+
+  MLA_DEVICE void load_queries(const Group& group, uint32_t turn) const {
+    const ptx::SharedAddress bar = queries_full(turn), to = shared_ + kQueriesAt + (turn & 1) * kTokens * kTokenBytes;
+    const ptx::SharedAddress weights = shared_ + kWeightsAt + (turn & 1) * kTokens * kTokenWeights;
+    ptx::mbarrier_wait(queries_empty(turn), ~(turn / 2) & 1);
+    if (ptx::lane() == 0) {
+      ptx::mbarrier_arrive_expect_bytes(bar, static_cast<uint32_t>(group.count) * kTokenBytes);
+      for (int32_t t = 0; t < group.count; ++t)
+        ptx::tensor_copy(to + static_cast<uint32_t>(t) * kTokenBytes, &params_.queries, 0, 0, group.first + t, bar);
+    }
+    // A lane of a quad has heads 8 i + 2 lane and the next one: they lie together, so that it loads four at a time.
+    MLA_NO_UNROLL
+    for (int i = ptx::lane(); i < kTokens * kMostHeads; i += kWarpSize) {
+      const int t = i / kMostHeads, head = i % kMostHeads;
+      const int place = head / 2 % 4 * kLaneWeights + head / 8 * 2 + head % 2;
+      const bool valid = t < group.count && head < args_.num_heads;
+      const float* const from = args_.weights + (group.first + t) * args_.weights_stride_token + head;
+      ptx::cp_async_4(weights + static_cast<uint32_t>(t * kMostHeads + place) * 4, valid ? from : args_.weights, valid);
+    }
+    ptx::mbarrier_arrive_after_copies(bar);
+  }
+
+  // Warpgroups
+
+  /// Writes -inf behind the last tile of each group, for which the blocks share the groups, or groups the blocks.
+  MLA_DEVICE void hide() const {
+    const int32_t blocks = ptx::grid_size_x(), parts = std::max(blocks / params_.num_groups, 1);
+    for (int32_t i = ptx::block_index_x(); i < params_.num_groups * parts; i += blocks) {
+      const Group group = group_of(i / parts);
+      const int64_t begin = int64_t{group.tiles()} * kTileKeys, hidden = args_.num_logits - begin;
+      if (hidden <= 0) continue;
+      const int64_t part = i % parts, end = begin + hidden * (part + 1) / parts;
+      for (int32_t t = 0; t < group.count; ++t) {
+        float* const row = args_.logits + (group.first + t) * args_.logits_stride_token;
+        for (int64_t key = begin + hidden * part / parts + ptx::thread_index(); key < end; key += kMathThreads)
+          row[key] = kHidden;
+      }
+    }
+  }
+
+  MLA_DEVICE void compute() {
+    const int group = warp_ / kWarpgroupWarps, quad_lane = ptx::lane() % 4;
+    const int row =
+        warp_ % kWarpgroupWarps * 16 + ptx::lane() / 4 + 8 * (quad_lane & 1);  // the key whose logit it writes
+    const int own = kTokens == 2 ? quad_lane / 2 : 0;                          // and the token
+    const bool writes = kTokens == 2 || quad_lane < 2;
+    const ptx::SharedAddress full = barrier(group * kStages), empty = barrier(kRingBarriers + group * kStages);
+    const ptx::SharedAddress scales =
+        shared_ + kScalesAt + static_cast<uint32_t>(group * kStages) * kScaleBytes + static_cast<uint32_t>(row) * 4;
+    const uint64_t keys = ptx::matrix_descriptor(shared_ + static_cast<uint32_t>(group * kStages) * kKeyBytes, 0,
+                                                 8 * kDim, ptx::Swizzle::k128);
+    Stage stage;
+    uint32_t turn = 0;
+    int32_t before = 0;  // tiles of earlier runs
+    Run run;
+    for (; next_run(run); ++turn) {
+      ptx::mbarrier_wait(queries_full(turn), turn / 2 & 1);
+      float weights[kTokens][kLaneWeights];
+      load_weights(turn, weights);
+      const uint64_t queries = ptx::matrix_descriptor(shared_ + kQueriesAt + (turn & 1) * kTokens * kTokenBytes, 0,
+                                                      8 * kDim, ptx::Swizzle::k128);
+      int32_t tile = (group - before) & (kWarpgroups - 1);
+      before += run.count;
+      int32_t key = (run.first + tile) * kTileKeys + row;
+      const int32_t end = writes && own < run.group.count ? static_cast<int32_t>(args_.num_logits) : 0;
+      const int32_t seen = keys_seen(run.group, run.group.first + own);
+      float* out = args_.logits + (run.group.first + own) * args_.logits_stride_token + key;
+      MLA_NO_UNROLL
+      for (; tile < run.count; tile += kWarpgroups) {
+        ptx::mbarrier_wait(full + stage.index * 8, stage.phase);
+        const auto scale = ptx::load_shared<float>(scales + stage.index * kScaleBytes);
+        float products[kTokens * kMostHeads / 2];
+        multiply(keys + stage.index * (kKeyBytes / 16), queries, products);
+        // Without this fence some scales were those of another tile, up to 0.2 % of them where rows came from the L2
+        // cache; also where the stage was freed only once the scale had been used (H200, 2026-11-28).
+        ptx::fence_async_proxy();
+        if (ptx::lane() == 0) ptx::mbarrier_arrive(empty + stage.index * 8);
+        const float logit = own_sum(products, weights) * scale;
+        if (key < end) *out = key < seen ? logit : kHidden;
+        stage.advance();
+        key += kWarpgroups * kTileKeys, out += kWarpgroups * kTileKeys;
+      }
+      ptx::sync_warp();
+      if (ptx::lane() == 0) ptx::mbarrier_arrive(queries_empty(turn));
+    }
+  }
+
+  MLA_DEVICE void load_weights(uint32_t turn, float (&weights)[kTokens][kLaneWeights]) const {
+    struct alignas(16) Four {
+      float of[4];
+    };
+    const ptx::SharedAddress from = shared_ + kWeightsAt + (turn & 1) * kTokens * kTokenWeights +
+                                    static_cast<uint32_t>(ptx::lane() % 4 * kLaneWeights * 4);
+    MLA_UNROLL
+    for (int t = 0; t < kTokens; ++t) MLA_UNROLL
+    for (int i = 0; i < kLaneWeights / 4; ++i) {
+      const auto four =
+          ptx::load_shared<Four>(from + static_cast<uint32_t>(t) * kTokenWeights + static_cast<uint32_t>(i) * 16);
+      MLA_UNROLL
+      for (int j = 0; j < 4; ++j) weights[t][4 * i + j] = four.of[j];
+    }
+  }
+
+  /// Multiplies 64 keys with all heads of the group's tokens.
+  static MLA_DEVICE void multiply(uint64_t keys, uint64_t queries, float (&products)[kTokens * kMostHeads / 2]) {
+    ptx::wgmma_hold(products);
+    ptx::wgmma_fence();
+    MLA_UNROLL
+    for (uint32_t step = 0; step < kDim / 32; ++step)  // a step has 32 channels, 32 bytes
+      ptx::wgmma_e4m3<kTokens * kMostHeads>(products, keys + step * 2, queries + step * 2, step > 0);
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_hold(products);
+  }
+
+  /// Returns the sum over all heads for the lane's key and token. The lanes of a quad have summed different heads for
+  /// two keys and all tokens, and exchange what is each other's.
+  static MLA_DEVICE float own_sum(const float (&products)[kTokens * kMostHeads / 2],
+                                  const float (&weights)[kTokens][kLaneWeights]) {
+    const int quad_lane = ptx::lane() % 4;
+    float of_token[kTokens];
+    MLA_UNROLL
+    for (int t = 0; t < kTokens; ++t) {
+      float sums[4] = {};  // of even and odd heads, for the first key and the second
+      MLA_UNROLL
+      for (int i = 0; i < kMostHeads / 8; ++i) MLA_UNROLL
+      for (int j = 0; j < 4; ++j)
+        sums[j] += ptx::max_or_nan(products[t * kMostHeads / 2 + 4 * i + j], 0.0F) * weights[t][2 * i + j % 2];
+      const float first = sums[0] + sums[1], second = sums[2] + sums[3];
+      const bool has_second = (quad_lane & 1) != 0;
+      of_token[t] = (has_second ? second : first) + ptx::shuffle_xor(has_second ? first : second, 1);
+    }
+    if constexpr (kTokens == 1) return of_token[0] + ptx::shuffle_xor(of_token[0], 2);
+    const bool has_last = quad_lane >= 2;
+    return (has_last ? of_token[kTokens - 1] : of_token[0]) +
+           ptx::shuffle_xor(has_last ? of_token[0] : of_token[kTokens - 1], 2);
+  }
+
+  const Params& params_;
+  const core::IndexerLogitsArgs& args_;
+  ptx::SharedAddress shared_;
+  int warp_;
+  int32_t left_ = 0, next_group_ = 0, next_tile_ = 0;
+};
+
+}  // namespace mla::MLA_CUDA_NAMESPACE::sm90
