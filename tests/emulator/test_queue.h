@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 #include "core/thread_pool.h"
 #include "cuda/border/queue.h"
@@ -22,6 +23,8 @@ class TestQueue final : public cuda::Queue {
 
   /// Makes the threads of all launches from now on end where they wait for the grid before theirs.
   void let_previous_grid_run_for_ever() { previous_grid_ends_ = false; }
+  /// Lets make_tensor_map() make maps, as the emulated device does.
+  void make_tensor_maps() { makes_maps_ = true; }
   const emulator::Counters& counters() const { return counters_; }
 
   const cuda::DeviceProperties& device() const override { return device_; }
@@ -42,10 +45,21 @@ class TestQueue final : public cuda::Queue {
                           .counters = &counters_},
                          pool);
   }
+  bool make_tensor_map(const cuda::RowTensor& tensor, cuda::TensorMap& map) const override {
+    if (!makes_maps_ || !cuda::has_tensor_map(tensor)) return false;
+    const emulator::TensorMap made = {.mark = emulator::TensorMap::kMark,
+                                      .base = static_cast<const std::byte*>(tensor.base),
+                                      .sizes = {tensor.channels, tensor.rows, tensor.heads},
+                                      .strides = {tensor.row_stride, tensor.head_stride},
+                                      .box_rows = tensor.box_rows};
+    map = {};
+    std::memcpy(&map, &made, sizeof made);
+    return true;
+  }
 
  private:
   uint64_t seed_;
-  bool previous_grid_ends_ = true;
+  bool previous_grid_ends_ = true, makes_maps_ = false;
   emulator::Counters counters_;
   cuda::DeviceProperties device_;
 };

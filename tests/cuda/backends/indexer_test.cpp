@@ -239,6 +239,7 @@ using IndexerLogits = cuda::DirectOperation<core::IndexerLogitsArgs>;
 
 void expect_logits_of_reference(Problem& problem, uint64_t seed, IndexerLogits run, int32_t num_sms = 4) {
   TestQueue queue(seed, num_sms);
+  queue.make_tensor_maps();
   const Status status = run(problem.args, queue);
   ASSERT_TRUE(status.ok()) << status.message();
   const std::vector<float> actual = problem.logits();
