@@ -127,6 +127,8 @@ TEST(ValidateIndexerLogits, RefusesBadInput) {
        "indexer_logits: logits: expected rows of at least kv_len / 2 = 4, got 3 for request 1"},
       {"keys of no token", [](IndexerLogits& p) { p.params.ratio = -1; },
        "indexer_logits: ratio: expected at least 1, got -1"},
+      {"wild compute", [](IndexerLogits& p) { p.params.compute = static_cast<Compute>(2); },
+       "indexer_logits: compute: expected kDefault or kFP8, got 2"},
       {"ranges of other tokens",
        [](IndexerLogits& p) { p.params.key_end = contiguous(p.block_table.data(), DType::kI32, {2}); },
        "indexer_logits: key_end: expected shape [T = 3], got [2]"},
