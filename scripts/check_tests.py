@@ -21,7 +21,7 @@ OTHER_FOLDERS = {
     "fuzz/corpus": "seeds of the fuzzers",
     "mpi": "runs examples/mpi with several processes",
     "ops": "whole operations through the public functions, on every backend",
-    "package": "builds examples/find_package with an installed libmla",
+    "package": "builds examples/find_package and examples/c with an installed libmla",
     "repository": "the tree itself, and builds of their own",
 }
 TEST = re.compile(r"^(TYPED_)?TEST(_P|_F)?\(", re.MULTILINE)

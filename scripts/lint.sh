@@ -24,6 +24,6 @@ sed -n 's/^ *"file": "\(.*\)",*$/\1/p' "$build/compile_commands.json" | grep -v 
   xargs -P "$(nproc)" -n 1 clang-tidy-14 -p "$build" --quiet 2>/dev/null || status=1
 
 echo '== ruff'
-build/venv/bin/ruff check python bench scripts || status=1
+build/venv/bin/ruff check python bench scripts examples || status=1
 
 exit $status

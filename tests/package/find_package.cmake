@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# cmake -DBUILD= -DEXAMPLE= -DSCRATCH= -DCXX_COMPILER= -P find_package.cmake
+# cmake -DBUILD= -DEXAMPLES= -DSCRATCH= -DCXX_COMPILER= -DC_COMPILER= -DFLAGS= -P find_package.cmake
 cmake_policy(VERSION 3.25)
 
 function(run)
@@ -15,14 +15,17 @@ file(REMOVE_RECURSE ${SCRATCH})
 run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${SCRATCH}/prefix)
 
 # The user of the library has none of its build-time dependencies.
-run(${CMAKE_COMMAND} -G Ninja -S ${EXAMPLE} -B ${SCRATCH}/build -DCMAKE_PREFIX_PATH=${SCRATCH}/prefix
-    -DCMAKE_CXX_COMPILER=${CXX_COMPILER} -DCMAKE_BUILD_TYPE=Release "${FLAGS}"
-    -DCMAKE_DISABLE_FIND_PACKAGE_fmt=ON -DCMAKE_DISABLE_FIND_PACKAGE_nlohmann_json=ON)
-file(STRINGS ${SCRATCH}/build/CMakeCache.txt found REGEX "^libmla_DIR:")
-if(NOT found MATCHES "${SCRATCH}/prefix")
-  message(FATAL_ERROR "expected the package of ${SCRATCH}/prefix, got ${found}")
-endif()
-run(${CMAKE_COMMAND} --build ${SCRATCH}/build)
+foreach(example find_package c)
+  run(${CMAKE_COMMAND} -G Ninja -S ${EXAMPLES}/${example} -B ${SCRATCH}/${example} -DCMAKE_PREFIX_PATH=${SCRATCH}/prefix
+      -DCMAKE_CXX_COMPILER=${CXX_COMPILER} -DCMAKE_C_COMPILER=${C_COMPILER} -DCMAKE_BUILD_TYPE=Release
+      "-DCMAKE_CXX_FLAGS=${FLAGS}" "-DCMAKE_C_FLAGS=${FLAGS}"
+      -DCMAKE_DISABLE_FIND_PACKAGE_fmt=ON -DCMAKE_DISABLE_FIND_PACKAGE_nlohmann_json=ON)
+  file(STRINGS ${SCRATCH}/${example}/CMakeCache.txt found REGEX "^libmla_DIR:")
+  if(NOT found MATCHES "${SCRATCH}/prefix")
+    message(FATAL_ERROR "expected the package of ${SCRATCH}/prefix, got ${found}")
+  endif()
+  run(${CMAKE_COMMAND} --build ${SCRATCH}/${example})
+endforeach()
 
 # Every cached row holds 0.5; the score is 576 * 0.125 * 0.5 / sqrt(192), and log(100) tokens share it.
 function(run_example)
@@ -31,7 +34,12 @@ function(run_example)
     message(FATAL_ERROR "${ARGN}: expected 'o = 0.500, lse = 7.203', got: ${output}")
   endif()
 endfunction()
-run_example(${SCRATCH}/build/decode)
+run_example(${SCRATCH}/find_package/decode)
+
+run(${SCRATCH}/c/decode)
+if(NOT output MATCHES "equal to attention in double")
+  message(FATAL_ERROR "expected the example in C to find its result right, got: ${output}")
+endif()
 
 # Without CMake, from an installation that was moved.
 find_program(pkg_config NAMES pkgconf pkg-config)
@@ -41,7 +49,7 @@ if(pkg_config)
   get_filename_component(folder "${pc}" DIRECTORY)
   run(${CMAKE_COMMAND} -E env PKG_CONFIG_PATH=${folder} ${pkg_config} --cflags --libs libmla)
   separate_arguments(flags UNIX_COMMAND "${output}")
-  run(${CXX_COMPILER} -std=c++20 ${EXAMPLE}/decode.cpp -o ${SCRATCH}/decode ${flags})
+  run(${CXX_COMPILER} -std=c++20 ${EXAMPLES}/find_package/decode.cpp -o ${SCRATCH}/decode ${flags})
   run_example(${CMAKE_COMMAND} -E env LD_LIBRARY_PATH=${folder}/.. ${SCRATCH}/decode)
   file(RENAME ${SCRATCH}/moved ${SCRATCH}/prefix)
 else()
