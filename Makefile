@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # A thin front of the CMake presets. CMAKE_ARGS goes to every configuration: make test CMAKE_ARGS=-DMLA_WERROR=ON
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-engines lint format coverage asan tsan cuda aarch64 docs site clean
+.PHONY: help build demo test test-engines lint format coverage asan tsan cuda aarch64 wheels docs site clean
 
 JOBS ?= $(shell nproc)
 CMAKE_ARGS ?=
@@ -88,6 +88,12 @@ aarch64: ## The library for 64-bit Arm by the cross compiler; tests of what it d
 	$(call configure,aarch64)
 	$(call build,aarch64)
 	ctest --preset aarch64
+
+# CUDA=ON: with the kernels of all GPUs, or of those of MLA_CUDA_ARCHS="80;90" in the environment.
+wheels: ## A Linux wheel in build/wheels, for CPUs; with CUDA=ON for GPUs too. It is installed and tried, or the target fails
+	scripts/setup.sh wheels
+	scripts/venv.sh build/venv
+	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) scripts/wheels.sh $(if $(filter ON,$(CUDA)),cuda13,cpu)
 
 # The readings of README's chart.
 CHART = bench/peers/2026-11-27-h200.json

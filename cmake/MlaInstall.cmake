@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # `cmake --install` yields headers, library, a package that find_package(libmla) finds and one that pkg-config finds (and
-# tools/mla adds the program).
+# tools/mla adds the program). They are the component `development`, which the wheel has too.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
+set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME development)
 set(mla_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/libmla)
 
 install(TARGETS mla EXPORT libmlaTargets

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # While installing: copies the shared libraries that `program` needs into _lib, under the names by which they are asked
-# for, but for those that every Linux with a C++ runtime has. Their licenses come along where Debian's packages lie.
+# for, but for libmla, which has its place, and those that every Linux with a C++ runtime has. Their licenses come along
+# where Debian's packages lie.
 file(GET_RUNTIME_DEPENDENCIES EXECUTABLES ${program} RESOLVED_DEPENDENCIES_VAR libraries
-     PRE_EXCLUDE_REGEXES "^lib(c|m|dl|rt|pthread|gcc_s|stdc\\+\\+)\\.so" "^ld-linux")
+     PRE_EXCLUDE_REGEXES "^lib(c|m|dl|rt|pthread|gcc_s|stdc\\+\\+|mla)\\.so" "^ld-linux")
 set(folder "$ENV{DESTDIR}${CMAKE_INSTALL_PREFIX}/_lib")
 file(MAKE_DIRECTORY ${folder})
 find_program(dpkg_query dpkg-query)

@@ -1,13 +1,14 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Installs the Debian packages that the named groups need and this machine lacks: scripts/setup.sh GROUP...
-# Groups: build (if none is named), test, lint, coverage, docs, aarch64.
+# Groups: build (if none is named), test, lint, coverage, wheels, docs, aarch64.
 set -eu
 
 build='g++ cmake ninja-build libfmt-dev libcli11-dev nlohmann-json3-dev libyaml-cpp-dev libdnnl-dev libhwy-dev libboost-context-dev'
 test='git libgtest-dev libgmock-dev libdlpack-dev clang-14 libclang-rt-14-dev python3 python3-venv chromium libopenmpi-dev openmpi-bin'
 lint='clang-format-14 clang-tidy-14'
 coverage='gcovr'
+wheels='git pkgconf python3 python3-venv'
 docs='doxygen python3 python3-venv'
 aarch64='g++-aarch64-linux-gnu qemu-user googletest git python3'
 
@@ -18,9 +19,10 @@ for group in "${@:-build}"; do
     test) wanted="$wanted $build $test" ;;
     lint) wanted="$wanted $build $test $lint" ;;
     coverage) wanted="$wanted $build $test $coverage" ;;
+    wheels) wanted="$wanted $build $wheels" ;;
     docs) wanted="$wanted $docs" ;;
     aarch64) wanted="$wanted $build $aarch64" ;;
-    *) echo "setup.sh: expected build, test, lint, coverage, docs or aarch64, got '$group'" >&2; exit 2 ;;
+    *) echo "setup.sh: expected build, test, lint, coverage, wheels, docs or aarch64, got '$group'" >&2; exit 2 ;;
   esac
 done
 

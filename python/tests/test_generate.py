@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from fake_hub import fake_hub
 from libmla import cli
+from libmla._text import options as text_options
 from libmla._text.generate import Stream
 from processes import python
 from text_models import BOS, CONTEXT, write_model, write_model_without_latents
@@ -32,6 +33,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def generate(*arguments: object) -> int:
     given = [str(one) for one in arguments]
     return cli.main(["generate", *([] if "--device" in given else ["--device", DEVICE]), "--threads", "1", *given])
+
+
+def test_models_that_came_with_the_package(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have the names that they have in the sources, which are like names on the hub; what is here goes first."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(text_options, "_SHIPPED", folder.parents[1])
+    name = f"{folder.parent.name}/{folder.name}"
+    assert text_options.folder_of(name) == folder
+    (tmp_path / name).mkdir(parents=True)
+    assert text_options.folder_of(name) == Path(name)
 
 
 def test_greedy_text_is_that_of_the_unpatched_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

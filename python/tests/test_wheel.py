@@ -68,6 +68,8 @@ def test_what_is_in_it(wheel: Path) -> None:
         entry_points = archive.read(next(name for name in names if name.endswith("entry_points.txt"))).decode()
         tag = archive.read(next(name for name in names if name.endswith("/WHEEL"))).decode()
     assert {"libmla/_lib/libmla_python.so", "libmla/bin/mla", "libmla/py.typed", "libmla/ops.py"} <= set(names)
+    inputs = ("bench/decode.yaml", "data/mooncake_conversation_sample.jsonl", "examples/tiny-mla/model.safetensors")
+    assert {f"libmla/share/libmla/{name}" for name in inputs} <= set(names)
     assert all(name.startswith(("libmla/", "libmla-")) for name in names)
     assert not [name for name in names if "__pycache__" in name]
     needed = [line for line in metadata.splitlines() if line.startswith("Requires-Dist") and "extra" not in line]
@@ -92,6 +94,8 @@ def test_a_fresh_environment(wheel: Path, tmp_path: Path) -> None:
     assert run(python.parent / "mla", "-V", env=bare, cwd=tmp_path) == version + "\n"
     rows = run(python, "-m", "libmla", "explain", "--op", "decode", env=bare, cwd=tmp_path)
     assert "selected: cpu" in rows
+    # Inputs that came with the package have the names that they have in the sources.
+    assert "decode" in run(python.parent / "libmla", "bench", "bench/decode.yaml", "--list", env=bare, cwd=tmp_path)
 
 
 def test_libraries_that_it_brings(wheel: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@
 #include "mla/interrupt.h"
 #include "mla/output.h"
 #include "mla/processors.h"
+#include "mla/shipped.h"
 #include "mla/values.h"
 
 namespace mla::cli {
@@ -41,7 +42,7 @@ std::vector<bench::CaseGroup> groups_of(const BenchOptions& options) {
     settings["compare"] = {.text = known.empty() ? key : std::string(known), .where = "--compare"};
   }
   std::vector<bench::CaseGroup> groups =
-      options.file.empty() ? bench::expand(settings) : bench::load_case_file(options.file, settings);
+      options.file.empty() ? bench::expand(settings) : bench::load_case_file(shipped(options.file), settings);
   for (bench::CaseGroup& group : groups)
     for (bench::Case& one : group.cases) one.affinity = affinity_of("--processors", processors, one.threads);
   return groups;

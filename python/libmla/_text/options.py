@@ -123,16 +123,18 @@ def place(options: argparse.Namespace) -> Place:
 
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+# Models that the wheel brings have the names that they have in the sources, as examples/tiny-mla.
+_SHIPPED = Path(__file__).parents[1] / "share" / "libmla"
 _HUB_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
 
 
 def folder_of(model: str, *, weights: bool = False) -> Path:
-    """Returns the folder that `--model` names. Of a name on the Hugging Face hub that is one in the hub's cache, into
-    which files are downloaded that are not there: the weights, which may take hours, only where they are asked for.
-    Raises UsageError."""
-    folder = Path(model)
-    if folder.is_dir():
-        return folder
+    """Returns the folder that `--model` names, which may be one of those that came with the package. Of a name on the
+    Hugging Face hub that is one in the hub's cache, into which files are downloaded that are not there: the weights,
+    which may take hours, only where they are asked for. Raises UsageError."""
+    for folder in (Path(model), _SHIPPED / model):
+        if folder.is_dir():
+            return folder
     if not _HUB_NAME.fullmatch(model):
         raise UsageError(
             f"--model: expected a folder, or OWNER/NAME on the Hugging Face hub, got '{model}': there is none"

@@ -12,6 +12,7 @@
 #include "mla/backend.h"
 #include "mla/model.h"
 #include "mla/problems.h"
+#include "mla/shipped.h"
 #include "mla/text.h"
 #include "mla/values.h"
 
@@ -244,7 +245,7 @@ std::vector<Case> trace_cases(const Choice& choice, const Setting& trace, const 
   const int64_t count = int_of(choice, "batch", 64, 1, 65536);
   const int64_t clip = int_of(choice, "clip", 16384, 1, kLongest);
   const int64_t q_len = int_of(choice, "q_len", 1, 1, kLongest);
-  const std::vector<int64_t> kv_len = read_trace_lengths(trace.where, trace.text, count, clip);
+  const std::vector<int64_t> kv_len = read_trace_lengths(trace.where, shipped(trace.text), count, clip);
   const auto q_len_for = [&](int64_t kv) {
     return prototype.op == Op::kPrefill && find(choice, "q_len") == nullptr ? kv : q_len;
   };

@@ -30,6 +30,7 @@
 #include "mla/replay/scheduler.h"
 #include "mla/replay/timeline.h"
 #include "mla/replay/trace.h"
+#include "mla/shipped.h"
 #include "mla/values.h"
 
 namespace mla::cli {
@@ -363,7 +364,7 @@ int run_replay(const Options& options) {
   check_backend_name("--backend", options.backend);
   const std::string device = usable_device("--device", options.device);
   Setup setup = make_setup(options);
-  const auto requests = value_or_usage_error(read_trace(options.trace, setup.max_requests));
+  const auto requests = value_or_usage_error(read_trace(shipped(options.trace), setup.max_requests));
   LayerOptions& sized = setup.engine.layer;
   sized.max_batch = static_cast<int32_t>(std::min<int64_t>(sized.max_batch, std::ssize(requests)));
   for (const Request& request : requests)
