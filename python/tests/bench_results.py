@@ -49,7 +49,7 @@ def document(*results: dict[str, Any], **changes: Any) -> dict[str, Any]:
     machine |= {"bf16_instruction": "AVX-512 vdpbf16ps", "f32_instruction": "AVX-512 vfmadd"}
     settings = {"min_time_s": 0.3, "cold": False, "seed": 1}
     ceilings = _CPU | {"threads": 2, "gpus": [_GPU] if has_gpu else []}
-    whole = {"version": "0.1.0", "machine": machine, "settings": settings, "interrupted": False, "ceilings": ceilings}
+    whole = {"version": "0.2.0", "machine": machine, "settings": settings, "interrupted": False, "ceilings": ceilings}
     return whole | {"results": list(results)} | changes
 
 
@@ -85,8 +85,8 @@ def bad_files(folder: Path) -> dict[str, tuple[str, str]]:
         "text": (text("text.json", "op,backend\n"), "is not JSON"),
         "binary": (os.fspath(folder / "binary.json"), "is not JSON"),
         "list": (doc("list.json", [1, 2]), "these are no bench results"),
-        "info": (doc("info.json", {"version": "0.1.0", "cpu": "x"}), "these are no bench results"),
-        "cases": (doc("cases.json", {"version": "0.1.0", "cases": []}), "it lists cases; nothing was measured"),
+        "info": (doc("info.json", {"version": "0.2.0", "cpu": "x"}), "these are no bench results"),
+        "cases": (doc("cases.json", {"version": "0.2.0", "cases": []}), "it lists cases; nothing was measured"),
         "empty": (doc("empty.json", document()), "the list of results is empty"),
         "no list": (doc("nolist.json", document() | {"results": 3}), "results: expected a list, got int"),
         "string": (

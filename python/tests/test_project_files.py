@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests files that nothing here runs: forms of issues, and the Dockerfile."""
+"""Tests files that nothing here runs: forms of issues, the Dockerfile, and what names the version."""
 
 from __future__ import annotations
 
@@ -53,3 +53,15 @@ def test_the_dockerfile_copies_what_is_there_and_installs_nvcc_as_ci_does() -> N
         r"set\(mla_usual_archs ([\d ]+)\)", (ROOT / "cmake" / "MlaCuda.cmake").read_text(encoding="utf-8")
     )
     assert archs and f'ARG MLA_CUDA_ARCHS="{archs[1].replace(" ", ";")}"' in text
+
+
+def test_what_names_the_version_names_the_same() -> None:
+    """That of CMakeLists.txt: the newest in the changelog, and what the examples ask for."""
+    text = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8")
+    (version,) = re.findall(r"project\(libmla VERSION ([0-9.]+)", text)
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## ([0-9.]+) ", changelog, re.MULTILINE)[0] == version
+    minor = version.rpartition(".")[0]
+    for page in ("docs/cpp.md", *(f"examples/{name}/CMakeLists.txt" for name in ("c", "find_package", "mpi"))):
+        asked = re.findall(r"find_package\(libmla ([0-9.]+)", (ROOT / page).read_text(encoding="utf-8"))
+        assert asked == [minor], page
