@@ -82,93 +82,42 @@ FloatVec sum_of_each(const FloatVec* vectors) {
   return combine_each(vectors, [](FloatVec a, FloatVec b) { return a + b; });
 }
 
-/// Returns a row's scores with 16 keys from `key` on, -inf where the row does not see a key.
-template <bool kMasked>
-HWY_INLINE FloatVec row_scores(const SoftmaxBlock& block, int32_t row, int32_t key) {
-  const FloatVec x = hn::LoadU(kFloats, block.s + row * block.s_stride + key);
-  if constexpr (!kMasked) return x;
-  const int32_t limit = block.limit != nullptr ? HWY_MIN(block.limit[row], block.num_keys) : block.num_keys;
-  const auto visible = hn::RebindMask(kFloats, hn::Lt(hn::Iota(kInts, key), hn::Set(kInts, limit)));
-  return hn::IfThenElse(visible, x, hn::Set(kFloats, -HUGE_VALF));
-}
-
-/// Returns the largest score of each row.
-template <bool kMasked>
-FloatVec largest_scores(const SoftmaxBlock& block) {
-  FloatVec top[kTileRows];
-  for (int32_t row = 0; row < kTileRows; ++row) {
-    top[row] = hn::Set(kFloats, -HUGE_VALF);
-    for (int32_t key = 0; key < block.num_keys; key += kLanes)
-      top[row] = hn::Max(top[row], row_scores<kMasked>(block, row, key));
-  }
-  return largest_of_each(top);
-}
-
-/// Holds a number for each of 16 rows.
-struct RowSums {
-  FloatVec top, sum;  // of the scores, and of P
-};
-
-/// Computes P of one row.
-class RowExponentials {
- public:
-  RowExponentials(const SoftmaxBlock& block, int32_t row, float base)
-      : block_(block), row_(row), base_(hn::Set(kFloats, base)), p_(block.p + row * kTileWords) {}
-
-  /// Takes kTiles times 32 keys. Their vectors go through each instruction together: with one after another the
-  /// processor's scheduler is full of instructions that wait (a softmax took 1.3 times as long).
-  template <bool kMasked, int32_t kTiles>
-  HWY_INLINE void add(int32_t key) {
-    constexpr int32_t kVectors = kTiles * kPack;
-    const FloatVec scale = hn::Set(kFloats, block_.scale_log2);
-    FloatVec x[kVectors];
-    MLA_UNROLL for (int32_t i = 0; i < kVectors; ++i) x[i] = row_scores<kMasked>(block_, row_, key + i * kLanes);
-    MLA_UNROLL for (int32_t i = 0; i < kVectors; ++i) top_[i % kPack] = hn::Max(top_[i % kPack], x[i]);
-    MLA_UNROLL for (int32_t i = 0; i < kVectors; ++i) x[i] = hn::MulSub(x[i], scale, base_);
-    exp2_nonpositive(x);
-    MLA_UNROLL for (int32_t i = 0; i < kVectors; ++i) sum_[i % kPack] = sum_[i % kPack] + x[i];
-    MLA_UNROLL for (int32_t i = 0; i < kTiles; ++i) hn::StoreU(step_of(x + i * kPack), kWords, p_ + i * kTileSize);
-    p_ += kTiles * kTileSize;
-  }
-  FloatVec top() const { return hn::Max(top_[0], top_[1]); }
-  FloatVec sum() const { return sum_[0] + sum_[1]; }
-
- private:
-  const SoftmaxBlock& block_;
-  const int32_t row_;
-  const FloatVec base_;
-  uint32_t* p_;
-  FloatVec top_[kPack] = {hn::Set(kFloats, -HUGE_VALF), hn::Set(kFloats, -HUGE_VALF)};
-  FloatVec sum_[kPack] = {hn::Zero(kFloats), hn::Zero(kFloats)};
-};
-
-/// Computes P for given bases.
-template <bool kMasked>
-RowSums exponentiate(const SoftmaxBlock& block, FloatVec bases) {
-  alignas(64) float base[kTileRows];
-  hn::Store(bases, kFloats, base);
-  FloatVec tops[kTileRows], sums[kTileRows];
-  for (int32_t row = 0; row < kTileRows; ++row) {
-    RowExponentials exponentials(block, row, base[row]);
-    int32_t key = 0;
-    for (; key + kTileKeys < block.num_keys; key += 2 * kTileKeys) exponentials.template add<kMasked, 2>(key);
-    if (key < block.num_keys) exponentials.template add<kMasked, 1>(key);
-    tops[row] = exponentials.top();
-    sums[row] = exponentials.sum();
-  }
-  return {.top = largest_of_each(tops), .sum = sum_of_each(sums)};
-}
-
-/// Computes P for the old bases first, since these seldom move once a row has seen keys.
 template <bool kMasked>
 void softmax_of_rows(const SoftmaxBlock& block) {
-  const FloatVec old_base = hn::LoadU(kFloats, block.base);
-  const bool begun = hn::AllTrue(kFloats, hn::Gt(old_base, hn::Set(kFloats, -HUGE_VALF)));
-  RowSums rows;
-  if (begun) rows = exponentiate<kMasked>(block, old_base);
-  const NewBase chosen = choose_base(block, begun ? rows.top : largest_scores<kMasked>(block));
-  if (!begun || !hn::AllTrue(kFloats, hn::Eq(chosen.base, old_base))) rows = exponentiate<kMasked>(block, chosen.base);
-  hn::StoreU(hn::MulAdd(hn::LoadU(kFloats, block.sum), chosen.alpha, rows.sum), kFloats, block.sum);
+  const auto lane = hn::Iota(kInts, 0);
+  const auto score = [&](int32_t row, int32_t key) {
+    const FloatVec x = hn::LoadU(kFloats, block.s + row * block.s_stride + key);
+    if constexpr (!kMasked) return x;
+    const int32_t limit = block.limit != nullptr ? HWY_MIN(block.limit[row], block.num_keys) : block.num_keys;
+    const auto visible = hn::RebindMask(kFloats, hn::Lt(lane, hn::Set(kInts, limit - key)));
+    return hn::IfThenElse(visible, x, hn::Set(kFloats, -HUGE_VALF));
+  };
+  FloatVec of_row[kTileRows];
+  for (int32_t row = 0; row < kTileRows; ++row) {
+    FloatVec top[kPack] = {hn::Set(kFloats, -HUGE_VALF), hn::Set(kFloats, -HUGE_VALF)};
+    for (int32_t key = 0; key < block.num_keys; key += kTileKeys)
+      MLA_UNROLL for (int32_t i = 0; i < kPack; ++i) top[i] = hn::Max(top[i], score(row, key + i * kLanes));
+    of_row[row] = hn::Max(top[0], top[1]);
+  }
+  const NewBase chosen = choose_base(block, largest_of_each(of_row));
+  alignas(64) float base[kTileRows];
+  hn::Store(chosen.base, kFloats, base);
+  const FloatVec scale = hn::Set(kFloats, block.scale_log2);
+  for (int32_t row = 0; row < kTileRows; ++row) {
+    const FloatVec row_base = hn::Set(kFloats, base[row]);
+    FloatVec sum[kPack] = {hn::Zero(kFloats), hn::Zero(kFloats)};
+    uint32_t* p = block.p + row * kTileWords;
+    for (int32_t key = 0; key < block.num_keys; key += kTileKeys, p += kTileSize) {
+      FloatVec e[kPack];
+      MLA_UNROLL for (int32_t i = 0; i < kPack; ++i) {
+        e[i] = exp2_nonpositive(hn::MulSub(score(row, key + i * kLanes), scale, row_base));
+        sum[i] = sum[i] + e[i];
+      }
+      hn::StoreU(step_of(e), kWords, p);
+    }
+    of_row[row] = sum[0] + sum[1];
+  }
+  hn::StoreU(hn::MulAdd(hn::LoadU(kFloats, block.sum), chosen.alpha, sum_of_each(of_row)), kFloats, block.sum);
 }
 
 void softmax_rows(const SoftmaxBlock& block) {

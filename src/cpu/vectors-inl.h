@@ -164,24 +164,18 @@ HWY_INLINE FloatVec times_exp2_floor(FloatVec y, FloatVec x) {
 }
 #endif
 
-/// Sets each of some vectors to 2^x, for x <= 0 with a relative error below 2^-22. The result is exactly 1 for 0 and
-/// exactly 0 for -inf; NaN stays NaN.
-template <int32_t kVectors>
-HWY_INLINE void exp2_nonpositive(FloatVec (&x)[kVectors]) {
-  // They are minimax for 2^f on [0, 1), among polynomials with p(0) = 1.
-  constexpr float kCoefficients[] = {9.01703002e-3F, 5.57999133e-2F, 2.4016445e-1F, 6.93151312e-1F, 1.0F};
-  FloatVec f[kVectors], y[kVectors];
-  MLA_UNROLL for (int32_t i = 0; i < kVectors; ++i) x[i] = exponent_floor(x[i]);
-  MLA_UNROLL for (int32_t i = 0; i < kVectors; ++i) f[i] = fraction(x[i]);
-  MLA_UNROLL for (int32_t i = 0; i < kVectors; ++i) y[i] = hn::Set(kFloats, 1.86713021e-3F);
-  for (float coefficient : kCoefficients)
-    MLA_UNROLL for (int32_t i = 0; i < kVectors; ++i) y[i] = hn::MulAdd(y[i], f[i], hn::Set(kFloats, coefficient));
-  MLA_UNROLL for (int32_t i = 0; i < kVectors; ++i) x[i] = times_exp2_floor(y[i], x[i]);
-}
+/// Returns 2^x for x <= 0 with a relative error below 2^-22. The result is exactly 1 for 0 and exactly 0 for -inf; NaN
+/// stays NaN.
 HWY_INLINE FloatVec exp2_nonpositive(FloatVec x) {
-  FloatVec vector[1] = {x};
-  exp2_nonpositive(vector);
-  return vector[0];
+  x = exponent_floor(x);
+  const FloatVec f = fraction(x);  // the coefficients are minimax for 2^f on [0, 1), among polynomials with p(0) = 1
+  FloatVec y = hn::Set(kFloats, 1.86713021e-3F);
+  y = hn::MulAdd(y, f, hn::Set(kFloats, 9.01703002e-3F));
+  y = hn::MulAdd(y, f, hn::Set(kFloats, 5.57999133e-2F));
+  y = hn::MulAdd(y, f, hn::Set(kFloats, 2.4016445e-1F));
+  y = hn::MulAdd(y, f, hn::Set(kFloats, 6.93151312e-1F));
+  y = hn::MulAdd(y, f, hn::Set(kFloats, 1.0F));
+  return times_exp2_floor(y, x);
 }
 
 /// Returns tanh(x) with an absolute error below 2^-21.
