@@ -87,8 +87,8 @@ struct SoftmaxBlock {
 
 /// Describes work that the multiplies of `scores` and `accumulate` hide, with pack 2 only.
 struct Background {
-  std::array<RowCopy, 2> copies = {};
-  SlabSource slab = {};  // packed into v after the copies, if v is given
+  std::array<RowCopy, 2> copies = {};  // only where tile_keys is 1
+  SlabSource slab = {};                // packed into v after the copies, if v is given
   uint32_t* v = nullptr;
   // Only where tile_keys > 1:
   const SoftmaxBlock* softmax = nullptr;

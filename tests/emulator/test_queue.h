@@ -3,11 +3,11 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 
 #include "core/thread_pool.h"
 #include "cuda/border/queue.h"
 #include "cuda/ptx/machine.h"
+#include "cuda/runtime/emulated_map.h"
 #include "emulator/emulator.h"
 
 namespace mla::emulated_test {
@@ -46,15 +46,7 @@ class TestQueue final : public cuda::Queue {
                          pool);
   }
   bool make_tensor_map(const cuda::RowTensor& tensor, cuda::TensorMap& map) const override {
-    if (!makes_maps_ || !cuda::has_tensor_map(tensor)) return false;
-    const emulator::TensorMap made = {.mark = emulator::TensorMap::kMark,
-                                      .base = static_cast<const std::byte*>(tensor.base),
-                                      .sizes = {tensor.channels, tensor.rows, tensor.heads},
-                                      .strides = {tensor.row_stride, tensor.head_stride},
-                                      .box_rows = tensor.box_rows};
-    map = {};
-    std::memcpy(&map, &made, sizeof made);
-    return true;
+    return makes_maps_ && cuda::make_emulated_map(tensor, map);
   }
 
  private:

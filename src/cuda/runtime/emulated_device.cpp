@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/format.h"
+#include "cuda/runtime/emulated_map.h"
 #include "cuda/runtime/emulated_queue.h"
 #include "cuda/runtime/recorder.h"
 #include "emulator/emulator.h"
@@ -143,16 +144,7 @@ Status EmulatedQueue::launch(const KernelEntry& kernel, const LaunchShape& shape
 }
 
 bool EmulatedQueue::make_tensor_map(const RowTensor& tensor, TensorMap& map) const {
-  static_assert(sizeof(emulator::TensorMap) <= sizeof(TensorMap));
-  if (device().arch < 90 || !has_tensor_map(tensor)) return false;
-  const emulator::TensorMap made = {.mark = emulator::TensorMap::kMark,
-                                    .base = static_cast<const std::byte*>(tensor.base),
-                                    .sizes = {tensor.channels, tensor.rows, tensor.heads},
-                                    .strides = {tensor.row_stride, tensor.head_stride},
-                                    .box_rows = tensor.box_rows};
-  map = {};
-  std::memcpy(&map, &made, sizeof made);
-  return true;
+  return device().arch >= 90 && make_emulated_map(tensor, map);
 }
 
 Result<DeviceRuntime*> emulated_device(int32_t arch) {
