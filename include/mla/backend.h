@@ -47,7 +47,9 @@ struct Problem {
   /// of both pools; 0 = unknown: many. Few are computed by other kernels. 0 with batch_invariant. Other operations do
   /// not use it.
   int64_t listed_keys = 0;
-  /// Names the arithmetic of decode, decode_sparse and prefill, AttentionOptions::compute. Others have only kDefault.
+  /// Names the arithmetic of decode, decode_sparse and prefill, AttentionOptions::compute, and what indexer_logits and
+  /// indexer_top_k allow, IndexerLogitsParams::compute, where every key has a logit (else kDefault). Others have only
+  /// kDefault.
   Compute compute = Compute::kDefault;
   /// Names the format of the indexer's keys, in append_indexer, indexer_logits and indexer_top_k. Other operations do
   /// not use it.

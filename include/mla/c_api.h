@@ -499,7 +499,7 @@ typedef struct mla_problem {
   int32_t gpu_arch;       /* 80 for sm80, on this machine or not; 0 = that of `device` */
   int32_t emulated;       /* the GPU is an emulated one */
   int64_t q_len;          /* decode: query tokens of a request, rounded up; 1 with batch_invariant; 0 = 1 */
-  int32_t compute;        /* mla_compute, of decode, decode_sparse and prefill */
+  int32_t compute;        /* mla_compute, of decode, decode_sparse, prefill, indexer_logits and indexer_top_k */
   int32_t indexer_format; /* mla_indexer_format, of append_indexer, indexer_logits and indexer_top_k */
   /* decode_sparse, prefill_sparse: query tokens times the entries of a token's lists; 0 = many */
   int64_t listed_keys;

@@ -260,7 +260,8 @@ def explain(
         d_v: channels of an output row (`prefill`: 128).
         q_len: of `decode`: query tokens of a request, over all requests on average, rounded up.
         listed_keys: of `decode_sparse` and `prefill_sparse`: query tokens times the entries of a token's lists; 0: many.
-        compute: of `decode`, `decode_sparse` and `prefill`: as in :func:`libmla.decode`.
+        compute: of `decode`, `decode_sparse` and `prefill`: as in :func:`libmla.decode`; of `indexer_logits` and
+            `indexer_top_k`, where every key has a logit: as there.
         indexer_format: of `append_indexer`, `indexer_logits` and `indexer_top_k`: format of the keys.
         device: ``"cpu"``, ``"cuda:0"``, ``"emulated:sm90"``, or an architecture such as ``"sm120"``, present or not: what
             this build has for it (the command ``libmla explain`` answers for a build with code for every GPU).

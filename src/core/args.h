@@ -488,6 +488,12 @@ struct IndexerLogitsArgs {
   int64_t num_logits = 0;   // N
   float* logits = nullptr;  // [T, N]
   int64_t logits_stride_token = 0;
+
+  /// Returns whether queries and keys may be multiplied as e4m3, and every key has a logit.
+  bool multiplies_e4m3() const {
+    return compute == Compute::kFP8 && q_dtype == DType::kE4M3 && cache.format == IndexerFormat::kFP8 &&
+           !blocks.given() && key_begin == nullptr && key_end == nullptr;
+  }
 };
 
 struct TopKArgs {

@@ -59,16 +59,25 @@ inline Reason width_refusal(const Problem& problem) {
   return Reason::format("rows of {} have {} channels, not {}", name(problem.cache), width, problem.d_qk);
 }
 
+/// Returns whether the operation scores the keys of an indexer.
+inline bool is_indexer(Op op) { return op == Op::kIndexerLogits || op == Op::kIndexerTopK; }
+
+/// Returns whether a problem is computed in the arithmetic that it names or not at all. An indexer only allows it.
+inline bool demands_compute(const Problem& problem) {
+  return problem.compute != Compute::kDefault && !is_indexer(problem.op);
+}
+
 /// Returns why no backend can run a problem in the arithmetic that it names; empty if there is nothing to refuse.
 inline Reason compute_refusal(const Problem& problem) {
-  if (problem.compute == Compute::kDefault) return {};
+  if (!demands_compute(problem)) return {};
   if (problem.op == Op::kPrefill) {
     if (problem.q_dtype == DType::kE4M3) return {};
     return Reason::format("compute {} is for a prefill of e4m3 tensors, not of {}", name(problem.compute),
                           name(problem.q_dtype));
   }
   if (problem.op != Op::kDecode && problem.op != Op::kDecodeSparse)
-    return Reason::format("compute {} is for decode, decode_sparse and prefill only", name(problem.compute));
+    return Reason::format("compute {} is for decode, decode_sparse, prefill, indexer_logits and indexer_top_k only",
+                          name(problem.compute));
   for (const CacheFormat cache : {problem.cache, problem.extra_cache.value_or(problem.cache)})
     if (!is_quantized(kv_layout(cache).nope.element))
       return Reason::format("compute {} is for quantized caches, not for {}", name(problem.compute), name(cache));

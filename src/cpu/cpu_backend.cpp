@@ -25,11 +25,10 @@ bool is_absorbed(Op op) { return op == Op::kDecode || op == Op::kDecodeSparse ||
 Reason refusal(const Problem& problem) {
   if (problem.device.type != DeviceType::kCpu)
     return Reason::format("tensors are on {}, not on the CPU", name(problem.device.type));
-  if (problem.compute != Compute::kDefault)
+  if (core::demands_compute(problem))
     return Reason::format("multiplies numbers of f32 or pairs of bf16, not those of compute {}", name(problem.compute));
   const bool absorbed = is_absorbed(problem.op);
-  const bool indexer = problem.op == Op::kIndexerLogits || problem.op == Op::kIndexerTopK;
-  const bool takes_e4m3 = absorbed || indexer || problem.op == Op::kPrefill;
+  const bool takes_e4m3 = absorbed || core::is_indexer(problem.op) || problem.op == Op::kPrefill;
   if (!is_float(problem.q_dtype) && !(takes_e4m3 && problem.q_dtype == DType::kE4M3))
     return Reason::format("takes bf16, f16 and f32{}, not {}", takes_e4m3 ? " and e4m3" : "", name(problem.q_dtype));
   if (const Reason reason = core::width_refusal(problem); !reason.empty()) return reason;
@@ -56,8 +55,7 @@ Reason refusal(const Problem& problem) {
 Verdict verdict(const Level& level, const Problem& problem) {
   for (const Reason& reason : {refusal(problem), missing(level)})
     if (!reason.empty()) return {.usable = false, .reason = reason};
-  const bool indexer = problem.op == Op::kIndexerLogits || problem.op == Op::kIndexerTopK;
-  if (!is_absorbed(problem.op) && !indexer && problem.op != Op::kPrefill)
+  if (!is_absorbed(problem.op) && !core::is_indexer(problem.op) && problem.op != Op::kPrefill)
     return {.usable = true, .reason = "row by row"};
   const bool pairs = numerics(level, problem).multiplied == Arithmetic::kBF16;
   if (const Reason slower = pairs ? slower_pairs(level, isa_levels()) : Reason(); !slower.empty())

@@ -183,7 +183,7 @@ Problem problem_of(const core::BlockTableToCsrArgs&, Device device) {
 Problem problem_of(const core::PhysicalSlotsArgs&, Device device) {
   return {.op = Op::kPhysicalSlots, .device = device};
 }
-/// Returns the problem of an operation of the indexer, whose keys are as wide as its layout says.
+/// Returns the problem of an operation on the indexer's keys, which are as wide as their layout says.
 Problem indexer_problem(Op op, Device device, DType dtype, int64_t num_heads, const core::IndexerPages& cache) {
   Problem problem = {
       op, device, dtype, CacheFormat::kBF16, num_heads, kIndexerLayout.head_dim, kIndexerLayout.head_dim};
@@ -193,14 +193,20 @@ Problem indexer_problem(Op op, Device device, DType dtype, int64_t num_heads, co
 Problem problem_of(const core::AppendIndexerArgs& a, Device device) {
   return indexer_problem(Op::kAppendIndexer, device, a.dtype, 1, a.cache);
 }
+/// Returns the problem of scoring keys.
+Problem logits_problem(Op op, Device device, const core::IndexerLogitsArgs& a) {
+  Problem problem = indexer_problem(op, device, a.q_dtype, a.num_heads, a.cache);
+  if (a.multiplies_e4m3()) problem.compute = Compute::kFP8;
+  return problem;
+}
 Problem problem_of(const core::IndexerLogitsArgs& a, Device device) {
-  return indexer_problem(Op::kIndexerLogits, device, a.q_dtype, a.num_heads, a.cache);
+  return logits_problem(Op::kIndexerLogits, device, a);
 }
 Problem problem_of(const core::TopKArgs&, Device device) {
   return {.op = Op::kTopK, .device = device, .q_dtype = DType::kF32};
 }
 Problem problem_of(const core::IndexerTopKArgs& a, Device device) {
-  return indexer_problem(Op::kIndexerTopK, device, a.indexer.q_dtype, a.indexer.num_heads, a.indexer.cache);
+  return logits_problem(Op::kIndexerTopK, device, a.indexer);
 }
 
 Problem problem_of(const core::CompressArgs& a, Device device) {

@@ -185,11 +185,14 @@ TEST(Tables, RowsSayWhyTheyLackAnArithmetic) {
       EXPECT_EQ(reason_of(problem, row), "multiplies 16-bit numbers, not those of compute fp8");
   }
   for (Op op : kAllOps)
-    if (op != Op::kDecode && op != Op::kDecodeSparse) {
+    if (op == Op::kIndexerLogits || op == Op::kIndexerTopK) {  // only allow it
+      EXPECT_EQ(explain({.op = op, .compute = Compute::kFP8}).selected, explain({.op = op}).selected);
+    } else if (op != Op::kDecode && op != Op::kDecodeSparse) {
       EXPECT_EQ(explain({.op = op, .compute = Compute::kFP8}).selected, "") << name(op);
       EXPECT_EQ(reason_of({.op = op, .compute = Compute::kFP8}, "reference"),
-                op == Op::kPrefill ? "compute fp8 is for a prefill of e4m3 tensors, not of bf16"
-                                   : "compute fp8 is for decode, decode_sparse and prefill only");
+                op == Op::kPrefill
+                    ? "compute fp8 is for a prefill of e4m3 tensors, not of bf16"
+                    : "compute fp8 is for decode, decode_sparse, prefill, indexer_logits and indexer_top_k only");
     }
   const Problem prefill = {.op = Op::kPrefill, .q_dtype = DType::kE4M3, .compute = Compute::kFP8};
   EXPECT_EQ(explain(prefill).selected, "reference");

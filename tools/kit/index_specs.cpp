@@ -137,6 +137,12 @@ Problem indexer_problem(Op op, DType dtype, int64_t num_heads, IndexerFormat for
   return problem;
 }
 
+Problem logits_problem(Op op, const IndexerLogitsSpec& spec) {
+  Problem problem = indexer_problem(op, spec.q_dtype, spec.num_heads, spec.format);
+  if (spec.num_blocks == 0 && !spec.key_begin && !spec.key_end) problem.compute = spec.compute;
+  return problem;
+}
+
 double key_bytes(IndexerFormat format) { return static_cast<double>(indexer_key_bytes(format)); }
 
 }  // namespace
@@ -146,13 +152,9 @@ Problem problem_of(const PhysicalSlotsSpec& /*spec*/) { return {.op = Op::kPhysi
 Problem problem_of(const AppendIndexerSpec& spec) {
   return indexer_problem(Op::kAppendIndexer, spec.dtype, 1, spec.format);
 }
-Problem problem_of(const IndexerLogitsSpec& spec) {
-  return indexer_problem(Op::kIndexerLogits, spec.q_dtype, spec.num_heads, spec.format);
-}
+Problem problem_of(const IndexerLogitsSpec& spec) { return logits_problem(Op::kIndexerLogits, spec); }
 Problem problem_of(const TopKSpec& /*spec*/) { return {.op = Op::kTopK, .device = {}, .q_dtype = DType::kF32}; }
-Problem problem_of(const IndexerTopKSpec& spec) {
-  return indexer_problem(Op::kIndexerTopK, spec.indexer.q_dtype, spec.indexer.num_heads, spec.indexer.format);
-}
+Problem problem_of(const IndexerTopKSpec& spec) { return logits_problem(Op::kIndexerTopK, spec.indexer); }
 
 int64_t num_logits(const IndexerLogitsSpec& spec) {
   const int32_t longest = spec.kv_len.empty() ? 0 : *std::max_element(spec.kv_len.begin(), spec.kv_len.end());

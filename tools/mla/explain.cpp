@@ -250,8 +250,9 @@ Action add_explain(CLI::App& app) {
   command->add_option(
       "--listed-keys", options->listed_keys,
       "decode_sparse, prefill_sparse: query tokens times the entries of a token's lists (default many)");
-  command->add_option("--compute", options->compute,
-                      "decode, decode_sparse, prefill: default, or fp8 for products of e4m3");
+  command->add_option(
+      "--compute", options->compute,
+      "decode, decode_sparse, prefill, indexer_logits, indexer_top_k: default, or fp8 for products of e4m3");
   command->add_option("--indexer-format", options->indexer_format,
                       "append_indexer, indexer_logits, indexer_top_k: " + indexer_names() + " (default fp8)");
   command->add_option(

@@ -111,7 +111,8 @@ std::string describe(const Problem& problem) {
     case Op::kPhysicalSlots: return "any page size, any number of indices";
     case Op::kAppendIndexer: return fmt::format("rows {}{}", type, keys_of(problem));
     case Op::kIndexerLogits:
-    case Op::kIndexerTopK: return fmt::format("queries {}, {} heads{}", type, problem.num_heads, keys_of(problem));
+    case Op::kIndexerTopK:
+      return fmt::format("queries {}, {} heads{}{}", type, problem.num_heads, keys_of(problem), compute_of(problem));
     case Op::kTopK: return "any number of f32 logits";
     case Op::kCompress: return fmt::format("cache {}, tokens {}, {} channels", name(problem.cache), type, problem.d_qk);
   }

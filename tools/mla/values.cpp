@@ -111,7 +111,9 @@ bool is_attention(Op op) {
   return op == Op::kDecode || op == Op::kDecodeSparse || op == Op::kPrefill || op == Op::kPrefillSparse;
 }
 
-bool chooses_compute(Op op) { return is_attention(op) && op != Op::kPrefillSparse; }
+bool chooses_compute(Op op) {
+  return (is_attention(op) && op != Op::kPrefillSparse) || op == Op::kIndexerLogits || op == Op::kIndexerTopK;
+}
 
 bool has_heads(Op op) {
   return is_attention(op) || op == Op::kMergeStates || op == Op::kAppendRope || op == Op::kIndexerLogits ||

@@ -16,7 +16,6 @@ using core::Reason;
 
 }  // namespace
 
-bool is_indexer(Op op) { return op == Op::kIndexerLogits || op == Op::kIndexerTopK; }
 bool is_absorbed(Op op) { return op == Op::kDecode || op == Op::kDecodeSparse || op == Op::kPrefillSparse; }
 
 DType key_dtype(CacheFormat format) { return value_dtype(kv_layout(format).nope.element); }
@@ -64,7 +63,7 @@ Reason operand_refusal(const Problem& problem) {
 }
 
 Reason shape_refusal(const Problem& problem, std::span<const Widths> absorbed) {
-  if (problem.compute != Compute::kDefault)
+  if (core::demands_compute(problem))
     return Reason::format("multiplies 16-bit numbers, not those of compute {}", name(problem.compute));
   if (const Reason reason = operand_refusal(problem); !reason.empty()) return reason;
   if (is_absorbed(problem.op)) return widths_refusal(problem, absorbed);

@@ -10,7 +10,7 @@
 
 namespace mla::cuda {
 
-bool is_indexer(Op op);
+using core::is_indexer;
 bool is_absorbed(Op op);  // true for attention over rows of a latent cache
 
 /// Returns the type in which keys of a format are multiplied. Quantized keys become bf16.

@@ -79,10 +79,9 @@ MLA_DEVICE void wgmma_hold([[maybe_unused]] float (&d)[kCount]) {
 }
 
 #if !MLA_EMULATED
-// MLA_NAMES_* are the names %0 ... of 32, 64 and 128 accumulators in an asm statement; the operands are d[0] ...
-#define MLA_NAMES_32                                                                                \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, " \
-  "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+// MLA_NAMES_* are the names %0 ... of 16, 32, 64 and 128 accumulators in an asm statement; the operands are d[0] ...
+#define MLA_NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define MLA_NAMES_32 MLA_NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define MLA_NAMES_64                                                                                          \
   MLA_NAMES_32                                                                                                \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52" \
@@ -95,7 +94,8 @@ MLA_DEVICE void wgmma_hold([[maybe_unused]] float (&d)[kCount]) {
   ", %123, %124, %125, %126, %127"
 #define MLA_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define MLA_D16(i) MLA_D4(i), MLA_D4(i + 4), MLA_D4(i + 8), MLA_D4(i + 12)
-#define MLA_D_32 MLA_D16(0), MLA_D16(16)
+#define MLA_D_16 MLA_D16(0)
+#define MLA_D_32 MLA_D_16, MLA_D16(16)
 #define MLA_D_64 MLA_D_32, MLA_D16(32), MLA_D16(48)
 #define MLA_D_128 MLA_D_64, MLA_D16(64), MLA_D16(80), MLA_D16(96), MLA_D16(112)
 // Each of these macros is one wgmma of n columns with `count` accumulators. The further arguments are the type and the
@@ -178,16 +178,18 @@ MLA_DEVICE void wgmma_f16(float (&d)[kN / 2], const uint32_t (&a)[4], uint64_t b
 #endif
 }
 
-/// wgmma.mma_async.sync.aligned.m64n{64,128}k32.f32.e4m3.e4m3: computes d = a b + (accumulate ? d : 0) of 32 channels,
-/// one byte each, with both operands contiguous along k in shared memory. Hopper keeps about 14 bits of a sum; the
-/// emulator keeps those of f32.
+/// wgmma.mma_async.sync.aligned.m64n{32,64,128}k32.f32.e4m3.e4m3: computes d = a b + (accumulate ? d : 0) of 32
+/// channels, one byte each, with both operands contiguous along k in shared memory. Hopper keeps about 14 bits of a
+/// sum; the emulator keeps those of f32.
 template <int kN>
 MLA_DEVICE void wgmma_e4m3(float (&d)[kN / 2], uint64_t a, uint64_t b, bool accumulate MLA_PTX_SITE) {
-  static_assert(kN == 64 || kN == 128);
+  static_assert(kN == 32 || kN == 64 || kN == 128);
 #if MLA_EMULATED
   emulator::wgmma({d, nullptr, a, b, kN, emulator::MmaType::kE4M3, false, accumulate}, MLA_PTX_HERE);
 #else
-  if constexpr (kN == 64)
+  if constexpr (kN == 32)
+    MLA_WGMMA_E4M3(32, 16, "%16", "%17", "%18");
+  else if constexpr (kN == 64)
     MLA_WGMMA_E4M3(64, 32, "%32", "%33", "%34");
   else
     MLA_WGMMA_E4M3(128, 64, "%64", "%65", "%66");
@@ -203,11 +205,13 @@ MLA_DEVICE void wgmma_e4m3(float (&d)[kN / 2], uint64_t a, uint64_t b, bool accu
 #undef MLA_D_128
 #undef MLA_D_64
 #undef MLA_D_32
+#undef MLA_D_16
 #undef MLA_D16
 #undef MLA_D4
 #undef MLA_NAMES_128
 #undef MLA_NAMES_64
 #undef MLA_NAMES_32
+#undef MLA_NAMES_16
 #endif
 
 }  // namespace mla::MLA_CUDA_NAMESPACE::ptx

@@ -113,7 +113,8 @@ TEST(Fp8, SaysWhatItDoesNotTake) {
   EXPECT_EQ(of_fp8(problem).reason, "takes d_qk/d_v of 576/512, 512/512, not 320/256");
   problem = in_fp8(CacheFormat::kFP8);
   problem.op = Op::kPrefillSparse;
-  EXPECT_THAT(of_fp8(problem).reason, HasSubstr("for decode, decode_sparse and prefill only"));
+  EXPECT_THAT(of_fp8(problem).reason,
+              HasSubstr("for decode, decode_sparse, prefill, indexer_logits and indexer_top_k only"));
   problem = in_fp8(CacheFormat::kFP8DsMla);
   problem.op = Op::kDecodeSparse;
   problem.extra_cache = CacheFormat::kFP8;

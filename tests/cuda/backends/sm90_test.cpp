@@ -153,7 +153,21 @@ TEST(Sm90, LeavesIndexersOfFewHeads) {
     Problem problem = on_sm90(op);
     problem.q_dtype = DType::kE4M3;
     problem.num_heads = 32;
-    EXPECT_EQ(of_sm90(problem).reason, "takes more than 32 heads, not 32");
+    const std::string_view few =
+        "takes 32 heads for products of e4m3 only (compute fp8, e4m3 queries, fp8 keys, all of them)";
+    EXPECT_EQ(of_sm90(problem).reason, few);
+    problem.compute = Compute::kFP8;
+    if (emulates_sm90()) {
+      EXPECT_TRUE(of_sm90(problem).usable) << of_sm90(problem).reason;
+      EXPECT_EQ(of_sm90(problem).numerics.multiplied, Arithmetic::kE4M3);
+    }
+    problem.indexer_format = IndexerFormat::kMXFP4;
+    EXPECT_EQ(of_sm90(problem).reason, few);
+    problem.indexer_format = IndexerFormat::kFP8;
+    problem.q_dtype = DType::kBF16;
+    EXPECT_EQ(of_sm90(problem).reason, few);
+    problem.q_dtype = DType::kE4M3;
+    problem.compute = Compute::kDefault;
     problem.num_heads = 33;
     if (emulates_sm90()) {
       EXPECT_TRUE(of_sm90(problem).usable) << of_sm90(problem).reason;
@@ -168,9 +182,10 @@ TEST(Sm90, SaysOfItselfWhatItLeaves) {
   for (const BackendInfo& backend : backends())
     if (backend.name == "cuda_sm90") {
       EXPECT_EQ(backend.archs, std::vector<int32_t>{90});
-      EXPECT_EQ(backend.leaves,
-                "attention with up to 16 query rows of a request, indexers with up to 32 heads, and sparse attention "
-                "with up to 163840 pairs of a query row and a quantized key");
+      EXPECT_EQ(
+          backend.leaves,
+          "attention with up to 16 query rows a request, exact indexers of up to 32 heads, and sparse attention with "
+          "up to 163840 pairs of a query row and a quantized key");
     }
 }
 

@@ -93,7 +93,7 @@ constexpr KeyUse kKeyUses[] = {
     {"scales", [](Op op) { return cli::has_cache(op) || op == Op::kAppendIndexer || op == Op::kFinishOutput; }},
     {"sink", cli::is_attention},
     {"soft_cap", cli::is_attention},
-    {"compute", [](Op op) { return cli::chooses_compute(op) || is_indexer(op); }},
+    {"compute", [](Op op) { return cli::chooses_compute(op); }},
     {"window", [](Op op) { return op == Op::kDecode || op == Op::kPrefill; }},
     {"alibi", [](Op op) { return op == Op::kDecode || op == Op::kPrefill; }},
     {"tree", [](Op op) { return op == Op::kDecode; }},
@@ -290,7 +290,7 @@ std::vector<Case> make_cases(const Choice& choice, std::string_view label) {
     if (!model) result.heads = 64;
     if (model && model->index_n_heads > 0) result.heads = model->index_n_heads;
   }
-  const bool quantized = cli::chooses_compute(result.op) || is_indexer(result.op);
+  const bool quantized = cli::chooses_compute(result.op);
   if (const Setting* q = find(choice, "q_dtype")) result.q_dtype = cli::parse_float_dtype(q->where, q->text, quantized);
   result.heads = int_of(choice, "heads", result.heads, 1, 65536);
   result.page_size = int_of(choice, "page_size", 64, 1, 1 << 20);

@@ -13,16 +13,22 @@ using core::Reason;
 
 constexpr Op kOps[] = {Op::kDecode,  Op::kDecodeSparse,  Op::kPrefillSparse,
                        Op::kPrefill, Op::kIndexerLogits, Op::kIndexerTopK};
-/// A product has 64 heads; where half of them would be padding mma.sync is faster: 98 instead of 110 us with 32 heads
-/// (batch 64, kv 32k; H200, 2026-11-21).
+/// An exact product has 64 heads; where half of them would be padding mma.sync is faster: 98 instead of 110 us with 32
+/// heads (batch 64, kv 32k; H200, 2026-11-21). Products of e4m3 have 32.
 constexpr int64_t kFewHeads = 32;
+
+bool multiplies_e4m3(const Problem& problem) {
+  return is_indexer(problem.op) && problem.compute == Compute::kFP8 && problem.q_dtype == DType::kE4M3 &&
+         problem.indexer_format == IndexerFormat::kFP8;
+}
 
 Reason indexer_refusal(const Problem& problem) {
   if (problem.q_dtype == DType::kF32) return "takes e4m3, bf16 and f16, not f32";
   if (problem.q_dtype == DType::kF16 && indexer_layout(problem.indexer_format).codec.element == DType::kE2M1)
     return Reason::format("takes e4m3 and bf16 queries with {} keys, not f16", name(problem.indexer_format));
-  if (problem.num_heads <= kFewHeads)
-    return Reason::format("takes more than {} heads, not {}", kFewHeads, problem.num_heads);
+  if (problem.num_heads <= kFewHeads && !multiplies_e4m3(problem))
+    return Reason::format("takes {} heads for products of e4m3 only (compute fp8, e4m3 queries, fp8 keys, all of them)",
+                          problem.num_heads);
   return {};
 }
 
@@ -63,6 +69,11 @@ Reason refusal(const Problem& problem) {
   return problem.op == Op::kPrefill ? prefill_refusal(problem) : absorbed_refusal(problem);
 }
 
+Numerics numerics(const Problem& problem) {
+  if (!multiplies_e4m3(problem)) return tensor_core_numerics(problem);
+  return {.multiplied = Arithmetic::kE4M3, .summed = Arithmetic::kF32, .products_per_cut = 32};
+}
+
 }  // namespace
 
 Backend backend();
@@ -73,11 +84,12 @@ Backend backend() {
           .gpus = "H100, H200",
           .ops = kOps,
           .refusal = refusal,
-          .numerics = tensor_core_numerics,
+          .numerics = numerics,
           .yields = yields,
-          .leaves = Reason::format("attention with up to {} query rows of a request, indexers with up to {} heads, and "
-                                   "sparse attention with up to {} pairs of a query row and a quantized key",
-                                   kSmallBlockRows, kFewHeads, kFewPairs)};
+          .leaves = Reason::format(
+              "attention with up to {} query rows a request, exact indexers of up to {} heads, and sparse "
+              "attention with up to {} pairs of a query row and a quantized key",
+              kSmallBlockRows, kFewHeads, kFewPairs)};
 }
 
 }  // namespace mla::cuda::sm90

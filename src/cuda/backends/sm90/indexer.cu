@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/backends/sm90/indexer.cuh"
 
+#include <optional>
+
 #include "cuda/attention/indexer_launch.cuh"
 #include "cuda/backends/sm90/indexer_e4m3.cuh"
 #include "cuda/backends/sm90/operations.h"
@@ -8,14 +10,12 @@
 namespace mla::MLA_CUDA_NAMESPACE::sm90 {
 namespace {
 
-/// Describes both operands for tensor copies. Returns false where the kernel for products of e4m3 cannot compute the
-/// problem: it knows neither lists of blocks nor ranges of keys, and copies 64 rows of a page at a time.
+/// Describes both operands for tensor copies, queries by boxes of kHeads heads. Returns false where the kernel for
+/// products of e4m3 cannot compute the problem: it copies 64 rows of a page at a time.
+template <int kHeads>
 bool describe(const core::IndexerLogitsArgs& args, const cuda::Queue& queue, IndexerE4m3Params& params) {
-  using Kernel = IndexerE4m3Kernel<1>;
-  if (args.compute != Compute::kFP8 || args.q_dtype != DType::kE4M3 || args.cache.format != IndexerFormat::kFP8 ||
-      args.blocks.given() || args.key_begin != nullptr || args.key_end != nullptr ||
-      args.num_heads > Kernel::kMostHeads || args.cache.page_size % Kernel::kTileKeys != 0)
-    return false;
+  constexpr int kTileKeys = IndexerE4m3Kernel<kHeads, 1>::kTileKeys;
+  if (args.num_heads > kHeads || args.cache.page_size % kTileKeys != 0) return false;
   const int64_t row = kIndexerLayout.head_dim;
   const cuda::RowTensor keys = {.base = args.cache.base,
                                 .channels = cuda::kBoxChannels,
@@ -23,20 +23,20 @@ bool describe(const core::IndexerLogitsArgs& args, const cuda::Queue& queue, Ind
                                 .heads = args.cache.num_pages,
                                 .row_stride = row,
                                 .head_stride = args.cache.stride_page,
-                                .box_rows = Kernel::kTileKeys};
+                                .box_rows = kTileKeys};
   const cuda::RowTensor queries = {.base = args.q,
                                    .channels = cuda::kBoxChannels,
                                    .rows = args.num_heads,
                                    .heads = args.num_tokens,
                                    .row_stride = args.q_stride_head,
                                    .head_stride = args.q_stride_token,
-                                   .box_rows = Kernel::kMostHeads};
+                                   .box_rows = kHeads};
   return queue.make_tensor_map(keys, params.keys) && queue.make_tensor_map(queries, params.queries);
 }
 
-template <int kTokens>
-Status run_e4m3(IndexerE4m3Params& params, int64_t q_len, cuda::Queue& queue) {
-  using Kernel = IndexerE4m3Kernel<kTokens>;
+template <int kHeads, int kTokens>
+Status launch_e4m3(IndexerE4m3Params& params, int64_t q_len, cuda::Queue& queue) {
+  using Kernel = IndexerE4m3Kernel<kHeads, kTokens>;
   const core::IndexerLogitsArgs& args = params.args;
   const bool uniform = args.queries.indptr == nullptr;
   if (uniform) params.groups_per_request = indexer::ceil_div(q_len, kTokens);
@@ -53,18 +53,29 @@ Status run_e4m3(IndexerE4m3Params& params, int64_t q_len, cuda::Queue& queue) {
                         params);
 }
 
+/// Runs the kernel for products of e4m3, with up to 128 columns of a product; returns nothing where it cannot compute
+/// the problem.
+std::optional<Status> run_e4m3(const core::IndexerLogitsArgs& args, cuda::Queue& queue) {
+  if (!args.multiplies_e4m3()) return std::nullopt;
+  IndexerE4m3Params params = {.args = args};
+  const int64_t q_len =
+      args.queries.indptr == nullptr ? args.queries.uniform_len : indexer::ceil_div(args.num_tokens, args.batch_size);
+  if (describe<32>(args, queue, params))
+    return q_len > 2   ? launch_e4m3<32, 4>(params, q_len, queue)
+           : q_len > 1 ? launch_e4m3<32, 2>(params, q_len, queue)
+                       : launch_e4m3<32, 1>(params, q_len, queue);
+  if (describe<64>(args, queue, params))
+    return q_len > 1 ? launch_e4m3<64, 2>(params, q_len, queue) : launch_e4m3<64, 1>(params, q_len, queue);
+  return std::nullopt;
+}
+
 }  // namespace
 
 Status run_indexer_logits(const core::IndexerLogitsArgs& args, cuda::Queue& queue) {
   constexpr IndexerFormat kFP8 = IndexerFormat::kFP8, kMXFP4 = IndexerFormat::kMXFP4;
   const bool mxfp4 = args.cache.format == kMXFP4;
   if (args.batch_size == 0 || args.num_tokens == 0 || args.num_logits == 0) return {};
-  IndexerE4m3Params params = {.args = args};
-  if (describe(args, queue, params)) {
-    const int64_t q_len =
-        args.queries.indptr == nullptr ? args.queries.uniform_len : indexer::ceil_div(args.num_tokens, args.batch_size);
-    return q_len > 1 ? run_e4m3<2>(params, q_len, queue) : run_e4m3<1>(params, q_len, queue);
-  }
+  if (const std::optional<Status> status = run_e4m3(args, queue)) return *status;
   switch (args.q_dtype) {
     case DType::kE4M3:
       return mxfp4 ? indexer::run<IndexerKernel, DType::kE4M3, kMXFP4>(args, queue)

@@ -8,8 +8,8 @@
 //              first one also queries and weights of the next group of tokens
 //   warpgroup  products of 64 keys (M) with all heads of the group's tokens (N); max(0, .) x weight, summed over heads;
 //              x the key's scale; logits
-// Shared memory: rings of keys [warpgroups][stages][64 rows of 128 bytes], queries [2][tokens][64 heads][128 bytes],
-// scales [warpgroups][stages][64], weights [2][tokens][quad lane][16], barriers.
+// Shared memory: rings of keys [warpgroups][stages][64 rows of 128 bytes], queries [2][tokens][heads][128 bytes],
+// scales [warpgroups][stages][64], weights [2][tokens][quad lane][heads / 4], barriers.
 #pragma once
 
 #include <algorithm>
@@ -33,30 +33,32 @@ struct IndexerE4m3Params {
   cuda::TensorMap keys = {}, queries = {};  // boxes have 64 keys of a page, and all heads of a token
 };
 
-/// A group has up to kTokens query tokens of one request.
-template <int kTokens>
+/// A group has up to kTokens query tokens of one request, each with up to kHeads heads.
+template <int kHeads, int kTokens>
 class IndexerE4m3Kernel {
  public:
   using Params = IndexerE4m3Params;
   static constexpr const char* kName = "indexer_logits";
-  static constexpr int kTileKeys = 64, kMostHeads = 64;
+  static constexpr int kTileKeys = 64;
 
  private:
   static constexpr int kWarpgroups = 4, kWarpgroupWarps = 4;
   static constexpr int kMathWarps = kWarpgroups * kWarpgroupWarps, kMathThreads = kMathWarps * kWarpSize;
-  /// More stages gain nothing, and less shared memory lets a block start earlier: 1 x 128k took 9.5 us with five and
-  /// 8.9 with three (H200, 2026-11-28).
-  static constexpr int kStages = 3;
+  /// More stages gain nothing, and less shared memory lets a block start earlier: 1 x 128k took 9.5 us with five, 9.0
+  /// with three and 8.6 with two (H200, 2026-11-28).
+  static constexpr int kStages = 2;
   static constexpr int kDim = kIndexerLayout.head_dim;
   static constexpr uint32_t kKeyBytes = kTileKeys * kDim, kScaleBytes = kTileKeys * 4;
-  static constexpr uint32_t kTokenBytes = kMostHeads * kDim, kTokenWeights = kMostHeads * 4;
+  static constexpr uint32_t kTokenBytes = kHeads * kDim, kTokenWeights = kHeads * 4;
   static constexpr uint32_t kQueriesAt = kWarpgroups * kStages * kKeyBytes;
   static constexpr uint32_t kScalesAt = kQueriesAt + 2 * kTokens * kTokenBytes;
   static constexpr uint32_t kWeightsAt = kScalesAt + kWarpgroups * kStages * kScaleBytes;
   static constexpr uint32_t kBarriersAt = kWeightsAt + 2 * kTokens * kTokenWeights;
   static constexpr int kRingBarriers = kWarpgroups * kStages;  // full ones; as many empty ones follow
   static constexpr int kBarriers = 2 * kRingBarriers + 4;      // then two for full queries, two for empty ones
-  static constexpr int kLaneWeights = kMostHeads / 4;
+  static constexpr int kLaneWeights = kHeads / 4;
+  static constexpr int kColumns = kTokens * kHeads;                  // of a product
+  static constexpr int kLaneTokens = kTokens > 2 ? kTokens / 2 : 1;  // whose logits a lane writes
   static constexpr float kHidden = -std::numeric_limits<float>::infinity();
 
  public:
@@ -253,12 +255,12 @@ class IndexerE4m3Kernel {
     }
     // A lane of a quad has heads 8 i + 2 lane and the next one: they lie together, so that it loads four at a time.
     MLA_NO_UNROLL
-    for (int i = ptx::lane(); i < kTokens * kMostHeads; i += kWarpSize) {
-      const int t = i / kMostHeads, head = i % kMostHeads;
+    for (int i = ptx::lane(); i < kTokens * kHeads; i += kWarpSize) {
+      const int t = i / kHeads, head = i % kHeads;
       const int place = head / 2 % 4 * kLaneWeights + head / 8 * 2 + head % 2;
       const bool valid = t < group.count && head < args_.num_heads;
       const float* const from = args_.weights + (group.first + t) * args_.weights_stride_token + head;
-      ptx::cp_async_4(weights + static_cast<uint32_t>(t * kMostHeads + place) * 4, valid ? from : args_.weights, valid);
+      ptx::cp_async_4(weights + static_cast<uint32_t>(t * kHeads + place) * 4, valid ? from : args_.weights, valid);
     }
     ptx::mbarrier_arrive_after_copies(bar);
   }
@@ -283,10 +285,10 @@ class IndexerE4m3Kernel {
 
   MLA_DEVICE void compute() {
     const int group = warp_ / kWarpgroupWarps, quad_lane = ptx::lane() % 4;
-    const int row =
-        warp_ % kWarpgroupWarps * 16 + ptx::lane() / 4 + 8 * (quad_lane & 1);  // the key whose logit it writes
-    const int own = kTokens == 2 ? quad_lane / 2 : 0;                          // and the token
-    const bool writes = kTokens == 2 || quad_lane < 2;
+    // The key and the first token whose logits the lane writes.
+    const int row = warp_ % kWarpgroupWarps * 16 + ptx::lane() / 4 + 8 * (quad_lane & 1);
+    const int own = kTokens > 1 ? quad_lane / 2 * kLaneTokens : 0;
+    const bool writes = kTokens > 1 || quad_lane < 2;
     const ptx::SharedAddress full = barrier(group * kStages), empty = barrier(kRingBarriers + group * kStages);
     const ptx::SharedAddress scales =
         shared_ + kScalesAt + static_cast<uint32_t>(group * kStages) * kScaleBytes + static_cast<uint32_t>(row) * 4;
@@ -305,21 +307,28 @@ class IndexerE4m3Kernel {
       int32_t tile = (group - before) & (kWarpgroups - 1);
       before += run.count;
       int32_t key = (run.first + tile) * kTileKeys + row;
-      const int32_t end = writes && own < run.group.count ? static_cast<int32_t>(args_.num_logits) : 0;
-      const int32_t seen = keys_seen(run.group, run.group.first + own);
+      int32_t end[kLaneTokens], seen[kLaneTokens];
+      MLA_UNROLL
+      for (int t = 0; t < kLaneTokens; ++t) {
+        end[t] = writes && own + t < run.group.count ? static_cast<int32_t>(args_.num_logits) : 0;
+        seen[t] = keys_seen(run.group, run.group.first + own + t);
+      }
       float* out = args_.logits + (run.group.first + own) * args_.logits_stride_token + key;
       MLA_NO_UNROLL
       for (; tile < run.count; tile += kWarpgroups) {
         ptx::mbarrier_wait(full + stage.index * 8, stage.phase);
         const auto scale = ptx::load_shared<float>(scales + stage.index * kScaleBytes);
-        float products[kTokens * kMostHeads / 2];
+        float products[kColumns / 2];
         multiply(keys + stage.index * (kKeyBytes / 16), queries, products);
         // Without this fence some scales were those of another tile, up to 0.2 % of them where rows came from the L2
         // cache; also where the stage was freed only once the scale had been used (H200, 2026-11-28).
         ptx::fence_async_proxy();
         if (ptx::lane() == 0) ptx::mbarrier_arrive(empty + stage.index * 8);
-        const float logit = own_sum(products, weights) * scale;
-        if (key < end) *out = key < seen ? logit : kHidden;
+        float sums[kLaneTokens];
+        own_sums(products, weights, sums);
+        MLA_UNROLL
+        for (int t = 0; t < kLaneTokens; ++t)
+          if (key < end[t]) out[t * args_.logits_stride_token] = key < seen[t] ? sums[t] * scale : kHidden;
         stage.advance();
         key += kWarpgroups * kTileKeys, out += kWarpgroups * kTileKeys;
       }
@@ -345,38 +354,40 @@ class IndexerE4m3Kernel {
   }
 
   /// Multiplies 64 keys with all heads of the group's tokens.
-  static MLA_DEVICE void multiply(uint64_t keys, uint64_t queries, float (&products)[kTokens * kMostHeads / 2]) {
+  static MLA_DEVICE void multiply(uint64_t keys, uint64_t queries, float (&products)[kColumns / 2]) {
     ptx::wgmma_hold(products);
     ptx::wgmma_fence();
     MLA_UNROLL
     for (uint32_t step = 0; step < kDim / 32; ++step)  // a step has 32 channels, 32 bytes
-      ptx::wgmma_e4m3<kTokens * kMostHeads>(products, keys + step * 2, queries + step * 2, step > 0);
+      ptx::wgmma_e4m3<kColumns>(products, keys + step * 2, queries + step * 2, step > 0);
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(products);
   }
 
-  /// Returns the sum over all heads for the lane's key and token. The lanes of a quad have summed different heads for
-  /// two keys and all tokens, and exchange what is each other's.
-  static MLA_DEVICE float own_sum(const float (&products)[kTokens * kMostHeads / 2],
-                                  const float (&weights)[kTokens][kLaneWeights]) {
+  /// Computes the sums over all heads for the lane's key and tokens. The lanes of a quad have summed different heads
+  /// for two keys and all tokens, and exchange what is each other's.
+  static MLA_DEVICE void own_sums(const float (&products)[kColumns / 2], const float (&weights)[kTokens][kLaneWeights],
+                                  float (&own)[kLaneTokens]) {
     const int quad_lane = ptx::lane() % 4;
     float of_token[kTokens];
     MLA_UNROLL
     for (int t = 0; t < kTokens; ++t) {
       float sums[4] = {};  // of even and odd heads, for the first key and the second
       MLA_UNROLL
-      for (int i = 0; i < kMostHeads / 8; ++i) MLA_UNROLL
+      for (int i = 0; i < kHeads / 8; ++i) MLA_UNROLL
       for (int j = 0; j < 4; ++j)
-        sums[j] += ptx::max_or_nan(products[t * kMostHeads / 2 + 4 * i + j], 0.0F) * weights[t][2 * i + j % 2];
+        sums[j] += ptx::max_or_nan(products[t * kHeads / 2 + 4 * i + j], 0.0F) * weights[t][2 * i + j % 2];
       const float first = sums[0] + sums[1], second = sums[2] + sums[3];
       const bool has_second = (quad_lane & 1) != 0;
       of_token[t] = (has_second ? second : first) + ptx::shuffle_xor(has_second ? first : second, 1);
     }
-    if constexpr (kTokens == 1) return of_token[0] + ptx::shuffle_xor(of_token[0], 2);
     const bool has_last = quad_lane >= 2;
-    return (has_last ? of_token[kTokens - 1] : of_token[0]) +
-           ptx::shuffle_xor(has_last ? of_token[0] : of_token[kTokens - 1], 2);
+    MLA_UNROLL
+    for (int t = 0; t < kLaneTokens; ++t) {
+      const float first = of_token[t], last = of_token[kTokens - kLaneTokens + t];
+      own[t] = (has_last ? last : first) + ptx::shuffle_xor(has_last ? first : last, 2);
+    }
   }
 
   const Params& params_;
