@@ -359,9 +359,11 @@ struct IndexerLogitsParams {
   PageTable pages = {};
   TensorView qo_indptr = {};  ///< [B+1]; not given: T / B queries each
   bool causal = true;
-  /// kFP8 allows q[t][h] . k[j] of e4m3 queries and FP8 keys to be summed as tensor cores sum products of e4m3.
-  /// Hopper's keep about 14 bits of a sum, so that a logit may be off by some 2^-12 of sum_h |weights[t][h]|
-  /// sum_c |q[t][h][c] k[j][c]| scale[j]. Whoever has no such products computes as with kDefault.
+  /// kFP8 allows q[t][h] . k[j] of e4m3 queries to be summed as tensor cores sum products of e4m3. Hopper's keep about
+  /// 14 bits of a sum, so that a logit may be off by some 2^-12 of sum_h |weights[t][h]| sum_c |q[t][h][c] k[j][c]|
+  /// scale[j]. Keys of MXFP4 may become e4m3 of one scale each: groups of channels whose scale is 2^15 times smaller
+  /// than the key's largest are rounded, and from 2^16 on they are lost. Whoever has no such products computes as with
+  /// kDefault.
   Compute compute = Compute::kDefault;
   /// Counts the tokens that a key stands for: key j for tokens [ratio * j, ratio * (j + 1)), all of which a query must
   /// see to see the key. kv_len counts tokens.

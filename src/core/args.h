@@ -491,8 +491,8 @@ struct IndexerLogitsArgs {
 
   /// Returns whether queries and keys may be multiplied as e4m3, and every key has a logit.
   bool multiplies_e4m3() const {
-    return compute == Compute::kFP8 && q_dtype == DType::kE4M3 && cache.format == IndexerFormat::kFP8 &&
-           !blocks.given() && key_begin == nullptr && key_end == nullptr;
+    return compute == Compute::kFP8 && q_dtype == DType::kE4M3 && !blocks.given() && key_begin == nullptr &&
+           key_end == nullptr;
   }
 };
 

@@ -154,16 +154,13 @@ TEST(Sm90, LeavesIndexersOfFewHeads) {
     problem.q_dtype = DType::kE4M3;
     problem.num_heads = 32;
     const std::string_view few =
-        "takes 32 heads for products of e4m3 only (compute fp8, e4m3 queries, fp8 keys, all of them)";
+        "takes 32 heads for products of e4m3 only (compute fp8, e4m3 queries, logits of all keys)";
     EXPECT_EQ(of_sm90(problem).reason, few);
     problem.compute = Compute::kFP8;
     if (emulates_sm90()) {
       EXPECT_TRUE(of_sm90(problem).usable) << of_sm90(problem).reason;
       EXPECT_EQ(of_sm90(problem).numerics.multiplied, Arithmetic::kE4M3);
     }
-    problem.indexer_format = IndexerFormat::kMXFP4;
-    EXPECT_EQ(of_sm90(problem).reason, few);
-    problem.indexer_format = IndexerFormat::kFP8;
     problem.q_dtype = DType::kBF16;
     EXPECT_EQ(of_sm90(problem).reason, few);
     problem.q_dtype = DType::kE4M3;

@@ -18,8 +18,7 @@ constexpr Op kOps[] = {Op::kDecode,  Op::kDecodeSparse,  Op::kPrefillSparse,
 constexpr int64_t kFewHeads = 32;
 
 bool multiplies_e4m3(const Problem& problem) {
-  return is_indexer(problem.op) && problem.compute == Compute::kFP8 && problem.q_dtype == DType::kE4M3 &&
-         problem.indexer_format == IndexerFormat::kFP8;
+  return is_indexer(problem.op) && problem.compute == Compute::kFP8 && problem.q_dtype == DType::kE4M3;
 }
 
 Reason indexer_refusal(const Problem& problem) {
@@ -27,7 +26,7 @@ Reason indexer_refusal(const Problem& problem) {
   if (problem.q_dtype == DType::kF16 && indexer_layout(problem.indexer_format).codec.element == DType::kE2M1)
     return Reason::format("takes e4m3 and bf16 queries with {} keys, not f16", name(problem.indexer_format));
   if (problem.num_heads <= kFewHeads && !multiplies_e4m3(problem))
-    return Reason::format("takes {} heads for products of e4m3 only (compute fp8, e4m3 queries, fp8 keys, all of them)",
+    return Reason::format("takes {} heads for products of e4m3 only (compute fp8, e4m3 queries, logits of all keys)",
                           problem.num_heads);
   return {};
 }

@@ -12,9 +12,9 @@ namespace {
 
 /// Describes both operands for tensor copies, queries by boxes of kHeads heads. Returns false where the kernel for
 /// products of e4m3 cannot compute the problem: it copies 64 rows of a page at a time.
-template <int kHeads>
+template <IndexerFormat kFormat, int kHeads>
 bool describe(const core::IndexerLogitsArgs& args, const cuda::Queue& queue, IndexerE4m3Params& params) {
-  constexpr int kTileKeys = IndexerE4m3Kernel<kHeads, 1>::kTileKeys;
+  constexpr int kTileKeys = IndexerE4m3Kernel<kFormat, kHeads, 1>::kTileKeys;
   if (args.num_heads > kHeads || args.cache.page_size % kTileKeys != 0) return false;
   const int64_t row = kIndexerLayout.head_dim;
   const cuda::RowTensor keys = {.base = args.cache.base,
@@ -31,12 +31,16 @@ bool describe(const core::IndexerLogitsArgs& args, const cuda::Queue& queue, Ind
                                    .row_stride = args.q_stride_head,
                                    .head_stride = args.q_stride_token,
                                    .box_rows = kHeads};
-  return queue.make_tensor_map(keys, params.keys) && queue.make_tensor_map(queries, params.queries);
+  const bool copies_keys =
+      kFormat == IndexerFormat::kFP8
+          ? queue.make_tensor_map(keys, params.keys)
+          : (reinterpret_cast<uintptr_t>(args.cache.base) | static_cast<uintptr_t>(args.cache.stride_page)) % 16 == 0;
+  return copies_keys && queue.make_tensor_map(queries, params.queries);
 }
 
-template <int kHeads, int kTokens>
+template <IndexerFormat kFormat, int kHeads, int kTokens>
 Status launch_e4m3(IndexerE4m3Params& params, int64_t q_len, cuda::Queue& queue) {
-  using Kernel = IndexerE4m3Kernel<kHeads, kTokens>;
+  using Kernel = IndexerE4m3Kernel<kFormat, kHeads, kTokens>;
   const core::IndexerLogitsArgs& args = params.args;
   const bool uniform = args.queries.indptr == nullptr;
   if (uniform) params.groups_per_request = indexer::ceil_div(q_len, kTokens);
@@ -55,17 +59,18 @@ Status launch_e4m3(IndexerE4m3Params& params, int64_t q_len, cuda::Queue& queue)
 
 /// Runs the kernel for products of e4m3, with up to 128 columns of a product; returns nothing where it cannot compute
 /// the problem.
+template <IndexerFormat kFormat>
 std::optional<Status> run_e4m3(const core::IndexerLogitsArgs& args, cuda::Queue& queue) {
-  if (!args.multiplies_e4m3()) return std::nullopt;
   IndexerE4m3Params params = {.args = args};
   const int64_t q_len =
       args.queries.indptr == nullptr ? args.queries.uniform_len : indexer::ceil_div(args.num_tokens, args.batch_size);
-  if (describe<32>(args, queue, params))
-    return q_len > 2   ? launch_e4m3<32, 4>(params, q_len, queue)
-           : q_len > 1 ? launch_e4m3<32, 2>(params, q_len, queue)
-                       : launch_e4m3<32, 1>(params, q_len, queue);
-  if (describe<64>(args, queue, params))
-    return q_len > 1 ? launch_e4m3<64, 2>(params, q_len, queue) : launch_e4m3<64, 1>(params, q_len, queue);
+  if (describe<kFormat, 32>(args, queue, params))
+    return q_len > 2   ? launch_e4m3<kFormat, 32, 4>(params, q_len, queue)
+           : q_len > 1 ? launch_e4m3<kFormat, 32, 2>(params, q_len, queue)
+                       : launch_e4m3<kFormat, 32, 1>(params, q_len, queue);
+  if (describe<kFormat, 64>(args, queue, params))
+    return q_len > 1 ? launch_e4m3<kFormat, 64, 2>(params, q_len, queue)
+                     : launch_e4m3<kFormat, 64, 1>(params, q_len, queue);
   return std::nullopt;
 }
 
@@ -75,7 +80,8 @@ Status run_indexer_logits(const core::IndexerLogitsArgs& args, cuda::Queue& queu
   constexpr IndexerFormat kFP8 = IndexerFormat::kFP8, kMXFP4 = IndexerFormat::kMXFP4;
   const bool mxfp4 = args.cache.format == kMXFP4;
   if (args.batch_size == 0 || args.num_tokens == 0 || args.num_logits == 0) return {};
-  if (const std::optional<Status> status = run_e4m3(args, queue)) return *status;
+  if (args.multiplies_e4m3())
+    if (const auto status = mxfp4 ? run_e4m3<kMXFP4>(args, queue) : run_e4m3<kFP8>(args, queue)) return *status;
   switch (args.q_dtype) {
     case DType::kE4M3:
       return mxfp4 ? indexer::run<IndexerKernel, DType::kE4M3, kMXFP4>(args, queue)

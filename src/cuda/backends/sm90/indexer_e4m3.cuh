@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// This kernel computes indexer_logits of e4m3 queries and keys of FP8 as products of e4m3 by e4m3, which wgmma takes as
-// they lie (attention/indexer_block.cuh says what is computed; docs/kernels/indexer.md how). Hopper keeps about 14 bits
-// of the sums of such products.
-// A block has a run of tiles of 64 keys. The tiles of all groups of query tokens stand in a row, group after group, and
-// every block gets equally many. Four warps load, each for a warpgroup of its own, which takes every fourth tile:
-//   loader     box of 64 rows, swizzled, and 64 scales -> its ring, as soon as the warpgroup has freed a stage; the
-//              first one also queries and weights of the next group of tokens
-//   warpgroup  products of 64 keys (M) with all heads of the group's tokens (N); max(0, .) x weight, summed over heads;
-//              x the key's scale; logits
-// Shared memory: rings of keys [warpgroups][stages][64 rows of 128 bytes], queries [2][tokens][heads][128 bytes],
-// scales [warpgroups][stages][64], weights [2][tokens][quad lane][heads / 4], barriers.
+// This kernel computes indexer_logits of e4m3 queries as products of e4m3 by e4m3 (attention/indexer_block.cuh says
+// what is computed; docs/kernels/indexer.md how). wgmma takes keys of FP8 as they lie; those of MXFP4 are turned into
+// e4m3 of one scale a key. Hopper keeps about 14 bits of the sums of such products. A block has a run of tiles of 64
+// keys. The tiles of all groups of query tokens stand in a row, group after group, and every block gets equally many.
+// Four warps load, each for a warpgroup of its own, which takes every fourth tile:
+//   loader     64 rows (of FP8 a box, swizzled) and their scales -> its ring, as soon as the warpgroup has freed a
+//              stage; the first one also queries and weights of the next group of tokens
+//   warpgroup  (MXFP4: rows -> e4m3, swizzled;) products of 64 keys (M) with all heads of the group's tokens (N);
+//              max(0, .) x weight, summed over heads; x the key's scale; logits
+// Shared memory: rings of keys [warpgroups][stages][64 rows], queries [2][tokens][heads][128 bytes], MXFP4's keys as
+// e4m3 [warpgroups][2][64 rows of 128 bytes], scales [warpgroups][stages][64], weights [2][tokens][quad lane][heads /
+// 4], MXFP4's table [kShifts][8 codes], barriers.
 #pragma once
 
 #include <algorithm>
@@ -30,11 +31,11 @@ struct IndexerE4m3Params {
   int32_t num_groups = 0;
   int32_t groups_per_request = 0;  // for equal q_len; 0: request r has groups from qo_indptr[r] / tokens + r on
   cuda::FastDivisor page_size = {}, ratio = {}, groups = {};
-  cuda::TensorMap keys = {}, queries = {};  // boxes have 64 keys of a page, and all heads of a token
+  cuda::TensorMap keys = {}, queries = {};  // boxes have 64 keys of a page (FP8), and all heads of a token
 };
 
 /// A group has up to kTokens query tokens of one request, each with up to kHeads heads.
-template <int kHeads, int kTokens>
+template <IndexerFormat kFormat, int kHeads, int kTokens>
 class IndexerE4m3Kernel {
  public:
   using Params = IndexerE4m3Params;
@@ -48,17 +49,28 @@ class IndexerE4m3Kernel {
   /// with three and 8.6 with two (H200, 2026-11-28).
   static constexpr int kStages = 2;
   static constexpr int kDim = kIndexerLayout.head_dim;
-  static constexpr uint32_t kKeyBytes = kTileKeys * kDim, kScaleBytes = kTileKeys * 4;
+  static constexpr bool kMXFP4 = kFormat == IndexerFormat::kMXFP4;
+  static constexpr uint32_t kRowBytes = indexer_layout(kFormat).key_bytes,
+                            kRowScales = indexer_layout(kFormat).scale_bytes;
+  static constexpr uint32_t kKeyBytes = kTileKeys * kRowBytes, kScaleBytes = kTileKeys * kRowScales;
+  static constexpr uint32_t kE4m3Bytes = kMXFP4 ? kTileKeys * kDim : 0;
   static constexpr uint32_t kTokenBytes = kHeads * kDim, kTokenWeights = kHeads * 4;
   static constexpr uint32_t kQueriesAt = kWarpgroups * kStages * kKeyBytes;
-  static constexpr uint32_t kScalesAt = kQueriesAt + 2 * kTokens * kTokenBytes;
+  static constexpr uint32_t kE4m3At = kQueriesAt + 2 * kTokens * kTokenBytes;
+  static constexpr uint32_t kScalesAt = kE4m3At + kWarpgroups * 2 * kE4m3Bytes;
   static constexpr uint32_t kWeightsAt = kScalesAt + kWarpgroups * kStages * kScaleBytes;
-  static constexpr uint32_t kBarriersAt = kWeightsAt + 2 * kTokens * kTokenWeights;
+  static constexpr uint32_t kTableAt = kWeightsAt + 2 * kTokens * kTokenWeights;
+  /// Groups of 32 channels that are this many binades and more below the key's largest become zeros.
+  static constexpr uint32_t kShifts = 16;
+  static constexpr uint32_t kBarriersAt = kTableAt + (kMXFP4 ? (kShifts + 1) * 8 : 0);
   static constexpr int kRingBarriers = kWarpgroups * kStages;  // full ones; as many empty ones follow
   static constexpr int kBarriers = 2 * kRingBarriers + 4;      // then two for full queries, two for empty ones
   static constexpr int kLaneWeights = kHeads / 4;
   static constexpr int kColumns = kTokens * kHeads;                  // of a product
   static constexpr int kLaneTokens = kTokens > 2 ? kTokens / 2 : 1;  // whose logits a lane writes
+  static constexpr int kFirstBarrier = 1;                            // of the warpgroups
+  static constexpr uint32_t kNaNScale = 0xFF;
+  static constexpr uint32_t kMostExponent = 6;  // 6 x 2^6 is e4m3's largest power of two times e2m1's largest number
   static constexpr float kHidden = -std::numeric_limits<float>::infinity();
 
  public:
@@ -90,6 +102,7 @@ class IndexerE4m3Kernel {
 
   MLA_DEVICE void run() {
     if (warp_ == kMathWarps) init_barriers();
+    if constexpr (kMXFP4) init_table();
     ptx::allow_next_grid();
     ptx::wait_for_previous_grid();
     find_tiles();
@@ -111,6 +124,17 @@ class IndexerE4m3Kernel {
       ptx::mbarrier_init(barrier(i), full ? 1 : empty ? kWarpgroupWarps : queries ? kWarpSize + 1 : kMathWarps);
     }
     ptx::fence_mbarrier_init();
+  }
+
+  /// Entry i of the table has the magnitudes of e2m1, times 2^(6 - i), as e4m3. The last one has zeros.
+  MLA_DEVICE void init_table() const {
+    const auto i = static_cast<uint32_t>(ptx::thread_index());
+    if (i >= 2 * (kShifts + 1)) return;
+    const uint32_t shift = i / 2;
+    const float scale = shift < kShifts ? std::bit_cast<float>((kMostExponent + 127 - shift) << 23) : 0.0F;
+    const uint32_t codes = i % 2 == 0 ? ptx::pack_e4m3x4(0.0F, 0.5F * scale, scale, 1.5F * scale)
+                                      : ptx::pack_e4m3x4(2.0F * scale, 3.0F * scale, 4.0F * scale, 6.0F * scale);
+    ptx::store_shared(shared_ + kTableAt + i * 4, codes);
   }
 
   MLA_DEVICE ptx::SharedAddress barrier(int i) const { return shared_ + kBarriersAt + static_cast<uint32_t>(i) * 8; }
@@ -235,9 +259,13 @@ class IndexerE4m3Kernel {
           const int32_t row = place_in_pages((run.first + tile) * kTileKeys, params_.page_size).offset;
           const ptx::SharedAddress bar = full + stage.index * 8;
           ptx::mbarrier_arrive_expect_bytes(bar, kKeyBytes + kScaleBytes);
-          ptx::tensor_copy(keys + stage.index * kKeyBytes, &params_.keys, 0, row, page, bar);
-          ptx::bulk_copy(scales + stage.index * kScaleBytes, args_.cache.scale<IndexerFormat::kFP8>(page, row),
-                         kScaleBytes, bar, ptx::kEvictFirst);
+          if constexpr (kMXFP4)
+            ptx::bulk_copy(keys + stage.index * kKeyBytes, args_.cache.key<kFormat>(page, row), kKeyBytes, bar,
+                           ptx::kEvictFirst);
+          else
+            ptx::tensor_copy(keys + stage.index * kKeyBytes, &params_.keys, 0, row, page, bar);
+          ptx::bulk_copy(scales + stage.index * kScaleBytes, args_.cache.scale<kFormat>(page, row), kScaleBytes, bar,
+                         ptx::kEvictFirst);
         }
         stage.advance();
       }
@@ -290,12 +318,13 @@ class IndexerE4m3Kernel {
     const int own = kTokens > 1 ? quad_lane / 2 * kLaneTokens : 0;
     const bool writes = kTokens > 1 || quad_lane < 2;
     const ptx::SharedAddress full = barrier(group * kStages), empty = barrier(kRingBarriers + group * kStages);
-    const ptx::SharedAddress scales =
-        shared_ + kScalesAt + static_cast<uint32_t>(group * kStages) * kScaleBytes + static_cast<uint32_t>(row) * 4;
-    const uint64_t keys = ptx::matrix_descriptor(shared_ + static_cast<uint32_t>(group * kStages) * kKeyBytes, 0,
-                                                 8 * kDim, ptx::Swizzle::k128);
+    const ptx::SharedAddress scales = shared_ + kScalesAt + static_cast<uint32_t>(group * kStages) * kScaleBytes;
+    const ptx::SharedAddress ring = shared_ + static_cast<uint32_t>(group * kStages) * kKeyBytes;
+    const ptx::SharedAddress e4m3 = shared_ + kE4m3At + static_cast<uint32_t>(group * 2) * kE4m3Bytes;
+    const uint64_t keys = ptx::matrix_descriptor(kMXFP4 ? e4m3 : ring, 0, 8 * kDim, ptx::Swizzle::k128);
     Stage stage;
     uint32_t turn = 0;
+    [[maybe_unused]] uint32_t buffer = 0;
     int32_t before = 0;  // tiles of earlier runs
     Run run;
     for (; next_run(run); ++turn) {
@@ -317,13 +346,25 @@ class IndexerE4m3Kernel {
       MLA_NO_UNROLL
       for (; tile < run.count; tile += kWarpgroups) {
         ptx::mbarrier_wait(full + stage.index * 8, stage.phase);
-        const auto scale = ptx::load_shared<float>(scales + stage.index * kScaleBytes);
+        const ptx::SharedAddress tile_scales = scales + stage.index * kScaleBytes;
         float products[kColumns / 2];
-        multiply(keys + stage.index * (kKeyBytes / 16), queries, products);
-        // Without this fence some scales were those of another tile, up to 0.2 % of them where rows came from the L2
-        // cache; also where the stage was freed only once the scale had been used (H200, 2026-11-28).
-        ptx::fence_async_proxy();
-        if (ptx::lane() == 0) ptx::mbarrier_arrive(empty + stage.index * 8);
+        float scale;
+        if constexpr (kMXFP4) {
+          // The products of the tile before last have been waited for by all warps, before the last barrier.
+          scale = turn_into_e4m3(ring + stage.index * kKeyBytes, tile_scales, e4m3 + buffer * kE4m3Bytes);
+          ptx::fence_async_proxy();
+          ptx::sync_threads(kFirstBarrier + group, kWarpgroupWarps * kWarpSize);
+          if (ptx::lane() == 0) ptx::mbarrier_arrive(empty + stage.index * 8);
+          multiply(keys + buffer * (kE4m3Bytes / 16), queries, products);
+          buffer ^= 1;
+        } else {
+          scale = ptx::load_shared<float>(tile_scales + static_cast<uint32_t>(row) * 4);
+          multiply(keys + stage.index * (kKeyBytes / 16), queries, products);
+          // Without this fence some scales were those of another tile, up to 0.2 % of them where rows came from the L2
+          // cache; also where the stage was freed only once the scale had been used (H200, 2026-11-28).
+          ptx::fence_async_proxy();
+          if (ptx::lane() == 0) ptx::mbarrier_arrive(empty + stage.index * 8);
+        }
         float sums[kLaneTokens];
         own_sums(products, weights, sums);
         MLA_UNROLL
@@ -351,6 +392,59 @@ class IndexerE4m3Kernel {
       MLA_UNROLL
       for (int j = 0; j < 4; ++j) weights[t][4 * i + j] = four.of[j];
     }
+  }
+
+  struct alignas(8) Magnitudes {
+    uint32_t low, high;
+  };
+
+  /// Turns the warp's 16 keys of MXFP4 into e4m3 of one scale each, so that the largest group of a key that is not zero
+  /// has exponents up to kMostExponent. Returns the scale of the lane's key. A lane has 32 channels of two keys, which
+  /// share a scale. All loads come first, and both keys' exponents take the same shuffles, to wait for each other
+  /// seldom.
+  MLA_DEVICE float turn_into_e4m3(ptx::SharedAddress rows, ptx::SharedAddress scales, ptx::SharedAddress to) const {
+    const auto lane = static_cast<uint32_t>(ptx::lane()), part = lane % 4;
+    const uint32_t key = static_cast<uint32_t>(warp_ % kWarpgroupWarps) * 16 + lane / 4;  // and the one 8 below
+    ptx::Vec4 codes[2];
+    uint32_t exponents[2];
+    MLA_UNROLL
+    for (uint32_t i = 0; i < 2; ++i) {
+      codes[i] = ptx::load_shared<ptx::Vec4>(rows + (key + 8 * i) * kRowBytes + part * 16);
+      exponents[i] = ptx::load_shared<uint8_t>(scales + (key + 8 * i) * kRowScales + part);
+    }
+    MLA_UNROLL
+    for (uint32_t i = 0; i < 2; ++i) {
+      const ptx::Vec4& of = codes[i];
+      const bool zeros = ((of.x[0] | of.x[1] | of.x[2] | of.x[3]) & 0x77777777U) == 0;
+      if (zeros && exponents[i] != kNaNScale) exponents[i] = 0;
+    }
+    uint32_t most = exponents[0] | exponents[1] << 16;
+    most = ptx::max_u16x2(most, ptx::shuffle_xor(most, 1));
+    most = ptx::max_u16x2(most, ptx::shuffle_xor(most, 2));
+    const uint32_t most_of[2] = {most & 0xFFFFU, most >> 16};
+    Magnitudes magnitudes[2];
+    MLA_UNROLL
+    for (uint32_t i = 0; i < 2; ++i) {
+      const uint32_t below = most_of[i] - exponents[i];
+      const uint32_t shift = exponents[i] == 0 || below > kShifts ? kShifts : below;
+      magnitudes[i] = ptx::load_shared<Magnitudes>(shared_ + kTableAt + shift * 8);
+    }
+    MLA_UNROLL
+    for (uint32_t i = 0; i < 2; ++i) MLA_UNROLL
+    for (uint32_t half = 0; half < 2; ++half) {
+      ptx::Vec4 values;
+      MLA_UNROLL
+      for (uint32_t word = 0; word < 4; ++word)
+        values.x[word] = e4m3_of(magnitudes[i], codes[i].x[2 * half + word / 2] >> word % 2 * 16);
+      ptx::store_shared(to + (key + 8 * i) * kDim + ((2 * part + half) ^ key % 8) * 16, values);
+    }
+    return ue8m0_to_f32(static_cast<uint8_t>(lane % 2 == 0 ? most_of[0] : most_of[1])) * 0x1p-6F;
+  }
+
+  /// Returns the four numbers whose codes are the lowest 16 bits.
+  MLA_DEVICE uint32_t e4m3_of(const Magnitudes& magnitudes, uint32_t codes) const {
+    const uint32_t signs = ptx::permute_bytes_or_signs(sign_bits_, codes);  // 0xFF of negative ones, else 0x80
+    return ptx::permute_bytes(magnitudes.low, magnitudes.high, codes & 0x7777U) | (signs << 1 & 0x80808080U);
   }
 
   /// Multiplies 64 keys with all heads of the group's tokens.
@@ -395,6 +489,7 @@ class IndexerE4m3Kernel {
   ptx::SharedAddress shared_;
   int warp_;
   int32_t left_ = 0, next_group_ = 0, next_tile_ = 0;
+  uint32_t sign_bits_ = ptx::shuffle(0x80808080U, 0);  // where nvcc knows a constant, it moves it anew for each use
 };
 
 }  // namespace mla::MLA_CUDA_NAMESPACE::sm90
