@@ -12,16 +12,20 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import libmla
+from flash_mla_problems import (
+    GARBAGE_PAGE,
+    dense_problem,
+    indptr,
+    packed_cache,
+    randn,
+    random_indices,
+    sparse_fwd_call,
+)
 from flash_mla_reference import Expected, attend, beside, check, stack
 from libmla import flash_mla
 from libmla.flash_mla import flash_mla_interface
 
 INF = math.inf
-GARBAGE_PAGE = 2147480000
-
-
-def randn(*shape, seed=0, dtype=torch.bfloat16):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def spread(tensor):
@@ -85,26 +89,6 @@ def test_get_mla_metadata_takes_any_arguments():
 # Dense decode
 
 
-def dense_problem(lens, s_q, h_q, h_k, page_size, d_qk, dtype=torch.bfloat16):
-    """Returns q, k_cache, block_table, cache_seqlens.
-
-    NaN stands wherever no key is, and nonsense in the table's unused entries.
-    """
-    pages_each = max(1, math.ceil(max(lens) / page_size))
-    num_pages = pages_each * len(lens)
-    order = torch.randperm(num_pages, generator=torch.Generator().manual_seed(1), dtype=torch.int32)
-    table = order.view(len(lens), pages_each).clone()
-    cache = randn(num_pages, page_size, h_k, d_qk, seed=2, dtype=dtype)
-    for row, length in zip(table, lens, strict=True):
-        used = math.ceil(length / page_size)
-        if length % page_size:
-            cache[row[used - 1].item(), length % page_size :] = math.nan
-        cache[row[used:].long()] = math.nan
-        row[used:] = GARBAGE_PAGE
-    q = randn(len(lens), s_q, h_q, d_qk, seed=3, dtype=dtype)
-    return q, cache, table, torch.tensor(lens, dtype=torch.int32)
-
-
 def dense_expected(q, cache, table, lens, d_v, scale, causal, sink=None):
     s_q, h_q, d_qk = q.shape[1:]
     group = h_q // cache.shape[2]
@@ -163,38 +147,6 @@ def test_dense_decode_takes_a_scale_and_a_sink():
 
 
 # Packed caches: random bytes, and what they mean
-
-
-def packed_cache(layout, num_pages, page_size, seed=5):
-    """Returns (a cache of bytes with gaps between its pages, the bf16 rows it means [num_pages * page_size, d_qk])."""
-    generator = torch.Generator().manual_seed(seed)
-    channels, groups, d_qk = {"fp8_ds_mla": (512, 4, 576), "fp8_dsv4": (448, 7, 512)}[layout]
-    shape = (num_pages, page_size)
-    values = torch.randn(*shape, channels, generator=generator).to(torch.float8_e4m3fn)
-    rope = torch.randn(*shape, 64, generator=generator).to(torch.bfloat16)
-    if layout == "fp8_ds_mla":
-        scales = torch.rand(*shape, groups, generator=generator) + 0.1
-        row_bytes = torch.cat([values.view(torch.uint8), scales.view(torch.uint8), rope.view(torch.uint8)], -1)
-        storage = torch.full((num_pages, page_size + 1, 656), 0xFF, dtype=torch.uint8)[:, :page_size]
-        storage.copy_(row_bytes)
-        cache = storage[:, :, None]
-    else:
-        exponents = torch.randint(124, 129, (*shape, groups), generator=generator)
-        scales = torch.exp2(exponents.float() - 127)
-        footer = torch.cat([exponents.to(torch.uint8), torch.full((*shape, 1), 0xFF, dtype=torch.uint8)], -1)
-        data = torch.cat([values.view(torch.uint8), rope.view(torch.uint8)], -1)
-        page = math.ceil(page_size * 584 / 576) * 576
-        storage = torch.full((num_pages, page), 0xFF, dtype=torch.uint8)[:, : page_size * 584]
-        storage.copy_(torch.cat([data.flatten(1), footer.flatten(1)], -1))
-        cache = storage.view(num_pages, page_size, 1, 584)
-    wide = values.float().unflatten(-1, (groups, -1)) * scales[..., None]
-    return cache, torch.cat([wide.flatten(-2).to(torch.bfloat16), rope], -1).view(-1, d_qk)
-
-
-def random_indices(b, s_q, topk, slots, seed):
-    generator = torch.Generator().manual_seed(seed)
-    indices = torch.randint(0, slots, (b, s_q, topk), generator=generator, dtype=torch.int32)
-    return indices.masked_fill(torch.rand(b, s_q, topk, generator=generator) < 0.2, -1)
 
 
 def named_by(indices, length, slots):
@@ -451,10 +403,6 @@ def test_sparse_prefill(d_qk, h_q, h_kv):
 # Ragged prefill
 
 
-def indptr(lens):
-    return torch.tensor([0, *lens]).cumsum(0).to(torch.int32)
-
-
 def ragged_expected(q, k, v, q_lens, kv_lens, scale, causal):
     group = q.shape[1] // k.shape[1]
     pieces = []
@@ -507,127 +455,6 @@ def test_gradients_are_refused_when_they_are_asked_for():
     assert torch.equal(out, plain[0]) and torch.equal(lse, plain[1])
     with pytest.raises(NotImplementedError, match="for inference: it has no backward pass"):
         total.backward()
-
-
-def dense_call(**changes):
-    q, cache, table, seqlens = dense_problem([50, 9], 1, 6, 1, 16, 576)
-    call = {"q": q, "k_cache": cache, "block_table": table, "cache_seqlens": seqlens, "head_dim_v": 512}
-    return flash_mla.flash_mla_with_kvcache(**(call | {"tile_scheduler_metadata": None} | changes))
-
-
-def sparse_call(**changes):
-    cache, _ = packed_cache("fp8_ds_mla", 2, 64)
-    call = {"q": randn(2, 1, 4, 576), "k_cache": cache, "block_table": None, "cache_seqlens": None, "head_dim_v": 512}
-    call |= {"tile_scheduler_metadata": None, "is_fp8_kvcache": True, "indices": random_indices(2, 1, 32, 128, 1)}
-    return flash_mla.flash_mla_with_kvcache(**(call | changes))
-
-
-def prefill_call(**changes):
-    call = {"q": randn(5, 4, 192), "k": randn(5, 2, 192), "v": randn(5, 2, 128)}
-    call |= {"cu_seqlens_qo": indptr([5]), "cu_seqlens_kv": indptr([5]), "max_seqlen_qo": 5, "max_seqlen_kv": 5}
-    return flash_mla.flash_attn_varlen_func(**(call | changes))
-
-
-def sparse_fwd_call(**changes):
-    call = {"q": randn(5, 4, 576), "kv": randn(9, 1, 576), "indices": torch.zeros(5, 1, 8, dtype=torch.int32)}
-    return flash_mla.flash_mla_sparse_fwd(**(call | {"sm_scale": 0.1} | changes))
-
-
-LENGTHS = torch.ones(2, dtype=torch.int32)
-
-
-@pytest.mark.parametrize(
-    ("call", "changes", "error", "message"),
-    [
-        (dense_call, {"q": randn(2, 6, 576)}, ValueError, r"q: expected \[batch_size, .*\], got shape \(2, 6, 576\)"),
-        (dense_call, {"k_cache": randn(4, 16, 576)}, ValueError, r"k_cache: expected \[num_blocks, "),
-        (dense_call, {"k_cache": randn(8, 16, 4, 576)}, ValueError, "divide the 6 query heads, got 4"),
-        (dense_call, {"k_cache": randn(8, 16, 0, 576)}, ValueError, "divide the 6 query heads, got 0"),
-        (dense_call, {"k_cache": randn(8, 16, 1, 576, dtype=torch.float32)}, TypeError, "k_cache: expected bfloat16"),
-        (dense_call, {"is_fp8_kvcache": True}, TypeError, "k_cache: expected float8_e4m3fn, uint8 or int8"),
-        (dense_call, {"num_splits": LENGTHS}, ValueError, "num_splits: expected None"),
-        (dense_call, {"tile_scheduler_metadata": LENGTHS}, TypeError, "expected the FlashMLASchedMeta .* got Tensor"),
-        (dense_call, {"block_table": None}, ValueError, "block_table: missing"),
-        (dense_call, {"cache_seqlens": None}, ValueError, "cache_seqlens: missing"),
-        (dense_call, {"topk_length": LENGTHS}, ValueError, "topk_length: has a meaning only with indices"),
-        (dense_call, {"extra_k_cache": LENGTHS}, ValueError, "extra_k_cache: has a meaning only with indices"),
-        (dense_call, {"cache_seqlens": LENGTHS.long()}, ValueError, "cache_seqlens: expected int32, got int64"),
-        (dense_call, {"head_dim_v": 600}, ValueError, "expected kv_lora_rank of at most d_qk = 576, got 600"),
-        (sparse_call, {"causal": True}, ValueError, "causal: indices already say"),
-        (dense_call, {"q": None}, TypeError, r"q: expected a torch tensor \[batch_size, .*\], got NoneType"),
-        (sparse_call, {"indices": LENGTHS}, ValueError, r"indices: expected \[batch_size, .*\], got shape \(2,\)"),
-        (
-            sparse_call,
-            {"indices": LENGTHS.view(1, 1, 2)},
-            ValueError,
-            r"indices: expected \[2, 1, topk\], got shape \(1, ",
-        ),
-        (sparse_call, {"extra_topk_length": LENGTHS}, ValueError, "only with extra_k_cache"),
-        (sparse_call, {"extra_indices_in_kvcache": LENGTHS}, ValueError, "only with extra_k_cache"),
-        (
-            sparse_call,
-            {"extra_k_cache": packed_cache("fp8_ds_mla", 2, 64)[0]},
-            ValueError,
-            "extra_indices_in_kvcache: missing",
-        ),
-        (
-            sparse_call,
-            {"extra_k_cache": torch.zeros(2, 64, 2, 656), "extra_indices_in_kvcache": LENGTHS.view(2, 1, 1)},
-            ValueError,
-            "extra_k_cache: expected 1 KV heads, as in k_cache, got 2",
-        ),
-        (
-            sparse_call,
-            {"k_cache": torch.zeros(2, 64, 1, 600, dtype=torch.uint8)},
-            ValueError,
-            r"656 bytes \(fp8_ds_mla\), 584 bytes \(fp8_dsv4\) or 576 e4m3 values, got 600",
-        ),
-        (
-            sparse_call,
-            {"k_cache": torch.zeros(2, 64, 2, 656, dtype=torch.uint8)},
-            ValueError,
-            "expected num_heads_k 1, got 2",
-        ),
-        (
-            sparse_call,
-            {"k_cache": torch.zeros(2, 64, 1, 576, dtype=torch.float8_e4m3fn)},
-            ValueError,
-            "descale_k is missing",
-        ),
-        (
-            sparse_call,
-            {"q": randn(2, 1, 4, 512), "k_cache": torch.zeros(2, 64, 1, 656, dtype=torch.uint8)[..., :584]},
-            ValueError,
-            "expected stride 584 in dimension 1, got 656",
-        ),
-        (
-            sparse_call,
-            {"kv_format": "V5"},
-            ValueError,
-            "kv_format: expected one of V32, V32_NO_ROPE, V4, V41, got 'V5'",
-        ),
-        (dense_call, {"kv_format": "V32"}, ValueError, "kv_format: .* expected None while is_fp8_kvcache is False"),
-        (sparse_call, {"kv_format": "V32_NO_ROPE"}, ValueError, "k_cache: expected rows of .* as kv_format is V32_NO"),
-        (
-            dense_call,
-            {"out": randn(2, 1, 6, 500)},
-            ValueError,
-            r"out: expected \[2, 1, 6, 512\] of torch.bfloat16, got",
-        ),
-        (dense_call, {"out": randn(2, 1, 6, 512).float()}, ValueError, r"out: expected .*, got .* of torch.float32"),
-        (sparse_fwd_call, {"out": randn(5, 4, 576)}, ValueError, r"out: expected \[5, 4, 512\] of torch.bfloat16, got"),
-        (prefill_call, {"dropout_p": 0.1}, ValueError, "dropout_p: libmla is for inference; expected 0, got 0.1"),
-        (prefill_call, {"k": randn(5, 4, 192)}, ValueError, "k: expected 2 heads, as v has, got 4"),
-        (prefill_call, {"k": randn(5, 3, 192), "v": randn(5, 3, 128)}, ValueError, "divide the 4 query heads, got 3"),
-        (prefill_call, {"v": randn(5, 128)}, ValueError, r"v: expected \[tokens, heads, channels\]"),
-        (sparse_fwd_call, {"indices": torch.zeros(5, 2, 8, dtype=torch.int32)}, ValueError, "expected 1 KV heads"),
-        (sparse_fwd_call, {"kv": randn(9, 576)}, ValueError, r"kv: expected \[s_kv, h_kv, d_qk\]"),
-    ],
-)
-def test_refusals(call, changes, error, message):
-    call()
-    with pytest.raises(error, match=message):
-        call(**changes)
 
 
 def test_on_an_emulated_gpu():
