@@ -54,6 +54,8 @@ struct Problem {
   /// Names the format of the indexer's keys, in append_indexer, indexer_logits and indexer_top_k. Other operations do
   /// not use it.
   IndexerFormat indexer_format = IndexerFormat::kFP8;
+  /// Names the type of the logits, in indexer_logits, indexer_top_k and top_k. Other operations do not use it.
+  DType logits_dtype = DType::kF32;
 
   friend bool operator==(const Problem&, const Problem&) = default;
 };

@@ -399,7 +399,7 @@ typedef struct mla_indexer_logits_params {
   const mla_tensor* qo_indptr; /* [B+1] int32; null = T / B queries each */
   int32_t causal;              /* 1 after _init */
   int32_t compute;             /* MLA_COMPUTE_FP8: products of e4m3, in the precision that params.h says */
-  const mla_tensor* logits;    /* out [T, N] f32, N at least the most keys of a request, or M * block_size */
+  const mla_tensor* logits;    /* out [T, N] f32, bf16 or f16, N at least a request's keys, or M * block_size */
   void* stream;                /* cudaStream_t; null = the default stream. Ignored on the CPU */
   const mla_tensor* blocks;    /* [T, M] int32, optional: blocks of keys whose logits are computed */
   int32_t block_size;          /* keys of a block; 0 is 1 */
@@ -412,7 +412,7 @@ typedef struct mla_indexer_logits_params {
 
 typedef struct mla_top_k_params {
   size_t struct_size;
-  const mla_tensor* logits;  /* [T, N] f32 */
+  const mla_tensor* logits;  /* [T, N] f32, bf16 or f16 */
   const mla_tensor* lengths; /* [T] int32, optional */
   const mla_tensor* indices; /* out [T, k] int32 */
   void* stream;              /* cudaStream_t; null = the default stream. Ignored on the CPU */
@@ -433,7 +433,7 @@ typedef struct mla_indexer_top_k_params {
   int32_t causal;              /* 1 after _init */
   int32_t page_size;           /* of the latent cache, as `pages` */
   mla_page_table pages;
-  const mla_tensor* logits;      /* scratch [T, N] f32, as that of indexer_logits */
+  const mla_tensor* logits;      /* scratch [T, N] f32, bf16 or f16, as that of indexer_logits */
   const mla_tensor* slots;       /* out [T, topk] int32 */
   const mla_tensor* valid_count; /* out [T] int32, optional */
   void* stream;                  /* cudaStream_t; null = the default stream. Ignored on the CPU */
@@ -503,6 +503,8 @@ typedef struct mla_problem {
   int32_t indexer_format; /* mla_indexer_format, of append_indexer, indexer_logits and indexer_top_k */
   /* decode_sparse, prefill_sparse: query tokens times the entries of a token's lists; 0 = many */
   int64_t listed_keys;
+  mla_dtype logits_dtype; /* indexer_logits, indexer_top_k, top_k: of the logits; zeros = f32 */
+  int32_t reserved;       /* 0 */
 } mla_problem;
 
 /* Names the types in which numbers are multiplied and summed. */

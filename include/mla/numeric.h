@@ -42,6 +42,20 @@ constexpr uint16_t f32_to_f16(float value) {
   return static_cast<uint16_t>(sign | (rounded >> 13));
 }
 
+/// These convert to bf16 and f16 and saturate what is finite: it becomes the largest finite number where it would round
+/// to infinity. Infinities stay infinities.
+constexpr uint16_t f32_to_finite_bf16(float value) {
+  const uint16_t bits = f32_to_bf16(value);
+  const bool overflows = (bits & 0x7FFFU) == 0x7F80U && (std::bit_cast<uint32_t>(value) & 0x7FFFFFFFU) < 0x7F800000U;
+  return overflows ? static_cast<uint16_t>(bits - 1U) : bits;
+}
+
+constexpr uint16_t f32_to_finite_f16(float value) {
+  const uint16_t bits = f32_to_f16(value);
+  const bool overflows = (bits & 0x7FFFU) == 0x7C00U && (std::bit_cast<uint32_t>(value) & 0x7FFFFFFFU) < 0x7F800000U;
+  return overflows ? static_cast<uint16_t>(bits - 1U) : bits;
+}
+
 /// This is the largest magnitude of e4m3 (OCP "E4M3FN": no infinity, 0x7F and 0xFF are NaN).
 inline constexpr float kE4M3Max = 448.0F;
 

@@ -348,10 +348,11 @@ struct AppendIndexerParams {
 };
 
 /// Computes logits[t][j] = sum_h weights[t][h] * max(0, q[t][h] . k[j]) * scale[j], in f32, as in DeepSeek V3.2; scales
-/// of the queries belong into the weights. Keys of MXFP4 have scales in k, and scale[j] is 1; where an element is 2^128
-/// or more, its key's logit has no meaning. Keys that query t does not see (causal as in decode, kv_len) get -inf. If
-/// blocks of keys are listed for each query (DeepSeek V4.1), a row has the logits of the listed keys, in the order of
-/// the list.
+/// of the queries belong into the weights. Logits of 16 bits are rounded once, to nearest even; finite ones beyond the
+/// range of their type become its largest finite number, so that none looks like that of a key that is not seen. Keys
+/// of MXFP4 have scales in k, and scale[j] is 1; where an element is 2^128 or more, its key's logit has no meaning.
+/// Keys that query t does not see (causal as in decode, kv_len) get -inf. If blocks of keys are listed for each query
+/// (DeepSeek V4.1), a row has the logits of the listed keys, in the order of the list.
 struct IndexerLogitsParams {
   TensorView q = {};        ///< [T, H, 128]; e4m3, bf16, f16 or f32
   TensorView weights = {};  ///< [T, H] f32
@@ -376,13 +377,13 @@ struct IndexerLogitsParams {
   /// block that is negative or has no key, all logits are -inf.
   TensorView blocks = {};
   int32_t block_size = 1;
-  TensorView logits = {};  ///< out [T, N] f32; N at least the most keys of a request, or M * block_size
+  TensorView logits = {};  ///< out [T, N] f32, bf16 or f16; N at least the most keys of a request, or M * block_size
 };
 
 /// Finds the indices of the k largest logits of every row, in ascending order. Of equal logits those with lower indices
 /// are taken; NaN counts as less than -inf. Rows shorter than k end in -1.
 struct TopKParams {
-  TensorView logits = {};   ///< [T, N] f32
+  TensorView logits = {};   ///< [T, N] f32, bf16 or f16
   TensorView lengths = {};  ///< [T]: the first lengths[t] <= N logits count; not given: all
   TensorView starts = {};   ///< [T]: of these, those before starts[t] do not; not with blocks
   /// If `blocks` are given, they and block_size are those of indexer_logits: indices are of keys, in the order of the
@@ -397,7 +398,9 @@ struct TopKParams {
 /// Computes the slots that sparse attention takes from the indexer's queries, by indexer_logits, top_k and
 /// physical_slots. Keys that a query does not see are never selected.
 struct IndexerTopKParams {
-  IndexerLogitsParams indexer = {};  ///< its `logits` are scratch here, -inf where a key is not seen
+  /// Its `logits` are scratch here, -inf where a key is not seen. The largest of them are taken as they are stored:
+  /// those of 16 bits have more ties.
+  IndexerLogitsParams indexer = {};
   PageTable pages = {};   ///< of the latent cache, or of the pool if indexer.ratio > 1; kv_len as in indexer.pages
   int32_t page_size = 0;  ///< of the latent cache
   TensorView slots = {};  ///< out [T, topk], -1 behind the valid ones

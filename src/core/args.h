@@ -485,8 +485,9 @@ struct IndexerLogitsArgs {
   const int32_t* key_begin = nullptr;  // [T], or null
   const int32_t* key_end = nullptr;    // [T], or null
   KeyBlocks blocks = {};
-  int64_t num_logits = 0;   // N
-  float* logits = nullptr;  // [T, N]
+  int64_t num_logits = 0;  // N
+  DType logits_dtype = DType::kF32;
+  void* logits = nullptr;  // [T, N]
   int64_t logits_stride_token = 0;
 
   /// Returns whether queries and keys may be multiplied as e4m3, and every key has a logit.
@@ -499,7 +500,8 @@ struct IndexerLogitsArgs {
 struct TopKArgs {
   int64_t num_tokens = 0;  // T
   int64_t num_logits = 0;  // N
-  const float* logits = nullptr;
+  DType logits_dtype = DType::kF32;
+  const void* logits = nullptr;  // [T, N]
   int64_t logits_stride_token = 0;
   const int32_t* lengths = nullptr;  // [T], or null
   const int32_t* starts = nullptr;   // [T], or null, as with blocks

@@ -129,7 +129,7 @@ Status validate(const TopKParams& params, TopKArgs& args, Device& device, Memory
   int64_t k = kUnbound;
   args = {};
   const bool shapes =
-      check.tensor("logits", params.logits, kF32Only, {{"T", &num_tokens}, {"N", &num_logits}}) &&
+      check.tensor("logits", params.logits, kFloats, {{"T", &num_tokens}, {"N", &num_logits}}) &&
       check.fits_int32("num_logits", num_logits) &&
       check_per_token(check, "lengths", params.lengths, num_tokens, args.lengths) &&
       check_per_token(check, "starts", params.starts, num_tokens, args.starts) &&
@@ -142,7 +142,8 @@ Status validate(const TopKParams& params, TopKArgs& args, Device& device, Memory
   if (!shapes) return check.take();
   args = {.num_tokens = num_tokens,
           .num_logits = num_logits,
-          .logits = static_cast<const float*>(params.logits.data),
+          .logits_dtype = params.logits.dtype,
+          .logits = params.logits.data,
           .logits_stride_token = params.logits.stride[0],
           .lengths = args.lengths,
           .starts = args.starts,

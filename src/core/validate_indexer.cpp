@@ -55,7 +55,7 @@ bool check_indexer(Checks& check, const IndexerLogitsParams& params, IndexerLogi
       check_key_blocks(check, params.blocks, params.block_size, batch.num_tokens, args.blocks) &&
       check.require(params.compute == Compute::kDefault || params.compute == Compute::kFP8, "compute",
                     "expected kDefault or kFP8, got {}", static_cast<unsigned>(params.compute)) &&
-      check.tensor("logits", params.logits, kF32Only, {{"T", &batch.num_tokens}, {"N", &width}}, Role::kOutput) &&
+      check.tensor("logits", params.logits, kFloats, {{"T", &batch.num_tokens}, {"N", &width}}, Role::kOutput) &&
       check.fits_int32("num_logits", width);
   if (!shapes) return false;
   if (args.blocks.given() && width < args.blocks.num_keys())
@@ -84,7 +84,8 @@ bool check_indexer(Checks& check, const IndexerLogitsParams& params, IndexerLogi
   args.ratio = params.ratio;
   args.compute = params.compute;
   args.num_logits = width;
-  args.logits = static_cast<float*>(params.logits.data);
+  args.logits_dtype = params.logits.dtype;
+  args.logits = params.logits.data;
   args.logits_stride_token = params.logits.stride[0];
   return true;
 }
@@ -165,6 +166,7 @@ Status validate(const IndexerTopKParams& params, IndexerTopKArgs& args, Device& 
   slots.valid_count = static_cast<int32_t*>(if_given(params.valid_count).data);
   args.top_k = {.num_tokens = num_tokens,
                 .num_logits = args.indexer.num_logits,
+                .logits_dtype = args.indexer.logits_dtype,
                 .logits = args.indexer.logits,
                 .logits_stride_token = args.indexer.logits_stride_token,
                 .lengths = args.indexer.blocks.given() ? nullptr : args.indexer.key_end,

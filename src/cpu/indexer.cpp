@@ -10,6 +10,7 @@
 #include "cpu/cache_rows.h"
 #include "cpu/operations.h"
 #include "cpu/share.h"
+#include "mla/numeric.h"
 
 namespace mla::cpu {
 namespace {
@@ -45,9 +46,37 @@ class LogitsWorker {
   LogitsWorker(const RowKernels& kernels, const core::IndexerLogitsArgs& args)
       : kernels_(kernels), args_(args), one_scale_(args.cache.layout().num_scales() == 1) {}
 
-  /// Computes logits [begin, end) of a token that sees these keys.
+  /// Computes logits [begin, end) of a token that sees these keys, and stores them.
   void run(int32_t request, int64_t token, const Range& seen, int64_t begin, int64_t end) {
-    float* logits = args_.logits + token * args_.logits_stride_token;
+    void* const row = row_of(token);
+    if (args_.logits_dtype == DType::kF32)
+      return compute(request, token, seen, begin, end, static_cast<float*>(row) + begin);
+    for (int64_t first = begin; first < end; first += kPiece) {
+      const int64_t n = std::min(kPiece, end - first);
+      compute(request, token, seen, first, first + n, piece_);
+      kernels_.store_logits(piece_, n, at(row, first, args_.logits_dtype), args_.logits_dtype);
+    }
+  }
+
+  /// Writes -inf to logits [begin, end) of a token.
+  void hide(int64_t token, int64_t begin, int64_t end) const {
+    void* const from = at(row_of(token), begin, args_.logits_dtype);
+    if (args_.logits_dtype == DType::kF32)
+      std::fill_n(static_cast<float*>(from), end - begin, kHidden);
+    else
+      std::fill_n(static_cast<uint16_t*>(from), end - begin,
+                  args_.logits_dtype == DType::kF16 ? f32_to_f16(kHidden) : f32_to_bf16(kHidden));
+  }
+
+ private:
+  /// Logits of 16 bits are computed so many at a time in f32. The queries are packed for each piece again, which costs
+  /// less than a thousandth of its products.
+  static constexpr int64_t kPiece = 1024;
+
+  void* row_of(int64_t token) const { return at(args_.logits, token * args_.logits_stride_token, args_.logits_dtype); }
+
+  /// Computes logits [begin, end) of a token that sees these keys, the first one to `logits`.
+  void compute(int32_t request, int64_t token, const Range& seen, int64_t begin, int64_t end, float* logits) {
     for (int32_t head = 0; head < args_.num_heads; head += kIndexerHeads) {
       const int32_t num_heads = std::min(kIndexerHeads, args_.num_heads - head);
       const int64_t q = token * args_.q_stride_token + head * args_.q_stride_head;
@@ -57,21 +86,21 @@ class LogitsWorker {
       std::fill(std::copy_n(weights, num_heads, weights_), weights_ + kIndexerHeads, 0.0F);
       const bool last = head + num_heads == args_.num_heads;
       for_each_run(token, seen, begin, end, [&](int64_t at, int64_t key, int32_t n) {
+        float* const sums = logits + (at - begin);
         if (key < 0) {
-          std::fill_n(logits + at, n, kHidden);
+          std::fill_n(sums, n, kHidden);
           return;
         }
         const int64_t page = args_.pages.of(request)[key / args_.pages.page_size], offset = key % args_.pages.page_size;
         const IndexerKeys keys = {.format = args_.cache.format,
                                   .elements = reinterpret_cast<const uint8_t*>(args_.cache.key(page, offset)),
                                   .scales = reinterpret_cast<const uint8_t*>(args_.cache.scale(page, offset))};
-        kernels_.indexer_sums(queries_, num_heads, weights_, keys, n, head > 0, logits + at);
-        if (last && one_scale_) apply_scales(keys.scales, n, logits + at);
+        kernels_.indexer_sums(queries_, num_heads, weights_, keys, n, head > 0, sums);
+        if (last && one_scale_) apply_scales(keys.scales, n, sums);
       });
     }
   }
 
- private:
   /// Calls f(at, key, n) for runs of n logits from `at` on, which belong to the keys from `key` on. These lie in one
   /// page; if `key` is -1, the token sees none of them.
   template <class F>
@@ -116,6 +145,7 @@ class LogitsWorker {
   bool one_scale_;  // whether a key has one scale, which its sum is multiplied by
   alignas(64) uint32_t queries_[kIndexerHeads * kHeadDim];
   alignas(64) float weights_[kIndexerHeads];
+  alignas(64) float piece_[kPiece];
 };
 
 /// Calls f(request, query, token) for all tokens in order.
@@ -138,9 +168,8 @@ void logits_share(const RowKernels& kernels, const core::IndexerLogitsArgs& args
     if (first < last) worker.run(request, token, seen, computed.begin + first, computed.begin + last);
     const int64_t rest = row_begin + computed.count();
     if (begin <= rest && rest < end) {
-      float* logits = args.logits + token * args.logits_stride_token;
-      std::fill(logits, logits + computed.begin, kHidden);
-      std::fill(logits + computed.end, logits + args.num_logits, kHidden);
+      worker.hide(token, 0, computed.begin);
+      worker.hide(token, computed.end, args.num_logits);
     }
     row_begin = rest + 1;
   });
@@ -178,7 +207,7 @@ void run_indexer_top_k(const KernelSet& set, const core::IndexerTopKArgs& args, 
   int64_t bytes = 0;
   for_each_token(args.indexer, [&](int32_t request, int32_t query, int64_t) {
     bytes += computed_logits(args.indexer, seen_keys(args.indexer, request, query)).count() *
-             static_cast<int64_t>(sizeof(float));
+             static_cast<int64_t>(size_of(args.indexer.logits_dtype));
   });
   share(pool, args.num_tokens(), bytes, [&](int64_t begin, int64_t end) {
     for_each_token(args.indexer, [&](int32_t request, int32_t query, int64_t token) {

@@ -331,6 +331,31 @@ void rotate(const void* x, const void* second, DType dtype, const float* own, co
   }
 }
 
+// ---- logits of 16 bits ----
+
+void store_logits(const float* logits, int64_t n, void* dst, DType dtype) {
+  const FloatVec most = hn::Set(kFloats, dtype == DType::kF16 ? 65504.0F : 0x1.FEp127F);
+  const FloatVec infinity = hn::Set(kFloats, HUGE_VALF);
+  for_each_vector(logits, DType::kF32, n, [&](FloatVec x, int64_t i, int64_t count) {
+    const FloatVec magnitude = hn::Abs(x);
+    const auto beyond = hn::And(hn::Lt(most, magnitude), hn::Lt(magnitude, infinity));
+    const FloatVec finite = hn::IfThenElse(beyond, hn::CopySign(most, x), x);
+    if (count == kLanes) return store_from_f32(finite, advance(dst, dtype, i), dtype);
+    alignas(64) float rest[kLanes];  // room for any type
+    store_from_f32(finite, rest, dtype);
+    std::memcpy(advance(dst, dtype, i), rest, static_cast<size_t>(count) * size_of(dtype));
+  });
+}
+
+void load_logits(const void* src, DType dtype, int64_t n, float* logits) {
+  for_each_vector(src, dtype, n, [&](FloatVec x, int64_t i, int64_t count) {
+    if (count == kLanes) return hn::StoreU(x, kFloats, logits + i);
+    alignas(64) float rest[kLanes];
+    hn::Store(x, kFloats, rest);
+    std::copy_n(rest, count, logits + i);
+  });
+}
+
 // ---- top-k ----
 
 /// Returns the ranks of logits, as RankRange defines them.
@@ -454,6 +479,8 @@ constexpr RowKernels kRowTable = {
     .pack_indexer_queries = pack_indexer_queries,
     .multiplies_pairs = kPack == 2,
     .indexer_sums = indexer_sums,
+    .store_logits = store_logits,
+    .load_logits = load_logits,
     .count_ranks = count_ranks,
     .select_ranks = select_ranks,
 };

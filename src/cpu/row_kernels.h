@@ -109,6 +109,12 @@ struct RowKernels {
   void (*indexer_sums)(const uint32_t* packed, int32_t num_heads, const float* weights, const IndexerKeys& keys,
                        int32_t num_keys, bool add, float* sums);
 
+  /// Stores n logits, rounded to nearest even; finite ones stay finite in types of 16 bits too.
+  void (*store_logits)(const float* logits, int64_t n, void* dst, DType dtype);
+
+  /// Converts n logits to f32.
+  void (*load_logits)(const void* src, DType dtype, int64_t n, float* logits);
+
   /// Adds the number of logits whose rank lies in the range to counts[(rank >> shift) % kMaxDigits].
   void (*count_ranks)(const float* logits, int64_t n, const RankRange& range, int32_t shift, uint32_t* counts);
 

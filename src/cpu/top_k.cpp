@@ -15,28 +15,41 @@ namespace {
 
 /// Holds what is chosen from: logits, or the largest ones of blocks of logits, all but the last block.
 struct Row {
-  const float* logits;
+  const RowKernels& kernels;
+  const void* logits;
+  DType dtype;
   int64_t num_values;
   int32_t block_size;
 
   /// Calls f(values, n, first) for values [first, first + n) of the row, a piece at a time.
   template <class F>
   void for_each_piece(const F& f) const {
-    if (block_size == 1) return f(logits, num_values, int64_t{0});
-    constexpr int64_t kPiece = 1024;
-    float largest[kPiece];
+    if (block_size == 1 && dtype == DType::kF32) return f(static_cast<const float*>(logits), num_values, int64_t{0});
+    float values[kPiece];
     for (int64_t first = 0; first < num_values; first += kPiece) {
       const int64_t n = std::min(kPiece, num_values - first);
-      for (int64_t i = 0; i < n; ++i) largest[i] = largest_of(logits + (first + i) * block_size);
-      f(largest, n, first);
+      if (block_size == 1)
+        kernels.load_logits(at(logits, first, dtype), dtype, n, values);
+      else
+        for (int64_t i = 0; i < n; ++i) values[i] = largest_of((first + i) * block_size);
+      f(values, n, first);
     }
   }
 
  private:
-  float largest_of(const float* block) const {
-    float largest = block[0];
-    for (int32_t i = 1; i < block_size; ++i)
-      if (block[i] > largest || std::isnan(largest)) largest = block[i];
+  static constexpr int64_t kPiece = 1024;
+
+  /// Returns the largest logit of the block whose first logit is `begin`.
+  float largest_of(int64_t begin) const {
+    float largest = std::numeric_limits<float>::quiet_NaN(), converted[kPiece];
+    for (int64_t first = 0; first < block_size; first += kPiece) {
+      const int64_t n = std::min<int64_t>(kPiece, block_size - first);
+      const void* const from = at(logits, begin + first, dtype);
+      if (dtype != DType::kF32) kernels.load_logits(from, dtype, n, converted);
+      const float* const some = dtype == DType::kF32 ? static_cast<const float*>(from) : converted;
+      for (int64_t i = 0; i < n; ++i)
+        if (some[i] > largest || std::isnan(largest)) largest = some[i];
+    }
     return largest;
   }
 };
@@ -47,14 +60,14 @@ struct Threshold {
   int64_t ties = 0;
 };
 
-Threshold find_threshold(const RowKernels& kernels, const Row& row, int64_t k) {
+Threshold find_threshold(const Row& row, int64_t k) {
   // Digits of 11 bits; the last digit shares its highest bit with the one before.
   constexpr int32_t kShifts[] = {21, 10, 0};
   RankRange range;
   for (int32_t shift : kShifts) {
     uint32_t counts[kMaxDigits] = {};
     row.for_each_piece(
-        [&](const float* values, int64_t n, int64_t) { kernels.count_ranks(values, n, range, shift, counts); });
+        [&](const float* values, int64_t n, int64_t) { row.kernels.count_ranks(values, n, range, shift, counts); });
     uint32_t digit = kMaxDigits - 1;
     for (; counts[digit] < k; --digit) k -= counts[digit];
     const uint32_t below = (uint32_t{kMaxDigits} << shift) - 1U;  // the bits of this digit and of the lower ones
@@ -67,54 +80,58 @@ Threshold find_threshold(const RowKernels& kernels, const Row& row, int64_t k) {
 }
 
 /// Writes the indices of the k largest of more than k values.
-void select(const RowKernels& kernels, const Row& row, int64_t k, int32_t* indices) {
-  Threshold threshold = find_threshold(kernels, row, k);
+void select(const Row& row, int64_t k, int32_t* indices) {
+  Threshold threshold = find_threshold(row, k);
   int64_t taken = 0;
   row.for_each_piece([&](const float* values, int64_t n, int64_t first) {
-    const int64_t some = kernels.select_ranks(values, n, threshold.rank, threshold.ties, k - taken, indices + taken);
+    const int64_t some =
+        row.kernels.select_ranks(values, n, threshold.rank, threshold.ties, k - taken, indices + taken);
     for (int64_t i = taken; i < taken + some; ++i) indices[i] += static_cast<int32_t>(first);
     taken += some;
     if (threshold.ties == 0 || n == row.num_values) return;
     uint32_t counts[kMaxDigits] = {};
-    kernels.count_ranks(values, n, {threshold.rank, threshold.rank}, 0, counts);
+    row.kernels.count_ranks(values, n, {threshold.rank, threshold.rank}, 0, counts);
     threshold.ties -= std::min<int64_t>(threshold.ties, counts[threshold.rank % kMaxDigits]);
   });
 }
 
 /// Turns indices of listed logits into keys, and drops those of hidden ones. Returns how many are left.
-int64_t keep_listed(const core::KeyBlocks& blocks, int64_t token, const float* logits, int64_t taken,
-                    int32_t* indices) {
+int64_t keep_listed(const core::KeyBlocks& blocks, int64_t token, const Row& row, int64_t taken, int32_t* indices) {
   int64_t kept = 0;
-  for (int64_t i = 0; i < taken; ++i)
-    if (logits[indices[i]] > -std::numeric_limits<float>::infinity())
+  for (int64_t i = 0; i < taken; ++i) {
+    float logit;
+    row.kernels.load_logits(at(row.logits, indices[i], row.dtype), row.dtype, 1, &logit);
+    if (logit > -std::numeric_limits<float>::infinity())
       indices[kept++] = static_cast<int32_t>(blocks.key(token, indices[i]));
+  }
   return kept;
 }
 
 }  // namespace
 
 void select_top_k(const RowKernels& kernels, const core::TopKArgs& args, int64_t token, int64_t begin, int64_t end) {
-  const float* logits = args.logits + token * args.logits_stride_token + begin;
+  const void* const logits = at(args.logits, token * args.logits_stride_token + begin, args.logits_dtype);
   int32_t* indices = args.indices + token * args.indices_stride_token;
   if (args.blocks.given()) end = std::min<int64_t>(end, args.blocks.num_keys());
   const int64_t size = args.block_size, count = (std::max(end - begin, int64_t{0}) + size - 1) / size;  // of blocks
   int64_t taken = std::min<int64_t>(count, args.k);
+  Row row = {kernels, logits, args.logits_dtype, count, args.block_size};
   if (count <= args.k) {
     for (int64_t i = 0; i < count; ++i) indices[i] = static_cast<int32_t>(i);
   } else if (size == 1) {
-    select(kernels, {.logits = logits, .num_values = count, .block_size = 1}, args.k, indices);
+    select(row, args.k, indices);
   } else {
-    if (args.k > 1)
-      select(kernels, {.logits = logits, .num_values = count - 1, .block_size = args.block_size}, args.k - 1, indices);
+    row.num_values = count - 1;
+    if (args.k > 1) select(row, args.k - 1, indices);
     indices[args.k - 1] = static_cast<int32_t>(count - 1);
   }
-  if (args.blocks.given()) taken = keep_listed(args.blocks, token, logits, taken, indices);
+  if (args.blocks.given()) taken = keep_listed(args.blocks, token, row, taken, indices);
   for (int64_t i = 0; i < taken; ++i) indices[i] += static_cast<int32_t>(begin);
   std::fill(indices + taken, indices + args.k, -1);
 }
 
 void run_top_k(const KernelSet& set, const core::TopKArgs& args, core::ThreadPool& pool) {
-  const int64_t bytes = args.num_tokens * args.num_logits * static_cast<int64_t>(sizeof(float));
+  const int64_t bytes = args.num_tokens * args.num_logits * static_cast<int64_t>(size_of(args.logits_dtype));
   share(pool, args.num_tokens, bytes, [&](int64_t begin, int64_t end) {
     for (int64_t token = begin; token < end; ++token) {
       int64_t first = 0, last = args.num_logits;

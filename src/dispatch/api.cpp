@@ -193,20 +193,21 @@ Problem indexer_problem(Op op, Device device, DType dtype, int64_t num_heads, co
 Problem problem_of(const core::AppendIndexerArgs& a, Device device) {
   return indexer_problem(Op::kAppendIndexer, device, a.dtype, 1, a.cache);
 }
-/// Returns the problem of scoring keys.
-Problem logits_problem(Op op, Device device, const core::IndexerLogitsArgs& a) {
-  Problem problem = indexer_problem(op, device, a.q_dtype, a.num_heads, a.cache);
+Problem problem_of(const core::IndexerLogitsArgs& a, Device device) {
+  Problem problem = indexer_problem(Op::kIndexerLogits, device, a.q_dtype, a.num_heads, a.cache);
+  problem.logits_dtype = a.logits_dtype;
   if (a.multiplies_e4m3()) problem.compute = Compute::kFP8;
   return problem;
 }
-Problem problem_of(const core::IndexerLogitsArgs& a, Device device) {
-  return logits_problem(Op::kIndexerLogits, device, a);
-}
-Problem problem_of(const core::TopKArgs&, Device device) {
-  return {.op = Op::kTopK, .device = device, .q_dtype = DType::kF32};
+Problem problem_of(const core::TopKArgs& a, Device device) {
+  Problem problem{.op = Op::kTopK, .device = device, .q_dtype = DType::kF32};
+  problem.logits_dtype = a.logits_dtype;
+  return problem;
 }
 Problem problem_of(const core::IndexerTopKArgs& a, Device device) {
-  return logits_problem(Op::kIndexerTopK, device, a.indexer);
+  Problem problem = problem_of(a.indexer, device);
+  problem.op = Op::kIndexerTopK;
+  return problem;
 }
 
 Problem problem_of(const core::CompressArgs& a, Device device) {

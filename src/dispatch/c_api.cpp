@@ -207,6 +207,8 @@ Result<mla::Problem> read_problem(const mla_problem* given) {
   if (problem.indexer_format < 0 || problem.indexer_format >= indexer_formats)
     return Status(StatusCode::kInvalidArgument, mla::core::format("explain: indexer_format: expected 0 to {}, got {}",
                                                                   indexer_formats - 1, problem.indexer_format));
+  const bool of_f32 = problem.logits_dtype.bits == 0;
+  const mla::DType logits_dtype = of_f32 ? mla::DType::kF32 : mla::dispatch::dtype_of(problem.logits_dtype);
   mla::Problem wanted{.op = static_cast<Op>(problem.op),
                       .device = {static_cast<mla::DeviceType>(problem.device.device_type), problem.device.device_id},
                       .q_dtype = mla::dispatch::dtype_of(problem.q_dtype),
@@ -219,7 +221,8 @@ Result<mla::Problem> read_problem(const mla_problem* given) {
                       .q_len = std::max<int64_t>(problem.q_len, 1),
                       .listed_keys = problem.listed_keys,
                       .compute = problem.compute == MLA_COMPUTE_FP8 ? mla::Compute::kFP8 : mla::Compute::kDefault,
-                      .indexer_format = static_cast<mla::IndexerFormat>(problem.indexer_format)};
+                      .indexer_format = static_cast<mla::IndexerFormat>(problem.indexer_format),
+                      .logits_dtype = logits_dtype};
   if (Status status = mla::dispatch::check_problem(wanted); !status.ok()) return status;
   return wanted;
 }

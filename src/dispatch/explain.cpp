@@ -75,6 +75,10 @@ Status check_problem(const Problem& problem) {
   if (problem.listed_keys < 0)
     return {StatusCode::kInvalidArgument,
             core::format("explain: listed_keys: expected at least 0, got {}", problem.listed_keys)};
+  if (problem.logits_dtype != DType::kF32 && problem.logits_dtype != DType::kBF16 &&
+      problem.logits_dtype != DType::kF16)
+    return {StatusCode::kInvalidArgument,
+            core::format("explain: logits_dtype: expected f32, bf16 or f16, got {}", name(problem.logits_dtype))};
   return {};
 }
 

@@ -8,6 +8,7 @@
 // transformers).
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <limits>
 
 #include "reference/attention.h"
@@ -41,19 +42,26 @@ KeyRange visible_keys(const core::IndexerLogitsArgs& args, int32_t request, int6
 /// The logits of this many keys are computed together, so that queries are converted once for all of them.
 constexpr int64_t kKeysPerRun = 32;
 
-/// Computes the logits of a token for keys [first, first + n) of its request.
+/// Stores a token's logit j. What is finite in f32 stays finite in types of 16 bits.
+void store_logit(const core::IndexerLogitsArgs& args, int64_t token, int64_t j, float logit) {
+  const float most = args.logits_dtype == DType::kF16 ? 65504.0F : 0x1.FEp127F;
+  if (args.logits_dtype != DType::kF32 && std::isfinite(logit)) logit = std::clamp(logit, -most, most);
+  store(logit, args.logits_dtype, token * args.logits_stride_token + j, args.logits);
+}
+
+/// Computes a token's logits [at, at + n), which belong to keys from `first` on of its request.
 void fill_keys(const core::IndexerLogitsArgs& args, const int32_t* pages, int64_t token, int64_t first, int64_t n,
-               float* logits) {
+               int64_t at) {
   std::array<Row, kKeysPerRun> keys;
   std::array<double, kKeysPerRun> scales = {}, sums = {};
   for (int64_t j = 0; j < n; ++j) {
     const int64_t page = pages[(first + j) / args.pages.page_size], offset = (first + j) % args.pages.page_size;
     const Channels key = indexer_key(args.cache, page, offset);
     const bool one_scale = key.scales.channels_each == kHeadDim;
-    const auto at = static_cast<size_t>(j);
+    const auto i = static_cast<size_t>(j);
     for (int32_t c = 0; c < kHeadDim; ++c)
-      keys[at][static_cast<size_t>(c)] = static_cast<double>(one_scale ? key.element(c) : key(c));
-    scales[at] = one_scale ? static_cast<double>(key.scales[0]) : 1;
+      keys[i][static_cast<size_t>(c)] = static_cast<double>(one_scale ? key.element(c) : key(c));
+    scales[i] = one_scale ? static_cast<double>(key.scales[0]) : 1;
   }
   for (int64_t head = 0; head < args.num_heads; ++head) {
     Row q;
@@ -64,7 +72,8 @@ void fill_keys(const core::IndexerLogitsArgs& args, const int32_t* pages, int64_
       sums[j] += weight * (score < 0 ? 0 : score);  // NaN stays NaN
     }
   }
-  for (size_t j = 0; j < static_cast<size_t>(n); ++j) logits[j] = static_cast<float>(scales[j] * sums[j]);
+  for (size_t j = 0; j < static_cast<size_t>(n); ++j)
+    store_logit(args, token, at + static_cast<int64_t>(j), static_cast<float>(scales[j] * sums[j]));
 }
 
 }  // namespace
@@ -84,14 +93,13 @@ void indexer_logits(const core::IndexerLogitsArgs& args) {
     for (int64_t i = 0; i < args.queries.len(request); ++i) {
       const int64_t token = args.queries.begin(request) + i;
       const KeyRange seen = visible_keys(args, request, i);
-      float* logits = args.logits + token * args.logits_stride_token;
-      std::fill(logits, logits + args.num_logits, kHidden);
+      for (int64_t j = 0; j < args.num_logits; ++j) store_logit(args, token, j, kHidden);
       for (int64_t first = seen.begin; first < seen.end && !args.blocks.given(); first += kKeysPerRun)
-        fill_keys(args, pages, token, first, std::min(kKeysPerRun, seen.end - first), logits + first);
+        fill_keys(args, pages, token, first, std::min(kKeysPerRun, seen.end - first), first);
       for (int32_t m = 0; m < args.blocks.count; ++m) {
         const int64_t size = args.blocks.size, block = args.blocks.blocks[token * args.blocks.stride_token + m];
         for (int64_t key = std::max(block * size, seen.begin); key < std::min((block + 1) * size, seen.end); ++key)
-          fill_keys(args, pages, token, key, 1, logits + m * size + key % size);
+          fill_keys(args, pages, token, key, 1, m * size + key % size);
       }
     }
   }

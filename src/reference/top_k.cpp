@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "reference/reference.h"
+#include "reference/scalar.h"
 
 namespace mla::reference {
 namespace {
@@ -43,26 +44,29 @@ void select(const RankOf& rank_of, int64_t n, int32_t k, int32_t* indices) {
   std::fill(out, indices + k, -1);
 }
 
-/// Chooses blocks by their largest logits. The one with the last logit is always among them.
-void select_blocks(const float* logits, int64_t n, int32_t size, int32_t k, int32_t* indices) {
+/// Chooses blocks by their largest logits, whose ranks logit_rank(0) ... logit_rank(n - 1) returns. The one with the
+/// last logit is always among them.
+template <class RankOf>
+void select_blocks(const RankOf& logit_rank, int64_t n, int32_t size, int32_t k, int32_t* indices) {
   constexpr uint32_t kAboveAll = 0xFFFFFFFEU;
   const int64_t num_blocks = (n + size - 1) / size;
   const auto rank_of = [&](int64_t block) {
     if (block == num_blocks - 1) return kAboveAll;
     uint32_t largest = 0;
-    for (int64_t i = block * size; i < (block + 1) * size; ++i) largest = std::max(largest, rank(logits[i]));
+    for (int64_t i = block * size; i < (block + 1) * size; ++i) largest = std::max(largest, logit_rank(i));
     return largest;
   };
   select(rank_of, num_blocks, k, indices);
 }
 
 /// Chooses keys of listed blocks by logits above -inf.
-void select_listed(const core::KeyBlocks& blocks, int64_t token, const float* logits, int64_t n, int32_t k,
+template <class RankOf>
+void select_listed(const core::KeyBlocks& blocks, int64_t token, const RankOf& logit_rank, int64_t n, int32_t k,
                    int32_t* indices) {
-  select([&](int64_t i) { return rank(logits[i]); }, n, k, indices);
+  select(logit_rank, n, k, indices);
   int32_t* out = indices;
   for (const int32_t* at = indices; at < indices + k && *at >= 0; ++at)
-    if (rank(logits[*at]) > rank(-std::numeric_limits<float>::infinity()))
+    if (logit_rank(*at) > rank(-std::numeric_limits<float>::infinity()))
       *out++ = static_cast<int32_t>(blocks.key(token, *at));
   std::fill(out, indices + k, -1);
 }
@@ -70,14 +74,16 @@ void select_listed(const core::KeyBlocks& blocks, int64_t token, const float* lo
 }  // namespace
 
 void select_top_k(const core::TopKArgs& args, int64_t token, int64_t begin, int64_t end) {
-  const float* logits = args.logits + token * args.logits_stride_token;
+  const auto logit_rank = [&](int64_t i) {
+    return rank(load(args.logits, args.logits_dtype, token * args.logits_stride_token + i));
+  };
   int32_t* indices = args.indices + token * args.indices_stride_token;
   if (args.blocks.given())
-    select_listed(args.blocks, token, logits, std::min<int64_t>(end, args.blocks.num_keys()), args.k, indices);
+    select_listed(args.blocks, token, logit_rank, std::min<int64_t>(end, args.blocks.num_keys()), args.k, indices);
   else if (args.block_size > 1)
-    select_blocks(logits, end, args.block_size, args.k, indices);
+    select_blocks(logit_rank, end, args.block_size, args.k, indices);
   else
-    select([&](int64_t i) { return rank(logits[begin + i]); }, end - begin, args.k, indices);
+    select([&](int64_t i) { return logit_rank(begin + i); }, end - begin, args.k, indices);
   for (int32_t* index = indices; index < indices + args.k && *index >= 0; ++index)
     *index += static_cast<int32_t>(begin);
 }

@@ -51,6 +51,14 @@ void test_listing(void) {
   wanted.device.device_type = MLA_DEVICE_CUDA;
   CHECK(mla_explain(&wanted, NULL, text, sizeof text, NULL) == MLA_OK);
   CHECK(strstr(text, "takes e4m3 and bf16 queries with mxfp4 keys, not f16\n") != NULL);
+  wanted.q_dtype.code = MLA_DTYPE_BFLOAT;
+  wanted.num_heads = 121;
+  wanted.logits_dtype = wanted.q_dtype;
+  CHECK(mla_explain(&wanted, NULL, text, sizeof text, NULL) == MLA_OK);
+  CHECK(strstr(text, "takes at most 120 heads where logits are bf16, not 121\n") != NULL);
+  wanted.logits_dtype.bits = 8;
+  CHECK_ERROR(mla_explain(&wanted, NULL, text, sizeof text, NULL), MLA_INVALID_ARGUMENT,
+              "explain: logits_dtype: expected f32, bf16 or f16, got none");
   wanted.cache_format = 77;
   CHECK_ERROR(mla_explain(&wanted, NULL, text, sizeof text, NULL), MLA_INVALID_ARGUMENT,
               "explain: cache_format: expected 0 to 12, got 77");

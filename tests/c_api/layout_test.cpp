@@ -130,6 +130,9 @@ TEST(Layout, OlderCallersFindTheirFieldsWhereTheyWere) {
   EXPECT_EQ(sizeof(mla_indexer_cache), 16U);
   EXPECT_EQ(offsetof(mla_indexer_cache, format), 12U);
   EXPECT_EQ(offsetof(mla_problem, indexer_format), 76U);
+  // Types of logits follow, of which those before know nothing.
+  EXPECT_EQ(offsetof(mla_problem, logits_dtype), 88U);
+  EXPECT_EQ(sizeof(mla_problem), 96U);
 }
 
 TEST(Layout, NoCompressParamsHaveGaps) {

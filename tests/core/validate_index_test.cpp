@@ -117,6 +117,10 @@ TEST(ValidateIndexerLogits, RefusesBadInput) {
        "indexer_logits: cache.format: expected a format of the indexer's keys, got unknown value 2"},
       {"stride without scales", [](IndexerLogits& p) { set_stride(p.params.cache.kv, 0, 4 * 128); },
        "indexer_logits: cache.kv: expected a page stride of at least 528 bytes (4 tokens), got 512"},
+      {"logits in e4m3", [](IndexerLogits& p) { p.params.logits.dtype = DType::kE4M3; },
+       "indexer_logits: logits: expected bf16, f16 or f32, got e4m3"},
+      {"logits of integers", [](IndexerLogits& p) { p.params.logits.dtype = DType::kI32; },
+       "indexer_logits: logits: expected bf16, f16 or f32, got int32"},
       {"logits too narrow", [](IndexerLogits& p) { set_extent(p.params.logits, 1, 8); },
        "indexer_logits: logits: expected rows of at least kv_len = 9, got 8 for request 1"},
       {"too few logits for groups",
@@ -180,8 +184,8 @@ TEST(ValidateAppendIndexer, RefusesBadInput) {
 
 TEST(ValidateTopK, RefusesBadInput) {
   expect_refused_directly(std::vector<BadCase<TopK>>{
-      {"logits in bf16", [](TopK& p) { p.params.logits.dtype = DType::kBF16; },
-       "top_k: logits: expected f32, got bf16"},
+      {"logits in e4m3", [](TopK& p) { p.params.logits.dtype = DType::kE4M3; },
+       "top_k: logits: expected bf16, f16 or f32, got e4m3"},
       {"length beyond the row", [](TopK& p) { p.lengths[1] = 6; },
        "top_k: lengths: expected 0 to 5 (the logits of a row), got 6 for token 1"},
       {"negative length", [](TopK& p) { p.lengths[2] = -1; },
@@ -240,6 +244,8 @@ TEST(ValidateIndexerTopK, RefusesBadInput) {
        "indexer_top_k: indexer.cache.kv: expected pages of at least 528 bytes (4 tokens), got 512"},
       {"no scratch", [](IndexerTopK& p) { p.params.indexer.logits = {}; },
        "indexer_top_k: indexer.logits: expected a tensor, got none"},
+      {"scratch of bytes", [](IndexerTopK& p) { p.params.indexer.logits.dtype = DType::kU8; },
+       "indexer_top_k: indexer.logits: expected bf16, f16 or f32, got uint8"},
       {"page beyond what int32 slots can name", [](IndexerTopK& p) { p.block_table[0] = INT32_MAX; },
        "indexer_top_k: block_table: expected page numbers from 0 to 268435455, got 2147483647 as page 0 of request 0"},
       {"no page size", [](IndexerTopK& p) { p.params.page_size = 0; },
@@ -258,6 +264,7 @@ TEST(ValidateIndexerTopK, ThreeStepsShareTheirTensors) {
   ASSERT_EQ(core::validate(p.params, args, device).message(), "");
   EXPECT_EQ(args.top_k.logits, args.indexer.logits);
   EXPECT_EQ(args.top_k.num_logits, 9);
+  EXPECT_EQ(args.top_k.logits_dtype, DType::kF32);
   EXPECT_EQ(args.top_k.k, 4);
   EXPECT_EQ(args.top_k.indices, p.slots.data());
   EXPECT_EQ(args.slots.indices, p.slots.data());
@@ -265,6 +272,10 @@ TEST(ValidateIndexerTopK, ThreeStepsShareTheirTensors) {
   EXPECT_EQ(args.slots.pages.page_size, 8);
   EXPECT_EQ(args.slots.queries.len(1), 2);
   EXPECT_EQ(args.slots.valid_count, p.valid.data());
+  p.params.indexer.logits.dtype = DType::kBF16;
+  ASSERT_EQ(core::validate(p.params, args, device).message(), "");
+  EXPECT_EQ(args.indexer.logits_dtype, DType::kBF16);
+  EXPECT_EQ(args.top_k.logits_dtype, DType::kBF16);
 }
 
 }  // namespace

@@ -117,6 +117,20 @@ TEST_P(RowOperationsTest, IndexerLogitsAndSelectionAsTheReference) {
         ASSERT_NEAR(actual[i], expected[i], 2e-5F * largest) << i;
     }
 
+    // Logits of 16 bits are these, rounded; a row begins at an odd one.
+    for (DType dtype : {DType::kBF16, DType::kF16}) {
+      std::vector<uint16_t> rounded(actual.size(), 7);
+      args.logits_dtype = dtype;
+      args.logits = rounded.data();
+      run_indexer_logits(set_, args, pool_);
+      for (size_t i = 0; i < rounded.size(); ++i) {
+        const uint16_t bits = dtype == DType::kF16 ? f32_to_finite_f16(actual[i]) : f32_to_finite_bf16(actual[i]);
+        ASSERT_EQ(rounded[i], i % kWidth < kWidth - 2 ? bits : 7) << name(dtype) << ' ' << i;
+      }
+    }
+    args.logits_dtype = DType::kF32;
+    args.logits = actual.data();
+
     // The whole way, on logits of this backend: the selection is then exact.
     std::vector<int32_t> selected(12 * 20), expected_slots(12 * 20), counts(12), expected_counts(12);
     core::IndexerTopKArgs all = {.indexer = args,
@@ -283,12 +297,18 @@ TEST_P(RowOperationsTest, TopKAsTheReference) {
                                  .logits_stride_token = n,
                                  .lengths = ragged ? lengths.data() : nullptr,
                                  .k = k,
-                                 .indices = expected.data(),
                                  .indices_stride_token = k + 5};
-          reference::top_k(args);
-          args.indices = actual.data();
-          run_top_k(set_, args, pool_);
-          ASSERT_EQ(expected, actual) << "kind " << kind << " n " << n << " k " << k;
+          for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+            std::vector<uint16_t> rounded;
+            for (float logit : logits) rounded.push_back(dtype == DType::kF16 ? f32_to_f16(logit) : f32_to_bf16(logit));
+            args.logits_dtype = dtype;
+            if (dtype != DType::kF32) args.logits = rounded.data();
+            args.indices = expected.data();
+            reference::top_k(args);
+            args.indices = actual.data();
+            run_top_k(set_, args, pool_);
+            ASSERT_EQ(expected, actual) << name(dtype) << " kind " << kind << " n " << n << " k " << k;
+          }
         }
     }
 }

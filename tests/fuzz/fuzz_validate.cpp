@@ -523,6 +523,8 @@ IndexerCache make_indexer_cache(FuzzedDataProvider& input, Tensors& tensors) {
           .page_size = any_page_size(input)};
 }
 
+constexpr DType kLogits[] = {DType::kF32, DType::kBF16, DType::kF16};
+
 void fuzz_indexer(FuzzedDataProvider& input, const Context& context, Tensors& tensors) {
   if (input.ConsumeBool()) {
     AppendIndexerParams p{.k = tensors.make(DType::kBF16, {3, 128}),
@@ -538,7 +540,7 @@ void fuzz_indexer(FuzzedDataProvider& input, const Context& context, Tensors& te
                                   .cache = make_indexer_cache(input, tensors),
                                   .pages = make_pages(tensors, input.ConsumeBool()),
                                   .causal = input.ConsumeBool(),
-                                  .logits = tensors.make(DType::kF32, {3, 9})},
+                                  .logits = tensors.make(input.PickValueInArray(kLogits), {3, 9})},
                       .pages = make_pages(tensors, input.ConsumeBool()),
                       .page_size = any_page_size(input),
                       .slots = tensors.make(DType::kI32, {3, 4})};
@@ -614,8 +616,14 @@ void fuzz_compress(FuzzedDataProvider& input, const Context& context, Tensors& t
 }
 
 void fuzz_top_k(FuzzedDataProvider& input, const Context& context, Tensors& tensors) {
-  TopKParams p{.logits = tensors.make(DType::kF32, {3, 9}), .indices = tensors.make(DType::kI32, {3, 4})};
-  for (int i = 0; i < 27; ++i) static_cast<float*>(p.logits.data)[i] = any_scale(input);
+  const DType dtype = input.PickValueInArray(kLogits);
+  TopKParams p{.logits = tensors.make(dtype, {3, 9}), .indices = tensors.make(DType::kI32, {3, 4})};
+  for (int i = 0; i < 27; ++i) {
+    if (dtype == DType::kF32)
+      static_cast<float*>(p.logits.data)[i] = any_scale(input);
+    else
+      static_cast<uint16_t*>(p.logits.data)[i] = input.ConsumeIntegral<uint16_t>();
+  }
   if (input.ConsumeBool()) p.lengths = tensors.make({0, 9, 3});
   if (input.ConsumeBool()) p.starts = tensors.make({0, 5, 3});
   if (input.ConsumeBool()) p.blocks = any_blocks(input, tensors);

@@ -318,6 +318,7 @@ TEST_P(IndexerUntouched, EveryMistake) {
           {"q", [](IndexerTopKParams& p) { p.indexer.q.shape[2] = 64; }},
           {"weights", [](IndexerTopKParams& p) { p.indexer.weights.dtype = DType::kBF16; }},
           {"logits", [](IndexerTopKParams& p) { p.indexer.logits.shape[1] = 299; }},
+          {"logits", [](IndexerTopKParams& p) { p.indexer.logits.dtype = DType::kI32; }},
           {"kv", [](IndexerTopKParams& p) { p.indexer.cache.kv.shape[1] -= 4; }},
           {"page_size", [](IndexerTopKParams& p) { p.indexer.cache.page_size = 0; }},
           {"kv_len", [](IndexerTopKParams& p) { p.pages.kv_len = contiguous(kNegative + 1, DType::kI32, {1}); }},
@@ -332,7 +333,7 @@ TEST_P(TopKUntouched, EveryMistake) {
   spec.lengths = true;
   expect_refused<kit::TopKCase>(context(), spec,
                                 std::vector<Mistake<TopKParams>>{
-                                    {"logits", [](TopKParams& p) { p.logits.dtype = DType::kBF16; }},
+                                    {"logits", [](TopKParams& p) { p.logits.dtype = DType::kE4M3; }},
                                     {"logits", [](TopKParams& p) { p.logits = {}; }},
                                     {"lengths", [](TopKParams& p) { static_cast<int32_t*>(p.lengths.data)[7] = 1001; }},
                                     {"lengths", [](TopKParams& p) { static_cast<int32_t*>(p.lengths.data)[7] = -1; }},

@@ -32,19 +32,39 @@ bool close(double value, double reference, double most) {
   return std::abs(value - reference) <= most;
 }
 
-/// Returns what is wrong with the logits of the backend, which stand in `given`; those of the reference stand in
-/// `expected`.
+/// Returns what is left of a logit that is stored in that type.
+double stored(double logit, DType dtype) {
+  const double most = dtype == DType::kF16 ? 65504.0 : dtype == DType::kBF16 ? 0x1.FEp127 : HUGE_VAL;
+  if (std::isfinite(logit)) logit = std::clamp(logit, -most, most);
+  float element;  // room for any type
+  store_element(&element, dtype, 0, static_cast<float>(logit));
+  return load_element(&element, dtype, 0);
+}
+
+/// Returns what is wrong with the logits of the backend, which stand in `given`; those of the reference, in f32, stand
+/// in `expected`. A logit of 16 bits must be what one rounds to that is as close as those of f32 must be.
 std::string judge_logits(const IndexerLogitsCase& problem, const TensorView& given, const TensorView& expected) {
   const std::vector<double> scales = problem.row_scales(), got = to_dense(given), want = to_dense(expected);
   const auto width = static_cast<size_t>(given.shape[1]);
   const double tolerance = tolerance_of(problem.spec);
   for (size_t t = 0; t < scales.size(); ++t)
-    for (size_t j = 0; j < width; ++j)
-      if (!close(got[t * width + j], want[t * width + j], tolerance * scales[t]))
+    for (size_t j = 0; j < width; ++j) {
+      const double value = got[t * width + j], reference = want[t * width + j], most_off = tolerance * scales[t];
+      const bool rounded = given.dtype != DType::kF32 && std::isfinite(value) && std::isfinite(reference);
+      if (rounded
+              ? value < stored(reference - most_off, given.dtype) || value > stored(reference + most_off, given.dtype)
+              : !close(value, reference, most_off))
         return "logit of token " + std::to_string(t) + " and key " + std::to_string(j) + " is " +
-               std::to_string(got[t * width + j]) + ", expected " + std::to_string(want[t * width + j]) + " within " +
-               std::to_string(tolerance * scales[t]);
+               std::to_string(value) + ", expected " + std::to_string(reference) + " within " +
+               std::to_string(most_off) + (rounded ? ", rounded to " + std::string(name(given.dtype)) : "");
+    }
   return {};
+}
+
+/// Computes the same problem's logits in f32 by the reference.
+Status reference_logits(const IndexerLogitsCase& exact) {
+  const Result<Context> reference = reference_context();
+  return reference.ok() ? run(*reference, exact.params()) : reference.status();
 }
 
 /// Returns `view` over `to`, which holds a copy of the memory that it saw.
@@ -76,7 +96,12 @@ std::string judge_slots(const IndexerTopKCase& problem, size_t request, const in
     const auto chosen = logits.find(token);
     if (chosen == logits.end()) return "slot " + std::to_string(slots[i]) + " is not visible";
     if (!tokens.insert(token).second) return "slot " + std::to_string(slots[i]) + " stands twice";
-    if (static_cast<double>(chosen->second) < least - most_off)
+    // Both logits may have been rounded otherwise, each to a neighbour.
+    const DType dtype = problem.spec.indexer.logits_dtype;
+    const double neighbours = dtype == DType::kBF16  ? 0x1p-6 * std::abs(least)
+                              : dtype == DType::kF16 ? std::max(0x1p-9 * std::abs(least), 0x1p-23)
+                                                     : 0;
+    if (static_cast<double>(chosen->second) < least - most_off - neighbours)
       return "token " + std::to_string(token) + " has logit " + std::to_string(chosen->second) + ", below the k-th, " +
              std::to_string(least);
   }
@@ -88,17 +113,20 @@ std::string judge_slots(const IndexerTopKCase& problem, size_t request, const in
 std::map<int64_t, float> choice_of(const IndexerTopKCase& problem, size_t request, int64_t query, int64_t t) {
   const IndexerLogitsSpec& spec = problem.spec.indexer;
   const IndexerLogitsParams params = problem.indexer.params();
-  const float* logits = static_cast<const float*>(params.logits.data) + t * params.logits.stride[0];
+  const auto logit = [&](int64_t j) {
+    const int64_t at = t * params.logits.stride[0] + j;
+    return static_cast<float>(load_element(params.logits.data, params.logits.dtype, at));
+  };
   int64_t begin = 0, end = spec.num_visible(request, query);
   if (spec.key_end) end = std::min(problem.indexer.key_end.as<int32_t>()[t], spec.kv_len[request] / spec.ratio);
   if (spec.key_begin) begin = std::max(problem.indexer.key_begin.as<int32_t>()[t], 0);
   const int64_t size = spec.block_size;
   std::map<int64_t, float> choice;
-  for (int64_t key = begin; spec.num_blocks == 0 && key < end; ++key) choice.emplace(key, logits[key]);
+  for (int64_t key = begin; spec.num_blocks == 0 && key < end; ++key) choice.emplace(key, logit(key));
   for (int64_t m = 0; m < spec.num_blocks; ++m) {
     const int64_t block = static_cast<const int32_t*>(params.blocks.data)[t * params.blocks.stride[0] + m];
     for (int64_t key = std::max(block * size, begin); key < std::min((block + 1) * size, end); ++key)
-      choice.emplace(key, logits[m * size + key % size]);
+      choice.emplace(key, logit(m * size + key % size));
   }
   return choice;
 }
@@ -151,7 +179,12 @@ Outcome check_outputs(const IndexerLogitsCase& problem, std::string_view backend
     put_back(given, {&copy});
     const TensorView expected = problem.params().logits;
     if (!gaps_hold(copy, moved(expected, copy), kUntouched)) return "wrote into the gaps of logits";
-    return judge_logits(problem, moved(expected, copy), expected);
+    if (expected.dtype == DType::kF32) return judge_logits(problem, moved(expected, copy), expected);
+    IndexerLogitsSpec in_f32 = problem.spec;
+    in_f32.logits_dtype = DType::kF32;
+    const IndexerLogitsCase exact(in_f32);
+    if (const Status status = reference_logits(exact); !status.ok()) return "reference: " + status.message();
+    return judge_logits(problem, moved(expected, copy), exact.params().logits);
   });
 }
 

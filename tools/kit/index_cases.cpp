@@ -206,7 +206,7 @@ IndexerLogitsCase::IndexerLogitsCase(const IndexerLogitsSpec& logits_spec) : spe
   if (spec.key_begin) key_begin = to_buffer(begins);
   if (spec.key_end) key_end = to_buffer(ends);
   num_columns = num_logits(spec);
-  logits = rows_buffer(DType::kF32, num_tokens, num_columns, spec.logits_extra);
+  logits = rows_buffer(spec.logits_dtype, num_tokens, num_columns, spec.logits_extra);
   fill_heads(params().q, spec.seed, kQ, 1.0F);
   for (int64_t t = 0; t < num_tokens; ++t)
     fill_normal(weights.data(), DType::kF32, t * (spec.num_heads + spec.weights_extra), spec.num_heads,
@@ -229,7 +229,7 @@ IndexerLogitsParams IndexerLogitsCase::params() const {
   if (spec.num_blocks > 0) p.blocks = rows_view(blocks, DType::kI32, num_tokens, spec.num_blocks, spec.logits_extra);
   p.block_size = spec.block_size;
   p.compute = spec.compute;
-  p.logits = rows_view(logits, DType::kF32, num_tokens, num_columns, spec.logits_extra);
+  p.logits = rows_view(logits, spec.logits_dtype, num_tokens, num_columns, spec.logits_extra);
   return p;
 }
 
@@ -266,20 +266,22 @@ std::vector<double> IndexerLogitsCase::row_scales() const {
 }
 
 TopKCase::TopKCase(const TopKSpec& top_k_spec) : spec(noted(top_k_spec)) {
-  logits = rows_buffer(DType::kF32, spec.num_tokens, spec.num_logits, spec.logits_extra);
-  logits.fill(0x7F);  // 3.4e38: larger than what counts
+  logits = rows_buffer(spec.logits_dtype, spec.num_tokens, spec.num_logits, spec.logits_extra);
+  logits.fill(spec.logits_dtype == DType::kF16 ? 0x7B : 0x7F);  // 6.1e4 or 3.4e38: larger than what counts
+  std::vector<float> row(static_cast<size_t>(spec.num_logits));
   std::vector<int32_t> row_lengths;
   for (int64_t t = 0; t < spec.num_tokens; ++t) {
     Random random(mix(spec.seed, kLogits, static_cast<uint64_t>(t)));
-    float* const row = logits.as<float>() + t * (spec.num_logits + spec.logits_extra);
-    fill_normal(row, DType::kF32, 0, spec.num_logits, random.next());
+    fill_normal(row.data(), DType::kF32, 0, spec.num_logits, random.next());
     for (int64_t j = 0; j < spec.num_logits; ++j) {
+      float& logit = row[static_cast<size_t>(j)];
       if (spec.levels > 0)
-        row[j] =
+        logit =
             static_cast<float>(random.integer(0, int64_t{spec.levels} - 1)) - 0.5F * static_cast<float>(spec.levels);
-      if (spec.levels > 0 && row[j] == 0 && random.chance(0.5)) row[j] = -0.0F;
-      if (random.chance(spec.nan_share)) row[j] = random.chance(0.5) ? std::nanf("") : -std::nanf("");
-      if (random.chance(spec.infinite_share)) row[j] = random.chance(0.5) ? INFINITY : -INFINITY;
+      if (spec.levels > 0 && logit == 0 && random.chance(0.5)) logit = -0.0F;
+      if (random.chance(spec.nan_share)) logit = random.chance(0.5) ? std::nanf("") : -std::nanf("");
+      if (random.chance(spec.infinite_share)) logit = random.chance(0.5) ? INFINITY : -INFINITY;
+      store_element(logits.data(), spec.logits_dtype, t * (spec.num_logits + spec.logits_extra) + j, logit);
     }
     const double kind = random.uniform();
     row_lengths.push_back(static_cast<int32_t>(kind < 0.1   ? 0
@@ -307,7 +309,7 @@ TopKCase::TopKCase(const TopKSpec& top_k_spec) : spec(noted(top_k_spec)) {
 
 TopKParams TopKCase::params() const {
   TopKParams p;
-  p.logits = rows_view(logits, DType::kF32, spec.num_tokens, spec.num_logits, spec.logits_extra);
+  p.logits = rows_view(logits, spec.logits_dtype, spec.num_tokens, spec.num_logits, spec.logits_extra);
   if (spec.lengths) p.lengths = list_view(lengths, DType::kI32, spec.num_tokens);
   if (spec.starts) p.starts = list_view(starts, DType::kI32, spec.num_tokens);
   if (spec.num_blocks > 0)

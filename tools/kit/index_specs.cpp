@@ -85,6 +85,7 @@ std::string describe(const IndexerLogitsSpec& spec) {
       .knob("q_token_extra", &Spec::q_token_extra)
       .knob("weights_extra", &Spec::weights_extra)
       .knob("table_row_extra", &Spec::table_row_extra)
+      .knob("logits_dtype", &Spec::logits_dtype)
       .knob("logits_columns", &Spec::logits_columns)
       .knob("logits_extra", &Spec::logits_extra)
       .knob("poison", &Spec::poison)
@@ -105,6 +106,7 @@ std::string describe(const TopKSpec& spec) {
       .knob("levels", &Spec::levels)
       .knob("nan_share", &Spec::nan_share)
       .knob("infinite_share", &Spec::infinite_share)
+      .knob("logits_dtype", &Spec::logits_dtype)
       .knob("logits_extra", &Spec::logits_extra)
       .knob("indices_extra", &Spec::indices_extra)
       .take();
@@ -125,7 +127,7 @@ std::string describe(const IndexerTopKSpec& spec) {
 namespace {
 
 /// Returns the problem that `explain` judges for an operation on the indexer's keys.
-Problem indexer_problem(Op op, DType dtype, int64_t num_heads, IndexerFormat format) {
+Problem indexer_problem(Op op, DType dtype, int64_t num_heads, IndexerFormat format, DType logits = DType::kF32) {
   Problem problem = {.op = op,
                      .device = {},
                      .q_dtype = dtype,
@@ -134,12 +136,7 @@ Problem indexer_problem(Op op, DType dtype, int64_t num_heads, IndexerFormat for
                      .d_qk = kIndexerLayout.head_dim,
                      .d_v = kIndexerLayout.head_dim};
   problem.indexer_format = format;
-  return problem;
-}
-
-Problem logits_problem(Op op, const IndexerLogitsSpec& spec) {
-  Problem problem = indexer_problem(op, spec.q_dtype, spec.num_heads, spec.format);
-  if (spec.num_blocks == 0 && !spec.key_begin && !spec.key_end) problem.compute = spec.compute;
+  problem.logits_dtype = logits;
   return problem;
 }
 
@@ -152,9 +149,21 @@ Problem problem_of(const PhysicalSlotsSpec& /*spec*/) { return {.op = Op::kPhysi
 Problem problem_of(const AppendIndexerSpec& spec) {
   return indexer_problem(Op::kAppendIndexer, spec.dtype, 1, spec.format);
 }
-Problem problem_of(const IndexerLogitsSpec& spec) { return logits_problem(Op::kIndexerLogits, spec); }
-Problem problem_of(const TopKSpec& /*spec*/) { return {.op = Op::kTopK, .device = {}, .q_dtype = DType::kF32}; }
-Problem problem_of(const IndexerTopKSpec& spec) { return logits_problem(Op::kIndexerTopK, spec.indexer); }
+Problem problem_of(const IndexerLogitsSpec& spec) {
+  Problem problem = indexer_problem(Op::kIndexerLogits, spec.q_dtype, spec.num_heads, spec.format, spec.logits_dtype);
+  if (spec.num_blocks == 0 && !spec.key_begin && !spec.key_end) problem.compute = spec.compute;
+  return problem;
+}
+Problem problem_of(const TopKSpec& spec) {
+  Problem problem{.op = Op::kTopK, .device = {}, .q_dtype = DType::kF32};
+  problem.logits_dtype = spec.logits_dtype;
+  return problem;
+}
+Problem problem_of(const IndexerTopKSpec& spec) {
+  Problem problem = problem_of(spec.indexer);
+  problem.op = Op::kIndexerTopK;
+  return problem;
+}
 
 int64_t num_logits(const IndexerLogitsSpec& spec) {
   const int32_t longest = spec.kv_len.empty() ? 0 : *std::max_element(spec.kv_len.begin(), spec.kv_len.end());
@@ -190,15 +199,17 @@ Work work_of(const IndexerLogitsSpec& spec) {
     pairs += of_request;
     keys += std::min(of_request, static_cast<double>(spec.kv_len[request] / spec.ratio));
   }
-  return {.flops = 2 * pairs * spec.num_heads * kIndexerLayout.head_dim,
-          .bytes = keys * key_bytes(spec.format) +
-                   tokens * spec.num_heads * (kIndexerLayout.head_dim * bytes_of(spec.q_dtype) + 4) +
-                   tokens * (static_cast<double>(num_logits(spec)) + spec.num_blocks) * 4};
+  return {
+      .flops = 2 * pairs * spec.num_heads * kIndexerLayout.head_dim,
+      .bytes = keys * key_bytes(spec.format) +
+               tokens * spec.num_heads * (kIndexerLayout.head_dim * bytes_of(spec.q_dtype) + 4) +
+               tokens * (static_cast<double>(num_logits(spec)) * bytes_of(spec.logits_dtype) + spec.num_blocks * 4.0)};
 }
 
 Work work_of(const TopKSpec& spec) {
   const double share = spec.lengths ? 0.5 : 1.0;
-  return {.flops = 0, .bytes = spec.num_tokens * (spec.num_logits * share + spec.k) * 4.0};
+  return {.flops = 0,
+          .bytes = spec.num_tokens * (spec.num_logits * share * bytes_of(spec.logits_dtype) + spec.k * 4.0)};
 }
 
 Work work_of(const IndexerTopKSpec& spec) {

@@ -105,6 +105,7 @@ IndexerLogitsSpec random_indexer_logits_spec(uint64_t seed) {
   spec.logits_extra = random_extra(random);
   if (random.chance(0.5)) spec.format = IndexerFormat::kMXFP4;
   if (random.chance(0.4)) spec.compute = Compute::kFP8;
+  if (random.chance(0.5)) spec.logits_dtype = random.chance(0.5) ? DType::kBF16 : DType::kF16;
   return spec;
 }
 
@@ -129,6 +130,7 @@ TopKSpec random_top_k_spec(uint64_t seed) {
   spec.infinite_share = pick(random, std::array<double, 4>{0.0, 0.0, 0.1, 0.9});
   spec.logits_extra = random_extra(random);
   spec.indices_extra = random_extra(random);
+  if (random.chance(0.5)) spec.logits_dtype = random.chance(0.5) ? DType::kBF16 : DType::kF16;
   return spec;
 }
 

@@ -377,6 +377,7 @@ struct IndexerLogitsSpec {
   int64_t q_head_extra = 0, q_token_extra = 0;
   int64_t weights_extra = 0;  ///< elements between the rows of weights
   int64_t table_row_extra = 0;
+  DType logits_dtype = DType::kF32;
   int64_t logits_columns = 0;  ///< columns beyond the logits of the longest request
   int64_t logits_extra = 0;    ///< elements between the rows of the logits
   bool poison = true;
@@ -399,9 +400,10 @@ struct TopKSpec {
   bool starts = false;     ///< random, up to the lengths
   int32_t num_blocks = 0;  ///< listed blocks of each row; 0: no list
   int32_t block_size = 1;
-  int32_t levels = 0;  ///< logits take this many values, so that many are equal; 0: all that f32 has
+  int32_t levels = 0;  ///< logits take this many values, so that many are equal; 0: all that their type has
   double nan_share = 0.0;
   double infinite_share = 0.0;  ///< half of them -inf
+  DType logits_dtype = DType::kF32;
   int64_t logits_extra = 0, indices_extra = 0;
   uint64_t seed = 1;
 };

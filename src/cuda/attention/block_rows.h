@@ -9,4 +9,8 @@ namespace mla::cuda {
 /// one such block: it reads each key once and is bound by memory.
 inline constexpr int32_t kSmallBlockRows = 16;
 
+/// The kernels of the indexer keep the queries of so many heads in any GPU's shared memory, whatever their type. More
+/// take several launches, which add to logits of f32.
+inline constexpr int64_t kMostHeadsOfShortLogits = 120;
+
 }  // namespace mla::cuda

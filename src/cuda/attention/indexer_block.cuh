@@ -22,6 +22,7 @@
 #include "cuda/common/query_batch.cuh"
 #include "cuda/ptx/ptx.h"
 #include "cuda/tile/channels.cuh"
+#include "cuda/tile/logits.cuh"
 #include "cuda/tile/page_place.cuh"
 
 namespace mla::MLA_CUDA_NAMESPACE {
@@ -30,7 +31,7 @@ namespace mla::MLA_CUDA_NAMESPACE {
 struct IndexerShape {
   int32_t group_tokens = 1;        // query tokens of a block; they are of one request, and all in shared memory
   int32_t groups_per_request = 0;  // for equal q_len; 0: request r has groups from qo_indptr[r] / group_tokens + r on
-  bool adds = false;               // whether logits are added to those of other heads
+  bool adds = false;               // whether logits, which are f32 then, are added to those of other heads
   int32_t split_keys = 0;          // keys of a block
   int32_t num_splits = 0;
   cuda::FastDivisor page_size = {}, ratio = {}, block_size = {};
@@ -286,8 +287,9 @@ class IndexerBlock {
     if (own_key() >= kWarpKeys || at >= args_.num_logits) return;
     bool hidden = !computed;
     if constexpr (kListed) hidden = hidden || listed_key(group, token, at) < 0;
-    float* const out = args_.logits + token * args_.logits_stride_token + at;
-    *out = hidden ? kHidden : shape_.adds ? *out + logit : logit;
+    const int64_t index = token * args_.logits_stride_token + at;
+    if (shape_.adds && !hidden) logit += static_cast<const float*>(args_.logits)[index];
+    store_logit(args_.logits, args_.logits_dtype, index, hidden ? kHidden : logit);
   }
 
   /// Stages queries and weights of the group's tokens in shared memory, for the block; heads behind the last one are

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "cuda/attention/block_rows.h"
 #include "cuda/attention/indexer_block.cuh"
 #include "cuda/border/launch.h"
 #include "cuda/common/operations.h"
@@ -78,6 +79,7 @@ Status run_kernel(const core::IndexerLogitsArgs& args, cuda::Queue& queue) {
   if (args.batch_size == 0 || args.num_tokens == 0 || args.num_logits == 0) return {};
   constexpr auto kMostHeads =
       static_cast<int32_t>(kSharedBytesPerBlock / Kernel::kHeadBytes / Kernel::kHeadTile * Kernel::kHeadTile);
+  static_assert(kMostHeads >= cuda::kMostHeadsOfShortLogits);
   for (int32_t head = 0; head < args.num_heads; head += kMostHeads) {
     core::IndexerLogitsArgs some = args;  // the heads of one launch
     some.num_heads = std::min(kMostHeads, args.num_heads - head);

@@ -67,6 +67,9 @@ Reason shape_refusal(const Problem& problem, std::span<const Widths> absorbed) {
     return Reason::format("multiplies 16-bit numbers, not those of compute {}", name(problem.compute));
   if (const Reason reason = operand_refusal(problem); !reason.empty()) return reason;
   if (is_absorbed(problem.op)) return widths_refusal(problem, absorbed);
+  if (is_indexer(problem.op) && problem.logits_dtype != DType::kF32 && problem.num_heads > kMostHeadsOfShortLogits)
+    return Reason::format("takes at most {} heads where logits are {}, not {}", kMostHeadsOfShortLogits,
+                          name(problem.logits_dtype), problem.num_heads);
   return {};
 }
 

@@ -23,7 +23,7 @@
 #include "cuda/ptx/ptx.h"
 #include "cuda/ptx/shared_atomics.h"
 #include "cuda/tile/channels.cuh"
-#include "cuda/tile/scalar.cuh"
+#include "cuda/tile/logits.cuh"
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
@@ -53,6 +53,7 @@ struct RowChunks {
   static constexpr int kChunk = kWarps * kWarpChunk;
 
   int32_t length, before;  // the entries begin `before` entries behind the first chunk's first one
+  int lowest_bit;          // ranks are equal where all bits from this one up are
 
   MLA_DEVICE int32_t num_chunks() const { return (length + before - 1) / kChunk + 1; }
   /// Returns the index of the thread's first entry in a quad, which may be outside of the row.
@@ -68,34 +69,39 @@ struct RowChunks {
   }
 };
 
-/// Reads a row of logits. The first chunk begins at a multiple of 16 bytes, up to 3 logits before the row.
+/// Returns RowChunks::lowest_bit. Logits of bf16 have 16 bits of f32, those of f16 19, and the others are all zeros, or
+/// all ones in ranks of negative numbers.
+MLA_DEVICE int lowest_rank_bit(DType logits) { return logits == DType::kF32 ? 0 : 10; }
+
+/// Reads a row of logits. The first chunk begins at a multiple of 4 logits, up to 3 of them before the row.
 class LogitRow : public RowChunks {
  public:
   static constexpr int kCopies = 8;  // of the histogram
   static constexpr int kSharedRanks = 0;
 
-  MLA_DEVICE LogitRow(const core::TopKArgs&, const float* logits, int32_t n, uint32_t*)
-      : RowChunks{.length = n, .before = static_cast<int32_t>(reinterpret_cast<uintptr_t>(logits) / 4 % kQuad)},
-        logits_(logits) {}
+  MLA_DEVICE LogitRow(const core::TopKArgs& args, const std::byte* logits, int32_t n, uint32_t*)
+      : RowChunks{.length = n,
+                  .before =
+                      static_cast<int32_t>(reinterpret_cast<uintptr_t>(logits) / size_of(args.logits_dtype) % kQuad),
+                  .lowest_bit = lowest_rank_bit(args.logits_dtype)},
+        logits_(logits, args.logits_dtype) {}
 
   /// Loads the thread's entries of a chunk, of which rank() makes ranks.
   MLA_DEVICE void load(int32_t chunk, ptx::Vec4 (&quads)[kQuads]) const {
     MLA_UNROLL
     for (int q = 0; q < kQuads; ++q) quads[q] = load_quad(index(chunk, q));
+    MLA_UNROLL
+    for (int q = 0; q < kQuads; ++q) quads[q] = logits_.to_f32(quads[q]);
   }
   static MLA_DEVICE uint32_t rank(uint32_t entry) { return logit_rank(std::bit_cast<float>(entry)); }
 
  private:
   MLA_DEVICE ptx::Vec4 load_quad(int32_t i) const {
-    if (i >= 0 && i < length - (kQuad - 1)) return ptx::load_global(reinterpret_cast<const ptx::Vec4*>(logits_ + i));
-    ptx::Vec4 quad = {};
-    MLA_UNROLL
-    for (int j = 0; j < kQuad; ++j)
-      if (i + j >= 0 && i + j < length) quad.x[j] = std::bit_cast<uint32_t>(logits_[i + j]);
-    return quad;
+    if (i >= 0 && i < length - (kQuad - 1)) return logits_.load_four(i);
+    return logits_.load_some(i, length);
   }
 
-  const float* logits_;
+  LogitReader logits_;
 };
 
 /// Reads a row of blocks of logits. An entry is the rank of the block's largest logit; that of the last block is above
@@ -105,14 +111,17 @@ class BlockRow : public RowChunks {
   static constexpr int kCopies = 4;
   static constexpr int kSharedRanks = kChunk;
 
-  MLA_DEVICE BlockRow(const core::TopKArgs& args, const float* logits, int32_t n, uint32_t* ranks)
-      : RowChunks{.length = n > 0 ? (n - 1) / args.block_size + 1 : 0, .before = 0},
-        logits_(logits),
+  MLA_DEVICE BlockRow(const core::TopKArgs& args, const std::byte* logits, int32_t n, uint32_t* ranks)
+      : RowChunks{.length = n > 0 ? (n - 1) / args.block_size + 1 : 0,
+                  .before = 0,
+                  .lowest_bit = lowest_rank_bit(args.logits_dtype)},
+        logits_(logits, args.logits_dtype),
         block_size_(args.block_size),
         ranks_(ranks + ptx::warp() * kWarpChunk) {
     // Lanes share a block if it has a power of two of vectors, no more than there are lanes.
     const auto size = static_cast<uint32_t>(block_size_);
-    if (std::popcount(size) == 1 && size >= kQuad && size <= kQuad * kWarpSize && is_aligned(logits, 16))
+    if (std::popcount(size) == 1 && size >= kQuad && size <= kQuad * kWarpSize &&
+        is_aligned(logits, kQuad * static_cast<uint32_t>(size_of(args.logits_dtype))))
       block_vectors_ = block_size_ / kQuad;
   }
 
@@ -146,14 +155,14 @@ class BlockRow : public RowChunks {
       for (int a = 0; a < kAhead; ++a) {
         const int32_t block = first + begin + a * at_once + own;
         if (block < length - 1)
-          vectors[a] = ptx::load_global(reinterpret_cast<const ptx::Vec4*>(logits_ + int64_t{block} * block_size_) +
-                                        ptx::lane() % block_vectors_);
+          vectors[a] = logits_.load_four(int64_t{block} * block_size_ + ptx::lane() % block_vectors_ * kQuad);
       }
       MLA_UNROLL
       for (int a = 0; a < kAhead; ++a) {
+        const ptx::Vec4 four = logits_.to_f32(vectors[a]);
         uint32_t largest = 0;
         MLA_UNROLL
-        for (int j = 0; j < kQuad; ++j) largest = std::max(largest, logit_rank(std::bit_cast<float>(vectors[a].x[j])));
+        for (int j = 0; j < kQuad; ++j) largest = std::max(largest, logit_rank(std::bit_cast<float>(four.x[j])));
         for (int32_t lanes = 1; lanes < block_vectors_; lanes *= 2)
           largest = std::max(largest, ptx::shuffle_xor(largest, lanes));
         const int32_t place = begin + a * at_once + own;
@@ -173,7 +182,7 @@ class BlockRow : public RowChunks {
     }
   }
 
-  const float* logits_;
+  LogitReader logits_;
   int32_t block_size_, block_vectors_ = 0, chunk_ = -1;
   uint32_t* ranks_;
 };
@@ -203,7 +212,9 @@ class TopKKernel : RowChunks {
     if (args.lengths != nullptr) n = std::clamp(args.lengths[token], 0, n);
     const int32_t start = args.starts != nullptr ? std::clamp(args.starts[token], 0, n) : 0;
     int32_t* const indices = args.indices + token * args.indices_stride_token;
-    const float* const logits = args.logits + token * args.logits_stride_token + start;
+    const std::byte* const logits =
+        static_cast<const std::byte*>(args.logits) +
+        (token * args.logits_stride_token + start) * static_cast<int64_t>(size_of(args.logits_dtype));
     n -= start;
     const auto k = static_cast<uint32_t>(args.k);
     if (args.blocks.given()) n = std::min(n, args.blocks.num_keys());
@@ -239,7 +250,7 @@ class TopKKernel : RowChunks {
 
   static MLA_DEVICE Threshold select(Row& row, uint32_t k) {
     Threshold threshold = {.rank = 0, .mask = 0, .ties = k};
-    for (int shift = 32; shift > 0;) {
+    for (int shift = 32; shift > row.lowest_bit;) {
       const int width = std::min(shift, int{kBinBits});
       shift -= width;
       count(row, threshold, shift, (1U << width) - 1);

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "cuda/attention/block_rows.h"
 #include "cuda/backends/portable/operations.h"
 #include "cuda/backends/sm90/operations.h"
 #include "cuda/common/memory.h"
@@ -80,14 +81,26 @@ class Problem {
     args.num_logits = shape.most_keys + random.of({0, 0, 290});
     if (!for_copies_) choose_keys();
     args.logits_stride_token = args.num_logits + random.integer(0, 3);
-    args.logits = reinterpret_cast<float*>(memory.bytes(logits_size() * 4, 4 * random.integer(0, 1)));
-    std::fill_n(args.logits, logits_size(), 7.0F);
+    args.logits_dtype = shape.num_heads > cuda::kMostHeadsOfShortLogits
+                            ? DType::kF32
+                            : random.of({DType::kF32, DType::kF32, DType::kBF16, DType::kF16});
+    const auto size = static_cast<int64_t>(size_of(args.logits_dtype));
+    args.logits = memory.bytes(logits_size() * size, size * random.integer(0, 1));
+    clear();
   }
 
   core::IndexerLogitsArgs args;
 
   int64_t logits_size() const { return args.num_tokens * args.logits_stride_token; }
-  std::vector<float> logits() const { return {args.logits, args.logits + logits_size()}; }
+  std::vector<float> logits() const {
+    std::vector<float> values;
+    for (int64_t i = 0; i < logits_size(); ++i) values.push_back(reference::load(args.logits, args.logits_dtype, i));
+    return values;
+  }
+  /// Sets all logits, and what lies between rows, to 7.
+  void clear() const {
+    for (int64_t i = 0; i < logits_size(); ++i) reference::store(7.0F, args.logits_dtype, i, args.logits);
+  }
   int32_t visible(int32_t request, int32_t token) const {
     const int32_t later = args.queries.begin(request) + args.queries.len(request) - 1 - token;
     return std::max(0, args.pages.kv_len[request] - (args.causal ? later : 0)) / args.ratio;
@@ -257,18 +270,24 @@ void expect_logits_of_reference(Problem& problem, uint64_t seed, IndexerLogits r
   const Status status = run(problem.args, queue);
   ASSERT_TRUE(status.ok()) << status.message();
   const std::vector<float> actual = problem.logits();
-  std::fill_n(problem.args.logits, problem.logits_size(), 7.0F);
+  problem.clear();
   reference::indexer_logits(problem.args);
   const std::vector<double> tolerances = problem.tolerances();
+  const std::vector<float> all_expected = problem.logits();
+  const double spacing = problem.args.logits_dtype == DType::kF32   ? 0
+                         : problem.args.logits_dtype == DType::kF16 ? 0x1p-10
+                                                                    : 0x1p-7;
   for (size_t i = 0; i < actual.size(); ++i) {
-    const float expected = problem.args.logits[i];
+    const float expected = all_expected[i];
     const size_t token = i / static_cast<size_t>(problem.args.logits_stride_token);
     if (std::isnan(expected))
       ASSERT_TRUE(std::isnan(actual[i])) << "logit " << i << " is " << actual[i];
     else if (std::isinf(expected) || expected == 7.0F)
       ASSERT_EQ(actual[i], expected) << "logit " << i;
     else
-      ASSERT_NEAR(double{actual[i]}, double{expected}, slack * tolerances[token]) << "logit " << i;
+      ASSERT_NEAR(double{actual[i]}, double{expected},
+                  slack * tolerances[token] + spacing * std::fabs(double{expected}))
+          << "logit " << i;
   }
 }
 
@@ -397,6 +416,7 @@ TEST(CudaIndexerTopK, SelectsAndTranslates) {
     core::IndexerTopKArgs args = {.indexer = problem.args,
                                   .top_k = {.num_tokens = tokens,
                                             .num_logits = problem.args.num_logits,
+                                            .logits_dtype = problem.args.logits_dtype,
                                             .logits = problem.args.logits,
                                             .logits_stride_token = problem.args.logits_stride_token,
                                             .lengths = listed ? nullptr : problem.args.key_end,
@@ -430,7 +450,8 @@ TEST(CudaIndexerTopK, SelectsAndTranslates) {
           problem.bound(request, token, start, length);
         core::TopKArgs row = args.top_k;
         row.num_tokens = 1;
-        row.logits += token * row.logits_stride_token;
+        row.logits = static_cast<const std::byte*>(row.logits) +
+                     token * row.logits_stride_token * static_cast<int64_t>(size_of(row.logits_dtype));
         row.lengths = &length;
         row.starts = start > 0 ? &start : nullptr;
         if (row.blocks.given()) row.blocks.blocks += token * row.blocks.stride_token;

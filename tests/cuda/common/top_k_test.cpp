@@ -6,6 +6,7 @@
 
 #include "cuda/common/memory.h"
 #include "reference/reference.h"
+#include "reference/scalar.h"
 #include "trace.h"
 
 namespace mla::indexer_test {
@@ -34,7 +35,10 @@ float logit_of_kind(int kind, int64_t i, Random& random) {
 }
 
 core::TopKArgs random_top_k(Random& random, Memory& memory, int kind, int64_t n, int32_t rows) {
-  core::TopKArgs args = {.num_tokens = rows, .num_logits = n, .logits_stride_token = n + random.integer(0, 5)};
+  core::TopKArgs args = {.num_tokens = rows,
+                         .num_logits = n,
+                         .logits_dtype = random.of({DType::kF32, DType::kBF16, DType::kF16}),
+                         .logits_stride_token = n + random.integer(0, 5)};
   std::vector<float> logits;
   std::vector<int32_t> lengths;
   for (int32_t row = 0; row < rows; ++row) {
@@ -42,10 +46,11 @@ core::TopKArgs random_top_k(Random& random, Memory& memory, int kind, int64_t n,
       logits.push_back(i < n ? logit_of_kind(kind, i, random) : std::numeric_limits<float>::max());
     lengths.push_back(random.integer(0, static_cast<int32_t>(n) + 2));
   }
-  const auto bytes = static_cast<int64_t>(logits.size() * sizeof(float));
-  std::byte* const at = memory.bytes(bytes, 4 * random.integer(0, 3));
-  std::memcpy(at, logits.data(), logits.size() * sizeof(float));
-  args.logits = reinterpret_cast<const float*>(at);
+  const auto size = static_cast<int64_t>(size_of(args.logits_dtype));
+  std::byte* const at = memory.bytes(std::ssize(logits) * size, size * random.integer(0, 3));
+  for (int64_t i = 0; i < std::ssize(logits); ++i)
+    reference::store(logits[static_cast<size_t>(i)], args.logits_dtype, i, at);
+  args.logits = at;
   if (random.chance(2)) args.lengths = memory.list(lengths);
   args.k = random.of({1, 7, 64, 512, 2048, 2176, 3000});
   const int32_t block_size = random.of({1, 1, 8, 8, 3, 500});

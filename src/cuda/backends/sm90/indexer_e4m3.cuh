@@ -22,6 +22,7 @@
 #include "cuda/ptx/ptx.h"
 #include "cuda/ptx/wgmma.h"
 #include "cuda/tile/fast_divisor.h"
+#include "cuda/tile/logits.cuh"
 #include "cuda/tile/page_place.cuh"
 
 namespace mla::MLA_CUDA_NAMESPACE::sm90 {
@@ -304,9 +305,9 @@ class IndexerE4m3Kernel {
       if (hidden <= 0) continue;
       const int64_t part = i % parts, end = begin + hidden * (part + 1) / parts;
       for (int32_t t = 0; t < group.count; ++t) {
-        float* const row = args_.logits + (group.first + t) * args_.logits_stride_token;
+        const int64_t row = (group.first + t) * args_.logits_stride_token;
         for (int64_t key = begin + hidden * part / parts + ptx::thread_index(); key < end; key += kMathThreads)
-          row[key] = kHidden;
+          store_logit(args_.logits, args_.logits_dtype, row + key, kHidden);
       }
     }
   }
@@ -342,7 +343,7 @@ class IndexerE4m3Kernel {
         end[t] = writes && own + t < run.group.count ? static_cast<int32_t>(args_.num_logits) : 0;
         seen[t] = keys_seen(run.group, run.group.first + own + t);
       }
-      float* out = args_.logits + (run.group.first + own) * args_.logits_stride_token + key;
+      int64_t out = (run.group.first + own) * args_.logits_stride_token + key;
       MLA_NO_UNROLL
       for (; tile < run.count; tile += kWarpgroups) {
         ptx::mbarrier_wait(full + stage.index * 8, stage.phase);
@@ -369,7 +370,9 @@ class IndexerE4m3Kernel {
         own_sums(products, weights, sums);
         MLA_UNROLL
         for (int t = 0; t < kLaneTokens; ++t)
-          if (key < end[t]) out[t * args_.logits_stride_token] = key < seen[t] ? sums[t] * scale : kHidden;
+          if (key < end[t])
+            store_logit(args_.logits, args_.logits_dtype, out + t * args_.logits_stride_token,
+                        key < seen[t] ? sums[t] * scale : kHidden);
         stage.advance();
         key += kWarpgroups * kTileKeys, out += kWarpgroups * kTileKeys;
       }
