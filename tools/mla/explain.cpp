@@ -21,8 +21,8 @@ namespace mla::cli {
 namespace {
 
 struct ExplainOptions {
-  std::string op, model, tp, cache, q_dtype, head_dims, d_qk, d_v, q_len, listed_keys, compute, indexer_format, device,
-      backend;
+  std::string op, model, tp, cache, q_dtype, head_dims, d_qk, d_v, q_len, listed_keys, compute, indexer_format,
+      logits_dtype, device, backend;
   RenamedOption heads;
   bool estimate = false;
   std::string batch, keys;
@@ -56,6 +56,8 @@ Problem problem_of(const ExplainOptions& options, const std::string& device) {
     throw UsageError("--compute: {} leaves no choice of its arithmetic", name(op));
   if (!options.indexer_format.empty() && !is_indexer(op))
     throw UsageError("--indexer-format: {} works on no keys of the indexer", name(op));
+  if (!options.logits_dtype.empty() && op != Op::kIndexerLogits && op != Op::kIndexerTopK && op != Op::kTopK)
+    throw UsageError("--logits-dtype: {} has no logits", name(op));
   std::optional<ModelConfig> model;
   if (!options.model.empty()) model = parse_model("--model", options.model);
   CacheFormat cache = CacheFormat::kBF16;
@@ -74,6 +76,8 @@ Problem problem_of(const ExplainOptions& options, const std::string& device) {
   if (!options.compute.empty()) problem.compute = parse_compute("--compute", options.compute);
   if (!options.indexer_format.empty())
     problem.indexer_format = parse_indexer("--indexer-format", options.indexer_format);
+  if (!options.logits_dtype.empty())
+    problem.logits_dtype = parse_float_dtype("--logits-dtype", options.logits_dtype, false);
   return asked_on(problem, device);
 }
 
@@ -184,6 +188,7 @@ int explain_problem(const ExplainOptions& options) {
                    {"listed_keys", problem.listed_keys},
                    {"compute", name(problem.compute)},
                    {"indexer_format", name(problem.indexer_format)},
+                   {"logits_dtype", name(problem.logits_dtype)},
                    {"rows", rows}};
   options.output.print("{}: {}, device {}{}\n\n", name(problem.op), describe(problem), device,
                        arch == 0 ? "" : fmt::format(" (code: {})", code_text(code)));
@@ -216,8 +221,8 @@ int explain(const ExplainOptions& options) {
         std::pair("--head-dims", &options.head_dims), std::pair("--d-qk", &options.d_qk),
         std::pair("--d-v", &options.d_v), std::pair("--q-len", &options.q_len),
         std::pair("--listed-keys", &options.listed_keys), std::pair("--compute", &options.compute),
-        std::pair("--indexer-format", &options.indexer_format), std::pair("--batch", &options.batch),
-        std::pair("--keys", &options.keys)})
+        std::pair("--indexer-format", &options.indexer_format), std::pair("--logits-dtype", &options.logits_dtype),
+        std::pair("--batch", &options.batch), std::pair("--keys", &options.keys)})
     if (!text->empty()) throw UsageError("{}: describes one operation of the model; expected --op too", option);
   if (options.estimate) throw UsageError("--estimate: times are those of one operation; expected --op too");
   return explain_model({.model = options.model,
@@ -255,6 +260,8 @@ Action add_explain(CLI::App& app) {
       "decode, decode_sparse, prefill, indexer_logits, indexer_top_k: default, or fp8 for products of e4m3");
   command->add_option("--indexer-format", options->indexer_format,
                       "append_indexer, indexer_logits, indexer_top_k: " + indexer_names() + " (default fp8)");
+  command->add_option("--logits-dtype", options->logits_dtype,
+                      "indexer_logits, indexer_top_k, top_k: type of the logits, f32, bf16, f16 (default f32)");
   command->add_option(
       "--device", options->device,
       "cpu, cuda:N, emulated:sm90, or sm120: a GPU that need not be there (else MLA_EMULATE, else cpu)");

@@ -22,6 +22,10 @@ std::string keys_of(const Problem& problem) {
   return problem.indexer_format != IndexerFormat::kFP8 ? fmt::format(", keys {}", name(problem.indexer_format)) : "";
 }
 
+std::string logits_of(const Problem& problem) {
+  return problem.logits_dtype != DType::kF32 ? fmt::format(", logits {}", name(problem.logits_dtype)) : "";
+}
+
 std::string caches_of(const Problem& problem) {
   if (!problem.extra_cache) return fmt::format("cache {}", name(problem.cache));
   return fmt::format("caches {} and {}", name(problem.cache), name(*problem.extra_cache));
@@ -112,8 +116,9 @@ std::string describe(const Problem& problem) {
     case Op::kAppendIndexer: return fmt::format("rows {}{}", type, keys_of(problem));
     case Op::kIndexerLogits:
     case Op::kIndexerTopK:
-      return fmt::format("queries {}, {} heads{}{}", type, problem.num_heads, keys_of(problem), compute_of(problem));
-    case Op::kTopK: return "any number of f32 logits";
+      return fmt::format("queries {}, {} heads{}{}{}", type, problem.num_heads, keys_of(problem), compute_of(problem),
+                         logits_of(problem));
+    case Op::kTopK: return fmt::format("any number of {} logits", name(problem.logits_dtype));
     case Op::kCompress: return fmt::format("cache {}, tokens {}, {} channels", name(problem.cache), type, problem.d_qk);
   }
   return {};

@@ -37,6 +37,10 @@ std::string keys_of(const bench::Case& one) {
   return one.indexer_format != IndexerFormat::kFP8 ? fmt::format(", keys {}", name(one.indexer_format)) : "";
 }
 
+std::string logits_of(const bench::Case& one) {
+  return one.logits_dtype != DType::kF32 ? fmt::format(", logits {}", name(one.logits_dtype)) : "";
+}
+
 // Only what the operation has.
 std::string describe(const bench::Case& one) {
   const std::string requests = counted(static_cast<int64_t>(one.requests.size()), "request");
@@ -81,15 +85,16 @@ std::string describe(const bench::Case& one) {
       return fmt::format("{}, {} indices each{}, pages of {}", queries, one.topk, groups_of(one), one.page_size);
     case Op::kAppendIndexer: return fmt::format("{}, rows {}{}", counted(one.total_kv(), "token"), type, keys_of(one));
     case Op::kIndexerLogits:
-      return fmt::format("{}, {}, {} in all{}, {}, queries {}{}", requests, queries, counted(one.total_kv(), "token"),
-                         groups_of(one), counted(one.heads, "head"), type, keys_of(one));
+      return fmt::format("{}, {}, {} in all{}, {}, queries {}{}{}", requests, queries, counted(one.total_kv(), "token"),
+                         groups_of(one), counted(one.heads, "head"), type, keys_of(one), logits_of(one));
     case Op::kTopK:
-      return fmt::format("{}, {} of {} logits{}", queries, one.topk, one.requests.front().kv_len,
+      return fmt::format("{}, {} of {} {} logits{}", queries, one.topk, one.requests.front().kv_len,
+                         name(one.logits_dtype),
                          one.block_size > 1 ? fmt::format(" in blocks of {}", one.block_size) : "");
     case Op::kIndexerTopK:
-      return fmt::format("{}, {}, {} of {} in all{}, {}, queries {}{}", requests, queries, one.topk,
+      return fmt::format("{}, {}, {} of {} in all{}, {}, queries {}{}{}", requests, queries, one.topk,
                          counted(one.total_kv(), "token"), groups_of(one), counted(one.heads, "head"), type,
-                         keys_of(one));
+                         keys_of(one), logits_of(one));
     case Op::kCompress:
       return fmt::format(
           "{}, {}, groups of {}{}, {} channels, {}, tokens {}", requests, counted(one.total_queries(), "new token"),

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <array>
 
 #include "mla/backend.h"
 #include "tools/mla/run_mla.h"
@@ -154,6 +155,15 @@ TEST(CliBench, FinishesOutputs) {
   for (const json& result : finished["results"]) {
     EXPECT_EQ(result["gate"], "head");
     EXPECT_TRUE(result["error"].is_number());
+  }
+}
+
+TEST(CliBench, LogitsOfEveryType) {
+  for (const char* op : {"top_k", "indexer_logits", "indexer_top_k"}) {
+    const json all = json_of(std::string("bench --kv-len 300 --logits-dtype f32,bf16,f16 --refcheck --json --op ") +
+                             op + std::string(kFast));
+    ASSERT_EQ(all["results"].size(), 3U);
+    for (size_t i = 0; i < 3; ++i) EXPECT_EQ(all["results"][i]["logits_dtype"], (std::array{"f32", "bf16", "f16"}[i]));
   }
 }
 

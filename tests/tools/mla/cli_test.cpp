@@ -188,6 +188,12 @@ TEST(CliExplain, DescribesOnlyWhatTheOperationHas) {
   EXPECT_THAT(run_mla("explain --op indexer_top_k --indexer-format mxfp4 --device sm90").out,
               HasSubstr("selected: cuda_sm90"));
   EXPECT_THAT(run_mla("explain --op append_indexer").out, testing::Not(HasSubstr("keys")));
+  EXPECT_THAT(run_mla("explain --op indexer_logits --heads 121 --logits-dtype bf16 --device sm90").out,
+              testing::AllOf(HasSubstr("121 heads, logits bf16"),
+                             HasSubstr("takes at most 120 heads where logits are bf16, not 121")));
+  EXPECT_THAT(run_mla("explain --op top_k --logits-dtype f16").out, HasSubstr("any number of f16 logits"));
+  expect_refusal("explain --op decode --logits-dtype f16", {"--logits-dtype", "decode has no logits"});
+  expect_refusal("explain --op top_k --logits-dtype e4m3", {"--logits-dtype", "one of bf16, f16, f32"});
   EXPECT_THAT(run_mla("explain --cache fp8 --compute fp8").out, HasSubstr("head dims 576/512, compute fp8"));
   EXPECT_THAT(run_mla("explain --compute fp8").out, HasSubstr("compute fp8 is for quantized caches, not for bf16"));
   EXPECT_THAT(run_mla("explain --op prefill --q-dtype e4m3 --compute fp8").out,
@@ -281,6 +287,7 @@ TEST(CliInfo, MarkdownIsOneTablePerOperation) {
 TEST(CliExplain, JsonListsEveryRowAndTheChoice) {
   const json explained = json_of("explain --op decode --model deepseek-v3 --cache bf16 --json");
   EXPECT_EQ(explained["indexer_format"], "fp8");
+  EXPECT_EQ(explained["logits_dtype"], "f32");
   ASSERT_TRUE(explained["selected"].is_string());
   const std::string selected = explained["selected"];
   bool first_usable = true;

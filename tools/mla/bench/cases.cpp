@@ -110,6 +110,7 @@ constexpr KeyUse kKeyUses[] = {
     {"finish", [](Op op) { return op == Op::kDecodeSparse; }},
     {"out_dtype", can_finish},
     {"gate", can_finish},
+    {"logits_dtype", [](Op op) { return op == Op::kTopK || is_indexer(op); }},
     {"indexer_format", [](Op op) { return cli::is_indexer(op) || op == Op::kCompress; }},
 };
 
@@ -174,8 +175,10 @@ void set_compressor(const Choice& choice, Case& result) {
     result.d_qk = result.d_v = 512;
 }
 
-// The format of the indexer's keys, which says what scales these can have.
+// The type of the logits, and the format of the indexer's keys, which says what scales these can have.
 void set_keys(const Choice& choice, Case& result) {
+  if (const Setting* logits = find(choice, "logits_dtype"))
+    result.logits_dtype = cli::parse_float_dtype(logits->where, logits->text, false);
   const Setting* format = find(choice, "indexer_format");
   if (format == nullptr) return;
   result.indexer_format = cli::parse_indexer(format->where, format->text);
@@ -419,6 +422,7 @@ const std::vector<SettingKey>& setting_keys() {
       {"out_dtype", "Type of finished outputs: e4m3, bf16, f16, f32"},
       {"gate", "Gates of finished outputs: none, one for each head, or for each channel"},
       {"indexer_format", indexer_formats},
+      {"logits_dtype", "Type of the indexer's logits, and of those of top_k: f32, bf16, f16 (f32)"},
       {"threads", "Threads of the kernels and the ceilings; 0 = all that the process may use", "num_threads"},
       {"backend", "Rows or families to force; auto"},
       {"device", "Where to compute: cpu, cuda:N, emulated:sm90 (else MLA_EMULATE, else cpu)"},

@@ -58,6 +58,7 @@ struct Case {
   DType out_dtype = DType::kE4M3;  ///< of finished outputs
   kit::FinishSpec::Gate gate = kit::FinishSpec::Gate::kNone;
   IndexerFormat indexer_format = IndexerFormat::kFP8;  ///< of the indexer's keys
+  DType logits_dtype = DType::kF32;                    ///< of its logits
   Scales scales = Scales::kPowersOfTwo;
   bool sink = false, alibi = false;
   int64_t window = -1;

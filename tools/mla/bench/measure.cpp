@@ -96,9 +96,11 @@ void sample_baseline(Subject& subject) {
   const auto* top_k = std::get_if<kit::TopKCase>(&subject.workload->problem());
   if (top_k == nullptr || subject.meter == nullptr) return;
   const TopKParams params = top_k->params();
+  const int64_t rows = params.logits.shape[0], columns = params.logits.shape[1];
+  std::vector<float> logits;
+  for (const double logit : kit::to_dense(params.logits)) logits.push_back(static_cast<float>(logit));
   const auto once = [&] {
-    return subject.meter->nth_element_seconds(static_cast<const float*>(params.logits.data), params.logits.shape[0],
-                                              params.logits.shape[1], params.logits.stride[0], params.indices.shape[1]);
+    return subject.meter->nth_element_seconds(logits.data(), rows, columns, columns, params.indices.shape[1]);
   };
   for (double spent = 0.0; spent < 0.02;) {
     subject.baseline_seconds.push_back(once());

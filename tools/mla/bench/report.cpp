@@ -75,6 +75,7 @@ std::string variant_text(const Case& one) {
     add(fmt::format("{}{}", one.op == Op::kFinishOutput ? "to " : "finished as ", mla::name(one.out_dtype)));
   if (one.gate != kit::FinishSpec::Gate::kNone) add(fmt::format("a gate of each {}", name(one.gate)));
   if (one.indexer_format != IndexerFormat::kFP8) add(fmt::format("{} keys", name(one.indexer_format)));
+  if (one.logits_dtype != DType::kF32) add(fmt::format("{} logits", mla::name(one.logits_dtype)));
   if (one.op == Op::kCopyPages) add(fmt::format("to {}, pages of {}", name(one.to_cache), one.to_page_size));
   if (one.extra_topk > 0)
     add(fmt::format("{} + {} keys, second {}pages of {}", one.topk, one.extra_topk,
@@ -163,6 +164,7 @@ void add_details(const Case& one, Json& json) {
   json["out_dtype"] = one.finishes ? Json(mla::name(one.out_dtype)) : Json(nullptr);
   json["gate"] = name(one.gate);
   json["indexer_format"] = name(one.indexer_format);
+  json["logits_dtype"] = mla::name(one.logits_dtype);
   json["sink"] = one.sink;
   json["window"] = one.window;
   json["soft_cap"] = one.soft_cap;

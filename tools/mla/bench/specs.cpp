@@ -278,6 +278,7 @@ kit::IndexerLogitsSpec indexer_logits_spec(const Case& one, uint64_t seed) {
   spec.num_blocks = narrow(one.blocks, "blocks");
   spec.block_size = narrow(one.block_size, "block_size");
   spec.compute = one.compute;
+  spec.logits_dtype = one.logits_dtype;
   spec.unowned_pages = 0;
   spec.poison = false;
   spec.seed = seed;
@@ -292,6 +293,7 @@ kit::TopKSpec top_k_spec(const Case& one, uint64_t seed) {
     spec.num_logits = std::max(spec.num_logits, narrow(request.kv_len, "kv_len"));
   spec.block_size = narrow(one.block_size, "block_size");
   spec.k = narrow(one.topk, "topk");
+  spec.logits_dtype = one.logits_dtype;
   spec.seed = seed;
   return spec;
 }

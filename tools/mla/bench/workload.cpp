@@ -56,7 +56,7 @@ double bytes_of(const Case& one) {
   const double pool = pool_of(one.cache, pages, one.page_size), rows = kv * static_cast<double>(one.d_qk) * q_bytes;
   const double queries = tokens * heads * width * std::max(q_bytes, 2.0);
   const double indexer = pages * static_cast<double>(indexer_page_bytes(one.page_size, one.indexer_format));
-  const auto topk = static_cast<double>(one.topk);
+  const auto topk = static_cast<double>(one.topk), logit_bytes = static_cast<double>(size_of(one.logits_dtype));
   double longest = 0.0;
   for (const Request& request : one.requests) longest = std::max(longest, static_cast<double>(request.kv_len));
   switch (one.op) {
@@ -85,8 +85,8 @@ double bytes_of(const Case& one) {
     case Op::kAppendIndexer: return indexer + kv * kIndexerLayout.head_dim * q_bytes + 16.0 * pages * page_size;
     case Op::kIndexerLogits:
     case Op::kIndexerTopK:
-      return indexer + tokens * (heads * (kIndexerLayout.head_dim * q_bytes + 4) + longest * 4 + topk * 4);
-    case Op::kTopK: return tokens * (longest + topk) * 4;
+      return indexer + tokens * (heads * (kIndexerLayout.head_dim * q_bytes + 4) + longest * logit_bytes + topk * 4);
+    case Op::kTopK: return tokens * (longest * logit_bytes + topk * 4);
     case Op::kCompress: {
       const double row = static_cast<double>(one.d_qk) * (one.overlap ? 4 : 2);  // of kv and score
       const double state = 4 * static_cast<double>(one.requests.size()) * static_cast<double>(one.ratio + 4) * row * 8;

@@ -65,6 +65,9 @@ TEST(Expand, KnowsTheUsualShapesOfEveryOperation) {
   const Case mxfp4 =
       expand(flags({{"op", "indexer_logits"}, {"indexer_format", "mxfp4"}, {"kv_len", "1m"}}))[0].cases[0];
   EXPECT_EQ(mxfp4.indexer_format, IndexerFormat::kMXFP4);
+  EXPECT_EQ(mxfp4.logits_dtype, DType::kF32);
+  for (const char* op : {"indexer_logits", "top_k", "indexer_top_k"})
+    EXPECT_EQ(expand(flags({{"op", op}, {"logits_dtype", "bf16"}}))[0].cases[0].logits_dtype, DType::kBF16) << op;
   const Case fp8 = expand(flags({{"op", "indexer_logits"}, {"kv_len", "1m"}}))[0].cases[0];
   EXPECT_EQ(memory_needed(fp8) - memory_needed(mxfp4), int64_t{1 << 20} * (132 - 68));
   EXPECT_EQ(expand(flags({{"op", "compress"}}))[0].cases[0].ratio, 4);
@@ -92,6 +95,12 @@ TEST(Expand, RefusesKeysThatWouldChangeNothing) {
       },
       {"--block_size", "without listed blocks"});
   refuse("top_k", "indexer_format", "mxfp4");
+  refuse("physical_slots", "logits_dtype", "bf16");
+  expect_usage_error(
+      [] {
+        expand(flags({{"op", "top_k"}, {"logits_dtype", "e4m3"}}));
+      },
+      {"--logits_dtype", "one of bf16, f16, f32", "e4m3"});
   expect_usage_error(
       [] {
         expand(flags({{"op", "compress"}, {"indexer_format", "mxfp4"}}));
