@@ -7,7 +7,7 @@ from typing import Any
 
 from ._operation import Output, operation
 from .context import Context
-from .types import Compute, IndexerFormat, Tensor
+from .types import Compute, DType, IndexerFormat, Tensor
 
 
 @operation(Output("kv_indptr"), Output("kv_indices"))
@@ -122,6 +122,7 @@ def indexer_logits(
     block_size: int = 1,
     compute: Compute = "default",
     max_kv_len: int | None = None,
+    logits_dtype: DType | None = None,
     logits: Tensor | None = None,
     context: Context | None = None,
 ) -> Tensor:
@@ -150,7 +151,9 @@ def indexer_logits(
             about 14 bits, and MXFP4 keys to become e4m3 of one scale each (groups with a scale 2^16 times smaller than
             the key's largest count as zeros). It is up to three times as fast there; elsewhere it changes nothing.
         max_kv_len: width of new ``logits``; None: what the page table has room for, or M * block_size.
-        logits: [T, N] f32, N at least the most keys of a request, or M * block_size.
+        logits_dtype: the type of new ``logits``: f32, bf16 or f16; None: f32.
+        logits: [T, N] f32, bf16 or f16, N at least the most keys of a request, or M * block_size. Those of 16 bits are
+            rounded once, to nearest even; finite ones beyond the range of their type become its largest finite number.
 
     Returns:
         ``logits``.
@@ -172,7 +175,7 @@ def top_k(
     """Finds the indices of the k largest logits of every row, ascending; of equal ones the lower index wins.
 
     Args:
-        logits: [T, N] f32. NaN counts as less than -inf.
+        logits: [T, N] f32, bf16 or f16. NaN counts as less than -inf.
         k: at least 1.
         lengths: [T] int32: the first lengths[t] logits count; None: all.
         starts: [T] int32: of these, those before starts[t] do not count; not with blocks.
@@ -210,6 +213,7 @@ def indexer_top_k(
     block_size: int = 1,
     compute: Compute = "default",
     max_kv_len: int | None = None,
+    logits_dtype: DType | None = None,
     context: Context | None = None,
     latent_page_size: int | None = None,
     latent_block_table: Tensor | None = None,
@@ -232,7 +236,8 @@ def indexer_top_k(
         latent_page_size: tokens of a page of the latent cache, or rows of a page of the pool that has one for ``ratio``
             tokens; None: ``page_size``.
         latent_block_table, latent_kv_indptr, latent_kv_indices: its page table; None: that of the indexer's cache.
-        max_kv_len, logits: scratch, as in :func:`indexer_logits`; -inf where a key is not seen.
+        max_kv_len, logits_dtype, logits: scratch, as in :func:`indexer_logits`; -inf where a key is not seen. Logits are
+            compared as they are stored: those of 16 bits have more ties, and of equal ones the lower index wins.
         slots: [T, k] int32.
         valid_count: [T] int32, valid slots of each row.
         return_valid_count: whether to return valid_count; implied by ``valid_count``.

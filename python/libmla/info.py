@@ -243,6 +243,7 @@ def explain(
     listed_keys: int = 0,
     compute: Compute = "default",
     indexer_format: IndexerFormat = "fp8",
+    logits_dtype: DType = "f32",
     device: str = "cpu",
     backend: str = "",
 ) -> Explanation:
@@ -263,6 +264,7 @@ def explain(
         compute: of `decode`, `decode_sparse` and `prefill`: as in :func:`libmla.decode`; of `indexer_logits` and
             `indexer_top_k`, where every key has a logit: as there.
         indexer_format: of `append_indexer`, `indexer_logits` and `indexer_top_k`: format of the keys.
+        logits_dtype: of `indexer_logits`, `indexer_top_k` and `top_k`: type of the logits, f32, bf16 or f16.
         device: ``"cpu"``, ``"cuda:0"``, ``"emulated:sm90"``, or an architecture such as ``"sm120"``, present or not: what
             this build has for it (the command ``libmla explain`` answers for a build with code for every GPU).
         backend: a row or family to force; empty: the environment's ``MLA_BACKEND``, else the first usable row.
@@ -286,6 +288,7 @@ def explain(
         listed_keys,
         compute,
         indexer_format,
+        logits_dtype,
         device,
         backend,
     )
@@ -295,8 +298,9 @@ def explain(
     listed = f", {_count(listed_keys, 'listed key')}" if listed_keys > 0 else ""
     rounded = f", compute {compute}" if compute != "default" else ""
     keys = f", keys {indexer_format}" if indexer_format != "fp8" else ""
+    logits = f", logits {logits_dtype}" if logits_dtype != "f32" else ""
     return Explanation(
-        problem=f"{op}: {data}{q_dtype} {typed}, {shape}{listed}{rounded}{keys}, device {device}",
+        problem=f"{op}: {data}{q_dtype} {typed}, {shape}{listed}{rounded}{keys}{logits}, device {device}",
         selected=found["selected"],
         error=found["error"],
         rows=tuple(Verdict(**row) for row in found["rows"]),

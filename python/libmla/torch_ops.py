@@ -238,7 +238,7 @@ def _logits(a: _Arguments) -> torch.Tensor:
     elif width is None:
         pages = a["block_table"] if a.get("block_table") is not None else a["kv_indices"]
         width = pages.shape[-1] * a["page_size"]
-    return a["q"].new_empty((a["q"].shape[0], width), dtype=torch.float32)
+    return a["q"].new_empty((a["q"].shape[0], width), dtype=a.get("logits_dtype") or torch.float32)
 
 
 def _selected(a: _Arguments) -> _Tensors:

@@ -32,16 +32,16 @@ const Operation kPhysicalSlots =
 const Operation kAppendIndexer =
     Operation::of<AppendIndexerParams>({.name = "append_indexer", .names = kNamesOfIndexer});
 const Operation kIndexerLogits = Operation::of<IndexerLogitsParams>(
-    {.name = "indexer_logits", .names = kNamesOfIndexer, .e4m3 = {"q"}, .more = {"max_kv_len"}});
+    {.name = "indexer_logits", .names = kNamesOfIndexer, .e4m3 = {"q"}, .more = {"max_kv_len", "logits_dtype"}});
 const Operation kTopK = Operation::of<TopKParams>({.name = "top_k", .more = {"k"}});
 // The latent cache's pages are those of the indexer's, unless arguments of their own say otherwise.
-const Operation kIndexerTopK =
-    Operation::of<IndexerTopKParams>({.name = "indexer_top_k",
-                                      .names = kNamesOfSharedTopK,
-                                      .e4m3 = {"indexer.q"},
-                                      .left_out = {"kv_indptr", "kv_indices", "block_table", "kv_len", "page_size"},
-                                      .more = {"max_kv_len", "k", "latent_block_table", "latent_kv_indptr",
-                                               "latent_kv_indices", "latent_page_size", "return_valid_count"}});
+const Operation kIndexerTopK = Operation::of<IndexerTopKParams>(
+    {.name = "indexer_top_k",
+     .names = kNamesOfSharedTopK,
+     .e4m3 = {"indexer.q"},
+     .left_out = {"kv_indptr", "kv_indices", "block_table", "kv_len", "page_size"},
+     .more = {"max_kv_len", "logits_dtype", "k", "latent_block_table", "latent_kv_indptr", "latent_kv_indices",
+              "latent_page_size", "return_valid_count"}});
 
 void block_table_to_csr(ffi::PackedArgs packed, ffi::Any* result) {
   OperationArguments args(kBlockTableToCsr, packed);
@@ -89,7 +89,9 @@ int64_t most_keys(const IndexerLogitsParams& params) {
 void make_logits(OperationArguments& args, Outputs& outputs, IndexerLogitsParams& params) {
   const std::optional<int32_t> given = args.optional_count("max_kv_len", 0);
   const int64_t width = given ? *given : most_keys(params);
-  outputs.make(params.logits, "logits", DType::kF32, {params.q.shape[0], width}, params.q.device);
+  DType dtype = args.dtype("logits_dtype");
+  if (dtype == DType::kNone) dtype = DType::kF32;
+  outputs.make(params.logits, "logits", dtype, {params.q.shape[0], width}, params.q.device);
 }
 
 void indexer_logits(ffi::PackedArgs packed, ffi::Any* result) {

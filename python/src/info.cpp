@@ -122,6 +122,7 @@ void explain_problem(ffi::PackedArgs packed, ffi::Any* result) {
   problem.listed_keys = args.count("listed_keys", 0);
   problem.compute = args.compute("compute");
   problem.indexer_format = read_indexer_format(args, "indexer_format");
+  problem.logits_dtype = args.dtype("logits_dtype");
   read_device(args, problem);
   const std::string backend = args.text("backend");
   args.end();

@@ -216,9 +216,12 @@ def index_calls() -> dict[str, Call]:
         ),
         "indexer_logits, mxfp4": ("indexer_logits", indexer, {**named, "format": "mxfp4"}),
         "indexer_logits, blocks": ("indexer_logits", indexer, {**named, **listed}),
+        "indexer_logits, f16": ("indexer_logits", indexer, {**named, "logits_dtype": torch.float16}),
         "top_k": ("top_k", (_random(TOKENS, 9, dtype=torch.float32), 4), {}),
+        "top_k, f16": ("top_k", (_random(TOKENS, 9, dtype=torch.float16), 4), {}),
         "top_k, blocks": ("top_k", (_random(TOKENS, 9, dtype=torch.float32), 4), {"block_size": 2}),
         "indexer_top_k": ("indexer_top_k", (*indexer, 4), {**named, "return_valid_count": True}),
+        "indexer_top_k, f16": ("indexer_top_k", (*indexer, 4), {**named, "logits_dtype": "f16"}),
         "indexer_top_k, blocks": ("indexer_top_k", (*indexer, 4), {**named, **listed, "ratio": 2}),
     }
 

@@ -128,6 +128,57 @@ def test_logits(problem, causal):
     expected.check(same[0], right(batch, cache, stored.float(), weights, qo_indptr.tolist(), 48, causal), 2e-2)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_logits_of_16_bits(problem, dtype):
+    batch, cache, _, q, weights, qo_indptr = problem
+    more = {"page_size": 16, "qo_indptr": qo_indptr, **batch.pages()}
+    exact = libmla.indexer_logits(q, weights, cache, **more)
+    logits = libmla.indexer_logits(q, weights, cache, **more, logits_dtype=dtype)
+    assert logits.dtype == dtype and torch.equal(logits, exact.to(dtype))
+    mine = torch.empty(6, 49, dtype=dtype)[:, 1:]  # rows of an odd stride, at odd places
+    assert libmla.indexer_logits(q, weights, cache, **more, logits=mine) is mine
+    assert torch.equal(mine, logits)
+    slots = libmla.indexer_top_k(q, weights, cache, 10, **more, logits_dtype=dtype)
+    keys = libmla.top_k(mine, 10)
+    for t, b in enumerate([0, 0, 1, 2, 2, 2]):
+        best = chosen(logits[t], 10)
+        assert keys[t].tolist() == best
+        best = [j for j in best if logits[t, j] > -math.inf]
+        assert slots[t].tolist() == [batch.slots(b)[j] for j in best] + [-1] * (10 - len(best))
+    # Finite logits beyond the type's range stay finite, above those of keys that are not seen.
+    large = libmla.indexer_logits(q, weights * -1e30, cache, **more, logits_dtype=torch.float16)
+    assert torch.equal(large.isinf(), exact.isinf()) and (large.abs() == 65504).any()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda q, weights, cache, more: libmla.indexer_logits(q, weights, cache, **more, logits_dtype="e4m3"),
+            "indexer_logits: logits: expected bf16, f16 or f32, got e4m3",
+        ),
+        (
+            lambda q, weights, cache, more: libmla.indexer_logits(
+                q, weights, cache, **more, logits=torch.zeros(6, 48, dtype=torch.int32)
+            ),
+            "indexer_logits: logits: expected bf16, f16 or f32, got int32",
+        ),
+        (
+            lambda q, weights, cache, more: libmla.indexer_top_k(q, weights, cache, 3, **more, logits_dtype="i64"),
+            "indexer_top_k: logits: expected bf16, f16 or f32, got int64",
+        ),
+        (
+            lambda q, weights, cache, more: libmla.top_k(torch.zeros(2, 5, dtype=torch.int32), 3),
+            "top_k: logits: expected bf16, f16 or f32, got int32",
+        ),
+    ],
+)
+def test_other_types_of_logits_are_refused(problem, call, message):
+    batch, cache, _, q, weights, qo_indptr = problem
+    with pytest.raises(ValueError, match=message):
+        call(q, weights, cache, {"page_size": 16, "qo_indptr": qo_indptr, **batch.pages()})
+
+
 def chosen(logits: torch.Tensor, k: int) -> list[int]:
     """Returns the k best of a row, ascending; of equal ones the lower index wins."""
     return sorted(sorted(range(len(logits)), key=lambda j: (-logits[j].item(), j))[:k])

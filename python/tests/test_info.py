@@ -117,6 +117,27 @@ def test_info_is_plain_unchangeable_data() -> None:
             },
             ["--op", "indexer_logits", "--q-dtype", "f16", "--indexer-format", "mxfp4", "--device", "emulated:sm90"],
         ),
+        (
+            {
+                "op": "indexer_top_k",
+                "q_dtype": "bf16",
+                "num_heads": 121,
+                "logits_dtype": "f16",
+                "device": "emulated:sm90",
+            },
+            [
+                "--op",
+                "indexer_top_k",
+                "--q-dtype",
+                "bf16",
+                "--heads",
+                "121",
+                "--logits-dtype",
+                "f16",
+                "--device",
+                "emulated:sm90",
+            ],
+        ),
     ],
 )
 def test_explain_is_what_the_tool_says(
@@ -148,6 +169,9 @@ def test_explain_says_which_problem_it_judged() -> None:
     )
     assert libmla.explain("indexer_logits", q_dtype="e4m3", num_heads=64, indexer_format="mxfp4").problem == (
         "indexer_logits: e4m3 queries, 64 heads, head dims 576/512, keys mxfp4, device cpu"
+    )
+    assert libmla.explain("indexer_logits", q_dtype="e4m3", num_heads=64, logits_dtype="bf16").problem == (
+        "indexer_logits: e4m3 queries, 64 heads, head dims 576/512, logits bf16, device cpu"
     )
     assert libmla.explain("decode", cache="fp8", compute="fp8").problem == (
         "decode: cache fp8, bf16 queries, 128 heads, head dims 576/512, compute fp8, device cpu"

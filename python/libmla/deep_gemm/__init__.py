@@ -110,7 +110,7 @@ def fp8_fp4_paged_mqa_logits(
     more = {"kv_len": context_lens}
     if context_lens.ndim == 2:
         more = {"kv_len": context_lens.amax(1), "key_end": context_lens.reshape(-1)}
-    logits = indexer_logits(
+    return indexer_logits(
         queries.reshape(-1, *queries.shape[2:]),
         weights,
         kv_cache.as_strided((blocks, block_kv * row), (kv_cache.stride(0), 1)),
@@ -118,10 +118,10 @@ def fp8_fp4_paged_mqa_logits(
         format=rows[row],
         block_table=block_table,
         max_kv_len=max_context_len,
+        logits_dtype=logits_dtype,
         compute="fp8",
         **more,
     )
-    return logits.to(logits_dtype)
 
 
 def fp8_mqa_logits(
@@ -171,15 +171,14 @@ def fp8_fp4_mqa_logits(
         key_begin=cu_seq_len_k_start,
         key_end=cu_seq_len_k_end,
         max_kv_len=width,
+        logits_dtype=logits_dtype,
         compute="fp8",
     )
     if max_seqlen_k > 0:
         columns = torch.arange(max_seqlen_k, device=keys.device) + cu_seq_len_k_start[:, None]
         inside = columns < cu_seq_len_k_end[:, None]
-        logits = logits.gather(1, columns.clamp(0, width - 1)).masked_fill(~inside, -torch.inf)
-    else:
-        logits = logits[:, :num_keys]
-    return logits.to(logits_dtype)
+        return logits.gather(1, columns.clamp(0, width - 1)).masked_fill(~inside, -torch.inf)
+    return logits[:, :num_keys]
 
 
 def _queries(q: tuple[torch.Tensor, torch.Tensor | None]) -> torch.Tensor:

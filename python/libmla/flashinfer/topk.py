@@ -42,7 +42,7 @@ def top_k(
     """
     if input.ndim != 2 or not 1 <= k <= input.shape[1]:
         raise ValueError(f"top_k: expected a 2-D input and k from 1 to its row length, got {tuple(input.shape)}, k {k}")
-    indices = _select(input.to(torch.float32), None, k, tie_break).to(torch.int64)
+    indices = _select(input, None, k, tie_break).to(torch.int64)
     values = input.gather(1, indices)
     if sorted:
         values, order = torch.sort(values, dim=1, descending=True, stable=True)
@@ -129,8 +129,7 @@ def _select_window(
     input: torch.Tensor, row_starts: torch.Tensor | None, lengths: torch.Tensor, k: int, tie_break: int
 ) -> torch.Tensor:
     """Returns the indices, int32 [T, k], of the k largest among the `lengths` scores that begin at `row_starts`."""
-    scores = input.to(torch.float32)
-    width = input.shape[1]
+    scores, width = input, input.shape[1]
     if row_starts is not None:
         column = torch.arange(width, device=input.device) + row_starts[:, None]
         scores = scores.gather(1, column.clamp_(max=width - 1))
