@@ -434,7 +434,7 @@ typedef struct mla_indexer_top_k_params {
   int32_t page_size;           /* of the latent cache, as `pages` */
   mla_page_table pages;
   const mla_tensor* logits;      /* scratch [T, N] f32, bf16 or f16, as that of indexer_logits */
-  const mla_tensor* slots;       /* out [T, topk] int32 */
+  const mla_tensor* slots;       /* out [T, topk] int32; with list_tokens as physical_slots' */
   const mla_tensor* valid_count; /* out [T] int32, optional */
   void* stream;                  /* cudaStream_t; null = the default stream. Ignored on the CPU */
   const mla_tensor* blocks;      /* [T, M] int32, optional: blocks of keys to choose from */
@@ -444,7 +444,10 @@ typedef struct mla_indexer_top_k_params {
    * key_end `causal` says where they end. */
   const mla_tensor* key_begin;
   const mla_tensor* key_end;
-  int32_t compute;  /* MLA_COMPUTE_FP8: products of e4m3, in the precision that params.h says */
+  int32_t compute;     /* MLA_COMPUTE_FP8: products of e4m3, in the precision that params.h says */
+  int32_t list_tokens; /* 1: all tokens of each key are listed, as physical_slots does */
+  mla_context_parallel context_parallel;
+  int32_t topk;     /* keys that are selected; 0: as many as a row of slots has room for */
   int32_t reserved; /* 0 */
 } mla_indexer_top_k_params;
 

@@ -396,14 +396,21 @@ struct TopKParams {
 };
 
 /// Computes the slots that sparse attention takes from the indexer's queries, by indexer_logits, top_k and
-/// physical_slots. Keys that a query does not see are never selected.
+/// physical_slots. Keys that a query does not see are never selected. The valid slots of a row stand at its front.
 struct IndexerTopKParams {
   /// Its `logits` are scratch here, -inf where a key is not seen. The largest of them are taken as they are stored:
   /// those of 16 bits have more ties.
   IndexerLogitsParams indexer = {};
-  PageTable pages = {};   ///< of the latent cache, or of the pool if indexer.ratio > 1; kv_len as in indexer.pages
+  /// Those of the latent cache; or, if indexer.ratio > 1 and tokens are not listed, of the pool. kv_len is that of
+  /// indexer.pages.
+  PageTable pages = {};
   int32_t page_size = 0;  ///< of the latent cache
-  TensorView slots = {};  ///< out [T, topk], -1 behind the valid ones
+  /// Lists, of the selected keys, the rank's own, as in physical_slots. The indexer's cache has the keys of all ranks.
+  ContextParallel context_parallel = {};
+  bool list_tokens = false;  ///< as in physical_slots: all tokens of each selected key, and of the group that is open
+  int32_t topk = 0;          ///< keys that are selected for a query; 0: as many as a row of slots has room for
+  /// out [T, at least topk], with list_tokens [T, at least topk * ratio + ratio - 1]; -1 behind the valid ones
+  TensorView slots = {};
   TensorView valid_count = {};  ///< out [T], optional
 };
 

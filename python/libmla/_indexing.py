@@ -219,6 +219,8 @@ def indexer_top_k(
     latent_block_table: Tensor | None = None,
     latent_kv_indptr: Tensor | None = None,
     latent_kv_indices: Tensor | None = None,
+    context_parallel: tuple[int, int, int] | None = None,
+    list_tokens: bool = False,
     logits: Tensor | None = None,
     slots: Tensor | None = None,
     valid_count: Tensor | None = None,
@@ -230,15 +232,19 @@ def indexer_top_k(
 
     Args:
         q, weights, cache, page_size, format: as in :func:`indexer_logits`.
-        k: slots of each query.
+        k: keys that are selected for each query.
         kv_len, block_table, kv_indptr, kv_indices: the page table of the indexer's cache.
         qo_indptr, causal, ratio, key_begin, key_end, blocks, block_size, compute: as in :func:`indexer_logits`.
         latent_page_size: tokens of a page of the latent cache, or rows of a page of the pool that has one for ``ratio``
             tokens; None: ``page_size``.
         latent_block_table, latent_kv_indptr, latent_kv_indices: its page table; None: that of the indexer's cache.
+        context_parallel: (rank, world, interleave): of the selected keys, the rank's own are listed. The latent cache and
+            its page table hold the rank's tokens only, the indexer's cache the keys of all ranks.
+        list_tokens: True: the pages are of the tokens' cache (GLM-5.3). All tokens of each selected key are listed, and
+            behind them those that the query sees (causal as in :func:`decode`) of the group that is not complete yet.
         max_kv_len, logits_dtype, logits: scratch, as in :func:`indexer_logits`; -inf where a key is not seen. Logits are
             compared as they are stored: those of 16 bits have more ties, and of equal ones the lower index wins.
-        slots: [T, k] int32.
+        slots: [T, at least k] int32; with ``list_tokens`` [T, at least k * ratio + ratio - 1].
         valid_count: [T] int32, valid slots of each row.
         return_valid_count: whether to return valid_count; implied by ``valid_count``.
 

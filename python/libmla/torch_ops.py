@@ -242,10 +242,12 @@ def _logits(a: _Arguments) -> torch.Tensor:
 
 
 def _selected(a: _Arguments) -> _Tensors:
-    q = a["q"]
+    q, width = a["q"], a["k"]
+    if a.get("list_tokens"):
+        width = width * a.get("ratio", 1) + a.get("ratio", 1) - 1
     return {
         "logits": _logits(a),
-        "slots": _integers(q, q.shape[0], a["k"]),
+        "slots": _integers(q, q.shape[0], width),
         "valid_count": _integers(q, q.shape[0]),
     }
 

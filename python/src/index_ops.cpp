@@ -39,7 +39,7 @@ const Operation kIndexerTopK = Operation::of<IndexerTopKParams>(
     {.name = "indexer_top_k",
      .names = kNamesOfSharedTopK,
      .e4m3 = {"indexer.q"},
-     .left_out = {"kv_indptr", "kv_indices", "block_table", "kv_len", "page_size"},
+     .left_out = {"kv_indptr", "kv_indices", "block_table", "kv_len", "page_size", "topk"},
      .more = {"max_kv_len", "logits_dtype", "k", "latent_block_table", "latent_kv_indptr", "latent_kv_indices",
               "latent_page_size", "return_valid_count"}});
 
@@ -141,7 +141,9 @@ void indexer_top_k(ffi::PackedArgs packed, ffi::Any* result) {
   const int32_t k = args.count("k");
   read_latent_pages(args, params);
   const TensorView& q = params.indexer.q;
-  outputs.make(params.slots, "slots", DType::kI32, {q.shape[0], k}, q.device);
+  const int64_t ratio = params.list_tokens ? std::max(params.indexer.ratio, 1) : 1;
+  params.topk = k;
+  outputs.make(params.slots, "slots", DType::kI32, {q.shape[0], k * ratio + ratio - 1}, q.device);
   if (args.boolean("return_valid_count"))
     outputs.make(params.valid_count, "valid_count", DType::kI32, {q.shape[0]}, q.device);
   args.end();

@@ -221,6 +221,11 @@ def index_calls() -> dict[str, Call]:
         "top_k, f16": ("top_k", (_random(TOKENS, 9, dtype=torch.float16), 4), {}),
         "top_k, blocks": ("top_k", (_random(TOKENS, 9, dtype=torch.float32), 4), {"block_size": 2}),
         "indexer_top_k": ("indexer_top_k", (*indexer, 4), {**named, "return_valid_count": True}),
+        "indexer_top_k, groups of a rank": (
+            "indexer_top_k",
+            (*indexer, 2),
+            {**named, "ratio": 2, "list_tokens": True, "context_parallel": (1, 2, 1)},
+        ),
         "indexer_top_k, f16": ("indexer_top_k", (*indexer, 4), {**named, "logits_dtype": "f16"}),
         "indexer_top_k, blocks": ("indexer_top_k", (*indexer, 4), {**named, **listed, "ratio": 2}),
     }

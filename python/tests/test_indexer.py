@@ -285,3 +285,26 @@ def test_indexer_top_k(problem):
         assert slots[t].tolist() == [latent.slots(b)[j] for j in best] + [-1] * (10 - len(best))
         assert own[t].tolist() == [batch.slots(b)[j] for j in best] + [-1] * (10 - len(best))
         assert counts[t] == len(best)
+
+
+@pytest.mark.parametrize("share", [None, (0, 2, 1), (1, 2, 3), (2, 3, 16)])
+@pytest.mark.parametrize("ratio", [1, 4])
+def test_indexer_top_k_is_its_three_steps(ratio, share):
+    batch, _, _, q, weights, qo_indptr = small_problem("fp8")
+    keys = torch.zeros(9, libmla.indexer_page_bytes(16), dtype=torch.uint8)
+    libmla.append_indexer(torch.randn(144, 128), torch.arange(144), keys, page_size=16)
+    table = torch.arange(9, dtype=torch.int32).reshape(3, 3)
+    of_keys = {"kv_len": batch.pages()["kv_len"], "block_table": table, "page_size": 16, "qo_indptr": qo_indptr}
+    tokens = {"latent_block_table": table + 20, "latent_page_size": 16}
+    logits = libmla.indexer_logits(q, weights, keys, **of_keys, ratio=ratio)
+    chosen_keys = libmla.top_k(logits, 3)
+    chosen_keys[logits.gather(1, chosen_keys.clamp(min=0).long()) == -math.inf] = -1
+    pages = {**of_keys, "block_table": table + 20}
+    more = {"ratio": ratio, "list_tokens": True, "context_parallel": share}
+    wanted = libmla.physical_slots(chosen_keys, **pages, **more, compact=True, return_valid_count=True)
+    given = libmla.indexer_top_k(q, weights, keys, 3, **of_keys, **tokens, **more, return_valid_count=True)
+    assert all(torch.equal(a, b) for a, b in zip(given, wanted, strict=True))
+    wide = torch.empty(6, 50, dtype=torch.int32)
+    assert libmla.indexer_top_k(q, weights, keys, 3, **of_keys, **tokens, **more, slots=wide) is wide
+    width = wanted[0].shape[1]
+    assert torch.equal(wide[:, :width], wanted[0]) and (wide[:, width:] == -1).all()

@@ -121,7 +121,7 @@ MESSAGES: list[tuple[str, dict[str, Any], str]] = [
         "latent_block_table: expected",
     ),
     ("indexer_top_k", {"block_table": torch.full((3, 2), -1, dtype=torch.int32)}, "block_table: expected page numbers"),
-    ("indexer_top_k", {"slots": torch.zeros(3, 0, dtype=torch.int32)}, "k: expected at least 1, got 0"),
+    ("indexer_top_k", {"slots": torch.zeros(3, 3, dtype=torch.int32)}, "k: expected at most the 3 slots of a row"),
     ("copy_pages", {"to_pages": torch.tensor([77, 1], dtype=torch.int32)}, "to_pages: expected page numbers"),
 ]
 

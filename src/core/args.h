@@ -512,8 +512,8 @@ struct TopKArgs {
   int64_t indices_stride_token = 0;
 };
 
-/// Holds the arguments of the three steps, which share the queries and kv_len. `top_k` writes into `slots.slots`, from
-/// where `slots` reads its indices.
+/// Holds the arguments of the three steps, which share the queries and kv_len. `top_k` writes into the end of each row
+/// of `slots.slots`, from where `slots` reads its indices.
 struct IndexerTopKArgs {
   IndexerLogitsArgs indexer;
   TopKArgs top_k;

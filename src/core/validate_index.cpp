@@ -56,8 +56,7 @@ namespace {
 
 bool check_groups(Checks& check, const PhysicalSlotsParams& params, int64_t topk) {
   return check.at_least("ratio", params.ratio, 1) &&
-         check.require(params.ratio == 1 || params.list_tokens || params.context_parallel.world == 1, "ratio",
-                       "expected 1 where rows belong to ranks, got {}", params.ratio) &&
+         check_ratio_of_rank(check, "ratio", params.context_parallel, params.ratio, params.list_tokens) &&
          check.fits_int32("number of listed tokens", params.list_tokens ? topk * params.ratio + params.ratio : topk);
 }
 
@@ -66,7 +65,14 @@ PagedRows rows_of(const PhysicalSlotsParams& params) {
   return {.share = params.context_parallel, .ratio = params.list_tokens ? 1 : params.ratio};
 }
 
-/// Checks that a row of slots has room for all tokens of topk groups, and for those of one that is not complete.
+}  // namespace
+
+bool check_ratio_of_rank(Checks& check, std::string_view field, const ContextParallel& share, int32_t ratio,
+                         bool list_tokens) {
+  return check.require(ratio == 1 || list_tokens || share.world == 1, field,
+                       "expected 1 where rows belong to ranks, got {}", ratio);
+}
+
 bool check_listed(Checks& check, int64_t topk, int64_t ratio, int64_t num_slots) {
   const int64_t needed = topk * ratio + ratio - 1;
   return check.fits_int32("W", num_slots) &&
@@ -74,8 +80,6 @@ bool check_listed(Checks& check, int64_t topk, int64_t ratio, int64_t num_slots)
                        "expected rows of at least {} slots, for {} groups of {} tokens and {} more, got {}", needed,
                        topk, ratio, ratio - 1, num_slots);
 }
-
-}  // namespace
 
 Status validate(const PhysicalSlotsParams& params, PhysicalSlotsArgs& args, Device& device, Memory memory) {
   Checks check(Op::kPhysicalSlots, Scope::kAll, memory);

@@ -136,31 +136,41 @@ Status validate(const IndexerLogitsParams& params, IndexerLogitsArgs& args, Devi
 Status validate(const IndexerTopKParams& params, IndexerTopKArgs& args, Device& device, Memory memory) {
   Checks check(Op::kIndexerTopK, Scope::kAll, memory);
   int64_t batch_size = kUnbound;
-  int64_t topk = kUnbound;
   args = {};
   {
     const Checks::Within within(check, "indexer");
     if (!check_indexer(check, params.indexer, args.indexer)) return check.take();
   }
   PhysicalSlotsArgs& slots = args.slots;
-  int64_t num_tokens = args.indexer.num_tokens;
+  const int64_t ratio = params.indexer.ratio;
+  const PagedRows rows = {.share = params.context_parallel, .ratio = params.list_tokens ? 1 : params.indexer.ratio};
+  int64_t num_tokens = args.indexer.num_tokens, width = kUnbound;
   const bool shapes =
-      check_page_size(check, params.page_size) &&
-      check_page_table(check, params.pages, params.page_size, {.ratio = params.indexer.ratio}, batch_size,
-                       slots.pages) &&
-      check_same_lengths(check, args.indexer.pages, slots.pages) &&
-      check_slot_pages(check, slots.pages, {.ratio = params.indexer.ratio}) &&
-      check.tensor("slots", params.slots, kI32Only, {{"T", &num_tokens}, {"topk", &topk}}, Role::kOutput) &&
-      check.at_least("topk", topk, 1) && check.fits_int32("topk", topk) &&
-      check_valid_count(check, params.valid_count, num_tokens);
+      check_page_size(check, params.page_size) && check_context_parallel(check, params.context_parallel) &&
+      check_ratio_of_rank(check, "indexer.ratio", params.context_parallel, params.indexer.ratio, params.list_tokens) &&
+      check_page_table(check, params.pages, params.page_size, rows, batch_size, slots.pages) &&
+      check_same_lengths(check, args.indexer.pages, slots.pages) && check_slot_pages(check, slots.pages, rows) &&
+      check.tensor("slots", params.slots, kI32Only, {{"T", &num_tokens}, {params.list_tokens ? "W" : "topk", &width}},
+                   Role::kOutput) &&
+      check.fits_int32("topk", width) && check_valid_count(check, params.valid_count, num_tokens);
   if (!shapes) return check.take();
+  const int64_t room = params.list_tokens ? (width + 1) / ratio - 1 : width;
+  const int64_t topk = params.topk == 0 ? room : params.topk;
+  if (!check.at_least("topk", topk, 1) || (params.list_tokens && !check_listed(check, topk, ratio, width)) ||
+      !check.require(topk <= room, "topk", "expected at most the {} slots of a row, got {}", width, topk))
+    return check.take();
 
   slots.num_tokens = num_tokens;
-  slots.topk = slots.num_slots = static_cast<int32_t>(topk);
+  slots.topk = static_cast<int32_t>(topk);
+  slots.num_slots = static_cast<int32_t>(width);
+  slots.context_parallel = params.context_parallel;
   slots.ratio = params.indexer.ratio;
+  slots.list_tokens = params.list_tokens;
+  slots.compact = true;
   slots.slots = static_cast<int32_t*>(params.slots.data);
   slots.slots_stride_token = params.slots.stride[0];
-  slots.indices = slots.slots;
+  // Indices stand at the end of a row. No slot is written behind the index that it comes from, which is read before.
+  slots.indices = slots.slots + (width - topk);
   slots.indices_stride_token = slots.slots_stride_token;
   slots.queries = args.indexer.queries;
   slots.valid_count = static_cast<int32_t*>(if_given(params.valid_count).data);
@@ -173,7 +183,7 @@ Status validate(const IndexerTopKParams& params, IndexerTopKArgs& args, Device& 
                 .starts = args.indexer.blocks.given() ? nullptr : args.indexer.key_begin,
                 .blocks = args.indexer.blocks,
                 .k = slots.topk,
-                .indices = slots.slots,
+                .indices = slots.slots + (width - topk),
                 .indices_stride_token = slots.slots_stride_token};
   return check.finish(device);
 }

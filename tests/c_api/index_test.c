@@ -113,6 +113,16 @@ void test_indexer(const mla_context* context) {
   tbest = tensor(all, kI32, 2, wide);
   CHECK(mla_indexer_top_k_run(context, &top) == MLA_OK);
   CHECK(all[0] == 20 && all[1] == 21 && all[2] == -1 && all[5] == 22);
+  top.topk = 2; /* of keys 0 and 1, which both queries take, rank 1 has key 1 */
+  top.context_parallel.rank = 1;
+  top.context_parallel.world = 2;
+  CHECK(mla_indexer_top_k_run(context, &top) == MLA_OK);
+  CHECK(all[0] == 20 && all[1] == -1 && all[2] == -1 && all[3] == 20 && all[4] == -1 && valid[0] == 1);
+  top.list_tokens = 1; /* a row of 3 has room for a group of 2 tokens, and one token more */
+  top.ratio = 2;
+  CHECK_ERROR(mla_indexer_top_k_run(context, &top), MLA_INVALID_ARGUMENT,
+              "indexer_top_k: slots: expected rows of at least 5 slots, for 2 groups of 2 tokens and 1 more, got 3");
+  top.topk = top.list_tokens = top.ratio = top.context_parallel.rank = top.context_parallel.world = 0;
   top.cache.kv = NULL;
   CHECK_ERROR(mla_indexer_top_k_run(context, &top), MLA_INVALID_ARGUMENT,
               "indexer_top_k: cache.kv: expected a tensor, got none");

@@ -130,6 +130,10 @@ TEST(Layout, OlderCallersFindTheirFieldsWhereTheyWere) {
   EXPECT_EQ(sizeof(mla_indexer_cache), 16U);
   EXPECT_EQ(offsetof(mla_indexer_cache, format), 12U);
   EXPECT_EQ(offsetof(mla_problem, indexer_format), 76U);
+  // So does the listing of tokens in the first one's parameters of indexer_top_k; ranks and topk follow.
+  EXPECT_EQ(offsetof(mla_indexer_top_k_params, list_tokens), offsetof(mla_indexer_top_k_params, compute) + 4);
+  EXPECT_EQ(offsetof(mla_indexer_top_k_params, context_parallel), offsetof(mla_indexer_top_k_params, compute) + 8);
+  EXPECT_EQ(sizeof(mla_indexer_top_k_params), offsetof(mla_indexer_top_k_params, context_parallel) + 24);
   // Types of logits follow, of which those before know nothing.
   EXPECT_EQ(offsetof(mla_problem, logits_dtype), 88U);
   EXPECT_EQ(sizeof(mla_problem), 96U);

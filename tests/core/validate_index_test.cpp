@@ -252,9 +252,46 @@ TEST(ValidateIndexerTopK, RefusesBadInput) {
        "indexer_top_k: page_size: expected at least 1, got 0"},
       {"topk of 0", [](IndexerTopK& p) { set_extent(p.params.slots, 1, 0); },
        "indexer_top_k: topk: expected at least 1, got 0"},
+      {"more keys than slots", [](IndexerTopK& p) { p.params.topk = 5; },
+       "indexer_top_k: topk: expected at most the 4 slots of a row, got 5"},
+      {"negative topk", [](IndexerTopK& p) { p.params.topk = -1; }, "indexer_top_k: topk: expected at least 1, got -1"},
+      {"ranks of a pool",
+       [](IndexerTopK& p) {
+         p.params.indexer.ratio = 2;
+         p.params.context_parallel.world = 2;
+       },
+       "indexer_top_k: indexer.ratio: expected 1 where rows belong to ranks, got 2"},
+      {"rank that is none", [](IndexerTopK& p) { p.params.context_parallel.rank = 1; },
+       "indexer_top_k: context_parallel.rank: expected 0 to 0, got 1"},
+      {"no room for listed tokens",
+       [](IndexerTopK& p) {
+         p.params.indexer.ratio = 2;
+         p.params.list_tokens = true;
+         p.params.topk = 2;
+       },
+       "indexer_top_k: slots: expected rows of at least 5 slots, for 2 groups of 2 tokens and 1 more, got 4"},
       {"slots of other tokens", [](IndexerTopK& p) { set_extent(p.params.slots, 0, 2); },
        "indexer_top_k: slots: expected shape [T = 3, topk], got [2, 4]"},
   });
+}
+
+/// Three slots hold the tokens of one group of two, and one of an open group.
+TEST(ValidateIndexerTopK, RowsSayHowManyKeysAreSelected) {
+  IndexerTopK p;
+  core::IndexerTopKArgs args;
+  Device device;
+  p.params.indexer.ratio = 2;
+  p.params.list_tokens = true;
+  p.params.context_parallel = {.rank = 1, .world = 2, .interleave = 1};
+  ASSERT_EQ(core::validate(p.params, args, device).message(), "");
+  EXPECT_EQ(args.top_k.k, 1);
+  EXPECT_EQ(args.top_k.indices, p.slots.data() + 3);
+  EXPECT_EQ(args.slots.indices, p.slots.data() + 3);
+  EXPECT_EQ(args.slots.slots, p.slots.data());
+  EXPECT_EQ(args.slots.topk, 1);
+  EXPECT_EQ(args.slots.num_slots, 4);
+  EXPECT_EQ(args.slots.context_parallel.rank, 1);
+  EXPECT_TRUE(args.slots.list_tokens && args.slots.compact);
 }
 
 TEST(ValidateIndexerTopK, ThreeStepsShareTheirTensors) {

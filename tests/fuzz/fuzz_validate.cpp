@@ -554,6 +554,9 @@ void fuzz_indexer(FuzzedDataProvider& input, const Context& context, Tensors& te
     indexer.block_size = any_size(input);
   }
   if (input.ConsumeBool()) p.valid_count = tensors.make({0, 0, 0});
+  p.context_parallel = any_share(input);
+  p.list_tokens = input.ConsumeBool();
+  if (input.ConsumeBool()) p.topk = any_size(input);
   break_some(
       input, tensors,
       std::vector<TensorView*>{&indexer.q, &indexer.weights, &indexer.cache.kv, &indexer.qo_indptr, &indexer.key_begin,

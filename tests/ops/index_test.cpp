@@ -2,6 +2,7 @@
 // Tests the index tools and the indexer.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -368,6 +369,55 @@ TEST_P(IndexerTopKTest, AllBlocksAreNoChoice) {
   MLA_EXPECT_OK(run(context(), listed.params()));
   for (int64_t i = 0; i < all.indexer.num_tokens * spec.topk; ++i)
     ASSERT_EQ(all.slots.as<int32_t>()[i], listed.slots.as<int32_t>()[i]) << i;
+}
+
+TEST_P(IndexerTopKTest, TokensOfGroups) {
+  for (const int32_t ratio : {1, 2, 4, 7})
+    for (const int32_t columns : {0, 1, 128})
+      for (const int32_t world : {1, 3}) {
+        kit::IndexerTopKSpec spec;
+        spec.indexer.kv_len = {300, 4 * ratio, ratio - 1, 0, 2 * ratio - 1};
+        spec.indexer.q_len = {2};
+        spec.indexer.ratio = ratio;
+        spec.list_tokens = true;
+        spec.topk = 20;
+        spec.slots_columns = columns;
+        spec.context_parallel = {.rank = world - 1, .world = world, .interleave = ratio == 4 ? 3 : 1};
+        expect_ok(spec);
+      }
+}
+
+/// What the ranks list is, together, what is chosen without ranks; some of them have no token.
+TEST_P(IndexerTopKTest, RanksShareWhatIsChosen) {
+  for (const int32_t interleave : {1, 16}) {
+    kit::IndexerTopKSpec spec;
+    spec.indexer.kv_len = {300, 17, 3, 1};
+    spec.indexer.q_len = {2};
+    const kit::IndexerTopKCase whole(spec);
+    MLA_EXPECT_OK(run(context(), whole.params()));
+    std::vector<std::vector<int64_t>> listed(static_cast<size_t>(whole.indexer.num_tokens));
+    spec.context_parallel = {.world = 3, .interleave = interleave};
+    for (int32_t& rank = spec.context_parallel.rank; rank < 3; ++rank) {
+      expect_ok(spec);
+      const kit::IndexerTopKCase part(spec);
+      MLA_EXPECT_OK(run(context(), part.params()));
+      for (size_t t = 0; t < listed.size(); ++t)
+        for (int64_t i = 0; i < part.valid_count.as<int32_t>()[t]; ++i) {
+          const int64_t slot = part.slots.as<int32_t>()[static_cast<int64_t>(t) * spec.topk + i];
+          const auto& pages = part.table.pages_of[t / 2];
+          const auto page = std::find(pages.begin(), pages.end(), slot / spec.page_size) - pages.begin();
+          const int64_t local = page * spec.page_size + slot % spec.page_size;
+          listed[t].push_back(whole.table.slot_of(t / 2, global_position(spec.context_parallel, local)));
+        }
+    }
+    for (size_t t = 0; t < listed.size(); ++t) {
+      const auto* const row = whole.slots.as<int32_t>() + static_cast<int64_t>(t) * spec.topk;
+      std::vector<int64_t> chosen(row, row + whole.valid_count.as<int32_t>()[t]);
+      std::sort(chosen.begin(), chosen.end());
+      std::sort(listed[t].begin(), listed[t].end());
+      EXPECT_EQ(listed[t], chosen) << "token " << t;
+    }
+  }
 }
 
 TEST_P(IndexerTopKTest, RangesOfKeys) {

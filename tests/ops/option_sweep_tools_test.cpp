@@ -439,6 +439,9 @@ Options<kit::IndexerTopKCase> indexer_top_k_options() {
   const auto block_table = [](kit::IndexerTopKSpec& s) -> bool& { return s.indexer.block_table; };
   // Both lengths must be equal, which only the CPU can check.
   return join<Case>({{"page_size", Effect::kChanges, [](Params& p) { p.page_size *= 2; }},
+                     {"list_tokens", Effect::kRefused, [](Params& p) { p.list_tokens = true; },
+                      [](kit::IndexerTopKSpec& s) { s.indexer.ratio = 2, s.slots_columns = 1; }},
+                     {"topk", Effect::kChanges, [](Params& p) { p.topk = 3; }},
                      {"slots", Effect::kRefused, [](Params& p) { p.slots = {}; }},
                      {"valid_count", Effect::kChanges, [](Params& p) { p.valid_count = {}; }}},
                     {indexer_options<Case>(
@@ -446,7 +449,8 @@ Options<kit::IndexerTopKCase> indexer_top_k_options() {
                          [](Params& p) -> PageTable& { return p.indexer.pages; }, block_table,
                          [](kit::IndexerTopKSpec& s) -> kit::IndexerLogitsSpec& { return s.indexer; }, Effect::kAny),
                      page_options<Case>(
-                         "pages", [](Params& p) -> PageTable& { return p.pages; }, block_table, Effect::kAny)});
+                         "pages", [](Params& p) -> PageTable& { return p.pages; }, block_table, Effect::kAny),
+                     context_parallel_options<Case>()});
 }
 
 class IndexerTopKSweep : public OptionSweep<kit::IndexerTopKCase, Op::kIndexerTopK> {};

@@ -73,43 +73,78 @@ TensorView moved(TensorView view, const Buffer& to) {
   return view;
 }
 
-/// Returns what is wrong with the slots of one query token: a slot that is not of its request, not visible or there
-/// twice, a token whose logit is below the k-th by more than `most_off`, or anything but -1 behind the valid ones.
-/// `logits` are those of all tokens that it may choose.
-std::string judge_slots(const IndexerTopKCase& problem, size_t request, const int32_t* slots,
-                        const std::map<int64_t, float>& logits, double most_off) {
-  const int64_t topk = problem.spec.topk, valid = std::min<int64_t>(topk, std::ssize(logits));
-  std::vector<float> sorted;
-  for (const auto& [token, logit] : logits) sorted.push_back(logit);
-  std::sort(sorted.begin(), sorted.end(), std::greater<>());
-  const double least = valid == 0 ? 0 : static_cast<double>(sorted[static_cast<size_t>(valid - 1)]);
-  std::set<int64_t> tokens;
-  for (int64_t i = 0; i < topk; ++i) {
-    if (i >= valid) {
-      if (slots[i] != -1) return "slot " + std::to_string(i) + " is not -1 behind the valid ones";
-      continue;
-    }
-    const auto& pages = problem.table.pages_of[request];
+/// Holds what a query may choose from, and what it sees.
+struct Query {
+  size_t request;
+  int64_t index, token;             // in the request, and among all
+  std::map<int64_t, float> logits;  // of the keys that it may choose
+  double most_off;                  // by which two logits may be compared wrongly
+};
+
+/// Returns the tokens or rows that a row of slots names, or what is wrong with the row: a slot that is not of its
+/// request, one that stands twice, or anything but -1 behind the first -1.
+std::string read_slots(const IndexerTopKCase& problem, size_t request, const int32_t* slots, std::set<int64_t>& named) {
+  const auto& pages = problem.table.pages_of[request];
+  for (int64_t i = 0, end = problem.spec.num_slots(), last = end; i < end; ++i) {
+    if (slots[i] == -1) last = std::min(last, i);
+    if (i >= last && slots[i] != -1) return "slot " + std::to_string(i) + " is not -1 behind the valid ones";
+    if (i >= last) continue;
     const auto page = std::find(pages.begin(), pages.end(), slots[i] < 0 ? -1 : slots[i] / problem.spec.page_size);
     if (page == pages.end()) return "slot " + std::to_string(slots[i]) + " is none of its request's";
-    const int64_t token = (page - pages.begin()) * problem.spec.page_size + slots[i] % problem.spec.page_size;
-    const auto chosen = logits.find(token);
-    if (chosen == logits.end()) return "slot " + std::to_string(slots[i]) + " is not visible";
-    if (!tokens.insert(token).second) return "slot " + std::to_string(slots[i]) + " stands twice";
-    // Both logits may have been rounded otherwise, each to a neighbour.
-    const DType dtype = problem.spec.indexer.logits_dtype;
-    const double neighbours = dtype == DType::kBF16  ? 0x1p-6 * std::abs(least)
-                              : dtype == DType::kF16 ? std::max(0x1p-9 * std::abs(least), 0x1p-23)
-                                                     : 0;
-    if (static_cast<double>(chosen->second) < least - most_off - neighbours)
-      return "token " + std::to_string(token) + " has logit " + std::to_string(chosen->second) + ", below the k-th, " +
-             std::to_string(least);
+    const int64_t local = (page - pages.begin()) * problem.spec.page_size + slots[i] % problem.spec.page_size;
+    if (!named.insert(global_position(problem.spec.context_parallel, local)).second)
+      return "slot " + std::to_string(slots[i]) + " stands twice";
   }
   return {};
 }
 
-/// Returns the logits of the tokens that a query may choose, which are those that it sees, and in its list if it has
-/// one. Rows of pools and groups of tokens count as tokens.
+/// Returns what is wrong with the slots of one query token: a key whose logit is below the k-th by more than may be,
+/// one above it that is missing, a part of a group, or a token that is not chosen.
+std::string judge_slots(const IndexerTopKCase& problem, const Query& query, const int32_t* slots, int64_t& count) {
+  const IndexerTopKSpec& spec = problem.spec;
+  const ContextParallel& share = spec.context_parallel;
+  std::set<int64_t> named;
+  if (std::string failure = read_slots(problem, query.request, slots, named); !failure.empty()) return failure;
+  count = std::ssize(named);
+  const int64_t all = std::ssize(query.logits), valid = std::min<int64_t>(spec.topk, all);
+  std::vector<float> sorted;
+  for (const auto& [key, logit] : query.logits) sorted.push_back(logit);
+  std::sort(sorted.begin(), sorted.end(), std::greater<>());
+  const double least = valid == 0 ? 0 : static_cast<double>(sorted[static_cast<size_t>(valid - 1)]);
+  // Both logits may have been rounded otherwise, each to a neighbour.
+  const DType dtype = spec.indexer.logits_dtype;
+  const double neighbours = dtype == DType::kBF16  ? 0x1p-6 * std::abs(least)
+                            : dtype == DType::kF16 ? std::max(0x1p-9 * std::abs(least), 0x1p-23)
+                                                   : 0;
+  const double most_off = query.most_off + neighbours;
+  const int64_t ratio = spec.list_tokens ? spec.indexer.ratio : 1;
+  int64_t keys = 0;
+  for (const auto& [key, logit] : query.logits) {
+    int64_t own = 0, listed = 0;
+    for (int64_t token = key * ratio; token < (key + 1) * ratio; ++token) {
+      own += owns(share, token) ? 1 : 0;
+      listed += static_cast<int64_t>(named.erase(token));
+    }
+    keys += listed > 0 ? 1 : 0;
+    const std::string text = "key " + std::to_string(key) + " with logit " + std::to_string(logit);
+    if (listed != 0 && listed != own) return "a part of " + text + " is listed";
+    if (listed > 0 && static_cast<double>(logit) < least - most_off)
+      return text + " is listed, below the k-th, " + std::to_string(least);
+    if (listed == 0 && own > 0 && (valid == all || static_cast<double>(logit) > least + most_off))
+      return text + " is missing, above the k-th, " + std::to_string(least);
+  }
+  if (share.world == 1 && keys != valid)
+    return std::to_string(keys) + " keys are listed, expected " + std::to_string(valid);
+  const IndexerLogitsSpec& indexer = spec.indexer;
+  const int64_t seen =
+      std::max<int64_t>(indexer.kv_len[query.request] - (indexer.q_len_of(query.request) - 1 - query.index), 0);
+  for (int64_t token = seen / ratio * ratio; spec.list_tokens && token < seen; ++token)
+    if (owns(share, token) != (named.erase(token) == 1))
+      return "token " + std::to_string(token) + " of the open group is missing, or another rank's";
+  return named.empty() ? "" : "token " + std::to_string(*named.begin()) + " is not chosen";
+}
+
+/// Returns the logits of the keys that a query may choose, which are those that it sees, and in its list if it has one.
 std::map<int64_t, float> choice_of(const IndexerTopKCase& problem, size_t request, int64_t query, int64_t t) {
   const IndexerLogitsSpec& spec = problem.spec.indexer;
   const IndexerLogitsParams params = problem.indexer.params();
@@ -143,11 +178,11 @@ std::string judge_indexer_top_k(const IndexerTopKCase& problem, const Bytes& giv
   int64_t t = 0;
   for (size_t request = 0; request < spec.kv_len.size(); ++request) {
     for (int32_t i = 0; i < spec.q_len_of(request); ++i, ++t) {
-      const std::map<int64_t, float> choice = choice_of(problem, request, i, t);
-      const std::string failure = judge_slots(problem, request, given_slots + t * params.slots.stride[0], choice,
-                                              tolerance * scales[static_cast<size_t>(t)]);
+      const Query query = {request, i, t, choice_of(problem, request, i, t),
+                           tolerance * scales[static_cast<size_t>(t)]};
+      int64_t valid = 0;
+      const std::string failure = judge_slots(problem, query, given_slots + t * params.slots.stride[0], valid);
       if (!failure.empty()) return "token " + std::to_string(t) + ": " + failure;
-      const int64_t valid = std::min<int64_t>(std::ssize(choice), problem.spec.topk);
       if (problem.spec.want_valid_count && given_count[t] != valid)
         return "valid_count of token " + std::to_string(t) + " is " + std::to_string(given_count[t]) + ", expected " +
                std::to_string(valid);

@@ -323,15 +323,17 @@ void TopKCase::reset_outputs() const { untouched(outputs()); }
 
 IndexerTopKCase::IndexerTopKCase(const IndexerTopKSpec& top_k_spec) : spec(top_k_spec), indexer(top_k_spec.indexer) {
   noted(spec);  // rather than its indexer
-  table = make_table({.page_size = spec.page_size,
-                      .block_table = spec.indexer.block_table,
-                      .row_extra = spec.table_row_extra,
-                      .garbage_tail = true,
-                      .shuffled = true,
-                      .unowned_pages = 1,
-                      .context_parallel = last_of_groups(spec.indexer.ratio)},
-                     spec.indexer.kv_len, mix(spec.indexer.seed, kTable, 1));
-  slots = rows_buffer(DType::kI32, indexer.num_tokens, spec.topk, spec.slots_extra);
+  table =
+      make_table({.page_size = spec.page_size,
+                  .block_table = spec.indexer.block_table,
+                  .row_extra = spec.table_row_extra,
+                  .garbage_tail = true,
+                  .shuffled = true,
+                  .unowned_pages = 1,
+                  .context_parallel = spec.indexer.ratio > 1 && !spec.list_tokens ? last_of_groups(spec.indexer.ratio)
+                                                                                  : spec.context_parallel},
+                 spec.indexer.kv_len, mix(spec.indexer.seed, kTable, 1));
+  slots = rows_buffer(DType::kI32, indexer.num_tokens, spec.num_slots(), spec.slots_extra);
   if (spec.want_valid_count) valid_count = rows_buffer(DType::kI32, 1, indexer.num_tokens, 0);
   reset_outputs();
 }
@@ -341,7 +343,10 @@ IndexerTopKParams IndexerTopKCase::params() const {
   p.indexer = indexer.params();
   p.pages = table.pages;
   p.page_size = spec.page_size;
-  p.slots = rows_view(slots, DType::kI32, indexer.num_tokens, spec.topk, spec.slots_extra);
+  p.context_parallel = spec.context_parallel;
+  p.list_tokens = spec.list_tokens;
+  if (spec.slots_columns > 0) p.topk = spec.topk;
+  p.slots = rows_view(slots, DType::kI32, indexer.num_tokens, spec.num_slots(), spec.slots_extra);
   if (spec.want_valid_count) p.valid_count = list_view(valid_count, DType::kI32, indexer.num_tokens);
   return p;
 }

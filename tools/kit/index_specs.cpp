@@ -118,6 +118,9 @@ std::string describe(const IndexerTopKSpec& spec) {
       .append(describe(spec.indexer))
       .always("topk", &Spec::topk)
       .always("latent_page_size", &Spec::page_size)
+      .knob("context_parallel", &Spec::context_parallel)
+      .knob("list_tokens", &Spec::list_tokens)
+      .knob("slots_columns", &Spec::slots_columns)
       .knob("want_valid_count", &Spec::want_valid_count)
       .knob("slots_extra", &Spec::slots_extra)
       .knob("latent_table_row_extra", &Spec::table_row_extra)
@@ -214,7 +217,7 @@ Work work_of(const TopKSpec& spec) {
 
 Work work_of(const IndexerTopKSpec& spec) {
   Work work = work_of(spec.indexer);
-  work.bytes += static_cast<double>(total_queries(spec.indexer)) * spec.topk * 4;
+  work.bytes += static_cast<double>(total_queries(spec.indexer)) * spec.num_slots() * 4;
   return work;
 }
 

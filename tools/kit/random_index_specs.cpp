@@ -143,6 +143,11 @@ IndexerTopKSpec random_indexer_top_k_spec(uint64_t seed) {
   spec.want_valid_count = random.chance(0.7);
   spec.slots_extra = random_extra(random);
   if (spec.indexer.block_table) spec.table_row_extra = random_extra(random);
+  spec.list_tokens = spec.indexer.causal && !spec.indexer.key_end && random.chance(0.3);
+  if (spec.list_tokens) spec.topk = std::min(spec.topk, 500);
+  if ((spec.indexer.ratio == 1 || spec.list_tokens) && random.chance(0.4))
+    spec.context_parallel = random_context_parallel(random);
+  spec.slots_columns = static_cast<int32_t>(random.integer(0, 2) * random.integer(0, 130));
   return spec;
 }
 

@@ -412,9 +412,14 @@ struct IndexerTopKSpec {
   IndexerLogitsSpec indexer = {};
   int32_t topk = 64;
   int32_t page_size = 64;  ///< of the latent cache
+  ContextParallel context_parallel = {};
+  bool list_tokens = false;
+  int32_t slots_columns = 0;  ///< beyond those that the selected keys take
   bool want_valid_count = true;
   int64_t slots_extra = 0;      ///< elements between the rows of slots
   int64_t table_row_extra = 0;  ///< of the latent cache's table
+
+  int32_t num_slots() const { return slots_columns + (list_tokens ? topk * indexer.ratio + indexer.ratio - 1 : topk); }
 };
 
 struct FinishOutputSpec : FinishSpec {

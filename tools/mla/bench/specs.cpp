@@ -302,6 +302,7 @@ kit::IndexerTopKSpec indexer_top_k_spec(const Case& one, uint64_t seed) {
   kit::IndexerTopKSpec spec;
   spec.indexer = indexer_logits_spec(one, seed);
   spec.topk = narrow(one.topk, "topk");
+  spec.list_tokens = one.list_tokens;
   spec.page_size = spec.indexer.page_size;
   return spec;
 }
