@@ -209,13 +209,13 @@ TEST_P(RowOperationsTest, LargeCopiesAreTheSame) {
 bool same_widths(const Form& a, const Form& b) { return a.d_ckv == b.d_ckv && a.d_kpe == b.d_kpe; }
 
 TEST_P(RowOperationsTest, CopyPagesBetweenAllFormsOfEqualWidths) {
-  for (const Form& from_form : kForms)
+  for (const Form& from_form : kForms) {
+    TestCache from(from_form, 8, 16);
+    fill(from.get(), random_rows(128 * (from_form.d_ckv + from_form.d_kpe), DType::kF32, false), DType::kF32);
     for (const Form& to_form : kForms) {
       if (!same_widths(from_form, to_form)) continue;
       for (float scale : {0.37F, 0.5F})
         for (int32_t to_page : {4, 16, 32}) {
-          TestCache from(from_form, 8, 16);
-          fill(from.get(), random_rows(128 * (from_form.d_ckv + from_form.d_kpe), DType::kF32, false), DType::kF32);
           TestCache expected(to_form, 160 / to_page, to_page, scale), actual(to_form, 160 / to_page, to_page, scale);
           const std::vector<int32_t> from_pages = {6, 0, 3, 7};
           std::vector<int32_t> to_pages(static_cast<size_t>(64 / to_page));
@@ -233,6 +233,7 @@ TEST_P(RowOperationsTest, CopyPagesBetweenAllFormsOfEqualWidths) {
           EXPECT_TRUE(expected == actual) << from_form.name << " to " << to_form.name << ", pages of " << to_page;
         }
     }
+  }
 }
 
 TEST_P(RowOperationsTest, AppendRopeRotatesAsTheReference) {
