@@ -42,14 +42,18 @@ double stored(double logit, DType dtype) {
 }
 
 /// Returns what is wrong with the logits of the backend, which stand in `given`; those of the reference, in f32, stand
-/// in `expected`. A logit of 16 bits must be what one rounds to that is as close as those of f32 must be.
-std::string judge_logits(const IndexerLogitsCase& problem, const TensorView& given, const TensorView& expected) {
+/// in `expected`. A logit of 16 bits must be what one rounds to that is as close as those of f32 must be. Raises
+/// `error` to the largest difference in units of what tolerance_of is in.
+std::string judge_logits(const IndexerLogitsCase& problem, const TensorView& given, const TensorView& expected,
+                         double& error) {
   const std::vector<double> scales = problem.row_scales(), got = to_dense(given), want = to_dense(expected);
   const auto width = static_cast<size_t>(given.shape[1]);
   const double tolerance = tolerance_of(problem.spec);
   for (size_t t = 0; t < scales.size(); ++t)
     for (size_t j = 0; j < width; ++j) {
       const double value = got[t * width + j], reference = want[t * width + j], most_off = tolerance * scales[t];
+      if (std::isfinite(value) && std::isfinite(reference) && value != reference)
+        error = std::max(error, std::abs(value - reference) / scales[t]);
       const bool rounded = given.dtype != DType::kF32 && std::isfinite(value) && std::isfinite(reference);
       if (rounded
               ? value < stored(reference - most_off, given.dtype) || value > stored(reference + most_off, given.dtype)
@@ -209,18 +213,21 @@ Outcome check_outputs(const AppendIndexerCase& problem, std::string_view backend
 Outcome check_outputs(const TopKCase& problem, std::string_view backend) { return check_bytes(problem, backend); }
 
 Outcome check_outputs(const IndexerLogitsCase& problem, std::string_view backend) {
-  return check_against_reference(problem, backend, [&](const Bytes& given) -> std::string {
+  double error = 0.0;
+  Outcome outcome = check_against_reference(problem, backend, [&](const Bytes& given) -> std::string {
     const Buffer copy(given.size());
     put_back(given, {&copy});
     const TensorView expected = problem.params().logits;
     if (!gaps_hold(copy, moved(expected, copy), kUntouched)) return "wrote into the gaps of logits";
-    if (expected.dtype == DType::kF32) return judge_logits(problem, moved(expected, copy), expected);
+    if (expected.dtype == DType::kF32) return judge_logits(problem, moved(expected, copy), expected, error);
     IndexerLogitsSpec in_f32 = problem.spec;
     in_f32.logits_dtype = DType::kF32;
     const IndexerLogitsCase exact(in_f32);
     if (const Status status = reference_logits(exact); !status.ok()) return "reference: " + status.message();
-    return judge_logits(problem, moved(expected, copy), exact.params().logits);
+    return judge_logits(problem, moved(expected, copy), exact.params().logits, error);
   });
+  outcome.error.max_rel = error;
+  return outcome;
 }
 
 Outcome check_outputs(const IndexerTopKCase& problem, std::string_view backend) {

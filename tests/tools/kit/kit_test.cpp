@@ -356,6 +356,21 @@ TEST(DirectDamage, OneByteOfADirectOperation) {
   expect_damage_shows<kit::FinishOutputCase>(kit::FinishOutputSpec{});
 }
 
+/// The error of logits is in units of their tolerance.
+TEST(DirectError, OfTheIndexersLogits) {
+  const kit::IndexerLogitsCase problem(kit::IndexerLogitsSpec{});
+  const Result<Context> context = Context::create({.num_threads = 1, .affinity = {}, .backend = "reference"});
+  MLA_EXPECT_OK(context);
+  MLA_EXPECT_OK(run(*context, problem.params()));
+  EXPECT_EQ(kit::check_outputs(problem, "reference").error.max_rel, 0.0);
+  const double tolerance = kit::tolerance_of(problem.spec);
+  float& logit = problem.logits.as<float>()[0];
+  logit += static_cast<float>(problem.row_scales()[0] * tolerance / 2);
+  const kit::Outcome outcome = kit::check_outputs(problem, "reference");
+  EXPECT_TRUE(outcome.ok) << outcome.failure;
+  EXPECT_NEAR(outcome.error.max_rel / tolerance, 0.5, 0.01);
+}
+
 TEST(DirectDamage, SlotsOfTheIndexer) {
   const kit::IndexerTopKCase problem(kit::IndexerTopKSpec{});
   const Result<Context> context = Context::create({.num_threads = 1, .affinity = {}, .backend = "reference"});
