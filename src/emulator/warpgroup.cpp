@@ -149,6 +149,12 @@ void read_b(Block& block, const PendingWgmma& pending, Operands& operands) {
     }
 }
 
+/// Fails if a lane has changed the registers of A.
+void check_registers(Block& block, const PendingWgmma& pending, int lane) {
+  if (!std::equal(pending.a[lane], pending.a[lane] + 4, pending.a_registers[lane]))
+    block.fail("wgmma: the registers of A changed before the wait, in lane {}", {lane}, pending.site);
+}
+
 void read_a(Block& block, const PendingWgmma& pending, Operands& operands) {
   if (pending.what.a_registers == nullptr) {
     const Units units(pending.what.a, false, block, pending.site);
@@ -162,8 +168,7 @@ void read_a(Block& block, const PendingWgmma& pending, Operands& operands) {
     return;
   }
   for (int l = 0; l < kWarpSize; ++l) {
-    if (!std::equal(pending.a[l], pending.a[l] + 4, pending.a_registers[l]))
-      block.fail("wgmma: the registers of A changed before the wait, in lane {}", {l}, pending.site);
+    check_registers(block, pending, l);
     for (int i = 0; i < 4; ++i) std::memcpy(&operands.a[l / 4 + i % 2 * 8][l % 4 * 2 + i / 2 * 8], &pending.a[l][i], 4);
   }
 }
@@ -218,16 +223,26 @@ MLA_EMULATOR_AVX2 void multiply_avx2(const Operands& operands, int columns, floa
 void read_e4m3(Block& block, const PendingWgmma& pending, int half, Operands& operands) {
   static_assert(SharedWrites::kUnit == kDepth);
   const Reader reader(block, pending.site);
-  const auto byte = [&](const Units& units, int row, int k) {
-    const uint32_t unit = units.unit(units.core(row / 8, half), row % 8);
-    return std::to_integer<uint16_t>(reader.read(unit, pending.time)[k]);
+  const auto read = [&](const Units& units, int row, auto&& to) {
+    const std::byte* unit = reader.read(units.unit(units.core(row / 8, half), row % 8), pending.time);
+    for (int k = 0; k < kDepth; ++k) to(k) = std::to_integer<uint16_t>(unit[k]);
   };
-  const Units a(pending.what.a, false, block, pending.site), b(pending.what.b, false, block, pending.site);
-  const int first = block.current_index() / kWarpSize % 4 * kRows;
-  for (int row = 0; row < kRows; ++row)
-    for (int k = 0; k < kDepth; ++k) operands.a[row][k] = byte(a, first + row, k);
+  if (pending.what.a_registers == nullptr) {
+    const Units a(pending.what.a, false, block, pending.site);
+    const int first = block.current_index() / kWarpSize % 4 * kRows;
+    for (int row = 0; row < kRows; ++row) read(a, first + row, [&](int k) -> uint16_t& { return operands.a[row][k]; });
+  } else {
+    for (int l = 0; l < kWarpSize; ++l) {
+      check_registers(block, pending, l);
+      for (int i = 0; i < 2; ++i)
+        for (int byte = 0; byte < 4; ++byte)
+          operands.a[l / 4 + 8 * i][l % 4 * 4 + byte] =
+              static_cast<uint16_t>(pending.a[l][2 * half + i] >> 8 * byte & 0xFF);
+    }
+  }
+  const Units b(pending.what.b, false, block, pending.site);
   for (int column = 0; column < pending.what.n; ++column)
-    for (int k = 0; k < kDepth; ++k) operands.b[k][column] = byte(b, column, k);
+    read(b, column, [&](int k) -> uint16_t& { return operands.b[k][column]; });
 }
 
 void compute(Block& block, const PendingWgmma& pending, WarpgroupAccumulator& accumulator) {

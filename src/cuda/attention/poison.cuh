@@ -42,6 +42,12 @@ class PoisonMarks {
   uint8_t* const marks_;
 };
 
+/// Returns a word whose bytes are 0xFF where those of `e4m3` are NaN, else 0. e4m3 has no infinity.
+MLA_DEVICE uint32_t nan_bytes(uint32_t e4m3) {
+  const uint32_t top_bits = ((e4m3 & 0x7F7F7F7FU) + 0x01010101U) & 0x80808080U;
+  return top_bits | (top_bits - (top_bits >> 7));
+}
+
 /// All lanes of a warp call this. It overwrites those of `channels` 16-bit values that are not finite with 0.
 /// address(c) returns where value c lies.
 template <DType kType, class Address>

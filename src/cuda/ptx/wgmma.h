@@ -39,6 +39,12 @@ MLA_DEVICE uint64_t matrix_descriptor(SharedAddress begin, uint32_t leading, uin
   return field(begin) | field(leading) << 16 | field(stride) << 32 | static_cast<uint64_t>(swizzle) << 62;
 }
 
+/// Returns the descriptor of the operand that lies `bytes` further on, a multiple of 16. The address is in the lower
+/// half and never carries into the upper one; a sum of 64 bits would take twice the instructions.
+MLA_DEVICE uint64_t advance(uint64_t descriptor, int bytes) {
+  return (descriptor >> 32) << 32 | (static_cast<uint32_t>(descriptor) + static_cast<uint32_t>(bytes / 16));
+}
+
 /// wgmma.fence.sync.aligned: lets the next wgmma use registers and shared memory that were written before.
 MLA_DEVICE void wgmma_fence(MLA_PTX_SITE_ONLY) {
 #if MLA_EMULATED
@@ -118,6 +124,11 @@ MLA_DEVICE void wgmma_hold([[maybe_unused]] float (&d)[kCount]) {
                "k32.f32.e4m3.e4m3 {" MLA_NAMES_##count "}, " a_name ", " b_name ", p, 1, 1;\n}"                 \
                : MLA_D_##count                                                                                  \
                : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)))
+#define MLA_WGMMA_E4M3_REGISTERS(n, count, a_names, b_name, accumulate_name)                                    \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " accumulate_name ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n \
+               "k32.f32.e4m3.e4m3 {" MLA_NAMES_##count "}, {" a_names "}, " b_name ", p, 1, 1;\n}"              \
+               : MLA_D_##count                                                                                  \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int32_t>(accumulate)))
 #define MLA_WGMMA_OF_SHARED(type)                                \
   if constexpr (kN == 64)                                        \
     MLA_WGMMA_SHARED(64, 32, type, "%32", "%33", "%34", "%35");  \
@@ -196,7 +207,18 @@ MLA_DEVICE void wgmma_e4m3(float (&d)[kN / 2], uint64_t a, uint64_t b, bool accu
 #endif
 }
 
+/// Computes the same of 64 columns with A in registers, which must not change until wgmma_wait(). a[0]: row 16 w + g, k
+/// = 4t ... 4t + 3; a[1]: row 8 below; a[2..3]: k + 16 of both.
+MLA_DEVICE void wgmma_e4m3(float (&d)[32], const uint32_t (&a)[4], uint64_t b, bool accumulate MLA_PTX_SITE) {
+#if MLA_EMULATED
+  emulator::wgmma({d, a, 0, b, 64, emulator::MmaType::kE4M3, false, accumulate}, MLA_PTX_HERE);
+#else
+  MLA_WGMMA_E4M3_REGISTERS(64, 32, "%32, %33, %34, %35", "%36", "%37");
+#endif
+}
+
 #if !MLA_EMULATED
+#undef MLA_WGMMA_E4M3_REGISTERS
 #undef MLA_WGMMA_E4M3
 #undef MLA_WGMMA_OF_REGISTERS
 #undef MLA_WGMMA_OF_SHARED

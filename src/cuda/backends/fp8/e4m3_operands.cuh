@@ -30,10 +30,4 @@ MLA_DEVICE void channels_of_pairs(uint32_t (&b)[2], const uint32_t (&pairs)[4], 
   b[1] = ptx::permute_bytes(pairs[2], pairs[3], which);
 }
 
-/// Returns a word whose bytes are 0xFF where those of `e4m3` are NaN, else 0. e4m3 has no infinity.
-MLA_DEVICE uint32_t nan_bytes(uint32_t e4m3) {
-  const uint32_t top_bits = ((e4m3 & 0x7F7F7F7FU) + 0x01010101U) & 0x80808080U;
-  return top_bits | (top_bits - (top_bits >> 7));
-}
-
 }  // namespace mla::MLA_CUDA_NAMESPACE::fp8

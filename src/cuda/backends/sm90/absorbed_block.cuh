@@ -3,6 +3,7 @@
 // copies of rows into tiles.
 #pragma once
 
+#include "cuda/attention/absorbed_load.cuh"
 #include "cuda/backends/sm90/absorbed_config.cuh"
 #include "cuda/backends/sm90/wgmma.cuh"
 
@@ -115,6 +116,9 @@ class AbsorbedBlock : protected AbsorbedUnits<Config> {
   MLA_DEVICE static uint32_t chunk_offset(int row, int chunk) {
     return row_offset(row, chunk / 8) + static_cast<uint32_t>(((chunk ^ row) & 7) * kChunkBytes);
   }
+  /// Returns the number of a score warp in its warpgroup.
+  MLA_DEVICE static int score_warp() { return ptx::warp() - Config::kFirstScoreWarp; }
+
   static constexpr int kWarpRows = 16;  // rows of a tile that one warp copies
   static_assert(Config::kGroupWarps * kWarpRows == Config::kRows && Config::kRows == Config::kKeys);
 
@@ -153,14 +157,6 @@ class AbsorbedBlock : protected AbsorbedUnits<Config> {
       }
       done(piece);
     }
-  }
-
-  /// Returns the pointer that a lane of the warp has.
-  MLA_DEVICE static const std::byte* shuffle_pointer(const std::byte* pointer, int lane) {
-    const auto bits = reinterpret_cast<uint64_t>(pointer);
-    const uint32_t low = ptx::shuffle(static_cast<uint32_t>(bits), lane);
-    const uint32_t high = ptx::shuffle(static_cast<uint32_t>(bits >> 32), lane);
-    return reinterpret_cast<const std::byte*>(uint64_t{high} << 32 | low);
   }
 
   /// Returns the wgmma descriptor of a tile's rows for products along their channels: the first 16 latent or rotary

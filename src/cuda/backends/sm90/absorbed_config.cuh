@@ -31,6 +31,7 @@ struct AbsorbedConfig {
   static constexpr int kWarps = kFirstValueWarp + kValueWarps;
   static constexpr int kThreads = kWarps * kWarpSize;
   static constexpr int kMinBlocks = 1;
+  static constexpr bool kReadsIndexAnew = false;
   // Decoding a quantized row takes longer than multiplying it, so that two blocks with the same keys form a cluster, in
   // which each decodes half of the keys for both: 383 instead of 444 us (fp8_ds_mla, 128 heads, batch 64, kv 8k; H200,
   // 2026-11-22).

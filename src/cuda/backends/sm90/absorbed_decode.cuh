@@ -17,9 +17,9 @@ namespace mla::MLA_CUDA_NAMESPACE::sm90 {
 /// Loads and decodes quantized rows. kShared says that the other block of the cluster has the same segments, so that
 /// each of the two decodes half of the keys.
 template <class Config, bool kShared>
-class DecodeRole : LoadRoleBase<Config> {
+class DecodeRole : TileLoadRole<Config> {
   using Block = AbsorbedBlock<Config>;
-  using Base = LoadRoleBase<Config>;
+  using Base = TileLoadRole<Config>;
   using Base::args_, Base::unit, Base::place_, Base::next_, Base::first_row;
 
  public:
@@ -181,7 +181,7 @@ class DecodeRole : LoadRoleBase<Config> {
 
   /// Returns the pointer to the lane's row in a half, where lane r of the warp has that of row r.
   MLA_DEVICE static const std::byte* row_of(const std::byte* of_lanes, int half) {
-    return Block::shuffle_pointer(of_lanes, half * kHalfRows + lane_row());
+    return shuffle_pointer(of_lanes, half * kHalfRows + lane_row());
   }
 
   /// Loads scale s of the lane as its bits in the cache, so that nothing waits for it yet.
@@ -459,10 +459,10 @@ class DecodeRole : LoadRoleBase<Config> {
     float kpe_scale = pool.quantized_kpe && !pool.row_kpe_scale ? *cache.kpe_scale : 1.0F;
     MLA_NO_UNROLL
     for (int key = 0; key < kWarpKeys; ++key) {
-      const std::byte* ckv = Block::shuffle_pointer(place_.ckv, key);
+      const std::byte* ckv = shuffle_pointer(place_.ckv, key);
       if (pool.row_kpe_scale && ckv != nullptr) kpe_scale = load_f32_anywhere(ckv + cache.kpe_scale_at);
-      const std::byte* kpe = Block::shuffle_pointer(place_.kpe, key);
-      const std::byte* scales = Block::shuffle_pointer(place_.scales, key);
+      const std::byte* kpe = shuffle_pointer(place_.kpe, key);
+      const std::byte* scales = shuffle_pointer(place_.scales, key);
       MLA_NO_UNROLL
       for (int chunk = ptx::lane(); chunk < num_chunks; chunk += kWarpSize) {
         ptx::Vec4 values = {};

@@ -1,23 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// The score role is one warpgroup: it computes S = Q K^T and the online softmax, which turns scores into P. A warp has
-// 16 query rows. A lane has two of them, lane / 4 and the row eight below, and of a step's keys 8 j + 2 (lane % 4) and
-// the next one, for each j.
+// The score role is one warpgroup: it computes S = Q K^T and the online softmax, which turns scores into P.
 #pragma once
 
-#include "cuda/attention/absorbed_results.cuh"
+#include "cuda/attention/warpgroup_scores.cuh"
 #include "cuda/backends/sm90/absorbed_block.cuh"
 
 namespace mla::MLA_CUDA_NAMESPACE::sm90 {
 
 template <class Config>
-class ScoreRole : AbsorbedBlock<Config> {
+class ScoreRole : WarpgroupScores<Config, AbsorbedBlock<Config>> {
   using Block = AbsorbedBlock<Config>;
+  using Base = WarpgroupScores<Config, Block>;
+  using Base::kScores, Base::kLaneRowStep, Base::lane_row, Base::lane_column, Base::row_of, Base::chain_of;
   using Block::args_, Block::unit;
 
  public:
-  using Block::next_unit;
-
-  MLA_DEVICE explicit ScoreRole(const cuda::AbsorbedArgs& args) : Block(args) {}
+  using Base::Base, Block::next_unit;
 
   MLA_DEVICE void compute() {
     load_queries();
@@ -40,14 +38,7 @@ class ScoreRole : AbsorbedBlock<Config> {
   }
 
  private:
-  static constexpr int kScores = Config::kKeys / 2;  // scores of a lane: [j][row of the lane][key of the pair]
-  static constexpr int kLaneRowStep = 8;             // from the first to the second row of a lane
-
-  MLA_DEVICE static int group_warp() { return ptx::warp() - Config::kFirstScoreWarp; }
   MLA_DEVICE static void sync_group() { ptx::sync_threads(Config::kScoreBarrier, Config::kGroupThreads); }
-  /// Returns the lane's first row in the block, and its first key in a step.
-  MLA_DEVICE static int lane_row() { return group_warp() * Block::kWarpRows + (ptx::lane() >> 2); }
-  MLA_DEVICE static int lane_column() { return (ptx::lane() & 3) * 2; }
 
   // Queries.
 
@@ -58,9 +49,9 @@ class ScoreRole : AbsorbedBlock<Config> {
         has_whole_chunks(args_.q_nope, args_.q_nope_stride_token, args_.q_nope_stride_head) &&
         has_whole_chunks(args_.q_pe, args_.q_pe_stride_token, args_.q_pe_stride_head)) [[likely]] {
       const QueryRow row =
-          unit().rows.row(args_, group_warp() * Block::kWarpRows + (ptx::lane() & (Block::kWarpRows - 1)));
+          unit().rows.row(args_, Block::score_warp() * Block::kWarpRows + (ptx::lane() & (Block::kWarpRows - 1)));
       const bool valid = row.token >= 0;
-      Block::template copy_rows<false>(Block::queries(), group_warp() * Block::kWarpRows,
+      Block::template copy_rows<false>(Block::queries(), Block::score_warp() * Block::kWarpRows,
                                        valid ? query(row, 0) : nullptr, valid ? query(row, d_ckv) : nullptr, d_ckv,
                                        ptx::kEvictFirst, [](int) {});
       ptx::cp_async_commit();
@@ -129,13 +120,13 @@ class ScoreRole : AbsorbedBlock<Config> {
     // The largest score belongs to the largest logit only if the scale is positive.
     float scale = scale_;
     if ((unmasked.contains(n) || only_valid_) && scale > 0.0F) [[likely]] {
-      if (only_valid_) hide_invalid(s, n);
+      if (only_valid_) Base::hide_invalid(s, n);
     } else {
       replace_scores(s, n);
       scale = 1.0F;
     }
     float largest[2], factor[2] = {1.0F, 1.0F}, base[2];
-    find_largest(s, scale, largest);
+    Base::find_largest(s, scale, largest);
     MLA_UNROLL
     for (int r = 0; r < 2; ++r) largest_[r] = std::fmax(largest_[r], largest[r]);
     const float headroom = exact ? 0.0F : kHeadroom;
@@ -173,31 +164,6 @@ class ScoreRole : AbsorbedBlock<Config> {
     if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::p_full(n, kHalf));
   }
 
-  /// Returns which of the lane's two rows score i is of, and which of the row's four chains takes it.
-  static constexpr int row_of(int i) { return i >> 1 & 1; }
-  static constexpr int chain_of(int i) { return (i >> 1 & 2) | (i & 1); }
-
-  /// Finds the largest logit of each row.
-  MLA_DEVICE static void find_largest(const float (&s)[kScores], float scale, float (&largest)[2]) {
-    float of_chain[2][4];
-    MLA_UNROLL
-    for (int i = 0; i < kScores; ++i)
-      of_chain[row_of(i)][chain_of(i)] = i < 8 ? s[i] : std::fmax(of_chain[row_of(i)][chain_of(i)], s[i]);
-    MLA_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      const float(&of)[4] = of_chain[r];
-      largest[r] = std::fmax(std::fmax(of[0], of[1]), std::fmax(of[2], of[3]));
-    }
-    MLA_UNROLL
-    for (int mask = 1; mask <= 2; mask *= 2) {
-      const float others[2] = {ptx::shuffle_xor(largest[0], mask), ptx::shuffle_xor(largest[1], mask)};
-      MLA_UNROLL
-      for (int r = 0; r < 2; ++r) largest[r] = std::fmax(largest[r], others[r]);
-    }
-    MLA_UNROLL
-    for (float& logit : largest) logit *= scale;
-  }
-
   /// Issues the products of step n, as the rows' pieces come.
   MLA_DEVICE void multiply_queries(float (&s)[kScores], uint32_t n) const {
     uint64_t queries = Block::latent_descriptor(Block::queries()), keys = Block::latent_descriptor(Block::stage(n));
@@ -224,22 +190,7 @@ class ScoreRole : AbsorbedBlock<Config> {
     ptx::wgmma_commit();
   }
 
-  /// Sets the scores of keys that have no row to -inf.
-  MLA_DEVICE void hide_invalid(float (&s)[kScores], uint32_t n) const {
-    const auto* words = reinterpret_cast<const uint32_t*>(Block::valid(n));
-    MLA_UNROLL
-    for (int word = 0; word < 2; ++word) {  // a word has the bits of 32 keys
-      if (words[word] == ~0U) continue;
-      const uint32_t valid = words[word] >> lane_column();
-      MLA_UNROLL
-      for (int i = 0; i < kScores / 2; ++i)
-        if ((valid >> (i / 4 * 8 + i % 2) & 1U) == 0) s[word * kScores / 2 + i] = kNoKey;
-    }
-  }
-
-  /// Turns scores into base-2 logits, one key at a time for what the fast path does not compute: -inf where a row
-  /// does not see the key, soft cap, ALiBi, scales that are not positive. Scores rotate through the first four
-  /// registers.
+  /// Turns scores into base-2 logits, as logit_of() does. Scores rotate through the first four registers.
   MLA_DEVICE void replace_scores(float (&s)[kScores], uint32_t n) const {
     const int32_t key = unit().template first_key<Config>(n);
     const RowScores rows[2] = {RowScores(args_, unit().segment, unit().rows.row(args_, lane_row())),
@@ -250,19 +201,13 @@ class ScoreRole : AbsorbedBlock<Config> {
       MLA_UNROLL
       for (int i = 0; i < 4; ++i) {
         const int column = lane_column() + j * 8 + i % 2;
-        four[i] = logit_of(rows[i / 2], s[i], n, column, key + column);
+        four[i] = Base::logit_of(rows[i / 2], s[i], n, column, key + column);
       }
       MLA_UNROLL
       for (int i = 0; i < kScores - 4; ++i) s[i] = s[i + 4];
       MLA_UNROLL
       for (int i = 0; i < 4; ++i) s[kScores - 4 + i] = four[i];
     }
-  }
-
-  MLA_DEVICE float logit_of(const RowScores& row, float product, uint32_t n, int column, int32_t key) const {
-    if ((Block::valid(n)[column / 16] >> column % 16 & 1) != 0 && row.sees(key)) return row.logit(product, key);
-    if (!is_finite(product)) Block::poison(n).mark(column);
-    return kNoKey;
   }
 
   /// Stores P of half of the keys, rows of 64 bytes in the order of Swizzle::k64.

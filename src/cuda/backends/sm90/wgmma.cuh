@@ -17,10 +17,6 @@ MLA_DEVICE void wgmma(float (&d)[kN / 2], const A& a, uint64_t b, bool accumulat
     ptx::wgmma_f16<kN, kTransposeB>(d, a, b, accumulate);
 }
 
-/// Returns the descriptor of the operand that lies `bytes` further on, a multiple of 16. The address is in the lower
-/// half and never carries into the upper one; a sum of 64 bits would take twice the instructions.
-MLA_DEVICE uint64_t advance(uint64_t descriptor, int bytes) {
-  return (descriptor >> 32) << 32 | (static_cast<uint32_t>(descriptor) + static_cast<uint32_t>(bytes / 16));
-}
+using ptx::advance;
 
 }  // namespace mla::MLA_CUDA_NAMESPACE::sm90
