@@ -77,6 +77,11 @@ struct Numerics {
   /// Counts the significant bits of a query that are used where it has more than `multiplied` holds: 16 for two terms
   /// of bf16.
   int32_t query_bits = 24;
+  /// Counts the significant bits that tensor cores keep of a sum before they truncate it. Hopper keeps 14 of sums of
+  /// e4m3 products.
+  int32_t sum_bits = 24;
+  /// Counts, with compute = fp8, the keys of a run, whose P have one scale (AttentionOptions::compute).
+  int32_t p_run = 32;
 
   friend bool operator==(const Numerics&, const Numerics&) = default;
 };

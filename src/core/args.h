@@ -49,6 +49,7 @@ struct Options {
   float logits_soft_cap = 0.0F;         // 0 for none
   const float* alibi_slopes = nullptr;  // [H]
   Compute compute = Compute::kDefault;  // kFP8 with quantized caches, and with a prefill's e4m3 tensors, only
+  int32_t p_run = 32;                   // with kFP8, keys whose P have one scale; only the reference takes any
 };
 
 struct DecodeArgs {

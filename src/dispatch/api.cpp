@@ -269,6 +269,12 @@ const Row* select_at(Context::Impl& context, const dispatch::Place& place, Probl
   return dispatch::select(dispatch::table<Row>(), problem, context.forced(), error);
 }
 
+/// Tells the reference the context's p_run.
+template <class Args>
+void set_p_run(const Context::Impl& impl, Args& args) {
+  if constexpr (requires { args.options.p_run; }) args.options.p_run = impl.p_run;
+}
+
 /// Holds validated parameters and, for planning, the row that will run them.
 template <class Params>
 struct Prepared {
@@ -289,6 +295,7 @@ Status prepare(const Context& context, const Params& params, std::span<const std
   Status status =
       core::validate(params, Scope::kShapesAndLengths, prepared.args, device, impl.choice.memory(), workspace);
   if (!status.ok()) return status;
+  set_p_run(impl, prepared.args);
   status = dispatch::find_place(O::kOp, impl.choice, device, prepared.place);
   if (!status.ok()) return status;
   Problem problem = O::problem(prepared.args, device);
@@ -459,6 +466,7 @@ Status run_planned(const Context& context, const Plan& plan, const Params& param
       return wrong_plan(core::format("one for {}", place.text()), core::format("one for {}", planned.place.text()));
     status = check_planned(planned, params, args);
     if (!status.ok()) return status;
+    set_p_run(context.impl(), args);
     const auto turn = take_turn(context.impl(), place);
     if (!owns_workspace(planned))
       return {
@@ -488,6 +496,7 @@ Status run_direct(const Context& context, Op op, const Params& params, Stream st
     const Row* row = select_at<Row>(impl, place, problem_of(args, device), status);
     if (row == nullptr) return status;
     if (nothing_to_do(args)) return {};
+    set_p_run(impl, args);
     const auto turn = take_turn(impl, place);
     status = execute(impl, place, stream, [&](const core::Executor& executor) { return row->run(args, executor); });
     return status.ok() ? status : failed(op, status);

@@ -23,12 +23,13 @@ namespace mla {
 
 struct Context::Impl {
   Impl(int32_t num_threads, std::span<const int32_t> affinity, const dispatch::Forced& forced,
-       const dispatch::DeviceChoice& device_choice)
+       const dispatch::DeviceChoice& device_choice, int32_t keys_of_run)
       : pool(num_threads, affinity),
         backend(forced.backend),
         source(forced.source),
         choice(device_choice),
-        device(choice.text()) {}
+        device(choice.text()),
+        p_run(keys_of_run) {}
 
   dispatch::Forced forced() const { return {.backend = backend, .source = source}; }
 
@@ -38,6 +39,7 @@ struct Context::Impl {
   const std::string_view source;  // points to a string literal
   const dispatch::DeviceChoice choice;
   const std::string device;
+  const int32_t p_run;
 };
 
 struct Plan::Impl {

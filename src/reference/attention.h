@@ -61,7 +61,8 @@ template <class Args>
 size_t block_bytes(const Args& args) {
   const size_t numbers = static_cast<size_t>(kRowsPerBlock + 1) * static_cast<size_t>(args.d_qk + args.d_v);
   const bool fp8 = args.options.compute == Compute::kFP8;
-  return (numbers + (fp8 ? static_cast<size_t>(key_run_size(kRowsPerBlock, args.d_v)) : 0)) * sizeof(double);
+  return (numbers + (fp8 ? static_cast<size_t>(key_run_size(args.options.p_run, kRowsPerBlock, args.d_v)) : 0)) *
+         sizeof(double);
 }
 
 /// Makes a block of kRowsPerBlock rows for the problem of `args` in a workspace of block_bytes().
@@ -80,7 +81,8 @@ RowBlock make_block(const Args& args, std::span<std::byte> workspace) {
   block.o = block.q_row(kRowsPerBlock);
   block.key = block.o_row(kRowsPerBlock);
   block.value = block.key + args.d_qk;
-  if (args.options.compute == Compute::kFP8) block.keys = make_key_run(block.value + args.d_v, args.d_v);
+  if (args.options.compute == Compute::kFP8)
+    block.keys = make_key_run(args.options.p_run, block.value + args.d_v, args.d_v);
   return block;
 }
 
@@ -126,7 +128,7 @@ inline double score(const RowBlock& block, int64_t r, int64_t key_position) {
 /// - sees(row, j) returns whether a QueryRow sees key j;
 /// - load(j, block) fills block.key and block.value; it is not called for keys that no row of the block sees;
 /// and, where compute may be fp8, which then fills block.keys and not block.value:
-/// - run_end(j) returns the end of the run of at most KeyRun::kKeys keys that key j is in;
+/// - run_end(j) returns the end of the run of at most block.keys.size keys that key j is in;
 /// - scales_of(j) returns the ValueScales of key j, which all keys of its run have.
 template <class Keys, class Use>
 void for_each_score(RowBlock& block, const Keys& keys, int64_t begin, int64_t end, const Use& use) {
@@ -158,7 +160,7 @@ template <class Keys>
 void add_rounded_values(RowBlock& block, const Keys& keys, Sums& sum) {
   for (int64_t begin = 0, end = 0; begin < keys.count(); begin = end) {
     end = keys.run_end(begin);
-    std::fill_n(block.keys.p, block.rows * KeyRun::kKeys, KeyRun::kUnseen);
+    std::fill_n(block.keys.p, block.rows * block.keys.size, KeyRun::kUnseen);
     for_each_score(block, keys, begin, end, [&](size_t r, int64_t j, double s) {
       const double weight = std::exp(s - finite_or_zero(block.max[r]));
       sum[r] += weight;

@@ -40,7 +40,7 @@ struct DecodeKeys {
     load_absorbed_key({args.cache, page, j % args.pages.page_size}, j, block);
   }
 
-  int64_t run_end(int64_t j) const { return std::min((j / KeyRun::kKeys + 1) * KeyRun::kKeys, count()); }
+  int64_t run_end(int64_t j) const { return end_of_run(args.options.p_run, j, 0, count()); }
   ValueScales scales_of(int64_t) const { return value_scales(args.cache); }
 };
 

@@ -30,8 +30,7 @@ struct SparseKeys {
 
   int64_t run_end(int64_t j) const {
     const int64_t first = j < first_length ? 0 : first_length;  // entry 0 of the pool
-    return std::min(first + ((j - first) / KeyRun::kKeys + 1) * KeyRun::kKeys,
-                    j < first_length ? first_length : count());
+    return end_of_run(args.options.p_run, j, first, j < first_length ? first_length : count());
   }
   const core::Cache& cache_of(int64_t j) const { return pool_of(j).cache; }
   ValueScales scales_of(int64_t j) const { return value_scales(cache_of(j)); }

@@ -28,30 +28,36 @@ struct ValueScales {
 
 inline ValueScales value_scales(const core::Cache& cache) { return {cache.num_scales, cache.channels_per_scale}; }
 
-/// Holds the keys of one run, whose P have their scales in common; key j at j % kKeys, in memory of the caller.
+/// Holds the keys of one run, whose P have their scales in common; key j at j % size, in memory of the caller.
 struct KeyRun {
-  static constexpr int64_t kKeys = 32;
   /// Stands for P of a key that a row does not see.
   static constexpr double kUnseen = -1;
 
+  int64_t size = 0;  // keys
   int32_t d_v = 0;
-  double* elements = nullptr;  // [kKeys, d_v]: latent channels without their scales, rotary channels of a value
-  double* scales = nullptr;    // [kKeys, d_v], of which a key has num_scales
-  double* p = nullptr;         // [rows, kKeys]
+  double* elements = nullptr;  // [size, d_v]: latent channels without their scales, rotary channels of a value
+  double* scales = nullptr;    // [size, d_v], of which a key has num_scales
+  double* p = nullptr;         // [rows, size]
 
   bool given() const { return elements != nullptr; }
-  double* elements_of(int64_t j) const { return elements + j % kKeys * d_v; }
-  double* scales_of(int64_t j) const { return scales + j % kKeys * d_v; }
-  double* p_of(int64_t row) const { return p + row * kKeys; }
-  double& of(int64_t row, int64_t j) const { return p_of(row)[j % kKeys]; }
+  double* elements_of(int64_t j) const { return elements + j % size * d_v; }
+  double* scales_of(int64_t j) const { return scales + j % size * d_v; }
+  double* p_of(int64_t row) const { return p + row * size; }
+  double& of(int64_t row, int64_t j) const { return p_of(row)[j % size]; }
 };
 
 /// Returns the number of doubles that a run of keys takes.
-constexpr int64_t key_run_size(int64_t rows, int32_t d_v) { return KeyRun::kKeys * (2 * int64_t{d_v} + rows); }
+constexpr int64_t key_run_size(int64_t keys, int64_t rows, int32_t d_v) { return keys * (2 * int64_t{d_v} + rows); }
 
-inline KeyRun make_key_run(double* memory, int32_t d_v) {
-  double* const scales = memory + KeyRun::kKeys * d_v;
-  return {.d_v = d_v, .elements = memory, .scales = scales, .p = scales + KeyRun::kKeys * d_v};
+inline KeyRun make_key_run(int64_t keys, double* memory, int32_t d_v) {
+  double* const scales = memory + keys * d_v;
+  return {.size = keys, .d_v = d_v, .elements = memory, .scales = scales, .p = scales + keys * d_v};
+}
+
+/// Returns the end of the run of so many keys that key j is in, where runs begin with key `first` and no key follows
+/// `end`.
+constexpr int64_t end_of_run(int64_t keys, int64_t j, int64_t first, int64_t end) {
+  return std::min(first + ((j - first) / keys + 1) * keys, end);
 }
 
 /// Rounds the query [q_nope | q_pe] that meets rows of `cache`.
@@ -85,7 +91,7 @@ inline void read_exact_row(const CacheRow& row, int64_t j, double* key, const Ke
 /// Adds to `o` the values of a run's keys, which have these scales, for a row that has these P.
 inline void add_rounded(const KeyRun& keys, const ValueScales& scales, const double* p, double* o) {
   const auto for_each_seen = [&](const auto& f) {
-    for (int64_t j = 0; j < KeyRun::kKeys; ++j)
+    for (int64_t j = 0; j < keys.size; ++j)
       if (p[j] != KeyRun::kUnseen) f(j);
   };
   for (int32_t g = 0; g < scales.num_scales; ++g) {

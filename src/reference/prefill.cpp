@@ -30,7 +30,7 @@ struct PrefillKeys {
     load_row(args.v, args.dtype, (begin() + j) * args.v_stride_token + head * args.v_stride_head, args.d_v, value);
   }
 
-  int64_t run_end(int64_t j) const { return std::min((j / KeyRun::kKeys + 1) * KeyRun::kKeys, count()); }
+  int64_t run_end(int64_t j) const { return end_of_run(args.options.p_run, j, 0, count()); }
   ValueScales scales_of(int64_t) const { return {.num_scales = 1, .channels_per_scale = args.d_v}; }
 };
 

@@ -16,8 +16,8 @@
 
 namespace mla::kit {
 
-inline Result<Context> reference_context() {
-  return Context::create({.num_threads = 1, .affinity = {}, .backend = "reference", .device = "cpu"});
+inline Result<Context> reference_context(int32_t p_run = 0) {
+  return Context::create({.num_threads = 1, .affinity = {}, .backend = "reference", .device = "cpu", .p_run = p_run});
 }
 
 inline std::string row_of(const Context& context, const Problem& problem) {

@@ -27,9 +27,9 @@ void require_reference(const Status& status) {
   if (!status.ok()) throw UsageError("reference: {}", status.message());
 }
 
-Context reference_context() {
+Context reference_context(int32_t p_run = 0) {
   Result<Context> context =
-      Context::create({.num_threads = 0, .affinity = {}, .backend = "reference", .device = "cpu"});
+      Context::create({.num_threads = 0, .affinity = {}, .backend = "reference", .device = "cpu", .p_run = p_run});
   require_reference(context.status());
   return std::move(context).value();
 }
@@ -145,7 +145,7 @@ void check_attention(const Context& context, Params params, const kit::Tolerance
 }
 
 void check_decode(const Workload& workload, const kit::DecodeCase& problem, RefcheckResult& result) {
-  const Context context = reference_context();
+  const Context context = reference_context(workload.numerics().p_run);
   const Case& one = workload.description();
   const kit::Tolerance tolerance =
       kit::tolerance_of(problem.spec, kit::numerics_of(workload.backend(), kit::problem_of(problem.spec)));
@@ -180,7 +180,7 @@ void check_decode(const Workload& workload, const kit::DecodeCase& problem, Refc
 
 // Query tokens spread over all, a few heads of each.
 void check_decode_sparse(const Workload& workload, const kit::DecodeSparseCase& problem, RefcheckResult& result) {
-  const Context context = reference_context();
+  const Context context = reference_context(workload.numerics().p_run);
   const Case& one = workload.description();
   const kit::Tolerance tolerance =
       kit::tolerance_of(problem.spec, kit::numerics_of(workload.backend(), kit::problem_of(problem.spec)));
@@ -205,7 +205,7 @@ void check_decode_sparse(const Workload& workload, const kit::DecodeSparseCase& 
 }
 
 void check_prefill_sparse(const Workload& workload, const kit::PrefillSparseCase& problem, RefcheckResult& result) {
-  const Context context = reference_context();
+  const Context context = reference_context(workload.numerics().p_run);
   const Case& one = workload.description();
   const kit::Tolerance tolerance =
       kit::tolerance_of(problem.spec, kit::numerics_of(workload.backend(), kit::problem_of(problem.spec)));
@@ -229,7 +229,7 @@ void check_prefill_sparse(const Workload& workload, const kit::PrefillSparseCase
 }
 
 void check_prefill(const Workload& workload, const kit::PrefillCase& problem, RefcheckResult& result) {
-  const Context context = reference_context();
+  const Context context = reference_context(workload.numerics().p_run);
   const Case& one = workload.description();
   const kit::Tolerance tolerance =
       kit::tolerance_of(problem.spec, kit::numerics_of(workload.backend(), kit::problem_of(problem.spec)));
