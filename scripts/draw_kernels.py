@@ -256,6 +256,48 @@ def cuda_fp8_block() -> Picture:
     return one
 
 
+def cuda_sm90_fp8_block() -> Picture:
+    one = Timeline("cuda_sm90_fp8-block", 930, 344, "cuda_sm90_fp8: a block of 64 query rows")
+    one.heading(
+        "Three warpgroups, 64 keys a step, four stages of rows. Red: mbarriers, from who arrives to who waits.",
+        "Each math warpgroup has the scores of every second step, and the values of half of the channels of all steps.",
+    )
+    rows = {"load": 74, "flight": 126, "zero": 196, "one": 258}
+    x0, end = one.LEFT + 70, one.width - 14
+    scores, softmax, values, gap = 78, 66, 54, 6
+    pair = scores + softmax + 2 * (values + gap) + gap
+    one.lane(rows["load"], 32, "load", "4 warps, 16 keys each")
+    one.lane(rows["flight"], 44, "rows on their way", "cp.async, 4 stages")
+    one.lane(rows["zero"], 40, "math 0", "channels 0 to 255")
+    one.lane(rows["one"], 40, "math 1", "channels 256 to 511")
+
+    def box(x: float, y: int, width: float, height: int, kind: str, text: str) -> None:
+        if x < end:
+            one.box(x, y, min(width, end - x), height, kind, text if x + width < end else "", "small")
+
+    for k in range(3):
+        x = x0 + k * pair
+        for group, row in enumerate(("zero", "one")):
+            step = 2 * k + group
+            box(x, rows[row], scores, 40, "scores", f"S of step {step}")
+            box(x + scores, rows[row], softmax, 40, "softmax", "softmax, P")
+            for i in range(2):
+                at = x + scores + softmax + gap + i * (values + gap)
+                box(at, rows[row], values, 40, "values", f"P V {2 * k + i}")
+        handed = x + scores + softmax + gap / 2
+        if handed + values < end:
+            one.arrow([(handed, rows["zero"] + 40), (handed, rows["one"] - 2)])
+            one.text(handed + 8, rows["one"] - 7, f"p_full({2 * k}), p_full({2 * k + 1})", "signal halo", "start")
+        for i in range(2):
+            issued = x + scores + softmax + (i + 1) * (values + gap) + gap
+            if k < 2 and issued < end:
+                box(issued, rows["load"], 26, 32, "load", str(2 * k + i + 4))
+                box(issued + 8, rows["flight"] + i * 22, pair - 40, 20, "flight", f"rows of step {2 * k + i + 4}")
+    one.text(12, 330, "The rows' maxima go from each step to the next through max_full, in the middle of the softmax. A stage is free when both "
+             "warpgroups have its values.", "small muted")  # fmt: skip
+    return one
+
+
 def cuda_portable_prefill_block() -> Picture:
     one = Timeline("cuda_portable_prefill-block", 930, 268, "cuda_portable prefill: one stage, two blocks an SM")
     one.heading(
@@ -473,6 +515,19 @@ def cuda_sm90_memory() -> Picture:
     )  # fmt: skip
 
 
+def cuda_sm90_fp8_memory() -> Picture:
+    stage = [("load", "a stage: 4 pieces of e4m3", 32_768), ("softmax", "rotary channels, then P", 8_192)]
+    return memory_maps(
+        "cuda_sm90_fp8-memory", "cuda_sm90_fp8: shared memory", [],
+        [
+            ("384 threads", "registers 40, 232, 232", [
+                ("scores", "Q: 4 pieces of e4m3, rotary", 40_960), *stage, *stage, *stage, *stage,
+                ("softmax", "P of scales 3 and 4, two steps", 16_384), ("other", "scales of keys and of P", 6_144),
+                ("other", "maxima, factors, units, barriers", 2_936)], 227 * KB),
+        ],
+    )  # fmt: skip
+
+
 def cuda_portable_memory() -> Picture:
     return memory_maps(
         "cuda_portable-memory", "cuda_portable: shared memory of a block (512 + 64 channels)",
@@ -539,7 +594,7 @@ def cuda_fp8_prefill_memory() -> Picture:
 
 
 PICTURES = (
-    cuda_fp8_block, cuda_fp8_memory, cuda_fp8_prefill_block, cuda_fp8_prefill_memory, cuda_bulk_block, cuda_bulk_memory, cuda_sm90_block, cuda_sm90_memory, cuda_sm90_prefill_block, cuda_portable_block,
+    cuda_fp8_block, cuda_fp8_memory, cuda_fp8_prefill_block, cuda_fp8_prefill_memory, cuda_bulk_block, cuda_bulk_memory, cuda_sm90_block, cuda_sm90_memory, cuda_sm90_prefill_block, cuda_sm90_fp8_block, cuda_sm90_fp8_memory, cuda_portable_block,
     cuda_portable_memory, cuda_portable_prefill_block, cpu_block, work_split,
 )  # fmt: skip
 

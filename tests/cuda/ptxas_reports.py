@@ -32,6 +32,8 @@ KNOWN_SPILLS = (
     (re.compile(r"fp814AbsorbedKernelINS2_14AbsorbedConfigILi64E\w+ \(sm_12[01]f\)"), (4, 4)),
     # Prefill of e4m3, whose outputs and scores take 160 registers and queries up to 32: addresses of copies.
     (re.compile(r"fp813PrefillKernel\w+ \(sm_12[01]f\)"), (24, 48)),
+    # Of rows with several scales, of which P has as many versions; outputs take 128 of 232 registers.
+    (re.compile(r"sm90_fp814AbsorbedKernelILb0E\w+ \(sm_90a\)"), (120, 136)),
     # Of quantized rows of cuda_sm90, whose warps share 128 registers a thread and have a loop for each kind of rows: a
     # flag of the score warps, loaded twice at the end of a unit, and a word of the loop for e2m1 in clusters.
     (re.compile(r"sm9014AbsorbedKernelINS2_14AbsorbedConfigILi512E\w+KeyKindE2\w+ \(sm_90a\)"), (8, 12)),
