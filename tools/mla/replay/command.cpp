@@ -308,9 +308,10 @@ Report make_report(const Setup& setup, const std::string& backend, const std::st
   if (report.drafts > 0) report.layers += fmt::format(", {} per answer token", counted(report.drafts, "draft"));
   if (report.shared_prefix) report.layers += ", shared prefixes read once";
   if (report.ranks > 1) report.layers += fmt::format(", {} ranks", report.ranks);
-  const Op decode = report.sparse ? Op::kDecodeSparse : Op::kDecode;
-  report.prefill_backend = selected_backend(pooled ? decode : Op::kPrefill, layer, 1, backend, device);
-  report.decode_backend = selected_backend(decode, layer, report.drafts + 1, backend, device);
+  report.decode_op = report.sparse ? Op::kDecodeSparse : Op::kDecode;
+  report.prefill_op = pooled ? report.decode_op : Op::kPrefill;
+  report.prefill_backend = selected_backend(report.prefill_op, layer, 1, backend, device);
+  report.decode_backend = selected_backend(report.decode_op, layer, report.drafts + 1, backend, device);
   return report;
 }
 

@@ -107,7 +107,7 @@ Status Layer::append_keys(const void* latents, std::span<const int64_t> slots, s
       indexer_keys(contiguous(latents, options_.dtype, {count, options_.model.d_qk()}), options_.model.kv_lora_rank);
   params.slot_mapping = contiguous(slots.data(), DType::kI64, {count});
   params.cache = indexer_.cache();
-  return operations_.run(params, Phase::kAppend, recorder);
+  return operations_.run(params, Phase::kAppendKeys, recorder);
 }
 
 // Makes the page tables of one rank. kv_len is the length of the whole request (kGlobal), as context-parallel calls

@@ -171,7 +171,7 @@ Status PooledLayer::compress(std::span<const TokenRange> ranges, Recorder* recor
     keys.k = indexer_keys(rows.latents(), options_.model.kv_lora_rank);
     keys.slot_mapping = rows.slots();
     keys.cache = indexers_[kind].cache();
-    if (Status status = operations_.run(keys, Phase::kCompress, recorder); !status.ok()) return status;
+    if (Status status = operations_.run(keys, Phase::kAppendKeys, recorder); !status.ok()) return status;
   }
   return {};
 }

@@ -6,6 +6,7 @@ namespace mla::cli::replay {
 std::string_view name(Phase phase) {
   switch (phase) {
     case Phase::kAppend: return "append";
+    case Phase::kAppendKeys: return "append_indexer";
     case Phase::kGather: return "gather";
     case Phase::kUpProjection: return "up_projection";
     case Phase::kPrefillAttention: return "prefill_attention";
@@ -30,6 +31,7 @@ std::string_view name(Phase phase) {
 
 void Recorder::book(Phase phase, double seconds) {
   seconds_[static_cast<size_t>(phase)] += seconds;
+  ++calls_[static_cast<size_t>(phase)];
   if (!is_serving(phase)) return;
   events_.push_back({.phase = phase, .start = serving_seconds_, .duration = seconds});
   serving_seconds_ += seconds;

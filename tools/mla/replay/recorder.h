@@ -13,7 +13,8 @@ namespace mla::cli::replay {
 
 enum class Phase : uint8_t {
   kAppend,
-  kCompress,  ///< pooled rows, and keys of the indexer, of finished groups of tokens
+  kAppendKeys,  ///< keys of the indexer, of single tokens
+  kCompress,    ///< pooled rows, and keys of the indexer, of finished groups of tokens
   kGather,
   kUpProjection,    ///< latents to keys and values
   kPrefillIndexer,  ///< logits of the keys among which sparse attention chooses
@@ -33,12 +34,26 @@ enum class Phase : uint8_t {
   kCheck,        ///< comparison of results: not part of serving
 };
 
-inline constexpr Phase kAllPhases[] = {
-    Phase::kAppend,         Phase::kCompress,         Phase::kGather,        Phase::kUpProjection,
-    Phase::kPrefillIndexer, Phase::kPrefillTopK,      Phase::kPrefillSlots,  Phase::kPrefillAttention,
-    Phase::kMerge,          Phase::kDecodeProjection, Phase::kDecodeIndexer, Phase::kDecodeTopK,
-    Phase::kDecodeSlots,    Phase::kDecodeAttention,  Phase::kDecodeMerge,   Phase::kPlan,
-    Phase::kTransfer,       Phase::kGenerate,         Phase::kCheck};
+inline constexpr Phase kAllPhases[] = {Phase::kAppend,
+                                       Phase::kAppendKeys,
+                                       Phase::kCompress,
+                                       Phase::kGather,
+                                       Phase::kUpProjection,
+                                       Phase::kPrefillIndexer,
+                                       Phase::kPrefillTopK,
+                                       Phase::kPrefillSlots,
+                                       Phase::kPrefillAttention,
+                                       Phase::kMerge,
+                                       Phase::kDecodeProjection,
+                                       Phase::kDecodeIndexer,
+                                       Phase::kDecodeTopK,
+                                       Phase::kDecodeSlots,
+                                       Phase::kDecodeAttention,
+                                       Phase::kDecodeMerge,
+                                       Phase::kPlan,
+                                       Phase::kTransfer,
+                                       Phase::kGenerate,
+                                       Phase::kCheck};
 inline constexpr size_t kNumPhases = std::size(kAllPhases);
 
 /// Returns the phase's name: "append", "gather", "up_projection", ...
@@ -48,7 +63,7 @@ constexpr bool is_serving(Phase phase) {
   return phase != Phase::kTransfer && phase != Phase::kGenerate && phase != Phase::kCheck;
 }
 
-/// Adds up seconds by phase and floating-point operations, and keeps the serving phases of the current step.
+/// Adds up seconds and calls by phase and floating-point operations, and keeps the serving phases of the current step.
 class Recorder {
  public:
   struct Event {
@@ -71,6 +86,8 @@ class Recorder {
   void clear_events() { events_.clear(); }
 
   double seconds(Phase phase) const { return seconds_[static_cast<size_t>(phase)]; }
+  /// Returns how often the phase was timed. Those of an operation are its calls.
+  int64_t calls(Phase phase) const { return calls_[static_cast<size_t>(phase)]; }
   /// Returns the serving clock: the seconds of all serving phases, and those that were skipped.
   double serving_seconds() const { return serving_seconds_; }
   double prefill_flops() const { return prefill_flops_; }
@@ -92,6 +109,7 @@ class Recorder {
   void book(Phase phase, double seconds);
 
   std::array<double, kNumPhases> seconds_ = {};
+  std::array<int64_t, kNumPhases> calls_ = {};
   double serving_seconds_ = 0.0;
   double prefill_flops_ = 0.0, decode_flops_ = 0.0, projection_flops_ = 0.0;
   std::vector<Event> events_;

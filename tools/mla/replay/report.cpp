@@ -46,24 +46,30 @@ void add_percentiles(Table& table, const char* label, const std::optional<Percen
   table.add_row({label, human_seconds(p->p50 / 1e3), human_seconds(p->p90 / 1e3), human_seconds(p->p99 / 1e3)});
 }
 
-/// Names an operation and the phases in which it runs.
-struct Operation {
-  const char* name;
-  std::optional<Phase> prefill, decode, both;  // both: one call for the tokens of prompts and answers
+/// Names the phases in which an operation runs; both: one call for the tokens of prompts and answers.
+struct OperationPhases {
+  std::string_view name;
+  std::optional<Phase> prefill, decode, both;
 };
 
-constexpr Operation kOperations[] = {
-    {.name = "append", .prefill = {}, .decode = {}, .both = Phase::kAppend},
-    {.name = "compress", .prefill = {}, .decode = {}, .both = Phase::kCompress},
-    {.name = "gather", .prefill = Phase::kGather, .decode = {}, .both = {}},
-    {.name = "projections", .prefill = Phase::kUpProjection, .decode = Phase::kDecodeProjection, .both = {}},
-    {.name = "indexer", .prefill = Phase::kPrefillIndexer, .decode = Phase::kDecodeIndexer, .both = {}},
-    {.name = "top-k", .prefill = Phase::kPrefillTopK, .decode = Phase::kDecodeTopK, .both = {}},
-    {.name = "slots", .prefill = Phase::kPrefillSlots, .decode = Phase::kDecodeSlots, .both = {}},
-    {.name = "attention", .prefill = Phase::kPrefillAttention, .decode = Phase::kDecodeAttention, .both = {}},
-    {.name = "merge", .prefill = Phase::kMerge, .decode = Phase::kDecodeMerge, .both = {}},
-    {.name = "plan", .prefill = {}, .decode = {}, .both = Phase::kPlan},
-};
+/// Returns the operations in the order in which a layer has them. `prefill` and `decode` compute attention.
+std::vector<OperationPhases> operation_phases(Op prefill, Op decode) {
+  std::vector<OperationPhases> all = {
+      {.name = "append", .prefill = {}, .decode = {}, .both = Phase::kAppend},
+      {.name = "compress", .prefill = {}, .decode = {}, .both = Phase::kCompress},
+      {.name = "append_indexer", .prefill = {}, .decode = {}, .both = Phase::kAppendKeys},
+      {.name = "gather", .prefill = Phase::kGather, .decode = {}, .both = {}},
+      {.name = "projections", .prefill = Phase::kUpProjection, .decode = Phase::kDecodeProjection, .both = {}},
+      {.name = "indexer_logits", .prefill = Phase::kPrefillIndexer, .decode = Phase::kDecodeIndexer, .both = {}},
+      {.name = "top_k", .prefill = Phase::kPrefillTopK, .decode = Phase::kDecodeTopK, .both = {}},
+      {.name = "physical_slots", .prefill = Phase::kPrefillSlots, .decode = Phase::kDecodeSlots, .both = {}},
+      {.name = name(prefill), .prefill = Phase::kPrefillAttention, .decode = {}, .both = {}}};
+  if (decode != prefill) all.push_back({.name = name(decode), .prefill = {}, .decode = {}, .both = {}});
+  all.back().decode = Phase::kDecodeAttention;
+  all.push_back({.name = "merge_states", .prefill = Phase::kMerge, .decode = Phase::kDecodeMerge, .both = {}});
+  all.push_back({.name = "plan", .prefill = {}, .decode = {}, .both = Phase::kPlan});
+  return all;
+}
 
 }  // namespace
 
@@ -112,6 +118,7 @@ void Report::collect(const Scheduler& scheduler, const Recorder& recorder, const
     phase_seconds.emplace_back(phase, seconds(phase));
     if (is_serving(phase)) serving_seconds += seconds(phase);
   }
+  collect_operations(recorder);
   const double prefill_attention = seconds(Phase::kPrefillAttention),
                decode_attention = seconds(Phase::kDecodeAttention);
   const double attention = prefill_attention + decode_attention;
@@ -144,9 +151,31 @@ void Report::collect(const Scheduler& scheduler, const Recorder& recorder, const
   failures = log.failures;
 }
 
+void Report::collect_operations(const Recorder& recorder) {
+  for (const OperationPhases& phases : operation_phases(prefill_op, decode_op)) {
+    OperationTime time = {.name = std::string(phases.name)};
+    const auto add = [&](std::optional<Phase> phase, double* part) {
+      if (!phase) return;
+      if (*phase != Phase::kPlan) time.calls += recorder.calls(*phase);
+      time.seconds += recorder.seconds(*phase);
+      if (part != nullptr) *part = recorder.seconds(*phase);
+    };
+    add(phases.prefill, &time.prefill_seconds);
+    add(phases.decode, &time.decode_seconds);
+    add(phases.both, nullptr);
+    if (time.seconds > 0.0) operations.push_back(std::move(time));
+  }
+}
+
 Json Report::to_json() const {
   Json phases = Json::object();
   for (const auto& [phase, seconds] : phase_seconds) phases[std::string(name(phase))] = seconds;
+  Json by_operation = Json::array();
+  for (const OperationTime& one : operations)
+    by_operation.push_back({{"operation", one.name},
+                            {"calls", one.calls > 0 ? Json(one.calls) : Json(nullptr)},
+                            {"ms", one.seconds * 1e3},
+                            {"share", rate(one.seconds, serving_seconds)}});
   const double none = std::nan("");
   const bool emulated = device.starts_with("emulated");
   const auto measured = [&](double value) { return emulated ? none : value; };
@@ -187,6 +216,7 @@ Json Report::to_json() const {
       {"tpot_ms", percentiles_json(tpot_ms)},
       {"prefill_tokens_per_s", prefill_tokens_per_s},
       {"decode_tokens_per_s", decode_tokens_per_s},
+      {"operations", by_operation},
       {"phase_seconds", phases},
       {"serving_seconds", serving_seconds},
       {"wall_seconds", wall_seconds},
@@ -256,24 +286,17 @@ void Report::print(const Output& output) const {
 
 void Report::print_times(const Output& output) const {
   output.print("\n");
-  Table times({"where the time went", "prefill", "decode", "seconds", "share"});
-  const auto seconds_of = [&](std::optional<Phase> phase) {
-    const auto at = std::ranges::find(phase_seconds, phase, &std::pair<Phase, double>::first);
-    return at == phase_seconds.end() ? 0.0 : at->second;
-  };
-  const auto cell = [](double seconds) { return seconds == 0.0 ? "" : fmt::format("{:.3f}", seconds); };
-  for (const Operation& operation : kOperations) {
-    const double prefill = seconds_of(operation.prefill), decode = seconds_of(operation.decode);
-    const double all = prefill + decode + seconds_of(operation.both);
-    if (all > 0.0)
-      times.add_row({operation.name, cell(prefill), cell(decode), fmt::format("{:.3f}", all),
-                     human_percent(rate(all, serving_seconds))});
-  }
-  times.add_row({"serving", "", "", fmt::format("{:.3f}", serving_seconds), ""});
+  Table times({"where the time went", "calls", "prefill ms", "decode ms", "ms", "share"});
+  const auto ms = [](double seconds) { return fmt::format("{:.3f}", seconds * 1e3); };
+  const auto part = [&](double seconds) { return seconds == 0.0 ? "" : ms(seconds); };
+  for (const OperationTime& one : operations)
+    times.add_row({one.name, one.calls > 0 ? fmt::format("{}", one.calls) : "", part(one.prefill_seconds),
+                   part(one.decode_seconds), ms(one.seconds), human_percent(rate(one.seconds, serving_seconds))});
+  times.add_row({"serving", "", "", "", ms(serving_seconds), ""});
   for (const auto& [phase, seconds] : phase_seconds)
     if (!is_serving(phase) && seconds > 0.0)
-      times.add_row({std::string(name(phase)), "", "", fmt::format("{:.3f}", seconds), "not serving"});
-  times.add_row({"wall clock", "", "", fmt::format("{:.3f}", wall_seconds), ""});
+      times.add_row({std::string(name(phase)), "", "", "", ms(seconds), "not serving"});
+  times.add_row({"wall clock", "", "", "", ms(wall_seconds), ""});
   times.print(output.text());
 }
 

@@ -11,6 +11,7 @@
 #include "mla/replay/check_log.h"
 #include "mla/replay/recorder.h"
 #include "mla/replay/scheduler.h"
+#include "mla/types.h"
 
 namespace mla::cli::replay {
 
@@ -27,6 +28,14 @@ struct Ceilings {
   double decode_gflops = 0.0;
 };
 
+/// Says where serving's time went: the calls of one operation of the library, or other work.
+struct OperationTime {
+  std::string name;   ///< the operation's: "append", "decode_sparse"; or "projections", "plan"
+  int64_t calls = 0;  ///< 0 of "plan", which has none of its own
+  double prefill_seconds = 0.0, decode_seconds = 0.0;
+  double seconds = 0.0;  ///< all of them; of calls for the tokens of prompts and answers at once, these alone
+};
+
 /// Describes a request that the time budget had no room for.
 struct LeftOut {
   int64_t line = 0;
@@ -36,6 +45,7 @@ struct LeftOut {
 
 struct Report {
   std::string model, cache, pool_cache, prefill_backend, decode_backend;  // pool_cache: empty without pools
+  Op prefill_op = Op::kPrefill, decode_op = Op::kDecode;                  ///< what computes attention
   std::string device = "cpu";
   std::string layers = "one layer";                  ///< what was computed, for people
   std::string other_way = "prefill against decode";  ///< the second way in which tokens are computed, for people
@@ -52,7 +62,8 @@ struct Report {
   int64_t draft_tokens = 0, accepted_drafts = 0;
   std::optional<Percentiles> ttft_ms, tpot_ms;
   std::vector<std::pair<Phase, double>> phase_seconds;
-  double serving_seconds = 0.0;  ///< work only, no idle time
+  std::vector<OperationTime> operations;  ///< those that were called, in the order of a layer
+  double serving_seconds = 0.0;           ///< work only, no idle time
   double wall_seconds = 0.0;
   double prefill_tokens_per_s = 0.0, decode_tokens_per_s = 0.0;
   double gflops = 0.0, prefill_gflops = 0.0, decode_gflops = 0.0, projection_gflops = 0.0;
@@ -73,6 +84,7 @@ struct Report {
   void print(const Output& output) const;
 
  private:
+  void collect_operations(const Recorder& recorder);
   void print_times(const Output& output) const;
   void print_checks(const Output& output) const;
 };

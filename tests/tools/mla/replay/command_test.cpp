@@ -88,6 +88,12 @@ class ReplayCommand : public ::testing::Test {
                                    outcome.err);
     return outcome;
   }
+  // Returns the operations of a report, in order.
+  static std::vector<std::string> operations(const json& report) {
+    std::vector<std::string> names;
+    for (const json& one : report["operations"]) names.push_back(one["operation"]);
+    return names;
+  }
   // Runs the small trace through the small model; what the test says goes before the defaults.
   Outcome run_small(const std::vector<std::string>& arguments) const {
     std::vector<std::string> all = {path("trace.jsonl"), "--json", "--chunk", "600", "--check-every", "1"};
@@ -173,6 +179,23 @@ TEST_F(ReplayCommand, RatesAreWorkOverTime) {
       number("prefill_tokens_per_s") * (prefill + seconds("gather") + seconds("up_projection") + seconds("merge")),
       number("prefill_tokens"), 1e-6);
   EXPECT_NEAR(number("decode_tokens_per_s") * (decode + seconds("decode_projection")), 5 + 3, 1e-6);
+  // The time of every operation is that of its phases, and together they are all of serving.
+  EXPECT_THAT(operations(report),
+              ::testing::ElementsAre("append", "gather", "projections", "prefill", "decode", "merge_states", "plan"));
+  double sum = 0.0, shares = 0.0;
+  for (const json& one : report["operations"]) {
+    sum += one["ms"].get<double>();
+    shares += one["share"].get<double>();
+    if (one["operation"] == "append") {
+      EXPECT_EQ(one["calls"], report["steps"]);
+    }
+    if (one["operation"] == "decode") {
+      EXPECT_NEAR(one["ms"], decode * 1e3, 1e-9);
+    }
+    EXPECT_EQ(one["calls"].is_null(), one["operation"] == "plan");
+  }
+  EXPECT_NEAR(sum, number("serving_seconds") * 1e3, 1e-6);
+  EXPECT_NEAR(shares, 1.0, 1e-9);
 }
 
 TEST_F(ReplayCommand, ChecksEveryPieceOfAStep) {
@@ -276,8 +299,16 @@ TEST_F(ReplayCommand, ModelsThatCompressServeEveryKindOfLayer) {
     for (const char* phase : {"prefill_indexer", "prefill_top_k", "prefill_slots"})
       EXPECT_EQ(report["phase_seconds"][phase].get<double>() > 0.0, pool_cache != nullptr) << phase;
     EXPECT_THAT(outcome.err, AllOf(HasSubstr(kinds), HasSubstr("cached rows and keys against float64")));
-    for (const char* operation : {"\ncompress ", "\nindexer ", "\ntop-k ", "\nslots ", "\nattention "})
-      EXPECT_THAT(outcome.err, HasSubstr(operation));
+    std::vector<std::string> steps = {"append", "compress"};
+    if (options[1] == v41) steps.emplace_back("append_indexer");  // of its pools' latents
+    if (pool_cache == nullptr) steps.insert(steps.end(), {"gather", "projections"});
+    steps.insert(steps.end(), {"indexer_logits", "top_k", "physical_slots"});
+    if (pool_cache == nullptr) steps.emplace_back("prefill");
+    steps.emplace_back("decode_sparse");
+    if (pool_cache == nullptr) steps.emplace_back("merge_states");
+    steps.emplace_back("plan");
+    EXPECT_EQ(operations(report), steps);
+    for (const std::string& operation : steps) EXPECT_THAT(outcome.err, HasSubstr("\n" + operation + " "));
   }
 }
 

@@ -40,6 +40,8 @@ TEST(Recorder, OnlyServingMovesTheClock) {
   EXPECT_EQ(recorder.events()[1].start, recorder.events()[0].duration);
   recorder.skip(10.0);
   EXPECT_GE(recorder.serving_seconds(), 10.002);
+  EXPECT_EQ(recorder.calls(Phase::kDecodeAttention), 1);
+  EXPECT_EQ(recorder.calls(Phase::kMerge), 0);
 }
 
 TEST(Timeline, WritesWhatATraceViewerReads) {
